@@ -1,0 +1,48 @@
+/* test.h -- the smallest harness: each test is a function whose name reads as a sentence; main runs them and ends with
+ * `return test_summary();`, whose last line is "N passed, N failed, N skipped". */
+#ifndef LLMC_TEST_H
+#define LLMC_TEST_H
+
+#include "../../llmc/utils.h"
+
+static int tests_passed, tests_failed, tests_skipped, checks_failed;
+
+/* A failed check prints where and what, and lets the test go on: one run shows every failure. */
+#define CHECK(cond, ...)                                             \
+    do {                                                             \
+        if (!(cond)) {                                               \
+            checks_failed++;                                         \
+            printf("    %s:%d: %s: ", __FILE__, __LINE__, #cond);    \
+            printf(__VA_ARGS__);                                     \
+            printf("\n");                                            \
+        }                                                            \
+    } while (0)
+
+#define RUN(test)                                                    \
+    do {                                                             \
+        checks_failed = 0;                                           \
+        test();                                                      \
+        printf("%s %s\n", checks_failed ? "FAIL" : "ok  ", #test);   \
+        fflush(stdout);                                              \
+        if (checks_failed) { tests_failed++; } else { tests_passed++; } \
+    } while (0)
+
+#define SKIP(name, reason)                                           \
+    do {                                                             \
+        printf("skip %s: %s\n", name, reason);                       \
+        tests_skipped++;                                             \
+    } while (0)
+
+LLMC_UNUSED static int test_summary(void) {
+    printf("%d passed, %d failed, %d skipped\n", tests_passed, tests_failed, tests_skipped);
+    return tests_failed ? 1 : 0;
+}
+
+/* A fresh folder for a test's files, below $TEST_TMP or /tmp. The caller removes it. */
+LLMC_UNUSED static void test_folder(char* out /* PATH_CAP */) {
+    const char* base = getenv("TEST_TMP");
+    snprintf(out, PATH_CAP, "%s/llama3_test_XXXXXX", base && *base ? base : "/tmp");
+    if (!mkdtemp(out)) { die("%s: cannot make a folder: %s", out, strerror(errno)); }
+}
+
+#endif

@@ -1,0 +1,233 @@
+/* config.h -- the shape of a model: its configuration, the presets, and the one table of its parameters.
+ *
+ * Everything that walks over parameters (initialisation, files, AdamW's decay, the memory plan, the tests) walks over
+ * `param_specs` and the ParamTable made from it. Names, shapes and the half-split RoPE pairing are Hugging Face's.
+ *
+ * Layout of one arena (the same element offsets serve weights, gradients, master weights, m and v):
+ *   embedding | block 0 | block 1 | ... | final norm | lm_head (untied only)
+ * A block is input_norm, q k v, o, post_norm, gate up, down. q, k, v are adjacent, and so are gate and up: one GEMM
+ * with (NH + 2 NKV) HD or 2F output rows serves them, and reading or writing files is a plain copy. Every other tensor
+ * starts at a multiple of PARAM_ALIGN elements; gaps hold zeros and stay zero under AdamW. Every block starts
+ * `block_stride` after the one before.
+ */
+#ifndef LLMC_CONFIG_H
+#define LLMC_CONFIG_H
+
+#include "utils.h"
+
+enum {
+    MAX_EOS = 8,
+    MAX_LAYERS = 1024,
+    MAX_HEAD_DIM = 256,
+    PARAM_ALIGN = 128,  // elements: 256 bytes in 16-bit builds, 512 in fp32
+};
+
+typedef struct {
+    int vocab_size;         // V
+    int hidden_size;        // C
+    int intermediate_size;  // F
+    int num_layers;         // L
+    int num_heads;          // NH, query heads
+    int num_kv_heads;       // NKV, divides NH
+    int head_dim;           // HD, even; NH * HD need not be C
+    int max_positions;      // written back as max_position_embeddings; nothing is sized by it
+    bool tied;              // the lm_head is the embedding
+    float rms_eps;
+    double rope_theta;
+    bool rope_llama3;           // RoPE type "llama3"; false: "default", and the four below are unused
+    double rope_factor;         // 8 in Llama 3.1, 32 in 3.2
+    double rope_low_freq;       // low_freq_factor
+    double rope_high_freq;      // high_freq_factor
+    double rope_original_len;   // original_max_position_embeddings
+    int bos_id;                 // -1: none
+    int eos_ids[MAX_EOS];
+    int num_eos;                // 0: none
+} ModelConfig;
+
+/* Elements of one packed QKV row, of its query part, and of its key part (= its value part). */
+LLMC_UNUSED static int q_width(const ModelConfig* c) { return c->num_heads * c->head_dim; }
+LLMC_UNUSED static int kv_width(const ModelConfig* c) { return c->num_kv_heads * c->head_dim; }
+LLMC_UNUSED static int qkv_width(const ModelConfig* c) { return q_width(c) + 2 * kv_width(c); }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the parameter table
+
+typedef enum {
+    P_EMBEDDING, P_INPUT_NORM, P_Q, P_K, P_V, P_O, P_POST_NORM, P_GATE, P_UP, P_DOWN, P_FINAL_NORM, P_LM_HEAD,
+    NUM_PARAM_SPECS
+} ParamKind;
+
+typedef enum { INIT_ONES, INIT_NORMAL, INIT_RESIDUAL } InitKind;  // 1; N(0, 0.02); N(0, 0.02 / sqrt(2L))
+
+typedef struct {
+    const char* name;  // of the tensor in the file; %d is the layer
+    bool per_layer;
+    bool joined;       // follows the tensor before it without a gap (k and v behind q, up behind gate)
+    bool matrix;       // two dimensions: has weight decay, is computed in 16 bits
+    InitKind init;
+} ParamSpec;
+
+static const ParamSpec param_specs[NUM_PARAM_SPECS] = {
+    // name                                                per_layer joined matrix init
+    {"model.embed_tokens.weight",                              false, false, true,  INIT_NORMAL},
+    {"model.layers.%d.input_layernorm.weight",                 true,  false, false, INIT_ONES},
+    {"model.layers.%d.self_attn.q_proj.weight",                true,  false, true,  INIT_NORMAL},
+    {"model.layers.%d.self_attn.k_proj.weight",                true,  true,  true,  INIT_NORMAL},
+    {"model.layers.%d.self_attn.v_proj.weight",                true,  true,  true,  INIT_NORMAL},
+    {"model.layers.%d.self_attn.o_proj.weight",                true,  false, true,  INIT_RESIDUAL},
+    {"model.layers.%d.post_attention_layernorm.weight",        true,  false, false, INIT_ONES},
+    {"model.layers.%d.mlp.gate_proj.weight",                   true,  false, true,  INIT_NORMAL},
+    {"model.layers.%d.mlp.up_proj.weight",                     true,  true,  true,  INIT_NORMAL},
+    {"model.layers.%d.mlp.down_proj.weight",                   true,  false, true,  INIT_RESIDUAL},
+    {"model.norm.weight",                                      false, false, false, INIT_ONES},
+    {"lm_head.weight",                                         false, false, true,  INIT_NORMAL},
+};
+
+/* Rows and columns of a kind; norms have one row. */
+LLMC_UNUSED static void param_shape(const ModelConfig* c, ParamKind kind, size_t* rows, size_t* cols) {
+    const size_t V = (size_t)c->vocab_size, C = (size_t)c->hidden_size, F = (size_t)c->intermediate_size;
+    const size_t Q = (size_t)q_width(c), KV = (size_t)kv_width(c);
+    *rows = 1;
+    *cols = C;
+    switch (kind) {
+        case P_EMBEDDING: case P_LM_HEAD: *rows = V; break;
+        case P_Q: *rows = Q; break;
+        case P_K: case P_V: *rows = KV; break;
+        case P_O: *rows = C; *cols = Q; break;
+        case P_GATE: case P_UP: *rows = F; break;
+        case P_DOWN: *rows = C; *cols = F; break;
+        default: break;
+    }
+}
+
+typedef struct {
+    ParamKind kind;
+    int layer;          // -1 outside of the blocks
+    size_t offset;      // of its first element in the arena
+    size_t rows, cols;  // row-major
+    char name[64];      // Hugging Face's
+} Param;
+
+typedef struct {
+    Param* items;         // `count` of them in arena order; the index is the tensor's ordinal for the random numbers
+    int count;
+    size_t elements;      // length of the arena, gaps included
+    size_t num_params;    // without gaps
+    size_t num_matmul;    // elements of the matrices that tokens are multiplied with: blocks and head (also when tied)
+    size_t block_offset;  // of block 0
+    size_t block_stride;
+} ParamTable;
+
+LLMC_UNUSED static size_t param_size(const Param* p) { return p->rows * p->cols; }
+
+LLMC_UNUSED static void param_table_add(ParamTable* t, const ModelConfig* c, ParamKind kind, int layer) {
+    Param* p = &t->items[t->count++];
+    p->kind = kind;
+    p->layer = layer;
+    param_shape(c, kind, &p->rows, &p->cols);
+    if (!param_specs[kind].joined) { t->elements = round_up(t->elements, PARAM_ALIGN); }
+    p->offset = t->elements;
+    // the format is one of param_specs; only per-layer names hold a %d
+    if (layer >= 0) {
+        snprintf(p->name, sizeof p->name, param_specs[kind].name, layer);
+    } else {
+        snprintf(p->name, sizeof p->name, "%s", param_specs[kind].name);
+    }
+    t->elements += param_size(p);
+    t->num_params += param_size(p);
+    if (param_specs[kind].matrix && (kind != P_EMBEDDING || c->tied)) { t->num_matmul += param_size(p); }
+}
+
+/* The table of a checked configuration. Free with param_table_free(). */
+LLMC_UNUSED static ParamTable param_table(const ModelConfig* c) {
+    ParamTable t;
+    memset(&t, 0, sizeof t);
+    t.items = (Param*)xcalloc((size_t)c->num_layers * (P_DOWN - P_INPUT_NORM + 1) + 3, sizeof(Param));
+    param_table_add(&t, c, P_EMBEDDING, -1);
+    t.block_offset = round_up(t.elements, PARAM_ALIGN);
+    for (int l = 0; l < c->num_layers; l++) {
+        size_t start = round_up(t.elements, PARAM_ALIGN);
+        for (int kind = P_INPUT_NORM; kind <= P_DOWN; kind++) { param_table_add(&t, c, (ParamKind)kind, l); }
+        t.elements = round_up(t.elements, PARAM_ALIGN);
+        t.block_stride = t.elements - start;
+    }
+    param_table_add(&t, c, P_FINAL_NORM, -1);
+    if (!c->tied) { param_table_add(&t, c, P_LM_HEAD, -1); }
+    t.elements = round_up(t.elements, PARAM_ALIGN);
+    return t;
+}
+
+LLMC_UNUSED static void param_table_free(ParamTable* t) {
+    free(t->items);
+    t->items = NULL;
+}
+
+/* Offset of one kind's tensor in one layer (-1 for those outside of the blocks); for a tied P_LM_HEAD the embedding's. */
+LLMC_UNUSED static size_t param_offset(const ParamTable* t, ParamKind kind, int layer) {
+    const int per_block = P_DOWN - P_INPUT_NORM + 1;
+    if (kind == P_EMBEDDING) { return t->items[0].offset; }
+    if (layer >= 0) { return t->items[1 + layer * per_block + (int)kind - P_INPUT_NORM].offset; }
+    for (int i = t->count - 1; i > 0 && t->items[i].layer < 0; i--) {
+        if (t->items[i].kind == kind) { return t->items[i].offset; }
+    }
+    return t->items[0].offset;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// presets
+
+typedef struct {
+    const char* name;
+    int V, C, F, L, NH, NKV, HD, max_positions;
+    bool tied;
+    double rope_factor;
+} Preset;
+
+// Meta's published shapes; all have theta 500000, eps 1e-5 and llama3 RoPE with low 1, high 4, original length 8192.
+static const Preset presets[] = {
+    {"llama3.2-1b",  128256, 2048,  8192, 16, 32, 8,  64, 131072, true,  32},
+    {"llama3.2-3b",  128256, 3072,  8192, 28, 24, 8, 128, 131072, true,  32},
+    {"llama3.1-8b",  128256, 4096, 14336, 32, 32, 8, 128, 131072, false,  8},
+    {"llama3.1-70b", 128256, 8192, 28672, 80, 64, 8, 128, 131072, false,  8},
+};
+
+/* Fills *c from a preset's name: one of `presets`, or dN (depth N: hidden 64 N, N heads of 64, kv heads the largest
+ * divisor of N not above max(1, N/3), ffn 8/3 of hidden rounded up to 256, untied, no RoPE scaling). The vocabulary of
+ * dN is the tokenizer's: `vocab_size` fills it. False where the name is no preset. */
+LLMC_UNUSED static bool config_preset(ModelConfig* c, const char* name, int vocab_size) {
+    memset(c, 0, sizeof *c);
+    c->rms_eps = 1e-5f;
+    c->rope_theta = 500000.0;
+    c->bos_id = -1;
+    for (size_t i = 0; i < sizeof presets / sizeof *presets; i++) {
+        const Preset* p = &presets[i];
+        if (strcmp(name, p->name) != 0) { continue; }
+        c->vocab_size = p->V; c->hidden_size = p->C; c->intermediate_size = p->F; c->num_layers = p->L;
+        c->num_heads = p->NH; c->num_kv_heads = p->NKV; c->head_dim = p->HD; c->max_positions = p->max_positions;
+        c->tied = p->tied;
+        c->rope_llama3 = true;
+        c->rope_factor = p->rope_factor; c->rope_low_freq = 1; c->rope_high_freq = 4; c->rope_original_len = 8192;
+        c->bos_id = 128000;
+        c->eos_ids[0] = 128001;
+        c->num_eos = 1;
+        return true;
+    }
+    if (name[0] != 'd' || name[1] < '1' || name[1] > '9') { return false; }
+    char* end = NULL;
+    long depth = strtol(name + 1, &end, 10);
+    if (*end != 0 || depth > MAX_LAYERS) { return false; }
+    const int N = (int)depth;
+    c->vocab_size = vocab_size;
+    c->num_layers = c->num_heads = N;
+    c->head_dim = 64;
+    c->hidden_size = 64 * N;
+    c->intermediate_size = (int)round_up(ceil_div((size_t)c->hidden_size * 8, 3), 256);
+    c->max_positions = 8192;
+    c->num_kv_heads = 1;
+    for (int k = 1; k * 3 <= N; k++) {
+        if (N % k == 0) { c->num_kv_heads = k; }
+    }
+    return true;
+}
+
+#endif

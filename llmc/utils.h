@@ -1,0 +1,239 @@
+/* utils.h -- what every other header leans on: errors, checked memory, checked files, paths, time.
+ *
+ * Errors have two forms. A parser returns false and leaves its first cause in an `Error`, so that a caller may try
+ * another file (resume) and a fuzzer can go on. A program that cannot continue calls die(): one line on stderr, exit 1.
+ * Wrong usage (flags) calls die_usage(): exit 2. A message reads "FILE: FIELD is FOUND, wanted WANTED", and may end in
+ * one more line "\n  hint: ...". `assert` is for our own bugs, never for a user's file.
+ * Valid C11 and C++17; no mutable globals.
+ */
+#ifndef LLMC_UTILS_H
+#define LLMC_UTILS_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1  // fseeko, fileno, clock_gettime under -std=c11
+#endif
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifdef __cplusplus
+#define LLMC_NORETURN [[noreturn]]
+#else
+#define LLMC_NORETURN _Noreturn
+#endif
+#define LLMC_PRINTF(format_index, first_arg) __attribute__((format(printf, format_index, first_arg), unused))
+#define LLMC_UNUSED __attribute__((unused))
+
+// ---------------------------------------------------------------------------------------------------------------------
+// errors
+
+typedef struct {
+    char msg[1024];  // the first cause; empty: no error
+} Error;
+
+/* Records the first cause and returns false, so that a parser can `return fail(e, ...)`. A second cause is dropped. */
+LLMC_PRINTF(2, 3) static bool fail(Error* e, const char* fmt, ...) {
+    if (e->msg[0]) { return false; }
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(e->msg, sizeof e->msg, fmt, ap);
+    va_end(ap);
+    return false;
+}
+
+LLMC_PRINTF(2, 0) LLMC_NORETURN static void die_v(int code, const char* fmt, va_list ap) {
+    fflush(stdout);
+    fputs("error: ", stderr);
+    vfprintf(stderr, fmt, ap);
+    fputc('\n', stderr);
+    exit(code);
+}
+
+/* Bad input or a failed resource: one line (and at most one hint line), exit 1. */
+LLMC_NORETURN LLMC_PRINTF(1, 2) static void die(const char* fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    die_v(1, fmt, ap);
+}
+
+/* Wrong usage of the command line: exit 2. */
+LLMC_NORETURN LLMC_PRINTF(1, 2) static void die_usage(const char* fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    die_v(2, fmt, ap);
+}
+
+LLMC_PRINTF(1, 2) static void warn(const char* fmt, ...) {
+    va_list ap;
+    fflush(stdout);
+    va_start(ap, fmt);
+    fputs("warning: ", stderr);
+    vfprintf(stderr, fmt, ap);
+    fputc('\n', stderr);
+    va_end(ap);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// checked arithmetic and memory
+
+/* *out = a * b; true if the product does not fit (then *out is untouched). */
+LLMC_UNUSED static bool mul_overflows(size_t a, size_t b, size_t* out) {
+    size_t r;
+    if (__builtin_mul_overflow(a, b, &r)) { return true; }
+    *out = r;
+    return false;
+}
+
+LLMC_UNUSED static size_t size_min(size_t a, size_t b) { return a < b ? a : b; }
+LLMC_UNUSED static size_t size_max(size_t a, size_t b) { return a > b ? a : b; }
+LLMC_UNUSED static size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
+LLMC_UNUSED static size_t round_up(size_t a, size_t to) { return ceil_div(a, to) * to; }
+
+LLMC_UNUSED static void* xmalloc(size_t bytes) {
+    void* p = malloc(bytes ? bytes : 1);
+    if (!p) { die("out of memory: could not allocate %.1f MiB", (double)bytes / (1 << 20)); }
+    return p;
+}
+
+LLMC_UNUSED static void* xcalloc(size_t count, size_t size) {
+    void* p = calloc(count ? count : 1, size ? size : 1);
+    if (!p) { die("out of memory: could not allocate %.1f MiB", (double)count * (double)size / (1 << 20)); }
+    return p;
+}
+
+LLMC_UNUSED static void* xrealloc(void* old, size_t bytes) {
+    void* p = realloc(old, bytes ? bytes : 1);
+    if (!p) { die("out of memory: could not allocate %.1f MiB", (double)bytes / (1 << 20)); }
+    return p;
+}
+
+LLMC_UNUSED static char* xstrdup(const char* s) {
+    size_t n = strlen(s) + 1;
+    return (char*)memcpy(xmalloc(n), s, n);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// files and paths
+
+enum { PATH_CAP = 4096 };  // bytes of a path buffer, the terminating NUL included
+
+/* out = dir "/" name, in a buffer of PATH_CAP bytes; false and an error when it does not fit. */
+LLMC_UNUSED static bool path_join(char* out, const char* dir, const char* name, Error* e) {
+    int n = snprintf(out, PATH_CAP, "%s/%s", dir, name);
+    if (n >= 0 && n < PATH_CAP) { return true; }
+    return fail(e, "%.200s...: the path is longer than %d bytes", dir, PATH_CAP - 1);
+}
+
+LLMC_UNUSED static bool file_exists(const char* path) {
+    struct stat st;
+    return stat(path, &st) == 0;
+}
+
+LLMC_UNUSED static bool is_directory(const char* path) {
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+/* Opens a regular file for reading and tells its size in bytes; a folder, a pipe or a missing file is an error. */
+LLMC_UNUSED static FILE* open_input(const char* path, uint64_t* size, Error* e) {
+    struct stat st;
+    FILE* f = fopen(path, "rb");
+    if (!f) {
+        fail(e, "%s: cannot open: %s", path, strerror(errno));
+        return NULL;
+    }
+    if (fstat(fileno(f), &st) != 0 || !S_ISREG(st.st_mode)) {
+        fail(e, "%s: is %s, wanted a regular file", path, S_ISDIR(st.st_mode) ? "a folder" : "not a file");
+        fclose(f);
+        return NULL;
+    }
+    *size = (uint64_t)st.st_size;
+    return f;
+}
+
+/* Reads exactly `bytes` bytes at the file's position. `what` names the part for the error. */
+LLMC_UNUSED static bool read_exact(FILE* f, void* dst, size_t bytes, const char* path, const char* what, Error* e) {
+    size_t got = fread(dst, 1, bytes, f);
+    if (got == bytes) { return true; }
+    if (ferror(f)) { return fail(e, "%s: reading %s failed: %s", path, what, strerror(errno)); }
+    return fail(e, "%s: %s ends after %zu bytes, wanted %zu: the file is cut short", path, what, got, bytes);
+}
+
+/* The whole file with a NUL behind it (not counted in *size), or NULL. Refuses files above `max` bytes. Free with free(). */
+LLMC_UNUSED static char* read_file(const char* path, size_t* size, uint64_t max, Error* e) {
+    uint64_t bytes = 0;
+    FILE* f = open_input(path, &bytes, e);
+    if (!f) { return NULL; }
+    char* data = NULL;
+    if (bytes > max) {
+        fail(e, "%s: is %llu bytes long, wanted at most %llu", path, (unsigned long long)bytes, (unsigned long long)max);
+    } else {
+        data = (char*)malloc((size_t)bytes + 1);
+        if (!data) { fail(e, "%s: out of memory for its %llu bytes", path, (unsigned long long)bytes); }
+    }
+    if (data && !read_exact(f, data, (size_t)bytes, path, "the file", e)) {
+        free(data);
+        data = NULL;
+    }
+    fclose(f);
+    if (data) {
+        data[bytes] = 0;
+        *size = (size_t)bytes;
+    }
+    return data;
+}
+
+/* Flushes a written file to the disk and closes it. The disk may be found full only here, so the result matters. */
+LLMC_UNUSED static bool close_output(FILE* f, const char* path, Error* e) {
+    bool ok = fflush(f) == 0 && !ferror(f) && fsync(fileno(f)) == 0;
+    int cause = errno;
+    ok = fclose(f) == 0 && ok;
+    return ok || fail(e, "%s: writing failed: %s", path, strerror(cause ? cause : errno));
+}
+
+/* Flushes a folder's entries, so that a rename or a new file in it survives a power cut. */
+LLMC_UNUSED static bool sync_directory(const char* path, Error* e) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY);
+    bool ok = fd >= 0 && fsync(fd) == 0;
+    int cause = errno;
+    if (fd >= 0) { close(fd); }
+    return ok || fail(e, "%s: cannot flush the folder: %s", path, strerror(cause));
+}
+
+/* mkdir -p. */
+LLMC_UNUSED static bool make_directories(const char* path, Error* e) {
+    char buf[PATH_CAP];
+    if (strlen(path) >= sizeof buf) { return fail(e, "%.200s...: the path is longer than %d bytes", path, PATH_CAP - 1); }
+    strcpy(buf, path);
+    for (char* p = buf + 1;; p++) {
+        if (*p != '/' && *p != 0) { continue; }
+        char end = *p;
+        *p = 0;
+        if (mkdir(buf, 0777) != 0 && errno != EEXIST) { return fail(e, "%s: cannot make the folder: %s", buf, strerror(errno)); }
+        *p = end;
+        if (end == 0) { break; }
+    }
+    return is_directory(path) || fail(e, "%s: is a file, wanted a folder", path);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// time
+
+/* Seconds on a clock that never steps back. */
+LLMC_UNUSED static double now_seconds(void) {
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (double)ts.tv_sec + 1e-9 * (double)ts.tv_nsec;
+}
+
+#endif
