@@ -34,14 +34,14 @@ typedef struct {
     bool tied;              // the lm_head is the embedding
     float rms_eps;
     double rope_theta;
-    bool rope_llama3;           // RoPE type "llama3"; false: "default", and the four below are unused
-    double rope_factor;         // 8 in Llama 3.1, 32 in 3.2
-    double rope_low_freq;       // low_freq_factor
-    double rope_high_freq;      // high_freq_factor
-    double rope_original_len;   // original_max_position_embeddings
-    int bos_id;                 // -1: none
+    bool rope_llama3;          // RoPE type "llama3"; false: "default", and the four below are unused
+    double rope_factor;        // 8 in Llama 3.1, 32 in 3.2
+    double rope_low_freq;      // low_freq_factor
+    double rope_high_freq;     // high_freq_factor
+    double rope_original_len;  // original_max_position_embeddings
+    int bos_id;                // -1: none
     int eos_ids[MAX_EOS];
-    int num_eos;                // 0: none
+    int num_eos;  // 0: none
 } ModelConfig;
 
 /* Elements of one packed QKV row, of its query part, and of its key part (= its value part). */
@@ -53,7 +53,18 @@ LLMC_UNUSED static int qkv_width(const ModelConfig* c) { return q_width(c) + 2 *
 // the parameter table
 
 typedef enum {
-    P_EMBEDDING, P_INPUT_NORM, P_Q, P_K, P_V, P_O, P_POST_NORM, P_GATE, P_UP, P_DOWN, P_FINAL_NORM, P_LM_HEAD,
+    P_EMBEDDING,
+    P_INPUT_NORM,
+    P_Q,
+    P_K,
+    P_V,
+    P_O,
+    P_POST_NORM,
+    P_GATE,
+    P_UP,
+    P_DOWN,
+    P_FINAL_NORM,
+    P_LM_HEAD,
     NUM_PARAM_SPECS
 } ParamKind;
 
@@ -62,11 +73,12 @@ typedef enum { INIT_ONES, INIT_NORMAL, INIT_RESIDUAL } InitKind;  // 1; N(0, 0.0
 typedef struct {
     const char* name;  // of the tensor in the file; %d is the layer
     bool per_layer;
-    bool joined;       // follows the tensor before it without a gap (k and v behind q, up behind gate)
-    bool matrix;       // two dimensions: has weight decay, is computed in 16 bits
+    bool joined;  // follows the tensor before it without a gap (k and v behind q, up behind gate)
+    bool matrix;  // two dimensions: has weight decay, is computed in 16 bits
     InitKind init;
 } ParamSpec;
 
+// clang-format off
 static const ParamSpec param_specs[NUM_PARAM_SPECS] = {
     // name                                                per_layer joined matrix init
     {"model.embed_tokens.weight",                              false, false, true,  INIT_NORMAL},
@@ -82,6 +94,7 @@ static const ParamSpec param_specs[NUM_PARAM_SPECS] = {
     {"model.norm.weight",                                      false, false, false, INIT_ONES},
     {"lm_head.weight",                                         false, false, true,  INIT_NORMAL},
 };
+// clang-format on
 
 /* Rows and columns of a kind; norms have one row. */
 LLMC_UNUSED static void param_shape(const ModelConfig* c, ParamKind kind, size_t* rows, size_t* cols) {
@@ -90,12 +103,21 @@ LLMC_UNUSED static void param_shape(const ModelConfig* c, ParamKind kind, size_t
     *rows = 1;
     *cols = C;
     switch (kind) {
-        case P_EMBEDDING: case P_LM_HEAD: *rows = V; break;
+        case P_EMBEDDING:
+        case P_LM_HEAD: *rows = V; break;
         case P_Q: *rows = Q; break;
-        case P_K: case P_V: *rows = KV; break;
-        case P_O: *rows = C; *cols = Q; break;
-        case P_GATE: case P_UP: *rows = F; break;
-        case P_DOWN: *rows = C; *cols = F; break;
+        case P_K:
+        case P_V: *rows = KV; break;
+        case P_O:
+            *rows = C;
+            *cols = Q;
+            break;
+        case P_GATE:
+        case P_UP: *rows = F; break;
+        case P_DOWN:
+            *rows = C;
+            *cols = F;
+            break;
         default: break;
     }
 }
@@ -109,7 +131,7 @@ typedef struct {
 } Param;
 
 typedef struct {
-    Param* items;         // `count` of them in arena order; the index is the tensor's ordinal for the random numbers
+    Param* items;  // `count` of them in arena order; the index is the tensor's ordinal for the random numbers
     int count;
     size_t elements;      // length of the arena, gaps included
     size_t num_params;    // without gaps
@@ -184,12 +206,14 @@ typedef struct {
 } Preset;
 
 // Meta's published shapes; all have theta 500000, eps 1e-5 and llama3 RoPE with low 1, high 4, original length 8192.
+// clang-format off
 static const Preset presets[] = {
     {"llama3.2-1b",  128256, 2048,  8192, 16, 32, 8,  64, 131072, true,  32},
     {"llama3.2-3b",  128256, 3072,  8192, 28, 24, 8, 128, 131072, true,  32},
     {"llama3.1-8b",  128256, 4096, 14336, 32, 32, 8, 128, 131072, false,  8},
     {"llama3.1-70b", 128256, 8192, 28672, 80, 64, 8, 128, 131072, false,  8},
 };
+// clang-format on
 
 /* Fills *c from a preset's name: one of `presets`, or dN (depth N: hidden 64 N, N heads of 64, kv heads the largest
  * divisor of N not above max(1, N/3), ffn 8/3 of hidden rounded up to 256, untied, no RoPE scaling). The vocabulary of
@@ -202,11 +226,20 @@ LLMC_UNUSED static bool config_preset(ModelConfig* c, const char* name, int voca
     for (size_t i = 0; i < sizeof presets / sizeof *presets; i++) {
         const Preset* p = &presets[i];
         if (strcmp(name, p->name) != 0) { continue; }
-        c->vocab_size = p->V; c->hidden_size = p->C; c->intermediate_size = p->F; c->num_layers = p->L;
-        c->num_heads = p->NH; c->num_kv_heads = p->NKV; c->head_dim = p->HD; c->max_positions = p->max_positions;
+        c->vocab_size = p->V;
+        c->hidden_size = p->C;
+        c->intermediate_size = p->F;
+        c->num_layers = p->L;
+        c->num_heads = p->NH;
+        c->num_kv_heads = p->NKV;
+        c->head_dim = p->HD;
+        c->max_positions = p->max_positions;
         c->tied = p->tied;
         c->rope_llama3 = true;
-        c->rope_factor = p->rope_factor; c->rope_low_freq = 1; c->rope_high_freq = 4; c->rope_original_len = 8192;
+        c->rope_factor = p->rope_factor;
+        c->rope_low_freq = 1;
+        c->rope_high_freq = 4;
+        c->rope_original_len = 8192;
         c->bos_id = 128000;
         c->eos_ids[0] = 128001;
         c->num_eos = 1;

@@ -219,7 +219,9 @@ LLMC_UNUSED static bool make_directories(const char* path, Error* e) {
         if (*p != '/' && *p != 0) { continue; }
         char end = *p;
         *p = 0;
-        if (mkdir(buf, 0777) != 0 && errno != EEXIST) { return fail(e, "%s: cannot make the folder: %s", buf, strerror(errno)); }
+        if (mkdir(buf, 0777) != 0 && errno != EEXIST) {
+            return fail(e, "%s: cannot make the folder: %s", buf, strerror(errno));
+        }
         *p = end;
         if (end == 0) { break; }
     }

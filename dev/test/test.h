@@ -8,29 +8,33 @@
 static int tests_passed, tests_failed, tests_skipped, checks_failed;
 
 /* A failed check prints where and what, and lets the test go on: one run shows every failure. */
-#define CHECK(cond, ...)                                             \
-    do {                                                             \
-        if (!(cond)) {                                               \
-            checks_failed++;                                         \
-            printf("    %s:%d: %s: ", __FILE__, __LINE__, #cond);    \
-            printf(__VA_ARGS__);                                     \
-            printf("\n");                                            \
-        }                                                            \
+#define CHECK(cond, ...)                                          \
+    do {                                                          \
+        if (!(cond)) {                                            \
+            checks_failed++;                                      \
+            printf("    %s:%d: %s: ", __FILE__, __LINE__, #cond); \
+            printf(__VA_ARGS__);                                  \
+            printf("\n");                                         \
+        }                                                         \
     } while (0)
 
-#define RUN(test)                                                    \
-    do {                                                             \
-        checks_failed = 0;                                           \
-        test();                                                      \
-        printf("%s %s\n", checks_failed ? "FAIL" : "ok  ", #test);   \
-        fflush(stdout);                                              \
-        if (checks_failed) { tests_failed++; } else { tests_passed++; } \
+#define RUN(test)                                                  \
+    do {                                                           \
+        checks_failed = 0;                                         \
+        test();                                                    \
+        printf("%s %s\n", checks_failed ? "FAIL" : "ok  ", #test); \
+        fflush(stdout);                                            \
+        if (checks_failed) {                                       \
+            tests_failed++;                                        \
+        } else {                                                   \
+            tests_passed++;                                        \
+        }                                                          \
     } while (0)
 
-#define SKIP(name, reason)                                           \
-    do {                                                             \
-        printf("skip %s: %s\n", name, reason);                       \
-        tests_skipped++;                                             \
+#define SKIP(name, reason)                     \
+    do {                                       \
+        printf("skip %s: %s\n", name, reason); \
+        tests_skipped++;                       \
     } while (0)
 
 LLMC_UNUSED static int test_summary(void) {
