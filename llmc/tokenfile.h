@@ -1,0 +1,95 @@
+/* tokenfile.h -- the header of a token file (.bin): its constants, and reading and writing it. dataloader.h reads the
+ * tokens behind it, dev/data/tokenize.c writes them.
+ *
+ * The format is llm.c's: 256 little-endian int32 words, then the tokens without gaps.
+ *   word 0    magic: 20240520 (uint16 tokens) or 20240801 (uint32 tokens)
+ *   word 1    version: 1 with the first magic, 7 with the second
+ *   word 2    number of tokens; INT32_MAX where it does not fit
+ *   word 3    vocabulary size of the tokenizer            } llm.c leaves these zero and its readers ignore them:
+ *   word 4-5  number of tokens as a 64-bit number         } zero means absent, anything else is checked
+ *   word 6-7  fingerprint of the tokenizer, 64 bits       }
+ *   the rest  zero
+ * Invariant: the file is exactly header + tokens * width long.
+ */
+#ifndef LLMC_TOKENFILE_H
+#define LLMC_TOKENFILE_H
+
+#include "utils.h"
+
+enum {
+    TOKENFILE_WORDS = 256,
+    TOKENFILE_HEADER_BYTES = 1024,
+    TOKENFILE_MAGIC16 = 20240520,
+    TOKENFILE_VERSION16 = 1,
+    TOKENFILE_MAGIC32 = 20240801,
+    TOKENFILE_VERSION32 = 7,
+};
+
+typedef struct {
+    int token_bytes;       // 2 or 4
+    int vocab_size;        // 0: unknown
+    uint64_t num_tokens;   // in the file
+    uint64_t fingerprint;  // Tokenizer.fingerprint; 0: unknown
+} TokenFileHeader;
+
+/* Fills the 256 words of a header. */
+LLMC_UNUSED static void tokenfile_header(int32_t* words /* (256) */, const TokenFileHeader* h) {
+    memset(words, 0, TOKENFILE_HEADER_BYTES);
+    words[0] = h->token_bytes == 2 ? TOKENFILE_MAGIC16 : TOKENFILE_MAGIC32;
+    words[1] = h->token_bytes == 2 ? TOKENFILE_VERSION16 : TOKENFILE_VERSION32;
+    words[2] = h->num_tokens > INT32_MAX ? INT32_MAX : (int32_t)h->num_tokens;
+    words[3] = h->vocab_size;
+    memcpy(words + 4, &h->num_tokens, 8);
+    memcpy(words + 6, &h->fingerprint, 8);
+}
+
+/* Checks 256 words and the size of the file they came from. */
+LLMC_UNUSED static bool tokenfile_check(TokenFileHeader* h, const int32_t* words, uint64_t file_bytes, const char* path,
+                                        Error* e) {
+    memset(h, 0, sizeof *h);
+    int32_t magic = words[0], version = words[1];
+    if (magic != TOKENFILE_MAGIC16 && magic != TOKENFILE_MAGIC32) {
+        return fail(e,
+                    "%s: magic is %d, wanted %d (uint16 tokens) or %d (uint32 tokens): this is no token file\n"
+                    "  hint: make one from text with ./tokenize --tokenizer DIR -o OUT.bin FILE",
+                    path, magic, TOKENFILE_MAGIC16, TOKENFILE_MAGIC32);
+    }
+    int32_t want = magic == TOKENFILE_MAGIC16 ? TOKENFILE_VERSION16 : TOKENFILE_VERSION32;
+    if (version != want) { return fail(e, "%s: version is %d, wanted %d beside magic %d", path, version, want, magic); }
+    uint64_t count64, fingerprint;
+    memcpy(&count64, words + 4, 8);
+    memcpy(&fingerprint, words + 6, 8);
+    if (words[2] < 0) { return fail(e, "%s: token count (word 2) is %d, wanted 0 or more", path, words[2]); }
+    uint64_t count = count64 ? count64 : (uint64_t)words[2];
+    int32_t want2 = count > INT32_MAX ? INT32_MAX : (int32_t)count;
+    if (words[2] != want2) {
+        return fail(e, "%s: token count (word 2) is %d, wanted %d, for the 64-bit count (words 4-5) is %llu", path, words[2],
+                    want2, (unsigned long long)count64);
+    }
+    if (words[3] < 0) { return fail(e, "%s: vocabulary size (word 3) is %d, wanted 0 or more", path, words[3]); }
+    int width = magic == TOKENFILE_MAGIC16 ? 2 : 4;
+    uint64_t have = (file_bytes - TOKENFILE_HEADER_BYTES) / (uint64_t)width;
+    if (count != have || (file_bytes - TOKENFILE_HEADER_BYTES) % (uint64_t)width != 0) {
+        return fail(e,
+                    "%s: token count is %llu of %d bytes each, but the file of %llu bytes holds %llu: it was cut or extended",
+                    path, (unsigned long long)count, width, (unsigned long long)file_bytes, (unsigned long long)have);
+    }
+    h->token_bytes = width;
+    h->vocab_size = words[3];
+    h->num_tokens = count;
+    h->fingerprint = fingerprint;
+    return true;
+}
+
+/* Opens a token file, reads and checks its header, and leaves the file at its first token; NULL and an error if it is none. */
+LLMC_UNUSED static FILE* tokenfile_open(TokenFileHeader* h, const char* path, Error* e) {
+    uint64_t bytes = 0;
+    int32_t words[TOKENFILE_WORDS];
+    FILE* f = open_input(path, &bytes, e);
+    if (!f) { return NULL; }
+    if (read_exact(f, words, sizeof words, path, "the header", e) && tokenfile_check(h, words, bytes, path, e)) { return f; }
+    fclose(f);
+    return NULL;
+}
+
+#endif
