@@ -10,6 +10,7 @@
 #define LLMC_RAND_H
 
 #include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #ifdef __CUDACC__
