@@ -1,0 +1,687 @@
+/* json.h -- a strict JSON reader (RFC 8259) and the two writers that need care: strings and floating-point numbers.
+ *
+ * A text becomes one flat array of nodes in document order: a container is followed by its whole subtree, so its first
+ * child is the next node, and each node knows the index of its next sibling. Strings are decoded in place in the text
+ * (an escape is never shorter than what it stands for) and end in a NUL; they may hold NULs, so they carry a length.
+ * Numbers stay text until a field asks for an integer or a double: no seed or position loses bits in a double.
+ *
+ * Refused, naming file, line and byte column: anything outside of the grammar, invalid UTF-8, lone surrogates, a byte
+ * order mark, nesting above JSON_MAX_DEPTH, duplicate keys (found by hashing, so large vocabularies stay linear).
+ * Memory is bounded by the text: a node takes 24 bytes and at least two bytes of text.
+ */
+#ifndef LLMC_JSON_H
+#define LLMC_JSON_H
+
+#include "utils.h"
+
+#include <math.h>
+
+enum { JSON_MAX_DEPTH = 64 };
+
+typedef enum { JSON_NULL, JSON_FALSE, JSON_TRUE, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT } JsonType;
+
+typedef struct {
+    uint32_t at;       // string, number: where its text starts in Json.text
+    uint32_t length;   // string, number: its bytes; array, object: its direct children
+    uint32_t key;      // member of an object: where its key starts in Json.text
+    uint32_t key_len;  // bytes of the key
+    uint32_t next;     // index of the next sibling, 0: none
+    uint32_t type;     // JsonType
+} JsonNode;
+
+typedef struct {
+    JsonNode* nodes;  // nodes[0] is the root
+    size_t count;
+    char* text;        // owned
+    const char* path;  // borrowed: for messages, must live as long as the Json is asked for fields
+} Json;
+
+/* Bytes of the UTF-8 character at s (n bytes left), or 0 where there is none: overlong forms, surrogates and values
+ * above U+10FFFF are not characters (Unicode 16, table 3-7). */
+LLMC_UNUSED static size_t utf8_char_length(const char* text, size_t n) {
+    const unsigned char* s = (const unsigned char*)text;
+    if (n == 0) { return 0; }
+    if (s[0] < 0x80) { return 1; }
+    size_t len = s[0] >= 0xF0 ? 4 : s[0] >= 0xE0 ? 3 : 2;
+    if (s[0] < 0xC2 || s[0] > 0xF4 || n < len) { return 0; }
+    unsigned char low = 0x80, high = 0xBF;  // the second byte has a narrower range behind some first bytes
+    if (s[0] == 0xE0) { low = 0xA0; }
+    if (s[0] == 0xED) { high = 0x9F; }
+    if (s[0] == 0xF0) { low = 0x90; }
+    if (s[0] == 0xF4) { high = 0x8F; }
+    if (s[1] < low || s[1] > high) { return 0; }
+    for (size_t i = 2; i < len; i++) {
+        if ((s[i] & 0xC0) != 0x80) { return 0; }
+    }
+    return len;
+}
+
+/* What a file that is not what it should be looks like, from its first n bytes; NULL where nothing is recognised. */
+LLMC_UNUSED static const char* file_looks_like(const char* head, size_t n) {
+    // clang-format off
+    static const struct { const char* start; unsigned char length; const char* what; } kinds[] = {
+        {"GGUF", 4, "a GGUF file"},
+        {"PK\003\004", 4, "a zip archive (PyTorch's .bin and .pth are such)"},
+        {"\200\002", 2, "a Python pickle"},
+        {"\200\004", 2, "a Python pickle"},
+        {"version https://git-lfs", 23, "a Git LFS pointer (git lfs pull fetches the file itself)"},
+        {"<!DOCTYPE", 9, "an HTML page"},
+        {"<!doctype", 9, "an HTML page"},
+        {"<html", 5, "an HTML page"},
+        {"\037\213", 2, "a gzip archive"},
+        {"\211HDF", 4, "an HDF5 file"},
+        {"\010\145\064\001", 4, "a token file (uint16)"},
+        {"\301\146\064\001", 4, "a token file (uint32)"},
+        {"IQ== ", 5, "a tiktoken vocabulary"},
+    };
+    // clang-format on
+    if (n == 0) { return "an empty file"; }
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        if (n >= kinds[i].length && memcmp(head, kinds[i].start, kinds[i].length) == 0) { return kinds[i].what; }
+    }
+    // a safetensors header: its length in 8 bytes, the upper four 0 and followed by an object
+    if (n >= 10 && memcmp(head + 4, "\0\0\0\0{\"", 6) == 0) { return "a safetensors file"; }
+    size_t i = 0;
+    while (i < n && (head[i] == ' ' || head[i] == '\n' || head[i] == '\r' || head[i] == '\t')) { i++; }
+    if (i < n && head[i] == '{') { return "JSON text"; }
+    return NULL;
+}
+
+/* Copies text into a message's buffer: control and invalid bytes become '?', and what does not fit ends in "...". */
+LLMC_UNUSED static const char* show_text(char* out, size_t cap, const char* s, size_t len) {
+    size_t n = 0;
+    for (size_t i = 0; i < len;) {
+        size_t bytes = utf8_char_length(s + i, len - i);
+        if (n + 4 + 4 > cap) {
+            memcpy(out + n, "...", 3);
+            n += 3;
+            break;
+        }
+        if (bytes == 0 || (unsigned char)s[i] < 0x20 || s[i] == 0x7F) {
+            out[n++] = '?';
+            i += bytes ? bytes : 1;
+        } else {
+            memcpy(out + n, s + i, bytes);
+            n += bytes;
+            i += bytes;
+        }
+    }
+    out[n] = 0;
+    return out;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// reading
+
+typedef struct {
+    Json* j;
+    char* text;        // the whole text; a NUL lies behind it and stops every scan
+    char* p;           // the next byte
+    char* end;         // the NUL
+    char* line_start;  // of the current line
+    size_t line;       // 1-based
+    size_t cap;        // nodes allocated
+    Error* e;
+} JsonParser;
+
+LLMC_PRINTF(3, 4) static bool json_fail(JsonParser* s, const char* at, const char* fmt, ...) {
+    char cause[256];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(cause, sizeof cause, fmt, ap);
+    va_end(ap);
+    return fail(s->e, "%s:%zu:%zu: %s", s->j->path, s->line, (size_t)(at - s->line_start) + 1, cause);
+}
+
+/* "found X, wanted Y" at the next byte. */
+LLMC_UNUSED static bool json_unexpected(JsonParser* s, const char* wanted) {
+    unsigned char c = (unsigned char)*s->p;
+    if (s->p == s->end) { return json_fail(s, s->p, "the text ends here, wanted %s", wanted); }
+    if (c > 0x20 && c < 0x7F) { return json_fail(s, s->p, "found '%c', wanted %s", c, wanted); }
+    return json_fail(s, s->p, "found byte 0x%02x, wanted %s", c, wanted);
+}
+
+LLMC_UNUSED static void json_skip_space(JsonParser* s) {
+    for (;; s->p++) {
+        if (*s->p == '\n') {
+            s->line++;
+            s->line_start = s->p + 1;
+        } else if (*s->p != ' ' && *s->p != '\t' && *s->p != '\r') {
+            return;
+        }
+    }
+}
+
+LLMC_UNUSED static bool json_new_node(JsonParser* s, JsonType type, uint32_t* index) {
+    Json* j = s->j;
+    if (j->count == s->cap) {
+        size_t cap = s->cap ? s->cap * 2 : 64;
+        JsonNode* nodes = (JsonNode*)realloc(j->nodes, cap * sizeof(JsonNode));
+        if (!nodes) { return json_fail(s, s->p, "out of memory for %zu JSON nodes", cap); }
+        j->nodes = nodes;
+        s->cap = cap;
+    }
+    JsonNode* n = &j->nodes[j->count];
+    memset(n, 0, sizeof *n);
+    n->type = (uint32_t)type;
+    *index = (uint32_t)j->count++;
+    return true;
+}
+
+/* Four hexadecimal digits at p, or -1. */
+LLMC_UNUSED static int json_hex4(const char* p) {
+    int value = 0;
+    for (int i = 0; i < 4; i++) {
+        char c = p[i];
+        int digit = c >= '0' && c <= '9'   ? c - '0'
+                    : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                    : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                           : -1;
+        if (digit < 0) { return -1; }
+        value = value * 16 + digit;
+    }
+    return value;
+}
+
+LLMC_UNUSED static size_t utf8_encode(char* out, int code) {
+    if (code < 0x80) {
+        out[0] = (char)code;
+        return 1;
+    }
+    size_t len = code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+    for (size_t i = len - 1; i > 0; i--) {
+        out[i] = (char)(0x80 | (code & 0x3F));
+        code >>= 6;
+    }
+    out[0] = (char)((len == 2 ? 0xC0 : len == 3 ? 0xE0 : 0xF0) | code);
+    return len;
+}
+
+/* The escape at s->p (a backslash): decodes it to *out and moves both on. */
+LLMC_UNUSED static bool json_escape(JsonParser* s, char** out) {
+    static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
+    const char c = s->p[1];
+    const char* found = c ? strchr(from, c) : NULL;
+    if (found) {
+        *(*out)++ = to[found - from];
+        s->p += 2;
+        return true;
+    }
+    if (c != 'u') { return json_fail(s, s->p, "an escape that JSON does not have"); }
+    int code = json_hex4(s->p + 2);  // stops at the NUL behind the text
+    if (code < 0) { return json_fail(s, s->p, "\\u is not followed by four hexadecimal digits"); }
+    size_t used = 6;
+    if (code >= 0xD800 && code < 0xE000) {
+        int low = code < 0xDC00 && s->p[6] == '\\' && s->p[7] == 'u' ? json_hex4(s->p + 8) : -1;
+        if (low < 0xDC00 || low > 0xDFFF) { return json_fail(s, s->p, "a surrogate without its other half"); }
+        code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
+        used = 12;
+    }
+    *out += utf8_encode(*out, code);
+    s->p += used;
+    return true;
+}
+
+/* The string at s->p (its opening quote), decoded in place: *at and *length tell where. */
+LLMC_UNUSED static bool json_parse_string(JsonParser* s, uint32_t* at, uint32_t* length) {
+    char* out = ++s->p;
+    *at = (uint32_t)(out - s->text);
+    for (;;) {
+        const unsigned char c = (unsigned char)*s->p;
+        if (c == '"') { break; }
+        if (c == '\\') {
+            if (!json_escape(s, &out)) { return false; }
+        } else if (c < 0x20) {
+            return json_unexpected(s, "the string to go on or to end");
+        } else if (c < 0x80) {
+            *out++ = *s->p++;
+        } else {
+            size_t len = utf8_char_length(s->p, (size_t)(s->end - s->p));
+            if (len == 0) { return json_fail(s, s->p, "byte 0x%02x is not valid UTF-8", c); }
+            for (; len > 0; len--) { *out++ = *s->p++; }
+        }
+    }
+    *length = (uint32_t)(out - s->text) - *at;
+    *out = 0;  // at the latest over the closing quote
+    s->p++;
+    return true;
+}
+
+LLMC_UNUSED static bool json_digits(JsonParser* s) {
+    if (*s->p < '0' || *s->p > '9') { return json_unexpected(s, "a digit"); }
+    while (*s->p >= '0' && *s->p <= '9') { s->p++; }
+    return true;
+}
+
+LLMC_UNUSED static bool json_parse_number(JsonParser* s, JsonNode* n) {
+    n->at = (uint32_t)(s->p - s->text);
+    if (*s->p == '-') { s->p++; }
+    if (*s->p == '0') {
+        s->p++;  // no digit may follow: the caller then finds one where it wants a comma
+    } else if (!json_digits(s)) {
+        return false;
+    }
+    if (*s->p == '.') {
+        s->p++;
+        if (!json_digits(s)) { return false; }
+    }
+    if (*s->p == 'e' || *s->p == 'E') {
+        s->p++;
+        if (*s->p == '+' || *s->p == '-') { s->p++; }
+        if (!json_digits(s)) { return false; }
+    }
+    n->length = (uint32_t)(s->p - s->text) - n->at;
+    return true;
+}
+
+LLMC_UNUSED static uint64_t json_hash(const char* s, size_t len) {
+    uint64_t h = 0x9E3779B97F4A7C15u ^ len;
+    for (size_t i = 0; i < len; i++) { h = (h ^ (unsigned char)s[i]) * 0x100000001B3u; }
+    h ^= h >> 32;
+    return h * 0xD6E8FEB86659FD93u ^ h >> 29;
+}
+
+LLMC_UNUSED static bool json_same_key(const Json* j, const JsonNode* a, const JsonNode* b) {
+    return a->key_len == b->key_len && memcmp(j->text + a->key, j->text + b->key, a->key_len) == 0;
+}
+
+LLMC_UNUSED static bool json_duplicate(JsonParser* s, const JsonNode* n) {
+    char shown[100];
+    return json_fail(s, s->p, "the object that ends here has the key \"%s\" twice",
+                     show_text(shown, sizeof shown, s->j->text + n->key, n->key_len));
+}
+
+/* No two members of an object share a key: pairwise in a small object, through an open-addressed table in a large one. */
+LLMC_UNUSED static bool json_check_keys(JsonParser* s, uint32_t object) {
+    const Json* j = s->j;
+    const JsonNode* nodes = j->nodes;
+    const size_t count = nodes[object].length;
+    if (count < 2) { return true; }
+    if (count <= 16) {
+        for (uint32_t a = object + 1; a; a = nodes[a].next) {
+            for (uint32_t b = nodes[a].next; b; b = nodes[b].next) {
+                if (json_same_key(j, &nodes[a], &nodes[b])) { return json_duplicate(s, &nodes[b]); }
+            }
+        }
+        return true;
+    }
+    size_t slots = 64;
+    while (slots < count * 2) { slots *= 2; }
+    uint32_t* table = (uint32_t*)calloc(slots, sizeof(uint32_t));  // node index; 0, the root, is no member
+    if (!table) { return json_fail(s, s->p, "out of memory for an object of %zu members", count); }
+    bool ok = true;
+    for (uint32_t a = object + 1; ok && a; a = nodes[a].next) {
+        size_t slot = (size_t)json_hash(j->text + nodes[a].key, nodes[a].key_len) & (slots - 1);
+        while (ok && table[slot]) {
+            if (json_same_key(j, &nodes[a], &nodes[table[slot]])) { ok = json_duplicate(s, &nodes[a]); }
+            slot = (slot + 1) & (slots - 1);
+        }
+        table[slot] = a;
+    }
+    free(table);
+    return ok;
+}
+
+LLMC_UNUSED static bool json_word(JsonParser* s, const char* word) {
+    size_t len = strlen(word);
+    if (strncmp(s->p, word, len) != 0) { return json_unexpected(s, "a value"); }
+    s->p += len;
+    return true;
+}
+
+/* One value at s->p. Recurses at most JSON_MAX_DEPTH deep. */
+LLMC_UNUSED static bool json_parse_value(JsonParser* s, int depth, uint32_t* index) {
+    const char c = *s->p;
+    const JsonType type = c == '{'   ? JSON_OBJECT
+                          : c == '[' ? JSON_ARRAY
+                          : c == '"' ? JSON_STRING
+                          : c == 't' ? JSON_TRUE
+                          : c == 'f' ? JSON_FALSE
+                          : c == 'n' ? JSON_NULL
+                                     : JSON_NUMBER;
+    if (type == JSON_NUMBER && c != '-' && (c < '0' || c > '9')) { return json_unexpected(s, "a value"); }
+    if (!json_new_node(s, type, index)) { return false; }
+    JsonNode* n = &s->j->nodes[*index];
+    switch (type) {
+        case JSON_NULL: return json_word(s, "null");
+        case JSON_TRUE: return json_word(s, "true");
+        case JSON_FALSE: return json_word(s, "false");
+        case JSON_NUMBER: return json_parse_number(s, n);
+        case JSON_STRING: return json_parse_string(s, &n->at, &n->length);
+        default: break;
+    }
+    if (depth == JSON_MAX_DEPTH) { return json_fail(s, s->p, "nested more than %d deep", JSON_MAX_DEPTH); }
+    const char close = type == JSON_OBJECT ? '}' : ']';
+    uint32_t last = 0, count = 0;
+    s->p++;
+    json_skip_space(s);
+    while (*s->p != close || count > 0) {
+        uint32_t key = 0, key_len = 0, child = 0;
+        if (type == JSON_OBJECT) {
+            if (*s->p != '"') { return json_unexpected(s, "a key in quotes"); }
+            if (!json_parse_string(s, &key, &key_len)) { return false; }
+            json_skip_space(s);
+            if (*s->p != ':') { return json_unexpected(s, "':'"); }
+            s->p++;
+            json_skip_space(s);
+        }
+        if (!json_parse_value(s, depth + 1, &child)) { return false; }
+        s->j->nodes[child].key = key;
+        s->j->nodes[child].key_len = key_len;
+        if (last) { s->j->nodes[last].next = child; }
+        last = child;
+        count++;
+        json_skip_space(s);
+        if (*s->p == close) { break; }
+        if (*s->p != ',') { return json_unexpected(s, type == JSON_OBJECT ? "',' or '}'" : "',' or ']'"); }
+        s->p++;
+        json_skip_space(s);
+    }
+    s->p++;
+    s->j->nodes[*index].length = count;
+    return type == JSON_ARRAY || json_check_keys(s, *index);
+}
+
+LLMC_UNUSED static void json_free(Json* j) {
+    free(j->nodes);
+    free(j->text);
+    memset(j, 0, sizeof *j);
+}
+
+/* Parses `len` bytes of text. `text` was made by malloc, holds a NUL at text[len], and belongs to the Json from now on,
+ * also where parsing fails. `path` names the text in messages and is borrowed. */
+LLMC_UNUSED static bool json_parse(Json* j, char* text, size_t len, const char* path, Error* e) {
+    memset(j, 0, sizeof *j);
+    j->text = text;
+    j->path = path;
+    JsonParser s;
+    memset(&s, 0, sizeof s);
+    s.j = j;
+    s.text = s.p = s.line_start = text;
+    s.end = text + len;
+    s.line = 1;
+    s.e = e;
+    uint32_t root = 0;
+    bool ok = len < UINT32_MAX || fail(e, "%s: is %zu bytes long, wanted less than 4 GiB of JSON", path, len);
+    if (ok && len >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) {
+        ok = json_fail(&s, text, "starts with a byte order mark, which JSON does not allow");
+    }
+    if (ok) {
+        json_skip_space(&s);
+        ok = json_parse_value(&s, 0, &root);
+    }
+    if (ok) {
+        json_skip_space(&s);
+        ok = s.p == s.end || json_unexpected(&s, "the end of the text");
+    }
+    if (!ok) { json_free(j); }
+    return ok;
+}
+
+/* Reads and parses a file of at most max_bytes. */
+LLMC_UNUSED static bool json_read_file(Json* j, const char* path, uint64_t max_bytes, Error* e) {
+    memset(j, 0, sizeof *j);
+    size_t len = 0;
+    char* text = read_file(path, &len, max_bytes, e);
+    if (!text) { return false; }
+    const char* kind = file_looks_like(text, len);
+    if (kind && strcmp(kind, "JSON text") != 0) {
+        free(text);
+        return fail(e, "%s: is %s, wanted JSON text", path, kind);
+    }
+    return json_parse(j, text, len, path, e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// walking
+
+LLMC_UNUSED static const JsonNode* json_root(const Json* j) { return &j->nodes[0]; }
+
+/* First element or member of a container; NULL where it is empty or no container. */
+LLMC_UNUSED static const JsonNode* json_first(const Json* j, const JsonNode* n) {
+    (void)j;
+    return n->type >= JSON_ARRAY && n->length > 0 ? n + 1 : NULL;
+}
+
+/* The sibling behind n, or NULL. */
+LLMC_UNUSED static const JsonNode* json_next(const Json* j, const JsonNode* n) { return n->next ? &j->nodes[n->next] : NULL; }
+
+/* Elements of an array, members of an object, bytes of a string. */
+LLMC_UNUSED static size_t json_length(const JsonNode* n) { return n->length; }
+
+/* The key of a member of an object. */
+LLMC_UNUSED static const char* json_key(const Json* j, const JsonNode* n, size_t* len) {
+    if (len) { *len = n->key_len; }
+    return j->text + n->key;
+}
+
+/* The bytes of a string (NUL behind them), or NULL where n is NULL or no string. */
+LLMC_UNUSED static const char* json_string(const Json* j, const JsonNode* n, size_t* len) {
+    if (!n || n->type != JSON_STRING) { return NULL; }
+    if (len) { *len = n->length; }
+    return j->text + n->at;
+}
+
+/* The member with this key, null or not; NULL where it is absent or `object` is none. Linear. */
+LLMC_UNUSED static const JsonNode* json_get_any(const Json* j, const JsonNode* object, const char* key) {
+    if (!object || object->type != JSON_OBJECT) { return NULL; }
+    const size_t len = strlen(key);
+    for (const JsonNode* n = json_first(j, object); n; n = json_next(j, n)) {
+        if (n->key_len == len && memcmp(j->text + n->key, key, len) == 0) { return n; }
+    }
+    return NULL;
+}
+
+/* The member with this key; NULL where it is absent or null. */
+LLMC_UNUSED static const JsonNode* json_get(const Json* j, const JsonNode* object, const char* key) {
+    const JsonNode* n = json_get_any(j, object, key);
+    return n && n->type != JSON_NULL ? n : NULL;
+}
+
+/* An integer written without fraction and exponent, if it fits. */
+LLMC_UNUSED static bool json_node_int(const Json* j, const JsonNode* n, int64_t* out) {
+    if (!n || n->type != JSON_NUMBER) { return false; }
+    const char* s = j->text + n->at;
+    const bool negative = *s == '-';
+    int64_t value = 0;
+    for (size_t i = negative; i < n->length; i++) {
+        if (s[i] < '0' || s[i] > '9' || __builtin_mul_overflow(value, 10, &value)) { return false; }
+        const int digit = s[i] - '0';
+        if (__builtin_add_overflow(value, negative ? -digit : digit, &value)) { return false; }
+    }
+    *out = value;
+    return true;
+}
+
+LLMC_UNUSED static bool json_node_u64(const Json* j, const JsonNode* n, uint64_t* out) {
+    if (!n || n->type != JSON_NUMBER) { return false; }
+    const char* s = j->text + n->at;
+    uint64_t value = 0;
+    for (size_t i = 0; i < n->length; i++) {
+        if (s[i] < '0' || s[i] > '9' || __builtin_mul_overflow(value, (uint64_t)10, &value)) { return false; }
+        if (__builtin_add_overflow(value, (uint64_t)(s[i] - '0'), &value)) { return false; }
+    }
+    *out = value;
+    return true;
+}
+
+/* A number as the nearest double; infinite where it is too large for one. */
+LLMC_UNUSED static bool json_node_double(const Json* j, const JsonNode* n, double* out) {
+    if (!n || n->type != JSON_NUMBER) { return false; }
+    *out = strtod(j->text + n->at, NULL);  // what follows a number (comma, bracket, space, NUL) ends strtod, too
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// typed fields. Each reads the member `key` of `object`, or fails with "FILE: FIELD is FOUND, wanted WANTED", where FIELD
+// is its dotted path. Without `_or` the field must be there; with `_or` an absent or null one gives the default.
+
+/* What stands at a node, for messages. */
+LLMC_UNUSED static const char* json_show(char* out, size_t cap, const Json* j, const JsonNode* n) {
+    if (!n) {
+        snprintf(out, cap, "missing");
+    } else if (n->type == JSON_STRING) {
+        char text[80];
+        snprintf(out, cap, "\"%s\"", show_text(text, sizeof text, j->text + n->at, n->length));
+    } else if (n->type == JSON_NUMBER) {
+        show_text(out, cap < 60 ? cap : 60, j->text + n->at, n->length);
+    } else {
+        static const char* const names[] = {"null", "false", "true", "", "", "an array", "an object"};
+        snprintf(out, cap, "%s", names[n->type]);
+    }
+    return out;
+}
+
+/* The dotted path of a member of `object`: "rope_scaling.factor"; array elements count from 0. */
+LLMC_UNUSED static const char* json_field(char* out, size_t cap, const Json* j, const JsonNode* object, const char* key) {
+    size_t used = 0;
+    const JsonNode* at = json_root(j);
+    out[0] = 0;
+    while (at &&
+           at != object) {  // a subtree is one range of nodes, so the child that holds `object` is the last that starts before
+        const JsonNode* inside = NULL;
+        size_t place = 0, inside_place = 0;
+        for (const JsonNode* n = json_first(j, at); n && n <= object; n = json_next(j, n), place++) {
+            inside = n;
+            inside_place = place;
+        }
+        if (!inside) { break; }
+        char name[100];
+        if (at->type == JSON_OBJECT) {
+            show_text(name, sizeof name, j->text + inside->key, inside->key_len);
+        } else {
+            snprintf(name, sizeof name, "%zu", inside_place);
+        }
+        used += (size_t)snprintf(out + used, cap - used, "%s.", name);
+        if (used >= cap) { return out; }
+        at = inside;
+    }
+    snprintf(out + used, cap - used, "%s", key);
+    return out;
+}
+
+/* "path: field is X, wanted ..." */
+LLMC_PRINTF(5, 6)
+static bool json_wanted(const Json* j, const JsonNode* object, const char* key, Error* e, const char* fmt, ...) {
+    char field[256], found[128], wanted[256];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(wanted, sizeof wanted, fmt, ap);
+    va_end(ap);
+    return fail(e, "%s: %s is %s, wanted %s", j->path, json_field(field, sizeof field, j, object, key),
+                json_show(found, sizeof found, j, json_get_any(j, object, key)), wanted);
+}
+
+LLMC_UNUSED static bool json_int(const Json* j, const JsonNode* object, const char* key, int64_t min, int64_t max, int64_t* out,
+                                 Error* e) {
+    int64_t value = 0;
+    if (json_node_int(j, json_get(j, object, key), &value) && value >= min && value <= max) {
+        *out = value;
+        return true;
+    }
+    return json_wanted(j, object, key, e, "an integer from %lld to %lld", (long long)min, (long long)max);
+}
+
+LLMC_UNUSED static bool json_int_or(const Json* j, const JsonNode* object, const char* key, int64_t min, int64_t max,
+                                    int64_t fallback, int64_t* out, Error* e) {
+    *out = fallback;
+    return !json_get(j, object, key) || json_int(j, object, key, min, max, out, e);
+}
+
+LLMC_UNUSED static bool json_u64(const Json* j, const JsonNode* object, const char* key, uint64_t* out, Error* e) {
+    if (json_node_u64(j, json_get(j, object, key), out)) { return true; }
+    return json_wanted(j, object, key, e, "an integer from 0 to 2^64 - 1");
+}
+
+LLMC_UNUSED static bool json_double(const Json* j, const JsonNode* object, const char* key, double min, double max, double* out,
+                                    Error* e) {
+    double value = 0;
+    if (json_node_double(j, json_get(j, object, key), &value) && isfinite(value) && value >= min && value <= max) {
+        *out = value;
+        return true;
+    }
+    return json_wanted(j, object, key, e, "a number from %g to %g", min, max);
+}
+
+LLMC_UNUSED static bool json_double_or(const Json* j, const JsonNode* object, const char* key, double min, double max,
+                                       double fallback, double* out, Error* e) {
+    *out = fallback;
+    return !json_get(j, object, key) || json_double(j, object, key, min, max, out, e);
+}
+
+LLMC_UNUSED static bool json_bool(const Json* j, const JsonNode* object, const char* key, bool* out, Error* e) {
+    const JsonNode* n = json_get(j, object, key);
+    if (n && (n->type == JSON_TRUE || n->type == JSON_FALSE)) {
+        *out = n->type == JSON_TRUE;
+        return true;
+    }
+    return json_wanted(j, object, key, e, "true or false");
+}
+
+LLMC_UNUSED static bool json_bool_or(const Json* j, const JsonNode* object, const char* key, bool fallback, bool* out,
+                                     Error* e) {
+    *out = fallback;
+    return !json_get(j, object, key) || json_bool(j, object, key, out, e);
+}
+
+/* A string without NULs, borrowed from the Json. */
+LLMC_UNUSED static bool json_text(const Json* j, const JsonNode* object, const char* key, const char** out, Error* e) {
+    size_t len = 0;
+    const char* s = json_string(j, json_get(j, object, key), &len);
+    if (s && strlen(s) == len) {
+        *out = s;
+        return true;
+    }
+    return json_wanted(j, object, key, e, "a string");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// writing
+
+/* Writes a string in quotes; each byte that is not part of a UTF-8 character becomes U+FFFD. */
+LLMC_UNUSED static void json_write_string(FILE* f, const char* s, size_t len) {
+    fputc('"', f);
+    for (size_t i = 0; i < len;) {
+        const size_t bytes = utf8_char_length(s + i, len - i);
+        const unsigned char c = (unsigned char)s[i];
+        if (bytes == 0) {
+            fputs("\xEF\xBF\xBD", f);
+            i++;
+            continue;
+        }
+        if (c == '"' || c == '\\') {
+            fputc('\\', f);
+            fputc(c, f);
+        } else if (c >= 0x20) {
+            fwrite(s + i, 1, bytes, f);
+        } else if (c == '\n') {
+            fputs("\\n", f);
+        } else if (c == '\t') {
+            fputs("\\t", f);
+        } else if (c == '\r') {
+            fputs("\\r", f);
+        } else {
+            fprintf(f, "\\u%04x", c);
+        }
+        i += bytes;
+    }
+    fputc('"', f);
+}
+
+/* Writes the shortest decimal that reads back as the same double, always as a float ("8.0"); null where it is not
+ * finite, since JSON has no word for that. */
+LLMC_UNUSED static void json_write_double(FILE* f, double value) {
+    char text[40];
+    if (!isfinite(value)) {
+        fputs("null", f);
+        return;
+    }
+    for (int digits = 1; digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, value);
+        if (strtod(text, NULL) == value) { break; }
+    }
+    if (strchr(text, 'e') && fabs(value) >= 1 && fabs(value) < 1e16) { snprintf(text, sizeof text, "%.0f", value); }
+    fprintf(f, "%s%s", text, strpbrk(text, ".e") ? "" : ".0");
+}
+
+#endif
