@@ -1,0 +1,83 @@
+/* rope.h -- rotary position embedding (Su et al., "RoFormer", 2021) in Hugging Face's half-split pairing: within a head,
+ * element i is rotated together with element i + HD/2 by the angle position * inv_freq[i]. In place on q and k of a
+ * packed qkv row; v is left alone. Backward is the rotation by the negative angle.
+ *
+ * The table repeats what transformers computes, rounding for rounding, in fp32: inv_freq[i] = 1 / theta^(2i / HD); type
+ * "llama3" (modeling_rope_utils.py) divides long wavelengths by its factor and blends in between; the angle is the fp32
+ * product of position and inv_freq. At position 8191 an angle computed in double would differ from that by 6e-4.
+ */
+#ifndef LLMC_ROPE_H
+#define LLMC_ROPE_H
+
+#include <math.h>
+#include "config.h"
+
+/* inv_freq: (HD/2). Each fp32 step of transformers is one rounding here; pow, cos and sin go through double, so that the
+ * result does not depend on a libm's float versions. */
+static inline void rope_inv_freq(float* inv_freq, const ModelConfig* c) {
+    const float pi2 = 6.283185307179586f;
+    for (int i = 0; i < c->head_dim / 2; i++) {
+        const float exponent = (float)(2 * i) / (float)c->head_dim;
+        float f = 1.0f / (float)pow((double)(float)c->rope_theta, (double)exponent);
+        if (c->rope_llama3) {
+            const float wavelen = pi2 / f;
+            if (wavelen > (float)(c->rope_original_len / c->rope_low_freq)) {
+                f = f / (float)c->rope_factor;
+            } else if (!(wavelen < (float)(c->rope_original_len / c->rope_high_freq))) {
+                const float low = (float)c->rope_low_freq, span = (float)(c->rope_high_freq - c->rope_low_freq);
+                const float smooth = ((float)c->rope_original_len / wavelen - low) / span;
+                const float slow = (1.0f - smooth) * f / (float)c->rope_factor;
+                f = slow + smooth * f;
+            }
+        }
+        inv_freq[i] = f;
+    }
+}
+
+/* cos_sin: (T, HD), each row HD/2 cosines, then HD/2 sines. */
+static inline void rope_table(float* cos_sin, int T, const ModelConfig* c) {
+    float inv_freq[MAX_HEAD_DIM / 2];
+    const int half = c->head_dim / 2;
+    rope_inv_freq(inv_freq, c);
+#pragma omp parallel for schedule(static)
+    for (int t = 0; t < T; t++) {
+        float* row = cos_sin + (size_t)t * 2 * (size_t)half;
+        for (int i = 0; i < half; i++) {
+            const float angle = (float)t * inv_freq[i];
+            row[i] = (float)cos((double)angle);
+            row[half + i] = (float)sin((double)angle);
+        }
+    }
+}
+
+static inline void rope_rotate(float* qkv, const float* cos_sin, float sign, size_t B, int T, int first_pos, int NH, int NKV,
+                               int HD) {
+    const int half = HD / 2;
+    const size_t width = (size_t)(NH + 2 * NKV) * (size_t)HD;
+#pragma omp parallel for schedule(static)
+    for (size_t n = 0; n < B * (size_t)T; n++) {
+        const float* c = cos_sin + ((size_t)first_pos + n % (size_t)T) * (size_t)HD;
+        const float* s = c + half;
+        for (int h = 0; h < NH + NKV; h++) {
+            float* x = qkv + n * width + (size_t)h * (size_t)HD;
+            for (int i = 0; i < half; i++) {
+                const float a = x[i], b = x[i + half], sine = sign * s[i];
+                x[i] = a * c[i] - b * sine;
+                x[i + half] = b * c[i] + a * sine;
+            }
+        }
+    }
+}
+
+/* qkv: (B, T, (NH + 2 NKV) HD), rotated in place; row t of each sequence stands at position first_pos + t, and cos_sin
+ * is the table from position 0 on. */
+static inline void rope_forward(float* qkv, const float* cos_sin, size_t B, int T, int first_pos, int NH, int NKV, int HD) {
+    rope_rotate(qkv, cos_sin, 1.0f, B, T, first_pos, NH, NKV, HD);
+}
+
+/* dqkv in place: gradient after the rotation -> gradient before it. */
+static inline void rope_backward(float* dqkv, const float* cos_sin, size_t B, int T, int first_pos, int NH, int NKV, int HD) {
+    rope_rotate(dqkv, cos_sin, -1.0f, B, T, first_pos, NH, NKV, HD);
+}
+
+#endif
