@@ -12,9 +12,9 @@
 #ifndef LLMC_ADAMW_H
 #define LLMC_ADAMW_H
 
+#include "utils.h"
+
 #include <math.h>
-#include <stddef.h>
-#include <stdint.h>
 
 typedef struct {
     float lr, beta1, beta2, eps, weight_decay;

@@ -2,8 +2,9 @@
 #ifndef LLMC_ATTENTION_H
 #define LLMC_ATTENTION_H
 
+#include "utils.h"
+
 #include <math.h>
-#include <stddef.h>
 
 static inline float attention_dot(const float* a, const float* b, int n) {
     float s = 0;

@@ -2,9 +2,9 @@
 #ifndef LLMC_CROSSENTROPY_H
 #define LLMC_CROSSENTROPY_H
 
+#include "utils.h"
+
 #include <math.h>
-#include <stddef.h>
-#include <stdint.h>
 
 static inline void crossentropy_forward(float* losses, const float* logits, const int32_t* targets, size_t N, int V) {
 #pragma omp parallel for schedule(static)

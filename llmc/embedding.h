@@ -7,9 +7,7 @@
 #ifndef LLMC_EMBEDDING_H
 #define LLMC_EMBEDDING_H
 
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
+#include "utils.h"
 
 /* out: (N, C)   table: (V, C)   tokens: (N) */
 static inline void embedding_forward(float* out, const float* table, const int32_t* tokens, size_t N, int C) {

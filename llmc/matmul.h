@@ -2,8 +2,7 @@
 #ifndef LLMC_MATMUL_H
 #define LLMC_MATMUL_H
 
-#include <stdbool.h>
-#include <stddef.h>
+#include "utils.h"
 
 static inline void matmul_forward(float* out, const float* x, const float* w, const float* residual, size_t N, int C, int OC) {
 #pragma omp parallel for schedule(static)

@@ -2,8 +2,9 @@
 #ifndef LLMC_RMSNORM_H
 #define LLMC_RMSNORM_H
 
+#include "utils.h"
+
 #include <math.h>
-#include <stddef.h>
 
 static inline void rmsnorm_forward(float* out, float* rstd, const float* x, const float* weight, size_t N, int C, float eps) {
 #pragma omp parallel for schedule(static)

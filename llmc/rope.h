@@ -9,8 +9,9 @@
 #ifndef LLMC_ROPE_H
 #define LLMC_ROPE_H
 
-#include <math.h>
 #include "config.h"
+
+#include <math.h>
 
 /* inv_freq: (HD/2). Each fp32 step of transformers is one rounding here; pow, cos and sin go through double, so that the
  * result does not depend on a libm's float versions. */

@@ -2,8 +2,9 @@
 #ifndef LLMC_SWIGLU_H
 #define LLMC_SWIGLU_H
 
+#include "utils.h"
+
 #include <math.h>
-#include <stddef.h>
 
 static inline void swiglu_forward(float* out, const float* gate_up, size_t N, int F) {
 #pragma omp parallel for schedule(static)
