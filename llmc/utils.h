@@ -51,7 +51,7 @@ LLMC_PRINTF(2, 3) static bool fail(Error* e, const char* fmt, ...) {
     return false;
 }
 
-LLMC_PRINTF(2, 0) LLMC_NORETURN static void die_v(int code, const char* fmt, va_list ap) {
+LLMC_NORETURN LLMC_PRINTF(2, 0) static void die_v(int code, const char* fmt, va_list ap) {
     fflush(stdout);
     fputs("error: ", stderr);
     vfprintf(stderr, fmt, ap);
