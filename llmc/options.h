@@ -1,0 +1,673 @@
+/* options.h -- the command line of the trainers: one table of flags.
+ *
+ * OPTION_TABLE is the only list. It makes the fields of `Options`, the parser, the ranges, --help, the printed
+ * configuration and the JSON in the log and in checkpoints; a flag cannot be in one and missing in another.
+ *
+ * Grammar: --name value, --name=value, '_' and '-' are the same inside a name, llm.c's letters are aliases (-b 4). There
+ * are no positional arguments. A switch stands alone (--chat) or takes on/off, true/false, yes/no, 1/0; --no-name is off.
+ * Where a flag is given twice the last one holds. A value that is itself a flag is refused unless written --name=value.
+ * Numbers are whole: no trailing characters, no inf, no nan; sizes of memory are 15G, 512M or bytes.
+ *
+ * options_parse() never exits and never prints: it returns what to do and leaves the cause in an Error, for the tests and
+ * the fuzzer. options_or_exit() is what a main() calls: --help on stdout is exit 0, wrong usage is exit 2.
+ * Text values point into argv or into the table, except those of options_merge(), which options_free() frees.
+ */
+#ifndef LLMC_OPTIONS_H
+#define LLMC_OPTIONS_H
+
+#include "utils.h"
+#include <math.h>
+
+#define LLMC_VERSION "0.1.0"
+
+typedef enum { ON_CPU = 1, ON_GPU = 2, ON_BOTH = 3 } OptionScope;  // the trainers that know a flag
+
+// Choices: the order is that of the words in the table.
+typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD } Schedule;
+typedef enum { EXPORT_AUTO, EXPORT_F32, EXPORT_BF16, EXPORT_F16 } ExportDtype;  // AUTO: F32, BF16 or F16 as the build computes
+typedef enum { RECOMPUTE_NONE, RECOMPUTE_NORM_SWIGLU, RECOMPUTE_FFN, RECOMPUTE_BLOCK } Recompute;
+typedef enum { GRAD_DTYPE_PARAM, GRAD_DTYPE_FP32 } GradDtype;
+typedef enum { MASTER_FP32, MASTER_SPLIT } MasterKind;
+typedef enum { MOMENTS_FP32, MOMENTS_BF16 } MomentsKind;
+
+/* X(kind, field, aliases, value, default, min, max, scope, group, help)
+ *   kind     STRING const char*, INT int, LONG int64_t, FLOAT double, SIZE uint64_t bytes, SWITCH bool, CHOICE int (place
+ *            in `value`), RESUME const char* whose value may be left out (then "")
+ *   aliases  more names, separated by spaces: one or two letters behind one dash, longer words behind two
+ *   value    what --help calls the value; of a CHOICE its words
+ *   default  as it would be typed, NULL: not given
+ */
+// clang-format off
+#define OPTION_TABLE(X)                                                                                                        \
+    X(STRING, model, "e", "DIR|PRESET", "d4", 0, 0, ON_BOTH, "Model and data",                                                 \
+      "Hugging Face model folder to start from, or a new model: dN (N layers of width 64 N), llama3.2-1b, llama3.2-3b, "       \
+      "llama3.1-8b, llama3.1-70b")                                                                                             \
+    X(STRING, tokenizer, "", "PATH", NULL, 0, 0, ON_BOTH, "Model and data",                                                    \
+      "tokenizer.json, tokenizer.model or a folder with one; default: the model folder's")                                     \
+    X(STRING, train, "i", "GLOB", NULL, 0, 0, ON_BOTH, "Model and data",                                                       \
+      "token files to train on; quote the pattern; default: dev/data/tinytales if it has been made")                           \
+    X(STRING, val, "j", "GLOB", NULL, 0, 0, ON_BOTH, "Model and data",                                                         \
+      "token files to validate on; default: no validation")                                                                    \
+    X(STRING, out, "o", "DIR", "out", 0, 0, ON_BOTH, "Model and data",                                                         \
+      "folder for checkpoints (step_NNNNNNNN) and log.jsonl")                                                                  \
+    X(CHOICE, export_dtype, "", "auto|f32|bf16|f16", "auto", 0, 0, ON_BOTH, "Model and data",                                  \
+      "type of the weights in checkpoints; auto: that of the build")                                                           \
+    X(INT, steps, "x", "N", "-1", -1, 2e9, ON_BOTH, "Training",                                                                \
+      "optimizer steps; -1: one epoch of --train")                                                                             \
+    X(FLOAT, minutes, "", "M", "0", 0, 1e6, ON_BOTH, "Training",                                                               \
+      "instead of --steps: as many steps as fit into M minutes, by the time of a few steps measured first; 0: off")            \
+    X(INT, batch, "b", "N", "4", 1, 1048576, ON_BOTH, "Training",                                                              \
+      "rows of a micro-batch (B)")                                                                                             \
+    X(INT, seq, "t", "N", "256", 1, 16777216, ON_BOTH, "Training",                                                             \
+      "tokens of a row (T)")                                                                                                   \
+    X(LONG, total_batch, "d", "N", "0", 0, 1e15, ON_BOTH, "Training",                                                          \
+      "tokens of an optimizer step, a multiple of batch * seq (gradients accumulate); 0: batch * seq")                         \
+    X(FLOAT, lr, "l", "F", "3e-4", 0, 1e3, ON_BOTH, "Training",                                                                \
+      "highest learning rate")                                                                                                 \
+    X(INT, warmup, "u", "N", "0", 0, 2e9, ON_BOTH, "Training",                                                                 \
+      "steps of linear warm-up")                                                                                               \
+    X(CHOICE, schedule, "k", "cosine|linear|constant|wsd", "cosine", 0, 0, ON_BOTH, "Training",                                \
+      "learning rate after the warm-up; wsd: constant, then a decay over the last fifth of all steps")                         \
+    X(FLOAT, final_lr_frac, "q", "F", "0.1", 0, 1, ON_BOTH, "Training",                                                        \
+      "the last learning rate as a fraction of --lr")                                                                          \
+    X(FLOAT, weight_decay, "c", "F", "0.1", 0, 1e3, ON_BOTH, "Training",                                                       \
+      "AdamW's decay, on every matrix")                                                                                        \
+    X(FLOAT, beta1, "", "F", "0.9", 0, 0.9999999, ON_BOTH, "Training",                                                         \
+      "AdamW's first decay rate")                                                                                              \
+    X(FLOAT, beta2, "", "F", "0.95", 0, 0.9999999, ON_BOTH, "Training",                                                        \
+      "AdamW's second decay rate")                                                                                             \
+    X(FLOAT, eps, "", "F", "1e-8", 1e-30, 1, ON_BOTH, "Training",                                                              \
+      "AdamW's epsilon")                                                                                                       \
+    X(FLOAT, grad_clip, "", "F", "1.0", 0, 1e30, ON_BOTH, "Training",                                                          \
+      "largest norm of the gradient; 0: no clipping")                                                                          \
+    X(FLOAT, skip_loss_z, "sl", "F", "0", 0, 1e30, ON_BOTH, "Training",                                                        \
+      "skip the update when the loss lies more than F deviations above its last 128; 0: off")                                  \
+    X(FLOAT, skip_norm_z, "sg", "F", "0", 0, 1e30, ON_BOTH, "Training",                                                        \
+      "the same for the gradient's norm; 0: off")                                                                              \
+    X(LONG, seed, "", "N", "42", 0, 9e18, ON_BOTH, "Training",                                                                 \
+      "of initial weights, order of the data and samples")                                                                     \
+    X(INT, threads, "", "N", "0", 0, 4096, ON_BOTH, "Training",                                                                \
+      "OpenMP threads; 0: all cores (the result is the same for any number)")                                                  \
+    X(INT, val_every, "v", "N", "100", 0, 2e9, ON_BOTH, "While training",                                                      \
+      "validate every N steps; 0: only at the end")                                                                            \
+    X(INT, val_batches, "m", "N", "20", 1, 2e9, ON_BOTH, "While training",                                                     \
+      "micro-batches of a validation; a shorter file is used whole")                                                           \
+    X(INT, sample_every, "s", "N", "100", 0, 2e9, ON_BOTH, "While training",                                                   \
+      "print a sample every N steps; 0: only at the end")                                                                      \
+    X(INT, sample_tokens, "g", "N", "64", 0, 16777216, ON_BOTH, "While training",                                              \
+      "tokens of such a sample; 0: no samples")                                                                                \
+    X(INT, checkpoint_every, "n", "N", "0", 0, 2e9, ON_BOTH, "While training",                                                 \
+      "write a checkpoint every N steps; one is always written at the end")                                                    \
+    X(INT, keep, "nk", "N", "0", 0, 2e9, ON_BOTH, "While training",                                                            \
+      "keep the newest N checkpoints; 0: all")                                                                                 \
+    X(INT, major_every, "nm", "N", "0", 0, 2e9, ON_BOTH, "While training",                                                     \
+      "never delete the checkpoint of every N-th step; 0: off")                                                                \
+    X(RESUME, resume, "y", "[PATH]", NULL, 0, 0, ON_BOTH, "While training",                                                    \
+      "go on from a checkpoint; without PATH from the newest valid one in --out")                                              \
+    X(INT, stop_after, "", "N", "0", 0, 2e9, ON_BOTH, "While training",                                                        \
+      "end the run at step N; the schedule stays that of --steps; 0: off")                                                     \
+    X(STRING, generate, "", "TEXT", NULL, 0, 0, ON_BOTH, "Other jobs",                                                         \
+      "continue TEXT with --model and print it, nothing else, on stdout")                                                      \
+    X(SWITCH, chat, "", "", "off", 0, 0, ON_BOTH, "Other jobs",                                                                \
+      "talk to --model with Llama 3's chat template")                                                                          \
+    X(SWITCH, eval, "", "", "off", 0, 0, ON_BOTH, "Other jobs",                                                                \
+      "print the loss of --model on --val")                                                                                    \
+    X(SWITCH, dry_run, "", "", "off", 0, 0, ON_BOTH, "Other jobs",                                                             \
+      "read every file, print model, memory and plan, write nothing")                                                          \
+    X(SWITCH, help, "h", "", "off", 0, 0, ON_BOTH, "Other jobs",                                                               \
+      "print this")                                                                                                            \
+    X(SWITCH, version, "", "", "off", 0, 0, ON_BOTH, "Other jobs",                                                             \
+      "print the version")                                                                                                     \
+    X(STRING, prompt, "", "TEXT", "", 0, 0, ON_BOTH, "Text",                                                                   \
+      "start of the samples while training")                                                                                   \
+    X(STRING, system, "", "TEXT", NULL, 0, 0, ON_BOTH, "Text",                                                                 \
+      "system message of --chat")                                                                                              \
+    X(INT, tokens, "max-tokens", "N", "256", 1, 16777216, ON_BOTH, "Text",                                                     \
+      "most tokens of --generate and of an answer in --chat")                                                                  \
+    X(FLOAT, temperature, "", "F", "0.8", 0, 100, ON_BOTH, "Text",                                                             \
+      "of sampling; 0: always the most probable token")                                                                        \
+    X(INT, top_k, "", "N", "0", 0, 2e9, ON_BOTH, "Text",                                                                       \
+      "sample among the N most probable tokens; 0: among all")                                                                 \
+    X(FLOAT, top_p, "", "F", "0.95", 0, 1, ON_BOTH, "Text",                                                                    \
+      "sample among the fewest tokens that hold this share of the probability; 1: among all")                                  \
+    X(CHOICE, recompute, "r", "none|norm+swiglu|ffn|block", "none", 0, 0, ON_GPU, "GPU",                                       \
+      "activations that backward computes again instead of keeping")                                                           \
+    X(CHOICE, grad_dtype, "", "param|fp32", "param", 0, 0, ON_GPU, "GPU",                                                      \
+      "type of the gradients; param: the weights'")                                                                            \
+    X(CHOICE, master, "", "fp32|split", "fp32", 0, 0, ON_GPU, "GPU",                                                           \
+      "master weights of 16-bit builds: fp32 beside the weights, or only the 16 bits the weights lack")                        \
+    X(CHOICE, moments, "", "fp32|bf16", "fp32", 0, 0, ON_GPU, "GPU",                                                           \
+      "type of AdamW's m and v")                                                                                               \
+    X(SIZE, max_memory, "", "SIZE", "0", 0, 1e18, ON_GPU, "GPU",                                                               \
+      "device memory that may be used, as in 15G; 0: all that is free")                                                        \
+    X(SWITCH, tf32, "f", "", "off", 0, 0, ON_GPU, "GPU",                                                                       \
+      "FP32 builds: matrix products in TF32")                                                                                  \
+    X(SWITCH, graph, "", "", "on", 0, 0, ON_GPU, "GPU",                                                                        \
+      "capture the micro-step in a CUDA graph")                                                                                \
+    X(SWITCH, tune, "", "", "off", 0, 0, ON_GPU, "GPU",                                                                        \
+      "time the candidates of every matrix product and write the choice to --plan")                                            \
+    X(STRING, plan, "", "FILE", NULL, 0, 0, ON_GPU, "GPU",                                                                     \
+      "plan file of the matrix products; default: matmul_plan.json in --out")                                                  \
+    X(INT, profile, "", "N", "0", 0, 1000, ON_GPU, "GPU",                                                                      \
+      "after N steps of warm-up print a table of one step's kernels and end; 0: off")                                          \
+    X(SWITCH, debug, "", "", "off", 0, 0, ON_GPU, "GPU",                                                                       \
+      "where a loss is not finite, name the first such tensor and layer (slow)")
+// clang-format on
+
+typedef enum {
+    OPTION_STRING,
+    OPTION_INT,
+    OPTION_LONG,
+    OPTION_FLOAT,
+    OPTION_SIZE,
+    OPTION_SWITCH,
+    OPTION_CHOICE,
+    OPTION_RESUME
+} OptionKind;
+
+#define OPTION_CTYPE_STRING const char*
+#define OPTION_CTYPE_INT int
+#define OPTION_CTYPE_LONG int64_t
+#define OPTION_CTYPE_FLOAT double
+#define OPTION_CTYPE_SIZE uint64_t
+#define OPTION_CTYPE_SWITCH bool
+#define OPTION_CTYPE_CHOICE int
+#define OPTION_CTYPE_RESUME const char*
+
+#define OPTION_INDEX(kind, field, aliases, value, def, min, max, scope, group, help) OPT_##field,
+typedef enum { OPTION_TABLE(OPTION_INDEX) NUM_OPTIONS } OptionIndex;
+#undef OPTION_INDEX
+
+typedef struct {
+#define OPTION_FIELD(kind, field, aliases, value, def, min, max, scope, group, help) OPTION_CTYPE_##kind field;
+    OPTION_TABLE(OPTION_FIELD)
+#undef OPTION_FIELD
+    bool given[NUM_OPTIONS];         // by OPT_<field>: the flag stood on the command line
+    OptionScope trainer;             // ON_CPU or ON_GPU
+    char* merged_text[NUM_OPTIONS];  // owned text values, see options_merge()
+} Options;
+
+typedef struct {
+    OptionKind kind;
+    const char* name;  // of the field; flags show '-' for '_'
+    const char* aliases;
+    const char* value;
+    const char* def;
+    double min, max;
+    OptionScope scope;
+    const char* group;
+    const char* help;
+    size_t offset;  // of the field in Options
+} OptionSpec;
+
+static const OptionSpec option_specs[NUM_OPTIONS] = {
+#define OPTION_SPEC(kind, field, aliases, value, def, min, max, scope, group, help) \
+    {OPTION_##kind, #field, aliases, value, def, (double)(min), (double)(max), scope, group, help, offsetof(Options, field)},
+    OPTION_TABLE(OPTION_SPEC)
+#undef OPTION_SPEC
+};
+
+enum { OPTION_TEXT = 64 };  // bytes that hold any flag's name, or any value but a text
+
+static inline void* option_field(Options* o, int i) { return (char*)o + option_specs[i].offset; }
+static inline const void* option_value(const Options* o, int i) { return (const char*)o + option_specs[i].offset; }
+
+/* "--val-every" from the field's name. */
+LLMC_UNUSED static const char* option_flag(int i, char* out /* OPTION_TEXT */) {
+    snprintf(out, OPTION_TEXT, "--%s", option_specs[i].name);
+    for (char* p = out; *p; p++) {
+        if (*p == '_') { *p = '-'; }
+    }
+    return out;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// values
+
+/* Bytes from "15G", "512MiB", "1.5g" or a plain number; units are powers of 1024. */
+LLMC_UNUSED static bool parse_size(const char* text, uint64_t* bytes) {
+    char* end = NULL;
+    if (*text < '0' || *text > '9') { return false; }
+    double value = strtod(text, &end);
+    static const char units[] = "KMGT";
+    const char* unit = *end ? strchr(units, *end & ~0x20) : NULL;
+    double scale = 1;
+    if (unit && *unit) {
+        for (const char* u = units; u <= unit; u++) { scale *= 1024; }
+        end++;
+        if (*end == 'i' && (end[1] == 'B' || end[1] == 'b')) { end++; }
+    }
+    if (*end == 'B' || *end == 'b') { end++; }
+    if (*end != 0 || !(value * scale <= 9e18) || strpbrk(text, "xXpPeEnN")) { return false; }
+    *bytes = (uint64_t)(value * scale);
+    return true;
+}
+
+/* The place of `word` among the words of "a|b|c", or -1. */
+LLMC_UNUSED static int choice_find(const char* words, const char* word) {
+    size_t n = strlen(word);
+    for (int i = 0; *words; i++) {
+        size_t len = strcspn(words, "|");
+        if (len == n && memcmp(words, word, n) == 0) { return i; }
+        words += len + (words[len] == '|');
+    }
+    return -1;
+}
+
+/* Copies the word at place `i` of "a|b|c". */
+LLMC_UNUSED static void choice_word(const char* words, int i, char* out, size_t cap) {
+    while (i-- > 0) { words += strcspn(words, "|") + 1; }
+    snprintf(out, cap, "%.*s", (int)strcspn(words, "|"), words);
+}
+
+/* 1, 0, or -1 where the text is no switch's value. */
+LLMC_UNUSED static int switch_value(const char* text) {
+    static const char* const words[] = {"off", "on", "false", "true", "no", "yes", "0", "1"};
+    for (int i = 0; i < 8; i++) {
+        if (strcmp(text, words[i]) == 0) { return i & 1; }
+    }
+    return -1;
+}
+
+/* The value of option i as it would be typed; a text that was not given is "". Returns the text or `out`. */
+LLMC_UNUSED static const char* option_text(const Options* o, int i, char* out /* OPTION_TEXT */) {
+    const OptionSpec* s = &option_specs[i];
+    const void* v = option_value(o, i);
+    switch (s->kind) {
+        case OPTION_STRING:
+        case OPTION_RESUME: return *(const char* const*)v ? *(const char* const*)v : "";
+        case OPTION_INT: snprintf(out, OPTION_TEXT, "%d", *(const int*)v); break;
+        case OPTION_LONG: snprintf(out, OPTION_TEXT, "%lld", (long long)*(const int64_t*)v); break;
+        case OPTION_SIZE: snprintf(out, OPTION_TEXT, "%llu", (unsigned long long)*(const uint64_t*)v); break;
+        case OPTION_SWITCH: snprintf(out, OPTION_TEXT, "%s", *(const bool*)v ? "on" : "off"); break;
+        case OPTION_CHOICE: choice_word(s->value, *(const int*)v, out, OPTION_TEXT); break;
+        case OPTION_FLOAT: {
+            // the shortest text that reads back as the same double
+            double d = *(const double*)v;
+            for (int digits = 1; digits <= 17; digits++) {
+                snprintf(out, OPTION_TEXT, "%.*g", digits, d);
+                if (strtod(out, NULL) == d) { break; }
+            }
+            break;
+        }
+    }
+    return out;
+}
+
+/* "--batch: is "0", wanted an integer from 1 to 1048576", as every refused value reads. */
+LLMC_UNUSED static bool option_refuse(int i, const char* text, Error* e) {
+    const OptionSpec* s = &option_specs[i];
+    char flag[OPTION_TEXT];
+    option_flag(i, flag);
+    switch (s->kind) {
+        case OPTION_INT:
+        case OPTION_LONG: return fail(e, "%s: is \"%.200s\", wanted an integer from %.0f to %.16g", flag, text, s->min, s->max);
+        case OPTION_FLOAT: return fail(e, "%s: is \"%.200s\", wanted a number from %.10g to %.10g", flag, text, s->min, s->max);
+        case OPTION_SIZE: return fail(e, "%s: is \"%.200s\", wanted a size of memory such as 15G or 512M", flag, text);
+        case OPTION_SWITCH: return fail(e, "%s: is \"%.200s\", wanted on or off", flag, text);
+        case OPTION_CHOICE: return fail(e, "%s: is \"%.200s\", wanted one of %s", flag, text, s->value);
+        default: return fail(e, "%s: has no value", flag);
+    }
+}
+
+/* Sets option i from a text. `by_letter`: it came as -r 2, where llm.c numbers the choices. */
+LLMC_UNUSED static bool option_set(Options* o, int i, const char* text, bool by_letter, Error* e) {
+    const OptionSpec* s = &option_specs[i];
+    void* field = option_field(o, i);
+    char* end = NULL;
+    errno = 0;
+    switch (s->kind) {
+        case OPTION_STRING: *(const char**)field = text; return true;
+        case OPTION_RESUME:
+            // llm.c's -y 1 and -y 0
+            if (by_letter && switch_value(text) >= 0) { text = switch_value(text) ? "" : NULL; }
+            *(const char**)field = text;
+            return true;
+        case OPTION_INT:
+        case OPTION_LONG: {
+            long long v = strtoll(text, &end, 10);
+            bool number = *text == '-' || (*text >= '0' && *text <= '9');
+            if (!number || end == text || *end || errno == ERANGE || (double)v < s->min || (double)v > s->max) {
+                return option_refuse(i, text, e);
+            }
+            if (s->kind == OPTION_INT) {
+                *(int*)field = (int)v;
+            } else {
+                *(int64_t*)field = (int64_t)v;
+            }
+            return true;
+        }
+        case OPTION_FLOAT: {
+            // strtod alone would also take "inf", "nan", hexadecimal numbers and leading spaces
+            bool number = *text && strspn(text, "+-.0123456789eE") == strlen(text);
+            double v = number ? strtod(text, &end) : NAN;
+            if (!number || end == text || *end || !(v >= s->min && v <= s->max)) { return option_refuse(i, text, e); }
+            *(double*)field = v + 0.0;  // -0 becomes 0
+            return true;
+        }
+        case OPTION_SIZE: return parse_size(text, (uint64_t*)field) || option_refuse(i, text, e);
+        case OPTION_SWITCH:
+            if (switch_value(text) < 0) { return option_refuse(i, text, e); }
+            *(bool*)field = switch_value(text) == 1;
+            return true;
+        case OPTION_CHOICE: {
+            int place = choice_find(s->value, text);
+            if (place < 0 && by_letter && *text >= '0' && *text <= '9' && !text[1]) {
+                const char* p = s->value;
+                place = *text - '0';
+                for (int k = 0; k < place && p; k++) { p = strchr(p, '|') ? strchr(p, '|') + 1 : NULL; }
+                if (!p) { place = -1; }
+            }
+            if (place < 0) { return option_refuse(i, text, e); }
+            *(int*)field = place;
+            return true;
+        }
+    }
+    return true;
+}
+
+/* Every option at its default. */
+LLMC_UNUSED static void options_default(Options* o, OptionScope trainer) {
+    Error e;
+    memset(&e, 0, sizeof e);
+    memset(o, 0, sizeof *o);
+    o->trainer = trainer;
+    for (int i = 0; i < NUM_OPTIONS; i++) {
+        if (option_specs[i].def) { option_set(o, i, option_specs[i].def, false, &e); }
+    }
+    if (e.msg[0]) { die("the option table is wrong: %s", e.msg); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// names
+
+/* True where text[0..n) is `name`, with '-' for '_'. */
+LLMC_UNUSED static bool option_same_name(const char* text, size_t n, const char* name, size_t name_len) {
+    if (n != name_len) { return false; }
+    for (size_t k = 0; k < n; k++) {
+        if ((text[k] == '_' ? '-' : text[k]) != (name[k] == '_' ? '-' : name[k])) { return false; }
+    }
+    return true;
+}
+
+/* The option that an argument names ("--val-every", "--val_every=3", "-v"), or -1. *value: behind '=', or NULL.
+ * *by_letter: through an alias of one dash. *negated: --no-name of a switch. */
+LLMC_UNUSED static int option_find(const char* arg, const char** value, bool* by_letter, bool* negated) {
+    *value = NULL;
+    *by_letter = *negated = false;
+    if (arg[0] != '-' || !arg[1]) { return -1; }
+    const bool two = arg[1] == '-';
+    const char* text = arg + (two ? 2 : 1);
+    const size_t n = strcspn(text, "=");
+    if (text[n] == '=') { *value = text + n + 1; }
+    const bool no = two && n > 3 && option_same_name(text, 3, "no-", 3);
+    for (int i = 0; i < NUM_OPTIONS; i++) {
+        const OptionSpec* s = &option_specs[i];
+        if (two && option_same_name(text, n, s->name, strlen(s->name))) { return i; }
+        if (no && s->kind == OPTION_SWITCH && option_same_name(text + 3, n - 3, s->name, strlen(s->name))) {
+            *negated = true;
+            return i;
+        }
+        for (const char* a = s->aliases; *a;) {
+            size_t len = strcspn(a, " ");
+            if ((len > 2) == two && option_same_name(text, n, a, len)) {
+                *by_letter = !two;
+                return i;
+            }
+            a += len + (a[len] == ' ');
+        }
+    }
+    return -1;
+}
+
+/* Edits (insert, delete, replace, swap of neighbours) that turn a into b; words beyond 40 characters are far from all. */
+LLMC_UNUSED static int edit_distance(const char* a, const char* b) {
+    enum { CAP = 41 };
+    int d[CAP][CAP];
+    const int na = (int)strnlen(a, CAP), nb = (int)strnlen(b, CAP);
+    if (na == CAP || nb == CAP) { return CAP; }
+    for (int i = 0; i <= na; i++) {
+        for (int j = 0; j <= nb; j++) {
+            if (i == 0 || j == 0) {
+                d[i][j] = i + j;
+                continue;
+            }
+            int best = d[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
+            if (d[i - 1][j] + 1 < best) { best = d[i - 1][j] + 1; }
+            if (d[i][j - 1] + 1 < best) { best = d[i][j - 1] + 1; }
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && d[i - 2][j - 2] + 1 < best) {
+                best = d[i - 2][j - 2] + 1;
+            }
+            d[i][j] = best;
+        }
+    }
+    return d[na][nb];
+}
+
+/* Names the culprit and the flag that was meant, by a common start or by few edits. */
+LLMC_UNUSED static bool option_unknown(const char* arg, OptionScope trainer, Error* e) {
+    if (arg[0] != '-') {
+        return fail(e, "unexpected argument \"%.200s\"\n  hint: every value follows a flag; --help lists them", arg);
+    }
+    char typed[OPTION_TEXT];
+    snprintf(typed, sizeof typed, "%.*s", (int)strcspn(arg, "="), arg);
+    char* word = typed + strspn(typed, "-");
+    for (char* p = word; *p; p++) {
+        if (*p == '_') { *p = '-'; }
+    }
+    int best = -1, best_distance = 0;
+    for (int i = 0; i < NUM_OPTIONS; i++) {
+        if (!(option_specs[i].scope & trainer)) { continue; }
+        char flag[OPTION_TEXT];
+        const char* name = option_flag(i, flag) + 2;
+        int distance = edit_distance(word, name);
+        size_t typed_len = strlen(word);
+        bool start = typed_len >= 3 && strncmp(word, name, typed_len) == 0;
+        bool longer = strlen(name) >= 3 && strncmp(word, name, strlen(name)) == 0;
+        if (start || longer) { distance = 1; }
+        if (distance > 2 && distance * 3 > (int)strlen(name)) { continue; }
+        if (distance >= (int)strlen(name)) { continue; }
+        if (best < 0 || distance < best_distance) {
+            best = i;
+            best_distance = distance;
+        }
+    }
+    char flag[OPTION_TEXT];
+    if (best >= 0) { return fail(e, "unknown flag %.200s\n  hint: did you mean %s?", arg, option_flag(best, flag)); }
+    return fail(e, "unknown flag %.200s\n  hint: --help lists all flags", arg);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the parser
+
+typedef enum { OPTIONS_OK, OPTIONS_HELP, OPTIONS_SHOW_VERSION, OPTIONS_WRONG } OptionsResult;
+
+/* What no single value shows: two jobs at once, flags that exclude each other. */
+LLMC_UNUSED static bool options_check(const Options* o, Error* e) {
+    static const int jobs[] = {OPT_generate, OPT_chat, OPT_eval, OPT_dry_run};
+    const bool chosen[] = {o->generate != NULL, o->chat, o->eval, o->dry_run};
+    int first = -1;
+    char a[OPTION_TEXT], b[OPTION_TEXT];
+    for (int i = 0; i < 4; i++) {
+        if (!chosen[i]) { continue; }
+        if (first >= 0) {
+            return fail(e, "%s and %s: are two jobs, wanted one of them", option_flag(jobs[first], a), option_flag(jobs[i], b));
+        }
+        first = i;
+    }
+    if (o->minutes > 0 && o->given[OPT_steps] && o->steps >= 0) {
+        return fail(e, "--steps and --minutes: both say how long to train, wanted one of them");
+    }
+    if (o->total_batch % ((int64_t)o->batch * o->seq) != 0) {
+        return fail(e, "--total-batch: is %lld, wanted a multiple of batch * seq = %d * %d = %lld", (long long)o->total_batch,
+                    o->batch, o->seq, (long long)o->batch * o->seq);
+    }
+    if (o->top_p <= 0) { return fail(e, "--top-p: is 0, wanted a number above 0 (1: off)\n  hint: --temperature 0 is greedy"); }
+    return true;
+}
+
+/* Reads the command line of a trainer into *o. On OPTIONS_WRONG the cause is in *e. */
+LLMC_UNUSED static OptionsResult options_parse(Options* o, int argc, char** argv, OptionScope trainer, Error* e) {
+    options_default(o, trainer);
+    for (int a = 1; a < argc; a++) {
+        const char *value, *unused;
+        bool by_letter, negated, other;
+        int i = option_find(argv[a], &value, &by_letter, &negated);
+        if (i < 0) {
+            option_unknown(argv[a], trainer, e);
+            return OPTIONS_WRONG;
+        }
+        const OptionSpec* s = &option_specs[i];
+        char flag[OPTION_TEXT];
+        option_flag(i, flag);
+        if (!(s->scope & trainer)) {
+            fail(e, "%s: is a flag of %s", flag, s->scope == ON_GPU ? "the CUDA trainer, train_llama3cu" : "the CPU trainer");
+            return OPTIONS_WRONG;
+        }
+        if (negated && value) {
+            fail(e, "%.200s: takes no value", argv[a]);
+            return OPTIONS_WRONG;
+        }
+        const char* next = a + 1 < argc ? argv[a + 1] : NULL;
+        const bool next_is_flag = next && option_find(next, &unused, &other, &other) >= 0;
+        if (negated) {
+            value = "off";
+        } else if (!value && s->kind == OPTION_SWITCH) {
+            if (next && switch_value(next) >= 0) {
+                value = argv[++a];
+            } else {
+                value = "on";
+            }
+        } else if (!value && s->kind == OPTION_RESUME) {
+            if (next && next[0] != '-' && next[0]) {
+                value = argv[++a];
+            } else {
+                value = "";
+            }
+        } else if (!value) {
+            if (!next || next_is_flag) {
+                const char* meant = s->kind == OPTION_STRING ? "" : ", wanted ";
+                fail(e, "%s: has no value%s%s%s%.200s", flag, meant, *meant ? s->value : "",
+                     next ? ": the next argument is the flag " : "", next ? next : "");
+                return OPTIONS_WRONG;
+            }
+            value = argv[++a];
+        }
+        if (!option_set(o, i, value, by_letter, e)) { return OPTIONS_WRONG; }
+        o->given[i] = true;
+    }
+    if (o->help) { return OPTIONS_HELP; }
+    if (o->version) { return OPTIONS_SHOW_VERSION; }
+    return options_check(o, e) ? OPTIONS_OK : OPTIONS_WRONG;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// what a user reads
+
+enum { OPTIONS_WIDTH = 100, OPTIONS_HELP_COLUMN = 34 };
+
+/* Prints words from column `column` on, broken at OPTIONS_WIDTH and indented to `indent`; returns the last column. */
+LLMC_UNUSED static int print_wrapped(FILE* f, const char* text, int column, int indent) {
+    bool first = true;
+    while (*text) {
+        int n = (int)strcspn(text, " ");
+        if (!first && column + 1 + n > OPTIONS_WIDTH) {
+            fprintf(f, "\n%*s", indent, "");
+            column = indent;
+        } else if (!first) {
+            fputc(' ', f);
+            column++;
+        }
+        fwrite(text, 1, (size_t)n, f);
+        column += n;
+        first = false;
+        text += n + (text[n] == ' ');
+    }
+    return column;
+}
+
+/* --help: every flag of this trainer by group, at most OPTIONS_WIDTH columns wide. */
+LLMC_UNUSED static void options_print_help(FILE* f, const char* program, OptionScope trainer) {
+    fprintf(f, "usage: %s [--flag value]...\n\n", program);
+    fprintf(f, "Trains a Llama 3 model on the %s, or generates, chats and evaluates with one.\n",
+            trainer == ON_GPU ? "GPU" : "CPU");
+    const char* group = "";
+    for (int i = 0; i < NUM_OPTIONS; i++) {
+        const OptionSpec* s = &option_specs[i];
+        if (!(s->scope & trainer)) { continue; }
+        if (strcmp(group, s->group) != 0) { fprintf(f, "\n%s\n", group = s->group); }
+        char flag[OPTION_TEXT], text[1024];
+        int column = fprintf(f, "  %s", option_flag(i, flag));
+        for (const char* a = s->aliases; *a;) {
+            int len = (int)strcspn(a, " ");
+            column += fprintf(f, ", %s%.*s", len > 2 ? "--" : "-", len, a);
+            a += len + (a[len] == ' ');
+        }
+        if (*s->value && s->kind != OPTION_CHOICE) { column += fprintf(f, " %s", s->value); }
+        if (column > OPTIONS_HELP_COLUMN - 2) {
+            fputc('\n', f);
+            column = 0;
+        }
+        fprintf(f, "%*s", OPTIONS_HELP_COLUMN - column, "");
+        int n = snprintf(text, sizeof text, "%s%s%s", s->help, s->kind == OPTION_CHOICE ? ": " : "",
+                         s->kind == OPTION_CHOICE ? s->value : "");
+        if (s->def && *s->def && strcmp(s->def, "off") != 0) {
+            snprintf(text + n, sizeof text - (size_t)n, " (default %s)", s->def);
+        }
+        print_wrapped(f, text, OPTIONS_HELP_COLUMN, OPTIONS_HELP_COLUMN);
+        fputc('\n', f);
+    }
+}
+
+/* The configuration by group, one paragraph each: name=value, texts that were not given left out. */
+LLMC_UNUSED static void options_print(FILE* f, const Options* o) {
+    enum { INDENT = 17 };
+    const char* group = "";
+    int column = 0;
+    for (int i = 0; i < NUM_OPTIONS; i++) {
+        const OptionSpec* s = &option_specs[i];
+        char text[OPTION_TEXT], flag[OPTION_TEXT];
+        const char* value = option_text(o, i, text);
+        bool is_text = s->kind == OPTION_STRING || s->kind == OPTION_RESUME;
+        if (!(s->scope & o->trainer) || (is_text && !*value && !o->given[i])) { continue; }
+        if (s->kind == OPTION_SWITCH && !*(const bool*)option_value(o, i)) { continue; }
+        if (strcmp(group, s->group) != 0) {
+            column = fprintf(f, "%s%-*s", *group ? "\n" : "", INDENT, s->group) - (*group ? 1 : 0);
+            group = s->group;
+        }
+        option_flag(i, flag);
+        int n = (int)(strlen(flag + 2) + 1 + strlen(value));
+        if (column > INDENT && column + 2 + n > OPTIONS_WIDTH) {
+            fprintf(f, "\n%*s", INDENT, "");
+            column = INDENT;
+        } else if (column > INDENT) {
+            column += fprintf(f, "  ");
+        }
+        column += fprintf(f, "%s=%s", flag + 2, value);
+    }
+    fputc('\n', f);
+}
+
+/* What a trainer's main() calls first: the options, or --help and --version (exit 0), or wrong usage (exit 2). */
+LLMC_UNUSED static void options_or_exit(Options* o, int argc, char** argv, OptionScope trainer) {
+    Error e;
+    memset(&e, 0, sizeof e);
+    const char* program = trainer == ON_GPU ? "train_llama3cu" : "train_llama3";
+    switch (options_parse(o, argc, argv, trainer, &e)) {
+        case OPTIONS_OK: return;
+        case OPTIONS_HELP: options_print_help(stdout, argc > 0 ? argv[0] : program, trainer); break;
+        case OPTIONS_SHOW_VERSION: printf("%s (llama3.c) %s\n", program, LLMC_VERSION); break;
+        case OPTIONS_WRONG: die_usage("%s", e.msg);
+    }
+    if (fflush(stdout) != 0) { die("standard output: %s", strerror(errno)); }
+    exit(0);
+}
+
+LLMC_UNUSED static void options_free(Options* o) {
+    for (int i = 0; i < NUM_OPTIONS; i++) {
+        free(o->merged_text[i]);
+        o->merged_text[i] = NULL;
+    }
+}
+
+#endif
