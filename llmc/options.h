@@ -17,6 +17,7 @@
 
 #include "utils.h"
 #include <math.h>
+#include "json.h"
 
 #define LLMC_VERSION "0.1.0"
 
@@ -661,6 +662,86 @@ LLMC_UNUSED static void options_or_exit(Options* o, int argc, char** argv, Optio
     }
     if (fflush(stdout) != 0) { die("standard output: %s", strerror(errno)); }
     exit(0);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// in the log and in checkpoints
+
+/* All options of this trainer as one JSON object on one line; a text that was not given is null. */
+LLMC_UNUSED static void options_json(FILE* f, const Options* o) {
+    const char* separator = "{";
+    for (int i = 0; i < NUM_OPTIONS; i++) {
+        const OptionSpec* s = &option_specs[i];
+        if (!(s->scope & o->trainer) || i == OPT_help || i == OPT_version) { continue; }
+        char text[OPTION_TEXT];
+        const char* value = option_text(o, i, text);
+        fprintf(f, "%s\"%s\":", separator, s->name);
+        separator = ",";
+        switch (s->kind) {
+            case OPTION_STRING:
+            case OPTION_RESUME:
+                if (*(const char* const*)option_value(o, i)) {
+                    json_write_string(f, value, strlen(value));
+                } else {
+                    fputs("null", f);
+                }
+                break;
+            case OPTION_CHOICE: json_write_string(f, value, strlen(value)); break;
+            case OPTION_SWITCH: fputs(*(const bool*)option_value(o, i) ? "true" : "false", f); break;
+            case OPTION_FLOAT: json_write_double(f, *(const double*)option_value(o, i)); break;
+            default: fputs(value, f); break;
+        }
+    }
+    fputc('}', f);
+}
+
+/* The same as a string of its own; free() it. */
+LLMC_UNUSED static char* options_json_text(const Options* o) {
+    char* text = NULL;
+    size_t size = 0;
+    FILE* f = open_memstream(&text, &size);
+    if (!f) { die("out of memory for the options"); }
+    options_json(f, o);
+    if (fclose(f) != 0 || !text) { die("out of memory for the options"); }
+    return text;
+}
+
+/* What a resumed run takes over: every option that is not on its command line gets the value of `saved`, an object that
+ * options_json() wrote into a checkpoint. Where to write, how long to run now and which job to do stay this run's; with
+ * --minutes the number of steps was settled by the first run. Unknown members are another version's and ignored. */
+LLMC_UNUSED static bool options_merge(Options* o, const Json* j, const JsonNode* saved, Error* e) {
+    static const int of_this_run[] = {OPT_out,        OPT_minutes, OPT_threads, OPT_resume,  OPT_stop_after,
+                                      OPT_generate,   OPT_chat,    OPT_eval,    OPT_dry_run, OPT_help,
+                                      OPT_max_memory, OPT_profile, OPT_debug,   OPT_version};
+    for (int i = 0; i < NUM_OPTIONS; i++) {
+        const OptionSpec* s = &option_specs[i];
+        bool keep = o->given[i] || !(s->scope & o->trainer);
+        for (size_t k = 0; k < sizeof of_this_run / sizeof *of_this_run; k++) { keep = keep || of_this_run[k] == i; }
+        const JsonNode* n = keep ? NULL : json_get(j, saved, s->name);
+        if (!n) { continue; }
+        char number[OPTION_TEXT];
+        const char* text = NULL;
+        if (n->type == JSON_TRUE || n->type == JSON_FALSE) {
+            text = n->type == JSON_TRUE ? "on" : "off";
+        } else if (n->type == JSON_NUMBER && n->length < sizeof number) {
+            memcpy(number, j->text + n->at, n->length);
+            number[n->length] = 0;
+            text = number;
+        } else if (!json_text(j, saved, s->name, &text, e)) {
+            return false;
+        }
+        if (s->kind == OPTION_STRING && n->type == JSON_STRING) {
+            free(o->merged_text[i]);
+            text = o->merged_text[i] = xstrdup(text);
+        } else if (s->kind == OPTION_STRING) {
+            return json_wanted(j, saved, s->name, e, "a string");
+        }
+        Error cause;
+        cause.msg[0] = 0;
+        if (!option_set(o, i, text, false, &cause)) { return fail(e, "%s: options: %s", j->path, cause.msg); }
+    }
+    o->minutes = 0;
+    return true;
 }
 
 LLMC_UNUSED static void options_free(Options* o) {
