@@ -556,7 +556,8 @@ LLMC_UNUSED static const char* json_field(char* out, size_t cap, const Json* j, 
         if (used >= cap) { return out; }
         at = inside;
     }
-    snprintf(out + used, cap - used, "%s", key);
+    char last[100];
+    snprintf(out + used, cap - used, "%s", show_text(last, sizeof last, key, strlen(key)));
     return out;
 }
 
@@ -682,6 +683,21 @@ LLMC_UNUSED static void json_write_double(FILE* f, double value) {
     }
     if (strchr(text, 'e') && fabs(value) >= 1 && fabs(value) < 1e16) { snprintf(text, sizeof text, "%.0f", value); }
     fprintf(f, "%s%s", text, strpbrk(text, ".e") ? "" : ".0");
+}
+
+/* The shortest decimal that reads back as the same float. */
+LLMC_UNUSED static void json_write_float(FILE* f, float value) {
+    char text[40];
+    snprintf(text, sizeof text, "%.9g", (double)value);
+    for (int digits = 1; digits < 9; digits++) {
+        char shorter[40];
+        snprintf(shorter, sizeof shorter, "%.*g", digits, (double)value);
+        if (strtof(shorter, NULL) == value) {
+            memcpy(text, shorter, sizeof text);
+            break;
+        }
+    }
+    json_write_double(f, strtod(text, NULL));
 }
 
 #endif
