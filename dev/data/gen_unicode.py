@@ -7,12 +7,13 @@ version. Run it again when `tokenizers` moves to a new Unicode version:
     python dev/data/gen_unicode.py > llmc/unicode.h
 """
 import sys
+import textwrap
 
 import tokenizers
 from tokenizers import Regex, pre_tokenizers
 
 CODE_POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
-OTHER, LETTER, NUMBER, SPACE = range(4)
+OTHER, LETTER, NUMBER, SPACE, NOT_ASCII = range(5)
 BLOCK = 256  # code points a block
 
 
@@ -45,9 +46,10 @@ def ranges(points):
     return out
 
 
-def table(values, fmt, per_line):
-    lines = [", ".join(fmt % v for v in values[i:i + per_line]) for i in range(0, len(values), per_line)]
-    return ",\n".join("    " + line for line in lines)
+def table(values, fmt):
+    """The values in lines of at most 120 characters."""
+    text = textwrap.wrap(", ".join(fmt % v for v in values), 120, initial_indent="    ", subsequent_indent="    ")
+    return "\n".join(text)
 
 
 def main():
@@ -69,6 +71,7 @@ def main():
     assert len(blocks) <= 256
     words = [w for block in blocks for w in block]
     extra = [c for pair in ranges(digits - numbers) for c in pair]
+    ascii_kinds = [kind.get(c, OTHER) for c in range(128)] + [NOT_ASCII] * 128
 
     print(f"""\
 /* unicode.h -- letters, numbers and white space of Unicode, and a strict UTF-8 decoder.
@@ -85,20 +88,32 @@ def main():
 #include <stddef.h>
 #include <stdint.h>
 
-enum {{ UNICODE_OTHER = {OTHER}, UNICODE_LETTER = {LETTER}, UNICODE_NUMBER = {NUMBER}, UNICODE_SPACE = {SPACE}, UNICODE_END = 0x{end:X} }};
+enum {{
+    UNICODE_OTHER = {OTHER},
+    UNICODE_LETTER = {LETTER},
+    UNICODE_NUMBER = {NUMBER},
+    UNICODE_SPACE = {SPACE},
+    UNICODE_NOT_ASCII = {NOT_ASCII},
+    UNICODE_END = 0x{end:X},  // every code point from here on is UNICODE_OTHER
+}};
 
 // clang-format off
+// class of a byte that is a character by itself, UNICODE_NOT_ASCII of any other
+static const uint8_t unicode_byte_class[256] = {{
+{table(ascii_kinds, "%d")}
+}};
+
 static const uint8_t unicode_index[{len(index)}] = {{
-{table(index, "%d", 32)}
+{table(index, "%d")}
 }};
 
 static const uint64_t unicode_blocks[{len(words)}] = {{
-{table(words, "0x%xu", 6)}
+{table(words, "0x%xu")}
 }};
 
 // first and last code point of each range that Digits takes for a number beyond \\p{{N}}
 static const uint32_t unicode_extra_digits[{max(len(extra), 2)}] = {{
-{table(extra or [1, 0], "0x%x", 16)}
+{table(extra or [1, 0], "0x%x")}
 }};
 // clang-format on
 
