@@ -23,12 +23,13 @@ import os
 import shutil
 import sys
 import time
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 
 import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -176,7 +177,7 @@ def write_config(c, folder, dtype, spelling="both"):
 # ----------------------------------------------------------------------------------------------------------------------
 # random numbers: llmc/rand.h on tensors. 32-bit words live in int64; products wrap, and their high words come out right
 
-RAND_INIT, RAND_SHUFFLE_SHARDS, RAND_SHUFFLE_ROWS = 0, 1, 2
+RAND_INIT, RAND_SHUFFLE_SHARDS, RAND_SHUFFLE_ROWS, RAND_SAMPLE = 0, 1, 2, 3
 M32 = 0xFFFFFFFF
 
 
@@ -251,7 +252,7 @@ def rms_norm(x, weight, eps):
 
 
 def rope(x, cos, sin):
-    """Rotates x (B, heads, T, HD) by position, halves paired; cos, sin (T, HD/2) are fp32 also where x is not."""
+    """Rotates x (B, T, heads, HD) by position, halves paired; cos, sin (T, 1, HD/2) are fp32 also where x is not."""
     a, b = x.float().chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
@@ -284,8 +285,8 @@ class Block(nn.Module):
     def forward(self, x, cos, sin):
         B, T, _ = x.shape
         qkv = self.qkv(rms_norm(x, self.input_norm, self.eps))
-        q, k, v = qkv.view(B, T, -1, self.hd).transpose(1, 2).split((self.heads, self.kv, self.kv), dim=1)
-        y = attention(rope(q, cos, sin), rope(k, cos, sin), v)
+        q, k, v = qkv.view(B, T, -1, self.hd).split((self.heads, self.kv, self.kv), dim=2)
+        y = attention(rope(q, cos, sin).transpose(1, 2), rope(k, cos, sin).transpose(1, 2), v.transpose(1, 2))
         x = x + self.o(y.transpose(1, 2).reshape(B, T, -1))
         gate, up = self.gate_up(rms_norm(x, self.post_norm, self.eps)).chunk(2, dim=-1)
         return x + self.down(F.silu(gate) * up)
@@ -304,18 +305,19 @@ class Llama(nn.Module):
 
     def set_context(self, T, device):
         """Makes the RoPE tables of T positions, in fp32 whatever the model's type."""
-        angles = torch.arange(T, dtype=torch.float32)[:, None] * inverse_frequencies(self.c)[None, :]
+        angles = torch.arange(T, dtype=torch.float32)[:, None, None] * inverse_frequencies(self.c)
         self.cos, self.sin = angles.cos().to(device), angles.sin().to(device)
         return self
 
-    def trunk(self, x, dtype=None):
-        """Tokens (B, T) to normed hidden states (B, T, C); `dtype` is that of the residual stream, default the weights'."""
+    def trunk(self, x, dtype=None, blocks=None):
+        """Tokens (B, T) to normed hidden states (B, T, C) through `blocks`, which may be compiled ones; `dtype` is that of
+        the residual stream, by default the weights'."""
         h = self.embedding(x)
         h = h if dtype is None else h.to(dtype)
         cos, sin = self.cos[:x.shape[1]], self.sin[:x.shape[1]]
-        for i, block in enumerate(self.blocks):
-            if self.recompute_every and self.training and i % self.recompute_every == 0:
-                h = torch.utils.checkpoint.checkpoint(block, h, cos, sin, use_reentrant=False)
+        for i, block in enumerate(blocks or self.blocks):
+            if self.recompute_every and torch.is_grad_enabled() and i % self.recompute_every == 0:
+                h = checkpoint(block, h, cos, sin, use_reentrant=False)
             else:
                 h = block(h, cos, sin)
         return rms_norm(h, self.final_norm, self.c.rms_norm_eps)
@@ -510,3 +512,550 @@ def write_pairs(out):
         path = os.path.join(out, name + ".state.safetensors")
         losses, norms = write_state(model, path, p["batch"], p["seq"], 10, seed=200 + i, lr=3e-3)
         print(f"{path}: loss {losses[0]:.4f} -> {losses[-1]:.4f}, gradient norm {norms[0]:.3f} -> {norms[-1]:.3f}")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# data: token files and the order of llmc/dataloader.h, for one process
+
+
+class TokenFile:
+    def __init__(self, path, T):
+        head = np.fromfile(path, dtype="<i4", count=256)
+        kind = {(20240520, 1): "<u2", (20240801, 7): "<u4"}.get((int(head[0]), int(head[1])) if len(head) == 256 else None)
+        if kind is None:
+            die(f"{path}: is no token file\n  hint: make one from text with ./tokenize --tokenizer DIR -o OUT.bin FILE")
+        self.tokens = np.memmap(path, dtype=kind, mode="r", offset=1024)
+        count, self.vocab_size, self.path = int(head[4:6].view("<u8")[0]) or int(head[2]), int(head[3]), path
+        if len(self.tokens) != count:
+            die(f"{path}: token count is {count}, but the file holds {len(self.tokens)}")
+        if count < T + 1:
+            die(f"{path}: holds {count} tokens, wanted at least {T + 1}, one row of --seq {T} and its last target")
+        self.rows = (count - 1) // T
+
+
+class DataLoader:
+    """Rows of T+1 tokens from the files that match a pattern; `row` counts rows given out, over all epochs."""
+
+    def __init__(self, pattern, B, T, seed=0, shuffle=False):
+        paths = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern), key=os.fsencode)
+        if not paths:
+            die(f"{pattern}: no such token file, and no file matches this as a pattern")
+        self.files = [TokenFile(p, T) for p in paths]
+        self.B, self.T, self.seed, self.shuffle, self.row = B, T, seed, shuffle, 0
+        self.rows_per_epoch = sum(f.rows for f in self.files)
+        self.num_tokens = sum(len(f.tokens) for f in self.files)
+        self.vocab_size = max(f.vocab_size for f in self.files)
+        self.epoch, self.shard = -1, (-1, -1)
+
+    def locate(self, row):
+        """(file, row in it) of row `row` of the stream."""
+        epoch, at = divmod(row, self.rows_per_epoch)
+        if epoch != self.epoch:
+            n = len(self.files)
+            self.epoch = epoch
+            self.order = permutation(n, self.seed, RAND_SHUFFLE_SHARDS, epoch, 0) if self.shuffle else list(range(n))
+            self.starts = np.cumsum([0] + [self.files[i].rows for i in self.order]).tolist()
+        place = bisect.bisect_right(self.starts, at) - 1
+        i, at = self.order[place], at - self.starts[place]
+        if not self.shuffle:
+            return self.files[i], at
+        if self.shard != (epoch, i):
+            self.shard = (epoch, i)
+            self.row_order = permutation(self.files[i].rows, self.seed, RAND_SHUFFLE_ROWS, i, epoch << 32)
+        return self.files[i], self.row_order[at]
+
+    def next(self, device, vocab_size):
+        """Inputs and targets (B, T) int64 on the device."""
+        rows = np.empty((self.B, self.T + 1), dtype=np.int64)
+        for b in range(self.B):
+            f, i = self.locate(self.row + b)
+            rows[b] = f.tokens[i * self.T:i * self.T + self.T + 1]
+            if rows[b].max() >= vocab_size:
+                die(f"{f.path}: row {i} holds token {rows[b].max()}, but the vocabulary has {vocab_size}")
+        self.row += self.B
+        x, y = torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(rows[:, 1:].copy())
+        if device.type == "cuda":
+            return x.pin_memory().to(device, non_blocking=True), y.pin_memory().to(device, non_blocking=True)
+        return x, y
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# one step's arithmetic
+
+
+def learning_rate(a, step):
+    """llmc/scheduler.h: steps count from 0."""
+    f = a.final_lr_frac
+    if step < a.warmup:
+        return a.lr * (step + 1) / a.warmup
+
+    def progress(first):
+        return 1.0 if step >= a.steps else max(0.0, (step - first) / max(1, a.steps - first))
+    p = progress(a.warmup)
+    if a.schedule == "cosine":
+        return a.lr * (f + (1.0 - f) * 0.5 * (1.0 + math.cos(math.pi * p)))
+    if a.schedule == "linear":
+        return a.lr * (1.0 - (1.0 - f) * p)
+    if a.schedule == "wsd":
+        return a.lr * (f + (1.0 - f) * (1.0 - math.sqrt(progress(a.steps - a.steps // 5))))
+    return a.lr
+
+
+def pick_sdpa(c, B, T, device, dtype):
+    """On CUDA: times forward and backward of the attention backends at the run's own shape, with GQA native and with
+    repeated K and V, and keeps the fastest. Returns its name."""
+    global NATIVE_GQA
+    if device.type != "cuda" or dtype == torch.float32:
+        return "default"
+    cuda, H, KV, HD = torch.backends.cuda, c.num_attention_heads, c.num_key_value_heads, c.head_dim
+
+    def use(name):
+        for other in ("cudnn", "flash", "mem_efficient", "math"):
+            if hasattr(cuda, f"enable_{other}_sdp"):
+                getattr(cuda, f"enable_{other}_sdp")(other == name)
+    times = {}
+    for name in ("cudnn", "flash", "mem_efficient"):
+        for native in (True, False) if H != KV and TORCH >= (2, 5) else (False,):
+            use(name)
+            NATIVE_GQA = native
+            try:  # the model's own layout: q and k packed after RoPE, v a view of the fused product
+                q, k = (torch.randn(B, T, n, HD, device=device, dtype=dtype) for n in (H, KV))
+                v = torch.randn(B, T, (H + 2 * KV) * HD, device=device, dtype=dtype)[..., -KV * HD:].view(B, T, KV, HD)
+                q, k, v = (t.transpose(1, 2).requires_grad_() for t in (q, k, v))
+                for i in range(8):
+                    if i == 3:
+                        torch.cuda.synchronize()
+                        start = time.perf_counter()
+                    out = attention(q, k, v)
+                    torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+                torch.cuda.synchronize()
+                times[name, native] = time.perf_counter() - start
+            except RuntimeError:  # this backend has no kernel for the shape
+                pass
+    if not times:
+        use("math")
+        return "math"
+    name, NATIVE_GQA = min(times, key=times.get)
+    use(name)
+    return name + ("" if NATIVE_GQA or H == KV else " with repeated K, V")
+
+
+def cross_entropy_sum(h, weight, targets):
+    return F.cross_entropy(F.linear(h, weight).float(), targets, reduction="sum")
+
+
+class Engine:
+    """A model's forward, backward and update under --dtype and --compile.
+
+    fp32       weights, gradients, moments and arithmetic in fp32
+    autocast   the same storage, matrix products and residual stream in bf16
+    master     bf16 weights and gradients, fp32 master weights and moments
+    bf16       all in bf16
+    On CUDA blocks are compiled one by one and the head works through chunks of tokens, so that full logits never exist; on
+    the CPU, where logits are small, the whole model is compiled at once."""
+
+    CHUNK = 8192
+
+    def __init__(self, model, a, device):
+        self.model, self.a, self.device = model, a, device
+        self.params = list(model.parameters())
+        self.stream = torch.bfloat16 if a.dtype == "autocast" else None
+        self.blocks, self.ce, self.whole = list(model.blocks), cross_entropy_sum, model
+        if a.compile:
+            torch.set_float32_matmul_precision("highest" if a.dtype == "fp32" else "high")
+            limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
+            setattr(torch._dynamo.config, limit, 256)  # one compiled block serves every layer: room for guards on each
+            if device.type == "cuda":
+                self.blocks, self.ce = [torch.compile(b) for b in self.blocks], torch.compile(cross_entropy_sum)
+            else:
+                self.whole = torch.compile(model)
+        self.masters = [p.detach().float() for p in self.params] if a.dtype == "master" else self.params
+        self.opt = adamw(model, a.lr, (a.beta1, a.beta2), a.eps, a.weight_decay, self.masters)
+
+    def amp(self):
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.a.dtype == "autocast")
+
+    def micro_step(self, x, y, share):
+        """Adds `share` times the gradient of the batch's mean loss; returns share * loss on the device."""
+        if self.device.type != "cuda":
+            with self.amp():
+                loss = self.whole(x, y)
+            loss = loss if share == 1.0 else loss * share
+            loss.backward()
+            return loss.detach()
+        with self.amp():
+            h = self.model.trunk(x, self.stream, self.blocks)
+        leaves = [part.detach().requires_grad_() for part in h.view(-1, h.shape[-1]).split(self.CHUNK)]
+        total = 0.0
+        for part, targets in zip(leaves, y.view(-1).split(self.CHUNK)):
+            with self.amp():
+                loss = self.ce(part, self.model.head.weight, targets) * (share / y.numel())
+            loss.backward()
+            total = total + loss.detach()
+        h.backward(torch.cat([part.grad for part in leaves]).view_as(h))
+        return total
+
+    @torch.no_grad()
+    def evaluate(self, x, y):
+        """The batch's mean loss, a float."""
+        with self.amp():
+            h = self.model.trunk(x, self.stream).view(-1, self.model.c.hidden_size)
+            parts = zip(h.split(self.CHUNK), y.view(-1).split(self.CHUNK))
+            return sum(cross_entropy_sum(part, self.model.head.weight, t) for part, t in parts).item() / y.numel()
+
+    def update(self, lr):
+        """Clips, steps and clears; returns the gradient's norm before clipping, on the device."""
+        norm = nn.utils.clip_grad_norm_(self.params, self.a.grad_clip if self.a.grad_clip > 0 else float("inf"))
+        for group in self.opt.param_groups:
+            group["lr"] = lr
+        if self.masters is not self.params:
+            for master, p in zip(self.masters, self.params):
+                master.grad = p.grad.float()
+        self.opt.step()
+        self.opt.zero_grad()
+        if self.masters is not self.params:
+            with torch.no_grad():
+                torch._foreach_copy_(self.params, self.masters)
+            for p in self.params:
+                p.grad = None
+        return norm
+
+    @torch.no_grad()
+    def sample(self, ids, count, step):
+        """`count` more tokens behind `ids`, drawn by --temperature, --top-k and --top-p. No cache: for samples only."""
+        a, ids = self.a, list(ids)
+        for i in range(count):
+            with self.amp():
+                x = torch.tensor([ids[-self.model.cos.shape[0]:]], device=self.device)
+                logits = F.linear(self.model.trunk(x, self.stream)[0, -1], self.model.head.weight).double().cpu()
+            if a.temperature == 0:
+                ids.append(int(logits.argmax()))
+                continue
+            p, order = torch.softmax(logits / a.temperature, -1).sort(descending=True)
+            p = p[:a.top_k] if a.top_k else p
+            p = p[:1 + int((p.cumsum(0) < a.top_p * p.sum()).sum())]
+            w = philox(a.seed, RAND_SAMPLE, step, torch.tensor([i]))
+            draw = philox_double(w[0], w[1]) * p.sum()
+            ids.append(int(order[min(len(p) - 1, int((p.cumsum(0) <= draw).sum()))]))
+        return ids
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# training
+
+# dense bf16 tensor-core peaks in TFLOP/s, as in llmc/mfu.h; with --dtype fp32 no MFU is told
+PEAKS = (("H200", 989.4), ("H100", 989.4), ("GH200", 989.4), ("B200", 2250.0), ("A100", 312.0), ("L4", 121.0), ("T4", 65.0))
+
+
+class Text:
+    """Encodes prompts and decodes samples where there is a tokenizer.json and the package `tokenizers`; else ids."""
+
+    def __init__(self, path):
+        self.tok, self.folder, self.vocab_size = None, path if path and os.path.isdir(path) else os.path.dirname(path or ""), 0
+        path = os.path.join(path, "tokenizer.json") if path and os.path.isdir(path) else path
+        if path and os.path.basename(path) == "tokenizer.json" and os.path.exists(path):
+            with open(path, encoding="utf-8") as f:
+                j = json.load(f)
+            ids = list(j["model"]["vocab"].values()) + [t["id"] for t in j.get("added_tokens", [])]
+            self.vocab_size = max(ids) + 1
+            with contextlib.suppress(ImportError):
+                from tokenizers import Tokenizer
+                self.tok = Tokenizer.from_file(path)
+
+    def encode(self, text, c):
+        ids = self.tok.encode(text, add_special_tokens=False).ids if self.tok else []
+        bos = c.bos_token_id if c.bos_token_id is not None else self.bos()
+        return ([bos] if bos is not None else []) + ids or [0]
+
+    def bos(self):
+        return self.tok.token_to_id("<|begin_of_text|>") if self.tok else None
+
+    def decode(self, ids):
+        return self.tok.decode(ids) if self.tok else " ".join(map(str, ids))
+
+
+class Run:
+    """Where a run writes: screen, OUT/log.jsonl and OUT/step_NNNNNNNN."""
+
+    def __init__(self, a, engine, text, loader):
+        self.a, self.engine, self.text, self.loader = a, engine, text, loader
+        os.makedirs(a.out, exist_ok=True)
+        self.log_path = os.path.join(a.out, "log.jsonl")
+
+    def log(self, event, **values):
+        with open(self.log_path, "a", encoding="utf-8") as f:
+            f.write(json.dumps(dict(event=event, **values)) + "\n")
+
+    def start_log(self, step):
+        """Empties the log, or cuts it back to `step` steps on resume."""
+        lines = []
+        if step and os.path.exists(self.log_path):
+            with open(self.log_path, encoding="utf-8") as f:
+                lines = [line for line in f if json.loads(line)["step"] <= step and json.loads(line)["event"] != "end"]
+        with open(self.log_path, "w", encoding="utf-8") as f:
+            f.writelines(lines)
+
+    def checkpoint(self, step):
+        """OUT/step_NNNNNNNN: a model folder and optimizer.pt, made under another name and renamed."""
+        final = os.path.join(self.a.out, f"step_{step:08d}")
+        part, e = final + ".tmp", self.engine
+        shutil.rmtree(part, ignore_errors=True)
+        save_model(e.model, part, {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}.get(self.a.export_dtype))
+        for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+            if self.text.folder and os.path.exists(os.path.join(self.text.folder, name)):
+                shutil.copy(os.path.join(self.text.folder, name), part)
+        state = dict(step=step, row=self.loader.row, optimizer=e.opt.state_dict())
+        if e.masters is not e.params:
+            state["masters"] = e.masters
+        torch.save(state, os.path.join(part, "optimizer.pt"))
+        shutil.rmtree(final, ignore_errors=True)
+        os.rename(part, final)
+        self.log("checkpoint", step=step, path=final)
+        old = sorted(glob.glob(os.path.join(self.a.out, "step_" + "[0-9]" * 8)))
+        for path in old[:-self.a.keep] if self.a.keep else []:
+            if not (self.a.major_every and int(path[-8:]) % self.a.major_every == 0):
+                shutil.rmtree(path)
+        return final
+
+
+def peak_memory(device):
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated()
+    with open("/proc/self/status", encoding="ascii") as f:
+        return next(int(line.split()[1]) * 1024 for line in f if line.startswith("VmHWM"))
+
+
+def clock(seconds):
+    s = int(seconds + 0.5)
+    return f"{s // 3600}:{s // 60 % 60:02d}:{s % 60:02d}" if s >= 3600 else f"{s // 60}:{s % 60:02d}"
+
+
+def train(a):
+    device = torch.device(a.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    a.dtype = a.dtype or ("autocast" if device.type == "cuda" else "fp32")
+    if a.threads:
+        torch.set_num_threads(a.threads)
+    weights = torch.bfloat16 if a.dtype in ("bf16", "master") else torch.float32
+    folder, resumed = a.model, None
+    if a.resume is not None:
+        folder = a.resume or max(glob.glob(os.path.join(a.out, "step_" + "[0-9]" * 8)), default=None)
+        if not folder or not os.path.exists(os.path.join(folder, "optimizer.pt")):
+            die(f"{folder or a.out}: no checkpoint to resume from")
+        resumed = torch.load(os.path.join(folder, "optimizer.pt"), map_location=device, weights_only=True)
+    loader = DataLoader(a.train, a.batch, a.seq, a.seed, shuffle=True)
+    val = DataLoader(a.val, a.batch, a.seq) if a.val else None
+    is_folder = os.path.isdir(folder)
+    text = Text(a.tokenizer or (folder if is_folder else os.path.dirname(a.train)))
+    c = read_config(folder) if is_folder else preset(folder, text.vocab_size or loader.vocab_size or 257)
+    if c is None:
+        die(f"--model {folder}: is no folder and no preset (dN, {', '.join(PRESETS)})", 2)
+    micro = a.batch * a.seq
+    a.total_batch = a.total_batch or micro
+    if a.total_batch % micro:
+        die(f"--total-batch {a.total_batch} is no multiple of batch * seq = {micro}", 2)
+    accumulate = a.total_batch // micro
+    if a.steps < 0:
+        a.steps = max(1, loader.rows_per_epoch * a.seq // a.total_batch)
+    if loader.vocab_size > c.vocab_size:
+        die(f"{loader.files[0].path}: vocabulary is {loader.vocab_size} tokens, but the model has only {c.vocab_size}")
+
+    # model
+    sdpa = pick_sdpa(c, a.batch, a.seq, device, torch.float32 if a.dtype == "fp32" else torch.bfloat16)
+    model = load_model(folder, device, weights) if is_folder else make_model(c, device, weights)
+    if not is_folder:
+        init_weights(model, a.seed)
+    model.set_context(max(a.seq, min(a.sample_tokens + len(a.prompt) + 1, 2048)), device)
+    model.recompute_every = a.recompute_every
+    engine = Engine(model, a, device)
+    start = 0
+    if resumed:
+        start, loader.row = resumed["step"], resumed["row"]
+        engine.opt.load_state_dict(resumed["optimizer"])
+        for master, saved in zip(engine.masters, resumed.get("masters", [])):
+            master.copy_(saved)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    peak = next((t * 1e12 for key, t in PEAKS if key in name), 0.0) if a.dtype != "fp32" else 0.0
+    flops = c.flops_per_token(a.seq) * a.total_batch
+    count = sum(p.numel() for p in engine.params)
+    print(f"PyTorch {torch.__version__}, {name}, {a.dtype}{', compiled' if a.compile else ''}, attention: {sdpa}")
+    print(f"model   {a.model}: {count:,} parameters, vocabulary {c.vocab_size}, width {c.hidden_size}, "
+          f"{c.num_hidden_layers} layers, {c.num_attention_heads} heads, {c.num_key_value_heads} kv heads of {c.head_dim}, "
+          f"ffn {c.intermediate_size}, {'tied' if c.tie_word_embeddings else 'untied'}")
+    print(f"plan    {a.steps} steps of {a.total_batch} tokens ({accumulate} x {a.batch} x {a.seq}), "
+          f"{a.steps * a.total_batch / max(1, loader.rows_per_epoch * a.seq):.2f} epochs of {loader.num_tokens:,} tokens")
+    run = Run(a, engine, text, loader)
+    run.start_log(start)
+    run.log("resume" if resumed else "config", step=start, trainer="train_llama3.py", torch=torch.__version__, device=name,
+            sdpa=sdpa, parameters=count, flops_per_step=flops, options={k: v for k, v in vars(a).items()}, model=asdict(c))
+
+    def mark():
+        if device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    times, last = [], {}
+    print(f"{'step':>{2 * len(str(a.steps)) + 1}} {'loss':>9} {'gnorm':>8} {'lr':>9} {'ms':>8} {'tok/s':>9} {'MFU':>6} {'mem':>7} "
+          f"{'eta':>8}")
+
+    def report(step, loss, norm, lr, begin, end):
+        if device.type == "cuda":
+            end.synchronize()
+            ms = begin.elapsed_time(end)
+        else:
+            ms = (end - begin) * 1e3
+        loss, norm = float(loss), float(norm)
+        times.append(ms)
+        last.update(step=step, loss=loss)
+        rate = flops / ms * 1e3
+        mfu = f"{100 * rate / peak:.1f}%" if peak else f"{rate / 1e9:.3g}G" if rate < 1e12 else f"{rate / 1e12:.3g}T"
+        recent = sorted(times[-20:])[len(times[-20:]) // 2]
+        print(f"{step:>{len(str(a.steps))}}/{a.steps} {loss:9.4f} {norm:8.3f} {lr:9.2e} {ms:8.1f} {a.total_batch / ms * 1e3:9,.0f} "
+              f"{mfu:>6} {peak_memory(device) / 2**30:6.2f}G {clock((a.steps - step) * recent / 1e3):>8}", flush=True)
+        run.log("step", step=step, loss=loss, gnorm=norm, lr=lr, ms=round(ms, 4), tok_s=round(a.total_batch / ms * 1e3, 1))
+        if not math.isfinite(loss) or not math.isfinite(norm):
+            die(f"step {step}: loss is {loss} and the gradient's norm {norm}")
+
+    def validate(step):
+        val.row = 0
+        batches = max(1, min(a.val_batches, val.rows_per_epoch // a.batch))
+        loss = sum(engine.evaluate(*val.next(device, c.vocab_size)) for _ in range(batches)) / batches
+        print(f"validation loss {loss:.4f} at step {step}")
+        run.log("val", step=step, loss=loss)
+        last["val"] = loss
+
+    def sample(step):
+        ids = engine.sample(text.encode(a.prompt, c), a.sample_tokens, step)
+        out = text.decode(ids)
+        print(f"---\n{out}\n---")
+        run.log("sample", step=step, text=out)
+
+    stop = min(a.steps, a.stop_after or a.steps)
+    pending, begun, path = None, time.perf_counter(), None
+    for step in range(start, stop):
+        begin, lr, loss = mark(), learning_rate(a, step), 0.0
+        for _ in range(accumulate):
+            loss = loss + engine.micro_step(*loader.next(device, c.vocab_size), 1.0 / accumulate)
+        norm = engine.update(lr)
+        end, done = mark(), step + 1
+        if pending:
+            report(*pending)
+        pending = (done, loss, norm, lr, begin, end)
+        due = [every and done % every == 0 or done == stop for every in (a.val_every, a.sample_every, a.checkpoint_every)]
+        if device.type != "cuda" or any(due):  # a GPU's numbers are read a step late, so that it never waits for us
+            report(*pending)
+            pending = None
+        if due[0] and val:
+            validate(done)
+        if due[1] and a.sample_tokens:
+            sample(done)
+        if due[2]:
+            path = run.checkpoint(done)
+    if not times:
+        die(f"nothing to do: the run is at step {start} of {stop}", 2)
+    median = sorted(times)[len(times) // 2]
+    run.log("end", step=stop, loss=last["loss"], median_ms=median, peak_memory=peak_memory(device),
+            seconds=round(time.perf_counter() - begun, 3))
+    print(f"done    {stop} steps in {clock(time.perf_counter() - begun)}, loss {last['loss']:.4f}"
+          + (f", validation {last['val']:.4f}" if "val" in last else "")
+          + f", median {median:.1f} ms a step, {a.total_batch / median * 1e3:,.0f} tokens/s, peak memory "
+          f"{peak_memory(device) / 2**30:.2f} GiB\nwrote   {path}")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# command line: the words of llmc/options.h
+
+# name, aliases, type or choices, default, help
+FLAGS = (
+    ("model", "-e", str, "d4", "Hugging Face model folder, or a preset for a new model: dN, " + ", ".join(PRESETS)),
+    ("tokenizer", "", str, None, "folder with tokenizer.json, for samples and a preset's vocabulary"),
+    ("train", "-i", str, None, "token files to train on (a pattern)"),
+    ("val", "-j", str, None, "token files to validate on"),
+    ("out", "-o", str, "out", "folder for checkpoints and log.jsonl"),
+    ("export-dtype", "", ("auto", "f32", "bf16", "f16"), "auto", "type of the weights in checkpoints"),
+    ("steps", "-x", int, -1, "optimizer steps; -1: one epoch"),
+    ("batch", "-b", int, 4, "rows of a micro-batch"),
+    ("seq", "-t", int, 256, "tokens of a row"),
+    ("total-batch", "-d", int, 0, "tokens of an optimizer step; 0: batch * seq"),
+    ("lr", "-l", float, 3e-4, "highest learning rate"),
+    ("warmup", "-u", int, 0, "steps of linear warm-up"),
+    ("schedule", "-k", ("cosine", "linear", "constant", "wsd"), "cosine", "learning rate after the warm-up"),
+    ("final-lr-frac", "-q", float, 0.1, "last learning rate as a fraction of --lr"),
+    ("weight-decay", "-c", float, 0.1, "AdamW's decay, on every matrix"),
+    ("beta1", "", float, 0.9, "AdamW's first decay rate"),
+    ("beta2", "", float, 0.95, "AdamW's second decay rate"),
+    ("eps", "", float, 1e-8, "AdamW's epsilon"),
+    ("grad-clip", "", float, 1.0, "largest norm of the gradient; 0: no clipping"),
+    ("seed", "", int, 42, "of weights, data order and samples"),
+    ("threads", "", int, 0, "CPU threads; 0: PyTorch's choice"),
+    ("val-every", "-v", int, 100, "validate every N steps; 0: only at the end"),
+    ("val-batches", "-m", int, 20, "batches of a validation; a shorter file is used whole"),
+    ("sample-every", "-s", int, 100, "print a sample every N steps; 0: only at the end"),
+    ("sample-tokens", "-g", int, 64, "tokens of a sample; 0: none"),
+    ("checkpoint-every", "-n", int, 0, "write a checkpoint every N steps; one is always written at the end"),
+    ("keep", "-nk", int, 0, "keep the newest N checkpoints; 0: all"),
+    ("major-every", "-nm", int, 0, "never delete the checkpoint of every N-th step"),
+    ("stop-after", "", int, 0, "end the run at step N; the schedule stays that of --steps"),
+    ("prompt", "", str, "", "start of the samples"),
+    ("temperature", "", float, 0.8, "of samples; 0: the most probable token"),
+    ("top-k", "", int, 0, "sample among the N most probable tokens; 0: all"),
+    ("top-p", "", float, 0.95, "sample among the fewest tokens with this share of the probability"),
+    ("device", "", str, None, "cpu or cuda"),
+    ("dtype", "", ("fp32", "autocast", "master", "bf16"), None, "default: autocast on CUDA, else fp32"),
+    ("recompute-every", "", int, 0, "every Nth block is computed again in backward; 0: none"),
+    ("write-state", "", str, None, "write the debug state of --model with --batch, --seq, --steps, --lr, ... to this file"),
+    ("write-model", "", str, None, "write a random model (--model PRESET, or --config) to this folder"),
+    ("embedding-std", "", float, 0.02, "of the embedding of --config models"),
+)
+
+
+def parse_arguments(argv):
+    argv = [a.split("=")[0].replace("_", "-") + a[len(a.split("=")[0]):] if a.startswith("--") else a for a in argv]
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    for name, alias, kind, default, text in FLAGS:
+        choices = dict(choices=kind) if isinstance(kind, tuple) else dict(type=kind, metavar="")
+        p.add_argument("--" + name, *alias.split(), default=default, help=f"{text} ({default})", **choices)
+    p.add_argument("--resume", "-y", nargs="?", const="", metavar="PATH", help="go on from a checkpoint, by default the newest")
+    p.add_argument("--compile", action="store_true", help="torch.compile")
+    p.add_argument("--config", nargs="+", metavar="KEY=VALUE", help="fields of config.json for --write-model")
+    return p.parse_args(argv)
+
+
+def config_of(pairs):
+    types = {f.name: type(getattr(Config(), f.name)) for f in fields(Config)}
+    c = Config()
+    for pair in pairs:
+        key, _, value = pair.partition("=")
+        if key not in types or types[key] is type(None):
+            die(f"--config {key}: unknown, wanted one of {', '.join(types)}", 2)
+        setattr(c, key, value.lower() in ("1", "true", "yes") if types[key] is bool else types[key](value))
+    return c
+
+
+def main():
+    a = parse_arguments(sys.argv[1:])
+    device = torch.device(a.device or "cpu")
+    if len(sys.argv) == 1:
+        out = os.path.join("out", "reference")
+        write_pairs(out)
+        print(f"wrote {out}; check them with ./test_llama3 {out}/NAME {out}/NAME.state.safetensors")
+        return
+    if a.write_model:
+        c = config_of(a.config) if a.config else preset(a.model, 257) or die(f"--model {a.model}: is no preset", 2)
+        model = make_model(c, device)
+        init_telling(model, a.seed, a.embedding_std) if a.config else init_weights(model, a.seed)
+        save_model(model, a.write_model)
+    if a.write_state:
+        folder = a.write_model or a.model
+        losses, norms = write_state(load_model(folder, device), a.write_state, a.batch, a.seq, max(1, a.steps), a.seed, a.lr,
+                                    (a.beta1, a.beta2), a.eps, a.weight_decay, a.grad_clip)
+        print(f"{a.write_state}: loss {losses[0]:.4f} -> {losses[-1]:.4f}, gradient norm {norms[0]:.3f} -> {norms[-1]:.3f}")
+    elif not a.write_model:
+        if not a.train:
+            die("--train FILE is missing", 2)
+        train(a)
+
+
+if __name__ == "__main__":
+    main()
