@@ -1,0 +1,266 @@
+/* logger.h -- OUT/log.jsonl: one JSON object a line, one line an event, one write() a line to an O_APPEND file.
+ *
+ *   {"event":"config", ...}      first line: version, time, program, argv, options, model, machine, data
+ *   {"event":"step","step":7,"loss":3.9,"gnorm":0.8,"lr":0.0003,"ms":41.2,"tok_s":24854.4}
+ *   {"event":"val","step":..,"loss":..}   {"event":"sample","step":..,"text":".."}   {"event":"checkpoint","step":..,"path":".."}
+ *   {"event":"resume","step":..,"path":"..", ...}   {"event":"end","step":..,"reason":".."}
+ *
+ * "step" is the number of optimizer steps that are done: the first step's line says 1, and the checkpoint step_N holds what
+ * came of the lines up to N. A number that is not finite is null.
+ * Invariants: whatever stands before the last newline is whole lines. All events of a step are written before its
+ * checkpoint, and the log is flushed to the disk before a checkpoint is renamed into place, so that a resumed run finds
+ * every line up to its step. It cuts the lines of later steps, and the torn line that a killed run may have left.
+ * A line that cannot be written (disk full) is an error, and what was written of it is taken back.
+ */
+#ifndef LLMC_LOGGER_H
+#define LLMC_LOGGER_H
+
+#include "utils.h"
+#include "config.h"
+#include "json.h"
+#include "options.h"
+
+typedef struct {
+    int fd;  // -1: no log (all ranks but the first, and jobs that write nothing)
+    char path[PATH_CAP];
+    FILE* line;  // the event being made
+    char* text;  // its text
+    size_t size;
+} Logger;
+
+LLMC_UNUSED static void logger_none(Logger* g) {
+    memset(g, 0, sizeof *g);
+    g->fd = -1;
+}
+
+LLMC_UNUSED static void logger_close(Logger* g) {
+    if (g->fd >= 0) { close(g->fd); }
+    logger_none(g);
+}
+
+/* Length of the file's part that a run going on from `step` keeps: whole lines up to the first one of a later step. */
+LLMC_UNUSED static bool logger_find_cut(const char* path, int64_t step, off_t* keep, Error* e) {
+    FILE* f = fopen(path, "rb");
+    *keep = 0;
+    if (!f) { return errno == ENOENT || fail(e, "%s: cannot open: %s", path, strerror(errno)); }
+    char* line = NULL;
+    size_t cap = 0;
+    ssize_t len;
+    while ((len = getline(&line, &cap, f)) > 0 && line[len - 1] == '\n') {
+        // a line that is not ours stays where it is
+        Error ignored;
+        Json j;
+        int64_t at = 0;
+        bool later = false;
+        ignored.msg[0] = 0;
+        char* copy = (char*)xmalloc((size_t)len + 1);
+        memcpy(copy, line, (size_t)len + 1);
+        if (json_parse(&j, copy, (size_t)len, path, &ignored)) {
+            later = json_node_int(&j, json_get(&j, json_root(&j), "step"), &at) && at > step;
+            json_free(&j);
+        }
+        if (later) { break; }
+        *keep += len;
+    }
+    bool ok = !ferror(f) || fail(e, "%s: reading failed: %s", path, strerror(errno));
+    free(line);
+    fclose(f);
+    return ok;
+}
+
+/* Opens OUT/log.jsonl, empty for a new run (resume_step -1), else cut back to resume_step. */
+LLMC_UNUSED static bool logger_open(Logger* g, const char* out, int64_t resume_step, Error* e) {
+    logger_none(g);
+    off_t keep = 0;
+    if (!path_join(g->path, out, "log.jsonl", e)) { return false; }
+    if (resume_step >= 0 && !logger_find_cut(g->path, resume_step, &keep, e)) { return false; }
+    g->fd = open(g->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (g->fd < 0) { return fail(e, "%s: cannot open for writing: %s", g->path, strerror(errno)); }
+    if (ftruncate(g->fd, keep) != 0) {
+        fail(e, "%s: cannot cut to %lld bytes: %s", g->path, (long long)keep, strerror(errno));
+        logger_close(g);
+        return false;
+    }
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// one event: logger_begin, fields, logger_end
+
+LLMC_UNUSED static void log_key(FILE* f, const char* key) {
+    fputs(",", f);
+    json_write_string(f, key, strlen(key));
+    fputs(":", f);
+}
+
+LLMC_UNUSED static void log_int(FILE* f, const char* key, int64_t value) {
+    log_key(f, key);
+    fprintf(f, "%lld", (long long)value);
+}
+
+LLMC_UNUSED static void log_double(FILE* f, const char* key, double value) {
+    log_key(f, key);
+    json_write_double(f, value);
+}
+
+/* A text of `len` bytes, or null where it is NULL. */
+LLMC_UNUSED static void log_text(FILE* f, const char* key, const char* text, size_t len) {
+    log_key(f, key);
+    if (text) {
+        json_write_string(f, text, len);
+    } else {
+        fputs("null", f);
+    }
+}
+
+/* Starts a line; its fields are written to the result with log_int, log_double, log_text or fprintf. */
+LLMC_UNUSED static FILE* logger_begin(Logger* g, const char* event) {
+    g->line = open_memstream(&g->text, &g->size);
+    if (!g->line) { die("out of memory for a line of the log"); }
+    fputs("{\"event\":", g->line);
+    json_write_string(g->line, event, strlen(event));
+    return g->line;
+}
+
+/* Ends the line and writes it. */
+LLMC_UNUSED static bool logger_end(Logger* g, Error* e) {
+    fputs("}\n", g->line);
+    if (fclose(g->line) != 0 || !g->text) { die("out of memory for a line of the log"); }
+    bool ok = true;
+    if (g->fd >= 0) {
+        size_t done = 0;
+        while (done < g->size) {
+            ssize_t n = write(g->fd, g->text + done, g->size - done);
+            if (n < 0 && errno == EINTR) { continue; }
+            if (n <= 0) { break; }
+            done += (size_t)n;
+        }
+        if (done < g->size) {
+            int cause = errno;
+            off_t end = lseek(g->fd, 0, SEEK_END);
+            // no half line stays in front of what is written later
+            bool undone = end >= (off_t)done && ftruncate(g->fd, end - (off_t)done) == 0;
+            ok = fail(e, "%s: writing failed: %s%s", g->path, strerror(cause), undone ? "" : " (its last line is torn)");
+        }
+    }
+    free(g->text);
+    g->text = NULL;
+    g->line = NULL;
+    return ok;
+}
+
+/* Flushes the log to the disk: before a checkpoint is put in place. */
+LLMC_UNUSED static bool logger_sync(Logger* g, Error* e) {
+    return g->fd < 0 || fsync(g->fd) == 0 || fail(e, "%s: writing failed: %s", g->path, strerror(errno));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the events
+
+LLMC_UNUSED static void log_argv(FILE* f, int argc, char** argv) {
+    log_key(f, "argv");
+    for (int i = 0; i < argc; i++) {
+        fputc(i ? ',' : '[', f);
+        json_write_string(f, argv[i], strlen(argv[i]));
+    }
+    fputs(argc > 0 ? "]" : "[]", f);
+}
+
+LLMC_UNUSED static void log_time(FILE* f) {
+    char text[32];
+    time_t now = time(NULL);
+    struct tm utc;
+    gmtime_r(&now, &utc);
+    strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
+    log_text(f, "time", text, strlen(text));
+}
+
+/* The first line: all that is needed to run the same again. `machine` is run_machine()'s text, `precision` FP32, BF16 or
+ * FP16, `tokens` those of the training files. */
+LLMC_UNUSED static bool log_config(Logger* g, const Options* o, int argc, char** argv, const ModelConfig* c,
+                                   const ParamTable* t, const char* precision, const char* machine, uint64_t tokens, Error* e) {
+    FILE* f = logger_begin(g, "config");
+    log_text(f, "version", LLMC_VERSION, strlen(LLMC_VERSION));
+    log_time(f);
+    log_text(f, "program", o->trainer == ON_GPU ? "train_llama3cu" : "train_llama3", o->trainer == ON_GPU ? 14 : 12);
+    log_text(f, "precision", precision, strlen(precision));
+    log_text(f, "machine", machine, strlen(machine));
+    log_argv(f, argc, argv);
+    log_key(f, "options");
+    options_json(f, o);
+    fputs(",\"model\":{\"vocab_size\":", f);
+    fprintf(f, "%d", c->vocab_size);
+    log_int(f, "hidden_size", c->hidden_size);
+    log_int(f, "intermediate_size", c->intermediate_size);
+    log_int(f, "num_hidden_layers", c->num_layers);
+    log_int(f, "num_attention_heads", c->num_heads);
+    log_int(f, "num_key_value_heads", c->num_kv_heads);
+    log_int(f, "head_dim", c->head_dim);
+    fprintf(f, ",\"tie_word_embeddings\":%s", c->tied ? "true" : "false");
+    log_double(f, "rms_norm_eps", c->rms_eps);
+    log_double(f, "rope_theta", c->rope_theta);
+    if (c->rope_llama3) { log_double(f, "rope_factor", c->rope_factor); }
+    log_int(f, "parameters", (int64_t)t->num_params);
+    fputc('}', f);
+    log_int(f, "train_tokens", (int64_t)tokens);
+    return logger_end(g, e);
+}
+
+/* One optimizer step: `step` counts from 1, ms is its whole time. A skipped update says why. */
+LLMC_UNUSED static bool log_step(Logger* g, int64_t step, double loss, double gnorm, double lr, double ms, double tok_s,
+                                 const char* skipped, Error* e) {
+    FILE* f = logger_begin(g, "step");
+    log_int(f, "step", step);
+    log_double(f, "loss", loss);
+    log_double(f, "gnorm", gnorm);
+    log_double(f, "lr", lr);
+    fprintf(f, ",\"ms\":%.3f,\"tok_s\":%.1f", ms, tok_s);
+    if (skipped) { log_text(f, "skipped", skipped, strlen(skipped)); }
+    return logger_end(g, e);
+}
+
+LLMC_UNUSED static bool log_val(Logger* g, int64_t step, double loss, Error* e) {
+    FILE* f = logger_begin(g, "val");
+    log_int(f, "step", step);
+    log_double(f, "loss", loss);
+    return logger_end(g, e);
+}
+
+LLMC_UNUSED static bool log_sample(Logger* g, int64_t step, const char* text, size_t len, Error* e) {
+    FILE* f = logger_begin(g, "sample");
+    log_int(f, "step", step);
+    log_text(f, "text", text, len);
+    return logger_end(g, e);
+}
+
+/* Written and flushed before the checkpoint `path` is put in place. */
+LLMC_UNUSED static bool log_checkpoint(Logger* g, int64_t step, const char* path, Error* e) {
+    FILE* f = logger_begin(g, "checkpoint");
+    log_int(f, "step", step);
+    log_text(f, "path", path, strlen(path));
+    return logger_end(g, e) && logger_sync(g, e);
+}
+
+LLMC_UNUSED static bool log_resume(Logger* g, int64_t step, const char* path, const Options* o, int argc, char** argv,
+                                   const char* machine, Error* e) {
+    FILE* f = logger_begin(g, "resume");
+    log_int(f, "step", step);
+    log_time(f);
+    log_text(f, "path", path, strlen(path));
+    log_text(f, "machine", machine, strlen(machine));
+    log_argv(f, argc, argv);
+    log_key(f, "options");
+    options_json(f, o);
+    return logger_end(g, e);
+}
+
+/* The run's last line: "done", "stop-after", "signal" or "not finite". */
+LLMC_UNUSED static bool log_end(Logger* g, int64_t step, const char* reason, double seconds, Error* e) {
+    FILE* f = logger_begin(g, "end");
+    log_int(f, "step", step);
+    log_text(f, "reason", reason, strlen(reason));
+    fprintf(f, ",\"seconds\":%.3f", seconds);
+    return logger_end(g, e) && logger_sync(g, e);
+}
+
+#endif

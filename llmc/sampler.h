@@ -1,0 +1,138 @@
+/* sampler.h -- the next token from logits: temperature, then top-k, then top-p, then one draw.
+ *
+ *   w[i] = exp((logits[i] - max) / temperature)
+ *   top-k keeps the k largest w; top-p (Holtzman et al., "The Curious Case of Neural Text Degeneration", 2020) keeps the
+ *   fewest of these, largest first, that hold at least p of their sum. Tokens are ranked by (w, then the lower id), so a
+ *   tie has one winner. Temperature 0 takes the first of the ranking.
+ *
+ * A draw is a pure function of (logits, seed, stream, index), by Philox (rand.h). The kept set ends at one threshold token,
+ * found by quickselect in O(V), and the draw walks ids upwards: nothing is sorted, and no order of work shows.
+ * NaN logits are never chosen, +inf always is; where no logit is a number there is no token (-1).
+ */
+#ifndef LLMC_SAMPLER_H
+#define LLMC_SAMPLER_H
+
+#include "utils.h"
+#include <math.h>
+#include "rand.h"
+
+typedef struct {
+    double temperature;  // 0: greedy
+    int top_k;           // 0: off
+    double top_p;        // 1: off
+    uint64_t seed;
+    int V;
+    double* weights;  // (V)
+    int32_t* order;   // (V) ids, better ones in front as far as the selection needs
+} Sampler;
+
+LLMC_UNUSED static void sampler_init(Sampler* s, int V, double temperature, int top_k, double top_p, uint64_t seed) {
+    memset(s, 0, sizeof *s);
+    s->temperature = temperature;
+    s->top_k = top_k;
+    s->top_p = top_p;
+    s->seed = seed;
+    s->V = V;
+    s->weights = (double*)xmalloc((size_t)V * sizeof(double));
+    s->order = (int32_t*)xmalloc((size_t)V * sizeof(int32_t));
+}
+
+LLMC_UNUSED static void sampler_free(Sampler* s) {
+    free(s->weights);
+    free(s->order);
+    memset(s, 0, sizeof *s);
+}
+
+/* The id of the largest logit, the lowest such id; -1 where all are NaN. */
+LLMC_UNUSED static int sample_greedy(const float* logits /* (V) */, int V) {
+    int best = -1;
+    for (int i = 0; i < V; i++) {
+        if (logits[i] == logits[i] && (best < 0 || logits[i] > logits[best])) { best = i; }
+    }
+    return best;
+}
+
+/* Whether token a ranks before token b. */
+static inline bool sample_before(const double* w, int32_t a, int32_t b) { return w[a] > w[b] || (w[a] == w[b] && a < b); }
+
+/* Moves ids so that order[0 .. result] are the fewest of the best of order[0 .. n) whose measure reaches `need`. The
+ * measure of a token is its weight, or 1 where `by_count`. */
+LLMC_UNUSED static int sample_select(const double* w, int32_t* order, int n, double need, bool by_count) {
+    int lo = 0, hi = n;
+    while (hi - lo > 1) {
+        // median of three as the pivot, parked at the end
+        int mid = lo + (hi - lo) / 2, last = hi - 1, pick = mid;
+        bool lm = sample_before(w, order[lo], order[mid]), ml = sample_before(w, order[mid], order[last]);
+        bool ll = sample_before(w, order[lo], order[last]);
+        if (lm != ml) { pick = lm == ll ? last : lo; }
+        int32_t pivot = order[pick];
+        order[pick] = order[last];
+        order[last] = pivot;
+        int at = lo;
+        double front = 0.0;  // measure of order[lo .. at)
+        for (int i = lo; i < last; i++) {
+            int32_t id = order[i];
+            if (sample_before(w, id, pivot)) {
+                order[i] = order[at];
+                order[at++] = id;
+                front += by_count ? 1.0 : w[id];
+            }
+        }
+        order[last] = order[at];
+        order[at] = pivot;
+        const double with_pivot = front + (by_count ? 1.0 : w[pivot]);
+        if (front >= need) {
+            hi = at;
+        } else if (with_pivot >= need || at + 1 == hi) {
+            return at;
+        } else {
+            need -= with_pivot;
+            lo = at + 1;
+        }
+    }
+    return lo < n ? lo : n - 1;
+}
+
+/* The token at place `index` of the stream, or -1 where no logit is a number. */
+LLMC_UNUSED static int sampler_next(Sampler* s, const float* logits /* (V) */, uint32_t stream, uint64_t index) {
+    const int best = sample_greedy(logits, s->V);
+    if (best < 0 || s->temperature <= 0.0 || s->top_k == 1 || isinf(logits[best])) { return best; }
+    double total = 0.0;
+    int n = 0;
+    for (int i = 0; i < s->V; i++) {
+        double x = ((double)logits[i] - (double)logits[best]) / s->temperature;
+        s->weights[i] = logits[i] == logits[i] ? exp(x) : -1.0;  // -1 ranks behind everything
+        if (s->weights[i] < 0.0) { continue; }
+        total += s->weights[i];
+        s->order[n++] = i;
+    }
+    int32_t threshold = -1;  // the last kept token of the ranking; -1: all are kept
+    if (s->top_k > 0 && s->top_k < n) {
+        n = sample_select(s->weights, s->order, n, s->top_k, true) + 1;
+        threshold = s->order[n - 1];
+        total = 0.0;
+        for (int i = 0; i < n; i++) { total += s->weights[s->order[i]]; }
+    }
+    if (s->top_p < 1.0) {
+        int last = sample_select(s->weights, s->order, n, s->top_p * total, false);
+        threshold = s->order[last];
+    }
+    // the sum over the kept tokens in the order of the walk, so that the walk ends inside
+    double kept = 0.0;
+    for (int i = 0; i < s->V; i++) {
+        if (threshold >= 0 && i != threshold && !sample_before(s->weights, i, threshold)) { s->weights[i] = -1.0; }
+        if (s->weights[i] > 0.0) { kept += s->weights[i]; }
+    }
+    const double target = kept * philox_double(philox(s->seed, RAND_SAMPLE, stream, index), 0, 1);
+    double sum = 0.0;
+    int chosen = best;
+    for (int i = 0; i < s->V; i++) {
+        if (!(s->weights[i] > 0.0)) { continue; }
+        sum += s->weights[i];
+        chosen = i;
+        if (sum > target) { break; }
+    }
+    return chosen;
+}
+
+#endif
