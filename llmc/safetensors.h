@@ -18,6 +18,11 @@
 #include "float16.h"
 #include "json.h"
 
+// Where a test lets a write fail or a process die; nothing in a program.
+#ifndef LLMC_FAULT_POINT
+#define LLMC_FAULT_POINT(where) ((void)0)
+#endif
+
 enum {
     SAFE_MAX_HEADER = 100000000,
     SAFE_MAX_DIMS = 8,
@@ -314,6 +319,7 @@ typedef struct {
 } SafeWriter;
 
 LLMC_UNUSED static bool safewriter_bytes(SafeWriter* w, const void* data, size_t bytes, Error* e) {
+    LLMC_FAULT_POINT("write");
     errno = 0;
     if (fwrite(data, 1, bytes, w->f) != bytes) {
         return fail(e, "%s: writing failed after %llu of its %llu bytes: %s", w->path, (unsigned long long)w->written,

@@ -1,0 +1,36 @@
+/* model_copy.c -- reads a model folder and writes it again: ./model_copy FROM TO [F32|BF16|F16]. TO must exist.
+ * test_formats.py compares both folders with what transformers and safetensors read from them. */
+#include "../../llmc/model_folder.h"
+
+typedef struct {
+    const ParamTable* table;
+    float* arena;
+} Copy;
+
+static bool take(void* ctx, const Param* p, size_t first, size_t n, const float* src, Error* e) {
+    (void)e;
+    memcpy(((Copy*)ctx)->arena + p->offset + first, src, n * sizeof(float));
+    return true;
+}
+
+static bool give(void* ctx, const Param* p, size_t first, size_t n, float* dst, Error* e) {
+    (void)e;
+    memcpy(dst, ((Copy*)ctx)->arena + p->offset + first, n * sizeof(float));
+    return true;
+}
+
+int main(int argc, char** argv) {
+    if (argc != 3 && argc != 4) { die_usage("wanted: model_copy FROM TO [F32|BF16|F16]"); }
+    Error e;
+    memset(&e, 0, sizeof e);
+    ModelConfig c;
+    if (!model_check(argv[1], &c, &e)) { die("%s", e.msg); }
+    ParamTable table = param_table(&c);
+    Copy copy = {&table, (float*)xcalloc(table.elements, sizeof(float))};
+    const bool ok = model_load(argv[1], &c, &table, take, &copy, &e) &&
+                    model_save(argv[2], &c, &table, argc == 4 ? argv[3] : "F32", give, &copy, &e);
+    free(copy.arena);
+    param_table_free(&table);
+    if (!ok) { die("%s", e.msg); }
+    return 0;
+}

@@ -1,0 +1,406 @@
+/* model_folder.h -- a model as Hugging Face lays it out: config.json, and the weights in model.safetensors or in shards
+ * that model.safetensors.index.json names:
+ *
+ *   {"metadata": {"total_size": BYTES}, "weight_map": {TENSOR: FILE, ...}}
+ *
+ * model_check() validates all of it without reading a weight: the configuration's ranges, then that the folder holds
+ * exactly the tensors of that configuration (checked against the one parameter table), their shapes and dtypes; in
+ * shards, that index and files say the same. Buffers `inv_freq`, which old files carry, are ignored; any other unknown
+ * tensor is refused: a bias we would not add is a model we would compute wrongly. A tied model may carry lm_head.weight
+ * if it equals the embedding.
+ *
+ * Weights stream through a callback in pieces of at most MODEL_PIECE floats, so neither side holds a second copy.
+ */
+#ifndef LLMC_MODEL_FOLDER_H
+#define LLMC_MODEL_FOLDER_H
+
+#include "utils.h"
+
+#include "config.h"
+#include "safetensors.h"
+
+enum {
+    MODEL_PIECE = 1 << 20,   // floats given to a sink or asked of a source at a time
+    MODEL_MAX_SHARDS = 512,  // files of a model; each keeps a descriptor while it is open
+};
+#ifndef MODEL_SHARD_BYTES
+#define MODEL_SHARD_BYTES 5000000000ull  // a file that model_save() writes is at most this long, as transformers' are
+#endif
+
+/* Receives n elements of p, from element `first` on. */
+typedef bool (*TensorSink)(void* ctx, const Param* p, size_t first, size_t n, const float* src, Error* e);
+/* Gives n elements of p, from element `first` on. */
+typedef bool (*TensorSource)(void* ctx, const Param* p, size_t first, size_t n, float* dst, Error* e);
+
+/* What a checkpoint remembers of a file. */
+typedef struct {
+    char name[256];  // inside of the folder
+    uint64_t size;
+    uint32_t crc;
+} FileSum;
+
+typedef struct {
+    FileSum* items;
+    size_t count;
+} FileSums;
+
+LLMC_UNUSED static void file_sums_add(FileSums* sums, const char* name, uint64_t size, uint32_t crc) {
+    if (!sums) { return; }
+    sums->items = (FileSum*)xrealloc(sums->items, (sums->count + 1) * sizeof(FileSum));
+    FileSum* s = &sums->items[sums->count++];
+    memset(s, 0, sizeof *s);
+    snprintf(s->name, sizeof s->name, "%s", name);
+    s->size = size;
+    s->crc = crc;
+}
+
+LLMC_UNUSED static void file_sums_free(FileSums* sums) {
+    free(sums->items);
+    memset(sums, 0, sizeof *sums);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// reading
+
+typedef struct {
+    SafeTensors* shards;
+    size_t count;
+} ModelFiles;
+
+LLMC_UNUSED static void model_close(ModelFiles* m) {
+    for (size_t i = 0; i < m->count; i++) { safetensors_close(&m->shards[i]); }
+    free(m->shards);
+    memset(m, 0, sizeof *m);
+}
+
+/* The last part of a path. */
+LLMC_UNUSED static const char* file_name(const char* path) {
+    const char* slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+LLMC_UNUSED static bool model_open_shard(ModelFiles* m, const char* dir, const char* name, Error* e) {
+    char path[PATH_CAP];
+    m->shards = (SafeTensors*)xrealloc(m->shards, (m->count + 1) * sizeof(SafeTensors));
+    memset(&m->shards[m->count++], 0, sizeof(SafeTensors));
+    return path_join(path, dir, name, e) && safetensors_open(&m->shards[m->count - 1], path, e);
+}
+
+/* Opens the shards that an index names, and checks that index and shards list the same tensors. */
+LLMC_UNUSED static bool model_open_index(ModelFiles* m, const char* dir, const Json* j, Error* e) {
+    const JsonNode* map = json_get(j, json_root(j), "weight_map");
+    if (!map || map->type != JSON_OBJECT || json_length(map) == 0) {
+        return json_wanted(j, json_root(j), "weight_map", e, "an object that names each tensor's file");
+    }
+    size_t listed = 0, last = 0;
+    char shown[100];
+    for (const JsonNode* n = json_first(j, map); n; n = json_next(j, n)) {
+        size_t len = 0;
+        const char* tensor = json_key(j, n, NULL);
+        const char* name = json_string(j, n, &len);
+        // a name with a slash could leave the folder
+        if (!name || len == 0 || strlen(name) != len || strchr(name, '/') || name[0] == '.') {
+            return json_wanted(j, map, tensor, e, "the name of a file in this folder");
+        }
+        if (m->count == 0 || strcmp(file_name(m->shards[last].path), name) != 0) {
+            for (last = 0; last < m->count && strcmp(file_name(m->shards[last].path), name) != 0;) { last++; }
+        }
+        if (last == MODEL_MAX_SHARDS) { return fail(e, "%s: weight_map names more than %d files", j->path, MODEL_MAX_SHARDS); }
+        if (last == m->count && !model_open_shard(m, dir, name, e)) { return false; }
+        if (!safetensors_find(&m->shards[last], tensor)) {
+            return fail(e, "%s: tensor \"%s\" is missing, wanted since %s places it here", m->shards[last].path,
+                        show_text(shown, sizeof shown, tensor, strlen(tensor)), file_name(j->path));
+        }
+        listed++;
+    }
+    // every listed tensor is in its shard and no name is listed twice, so equal numbers mean equal sets
+    for (size_t i = 0; i < m->count; i++) {
+        const SafeTensors* st = &m->shards[i];
+        if (st->count <= listed) {
+            listed -= st->count;
+            continue;
+        }
+        return fail(e, "%s: the files it names hold tensors that it does not list, wanted each once", j->path);
+    }
+    return true;
+}
+
+/* Opens model.safetensors, or what model.safetensors.index.json names. Close with model_close(), also where this fails. */
+LLMC_UNUSED static bool model_open(ModelFiles* m, const char* dir, Error* e) {
+    static const char* const others[] = {"pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth",
+                                         "consolidated.safetensors"};
+    char path[PATH_CAP];
+    memset(m, 0, sizeof *m);
+    if (!path_join(path, dir, "model.safetensors", e)) { return false; }
+    if (file_exists(path)) { return model_open_shard(m, dir, "model.safetensors", e); }
+    if (!path_join(path, dir, "model.safetensors.index.json", e)) { return false; }
+    if (!file_exists(path)) {
+        for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+            if (path_join(path, dir, others[i], e) && file_exists(path)) {
+                return fail(e,
+                            "%s: holds %s, wanted model.safetensors\n  hint: load it with transformers and save_pretrained(), "
+                            "which writes safetensors",
+                            dir, others[i]);
+            }
+        }
+        return fail(e, "%s: holds no weights, wanted model.safetensors or model.safetensors.index.json", dir);
+    }
+    Json j;
+    if (!json_read_file(&j, path, 64 << 20, e)) { return false; }
+    const bool ok = model_open_index(m, dir, &j, e);
+    json_free(&j);
+    return ok;
+}
+
+/* The tensor of this name and the file that holds it, or NULL. */
+LLMC_UNUSED static const SafeTensor* model_find(const ModelFiles* m, const char* name, const SafeTensors** file) {
+    for (size_t i = 0; i < m->count; i++) {
+        const SafeTensor* t = safetensors_find(&m->shards[i], name);
+        if (t) {
+            *file = &m->shards[i];
+            return t;
+        }
+    }
+    return NULL;
+}
+
+LLMC_UNUSED static bool model_match_tensor(const SafeTensors* file, const SafeTensor* t, ParamKind kind, size_t rows,
+                                           size_t cols, Error* e) {
+    const bool matrix = param_specs[kind].matrix;
+    const int ndim = matrix ? 2 : 1;
+    char found[256];
+    if (t->dtype != SAFE_F32 && t->dtype != SAFE_BF16 && t->dtype != SAFE_F16) {
+        return fail(e, "%s: %s.dtype is %s, wanted F32, BF16 or F16", file->path, t->name, safe_dtypes[t->dtype].name);
+    }
+    if (t->ndim == ndim && t->shape[ndim - 1] == cols && (!matrix || t->shape[0] == rows)) { return true; }
+    safe_shape(found, sizeof found, t);
+    if (matrix) {
+        return fail(e, "%s: %s.shape is %s, wanted [%zu, %zu] as config.json says", file->path, t->name, found, rows, cols);
+    }
+    return fail(e, "%s: %s.shape is %s, wanted [%zu] as config.json says", file->path, t->name, found, cols);
+}
+
+/* Whether a tensor that is no parameter may lie in the files. */
+LLMC_UNUSED static bool model_ignores(const char* name) {
+    static const char end[] = ".inv_freq";
+    const size_t n = strlen(name), m = sizeof end - 1;
+    return n >= m && strcmp(name + n - m, end) == 0;
+}
+
+/* The opened files hold exactly the parameters of the table. */
+LLMC_UNUSED static bool model_match(const ModelFiles* m, const char* dir, const ModelConfig* c, const ParamTable* t, Error* e) {
+    const SafeTensors* file = NULL;
+    size_t total = 0, known = (size_t)t->count;
+    for (size_t i = 0; i < m->count; i++) {
+        total += m->shards[i].count;
+        for (size_t k = 0; k < m->shards[i].count; k++) { known += model_ignores(m->shards[i].tensors[k].name); }
+    }
+    for (int i = 0; i < t->count; i++) {
+        const Param* p = &t->items[i];
+        const SafeTensor* s = model_find(m, p->name, &file);
+        if (!s && p->kind == P_LM_HEAD) {
+            return fail(e,
+                        "%s: tensor \"lm_head.weight\" is missing, wanted since config.json is untied\n"
+                        "  hint: a model whose head is the embedding says \"tie_word_embeddings\": true",
+                        dir);
+        }
+        if (!s) { return fail(e, "%s: tensor \"%s\" is missing, wanted %zu by %zu", dir, p->name, p->rows, p->cols); }
+        if (!model_match_tensor(file, s, p->kind, p->rows, p->cols, e)) { return false; }
+    }
+    if (c->tied) {
+        const SafeTensor* head = model_find(m, "lm_head.weight", &file);
+        if (head && !model_match_tensor(file, head, P_LM_HEAD, t->items[0].rows, t->items[0].cols, e)) { return false; }
+        known += head != NULL;
+    }
+    if (total == known) { return true; }
+    for (size_t i = 0; i < m->count; i++) {
+        for (size_t k = 0; k < m->shards[i].count; k++) {
+            const char* name = m->shards[i].tensors[k].name;
+            bool found = model_ignores(name) || (c->tied && strcmp(name, "lm_head.weight") == 0);
+            for (int n = 0; !found && n < t->count; n++) { found = strcmp(name, t->items[n].name) == 0; }
+            char shown[100];
+            if (!found) {
+                return fail(e, "%s: tensor \"%s\" is no part of a Llama with this config.json, wanted only its %d tensors",
+                            m->shards[i].path, show_text(shown, sizeof shown, name, strlen(name)), t->count);
+            }
+        }
+    }
+    return true;
+}
+
+/* Reads dir/config.json into *c. */
+LLMC_UNUSED static bool model_config(const char* dir, ModelConfig* c, Error* e) {
+    char path[PATH_CAP];
+    if (!is_directory(dir)) {
+        return fail(e, "%s: is %s, wanted a model's folder", dir, file_exists(dir) ? "a file" : "missing");
+    }
+    return path_join(path, dir, "config.json", e) && config_read(c, path, e);
+}
+
+/* Reads and checks the configuration, then names, shapes, dtypes and offsets of all tensors. Reads no weights. */
+LLMC_UNUSED static bool model_check(const char* dir, ModelConfig* c, Error* e) {
+    if (!model_config(dir, c, e)) { return false; }
+    ModelFiles m;
+    ParamTable t = param_table(c);
+    const bool ok = model_open(&m, dir, e) && model_match(&m, dir, c, &t, e);
+    param_table_free(&t);
+    model_close(&m);
+    return ok;
+}
+
+/* A tied model's lm_head.weight, where there is one, equals the embedding value for value. */
+LLMC_UNUSED static bool model_check_tied_head(const ModelFiles* m, const ParamTable* t, float* piece, Error* e) {
+    const SafeTensors *file = NULL, *head_file = NULL;
+    const SafeTensor* head = model_find(m, "lm_head.weight", &head_file);
+    const SafeTensor* embedding = model_find(m, t->items[0].name, &file);
+    if (!head) { return true; }
+    float* a = piece;
+    float* b = piece + MODEL_PIECE / 2;
+    for (size_t i = 0; i < head->count; i += MODEL_PIECE / 2) {
+        const size_t n = size_min(head->count - i, MODEL_PIECE / 2);
+        if (!safetensors_read_f32(head_file, head, i, n, a, e) || !safetensors_read_f32(file, embedding, i, n, b, e)) {
+            return false;
+        }
+        for (size_t k = 0; k < n; k++) {
+            if (float_bits(a[k]) == float_bits(b[k])) { continue; }
+            return fail(e,
+                        "%s: lm_head.weight[%zu, %zu] is %g, wanted the embedding's %g, since config.json ties them\n"
+                        "  hint: a model with its own head says \"tie_word_embeddings\": false",
+                        head_file->path, (i + k) / head->shape[1], (i + k) % head->shape[1], (double)a[k], (double)b[k]);
+        }
+    }
+    return true;
+}
+
+/* Gives every weight of the folder, as floats, to the sink, in the order of the table. `c` and `t` are the folder's
+ * (model_check); they are checked again, since a file may have changed. */
+LLMC_UNUSED static bool model_load(const char* dir, const ModelConfig* c, const ParamTable* t, TensorSink sink, void* ctx,
+                                   Error* e) {
+    ModelFiles m;
+    float* piece = (float*)xmalloc(MODEL_PIECE * sizeof(float));
+    bool ok = model_open(&m, dir, e) && model_match(&m, dir, c, t, e) && (!c->tied || model_check_tied_head(&m, t, piece, e));
+    for (int i = 0; ok && i < t->count; i++) {
+        const Param* p = &t->items[i];
+        const SafeTensors* file = NULL;
+        const SafeTensor* s = model_find(&m, p->name, &file);
+        for (size_t first = 0; ok && first < s->count; first += MODEL_PIECE) {
+            const size_t n = size_min(s->count - first, MODEL_PIECE);
+            ok = safetensors_read_f32(file, s, first, n, piece, e) && sink(ctx, p, first, n, piece, e);
+        }
+    }
+    free(piece);
+    model_close(&m);
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// writing
+
+/* Writes parameters [first, last) of the table as one file. */
+LLMC_UNUSED static bool model_save_shard(const char* dir, const char* name, const ParamTable* t, int first, int last,
+                                         SafeDtype dtype, TensorSource source, void* ctx, FileSums* sums, Error* e) {
+    char path[PATH_CAP];
+    if (!path_join(path, dir, name, e)) { return false; }
+    SafeTensor* tensors = (SafeTensor*)xcalloc((size_t)(last - first), sizeof(SafeTensor));
+    for (int i = first; i < last; i++) {
+        const Param* p = &t->items[i];
+        SafeTensor* s = &tensors[i - first];
+        s->name = p->name;
+        s->dtype = dtype;
+        if (param_specs[p->kind].matrix) { s->shape[s->ndim++] = p->rows; }
+        s->shape[s->ndim++] = p->cols;
+    }
+    SafeWriter w;
+    bool ok = safewriter_open(&w, path, tensors, (size_t)(last - first), e);
+    free(tensors);
+    if (!ok) { return false; }
+    float* piece = (float*)xmalloc(MODEL_PIECE * sizeof(float));
+    for (int i = first; ok && i < last; i++) {
+        const Param* p = &t->items[i];
+        for (size_t at = 0; ok && at < param_size(p); at += MODEL_PIECE) {
+            const size_t n = size_min(param_size(p) - at, MODEL_PIECE);
+            ok = source(ctx, p, at, n, piece, e) && safewriter_f32(&w, dtype, piece, n, e);
+        }
+    }
+    free(piece);
+    ok = ok && safewriter_finish(&w, e);
+    if (!ok) { safewriter_abort(&w); }
+    if (ok) { file_sums_add(sums, name, w.written, crc_end(&w.crc)); }
+    return ok;
+}
+
+/* The first parameter that no longer fits in a file which starts with parameter `first`. */
+LLMC_UNUSED static int model_shard_end(const ParamTable* t, int first, size_t element_bytes) {
+    uint64_t bytes = 0;
+    int last = first;
+    while (last < t->count) {
+        bytes += (uint64_t)param_size(&t->items[last]) * element_bytes;
+        if (last > first && bytes > MODEL_SHARD_BYTES) { break; }
+        last++;
+    }
+    return last;
+}
+
+LLMC_UNUSED static bool model_save_index(const char* dir, const ParamTable* t, size_t element_bytes, int shards, Error* e) {
+    char path[PATH_CAP];
+    if (!path_join(path, dir, "model.safetensors.index.json", e)) { return false; }
+    FILE* f = fopen(path, "wb");
+    if (!f) { return fail(e, "%s: cannot make the file: %s", path, strerror(errno)); }
+    fprintf(f, "{\n  \"metadata\": {\"total_size\": %llu},\n  \"weight_map\": {",
+            (unsigned long long)t->num_params * element_bytes);
+    for (int first = 0, shard = 1; first < t->count; shard++) {
+        const int last = model_shard_end(t, first, element_bytes);
+        for (; first < last; first++) {
+            fprintf(f, "%s\n    \"%s\": \"model-%05d-of-%05d.safetensors\"", first ? "," : "", t->items[first].name, shard,
+                    shards);
+        }
+    }
+    fputs("\n  }\n}\n", f);
+    return close_output(f, path, e);
+}
+
+/* generation_config.json: the ids that start and end a text. One that was copied from the source model stays. */
+LLMC_UNUSED static bool model_save_generation(const char* dir, const ModelConfig* c, Error* e) {
+    char path[PATH_CAP];
+    if (!path_join(path, dir, "generation_config.json", e)) { return false; }
+    if (file_exists(path)) { return true; }
+    FILE* f = fopen(path, "wb");
+    if (!f) { return fail(e, "%s: cannot make the file: %s", path, strerror(errno)); }
+    fputs("{\n", f);
+    config_write_ids(f, c);
+    fputs("  \"_from_model_config\": true\n}\n", f);
+    return close_output(f, path, e);
+}
+
+/* Writes config.json, the weights (model.safetensors, or shards with an index above MODEL_SHARD_BYTES) rounded to dtype
+ * "F32", "BF16" or "F16", and generation_config.json into an existing folder; all are flushed to the disk. Sizes and
+ * checksums of the weight files are appended to `sums` where that is not NULL. */
+LLMC_UNUSED static bool model_save_sums(const char* dir, const ModelConfig* c, const ParamTable* t, const char* dtype_name,
+                                        TensorSource source, void* ctx, FileSums* sums, Error* e) {
+    const SafeDtype dtype = safe_dtype(dtype_name);
+    const size_t element_bytes = safe_dtypes[dtype].bytes;
+    char path[PATH_CAP], name[64];
+    if (!path_join(path, dir, "config.json", e) || !config_write(c, path, dtype_name, e)) { return false; }
+    int shards = 0;
+    for (int first = 0; first < t->count; first = model_shard_end(t, first, element_bytes)) { shards++; }
+    // the other kind of weights, from an earlier save into the same folder, would contradict these
+    if (!path_join(path, dir, shards == 1 ? "model.safetensors.index.json" : "model.safetensors", e)) { return false; }
+    unlink(path);
+    for (int first = 0, shard = 1; first < t->count; shard++) {
+        const int last = model_shard_end(t, first, element_bytes);
+        snprintf(name, sizeof name, "model-%05d-of-%05d.safetensors", shard, shards);
+        if (!model_save_shard(dir, shards == 1 ? "model.safetensors" : name, t, first, last, dtype, source, ctx, sums, e)) {
+            return false;
+        }
+        first = last;
+    }
+    if (shards > 1 && !model_save_index(dir, t, element_bytes, shards, e)) { return false; }
+    return model_save_generation(dir, c, e);
+}
+
+LLMC_UNUSED static bool model_save(const char* dir, const ModelConfig* c, const ParamTable* t, const char* dtype,
+                                   TensorSource source, void* ctx, Error* e) {
+    return model_save_sums(dir, c, t, dtype, source, ctx, NULL, e);
+}
+
+#endif
