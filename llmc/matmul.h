@@ -1,53 +1,164 @@
-/* matmul.h -- simple version. */
+/* matmul.h -- x W^T and its two gradients, without BLAS. fp32, row-major.
+ *
+ *   forward          out (N, OC)  = x (N, C) W^T            W: (OC, C)
+ *   backward input   dx (N, C)    = dout (N, OC) W
+ *   backward weight  dW (OC, C)  += dout^T x
+ *
+ * All three are one product C (M, N) = A (M, K) B (K, N) that differ only in the strides of A and B. Three nested loops
+ * would do it, but would wait for memory: every multiply-add reads two numbers and a core has 64 and more of them a
+ * cycle to feed. What makes it fast (Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008)
+ * is to use each number many times at each level of memory before it is dropped:
+ *
+ *   registers  A tile of MR x NR elements of C stays in registers for a whole run over k. One step of k reads NR numbers
+ *              of B (2 vectors) and MR of A, and does MR * NR multiply-adds: 24 vector instructions for 14 loads.
+ *   L1         A panel of B, KC x NR, is used by all tiles below each other before the next panel.
+ *   L2         A block of A, MC x KC, is used by all panels of a block of B.
+ *   packing    Both are first copied into the order in which the tile reads them, so that each cache line and each page
+ *              is touched once, whatever the strides were. The copy costs K (M + N) against K M N multiply-adds.
+ *
+ * Threads share a packed block of B and take blocks of rows of A. Each element of C is summed over k in the same order
+ * whoever computes it, so the result is bitwise the same for any number of threads.
+ */
 #ifndef LLMC_MATMUL_H
 #define LLMC_MATMUL_H
 
-#include "utils.h"
+#include "simd.h"
 
-static inline void matmul_forward(float* out, const float* x, const float* w, const float* residual, size_t N, int C, int OC) {
-#pragma omp parallel for schedule(static)
-    for (size_t n = 0; n < N; n++) {
-        for (int o = 0; o < OC; o++) {
-            const float *a = x + n * (size_t)C, *b = w + (size_t)o * (size_t)C;
-            float lane[16] = {0};
-            int c = 0;
-            for (; c + 16 <= C; c += 16) {
-                for (int i = 0; i < 16; i++) { lane[i] += a[c + i] * b[c + i]; }
+enum {
+#if defined(__AVX512F__) || defined(__aarch64__)
+    MATMUL_MR = 12,  // 24 of 32 vector registers hold the tile
+#else
+    MATMUL_MR = 6,  // 12 of 16
+#endif
+    MATMUL_NR = 2 * SIMD,
+    MATMUL_KC = 256,                // longest run over k
+    MATMUL_MC = 4 * MATMUL_MR,      // rows of a block of A
+    MATMUL_NC = 512,                // columns of a block of B; a multiple of every NR
+    MATMUL_LDA = MATMUL_KC + SIMD,  // distance of packed rows of A: no power of two, they would share cache sets
+};
+
+/* c (rows, NR) = a (rows, K) b (K, NR) + add (rows, NR), or without `add` where it is NULL. `rows` is a constant where this
+ * is inlined, so that `acc` lives in registers. */
+LLMC_INLINE void matmul_tile(int rows, size_t K, const float* a, size_t a_row, size_t a_col, const float* b, size_t b_row,
+                             float* c, const float* add, size_t c_row) {
+    vf acc[MATMUL_MR][2];
+#pragma GCC unroll 12
+    for (int i = 0; i < rows; i++) { acc[i][0] = acc[i][1] = vf_set(0.0f); }
+    for (size_t k = 0; k < K; k++) {
+        const vf b0 = vf_load(b + k * b_row), b1 = vf_load(b + k * b_row + SIMD);
+#pragma GCC unroll 12
+        for (int i = 0; i < rows; i++) {
+            const float s = a[(size_t)i * a_row + k * a_col];
+            acc[i][0] += s * b0;
+            acc[i][1] += s * b1;
+        }
+    }
+#pragma GCC unroll 12
+    for (int i = 0; i < rows; i++) {
+        float* row = c + (size_t)i * c_row;
+        if (add) {
+            acc[i][0] += vf_load(add + (size_t)i * c_row);
+            acc[i][1] += vf_load(add + (size_t)i * c_row + SIMD);
+        }
+        vf_store(row, acc[i][0]);
+        vf_store(row + SIMD, acc[i][1]);
+    }
+}
+
+/* A copy of the part (rows, cols) of a matrix with the given strides, in panels of `width` rows: element (r, c) of a panel
+ * lies at c * width + r. Missing rows of the last panel become zeros. */
+static inline void matmul_pack(float* dst, size_t width, const float* src, size_t row, size_t col, size_t rows, size_t cols) {
+    for (size_t r0 = 0; r0 < rows; r0 += width, dst += width * cols) {
+        const size_t n = size_min(width, rows - r0);
+        const float* s = src + r0 * row;
+        if (n < width) { memset(dst, 0, width * cols * sizeof(float)); }
+        if (row == 1) {
+            for (size_t c = 0; c < cols; c++) { memcpy(dst + c * width, s + c * col, n * sizeof(float)); }
+        } else {
+            for (size_t r = 0; r < n; r++) {
+                for (size_t c = 0; c < cols; c++) { dst[c * width + r] = s[r * row + c * col]; }
             }
-            float sum = residual ? residual[n * (size_t)OC + (size_t)o] : 0;
-            for (; c < C; c++) { sum += a[c] * b[c]; }
-            for (int i = 0; i < 16; i++) { sum += lane[i]; }
-            out[n * (size_t)OC + (size_t)o] = sum;
         }
     }
 }
 
+/* c = a b + add for `rows` <= MC rows of packed A and all panels of a packed block of B with `cols` columns. */
+static inline void matmul_block(size_t rows, size_t cols, size_t K, const float* a, size_t a_row, size_t a_col, const float* b,
+                                float* c, const float* add, size_t c_row) {
+    for (size_t j = 0; j < cols; j += MATMUL_NR, b += MATMUL_NR * K) {
+        for (size_t i = 0; i < rows; i += MATMUL_MR) {
+            const float* ai = a + i * a_row;
+            float* ci = c + i * c_row + j;
+            const float* addi = add ? add + i * c_row + j : NULL;
+            if (rows - i >= MATMUL_MR && cols - j >= MATMUL_NR) {
+                matmul_tile(MATMUL_MR, K, ai, a_row, a_col, b, MATMUL_NR, ci, addi, c_row);
+                continue;
+            }
+            // at the lower and right edge a tile of whole width goes through a buffer
+            const size_t m = size_min(rows - i, MATMUL_MR), n = size_min(cols - j, MATMUL_NR);
+            float tile[MATMUL_MR * MATMUL_NR];
+            matmul_tile(MATMUL_MR, K, ai, a_row, a_col, b, MATMUL_NR, tile, NULL, MATMUL_NR);
+            for (size_t r = 0; r < m; r++) {
+                for (size_t q = 0; q < n; q++) {
+                    ci[r * c_row + q] = tile[r * MATMUL_NR + q] + (addi ? addi[r * c_row + q] : 0.0f);
+                }
+            }
+        }
+    }
+}
+
+/* c (M, N) = a (M, K) b (K, N) + add (M, N), or without `add` where it is NULL; `add` may be c. Element (i, k) of a lies at
+ * i * a_row + k * a_col, and so for b; c and add are row-major without gaps. */
+static inline void matmul_general(float* c, const float* add, const float* a, size_t a_row, size_t a_col, const float* b,
+                                  size_t b_row, size_t b_col, size_t M, size_t N, size_t K) {
+    float packed_b[MATMUL_NC * MATMUL_KC] __attribute__((aligned(64)));
+    const size_t kc = ceil_div(K, ceil_div(K, MATMUL_KC));  // runs of equal length
+#pragma omp parallel
+    for (size_t j = 0; j < N; j += MATMUL_NC) {
+        const size_t cols = size_min(N - j, MATMUL_NC);
+        for (size_t k = 0; k < K; k += kc) {
+            const size_t depth = size_min(K - k, kc);
+            const float* from = k ? c : add;
+#pragma omp for schedule(static)
+            for (size_t q = 0; q < cols; q += MATMUL_NR) {
+                matmul_pack(packed_b + q * depth, MATMUL_NR, b + k * b_row + (j + q) * b_col, b_col, b_row,
+                            size_min(cols - q, MATMUL_NR), depth);
+            }
+#pragma omp for schedule(dynamic)
+            for (size_t i = 0; i < M; i += MATMUL_MC) {
+                float packed_a[MATMUL_MC * MATMUL_LDA] __attribute__((aligned(64)));
+                const size_t rows = size_min(M - i, MATMUL_MC), at = i * N + j;
+                const float* ai = a + i * a_row + k * a_col;
+                if (a_col == 1) {  // rows stay rows
+                    for (size_t r = 0; r < rows; r++) {
+                        memcpy(packed_a + r * MATMUL_LDA, ai + r * a_row, depth * sizeof(float));
+                    }
+                    matmul_block(rows, cols, depth, packed_a, MATMUL_LDA, 1, packed_b, c + at, from ? from + at : NULL, N);
+                } else {  // columns stay columns
+                    for (size_t q = 0; q < depth; q++) {
+                        memcpy(packed_a + q * MATMUL_MC, ai + q * a_col, rows * sizeof(float));
+                    }
+                    matmul_block(rows, cols, depth, packed_a, 1, MATMUL_MC, packed_b, c + at, from ? from + at : NULL, N);
+                }
+            }
+        }
+    }
+}
+
+/* out: (N, OC)   x: (N, C)   w: (OC, C)   residual: (N, OC) is added, NULL for none; it may be out */
+static inline void matmul_forward(float* out, const float* x, const float* w, const float* residual, size_t N, int C, int OC) {
+    matmul_general(out, residual, x, (size_t)C, 1, w, 1, (size_t)C, N, (size_t)OC, (size_t)C);
+}
+
+/* dx: (N, C) = or +=   dout: (N, OC)   w: (OC, C) */
 static inline void matmul_backward_input(float* dx, const float* dout, const float* w, size_t N, int C, int OC,
                                          bool accumulate) {
-#pragma omp parallel for schedule(static)
-    for (size_t n = 0; n < N; n++) {
-        float* d = dx + n * (size_t)C;
-        if (!accumulate) {
-            for (int c = 0; c < C; c++) { d[c] = 0; }
-        }
-        for (int o = 0; o < OC; o++) {
-            const float s = dout[n * (size_t)OC + (size_t)o];
-            const float* b = w + (size_t)o * (size_t)C;
-            for (int c = 0; c < C; c++) { d[c] += s * b[c]; }
-        }
-    }
+    matmul_general(dx, accumulate ? dx : NULL, dout, (size_t)OC, 1, w, (size_t)C, 1, N, (size_t)C, (size_t)OC);
 }
 
+/* dw: (OC, C) +=   dout: (N, OC)   x: (N, C) */
 static inline void matmul_backward_weight(float* dw, const float* dout, const float* x, size_t N, int C, int OC) {
-#pragma omp parallel for schedule(static)
-    for (int o = 0; o < OC; o++) {
-        float* d = dw + (size_t)o * (size_t)C;
-        for (size_t n = 0; n < N; n++) {
-            const float s = dout[n * (size_t)OC + (size_t)o];
-            const float* a = x + n * (size_t)C;
-            for (int c = 0; c < C; c++) { d[c] += s * a[c]; }
-        }
-    }
+    matmul_general(dw, dw, dout, 1, (size_t)OC, x, (size_t)C, 1, (size_t)OC, (size_t)C, N);
 }
 
 #endif

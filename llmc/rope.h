@@ -21,14 +21,15 @@ static inline void rope_inv_freq(float* inv_freq, const ModelConfig* c) {
         const float exponent = (float)(2 * i) / (float)c->head_dim;
         float f = 1.0f / (float)pow((double)(float)c->rope_theta, (double)exponent);
         if (c->rope_llama3) {
-            const float wavelen = pi2 / f;
+            const float wavelen = 1.0f / f * pi2;  // PyTorch divides a number by a tensor through the reciprocal
             if (wavelen > (float)(c->rope_original_len / c->rope_low_freq)) {
                 f = f / (float)c->rope_factor;
             } else if (!(wavelen < (float)(c->rope_original_len / c->rope_high_freq))) {
                 const float low = (float)c->rope_low_freq, span = (float)(c->rope_high_freq - c->rope_low_freq);
-                const float smooth = ((float)c->rope_original_len / wavelen - low) / span;
+                const float smooth = (1.0f / wavelen * (float)c->rope_original_len - low) / span;
                 const float slow = (1.0f - smooth) * f / (float)c->rope_factor;
-                f = slow + smooth * f;
+                volatile float fast = smooth * f;  // rounded by itself: must not become a fused multiply-add
+                f = slow + fast;
             }
         }
         inv_freq[i] = f;

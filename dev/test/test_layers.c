@@ -1,0 +1,628 @@
+/* test_layers.c -- every CPU layer against the plainest reference in double, at odd sizes.
+ *
+ * Forward: the formula as loops. Backward: central differences of that double reference, so that no gradient formula is
+ * written twice and a mistake in one cannot be repeated in the other. Gradients must add to what was there (or, where the
+ * header says so, replace garbage), and every layer must give the same bits for 1, 2, 3 and 7 threads.
+ */
+#include "../../llmc/adamw.h"
+#include "../../llmc/attention.h"
+#include "../../llmc/crossentropy.h"
+#include "../../llmc/embedding.h"
+#include "../../llmc/matmul.h"
+#include "../../llmc/rand.h"
+#include "../../llmc/rmsnorm.h"
+#include "../../llmc/rope.h"
+#include "../../llmc/swiglu.h"
+#include "test.h"
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------------
+// helpers
+
+enum { NUM_THREAD_COUNTS = 4 };
+
+/* Sets the i-th thread count to try. Without OpenMP the same run is repeated, which still finds uninitialised reads. */
+static void use_threads(int i) {
+    static const int counts[NUM_THREAD_COUNTS] = {1, 2, 3, 7};
+    (void)counts;
+#ifdef _OPENMP
+    omp_set_num_threads(counts[i]);
+#else
+    (void)i;
+#endif
+}
+
+static float* floats(size_t n) { return (float*)xmalloc(n * sizeof(float)); }
+static double* doubles(size_t n) { return (double*)xcalloc(n, sizeof(double)); }
+
+/* n normals of deviation std; another array for another id. */
+static float* normals(size_t n, double std, uint32_t id) {
+    float* x = floats(n + 1);
+    rand_normal(x, n, std, 1234, id);
+    return x;
+}
+
+static double* widened(const float* x, size_t n) {
+    double* d = doubles(n);
+    for (size_t i = 0; i < n; i++) { d[i] = (double)x[i]; }
+    return d;
+}
+
+static float* copied(const float* x, size_t n) { return (float*)memcpy(floats(n), x, n * sizeof(float)); }
+
+/* |got - base - want| <= tol * max(1, max |want|) for all elements; base may be NULL. */
+static void check_close(const char* what, const float* got, const float* base, const double* want, size_t n, double tol) {
+    double scale = 1, worst = 0;
+    size_t at = 0;
+    for (size_t i = 0; i < n; i++) { scale = fabs(want[i]) > scale ? fabs(want[i]) : scale; }
+    for (size_t i = 0; i < n; i++) {
+        const double error = fabs((double)got[i] - (base ? (double)base[i] : 0.0) - want[i]);
+        if (!(error <= worst)) {
+            worst = error;
+            at = i;
+        }
+    }
+    CHECK(worst <= tol * scale, "%s: element %zu is off by %g (wanted %g)", what, at, worst, n ? want[at] : 0.0);
+}
+
+static void check_same_bits(const char* what, const float* a, const float* b, size_t n, int i) {
+    CHECK(memcmp(a, b, n * sizeof(float)) == 0, "%s differs with thread count no. %d", what, i);
+}
+
+/* Compares `got - base` with the central difference of loss(ctx) in x at up to `samples` of its n elements. */
+static void check_gradient(const char* what, const float* got, const float* base, double* x, size_t n, size_t samples,
+                           double (*loss)(const void*), const void* ctx, double tol) {
+    const double h = 1e-4;
+    double scale = 1;
+    for (size_t i = 0; i < n; i++) { scale = fabs((double)got[i]) > scale ? fabs((double)got[i]) : scale; }
+    for (size_t s = 0; s < samples && s < n; s++) {
+        const size_t i = n <= samples ? s : (size_t)philox_below(99, RAND_SAMPLE, 0, s, n);
+        const double keep = x[i];
+        x[i] = keep + h;
+        const double up = loss(ctx);
+        x[i] = keep - h;
+        const double down = loss(ctx);
+        x[i] = keep;
+        const double want = (up - down) / (2 * h), have = (double)got[i] - (base ? (double)base[i] : 0.0);
+        CHECK(fabs(have - want) <= tol * scale, "%s: element %zu of %zu is %g, wanted %g", what, i, n, have, want);
+    }
+}
+
+static double dot(const double* a, const double* b, size_t n) {
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) { sum += a[i] * b[i]; }
+    return sum;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// exp
+
+static void exp_is_within_two_ulp_and_keeps_its_limits(void) {
+    double worst = 0;
+    for (double x = -86.9; x < 88.7; x += 0.00037) {
+        const float xf = (float)x;
+        float lane[SIMD];
+        vf_store(lane, vf_exp(vf_set(xf)));
+        const double want = exp((double)xf), ulp = ldexp(1.0, ilogb(want) - 23);
+        const double error = fabs((double)lane[SIMD - 1] - want) / ulp;
+        worst = error > worst ? error : worst;
+    }
+    CHECK(worst <= 2, "off by %.2f ulp", worst);
+    const float in[6] = {-INFINITY, -1000, 0, 89, INFINITY, NAN}, want[5] = {0, 0, 1, INFINITY, INFINITY};
+    for (int i = 0; i < 6; i++) {
+        const float got = vf_sum(vf_exp(vf_set(in[i]))) / SIMD;
+        CHECK(i == 5 ? isnan(got) : got == want[i], "exp(%f) = %f", (double)in[i], (double)got);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// embedding
+
+static void embedding_gathers_rows_and_adds_gradients_of_repeated_tokens(void) {
+    static const int sizes[][3] = {{1, 1, 1}, {37, 5, 3}, {200, 130, 17}, {64, 256, 1}};  // N C V
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        const size_t N = (size_t)sizes[s][0], C = (size_t)sizes[s][1], V = (size_t)sizes[s][2];
+        float *table = normals(V * C, 1, 1), *dout = normals(N * C, 1, 2), *base = normals(V * C, 1, 3);
+        float *out = floats(N * C), *first = NULL;
+        int32_t* tokens = (int32_t*)xmalloc(N * sizeof *tokens);
+        double* want = doubles(V * C);
+        for (size_t n = 0; n < N; n++) { tokens[n] = (int32_t)philox_below(1, RAND_SAMPLE, 0, n, V); }
+        embedding_forward(out, table, tokens, N, (int)C);
+        for (size_t i = 0; i < N * C; i++) {
+            CHECK(out[i] == table[(size_t)tokens[i / C] * C + i % C], "row %zu is not its token's", i / C);
+            want[(size_t)tokens[i / C] * C + i % C] += (double)dout[i];
+        }
+        for (int t = 0; t < NUM_THREAD_COUNTS; t++) {
+            use_threads(t);
+            float* d = copied(base, V * C);
+            embedding_backward(d, dout, tokens, N, (int)C);
+            check_close("dtable", d, base, want, V * C, 1e-5);
+            if (first) { check_same_bits("dtable", first, d, V * C, t); }
+            free(first);
+            first = d;
+        }
+        free(first), free(table), free(dout), free(base), free(out), free(tokens), free(want);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// rmsnorm
+
+typedef struct {
+    double *x, *w, *dout;
+    size_t N, C;
+    double eps;
+} NormCase;
+
+static double norm_loss(const void* ctx) {
+    const NormCase* c = (const NormCase*)ctx;
+    double sum = 0;
+    for (size_t n = 0; n < c->N; n++) {
+        const double* x = c->x + n * c->C;
+        const double rstd = 1 / sqrt(dot(x, x, c->C) / (double)c->C + c->eps);
+        for (size_t i = 0; i < c->C; i++) { sum += x[i] * rstd * c->w[i] * c->dout[n * c->C + i]; }
+    }
+    return sum;
+}
+
+static void rmsnorm_and_its_gradients_match(void) {
+    static const int sizes[][2] = {{1, 1}, {3, 16}, {70, 37}, {5, 384}, {130, 64}, {257, 100}};
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        const size_t N = (size_t)sizes[s][0], C = (size_t)sizes[s][1];
+        float *x = normals(N * C, 2, 1), *w = normals(C, 1, 2), *dout = normals(N * C, 1, 3);
+        float *dx0 = normals(N * C, 1, 4), *dw0 = normals(C, 1, 5), *out = floats(N * C), *rstd = floats(N);
+        float* scratch = floats(rmsnorm_backward_scratch(N, (int)C));
+        NormCase c = {widened(x, N * C), widened(w, C), widened(dout, N * C), N, C, 1e-2};
+        double* want = doubles(N * C);
+        for (size_t n = 0; n < N; n++) {
+            const double* r = c.x + n * C;
+            for (size_t i = 0; i < C; i++) { want[n * C + i] = r[i] / sqrt(dot(r, r, C) / (double)C + c.eps) * c.w[i]; }
+        }
+        float *first_x = NULL, *first_w = NULL, *first_out = NULL;
+        for (int t = 0; t < NUM_THREAD_COUNTS; t++) {
+            use_threads(t);
+            float *dx = copied(dx0, N * C), *dw = copied(dw0, C);
+            rmsnorm_forward(out, rstd, x, w, N, (int)C, 1e-2f);
+            rmsnorm_backward(dx, dw, scratch, dout, x, w, rstd, N, (int)C);
+            check_close("out", out, NULL, want, N * C, 1e-5);
+            if (t == 0) {
+                check_gradient("dx", dx, dx0, c.x, N * C, 60, norm_loss, &c, 1e-5);
+                check_gradient("dweight", dw, dw0, c.w, C, 60, norm_loss, &c, 1e-5);
+                first_x = dx, first_w = dw, first_out = copied(out, N * C);
+                continue;
+            }
+            check_same_bits("out", first_out, out, N * C, t);
+            check_same_bits("dx", first_x, dx, N * C, t);
+            check_same_bits("dweight", first_w, dw, C, t);
+            free(dx), free(dw);
+        }
+        free(first_x), free(first_w), free(first_out), free(want), free(c.x), free(c.w), free(c.dout);
+        free(x), free(w), free(dout), free(dx0), free(dw0), free(out), free(rstd), free(scratch);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// rope
+
+static ModelConfig rope_config(int HD, double theta, double factor /* 0: default type */) {
+    ModelConfig c;
+    memset(&c, 0, sizeof c);
+    c.head_dim = HD;
+    c.rope_theta = theta;
+    c.rope_llama3 = factor > 0;
+    c.rope_factor = factor;
+    c.rope_low_freq = 1;
+    c.rope_high_freq = 4;
+    c.rope_original_len = 8192;
+    return c;
+}
+
+static void rope_rotates_q_and_k_by_position_and_backward_undoes_it(void) {
+    static const int sizes[][6] = {{1, 1, 1, 1, 2, 0}, {2, 9, 4, 2, 6, 5}, {3, 33, 3, 1, 64, 0}, {1, 17, 2, 2, 40, 100}};
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        const int B = sizes[s][0], T = sizes[s][1], NH = sizes[s][2], NKV = sizes[s][3], HD = sizes[s][4], pos = sizes[s][5];
+        const ModelConfig c = rope_config(HD, 10000, 0);
+        const size_t width = (size_t)(NH + 2 * NKV) * (size_t)HD, n = (size_t)B * (size_t)T * width;
+        float *x = normals(n, 1, 1), *table = floats((size_t)(pos + T) * (size_t)HD), *first = NULL;
+        double *want = widened(x, n), *before = widened(x, n);
+        rope_table(table, pos + T, &c);
+        for (size_t i = 0; i < n; i++) {
+            const size_t head = i % width / (size_t)HD, d = i % (size_t)HD, half = (size_t)HD / 2;
+            if (head >= (size_t)(NH + NKV)) { continue; }
+            const double t = (double)(pos + (int)(i / width % (size_t)T));
+            const double angle = t * pow(10000, -2.0 * (double)(d % half) / HD);
+            // rotate_half: (-x2, x1)
+            const double other = d < half ? -before[i + half] : before[i - half];
+            want[i] = before[i] * cos(angle) + other * sin(angle);
+        }
+        for (int k = 0; k < NUM_THREAD_COUNTS; k++) {
+            use_threads(k);
+            float* y = copied(x, n);
+            rope_forward(y, table, (size_t)B, T, pos, NH, NKV, HD);
+            check_close("rotated", y, NULL, want, n, 2e-5);
+            if (first) { check_same_bits("rotated", first, y, n, k); }
+            free(first);
+            first = copied(y, n);
+            rope_backward(y, table, (size_t)B, T, pos, NH, NKV, HD);  // a rotation's transpose is its inverse
+            check_close("rotated back", y, NULL, before, n, 1e-5);
+            free(y);
+        }
+        free(first), free(x), free(table), free(want), free(before);
+    }
+}
+
+static void rope_tables_are_those_of_transformers(void) {
+    // bits of LlamaRotaryEmbedding(...).inv_freq at `at`, HD 64, transformers 5; 22, 23 and 16 lie in the blend
+    static const struct {
+        double theta, factor;
+        uint32_t bits[7];
+    } cases[] = {
+        // clang-format off
+        {10000, 0, {0x3f800000, 0x3d2cba15, 0x3c23d70a, 0x3ae91528, 0x3aaec98e, 0x3a83126f, 0x390bd472}},
+        {10000, 8, {0x3f800000, 0x3d2cba15, 0x3c23d70a, 0x3a6d8ae2, 0x39ee0430, 0x395ffbd9, 0x378bd472}},
+        {10000, 32, {0x3f800000, 0x3d2cba15, 0x3c23d70a, 0x3a550c17, 0x39bc9bf8, 0x3907a276, 0x368bd472}},
+        {500000, 0, {0x3f800000, 0x3c340d6d, 0x3ab95d21, 0x38fd45c3, 0x38a8126b, 0x385f10c4, 0x364a41b0}},
+        {500000, 8, {0x3f800000, 0x3c340d6d, 0x3a0995d2, 0x377d45c3, 0x3728126b, 0x36df10c4, 0x34ca41b0}},
+        {500000, 32, {0x3f800000, 0x3c340d6d, 0x39e13620, 0x367d45c3, 0x3628126b, 0x35df10c4, 0x33ca41b0}},
+        // clang-format on
+    };
+    static const int at[7] = {0, 11, 16, 22, 23, 24, 31};
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        const ModelConfig c = rope_config(64, cases[k].theta, cases[k].factor);
+        float f[MAX_HEAD_DIM / 2];
+        rope_inv_freq(f, &c);
+        for (int i = 0; i < 7; i++) {
+            uint32_t bits;
+            memcpy(&bits, &f[at[i]], sizeof bits);
+            CHECK(bits == cases[k].bits[i], "theta %g factor %g: inv_freq[%d] is %08x, wanted %08x", cases[k].theta,
+                  cases[k].factor, at[i], bits, cases[k].bits[i]);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// matmul
+
+static void matmul_and_its_gradients_match_at_every_edge(void) {
+    static const int sizes[][3] = {{1, 1, 1},    {1, 300, 70},  {2, 17, 33},   {3, 64, 5},     {5, 7, 9},      {12, 32, 32},
+                                   {13, 33, 31}, {48, 256, 64}, {50, 257, 65}, {130, 100, 77}, {61, 515, 530}, {300, 40, 24}};
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        const size_t N = (size_t)sizes[s][0], C = (size_t)sizes[s][1], OC = (size_t)sizes[s][2];
+        float *x = normals(N * C, 1, 1), *w = normals(OC * C, 1, 2), *res = normals(N * OC, 1, 3),
+              *dout = normals(N * OC, 1, 4);
+        float *dx0 = normals(N * C, 1, 5), *dw0 = normals(OC * C, 1, 6);
+        double *y = doubles(N * OC), *dx = doubles(N * C), *dw = doubles(OC * C), *y_res = doubles(N * OC);
+        for (size_t n = 0; n < N; n++) {
+            for (size_t o = 0; o < OC; o++) {
+                for (size_t c = 0; c < C; c++) {
+                    y[n * OC + o] += (double)x[n * C + c] * (double)w[o * C + c];
+                    dx[n * C + c] += (double)dout[n * OC + o] * (double)w[o * C + c];
+                    dw[o * C + c] += (double)dout[n * OC + o] * (double)x[n * C + c];
+                }
+                y_res[n * OC + o] = y[n * OC + o] + (double)res[n * OC + o];
+            }
+        }
+        float* first[6] = {0};
+        for (int t = 0; t < NUM_THREAD_COUNTS; t++) {
+            use_threads(t);
+            float* got[6] = {floats(N * OC), floats(N * OC),     copied(res, N * OC),
+                             floats(N * C),  copied(dx0, N * C), copied(dw0, OC * C)};
+            const size_t count[6] = {N * OC, N * OC, N * OC, N * C, N * C, OC * C};
+            memset(got[0], 0xff, N * OC * sizeof(float));  // NaN: what is not overwritten shows
+            memset(got[3], 0xff, N * C * sizeof(float));
+            matmul_forward(got[0], x, w, NULL, N, (int)C, (int)OC);
+            matmul_forward(got[1], x, w, res, N, (int)C, (int)OC);
+            matmul_forward(got[2], x, w, got[2], N, (int)C, (int)OC);
+            matmul_backward_input(got[3], dout, w, N, (int)C, (int)OC, false);
+            matmul_backward_input(got[4], dout, w, N, (int)C, (int)OC, true);
+            matmul_backward_weight(got[5], dout, x, N, (int)C, (int)OC);
+            check_close("out", got[0], NULL, y, N * OC, 1e-5);
+            check_close("out + residual", got[1], NULL, y_res, N * OC, 1e-5);
+            check_close("out onto itself", got[2], NULL, y_res, N * OC, 1e-5);
+            check_close("dx", got[3], NULL, dx, N * C, 1e-5);
+            check_close("dx +=", got[4], dx0, dx, N * C, 1e-5);
+            check_close("dw +=", got[5], dw0, dw, OC * C, 1e-5);
+            for (int i = 0; i < 6; i++) {
+                if (first[i]) { check_same_bits("product", first[i], got[i], count[i], t); }
+                free(first[i]);
+                first[i] = got[i];
+            }
+        }
+        for (int i = 0; i < 6; i++) { free(first[i]); }
+        free(x), free(w), free(res), free(dout), free(dx0), free(dw0), free(y), free(dx), free(dw), free(y_res);
+    }
+}
+
+static void matmul_lets_nan_through_and_not_around(void) {
+    enum { N = 13, C = 40, OC = 35 };
+    float *x = normals(N * C, 1, 1), *w = normals(OC * C, 1, 2), *out = floats(N * OC);
+    x[5 * C + 39] = NAN;
+    x[6 * C + 3] = INFINITY;
+    matmul_forward(out, x, w, NULL, N, C, OC);
+    for (int i = 0; i < N * OC; i++) {
+        CHECK(isnan(out[i]) == (i / OC == 5), "row %d", i / OC);
+        CHECK(!isinf(out[i]) == (i / OC != 6), "row %d", i / OC);
+    }
+    free(x), free(w), free(out);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// attention
+
+typedef struct {
+    double *qkv, *dout, *out, *lse;
+    int B, T, NH, NKV, HD;
+} AttentionCase;
+
+/* out (B, T, NH HD), lse (B, NH, T); the sum of out * dout. */
+static double attention_reference(const void* ctx) {
+    const AttentionCase* c = (const AttentionCase*)ctx;
+    const size_t HD = (size_t)c->HD, T = (size_t)c->T, NH = (size_t)c->NH, NKV = (size_t)c->NKV, width = (NH + 2 * NKV) * HD;
+    double sum = 0, *p = doubles(T);
+    for (size_t i = 0; i < (size_t)c->B * NH * T; i++) {
+        const size_t b = i / (NH * T), h = i / T % NH, t = i % T, kv = h / (NH / NKV);
+        const double* q = c->qkv + (b * T + t) * width + h * HD;
+        const double* k = c->qkv + b * T * width + (NH + kv) * HD;
+        double top = -1e300, total = 0;
+        for (size_t s = 0; s <= t; s++) {
+            p[s] = dot(q, k + s * width, HD) / sqrt((double)HD);
+            top = p[s] > top ? p[s] : top;
+        }
+        for (size_t s = 0; s <= t; s++) { total += p[s] = exp(p[s] - top); }
+        c->lse[i] = top + log(total);
+        double* out = c->out + (b * T + t) * NH * HD + h * HD;
+        for (size_t d = 0; d < HD; d++) {
+            out[d] = 0;
+            for (size_t s = 0; s <= t; s++) { out[d] += p[s] / total * k[s * width + NKV * HD + d]; }
+        }
+        sum += dot(out, c->dout + (b * T + t) * NH * HD + h * HD, HD);
+    }
+    free(p);
+    return sum;
+}
+
+static void check_attention(int B, int T, int NH, int NKV, int HD, double std, size_t samples) {
+    const size_t rows = (size_t)B * (size_t)T, n_qkv = rows * (size_t)((NH + 2 * NKV) * HD), n_out = rows * (size_t)(NH * HD);
+    const size_t n_lse = rows * (size_t)NH;
+    float *qkv = normals(n_qkv, std, 1), *dout = normals(n_out, 1, 2), *out = floats(n_out), *lse = floats(n_lse);
+    float *dqkv = floats(n_qkv), *first_d = NULL, *first_o = NULL;
+    const size_t n_scratch = attention_backward_scratch((size_t)B, T, NH, NKV, HD);
+    float* scratch = floats(n_scratch);
+    AttentionCase c = {widened(qkv, n_qkv), widened(dout, n_out), doubles(n_out), doubles(n_lse), B, T, NH, NKV, HD};
+    attention_reference(&c);
+    for (int t = 0; t < NUM_THREAD_COUNTS; t++) {
+        use_threads(t);
+        memset(out, 0xff, n_out * sizeof(float));
+        memset(dqkv, 0xff, n_qkv * sizeof(float));  // dqkv is overwritten, scratch may hold anything
+        memset(scratch, 0xff, n_scratch * sizeof(float));
+        attention_forward(out, lse, qkv, (size_t)B, T, NH, NKV, HD);
+        attention_backward(dqkv, scratch, dout, out, lse, qkv, (size_t)B, T, NH, NKV, HD);
+        if (t == 0) {
+            check_close("out", out, NULL, c.out, n_out, 1e-5 * std);  // an error in a score shows in the weights
+            check_close("lse", lse, NULL, c.lse, n_lse, 1e-5);
+            first_d = copied(dqkv, n_qkv), first_o = copied(out, n_out);
+            check_gradient("dqkv", dqkv, NULL, c.qkv, n_qkv, samples, attention_reference, &c, 1e-4);
+        }
+        check_same_bits("out", first_o, out, n_out, t);
+        check_same_bits("dqkv", first_d, dqkv, n_qkv, t);
+    }
+    free(qkv), free(dout), free(out), free(lse), free(dqkv), free(first_d), free(first_o), free(scratch);
+    free(c.qkv), free(c.dout), free(c.out), free(c.lse);
+}
+
+static void attention_and_its_gradient_match_for_any_grouping(void) {
+    check_attention(1, 1, 1, 1, 2, 1, 100);
+    check_attention(2, 2, 2, 1, 6, 1, 200);
+    check_attention(2, 17, 4, 4, 8, 1, 200);
+    check_attention(1, 65, 4, 2, 16, 2, 150);
+    check_attention(3, 50, 6, 2, 10, 1, 150);
+    check_attention(1, 130, 3, 1, 64, 1, 100);
+    check_attention(1, 97, 2, 1, 128, 1, 60);
+    check_attention(1, 70, 2, 2, 250, 1, 60);
+    check_attention(1, 33, 1, 1, 256, 1, 60);
+}
+
+static void attention_holds_at_a_thousand_positions(void) { check_attention(1, 1000, 2, 1, 32, 1, 12); }
+
+/* Scores of some hundreds: exp overflows unless the maximum is taken off, also when it moves from tile to tile. */
+static void attention_survives_large_scores(void) { check_attention(1, 150, 2, 1, 16, 12, 0); }
+
+static void attention_decode_is_the_last_row_of_forward(void) {
+    static const int sizes[][4] = {{1, 1, 1, 2}, {5, 4, 2, 6}, {64, 2, 1, 64}, {131, 6, 2, 40}, {300, 3, 3, 256}};
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        const int T = sizes[s][0], NH = sizes[s][1], NKV = sizes[s][2], HD = sizes[s][3];
+        const size_t q = (size_t)(NH * HD), kv = (size_t)(2 * NKV * HD), width = q + kv, rows = (size_t)T;
+        float *qkv = normals(rows * width, 1, 1), *out = floats(rows * q), *lse = floats(rows * (size_t)NH);
+        float *cache = floats(rows * kv), *got = floats(q), *first = NULL;
+        attention_forward(out, lse, qkv, 1, T, NH, NKV, HD);
+        for (size_t t = 0; t < rows; t++) { memcpy(cache + t * kv, qkv + t * width + q, kv * sizeof(float)); }
+        double* want = widened(out + (rows - 1) * q, q);
+        for (int t = 0; t < NUM_THREAD_COUNTS; t++) {
+            use_threads(t);
+            attention_decode(got, qkv + (rows - 1) * width, cache, T, NH, NKV, HD);
+            check_close("decoded", got, NULL, want, q, 1e-5);
+            if (first) { check_same_bits("decoded", first, got, q, t); }
+            free(first);
+            first = copied(got, q);
+        }
+        free(first), free(qkv), free(out), free(lse), free(cache), free(got), free(want);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// swiglu
+
+typedef struct {
+    double *gate_up, *dout;
+    size_t N, F;
+} SwigluCase;
+
+static double swiglu_loss(const void* ctx) {
+    const SwigluCase* c = (const SwigluCase*)ctx;
+    double sum = 0;
+    for (size_t i = 0; i < c->N * c->F; i++) {
+        const double* row = c->gate_up + i / c->F * 2 * c->F;
+        const double gate = row[i % c->F], up = row[i % c->F + c->F];
+        sum += gate / (1 + exp(-gate)) * up * c->dout[i];
+    }
+    return sum;
+}
+
+static void swiglu_and_its_gradient_match(void) {
+    static const int sizes[][2] = {{1, 1}, {3, 16}, {20, 37}, {2, 770}};
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        const size_t N = (size_t)sizes[s][0], F = (size_t)sizes[s][1];
+        float *x = normals(N * 2 * F, 3, 1), *dout = normals(N * F, 1, 2), *out = floats(N * F), *dx = floats(N * 2 * F);
+        x[0] = -200;  // the sigmoid's exp overflows there
+        SwigluCase c = {widened(x, N * 2 * F), widened(dout, N * F), N, F};
+        double* want = doubles(N * F);
+        for (size_t i = 0; i < N * F; i++) {
+            const double gate = c.gate_up[i / F * 2 * F + i % F], up = c.gate_up[i / F * 2 * F + i % F + F];
+            want[i] = gate / (1 + exp(-gate)) * up;
+        }
+        float *first_o = NULL, *first_d = NULL;
+        for (int t = 0; t < NUM_THREAD_COUNTS; t++) {
+            use_threads(t);
+            memset(dx, 0xff, N * 2 * F * sizeof(float));
+            swiglu_forward(out, x, N, (int)F);
+            swiglu_backward(dx, dout, x, N, (int)F);
+            if (t == 0) {
+                check_close("out", out, NULL, want, N * F, 1e-5);
+                check_gradient("dgate_up", dx, NULL, c.gate_up, N * 2 * F, 100, swiglu_loss, &c, 1e-5);
+                first_o = copied(out, N * F), first_d = copied(dx, N * 2 * F);
+            }
+            check_same_bits("out", first_o, out, N * F, t);
+            check_same_bits("dgate_up", first_d, dx, N * 2 * F, t);
+        }
+        free(x), free(dout), free(out), free(dx), free(want), free(first_o), free(first_d), free(c.gate_up), free(c.dout);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// cross-entropy
+
+static void crossentropy_and_its_gradient_match(void) {
+    static const int sizes[][2] = {{1, 1}, {4, 3}, {9, 16}, {30, 1001}, {3, 4096}};
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        const size_t N = (size_t)sizes[s][0], V = (size_t)sizes[s][1];
+        const float dloss = 0.25f;
+        float *logits = normals(N * V, 4, 1), *losses = floats(N), *losses2 = floats(N);
+        float *first_l = NULL, *first_d = NULL;
+        int32_t* targets = (int32_t*)xmalloc(N * sizeof *targets);
+        double *want = doubles(N), *dwant = doubles(N * V);
+        for (size_t i = 0; i < V; i++) { logits[i] += 300; }  // exp of these overflows
+        for (size_t n = 0; n < N; n++) {
+            targets[n] = (int32_t)(n == 0 ? V - 1 : philox_below(1, RAND_SAMPLE, 0, n, V));
+            double total = 0;
+            const float* row = logits + n * V;
+            for (size_t v = 0; v < V; v++) { total += exp((double)row[v] - (double)row[targets[n]]); }
+            want[n] = log(total);
+            for (size_t v = 0; v < V; v++) {
+                const double p = exp((double)row[v] - (double)row[targets[n]]) / total;
+                dwant[n * V + v] = (p - (v == (size_t)targets[n])) * (double)dloss;
+            }
+        }
+        for (int t = 0; t < NUM_THREAD_COUNTS; t++) {
+            use_threads(t);
+            float* d = copied(logits, N * V);
+            crossentropy_forward(losses, logits, targets, N, (int)V);
+            crossentropy_fused(losses2, d, targets, dloss, N, (int)V);
+            check_close("losses", losses, NULL, want, N, 1e-5);
+            check_close("dlogits", d, NULL, dwant, N * V, 1e-6);
+            check_same_bits("losses of the fused form", losses, losses2, N, t);
+            if (first_l) {
+                check_same_bits("losses", first_l, losses, N, t);
+                check_same_bits("dlogits", first_d, d, N * V, t);
+            }
+            free(first_l), free(first_d);
+            first_l = copied(losses, N), first_d = d;
+        }
+        free(logits), free(losses), free(losses2), free(first_l), free(first_d), free(targets), free(want), free(dwant);
+    }
+}
+
+static void crossentropy_of_nan_is_nan(void) {
+    enum { V = 70 };
+    for (int at = 0; at < V; at++) {
+        float logits[V], loss = 0;
+        const int32_t target = 1;
+        for (int v = 0; v < V; v++) { logits[v] = v == at ? NAN : 1.0f; }
+        crossentropy_forward(&loss, logits, &target, 1, V);
+        CHECK(isnan(loss), "a NaN at %d gives the loss %f", at, (double)loss);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// adamw
+
+static void adamw_takes_pytorchs_steps(void) {
+    static const size_t sizes[] = {1, 7, 16, 1000, 70001};
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        const size_t n = sizes[s];
+        float *p0 = normals(n, 1, 1), *g = normals(n, 1, 2), *first = NULL;
+        for (int t = 0; t < NUM_THREAD_COUNTS; t++) {
+            use_threads(t);
+            float *p = copied(p0, n), *m = (float*)xcalloc(n, sizeof(float)), *v = (float*)xcalloc(n, sizeof(float));
+            double *wp = widened(p0, n), *wm = doubles(n), *wv = doubles(n);
+            AdamW h = {0.05f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, 0};
+            for (h.step = 1; h.step <= 5; h.step++) {
+                adamw_update(p, g, m, v, n, &h);
+                for (size_t i = 0; i < n; i++) {
+                    const double gi = 0.5 * (double)g[i];
+                    wp[i] *= 1 - 0.05 * 0.1;
+                    wm[i] = 0.9 * wm[i] + 0.1 * gi;
+                    wv[i] = 0.95 * wv[i] + 0.05 * gi * gi;
+                    const double mhat = wm[i] / (1 - pow(0.9, (double)h.step)), vhat = wv[i] / (1 - pow(0.95, (double)h.step));
+                    wp[i] -= 0.05 * mhat / (sqrt(vhat) + 1e-8);
+                }
+            }
+            check_close("p", p, NULL, wp, n, 1e-6);
+            check_close("m", m, NULL, wm, n, 1e-6);
+            check_close("v", v, NULL, wv, n, 1e-6);
+            if (first) { check_same_bits("p", first, p, n, t); }
+            free(first), free(m), free(v), free(wp), free(wm), free(wv);
+            first = p;
+        }
+        free(first), free(p0), free(g);
+    }
+}
+
+static void global_norm_is_the_same_for_any_thread_count(void) {
+    static const size_t sizes[] = {1, 5, 16384, 16385, 100003};
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        const size_t n = sizes[s];
+        float* g = normals(n, 1, 1);
+        double *scratch = doubles(global_norm_scratch(n)), *wide = widened(g, n), first = 0;
+        for (int t = 0; t < NUM_THREAD_COUNTS; t++) {
+            use_threads(t);
+            const double norm = global_norm(g, n, scratch), want = sqrt(dot(wide, wide, n));
+            CHECK(fabs(norm - want) <= 1e-12 * want, "norm of %zu is %.17g, wanted %.17g", n, norm, want);
+            CHECK(t == 0 || norm == first, "norm of %zu differs with thread count no. %d", n, t);
+            first = norm;
+        }
+        free(g), free(scratch), free(wide);
+    }
+}
+
+int main(void) {
+    RUN(exp_is_within_two_ulp_and_keeps_its_limits);
+    RUN(embedding_gathers_rows_and_adds_gradients_of_repeated_tokens);
+    RUN(rmsnorm_and_its_gradients_match);
+    RUN(rope_rotates_q_and_k_by_position_and_backward_undoes_it);
+    RUN(rope_tables_are_those_of_transformers);
+    RUN(matmul_and_its_gradients_match_at_every_edge);
+    RUN(matmul_lets_nan_through_and_not_around);
+    RUN(attention_and_its_gradient_match_for_any_grouping);
+    RUN(attention_holds_at_a_thousand_positions);
+    RUN(attention_survives_large_scores);
+    RUN(attention_decode_is_the_last_row_of_forward);
+    RUN(swiglu_and_its_gradient_match);
+    RUN(crossentropy_and_its_gradient_match);
+    RUN(crossentropy_of_nan_is_nan);
+    RUN(adamw_takes_pytorchs_steps);
+    RUN(global_norm_is_the_same_for_any_thread_count);
+    return test_summary();
+}

@@ -1,0 +1,90 @@
+/* simd.h -- vectors of floats as wide as the target has them, in GCC's and Clang's vector extensions: one source for
+ * AVX-512, AVX2, SSE and NEON, and for targets without vectors too, where the compiler splits them.
+ *
+ * Operators work lane by lane (`a * b + 1.0f`); a comparison gives an `vi` of all ones or all zeros a lane. Nothing here
+ * depends on -ffast-math: NaN and infinities pass through as in scalar code.
+ */
+#ifndef LLMC_SIMD_H
+#define LLMC_SIMD_H
+
+#include "utils.h"
+
+#if defined(__AVX512F__)
+enum { SIMD = 16 };  // floats in a vector
+#elif defined(__AVX__)
+enum { SIMD = 8 };
+#else
+enum { SIMD = 4 };
+#endif
+
+#define LLMC_INLINE static inline __attribute__((always_inline, unused))
+
+typedef float vf __attribute__((vector_size(SIMD * sizeof(float))));
+typedef int32_t vi __attribute__((vector_size(SIMD * sizeof(float))));
+// the same vectors at any float's address
+typedef float vf_anywhere __attribute__((vector_size(SIMD * sizeof(float)), aligned(sizeof(float)), may_alias));
+
+LLMC_INLINE vf vf_load(const float* p) { return *(const vf_anywhere*)p; }
+LLMC_INLINE void vf_store(float* p, vf x) { *(vf_anywhere*)p = x; }
+
+LLMC_INLINE vf vf_set(float x) {
+    const vf zero = {0};
+    return x - zero;  // not x + zero: that would turn -0 into 0
+}
+
+/* The first n < SIMD floats at p, and `rest` in the lanes behind them. */
+LLMC_INLINE vf vf_load_part(const float* p, size_t n, float rest) {
+    float lane[SIMD];
+    for (size_t i = 0; i < SIMD; i++) { lane[i] = i < n ? p[i] : rest; }
+    return vf_load(lane);
+}
+
+LLMC_INLINE void vf_store_part(float* p, size_t n, vf x) {
+    float lane[SIMD];
+    vf_store(lane, x);
+    for (size_t i = 0; i < n; i++) { p[i] = lane[i]; }
+}
+
+/* Lane by lane: mask ? a : b. */
+LLMC_INLINE vf vf_select(vi mask, vf a, vf b) { return (vf)(((vi)a & mask) | ((vi)b & ~mask)); }
+
+/* a > b ? a : b, so a NaN in b stays and a NaN in a is lost. */
+LLMC_INLINE vf vf_max(vf a, vf b) { return vf_select(a > b, a, b); }
+
+/* Sum of the lanes, in halves: a fixed order. */
+LLMC_INLINE float vf_sum(vf x) {
+    float lane[SIMD];
+    vf_store(lane, x);
+    for (int half = SIMD / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; i++) { lane[i] += lane[i + half]; }
+    }
+    return lane[0];
+}
+
+LLMC_INLINE float vf_largest(vf x) {
+    float lane[SIMD];
+    vf_store(lane, x);
+    for (int i = 1; i < SIMD; i++) { lane[0] = lane[0] > lane[i] ? lane[0] : lane[i]; }
+    return lane[0];
+}
+
+/* e^x to about 1 ulp. x = n ln 2 + r with |r| <= ln 2 / 2; e^r is a polynomial, 2^n goes into the exponent's bits. Below
+ * -86.9 (just above where results would be denormal, and slow) it is 0; from 88.73 on infinity; NaN stays NaN. */
+LLMC_INLINE vf vf_exp(vf x) {
+    const vf round = vf_set(12582912.0f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+    const vf t = x * 1.44269504f + round;
+    const vf n = t - round;
+    const vf r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two parts, the first exact times n
+    vf p = r * 1.9875691e-4f + 1.3981999e-3f;
+    p = p * r + 8.3334519e-3f;
+    p = p * r + 4.1665796e-2f;
+    p = p * r + 1.6666665e-1f;
+    p = p * r + 0.5f;
+    p = p * (r * r) + r + 1.0f;
+    const vi bits = ((vi)t << 23) + ((127 - 1) << 23);  // 2^(n-1): n = 128 has no exponent of its own
+    vf y = (p + p) * (vf)bits;
+    y = vf_select(x < -86.9f, vf_set(0.0f), y);
+    return vf_select(x > 88.72283f, vf_set(__builtin_inff()), y);
+}
+
+#endif
