@@ -1,0 +1,115 @@
+# llama3.c -- `make help` lists the targets. Everything found by itself can be set: make CC=clang MARCH= OPENMP=0 ...
+
+CC ?= cc
+PYTHON ?= python3
+MARCH ?= -march=native
+OPENMP ?= $(shell echo 'int main(void){return 0;}' | $(CC) -fopenmp -x c - -o /dev/null 2>/dev/null && echo 1 || echo 0)
+WERROR ?= 0
+OPT ?= -O3
+CFLAGS_EXTRA ?=
+
+WARNINGS = -Wall -Wextra $(if $(filter 1,$(OPENMP)),,-Wno-unknown-pragmas) $(if $(filter 1,$(WERROR)),-Werror)
+CFLAGS = -std=c11 -ffp-contract=fast $(OPT) $(MARCH) $(WARNINGS) $(if $(filter 1,$(OPENMP)),-fopenmp) $(CFLAGS_EXTRA)
+LDLIBS = -lm -lpthread
+HEADERS = $(wildcard llmc/*.h) dev/test/test.h
+UNIT_TESTS = $(patsubst dev/test/%.c,build/%,$(wildcard dev/test/test_*.c))
+FUZZERS = $(patsubst dev/test/%.c,build/%,$(wildcard dev/test/fuzz_*.c))
+TALES = dev/data/tinytales
+
+comma := ,
+.PHONY: all help require-nvcc quickstart test test-programs sanitize fuzz format format-check lint clean FORCE
+all: train_llama3 tokenize
+
+help:
+	@echo "make quickstart [STEPS=N]  build, make the embedded stories, train a small Llama 3, print what it writes"
+	@echo "make test                  everything that can be tested on this machine"
+	@echo "make train_llama3 test_llama3 tokenize             the CPU programs"
+	@echo "make train_llama3cu test_llama3cu [PRECISION=BF16|FP16|FP32] [GPU_ARCH=75|80|90|\"75 80 90\"]"
+	@echo "make sanitize              the tests under AddressSanitizer and UndefinedBehaviorSanitizer"
+	@echo "make fuzz [SECONDS=20]     a short run of each fuzz target (clang)"
+	@echo "make format lint clean"
+
+# --- CPU ---------------------------------------------------------------------------------------------------------------
+
+train_llama3: train_llama3.c $(HEADERS)
+	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
+
+test_llama3: test_llama3.cu train_llama3.c $(HEADERS)
+	$(CC) $(CFLAGS) -I. -x c $< -x none -o $@ $(LDLIBS)
+
+tokenize: dev/data/tokenize.c $(HEADERS)
+	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
+
+build/tinytales: dev/data/tinytales.c $(HEADERS) | build
+	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
+
+build/%: dev/test/%.c $(HEADERS) | build
+	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
+
+build:
+	@mkdir -p build
+
+# --- GPU ---------------------------------------------------------------------------------------------------------------
+# GPU_ARCH: the architectures of this machine's GPUs as nvidia-smi tells, 80 where there is none. 90 means sm_90a code and
+# compute_90 PTX, which newer cards compile; the others their code, and the highest its PTX too.
+# PTX_ONLY=75 builds nothing but PTX of that architecture: how a newer card shows that the code of an older one is right.
+
+CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda /usr/lib/cuda /opt/cuda))
+NVCC ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard $(CUDA_HOME)/bin/nvcc))
+DETECTED_ARCH := $(sort $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -oE '^[0-9]+\.[0-9]+$$' | tr -d .))
+GPU_ARCH ?= $(or $(filter 75 80 86 87 89 90,$(DETECTED_ARCH)),$(if $(DETECTED_ARCH),90,80))
+PTX_ONLY ?=
+ARCHS = $(or $(PTX_ONLY),$(sort $(GPU_ARCH)))
+OLD_ARCHS = $(filter 5% 6% 7%,$(ARCHS))
+PRECISION ?= $(if $(OLD_ARCHS),FP16,BF16)
+ifneq ($(filter-out BF16 FP16 FP32,$(PRECISION)),)
+$(error PRECISION is $(PRECISION), wanted BF16, FP16 or FP32)
+endif
+ifneq ($(and $(filter BF16,$(PRECISION)),$(OLD_ARCHS)),)
+$(error PRECISION=BF16 needs GPU_ARCH 80 or newer, but GPU_ARCH is $(ARCHS): build with PRECISION=FP16 or FP32)
+endif
+gencode = $(if $(filter 90,$(1)),-gencode arch=compute_90a,code=sm_90a -gencode arch=compute_90$(comma)code=compute_90,-gencode arch=compute_$(1)$(comma)code=sm_$(1))
+GENCODE = $(if $(PTX_ONLY),-gencode arch=compute_$(PTX_ONLY)$(comma)code=compute_$(PTX_ONLY),$(foreach a,$(ARCHS),$(call gencode,$(a))) \
+          $(if $(filter 90,$(ARCHS)),,-gencode arch=compute_$(lastword $(ARCHS))$(comma)code=compute_$(lastword $(ARCHS))))
+NVCCFLAGS = -std=c++17 -O3 -DPRECISION_$(PRECISION) $(GENCODE) -Xcompiler "$(if $(filter 1,$(OPENMP)),-fopenmp) $(MARCH)" \
+            -Xptxas -warn-spills -diag-suppress 177 -I.
+CUDA_LDLIBS = -lcublas -lcublasLt -lpthread
+CUDA_HEADERS = $(HEADERS) $(wildcard llmc/*.cuh)
+
+# changing PRECISION or the architectures rebuilds: the stamp's content is what the last build was made with
+build/cuda_flags: FORCE | build
+	@echo '$(NVCCFLAGS)' | cmp -s - $@ || echo '$(NVCCFLAGS)' > $@
+
+require-nvcc:
+	@$(if $(NVCC),true,echo "error: nvcc was not found: install the CUDA toolkit, or set NVCC=/path/to/nvcc"; exit 1)
+
+train_llama3cu: train_llama3.cu $(CUDA_HEADERS) build/cuda_flags | require-nvcc
+	$(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDA_LDLIBS)
+
+build/test_llama3_cpu.o: test_llama3.cu train_llama3.c $(HEADERS) | build
+	$(CC) $(CFLAGS) -I. -DTEST_CPU_HALF -x c -c $< -o $@
+
+test_llama3cu: test_llama3.cu train_llama3.cu build/test_llama3_cpu.o $(CUDA_HEADERS) build/cuda_flags | require-nvcc
+	$(NVCC) $(NVCCFLAGS) $< build/test_llama3_cpu.o -o $@ $(CUDA_LDLIBS)
+
+build/%_cu: dev/test/%.cu $(CUDA_HEADERS) build/cuda_flags | build require-nvcc
+	$(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDA_LDLIBS)
+
+# --- the embedded data set and the first run ---------------------------------------------------------------------------
+
+$(TALES)/tinytales_train.bin: build/tinytales tokenize $(TALES)/tokenizer.json
+	./build/tinytales -o $(TALES)/tinytales.jsonl
+	./tokenize --tokenizer $(TALES)/tokenizer.json --val-fraction 0.02 -o $(TALES)/tinytales.bin $(TALES)/tinytales.jsonl
+
+quickstart: $(QUICKSTART_TRAINER) $(TALES)/tinytales_train.bin
+	./$(QUICKSTART_TRAINER) $(QUICKSTART_FLAGS)
+
+# --- tests ---------------------------------------------------------------------------------------------------------------
+
+test-programs: train_llama3 tokenize test_llama3 $(UNIT_TESTS)
+
+test: test-programs
+	@PYTHON="$(PYTHON)" CC="$(CC)" dev/test/run.sh "$(PYTHON)" ./test_llama3 $(UNIT_TESTS) dev/test/test_faults.sh dev/test/test_cli.sh
+
+clean:
+	rm -rf build train_llama3 train_llama3cu test_llama3 test_llama3cu tokenize

@@ -1,0 +1,53 @@
+#!/bin/sh
+# run.sh PYTHON TEST_PROGRAM... -- runs every test of this machine and sums their last lines.
+# A C test program ends with "N passed, N failed, N skipped"; one that ends otherwise (a crash) counts as one failure.
+# Python tests (dev/test/test_*.py) run where PYTHON has pytest; without it they are skipped by name.
+python=$1
+shift
+passed=0 failed=0 skipped=0
+log=$(mktemp) || exit 1
+trap 'rm -f "$log"' EXIT
+
+count() { # count NAME STATUS: adds the numbers of the log's summary line
+    line=$(grep -E '[0-9]+ (passed|failed|skipped|error)' "$log" | tail -n 1)
+    number() { printf '%s\n' "$line" | grep -oE "[0-9]+ $1" | head -n 1 | grep -oE '[0-9]+'; }
+    p=$(number passed) f=$(number failed) s=$(number skipped) e=$(number error)
+    p=${p:-0} f=$((${f:-0} + ${e:-0})) s=${s:-0}
+    if [ "$2" -ne 0 ] && [ "$f" -eq 0 ]; then
+        echo "FAIL $1 ended with status $2"
+        f=1
+    fi
+    if [ $((p + f + s)) -eq 0 ]; then
+        echo "FAIL $1 ran no test"
+        f=1
+    fi
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+}
+
+run() { # run NAME COMMAND...: shows the output as it comes, keeps the command's own status
+    name=$1
+    shift
+    echo "== $name"
+    start=$(date +%s)
+    { "$@" 2>&1; echo $? > "$log.status"; } | tee "$log"
+    count "$name" "$(cat "$log.status")"
+    rm -f "$log.status"
+    echo "   $(($(date +%s) - start)) s"
+}
+
+for program in "$@"; do
+    run "$program" "$program"
+done
+
+for file in dev/test/test_*.py; do
+    [ -e "$file" ] || continue
+    if "$python" -c 'import pytest' 2>/dev/null; then
+        run "$file" "$python" -m pytest -q -rs -p no:cacheprovider "$file"
+    else
+        echo "skip $file: $python has no pytest (see requirements.txt)"
+        skipped=$((skipped + 1))
+    fi
+done
+
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]
