@@ -25,6 +25,7 @@ typedef enum {
     RAND_SHUFFLE_ROWS = 2,    // order of rows in a shard; stream = shard, index = epoch << 32 | place
     RAND_SAMPLE = 3,          // sampled tokens; stream = step of training (0: --generate), index = token
     RAND_ROUND = 4,           // stochastic rounding; stream = tensor, index = step << 40 | element
+    RAND_TALES = 5,           // dev/data/tinytales.c; stream = story, index = draw
 } RandPurpose;
 
 typedef struct {
