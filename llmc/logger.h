@@ -9,7 +9,8 @@
  * came of the lines up to N. A number that is not finite is null.
  * Invariants: whatever stands before the last newline is whole lines. All events of a step are written before its
  * checkpoint, and the log is flushed to the disk before a checkpoint is renamed into place, so that a resumed run finds
- * every line up to its step. It cuts the lines of later steps, and the torn line that a killed run may have left.
+ * every line up to its step. It cuts the lines of later steps, the "end" of the run that it continues, and the torn line
+ * that a killed run may have left.
  * A line that cannot be written (disk full) is an error, and what was written of it is taken back.
  */
 #ifndef LLMC_LOGGER_H
@@ -38,7 +39,7 @@ LLMC_UNUSED static void logger_close(Logger* g) {
     logger_none(g);
 }
 
-/* Length of the file's part that a run going on from `step` keeps: whole lines up to the first one of a later step. */
+/* Length of the part that a run going on from `step` keeps: whole lines up to the first one of a later step or of an end. */
 LLMC_UNUSED static bool logger_find_cut(const char* path, int64_t step, off_t* keep, Error* e) {
     FILE* f = fopen(path, "rb");
     *keep = 0;
@@ -51,12 +52,14 @@ LLMC_UNUSED static bool logger_find_cut(const char* path, int64_t step, off_t* k
         Error ignored;
         Json j;
         int64_t at = 0;
-        bool later = false;
+        bool later = false;  // or the end of a run that now goes on
         ignored.msg[0] = 0;
         char* copy = (char*)xmalloc((size_t)len + 1);
         memcpy(copy, line, (size_t)len + 1);
         if (json_parse(&j, copy, (size_t)len, path, &ignored)) {
+            const char* event = json_string(&j, json_get(&j, json_root(&j), "event"), NULL);
             later = json_node_int(&j, json_get(&j, json_root(&j), "step"), &at) && at > step;
+            later = later || (event && strcmp(event, "end") == 0);
             json_free(&j);
         }
         if (later) { break; }

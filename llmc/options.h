@@ -465,7 +465,8 @@ LLMC_UNUSED static bool option_unknown(const char* arg, OptionScope trainer, Err
         size_t typed_len = strlen(word);
         bool start = typed_len >= 3 && strncmp(word, name, typed_len) == 0;
         bool longer = strlen(name) >= 3 && strncmp(word, name, strlen(name)) == 0;
-        if (start || longer) { distance = 1; }
+        if (longer && distance > 2) { distance = 2; }
+        if (start) { distance = 1; }
         if (distance > 2 && distance * 3 > (int)strlen(name)) { continue; }
         if (distance >= (int)strlen(name)) { continue; }
         if (best < 0 || distance < best_distance) {

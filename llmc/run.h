@@ -254,6 +254,7 @@ LLMC_UNUSED static bool memory_find_fit(char* hint, size_t cap, const Options* o
     for (int seq = options->seq; seq >= 1; seq /= 2) {
         for (int state = 0; state < (gpu ? 4 : 1); state++) {  // bit 0: bf16 moments, bit 1: split master
             for (int batch = options->batch; batch >= 1; batch--) {
+                if (total % ((int64_t)batch * seq * ranks) != 0) { continue; }
                 for (int level = options->recompute; level <= (gpu ? (int)RECOMPUTE_BLOCK : options->recompute); level++) {
                     Options o = *options;
                     o.seq = seq;
@@ -261,7 +262,7 @@ LLMC_UNUSED static bool memory_find_fit(char* hint, size_t cap, const Options* o
                     o.recompute = level;
                     if (state & 1) { o.moments = MOMENTS_BF16; }
                     if (state & 2) { o.master = MASTER_SPLIT; }
-                    if (total % ((int64_t)batch * seq * ranks) != 0 || need(ctx, &o) > have) { continue; }
+                    if (need(ctx, &o) > have) { continue; }
                     int n = snprintf(hint, cap, "these flags fit:");
                     char word[OPTION_TEXT];
                     const int changed[] = {OPT_recompute, OPT_batch, OPT_moments, OPT_master, OPT_seq};

@@ -1,0 +1,37 @@
+/* fuzz_options.c -- bytes become a command line (arguments separated by NUL) for both trainers, and what was parsed goes
+ * through the screen, through JSON and back: nothing crashes, and what was accepted is accepted again, unchanged. */
+#include "../../llmc/options.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    enum { MAX_ARGS = 64 };
+    if (size == 0) { return 0; }
+    const OptionScope trainer = data[0] & 1 ? ON_GPU : ON_CPU;
+    char* text = (char*)xmalloc(size + 1);
+    memcpy(text, data, size);
+    text[size] = 0;
+    char* argv[MAX_ARGS];
+    int argc = 0;
+    for (size_t at = 0; at < size && argc < MAX_ARGS; at += strlen(text + at) + 1) { argv[argc++] = text + at; }
+    Options o, back;
+    Error e;
+    e.msg[0] = 0;
+    OptionsResult result = options_parse(&o, argc, argv, trainer, &e);
+    if ((result == OPTIONS_WRONG) != (e.msg[0] != 0)) { abort(); }
+    if (result == OPTIONS_OK) {
+        FILE* screen = fopen("/dev/null", "w");
+        options_print(screen, &o);
+        fclose(screen);
+        Json j;
+        char* json = options_json_text(&o);
+        if (!json_parse(&j, json, strlen(json), "options", &e)) { abort(); }
+        options_default(&back, trainer);
+        if (!options_merge(&back, &j, json_root(&j), &e)) { abort(); }
+        if (back.batch != o.batch || back.lr != o.lr || back.seed != o.seed || back.schedule != o.schedule) { abort(); }
+        options_free(&back);
+        json_free(&j);
+    }
+    free(text);
+    return 0;
+}
