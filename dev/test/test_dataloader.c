@@ -1,0 +1,511 @@
+/* test_dataloader.c -- llmc/dataloader.h against a naive model of its specification: which row comes when, for every rank,
+ * seed and place to resume at; large files; and every refusal with its words. */
+#include "test.h"
+#include "../../llmc/dataloader.h"
+
+static char folder[PATH_CAP];
+
+// ---------------------------------------------------------------------------------------------------------------------
+// making files
+
+static const char* in_folder(const char* name) {
+    static char paths[8][PATH_CAP];
+    static int next;
+    char* path = paths[next++ % 8];
+    snprintf(path, PATH_CAP, "%.2000s/%.1000s", folder, name);
+    return path;
+}
+
+static void write_bytes(const char* path, const void* data, size_t bytes) {
+    FILE* f = fopen(path, "wb");
+    if (!f || fwrite(data, 1, bytes, f) != bytes || fclose(f) != 0) { die("%s: cannot write the test's file", path); }
+}
+
+typedef struct {
+    int width, vocab;
+    uint64_t fingerprint;
+} Kind;
+
+static uint32_t token_at(int shard, uint64_t i) { return (uint32_t)((i * 7 + (uint64_t)shard * 1009 + i / 13) % 3001); }
+
+/* A shard whose token i is token_at(shard, i). */
+static void write_shard(const char* name, int shard, uint64_t n, Kind kind) {
+    size_t bytes = TOKENFILE_HEADER_BYTES + (size_t)n * (size_t)kind.width;
+    unsigned char* data = (unsigned char*)xcalloc(bytes, 1);
+    TokenFileHeader h = {kind.width, kind.vocab, n, kind.fingerprint};
+    int32_t words[TOKENFILE_WORDS];
+    tokenfile_header(words, &h);
+    memcpy(data, words, sizeof words);
+    for (uint64_t i = 0; i < n; i++) {
+        uint32_t id = token_at(shard, i);
+        uint16_t narrow = (uint16_t)id;
+        memcpy(data + TOKENFILE_HEADER_BYTES + i * (size_t)kind.width, kind.width == 2 ? (void*)&narrow : (void*)&id,
+               (size_t)kind.width);
+    }
+    write_bytes(in_folder(name), data, bytes);
+    free(data);
+}
+
+static void remove_files(void) {
+    glob_t g;
+    if (glob(in_folder("*"), 0, NULL, &g) == 0) {
+        for (size_t i = 0; i < g.gl_pathc; i++) {
+            if (is_directory(g.gl_pathv[i])) {
+                rmdir(g.gl_pathv[i]);
+            } else {
+                unlink(g.gl_pathv[i]);
+            }
+        }
+        globfree(&g);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the naive model: write out the whole stream of (shard, row) pairs, epoch after epoch
+
+enum { T = 8, SHARDS = 3 };
+static const uint64_t shard_tokens[SHARDS] = {8 * 11 + 1, 8 * 5 + 7, 8 * 23};  // 11, 5 and 22 rows
+enum { ROWS = 11 + 5 + 22 };
+
+typedef struct {
+    int shard;
+    uint64_t row;
+} Place;
+
+static void swap_places(Place* a, Place* b) {
+    Place t = *a;
+    *a = *b;
+    *b = t;
+}
+
+static void naive_epoch(Place* out /* (ROWS) */, uint64_t epoch, uint64_t seed, bool shuffle) {
+    Place shards[SHARDS], rows[ROWS];
+    for (int i = 0; i < SHARDS; i++) { shards[i].shard = i; }
+    for (int i = SHARDS - 1; shuffle && i >= 1; i--) {
+        swap_places(&shards[i],
+                    &shards[philox_below(seed, RAND_SHUFFLE_SHARDS, (uint32_t)epoch, (uint64_t)i, (uint64_t)i + 1)]);
+    }
+    for (int k = 0; k < SHARDS; k++) {
+        int shard = shards[k].shard, n = (int)((shard_tokens[shard] - 1) / T);
+        for (int i = 0; i < n; i++) {
+            rows[i].shard = shard;
+            rows[i].row = (uint64_t)i;
+        }
+        for (int i = n - 1; shuffle && i >= 1; i--) {
+            uint64_t index = epoch << 32 | (uint64_t)i;
+            swap_places(&rows[i], &rows[philox_below(seed, RAND_SHUFFLE_ROWS, (uint32_t)shard, index, (uint64_t)i + 1)]);
+        }
+        for (int i = 0; i < n; i++) { *out++ = rows[i]; }
+    }
+}
+
+static void write_three_shards(int width) {
+    remove_files();
+    Kind kind = {width, 3001, 77};
+    const char* names[SHARDS] = {"data_000.bin", "data_001.bin", "data_002.bin"};
+    for (int i = 0; i < SHARDS; i++) { write_shard(names[i], i, shard_tokens[i], kind); }
+}
+
+static bool row_is(const int32_t* x, const int32_t* y, Place place) {
+    for (uint64_t t = 0; t < T; t++) {
+        uint64_t i = place.row * T + t;
+        if ((uint32_t)x[t] != token_at(place.shard, i) || (uint32_t)y[t] != token_at(place.shard, i + 1)) { return false; }
+    }
+    return true;
+}
+
+enum { EPOCHS = 4 };
+
+/* Reads from `start` on to the end of EPOCHS epochs as every rank and compares each row with the model. */
+static void compare_with_model(int B, int ranks, uint64_t seed, bool shuffle, uint64_t start) {
+    static Place stream[EPOCHS * ROWS];
+    for (uint64_t epoch = 0; epoch < EPOCHS; epoch++) { naive_epoch(stream + epoch * ROWS, epoch, seed, shuffle); }
+    int32_t x[8 * T], y[8 * T];
+    for (int rank = 0; rank < ranks; rank++) {
+        DataLoader d;
+        Error e = {""};
+        bool ok = dataloader_open(&d, in_folder("data_*.bin"), B, T, rank, ranks, seed, shuffle, &e);
+        CHECK(ok, "%s", e.msg);
+        if (!ok) { return; }
+        CHECK(d.rows_per_epoch == ROWS, "%llu rows", (unsigned long long)d.rows_per_epoch);
+        dataloader_seek(&d, start);
+        for (uint64_t base = start; base + (uint64_t)(ranks * B) <= EPOCHS * ROWS; base += (uint64_t)(ranks * B)) {
+            CHECK(d.row == base, "row is %llu, wanted %llu", (unsigned long long)d.row, (unsigned long long)base);
+            CHECK(dataloader_next(&d, x, y, &e), "%s", e.msg);
+            for (int b = 0; b < B; b++) {
+                Place want = stream[base + (uint64_t)(rank * B + b)];
+                CHECK(row_is(x + b * T, y + b * T, want), "rank %d of %d, batch at %llu, row %d is not row %llu of shard %d",
+                      rank, ranks, (unsigned long long)base, b, (unsigned long long)want.row, want.shard);
+            }
+        }
+        dataloader_close(&d);
+    }
+}
+
+static void order_equals_the_model(void) {
+    for (int width = 2; width <= 4; width += 2) {
+        write_three_shards(width);
+        compare_with_model(1, 1, 42, false, 0);
+        compare_with_model(1, 1, 42, true, 0);
+        compare_with_model(3, 1, 7, true, 0);  // batches across the end of an epoch and of a shard
+        compare_with_model(4, 3, 9, true, 0);
+        compare_with_model(8, 4, 1, false, 0);  // a batch larger than the smallest shard
+    }
+}
+
+static void any_row_can_be_resumed_at(void) {
+    write_three_shards(2);
+    for (uint64_t start = 0; start < 2 * ROWS + 3; start++) { compare_with_model(3, 2, 5, true, start); }
+}
+
+static void seeking_back_reads_the_same_again(void) {
+    write_three_shards(2);
+    DataLoader d;
+    Error e = {""};
+    int32_t x[2][4 * T], y[2][4 * T];
+    CHECK(dataloader_open(&d, in_folder("data_*.bin"), 4, T, 0, 1, 3, true, &e), "%s", e.msg);
+    uint64_t places[] = {0, 30, 0, 4, 3 * ROWS + 1, 4, 8};
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+        for (int twice = 0; twice < 2; twice++) {
+            dataloader_seek(&d, places[i]);
+            CHECK(dataloader_next(&d, x[twice], y[twice], &e), "%s", e.msg);
+        }
+        CHECK(memcmp(x[0], x[1], sizeof x[0]) == 0 && memcmp(y[0], y[1], sizeof y[0]) == 0, "at %llu",
+              (unsigned long long)places[i]);
+    }
+    dataloader_close(&d);
+}
+
+static void every_row_comes_once_an_epoch_and_epochs_differ(void) {
+    write_three_shards(2);
+    DataLoader d;
+    Error e = {""};
+    CHECK(dataloader_open(&d, in_folder("data_*.bin"), 1, T, 0, 1, 11, true, &e), "%s", e.msg);
+    int order[3][ROWS], moved = 0;
+    for (int epoch = 0; epoch < 3; epoch++) {
+        int seen[SHARDS][32] = {{0}};
+        for (int i = 0; i < ROWS; i++) {
+            int shard;
+            uint64_t row;
+            dataloader_locate(&d, (uint64_t)(epoch * ROWS + i), &shard, &row);
+            CHECK(row < d.shards[shard].num_rows, "row %llu of shard %d", (unsigned long long)row, shard);
+            seen[shard][row]++;
+            order[epoch][i] = shard * 32 + (int)row;
+            if (epoch > 0) { moved += order[epoch][i] != order[epoch - 1][i]; }
+        }
+        for (int s = 0; s < SHARDS; s++) {
+            for (uint64_t r = 0; r < d.shards[s].num_rows; r++) { CHECK(seen[s][r] == 1, "%d times", seen[s][r]); }
+        }
+    }
+    CHECK(moved > ROWS, "only %d rows changed their places in two epochs", moved);
+    dataloader_close(&d);
+}
+
+static void without_a_thread_the_batches_are_the_same(void) {
+    write_three_shards(4);
+    DataLoader a, b;
+    Error e = {""};
+    int32_t x[2][2 * T], y[2][2 * T];
+    CHECK(dataloader_open(&a, in_folder("data_*.bin"), 2, T, 0, 1, 6, true, &e), "%s", e.msg);
+    CHECK(dataloader_open(&b, in_folder("data_*.bin"), 2, T, 0, 1, 6, true, &e), "%s", e.msg);
+    b.thread_tried = true;  // as if pthread_create had failed
+    for (int i = 0; i < 2 * ROWS; i++) {
+        CHECK(dataloader_next(&a, x[0], y[0], &e) && dataloader_next(&b, x[1], y[1], &e), "%s", e.msg);
+        CHECK(memcmp(x[0], x[1], sizeof x[0]) == 0 && memcmp(y[0], y[1], sizeof y[0]) == 0, "batch %d", i);
+    }
+    CHECK(a.threaded, "no thread was started");
+    CHECK(!b.threaded, "a thread was started");
+    dataloader_close(&a);
+    dataloader_close(&b);
+    dataloader_close(&b);
+}
+
+static void a_name_with_brackets_is_taken_as_it_stands(void) {
+    remove_files();
+    Kind kind = {2, 3001, 1};
+    write_shard("set[1].bin", 0, 100, kind);
+    DataLoader d;
+    Error e = {""};
+    CHECK(dataloader_open(&d, in_folder("set[1].bin"), 1, T, 0, 1, 0, true, &e), "%s", e.msg);
+    CHECK(d.num_shards == 1 && d.num_tokens == 100, "%d shards", d.num_shards);
+    dataloader_close(&d);
+}
+
+static void files_of_llm_c_with_zeros_in_the_new_words_are_read(void) {
+    remove_files();
+    unsigned char data[TOKENFILE_HEADER_BYTES + 2 * 50] = {0};
+    int32_t words[3] = {TOKENFILE_MAGIC16, 1, 50};
+    memcpy(data, words, sizeof words);
+    write_bytes(in_folder("old.bin"), data, sizeof data);
+    DataLoader d;
+    Error e = {""};
+    CHECK(dataloader_open(&d, in_folder("old.bin"), 1, T, 0, 1, 0, true, &e), "%s", e.msg);
+    CHECK(d.vocab_size == 0 && d.fingerprint == 0 && d.num_tokens == 50, "header misread");
+    CHECK(dataloader_check_vocab(&d, 10, 12345, &e), "%s", e.msg);
+    dataloader_close(&d);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// large files (sparse: holes read as token 0)
+
+static bool write_sparse(const char* name, Kind kind, uint64_t n, const uint64_t* marks, int num_marks) {
+    const char* path = in_folder(name);
+    int fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0666);
+    TokenFileHeader h = {kind.width, kind.vocab, n, kind.fingerprint};
+    int32_t words[TOKENFILE_WORDS];
+    tokenfile_header(words, &h);
+    bool ok = fd >= 0 && ftruncate(fd, (off_t)(TOKENFILE_HEADER_BYTES + n * (uint64_t)kind.width)) == 0;
+    ok = ok && pwrite(fd, words, sizeof words, 0) == (ssize_t)sizeof words;
+    for (int i = 0; ok && i < num_marks; i++) {
+        uint32_t id = (uint32_t)i + 1;
+        off_t at = (off_t)(TOKENFILE_HEADER_BYTES + marks[i] * (uint64_t)kind.width);
+        ok = pwrite(fd, &id, (size_t)kind.width, at) == kind.width;
+    }
+    if (fd >= 0) { close(fd); }
+    return ok;
+}
+
+static bool sparse_files_work(void) {
+    remove_files();
+    Kind kind = {2, 0, 0};
+    bool ok = write_sparse("probe.bin", kind, (1ull << 31) + 100, NULL, 0);
+    remove_files();
+    return ok;
+}
+
+/* 2^31 + 1,000,000 tokens of two bytes: past 4 GiB, and past what word 2 of the header can count. */
+static void more_than_2_to_the_31_tokens_are_read(void) {
+    remove_files();
+    const int long_T = 1 << 20;
+    uint64_t n = (1ull << 31) + 1000000, row = (n - 1) / (uint64_t)long_T - 1, first = row * (uint64_t)long_T;
+    uint64_t marks[] = {first, first + 5, first + (uint64_t)long_T, (1ull << 30) + 3};  // ids 1, 2, 3, 4
+    Kind kind = {2, 100, 9};
+    CHECK(write_sparse("big.bin", kind, n, marks, 4), "cannot write");
+    DataLoader d;
+    Error e = {""};
+    bool ok = dataloader_open(&d, in_folder("big.bin"), 1, long_T, 0, 1, 0, false, &e);
+    CHECK(ok, "%s", e.msg);
+    if (!ok) { return; }
+    CHECK(d.num_tokens == n, "%llu tokens", (unsigned long long)d.num_tokens);
+    int32_t *x = (int32_t*)xmalloc((size_t)long_T * 4), *y = (int32_t*)xmalloc((size_t)long_T * 4);
+    dataloader_seek(&d, row);
+    CHECK(dataloader_next(&d, x, y, &e), "%s", e.msg);
+    CHECK(x[0] == 1 && x[5] == 2 && x[6] == 0 && y[4] == 2 && y[long_T - 1] == 3, "the last row is not what was written");
+    dataloader_seek(&d, (1ull << 30) / (uint64_t)long_T);
+    CHECK(dataloader_next(&d, x, y, &e), "%s", e.msg);
+    CHECK(x[3] == 4 && y[2] == 4, "the row past 2 GiB is not what was written");
+    free(x);
+    free(y);
+    dataloader_close(&d);
+    remove_files();
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// refusals
+
+/* Opening must fail with a message that contains all of the parts. */
+static void refuses(const char* pattern, int B, int seq, int ranks, const char* part1, const char* part2, const char* part3) {
+    DataLoader d;
+    Error e = {""};
+    bool ok = dataloader_open(&d, pattern, B, seq, 0, ranks, 1, true, &e);
+    CHECK(!ok, "%s was opened; wanted '%s'", pattern, part1);
+    if (ok) {
+        dataloader_close(&d);
+        return;
+    }
+    CHECK(strstr(e.msg, part1) && strstr(e.msg, part2) && strstr(e.msg, part3), "'%s' has not '%s', '%s' and '%s'", e.msg,
+          part1, part2, part3);
+    const char* line = strchr(e.msg, '\n');
+    CHECK(!line || (strncmp(line, "\n  hint: ", 9) == 0 && !strchr(line + 1, '\n')), "'%s' is more than a line and a hint",
+          e.msg);
+    dataloader_close(&d);
+}
+
+static void what_is_no_file_is_refused(void) {
+    remove_files();
+    refuses(in_folder("nothing_*.bin"), 1, T, 1, "nothing_*.bin", "no such token file", "./tokenize");
+    refuses(in_folder("nothing.bin"), 1, T, 1, "nothing.bin", "no such token file", "hint");
+    refuses(folder, 1, T, 1, folder, "is a folder, wanted a token file", "*_train.bin");
+    CHECK(mkdir(in_folder("sub_1.bin"), 0777) == 0, "mkdir");
+    refuses(in_folder("sub_*.bin"), 1, T, 1, "sub_1.bin", "is a folder", "wanted a regular file");
+    if (geteuid() != 0) {
+        Kind kind = {2, 0, 0};
+        write_shard("locked.bin", 0, 100, kind);
+        chmod(in_folder("locked.bin"), 0);
+        refuses(in_folder("locked.bin"), 1, T, 1, "locked.bin", "cannot open", "Permission denied");
+    }
+}
+
+/* A good file of 100 tokens with one header word changed, or cut to `bytes`. */
+static void refuses_header(int word, int32_t value, int64_t bytes, const char* part1, const char* part2) {
+    unsigned char data[TOKENFILE_HEADER_BYTES + 300] = {0};
+    int32_t words[TOKENFILE_WORDS];
+    TokenFileHeader h = {2, 3001, 100, 5};
+    tokenfile_header(words, &h);
+    if (word >= 0) { words[word] = value; }
+    memcpy(data, words, sizeof words);
+    write_bytes(in_folder("bad.bin"), data, bytes >= 0 ? (size_t)bytes : TOKENFILE_HEADER_BYTES + 200);
+    refuses(in_folder("bad.bin"), 1, T, 1, "bad.bin", part1, part2);
+}
+
+static void a_damaged_header_is_refused(void) {
+    remove_files();
+    refuses_header(0, 20240519, -1, "magic is 20240519", "20240520");
+    refuses_header(0, TOKENFILE_MAGIC32, -1, "version is 1", "wanted 7");
+    refuses_header(1, 2, -1, "version is 2", "wanted 1");
+    refuses_header(2, 101, -1, "token count", "word 2");
+    refuses_header(2, -5, -1, "token count (word 2) is -5", "wanted 0 or more");
+    refuses_header(3, -1, -1, "vocabulary size (word 3) is -1", "wanted 0 or more");
+    refuses_header(4, 99, -1, "token count (word 2) is 100", "99");
+    refuses_header(5, 1, -1, "token count (word 2) is 100", "4294967396");
+    refuses_header(5, INT32_MIN, -1, "token count", "word 2");
+    for (int64_t bytes = 0; bytes < TOKENFILE_HEADER_BYTES; bytes += 93) {
+        refuses_header(-1, 0, bytes, "header", "cut short");
+    }
+    refuses_header(-1, 0, TOKENFILE_HEADER_BYTES, "token count is 100", "holds 0");
+    refuses_header(-1, 0, TOKENFILE_HEADER_BYTES + 199, "token count is 100", "holds 99");
+    refuses_header(-1, 0, TOKENFILE_HEADER_BYTES + 201, "token count is 100", "cut or extended");
+    refuses_header(-1, 0, TOKENFILE_HEADER_BYTES + 202, "token count is 100", "holds 101");
+    const char* text = "{\"model\": \"something else\"} and so on and on, a text that is long enough to fill a whole header: ";
+    char other[2000];
+    for (size_t i = 0; i < sizeof other; i++) { other[i] = text[i % strlen(text)]; }
+    write_bytes(in_folder("other.bin"), other, sizeof other);
+    refuses(in_folder("other.bin"), 1, T, 1, "other.bin", "magic is", "no token file");
+}
+
+static void shards_that_differ_are_refused_by_both_names(void) {
+    Kind a = {2, 3001, 5}, wide = {4, 3001, 5}, vocab = {2, 3002, 5}, other = {2, 3001, 6}, unknown = {2, 0, 0};
+    remove_files();
+    write_shard("s0.bin", 0, 100, a);
+    write_shard("s1.bin", 0, 100, unknown);
+    write_shard("s2.bin", 0, 100, wide);
+    refuses(in_folder("s*.bin"), 1, T, 1, "s2.bin: has uint32", "s0.bin has uint16", "alike");
+    write_shard("s2.bin", 0, 100, vocab);
+    refuses(in_folder("s*.bin"), 1, T, 1, "s2.bin: vocabulary is 3002", "s0.bin it is 3001", "alike");
+    write_shard("s2.bin", 0, 100, other);
+    refuses(in_folder("s*.bin"), 1, T, 1, "s2.bin: was made with another tokenizer", "s0.bin", "alike");
+    write_shard("s0.bin", 0, 100, unknown);
+    write_shard("s1.bin", 0, 100, a);
+    refuses(in_folder("s*.bin"), 1, T, 1, "s2.bin: was made with another tokenizer", "s1.bin", "alike");
+    write_shard("s2.bin", 0, 100, unknown);
+    DataLoader d;
+    Error e = {""};
+    CHECK(dataloader_open(&d, in_folder("s*.bin"), 1, T, 0, 1, 0, true, &e), "%s", e.msg);
+    CHECK(d.vocab_size == 3001 && d.fingerprint == 5, "what one shard tells holds for all");
+    dataloader_close(&d);
+}
+
+static void too_little_data_is_refused(void) {
+    Kind kind = {2, 3001, 5};
+    remove_files();
+    write_shard("a.bin", 0, 100, kind);
+    write_shard("b.bin", 0, 8, kind);
+    refuses(in_folder("*.bin"), 1, T, 1, "b.bin: holds 8 tokens", "wanted at least 9", "smaller --seq");
+    write_shard("b.bin", 0, 0, kind);
+    refuses(in_folder("*.bin"), 1, T, 1, "b.bin: holds 0 tokens", "wanted at least 9", "no text");
+    write_shard("b.bin", 0, 9, kind);
+    refuses(in_folder("*.bin"), 14, T, 1, "holds 13 rows", "wanted at least 14", "smaller --batch");
+    refuses(in_folder("*.bin"), 7, T, 2, "holds 13 rows", "--batch 7 on 2 ranks", "hint");
+    refuses(in_folder("a.bin"), 1, INT32_MAX, 1, "a.bin: holds 100 tokens", "wanted at least 2147483648", "hint");
+    refuses(in_folder("a.bin"), INT32_MAX, 1, 8, "holds 99 rows", "wanted at least 17179869176", "hint");
+}
+
+static void another_vocabulary_or_tokenizer_is_refused(void) {
+    Kind kind = {2, 3001, 5};
+    remove_files();
+    write_shard("a.bin", 0, 100, kind);
+    DataLoader d;
+    Error e = {""};
+    CHECK(dataloader_open(&d, in_folder("a.bin"), 1, T, 0, 1, 0, true, &e), "%s", e.msg);
+    CHECK(!dataloader_check_vocab(&d, 3000, 5, &e), "3,001 tokens fitted a model of 3,000");
+    CHECK(strstr(e.msg, "a.bin: vocabulary is 3001 tokens, but the model has only 3000\n  hint: "), "%s", e.msg);
+    e.msg[0] = 0;
+    CHECK(!dataloader_check_vocab(&d, 3001, 6, &e), "another fingerprint was taken");
+    CHECK(strstr(e.msg, "a.bin: was made with another tokenizer (fingerprint 0000000000000005)") && strstr(e.msg, "hint: "),
+          "%s", e.msg);
+    e.msg[0] = 0;
+    CHECK(dataloader_check_vocab(&d, 3001, 5, &e) && dataloader_check_vocab(&d, 4000, 0, &e), "%s", e.msg);
+    dataloader_close(&d);
+}
+
+static void a_token_outside_the_vocabulary_is_named(void) {
+    Kind kinds[] = {{2, 2000, 5}, {2, 0, 0}, {4, 2000, 5}, {4, 0, 0}};
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
+        remove_files();
+        write_shard("a.bin", 0, 1001, kinds[k]);
+        uint64_t bad = 0;
+        while (token_at(0, bad) < 2000) { bad++; }
+        char want[200];
+        snprintf(want, sizeof want, "a.bin: token %llu is id %u, wanted below 2000", (unsigned long long)bad, token_at(0, bad));
+        DataLoader d;
+        Error e = {""};
+        int32_t x[T], y[T];
+        CHECK(dataloader_open(&d, in_folder("a.bin"), 1, T, 0, 1, 0, false, &e), "%s", e.msg);
+        CHECK(dataloader_check_vocab(&d, 2000, 0, &e), "%s", e.msg);
+        uint64_t good = 0;
+        while (dataloader_next(&d, x, y, &e)) { good++; }
+        CHECK(good == (bad - 1) / T, "%llu rows were given before the bad one", (unsigned long long)good);
+        CHECK(strstr(e.msg, want), "'%s' has not '%s'", e.msg, want);
+        CHECK(d.row == good, "the position moved on");
+        Error again = {""};
+        CHECK(!dataloader_next(&d, x, y, &again) && strcmp(again.msg, e.msg) == 0, "the second time: '%s'", again.msg);
+        dataloader_close(&d);
+    }
+}
+
+static void an_id_past_int32_is_refused(void) {
+    remove_files();
+    Kind kind = {4, 0, 0};
+    write_shard("a.bin", 0, 100, kind);
+    FILE* f = fopen(in_folder("a.bin"), "r+b");
+    uint32_t id = 0x80000000u;
+    CHECK(f && fseek(f, TOKENFILE_HEADER_BYTES + 4 * 3, SEEK_SET) == 0 && fwrite(&id, 4, 1, f) == 1 && fclose(f) == 0, "write");
+    DataLoader d;
+    Error e = {""};
+    int32_t x[T], y[T];
+    CHECK(dataloader_open(&d, in_folder("a.bin"), 1, T, 0, 1, 0, false, &e), "%s", e.msg);
+    CHECK(!dataloader_next(&d, x, y, &e) && strstr(e.msg, "token 3 is id 2147483648"), "%s", e.msg);
+    dataloader_close(&d);
+}
+
+static void a_file_cut_while_in_use_is_an_error(void) {
+    remove_files();
+    Kind kind = {2, 3001, 5};
+    write_shard("a.bin", 0, 801, kind);
+    DataLoader d;
+    Error e = {""};
+    int32_t x[T], y[T];
+    CHECK(dataloader_open(&d, in_folder("a.bin"), 1, T, 0, 1, 0, false, &e), "%s", e.msg);
+    CHECK(dataloader_next(&d, x, y, &e), "%s", e.msg);
+    CHECK(truncate(in_folder("a.bin"), TOKENFILE_HEADER_BYTES + 2 * 100) == 0, "truncate");
+    dataloader_seek(&d, 90);
+    CHECK(!dataloader_next(&d, x, y, &e) && strstr(e.msg, "a.bin") && strstr(e.msg, "cut while it was in use"), "%s", e.msg);
+    dataloader_close(&d);
+}
+
+int main(void) {
+    test_folder(folder);
+    RUN(order_equals_the_model);
+    RUN(any_row_can_be_resumed_at);
+    RUN(seeking_back_reads_the_same_again);
+    RUN(every_row_comes_once_an_epoch_and_epochs_differ);
+    RUN(without_a_thread_the_batches_are_the_same);
+    RUN(a_name_with_brackets_is_taken_as_it_stands);
+    RUN(files_of_llm_c_with_zeros_in_the_new_words_are_read);
+    RUN(what_is_no_file_is_refused);
+    RUN(a_damaged_header_is_refused);
+    RUN(shards_that_differ_are_refused_by_both_names);
+    RUN(too_little_data_is_refused);
+    RUN(another_vocabulary_or_tokenizer_is_refused);
+    RUN(a_token_outside_the_vocabulary_is_named);
+    RUN(an_id_past_int32_is_refused);
+    RUN(a_file_cut_while_in_use_is_an_error);
+    if (sparse_files_work()) {
+        RUN(more_than_2_to_the_31_tokens_are_read);
+    } else {
+        SKIP("more_than_2_to_the_31_tokens_are_read", "this file system has no sparse files of 4 GiB");
+    }
+    remove_files();
+    rmdir(folder);
+    return test_summary();
+}
