@@ -1,0 +1,741 @@
+/* tokenize.c -- text to token files, and JSON lines to ids and back.
+ *
+ *   tokenize --tokenizer DIR|FILE -o OUT.bin FILE...      text files and .jsonl files to one token file (tokenfile.h)
+ *   tokenize --tokenizer DIR|FILE --jsonl                 {"text": ...} lines on stdin to {"ids": [...]} lines on stdout
+ *   tokenize --tokenizer DIR|FILE --decode                the way back
+ *
+ * A file is read in batches, a batch is cut into units (lines of a .jsonl, stretches of a text), runs of units are encoded in
+ * parallel, and the results are written in order: memory is bounded by the batch, not by the file, and the tokens do not
+ * depend on the number of threads. A text is cut only where every split pattern has a border anyway: between a newline and
+ * a printable ASCII character. For a newline ends each piece of white space or of symbols that holds one, and no piece
+ * begins with one and goes on with such a character. A text without such places is encoded in one go.
+ *
+ * Each document starts with BOS (llm.c's files do the same with GPT-2's end of text), so documents are separated by it.
+ * Files are written as OUT.tmp and renamed when whole; a failure removes what was begun.
+ */
+#include "llmc/utils.h"
+
+#include "llmc/json.h"       // defines: json_parse, json_get, json_string, json_write_string
+#include "llmc/options.h"    // defines: edit_distance
+#include "llmc/tokenfile.h"  // defines: tokenfile_header
+#include "llmc/tokenizer.h"  // defines: tokenizer_load, encoder_text, decoder_push
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+enum {
+    UNIT_BYTES = 1 << 16,     // of a text, about
+    BATCH_BYTES = 16 << 20,   // of a file
+    STDIN_BYTES = 1 << 20,    // most that is asked of stdin at a time; what is there is answered at once
+    PARTS_PER_THREAD = 4,     // runs of units, so that no thread waits long for the last one
+    CONVERT_TOKENS = 1 << 14  // of 16 bits that are written at a time
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// command line
+
+typedef struct {
+    const char* tokenizer;  // NULL: the built-in bytes
+    const char* out;
+    double val_fraction;  // 0: no validation file
+    bool specials, jsonl, decode;
+    int threads;  // 0: all
+    char** files;
+    int num_files;
+} Args;
+
+typedef enum {
+    ARG_TOKENIZER,
+    ARG_OUT,
+    ARG_VAL_FRACTION,
+    ARG_SPECIALS,
+    ARG_JSONL,
+    ARG_DECODE,
+    ARG_THREADS,
+    ARG_HELP,
+    NUM_ARGS
+} Arg;
+
+// clang-format off
+static const struct { const char *name, *letter, *value, *help; } arg_specs[NUM_ARGS] = {
+    [ARG_TOKENIZER] = {"tokenizer", NULL, "PATH", "tokenizer.json, tokenizer.model (tiktoken) or a folder with one; default: bytes"},
+    [ARG_OUT] = {"out", "o", "OUT.bin", "token file to write"},
+    [ARG_VAL_FRACTION] = {"val-fraction", NULL, "F", "write OUT_train.bin and, with the last F of the tokens, OUT_val.bin"},
+    [ARG_SPECIALS] = {"specials", NULL, NULL, "names of special tokens in the text become those tokens"},
+    [ARG_JSONL] = {"jsonl", NULL, NULL, "{\"text\": ...} lines on stdin to {\"ids\": [...]} lines on stdout; adds no BOS"},
+    [ARG_DECODE] = {"decode", NULL, NULL, "{\"ids\": [...]} lines on stdin to {\"text\": ...} lines on stdout"},
+    [ARG_THREADS] = {"threads", NULL, "N", "threads to use; default: all"},
+    [ARG_HELP] = {"help", "h", NULL, "this text"},
+};
+// clang-format on
+
+static void print_help(void) {
+    printf(
+        "usage: tokenize [--tokenizer PATH] -o OUT.bin FILE...    text to a token file\n"
+        "       tokenize [--tokenizer PATH] --jsonl | --decode    lines of JSON on stdin and stdout\n\n"
+        "FILE.jsonl holds one document a line in the field \"text\"; any other file is one document.\n\n");
+    for (int i = 0; i < NUM_ARGS; i++) {
+        char flag[64];
+        snprintf(flag, sizeof flag, "%s%s%s--%s %s", arg_specs[i].letter ? "-" : "",
+                 arg_specs[i].letter ? arg_specs[i].letter : "", arg_specs[i].letter ? ", " : "    ", arg_specs[i].name,
+                 arg_specs[i].value ? arg_specs[i].value : "");
+        printf("  %-24s %s\n", flag, arg_specs[i].help);
+    }
+}
+
+/* The flag that `arg` names, or an end with the nearest one. */
+static Arg find_arg(const char* arg) {
+    char word[64];
+    const bool is_long = arg[1] == '-';
+    const size_t len = strcspn(arg, "=");
+    snprintf(word, sizeof word, "%.*s", (int)len - 1 - is_long, arg + 1 + is_long);
+    for (char* p = word; *p; p++) {
+        if (*p == '_') { *p = '-'; }
+    }
+    int best = 0, best_distance = 1000;
+    for (int i = 0; i < NUM_ARGS; i++) {
+        const char* name = is_long ? arg_specs[i].name : arg_specs[i].letter;
+        if (name && strcmp(word, name) == 0) { return (Arg)i; }
+        int distance = edit_distance(word, arg_specs[i].name);
+        if (distance < best_distance) {
+            best = i;
+            best_distance = distance;
+        }
+    }
+    if (best_distance > (int)strlen(arg_specs[best].name) / 2) {
+        die_usage("unknown flag %.100s\n  hint: --help lists all", arg);
+    }
+    die_usage("unknown flag %.100s\n  hint: did you mean --%s?", arg, arg_specs[best].name);
+}
+
+static double parse_number(const char* flag, const char* text, double min, double max, const char* wanted) {
+    char* end;
+    double value = strtod(text, &end);
+    if (end == text || *end || !(value >= min && value <= max)) {
+        die_usage("--%s is \"%.100s\", wanted %s", flag, text, wanted);
+    }
+    return value;
+}
+
+static void parse_args(Args* a, int argc, char** argv) {
+    memset(a, 0, sizeof *a);
+    a->files = (char**)xcalloc((size_t)argc, sizeof(char*));
+    bool flags_over = false;
+    for (int i = 1; i < argc; i++) {
+        if (flags_over || argv[i][0] != '-' || argv[i][1] == 0) {
+            a->files[a->num_files++] = argv[i];
+            continue;
+        }
+        if (strcmp(argv[i], "--") == 0) {
+            flags_over = true;
+            continue;
+        }
+        const Arg arg = find_arg(argv[i]);
+        const char* name = arg_specs[arg].name;
+        const char* value = strchr(argv[i], '=');
+        value = value ? value + 1 : NULL;
+        if (!arg_specs[arg].value && value) { die_usage("--%s takes no value", name); }
+        if (arg_specs[arg].value && !value) {
+            if (i + 1 == argc) { die_usage("--%s wants a value: %s", name, arg_specs[arg].value); }
+            value = argv[++i];
+        }
+        switch (arg) {
+            case ARG_TOKENIZER: a->tokenizer = value; break;
+            case ARG_OUT: a->out = value; break;
+            case ARG_VAL_FRACTION:
+                a->val_fraction = parse_number(name, value, 1e-9, 1 - 1e-9, "a fraction above 0 and below 1");
+                break;
+            case ARG_SPECIALS: a->specials = true; break;
+            case ARG_JSONL: a->jsonl = true; break;
+            case ARG_DECODE: a->decode = true; break;
+            case ARG_THREADS: a->threads = (int)parse_number(name, value, 1, 4096, "a number of threads from 1 to 4096"); break;
+            case ARG_HELP: print_help(); exit(0);
+            case NUM_ARGS: break;
+        }
+    }
+    if (a->jsonl && a->decode) { die_usage("--jsonl and --decode: wanted one of them"); }
+    if (a->jsonl || a->decode) {
+        const char* job = a->jsonl ? "--jsonl" : "--decode";
+        if (a->num_files) { die_usage("%s reads stdin, but there is a file: %s", job, a->files[0]); }
+        if (a->out || a->val_fraction > 0) { die_usage("%s writes to stdout, so --out and --val-fraction mean nothing", job); }
+        return;
+    }
+    if (!a->out || !*a->out) {
+        die_usage("no --out: wanted -o OUT.bin, or --jsonl or --decode\n  hint: --help shows the ways of use");
+    }
+    if (!a->num_files) { die_usage("no input: wanted at least one text or .jsonl file behind -o %s", a->out); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// units: what one thread encodes in one go
+
+typedef struct {
+    const char* text;  // of a text: its bytes; of a .jsonl: the line without its newline
+    size_t len;
+    uint64_t line;  // of a .jsonl, from 1; 0: this is text
+    bool starts_document;
+} Unit;
+
+typedef struct {
+    Unit* units;
+    size_t count, cap;
+} UnitList;
+
+static void unit_add(UnitList* list, const char* text, size_t len, uint64_t line, bool starts_document) {
+    if (list->count == list->cap) {
+        list->cap = list->cap * 2 + 64;
+        list->units = (Unit*)xrealloc(list->units, list->cap * sizeof(Unit));
+    }
+    const Unit u = {text, len, line, starts_document};
+    list->units[list->count++] = u;
+}
+
+/* What one run of units becomes: ids in the encoder, or lines of JSON. */
+typedef struct {
+    TokenEncoder encoder;
+    TokenDecoder decoder;
+    char* lines;  // of the memory stream
+    size_t lines_len;
+    uint64_t documents, text_bytes, text_tokens;
+    Error error;
+} Part;
+
+typedef struct {
+    const Tokenizer* t;
+    const Args* args;
+    const char* path;  // of the input, for messages
+    int separator;     // id in front of each document; -1: none
+    Part* parts;
+    int num_parts;
+} Job;
+
+/* Parses one line of JSON. An error names file, line and column. */
+static bool parse_line(Json* j, const Unit* u, const char* path, Error* e) {
+    char at[PATH_CAP + 32], in_line[PATH_CAP + 40];
+    Error inner = {{0}};
+    snprintf(at, sizeof at, "%s:%llu", path, (unsigned long long)u->line);
+    char* copy = (char*)memcpy(xmalloc(u->len + 1), u->text, u->len);
+    copy[u->len] = 0;
+    if (json_parse(j, copy, u->len, at, &inner)) { return true; }
+    // the parser counts lines too: "FILE:7:1:COLUMN" is column COLUMN of line 7
+    snprintf(in_line, sizeof in_line, "%s:1:", at);
+    const size_t skip = strncmp(inner.msg, in_line, strlen(in_line)) == 0 ? strlen(in_line) - 1 : 0;
+    return skip ? fail(e, "%s%s", at, inner.msg + skip) : fail(e, "%s", inner.msg);
+}
+
+static bool line_member(Json* j, const JsonNode** member, const char* key, JsonType type, const Unit* u, const char* path,
+                        Error* e) {
+    *member = json_get(j, json_root(j), key);
+    if (*member && (*member)->type == (uint32_t)type) { return true; }
+    char found[64];
+    return fail(
+        e, "%s:%llu: %s is %s, wanted %s", path, (unsigned long long)u->line, key,
+        json_root(j)->type == JSON_OBJECT ? json_show(found, sizeof found, j, *member) : "not there, for this is no object",
+        type == JSON_STRING ? "a string" : "an array");
+}
+
+static void encode_counted(Part* p, const char* text, size_t len, bool specials) {
+    const size_t before = p->encoder.count;
+    encoder_text(&p->encoder, text, len, specials);
+    p->text_bytes += len;
+    p->text_tokens += p->encoder.count - before;
+}
+
+/* One unit of a file, into p->encoder. */
+static bool encode_unit(const Job* job, Part* p, const Unit* u) {
+    if (u->line && strspn(u->text, " \t\r\n") >= u->len) { return true; }  // the text ends in a newline or a NUL
+    if (u->starts_document) {
+        p->documents++;
+        if (job->separator >= 0) {
+            encoder_reserve(&p->encoder, 1);
+            p->encoder.ids[p->encoder.count++] = job->separator;
+        }
+    }
+    if (!u->line) {
+        encode_counted(p, u->text, u->len, job->args->specials);
+        return true;
+    }
+    Json j;
+    const JsonNode* member;
+    if (!parse_line(&j, u, job->path, &p->error)) { return false; }
+    const bool ok = line_member(&j, &member, "text", JSON_STRING, u, job->path, &p->error);
+    if (ok) {
+        size_t len = 0;
+        const char* text = json_string(&j, member, &len);
+        encode_counted(p, text, len, job->args->specials);
+    }
+    json_free(&j);
+    return ok;
+}
+
+/* One line of stdin, to a line of `out`. */
+static bool answer_encode(const Job* job, Part* p, const Unit* u, FILE* out) {
+    Json j;
+    const JsonNode* member;
+    if (!parse_line(&j, u, job->path, &p->error)) { return false; }
+    const bool ok = line_member(&j, &member, "text", JSON_STRING, u, job->path, &p->error);
+    if (ok) {
+        size_t len = 0;
+        const char* text = json_string(&j, member, &len);
+        p->encoder.count = 0;
+        encode_counted(p, text, len, job->args->specials);
+        fputs("{\"ids\": [", out);
+        for (size_t i = 0; i < p->encoder.count; i++) {
+            char digits[16];
+            int n = 16;
+            for (uint32_t v = (uint32_t)p->encoder.ids[i]; n == 16 || v; v /= 10) { digits[--n] = (char)('0' + v % 10); }
+            if (i) { fputs(", ", out); }
+            fwrite(digits + n, 1, (size_t)(16 - n), out);
+        }
+        fputs("]}\n", out);
+    }
+    json_free(&j);
+    return ok;
+}
+
+static bool answer_decode(const Job* job, Part* p, const Unit* u, FILE* out) {
+    Json j;
+    const JsonNode* member;
+    if (!parse_line(&j, u, job->path, &p->error)) { return false; }
+    bool ok = line_member(&j, &member, "ids", JSON_ARRAY, u, job->path, &p->error);
+    char* text = NULL;
+    size_t text_len = 0, len;
+    FILE* whole = ok ? open_memstream(&text, &text_len) : NULL;
+    for (const JsonNode* n = ok ? json_first(&j, member) : NULL; ok && n; n = json_next(&j, n)) {
+        int64_t id = -1;
+        if (!json_node_int(&j, n, &id) || id < 0 || id >= job->t->vocab_size) {
+            char found[64];
+            ok = fail(&p->error, "%s:%llu: ids has %s, wanted numbers from 0 to %d", job->path, (unsigned long long)u->line,
+                      json_show(found, sizeof found, &j, n), job->t->vocab_size - 1);
+            break;
+        }
+        const char* piece = decoder_push(&p->decoder, (int)id, &len);
+        fwrite(piece, 1, len, whole);
+    }
+    if (whole) {
+        const char* rest = decoder_flush(&p->decoder, &len);
+        fwrite(rest, 1, len, whole);
+        fclose(whole);
+    }
+    if (ok) {
+        fputs("{\"text\": ", out);
+        json_write_string(out, text, text_len);
+        fputs("}\n", out);
+    }
+    free(text);
+    json_free(&j);
+    return ok;
+}
+
+static void run_part(const Job* job, Part* p, const Unit* units, size_t count) {
+    bool ok = true;
+    if (job->args->jsonl || job->args->decode) {
+        FILE* out = open_memstream(&p->lines, &p->lines_len);
+        if (!out) { die("out of memory"); }
+        for (size_t i = 0; ok && i < count; i++) {
+            ok = job->args->jsonl ? answer_encode(job, p, &units[i], out) : answer_decode(job, p, &units[i], out);
+        }
+        fclose(out);
+        return;
+    }
+    p->encoder.count = 0;
+    for (size_t i = 0; ok && i < count; i++) { ok = encode_unit(job, p, &units[i]); }
+}
+
+/* Encodes the units in parallel: part k gets the k-th run of about equal bytes. Returns the parts that have work. */
+static int run_units(Job* job, const UnitList* list) {
+    size_t* first = (size_t*)xcalloc((size_t)job->num_parts + 1, sizeof(size_t));
+    size_t bytes = 0, done = 0, unit = 0;
+    for (size_t i = 0; i < list->count; i++) { bytes += list->units[i].len + 1; }
+    const int parts = bytes < UNIT_BYTES ? 1 : job->num_parts;  // a few lines are not worth the threads
+    for (int k = 0; k < parts; k++) {
+        first[k] = unit;
+        for (; unit < list->count && done < bytes / (size_t)parts * (size_t)(k + 1); unit++) {
+            done += list->units[unit].len + 1;
+        }
+    }
+    first[parts] = list->count;
+#pragma omp parallel for schedule(dynamic, 1) if (parts > 1)
+    for (int k = 0; k < parts; k++) { run_part(job, &job->parts[k], list->units + first[k], first[k + 1] - first[k]); }
+    free(first);
+    return parts;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// token files
+
+typedef struct {
+    FILE* f;
+    char path[PATH_CAP], tmp[PATH_CAP];
+    int token_bytes;
+    uint64_t count;
+} TokenFile;
+
+static bool token_file_create(TokenFile* w, const char* path, int token_bytes, Error* e) {
+    static const char header[TOKENFILE_HEADER_BYTES];
+    memset(w, 0, sizeof *w);
+    if (snprintf(w->tmp, sizeof w->tmp, "%s.tmp", path) >= PATH_CAP) {
+        return fail(e, "%.100s...: the path is too long", path);
+    }
+    snprintf(w->path, sizeof w->path, "%s", path);
+    w->token_bytes = token_bytes;
+    w->f = fopen(w->tmp, "w+b");
+    if (!w->f) { return fail(e, "%s: cannot write: %s", w->tmp, strerror(errno)); }
+    return fwrite(header, 1, sizeof header, w->f) == sizeof header ||
+           fail(e, "%s: writing failed: %s", w->tmp, strerror(errno));
+}
+
+static bool token_file_add(TokenFile* w, const int32_t* ids, size_t n, Error* e) {
+    uint16_t small[CONVERT_TOKENS];
+    bool ok = true;
+    if (w->token_bytes == 4) {
+        ok = fwrite(ids, 4, n, w->f) == n;
+    } else {
+        for (size_t i = 0, m; ok && i < n; i += m) {
+            m = size_min(n - i, CONVERT_TOKENS);
+            for (size_t k = 0; k < m; k++) { small[k] = (uint16_t)ids[i + k]; }
+            ok = fwrite(small, 2, m, w->f) == m;
+        }
+    }
+    w->count += n;
+    return ok || fail(e, "%s: writing failed: %s", w->tmp, strerror(errno));
+}
+
+/* Writes the header and gives the file its name. */
+static bool token_file_finish(TokenFile* w, const Tokenizer* t, Error* e) {
+    int32_t words[TOKENFILE_WORDS];
+    TokenFileHeader h = {w->token_bytes, t->vocab_size, w->count, t->fingerprint};
+    tokenfile_header(words, &h);
+    bool ok = fseeko(w->f, 0, SEEK_SET) == 0 && fwrite(words, sizeof words, 1, w->f) == 1;
+    if (!ok) { return fail(e, "%s: writing failed: %s", w->tmp, strerror(errno)); }
+    ok = close_output(w->f, w->tmp, e);
+    w->f = NULL;
+    return ok && (rename(w->tmp, w->path) == 0 || fail(e, "%s: cannot rename to %s: %s", w->tmp, w->path, strerror(errno)));
+}
+
+/* Removes what was begun. */
+static void token_file_abandon(TokenFile* w) {
+    if (w->f) { fclose(w->f); }
+    if (w->tmp[0]) { remove(w->tmp); }
+}
+
+/* Reads n tokens from token `at` on. */
+static bool token_file_read(TokenFile* w, int32_t* ids, uint64_t at, size_t n, Error* e) {
+    if (fseeko(w->f, (off_t)(TOKENFILE_HEADER_BYTES + at * (uint64_t)w->token_bytes), SEEK_SET) != 0 ||
+        !read_exact(w->f, ids, n * (size_t)w->token_bytes, w->tmp, "the tokens", e)) {
+        return fail(e, "%s: reading back failed: %s", w->tmp, strerror(errno));
+    }
+    if (w->token_bytes == 2) {
+        const uint16_t* small = (const uint16_t*)ids;
+        for (size_t i = n; i-- > 0;) { ids[i] = small[i]; }  // from behind: each value moves up over those already read
+    }
+    return true;
+}
+
+/* Where validation starts: the document border next to the wanted place, unless there is none within half its size. */
+static bool find_cut(TokenFile* w, double fraction, int separator, uint64_t* cut, Error* e) {
+    if (w->count < 2) {
+        return fail(e, "--val-fraction: there are %llu tokens, which is too few to split", (unsigned long long)w->count);
+    }
+    uint64_t val = (uint64_t)((double)w->count * fraction + 0.5);
+    val = val < 1 ? 1 : val > w->count - 1 ? w->count - 1 : val;
+    const uint64_t target = w->count - val, from = target - size_min(val / 2, target - 1), to = target + val / 2;
+    uint64_t nearest = UINT64_MAX;
+    int32_t ids[CONVERT_TOKENS];
+    *cut = target;
+    for (uint64_t at = from; separator >= 0 && at < to; at += CONVERT_TOKENS) {
+        const size_t n = (size_t)(to - at < CONVERT_TOKENS ? to - at : CONVERT_TOKENS);
+        if (!token_file_read(w, ids, at, n, e)) { return false; }
+        for (size_t i = 0; i < n; i++) {
+            const uint64_t place = at + i, distance = place > target ? place - target : target - place;
+            if (ids[i] != separator || distance >= nearest) { continue; }
+            nearest = distance;
+            *cut = place;
+        }
+    }
+    return true;
+}
+
+/* Moves the tokens from `cut` on to the validation file. */
+static bool split_off(TokenFile* train, TokenFile* val, uint64_t cut, Error* e) {
+    int32_t ids[CONVERT_TOKENS];
+    for (uint64_t at = cut; at < train->count; at += CONVERT_TOKENS) {
+        const size_t n = (size_t)(train->count - at < CONVERT_TOKENS ? train->count - at : CONVERT_TOKENS);
+        if (!token_file_read(train, ids, at, n, e) || !token_file_add(val, ids, n, e)) { return false; }
+    }
+    train->count = cut;
+    const off_t end = (off_t)(TOKENFILE_HEADER_BYTES + cut * (uint64_t)train->token_bytes);
+    return (fflush(train->f) == 0 && ftruncate(fileno(train->f), end) == 0) ||
+           fail(e, "%s: writing failed: %s", train->tmp, strerror(errno));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// reading files in batches
+
+typedef struct {
+    double start, last;  // seconds
+    uint64_t bytes, total_bytes;
+    bool shown, terminal;
+} Progress;
+
+/* A line on stderr every two seconds, from the second second on. */
+static void progress_show(Progress* p, uint64_t tokens) {
+    const double now = now_seconds();
+    if (now - p->last < 2) { return; }
+    p->last = now;
+    p->shown = true;
+    fprintf(stderr, "%s%5.1f %%  %8.1f MB  %8.1f M tokens  %6.1f MB/s%s", p->terminal ? "\r" : "",
+            100.0 * (double)p->bytes / (double)(p->total_bytes ? p->total_bytes : 1), (double)p->bytes * 1e-6,
+            (double)tokens * 1e-6, (double)p->bytes * 1e-6 / (now - p->start), p->terminal ? "" : "\n");
+}
+
+/* Whether a text may be cut in front of s[i] without a change of ids. */
+static bool is_border(const char* s, size_t i) { return s[i - 1] == '\n' && s[i] > ' ' && s[i] < 0x7F; }
+
+/* Whether texts may be cut at borders at all: not where a tokenizer joins whole texts, nor where a name spans a line's end. */
+static bool may_cut(const Tokenizer* t) {
+    if (t->split == SPLIT_NONE && t->num_merges > 0) { return false; }
+    for (int id = 0; id < t->vocab_size; id++) {
+        const uint32_t len = t->at[id + 1] - t->at[id];
+        if ((t->flags[id] & TOKEN_ADDED) && len > 1 && memchr(t->bytes + t->at[id], '\n', len - 1)) { return false; }
+    }
+    return true;
+}
+
+/* The last place in s[0 .. n) at which a batch may end, or 0. `lines`: behind a newline, else at a border. */
+static size_t last_cut(const char* s, size_t n, bool lines) {
+    for (size_t i = n; i > 0; i--) {
+        if (lines ? s[i - 1] == '\n' : i < n && is_border(s, i)) { return i; }
+    }
+    return 0;
+}
+
+static void cut_text(UnitList* list, const char* s, size_t n, bool first, bool cuttable) {
+    size_t start = 0;
+    for (size_t i = UNIT_BYTES; cuttable && i < n; i++) {
+        if (!is_border(s, i)) { continue; }
+        unit_add(list, s + start, i - start, 0, first && start == 0);
+        start = i;
+        i += UNIT_BYTES;
+    }
+    if (start < n || first) { unit_add(list, s + start, n - start, 0, first && start == 0); }
+}
+
+static void cut_lines(UnitList* list, const char* s, size_t n, uint64_t* line) {
+    for (size_t start = 0; start < n;) {
+        const char* newline = (const char*)memchr(s + start, '\n', n - start);
+        const size_t len = (newline ? (size_t)(newline - s) : n) - start;
+        unit_add(list, s + start, len, ++*line, true);
+        start += len + 1;
+    }
+}
+
+static bool write_parts(Job* job, TokenFile* w, int parts, Error* e) {
+    for (int k = 0; k < parts; k++) {
+        Part* p = &job->parts[k];
+        if (p->error.msg[0]) { return fail(e, "%s", p->error.msg); }
+        if (!token_file_add(w, p->encoder.ids, p->encoder.count, e)) { return false; }
+    }
+    return true;
+}
+
+/* Appends the tokens of one file. */
+static bool tokenize_file(Job* job, TokenFile* w, Progress* progress, const char* path, Error* e) {
+    uint64_t size = 0, line = 0;
+    const size_t path_len = strlen(path);
+    const bool lines = path_len >= 6 && strcmp(path + path_len - 6, ".jsonl") == 0, cuttable = may_cut(job->t);
+    FILE* f = open_input(path, &size, e);
+    if (!f) { return false; }
+    job->path = path;
+    size_t cap = (size_t)(size < BATCH_BYTES ? size : BATCH_BYTES) + 1, have = 0;
+    char* buffer = (char*)xmalloc(cap);
+    UnitList list = {NULL, 0, 0};
+    bool ok = true, first = true, last = false;
+    while (ok && !last) {
+        have += fread(buffer + have, 1, cap - 1 - have, f);
+        if (ferror(f)) { ok = fail(e, "%s: reading failed: %s", path, strerror(errno)); }
+        last = have < cap - 1 || feof(f) || (uint64_t)ftello(f) >= size;
+        size_t n = last ? have : lines || cuttable ? last_cut(buffer, have, lines) : 0;
+        if (n == 0 && !last) {  // no place to cut at: read more before going on
+            cap *= 2;
+            buffer = (char*)xrealloc(buffer, cap);
+            continue;
+        }
+        buffer[have] = 0;
+        list.count = 0;
+        if (lines) {
+            cut_lines(&list, buffer, n, &line);
+        } else {
+            cut_text(&list, buffer, n, first, cuttable);
+        }
+        first = false;
+        ok = ok && write_parts(job, w, run_units(job, &list), e);
+        memmove(buffer, buffer + n, have - n);
+        have -= n;
+        progress->bytes += n;
+        progress_show(progress, w->count);
+    }
+    fclose(f);
+    free(buffer);
+    free(list.units);
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the two jobs
+
+/* 1234567 as "1,234,567". */
+static const char* with_commas(char* out /* (32) */, uint64_t n) {
+    char digits[32];
+    const int len = snprintf(digits, sizeof digits, "%llu", (unsigned long long)n);
+    char* p = out;
+    for (int i = 0; i < len; i++) {
+        if (i && (len - i) % 3 == 0) { *p++ = ','; }
+        *p++ = digits[i];
+    }
+    *p = 0;
+    return out;
+}
+
+static void print_summary(const Job* job, const TokenFile* train, const TokenFile* val, double seconds) {
+    char a[32], b[32], c[32];
+    uint64_t documents = 0, bytes = 0, tokens = 0;
+    for (int k = 0; k < job->num_parts; k++) {
+        documents += job->parts[k].documents;
+        bytes += job->parts[k].text_bytes;
+        tokens += job->parts[k].text_tokens;
+    }
+    printf("%s document%s, %s tokens, %.2f bytes/token, %.1f s (%.1f MB/s); wrote %s", with_commas(a, documents),
+           documents == 1 ? "" : "s", with_commas(b, train->count + val->count), (double)bytes / (double)(tokens ? tokens : 1),
+           seconds, (double)bytes * 1e-6 / (seconds > 0 ? seconds : 1), train->path);
+    if (val->path[0]) {
+        printf(" (%s tokens) and %s (%s tokens)", with_commas(a, train->count), val->path, with_commas(c, val->count));
+    }
+    printf("\n");
+}
+
+/* OUT.bin, or of OUT.bin the name OUT_train.bin. */
+static void out_path(char* path, const char* out, const char* kind, Error* e) {
+    size_t len = strlen(out);
+    if (*kind && len > 4 && strcmp(out + len - 4, ".bin") == 0) { len -= 4; }
+    const int n = *kind ? snprintf(path, PATH_CAP, "%.*s_%s.bin", (int)len, out, kind) : snprintf(path, PATH_CAP, "%s", out);
+    if (n >= PATH_CAP - 4) { fail(e, "%.100s...: the path is too long", out); }
+}
+
+static bool write_token_files(Job* job, Error* e) {
+    const Args* a = job->args;
+    const Tokenizer* t = job->t;
+    const int token_bytes = t->vocab_size <= 65536 ? 2 : 4;
+    char path[PATH_CAP];
+    TokenFile train, val;
+    Progress progress = {now_seconds(), now_seconds(), 0, 0, false, isatty(2)};
+    memset(&train, 0, sizeof train);
+    memset(&val, 0, sizeof val);
+    bool ok = true;
+    for (int i = 0; ok && i < a->num_files; i++) {  // a missing file shows before an hour's work
+        uint64_t bytes = 0;
+        FILE* f = open_input(a->files[i], &bytes, e);
+        ok = f != NULL;
+        if (f) { fclose(f); }
+        progress.total_bytes += bytes;
+    }
+    out_path(path, a->out, a->val_fraction > 0 ? "train" : "", e);
+    ok = !e->msg[0] && token_file_create(&train, path, token_bytes, e);
+    for (int i = 0; ok && i < a->num_files; i++) { ok = tokenize_file(job, &train, &progress, a->files[i], e); }
+    if (progress.shown && progress.terminal) { fprintf(stderr, "\n"); }
+    if (ok && train.count == 0) {
+        ok = fail(e, "%s: there is no text in it%s", a->files[0], a->num_files > 1 ? " nor in the others" : "");
+    }
+    if (ok && a->val_fraction > 0) {
+        uint64_t cut = 0;
+        out_path(path, a->out, "val", e);
+        ok = find_cut(&train, a->val_fraction, job->separator, &cut, e) && token_file_create(&val, path, token_bytes, e) &&
+             split_off(&train, &val, cut, e) && token_file_finish(&val, t, e);
+    }
+    ok = ok && token_file_finish(&train, t, e);
+    if (ok) {
+        print_summary(job, &train, &val, now_seconds() - progress.start);
+    } else {
+        token_file_abandon(&train);
+        token_file_abandon(&val);
+    }
+    return ok;
+}
+
+/* Answers the lines of stdin, in order, as soon as they are there. */
+static bool answer_lines(Job* job, Error* e) {
+    size_t cap = 2 * STDIN_BYTES, have = 0;
+    uint64_t line = 0;
+    char* buffer = (char*)xmalloc(cap);
+    UnitList list = {NULL, 0, 0};
+    bool ok = true, last = false;
+    job->path = "stdin";
+    while (ok && !last) {
+        if (cap - have < STDIN_BYTES) {
+            cap *= 2;
+            buffer = (char*)xrealloc(buffer, cap);
+        }
+        const ssize_t got = read(0, buffer + have, STDIN_BYTES);
+        if (got < 0 && errno == EINTR) { continue; }
+        if (got < 0) { ok = fail(e, "stdin: reading failed: %s", strerror(errno)); }
+        last = got <= 0;
+        const size_t before = have;
+        have += got > 0 ? (size_t)got : 0;
+        // only the new bytes can hold a newline
+        const size_t n = last ? have : last_cut(buffer + before, have - before, true);
+        const size_t end = last ? have : n ? before + n : 0;
+        if (end == 0) { continue; }
+        list.count = 0;
+        cut_lines(&list, buffer, end, &line);
+        const int parts = run_units(job, &list);
+        for (int k = 0; k < parts; k++) {
+            Part* p = &job->parts[k];
+            fwrite(p->lines, 1, p->lines_len, stdout);
+            free(p->lines);
+            if (p->error.msg[0] && ok) { ok = fail(e, "%s", p->error.msg); }
+            if (!ok) { break; }
+        }
+        if (fflush(stdout) != 0) { ok = fail(e, "stdout: writing failed: %s", strerror(errno)); }
+        memmove(buffer, buffer + end, have - end);
+        have -= end;
+    }
+    free(buffer);
+    free(list.units);
+    return ok;
+}
+
+int main(int argc, char** argv) {
+    Args args;
+    Tokenizer t;
+    Error e = {{0}};
+    parse_args(&args, argc, argv);
+    int threads = 1;
+#ifdef _OPENMP
+    if (args.threads) { omp_set_num_threads(args.threads); }
+    threads = omp_get_max_threads();
+#endif
+    if (!args.tokenizer) {
+        tokenizer_bytes(&t);
+    } else if (!tokenizer_load(&t, args.tokenizer, &e)) {
+        die("%s", e.msg);
+    }
+    Job job = {&t, &args, NULL, t.bos_id >= 0 ? t.bos_id : t.eos_id, NULL, threads * PARTS_PER_THREAD};
+    job.parts = (Part*)xcalloc((size_t)job.num_parts, sizeof(Part));
+    for (int k = 0; k < job.num_parts; k++) {
+        encoder_init(&job.parts[k].encoder, &t);
+        decoder_init(&job.parts[k].decoder, &t);
+    }
+    const bool lines = args.jsonl || args.decode;
+    if (!lines && job.separator < 0) { warn("%s: has no BOS and no EOS, so nothing separates documents", args.tokenizer); }
+    const bool ok = lines ? answer_lines(&job, &e) : write_token_files(&job, &e);
+    for (int k = 0; k < job.num_parts; k++) {
+        encoder_free(&job.parts[k].encoder);
+        decoder_free(&job.parts[k].decoder);
+    }
+    free(job.parts);
+    tokenizer_free(&t);
+    free(args.files);
+    if (!ok) { die("%s", e.msg); }
+    return 0;
+}
