@@ -1,0 +1,642 @@
+/* test_checkpoint.c -- checkpoints: what is written is read back, damage is found, and a process that dies or a disk that
+ * fills up at any point leaves the last whole checkpoint in place. */
+#define _GNU_SOURCE 1
+#include <unistd.h>
+
+static void fault_point(const char* where);
+
+/* The order of the steps is what is tested here, not the disk: flushing is a place to die at, and takes no time. */
+static int test_fsync(int fd) {
+    fault_point("fsync");
+    return fd < 0 ? -1 : 0;
+}
+#define fsync test_fsync
+#define LLMC_FAULT_POINT(where) fault_point(where)
+#include "../../llmc/checkpoint.h"
+
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+#include "test.h"
+
+static long faults_seen, fault_at = -1;  // the process ends at fault point number fault_at
+
+static void fault_point(const char* where) {
+    (void)where;
+    if (faults_seen++ == fault_at) { _exit(42); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// a small run: weights, m and v are made from the step, so a checkpoint's content is known from its step
+
+typedef struct {
+    float* arena;
+    size_t lo, hi;
+} Side;
+
+static ModelConfig small_config(void) {
+    ModelConfig c;
+    config_preset(&c, "d1", 50);
+    c.hidden_size = 12;
+    c.head_dim = 6;
+    c.num_heads = 2;
+    c.num_kv_heads = 1;
+    c.num_layers = 3;
+    c.intermediate_size = 20;
+    return c;
+}
+
+static void fill(float* arena, const ParamTable* t, uint64_t step, int salt) {
+    for (int i = 0; i < t->count; i++) {
+        for (size_t k = 0; k < param_size(&t->items[i]); k++) {
+            arena[t->items[i].offset + k] = (float)((double)(k * 31 + (size_t)i * 7 + (size_t)salt) * 0.001 + (double)step);
+        }
+    }
+}
+
+static bool give(void* ctx, const Param* p, size_t first, size_t n, float* dst, Error* e) {
+    (void)e;
+    memcpy(dst, ((Side*)ctx)->arena + p->offset + first, n * sizeof(float));
+    return true;
+}
+
+static bool take(void* ctx, const Param* p, size_t first, size_t n, const float* src, Error* e) {
+    Side* s = (Side*)ctx;
+    (void)e;
+    CHECK(p->offset + first >= s->lo && p->offset + first + n <= s->hi, "%s: outside of the rank's range", p->name);
+    memcpy(s->arena + p->offset + first, src, n * sizeof(float));
+    return true;
+}
+
+static TrainerState small_state(uint64_t step, int world_size) {
+    TrainerState s;
+    memset(&s, 0, sizeof s);
+    s.step = step;
+    s.seed = UINT64_MAX - 5;  // does not fit in a double
+    s.data_row = step * 4 + ((uint64_t)1 << 60) + 1;
+    s.tokens = step * 100;
+    s.updates = step - 1;
+    s.fingerprint = 0xFEDCBA9876543210u;
+    s.world_size = world_size;
+    s.loss_scale = 65536.0;
+    s.scale_good = 17;
+    for (int i = 0; i < 200; i++) { outlier_update(&s.loss, 1.0 / (i + 3)); }
+    for (int i = 0; i < 5; i++) { outlier_update(&s.grad_norm, 1e-300 / (i + 3)); }
+    s.options = "{\"lr\": 0.001, \"out\": \"x\"}";
+    return s;
+}
+
+/* One checkpoint of the small run, by `world_size` ranks. */
+static bool save(const char* out, uint64_t step, int world_size, const char* source_dir, Error* e) {
+    const ModelConfig c = small_config();
+    ParamTable t = param_table(&c);
+    Side w, m, v;
+    w.arena = (float*)xcalloc(t.elements, sizeof(float));
+    m.arena = (float*)xcalloc(t.elements, sizeof(float));
+    v.arena = (float*)xcalloc(t.elements, sizeof(float));
+    fill(w.arena, &t, step, 0);
+    fill(m.arena, &t, step, 1);
+    fill(v.arena, &t, step, 2);
+    const StateSlot slots[2] = {{"m", "F32", give, NULL, &m}, {"v", "F32", give, NULL, &v}};
+    TrainerState s = small_state(step, world_size);
+    Checkpoint k;
+    bool ok = checkpoint_begin(&k, out, step, e);
+    ok = ok && (!source_dir || checkpoint_copy_files(&k, source_dir, e));
+    ok = ok && checkpoint_model(&k, &c, &t, "F32", give, &w, e);
+    for (int r = 0; ok && r < world_size; r++) {
+        const size_t lo = t.elements * (size_t)r / (size_t)world_size, hi = t.elements * (size_t)(r + 1) / (size_t)world_size;
+        ok = checkpoint_state(&k, r, &t, lo, hi, slots, 2, e);
+    }
+    ok = ok && checkpoint_commit(&k, &s, e);
+    if (!ok) { checkpoint_abort(&k); }
+    free(w.arena);
+    free(m.arena);
+    free(v.arena);
+    param_table_free(&t);
+    return ok;
+}
+
+static bool same_params(const float* a, const float* b, const ParamTable* t) {
+    for (int i = 0; i < t->count; i++) {
+        const Param* p = &t->items[i];
+        if (memcmp(a + p->offset, b + p->offset, param_size(p) * sizeof(float)) != 0) { return false; }
+    }
+    return true;
+}
+
+/* Loads the newest checkpoint with `ranks` ranks and checks weights, m and v for its step; returns the step, 0: none. */
+static uint64_t load_newest(const char* out, int ranks) {
+    const ModelConfig c = small_config();
+    ModelConfig found;
+    ParamTable t = param_table(&c);
+    TrainerState s;
+    Error e;
+    char dir[PATH_CAP];
+    memset(&e, 0, sizeof e);
+    const bool ok = checkpoint_find(out, dir, &s, &e);
+    CHECK(ok, "%s", e.msg);
+    if (!ok || !dir[0]) {
+        trainer_state_free(&s);
+        param_table_free(&t);
+        return 0;
+    }
+    Side side[3];
+    float* want = (float*)xcalloc(t.elements, sizeof(float));
+    for (int i = 0; i < 3; i++) { side[i].arena = (float*)xcalloc(t.elements, sizeof(float)); }
+    side[0].lo = 0;
+    side[0].hi = t.elements;
+    CHECK(model_check(dir, &found, &e) && model_load(dir, &found, &t, take, &side[0], &e), "%s", e.msg);
+    const StateSlot slots[2] = {{"m", "F32", NULL, take, &side[1]}, {"v", "F32", NULL, take, &side[2]}};
+    for (int r = 0; r < ranks; r++) {
+        for (int i = 1; i < 3; i++) {
+            side[i].lo = t.elements * (size_t)r / (size_t)ranks;
+            side[i].hi = t.elements * (size_t)(r + 1) / (size_t)ranks;
+        }
+        CHECK(state_load(dir, s.world_size, &t, side[1].lo, side[1].hi, slots, 2, &e), "%s", e.msg);
+    }
+    for (int i = 0; i < 3; i++) {
+        fill(want, &t, s.step, i);
+        CHECK(same_params(side[i].arena, want, &t), "%s: slot %d differs from what was saved", dir, i);
+        free(side[i].arena);
+    }
+    free(want);
+    const uint64_t step = s.step;
+    trainer_state_free(&s);
+    param_table_free(&t);
+    return step;
+}
+
+static void clean(const char* dir) {
+    Error e;
+    memset(&e, 0, sizeof e);
+    if (!remove_tree(dir, &e)) { printf("    %s\n", e.msg); }
+}
+
+static void put_file(const char* dir, const char* name, const char* text) {
+    char path[PATH_CAP];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    FILE* f = fopen(path, "wb");
+    if (!f) { die("%s: %s", path, strerror(errno)); }
+    fputs(text, f);
+    fclose(f);
+}
+
+static bool has(const char* dir, const char* name) {
+    char path[PATH_CAP];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    return file_exists(path);
+}
+
+static bool contains(const char* text, const char* part) { return strstr(text, part) != NULL; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+static void what_was_saved_is_read_back(void) {
+    char out[PATH_CAP], dir[PATH_CAP];
+    Error e;
+    TrainerState s;
+    memset(&e, 0, sizeof e);
+    test_folder(out);
+    CHECK(save(out, 7, 1, NULL, &e), "%s", e.msg);
+    CHECK(load_newest(out, 1) == 7, "wrong step");
+    CHECK(checkpoint_find(out, dir, &s, &e), "%s", e.msg);
+    const TrainerState want = small_state(7, 1);
+    CHECK(s.seed == want.seed && s.data_row == want.data_row && s.tokens == want.tokens && s.updates == want.updates,
+          "integers");
+    CHECK(s.fingerprint == want.fingerprint && s.world_size == 1 && s.loss_scale == want.loss_scale && s.scale_good == 17,
+          "numbers");
+    CHECK(memcmp(&s.loss, &want.loss, sizeof s.loss) == 0, "the full window differs");
+    CHECK(memcmp(&s.grad_norm, &want.grad_norm, sizeof s.grad_norm) == 0, "the partial window differs");
+    double lr = 0;
+    CHECK(json_double(&s.json, s.saved_options, "lr", 0, 1, &lr, &e) && lr == 0.001, "%s", e.msg);
+    trainer_state_free(&s);
+    clean(out);
+}
+
+static void any_number_of_ranks_reads_what_any_number_wrote(void) {
+    for (int writers = 1; writers <= 7; writers += 2) {
+        for (int readers = 1; readers <= 5; readers += 2) {
+            char out[PATH_CAP];
+            Error e;
+            memset(&e, 0, sizeof e);
+            test_folder(out);
+            CHECK(save(out, 3, writers, NULL, &e), "%s", e.msg);
+            CHECK(load_newest(out, readers) == 3, "%d ranks wrote, %d read", writers, readers);
+            clean(out);
+        }
+    }
+}
+
+static void a_state_that_lacks_or_repeats_elements_is_refused(void) {
+    const ModelConfig c = small_config();
+    ParamTable t = param_table(&c);
+    char out[PATH_CAP];
+    Error e;
+    memset(&e, 0, sizeof e);
+    test_folder(out);
+    Side side;
+    side.arena = (float*)xcalloc(t.elements, sizeof(float));
+    side.lo = 0;
+    side.hi = t.elements;
+    const StateSlot m = {"m", "F32", give, take, &side}, other = {"master", "BF16", give, NULL, &side};
+    CHECK(state_save(out, 0, &t, 0, 1000, &m, 1, NULL, &e), "%s", e.msg);
+    CHECK(state_save(out, 1, &t, 1001, t.elements, &m, 1, NULL, &e), "%s", e.msg);
+    CHECK(!state_load(out, 2, &t, 0, t.elements, &m, 1, &e) && contains(e.msg, "each once"), "one element is missing: %s",
+          e.msg);
+    memset(&e, 0, sizeof e);
+    CHECK(state_save(out, 1, &t, 999, t.elements, &m, 1, NULL, &e), "%s", e.msg);
+    CHECK(!state_load(out, 2, &t, 0, t.elements, &m, 1, &e) && contains(e.msg, "each once"), "one element is doubled: %s",
+          e.msg);
+    memset(&e, 0, sizeof e);
+    CHECK(state_save(out, 1, &t, 1000, t.elements, &m, 1, NULL, &e), "%s", e.msg);
+    CHECK(state_load(out, 2, &t, 0, t.elements, &m, 1, &e), "%s", e.msg);
+    CHECK(!state_load(out, 2, &t, 0, t.elements, &other, 1, &e) && contains(e.msg, "does not keep"), "another slot: %s", e.msg);
+    memset(&e, 0, sizeof e);
+    StateSlot two[2] = {m, other};
+    CHECK(!state_load(out, 2, &t, 0, t.elements, two, 2, &e) && contains(e.msg, "master."), "a slot is missing: %s", e.msg);
+    free(side.arena);
+    param_table_free(&t);
+    clean(out);
+}
+
+static void moments_in_bf16_come_back_exactly(void) {
+    const ModelConfig c = small_config();
+    ParamTable t = param_table(&c);
+    char out[PATH_CAP];
+    Error e;
+    memset(&e, 0, sizeof e);
+    test_folder(out);
+    Side a, b;
+    a.arena = (float*)xcalloc(t.elements, sizeof(float));
+    b.arena = (float*)xcalloc(t.elements, sizeof(float));
+    b.lo = 0;
+    b.hi = t.elements;
+    fill(a.arena, &t, 1, 3);
+    for (size_t i = 0; i < t.elements; i++) { a.arena[i] = f32_from_bf16(bf16_from_f32(a.arena[i])); }
+    const StateSlot slot = {"m", "BF16", give, NULL, &a}, back = {"m", "BF16", NULL, take, &b};
+    CHECK(state_save(out, 0, &t, 0, t.elements, &slot, 1, NULL, &e), "%s", e.msg);
+    CHECK(state_load(out, 1, &t, 0, t.elements, &back, 1, &e), "%s", e.msg);
+    CHECK(same_params(a.arena, b.arena, &t), "differs");
+    free(a.arena);
+    free(b.arena);
+    param_table_free(&t);
+    clean(out);
+}
+
+/* Changes one file of a checkpoint: cuts it, lengthens it, flips a bit of byte `at`, or removes it. */
+static void damage(const char* path, char how, long at) {
+    struct stat st;
+    if (stat(path, &st) != 0) { die("%s: %s", path, strerror(errno)); }
+    if (how == 'd') {
+        unlink(path);
+        return;
+    }
+    if (how == 'c' || how == 'l') {
+        if (truncate(path, st.st_size + (how == 'c' ? -1 : 1)) != 0) { die("%s: %s", path, strerror(errno)); }
+        return;
+    }
+    FILE* f = fopen(path, "r+b");
+    fseek(f, at, SEEK_SET);
+    const int c = fgetc(f);
+    fseek(f, at, SEEK_SET);
+    fputc(c ^ 1, f);
+    fclose(f);
+}
+
+static void a_damaged_checkpoint_is_passed_over(void) {
+    static const char* const files[] = {"config.json", "model.safetensors", "state_rank00000.safetensors", "trainer_state.json",
+                                        "generation_config.json"};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        for (const char* how = "clfd"; *how; how++) {
+            char out[PATH_CAP], path[PATH_CAP + 64], dir[PATH_CAP];
+            Error e;
+            TrainerState s;
+            memset(&e, 0, sizeof e);
+            test_folder(out);
+            CHECK(save(out, 1, 1, NULL, &e) && save(out, 2, 1, NULL, &e), "%s", e.msg);
+            snprintf(path, sizeof path, "%s/step_00000002/%s", out, files[i]);
+            damage(path, *how, 20);
+            CHECK(load_newest(out, 1) == 1, "%s damaged by %c: not passed over", files[i], *how);
+            snprintf(path, sizeof path, "%s/step_00000001/%s", out, files[i]);
+            damage(path, *how, 20);
+            CHECK(!checkpoint_find(out, dir, &s, &e) && contains(e.msg, files[i]), "all damaged, but: %s", e.msg);
+            trainer_state_free(&s);
+            clean(out);
+        }
+    }
+}
+
+static void every_flipped_bit_of_trainer_state_is_found(void) {
+    char out[PATH_CAP], path[PATH_CAP + 64];
+    Error e;
+    memset(&e, 0, sizeof e);
+    test_folder(out);
+    CHECK(save(out, 9, 1, NULL, &e), "%s", e.msg);
+    snprintf(path, sizeof path, "%s/step_00000009/trainer_state.json", out);
+    size_t size = 0, accepted = 0;
+    char* text = read_file(path, &size, 1 << 20, &e);
+    for (size_t bit = 0; bit < size * 8; bit++) {
+        char* copy = (char*)xmalloc(size + 1);
+        memcpy(copy, text, size + 1);
+        copy[bit / 8] = (char)(copy[bit / 8] ^ (1 << bit % 8));
+        TrainerState s;
+        memset(&e, 0, sizeof e);
+        if (trainer_state_from_text(&s, copy, size, path, &e)) { accepted++; }
+        trainer_state_free(&s);
+    }
+    CHECK(accepted == 0, "%zu flipped bits were not found", accepted);
+    free(text);
+    clean(out);
+}
+
+static void the_step_must_be_the_folders(void) {
+    char out[PATH_CAP], from[PATH_CAP + 64], to[PATH_CAP + 64], dir[PATH_CAP];
+    Error e;
+    TrainerState s;
+    memset(&e, 0, sizeof e);
+    test_folder(out);
+    CHECK(save(out, 5, 1, NULL, &e), "%s", e.msg);
+    snprintf(from, sizeof from, "%s/step_00000005", out);
+    snprintf(to, sizeof to, "%s/step_00000006", out);
+    CHECK(rename(from, to) == 0, "rename");
+    CHECK(!checkpoint_find(out, dir, &s, &e) && contains(e.msg, "step is 5"), "%s", e.msg);
+    trainer_state_free(&s);
+    memset(&e, 0, sizeof e);
+    CHECK(checkpoint_open(to, dir, &s, &e) && s.step == 5, "a folder that is named outright may have any name: %s", e.msg);
+    trainer_state_free(&s);
+    clean(out);
+}
+
+static void resume_paths_are_understood(void) {
+    char out[PATH_CAP], path[PATH_CAP + 64], dir[PATH_CAP];
+    Error e;
+    TrainerState s;
+    memset(&e, 0, sizeof e);
+    test_folder(out);
+    CHECK(checkpoint_find(out, dir, &s, &e) && dir[0] == 0, "an empty folder has no checkpoint: %s", e.msg);
+    CHECK(!checkpoint_open(out, dir, &s, &e) && contains(e.msg, "no checkpoint"), "%s", e.msg);
+    memset(&e, 0, sizeof e);
+    CHECK(!checkpoint_open("/nonexistent/x", dir, &s, &e) && contains(e.msg, "missing"), "%s", e.msg);
+    memset(&e, 0, sizeof e);
+    CHECK(save(out, 1, 1, NULL, &e) && save(out, 2, 1, NULL, &e), "%s", e.msg);
+    CHECK(checkpoint_open(out, dir, &s, &e) && s.step == 2, "%s", e.msg);
+    trainer_state_free(&s);
+    snprintf(path, sizeof path, "%s/step_00000001", out);
+    CHECK(checkpoint_open(path, dir, &s, &e) && s.step == 1, "%s", e.msg);
+    trainer_state_free(&s);
+    clean(out);
+}
+
+static void old_checkpoints_are_pruned_and_majors_and_the_newest_stay(void) {
+    char out[PATH_CAP];
+    Error e;
+    memset(&e, 0, sizeof e);
+    test_folder(out);
+    for (uint64_t step = 1; step <= 9; step++) { CHECK(save(out, step, 1, NULL, &e), "%s", e.msg); }
+    checkpoint_prune(out, 0, 4, 9);
+    CHECK(has(out, "step_00000001"), "keep 0 keeps all");
+    checkpoint_prune(out, 2, 4, 9);
+    static const int stay[] = {4, 8, 9};
+    for (int step = 1, k = 0; step <= 9; step++) {
+        char name[32];
+        snprintf(name, sizeof name, "step_%08d", step);
+        const bool want = k < 3 && stay[k] == step;
+        if (want) { k++; }
+        CHECK(has(out, name) == want, "%s is %s", name, want ? "gone" : "still there");
+    }
+    // a run that was set back to 4 and writes 5: later steps are left alone, 5 survives any keep
+    CHECK(save(out, 5, 1, NULL, &e), "%s", e.msg);
+    checkpoint_prune(out, 1, 0, 5);
+    CHECK(has(out, "step_00000005") && has(out, "step_00000008") && has(out, "step_00000009"), "took too much");
+    CHECK(!has(out, "step_00000004"), "4 is no major now");
+    checkpoint_prune(out, 1000, 0, 9);
+    CHECK(has(out, "step_00000005"), "keep above the count");
+    clean(out);
+}
+
+static void an_existing_step_is_replaced(void) {
+    char out[PATH_CAP], path[PATH_CAP + 64];
+    Error e;
+    memset(&e, 0, sizeof e);
+    test_folder(out);
+    CHECK(save(out, 2, 1, NULL, &e), "%s", e.msg);
+    snprintf(path, sizeof path, "%s/step_00000002/model.safetensors", out);
+    damage(path, 'f', 500);
+    CHECK(save(out, 2, 2, NULL, &e), "%s", e.msg);
+    CHECK(load_newest(out, 1) == 2, "the new one is not there");
+    CHECK(!has(out, "step_00000002.tmp"), "the old one was left behind");
+    clean(out);
+}
+
+static void files_of_the_source_folder_come_along(void) {
+    char out[PATH_CAP], from[PATH_CAP], dir[PATH_CAP], sub[PATH_CAP + 32];
+    Error e;
+    TrainerState s;
+    memset(&e, 0, sizeof e);
+    test_folder(out);
+    test_folder(from);
+    put_file(from, "tokenizer.json", "{}");
+    put_file(from, "LICENSE", "free");
+    put_file(from, "tokenizer.model", "IQ== 0\nIg== 1\n");
+    put_file(from, "generation_config.json", "{\"temperature\": 0.5}");
+    put_file(from, "config.json", "{\"old\": 1}");
+    put_file(from, "model-00001-of-00002.safetensors", "x");
+    put_file(from, "model.safetensors.index.json", "x");
+    put_file(from, "pytorch_model.bin", "x");
+    put_file(from, ".hidden", "x");
+    put_file(from, "trainer_state.json", "x");
+    put_file(from, "state_rank00001.safetensors", "x");
+    snprintf(sub, sizeof sub, "%s/folder", from);
+    CHECK(mkdir(sub, 0777) == 0, "mkdir");
+    CHECK(save(out, 1, 1, from, &e), "%s", e.msg);
+    CHECK(checkpoint_find(out, dir, &s, &e), "%s", e.msg);
+    CHECK(has(dir, "tokenizer.json") && has(dir, "LICENSE"), "tokenizer or licence missing");
+    CHECK(has(dir, "original/tokenizer.model") && !has(dir, "tokenizer.model"), "tiktoken's vocabulary belongs into original/");
+    CHECK(!has(dir, "pytorch_model.bin") && !has(dir, ".hidden") && !has(dir, "model.safetensors.index.json"), "took too much");
+    CHECK(!has(dir, "model-00001-of-00002.safetensors") && !has(dir, "state_rank00001.safetensors") && !has(dir, "folder"),
+          "took too much");
+    char path[PATH_CAP + 64];
+    size_t size = 0;
+    snprintf(path, sizeof path, "%s/generation_config.json", dir);
+    char* text = read_file(path, &size, 1000, &e);
+    CHECK(text && contains(text, "temperature"), "the source's generation_config.json was overwritten");
+    free(text);
+    trainer_state_free(&s);
+    // a run that starts from this checkpoint hands them on
+    char again[PATH_CAP];
+    snprintf(from, sizeof from, "%s", dir);
+    test_folder(again);
+    CHECK(save(again, 2, 1, from, &e), "%s", e.msg);
+    CHECK(checkpoint_find(again, dir, &s, &e) && has(dir, "original/tokenizer.model") && has(dir, "LICENSE"), "%s", e.msg);
+    trainer_state_free(&s);
+    clean(again);
+    clean(out);
+}
+
+static void a_second_run_in_one_folder_is_refused_while_the_first_lives(void) {
+    char out[PATH_CAP], text[8];
+    Error e;
+    memset(&e, 0, sizeof e);
+    test_folder(out);
+    int ready[2], done[2];
+    CHECK(pipe(ready) == 0 && pipe(done) == 0, "pipe");
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        int fd = -1;
+        close(done[1]);
+        const bool ok = out_lock(&fd, out, &e);
+        if (write(ready[1], ok ? "y" : "n", 1) != 1) { _exit(1); }
+        if (read(done[0], text, 1) < 0) { _exit(1); }  // until the parent closes its end
+        _exit(0);                                      // without unlocking, as if killed
+    }
+    int fd = -1;
+    close(done[0]);
+    CHECK(read(ready[0], text, 1) == 1 && text[0] == 'y', "the first run got no lock");
+    char number[32];
+    snprintf(number, sizeof number, "process %ld", (long)child);
+    CHECK(!out_lock(&fd, out, &e) && contains(e.msg, out) && contains(e.msg, number), "not refused by name: %s", e.msg);
+    close(done[1]);
+    waitpid(child, NULL, 0);
+    memset(&e, 0, sizeof e);
+    CHECK(out_lock(&fd, out, &e), "after the first ended: %s", e.msg);
+    out_unlock(&fd);
+    CHECK(out_lock(&fd, out, &e), "after unlocking: %s", e.msg);
+    out_unlock(&fd);
+    close(ready[0]);
+    close(ready[1]);
+    clean(out);
+}
+
+/* In a child that dies at fault point n: writes step 2, removes step 1. Returns whether it died there. */
+static bool die_at(const char* out, long n) {
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        Error e;
+        memset(&e, 0, sizeof e);
+        faults_seen = 0;
+        fault_at = n;
+        if (!save(out, 2, 2, NULL, &e)) { _exit(1); }
+        checkpoint_prune(out, 1, 0, 2);
+        _exit(0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    CHECK(WIFEXITED(status) && (WEXITSTATUS(status) == 42 || WEXITSTATUS(status) == 0), "status %d", status);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 42;
+}
+
+static void a_process_that_dies_anywhere_leaves_a_whole_checkpoint(void) {
+    long n = 0, kept_old = 0, kept_new = 0;
+    for (bool died = true; died; n++) {
+        char out[PATH_CAP];
+        Error e;
+        memset(&e, 0, sizeof e);
+        test_folder(out);
+        CHECK(save(out, 1, 1, NULL, &e), "%s", e.msg);
+        // every other time a damaged step 2 is there already, and is replaced
+        if (n % 2) {
+            char path[PATH_CAP + 64];
+            CHECK(save(out, 2, 1, NULL, &e), "%s", e.msg);
+            snprintf(path, sizeof path, "%s/step_00000002/model.safetensors", out);
+            damage(path, 'c', 0);
+        }
+        died = die_at(out, n);
+        const uint64_t step = load_newest(out, 1);
+        CHECK(step == 1 || step == 2, "died at point %ld: step %d", n, (int)step);
+        kept_old += step == 1;
+        kept_new += step == 2;
+        // the next run cleans up and goes on
+        CHECK(checkpoint_remove_stale(out, &e), "%s", e.msg);
+        CHECK(!has(out, "step_00000002.tmp") && !has(out, "step_00000001.tmp"), "died at point %ld: .tmp left", n);
+        CHECK(load_newest(out, 1) == step, "died at point %ld: cleaning lost the checkpoint", n);
+        CHECK(save(out, 3, 1, NULL, &e) && load_newest(out, 1) == 3, "died at point %ld: %s", n, e.msg);
+        clean(out);
+    }
+    CHECK(n > 50 && kept_old > 50 && kept_new >= 3, "%ld points, %ld old, %ld new: the points are gone", n, kept_old, kept_new);
+}
+
+static void a_full_disk_keeps_the_old_checkpoint_and_removes_the_partial_one(void) {
+    // a limit on the size of files stands for the disk: writing fails with an error after that many bytes
+    for (rlim_t limit = 0; limit < 60000; limit = limit * 2 + 1) {
+        char out[PATH_CAP];
+        Error e;
+        memset(&e, 0, sizeof e);
+        test_folder(out);
+        CHECK(save(out, 1, 1, NULL, &e), "%s", e.msg);
+        fflush(stdout);
+        const pid_t child = fork();
+        if (child == 0) {
+            struct rlimit r;
+            r.rlim_cur = r.rlim_max = limit;
+            signal(SIGXFSZ, SIG_IGN);
+            if (setrlimit(RLIMIT_FSIZE, &r) != 0) { _exit(3); }
+            const bool saved = save(out, 2, 1, NULL, &e);
+            _exit(saved ? 0 : contains(e.msg, "step_00000002.tmp/") && contains(e.msg, strerror(EFBIG)) ? 1 : 2);
+        }
+        int status = 0;
+        waitpid(child, &status, 0);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) <= 1, "limit %ld: status %d, wanted an error with file and cause",
+              (long)limit, WEXITSTATUS(status));
+        const bool saved = WEXITSTATUS(status) == 0;
+        CHECK(!saved || limit > 10000, "limit %ld: cannot have worked", (long)limit);
+        CHECK(!has(out, "step_00000002.tmp"), "limit %ld: the partial checkpoint was left", (long)limit);
+        CHECK(load_newest(out, 1) == (saved ? 2u : 1u), "limit %ld: the old checkpoint is gone", (long)limit);
+        clean(out);
+    }
+}
+
+static void names_that_leave_the_folder_are_refused(void) {
+    static const char* const bad[] = {"", "/etc/passwd", "../x", "a/../x", "a//x", ".lock", "a/", "a/.b"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) { CHECK(!checkpoint_good_name(bad[i]), "\"%s\" passed", bad[i]); }
+    CHECK(checkpoint_good_name("config.json") && checkpoint_good_name("original/tokenizer.model"), "good names");
+    static const char* const not_steps[] = {"step_",         "step_1",         "step_00000001.tmp",
+                                            "step_0000000x", "xstep_00000001", "step_000000010000000000000"};
+    uint64_t step = 0;
+    for (size_t i = 0; i < sizeof not_steps / sizeof *not_steps; i++) {
+        CHECK(!checkpoint_step_of(not_steps[i], &step), "\"%s\" passed", not_steps[i]);
+    }
+    CHECK(checkpoint_step_of("step_123456789", &step) && step == 123456789, "nine digits");
+}
+
+static void a_thousand_openings_leak_no_descriptor(void) {
+    char out[PATH_CAP], dir[PATH_CAP];
+    Error e;
+    memset(&e, 0, sizeof e);
+    test_folder(out);
+    CHECK(save(out, 1, 3, NULL, &e), "%s", e.msg);
+    const int before = open("/dev/null", O_RDONLY);
+    for (int i = 0; i < 1000; i++) {
+        TrainerState s;
+        ModelConfig c;
+        CHECK(checkpoint_find(out, dir, &s, &e) && model_check(dir, &c, &e), "%s", e.msg);
+        trainer_state_free(&s);
+    }
+    const int after = open("/dev/null", O_RDONLY);
+    CHECK(after == before + 1, "descriptors grew from %d to %d", before, after);
+    close(before);
+    close(after);
+    clean(out);
+}
+
+int main(void) {
+    RUN(what_was_saved_is_read_back);
+    RUN(any_number_of_ranks_reads_what_any_number_wrote);
+    RUN(a_state_that_lacks_or_repeats_elements_is_refused);
+    RUN(moments_in_bf16_come_back_exactly);
+    RUN(a_damaged_checkpoint_is_passed_over);
+    RUN(every_flipped_bit_of_trainer_state_is_found);
+    RUN(the_step_must_be_the_folders);
+    RUN(resume_paths_are_understood);
+    RUN(old_checkpoints_are_pruned_and_majors_and_the_newest_stay);
+    RUN(an_existing_step_is_replaced);
+    RUN(files_of_the_source_folder_come_along);
+    RUN(a_second_run_in_one_folder_is_refused_while_the_first_lives);
+    RUN(a_process_that_dies_anywhere_leaves_a_whole_checkpoint);
+    RUN(a_full_disk_keeps_the_old_checkpoint_and_removes_the_partial_one);
+    RUN(names_that_leave_the_folder_are_refused);
+    RUN(a_thousand_openings_leak_no_descriptor);
+    return test_summary();
+}
