@@ -46,7 +46,7 @@ static void* cpu_open(const char* dir, int B, int T) {
     if (!model_check(dir, &config, &e)) { die("%s", e.msg); }
     Llama* m = (Llama*)xmalloc(sizeof *m);
     *m = llama_create(&config, B, T, true, 0);
-    if (!model_load(dir, &config, &m->table, store_weights, m, &e)) { die("%s", e.msg); }
+    if (!model_load(dir, &config, &m->table, store_tensor, m->params, &e)) { die("%s", e.msg); }
     return m;
 }
 

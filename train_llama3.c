@@ -19,7 +19,7 @@
 #include "llmc/utils.h"         // defines: Error, fail, die, die_usage, warn, xmalloc, path_join, now_seconds
 #include "llmc/rand.h"          // defines: philox, rand_normal
 #include "llmc/config.h"        // defines: ModelConfig, ParamTable, param_table, param_offset, config_preset, config_read
-#include "llmc/checkpoint.h"    // defines: model_check, model_load, checkpoint_begin, checkpoint_commit, TrainerState, out_lock
+#include "llmc/session.h"       // defines: Session, session_open, session_begin, session_checkpoint, session_lr; all that it includes
 #include "llmc/embedding.h"     // defines: embedding_forward, embedding_backward
 #include "llmc/rmsnorm.h"       // defines: rmsnorm_forward, rmsnorm_backward, rmsnorm_backward_scratch
 #include "llmc/rope.h"          // defines: rope_table, rope_forward, rope_backward
@@ -243,7 +243,7 @@ static void llama_free(Llama* m) {
 }
 
 /* Fresh weights: norms 1, matrices N(0, 0.02), and those that end a residual branch N(0, 0.02 / sqrt(2L)). */
-static void llama_init(Llama* m, uint64_t seed) {
+LLMC_UNUSED static void llama_init(Llama* m, uint64_t seed) {
     for (int i = 0; i < m->table.count; i++) {
         const Param* p = &m->table.items[i];
         float* w = m->params + p->offset;
@@ -259,16 +259,16 @@ static void llama_init(Llama* m, uint64_t seed) {
     }
 }
 
-/* A TensorSink and a TensorSource (checkpoint.h): elements [first, first + n) of a parameter, into and out of the model. */
-static bool store_weights(void* model, const Param* p, size_t first, size_t n, const float* src, Error* e) {
+/* A TensorSink and a TensorSource (model_folder.h) of one arena: weights, m or v. */
+static bool store_tensor(void* arena, const Param* p, size_t first, size_t n, const float* src, Error* e) {
     (void)e;
-    memcpy(((Llama*)model)->params + p->offset + first, src, n * sizeof(float));
+    memcpy((float*)arena + p->offset + first, src, n * sizeof(float));
     return true;
 }
 
-static bool fetch_weights(void* model, const Param* p, size_t first, size_t n, float* dst, Error* e) {
+LLMC_UNUSED static bool fetch_tensor(void* arena, const Param* p, size_t first, size_t n, float* dst, Error* e) {
     (void)e;
-    memcpy(dst, ((Llama*)model)->params + p->offset + first, n * sizeof(float));
+    memcpy(dst, (float*)arena + p->offset + first, n * sizeof(float));
     return true;
 }
 
@@ -378,10 +378,10 @@ static float clip_factor(double norm, double max_norm) {
 
 /* One AdamW step on all parameters; weight decay acts on matrices alone. */
 static void llama_update(Llama* m, AdamW hyper) {
-    const float weight_decay = hyper.weight_decay;
+    const double weight_decay = hyper.weight_decay;
     for (int i = 0; i < m->table.count; i++) {
         const Param* p = &m->table.items[i];
-        hyper.weight_decay = param_specs[p->kind].matrix ? weight_decay : 0.0f;
+        hyper.weight_decay = param_specs[p->kind].matrix ? weight_decay : 0.0;
         adamw_update(m->params + p->offset, m->grads + p->offset, m->m + p->offset, m->v + p->offset, param_size(p), &hyper);
     }
 }
@@ -438,3 +438,291 @@ static const float* llama_decode(Llama* m, const int32_t* tokens, int count, int
     }
     return logits;
 }
+
+/* llama_decode() as generate.h calls it. */
+LLMC_UNUSED static const float* next_logits(void* model, const int32_t* tokens, int count, int pos, Error* e) {
+    (void)e;
+    return llama_decode((Llama*)model, tokens, count, pos);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// one step
+
+#ifndef TESTING
+
+/* Forward and backward over the step's micro-batches, then the update. Returns the mean loss of the step's tokens before the
+ * update; *norm is that of the gradient before clipping. `lr` of this step; x, y (B, T) are buffers. */
+static double train_step(Llama* m, Session* s, int32_t* x, int32_t* y, double lr, double* norm, const char** skipped) {
+    const Options* o = &s->options;
+    const float dloss = (float)(1.0 / (double)s->plan.tokens_per_step);
+    double loss = 0.0;
+    Error e;
+    e.msg[0] = 0;
+    llama_zero_gradients(m);
+    for (int k = 0; k < s->plan.accumulate; k++) {
+        must(dataloader_next(&s->train, x, y, &e), &e);
+        llama_forward(m, x);
+        loss += llama_loss(m, y, dloss) / s->plan.accumulate;
+        llama_backward(m, x);
+    }
+    *norm = global_norm(m->grads, m->table.elements, m->norm_scratch);
+
+    const double loss_z = outlier_update(&s->state.loss, loss), norm_z = outlier_update(&s->state.grad_norm, *norm);
+    *skipped = !isfinite(loss) || !isfinite(*norm)         ? "skipped: not finite"
+               : outlier_skip(loss_z, o->skip_loss_z)      ? "skipped: loss"
+               : outlier_skip(norm_z, o->skip_norm_z)      ? "skipped: gradient norm"
+                                                           : NULL;
+    s->state.step++;
+    s->state.tokens += (uint64_t)s->plan.tokens_per_step;
+    if (*skipped) { return loss; }
+    s->state.updates++;
+    AdamW hyper;
+    hyper.lr = lr;
+    hyper.beta1 = o->beta1;
+    hyper.beta2 = o->beta2;
+    hyper.eps = o->eps;
+    hyper.weight_decay = o->weight_decay;
+    hyper.grad_scale = clip_factor(*norm, o->grad_clip);
+    hyper.step = (int64_t)s->state.updates;
+    llama_update(m, hyper);
+    return loss;
+}
+
+/* Mean loss over the first `max_rows` rows of the validation data (all, where it has fewer). */
+static double validate(Llama* m, Session* s, int32_t* x, int32_t* y, uint64_t max_rows) {
+    const uint64_t rows = max_rows < s->val.rows_per_epoch ? max_rows : s->val.rows_per_epoch;
+    const size_t T = (size_t)m->T;
+    double sum = 0.0;
+    Error e;
+    e.msg[0] = 0;
+    dataloader_seek(&s->val, 0);
+    for (uint64_t done = 0; done < rows; done += (uint64_t)m->B) {
+        // the last batch is filled up with rows from the start, whose losses do not count
+        for (int b = 0; b < m->B; b++) { must(dataloader_next(&s->val, x + b * T, y + b * T, &e), &e); }
+        const size_t counted = (rows - done < (uint64_t)m->B ? (size_t)(rows - done) : (size_t)m->B) * T;
+        llama_forward(m, x);
+        llama_loss(m, y, 0.0f);
+        for (size_t i = 0; i < counted; i++) { sum += m->losses[i]; }
+    }
+    return sum / ((double)rows * (double)T);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// jobs
+
+/* What the run with these options maps, by kind; and as the table that is shown. */
+static uint64_t memory_need(void* session, const Options* o) {
+    const Session* s = (const Session*)session;
+    size_t bytes[NUM_MEM];
+    uint64_t sum = 0;
+    const bool trains = s->job == JOB_TRAIN || s->job == JOB_DRY_RUN;
+    llama_measure(&s->config, trains || s->job == JOB_EVAL ? o->batch : 0, o->seq, trains, session_context(s), bytes);
+    for (int i = 0; i < NUM_MEM; i++) { sum += bytes[i]; }
+    return sum;
+}
+
+/* Shows the memory a job needs (on stderr for those whose stdout is text), refuses what does not fit, and maps it. */
+static Llama create_checked(Session* s, FILE* screen) {
+    static const char* const names[NUM_MEM] = {"weights",     "gradients", "m",         "v",
+                                               "activations", "logits",    "workspace", "KV cache"};
+    const Options* o = &s->options;
+    const bool trains = s->job == JOB_TRAIN || s->job == JOB_DRY_RUN;
+    const int B = trains || s->job == JOB_EVAL ? o->batch : 0, context = session_context(s);
+    const uint64_t have = host_memory_available();
+    size_t bytes[NUM_MEM];
+    MemoryTable table;
+    Error e;
+    e.msg[0] = 0;
+    memset(&table, 0, sizeof table);
+    llama_measure(&s->config, B, o->seq, trains, context, bytes);
+    for (int i = 0; i < NUM_MEM; i++) { memory_add(&table, names[i], bytes[i]); }
+    if (screen) { print_memory(screen, &table, have); }
+    must(memory_check(&table, have, "memory", o, 1, memory_need, s, &e), &e);
+    if (s->job == JOB_DRY_RUN) {
+        Llama none;
+        memset(&none, 0, sizeof none);
+        return none;
+    }
+    return llama_create(&s->config, B, o->seq, trains, context);
+}
+
+static void load_weights(Llama* m, const Session* s) {
+    Error e;
+    e.msg[0] = 0;
+    must(model_load(s->model_dir, &m->config, &m->table, store_tensor, m->params, &e), &e);
+}
+
+/* The optimizer's state as the checkpoint names it. One whose weights are rounded keeps the exact ones as well. */
+static int state_slots(Llama* m, bool with_master, StateSlot slots[3]) {
+    const StateSlot all[3] = {{"m", "F32", fetch_tensor, store_tensor, m->m},
+                              {"v", "F32", fetch_tensor, store_tensor, m->v},
+                              {"master", "F32", fetch_tensor, store_tensor, m->params}};
+    memcpy(slots, all, sizeof all);
+    return with_master ? 3 : 2;
+}
+
+static void write_checkpoint(Llama* m, Session* s) {
+    static const char* const dtypes[] = {"F32", "F32", "BF16", "F16"};  // as EXPORT_AUTO ... EXPORT_F16
+    const char* dtype = dtypes[s->options.export_dtype];
+    StateSlot slots[3];
+    const int num_slots = state_slots(m, strcmp(dtype, "F32") != 0, slots);
+    session_checkpoint(s, dtype, fetch_tensor, m->params, slots, num_slots);
+}
+
+/* Settles --minutes: times a few steps with learning rate 0 on the first batches, then wipes their traces. */
+static void measure_steps(Llama* m, Session* s, int32_t* x, int32_t* y, double started) {
+    const TrainerState before = s->state;  // a new run's, which owns nothing
+    const uint64_t row = s->train.row;
+    double best = INFINITY;
+    Error e;
+    e.msg[0] = 0;
+    for (int i = 0; i < MINUTES_MEASURE; i++) {
+        double norm, start = now_seconds();
+        const char* skipped;
+        train_step(m, s, x, y, 0.0, &norm, &skipped);
+        best = fmin(best, now_seconds() - start);
+    }
+    memset(m->m, 0, m->table.elements * sizeof(float));
+    memset(m->v, 0, m->table.elements * sizeof(float));
+    s->state = before;
+    dataloader_seek(&s->train, row);
+    s->options.steps = (int)steps_for_minutes(s->options.minutes, now_seconds() - started, best);
+    must(plan_make(&s->plan, &s->options, s->ranks, s->train.rows_per_epoch, &e), &e);
+    printf("timed   %.1f ms a step: %lld steps fit into %g minutes\n", best * 1e3, (long long)s->plan.steps, s->options.minutes);
+}
+
+static void train(Session* s, double started) {
+    Options* o = &s->options;
+    Error e;
+    e.msg[0] = 0;
+    session_print(s, "FP32");
+    Llama model = create_checked(s, stdout), *m = &model;
+    const bool timed = o->minutes > 0 && !s->resumed;
+    if (!timed) { print_plan(stdout, &s->plan, o, 1, s->train.num_tokens); }
+    if (s->job == JOB_DRY_RUN) { return; }
+    fflush(stdout);
+
+    if (s->model_dir[0]) {
+        load_weights(m, s);
+    } else {
+        llama_init(m, (uint64_t)o->seed);
+    }
+    if (s->resumed) {
+        StateSlot slots[3];
+        const int num_slots = state_slots(m, s->saved_master, slots);
+        must(state_load(s->model_dir, s->state.world_size, &m->table, 0, m->table.elements, slots, num_slots, &e), &e);
+    }
+    int32_t* x = (int32_t*)xmalloc((size_t)m->B * m->T * sizeof(int32_t));
+    int32_t* y = (int32_t*)xmalloc((size_t)m->B * m->T * sizeof(int32_t));
+    if (timed) {
+        measure_steps(m, s, x, y, started);
+        print_plan(stdout, &s->plan, o, 1, s->train.num_tokens);
+    }
+    session_begin(s, "FP32");
+    run_catch_signals();
+
+    Sampler sampler;
+    Generator g;
+    StepLines lines;
+    sampler_init(&sampler, m->config.vocab_size, o->temperature, o->top_k, o->top_p, (uint64_t)o->seed);
+    generator_init(&g, next_logits, m, &m->config, s->has_tokenizer ? &s->tokenizer : NULL, &sampler, m->cache_len, stdout);
+    step_lines_init(&lines, &s->plan, (int64_t)s->state.step, flops_per_token(&m->config, &m->table, m->T), 0);
+
+    int64_t saved = s->resumed ? (int64_t)s->state.step : -1;
+    const char* reason = s->plan.stop < s->plan.steps ? "stop-after" : "done";
+    while ((int64_t)s->state.step < s->plan.stop) {
+        const double lr = session_lr(s, (int64_t)s->state.step), start = now_seconds();
+        const char* skipped;
+        double norm;
+        const double loss = train_step(m, s, x, y, lr, &norm, &skipped);
+        const double ms = (now_seconds() - start) * 1e3;
+        const int64_t step = (int64_t)s->state.step;
+        const double tok_s = step_line(stdout, &lines, step, s->plan.stop, loss, norm, lr, ms, host_memory_peak(), skipped);
+        must(log_step(&s->log, step, loss, norm, lr, ms, tok_s, skipped, &e), &e);
+        const bool stopping = run_stop_requested();
+
+        if (s->has_val && !stopping && session_due(s, o->val_every, step)) {
+            const double val_loss = validate(m, s, x, y, (uint64_t)o->val_batches * (uint64_t)m->B);
+            print_validation(stdout, &lines, step, val_loss);
+            must(log_val(&s->log, step, val_loss, &e), &e);
+        }
+        if (m->cache_len > 0 && !stopping && session_due(s, o->sample_every, step)) {
+            printf("sample  ");
+            g.stream = (uint32_t)step;
+            must(generate(&g, o->prompt, o->sample_tokens, &e), &e);
+            must(log_sample(&s->log, step, g.text, g.text_len, &e), &e);
+        }
+        if (stopping || session_due(s, o->checkpoint_every, step)) {
+            write_checkpoint(m, s);
+            saved = step;
+        }
+        if (stopping) {
+            reason = "signal";
+            break;
+        }
+    }
+    if (saved < 0) { write_checkpoint(m, s); }  // --steps 0: a new model, exported
+    must(log_end(&s->log, (int64_t)s->state.step, reason, now_seconds() - started, &e), &e);
+    print_summary(stdout, &lines, s->argv[0], s->model_dir, host_memory_peak());
+    generator_free(&g);
+    sampler_free(&sampler);
+    free(x);
+    free(y);
+    llama_free(m);
+}
+
+/* --eval: the loss on --val, all of it unless --val-batches is given. */
+static void eval(Session* s) {
+    const Options* o = &s->options;
+    Llama model = create_checked(s, stderr), *m = &model;
+    load_weights(m, s);
+    int32_t* x = (int32_t*)xmalloc((size_t)m->B * m->T * sizeof(int32_t));
+    int32_t* y = (int32_t*)xmalloc((size_t)m->B * m->T * sizeof(int32_t));
+    const uint64_t most = o->given[OPT_val_batches] ? (uint64_t)o->val_batches * (uint64_t)m->B : UINT64_MAX;
+    const uint64_t rows = most < s->val.rows_per_epoch ? most : s->val.rows_per_epoch;
+    const double loss = validate(m, s, x, y, rows);
+    printf("loss %.6f  perplexity %.4f  tokens %llu\n", loss, exp(loss), (unsigned long long)rows * (unsigned long long)m->T);
+    free(x);
+    free(y);
+    llama_free(m);
+}
+
+/* --generate and --chat: stdout carries the model's text alone. */
+static void talk(Session* s) {
+    const Options* o = &s->options;
+    Llama model = create_checked(s, NULL), *m = &model;
+    Sampler sampler;
+    Generator g;
+    Error e;
+    e.msg[0] = 0;
+    load_weights(m, s);
+    sampler_init(&sampler, m->config.vocab_size, o->temperature, o->top_k, o->top_p, (uint64_t)o->seed);
+    generator_init(&g, next_logits, m, &m->config, s->has_tokenizer ? &s->tokenizer : NULL, &sampler, m->cache_len, stdout);
+    must(s->job == JOB_CHAT ? chat(&g, o->system, o->tokens, stdin, &e) : generate(&g, o->generate, o->tokens, &e), &e);
+    generator_free(&g);
+    sampler_free(&sampler);
+    llama_free(m);
+}
+
+int main(int argc, char** argv) {
+    const double started = now_seconds();
+    Session s;
+    session_open(&s, argc, argv, ON_CPU, 0, 1);
+    int threads = 1;
+#ifdef _OPENMP
+    if (s.options.threads > 0) { omp_set_num_threads(s.options.threads); }
+    threads = omp_get_max_threads();
+#endif
+    run_machine(NULL, threads, s.machine, sizeof s.machine);
+    switch (s.job) {
+        case JOB_TRAIN:
+        case JOB_DRY_RUN: train(&s, started); break;
+        case JOB_EVAL: eval(&s); break;
+        case JOB_GENERATE:
+        case JOB_CHAT: talk(&s); break;
+    }
+    session_close(&s);
+    return 0;
+}
+
+#endif  // TESTING

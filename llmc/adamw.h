@@ -17,7 +17,7 @@
 #include <math.h>
 
 typedef struct {
-    float lr, beta1, beta2, eps, weight_decay;
+    double lr, beta1, beta2, eps, weight_decay;
     float grad_scale;  // multiplies every gradient as it is read
     int64_t step;      // counts applied updates from 1
 } AdamW;
@@ -29,7 +29,7 @@ static inline void adamw_update(float* p, const float* g, float* m, float* v, si
     const float decay = (float)(1.0 - (double)hyper->lr * (double)hyper->weight_decay);
     const float step_size = (float)((double)hyper->lr / correction1), root2 = (float)sqrt(correction2);
     const float blend1 = (float)(1.0 - (double)hyper->beta1), blend2 = (float)(1.0 - (double)hyper->beta2);
-    const float beta2 = hyper->beta2, eps = hyper->eps, scale = hyper->grad_scale;
+    const float beta2 = (float)hyper->beta2, eps = (float)hyper->eps, scale = hyper->grad_scale;
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < n; i++) {
         const float gi = g[i] * scale;

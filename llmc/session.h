@@ -1,0 +1,358 @@
+/* session.h -- what stands around a model in both trainers: which job the command line asks for, where the weights, the
+ * tokenizer and the data come from, the checks among them, the log, and the files of a checkpoint.
+ *
+ * Order of session_open(), so that the first error is the one that matters and nothing is written before all is checked:
+ *   options -> the checkpoint to resume, whose options are taken over -> the model's folder, whole, or the preset ->
+ *   tokenizer -> data files -> plan. Then the trainer checks its memory, and session_begin() locks and opens --out.
+ *
+ * --model may be a folder, a folder of checkpoints (the newest whole one is taken), or a preset. The jobs that need a
+ * trained model take the newest checkpoint of --out where --model is not given.
+ * All functions die() on an error: this is the outermost layer. Ranks other than 0 write nothing.
+ */
+#ifndef LLMC_SESSION_H
+#define LLMC_SESSION_H
+
+#include "utils.h"
+
+#include "checkpoint.h"
+#include "config.h"
+#include "dataloader.h"
+#include "generate.h"
+#include "logger.h"
+#include "options.h"
+#include "run.h"
+#include "scheduler.h"
+#include "tokenizer.h"
+
+typedef enum { JOB_TRAIN, JOB_DRY_RUN, JOB_EVAL, JOB_GENERATE, JOB_CHAT } Job;
+
+typedef struct {
+    Options options;
+    int argc;
+    char** argv;
+    Job job;
+    int rank, ranks;
+
+    ModelConfig config;
+    ParamTable table;
+    char model_dir[PATH_CAP];  // holds the weights to start from; "": a new model
+    bool resumed;              // model_dir is the checkpoint that this run goes on from
+    bool saved_master;         // and its weights are rounded: the exact ones are in its state, as "master"
+    TrainerState state;        // of the run; the trainer keeps it up to date
+
+    Tokenizer tokenizer;
+    bool has_tokenizer;
+    DataLoader train, val;
+    bool has_train, has_val;
+
+    Plan plan;  // while --minutes is not settled, of as many steps as one epoch has
+    int lock;
+    Logger log;
+    char machine[256];
+} Session;
+
+static inline void must(bool ok, const Error* e) {
+    if (!ok) { die("%s", e->msg); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// opening
+
+/* True where `dir` holds a file of this name. */
+LLMC_UNUSED static bool folder_has(const char* dir, const char* name) {
+    char path[PATH_CAP];
+    Error ignored;
+    ignored.msg[0] = 0;
+    return path_join(path, dir, name, &ignored) && file_exists(path);
+}
+
+/* The model that a job other than training uses: --model, where it is a folder of checkpoints its newest, or that of
+ * --out. Only the model is taken over from a checkpoint, not its run. */
+LLMC_UNUSED static void session_find_checkpoint(Session* s, const char* folder) {
+    Error e;
+    TrainerState found;
+    e.msg[0] = 0;
+    must(checkpoint_open(folder, s->model_dir, &found, &e), &e);
+    trainer_state_free(&found);
+    fprintf(stderr, "using %s\n", s->model_dir);
+}
+
+/* Finds the checkpoint to go on from and takes its options over. Without one in --out the run starts anew, so that a
+ * script may always say --resume. */
+LLMC_UNUSED static void session_resume(Session* s) {
+    Options* o = &s->options;
+    Error e;
+    e.msg[0] = 0;
+    if (*o->resume) {
+        must(checkpoint_open(o->resume, s->model_dir, &s->state, &e), &e);
+    } else {
+        must(checkpoint_find(o->out, s->model_dir, &s->state, &e), &e);
+        if (!s->model_dir[0]) {
+            fprintf(stderr, "%s holds no checkpoint yet: starting at step 0\n", o->out);
+            return;
+        }
+    }
+    s->resumed = true;
+    const Json* j = &s->state.json;
+    const JsonNode* saved = s->state.saved_options;
+    size_t len = 0;
+    const char* dtype = json_string(j, json_get(j, saved, "export_dtype"), &len);
+    s->saved_master = dtype && (strcmp(dtype, "bf16") == 0 || strcmp(dtype, "f16") == 0);
+    must(options_merge(o, j, saved, &e), &e);
+}
+
+/* Where the weights come from: fills model_dir and, where it is a folder, config. */
+LLMC_UNUSED static void session_find_model(Session* s) {
+    Options* o = &s->options;
+    Error e;
+    e.msg[0] = 0;
+    const bool needs_trained = s->job == JOB_GENERATE || s->job == JOB_CHAT || s->job == JOB_EVAL;
+    if (o->resume && !needs_trained) { session_resume(s); }
+    if (!s->resumed) {
+        ModelConfig preset;
+        if (needs_trained && !o->given[OPT_model]) {
+            session_find_checkpoint(s, o->out);
+        } else if (is_directory(o->model) && !folder_has(o->model, "config.json")) {
+            session_find_checkpoint(s, o->model);
+        } else if (is_directory(o->model)) {
+            snprintf(s->model_dir, sizeof s->model_dir, "%s", o->model);
+        } else if (!config_preset(&preset, o->model, 1)) {
+            die("--model: %s is neither a folder nor a preset, wanted a Hugging Face folder, dN, llama3.2-1b, llama3.2-3b, "
+                "llama3.1-8b or llama3.1-70b",
+                o->model);
+        } else if (needs_trained) {
+            die("--model: %s is a preset, an untrained model, wanted a folder with weights", o->model);
+        }
+    }
+    if (s->model_dir[0]) { must(model_check(s->model_dir, &s->config, &e), &e); }
+}
+
+/* The folder part of a path or pattern, "." where it has none. */
+LLMC_UNUSED static void folder_of(const char* path, char* out /* PATH_CAP */) {
+    snprintf(out, PATH_CAP, "%s", path);
+    char* slash = strrchr(out, '/');
+    if (!slash) {
+        snprintf(out, PATH_CAP, ".");
+    } else {
+        slash[slash == out] = 0;
+    }
+}
+
+/* --tokenizer, else the model folder's, else for a new model the one beside the training data. A tokenizer that nobody
+ * named and that cannot be read only costs the text of samples. */
+LLMC_UNUSED static void session_find_tokenizer(Session* s) {
+    const Options* o = &s->options;
+    Error e;
+    e.msg[0] = 0;
+    if (o->tokenizer) {
+        must(tokenizer_load(&s->tokenizer, o->tokenizer, &e), &e);
+        s->has_tokenizer = true;
+        return;
+    }
+    char dir[PATH_CAP];
+    snprintf(dir, sizeof dir, "%s", s->model_dir);
+    if (!dir[0] && o->train) { folder_of(o->train, dir); }
+    if (dir[0] && (folder_has(dir, "tokenizer.json") || folder_has(dir, "tokenizer.model"))) {
+        s->has_tokenizer = tokenizer_load(&s->tokenizer, dir, &e);
+        if (!s->has_tokenizer) { warn("%s: going on without a tokenizer, texts are shown as ids", e.msg); }
+    }
+}
+
+/* Opens one set of token files; B = 1: every rank reads all of it. */
+LLMC_UNUSED static void session_open_data(Session* s, DataLoader* d, const char* pattern, int B, bool shuffle) {
+    Error e;
+    e.msg[0] = 0;
+    must(dataloader_open(d, pattern, B, s->options.seq, B == 1 ? 0 : s->rank, B == 1 ? 1 : s->ranks, (uint64_t)s->options.seed,
+                         shuffle, &e),
+         &e);
+}
+
+LLMC_UNUSED static void session_check_data(Session* s, DataLoader* d) {
+    Error e;
+    e.msg[0] = 0;
+    must(dataloader_check_vocab(d, s->config.vocab_size, s->has_tokenizer ? s->tokenizer.fingerprint : 0, &e), &e);
+}
+
+/* The configuration of a new model: dN has the tokenizer's vocabulary, or else what the data says. */
+LLMC_UNUSED static void session_new_config(Session* s) {
+    int vocab = s->has_tokenizer ? s->tokenizer.vocab_size : 0;
+    if (!s->has_tokenizer && s->has_train) {
+        Tokenizer bytes;
+        tokenizer_bytes(&bytes);
+        if (s->train.fingerprint == bytes.fingerprint) {
+            s->tokenizer = bytes;
+            s->has_tokenizer = true;
+        } else {
+            tokenizer_free(&bytes);
+        }
+        vocab = s->train.vocab_size;
+        if (vocab == 0) { vocab = s->train.token_bytes == 2 ? 50257 : 128256; }  // llm.c's own files: GPT-2's and Llama 3's
+    }
+    config_preset(&s->config, s->options.model, vocab);
+    if (s->has_tokenizer && s->config.bos_id < 0) { s->config.bos_id = s->tokenizer.bos_id; }
+    if (s->has_tokenizer && s->config.num_eos == 0 && s->tokenizer.eos_id >= 0) {
+        s->config.eos_ids[s->config.num_eos++] = s->tokenizer.eos_id;
+    }
+}
+
+/* Everything but memory and output: see the order above. `rank` of `ranks` processes. */
+LLMC_UNUSED static void session_open(Session* s, int argc, char** argv, OptionScope trainer, int rank, int ranks) {
+    Error e;
+    e.msg[0] = 0;
+    memset(s, 0, sizeof *s);
+    s->argc = argc;
+    s->argv = argv;
+    s->rank = rank;
+    s->ranks = ranks;
+    s->lock = -1;
+    logger_none(&s->log);
+    options_or_exit(&s->options, argc, argv, trainer);
+    Options* o = &s->options;
+    s->job = o->generate ? JOB_GENERATE : o->chat ? JOB_CHAT : o->eval ? JOB_EVAL : o->dry_run ? JOB_DRY_RUN : JOB_TRAIN;
+    const bool trains = s->job == JOB_TRAIN || s->job == JOB_DRY_RUN;
+    session_find_model(s);
+    if (trains || s->job == JOB_EVAL) { must(default_data(o, &e), &e); }
+    session_find_tokenizer(s);
+    if (trains) {
+        session_open_data(s, &s->train, o->train, o->batch, true);
+        s->has_train = true;
+    }
+    if (o->val && (trains || s->job == JOB_EVAL)) {
+        session_open_data(s, &s->val, o->val, 1, false);  // single rows: a file shorter than a batch is used whole
+        s->has_val = true;
+    }
+    if (!s->model_dir[0]) { session_new_config(s); }
+    if (s->has_tokenizer && s->tokenizer.vocab_size > s->config.vocab_size) {
+        die("the tokenizer has %d tokens, but the model only %d\n  hint: --tokenizer names the model's own", s->tokenizer.vocab_size,
+            s->config.vocab_size);
+    }
+    if (!s->has_tokenizer && s->job != JOB_EVAL && s->rank == 0) { warn("there is no tokenizer: texts are shown as ids"); }
+    if (s->has_train) { session_check_data(s, &s->train); }
+    if (s->has_val) { session_check_data(s, &s->val); }
+    s->table = param_table(&s->config);
+    if (trains) {
+        must(plan_make(&s->plan, o, ranks, s->train.rows_per_epoch, &e), &e);
+        if (s->resumed) {
+            dataloader_seek(&s->train, s->state.tokens / (uint64_t)o->seq);
+        } else {
+            s->state.loss_scale = 1;
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// a training run
+
+/* Prints what a run is about, before anything is allocated. `precision`: FP32, BF16 or FP16. */
+LLMC_UNUSED static void session_print(const Session* s, const char* precision) {
+    char count[32];
+    if (s->rank != 0) { return; }
+    options_print(stdout, &s->options);
+    printf("machine %s\n", s->machine);
+    print_model(stdout, s->model_dir[0] ? s->model_dir : s->options.model, &s->config, &s->table, precision);
+    printf("data    %s: %s tokens in %d file%s\n", s->options.train,
+           text_count(s->train.num_tokens, count, sizeof count), s->train.num_shards, s->train.num_shards == 1 ? "" : "s");
+    if (s->has_val) {
+        printf("        %s: %s tokens for validation\n", s->options.val, text_count(s->val.num_tokens, count, sizeof count));
+    }
+    if (s->resumed) { printf("resume  %s, step %llu\n", s->model_dir, (unsigned long long)s->state.step); }
+}
+
+/* Locks --out and opens the log: from here on the run leaves traces. A new run does not mix with an old one's checkpoints. */
+LLMC_UNUSED static void session_begin(Session* s, const char* precision) {
+    Error e;
+    uint64_t* steps = NULL;
+    size_t count = 0;
+    const Options* o = &s->options;
+    e.msg[0] = 0;
+    if (s->rank != 0) { return; }
+    must(out_lock(&s->lock, o->out, &e), &e);
+    must(checkpoint_remove_stale(o->out, &e), &e);
+    must(checkpoint_list(o->out, &steps, &count, &e), &e);
+    if (count > 0 && !s->resumed) {
+        die("--out: %s holds the checkpoints of another run, up to step %llu\n"
+            "  hint: --resume goes on from there, another --out starts anew",
+            o->out, (unsigned long long)steps[0]);
+    }
+    free(steps);
+    must(logger_open(&s->log, o->out, s->resumed ? (int64_t)s->state.step : -1, &e), &e);
+    if (s->resumed) {
+        must(log_resume(&s->log, (int64_t)s->state.step, s->model_dir, o, s->argc, s->argv, s->machine, &e), &e);
+    } else {
+        must(log_config(&s->log, o, s->argc, s->argv, &s->config, &s->table, precision, s->machine, s->train.num_tokens, &e), &e);
+    }
+}
+
+/* Writes OUT/step_N for the steps that are done (state.step): model folder, tokenizer, the files the model came with,
+ * optimizer state; then removes what --keep says. Rank 0's part of [lo, hi) is written here.
+ * `dtype` of the weights: F32, BF16 or F16. */
+LLMC_UNUSED static void session_checkpoint(Session* s, const char* dtype, TensorSource weights, void* ctx, const StateSlot* slots,
+                                           int num_slots) {
+    Checkpoint k;
+    Error e;
+    const Options* o = &s->options;
+    e.msg[0] = 0;
+    s->state.seed = (uint64_t)o->seed;
+    s->state.data_row = s->train.row;
+    s->state.fingerprint = s->has_tokenizer ? s->tokenizer.fingerprint : 0;
+    s->state.world_size = s->ranks;
+    char* options = options_json_text(o);
+    s->state.options = options;
+    bool ok = checkpoint_begin(&k, o->out, s->state.step, &e) &&
+              (!s->model_dir[0] || checkpoint_copy_files(&k, s->model_dir, &e)) &&
+              checkpoint_model(&k, &s->config, &s->table, dtype, weights, ctx, &e) &&
+              (!s->has_tokenizer || tokenizer_save(&s->tokenizer, k.tmp, s->config.max_positions, &e)) &&
+              checkpoint_state(&k, s->rank, &s->table, 0, s->table.elements, slots, num_slots, &e) &&
+              log_checkpoint(&s->log, (int64_t)s->state.step, k.dir, &e) && checkpoint_commit(&k, &s->state, &e);
+    free(options);
+    s->state.options = NULL;
+    if (!ok) {
+        checkpoint_abort(&k);
+        die("%s\n  hint: the checkpoints before it are whole; make room and go on with --resume", e.msg);
+    }
+    // the next one copies its files from this one: the folder the run started from may be pruned away
+    snprintf(s->model_dir, sizeof s->model_dir, "%s", k.dir);
+    checkpoint_prune(o->out, o->keep, (uint64_t)o->major_every, s->state.step);
+}
+
+/* Learning rate of 0-based step `step`. */
+LLMC_UNUSED static double session_lr(const Session* s, int64_t step) {
+    const Options* o = &s->options;
+    return learning_rate((Schedule)o->schedule, step, s->plan.steps, o->warmup, o->lr, o->final_lr_frac);
+}
+
+/* Whether something that is due every N steps (0: never, or only at the end) is due when `step` steps are done. */
+LLMC_UNUSED static bool session_due(const Session* s, int every, int64_t step) {
+    return (every > 0 && step % every == 0) || step == s->plan.stop;
+}
+
+/* Positions that a job's KV cache needs: the prompt and what is written behind it. 0: the job generates nothing. */
+LLMC_UNUSED static int session_context(const Session* s) {
+    enum { CHAT_CONTEXT = 8192 };
+    const Options* o = &s->options;
+    const bool samples = s->job == JOB_TRAIN || s->job == JOB_DRY_RUN;
+    if (s->job == JOB_EVAL || (samples && o->sample_tokens == 0)) { return 0; }
+    if (s->job == JOB_CHAT) { return s->config.max_positions < CHAT_CONTEXT ? s->config.max_positions : CHAT_CONTEXT; }
+    TokenList prompt;
+    Error e;
+    e.msg[0] = 0;
+    memset(&prompt, 0, sizeof prompt);
+    must(prompt_tokens(&prompt, samples ? o->prompt : o->generate, &s->config, s->has_tokenizer ? &s->tokenizer : NULL, &e), &e);
+    const size_t count = prompt.count + (size_t)(samples ? o->sample_tokens : o->tokens);
+    token_list_free(&prompt);
+    if (count > INT32_MAX / 2) { die("--%s: is %zu tokens too long", samples ? "sample-tokens" : "tokens", count); }
+    return (int)count;
+}
+
+LLMC_UNUSED static void session_close(Session* s) {
+    if (s->has_train) { dataloader_close(&s->train); }
+    if (s->has_val) { dataloader_close(&s->val); }
+    if (s->has_tokenizer) { tokenizer_free(&s->tokenizer); }
+    if (s->resumed) { trainer_state_free(&s->state); }
+    logger_close(&s->log);
+    out_unlock(&s->lock);
+    param_table_free(&s->table);
+    options_free(&s->options);
+}
+
+#endif
