@@ -660,11 +660,15 @@ LLMC_UNUSED static bool checkpoint_sum_folder(FileSums* sums, const char* dir, c
     if (!d) { return fail(e, "%s: cannot open the folder: %s", dir, strerror(errno)); }
     bool ok = true;
     for (struct dirent* entry = readdir(d); ok && entry; entry = readdir(d)) {
-        char path[PATH_CAP], name[PATH_CAP];
+        char path[PATH_CAP], name[sizeof(((FileSum*)0)->name)];
         if (entry->d_name[0] == '.') { continue; }
         ok = path_join(path, dir, entry->d_name, e);
         if (!ok) { break; }
-        snprintf(name, sizeof name, "%s%s", prefix, entry->d_name);
+        const int length = snprintf(name, sizeof name, "%s%s", prefix, entry->d_name);
+        if (length < 0 || length >= (int)sizeof name) {
+            ok = fail(e, "%s: the name is longer than %zu bytes", path, sizeof name - 1);
+            break;
+        }
         if (is_directory(path)) {
             const bool known = !*prefix && strcmp(name, "original") == 0;
             ok = known ? checkpoint_sum_folder(sums, path, "original/", e)

@@ -49,7 +49,7 @@ LLMC_UNUSED static void file_sums_add(FileSums* sums, const char* name, uint64_t
     sums->items = (FileSum*)xrealloc(sums->items, (sums->count + 1) * sizeof(FileSum));
     FileSum* s = &sums->items[sums->count++];
     memset(s, 0, sizeof *s);
-    snprintf(s->name, sizeof s->name, "%s", name);
+    memcpy(s->name, name, size_min(strlen(name), sizeof s->name - 1));
     s->size = size;
     s->crc = crc;
 }

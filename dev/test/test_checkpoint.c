@@ -174,7 +174,7 @@ static void clean(const char* dir) {
 }
 
 static void put_file(const char* dir, const char* name, const char* text) {
-    char path[PATH_CAP];
+    char path[2 * PATH_CAP];
     snprintf(path, sizeof path, "%s/%s", dir, name);
     FILE* f = fopen(path, "wb");
     if (!f) { die("%s: %s", path, strerror(errno)); }
@@ -183,7 +183,7 @@ static void put_file(const char* dir, const char* name, const char* text) {
 }
 
 static bool has(const char* dir, const char* name) {
-    char path[PATH_CAP];
+    char path[2 * PATH_CAP];
     snprintf(path, sizeof path, "%s/%s", dir, name);
     return file_exists(path);
 }
