@@ -722,7 +722,7 @@ class Engine:
 
     @torch.no_grad()
     def sample(self, ids, count, step):
-        """`count` more tokens behind `ids`, drawn by --temperature, --top-k and --top-p. No cache: for samples only."""
+        """`count` more tokens behind `ids`, drawn as llmc/sampler.h draws them. No cache of keys and values: for samples only."""
         a, ids = self.a, list(ids)
         for i in range(count):
             with self.amp():
@@ -731,12 +731,16 @@ class Engine:
             if a.temperature == 0:
                 ids.append(int(logits.argmax()))
                 continue
-            p, order = torch.softmax(logits / a.temperature, -1).sort(descending=True)
-            p = p[:a.top_k] if a.top_k else p
-            p = p[:1 + int((p.cumsum(0) < a.top_p * p.sum()).sum())]
-            w = philox(a.seed, RAND_SAMPLE, step, torch.tensor([i]))
-            draw = philox_double(w[0], w[1]) * p.sum()
-            ids.append(int(order[min(len(p) - 1, int((p.cumsum(0) <= draw).sum()))]))
+            w = torch.exp((logits - logits.max()) / a.temperature)
+            ranked, order = w.sort(descending=True, stable=True)
+            ranked = ranked[:a.top_k] if a.top_k else ranked
+            if a.top_p < 1.0:
+                ranked = ranked[:1 + int((ranked.cumsum(0) < a.top_p * ranked.sum()).sum())]
+            kept = torch.zeros_like(w)
+            kept[order[:len(ranked)]] = ranked
+            word = philox(a.seed, RAND_SAMPLE, step, torch.tensor([i]))
+            target = kept.sum() * philox_double(word[0], word[1])
+            ids.append(min(len(w) - 1, int((kept.cumsum(0) <= target).sum())))
         return ids
 
 

@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""bench_cpu.py -- a training step of ./train_llama3 beside PyTorch's (train_llama3.py, eager and compiled) on this CPU.
+
+    make train_llama3 && python dev/bench_cpu.py [--torch-cpu OTHER_BASELINE.py]
+
+Both start from the same model folder (dN, tied) and read the same random tokens; fp32, AdamW and clipping included. They
+run in turns, there and back again, so that a machine that warms up or slows down does so to both. The step times are those
+in each run's log.jsonl, the first ones left out; memory is the process's largest resident size as the system tells it.
+`ratio` is ours over the faster of PyTorch's two, in tokens a second."""
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+sys.path.insert(0, ROOT)
+import train_llama3 as ref  # noqa: E402
+
+
+def write_tokens(path, count, vocab):
+    """A token file of uniformly random tokens."""
+    wide = vocab > 1 << 16
+    head = np.zeros(256, dtype="<i4")
+    head[:4] = (20240801, 7, count, vocab) if wide else (20240520, 1, count, vocab)
+    tokens = np.random.default_rng(0).integers(0, vocab, count)
+    with open(path, "wb") as f:
+        f.write(head.tobytes() + tokens.astype("<u4" if wide else "<u2").tobytes())
+
+
+def run(command, env=None):
+    """Runs a command to its end: (its output, its largest resident size in bytes)."""
+    p = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+    output = p.stdout.read()
+    _, status, usage = os.wait4(p.pid, 0)
+    p.returncode = os.waitstatus_to_exitcode(status)
+    if p.returncode != 0:
+        sys.exit(f"error: {' '.join(command)} ended with exit code {p.returncode}\n{output}")
+    return output, usage.ru_maxrss * 1024
+
+
+def step_times(out):
+    """Milliseconds of every step in OUT/log.jsonl."""
+    with open(os.path.join(out, "log.jsonl"), encoding="utf-8") as f:
+        return [e["ms"] for e in map(json.loads, f) if e["event"] == "step"]
+
+
+class Side:
+    """One contestant: its command, and what its turns gave."""
+
+    def __init__(self, name, command, env=None):
+        self.name, self.command, self.env, self.ms, self.rss = name, command, env, [], 0
+
+    def turn(self, folder, skip):
+        out = os.path.join(folder, "out")
+        shutil.rmtree(out, ignore_errors=True)
+        _, rss = run(self.command + ["--out", out], self.env)
+        self.ms += step_times(out)[skip:]
+        self.rss = max(self.rss, rss)
+
+    def median(self):
+        return statistics.median(self.ms)
+
+
+class Baseline(Side):
+    """Another baseline script, which prints its best step as `min N ms`."""
+
+    def turn(self, folder, skip):
+        output, rss = run(self.command, self.env)
+        self.ms.append(float(re.search(r"min ([\d.]+) ms", output).group(1)))
+        self.rss = max(self.rss, rss)
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--depth", type=int, nargs="+", default=[4, 6], help="models dN (4 6)")
+    p.add_argument("--threads", type=int, nargs="+", default=sorted({1, len(os.sched_getaffinity(0))}), help="(one, and all)")
+    p.add_argument("--batch", type=int, default=4)
+    p.add_argument("--seq", type=int, default=256)
+    p.add_argument("--vocab", type=int, default=4096)
+    p.add_argument("--steps", type=int, default=13, help="of a turn; the first three do not count")
+    p.add_argument("--turns", type=int, default=2, help="of each contestant")
+    p.add_argument("--trainer", default=os.path.join(ROOT, "train_llama3"))
+    p.add_argument("--torch-cpu", metavar="PATH", help="another PyTorch baseline that train_llama3.py must reach within 3 %%")
+    a = p.parse_args()
+    if not os.path.exists(a.trainer):
+        sys.exit(f"error: {a.trainer}: not found\n  hint: make train_llama3")
+    rows, fair, work = [], [], tempfile.mkdtemp()
+    try:
+        tokens = os.path.join(work, "tokens.bin")
+        write_tokens(tokens, max(100_000, 4 * a.steps * a.batch * a.seq), a.vocab)
+        for depth in a.depth:
+            folder = os.path.join(work, f"d{depth}")
+            c = ref.replace(ref.preset(f"d{depth}", a.vocab), tie_word_embeddings=True)
+            model = ref.make_model(c)
+            ref.init_weights(model, 42)
+            ref.save_model(model, folder)
+            flops, ntok = c.flops_per_token(a.seq) * a.batch * a.seq, a.batch * a.seq
+            for threads in a.threads:
+                flags = ["--model", folder, "--train", tokens, "--batch", a.batch, "--seq", a.seq, "--steps", a.steps,
+                         "--threads", threads, "--warmup", 0, "--sample-tokens", 0]
+                flags = [str(f) for f in flags]
+                env = dict(os.environ, OMP_NUM_THREADS=str(threads), CUDA_VISIBLE_DEVICES="")
+                script = [sys.executable, os.path.join(ROOT, "train_llama3.py")]
+                sides = [Side("ours", [a.trainer] + flags, env), Side("eager", script + flags, env),
+                         Side("compiled", script + flags + ["--compile"], env)]
+                if a.torch_cpu:
+                    other = [sys.executable, a.torch_cpu, "--depth", depth, "-T", a.seq, "-B", a.batch, "-V", a.vocab,
+                             "--threads", threads, "--steps", a.steps]
+                    other = [str(f) for f in other]
+                    sides += [Baseline("other eager", other, env), Baseline("other compiled", other + ["--compile"], env)]
+                for turn in range(a.turns):
+                    for side in sides if turn % 2 == 0 else sides[::-1]:
+                        side.turn(work, 3)
+                ours, torch_best = sides[0], min(sides[1:3], key=Side.median)
+                rows.append([f"d{depth}", str(threads)])
+                for side in sides:
+                    ms = side.median() if not isinstance(side, Baseline) else min(side.ms)
+                    cells = f"{ms:.0f} ms (min {min(side.ms):.0f}), {ntok / ms * 1e3:,.0f} tok/s, {flops / ms / 1e6:.0f} " \
+                            f"GFLOP/s, {side.rss / 2**20:.0f} MiB"
+                    print(f"d{depth}, {threads} threads, {side.name:>14}: {cells}", flush=True)
+                    if side in (ours, torch_best):
+                        rows[-1] += [f"{ms:.0f}", f"{ntok / ms * 1e3:,.0f}", f"{flops / ms / 1e6:.0f}", f"{side.rss / 2**20:.0f}"]
+                rows[-1] += [torch_best.name, f"{torch_best.median() / ours.median():.2f}"]
+                if a.torch_cpu:
+                    # best step against best step: the figure that a busy machine moves least
+                    ratio = min(min(s.ms) for s in sides[3:]) / min(min(s.ms) for s in sides[1:3])
+                    fair.append((depth, threads, ratio))
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    print(f"\nB={a.batch}, T={a.seq}, V={a.vocab}, fp32, tied, AdamW and clipping included; PyTorch {ref.torch.__version__}\n")
+    print("| model | threads | ours ms | tok/s | GFLOP/s | MiB | PyTorch ms | tok/s | GFLOP/s | MiB | its mode | ratio |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        print("| " + " | ".join(row) + " |")
+    for depth, threads, ratio in fair:
+        print(f"train_llama3.py at d{depth}, {threads} threads: {ratio:.3f} x the speed of {os.path.basename(a.torch_cpu)}"
+              + ("" if ratio >= 0.97 else ": more than 3 % behind"))
+
+
+if __name__ == "__main__":
+    main()

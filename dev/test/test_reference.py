@@ -1,0 +1,418 @@
+"""train_llama3.py against what it must equal: transformers' LlamaForCausalLM (the model, every spelling of config.json),
+llmc/rand.h and llmc/scheduler.h (random numbers, rates) and its own committed pairs. Run: pytest dev/test/test_reference.py"""
+import copy
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+pytest.importorskip("safetensors")
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.join(HERE, "..", "..")
+sys.path.insert(0, ROOT)
+import train_llama3 as ref  # noqa: E402
+
+PAIRS = os.path.join(HERE, "pairs")
+SCALED = dict(rope_type="llama3", original_max_position_embeddings=16)
+
+
+def small(**changes):
+    c = dict(vocab_size=101, hidden_size=48, intermediate_size=72, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, head_dim=12, rms_norm_eps=1e-5, rope_theta=10000.0)
+    return ref.Config(**(c | changes))
+
+
+def random_model(c, seed=3):
+    model = ref.make_model(c)
+    ref.init_telling(model, seed)
+    return model
+
+
+def assert_equals_transformers(model, folder, T=40):
+    """Logits, loss and every gradient of `model` against transformers' reading of the same folder."""
+    transformers = pytest.importorskip("transformers")
+    hf = transformers.LlamaForCausalLM.from_pretrained(folder, attn_implementation="eager").float().eval()
+    x, y = ref.random_tokens(model.c, 2, T, 7)
+    model.set_context(T, "cpu")
+    theirs = hf(x).logits
+    assert (model.logits(x) - theirs).abs().max() <= 1e-5 * max(1.0, theirs.abs().max())
+    loss = torch.nn.functional.cross_entropy(theirs.view(-1, model.c.vocab_size), y.view(-1))
+    loss.backward()
+    mine = model(x, y)
+    mine.backward()
+    assert abs(mine.item() - loss.item()) <= 1e-5
+    grads, names = dict(hf.named_parameters()), []
+    for name, g in ref.hf_tensors(model, lambda p: p.grad):
+        names.append(name)
+        assert (g - grads[name].grad).abs().max() <= 1e-5 * max(1.0, grads[name].grad.abs().max()), name
+    assert set(names) == set(grads)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kv", [1, 2, 4, 8])
+@pytest.mark.parametrize("rope", [dict(), dict(SCALED, factor=8.0), dict(SCALED, factor=32.0)], ids=["plain", "factor8", "factor32"])
+def test_model_equals_transformers(tmp_path, tied, kv, rope):
+    model = random_model(small(tie_word_embeddings=tied, num_attention_heads=8, num_key_value_heads=kv, head_dim=10, **rope))
+    ref.save_model(model, tmp_path)
+    assert_equals_transformers(model, tmp_path)
+
+
+@pytest.mark.parametrize("head_dim", [6, 12, 64])
+def test_head_dim_need_not_be_width_by_heads(tmp_path, head_dim):
+    model = random_model(small(head_dim=head_dim))
+    ref.save_model(model, tmp_path)
+    assert_equals_transformers(ref.load_model(tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+@pytest.mark.parametrize("spelling", ["old", "old with rope_type", "new", "new without theta", "both"])
+def test_every_spelling_of_rope_is_read_as_transformers_reads_it(tmp_path, factor, spelling):
+    model = random_model(small(**SCALED, factor=factor))
+    ref.save_model(model, tmp_path, spelling=spelling.split()[0])
+    path = tmp_path / "config.json"
+    j = json.loads(path.read_text())
+    if spelling == "old with rope_type":
+        j["rope_scaling"]["rope_type"] = j["rope_scaling"].pop("type")
+    if spelling == "new without theta":
+        j["rope_theta"] = j["rope_parameters"].pop("rope_theta")
+    path.write_text(json.dumps(j))
+    again = ref.load_model(tmp_path)
+    assert again.c == model.c
+    assert_equals_transformers(again, tmp_path)
+
+
+def test_defaults_of_config_json_are_transformers(tmp_path):
+    """Absent and null fields: head_dim, kv heads, eps, theta, RoPE type, tied."""
+    model = random_model(small(num_key_value_heads=4, rms_norm_eps=1e-6))
+    ref.save_model(model, tmp_path)
+    path = tmp_path / "config.json"
+    j = json.loads(path.read_text())
+    for key in ("head_dim", "num_key_value_heads", "rms_norm_eps", "rope_theta", "rope_parameters", "tie_word_embeddings"):
+        j.pop(key)
+    assert j["rope_scaling"] is None
+    path.write_text(json.dumps(j))
+    again = ref.load_model(tmp_path)
+    assert again.c == model.c
+    assert_equals_transformers(again, tmp_path)
+
+
+def test_folders_that_transformers_writes_are_read(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    for tied in (False, True):
+        config = transformers.LlamaConfig(
+            vocab_size=101, hidden_size=48, intermediate_size=72, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, tie_word_embeddings=tied, max_position_embeddings=64,
+            rope_parameters=dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0,
+                                 high_freq_factor=4.0, original_max_position_embeddings=16))
+        folder = tmp_path / str(tied)
+        transformers.LlamaForCausalLM(config).save_pretrained(folder, max_shard_size="50KB")
+        assert (folder / "model.safetensors.index.json").exists()
+        assert_equals_transformers(ref.load_model(folder), folder)
+
+
+@pytest.mark.parametrize("change, message", [
+    (dict(model_type="mistral"), "model_type"), (dict(attention_bias=True), "attention_bias"),
+    (dict(hidden_act="gelu"), "hidden_act"), (dict(rope_scaling=dict(rope_type="yarn", factor=4.0)), "rope"),
+    (dict(rope_theta=123.0), "rope_theta"), (dict(num_key_value_heads=3), "num_key_value_heads"),
+    (dict(hidden_size=None), "hidden_size")])
+def test_what_would_be_computed_wrongly_is_refused_by_name(tmp_path, capsys, change, message):
+    ref.save_model(random_model(small()), tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(SystemExit) as e:
+        ref.load_model(tmp_path)
+    assert e.value.code == 1 and message in capsys.readouterr().err
+
+
+def test_tied_folder_with_another_head_is_refused(tmp_path, capsys):
+    model = random_model(small(tie_word_embeddings=True))
+    ref.save_model(model, tmp_path)
+    path = str(tmp_path / "model.safetensors")
+    tensors = load_file(path)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, path)
+    ref.load_model(tmp_path)
+    tensors["lm_head.weight"][0, 0] += 1
+    save_file(tensors, path)
+    with pytest.raises(SystemExit):
+        ref.load_model(tmp_path)
+    assert "lm_head.weight" in capsys.readouterr().err
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# shared with C
+
+C_PROGRAM = r"""
+#include "llmc/config.h"
+#include "llmc/rand.h"
+#include "llmc/scheduler.h"
+int main(void) {
+    const uint64_t seed = 0x123456789abcdef0u;
+    static float x[100001];
+    for (uint32_t tensor = 0; tensor < 3; tensor++) {
+        rand_normal(x, 100001, 0.02, seed, tensor);
+        fwrite(x, sizeof *x, 100001, stdout);
+    }
+    for (uint64_t i = 0; i < 1000; i++) {
+        uint64_t j = philox_below(seed, RAND_SHUFFLE_ROWS, 5, (uint64_t)3 << 32 | i, i + 1);
+        fwrite(&j, sizeof j, 1, stdout);
+    }
+    for (int schedule = SCHEDULE_COSINE; schedule <= SCHEDULE_WSD; schedule++) {
+        for (int step = 0; step < 60; step++) {
+            double lr = learning_rate((Schedule)schedule, step, 57, 7, 3e-4, 0.1);
+            fwrite(&lr, sizeof lr, 1, stdout);
+        }
+    }
+    for (int depth = 1; depth <= 40; depth++) {
+        char name[8];
+        ModelConfig c;
+        snprintf(name, sizeof name, "d%d", depth);
+        config_preset(&c, name, 1000);
+        int64_t shape[5] = {c.hidden_size, c.intermediate_size, c.num_layers, c.num_heads, c.num_kv_heads};
+        fwrite(shape, sizeof shape, 1, stdout);
+    }
+    return 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def from_c(tmp_path_factory):
+    if not shutil.which("cc"):
+        pytest.skip("no C compiler")
+    folder = tmp_path_factory.mktemp("c")
+    (folder / "shared.c").write_text(C_PROGRAM)
+    subprocess.run(["cc", "-std=c11", "-O2", "-w", "-I", ROOT, "-o", folder / "shared", folder / "shared.c", "-lm"], check=True)
+    return subprocess.run([folder / "shared"], check=True, stdout=subprocess.PIPE).stdout
+
+
+def test_random_weights_are_those_of_c(from_c):
+    theirs = np.frombuffer(from_c, dtype=np.float32, count=3 * 100001).reshape(3, -1)
+    for tensor in range(3):
+        mine = torch.empty(100001)
+        ref.rand_normal_(mine, 0.02, 0x123456789ABCDEF0, tensor)
+        assert np.array_equal(mine.numpy(), theirs[tensor])
+    assert abs(mine.mean()) < 3e-4 and abs(mine.std() - 0.02) < 2e-4
+
+
+def test_chunks_of_the_generator_meet(monkeypatch):
+    big = torch.empty((1 << 22) + 11)
+    ref.rand_normal_(big, 1.0, 5, 2)
+    index = torch.tensor([(1 << 21) + 5])
+    w = ref.philox(5, ref.RAND_INIT, 2, index)
+    radius = math.sqrt(-2 * math.log(1 - ref.philox_double(w[0], w[1]).item()))
+    assert big[-1] == np.float32(radius * math.cos(2 * math.pi * ref.philox_double(w[2], w[3]).item()))
+
+
+def test_shuffles_are_those_of_c(from_c):
+    partner = np.frombuffer(from_c, dtype=np.uint64, offset=12 * 100001, count=1000)
+    order = list(range(1000))
+    for i in range(999, 0, -1):
+        j = int(partner[i])
+        order[i], order[j] = order[j], order[i]
+    mine = ref.permutation(1000, 0x123456789ABCDEF0, ref.RAND_SHUFFLE_ROWS, 5, 3 << 32)
+    assert mine == order and mine != sorted(mine)
+
+
+def test_learning_rates_are_those_of_c(from_c):
+    theirs = np.frombuffer(from_c, dtype=np.float64, offset=12 * 100001 + 8000, count=240).reshape(4, 60)
+    for name, rates in zip(("cosine", "linear", "constant", "wsd"), theirs):
+        a = ref.parse_arguments(["--schedule", name, "--steps", "57", "--warmup", "7", "--lr", "3e-4"])
+        assert np.allclose([ref.learning_rate(a, step) for step in range(60)], rates, rtol=1e-14)
+
+
+def test_presets_are_those_of_c(from_c):
+    theirs = np.frombuffer(from_c, dtype=np.int64, offset=12 * 100001 + 8000 + 1920, count=200).reshape(40, 5)
+    for depth, shape in enumerate(theirs.tolist(), 1):
+        c = ref.preset(f"d{depth}", 1000)
+        assert shape == [c.hidden_size, c.intermediate_size, c.num_hidden_layers, c.num_attention_heads, c.num_key_value_heads]
+
+
+def test_tensors_are_numbered_as_in_the_parameter_table():
+    names = [name for name, _ in ref.hf_tensors(random_model(small()))]
+    block = ["input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+             "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
+    wanted = ["model.embed_tokens"] + [f"model.layers.{i}.{b}" for i in range(2) for b in block] + ["model.norm", "lm_head"]
+    assert names == [name + ".weight" for name in wanted]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# pairs
+
+
+@pytest.fixture(params=list(ref.PAIRS))
+def pair(request):
+    folder = os.path.join(PAIRS, request.param)
+    return folder, ref.load_model(folder), load_file(folder + ".state.safetensors")
+
+
+def test_committed_pairs_are_what_this_script_writes(tmp_path, pair):
+    folder, model, state = pair
+    name = os.path.basename(folder)
+    index, spec = list(ref.PAIRS).index(name), ref.PAIRS[name]
+    path = str(tmp_path / "state.safetensors")
+    ref.write_state(model, path, spec["batch"], spec["seq"], 10, seed=200 + index, lr=3e-3)
+    again = load_file(path)
+    assert set(again) == set(state)
+    for key in state:
+        assert (again[key].double() - state[key].double()).abs().max() <= 1e-5 * max(1.0, state[key].abs().max()), key
+    fresh = ref.make_model(ref.Config(**spec["config"]))
+    ref.init_telling(fresh, 100 + index, spec["embedding_std"])
+    for (key, a), (_, b) in zip(ref.hf_tensors(fresh), ref.hf_tensors(model)):
+        assert (a - b).abs().max() <= 1e-7, key
+
+
+def test_committed_pairs_equal_transformers(pair):
+    assert_equals_transformers(pair[1], pair[0], T=pair[2]["x"].shape[1])
+
+
+def test_committed_pairs_show_small_faults(pair):
+    """Each fault of a model must move some logit far beyond the tolerance of 1e-4, or the pairs could not find it."""
+    _, model, state = pair
+    c, T = model.c, state["x"].shape[1]
+    assert c.rope_type == "llama3" and c.original_max_position_embeddings < T
+
+    def shift(change, **config):
+        m = copy.deepcopy(model)
+        m.c = ref.replace(c, **config)
+        for b in m.blocks:
+            b.eps = m.c.rms_norm_eps
+        change(m)
+        with torch.no_grad():
+            return (m.set_context(T, "cpu").logits(state["x"].long()) - state["logits"]).abs().max().item()
+
+    def swap_gate_up(m):
+        w = m.blocks[1].gate_up.weight.data
+        w.copy_(torch.cat(w.chunk(2)[::-1]))
+
+    def forget_a_gain(m):
+        m.blocks[1].post_norm.data.fill_(1.0)
+
+    def nothing(m):
+        pass
+    assert shift(nothing) <= 1e-5
+    faults = dict(eps=shift(nothing, rms_norm_eps=c.rms_norm_eps * 1.5), factor=shift(nothing, factor=40.0 - c.factor),
+                  original=shift(nothing, original_max_position_embeddings=8192), rope=shift(nothing, rope_type="default"),
+                  low=shift(nothing, low_freq_factor=c.low_freq_factor * 1.1),
+                  high=shift(nothing, high_freq_factor=c.high_freq_factor * 1.1), theta=shift(nothing, rope_theta=c.rope_theta * 1.1),
+                  swap=shift(swap_gate_up), gain=shift(forget_a_gain))
+    assert min(faults.values()) > 1e-3, faults
+
+
+def test_pairs_are_small():
+    size = sum(os.path.getsize(os.path.join(d, f)) for d, _, files in os.walk(PAIRS) for f in files)
+    assert size <= 1 << 20
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# training
+
+
+def write_tokens(path, tokens, vocab, wide=False):
+    head = np.zeros(256, dtype="<i4")
+    head[:4] = (20240801, 7, len(tokens), vocab) if wide else (20240520, 1, len(tokens), vocab)
+    path.write_bytes(head.tobytes() + np.asarray(tokens, dtype="<u4" if wide else "<u2").tobytes())
+
+
+def run(folder, *flags):
+    command = [sys.executable, os.path.join(ROOT, "train_llama3.py"), "--batch", "2", "--seq", "16", "--sample-tokens", "4",
+               "--device", "cpu", "--threads", "1", "--warmup", "2", "--lr", "3e-3", *map(str, flags)]
+    return subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def losses(folder):
+    events = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [e["loss"] for e in events if e["event"] == "step"]
+
+
+@pytest.fixture
+def tokens(tmp_path):
+    for i in range(2):
+        write_tokens(tmp_path / f"t{i}.bin", (np.arange(600 + 100 * i) * (i + 3) % 97), 97, wide=i == 0)
+    return tmp_path
+
+
+def test_rows_come_once_an_epoch_and_in_another_order_each(tokens):
+    write_tokens(tokens / "t0.bin", np.arange(600), 97)
+    write_tokens(tokens / "t1.bin", np.arange(700), 97)
+    loader = ref.DataLoader(str(tokens / "t*.bin"), 1, 16, seed=9, shuffle=True)
+    assert loader.rows_per_epoch == 37 + 43
+    epochs = []
+    for _ in range(2):
+        rows = [loader.locate(loader.row + i) for i in range(80)]
+        assert sorted((f.path, i) for f, i in rows) == sorted((f.path, i) for f in loader.files for i in range(f.rows))
+        epochs.append([i for _, i in rows])
+        loader.row += 80
+    assert epochs[0] != epochs[1] and epochs[0] != sorted(epochs[0])
+    loader.row = 0
+    x, y = loader.next(torch.device("cpu"), 97 * 8)
+    f, i = loader.locate(0)
+    assert x[0].tolist() == f.tokens[i * 16:i * 16 + 16].tolist() and y[0].tolist() == f.tokens[i * 16 + 1:i * 16 + 17].tolist()
+
+
+def test_training_resumes_bitwise_and_writes_a_folder_that_opens(tokens):
+    flags = ["--model", "d1", "--train", "t*.bin", "--val", "t1.bin", "--steps", 40, "--total-batch", 64]
+    first = run(tokens, *flags, "--out", "a")
+    assert first.returncode == 0, first.stdout
+    assert run(tokens, *flags, "--out", "b", "--stop_after=17").returncode == 0
+    second = run(tokens, *flags, "--out", "b", "--resume")
+    assert second.returncode == 0, second.stdout
+    a, b = losses(tokens / "a"), losses(tokens / "b")
+    assert a == b and len(a) == 40 and a[-1] < a[0] - 0.3
+    final = tokens / "a" / "step_00000040"
+    assert (final / "model.safetensors").read_bytes() == (tokens / "b" / "step_00000040" / "model.safetensors").read_bytes()
+    assert_equals_transformers(ref.load_model(final), final)
+
+
+def test_accumulated_micro_batches_equal_one_batch(tokens):
+    flags = ["--model", "d1", "--train", "t*.bin", "--steps", 5, "--total-batch", 64]
+    for out, batch in (("a", 2), ("b", 4)):
+        r = run(tokens, *flags, "--out", out, "--batch", batch)
+        assert r.returncode == 0, r.stdout
+    assert np.allclose(losses(tokens / "a"), losses(tokens / "b"), atol=2e-5)
+
+
+@pytest.mark.parametrize("flags, code, message", [
+    (["--train", "none*.bin"], 1, "none*.bin"), (["--train", "t0.bin", "--model", "nothing"], 2, "nothing"),
+    (["--train", "t0.bin", "--seq", 1000], 1, "1001"), (["--train", "t0.bin", "--total-batch", 33], 2, "33"),
+    (["--nonsense"], 2, "nonsense"), (["--train", "cut.bin"], 1, "cut.bin"), (["--train", "text.bin"], 1, "text.bin")])
+def test_wrong_input_is_one_line(tokens, flags, code, message):
+    (tokens / "cut.bin").write_bytes((tokens / "t0.bin").read_bytes()[:-100])
+    (tokens / "text.bin").write_text("once upon a time")
+    r = run(tokens, *flags)
+    assert r.returncode == code and message in r.stdout and "Traceback" not in r.stdout
+
+
+def test_small_models_with_any_shape_can_be_written(tmp_path):
+    model, state = str(tmp_path / "m"), str(tmp_path / "m.safetensors")
+    r = run(tmp_path, "--write-model", model, "--config", "hidden_size=24", "head_dim=6", "num_attention_heads=4",
+            "num_key_value_heads=2", "vocab_size=33", "intermediate_size=40", "tie_word_embeddings=true", "--write-state", state,
+            "--steps", 2, "--seq", 9)
+    assert r.returncode == 0, r.stdout
+    s = load_file(state)
+    assert s["logits"].shape == (2, 9, 33) and s["losses"].shape == (2,) and s["x"].dtype == torch.int32
+    assert s["losses"][0] == s["loss"] and "grad.lm_head.weight" not in s
+    assert torch.equal(s["x"][:, 1:], s["y"][:, :-1])
+
+
+def test_plot_draws_several_runs_and_names_a_broken_log(tmp_path):
+    pytest.importorskip("matplotlib")
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        step = dict(event="step", loss=3.0, gnorm=1.0, lr=1e-3, ms=10.0, tok_s=5e4)
+        lines = [dict(event="config")] + [dict(step, step=i) for i in range(1, 9)] + [dict(event="val", step=8, loss=2.9)]
+        (tmp_path / name / "log.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"event":"st')
+    command = [sys.executable, os.path.join(ROOT, "dev", "plot.py"), "first", "second/log.jsonl", "--smooth", "3", "-o", "a.png"]
+    assert subprocess.run(command, cwd=tmp_path).returncode == 0
+    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+    (tmp_path / "first" / "log.jsonl").write_text("nonsense\n")
+    r = subprocess.run(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert r.returncode == 1 and "log.jsonl:1" in r.stderr and "Traceback" not in r.stderr
