@@ -1,0 +1,806 @@
+/* test_runtime.c -- what surrounds a run: schedules, sampling against a naive sampler, the outlier window, FLOPs and
+ * peaks, the log and its cut-back, plan and memory advice, signals, generation and chat over a scripted model. */
+#include "../../llmc/run.h"
+#include "../../llmc/logger.h"
+#include "../../llmc/outlier.h"
+#include "../../llmc/scheduler.h"
+#include "test.h"
+#include <sys/wait.h>
+
+static bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fmax(1.0, fabs(b)); }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// scheduler
+
+static void schedules_have_their_values_at_the_edges(void) {
+    const double lr = 2.0, f = 0.1;
+    for (int s = SCHEDULE_COSINE; s <= SCHEDULE_WSD; s++) {
+        CHECK(near(learning_rate((Schedule)s, 0, 100, 10, lr, f), 0.2), "the first step of the warm-up is not 0");
+        CHECK(near(learning_rate((Schedule)s, 9, 100, 10, lr, f), 2.0), "the warm-up ends at lr");
+        CHECK(near(learning_rate((Schedule)s, 10, 100, 10, lr, f), 2.0), "and goes on from there");
+        CHECK(near(learning_rate((Schedule)s, 0, 100, 0, lr, f), 2.0), "no warm-up");
+        double last = s == SCHEDULE_CONSTANT ? lr : lr * f;
+        CHECK(near(learning_rate((Schedule)s, 100, 100, 10, lr, f), last), "schedule %d ends at %g", s,
+              learning_rate((Schedule)s, 100, 100, 10, lr, f));
+        CHECK(near(learning_rate((Schedule)s, 5000, 100, 10, lr, f), last), "and stays there");
+        CHECK(isfinite(learning_rate((Schedule)s, 0, 0, 0, lr, f)) && isfinite(learning_rate((Schedule)s, 0, 1, 1, lr, f)),
+              "tiny");
+        CHECK(near(learning_rate((Schedule)s, 49, 100, 100, lr, f), 1.0), "all warm-up");
+    }
+    CHECK(near(learning_rate(SCHEDULE_COSINE, 55, 100, 10, lr, f), lr * 0.55), "cosine is half way in the middle");
+    CHECK(near(learning_rate(SCHEDULE_LINEAR, 55, 100, 10, lr, f), lr * 0.55), "linear, too");
+    CHECK(near(learning_rate(SCHEDULE_COSINE, 25, 100, 0, lr, 0.0), lr * (0.5 + 0.25 * sqrt(2.0))), "cosine at a quarter");
+    CHECK(near(learning_rate(SCHEDULE_WSD, 80, 100, 10, lr, f), lr), "wsd is constant for four fifths of all steps");
+    CHECK(near(learning_rate(SCHEDULE_WSD, 85, 100, 10, lr, f), lr * (f + 0.9 * 0.5)), "and falls with the root of progress");
+    CHECK(learning_rate(SCHEDULE_WSD, 81, 100, 10, lr, f) < lr, "from the step after");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// sampler
+
+/* The same draw by sorting everything; `margin` tells how near a top-p border was to another answer. */
+static int naive_sample(const float* logits, int V, double temperature, int top_k, double top_p, double u, double* margin) {
+    int* order = (int*)xmalloc((size_t)V * sizeof(int));
+    double* w = (double*)xcalloc((size_t)V, sizeof(double));
+    bool* kept = (bool*)xcalloc((size_t)V, sizeof(bool));
+    int n = 0, best = -1;
+    for (int i = 0; i < V; i++) {
+        if (isnan(logits[i])) { continue; }
+        if (best < 0 || logits[i] > logits[best]) { best = i; }
+        int at = n++;
+        for (; at > 0 && logits[order[at - 1]] < logits[i]; at--) { order[at] = order[at - 1]; }
+        order[at] = i;
+    }
+    *margin = 1.0;
+    if (best >= 0 && temperature > 0) {
+        double total = 0, sum = 0;
+        for (int i = 0; i < n; i++) { w[order[i]] = exp(((double)logits[order[i]] - logits[best]) / temperature); }
+        if (top_k > 0 && top_k < n) { n = top_k; }
+        for (int i = 0; i < n; i++) { total += w[order[i]]; }
+        for (int i = 0; i < n; i++) {
+            kept[order[i]] = true;
+            sum += w[order[i]];
+            if (top_p < 1) { *margin = fmin(*margin, fabs(sum / total - top_p)); }
+            if (top_p < 1 && sum >= top_p * total) { break; }
+        }
+        double kept_sum = 0;
+        for (int i = 0; i < V; i++) { kept_sum += kept[i] ? w[i] : 0; }
+        sum = 0;
+        for (int i = 0; i < V; i++) {
+            if (!kept[i] || w[i] <= 0) { continue; }
+            best = i;
+            sum += w[i];
+            if (sum > u * kept_sum) { break; }
+        }
+    }
+    free(order);
+    free(w);
+    free(kept);
+    return best;
+}
+
+static void sampling_equals_a_naive_sampler(void) {
+    enum { V_MAX = 600 };
+    float logits[V_MAX];
+    int compared = 0;
+    for (uint32_t trial = 0; trial < 3000; trial++) {
+        Philox r = philox(7, RAND_SAMPLE, 1000, trial);
+        const int V = 1 + (int)(r.v[0] % V_MAX);
+        const int levels = r.v[1] % 3 == 0 ? 4 : 1 << 20;  // few levels: many ties
+        for (int i = 0; i < V; i++) {
+            Philox q = philox(8, RAND_SAMPLE, trial, (uint64_t)i);
+            logits[i] = (float)(q.v[0] % (uint32_t)levels) / (float)levels * 12.0f - 6.0f;
+            if (q.v[1] % 97 == 0) { logits[i] = q.v[2] % 2 ? NAN : -INFINITY; }
+        }
+        static const double temperatures[] = {0.0, 0.3, 1.0, 2.5}, top_ps[] = {1.0, 0.9137, 0.4999, 0.0123};
+        const double temperature = temperatures[r.v[2] % 4], top_p = top_ps[r.v[2] / 4 % 4];
+        const int top_k = r.v[3] % 3 == 0 ? 0 : (int)(r.v[3] / 3 % (uint32_t)(V + 3));
+        Sampler s;
+        sampler_init(&s, V, temperature, top_k, top_p, 99);
+        for (uint64_t index = 0; index < 5; index++) {
+            double margin, u = philox_double(philox(99, RAND_SAMPLE, trial, index), 0, 1);
+            int want = naive_sample(logits, V, temperature, top_k, top_p, u, &margin);
+            int got = sampler_next(&s, logits, trial, index);
+            if (margin < 1e-9) { continue; }  // the order of a sum may decide
+            compared++;
+            CHECK(got == want, "trial %u: V %d temperature %g top-k %d top-p %g: %d, wanted %d", trial, V, temperature, top_k,
+                  top_p, got, want);
+        }
+        sampler_free(&s);
+    }
+    CHECK(compared > 14000, "only %d were compared", compared);
+}
+
+static void samples_follow_the_softmax(void) {
+    enum { V = 10, DRAWS = 100000 };
+    float logits[V];
+    double p[V], sum = 0, chi2 = 0;
+    int counts[V] = {0};
+    for (int i = 0; i < V; i++) {
+        logits[i] = (float)(i % 4) * 0.7f;
+        p[i] = exp(logits[i] / 1.3);
+        sum += p[i];
+    }
+    Sampler s;
+    sampler_init(&s, V, 1.3, 0, 1.0, 12345);
+    for (int k = 0; k < DRAWS; k++) { counts[sampler_next(&s, logits, 3, (uint64_t)k)]++; }
+    for (int i = 0; i < V; i++) {
+        double want = DRAWS * p[i] / sum;
+        chi2 += (counts[i] - want) * (counts[i] - want) / want;
+    }
+    CHECK(chi2 < 27.9, "chi-square of 9 degrees of freedom is %.1f", chi2);  // 0.1 %
+    sampler_free(&s);
+}
+
+static void sampling_survives_odd_logits(void) {
+    const float all_nan[3] = {NAN, NAN, NAN}, some[5] = {NAN, 1, 3, 3, -INFINITY}, inf[3] = {1, INFINITY, INFINITY};
+    Sampler s;
+    sampler_init(&s, 3, 0.7, 0, 0.9, 1);
+    CHECK(sampler_next(&s, all_nan, 0, 0) == -1, "all NaN");
+    CHECK(sampler_next(&s, inf, 0, 0) == 1, "+inf is certain");
+    s.temperature = 0;
+    CHECK(sampler_next(&s, all_nan, 0, 0) == -1, "all NaN, greedy");
+    sampler_free(&s);
+    sampler_init(&s, 5, 0, 0, 1, 1);
+    CHECK(sampler_next(&s, some, 0, 0) == 2, "the lower id of a tie");
+    static const double temperatures[] = {1e-300, 1e-10, 100.0};
+    for (int t = 0; t < 3; t++) {
+        s.temperature = temperatures[t];
+        for (uint64_t k = 0; k < 200; k++) {
+            int id = sampler_next(&s, some, 0, k);
+            CHECK(id == 2 || id == 3 || (t == 2 && id == 1), "id %d at temperature %g", id, s.temperature);
+        }
+    }
+    s.temperature = 1;
+    s.top_k = 1;
+    CHECK(sampler_next(&s, some, 0, 5) == 2, "top-k 1 is greedy");
+    s.top_k = 0;
+    s.top_p = 1e-12;
+    CHECK(sampler_next(&s, some, 0, 5) == 2, "a tiny top-p is greedy");
+    sampler_free(&s);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// outlier, mfu
+
+static void the_outlier_window_scores_against_the_last_128(void) {
+    Outlier o;
+    outlier_reset(&o);
+    for (int i = 0; i < OUTLIER_WINDOW; i++) {
+        CHECK(isnan(outlier_update(&o, i % 2 ? 1.0 : 3.0)), "no score before it is full");
+    }
+    Outlier copy = o;
+    CHECK(near(outlier_update(&o, 4.0), 2.0), "mean 2, deviation 1");
+    CHECK(near(outlier_update(&copy, -1.0), -3.0), "a copy scores on its own");
+    CHECK(outlier_update(&o, NAN) == INFINITY && outlier_update(&o, INFINITY) == INFINITY, "no number is far out");
+    Outlier before = o;
+    outlier_update(&o, NAN);
+    CHECK(memcmp(&before, &o, sizeof o) == 0, "and stays out of the window");
+    // the window moves: after 128 values of 5 the old ones are forgotten
+    for (int i = 0; i < OUTLIER_WINDOW; i++) { outlier_update(&o, 5.0); }
+    CHECK(outlier_update(&o, 5.0) == 0.0, "equal values");
+    CHECK(outlier_update(&o, 5.5) == INFINITY, "any change after none is infinitely far");
+    CHECK(
+        !outlier_skip(NAN, 3) && !outlier_skip(9, 0) && outlier_skip(9, 3) && !outlier_skip(-9, 3) && outlier_skip(INFINITY, 3),
+        "skip");
+}
+
+static void flops_and_peaks_are_those_of_the_formula_and_the_data_sheets(void) {
+    ModelConfig c;
+    CHECK(config_preset(&c, "d12", 32768), "preset");
+    ParamTable t = param_table(&c);
+    const double blocks = 12.0 * (768.0 * 768 * 2 + 2.0 * 768 * 256 + 3.0 * 768 * 2048);
+    CHECK(near(flops_per_token(&c, &t, 1024), 6 * (blocks + 32768.0 * 768) + 6.0 * 12 * 768 * 1024), "%g",
+          flops_per_token(&c, &t, 1024));
+    param_table_free(&t);
+    static const struct {
+        const char* name;
+        PeakKind kind;
+        double tflops;
+    } cases[] = {{"NVIDIA H200", PEAK_BF16, 989.4},
+                 {"NVIDIA H100 80GB HBM3", PEAK_TF32, 494.7},
+                 {"NVIDIA H100 PCIe", PEAK_BF16, 756.5},
+                 {"NVIDIA H100 NVL", PEAK_BF16, 835.5},
+                 {"NVIDIA A100-SXM4-80GB", PEAK_BF16, 312},
+                 {"NVIDIA A100-PCIE-40GB", PEAK_FP32, 19.5},
+                 {"NVIDIA A10G", PEAK_FP16, 70},
+                 {"NVIDIA A10", PEAK_FP16, 125},
+                 {"Tesla T4", PEAK_FP16, 65},
+                 {"Tesla T4", PEAK_BF16, 0},
+                 {"Tesla V100-SXM2-16GB", PEAK_FP16, 125},
+                 {"Tesla V100-PCIE-16GB", PEAK_FP16, 112},
+                 {"NVIDIA L4", PEAK_BF16, 121},
+                 {"NVIDIA L40S", PEAK_BF16, 362},
+                 {"NVIDIA GeForce RTX 4090", PEAK_BF16, 165.2},
+                 {"NVIDIA GeForce RTX 4090 Laptop GPU", PEAK_BF16, 0},
+                 {"NVIDIA GeForce RTX 3080 Ti", PEAK_BF16, 68.2},
+                 {"NVIDIA A100-SXM4-40GB MIG 1g.5gb", PEAK_BF16, 0},
+                 {"NVIDIA X999", PEAK_BF16, 0},
+                 {"", PEAK_BF16, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        CHECK(near(gpu_peak_flops(cases[i].name, cases[i].kind), cases[i].tflops * 1e12), "%s: %g", cases[i].name,
+              gpu_peak_flops(cases[i].name, cases[i].kind));
+    }
+    char text[32];
+    CHECK(strcmp(mfu_text(4e14, 1e15, text, sizeof text), "40.0%") == 0, "%s", text);
+    CHECK(strcmp(mfu_text(6.6e10, 0, text, sizeof text), "66G") == 0, "%s", text);
+    CHECK(strcmp(mfu_text(1.25e12, 0, text, sizeof text), "1.25T") == 0, "%s", text);
+    CHECK(strcmp(mfu_text(0, 0, text, sizeof text), "-") == 0 && strcmp(mfu_text(NAN, 0, text, sizeof text), "-") == 0, "%s",
+          text);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// log
+
+static char* log_text_of(const char* path) {
+    Error e;
+    size_t size = 0;
+    e.msg[0] = 0;
+    char* text = read_file(path, &size, 1 << 20, &e);
+    return text ? text : xstrdup("");
+}
+
+static void put_text(const char* path, const char* mode, const char* text, size_t len) {
+    FILE* f = fopen(path, mode);
+    CHECK(f && fwrite(text, 1, len, f) == len && fclose(f) == 0, "%s", path);
+}
+
+static void remove_log(const char* dir, const char* path) {
+    unlink(path);
+    rmdir(dir);
+}
+
+static void every_line_of_the_log_is_json_of_its_event(void) {
+    char dir[PATH_CAP];
+    Logger g;
+    Error e;
+    Options o;
+    ModelConfig c;
+    e.msg[0] = 0;
+    test_folder(dir);
+    options_default(&o, ON_CPU);
+    config_preset(&c, "d4", 512);
+    ParamTable t = param_table(&c);
+    char program[] = "train", flag[] = "--out=a\"b\xff";
+    char* argv[] = {program, flag};
+    CHECK(logger_open(&g, dir, -1, &e), "%s", e.msg);
+    CHECK(log_config(&g, &o, 2, argv, &c, &t, "FP32", "a machine", 123, &e), "%s", e.msg);
+    CHECK(log_step(&g, 1, 3.25, NAN, 3e-4, 41.2, 1000, NULL, &e) && log_step(&g, 2, INFINITY, 1, 0, 1, 1, "loss", &e), "%s",
+          e.msg);
+    CHECK(log_val(&g, 2, 3.5, &e) && log_sample(&g, 2, "a\nb\0c", 5, &e) && log_checkpoint(&g, 2, "out/step_00000002", &e),
+          "%s", e.msg);
+    CHECK(log_resume(&g, 2, "p", &o, 2, argv, "m", &e) && log_end(&g, 2, "done", 1.5, &e), "%s", e.msg);
+    static const char* const events[] = {"config", "step", "step", "val", "sample", "checkpoint", "resume", "end"};
+    char* text = log_text_of(g.path);
+    int lines = 0;
+    for (char* p = text; *p; lines++) {
+        size_t len = strcspn(p, "\n");
+        CHECK(p[len] == '\n', "the last line is torn");
+        char* copy = (char*)xcalloc(len + 1, 1);
+        memcpy(copy, p, len);
+        Json j;
+        bool ok = json_parse(&j, copy, len, "log", &e);
+        CHECK(ok, "%s in %.*s", e.msg, (int)len, p);
+        if (!ok) { break; }
+        const char* event = json_string(&j, json_get(&j, json_root(&j), "event"), NULL);
+        CHECK(lines < 8 && event && strcmp(event, events[lines]) == 0, "line %d is %s", lines, event ? event : "nothing");
+        if (lines == 1) {
+            double loss = 0;
+            CHECK(json_double(&j, json_root(&j), "loss", 0, 9, &loss, &e) && loss == 3.25, "%s", e.msg);
+            CHECK(!json_get(&j, json_root(&j), "gnorm") && json_get_any(&j, json_root(&j), "gnorm"), "NaN is null");
+        }
+        json_free(&j);
+        p += len + 1;
+    }
+    CHECK(lines == 8, "%d lines", lines);
+    free(text);
+    param_table_free(&t);
+    char path[PATH_CAP];
+    snprintf(path, sizeof path, "%s", g.path);
+    logger_close(&g);
+    remove_log(dir, path);
+}
+
+static void a_resumed_log_is_cut_back_to_its_step(void) {
+    static const char head[] =
+        "{\"event\":\"config\",\"steps\":9}\n{\"event\":\"step\",\"step\":1}\n{\"event\":\"val\",\"step\":1}\n{\"event\":"
+        "\"step\",\"step\":2}\n";
+    static const struct {
+        const char* tail;
+        size_t keep;  // bytes of the tail that stay
+    } cases[] = {
+        {"", 0},
+        {"{\"event\":\"step\",\"st", 0},                                                  // torn
+        {"{\"event\":\"step\",\"step\":3}\n", 0},                                         // later
+        {"{\"event\":\"step\",\"step\":3}\n{\"event\":\"step\",\"step\":4}\n{\"ev", 0},   // both
+        {"{\"event\":\"sample\",\"step\":2}\n{\"event\":\"step\",\"step\":3}\n", 28},     // of the same step
+        {"{\"event\":\"checkpoint\",\"step\":2}\n{\"event\":\"end\",\"step\":2}\n", 32},  // the end is none
+        {"not json\n{\"event\":\"step\",\"step\":3}\n", 9},                               // not ours
+        {"{\"event\":\"step\",\"step\":2}", 0},                                           // whole but for its newline
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char dir[PATH_CAP], path[PATH_CAP];
+        Logger g;
+        Error e;
+        e.msg[0] = 0;
+        test_folder(dir);
+        CHECK(path_join(path, dir, "log.jsonl", &e), "%s", e.msg);
+        put_text(path, "w", head, strlen(head));
+        put_text(path, "a", cases[i].tail, strlen(cases[i].tail));
+        CHECK(logger_open(&g, dir, 2, &e), "%s", e.msg);
+        CHECK(log_step(&g, 3, 1, 1, 1, 1, 1, NULL, &e), "%s", e.msg);
+        logger_close(&g);
+        char* text = log_text_of(path);
+        size_t len = strlen(head) + cases[i].keep;
+        CHECK(strncmp(text, head, strlen(head)) == 0 && strncmp(text + strlen(head), cases[i].tail, cases[i].keep) == 0,
+              "case %zu: %s", i, text);
+        CHECK(strncmp(text + len, "{\"event\":\"step\",\"step\":3,", 25) == 0, "case %zu: %s", i, text);
+        free(text);
+        CHECK(logger_open(&g, dir, -1, &e), "%s", e.msg);
+        logger_close(&g);
+        text = log_text_of(path);
+        CHECK(!*text, "a new run starts an empty log");
+        free(text);
+        remove_log(dir, path);
+    }
+}
+
+static void a_log_cut_anywhere_ends_in_whole_lines_again(void) {
+    char dir[PATH_CAP], path[PATH_CAP], full[2048];
+    size_t len = 0;
+    Error e;
+    e.msg[0] = 0;
+    for (int i = 1; i <= 8; i++) {
+        len += (size_t)snprintf(full + len, sizeof full - len, "{\"event\":\"step\",\"step\":%d,\"loss\":%d.5}\n", i, i);
+    }
+    test_folder(dir);
+    CHECK(path_join(path, dir, "log.jsonl", &e), "%s", e.msg);
+    for (size_t cut = 0; cut <= len; cut++) {
+        Logger g;
+        put_text(path, "w", full, cut);
+        CHECK(logger_open(&g, dir, 6, &e), "%s", e.msg);
+        logger_close(&g);
+        char* text = log_text_of(path);
+        size_t kept = strlen(text), want = 0;
+        for (size_t i = 0, line = 1; i < cut && line <= 6; i++) {
+            if (full[i] == '\n') {
+                want = i + 1;
+                line++;
+            }
+        }
+        CHECK(kept == want && memcmp(text, full, kept) == 0, "cut at %zu: %zu bytes, wanted %zu", cut, kept, want);
+        free(text);
+    }
+    remove_log(dir, path);
+}
+
+static void a_full_disk_is_an_error_and_leaves_no_torn_line(void) {
+    char dir[PATH_CAP], path[PATH_CAP];
+    Logger g;
+    Error e;
+    struct rlimit old, small;
+    e.msg[0] = 0;
+    test_folder(dir);
+    CHECK(path_join(path, dir, "log.jsonl", &e) && logger_open(&g, dir, -1, &e), "%s", e.msg);
+    fflush(stdout);
+    signal(SIGXFSZ, SIG_IGN);
+    getrlimit(RLIMIT_FSIZE, &old);
+    small = old;
+    small.rlim_cur = 1000;
+    setrlimit(RLIMIT_FSIZE, &small);
+    int written = 0;
+    while (written < 100 && log_step(&g, written + 1, 1, 1, 1, 1, 1, NULL, &e)) { written++; }
+    setrlimit(RLIMIT_FSIZE, &old);
+    signal(SIGXFSZ, SIG_DFL);
+    CHECK(written > 3 && written < 100 && strstr(e.msg, "log.jsonl: writing failed"), "%d: %s", written, e.msg);
+    logger_close(&g);
+    char* text = log_text_of(path);
+    size_t len = strlen(text);
+    CHECK(len > 0 && text[len - 1] == '\n', "torn: %s", text);
+    free(text);
+    remove_log(dir, path);
+    e.msg[0] = 0;
+    CHECK(!logger_open(&g, "/nonexistent/folder", -1, &e) && strstr(e.msg, "/nonexistent/folder/log.jsonl"), "%s", e.msg);
+    logger_none(&g);
+    CHECK(log_val(&g, 1, 1, &e) && g.text == NULL, "no log, no error");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// plan, memory, machine
+
+static void the_plan_counts_steps_and_epochs(void) {
+    Options o;
+    Plan p;
+    Error e;
+    e.msg[0] = 0;
+    options_default(&o, ON_CPU);
+    o.total_batch = 4096;
+    CHECK(plan_make(&p, &o, 2, 1000, &e), "%s", e.msg);
+    CHECK(p.accumulate == 2 && p.tokens_per_step == 4096 && p.steps == 62 && p.stop == 62, "%d %lld %lld", p.accumulate,
+          (long long)p.tokens_per_step, (long long)p.steps);
+    CHECK(near(p.epochs, 0.992), "%g", p.epochs);
+    o.stop_after = 10;
+    CHECK(plan_make(&p, &o, 2, 1000, &e) && p.stop == 10 && p.steps == 62, "stop");
+    o.stop_after = 100;
+    CHECK(plan_make(&p, &o, 2, 1000, &e) && p.stop == 62, "stop beyond the end");
+    CHECK(!plan_make(&p, &o, 3, 1000, &e) && strstr(e.msg, "--total-batch"), "%s", e.msg);
+    e.msg[0] = 0;
+    CHECK(!plan_make(&p, &o, 1, 15, &e) && strstr(e.msg, "15 rows") && strstr(e.msg, "hint"), "%s", e.msg);
+    e.msg[0] = 0;
+    o.steps = 0;
+    CHECK(plan_make(&p, &o, 1, 1, &e) && p.steps == 0, "no steps is a plan: %s", e.msg);
+}
+
+static void minutes_become_a_round_number_of_steps(void) {
+    CHECK(steps_for_minutes(5, 60, 0.5) == 430, "%lld", (long long)steps_for_minutes(5, 60, 0.5));
+    CHECK(steps_for_minutes(5, 400, 0.5) == 10, "out of time");
+    CHECK(steps_for_minutes(1e6, 0, 0) == 2000000000, "%lld", (long long)steps_for_minutes(1e6, 0, 0));
+    CHECK(steps_for_minutes(1, 0, NAN) >= 10, "no time");
+}
+
+/* A run of 100 MiB + 1 MiB a row of 256 tokens, less with recomputation and smaller moments. */
+static uint64_t pretend_need(void* ctx, const Options* o) {
+    const uint64_t mib = 1 << 20, fixed = *(uint64_t*)ctx;
+    uint64_t row = (uint64_t)o->seq * mib / 256;
+    if (o->trainer == ON_GPU) { row = row * (uint64_t)(4 - o->recompute) / 4; }
+    return (o->moments == MOMENTS_BF16 ? fixed / 2 : fixed) + row * (uint64_t)o->batch;
+}
+
+static void what_does_not_fit_is_refused_with_flags_that_fit(void) {
+    static const struct {
+        OptionScope trainer;
+        int have;  // MiB
+        const char* hint;
+    } cases[] = {
+        {ON_CPU, 108, NULL},
+        {ON_CPU, 107, "--batch 4 --total-batch 2048"},
+        {ON_CPU, 101, "--batch 1 --total-batch 2048"},
+        {ON_GPU, 107, "--recompute norm+swiglu"},
+        {ON_GPU, 103, "--recompute block"},
+        {ON_GPU, 101, "--recompute block --batch 4 --total-batch 2048"},
+        {ON_GPU, 58, "--moments bf16"},
+        {ON_CPU, 99, "too large"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Options o;
+        MemoryTable m;
+        Error e;
+        uint64_t fixed = (uint64_t)100 << 20;
+        e.msg[0] = 0;
+        options_default(&o, cases[i].trainer);
+        o.batch = 8;
+        memset(&m, 0, sizeof m);
+        memory_add(&m, "everything", pretend_need(&fixed, &o));
+        bool fits = memory_check(&m, (uint64_t)cases[i].have << 20, "memory", &o, 1, pretend_need, &fixed, &e);
+        CHECK(fits == !cases[i].hint, "case %zu: %s", i, e.msg);
+        CHECK(!cases[i].hint || strstr(e.msg, cases[i].hint), "case %zu: %s", i, e.msg);
+        CHECK(memory_check(&m, 0, "memory", &o, 1, pretend_need, &fixed, &e), "an unknown size refuses nothing");
+    }
+}
+
+static void numbers_read_well(void) {
+    char t[64];
+    CHECK(strcmp(text_count(0, t, sizeof t), "0") == 0 && strcmp(text_count(999, t, sizeof t), "999") == 0, "%s", t);
+    CHECK(strcmp(text_count(1234567, t, sizeof t), "1,234,567") == 0, "%s", t);
+    CHECK(strcmp(text_count(UINT64_MAX, t, sizeof t), "18,446,744,073,709,551,615") == 0, "%s", t);
+    CHECK(strcmp(text_clock(7.4, t, sizeof t), "0:07") == 0, "%s", t);
+    CHECK(strcmp(text_clock(775, t, sizeof t), "12:55") == 0, "%s", t);
+    CHECK(strcmp(text_clock(3600 * 30 + 61, t, sizeof t), "30:01:01") == 0, "%s", t);
+    CHECK(strcmp(text_clock(NAN, t, sizeof t), "-") == 0 && strcmp(text_clock(-1, t, sizeof t), "-") == 0, "%s", t);
+    CHECK(strcmp(text_bytes(1536 << 10, t, sizeof t), "1.5 MiB") == 0, "%s", t);
+    CHECK(host_memory_available() > 1 << 20 && host_memory_peak() > 1 << 16, "this machine has memory");
+}
+
+static void the_columns_of_the_step_line_stand_below_their_names(void) {
+    char text[4096];
+    FILE* f = fmemopen(text, sizeof text, "w");
+    StepLines s;
+    Plan p;
+    memset(&p, 0, sizeof p);
+    p.steps = p.stop = 2000;
+    p.tokens_per_step = 1024;
+    step_lines_init(&s, &p, 0, 1e9, 0);
+    double tok_s = step_line(f, &s, 1, 2000, 7.6241, 2.5, 3e-4, 512.0, (uint64_t)1 << 30, NULL);
+    CHECK(near(tok_s, 2000), "%g", tok_s);
+    for (int i = 2; i <= 41; i++) { step_line(f, &s, i, 2000, NAN, 123456.0, 3e-4, 512.0, (uint64_t)1 << 30, NULL); }
+    fclose(f);
+    size_t header = strcspn(text, "\n");
+    static const char* const names[] = {"step", "loss", "gnorm", "lr", "ms", "tok/s", "MFU", "mem", "eta"};
+    const char *line = text + header + 1, *name = text;
+    for (int i = 0; i < 9; i++) {
+        name = strstr(name, names[i]);
+        CHECK(name != NULL, "no column %s", names[i]);
+        if (!name) { break; }
+        size_t end = (size_t)(name - text) + strlen(names[i]);
+        CHECK(line[end - 1] != ' ' && (line[end] == ' ' || line[end] == '\n'), "%s does not end where its numbers do:\n%s",
+              names[i], text);
+    }
+    CHECK(strncmp(line, "   1/2000    7.6241    2.500  3.00e-04    512.0     2,000     2T   1.00G    17:03\n", 82) == 0, "%s",
+          line);
+    int headers = 0;
+    for (const char* q = text; (q = strstr(q, "step")) != NULL; q++) { headers++; }
+    CHECK(headers == 2, "%d headers in 41 lines", headers);
+}
+
+static void the_first_signal_asks_and_the_second_ends_at_once(void) {
+    for (int signals = 1; signals <= 2; signals++) {
+        fflush(stdout);
+        pid_t child = fork();
+        if (child == 0) {
+            run_catch_signals();
+            if (run_stop_requested()) { _exit(1); }
+            raise(signals == 1 ? SIGTERM : SIGINT);
+            if (!run_stop_requested()) { _exit(2); }
+            if (signals == 2) { raise(SIGINT); }
+            _exit(0);
+        }
+        int status = 0;
+        waitpid(child, &status, 0);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == (signals == 1 ? 0 : 130), "status %d", status);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// generation
+
+/* A model that remembers what it was fed and answers with a script: script[n] is its n-th choice. */
+typedef struct {
+    int V;
+    float* logits;
+    const int* script;
+    int script_len, step;
+    int fed[512], num_fed;  // tokens by position
+    bool wrong;             // a position that does not follow
+} Scripted;
+
+static const float* scripted_next(void* model, const int32_t* tokens, int count, int pos, Error* e) {
+    Scripted* s = (Scripted*)model;
+    (void)e;
+    if (pos > s->num_fed || pos + count > 512) {
+        s->wrong = true;
+        return s->logits;
+    }
+    for (int i = 0; i < count; i++) { s->fed[pos + i] = tokens[i]; }
+    s->num_fed = pos + count;
+    int choice = s->step < s->script_len ? s->script[s->step] : 'z';
+    s->step++;
+    for (int i = 0; i < s->V; i++) { s->logits[i] = choice == -2 ? NAN : i == choice ? 5.0f : 0.0f; }
+    return s->logits;
+}
+
+typedef struct {
+    Tokenizer tokenizer;
+    ModelConfig config;
+    Sampler sampler;
+    Scripted model;
+    Generator g;
+    char* out;
+    size_t out_size;
+    FILE* stream;
+} Bench;
+
+/* A greedy generator over a scripted model; `tokenizer_json` NULL: the byte tokenizer. */
+static void bench_open(Bench* b, const char* tokenizer_json, bool with_tokenizer, const int* script, int script_len,
+                       int context) {
+    Error e;
+    e.msg[0] = 0;
+    memset(b, 0, sizeof *b);
+    if (tokenizer_json) {
+        CHECK(tokenizer_parse(&b->tokenizer, tokenizer_json, strlen(tokenizer_json), "tokenizer.json", &e), "%s", e.msg);
+    } else {
+        tokenizer_bytes(&b->tokenizer);
+    }
+    config_preset(&b->config, "d1", b->tokenizer.vocab_size + 3);  // padded, as some models are
+    b->model.V = b->config.vocab_size;
+    b->model.logits = (float*)xmalloc((size_t)b->model.V * sizeof(float));
+    b->model.script = script;
+    b->model.script_len = script_len;
+    sampler_init(&b->sampler, b->config.vocab_size, 0, 0, 1, 1);
+    b->stream = open_memstream(&b->out, &b->out_size);
+    generator_init(&b->g, scripted_next, &b->model, &b->config, with_tokenizer ? &b->tokenizer : NULL, &b->sampler, context,
+                   b->stream);
+}
+
+static void bench_close(Bench* b) {
+    CHECK(!b->model.wrong, "positions do not follow");
+    generator_free(&b->g);
+    sampler_free(&b->sampler);
+    tokenizer_free(&b->tokenizer);
+    free(b->model.logits);
+    fclose(b->stream);
+    free(b->out);
+}
+
+static void generation_feeds_each_token_once_and_stops(void) {
+    static const int script[] = {'l', 'o', 0xC3, 0xA9, '!', 256, 'x'};
+    Bench b;
+    Error e;
+    e.msg[0] = 0;
+    bench_open(&b, NULL, true, script, 7, 64);
+    CHECK(generate(&b.g, "hel", 20, &e), "%s", e.msg);
+    CHECK(strcmp(b.out, "hello\xC3\xA9!\n") == 0 && strcmp(b.g.text, "hello\xC3\xA9!") == 0, "%s", b.out);
+    static const int want[] = {256, 'h', 'e', 'l', 'l', 'o', 0xC3, 0xA9, '!'};
+    CHECK(b.model.num_fed == 9 && memcmp(b.model.fed, want, sizeof want) == 0, "%d tokens were fed", b.model.num_fed);
+    bench_close(&b);
+
+    bench_open(&b, NULL, true, script, 7, 64);
+    CHECK(generate(&b.g, "hel", 3, &e), "%s", e.msg);
+    CHECK(strcmp(b.out, "hello\xEF\xBF\xBD\n") == 0, "half a character is not printed: %s", b.out);
+    CHECK(b.model.num_fed == 6, "the last token is not fed: %d", b.model.num_fed);
+    bench_close(&b);
+
+    bench_open(&b, NULL, true, script, 7, 5);
+    CHECK(generate(&b.g, "hel", 20, &e), "%s", e.msg);
+    CHECK(strcmp(b.out, "hello\n") == 0, "the context ends it: %s", b.out);
+    e.msg[0] = 0;
+    CHECK(!generate(&b.g, "hello", 20, &e) && strstr(e.msg, "6 tokens") && strstr(e.msg, "holds 5"), "%s", e.msg);
+    bench_close(&b);
+
+    e.msg[0] = 0;
+    static const int padding[] = {257, -2};
+    bench_open(&b, NULL, true, padding, 2, 64);
+    CHECK(!generate(&b.g, "", 20, &e) && strstr(e.msg, "position 1"), "%s", e.msg);
+    CHECK(strcmp(b.g.text, "<257>") == 0, "an id without a text: %s", b.g.text);
+    bench_close(&b);
+}
+
+static void without_a_tokenizer_texts_are_ids(void) {
+    static const int script[] = {7, 8, 9};
+    Bench b;
+    Error e;
+    e.msg[0] = 0;
+    bench_open(&b, NULL, false, script, 3, 64);
+    CHECK(generate(&b.g, "3  44 ", 3, &e), "%s", e.msg);
+    CHECK(b.model.fed[0] == 3 && b.model.fed[1] == 44 && strcmp(b.g.text, "3  44  7 8 9") == 0, "%s", b.g.text);
+    static const char* const wrong[] = {"x", "1 x", "1x", "-1", "999", "99999999999999999999", "1.5", "+1"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        e.msg[0] = 0;
+        CHECK(!generate(&b.g, wrong[i], 3, &e) && strstr(e.msg, "no tokenizer"), "\"%s\": %s", wrong[i], e.msg);
+    }
+    e.msg[0] = 0;
+    CHECK(generate(&b.g, "", 1, &e) && b.model.fed[0] == 0, "without BOS it starts at token 0: %s", e.msg);
+    bench_close(&b);
+}
+
+/* A tokenizer.json of the 256 bytes and, where asked, Llama 3's chat tokens from 256 on. */
+static char* chat_tokenizer(bool with_chat) {
+    char* text = NULL;
+    size_t size = 0;
+    FILE* f = open_memstream(&text, &size);
+    fprintf(f, "{\"model\":{\"type\":\"BPE\",\"merges\":[],\"vocab\":{");
+    int stand_in = 256;  // GPT-2's printable characters for the other bytes
+    for (int b = 0; b < 256; b++) {
+        bool printable = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
+        char character[5] = {0};
+        size_t len = utf8_encode(character, printable ? b : stand_in++);
+        fputs(b ? "," : "", f);
+        json_write_string(f, character, len);
+        fprintf(f, ":%d", b);
+    }
+    fprintf(f,
+            "}},\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":true},"
+            "\"decoder\":{\"type\":\"ByteLevel\"},\"added_tokens\":[");
+    static const char* const names[] = {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"};
+    for (int i = 0; i < (with_chat ? 4 : 1); i++) {
+        fprintf(f,
+                "%s{\"id\":%d,\"content\":\"%s\",\"special\":true,\"single_word\":false,\"lstrip\":false,\"rstrip\":false,"
+                "\"normalized\":false}",
+                i ? "," : "", 256 + i, names[i]);
+    }
+    fprintf(f, "]}");
+    fclose(f);
+    return text;
+}
+
+/* The tokens that were fed, with the chat tokens as B { } E. */
+static const char* fed_text(const Scripted* s) {
+    static char text[513];
+    for (int i = 0; i < s->num_fed; i++) { text[i] = s->fed[i] < 256 ? (char)s->fed[i] : "B{}E"[s->fed[i] - 256]; }
+    text[s->num_fed] = 0;
+    return text;
+}
+
+static bool chat_lines(Bench* b, const char* input, const char* system, int max_tokens, Error* e) {
+    char copy[512];
+    snprintf(copy, sizeof copy, "%s", input);
+    FILE* in = fmemopen(copy, strlen(copy), "r");
+    bool ok = chat(&b->g, system, max_tokens, in, e);
+    fclose(in);
+    fflush(b->stream);
+    return ok;
+}
+
+static void chat_follows_the_template(void) {
+    static const int script[] = {'Y', 'o', 259, 'O', 'k', 259};
+    char* json = chat_tokenizer(true);
+    Bench b;
+    Error e;
+    e.msg[0] = 0;
+    bench_open(&b, json, true, script, 6, 500);
+    CHECK(chat_lines(&b, "  hi <|eot_id|> \n\n   \nbye\n/quit\nnever\n", " be kind ", 50, &e), "%s", e.msg);
+    CHECK(strcmp(b.out, "Yo\nOk\n") == 0, "%s", b.out);
+    CHECK(strcmp(fed_text(&b.model),
+                 "B{system}\n\nbe kindE{user}\n\nhi <|eot_id|>E{assistant}\n\nYoE{user}\n\nbyeE{assistant}\n\nOk") == 0,
+          "%s", fed_text(&b.model));
+    bench_close(&b);
+
+    // an answer that was cut is closed; /clear starts anew
+    bench_open(&b, json, true, script, 6, 500);
+    CHECK(chat_lines(&b, "hi\nbye", NULL, 1, &e), "%s", e.msg);
+    CHECK(strcmp(fed_text(&b.model), "B{user}\n\nhiE{assistant}\n\nYE{user}\n\nbyeE{assistant}\n\n") == 0, "%s",
+          fed_text(&b.model));
+    bench_close(&b);
+    bench_open(&b, json, true, script, 6, 500);
+    CHECK(chat_lines(&b, "hi\n/clear\nbye", NULL, 50, &e), "%s", e.msg);
+    CHECK(strcmp(fed_text(&b.model), "B{user}\n\nbyeE{assistant}\n\nOk") == 0, "%s", fed_text(&b.model));
+    bench_close(&b);
+    free(json);
+}
+
+static void chat_says_when_the_context_is_full(void) {
+    static const int script[] = {'Y', 'o', 259, 'O', 'k', 259};
+    char* json = chat_tokenizer(true);
+    char dir[PATH_CAP], path[PATH_CAP];
+    Bench b;
+    Error e;
+    e.msg[0] = 0;
+    test_folder(dir);
+    CHECK(path_join(path, dir, "err", &e), "%s", e.msg);
+    fflush(NULL);
+    int saved = dup(2), fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    dup2(fd, 2);
+    bench_open(&b, json, true, script, 6, 48);
+    bool ok = chat_lines(&b, "hi\na message that is much too long for this\nbye", NULL, 50, &e);
+    fflush(stderr);
+    dup2(saved, 2);
+    close(saved);
+    close(fd);
+    char* text = log_text_of(path);
+    CHECK(ok && strstr(text, "begins anew") && strstr(text, "left out"), "%s%s", e.msg, text);
+    CHECK(strcmp(b.out, "Yo\nOk\n") == 0, "%s", b.out);
+    CHECK(strcmp(fed_text(&b.model), "B{user}\n\nbyeE{assistant}\n\nOk") == 0, "%s", fed_text(&b.model));
+    bench_close(&b);
+    free(text);
+    free(json);
+    remove_log(dir, path);
+}
+
+static void chat_refuses_a_tokenizer_without_its_tokens_by_name(void) {
+    char* json = chat_tokenizer(false);
+    Bench b;
+    Error e;
+    e.msg[0] = 0;
+    bench_open(&b, json, true, NULL, 0, 64);
+    CHECK(!chat_lines(&b, "hi", NULL, 5, &e) && strstr(e.msg, "<|start_header_id|>"), "%s", e.msg);
+    bench_close(&b);
+    bench_open(&b, NULL, false, NULL, 0, 64);
+    e.msg[0] = 0;
+    CHECK(!chat_lines(&b, "hi", NULL, 5, &e) && strstr(e.msg, "no tokenizer"), "%s", e.msg);
+    bench_close(&b);
+    free(json);
+}
+
+int main(void) {
+    RUN(schedules_have_their_values_at_the_edges);
+    RUN(sampling_equals_a_naive_sampler);
+    RUN(samples_follow_the_softmax);
+    RUN(sampling_survives_odd_logits);
+    RUN(the_outlier_window_scores_against_the_last_128);
+    RUN(flops_and_peaks_are_those_of_the_formula_and_the_data_sheets);
+    RUN(every_line_of_the_log_is_json_of_its_event);
+    RUN(a_resumed_log_is_cut_back_to_its_step);
+    RUN(a_log_cut_anywhere_ends_in_whole_lines_again);
+    RUN(a_full_disk_is_an_error_and_leaves_no_torn_line);
+    RUN(the_plan_counts_steps_and_epochs);
+    RUN(minutes_become_a_round_number_of_steps);
+    RUN(what_does_not_fit_is_refused_with_flags_that_fit);
+    RUN(numbers_read_well);
+    RUN(the_columns_of_the_step_line_stand_below_their_names);
+    RUN(the_first_signal_asks_and_the_second_ends_at_once);
+    RUN(generation_feeds_each_token_once_and_stops);
+    RUN(without_a_tokenizer_texts_are_ids);
+    RUN(chat_follows_the_template);
+    RUN(chat_says_when_the_context_is_full);
+    RUN(chat_refuses_a_tokenizer_without_its_tokens_by_name);
+    return test_summary();
+}
