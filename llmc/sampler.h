@@ -114,6 +114,13 @@ LLMC_UNUSED static int sampler_next(Sampler* s, const float* logits /* (V) */, u
         for (int i = 0; i < n; i++) { total += s->weights[s->order[i]]; }
     }
     if (s->top_p < 1.0) {
+        // tokens that have, all together, less than the share to be left out cannot be among the kept ones
+        const double least = (1.0 - s->top_p) * total / n;
+        int m = 0;
+        for (int i = 0; i < n; i++) {
+            if (s->weights[s->order[i]] >= least) { s->order[m++] = s->order[i]; }
+        }
+        n = m;
         int last = sample_select(s->weights, s->order, n, s->top_p * total, false);
         threshold = s->order[last];
     }
