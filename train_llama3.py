@@ -545,6 +545,7 @@ class DataLoader:
         self.rows_per_epoch = sum(f.rows for f in self.files)
         self.num_tokens = sum(len(f.tokens) for f in self.files)
         self.vocab_size = max(f.vocab_size for f in self.files)
+        self.usual_vocab = {2: 50257, 4: 128256}[self.files[0].tokens.itemsize]  # of files that do not tell: GPT-2's, Llama 3's
         self.epoch, self.shard = -1, (-1, -1)
 
     def locate(self, row):
@@ -564,15 +565,16 @@ class DataLoader:
             self.row_order = permutation(self.files[i].rows, self.seed, RAND_SHUFFLE_ROWS, i, epoch << 32)
         return self.files[i], self.row_order[at]
 
-    def next(self, device, vocab_size):
-        """Inputs and targets (B, T) int64 on the device."""
-        rows = np.empty((self.B, self.T + 1), dtype=np.int64)
-        for b in range(self.B):
+    def next(self, device, vocab_size, B=None):
+        """Inputs and targets (B, T) int64 on the device, of the next B rows."""
+        B = B or self.B
+        rows = np.empty((B, self.T + 1), dtype=np.int64)
+        for b in range(B):
             f, i = self.locate(self.row + b)
             rows[b] = f.tokens[i * self.T:i * self.T + self.T + 1]
             if rows[b].max() >= vocab_size:
                 die(f"{f.path}: row {i} holds token {rows[b].max()}, but the vocabulary has {vocab_size}")
-        self.row += self.B
+        self.row += B
         x, y = torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(rows[:, 1:].copy())
         if device.type == "cuda":
             return x.pin_memory().to(device, non_blocking=True), y.pin_memory().to(device, non_blocking=True)
@@ -768,11 +770,10 @@ class Text:
 
     def encode(self, text, c):
         ids = self.tok.encode(text, add_special_tokens=False).ids if self.tok else []
-        bos = c.bos_token_id if c.bos_token_id is not None else self.bos()
-        return ([bos] if bos is not None else []) + ids or [0]
+        return ([c.bos_token_id] if c.bos_token_id is not None else []) + ids or [0]
 
-    def bos(self):
-        return self.tok.token_to_id("<|begin_of_text|>") if self.tok else None
+    def id(self, special):
+        return self.tok.token_to_id(special) if self.tok else None
 
     def decode(self, ids):
         return self.tok.decode(ids) if self.tok else " ".join(map(str, ids))
@@ -850,13 +851,16 @@ def train(a):
     val = DataLoader(a.val, a.batch, a.seq) if a.val else None
     is_folder = os.path.isdir(folder)
     text = Text(a.tokenizer or (folder if is_folder else os.path.dirname(a.train)))
-    c = read_config(folder) if is_folder else preset(folder, text.vocab_size or loader.vocab_size or 257)
+    c = read_config(folder) if is_folder else preset(folder, text.vocab_size or loader.vocab_size or loader.usual_vocab)
     if c is None:
-        die(f"--model {folder}: is no folder and no preset (dN, {', '.join(PRESETS)})", 2)
+        die(f"--model: {folder} is neither a folder nor a preset, wanted a Hugging Face folder, dN, {', '.join(PRESETS)}")
+    if not is_folder and c.bos_token_id is None:
+        c.bos_token_id = text.id("<|begin_of_text|>")
+        c.eos_token_id = [i for i in [text.id("<|end_of_text|>")] if i is not None] or None
     micro = a.batch * a.seq
     a.total_batch = a.total_batch or micro
     if a.total_batch % micro:
-        die(f"--total-batch {a.total_batch} is no multiple of batch * seq = {micro}", 2)
+        die(f"--total-batch: is {a.total_batch}, wanted a multiple of batch * seq = {micro}")
     accumulate = a.total_batch // micro
     if a.steps < 0:
         a.steps = max(1, loader.rows_per_epoch * a.seq // a.total_batch)
@@ -899,9 +903,7 @@ def train(a):
         event.record()
         return event
 
-    times, last = [], {}
-    print(f"{'step':>{2 * len(str(a.steps)) + 1}} {'loss':>9} {'gnorm':>8} {'lr':>9} {'ms':>8} {'tok/s':>9} {'MFU':>6} {'mem':>7} "
-          f"{'eta':>8}")
+    times, last, width = [], {}, len(str(a.steps))
 
     def report(step, loss, norm, lr, begin, end):
         if device.type == "cuda":
@@ -910,21 +912,25 @@ def train(a):
         else:
             ms = (end - begin) * 1e3
         loss, norm = float(loss), float(norm)
+        if len(times) % 40 == 0:
+            print(f"{'step':>{2 * width + 1}} {'loss':>9} {'gnorm':>8} {'lr':>9} {'ms':>8} {'tok/s':>9} {'MFU':>6} {'mem':>7} {'eta':>8}")
         times.append(ms)
         last.update(step=step, loss=loss)
         rate = flops / ms * 1e3
         mfu = f"{100 * rate / peak:.1f}%" if peak else f"{rate / 1e9:.3g}G" if rate < 1e12 else f"{rate / 1e12:.3g}T"
         recent = sorted(times[-20:])[len(times[-20:]) // 2]
-        print(f"{step:>{len(str(a.steps))}}/{a.steps} {loss:9.4f} {norm:8.3f} {lr:9.2e} {ms:8.1f} {a.total_batch / ms * 1e3:9,.0f} "
-              f"{mfu:>6} {peak_memory(device) / 2**30:6.2f}G {clock((a.steps - step) * recent / 1e3):>8}", flush=True)
+        print(f"{step:>{width}}/{a.steps} {loss:9.4f} {norm:8.3f} {lr:9.2e} {ms:8.1f} {a.total_batch / ms * 1e3:9,.0f} "
+              f"{mfu:>6} {peak_memory(device) / 2**30:6.2f}G {clock((stop - step) * recent / 1e3):>8}", flush=True)
         run.log("step", step=step, loss=loss, gnorm=norm, lr=lr, ms=round(ms, 4), tok_s=round(a.total_batch / ms * 1e3, 1))
         if not math.isfinite(loss) or not math.isfinite(norm):
             die(f"step {step}: loss is {loss} and the gradient's norm {norm}")
 
     def validate(step):
-        val.row = 0
-        batches = max(1, min(a.val_batches, val.rows_per_epoch // a.batch))
-        loss = sum(engine.evaluate(*val.next(device, c.vocab_size)) for _ in range(batches)) / batches
+        val.row, total, rows = 0, 0.0, min(a.val_batches * a.batch, val.rows_per_epoch)
+        while val.row < rows:
+            B = min(a.batch, rows - val.row)
+            total += B * engine.evaluate(*val.next(device, c.vocab_size, B))
+        loss = total / rows
         print(f"validation loss {loss:.4f} at step {step}")
         run.log("val", step=step, loss=loss)
         last["val"] = loss
@@ -964,7 +970,7 @@ def train(a):
     print(f"done    {stop} steps in {clock(time.perf_counter() - begun)}, loss {last['loss']:.4f}"
           + (f", validation {last['val']:.4f}" if "val" in last else "")
           + f", median {median:.1f} ms a step, {a.total_batch / median * 1e3:,.0f} tokens/s, peak memory "
-          f"{peak_memory(device) / 2**30:.2f} GiB\nwrote   {path}")
+          f"{peak_memory(device) / 2**30:.2f} GiB\nsaved   {path}")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1057,7 +1063,10 @@ def main():
         print(f"{a.write_state}: loss {losses[0]:.4f} -> {losses[-1]:.4f}, gradient norm {norms[0]:.3f} -> {norms[-1]:.3f}")
     elif not a.write_model:
         if not a.train:
-            die("--train FILE is missing", 2)
+            tales = "dev/data/tinytales/tinytales_train.bin"
+            if not os.path.exists(tales):
+                die(f"--train: is not given, and the default {tales} has not been made\n  hint: make {tales}")
+            a.train, a.val = tales, a.val or tales.replace("_train", "_val")
         train(a)
 
 

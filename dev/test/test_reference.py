@@ -381,8 +381,8 @@ def test_accumulated_micro_batches_equal_one_batch(tokens):
 
 
 @pytest.mark.parametrize("flags, code, message", [
-    (["--train", "none*.bin"], 1, "none*.bin"), (["--train", "t0.bin", "--model", "nothing"], 2, "nothing"),
-    (["--train", "t0.bin", "--seq", 1000], 1, "1001"), (["--train", "t0.bin", "--total-batch", 33], 2, "33"),
+    (["--train", "none*.bin"], 1, "none*.bin"), (["--train", "t0.bin", "--model", "nothing"], 1, "nothing"),
+    (["--train", "t0.bin", "--seq", 1000], 1, "1001"), (["--train", "t0.bin", "--total-batch", 33], 1, "33"),
     (["--nonsense"], 2, "nonsense"), (["--train", "cut.bin"], 1, "cut.bin"), (["--train", "text.bin"], 1, "text.bin")])
 def test_wrong_input_is_one_line(tokens, flags, code, message):
     (tokens / "cut.bin").write_bytes((tokens / "t0.bin").read_bytes()[:-100])
