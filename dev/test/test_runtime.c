@@ -215,6 +215,8 @@ static void flops_and_peaks_are_those_of_the_formula_and_the_data_sheets(void) {
                  {"NVIDIA GeForce RTX 4090 Laptop GPU", PEAK_BF16, 0},
                  {"NVIDIA GeForce RTX 3080 Ti", PEAK_BF16, 68.2},
                  {"NVIDIA A100-SXM4-40GB MIG 1g.5gb", PEAK_BF16, 0},
+                 {"NVIDIA T4G", PEAK_FP16, 0},
+                 {"NVIDIA RTX A1000", PEAK_FP16, 0},
                  {"NVIDIA X999", PEAK_BF16, 0},
                  {"", PEAK_BF16, 0}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
