@@ -505,9 +505,9 @@ static const Plot plots[] = {
           "but my eyes are weak / {H} gave the bat a little lamp, and the bat told {him} all the stories in the book",
         "- / buttons / one button was / a row of buttons led under the floor / a family of beetles / We needed plates for the "
           "wedding / {H} let them keep the plates, and that night there was tiny music under the floor",
-        "w / pieces of bread / one piece of bread was / small footprints in the snow led to the shed / a robin with a frozen "
+        "w / bread / one piece of bread was / small footprints in the snow led to the shed / a robin with a frozen "
           "wing / I did not dare to ask / {H} made the robin a bed of hay, and it stayed until spring and sang every morning",
-        "- / cups of milk / one cup of milk was / white paw prints led under the stairs / a little stray cat / I have no home "
+        "- / milk / one cup of milk was / white paw prints led under the stairs / a little stray cat / I have no home "
           "/ {H} asked {P}, and {P} said yes, and the cat was called Snow from then on",
         "ps / strawberries / a handful of strawberries was / a silver line led across the leaves / a very slow slug / I only "
           "take one a night, and it takes me until morning / {H} planted a strawberry bush behind the shed, and the slug moved "
@@ -516,8 +516,9 @@ static const Plot plots[] = {
           "good / {H} brought the woodworm an old branch, and it liked the branch even better",
      }, {
         "{open} {trait} [{sky}|]",
-        "{day} something strange happened. {first} gone. The next morning, more {things} were gone. \"[Did you take them?|Was "
-          "it you?]\" asked {P}. \"No,\" said {H}, and it was true. \"[Maybe it was a ghost|Perhaps they grew legs],\" said "
+        "{day} something strange happened. {first} gone. The next morning, [it happened again|even more was missing]. \"[Did "
+          "you do that?|Was it you?]\" asked {P}. \"No,\" said {H}, and it was true. \"[Maybe it was a ghost|Perhaps they grew "
+          "legs],\" said "
           "{F}. \"[Then we must catch it|Let us find out|We have to keep watch],\" said {H}.",
         "That night, the two friends hid behind [the curtain|the big barrel|the kitchen door] and waited. The clock struck "
           "nine. The clock struck ten. [{F} was almost asleep.|{F} began to snore a little.|It was so quiet that they could "
@@ -830,7 +831,8 @@ static const Plot plots[] = {
           "heart beat fast. The door opened just a little. \"[Hello|Good day],\" said {H}. \"I am {H}. [This is for you|I live "
           "over there].\" {F} [smiled|opened the door wide|blushed]. \"[You are the first one who has come|I was hoping that "
           "somebody would come],\" said {F}.",
-        "And then {H} found out why. {deed}. \"[Why did you never tell anyone?|That is wonderful!]\" said {H}. \"Nobody "
+        "And then {H} found out why. {deed}. \"[Why did you never tell anyone?|That is wonderful! Why did you never say so?]\" "
+          "asked {H}. \"Nobody "
           "asked,\" said {F}.",
         "The next day they {game}, and the day after that, too. [One after the other, the neighbors came and joined in.|Soon "
           "the others looked over the wall, and {H} called, \"Come over!\"] ^{joy}",
