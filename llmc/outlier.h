@@ -13,6 +13,14 @@
 #include "utils.h"
 #include <math.h>
 
+#ifndef LLMC_HOST_DEVICE
+#ifdef __CUDACC__
+#define LLMC_HOST_DEVICE __host__ __device__
+#else
+#define LLMC_HOST_DEVICE
+#endif
+#endif
+
 enum { OUTLIER_WINDOW = 128 };
 
 typedef struct {
@@ -24,7 +32,7 @@ typedef struct {
 LLMC_UNUSED static void outlier_reset(Outlier* o) { memset(o, 0, sizeof *o); }
 
 /* The z-score of x against the values before it; then x enters the window. */
-LLMC_UNUSED static double outlier_update(Outlier* o, double x) {
+LLMC_HOST_DEVICE LLMC_UNUSED static double outlier_update(Outlier* o, double x) {
     if (!isfinite(x)) { return INFINITY; }
     double z = NAN;
     if (o->count == OUTLIER_WINDOW) {
@@ -43,6 +51,6 @@ LLMC_UNUSED static double outlier_update(Outlier* o, double x) {
 
 /* Whether a step with score z is skipped under a threshold from the command line (0: never). Only values above the
  * window count: a loss that falls is no accident. */
-LLMC_UNUSED static bool outlier_skip(double z, double threshold) { return threshold > 0.0 && z > threshold; }
+LLMC_HOST_DEVICE LLMC_UNUSED static bool outlier_skip(double z, double threshold) { return threshold > 0.0 && z > threshold; }
 
 #endif

@@ -13,10 +13,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifndef LLMC_HOST_DEVICE
 #ifdef __CUDACC__
 #define LLMC_HOST_DEVICE __host__ __device__
 #else
 #define LLMC_HOST_DEVICE
+#endif
 #endif
 
 typedef enum {
