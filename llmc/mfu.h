@@ -114,12 +114,14 @@ LLMC_UNUSED static double gpu_peak_flops(const char* device_name, PeakKind kind)
     return 0.0;
 }
 
-/* "41.2%" of the peak; on a CPU or an unknown card, where peak is 0, the achieved "57.3G" or "412T" FLOP/s. */
+/* "41.2%" of the peak; on a CPU or an unknown card, where peak is 0, the achieved "57.3G" or "1.25T" FLOP/s. */
 LLMC_UNUSED static const char* mfu_text(double flops_per_second, double peak, char* out, size_t cap) {
     if (!(flops_per_second > 0)) {
         snprintf(out, cap, "-");
     } else if (peak > 0) {
         snprintf(out, cap, "%.1f%%", 100.0 * flops_per_second / peak);
+    } else if (flops_per_second < 1e9) {
+        snprintf(out, cap, "%.3gM", flops_per_second * 1e-6);
     } else if (flops_per_second < 999.5e9) {
         snprintf(out, cap, "%.3gG", flops_per_second * 1e-9);
     } else {

@@ -226,6 +226,7 @@ static void flops_and_peaks_are_those_of_the_formula_and_the_data_sheets(void) {
     char text[32];
     CHECK(strcmp(mfu_text(4e14, 1e15, text, sizeof text), "40.0%") == 0, "%s", text);
     CHECK(strcmp(mfu_text(6.6e10, 0, text, sizeof text), "66G") == 0, "%s", text);
+    CHECK(strcmp(mfu_text(8.16e7, 0, text, sizeof text), "81.6M") == 0, "%s", text);
     CHECK(strcmp(mfu_text(1.25e12, 0, text, sizeof text), "1.25T") == 0, "%s", text);
     CHECK(strcmp(mfu_text(0, 0, text, sizeof text), "-") == 0 && strcmp(mfu_text(NAN, 0, text, sizeof text), "-") == 0, "%s",
           text);
