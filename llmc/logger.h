@@ -2,7 +2,8 @@
  *
  *   {"event":"config", ...}      first line: version, time, program, argv, options, model, machine, data
  *   {"event":"step","step":7,"loss":3.9,"gnorm":0.8,"lr":0.0003,"ms":41.2,"tok_s":24854.4}
- *   {"event":"val","step":..,"loss":..}   {"event":"sample","step":..,"text":".."}   {"event":"checkpoint","step":..,"path":".."}
+ *   {"event":"val","step":..,"loss":..}   {"event":"sample","step":..,"text":".."}
+ *   {"event":"checkpoint","step":..,"path":".."}
  *   {"event":"resume","step":..,"path":"..", ...}   {"event":"end","step":..,"reason":".."}
  *
  * "step" is the number of optimizer steps that are done: the first step's line says 1, and the checkpoint step_N holds what
