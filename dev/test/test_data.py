@@ -1,0 +1,256 @@
+"""The data sets: the stories of tinytales.c (same bytes everywhere, sound sentences, a tokenizer that fits them) and the
+scripts that download and tokenize (from a file, from a server of this test, without a network). Standard library and pytest."""
+import hashlib
+import http.server
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import threading
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+DATA = os.path.join(ROOT, "dev", "data")
+TOKENIZE = os.path.join(ROOT, "tokenize")
+sys.path.insert(0, DATA)
+import data_common  # noqa: E402
+
+STORIES_SHA256 = "11794ef96d00164de13b135da2411d11de1ad746565b6a2a7e709a79ebc70e11"
+needs_tokenize = pytest.mark.skipif(not os.path.exists(TOKENIZE), reason="./tokenize has not been built")
+
+
+def read_tokens(path):
+    with open(path, "rb") as f:
+        data = f.read()
+    magic, _, count = struct.unpack_from("<3i", data)
+    width = {20240520: 2, 20240801: 4}[magic]
+    tokens = list(struct.unpack_from(f"<{count}{'H' if width == 2 else 'I'}", data, 1024))
+    assert len(data) == 1024 + count * width
+    return tokens
+
+
+def run_script(name, *arguments, **environment):
+    return subprocess.run([sys.executable, os.path.join(DATA, name), *arguments], capture_output=True, text=True,
+                          env={**os.environ, **environment})
+
+
+# --- tinytales ---
+
+
+@pytest.fixture(scope="module")
+def tinytales(tmp_path_factory):
+    program = str(tmp_path_factory.mktemp("tales") / "tinytales")
+    subprocess.run([os.environ.get("CC", "cc"), "-std=c11", "-O1", "-w", "-I", ROOT, os.path.join(DATA, "tinytales.c"), "-o", program, "-lm"],
+                   check=True)
+    return program
+
+
+@pytest.fixture(scope="module")
+def stories(tinytales):
+    out = subprocess.run([tinytales], capture_output=True, check=True).stdout
+    return out, [json.loads(line)["text"] for line in out.splitlines()]
+
+
+def test_the_stories_are_the_same_bytes_everywhere(stories):
+    assert hashlib.sha256(stories[0]).hexdigest() == STORIES_SHA256, (
+        "the stories changed: was that meant? then train their tokenizer again (dev/data/README.md) and note the new sum here")
+
+
+def test_no_two_stories_are_alike_and_seeds_differ(tinytales, stories):
+    assert len(set(stories[1])) == len(stories[1]) == 6000
+    other = subprocess.run([tinytales, "--seed", "2", "--stories", "50"], capture_output=True, check=True).stdout
+    assert not set(json.loads(line)["text"] for line in other.splitlines()) & set(stories[1])
+
+
+def test_text_and_file_output_hold_the_same_stories(tinytales, stories, tmp_path):
+    path = tmp_path / "stories.txt"
+    subprocess.run([tinytales, "--stories", "20", "--text", "-o", str(path)], check=True)
+    assert path.read_text().rstrip("\n").split("\n\n") == stories[1][:20]
+
+
+def test_no_template_shows_and_punctuation_is_sound(stories):
+    wrong = re.compile(r"[][{}|^_]|  | [.,!?]|[.,!?][.,]|,\"? ?$|\"\"|\bnull\b|\n\n|^ | $| \n|\n ")
+    for text in stories[1]:
+        found = wrong.search(text)
+        assert not found, (found, text)
+        assert text[-1] in '."', text
+        for paragraph in text.split("\n"):
+            assert paragraph.count('"') % 2 == 0, paragraph
+
+
+def test_sentences_begin_with_capitals_and_articles_fit(stories):
+    lower_start = re.compile(r"(^|[.]\"? |\n)\"?[a-z]")
+    article = re.compile(r"\b[Aa] [aeiou]|\b[Aa]n [^aeiou]")
+    twice = re.compile(r"\b(\w+) \1\b")
+    for text in stories[1]:
+        for pattern in (lower_start, article, twice):
+            found = pattern.search(text)
+            assert not found, (found, text)
+
+
+def test_a_name_keeps_its_gender(stories):
+    gender = {}
+    for text in stories[1]:
+        for kind, name in re.findall(r"\b(boy|girl) named (\w+)", text):
+            assert gender.setdefault(name, kind) == kind, name
+    assert len(gender) >= 20
+
+
+def test_the_hero_keeps_one_name_and_pronoun(stories):
+    """The plot about a birthday has sentences whose subject must be the hero of the first sentence."""
+    seen = 0
+    for text in stories[1]:
+        hero = re.search(r"named (\w+)", text).group(1)
+        for name, pronoun in re.findall(r"(\w+) was so happy that (he|she) danced", text):
+            assert name == hero, text
+            seen += 1
+        subject = re.search(r"Tomorrow was (his|her) birthday\. (He|She) was so excited", text)
+        assert not subject or {"his": "He", "her": "She"}[subject.group(1)] == subject.group(2), text
+    assert seen > 100
+
+
+def test_wrong_usage_ends_with_status_2(tinytales, tmp_path):
+    for arguments in (["--stories"], ["--stories", "0"], ["--stories", "x"], ["--seed", "-1"], ["--wrong"], ["-o"]):
+        done = subprocess.run([tinytales, *arguments], capture_output=True, text=True)
+        assert done.returncode == 2 and done.stderr.startswith("error: ") and arguments[0] in done.stderr, arguments
+    done = subprocess.run([tinytales, "-o", str(tmp_path / "no" / "such" / "folder")], capture_output=True, text=True)
+    assert done.returncode == 1 and "cannot write" in done.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_full_disk_is_told(tinytales):
+    done = subprocess.run([tinytales, "-o", "/dev/full"], capture_output=True, text=True)
+    assert done.returncode == 1 and "writing failed: No space left" in done.stderr
+
+
+@needs_tokenize
+def test_the_committed_tokenizer_fits_the_stories(stories, tmp_path):
+    """One made from other stories would need more tokens: it is one token a word, punctuation apart."""
+    (tmp_path / "stories.jsonl").write_bytes(stories[0])
+    out = tmp_path / "stories.bin"
+    subprocess.run([TOKENIZE, "--tokenizer", os.path.join(DATA, "tinytales"), "-o", str(out), str(tmp_path / "stories.jsonl")], check=True,
+                   capture_output=True)
+    tokens = read_tokens(out)
+    assert max(tokens) < 2048
+    assert tokens.count(2046) == 6000 and tokens[0] == 2046, "one <|begin_of_text|> before each story"
+    pieces = sum(len(re.findall(r"\w+|[^\w\s]+|\n", text)) for text in stories[1])
+    assert len(tokens) - 6000 < 1.03 * pieces
+
+
+# --- tinyshakespeare.py, tinystories.py ---
+
+
+@needs_tokenize
+def test_tinyshakespeare_from_a_file_keeps_every_byte(tmp_path):
+    text = ("ROMEO:\nO, speak again, bright angel! \u2014 caf\u00e9\n\n" * 400).encode()
+    (tmp_path / "input.txt").write_bytes(text)
+    done = run_script("tinyshakespeare.py", "--input", str(tmp_path / "input.txt"), "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    train, val = (read_tokens(tmp_path / "out" / f"tinyshakespeare_{part}.bin") for part in ("train", "val"))
+    tokens = [t for t in train + val if t != 256]  # 256 begins a document
+    assert bytes(tokens) == text
+    assert 0.05 < len(val) / len(train + val) < 0.15
+    assert "./train_llama3" in done.stdout and "tinyshakespeare_val.bin" in done.stdout
+
+
+def documents(tokens):
+    text = bytes(t if t != 256 else 0 for t in tokens).decode()
+    assert text[0] == "\0"
+    return text[1:].split("\0")
+
+
+@needs_tokenize
+def test_tinystories_from_text_and_from_json_lines_agree(tmp_path):
+    wanted = [f"Story {i}.\n\nIt is about {i * i} cats." for i in range(300)]
+    separated = "\n<|endoftext|>\n".join(wanted)
+    (tmp_path / "a.txt").write_text("\n" + separated + "\n<|endoftext|>\n")
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"story" if i % 2 else "text": s}) + "\n" for i, s in enumerate(wanted)))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "tinystories_train_007.bin").write_bytes(b"left over from a longer set")
+    for name in ("a.txt", "b.jsonl"):
+        done = run_script("tinystories.py", "--input", str(tmp_path / name), "--out", str(tmp_path / "out"), "--shard-mb", "0.003",
+                          "--val-fraction", "0.1")
+        assert done.returncode == 0, done.stderr
+        files = sorted(os.listdir(tmp_path / "out"))
+        assert len(files) >= 3 and files[-1] == "tinystories_val.bin" and "tinystories_train_007.bin" not in files, files
+        got = [documents(read_tokens(tmp_path / "out" / f)) for f in files]
+        assert [s for part in got for s in part] == wanted
+        assert 20 <= len(got[-1]) <= 45
+        assert "*.bin'" in done.stdout
+
+
+@needs_tokenize
+def test_a_file_to_validate_on_is_used_whole(tmp_path):
+    (tmp_path / "train.txt").write_text("one\n<|endoftext|>\ntwo\n")
+    (tmp_path / "val.txt").write_text("three\n<|endoftext|>\n")
+    done = run_script("tinystories.py", "--input", str(tmp_path / "train.txt"), "--val-input", str(tmp_path / "val.txt"), "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert documents(read_tokens(tmp_path / "tinystories_train_000.bin")) == ["one", "two"]
+    assert documents(read_tokens(tmp_path / "tinystories_val.bin")) == ["three"]
+
+
+@pytest.mark.parametrize("script", ["tinyshakespeare.py", "tinystories.py"])
+def test_without_a_network_one_line_and_a_hint(script, tmp_path):
+    dead = "http://127.0.0.1:9"  # nothing listens on the discard port
+    done = run_script(script, "--out", str(tmp_path / "out"), https_proxy=dead, http_proxy=dead, no_proxy="")
+    lines = done.stderr.strip().split("\n")
+    assert done.returncode == 1 and len(lines) == 2, done.stderr
+    assert lines[0].startswith("error: https://") and "cannot download" in lines[0]
+    assert lines[1].startswith("  hint: ") and "--input FILE" in lines[1]
+    assert not os.path.exists(tmp_path / "out")
+
+
+@pytest.mark.parametrize("script", ["tinyshakespeare.py", "tinystories.py"])
+def test_bad_input_is_refused_by_name(script, tmp_path):
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"other": 1}\n')
+    cases = [("missing.txt", "is missing"), ("empty.txt", "is empty"), (".", "is a folder")]
+    if script == "tinystories.py" and os.path.exists(TOKENIZE):
+        cases.append(("bad.jsonl", "bad.jsonl:2: wanted a JSON object"))
+    for name, words in cases:
+        done = run_script(script, "--input", str(tmp_path / name), "--out", str(tmp_path / "out"))
+        assert done.returncode == 1 and done.stderr.startswith("error: ") and words in done.stderr, (name, done.stderr)
+        assert "Traceback" not in done.stderr
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    body = b"x" * 3_000_000
+
+    def do_GET(self):
+        if self.path == "/missing":
+            self.send_error(404)
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.body)))
+        self.end_headers()
+        self.wfile.write(self.body[: 1_000_000 if self.path == "/broken" else None])
+
+    def log_message(self, *_):
+        pass
+
+
+def test_downloads_are_whole_or_not_there(tmp_path, monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        base = f"http://127.0.0.1:{server.server_port}"
+        path = str(tmp_path / "folder" / "file")
+        for url, size, words in ((base + "/missing", None, "cannot download: Not Found"), (base + "/broken", None, "1,000,000 bytes"),
+                                 (base + "/file", 5, "gave 3,000,000 bytes, wanted 5")):
+            with pytest.raises(SystemExit) as stop:
+                data_common.download(url, path, size, "a hint")
+            assert words in str(stop.value) and "hint: a hint" in str(stop.value), stop.value
+            assert not os.path.exists(path) and not os.path.exists(path + ".part")
+        data_common.download(base + "/file", path, len(Server.body))
+        with open(path, "rb") as f:
+            assert f.read() == Server.body
+        before = os.stat(path).st_mtime_ns
+        data_common.download(base + "/missing", path, len(Server.body))  # there already: nothing is asked for
+        assert os.stat(path).st_mtime_ns == before
+    finally:
+        server.shutdown()
