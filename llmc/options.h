@@ -28,7 +28,7 @@ typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD
 typedef enum { EXPORT_AUTO, EXPORT_F32, EXPORT_BF16, EXPORT_F16 } ExportDtype;  // AUTO: F32, BF16 or F16 as the build computes
 typedef enum { RECOMPUTE_NONE, RECOMPUTE_NORM_SWIGLU, RECOMPUTE_FFN, RECOMPUTE_BLOCK } Recompute;
 typedef enum { GRAD_DTYPE_PARAM, GRAD_DTYPE_FP32 } GradDtype;
-typedef enum { MASTER_FP32, MASTER_SPLIT } MasterKind;
+typedef enum { MASTER_OPTION_FP32, MASTER_OPTION_SPLIT } MasterOption;
 typedef enum { MOMENTS_FP32, MOMENTS_BF16 } MomentsKind;
 
 /* X(kind, field, aliases, value, default, min, max, scope, group, help)

@@ -261,7 +261,7 @@ LLMC_UNUSED static bool memory_find_fit(char* hint, size_t cap, const Options* o
                     o.batch = batch;
                     o.recompute = level;
                     if (state & 1) { o.moments = MOMENTS_BF16; }
-                    if (state & 2) { o.master = MASTER_SPLIT; }
+                    if (state & 2) { o.master = MASTER_OPTION_SPLIT; }
                     if (need(ctx, &o) > have) { continue; }
                     int n = snprintf(hint, cap, "these flags fit:");
                     char word[OPTION_TEXT];
