@@ -168,8 +168,8 @@ __global__ void attention_forward_plain_kernel(floatX* out, float* lse, const fl
     float* kv_tile = q_tile + BM * PITCH;  // (BN, PITCH): first K, then V
     float* p_tile = kv_tile + BN * PITCH;  // (BM, BN + 4)
     const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
-    const int h = blockIdx.x % s.NH, kv_head = h / (s.NH / s.NKV);
-    const size_t b = blockIdx.x / s.NH, first_row = b * s.T;
+    const int h = blockIdx.x, kv_head = h / (s.NH / s.NKV);
+    const size_t b = blockIdx.z, first_row = b * s.T;
     const int q0 = (gridDim.y - 1 - blockIdx.y) * BM;  // the longest rows start first
     const floatX* k_head = attention_row(qkv, first_row, s.qkv_pitch, s.NH + kv_head, s.HD);
     const floatX* v_head = attention_row(qkv, first_row, s.qkv_pitch, s.NH + s.NKV + kv_head, s.HD);
@@ -274,8 +274,8 @@ __global__ void attention_backward_kv_plain_kernel(floatX* dqkv, const float2* s
     float* dout_tile = q_tile + BM * PITCH;
     float* p_tile = dout_tile + BM * PITCH;  // (BM, BN + 4): first p, then ds
     const int tx = threadIdx.x % 16, ty = threadIdx.x / 16, group = s.NH / s.NKV;
-    const int kv_head = blockIdx.x % s.NKV, k0 = blockIdx.y * BN;
-    const size_t b = blockIdx.x / s.NKV, first_row = b * s.T;
+    const int kv_head = blockIdx.x, k0 = blockIdx.y * BN;
+    const size_t b = blockIdx.z, first_row = b * s.T;
     const size_t k_at = (size_t)(s.NH + kv_head) * s.HD, v_at = k_at + (size_t)s.NKV * s.HD;
     plain_load<HD_MAX>(k_tile, qkv + (first_row + k0) * s.qkv_pitch + k_at, s.qkv_pitch, BN, s.T - k0, s.HD);
     plain_load<HD_MAX>(v_tile, qkv + (first_row + k0) * s.qkv_pitch + v_at, s.qkv_pitch, BN, s.T - k0, s.HD);
@@ -344,8 +344,8 @@ __global__ void attention_backward_q_plain_kernel(floatX* dqkv, const float2* st
     float* dout_tile = q_tile + BM * PITCH;
     float* ds_tile = dout_tile + BM * PITCH;  // (BM, BN + 4)
     const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
-    const int h = blockIdx.x % s.NH, kv_head = h / (s.NH / s.NKV);
-    const size_t b = blockIdx.x / s.NH, first_row = b * s.T;
+    const int h = blockIdx.x, kv_head = h / (s.NH / s.NKV);
+    const size_t b = blockIdx.z, first_row = b * s.T;
     const int q0 = (gridDim.y - 1 - blockIdx.y) * BM;
     const float2* head_stats = stats + (b * s.NH + h) * s.T;
     plain_load<HD_MAX>(q_tile, attention_row(qkv, first_row + q0, s.qkv_pitch, h, s.HD), s.qkv_pitch, BM, s.T - q0, s.HD);
@@ -402,36 +402,36 @@ __global__ void attention_backward_q_plain_kernel(floatX* dqkv, const float2* st
 template <int ROWS, int HD, int THREADS, bool ASYNC>
 struct TileCopy {
     static constexpr int CHUNKS = HD / 8, STEP = THREADS / CHUNKS, PIECES = ROWS / STEP;
-    static_assert(ROWS % STEP == 0, "every thread moves the same number of chunks");
+    static_assert(ROWS % STEP == 0 && STEP % 8 == 0, "a thread moves the same chunk, in the same place, of PIECES rows");
     uint4 held[ASYNC ? 1 : PIECES];
-
-    static __device__ __forceinline__ uint32_t place() {
-        const int r = threadIdx.x / CHUNKS, c = threadIdx.x % CHUNKS;
-        return (uint32_t)(r * HD * 2 + ((c ^ (r & 7)) << 4));
-    }
 
     /* src: the head's part of the tile's first row. Rows from `valid` on become zeros. */
     __device__ __forceinline__ void start(uint32_t tile, const floatX* src, size_t pitch, int valid) {
-        const int r = threadIdx.x / CHUNKS;
-        const floatX* p = src + (size_t)r * pitch + threadIdx.x % CHUNKS * 8;
+        uint32_t thread = threadIdx.x;
+        compute_here(thread);
+        const int r = thread / CHUNKS, c = thread % CHUNKS;
+        const floatX* p = src + r * pitch + c * 8;
+        valid -= r;
 #pragma unroll
         for (int i = 0; i < PIECES; i++) {
-            const bool inside = r + i * STEP < valid;
-            const floatX* at = inside ? p + (size_t)(i * STEP) * pitch : src;
+            const bool inside = i * STEP < valid;
             if constexpr (ASYNC) {
-                // rows a multiple of 8 apart have the same swizzle
-                static_assert(STEP % 8 == 0, "chunks of one thread share their place within the row");
-                copy_async<16>(tile + place() + i * STEP * HD * 2, at, inside);
+                copy_async<16>(tile + r * HD * 2 + ((c ^ (r & 7)) << 4) + i * STEP * HD * 2, p + i * STEP * pitch, inside);
             } else {
-                held[i] = inside ? *(const uint4*)at : make_uint4(0, 0, 0, 0);
+                held[i] = inside ? *(const uint4*)(p + i * STEP * pitch) : make_uint4(0, 0, 0, 0);
             }
         }
     }
 
     __device__ __forceinline__ void finish(char* tile) {
         if constexpr (!ASYNC) {
+            uint32_t thread = threadIdx.x;
+            compute_here(thread);
+            const int r = thread / CHUNKS, c = thread % CHUNKS;
 #pragma unroll
-            for (int i = 0; i < PIECES; i++) { *(uint4*)(tile + place() + i * STEP * HD * 2) = held[i]; }
+            for (int i = 0; i < PIECES; i++) {
+                *(uint4*)(tile + r * HD * 2 + ((c ^ (r & 7)) << 4) + i * STEP * HD * 2) = held[i];
+            }
         }
     }
 };
@@ -441,11 +441,12 @@ struct TileCopy {
  * the same of row g + 8. */
 template <int HD, int MT, int NT>
 __device__ __forceinline__ void mma_scores(float acc[MT][NT][4], uint32_t a_tile, int a_row, uint32_t b_tile, int b_row) {
-    const int lane = threadIdx.x % 32;
-    const uint32_t a_base = a_tile + (a_row + (lane & 15)) * (HD * 2), a_chunk = ((lane >> 4) ^ (lane & 7)) << 4;
+    uint32_t lane = threadIdx.x % 32;
+    compute_here(lane);
+    const uint32_t a_base = a_tile + (a_row + (lane & 15)) * (HD * 2);
     const uint32_t b_base = b_tile + (b_row + (lane & 7) + ((lane >> 4) << 3)) * (HD * 2);
-    const uint32_t b_chunk = (((lane >> 3) & 1) ^ (lane & 7)) << 4;
-#pragma unroll
+    const uint32_t a_chunk = ((lane >> 4) ^ (lane & 7)) << 4, b_chunk = (((lane >> 3) & 1) ^ (lane & 7)) << 4;
+#pragma unroll 4
     for (int k = 0; k < HD / 16; k++) {
         uint32_t a[MT][4];
 #pragma unroll
@@ -466,8 +467,10 @@ __device__ __forceinline__ void mma_scores(float acc[MT][NT][4], uint32_t a_tile
 /* acc[m][n] += a[m] b(rows b_row .. b_row + 16 KT, columns 8 n ..), a in registers, HD / 8 column pieces. */
 template <int HD, int MT, int KT>
 __device__ __forceinline__ void mma_values(float acc[MT][HD / 8][4], const uint32_t a[MT][KT][4], uint32_t b_tile, int b_row) {
-    const int lane = threadIdx.x % 32;
-    const uint32_t base = b_tile + (b_row + (lane & 15)) * (HD * 2), chunk = ((lane >> 4) ^ (lane & 7)) << 4;
+    uint32_t lane = threadIdx.x % 32;
+    compute_here(lane);
+    const uint32_t base = b_tile + (b_row + (lane & 15)) * (HD * 2);
+    const uint32_t chunk = ((lane >> 4) ^ (lane & 7)) << 4;
 #pragma unroll
     for (int k = 0; k < KT; k++) {
 #pragma unroll
@@ -560,21 +563,21 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
         char *q_tile = smem, *k_tile = q_tile + BM * HD * 2, *v_tile = k_tile + BN * HD * 2;
         const uint32_t q_smem = shared_address(q_tile), k_smem = shared_address(k_tile), v_smem = shared_address(v_tile);
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-        const int h = blockIdx.x % s.NH, kv_head = h / (s.NH / s.NKV);
-        const size_t b = blockIdx.x / s.NH, first_row = b * s.T;
+        const int h = blockIdx.x, kv_head = h / (s.NH / s.NKV);
+        const size_t b = blockIdx.z, first_row = b * s.T;
         const int q0 = (gridDim.y - 1 - blockIdx.y) * BM;  // the longest rows start first
         const int warp_q0 = q0 + warp * MT * 16;
-        const floatX* k_head = attention_row(qkv, first_row, s.qkv_pitch, s.NH + kv_head, HD);
-        const floatX* v_head = attention_row(qkv, first_row, s.qkv_pitch, s.NH + s.NKV + kv_head, HD);
-
         int k0 = (min(s.T, q0 + BM) - 1) / BN * BN;
+        const floatX* k_rows = attention_row(qkv, first_row + k0, s.qkv_pitch, s.NH + kv_head, HD);
+        const size_t v_offset = (size_t)s.NKV * HD;
+
         TileCopy<BN, HD, Tiles::THREADS, Tiles::ASYNC> copy;
         {
             TileCopy<BM, HD, Tiles::THREADS, Tiles::ASYNC> copy_q;
             copy_q.start(q_smem, attention_row(qkv, first_row + q0, s.qkv_pitch, h, HD), s.qkv_pitch, s.T - q0);
             copy_q.finish(q_tile);
         }
-        copy.start(k_smem, k_head + k0 * s.qkv_pitch, s.qkv_pitch, s.T - k0);
+        copy.start(k_smem, k_rows, s.qkv_pitch, s.T - k0);
         copy_async_commit();
 
         float acc[MT][HD / 8][4], top[MT][2], sum[MT][2];
@@ -588,7 +591,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             copy.finish(k_tile);
             copy_async_wait<0>();
             __syncthreads();  // K is there, and V's last readers are done
-            copy.start(v_smem, v_head + k0 * s.qkv_pitch, s.qkv_pitch, s.T - k0);
+            copy.start(v_smem, k_rows + v_offset, s.qkv_pitch, s.T - k0);
+            k_rows -= BN * s.qkv_pitch;
             copy_async_commit();
             float p[MT][NT][4];
             mma_clear<MT, NT>(p);
@@ -597,18 +601,19 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             copy_async_wait<0>();
             __syncthreads();  // V is there, and K's readers are done
             if (k0 > 0) {
-                copy.start(k_smem, k_head + (k0 - BN) * s.qkv_pitch, s.qkv_pitch, BN);
+                copy.start(k_smem, k_rows, s.qkv_pitch, BN);
                 copy_async_commit();
             }
             if (k0 + BN - 1 > warp_q0) {
+                // the last column that row g of the warp sees, counted from column 2 t of this tile
+                const int last = warp_q0 + g - k0 - t * 2;
 #pragma unroll
                 for (int m = 0; m < MT; m++) {
 #pragma unroll
                     for (int n = 0; n < NT; n++) {
 #pragma unroll
                         for (int e = 0; e < 4; e++) {
-                            const int row = warp_q0 + m * 16 + g + e / 2 * 8, col = k0 + n * 8 + t * 2 + e % 2;
-                            if (col > row) { p[m][n][e] = ATTENTION_MASKED; }
+                            if (n * 8 + e % 2 - m * 16 - e / 2 * 8 > last) { p[m][n][e] = ATTENTION_MASKED; }
                         }
                     }
                 }
@@ -644,6 +649,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             mma_values<HD, MT, NT / 2>(acc, a, v_smem, 0);
         }
         float f[MT][2];
+        float* lse_rows = lse + (b * s.NH + h) * s.T;
 #pragma unroll
         for (int m = 0; m < MT; m++) {
 #pragma unroll
@@ -652,7 +658,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                 sum[m][r] += __shfl_xor_sync(0xffffffffu, sum[m][r], 2);
                 f[m][r] = 1 / sum[m][r];
                 const int row = warp_q0 + m * 16 + g + r * 8;
-                if (t == 0 && row < s.T) { lse[(b * s.NH + h) * s.T + row] = top[m][r] * s.scale + logf(sum[m][r]); }
+                if (t == 0 && row < s.T) { lse_rows[row] = top[m][r] * s.scale + logf(sum[m][r]); }
             }
         }
         mma_store<HD, MT>(attention_row(out, first_row + warp_q0, s.out_pitch, h, HD), s.out_pitch, s.T - warp_q0,
@@ -684,8 +690,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
         char *k_tile = smem, *v_tile = k_tile + BN * HD * 2, *stages = v_tile + BN * HD * 2;
         const uint32_t k_smem = shared_address(k_tile), v_smem = shared_address(v_tile);
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, group = s.NH / s.NKV;
-        const int kv_head = blockIdx.x % s.NKV, k0 = blockIdx.y * BN;  // the first keys, seen by all queries, start first
-        const size_t b = blockIdx.x / s.NKV, first_row = b * s.T;
+        const int kv_head = blockIdx.x, k0 = blockIdx.y * BN;  // the first keys, seen by all queries, start first
+        const size_t b = blockIdx.z, first_row = b * s.T;
         const int warp_k0 = k0 + warp * MT * 16;
 
         TileCopy<BM, HD, Tiles::THREADS, Tiles::ASYNC> copy_q, copy_dout;
@@ -828,8 +834,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
         char *q_tile = smem, *dout_tile = q_tile + BM * HD * 2, *stages = dout_tile + BM * HD * 2;
         const uint32_t q_smem = shared_address(q_tile), dout_smem = shared_address(dout_tile);
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-        const int h = blockIdx.x % s.NH, kv_head = h / (s.NH / s.NKV);
-        const size_t b = blockIdx.x / s.NH, first_row = b * s.T;
+        const int h = blockIdx.x, kv_head = h / (s.NH / s.NKV);
+        const size_t b = blockIdx.z, first_row = b * s.T;
         const int q0 = (gridDim.y - 1 - blockIdx.y) * BM;  // the longest rows start first
         const int warp_q0 = q0 + warp * MT * 16;
         const floatX* k_head = attention_row(qkv, first_row, s.qkv_pitch, s.NH + kv_head, HD);
@@ -1033,9 +1039,10 @@ static inline void attention_launch(void (*kernel)(Params...), dim3 grid, int th
     CUDA_CHECK_LAUNCH("an attention kernel");
 }
 
-/* One block a (head, tile of `rows` rows), heads next to each other. */
+/* One block a (head, tile of `rows` rows, sequence). Heads lie next to each other: those of a group read the same K and V, and
+ * what one sequence's heads read at a time fits in the L2 cache. */
 static inline dim3 attention_grid(size_t B, int heads, int T, int rows) {
-    return dim3((unsigned)(B * heads), (unsigned)((T + rows - 1) / rows));
+    return dim3((unsigned)heads, (unsigned)((T + rows - 1) / rows), (unsigned)B);
 }
 
 template <int HD_MAX>
@@ -1098,7 +1105,7 @@ struct MmaTiles<64> {
 };
 template <>
 struct MmaTiles<128> {
-    typedef ForwardTiles<128, 64, 2, 4, 2, true> Forward;
+    typedef ForwardTiles<128, 32, 2, 4, 2, true> Forward;
     typedef BackwardKVTiles<128, 64, 64, 1, 4, 2, true> BackwardKV;
     typedef BackwardQTiles<128, 32, 32, 2, 4, 2, true> BackwardQ;
     typedef ForwardTiles<128, 32, 1, 4, 2, false> Forward75;

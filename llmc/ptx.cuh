@@ -19,6 +19,9 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
+/* Hides where x comes from: what depends on it is computed after this place, not kept in registers from before a loop. */
+__device__ __forceinline__ void compute_here(uint32_t& x) { asm volatile("" : "+r"(x)); }
+
 // ---------------------------------------------------------------------------------------------------------------------
 // copies from global to shared memory that run behind the program's back (sm_80 and newer)
 
