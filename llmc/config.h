@@ -10,7 +10,7 @@
  * starts at a multiple of PARAM_ALIGN elements; gaps hold zeros and stay zero under AdamW. Every block starts
  * `block_stride` after the one before.
  *
- * config.json is read and written here; the weights beside it are checkpoint.h's.
+ * config.json is read and written here; the weights beside it are model_folder.h's.
  */
 #ifndef LLMC_CONFIG_H
 #define LLMC_CONFIG_H

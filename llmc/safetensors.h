@@ -7,7 +7,7 @@
  * An opened file has been checked whole: strict JSON, no name twice, known dtypes, shapes whose product fits and equals
  * the bytes, offsets that cover the data exactly. Nothing is allocated from a number of the file before that number has
  * been compared with the file's size. Weights are read piece by piece where they are asked for; any thread may read.
- * What the tensors mean is left to others (checkpoint.h). The host is little-endian.
+ * What the tensors mean is left to others (model_folder.h, checkpoint.h). The host is little-endian.
  */
 #ifndef LLMC_SAFETENSORS_H
 #define LLMC_SAFETENSORS_H
