@@ -1,31 +1,49 @@
-/* crossentropy.h -- simple version. */
+/* crossentropy.h -- the loss of each row of logits, and its gradient in place of the logits. fp32.
+ *
+ *   loss = log(sum_v e^(logit_v - max)) + max - logit_target        dlogit_v = (softmax_v - [v = target]) * dloss
+ *
+ * A row is read three times (maximum, exponentials, scaling) while it lies in a near cache. Losses are left a row each:
+ * the caller sums them in an order of its own. Targets are checked by the caller: 0 <= target < V.
+ */
 #ifndef LLMC_CROSSENTROPY_H
 #define LLMC_CROSSENTROPY_H
 
-#include "utils.h"
+#include "simd.h"
 
 #include <math.h>
 
+/* Loss of one row. Where `keep` (V) is not NULL, e^(logit - largest) is left there and its sum in *sum; it may be row. */
+LLMC_INLINE float crossentropy_row(const float* row, float* keep, float* sum, int32_t target, size_t V) {
+    const float target_logit = row[target];
+    vf top = vf_set(-INFINITY), total = vf_set(0.0f);
+    for (size_t v = 0; v < V; v += SIMD) { top = vf_max(vf_load_upto(row + v, V - v, -INFINITY), top); }
+    const float largest = vf_largest(top);
+    for (size_t v = 0; v < V; v += SIMD) {
+        const vf e = vf_exp(vf_load_upto(row + v, V - v, -INFINITY) - largest);
+        total += e;
+        if (keep) { vf_store_upto(keep + v, V - v, e); }
+    }
+    *sum = vf_sum(total);
+    return logf(*sum) + (largest - target_logit);
+}
+
+/* losses: (N)   logits: (N, V)   targets: (N) */
 static inline void crossentropy_forward(float* losses, const float* logits, const int32_t* targets, size_t N, int V) {
 #pragma omp parallel for schedule(static)
     for (size_t n = 0; n < N; n++) {
-        const float* row = logits + n * (size_t)V;
-        float m = -INFINITY, sum = 0;
-        for (int v = 0; v < V; v++) { m = row[v] > m ? row[v] : m; }
-        for (int v = 0; v < V; v++) { sum += expf(row[v] - m); }
-        losses[n] = logf(sum) + m - row[targets[n]];
+        float sum;
+        losses[n] = crossentropy_row(logits + n * (size_t)V, NULL, &sum, targets[n], (size_t)V);
     }
 }
 
+/* losses: (N)   logits: (N, V) in, their gradient out   targets: (N)   dloss: the gradient of each row's loss */
 static inline void crossentropy_fused(float* losses, float* logits, const int32_t* targets, float dloss, size_t N, int V) {
 #pragma omp parallel for schedule(static)
     for (size_t n = 0; n < N; n++) {
-        float* row = logits + n * (size_t)V;
-        float m = -INFINITY, sum = 0;
-        for (int v = 0; v < V; v++) { m = row[v] > m ? row[v] : m; }
-        for (int v = 0; v < V; v++) { sum += expf(row[v] - m); }
-        losses[n] = logf(sum) + m - row[targets[n]];
-        for (int v = 0; v < V; v++) { row[v] = expf(row[v] - m) / sum * dloss; }
+        float *row = logits + n * (size_t)V, sum;
+        losses[n] = crossentropy_row(row, row, &sum, targets[n], (size_t)V);
+        const float factor = dloss / sum;
+        for (int v = 0; v < V; v++) { row[v] *= factor; }
         row[targets[n]] -= dloss;
     }
 }

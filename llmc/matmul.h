@@ -31,14 +31,16 @@ enum {
     MATMUL_MR = 6,  // 12 of 16
 #endif
     MATMUL_NR = 2 * SIMD,
-    MATMUL_KC = 256,                // longest run over k
-    MATMUL_MC = 4 * MATMUL_MR,      // rows of a block of A
-    MATMUL_NC = 512,                // columns of a block of B; a multiple of every NR
+    MATMUL_KC = 256,            // longest run over k
+    MATMUL_MC = 4 * MATMUL_MR,  // rows of a block of A
+    MATMUL_NC = 512,            // columns of a block of B; a multiple of every NR
+    MATMUL_SMALL_K = 256,
+    MATMUL_FEW = 4,
     MATMUL_LDA = MATMUL_KC + SIMD,  // distance of packed rows of A: no power of two, they would share cache sets
 };
 
-/* c (rows, NR) = a (rows, K) b (K, NR) + add (rows, NR), or without `add` where it is NULL. `rows` is a constant where this
- * is inlined, so that `acc` lives in registers. */
+/* c (rows, NR) = a (rows, K) b (K, NR) + add (rows, NR), or without `add` where it is NULL. Element (i, k) of a lies at
+ * i * a_row + k * a_col. `rows` is a constant where this is inlined, so that `acc` lives in registers. */
 LLMC_INLINE void matmul_tile(int rows, size_t K, const float* a, size_t a_row, size_t a_col, const float* b, size_t b_row,
                              float* c, const float* add, size_t c_row) {
     vf acc[MATMUL_MR][2];
@@ -65,6 +67,49 @@ LLMC_INLINE void matmul_tile(int rows, size_t K, const float* a, size_t a_row, s
     }
 }
 
+/* The same for any number of rows and for `cols` <= NR columns of c; b has NR columns in any case. */
+static inline void matmul_panel(size_t rows, size_t cols, size_t K, const float* a, size_t a_row, size_t a_col, const float* b,
+                                size_t b_row, float* c, const float* add, size_t c_row) {
+    if (cols < MATMUL_NR) {  // narrow: whole vectors go through a buffer
+        float wide[MATMUL_MR * MATMUL_NR];
+        for (size_t i = 0; i < rows; i += MATMUL_MR) {
+            const size_t n = size_min(rows - i, MATMUL_MR);
+            matmul_panel(n, MATMUL_NR, K, a + i * a_row, a_row, a_col, b, b_row, wide, NULL, MATMUL_NR);
+            for (size_t r = 0; r < n; r++) {
+                for (size_t q = 0; q < cols; q++) {
+                    const size_t at = (i + r) * c_row + q;
+                    c[at] = wide[r * MATMUL_NR + q] + (add ? add[at] : 0.0f);
+                }
+            }
+        }
+        return;
+    }
+    size_t i = 0;
+    for (; i + MATMUL_MR <= rows; i += MATMUL_MR) {
+        matmul_tile(MATMUL_MR, K, a + i * a_row, a_row, a_col, b, b_row, c + i * c_row, add ? add + i * c_row : NULL, c_row);
+    }
+    for (; i + 4 <= rows; i += 4) {
+        matmul_tile(4, K, a + i * a_row, a_row, a_col, b, b_row, c + i * c_row, add ? add + i * c_row : NULL, c_row);
+    }
+    for (; i < rows; i++) {
+        matmul_tile(1, K, a + i * a_row, a_row, a_col, b, b_row, c + i * c_row, add ? add + i * c_row : NULL, c_row);
+    }
+}
+
+/* c (M, N) = a (M, K) b (K, N) + add for operands that lie in a near cache already and need no packing; K <= SMALL_K. */
+static inline void matmul_small(size_t M, size_t N, size_t K, const float* a, size_t a_row, size_t a_col, const float* b,
+                                size_t b_row, float* c, const float* add, size_t c_row) {
+    size_t j = 0;
+    for (; j + MATMUL_NR <= N; j += MATMUL_NR) {
+        matmul_panel(M, MATMUL_NR, K, a, a_row, a_col, b + j, b_row, c + j, add ? add + j : NULL, c_row);
+    }
+    if (j == N) { return; }
+    float narrow[MATMUL_SMALL_K * MATMUL_NR];  // the last columns of b, made as wide as a tile
+    memset(narrow, 0, K * MATMUL_NR * sizeof(float));
+    for (size_t k = 0; k < K; k++) { memcpy(narrow + k * MATMUL_NR, b + k * b_row + j, (N - j) * sizeof(float)); }
+    matmul_panel(M, N - j, K, a, a_row, a_col, narrow, MATMUL_NR, c + j, add ? add + j : NULL, c_row);
+}
+
 /* A copy of the part (rows, cols) of a matrix with the given strides, in panels of `width` rows: element (r, c) of a panel
  * lies at c * width + r. Missing rows of the last panel become zeros. */
 static inline void matmul_pack(float* dst, size_t width, const float* src, size_t row, size_t col, size_t rows, size_t cols) {
@@ -77,31 +122,6 @@ static inline void matmul_pack(float* dst, size_t width, const float* src, size_
         } else {
             for (size_t r = 0; r < n; r++) {
                 for (size_t c = 0; c < cols; c++) { dst[c * width + r] = s[r * row + c * col]; }
-            }
-        }
-    }
-}
-
-/* c = a b + add for `rows` <= MC rows of packed A and all panels of a packed block of B with `cols` columns. */
-static inline void matmul_block(size_t rows, size_t cols, size_t K, const float* a, size_t a_row, size_t a_col, const float* b,
-                                float* c, const float* add, size_t c_row) {
-    for (size_t j = 0; j < cols; j += MATMUL_NR, b += MATMUL_NR * K) {
-        for (size_t i = 0; i < rows; i += MATMUL_MR) {
-            const float* ai = a + i * a_row;
-            float* ci = c + i * c_row + j;
-            const float* addi = add ? add + i * c_row + j : NULL;
-            if (rows - i >= MATMUL_MR && cols - j >= MATMUL_NR) {
-                matmul_tile(MATMUL_MR, K, ai, a_row, a_col, b, MATMUL_NR, ci, addi, c_row);
-                continue;
-            }
-            // at the lower and right edge a tile of whole width goes through a buffer
-            const size_t m = size_min(rows - i, MATMUL_MR), n = size_min(cols - j, MATMUL_NR);
-            float tile[MATMUL_MR * MATMUL_NR];
-            matmul_tile(MATMUL_MR, K, ai, a_row, a_col, b, MATMUL_NR, tile, NULL, MATMUL_NR);
-            for (size_t r = 0; r < m; r++) {
-                for (size_t q = 0; q < n; q++) {
-                    ci[r * c_row + q] = tile[r * MATMUL_NR + q] + (addi ? addi[r * c_row + q] : 0.0f);
-                }
             }
         }
     }
@@ -129,16 +149,16 @@ static inline void matmul_general(float* c, const float* add, const float* a, si
                 float packed_a[MATMUL_MC * MATMUL_LDA] __attribute__((aligned(64)));
                 const size_t rows = size_min(M - i, MATMUL_MC), at = i * N + j;
                 const float* ai = a + i * a_row + k * a_col;
-                if (a_col == 1) {  // rows stay rows
-                    for (size_t r = 0; r < rows; r++) {
-                        memcpy(packed_a + r * MATMUL_LDA, ai + r * a_row, depth * sizeof(float));
-                    }
-                    matmul_block(rows, cols, depth, packed_a, MATMUL_LDA, 1, packed_b, c + at, from ? from + at : NULL, N);
-                } else {  // columns stay columns
-                    for (size_t q = 0; q < depth; q++) {
-                        memcpy(packed_a + q * MATMUL_MC, ai + q * a_col, rows * sizeof(float));
-                    }
-                    matmul_block(rows, cols, depth, packed_a, 1, MATMUL_MC, packed_b, c + at, from ? from + at : NULL, N);
+                // rows of A stay rows and columns stay columns: the tile takes either
+                const bool by_rows = a_col == 1;
+                const size_t lines = by_rows ? rows : depth, length = by_rows ? depth : rows;
+                const size_t pitch = by_rows ? MATMUL_LDA : MATMUL_MC;
+                for (size_t r = 0; r < lines; r++) {
+                    memcpy(packed_a + r * pitch, ai + r * (by_rows ? a_row : a_col), length * sizeof(float));
+                }
+                for (size_t q = 0; q < cols; q += MATMUL_NR) {
+                    matmul_panel(rows, size_min(cols - q, MATMUL_NR), depth, packed_a, by_rows ? pitch : 1, by_rows ? 1 : pitch,
+                                 packed_b + q * depth, MATMUL_NR, c + at + q, from ? from + at + q : NULL, N);
                 }
             }
         }
@@ -147,7 +167,18 @@ static inline void matmul_general(float* c, const float* add, const float* a, si
 
 /* out: (N, OC)   x: (N, C)   w: (OC, C)   residual: (N, OC) is added, NULL for none; it may be out */
 static inline void matmul_forward(float* out, const float* x, const float* w, const float* residual, size_t N, int C, int OC) {
-    matmul_general(out, residual, x, (size_t)C, 1, w, 1, (size_t)C, N, (size_t)OC, (size_t)C);
+    if (N > MATMUL_FEW) {
+        matmul_general(out, residual, x, (size_t)C, 1, w, 1, (size_t)C, N, (size_t)OC, (size_t)C);
+        return;
+    }
+    // generating, a token at a time: nothing of w is used twice, so packing it would cost more than the product
+#pragma omp parallel for schedule(static)
+    for (int o = 0; o < OC; o++) {
+        for (size_t n = 0; n < N; n++) {
+            const size_t at = n * (size_t)OC + (size_t)o;
+            out[at] = vf_dot(x + n * (size_t)C, w + (size_t)o * (size_t)C, (size_t)C) + (residual ? residual[at] : 0.0f);
+        }
+    }
 }
 
 /* dx: (N, C) = or +=   dout: (N, OC)   w: (OC, C) */

@@ -1,52 +1,64 @@
-/* rmsnorm.h -- simple version. */
+/* rmsnorm.h -- root mean square normalisation (Zhang and Sennrich, NeurIPS 2019) of rows. fp32.
+ *
+ *   rstd = 1 / sqrt(mean(x^2) + eps)        out = x * rstd * weight
+ *   dx += rstd * (dout * weight - x * rstd^2 * mean(dout * weight * x))        dweight += sum over rows of dout * x * rstd
+ *
+ * dweight is summed within chunks of RMSNORM_CHUNK rows and then over the chunks, both in order: the result is the same
+ * for any thread count.
+ */
 #ifndef LLMC_RMSNORM_H
 #define LLMC_RMSNORM_H
 
-#include "utils.h"
+#include "simd.h"
 
 #include <math.h>
 
+enum { RMSNORM_CHUNK = 64 };
+
+/* out: (N, C)   rstd: (N), kept for backward   x: (N, C)   weight: (C) */
 static inline void rmsnorm_forward(float* out, float* rstd, const float* x, const float* weight, size_t N, int C, float eps) {
+    const size_t width = (size_t)C;
 #pragma omp parallel for schedule(static)
     for (size_t n = 0; n < N; n++) {
-        const float* xn = x + n * (size_t)C;
-        float* on = out + n * (size_t)C;
-        float sum = 0;
-        for (int c = 0; c < C; c++) { sum += xn[c] * xn[c]; }
-        const float r = 1.0f / sqrtf(sum / (float)C + eps);
+        const float* xn = x + n * width;
+        float* on = out + n * width;
+        const float r = 1.0f / sqrtf(vf_dot(xn, xn, width) / (float)C + eps);
         rstd[n] = r;
-        for (int c = 0; c < C; c++) { on[c] = xn[c] * r * weight[c]; }
+        for (size_t c = 0; c < width; c++) { on[c] = xn[c] * r * weight[c]; }
     }
 }
 
-enum { RMSNORM_CHUNK = 64 };  // rows whose weight gradients are summed first
+/* Floats of scratch that rmsnorm_backward() wants. */
+static inline size_t rmsnorm_backward_scratch(size_t N, int C) { return ceil_div(N, RMSNORM_CHUNK) * (size_t)C; }
 
-static inline size_t rmsnorm_backward_scratch(size_t N, int C) { return (N + RMSNORM_CHUNK - 1) / RMSNORM_CHUNK * (size_t)C; }
-
+/* dx: (N, C) +=   dweight: (C) +=   dout, x: (N, C)   weight: (C)   rstd: (N) of the forward pass */
 static inline void rmsnorm_backward(float* dx, float* dweight, float* scratch, const float* dout, const float* x,
                                     const float* weight, const float* rstd, size_t N, int C) {
-    const size_t chunks = (N + RMSNORM_CHUNK - 1) / RMSNORM_CHUNK;
+    const size_t width = (size_t)C, chunks = ceil_div(N, RMSNORM_CHUNK);
 #pragma omp parallel for schedule(static)
     for (size_t k = 0; k < chunks; k++) {
-        float* dw = scratch + k * (size_t)C;
-        for (int c = 0; c < C; c++) { dw[c] = 0; }
-        const size_t end = N < (k + 1) * RMSNORM_CHUNK ? N : (k + 1) * RMSNORM_CHUNK;
-        for (size_t n = k * RMSNORM_CHUNK; n < end; n++) {
-            const float* xn = x + n * (size_t)C;
-            const float* dn = dout + n * (size_t)C;
-            float* dxn = dx + n * (size_t)C;
+        float* __restrict__ dw = scratch + k * width;
+        memset(dw, 0, width * sizeof(float));
+        for (size_t n = k * RMSNORM_CHUNK; n < size_min(N, (k + 1) * RMSNORM_CHUNK); n++) {
+            const float *xn = x + n * width, *dn = dout + n * width;
+            float* __restrict__ dxn = dx + n * width;
             const float r = rstd[n];
-            float dot = 0;
-            for (int c = 0; c < C; c++) { dot += dn[c] * weight[c] * xn[c]; }
-            const float s = dot * r * r * r / (float)C;
-            for (int c = 0; c < C; c++) {
-                dw[c] += dn[c] * xn[c] * r;
-                dxn[c] += dn[c] * weight[c] * r - xn[c] * s;
+            vf sum = vf_set(0.0f);
+            for (size_t c = 0; c < width; c += SIMD) {
+                const size_t lanes = width - c;
+                sum += vf_load_upto(dn + c, lanes, 0.0f) * vf_load_upto(weight + c, lanes, 0.0f) *
+                       vf_load_upto(xn + c, lanes, 0.0f);
+            }
+            const float pull = vf_sum(sum) * r * r * r / (float)C;
+            for (size_t c = 0; c < width; c++) {
+                const float scaled = dn[c] * r;
+                dw[c] += scaled * xn[c];
+                dxn[c] += scaled * weight[c] - xn[c] * pull;
             }
         }
     }
     for (size_t k = 0; k < chunks; k++) {
-        for (int c = 0; c < C; c++) { dweight[c] += scratch[k * (size_t)C + (size_t)c]; }
+        for (size_t c = 0; c < width; c++) { dweight[c] += scratch[k * width + c]; }
     }
 }
 

@@ -21,6 +21,7 @@ enum { SIMD = 4 };
 
 typedef float vf __attribute__((vector_size(SIMD * sizeof(float))));
 typedef int32_t vi __attribute__((vector_size(SIMD * sizeof(float))));
+typedef uint32_t vu __attribute__((vector_size(SIMD * sizeof(float))));
 // the same vectors at any float's address
 typedef float vf_anywhere __attribute__((vector_size(SIMD * sizeof(float)), aligned(sizeof(float)), may_alias));
 
@@ -32,17 +33,22 @@ LLMC_INLINE vf vf_set(float x) {
     return x - zero;  // not x + zero: that would turn -0 into 0
 }
 
-/* The first n < SIMD floats at p, and `rest` in the lanes behind them. */
-LLMC_INLINE vf vf_load_part(const float* p, size_t n, float rest) {
+/* The floats at p, of which only n may be touched; `rest` fills the lanes behind them. For loops that go in steps of SIMD. */
+LLMC_INLINE vf vf_load_upto(const float* p, size_t n, float rest) {
     float lane[SIMD];
+    if (n >= SIMD) { return vf_load(p); }
     for (size_t i = 0; i < SIMD; i++) { lane[i] = i < n ? p[i] : rest; }
     return vf_load(lane);
 }
 
-LLMC_INLINE void vf_store_part(float* p, size_t n, vf x) {
+LLMC_INLINE void vf_store_upto(float* p, size_t n, vf x) {
     float lane[SIMD];
+    if (n >= SIMD) {
+        vf_store(p, x);
+        return;
+    }
     vf_store(lane, x);
-    for (size_t i = 0; i < n; i++) { p[i] = lane[i]; }
+    memcpy(p, lane, n * sizeof(float));
 }
 
 /* Lane by lane: mask ? a : b. */
@@ -68,6 +74,20 @@ LLMC_INLINE float vf_largest(vf x) {
     return lane[0];
 }
 
+/* Sum of a[i] * b[i]: four running sums hide the latency of the additions. */
+LLMC_INLINE float vf_dot(const float* a, const float* b, size_t n) {
+    vf s0 = vf_set(0.0f), s1 = s0, s2 = s0, s3 = s0;
+    size_t i = 0;
+    for (; i + 4 * SIMD <= n; i += 4 * SIMD) {
+        s0 += vf_load(a + i) * vf_load(b + i);
+        s1 += vf_load(a + i + SIMD) * vf_load(b + i + SIMD);
+        s2 += vf_load(a + i + 2 * SIMD) * vf_load(b + i + 2 * SIMD);
+        s3 += vf_load(a + i + 3 * SIMD) * vf_load(b + i + 3 * SIMD);
+    }
+    for (; i < n; i += SIMD) { s0 += vf_load_upto(a + i, n - i, 0.0f) * vf_load_upto(b + i, n - i, 0.0f); }
+    return vf_sum((s0 + s1) + (s2 + s3));
+}
+
 /* e^x to about 1 ulp. x = n ln 2 + r with |r| <= ln 2 / 2; e^r is a polynomial, 2^n goes into the exponent's bits. Below
  * -86.9 (just above where results would be denormal, and slow) it is 0; from 88.73 on infinity; NaN stays NaN. */
 LLMC_INLINE vf vf_exp(vf x) {
@@ -81,7 +101,7 @@ LLMC_INLINE vf vf_exp(vf x) {
     p = p * r + 1.6666665e-1f;
     p = p * r + 0.5f;
     p = p * (r * r) + r + 1.0f;
-    const vi bits = ((vi)t << 23) + ((127 - 1) << 23);  // 2^(n-1): n = 128 has no exponent of its own
+    const vu bits = ((vu)t << 23) + (126u << 23);  // 2^(n-1): n = 128 has no exponent of its own
     vf y = (p + p) * (vf)bits;
     y = vf_select(x < -86.9f, vf_set(0.0f), y);
     return vf_select(x > 88.72283f, vf_set(__builtin_inff()), y);
