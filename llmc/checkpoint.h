@@ -546,6 +546,11 @@ LLMC_UNUSED static bool trainer_state_read(TrainerState* s, const char* path, Er
     memset(s, 0, sizeof *s);
     size_t length = 0;
     char* text = read_file(path, &length, 64 << 20, e);
+    const char* kind = text ? file_looks_like(text, length) : NULL;
+    if (kind && strcmp(kind, "JSON text") != 0) {
+        free(text);
+        return fail(e, "%s: is %s, wanted a checkpoint's JSON text", path, kind);
+    }
     return text && trainer_state_from_text(s, text, length, path, e);
 }
 

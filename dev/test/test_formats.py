@@ -22,7 +22,8 @@ LLAMA3 = dict(rope_type="llama3", factor=32.0, low_freq_factor=1.0, high_freq_fa
 def model_copy(tmp_path_factory):
     program = tmp_path_factory.mktemp("bin") / "model_copy"
     compiler = os.environ.get("CC") or shutil.which("cc") or "gcc"
-    subprocess.run([compiler, "-std=c11", "-O1", "-I", str(HERE.parents[1]), str(HERE / "model_copy.c"), "-o", str(program), "-lm"], check=True)
+    command = [compiler, "-std=c11", "-O1", "-I", HERE.parents[1], HERE / "model_copy.c", "-o", program, "-lm"]
+    subprocess.run(command, check=True)
 
     def copy(source, target, dtype="F32"):
         Path(target).mkdir(exist_ok=True)
@@ -35,7 +36,8 @@ def make(tied=False, kv=2, rope=None, **more):
     torch.manual_seed(3)
     shape = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, head_dim=16)
     parameters = dict(rope or dict(rope_type="default"), rope_theta=500000.0)
-    config = transformers.LlamaConfig(**{**shape, "num_key_value_heads": kv, "tie_word_embeddings": tied, "rope_parameters": parameters, **more})
+    given = dict(num_key_value_heads=kv, tie_word_embeddings=tied, rope_parameters=parameters)
+    config = transformers.LlamaConfig(**{**shape, **given, **more})
     model = transformers.LlamaForCausalLM(config).eval()
     with torch.no_grad():  # norms that are not all ones
         for name, p in model.named_parameters():
@@ -127,7 +129,8 @@ def test_rounding_to_16_bits_is_pytorchs(model_copy, tmp_path):
     model = make()
     with torch.no_grad():  # halfway cases, subnormals and overflow of both formats
         flat = model.model.embed_tokens.weight.view(-1)
-        special = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11, 1 + 3 * 2**-11, 65519.0, 65520.0, 1e-7, 6e-8, 3e-8, 2.9802322e-08, -0.0, 3e38, 1e-40])
+        ties = [1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11, 1 + 3 * 2**-11, 2.9802322e-08]
+        special = torch.tensor(ties + [65519.0, 65520.0, 1e-7, 6e-8, 3e-8, -0.0, 3e38, 1e-40])
         flat[: len(special)] = special
         flat[100:2000] = torch.exp(torch.randn(1900) * 12)
     model.save_pretrained(tmp_path / "hf")
@@ -172,7 +175,8 @@ def test_models_that_would_be_computed_wrongly_are_refused(model_copy, tmp_path,
 
 
 def test_other_architectures_are_refused_by_name(model_copy, tmp_path):
-    config = transformers.MistralConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2)
+    shape = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4)
+    config = transformers.MistralConfig(**shape, num_key_value_heads=2)
     transformers.MistralForCausalLM(config).save_pretrained(tmp_path / "hf")
     done = model_copy(tmp_path / "hf", tmp_path / "ours")
     assert done.returncode == 1 and "model_type is \"mistral\"" in done.stderr

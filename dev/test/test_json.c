@@ -110,8 +110,7 @@ static void what_rfc_8259_does_not_have_is_refused(void) {
         "// c\n1",
         "/* c */1",
         "\f1",
-        "\xC2\xA0"
-        "1",
+        "\302\2401",
         "{\"a\":1,\"a\":2}",
         "{\"a\":1,\"\\u0061\":2}",
     };
