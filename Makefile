@@ -9,7 +9,7 @@ OPT ?= -O3
 CFLAGS_EXTRA ?=
 
 WARNINGS = -Wall -Wextra $(if $(filter 1,$(OPENMP)),,-Wno-unknown-pragmas) $(if $(filter 1,$(WERROR)),-Werror)
-CFLAGS = -std=c11 -ffp-contract=fast $(OPT) $(MARCH) $(WARNINGS) $(if $(filter 1,$(OPENMP)),-fopenmp) $(CFLAGS_EXTRA)
+CFLAGS = -std=c11 -ffp-contract=fast -fno-math-errno $(OPT) $(MARCH) $(WARNINGS) $(if $(filter 1,$(OPENMP)),-fopenmp) $(CFLAGS_EXTRA)
 LDLIBS = -lm -lpthread
 HEADERS = $(wildcard llmc/*.h) dev/test/test.h
 UNIT_TESTS = $(patsubst dev/test/%.c,build/%,$(wildcard dev/test/test_*.c))

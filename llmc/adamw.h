@@ -22,39 +22,54 @@ typedef struct {
     int64_t step;      // counts applied updates from 1
 } AdamW;
 
-/* p, m, v: (n) updated in place   g: (n) */
+enum { ADAMW_CHUNK = 4096 };  // elements a thread takes at once
+
+/* p, m, v: (n) updated in place   g: (n)
+ * sqrtf() becomes a vector instruction only where it need not set errno: build with -fno-math-errno. */
 static inline void adamw_update(float* p, const float* g, float* m, float* v, size_t n, const AdamW* hyper) {
     const double correction1 = 1.0 - pow((double)hyper->beta1, (double)hyper->step);
     const double correction2 = 1.0 - pow((double)hyper->beta2, (double)hyper->step);
     const float decay = (float)(1.0 - (double)hyper->lr * (double)hyper->weight_decay);
-    const float step_size = (float)((double)hyper->lr / correction1), root2 = (float)sqrt(correction2);
+    const float step_size = (float)((double)hyper->lr / correction1), unbias = (float)(1.0 / sqrt(correction2));
     const float blend1 = (float)(1.0 - (double)hyper->beta1), blend2 = (float)(1.0 - (double)hyper->beta2);
-    const float beta2 = (float)hyper->beta2, eps = (float)hyper->eps, scale = hyper->grad_scale;
+    const float beta2 = hyper->beta2, eps = hyper->eps, scale = hyper->grad_scale;
 #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < n; i++) {
-        const float gi = g[i] * scale;
-        const float mi = m[i] + blend1 * (gi - m[i]);
-        const float vi = beta2 * v[i] + blend2 * gi * gi;
-        m[i] = mi;
-        v[i] = vi;
-        p[i] = p[i] * decay - step_size * (mi / (sqrtf(vi) / root2 + eps));
+    for (size_t chunk = 0; chunk < n; chunk += ADAMW_CHUNK) {
+        const size_t count = size_min(n - chunk, ADAMW_CHUNK);
+        float* __restrict__ pc = p + chunk, * __restrict__ mc = m + chunk, * __restrict__ vc = v + chunk;
+        const float* __restrict__ gc = g + chunk;
+        for (size_t i = 0; i < count; i++) {
+            const float gi = gc[i] * scale;
+            const float mi = mc[i] + blend1 * (gi - mc[i]);
+            const float vi = beta2 * vc[i] + blend2 * gi * gi;
+            mc[i] = mi;
+            vc[i] = vi;
+            pc[i] = pc[i] * decay - step_size * mi / (sqrtf(vi) * unbias + eps);
+        }
     }
 }
 
 enum { NORM_CHUNK = 16384 };  // elements of one partial sum: fixed, so that the norm is the same for any thread count
 
 /* Doubles of scratch that global_norm() wants. */
-static inline size_t global_norm_scratch(size_t n) { return (n + NORM_CHUNK - 1) / NORM_CHUNK; }
+static inline size_t global_norm_scratch(size_t n) { return ceil_div(n, NORM_CHUNK); }
 
 /* Euclidean norm of g (n), summed in double. */
 static inline double global_norm(const float* g, size_t n, double* scratch) {
+    enum { LANES = 32 };  // running sums: enough for several vectors of doubles
     const size_t chunks = global_norm_scratch(n);
 #pragma omp parallel for schedule(static)
     for (size_t k = 0; k < chunks; k++) {
-        const size_t end = n - k * NORM_CHUNK < NORM_CHUNK ? n : (k + 1) * NORM_CHUNK;
-        double lane[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-        for (size_t i = k * NORM_CHUNK; i < end; i++) { lane[i % 8] += (double)g[i] * (double)g[i]; }
-        scratch[k] = ((lane[0] + lane[4]) + (lane[1] + lane[5])) + ((lane[2] + lane[6]) + (lane[3] + lane[7]));
+        const float* gc = g + k * NORM_CHUNK;
+        const size_t count = size_min(n - k * NORM_CHUNK, NORM_CHUNK);
+        double lane[LANES] = {0};
+        size_t i = 0;
+        for (; i + LANES <= count; i += LANES) {
+            for (size_t j = 0; j < LANES; j++) { lane[j] += (double)gc[i + j] * (double)gc[i + j]; }
+        }
+        for (; i < count; i++) { lane[i % LANES] += (double)gc[i] * (double)gc[i]; }
+        for (int j = 1; j < LANES; j++) { lane[0] += lane[j]; }
+        scratch[k] = lane[0];
     }
     double sum = 0;
     for (size_t k = 0; k < chunks; k++) { sum += scratch[k]; }
