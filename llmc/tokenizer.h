@@ -635,6 +635,22 @@ LLMC_UNUSED static size_t tokenizer_encode(const Tokenizer* t, const char* text,
     return at;
 }
 
+/* Whether a text may be cut in front of s[i], 0 < i < its length, so that both parts alone encode to the ids of the whole:
+ * between a newline and a printable ASCII character. A newline ends each piece of white space or of symbols that holds
+ * one, and no piece begins with one and goes on with such a character. Where tokenizer_may_cut() says so. */
+static inline bool text_border(const char* s, size_t i) { return s[i - 1] == '\n' && s[i] > ' ' && s[i] < 0x7F; }
+
+/* Whether texts may be cut at borders: not where whole texts are merged, nor where an added token's name has a line's end in
+ * it. */
+LLMC_UNUSED static bool tokenizer_may_cut(const Tokenizer* t) {
+    if (t->split == SPLIT_NONE && t->num_merges > 0) { return false; }
+    for (int id = 0; id < t->vocab_size; id++) {
+        const uint32_t len = t->at[id + 1] - t->at[id];
+        if ((t->flags[id] & TOKEN_ADDED) && len > 1 && memchr(t->bytes + t->at[id], '\n', len - 1)) { return false; }
+    }
+    return true;
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // decoding
 
@@ -1380,7 +1396,7 @@ LLMC_UNUSED static bool tokenizer_parse(Tokenizer* t, const char* text, size_t l
         char first[TOKEN_PIECE_MAX];
         size_t n = space ? (size_t)(space - text) : 0, got;
         if (n == 0 || n > sizeof first || !base64_decode(first, &got, text, n)) {
-            if (len > 16 && memcmp(text, "\x0A\x0E\x0A\x05<unk>", 9) == 0) { kind = "a SentencePiece model (Llama 2's kind)"; }
+            if (len >= 9 && memcmp(text, "\x0A\x0E\x0A\x05<unk>", 9) == 0) { kind = "a SentencePiece model (Llama 2's kind)"; }
             return fail(e, "%s: is %s, wanted a tokenizer.json or tiktoken's tokenizer.model", path,
                         kind ? kind : "no tokenizer that is known");
         }

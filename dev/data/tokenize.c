@@ -6,9 +6,8 @@
  *
  * A file is read in batches, a batch is cut into units (lines of a .jsonl, stretches of a text), runs of units are encoded in
  * parallel, and the results are written in order: memory is bounded by the batch, not by the file, and the tokens do not
- * depend on the number of threads. A text is cut only where every split pattern has a border anyway: between a newline and
- * a printable ASCII character. For a newline ends each piece of white space or of symbols that holds one, and no piece
- * begins with one and goes on with such a character. A text without such places is encoded in one go.
+ * depend on the number of threads. A text is cut where every split pattern has a border anyway (text_border); one without
+ * such places is encoded in one go.
  *
  * Each document starts with BOS (llm.c's files do the same with GPT-2's end of text), so documents are separated by it.
  * Files are written as OUT.tmp and renamed when whole; a failure removes what was begun.
@@ -18,7 +17,7 @@
 #include "llmc/json.h"       // defines: json_parse, json_get, json_string, json_write_string
 #include "llmc/options.h"    // defines: edit_distance
 #include "llmc/tokenfile.h"  // defines: tokenfile_header
-#include "llmc/tokenizer.h"  // defines: tokenizer_load, encoder_text, decoder_push
+#include "llmc/tokenizer.h"  // defines: tokenizer_load, encoder_text, text_border, decoder_push
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -490,23 +489,10 @@ static void progress_show(Progress* p, uint64_t tokens) {
             (double)tokens * 1e-6, (double)p->bytes * 1e-6 / (now - p->start), p->terminal ? "" : "\n");
 }
 
-/* Whether a text may be cut in front of s[i] without a change of ids. */
-static bool is_border(const char* s, size_t i) { return s[i - 1] == '\n' && s[i] > ' ' && s[i] < 0x7F; }
-
-/* Whether texts may be cut at borders at all: not where a tokenizer joins whole texts, nor where a name spans a line's end. */
-static bool may_cut(const Tokenizer* t) {
-    if (t->split == SPLIT_NONE && t->num_merges > 0) { return false; }
-    for (int id = 0; id < t->vocab_size; id++) {
-        const uint32_t len = t->at[id + 1] - t->at[id];
-        if ((t->flags[id] & TOKEN_ADDED) && len > 1 && memchr(t->bytes + t->at[id], '\n', len - 1)) { return false; }
-    }
-    return true;
-}
-
 /* The last place in s[0 .. n) at which a batch may end, or 0. `lines`: behind a newline, else at a border. */
 static size_t last_cut(const char* s, size_t n, bool lines) {
     for (size_t i = n; i > 0; i--) {
-        if (lines ? s[i - 1] == '\n' : i < n && is_border(s, i)) { return i; }
+        if (lines ? s[i - 1] == '\n' : i < n && text_border(s, i)) { return i; }
     }
     return 0;
 }
@@ -514,7 +500,7 @@ static size_t last_cut(const char* s, size_t n, bool lines) {
 static void cut_text(UnitList* list, const char* s, size_t n, bool first, bool cuttable) {
     size_t start = 0;
     for (size_t i = UNIT_BYTES; cuttable && i < n; i++) {
-        if (!is_border(s, i)) { continue; }
+        if (!text_border(s, i)) { continue; }
         unit_add(list, s + start, i - start, 0, first && start == 0);
         start = i;
         i += UNIT_BYTES;
@@ -544,7 +530,7 @@ static bool write_parts(Job* job, TokenFile* w, int parts, Error* e) {
 static bool tokenize_file(Job* job, TokenFile* w, Progress* progress, const char* path, Error* e) {
     uint64_t size = 0, line = 0;
     const size_t path_len = strlen(path);
-    const bool lines = path_len >= 6 && strcmp(path + path_len - 6, ".jsonl") == 0, cuttable = may_cut(job->t);
+    const bool lines = path_len >= 6 && strcmp(path + path_len - 6, ".jsonl") == 0, cuttable = tokenizer_may_cut(job->t);
     FILE* f = open_input(path, &size, e);
     if (!f) { return false; }
     job->path = path;
