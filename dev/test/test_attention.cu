@@ -1,0 +1,410 @@
+/* test_attention.cu -- every attention kernel of this build against a reference in double precision that shares no code with
+ * them, and the CPU oracle attention.h against the same reference.
+ *
+ *   nvcc -std=c++17 -O3 -DPRECISION_BF16 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fopenmp -diag-suppress 1675 \
+ *        -I. -o test_attention dev/test/test_attention.cu && ./test_attention [plain|mma|wgmma]
+ *
+ * Inputs are rounded to floatX first, so that only the kernels' own rounding is measured: by relative L2 error of each of out, lse, dq, dk
+ * and dv, which sees a wrong scale, a wrong head and a missing tile alike. Outputs are filled with NaN before each run, the gaps
+ * between rows too: what a kernel leaves out or writes beside its rows shows.
+ */
+#include "../../llmc/attention.cuh"
+#include "../../llmc/attention.h"
+#include "../../llmc/rand.h"
+#include "test.h"
+
+static const char* kernel_names[NUM_ATTENTION_KERNELS] = {"auto", "plain", "mma", "wgmma"};
+static AttentionKernel only = ATTENTION_AUTO;  // AUTO: all kernels that this build has
+
+typedef struct {
+    size_t B;
+    int T, NH, NKV, HD;
+    float amplitude;  // of q and k: 1 is an ordinary softmax, 20 one whose weights are nearly all 0 or 1
+} Case;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// reference
+
+static double* new_doubles(size_t n) { return (double*)xcalloc(n, sizeof(double)); }
+
+/* Uniform in [-a, a], rounded to floatX. */
+static void fill(float* x, size_t n, float a, uint32_t stream) {
+    for (size_t i = 0; i < n; i++) {
+        const double u = philox_double(philox(1234, RAND_SAMPLE, stream, i), 0, 1);
+        x[i] = to_float(from_float<floatX>((float)((2 * u - 1) * a)));
+    }
+}
+
+/* out, lse, dqkv of packed rows without gaps, straight from the formulas at the head of attention.cuh. */
+static void reference(const Case* c, const float* qkv, const float* dout, double* out, double* lse, double* dqkv) {
+    const size_t T = (size_t)c->T, HD = (size_t)c->HD, NH = (size_t)c->NH, NKV = (size_t)c->NKV;
+    const size_t W = (NH + 2 * NKV) * HD, O = NH * HD, group = NH / NKV;
+    const double scale = 1 / sqrt((double)HD);
+#pragma omp parallel for collapse(2)
+    for (size_t b = 0; b < c->B; b++) {
+        for (size_t kv = 0; kv < NKV; kv++) {
+            double *p = new_doubles(T), *ds = new_doubles(T);
+            for (size_t h = kv * group; h < (kv + 1) * group; h++) {
+                for (size_t t = 0; t < T; t++) {
+                    const size_t row = b * T + t;
+                    const float *q = qkv + row * W + h * HD, *d = dout + row * O + h * HD;
+                    double *o = out + row * O + h * HD, *dq = dqkv + row * W + h * HD;
+                    double top = -INFINITY, sum = 0, D = 0;
+                    for (size_t u = 0; u <= t; u++) {
+                        const float* k = qkv + (b * T + u) * W + (NH + kv) * HD;
+                        p[u] = 0;
+                        for (size_t i = 0; i < HD; i++) { p[u] += scale * q[i] * k[i]; }
+                        top = p[u] > top ? p[u] : top;
+                    }
+                    for (size_t u = 0; u <= t; u++) { sum += exp(p[u] - top); }
+                    lse[(b * NH + h) * T + t] = top + log(sum);
+                    for (size_t u = 0; u <= t; u++) {
+                        const float* v = qkv + (b * T + u) * W + (NH + NKV + kv) * HD;
+                        p[u] = exp(p[u] - top) / sum;
+                        ds[u] = 0;
+                        for (size_t i = 0; i < HD; i++) {
+                            o[i] += p[u] * v[i];
+                            ds[u] += (double)d[i] * v[i];
+                        }
+                        D += p[u] * ds[u];
+                    }
+                    for (size_t u = 0; u <= t; u++) {
+                        const float* k = qkv + (b * T + u) * W + (NH + kv) * HD;
+                        double *dk = dqkv + (b * T + u) * W + (NH + kv) * HD, *dv = dk + NKV * HD;
+                        ds[u] = p[u] * (ds[u] - D) * scale;
+                        for (size_t i = 0; i < HD; i++) {
+                            dq[i] += ds[u] * k[i];
+                            dk[i] += ds[u] * q[i];
+                            dv[i] += p[u] * d[i];
+                        }
+                    }
+                }
+            }
+            free(p);
+            free(ds);
+        }
+    }
+}
+
+/* |x - ref| / max(|ref|, floor) over columns [from, to) of rows `pitch` and `width` apart; NaN when x has one. */
+static double error_of(const float* x, size_t pitch, const double* ref, size_t width, size_t rows, size_t from, size_t to,
+                       double floor) {
+    double diff = 0, norm = 0;
+    for (size_t r = 0; r < rows; r++) {
+        for (size_t i = from; i < to; i++) {
+            const double e = x[r * pitch + i] - ref[r * width + i];
+            diff += e * e;
+            norm += ref[r * width + i] * ref[r * width + i];
+        }
+    }
+    return sqrt(diff) / fmax(sqrt(norm), floor);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// one case on the GPU
+
+static floatX* upload(const float* x, size_t rows, size_t width, size_t pitch) {
+    const size_t n = rows * pitch;
+    floatX *host = (floatX*)xmalloc(n * sizeof(floatX)), *device = NULL;
+    for (size_t i = 0; i < n; i++) { host[i] = from_float<floatX>(NAN); }
+    for (size_t r = 0; r < rows; r++) {
+        for (size_t i = 0; i < width; i++) { host[r * pitch + i] = from_float<floatX>(x[r * width + i]); }
+    }
+    CUDA_CHECK(cudaMalloc((void**)&device, n * sizeof(floatX)));
+    CUDA_CHECK(cudaMemcpy(device, host, n * sizeof(floatX), cudaMemcpyHostToDevice));
+    free(host);
+    return device;
+}
+
+static void download(float* out, const floatX* device, size_t n) {
+    floatX* host = (floatX*)xmalloc(n * sizeof(floatX));
+    CUDA_CHECK(cudaMemcpy(host, device, n * sizeof(floatX), cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < n; i++) { out[i] = to_float(host[i]); }
+    free(host);
+}
+
+/* Whether the columns behind `width` still hold the NaN that was put there. */
+static bool gaps_untouched(const float* x, size_t rows, size_t width, size_t pitch) {
+    for (size_t r = 0; r < rows; r++) {
+        for (size_t i = width; i < pitch; i++) {
+            if (!isnan(x[r * pitch + i])) { return false; }
+        }
+    }
+    return true;
+}
+
+static void run_kernel(const Case* c, AttentionKernel kernel, const float* qkv, const float* dout, const double* out,
+                       const double* lse, const double* dqkv) {
+    const size_t N = c->B * c->T, HD = c->HD, O = c->NH * HD, KV = c->NKV * HD, W = O + 2 * KV, stats = N * c->NH;
+    const size_t unit = 16 / sizeof(floatX), qkv_pitch = round_up(W, unit) + unit, out_pitch = round_up(O, unit) + 2 * unit;
+    const size_t scratch_size = attention_backward_scratch_cuda(c->B, c->T, c->NH);
+    floatX *d_qkv = upload(qkv, N, W, qkv_pitch), *d_dout = upload(dout, N, O, out_pitch), *d_out, *d_dqkv;
+    float *d_lse, *d_scratch;
+    CUDA_CHECK(cudaMalloc((void**)&d_out, N * out_pitch * sizeof(floatX)));
+    CUDA_CHECK(cudaMalloc((void**)&d_dqkv, N * qkv_pitch * sizeof(floatX)));
+    CUDA_CHECK(cudaMalloc((void**)&d_lse, stats * sizeof(float)));
+    CUDA_CHECK(cudaMalloc((void**)&d_scratch, scratch_size * sizeof(float)));
+    float* got[2][3];  // of two runs: out, lse, dqkv
+    for (int run = 0; run < 2; run++) {
+        // all bits set is a NaN in every type
+        CUDA_CHECK(cudaMemset(d_out, 0xff, N * out_pitch * sizeof(floatX)));
+        CUDA_CHECK(cudaMemset(d_dqkv, 0xff, N * qkv_pitch * sizeof(floatX)));
+        CUDA_CHECK(cudaMemset(d_lse, 0xff, stats * sizeof(float)));
+        CUDA_CHECK(cudaMemset(d_scratch, 0xff, scratch_size * sizeof(float)));
+        attention_forward_kernel(kernel, d_out, d_lse, d_qkv, c->B, c->T, c->NH, c->NKV, c->HD, qkv_pitch, out_pitch, 0);
+        attention_backward_kernel(kernel, d_dqkv, d_scratch, d_dout, d_out, d_lse, d_qkv, c->B, c->T, c->NH, c->NKV, c->HD,
+                                  qkv_pitch, out_pitch, 0);
+        CUDA_CHECK(cudaDeviceSynchronize());
+        got[run][0] = (float*)xmalloc(N * out_pitch * sizeof(float));
+        got[run][1] = (float*)xmalloc(stats * sizeof(float));
+        got[run][2] = (float*)xmalloc(N * qkv_pitch * sizeof(float));
+        download(got[run][0], d_out, N * out_pitch);
+        CUDA_CHECK(cudaMemcpy(got[run][1], d_lse, stats * sizeof(float), cudaMemcpyDeviceToHost));
+        download(got[run][2], d_dqkv, N * qkv_pitch);
+    }
+    double dv_norm = 0;
+    for (size_t i = 0; i < N * W; i++) { dv_norm += i % W >= O + KV ? dqkv[i] * dqkv[i] : 0; }
+    const double floor = 0.1 * sqrt(dv_norm);  // dq and dk of a single key are zero
+    const bool steep = c->amplitude > 1;       // scores in the hundreds: an ulp of a score is a visible part of p
+#if defined(PRECISION_FP32)
+    const double limit = steep ? 2e-4 : 4e-6;
+#elif defined(PRECISION_BF16)
+    const double limit = steep ? 1.5e-2 : 6e-3;
+#else
+    const double limit = steep ? 2.5e-3 : 8e-4;
+#endif
+    const double e_out = error_of(got[0][0], out_pitch, out, O, N, 0, O, 0),
+                 e_lse = error_of(got[0][1], 1, lse, 1, stats, 0, 1, 0);
+    const double e_dq = error_of(got[0][2], qkv_pitch, dqkv, W, N, 0, O, floor);
+    const double e_dk = error_of(got[0][2], qkv_pitch, dqkv, W, N, O, O + KV, floor);
+    const double e_dv = error_of(got[0][2], qkv_pitch, dqkv, W, N, O + KV, W, 0);
+    const bool close = e_out <= limit && e_lse <= 2e-6 && e_dq <= limit && e_dk <= limit && e_dv <= limit;  // false for NaN
+    CHECK(close, "%s B %zu T %d NH %d NKV %d HD %d amplitude %g: errors out %.1e lse %.1e dq %.1e dk %.1e dv %.1e, limit %.1e",
+          kernel_names[kernel], c->B, c->T, c->NH, c->NKV, c->HD, c->amplitude, e_out, e_lse, e_dq, e_dk, e_dv, limit);
+    CHECK(gaps_untouched(got[0][0], N, O, out_pitch) && gaps_untouched(got[0][2], N, W, qkv_pitch),
+          "%s T %d HD %d writes between rows", kernel_names[kernel], c->T, c->HD);
+    CHECK(memcmp(got[0][0], got[1][0], N * out_pitch * sizeof(float)) == 0 &&
+              memcmp(got[0][1], got[1][1], stats * sizeof(float)) == 0 &&
+              memcmp(got[0][2], got[1][2], N * qkv_pitch * sizeof(float)) == 0,
+          "%s B %zu T %d HD %d: two runs differ", kernel_names[kernel], c->B, c->T, c->HD);
+    for (int i = 0; i < 6; i++) { free(got[i / 3][i % 3]); }
+    CUDA_CHECK(cudaFree(d_qkv));
+    CUDA_CHECK(cudaFree(d_dout));
+    CUDA_CHECK(cudaFree(d_out));
+    CUDA_CHECK(cudaFree(d_dqkv));
+    CUDA_CHECK(cudaFree(d_lse));
+    CUDA_CHECK(cudaFree(d_scratch));
+}
+
+/* All kernels of this build on one case; `oracle` also checks attention.h. */
+static void run_case(Case c, bool oracle) {
+    const size_t N = c.B * c.T, O = (size_t)c.NH * c.HD, W = (size_t)(c.NH + 2 * c.NKV) * c.HD, stats = N * c.NH;
+    float *qkv = (float*)xmalloc(N * W * sizeof(float)), *dout = (float*)xmalloc(N * O * sizeof(float));
+    double *out = new_doubles(N * O), *lse = new_doubles(stats), *dqkv = new_doubles(N * W);
+    fill(qkv, N * W, 1, (uint32_t)(c.T * 1000 + c.HD));
+    fill(dout, N * O, 1, (uint32_t)(c.T * 1000 + c.HD + 1));
+    for (size_t i = 0; i < N * W; i++) {
+        if (i % W < O + (size_t)c.NKV * c.HD) { qkv[i] = to_float(from_float<floatX>(qkv[i] * c.amplitude)); }
+    }
+    reference(&c, qkv, dout, out, lse, dqkv);
+    if (oracle) {
+        float *o = (float*)xmalloc(N * O * sizeof(float)), *l = (float*)xmalloc(stats * sizeof(float));
+        float* d = (float*)xmalloc(N * W * sizeof(float));
+        float* scratch = (float*)xmalloc(attention_backward_scratch(c.B, c.T, c.NH, c.NKV, c.HD) * sizeof(float));
+        attention_forward(o, l, qkv, c.B, c.T, c.NH, c.NKV, c.HD);
+        attention_backward(d, scratch, dout, o, l, qkv, c.B, c.T, c.NH, c.NKV, c.HD);
+        const double e_out = error_of(o, O, out, O, N, 0, O, 0), e_d = error_of(d, W, dqkv, W, N, 0, W, 0);
+        CHECK(e_out <= 2e-6 && e_d <= 4e-6, "oracle T %d HD %d: errors out %.1e gradients %.1e", c.T, c.HD, e_out, e_d);
+        free(o);
+        free(l);
+        free(d);
+        free(scratch);
+    }
+    for (int k = ATTENTION_PLAIN; k < NUM_ATTENTION_KERNELS; k++) {
+        if ((only == ATTENTION_AUTO || only == k) && attention_has_kernel((AttentionKernel)k, c.HD)) {
+            run_kernel(&c, (AttentionKernel)k, qkv, dout, out, lse, dqkv);
+        }
+    }
+    free(qkv);
+    free(dout);
+    free(out);
+    free(lse);
+    free(dqkv);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// tests
+
+static const int head_dims[] = {10, 12, 16, 64, 96, 128, 256};
+static const int heads[][2] = {{2, 2}, {4, 2}, {4, 1}, {3, 1}, {8, 2}};  // groups of 1, 2, 4, all, 4
+
+static void every_head_dim_at_short_and_odd_lengths(void) {
+    const int lengths[] = {1, 17, 200, 256};
+    int turn = 0;
+    for (int HD : head_dims) {
+        for (int T : lengths) {
+            const int* h = heads[turn++ % 5];
+            Case c = {(size_t)(1 + turn % 3), T, h[0], h[1], HD, 1};
+            run_case(c, true);
+        }
+    }
+}
+
+static void every_group_on_the_tensor_core_head_dims(void) {
+    for (int HD : {64, 128}) {
+        for (const int* h : heads) {
+            Case c = {2, 200, h[0], h[1], HD, 1};
+            run_case(c, false);
+        }
+    }
+}
+
+static void lengths_around_every_tile_edge(void) {
+    for (int HD : {64, 128}) {
+        for (int T : {31, 32, 33, 63, 64, 65, 127, 128, 129, 191, 192, 193, 320, 385}) {
+            Case c = {1, T, 2, 1, HD, 1};
+            run_case(c, false);
+        }
+    }
+}
+
+static void a_thousand_tokens(void) {
+    int turn = 0;
+    for (int HD : head_dims) {
+        const int* h = heads[turn++ % 4];
+        Case c = {(size_t)(HD == 64 ? 3 : 1), 1000, h[0], h[1], HD, 1};
+        run_case(c, false);
+    }
+}
+
+static void scores_in_the_hundreds(void) {
+    for (int HD : head_dims) {
+        Case c = {1, 300, 4, 2, HD, 20};
+        run_case(c, false);
+    }
+}
+
+static void one_token_against_a_cache(void) {
+    const int positions[] = {1, 3, 17, 256, 1000};
+    int turn = 0;
+    for (int HD : head_dims) {
+        for (int P : positions) {
+            const int *h = heads[turn++ % 5], NH = h[0], NKV = h[1];
+            const size_t nq = (size_t)NH * HD, width = (size_t)2 * NKV * HD, n = P * width;
+            float *q = (float*)xmalloc(nq * sizeof(float)), *cache = (float*)xmalloc(n * sizeof(float));
+            float *want = (float*)xmalloc(nq * sizeof(float)), *got = (float*)xmalloc(nq * sizeof(float));
+            fill(q, nq, 3, 7);
+            fill(cache, n, 1, 8);
+            attention_decode(want, q, cache, P, NH, NKV, HD);
+            floatX *d_q = upload(q, 1, nq, nq), *d_cache = upload(cache, P, width, width), *d_out = upload(q, 1, nq, nq);
+            CUDA_CHECK(cudaMemset(d_out, 0xff, nq * sizeof(floatX)));
+            attention_decode_cuda(d_out, d_q, d_cache, P, NH, NKV, HD, 0);
+            CUDA_CHECK(cudaDeviceSynchronize());
+            download(got, d_out, nq);
+            double diff = 0, norm = 0;
+            for (size_t i = 0; i < nq; i++) {
+                diff += (got[i] - want[i]) * (got[i] - want[i]);
+                norm += want[i] * want[i];
+            }
+            const double error = sqrt(diff / norm), limit = sizeof(floatX) == 4 ? 3e-6 : 4e-3;
+            CHECK(error <= limit, "P %d NH %d NKV %d HD %d: error %.1e, limit %.1e", P, NH, NKV, HD, error, limit);
+            CUDA_CHECK(cudaFree(d_q));
+            CUDA_CHECK(cudaFree(d_cache));
+            CUDA_CHECK(cudaFree(d_out));
+            free(q);
+            free(cache);
+            free(want);
+            free(got);
+        }
+    }
+}
+
+__global__ void fill_kernel(floatX* x, size_t n, uint32_t seed) {
+    const size_t stride = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
+        uint32_t z = (uint32_t)i * 2654435761u + (uint32_t)(i >> 32) * 40503u + seed;
+        z = (z ^ z >> 16) * 0x85ebca6bu;
+        z = (z ^ z >> 13) * 0xc2b2ae35u;
+        x[i] = from_float<floatX>((float)(z >> 8) * (2.0f / 16777216.0f) - 1.0f);
+    }
+}
+
+/* The last sequence of a batch whose qkv has more than 2^31 elements equals, bit for bit, the same sequence alone. */
+static void offsets_past_two_to_the_31(void) {
+    const int T = 256, NH = 32, NKV = 8, HD = 128;
+    const size_t B = 1400, W = (size_t)(NH + 2 * NKV) * HD, O = (size_t)NH * HD, last = (B - 1) * T;
+    floatX *qkv, *dqkv, *out, *dout, *one_out, *one_dqkv;
+    float *lse, *scratch, *one_lse;
+    CUDA_CHECK(cudaMalloc((void**)&qkv, B * T * W * sizeof(floatX)));
+    CUDA_CHECK(cudaMalloc((void**)&dqkv, B * T * W * sizeof(floatX)));
+    CUDA_CHECK(cudaMalloc((void**)&out, B * T * O * sizeof(floatX)));
+    CUDA_CHECK(cudaMalloc((void**)&dout, B * T * O * sizeof(floatX)));
+    CUDA_CHECK(cudaMalloc((void**)&lse, B * T * NH * sizeof(float)));
+    CUDA_CHECK(cudaMalloc((void**)&scratch, attention_backward_scratch_cuda(B, T, NH) * sizeof(float)));
+    CUDA_CHECK(cudaMalloc((void**)&one_out, T * O * sizeof(floatX)));
+    CUDA_CHECK(cudaMalloc((void**)&one_dqkv, T * W * sizeof(floatX)));
+    CUDA_CHECK(cudaMalloc((void**)&one_lse, (size_t)T * NH * sizeof(float)));
+    fill_kernel<<<1024, 256>>>(qkv, B * T * W, 1);
+    fill_kernel<<<1024, 256>>>(dout, B * T * O, 2);
+    for (int k = ATTENTION_PLAIN; k < NUM_ATTENTION_KERNELS; k++) {
+        const AttentionKernel kernel = (AttentionKernel)k;
+        if ((only != ATTENTION_AUTO && only != k) || !attention_has_kernel(kernel, HD)) { continue; }
+        CUDA_CHECK(cudaMemset(out, 0xff, B * T * O * sizeof(floatX)));
+        CUDA_CHECK(cudaMemset(dqkv, 0xff, B * T * W * sizeof(floatX)));
+        CUDA_CHECK(cudaMemset(one_out, 0, T * O * sizeof(floatX)));
+        CUDA_CHECK(cudaMemset(one_dqkv, 0, T * W * sizeof(floatX)));
+        attention_forward_kernel(kernel, out, lse, qkv, B, T, NH, NKV, HD, W, O, 0);
+        attention_backward_kernel(kernel, dqkv, scratch, dout, out, lse, qkv, B, T, NH, NKV, HD, W, O, 0);
+        attention_forward_kernel(kernel, one_out, one_lse, qkv + last * W, 1, T, NH, NKV, HD, W, O, 0);
+        attention_backward_kernel(kernel, one_dqkv, scratch, dout + last * O, one_out, one_lse, qkv + last * W, 1, T, NH, NKV,
+                                  HD, W, O, 0);
+        CUDA_CHECK(cudaDeviceSynchronize());
+        float *a = (float*)xmalloc(T * W * sizeof(float)), *b = (float*)xmalloc(T * W * sizeof(float));
+        download(a, out + last * O, T * O);
+        download(b, one_out, T * O);
+        CHECK(memcmp(a, b, T * O * sizeof(float)) == 0, "%s: out of the last sequence differs", kernel_names[k]);
+        download(a, dqkv + last * W, T * W);
+        download(b, one_dqkv, T * W);
+        CHECK(memcmp(a, b, T * W * sizeof(float)) == 0, "%s: gradients of the last sequence differ", kernel_names[k]);
+        free(a);
+        free(b);
+    }
+    CUDA_CHECK(cudaFree(qkv));
+    CUDA_CHECK(cudaFree(dqkv));
+    CUDA_CHECK(cudaFree(out));
+    CUDA_CHECK(cudaFree(dout));
+    CUDA_CHECK(cudaFree(lse));
+    CUDA_CHECK(cudaFree(scratch));
+    CUDA_CHECK(cudaFree(one_out));
+    CUDA_CHECK(cudaFree(one_dqkv));
+    CUDA_CHECK(cudaFree(one_lse));
+}
+
+int main(int argc, char** argv) {
+    for (int k = ATTENTION_PLAIN; argc == 2 && k < NUM_ATTENTION_KERNELS; k++) {
+        if (strcmp(argv[1], kernel_names[k]) == 0) { only = (AttentionKernel)k; }
+    }
+    if (argc > 2 || (argc == 2 && only == ATTENTION_AUTO)) { die_usage("usage: %s [plain|mma|wgmma]", argv[0]); }
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+        SKIP("every attention kernel", "no GPU");
+        return test_summary();
+    }
+    printf("%s, code for sm_%d;", PRECISION_NAME, compiled_arch(attention_stats_kernel));
+    for (int HD : {64, 128}) { printf(" head_dim %d runs %s", HD, kernel_names[attention_choose(ATTENTION_AUTO, HD)]); }
+    printf("\n");
+    RUN(every_head_dim_at_short_and_odd_lengths);
+    RUN(every_group_on_the_tensor_core_head_dims);
+    RUN(lengths_around_every_tile_edge);
+    RUN(scores_in_the_hundreds);
+    RUN(a_thousand_tokens);
+    RUN(one_token_against_a_cache);
+    size_t free_memory = 0, total_memory = 0;
+    CUDA_CHECK(cudaMemGetInfo(&free_memory, &total_memory));
+    if (free_memory > ((size_t)9 << 31) * sizeof(floatX)) {
+        RUN(offsets_past_two_to_the_31);
+    } else {
+        SKIP("offsets_past_two_to_the_31", "not enough GPU memory");
+    }
+    return test_summary();
+}
