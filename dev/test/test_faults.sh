@@ -1,0 +1,99 @@
+#!/bin/sh
+# test_faults.sh -- the parity test bites: each fault below is planted into a copy of the sources, one at a time, and
+# ./test_llama3 must then fail on the committed pairs, by a comparison and not by a crash. A fault that does not change its
+# file, or that does not compile, is a failure too: the sources have moved on and the fault must be written anew.
+# Run from the project's root. CC: the compiler, JOBS: faults at a time.
+set -u
+CC=${CC:-cc} JOBS=${JOBS:-$(nproc 2>/dev/null || echo 2)}
+folder=$(mktemp -d "${TEST_TMP:-/tmp}/llama3_faults_XXXXXX") || exit 1
+trap 'rm -rf "$folder"' EXIT
+trap 'exit 130' INT TERM
+count=0
+
+# build FOLDER: its test_llama3, which reads dev/test/pairs of the folder it runs in
+build() { (cd "$1" && $CC -std=c11 -O1 -w -I. -x c test_llama3.cu -x none -o test -lm -lpthread) >"$1/log" 2>&1; }
+
+# result KIND NAME: a line of the report, printed in the order of the faults
+result() { echo "$1 $2" >"$here/result"; }
+
+# plant NAME FILE SED: in a copy of the sources
+plant() {
+    mkdir -p "$here/llmc" "$here/dev/test"
+    cp train_llama3.c test_llama3.cu "$here" && cp llmc/*.h "$here/llmc" && ln -s "$PWD/dev/test/pairs" "$here/dev/test/pairs"
+    cp "$2" "$here/before" && sed "$3" "$here/before" >"$here/$2" || exit 1
+    if cmp -s "$here/before" "$here/$2"; then
+        result "FAIL" "fault $1 is planted: the expression changes nothing in $2"
+    elif ! build "$here"; then
+        sed 's/^/    /' "$here/log" | head -n 5
+        result "FAIL" "fault $1 compiles"
+    else
+        (cd "$here" && ./test >log 2>&1)
+        status=$?
+        if [ $status -eq 1 ] && grep -q '^  FAIL' "$here/log"; then
+            result "ok  " "fault $1 is caught by $(grep -c '^  FAIL' "$here/log") comparisons"
+        else
+            result "FAIL" "fault $1 is caught: test_llama3 ended with $status"
+        fi
+    fi
+    rm -f "$here/test"
+}
+
+fault() { # fault NAME FILE SED
+    count=$((count + 1))
+    here=$folder/$(printf '%03d' $count)
+    mkdir -p "$here"
+    plant "$@" &
+    [ $((count % JOBS)) -ne 0 ] || wait
+}
+
+# the sources as they are pass: else every fault would be caught
+mkdir -p "$folder/none/dev/test" && cp -r llmc train_llama3.c test_llama3.cu "$folder/none" &&
+    ln -s "$PWD/dev/test/pairs" "$folder/none/dev/test/pairs"
+if ! build "$folder/none" || ! (cd "$folder/none" && ./test >log 2>&1); then
+    tail -n 5 "$folder/none/log"
+    echo "FAIL the sources without a fault pass"
+    echo "0 passed, 1 failed, 0 skipped"
+    exit 1
+fi
+echo "ok   the sources without a fault pass"
+
+# a sed expression too long for its line
+l2='s/const double weight_decay = hyper\.weight_decay;/const double weight_decay = 0.0;'
+l2="$l2 for (size_t k = 0; k < m->table.elements; k++) { m->grads[k] += (float)hyper.weight_decay * m->params[k]; }/"
+
+fault "eps of 1e-6 for the model's own" train_llama3.c 's/c->rms_eps/1e-6f/'
+fault "gate and up swapped" llmc/swiglu.h 's/\*gate = gate_up + n \* 2 \* width, \*up = gate + width/*up = gate_up + n * 2 * width, *gate = up + width/'
+fault "kv head h % NKV for h / group" llmc/attention.h 's/h \/ (heads \/ kv_heads)/h % kv_heads/'
+fault "backward alone with kv head h % NKV" llmc/attention.h 's/h \/ group/h % kv_heads/'
+fault "RoPE factor 8 for 32" llmc/rope.h 's/(float)c->rope_factor/8.0f/'
+fault "no RoPE scaling" llmc/rope.h 's/if (c->rope_llama3)/if (0)/'
+fault "theta 10000 for the model's own" llmc/rope.h 's/(double)(float)c->rope_theta/10000.0/'
+fault "RoPE pairs neighbours" llmc/rope.h 's/x\[i\]/x[2 * i]/g; s/x\[i + half\]/x[2 * i + 1]/g'
+fault "cosine for sine in RoPE" llmc/rope.h 's/s = c + half/s = c/'
+fault "sine of the wrong sign in RoPE's backward" llmc/rope.h '/rope_backward/,/^}/ s/-1\.0f/1.0f/'
+fault "residual left out beside attention" train_llama3.c 's/\(matmul_forward(s->mid, s->att, w\.o, \)s->h/\1NULL/'
+fault "residual of the block's start beside the feed-forward" train_llama3.c 's/\(matmul_forward(h_next, s->act, w\.down, \)s->mid/\1s->h/'
+fault "gradients times 2" train_llama3.c 's/\(crossentropy_fused(.*\)dloss,/\12 * dloss,/'
+fault "queries see one key of the future" llmc/attention.h 's/first + i < ahead/first + i + 1 < ahead/'
+fault "no scale on the scores" llmc/attention.h 's/1\.0f \/ sqrtf((float)HD)/1.0f/'
+fault "tied gradient without the embedding's part" train_llama3.c 's/^ *embedding_backward(/    if (!c->tied) &/'
+fault "gradient of the residual stream set instead of added to" llmc/rmsnorm.h 's/dxn\[c\] += /dxn[c] = /'
+fault "gradient of a token's row set instead of added to" llmc/embedding.h 's/row\[c\] += d\[c\]/row[c] = d[c]/'
+fault "norm gradient without its mean term" llmc/rmsnorm.h 's/- xn\[c\] \* pull//'
+fault "SiLU's derivative without its second term" llmc/swiglu.h 's/ \* (1\.0f + g \* (1\.0f - s))//'
+fault "loss of the wrong target" llmc/crossentropy.h 's/row\[target\]/row[target ? target - 1 : 0]/'
+fault "the head of an untied model is the embedding" train_llama3.c 's/&m->table, P_LM_HEAD, -1/\&m->table, P_EMBEDDING, -1/'
+fault "weight decay on norms" train_llama3.c 's/\.matrix ? weight_decay : 0\.0/.matrix ? weight_decay : weight_decay/'
+fault "no weight decay on the embedding" train_llama3.c 's/\.matrix ? weight_decay/.matrix \&\& p->kind != P_EMBEDDING ? weight_decay/'
+fault "weight decay inside the gradient (Adam for AdamW)" train_llama3.c "$l2"
+fault "no bias correction of the first moment" llmc/adamw.h 's/correction1 = .*/correction1 = 1.0;/'
+fault "no bias correction of the second moment" llmc/adamw.h 's/correction2 = .*/correction2 = 1.0;/'
+fault "beta1 for beta2" train_llama3.c 's/const double weight_decay = hyper\.weight_decay;/& hyper.beta2 = hyper.beta1;/'
+fault "no clipping" train_llama3.c 's/max_norm > 0 && norm > max_norm/0/'
+fault "gradients kept from step to step" train_llama3.c '/^static void llama_zero_gradients/,/^}/ s/memset(/if (m->m[0] == 0) &/'
+wait
+
+cat "$folder"/[0-9]*/result
+passed=$(cat "$folder"/[0-9]*/result | grep -c '^ok')
+echo "$((passed + 1)) passed, $((count - passed)) failed, 0 skipped"
+[ "$passed" -eq "$count" ]
