@@ -607,7 +607,7 @@ def pick_sdpa(c, B, T, device, dtype):
     """On CUDA: times forward and backward of the attention backends at the run's own shape, with GQA native and with
     repeated K and V, and keeps the fastest. Returns its name."""
     global NATIVE_GQA
-    if device.type != "cuda" or dtype == torch.float32:
+    if device.type != "cuda":
         return "default"
     cuda, H, KV, HD = torch.backends.cuda, c.num_attention_heads, c.num_key_value_heads, c.head_dim
 
@@ -697,13 +697,17 @@ class Engine:
         h.backward(torch.cat([part.grad for part in leaves]).view_as(h))
         return total
 
-    @torch.no_grad()
-    def evaluate(self, x, y):
-        """The batch's mean loss, a float."""
+    def loss_sum(self, x, y):
+        """The summed loss of a batch, for use without gradients."""
         with self.amp():
             h = self.model.trunk(x, self.stream).view(-1, self.model.c.hidden_size)
             parts = zip(h.split(self.CHUNK), y.view(-1).split(self.CHUNK))
-            return sum(cross_entropy_sum(part, self.model.head.weight, t) for part, t in parts).item() / y.numel()
+            return sum(cross_entropy_sum(part, self.model.head.weight, t) for part, t in parts)
+
+    @torch.no_grad()
+    def evaluate(self, x, y):
+        """The batch's mean loss, a float."""
+        return self.loss_sum(x, y).item() / y.numel()
 
     def update(self, lr):
         """Clips, steps and clears; returns the gradient's norm before clipping, on the device."""
@@ -905,13 +909,13 @@ def train(a):
 
     times, last, width = [], {}, len(str(a.steps))
 
-    def report(step, loss, norm, lr, begin, end):
+    def report(step, numbers, lr, begin, end):
         if device.type == "cuda":
             end.synchronize()
             ms = begin.elapsed_time(end)
         else:
             ms = (end - begin) * 1e3
-        loss, norm = float(loss), float(norm)
+        loss, norm = numbers.tolist()
         if len(times) % 40 == 0:
             print(f"{'step':>{2 * width + 1}} {'loss':>9} {'gnorm':>8} {'lr':>9} {'ms':>8} {'tok/s':>9} {'MFU':>6} {'mem':>7} {'eta':>8}")
         times.append(ms)
@@ -936,9 +940,9 @@ def train(a):
         last["val"] = loss
 
     def sample(step):
-        ids = engine.sample(text.encode(a.prompt, c), a.sample_tokens, step)
-        out = text.decode(ids)
-        print(f"---\n{out}\n---")
+        start = text.encode(a.prompt, c)
+        out = a.prompt + text.decode(engine.sample(start, a.sample_tokens, step)[len(start):])
+        print(f"sample  {out}")
         run.log("sample", step=step, text=out)
 
     stop = min(a.steps, a.stop_after or a.steps)
@@ -948,10 +952,11 @@ def train(a):
         for _ in range(accumulate):
             loss = loss + engine.micro_step(*loader.next(device, c.vocab_size), 1.0 / accumulate)
         norm = engine.update(lr)
+        numbers = torch.stack((loss.float(), norm.float())).to("cpu", non_blocking=True)
         end, done = mark(), step + 1
         if pending:
             report(*pending)
-        pending = (done, loss, norm, lr, begin, end)
+        pending = (done, numbers, lr, begin, end)
         due = [every and done % every == 0 or done == stop for every in (a.val_every, a.sample_every, a.checkpoint_every)]
         if device.type != "cuda" or any(due):  # a GPU's numbers are read a step late, so that it never waits for us
             report(*pending)
@@ -1022,9 +1027,10 @@ FLAGS = (
 
 def parse_arguments(argv):
     argv = [a.split("=")[0].replace("_", "-") + a[len(a.split("=")[0]):] if a.startswith("--") else a for a in argv]
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+                                usage="train_llama3.py [--FLAG VALUE ...]")
     for name, alias, kind, default, text in FLAGS:
-        choices = dict(choices=kind) if isinstance(kind, tuple) else dict(type=kind, metavar="")
+        choices = dict(choices=kind) if isinstance(kind, tuple) else dict(type=kind, metavar={str: "TEXT", int: "N", float: "F"}[kind])
         p.add_argument("--" + name, *alias.split(), default=default, help=f"{text} ({default})", **choices)
     p.add_argument("--resume", "-y", nargs="?", const="", metavar="PATH", help="go on from a checkpoint, by default the newest")
     p.add_argument("--compile", action="store_true", help="torch.compile")

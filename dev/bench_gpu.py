@@ -1,0 +1,297 @@
+#!/usr/bin/env python3
+"""bench_gpu.py -- ./train_llama3cu beside compiled PyTorch on one GPU, written to dev/results/<gpu>.md.
+
+    make train_llama3cu && python dev/bench_gpu.py [--torch-step OTHER_BASELINE.py] [--shapes 126M 1B-2k 1B-8k 8B]
+
+PyTorch is train_llama3.py --compile: blocks compiled one by one, the attention backend that is fastest at the shape, the
+head in chunks, fused AdamW. Both sides start from the same random weights, read the same random tokens, and run in turns
+A B B A of at least --seconds each; a turn is killed when it has enough steps, so that no checkpoint is written. Step times
+are those in each run's log.jsonl, the first --warm ones left out. Clock, power and memory are what nvidia-smi tells ten times
+a second while the counted steps run; memory is that of the whole card. The forward pass alone (with its loss, no
+gradients, B=4, T=1024, 12 layers) is timed by --eval over few and over many batches: their difference has no start-up in it.
+"""
+import argparse
+import datetime
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path[:0] = [ROOT, os.path.dirname(os.path.abspath(__file__))]
+import train_llama3 as ref  # noqa: E402
+from bench_cpu import run, write_tokens  # noqa: E402
+
+# name: model, vocabulary, batch, seq, flags of ours, flags of PyTorch, arguments of --torch-step
+SHAPES = {
+    "126M": ("d12", 32768, 64, 1024, "", "", "--preset tiny"),
+    "1B-2k": ("llama3.2-1b", 128256, 16, 2048, "", "", "--preset 1b --seqlen 2048 --batch 16"),
+    "1B-8k": ("llama3.2-1b", 128256, 4, 8192, "", "", "--preset 1b"),
+    "8B": ("llama3.1-8b", 128256, 1, 8192, "--master split --moments bf16", "--recompute-every 2", "--preset 8b --ac-every 2"),
+}
+
+
+class Monitor:
+    """Samples of (time, SM clock MHz, power W, memory used MiB) from nvidia-smi; none where there is no such program."""
+
+    def __init__(self):
+        self.samples, self.process = [], None
+        if not shutil.which("nvidia-smi"):
+            return
+        gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
+        self.process = subprocess.Popen(
+            ["nvidia-smi", "-i", gpu, "--query-gpu=clocks.sm,power.draw,memory.used", "--format=csv,noheader,nounits", "-lms", "100"],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        threading.Thread(target=self.read, daemon=True).start()
+
+    def read(self):
+        for line in self.process.stdout:
+            try:
+                self.samples.append((time.monotonic(), *map(float, line.split(","))))
+            except ValueError:  # "[N/A]", or a line cut at the end
+                pass
+
+    def between(self, begin, end):
+        return [s[1:] for s in self.samples if begin <= s[0] <= end]
+
+    def close(self):
+        if self.process:
+            self.process.terminate()
+
+
+class Side:
+    """One contestant at one shape, and what its turns gave."""
+
+    def __init__(self, name, command, state_bytes, note):
+        self.name, self.command, self.state_bytes, self.note = name, command, state_bytes, note
+        self.ms, self.samples, self.error = [], [], None
+
+    def turn(self, work, monitor, seconds, warm):
+        if self.error:
+            return
+        out = os.path.join(work, "out")
+        shutil.rmtree(out, ignore_errors=True)
+        with open(os.path.join(work, "screen"), "w+", encoding="utf-8") as screen:
+            p = subprocess.Popen(self.command + ["--out", out], stdout=screen, stderr=subprocess.STDOUT, cwd=ROOT,
+                                 start_new_session=True)
+            begin, ms = None, []
+            while p.poll() is None:
+                time.sleep(0.02)
+                ms = read_steps(out)
+                if begin is None and len(ms) > warm:
+                    begin = time.monotonic()
+                if len(ms) > warm + 4 and sum(ms[warm:]) >= seconds * 1e3:
+                    break
+            end, ended = time.monotonic(), p.poll()
+            if ended is None:
+                os.killpg(p.pid, signal.SIGKILL)
+            p.wait()
+            if ended is not None:
+                screen.seek(0)
+                tail = [line.strip() for line in screen.read().splitlines() if line.strip()][-3:]
+                self.error = f"exit code {ended}: " + " / ".join(tail)[-400:]
+                print(f"  {self.name}: {self.error}")
+                return
+        self.ms += ms[warm:]
+        self.samples += monitor.between(begin, end)
+        print(f"  {self.name}: {len(ms) - warm} steps, median {statistics.median(ms[warm:]):.2f} ms", flush=True)
+
+    def mean(self, column):
+        return statistics.fmean(s[column] for s in self.samples) if self.samples else math.nan
+
+    def memory(self):
+        return max((s[2] for s in self.samples), default=math.nan) / 1024
+
+
+def read_steps(out):
+    try:
+        with open(os.path.join(out, "log.jsonl"), encoding="utf-8") as f:
+            return [json.loads(line)["ms"] for line in f if line.endswith("\n") and '"step"' in line[:20]]
+    except FileNotFoundError:
+        return []
+
+
+def word(flags, name, default):
+    """The value of --name in a list of flags."""
+    return flags[flags.index(name) + 1] if name in flags else default
+
+
+def bytes_per_parameter(flags, precision):
+    """Weights, gradients, master weights and moments of ours."""
+    if precision == "FP32":
+        return 16
+    grads = 4 if word(flags, "--grad-dtype", "param") == "fp32" else 2
+    return 2 + grads + (2 if word(flags, "--master", "fp32") == "split" else 4) + (4 if word(flags, "--moments", "fp32") == "bf16" else 8)
+
+
+TORCH_BYTES = dict(fp32=16, autocast=16, master=20, bf16=8)
+
+
+def compare(name, shape, a, monitor, work):
+    """Runs one shape in turns; returns the table's lines."""
+    model, vocab, batch, seq, ours_flags, torch_flags, step_args = shape
+    ours_flags = shlex.split(a.ours.get(name, ours_flags))
+    tokens = os.path.join(work, "tokens.bin")
+    write_tokens(tokens, max(50 * batch * (seq + 1), 1_000_000), vocab)
+    flags = ["--model", model, "--train", tokens, "--batch", str(batch), "--seq", str(seq), "--steps", "1000000", "--lr", "1e-4",
+             "--schedule", "constant", "--sample-tokens", "0"]
+    script = [sys.executable, os.path.join(ROOT, "train_llama3.py"), *flags, "--compile", "--dtype", a.torch_dtype]
+    ours = Side("ours", [a.trainer, *flags, *ours_flags], bytes_per_parameter(ours_flags, a.precision),
+                f"{a.precision}, recompute {word(ours_flags, '--recompute', 'none')}, master {word(ours_flags, '--master', 'fp32')}, "
+                f"moments {word(ours_flags, '--moments', 'fp32')}")
+    theirs = Side("PyTorch", script + shlex.split(torch_flags) + shlex.split(a.torch_flags), TORCH_BYTES[a.torch_dtype],
+                  f"{a.torch_dtype}, compiled" + (f", {torch_flags}" if torch_flags else ""))
+    print(f"{name}: {model}, V={vocab}, B={batch}, T={seq}")
+    for side in (ours, theirs, theirs, ours) * a.rounds:
+        side.turn(work, monitor, a.seconds, a.warm)
+    c = ref.preset(model, vocab)
+    peak = next((t * 1e12 for key, t in ref.PEAKS if key in a.gpu), math.nan)
+    speed, lines = {}, [f"### {name}: {model}, vocabulary {vocab}, T={seq}, B={batch}", "",
+                        "| | tokens/s | ms a step (min … max) | MFU | memory GiB | bytes a parameter | SM MHz | W | J/1000 tokens | mode |",
+                        "|---|---|---|---|---|---|---|---|---|---|"]
+    for side in (ours, theirs):
+        if side.error:
+            lines.append(f"| {side.name} | failed | {side.error.replace('|', '/')} | | | | | | | {side.note} |")
+            continue
+        ms = statistics.median(side.ms)
+        speed[side.name] = tok_s = batch * seq / ms * 1e3
+        mfu = 100 * tok_s * c.flops_per_token(seq) / peak
+        lines.append(f"| {side.name} | {tok_s:,.0f} | {ms:.2f} ({min(side.ms):.2f} … {max(side.ms):.2f}) | {mfu:.1f}% | "
+                     f"{side.memory():.1f} | {side.state_bytes} | {side.mean(0):.0f} | {side.mean(1):.0f} | "
+                     f"{1000 * side.mean(1) / tok_s:.3f} | {side.note} |")
+    ratio = speed["ours"] / speed["PyTorch"] if len(speed) == 2 else math.nan
+    lines = [line.replace(" nan% ", " - ").replace(" nan ", " - ") for line in lines]  # what nobody could tell
+    lines += ["", f"**Ratio {ratio:.3f}** ({len(ours.ms)} and {len(theirs.ms)} steps counted)", ""]
+    if a.torch_step and "PyTorch" in speed and step_args:
+        output, _ = run([sys.executable, a.torch_step, *shlex.split(step_args), "--precision", a.torch_dtype])
+        other = json.loads(re.search(r"^RESULT (.*)$", output, re.M).group(1))["tokens_per_s"]
+        share = speed["PyTorch"] / other
+        lines += [f"train_llama3.py reaches {share:.3f} of {os.path.basename(a.torch_step)} ({other:,.0f} tokens/s)"
+                  + ("" if share >= 0.97 else ": more than 3 % behind, the ratio above flatters us"), ""]
+    print("\n".join(lines[-3:]))
+    return lines, ratio
+
+
+def forward_alone(a, work):
+    """Forward pass and loss without gradients of a d12 with GPT-2's vocabulary (124M without its head)."""
+    batch, seq, vocab = 4, 1024, 50257
+    c = ref.replace(ref.preset("d12", vocab), tie_word_embeddings=True)
+    device = ref.torch.device(a.device)
+    times, cuda = {}, device.type == "cuda"
+    x, y = (t.to(device) for t in ref.random_tokens(c, batch, seq, 1))
+    for name, dtype, compiled in (("PyTorch bf16, eager", "bf16", False), ("PyTorch bf16, compiled", "bf16", True),
+                                  ("PyTorch TF32, eager", "fp32", False), ("PyTorch TF32, compiled", "fp32", True)):
+        flags = ref.parse_arguments(["--dtype", dtype])
+        kind = ref.torch.bfloat16 if dtype == "bf16" else ref.torch.float32
+        ref.pick_sdpa(c, batch, seq, device, kind)
+        model = ref.make_model(c, device, kind)
+        ref.init_weights(model, 42)
+        model.set_context(seq, device)
+        engine = ref.Engine(model, flags, device)
+        ref.torch.set_float32_matmul_precision("high")
+        forward = ref.torch.compile(engine.loss_sum) if compiled else engine.loss_sum
+        ms = []
+        with ref.torch.no_grad():
+            for _ in range(5 + a.forward_steps):
+                begin = time.perf_counter()
+                forward(x, y)
+                if cuda:
+                    ref.torch.cuda.synchronize()
+                ms.append((time.perf_counter() - begin) * 1e3)
+        times[name] = statistics.median(ms[5:])
+        del engine, model, forward
+    folder, data = os.path.join(work, "forward"), os.path.join(work, "forward.bin")
+    model = ref.make_model(c)
+    ref.init_weights(model, 42)
+    ref.save_model(model, folder)
+    few, many = 10, 10 + 10 * a.forward_steps
+    write_tokens(data, many * batch * seq + 1, vocab)
+    for name, trainer, flags in ((f"ours {a.precision}", a.trainer, []), ("ours TF32", a.trainer_fp32, ["--tf32"])):
+        if not trainer:
+            continue
+        walls = {}
+        for batches in (few, many, few, many):
+            begin = time.perf_counter()
+            run([trainer, "--eval", "--model", folder, "--val", data, "--batch", str(batch), "--seq", str(seq), "--val-batches",
+                 str(batches), *flags])
+            walls[batches] = min(walls.get(batches, math.inf), time.perf_counter() - begin)
+        times[name] = (walls[many] - walls[few]) / (many - few) * 1e3
+    lines = [f"### forward pass alone: {sum(w.numel() for _, w in ref.hf_tensors(model)) / 1e6:.0f}M, B={batch}, T={seq}, with the loss",
+             "", "| | ms | tokens/s |", "|---|---|---|"]
+    lines += [f"| {name} | {ms:.2f} | {batch * seq / ms * 1e3:,.0f} |" for name, ms in times.items()]
+    print("\n".join(lines))
+    return lines + [""]
+
+
+def text_of(command):
+    r = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return r.stdout.strip()
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--shapes", nargs="+", default=list(SHAPES), help=f"among {', '.join(SHAPES)}, or MODEL:VOCAB:BATCH:SEQ")
+    p.add_argument("--trainer", default=os.path.join(ROOT, "train_llama3cu"))
+    p.add_argument("--trainer-fp32", help="an FP32 build, for the forward pass in TF32")
+    p.add_argument("--precision", default="BF16", help="of --trainer's build (BF16)")
+    p.add_argument("--ours", action="append", default=[], metavar="SHAPE=FLAGS", help='such as --ours "8B=--recompute ffn"')
+    p.add_argument("--torch-dtype", default="bf16", choices=list(TORCH_BYTES), help="--dtype of train_llama3.py (bf16)")
+    p.add_argument("--torch-flags", default="", help="more flags of train_llama3.py")
+    p.add_argument("--torch-step", metavar="PATH", help="another PyTorch baseline that train_llama3.py must reach within 3 %%")
+    p.add_argument("--seconds", type=float, default=4.0, help="of counted steps in a turn (4)")
+    p.add_argument("--rounds", type=int, default=1, help="times A B B A (1)")
+    p.add_argument("--warm", type=int, default=6, help="first steps of a turn that do not count (6)")
+    p.add_argument("--forward-steps", type=int, default=40, help="0: no forward pass alone")
+    p.add_argument("--device", default="cuda", help="cpu only to try this script")
+    p.add_argument("--out", help="file to write (dev/results/GPU.md)")
+    a = p.parse_args()
+    a.trainer = os.path.abspath(a.trainer)  # the sides run in the root
+    a.ours = dict(entry.split("=", 1) for entry in a.ours)
+    if a.device == "cuda" and not ref.torch.cuda.is_available():
+        sys.exit("error: PyTorch finds no GPU")
+    if not os.path.exists(a.trainer):
+        sys.exit(f"error: {a.trainer}: not found\n  hint: make train_llama3cu")
+    a.gpu = ref.torch.cuda.get_device_name() if a.device == "cuda" else "CPU"
+    a.torch_flags += f" --device {a.device}"
+    driver = text_of(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]).splitlines()[:1] if a.device == "cuda" else []
+    lines = [f"# {a.gpu}", "", f"- {datetime.date.today()}, commit {text_of(['git', 'rev-parse', '--short', 'HEAD'])}"
+             + ("" if not text_of(["git", "status", "--porcelain", "-uno"]) else " with changes"),
+             f"- `python {' '.join(map(shlex.quote, sys.argv))}`",
+             f"- PyTorch {ref.torch.__version__}, CUDA {ref.torch.version.cuda}, driver {' '.join(driver) or '-'}",
+             "- random tokens and weights, optimizer step included, turns A B B A; MFU by 6·(matmul weights) + 6·L·H·hd·T against "
+             "the dense bf16 peak", ""]
+    summary, monitor, work = [], Monitor(), tempfile.mkdtemp()
+    path = a.out or os.path.join(ROOT, "dev", "results", re.sub(r"[^a-z0-9]+", "-", a.gpu.lower()).strip("-") + ".md")
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    try:
+        for name in a.shapes:
+            shape = SHAPES.get(name)
+            if not shape:
+                model, vocab, batch, seq = name.split(":")
+                shape = (model, int(vocab), int(batch), int(seq), "", "", "")
+            part, ratio = compare(name, shape, a, monitor, work)
+            summary.append(f"{name} {ratio:.3f}")
+            lines += part
+            with open(path, "w", encoding="utf-8") as f:  # after each shape: a long run that is cut keeps what it has
+                f.write("\n".join(lines))
+        if a.forward_steps:
+            lines += forward_alone(a, work)
+        with open(path, "w", encoding="utf-8") as f:
+            f.write("\n".join(lines))
+    finally:
+        monitor.close()
+        shutil.rmtree(work, ignore_errors=True)
+    print(f"ours / PyTorch: {', '.join(summary)}\nwrote {path}")
+
+
+if __name__ == "__main__":
+    main()
