@@ -191,7 +191,7 @@ LLMC_UNUSED static bool log_config(Logger* g, const Options* o, int argc, char**
     log_text(f, "machine", machine, strlen(machine));
     log_argv(f, argc, argv);
     log_key(f, "options");
-    options_json(f, o);
+    options_json(f, o, true);
     fputs(",\"model\":{\"vocab_size\":", f);
     fprintf(f, "%d", c->vocab_size);
     log_int(f, "hidden_size", c->hidden_size);
@@ -254,7 +254,7 @@ LLMC_UNUSED static bool log_resume(Logger* g, int64_t step, const char* path, co
     log_text(f, "machine", machine, strlen(machine));
     log_argv(f, argc, argv);
     log_key(f, "options");
-    options_json(f, o);
+    options_json(f, o, true);
     return logger_end(g, e);
 }
 

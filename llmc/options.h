@@ -668,12 +668,26 @@ LLMC_UNUSED static void options_or_exit(Options* o, int argc, char** argv, Optio
 // ---------------------------------------------------------------------------------------------------------------------
 // in the log and in checkpoints
 
-/* All options of this trainer as one JSON object on one line; a text that was not given is null. */
-LLMC_UNUSED static void options_json(FILE* f, const Options* o) {
+/* Whether an option is about this process alone: where it writes, how long it runs, which job it does. A resumed run takes
+ * its own, and checkpoints do not hold them: the run's state is the same however it was cut into processes. With --minutes
+ * the number of steps was settled by the first one. */
+LLMC_UNUSED static bool option_is_of_this_run(int i) {
+    static const int of_this_run[] = {OPT_out,        OPT_minutes, OPT_threads, OPT_resume,  OPT_stop_after,
+                                      OPT_generate,   OPT_chat,    OPT_eval,    OPT_dry_run, OPT_help,
+                                      OPT_max_memory, OPT_profile, OPT_debug,   OPT_version};
+    for (size_t k = 0; k < sizeof of_this_run / sizeof *of_this_run; k++) {
+        if (of_this_run[k] == i) { return true; }
+    }
+    return false;
+}
+
+/* The options of this trainer as one JSON object on one line; a text that was not given is null. `all`: those of this run,
+ * too, as the log has them. */
+LLMC_UNUSED static void options_json(FILE* f, const Options* o, bool all) {
     const char* separator = "{";
     for (int i = 0; i < NUM_OPTIONS; i++) {
         const OptionSpec* s = &option_specs[i];
-        if (!(s->scope & o->trainer) || i == OPT_help || i == OPT_version) { continue; }
+        if (!(s->scope & o->trainer) || i == OPT_help || i == OPT_version || (!all && option_is_of_this_run(i))) { continue; }
         char text[OPTION_TEXT];
         const char* value = option_text(o, i, text);
         fprintf(f, "%s\"%s\":", separator, s->name);
@@ -696,28 +710,23 @@ LLMC_UNUSED static void options_json(FILE* f, const Options* o) {
     fputc('}', f);
 }
 
-/* The same as a string of its own; free() it. */
+/* What a checkpoint holds of them, as a string of its own; free() it. */
 LLMC_UNUSED static char* options_json_text(const Options* o) {
     char* text = NULL;
     size_t size = 0;
     FILE* f = open_memstream(&text, &size);
     if (!f) { die("out of memory for the options"); }
-    options_json(f, o);
+    options_json(f, o, false);
     if (fclose(f) != 0 || !text) { die("out of memory for the options"); }
     return text;
 }
 
 /* What a resumed run takes over: every option that is not on its command line gets the value of `saved`, an object that
- * options_json() wrote into a checkpoint. Where to write, how long to run now and which job to do stay this run's; with
- * --minutes the number of steps was settled by the first run. Unknown members are another version's and ignored. */
+ * options_json_text() wrote into a checkpoint. Unknown members are another version's and ignored. */
 LLMC_UNUSED static bool options_merge(Options* o, const Json* j, const JsonNode* saved, Error* e) {
-    static const int of_this_run[] = {OPT_out,        OPT_minutes, OPT_threads, OPT_resume,  OPT_stop_after,
-                                      OPT_generate,   OPT_chat,    OPT_eval,    OPT_dry_run, OPT_help,
-                                      OPT_max_memory, OPT_profile, OPT_debug,   OPT_version};
     for (int i = 0; i < NUM_OPTIONS; i++) {
         const OptionSpec* s = &option_specs[i];
-        bool keep = o->given[i] || !(s->scope & o->trainer);
-        for (size_t k = 0; k < sizeof of_this_run / sizeof *of_this_run; k++) { keep = keep || of_this_run[k] == i; }
+        const bool keep = o->given[i] || !(s->scope & o->trainer) || option_is_of_this_run(i);
         const JsonNode* n = keep ? NULL : json_get(j, saved, s->name);
         if (!n) { continue; }
         char number[OPTION_TEXT];
