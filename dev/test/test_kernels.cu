@@ -1,0 +1,841 @@
+/* test_kernels.cu -- every CUDA layer but attention against its CPU oracle, on a real GPU.
+ *
+ *   make build/test_kernels_cu PRECISION=FP32 && build/test_kernels_cu [WORD]     only the tests whose name contains WORD
+ *
+ * Inputs are random, rounded to the build's type before the oracle sees them. Every output starts as NaN (bytes 0xFF), has
+ * rows with padding where the layer allows it, and guards behind it; padding and guards must stay as they were. Every
+ * launch is done twice, on fresh memory, and must give the same bits. Tolerances: fp32 1e-5; 16-bit builds one unit in the
+ * last place of the result, the arithmetic being fp32.
+ */
+#pragma nv_diag_suppress 1675  // matmul.h: pragmas for GCC
+#include <functional>
+#include <vector>
+
+#include "../../llmc/adamw.cuh"
+#include "../../llmc/crossentropy.cuh"
+#include "../../llmc/embedding.cuh"
+#include "../../llmc/matmul.cuh"
+#include "../../llmc/rmsnorm.cuh"
+#include "../../llmc/rope.cuh"
+#include "../../llmc/swiglu.cuh"
+
+#include "../../llmc/adamw.h"
+#include "../../llmc/crossentropy.h"
+#include "../../llmc/embedding.h"
+#include "../../llmc/matmul.h"
+#include "../../llmc/rmsnorm.h"
+#include "../../llmc/rope.h"
+#include "../../llmc/swiglu.h"
+#include "test.h"
+
+typedef std::vector<float> Floats;
+
+#if defined(PRECISION_FP32)
+static const float ulp = 1e-5f;
+#elif defined(PRECISION_BF16)
+static const float ulp = 1.0f / 256;
+#else
+static const float ulp = 1.0f / 2048;
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------------
+// device memory: poisoned, guarded, freed at the end of each test
+
+enum { GUARD = 512 };
+static std::vector<std::pair<char*, size_t>> allocations;
+
+template <typename T>
+static T* device_alloc(size_t n) {
+    char* p = NULL;
+    const size_t bytes = n * sizeof(T);
+    CUDA_CHECK(cudaMalloc(&p, bytes + GUARD));
+    CUDA_CHECK(cudaMemset(p, 0xff, bytes + GUARD));
+    allocations.push_back({p, bytes});
+    return (T*)p;
+}
+
+static void device_free_all() {
+    CUDA_CHECK(cudaDeviceSynchronize());
+    for (size_t i = 0; i < allocations.size(); i++) {
+        unsigned char guard[GUARD];
+        CUDA_CHECK(cudaMemcpy(guard, allocations[i].first + allocations[i].second, GUARD, cudaMemcpyDeviceToHost));
+        bool intact = true;
+        for (int k = 0; k < GUARD; k++) { intact = intact && guard[k] == 0xff; }
+        CHECK(intact, "a kernel wrote behind allocation %zu of %zu bytes", i, allocations[i].second);
+        CUDA_CHECK(cudaFree(allocations[i].first));
+    }
+    allocations.clear();
+}
+
+template <typename T>
+static T* upload(const std::vector<T>& x) {
+    T* p = device_alloc<T>(x.size());
+    CUDA_CHECK(cudaMemcpy(p, x.data(), x.size() * sizeof(T), cudaMemcpyHostToDevice));
+    return p;
+}
+
+/* x (rows, width) as T in rows of `pitch`; the padding is NaN. */
+template <typename T>
+static T* upload_rows(const Floats& x, size_t rows, size_t width, size_t pitch) {
+    std::vector<T> h(rows * pitch);
+    memset((void*)h.data(), 0xff, h.size() * sizeof(T));
+    for (size_t r = 0; r < rows; r++) {
+        for (size_t c = 0; c < width; c++) { h[r * pitch + c] = from_float<T>(x[r * width + c]); }
+    }
+    return upload(h);
+}
+
+template <typename T>
+static std::vector<T> download(const T* p, size_t n) {
+    std::vector<T> h(n);
+    CUDA_CHECK(cudaDeviceSynchronize());
+    CUDA_CHECK(cudaMemcpy((void*)h.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost));
+    return h;
+}
+
+/* The opposite of upload_rows(); checks that the padding is untouched. */
+template <typename T>
+static Floats download_rows(const T* p, size_t rows, size_t width, size_t pitch) {
+    std::vector<T> h = download(p, rows * pitch);
+    Floats x(rows * width);
+    bool padding = true;
+    for (size_t r = 0; r < rows; r++) {
+        for (size_t c = 0; c < width; c++) { x[r * width + c] = to_float(h[r * pitch + c]); }
+        const unsigned char* bytes = (const unsigned char*)(h.data() + r * pitch + width);
+        for (size_t k = 0; k < (pitch - width) * sizeof(T); k++) { padding = padding && bytes[k] == 0xff; }
+    }
+    CHECK(padding, "the padding of rows of %zu was overwritten", width);
+    return x;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// values and comparison
+
+static uint32_t next_stream = 1;
+
+/* n normals of deviation `scale`, rounded to T. */
+template <typename T>
+static Floats random_values(size_t n, float scale) {
+    Floats x(n);
+    rand_normal(x.data(), n, scale, 1234, next_stream++);
+    for (size_t i = 0; i < n; i++) { x[i] = to_float(from_float<T>(x[i])); }
+    return x;
+}
+
+static std::vector<int32_t> random_tokens(size_t n, int V) {
+    std::vector<int32_t> t(n);
+    const uint32_t stream = next_stream++;
+    for (size_t i = 0; i < n; i++) { t[i] = (int32_t)philox_below(99, RAND_INIT, stream, i, (uint64_t)V); }
+    return t;
+}
+
+/* |got - want| <= rel |want| + rest max |want|, for every element; NaN never passes. */
+static void compare(const char* what, const Floats& got, const Floats& want, float rel, float rest) {
+    float largest = 0, worst = 0;
+    size_t at = 0;
+    CHECK(got.size() == want.size(), "%s: %zu elements, wanted %zu", what, got.size(), want.size());
+    for (size_t i = 0; i < want.size(); i++) { largest = fmaxf(largest, fabsf(want[i])); }
+    for (size_t i = 0; i < want.size(); i++) {
+        const float excess = fabsf(got[i] - want[i]) - rel * fabsf(want[i]) - rest * largest;
+        if (!(excess <= 0) && !(worst > excess)) {
+            worst = excess;
+            at = i;
+        }
+    }
+    CHECK(worst == 0, "%s: element %zu is %.8g, wanted %.8g (largest %.3g)", what, at, (double)got[at], (double)want[at],
+          (double)largest);
+}
+
+static void compare(const char* what, const Floats& got, const Floats& want) { compare(what, got, want, ulp, 1e-6f); }
+
+/* Runs a launch that returns what it computed twice; both must agree in every bit. */
+static Floats twice(const char* what, const std::function<Floats()>& launch) {
+    const Floats a = launch(), b = launch();
+    CHECK(a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0, "%s: two runs differ", what);
+    return a;
+}
+
+static size_t padded(size_t width) { return row_pitch<floatX>(width) + VECTOR<floatX>; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// embedding
+
+static void embedding_copies_and_sums_rows() {
+    // N, C, V: odd widths, runs within a chunk, runs over many chunks, one token alone, a large vocabulary
+    const size_t shapes[][3] = {{1, 60, 97}, {17, 64, 301},      {300, 768, 97}, {63, 12, 5},       {64, 12, 1},
+                                {65, 12, 2}, {1000, 72, 128256}, {4097, 64, 1},  {5000, 101, 4096}, {70000, 32, 257}};
+    for (auto& s : shapes) {
+        const size_t N = s[0], C = s[1], V = s[2], pitch = padded(C);
+        char what[64];
+        snprintf(what, sizeof what, "embedding N=%zu C=%zu V=%zu", N, C, V);
+        const std::vector<int32_t> tokens = random_tokens(N, (int)V);
+        const Floats table = random_values<floatX>(V * C, 1), dout = random_values<floatX>(N * C, 1);
+        Floats out(N * C), dtable = table;
+        embedding_forward(out.data(), table.data(), tokens.data(), N, (int)C);
+        embedding_backward(dtable.data(), dout.data(), tokens.data(), N, (int)C);
+        int32_t* d_tokens = upload(tokens);
+        floatX *d_table = upload_rows<floatX>(table, V, C, C), *d_dout = upload_rows<floatX>(dout, N, C, pitch);
+        compare(what,
+                twice(what,
+                      [&] {
+                          floatX* d_out = device_alloc<floatX>(N * pitch);
+                          embedding_forward_cuda(d_out, d_table, d_tokens, N, (int)C, pitch, 0);
+                          return download_rows(d_out, N, C, pitch);
+                      }),
+                out, 0, 0);
+        // gradients of two types; a sum of n numbers in another order may differ by a few n ulp of fp32
+        auto backward = [&](auto* d_dtable) {
+            void* scratch = device_alloc<char>(embedding_backward_scratch_cuda(N, (int)C));
+            embedding_backward_cuda(d_dtable, scratch, d_dout, d_tokens, N, (int)C, (int)V, pitch, 0);
+            return download_rows(d_dtable, V, C, C);
+        };
+        compare(what, twice(what, [&] { return backward(upload_rows<floatX>(table, V, C, C)); }), dtable, ulp, 1e-5f);
+        compare(what, twice(what, [&] { return backward(upload_rows<float>(table, V, C, C)); }), dtable, 1e-5f, 1e-5f);
+        device_free_all();
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// rmsnorm
+
+static const size_t norm_shapes[][2] = {{1, 60},   {5, 64},     {33, 97},   {1000, 768}, {700, 512}, {65, 513},
+                                        {9, 2048}, {300, 2048}, {40, 4096}, {21, 8192},  {3, 8191},  {2000, 10}};
+
+static void rmsnorm_forward_agrees() {
+    const float eps = 1e-5f;
+    for (auto& s : norm_shapes) {
+        const size_t N = s[0], C = s[1], pitch = padded(C);
+        char what[64];
+        snprintf(what, sizeof what, "rmsnorm N=%zu C=%zu", N, C);
+        const Floats x = random_values<floatX>(N * C, 2), y = random_values<floatX>(N * C, 1), w = random_values<floatX>(C, 1);
+        Floats out(N * C), rstd(N), sum(N * C);
+        rmsnorm_forward(out.data(), rstd.data(), x.data(), w.data(), N, (int)C, eps);
+        floatX *d_x = upload_rows<floatX>(x, N, C, pitch), *d_y = upload_rows<floatX>(y, N, C, pitch);
+        floatX* d_w = upload_rows<floatX>(w, 1, C, C);
+        float* d_rstd = NULL;
+        compare(what,
+                twice(what,
+                      [&] {
+                          floatX* d_out = device_alloc<floatX>(N * pitch);
+                          d_rstd = device_alloc<float>(N);
+                          rmsnorm_forward_cuda(d_out, d_rstd, d_x, d_w, N, (int)C, eps, pitch, 0);
+                          return download_rows(d_out, N, C, pitch);
+                      }),
+                out);
+        compare(what, download(d_rstd, N), rstd, 1e-5f, 0);
+
+        snprintf(what, sizeof what, "residual rmsnorm N=%zu C=%zu", N, C);
+        for (size_t i = 0; i < N * C; i++) { sum[i] = to_float(from_float<floatX>(x[i] + y[i])); }
+        rmsnorm_forward(out.data(), rstd.data(), sum.data(), w.data(), N, (int)C, eps);
+        floatX* d_sum = NULL;
+        compare(what,
+                twice(what,
+                      [&] {
+                          floatX* d_out = device_alloc<floatX>(N * pitch);
+                          d_sum = device_alloc<floatX>(N * pitch);
+                          d_rstd = device_alloc<float>(N);
+                          residual_rmsnorm_forward_cuda(d_sum, d_out, d_rstd, d_x, d_y, d_w, N, (int)C, eps, pitch, 0);
+                          return download_rows(d_out, N, C, pitch);
+                      }),
+                out);
+        compare(what, download_rows(d_sum, N, C, pitch), sum, 0, 0);
+        compare(what, download(d_rstd, N), rstd, 1e-5f, 0);
+        device_free_all();
+    }
+}
+
+static void rmsnorm_backward_adds_to_both_gradients() {
+    for (auto& s : norm_shapes) {
+        const size_t N = s[0], C = s[1], pitch = padded(C);
+        char what[64];
+        snprintf(what, sizeof what, "rmsnorm backward N=%zu C=%zu", N, C);
+        const Floats x = random_values<floatX>(N * C, 2), dout = random_values<floatX>(N * C, 1);
+        const Floats w = random_values<floatX>(C, 1), dx0 = random_values<floatX>(N * C, 1), dw0 = random_values<float>(C, 1);
+        Floats out(N * C), rstd(N), dx = dx0, dw = dw0, scratch(rmsnorm_backward_scratch(N, (int)C));
+        rmsnorm_forward(out.data(), rstd.data(), x.data(), w.data(), N, (int)C, 1e-5f);
+        rmsnorm_backward(dx.data(), dw.data(), scratch.data(), dout.data(), x.data(), w.data(), rstd.data(), N, (int)C);
+        floatX *d_x = upload_rows<floatX>(x, N, C, pitch), *d_dout = upload_rows<floatX>(dout, N, C, pitch);
+        floatX* d_w = upload_rows<floatX>(w, 1, C, C);
+        float *d_rstd = upload(rstd), *d_dw = NULL;
+        auto launch = [&](bool weight) {
+            floatX* d_dx = upload_rows<floatX>(dx0, N, C, pitch);
+            d_dw = upload(dw0);
+            void* d_scratch = device_alloc<char>(rmsnorm_backward_scratch_cuda(N, (int)C));
+            rmsnorm_backward_cuda(d_dx, d_dw, d_scratch, d_dout, d_x, d_w, d_rstd, N, (int)C, pitch, 0);
+            return weight ? download(d_dw, C) : download_rows(d_dx, N, C, pitch);
+        };
+        compare(what, twice(what, [&] { return launch(false); }), dx, ulp, 5e-6f);
+        compare(what, twice(what, [&] { return launch(true); }), dw, 1e-5f, 1e-5f);
+        device_free_all();
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// rope
+
+static void rope_turns_q_and_k_and_leaves_v() {
+    // B, T, first_pos, NH, NKV, HD
+    const int shapes[][6] = {{2, 17, 0, 6, 2, 10},   {1, 33, 5, 4, 4, 12},  {3, 100, 0, 12, 4, 64},
+                             {1, 50, 7, 32, 8, 128}, {2, 9, 0, 3, 1, 16},   {1, 20, 3, 5, 1, 96},
+                             {1, 5, 0, 2, 1, 256},   {1, 1, 999, 9, 3, 64}, {2, 300, 0, 1, 1, 2}};
+    for (auto& s : shapes) {
+        const int B = s[0], T = s[1], first = s[2], NH = s[3], NKV = s[4], HD = s[5];
+        const size_t N = (size_t)B * T, width = (size_t)(NH + 2 * NKV) * HD, pitch = padded(width);
+        char what[96];
+        snprintf(what, sizeof what, "rope B=%d T=%d NH=%d NKV=%d HD=%d", B, T, NH, NKV, HD);
+        ModelConfig c;
+        memset(&c, 0, sizeof c);
+        c.head_dim = HD;
+        c.rope_theta = 500000;
+        Floats table((size_t)(first + T) * HD);
+        rope_table(table.data(), first + T, &c);
+        const Floats qkv = random_values<floatX>(N * width, 1);
+        float* d_table = upload(table);
+        for (int backward = 0; backward < 2; backward++) {
+            Floats want = qkv;
+            (backward ? rope_backward : rope_forward)(want.data(), table.data(), (size_t)B, T, first, NH, NKV, HD);
+            const Floats got = twice(what, [&] {
+                floatX* d = upload_rows<floatX>(qkv, N, width, pitch);
+                (backward ? rope_backward_cuda : rope_forward_cuda)(d, d_table, (size_t)B, T, first, NH, NKV, HD, pitch, 0);
+                return download_rows(d, N, width, pitch);
+            });
+            compare(what, got, want);
+            bool same = true;
+            for (size_t n = 0; n < N; n++) {
+                for (size_t i = (size_t)(NH + NKV) * HD; i < width; i++) {
+                    same = same && got[n * width + i] == qkv[n * width + i];
+                }
+            }
+            CHECK(same, "%s: v was changed", what);
+        }
+        device_free_all();
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// swiglu
+
+static void swiglu_agrees_in_place_and_apart() {
+    const size_t shapes[][2] = {{1, 136}, {17, 136}, {33, 137}, {300, 2048}, {20, 8192}, {7, 14336}, {1000, 1}, {50, 24}};
+    for (auto& s : shapes) {
+        const size_t N = s[0], F = s[1], wide = padded(2 * F), pitch = padded(F);
+        char what[64];
+        snprintf(what, sizeof what, "swiglu N=%zu F=%zu", N, F);
+        Floats gate_up = random_values<floatX>(N * 2 * F, 4), dout = random_values<floatX>(N * F, 1);
+        gate_up[0] = -100;  // e^100 overflows fp32 in the naive form
+        Floats out(N * F), dgate_up(N * 2 * F);
+        swiglu_forward(out.data(), gate_up.data(), N, (int)F);
+        swiglu_backward(dgate_up.data(), dout.data(), gate_up.data(), N, (int)F);
+        floatX *d_in = upload_rows<floatX>(gate_up, N, 2 * F, wide), *d_dout = upload_rows<floatX>(dout, N, F, pitch);
+        const Floats forward = twice(what, [&] {
+            floatX* d_out = device_alloc<floatX>(N * pitch);
+            swiglu_forward_cuda(d_out, d_in, N, (int)F, wide, pitch, 0);
+            return download_rows(d_out, N, F, pitch);
+        });
+        compare(what, forward, out);
+        floatX* d_again = NULL;
+        const Floats apart = twice(what, [&] {
+            floatX* d_grad = device_alloc<floatX>(N * wide);
+            d_again = device_alloc<floatX>(N * pitch);
+            swiglu_backward_cuda(d_grad, d_again, d_dout, d_in, N, (int)F, wide, pitch, 0);
+            return download_rows(d_grad, N, 2 * F, wide);
+        });
+        compare(what, apart, dgate_up);
+        CHECK(download_rows(d_again, N, F, pitch) == forward, "%s: the output that backward repeats differs", what);
+        swiglu_backward_cuda(d_in, NULL, d_dout, d_in, N, (int)F, wide, pitch, 0);
+        CHECK(download_rows(d_in, N, 2 * F, wide) == apart, "%s: in place differs from apart", what);
+        device_free_all();
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// cross-entropy
+
+static void crossentropy_agrees_for_all_vocabularies() {
+    // one block of a few warps, one full block, clusters of 2, 4 and 8 (or the looped kernel), and what is too large for those
+    const size_t shapes[][2] = {{3, 1},     {5, 97},    {64, 301},   {9, 257},    {20, 4096},  {7, 32768}, {7, 32769},
+                                {5, 50257}, {4, 65536}, {6, 128256}, {3, 131079}, {2, 262144}, {2, 300001}};
+    for (auto& s : shapes) {
+        for (int large = 0; large < 2; large++) {
+            const size_t N = s[0], V = s[1], pitch = padded(V);
+            char what[64];
+            snprintf(what, sizeof what, "crossentropy N=%zu V=%zu%s", N, V, large ? " large logits" : "");
+            const Floats logits = random_values<floatX>(N * V, large ? 1000.0f : 3.0f);
+            std::vector<int32_t> targets = random_tokens(N, (int)V);
+            targets[0] = (int32_t)V - 1;  // in the tail of a width that is no multiple of a vector
+            const float dloss = 0.25f, scale = 8.0f;
+            Floats losses(N), fused_losses(N), dlogits = logits;
+            crossentropy_forward(losses.data(), logits.data(), targets.data(), N, (int)V);
+            crossentropy_fused(fused_losses.data(), dlogits.data(), targets.data(), dloss * scale, N, (int)V);
+            int32_t* d_targets = upload(targets);
+            float *d_scale = upload(Floats(1, scale)), *d_losses = NULL;
+            floatX* d = NULL;
+            compare(what,
+                    twice(what,
+                          [&] {
+                              d = upload_rows<floatX>(logits, N, V, pitch);
+                              d_losses = device_alloc<float>(N);
+                              crossentropy_forward_cuda(d_losses, d, d_targets, N, (int)V, pitch, 0);
+                              return download(d_losses, N);
+                          }),
+                    losses, 2e-5f, 1e-6f);
+            CHECK(download_rows(d, N, V, pitch) == logits, "%s: forward changed the logits", what);
+            compare(what,
+                    twice(what,
+                          [&] {
+                              d = upload_rows<floatX>(logits, N, V, pitch);
+                              d_losses = device_alloc<float>(N);
+                              crossentropy_fused_cuda(d_losses, d, d_targets, dloss, d_scale, N, (int)V, pitch, 0);
+                              return download_rows(d, N, V, pitch);
+                          }),
+                    dlogits, 2 * ulp, large ? 1e-4f : 1e-6f);
+            compare(what, download(d_losses, N), losses, 2e-5f, 1e-6f);
+            device_free_all();
+        }
+    }
+}
+
+static void crossentropy_shows_what_is_not_finite() {
+    const size_t V = 1000, pitch = padded(V);
+    Floats logits = random_values<floatX>(3 * V, 1);
+    logits[5] = NAN;
+    logits[V + 7] = INFINITY;
+    const std::vector<int32_t> targets = {1, 2, 3};
+    floatX* d = upload_rows<floatX>(logits, 3, V, pitch);
+    float* d_losses = device_alloc<float>(3);
+    crossentropy_fused_cuda(d_losses, d, upload(targets), 1.0f, NULL, 3, (int)V, pitch, 0);
+    const Floats losses = download(d_losses, 3);
+    CHECK(!isfinite(losses[0]) && !isfinite(losses[1]) && isfinite(losses[2]),
+          "losses %g %g %g of a NaN, an inf and a good row", (double)losses[0], (double)losses[1], (double)losses[2]);
+    device_free_all();
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// norm and the decision
+
+static StepState read_state(const StepState* d) {
+    StepState s;
+    CUDA_CHECK(cudaDeviceSynchronize());
+    CUDA_CHECK(cudaMemcpy(&s, d, sizeof s, cudaMemcpyDeviceToHost));
+    return s;
+}
+
+static StepState* new_state(float loss_scale) {
+    std::vector<StepState> s(1);
+    memset((void*)s.data(), 0, sizeof(StepState));
+    s[0].loss_scale = loss_scale;
+    return upload(s);
+}
+
+static StepHyper test_hyper() {
+    StepHyper h;
+    memset(&h, 0, sizeof h);
+    h.beta1 = 0.9;
+    h.beta2 = 0.95;
+    h.eps = 1e-8;
+    h.weight_decay = 0.1;
+    h.grad_clip = 1.0;
+    h.loss_weight = 1.0;
+    return h;
+}
+
+static void norm_and_loss_sums_agree() {
+    for (size_t n : {(size_t)8, (size_t)1000, (size_t)8192, (size_t)100008, (size_t)40000000}) {
+        const Floats g = random_values<floatX>(n, 0.01f), apart = random_values<float>(1024, 1);
+        std::vector<double> scratch(global_norm_scratch(n));
+        const double first = global_norm(g.data(), n, scratch.data()), second = global_norm(apart.data(), 1024, scratch.data());
+        const double want = first * first + second * second;
+        floatX* d_g = upload_rows<floatX>(g, 1, n, n);
+        float* d_apart = upload(apart);
+        StepState* state = new_state(1);
+        double found[2];
+        for (int run = 0; run < 2; run++) {
+            void* d_scratch = device_alloc<char>(norm_square_scratch_cuda());
+            step_begin_cuda(state, 7, 0.5, 0);
+            norm_square_cuda(state, d_scratch, d_g, n, 0);
+            norm_square_cuda(state, d_scratch, d_apart, 1024, 0);
+            loss_sum_cuda(state, d_apart, 1000, 0);
+            loss_sum_cuda(state, d_apart, 24, 0);
+            found[run] = read_state(state).norm_square;
+        }
+        CHECK(found[0] == found[1], "two runs differ: %.17g %.17g", found[0], found[1]);
+        CHECK(fabs(found[0] - want) <= 1e-6 * want, "sum of squares of %zu is %.9g, wanted %.9g", n, found[0], want);
+        double sum = 0;
+        for (int i = 0; i < 1000; i++) { sum += (double)apart[i]; }
+        for (int i = 0; i < 24; i++) { sum += (double)apart[i]; }
+        CHECK(fabs(read_state(state).loss_sum - sum) < 1e-9 * 1024, "loss sum %.12g, wanted %.12g", read_state(state).loss_sum,
+              sum);
+        device_free_all();
+    }
+}
+
+/* One step's decision from given sums. */
+static StepState decide(StepState* state, const StepHyper& h, int64_t step, float loss, const floatX* grad, size_t n) {
+    float* d_loss = upload(Floats(1, loss));
+    step_begin_cuda(state, step, 0.01, 0);
+    loss_sum_cuda(state, d_loss, 1, 0);
+    norm_square_cuda(state, device_alloc<char>(norm_square_scratch_cuda()), grad, n, 0);
+    step_decide_cuda(state, &h, 0);
+    return read_state(state);
+}
+
+static void decisions_follow_the_host() {
+    StepHyper h = test_hyper();
+    h.skip_loss_z = 4;
+    StepState* state = new_state(1);
+    Outlier host;
+    outlier_reset(&host);
+    floatX* grad = upload_rows<floatX>(Floats(64, 0.5f), 1, 64, 64);  // norm 4
+    int64_t updates = 0;
+    for (int step = 0; step < 140; step++) {
+        const float loss = step == 135 ? 50.0f : 3.0f + 0.01f * (float)(step * 37 % 11);
+        const StepState s = decide(state, h, step, loss, grad, 64);
+        const double z = outlier_update(&host, (double)loss);
+        const bool skip = outlier_skip(z, h.skip_loss_z);
+        CHECK(skip == (step == 135), "the host's own detector: step %d", step);
+        CHECK(s.verdict == (skip ? UPDATE_OUTLIER_LOSS : UPDATE_APPLIED), "step %d has verdict %d", step, s.verdict);
+        CHECK(isnan(z) ? isnan(s.loss_z) : fabs(s.loss_z - z) <= 1e-4 * fabs(z) + 1e-5, "step %d: z %g, wanted %g", step,
+              (double)s.loss_z, z);
+        updates += !skip;
+        CHECK(s.updates == updates && s.step == step, "step %d counts %lld updates", step, (long long)s.updates);
+        CHECK(fabsf(s.norm - 4) < 1e-5f && fabsf(s.grad_scale - 0.25f) < 1e-5f, "norm %g, scale %g", (double)s.norm,
+              (double)s.grad_scale);
+    }
+    device_free_all();
+}
+
+static void loss_scale_halves_and_doubles() {
+    StepHyper h = test_hyper();
+    h.scale_interval = 3;
+    StepState* state = new_state(1024);
+    floatX* good = upload_rows<floatX>(Floats(64, 0.5f), 1, 64, 64);
+    floatX* bad = upload_rows<floatX>(Floats(64, INFINITY), 1, 64, 64);
+    StepState s = decide(state, h, 0, 1.0f, bad, 64);
+    CHECK(s.verdict == UPDATE_NOT_FINITE && s.loss_scale == 512 && s.updates == 0, "verdict %d, scale %g", s.verdict,
+          (double)s.loss_scale);
+    for (int i = 1; i <= 3; i++) { s = decide(state, h, i, 1.0f, good, 64); }
+    CHECK(s.loss_scale == 1024 && s.scale_good == 0 && s.updates == 3, "scale %g after three good steps", (double)s.loss_scale);
+    CHECK(fabsf(s.norm - 4.0f / 512) < 1e-6f && fabsf(s.grad_scale - 1.0f / 512) < 1e-8f, "norm %g, scale %g", (double)s.norm,
+          (double)s.grad_scale);
+    s = decide(state, h, 4, NAN, good, 64);
+    CHECK(s.verdict == UPDATE_NOT_FINITE && s.loss_scale == 512, "a NaN loss has verdict %d", s.verdict);
+    device_free_all();
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// AdamW
+
+enum { ARENA = 4096, MATRIX_AT = 0, NORM_AT = 1024, MATRIX2_AT = 1280, NORM_SIZE = 200, STEPS = 5 };
+
+struct AdamWRun {
+    Floats params, master, m, v;
+};
+
+/* STEPS steps on an arena of a matrix, a norm with its gradients apart, and a second matrix; in `parts` ranges a step. */
+template <typename Grad>
+static AdamWRun run_adamw(MasterKind kind, bool bf16_moments, int parts, const Floats& start, const std::vector<Floats>& grads,
+                          const std::vector<Floats>& norm_grads) {
+    const size_t master_bytes = kind == MASTER_SPLIT ? 2 : 4, moment_bytes = bf16_moments ? 2 : 4;
+    AdamWTensors<Grad> t;
+    t.params = device_alloc<floatX>(ARENA);
+    t.master = kind == MASTER_NONE ? NULL : device_alloc<char>(ARENA * master_bytes);
+    t.m = device_alloc<char>(ARENA * moment_bytes);
+    t.v = device_alloc<char>(ARENA * moment_bytes);
+    CUDA_CHECK(cudaMemset(t.m, 0, ARENA * moment_bytes));
+    CUDA_CHECK(cudaMemset(t.v, 0, ARENA * moment_bytes));
+    t.state_first = 0;
+    master_set_cuda(t.params, t.master, kind, upload(start), ARENA, 0);
+    StepHyper h = test_hyper();
+    h.grad_clip = 0;
+    StepState* state = new_state(1);
+    for (int step = 0; step < STEPS; step++) {
+        float* norm_grad = upload(norm_grads[step]);
+        const std::vector<AdamWStretch> stretches = {
+            {MATRIX_AT, NULL, 0, 1}, {NORM_AT, norm_grad, 1, 0}, {MATRIX2_AT, NULL, 2, 1}};
+        t.stretches = upload(stretches);
+        t.num_stretches = 3;
+        Grad* g = upload_rows<Grad>(grads[step], 1, ARENA, ARENA);
+        t.grads = g;
+        decide(state, h, step, 1.0f, upload_rows<floatX>(Floats(64, 0.5f), 1, 64, 64), 64);
+        for (int part = 0; part < parts; part++) {
+            const size_t lo = ARENA / 8 * part / parts * 8, hi = ARENA / 8 * (part + 1) / parts * 8;
+            adamw_update_cuda(&t, lo, hi, state, &h, kind, bf16_moments, 42, 0);
+        }
+    }
+    AdamWRun r;
+    r.params = download_rows(t.params, 1, ARENA, ARENA);
+    float* exact = device_alloc<float>(ARENA);
+    master_get_cuda(exact, t.params, t.master, kind, ARENA, 0);
+    r.master = download(exact, ARENA);
+    if (bf16_moments) {
+        r.m = download_rows((__nv_bfloat16*)t.m, 1, ARENA, ARENA);
+        r.v = download_rows((__nv_bfloat16*)t.v, 1, ARENA, ARENA);
+    } else {
+        r.m = download((float*)t.m, ARENA);
+        r.v = download((float*)t.v, ARENA);
+    }
+    return r;
+}
+
+static bool in_norm(size_t i) { return i >= NORM_AT && i < MATRIX2_AT; }
+
+template <typename Grad>
+static void check_adamw(const char* what) {
+    Floats start = random_values<float>(ARENA, 0.02f);
+    std::vector<Floats> grads, norm_grads;
+    for (int step = 0; step < STEPS; step++) {
+        grads.push_back(random_values<Grad>(ARENA, 1));
+        norm_grads.push_back(random_values<float>(MATRIX2_AT - NORM_AT, 1));
+        for (size_t i = NORM_SIZE; i < norm_grads[step].size(); i++) { norm_grads[step][i] = 0; }  // the gap
+    }
+    for (size_t i = NORM_AT + NORM_SIZE; i < MATRIX2_AT; i++) { start[i] = 0; }
+    AdamWRun want;
+    want.master = start;
+    want.m = want.v = Floats(ARENA, 0.0f);
+    for (int step = 0; step < STEPS; step++) {
+        AdamW hyper;
+        memset(&hyper, 0, sizeof hyper);
+        hyper.lr = 0.01;
+        hyper.beta1 = 0.9;
+        hyper.beta2 = 0.95;
+        hyper.eps = 1e-8;
+        hyper.grad_scale = 1;
+        hyper.step = step + 1;
+        for (int part = 0; part < 3; part++) {
+            const size_t at = part == 0 ? MATRIX_AT : part == 1 ? NORM_AT : MATRIX2_AT;
+            const size_t end = part == 0 ? NORM_AT : part == 1 ? MATRIX2_AT : ARENA;
+            const float* g = part == 1 ? norm_grads[step].data() : grads[step].data() + at;
+            hyper.weight_decay = part == 1 ? 0 : 0.1;
+            adamw_update(want.master.data() + at, g, want.m.data() + at, want.v.data() + at, end - at, &hyper);
+        }
+    }
+#if defined(PRECISION_FP32)
+    const MasterKind kinds[] = {MASTER_NONE};
+#elif defined(PRECISION_FP16)
+    const MasterKind kinds[] = {MASTER_FP32};
+#else
+    const MasterKind kinds[] = {MASTER_FP32, MASTER_SPLIT};
+#endif
+    AdamWRun first;
+    for (MasterKind kind : kinds) {
+        const AdamWRun r = run_adamw<Grad>(kind, false, 1, start, grads, norm_grads);
+        compare(what, r.master, want.master, 1e-5f, 1e-6f);
+        compare(what, r.m, want.m, 1e-5f, 1e-6f);
+        compare(what, r.v, want.v, 1e-5f, 1e-6f);
+        bool gap = true;
+        for (size_t i = NORM_AT + NORM_SIZE; i < MATRIX2_AT; i++) { gap = gap && r.params[i] == 0 && r.master[i] == 0; }
+        CHECK(gap, "%s: a gap between tensors did not stay zero", what);
+        const AdamWRun parts = run_adamw<Grad>(kind, false, 3, start, grads, norm_grads);
+        CHECK(parts.master == r.master && parts.params == r.params && parts.m == r.m && parts.v == r.v,
+              "%s: three ranges differ from one", what);
+        if (kind == kinds[0]) { first = r; }
+        CHECK(first.master == r.master && first.params == r.params, "%s: the forms of master weights differ", what);
+
+        // bfloat16 moments: the same bits again, close to fp32, and not off in one direction
+        const AdamWRun low = run_adamw<Grad>(kind, true, 1, start, grads, norm_grads);
+        const AdamWRun again = run_adamw<Grad>(kind, true, 2, start, grads, norm_grads);
+        CHECK(low.master == again.master && low.m == again.m && low.v == again.v, "%s: bf16 moments are not reproducible",
+              what);
+        compare(what, low.m, want.m, 0.04f, 0.04f);
+        double bias = 0;
+        for (size_t i = 0; i < ARENA; i++) { bias += want.v[i] > 0 ? ((double)low.v[i] - want.v[i]) / want.v[i] : 0.0; }
+        CHECK(fabs(bias / ARENA) < 3e-4, "%s: stochastic rounding of v is off by %g on average", what, bias / ARENA);
+        compare(what, low.v, want.v, 0.04f, 1e-6f);
+    }
+    bool moved = true;
+    for (size_t i = 0; i < ARENA; i++) { moved = moved && (in_norm(i) || first.master[i] != start[i]); }
+    CHECK(moved, "%s: some weights did not move", what);
+    device_free_all();
+}
+
+static void adamw_agrees_in_all_forms() {
+    check_adamw<floatX>("adamw");
+    check_adamw<float>("adamw with fp32 gradients");
+}
+
+static void a_skipped_step_changes_nothing() {
+    const Floats start = random_values<float>(ARENA, 1);
+    const MasterKind kind = sizeof(floatX) == 4 ? MASTER_NONE : MASTER_FP32;
+    AdamWTensors<floatX> t;
+    t.params = device_alloc<floatX>(ARENA);
+    t.master = kind == MASTER_NONE ? NULL : device_alloc<float>(ARENA);
+    t.m = upload(start);
+    t.v = upload(start);
+    t.state_first = 0;
+    master_set_cuda(t.params, t.master, kind, upload(start), ARENA, 0);
+    const std::vector<AdamWStretch> stretches = {{0, NULL, 0, 1}};
+    t.stretches = upload(stretches);
+    t.num_stretches = 1;
+    floatX* bad = upload_rows<floatX>(Floats(ARENA, NAN), 1, ARENA, ARENA);
+    t.grads = bad;
+    StepState* state = new_state(1);
+    const StepHyper h = test_hyper();
+    CHECK(decide(state, h, 0, 1.0f, bad, ARENA).verdict == UPDATE_NOT_FINITE, "NaN gradients pass");
+    adamw_update_cuda(&t, 0, ARENA, state, &h, kind, false, 42, 0);
+    float* exact = device_alloc<float>(ARENA);
+    master_get_cuda(exact, t.params, t.master, kind, ARENA, 0);
+    CHECK(download(exact, ARENA) == start && download((float*)t.m, ARENA) == start, "weights or moments changed");
+    device_free_all();
+}
+
+static void split_weights_are_exact() {
+    for (uint64_t i = 0; i < 300000; i++) {
+        FloatBits x, y;
+        x.u = philox(7, RAND_INIT, 0, i).v[0];
+        if (i < 65536) { x.u = 0x3f800000u + (uint32_t)i; }  // all lower halves, the tie among them
+        if (!isfinite(x.f)) { continue; }
+        const __nv_bfloat16 p = round_master<__nv_bfloat16>(x.f);
+        y.f = split_join(p, split_low(x.f));
+        CHECK(x.u == y.u, "%08x becomes %08x", x.u, y.u);
+        if (!isinf(to_float(p))) {
+            CHECK(fabsf(to_float(p) - x.f) <= fabsf(to_float(from_float<__nv_bfloat16>(x.f)) - x.f),
+                  "%08x is not rounded to nearest", x.u);
+        }
+        if (x.u != y.u) { break; }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// matmul
+
+static MatmulContext* matmul_context() { return matmul_create(device_alloc<char>(matmul_workspace_bytes()), false); }
+
+static void matmul_agrees_in_all_directions() {
+    const size_t shapes[][3] = {{1, 64, 64},   {17, 60, 97},     {200, 768, 1280}, {33, 12, 10},
+                                {64, 136, 64}, {129, 2048, 301}, {50, 101, 7}};
+    MatmulContext* ctx = matmul_context();
+    for (auto& s : shapes) {
+        const size_t N = s[0], C = s[1], OC = s[2], pitch_c = padded(C), pitch_oc = padded(OC);
+        char what[64];
+        snprintf(what, sizeof what, "matmul N=%zu C=%zu OC=%zu", N, C, OC);
+        const Floats x = random_values<floatX>(N * C, 1), w = random_values<floatX>(OC * C, 1),
+                     r = random_values<floatX>(N * OC, 1);
+        const Floats dout = random_values<floatX>(N * OC, 1), dx0 = random_values<floatX>(N * C, 1),
+                     dw0 = random_values<floatX>(OC * C, 1);
+        floatX *d_x = upload_rows<floatX>(x, N, C, pitch_c), *d_w = upload_rows<floatX>(w, OC, C, C);
+        floatX *d_r = upload_rows<floatX>(r, N, OC, pitch_oc), *d_dout = upload_rows<floatX>(dout, N, OC, pitch_oc);
+        const Operand ox = operand(d_x, pitch_c), ow = operand(d_w, C), odout = operand(d_dout, pitch_oc);
+        for (int add = 0; add < 2; add++) {
+            Floats out(N * OC), dx = add ? dx0 : Floats(N * C), dw = add ? dw0 : Floats(OC * C, 0.0f);
+            matmul_forward(out.data(), x.data(), w.data(), add ? r.data() : NULL, N, (int)C, (int)OC);
+            matmul_backward_input(dx.data(), dout.data(), w.data(), N, (int)C, (int)OC, add);
+            matmul_backward_weight(dw.data(), dout.data(), x.data(), N, (int)C, (int)OC);
+            compare(what,
+                    twice(what,
+                          [&] {
+                              floatX* d_out = device_alloc<floatX>(N * pitch_oc);
+                              matmul_forward_cuda(ctx, d_out, ox, ow, add ? d_r : NULL, N, (int)C, (int)OC, pitch_oc, 0);
+                              return download_rows(d_out, N, OC, pitch_oc);
+                          }),
+                    out, ulp, 5e-6f);
+            compare(what,
+                    twice(what,
+                          [&] {
+                              floatX* d_dx = add ? upload_rows<floatX>(dx0, N, C, pitch_c) : device_alloc<floatX>(N * pitch_c);
+                              matmul_backward_input_cuda(ctx, d_dx, odout, ow, N, (int)C, (int)OC, add, pitch_c, 0);
+                              return download_rows(d_dx, N, C, pitch_c);
+                          }),
+                    dx, ulp, 5e-6f);
+            compare(what,
+                    twice(what,
+                          [&] {
+                              floatX* d_dw = add ? upload_rows<floatX>(dw0, OC, C, C) : device_alloc<floatX>(OC * C);
+                              matmul_backward_weight_cuda(ctx, d_dw, odout, ox, N, (int)C, (int)OC, add, 0);
+                              return download_rows(d_dw, OC, C, C);
+                          }),
+                    dw, ulp, 5e-6f);
+            compare(what,
+                    twice(what,
+                          [&] {
+                              float* d_dw = add ? upload(dw0) : device_alloc<float>(OC * C);
+                              matmul_backward_weight_cuda(ctx, d_dw, odout, ox, N, (int)C, (int)OC, add, 0);
+                              return download(d_dw, OC * C);
+                          }),
+                    dw, 1e-5f, 5e-6f);
+        }
+    }
+    matmul_destroy(ctx);
+    device_free_all();
+}
+
+static void matmul_plans_survive_a_file() {
+    const size_t N = 512, C = 768, OC = 1280;
+    const Floats x = random_values<floatX>(N * C, 1), w = random_values<floatX>(OC * C, 1);
+    floatX *d_x = upload_rows<floatX>(x, N, C, C), *d_w = upload_rows<floatX>(w, OC, C, C);
+    auto product = [&](MatmulContext* ctx) {
+        floatX* d_out = device_alloc<floatX>(N * OC);
+        matmul_forward_cuda(ctx, d_out, operand(d_x, C), operand(d_w, C), (floatX*)NULL, N, (int)C, (int)OC, OC, 0);
+        return download_rows(d_out, N, OC, OC);
+    };
+    char folder[PATH_CAP], path[PATH_CAP];
+    Error e;
+    e.msg[0] = 0;
+    test_folder(folder);
+    CHECK(path_join(path, folder, "plan.json", &e), "%s", e.msg);
+    MatmulContext* ctx = matmul_context();
+    product(ctx);
+    size_t bytes[3];
+    const size_t scratch = matmul_tune_bytes(&ctx->plans[0].key, bytes);
+    CHECK(matmul_tune(ctx, device_alloc<char>(scratch), scratch - 1, 0) == 0, "a plan was tuned in too little scratch");
+    CHECK(matmul_tune(ctx, device_alloc<char>(scratch), scratch, 0) == 1, "the plan was not tuned");
+    const Floats tuned = product(ctx);
+    CHECK(matmul_save_plans(ctx, path, &e), "%s", e.msg);
+    MatmulContext* other = matmul_context();
+    CHECK(matmul_load_plans(other, path, &e), "%s", e.msg);
+    CHECK(product(other) == tuned, "the same plan gives other bits");
+    CHECK(other->num_plans == 1 && memcmp(&other->plans[0].algo, &ctx->plans[0].algo, sizeof(cublasLtMatmulAlgo_t)) == 0,
+          "the file's algorithm was not used");
+    FILE* f = fopen(path, "w");
+    fputs("{\"gpu\": \"another\", \"cublaslt\": 1, \"workspace\": 1, \"compute\": 1, \"plans\": []}", f);
+    fclose(f);
+    CHECK(!matmul_load_plans(other, path, &e) && strstr(e.msg, "gpu is"), "a plan of another GPU was taken: %s", e.msg);
+    matmul_destroy(ctx);
+    matmul_destroy(other);
+    remove(path);
+    rmdir(folder);
+    device_free_all();
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+static const struct {
+    const char* name;
+    void (*run)();
+} tests[] = {
+#define ENTRY(test) \
+    { #test, test }
+    ENTRY(split_weights_are_exact),
+    ENTRY(embedding_copies_and_sums_rows),
+    ENTRY(rmsnorm_forward_agrees),
+    ENTRY(rmsnorm_backward_adds_to_both_gradients),
+    ENTRY(rope_turns_q_and_k_and_leaves_v),
+    ENTRY(swiglu_agrees_in_place_and_apart),
+    ENTRY(crossentropy_agrees_for_all_vocabularies),
+    ENTRY(crossentropy_shows_what_is_not_finite),
+    ENTRY(norm_and_loss_sums_agree),
+    ENTRY(decisions_follow_the_host),
+    ENTRY(loss_scale_halves_and_doubles),
+    ENTRY(adamw_agrees_in_all_forms),
+    ENTRY(a_skipped_step_changes_nothing),
+    ENTRY(matmul_agrees_in_all_directions),
+    ENTRY(matmul_plans_survive_a_file),
+};
+
+int main(int argc, char** argv) {
+    int devices = 0;
+    const bool gpu = cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
+    printf("CUDA layers, " PRECISION_NAME "\n");
+    for (auto& test : tests) {
+        if (argc > 1 && !strstr(test.name, argv[1])) { continue; }
+        if (!gpu && test.run != split_weights_are_exact) {
+            SKIP(test.name, "no GPU here");
+            continue;
+        }
+        checks_failed = 0;
+        test.run();
+        printf("%s %s\n", checks_failed ? "FAIL" : "ok  ", test.name);
+        fflush(stdout);
+        checks_failed ? tests_failed++ : tests_passed++;
+    }
+    return test_summary();
+}
