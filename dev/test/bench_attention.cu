@@ -1,0 +1,245 @@
+/* bench_attention.cu -- how fast attention is, by kernel, head dimension and length, on random data.
+ *
+ *   nvcc -std=c++17 -O3 -DPRECISION_BF16 -gencode arch=compute_90a,code=sm_90a -diag-suppress 1675 -I. \
+ *        -o bench_attention dev/test/bench_attention.cu && ./bench_attention [variants]
+ *
+ * TFLOP/s by the usual count: forward 4 B T^2 NH HD / 2 (the causal half), backward 2.5 times that, although ours computes
+ * 3.5. Each number is the median of single launches between events, after a warm-up. With `variants` also each mma kernel
+ * alone with other tiles, in the operations it really does, each first compared with the plain kernel.
+ */
+#include <algorithm>
+#include <vector>
+
+#include "../../llmc/attention.cuh"
+
+typedef struct {
+    const char* name;
+    size_t B;
+    int T, NH, NKV, HD;
+} Shape;
+
+// clang-format off
+static const Shape shapes[] = {
+    {"126M",  64, 1024, 12, 4,  64},
+    {"1B",    32, 1024, 32, 8,  64},
+    {"1B",    16, 2048, 32, 8,  64},
+    {"1B",     4, 8192, 32, 8,  64},
+    {"8B",     8, 1024, 32, 8, 128},
+    {"8B",     4, 2048, 32, 8, 128},
+    {"8B",     1, 8192, 32, 8, 128},
+};
+// clang-format on
+
+typedef struct {
+    floatX *qkv, *out, *dout, *dqkv;
+    float *lse, *scratch;
+    size_t qkv_pitch, out_pitch;
+} Buffers;
+
+__global__ void fill_kernel(floatX* x, size_t n, uint32_t seed) {
+    const size_t stride = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
+        uint32_t z = (uint32_t)i * 2654435761u + (uint32_t)(i >> 32) * 40503u + seed;
+        z = (z ^ z >> 16) * 0x85ebca6bu;
+        z = (z ^ z >> 13) * 0xc2b2ae35u;
+        z ^= z >> 16;
+        x[i] = from_float<floatX>((float)(z >> 8) * (2.0f / 16777216.0f) - 1.0f);
+    }
+}
+
+static Buffers allocate(const Shape* s) {
+    Buffers b;
+    const size_t N = s->B * s->T;
+    b.qkv_pitch = (size_t)(s->NH + 2 * s->NKV) * s->HD;
+    b.out_pitch = (size_t)s->NH * s->HD;
+    CUDA_CHECK(cudaMalloc((void**)&b.qkv, N * b.qkv_pitch * sizeof(floatX)));
+    CUDA_CHECK(cudaMalloc((void**)&b.dqkv, N * b.qkv_pitch * sizeof(floatX)));
+    CUDA_CHECK(cudaMalloc((void**)&b.out, N * b.out_pitch * sizeof(floatX)));
+    CUDA_CHECK(cudaMalloc((void**)&b.dout, N * b.out_pitch * sizeof(floatX)));
+    CUDA_CHECK(cudaMalloc((void**)&b.lse, N * s->NH * sizeof(float)));
+    CUDA_CHECK(cudaMalloc((void**)&b.scratch, attention_backward_scratch_cuda(s->B, s->T, s->NH) * sizeof(float)));
+    fill_kernel<<<1024, 256>>>(b.qkv, N * b.qkv_pitch, 1);
+    fill_kernel<<<1024, 256>>>(b.dout, N * b.out_pitch, 2);
+    CUDA_CHECK_LAUNCH("fill_kernel");
+    return b;
+}
+
+static void release(Buffers* b) {
+    CUDA_CHECK(cudaFree(b->qkv));
+    CUDA_CHECK(cudaFree(b->dqkv));
+    CUDA_CHECK(cudaFree(b->out));
+    CUDA_CHECK(cudaFree(b->dout));
+    CUDA_CHECK(cudaFree(b->lse));
+    CUDA_CHECK(cudaFree(b->scratch));
+}
+
+/* Median milliseconds of one call. */
+template <typename F>
+static float time_ms(F launch) {
+    enum { WARM = 2, RUNS = 9 };
+    cudaEvent_t events[RUNS + 1];
+    for (int i = 0; i <= RUNS; i++) { CUDA_CHECK(cudaEventCreate(&events[i])); }
+    for (int i = 0; i < WARM; i++) { launch(); }
+    CUDA_CHECK(cudaEventRecord(events[0]));
+    for (int i = 0; i < RUNS; i++) {
+        launch();
+        CUDA_CHECK(cudaEventRecord(events[i + 1]));
+    }
+    CUDA_CHECK(cudaDeviceSynchronize());
+    std::vector<float> ms(RUNS);
+    for (int i = 0; i < RUNS; i++) { CUDA_CHECK(cudaEventElapsedTime(&ms[i], events[i], events[i + 1])); }
+    for (int i = 0; i <= RUNS; i++) { CUDA_CHECK(cudaEventDestroy(events[i])); }
+    std::sort(ms.begin(), ms.end());
+    return ms[RUNS / 2];
+}
+
+static double forward_flops(const Shape* s) { return 2.0 * s->B * s->T * (double)s->T * s->NH * s->HD; }
+
+static void bench_kernels(void) {
+    const char* names[NUM_ATTENTION_KERNELS] = {"auto", "plain", "mma", "wgmma"};
+    printf("%-6s %-5s %5s %3s %3s %6s %3s | %10s %8s | %10s %8s\n", "kernel", "model", "T", "HD", "B", "NH", "NKV",
+           "forward ms", "TFLOP/s", "backwd ms", "TFLOP/s");
+    for (const Shape& s : shapes) {
+        Buffers b = allocate(&s);
+        for (int k = ATTENTION_PLAIN; k < NUM_ATTENTION_KERNELS; k++) {
+            const AttentionKernel kernel = (AttentionKernel)k;
+            // the plain kernels at length 8192 take seconds
+            if (!attention_has_kernel(kernel, s.HD) || (k == ATTENTION_PLAIN && s.T > 2048)) { continue; }
+            const float forward = time_ms([&]() {
+                attention_forward_kernel(kernel, b.out, b.lse, b.qkv, s.B, s.T, s.NH, s.NKV, s.HD, b.qkv_pitch, b.out_pitch, 0);
+            });
+            const float backward = time_ms([&]() {
+                attention_backward_kernel(kernel, b.dqkv, b.scratch, b.dout, b.out, b.lse, b.qkv, s.B, s.T, s.NH, s.NKV, s.HD,
+                                          b.qkv_pitch, b.out_pitch, 0);
+            });
+            printf("%-6s %-5s %5d %3d %3zu %6d %3d | %10.3f %8.1f | %10.3f %8.1f\n", names[k], s.name, s.T, s.HD, s.B, s.NH,
+                   s.NKV, forward, forward_flops(&s) / forward * 1e-9, backward, 2.5 * forward_flops(&s) / backward * 1e-9);
+            fflush(stdout);
+        }
+        release(&b);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the mma kernels with other tiles
+
+#ifndef PRECISION_FP32
+
+enum { PART_FORWARD, PART_KV, PART_Q, NUM_PARTS };
+static const char* part_names[NUM_PARTS] = {"forward", "dK dV", "dQ"};
+
+typedef void (*VariantLaunch)(const Buffers* b, size_t B, AttentionShape s);
+
+template <typename Tiles>
+static void launch_forward(const Buffers* b, size_t B, AttentionShape s) {
+    attention_forward_mma<Tiles>(b->out, b->lse, b->qkv, B, s, 0);
+}
+template <typename Tiles>
+static void launch_kv(const Buffers* b, size_t B, AttentionShape s) {
+    attention_backward_kv_mma<Tiles>(b->dqkv, (const float2*)b->scratch, b->dout, b->qkv, B, s, 0);
+}
+template <typename Tiles>
+static void launch_q(const Buffers* b, size_t B, AttentionShape s) {
+    attention_backward_q_mma<Tiles>(b->dqkv, (const float2*)b->scratch, b->dout, b->qkv, B, s, 0);
+}
+
+typedef struct {
+    int part, HD;
+    const char* tiles;
+    VariantLaunch launch;
+    const void* kernel;
+} Variant;
+
+// clang-format off
+#define FORWARD(HD, ...) {PART_FORWARD, HD, #__VA_ARGS__, launch_forward<ForwardTiles<HD, __VA_ARGS__, true>>, \
+                          (const void*)attention_forward_mma_kernel<ForwardTiles<HD, __VA_ARGS__, true>>}
+#define KV(HD, ...)      {PART_KV, HD, #__VA_ARGS__, launch_kv<BackwardKVTiles<HD, __VA_ARGS__, true>>, \
+                          (const void*)attention_backward_kv_mma_kernel<BackwardKVTiles<HD, __VA_ARGS__, true>>}
+#define Q(HD, ...)       {PART_Q, HD, #__VA_ARGS__, launch_q<BackwardQTiles<HD, __VA_ARGS__, true>>, \
+                          (const void*)attention_backward_q_mma_kernel<BackwardQTiles<HD, __VA_ARGS__, true>>}
+static const Variant variants[] = {
+    FORWARD(64, 64, 2, 4, 2), FORWARD(64, 128, 2, 4, 2), FORWARD(64, 64, 1, 4, 4), FORWARD(64, 64, 1, 8, 2), FORWARD(64, 32, 2, 4, 3),
+    FORWARD(128, 32, 2, 4, 2), FORWARD(128, 64, 2, 4, 2), FORWARD(128, 48, 2, 4, 2), FORWARD(128, 64, 1, 4, 3), FORWARD(128, 64, 1, 8, 1),
+    KV(64, 64, 32, 2, 4, 2), KV(64, 64, 64, 2, 4, 2), KV(64, 64, 64, 1, 4, 3), KV(64, 64, 32, 1, 4, 4), KV(64, 64, 64, 1, 8, 1),
+    KV(128, 64, 64, 1, 4, 2), KV(128, 64, 32, 1, 4, 2), KV(128, 32, 32, 1, 4, 2), KV(128, 64, 64, 1, 8, 1),
+    Q(64, 64, 32, 2, 4, 2), Q(64, 64, 64, 2, 4, 2), Q(64, 64, 32, 2, 4, 3), Q(64, 64, 64, 1, 4, 3), Q(64, 64, 64, 1, 8, 2),
+    Q(128, 32, 32, 2, 4, 2), Q(128, 32, 32, 1, 4, 3), Q(128, 64, 64, 1, 8, 1), Q(128, 64, 32, 2, 8, 1),
+};
+// clang-format on
+
+static std::vector<float> fetch(const floatX* x, size_t n) {
+    std::vector<floatX> raw(n);
+    CUDA_CHECK(cudaMemcpy(raw.data(), x, n * sizeof(floatX), cudaMemcpyDeviceToHost));
+    std::vector<float> v(n);
+    for (size_t i = 0; i < n; i++) { v[i] = to_float(raw[i]); }
+    return v;
+}
+
+/* Relative L2 distance of a variant's result from the plain kernel's, at an odd length. */
+static double variant_error(const Variant* v) {
+    const Shape s = {"", 1, 777, 4, 2, v->HD};
+    Buffers b = allocate(&s);
+    const AttentionShape a = attention_shape(s.T, s.NH, s.NKV, s.HD, b.qkv_pitch, b.out_pitch);
+    const size_t N = s.B * s.T, q_width = (size_t)s.NH * s.HD;
+    attention_forward_kernel(ATTENTION_PLAIN, b.out, b.lse, b.qkv, s.B, s.T, s.NH, s.NKV, s.HD, b.qkv_pitch, b.out_pitch, 0);
+    attention_backward_kernel(ATTENTION_PLAIN, b.dqkv, b.scratch, b.dout, b.out, b.lse, b.qkv, s.B, s.T, s.NH, s.NKV, s.HD,
+                              b.qkv_pitch, b.out_pitch, 0);
+    const bool is_forward = v->part == PART_FORWARD;
+    const size_t pitch = is_forward ? b.out_pitch : b.qkv_pitch;
+    floatX* result = is_forward ? b.out : b.dqkv;
+    const std::vector<float> want = fetch(result, N * pitch);
+    CUDA_CHECK(cudaMemset(result, 0xff, N * pitch * sizeof(floatX)));
+    v->launch(&b, s.B, a);
+    const std::vector<float> got = fetch(result, N * pitch);
+    release(&b);
+    const size_t from = v->part == PART_KV ? q_width : 0, to = v->part == PART_KV ? pitch : q_width;
+    double diff = 0, norm = 0;
+    for (size_t i = 0; i < N * pitch; i++) {
+        if (i % pitch < from || i % pitch >= to) { continue; }
+        diff += ((double)got[i] - want[i]) * ((double)got[i] - want[i]);
+        norm += (double)want[i] * want[i];
+    }
+    return sqrt(diff / norm);
+}
+
+static void bench_variants(void) {
+    const double products[NUM_PARTS] = {1, 2, 1.5};  // of the forward pass's two
+    printf("\n%-8s %3s %-22s %9s %5s %5s |", "part", "HD", "tiles", "error", "regs", "spill");
+    for (int T : {1024, 2048, 8192}) { printf(" T %5d ms TFLOP/s", T); }
+    printf("\n");
+    for (const Variant& v : variants) {
+        cudaFuncAttributes f;
+        CUDA_CHECK(cudaFuncGetAttributes(&f, v.kernel));
+        printf("%-8s %3d %-22s %9.1e %5d %5zu |", part_names[v.part], v.HD, v.tiles, variant_error(&v), f.numRegs,
+               f.localSizeBytes);
+        for (int T : {1024, 2048, 8192}) {
+            const Shape s = {"", (size_t)((v.HD == 64 ? 32768 : 16384) / T), T, 32, 8, v.HD};
+            Buffers b = allocate(&s);
+            const AttentionShape a = attention_shape(s.T, s.NH, s.NKV, s.HD, b.qkv_pitch, b.out_pitch);
+            attention_forward_kernel(ATTENTION_AUTO, b.out, b.lse, b.qkv, s.B, s.T, s.NH, s.NKV, s.HD, b.qkv_pitch, b.out_pitch,
+                                     0);
+            attention_backward_kernel(ATTENTION_AUTO, b.dqkv, b.scratch, b.dout, b.out, b.lse, b.qkv, s.B, s.T, s.NH, s.NKV,
+                                      s.HD, b.qkv_pitch, b.out_pitch, 0);
+            const float ms = time_ms([&]() { v.launch(&b, s.B, a); });
+            printf(" %10.3f %7.1f", ms, products[v.part] * forward_flops(&s) / ms * 1e-9);
+            release(&b);
+        }
+        printf("\n");
+        fflush(stdout);
+    }
+}
+
+#endif  // PRECISION_FP32
+
+int main(int argc, char** argv) {
+    const bool with_variants = argc == 2 && strcmp(argv[1], "variants") == 0;
+    if (argc > 2 || (argc == 2 && !with_variants)) { die_usage("usage: %s [variants]", argv[0]); }
+    cudaDeviceProp p;
+    CUDA_CHECK(cudaGetDeviceProperties(&p, 0));
+    printf("%s, %s, code for sm_%d\n", p.name, PRECISION_NAME, compiled_arch(attention_stats_kernel));
+    bench_kernels();
+#ifndef PRECISION_FP32
+    if (with_variants) { bench_variants(); }
+#endif
+    return 0;
+}
