@@ -147,9 +147,11 @@ LLMC_UNUSED static bool is_directory(const char* path) {
 /* Opens a regular file for reading and tells its size in bytes; a folder, a pipe or a missing file is an error. */
 LLMC_UNUSED static FILE* open_input(const char* path, uint64_t* size, Error* e) {
     struct stat st;
-    FILE* f = fopen(path, "rb");
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);  // so that a pipe nobody writes to does not hang us
+    FILE* f = fd >= 0 ? fdopen(fd, "rb") : NULL;
     if (!f) {
         fail(e, "%s: cannot open: %s", path, strerror(errno));
+        if (fd >= 0) { close(fd); }
         return NULL;
     }
     if (fstat(fileno(f), &st) != 0 || !S_ISREG(st.st_mode)) {
