@@ -68,9 +68,9 @@ endif
 ifneq ($(and $(filter BF16,$(PRECISION)),$(OLD_ARCHS)),)
 $(error PRECISION=BF16 needs GPU_ARCH 80 or newer, but GPU_ARCH is $(ARCHS): build with PRECISION=FP16 or FP32)
 endif
-gencode = $(if $(filter 90,$(1)),-gencode arch=compute_90a,code=sm_90a -gencode arch=compute_90$(comma)code=compute_90,-gencode arch=compute_$(1)$(comma)code=sm_$(1))
-GENCODE = $(if $(PTX_ONLY),-gencode arch=compute_$(PTX_ONLY)$(comma)code=compute_$(PTX_ONLY),$(foreach a,$(ARCHS),$(call gencode,$(a))) \
-          $(if $(filter 90,$(ARCHS)),,-gencode arch=compute_$(lastword $(ARCHS))$(comma)code=compute_$(lastword $(ARCHS))))
+gencode = -gencode arch=compute_$(1)$(comma)code=$(2)_$(1)
+CODE = $(foreach a,$(filter-out 90,$(ARCHS)),$(call gencode,$(a),sm)) $(if $(filter 90,$(ARCHS)),$(call gencode,90a,sm))
+GENCODE = $(if $(PTX_ONLY),,$(CODE)) $(call gencode,$(lastword $(ARCHS)),compute)
 NVCCFLAGS = -std=c++17 -O3 -DPRECISION_$(PRECISION) $(GENCODE) -Xcompiler "$(if $(filter 1,$(OPENMP)),-fopenmp) $(MARCH)" \
             -Xptxas -warn-spills -diag-suppress 177 -I.
 CUDA_LDLIBS = -lcublas -lcublasLt -lpthread

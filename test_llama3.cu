@@ -19,11 +19,11 @@ extern "C" {
 #endif
 typedef struct {
     const char* name;
-    int bits;                                                                  // of the arithmetic: 32, or 16
-    void* (*open)(const char* model_dir, int B, int T);                        // a model with the folder's weights
-    void (*logits)(void* model, const int* x, float* out);                     // (B, T, V)
-    double (*gradients)(void* model, const int* x, const int* y);              // from zero; returns the mean loss
-    void (*gradient)(void* model, const char* name, float* out);               // one parameter's, after gradients()
+    int bits;                                                      // of the arithmetic: 32, or 16
+    void* (*open)(const char* model_dir, int B, int T);            // a model with the folder's weights
+    void (*logits)(void* model, const int* x, float* out);         // (B, T, V)
+    double (*gradients)(void* model, const int* x, const int* y);  // from zero; returns the mean loss
+    void (*gradient)(void* model, const char* name, float* out);   // one parameter's, after gradients()
     double (*step)(void* model, const int* x, const int* y, const float* hyper, int step, double* norm);  // returns the loss
     void (*close)(void* model);
 } TestedTrainer;
@@ -105,6 +105,155 @@ const TestedTrainer tested_cpu = {"CPU fp32", 32, cpu_open, cpu_logits, cpu_grad
 
 #include "train_llama3.cu"
 
+/* What may vary without changing what is computed: each variant is tested on every pair. */
+typedef struct {
+    const char* name;
+    Recompute level;
+    bool fp32_grads;
+    MasterKind master;
+    int fill;  // byte that activations and workspace hold before the first run
+} Variant;
+
+static const Variant variants[] = {
+#ifdef PRECISION_FP32
+    {"GPU FP32", RECOMPUTE_NONE, true, MASTER_NONE, 0xFF},
+    {"GPU FP32, recompute norm+swiglu", RECOMPUTE_NORM_SWIGLU, true, MASTER_NONE, 0x7F},
+    {"GPU FP32, recompute ffn", RECOMPUTE_FFN, true, MASTER_NONE, 0xFF},
+    {"GPU FP32, recompute block", RECOMPUTE_BLOCK, true, MASTER_NONE, 0xFF},
+#else
+    {"GPU " PRECISION_NAME, RECOMPUTE_NONE, false, MASTER_FP32, 0xFF},
+    {"GPU " PRECISION_NAME ", recompute norm+swiglu, fp32 gradients", RECOMPUTE_NORM_SWIGLU, true, MASTER_FP32, 0x7F},
+#ifdef PRECISION_BF16
+    {"GPU " PRECISION_NAME ", recompute ffn, split master", RECOMPUTE_FFN, false, MASTER_SPLIT, 0xFF},
+#endif
+    {"GPU " PRECISION_NAME ", recompute block", RECOMPUTE_BLOCK, false, MASTER_FP32, 0xFF},
+#endif
+};
+static const Variant* variant = &variants[0];  // the one under test
+
+/* Large enough that a small gradient of a 16-bit build is no denormal; the test divides by it. */
+static const float test_loss_scale = sizeof(floatX) == 2 && !std::is_same<floatX, __nv_bfloat16>::value ? 1024.0f : 1.0f;
+
+static MatmulContext* test_matmul(void) {
+    static MatmulContext* context = matmul_create(NULL, false);
+    return context;
+}
+
+static void* cuda_open(const char* dir, int B, int T) {
+    ModelConfig config;
+    Layout layout;
+    Error e = {{0}};
+    if (!model_check(dir, &config, &e)) { die("%s", e.msg); }
+    memset(&layout, 0, sizeof layout);
+    layout.B = B;
+    layout.T = T;
+    layout.train = true;
+    layout.level = variant->level;
+    layout.fp32_grads = variant->fp32_grads;
+    layout.master = variant->master;
+    Llama* m = (Llama*)xmalloc(sizeof *m);
+    *m = llama_create(&config, &layout, test_matmul(), variant->fill);
+    if (!model_load(dir, &config, &m->table, store_weights, m, &e)) { die("%s", e.msg); }
+    StepState state;
+    memset(&state, 0, sizeof state);
+    state.loss_scale = test_loss_scale;
+    CUDA_CHECK(cudaMemcpy(m->state, &state, sizeof state, cudaMemcpyHostToDevice));
+    return m;
+}
+
+static void cuda_tokens(Llama* m, const int* x, const int* y) {
+    const size_t bytes = (size_t)m->layout.B * m->layout.T * sizeof(int32_t);
+    CUDA_CHECK(cudaMemcpy(m->x, x, bytes, cudaMemcpyHostToDevice));
+    if (y) { CUDA_CHECK(cudaMemcpy(m->y, y, bytes, cudaMemcpyHostToDevice)); }
+}
+
+static void cuda_logits(void* model, const int* x, float* out) {
+    Llama* m = (Llama*)model;
+    const size_t N = (size_t)m->layout.B * m->layout.T, V = m->config.vocab_size, pitch = m->pitch.V;
+    cuda_tokens(m, x, NULL);
+    llama_forward(m);
+    floatX* logits;  // the program itself never holds all of them
+    CUDA_CHECK(cudaMalloc(&logits, N * pitch * sizeof(floatX)));
+    linear(m, "head", logits, m->norm_final, m->params + param_offset(&m->table, P_LM_HEAD, -1), NULL, N, m->config.hidden_size,
+           (int)V, m->pitch.C, pitch);
+    floatX* host = (floatX*)xmalloc(N * pitch * sizeof(floatX));
+    CUDA_CHECK(cudaStreamSynchronize(m->stream));
+    CUDA_CHECK(cudaMemcpy(host, logits, N * pitch * sizeof(floatX), cudaMemcpyDeviceToHost));
+    for (size_t n = 0; n < N; n++) {
+        for (size_t v = 0; v < V; v++) { out[n * V + v] = to_float(host[n * pitch + v]); }
+    }
+    CUDA_CHECK(cudaFree(logits));
+    free(host);
+}
+
+static double cuda_read_loss(Llama* m) {
+    StepState state;
+    CUDA_CHECK(cudaStreamSynchronize(m->stream));
+    CUDA_CHECK(cudaMemcpy(&state, m->state, sizeof state, cudaMemcpyDeviceToHost));
+    return state.loss_sum / ((double)m->layout.B * m->layout.T);
+}
+
+static double cuda_gradients(void* model, const int* x, const int* y) {
+    Llama* m = (Llama*)model;
+    cuda_tokens(m, x, y);
+    step_begin_cuda(m->state, 0, 0.0, m->stream);
+    llama_micro_step(m, 1.0f / ((float)m->layout.B * (float)m->layout.T), true);
+    return cuda_read_loss(m);
+}
+
+static void cuda_gradient(void* model, const char* name, float* out) {
+    Llama* m = (Llama*)model;
+    for (int i = 0; i < m->table.count; i++) {
+        const Param* p = &m->table.items[i];
+        const size_t n = param_size(p);
+        if (strcmp(p->name, name) != 0) { continue; }
+        if (!param_specs[p->kind].matrix) {
+            CUDA_CHECK(cudaMemcpy(out, norm_grad_at(m, p->kind, p->layer), n * sizeof(float), cudaMemcpyDeviceToHost));
+        } else if (m->layout.fp32_grads) {
+            CUDA_CHECK(cudaMemcpy(out, (float*)m->grads + p->offset, n * sizeof(float), cudaMemcpyDeviceToHost));
+        } else {
+            floatX* host = (floatX*)xmalloc(n * sizeof(floatX));
+            CUDA_CHECK(cudaMemcpy(host, (floatX*)m->grads + p->offset, n * sizeof(floatX), cudaMemcpyDeviceToHost));
+            for (size_t k = 0; k < n; k++) { out[k] = to_float(host[k]); }
+            free(host);
+        }
+        for (size_t k = 0; k < n; k++) { out[k] /= test_loss_scale; }
+    }
+}
+
+static double cuda_step(void* model, const int* x, const int* y, const float* hyper, int step, double* norm) {
+    Llama* m = (Llama*)model;
+    StepHyper h;
+    StepState state;
+    memset(&h, 0, sizeof h);
+    h.beta1 = hyper[HYPER_BETA1];
+    h.beta2 = hyper[HYPER_BETA2];
+    h.eps = hyper[HYPER_EPS];
+    h.weight_decay = hyper[HYPER_WEIGHT_DECAY];
+    h.grad_clip = hyper[HYPER_GRAD_CLIP];
+    h.loss_weight = 1.0 / ((double)m->layout.B * m->layout.T);
+    cuda_tokens(m, x, y);
+    step_begin_cuda(m->state, step, hyper[HYPER_LR], m->stream);
+    llama_micro_step(m, (float)h.loss_weight, true);
+    llama_update(m, &h, 0);
+    CUDA_CHECK(cudaStreamSynchronize(m->stream));
+    CUDA_CHECK(cudaMemcpy(&state, m->state, sizeof state, cudaMemcpyDeviceToHost));
+    *norm = state.norm;
+    return state.loss;
+}
+
+static void cuda_close(void* model) {
+    llama_free((Llama*)model);
+    free(model);
+}
+
+static TestedTrainer tested_variant(int i) {
+    const int bits = 8 * (int)sizeof(floatX);
+    const TestedTrainer t = {variants[i].name, bits,          cuda_open, cuda_logits,
+                             cuda_gradients,   cuda_gradient, cuda_step, cuda_close};
+    return t;
+}
+
 #endif
 
 #if defined(__CUDACC__) || !defined(TEST_CPU_HALF)
@@ -136,7 +285,9 @@ static float state_number(State* s, const char* key) {
     const char* text = safetensors_metadata(&s->st, key);
     char* end = NULL;
     double value = text ? strtod(text, &end) : 0;
-    if (!text || end == text || *end) { die("%s: __metadata__.%s is %s, wanted a number", s->path, key, text ? text : "missing"); }
+    if (!text || end == text || *end) {
+        die("%s: __metadata__.%s is %s, wanted a number", s->path, key, text ? text : "missing");
+    }
     return (float)value;
 }
 
@@ -221,13 +372,16 @@ static int check_pair(const TestedTrainer* trainer, const char* model_dir, const
     int32_t* x = (int32_t*)xmalloc(N * sizeof(int32_t));
     int32_t* y = (int32_t*)xmalloc(N * sizeof(int32_t));
     const SafeTensor* targets = safetensors_find(&s.st, "y");
-    if (!targets || targets->count != N || targets->dtype != SAFE_I32) { die("%s: tensor y is missing or not I32 (B, T)", state_path); }
-    if (!safetensors_read_raw(&s.st, shape, 0, N, x, &e) ||
-        !safetensors_read_raw(&s.st, targets, 0, N, y, &e)) {
+    if (!targets || targets->count != N || targets->dtype != SAFE_I32) {
+        die("%s: tensor y is missing or not I32 (B, T)", state_path);
+    }
+    if (!safetensors_read_raw(&s.st, shape, 0, N, x, &e) || !safetensors_read_raw(&s.st, targets, 0, N, y, &e)) {
         die("%s", e.msg);
     }
     for (size_t i = 0; i < N; i++) {
-        if (x[i] < 0 || x[i] >= V || y[i] < 0 || y[i] >= V) { die("%s: a token is outside of the vocabulary of %d", state_path, V); }
+        if (x[i] < 0 || x[i] >= V || y[i] < 0 || y[i] >= V) {
+            die("%s: a token is outside of the vocabulary of %d", state_path, V);
+        }
     }
     void* model = trainer->open(model_dir, B, T);
     ParamTable table = param_table(&config);
@@ -296,7 +450,9 @@ static int compare_names(const void* a, const void* b) { return strcmp(*(char* c
 /* The names of the committed pairs: the folders of `dir`, sorted. */
 static int list_pairs(const char* dir, char** names, int max) {
     DIR* d = opendir(dir);
-    if (!d) { die("%s: cannot open the folder of the committed pairs: %s\n  hint: run from the project's root", dir, strerror(errno)); }
+    if (!d) {
+        die("%s: cannot open the folder of the committed pairs: %s\n  hint: run from the project's root", dir, strerror(errno));
+    }
     int count = 0;
     for (struct dirent* entry = readdir(d); entry && count < max; entry = readdir(d)) {
         char path[PATH_CAP];
@@ -309,18 +465,40 @@ static int list_pairs(const char* dir, char** names, int max) {
     return count;
 }
 
-int main(int argc, char** argv) {
-    static const TestedTrainer* trainers[] = {
-        &tested_cpu,
+enum { MAX_TRAINERS = 8 };
+
+/* The trainers of this program: the CPU's, and the GPU's in each variant. */
+static int list_trainers(TestedTrainer* trainers) {
+    int count = 0;
+    trainers[count++] = tested_cpu;
 #ifdef __CUDACC__
-        &tested_cuda,
+    for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) { trainers[count++] = tested_variant((int)i); }
 #endif
-    };
-    const int num_trainers = sizeof trainers / sizeof *trainers;
+    return count;
+}
+
+static int check_trainers(const char* model_dir, const char* state_path, int* passed) {
+    TestedTrainer trainers[MAX_TRAINERS];
+    const int count = list_trainers(trainers);
+    int failed = 0;
+    for (int i = 0; i < count; i++) {
+#ifdef __CUDACC__
+        if (i > 0) { variant = &variants[i - 1]; }
+#endif
+        if (check_pair(&trainers[i], model_dir, state_path)) {
+            failed++;
+        } else {
+            *passed += 1;
+        }
+    }
+    return failed;
+}
+
+int main(int argc, char** argv) {
     int passed = 0, failed = 0;
     if (argc != 1 && argc != 3) { die_usage("usage: %s [MODEL_DIR STATE_FILE]", argv[0]); }
     if (argc == 3) {
-        for (int i = 0; i < num_trainers; i++) { *(check_pair(trainers[i], argv[1], argv[2]) ? &failed : &passed) += 1; }
+        failed = check_trainers(argv[1], argv[2], &passed);
     } else {
         const char* dir = "dev/test/pairs";
         char* names[64];
@@ -329,7 +507,7 @@ int main(int argc, char** argv) {
             char model[PATH_CAP], state[PATH_CAP];
             snprintf(model, sizeof model, "%s/%s", dir, names[k]);
             snprintf(state, sizeof state, "%s/%s.state.safetensors", dir, names[k]);
-            for (int i = 0; i < num_trainers; i++) { *(check_pair(trainers[i], model, state) ? &failed : &passed) += 1; }
+            failed += check_trainers(model, state, &passed);
             free(names[k]);
         }
         if (count == 0) { die("%s: holds no pair", dir); }

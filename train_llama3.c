@@ -16,10 +16,10 @@
  * Left to others: files (llmc/checkpoint.h), flags (llmc/options.h), token batches (llmc/dataloader.h), screen, log and
  * sampling (llmc/run.h). Several processes and 16-bit arithmetic are the CUDA trainer's.
  */
-#include "llmc/utils.h"         // defines: Error, fail, die, die_usage, warn, xmalloc, path_join, now_seconds
-#include "llmc/rand.h"          // defines: philox, rand_normal
-#include "llmc/config.h"        // defines: ModelConfig, ParamTable, param_table, param_offset, config_preset, config_read
-#include "llmc/session.h"       // defines: Session, session_open, session_begin, session_checkpoint, session_lr; all that it includes
+#include "llmc/utils.h"    // defines: Error, fail, die, die_usage, warn, xmalloc, path_join, now_seconds
+#include "llmc/rand.h"     // defines: philox, rand_normal
+#include "llmc/config.h"   // defines: ModelConfig, ParamTable, param_table, param_offset, config_preset, config_read
+#include "llmc/session.h"  // defines: Session, session_open, session_begin, session_checkpoint, session_lr; all that it includes
 #include "llmc/embedding.h"     // defines: embedding_forward, embedding_backward
 #include "llmc/rmsnorm.h"       // defines: rmsnorm_forward, rmsnorm_backward, rmsnorm_backward_scratch
 #include "llmc/rope.h"          // defines: rope_table, rope_forward, rope_backward
@@ -62,7 +62,17 @@ typedef struct {
     float* act;      // (N, F) silu(gate) * up
 } BlockActivations;
 
-typedef enum { MEM_WEIGHTS, MEM_GRADIENTS, MEM_M, MEM_V, MEM_ACTIVATIONS, MEM_LOGITS, MEM_WORKSPACE, MEM_CACHE, NUM_MEM } MemoryKind;
+typedef enum {
+    MEM_WEIGHTS,
+    MEM_GRADIENTS,
+    MEM_M,
+    MEM_V,
+    MEM_ACTIVATIONS,
+    MEM_LOGITS,
+    MEM_WORKSPACE,
+    MEM_CACHE,
+    NUM_MEM
+} MemoryKind;
 
 enum { CLASSIFIER_ROWS = 256 };  // tokens whose logits exist at one time: (256, V) stays near the cache
 enum { DECODE_ROWS = 64 };       // tokens of a prompt that generation takes in one pass
@@ -214,7 +224,8 @@ static void llama_measure(const ModelConfig* c, int B, int T, bool train, int ca
 
 /* Maps all memory of a model: weights, and what the given uses need. Weights are zero until they are read or drawn. */
 static Llama llama_create(const ModelConfig* c, int B, int T, bool train, int cache_len) {
-    static const char* names[NUM_MEM] = {"weights", "gradients", "m", "v", "activations", "logits", "workspace", "the KV cache"};
+    static const char* names[NUM_MEM] = {"weights",     "gradients", "m",         "v",
+                                         "activations", "logits",    "workspace", "the KV cache"};
     Llama m;
     Arena mem[NUM_MEM];
     size_t bytes[NUM_MEM];
@@ -242,20 +253,11 @@ static void llama_free(Llama* m) {
     param_table_free(&m->table);
 }
 
-/* Fresh weights: norms 1, matrices N(0, 0.02), and those that end a residual branch N(0, 0.02 / sqrt(2L)). */
+/* Fresh weights, the same in all three trainers. */
 LLMC_UNUSED static void llama_init(Llama* m, uint64_t seed) {
     for (int i = 0; i < m->table.count; i++) {
         const Param* p = &m->table.items[i];
-        float* w = m->params + p->offset;
-        switch (param_specs[p->kind].init) {
-            case INIT_ONES:
-                for (size_t j = 0; j < param_size(p); j++) { w[j] = 1.0f; }
-                break;
-            case INIT_NORMAL: rand_normal(w, param_size(p), 0.02, seed, (uint32_t)i); break;
-            case INIT_RESIDUAL:
-                rand_normal(w, param_size(p), 0.02 / sqrt(2.0 * m->config.num_layers), seed, (uint32_t)i);
-                break;
-        }
+        param_init(m->params + p->offset, p, (uint32_t)i, &m->config, seed);
     }
 }
 
@@ -468,10 +470,10 @@ static double train_step(Llama* m, Session* s, int32_t* x, int32_t* y, double lr
     *norm = global_norm(m->grads, m->table.elements, m->norm_scratch);
 
     const double loss_z = outlier_update(&s->state.loss, loss), norm_z = outlier_update(&s->state.grad_norm, *norm);
-    *skipped = !isfinite(loss) || !isfinite(*norm)         ? "skipped: not finite"
-               : outlier_skip(loss_z, o->skip_loss_z)      ? "skipped: loss"
-               : outlier_skip(norm_z, o->skip_norm_z)      ? "skipped: gradient norm"
-                                                           : NULL;
+    *skipped = !isfinite(loss) || !isfinite(*norm)    ? "skipped: not finite"
+               : outlier_skip(loss_z, o->skip_loss_z) ? "skipped: loss"
+               : outlier_skip(norm_z, o->skip_norm_z) ? "skipped: gradient norm"
+                                                      : NULL;
     s->state.step++;
     s->state.tokens += (uint64_t)s->plan.tokens_per_step;
     if (*skipped) { return loss; }
@@ -588,7 +590,8 @@ static void measure_steps(Llama* m, Session* s, int32_t* x, int32_t* y, double s
     dataloader_seek(&s->train, row);
     s->options.steps = (int)steps_for_minutes(s->options.minutes, now_seconds() - started, best);
     must(plan_make(&s->plan, &s->options, s->ranks, s->train.rows_per_epoch, &e), &e);
-    printf("timed   %.1f ms a step: %lld steps fit into %g minutes\n", best * 1e3, (long long)s->plan.steps, s->options.minutes);
+    printf("timed   %.1f ms a step: %lld steps fit into %g minutes\n", best * 1e3, (long long)s->plan.steps,
+           s->options.minutes);
 }
 
 static void train(Session* s, double started) {

@@ -16,6 +16,7 @@
 #define LLMC_CONFIG_H
 
 #include "utils.h"
+#include "rand.h"
 
 #include "json.h"
 
@@ -197,6 +198,19 @@ LLMC_UNUSED static size_t param_offset(const ParamTable* t, ParamKind kind, int 
         if (t->items[i].kind == kind) { return t->items[i].offset; }
     }
     return t->items[0].offset;
+}
+
+/* Fresh weights of one parameter, the `ordinal`-th of the table: norms 1, matrices N(0, 0.02), and those that end a residual
+ * branch N(0, 0.02 / sqrt(2L)). The same bits in C, CUDA and Python. */
+LLMC_UNUSED static void param_init(float* w, const Param* p, uint32_t ordinal, const ModelConfig* c, uint64_t seed) {
+    const size_t n = param_size(p);
+    switch (param_specs[p->kind].init) {
+        case INIT_ONES:
+            for (size_t i = 0; i < n; i++) { w[i] = 1.0f; }
+            break;
+        case INIT_NORMAL: rand_normal(w, n, 0.02, seed, ordinal); break;
+        case INIT_RESIDUAL: rand_normal(w, n, 0.02 / sqrt(2.0 * c->num_layers), seed, ordinal); break;
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

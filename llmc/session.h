@@ -223,8 +223,8 @@ LLMC_UNUSED static void session_open(Session* s, int argc, char** argv, OptionSc
     }
     if (!s->model_dir[0]) { session_new_config(s); }
     if (s->has_tokenizer && s->tokenizer.vocab_size > s->config.vocab_size) {
-        die("the tokenizer has %d tokens, but the model only %d\n  hint: --tokenizer names the model's own", s->tokenizer.vocab_size,
-            s->config.vocab_size);
+        die("the tokenizer has %d tokens, but the model only %d\n  hint: --tokenizer names the model's own",
+            s->tokenizer.vocab_size, s->config.vocab_size);
     }
     if (!s->has_tokenizer && s->job != JOB_EVAL && s->rank == 0) { warn("there is no tokenizer: texts are shown as ids"); }
     if (s->has_train) { session_check_data(s, &s->train); }
@@ -250,8 +250,8 @@ LLMC_UNUSED static void session_print(const Session* s, const char* precision) {
     options_print(stdout, &s->options);
     printf("machine %s\n", s->machine);
     print_model(stdout, s->model_dir[0] ? s->model_dir : s->options.model, &s->config, &s->table, precision);
-    printf("data    %s: %s tokens in %d file%s\n", s->options.train,
-           text_count(s->train.num_tokens, count, sizeof count), s->train.num_shards, s->train.num_shards == 1 ? "" : "s");
+    printf("data    %s: %s tokens in %d file%s\n", s->options.train, text_count(s->train.num_tokens, count, sizeof count),
+           s->train.num_shards, s->train.num_shards == 1 ? "" : "s");
     if (s->has_val) {
         printf("        %s: %s tokens for validation\n", s->options.val, text_count(s->val.num_tokens, count, sizeof count));
     }
@@ -279,15 +279,16 @@ LLMC_UNUSED static void session_begin(Session* s, const char* precision) {
     if (s->resumed) {
         must(log_resume(&s->log, (int64_t)s->state.step, s->model_dir, o, s->argc, s->argv, s->machine, &e), &e);
     } else {
-        must(log_config(&s->log, o, s->argc, s->argv, &s->config, &s->table, precision, s->machine, s->train.num_tokens, &e), &e);
+        must(log_config(&s->log, o, s->argc, s->argv, &s->config, &s->table, precision, s->machine, s->train.num_tokens, &e),
+             &e);
     }
 }
 
 /* Writes OUT/step_N for the steps that are done (state.step): model folder, tokenizer, the files the model came with,
  * optimizer state; then removes what --keep says. Rank 0's part of [lo, hi) is written here.
  * `dtype` of the weights: F32, BF16 or F16. */
-LLMC_UNUSED static void session_checkpoint(Session* s, const char* dtype, TensorSource weights, void* ctx, const StateSlot* slots,
-                                           int num_slots) {
+LLMC_UNUSED static void session_checkpoint(Session* s, const char* dtype, TensorSource weights, void* ctx,
+                                           const StateSlot* slots, int num_slots) {
     Checkpoint k;
     Error e;
     const Options* o = &s->options;
@@ -337,7 +338,8 @@ LLMC_UNUSED static int session_context(const Session* s) {
     Error e;
     e.msg[0] = 0;
     memset(&prompt, 0, sizeof prompt);
-    must(prompt_tokens(&prompt, samples ? o->prompt : o->generate, &s->config, s->has_tokenizer ? &s->tokenizer : NULL, &e), &e);
+    must(prompt_tokens(&prompt, samples ? o->prompt : o->generate, &s->config, s->has_tokenizer ? &s->tokenizer : NULL, &e),
+         &e);
     const size_t count = prompt.count + (size_t)(samples ? o->sample_tokens : o->tokens);
     token_list_free(&prompt);
     if (count > INT32_MAX / 2) { die("--%s: is %zu tokens too long", samples ? "sample-tokens" : "tokens", count); }
