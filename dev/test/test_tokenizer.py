@@ -343,6 +343,74 @@ def test_the_trainer_writes_what_transformers_and_tiktoken_read_alike(tmp_path):
     assert fast("the cat sat")["input_ids"] == [bos] + encode(tmp_path, ["the cat sat"])[0]
 
 
+@pytest.fixture(scope="session")
+def tokenizer_copy(tmp_path_factory):
+    """Saves a tokenizer through llmc/tokenizer.h and opens what was saved with transformers."""
+    transformers = pytest.importorskip("transformers")
+    program = tmp_path_factory.mktemp("bin") / "tokenizer_copy"
+    compiler = os.environ.get("CC") or shutil.which("cc") or "gcc"
+    source = os.path.join(ROOT, "dev", "test", "tokenizer_copy.c")
+    subprocess.run([compiler, "-std=c11", "-O1", "-I", ROOT, source, "-o", program, "-lm"], check=True)
+
+    def copy(source, target, load=True):
+        os.makedirs(target, exist_ok=True)
+        out = subprocess.run([str(program), str(source), str(target)], check=True, stdout=subprocess.PIPE, text=True).stdout
+        return out.split()[3], transformers.AutoTokenizer.from_pretrained(str(target)) if load else None
+
+    return copy
+
+
+def check_saved(fast, path, texts, bos):
+    """transformers puts BOS in front and otherwise encodes and decodes as ./tokenize."""
+    ours = encode(path, texts)
+    assert_same(texts, [e[1:] for e in fast(texts)["input_ids"]], encode(path, texts, "--specials"))
+    assert all(e[0] == bos for e in fast(texts)["input_ids"])
+    assert fast(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"] == ours
+    assert [fast.decode(i) for i in ours] == texts
+    assert fast.bos_token_id == bos
+
+
+@needs_llama3
+def test_llama3_saved_from_either_file_opens_in_transformers(tokenizer_copy, llama3_json, tmp_path):
+    texts = random_strings(3000, seed=14)
+    prints = set()
+    for source in (MODEL, llama3_json):
+        target = tmp_path / os.path.basename(source)
+        fingerprint, fast = tokenizer_copy(source, target)
+        check_saved(fast, target, texts, 128000)
+        assert fast.eos_token_id == 128001 and len(fast) == 128256 and fast.model_max_length == 2048
+        messages = [{"role": "system", "content": "Be kind. "}, {"role": "user", "content": "Hi\n\nyou"}]
+        chat = fast.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        head = "<|start_header_id|>{}<|end_header_id|>\n\n"
+        assert chat == ("<|begin_of_text|>" + head.format("system") + "Be kind.<|eot_id|>" + head.format("user") +
+                        "Hi\n\nyou<|eot_id|>" + head.format("assistant"))
+        again, _ = tokenizer_copy(target, tmp_path / "again", load=False)
+        prints |= {fingerprint, again}
+        assert (tmp_path / "again" / "tokenizer.json").read_bytes() == (target / "tokenizer.json").read_bytes()
+    assert len(prints) == 1
+
+
+def test_the_byte_tokenizer_opens_in_transformers(tokenizer_copy, tmp_path):
+    _, fast = tokenizer_copy("bytes", tmp_path)
+    check_saved(fast, tmp_path, [t for t in random_strings(1000, seed=15)], 256)
+    assert fast("aé")["input_ids"] == [256, 97, 0xC3, 0xA9]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "smollm", "llama3"])
+def test_a_saved_folder_of_each_kind_opens_in_transformers(tokenizer_copy, tmp_path, kind):
+    source = tmp_path / "source"
+    source.mkdir()
+    tok = train(KINDS[kind](), False, ["<|endoftext|>"])
+    tok.save(str(source / "tokenizer.json"))
+    (source / "tokenizer_config.json").write_text(json.dumps({
+        "tokenizer_class": "GPT2Tokenizer", "add_bos_token": False, "add_prefix_space": False, "model_max_length": 77,
+        "bos_token": {"__type": "AddedToken", "content": "<|endoftext|>"}, "eos_token": "<|endoftext|>"}))
+    before, _ = tokenizer_copy(source, tmp_path / "saved", load=False)
+    after, fast = tokenizer_copy(tmp_path / "saved", tmp_path / "again")
+    assert before == after and fast.model_max_length == 77
+    check_saved(fast, tmp_path / "saved", random_strings(1000, seed=16), tok.token_to_id("<|endoftext|>"))
+
+
 def read_tokens(path):
     import struct
     data = open(path, "rb").read()
@@ -383,6 +451,59 @@ def test_token_files_hold_bos_and_documents_in_order(tmp_path):
     first, second = read_tokens(tmp_path / "docs_train.bin")[1], read_tokens(tmp_path / "docs_val.bin")[1]
     assert second[0] == bos and abs(len(second) / (len(first) + len(second)) - 0.3) < 0.01
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]
+
+
+def run(*args, **kwargs):
+    done = subprocess.run([TOKENIZE, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kwargs)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_wrong_usage_ends_with_2_and_names_the_flag(tmp_path):
+    for args, says in [(["--tokeniser", "x"], "--tokenizer"), (["--val-fracton=0.1"], "--val-fraction"), ([], "--out"),
+                       (["-o", "x.bin"], "no input"), (["-o"], "wants a value"), (["--jsonl", "--decode"], "one of them"),
+                       (["--jsonl", "file"], "stdin"), (["--val-fraction", "1.5", "-o", "x", "y"], "fraction"), (["--zzzzz"], "--help"),
+                       (["--threads", "0"], "threads"), (["--specials=1"], "no value")]:
+        code, out, err = run(*args, cwd=tmp_path, stdin=subprocess.DEVNULL)
+        assert code == 2 and not out and says in err and err.count("\n") <= 2, (args, err)
+    code, out, err = run("--help")
+    assert code == 0 and not err and "--val-fraction" in out
+    assert os.listdir(tmp_path) == []
+
+
+def test_bad_input_ends_with_1_names_the_place_and_leaves_nothing(tmp_path):
+    (tmp_path / "empty.txt").write_bytes(b"")
+    (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n\n{"text": 5}\n')
+    (tmp_path / "cut.jsonl").write_text('{"text": "a"}\n{"text": "b\n')
+    (tmp_path / "array.jsonl").write_text('[1]\n')
+    before = sorted(os.listdir(tmp_path))
+    for file, says in [("missing.txt", "missing.txt: cannot open"), (".", "is a folder"), ("bad.jsonl", "bad.jsonl:3: text is 5"),
+                       ("cut.jsonl", "cut.jsonl:2:"), ("array.jsonl", "array.jsonl:1: text is not there")]:
+        code, out, err = run("-o", "out.bin", file, cwd=tmp_path)
+        assert code == 1 and not out and says in err and err.count("\n") == 1, (file, err)
+        assert sorted(os.listdir(tmp_path)) == before
+    code, _, err = run("--tokenizer", "bad.jsonl", "-o", "out.bin", "empty.txt", cwd=tmp_path)
+    assert code == 1 and "bad.jsonl" in err
+    for flag, line in [("--jsonl", '{"text": 1}'), ("--jsonl", ""), ("--jsonl", '{"text": "\\ud800"}'), ("--decode", '{"ids": [257]}'),
+                       ("--decode", '{"ids": [-1]}'), ("--decode", '{"ids": ["a"]}'), ("--decode", '{"ids": 1}')]:
+        code, out, err = run(flag, input='{"text": "a", "ids": [97]}\n' + line + "\n")
+        assert code == 1 and err.startswith("error: stdin:2:") and err.count("\n") == 1, (line, err)
+        assert json.loads(out) == ({"ids": [97]} if flag == "--jsonl" else {"text": "a"})
+
+
+def test_a_full_disk_ends_with_1_and_leaves_nothing(tmp_path):
+    (tmp_path / "text.txt").write_text("abc" * 100000)
+    command = f"trap '' XFSZ; ulimit -f 64; exec {TOKENIZE} -o out.bin text.txt"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1 and "writing failed" in done.stderr and done.stderr.count("\n") == 1
+    assert os.listdir(tmp_path) == ["text.txt"]
+
+
+def test_lines_are_answered_while_stdin_stays_open():
+    with subprocess.Popen([TOKENIZE, "--jsonl"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as p:
+        for text in ["a", "", "bc", "x" * 300000]:
+            p.stdin.write(json.dumps({"text": text, "other": [1, {}]}) + "\n")
+            p.stdin.flush()
+            assert json.loads(p.stdout.readline())["ids"] == [ord(c) for c in text]
 
 
 @needs_llama3
