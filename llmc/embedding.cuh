@@ -230,7 +230,7 @@ static void embedding_backward_cuda(Grad* dtable, void* scratch, const floatX* d
 
     const int32_t *keys = tokens, *positions = NULL;
     const int sort_blocks = (int)ceil_div((size_t)tiles, SORT_WARPS);
-    for (int shift = 0, round = 0; shift == 0 || (V - 1) >> shift > 0; shift += SORT_BITS, round ^= 1) {
+    for (int shift = 0, round = 0; shift == 0 || (shift < 31 && (V - 1) >> shift > 0); shift += SORT_BITS, round ^= 1) {
         sort_count_kernel<<<sort_blocks, 32 * SORT_WARPS, 0, stream>>>(counts, keys, n, tiles, shift);
         CUDA_CHECK_LAUNCH("sort_count_kernel");
         sort_scan_kernel<<<1, 1024, 0, stream>>>(counts, SORT_DIGITS * tiles);

@@ -30,6 +30,7 @@
 #define LLMC_MATMUL_CUH
 
 #include <cublasLt.h>
+#include <type_traits>
 
 #include "cuda_common.cuh"
 #include "json.h"

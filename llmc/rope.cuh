@@ -10,41 +10,45 @@
 
 #include "cuda_common.cuh"
 
-enum { ROPE_HEADS = 4 };
+enum { ROPE_HEADS = 4, ROPE_THREADS = 256 };
 
-/* lanes: vectors in half a head; groups: groups of heads, group g has heads g, g + groups, ... */
+/* lanes: vectors in half a head; groups: groups of heads, group g has heads g, g + groups, ...; a block has `tokens` tokens. */
 template <int W>
-__global__ void rope_kernel(floatX* qkv, const float* cos_sin, float sign, size_t N, int T, int first_pos, int heads, int HD,
-                            int lanes, int groups, size_t pitch) {
-    const int per_token = lanes * groups;
-    const size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    const size_t n = thread / per_token;
-    if (n >= N) { return; }
-    const int rest = (int)(thread % per_token), i = rest % lanes * W, group = rest / lanes, half = HD / 2;
-    floatX* row = qkv + n * pitch + i;
-    Vec<floatX, W> a[ROPE_HEADS], b[ROPE_HEADS];
+__global__ void __launch_bounds__(ROPE_THREADS)
+    rope_kernel(floatX* qkv, const float* cos_sin, float sign, size_t N, int T, int first_pos, int heads, int HD, int lanes,
+                int groups, int tokens, size_t pitch) {
+    const int per_token = lanes * groups, half = HD / 2;
+    const size_t first = (size_t)blockIdx.x * tokens;
+    const int start = (int)(first % T);
+    for (int slot = threadIdx.x; slot < per_token * tokens; slot += ROPE_THREADS) {
+        const int token = slot / per_token, rest = slot % per_token, i = rest % lanes * W, group = rest / lanes;
+        const size_t n = first + token;
+        if (n >= N) { return; }
+        floatX* row = qkv + n * pitch + i;
+        Vec<floatX, W> a[ROPE_HEADS], b[ROPE_HEADS];
 #pragma unroll
-    for (int k = 0; k < ROPE_HEADS; k++) {
-        const int h = group + k * groups;
-        if (h < heads) {
-            a[k] = load_vec<W>(row + (size_t)h * HD);
-            b[k] = load_vec<W>(row + (size_t)h * HD + half);
-        }
-    }
-    const float* table = cos_sin + ((size_t)first_pos + n % T) * HD + i;
-    const Vec<float, W> cosine = load_vec<W>(table), sine = load_vec<W>(table + half);
-#pragma unroll
-    for (int k = 0; k < ROPE_HEADS; k++) {
-        const int h = group + k * groups;
-        if (h < heads) {
-#pragma unroll
-            for (int j = 0; j < W; j++) {
-                const float x = to_float(a[k].v[j]), y = to_float(b[k].v[j]), s = sign * sine.v[j];
-                a[k].v[j] = from_float<floatX>(x * cosine.v[j] - y * s);
-                b[k].v[j] = from_float<floatX>(y * cosine.v[j] + x * s);
+        for (int k = 0; k < ROPE_HEADS; k++) {
+            const int h = group + k * groups;
+            if (h < heads) {
+                a[k] = load_vec<W>(row + (size_t)h * HD);
+                b[k] = load_vec<W>(row + (size_t)h * HD + half);
             }
-            store_vec(row + (size_t)h * HD, a[k]);
-            store_vec(row + (size_t)h * HD + half, b[k]);
+        }
+        const float* table = cos_sin + ((size_t)first_pos + (start + token) % T) * HD + i;
+        const Vec<float, W> cosine = load_vec<W>(table), sine = load_vec<W>(table + half);
+#pragma unroll
+        for (int k = 0; k < ROPE_HEADS; k++) {
+            const int h = group + k * groups;
+            if (h < heads) {
+#pragma unroll
+                for (int j = 0; j < W; j++) {
+                    const float x = to_float(a[k].v[j]), y = to_float(b[k].v[j]), s = sign * sine.v[j];
+                    a[k].v[j] = from_float<floatX>(x * cosine.v[j] - y * s);
+                    b[k].v[j] = from_float<floatX>(y * cosine.v[j] + x * s);
+                }
+                store_vec(row + (size_t)h * HD, a[k]);
+                store_vec(row + (size_t)h * HD + half, b[k]);
+            }
         }
     }
 }
@@ -56,12 +60,14 @@ static inline void rope_rotate_cuda(floatX* qkv, const float* cos_sin, float sig
     const bool wide = HD / 2 % VECTOR<floatX> == 0;
     const int lanes = wide ? HD / 2 / VECTOR<floatX> : HD / 2, heads = NH + NKV;
     const int groups = (int)ceil_div((size_t)heads, ROPE_HEADS);
-    const unsigned grid = (unsigned)ceil_div(N * (size_t)(lanes * groups), 256);
+    const int tokens = (int)size_max(1, ROPE_THREADS / (size_t)(lanes * groups));
+    const unsigned grid = (unsigned)ceil_div(N, (size_t)tokens);
     if (wide) {
         rope_kernel<VECTOR<floatX>>
-            <<<grid, 256, 0, stream>>>(qkv, cos_sin, sign, N, T, first_pos, heads, HD, lanes, groups, pitch);
+            <<<grid, ROPE_THREADS, 0, stream>>>(qkv, cos_sin, sign, N, T, first_pos, heads, HD, lanes, groups, tokens, pitch);
     } else {
-        rope_kernel<1><<<grid, 256, 0, stream>>>(qkv, cos_sin, sign, N, T, first_pos, heads, HD, lanes, groups, pitch);
+        rope_kernel<1>
+            <<<grid, ROPE_THREADS, 0, stream>>>(qkv, cos_sin, sign, N, T, first_pos, heads, HD, lanes, groups, tokens, pitch);
     }
     CUDA_CHECK_LAUNCH("rope_kernel");
 }

@@ -20,54 +20,84 @@ __device__ __forceinline__ float sigmoid_x(float x) {
 #endif
 }
 
+enum { SWIGLU_ROWS = 2, SWIGLU_THREADS = 256 };  // rows of a thread: loads of both are under way at once
+
 template <int W>
-__global__ void swiglu_forward_kernel(floatX* out, const floatX* gate_up, size_t N, int F, size_t gate_up_pitch,
-                                      size_t out_pitch) {
+__global__ void __launch_bounds__(SWIGLU_THREADS)
+    swiglu_forward_kernel(floatX* out, const floatX* gate_up, size_t N, int F, size_t gate_up_pitch, size_t out_pitch) {
     const int f = (blockIdx.y * blockDim.x + threadIdx.x) * W;
-    const size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
-    if (f >= F || n >= N) { return; }
-    const floatX* row = gate_up + n * gate_up_pitch + f;
-    const Vec<floatX, W> gate = load_vec<W>(row), up = load_vec<W>(row + F);
-    Vec<floatX, W> y;
+    const size_t first = (size_t)blockIdx.x * blockDim.y * SWIGLU_ROWS + threadIdx.y;
+    if (f >= F) { return; }
+    Vec<floatX, W> gate[SWIGLU_ROWS], up[SWIGLU_ROWS];
 #pragma unroll
-    for (int k = 0; k < W; k++) {
-        const float g = to_float(gate.v[k]);
-        y.v[k] = from_float<floatX>(g * sigmoid_x(g) * to_float(up.v[k]));
+    for (int r = 0; r < SWIGLU_ROWS; r++) {
+        const size_t n = first + r * blockDim.y;
+        if (n < N) {
+            gate[r] = load_stream<W>(gate_up + n * gate_up_pitch + f);
+            up[r] = load_stream<W>(gate_up + n * gate_up_pitch + F + f);
+        }
     }
-    store_vec(out + n * out_pitch + f, y);
+#pragma unroll
+    for (int r = 0; r < SWIGLU_ROWS; r++) {
+        const size_t n = first + r * blockDim.y;
+        if (n < N) {
+            Vec<floatX, W> y;
+#pragma unroll
+            for (int k = 0; k < W; k++) {
+                const float g = to_float(gate[r].v[k]);
+                y.v[k] = from_float<floatX>(g * sigmoid_x(g) * to_float(up[r].v[k]));
+            }
+            store_vec(out + n * out_pitch + f, y);
+        }
+    }
 }
 
 /* dgate_up may be gate_up: each thread reads its elements before it writes them. out NULL: not wanted. */
 template <int W>
-__global__ void swiglu_backward_kernel(floatX* dgate_up, floatX* out, const floatX* dout, const floatX* gate_up, size_t N,
-                                       int F, size_t gate_up_pitch, size_t out_pitch) {
+__global__ void __launch_bounds__(SWIGLU_THREADS)
+    swiglu_backward_kernel(floatX* dgate_up, floatX* out, const floatX* dout, const floatX* gate_up, size_t N, int F,
+                           size_t gate_up_pitch, size_t out_pitch) {
     const int f = (blockIdx.y * blockDim.x + threadIdx.x) * W;
-    const size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
-    if (f >= F || n >= N) { return; }
-    const floatX* row = gate_up + n * gate_up_pitch + f;
-    const Vec<floatX, W> gate = load_vec<W>(row), up = load_vec<W>(row + F), d = load_vec<W>(dout + n * out_pitch + f);
-    Vec<floatX, W> dgate, dup, y;
+    const size_t first = (size_t)blockIdx.x * blockDim.y * SWIGLU_ROWS + threadIdx.y;
+    if (f >= F) { return; }
+    Vec<floatX, W> gate[SWIGLU_ROWS], up[SWIGLU_ROWS], d[SWIGLU_ROWS];
 #pragma unroll
-    for (int k = 0; k < W; k++) {
-        const float g = to_float(gate.v[k]), u = to_float(up.v[k]), dy = to_float(d.v[k]);
-        const float s = sigmoid_x(g);
-        y.v[k] = from_float<floatX>(g * s * u);
-        dup.v[k] = from_float<floatX>(dy * g * s);
-        dgate.v[k] = from_float<floatX>(dy * u * s * (1.0f + g * (1.0f - s)));
+    for (int r = 0; r < SWIGLU_ROWS; r++) {
+        const size_t n = first + r * blockDim.y;
+        if (n < N) {
+            gate[r] = load_stream<W>(gate_up + n * gate_up_pitch + f);
+            up[r] = load_stream<W>(gate_up + n * gate_up_pitch + F + f);
+            d[r] = load_stream<W>(dout + n * out_pitch + f);
+        }
     }
-    floatX* drow = dgate_up + n * gate_up_pitch + f;
-    store_vec(drow, dgate);
-    store_vec(drow + F, dup);
-    if (out) { store_vec(out + n * out_pitch + f, y); }
+#pragma unroll
+    for (int r = 0; r < SWIGLU_ROWS; r++) {
+        const size_t n = first + r * blockDim.y;
+        if (n < N) {
+            Vec<floatX, W> dgate, dup, y;
+#pragma unroll
+            for (int k = 0; k < W; k++) {
+                const float g = to_float(gate[r].v[k]), u = to_float(up[r].v[k]), dy = to_float(d[r].v[k]);
+                const float s = sigmoid_x(g);
+                y.v[k] = from_float<floatX>(g * s * u);
+                dup.v[k] = from_float<floatX>(dy * g * s);
+                dgate.v[k] = from_float<floatX>(dy * u * s * (1.0f + g * (1.0f - s)));
+            }
+            floatX* drow = dgate_up + n * gate_up_pitch + f;
+            store_vec(drow, dgate);
+            store_vec(drow + F, dup);
+            if (out) { store_vec(out + n * out_pitch + f, y); }
+        }
+    }
 }
 
 /* Threads of a block over the vectors of a row (x) and rows (y), and the grid that covers (N, F): rows along x, which
  * may be 2^31 blocks long. */
 static inline void swiglu_grid(dim3* grid, dim3* block, size_t N, int F, bool wide) {
     const size_t vectors = wide ? (size_t)F / VECTOR<floatX> : (size_t)F;
-    const size_t x = size_min(256, round_up(vectors, 32));
-    *block = dim3((unsigned)x, (unsigned)(256 / x));
-    *grid = dim3((unsigned)ceil_div(N, 256 / x), (unsigned)ceil_div(vectors, x));
+    const size_t x = size_min(SWIGLU_THREADS, round_up(vectors, 32)), y = SWIGLU_THREADS / x;
+    *block = dim3((unsigned)x, (unsigned)y);
+    *grid = dim3((unsigned)ceil_div(N, y * SWIGLU_ROWS), (unsigned)ceil_div(vectors, x));
 }
 
 /* out: (N, F), out_pitch   gate_up: (N, 2F) gate then up, gate_up_pitch */

@@ -1,0 +1,293 @@
+/* bench_kernels.cu -- how near each CUDA layer comes to the card's limits.
+ *
+ *   make build/bench_kernels_cu && build/bench_kernels_cu [memory|matmul] [WORD]      only lines whose name contains WORD
+ *
+ * Memory-bound kernels run on more than 1 GB of data, so that no cache helps, in turns with a device-to-device copy: the
+ * last column is the share of that copy's bandwidth. Bytes are those the layer must move: each input once, each output
+ * once. Matrix products run at the shapes of Llama models on normally distributed data: the heuristic's algorithm beside
+ * the best of up to 32 candidates, each timed in three rounds in shuffled order.
+ */
+#include <functional>
+
+#include "../../llmc/adamw.cuh"
+#include "../../llmc/crossentropy.cuh"
+#include "../../llmc/embedding.cuh"
+#include "../../llmc/matmul.cuh"
+#include "../../llmc/rmsnorm.cuh"
+#include "../../llmc/rope.cuh"
+#include "../../llmc/swiglu.cuh"
+
+static const char* wanted = "";
+static char* arena;  // all device memory that this program uses
+static size_t arena_bytes, arena_used;
+static cudaEvent_t event_start, event_end;
+
+/* Device memory filled with normals, or with zero bytes for states. */
+template <typename T>
+static T* take(size_t n) {
+    arena_used = round_up(arena_used, 256);
+    T* p = (T*)(arena + arena_used);
+    arena_used += n * sizeof(T);
+    if (arena_used > arena_bytes) { die("bench: %zu bytes of device memory are not enough", arena_bytes); }
+    return p;
+}
+
+template <typename T>
+static T* take_random(size_t n) {
+    T* p = take<T>(n);
+    random_fill_cuda(p, n, n, 0);
+    return p;
+}
+
+static float milliseconds(const std::function<void()>& launch) {
+    CUDA_CHECK(cudaEventRecord(event_start, 0));
+    launch();
+    CUDA_CHECK(cudaEventRecord(event_end, 0));
+    CUDA_CHECK(cudaEventSynchronize(event_end));
+    float ms = 0;
+    CUDA_CHECK(cudaEventElapsedTime(&ms, event_start, event_end));
+    return ms;
+}
+
+static int compare_floats(const void* a, const void* b) {
+    const float x = *(const float*)a, y = *(const float*)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Times `launch`, which moves `bytes`, and a copy of half a gigabyte to another, in turns; medians. */
+static void measure(const char* name, double bytes, const std::function<void()>& launch) {
+    enum { ROUNDS = 11 };
+    if (!strstr(name, wanted)) {
+        arena_used = 0;
+        return;
+    }
+    const size_t copied = (size_t)1 << 30;
+    char *from = take<char>(copied), *to = take<char>(copied);
+    float kernel[ROUNDS], copy[ROUNDS];
+    launch();
+    for (int i = 0; i < ROUNDS; i++) {
+        copy[i] = milliseconds([&] { CUDA_CHECK(cudaMemcpyAsync(to, from, copied, cudaMemcpyDeviceToDevice, 0)); });
+        kernel[i] = milliseconds(launch);
+    }
+    qsort(kernel, ROUNDS, sizeof(float), compare_floats);
+    qsort(copy, ROUNDS, sizeof(float), compare_floats);
+    const double rate = bytes / (kernel[ROUNDS / 2] * 1e6), limit = 2.0 * (double)copied / (copy[ROUNDS / 2] * 1e6);
+    printf("%-44s %9.3f ms %8.1f GB/s  copy %8.1f GB/s %6.1f %%\n", name, (double)kernel[ROUNDS / 2], rate, limit,
+           100.0 * rate / limit);
+    fflush(stdout);
+    arena_used = 0;
+}
+
+static void bench_memory() {
+    const double X = sizeof(floatX);
+    char name[96];
+    for (int C : {768, 2048, 4096}) {
+        const size_t N = ((size_t)3 << 28) / (size_t)C / sizeof(floatX) * 2;  // 1.5 GB a tensor
+        floatX *x = take_random<floatX>(N * C), *out = take<floatX>(N * C), *y = take_random<floatX>(N * C),
+               *w = take_random<floatX>(C);
+        float *rstd = take<float>(N), *dw = take<float>(C);
+        void* scratch = take<char>(rmsnorm_backward_scratch_cuda(N, C));
+        const size_t used = arena_used;
+        snprintf(name, sizeof name, "rmsnorm forward C=%d", C);
+        measure(name, 2 * X * N * C, [&] { rmsnorm_forward_cuda(out, rstd, x, w, N, C, 1e-5f, C, 0); });
+        arena_used = used;
+        snprintf(name, sizeof name, "residual + rmsnorm forward C=%d", C);
+        measure(name, 4 * X * N * C, [&] { residual_rmsnorm_forward_cuda(y, out, rstd, x, y, w, N, C, 1e-5f, C, 0); });
+        arena_used = used;
+        snprintf(name, sizeof name, "rmsnorm backward C=%d", C);
+        measure(name, 4 * X * N * C, [&] { rmsnorm_backward_cuda(y, dw, scratch, out, x, w, rstd, N, C, C, 0); });
+    }
+    const int heads[][3] = {{12, 4, 64}, {32, 8, 64}, {32, 8, 128}};
+    for (auto& h : heads) {
+        const int NH = h[0], NKV = h[1], HD = h[2], T = 2048;
+        const size_t width = (size_t)(NH + 2 * NKV) * HD, B = ((size_t)1 << 31) / (width * T * sizeof(floatX)) + 1, N = B * T;
+        floatX* qkv = take_random<floatX>(N * width);
+        float* table = take_random<float>((size_t)T * HD);
+        snprintf(name, sizeof name, "rope NH=%d NKV=%d HD=%d", NH, NKV, HD);
+        measure(name, 2 * X * N * (NH + NKV) * HD, [&] { rope_forward_cuda(qkv, table, B, T, 0, NH, NKV, HD, width, 0); });
+    }
+    for (int F : {2048, 8192, 14336}) {
+        const size_t N = ((size_t)1 << 30) / (size_t)F / sizeof(floatX);
+        floatX *gate_up = take_random<floatX>(2 * N * F), *grad = take<floatX>(2 * N * F), *out = take_random<floatX>(N * F),
+               *dout = take_random<floatX>(N * F);
+        const size_t used = arena_used;
+        snprintf(name, sizeof name, "swiglu forward F=%d", F);
+        measure(name, 3 * X * N * F, [&] { swiglu_forward_cuda(out, gate_up, N, F, 2 * F, F, 0); });
+        arena_used = used;
+        snprintf(name, sizeof name, "swiglu backward F=%d", F);
+        measure(name, 5 * X * N * F, [&] { swiglu_backward_cuda(grad, NULL, dout, gate_up, N, F, 2 * F, F, 0); });
+        arena_used = used;
+        snprintf(name, sizeof name, "swiglu backward with output F=%d", F);
+        measure(name, 6 * X * N * F, [&] { swiglu_backward_cuda(grad, out, dout, gate_up, N, F, 2 * F, F, 0); });
+    }
+    for (int V : {32768, 50257, 128256}) {
+        const size_t pitch = row_pitch<floatX>(V), N = ((size_t)1 << 30) / pitch / sizeof(floatX);
+        floatX* logits = take_random<floatX>(N * pitch);
+        float* losses = take<float>(N);
+        int32_t* targets = take<int32_t>(N);
+        CUDA_CHECK(cudaMemset(targets, 0, N * sizeof(int32_t)));
+        const size_t used = arena_used;
+        snprintf(name, sizeof name, "cross-entropy with gradient V=%d", V);
+        measure(name, 2 * X * N * V, [&] { crossentropy_fused_cuda(losses, logits, targets, 1.0f, NULL, N, V, pitch, 0); });
+        arena_used = used;
+        snprintf(name, sizeof name, "cross-entropy V=%d", V);
+        measure(name, X * N * V, [&] { crossentropy_forward_cuda(losses, logits, targets, N, V, pitch, 0); });
+        arena_used = used;
+        snprintf(name, sizeof name, "cross-entropy with gradient, looped V=%d", V);
+        measure(name, 2 * X * N * V, [&] {
+            crossentropy_looped_kernel<true><<<(unsigned)N, CE_LOOP_THREADS>>>(losses, logits, targets, 1.0f, NULL, V, pitch);
+        });
+    }
+    const size_t embedding[][3] = {{65536, 768, 32768}, {32768, 2048, 128256}, {8192, 4096, 128256}, {65536, 768, 257}};
+    for (auto& e : embedding) {
+        const size_t N = e[0], C = e[1], V = e[2];
+        floatX *table = take_random<floatX>(V * C), *dout = take_random<floatX>(N * C), *out = take<floatX>(N * C);
+        int32_t* tokens = take<int32_t>(N);
+        int32_t* host = (int32_t*)xmalloc(N * sizeof(int32_t));
+        for (size_t i = 0; i < N; i++) { host[i] = (int32_t)philox_below(1, RAND_INIT, 0, i, V); }
+        CUDA_CHECK(cudaMemcpy(tokens, host, N * sizeof(int32_t), cudaMemcpyHostToDevice));
+        free(host);
+        void* scratch = take<char>(embedding_backward_scratch_cuda(N, (int)C));
+        const size_t used = arena_used;
+        snprintf(name, sizeof name, "embedding forward N=%zu C=%zu V=%zu", N, C, V);
+        measure(name, 2 * X * N * C, [&] { embedding_forward_cuda(out, table, tokens, N, (int)C, C, 0); });
+        arena_used = used;
+        const double rows = (double)V * (1 - pow(1 - 1 / (double)V, (double)N));  // of the table that are touched
+        snprintf(name, sizeof name, "embedding backward N=%zu C=%zu V=%zu", N, C, V);
+        measure(name, X * N * C + 2 * X * rows * C,
+                [&] { embedding_backward_cuda(table, scratch, dout, tokens, N, (int)C, (int)V, C, 0); });
+    }
+    const size_t n = (size_t)400 << 20;
+    StepState* state = take<StepState>(1);
+    StepState start;
+    memset(&start, 0, sizeof start);
+    start.loss_scale = 1;
+    start.grad_scale = 1;
+    start.step_size = 1e-3f;
+    start.root2 = 1;
+    start.decay = 1;
+    CUDA_CHECK(cudaMemcpy(state, &start, sizeof start, cudaMemcpyHostToDevice));
+    enum { STRETCHES = 256 };
+    AdamWStretch stretches[STRETCHES];
+    for (int i = 0; i < STRETCHES; i++) {
+        stretches[i] = AdamWStretch{n / STRETCHES * (size_t)i, NULL, (uint32_t)i, i % 4 != 0};
+    }
+    AdamWStretch* d_stretches = take<AdamWStretch>(STRETCHES);
+    CUDA_CHECK(cudaMemcpy(d_stretches, stretches, sizeof stretches, cudaMemcpyHostToDevice));
+    StepHyper hyper;
+    memset(&hyper, 0, sizeof hyper);
+    hyper.beta1 = 0.9;
+    hyper.beta2 = 0.95;
+    hyper.eps = 1e-8;
+    AdamWTensors<floatX> t;
+    t.params = take_random<floatX>(n);
+    t.grads = take_random<floatX>(n);
+    t.master = take_random<float>(n);
+    t.m = take_random<float>(n);
+    t.v = take<float>(n);
+    CUDA_CHECK(cudaMemset(t.v, 0, n * sizeof(float)));
+    t.state_first = 0;
+    t.stretches = d_stretches;
+    t.num_stretches = STRETCHES;
+    void* scratch = take<char>(norm_square_scratch_cuda());
+    const size_t used = arena_used;
+    measure("gradient norm", X * n, [&] { norm_square_cuda(state, scratch, t.grads, n, 0); });
+    const MasterKind masters[] = {sizeof(floatX) == 4 ? MASTER_NONE : MASTER_FP32, MASTER_SPLIT};
+#ifdef PRECISION_BF16
+    const int num_masters = 2;
+#else
+    const int num_masters = 1;
+#endif
+    for (int kind = 0; kind < num_masters; kind++) {
+        for (int low = 0; low < 2; low++) {
+            const double master = masters[kind] == MASTER_NONE ? 0 : masters[kind] == MASTER_FP32 ? 8 : 4;
+            const double bytes = X + (masters[kind] == MASTER_FP32 ? X : 2 * X) + master + (low ? 8 : 16);
+            arena_used = used;
+            CUDA_CHECK(cudaMemset(t.v, 0, n * sizeof(float)));
+            snprintf(name, sizeof name, "adamw %s master, %s moments", kind ? "split" : "fp32", low ? "bf16" : "fp32");
+            measure(name, bytes * n, [&] { adamw_update_cuda(&t, 0, n, state, &hyper, masters[kind], low, 42, 0); });
+        }
+    }
+    arena_used = 0;
+}
+
+static void bench_matmul() {
+    static const struct {
+        const char* model;
+        size_t N;
+        int C, QKV, Q, F, V;
+        size_t chunk;
+    } models[] = {
+        {"126M", 65536, 768, 1280, 768, 2048, 32768, 8192},
+        {"1B", 32768, 2048, 3072, 2048, 8192, 128256, 4096},
+        {"8B", 8192, 4096, 6144, 4096, 14336, 128256, 4096},
+    };
+    MatmulContext* ctx = matmul_create(take<char>(matmul_workspace_bytes()), false);
+    const size_t used = arena_used;
+    printf("%-28s %22s %10s %10s %7s %5s\n", "product", "M x N x K", "TFLOP/s", "best", "ratio", "ran");
+    for (auto& m : models) {
+        const struct {
+            const char* name;
+            size_t N;
+            int C, OC;
+            bool residual;
+        } layers[] = {{"qkv", m.N, m.C, m.QKV, false},
+                      {"o", m.N, m.Q, m.C, true},
+                      {"gate_up", m.N, m.C, 2 * m.F, false},
+                      {"down", m.N, m.F, m.C, true},
+                      {"head", m.chunk, m.C, m.V, false}};
+        for (auto& l : layers) {
+            for (int pass = 0; pass < 3; pass++) {
+                static const char* passes[] = {"forward", "input", "weight"};
+                char name[64];
+                snprintf(name, sizeof name, "%s %s %s", m.model, l.name, passes[pass]);
+                if (!strstr(name, wanted)) { continue; }
+                arena_used = used;
+                floatX *x = take_random<floatX>(l.N * l.C), *w = take_random<floatX>((size_t)l.OC * l.C),
+                       *y = take_random<floatX>(l.N * l.OC);
+                const int before = ctx->num_plans;
+                if (pass == 0) {
+                    matmul_forward_cuda(ctx, y, operand(x, l.C), operand(w, l.C), l.residual ? y : (floatX*)NULL, l.N, l.C,
+                                        l.OC, l.OC, 0);
+                } else if (pass == 1) {
+                    matmul_backward_input_cuda(ctx, x, operand(y, l.OC), operand(w, l.C), l.N, l.C, l.OC, false, l.C, 0);
+                } else {
+                    matmul_backward_weight_cuda(ctx, w, operand(y, l.OC), operand(x, l.C), l.N, l.C, l.OC, true, 0);
+                }
+                MatmulPlan* p = &ctx->plans[before];
+                arena_used = used;
+                size_t bytes[3];
+                const size_t need = matmul_tune_bytes(&p->key, bytes);
+                const int ran = matmul_tune_plan(ctx, p, take<char>(need), need, 3, 0);
+                const double tflop = 2e-6 * (double)l.N * l.C * l.OC;
+                char shape[64];
+                snprintf(shape, sizeof shape, "%lld x %lld x %lld", (long long)p->key.v[KEY_M], (long long)p->key.v[KEY_N],
+                         (long long)p->key.v[KEY_K]);
+                printf("%-28s %22s %10.1f %10.1f %7.3f %5d\n", name, shape, tflop / p->heuristic_us, tflop / p->us,
+                       (double)(p->us / p->heuristic_us), ran);
+                fflush(stdout);
+            }
+        }
+    }
+    matmul_destroy(ctx);
+    arena_used = 0;
+}
+
+int main(int argc, char** argv) {
+    const bool memory = argc < 2 || strcmp(argv[1], "memory") == 0, matmul = argc < 2 || strcmp(argv[1], "matmul") == 0;
+    if (argc > 2) { wanted = argv[2]; }
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) { die("bench_kernels: no GPU here"); }
+    size_t available = 0, total = 0;
+    CUDA_CHECK(cudaMemGetInfo(&available, &total));
+    arena_bytes = size_min(available / 10 * 9, (size_t)24 << 30);
+    CUDA_CHECK(cudaMalloc(&arena, arena_bytes));
+    CUDA_CHECK(cudaEventCreate(&event_start));
+    CUDA_CHECK(cudaEventCreate(&event_end));
+    char gpu[256];
+    matmul_gpu_name(gpu);
+    printf("%s, %s\n", gpu, PRECISION_NAME);
+    if (memory) { bench_memory(); }
+    if (matmul) { bench_matmul(); }
+    return 0;
+}
