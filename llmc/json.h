@@ -76,11 +76,12 @@ LLMC_UNUSED static const char* file_looks_like(const char* head, size_t n) {
     };
     // clang-format on
     if (n == 0) { return "an empty file"; }
+    // a safetensors header: its length in 8 bytes, the upper four 0 and followed by an object; asked first, for the lower
+    // bytes of a length may be the first ones of any other kind
+    if (n >= 9 && memcmp(head + 4, "\0\0\0\0{", 5) == 0) { return "a safetensors file"; }
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         if (n >= kinds[i].length && memcmp(head, kinds[i].start, kinds[i].length) == 0) { return kinds[i].what; }
     }
-    // a safetensors header: its length in 8 bytes, the upper four 0 and followed by an object
-    if (n >= 10 && memcmp(head + 4, "\0\0\0\0{\"", 6) == 0) { return "a safetensors file"; }
     size_t i = 0;
     while (i < n && (head[i] == ' ' || head[i] == '\n' || head[i] == '\r' || head[i] == '\t')) { i++; }
     if (i < n && head[i] == '{') { return "JSON text"; }
