@@ -244,12 +244,12 @@ static inline const uint8_t* scan_letters(const uint8_t* s, const uint8_t* end) 
 /* Length of 's 't 're 've 'm 'll 'd at s, or 0; `fold`: in any case, for which U+017F is an s, too. */
 static inline size_t scan_contraction(const uint8_t* s, const uint8_t* end, bool fold) {
     if (end - s < 2) { return 0; }
-    uint8_t mask = fold ? 0xDF : 0xFF, lower = fold ? 0x20 : 0;
-    uint8_t a = (uint8_t)((s[1] & mask) | lower);
+    const uint8_t lower = fold ? 0x20 : 0;
+    const uint8_t a = s[1] | lower;
     if (a == 's' || a == 't' || a == 'm' || a == 'd') { return 2; }
     if (end - s < 3) { return 0; }
     if (fold && s[1] == 0xC5 && s[2] == 0xBF) { return 3; }
-    uint8_t b = (uint8_t)((s[2] & mask) | lower);
+    const uint8_t b = s[2] | lower;
     return (b == 'e' && (a == 'r' || a == 'v')) || (a == 'l' && b == 'l') ? 3 : 0;
 }
 
@@ -702,12 +702,8 @@ LLMC_UNUSED static int utf8_step(const char* s, size_t n, size_t* used) {
     if (lead < 0xC2 || lead > 0xF4) { return -1; }
     uint8_t trial[4] = {lead, lead == 0xE0 ? (uint8_t)0xA0 : lead == 0xF0 ? (uint8_t)0x90 : (uint8_t)0x80, 0x80, 0x80};
     for (size_t i = 1; i < want && i < n; i++) {
-        uint8_t filler = trial[i];
         trial[i] = (uint8_t)s[i];
-        if (!utf8_decode(trial, want, &c)) {
-            trial[i] = filler;
-            return -1;
-        }
+        if (!utf8_decode(trial, want, &c)) { return -1; }
         *used = i + 1;
     }
     return *used == n ? 0 : -1;
@@ -921,7 +917,7 @@ LLMC_UNUSED static void tiktoken_merges(Tokenizer* t, int num_ranks) {
 LLMC_UNUSED static bool tokenizer_parse_tiktoken(Tokenizer* t, const char* text, size_t len, const char* path, Error* e) {
     const char *s = text, *end = text + len;
     size_t lines = 0, out_len = 0, line = 0, used = 0;
-    for (const char* p = text; p < end; p++) { lines += *p == '\n' || p + 1 == end; }
+    for (const char* p = text; p < end; p++) { lines += *p != '\n' && (p == text || p[-1] == '\n'); }  // not the empty ones
     int64_t rank = 0, num_ranks = 0;
     // the bytes in the order of the file, then in the order of ranks
     char* read = (char*)xmalloc(len);
@@ -1427,7 +1423,9 @@ LLMC_UNUSED static bool tokenizer_read_config(Tokenizer* t, const char* folder, 
     if (!path_join(path, folder, "tokenizer_config.json", e)) { return false; }
     if (!file_exists(path)) { return true; }
     t->config = read_file(path, &len, 16 << 20, e);
-    if (!t->config || !json_read_file(&j, path, 16 << 20, e)) { return false; }
+    if (!t->config) { return false; }
+    char* copy = (char*)memcpy(xmalloc(len + 1), t->config, len + 1);
+    if (!json_parse(&j, copy, len, path, e)) { return false; }
     bool ok = json_root(&j)->type == JSON_OBJECT || fail(e, "%s: is no JSON object", path);
     ok = ok && config_token(t, &j, "bos_token", &t->bos_id, e) && config_token(t, &j, "eos_token", &t->eos_id, e);
     json_free(&j);
