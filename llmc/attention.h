@@ -30,9 +30,9 @@ enum {
 
 /* dst (HD, ATT_Q) = scale * the transpose of n <= ATT_Q rows of HD floats; missing rows are zeros. */
 static inline void attention_transpose(float* dst, const float* src, size_t row, size_t n, size_t HD, float scale) {
-    for (size_t d = 0; d < HD; d++) {
-        for (size_t i = 0; i < ATT_Q; i++) { dst[d * ATT_Q + i] = i < n ? src[i * row + d] * scale : 0.0f; }
-    }
+    if (n < ATT_Q) { memset(dst, 0, HD * ATT_Q * sizeof(float)); }
+    simd_transpose(dst, ATT_Q, src, row, n, HD);
+    for (size_t i = 0; i < HD * ATT_Q; i += SIMD) { vf_store(dst + i, vf_load(dst + i) * scale); }
 }
 
 /* The lanes from `first` on of queries that stand before a key: lane + first < ahead. */

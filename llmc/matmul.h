@@ -31,7 +31,7 @@ enum {
     MATMUL_MR = 6,  // 12 of 16
 #endif
     MATMUL_NR = 2 * SIMD,
-    MATMUL_KC = 256,            // longest run over k
+    MATMUL_KC = 512,            // longest run over k
     MATMUL_MC = 4 * MATMUL_MR,  // rows of a block of A
     MATMUL_NC = 512,            // columns of a block of B; a multiple of every NR
     MATMUL_SMALL_K = 256,
@@ -44,18 +44,18 @@ enum {
 LLMC_INLINE void matmul_tile(int rows, size_t K, const float* a, size_t a_row, size_t a_col, const float* b, size_t b_row,
                              float* c, const float* add, size_t c_row) {
     vf acc[MATMUL_MR][2];
-#pragma GCC unroll 12
+    LLMC_UNROLL
     for (int i = 0; i < rows; i++) { acc[i][0] = acc[i][1] = vf_set(0.0f); }
     for (size_t k = 0; k < K; k++) {
         const vf b0 = vf_load(b + k * b_row), b1 = vf_load(b + k * b_row + SIMD);
-#pragma GCC unroll 12
+        LLMC_UNROLL
         for (int i = 0; i < rows; i++) {
             const float s = a[(size_t)i * a_row + k * a_col];
             acc[i][0] += s * b0;
             acc[i][1] += s * b1;
         }
     }
-#pragma GCC unroll 12
+    LLMC_UNROLL
     for (int i = 0; i < rows; i++) {
         float* row = c + (size_t)i * c_row;
         if (add) {
@@ -110,20 +110,14 @@ static inline void matmul_small(size_t M, size_t N, size_t K, const float* a, si
     matmul_panel(M, N - j, K, a, a_row, a_col, narrow, MATMUL_NR, c + j, add ? add + j : NULL, c_row);
 }
 
-/* A copy of the part (rows, cols) of a matrix with the given strides, in panels of `width` rows: element (r, c) of a panel
- * lies at c * width + r. Missing rows of the last panel become zeros. */
-static inline void matmul_pack(float* dst, size_t width, const float* src, size_t row, size_t col, size_t rows, size_t cols) {
-    for (size_t r0 = 0; r0 < rows; r0 += width, dst += width * cols) {
-        const size_t n = size_min(width, rows - r0);
-        const float* s = src + r0 * row;
-        if (n < width) { memset(dst, 0, width * cols * sizeof(float)); }
-        if (row == 1) {
-            for (size_t c = 0; c < cols; c++) { memcpy(dst + c * width, s + c * col, n * sizeof(float)); }
-        } else {
-            for (size_t r = 0; r < n; r++) {
-                for (size_t c = 0; c < cols; c++) { dst[c * width + r] = s[r * row + c * col]; }
-            }
-        }
+/* A panel of B: dst (depth, NR) = the part (depth, cols) of a matrix with the given strides, one of which is 1. Columns from
+ * `cols` on become zeros. */
+static inline void matmul_pack(float* dst, const float* b, size_t b_row, size_t b_col, size_t depth, size_t cols) {
+    if (cols < MATMUL_NR) { memset(dst, 0, depth * MATMUL_NR * sizeof(float)); }
+    if (b_row == 1) {
+        simd_transpose(dst, MATMUL_NR, b, b_col, cols, depth);
+    } else {
+        for (size_t k = 0; k < depth; k++) { memcpy(dst + k * MATMUL_NR, b + k * b_row, cols * sizeof(float)); }
     }
 }
 
@@ -141,8 +135,8 @@ static inline void matmul_general(float* c, const float* add, const float* a, si
             const float* from = k ? c : add;
 #pragma omp for schedule(static)
             for (size_t q = 0; q < cols; q += MATMUL_NR) {
-                matmul_pack(packed_b + q * depth, MATMUL_NR, b + k * b_row + (j + q) * b_col, b_col, b_row,
-                            size_min(cols - q, MATMUL_NR), depth);
+                matmul_pack(packed_b + q * depth, b + k * b_row + (j + q) * b_col, b_row, b_col, depth,
+                            size_min(cols - q, MATMUL_NR));
             }
 #pragma omp for schedule(dynamic)
             for (size_t i = 0; i < M; i += MATMUL_MC) {

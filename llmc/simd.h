@@ -19,6 +19,12 @@ enum { SIMD = 4 };
 
 #define LLMC_INLINE static inline __attribute__((always_inline, unused))
 
+#ifdef __CUDACC__  // nvcc's front end knows no GCC pragma, and warns
+#define LLMC_UNROLL
+#else
+#define LLMC_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 typedef float vf __attribute__((vector_size(SIMD * sizeof(float))));
 typedef int32_t vi __attribute__((vector_size(SIMD * sizeof(float))));
 typedef uint32_t vu __attribute__((vector_size(SIMD * sizeof(float))));
@@ -86,6 +92,42 @@ LLMC_INLINE float vf_dot(const float* a, const float* b, size_t n) {
     }
     for (; i < n; i += SIMD) { s0 += vf_load_upto(a + i, n - i, 0.0f) * vf_load_upto(b + i, n - i, 0.0f); }
     return vf_sum((s0 + s1) + (s2 + s3));
+}
+
+typedef float v4 __attribute__((vector_size(16)));
+typedef float v4_anywhere __attribute__((vector_size(16), aligned(sizeof(float)), may_alias));
+
+#if defined(__clang__) || __GNUC__ >= 12
+#define LLMC_SHUFFLE(a, b, i0, i1, i2, i3) __builtin_shufflevector(a, b, i0, i1, i2, i3)
+#else
+typedef int32_t v4i __attribute__((vector_size(16)));
+#define LLMC_SHUFFLE(a, b, i0, i1, i2, i3) __builtin_shuffle(a, b, (v4i){i0, i1, i2, i3})
+#endif
+
+/* dst (cols, rows) = the transpose of src (rows, cols); a row of dst is dst_row floats long, one of src src_row. */
+static inline void simd_transpose(float* dst, size_t dst_row, const float* src, size_t src_row, size_t rows, size_t cols) {
+    size_t r = 0;
+    for (; r + 4 <= rows; r += 4) {  // blocks of 4 x 4 in registers
+        const float *s0 = src + r * src_row, *s1 = s0 + src_row, *s2 = s1 + src_row, *s3 = s2 + src_row;
+        size_t c = 0;
+        for (; c + 4 <= cols; c += 4) {
+            const v4 a = *(const v4_anywhere*)(s0 + c), b = *(const v4_anywhere*)(s1 + c);
+            const v4 d = *(const v4_anywhere*)(s2 + c), e = *(const v4_anywhere*)(s3 + c);
+            const v4 ab = LLMC_SHUFFLE(a, b, 0, 4, 1, 5), ab2 = LLMC_SHUFFLE(a, b, 2, 6, 3, 7);
+            const v4 de = LLMC_SHUFFLE(d, e, 0, 4, 1, 5), de2 = LLMC_SHUFFLE(d, e, 2, 6, 3, 7);
+            float* to = dst + c * dst_row + r;
+            *(v4_anywhere*)to = LLMC_SHUFFLE(ab, de, 0, 1, 4, 5);
+            *(v4_anywhere*)(to + dst_row) = LLMC_SHUFFLE(ab, de, 2, 3, 6, 7);
+            *(v4_anywhere*)(to + 2 * dst_row) = LLMC_SHUFFLE(ab2, de2, 0, 1, 4, 5);
+            *(v4_anywhere*)(to + 3 * dst_row) = LLMC_SHUFFLE(ab2, de2, 2, 3, 6, 7);
+        }
+        for (; c < cols; c++) {
+            for (size_t i = 0; i < 4; i++) { dst[c * dst_row + r + i] = src[(r + i) * src_row + c]; }
+        }
+    }
+    for (; r < rows; r++) {
+        for (size_t c = 0; c < cols; c++) { dst[c * dst_row + r] = src[r * src_row + c]; }
+    }
 }
 
 /* e^x to about 1 ulp. x = n ln 2 + r with |r| <= ln 2 / 2; e^r is a polynomial, 2^n goes into the exponent's bits. Below
