@@ -728,7 +728,7 @@ class Engine:
 
     @torch.no_grad()
     def sample(self, ids, count, step):
-        """`count` more tokens behind `ids`, drawn as llmc/sampler.h draws them. No cache of keys and values: for samples only."""
+        """`count` more tokens behind `ids`, drawn as llmc/sampler.h draws them. Keys and values are not cached."""
         a, ids = self.a, list(ids)
         for i in range(count):
             with self.amp():
@@ -917,7 +917,8 @@ def train(a):
             ms = (end - begin) * 1e3
         loss, norm = numbers.tolist()
         if len(times) % 40 == 0:
-            print(f"{'step':>{2 * width + 1}} {'loss':>9} {'gnorm':>8} {'lr':>9} {'ms':>8} {'tok/s':>9} {'MFU':>6} {'mem':>7} {'eta':>8}")
+            print(f"{'step':>{2 * width + 1}} {'loss':>9} {'gnorm':>8} {'lr':>9} {'ms':>8} {'tok/s':>9} {'MFU':>6} {'mem':>7} "
+                  f"{'eta':>8}")
         times.append(ms)
         last.update(step=step, loss=loss)
         rate = flops / ms * 1e3
@@ -1023,6 +1024,7 @@ FLAGS = (
     ("write-model", "", str, None, "write a random model (--model PRESET, or --config) to this folder"),
     ("embedding-std", "", float, 0.02, "of the embedding of --config models"),
 )
+METAVARS = {str: "TEXT", int: "N", float: "F"}
 
 
 def parse_arguments(argv):
@@ -1030,8 +1032,8 @@ def parse_arguments(argv):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
                                 usage="train_llama3.py [--FLAG VALUE ...]")
     for name, alias, kind, default, text in FLAGS:
-        choices = dict(choices=kind) if isinstance(kind, tuple) else dict(type=kind, metavar={str: "TEXT", int: "N", float: "F"}[kind])
-        p.add_argument("--" + name, *alias.split(), default=default, help=f"{text} ({default})", **choices)
+        what = dict(choices=kind) if isinstance(kind, tuple) else dict(type=kind, metavar=METAVARS[kind])
+        p.add_argument("--" + name, *alias.split(), default=default, help=f"{text} ({default})", **what)
     p.add_argument("--resume", "-y", nargs="?", const="", metavar="PATH", help="go on from a checkpoint, by default the newest")
     p.add_argument("--compile", action="store_true", help="torch.compile")
     p.add_argument("--config", nargs="+", metavar="KEY=VALUE", help="fields of config.json for --write-model")

@@ -49,8 +49,8 @@ class Monitor:
             return
         gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
         self.process = subprocess.Popen(
-            ["nvidia-smi", "-i", gpu, "--query-gpu=clocks.sm,power.draw,memory.used", "--format=csv,noheader,nounits", "-lms", "100"],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            ["nvidia-smi", "-i", gpu, "--query-gpu=clocks.sm,power.draw,memory.used", "--format=csv,noheader,nounits",
+             "-lms", "100"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         threading.Thread(target=self.read, daemon=True).start()
 
     def read(self):
@@ -130,7 +130,9 @@ def bytes_per_parameter(flags, precision):
     if precision == "FP32":
         return 16
     grads = 4 if word(flags, "--grad-dtype", "param") == "fp32" else 2
-    return 2 + grads + (2 if word(flags, "--master", "fp32") == "split" else 4) + (4 if word(flags, "--moments", "fp32") == "bf16" else 8)
+    master = 2 if word(flags, "--master", "fp32") == "split" else 4
+    moments = 4 if word(flags, "--moments", "fp32") == "bf16" else 8
+    return 2 + grads + master + moments
 
 
 TORCH_BYTES = dict(fp32=16, autocast=16, master=20, bf16=8)
@@ -142,12 +144,12 @@ def compare(name, shape, a, monitor, work):
     ours_flags = shlex.split(a.ours.get(name, ours_flags))
     tokens = os.path.join(work, "tokens.bin")
     write_tokens(tokens, max(50 * batch * (seq + 1), 1_000_000), vocab)
-    flags = ["--model", model, "--train", tokens, "--batch", str(batch), "--seq", str(seq), "--steps", "1000000", "--lr", "1e-4",
-             "--schedule", "constant", "--sample-tokens", "0"]
+    flags = ["--model", model, "--train", tokens, "--batch", str(batch), "--seq", str(seq), "--steps", "1000000",
+             "--lr", "1e-4", "--schedule", "constant", "--sample-tokens", "0"]
     script = [sys.executable, os.path.join(ROOT, "train_llama3.py"), *flags, "--compile", "--dtype", a.torch_dtype]
     ours = Side("ours", [a.trainer, *flags, *ours_flags], bytes_per_parameter(ours_flags, a.precision),
-                f"{a.precision}, recompute {word(ours_flags, '--recompute', 'none')}, master {word(ours_flags, '--master', 'fp32')}, "
-                f"moments {word(ours_flags, '--moments', 'fp32')}")
+                f"{a.precision}, recompute {word(ours_flags, '--recompute', 'none')}, "
+                f"master {word(ours_flags, '--master', 'fp32')}, moments {word(ours_flags, '--moments', 'fp32')}")
     theirs = Side("PyTorch", script + shlex.split(torch_flags) + shlex.split(a.torch_flags), TORCH_BYTES[a.torch_dtype],
                   f"{a.torch_dtype}, compiled" + (f", {torch_flags}" if torch_flags else ""))
     print(f"{name}: {model}, V={vocab}, B={batch}, T={seq}")
@@ -156,7 +158,8 @@ def compare(name, shape, a, monitor, work):
     c = ref.preset(model, vocab)
     peak = next((t * 1e12 for key, t in ref.PEAKS if key in a.gpu), math.nan)
     speed, lines = {}, [f"### {name}: {model}, vocabulary {vocab}, T={seq}, B={batch}", "",
-                        "| | tokens/s | ms a step (min … max) | MFU | memory GiB | bytes a parameter | SM MHz | W | J/1000 tokens | mode |",
+                        "| | tokens/s | ms a step (min … max) | MFU | memory GiB | bytes a parameter | SM MHz | W "
+                        "| J/1000 tokens | mode |",
                         "|---|---|---|---|---|---|---|---|---|---|"]
     for side in (ours, theirs):
         if side.error:
@@ -225,8 +228,9 @@ def forward_alone(a, work):
                  str(batches), *flags])
             walls[batches] = min(walls.get(batches, math.inf), time.perf_counter() - begin)
         times[name] = (walls[many] - walls[few]) / (many - few) * 1e3
-    lines = [f"### forward pass alone: {sum(w.numel() for _, w in ref.hf_tensors(model)) / 1e6:.0f}M, B={batch}, T={seq}, with the loss",
-             "", "| | ms | tokens/s |", "|---|---|---|"]
+    count = sum(w.numel() for _, w in ref.hf_tensors(model))
+    lines = [f"### forward pass alone: {count / 1e6:.0f}M, B={batch}, T={seq}, with the loss", "",
+             "| | ms | tokens/s |", "|---|---|---|"]
     lines += [f"| {name} | {ms:.2f} | {batch * seq / ms * 1e3:,.0f} |" for name, ms in times.items()]
     print("\n".join(lines))
     return lines + [""]
@@ -262,13 +266,15 @@ def main():
         sys.exit(f"error: {a.trainer}: not found\n  hint: make train_llama3cu")
     a.gpu = ref.torch.cuda.get_device_name() if a.device == "cuda" else "CPU"
     a.torch_flags += f" --device {a.device}"
-    driver = text_of(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]).splitlines()[:1] if a.device == "cuda" else []
+    driver = "-"
+    if a.device == "cuda":
+        driver = text_of(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]).split("\n")[0]
     lines = [f"# {a.gpu}", "", f"- {datetime.date.today()}, commit {text_of(['git', 'rev-parse', '--short', 'HEAD'])}"
              + ("" if not text_of(["git", "status", "--porcelain", "-uno"]) else " with changes"),
              f"- `python {' '.join(map(shlex.quote, sys.argv))}`",
-             f"- PyTorch {ref.torch.__version__}, CUDA {ref.torch.version.cuda}, driver {' '.join(driver) or '-'}",
-             "- random tokens and weights, optimizer step included, turns A B B A; MFU by 6·(matmul weights) + 6·L·H·hd·T against "
-             "the dense bf16 peak", ""]
+             f"- PyTorch {ref.torch.__version__}, CUDA {ref.torch.version.cuda}, driver {driver}",
+             "- random tokens and weights, optimizer step included, turns A B B A; MFU by 6·(matmul weights) + 6·L·H·hd·T "
+             "against the dense bf16 peak", ""]
     summary, monitor, work = [], Monitor(), tempfile.mkdtemp()
     path = a.out or os.path.join(ROOT, "dev", "results", re.sub(r"[^a-z0-9]+", "-", a.gpu.lower()).strip("-") + ".md")
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)

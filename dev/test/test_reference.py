@@ -58,7 +58,7 @@ def assert_equals_transformers(model, folder, T=40):
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kv", [1, 2, 4, 8])
-@pytest.mark.parametrize("rope", [dict(), dict(SCALED, factor=8.0), dict(SCALED, factor=32.0)], ids=["plain", "factor8", "factor32"])
+@pytest.mark.parametrize("rope", [dict(), dict(SCALED, factor=8.0), dict(SCALED, factor=32.0)], ids=["plain", "8", "32"])
 def test_model_equals_transformers(tmp_path, tied, kv, rope):
     model = random_model(small(tie_word_embeddings=tied, num_attention_heads=8, num_key_value_heads=kv, head_dim=10, **rope))
     ref.save_model(model, tmp_path)
@@ -302,8 +302,8 @@ def test_committed_pairs_show_small_faults(pair):
     faults = dict(eps=shift(nothing, rms_norm_eps=c.rms_norm_eps * 1.5), factor=shift(nothing, factor=40.0 - c.factor),
                   original=shift(nothing, original_max_position_embeddings=8192), rope=shift(nothing, rope_type="default"),
                   low=shift(nothing, low_freq_factor=c.low_freq_factor * 1.1),
-                  high=shift(nothing, high_freq_factor=c.high_freq_factor * 1.1), theta=shift(nothing, rope_theta=c.rope_theta * 1.1),
-                  swap=shift(swap_gate_up), gain=shift(forget_a_gain))
+                  high=shift(nothing, high_freq_factor=c.high_freq_factor * 1.1),
+                  theta=shift(nothing, rope_theta=c.rope_theta * 1.1), swap=shift(swap_gate_up), gain=shift(forget_a_gain))
     assert min(faults.values()) > 1e-3, faults
 
 
@@ -336,7 +336,7 @@ def losses(folder):
 @pytest.fixture
 def tokens(tmp_path):
     for i in range(2):
-        write_tokens(tmp_path / f"t{i}.bin", (np.arange(600 + 100 * i) * (i + 3) % 97), 97, wide=i == 0)
+        write_tokens(tmp_path / f"t{i}.bin", (np.arange(600 + 100 * i) * (i + 3) % 97), 97, wide=True)
     return tmp_path
 
 
@@ -380,6 +380,38 @@ def test_accumulated_micro_batches_equal_one_batch(tokens):
     assert np.allclose(losses(tokens / "a"), losses(tokens / "b"), atol=2e-5)
 
 
+TRAINER = os.path.join(ROOT, "train_llama3")
+
+
+@pytest.mark.skipif(not os.path.exists(TRAINER), reason="train_llama3 is not built")
+@pytest.mark.parametrize("start", ["preset", "folder"])
+def test_the_c_trainer_prints_the_same_losses(tokens, start):
+    """Same flags and seed, 20 steps: from a preset, and from a folder that transformers wrote."""
+    model = "d2"
+    if start == "folder":
+        transformers = pytest.importorskip("transformers")
+        model = str(tokens / "model")
+        transformers.LlamaForCausalLM(transformers.LlamaConfig(
+            vocab_size=97, hidden_size=48, intermediate_size=72, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, tie_word_embeddings=True)).save_pretrained(model)
+    flags = ["--model", model, "--train", "t*.bin", "--val", "t1.bin", "--val-every", "7", "--batch", "2", "--seq", "16",
+             "--steps", "20", "--total-batch", "64", "--warmup", "3", "--schedule", "wsd", "--lr", "1e-3",
+             "--sample-tokens", "0"]
+    subprocess.run([TRAINER, *flags, "--out", "c"], cwd=tokens, check=True, stdout=subprocess.DEVNULL)
+    r = run(tokens, *flags, "--out", "python")
+    assert r.returncode == 0, r.stdout
+    events = []
+    for out in ("c", "python"):
+        lines = [json.loads(line) for line in (tokens / out / "log.jsonl").read_text().splitlines()]
+        events.append([(e["event"], e["step"], e["loss"], e.get("gnorm", 0), e.get("lr", 0)) for e in lines
+                       if e["event"] in ("step", "val")])
+    assert len(events[0]) == 23 and [e[:2] for e in events[0]] == [e[:2] for e in events[1]]
+    assert np.abs(np.array([e[2:4] for e in events[0]]) - np.array([e[2:4] for e in events[1]])).max() <= 1e-4
+    assert [e[4] for e in events[0]] == pytest.approx([e[4] for e in events[1]], rel=1e-12)
+    # what C wrote, read here and by transformers
+    assert_equals_transformers(ref.load_model(tokens / "c" / "step_00000020"), tokens / "c" / "step_00000020")
+
+
 @pytest.mark.parametrize("flags, code, message", [
     (["--train", "none*.bin"], 1, "none*.bin"), (["--train", "t0.bin", "--model", "nothing"], 1, "nothing"),
     (["--train", "t0.bin", "--seq", 1000], 1, "1001"), (["--train", "t0.bin", "--total-batch", 33], 1, "33"),
@@ -394,8 +426,8 @@ def test_wrong_input_is_one_line(tokens, flags, code, message):
 def test_small_models_with_any_shape_can_be_written(tmp_path):
     model, state = str(tmp_path / "m"), str(tmp_path / "m.safetensors")
     r = run(tmp_path, "--write-model", model, "--config", "hidden_size=24", "head_dim=6", "num_attention_heads=4",
-            "num_key_value_heads=2", "vocab_size=33", "intermediate_size=40", "tie_word_embeddings=true", "--write-state", state,
-            "--steps", 2, "--seq", 9)
+            "num_key_value_heads=2", "vocab_size=33", "intermediate_size=40", "tie_word_embeddings=true",
+            "--write-state", state, "--steps", 2, "--seq", 9)
     assert r.returncode == 0, r.stdout
     s = load_file(state)
     assert s["logits"].shape == (2, 9, 33) and s["losses"].shape == (2,) and s["x"].dtype == torch.int32
@@ -410,7 +442,8 @@ def test_plot_draws_several_runs_and_names_a_broken_log(tmp_path):
         step = dict(event="step", loss=3.0, gnorm=1.0, lr=1e-3, ms=10.0, tok_s=5e4)
         lines = [dict(event="config")] + [dict(step, step=i) for i in range(1, 9)] + [dict(event="val", step=8, loss=2.9)]
         (tmp_path / name / "log.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"event":"st')
-    command = [sys.executable, os.path.join(ROOT, "dev", "plot.py"), "first", "second/log.jsonl", "--smooth", "3", "-o", "a.png"]
+    command = [sys.executable, os.path.join(ROOT, "dev", "plot.py"), "first", "second/log.jsonl", "--smooth", "3",
+               "-o", "a.png"]
     assert subprocess.run(command, cwd=tmp_path).returncode == 0
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
     (tmp_path / "first" / "log.jsonl").write_text("nonsense\n")
