@@ -254,6 +254,174 @@ static TestedTrainer tested_variant(int i) {
     return t;
 }
 
+// ---------------------------------------------------------------------------------------------------------------------
+// what needs no PyTorch: steps on seeded random tokens, compared with themselves
+
+typedef struct {
+    const char* config;  // a preset
+    int vocab_size;
+    Layout layout;
+    int accumulate;  // micro-batches of layout.B rows
+    int steps;
+    int fill;   // byte that activations and workspace hold at first
+    bool busy;  // another stream copies memory all the time
+} Trial;
+
+typedef struct {
+    double loss, norm;  // of the last step
+    uint64_t hash;      // of the bits of weights, master, m and v
+} Outcome;
+
+static uint64_t hash_device(uint64_t hash, const void* device, size_t bytes) {
+    uint64_t* host = (uint64_t*)xcalloc(ceil_div(bytes, 8), 8);
+    CUDA_CHECK(cudaMemcpy(host, device, bytes, cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < ceil_div(bytes, 8); i++) { hash = (hash ^ host[i]) * 0x9E3779B97F4A7C15ull + (hash >> 29); }
+    free(host);
+    return hash;
+}
+
+static Outcome run_trial(const Trial* trial) {
+    ModelConfig config;
+    if (!config_preset(&config, trial->config, trial->vocab_size)) { die("%s: is no preset", trial->config); }
+    Llama model = llama_create(&config, &trial->layout, test_matmul(), trial->fill), *m = &model;
+    llama_init(m, 1);
+    const size_t N = (size_t)m->layout.B * m->layout.T, tokens = N * trial->accumulate;
+    int32_t* x = (int32_t*)xmalloc(tokens * sizeof(int32_t));
+    int32_t* y = (int32_t*)xmalloc(tokens * sizeof(int32_t));
+    StepState state;
+    StepHyper h;
+    memset(&state, 0, sizeof state);
+    memset(&h, 0, sizeof h);
+    state.loss_scale = test_loss_scale;
+    CUDA_CHECK(cudaMemcpy(m->state, &state, sizeof state, cudaMemcpyHostToDevice));
+    h.beta1 = 0.9;
+    h.beta2 = 0.95;
+    h.eps = 1e-8;
+    h.weight_decay = 0.1;
+    h.grad_clip = 1.0;
+    h.loss_weight = 1.0 / (double)tokens;
+    char* noise = NULL;
+    cudaStream_t noise_stream = NULL;
+    const size_t noise_bytes = (size_t)256 << 20;
+    if (trial->busy) {
+        CUDA_CHECK(cudaMalloc(&noise, 2 * noise_bytes));
+        CUDA_CHECK(cudaStreamCreateWithFlags(&noise_stream, cudaStreamNonBlocking));
+    }
+    for (int step = 0; step < trial->steps; step++) {
+        for (size_t i = 0; i < tokens; i++) {
+            const Philox r = philox(7, RAND_SAMPLE, (uint32_t)step, i);
+            x[i] = (int32_t)(r.v[0] % (uint32_t)config.vocab_size);
+            y[i] = (int32_t)(r.v[1] % (uint32_t)config.vocab_size);
+        }
+        step_begin_cuda(m->state, step, 1e-3, m->stream);
+        for (int k = 0; k < trial->accumulate; k++) {
+            if (trial->busy) {
+                for (int i = 0; i < 20; i++) {
+                    CUDA_CHECK(
+                        cudaMemcpyAsync(noise, noise + noise_bytes, noise_bytes, cudaMemcpyDeviceToDevice, noise_stream));
+                }
+            }
+            CUDA_CHECK(cudaStreamSynchronize(m->stream));
+            cuda_tokens(m, x + k * N, y + k * N);
+            llama_micro_step(m, (float)h.loss_weight, k == 0);
+        }
+        llama_update(m, &h, 1);
+    }
+    Outcome o;
+    CUDA_CHECK(cudaDeviceSynchronize());
+    CUDA_CHECK(cudaMemcpy(&state, m->state, sizeof state, cudaMemcpyDeviceToHost));
+    o.loss = state.loss;
+    o.norm = state.norm;
+    o.hash = hash_device(1, m->params, m->table.elements * sizeof(floatX));
+    if (m->layout.master == MASTER_FP32) { o.hash = hash_device(o.hash, m->master, m->table.elements * 4); }
+    o.hash = hash_device(o.hash, m->m, m->table.elements * (m->layout.bf16_moments ? 2 : 4));
+    o.hash = hash_device(o.hash, m->v, m->table.elements * (m->layout.bf16_moments ? 2 : 4));
+    if (trial->busy) {
+        CUDA_CHECK(cudaFree(noise));
+        CUDA_CHECK(cudaStreamDestroy(noise_stream));
+    }
+    free(x);
+    free(y);
+    llama_free(m);
+    return o;
+}
+
+static Trial trial_of(const char* config, int V, int B, int T, int accumulate, int steps) {
+    Trial t;
+    memset(&t, 0, sizeof t);
+    t.config = config;
+    t.vocab_size = V;
+    t.layout.B = B;
+    t.layout.T = T;
+    t.layout.train = true;
+    t.layout.fp32_grads = sizeof(floatX) == 4;
+    t.layout.master = sizeof(floatX) == 4 ? MASTER_NONE : MASTER_FP32;
+    t.accumulate = accumulate;
+    t.steps = steps;
+    return t;
+}
+
+static bool report_trial(bool ok, const char* what, const Outcome* a, const Outcome* b) {
+    printf("%s %s: loss %.7f and %.7f, norm %.7f and %.7f, hash %016llx and %016llx\n", ok ? "ok  " : "FAIL", what, a->loss,
+           b->loss, a->norm, b->norm, (unsigned long long)a->hash, (unsigned long long)b->hash);
+    fflush(stdout);
+    return ok;
+}
+
+/* Tests of the GPU trainer alone; adds to the counts. */
+static void check_alone(int* passed, int* failed) {
+    Trial base = trial_of("d3", 1000, 8, 1000, 1, 20), t = base;
+    base.fill = 0x00;
+    const Outcome first = run_trial(&base);
+    struct {
+        const char* what;
+        Trial trial;
+    } same[8];
+    int count = 0;
+    same[count].what = "20 steps twice give the same bits";
+    same[count++].trial = t;
+    t.fill = 0xFF;
+    same[count].what = "what memory held before does not show (0xFF)";
+    same[count++].trial = t;
+    t.fill = 0x7B;
+    t.busy = true;
+    same[count].what = "work on another stream does not show (0x7B)";
+    same[count++].trial = t;
+    for (int level = RECOMPUTE_NORM_SWIGLU; level <= RECOMPUTE_BLOCK; level++) {
+        static const char* const names[] = {"", "recompute norm+swiglu gives the same bits",
+                                            "recompute ffn gives the same bits", "recompute block gives the same bits"};
+        t = base;
+        t.layout.level = (Recompute)level;
+        same[count].what = names[level];
+        same[count++].trial = t;
+    }
+    for (int i = 0; i < count; i++) {
+        const Outcome again = run_trial(&same[i].trial);
+        *(report_trial(again.hash == first.hash, same[i].what, &first, &again) ? passed : failed) += 1;
+    }
+    // 16-bit gradients are rounded after each micro-batch: fp32 ones, so that what is compared is the mechanism
+    const double limit = sizeof(floatX) == 4 ? 1e-5 : 1e-2;
+    Trial whole = trial_of("d2", 1000, 32, 256, 1, 2), parts = trial_of("d2", 1000, 1, 256, 32, 2);
+    whole.layout.fp32_grads = parts.layout.fp32_grads = true;
+    Outcome a = run_trial(&whole), b = run_trial(&parts);
+    bool ok = fabs(a.loss - b.loss) <= limit * a.loss && fabs(a.norm - b.norm) <= limit * a.norm;
+    *(report_trial(ok, "32 micro-batches of 1 are one of 32", &a, &b) ? passed : failed) += 1;
+    // offsets past 2^31: B*T*V by the vocabulary is held off by the classifier's chunks, so the widest rows are 2F = 1536
+    // (d4: F 768): 1.5 million rows
+    Trial wide = trial_of("d1", 97, 4096, 1024, 1, 1), narrow = trial_of("d1", 97, 1024, 1024, 4, 1);
+    size_t free_bytes = 0, total = 0;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
+    if (free_bytes > (size_t)100 << 30) {
+        wide.layout.fp32_grads = narrow.layout.fp32_grads = true;
+        a = run_trial(&wide);
+        b = run_trial(&narrow);
+        ok = fabs(a.loss - b.loss) <= limit * a.loss && fabs(a.norm - b.norm) <= limit * a.norm;
+        *(report_trial(ok, "4 million tokens at once (B T 2F = 2^31) are four times a quarter", &a, &b) ? passed : failed) += 1;
+    } else {
+        printf("skip 4 million tokens at once: needs 100 GiB of GPU memory\n");
+    }
+}
+
 #endif
 
 #if defined(__CUDACC__) || !defined(TEST_CPU_HALF)
@@ -511,6 +679,9 @@ int main(int argc, char** argv) {
             free(names[k]);
         }
         if (count == 0) { die("%s: holds no pair", dir); }
+#ifdef __CUDACC__
+        check_alone(&passed, &failed);
+#endif
     }
     printf("%d passed, %d failed, 0 skipped\n", passed, failed);
     return failed ? 1 : 0;

@@ -568,7 +568,7 @@ static void write_checkpoint(Llama* m, Session* s) {
     const char* dtype = dtypes[s->options.export_dtype];
     StateSlot slots[3];
     const int num_slots = state_slots(m, strcmp(dtype, "F32") != 0, slots);
-    session_checkpoint(s, dtype, fetch_tensor, m->params, slots, num_slots);
+    session_checkpoint(s, dtype, fetch_tensor, m->params, slots, num_slots, NULL);
 }
 
 /* Settles --minutes: times a few steps with learning rate 0 on the first batches, then wipes their traces. */

@@ -1100,6 +1100,8 @@ static void print_profile(Llama* m, double peak_flops) {
 // ---------------------------------------------------------------------------------------------------------------------
 // jobs
 
+#define PLAN_NAME "matmul_plan.json"
+
 /* The device as a run finds it. */
 typedef struct {
     char name[256];
@@ -1108,18 +1110,20 @@ typedef struct {
     MatmulContext* matmul;
 } Device;
 
+enum { MAX_HIDDEN = 8192 };  // what the norm kernels' registers hold of a row
+
 static Device device_open(const Options* o) {
     Device d;
     cudaDeviceProp properties;
     size_t free_bytes = 0;
     memset(&d, 0, sizeof d);
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0);  // kernels loaded later would take memory that the table does not know of
     int count = 0;
     const cudaError_t status = cudaGetDeviceCount(&count);
     if (status != cudaSuccess || count == 0) {
         die("no GPU can be used: %s\n  hint: ./train_llama3 runs on the CPU, with the same flags",
             status != cudaSuccess ? cudaGetErrorString(status) : "the machine has none");
     }
-    setenv("CUDA_MODULE_LOADING", "EAGER", 0);  // kernels loaded later would take memory that the table does not know of
     CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
     snprintf(d.name, sizeof d.name, "%s", properties.name);
     const PeakKind kind =
@@ -1196,6 +1200,26 @@ static int state_slots(Llama* m, bool with_master, StateSlot slots[3]) {
     return with_master ? 3 : 2;
 }
 
+/* The choice of matmul algorithms travels with a checkpoint: a run that goes on from it computes the same bits. */
+static bool save_plans(void* model, const char* folder, Error* e) {
+    char path[PATH_CAP];
+    return path_join(path, folder, PLAN_NAME, e) && matmul_save_plans(((Llama*)model)->matmul, path, e);
+}
+
+/* --plan; else that of the checkpoint, which another card or cuBLASLt cannot use. */
+static void load_plans(const Session* s, Device* d) {
+    const Options* o = &s->options;
+    char path[PATH_CAP];
+    Error e;
+    e.msg[0] = 0;
+    if (o->plan) {
+        must(matmul_load_plans(d->matmul, o->plan, &e), &e);
+    } else if (s->resumed && folder_has(s->model_dir, PLAN_NAME)) {
+        must(path_join(path, s->model_dir, PLAN_NAME, &e), &e);
+        if (!matmul_load_plans(d->matmul, path, &e)) { warn("%s: cuBLASLt chooses anew, the bits may differ", e.msg); }
+    }
+}
+
 /* Weights in 32 bits are the exact ones; in 16 bits they are those the model computes with, and the exact ones go into the
  * state. */
 static void write_checkpoint(Llama* m, Session* s) {
@@ -1205,9 +1229,7 @@ static void write_checkpoint(Llama* m, Session* s) {
     const bool exact = strcmp(dtype, "F32") == 0;
     StateSlot slots[3];
     const int num_slots = state_slots(m, !exact, slots);
-    char plan[PATH_CAP];
-    session_checkpoint(s, dtype, exact ? fetch_master : fetch_params, m, slots, num_slots);
-    (void)plan;
+    session_checkpoint(s, dtype, exact ? fetch_master : fetch_params, m, slots, num_slots, save_plans);
 }
 
 /* Mean loss over the first `max_rows` rows of the validation data (all, where it has fewer); see train_llama3.c. */
@@ -1241,10 +1263,11 @@ static const char* skip_note(const StepState* r, char* out, size_t cap) {
     switch ((UpdateVerdict)r->verdict) {
         case UPDATE_APPLIED: return NULL;
         case UPDATE_NOT_FINITE:
-            snprintf(
-                out, cap,
-                sizeof(floatX) == 2 && r->loss_scale != 1 ? "skipped: not finite, loss scale now %g" : "skipped: not finite",
-                (double)r->loss_scale);
+#ifdef PRECISION_FP16
+            snprintf(out, cap, "skipped: not finite, loss scale now %g", (double)r->loss_scale);
+#else
+            snprintf(out, cap, "skipped: not finite");
+#endif
             return out;
         case UPDATE_OUTLIER_LOSS: snprintf(out, cap, "skipped: loss z %.1f", (double)r->loss_z); return out;
         case UPDATE_OUTLIER_NORM: snprintf(out, cap, "skipped: gradient norm z %.1f", (double)r->norm_z); return out;
@@ -1281,14 +1304,13 @@ static void train(Session* s, Device* d, double started) {
         const int num_slots = state_slots(m, s->saved_master, slots);
         must(state_load(s->model_dir, s->state.world_size, &m->table, 0, m->table.elements, slots, num_slots, &e), &e);
     }
-    if (o->plan && !o->tune) { must(matmul_load_plans(d->matmul, o->plan, &e), &e); }
+    if (!o->tune) { load_plans(s, d); }
     Stepper stepper, *t = &stepper;
     stepper_init(t, m, s);
     stepper_warm_up(t, o->graph && o->profile == 0);
     if (o->tune) {
         char path[PATH_CAP];
-        must(make_directories(o->out, &e), &e);
-        must(path_join(path, o->out, "matmul_plan.json", &e), &e);
+        must(make_directories(o->out, &e) && path_join(path, o->out, PLAN_NAME, &e), &e);
         must(matmul_save_plans(d->matmul, o->plan ? o->plan : path, &e), &e);
     }
     if (timed) {
@@ -1402,6 +1424,10 @@ int main(int argc, char** argv) {
     const double started = now_seconds();
     Session s;
     session_open(&s, argc, argv, ON_GPU, 0, 1);
+    if (s.config.hidden_size > MAX_HIDDEN) {
+        die("%s: hidden_size is %d, wanted at most %d on a GPU", s.model_dir[0] ? s.model_dir : s.options.model,
+            s.config.hidden_size, MAX_HIDDEN);
+    }
     Device d = device_open(&s.options);
     run_machine(d.name, 1, s.machine, sizeof s.machine);
     switch (s.job) {

@@ -206,6 +206,7 @@ LLMC_UNUSED static void session_open(Session* s, int argc, char** argv, OptionSc
     s->ranks = ranks;
     s->lock = -1;
     logger_none(&s->log);
+    signal(SIGXFSZ, SIG_IGN);  // a file-size limit is a failed write, which has a message, not a death
     options_or_exit(&s->options, argc, argv, trainer);
     Options* o = &s->options;
     s->job = o->generate ? JOB_GENERATE : o->chat ? JOB_CHAT : o->eval ? JOB_EVAL : o->dry_run ? JOB_DRY_RUN : JOB_TRAIN;
@@ -284,11 +285,13 @@ LLMC_UNUSED static void session_begin(Session* s, const char* precision) {
     }
 }
 
+/* Adds a trainer's own files to a checkpoint's folder before it is sealed. */
+typedef bool (*AddFiles)(void* ctx, const char* folder, Error* e);
+
 /* Writes OUT/step_N for the steps that are done (state.step): model folder, tokenizer, the files the model came with,
- * optimizer state; then removes what --keep says. Rank 0's part of [lo, hi) is written here.
- * `dtype` of the weights: F32, BF16 or F16. */
+ * optimizer state, what `add` (or NULL) adds; then removes what --keep says. `dtype` of the weights: F32, BF16 or F16. */
 LLMC_UNUSED static void session_checkpoint(Session* s, const char* dtype, TensorSource weights, void* ctx,
-                                           const StateSlot* slots, int num_slots) {
+                                           const StateSlot* slots, int num_slots, AddFiles add) {
     Checkpoint k;
     Error e;
     const Options* o = &s->options;
@@ -297,14 +300,17 @@ LLMC_UNUSED static void session_checkpoint(Session* s, const char* dtype, Tensor
     s->state.data_row = s->train.row;
     s->state.fingerprint = s->has_tokenizer ? s->tokenizer.fingerprint : 0;
     s->state.world_size = s->ranks;
-    char* options = options_json_text(o);
+    // what "auto" came to is written down: another build may go on from here
+    Options resolved = *o;
+    resolved.export_dtype = strcmp(dtype, "F32") == 0 ? EXPORT_F32 : strcmp(dtype, "BF16") == 0 ? EXPORT_BF16 : EXPORT_F16;
+    char* options = options_json_text(&resolved);
     s->state.options = options;
-    bool ok = checkpoint_begin(&k, o->out, s->state.step, &e) &&
-              (!s->model_dir[0] || checkpoint_copy_files(&k, s->model_dir, &e)) &&
-              checkpoint_model(&k, &s->config, &s->table, dtype, weights, ctx, &e) &&
-              (!s->has_tokenizer || tokenizer_save(&s->tokenizer, k.tmp, s->config.max_positions, &e)) &&
-              checkpoint_state(&k, s->rank, &s->table, 0, s->table.elements, slots, num_slots, &e) &&
-              log_checkpoint(&s->log, (int64_t)s->state.step, k.dir, &e) && checkpoint_commit(&k, &s->state, &e);
+    bool ok =
+        checkpoint_begin(&k, o->out, s->state.step, &e) && (!s->model_dir[0] || checkpoint_copy_files(&k, s->model_dir, &e)) &&
+        checkpoint_model(&k, &s->config, &s->table, dtype, weights, ctx, &e) &&
+        (!s->has_tokenizer || tokenizer_save(&s->tokenizer, k.tmp, s->config.max_positions, &e)) &&
+        (!add || add(ctx, k.tmp, &e)) && checkpoint_state(&k, s->rank, &s->table, 0, s->table.elements, slots, num_slots, &e) &&
+        log_checkpoint(&s->log, (int64_t)s->state.step, k.dir, &e) && checkpoint_commit(&k, &s->state, &e);
     free(options);
     s->state.options = NULL;
     if (!ok) {
