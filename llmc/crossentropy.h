@@ -10,6 +10,7 @@
 
 #include "simd.h"
 
+#include <float.h>
 #include <math.h>
 
 /* Loss of one row. Where `keep` (V) is not NULL, e^(logit - largest) is left there and its sum in *sum; it may be row. */
@@ -36,14 +37,18 @@ static inline void crossentropy_forward(float* losses, const float* logits, cons
     }
 }
 
-/* losses: (N)   logits: (N, V) in, their gradient out   targets: (N)   dloss: the gradient of each row's loss */
+/* losses: (N)   logits: (N, V) in, their gradient out   targets: (N)   dloss > 0: the gradient of each row's loss */
 static inline void crossentropy_fused(float* losses, float* logits, const int32_t* targets, float dloss, size_t N, int V) {
 #pragma omp parallel for schedule(static)
     for (size_t n = 0; n < N; n++) {
         float *row = logits + n * (size_t)V, sum;
         losses[n] = crossentropy_row(row, row, &sum, targets[n], (size_t)V);
         const float factor = dloss / sum;
-        for (int v = 0; v < V; v++) { row[v] *= factor; }
+        for (size_t v = 0; v < (size_t)V; v += SIMD) {
+            const vf d = vf_load_upto(row + v, (size_t)V - v, 0.0f) * factor;
+            // a denormal is worth nothing, but would slow down every product it enters by an order of magnitude
+            vf_store_upto(row + v, (size_t)V - v, vf_select(d < FLT_MIN, vf_set(0.0f), d));
+        }
         row[targets[n]] -= dloss;
     }
 }
