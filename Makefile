@@ -101,6 +101,13 @@ $(TALES)/tinytales_train.bin: build/tinytales tokenize $(TALES)/tokenizer.json
 	./build/tinytales -o $(TALES)/tinytales.jsonl
 	./tokenize --tokenizer $(TALES)/tokenizer.json --val-fraction 0.02 -o $(TALES)/tinytales.bin $(TALES)/tinytales.jsonl
 
+# on the GPU where there is one and nvcc to build for it, else on the CPU; each run in a folder of its own
+HAS_GPU := $(if $(NVCC),$(shell nvidia-smi -L 2>/dev/null | grep '^GPU'))
+QUICKSTART_TRAINER = $(if $(HAS_GPU),train_llama3cu,train_llama3)
+QUICKSTART_OUT ?= out/quickstart-$(shell date +%Y%m%d-%H%M%S)
+QUICKSTART_FLAGS = --model d4 --batch 8 --seq 256 --lr 2e-3 --warmup 20 --val-every 100 --sample-every 100 --sample-tokens 120 \
+                   $(if $(STEPS),--steps $(STEPS),--minutes 3) --out $(QUICKSTART_OUT)
+
 quickstart: $(QUICKSTART_TRAINER) $(TALES)/tinytales_train.bin
 	./$(QUICKSTART_TRAINER) $(QUICKSTART_FLAGS)
 
