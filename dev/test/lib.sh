@@ -1,0 +1,127 @@
+# lib.sh -- what the shell tests share; they source it at the project's root, which holds the programs under test.
+# Gives them a folder of their own ($tmp, removed at the end), small texts and token files, and the lines of the report:
+# each test prints "ok   NAME" or "FAIL NAME", and summary() the last line and the exit status.
+set -u
+root=$PWD
+tmp=$(mktemp -d "${TEST_TMP:-/tmp}/llama3_test_XXXXXX") || exit 1
+cleanup() {
+    status=$?
+    for pid in ${started:-}; do kill -9 "$pid" 2>/dev/null; done
+    rm -rf "$tmp"
+    exit $status
+}
+trap cleanup EXIT
+trap 'exit 130' INT TERM
+passed=0 failed=0 skipped=0
+pairs=$root/dev/test/pairs
+
+ok() { passed=$((passed + 1)) && echo "ok   $1"; }
+bad() { failed=$((failed + 1)) && echo "FAIL $1${2:+: $2}"; }
+skip() { skipped=$((skipped + 1)) && echo "skip $1: $2"; }
+summary() {
+    echo "$passed passed, $failed failed, $skipped skipped"
+    [ "$failed" -eq 0 ]
+}
+
+# check NAME COMMAND...: the command succeeds
+check() {
+    check_name=$1
+    shift
+    if "$@" >"$tmp/check" 2>&1; then
+        ok "$check_name"
+    else
+        bad "$check_name" "$*"
+        head -n 5 "$tmp/check" | sed 's/^/    /'
+    fi
+}
+
+# expect NAME STATUS TEXT COMMAND...: it ends with this status. 0: TEXT is on stdout or stderr. 1 and 2: TEXT is in the error,
+# which is one line "error: ..." and at most one line "  hint: ..." behind it, the last ones on stderr; before them stand
+# only lines beside the point, such as warnings. Output stays in $tmp/stdout and $tmp/stderr.
+expect() {
+    expect_name=$1 expect_status=$2 expect_text=$3
+    shift 3
+    "$@" >"$tmp/stdout" 2>"$tmp/stderr" </dev/null
+    expect_got=$?
+    if [ "$expect_got" -ne "$expect_status" ]; then
+        bad "$expect_name" "status $expect_got, wanted $expect_status: $(tail -n 2 "$tmp/stderr" | tr '\n' ' ')"
+    elif [ "$expect_status" -eq 0 ]; then
+        if cat "$tmp/stdout" "$tmp/stderr" | grep -qF -- "$expect_text"; then ok "$expect_name"; else bad "$expect_name" "no '$expect_text'"; fi
+    elif error_is_well_formed && grep -qF -- "$expect_text" "$tmp/stderr"; then
+        ok "$expect_name"
+    else
+        bad "$expect_name" "wanted '$expect_text' in: $(tail -n 3 "$tmp/stderr" | tr '\n' '|')"
+    fi
+}
+
+# One error line, at most one hint; nothing behind them.
+error_is_well_formed() {
+    awk '/^error: / { errors++; at = NR } /^  hint: / { hints++ }
+         END { exit !(errors == 1 && hints <= 1 && NR == at + hints) }' "$tmp/stderr"
+}
+
+# words COUNT SEED: a text of that many words
+words() {
+    awk -v count="$1" -v s="$2" 'BEGIN {
+        n = split("the a cat dog sat on mat and saw little bird fly over house then it said hello to moon", w, " ")
+        for (i = 1; i <= count; i++) {
+            s = (s * 171 + 11213) % 53125
+            printf "%s%s", w[1 + s % n], i % 12 ? " " : ".\n"
+        }
+    }'
+}
+
+# little_endian BYTES NUMBER...: as octal escapes of printf
+little_endian() {
+    awk 'BEGIN { for (i = 2; i < ARGC; i++) { v = ARGV[i]; for (b = 0; b < ARGV[1]; b++) { printf "\\%03o", v % 256; v = int(v / 256) } } }' "$@"
+}
+
+# token_file OUT COUNT VOCAB [ID]: a file as llm.c writes it (words 3 to 255 zero), COUNT ids below VOCAB, then ID
+token_file() {
+    tf_ids=$(awk -v count="$2" -v v="$3" 'BEGIN { s = 7; for (i = 0; i < count; i++) { s = (s * 171 + 11213) % 53125; printf "%d ", s % v } }')
+    {
+        # shellcheck disable=SC2046,SC2059,SC2086
+        printf "$(little_endian 4 20240520 1 $(($2 + (${4:+1} + 0))))"
+        dd if=/dev/zero bs=1012 count=1 2>/dev/null
+        # shellcheck disable=SC2059,SC2086
+        printf "$(little_endian 2 $tf_ids ${4:-})"
+    } >"$1"
+}
+
+# train FLAGS...: the trainer with small steps on one thread; flags given later hold
+train() { "$root/train_llama3" --threads 1 --batch 2 --seq 32 --sample-tokens 0 "$@"; }
+
+# steps_of LOG: its steps, validations and samples without times
+steps_of() { grep -E '^\{"event":"(step|val|sample)"' "$1" | sed 's/,"ms":[^,]*,"tok_s":[^,}]*//'; }
+
+# same_steps A B: two logs tell of the same steps, and of some
+same_steps() {
+    steps_of "$1" >"$tmp/steps_a" && steps_of "$2" >"$tmp/steps_b"
+    [ -s "$tmp/steps_a" ] && cmp "$tmp/steps_a" "$tmp/steps_b"
+}
+
+# wait_for COMMAND...: until it succeeds, at most about 20 s
+wait_for() {
+    for wait_for_i in $(seq 400); do
+        "$@" >/dev/null 2>&1 && return 0
+        sleep 0.05
+    done
+    return 1
+}
+
+has_steps() { [ "$(grep -c '"event":"step"' "$1")" -ge "$2" ]; }
+
+# resume FLAGS...: the trainer going on with the flags of before
+resume() { "$root/train_llama3" --threads 3 --resume "$@"; }
+
+# background FLAGS...: as train, $pid is the trainer's process; finish: waits for it, its status is $finished
+background() {
+    "$root/train_llama3" --threads 1 --batch 2 --seq 32 --sample-tokens 0 "$@" >"$tmp/background" 2>&1 </dev/null &
+    pid=$!
+    started="${started:-} $pid"
+}
+finish() {
+    wait "$pid"
+    finished=$?
+    started=
+}

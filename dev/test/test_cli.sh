@@ -1,0 +1,237 @@
+#!/bin/sh
+# test_cli.sh -- the programs as a user runs them: jobs and flags, resuming byte for byte, signals, the lock, damaged
+# checkpoints, a full disk, data that does not fit, generation. Run from the project's root after `make`; needs no Python.
+. dev/test/lib.sh
+cd "$tmp" || exit 1
+words 4000 1 >text.txt && words 400 2 >short.txt
+"$root/tokenize" -o data.bin text.txt >/dev/null && "$root/tokenize" -o val.bin short.txt >/dev/null || exit 1
+for i in 1 2 3; do words $((60 + 20 * i)) $i >shard.txt && "$root/tokenize" -o shard$i.bin shard.txt >/dev/null; done
+
+# --- usage -----------------------------------------------------------------------------------------------------------------
+
+expect "help is on stdout" 0 "--val-every" train --help
+check "help says nothing on stderr" test ! -s "$tmp/stderr"
+expect "the version is told" 0 "llama3.c" train --version
+expect "an unknown flag names its neighbour" 2 "did you mean --batch" train --batchs 3
+expect "a flag of the GPU is refused by name" 2 "train_llama3cu" train --tf32
+expect "a value out of range is refused" 2 "--batch: is \"0\", wanted an integer" train --batch 0
+expect "two jobs at once are refused" 2 "--eval and --dry-run" train --eval --dry-run
+expect "a stray argument is refused" 2 "data.bin" train data.bin
+expect "a total batch that is no multiple is refused" 2 "--total-batch" train --total-batch 65
+expect "tokenize: an unknown flag names its neighbour" 2 "did you mean --tokenizer" "$root/tokenize" --tokenzier x
+expect "tokenize: without files" 2 "" "$root/tokenize" -o x.bin
+expect "without data the command that makes it is named" 1 "make dev/data/tinytales" train
+expect "help into a full disk is an error" 1 "standard output" sh -c "\"$root/train_llama3\" --help >/dev/full"
+
+mkdir empty && cp data.bin empty && cd empty || exit 1
+expect "a dry run shows the plan" 0 "plan    12 steps" train --model d1 --train data.bin --steps 12 --dry-run
+check "a dry run shows the memory" grep -q "^memory  need" "$tmp/stdout"
+check "a dry run writes nothing" test "$(ls -A)" = data.bin
+cd "$tmp" || exit 1
+expect "a dry run reads the data" 1 "missing.bin" train --model d1 --train missing.bin --dry-run
+
+# --- resuming is the same byte for byte --------------------------------------------------------------------------------------
+
+# resumed NAME STEPS STOP FLAGS...: a run in one go, and the same one stopped once, on other numbers of threads
+resumed() {
+    r_name=$1 r_steps=$2 r_stop=$3
+    shift 3
+    rm -rf whole parts
+    train --model d1 --steps "$r_steps" --out whole "$@" >"$tmp/whole.txt" 2>&1 &&
+        train --model d1 --steps "$r_steps" --out parts --stop-after "$r_stop" --threads 2 "$@" >"$tmp/parts.txt" 2>&1 &&
+        resume --out parts >>"$tmp/parts.txt" 2>&1 ||
+        { tail -n 2 "$tmp/parts.txt" && bad "$r_name: the runs end well" && return; }
+    r_last=$(printf 'step_%08d' "$r_steps")
+    check "$r_name: the same checkpoint" diff -r "whole/$r_last" "parts/$r_last"
+    check "$r_name: the same log" same_steps whole/log.jsonl parts/log.jsonl
+}
+resumed "stopped and resumed" 20 10 --train data.bin --val val.bin --val-every 5 --val-batches 3 --sample-every 5 --sample-tokens 16 --warmup 4
+check "samples and validations are in the log" test "$(steps_of whole/log.jsonl | wc -l)" -eq 28
+check "the log is one JSON object a line" test "$(grep -cv '^{"event":.*}$' parts/log.jsonl)" -eq 0
+check "the resumed log tells of both runs" test "$(grep -cE '"event":"(config|resume|end)"' parts/log.jsonl)" -eq 3
+resumed "over shuffled shards and epochs, in several micro-batches" 20 7 --train 'shard*.bin' --total-batch 192 --seq 48
+check "epochs were passed" grep -qE ' ([2-9]|[1-9][0-9])\.[0-9]+ epochs' whole.txt
+resumed "with weights exported as bf16" 12 5 --train data.bin --export-dtype bf16 --schedule wsd
+check "a bf16 checkpoint keeps the exact weights" grep -q '"master.model.norm.weight"' whole/step_00000012/state_rank00000.safetensors
+check "a bf16 export says so" grep -q '"torch_dtype": "bfloat16"' whole/step_00000012/config.json
+resumed "with f16 weights and the linear schedule" 6 3 --train data.bin --export-dtype f16 --schedule linear
+resumed "with updates skipped as outliers" 150 140 --train data.bin --skip-norm-z 1 --skip-loss-z 1 --lr 1e-6 --schedule constant
+check "updates were skipped before and after" test "$(grep '"skipped"' whole/log.jsonl | grep -cE '"step":1(3[0-9]|4[1-9])')" -ge 2
+
+rm -rf parts
+for stop in 3 4 9 15; do train --model d1 --steps 15 --out parts --train data.bin --resume --stop-after $stop >/dev/null 2>&1; done
+train --model d1 --steps 15 --out whole15 --train data.bin >/dev/null 2>&1
+check "--resume begins a run, too, and may cut it anywhere" diff -r whole15/step_00000015 parts/step_00000015
+
+train --model d1 --steps 8 --out back --train data.bin --checkpoint-every 2 >/dev/null 2>&1
+cp -r back/step_00000008 first8
+resume back/step_00000004 --out back >/dev/null 2>&1
+check "set back to an earlier checkpoint" diff -r first8 back/step_00000008
+check "a log that was set back has every step once" test "$(grep -c '"event":"step"' back/log.jsonl)" -eq 8
+
+train --model d1 --steps 5 --out one --train data.bin --threads 1 --grad-clip 0.5 >/dev/null
+train --model d1 --steps 5 --out two --train data.bin --threads 2 --grad-clip 0.5 >/dev/null
+check "one thread and two: the same checkpoint" diff -r one/step_00000005 two/step_00000005
+train --model d1 --steps 5 --out seed --train data.bin --seed 43 --grad-clip 0.5 >/dev/null
+check "another seed: other weights" sh -c '! cmp -s one/step_00000005/model.safetensors seed/step_00000005/model.safetensors'
+
+train --model d1 --minutes 0.004 --out minutes --train data.bin >minutes.txt
+steps=$(sed -n 's/^timed .*: \([0-9]*\) steps fit.*/\1/p' minutes.txt)
+last=$(printf 'step_%08d' "${steps:-0}")
+train --model d1 --steps "${steps:-0}" --out counted --train data.bin >/dev/null
+check "--minutes is the run that --steps with its number makes" diff -r "minutes/$last" "counted/$last"
+
+expect "no step at all exports the new model" 0 "saved" train --model d1 --steps 0 --out zero --train data.bin
+check "and its checkpoint is there" test -s zero/step_00000000/model.safetensors
+
+# --- checkpoints -----------------------------------------------------------------------------------------------------------
+
+train --model d1 --steps 12 --out kept --train data.bin --checkpoint-every 1 --keep 2 --major-every 5 >/dev/null
+check "--keep and --major-every keep what they say" test "$(cd kept && echo step_*)" = "step_00000005 step_00000010 step_00000011 step_00000012"
+expect "a new run over old checkpoints is refused" 1 "kept holds the checkpoints of another run, up to step 12" train --model d1 --steps 3 --out kept --train data.bin
+expect "a run that is over has nothing to resume" 0 "saved" resume --out kept
+
+# damaged NAME COMMAND: the newest checkpoint is damaged so, and the one before taken
+damaged() {
+    rm -rf hurt && cp -r damage hurt
+    (cd hurt/step_00000006 && sh -c "$2") >/dev/null 2>&1
+    expect "$1: the checkpoint before is taken" 0 "taking the checkpoint before" resume --out hurt
+    check "$1: and the run ends the same" diff -r damage/step_00000006 hurt/step_00000006
+}
+train --model d1 --steps 6 --out damage --train data.bin --checkpoint-every 3 >/dev/null
+damaged "weights cut short" 'truncate -s -1 model.safetensors'
+damaged "a flipped bit of the state" 'printf X | dd of=state_rank00000.safetensors bs=1 seek=100000 conv=notrunc'
+damaged "a file gone" 'rm tokenizer.json'
+damaged "a changed trainer_state.json" 'sed -i s/64/65/ trainer_state.json'
+damaged "an empty trainer_state.json" ': >trainer_state.json'
+rm -rf hurt && cp -r damage hurt && rm hurt/*/config.json
+expect "all damaged: refused" 1 "config.json" resume --out hurt
+expect "a checkpoint that is named must be whole" 1 "hurt/step_00000003/config.json" train --out other --resume hurt/step_00000003
+expect "resuming from a folder without one is refused" 1 "empty: holds no checkpoint" train --out other --resume empty
+
+mkdir model && cp "$pairs"/gqa2_untied_rope8/* model && echo terms >model/LICENSE
+token_file ids.bin 2000 97
+expect "fine-tuning a folder on llm.c's own token files" 0 "there is no tokenizer" train --model model --steps 2 --out tuned --train ids.bin
+check "files beside the weights come along" cmp model/LICENSE tuned/step_00000002/LICENSE
+rm -rf model && resume --out tuned --steps 4 >/dev/null 2>&1
+check "and the run goes on without the folder it began with" cmp tuned/step_00000004/LICENSE tuned/step_00000002/LICENSE
+
+# --- signals and the lock ----------------------------------------------------------------------------------------------------
+
+for signal in INT TERM; do
+    background --model d1 --steps 1000000 --out signal$signal --train data.bin --schedule constant
+    wait_for has_steps signal$signal/log.jsonl 3
+    if [ $signal = INT ]; then
+        expect "a second run in the same --out is refused" 1 "another run (process" train --model d1 --steps 3 --out signalINT --train data.bin
+        expect "so is resuming there" 1 "another run (process" train --model d1 --train data.bin --steps 3 --out signalINT --resume
+    fi
+    kill -$signal $pid
+    finish
+    last=$(grep '"event":"step"' signal$signal/log.jsonl | tail -n 1 | sed 's/.*"step":\([0-9]*\).*/\1/')
+    check "SIG$signal: the run ends with status 0" test $finished -eq 0
+    check "SIG$signal: with a checkpoint of its last step" test -s "signal$signal/$(printf 'step_%08d' "$last")/trainer_state.json"
+    check "SIG$signal: and says so" grep -q '"event":"end","step":'"$last"',"reason":"signal"' signal$signal/log.jsonl
+done
+train --model d1 --steps "$last" --out unsignalled --train data.bin --schedule constant >/dev/null
+check "and the weights are those of that step" cmp "signalTERM/$(printf 'step_%08d' "$last")/model.safetensors" "unsignalled/$(printf 'step_%08d' "$last")/model.safetensors"
+
+background --model d6 --batch 8 --seq 256 --steps 5 --out twice --train data.bin --tokenizer "$tmp/none"
+finish
+check "a missing tokenizer is no hang" test $finished -eq 1
+background --model d8 --batch 8 --seq 512 --steps 5 --out twice --train data.bin
+wait_for test -s twice/log.jsonl
+sleep 0.3
+kill -INT $pid && sleep 0.1 && kill -INT $pid
+finish
+check "the second signal ends at once" test $finished -eq 130
+check "and leaves no checkpoint" test "$(ls twice)" = log.jsonl
+
+# --- a full disk -------------------------------------------------------------------------------------------------------------
+
+# full NAME COMMAND...: a run that goes on at step 2 of `disk` meets a full disk
+full() {
+    f_name=$1
+    shift
+    cp -r "$disk/step_00000002" before
+    expect "$f_name: one clear error" 1 "$disk/" "$@"
+    check "$f_name: the checkpoint before is whole" diff -r before "$disk/step_00000002"
+    check "$f_name: nothing half-made stays" test "$(cd "$disk" && ls)" = "log.jsonl
+step_00000002"
+    check "$f_name: the log has whole lines" test "$(grep -cv '^{"event":.*}$' "$disk/log.jsonl")" -eq 0
+    rm -rf before
+}
+train --model d1 --steps 4 --out nofull --train data.bin >/dev/null
+disk=disk
+train --model d1 --steps 4 --out $disk --train data.bin --stop-after 2 >/dev/null
+full "a limit on files in the state" sh -c "trap '' XFSZ; ulimit -f 1000; '$root/train_llama3' --threads 1 --out disk --resume"
+full "a limit on files in the weights" sh -c "trap '' XFSZ; ulimit -f 500; '$root/train_llama3' --threads 1 --out disk --resume"
+resume --out $disk >/dev/null
+check "with room again the run ends as if nothing had been" diff -r nofull/step_00000004 $disk/step_00000004
+mkdir ram
+if mount -t tmpfs -o size=2m none ram 2>/dev/null; then
+    disk=ram/out
+    train --model d1 --steps 4 --out $disk --train data.bin --stop-after 2 >/dev/null
+    full "a full disk" resume --out $disk
+    dd if=/dev/zero of=ram/rest bs=1024 2>/dev/null
+    full "not a byte left" resume --out $disk
+    expect "tokenize: a full disk" 1 "ram/x.bin" "$root/tokenize" -o ram/x.bin text.txt
+    check "tokenize: nothing half-made stays" test "$(ls ram)" = "out
+rest"
+    umount ram
+else
+    skip "a full disk" "a small tmpfs cannot be mounted here (the limit on files stands in for it)"
+fi
+
+# --- data --------------------------------------------------------------------------------------------------------------------
+
+expect "a pattern without a match" 1 "none*.bin: no such token file" train --model d1 --train 'none*.bin' --out bad
+expect "a folder for a file" 1 "empty: is a folder" train --model d1 --train empty --out bad
+expect "a shard shorter than a row" 1 "val.bin: holds" train --model d1 --train val.bin --seq 4096 --out bad
+expect "fewer rows than a batch" 1 "wanted at least 128" train --model d1 --train val.bin --batch 128 --out bad
+expect "text for a token file" 1 "text.txt: magic is" train --model d1 --train text.txt --out bad
+expect "a vocabulary larger than the model's" 1 "vocabulary is 257 tokens, but the model has only 97" train --model "$pairs/gqa2_untied_rope8" --train data.bin --out bad
+expect "data of another tokenizer" 1 "made with another tokenizer" train --model d1 --train data.bin --tokenizer "$root/dev/data/tinytales/tokenizer.json" --out bad
+token_file high.bin 500 97 97
+expect "a token beyond the vocabulary" 1 "token 500 is id 97, wanted below 97" train --model "$pairs/gqa2_untied_rope8" --train high.bin --seq 20 --steps 30 --out high
+check "and no checkpoint of that run" test "$(ls high)" = log.jsonl
+token_file mixed1.bin 500 97 && cp data.bin mixed2.bin
+"$root/tokenize" --tokenizer "$root/dev/data/tinytales/tokenizer.json" -o mixed3.bin text.txt >/dev/null
+expect "shards of two tokenizers" 1 "mixed3.bin: " train --model d1 --train 'mixed[23].bin' --out bad
+expect "a folder that cannot be made" 1 "text.txt" train --model d1 --steps 1 --train data.bin --out text.txt/out
+check "none of these made a folder" test ! -e bad
+expect "a validation file shorter than a batch is used whole" 0 "validation loss" train --model d1 --steps 2 --out short --train data.bin --val shard1.bin --batch 20 --val-batches 50
+loss=$(sed -n 's/.*"event":"val","step":2,"loss":\([0-9.]*\).*/\1/p' short/log.jsonl)
+expect "--eval says what validation said" 0 "loss $(printf '%.6f' "$loss")" train --eval --model short --val shard1.bin --batch 20
+expect "in batches of any size" 0 "loss $(printf '%.6f' "$loss" | cut -c 1-6)" train --eval --model short --val shard1.bin --batch 3
+expect "--eval of a preset is refused" 1 "is a preset" train --eval --model d1 --val val.bin
+expect "a model that is not there" 1 "nowhere is neither a folder nor a preset" train --model nowhere --train data.bin
+
+# --- text --------------------------------------------------------------------------------------------------------------------
+
+generate() { "$root/train_llama3" --model short --generate "the cat" --tokens 40 "$@" 2>/dev/null; }
+generate --temperature 0 >greedy1 && generate --temperature 0 --threads 1 >greedy2
+check "greedy text is the same twice" cmp greedy1 greedy2
+check "and begins with the prompt" grep -q '^the cat' greedy1
+generate --seed 5 >sampled1 && generate --seed 5 >sampled2 && generate --seed 6 >sampled3
+check "sampled text is the same for one seed" cmp sampled1 sampled2
+check "and another for another" sh -c '! cmp -s sampled1 sampled3'
+expect "text into a full disk is an error" 1 "writing the text failed" sh -c "'$root/train_llama3' --model short --generate x >/dev/full"
+expect "the newest checkpoint of a folder is taken" 0 "using short/step_00000002" "$root/train_llama3" --model short --generate x --tokens 2
+expect "chat without the template's tokens is refused by name" 1 "no token <|start_header_id|>" train --chat --model short
+expect "generating without a model" 1 "is missing" train --generate x --out nowhere
+expect "ids stand for text without a tokenizer" 0 "5 6 7" "$root/train_llama3" --model "$pairs/gqa2_untied_rope8" --generate "5 6 7" --tokens 3
+expect "a prompt that is no ids then" 1 "wanted ids from 0 to 96" train --model "$pairs/gqa2_untied_rope8" --generate "the cat"
+expect "a tokenizer larger than the model" 1 "but the model only 97" train --model "$pairs/gqa2_untied_rope8" --tokenizer short/step_00000002 --generate "the cat"
+expect "the trained model's tokenizer is its own" 0 "the cat" train --model short/step_00000002 --generate "the cat" --tokens 2
+
+printf '%s\n' '{"text":"a cat \u00e9\ud83d\ude00\n\u0000b"}' '{"text":""}' >lines.jsonl
+"$root/tokenize" --jsonl <lines.jsonl >ids.jsonl
+check "tokenize: an empty text is no ids" test "$(tail -n 1 ids.jsonl)" = '{"ids": []}'
+"$root/tokenize" --decode <ids.jsonl | "$root/tokenize" --jsonl >again.jsonl
+check "tokenize: there and back" cmp ids.jsonl again.jsonl
+"$root/tokenize" --val-fraction 0.2 -o split.bin text.txt >/dev/null
+check "tokenize: --val-fraction writes two files" test -s split_train.bin -a -s split_val.bin
+expect "tokenize: a missing file" 1 "missing.txt" "$root/tokenize" -o x.bin text.txt missing.txt
+check "tokenize: writes nothing then" test ! -e x.bin
+cd "$root" || exit 1
+summary
