@@ -1,8 +1,10 @@
 # lib.sh -- what the shell tests share; they source it at the project's root, which holds the programs under test.
 # Gives them a folder of their own ($tmp, removed at the end), small texts and token files, and the lines of the report:
-# each test prints "ok   NAME" or "FAIL NAME", and summary() the last line and the exit status.
+# each test prints "ok   NAME" or "FAIL NAME", and summary() the last line and the exit status. BIN=DIR holds other builds of
+# the programs, such as those under sanitizers.
 set -u
 root=$PWD
+bin=$(cd "${BIN:-.}" && pwd) || exit 1
 tmp=$(mktemp -d "${TEST_TMP:-/tmp}/llama3_test_XXXXXX") || exit 1
 cleanup() {
     status=$?
@@ -89,7 +91,7 @@ token_file() {
 }
 
 # train FLAGS...: the trainer with small steps on one thread; flags given later hold
-train() { "$root/train_llama3" --threads 1 --batch 2 --seq 32 --sample-tokens 0 "$@"; }
+train() { "$bin/train_llama3" --threads 1 --batch 2 --seq 32 --sample-tokens 0 "$@"; }
 
 # steps_of LOG: its steps, validations and samples without times
 steps_of() { grep -E '^\{"event":"(step|val|sample)"' "$1" | sed 's/,"ms":[^,]*,"tok_s":[^,}]*//'; }
@@ -112,16 +114,16 @@ wait_for() {
 has_steps() { [ "$(grep -c '"event":"step"' "$1")" -ge "$2" ]; }
 
 # resume FLAGS...: the trainer going on with the flags of before
-resume() { "$root/train_llama3" --threads 3 --resume "$@"; }
+resume() { "$bin/train_llama3" --threads 3 --resume "$@"; }
 
 # background FLAGS...: as train, $pid is the trainer's process; finish: waits for it, its status is $finished
 background() {
-    "$root/train_llama3" --threads 1 --batch 2 --seq 32 --sample-tokens 0 "$@" >"$tmp/background" 2>&1 </dev/null &
+    "$bin/train_llama3" --threads 1 --batch 2 --seq 32 --sample-tokens 0 "$@" >"$tmp/background" 2>&1 </dev/null &
     pid=$!
     started="${started:-} $pid"
 }
 finish() {
-    wait "$pid"
+    wait "$pid" 2>/dev/null
     finished=$?
     started=
 }

@@ -4,8 +4,8 @@
 . dev/test/lib.sh
 cd "$tmp" || exit 1
 words 4000 1 >text.txt && words 400 2 >short.txt
-"$root/tokenize" -o data.bin text.txt >/dev/null && "$root/tokenize" -o val.bin short.txt >/dev/null || exit 1
-for i in 1 2 3; do words $((60 + 20 * i)) $i >shard.txt && "$root/tokenize" -o shard$i.bin shard.txt >/dev/null; done
+"$bin/tokenize" -o data.bin text.txt >/dev/null && "$bin/tokenize" -o val.bin short.txt >/dev/null || exit 1
+for i in 1 2 3; do words $((60 + 20 * i)) $i >shard.txt && "$bin/tokenize" -o shard$i.bin shard.txt >/dev/null; done
 
 # --- usage -----------------------------------------------------------------------------------------------------------------
 
@@ -18,10 +18,10 @@ expect "a value out of range is refused" 2 "--batch: is \"0\", wanted an integer
 expect "two jobs at once are refused" 2 "--eval and --dry-run" train --eval --dry-run
 expect "a stray argument is refused" 2 "data.bin" train data.bin
 expect "a total batch that is no multiple is refused" 2 "--total-batch" train --total-batch 65
-expect "tokenize: an unknown flag names its neighbour" 2 "did you mean --tokenizer" "$root/tokenize" --tokenzier x
-expect "tokenize: without files" 2 "" "$root/tokenize" -o x.bin
+expect "tokenize: an unknown flag names its neighbour" 2 "did you mean --tokenizer" "$bin/tokenize" --tokenzier x
+expect "tokenize: without files" 2 "" "$bin/tokenize" -o x.bin
 expect "without data the command that makes it is named" 1 "make dev/data/tinytales" train
-expect "help into a full disk is an error" 1 "standard output" sh -c "\"$root/train_llama3\" --help >/dev/full"
+expect "help into a full disk is an error" 1 "standard output" sh -c "\"$bin/train_llama3\" --help >/dev/full"
 
 mkdir empty && cp data.bin empty && cd empty || exit 1
 expect "a dry run shows the plan" 0 "plan    12 steps" train --model d1 --train data.bin --steps 12 --dry-run
@@ -163,8 +163,8 @@ step_00000002"
 train --model d1 --steps 4 --out nofull --train data.bin >/dev/null
 disk=disk
 train --model d1 --steps 4 --out $disk --train data.bin --stop-after 2 >/dev/null
-full "a limit on files in the state" sh -c "trap '' XFSZ; ulimit -f 1000; '$root/train_llama3' --threads 1 --out disk --resume"
-full "a limit on files in the weights" sh -c "trap '' XFSZ; ulimit -f 500; '$root/train_llama3' --threads 1 --out disk --resume"
+full "a limit on files in the state" sh -c "trap '' XFSZ; ulimit -f 1000; '$bin/train_llama3' --threads 1 --out disk --resume"
+full "a limit on files in the weights" sh -c "trap '' XFSZ; ulimit -f 500; '$bin/train_llama3' --threads 1 --out disk --resume"
 resume --out $disk >/dev/null
 check "with room again the run ends as if nothing had been" diff -r nofull/step_00000004 $disk/step_00000004
 mkdir ram
@@ -174,7 +174,7 @@ if mount -t tmpfs -o size=2m none ram 2>/dev/null; then
     full "a full disk" resume --out $disk
     dd if=/dev/zero of=ram/rest bs=1024 2>/dev/null
     full "not a byte left" resume --out $disk
-    expect "tokenize: a full disk" 1 "ram/x.bin" "$root/tokenize" -o ram/x.bin text.txt
+    expect "tokenize: a full disk" 1 "ram/x.bin" "$bin/tokenize" -o ram/x.bin text.txt
     check "tokenize: nothing half-made stays" test "$(ls ram)" = "out
 rest"
     umount ram
@@ -195,7 +195,7 @@ token_file high.bin 500 97 97
 expect "a token beyond the vocabulary" 1 "token 500 is id 97, wanted below 97" train --model "$pairs/gqa2_untied_rope8" --train high.bin --seq 20 --steps 30 --out high
 check "and no checkpoint of that run" test "$(ls high)" = log.jsonl
 token_file mixed1.bin 500 97 && cp data.bin mixed2.bin
-"$root/tokenize" --tokenizer "$root/dev/data/tinytales/tokenizer.json" -o mixed3.bin text.txt >/dev/null
+"$bin/tokenize" --tokenizer "$root/dev/data/tinytales/tokenizer.json" -o mixed3.bin text.txt >/dev/null
 expect "shards of two tokenizers" 1 "mixed3.bin: " train --model d1 --train 'mixed[23].bin' --out bad
 expect "a folder that cannot be made" 1 "text.txt" train --model d1 --steps 1 --train data.bin --out text.txt/out
 check "none of these made a folder" test ! -e bad
@@ -208,30 +208,30 @@ expect "a model that is not there" 1 "nowhere is neither a folder nor a preset" 
 
 # --- text --------------------------------------------------------------------------------------------------------------------
 
-generate() { "$root/train_llama3" --model short --generate "the cat" --tokens 40 "$@" 2>/dev/null; }
+generate() { "$bin/train_llama3" --model short --generate "the cat" --tokens 40 "$@" 2>/dev/null; }
 generate --temperature 0 >greedy1 && generate --temperature 0 --threads 1 >greedy2
 check "greedy text is the same twice" cmp greedy1 greedy2
 check "and begins with the prompt" grep -q '^the cat' greedy1
 generate --seed 5 >sampled1 && generate --seed 5 >sampled2 && generate --seed 6 >sampled3
 check "sampled text is the same for one seed" cmp sampled1 sampled2
 check "and another for another" sh -c '! cmp -s sampled1 sampled3'
-expect "text into a full disk is an error" 1 "writing the text failed" sh -c "'$root/train_llama3' --model short --generate x >/dev/full"
-expect "the newest checkpoint of a folder is taken" 0 "using short/step_00000002" "$root/train_llama3" --model short --generate x --tokens 2
+expect "text into a full disk is an error" 1 "writing the text failed" sh -c "'$bin/train_llama3' --model short --generate x >/dev/full"
+expect "the newest checkpoint of a folder is taken" 0 "using short/step_00000002" "$bin/train_llama3" --model short --generate x --tokens 2
 expect "chat without the template's tokens is refused by name" 1 "no token <|start_header_id|>" train --chat --model short
 expect "generating without a model" 1 "is missing" train --generate x --out nowhere
-expect "ids stand for text without a tokenizer" 0 "5 6 7" "$root/train_llama3" --model "$pairs/gqa2_untied_rope8" --generate "5 6 7" --tokens 3
+expect "ids stand for text without a tokenizer" 0 "5 6 7" "$bin/train_llama3" --model "$pairs/gqa2_untied_rope8" --generate "5 6 7" --tokens 3
 expect "a prompt that is no ids then" 1 "wanted ids from 0 to 96" train --model "$pairs/gqa2_untied_rope8" --generate "the cat"
 expect "a tokenizer larger than the model" 1 "but the model only 97" train --model "$pairs/gqa2_untied_rope8" --tokenizer short/step_00000002 --generate "the cat"
 expect "the trained model's tokenizer is its own" 0 "the cat" train --model short/step_00000002 --generate "the cat" --tokens 2
 
 printf '%s\n' '{"text":"a cat \u00e9\ud83d\ude00\n\u0000b"}' '{"text":""}' >lines.jsonl
-"$root/tokenize" --jsonl <lines.jsonl >ids.jsonl
+"$bin/tokenize" --jsonl <lines.jsonl >ids.jsonl
 check "tokenize: an empty text is no ids" test "$(tail -n 1 ids.jsonl)" = '{"ids": []}'
-"$root/tokenize" --decode <ids.jsonl | "$root/tokenize" --jsonl >again.jsonl
+"$bin/tokenize" --decode <ids.jsonl | "$bin/tokenize" --jsonl >again.jsonl
 check "tokenize: there and back" cmp ids.jsonl again.jsonl
-"$root/tokenize" --val-fraction 0.2 -o split.bin text.txt >/dev/null
+"$bin/tokenize" --val-fraction 0.2 -o split.bin text.txt >/dev/null
 check "tokenize: --val-fraction writes two files" test -s split_train.bin -a -s split_val.bin
-expect "tokenize: a missing file" 1 "missing.txt" "$root/tokenize" -o x.bin text.txt missing.txt
+expect "tokenize: a missing file" 1 "missing.txt" "$bin/tokenize" -o x.bin text.txt missing.txt
 check "tokenize: writes nothing then" test ! -e x.bin
 cd "$root" || exit 1
 summary
