@@ -377,16 +377,19 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
             random[k] = philox(seed, RAND_ROUND, stretch.tensor, index);
         }
     }
+    // each rounding is written out: a compiler that fuses one product here and the other there would make the forms of
+    // master weights, and the next build, differ in the last bit
 #pragma unroll
     for (int k = 0; k < W; k++) {
-        const float gk = g[k] * grad_scale;
-        const float m_old = to_float(m.v[k]), mk = m_old + blend1 * (gk - m_old);
-        const float vk = beta2 * to_float(v.v[k]) + blend2 * gk * gk;
+        const float gk = __fmul_rn(g[k], grad_scale), m_old = to_float(m.v[k]);
+        const float mk = __fmaf_rn(blend1, __fsub_rn(gk, m_old), m_old);
+        const float vk = __fmaf_rn(beta2, to_float(v.v[k]), __fmul_rn(__fmul_rn(blend2, gk), gk));
         float p;
         if constexpr (MASTER == MASTER_NONE) { p = to_float(param.v[k]); }
         if constexpr (MASTER == MASTER_FP32) { p = master.v[k]; }
         if constexpr (MASTER == MASTER_SPLIT) { p = split_join((__nv_bfloat16)param.v[k], master.v[k]); }
-        p = p * decay - step_size * (mk / (sqrtf(vk) / root2 + eps));
+        const float root = __fadd_rn(__fdiv_rn(__fsqrt_rn(vk), root2), eps);
+        p = __fmaf_rn(p, decay, -__fmul_rn(step_size, __fdiv_rn(mk, root)));
         param.v[k] = round_master<floatX>(p);
         if constexpr (MASTER == MASTER_FP32) { master.v[k] = p; }
         if constexpr (MASTER == MASTER_SPLIT) { master.v[k] = split_low(p); }
