@@ -1,0 +1,49 @@
+/* finite.cuh -- where a tensor on the GPU has its first inf or NaN: for --debug, which asks after every layer.
+ *
+ * Reads each element once, no padding, and writes one number; the smallest index wins, so runs agree.
+ */
+#ifndef LLMC_FINITE_CUH
+#define LLMC_FINITE_CUH
+
+#include "cuda_common.cuh"
+
+typedef unsigned long long FiniteIndex;  // what atomicMin takes
+#define ALL_FINITE (~(FiniteIndex)0)
+
+enum { FINITE_THREADS = 256, FINITE_BLOCKS = 2048 };
+
+template <int W, typename T>
+__global__ void __launch_bounds__(FINITE_THREADS)
+    first_not_finite_kernel(FiniteIndex* first, const T* x, size_t rows, size_t width, size_t pitch) {
+    const size_t vectors = width / W, stride = (size_t)gridDim.x * FINITE_THREADS;
+    FiniteIndex found = ALL_FINITE;
+    for (size_t i = (size_t)blockIdx.x * FINITE_THREADS + threadIdx.x; i < rows * vectors; i += stride) {
+        const size_t row = i / vectors, column = i % vectors * W;
+        const Vec<T, W> v = load_stream<W>(x + row * pitch + column);
+#pragma unroll
+        for (int k = W - 1; k >= 0; k--) {
+            if (!isfinite(to_float(v.v[k]))) { found = min(found, (FiniteIndex)(row * width + column + k)); }
+        }
+    }
+    if (found != ALL_FINITE) { atomicMin(first, found); }
+}
+
+/* *first, on the device, = row * width + column of the first element of x (rows, width), pitch, that is inf or NaN, or
+ * ALL_FINITE. A flat array of n is (1, n). x lies at a multiple of 16 bytes, and so does each row where there are several. */
+template <typename T>
+static void first_not_finite_cuda(FiniteIndex* first, const T* x, size_t rows, size_t width, size_t pitch,
+                                  cudaStream_t stream) {
+    CUDA_CHECK(cudaMemsetAsync(first, 0xff, sizeof *first, stream));
+    if (rows == 0 || width == 0) { return; }
+    constexpr int W = VECTOR<T>;
+    if (width % W == 0) {
+        const unsigned grid = (unsigned)size_min(FINITE_BLOCKS, ceil_div(rows * width / W, FINITE_THREADS));
+        first_not_finite_kernel<W><<<grid, FINITE_THREADS, 0, stream>>>(first, x, rows, width, pitch);
+    } else {
+        const unsigned grid = (unsigned)size_min(FINITE_BLOCKS, ceil_div(rows * width, FINITE_THREADS));
+        first_not_finite_kernel<1><<<grid, FINITE_THREADS, 0, stream>>>(first, x, rows, width, pitch);
+    }
+    CUDA_CHECK_LAUNCH("first_not_finite_kernel");
+}
+
+#endif
