@@ -128,6 +128,11 @@ def all_code_points():
     return [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 
 
+def telling_code_points():
+    """Those of the planes that have letters, numbers and spaces, and some of the rest, where every code point is alike."""
+    return [c for c in all_code_points() if ord(c) < 0x33480 or ord(c) % 97 == 0]
+
+
 def packed(form, points, per_string=256):
     """Every code point in `form`, many to a string, each on a line of its own."""
     return ["\n".join(form.format(c) for c in points[i:i + per_string]) for i in range(0, len(points), per_string)]
@@ -214,8 +219,10 @@ def test_every_code_point_alone_and_between_letters(llama3_json):
     points = all_code_points()
     alone = encode(MODEL, points)
     assert_same(points, alone, other.encode_ordinary_batch(points))
+    texts = packed("a{}b", points)
+    assert_same(texts, encode(MODEL, texts), other.encode_ordinary_batch(texts))
     for form in ["a{}b", " {}", "'{}", "1{}2", " {} x"]:
-        texts = packed(form, points)
+        texts = packed(form, telling_code_points())
         got = encode(MODEL, texts)
         assert_same(texts, got, other.encode_ordinary_batch(texts))
         assert_same(texts, got, [e.ids for e in tok.encode_batch_fast(texts, add_special_tokens=False)])
@@ -263,7 +270,10 @@ def test_every_code_point_with_trained_tokenizers(tmp_path, kind):
     path = tmp_path / "tokenizer.json"
     tok = train(KINDS[kind](), False, ["<|endoftext|>"])
     tok.save(str(path))
-    points = all_code_points()
+    points = telling_code_points()
+    if kind != "gpt2" and len(pre_tokenizers.Digits(True).pre_tokenize_str("a\U00011de0a")) != 3:
+        # digits of Unicode 17, which this version of `tokenizers` does not know yet (unicode_extra_digits)
+        points = [c for c in points if not 0x11DE0 <= ord(c) <= 0x11DE9 and not 0x16FF4 <= ord(c) <= 0x16FF6]
     for form in ["a{}b", "1{}2", " {} ", "'{}"]:
         texts = packed(form, points)
         assert_same(texts, encode(path, texts), [e.ids for e in tok.encode_batch_fast(texts, add_special_tokens=False)])
