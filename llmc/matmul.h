@@ -32,7 +32,7 @@ enum {
 #endif
     MATMUL_NR = 2 * SIMD,
     MATMUL_KC = 512,            // longest run over k
-    MATMUL_MC = 4 * MATMUL_MR,  // rows of a block of A
+    MATMUL_MC = 4 * MATMUL_MR,  // rows of a block of A; twice as many where that makes its reading faster
     MATMUL_NC = 512,            // columns of a block of B; a multiple of every NR
     MATMUL_SMALL_K = 256,
     MATMUL_FEW = 4,
@@ -127,6 +127,8 @@ static inline void matmul_general(float* c, const float* add, const float* a, si
                                   size_t b_row, size_t b_col, size_t M, size_t N, size_t K) {
     float packed_b[MATMUL_NC * MATMUL_KC] __attribute__((aligned(64)));
     const size_t kc = ceil_div(K, ceil_div(K, MATMUL_KC));  // runs of equal length
+    // columns of A are read in pieces of a block's height: tall blocks are better, while enough of them remain for all threads
+    const size_t mc = a_col != 1 && M >= 16 * MATMUL_MC ? 2 * MATMUL_MC : MATMUL_MC;
 #pragma omp parallel
     for (size_t j = 0; j < N; j += MATMUL_NC) {
         const size_t cols = size_min(N - j, MATMUL_NC);
@@ -139,20 +141,23 @@ static inline void matmul_general(float* c, const float* add, const float* a, si
                             size_min(cols - q, MATMUL_NR));
             }
 #pragma omp for schedule(dynamic)
-            for (size_t i = 0; i < M; i += MATMUL_MC) {
-                float packed_a[MATMUL_MC * MATMUL_LDA] __attribute__((aligned(64)));
-                const size_t rows = size_min(M - i, MATMUL_MC), at = i * N + j;
-                const float* ai = a + i * a_row + k * a_col;
-                // rows of A stay rows and columns stay columns: the tile takes either
-                const bool by_rows = a_col == 1;
-                const size_t lines = by_rows ? rows : depth, length = by_rows ? depth : rows;
-                const size_t pitch = by_rows ? MATMUL_LDA : MATMUL_MC;
-                for (size_t r = 0; r < lines; r++) {
-                    memcpy(packed_a + r * pitch, ai + r * (by_rows ? a_row : a_col), length * sizeof(float));
-                }
+            for (size_t i = 0; i < M; i += mc) {
+                float packed_a[2 * MATMUL_MC * MATMUL_LDA] __attribute__((aligned(64)));
+                const size_t rows = size_min(M - i, mc), at = i * N + j;
+                const float* block = a + i * a_row + k * a_col;
+                size_t block_row = a_row, block_col = a_col;
+                if (a_col == 1 && K > MATMUL_KC) {  // rows stay rows, as columns stay columns: the tile takes either
+                    for (size_t r = 0; r < rows; r++) {
+                        memcpy(packed_a + r * MATMUL_LDA, block + r * a_row, depth * sizeof(float));
+                    }
+                    block = packed_a, block_row = MATMUL_LDA;
+                } else if (a_col != 1) {
+                    for (size_t q = 0; q < depth; q++) { memcpy(packed_a + q * mc, block + q * a_col, rows * sizeof(float)); }
+                    block = packed_a, block_col = mc;
+                }  // else a row of A is one run: the block is as compact as a copy would be
                 for (size_t q = 0; q < cols; q += MATMUL_NR) {
-                    matmul_panel(rows, size_min(cols - q, MATMUL_NR), depth, packed_a, by_rows ? pitch : 1, by_rows ? 1 : pitch,
-                                 packed_b + q * depth, MATMUL_NR, c + at + q, from ? from + at + q : NULL, N);
+                    matmul_panel(rows, size_min(cols - q, MATMUL_NR), depth, block, block_row, block_col, packed_b + q * depth,
+                                 MATMUL_NR, c + at + q, from ? from + at + q : NULL, N);
                 }
             }
         }
