@@ -1033,7 +1033,8 @@ def parse_arguments(argv):
                                 usage="train_llama3.py [--FLAG VALUE ...]")
     for name, alias, kind, default, text in FLAGS:
         what = dict(choices=kind) if isinstance(kind, tuple) else dict(type=kind, metavar=METAVARS[kind])
-        p.add_argument("--" + name, *alias.split(), default=default, help=text if default in (None, "") else f"{text} ({default})", **what)
+        text = text if default in (None, "") else f"{text} ({default})"
+        p.add_argument("--" + name, *alias.split(), default=default, help=text, **what)
     p.add_argument("--resume", "-y", nargs="?", const="", metavar="PATH", help="go on from a checkpoint, by default the newest")
     p.add_argument("--compile", action="store_true", help="torch.compile")
     p.add_argument("--config", nargs="+", metavar="KEY=VALUE", help="fields of config.json for --write-model")
