@@ -1668,7 +1668,7 @@ LLMC_UNUSED static void write_tokenizer_json(FILE* f, const Tokenizer* t) {
     "{{ message['content'] | trim }}<|eot_id|>{% endfor %}"                                                     \
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 
-/* The text of a tokenizer_config.json: the one the tokenizer came with, or a new one, in which BOS, EOS and the class are set. */
+/* The text of a tokenizer_config.json: the one the tokenizer came with, or a new one; BOS, EOS and the class are set in it. */
 LLMC_UNUSED static char* tokenizer_config_text(const Tokenizer* t, int max_length) {
     static const struct {
         const char *key, *value;

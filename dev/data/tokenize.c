@@ -58,7 +58,7 @@ typedef enum {
 
 // clang-format off
 static const struct { const char *name, *letter, *value, *help; } arg_specs[NUM_ARGS] = {
-    [ARG_TOKENIZER] = {"tokenizer", NULL, "PATH", "tokenizer.json, tokenizer.model (tiktoken) or a folder with one; default: bytes"},
+    [ARG_TOKENIZER] = {"tokenizer", NULL, "PATH", "tokenizer.json, tiktoken's tokenizer.model or a folder; default: bytes"},
     [ARG_OUT] = {"out", "o", "OUT.bin", "token file to write"},
     [ARG_VAL_FRACTION] = {"val-fraction", NULL, "F", "write OUT_train.bin and, with the last F of the tokens, OUT_val.bin"},
     [ARG_SPECIALS] = {"specials", NULL, NULL, "names of special tokens in the text become those tokens"},

@@ -123,10 +123,14 @@ static void bytes_are_their_own_ids_and_bos_is_256(void) {
 static void llama3_pattern_splits_as_its_regex_says(void) {
     // clang-format off
     static const struct { const char *text, *want; } cases[] = {
-        {"Hello world", "Hello| world"}, {"I'm we'LL 'sam", "I|'m| we|'LL| '|sam"}, {"'Sam", "'S|am"}, {"'\xC5\xBF" "a", "'\xC5\xBF|a"},
-        {"12345", "123|45"}, {" 1", " |1"}, {"a  b", "a| | b"}, {"a   ", "a|   "}, {"a \n\n b", "a| \n\n| b"}, {"a\n \nb", "a|\n \n|b"},
-        {"!!\n\nx", "!!\n\n|x"}, {" !?x", " !?|x"}, {"!x", "!x"}, {"\tx", "\tx"}, {"\nx", "\n|x"}, {"\t 1", "\t| |1"}, {"x\xC2\xA0y", "x|\xC2\xA0y"},
-        {"a\r\nb", "a|\r\n|b"}, {"a \xE3\x80\x80" "b", "a| |\xE3\x80\x80" "b"}, {"\xE4\xB8\xAD\xE6\x96\x87!", "\xE4\xB8\xAD\xE6\x96\x87|!"},
+        {"Hello world", "Hello| world"}, {"I'm we'LL 'sam", "I|'m| we|'LL| '|sam"}, {"'Sam", "'S|am"},
+        {"'\xC5\xBF" "a", "'\xC5\xBF|a"},
+        {"12345", "123|45"}, {" 1", " |1"}, {"a  b", "a| | b"}, {"a   ", "a|   "}, {"a \n\n b", "a| \n\n| b"},
+        {"a\n \nb", "a|\n \n|b"},
+        {"!!\n\nx", "!!\n\n|x"}, {" !?x", " !?|x"}, {"!x", "!x"}, {"\tx", "\tx"}, {"\nx", "\n|x"}, {"\t 1", "\t| |1"},
+        {"x\xC2\xA0y", "x|\xC2\xA0y"},
+        {"a\r\nb", "a|\r\n|b"}, {"a \xE3\x80\x80" "b", "a| |\xE3\x80\x80" "b"},
+        {"\xE4\xB8\xAD\xE6\x96\x87!", "\xE4\xB8\xAD\xE6\x96\x87|!"},
         {"a\xFF" "b", "a|\xFF" "b"}, {"\xC3(", "\xC3("}, {"abcdefghijklmnop\xC3\xA9q r", "abcdefghijklmnop\xC3\xA9q| r"},
         {"' 't", "'| '|t"}, {"'r", "'r"}, {"'l", "'l"}, {"'", "'"}, {" ", " "},
     };
@@ -140,8 +144,10 @@ static void llama3_pattern_splits_as_its_regex_says(void) {
 static void gpt2_pattern_splits_as_its_regex_says(void) {
     // clang-format off
     static const struct { const char *text, *want; } cases[] = {
-        {"Hello world", "Hello| world"}, {"I'm we'LL", "I|'m| we|'|LL"}, {"12345 678", "12345| 678"}, {"a  b", "a| | b"}, {"a   ", "a|   "},
-        {"a \n\n b", "a| \n\n| b"}, {"!!\n\nx", "!!|\n|\n|x"}, {"\tx", "\t|x"}, {" !?x", " !?|x"}, {"a\n1", "a|\n|1"}, {" 's", " '|s"},
+        {"Hello world", "Hello| world"}, {"I'm we'LL", "I|'m| we|'|LL"}, {"12345 678", "12345| 678"},
+        {"a  b", "a| | b"}, {"a   ", "a|   "},
+        {"a \n\n b", "a| \n\n| b"}, {"!!\n\nx", "!!|\n|\n|x"}, {"\tx", "\t|x"}, {" !?x", " !?|x"}, {"a\n1", "a|\n|1"},
+        {" 's", " '|s"},
         {"x\xC2\xA0y", "x|\xC2\xA0|y"}, {"a\xFF" "b", "a|\xFF|b"}, {"'", "'"}, {"a ", "a| "},
     };
     // clang-format on
@@ -336,8 +342,10 @@ static void streaming_gives_whole_characters_only(void) {
 #define R "\xEF\xBF\xBD"
     // clang-format off
     static const struct { const char *bytes, *want; } cases[] = {
-        {"\xC3", R}, {"a\xFF" "b", "a" R "b"}, {"\xE2\x82", R}, {"\xE2\x82x", R "x"}, {"\xE2\x28\xA1", R "(" R}, {"\xC0\xAF", R R},
-        {"\xE0\x80\xAF", R R R}, {"\xED\xA0\x80", R R R}, {"\xF0\x9F\x98", R}, {"\xF0\x9F\x98\xF0\x9F\x98\x80", R "\xF0\x9F\x98\x80"},
+        {"\xC3", R}, {"a\xFF" "b", "a" R "b"}, {"\xE2\x82", R}, {"\xE2\x82x", R "x"}, {"\xE2\x28\xA1", R "(" R},
+        {"\xC0\xAF", R R},
+        {"\xE0\x80\xAF", R R R}, {"\xED\xA0\x80", R R R}, {"\xF0\x9F\x98", R},
+        {"\xF0\x9F\x98\xF0\x9F\x98\x80", R "\xF0\x9F\x98\x80"},
         {"\xF4\x90\x80\x80", R R R R}, {"\xF0\x80\x80", R R R}, {"\x80\x80", R R},
     };
     // clang-format on
@@ -557,8 +565,10 @@ static void damaged_tiktoken_files_are_refused_by_line(void) {
 static void other_kinds_of_files_are_named(void) {
     // clang-format off
     static const struct { const char* text; size_t len; const char* says; } cases[] = {
-        {"", 0, "an empty file"}, {"GGUF\3\0\0\0", 8, "GGUF"}, {"\x0A\x0E\x0A\x05<unk>\x15\0\0\0\0\x18\x02", 16, "SentencePiece"}, {"hello world\n", 12, "no tokenizer"},
-        {"{}", 2, "model is missing"}, {"[1]", 3, "no tokenizer"}, {"{\"a\":1} x", 9, "wanted"}, {"version https://git-lfs.github.com", 34, "LFS"},
+        {"", 0, "an empty file"}, {"GGUF\3\0\0\0", 8, "GGUF"},
+        {"\x0A\x0E\x0A\x05<unk>\x15\0\0\0\0\x18\x02", 16, "SentencePiece"}, {"hello world\n", 12, "no tokenizer"},
+        {"{}", 2, "model is missing"}, {"[1]", 3, "no tokenizer"}, {"{\"a\":1} x", 9, "wanted"},
+        {"version https://git-lfs.github.com", 34, "LFS"},
     };
     // clang-format on
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
