@@ -60,8 +60,9 @@ LLMC_INLINE void vf_store_upto(float* p, size_t n, vf x) {
 /* Lane by lane: mask ? a : b. */
 LLMC_INLINE vf vf_select(vi mask, vf a, vf b) { return (vf)(((vi)a & mask) | ((vi)b & ~mask)); }
 
-/* a > b ? a : b, so a NaN in b stays and a NaN in a is lost. */
+/* Lane by lane a > b ? a : b and a < b ? a : b: b where either is NaN. */
 LLMC_INLINE vf vf_max(vf a, vf b) { return vf_select(a > b, a, b); }
+LLMC_INLINE vf vf_min(vf a, vf b) { return vf_select(a < b, a, b); }
 
 /* Sum of the lanes, in halves: a fixed order. */
 LLMC_INLINE float vf_sum(vf x) {
@@ -130,10 +131,11 @@ static inline void simd_transpose(float* dst, size_t dst_row, const float* src, 
     }
 }
 
-/* e^x to about 1 ulp. x = n ln 2 + r with |r| <= ln 2 / 2; e^r is a polynomial, 2^n goes into the exponent's bits. Below
- * -86.9 (just above where results would be denormal, and slow) it is 0; from 88.73 on infinity; NaN stays NaN. */
+/* e^x to about 1 ulp. x = n ln 2 + r with |r| <= ln 2 / 2; e^r is a polynomial, 2^n goes into the exponent's bits. Where
+ * the result would be denormal (x < -86.99; denormals are slow) it is 0, from 88.73 on infinity; NaN stays NaN. */
 LLMC_INLINE vf vf_exp(vf x) {
     const vf round = vf_set(12582912.0f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+    x = vf_min(vf_set(89.5f), vf_max(vf_set(-87.5f), x));  // n from -126, whose bits below are those of 0, to 129, infinity
     const vf t = x * 1.44269504f + round;
     const vf n = t - round;
     const vf r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two parts, the first exact times n
@@ -143,10 +145,8 @@ LLMC_INLINE vf vf_exp(vf x) {
     p = p * r + 1.6666665e-1f;
     p = p * r + 0.5f;
     p = p * (r * r) + r + 1.0f;
-    const vu bits = ((vu)t << 23) + (126u << 23);  // 2^(n-1): n = 128 has no exponent of its own
-    vf y = (p + p) * (vf)bits;
-    y = vf_select(x < -86.9f, vf_set(0.0f), y);
-    return vf_select(x > 88.72283f, vf_set(__builtin_inff()), y);
+    const vu bits = ((vu)t << 23) + (126u << 23);  // 2^(n-1), since 2^128 is not a float
+    return (p + p) * (vf)bits;
 }
 
 #endif
