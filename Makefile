@@ -17,17 +17,18 @@ FUZZERS = $(patsubst dev/test/%.c,build/%,$(wildcard dev/test/fuzz_*.c))
 TALES = dev/data/tinytales
 
 comma := ,
-.PHONY: all help require-nvcc quickstart test test-programs sanitize fuzz format format-check lint clean FORCE
+.PHONY: all help require-nvcc quickstart test test-programs test-kill sanitize sanitize-programs fuzz format format-check lint clean FORCE
 all: train_llama3 tokenize
 
 help:
 	@echo "make quickstart [STEPS=N]  build, make the embedded stories, train a small Llama 3, print what it writes"
 	@echo "make test                  everything that can be tested on this machine"
+	@echo "make test-kill [KILLS=50]  a run killed with -9 at random moments and resumed each time"
 	@echo "make train_llama3 test_llama3 tokenize             the CPU programs"
 	@echo "make train_llama3cu test_llama3cu [PRECISION=BF16|FP16|FP32] [GPU_ARCH=75|80|90|\"75 80 90\"]"
 	@echo "make sanitize              the tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make fuzz [SECONDS=20]     a short run of each fuzz target (clang)"
-	@echo "make format lint clean"
+	@echo "make format format-check lint clean"
 
 # --- CPU ---------------------------------------------------------------------------------------------------------------
 
@@ -113,10 +114,55 @@ quickstart: $(QUICKSTART_TRAINER) $(TALES)/tinytales_train.bin
 
 # --- tests ---------------------------------------------------------------------------------------------------------------
 
-test-programs: train_llama3 tokenize test_llama3 $(UNIT_TESTS)
+SHELL_TESTS = dev/test/test_cli.sh dev/test/test_bad_input.sh dev/test/kill_resume.sh
+KILLS ?= 50
+SECONDS ?= 20
+
+# what a build elsewhere makes: no OpenMP, no vectors beyond the architecture's first ones
+build/test_llama3_plain: test_llama3.cu train_llama3.c $(HEADERS) | build
+	$(CC) $(filter-out -fopenmp $(MARCH),$(CFLAGS)) -Wno-unknown-pragmas -I. -x c $< -x none -o $@ $(LDLIBS)
+
+test-programs: train_llama3 tokenize test_llama3 build/test_llama3_plain $(UNIT_TESTS)
 
 test: test-programs
-	@PYTHON="$(PYTHON)" CC="$(CC)" dev/test/run.sh "$(PYTHON)" ./test_llama3 $(UNIT_TESTS) dev/test/test_faults.sh dev/test/test_cli.sh
+	@CC="$(CC)" dev/test/run.sh "$(PYTHON)" ./test_llama3 build/test_llama3_plain $(UNIT_TESTS) dev/test/test_faults.sh $(SHELL_TESTS)
+
+test-kill: train_llama3 tokenize
+	dev/test/kill_resume.sh $(KILLS)
+
+# the same programs and tests under AddressSanitizer and UndefinedBehaviorSanitizer; the loader's thread under ThreadSanitizer
+SANITIZE = -std=c11 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer \
+           $(if $(filter 1,$(OPENMP)),-fopenmp,-Wno-unknown-pragmas) -I.
+SANITIZED = $(addprefix build/sanitize/,train_llama3 tokenize test_llama3 $(notdir $(UNIT_TESTS)))
+build/sanitize:
+	@mkdir -p $@
+build/sanitize/train_llama3: train_llama3.c $(HEADERS) | build/sanitize
+	$(CC) $(SANITIZE) $< -o $@ $(LDLIBS)
+build/sanitize/tokenize: dev/data/tokenize.c $(HEADERS) | build/sanitize
+	$(CC) $(SANITIZE) $< -o $@ $(LDLIBS)
+build/sanitize/test_llama3: test_llama3.cu train_llama3.c $(HEADERS) | build/sanitize
+	$(CC) $(SANITIZE) -x c $< -x none -o $@ $(LDLIBS)
+build/sanitize/test_%: dev/test/test_%.c $(HEADERS) | build/sanitize
+	$(CC) $(SANITIZE) $< -o $@ $(LDLIBS)
+build/sanitize/threads_%: dev/test/test_%.c $(HEADERS) | build/sanitize
+	$(CC) -std=c11 -O1 -g -fsanitize=thread -Wno-unknown-pragmas -I. $< -o $@ $(LDLIBS)
+
+sanitize-programs: $(SANITIZED) build/sanitize/threads_dataloader
+sanitize: sanitize-programs
+	@BIN=build/sanitize MEMORY=unlimited dev/test/run.sh none build/sanitize/test_llama3 \
+	    $(patsubst build/%,build/sanitize/%,$(UNIT_TESTS)) build/sanitize/threads_dataloader $(SHELL_TESTS)
+
+fuzz:
+	@dev/test/fuzz.sh $(SECONDS)
+
+# every header alone, as C and as C++; everything with both compilers; shell and Python without their cheapest mistakes
+FORMATTED = $(sort $(wildcard *.c *.cu llmc/*.h llmc/*.cuh dev/*.c dev/*/*.c dev/*/*.h dev/*/*.cu dev/*/*.cuh dev/*/*/*.c))
+format:
+	clang-format -i $(FORMATTED)
+format-check:
+	clang-format --dry-run -Werror $(FORMATTED)
+lint:
+	@dev/test/lint.sh
 
 clean:
 	rm -rf build train_llama3 train_llama3cu test_llama3 test_llama3cu tokenize

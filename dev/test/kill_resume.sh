@@ -14,13 +14,11 @@ step_of() { ls "$1" 2>/dev/null | sed -n 's/^step_0*\([0-9]*\)$/\1/p' | sort -n 
 
 # Moments are spread over a life of about six steps, measured here: starting, training, writing, renaming, pruning are all hit.
 from=$(date +%s%N)
-# shellcheck disable=SC2086
 train $flags --out timed --stop-after 6 >/dev/null 2>&1 || { bad "the run ends well" && summary; exit 1; }
 span=$((($(date +%s%N) - from) / 1000000))
 killed=0 halves=0 refusals=0 last=0 i=0
 while [ $i -lt "$kills" ]; do
     i=$((i + 1)) seed=$(((seed * 171 + 11213) % 53125))
-    # shellcheck disable=SC2086
     background $flags --out killed --resume --threads $((1 + i % 3))
     sleep "$(awk -v r=$seed -v span=$span 'BEGIN { printf "%.3f", r / 53125 * span / 1000 + 0.005 }')"
     kill -9 "$pid" 2>/dev/null
@@ -35,7 +33,6 @@ done
 echo "    $killed kills over $last steps of about $((span / 6)) ms, $halves of them inside of a checkpoint"
 check "every time the run went on until it was killed" test $refusals -eq 0
 stop=$((last + 2))
-# shellcheck disable=SC2086
 train $flags --out killed --resume --stop-after $stop >"$tmp/end" 2>&1 && train $flags --out never --checkpoint-every 0 --stop-after $stop >/dev/null 2>&1
 name=$(printf 'step_%08d' $stop)
 sed -i 's/"checkpoint_every":0/"checkpoint_every":1/' never/$name/trainer_state.json  # the one flag that differs

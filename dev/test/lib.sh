@@ -82,10 +82,8 @@ little_endian() {
 token_file() {
     tf_ids=$(awk -v count="$2" -v v="$3" 'BEGIN { s = 7; for (i = 0; i < count; i++) { s = (s * 171 + 11213) % 53125; printf "%d ", s % v } }')
     {
-        # shellcheck disable=SC2046,SC2059,SC2086
         printf "$(little_endian 4 20240520 1 $(($2 + (${4:+1} + 0))))"
         dd if=/dev/zero bs=1012 count=1 2>/dev/null
-        # shellcheck disable=SC2059,SC2086
         printf "$(little_endian 2 $tf_ids ${4:-})"
     } >"$1"
 }

@@ -135,7 +135,6 @@ verdict "every format cut or extended is refused"
 flip() {
     old=$(od -An -tu1 -j "$2" -N 1 "good/$1")
     cp "good/$1" "broken/$1"
-    # shellcheck disable=SC2059
     printf "\\$(printf '%03o' $((old ^ (1 << $3))))" | dd of="broken/$1" bs=1 seek="$2" conv=notrunc 2>/dev/null
     what="$1 with bit $3 of byte $2 flipped"
 }

@@ -11,7 +11,7 @@ trap 'exit 130' INT TERM
 count=0
 
 # build FOLDER: its test_llama3, which reads dev/test/pairs of the folder it runs in
-build() { (cd "$1" && $CC -std=c11 -O1 -w -I. -x c test_llama3.cu -x none -o test -lm -lpthread) >"$1/log" 2>&1; }
+build() { (cd "$1" && $CC -std=c11 -O1 -w -I. -x c test_llama3.cu -x none -o parity -lm -lpthread) >"$1/log" 2>&1; }
 
 # result KIND NAME: a line of the report, printed in the order of the faults
 result() { echo "$1 $2" >"$here/result"; }
@@ -27,7 +27,7 @@ plant() {
         sed 's/^/    /' "$here/log" | head -n 5
         result "FAIL" "fault $1 compiles"
     else
-        (cd "$here" && ./test >log 2>&1)
+        (cd "$here" && ./parity >log 2>&1)
         status=$?
         if [ $status -eq 1 ] && grep -q '^  FAIL' "$here/log"; then
             result "ok  " "fault $1 is caught by $(grep -c '^  FAIL' "$here/log") comparisons"
@@ -35,7 +35,7 @@ plant() {
             result "FAIL" "fault $1 is caught: test_llama3 ended with $status"
         fi
     fi
-    rm -f "$here/test"
+    rm -f "$here/parity"
 }
 
 fault() { # fault NAME FILE SED
@@ -49,7 +49,7 @@ fault() { # fault NAME FILE SED
 # the sources as they are pass: else every fault would be caught
 mkdir -p "$folder/none/dev/test" && cp -r llmc train_llama3.c test_llama3.cu "$folder/none" &&
     ln -s "$PWD/dev/test/pairs" "$folder/none/dev/test/pairs"
-if ! build "$folder/none" || ! (cd "$folder/none" && ./test >log 2>&1); then
+if ! build "$folder/none" || ! (cd "$folder/none" && ./parity >log 2>&1); then
     tail -n 5 "$folder/none/log"
     echo "FAIL the sources without a fault pass"
     echo "0 passed, 1 failed, 0 skipped"

@@ -1,0 +1,34 @@
+#!/bin/sh
+# lint.sh -- what no test shows: every header compiles alone, as C11 and as C++17, with gcc and with clang, without a warning;
+# so does every C file with clang (gcc: make WERROR=1 test); shell and Python are free of their cheapest mistakes. A tool
+# that is missing is named.
+set -u
+failed=0
+warnings="-Wall -Wextra -Werror -Wno-unknown-pragmas"
+
+run() { # run NAME COMMAND...
+    name=$1
+    shift
+    "$@" || { failed=$((failed + 1)) && echo "FAIL $name"; }
+}
+have() { command -v "$1" >/dev/null || { echo "skip $1: it is not installed" && false; }; }
+
+for cc in gcc clang; do
+    have $cc || continue
+    for header in llmc/*.h; do
+        echo "#include \"$header\"" | run "$cc, C11: $header" $cc -std=c11 -fsyntax-only $warnings -I. -x c -
+        echo "#include \"$header\"" | run "$cc, C++17: $header" $cc -std=c++17 -fsyntax-only $warnings -Wno-missing-field-initializers -I. -x c++ -
+    done
+done
+if have clang; then
+    for file in *.c test_llama3.cu dev/data/*.c dev/test/*.c; do
+        run "clang: $file" clang -std=c11 -O1 -march=native -c -o /dev/null $warnings -I. -x c "$file"
+    done
+fi
+if have shellcheck; then run shellcheck shellcheck -s sh -S warning -e SC1091,SC2010,SC2034,SC2046,SC2154 dev/test/*.sh; fi
+if have python3; then
+    for file in *.py dev/*.py dev/*/*.py; do
+        run "python: $file" python3 -c 'import ast, sys; ast.parse(open(sys.argv[1]).read(), sys.argv[1])' "$file"
+    done
+fi
+[ $failed -eq 0 ] && echo "nothing to complain about"
