@@ -3,7 +3,7 @@
 # time; in the end its checkpoint and its log are those of a run that was never killed, byte for byte. SEED=N repeats the
 # moments (as far as a machine can). Run from the project's root after `make`.
 . dev/test/lib.sh
-kills=${1:-6} seed=${SEED:-$(date +%s)}
+kills=${1:-12} seed=${SEED:-$(date +%s)}
 cd "$tmp" || exit 1
 words 3000 1 >text.txt && words 300 2 >short.txt
 "$bin/tokenize" -o data.bin text.txt >/dev/null && "$bin/tokenize" -o val.bin short.txt >/dev/null || exit 1
