@@ -80,7 +80,10 @@ static void swap_places(Place* a, Place* b) {
 
 static void naive_epoch(Place* out /* (ROWS) */, uint64_t epoch, uint64_t seed, bool shuffle) {
     Place shards[SHARDS], rows[ROWS];
-    for (int i = 0; i < SHARDS; i++) { shards[i].shard = i; }
+    for (int i = 0; i < SHARDS; i++) {
+        shards[i].shard = i;
+        shards[i].row = 0;
+    }
     for (int i = SHARDS - 1; shuffle && i >= 1; i--) {
         swap_places(&shards[i],
                     &shards[philox_below(seed, RAND_SHUFFLE_SHARDS, (uint32_t)epoch, (uint64_t)i, (uint64_t)i + 1)]);
