@@ -105,36 +105,41 @@ typedef int32_t v4i __attribute__((vector_size(16)));
 #define LLMC_SHUFFLE(a, b, i0, i1, i2, i3) __builtin_shuffle(a, b, (v4i){i0, i1, i2, i3})
 #endif
 
+/* 4 x 4 in registers: dst[j * dst_row + i] = src[i * src_row + j]. */
+LLMC_INLINE void simd_transpose_4x4(float* dst, size_t dst_row, const float* src, size_t src_row) {
+    const v4 a = *(const v4_anywhere*)src, b = *(const v4_anywhere*)(src + src_row);
+    const v4 c = *(const v4_anywhere*)(src + 2 * src_row), d = *(const v4_anywhere*)(src + 3 * src_row);
+    const v4 ab01 = LLMC_SHUFFLE(a, b, 0, 4, 1, 5), ab23 = LLMC_SHUFFLE(a, b, 2, 6, 3, 7);
+    const v4 cd01 = LLMC_SHUFFLE(c, d, 0, 4, 1, 5), cd23 = LLMC_SHUFFLE(c, d, 2, 6, 3, 7);
+    *(v4_anywhere*)dst = LLMC_SHUFFLE(ab01, cd01, 0, 1, 4, 5);
+    *(v4_anywhere*)(dst + dst_row) = LLMC_SHUFFLE(ab01, cd01, 2, 3, 6, 7);
+    *(v4_anywhere*)(dst + 2 * dst_row) = LLMC_SHUFFLE(ab23, cd23, 0, 1, 4, 5);
+    *(v4_anywhere*)(dst + 3 * dst_row) = LLMC_SHUFFLE(ab23, cd23, 2, 3, 6, 7);
+}
+
 /* dst (cols, rows) = the transpose of src (rows, cols); a row of dst is dst_row floats long, one of src src_row. */
 static inline void simd_transpose(float* dst, size_t dst_row, const float* src, size_t src_row, size_t rows, size_t cols) {
-    size_t r = 0;
-    for (; r + 4 <= rows; r += 4) {  // blocks of 4 x 4 in registers
-        const float *s0 = src + r * src_row, *s1 = s0 + src_row, *s2 = s1 + src_row, *s3 = s2 + src_row;
-        size_t c = 0;
-        for (; c + 4 <= cols; c += 4) {
-            const v4 a = *(const v4_anywhere*)(s0 + c), b = *(const v4_anywhere*)(s1 + c);
-            const v4 d = *(const v4_anywhere*)(s2 + c), e = *(const v4_anywhere*)(s3 + c);
-            const v4 ab = LLMC_SHUFFLE(a, b, 0, 4, 1, 5), ab2 = LLMC_SHUFFLE(a, b, 2, 6, 3, 7);
-            const v4 de = LLMC_SHUFFLE(d, e, 0, 4, 1, 5), de2 = LLMC_SHUFFLE(d, e, 2, 6, 3, 7);
-            float* to = dst + c * dst_row + r;
-            *(v4_anywhere*)to = LLMC_SHUFFLE(ab, de, 0, 1, 4, 5);
-            *(v4_anywhere*)(to + dst_row) = LLMC_SHUFFLE(ab, de, 2, 3, 6, 7);
-            *(v4_anywhere*)(to + 2 * dst_row) = LLMC_SHUFFLE(ab2, de2, 0, 1, 4, 5);
-            *(v4_anywhere*)(to + 3 * dst_row) = LLMC_SHUFFLE(ab2, de2, 2, 3, 6, 7);
+    enum { STRIP = 16 };  // columns taken at once: a cache line of each row of src
+    for (size_t c0 = 0; c0 < cols; c0 += STRIP) {
+        const size_t end = size_min(cols, c0 + STRIP);
+        size_t r = 0;
+        for (; r + 4 <= rows; r += 4) {
+            size_t c = c0;
+            for (; c + 4 <= end; c += 4) { simd_transpose_4x4(dst + c * dst_row + r, dst_row, src + r * src_row + c, src_row); }
+            for (; c < end; c++) {
+                for (size_t i = r; i < r + 4; i++) { dst[c * dst_row + i] = src[i * src_row + c]; }
+            }
         }
-        for (; c < cols; c++) {
-            for (size_t i = 0; i < 4; i++) { dst[c * dst_row + r + i] = src[(r + i) * src_row + c]; }
+        for (; r < rows; r++) {
+            for (size_t c = c0; c < end; c++) { dst[c * dst_row + r] = src[r * src_row + c]; }
         }
-    }
-    for (; r < rows; r++) {
-        for (size_t c = 0; c < cols; c++) { dst[c * dst_row + r] = src[r * src_row + c]; }
     }
 }
 
 /* e^x to about 1 ulp. x = n ln 2 + r with |r| <= ln 2 / 2; e^r is a polynomial, 2^n goes into the exponent's bits. Where
  * the result would be denormal (x < -86.99; denormals are slow) it is 0, from 88.73 on infinity; NaN stays NaN. */
 LLMC_INLINE vf vf_exp(vf x) {
-    const vf round = vf_set(12582912.0f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+    const vf round = vf_set(12582912.0f);                  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
     x = vf_min(vf_set(89.5f), vf_max(vf_set(-87.5f), x));  // n from -126, whose bits below are those of 0, to 129, infinity
     const vf t = x * 1.44269504f + round;
     const vf n = t - round;
