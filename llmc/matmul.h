@@ -13,8 +13,10 @@
  *              of B (2 vectors) and MR of A, and does MR * NR multiply-adds: 24 vector instructions for 14 loads.
  *   L1         A panel of B, KC x NR, is used by all tiles below each other before the next panel.
  *   L2         A block of A, MC x KC, is used by all panels of a block of B.
- *   packing    Both are first copied into the order in which the tile reads them, so that each cache line and each page
- *              is touched once, whatever the strides were. The copy costs K (M + N) against K M N multiply-adds.
+ *   packing    B is first copied into the order in which the tile reads it, so that each cache line and each page is
+ *              touched once, whatever the strides were. The copy costs K N against K M N multiply-adds. A is copied only
+ *              where it cannot be read in place: transposed (its columns lie together), or with rows a multiple of 4096
+ *              bytes apart, which would all want the same few places of the L1 cache.
  *
  * Threads share a packed block of B and take blocks of rows of A. Each element of C is summed over k in the same order
  * whoever computes it, so the result is bitwise the same for any number of threads.
@@ -146,15 +148,15 @@ static inline void matmul_general(float* c, const float* add, const float* a, si
                 const size_t rows = size_min(M - i, mc), at = i * N + j;
                 const float* block = a + i * a_row + k * a_col;
                 size_t block_row = a_row, block_col = a_col;
-                if (a_col == 1 && K > MATMUL_KC) {  // rows stay rows, as columns stay columns: the tile takes either
+                if (a_col != 1) {
+                    for (size_t q = 0; q < depth; q++) { memcpy(packed_a + q * mc, block + q * a_col, rows * sizeof(float)); }
+                    block = packed_a, block_col = mc;
+                } else if (a_row % 1024 == 0) {
                     for (size_t r = 0; r < rows; r++) {
                         memcpy(packed_a + r * MATMUL_LDA, block + r * a_row, depth * sizeof(float));
                     }
                     block = packed_a, block_row = MATMUL_LDA;
-                } else if (a_col != 1) {
-                    for (size_t q = 0; q < depth; q++) { memcpy(packed_a + q * mc, block + q * a_col, rows * sizeof(float)); }
-                    block = packed_a, block_col = mc;
-                }  // else a row of A is one run: the block is as compact as a copy would be
+                }
                 for (size_t q = 0; q < cols; q += MATMUL_NR) {
                     matmul_panel(rows, size_min(cols - q, MATMUL_NR), depth, block, block_row, block_col, packed_b + q * depth,
                                  MATMUL_NR, c + at + q, from ? from + at + q : NULL, N);
