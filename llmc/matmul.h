@@ -26,6 +26,10 @@
 
 #include "simd.h"
 
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
 enum {
 #if defined(__AVX512F__) || defined(__aarch64__)
     MATMUL_MR = 12,  // 24 of 32 vector registers hold the tile
@@ -34,7 +38,7 @@ enum {
 #endif
     MATMUL_NR = 2 * SIMD,
     MATMUL_KC = 512,            // longest run over k
-    MATMUL_MC = 4 * MATMUL_MR,  // rows of a block of A; twice as many where that makes its reading faster
+    MATMUL_MC = 4 * MATMUL_MR,  // rows of a block of A
     MATMUL_NC = 512,            // columns of a block of B; a multiple of every NR
     MATMUL_SMALL_K = 256,
     MATMUL_FEW = 4,
@@ -123,14 +127,24 @@ static inline void matmul_pack(float* dst, const float* b, size_t b_row, size_t 
     }
 }
 
+static inline size_t matmul_threads(void) {
+#ifdef _OPENMP
+    return (size_t)omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
 /* c (M, N) = a (M, K) b (K, N) + add (M, N), or without `add` where it is NULL; `add` may be c. Element (i, k) of a lies at
  * i * a_row + k * a_col, and so for b; c and add are row-major without gaps. */
 static inline void matmul_general(float* c, const float* add, const float* a, size_t a_row, size_t a_col, const float* b,
                                   size_t b_row, size_t b_col, size_t M, size_t N, size_t K) {
     float packed_b[MATMUL_NC * MATMUL_KC] __attribute__((aligned(64)));
     const size_t kc = ceil_div(K, ceil_div(K, MATMUL_KC));  // runs of equal length
-    // columns of A are read in pieces of a block's height: tall blocks are better, while enough of them remain for all threads
-    const size_t mc = a_col != 1 && M >= 16 * MATMUL_MC ? 2 * MATMUL_MC : MATMUL_MC;
+    // a block is as tall as pays (twice as tall where columns of A are read in pieces of its height), but never so tall that
+    // a thread gets less than some four of them: they are of unequal cost
+    const size_t tallest = a_col == 1 ? MATMUL_MC : 2 * MATMUL_MC;
+    const size_t mc = size_min(tallest, round_up(ceil_div(M, 4 * matmul_threads()), MATMUL_MR));
 #pragma omp parallel
     for (size_t j = 0; j < N; j += MATMUL_NC) {
         const size_t cols = size_min(N - j, MATMUL_NC);
