@@ -11,7 +11,7 @@
  *
  *   registers  A tile of MR x NR elements of C stays in registers for a whole run over k. One step of k reads NR numbers
  *              of B (2 vectors) and MR of A, and does MR * NR multiply-adds: 24 vector instructions for 14 loads.
- *   L1         A panel of B, KC x NR, is used by all tiles below each other before the next panel.
+ *   L1         A panel of B, KC x NR, is used by the tiles of a block, below each other, before the next panel.
  *   L2         A block of A, MC x KC, is used by all panels of a block of B.
  *   packing    B is first copied into the order in which the tile reads it, so that each cache line and each page is
  *              touched once, whatever the strides were. The copy costs K N against K M N multiply-adds. A is copied only
@@ -37,12 +37,12 @@ enum {
     MATMUL_MR = 6,  // 12 of 16
 #endif
     MATMUL_NR = 2 * SIMD,
-    MATMUL_KC = 512,            // longest run over k
-    MATMUL_MC = 4 * MATMUL_MR,  // rows of a block of A
-    MATMUL_NC = 512,            // columns of a block of B; a multiple of every NR
-    MATMUL_SMALL_K = 256,
-    MATMUL_FEW = 4,
-    MATMUL_LDA = MATMUL_KC + SIMD,  // distance of packed rows of A: no power of two, they would share cache sets
+    MATMUL_KC = 512,                // longest run over k
+    MATMUL_MC = 4 * MATMUL_MR,      // rows of a block of A
+    MATMUL_NC = 512,                // columns of a block of B, a multiple of NR; packed, it takes 1 MiB of the caller's stack
+    MATMUL_LDA = MATMUL_KC + SIMD,  // distance of copied rows of A: anything but a power of two
+    MATMUL_SMALL_K = 256,           // longest run over k in matmul_small()
+    MATMUL_FEW = 4,                 // up to so many rows of x are multiplied without packing w
 };
 
 /* c (rows, NR) = a (rows, K) b (K, NR) + add (rows, NR), or without `add` where it is NULL. Element (i, k) of a lies at

@@ -287,8 +287,10 @@ static void rope_tables_are_those_of_transformers(void) {
 // matmul
 
 static void matmul_and_its_gradients_match_at_every_edge(void) {
-    static const int sizes[][3] = {{1, 1, 1},    {1, 300, 70},  {2, 17, 33},   {3, 64, 5},     {5, 7, 9},      {12, 32, 32},
-                                   {13, 33, 31}, {48, 256, 64}, {50, 257, 65}, {130, 100, 77}, {61, 515, 530}, {300, 40, 24}};
+    static const int sizes[][3] = {{1, 1, 1},      {1, 300, 70},   {2, 17, 33},    {3, 64, 5},
+                                   {5, 7, 9},      {12, 32, 32},   {13, 33, 31},   {48, 256, 64},
+                                   {50, 257, 65},  {130, 100, 77}, {61, 515, 530}, {300, 40, 24},
+                                   {70, 1024, 40}, {20, 30, 1024}, {1100, 33, 50}, {40, 20, 800}};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         const size_t N = (size_t)sizes[s][0], C = (size_t)sizes[s][1], OC = (size_t)sizes[s][2];
         float *x = normals(N * C, 1, 1), *w = normals(OC * C, 1, 2), *res = normals(N * OC, 1, 3),
@@ -544,6 +546,16 @@ static void crossentropy_and_its_gradient_match(void) {
     }
 }
 
+/* Denormal gradients would make the products behind them ten times slower. */
+static void crossentropy_leaves_no_denormals(void) {
+    enum { V = 1000 };
+    float logits[V], loss = 0;
+    const int32_t target = 0;
+    for (int v = 0; v < V; v++) { logits[v] = -0.1f * (float)v; }
+    crossentropy_fused(&loss, logits, &target, 1e-3f, 1, V);
+    for (int v = 0; v < V; v++) { CHECK(logits[v] == 0 || isnormal(logits[v]), "dlogit %d is %g", v, (double)logits[v]); }
+}
+
 static void crossentropy_of_nan_is_nan(void) {
     enum { V = 70 };
     for (int at = 0; at < V; at++) {
@@ -621,6 +633,7 @@ int main(void) {
     RUN(attention_decode_is_the_last_row_of_forward);
     RUN(swiglu_and_its_gradient_match);
     RUN(crossentropy_and_its_gradient_match);
+    RUN(crossentropy_leaves_no_denormals);
     RUN(crossentropy_of_nan_is_nan);
     RUN(adamw_takes_pytorchs_steps);
     RUN(global_norm_is_the_same_for_any_thread_count);
