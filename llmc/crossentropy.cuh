@@ -3,81 +3,151 @@
  *
  *   loss[n] = log(sum_v e^(x[v] - max)) + max - x[target]       dlogit[v] = (softmax(x)[v] - (v == target)) * dloss
  *
- * The maximum and the sum are found together in one pass (Milakov and Gimelshein, "Online normalizer calculation for
- * softmax", 2018). The gradient needs the row a second time. Two kernels behind the launchers:
- *   held     the row stays in registers between the two, CE_PACKS vectors a thread: 1 read and 1 write. A block holds up
- *            to 512 threads' worth (32,768 elements of 16 bits); longer rows are split over a cluster of 2, 4 or 8 blocks
- *            that read each other's maximum and sum through distributed shared memory, where the kernel was compiled for
- *            sm_90 or newer
+ * Two kernels behind the launchers:
+ *   held     the row stays in registers, CE_PACKS vectors a thread, between finding its maximum and sum and writing the
+ *            gradient: 1 read and 1 write. A block holds up to 32,768 elements of 16 bits; longer rows are split over a
+ *            cluster of 2, 4 or 8 blocks that read each other's maximum and sum through distributed shared memory, where
+ *            the kernel was compiled for sm_90 or newer. One wave of blocks goes over all rows; while a row is worked on
+ *            (two exponentials an element, and barriers), the next is on its way to shared memory (cp.async), each
+ *            thread's own part, so that memory is never idle.
  *   looped   any V anywhere: reads the row twice, the second time backwards, so that what it read last, still in the L2
- *            cache, comes first
+ *            cache, comes first. Maximum and sum are found together (Milakov and Gimelshein, "Online normalizer
+ *            calculation for softmax", 2018).
+ * 16-bit builds compute 2^(x log2(e) - max log2(e)): one multiply-add and the hardware's 2^x.
  * The caller has checked that 0 <= target < V. Elements from V to the pitch are neither read nor written.
  */
 #ifndef LLMC_CROSSENTROPY_CUH
 #define LLMC_CROSSENTROPY_CUH
 
-#include <float.h>
 #include "cuda_common.cuh"
+#include "ptx.cuh"
 
 enum {
     CE_PACKS = 8,            // vectors of a row in a thread's registers
-    CE_THREADS = 512,        // most of a block of the held kernel
+    CE_STAGES = 1,           // rows on their way to shared memory while one is worked on
+    CE_BLOCK_PACKS = 4096,   // vectors that a block of the held kernel has in registers, at most
     CE_LOOP_THREADS = 1024,  // of a block of the looped kernel
     CE_UNROLL = 4,           // vectors the looped kernel has under way
     CE_MAX_CLUSTER = 8,      // the largest that every sm_90 device takes
 };
 
-/* Maximum and sum of e^(x - maximum) over the elements seen so far. Of none the maximum is finite, so that e^(a - b) needs
- * no special case: -inf minus -inf never happens. */
+/* Exponents are counted in units of 1 / SOFTMAX_UNIT: natural in FP32 builds, else base 2. */
+#ifdef PRECISION_FP32
+#define SOFTMAX_UNIT 1.0f
+__device__ __forceinline__ float softmax_power(float x) { return expf(x); }
+#else
+#define SOFTMAX_UNIT 1.4426950409f
+__device__ __forceinline__ float softmax_power(float x) { return exp2_fast(x); }
+#endif
+
+/* Sum of e^(x - maximum) over the elements seen so far, and their maximum in SOFTMAX_UNITs. */
 struct SoftmaxSum {
     float max, sum;
 };
-#define SOFTMAX_OF_NONE (SoftmaxSum{-FLT_MAX, 0.0f})
+/* The lowest maximum. Finite, so that -inf minus -inf never happens, also behind the unit. */
+#define SOFTMAX_LOWEST (-1e38f)
+#define SOFTMAX_OF_NONE (SoftmaxSum{SOFTMAX_LOWEST, 0.0f})
+
+__device__ __forceinline__ float softmax_max(float logit) { return fmaxf(logit * SOFTMAX_UNIT, SOFTMAX_LOWEST); }
+
+/* e^(x - max) */
+__device__ __forceinline__ float softmax_term(float x, float max) { return softmax_power(fmaf(x, SOFTMAX_UNIT, -max)); }
 
 __device__ __forceinline__ SoftmaxSum softmax_join(SoftmaxSum a, SoftmaxSum b) {
     const float m = fmaxf(a.max, b.max);
-    return SoftmaxSum{m, a.sum * exp_x(a.max - m) + b.sum * exp_x(b.max - m)};
+    return SoftmaxSum{m, a.sum * softmax_power(a.max - m) + b.sum * softmax_power(b.max - m)};
 }
 
-/* Takes in a vector. A NaN passes fmaxf by but stays in the sum: the loss becomes NaN. */
-template <int W>
-__device__ __forceinline__ void softmax_add(SoftmaxSum& s, const Vec<floatX, W>& x) {
-    float m = s.max, sum = 0;
-#pragma unroll
-    for (int i = 0; i < W; i++) { m = fmaxf(m, to_float(x.v[i])); }
-#pragma unroll
-    for (int i = 0; i < W; i++) { sum += exp_x(to_float(x.v[i]) - m); }
-    s.sum = s.sum * exp_x(s.max - m) + sum;
-    s.max = m;
+/* In double: log(sum) can be far smaller than both others. */
+__device__ __forceinline__ float softmax_loss(SoftmaxSum s, float target_logit) {
+    return (float)((double)s.max / (double)SOFTMAX_UNIT - (double)target_logit) + logf(s.sum);
 }
 
-/* Joins all threads of a block, in every thread. shared: 32 values. */
+/* Joins all threads of a block, in every thread. shared: 32 values, free for others after the next __syncthreads(). */
 __device__ __forceinline__ SoftmaxSum softmax_block(SoftmaxSum s, SoftmaxSum* shared) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const float m = warp_max(s.max);
-    s.sum = warp_sum(s.sum * exp_x(s.max - m));
+    s.sum = warp_sum(s.sum * softmax_power(s.max - m));
     if (lane == 0) { shared[warp] = SoftmaxSum{m, s.sum}; }
     __syncthreads();
     s = lane < (int)blockDim.x / 32 ? shared[lane] : SOFTMAX_OF_NONE;
     const float all = warp_max(s.max);
-    return SoftmaxSum{all, warp_sum(s.sum * exp_x(s.max - all))};
+    return SoftmaxSum{all, warp_sum(s.sum * softmax_power(s.max - all))};
 }
 
-/* A vector as it lies in four registers. Kept like this between its uses: the compiler would otherwise spread 16-bit elements
- * over a register each. */
-typedef uint4 Packed;
+typedef Held<floatX, VECTOR<floatX>> Logits;  // of one vector
 
-__device__ __forceinline__ Pack<floatX> unpack(const Packed& p) {
+/* The larger of each two elements, of which a NaN is none. */
+__device__ __forceinline__ uint32_t max_word(uint32_t a, uint32_t b) {
+#if defined(PRECISION_FP32)
+    return __float_as_uint(fmaxf(__uint_as_float(a), __uint_as_float(b)));
+#elif defined(PRECISION_BF16)
     union {
-        Packed bits;
-        Pack<floatX> vec;
-    } u = {p};
-    return u.vec;
+        uint32_t bits;
+        __nv_bfloat162 pair;
+    } x = {a}, y = {b};
+    x.pair = __hmax2(x.pair, y.pair);
+    return x.bits;
+#else
+    union {
+        uint32_t bits;
+        __half2 pair;
+    } x = {a}, y = {b};
+    x.pair = __hmax2(x.pair, y.pair);
+    return x.bits;
+#endif
+}
+
+/* The maximum of K vectors and `rest`. */
+template <int K>
+__device__ __forceinline__ float largest_logit(Logits (&x)[K], float rest) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  // which has no instruction for pairs
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        const Pack<floatX> v = unpack(x[k]);
+#pragma unroll
+        for (int i = 0; i < VECTOR<floatX>; i++) { rest = fmaxf(rest, to_float(v.v[i])); }
+        forget(x[k]);
+    }
+    return rest;
+#else
+    Logits m = x[0];
+#pragma unroll
+    for (int k = 1; k < K; k++) {
+        m.bits.x = max_word(m.bits.x, x[k].bits.x);
+        m.bits.y = max_word(m.bits.y, x[k].bits.y);
+        m.bits.z = max_word(m.bits.z, x[k].bits.z);
+        m.bits.w = max_word(m.bits.w, x[k].bits.w);
+    }
+    const Pack<floatX> last = unpack(m);
+#pragma unroll
+    for (int i = 0; i < VECTOR<floatX>; i++) { rest = fmaxf(rest, to_float(last.v[i])); }
+    return rest;
+#endif
+}
+
+/* The sum of e^(x - max) over K vectors, in two running sums a vector. Keeps x as it is in memory. */
+template <int K>
+__device__ __forceinline__ float sum_of_terms(Logits (&x)[K], float max) {
+    float sum = 0;
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        const Pack<floatX> v = unpack(x[k]);
+        float even = 0, odd = 0;
+#pragma unroll
+        for (int i = 0; i < VECTOR<floatX>; i += 2) {
+            even += softmax_term(to_float(v.v[i]), max);
+            odd += softmax_term(to_float(v.v[i + 1]), max);
+        }
+        sum += even + odd;
+        forget(x[k]);
+    }
+    return sum;
 }
 
 /* Vectors of a row end at `full`, the largest multiple of a vector's length in V. One from there on is all -inf, whose e^x
  * is 0. */
-__device__ __forceinline__ Packed load_logits(const floatX* row, int c, int full) {
+__device__ __forceinline__ Logits no_logits() {
 #if defined(PRECISION_FP32)
     const unsigned none = 0xff800000u;
 #elif defined(PRECISION_BF16)
@@ -85,7 +155,11 @@ __device__ __forceinline__ Packed load_logits(const floatX* row, int c, int full
 #else
     const unsigned none = 0xfc00fc00u;
 #endif
-    return c < full ? __ldcs((const Packed*)(row + c)) : make_uint4(none, none, none, none);
+    return Logits{make_uint4(none, none, none, none)};
+}
+
+__device__ __forceinline__ Logits load_logits(const floatX* row, int c, int full) {
+    return c < full ? hold_stream<VECTOR<floatX>>(row + c) : no_logits();
 }
 
 /* The V % W elements behind the vectors are the first threads' of a row, one each. */
@@ -95,10 +169,6 @@ __device__ __forceinline__ float load_tail(const floatX* row, int thread, int V)
     return c < V ? to_float(row[c]) : -INFINITY;
 }
 
-/* Makes the compiler forget what it knows of a vector. Otherwise it would keep each element's conversion to fp32 from the
- * first use to the second, in twice the registers. */
-__device__ __forceinline__ void forget(Packed& p) { asm volatile("" : "+r"(p.x), "+r"(p.y), "+r"(p.z), "+r"(p.w)); }
-
 /* What turns a row's logits into gradients. */
 struct SoftmaxGradient {
     float max, scale, dloss;  // scale = dloss / sum
@@ -107,20 +177,22 @@ struct SoftmaxGradient {
 };
 
 /* dlogits of the vector at c. The target's own element is put right behind the store, by the same thread. */
-template <int W>
-__device__ __forceinline__ void store_dlogits(floatX* row, int c, int full, const Packed& packed, const SoftmaxGradient& g) {
+__device__ __forceinline__ void store_dlogits(floatX* row, int c, int full, const Logits& logits, const SoftmaxGradient& g) {
+    constexpr int W = VECTOR<floatX>;
     if (c >= full) { return; }
-    Vec<floatX, W> x = unpack(packed);
+    Pack<floatX> x = unpack(logits);
 #pragma unroll
-    for (int i = 0; i < W; i++) { x.v[i] = from_float<floatX>(exp_x(to_float(x.v[i]) - g.max) * g.scale); }
+    for (int i = 0; i < W; i++) { x.v[i] = from_float<floatX>(softmax_term(to_float(x.v[i]), g.max) * g.scale); }
     store_stream(row + c, x);
-    if ((unsigned)(g.target - c) < W) { row[g.target] = from_float<floatX>(exp_x(g.target_logit - g.max) * g.scale - g.dloss); }
+    if ((unsigned)(g.target - c) < W) {
+        row[g.target] = from_float<floatX>(softmax_term(g.target_logit, g.max) * g.scale - g.dloss);
+    }
 }
 
 template <int W>
 __device__ __forceinline__ void store_tail(floatX* row, int thread, int V, float x, const SoftmaxGradient& g) {
     const int c = V / W * W + thread;
-    if (c < V) { row[c] = from_float<floatX>(exp_x(x - g.max) * g.scale - (c == g.target ? g.dloss : 0.0f)); }
+    if (c < V) { row[c] = from_float<floatX>(softmax_term(x, g.max) * g.scale - (c == g.target ? g.dloss : 0.0f)); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -148,48 +220,89 @@ __device__ __forceinline__ SoftmaxSum cluster_load(const SoftmaxSum* own, int ra
     return s;
 }
 
-/* A row a cluster of `ranks` blocks (CLUSTER) or a block. GRADIENT: logits become dlogits. */
-template <bool CLUSTER, bool GRADIENT>
-__global__ void __launch_bounds__(CE_THREADS, 2)
-    crossentropy_held_kernel(float* losses, floatX* logits, const int32_t* targets, float dloss, const float* loss_scale, int V,
-                             size_t pitch, int ranks) {
+/* Blocks of the held kernel that an SM must have room for: 64 registers a thread, more before sm_80, which wants them. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#define CE_BLOCKS(packs) 1
+#else
+#define CE_BLOCKS(packs) ((packs) / 4)
+#endif
+
+/* Rows in turns, each by a cluster of `ranks` blocks (CLUSTER) or a block. GRADIENT: logits become dlogits. STAGES 0: there
+ * are as many blocks as rows need, and rows come straight into registers. */
+template <int PACKS, int STAGES, bool CLUSTER, bool GRADIENT>
+__global__ void __launch_bounds__(CE_BLOCK_PACKS / PACKS, CE_BLOCKS(PACKS))
+    crossentropy_held_kernel(float* losses, floatX* logits, const int32_t* targets, float dloss, const float* loss_scale,
+                             unsigned N, int V, size_t pitch, int ranks) {
     constexpr int W = VECTOR<floatX>;
-    __shared__ SoftmaxSum shared[32];
-    __shared__ __align__(8) SoftmaxSum block_result;
+    __shared__ SoftmaxSum shared[2][32];
+    __shared__ __align__(8) SoftmaxSum block_result[2];
+    extern __shared__ __align__(16) char dynamic[];
     const int rank = CLUSTER ? blockIdx.x % ranks : 0;  // clusters are `ranks` neighbours along x
-    const size_t n = CLUSTER ? blockIdx.x / ranks : blockIdx.x;
-    floatX* row = logits + n * pitch;
-    const int first = (rank * CE_PACKS * (int)blockDim.x + (int)threadIdx.x) * W, stride = (int)blockDim.x * W;
-    const int full = V / W * W, tail_thread = rank * (int)blockDim.x + (int)threadIdx.x;
-    Packed x[CE_PACKS];
+    const unsigned step = CLUSTER ? gridDim.x / ranks : gridDim.x;
+    // a warp has PACKS * 32 neighbouring vectors: distances that the compiler knows
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, threads = (int)blockDim.x;
+    const int first = (rank * threads * PACKS + warp * 32 * PACKS + lane) * W, stride = 32 * W;
+    const int full = V / W * W, tail_thread = rank * threads + (int)threadIdx.x;
+    Logits* const slots = (Logits*)dynamic + warp * 32 * PACKS + lane;  // this thread's own; slots[32 k] in stage 0
+    auto start_copies = [&](unsigned row, int stage) {
+        const int end = row < N ? full : 0;
+        const floatX* from = logits + row * pitch + first;
+        const uint32_t to = shared_address(slots + stage * PACKS * threads);
 #pragma unroll
-    for (int k = 0; k < CE_PACKS; k++) { x[k] = load_logits(row, first + k * stride, full); }
-    const float tail = load_tail<W>(row, tail_thread, V);
-    const int target = targets[n];
-    const float target_logit = to_float(row[target]);  // before anyone overwrites it
-    SoftmaxSum s = softmax_join(SoftmaxSum{tail, 1.0f}, SOFTMAX_OF_NONE);
+        for (int k = 0; k < PACKS; k++) {
+            const bool valid = first + k * stride < end;
+            copy_async<16>(to + k * 32 * (int)sizeof(Logits), valid ? from + k * stride : logits, valid);
+        }
+        copy_async_commit();
+    };
+    unsigned n = CLUSTER ? blockIdx.x / ranks : blockIdx.x;
+    if constexpr (STAGES > 0) {
 #pragma unroll
-    for (int k = 0; k < CE_PACKS; k++) {
-        softmax_add(s, unpack(x[k]));
-        forget(x[k]);
+        for (int s = 0; s < STAGES; s++) { start_copies(n + s * step, s); }
     }
-    s = softmax_block(s, shared);
-    if constexpr (CLUSTER) {
-        if (threadIdx.x == 0) { block_result = s; }
-        cluster_barrier();
-        s = cluster_load(&block_result, 0);
+    if (GRADIENT && loss_scale) { dloss *= *loss_scale; }
+    int next_target = n < N ? targets[n] : 0, stage = 0, turn = 0;
+    for (; n < N; n += step) {
+        floatX* row = logits + n * pitch;
+        const int target = next_target;
+        next_target = n + step < N ? targets[n + step] : 0;
+        const float target_logit = to_float(row[target]);  // before anyone overwrites it
+        const float tail = load_tail<W>(row, tail_thread, V);
+        Logits x[PACKS];
+        if constexpr (STAGES > 0) {
+            copy_async_wait<STAGES - 1>();
+#pragma unroll
+            for (int k = 0; k < PACKS; k++) {
+                x[k] = first + k * stride < full ? slots[stage * PACKS * threads + k * 32] : no_logits();
+            }
+            start_copies(n + STAGES * step, stage);
+            stage = (stage + 1) % STAGES;
+        } else {
+#pragma unroll
+            for (int k = 0; k < PACKS; k++) { x[k] = load_logits(row, first + k * stride, full); }
+        }
+        SoftmaxSum s;
+        s.max = softmax_max(largest_logit(x, tail));
+        s.sum = sum_of_terms(x, s.max) + softmax_term(tail, s.max);
+        s = softmax_block(s, shared[turn]);
+        if constexpr (CLUSTER) {
+            if (threadIdx.x == 0) { block_result[turn] = s; }
+            cluster_barrier();
+            s = cluster_load(&block_result[turn], 0);
 #pragma unroll 1
-        for (int r = 1; r < ranks; r++) { s = softmax_join(s, cluster_load(&block_result, r)); }
-        cluster_barrier();  // no block may end while others read from it
-    }
-    if (tail_thread == 0) { losses[n] = logf(s.sum) + s.max - target_logit; }
-    if constexpr (GRADIENT) {
-        if (loss_scale) { dloss *= *loss_scale; }
-        const SoftmaxGradient g = {s.max, dloss / s.sum, dloss, target_logit, target};
+            for (int r = 1; r < ranks; r++) { s = softmax_join(s, cluster_load(&block_result[turn], r)); }
+        }
+        turn ^= 1;
+        if constexpr (GRADIENT) {
+            const SoftmaxGradient g = {s.max, dloss / s.sum, dloss, target_logit, target};
 #pragma unroll
-        for (int k = 0; k < CE_PACKS; k++) { store_dlogits<W>(row, first + k * stride, full, x[k], g); }
-        store_tail<W>(row, tail_thread, V, tail, g);
+            for (int k = 0; k < PACKS; k++) { store_dlogits(row, first + k * stride, full, x[k], g); }
+            store_tail<W>(row, tail_thread, V, tail, g);
+        }
+        if (tail_thread == 0) { losses[n] = softmax_loss(s, target_logit); }
+        if constexpr (STAGES == 0) { break; }
     }
+    if constexpr (CLUSTER) { cluster_barrier(); }  // no block may end while others read from it
 }
 
 /* A row a block, read twice. */
@@ -204,60 +317,103 @@ __global__ void __launch_bounds__(CE_LOOP_THREADS)
     const int own = threadIdx.x * W, stride = (int)blockDim.x * W, round = CE_UNROLL * stride, full = V / W * W;
     const int target = targets[n];
     const float target_logit = to_float(row[target]), tail = load_tail<W>(row, threadIdx.x, V);
-    SoftmaxSum s = softmax_join(SoftmaxSum{tail, 1.0f}, SOFTMAX_OF_NONE);
+    SoftmaxSum s = {softmax_max(tail), 0};
+    s.sum = softmax_term(tail, s.max);
     for (int start = 0; start < full; start += round) {
-        Packed x[CE_UNROLL];
+        Logits x[CE_UNROLL];
 #pragma unroll
         for (int k = 0; k < CE_UNROLL; k++) { x[k] = load_logits(row, start + own + k * stride, full); }
-#pragma unroll
-        for (int k = 0; k < CE_UNROLL; k++) { softmax_add(s, unpack(x[k])); }
+        const float m = fmaxf(s.max, softmax_max(largest_logit(x, -INFINITY)));
+        s.sum = s.sum * softmax_power(s.max - m) + sum_of_terms(x, m);
+        s.max = m;
     }
     s = softmax_block(s, shared);
-    if (threadIdx.x == 0) { losses[n] = logf(s.sum) + s.max - target_logit; }
+    if (threadIdx.x == 0) { losses[n] = softmax_loss(s, target_logit); }
     if constexpr (GRADIENT) {
         if (loss_scale) { dloss *= *loss_scale; }
         const SoftmaxGradient g = {s.max, dloss / s.sum, dloss, target_logit, target};
         for (int start = full / round * round; start >= 0; start -= round) {
-            Packed x[CE_UNROLL];
+            Logits x[CE_UNROLL];
 #pragma unroll
             for (int k = 0; k < CE_UNROLL; k++) { x[k] = load_logits(row, start + own + k * stride, full); }
 #pragma unroll
-            for (int k = 0; k < CE_UNROLL; k++) { store_dlogits<W>(row, start + own + k * stride, full, x[k], g); }
+            for (int k = 0; k < CE_UNROLL; k++) { store_dlogits(row, start + own + k * stride, full, x[k], g); }
         }
         store_tail<W>(row, threadIdx.x, V, tail, g);
     }
 }
 
 template <bool GRADIENT>
+static void crossentropy_looped(float* losses, floatX* logits, const int32_t* targets, float dloss, const float* loss_scale,
+                                size_t N, int V, size_t pitch, cudaStream_t stream) {
+    crossentropy_looped_kernel<GRADIENT>
+        <<<(unsigned)N, CE_LOOP_THREADS, 0, stream>>>(losses, logits, targets, dloss, loss_scale, V, pitch);
+    CUDA_CHECK_LAUNCH("crossentropy_looped_kernel");
+}
+
+/* The held kernel by PACKS and STAGES; false where it does not go: too long a row, too old a card or machine code. */
+template <int PACKS, int STAGES, bool CLUSTER, bool GRADIENT>
+static bool crossentropy_held(float* losses, floatX* logits, const int32_t* targets, float dloss, const float* loss_scale,
+                              size_t N, int V, size_t pitch, int ranks, cudaStream_t stream) {
+    auto kernel = crossentropy_held_kernel<PACKS, STAGES, CLUSTER, GRADIENT>;
+    const int arch = compiled_arch(kernel), sms = device_attribute(cudaDevAttrMultiProcessorCount);
+    const size_t packs = ceil_div((size_t)V, VECTOR<floatX>);
+    const int threads = (int)round_up(ceil_div(packs, (size_t)PACKS * ranks), 32);
+    const size_t slots = (size_t)STAGES * PACKS * threads * sizeof(Logits);
+    if (CLUSTER && arch < 90) { return false; }
+    if (STAGES > 0 && (arch < 80 || slots + 2048 > (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin))) {
+        return false;
+    }
+    cudaLaunchConfig_t launch = {};
+    cudaLaunchAttribute cluster;
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = (unsigned)ranks;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    launch.gridDim = dim3((unsigned)(N * ranks));
+    launch.blockDim = dim3((unsigned)threads);
+    launch.dynamicSmemBytes = slots;
+    launch.stream = stream;
+    launch.attrs = &cluster;
+    launch.numAttrs = CLUSTER;
+    if (STAGES > 0) {  // one wave
+        int at_once = 0;
+        CUDA_CHECK(cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)slots));
+        if (CLUSTER) {
+            CUDA_CHECK(cudaOccupancyMaxActiveClusters(&at_once, (const void*)kernel, &launch));
+        } else {
+            CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&at_once, kernel, threads, slots));
+            at_once *= sms;
+        }
+        if (at_once == 0) { return false; }
+        launch.gridDim.x = (unsigned)(size_min(N, (size_t)at_once) * ranks);
+    }
+    CUDA_CHECK(cudaLaunchKernelEx(&launch, kernel, losses, logits, targets, dloss, loss_scale, (unsigned)N, V, pitch, ranks));
+    return true;
+}
+
+/* The blocks that hold a row of V: a power of two. */
+static inline int crossentropy_ranks(int V) {
+    int ranks = 1;
+    while ((size_t)ranks * CE_BLOCK_PACKS * VECTOR<floatX> < (size_t)V) { ranks *= 2; }
+    return ranks;
+}
+
+template <bool GRADIENT>
 static void crossentropy_launch(float* losses, floatX* logits, const int32_t* targets, float dloss, const float* loss_scale,
                                 size_t N, int V, size_t pitch, cudaStream_t stream) {
     if (N == 0) { return; }
-    const size_t per_thread = CE_PACKS * VECTOR<floatX>;
-    const int threads = (int)size_min(CE_THREADS, round_up(ceil_div((size_t)V, per_thread), 32));
-    int ranks = 1;
-    while ((size_t)ranks * threads * per_thread < (size_t)V) { ranks *= 2; }
+    const int ranks = crossentropy_ranks(V);
+    bool done = false;
     if (ranks == 1) {
-        crossentropy_held_kernel<false, GRADIENT>
-            <<<(unsigned)N, threads, 0, stream>>>(losses, logits, targets, dloss, loss_scale, V, pitch, ranks);
-        CUDA_CHECK_LAUNCH("crossentropy_held_kernel");
-    } else if (ranks <= CE_MAX_CLUSTER && compiled_arch(crossentropy_held_kernel<true, GRADIENT>) >= 90) {
-        cudaLaunchAttribute cluster;
-        cluster.id = cudaLaunchAttributeClusterDimension;
-        cluster.val.clusterDim.x = (unsigned)ranks;
-        cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-        cudaLaunchConfig_t launch = {};
-        launch.gridDim = dim3((unsigned)(N * ranks));
-        launch.blockDim = dim3((unsigned)threads);
-        launch.stream = stream;
-        launch.attrs = &cluster;
-        launch.numAttrs = 1;
-        CUDA_CHECK(cudaLaunchKernelEx(&launch, crossentropy_held_kernel<true, GRADIENT>, losses, logits, targets, dloss,
-                                      loss_scale, V, pitch, ranks));
-    } else {
-        crossentropy_looped_kernel<GRADIENT>
-            <<<(unsigned)N, CE_LOOP_THREADS, 0, stream>>>(losses, logits, targets, dloss, loss_scale, V, pitch);
-        CUDA_CHECK_LAUNCH("crossentropy_looped_kernel");
+        done =
+            crossentropy_held<CE_PACKS, CE_STAGES, false, GRADIENT>(losses, logits, targets, dloss, loss_scale, N, V, pitch, 1,
+                                                                    stream) ||
+            crossentropy_held<CE_PACKS, 0, false, GRADIENT>(losses, logits, targets, dloss, loss_scale, N, V, pitch, 1, stream);
+    } else if (ranks <= CE_MAX_CLUSTER) {
+        done = crossentropy_held<CE_PACKS, CE_STAGES, true, GRADIENT>(losses, logits, targets, dloss, loss_scale, N, V, pitch,
+                                                                      ranks, stream);
     }
+    if (!done) { crossentropy_looped<GRADIENT>(losses, logits, targets, dloss, loss_scale, N, V, pitch, stream); }
 }
 
 /* losses: (N)   logits: (N, V), pitch, unchanged   targets: (N) */

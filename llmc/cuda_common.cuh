@@ -234,6 +234,50 @@ __device__ __forceinline__ void store_stream(T* p, const Vec<T, W>& v) {
     }
 }
 
+/* A vector as it lies in memory. What stays in registers from one use to a later one is kept in this form: a Vec of 16-bit
+ * elements would get a register for each. */
+template <typename T, int W>
+struct Held {
+    typename Word<(int)sizeof(T) * W>::type bits;
+};
+
+template <int W, typename T>
+__device__ __forceinline__ Held<T, W> hold_stream(const T* p) {
+    return Held<T, W>{__ldcs((const decltype(Held<T, W>::bits)*)p)};
+}
+
+template <int W, typename T>
+__device__ __forceinline__ Held<T, W> hold(const T* p) {
+    return Held<T, W>{*(const decltype(Held<T, W>::bits)*)p};
+}
+
+template <typename T, int W>
+__device__ __forceinline__ Held<T, W> hold(const Vec<T, W>& v) {
+    union {
+        Vec<T, W> vec;
+        Held<T, W> held;
+    } u = {v};
+    return u.held;
+}
+
+template <typename T, int W>
+__device__ __forceinline__ Vec<T, W> unpack(const Held<T, W>& h) {
+    union {
+        Held<T, W> held;
+        Vec<T, W> vec;
+    } u = {h};
+    return u.vec;
+}
+
+/* Makes the compiler forget what it knows of a vector. Otherwise it would keep each element's conversion to fp32 from the
+ * first use to the next, in twice the registers. */
+template <typename T, int W>
+__device__ __forceinline__ void forget(Held<T, W>& h) {
+    if constexpr (sizeof(T) == 2 && W == 8) {
+        asm volatile("" : "+r"(h.bits.x), "+r"(h.bits.y), "+r"(h.bits.z), "+r"(h.bits.w));
+    }
+}
+
 /* Two neighbouring elements as floats, and back; p is a multiple of two elements. */
 template <typename T>
 __device__ __forceinline__ float2 load2(const T* p) {

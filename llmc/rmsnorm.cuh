@@ -4,9 +4,12 @@
  *   rstd = 1 / sqrt(mean(x^2) + eps)        out = x * rstd * weight
  *   dx  += rstd * (dout * weight) - x * rstd^3 / C * sum(dout * weight * x)       dweight += sum over rows of dout * x * rstd
  *
- * A row is held by `warps` warps, RMSNORM_ELEMENTS elements a thread, in registers: it is read once. Narrow rows share a
- * block. Backward runs one wave of blocks over all rows; each thread keeps the weight gradient of its columns in
- * registers, a block writes one partial row, and a second kernel adds the partial rows in their order.
+ * A row is held in registers by as few warps as hold it with RMSNORM_PACKS vectors a lane: it is read once, and up to
+ * C = 1024 (16-bit) no barrier is met, so that the warps of an SM drift apart and memory always has work. Backward runs one
+ * wave of blocks over all rows; each lane keeps the weight gradient of its columns in registers, a block writes one
+ * partial row, and a second kernel adds the partial rows in their order. While a row is worked on, the next one's x, dout
+ * and dx are on their way to shared memory (cp.async): a lane reads back only what it has asked for itself, so this takes
+ * no barrier either. Rows that are not whole vectors take the same kernels an element at a time.
  * dx is read and written: it carries the residual stream's gradient past the norm (dx += is the residual's addition).
  * Bytes a row: forward 2C, with residual 4C, backward 4C (times the size of an element).
  */
@@ -14,135 +17,194 @@
 #define LLMC_RMSNORM_CUH
 
 #include "cuda_common.cuh"
+#include "ptx.cuh"
 
 enum {
-    RMSNORM_ELEMENTS = 16,  // of a row, per thread
+    RMSNORM_PACKS = 4,      // vectors of a row in a lane's registers, at most
+    RMSNORM_SCALARS = 16,   // elements, where a row is not whole vectors
     RMSNORM_THREADS = 512,  // most of a block
-    RMSNORM_MAX_C = RMSNORM_THREADS * RMSNORM_ELEMENTS,
+    RMSNORM_FORWARD_THREADS = 256,
+    RMSNORM_BACKWARD_THREADS = 512,  // with copies under way: one block a multiprocessor, few partial rows
+    RMSNORM_BACKWARD_STAGES = 2,     // rows in shared memory: the one that is worked on and those under way
+    RMSNORM_MAX_C = RMSNORM_THREADS * 16,
 };
 
-/* The sum over the `warps` = blockDim.y warps that share a row; blockDim = (32, warps, rows of a block). `shared` holds
- * RMSNORM_THREADS / 32 floats; a loop gives two such arrays in turns, so that one barrier a sum is enough. */
+/* The sum over the blockDim.y warps that share a row; blockDim = (32, warps of a row, rows of a block). `shared` holds
+ * RMSNORM_THREADS / 32 floats; a loop gives two such arrays in turns, so that one barrier a sum is enough. OWN: the barrier
+ * is the row's own, rows of a block don't wait for each other (it takes all 16 barriers of a block); else the block's. */
+template <bool OWN>
 __device__ __forceinline__ float row_sum(float x, float* shared) {
     x = warp_sum(x);
     if (blockDim.y == 1) { return x; }
     float* row = shared + threadIdx.z * blockDim.y;
     if (threadIdx.x == 0) { row[threadIdx.y] = x; }
-    __syncthreads();
+    if constexpr (OWN) {
+        asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.z), "r"(32 * blockDim.y) : "memory");
+    } else {
+        __syncthreads();
+    }
     float sum = 0;
     for (int w = 0; w < (int)blockDim.y; w++) { sum += row[w]; }
     return sum;
 }
 
 /* out = norm(x), or with RESIDUAL: sum = x + y, out = norm(sum), where the norm sees the sum as it is stored. */
-template <int W, bool RESIDUAL>
+template <int W, int K, bool RESIDUAL>
 __global__ void __launch_bounds__(RMSNORM_THREADS)
     rmsnorm_forward_kernel(floatX* sum, floatX* out, float* rstd, const floatX* x, const floatX* y, const floatX* weight,
                            size_t N, int C, float eps, size_t pitch) {
-    constexpr int K = RMSNORM_ELEMENTS / W;
     __shared__ float shared[RMSNORM_THREADS / 32];
     const size_t n = (size_t)blockIdx.x * blockDim.z + threadIdx.z;
-    const bool active = n < N;  // the others only meet the barriers
-    const int first = (threadIdx.y * 32 + threadIdx.x) * W, stride = blockDim.y * 32 * W;
-    Vec<floatX, W> v[K], other[RESIDUAL ? K : 1];
+    const bool active = n < N;  // the others only meet the barrier
+    const int first = (threadIdx.y * 32 * K + threadIdx.x) * W, stride = 32 * W, end = active ? C : 0;
+    Held<floatX, W> v[K], other[RESIDUAL ? K : 1];
 #pragma unroll
     for (int k = 0; k < K; k++) {
         const int c = first + k * stride;
-        if (active && c < C) {
-            v[k] = load_vec<W>(x + n * pitch + c);
-            if constexpr (RESIDUAL) { other[k] = load_vec<W>(y + n * pitch + c); }
+        if (c < end) {
+            v[k] = hold_stream<W>(x + n * pitch + c);
+            if constexpr (RESIDUAL) { other[k] = hold_stream<W>(y + n * pitch + c); }
         }
     }
     float square = 0;
 #pragma unroll
     for (int k = 0; k < K; k++) {
         const int c = first + k * stride;
-        if (active && c < C) {
+        if (c < end) {
+            Vec<floatX, W> e = unpack(v[k]);
+            if constexpr (RESIDUAL) {
+                const Vec<floatX, W> o = unpack(other[k]);
 #pragma unroll
-            for (int i = 0; i < W; i++) {
-                if constexpr (RESIDUAL) { v[k].v[i] = from_float<floatX>(to_float(v[k].v[i]) + to_float(other[k].v[i])); }
-                const float e = to_float(v[k].v[i]);
-                square += e * e;
+                for (int i = 0; i < W; i++) { e.v[i] = from_float<floatX>(to_float(e.v[i]) + to_float(o.v[i])); }
+                store_vec(sum + n * pitch + c, e);
+                v[k] = hold(e);
             }
-            if constexpr (RESIDUAL) { store_vec(sum + n * pitch + c, v[k]); }
+#pragma unroll
+            for (int i = 0; i < W; i++) { square += to_float(e.v[i]) * to_float(e.v[i]); }
+            forget(v[k]);
         }
     }
-    square = row_sum(square, shared);
+    square = row_sum<false>(square, shared);
     if (!active) { return; }
     const float r = 1.0f / sqrtf(square / (float)C + eps);
     if (threadIdx.x == 0 && threadIdx.y == 0) { rstd[n] = r; }
 #pragma unroll
     for (int k = 0; k < K; k++) {
         const int c = first + k * stride;
-        if (c < C) {
+        if (c < end) {
             const Vec<floatX, W> w = load_vec<W>(weight + c);
-            Vec<floatX, W> o;
+            Vec<floatX, W> o = unpack(v[k]);
 #pragma unroll
-            for (int i = 0; i < W; i++) { o.v[i] = from_float<floatX>(to_float(v[k].v[i]) * r * to_float(w.v[i])); }
+            for (int i = 0; i < W; i++) { o.v[i] = from_float<floatX>(to_float(o.v[i]) * r * to_float(w.v[i])); }
             store_vec(out + n * pitch + c, o);
         }
     }
 }
 
-/* partial: (gridDim.x, C) weight gradients of each block's rows. */
-template <int W>
+/* partial: (gridDim.x, C) weight gradients of each block's rows. STAGES 0: rows come straight into registers. */
+template <int W, int K, int STAGES>
 __global__ void __launch_bounds__(RMSNORM_THREADS)
     rmsnorm_backward_kernel(floatX* dx, float* partial, const floatX* dout, const floatX* x, const floatX* weight,
                             const float* rstd, size_t N, int C, size_t pitch) {
-    constexpr int K = RMSNORM_ELEMENTS / W;
+    typedef Held<floatX, W> Part;
+    enum { X, DOUT, DX, TENSORS };
     __shared__ float shared[2][RMSNORM_THREADS / 32];
-    extern __shared__ float dweight_rows[];  // (blockDim.z, C), used at the end
-    const int first = (threadIdx.y * 32 + threadIdx.x) * W, stride = blockDim.y * 32 * W;
-    float dweight[K][W] = {};
-    int turn = 0;
-    // a block's rows are together: the loop's length is the same for all its threads
-    for (size_t start = (size_t)blockIdx.x * blockDim.z; start < N; start += (size_t)gridDim.x * blockDim.z) {
-        const size_t n = start + threadIdx.z;
-        const bool active = n < N;
-        Vec<floatX, W> xs[K], ds[K], old[K];
+    extern __shared__ __align__(16) char dynamic[];  // in the loop `slots`, after it `dweight_rows`
+    const int thread = (threadIdx.z * blockDim.y + threadIdx.y) * 32 + threadIdx.x;
+    const int threads = blockDim.x * blockDim.y * blockDim.z;
+    const int first = (threadIdx.y * 32 * K + threadIdx.x) * W, stride = 32 * W;
+    const size_t step = (size_t)gridDim.x * blockDim.z;
+    size_t n = (size_t)blockIdx.x * blockDim.z + threadIdx.z;
+    // this lane's own vectors of a stage: slots[32 i], those of x, then of dout, then of dx; a stage is `threads` times as much
+    Part* const slots = (Part*)dynamic + thread / 32 * 32 * TENSORS * K + threadIdx.x;
+    auto start_copies = [&](size_t row, int stage) {
+        const int end = row < N ? C : 0;
+        const size_t at = row * pitch + first;
+        const uint32_t to = shared_address(slots + stage * TENSORS * K * threads);
 #pragma unroll
         for (int k = 0; k < K; k++) {
-            const int c = first + k * stride;
-            if (active && c < C) {
-                xs[k] = load_vec<W>(x + n * pitch + c);
-                ds[k] = load_vec<W>(dout + n * pitch + c);
-                if constexpr (W > 1) { old[k] = load_vec<W>(dx + n * pitch + c); }  // early: one wait for all three
+            const bool valid = first + k * stride < end;
+            const size_t from = valid ? at + k * stride : 0;
+            copy_async<16>(to + (X * K + k) * 32 * (int)sizeof(Part), x + from, valid);
+            copy_async<16>(to + (DOUT * K + k) * 32 * (int)sizeof(Part), dout + from, valid);
+            copy_async<16>(to + (DX * K + k) * 32 * (int)sizeof(Part), dx + from, valid);
+        }
+        copy_async_commit();
+    };
+    if constexpr (STAGES > 0) {
+#pragma unroll
+        for (int s = 0; s < STAGES - 1; s++) { start_copies(n + s * step, s); }
+    }
+    float dweight[K][W] = {};
+    float next_rstd = n < N ? rstd[n] : 0.0f;
+    int stage = 0, turn = 0;
+    for (; n < N; n += step) {
+        const float r = next_rstd;
+        next_rstd = n + step < N ? rstd[n + step] : 0.0f;
+        Part xs[K], ds[K], old[K];
+        if constexpr (STAGES > 0) {
+            start_copies(n + (STAGES - 1) * step, (stage + STAGES - 1) % STAGES);
+            copy_async_wait<STAGES - 1>();
+#pragma unroll
+            for (int k = 0; k < K; k++) {
+                xs[k] = slots[stage * TENSORS * K * threads + (X * K + k) * 32];
+                ds[k] = slots[stage * TENSORS * K * threads + (DOUT * K + k) * 32];
+            }
+        } else {
+#pragma unroll
+            for (int k = 0; k < K; k++) {
+                const int c = first + k * stride;
+                if (c < C) {
+                    xs[k] = hold_stream<W>(x + n * pitch + c);
+                    ds[k] = hold_stream<W>(dout + n * pitch + c);
+                    if constexpr (W > 1) { old[k] = hold<W>(dx + n * pitch + c); }  // early: one wait for all three
+                }
             }
         }
-        const float r = active ? rstd[n] : 0.0f;
         float dot = 0;
 #pragma unroll
         for (int k = 0; k < K; k++) {
             const int c = first + k * stride;
-            if (active && c < C) {
-                const Vec<floatX, W> w = load_vec<W>(weight + c);
+            if (c < C) {
+                const Vec<floatX, W> w = load_vec<W>(weight + c), x_row = unpack(xs[k]), d_row = unpack(ds[k]);
 #pragma unroll
                 for (int i = 0; i < W; i++) {
-                    const float e = to_float(xs[k].v[i]), d = to_float(ds[k].v[i]);
+                    const float e = to_float(x_row.v[i]), d = to_float(d_row.v[i]);
                     dweight[k][i] += d * e * r;
                     dot += d * to_float(w.v[i]) * e;
                 }
+                forget(xs[k]);
+                forget(ds[k]);
             }
         }
-        dot = row_sum(dot, shared[turn]);
+        dot = row_sum<true>(dot, shared[turn]);
         turn ^= 1;
         const float s = dot * r * r * r / (float)C;
 #pragma unroll
         for (int k = 0; k < K; k++) {
             const int c = first + k * stride;
-            if (active && c < C) {
-                const Vec<floatX, W> w = load_vec<W>(weight + c);
-                if constexpr (W == 1) { old[k] = load_vec<W>(dx + n * pitch + c); }  // too many registers otherwise
+            if (c < C) {
+                const Vec<floatX, W> w = load_vec<W>(weight + c), x_row = unpack(xs[k]), d_row = unpack(ds[k]);
+                if constexpr (STAGES > 0) {
+                    old[k] = slots[stage * TENSORS * K * threads + (DX * K + k) * 32];
+                } else if constexpr (W == 1) {
+                    old[k] = hold<W>(dx + n * pitch + c);  // too many registers otherwise
+                }
+                Vec<floatX, W> sum = unpack(old[k]);
 #pragma unroll
                 for (int i = 0; i < W; i++) {
-                    const float d = to_float(ds[k].v[i]) * to_float(w.v[i]) * r - to_float(xs[k].v[i]) * s;
-                    old[k].v[i] = from_float<floatX>(to_float(old[k].v[i]) + d);
+                    const float d = to_float(d_row.v[i]) * to_float(w.v[i]) * r - to_float(x_row.v[i]) * s;
+                    sum.v[i] = from_float<floatX>(to_float(sum.v[i]) + d);
                 }
-                store_vec(dx + n * pitch + c, old[k]);
+                store_vec(dx + n * pitch + c, sum);
             }
         }
+        if constexpr (STAGES > 0) { stage = (stage + 1) % STAGES; }
     }
+    if constexpr (STAGES > 0) { copy_async_wait<0>(); }
+    __syncthreads();
     // the rows that were side by side in the block, summed in their order
+    float* dweight_rows = (float*)dynamic;  // (blockDim.z, C)
 #pragma unroll
     for (int k = 0; k < K; k++) {
         const int c = first + k * stride;
@@ -152,8 +214,7 @@ __global__ void __launch_bounds__(RMSNORM_THREADS)
         }
     }
     __syncthreads();
-    const int thread = (threadIdx.z * blockDim.y + threadIdx.y) * 32 + threadIdx.x;
-    for (int c = thread; c < C; c += blockDim.x * blockDim.y * blockDim.z) {
+    for (int c = thread; c < C; c += threads) {
         float sum = 0;
         for (int z = 0; z < (int)blockDim.z; z++) { sum += dweight_rows[(size_t)z * C + c]; }
         partial[(size_t)blockIdx.x * C + c] = sum;
@@ -177,63 +238,113 @@ __global__ void __launch_bounds__(1024) rmsnorm_dweight_kernel(float* dweight, c
     }
 }
 
-/* blockDim for rows of C elements: (32, warps of a row, rows of a block). */
-static inline dim3 rmsnorm_block(int C, int threads) {
+/* How the rows of a launch are held. */
+typedef struct {
+    dim3 block;  // (32, warps of a row, rows of a block)
+    int packs;   // vectors of a lane; 0: RMSNORM_SCALARS elements
+} RmsnormShape;
+
+static inline RmsnormShape rmsnorm_shape(int C, int max_packs, int threads) {
     assert(C <= RMSNORM_MAX_C);
-    const int warps = (int)ceil_div((size_t)C, 32 * RMSNORM_ELEMENTS);
-    return dim3(32, (unsigned)warps, (unsigned)size_max(1, (size_t)(threads / 32 / warps)));
+    RmsnormShape s = {dim3(32, (unsigned)ceil_div((size_t)C, 32 * RMSNORM_SCALARS)), 0};
+    if (C % VECTOR<floatX> == 0) {
+        const size_t vectors = (size_t)C / VECTOR<floatX>;
+        s.block.y = (unsigned)ceil_div(vectors, 32 * (size_t)max_packs);
+        s.packs = (int)ceil_div(vectors, 32 * s.block.y);
+    }
+    s.block.z = (unsigned)size_max(1, (size_t)threads / (32 * s.block.y));
+    return s;
+}
+
+/* Both forward launchers. sum, y: NULL without RESIDUAL */
+template <bool RESIDUAL>
+static void rmsnorm_forward_launch(floatX* sum, floatX* out, float* rstd, const floatX* x, const floatX* y,
+                                   const floatX* weight, size_t N, int C, float eps, size_t pitch, int threads,
+                                   cudaStream_t stream) {
+    if (N == 0) { return; }
+    constexpr int W = VECTOR<floatX>;
+    void (*const kernels[1 + RMSNORM_PACKS])(floatX*, floatX*, float*, const floatX*, const floatX*, const floatX*, size_t, int,
+                                             float, size_t) = {
+        rmsnorm_forward_kernel<1, RMSNORM_SCALARS, RESIDUAL>, rmsnorm_forward_kernel<W, 1, RESIDUAL>,
+        rmsnorm_forward_kernel<W, 2, RESIDUAL>, rmsnorm_forward_kernel<W, 3, RESIDUAL>, rmsnorm_forward_kernel<W, 4, RESIDUAL>};
+    const RmsnormShape s = rmsnorm_shape(C, RMSNORM_PACKS, threads);
+    kernels[s.packs]<<<(unsigned)ceil_div(N, s.block.z), s.block, 0, stream>>>(sum, out, rstd, x, y, weight, N, C, eps, pitch);
+    CUDA_CHECK_LAUNCH("rmsnorm_forward_kernel");
 }
 
 /* out: (N, C), pitch   rstd: (N)   x: (N, C), pitch   weight: (C).   C <= RMSNORM_MAX_C */
 static inline void rmsnorm_forward_cuda(floatX* out, float* rstd, const floatX* x, const floatX* weight, size_t N, int C,
                                         float eps, size_t pitch, cudaStream_t stream) {
-    if (N == 0) { return; }
-    const dim3 block = rmsnorm_block(C, 256);
-    const unsigned grid = (unsigned)ceil_div(N, block.z);
-    if (C % VECTOR<floatX> == 0) {
-        rmsnorm_forward_kernel<VECTOR<floatX>, false>
-            <<<grid, block, 0, stream>>>(NULL, out, rstd, x, NULL, weight, N, C, eps, pitch);
-    } else {
-        rmsnorm_forward_kernel<1, false><<<grid, block, 0, stream>>>(NULL, out, rstd, x, NULL, weight, N, C, eps, pitch);
-    }
-    CUDA_CHECK_LAUNCH("rmsnorm_forward_kernel");
+    rmsnorm_forward_launch<false>(NULL, out, rstd, x, NULL, weight, N, C, eps, pitch, RMSNORM_FORWARD_THREADS, stream);
 }
 
 /* residual = x + y (may be x or y), then out and rstd of its norm; all (N, C), pitch. */
 static inline void residual_rmsnorm_forward_cuda(floatX* residual, floatX* out, float* rstd, const floatX* x, const floatX* y,
                                                  const floatX* weight, size_t N, int C, float eps, size_t pitch,
                                                  cudaStream_t stream) {
-    if (N == 0) { return; }
-    const dim3 block = rmsnorm_block(C, 256);
-    const unsigned grid = (unsigned)ceil_div(N, block.z);
-    if (C % VECTOR<floatX> == 0) {
-        rmsnorm_forward_kernel<VECTOR<floatX>, true>
-            <<<grid, block, 0, stream>>>(residual, out, rstd, x, y, weight, N, C, eps, pitch);
-    } else {
-        rmsnorm_forward_kernel<1, true><<<grid, block, 0, stream>>>(residual, out, rstd, x, y, weight, N, C, eps, pitch);
-    }
-    CUDA_CHECK_LAUNCH("rmsnorm_forward_kernel");
+    rmsnorm_forward_launch<true>(residual, out, rstd, x, y, weight, N, C, eps, pitch, RMSNORM_FORWARD_THREADS, stream);
 }
 
-/* Blocks of the backward pass: as many as run at one time, so that each sums many rows before it writes its partial row. */
-static inline int rmsnorm_backward_blocks(size_t N, int C) {
-    const dim3 block = rmsnorm_block(C, 256);
-    const int threads = (int)(block.x * block.y * block.z);
-    const size_t shared = (size_t)block.z * C * sizeof(float);
-    int per_sm = 0;
-    if (C % VECTOR<floatX> == 0) {
-        CUDA_CHECK(
-            cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, rmsnorm_backward_kernel<VECTOR<floatX>>, threads, shared));
-    } else {
-        CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, rmsnorm_backward_kernel<1>, threads, shared));
+typedef void RmsnormBackwardKernel(floatX* dx, float* partial, const floatX* dout, const floatX* x, const floatX* weight,
+                                   const float* rstd, size_t N, int C, size_t pitch);
+
+typedef struct {
+    RmsnormBackwardKernel* kernel;
+    RmsnormShape shape;
+    size_t shared;
+    int blocks;  // as many as run at one time: each sums many rows before it writes its partial row
+} RmsnormBackwardPlan;
+
+/* max_packs, threads: see rmsnorm_shape(). STAGES is 0 where the card or the machine code cannot have more. */
+template <int STAGES>
+static RmsnormBackwardPlan rmsnorm_backward_plan(size_t N, int C, int max_packs, int threads) {
+    constexpr int W = VECTOR<floatX>;
+    static RmsnormBackwardKernel* const kernels[1 + RMSNORM_PACKS] = {
+        rmsnorm_backward_kernel<1, RMSNORM_SCALARS, 0>, rmsnorm_backward_kernel<W, 1, STAGES>,
+        rmsnorm_backward_kernel<W, 2, STAGES>, rmsnorm_backward_kernel<W, 3, STAGES>, rmsnorm_backward_kernel<W, 4, STAGES>};
+    RmsnormBackwardPlan p;
+    p.shape = rmsnorm_shape(C, max_packs, threads);
+    p.kernel = kernels[p.shape.packs];
+    cudaFuncAttributes attributes;
+    CUDA_CHECK(cudaFuncGetAttributes(&attributes, (const void*)p.kernel));
+    const size_t most = (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - attributes.sharedSizeBytes;
+    dim3* block = &p.shape.block;
+    for (;; block->z--) {
+        const size_t slots = (size_t)STAGES * 3 * p.shape.packs * 16 * 32 * block->y * block->z;
+        p.shared = size_max(slots, (size_t)block->z * C * sizeof(float));
+        if (p.shared <= most || block->z == 1) { break; }
     }
+    if constexpr (STAGES > 0) {
+        if (p.shape.packs == 0 || attributes.ptxVersion < 80 || p.shared > most) {
+            return rmsnorm_backward_plan<0>(N, C, max_packs, RMSNORM_THREADS / 2);
+        }
+    }
+    int per_sm = 0;
+    CUDA_CHECK(cudaFuncSetAttribute((const void*)p.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)p.shared));
+    CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, p.kernel, (int)(32 * block->y * block->z), p.shared));
     const size_t wave = (size_t)device_attribute(cudaDevAttrMultiProcessorCount) * size_max(1, (size_t)per_sm);
-    return (int)size_min(wave, ceil_div(N, block.z));
+    p.blocks = (int)size_min(wave, ceil_div(N, block->z));
+    return p;
+}
+
+static inline RmsnormBackwardPlan rmsnorm_backward_default(size_t N, int C) {
+    return rmsnorm_backward_plan<RMSNORM_BACKWARD_STAGES>(N, C, RMSNORM_PACKS, RMSNORM_BACKWARD_THREADS);
 }
 
 /* Bytes of scratch that rmsnorm_backward_cuda() wants. */
 static inline size_t rmsnorm_backward_scratch_cuda(size_t N, int C) {
-    return (size_t)rmsnorm_backward_blocks(N, C) * (size_t)C * sizeof(float);
+    return (size_t)rmsnorm_backward_default(N, C).blocks * (size_t)C * sizeof(float);
+}
+
+/* The two kernels of a plan; scratch: (plan->blocks, C) floats */
+static inline void rmsnorm_backward_launch(const RmsnormBackwardPlan* plan, floatX* dx, float* dweight, void* scratch,
+                                           const floatX* dout, const floatX* x, const floatX* weight, const float* rstd,
+                                           size_t N, int C, size_t pitch, cudaStream_t stream) {
+    float* partial = (float*)scratch;
+    plan->kernel<<<plan->blocks, plan->shape.block, plan->shared, stream>>>(dx, partial, dout, x, weight, rstd, N, C, pitch);
+    CUDA_CHECK_LAUNCH("rmsnorm_backward_kernel");
+    rmsnorm_dweight_kernel<<<(unsigned)ceil_div((size_t)C, 32), dim3(32, 32), 0, stream>>>(dweight, partial, plan->blocks, C);
+    CUDA_CHECK_LAUNCH("rmsnorm_dweight_kernel");
 }
 
 /* dx: (N, C) +=, pitch   dweight: (C) += in fp32   scratch: bytes as above   dout, x: (N, C), pitch   weight: (C)
@@ -242,19 +353,8 @@ static inline void rmsnorm_backward_cuda(floatX* dx, float* dweight, void* scrat
                                          const floatX* weight, const float* rstd, size_t N, int C, size_t pitch,
                                          cudaStream_t stream) {
     if (N == 0) { return; }
-    const dim3 block = rmsnorm_block(C, 256);
-    const int grid = rmsnorm_backward_blocks(N, C);
-    const size_t shared = (size_t)block.z * C * sizeof(float);  // at most 32 KB
-    float* partial = (float*)scratch;
-    if (C % VECTOR<floatX> == 0) {
-        rmsnorm_backward_kernel<VECTOR<floatX>>
-            <<<grid, block, shared, stream>>>(dx, partial, dout, x, weight, rstd, N, C, pitch);
-    } else {
-        rmsnorm_backward_kernel<1><<<grid, block, shared, stream>>>(dx, partial, dout, x, weight, rstd, N, C, pitch);
-    }
-    CUDA_CHECK_LAUNCH("rmsnorm_backward_kernel");
-    rmsnorm_dweight_kernel<<<(unsigned)ceil_div((size_t)C, 32), dim3(32, 32), 0, stream>>>(dweight, partial, grid, C);
-    CUDA_CHECK_LAUNCH("rmsnorm_dweight_kernel");
+    const RmsnormBackwardPlan plan = rmsnorm_backward_default(N, C);
+    rmsnorm_backward_launch(&plan, dx, dweight, scratch, dout, x, weight, rstd, N, C, pitch, stream);
 }
 
 #endif

@@ -1,11 +1,12 @@
 /* bench_kernels.cu -- how near each CUDA layer comes to the card's limits.
  *
- *   make build/bench_kernels_cu && build/bench_kernels_cu [memory|matmul] [WORD]      only lines whose name contains WORD
+ *   make build/bench_kernels_cu && build/bench_kernels_cu [memory|variants|matmul] [WORD]    lines whose name contains WORD
  *
  * Memory-bound kernels run on more than 1 GB of data, so that no cache helps, in turns with a device-to-device copy: the
  * last column is the share of that copy's bandwidth. Bytes are those the layer must move: each input once, each output
- * once. Matrix products run at the shapes of Llama models on normally distributed data: the heuristic's algorithm beside
- * the best of up to 32 candidates, each timed in three rounds in shuffled order.
+ * once. `variants` times the ways of launching a layer that its launcher chose from. Matrix products run at the shapes of
+ * Llama models on normally distributed data: the heuristic's algorithm beside the best of up to 32 candidates, each timed in
+ * three rounds in shuffled order.
  */
 #include <functional>
 
@@ -54,14 +55,11 @@ static int compare_floats(const void* a, const void* b) {
     return x < y ? -1 : x > y;
 }
 
-/* Times `launch`, which moves `bytes`, and a copy of half a gigabyte to another, in turns; medians. */
+/* Times `launch`, which moves `bytes`, and a copy of one gigabyte to another, in turns; medians. */
 static void measure(const char* name, double bytes, const std::function<void()>& launch) {
     enum { ROUNDS = 11 };
-    if (!strstr(name, wanted)) {
-        arena_used = 0;
-        return;
-    }
-    const size_t copied = (size_t)1 << 30;
+    if (!strstr(name, wanted)) { return; }
+    const size_t used = arena_used, copied = (size_t)1 << 30;
     char *from = take<char>(copied), *to = take<char>(copied);
     float kernel[ROUNDS], copy[ROUNDS];
     launch();
@@ -72,33 +70,113 @@ static void measure(const char* name, double bytes, const std::function<void()>&
     qsort(kernel, ROUNDS, sizeof(float), compare_floats);
     qsort(copy, ROUNDS, sizeof(float), compare_floats);
     const double rate = bytes / (kernel[ROUNDS / 2] * 1e6), limit = 2.0 * (double)copied / (copy[ROUNDS / 2] * 1e6);
-    printf("%-44s %9.3f ms %8.1f GB/s  copy %8.1f GB/s %6.1f %%\n", name, (double)kernel[ROUNDS / 2], rate, limit,
+    printf("%-56s %9.3f ms %8.1f GB/s  copy %8.1f GB/s %6.1f %%\n", name, (double)kernel[ROUNDS / 2], rate, limit,
            100.0 * rate / limit);
     fflush(stdout);
-    arena_used = 0;
+    arena_used = used;
+}
+
+/* rmsnorm backward with STAGES rows on their way. */
+template <int STAGES>
+static void bench_rmsnorm_backward(floatX* dx, float* dw, const floatX* dout, const floatX* x, const floatX* w,
+                                   const float* rstd, size_t N, int C) {
+    for (int packs : {2, 4}) {
+        for (int threads : {128, 256, 384, 512}) {
+            const size_t used = arena_used;
+            const RmsnormBackwardPlan plan = rmsnorm_backward_plan<STAGES>(N, C, packs, threads);
+            void* scratch = take<char>((size_t)plan.blocks * C * sizeof(float));
+            char name[96];
+            snprintf(name, sizeof name, "rmsnorm backward C=%d, %d rows, %d packs, %d thr, %d", C, STAGES, packs, threads,
+                     plan.blocks);
+            measure(name, 4.0 * sizeof(floatX) * N * C,
+                    [&] { rmsnorm_backward_launch(&plan, dx, dw, scratch, dout, x, w, rstd, N, C, C, 0); });
+            arena_used = used;
+        }
+    }
+}
+
+template <int PACKS, int STAGES, bool CLUSTER>
+static void bench_crossentropy(float* losses, floatX* logits, const int32_t* targets, size_t N, int V, size_t pitch,
+                               int ranks) {
+    char name[96];
+    snprintf(name, sizeof name, "cross-entropy V=%d, %d packs, %d rows, %d blocks", V, PACKS, STAGES, ranks);
+    bool runs = true;
+    measure(name, 2.0 * sizeof(floatX) * N * V, [&] {
+        runs = crossentropy_held<PACKS, STAGES, CLUSTER, true>(losses, logits, targets, 1.0f, NULL, N, V, pitch, ranks, 0);
+    });
+    if (!runs) { printf("%s: does not run here\n", name); }
+}
+
+/* The ways of launching of which the launchers have chosen one. */
+static void bench_variants() {
+    const double X = sizeof(floatX);
+    char name[96];
+    for (int C : {768, 2048, 4096}) {
+        arena_used = 0;
+        const size_t N = ((size_t)1 << 29) / (size_t)C / sizeof(floatX);  // 0.5 GB a tensor
+        floatX *x = take_random<floatX>(N * C), *out = take_random<floatX>(N * C), *y = take_random<floatX>(N * C),
+               *w = take_random<floatX>(C);
+        float *rstd = take_random<float>(N), *dw = take_random<float>(C);
+        bench_rmsnorm_backward<0>(y, dw, out, x, w, rstd, N, C);
+        bench_rmsnorm_backward<2>(y, dw, out, x, w, rstd, N, C);
+        bench_rmsnorm_backward<3>(y, dw, out, x, w, rstd, N, C);
+        for (int threads : {32, 64, 128, 256, 512}) {
+            snprintf(name, sizeof name, "rmsnorm forward C=%d, %d threads", C, threads);
+            measure(name, 2 * X * N * C,
+                    [&] { rmsnorm_forward_launch<false>(NULL, out, rstd, x, NULL, w, N, C, 1e-5f, C, threads, 0); });
+        }
+    }
+    for (int V : {32768, 50257, 128256}) {
+        arena_used = 0;
+        const size_t pitch = row_pitch<floatX>(V), N = ((size_t)1 << 29) / pitch / sizeof(floatX);
+        const int ranks = crossentropy_ranks(V);
+        floatX* logits = take_random<floatX>(N * pitch);
+        float* losses = take<float>(N);
+        int32_t* targets = take<int32_t>(N);
+        CUDA_CHECK(cudaMemset(targets, 0, N * sizeof(int32_t)));
+        if (ranks == 1) {
+            bench_crossentropy<8, 0, false>(losses, logits, targets, N, V, pitch, 1);
+            bench_crossentropy<8, 1, false>(losses, logits, targets, N, V, pitch, 1);
+            bench_crossentropy<4, 1, false>(losses, logits, targets, N, V, pitch, 1);
+            bench_crossentropy<4, 2, false>(losses, logits, targets, N, V, pitch, 1);
+            bench_crossentropy<4, 3, false>(losses, logits, targets, N, V, pitch, 1);
+        }
+        for (int r = ranks == 1 ? 2 : ranks; r <= size_min(8, 2 * ranks); r *= 2) {
+            bench_crossentropy<8, 0, true>(losses, logits, targets, N, V, pitch, r);
+            bench_crossentropy<8, 1, true>(losses, logits, targets, N, V, pitch, r);
+            bench_crossentropy<4, 1, true>(losses, logits, targets, N, V, pitch, r);
+            bench_crossentropy<4, 2, true>(losses, logits, targets, N, V, pitch, r);
+        }
+        snprintf(name, sizeof name, "cross-entropy V=%d, looped", V);
+        measure(name, 2 * X * N * V, [&] { crossentropy_looped<true>(losses, logits, targets, 1.0f, NULL, N, V, pitch, 0); });
+    }
 }
 
 static void bench_memory() {
     const double X = sizeof(floatX);
     char name[96];
     for (int C : {768, 2048, 4096}) {
+        arena_used = 0;
         const size_t N = ((size_t)3 << 28) / (size_t)C / sizeof(floatX) * 2;  // 1.5 GB a tensor
         floatX *x = take_random<floatX>(N * C), *out = take<floatX>(N * C), *y = take_random<floatX>(N * C),
                *w = take_random<floatX>(C);
         float *rstd = take<float>(N), *dw = take<float>(C);
         void* scratch = take<char>(rmsnorm_backward_scratch_cuda(N, C));
-        const size_t used = arena_used;
         snprintf(name, sizeof name, "rmsnorm forward C=%d", C);
         measure(name, 2 * X * N * C, [&] { rmsnorm_forward_cuda(out, rstd, x, w, N, C, 1e-5f, C, 0); });
-        arena_used = used;
         snprintf(name, sizeof name, "residual + rmsnorm forward C=%d", C);
         measure(name, 4 * X * N * C, [&] { residual_rmsnorm_forward_cuda(y, out, rstd, x, y, w, N, C, 1e-5f, C, 0); });
-        arena_used = used;
+        const size_t step = size_min(N, 65536);  // rows of a training step
+        snprintf(name, sizeof name, "rmsnorm forward C=%d, %zu rows", C, step);
+        measure(name, 2 * X * step * C, [&] { rmsnorm_forward_cuda(out, rstd, x, w, step, C, 1e-5f, C, 0); });
+        snprintf(name, sizeof name, "rmsnorm backward C=%d, %zu rows", C, step);
+        measure(name, 4 * X * step * C, [&] { rmsnorm_backward_cuda(y, dw, scratch, out, x, w, rstd, step, C, C, 0); });
         snprintf(name, sizeof name, "rmsnorm backward C=%d", C);
         measure(name, 4 * X * N * C, [&] { rmsnorm_backward_cuda(y, dw, scratch, out, x, w, rstd, N, C, C, 0); });
     }
     const int heads[][3] = {{12, 4, 64}, {32, 8, 64}, {32, 8, 128}};
     for (auto& h : heads) {
+        arena_used = 0;
         const int NH = h[0], NKV = h[1], HD = h[2], T = 2048;
         const size_t width = (size_t)(NH + 2 * NKV) * HD, B = ((size_t)1 << 31) / (width * T * sizeof(floatX)) + 1, N = B * T;
         floatX* qkv = take_random<floatX>(N * width);
@@ -107,39 +185,32 @@ static void bench_memory() {
         measure(name, 2 * X * N * (NH + NKV) * HD, [&] { rope_forward_cuda(qkv, table, B, T, 0, NH, NKV, HD, width, 0); });
     }
     for (int F : {2048, 8192, 14336}) {
+        arena_used = 0;
         const size_t N = ((size_t)1 << 30) / (size_t)F / sizeof(floatX);
         floatX *gate_up = take_random<floatX>(2 * N * F), *grad = take<floatX>(2 * N * F), *out = take_random<floatX>(N * F),
                *dout = take_random<floatX>(N * F);
-        const size_t used = arena_used;
         snprintf(name, sizeof name, "swiglu forward F=%d", F);
         measure(name, 3 * X * N * F, [&] { swiglu_forward_cuda(out, gate_up, N, F, 2 * F, F, 0); });
-        arena_used = used;
         snprintf(name, sizeof name, "swiglu backward F=%d", F);
         measure(name, 5 * X * N * F, [&] { swiglu_backward_cuda(grad, NULL, dout, gate_up, N, F, 2 * F, F, 0); });
-        arena_used = used;
         snprintf(name, sizeof name, "swiglu backward with output F=%d", F);
         measure(name, 6 * X * N * F, [&] { swiglu_backward_cuda(grad, out, dout, gate_up, N, F, 2 * F, F, 0); });
     }
     for (int V : {32768, 50257, 128256}) {
+        arena_used = 0;
         const size_t pitch = row_pitch<floatX>(V), N = ((size_t)1 << 30) / pitch / sizeof(floatX);
         floatX* logits = take_random<floatX>(N * pitch);
         float* losses = take<float>(N);
         int32_t* targets = take<int32_t>(N);
         CUDA_CHECK(cudaMemset(targets, 0, N * sizeof(int32_t)));
-        const size_t used = arena_used;
         snprintf(name, sizeof name, "cross-entropy with gradient V=%d", V);
         measure(name, 2 * X * N * V, [&] { crossentropy_fused_cuda(losses, logits, targets, 1.0f, NULL, N, V, pitch, 0); });
-        arena_used = used;
         snprintf(name, sizeof name, "cross-entropy V=%d", V);
         measure(name, X * N * V, [&] { crossentropy_forward_cuda(losses, logits, targets, N, V, pitch, 0); });
-        arena_used = used;
-        snprintf(name, sizeof name, "cross-entropy with gradient, looped V=%d", V);
-        measure(name, 2 * X * N * V, [&] {
-            crossentropy_looped_kernel<true><<<(unsigned)N, CE_LOOP_THREADS>>>(losses, logits, targets, 1.0f, NULL, V, pitch);
-        });
     }
     const size_t embedding[][3] = {{65536, 768, 32768}, {32768, 2048, 128256}, {8192, 4096, 128256}, {65536, 768, 257}};
     for (auto& e : embedding) {
+        arena_used = 0;
         const size_t N = e[0], C = e[1], V = e[2];
         floatX *table = take_random<floatX>(V * C), *dout = take_random<floatX>(N * C), *out = take<floatX>(N * C);
         int32_t* tokens = take<int32_t>(N);
@@ -148,15 +219,14 @@ static void bench_memory() {
         CUDA_CHECK(cudaMemcpy(tokens, host, N * sizeof(int32_t), cudaMemcpyHostToDevice));
         free(host);
         void* scratch = take<char>(embedding_backward_scratch_cuda(N, (int)C));
-        const size_t used = arena_used;
         snprintf(name, sizeof name, "embedding forward N=%zu C=%zu V=%zu", N, C, V);
         measure(name, 2 * X * N * C, [&] { embedding_forward_cuda(out, table, tokens, N, (int)C, C, 0); });
-        arena_used = used;
         const double rows = (double)V * (1 - pow(1 - 1 / (double)V, (double)N));  // of the table that are touched
         snprintf(name, sizeof name, "embedding backward N=%zu C=%zu V=%zu", N, C, V);
         measure(name, X * N * C + 2 * X * rows * C,
                 [&] { embedding_backward_cuda(table, scratch, dout, tokens, N, (int)C, (int)V, C, 0); });
     }
+    arena_used = 0;
     const size_t n = (size_t)400 << 20;
     StepState* state = take<StepState>(1);
     StepState start;
@@ -190,7 +260,6 @@ static void bench_memory() {
     t.stretches = d_stretches;
     t.num_stretches = STRETCHES;
     void* scratch = take<char>(norm_square_scratch_cuda());
-    const size_t used = arena_used;
     measure("gradient norm", X * n, [&] { norm_square_cuda(state, scratch, t.grads, n, 0); });
     const MasterKind masters[] = {sizeof(floatX) == 4 ? MASTER_NONE : MASTER_FP32, MASTER_SPLIT};
 #ifdef PRECISION_BF16
@@ -202,16 +271,15 @@ static void bench_memory() {
         for (int low = 0; low < 2; low++) {
             const double master = masters[kind] == MASTER_NONE ? 0 : masters[kind] == MASTER_FP32 ? 8 : 4;
             const double bytes = X + (masters[kind] == MASTER_FP32 ? X : 2 * X) + master + (low ? 8 : 16);
-            arena_used = used;
             CUDA_CHECK(cudaMemset(t.v, 0, n * sizeof(float)));
             snprintf(name, sizeof name, "adamw %s master, %s moments", kind ? "split" : "fp32", low ? "bf16" : "fp32");
             measure(name, bytes * n, [&] { adamw_update_cuda(&t, 0, n, state, &hyper, masters[kind], low, 42, 0); });
         }
     }
-    arena_used = 0;
 }
 
 static void bench_matmul() {
+    arena_used = 0;
     static const struct {
         const char* model;
         size_t N;
@@ -270,11 +338,13 @@ static void bench_matmul() {
         }
     }
     matmul_destroy(ctx);
-    arena_used = 0;
 }
 
 int main(int argc, char** argv) {
-    const bool memory = argc < 2 || strcmp(argv[1], "memory") == 0, matmul = argc < 2 || strcmp(argv[1], "matmul") == 0;
+    const char* part = argc > 1 ? argv[1] : "";
+    const bool memory = !*part || !strcmp(part, "memory"), variants = !*part || !strcmp(part, "variants");
+    const bool matmul = !*part || !strcmp(part, "matmul");
+    if (!memory && !variants && !matmul) { die("bench_kernels: '%s' is not memory, variants or matmul", part); }
     if (argc > 2) { wanted = argv[2]; }
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) { die("bench_kernels: no GPU here"); }
@@ -288,6 +358,7 @@ int main(int argc, char** argv) {
     matmul_gpu_name(gpu);
     printf("%s, %s\n", gpu, PRECISION_NAME);
     if (memory) { bench_memory(); }
+    if (variants) { bench_variants(); }
     if (matmul) { bench_matmul(); }
     return 0;
 }

@@ -199,8 +199,9 @@ static void embedding_copies_and_sums_rows() {
 // ---------------------------------------------------------------------------------------------------------------------
 // rmsnorm
 
-static const size_t norm_shapes[][2] = {{1, 60},   {5, 64},     {33, 97},   {1000, 768}, {700, 512}, {65, 513},
-                                        {9, 2048}, {300, 2048}, {40, 4096}, {21, 8192},  {3, 8191},  {2000, 10}};
+// rows of few and of many elements, whole vectors and not, more rows than run at one time
+static const size_t norm_shapes[][2] = {{1, 60},   {5, 64},     {33, 97},     {5000, 768}, {700, 512}, {65, 513},
+                                        {9, 2048}, {300, 3072}, {1500, 4096}, {600, 8192}, {3, 8191},  {5000, 10}};
 
 static void rmsnorm_forward_agrees() {
     const float eps = 1e-5f;
@@ -268,6 +269,44 @@ static void rmsnorm_backward_adds_to_both_gradients() {
         compare(what, twice(what, [&] { return launch(false); }), dx, ulp, 5e-6f);
         compare(what, twice(what, [&] { return launch(true); }), dw, 1e-5f, 1e-5f);
         device_free_all();
+    }
+}
+
+/* The launcher's choice, which was checked above, against other shapes of the same kernel. */
+template <int STAGES>
+static void check_rmsnorm_backward(int packs, int threads) {
+    const size_t N = 3000, C = 1024, pitch = C;
+    char what[64];
+    snprintf(what, sizeof what, "rmsnorm backward, %d packs, %d threads, %d rows", packs, threads, STAGES);
+    const Floats dx0 = random_values<floatX>(N * C, 1), dw0 = random_values<float>(C, 1);
+    floatX* d_x = upload_rows<floatX>(random_values<floatX>(N * C, 1), N, C, pitch);
+    floatX* d_dout = upload_rows<floatX>(random_values<floatX>(N * C, 1), N, C, pitch);
+    floatX* d_w = upload_rows<floatX>(random_values<floatX>(C, 1), 1, C, C);
+    float* d_rstd = upload(Floats(N, 1.0f));
+    const RmsnormBackwardPlan plans[2] = {rmsnorm_backward_default(N, C), rmsnorm_backward_plan<STAGES>(N, C, packs, threads)};
+    Floats dx[2], dw[2];
+    for (int i = 0; i < 2; i++) {
+        floatX* d_dx = upload_rows<floatX>(dx0, N, C, pitch);
+        float* d_dw = upload(dw0);
+        CUDA_CHECK(cudaFuncSetAttribute((const void*)plans[i].kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        (int)plans[i].shared));
+        rmsnorm_backward_launch(&plans[i], d_dx, d_dw, device_alloc<float>((size_t)plans[i].blocks * C), d_dout, d_x, d_w,
+                                d_rstd, N, C, pitch, 0);
+        dx[i] = download_rows(d_dx, N, C, pitch);
+        dw[i] = download(d_dw, C);
+    }
+    compare(what, dx[1], dx[0], 2 * ulp, 5e-6f);
+    compare(what, dw[1], dw[0], 1e-5f, 1e-5f);
+    device_free_all();
+}
+
+static void rmsnorm_backward_agrees_in_all_shapes() {
+    for (int packs = 1; packs <= RMSNORM_PACKS; packs++) {
+        for (int threads : {32, 256, 512}) {
+            check_rmsnorm_backward<0>(packs, threads);
+            check_rmsnorm_backward<2>(packs, threads);
+            check_rmsnorm_backward<3>(packs, threads);
+        }
     }
 }
 
@@ -353,9 +392,10 @@ static void swiglu_agrees_in_place_and_apart() {
 // cross-entropy
 
 static void crossentropy_agrees_for_all_vocabularies() {
-    // one block of a few warps, one full block, clusters of 2, 4 and 8 (or the looped kernel), and what is too large for those
-    const size_t shapes[][2] = {{3, 1},     {5, 97},    {64, 301},   {9, 257},    {20, 4096},  {7, 32768}, {7, 32769},
-                                {5, 50257}, {4, 65536}, {6, 128256}, {3, 131079}, {2, 262144}, {2, 300001}};
+    // one block of a few warps, one full block, clusters of 2, 4 and 8 (or the looped kernel), and what is too large for
+    // those; of some, more rows than run at one time
+    const size_t shapes[][2] = {{3, 1},       {5, 97},    {9000, 301},  {9, 257},    {20, 4096},  {300, 32768}, {7, 32769},
+                                {150, 50257}, {4, 65536}, {80, 128256}, {3, 131079}, {2, 262144}, {2, 300001}};
     for (auto& s : shapes) {
         for (int large = 0; large < 2; large++) {
             const size_t N = s[0], V = s[1], pitch = padded(V);
@@ -393,6 +433,56 @@ static void crossentropy_agrees_for_all_vocabularies() {
             compare(what, download(d_losses, N), losses, 2e-5f, 1e-6f);
             device_free_all();
         }
+    }
+}
+
+/* The launcher's choice, which was checked above, against other shapes of the held kernel and the looped one. */
+static void crossentropy_agrees_in_all_shapes() {
+    const float dloss = 0.25f;
+    for (size_t V : {(size_t)1000, (size_t)16385, (size_t)32768}) {
+        const size_t N = 400, pitch = padded(V);
+        const Floats logits = random_values<floatX>(N * V, 3);
+        int32_t* d_targets = upload(random_tokens(N, (int)V));
+        Floats losses[2], dlogits[2];
+        typedef bool Launch(float*, floatX*, const int32_t*, float, const float*, size_t, int, size_t, int, cudaStream_t);
+        const struct {
+            const char* name;
+            Launch* launch;
+            int ranks;
+        } ways[] = {{"looped", NULL, 1},
+                    {"8 packs", crossentropy_held<8, 0, false, true>, 1},
+                    {"8 packs, 1 row", crossentropy_held<8, 1, false, true>, 1},
+                    {"4 packs, 1 row", crossentropy_held<4, 1, false, true>, 1},
+                    {"4 packs, 3 rows", crossentropy_held<4, 3, false, true>, 1},
+                    {"8 packs, cluster", crossentropy_held<8, 0, true, true>, 4},
+                    {"8 packs, 1 row, cluster", crossentropy_held<8, 1, true, true>, 4},
+                    {"4 packs, 2 rows, cluster", crossentropy_held<4, 2, true, true>, 8}};
+        auto run = [&](int i, const std::function<bool(float*, floatX*)>& launch) {
+            floatX* d = upload_rows<floatX>(logits, N, V, pitch);
+            float* d_losses = device_alloc<float>(N);
+            if (!launch(d_losses, d)) { return false; }
+            losses[i] = download(d_losses, N);
+            dlogits[i] = download_rows(d, N, V, pitch);
+            return true;
+        };
+        run(0, [&](float* l, floatX* d) {
+            crossentropy_fused_cuda(l, d, d_targets, dloss, NULL, N, (int)V, pitch, 0);
+            return true;
+        });
+        for (auto& way : ways) {
+            if ((size_t)way.ranks * CE_BLOCK_PACKS * VECTOR<floatX> < V) { continue; }
+            const bool ran = run(1, [&](float* l, floatX* d) {
+                if (way.launch) { return way.launch(l, d, d_targets, dloss, NULL, N, (int)V, pitch, way.ranks, 0); }
+                crossentropy_looped<true>(l, d, d_targets, dloss, NULL, N, (int)V, pitch, 0);
+                return true;
+            });
+            if (!ran) { continue; }  // clusters before sm_90, copies before sm_80
+            char what[96];
+            snprintf(what, sizeof what, "crossentropy V=%zu, %s", V, way.name);
+            compare(what, losses[1], losses[0], 2e-5f, 1e-6f);
+            compare(what, dlogits[1], dlogits[0], 2 * ulp, 1e-6f);
+        }
+        device_free_all();
     }
 }
 
@@ -878,9 +968,11 @@ static const struct {
     ENTRY(embedding_copies_and_sums_rows),
     ENTRY(rmsnorm_forward_agrees),
     ENTRY(rmsnorm_backward_adds_to_both_gradients),
+    ENTRY(rmsnorm_backward_agrees_in_all_shapes),
     ENTRY(rope_turns_q_and_k_and_leaves_v),
     ENTRY(swiglu_agrees_in_place_and_apart),
     ENTRY(crossentropy_agrees_for_all_vocabularies),
+    ENTRY(crossentropy_agrees_in_all_shapes),
     ENTRY(crossentropy_shows_what_is_not_finite),
     ENTRY(the_first_not_finite_is_found),
     ENTRY(norm_and_loss_sums_agree),
