@@ -365,8 +365,9 @@ static inline size_t matmul_tune_bytes(const MatmulKey* key, size_t bytes[3]) {
 }
 
 /* Times the candidates of one plan in `rounds` rounds, each in an order of its own, and keeps the fastest by its best round;
- * the heuristic's first stays where nothing is 1 % faster. scratch: device memory, its contents are lost. Returns how many
- * candidates ran; 0 where the scratch is too small. Synchronises; for use before training. */
+ * the heuristic's first stays where nothing is 1 % faster. Those half as slow again as the fastest in a first round are out.
+ * scratch: device memory, its contents are lost. Returns how many candidates ran; 0 where the scratch is too small.
+ * Synchronises; for use before training. */
 static inline int matmul_tune_plan(MatmulContext* c, MatmulPlan* p, void* scratch, size_t scratch_bytes, int rounds,
                                    cudaStream_t stream) {
     size_t bytes[3];
@@ -397,6 +398,13 @@ static inline int matmul_tune_plan(MatmulContext* c, MatmulPlan* p, void* scratc
             best[i] = matmul_time(c, p, &results[i].algo, buffers, 1, start, end, stream);
             ran++;
         }
+    }
+    float fastest = best[0];
+    for (int k = 1; k < count; k++) {
+        if (best[k] >= 0 && (fastest < 0 || best[k] < fastest)) { fastest = best[k]; }
+    }
+    for (int k = 1; k < count; k++) {
+        if (best[k] > 1.5f * fastest) { best[k] = -1.0f; }
     }
     for (int round = 0; round < rounds; round++) {
         for (int i = count - 1; i > 0; i--) {
