@@ -106,8 +106,8 @@ $(TALES)/tinytales_train.bin: build/tinytales tokenize $(TALES)/tokenizer.json
 HAS_GPU := $(if $(NVCC),$(shell nvidia-smi -L 2>/dev/null | grep '^GPU'))
 QUICKSTART_TRAINER = $(if $(HAS_GPU),train_llama3cu,train_llama3)
 QUICKSTART_OUT ?= out/quickstart-$(shell date +%Y%m%d-%H%M%S)
-QUICKSTART_FLAGS = --model d4 --batch 8 --seq 256 --lr 2e-3 --warmup 20 --val-every 100 --sample-every 100 --sample-tokens 120 \
-                   $(if $(STEPS),--steps $(STEPS),--minutes 3) --out $(QUICKSTART_OUT)
+QUICKSTART_FLAGS = --model d3 --batch 4 --seq 256 --lr 4e-3 --warmup 50 --final-lr-frac 0.05 --val-every 200 --sample-every 400 \
+                   --sample-tokens 250 $(if $(STEPS),--steps $(STEPS),--minutes 3) --out $(QUICKSTART_OUT)
 
 quickstart: $(QUICKSTART_TRAINER) $(TALES)/tinytales_train.bin
 	./$(QUICKSTART_TRAINER) $(QUICKSTART_FLAGS)
