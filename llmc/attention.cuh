@@ -32,6 +32,7 @@ typedef enum { ATTENTION_AUTO, ATTENTION_PLAIN, ATTENTION_MMA, ATTENTION_WGMMA, 
 
 struct AttentionShape {
     int T, NH, NKV, HD;
+    int stat_rows;                // statistics of a head: T, rounded up to a multiple of 128
     size_t qkv_pitch, out_pitch;  // elements between rows
     float scale;                  // 1 / sqrt(HD)
     float scale_log2;             // scale * log2(e): the kernels' exponentials have base 2
@@ -51,26 +52,28 @@ __device__ __forceinline__ Element* attention_row(Element* base, size_t row, siz
 // ---------------------------------------------------------------------------------------------------------------------
 // backward, first step: D, and lse in base 2, side by side, for whoever recomputes scores
 
-/* stats (B, NH, T) pairs {lse * log2(e), D}; a warp a (token, head). */
+/* stats (B, NH, stat_rows) pairs {lse * log2(e), D}; those past T make every p and ds zero. A warp a (row, head). */
 __global__ void attention_stats_kernel(float2* stats, const floatX* dout, const floatX* out, const float* lse, AttentionShape s,
-                                       size_t N) {
+                                       size_t tasks) {
     const size_t task = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
     const int lane = threadIdx.x % 32;
-    if (task >= N * s.NH) { return; }
-    const size_t n = task / s.NH;
-    const int h = (int)(task % s.NH);
-    const floatX* o = attention_row(out, n, s.out_pitch, h, s.HD);
-    const floatX* d = attention_row(dout, n, s.out_pitch, h, s.HD);
+    if (task >= tasks) { return; }
+    const int h = (int)(task % s.NH), t = (int)(task / s.NH % s.stat_rows);
+    const size_t b = task / s.NH / s.stat_rows;
+    float2* stat = stats + (b * s.NH + h) * s.stat_rows + t;
+    if (t >= s.T) {
+        if (lane == 0) { *stat = make_float2(INFINITY, 0); }
+        return;
+    }
+    const floatX* o = attention_row(out, b * s.T + t, s.out_pitch, h, s.HD);
+    const floatX* d = attention_row(dout, b * s.T + t, s.out_pitch, h, s.HD);
     float sum = 0;
     for (int i = lane * 2; i < s.HD; i += 64) {
         const float2 a = load2(o + i), b = load2(d + i);
         sum += a.x * b.x + a.y * b.y;
     }
     sum = warp_sum(sum);
-    if (lane == 0) {
-        const size_t at = (n / s.T * s.NH + h) * s.T + n % s.T;
-        stats[at] = make_float2(lse[at] * LOG2_E, sum);
-    }
+    if (lane == 0) { *stat = make_float2(lse[(b * s.NH + h) * s.T + t] * LOG2_E, sum); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -287,7 +290,7 @@ __global__ void attention_backward_kv_plain_kernel(floatX* dqkv, const float2* s
         for (int c = 0; c < COLS; c++) { dk[i][c] = dv[i][c] = make_float4(0, 0, 0, 0); }
     }
     for (int h = kv_head * group; h < (kv_head + 1) * group; h++) {
-        const float2* head_stats = stats + (b * s.NH + h) * s.T;
+        const float2* head_stats = stats + (b * s.NH + h) * s.stat_rows;
         for (int q0 = k0 / BM * BM; q0 < s.T; q0 += BM) {
             __syncthreads();
             plain_load<HD_MAX>(q_tile, attention_row(qkv, first_row + q0, s.qkv_pitch, h, s.HD), s.qkv_pitch, BM, s.T - q0,
@@ -347,7 +350,7 @@ __global__ void attention_backward_q_plain_kernel(floatX* dqkv, const float2* st
     const int h = blockIdx.x, kv_head = h / (s.NH / s.NKV);
     const size_t b = blockIdx.z, first_row = b * s.T;
     const int q0 = (gridDim.y - 1 - blockIdx.y) * BM;
-    const float2* head_stats = stats + (b * s.NH + h) * s.T;
+    const float2* head_stats = stats + (b * s.NH + h) * s.stat_rows;
     plain_load<HD_MAX>(q_tile, attention_row(qkv, first_row + q0, s.qkv_pitch, h, s.HD), s.qkv_pitch, BM, s.T - q0, s.HD);
     plain_load<HD_MAX>(dout_tile, attention_row(dout, first_row + q0, s.out_pitch, h, s.HD), s.out_pitch, BM, s.T - q0, s.HD);
 
@@ -705,7 +708,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                             s.T - q0);
             if (threadIdx.x < BM) {
                 const bool inside = q0 + (int)threadIdx.x < s.T;
-                const float2* src = stats + (b * s.NH + h) * s.T + (inside ? q0 + threadIdx.x : 0);
+                const float2* src = stats + (b * s.NH + h) * s.stat_rows + (inside ? q0 + threadIdx.x : 0);
                 if constexpr (Tiles::ASYNC) {
                     copy_async<8>(q_smem + 2 * BM * HD * 2 + threadIdx.x * 8, src, inside);
                 } else {
@@ -867,7 +870,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 const int row = warp_q0 + m * 16 + g + r * 8;
-                stat[m][r] = row < s.T ? stats[(b * s.NH + h) * s.T + row] : make_float2(0, 0);
+                stat[m][r] = row < s.T ? stats[(b * s.NH + h) * s.stat_rows + row] : make_float2(0, 0);
             }
         }
         for (; k0 >= 0; k0 -= BN) {
@@ -1026,7 +1029,8 @@ __global__ void __launch_bounds__(DECODE_WARPS * 32)
 
 static inline AttentionShape attention_shape(int T, int NH, int NKV, int HD, size_t qkv_pitch, size_t out_pitch) {
     const double scale = 1.0 / sqrt((double)HD);
-    AttentionShape s = {T, NH, NKV, HD, qkv_pitch, out_pitch, (float)scale, (float)(scale * 1.4426950408889634)};
+    AttentionShape s = {
+        T, NH, NKV, HD, (T + 127) / 128 * 128, qkv_pitch, out_pitch, (float)scale, (float)(scale * 1.4426950408889634)};
     return s;
 }
 
@@ -1137,9 +1141,12 @@ static inline void attention_backward_mma_any(floatX* dqkv, const float2* stats,
 
 #endif  // PRECISION_FP32
 
+#include "attention_sm90.cuh"  // defines: attention_forward_wgmma, attention_backward_wgmma, attention_has_wgmma
+
 /* Whether a kernel exists for this head dimension in this build, for the GPU and code at hand. */
 static inline bool attention_has_kernel(AttentionKernel kernel, int HD) {
 #ifndef PRECISION_FP32
+    if (kernel == ATTENTION_WGMMA) { return (HD == 64 || HD == 128) && attention_has_wgmma(); }
     if (kernel == ATTENTION_MMA) { return HD == 64 || HD == 128; }
 #endif
     return kernel == ATTENTION_AUTO || (kernel == ATTENTION_PLAIN && HD > 0 && HD <= 256 && HD % 2 == 0);
@@ -1160,6 +1167,10 @@ static inline void attention_forward_kernel(AttentionKernel kernel, floatX* out,
     kernel = attention_choose(kernel, HD);
     if (B == 0 || T == 0) { return; }
 #ifndef PRECISION_FP32
+    if (kernel == ATTENTION_WGMMA) {
+        return HD == 64 ? attention_forward_wgmma<64>(out, lse, qkv, B, s, stream)
+                        : attention_forward_wgmma<128>(out, lse, qkv, B, s, stream);
+    }
     if (kernel == ATTENTION_MMA) {
         return HD == 64 ? attention_forward_mma_any<64>(out, lse, qkv, B, s, stream)
                         : attention_forward_mma_any<128>(out, lse, qkv, B, s, stream);
@@ -1176,12 +1187,16 @@ static inline void attention_backward_kernel(AttentionKernel kernel, floatX* dqk
                                              int NKV, int HD, size_t qkv_pitch, size_t out_pitch, cudaStream_t stream) {
     const AttentionShape s = attention_shape(T, NH, NKV, HD, qkv_pitch, out_pitch);
     float2* stats = (float2*)scratch;
-    const size_t N = B * T;
+    const size_t tasks = B * s.stat_rows * NH;
     kernel = attention_choose(kernel, HD);
-    if (N == 0) { return; }
-    attention_stats_kernel<<<(unsigned)((N * NH + 7) / 8), 256, 0, stream>>>(stats, dout, out, lse, s, N);
+    if (tasks == 0) { return; }
+    attention_stats_kernel<<<(unsigned)((tasks + 7) / 8), 256, 0, stream>>>(stats, dout, out, lse, s, tasks);
     CUDA_CHECK_LAUNCH("attention_stats_kernel");
 #ifndef PRECISION_FP32
+    if (kernel == ATTENTION_WGMMA) {
+        return HD == 64 ? attention_backward_wgmma<64>(dqkv, stats, dout, qkv, B, s, stream)
+                        : attention_backward_wgmma<128>(dqkv, stats, dout, qkv, B, s, stream);
+    }
     if (kernel == ATTENTION_MMA) {
         return HD == 64 ? attention_backward_mma_any<64>(dqkv, stats, dout, qkv, B, s, stream)
                         : attention_backward_mma_any<128>(dqkv, stats, dout, qkv, B, s, stream);
@@ -1198,8 +1213,10 @@ static inline void attention_forward_cuda(floatX* out, float* lse, const floatX*
     attention_forward_kernel(ATTENTION_AUTO, out, lse, qkv, B, T, NH, NKV, HD, qkv_pitch, out_pitch, stream);
 }
 
-/* Floats of scratch for attention_backward_cuda: lse and D of every query. */
-static inline size_t attention_backward_scratch_cuda(size_t B, int T, int NH) { return 2 * B * T * NH; }
+/* Floats of scratch for attention_backward_cuda: lse and D of every query, T rounded up. */
+static inline size_t attention_backward_scratch_cuda(size_t B, int T, int NH) {
+    return 2 * B * NH * round_up((size_t)T, (size_t)128);
+}
 
 /* dqkv, laid out like qkv and overwritten, from dout, and out and lse of the forward pass. scratch: see above, 16-byte aligned. */
 static inline void attention_backward_cuda(floatX* dqkv, float* scratch, const floatX* dout, const floatX* out,

@@ -4,6 +4,8 @@
  *   nvcc -std=c++17 -O3 -DPRECISION_BF16 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fopenmp -diag-suppress 1675 \
  *        -I. -o test_attention dev/test/test_attention.cu && ./test_attention [plain|mma|wgmma]
  *
+ * With -DBARRIER_TIMEOUT=200000000ull a wgmma kernel that hangs says where and goes on.
+ *
  * Inputs are rounded to floatX first, so that only the kernels' own rounding is measured: by relative L2 error of each of out, lse, dq, dk
  * and dv, which sees a wrong scale, a wrong head and a missing tile alike. Outputs are filled with NaN before each run, the gaps
  * between rows too: what a kernel leaves out or writes beside its rows shows.
@@ -155,6 +157,16 @@ static void run_kernel(const Case* c, AttentionKernel kernel, const float* qkv, 
         attention_backward_kernel(kernel, d_dqkv, d_scratch, d_dout, d_out, d_lse, d_qkv, c->B, c->T, c->NH, c->NKV, c->HD,
                                   qkv_pitch, out_pitch, 0);
         CUDA_CHECK(cudaDeviceSynchronize());
+#ifdef BARRIER_TIMEOUT
+        unsigned long long stuck = 0;
+        CUDA_CHECK(cudaMemcpyFromSymbol(&stuck, barrier_stuck, sizeof stuck));
+        CHECK(stuck == 0,
+              "%s B %zu T %d NH %d NKV %d HD %d: block %llu thread %llu waited too long for the barrier at %llu, parity %llu",
+              kernel_names[kernel], c->B, c->T, c->NH, c->NKV, c->HD, stuck >> 48, stuck >> 32 & 0xffff,
+              (stuck & 0xffffffff) >> 2, stuck >> 1 & 1);
+        stuck = 0;
+        CUDA_CHECK(cudaMemcpyToSymbol(barrier_stuck, &stuck, sizeof stuck));
+#endif
         got[run][0] = (float*)xmalloc(N * out_pitch * sizeof(float));
         got[run][1] = (float*)xmalloc(stats * sizeof(float));
         got[run][2] = (float*)xmalloc(N * qkv_pitch * sizeof(float));

@@ -1,0 +1,739 @@
+/* attention_sm90.cuh -- the attention kernels of attention.cuh for Hopper's own instructions (sm_90a): wgmma products, tiles brought
+ * by the tensor memory accelerator, registers moved from the warps that copy to those that compute. Formulas, layouts and the order
+ * of sums are those of attention.cuh, which includes this file; the mma kernels there are its oracle.
+ *
+ * A block is a producer and two or three consumer warpgroups, which hand tiles over through a ring of buffers:
+ *
+ *   producer     fill 0   fill 1   fill 2 | wait empty 0, fill 0 ...          one thread; runs ahead by the ring's length, into the
+ *                  |        |        |    ^                                   block's next piece of work too
+ *                full     full     full  empty                                barriers in shared memory
+ *                  v        v        v    |
+ *   consumer 0   S dP | exp, ds |        S dP | exp, ds | ...                 64 rows each of the tile that the block owns; while one
+ *   consumer 1       S dP | exp, ds |        S dP | ...                       computes exponentials, the tensor cores work for another
+ *
+ *   forward      owns queries, walks over K and V:    S = q k^T, out += p v. Product S of the next tile is issued before p v of this
+ *                                                     one, so that both run under the softmax
+ *   dK, dV       owns keys, walks over q and dout:    S^T = k q^T, dP^T = v dout^T, dv += p^T dout, dk += ds^T q. Because S is
+ *                of all query heads of the group      computed transposed, p^T and ds^T already lie as left operands in registers
+ *   dQ           owns queries, walks over K and V:    S = q k^T, dP = dout v^T, dq += ds k
+ *
+ * Tiles lie in shared memory in blocks of 64 columns with 128-byte swizzle (ptx.cuh), as the copy engine writes them: the sums
+ * over head_dim read them by rows, those over tokens by columns. A tensor map per operand says
+ * (64 columns, T tokens, blocks of a row, B sequences), so that tokens past T come as zeros, whatever lies behind them.
+ *
+ * Blocks are persistent: each takes pieces of work from a list that is the same in every run. The list has the longest pieces first
+ * and is dealt out in turns that alternate in direction, so that whoever got the longest of one turn gets the shortest of the next.
+ */
+#ifndef LLMC_ATTENTION_SM90_CUH
+#define LLMC_ATTENTION_SM90_CUH
+
+#include <cuda.h>
+
+#ifndef PRECISION_FP32
+
+/* What all three kernels' tile types have: WGS consumer warpgroups of 64 rows, BLOCKS blocks a multiprocessor. */
+template <int WGS, int BLOCKS>
+struct WarpgroupSplit {
+    static constexpr int THREADS = 128 * (WGS + 1), ROWS = 64 * WGS;
+    static constexpr int ENTRY = 65536 / (THREADS * BLOCKS) / 8 * 8;  // registers a thread at the kernel's start
+    static constexpr int PRODUCER = 24, FAIR = (ENTRY * (WGS + 1) - PRODUCER) / WGS / 8 * 8;
+    static constexpr int CONSUMER = FAIR < 240 ? FAIR : 240;
+};
+
+/* Position in a ring of STAGES buffers: barrier `full` and barrier `empty` of each lie side by side. */
+template <int STAGES>
+struct Ring {
+    uint32_t barriers;
+    int stage = 0;
+    uint32_t phase = 0;
+
+    __device__ __forceinline__ explicit Ring(uint64_t* shared) : barriers(shared_address(shared)) {}
+    __device__ __forceinline__ uint32_t full() const { return barriers + stage * 16; }
+    __device__ __forceinline__ uint32_t empty() const { return barriers + stage * 16 + 8; }
+    __device__ __forceinline__ void advance() {
+        if (++stage == STAGES) {
+            stage = 0;
+            phase ^= 1;
+        }
+    }
+    /* By one thread, before anyone uses the ring. A buffer is empty when every consumer warp has said so. */
+    __device__ __forceinline__ void init(int consumer_warps) const {
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(barriers + i * 16, 1);
+            barrier_init(barriers + i * 16 + 8, consumer_warps);
+        }
+    }
+    /* The producer's: waits until the buffer is empty and announces its next contents. */
+    __device__ __forceinline__ void begin_fill(uint32_t bytes) const {
+        barrier_wait(empty(), phase ^ 1);
+        barrier_arrive_expect(full(), bytes);
+    }
+    __device__ __forceinline__ void wait_full() const { barrier_wait(full(), phase); }
+};
+
+/* A consumer warp's: it will not read the buffer any more. */
+enum : uint32_t { NO_BARRIER = 1 };
+__device__ __forceinline__ void ring_release(uint32_t empty) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) { barrier_arrive(empty); }
+}
+
+/* The pieces of work of one block: `count` in all, number p of them is (tile p / heads, counted from the longest, head p % heads). */
+struct WorkList {
+    uint32_t count, turn = 0;
+    __device__ __forceinline__ explicit WorkList(uint32_t pieces) : count(pieces) {}
+    __device__ __forceinline__ bool next(uint32_t* piece) {
+        *piece = turn * gridDim.x + (turn % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+        turn++;
+        return *piece < count;
+    }
+};
+
+/* d (64 x N) = a (64 rows of a tile of A_ROWS) b (tile of N rows)^T over HD columns */
+template <int HD, int N, int A_ROWS>
+__device__ __forceinline__ void wgmma_scores(float (&d)[N / 2], uint32_t a, uint32_t b) {
+#pragma unroll
+    for (int k = 0; k < HD / 16; k++) {
+        wgmma_shared<N, 0>(d, a + k / 4 * A_ROWS * 8 + k % 4 * 2, b + k / 4 * N * 8 + k % 4 * 2, k > 0);
+    }
+}
+
+/* d (64 x HD) += a (64 x K) b (tile of K rows) */
+template <int HD, int K>
+__device__ __forceinline__ void wgmma_values(float (&d)[HD / 2], const uint32_t (&a)[K / 16][4], uint32_t b) {
+#pragma unroll
+    for (int k = 0; k < K / 16; k++) { wgmma_registers<HD, 1>(d, a[k], b + k * 128, 1); }
+}
+
+/* A result, rounded to 16 bits, as the left operand of a sum over its columns. */
+template <int N>
+__device__ __forceinline__ void wgmma_operand(uint32_t (&a)[N / 16][4], const float (&d)[N / 2]) {
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) { a[i / 4][i % 4] = pack2(d[2 * i], d[2 * i + 1]); }
+}
+
+template <int N>
+__device__ __forceinline__ void wgmma_clear(float (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) { d[i] = 0; }
+}
+
+/* Writes a warp's 16 rows, of which `valid` exist, row r times f[r / 8]. Four lanes have a row's columns in pairs; they exchange until
+ * each has eight neighbouring ones. */
+template <int HD>
+__device__ __forceinline__ void wgmma_store(floatX* rows, size_t pitch, int valid, const float (&d)[HD / 2], float f0,
+                                            float f1) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int m = 0; m < HD / 32; m++) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const float f = r ? f1 : f0;
+            uint32_t x[4];  // lane t: columns 2 t, 2 t + 1 of pieces 4 m .. 4 m + 3; becomes columns 0 .. 7 of piece 4 m + t
+#pragma unroll
+            for (int i = 0; i < 4; i++) { x[i] = pack2(d[(4 * m + i) * 4 + 2 * r] * f, d[(4 * m + i) * 4 + 2 * r + 1] * f); }
+#pragma unroll
+            for (int i = 0; i < 4; i += 2) {
+                const uint32_t got = __shfl_xor_sync(0xffffffffu, t & 1 ? x[i] : x[i + 1], 1);
+                x[i] = t & 1 ? got : x[i];
+                x[i + 1] = t & 1 ? x[i + 1] : got;
+            }
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const uint32_t got = __shfl_xor_sync(0xffffffffu, t & 2 ? x[i] : x[i + 2], 2);
+                x[i] = t & 2 ? got : x[i];
+                x[i + 2] = t & 2 ? x[i + 2] : got;
+            }
+            if (g + 8 * r < valid) {
+                *(uint4*)(rows + (size_t)(g + 8 * r) * pitch + (4 * m + t) * 8) = make_uint4(x[0], x[1], x[2], x[3]);
+            }
+        }
+    }
+}
+
+/* Shared memory from the next multiple of 1024 on, as swizzled tiles want it. */
+__device__ __forceinline__ char* wgmma_tiles(char* smem) { return smem + (0u - shared_address(smem)) % 1024; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// forward
+
+/* WGS x 64 queries; keys in tiles of BN; queries of Q_STAGES pieces of work are in shared memory at a time. */
+template <int HD_, int BN_, int WGS_, int STAGES_, int Q_STAGES_, int BLOCKS_>
+struct WgmmaForwardTiles : WarpgroupSplit<WGS_, BLOCKS_> {
+    static constexpr int HD = HD_, BN = BN_, WGS = WGS_, STAGES = STAGES_, Q_STAGES = Q_STAGES_, BLOCKS = BLOCKS_;
+    static constexpr int BM = 64 * WGS, KV_BYTES = BN * HD * 2, Q_BYTES = BM * HD * 2;
+    static constexpr int SMEM = Q_STAGES * Q_BYTES + STAGES * 2 * KV_BYTES + 1024;
+    static_assert(STAGES >= 2, "the ring is too short");
+};
+
+template <typename Tiles>
+__global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
+    attention_forward_wgmma_kernel(floatX* out, float* lse, const __grid_constant__ CUtensorMap q_map,
+                                   const __grid_constant__ CUtensorMap kv_map, AttentionShape s, uint32_t B) {
+#if PTX_HAS_SM90A
+    constexpr int HD = Tiles::HD, BM = Tiles::BM, BN = Tiles::BN;
+    constexpr uint32_t KV_BYTES = Tiles::KV_BYTES, Q_BYTES = Tiles::Q_BYTES;
+    extern __shared__ __align__(128) char smem[];
+    __shared__ uint64_t q_barriers[2 * Tiles::Q_STAGES], k_barriers[2 * Tiles::STAGES], v_barriers[2 * Tiles::STAGES];
+    // q of each of Q_STAGES; K of each of STAGES; V of each of STAGES
+    const uint32_t q_smem = shared_address(wgmma_tiles(smem)), k_smem = q_smem + Tiles::Q_STAGES * Q_BYTES;
+    const uint32_t v_smem = k_smem + Tiles::STAGES * KV_BYTES;
+    const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), group = s.NH / s.NKV, tiles = (s.T + BM - 1) / BM;
+    const uint32_t heads = B * s.NH;
+    Ring<Tiles::Q_STAGES> q_ring(q_barriers);
+    Ring<Tiles::STAGES> k_ring(k_barriers), v_ring(v_barriers);
+    if (threadIdx.x == 0) {
+        q_ring.init(4 * Tiles::WGS);
+        k_ring.init(4 * Tiles::WGS);
+        v_ring.init(4 * Tiles::WGS);
+        barrier_init_done();
+    }
+    __syncthreads();
+    WorkList work(heads * tiles);
+    if (warpgroup == 0) {
+        registers_lower<Tiles::PRODUCER>();
+        if (threadIdx.x != 0) { return; }
+        for (uint32_t piece; work.next(&piece);) {
+            const int q0 = (tiles - 1 - (int)(piece / heads)) * BM, b = piece % heads / s.NH, h = piece % heads % s.NH;
+            const int k_block = (s.NH + h / group) * (HD / 64), v_block = k_block + s.NKV * (HD / 64);
+            q_ring.begin_fill(Q_BYTES);
+            copy_box_4d(q_smem + q_ring.stage * Q_BYTES, &q_map, 0, q0, h * (HD / 64), b, q_ring.full());
+            q_ring.advance();
+            for (int k0 = (min(s.T, q0 + BM) - 1) / BN * BN; k0 >= 0; k0 -= BN) {
+                k_ring.begin_fill(KV_BYTES);
+                copy_box_4d(k_smem + k_ring.stage * KV_BYTES, &kv_map, 0, k0, k_block, b, k_ring.full());
+                k_ring.advance();
+                v_ring.begin_fill(KV_BYTES);
+                copy_box_4d(v_smem + v_ring.stage * KV_BYTES, &kv_map, 0, k0, v_block, b, v_ring.full());
+                v_ring.advance();
+            }
+        }
+    } else {
+        registers_raise<Tiles::CONSUMER>();
+        const int consumer = warpgroup - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+        float acc[HD / 2], p[BN / 2], top[2], sum[2], shrink[2];
+        uint32_t operand[BN / 16][4];
+        // p becomes exp(p - top) of the tile whose keys start at k0, after `shrink` has been found for all that was summed before
+        auto softmax = [&](int k0, int my_q0) {
+            if (k0 + BN - 1 > my_q0) {
+                // the last column of this tile, counted from 2 t, that row g of the warp sees
+                const int last = my_q0 + warp * 16 + g - k0 - t * 2;
+#pragma unroll
+                for (int i = 0; i < BN / 2; i++) {
+                    if (i / 4 * 8 + i % 2 - i % 4 / 2 * 8 > last) { p[i] = ATTENTION_MASKED; }
+                }
+            }
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                float now = top[r];
+#pragma unroll
+                for (int n = 0; n < BN / 8; n++) { now = fmaxf(now, fmaxf(p[4 * n + 2 * r], p[4 * n + 2 * r + 1])); }
+                now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
+                now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
+                const float shift = now == ATTENTION_MASKED ? 0 : now * s.scale_log2;
+                shrink[r] = exp2_fast(top[r] * s.scale_log2 - shift);
+                top[r] = now;
+                sum[r] *= shrink[r];
+#pragma unroll
+                for (int n = 0; n < BN / 8; n++) {
+                    p[4 * n + 2 * r] = exp2_fast(p[4 * n + 2 * r] * s.scale_log2 - shift);
+                    p[4 * n + 2 * r + 1] = exp2_fast(p[4 * n + 2 * r + 1] * s.scale_log2 - shift);
+                    sum[r] += p[4 * n + 2 * r] + p[4 * n + 2 * r + 1];
+                }
+            }
+        };
+        for (uint32_t piece; work.next(&piece);) {
+            const int q0 = (tiles - 1 - (int)(piece / heads)) * BM, b = piece % heads / s.NH, h = piece % heads % s.NH;
+            const int my_q0 = q0 + consumer * 64;
+            q_ring.wait_full();
+            const uint32_t q_rows = matrix_rows(q_smem + q_ring.stage * Q_BYTES + consumer * 64 * 128);
+            int k0 = (min(s.T, q0 + BM) - 1) / BN * BN;
+#pragma unroll 1
+            for (; k0 > my_q0 + 63; k0 -= BN) {  // no query of this warpgroup sees these keys
+                k_ring.wait_full();
+                ring_release(k_ring.empty());
+                k_ring.advance();
+                v_ring.wait_full();
+                ring_release(v_ring.empty());
+                v_ring.advance();
+            }
+            wgmma_clear(acc);
+            top[0] = top[1] = ATTENTION_MASKED;
+            sum[0] = sum[1] = 0;
+            k_ring.wait_full();
+            wgmma_fence();
+            wgmma_scores<HD, BN, BM>(p, q_rows, matrix_rows(k_smem + k_ring.stage * KV_BYTES));
+            wgmma_commit();
+            wgmma_wait<0>();
+            wgmma_hold(p);
+            ring_release(k_ring.empty());
+            k_ring.advance();
+            softmax(k0, my_q0);
+            wgmma_operand<BN>(operand, p);
+#pragma unroll 1
+            for (k0 -= BN; k0 >= 0; k0 -= BN) {
+                k_ring.wait_full();
+                wgmma_fence();
+                wgmma_scores<HD, BN, BM>(p, q_rows, matrix_rows(k_smem + k_ring.stage * KV_BYTES));
+                wgmma_commit();
+                v_ring.wait_full();
+                wgmma_fence();
+                wgmma_values<HD, BN>(acc, operand, matrix_columns(v_smem + v_ring.stage * KV_BYTES, BN * 128));
+                wgmma_commit();
+                wgmma_wait<1>();
+                wgmma_hold(p);
+                ring_release(k_ring.empty());
+                k_ring.advance();
+                softmax(k0, my_q0);
+                wgmma_wait<0>();
+                wgmma_hold(acc);
+                ring_release(v_ring.empty());
+                v_ring.advance();
+#pragma unroll
+                for (int i = 0; i < HD / 2; i++) { acc[i] *= shrink[i % 4 / 2]; }
+                wgmma_operand<BN>(operand, p);
+            }
+            ring_release(q_ring.empty());
+            q_ring.advance();
+            v_ring.wait_full();
+            wgmma_fence();
+            wgmma_values<HD, BN>(acc, operand, matrix_columns(v_smem + v_ring.stage * KV_BYTES, BN * 128));
+            wgmma_commit();
+            wgmma_wait<0>();
+            wgmma_hold(acc);
+            ring_release(v_ring.empty());
+            v_ring.advance();
+            const int row = my_q0 + warp * 16;
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
+                sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
+                const int at = row + g + r * 8;
+                if (t == 0 && at < s.T) { lse[((size_t)b * s.NH + h) * s.T + at] = top[r] * s.scale + logf(sum[r]); }
+            }
+            wgmma_store<HD>(attention_row(out, (size_t)b * s.T + row, s.out_pitch, h, HD), s.out_pitch, s.T - row, acc,
+                            1 / sum[0], 1 / sum[1]);
+        }
+    }
+#else
+    __trap();
+#endif
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// dK, dV
+
+/* WGS x 64 keys; queries in tiles of BM; K and V of KV_STAGES pieces of work are in shared memory at a time. */
+template <int HD_, int BM_, int WGS_, int STAGES_, int KV_STAGES_, int BLOCKS_>
+struct WgmmaKVTiles : WarpgroupSplit<WGS_, BLOCKS_> {
+    static constexpr int HD = HD_, BM = BM_, WGS = WGS_, STAGES = STAGES_, KV_STAGES = KV_STAGES_, BLOCKS = BLOCKS_;
+    static constexpr int BN = 64 * WGS, KV_BYTES = BN * HD * 2, Q_BYTES = BM * HD * 2, STATS_BYTES = BM * 8;
+    static constexpr int SMEM = 2 * KV_STAGES * KV_BYTES + STAGES * (2 * Q_BYTES + STATS_BYTES) + 1024;
+    // whether dv and dk products of one tile can not be under way at a time, for want of registers for both left operands
+    static constexpr bool TIGHT = HD + BM + 2 * (BM / 4) + 24 > WarpgroupSplit<WGS_, BLOCKS_>::CONSUMER;
+    // a warpgroup may pass over the first tiles of a head while it still holds the last one of the head before
+    static_assert(STAGES >= (BN - 1) / BM + 2, "the ring is too short");
+    static_assert(BM == 64 || BM == 128, "statistics are padded to multiples of 128");
+};
+
+template <typename Tiles>
+__global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
+    attention_backward_kv_wgmma_kernel(floatX* dqkv, const float2* stats, const __grid_constant__ CUtensorMap q_map,
+                                       const __grid_constant__ CUtensorMap kv_map, const __grid_constant__ CUtensorMap dout_map,
+                                       AttentionShape s, uint32_t B) {
+#if PTX_HAS_SM90A
+    constexpr int HD = Tiles::HD, BM = Tiles::BM, BN = Tiles::BN;
+    constexpr uint32_t KV_BYTES = Tiles::KV_BYTES, Q_BYTES = Tiles::Q_BYTES, STATS_BYTES = Tiles::STATS_BYTES;
+    extern __shared__ __align__(128) char smem[];
+    __shared__ uint64_t kv_barriers[2 * Tiles::KV_STAGES], q_barriers[2 * Tiles::STAGES];
+    // K, V of each of KV_STAGES; q, dout of each of STAGES; statistics of each of STAGES
+    const char* all_stats = wgmma_tiles(smem) + 2 * Tiles::KV_STAGES * KV_BYTES + 2 * Tiles::STAGES * Q_BYTES;
+    const uint32_t kv_smem = shared_address(wgmma_tiles(smem)), q_smem = kv_smem + 2 * Tiles::KV_STAGES * KV_BYTES;
+    const uint32_t stats_smem = shared_address(all_stats);
+    const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), group = s.NH / s.NKV;
+    const uint32_t heads = B * s.NKV;
+    Ring<Tiles::KV_STAGES> kv_ring(kv_barriers);
+    Ring<Tiles::STAGES> q_ring(q_barriers);
+    if (threadIdx.x == 0) {
+        kv_ring.init(4 * Tiles::WGS);
+        q_ring.init(4 * Tiles::WGS);
+        barrier_init_done();
+    }
+    __syncthreads();
+    WorkList work(heads * ((s.T + BN - 1) / BN));
+    if (warpgroup == 0) {
+        registers_lower<Tiles::PRODUCER>();
+        if (threadIdx.x != 0) { return; }
+        for (uint32_t piece; work.next(&piece);) {
+            const int k0 = piece / heads * BN, b = piece % heads / s.NKV, kv_head = piece % heads % s.NKV;
+            const uint32_t kv_tile = kv_smem + kv_ring.stage * 2 * KV_BYTES;
+            kv_ring.begin_fill(2 * KV_BYTES);
+            copy_box_4d(kv_tile, &kv_map, 0, k0, (s.NH + kv_head) * (HD / 64), b, kv_ring.full());
+            copy_box_4d(kv_tile + KV_BYTES, &kv_map, 0, k0, (s.NH + s.NKV + kv_head) * (HD / 64), b, kv_ring.full());
+            kv_ring.advance();
+            for (int h = kv_head * group; h < (kv_head + 1) * group; h++) {
+                const float2* head_stats = stats + ((size_t)b * s.NH + h) * s.stat_rows;
+                for (int q0 = k0 / BM * BM; q0 < s.T; q0 += BM) {
+                    const uint32_t q_tile = q_smem + q_ring.stage * 2 * Q_BYTES;
+                    q_ring.begin_fill(2 * Q_BYTES + STATS_BYTES);
+                    copy_box_4d(q_tile, &q_map, 0, q0, h * (HD / 64), b, q_ring.full());
+                    copy_box_4d(q_tile + Q_BYTES, &dout_map, 0, q0, h * (HD / 64), b, q_ring.full());
+                    copy_bytes(stats_smem + q_ring.stage * STATS_BYTES, head_stats + q0, STATS_BYTES, q_ring.full());
+                    q_ring.advance();
+                }
+            }
+        }
+    } else {
+        registers_raise<Tiles::CONSUMER>();
+        const int consumer = warpgroup - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+        float dk[HD / 2], dv[HD / 2], p[BM / 2], ds[BM / 2];
+        uint32_t p_operand[BM / 16][4], ds_operand[BM / 16][4];
+        for (uint32_t piece; work.next(&piece);) {
+            const int k0 = piece / heads * BN, b = piece % heads / s.NKV, kv_head = piece % heads % s.NKV;
+            const int my_k0 = k0 + consumer * 64;
+            kv_ring.wait_full();
+            const uint32_t k_rows = matrix_rows(kv_smem + kv_ring.stage * 2 * KV_BYTES + consumer * 64 * 128);
+            const uint32_t v_rows = k_rows + (KV_BYTES >> 4);
+            uint32_t held = NO_BARRIER;  // of the buffer that products under way read
+            wgmma_clear(dk);
+            wgmma_clear(dv);
+#pragma unroll 1
+            for (int h = 0; h < group; h++) {
+#pragma unroll 1
+                for (int q0 = k0 / BM * BM; q0 < s.T; q0 += BM) {
+                    q_ring.wait_full();
+                    if (q0 + BM <= my_k0) {  // no query of these sees a key of this warpgroup
+                        ring_release(q_ring.empty());
+                        q_ring.advance();
+                        continue;
+                    }
+                    const uint32_t q_tile = q_smem + q_ring.stage * 2 * Q_BYTES, dout_tile = q_tile + Q_BYTES;
+                    const float4* tile_stats = (const float4*)(all_stats + q_ring.stage * STATS_BYTES) + t;  // two queries each
+                    wgmma_fence();
+                    wgmma_scores<HD, BM, BN>(p, k_rows, matrix_rows(q_tile));
+                    wgmma_commit();
+                    wgmma_scores<HD, BM, BN>(ds, v_rows, matrix_rows(dout_tile));
+                    wgmma_commit();
+                    wgmma_wait<1>();
+                    wgmma_hold(p);
+                    if (held != NO_BARRIER) { ring_release(held); }
+#pragma unroll
+                    for (int n = 0; n < BM / 8; n++) {
+                        const float4 stat = tile_stats[n * 4];
+#pragma unroll
+                        for (int e = 0; e < 4; e++) {
+                            p[n * 4 + e] = exp2_fast(p[n * 4 + e] * s.scale_log2 - (e % 2 ? stat.z : stat.x));
+                        }
+                    }
+                    if (q0 < my_k0 + 63) {
+                        // the first column of this tile, counted from 2 t, in which a query sees key g of the warp
+                        const int first = my_k0 + warp * 16 + g - q0 - t * 2;
+#pragma unroll
+                        for (int i = 0; i < BM / 2; i++) {
+                            if (i / 4 * 8 + i % 2 - i % 4 / 2 * 8 < first) { p[i] = 0; }
+                        }
+                    }
+                    wgmma_operand<BM>(p_operand, p);
+                    wgmma_fence();
+                    wgmma_values<HD, BM>(dv, p_operand, matrix_columns(dout_tile, BM * 128));
+                    wgmma_commit();
+                    wgmma_wait<1>();
+                    wgmma_hold(ds);
+#pragma unroll
+                    for (int n = 0; n < BM / 8; n++) {
+                        const float4 stat = tile_stats[n * 4];
+#pragma unroll
+                        for (int e = 0; e < 4; e++) {
+                            ds[n * 4 + e] = p[n * 4 + e] * (ds[n * 4 + e] - (e % 2 ? stat.w : stat.y));
+                        }
+                    }
+                    if constexpr (Tiles::TIGHT) { wgmma_wait<0>(); }
+                    wgmma_operand<BM>(ds_operand, ds);
+                    wgmma_fence();
+                    wgmma_values<HD, BM>(dk, ds_operand, matrix_columns(q_tile, BM * 128));
+                    wgmma_commit();
+                    if constexpr (Tiles::TIGHT) {
+                        wgmma_wait<0>();
+                        wgmma_hold(dk);
+                        wgmma_hold(dv);
+                        ring_release(q_ring.empty());
+                    } else {
+                        held = q_ring.empty();
+                    }
+                    q_ring.advance();
+                }
+            }
+            wgmma_wait<0>();
+            wgmma_hold(dk);
+            wgmma_hold(dv);
+            if (held != NO_BARRIER) { ring_release(held); }
+            ring_release(kv_ring.empty());
+            kv_ring.advance();
+            const int row = my_k0 + warp * 16;
+            floatX* dk_rows = attention_row(dqkv, (size_t)b * s.T + row, s.qkv_pitch, s.NH + kv_head, HD);
+            wgmma_store<HD>(dk_rows, s.qkv_pitch, s.T - row, dk, s.scale, s.scale);
+            wgmma_store<HD>(dk_rows + (size_t)s.NKV * HD, s.qkv_pitch, s.T - row, dv, 1, 1);
+        }
+    }
+#else
+    __trap();
+#endif
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// dQ
+
+/* WGS x 64 queries; keys in tiles of BN; q and dout of Q_STAGES pieces of work are in shared memory at a time. */
+template <int HD_, int BN_, int WGS_, int STAGES_, int Q_STAGES_, int BLOCKS_>
+struct WgmmaQTiles : WarpgroupSplit<WGS_, BLOCKS_> {
+    static constexpr int HD = HD_, BN = BN_, WGS = WGS_, STAGES = STAGES_, Q_STAGES = Q_STAGES_, BLOCKS = BLOCKS_;
+    static constexpr int BM = 64 * WGS, KV_BYTES = BN * HD * 2, Q_BYTES = BM * HD * 2;
+    static constexpr int SMEM = 2 * Q_STAGES * Q_BYTES + STAGES * 2 * KV_BYTES + 1024;
+    static_assert(STAGES >= 2, "the ring is too short");
+};
+
+template <typename Tiles>
+__global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
+    attention_backward_q_wgmma_kernel(floatX* dqkv, const float2* stats, const __grid_constant__ CUtensorMap q_map,
+                                      const __grid_constant__ CUtensorMap kv_map, const __grid_constant__ CUtensorMap dout_map,
+                                      AttentionShape s, uint32_t B) {
+#if PTX_HAS_SM90A
+    constexpr int HD = Tiles::HD, BM = Tiles::BM, BN = Tiles::BN;
+    constexpr uint32_t KV_BYTES = Tiles::KV_BYTES, Q_BYTES = Tiles::Q_BYTES;
+    extern __shared__ __align__(128) char smem[];
+    __shared__ uint64_t kv_barriers[2 * Tiles::STAGES], q_barriers[2 * Tiles::Q_STAGES];
+    // q, dout of each of Q_STAGES; K, V of each of STAGES
+    const uint32_t q_smem = shared_address(wgmma_tiles(smem)), kv_smem = q_smem + 2 * Tiles::Q_STAGES * Q_BYTES;
+    const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), group = s.NH / s.NKV, tiles = (s.T + BM - 1) / BM;
+    const uint32_t heads = B * s.NH;
+    Ring<Tiles::STAGES> kv_ring(kv_barriers);
+    Ring<Tiles::Q_STAGES> q_ring(q_barriers);
+    if (threadIdx.x == 0) {
+        kv_ring.init(4 * Tiles::WGS);
+        q_ring.init(4 * Tiles::WGS);
+        barrier_init_done();
+    }
+    __syncthreads();
+    WorkList work(heads * tiles);
+    if (warpgroup == 0) {
+        registers_lower<Tiles::PRODUCER>();
+        if (threadIdx.x != 0) { return; }
+        for (uint32_t piece; work.next(&piece);) {
+            const int q0 = (tiles - 1 - (int)(piece / heads)) * BM, b = piece % heads / s.NH, h = piece % heads % s.NH;
+            const int k_block = (s.NH + h / group) * (HD / 64), v_block = k_block + s.NKV * (HD / 64);
+            const uint32_t q_tile = q_smem + q_ring.stage * 2 * Q_BYTES;
+            q_ring.begin_fill(2 * Q_BYTES);
+            copy_box_4d(q_tile, &q_map, 0, q0, h * (HD / 64), b, q_ring.full());
+            copy_box_4d(q_tile + Q_BYTES, &dout_map, 0, q0, h * (HD / 64), b, q_ring.full());
+            q_ring.advance();
+            for (int k0 = (min(s.T, q0 + BM) - 1) / BN * BN; k0 >= 0; k0 -= BN) {
+                const uint32_t kv_tile = kv_smem + kv_ring.stage * 2 * KV_BYTES;
+                kv_ring.begin_fill(2 * KV_BYTES);
+                copy_box_4d(kv_tile, &kv_map, 0, k0, k_block, b, kv_ring.full());
+                copy_box_4d(kv_tile + KV_BYTES, &kv_map, 0, k0, v_block, b, kv_ring.full());
+                kv_ring.advance();
+            }
+        }
+    } else {
+        registers_raise<Tiles::CONSUMER>();
+        const int consumer = warpgroup - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+        float dq[HD / 2], p[BN / 2], ds[BN / 2];
+        uint32_t ds_operand[BN / 16][4];
+        for (uint32_t piece; work.next(&piece);) {
+            const int q0 = (tiles - 1 - (int)(piece / heads)) * BM, b = piece % heads / s.NH, h = piece % heads % s.NH;
+            const int my_q0 = q0 + consumer * 64, row = my_q0 + warp * 16 + g;
+            float2 stat[2];
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const int at = row + r * 8;
+                stat[r] = at < s.T ? stats[((size_t)b * s.NH + h) * s.stat_rows + at] : make_float2(INFINITY, 0);
+            }
+            q_ring.wait_full();
+            const uint32_t q_rows = matrix_rows(q_smem + q_ring.stage * 2 * Q_BYTES + consumer * 64 * 128);
+            const uint32_t dout_rows = q_rows + (Q_BYTES >> 4);
+            uint32_t held = NO_BARRIER;
+            wgmma_clear(dq);
+            int k0 = (min(s.T, q0 + BM) - 1) / BN * BN;
+#pragma unroll 1
+            for (; k0 > my_q0 + 63; k0 -= BN) {  // no query of this warpgroup sees these keys
+                kv_ring.wait_full();
+                ring_release(kv_ring.empty());
+                kv_ring.advance();
+            }
+#pragma unroll 1
+            for (; k0 >= 0; k0 -= BN) {
+                const uint32_t k_tile = kv_smem + kv_ring.stage * 2 * KV_BYTES, v_tile = k_tile + KV_BYTES;
+                kv_ring.wait_full();
+                wgmma_fence();
+                wgmma_scores<HD, BN, BM>(p, q_rows, matrix_rows(k_tile));
+                wgmma_commit();
+                wgmma_scores<HD, BN, BM>(ds, dout_rows, matrix_rows(v_tile));
+                wgmma_commit();
+                wgmma_wait<1>();
+                wgmma_hold(p);
+                if (held != NO_BARRIER) { ring_release(held); }
+                held = kv_ring.empty();
+#pragma unroll
+                for (int i = 0; i < BN / 2; i++) { p[i] = exp2_fast(p[i] * s.scale_log2 - stat[i % 4 / 2].x); }
+                if (k0 + BN - 1 > my_q0) {
+                    // the last column of this tile, counted from 2 t, that row g of the warp sees
+                    const int last = row - k0 - t * 2;
+#pragma unroll
+                    for (int i = 0; i < BN / 2; i++) {
+                        if (i / 4 * 8 + i % 2 - i % 4 / 2 * 8 > last) { p[i] = 0; }
+                    }
+                }
+                wgmma_wait<0>();
+                wgmma_hold(ds);
+#pragma unroll
+                for (int i = 0; i < BN / 2; i++) { ds[i] = p[i] * (ds[i] - stat[i % 4 / 2].y); }
+                wgmma_operand<BN>(ds_operand, ds);
+                wgmma_fence();
+                wgmma_values<HD, BN>(dq, ds_operand, matrix_columns(k_tile, BN * 128));
+                wgmma_commit();
+                kv_ring.advance();
+            }
+            wgmma_wait<0>();
+            wgmma_hold(dq);
+            if (held != NO_BARRIER) { ring_release(held); }
+            ring_release(q_ring.empty());
+            q_ring.advance();
+            floatX* dq_rows = attention_row(dqkv, (size_t)b * s.T + my_q0 + warp * 16, s.qkv_pitch, h, HD);
+            wgmma_store<HD>(dq_rows, s.qkv_pitch, s.T - my_q0 - warp * 16, dq, s.scale, s.scale);
+        }
+    }
+#else
+    __trap();
+#endif
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// launchers
+
+/* Tells, by its shared memory, whether the code at hand is that for sm_90a: a GPU of compute capability 9.0 may as well run PTX
+ * without its own instructions. */
+enum { PROBE_BYTES = 4096 };
+__global__ static void attention_wgmma_probe_kernel(int* out) {
+#if PTX_HAS_SM90A
+    __shared__ volatile int used[PROBE_BYTES / 4];
+    used[threadIdx.x] = threadIdx.x;
+    __syncthreads();
+    *out = used[threadIdx.x ^ 1];
+#endif
+}
+
+static inline bool attention_has_wgmma(void) {
+    cudaFuncAttributes a;
+    CUDA_CHECK(cudaFuncGetAttributes(&a, (const void*)attention_wgmma_probe_kernel));
+    return a.sharedSizeBytes >= PROBE_BYTES;
+}
+
+typedef CUresult (*TensorMapEncode)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
+                                    const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                    CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+/* The driver's function, found at run time so that nothing links libcuda. */
+static inline TensorMapEncode tensor_map_encode(void) {
+    void* f = NULL;
+    cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
+    CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found));
+#else
+    CUDA_CHECK(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &f, cudaEnableDefault, &found));
+#endif
+    if (found != cudaDriverEntryPointSuccess || f == NULL) { die("this CUDA driver has no cuTensorMapEncodeTiled"); }
+    return (TensorMapEncode)f;
+}
+
+/* x (B, T, width) with rows `pitch` apart, in boxes of `rows` tokens of one sequence by HD columns. */
+static inline CUtensorMap attention_tensor_map(const floatX* x, size_t B, int T, size_t width, size_t pitch, int rows, int HD) {
+    static const TensorMapEncode encode = tensor_map_encode();
+    const cuuint64_t dims[4] = {64, (cuuint64_t)T, width / 64, B};
+    const cuuint64_t strides[3] = {pitch * sizeof(floatX), 128, T * pitch * sizeof(floatX)};
+    const cuuint32_t box[4] = {64, (cuuint32_t)rows, (cuuint32_t)HD / 64, 1}, steps[4] = {1, 1, 1, 1};
+#ifdef PRECISION_BF16
+    const CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+#else
+    const CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+#endif
+    CUtensorMap map;
+    const CUresult status =
+        encode(&map, type, 4, (void*)x, dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (status != CUDA_SUCCESS) {
+        die("attention: no tensor map of B %zu, T %d, width %zu, pitch %zu (CUresult %d)", B, T, width, pitch, (int)status);
+    }
+    return map;
+}
+
+static inline CUtensorMap attention_qkv_map(const floatX* qkv, size_t B, const AttentionShape& s, int rows) {
+    return attention_tensor_map(qkv, B, s.T, (size_t)(s.NH + 2 * s.NKV) * s.HD, s.qkv_pitch, rows, s.HD);
+}
+
+static inline CUtensorMap attention_out_map(const floatX* out, size_t B, const AttentionShape& s, int rows) {
+    return attention_tensor_map(out, B, s.T, (size_t)s.NH * s.HD, s.out_pitch, rows, s.HD);
+}
+
+/* As many blocks as run at a time, or as there are pieces of work. */
+static inline dim3 attention_persistent_grid(size_t pieces, int blocks) {
+    return dim3((unsigned)size_min(pieces, (size_t)device_attribute(cudaDevAttrMultiProcessorCount) * blocks));
+}
+
+template <typename Tiles>
+static inline void attention_forward_wgmma_tiles(floatX* out, float* lse, const floatX* qkv, size_t B, AttentionShape s,
+                                                 cudaStream_t stream) {
+    const size_t pieces = B * s.NH * ((s.T + Tiles::BM - 1) / Tiles::BM);
+    attention_launch(attention_forward_wgmma_kernel<Tiles>, attention_persistent_grid(pieces, Tiles::BLOCKS), Tiles::THREADS,
+                     Tiles::SMEM, stream, out, lse, attention_qkv_map(qkv, B, s, Tiles::BM),
+                     attention_qkv_map(qkv, B, s, Tiles::BN), s, (uint32_t)B);
+}
+
+template <typename Tiles>
+static inline void attention_backward_kv_wgmma(floatX* dqkv, const float2* stats, const floatX* dout, const floatX* qkv,
+                                               size_t B, AttentionShape s, cudaStream_t stream) {
+    const size_t pieces = B * s.NKV * ((s.T + Tiles::BN - 1) / Tiles::BN);
+    attention_launch(attention_backward_kv_wgmma_kernel<Tiles>, attention_persistent_grid(pieces, Tiles::BLOCKS),
+                     Tiles::THREADS, Tiles::SMEM, stream, dqkv, stats, attention_qkv_map(qkv, B, s, Tiles::BM),
+                     attention_qkv_map(qkv, B, s, Tiles::BN), attention_out_map(dout, B, s, Tiles::BM), s, (uint32_t)B);
+}
+
+template <typename Tiles>
+static inline void attention_backward_q_wgmma(floatX* dqkv, const float2* stats, const floatX* dout, const floatX* qkv,
+                                              size_t B, AttentionShape s, cudaStream_t stream) {
+    const size_t pieces = B * s.NH * ((s.T + Tiles::BM - 1) / Tiles::BM);
+    attention_launch(attention_backward_q_wgmma_kernel<Tiles>, attention_persistent_grid(pieces, Tiles::BLOCKS), Tiles::THREADS,
+                     Tiles::SMEM, stream, dqkv, stats, attention_qkv_map(qkv, B, s, Tiles::BM),
+                     attention_qkv_map(qkv, B, s, Tiles::BN), attention_out_map(dout, B, s, Tiles::BM), s, (uint32_t)B);
+}
+
+// Tiles by head dimension: HD, rows of the walked-over side, warpgroups, ring, pieces of work at a time, blocks.
+template <int HD>
+struct WgmmaTiles;
+template <>
+struct WgmmaTiles<64> {
+    typedef WgmmaForwardTiles<64, 128, 3, 2, 2, 1> Forward;
+    typedef WgmmaKVTiles<64, 64, 2, 5, 2, 1> BackwardKV;
+    typedef WgmmaQTiles<64, 64, 3, 4, 2, 1> BackwardQ;
+};
+template <>
+struct WgmmaTiles<128> {
+    typedef WgmmaForwardTiles<128, 128, 2, 2, 1, 1> Forward;
+    typedef WgmmaKVTiles<128, 64, 2, 4, 1, 1> BackwardKV;
+    typedef WgmmaQTiles<128, 96, 2, 2, 1, 1> BackwardQ;
+};
+
+template <int HD>
+static inline void attention_forward_wgmma(floatX* out, float* lse, const floatX* qkv, size_t B, AttentionShape s,
+                                           cudaStream_t stream) {
+    attention_forward_wgmma_tiles<typename WgmmaTiles<HD>::Forward>(out, lse, qkv, B, s, stream);
+}
+
+template <int HD>
+static inline void attention_backward_wgmma(floatX* dqkv, const float2* stats, const floatX* dout, const floatX* qkv, size_t B,
+                                            AttentionShape s, cudaStream_t stream) {
+    attention_backward_kv_wgmma<typename WgmmaTiles<HD>::BackwardKV>(dqkv, stats, dout, qkv, B, s, stream);
+    attention_backward_q_wgmma<typename WgmmaTiles<HD>::BackwardQ>(dqkv, stats, dout, qkv, B, s, stream);
+}
+
+#endif  // PRECISION_FP32
+#endif
