@@ -74,7 +74,7 @@ typedef enum {
     NUM_MEM
 } MemoryKind;
 
-enum { CLASSIFIER_ROWS = 256 };  // tokens whose logits exist at one time: (256, V) stays near the cache
+enum { CLASSIFIER_ROWS = 512 };  // tokens whose logits exist at one time: (512, V) stays near the cache
 enum { DECODE_ROWS = 64 };       // tokens of a prompt that generation takes in one pass
 
 typedef struct {
