@@ -52,28 +52,30 @@ __device__ __forceinline__ Element* attention_row(Element* base, size_t row, siz
 // ---------------------------------------------------------------------------------------------------------------------
 // backward, first step: D, and lse in base 2, side by side, for whoever recomputes scores
 
-/* stats (B, NH, stat_rows) pairs {lse * log2(e), D}; those past T make every p and ds zero. A warp a (row, head). */
+/* stats (B, NH, stat_rows) pairs {lse * log2(e), D}; those past T make every p and ds zero. LANES threads a pair, each W
+ * neighbouring elements at a time; pairs of neighbouring tokens lie next to each other in a block. */
+template <int LANES, int W>
 __global__ void attention_stats_kernel(float2* stats, const floatX* dout, const floatX* out, const float* lse, AttentionShape s,
-                                       size_t tasks) {
-    const size_t task = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
-    const int lane = threadIdx.x % 32;
-    if (task >= tasks) { return; }
-    const int h = (int)(task % s.NH), t = (int)(task / s.NH % s.stat_rows);
-    const size_t b = task / s.NH / s.stat_rows;
-    float2* stat = stats + (b * s.NH + h) * s.stat_rows + t;
-    if (t >= s.T) {
-        if (lane == 0) { *stat = make_float2(INFINITY, 0); }
-        return;
-    }
-    const floatX* o = attention_row(out, b * s.T + t, s.out_pitch, h, s.HD);
-    const floatX* d = attention_row(dout, b * s.T + t, s.out_pitch, h, s.HD);
+                                       size_t pairs) {
+    const size_t pair = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / LANES;
+    if (pair >= pairs) { return; }  // pairs come in multiples of 128: whole blocks
+    const int lane = threadIdx.x % LANES, t = (int)(pair % s.stat_rows), h = (int)(pair / s.stat_rows % s.NH);
+    const size_t row = pair / s.stat_rows / s.NH * s.T + t;
     float sum = 0;
-    for (int i = lane * 2; i < s.HD; i += 64) {
-        const float2 a = load2(o + i), b = load2(d + i);
-        sum += a.x * b.x + a.y * b.y;
+    if (t < s.T) {
+        const floatX* o = attention_row(out, row, s.out_pitch, h, s.HD);
+        const floatX* d = attention_row(dout, row, s.out_pitch, h, s.HD);
+        for (int i = lane * W; i < s.HD; i += LANES * W) {
+            const Vec<floatX, W> x = load_vec<W>(o + i), y = load_vec<W>(d + i);
+#pragma unroll
+            for (int k = 0; k < W; k++) { sum += to_float(x.v[k]) * to_float(y.v[k]); }
+        }
     }
-    sum = warp_sum(sum);
-    if (lane == 0) { *stat = make_float2(lse[(b * s.NH + h) * s.T + t] * LOG2_E, sum); }
+#pragma unroll
+    for (int mask = LANES / 2; mask > 0; mask /= 2) { sum += __shfl_xor_sync(0xffffffffu, sum, mask); }
+    if (lane == 0) {
+        stats[pair] = t < s.T ? make_float2(lse[pair / s.stat_rows * s.T + t] * LOG2_E, sum) : make_float2(INFINITY, 0);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1120,7 +1122,7 @@ struct MmaTiles<128> {
 template <int HD>
 static inline void attention_forward_mma_any(floatX* out, float* lse, const floatX* qkv, size_t B, AttentionShape s,
                                              cudaStream_t stream) {
-    if (compiled_arch(attention_stats_kernel) >= 80) {
+    if (compiled_arch(attention_stats_kernel<32, 2>) >= 80) {
         attention_forward_mma<typename MmaTiles<HD>::Forward>(out, lse, qkv, B, s, stream);
     } else {
         attention_forward_mma<typename MmaTiles<HD>::Forward75>(out, lse, qkv, B, s, stream);
@@ -1130,7 +1132,7 @@ static inline void attention_forward_mma_any(floatX* out, float* lse, const floa
 template <int HD>
 static inline void attention_backward_mma_any(floatX* dqkv, const float2* stats, const floatX* dout, const floatX* qkv,
                                               size_t B, AttentionShape s, cudaStream_t stream) {
-    if (compiled_arch(attention_stats_kernel) >= 80) {
+    if (compiled_arch(attention_stats_kernel<32, 2>) >= 80) {
         attention_backward_kv_mma<typename MmaTiles<HD>::BackwardKV>(dqkv, stats, dout, qkv, B, s, stream);
         attention_backward_q_mma<typename MmaTiles<HD>::BackwardQ>(dqkv, stats, dout, qkv, B, s, stream);
     } else {
@@ -1187,10 +1189,14 @@ static inline void attention_backward_kernel(AttentionKernel kernel, floatX* dqk
                                              int NKV, int HD, size_t qkv_pitch, size_t out_pitch, cudaStream_t stream) {
     const AttentionShape s = attention_shape(T, NH, NKV, HD, qkv_pitch, out_pitch);
     float2* stats = (float2*)scratch;
-    const size_t tasks = B * s.stat_rows * NH;
+    const size_t pairs = B * NH * s.stat_rows;
     kernel = attention_choose(kernel, HD);
-    if (tasks == 0) { return; }
-    attention_stats_kernel<<<(unsigned)((tasks + 7) / 8), 256, 0, stream>>>(stats, dout, out, lse, s, tasks);
+    if (pairs == 0) { return; }
+    if (HD % 64 == 0) {
+        attention_stats_kernel<8, 8><<<(unsigned)(pairs / 32), 256, 0, stream>>>(stats, dout, out, lse, s, pairs);
+    } else {
+        attention_stats_kernel<32, 2><<<(unsigned)(pairs / 8), 256, 0, stream>>>(stats, dout, out, lse, s, pairs);
+    }
     CUDA_CHECK_LAUNCH("attention_stats_kernel");
 #ifndef PRECISION_FP32
     if (kernel == ATTENTION_WGMMA) {

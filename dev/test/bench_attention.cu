@@ -6,15 +6,17 @@
  * TFLOP/s by the usual count: forward 4 B T^2 NH HD / 2 (the causal half), backward 2.5 times that, although ours computes
  * 3.5. Each number is the median of single launches between events, after a warm-up.
  *
- * `./bench_attention variants` then runs each mma kernel alone with other tiles (a minute): one line a variant with its error
- * against the plain kernel (about 2e-3 in BF16; more is a bug), registers and spilled bytes, and for T = 1024, 2048 and 8192 the time
- * and TFLOP/s in the operations it really does (dK dV four products, dQ three). The best line of each (part, HD) belongs into
- * MmaTiles of attention.cuh, whose lists of numbers have the same order.
+ * `./bench_attention variants` then runs each mma and wgmma kernel alone with other tiles (a minute): one line a variant with its
+ * error against the plain kernel (about 2e-3 in BF16; more is a bug), registers at its start and bytes of stack, and for T = 1024, 2048
+ * and 8192 the time and TFLOP/s in the operations it really does (dK dV four products, dQ three). The best line of each (kernel, part,
+ * HD) belongs into MmaTiles of attention.cuh and WgmmaTiles of attention_sm90.cuh, whose lists of numbers have the same order.
  */
 #include <algorithm>
 #include <vector>
 
 #include "../../llmc/attention.cuh"
+
+static const char* kernel_names[NUM_ATTENTION_KERNELS] = {"auto", "plain", "mma", "wgmma"};
 
 typedef struct {
     const char* name;
@@ -100,7 +102,6 @@ static float time_ms(F launch) {
 static double forward_flops(const Shape* s) { return 2.0 * s->B * s->T * (double)s->T * s->NH * s->HD; }
 
 static void bench_kernels(void) {
-    const char* names[NUM_ATTENTION_KERNELS] = {"auto", "plain", "mma", "wgmma"};
     printf("%-6s %-5s %5s %3s %3s %6s %3s | %10s %8s | %10s %8s\n", "kernel", "model", "T", "HD", "B", "NH", "NKV",
            "forward ms", "TFLOP/s", "backwd ms", "TFLOP/s");
     for (const Shape& s : shapes) {
@@ -116,8 +117,9 @@ static void bench_kernels(void) {
                 attention_backward_kernel(kernel, b.dqkv, b.scratch, b.dout, b.out, b.lse, b.qkv, s.B, s.T, s.NH, s.NKV, s.HD,
                                           b.qkv_pitch, b.out_pitch, 0);
             });
-            printf("%-6s %-5s %5d %3d %3zu %6d %3d | %10.3f %8.1f | %10.3f %8.1f\n", names[k], s.name, s.T, s.HD, s.B, s.NH,
-                   s.NKV, forward, forward_flops(&s) / forward * 1e-9, backward, 2.5 * forward_flops(&s) / backward * 1e-9);
+            printf("%-6s %-5s %5d %3d %3zu %6d %3d | %10.3f %8.1f | %10.3f %8.1f\n", kernel_names[k], s.name, s.T, s.HD, s.B,
+                   s.NH, s.NKV, forward, forward_flops(&s) / forward * 1e-9, backward,
+                   2.5 * forward_flops(&s) / backward * 1e-9);
             fflush(stdout);
         }
         release(&b);
@@ -125,7 +127,7 @@ static void bench_kernels(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// the mma kernels with other tiles
+// the mma and wgmma kernels with other tiles
 
 #ifndef PRECISION_FP32
 
@@ -147,7 +149,21 @@ static void launch_q(const Buffers* b, size_t B, AttentionShape s) {
     attention_backward_q_mma<Tiles>(b->dqkv, (const float2*)b->scratch, b->dout, b->qkv, B, s, 0);
 }
 
+template <typename Tiles>
+static void launch_wgmma_forward(const Buffers* b, size_t B, AttentionShape s) {
+    attention_forward_wgmma_tiles<Tiles>(b->out, b->lse, b->qkv, B, s, 0);
+}
+template <typename Tiles>
+static void launch_wgmma_kv(const Buffers* b, size_t B, AttentionShape s) {
+    attention_backward_kv_wgmma<Tiles>(b->dqkv, (const float2*)b->scratch, b->dout, b->qkv, B, s, 0);
+}
+template <typename Tiles>
+static void launch_wgmma_q(const Buffers* b, size_t B, AttentionShape s) {
+    attention_backward_q_wgmma<Tiles>(b->dqkv, (const float2*)b->scratch, b->dout, b->qkv, B, s, 0);
+}
+
 typedef struct {
+    AttentionKernel family;
     int part, HD;
     const char* tiles;
     VariantLaunch launch;
@@ -155,13 +171,27 @@ typedef struct {
 } Variant;
 
 // clang-format off
-#define FORWARD(HD, ...) {PART_FORWARD, HD, #__VA_ARGS__, launch_forward<ForwardTiles<HD, __VA_ARGS__, true>>, \
+#define FORWARD(HD, ...) {ATTENTION_MMA, PART_FORWARD, HD, #__VA_ARGS__, launch_forward<ForwardTiles<HD, __VA_ARGS__, true>>, \
                           (const void*)attention_forward_mma_kernel<ForwardTiles<HD, __VA_ARGS__, true>>}
-#define KV(HD, ...)      {PART_KV, HD, #__VA_ARGS__, launch_kv<BackwardKVTiles<HD, __VA_ARGS__, true>>, \
+#define KV(HD, ...)      {ATTENTION_MMA, PART_KV, HD, #__VA_ARGS__, launch_kv<BackwardKVTiles<HD, __VA_ARGS__, true>>, \
                           (const void*)attention_backward_kv_mma_kernel<BackwardKVTiles<HD, __VA_ARGS__, true>>}
-#define Q(HD, ...)       {PART_Q, HD, #__VA_ARGS__, launch_q<BackwardQTiles<HD, __VA_ARGS__, true>>, \
+#define Q(HD, ...)       {ATTENTION_MMA, PART_Q, HD, #__VA_ARGS__, launch_q<BackwardQTiles<HD, __VA_ARGS__, true>>, \
                           (const void*)attention_backward_q_mma_kernel<BackwardQTiles<HD, __VA_ARGS__, true>>}
+#define WFORWARD(HD, ...) {ATTENTION_WGMMA, PART_FORWARD, HD, #__VA_ARGS__, launch_wgmma_forward<WgmmaForwardTiles<HD, __VA_ARGS__>>, \
+                           (const void*)attention_forward_wgmma_kernel<WgmmaForwardTiles<HD, __VA_ARGS__>>}
+#define WKV(HD, ...)      {ATTENTION_WGMMA, PART_KV, HD, #__VA_ARGS__, launch_wgmma_kv<WgmmaKVTiles<HD, __VA_ARGS__>>, \
+                           (const void*)attention_backward_kv_wgmma_kernel<WgmmaKVTiles<HD, __VA_ARGS__>>}
+#define WQ(HD, ...)       {ATTENTION_WGMMA, PART_Q, HD, #__VA_ARGS__, launch_wgmma_q<WgmmaQTiles<HD, __VA_ARGS__>>, \
+                           (const void*)attention_backward_q_wgmma_kernel<WgmmaQTiles<HD, __VA_ARGS__>>}
 static const Variant variants[] = {
+    WFORWARD(64, 128, 3, 2, 2, 1), WFORWARD(64, 128, 2, 2, 2, 1), WFORWARD(64, 96, 3, 3, 2, 1), WFORWARD(64, 64, 3, 4, 2, 1),
+    WFORWARD(64, 128, 1, 2, 1, 2), WFORWARD(64, 64, 1, 2, 1, 3),
+    WFORWARD(128, 128, 2, 2, 1, 1), WFORWARD(128, 96, 2, 3, 1, 1), WFORWARD(128, 64, 2, 4, 2, 1), WFORWARD(128, 64, 3, 3, 1, 1),
+    WFORWARD(128, 64, 1, 2, 1, 2),
+    WKV(64, 64, 2, 5, 2, 1), WKV(64, 64, 2, 4, 1, 1), WKV(64, 64, 1, 4, 2, 2),
+    WKV(128, 64, 2, 4, 1, 1), WKV(128, 64, 2, 3, 1, 1),
+    WQ(64, 64, 3, 4, 2, 1), WQ(64, 64, 2, 4, 2, 1), WQ(64, 96, 2, 3, 2, 1), WQ(64, 128, 2, 3, 2, 1), WQ(64, 64, 1, 3, 1, 2),
+    WQ(128, 96, 2, 2, 1, 1), WQ(128, 64, 2, 4, 1, 1), WQ(128, 64, 1, 2, 1, 2),
     FORWARD(64, 64, 2, 4, 2), FORWARD(64, 128, 2, 4, 2), FORWARD(64, 64, 1, 4, 4), FORWARD(64, 64, 1, 8, 2), FORWARD(64, 32, 2, 4, 3),
     FORWARD(128, 32, 2, 4, 2), FORWARD(128, 64, 2, 4, 2), FORWARD(128, 48, 2, 4, 2), FORWARD(128, 64, 1, 4, 3), FORWARD(128, 64, 1, 8, 1),
     KV(64, 64, 32, 2, 4, 2), KV(64, 64, 64, 2, 4, 2), KV(64, 64, 64, 1, 4, 3), KV(64, 64, 32, 1, 4, 4), KV(64, 64, 64, 1, 8, 1),
@@ -208,14 +238,15 @@ static double variant_error(const Variant* v) {
 
 static void bench_variants(void) {
     const double products[NUM_PARTS] = {1, 2, 1.5};  // of the forward pass's two
-    printf("\n%-8s %3s %-22s %9s %5s %5s |", "part", "HD", "tiles", "error", "regs", "spill");
+    printf("\n%-6s %-8s %3s %-16s %9s %5s %5s |", "kernel", "part", "HD", "tiles", "error", "regs", "stack");
     for (int T : {1024, 2048, 8192}) { printf(" T %5d ms TFLOP/s", T); }
     printf("\n");
     for (const Variant& v : variants) {
+        if (!attention_has_kernel(v.family, v.HD)) { continue; }
         cudaFuncAttributes f;
         CUDA_CHECK(cudaFuncGetAttributes(&f, v.kernel));
-        printf("%-8s %3d %-22s %9.1e %5d %5zu |", part_names[v.part], v.HD, v.tiles, variant_error(&v), f.numRegs,
-               f.localSizeBytes);
+        printf("%-6s %-8s %3d %-16s %9.1e %5d %5zu |", kernel_names[v.family], part_names[v.part], v.HD, v.tiles,
+               variant_error(&v), f.numRegs, f.localSizeBytes);
         for (int T : {1024, 2048, 8192}) {
             const Shape s = {"", (size_t)((v.HD == 64 ? 32768 : 16384) / T), T, 32, 8, v.HD};
             Buffers b = allocate(&s);
@@ -240,7 +271,7 @@ int main(int argc, char** argv) {
     if (argc > 2 || (argc == 2 && !with_variants)) { die_usage("usage: %s [variants]", argv[0]); }
     cudaDeviceProp p;
     CUDA_CHECK(cudaGetDeviceProperties(&p, 0));
-    printf("%s, %s, code for sm_%d\n", p.name, PRECISION_NAME, compiled_arch(attention_stats_kernel));
+    printf("%s, %s, code for sm_%d\n", p.name, PRECISION_NAME, compiled_arch(attention_stats_kernel<32, 2>));
     bench_kernels();
 #ifndef PRECISION_FP32
     if (with_variants) { bench_variants(); }

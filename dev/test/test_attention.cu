@@ -402,7 +402,7 @@ int main(int argc, char** argv) {
         SKIP("every attention kernel", "no GPU");
         return test_summary();
     }
-    printf("%s, code for sm_%d;", PRECISION_NAME, compiled_arch(attention_stats_kernel));
+    printf("%s, code for sm_%d;", PRECISION_NAME, compiled_arch(attention_stats_kernel<32, 2>));
     for (int HD : {64, 128}) { printf(" head_dim %d runs %s", HD, kernel_names[attention_choose(ATTENTION_AUTO, HD)]); }
     printf("\n");
     RUN(every_head_dim_at_short_and_odd_lengths);
