@@ -23,6 +23,8 @@ expect "tokenize: without files" 2 "" "$bin/tokenize" -o x.bin
 expect "without data the command that makes it is named" 1 "make dev/data/tinytales" train
 expect "help into a full disk is an error" 1 "standard output" sh -c "\"$bin/train_llama3\" --help >/dev/full"
 
+expect "a model that does not fit is refused with the shortfall" 1 "too little" train --model llama3.1-70b --train data.bin --out bad
+
 mkdir empty && cp data.bin empty && cd empty || exit 1
 expect "a dry run shows the plan" 0 "plan    12 steps" train --model d1 --train data.bin --steps 12 --dry-run
 check "a dry run shows the memory" grep -q "^memory  need" "$tmp/stdout"
@@ -218,6 +220,14 @@ check "and another for another" sh -c '! cmp -s sampled1 sampled3'
 expect "text into a full disk is an error" 1 "writing the text failed" sh -c "'$bin/train_llama3' --model short --generate x >/dev/full"
 expect "the newest checkpoint of a folder is taken" 0 "using short/step_00000002" "$bin/train_llama3" --model short --generate x --tokens 2
 expect "chat without the template's tokens is refused by name" 1 "no token <|start_header_id|>" train --chat --model short
+names='<|start_header_id|> <|end_header_id|> <|eot_id|>' id=257
+added=$(for name in $names; do echo ",{\"id\":$id,\"content\":\"$name\",\"special\":true}" && id=$((id + 1)); done | tr -d '\n')
+mkdir words && sed "s/\"special\":true}],/\"special\":true}$added],/" short/step_00000002/tokenizer.json >words/tokenizer.json
+"$bin/tokenize" --tokenizer words -o words/data.bin text.txt >/dev/null
+expect "a tokenizer with the template's tokens trains a model" 0 "vocabulary 260" train --model d1 --steps 2 --train words/data.bin --out talker
+printf 'hello\n\n/clear\nhow are you?\n/quit\nunread\n' | "$bin/train_llama3" --model talker --chat --system 'be brief' --tokens 8 --temperature 0 >answers 2>"$tmp/stderr"
+check "which chats" test $? -eq 0 -a "$(wc -l <answers)" -ge 2
+check "and which is taken over with its template" grep -q 'start_header_id' talker/step_00000002/tokenizer_config.json
 expect "generating without a model" 1 "is missing" train --generate x --out nowhere
 expect "ids stand for text without a tokenizer" 0 "5 6 7" "$bin/train_llama3" --model "$pairs/gqa2_untied_rope8" --generate "5 6 7" --tokens 3
 expect "a prompt that is no ids then" 1 "wanted ids from 0 to 96" train --model "$pairs/gqa2_untied_rope8" --generate "the cat"
