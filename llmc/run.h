@@ -416,8 +416,9 @@ LLMC_UNUSED static double step_line(FILE* f, StepLines* s, int64_t step, int64_t
                 "mem", "eta");
     }
     s->lines++;
-    fprintf(f, "%*lld/%s %9.4f %8.3f %9.2e %8.1f %9s %6s %6.2fG %8s%s%s\n", width, (long long)step, width_text, loss, gnorm, lr,
-            ms, text_count((uint64_t)(tok_s + 0.5), number, sizeof number),
+    // neither is negative; fabs() takes the sign off a nan
+    fprintf(f, "%*lld/%s %9.4f %8.3f %9.2e %8.1f %9s %6s %6.2fG %8s%s%s\n", width, (long long)step, width_text, fabs(loss),
+            fabs(gnorm), lr, ms, text_count((uint64_t)(tok_s + 0.5), number, sizeof number),
             mfu_text(tok_s * s->flops_per_token, s->peak_flops, mfu, sizeof mfu), (double)memory / (1 << 30),
             text_clock((double)(stop - step) * interval, eta, sizeof eta), note ? "  " : "", note ? note : "");
     fflush(f);

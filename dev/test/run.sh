@@ -24,14 +24,15 @@ count() { # count NAME STATUS: adds the numbers of the log's summary line
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
 }
 
-run() { # run NAME COMMAND...: shows the output as it comes, keeps the command's own status
+run() { # run NAME COMMAND...: shows the output as it comes, stderr (the warnings that tests provoke) only where it fails
     name=$1
     shift
     echo "== $name"
     start=$(date +%s)
-    { "$@" 2>&1; echo $? > "$log.status"; } | tee "$log"
+    { "$@" 2>"$log.errors"; echo $? > "$log.status"; } | tee "$log"
+    [ "$(cat "$log.status")" -eq 0 ] || tail -n 50 "$log.errors"
     count "$name" "$(cat "$log.status")"
-    rm -f "$log.status"
+    rm -f "$log.status" "$log.errors"
     echo "   $(($(date +%s) - start)) s"
 }
 
