@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""gpu_pairs.py -- larger pairs of model and debug state than the committed ones, written from seeds and checked.
+
+    python dev/test/gpu_pairs.py --trainer ./test_llama3cu [--trainer ./test_llama3 ...] [--cases WORD ...] [--out DIR]
+    python dev/test/gpu_pairs.py --gap MODEL PROMPT A.txt B.txt      is the first byte where two greedy texts part a tie?
+
+The cases cover every head_dim that has a kernel of its own (and odd ones), all group sizes, vocabularies of no round number, T of
+1, of one and of many tiles, tied and untied, RoPE unscaled, with factor 8 and 32. PyTorch computes in fp32 on the CPU, where
+no TF32 can slip in. Prints "ok" or "FAIL" a case and program; exit 0 if all pass. --out without --trainer only writes.
+"""
+import argparse
+import concurrent.futures as futures
+import os
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, ROOT)
+import torch  # noqa: E402
+from safetensors import safe_open  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
+
+import train_llama3 as ref  # noqa: E402
+
+# name: heads, kv heads, head_dim, vocabulary, width, ffn, layers, B, T, tied, RoPE factor (0: unscaled)
+CASES = {
+    "hd10_groups1": (2, 2, 10, 97, 32, 136, 2, 3, 17, False, 0),
+    "hd12_groups2_tied": (4, 2, 12, 301, 40, 64, 2, 2, 200, True, 8),
+    "hd16_groups4": (8, 2, 16, 97, 32, 88, 2, 2, 256, False, 32),
+    "hd64_all_heads_share": (4, 1, 64, 301, 64, 136, 2, 1, 1000, True, 32),
+    "hd64_large_vocabulary": (2, 2, 64, 50257, 64, 136, 1, 1, 200, False, 0),
+    "hd64_groups2": (4, 2, 64, 97, 48, 136, 2, 3, 256, False, 8),
+    "hd64_many_tokens": (8, 2, 64, 97, 64, 136, 1, 5, 1000, False, 0),
+    "hd96_all_heads_share": (4, 1, 96, 97, 48, 136, 2, 2, 200, True, 0),
+    "hd128_groups2": (4, 2, 128, 301, 64, 136, 2, 2, 256, False, 8),
+    "hd128_groups1_tied": (4, 4, 128, 97, 40, 136, 1, 1, 1000, True, 32),
+    "hd128_groups4_large_vocabulary": (12, 3, 128, 50257, 48, 88, 1, 3, 17, True, 8),
+    "hd128_all_heads_share": (8, 1, 128, 97, 64, 136, 2, 3, 17, False, 0),
+    "hd256_groups2": (2, 1, 256, 97, 64, 136, 2, 1, 200, False, 8),
+    "hd256_groups1_tied": (4, 4, 256, 301, 64, 136, 1, 2, 17, True, 0),
+    "one_token_hd64": (2, 1, 64, 301, 48, 136, 2, 4, 1, True, 32),
+    "one_token_hd16": (4, 4, 16, 97, 32, 136, 2, 1, 1, False, 0),
+    "tiny_hd12": (2, 1, 12, 97, 40, 72, 1, 1, 70, False, 8),
+    "tiny_hd64": (2, 1, 64, 97, 40, 72, 1, 1, 70, False, 8),
+    "tiny_hd128": (2, 1, 128, 97, 40, 72, 1, 1, 70, True, 8),
+}
+STEPS = 4
+
+
+def config(case):
+    heads, kv, hd, vocab, width, ffn, layers, _, T, tied, factor = case
+    c = ref.Config(vocab_size=vocab, hidden_size=width, intermediate_size=ffn, num_hidden_layers=layers,
+                   num_attention_heads=heads, num_key_value_heads=kv, head_dim=hd, rms_norm_eps=1e-5, tie_word_embeddings=tied)
+    if factor:  # the original length below T, so that the factor shows
+        c.rope_type, c.factor, c.rope_theta = "llama3", float(factor), 500000.0
+        c.original_max_position_embeddings = max(8, T // 4)
+    return c
+
+
+def make_exact_zeros(path):
+    """At T = 1 the softmax over one key does not depend on q and k: what PyTorch has for their gradients is rounding."""
+    with safe_open(path, framework="pt") as f:
+        tensors, meta = {name: f.get_tensor(name) for name in f.keys()}, f.metadata()
+    for name in tensors:
+        if name.startswith("grad.") and name.endswith(("q_proj.weight", "k_proj.weight")):
+            tensors[name].zero_()
+            meta = {k: v for k, v in meta.items() if not k.endswith("_error." + name[5:])}
+    save_file(tensors, path, metadata=meta)
+
+
+def write_case(out, name):
+    torch.set_num_threads(1)
+    case, seed = CASES[name], 300 + list(CASES).index(name)
+    B, T, tied = case[7:10]
+    model = ref.make_model(config(case))
+    ref.init_telling(model, seed, 0.15 if tied else 0.05)
+    ref.save_model(model, os.path.join(out, name))
+    path = os.path.join(out, name + ".state.safetensors")
+    # small steps, so that what 16 bits round away does not grow from step to step; a decay that shows beside them
+    ref.write_state(model, path, B, T, 1 if name.startswith("tiny") else STEPS, seed=seed + 100, lr=1e-4, weight_decay=2.0)
+    if T == 1:
+        make_exact_zeros(path)
+
+
+def check_case(out, name, trainer, limit):
+    command = [trainer, os.path.join(out, name), os.path.join(out, name + ".state.safetensors")]
+    try:
+        r = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=limit)
+    except subprocess.TimeoutExpired:
+        return [f"no end after {limit} s"]
+    lines = r.stdout.splitlines()
+    if r.returncode == 0 and lines and " 0 failed" in lines[-1]:
+        return []
+    wrong, heading = [], ""
+    for line in lines:
+        if line.startswith("  FAIL"):
+            wrong += [heading] * (heading not in wrong) + [line]
+        elif not line.startswith("  "):
+            heading = line.replace(out + os.sep, "").split(",")[0]
+    return wrong or [f"exit code {r.returncode}"] + lines[-4:]
+
+
+def gap(model_dir, prompt, a_path, b_path):
+    """Two greedy texts of a model with the byte tokenizer: where they part, its two best logits must be closer than 1e-4."""
+    a, b = (open(p, "rb").read() for p in (a_path, b_path))
+    at = next((i for i in range(min(len(a), len(b))) if a[i] != b[i]), None)
+    if at is None:
+        sys.exit(f"error: one text has {len(a)} bytes and the other {len(b)}" if len(a) != len(b) else 0)
+    start = b"" if a.startswith(prompt.encode()) else prompt.encode()
+    model = ref.load_model(model_dir)
+    ids = torch.tensor([[256, *start, *a[:at]]])
+    with torch.no_grad():
+        best = model.set_context(ids.shape[1], torch.device("cpu")).logits(ids)[0, -1].topk(2)
+    distance = (best.values[0] - best.values[1]).item()
+    print(f"the texts part at byte {at}, where the two best logits differ by {distance:.2e}")
+    sys.exit(0 if distance < 1e-4 else 1)
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--trainer", action="append", default=[], help="test program; may be given several times")
+    p.add_argument("--cases", nargs="+", default=[""], metavar="WORD", help="only cases whose name contains a WORD")
+    p.add_argument("--out", help="folder to write to, and to keep")
+    p.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="cases at a time")
+    p.add_argument("--limit", type=int, default=120, help="seconds for one case and program")
+    p.add_argument("--gap", nargs=4, metavar=("MODEL", "PROMPT", "A", "B"))
+    a = p.parse_args()
+    if a.gap:
+        gap(*a.gap)
+    names = [n for n in CASES if any(word in n for word in a.cases)]
+    if not names:
+        sys.exit(f"error: no case has {a.cases} in its name, there are {', '.join(CASES)}")
+    temporary = None if a.out else tempfile.TemporaryDirectory()
+    out = os.path.abspath(a.out or temporary.name)
+    os.makedirs(out, exist_ok=True)
+    failed = 0
+    with futures.ProcessPoolExecutor(a.jobs) as writers, futures.ThreadPoolExecutor(a.jobs) as checkers:
+        written = {writers.submit(write_case, out, name): name for name in names}
+        checks = {}
+        for w in futures.as_completed(written):
+            w.result()
+            for trainer in a.trainer:
+                checks[checkers.submit(check_case, out, written[w], os.path.abspath(trainer), a.limit)] = written[w], trainer
+        for c in futures.as_completed(checks):
+            name, trainer = checks[c]
+            wrong = c.result()
+            failed += bool(wrong)
+            print(f"{'FAIL' if wrong else 'ok  '} {name}: {trainer}", flush=True)
+            for line in wrong[:12]:
+                print(f"    {line}")
+    print(f"{len(checks) - failed} passed, {failed} failed, 0 skipped")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
