@@ -25,7 +25,7 @@ import train_llama3 as ref  # noqa: E402
 
 # name: heads, kv heads, head_dim, vocabulary, width, ffn, layers, B, T, tied, RoPE factor (0: unscaled)
 CASES = {
-    "hd10_groups1": (2, 2, 10, 97, 32, 136, 2, 3, 17, False, 0),
+    "hd10_groups1": (2, 2, 10, 97, 32, 136, 1, 3, 17, False, 0),
     "hd12_groups2_tied": (4, 2, 12, 301, 40, 64, 2, 2, 200, True, 8),
     "hd16_groups4": (8, 2, 16, 97, 32, 88, 2, 2, 256, False, 32),
     "hd64_all_heads_share": (4, 1, 64, 301, 64, 136, 2, 1, 1000, True, 32),
@@ -40,7 +40,7 @@ CASES = {
     "hd256_groups2": (2, 1, 256, 97, 64, 136, 2, 1, 200, False, 8),
     "hd256_groups1_tied": (4, 4, 256, 301, 64, 136, 1, 2, 17, True, 0),
     "one_token_hd64": (2, 1, 64, 301, 48, 136, 2, 4, 1, True, 32),
-    "one_token_hd16": (4, 4, 16, 97, 32, 136, 2, 1, 1, False, 0),
+    "one_token_hd16": (4, 4, 16, 97, 32, 136, 1, 4, 1, False, 0),
     "tiny_hd12": (2, 1, 12, 97, 40, 72, 1, 1, 70, False, 8),
     "tiny_hd64": (2, 1, 64, 97, 40, 72, 1, 1, 70, False, 8),
     "tiny_hd128": (2, 1, 128, 97, 40, 72, 1, 1, 70, True, 8),
@@ -75,6 +75,10 @@ def write_case(out, name):
     B, T, tied = case[7:10]
     model = ref.make_model(config(case))
     ref.init_telling(model, seed, 0.15 if tied else 0.05)
+    with torch.no_grad():  # softer attention than in the committed pairs: with long rows 16 bits are noisy enough
+        for block in model.blocks:
+            for w in (block.qkv.weight, block.o.weight, block.gate_up.weight, block.down.weight):
+                w.mul_(0.6)
     ref.save_model(model, os.path.join(out, name))
     path = os.path.join(out, name + ".state.safetensors")
     # small steps, so that what 16 bits round away does not grow from step to step; a decay that shows beside them
