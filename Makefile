@@ -125,7 +125,8 @@ build/test_llama3_plain: test_llama3.cu train_llama3.c $(HEADERS) | build
 test-programs: train_llama3 tokenize test_llama3 build/test_llama3_plain $(UNIT_TESTS)
 
 test: test-programs
-	@CC="$(CC)" dev/test/run.sh "$(PYTHON)" ./test_llama3 build/test_llama3_plain $(UNIT_TESTS) dev/test/test_faults.sh $(SHELL_TESTS)
+	@CC="$(CC)" PYTHON="$(PYTHON)" dev/test/run.sh "$(PYTHON)" ./test_llama3 build/test_llama3_plain $(UNIT_TESTS) \
+	    dev/test/test_faults.sh $(SHELL_TESTS) dev/test/test_gpu.sh
 
 test-kill: train_llama3 tokenize
 	dev/test/kill_resume.sh $(KILLS)
