@@ -672,9 +672,9 @@ LLMC_UNUSED static void options_or_exit(Options* o, int argc, char** argv, Optio
  * its own, and checkpoints do not hold them: the run's state is the same however it was cut into processes. With --minutes
  * the number of steps was settled by the first one. */
 LLMC_UNUSED static bool option_is_of_this_run(int i) {
-    static const int of_this_run[] = {OPT_out,        OPT_minutes, OPT_threads, OPT_resume,  OPT_stop_after,
-                                      OPT_generate,   OPT_chat,    OPT_eval,    OPT_dry_run, OPT_help,
-                                      OPT_max_memory, OPT_profile, OPT_debug,   OPT_version};
+    static const int of_this_run[] = {OPT_out,   OPT_minutes, OPT_threads, OPT_resume, OPT_stop_after, OPT_generate,
+                                      OPT_chat,  OPT_eval,    OPT_dry_run, OPT_help,   OPT_max_memory, OPT_profile,
+                                      OPT_debug, OPT_version, OPT_tune,    OPT_plan};
     for (size_t k = 0; k < sizeof of_this_run / sizeof *of_this_run; k++) {
         if (of_this_run[k] == i) { return true; }
     }
