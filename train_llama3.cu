@@ -123,8 +123,9 @@ typedef struct {
     floatX* dqkv;              // (N, QKV)
     floatX* datt;              // (N, NH HD)
     floatX* dact;              // (N, F)
-    void* scratch;             // for the layers that ask for it
-    float* staging;            // (MODEL_PIECE) weights on their way from or to a file
+    void* matmul_workspace;
+    void* scratch;   // for the layers that ask for it
+    float* staging;  // (MODEL_PIECE) weights on their way from or to a file
 
     floatX* kv_cache;     // (L, cache_len, 2 NKV HD)
     float* decode_rope;   // (cache_len, HD)
@@ -201,7 +202,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         m->v = take<char>(&mem[MEM_V], elements * (o->bf16_moments ? 2 : 4));
     }
     Arena* w = &mem[MEM_WORKSPACE];
-    if (m->matmul) { m->matmul->workspace = take<char>(w, m->matmul->workspace_bytes); }
+    m->matmul_workspace = take<char>(w, m->matmul->workspace_bytes);
     m->staging = take<float>(w, MODEL_PIECE);
     if (N > 0) {
         Arena* a = &mem[MEM_ACTIVATIONS];
@@ -346,6 +347,7 @@ static Llama llama_create(const ModelConfig* c, const Layout* layout, MatmulCont
     m.table = param_table(c);
     m.blocks = (BlockActivations*)xcalloc(c->num_layers, sizeof *m.blocks);
     llama_lay_out(&m, mem);
+    matmul->workspace = m.matmul_workspace;
     CUDA_CHECK(cudaStreamCreateWithFlags(&m.stream, cudaStreamNonBlocking));
     CUDA_CHECK(cudaStreamCreateWithFlags(&m.copy_stream, cudaStreamNonBlocking));
     if (layout->B > 0) { upload_rope(m.rope, layout->T, c); }
