@@ -6,7 +6,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
-static char folder[PATH_CAP], written[3][PATH_CAP], config_path[PATH_CAP];
+static char folder[PATH_CAP], written[3][PATH_CAP];
 static char* config_text;
 static size_t config_size;
 
