@@ -22,6 +22,7 @@
 #include "llmc/swiglu.cuh"       // defines: swiglu_forward_cuda, swiglu_backward_cuda
 #include "llmc/matmul.cuh"  // defines: MatmulContext, matmul_forward_cuda, matmul_backward_input_cuda, matmul_backward_weight_cuda
 #include "llmc/crossentropy.cuh"  // defines: crossentropy_forward_cuda, crossentropy_fused_cuda
+#include "llmc/finite.cuh"        // defines: first_not_finite_cuda
 #include "llmc/adamw.cuh"         // defines: StepState, step_begin_cuda, norm_square_cuda, adamw_update_cuda
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1260,6 +1261,63 @@ static double validate(Llama* m, Session* s, uint64_t max_rows) {
     return sum / ((double)rows * (double)T);
 }
 
+/* --debug: prints the first element of a tensor that is not finite; true where there is one. */
+template <typename T>
+static bool report_not_finite(const Llama* m, const char* what, int layer, const T* x, size_t rows, size_t width,
+                              size_t pitch) {
+    FiniteIndex first;
+    first_not_finite_cuda((FiniteIndex*)m->scratch, x, rows, width, pitch, m->stream);
+    CUDA_CHECK(cudaMemcpyAsync(&first, m->scratch, sizeof first, cudaMemcpyDeviceToHost, m->stream));
+    CUDA_CHECK(cudaStreamSynchronize(m->stream));
+    if (first == ALL_FINITE) { return false; }
+    char where[32] = "";
+    if (layer >= 0) { snprintf(where, sizeof where, " of layer %d", layer); }
+    printf("debug   not finite: %s%s, row %llu, column %llu\n", what, where, first / width, first % width);
+    return true;
+}
+
+/* --debug, after a step whose loss or norm is not finite: names the first such tensor in the order of computation, from the
+ * weights through the forward pass of the last micro-batch, which is run again, to the gradients. */
+static void name_not_finite(const Llama* m) {
+    const ModelConfig* c = &m->config;
+    const Pitches* p = &m->pitch;
+    const size_t N = (size_t)m->layout.B * m->layout.T, C = c->hidden_size, F = c->intermediate_size;
+    for (int i = 0; i < m->table.count; i++) {
+        const Param* w = &m->table.items[i];
+        if (report_not_finite(m, w->name, -1, m->params + w->offset, w->rows, w->cols, w->cols)) { return; }
+    }
+    llama_forward(m);
+    for (int l = 0; l < c->num_layers; l++) {
+        const BlockActivations* s = &m->blocks[l];
+        if (report_not_finite(m, "the residual stream before attention", l, s->h, N, C, p->C)) { return; }
+        if (m->layout.level >= RECOMPUTE_BLOCK) { continue; }  // what blocks share holds the last one's
+        if (report_not_finite(m, "q, k, v", l, s->qkv, N, qkv_width(c), p->QKV) ||
+            report_not_finite(m, "attention's output", l, s->att, N, q_width(c), p->Q) ||
+            report_not_finite(m, "the residual stream after attention", l, s->mid, N, C, p->C)) {
+            return;
+        }
+        if (m->layout.level < RECOMPUTE_FFN && report_not_finite(m, "gate, up", l, s->gate_up, N, 2 * F, p->F2)) { return; }
+        if (m->layout.level < RECOMPUTE_NORM_SWIGLU && report_not_finite(m, "swiglu's output", l, s->act, N, F, p->F)) {
+            return;
+        }
+    }
+    if (report_not_finite(m, "the residual stream behind the last layer", -1, m->h_final, N, C, p->C)) { return; }
+    llama_loss(m, 0.0f, false);
+    if (report_not_finite(m, "the losses", -1, m->losses, 1, N, N)) { return; }
+    for (int i = 0; i < m->table.count; i++) {
+        const Param* w = &m->table.items[i];
+        char what[96];
+        snprintf(what, sizeof what, "the gradient of %s", w->name);
+        const size_t n = param_size(w);
+        const bool found =
+            !param_specs[w->kind].matrix ? report_not_finite(m, what, -1, norm_grad_at(m, w->kind, w->layer), 1, n, n)
+            : m->layout.fp32_grads ? report_not_finite(m, what, -1, (float*)m->grads + w->offset, w->rows, w->cols, w->cols)
+                                   : report_not_finite(m, what, -1, (floatX*)m->grads + w->offset, w->rows, w->cols, w->cols);
+        if (found) { return; }
+    }
+    printf("debug   every tensor of the last micro-batch is finite: an earlier one of the step was not\n");
+}
+
 /* Why a step did not update, or NULL. */
 static const char* skip_note(const StepState* r, char* out, size_t cap) {
     switch ((UpdateVerdict)r->verdict) {
@@ -1351,7 +1409,7 @@ static void train(Session* s, Device* d, double started) {
         const bool sample_due = layout.cache_len > 0 && !stopping && session_due(s, o->sample_every, step);
         const bool checkpoint_due = stopping || session_due(s, o->checkpoint_every, step);
         // while nothing is due, one step stays in flight
-        const int64_t leave = val_due || sample_due || checkpoint_due ? 0 : 1;
+        const int64_t leave = val_due || sample_due || checkpoint_due || o->debug ? 0 : 1;
         while (t->reported < t->queued - leave) {
             float ms;
             char note[96];
@@ -1360,6 +1418,7 @@ static void train(Session* s, Device* d, double started) {
             const double tok_s = step_line(stdout, &lines, t->reported, s->plan.stop, r->loss, r->norm, r->lr, ms,
                                            device_memory_used(), skipped);
             must(log_step(&s->log, t->reported, r->loss, r->norm, r->lr, ms, tok_s, skipped, &e), &e);
+            if (o->debug && r->verdict == UPDATE_NOT_FINITE) { name_not_finite(m); }
         }
         if (val_due) {
             const double val_loss = validate(m, s, (uint64_t)o->val_batches * (uint64_t)layout.B);
