@@ -169,6 +169,9 @@ full "a limit on files in the state" sh -c "trap '' XFSZ; ulimit -f 1000; '$bin/
 full "a limit on files in the weights" sh -c "trap '' XFSZ; ulimit -f 500; '$bin/train_llama3' --threads 1 --out disk --resume"
 resume --out $disk >/dev/null
 check "with room again the run ends as if nothing had been" diff -r nofull/step_00000004 $disk/step_00000004
+expect "a limit on files in the log: one clear error" 1 "log.jsonl: writing failed" \
+    sh -c "trap '' XFSZ; ulimit -f 8; '$bin/train_llama3' --threads 1 --model d1 --train data.bin --batch 2 --seq 32 --steps 100 --out torn"
+check "and no torn line" test "$(grep -cv '^{"event":.*}$' torn/log.jsonl)" -eq 0 -a -s torn/log.jsonl
 mkdir ram
 if mount -t tmpfs -o size=2m none ram 2>/dev/null; then
     disk=ram/out
