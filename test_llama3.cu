@@ -159,14 +159,14 @@ static void* cuda_open(const char* dir, int B, int T) {
     StepState state;
     memset(&state, 0, sizeof state);
     state.loss_scale = test_loss_scale;
-    CUDA_CHECK(cudaMemcpy(m->state, &state, sizeof state, cudaMemcpyHostToDevice));
+    copy_in(m, m->state, &state, sizeof state);
     return m;
 }
 
 static void cuda_tokens(Llama* m, const int* x, const int* y) {
     const size_t bytes = (size_t)m->layout.B * m->layout.T * sizeof(int32_t);
-    CUDA_CHECK(cudaMemcpy(m->x, x, bytes, cudaMemcpyHostToDevice));
-    if (y) { CUDA_CHECK(cudaMemcpy(m->y, y, bytes, cudaMemcpyHostToDevice)); }
+    copy_in(m, m->x, x, bytes);
+    if (y) { copy_in(m, m->y, y, bytes); }
 }
 
 static void cuda_logits(void* model, const int* x, float* out) {
@@ -296,7 +296,7 @@ static Outcome run_trial(const Trial* trial) {
     memset(&state, 0, sizeof state);
     memset(&h, 0, sizeof h);
     state.loss_scale = test_loss_scale;
-    CUDA_CHECK(cudaMemcpy(m->state, &state, sizeof state, cudaMemcpyHostToDevice));
+    copy_in(m, m->state, &state, sizeof state);
     h.beta1 = 0.9;
     h.beta2 = 0.95;
     h.eps = 1e-8;

@@ -296,6 +296,13 @@ static void llama_measure(const ModelConfig* c, const Layout* layout, MatmulCont
     param_table_free(&m.table);
 }
 
+/* Copies to the device in the order of the model's stream, and waits. A plain cudaMemcpy of pageable memory may return before
+ * the last bytes have arrived, and this stream does not wait for the default one. */
+static void copy_in(const Llama* m, void* device, const void* host, size_t bytes) {
+    CUDA_CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, m->stream));
+    CUDA_CHECK(cudaStreamSynchronize(m->stream));
+}
+
 /* The stretches of the arena that AdamW tells apart: norms, whose gradients lie elsewhere and which do not decay, and what
  * lies between them. */
 static void llama_make_stretches(Llama* m) {
@@ -309,16 +316,16 @@ static void llama_make_stretches(Llama* m) {
         s->decays = param_specs[p->kind].matrix;
         s->grad = s->decays ? NULL : norm_grad_at(m, p->kind, p->layer);
     }
-    CUDA_CHECK(cudaMemcpy(m->stretches, list, m->num_stretches * sizeof *list, cudaMemcpyHostToDevice));
+    copy_in(m, m->stretches, list, m->num_stretches * sizeof *list);
     free(list);
 }
 
 /* The RoPE table of `positions` positions, on the device. */
-static void upload_rope(float* device, int positions, const ModelConfig* c) {
-    const size_t bytes = (size_t)positions * c->head_dim * sizeof(float);
+static void upload_rope(const Llama* m, float* device, int positions) {
+    const size_t bytes = (size_t)positions * m->config.head_dim * sizeof(float);
     float* host = (float*)xmalloc(bytes);
-    rope_table(host, positions, c);
-    CUDA_CHECK(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice));
+    rope_table(host, positions, &m->config);
+    copy_in(m, device, host, bytes);
     free(host);
 }
 
@@ -351,13 +358,14 @@ static Llama llama_create(const ModelConfig* c, const Layout* layout, MatmulCont
     matmul->workspace = m.matmul_workspace;
     CUDA_CHECK(cudaStreamCreateWithFlags(&m.stream, cudaStreamNonBlocking));
     CUDA_CHECK(cudaStreamCreateWithFlags(&m.copy_stream, cudaStreamNonBlocking));
-    if (layout->B > 0) { upload_rope(m.rope, layout->T, c); }
+    CUDA_CHECK(cudaDeviceSynchronize());  // the fills above, on the default stream, come before what follows on ours
+    if (layout->B > 0) { upload_rope(&m, m.rope, layout->T); }
     if (layout->train) {
         llama_make_stretches(&m);
         CUDA_CHECK(cudaMemset(m.state, 0, sizeof *m.state));
     }
     if (layout->cache_len > 0) {
-        upload_rope(m.decode_rope, layout->cache_len, c);
+        upload_rope(&m, m.decode_rope, layout->cache_len);
         CUDA_CHECK(cudaMallocHost(&m.host_logits, c->vocab_size * sizeof(floatX)));
         m.float_logits = (float*)xmalloc(c->vocab_size * sizeof(float));
     }
@@ -420,15 +428,18 @@ static void move_moment(const Llama* m, void* arena, const Param* p, size_t firs
     const size_t at = p->offset + first;
     if (!m->layout.bf16_moments) {
         float* device = (float*)arena + at;
-        CUDA_CHECK(store ? cudaMemcpy(device, host, n * sizeof(float), cudaMemcpyHostToDevice)
-                         : cudaMemcpy(host, device, n * sizeof(float), cudaMemcpyDeviceToHost));
+        if (store) {
+            copy_in(m, device, host, n * sizeof(float));
+        } else {
+            CUDA_CHECK(cudaMemcpy(host, device, n * sizeof(float), cudaMemcpyDeviceToHost));
+        }
         return;
     }
     uint16_t* bits = (uint16_t*)xmalloc(n * sizeof(uint16_t));
     uint16_t* device = (uint16_t*)arena + at;
     if (store) {
         for (size_t i = 0; i < n; i++) { bits[i] = bf16_from_f32(host[i]); }
-        CUDA_CHECK(cudaMemcpy(device, bits, n * sizeof(uint16_t), cudaMemcpyHostToDevice));
+        copy_in(m, device, bits, n * sizeof(uint16_t));
     } else {
         CUDA_CHECK(cudaMemcpy(bits, device, n * sizeof(uint16_t), cudaMemcpyDeviceToHost));
         for (size_t i = 0; i < n; i++) { host[i] = f32_from_bf16(bits[i]); }
@@ -922,7 +933,7 @@ static void stepper_restore(Stepper* t) {
     on_device.norm_window = run->grad_norm;
     on_device.loss_scale = (float)run->loss_scale;
     on_device.scale_good = (int32_t)run->scale_good;
-    CUDA_CHECK(cudaMemcpy(t->m->state, &on_device, sizeof on_device, cudaMemcpyHostToDevice));
+    copy_in(t->m, t->m->state, &on_device, sizeof on_device);
     t->queued = t->reported = (int64_t)run->step;
 }
 
@@ -944,9 +955,9 @@ static void stepper_warm_up(Stepper* t, bool graph) {
         llama_measure(&m->config, &m->layout, m->matmul, bytes);
         const int tuned = matmul_tune(m->matmul, m->mapped[MEM_ACTIVATIONS], bytes[MEM_ACTIVATIONS], m->stream);
         printf("tuned   %d of %d matrix products\n", tuned, m->matmul->num_plans);
-        upload_rope(m->rope, m->layout.T, &m->config);  // it lay there
-        CUDA_CHECK(cudaMemset(m->x, 0, N * sizeof(int32_t)));
-        CUDA_CHECK(cudaMemset(m->y, 0, N * sizeof(int32_t)));
+        upload_rope(m, m->rope, m->layout.T);  // it lay there
+        CUDA_CHECK(cudaMemsetAsync(m->x, 0, N * sizeof(int32_t), m->stream));
+        CUDA_CHECK(cudaMemsetAsync(m->y, 0, N * sizeof(int32_t), m->stream));
     }
     if (!graph) { return; }
     for (int first = accumulates ? 0 : 1; first <= 1; first++) {
@@ -1019,8 +1030,8 @@ static void stepper_measure(Stepper* t, double started) {
         best = fminf(best, ms);
     }
     const size_t moment = m->table.elements * (m->layout.bf16_moments ? 2 : 4);
-    CUDA_CHECK(cudaMemset(m->m, 0, moment));
-    CUDA_CHECK(cudaMemset(m->v, 0, moment));
+    CUDA_CHECK(cudaMemsetAsync(m->m, 0, moment, m->stream));
+    CUDA_CHECK(cudaMemsetAsync(m->v, 0, moment, m->stream));
     s->state = before;
     stepper_restore(t);
     dataloader_seek(&s->train, row);

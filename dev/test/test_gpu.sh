@@ -372,7 +372,7 @@ debug_names_the_tensor() {
 
 outliers_are_skipped() {
     d=$tmp/outlier
-    cu bf16 --model d2 --train "$tmp/data_train.bin" --batch 2 --seq 64 --steps 300 --lr 1e-5 --skip-loss-z 1.5 --out "$d" || return 1
+    cu bf16 --model d2 --train "$tmp/data_train.bin" --batch 2 --seq 64 --steps 300 --lr 1e-5 --skip-loss-z 0.5 --out "$d" || return 1
     skips=$(grep -c '"skipped":"skipped: loss z' "$d/log.jsonl")
     echo "REMARK $skips of 300 steps skipped"
     [ "$skips" -gt 0 ] && [ "$skips" -lt 100 ]
@@ -417,7 +417,7 @@ generation_speaks() {
 
 # --- memory: alone on the card ---------------------------------------------------------------------------------------------------
 
-wide_data() { [ -s "$tmp/wide.bin" ] || token_file "$tmp/wide.bin" 20000 32768; }
+wide_data() { [ -s "$tmp/wide.bin" ] || token_file "$tmp/wide.bin" 300000 32768; }
 
 # table_is_true VARIANT FLAGS...: what the table says beside the context is within 3 % of what the steps hold beside it
 table_is_true() {
