@@ -465,6 +465,7 @@ static void files_of_the_source_folder_come_along(void) {
     trainer_state_free(&s);
     // a run that starts from this checkpoint hands them on
     char again[PATH_CAP];
+    clean(from);
     snprintf(from, sizeof from, "%s", dir);
     test_folder(again);
     CHECK(save(again, 2, 1, from, &e), "%s", e.msg);
