@@ -114,6 +114,7 @@ def write(tok, path):
     parts = json.loads(tok.to_str())
     lines = [f"  {json.dumps(key)}: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}"
              for key, value in parts.items()]
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     with open(path + ".tmp", "w", encoding="utf-8") as f:
         f.write("{\n" + ",\n".join(lines) + "\n}\n")
     os.replace(path + ".tmp", path)
