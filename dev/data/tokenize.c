@@ -601,12 +601,26 @@ static void print_summary(const Job* job, const TokenFile* train, const TokenFil
     printf("\n");
 }
 
-/* OUT.bin, or of OUT.bin the name OUT_train.bin. */
-static void out_path(char* path, const char* out, const char* kind, Error* e) {
+/* OUT.bin, or of OUT.bin the name OUT_train.bin. Its folder is made; a file that is read is never the one that is written. */
+static bool out_path(char* path, const Args* a, const char* kind, Error* e) {
+    const char* out = a->out;
     size_t len = strlen(out);
+    struct stat there, input;
     if (*kind && len > 4 && strcmp(out + len - 4, ".bin") == 0) { len -= 4; }
     const int n = *kind ? snprintf(path, PATH_CAP, "%.*s_%s.bin", (int)len, out, kind) : snprintf(path, PATH_CAP, "%s", out);
-    if (n >= PATH_CAP - 4) { fail(e, "%.100s...: the path is too long", out); }
+    if (n >= PATH_CAP - 4) { return fail(e, "%.100s...: the path is too long", out); }
+    if (is_directory(path) || path[n - 1] == '/') { return fail(e, "--out: %s is a folder, wanted the name of a file", path); }
+    for (int i = 0; i < a->num_files && stat(path, &there) == 0; i++) {
+        if (stat(a->files[i], &input) == 0 && input.st_dev == there.st_dev && input.st_ino == there.st_ino) {
+            return fail(e, "--out: %s is also the text %s, wanted another name: it would be overwritten", path, a->files[i]);
+        }
+    }
+    char* slash = strrchr(path, '/');
+    if (!slash || slash == path) { return true; }
+    *slash = 0;
+    const bool ok = make_directories(path, e);
+    *slash = '/';
+    return ok;
 }
 
 static bool write_token_files(Job* job, Error* e) {
@@ -626,8 +640,7 @@ static bool write_token_files(Job* job, Error* e) {
         if (f) { fclose(f); }
         progress.total_bytes += bytes;
     }
-    out_path(path, a->out, a->val_fraction > 0 ? "train" : "", e);
-    ok = !e->msg[0] && token_file_create(&train, path, token_bytes, e);
+    ok = ok && out_path(path, a, a->val_fraction > 0 ? "train" : "", e) && token_file_create(&train, path, token_bytes, e);
     for (int i = 0; ok && i < a->num_files; i++) { ok = tokenize_file(job, &train, &progress, a->files[i], e); }
     if (progress.shown && progress.terminal) { fprintf(stderr, "\n"); }
     if (ok && train.count == 0) {
@@ -635,9 +648,8 @@ static bool write_token_files(Job* job, Error* e) {
     }
     if (ok && a->val_fraction > 0) {
         uint64_t cut = 0;
-        out_path(path, a->out, "val", e);
-        ok = find_cut(&train, a->val_fraction, job->separator, &cut, e) && token_file_create(&val, path, token_bytes, e) &&
-             split_off(&train, &val, cut, e) && token_file_finish(&val, t, e);
+        ok = out_path(path, a, "val", e) && find_cut(&train, a->val_fraction, job->separator, &cut, e) &&
+             token_file_create(&val, path, token_bytes, e) && split_off(&train, &val, cut, e) && token_file_finish(&val, t, e);
     }
     ok = ok && token_file_finish(&train, t, e);
     if (ok) {

@@ -246,5 +246,11 @@ check "tokenize: there and back" cmp ids.jsonl again.jsonl
 check "tokenize: --val-fraction writes two files" test -s split_train.bin -a -s split_val.bin
 expect "tokenize: a missing file" 1 "missing.txt" "$bin/tokenize" -o x.bin text.txt missing.txt
 check "tokenize: writes nothing then" test ! -e x.bin
+cp text.txt only.txt && ln only.txt link.bin
+expect "tokenize: a text is not written over" 1 "would be overwritten" "$bin/tokenize" -o only.txt only.txt
+expect "tokenize: nor under another name" 1 "would be overwritten" "$bin/tokenize" -o link.bin short.txt only.txt
+check "tokenize: and is as it was" cmp text.txt only.txt
+expect "tokenize: a folder for the token file" 1 "wanted the name of a file" "$bin/tokenize" -o words text.txt
+expect "tokenize: makes the folder it writes into" 0 "new/folder/x_val.bin" "$bin/tokenize" --val-fraction 0.1 -o new/folder/x.bin text.txt
 cd "$root" || exit 1
 summary
