@@ -847,6 +847,63 @@ static const float* next_logits(void* model, const int32_t* tokens, int count, i
 #ifndef TESTING
 
 // ---------------------------------------------------------------------------------------------------------------------
+// token batches: read into pinned memory, copied to the device on a stream of their own while the GPU computes, and put in
+// place in stream order
+
+typedef struct {
+    Llama* m;
+    DataLoader* data;
+    int32_t* host[INFLIGHT];    // (2, N): x, then y
+    int32_t* device[INFLIGHT];  // (2, N)
+    cudaEvent_t copied[INFLIGHT], consumed[INFLIGHT];
+    uint64_t batches;
+} Feed;
+
+/* Bytes of one batch. */
+static size_t feed_bytes(const Llama* m) { return 2 * (size_t)m->layout.B * m->layout.T * sizeof(int32_t); }
+
+static void feed_init(Feed* f, Llama* m, DataLoader* data) {
+    memset(f, 0, sizeof *f);
+    f->m = m;
+    f->data = data;
+    for (int i = 0; i < INFLIGHT; i++) {
+        CUDA_CHECK(cudaMallocHost(&f->host[i], feed_bytes(m)));
+        CUDA_CHECK(cudaMalloc(&f->device[i], feed_bytes(m)));
+        CUDA_CHECK(cudaEventCreateWithFlags(&f->copied[i], cudaEventDisableTiming));
+        CUDA_CHECK(cudaEventCreateWithFlags(&f->consumed[i], cudaEventDisableTiming));
+    }
+}
+
+static void feed_free(Feed* f) {
+    for (int i = 0; i < INFLIGHT; i++) {
+        CUDA_CHECK(cudaFreeHost(f->host[i]));
+        CUDA_CHECK(cudaFree(f->device[i]));
+        CUDA_CHECK(cudaEventDestroy(f->copied[i]));
+        CUDA_CHECK(cudaEventDestroy(f->consumed[i]));
+    }
+}
+
+/* The next B rows into m->x and m->y, in stream order. */
+static void feed_next(Feed* f) {
+    Llama* m = f->m;
+    Error e;
+    e.msg[0] = 0;
+    const size_t T = (size_t)m->layout.T, N = m->layout.B * T;
+    const int slot = (int)(f->batches++ % INFLIGHT);
+    CUDA_CHECK(cudaEventSynchronize(f->copied[slot]));  // of INFLIGHT batches ago: the pinned memory is free again
+    for (int b = 0; b < m->layout.B; b += f->data->B) {
+        must(dataloader_next(f->data, f->host[slot] + b * T, f->host[slot] + N + b * T, &e), &e);
+    }
+    CUDA_CHECK(cudaStreamWaitEvent(m->copy_stream, f->consumed[slot]));
+    CUDA_CHECK(cudaMemcpyAsync(f->device[slot], f->host[slot], feed_bytes(m), cudaMemcpyHostToDevice, m->copy_stream));
+    CUDA_CHECK(cudaEventRecord(f->copied[slot], m->copy_stream));
+    CUDA_CHECK(cudaStreamWaitEvent(m->stream, f->copied[slot]));
+    CUDA_CHECK(cudaMemcpyAsync(m->x, f->device[slot], N * sizeof(int32_t), cudaMemcpyDeviceToDevice, m->stream));
+    CUDA_CHECK(cudaMemcpyAsync(m->y, f->device[slot] + N, N * sizeof(int32_t), cudaMemcpyDeviceToDevice, m->stream));
+    CUDA_CHECK(cudaEventRecord(f->consumed[slot], m->stream));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // steps in flight: the host queues a step and reads the result of the one before
 
 typedef struct {
@@ -855,35 +912,11 @@ typedef struct {
     StepHyper hyper;
     float dloss;               // 1 / tokens of a step
     cudaGraphExec_t micro[2];  // [first of its step]; NULL: not captured
-    // token batches: read into pinned memory, copied to the device on their own stream, then in place when it is their turn
-    int32_t* host[INFLIGHT];    // (2, N): x, then y
-    int32_t* device[INFLIGHT];  // (2, N)
-    cudaEvent_t copied[INFLIGHT], consumed[INFLIGHT];
-    uint64_t batches;
-    // results
+    Feed feed;
     StepState* result[INFLIGHT];  // pinned
     cudaEvent_t begin[INFLIGHT], end[INFLIGHT];
     int64_t queued, reported;  // steps done since step 0 of the schedule
 } Stepper;
-
-/* The next micro-batch into m->x and m->y, in stream order. */
-static void stepper_load_batch(Stepper* t) {
-    Llama* m = t->m;
-    Error e;
-    e.msg[0] = 0;
-    const size_t N = (size_t)m->layout.B * m->layout.T;
-    const int slot = (int)(t->batches++ % INFLIGHT);
-    CUDA_CHECK(cudaEventSynchronize(t->copied[slot]));  // of two batches ago: the pinned memory is free again
-    must(dataloader_next(&t->s->train, t->host[slot], t->host[slot] + N, &e), &e);
-    CUDA_CHECK(cudaStreamWaitEvent(m->copy_stream, t->consumed[slot]));
-    CUDA_CHECK(
-        cudaMemcpyAsync(t->device[slot], t->host[slot], 2 * N * sizeof(int32_t), cudaMemcpyHostToDevice, m->copy_stream));
-    CUDA_CHECK(cudaEventRecord(t->copied[slot], m->copy_stream));
-    CUDA_CHECK(cudaStreamWaitEvent(m->stream, t->copied[slot]));
-    CUDA_CHECK(cudaMemcpyAsync(m->x, t->device[slot], N * sizeof(int32_t), cudaMemcpyDeviceToDevice, m->stream));
-    CUDA_CHECK(cudaMemcpyAsync(m->y, t->device[slot] + N, N * sizeof(int32_t), cudaMemcpyDeviceToDevice, m->stream));
-    CUDA_CHECK(cudaEventRecord(t->consumed[slot], m->stream));
-}
 
 /* Queues a whole step with learning rate `lr`. */
 static void stepper_queue(Stepper* t, double lr) {
@@ -892,7 +925,7 @@ static void stepper_queue(Stepper* t, double lr) {
     CUDA_CHECK(cudaEventRecord(t->begin[slot], m->stream));
     step_begin_cuda(m->state, t->queued, lr, m->stream);
     for (int k = 0; k < t->s->plan.accumulate; k++) {
-        stepper_load_batch(t);
+        feed_next(&t->feed);
         if (t->micro[k == 0]) {
             CUDA_CHECK(cudaGraphLaunch(t->micro[k == 0], m->stream));
         } else {
@@ -972,7 +1005,6 @@ static void stepper_warm_up(Stepper* t, bool graph) {
 
 static void stepper_init(Stepper* t, Llama* m, Session* s) {
     const Options* o = &s->options;
-    const size_t bytes = 2 * (size_t)m->layout.B * m->layout.T * sizeof(int32_t);
     memset(t, 0, sizeof *t);
     t->m = m;
     t->s = s;
@@ -989,12 +1021,9 @@ static void stepper_init(Stepper* t, Llama* m, Session* s) {
     t->hyper.scale_interval = 1000;
     if (!s->resumed) { s->state.loss_scale = 65536; }
 #endif
+    feed_init(&t->feed, m, &s->train);
     for (int i = 0; i < INFLIGHT; i++) {
-        CUDA_CHECK(cudaMallocHost(&t->host[i], bytes));
-        CUDA_CHECK(cudaMalloc(&t->device[i], bytes));
         CUDA_CHECK(cudaMallocHost(&t->result[i], sizeof(StepState)));
-        CUDA_CHECK(cudaEventCreateWithFlags(&t->copied[i], cudaEventDisableTiming));
-        CUDA_CHECK(cudaEventCreateWithFlags(&t->consumed[i], cudaEventDisableTiming));
         CUDA_CHECK(cudaEventCreate(&t->begin[i]));
         CUDA_CHECK(cudaEventCreate(&t->end[i]));
     }
@@ -1002,12 +1031,9 @@ static void stepper_init(Stepper* t, Llama* m, Session* s) {
 }
 
 static void stepper_free(Stepper* t) {
+    feed_free(&t->feed);
     for (int i = 0; i < INFLIGHT; i++) {
-        CUDA_CHECK(cudaFreeHost(t->host[i]));
-        CUDA_CHECK(cudaFree(t->device[i]));
         CUDA_CHECK(cudaFreeHost(t->result[i]));
-        CUDA_CHECK(cudaEventDestroy(t->copied[i]));
-        CUDA_CHECK(cudaEventDestroy(t->consumed[i]));
         CUDA_CHECK(cudaEventDestroy(t->begin[i]));
         CUDA_CHECK(cudaEventDestroy(t->end[i]));
         if (t->micro[i]) { CUDA_CHECK(cudaGraphExecDestroy(t->micro[i])); }
@@ -1246,29 +1272,42 @@ static void write_checkpoint(Llama* m, Session* s) {
     session_checkpoint(s, dtype, exact ? fetch_master : fetch_params, m, slots, num_slots, save_plans);
 }
 
-/* Mean loss over the first `max_rows` rows of the validation data (all, where it has fewer); see train_llama3.c. */
+/* Mean loss over the first `max_rows` rows of the validation data (all, where it has fewer); see train_llama3.c. The host adds
+ * up the losses of a batch while the GPU is at the next. */
 static double validate(Llama* m, Session* s, uint64_t max_rows) {
     const uint64_t rows = max_rows < s->val.rows_per_epoch ? max_rows : s->val.rows_per_epoch;
     const size_t T = (size_t)m->layout.T, B = (size_t)m->layout.B;
-    int32_t* tokens = (int32_t*)xmalloc(2 * B * T * sizeof(int32_t));
-    float* losses = (float*)xmalloc(B * T * sizeof(float));
+    const uint64_t batches = ceil_div(rows, B);
+    float* losses[INFLIGHT];  // pinned, (B, T)
+    cudaEvent_t end[INFLIGHT];
+    Feed feed;
     double sum = 0.0;
-    Error e;
-    e.msg[0] = 0;
-    dataloader_seek(&s->val, 0);
-    for (uint64_t done = 0; done < rows; done += B) {
-        for (size_t b = 0; b < B; b++) { must(dataloader_next(&s->val, tokens + b * T, tokens + (B + b) * T, &e), &e); }
-        CUDA_CHECK(cudaMemcpyAsync(m->x, tokens, B * T * sizeof(int32_t), cudaMemcpyHostToDevice, m->stream));
-        CUDA_CHECK(cudaMemcpyAsync(m->y, tokens + B * T, B * T * sizeof(int32_t), cudaMemcpyHostToDevice, m->stream));
-        llama_forward(m);
-        llama_loss(m, 0.0f, false);
-        CUDA_CHECK(cudaMemcpyAsync(losses, m->losses, B * T * sizeof(float), cudaMemcpyDeviceToHost, m->stream));
-        CUDA_CHECK(cudaStreamSynchronize(m->stream));
-        const size_t counted = (rows - done < B ? (size_t)(rows - done) : B) * T;
-        for (size_t i = 0; i < counted; i++) { sum += losses[i]; }
+    feed_init(&feed, m, &s->val);
+    for (int i = 0; i < INFLIGHT; i++) {
+        CUDA_CHECK(cudaMallocHost(&losses[i], B * T * sizeof(float)));
+        CUDA_CHECK(cudaEventCreateWithFlags(&end[i], cudaEventDisableTiming));
     }
-    free(tokens);
-    free(losses);
+    dataloader_seek(&s->val, 0);
+    for (uint64_t queued = 0, added = 0; added < batches;) {
+        if (queued < batches && queued - added < INFLIGHT) {
+            const int slot = (int)(queued++ % INFLIGHT);
+            feed_next(&feed);
+            llama_forward(m);
+            llama_loss(m, 0.0f, false);
+            CUDA_CHECK(cudaMemcpyAsync(losses[slot], m->losses, B * T * sizeof(float), cudaMemcpyDeviceToHost, m->stream));
+            CUDA_CHECK(cudaEventRecord(end[slot], m->stream));
+            continue;
+        }
+        const int slot = (int)(added % INFLIGHT);
+        CUDA_CHECK(cudaEventSynchronize(end[slot]));
+        const size_t counted = size_min(rows - added++ * B, B) * T;  // the last batch may go past the end
+        for (size_t i = 0; i < counted; i++) { sum += losses[slot][i]; }
+    }
+    for (int i = 0; i < INFLIGHT; i++) {
+        CUDA_CHECK(cudaFreeHost(losses[i]));
+        CUDA_CHECK(cudaEventDestroy(end[i]));
+    }
+    feed_free(&feed);
     return sum / ((double)rows * (double)T);
 }
 
