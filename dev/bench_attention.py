@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""bench_attention.py -- our attention kernels beside PyTorch's on the same card, in one run.
+
+    make build/bench_attention_cu && python dev/bench_attention.py [--out FILE.md]
+
+Ours is timed by build/bench_attention_cu before and after PyTorch's scaled_dot_product_attention (its flash backend, which is
+FlashAttention 2, and cuDNN's) at the same shapes: causal, bf16, grouped heads, random data; medians. TFLOP/s count half a
+square: the forward pass two products, the backward pass two and a half times as much. Our backward pass gives the same bits
+each time; so does flash's where `deterministic` says so, cuDNN's and plain flash's add up in any order."""
+import argparse
+import os
+import re
+import statistics
+import subprocess
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+ROW = re.compile(r"^(\w+)\s+(\w+)\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+) \|\s*([\d.]+)\s+[\d.]+ \|\s*([\d.]+)\s+[\d.]+")
+
+
+def ours(program):
+    """{(model, T, HD, B, NH, NKV): (forward ms, backward ms)} of the fastest kernels."""
+    times = {}
+    for line in subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines():
+        row = ROW.match(line)
+        if row:
+            shape = (row[2], *map(int, row.group(3, 4, 5, 6, 7)))
+            ms = tuple(map(float, row.group(8, 9)))
+            times[shape] = tuple(map(min, ms, times.get(shape, ms)))
+    return times
+
+
+def median_ms(run, repeats=15):
+    """Median time on the GPU, after three runs that do not count."""
+    ms = []
+    for i in range(repeats + 3):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        if i >= 3:
+            ms.append(begin.elapsed_time(end))
+    return statistics.median(ms)
+
+
+def theirs(shape, backend, deterministic):
+    """(forward ms, backward ms) of PyTorch, None where it refuses."""
+    _, T, HD, B, NH, NKV = shape
+    q, k, v = (torch.randn(B, h, T, HD, device="cuda", dtype=torch.bfloat16, requires_grad=True) for h in (NH, NKV, NKV))
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        with sdpa_kernel(backend):
+            forward = lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)  # noqa: E731
+            out = forward()
+            grad = torch.randn_like(out)
+            return median_ms(forward), median_ms(lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True))
+    except RuntimeError as e:
+        print(f"{backend}: {str(e).splitlines()[0]}", file=sys.stderr)
+        return None
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--program", default=os.path.join(ROOT, "build/bench_attention_cu"))
+    p.add_argument("--out", help="write the table here, too")
+    a = p.parse_args()
+    if not os.path.exists(a.program):
+        sys.exit(f"error: {a.program}: not found\n  hint: make build/bench_attention_cu")
+    if not torch.cuda.is_available():
+        sys.exit("error: PyTorch finds no GPU here")
+    lines = [f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, TFLOP/s forward / backward, bf16", "",
+             "| T | head_dim | B | heads | ours | flash | flash, deterministic | cuDNN | ours / flash | ours / deterministic |",
+             "|---|---|---|---|---|---|---|---|---|---|"]
+    print("\n".join(lines), flush=True)
+    before = ours(a.program)
+    others = {}
+    for shape in before:
+        others[shape] = [theirs(shape, SDPBackend.FLASH_ATTENTION, False), theirs(shape, SDPBackend.FLASH_ATTENTION, True),
+                         theirs(shape, SDPBackend.CUDNN_ATTENTION, False)]
+        torch.cuda.empty_cache()
+    after = ours(a.program)
+    for shape, ms in before.items():
+        _, T, HD, B, NH, NKV = shape
+        own = [(x + y) / 2 for x, y in zip(ms, after[shape])]
+        tflop = 2e-9 * B * NH * HD * T * T
+        rates = [f"{tflop / t[0]:.0f} / {2.5 * tflop / t[1]:.0f}" if t else "-" for t in [own, *others[shape]]]
+        ratios = [f"{t[0] / own[0]:.2f} / {t[1] / own[1]:.2f}" if t else "-" for t in others[shape][:2]]
+        lines.append("| " + " | ".join([str(T), str(HD), str(B), f"{NH} / {NKV}", *rates, *ratios]) + " |")
+        print(lines[-1], flush=True)
+    if a.out:
+        with open(a.out, "w", encoding="utf-8") as f:
+            f.write("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
