@@ -19,12 +19,17 @@
  * That exchange happens in matmul_plan() and nowhere else.
  *
  * A plan (descriptors and algorithm) is made at the first call of a shape and kept. The algorithm is the first that
- * cuBLAS' heuristic names under our fixed workspace; matmul_tune() times up to MATMUL_CANDIDATES of them on random data
- * (on zeros the card clocks higher than it ever will in training) and keeps the fastest. The choices can be written to a
- * file and read again; since an algorithm fixes the order of every sum, runs with one file are bitwise equal. Sums that
- * are split over k are joined in fp32 and in a fixed order: the schemes that join them in the output's type are excluded.
+ * cuBLAS' heuristic names under our fixed workspace; matmul_tune() times all that it names, each also with other cluster
+ * shapes, on random data (on zeros the card clocks higher than it ever will in training) and keeps the fastest. The choices
+ * can be written to a file and read again; since an algorithm fixes the order of every sum, runs with one file are bitwise
+ * equal. Sums that are split over k are joined in fp32 and in a fixed order: the schemes that join them in the output's type
+ * are excluded.
  * With C added and a 16-bit output, some kernels of cuBLASLt 13 round the product before they add: out = round(round(x W^T)
  * + residual), what x + linear(x) gives in two steps.
+ *
+ * An odd width (a vocabulary of 50,257, say) would rule the fast algorithms out, which want 16 bytes to divide it. So the
+ * last OC % 8 outputs (4 in fp32) are a small product of their own, and the rest is even: see matmul_even(). Where they are
+ * summed over, in dx, their sum is rounded to the output's type before the rest is added.
  *
  * One context serves one stream at a time: its products share the workspace.
  */
@@ -106,7 +111,9 @@ typedef struct {
 
 enum {
     MATMUL_MAX_PLANS = 1024,
-    MATMUL_CANDIDATES = 32,
+    MATMUL_CANDIDATES = 80,            // that are timed, at most
+    MATMUL_ROUNDS = 5,                 // in which they are
+    MATMUL_SPLIT_WIDTH = 128,          // from here on an odd width is split
     MATMUL_WORKSPACE_SM90 = 32 << 20,  // bytes; what cuBLAS' documentation advises for Hopper, and for what is older
     MATMUL_WORKSPACE = 4 << 20,
 };
@@ -285,28 +292,55 @@ static inline void matmul_product(MatmulContext* ctx, void* d, size_t ld_d, cuda
 // ---------------------------------------------------------------------------------------------------------------------
 // the three products of a layer
 
+/* The part of a width that is a multiple of 16 bytes; what is left, if anything, is to be a product of its own. */
+static inline int matmul_even(int width, Operand o) {
+    const int unit = o.type == CUDA_R_32F ? 4 : 8;
+    return width < MATMUL_SPLIT_WIDTH ? width : width / unit * unit;
+}
+
+/* The operand from its row `row` and column `col` on. */
+static inline Operand operand_from(Operand o, size_t row, size_t col) {
+    o.data = (const char*)o.data + (row * o.ld + col) * (o.type == CUDA_R_32F ? 4 : 2);
+    return o;
+}
+
 /* out: (N, OC), out_pitch   x: (N, C)   w: (OC, C)   residual: (N, OC), out_pitch, added, or NULL; may be out */
 template <typename Out>
 static void matmul_forward_cuda(MatmulContext* ctx, Out* out, Operand x, Operand w, const Out* residual, size_t N, int C,
                                 int OC, size_t out_pitch, cudaStream_t stream) {
-    matmul_product(ctx, out, out_pitch, data_type<Out>(), x, false, w, true, residual, out_pitch, N, (size_t)OC, (size_t)C,
+    const int even = matmul_even(OC, w);
+    matmul_product(ctx, out, out_pitch, data_type<Out>(), x, false, w, true, residual, out_pitch, N, (size_t)even, (size_t)C,
                    stream);
+    if (even == OC) { return; }
+    matmul_product(ctx, out + even, out_pitch, data_type<Out>(), x, false, operand_from(w, even, 0), true,
+                   residual ? residual + even : NULL, out_pitch, N, (size_t)(OC - even), (size_t)C, stream);
 }
 
 /* dx: (N, C), dx_pitch, = or (accumulate) +=   dout: (N, OC)   w: (OC, C) */
 template <typename Out>
 static void matmul_backward_input_cuda(MatmulContext* ctx, Out* dx, Operand dout, Operand w, size_t N, int C, int OC,
                                        bool accumulate, size_t dx_pitch, cudaStream_t stream) {
-    matmul_product(ctx, dx, dx_pitch, data_type<Out>(), dout, false, w, false, accumulate ? dx : NULL, dx_pitch, N, (size_t)C,
-                   (size_t)OC, stream);
+    const int even = matmul_even(OC, w);
+    // the few first, which costs less precision: their sum is the smaller one
+    if (even < OC) {
+        matmul_product(ctx, dx, dx_pitch, data_type<Out>(), operand_from(dout, 0, even), false, operand_from(w, even, 0), false,
+                       accumulate ? dx : NULL, dx_pitch, N, (size_t)C, (size_t)(OC - even), stream);
+    }
+    matmul_product(ctx, dx, dx_pitch, data_type<Out>(), dout, false, w, false, accumulate || even < OC ? dx : NULL, dx_pitch, N,
+                   (size_t)C, (size_t)even, stream);
 }
 
 /* dw: (OC, C) = or (accumulate) +=   dout: (N, OC)   x: (N, C) */
 template <typename Out>
 static void matmul_backward_weight_cuda(MatmulContext* ctx, Out* dw, Operand dout, Operand x, size_t N, int C, int OC,
                                         bool accumulate, cudaStream_t stream) {
-    matmul_product(ctx, dw, (size_t)C, data_type<Out>(), dout, true, x, false, accumulate ? dw : NULL, (size_t)C, (size_t)OC,
+    const int even = matmul_even(OC, dout);
+    matmul_product(ctx, dw, (size_t)C, data_type<Out>(), dout, true, x, false, accumulate ? dw : NULL, (size_t)C, (size_t)even,
                    (size_t)C, N, stream);
+    if (even == OC) { return; }
+    Out* rest = dw + (size_t)even * C;
+    matmul_product(ctx, rest, (size_t)C, data_type<Out>(), operand_from(dout, 0, even), true, x, false,
+                   accumulate ? rest : NULL, (size_t)C, (size_t)(OC - even), (size_t)C, N, stream);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -364,16 +398,97 @@ static inline size_t matmul_tune_bytes(const MatmulKey* key, size_t bytes[3]) {
     return round_up(bytes[0], 256) + round_up(bytes[1], 256) + round_up(bytes[2], 256);
 }
 
-/* Times the candidates of one plan in `rounds` rounds, each in an order of its own, and keeps the fastest by its best round;
- * the heuristic's first stays where nothing is 1 % faster. Those half as slow again as the fastest in a first round are out.
- * scratch: device memory, its contents are lost. Returns how many candidates ran; 0 where the scratch is too small.
- * Synchronises; for use before training. */
-static inline int matmul_tune_plan(MatmulContext* c, MatmulPlan* p, void* scratch, size_t scratch_bytes, int rounds,
-                                   cudaStream_t stream) {
+/* Adds to `count` algorithms of a plan the same with other cluster shapes, where they run; how many there are then. */
+static inline int matmul_add_clusters(MatmulContext* c, const MatmulPlan* p, cublasLtMatmulHeuristicResult_t* results,
+                                      int count) {
+    static const uint16_t shapes[] = {CUBLASLT_CLUSTER_SHAPE_1x1x1, CUBLASLT_CLUSTER_SHAPE_2x1x1, CUBLASLT_CLUSTER_SHAPE_1x2x1,
+                                      CUBLASLT_CLUSTER_SHAPE_2x2x1, CUBLASLT_CLUSTER_SHAPE_4x1x1, CUBLASLT_CLUSTER_SHAPE_1x4x1,
+                                      CUBLASLT_CLUSTER_SHAPE_4x2x1, CUBLASLT_CLUSTER_SHAPE_2x4x1};
+    const int named = count;
+    for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++) {
+        for (int i = 0; i < named && count < MATMUL_CANDIDATES; i++) {
+            cublasLtMatmulHeuristicResult_t* r = &results[count];
+            cublasLtMatmulAlgo_t algo = results[i].algo;
+            uint16_t own = 0;
+            size_t written;
+            if (cublasLtMatmulAlgoConfigGetAttribute(&algo, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, &own, sizeof own,
+                                                     &written) != CUBLAS_STATUS_SUCCESS ||
+                own == CUBLASLT_CLUSTER_SHAPE_AUTO || own == shapes[k]) {
+                continue;  // what is made for older cards has none
+            }
+            if (cublasLtMatmulAlgoConfigSetAttribute(&algo, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, &shapes[k],
+                                                     sizeof shapes[k]) == CUBLAS_STATUS_SUCCESS &&
+                cublasLtMatmulAlgoCheck(c->handle, p->product, p->a, p->b, p->c, p->d, &algo, r) == CUBLAS_STATUS_SUCCESS &&
+                r->workspaceSize <= c->workspace_bytes) {
+                r->algo = algo;
+                count++;
+            }
+        }
+    }
+    return count;
+}
+
+static inline int matmul_compare_us(const void* a, const void* b) { return *(const float*)a > *(const float*)b ? 1 : -1; }
+
+/* Times candidates in MATMUL_ROUNDS rounds, each in an order of its own that depends on `seed`. us: each one's median (its
+ * best would be that of a moment when the card was cool); negative for those that do not run or took 1.3 times as long as the
+ * fastest at first, which are out. Returns how many ran. */
+static inline int matmul_time_candidates(MatmulContext* c, const MatmulPlan* p, const cublasLtMatmulHeuristicResult_t* results,
+                                         int count, float* us, char* buffers[3], uint64_t seed, cudaStream_t stream) {
+    cudaEvent_t start, end;
+    CUDA_CHECK(cudaEventCreate(&start));
+    CUDA_CHECK(cudaEventCreate(&end));
+    float times[MATMUL_CANDIDATES][MATMUL_ROUNDS], fastest = INFINITY;
+    int order[MATMUL_CANDIDATES], ran = 0;
+    for (int i = 0; i < count; i++) {
+        order[i] = i;
+        us[i] = matmul_time(c, p, &results[i].algo, buffers, 1, start, end, stream);  // loads its code, too
+        if (us[i] < 0) { continue; }
+        us[i] = matmul_time(c, p, &results[i].algo, buffers, 2, start, end, stream);
+        fastest = fminf(fastest, us[i]);
+        ran++;
+    }
+    for (int i = 0; i < count; i++) {
+        if (us[i] > 1.3f * fastest) { us[i] = -1.0f; }
+    }
+    for (int round = 0; round < MATMUL_ROUNDS; round++) {
+        for (int i = count - 1; i > 0; i--) {
+            const int j = (int)philox_below(seed, RAND_INIT, (uint32_t)round, (uint64_t)i, (uint64_t)i + 1);
+            const int other = order[i];
+            order[i] = order[j];
+            order[j] = other;
+        }
+        for (int i = 0; i < count; i++) {
+            const int k = order[i];
+            if (us[k] < 0) { continue; }
+            const int repeats = (int)size_max(1, size_min(50, (size_t)(2000.0f / (us[k] + 1.0f))));
+            times[k][round] = matmul_time(c, p, &results[k].algo, buffers, repeats, start, end, stream);
+        }
+    }
+    for (int i = 0; i < count; i++) {
+        if (us[i] < 0) { continue; }
+        qsort(times[i], MATMUL_ROUNDS, sizeof(float), matmul_compare_us);
+        us[i] = times[i][MATMUL_ROUNDS / 2];
+    }
+    CUDA_CHECK(cudaEventDestroy(start));
+    CUDA_CHECK(cudaEventDestroy(end));
+    return ran;
+}
+
+/* The fastest of `count` times; -1 where none ran. */
+static inline int matmul_fastest(const float* us, int count) {
+    int best = -1;
+    for (int k = 0; k < count; k++) {
+        if (us[k] >= 0 && (best < 0 || us[k] < us[best])) { best = k; }
+    }
+    return best;
+}
+
+/* Random factors and C of a plan in `scratch`. */
+static inline void matmul_tune_fill(const MatmulPlan* p, char* buffers[3], void* scratch, cudaStream_t stream) {
     size_t bytes[3];
-    if (matmul_tune_bytes(&p->key, bytes) > scratch_bytes || p->key.v[KEY_SCALED]) { return 0; }
-    char* buffers[3];
     char* at = (char*)scratch;
+    matmul_tune_bytes(&p->key, bytes);
     for (int i = 0; i < 3; i++) {
         const bool wide = matmul_type_bytes(p->key.v[i == 0 ? KEY_TYPE_A : i == 1 ? KEY_TYPE_B : KEY_TYPE_D]) == 4;
         buffers[i] = at;
@@ -384,53 +499,39 @@ static inline int matmul_tune_plan(MatmulContext* c, MatmulPlan* p, void* scratc
             random_fill_cuda((floatX*)buffers[i], bytes[i] / sizeof(floatX), (uint64_t)i, stream);
         }
     }
+}
+
+/* Times of a second measurement: of the heuristic's first, of what tuning chose, of the fastest. Negative: it is out. */
+typedef struct {
+    float first_us, choice_us, best_us;
+} MatmulRetimed;
+
+/* Times the candidates of one plan and keeps the fastest; the heuristic's first stays where nothing is 1 %
+ * faster. scratch: device memory, its contents are lost. Returns how many candidates ran; 0 where the scratch is too small.
+ * retimed: NULL, or filled from a second measurement in other orders. Synchronises; for use before training. */
+static inline int matmul_tune_plan(MatmulContext* c, MatmulPlan* p, void* scratch, size_t scratch_bytes, MatmulRetimed* retimed,
+                                   cudaStream_t stream) {
+    size_t bytes[3];
+    if (matmul_tune_bytes(&p->key, bytes) > scratch_bytes || p->key.v[KEY_SCALED]) { return 0; }
+    char* buffers[3];
+    matmul_tune_fill(p, buffers, scratch, stream);
     cublasLtMatmulHeuristicResult_t results[MATMUL_CANDIDATES];
-    const int count = matmul_candidates(c, p, results, MATMUL_CANDIDATES);
-    cudaEvent_t start, end;
-    CUDA_CHECK(cudaEventCreate(&start));
-    CUDA_CHECK(cudaEventCreate(&end));
-    float best[MATMUL_CANDIDATES];
-    int order[MATMUL_CANDIDATES], ran = 0, choice = 0;
-    for (int i = 0; i < count; i++) {
-        order[i] = i;
-        best[i] = matmul_time(c, p, &results[i].algo, buffers, 1, start, end, stream);  // loads its code, too
-        if (best[i] >= 0) {
-            best[i] = matmul_time(c, p, &results[i].algo, buffers, 1, start, end, stream);
-            ran++;
-        }
-    }
-    float fastest = best[0];
-    for (int k = 1; k < count; k++) {
-        if (best[k] >= 0 && (fastest < 0 || best[k] < fastest)) { fastest = best[k]; }
-    }
-    for (int k = 1; k < count; k++) {
-        if (best[k] > 1.5f * fastest) { best[k] = -1.0f; }
-    }
-    for (int round = 0; round < rounds; round++) {
-        for (int i = count - 1; i > 0; i--) {
-            const int j = (int)philox_below((uint64_t)round, RAND_INIT, 1, (uint64_t)i, (uint64_t)i + 1);
-            const int other = order[i];
-            order[i] = order[j];
-            order[j] = other;
-        }
-        for (int i = 0; i < count; i++) {
-            const int k = order[i];
-            if (best[k] < 0) { continue; }
-            const int repeats = (int)size_max(1, size_min(50, (size_t)(2000.0f / (best[k] + 1.0f))));
-            const float us = matmul_time(c, p, &results[k].algo, buffers, repeats, start, end, stream);
-            if (round == 0 || us < best[k]) { best[k] = us; }
-        }
-    }
-    CUDA_CHECK(cudaEventDestroy(start));
-    CUDA_CHECK(cudaEventDestroy(end));
-    for (int k = 1; k < count; k++) {
-        if (best[k] >= 0 && (best[choice] < 0 || best[k] < best[choice])) { choice = k; }
-    }
-    if (ran == 0) { return 0; }
-    if (best[0] >= 0 && best[choice] > 0.99f * best[0]) { choice = 0; }
+    float us[MATMUL_CANDIDATES];
+    const int named = matmul_candidates(c, p, results, MATMUL_CANDIDATES);
+    const int count = matmul_add_clusters(c, p, results, named);
+    const int ran = matmul_time_candidates(c, p, results, count, us, buffers, 0, stream);
+    int choice = matmul_fastest(us, count);
+    if (choice < 0) { return 0; }
+    if (us[0] >= 0 && us[choice] > 0.99f * us[0]) { choice = 0; }
     p->algo = results[choice].algo;
-    p->us = best[choice];
-    p->heuristic_us = best[0] >= 0 ? best[0] : 0.0f;
+    p->us = us[choice];
+    p->heuristic_us = us[0] >= 0 ? us[0] : 0.0f;
+    if (retimed) {
+        matmul_time_candidates(c, p, results, count, us, buffers, 1, stream);
+        const int best = matmul_fastest(us, count);
+        const MatmulRetimed r = {us[0], us[choice], best < 0 ? -1.0f : us[best]};
+        *retimed = r;
+    }
     return ran;
 }
 
@@ -439,7 +540,7 @@ static inline int matmul_tune_plan(MatmulContext* c, MatmulPlan* p, void* scratc
 static inline int matmul_tune(MatmulContext* c, void* scratch, size_t scratch_bytes, cudaStream_t stream) {
     int tuned = 0;
     for (int i = 0; i < c->num_plans; i++) {
-        if (matmul_tune_plan(c, &c->plans[i], scratch, scratch_bytes, 3, stream) > 0) { tuned++; }
+        if (matmul_tune_plan(c, &c->plans[i], scratch, scratch_bytes, NULL, stream) > 0) { tuned++; }
     }
     return tuned;
 }

@@ -283,7 +283,9 @@ static void check_rmsnorm_backward(int packs, int threads) {
     floatX* d_dout = upload_rows<floatX>(random_values<floatX>(N * C, 1), N, C, pitch);
     floatX* d_w = upload_rows<floatX>(random_values<floatX>(C, 1), 1, C, C);
     float* d_rstd = upload(Floats(N, 1.0f));
-    const RmsnormBackwardPlan plans[2] = {rmsnorm_backward_default(N, C), rmsnorm_backward_plan<STAGES>(N, C, packs, threads)};
+    RmsnormBackwardPlan plans[2] = {rmsnorm_backward_default(N, C), rmsnorm_backward_plan<STAGES>(N, C, packs, threads)};
+    plans[1].overlap = !plans[0].overlap;
+    if (packs % 2 == 0) { plans[1].blocks = (int)ceil_div(N, plans[1].shape.block.z); }  // more than run at one time
     Floats dx[2], dw[2];
     for (int i = 0; i < 2; i++) {
         floatX* d_dx = upload_rows<floatX>(dx0, N, C, pitch);
@@ -484,6 +486,91 @@ static void crossentropy_agrees_in_all_shapes() {
         }
         device_free_all();
     }
+}
+
+/* Kernels of one signature, by their plans. */
+static const struct {
+    const char* name;
+    CrossentropyPlan (*plan)(size_t N, int V);
+    bool gradient;
+} crossentropy_ways[] = {
+    {"forward, 2 vectors", [](size_t N, int V) { return crossentropy_stream_plan<2, false, false>(N, V, 256); }, false},
+    {"forward, 4 vectors", [](size_t N, int V) { return crossentropy_stream_plan<4, false, false>(N, V, 512); }, false},
+    {"forward, 4 vectors, 1024", [](size_t N, int V) { return crossentropy_stream_plan<4, false, false>(N, V, 1024); }, false},
+    {"8 + 0 + 5 vectors", crossentropy_row_plan<8, 0, 5, 1024>, true},
+    {"8 + 0 + 6 vectors", crossentropy_row_plan<8, 0, 6, 1024>, true},
+    {"6 + 2 + 8 vectors", crossentropy_row_plan<6, 2, 8, 1024>, true},
+    {"9 + 3 + 9 vectors", crossentropy_row_plan<9, 3, 9, 768>, true},
+    {"16 + 4 + 12 vectors", crossentropy_row_plan<16, 4, 12, 512>, true},
+    {"2 vectors", [](size_t N, int V) { return crossentropy_stream_plan<2, false, true>(N, V, 512); }, true},
+    {"2 vectors, keep", [](size_t N, int V) { return crossentropy_stream_plan<2, true, true>(N, V, 1024); }, true},
+    {"3 vectors", [](size_t N, int V) { return crossentropy_stream_plan<3, false, true>(N, V, 256); }, true},
+    {"3 vectors, keep", [](size_t N, int V) { return crossentropy_stream_plan<3, true, true>(N, V, 512); }, true},
+};
+
+/* Every kernel against the oracle. Few blocks have many rows each: the last row of a block, blocks with a row more than others. */
+static void crossentropy_plans_agree() {
+    const float dloss = 0.25f, scale = 8.0f;
+    float* d_scale = NULL;
+    for (size_t V : {2, 97, 301, 32767, 32768, 32769, 50257, 128256, 131072, 131073, 262144, 262152}) {
+        const size_t N = 8, pitch = padded(V);
+        const Floats logits = random_values<floatX>(N * V, 3);
+        std::vector<int32_t> targets = random_tokens(N, (int)V);
+        targets[0] = 0;
+        targets[1] = (int32_t)V - 1;
+        Floats losses(N), dlogits = logits;
+        crossentropy_fused(losses.data(), dlogits.data(), targets.data(), dloss * scale, N, (int)V);
+        int32_t* d_targets = upload(targets);
+        d_scale = upload(Floats(1, scale));
+        for (auto& way : crossentropy_ways) {
+            for (int blocks : {3, 8}) {
+                CrossentropyPlan plan = way.plan(N, (int)V);
+                if (!plan.kernel) { continue; }  // long rows; before sm_80
+                plan.blocks = blocks;
+                char what[96];
+                snprintf(what, sizeof what, "crossentropy V=%zu, %s, %d blocks", V, way.name, blocks);
+                float* d_losses = NULL;
+                const Floats got = twice(what, [&] {
+                    floatX* d = upload_rows<floatX>(logits, N, V, pitch);
+                    d_losses = device_alloc<float>(N);
+                    crossentropy_run(&plan, d_losses, d, d_targets, dloss, d_scale, N, (int)V, pitch, 0);
+                    return download_rows(d, N, V, pitch);
+                });
+                if (way.gradient) {
+                    compare(what, got, dlogits, 2 * ulp, 1e-6f);
+                } else {
+                    CHECK(got == logits, "%s changed the logits", what);
+                }
+                compare(what, download(d_losses, N), losses, 2e-5f, 1e-6f);
+            }
+        }
+        device_free_all();
+    }
+}
+
+/* One NaN or inf spoils its row's loss, wherever it stands, and no other's: in every fourth place of rows in turns, their tails too. */
+static void crossentropy_plans_show_what_is_not_finite() {
+    const size_t V = 301, N = 151, pitch = padded(V);
+    Floats logits = random_values<floatX>(N * V, 1);
+    for (size_t n = 0; n + 1 < N; n += 2) { logits[n * V + 2 * n + (n % 4 ? 0 : 1)] = n % 4 ? NAN : INFINITY; }
+    int32_t* d_targets = upload(random_tokens(N, (int)V));
+    for (auto& way : crossentropy_ways) {
+        CrossentropyPlan plan = way.plan(N, (int)V);
+        if (!plan.kernel) { continue; }
+        plan.blocks = 7;
+        floatX* d = upload_rows<floatX>(logits, N, V, pitch);
+        float* d_losses = device_alloc<float>(N);
+        crossentropy_run(&plan, d_losses, d, d_targets, 1.0f, NULL, N, (int)V, pitch, 0);
+        const Floats losses = download(d_losses, N), got = download_rows(d, N, V, pitch);
+        size_t wrong = 0;
+        for (size_t n = 0; n < N; n++) {
+            bool finite = isfinite(losses[n]);
+            for (size_t c = 0; way.gradient && c < V; c++) { finite = finite && isfinite(got[n * V + c]); }
+            wrong += finite != (n % 2 == 1 || n + 1 == N);
+        }
+        CHECK(wrong == 0, "crossentropy, %s: %zu of %zu rows are finite and should not be, or the reverse", way.name, wrong, N);
+    }
+    device_free_all();
 }
 
 static void crossentropy_shows_what_is_not_finite() {
@@ -830,9 +917,11 @@ static float half_ulp(float x) {
  *   half an ulp of the result, for its rounding;
  *   where something is added, half an ulp of the sum before it, too: some of cuBLASLt's kernels round the product to the
  *   output's type before they add C (seen on an H200), as x + linear(x) does in two steps. Without C there is one rounding;
+ *   half an ulp of `few`, the part of the sum that matmul_even() makes a product of its own and rounds, and of what is added;
  *   2^-22 sqrt(K) of the largest sum, for the order of the sum in fp32 and the tensor cores' truncation. */
 template <typename T>
-static void compare_product(const char* what, const Floats& got, const Floats& want, const Floats* add, size_t K) {
+static void compare_product(const char* what, const Floats& got, const Floats& want, const Floats* add, size_t K,
+                            const Floats* few = NULL) {
     float largest = 0, worst = 0;
     size_t at = 0;
     for (size_t i = 0; i < want.size(); i++) { largest = fmaxf(largest, fabsf(want[i] - (add ? (*add)[i] : 0.0f))); }
@@ -840,6 +929,7 @@ static void compare_product(const char* what, const Floats& got, const Floats& w
     for (size_t i = 0; i < want.size(); i++) {
         float allowed = half_ulp<T>(fmaxf(fabsf(want[i]), fabsf(got[i]))) + order;
         if (add) { allowed += half_ulp<T>(fabsf(want[i] - (*add)[i]) + order); }
+        if (few) { allowed += half_ulp<T>(fabsf((*few)[i]) + order) + half_ulp<T>(fabsf(want[i] - (*few)[i]) + order); }
         const float excess = fabsf(got[i] - want[i]) - allowed;
         if (!(excess <= 0) && !(worst > excess)) {
             worst = excess;
@@ -852,7 +942,7 @@ static void compare_product(const char* what, const Floats& got, const Floats& w
 
 static void matmul_agrees_in_all_directions() {
     const size_t shapes[][3] = {{1, 64, 64},   {17, 60, 97},     {200, 768, 1280}, {33, 12, 10},
-                                {64, 136, 64}, {129, 2048, 301}, {50, 101, 7}};
+                                {64, 136, 64}, {129, 2048, 301}, {50, 101, 7},     {40, 64, 50257}};
     MatmulContext* ctx = matmul_context();
     for (auto& s : shapes) {
         const size_t N = s[0], C = s[1], OC = s[2], pitch_c = padded(C), pitch_oc = padded(OC);
@@ -868,6 +958,14 @@ static void matmul_agrees_in_all_directions() {
             matmul_forward(out.data(), x.data(), w.data(), add ? r.data() : NULL, N, (int)C, (int)OC);
             matmul_backward_input(dx.data(), dout.data(), w.data(), N, (int)C, (int)OC, add);
             matmul_backward_weight(dw.data(), dout.data(), x.data(), N, (int)C, (int)OC);
+            const size_t even = (size_t)matmul_even((int)OC, ow);
+            Floats few = add ? dx0 : Floats(N * C), dout_few;
+            for (size_t n = 0; n < N && even < OC; n++) {
+                dout_few.insert(dout_few.end(), dout.begin() + (long)(n * OC + even), dout.begin() + (long)((n + 1) * OC));
+            }
+            if (even < OC) {
+                matmul_backward_input(few.data(), dout_few.data(), w.data() + even * C, N, (int)C, (int)(OC - even), add);
+            }
             char what[96];
             auto name = [&](const char* pass) {
                 snprintf(what, sizeof what, "%s%s N=%zu C=%zu OC=%zu", pass, add ? " with addition" : "", N, C, OC);
@@ -892,7 +990,7 @@ static void matmul_agrees_in_all_directions() {
                           matmul_backward_input_cuda(ctx, d_dx, odout, ow, N, (int)C, (int)OC, add, pitch_c, 0);
                           return download_rows(d_dx, N, C, pitch_c);
                       }),
-                dx, add ? &dx0 : NULL, OC);
+                dx, add ? &dx0 : NULL, OC, even < OC ? &few : NULL);
             name("backward weight");
             compare_product<floatX>(what,
                                     twice(what,
@@ -973,6 +1071,8 @@ static const struct {
     ENTRY(swiglu_agrees_in_place_and_apart),
     ENTRY(crossentropy_agrees_for_all_vocabularies),
     ENTRY(crossentropy_agrees_in_all_shapes),
+    ENTRY(crossentropy_plans_agree),
+    ENTRY(crossentropy_plans_show_what_is_not_finite),
     ENTRY(crossentropy_shows_what_is_not_finite),
     ENTRY(the_first_not_finite_is_found),
     ENTRY(norm_and_loss_sums_agree),
