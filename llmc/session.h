@@ -211,6 +211,7 @@ LLMC_UNUSED static void session_open(Session* s, int argc, char** argv, OptionSc
     Options* o = &s->options;
     s->job = o->generate ? JOB_GENERATE : o->chat ? JOB_CHAT : o->eval ? JOB_EVAL : o->dry_run ? JOB_DRY_RUN : JOB_TRAIN;
     const bool trains = s->job == JOB_TRAIN || s->job == JOB_DRY_RUN;
+    keep_standard_files();
     session_find_model(s);
     if (trains || s->job == JOB_EVAL) { must(default_data(o, &e), &e); }
     session_find_tokenizer(s);

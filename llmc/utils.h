@@ -195,6 +195,14 @@ LLMC_UNUSED static char* read_file(const char* path, size_t* size, uint64_t max,
     return data;
 }
 
+/* A program that was started with stdin, stdout or stderr closed would be given their numbers for its own files, and what is
+ * printed would end up in those: to be called first of all. Reading and writing there go on failing. */
+LLMC_UNUSED static void keep_standard_files(void) {
+    for (int fd = 0; fd <= 2; fd++) {
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd) { exit(1); }
+    }
+}
+
 /* Flushes a written file to the disk and closes it. The disk may be found full only here, so the result matters. */
 LLMC_UNUSED static bool close_output(FILE* f, const char* path, Error* e) {
     bool ok = fflush(f) == 0 && !ferror(f) && fsync(fileno(f)) == 0;

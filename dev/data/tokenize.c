@@ -707,6 +707,7 @@ int main(int argc, char** argv) {
     Args args;
     Tokenizer t;
     Error e = {{0}};
+    keep_standard_files();
     parse_args(&args, argc, argv);
     int threads = 1;
 #ifdef _OPENMP

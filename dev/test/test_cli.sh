@@ -148,6 +148,9 @@ finish
 check "the second signal ends at once" test $finished -eq 130
 check "and leaves no checkpoint" test "$(ls twice)" = log.jsonl
 
+train --model d1 --steps 3 --out closed --train data.bin <&- >&- 2>&-
+check "without stdin, stdout and stderr a run is the same" sh -c "grep -qx '[0-9]*' closed/.lock && test -s closed/step_00000003/trainer_state.json"
+
 # --- a full disk -------------------------------------------------------------------------------------------------------------
 
 # full NAME COMMAND...: a run that goes on at step 2 of `disk` meets a full disk
