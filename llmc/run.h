@@ -167,7 +167,8 @@ LLMC_UNUSED static uint64_t host_memory_available(void) {
     return have == UINT64_MAX ? 0 : have;
 }
 
-/* The largest resident size of this process so far, in bytes. */
+/* The largest resident size of this process so far, in bytes. Linux's ru_maxrss also counts what the process was before its
+ * exec: a large parent. VmHWM does not. */
 LLMC_UNUSED static uint64_t host_memory_peak(void) {
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
@@ -182,6 +183,8 @@ LLMC_UNUSED static uint64_t host_memory_peak(void) {
 LLMC_UNUSED static const char* run_machine(const char* gpu, int threads, char* out, size_t cap) {
     char line[256], cpu[128] = "CPU";
     FILE* f = fopen("/proc/cpuinfo", "r");
+    const uint64_t peak = read_field("/proc/self/status", "VmHWM");
+    if (peak != UINT64_MAX) { return peak; }
     while (f && fgets(line, sizeof line, f)) {
         const char* colon = strchr(line, ':');
         if (strncmp(line, "model name", 10) == 0 && colon) {
