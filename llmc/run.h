@@ -27,7 +27,13 @@ LLMC_UNUSED static void run_on_signal(int signal_number) {
     run_signal = signal_number;
 }
 
-/* From now on SIGINT and SIGTERM only set a flag: the step is finished, a checkpoint written, and the run ends with 0. */
+/* The screen is gone: `run | tee log` lost its tee to the same Ctrl-C, or the terminal was closed. */
+LLMC_UNUSED static void run_on_lost_screen(int signal_number) {
+    if (!run_signal) { run_signal = signal_number; }
+}
+
+/* From now on SIGINT and SIGTERM only set a flag: the step is finished, a checkpoint written, and the run ends with 0. So does
+ * a run that nobody reads any longer (SIGPIPE, SIGHUP), unless it was started to go on all the same (nohup). */
 LLMC_UNUSED static void run_catch_signals(void) {
     struct sigaction action;
     memset(&action, 0, sizeof action);
@@ -36,6 +42,12 @@ LLMC_UNUSED static void run_catch_signals(void) {
     action.sa_flags = SA_RESTART;  // reads and writes of files go on
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    action.sa_handler = run_on_lost_screen;
+    static const int lost[] = {SIGPIPE, SIGHUP};
+    for (int i = 0; i < 2; i++) {
+        struct sigaction before;
+        if (sigaction(lost[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN) { sigaction(lost[i], &action, NULL); }
+    }
 }
 
 LLMC_UNUSED static bool run_stop_requested(void) { return run_signal != 0; }
