@@ -183,6 +183,8 @@ LLMC_UNUSED static uint64_t host_memory_available(void) {
  * exec: a large parent. VmHWM does not. */
 LLMC_UNUSED static uint64_t host_memory_peak(void) {
     struct rusage usage;
+    const uint64_t peak = read_field("/proc/self/status", "VmHWM");
+    if (peak != UINT64_MAX) { return peak; }
     getrusage(RUSAGE_SELF, &usage);
 #ifdef __APPLE__
     return (uint64_t)usage.ru_maxrss;
@@ -195,8 +197,6 @@ LLMC_UNUSED static uint64_t host_memory_peak(void) {
 LLMC_UNUSED static const char* run_machine(const char* gpu, int threads, char* out, size_t cap) {
     char line[256], cpu[128] = "CPU";
     FILE* f = fopen("/proc/cpuinfo", "r");
-    const uint64_t peak = read_field("/proc/self/status", "VmHWM");
-    if (peak != UINT64_MAX) { return peak; }
     while (f && fgets(line, sizeof line, f)) {
         const char* colon = strchr(line, ':');
         if (strncmp(line, "model name", 10) == 0 && colon) {

@@ -98,6 +98,11 @@ LLMC_UNUSED static void session_resume(Session* s) {
     size_t len = 0;
     const char* dtype = json_string(j, json_get(j, saved, "export_dtype"), &len);
     s->saved_master = dtype && (strcmp(dtype, "bf16") == 0 || strcmp(dtype, "f16") == 0);
+    const char* model = json_string(j, json_get(j, saved, "model"), &len);
+    if (o->given[OPT_model] && model && strcmp(o->model, model) != 0) {
+        warn("--model: %s is not used, the run goes on with the model of %s", o->model, s->model_dir);
+        o->given[OPT_model] = false;
+    }
     must(options_merge(o, j, saved, &e), &e);
 }
 
@@ -206,12 +211,12 @@ LLMC_UNUSED static void session_open(Session* s, int argc, char** argv, OptionSc
     s->ranks = ranks;
     s->lock = -1;
     logger_none(&s->log);
+    keep_standard_files();
     signal(SIGXFSZ, SIG_IGN);  // a file-size limit is a failed write, which has a message, not a death
     options_or_exit(&s->options, argc, argv, trainer);
     Options* o = &s->options;
     s->job = o->generate ? JOB_GENERATE : o->chat ? JOB_CHAT : o->eval ? JOB_EVAL : o->dry_run ? JOB_DRY_RUN : JOB_TRAIN;
     const bool trains = s->job == JOB_TRAIN || s->job == JOB_DRY_RUN;
-    keep_standard_files();
     session_find_model(s);
     if (trains || s->job == JOB_EVAL) { must(default_data(o, &e), &e); }
     session_find_tokenizer(s);
@@ -260,7 +265,17 @@ LLMC_UNUSED static void session_print(const Session* s, const char* precision) {
     if (s->resumed) { printf("resume  %s, step %llu\n", s->model_dir, (unsigned long long)s->state.step); }
 }
 
-/* Locks --out and opens the log: from here on the run leaves traces. A new run does not mix with an old one's checkpoints. */
+/* Whether the checkpoint that the run goes on from lies in --out. */
+LLMC_UNUSED static bool session_goes_on_in_out(const Session* s) {
+    char inside[PATH_CAP];
+    struct stat a, b;
+    Error e;
+    e.msg[0] = 0;
+    return s->resumed && path_join(inside, s->model_dir, "..", &e) && stat(inside, &a) == 0 && stat(s->options.out, &b) == 0 &&
+           a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+/* Locks --out and opens the log: from here on the run leaves traces. A run does not mix with another one's checkpoints. */
 LLMC_UNUSED static void session_begin(Session* s, const char* precision) {
     Error e;
     uint64_t* steps = NULL;
@@ -271,9 +286,9 @@ LLMC_UNUSED static void session_begin(Session* s, const char* precision) {
     must(out_lock(&s->lock, o->out, &e), &e);
     must(checkpoint_remove_stale(o->out, &e), &e);
     must(checkpoint_list(o->out, &steps, &count, &e), &e);
-    if (count > 0 && !s->resumed) {
+    if (count > 0 && !session_goes_on_in_out(s)) {
         die("--out: %s holds the checkpoints of another run, up to step %llu\n"
-            "  hint: --resume goes on from there, another --out starts anew",
+            "  hint: --resume without PATH goes on from there, another --out starts anew",
             o->out, (unsigned long long)steps[0]);
     }
     free(steps);
@@ -353,7 +368,10 @@ LLMC_UNUSED static int session_context(const Session* s) {
     return (int)count;
 }
 
+/* The end. A training run has its log; where stdout is all that a job leaves, it must have got there. */
 LLMC_UNUSED static void session_close(Session* s) {
+    const bool failed = fflush(stdout) != 0 || ferror(stdout);
+    if (failed && s->job != JOB_TRAIN && s->rank == 0) { die("standard output: %s", strerror(errno)); }
     if (s->has_train) { dataloader_close(&s->train); }
     if (s->has_val) { dataloader_close(&s->val); }
     if (s->has_tokenizer) { tokenizer_free(&s->tokenizer); }

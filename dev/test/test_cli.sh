@@ -66,10 +66,16 @@ train --model d1 --steps 15 --out whole15 --train data.bin >/dev/null 2>&1
 check "--resume begins a run, too, and may cut it anywhere" diff -r whole15/step_00000015 parts/step_00000015
 
 train --model d1 --steps 8 --out back --train data.bin --checkpoint-every 2 >/dev/null 2>&1
-cp -r back/step_00000008 first8
+cp -r back/step_00000008 first8 && cp -r back back0
 resume back/step_00000004 --out back >/dev/null 2>&1
 check "set back to an earlier checkpoint" diff -r first8 back/step_00000008
 check "a log that was set back has every step once" test "$(grep -c '"event":"step"' back/log.jsonl)" -eq 8
+
+expect "going on elsewhere does not touch another run" 1 "back holds the checkpoints of another run" resume back0/step_00000002 --out back
+check "nor its log" test "$(grep -c '"event":"step"' back/log.jsonl)" -eq 8
+expect "going on in a new folder" 0 "aside/step_00000008" resume back0/step_00000002 --out aside
+check "ends the same" cmp back/step_00000008/model.safetensors aside/step_00000008/model.safetensors
+expect "another --model is not what is resumed" 0 "--model: d2 is not used" resume aside/step_00000008 --out aside --model d2
 
 train --model d1 --steps 5 --out one --train data.bin --threads 1 --grad-clip 0.5 >/dev/null
 train --model d1 --steps 5 --out two --train data.bin --threads 2 --grad-clip 0.5 >/dev/null
@@ -218,6 +224,7 @@ expect "a validation file shorter than a batch is used whole" 0 "validation loss
 loss=$(sed -n 's/.*"event":"val","step":2,"loss":\([0-9.]*\).*/\1/p' short/log.jsonl)
 expect "--eval says what validation said" 0 "loss $(printf '%.6f' "$loss")" train --eval --model short --val shard1.bin --batch 20
 expect "in batches of any size" 0 "loss $(printf '%.6f' "$loss" | cut -c 1-6)" train --eval --model short --val shard1.bin --batch 3
+expect "--eval into a full disk" 1 "standard output" sh -c "'$bin/train_llama3' --eval --model short --val shard1.bin --seq 32 >/dev/full"
 expect "--eval of a preset is refused" 1 "is a preset" train --eval --model d1 --val val.bin
 expect "a model that is not there" 1 "nowhere is neither a folder nor a preset" train --model nowhere --train data.bin
 
