@@ -3,7 +3,7 @@
  *
  *   loss[n] = log(sum_v e^(x[v] - max)) + max - x[target]       dlogit[v] = (softmax(x)[v] - (v == target)) * dloss
  *
- * Two kernels behind the launchers:
+ * Behind the launchers are the first two of these, the others are callable by their plans:
  *   held     the row stays in registers, CE_PACKS vectors a thread, between finding its maximum and sum and writing the
  *            gradient: 1 read and 1 write. A block holds up to 32,768 elements of 16 bits; longer rows are split over a
  *            cluster of 2, 4 or 8 blocks that read each other's maximum and sum through distributed shared memory, where
@@ -13,6 +13,8 @@
  *   looped   any V anywhere: reads the row twice, the second time backwards, so that what it read last, still in the L2
  *            cache, comes first. Maximum and sum are found together (Milakov and Gimelshein, "Online normalizer
  *            calculation for softmax", 2018).
+ *   row      a row a block, up to 131,072 elements of 16 bits: what registers do not hold stays in shared memory.
+ *   stream   any V: a row's gradient is written while the next one's maximum and sum are found; without gradient it only reads.
  * 16-bit builds compute 2^(x log2(e) - max log2(e)): one multiply-add and the hardware's 2^x.
  * The caller has checked that 0 <= target < V. Elements from V to the pitch are neither read nor written.
  */
@@ -60,7 +62,7 @@ __device__ __forceinline__ SoftmaxSum softmax_join(SoftmaxSum a, SoftmaxSum b) {
 
 /* In double: log(sum) can be far smaller than both others. */
 __device__ __forceinline__ float softmax_loss(SoftmaxSum s, float target_logit) {
-    return (float)((double)s.max / (double)SOFTMAX_UNIT - (double)target_logit) + logf(s.sum);
+    return (float)((double)s.max * (1 / (double)SOFTMAX_UNIT) - (double)target_logit) + logf(s.sum);
 }
 
 /* Joins all threads of a block, in every thread. shared: 32 values, free for others after the next __syncthreads(). */
@@ -143,6 +145,20 @@ __device__ __forceinline__ float sum_of_terms(Logits (&x)[K], float max) {
         forget(x[k]);
     }
     return sum;
+}
+
+/* s and K vectors more. */
+template <int K>
+__device__ __forceinline__ void softmax_add(SoftmaxSum& s, Logits (&x)[K]) {
+    const float m = fmaxf(s.max, softmax_max(largest_logit(x, -INFINITY)));
+    s.sum = s.sum * softmax_power(s.max - m) + sum_of_terms(x, m);
+    s.max = m;
+}
+
+__device__ __forceinline__ void softmax_add(SoftmaxSum& s, float logit) {
+    const float m = fmaxf(s.max, softmax_max(logit));
+    s.sum = s.sum * softmax_power(s.max - m) + softmax_term(logit, m);
+    s.max = m;
 }
 
 /* Vectors of a row end at `full`, the largest multiple of a vector's length in V. One from there on is all -inf, whose e^x
@@ -323,9 +339,7 @@ __global__ void __launch_bounds__(CE_LOOP_THREADS)
         Logits x[CE_UNROLL];
 #pragma unroll
         for (int k = 0; k < CE_UNROLL; k++) { x[k] = load_logits(row, start + own + k * stride, full); }
-        const float m = fmaxf(s.max, softmax_max(largest_logit(x, -INFINITY)));
-        s.sum = s.sum * softmax_power(s.max - m) + sum_of_terms(x, m);
-        s.max = m;
+        softmax_add(s, x);
     }
     s = softmax_block(s, shared);
     if (threadIdx.x == 0) { losses[n] = softmax_loss(s, target_logit); }
@@ -389,6 +403,225 @@ static bool crossentropy_held(float* losses, floatX* logits, const int32_t* targ
     }
     CUDA_CHECK(cudaLaunchKernelEx(&launch, kernel, losses, logits, targets, dloss, loss_scale, (unsigned)N, V, pitch, ranks));
     return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// rows of one block, in turns
+
+/* Staying vectors that a thread looks at together: before sm_90 there is one register too few. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define ROW_AT_ONCE 1
+#else
+#define ROW_AT_ONCE 2
+#endif
+
+/* Each thread has VIA + DIRECT + STAY vectors of a row. VIA of them pass through shared memory to registers, so that the next row's
+ * are under way while this one is worked on; DIRECT come straight into registers and STAY into shared memory, where they stay, both
+ * as soon as the gradient of those before them is written. */
+template <int VIA, int DIRECT, int STAY, int THREADS>
+__global__ void __launch_bounds__(THREADS, 1)
+    crossentropy_row_kernel(float* losses, floatX* logits, const int32_t* targets, float dloss, const float* loss_scale,
+                            unsigned N, int V, size_t pitch) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+    __trap();
+#else
+    constexpr int W = VECTOR<floatX>, HELD = VIA + DIRECT, ALL = HELD + STAY, SLOTS = VIA + STAY;
+    constexpr int AT_ONCE = ROW_AT_ONCE;
+    constexpr int STRIDE = 32 * W;  // a warp has ALL * 32 neighbouring vectors
+    __shared__ SoftmaxSum shared[2][32];
+    __shared__ float tails[W];  // each thread's own: a register less
+    extern __shared__ __align__(16) char dynamic[];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int first = (warp * 32 * ALL + lane) * W, left = V / W * W - first;  // vector k is there where k * STRIDE < left
+    Logits* const slots = (Logits*)dynamic + warp * 32 * SLOTS + lane;         // this thread's own: slots[32 i]
+    auto slot_of = [&](int k) { return slots + (k < VIA ? k : k - DIRECT) * 32; };
+    auto start_copy = [&](const floatX* own, int k, int end) {
+        if (k * STRIDE < end) { copy_async<16>(shared_address(slot_of(k)), own + k * STRIDE, true); }
+    };
+    auto copied = [&](int k) { return k * STRIDE < left ? *slot_of(k) : no_logits(); };
+    floatX* own = logits + blockIdx.x * pitch + first;  // there is a row for every block
+    Logits x[HELD];
+    // two groups of copies a row, in turns: when at most one is under way, the older has arrived
+#pragma unroll
+    for (int k = 0; k < VIA; k++) { start_copy(own, k, left); }
+    copy_async_commit();
+#pragma unroll
+    for (int k = VIA; k < HELD; k++) { x[k] = load_logits(own, k * STRIDE, left); }
+#pragma unroll
+    for (int k = HELD; k < ALL; k++) { start_copy(own, k, left); }
+    copy_async_commit();
+    if (loss_scale) { dloss *= *loss_scale; }
+    int turn = 0;
+    for (unsigned n = blockIdx.x; n < N; n += gridDim.x) {
+        const floatX* const next = own + gridDim.x * pitch;
+        const int next_left = n + gridDim.x < N ? left : 0, target = targets[n];
+        const float target_logit = to_float(logits[n * pitch + target]);  // before anyone overwrites it
+        const float tail = load_tail<W>(logits + n * pitch, threadIdx.x, V);
+        copy_async_wait<1>();
+#pragma unroll
+        for (int k = 0; k < VIA; k++) {
+            x[k] = copied(k);
+            start_copy(next, k, next_left);
+        }
+        copy_async_commit();
+        SoftmaxSum s = SOFTMAX_OF_NONE;
+        softmax_add(s, x);
+        copy_async_wait<1>();
+#pragma unroll
+        for (int k = HELD; k < ALL; k += AT_ONCE) {
+            Logits y[AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) { y[i] = k + i < ALL ? copied(k + i) : no_logits(); }
+            softmax_add(s, y);
+        }
+        softmax_add(s, tail);  // last: nobody started this load early
+        if (threadIdx.x < W) { tails[threadIdx.x] = tail; }
+        s = softmax_block(s, shared[turn]);
+        turn ^= 1;
+        if (threadIdx.x == 0) { losses[n] = softmax_loss(s, target_logit); }
+        const SoftmaxGradient g = {s.max, dloss / s.sum, dloss, target_logit, target - first};
+#pragma unroll
+        for (int k = HELD; k < ALL; k++) {
+            store_dlogits(own, k * STRIDE, left, copied(k), g);
+            start_copy(next, k, next_left);
+        }
+        copy_async_commit();
+#pragma unroll
+        for (int k = HELD - 1; k >= 0; k--) {
+            store_dlogits(own, k * STRIDE, left, x[k], g);
+            if (k >= VIA) { x[k] = load_logits(next, k * STRIDE, next_left); }
+        }
+        if (threadIdx.x < W) {
+            const SoftmaxGradient of_row = {g.max, g.scale, dloss, target_logit, target};
+            store_tail<W>(own - first, threadIdx.x, V, tails[threadIdx.x], of_row);
+        }
+        own += gridDim.x * pitch;
+    }
+    copy_async_wait<0>();
+#endif
+}
+
+/* A vector that will be read again before long: other data leaves the L2 cache first. */
+__device__ __forceinline__ Logits load_and_keep(const floatX* p) {
+    Logits x;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm volatile(
+        "{.reg .b64 keep; createpolicy.fractional.L2::evict_last.b64 keep, 1.0;\n"
+        "ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], keep;}"
+        : "=r"(x.bits.x), "=r"(x.bits.y), "=r"(x.bits.z), "=r"(x.bits.w)
+        : "l"(p));
+#else
+    x = hold<VECTOR<floatX>>(p);
+#endif
+    return x;
+}
+
+/* Any V: UNROLL vectors of a row at a time, the next ones under way. While a row's maximum and sum are found, the gradient of the
+ * row before it is written in the same loop, its logits read again from the L2 cache. KEEP: ask the cache to keep them. */
+template <int UNROLL, bool KEEP, bool GRADIENT>
+__global__ void __launch_bounds__(CE_LOOP_THREADS, 1)
+    crossentropy_stream_kernel(float* losses, floatX* logits, const int32_t* targets, float dloss, const float* loss_scale,
+                               unsigned N, int V, size_t pitch) {
+    constexpr int W = VECTOR<floatX>;
+    __shared__ SoftmaxSum shared[2][32];
+    const int own = threadIdx.x * W, stride = (int)blockDim.x * W, round = UNROLL * stride, full = V / W * W;
+    auto load_first = [&](const floatX* row, int c, int end) {
+        if constexpr (!GRADIENT) { return load_logits(row, c, end); }
+        if (c >= end) { return no_logits(); }
+        return KEEP ? load_and_keep(row + c) : hold<W>(row + c);
+    };
+    if (GRADIENT && loss_scale) { dloss *= *loss_scale; }
+    floatX* before = NULL;  // the row whose gradient is written
+    SoftmaxGradient g = {};
+    float tail_before = 0;
+    floatX* row = logits + blockIdx.x * pitch;  // there is a row for every block
+    Logits next[UNROLL];
+#pragma unroll
+    for (int k = 0; k < UNROLL; k++) { next[k] = load_first(row, own + k * stride, full); }
+    int turn = 0;
+    for (unsigned n = blockIdx.x; n < N || before; n += gridDim.x) {  // a last time without a row of its own
+        const bool more = n < N;
+        const int end = more ? full : 0, next_end = n + gridDim.x < N ? full : 0, target = more ? targets[n] : 0;
+        const float target_logit = more ? to_float(row[target]) : 0.0f;
+        const float tail = more ? load_tail<W>(row, threadIdx.x, V) : 0.0f;
+        SoftmaxSum s = SOFTMAX_OF_NONE;
+        for (int c = own; c < own + full; c += round) {
+            const bool wraps = c - own + round >= full;
+            const floatX* from = wraps ? row + gridDim.x * pitch : row;
+            const int from_c = wraps ? own : c + round, from_end = wraps ? next_end : end;
+            Logits x[UNROLL], y[UNROLL];
+#pragma unroll
+            for (int k = 0; k < UNROLL; k++) {
+                x[k] = next[k];
+                next[k] = load_first(from, from_c + k * stride, from_end);
+            }
+            if constexpr (GRADIENT) {
+#pragma unroll
+                for (int k = 0; k < UNROLL; k++) { y[k] = load_logits(before, c + k * stride, before ? full : 0); }
+            }
+            softmax_add(s, x);
+            if constexpr (GRADIENT) {
+#pragma unroll
+                for (int k = 0; k < UNROLL; k++) { store_dlogits(before, c + k * stride, before ? full : 0, y[k], g); }
+            }
+        }
+        if (GRADIENT && before) { store_tail<W>(before, threadIdx.x, V, tail_before, g); }
+        if (!more) { break; }
+        softmax_add(s, tail);
+        s = softmax_block(s, shared[turn]);
+        turn ^= 1;
+        if (threadIdx.x == 0) { losses[n] = softmax_loss(s, target_logit); }
+        if constexpr (GRADIENT) {
+            g = SoftmaxGradient{s.max, dloss / s.sum, dloss, target_logit, target};
+            before = row;
+            tail_before = tail;
+        }
+        row += gridDim.x * pitch;
+    }
+}
+
+typedef void CrossentropyKernel(float* losses, floatX* logits, const int32_t* targets, float dloss, const float* loss_scale,
+                                unsigned N, int V, size_t pitch);
+
+typedef struct {
+    CrossentropyKernel* kernel;  // NULL: too long a row, too old a card or machine code
+    int threads, blocks;         // as many blocks as run at one time
+    size_t shared;
+} CrossentropyPlan;
+
+static inline CrossentropyPlan crossentropy_plan(CrossentropyKernel* kernel, size_t N, int threads, size_t shared) {
+    CrossentropyPlan p = {NULL, threads, 0, shared};
+    if (shared + 1024 > (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)) { return p; }
+    int per_sm = 0;
+    CUDA_CHECK(cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, threads, shared));
+    if (per_sm == 0) { return p; }
+    p.kernel = kernel;
+    p.blocks = (int)size_min(N, (size_t)device_attribute(cudaDevAttrMultiProcessorCount) * per_sm);
+    return p;
+}
+
+template <int VIA, int DIRECT, int STAY, int THREADS>
+static CrossentropyPlan crossentropy_row_plan(size_t N, int V) {
+    CrossentropyKernel* kernel = crossentropy_row_kernel<VIA, DIRECT, STAY, THREADS>;
+    const size_t packs = ceil_div((size_t)V, VECTOR<floatX>);
+    const int threads = (int)round_up(ceil_div(packs, VIA + DIRECT + STAY), 32);
+    if (threads > THREADS || (VIA + STAY > 0 && compiled_arch(kernel) < 80)) { return CrossentropyPlan{}; }
+    return crossentropy_plan(kernel, N, threads, (size_t)(VIA + STAY) * threads * sizeof(Logits));
+}
+
+/* threads: at most; as many as are busy in every round */
+template <int UNROLL, bool KEEP, bool GRADIENT>
+static CrossentropyPlan crossentropy_stream_plan(size_t N, int V, int threads) {
+    const size_t packs = ceil_div((size_t)V, VECTOR<floatX>), rounds = ceil_div(packs, (size_t)threads * UNROLL);
+    return crossentropy_plan(crossentropy_stream_kernel<UNROLL, KEEP, GRADIENT>, N,
+                             (int)round_up(ceil_div(packs, rounds * UNROLL), 32), 0);
+}
+
+static inline void crossentropy_run(const CrossentropyPlan* p, float* losses, floatX* logits, const int32_t* targets,
+                                    float dloss, const float* loss_scale, size_t N, int V, size_t pitch, cudaStream_t stream) {
+    p->kernel<<<p->blocks, p->threads, p->shared, stream>>>(losses, logits, targets, dloss, loss_scale, (unsigned)N, V, pitch);
+    CUDA_CHECK_LAUNCH("crossentropy kernel");
 }
 
 /* The blocks that hold a row of V: a power of two. */

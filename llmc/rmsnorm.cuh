@@ -26,6 +26,7 @@ enum {
     RMSNORM_FORWARD_THREADS = 256,
     RMSNORM_BACKWARD_THREADS = 512,  // with copies under way: one block a multiprocessor, few partial rows
     RMSNORM_BACKWARD_STAGES = 2,     // rows in shared memory: the one that is worked on and those under way
+    RMSNORM_SUM_COLUMNS = 8,         // weight gradients that a block adds up from the partial rows
     RMSNORM_MAX_C = RMSNORM_THREADS * 16,
 };
 
@@ -202,6 +203,9 @@ __global__ void __launch_bounds__(RMSNORM_THREADS)
         if constexpr (STAGES > 0) { stage = (stage + 1) % STAGES; }
     }
     if constexpr (STAGES > 0) { copy_async_wait<0>(); }
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    cudaTriggerProgrammaticLaunchCompletion();  // rmsnorm_dweight_kernel may take its place, and waits
+#endif
     __syncthreads();
     // the rows that were side by side in the block, summed in their order
     float* dweight_rows = (float*)dynamic;  // (blockDim.z, C)
@@ -221,20 +225,28 @@ __global__ void __launch_bounds__(RMSNORM_THREADS)
     }
 }
 
-/* dweight (C) += the column sums of partial (rows, C); a block has 32 columns, its 32 warps every 32nd row each. */
+/* dweight (C) += the column sums of partial (rows, C); a block has RMSNORM_SUM_COLUMNS columns, which are a sector of memory, its
+ * groups of as many threads every 128th row each. */
 __global__ void __launch_bounds__(1024) rmsnorm_dweight_kernel(float* dweight, const float* partial, int rows, int C) {
-    __shared__ float shared[32][33];
-    const int c = blockIdx.x * 32 + threadIdx.x;
+    constexpr int COLUMNS = RMSNORM_SUM_COLUMNS;
+    __shared__ float shared[COLUMNS][32];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = blockIdx.x * COLUMNS;
+    const int c = first + lane % COLUMNS;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    cudaGridDependencySynchronize();
+#endif
     float sum = 0;
     if (c < C) {
-        for (int r = threadIdx.y; r < rows; r += 32) { sum += partial[(size_t)r * C + c]; }
+#pragma unroll 4
+        for (int r = threadIdx.x / COLUMNS; r < rows; r += 1024 / COLUMNS) { sum += partial[(size_t)r * C + c]; }
     }
-    shared[threadIdx.y][threadIdx.x] = sum;
+#pragma unroll
+    for (int mask = 16; mask >= COLUMNS; mask /= 2) { sum += __shfl_xor_sync(0xffffffffu, sum, mask); }
+    if (lane < COLUMNS) { shared[lane][warp] = sum; }
     __syncthreads();
-    if (threadIdx.y == 0 && c < C) {
-        sum = 0;
-        for (int y = 0; y < 32; y++) { sum += shared[y][threadIdx.x]; }
-        dweight[c] += sum;
+    if (warp < COLUMNS) {
+        sum = warp_sum(shared[warp][lane]);
+        if (lane == 0 && first + warp < C) { dweight[first + warp] += sum; }
     }
 }
 
@@ -292,7 +304,8 @@ typedef struct {
     RmsnormBackwardKernel* kernel;
     RmsnormShape shape;
     size_t shared;
-    int blocks;  // as many as run at one time: each sums many rows before it writes its partial row
+    int blocks;    // as many as run at one time: each sums many rows before it writes its partial row
+    bool overlap;  // the second kernel is launched while the first one still runs (sm_90)
 } RmsnormBackwardPlan;
 
 /* max_packs, threads: see rmsnorm_shape(). STAGES is 0 where the card or the machine code cannot have more. */
@@ -305,6 +318,7 @@ static RmsnormBackwardPlan rmsnorm_backward_plan(size_t N, int C, int max_packs,
     RmsnormBackwardPlan p;
     p.shape = rmsnorm_shape(C, max_packs, threads);
     p.kernel = kernels[p.shape.packs];
+    p.overlap = false;
     cudaFuncAttributes attributes;
     CUDA_CHECK(cudaFuncGetAttributes(&attributes, (const void*)p.kernel));
     const size_t most = (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - attributes.sharedSizeBytes;
@@ -343,8 +357,16 @@ static inline void rmsnorm_backward_launch(const RmsnormBackwardPlan* plan, floa
     float* partial = (float*)scratch;
     plan->kernel<<<plan->blocks, plan->shape.block, plan->shared, stream>>>(dx, partial, dout, x, weight, rstd, N, C, pitch);
     CUDA_CHECK_LAUNCH("rmsnorm_backward_kernel");
-    rmsnorm_dweight_kernel<<<(unsigned)ceil_div((size_t)C, 32), dim3(32, 32), 0, stream>>>(dweight, partial, plan->blocks, C);
-    CUDA_CHECK_LAUNCH("rmsnorm_dweight_kernel");
+    cudaLaunchConfig_t launch = {};
+    cudaLaunchAttribute early;
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    launch.gridDim = dim3((unsigned)ceil_div((size_t)C, RMSNORM_SUM_COLUMNS));
+    launch.blockDim = dim3(1024);
+    launch.stream = stream;
+    launch.attrs = &early;
+    launch.numAttrs = plan->overlap && compiled_arch(rmsnorm_dweight_kernel) >= 90;
+    CUDA_CHECK(cudaLaunchKernelEx(&launch, rmsnorm_dweight_kernel, dweight, (const float*)partial, plan->blocks, C));
 }
 
 /* dx: (N, C) +=, pitch   dweight: (C) += in fp32   scratch: bytes as above   dout, x: (N, C), pitch   weight: (C)
