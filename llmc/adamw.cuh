@@ -387,7 +387,7 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
         float p;
         if constexpr (MASTER == MASTER_NONE) { p = to_float(param.v[k]); }
         if constexpr (MASTER == MASTER_FP32) { p = master.v[k]; }
-        if constexpr (MASTER == MASTER_SPLIT) { p = split_join((__nv_bfloat16)param.v[k], master.v[k]); }
+        if constexpr (MASTER == MASTER_SPLIT) { p = split_join(*(const __nv_bfloat16*)&param.v[k], master.v[k]); }
         const float root = __fadd_rn(__fdiv_rn(__fsqrt_rn(vk), root2), eps);
         p = __fmaf_rn(p, decay, -__fmul_rn(step_size, __fdiv_rn(mk, root)));
         param.v[k] = round_master<floatX>(p);
