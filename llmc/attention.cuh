@@ -78,13 +78,15 @@ __global__ void attention_stats_kernel(float2* stats, const floatX* dout, const 
     }
 }
 
+enum { SM75_SHARED = 64 << 10 };  // bytes a block may have there: the limit of kernels that must run on any card
+
 // ---------------------------------------------------------------------------------------------------------------------
 // plain kernels: any head dimension, any type
 
 /* Tile sizes by the largest head dimension that fits. A block has 16 x (BM / RM) threads; thread (ty, tx) computes scores of
  * query rows ty + TY i (i < RM) and key rows tx + 16 j (j < BN / 16), and for tiles of head_dim columns the columns
  * 4 tx + 64 c + 0..3. Rows in shared memory are HD + 4 floats apart, so that 16-byte reads of eight adjacent rows do not
- * collide. Everything fits in the 64 KB that sm_75 has. */
+ * collide. */
 template <int HD_MAX>
 struct PlainTiles;
 template <>
@@ -555,6 +557,7 @@ struct ForwardTiles {
     static constexpr int HD = HD_, BN = BN_, MT = MT_, WARPS = WARPS_, BLOCKS = BLOCKS_;
     static constexpr bool ASYNC = ASYNC_;
     static constexpr int THREADS = WARPS * 32, BM = WARPS * MT * 16, SMEM = (BM + 2 * BN) * HD * 2;
+    static_assert(ASYNC || SMEM <= SM75_SHARED, "does not run on sm_75");
 };
 
 template <typename Tiles>
@@ -680,6 +683,7 @@ struct BackwardKVTiles {
     static constexpr bool ASYNC = ASYNC_;
     static constexpr int THREADS = WARPS * 32, BN = WARPS * MT * 16, STAGES = ASYNC ? 2 : 1;
     static constexpr int STAGE = 2 * BM * HD * 2 + BM * 8, SMEM = 2 * BN * HD * 2 + STAGES * STAGE;
+    static_assert(ASYNC || SMEM <= SM75_SHARED, "does not run on sm_75");
     static_assert(BM <= THREADS, "a thread brings at most one pair of statistics");
 };
 
@@ -825,6 +829,7 @@ struct BackwardQTiles {
     static constexpr bool ASYNC = ASYNC_;
     static constexpr int THREADS = WARPS * 32, BM = WARPS * MT * 16, STAGES = ASYNC ? 2 : 1;
     static constexpr int STAGE = 2 * BN * HD * 2, SMEM = 2 * BM * HD * 2 + STAGES * STAGE;
+    static_assert(ASYNC || SMEM <= SM75_SHARED, "does not run on sm_75");
 };
 
 template <typename Tiles>
@@ -1057,6 +1062,7 @@ static inline void attention_forward_plain(floatX* out, float* lse, const floatX
     typedef PlainTiles<HD_MAX> Tiles;
     constexpr int BM = Tiles::FORWARD_BM, BN = Tiles::FORWARD_BN, THREADS = 16 * BM / Tiles::FORWARD_RM;
     constexpr int SMEM = 4 * ((BM + BN) * (HD_MAX + 4) + BM * (BN + 4));
+    static_assert(SMEM <= SM75_SHARED, "does not run on sm_75");
     attention_launch(attention_forward_plain_kernel<HD_MAX>, attention_grid(B, s.NH, s.T, BM), THREADS, SMEM, stream, out, lse,
                      qkv, s);
 }
@@ -1067,6 +1073,7 @@ static inline void attention_backward_plain(floatX* dqkv, const float2* stats, c
     typedef PlainTiles<HD_MAX> Tiles;
     constexpr int BM = Tiles::BACKWARD_BM, BN = Tiles::BACKWARD_BN, THREADS = 16 * BM / Tiles::BACKWARD_RM;
     constexpr int SMEM = 4 * (2 * (BM + BN) * (HD_MAX + 4) + BM * (BN + 4));
+    static_assert(SMEM <= SM75_SHARED, "does not run on sm_75");
     attention_launch(attention_backward_kv_plain_kernel<HD_MAX>, attention_grid(B, s.NKV, s.T, BN), THREADS, SMEM, stream, dqkv,
                      stats, dout, qkv, s);
     attention_launch(attention_backward_q_plain_kernel<HD_MAX>, attention_grid(B, s.NH, s.T, BM), THREADS, SMEM, stream, dqkv,
