@@ -52,16 +52,22 @@ build:
 
 # --- GPU ---------------------------------------------------------------------------------------------------------------
 # GPU_ARCH: the architectures of this machine's GPUs as nvidia-smi tells, 80 where there is none. 90 means sm_90a code and
-# compute_90 PTX, which newer cards compile; the others their code, and the highest its PTX too.
+# compute_90 PTX, which newer cards compile; the others their code, and the highest its PTX too. Cards before 75 (T4) do not count.
 # PTX_ONLY=75 builds nothing but PTX of that architecture: how a newer card shows that the code of an older one is right.
 
 CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda /usr/lib/cuda /opt/cuda))
-NVCC ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard $(CUDA_HOME)/bin/nvcc))
-DETECTED_ARCH := $(sort $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -oE '^[0-9]+\.[0-9]+$$' | tr -d .))
-GPU_ARCH ?= $(or $(filter 75 80 86 87 89 90,$(DETECTED_ARCH)),$(if $(DETECTED_ARCH),90,80))
+NVCC ?= $(firstword $(if $(filter file,$(origin CUDA_HOME)),,$(wildcard $(CUDA_HOME)/bin/nvcc)) $(shell command -v nvcc 2>/dev/null) \
+          $(wildcard $(CUDA_HOME)/bin/nvcc))
+DETECTED_ARCH := $(sort $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d ' \r' | \
+                   grep -E '^[0-9]+\.[0-9]$$' | tr -d .))
+USABLE_ARCH := $(filter-out 3% 5% 6% 70 72,$(DETECTED_ARCH))
+GPU_ARCH ?= $(or $(filter 75 80 86 87 89 90,$(USABLE_ARCH)),$(if $(USABLE_ARCH),90,80))
 PTX_ONLY ?=
 ARCHS = $(or $(PTX_ONLY),$(sort $(GPU_ARCH)))
-OLD_ARCHS = $(filter 5% 6% 7%,$(ARCHS))
+OLD_ARCHS = $(filter 75,$(ARCHS))
+ifneq ($(filter 3% 5% 6% 70 72,$(ARCHS)),)
+$(error GPU_ARCH is $(ARCHS), wanted 75 or newer)
+endif
 PRECISION ?= $(if $(OLD_ARCHS),FP16,BF16)
 ifneq ($(filter-out BF16 FP16 FP32,$(PRECISION)),)
 $(error PRECISION is $(PRECISION), wanted BF16, FP16 or FP32)
@@ -76,6 +82,10 @@ NVCCFLAGS = -std=c++17 -O3 -DPRECISION_$(PRECISION) $(GENCODE) -Xcompiler "$(if 
             -Xptxas -warn-spills -diag-suppress 177 -I.
 CUDA_LDLIBS = -lcublas -lcublasLt -lpthread
 CUDA_HEADERS = $(HEADERS) $(wildcard llmc/*.cuh)
+# ptxas only remarks on what ruins a kernel; with WERROR=1 a spill or a serialized wgmma ends the build
+ON_REMARKS = { rm -f $@; echo "error: $@: ptxas spills registers or serializes wgmma"; exit 1; }
+STRICT = $(if $(filter 1,$(WERROR)),> build/$(notdir $@).log 2>&1; status=$$?; cat build/$(notdir $@).log; \
+           [ $$status -eq 0 ] || exit $$status; ! grep -qE 'spill|serializ' build/$(notdir $@).log || $(ON_REMARKS))
 
 # changing PRECISION or the architectures rebuilds: the stamp's content is what the last build was made with
 build/cuda_flags: FORCE | build
@@ -85,16 +95,16 @@ require-nvcc:
 	@$(if $(NVCC),true,echo "error: nvcc was not found: install the CUDA toolkit, or set NVCC=/path/to/nvcc"; exit 1)
 
 train_llama3cu: train_llama3.cu $(CUDA_HEADERS) build/cuda_flags | require-nvcc
-	$(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDA_LDLIBS)
+	$(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDA_LDLIBS) $(STRICT)
 
 build/test_llama3_cpu.o: test_llama3.cu train_llama3.c $(HEADERS) | build
 	$(CC) $(CFLAGS) -I. -DTEST_CPU_HALF -x c -c $< -o $@
 
 test_llama3cu: test_llama3.cu train_llama3.cu build/test_llama3_cpu.o $(CUDA_HEADERS) build/cuda_flags | require-nvcc
-	$(NVCC) $(NVCCFLAGS) $< build/test_llama3_cpu.o -o $@ $(CUDA_LDLIBS)
+	$(NVCC) $(NVCCFLAGS) $< build/test_llama3_cpu.o -o $@ $(CUDA_LDLIBS) $(STRICT)
 
 build/%_cu: dev/test/%.cu $(CUDA_HEADERS) build/cuda_flags | build require-nvcc
-	$(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDA_LDLIBS)
+	$(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDA_LDLIBS) $(STRICT)
 
 # --- the embedded data set and the first run ---------------------------------------------------------------------------
 
@@ -103,7 +113,7 @@ $(TALES)/tinytales_train.bin: build/tinytales tokenize $(TALES)/tokenizer.json
 	./tokenize --tokenizer $(TALES)/tokenizer.json --val-fraction 0.02 -o $(TALES)/tinytales.bin $(TALES)/tinytales.jsonl
 
 # on the GPU where there is one and nvcc to build for it, else on the CPU; each run in a folder of its own
-HAS_GPU := $(if $(NVCC),$(shell nvidia-smi -L 2>/dev/null | grep '^GPU'))
+HAS_GPU := $(if $(NVCC),$(USABLE_ARCH))
 QUICKSTART_TRAINER = $(if $(HAS_GPU),train_llama3cu,train_llama3)
 QUICKSTART_OUT ?= out/quickstart-$(shell date +%Y%m%d-%H%M%S)
 QUICKSTART_FLAGS = --model d3 --batch 4 --seq 256 --lr 4e-3 --warmup 50 --final-lr-frac 0.05 --val-every 200 --sample-every 400 \
