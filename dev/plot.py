@@ -81,7 +81,10 @@ def main():
     for axis in (top, bottom):
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(a.out, dpi=120)
+    try:
+        figure.savefig(a.out, dpi=120)
+    except (OSError, ValueError) as error:  # a folder that is not there; a suffix that is no format
+        sys.exit(f"error: {a.out}: {getattr(error, 'strerror', None) or error}")
     print(f"wrote {a.out}")
 
 

@@ -446,6 +446,8 @@ def test_plot_draws_several_runs_and_names_a_broken_log(tmp_path):
                "-o", "a.png"]
     assert subprocess.run(command, cwd=tmp_path).returncode == 0
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+    r = subprocess.run(command + ["-o", "nowhere/a.png"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert r.returncode == 1 and r.stderr.startswith("error: nowhere/a.png: ")
     (tmp_path / "first" / "log.jsonl").write_text("nonsense\n")
     r = subprocess.run(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     assert r.returncode == 1 and "log.jsonl:1" in r.stderr and "Traceback" not in r.stderr
