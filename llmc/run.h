@@ -23,7 +23,7 @@
 static volatile sig_atomic_t run_signal;  // the first SIGINT or SIGTERM; a handler can only speak through a global
 
 LLMC_UNUSED static void run_on_signal(int signal_number) {
-    if (run_signal) { _exit(130); }  // the second one ends at once
+    if (run_signal == SIGINT || run_signal == SIGTERM) { _exit(130); }  // the second one ends at once
     run_signal = signal_number;
 }
 
