@@ -448,7 +448,9 @@ LLMC_UNUSED static int edit_distance(const char* a, const char* b) {
 /* Names the culprit and the flag that was meant, by a common start or by few edits. */
 LLMC_UNUSED static bool option_unknown(const char* arg, OptionScope trainer, Error* e) {
     if (arg[0] != '-') {
-        return fail(e, "unexpected argument \"%.200s\"\n  hint: every value follows a flag; --help lists them", arg);
+        return fail(
+            e, "unexpected argument \"%.200s\"\n  hint: every value follows a flag, a pattern in quotes; --help lists them",
+            arg);
     }
     char typed[OPTION_TEXT];
     snprintf(typed, sizeof typed, "%.*s", (int)strcspn(arg, "="), arg);
