@@ -216,7 +216,7 @@ LLMC_UNUSED static bool generate(Generator* g, const char* prompt, int max_token
     }
     if (ok && g->out) {
         if (g->text_len == 0 || g->text[g->text_len - 1] != '\n') { fputc('\n', g->out); }
-        if (fflush(g->out) != 0 || ferror(g->out)) { ok = fail(e, "writing the text failed: %s", strerror(errno)); }
+        fflush(g->out);  // a screen that is gone must not end a training run: whoever has but the text looks at ferror()
     }
     token_list_free(&tokens);
     return ok;

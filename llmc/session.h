@@ -371,7 +371,7 @@ LLMC_UNUSED static int session_context(const Session* s) {
 /* The end. A training run has its log; where stdout is all that a job leaves, it must have got there. */
 LLMC_UNUSED static void session_close(Session* s) {
     const bool failed = fflush(stdout) != 0 || ferror(stdout);
-    if (failed && s->job != JOB_TRAIN && s->rank == 0) { die("standard output: %s", strerror(errno)); }
+    if (failed && s->job != JOB_TRAIN && s->rank == 0) { die("standard output: writing failed"); }
     if (s->has_train) { dataloader_close(&s->train); }
     if (s->has_val) { dataloader_close(&s->val); }
     if (s->has_tokenizer) { tokenizer_free(&s->tokenizer); }

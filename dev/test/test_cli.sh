@@ -161,7 +161,7 @@ finish
 check "a closed terminal: the run ends with a checkpoint" sh -c "test $finished -eq 0 && test -s hangup/step_*/trainer_state.json"
 train --model d1 --steps 1000000 --out piped --train data.bin --schedule constant | head -n 1 >/dev/null
 check "a screen that nobody reads any longer: with a checkpoint, too" sh -c "test -s piped/step_*/trainer_state.json"
-train --model d1 --steps 3 --out closed --train data.bin <&- >&- 2>&-
+train --model d1 --steps 3 --out closed --train data.bin --sample-tokens 4 --sample-every 2 <&- >&- 2>&-
 check "without stdin, stdout and stderr a run is the same" sh -c "grep -qx '[0-9]*' closed/.lock && test -s closed/step_00000003/trainer_state.json"
 
 # --- a full disk -------------------------------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ check "and begins with the prompt" grep -q '^the cat' greedy1
 generate --seed 5 >sampled1 && generate --seed 5 >sampled2 && generate --seed 6 >sampled3
 check "sampled text is the same for one seed" cmp sampled1 sampled2
 check "and another for another" sh -c '! cmp -s sampled1 sampled3'
-expect "text into a full disk is an error" 1 "writing the text failed" sh -c "'$bin/train_llama3' --model short --generate x >/dev/full"
+expect "text into a full disk is an error" 1 "standard output: writing failed" sh -c "'$bin/train_llama3' --model short --generate x >/dev/full"
 expect "the newest checkpoint of a folder is taken" 0 "using short/step_00000002" "$bin/train_llama3" --model short --generate x --tokens 2
 expect "chat without the template's tokens is refused by name" 1 "no token <|start_header_id|>" train --chat --model short
 names='<|start_header_id|> <|end_header_id|> <|eot_id|>' id=257
