@@ -790,7 +790,10 @@ class Run:
 
     def __init__(self, a, engine, text, loader):
         self.a, self.engine, self.text, self.loader = a, engine, text, loader
-        os.makedirs(a.out, exist_ok=True)
+        try:
+            os.makedirs(a.out, exist_ok=True)
+        except OSError as error:
+            die(f"{a.out}: cannot make the folder: {error.strerror}")
         self.log_path = os.path.join(a.out, "log.jsonl")
 
     def log(self, event, **values):
@@ -1040,7 +1043,11 @@ def parse_arguments(argv):
     p.add_argument("--resume", "-y", nargs="?", const="", metavar="PATH", help="go on from a checkpoint, by default the newest")
     p.add_argument("--compile", action="store_true", help="torch.compile")
     p.add_argument("--config", nargs="+", metavar="KEY=VALUE", help="fields of config.json for --write-model")
-    return p.parse_args(argv)
+    a = p.parse_args(argv)
+    for name in ("batch", "seq"):
+        if getattr(a, name) < 1:
+            die(f"--{name}: is {getattr(a, name)}, wanted an integer from 1", 2)
+    return a
 
 
 def config_of(pairs):

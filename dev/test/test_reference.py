@@ -435,6 +435,12 @@ def test_small_models_with_any_shape_can_be_written(tmp_path):
     assert torch.equal(s["x"][:, 1:], s["y"][:, :-1])
 
 
+def test_refusals_are_one_line(tokens):
+    for code, text, flags in ((2, "error: --batch: is 0", ("--batch", 0)), (1, "cannot make the folder", ("--out", "t1.bin/out"))):
+        r = run(tokens, "--model", "d1", "--train", "t*.bin", "--steps", 1, *flags)
+        assert r.returncode == code and text in r.stdout and "Traceback" not in r.stdout, r.stdout
+
+
 def test_plot_draws_several_runs_and_names_a_broken_log(tmp_path):
     pytest.importorskip("matplotlib")
     for name in ("first", "second"):
