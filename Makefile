@@ -132,10 +132,17 @@ SECONDS ?= 20
 build/test_llama3_plain: test_llama3.cu train_llama3.c $(HEADERS) | build
 	$(CC) $(filter-out -fopenmp $(MARCH),$(CFLAGS)) -Wno-unknown-pragmas -I. -x c $< -x none -o $@ $(LDLIBS)
 
-test-programs: train_llama3 tokenize test_llama3 build/test_llama3_plain $(UNIT_TESTS)
+# the vectors' path of the matrix products, where the matrix unit's is taken else
+build/%_no_amx: dev/test/%.c $(HEADERS) | build
+	$(CC) $(CFLAGS) -DLLMC_NO_AMX -I. $< -o $@ $(LDLIBS)
+build/test_llama3_no_amx: test_llama3.cu train_llama3.c $(HEADERS) | build
+	$(CC) $(CFLAGS) -DLLMC_NO_AMX -I. -x c $< -x none -o $@ $(LDLIBS)
+
+CPU_PARITY = ./test_llama3 build/test_llama3_plain build/test_llama3_no_amx
+test-programs: train_llama3 tokenize $(CPU_PARITY:./%=%) $(UNIT_TESTS) build/test_layers_no_amx
 
 test: test-programs
-	@CC="$(CC)" PYTHON="$(PYTHON)" dev/test/run.sh "$(PYTHON)" ./test_llama3 build/test_llama3_plain $(UNIT_TESTS) \
+	@CC="$(CC)" PYTHON="$(PYTHON)" dev/test/run.sh "$(PYTHON)" $(CPU_PARITY) $(UNIT_TESTS) build/test_layers_no_amx \
 	    dev/test/test_faults.sh $(SHELL_TESTS) dev/test/test_gpu.sh
 
 test-kill: train_llama3 tokenize

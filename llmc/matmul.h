@@ -18,12 +18,15 @@
  *              where it cannot be read in place: transposed (its columns lie together), or with rows a multiple of 4096
  *              bytes apart, which would all want the same few places of the L1 cache.
  *
+ * Where the core has a matrix unit, matmul_amx.h takes the large products.
+ *
  * Threads share a packed block of B and take blocks of rows of A. Each element of C is summed over k in the same order
  * whoever computes it, so the result is bitwise the same for any number of threads.
  */
 #ifndef LLMC_MATMUL_H
 #define LLMC_MATMUL_H
 
+#include "matmul_amx.h"  // defines: amx_available, amx_matmul
 #include "simd.h"
 
 #ifdef _OPENMP
@@ -43,6 +46,8 @@ enum {
     MATMUL_LDA = MATMUL_KC + SIMD,  // distance of copied rows of A: anything but a power of two
     MATMUL_SMALL_K = 256,           // longest run over k in matmul_small()
     MATMUL_FEW = 4,                 // up to so many rows of x are multiplied without packing w
+    MATMUL_AMX_EDGE = 32,           // M, N and K from which on
+    MATMUL_AMX_SIZE = 64 * 64 * 64  // and M N K from which on amx_matmul() is faster
 };
 
 /* c (rows, NR) = a (rows, K) b (K, NR) + add (rows, NR), or without `add` where it is NULL. Element (i, k) of a lies at
@@ -137,7 +142,7 @@ static inline size_t matmul_threads(void) {
 
 /* c (M, N) = a (M, K) b (K, N) + add (M, N), or without `add` where it is NULL; `add` may be c. Element (i, k) of a lies at
  * i * a_row + k * a_col, and so for b; c and add are row-major without gaps. */
-static inline void matmul_general(float* c, const float* add, const float* a, size_t a_row, size_t a_col, const float* b,
+static inline void matmul_vectors(float* c, const float* add, const float* a, size_t a_row, size_t a_col, const float* b,
                                   size_t b_row, size_t b_col, size_t M, size_t N, size_t K) {
     float packed_b[MATMUL_NC * MATMUL_KC] __attribute__((aligned(64)));
     const size_t kc = ceil_div(K, ceil_div(K, MATMUL_KC));  // runs of equal length
@@ -178,6 +183,18 @@ static inline void matmul_general(float* c, const float* add, const float* a, si
             }
         }
     }
+}
+
+/* The same by the matrix unit, where there is one and the product is large enough to pay for what it packs. */
+static inline void matmul_general(float* c, const float* add, const float* a, size_t a_row, size_t a_col, const float* b,
+                                  size_t b_row, size_t b_col, size_t M, size_t N, size_t K) {
+#ifdef LLMC_AMX
+    if (size_min(M, size_min(N, K)) >= MATMUL_AMX_EDGE && M * N * K >= MATMUL_AMX_SIZE && amx_available()) {
+        amx_matmul(c, add, a, a_row, a_col, b, b_row, b_col, M, N, K);
+        return;
+    }
+#endif
+    matmul_vectors(c, add, a, a_row, a_col, b, b_row, b_col, M, N, K);
 }
 
 /* out: (N, OC)   x: (N, C)   w: (OC, C)   residual: (N, OC) is added, NULL for none; it may be out */

@@ -352,6 +352,192 @@ static void matmul_lets_nan_through_and_not_around(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// matmul on the matrix unit
+
+#ifdef LLMC_AMX
+typedef struct {
+    size_t M, N, K;
+    float *a, *b, *add;   // (M, K), (K, N), (M, N), without gaps
+    double *want, *size;  // a b + add, |a| |b| + |add|
+} Product;
+
+static Product product(size_t M, size_t N, size_t K, double decades) {
+    Product p = {M, N, K, normals(M * K, 1, 1), normals(K * N, 1, 2), normals(M * N, 1, 3), doubles(M * N), doubles(M * N)};
+    float *ea = normals(M * K, 1, 4), *eb = normals(K * N, 1, 5);
+    for (size_t i = 0; i < M * K; i++) { p.a[i] = (float)((double)p.a[i] * pow(10, decades * tanh((double)ea[i]))); }
+    for (size_t i = 0; i < K * N; i++) { p.b[i] = (float)((double)p.b[i] * pow(10, decades * tanh((double)eb[i]))); }
+    free(ea), free(eb);
+    return p;
+}
+
+static void product_reference(Product* p) {
+    for (size_t i = 0; i < p->M; i++) {
+        double *want = p->want + i * p->N, *size = p->size + i * p->N;
+        for (size_t j = 0; j < p->N; j++) { want[j] = (double)p->add[i * p->N + j], size[j] = fabs(want[j]); }
+        for (size_t k = 0; k < p->K; k++) {
+            const double s = (double)p->a[i * p->K + k];
+            for (size_t j = 0; j < p->N; j++) {
+                want[j] += s * (double)p->b[k * p->N + j];
+                size[j] += fabs(s * (double)p->b[k * p->N + j]);
+            }
+        }
+    }
+}
+
+static void product_free(Product* p) { free(p->a), free(p->b), free(p->add), free(p->want), free(p->size); }
+
+/* A copy of x (rows, cols) with row after row, or column after column, `gap` floats of garbage between them. */
+static float* strided(const float* x, size_t rows, size_t cols, bool by_columns, size_t gap, size_t* row, size_t* col) {
+    const size_t n = by_columns ? cols * (rows + gap) : rows * (cols + gap);
+    float* out = floats(n);
+    memset(out, 0xff, n * sizeof(float));
+    *row = by_columns ? 1 : cols + gap, *col = by_columns ? rows + gap : 1;
+    for (size_t i = 0; i < rows; i++) {
+        for (size_t j = 0; j < cols; j++) { out[i * *row + j * *col] = x[i * cols + j]; }
+    }
+    return out;
+}
+
+/* Checks every element against what rounding can do at most, in units of 2^-24 (|a| |b| + |add|): 1 for the products left
+ * out, 16 for the sum of a tile's row, one for each of six tiles that are added up per 32 along k, one for each run over k
+ * added to c. A product below 2^-126 is lost, and there are six. Returns the root of the mean square error in those units. */
+static double check_product(const char* what, const Product* p, const float* got) {
+    const double runs = (double)ceil_div(p->K, AMX_KC), steps = (double)ceil_div(p->K, AMX_DEPTH);
+    const double limit = 1 + (double)size_min(p->K, 16) + 6 * steps + runs, unit = ldexp(1, -24);
+    double squares = 0;
+    size_t wrong = 0, at = 0;
+    for (size_t i = 0; i < p->M * p->N; i++) {
+        const double error = fabs((double)got[i] - p->want[i]);
+        if (!(error <= limit * unit * p->size[i] + (double)p->K * ldexp(6, -126))) { wrong++, at = i; }
+        squares += (error / (unit * p->size[i])) * (error / (unit * p->size[i]));
+    }
+    CHECK(wrong == 0, "%s, %zu x %zu x %zu: %zu elements are off, as %g, wanted %g (limit %g)", what, p->M, p->N, p->K, wrong,
+          (double)got[at], p->want[at], limit * unit * p->size[at]);
+    return sqrt(squares / (double)(p->M * p->N));
+}
+
+static void amx_products_of_any_shape_and_stride_are_those_of_fp32(void) {
+    static const size_t sizes[][3] = {{1, 1, 1},    {33, 17, 1},  {40, 40, 2},  {5, 70, 9},     {16, 16, 32},   {32, 32, 31},
+                                      {31, 65, 33}, {64, 96, 64}, {17, 33, 96}, {40, 33, 1100}, {100, 300, 70}, {70, 800, 600}};
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        Product p = product(sizes[s][0], sizes[s][1], sizes[s][2], s % 3 == 2 ? 18 : 0);
+        const size_t n = p.M * p.N;
+        product_reference(&p);
+        float *first = NULL, *got = floats(n);
+        for (int layout = 0; layout < 4; layout++) {
+            size_t a_row, a_col, b_row, b_col;
+            float* a = strided(p.a, p.M, p.K, layout & 1, s % 4, &a_row, &a_col);
+            float* b = strided(p.b, p.K, p.N, layout & 2, s % 3, &b_row, &b_col);
+            for (int t = 0; t < NUM_THREAD_COUNTS; t++) {
+                use_threads(t);
+                memset(got, 0xff, n * sizeof(float));
+                amx_matmul(got, p.add, a, a_row, a_col, b, b_row, b_col, p.M, p.N, p.K);
+                if (!first) { first = copied(got, n); }
+                check_same_bits("amx_matmul, by layout or", first, got, n, t);
+                memcpy(got, p.add, n * sizeof(float));
+                amx_matmul(got, got, a, a_row, a_col, b, b_row, b_col, p.M, p.N, p.K);
+                check_same_bits("amx_matmul onto itself", first, got, n, t);
+            }
+            free(a), free(b);
+        }
+        const double with_amx = check_product("a b + add", &p, first);
+        matmul_vectors(got, p.add, p.a, p.K, 1, p.b, p.N, 1, p.M, p.N, p.K);
+        const double with_vectors = check_product("by vectors", &p, got);
+        CHECK(with_amx <= 1.25 * with_vectors, "the error of all is %g, by vectors %g", with_amx, with_vectors);
+
+        memset(p.add, 0, n * sizeof(float));
+        product_reference(&p);
+        amx_matmul(got, NULL, p.a, p.K, 1, p.b, p.N, 1, p.M, p.N, p.K);
+        check_product("a b", &p, got);
+        free(first), free(got), product_free(&p);
+    }
+}
+
+/* Whole numbers of 12 bits have two parts each; their products and sums are exact, so nothing may be missing. */
+static void amx_products_of_whole_numbers_are_exact(void) {
+    Product p = product(50, 70, 200, 0);
+    for (size_t i = 0; i < p.M * p.K; i++) { p.a[i] = (float)((i * 2654435761u) % 8191) - 4095; }
+    for (size_t i = 0; i < p.K * p.N; i++) { p.b[i] = i / p.N % 100 ? 0 : (float)((i * 40503u) % 4095) - 2047; }  // 2 a column
+    for (size_t i = 0; i < p.M * p.N; i++) { p.add[i] = 0; }
+    product_reference(&p);
+    amx_matmul(p.add, NULL, p.a, p.K, 1, p.b, p.N, 1, p.M, p.N, p.K);
+    for (size_t i = 0; i < p.M * p.N; i++) {
+        CHECK((double)p.add[i] == p.want[i], "element %zu is %g, wanted %g", i, (double)p.add[i], p.want[i]);
+    }
+    product_free(&p);
+}
+
+/* a b = 0 by cancellation, and the sum of what cancels is large. */
+static void amx_products_that_cancel_leave_no_more_than_rounding(void) {
+    Product p = product(40, 64, 512, 0);
+    for (size_t i = 0; i < p.M; i++) { memcpy(p.a + i * p.K + 256, p.a + i * p.K, 256 * sizeof(float)); }
+    for (size_t i = 0; i < 256 * p.N; i++) { p.b[256 * p.N + i] = -p.b[i]; }
+    product_reference(&p);
+    float* got = floats(p.M * p.N);
+    amx_matmul(got, p.add, p.a, p.K, 1, p.b, p.N, 1, p.M, p.N, p.K);
+    check_product("cancelling", &p, got);
+    free(got), product_free(&p);
+}
+
+static float float_of_bits(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* The largest floats would round to an infinite bf16. */
+static void amx_products_of_the_largest_floats_are_finite(void) {
+    static const uint32_t large[] = {0x7f7fffff, 0x7f7f8000, 0x7f7f7fff, 0x7f7f0001, 0xff7fffff, 0xff7f8001};
+    for (size_t s = 0; s < sizeof large / sizeof *large; s++) {
+        Product p = product(40, 40, 40, 0);
+        for (size_t i = 0; i < p.M; i++) {
+            for (size_t k = 0; k < p.K; k++) { p.a[i * p.K + k] = k == i ? float_of_bits(large[s]) : 0; }
+        }
+        for (size_t i = 0; i < p.K * p.N; i++) { p.b[i] /= 16; }
+        product_reference(&p);
+        float* got = floats(p.M * p.N);
+        amx_matmul(got, p.add, p.a, p.K, 1, p.b, p.N, 1, p.M, p.N, p.K);
+        check_product("largest in a", &p, got);
+        // the transposed product, b^T a^T: the large numbers in the other factor
+        float* t = floats(p.M * p.N);
+        amx_matmul(t, NULL, p.b, 1, p.N, p.a, 1, p.K, p.N, p.M, p.K);
+        for (size_t i = 0; i < p.M * p.N; i++) { got[i] = t[i % p.N * p.M + i / p.N]; }
+        check_product("largest in b", &p, got);
+        free(got), free(t), product_free(&p);
+    }
+}
+
+/* The trainers find a step that went wrong by what is not finite: none of it may get lost. */
+static void amx_lets_nan_and_infinity_through_and_not_around(void) {
+    static const uint32_t bits[] = {0x7fc00000, 0x7fffffff, 0xffffffff, 0x7f800001,
+                                    0x7fbfffff, 0xff80ffff, 0x7f800000, 0xff800000};
+    enum { M = 37, N = 41, K = 70 };
+    for (size_t s = 0; s < sizeof bits / sizeof *bits; s++) {
+        for (int other = 0; other < 3; other++) {  // beside 0, a power of two, any numbers
+            for (size_t k = 0; k < K; k += 23) {
+                Product p = product(M, N, K, 0);
+                if (other < 2) {
+                    for (size_t i = 0; i < K * N; i++) { p.b[i] = (float)other; }
+                }
+                memcpy(p.a + 5 * K + k, &bits[s], sizeof bits[s]);
+                float *c = floats(M * N), *t = floats(M * N);
+                amx_matmul(c, NULL, p.a, K, 1, p.b, N, 1, M, N, K);
+                amx_matmul(t, NULL, p.b, 1, N, p.a, 1, K, N, M, K);  // the same transposed: the mark is in b
+                for (size_t i = 0; i < M * N; i++) {
+                    const bool nan = s < 6;
+                    CHECK(i / N == 5 ? (nan ? isnan(c[i]) : !isfinite(c[i])) : isfinite(c[i]), "%x in a: element %zu is %g",
+                          bits[s], i, (double)c[i]);
+                    CHECK(i % M == 5 ? (nan ? isnan(t[i]) : !isfinite(t[i])) : isfinite(t[i]), "%x in b: element %zu is %g",
+                          bits[s], i, (double)t[i]);
+                }
+                free(c), free(t), product_free(&p);
+            }
+        }
+    }
+}
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------------
 // attention
 
 typedef struct {
@@ -627,6 +813,17 @@ int main(void) {
     RUN(rope_tables_are_those_of_transformers);
     RUN(matmul_and_its_gradients_match_at_every_edge);
     RUN(matmul_lets_nan_through_and_not_around);
+#ifdef LLMC_AMX
+    if (amx_available()) {
+        RUN(amx_products_of_any_shape_and_stride_are_those_of_fp32);
+        RUN(amx_products_of_whole_numbers_are_exact);
+        RUN(amx_products_that_cancel_leave_no_more_than_rounding);
+        RUN(amx_products_of_the_largest_floats_are_finite);
+        RUN(amx_lets_nan_and_infinity_through_and_not_around);
+    } else {
+        SKIP("amx_*", "the kernel does not let this process use the matrix unit");
+    }
+#endif
     RUN(attention_and_its_gradient_match_for_any_grouping);
     RUN(attention_holds_at_a_thousand_positions);
     RUN(attention_survives_large_scores);

@@ -1,0 +1,233 @@
+/* matmul_amx.h -- the products of matmul.h on the matrix unit of Xeons since Sapphire Rapids (AMX): fp32 in, fp32 out, and
+ * as accurate as fp32, at up to 2.7 times the speed of the vector units.
+ *
+ * The unit knows no fp32 factors. TDPBF16PS multiplies a tile of 16 x 32 bf16 with one of 32 x 16 and adds the products in
+ * fp32 to a tile of 16 x 16, 16 times the work of two vector FMAs in the same time. So each factor is split into three bf16
+ * parts of 8 significant bits each, which together hold all 24 bits of it: a = a1 + a2 + a3 exactly, |a2| <= 2^-8 |a|,
+ * |a3| <= 2^-17 |a|. A product of two parts has 16 bits and is exact in fp32. Of the nine products six are summed,
+ *
+ *   a b  ~  a1 b1 + a1 b2 + a2 b1 + a1 b3 + a2 b2 + a3 b1,
+ *
+ * and what is left out, a2 b3 + a3 b2 + a3 b3, is at most about the 2^-24 |a b| by which fp32 may round the product
+ * (Henry, Tang, Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations",
+ * 2019). The sums are no worse than those of the vector path: a tile adds 32 products up before it adds them to C.
+ *
+ * What differs from fp32: the unit takes and leaves denormals as 0, so a factor is right to 2^-126 absolute and a product to
+ * some 2^-123. A sum of products within 1 % of the largest float may become infinite. Infinity times anything is NaN, for
+ * infinity has no second part; never is it a finite number. Every finite factor is split exactly, the largest too.
+ *
+ * Memory: A and B are packed into panels of 32 rows or columns, 6 bytes a number, in tiles in the order in which
+ * amx_panel() reads them. Linux lets a process use the tiles only once it has asked; the answer decides at run time, and
+ * -DLLMC_NO_AMX at compile time. Each element of C is summed in an order that depends on the shape alone, so the result is
+ * bitwise the same for any number of threads.
+ */
+#ifndef LLMC_MATMUL_AMX_H
+#define LLMC_MATMUL_AMX_H
+
+#include "simd.h"
+
+#if defined(__linux__) && defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512DQ__) && !defined(LLMC_NO_AMX) && \
+    !defined(__CUDACC__)
+#define LLMC_AMX
+
+#include <immintrin.h>
+#include <sys/syscall.h>
+
+enum {
+    AMX_EDGE = 16,                        // rows of every tile, columns of a tile of C
+    AMX_DEPTH = 32,                       // numbers along k in a tile of A or B
+    AMX_TILE = AMX_EDGE * AMX_DEPTH / 2,  // words of 32 bits in a tile: two bf16 of a factor, or one number of C
+    AMX_ROW = 64,                         // bytes of a row of a tile
+    AMX_PANEL = 2 * AMX_EDGE,             // rows of A or columns of B that are multiplied at once: 2 x 2 tiles of C
+    AMX_STEP = 3 * 2 * AMX_TILE,          // words of AMX_DEPTH along k of a panel: three parts of two tiles
+    AMX_KC = 512,                         // longest run over k
+    AMX_PACKED_B = 12 * AMX_KC / AMX_DEPTH * AMX_STEP  // words: 1.1 MiB of the caller's stack, half of a core's L2 cache
+};
+
+/* Whether the kernel lets this process use the tiles. It is asked once; threads that ask together get the same answer. */
+static inline bool amx_available(void) {
+    enum { UNKNOWN, YES, NO, REQUEST_PERMISSION = 0x1023 /* ARCH_REQ_XCOMP_PERM */, TILE_DATA = 18 };
+    static int known = UNKNOWN;
+    int state = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    if (state == UNKNOWN) {
+        state = syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0 ? YES : NO;
+        __atomic_store_n(&known, state, __ATOMIC_RELAXED);
+    }
+    return state == YES;
+}
+
+/* Eight tiles of 16 rows of 64 bytes, for the calling thread. */
+static inline void amx_configure(void) {
+    static const struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } config = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+    _tile_loadconfig(&config);
+}
+
+/* The three parts of x and y to dst, 2 * AMX_TILE words apart: those of x in the lower halves of the words. A part is
+ * rounded to nearest (ties away from 0) in the bits; that would make infinity of the largest floats, so the first part is
+ * made from a number that has one. NaN may lose its mark in the first two parts, but not in the last, which is cut off. */
+LLMC_INLINE void amx_split(uint32_t* dst, vf x, vf y) {
+    const vf largest = vf_set(0x1.fep127f);
+    const vu half = (vu)(vi){0} + 0x8000u, upper = (vu)(vi){0} + 0xffff0000u;
+    enum { SMALLER_MAGNITUDE = 2 };  // of the two, with the sign of the first
+    const vf low_x = (vf)_mm512_range_ps((__m512)x, (__m512)largest, SMALLER_MAGNITUDE);
+    const vf low_y = (vf)_mm512_range_ps((__m512)y, (__m512)largest, SMALLER_MAGNITUDE);
+    const vu x1 = ((vu)low_x + half) & upper, y1 = ((vu)low_y + half) & upper;
+    const vf rest_x = x - (vf)x1, rest_y = y - (vf)y1;
+    const vu x2 = ((vu)rest_x + half) & upper, y2 = ((vu)rest_y + half) & upper;
+    const vu x3 = (vu)(rest_x - (vf)x2), y3 = (vu)(rest_y - (vf)y2);
+    vf_store((float*)dst, (vf)(x1 >> 16 | y1));
+    vf_store((float*)(dst + 2 * AMX_TILE), (vf)(x2 >> 16 | y2));
+    vf_store((float*)(dst + 4 * AMX_TILE), (vf)(x3 >> 16 | (y3 & upper)));
+}
+
+/* dst (16, 16) = the transpose of src, whose rows are `row` floats apart. Four times each vector of the upper half is
+ * interleaved with its like of the lower half: a bit of the row's number goes into the column's each time. */
+LLMC_INLINE void amx_transpose(float* dst, const float* src, size_t row) {
+    const vi first = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23}, second = first + 8;
+    vf x[AMX_EDGE], y[AMX_EDGE];
+    LLMC_UNROLL
+    for (size_t i = 0; i < AMX_EDGE; i++) { x[i] = vf_load(src + i * row); }
+    LLMC_UNROLL
+    for (int round = 0; round < 4; round++) {
+        LLMC_UNROLL
+        for (int i = 0; i < AMX_EDGE / 2; i++) {
+            y[2 * i] = (vf)_mm512_permutex2var_ps((__m512)x[i], (__m512i)first, (__m512)x[i + AMX_EDGE / 2]);
+            y[2 * i + 1] = (vf)_mm512_permutex2var_ps((__m512)x[i], (__m512i)second, (__m512)x[i + AMX_EDGE / 2]);
+        }
+        LLMC_UNROLL
+        for (int i = 0; i < AMX_EDGE; i++) { x[i] = y[i]; }
+    }
+    LLMC_UNROLL
+    for (size_t i = 0; i < AMX_EDGE; i++) { vf_store(dst + i * AMX_EDGE, x[i]); }
+}
+
+/* One tile of each part: 16 rows of A (or columns of B), i, times 32 along k; of these `n` and `depth` exist, the others
+ * are 0. Number (i, k) lies at i * by_i + k * by_k; one of the two is 1. TDPBF16PS wants two numbers along k in a word, the
+ * words of A as (i, k) and those of B as (k, i). Any two will do if they are the same in A and B: k and k + 16 need no
+ * shuffle. What lies the wrong way round is transposed first. */
+static inline void amx_pack_tile(uint32_t* dst, const float* src, size_t by_i, size_t by_k, size_t n, size_t depth, bool is_b) {
+    float block[2][AMX_EDGE * AMX_EDGE] __attribute__((aligned(64)));
+    const float* half[2] = {src, src + AMX_EDGE * by_k};
+    const size_t lane = is_b ? by_i : by_k;
+    size_t row = is_b ? by_k : by_i;
+    if (n < AMX_EDGE || depth < AMX_DEPTH) {
+        memset(block, 0, sizeof block);
+        for (size_t i = 0; i < n; i++) {
+            for (size_t k = 0; k < depth; k++) {
+                const size_t q = k % AMX_EDGE;
+                block[k / AMX_EDGE][is_b ? q * AMX_EDGE + i : i * AMX_EDGE + q] = src[i * by_i + k * by_k];
+            }
+        }
+        half[0] = block[0], half[1] = block[1], row = AMX_EDGE;
+    } else if (lane != 1) {
+        for (int h = 0; h < 2; h++) {
+            amx_transpose(block[h], half[h], lane);
+            half[h] = block[h];
+        }
+        row = AMX_EDGE;
+    }
+    for (size_t r = 0; r < AMX_EDGE; r++) {
+        amx_split(dst + r * AMX_EDGE, vf_load(half[0] + r * row), vf_load(half[1] + r * row));
+    }
+}
+
+/* A panel: 32 rows of A or columns of B, of which n exist, and `depth` along k, rounded up to whole tiles. */
+static inline void amx_pack(uint32_t* dst, const float* src, size_t by_i, size_t by_k, size_t n, size_t depth, bool is_b) {
+    for (size_t k = 0; k < depth; k += AMX_DEPTH) {
+        for (size_t i = 0; i < AMX_PANEL; i += AMX_EDGE) {
+            amx_pack_tile(dst + k / AMX_DEPTH * AMX_STEP + i / AMX_EDGE * AMX_TILE, src + i * by_i + k * by_k, by_i, by_k,
+                          i < n ? size_min(n - i, AMX_EDGE) : 0, size_min(depth - k, AMX_DEPTH), is_b);
+        }
+    }
+}
+
+/* c (rows, cols) = a b + add, or without `add` where it is NULL; a and b are packed panels of `steps` times 32 along k. */
+static inline void amx_panel(float* c, const float* add, size_t c_row, size_t rows, size_t cols, const uint32_t* a,
+                             const uint32_t* b, size_t steps) {
+    float sum[AMX_PANEL * AMX_PANEL] __attribute__((aligned(64)));
+    __asm__ volatile("" ::: "memory");  // GCC's tile loads do not say that they read memory: what was packed must be there
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (size_t s = 0; s < steps; s++, a += AMX_STEP, b += AMX_STEP) {
+#define LOAD_A(part)                                  \
+    _tile_loadd(4, a + 2 * (part)*AMX_TILE, AMX_ROW); \
+    _tile_loadd(5, a + (2 * (part) + 1) * AMX_TILE, AMX_ROW)
+#define LOAD_B(part)                                  \
+    _tile_loadd(6, b + 2 * (part)*AMX_TILE, AMX_ROW); \
+    _tile_loadd(7, b + (2 * (part) + 1) * AMX_TILE, AMX_ROW)
+#define MULTIPLY()           \
+    _tile_dpbf16ps(0, 4, 6); \
+    _tile_dpbf16ps(1, 4, 7); \
+    _tile_dpbf16ps(2, 5, 6); \
+    _tile_dpbf16ps(3, 5, 7)
+        LOAD_A(2);
+        LOAD_B(0);
+        MULTIPLY();  // a3 b1
+        LOAD_A(1);
+        MULTIPLY();  // a2 b1
+        LOAD_B(1);
+        MULTIPLY();  // a2 b2
+        LOAD_A(0);
+        MULTIPLY();  // a1 b2
+        LOAD_B(2);
+        MULTIPLY();  // a1 b3
+        LOAD_B(0);
+        MULTIPLY();  // a1 b1
+    }
+    _tile_stored(0, sum, 2 * AMX_ROW);
+    _tile_stored(1, sum + AMX_EDGE, 2 * AMX_ROW);
+    _tile_stored(2, sum + AMX_EDGE * AMX_PANEL, 2 * AMX_ROW);
+    _tile_stored(3, sum + AMX_EDGE * AMX_PANEL + AMX_EDGE, 2 * AMX_ROW);
+    for (size_t i = 0; i < rows; i++) {
+        for (size_t j = 0; j < cols; j += SIMD) {
+            vf x = vf_load(sum + i * AMX_PANEL + j);
+            if (add) { x += vf_load_upto(add + i * c_row + j, cols - j, 0.0f); }
+            vf_store_upto(c + i * c_row + j, cols - j, x);
+        }
+    }
+}
+
+/* matmul_general() of matmul.h, which see, where amx_available(). */
+static inline void amx_matmul(float* c, const float* add, const float* a, size_t a_row, size_t a_col, const float* b,
+                              size_t b_row, size_t b_col, size_t M, size_t N, size_t K) {
+    uint32_t packed_b[AMX_PACKED_B] __attribute__((aligned(64)));
+    const size_t kc = round_up(ceil_div(K, ceil_div(K, AMX_KC)), AMX_DEPTH);  // runs of equal length
+    const size_t nc = AMX_PACKED_B / (kc / AMX_DEPTH * AMX_STEP) * AMX_PANEL;
+#pragma omp parallel
+    {
+        uint32_t packed_a[AMX_KC / AMX_DEPTH * AMX_STEP] __attribute__((aligned(64)));  // 96 KiB
+        amx_configure();
+        for (size_t j = 0; j < N; j += nc) {
+            const size_t cols = size_min(N - j, nc);
+            for (size_t k = 0; k < K; k += kc) {
+                const size_t depth = size_min(K - k, kc), steps = ceil_div(depth, AMX_DEPTH);
+                const float* from = k ? c : add;
+#pragma omp for schedule(static)
+                for (size_t q = 0; q < cols; q += AMX_PANEL) {
+                    amx_pack(packed_b + q / AMX_PANEL * steps * AMX_STEP, b + k * b_row + (j + q) * b_col, b_col, b_row,
+                             size_min(cols - q, AMX_PANEL), depth, true);
+                }
+#pragma omp for schedule(dynamic)
+                for (size_t i = 0; i < M; i += AMX_PANEL) {
+                    const size_t rows = size_min(M - i, AMX_PANEL);
+                    amx_pack(packed_a, a + i * a_row + k * a_col, a_row, a_col, rows, depth, false);
+                    for (size_t q = 0; q < cols; q += AMX_PANEL) {
+                        const size_t at = i * N + j + q;
+                        amx_panel(c + at, from ? from + at : NULL, N, rows, size_min(cols - q, AMX_PANEL), packed_a,
+                                  packed_b + q / AMX_PANEL * steps * AMX_STEP, steps);
+                    }
+                }
+            }
+        }
+        _tile_release();
+    }
+}
+
+#endif
+#endif
