@@ -72,6 +72,12 @@ static const char* const memory_names[NUM_MEM] = {"weights",     "gradients", "m
 enum { CLASSIFIER_ROWS = 4096 };  // tokens whose logits exist at one time; fewer would leave the last GEMMs short of tiles
 enum { DECODE_ROWS = 64 };        // tokens of a prompt that generation takes in one pass
 enum { INFLIGHT = 2 };            // steps that may be queued
+enum { NO_FILL = -1 };            // see llama_create()
+#ifdef PRECISION_BF16
+enum { CAN_SPLIT = true };  // a master weight into the weight and 16 bits more
+#else
+enum { CAN_SPLIT = false };
+#endif
 
 /* How a model is laid out: what the command line says of it. */
 typedef struct {
@@ -329,8 +335,8 @@ static void upload_rope(const Llama* m, float* device, int positions) {
     free(host);
 }
 
-/* Takes all device memory of a model. `fill` is what activations and workspace hold at first: no result depends on it.
- * Weights and optimizer state are zero until they are read or drawn. */
+/* Takes all device memory of a model. `fill` is the byte that activations and workspace hold at first, NO_FILL for what was
+ * there: no result depends on it. Weights, gradients and optimizer state are zero until they are read, drawn or computed. */
 static Llama llama_create(const ModelConfig* c, const Layout* layout, MatmulContext* matmul, int fill) {
     Llama m;
     Arena mem[NUM_MEM];
@@ -346,7 +352,7 @@ static Llama llama_create(const ModelConfig* c, const Layout* layout, MatmulCont
                 (double)bytes[i] / (1 << 30), memory_names[i], cudaGetErrorString(status));
         }
         const bool keeps_zero = i <= MEM_V;  // gaps between tensors must stay zero
-        CUDA_CHECK(cudaMemset(m.mapped[i], keeps_zero ? 0 : fill, bytes[i]));
+        if (keeps_zero || fill != NO_FILL) { CUDA_CHECK(cudaMemset(m.mapped[i], keeps_zero ? 0 : fill, bytes[i])); }
         mem[i].base = (char*)m.mapped[i];
     }
     m.config = *c;
@@ -500,6 +506,13 @@ struct Profiler {
     int count;
 };
 
+/* A block's pass, as a range in Nsight's timeline. */
+struct LayerRange {
+    char name[24];
+    ProfileRange range;
+    explicit LayerRange(int l) : range((snprintf(name, sizeof name, "layer %d", l), name)) {}
+};
+
 /* One operation, from construction to the end of its scope: a range in Nsight's timeline and, where a profiler is on, a row
  * of its table. */
 struct Op {
@@ -583,12 +596,14 @@ static void llama_forward(const Llama* m) {
     const Pitches* p = &m->pitch;
     const size_t N = (size_t)m->layout.B * m->layout.T;
     const int C = c->hidden_size, F = c->intermediate_size, L = c->num_layers;
+    ProfileRange phase("forward");
     {
         Op op(m, "embedding", 0, bytes_x(2.0 * N * C));
         embedding_forward_cuda(m->blocks[0].h, m->params + param_offset(&m->table, P_EMBEDDING, -1), m->x, N, C, p->C,
                                m->stream);
     }
     for (int l = 0; l < L; l++) {
+        LayerRange layer(l);
         const BlockActivations* s = &m->blocks[l];
         floatX* h_next = l + 1 < L ? m->blocks[l + 1].h : m->h_final;
         block_attention_forward(m, l);
@@ -633,6 +648,7 @@ static void llama_loss(const Llama* m, float dloss, bool first) {
     const int C = c->hidden_size, V = c->vocab_size;
     const size_t N = (size_t)m->layout.B * m->layout.T;
     const floatX* head = m->params + param_offset(&m->table, P_LM_HEAD, -1);
+    ProfileRange phase("head and loss");
     for (size_t at = 0; at < N; at += CLASSIFIER_ROWS) {
         const size_t rows = size_min(CLASSIFIER_ROWS, N - at);
         const floatX* x = m->norm_final + at * p->C;
@@ -689,6 +705,7 @@ static void llama_backward(const Llama* m, bool first) {
     const int Q = q_width(c), QKV = qkv_width(c), NH = c->num_heads, NKV = c->num_kv_heads, HD = c->head_dim;
     const size_t N = (size_t)B * T;
     const bool add = !first;
+    ProfileRange phase("backward");
 
     CUDA_CHECK(cudaMemsetAsync(m->dh, 0, N * p->C * sizeof(floatX), m->stream));
     if (first) { CUDA_CHECK(cudaMemsetAsync(m->norm_grads, 0, norm_grads_size(c) * sizeof(float), m->stream)); }
@@ -698,6 +715,7 @@ static void llama_backward(const Llama* m, bool first) {
     }
     norm_backward(m, P_FINAL_NORM, -1, m->h_final, m->rstd_final);
     for (int l = c->num_layers - 1; l >= 0; l--) {
+        LayerRange layer(l);
         const Block w = block_at(m, l);
         const BlockActivations* s = &m->blocks[l];
         block_recompute(m, l);
@@ -776,6 +794,7 @@ static void update_with(const Llama* m, const StepHyper* hyper, uint64_t seed) {
 
 /* Norm, decision and AdamW, all queued: the host learns of the outcome from the StepState later. */
 static void llama_update(const Llama* m, const StepHyper* hyper, uint64_t seed) {
+    ProfileRange phase("update");
     if (m->layout.fp32_grads) {
         update_with<float>(m, hyper, seed);
     } else {
@@ -1093,8 +1112,8 @@ static double measure_copy(Llama* m, char* memory, size_t bytes) {
 }
 
 /* The operations of one step, which ran under m->profiler, summed by name in the order of their time. An operation's ceiling
- * is the card's peak in FLOP/s where it has arithmetic to speak of, else the copy's bandwidth. */
-static void print_profile(Llama* m, double peak_flops) {
+ * is the card's peak in FLOP/s where it has arithmetic to speak of, else the copy's bandwidth. step_ms: the whole step's. */
+static void print_profile(Llama* m, double peak_flops, double step_ms) {
     typedef struct {
         const char* name;
         int calls;
@@ -1122,8 +1141,11 @@ static void print_profile(Llama* m, double peak_flops) {
     }
     llama_measure(&m->config, &m->layout, m->matmul, memory);
     const double copy = measure_copy(m, (char*)m->mapped[MEM_ACTIVATIONS], memory[MEM_ACTIVATIONS]);
-    printf("profile of one step: %.2f ms in kernels; ceilings: %.0f TFLOP/s (data sheet), copy %.2f TB/s (measured)\n", total,
-           peak_flops * 1e-12, copy);
+    printf(
+        "profile of one step: %.2f ms, of which %.2f ms in these; ceilings: %.0f TFLOP/s (data sheet), copy %.2f TB/s "
+        "(measured)\n",
+        step_ms, total, peak_flops * 1e-12, copy);
+    if (p->count == PROFILE_MAX) { printf("only its first %d operations are counted\n", PROFILE_MAX); }
     printf("%-20s %6s %9s %7s %9s %9s %8s\n", "operation", "calls", "ms", "share", "TFLOP/s", "GB/s", "ceiling");
     for (int shown = 0; shown < count; shown++) {
         int k = 0;
@@ -1188,7 +1210,7 @@ static Layout layout_of(const Session* s, const Options* o) {
     l.cache_len = session_context(s);
     l.level = (Recompute)o->recompute;
     l.fp32_grads = o->grad_dtype == GRAD_DTYPE_FP32 || sizeof(floatX) == 4;
-    l.master = sizeof(floatX) == 4 ? MASTER_NONE : o->master == MASTER_OPTION_SPLIT ? MASTER_SPLIT : MASTER_FP32;
+    l.master = sizeof(floatX) == 4 ? MASTER_NONE : o->master == MASTER_OPTION_SPLIT && CAN_SPLIT ? MASTER_SPLIT : MASTER_FP32;
     l.bf16_moments = o->moments == MOMENTS_BF16;
     return l;
 }
@@ -1429,13 +1451,13 @@ static void train(Session* s, Device* d, double started) {
     }
     if (o->profile > 0) {
         Profiler* profiler = (Profiler*)xcalloc(1, sizeof *profiler);
+        float ms = 0;
         for (int i = 0; i <= o->profile; i++) {
-            float ms;
             m->profiler = i == o->profile ? profiler : NULL;
             stepper_queue(t, session_lr(s, t->queued));
             stepper_wait(t, &ms);
         }
-        print_profile(m, d->peak_flops);
+        print_profile(m, d->peak_flops, ms);
         return;
     }
     session_begin(s, PRECISION_NAME);
@@ -1538,6 +1560,10 @@ int main(int argc, char** argv) {
     if (s.config.hidden_size > MAX_HIDDEN) {
         die("%s: hidden_size is %d, wanted at most %d on a GPU", s.model_dir[0] ? s.model_dir : s.options.model,
             s.config.hidden_size, MAX_HIDDEN);
+    }
+    if (s.options.given[OPT_master] && s.options.master == MASTER_OPTION_SPLIT && !CAN_SPLIT) {
+        die_usage("--master split: a weight's upper half is its BF16 value; this is a build for %s, wanted PRECISION=BF16",
+                  PRECISION_NAME);
     }
     Device d = device_open(&s.options);
     run_machine(d.name, 1, s.machine, sizeof s.machine);
