@@ -26,12 +26,8 @@
 #ifndef LLMC_MATMUL_H
 #define LLMC_MATMUL_H
 
-#include "matmul_amx.h"  // defines: amx_available, amx_matmul
+#include "matmul_amx.h"  // defines: amx_available, amx_matmul, matmul_threads
 #include "simd.h"
-
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 enum {
 #if defined(__AVX512F__) || defined(__aarch64__)
@@ -130,14 +126,6 @@ static inline void matmul_pack(float* dst, const float* b, size_t b_row, size_t 
     } else {
         for (size_t k = 0; k < depth; k++) { memcpy(dst + k * MATMUL_NR, b + k * b_row, cols * sizeof(float)); }
     }
-}
-
-static inline size_t matmul_threads(void) {
-#ifdef _OPENMP
-    return (size_t)omp_get_max_threads();
-#else
-    return 1;
-#endif
 }
 
 /* c (M, N) = a (M, K) b (K, N) + add (M, N), or without `add` where it is NULL; `add` may be c. Element (i, k) of a lies at

@@ -2,7 +2,7 @@
  * as accurate as fp32, at up to 2.7 times the speed of the vector units.
  *
  * The unit knows no fp32 factors. TDPBF16PS multiplies a tile of 16 x 32 bf16 with one of 32 x 16 and adds the products in
- * fp32 to a tile of 16 x 16, 16 times the work of two vector FMAs in the same time. So each factor is split into three bf16
+ * fp32 to a tile of 16 x 16, 16 times what the vector units multiply in that time. So each factor is split into three bf16
  * parts of 8 significant bits each, which together hold all 24 bits of it: a = a1 + a2 + a3 exactly, |a2| <= 2^-8 |a|,
  * |a3| <= 2^-17 |a|. A product of two parts has 16 bits and is exact in fp32. Of the nine products six are summed,
  *
@@ -12,9 +12,9 @@
  * (Henry, Tang, Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations",
  * 2019). The sums are no worse than those of the vector path: a tile adds 32 products up before it adds them to C.
  *
- * What differs from fp32: the unit takes and leaves denormals as 0, so a factor is right to 2^-126 absolute and a product to
- * some 2^-123. A sum of products within 1 % of the largest float may become infinite. Infinity times anything is NaN, for
- * infinity has no second part; never is it a finite number. Every finite factor is split exactly, the largest too.
+ * What differs from fp32: the unit takes and leaves denormals as 0, so a factor may lose up to 2^-125 and a product 2^-123.
+ * A sum within 1 % of the largest float may become infinite. Infinity times anything is NaN, for it has no second part; it
+ * never becomes a finite number. Every finite factor is split exactly down to the denormals, the largest too.
  *
  * Memory: A and B are packed into panels of 32 rows or columns, 6 bytes a number, in tiles in the order in which
  * amx_panel() reads them. Linux lets a process use the tiles only once it has asked; the answer decides at run time, and
@@ -26,8 +26,21 @@
 
 #include "simd.h"
 
-#if defined(__linux__) && defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512DQ__) && !defined(LLMC_NO_AMX) && \
-    !defined(__CUDACC__)
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+/* Threads of the next parallel region. */
+static inline size_t matmul_threads(void) {
+#ifdef _OPENMP
+    return (size_t)omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
+#if !defined(LLMC_NO_AMX) && defined(__linux__) && !defined(__CUDACC__) && defined(__AVX512DQ__) && \
+    (defined(__AMX_BF16__) || defined(__AMXBF16__))  // the latter: Clang before 16
 #define LLMC_AMX
 
 #include <immintrin.h>
@@ -40,6 +53,7 @@ enum {
     AMX_ROW = 64,                         // bytes of a row of a tile
     AMX_PANEL = 2 * AMX_EDGE,             // rows of A or columns of B that are multiplied at once: 2 x 2 tiles of C
     AMX_STEP = 3 * 2 * AMX_TILE,          // words of AMX_DEPTH along k of a panel: three parts of two tiles
+    AMX_BLOCK = 4 * AMX_PANEL,            // rows of A that are packed at once where A is transposed: 384 KiB
     AMX_KC = 512,                         // longest run over k
     AMX_PACKED_B = 12 * AMX_KC / AMX_DEPTH * AMX_STEP  // words: 1.1 MiB of the caller's stack, half of a core's L2 cache
 };
@@ -135,12 +149,14 @@ static inline void amx_pack_tile(uint32_t* dst, const float* src, size_t by_i, s
     }
 }
 
-/* A panel: 32 rows of A or columns of B, of which n exist, and `depth` along k, rounded up to whole tiles. */
+/* Panels, one after another, of n rows of A or columns of B and `depth` along k, both rounded up. All panels advance along k
+ * together, so that what lies beside each other in memory is read together. */
 static inline void amx_pack(uint32_t* dst, const float* src, size_t by_i, size_t by_k, size_t n, size_t depth, bool is_b) {
-    for (size_t k = 0; k < depth; k += AMX_DEPTH) {
-        for (size_t i = 0; i < AMX_PANEL; i += AMX_EDGE) {
-            amx_pack_tile(dst + k / AMX_DEPTH * AMX_STEP + i / AMX_EDGE * AMX_TILE, src + i * by_i + k * by_k, by_i, by_k,
-                          i < n ? size_min(n - i, AMX_EDGE) : 0, size_min(depth - k, AMX_DEPTH), is_b);
+    const size_t panel = ceil_div(depth, AMX_DEPTH) * AMX_STEP;
+    for (size_t k = 0; k < depth; k += AMX_DEPTH, dst += AMX_STEP) {
+        for (size_t i = 0; i < round_up(n, AMX_PANEL); i += AMX_EDGE) {
+            amx_pack_tile(dst + i / AMX_PANEL * panel + i % AMX_PANEL / AMX_EDGE * AMX_TILE, src + i * by_i + k * by_k, by_i,
+                          by_k, i < n ? size_min(n - i, AMX_EDGE) : 0, size_min(depth - k, AMX_DEPTH), is_b);
         }
     }
 }
@@ -149,6 +165,7 @@ static inline void amx_pack(uint32_t* dst, const float* src, size_t by_i, size_t
 static inline void amx_panel(float* c, const float* add, size_t c_row, size_t rows, size_t cols, const uint32_t* a,
                              const uint32_t* b, size_t steps) {
     float sum[AMX_PANEL * AMX_PANEL] __attribute__((aligned(64)));
+    // tiles 0 to 3 are 2 x 2 of c; 4 and 5 hold a part of the two tiles of a, 6 and 7 of b
     __asm__ volatile("" ::: "memory");  // GCC's tile loads do not say that they read memory: what was packed must be there
     _tile_zero(0);
     _tile_zero(1);
@@ -179,6 +196,9 @@ static inline void amx_panel(float* c, const float* add, size_t c_row, size_t ro
         MULTIPLY();  // a1 b3
         LOAD_B(0);
         MULTIPLY();  // a1 b1
+#undef LOAD_A
+#undef LOAD_B
+#undef MULTIPLY
     }
     _tile_stored(0, sum, 2 * AMX_ROW);
     _tile_stored(1, sum + AMX_EDGE, 2 * AMX_ROW);
@@ -199,28 +219,35 @@ static inline void amx_matmul(float* c, const float* add, const float* a, size_t
     uint32_t packed_b[AMX_PACKED_B] __attribute__((aligned(64)));
     const size_t kc = round_up(ceil_div(K, ceil_div(K, AMX_KC)), AMX_DEPTH);  // runs of equal length
     const size_t nc = AMX_PACKED_B / (kc / AMX_DEPTH * AMX_STEP) * AMX_PANEL;
+    size_t mc = AMX_PANEL;
+    if (a_col != 1) {  // columns of A are read in longer pieces where that leaves a thread some four blocks
+        mc = size_min(AMX_BLOCK, round_up(ceil_div(M, 4 * matmul_threads()), AMX_PANEL));
+    }
 #pragma omp parallel
     {
-        uint32_t packed_a[AMX_KC / AMX_DEPTH * AMX_STEP] __attribute__((aligned(64)));  // 96 KiB
+        uint32_t packed_a[AMX_BLOCK / AMX_PANEL * AMX_KC / AMX_DEPTH * AMX_STEP] __attribute__((aligned(64)));
         amx_configure();
         for (size_t j = 0; j < N; j += nc) {
             const size_t cols = size_min(N - j, nc);
             for (size_t k = 0; k < K; k += kc) {
-                const size_t depth = size_min(K - k, kc), steps = ceil_div(depth, AMX_DEPTH);
+                const size_t depth = size_min(K - k, kc), steps = ceil_div(depth, AMX_DEPTH), panel = steps * AMX_STEP;
                 const float* from = k ? c : add;
 #pragma omp for schedule(static)
                 for (size_t q = 0; q < cols; q += AMX_PANEL) {
-                    amx_pack(packed_b + q / AMX_PANEL * steps * AMX_STEP, b + k * b_row + (j + q) * b_col, b_col, b_row,
+                    amx_pack(packed_b + q / AMX_PANEL * panel, b + k * b_row + (j + q) * b_col, b_col, b_row,
                              size_min(cols - q, AMX_PANEL), depth, true);
                 }
 #pragma omp for schedule(dynamic)
-                for (size_t i = 0; i < M; i += AMX_PANEL) {
-                    const size_t rows = size_min(M - i, AMX_PANEL);
+                for (size_t i = 0; i < M; i += mc) {
+                    const size_t rows = size_min(M - i, mc);
                     amx_pack(packed_a, a + i * a_row + k * a_col, a_row, a_col, rows, depth, false);
                     for (size_t q = 0; q < cols; q += AMX_PANEL) {
-                        const size_t at = i * N + j + q;
-                        amx_panel(c + at, from ? from + at : NULL, N, rows, size_min(cols - q, AMX_PANEL), packed_a,
-                                  packed_b + q / AMX_PANEL * steps * AMX_STEP, steps);
+                        for (size_t r = 0; r < rows; r += AMX_PANEL) {
+                            const size_t at = (i + r) * N + j + q;
+                            amx_panel(c + at, from ? from + at : NULL, N, size_min(rows - r, AMX_PANEL),
+                                      size_min(cols - q, AMX_PANEL), packed_a + r / AMX_PANEL * panel,
+                                      packed_b + q / AMX_PANEL * panel, steps);
+                        }
                     }
                 }
             }

@@ -507,6 +507,27 @@ static void amx_products_of_the_largest_floats_are_finite(void) {
     }
 }
 
+/* Denormal parts count as 0, beside whatever other numbers: they cost a factor 2^-125 at most. */
+static void amx_products_of_tiny_numbers_lose_only_what_is_denormal(void) {
+    Product p = product(40, 50, 100, 0);
+    const size_t n = p.M * p.N;
+    for (size_t i = 0; i < p.M * p.K; i++) { p.a[i] = ldexpf(p.a[i], -(int)(i * 7919 % 149)); }
+    for (size_t i = 0; i < p.K * p.N; i++) { p.b[i] = ldexpf(p.b[i], -(int)(i * 104729 % 149)); }
+    for (size_t i = 0; i < n; i++) { p.add[i] = 0; }
+    product_reference(&p);
+    for (size_t i = 0; i < p.M; i++) {
+        for (size_t j = 0; j < p.N; j++) {  // what the limit knows as rounding: of a unit, 2^-24
+            double lost = 0;
+            for (size_t k = 0; k < p.K; k++) { lost += fabs((double)p.a[i * p.K + k]) + fabs((double)p.b[k * p.N + j]); }
+            p.size[i * p.N + j] += ldexp(lost, -125 + 24);
+        }
+    }
+    float* got = floats(n);
+    amx_matmul(got, NULL, p.a, p.K, 1, p.b, p.N, 1, p.M, p.N, p.K);
+    check_product("tiny", &p, got);
+    free(got), product_free(&p);
+}
+
 /* The trainers find a step that went wrong by what is not finite: none of it may get lost. */
 static void amx_lets_nan_and_infinity_through_and_not_around(void) {
     static const uint32_t bits[] = {0x7fc00000, 0x7fffffff, 0xffffffff, 0x7f800001,
@@ -819,6 +840,7 @@ int main(void) {
         RUN(amx_products_of_whole_numbers_are_exact);
         RUN(amx_products_that_cancel_leave_no_more_than_rounding);
         RUN(amx_products_of_the_largest_floats_are_finite);
+        RUN(amx_products_of_tiny_numbers_lose_only_what_is_denormal);
         RUN(amx_lets_nan_and_infinity_through_and_not_around);
     } else {
         SKIP("amx_*", "the kernel does not let this process use the matrix unit");
