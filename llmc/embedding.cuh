@@ -1,10 +1,11 @@
 /* embedding.cuh -- rows of a table by token, and its gradient, on the GPU. The oracle is embedding.h.
  *
  * Backward without atomics on floats: the (token, position) pairs are sorted by token, equal tokens staying in the order
- * of their positions (a stable radix sort, three small kernels a digit), and every run of equal tokens is summed in that
- * order in fp32. A run may be one position or, in a byte vocabulary, a fifth of the batch; so the sorted list is cut into
- * chunks of EMBEDDING_CHUNK pairs, a block a chunk. Runs inside of a chunk are added to the table at once; the ends of
- * runs that cross into other chunks are kept, and a second kernel adds each such run up, chunk after chunk.
+ * of their positions (a stable radix sort), and every run of equal tokens is summed in that order in fp32. A run may be one
+ * position or, in a byte vocabulary, a fifth of the batch; so the sorted list is cut into chunks of EMBEDDING_CHUNK pairs,
+ * a block a chunk. A run belongs to the chunk that it begins in, and that block follows it to the end of the next chunk.
+ * The few runs that are longer still leave a partial sum for each further chunk, and a second kernel adds those up, in
+ * parallel, in an order that depends on nothing but the length of the run.
  *
  * The caller has checked that 0 <= token < V.
  */
@@ -13,249 +14,439 @@
 
 #include "cuda_common.cuh"
 
-template <int W>
-__global__ void embedding_forward_kernel(floatX* out, const floatX* table, const int32_t* tokens, size_t N, int C,
-                                         size_t pitch) {
-    for (size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y; n < N; n += (size_t)gridDim.x * blockDim.y) {
-        const floatX* row = table + (size_t)tokens[n] * C;
-        for (int c = threadIdx.x * W; c < C; c += blockDim.x * W) { store_vec(out + n * pitch + c, load_vec<W>(row + c)); }
+/* A block of (x, y) threads has x vectors of columns of ROWS * y rows, a thread ROWS of them: as many loads are on their way
+ * before the first store. */
+template <int W, int ROWS>
+__global__ void __launch_bounds__(256)
+    embedding_forward_kernel(floatX* out, const floatX* table, const int32_t* tokens, size_t N, int C, size_t pitch) {
+    const int c = (blockIdx.y * blockDim.x + threadIdx.x) * W;
+    if (c >= C) { return; }
+    const size_t first = (size_t)blockIdx.x * blockDim.y * ROWS + threadIdx.y;
+    int32_t token[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const size_t n = first + r * blockDim.y;
+        token[r] = tokens[n < N ? n : N - 1];
     }
+    Held<floatX, W> row[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) { row[r] = hold<W>(table + (size_t)token[r] * C + c); }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const size_t n = first + r * blockDim.y;
+        if (n < N) { store_stream(out + n * pitch + c, unpack(row[r])); }
+    }
+}
+
+/* Threads in x and blocks in y that cover `vectors` with at most `most` threads a block: whole warps, few of them idle. */
+static inline void embedding_columns(size_t vectors, size_t most, unsigned* threads, unsigned* blocks) {
+    *blocks = (unsigned)ceil_div(vectors, most);
+    *threads = (unsigned)round_up(ceil_div(vectors, *blocks), 32);
 }
 
 /* out: (N, C), pitch   table: (V, C)   tokens: (N) */
 static inline void embedding_forward_cuda(floatX* out, const floatX* table, const int32_t* tokens, size_t N, int C,
                                           size_t pitch, cudaStream_t stream) {
     if (N == 0) { return; }
-    const bool wide = C % VECTOR<floatX> == 0;
-    const int vectors = wide ? C / VECTOR<floatX> : C;
-    const int x = (int)size_min(256, round_up((size_t)vectors, 32));
-    const dim3 block(x, 256 / x);
-    const int grid = (int)size_min(ceil_div(N, block.y), 1 << 20);
+    enum { ROWS = 4 };
+    constexpr int WIDE = VECTOR<floatX>;
+    const bool wide = C % WIDE == 0;
+    unsigned x, columns;
+    embedding_columns(wide ? C / WIDE : C, 256, &x, &columns);
+    const dim3 block(x, 256 / x), grid((unsigned)ceil_div(N, (size_t)block.y * ROWS), columns);
     if (wide) {
-        embedding_forward_kernel<VECTOR<floatX>><<<grid, block, 0, stream>>>(out, table, tokens, N, C, pitch);
+        embedding_forward_kernel<WIDE, ROWS><<<grid, block, 0, stream>>>(out, table, tokens, N, C, pitch);
     } else {
-        embedding_forward_kernel<1><<<grid, block, 0, stream>>>(out, table, tokens, N, C, pitch);
+        embedding_forward_kernel<1, ROWS><<<grid, block, 0, stream>>>(out, table, tokens, N, C, pitch);
     }
     CUDA_CHECK_LAUNCH("embedding_forward_kernel");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// a stable radix sort of (token, position), SORT_BITS bits at a time; each warp owns a tile of SORT_TILE pairs
+// a stable radix sort of (token, position), SORT_BITS bits at a time
+//
+// The list is cut into tiles of whole rounds of SORT_KEYS, a block a tile, at most SORT_TILES of them: so few that each block
+// adds up the counts of all tiles by itself, and no kernel is needed to scan them. The scatter of one digit counts the next
+// one as it goes. A sort by d digits is d + 1 launches.
 
 enum {
-    SORT_BITS = 9,  // two rounds for a vocabulary of up to 2^18
+    SORT_BITS = 9,  // two digits for a vocabulary of up to 2^18
     SORT_DIGITS = 1 << SORT_BITS,
-    SORT_TILE = 512,
-    SORT_WARPS = 4,  // in a block
-    EMBEDDING_CHUNK = 64,
-    EMBEDDING_COLUMNS = 128,  // threads of a block, each with one vector of columns
+    SORT_MAX_DIGITS = 4,         // 9 bits each of a token's 31
+    SORT_THREADS = SORT_DIGITS,  // a thread a digit wherever counts are added up
+    SORT_WARPS = SORT_THREADS / 32,
+    SORT_EACH = 4,  // keys of a thread in a round
+    SORT_KEYS = SORT_EACH * SORT_THREADS,
+    SORT_TILES = 128,
 };
 
-/* counts: (SORT_DIGITS, tiles), how often each digit occurs in each tile. Integer atomics: no order shows. */
-__global__ void sort_count_kernel(int* counts, const int32_t* keys, int N, int tiles, int shift) {
-    __shared__ int histogram[SORT_WARPS][SORT_DIGITS];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tile = blockIdx.x * SORT_WARPS + warp;
-    for (int d = lane; d < SORT_DIGITS; d += 32) { histogram[warp][d] = 0; }
-    __syncwarp();
-    if (tile >= tiles) { return; }
-    const int end = min(N, (tile + 1) * SORT_TILE);
-    for (int i = tile * SORT_TILE + lane; i < end; i += 32) {
-        atomicAdd(&histogram[warp][(keys[i] >> shift) & (SORT_DIGITS - 1)], 1);
+/* counts: (digits, tiles, SORT_DIGITS). [0]: how often each value of the first digit occurs in each tile; the rest becomes
+ * zero, as does *num_runs. Integer atomics: no order shows. */
+__global__ void __launch_bounds__(SORT_THREADS)
+    sort_count_kernel(int* counts, int* num_runs, const int32_t* tokens, int N, int tile_keys, int digits) {
+    __shared__ int histogram[SORT_DIGITS];
+    const int thread = threadIdx.x, tile = blockIdx.x, tiles = gridDim.x;
+    histogram[thread] = 0;
+    for (int digit = 1; digit < digits; digit++) { counts[(digit * tiles + tile) * SORT_DIGITS + thread] = 0; }
+    if (tile == 0 && thread == 0) { *num_runs = 0; }
+    __syncthreads();
+    const int first = tile * tile_keys, end = min(N, first + tile_keys);
+    for (int start = first; start < end; start += SORT_KEYS) {
+        int32_t key[SORT_EACH];
+#pragma unroll
+        for (int k = 0; k < SORT_EACH; k++) { key[k] = tokens[min(start + k * SORT_THREADS + thread, end - 1)]; }
+#pragma unroll
+        for (int k = 0; k < SORT_EACH; k++) {
+            if (start + k * SORT_THREADS + thread < end) { atomicAdd(&histogram[key[k] & (SORT_DIGITS - 1)], 1); }
+        }
     }
-    __syncwarp();
-    for (int d = lane; d < SORT_DIGITS; d += 32) { counts[(size_t)d * tiles + tile] = histogram[warp][d]; }
+    __syncthreads();
+    counts[tile * SORT_DIGITS + thread] = histogram[thread];
 }
 
-/* Exclusive prefix sums of counts (n), in place: one block of 1024 threads, each with a piece of the array. */
-__global__ void __launch_bounds__(1024) sort_scan_kernel(int* counts, int n) {
-    __shared__ int sums[32];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int before = 0;  // sum of all earlier rounds
-    for (int start = 0; start < n; start += 4 * 1024) {
-        int x[4], own = 0;
-        const int at = start + 4 * (int)threadIdx.x;
+/* Pairs from `at` on, 32 apart; those at `end` and behind are never used. pairs NULL: pair i is tokens[i] and position i. */
+__device__ __forceinline__ void sort_load(int2 (&pair)[SORT_EACH], const int2* pairs, const int32_t* tokens, int at, int end) {
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            x[k] = at + k < n ? counts[at + k] : 0;
-            own += x[k];
-        }
-        int inclusive = own;
-#pragma unroll
-        for (int d = 1; d < 32; d *= 2) {
-            const int other = __shfl_up_sync(0xffffffffu, inclusive, d);
-            if (lane >= d) { inclusive += other; }
-        }
-        if (lane == 31) { sums[warp] = inclusive; }
-        __syncthreads();
-        int warps = sums[lane];
-#pragma unroll
-        for (int d = 1; d < 32; d *= 2) {
-            const int other = __shfl_up_sync(0xffffffffu, warps, d);
-            if (lane >= d) { warps += other; }
-        }
-        const int earlier = __shfl_sync(0xffffffffu, warps, warp > 0 ? warp - 1 : 0);
-        int sum = before + (warp > 0 ? earlier : 0) + inclusive - own;
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            if (at + k < n) { counts[at + k] = sum; }
-            sum += x[k];
-        }
-        before += __shfl_sync(0xffffffffu, warps, 31);
-        __syncthreads();
+    for (int k = 0; k < SORT_EACH; k++) {
+        const int i = at + k * 32;
+        pair[k] = make_int2(0, 0);
+        if (i < end) { pair[k] = pairs ? pairs[i] : make_int2(tokens[i], i); }
     }
 }
 
-/* Puts each pair where the scanned counts say. positions NULL: pair i has position i. Lanes with equal digits find each
+/* Puts each pair where the counts of this digit say, and counts the next digit in the tiles of the new order (next_counts;
+ * NULL: this is the last digit). A warp has 32 * SORT_EACH keys in a row in each round. Lanes with equal digits find each
  * other, and their order is that of the lanes: the sort is stable. */
-__global__ void sort_scatter_kernel(int32_t* keys_out, int32_t* positions_out, const int32_t* keys, const int32_t* positions,
-                                    const int* counts, int N, int tiles, int shift) {
-    __shared__ int next[SORT_WARPS][SORT_DIGITS];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tile = blockIdx.x * SORT_WARPS + warp;
-    if (tile >= tiles) { return; }
-    for (int d = lane; d < SORT_DIGITS; d += 32) { next[warp][d] = counts[(size_t)d * tiles + tile]; }
-    __syncwarp();
-    const int end = min(N, (tile + 1) * SORT_TILE);
-    for (int start = tile * SORT_TILE; start < end; start += 32) {
-        const int i = start + lane;
-        const int key = i < end ? keys[i] : 0;
-        const int digit = i < end ? (key >> shift) & (SORT_DIGITS - 1) : SORT_DIGITS;
-        const unsigned peers = __match_any_sync(0xffffffffu, digit);
-        const int rank = __popc(peers & ((1u << lane) - 1));
-        int base = 0;
-        if (i < end) { base = next[warp][digit]; }
-        __syncwarp();
-        if (i < end) {
-            if (rank == 0) { next[warp][digit] = base + __popc(peers); }
-            keys_out[base + rank] = key;
-            positions_out[base + rank] = positions ? positions[i] : i;
+__global__ void __launch_bounds__(SORT_THREADS)
+    sort_scatter_kernel(int2* out, int* next_counts, const int2* pairs, const int32_t* tokens, const int* counts, int N,
+                        int tile_keys, int shift) {
+    __shared__ int histogram[SORT_WARPS][SORT_DIGITS];  // of each warp's keys; then where its next key goes
+    __shared__ int sums[SORT_WARPS];
+    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, tile = blockIdx.x, tiles = gridDim.x;
+    const int first = tile * tile_keys, end = min(N, first + tile_keys);
+    int at = first + warp * 32 * SORT_EACH + lane;
+    int2 pair[SORT_EACH];
+    sort_load(pair, pairs, tokens, at, end);
+
+    // this tile's first key whose digit is `thread` comes after all smaller digits and after those of earlier tiles
+    int total = 0, earlier = 0;
+#pragma unroll 16
+    for (int t = 0; t < tiles; t++) {
+        const int count = counts[t * SORT_DIGITS + thread];
+        total += count;
+        earlier += t < tile ? count : 0;
+    }
+    int inclusive = total;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+        const int other = __shfl_up_sync(0xffffffffu, inclusive, d);
+        if (lane >= d) { inclusive += other; }
+    }
+    if (lane == 31) { sums[warp] = inclusive; }
+    __syncthreads();
+    int next = earlier + inclusive - total;
+#pragma unroll
+    for (int w = 0; w < SORT_WARPS; w++) { next += w < warp ? sums[w] : 0; }
+
+    for (int start = first; start < end; start += SORT_KEYS, at += SORT_KEYS) {
+#pragma unroll
+        for (int w = 0; w < SORT_WARPS; w++) { histogram[w][thread] = 0; }
+        __syncthreads();
+        int digit[SORT_EACH], rank[SORT_EACH];  // rank: among the equal digits of the warp
+#pragma unroll
+        for (int k = 0; k < SORT_EACH; k++) {
+            const bool valid = at + k * 32 < end;
+            digit[k] = valid ? (pair[k].x >> shift) & (SORT_DIGITS - 1) : SORT_DIGITS;
+            const unsigned peers = __match_any_sync(0xffffffffu, digit[k]);
+            const int lower = __popc(peers & ((1u << lane) - 1));
+            const int before = valid ? histogram[warp][digit[k]] : 0;
+            __syncwarp();
+            if (valid && lower == 0) { histogram[warp][digit[k]] = before + __popc(peers); }
+            __syncwarp();
+            rank[k] = before + lower;
         }
-        __syncwarp();
+        __syncthreads();
+#pragma unroll
+        for (int w = 0; w < SORT_WARPS; w++) {
+            const int count = histogram[w][thread];
+            histogram[w][thread] = next;
+            next += count;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < SORT_EACH; k++) {
+            if (at + k * 32 >= end) { continue; }
+            const int to = histogram[warp][digit[k]] + rank[k];
+            out[to] = pair[k];
+            if (next_counts) {
+                const int next_digit = (pair[k].x >> shift >> SORT_BITS) & (SORT_DIGITS - 1);
+                atomicAdd(&next_counts[to / tile_keys * SORT_DIGITS + next_digit], 1);
+            }
+        }
+        sort_load(pair, pairs, tokens, at + SORT_KEYS, end);
+        __syncthreads();
     }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // sums of runs of equal tokens
 
-template <int W, typename Grad>
-__device__ __forceinline__ void add_to_row(Grad* row, const float (&sum)[W]) {
-    Vec<Grad, W> g = load_vec<W>(row);
+enum {
+    EMBEDDING_CHUNK = 32,     // a lane a pair
+    EMBEDDING_COLUMNS = 128,  // most threads of a block that sums rows, each with one vector of columns
+    EMBEDDING_ROWS = 4,       // rows that a thread has on their way
+    RUN_WARPS = 8,            // share the pieces of one long run
+    RUN_PIECES = 8,           // pieces that a thread has on their way
+};
+
+template <int W>
+__device__ __forceinline__ void store_sum(float* p, const float (&sum)[W]) {
+    Vec<float, W> v;
 #pragma unroll
-    for (int k = 0; k < W; k++) { g.v[k] = from_float<Grad>(to_float(g.v[k]) + sum[k]); }
-    store_vec(row, g);
+    for (int k = 0; k < W; k++) { v.v[k] = sum[k]; }
+    store_vec(p, v);
 }
 
-/* A block a chunk (x) and group of columns (y). partial: (chunks, 2, C), [0] the piece of a run that began in an earlier
- * chunk, [1] of one that began here and goes on in the next. */
+/* Part of a row of the table that was read ahead, and the way back: row += sum. */
 template <int W, typename Grad>
-__global__ void __launch_bounds__(EMBEDDING_COLUMNS)
-    embedding_chunk_kernel(Grad* dtable, float* partial, const floatX* dout, const int32_t* keys, const int32_t* positions,
-                           int N, int C, size_t pitch) {
-    __shared__ int32_t key[EMBEDDING_CHUNK + 2], position[EMBEDDING_CHUNK];  // key: with both neighbours
-    const int chunk = blockIdx.x, first = chunk * EMBEDDING_CHUNK, count = min(EMBEDDING_CHUNK, N - first);
-    for (int i = threadIdx.x; i < count + 2; i += blockDim.x) {
-        const int at = first + i - 1;
-        key[i] = at >= 0 && at < N ? keys[at] : -1;
-        if (i < count) { position[i] = positions[first + i]; }
+struct TableRow {
+    static constexpr int PART = W < VECTOR<Grad> ? W : VECTOR<Grad>;
+    Held<Grad, PART> part[W / PART];
+
+    __device__ __forceinline__ void read(const Grad* row) {
+#pragma unroll
+        for (int i = 0; i < W / PART; i++) { part[i] = hold_stream<PART>(row + i * PART); }
     }
-    __syncthreads();
-    const int c = (blockIdx.y * EMBEDDING_COLUMNS + threadIdx.x) * W;
-    if (c >= C) { return; }
-    float sum[W] = {};
-    bool began_here = key[0] != key[1];
-    Vec<floatX, W> next = load_vec<W>(dout + (size_t)position[0] * pitch + c);
-    for (int i = 0; i < count; i++) {
-        const Vec<floatX, W> d = next;
-        if (i + 1 < count) { next = load_vec<W>(dout + (size_t)position[i + 1] * pitch + c); }
+    __device__ __forceinline__ void write(Grad* row, const float (&sum)[W]) const {
 #pragma unroll
-        for (int k = 0; k < W; k++) { sum[k] += to_float(d.v[k]); }
-        const bool ends = key[i + 2] != key[i + 1];
-        if (!ends && i + 1 < count) { continue; }
-        if (ends && began_here) {
-            add_to_row<W>(dtable + (size_t)key[i + 1] * C + c, sum);
-        } else {
-            Vec<float, W> kept;
+        for (int i = 0; i < W / PART; i++) {
+            Vec<Grad, PART> g = unpack(part[i]);
 #pragma unroll
-            for (int k = 0; k < W; k++) { kept.v[k] = sum[k]; }
-            store_vec(partial + ((size_t)chunk * 2 + (began_here ? 1 : 0)) * C + c, kept);
+            for (int k = 0; k < PART; k++) { g.v[k] = from_float<Grad>(to_float(g.v[k]) + sum[i * PART + k]); }
+            store_stream(row + i * PART, g);
         }
+    }
+};
+
+/* A block a chunk (x) and group of columns (y), which sums the pairs [begin, end), counted from the chunk's first:
+ *   - a run that began in the chunk before is that chunk's: this one begins behind it;
+ *   - of one that began earlier still, the piece that lies here goes to partial[chunk];
+ *   - a run that begins here is followed to the end of the next chunk. Where it goes on behind that, the sum so far goes to
+ *     partial[chunk + 1], which that chunk leaves free, and chunk + 1 into the list `runs` (runs[0]: their number).
+ * partial: (chunks, C). Every warp works all that out for itself, a lane a pair. */
+template <int W, int ROWS, typename Grad>
+__global__ void __launch_bounds__(EMBEDDING_COLUMNS, ROWS > 4 ? 3 : 6)
+    embedding_chunk_kernel(Grad* dtable, float* partial, int* runs, const floatX* dout, const int2* pairs, int N, int C,
+                           size_t pitch) {
+    __shared__ int2 sorted[EMBEDDING_COLUMNS / 32][2 * EMBEDDING_CHUNK];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, chunk = blockIdx.x, first = chunk * EMBEDDING_CHUNK;
+    const int2 none = make_int2(-1, 0);
+    const int2 here = first + lane < N ? pairs[first + lane] : none;
+    const int2 later = first + 32 + lane < N ? pairs[first + 32 + lane] : none;
+    const int before = first > 0 ? pairs[first - 1].x : -1, older = first > 32 ? pairs[first - 33].x : -1;
+    const int behind = first + 64 < N ? pairs[first + 64].x : -1;
+    int2* mine = sorted[warp];
+    mine[lane] = here;
+    mine[32 + lane] = later;
+    __syncwarp();
+
+    // a bit a pair: it is the last of its run
+    int next = __shfl_down_sync(0xffffffffu, here.x, 1), next_later = __shfl_down_sync(0xffffffffu, later.x, 1);
+    const int first_later = __shfl_sync(0xffffffffu, later.x, 0), key = __shfl_sync(0xffffffffu, here.x, 0);
+    if (lane == 31) {
+        next = first_later;
+        next_later = behind;
+    }
+    const unsigned ends = __ballot_sync(0xffffffffu, here.x != next),
+                   ends_later = __ballot_sync(0xffffffffu, later.x != next_later);
+
+    int begin = 0, end = min(EMBEDDING_CHUNK, N - first), piece = -1;  // piece: the last pair of a piece for partial[chunk]
+    const bool continued = before == key, crosses = end == EMBEDDING_CHUNK && !(ends >> 31);
+    const int first_end = ends ? __ffs(ends) - 1 : EMBEDDING_CHUNK - 1;
+    if (continued) {
+        if (older == key) {
+            piece = first_end;
+        } else {
+            begin = first_end + 1;
+        }
+    }
+    if (begin >= end) { return; }
+    const bool began_here = !(continued && ends == 0), is_long = crosses && began_here && ends_later == 0;
+    if (crosses && began_here) { end = EMBEDDING_CHUNK + (ends_later ? __ffs(ends_later) : EMBEDDING_CHUNK); }
+    if (is_long && blockIdx.y == 0 && threadIdx.x == 0) { runs[1 + atomicAdd(&runs[0], 1)] = chunk + 1; }
+
+    const int c = (blockIdx.y * blockDim.x + threadIdx.x) * W;
+    if (c >= C) { return; }
+    unsigned long long last = (((unsigned long long)ends_later << 32 | ends) << (64 - end) >> (64 - end)) >> begin;
+    float sum[W] = {};
+    for (int i = begin; i < end; i += ROWS, last >>= ROWS) {
+        Held<floatX, W> d[ROWS];
+        TableRow<W, Grad> row[ROWS];
 #pragma unroll
-        for (int k = 0; k < W; k++) { sum[k] = 0; }
-        began_here = true;
+        for (int k = 0; k < ROWS; k++) {
+            const int2 pair = mine[min(i + k, end - 1)];
+            d[k] = hold_stream<W>(dout + (size_t)pair.y * pitch + c);
+            if ((last >> k & 1) && i + k != piece) { row[k].read(dtable + (size_t)pair.x * C + c); }
+        }
+        __syncwarp();  // for nothing but ptxas, which would put the first sums, and the wait for them, before the last loads
+#pragma unroll
+        for (int k = 0; k < ROWS; k++) {
+            if (i + k >= end) { break; }
+            const Vec<floatX, W> x = unpack(d[k]);
+#pragma unroll
+            for (int j = 0; j < W; j++) { sum[j] += to_float(x.v[j]); }
+            if (i + k == piece) {
+                store_sum<W>(partial + (size_t)chunk * C + c, sum);
+            } else if (last >> k & 1) {
+                row[k].write(dtable + (size_t)mine[i + k].x * C + c, sum);
+            } else {
+                continue;
+            }
+#pragma unroll
+            for (int j = 0; j < W; j++) { sum[j] = 0; }
+        }
+    }
+    if (is_long) { store_sum<W>(partial + (size_t)(chunk + 1) * C + c, sum); }
+}
+
+/* Adds up the pieces of the runs in the list. A block has 32 vectors of columns (y) of a run; each of its warps sums a
+ * stretch of neighbouring pieces, and the first warp the stretches. */
+template <int W, typename Grad>
+__global__ void __launch_bounds__(32 * RUN_WARPS)
+    embedding_run_kernel(Grad* dtable, const float* partial, const int* runs, const int2* pairs, int N, int C) {
+    __shared__ Vec<float, W> sums[RUN_WARPS][32];
+    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, num_runs = runs[0];
+    const int c = (blockIdx.y * 32 + lane) * W;
+    for (int run = blockIdx.x; run < num_runs; run += gridDim.x) {
+        const int first = runs[1 + run], key = pairs[first * EMBEDDING_CHUNK].x;
+        int pieces = 0, found;
+        do {
+            const size_t at = (size_t)(first + pieces + thread) * EMBEDDING_CHUNK;
+            found = __syncthreads_count(at < (size_t)N && pairs[at].x == key);
+            pieces += found;
+        } while (found == 32 * RUN_WARPS);
+        const int each = (pieces + RUN_WARPS - 1) / RUN_WARPS, begin = min(warp * each, pieces),
+                  end = min(begin + each, pieces);
+        Vec<float, W> sum = {};
+        const float* p = partial + (size_t)first * C + min(c, C - W);  // the last warp's other lanes read in vain
+        for (int i = begin; i < end; i += RUN_PIECES) {
+            Vec<float, W> part[RUN_PIECES];
+#pragma unroll
+            for (int k = 0; k < RUN_PIECES; k++) { part[k] = load_vec<W>(p + (size_t)min(i + k, end - 1) * C); }
+            __syncwarp();  // see embedding_chunk_kernel()
+#pragma unroll
+            for (int k = 0; k < RUN_PIECES; k++) {
+                if (i + k >= end) { break; }
+#pragma unroll
+                for (int j = 0; j < W; j++) { sum.v[j] += part[k].v[j]; }
+            }
+        }
+        sums[warp][lane] = sum;
+        __syncthreads();  // the next run's sums are written behind its own barrier
+        if (warp == 0 && c < C) {
+            TableRow<W, Grad> row;
+            row.read(dtable + (size_t)key * C + c);
+#pragma unroll
+            for (int w = 1; w < RUN_WARPS; w++) {
+#pragma unroll
+                for (int j = 0; j < W; j++) { sum.v[j] += sums[w][lane].v[j]; }
+            }
+            row.write(dtable + (size_t)key * C + c, sum.v);
+        }
     }
 }
 
-/* Adds up the runs that cross chunks; a block for each chunk in which one may begin. */
-template <int W, typename Grad>
-__global__ void __launch_bounds__(EMBEDDING_COLUMNS)
-    embedding_run_kernel(Grad* dtable, const float* partial, const int32_t* keys, int N, int C) {
-    const int chunk = blockIdx.x, last = (chunk + 1) * EMBEDDING_CHUNK - 1;
-    if (last + 1 >= N) { return; }
-    const int key = keys[last];
-    // the chunk's last run began in it unless the run fills the chunk and the chunk before ends with the same token
-    const bool fills = keys[chunk * EMBEDDING_CHUNK] == key && chunk > 0 && keys[chunk * EMBEDDING_CHUNK - 1] == key;
-    if (keys[last + 1] != key || fills) { return; }
-    const int c = (blockIdx.y * EMBEDDING_COLUMNS + threadIdx.x) * W;
-    if (c >= C) { return; }
-    Vec<float, W> sum = load_vec<W>(partial + ((size_t)chunk * 2 + 1) * C + c);
-    for (int next = chunk + 1; next * EMBEDDING_CHUNK < N && keys[next * EMBEDDING_CHUNK] == key; next++) {
-        const Vec<float, W> piece = load_vec<W>(partial + (size_t)next * 2 * C + c);
-#pragma unroll
-        for (int k = 0; k < W; k++) { sum.v[k] += piece.v[k]; }
-    }
-    add_to_row<W>(dtable + (size_t)key * C + c, sum.v);
+// ---------------------------------------------------------------------------------------------------------------------
+
+/* What backward keeps in its scratch, each part at a multiple of 256 bytes. */
+typedef struct {
+    int2* pairs[2];  // (N) each: token, position
+    int* counts;     // (SORT_MAX_DIGITS, tiles, SORT_DIGITS)
+    int* runs;       // their number, then the first whole chunk of each run that is longer than what one block follows
+    float* partial;  // (chunks, C)
+    size_t bytes;    // of all
+    int tile_keys, tiles, chunks;
+} EmbeddingScratch;
+
+static inline EmbeddingScratch embedding_scratch(void* scratch, size_t N, int C) {
+    EmbeddingScratch s;
+    s.tile_keys = SORT_KEYS * (int)size_max(1, ceil_div(N, (size_t)SORT_KEYS * SORT_TILES));
+    s.tiles = (int)ceil_div(N, s.tile_keys);
+    s.chunks = (int)ceil_div(N, EMBEDDING_CHUNK);
+    s.bytes = 0;
+    auto part = [&](size_t bytes) {
+        void* p = (void*)((uintptr_t)scratch + s.bytes);
+        s.bytes += round_up(bytes, 256);
+        return p;
+    };
+    for (int i = 0; i < 2; i++) { s.pairs[i] = (int2*)part(N * sizeof(int2)); }
+    s.counts = (int*)part((size_t)SORT_MAX_DIGITS * s.tiles * SORT_DIGITS * sizeof(int));
+    s.runs = (int*)part((1 + (size_t)s.chunks) * sizeof(int));
+    s.partial = (float*)part((size_t)s.chunks * C * sizeof(float));
+    return s;
 }
 
 /* Bytes of scratch that embedding_backward_cuda() wants. */
-static inline size_t embedding_backward_scratch_cuda(size_t N, int C) {
-    const size_t tiles = ceil_div(N, SORT_TILE), chunks = ceil_div(N, EMBEDDING_CHUNK);
-    return 4 * round_up(N * sizeof(int32_t), 256) + round_up(SORT_DIGITS * tiles * sizeof(int), 256) +
-           chunks * 2 * (size_t)C * sizeof(float);
+static inline size_t embedding_backward_scratch_cuda(size_t N, int C) { return embedding_scratch(NULL, N, C).bytes; }
+
+/* The pairs (token, position) sorted by token, then position, somewhere in the scratch; its list of runs becomes empty.
+ * tokens: (N), from 0 to V - 1. */
+static inline const int2* embedding_sort_cuda(const EmbeddingScratch* s, const int32_t* tokens, size_t N, int V,
+                                              cudaStream_t stream) {
+    const int n = (int)N;
+    int digits = 1;
+    while (digits < SORT_MAX_DIGITS && (V - 1) >> (digits * SORT_BITS) > 0) { digits++; }
+    sort_count_kernel<<<s->tiles, SORT_THREADS, 0, stream>>>(s->counts, s->runs, tokens, n, s->tile_keys, digits);
+    CUDA_CHECK_LAUNCH("sort_count_kernel");
+    const int2* pairs = NULL;
+    for (int digit = 0; digit < digits; digit++) {
+        int *counts = s->counts + (size_t)digit * s->tiles * SORT_DIGITS, *next = counts + (size_t)s->tiles * SORT_DIGITS;
+        int2* out = s->pairs[digit % 2];
+        sort_scatter_kernel<<<s->tiles, SORT_THREADS, 0, stream>>>(out, digit + 1 < digits ? next : (int*)NULL, pairs, tokens,
+                                                                   counts, n, s->tile_keys, digit * SORT_BITS);
+        CUDA_CHECK_LAUNCH("sort_scatter_kernel");
+        pairs = out;
+    }
+    return pairs;
 }
 
-/* dtable: (V, C) +=   scratch: bytes as above   dout: (N, C), pitch   tokens: (N). N < 2^31. */
+/* embedding_backward_cuda() with ROWS rows on their way in each thread. */
+template <int ROWS, typename Grad>
+static void embedding_backward_launch(Grad* dtable, void* scratch, const floatX* dout, const int32_t* tokens, size_t N, int C,
+                                      int V, size_t pitch, cudaStream_t stream) {
+    if (N == 0) { return; }
+    assert(N < (size_t)1 << 30);
+    const int n = (int)N;
+    const EmbeddingScratch s = embedding_scratch(scratch, N, C);
+    const int2* pairs = embedding_sort_cuda(&s, tokens, N, V, stream);
+
+    constexpr int WIDE = VECTOR<floatX>, RUN_WIDE = VECTOR<float>;
+    const bool wide = C % WIDE == 0;
+    unsigned threads, columns;
+    embedding_columns(wide ? C / WIDE : C, EMBEDDING_COLUMNS, &threads, &columns);
+    const dim3 grid(s.chunks, columns);
+    if (wide) {
+        embedding_chunk_kernel<WIDE, ROWS><<<grid, threads, 0, stream>>>(dtable, s.partial, s.runs, dout, pairs, n, C, pitch);
+    } else {
+        embedding_chunk_kernel<1, ROWS><<<grid, threads, 0, stream>>>(dtable, s.partial, s.runs, dout, pairs, n, C, pitch);
+    }
+    CUDA_CHECK_LAUNCH("embedding_chunk_kernel");
+    if (s.chunks <= 2) { return; }  // one block follows any run to its end
+    const size_t groups = ceil_div(wide ? C / RUN_WIDE : C, 32);
+    const dim3 run_grid((unsigned)size_min(s.chunks, size_max(1, 2048 / groups)), (unsigned)groups);
+    if (wide) {
+        embedding_run_kernel<RUN_WIDE><<<run_grid, 32 * RUN_WARPS, 0, stream>>>(dtable, s.partial, s.runs, pairs, n, C);
+    } else {
+        embedding_run_kernel<1><<<run_grid, 32 * RUN_WARPS, 0, stream>>>(dtable, s.partial, s.runs, pairs, n, C);
+    }
+    CUDA_CHECK_LAUNCH("embedding_run_kernel");
+}
+
+/* dtable: (V, C) +=   scratch: bytes as above   dout: (N, C), pitch   tokens: (N). N < 2^30. */
 template <typename Grad>
 static void embedding_backward_cuda(Grad* dtable, void* scratch, const floatX* dout, const int32_t* tokens, size_t N, int C,
                                     int V, size_t pitch, cudaStream_t stream) {
-    if (N == 0) { return; }
-    assert(N < ((size_t)1 << 31) - SORT_TILE);
-    const int n = (int)N, tiles = (int)ceil_div(N, SORT_TILE), chunks = (int)ceil_div(N, EMBEDDING_CHUNK);
-    char* at = (char*)scratch;
-    int32_t* buffers[4];
-    for (int i = 0; i < 4; i++) {
-        buffers[i] = (int32_t*)at;
-        at += round_up(N * sizeof(int32_t), 256);
-    }
-    int* counts = (int*)at;
-    float* partial = (float*)(at + round_up(SORT_DIGITS * (size_t)tiles * sizeof(int), 256));
-
-    const int32_t *keys = tokens, *positions = NULL;
-    const int sort_blocks = (int)ceil_div((size_t)tiles, SORT_WARPS);
-    for (int shift = 0, round = 0; shift == 0 || (shift < 31 && (V - 1) >> shift > 0); shift += SORT_BITS, round ^= 1) {
-        sort_count_kernel<<<sort_blocks, 32 * SORT_WARPS, 0, stream>>>(counts, keys, n, tiles, shift);
-        CUDA_CHECK_LAUNCH("sort_count_kernel");
-        sort_scan_kernel<<<1, 1024, 0, stream>>>(counts, SORT_DIGITS * tiles);
-        CUDA_CHECK_LAUNCH("sort_scan_kernel");
-        sort_scatter_kernel<<<sort_blocks, 32 * SORT_WARPS, 0, stream>>>(buffers[2 * round], buffers[2 * round + 1], keys,
-                                                                         positions, counts, n, tiles, shift);
-        CUDA_CHECK_LAUNCH("sort_scatter_kernel");
-        keys = buffers[2 * round];
-        positions = buffers[2 * round + 1];
-    }
-
-    constexpr int WIDE = VECTOR<floatX>;
-    const bool wide = C % WIDE == 0;
-    const dim3 grid(chunks, (unsigned)ceil_div((size_t)C, (size_t)EMBEDDING_COLUMNS * (wide ? WIDE : 1)));
-    if (wide) {
-        embedding_chunk_kernel<WIDE>
-            <<<grid, EMBEDDING_COLUMNS, 0, stream>>>(dtable, partial, dout, keys, positions, n, C, pitch);
-        CUDA_CHECK_LAUNCH("embedding_chunk_kernel");
-        embedding_run_kernel<WIDE><<<grid, EMBEDDING_COLUMNS, 0, stream>>>(dtable, partial, keys, n, C);
-    } else {
-        embedding_chunk_kernel<1><<<grid, EMBEDDING_COLUMNS, 0, stream>>>(dtable, partial, dout, keys, positions, n, C, pitch);
-        CUDA_CHECK_LAUNCH("embedding_chunk_kernel");
-        embedding_run_kernel<1><<<grid, EMBEDDING_COLUMNS, 0, stream>>>(dtable, partial, keys, n, C);
-    }
-    CUDA_CHECK_LAUNCH("embedding_run_kernel");
+    embedding_backward_launch<EMBEDDING_ROWS>(dtable, scratch, dout, tokens, N, C, V, pitch, stream);
 }
 
 #endif
