@@ -10,6 +10,8 @@
  * fastest, and the shares of the first two in the last.
  */
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "../../llmc/adamw.cuh"
 #include "../../llmc/crossentropy.cuh"
@@ -120,6 +122,62 @@ static void bench_crossentropy(const char* way, const CrossentropyPlan& plan, do
     }
 }
 
+/* Embedding at the sizes of training steps and on more than 1 GB; tokens uniform, or as in text: the k-th with a share of
+ * about 1 / k (Zipf). Backward moves each gradient row once, and twice each row of the table that occurs. Forward reads a
+ * row of the table for each token unless the whole table fits the L2. The sort is the part of backward that moves none of
+ * that. `variants`: rows that a thread of backward has on their way. */
+static void bench_embedding(bool variants) {
+    static const struct {
+        size_t N, C, V;
+        bool zipf;
+    } shapes[] = {{65536, 768, 32768, false},    {32768, 2048, 128256, false}, {8192, 4096, 128256, false},
+                  {65536, 768, 257, false},      {1048576, 768, 32768, false}, {262144, 2048, 128256, false},
+                  {131072, 4096, 128256, false}, {1048576, 768, 32768, true},  {262144, 2048, 128256, true}};
+    const double X = sizeof(floatX);
+    char name[96];
+    for (auto& s : shapes) {
+        arena_used = 0;
+        const size_t N = s.N, C = s.C, V = s.V;
+        snprintf(name, sizeof name, "embedding N=%zu C=%zu V=%zu%s", N, C, V, s.zipf ? " Zipf" : "");
+        const std::string shape = strchr(name, ' ');
+        int32_t* tokens = take<int32_t>(N);
+        std::vector<int32_t> host(N);
+        std::vector<bool> occurs(V);
+        size_t rows = 0;
+        for (size_t i = 0; i < N; i++) {
+            const uint64_t random = philox_below(1, RAND_INIT, 0, i, (uint64_t)1 << 32);
+            const double u = (double)random / 4294967296.0;
+            host[i] = (int32_t)(s.zipf ? pow((double)V + 1, u) - 1 : u * (double)V);
+            rows += !occurs[host[i]];
+            occurs[host[i]] = true;
+        }
+        CUDA_CHECK(cudaMemcpy(tokens, host.data(), N * sizeof(int32_t), cudaMemcpyHostToDevice));
+        floatX *table = take_random<floatX>(V * C), *dout = take_random<floatX>(N * C), *out = take<floatX>(N * C);
+        void* scratch = take<char>(embedding_backward_scratch_cuda(N, (int)C));
+        const EmbeddingScratch parts = embedding_scratch(scratch, N, (int)C);
+        const double bytes = X * C * (N + 2.0 * rows);
+        if (variants) {
+            const std::string what = "embedding backward" + shape;
+            measure((what + ", 2 rows").c_str(), bytes,
+                    [&] { embedding_backward_launch<2>(table, scratch, dout, tokens, N, (int)C, (int)V, C, 0); });
+            measure((what + ", 4 rows").c_str(), bytes,
+                    [&] { embedding_backward_launch<4>(table, scratch, dout, tokens, N, (int)C, (int)V, C, 0); });
+            measure((what + ", 8 rows").c_str(), bytes,
+                    [&] { embedding_backward_launch<8>(table, scratch, dout, tokens, N, (int)C, (int)V, C, 0); });
+            continue;
+        }
+        if (!s.zipf) {
+            const bool cached = X * V * C < device_attribute(cudaDevAttrL2CacheSize);
+            measure(("embedding forward" + shape).c_str(), X * C * (N + (cached ? rows : N)),
+                    [&] { embedding_forward_cuda(out, table, tokens, N, (int)C, C, 0); });
+        }
+        measure(("embedding sort" + shape).c_str(), (double)N * (sizeof(int32_t) + sizeof(int2)),
+                [&] { embedding_sort_cuda(&parts, tokens, N, (int)V, 0); });
+        measure(("embedding backward" + shape).c_str(), bytes,
+                [&] { embedding_backward_cuda(table, scratch, dout, tokens, N, (int)C, (int)V, C, 0); });
+    }
+}
+
 /* The ways of launching of which the launchers have chosen one. */
 static void bench_variants() {
     const double X = sizeof(floatX);
@@ -185,6 +243,7 @@ static void bench_variants() {
         snprintf(name, sizeof name, "cross-entropy V=%d, forward, looped", V);
         measure(name, bytes, [&] { crossentropy_looped<false>(losses, logits, targets, 1.0f, NULL, N, V, pitch, 0); });
     }
+    bench_embedding(true);
 }
 
 static void bench_memory() {
@@ -243,24 +302,7 @@ static void bench_memory() {
         snprintf(name, sizeof name, "cross-entropy V=%d", V);
         measure(name, X * N * V, [&] { crossentropy_forward_cuda(losses, logits, targets, N, V, pitch, 0); });
     }
-    const size_t embedding[][3] = {{65536, 768, 32768}, {32768, 2048, 128256}, {8192, 4096, 128256}, {65536, 768, 257}};
-    for (auto& e : embedding) {
-        arena_used = 0;
-        const size_t N = e[0], C = e[1], V = e[2];
-        floatX *table = take_random<floatX>(V * C), *dout = take_random<floatX>(N * C), *out = take<floatX>(N * C);
-        int32_t* tokens = take<int32_t>(N);
-        int32_t* host = (int32_t*)xmalloc(N * sizeof(int32_t));
-        for (size_t i = 0; i < N; i++) { host[i] = (int32_t)philox_below(1, RAND_INIT, 0, i, V); }
-        CUDA_CHECK(cudaMemcpy(tokens, host, N * sizeof(int32_t), cudaMemcpyHostToDevice));
-        free(host);
-        void* scratch = take<char>(embedding_backward_scratch_cuda(N, (int)C));
-        snprintf(name, sizeof name, "embedding forward N=%zu C=%zu V=%zu", N, C, V);
-        measure(name, 2 * X * N * C, [&] { embedding_forward_cuda(out, table, tokens, N, (int)C, C, 0); });
-        const double rows = (double)V * (1 - pow(1 - 1 / (double)V, (double)N));  // of the table that are touched
-        snprintf(name, sizeof name, "embedding backward N=%zu C=%zu V=%zu", N, C, V);
-        measure(name, X * N * C + 2 * X * rows * C,
-                [&] { embedding_backward_cuda(table, scratch, dout, tokens, N, (int)C, (int)V, C, 0); });
-    }
+    bench_embedding(false);
     arena_used = 0;
     const size_t n = (size_t)400 << 20;
     StepState* state = take<StepState>(1);
