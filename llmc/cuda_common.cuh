@@ -77,6 +77,14 @@ static int binary_arch(Kernel kernel) {
     return a.binaryVersion;
 }
 
+/* Blocks of a kernel that run at one time on the current device, at least 1. shared: bytes that each has besides static ones */
+template <typename Kernel>
+static size_t blocks_at_once(Kernel kernel, int threads, size_t shared) {
+    int per_sm = 0;
+    CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, threads, shared));
+    return (size_t)device_attribute(cudaDevAttrMultiProcessorCount) * size_max(1, (size_t)per_sm);
+}
+
 /* A named range in Nsight's timeline, as long as the object lives. */
 struct ProfileRange {
     explicit ProfileRange(const char* name) { nvtxRangePushA(name); }
@@ -292,10 +300,11 @@ __device__ __forceinline__ void store2(T* p, float x, float y) {
     store_vec(p, v);
 }
 
-/* Elements from one row of `width` to the next: whole 16-byte units. */
+/* Elements from one row of `width` to the next: whole 16 bytes, in wide rows whole cache lines, so that a warp's 512 bytes
+ * are four lines and not parts of five. */
 template <typename T>
 static inline size_t row_pitch(size_t width) {
-    return round_up(width, (size_t)VECTOR<T>);
+    return round_up(width, (width * sizeof(T) > 1024 ? 128 : 16) / sizeof(T));
 }
 
 template <typename T>

@@ -7,9 +7,8 @@
  * A row is held in registers by as few warps as hold it with RMSNORM_PACKS vectors a lane: it is read once, and up to
  * C = 1024 (16-bit) no barrier is met, so that the warps of an SM drift apart and memory always has work. Backward runs one
  * wave of blocks over all rows; each lane keeps the weight gradient of its columns in registers, a block writes one
- * partial row, and a second kernel adds the partial rows in their order. While a row is worked on, the next one's x, dout
- * and dx are on their way to shared memory (cp.async): a lane reads back only what it has asked for itself, so this takes
- * no barrier either. Rows that are not whole vectors take the same kernels an element at a time.
+ * partial row, and a second kernel adds the partial rows in a fixed order. Rows that are not whole vectors take the same
+ * kernels an element at a time.
  * dx is read and written: it carries the residual stream's gradient past the norm (dx += is the residual's addition).
  * Bytes a row: forward 2C, with residual 4C, backward 4C (times the size of an element).
  */
@@ -17,16 +16,14 @@
 #define LLMC_RMSNORM_CUH
 
 #include "cuda_common.cuh"
-#include "ptx.cuh"
 
 enum {
     RMSNORM_PACKS = 4,      // vectors of a row in a lane's registers, at most
     RMSNORM_SCALARS = 16,   // elements, where a row is not whole vectors
     RMSNORM_THREADS = 512,  // most of a block
     RMSNORM_FORWARD_THREADS = 256,
-    RMSNORM_BACKWARD_THREADS = 512,  // with copies under way: one block a multiprocessor, few partial rows
-    RMSNORM_BACKWARD_STAGES = 2,     // rows in shared memory: the one that is worked on and those under way
-    RMSNORM_SUM_COLUMNS = 8,         // weight gradients that a block adds up from the partial rows
+    RMSNORM_BACKWARD_THREADS = 384,
+    RMSNORM_SUM_COLUMNS = 8,  // weight gradients that a block adds up from the partial rows
     RMSNORM_MAX_C = RMSNORM_THREADS * 16,
 };
 
@@ -102,64 +99,32 @@ __global__ void __launch_bounds__(RMSNORM_THREADS)
     }
 }
 
-/* partial: (gridDim.x, C) weight gradients of each block's rows. STAGES 0: rows come straight into registers. */
-template <int W, int K, int STAGES>
+/* partial: (gridDim.x, C) weight gradients of each block's rows */
+template <int W, int K>
 __global__ void __launch_bounds__(RMSNORM_THREADS)
     rmsnorm_backward_kernel(floatX* dx, float* partial, const floatX* dout, const floatX* x, const floatX* weight,
                             const float* rstd, size_t N, int C, size_t pitch) {
-    typedef Held<floatX, W> Part;
-    enum { X, DOUT, DX, TENSORS };
     __shared__ float shared[2][RMSNORM_THREADS / 32];
-    extern __shared__ __align__(16) char dynamic[];  // in the loop `slots`, after it `dweight_rows`
+    extern __shared__ float dweight_rows[];  // (blockDim.z, C)
     const int thread = (threadIdx.z * blockDim.y + threadIdx.y) * 32 + threadIdx.x;
     const int threads = blockDim.x * blockDim.y * blockDim.z;
     const int first = (threadIdx.y * 32 * K + threadIdx.x) * W, stride = 32 * W;
     const size_t step = (size_t)gridDim.x * blockDim.z;
     size_t n = (size_t)blockIdx.x * blockDim.z + threadIdx.z;
-    // this lane's own vectors of a stage: slots[32 i], those of x, then of dout, then of dx; a stage is `threads` times as much
-    Part* const slots = (Part*)dynamic + thread / 32 * 32 * TENSORS * K + threadIdx.x;
-    auto start_copies = [&](size_t row, int stage) {
-        const int end = row < N ? C : 0;
-        const size_t at = row * pitch + first;
-        const uint32_t to = shared_address(slots + stage * TENSORS * K * threads);
-#pragma unroll
-        for (int k = 0; k < K; k++) {
-            const bool valid = first + k * stride < end;
-            const size_t from = valid ? at + k * stride : 0;
-            copy_async<16>(to + (X * K + k) * 32 * (int)sizeof(Part), x + from, valid);
-            copy_async<16>(to + (DOUT * K + k) * 32 * (int)sizeof(Part), dout + from, valid);
-            copy_async<16>(to + (DX * K + k) * 32 * (int)sizeof(Part), dx + from, valid);
-        }
-        copy_async_commit();
-    };
-    if constexpr (STAGES > 0) {
-#pragma unroll
-        for (int s = 0; s < STAGES - 1; s++) { start_copies(n + s * step, s); }
-    }
     float dweight[K][W] = {};
     float next_rstd = n < N ? rstd[n] : 0.0f;
-    int stage = 0, turn = 0;
+    int turn = 0;
     for (; n < N; n += step) {
         const float r = next_rstd;
         next_rstd = n + step < N ? rstd[n + step] : 0.0f;
-        Part xs[K], ds[K], old[K];
-        if constexpr (STAGES > 0) {
-            start_copies(n + (STAGES - 1) * step, (stage + STAGES - 1) % STAGES);
-            copy_async_wait<STAGES - 1>();
+        Held<floatX, W> xs[K], ds[K], old[K];
 #pragma unroll
-            for (int k = 0; k < K; k++) {
-                xs[k] = slots[stage * TENSORS * K * threads + (X * K + k) * 32];
-                ds[k] = slots[stage * TENSORS * K * threads + (DOUT * K + k) * 32];
-            }
-        } else {
-#pragma unroll
-            for (int k = 0; k < K; k++) {
-                const int c = first + k * stride;
-                if (c < C) {
-                    xs[k] = hold_stream<W>(x + n * pitch + c);
-                    ds[k] = hold_stream<W>(dout + n * pitch + c);
-                    if constexpr (W > 1) { old[k] = hold<W>(dx + n * pitch + c); }  // early: one wait for all three
-                }
+        for (int k = 0; k < K; k++) {
+            const int c = first + k * stride;
+            if (c < C) {
+                xs[k] = hold_stream<W>(x + n * pitch + c);
+                ds[k] = hold_stream<W>(dout + n * pitch + c);
+                if constexpr (W > 1) { old[k] = hold<W>(dx + n * pitch + c); }  // early: one wait for all three
             }
         }
         float dot = 0;
@@ -186,11 +151,7 @@ __global__ void __launch_bounds__(RMSNORM_THREADS)
             const int c = first + k * stride;
             if (c < C) {
                 const Vec<floatX, W> w = load_vec<W>(weight + c), x_row = unpack(xs[k]), d_row = unpack(ds[k]);
-                if constexpr (STAGES > 0) {
-                    old[k] = slots[stage * TENSORS * K * threads + (DX * K + k) * 32];
-                } else if constexpr (W == 1) {
-                    old[k] = hold<W>(dx + n * pitch + c);  // too many registers otherwise
-                }
+                if constexpr (W == 1) { old[k] = hold<W>(dx + n * pitch + c); }  // too many registers otherwise
                 Vec<floatX, W> sum = unpack(old[k]);
 #pragma unroll
                 for (int i = 0; i < W; i++) {
@@ -200,15 +161,9 @@ __global__ void __launch_bounds__(RMSNORM_THREADS)
                 store_vec(dx + n * pitch + c, sum);
             }
         }
-        if constexpr (STAGES > 0) { stage = (stage + 1) % STAGES; }
     }
-    if constexpr (STAGES > 0) { copy_async_wait<0>(); }
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    cudaTriggerProgrammaticLaunchCompletion();  // rmsnorm_dweight_kernel may take its place, and waits
-#endif
     __syncthreads();
     // the rows that were side by side in the block, summed in their order
-    float* dweight_rows = (float*)dynamic;  // (blockDim.z, C)
 #pragma unroll
     for (int k = 0; k < K; k++) {
         const int c = first + k * stride;
@@ -232,9 +187,6 @@ __global__ void __launch_bounds__(1024) rmsnorm_dweight_kernel(float* dweight, c
     __shared__ float shared[COLUMNS][32];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = blockIdx.x * COLUMNS;
     const int c = first + lane % COLUMNS;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    cudaGridDependencySynchronize();
-#endif
     float sum = 0;
     if (c < C) {
 #pragma unroll 4
@@ -256,12 +208,12 @@ typedef struct {
     int packs;   // vectors of a lane; 0: RMSNORM_SCALARS elements
 } RmsnormShape;
 
-static inline RmsnormShape rmsnorm_shape(int C, int max_packs, int threads) {
+static inline RmsnormShape rmsnorm_shape(int C, int threads) {
     assert(C <= RMSNORM_MAX_C);
     RmsnormShape s = {dim3(32, (unsigned)ceil_div((size_t)C, 32 * RMSNORM_SCALARS)), 0};
     if (C % VECTOR<floatX> == 0) {
         const size_t vectors = (size_t)C / VECTOR<floatX>;
-        s.block.y = (unsigned)ceil_div(vectors, 32 * (size_t)max_packs);
+        s.block.y = (unsigned)ceil_div(vectors, 32 * RMSNORM_PACKS);
         s.packs = (int)ceil_div(vectors, 32 * s.block.y);
     }
     s.block.z = (unsigned)size_max(1, (size_t)threads / (32 * s.block.y));
@@ -279,7 +231,7 @@ static void rmsnorm_forward_launch(floatX* sum, floatX* out, float* rstd, const 
                                              float, size_t) = {
         rmsnorm_forward_kernel<1, RMSNORM_SCALARS, RESIDUAL>, rmsnorm_forward_kernel<W, 1, RESIDUAL>,
         rmsnorm_forward_kernel<W, 2, RESIDUAL>, rmsnorm_forward_kernel<W, 3, RESIDUAL>, rmsnorm_forward_kernel<W, 4, RESIDUAL>};
-    const RmsnormShape s = rmsnorm_shape(C, RMSNORM_PACKS, threads);
+    const RmsnormShape s = rmsnorm_shape(C, threads);
     kernels[s.packs]<<<(unsigned)ceil_div(N, s.block.z), s.block, 0, stream>>>(sum, out, rstd, x, y, weight, N, C, eps, pitch);
     CUDA_CHECK_LAUNCH("rmsnorm_forward_kernel");
 }
@@ -304,50 +256,32 @@ typedef struct {
     RmsnormBackwardKernel* kernel;
     RmsnormShape shape;
     size_t shared;
-    int blocks;    // as many as run at one time: each sums many rows before it writes its partial row
-    bool overlap;  // the second kernel is launched while the first one still runs (sm_90)
+    size_t blocks;  // as many as run at one time: each sums many rows before it writes its partial row
 } RmsnormBackwardPlan;
 
-/* max_packs, threads: see rmsnorm_shape(). STAGES is 0 where the card or the machine code cannot have more. */
-template <int STAGES>
-static RmsnormBackwardPlan rmsnorm_backward_plan(size_t N, int C, int max_packs, int threads) {
+/* threads: of a block; fewer where shared memory is small, more where a row needs them */
+static inline RmsnormBackwardPlan rmsnorm_backward_plan(size_t N, int C, int threads) {
     constexpr int W = VECTOR<floatX>;
     static RmsnormBackwardKernel* const kernels[1 + RMSNORM_PACKS] = {
-        rmsnorm_backward_kernel<1, RMSNORM_SCALARS, 0>, rmsnorm_backward_kernel<W, 1, STAGES>,
-        rmsnorm_backward_kernel<W, 2, STAGES>, rmsnorm_backward_kernel<W, 3, STAGES>, rmsnorm_backward_kernel<W, 4, STAGES>};
+        rmsnorm_backward_kernel<1, RMSNORM_SCALARS>, rmsnorm_backward_kernel<W, 1>, rmsnorm_backward_kernel<W, 2>,
+        rmsnorm_backward_kernel<W, 3>, rmsnorm_backward_kernel<W, 4>};
     RmsnormBackwardPlan p;
-    p.shape = rmsnorm_shape(C, max_packs, threads);
+    p.shape = rmsnorm_shape(C, threads);
     p.kernel = kernels[p.shape.packs];
-    p.overlap = false;
-    cudaFuncAttributes attributes;
-    CUDA_CHECK(cudaFuncGetAttributes(&attributes, (const void*)p.kernel));
-    const size_t most = (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - attributes.sharedSizeBytes;
-    dim3* block = &p.shape.block;
-    for (;; block->z--) {
-        const size_t slots = (size_t)STAGES * 3 * p.shape.packs * 16 * 32 * block->y * block->z;
-        p.shared = size_max(slots, (size_t)block->z * C * sizeof(float));
-        if (p.shared <= most || block->z == 1) { break; }
-    }
-    if constexpr (STAGES > 0) {
-        if (p.shape.packs == 0 || attributes.ptxVersion < 80 || p.shared > most) {
-            return rmsnorm_backward_plan<0>(N, C, max_packs, RMSNORM_THREADS / 2);
-        }
-    }
-    int per_sm = 0;
+    dim3& block = p.shape.block;
+    const size_t row = (size_t)C * sizeof(float);
+    const size_t most = ((size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 1024) / row;
+    block.z = (unsigned)size_min(block.z, most);
+    p.shared = block.z * row;
     CUDA_CHECK(cudaFuncSetAttribute((const void*)p.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)p.shared));
-    CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, p.kernel, (int)(32 * block->y * block->z), p.shared));
-    const size_t wave = (size_t)device_attribute(cudaDevAttrMultiProcessorCount) * size_max(1, (size_t)per_sm);
-    p.blocks = (int)size_min(wave, ceil_div(N, block->z));
+    const size_t wave = blocks_at_once(p.kernel, (int)(block.x * block.y * block.z), p.shared);
+    p.blocks = size_min(wave, ceil_div(N, block.z));
     return p;
-}
-
-static inline RmsnormBackwardPlan rmsnorm_backward_default(size_t N, int C) {
-    return rmsnorm_backward_plan<RMSNORM_BACKWARD_STAGES>(N, C, RMSNORM_PACKS, RMSNORM_BACKWARD_THREADS);
 }
 
 /* Bytes of scratch that rmsnorm_backward_cuda() wants. */
 static inline size_t rmsnorm_backward_scratch_cuda(size_t N, int C) {
-    return (size_t)rmsnorm_backward_default(N, C).blocks * (size_t)C * sizeof(float);
+    return rmsnorm_backward_plan(N, C, RMSNORM_BACKWARD_THREADS).blocks * (size_t)C * sizeof(float);
 }
 
 /* The two kernels of a plan; scratch: (plan->blocks, C) floats */
@@ -355,18 +289,12 @@ static inline void rmsnorm_backward_launch(const RmsnormBackwardPlan* plan, floa
                                            const floatX* dout, const floatX* x, const floatX* weight, const float* rstd,
                                            size_t N, int C, size_t pitch, cudaStream_t stream) {
     float* partial = (float*)scratch;
-    plan->kernel<<<plan->blocks, plan->shape.block, plan->shared, stream>>>(dx, partial, dout, x, weight, rstd, N, C, pitch);
+    plan->kernel<<<(unsigned)plan->blocks, plan->shape.block, plan->shared, stream>>>(dx, partial, dout, x, weight, rstd, N, C,
+                                                                                      pitch);
     CUDA_CHECK_LAUNCH("rmsnorm_backward_kernel");
-    cudaLaunchConfig_t launch = {};
-    cudaLaunchAttribute early;
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    launch.gridDim = dim3((unsigned)ceil_div((size_t)C, RMSNORM_SUM_COLUMNS));
-    launch.blockDim = dim3(1024);
-    launch.stream = stream;
-    launch.attrs = &early;
-    launch.numAttrs = plan->overlap && compiled_arch(rmsnorm_dweight_kernel) >= 90;
-    CUDA_CHECK(cudaLaunchKernelEx(&launch, rmsnorm_dweight_kernel, dweight, (const float*)partial, plan->blocks, C));
+    rmsnorm_dweight_kernel<<<(unsigned)ceil_div((size_t)C, RMSNORM_SUM_COLUMNS), 1024, 0, stream>>>(dweight, partial,
+                                                                                                    (int)plan->blocks, C);
+    CUDA_CHECK_LAUNCH("rmsnorm_dweight_kernel");
 }
 
 /* dx: (N, C) +=, pitch   dweight: (C) += in fp32   scratch: bytes as above   dout, x: (N, C), pitch   weight: (C)
@@ -375,7 +303,7 @@ static inline void rmsnorm_backward_cuda(floatX* dx, float* dweight, void* scrat
                                          const floatX* weight, const float* rstd, size_t N, int C, size_t pitch,
                                          cudaStream_t stream) {
     if (N == 0) { return; }
-    const RmsnormBackwardPlan plan = rmsnorm_backward_default(N, C);
+    const RmsnormBackwardPlan plan = rmsnorm_backward_plan(N, C, RMSNORM_BACKWARD_THREADS);
     rmsnorm_backward_launch(&plan, dx, dweight, scratch, dout, x, weight, rstd, N, C, pitch, stream);
 }
 

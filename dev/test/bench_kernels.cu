@@ -76,52 +76,6 @@ static void measure(const char* name, double bytes, const std::function<void()>&
     arena_used = used;
 }
 
-/* rmsnorm backward with STAGES rows on their way, and as many blocks as run at one time, or some times as many: those that are
- * done early take another. */
-template <int STAGES>
-static void bench_rmsnorm_backward(floatX* dx, float* dw, const floatX* dout, const floatX* x, const floatX* w,
-                                   const float* rstd, size_t N, int C) {
-    const size_t used = arena_used;
-    auto bench = [&](int packs, int threads, int waves, bool overlap) {
-        RmsnormBackwardPlan plan = rmsnorm_backward_plan<STAGES>(N, C, packs, threads);
-        plan.blocks = (int)size_min((size_t)plan.blocks * waves, ceil_div(N, plan.shape.block.z));
-        plan.overlap = overlap;
-        void* scratch = take<char>((size_t)plan.blocks * C * sizeof(float));
-        char name[128];
-        snprintf(name, sizeof name, "rmsnorm backward C=%d N=%zu, %d rows, %d packs, %d thr, %d%s", C, N, STAGES, packs,
-                 threads, plan.blocks, overlap ? ", overlap" : "");
-        measure(name, 4.0 * sizeof(floatX) * N * C,
-                [&] { rmsnorm_backward_launch(&plan, dx, dw, scratch, dout, x, w, rstd, N, C, C, 0); });
-        arena_used = used;
-    };
-    for (int threads : {128, 256, 384, 512}) {
-        for (int waves : {1, 2, 4}) { bench(4, threads, waves, true); }
-        bench(4, threads, 1, false);
-        bench(2, threads, 1, true);
-    }
-}
-
-template <int PACKS, int STAGES, bool CLUSTER>
-static void bench_crossentropy(float* losses, floatX* logits, const int32_t* targets, size_t N, int V, size_t pitch,
-                               int ranks) {
-    char name[96];
-    snprintf(name, sizeof name, "cross-entropy V=%d, %d packs, %d rows, %d blocks", V, PACKS, STAGES, ranks);
-    bool runs = true;
-    measure(name, 2.0 * sizeof(floatX) * N * V, [&] {
-        runs = crossentropy_held<PACKS, STAGES, CLUSTER, true>(losses, logits, targets, 1.0f, NULL, N, V, pitch, ranks, 0);
-    });
-    if (!runs) { printf("%s: does not run here\n", name); }
-}
-
-static void bench_crossentropy(const char* way, const CrossentropyPlan& plan, double bytes, float* losses, floatX* logits,
-                               const int32_t* targets, size_t N, int V, size_t pitch) {
-    char name[96];
-    snprintf(name, sizeof name, "cross-entropy V=%d, %s, %d x %d", V, way, plan.blocks, plan.threads);
-    if (plan.kernel) {
-        measure(name, bytes, [&] { crossentropy_run(&plan, losses, logits, targets, 1.0f, NULL, N, V, pitch, 0); });
-    }
-}
-
 /* Embedding at the sizes of training steps and on more than 1 GB; tokens uniform, or as in text: the k-th with a share of
  * about 1 / k (Zipf). Backward moves each gradient row once, and twice each row of the table that occurs. Forward reads a
  * row of the table for each token unless the whole table fits the L2. The sort is the part of backward that moves none of
@@ -184,64 +138,42 @@ static void bench_variants() {
     char name[96];
     for (int C : {768, 2048, 4096}) {
         arena_used = 0;
-        const size_t most = ((size_t)1 << 29) / (size_t)C / sizeof(floatX);  // 0.5 GB a tensor
-        floatX *x = take_random<floatX>(most * C), *out = take_random<floatX>(most * C), *y = take_random<floatX>(most * C),
+        const size_t N = ((size_t)1 << 29) / (size_t)C / sizeof(floatX);  // 0.5 GB a tensor
+        floatX *x = take_random<floatX>(N * C), *out = take_random<floatX>(N * C), *y = take_random<floatX>(N * C),
                *w = take_random<floatX>(C);
-        float *rstd = take_random<float>(most), *dw = take_random<float>(C);
-        for (size_t N : {most, (size_t)65536}) {
-            if (N == most && most == 65536) { continue; }
-            bench_rmsnorm_backward<0>(y, dw, out, x, w, rstd, N, C);
-            bench_rmsnorm_backward<2>(y, dw, out, x, w, rstd, N, C);
-            bench_rmsnorm_backward<3>(y, dw, out, x, w, rstd, N, C);
+        float *rstd = take_random<float>(N), *dw = take_random<float>(C);
+        for (int threads : {256, 384, 512}) {
+            const RmsnormBackwardPlan plan = rmsnorm_backward_plan(N, C, threads);
+            void* scratch = take<char>(plan.blocks * C * sizeof(float));
+            snprintf(name, sizeof name, "rmsnorm backward C=%d, %zu x %d threads", C, plan.blocks, threads);
+            measure(name, 4 * X * N * C, [&] { rmsnorm_backward_launch(&plan, y, dw, scratch, out, x, w, rstd, N, C, C, 0); });
         }
-        for (int threads : {32, 64, 128, 256, 512}) {
+        for (int threads : {64, 128, 256, 512}) {
             snprintf(name, sizeof name, "rmsnorm forward C=%d, %d threads", C, threads);
-            measure(name, 2 * X * most * C,
-                    [&] { rmsnorm_forward_launch<false>(NULL, out, rstd, x, NULL, w, most, C, 1e-5f, C, threads, 0); });
+            measure(name, 2 * X * N * C,
+                    [&] { rmsnorm_forward_launch<false>(NULL, out, rstd, x, NULL, w, N, C, 1e-5f, C, threads, 0); });
         }
     }
     for (int V : {32768, 50257, 128256, 262144}) {
         arena_used = 0;
         const size_t pitch = row_pitch<floatX>(V), N = ((size_t)1 << 30) / pitch / sizeof(floatX);
-        const int ranks = crossentropy_ranks(V);
-        const double bytes = X * N * V;
         floatX* logits = take_random<floatX>(N * pitch);
         float* losses = take<float>(N);
         int32_t* targets = take<int32_t>(N);
         CUDA_CHECK(cudaMemset(targets, 0, N * sizeof(int32_t)));
-        auto bench = [&](const char* way, const CrossentropyPlan& plan, double moved) {
-            bench_crossentropy(way, plan, moved, losses, logits, targets, N, V, pitch);
-        };
-        bench("forward, 2 vectors", crossentropy_stream_plan<2, false, false>(N, V, 256), bytes);
-        bench("forward, 2 vectors", crossentropy_stream_plan<2, false, false>(N, V, 512), bytes);
-        bench("forward, 4 vectors", crossentropy_stream_plan<4, false, false>(N, V, 256), bytes);
-        bench("forward, 4 vectors", crossentropy_stream_plan<4, false, false>(N, V, 512), bytes);
-        bench("forward, 4 vectors", crossentropy_stream_plan<4, false, false>(N, V, 1024), bytes);
-        bench("8 + 0 + 5 vectors", crossentropy_row_plan<8, 0, 5, 1024>(N, V), 2 * bytes);
-        bench("8 + 0 + 6 vectors", crossentropy_row_plan<8, 0, 6, 1024>(N, V), 2 * bytes);
-        bench("6 + 2 + 8 vectors", crossentropy_row_plan<6, 2, 8, 1024>(N, V), 2 * bytes);
-        bench("9 + 3 + 9 vectors", crossentropy_row_plan<9, 3, 9, 768>(N, V), 2 * bytes);
-        bench("16 + 4 + 12 vectors", crossentropy_row_plan<16, 4, 12, 512>(N, V), 2 * bytes);
-        for (int threads : {256, 512, 1024}) {
-            bench("2 vectors", crossentropy_stream_plan<2, false, true>(N, V, threads), 2 * bytes);
-            bench("2 vectors, keep", crossentropy_stream_plan<2, true, true>(N, V, threads), 2 * bytes);
-            bench("3 vectors", crossentropy_stream_plan<3, false, true>(N, V, threads), 2 * bytes);
-            bench("3 vectors, keep", crossentropy_stream_plan<3, true, true>(N, V, threads), 2 * bytes);
+        const struct {
+            const char* way;
+            CrossentropyPlan plan;
+        } ways[] = {{"held", crossentropy_held_plan(N, V)},
+                    {"6 + 2 + 8 vectors", crossentropy_row_plan<6, 2, 8>(N, V)},
+                    {"2 + 6 + 12 vectors", crossentropy_row_plan<2, 6, 12>(N, V)},
+                    {"looped", crossentropy_looped_plan(N, V)}};
+        for (auto& w : ways) {
+            snprintf(name, sizeof name, "cross-entropy V=%d, %s, %zu x %d", V, w.way, w.plan.blocks, w.plan.threads);
+            if (!w.plan.kernel) { continue; }
+            measure(name, 2 * X * N * V,
+                    [&] { crossentropy_run(&w.plan, losses, logits, targets, 1.0f, NULL, N, V, pitch, 0); });
         }
-        if (ranks == 1) {
-            bench_crossentropy<8, 0, false>(losses, logits, targets, N, V, pitch, 1);
-            bench_crossentropy<8, 1, false>(losses, logits, targets, N, V, pitch, 1);
-            bench_crossentropy<4, 1, false>(losses, logits, targets, N, V, pitch, 1);
-            bench_crossentropy<4, 3, false>(losses, logits, targets, N, V, pitch, 1);
-        }
-        for (int r = ranks == 1 ? 2 : ranks; r <= (int)size_min(8, 2 * ranks); r *= 2) {
-            bench_crossentropy<8, 1, true>(losses, logits, targets, N, V, pitch, r);
-            bench_crossentropy<4, 2, true>(losses, logits, targets, N, V, pitch, r);
-        }
-        snprintf(name, sizeof name, "cross-entropy V=%d, looped", V);
-        measure(name, 2 * bytes, [&] { crossentropy_looped<true>(losses, logits, targets, 1.0f, NULL, N, V, pitch, 0); });
-        snprintf(name, sizeof name, "cross-entropy V=%d, forward, looped", V);
-        measure(name, bytes, [&] { crossentropy_looped<false>(losses, logits, targets, 1.0f, NULL, N, V, pitch, 0); });
     }
     bench_embedding(true);
 }
