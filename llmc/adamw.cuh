@@ -326,12 +326,16 @@ struct AdamWTensors {
 
 enum { ADAMW_VECTOR = 8, ADAMW_THREADS = 256 };
 
+/* Elements of a thread: 16 bytes of the narrowest state, so that a warp's stores fill whole sectors. */
+template <MasterKind MASTER, typename Moment>
+constexpr int ADAMW_WIDTH = sizeof(Moment) == 4 && MASTER != MASTER_SPLIT ? 4 : ADAMW_VECTOR;
+
 template <typename Grad, MasterKind MASTER, typename Moment>
 __global__ void __launch_bounds__(ADAMW_THREADS)
     adamw_kernel(AdamWTensors<Grad> t, size_t lo, size_t hi, const StepState* state, float blend1, float beta2, float blend2,
                  float eps, uint64_t seed) {
     typedef typename MasterType<MASTER>::type Master;
-    constexpr int W = ADAMW_VECTOR;
+    constexpr int W = ADAMW_WIDTH<MASTER, Moment>;
     if (state->verdict != UPDATE_APPLIED) { return; }
     const size_t i = lo + ((size_t)blockIdx.x * ADAMW_THREADS + threadIdx.x) * W;
     if (i >= hi) { return; }
@@ -416,12 +420,12 @@ static void adamw_update_cuda(const AdamWTensors<Grad>* tensors, size_t lo, size
                               cudaStream_t stream) {
     if (lo >= hi) { return; }
     assert(lo % ADAMW_VECTOR == 0 && hi % ADAMW_VECTOR == 0 && tensors->state_first % ADAMW_VECTOR == 0);
-    const unsigned grid = (unsigned)ceil_div(hi - lo, (size_t)ADAMW_THREADS * ADAMW_VECTOR);
     const float blend1 = (float)(1.0 - hyper->beta1), blend2 = (float)(1.0 - hyper->beta2);
     const float beta2 = (float)hyper->beta2, eps = (float)hyper->eps;
-#define ADAMW_LAUNCH(kind, moment)   \
-    adamw_kernel<Grad, kind, moment> \
-        <<<grid, ADAMW_THREADS, 0, stream>>>(*tensors, lo, hi, state, blend1, beta2, blend2, eps, seed)
+#define ADAMW_LAUNCH(kind, moment)                                                                                      \
+    adamw_kernel<Grad, kind, moment>                                                                                    \
+        <<<(unsigned)ceil_div(hi - lo, (size_t)ADAMW_THREADS * ADAMW_WIDTH<kind, moment>), ADAMW_THREADS, 0, stream>>>( \
+            *tensors, lo, hi, state, blend1, beta2, blend2, eps, seed)
 #define ADAMW_LAUNCH_MOMENTS(kind)         \
     if (bf16_moments) {                    \
         ADAMW_LAUNCH(kind, __nv_bfloat16); \
