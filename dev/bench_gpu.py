@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """bench_gpu.py -- ./train_llama3cu beside compiled PyTorch on one GPU, written to dev/results/<gpu>.md.
 
-    make train_llama3cu && python dev/bench_gpu.py [--torch-step OTHER_BASELINE.py] [--shapes 126M 1B-2k 1B-8k 8B]
+    make train_llama3cu && python dev/bench_gpu.py [--tune] [--torch-step OTHER_BASELINE.py] [--shapes 126M 1B-2k 1B-8k 8B]
 
 PyTorch is train_llama3.py --compile: blocks compiled one by one, the attention backend that is fastest at the shape, the
-head in chunks, fused AdamW. Both sides start from the same random weights, read the same random tokens, and run in turns
+head in chunks, fused AdamW. With --tune ours first times the candidates for its matrix products, as a user's run would with
+the same flag, and its turns use that choice. Both sides start from the same random weights, read the same random tokens, and run in turns
 A B B A of at least --seconds each; a turn is killed when it has enough steps, so that no checkpoint is written. Step times
 are those in each run's log.jsonl, the first --warm ones left out. Clock, power and memory are what nvidia-smi tells ten times
 a second while the counted steps run; memory is that of the whole card. The forward pass alone (with its loss, no
@@ -146,13 +147,20 @@ def compare(name, shape, a, monitor, work):
     write_tokens(tokens, max(50 * batch * (seq + 1), 1_000_000), vocab)
     flags = ["--model", model, "--train", tokens, "--batch", str(batch), "--seq", str(seq), "--steps", "1000000",
              "--lr", "1e-4", "--schedule", "constant", "--sample-tokens", "0"]
+    print(f"{name}: {model}, V={vocab}, B={batch}, T={seq}", flush=True)
+    if a.tune:
+        plan = os.path.join(work, f"plan-{name}.json")
+        screen, _ = run([a.trainer, *flags, *ours_flags, "--tune", "--plan", plan, "--profile", "1",
+                         "--out", os.path.join(work, "tuned")])
+        ours_flags += ["--plan", plan]
+        print("  " + re.search(r"^tuned .*$", screen, re.M).group(0))
     script = [sys.executable, os.path.join(ROOT, "train_llama3.py"), *flags, "--compile", "--dtype", a.torch_dtype]
     ours = Side("ours", [a.trainer, *flags, *ours_flags], bytes_per_parameter(ours_flags, a.precision),
                 f"{a.precision}, recompute {word(ours_flags, '--recompute', 'none')}, "
-                f"master {word(ours_flags, '--master', 'fp32')}, moments {word(ours_flags, '--moments', 'fp32')}")
+                f"master {word(ours_flags, '--master', 'fp32')}, moments {word(ours_flags, '--moments', 'fp32')}"
+                + (", tuned" if a.tune else ""))
     theirs = Side("PyTorch", script + shlex.split(torch_flags) + shlex.split(a.torch_flags), TORCH_BYTES[a.torch_dtype],
                   f"{a.torch_dtype}, compiled" + (f", {torch_flags}" if torch_flags else ""))
-    print(f"{name}: {model}, V={vocab}, B={batch}, T={seq}")
     for side in (ours, theirs, theirs, ours) * a.rounds:
         side.turn(work, monitor, a.seconds, a.warm)
     c = ref.preset(model, vocab)
@@ -248,6 +256,7 @@ def main():
     p.add_argument("--trainer-fp32", help="an FP32 build, for the forward pass in TF32")
     p.add_argument("--precision", default="BF16", help="of --trainer's build (BF16)")
     p.add_argument("--ours", action="append", default=[], metavar="SHAPE=FLAGS", help='such as --ours "8B=--recompute ffn"')
+    p.add_argument("--tune", action="store_true", help="ours tunes its matrix products first")
     p.add_argument("--torch-dtype", default="bf16", choices=list(TORCH_BYTES), help="--dtype of train_llama3.py (bf16)")
     p.add_argument("--torch-flags", default="", help="more flags of train_llama3.py")
     p.add_argument("--torch-step", metavar="PATH", help="another PyTorch baseline that train_llama3.py must reach within 3 %%")
