@@ -435,10 +435,7 @@ static CrossentropyPlan crossentropy_row_plan(size_t N, int V) {
     const size_t packs = ceil_div((size_t)V, VECTOR<floatX>);
     const int threads = (int)round_up(ceil_div(packs, VIA + DIRECT + STAY), 32);
     const size_t shared = (size_t)(VIA + STAY) * threads * sizeof(Logits);
-    cudaFuncAttributes a;
-    CUDA_CHECK(cudaFuncGetAttributes(&a, (const void*)kernel));
-    const size_t most = (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - a.sharedSizeBytes;
-    if (threads > CE_ROW_THREADS || a.ptxVersion < 80 || shared > most) { return CrossentropyPlan{}; }
+    if (threads > CE_ROW_THREADS || compiled_arch(kernel) < 80 || shared > shared_limit(kernel)) { return CrossentropyPlan{}; }
     CUDA_CHECK(cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
     return CrossentropyPlan{kernel, threads, shared, size_min(N, blocks_at_once(kernel, threads, shared))};
 }

@@ -77,6 +77,16 @@ static int binary_arch(Kernel kernel) {
     return a.binaryVersion;
 }
 
+/* Bytes of shared memory that a block of a kernel may have besides static ones. Code for sm_75 gets a T4's 64 KB on every
+ * card, so that what runs there runs on a T4. */
+template <typename Kernel>
+static size_t shared_limit(Kernel kernel) {
+    cudaFuncAttributes a;
+    CUDA_CHECK(cudaFuncGetAttributes(&a, (const void*)kernel));
+    const size_t card = (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    return (a.ptxVersion < 80 ? size_min(card, 64 << 10) : card) - a.sharedSizeBytes;
+}
+
 /* Blocks of a kernel that run at one time on the current device, at least 1. shared: bytes that each has besides static ones */
 template <typename Kernel>
 static size_t blocks_at_once(Kernel kernel, int threads, size_t shared) {

@@ -270,8 +270,7 @@ static inline RmsnormBackwardPlan rmsnorm_backward_plan(size_t N, int C, int thr
     p.kernel = kernels[p.shape.packs];
     dim3& block = p.shape.block;
     const size_t row = (size_t)C * sizeof(float);
-    const size_t most = ((size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 1024) / row;
-    block.z = (unsigned)size_min(block.z, most);
+    block.z = (unsigned)size_min(block.z, shared_limit(p.kernel) / row);
     p.shared = block.z * row;
     CUDA_CHECK(cudaFuncSetAttribute((const void*)p.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)p.shared));
     const size_t wave = blocks_at_once(p.kernel, (int)(block.x * block.y * block.z), p.shared);
