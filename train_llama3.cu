@@ -38,7 +38,7 @@ typedef struct {
     const floatX* down;        // (C, F)
 } Block;
 
-/* What the forward pass of one block leaves for its backward pass; N = B*T rows, each padded to whole 16 bytes. What the
+/* What the forward pass of one block leaves for its backward pass; N = B*T rows, each padded (row_pitch). What the
  * recompute level does not keep points to buffers that all blocks share. */
 typedef struct {
     floatX* h;        // (N, C) the residual stream as it enters; kept at every level

@@ -22,12 +22,15 @@
 #include "ptx.cuh"
 
 enum {
-    CE_PACKS = 8,              // vectors of a row in a thread's registers, held kernel
-    CE_BLOCK_PACKS = 4096,     // vectors that a block of it has, at most
-    CE_ROW_THREADS = 1024,     // of a block of the row kernel, at most
-    CE_LOOP_THREADS = 1024,    // of a block of the looped kernel
-    CE_FORWARD_THREADS = 256,  // of a block without gradient, at most
-    CE_UNROLL = 4,             // vectors that a thread of these two works on together
+    CE_PACKS = 8,              // held kernel: vectors of a row in a thread's registers
+    CE_BLOCK_PACKS = 4096,     //   in a block's, at most
+    CE_VIA = 6,                // row kernel: vectors of a thread that pass through shared memory,
+    CE_DIRECT = 2,             //   that do not,
+    CE_STAY = 8,               //   that stay there
+    CE_ROW_THREADS = 1024,     //   of a block, at most
+    CE_LOOP_THREADS = 1024,    // looped kernel: of a block
+    CE_FORWARD_THREADS = 256,  // without gradient: of a block, at most
+    CE_UNROLL = 4,             // both of these: vectors that a thread works on together
 };
 
 /* Exponents are counted in units of 1 / SOFTMAX_UNIT: natural in FP32 builds, else base 2. */
@@ -275,17 +278,16 @@ __global__ void __launch_bounds__(CE_LOOP_THREADS)
 #define ROW_AT_ONCE 2
 #endif
 
-/* Rows of a block in turns. Each thread has VIA + DIRECT + STAY vectors of a row. VIA of them pass through shared memory to
- * registers, so that the next row's are under way while this one is worked on; DIRECT come straight into registers and STAY into
- * shared memory, where they stay, both as soon as the gradient of those before them is written. */
-template <int VIA, int DIRECT, int STAY>
+/* Rows of a block in turns. CE_VIA vectors of each thread pass through shared memory to registers, so that the next row's are
+ * under way while this one is worked on; CE_DIRECT come straight into registers and CE_STAY into shared memory, where they
+ * stay, both as soon as the gradient of those before them is written. */
 __global__ void __launch_bounds__(CE_ROW_THREADS, 1)
     crossentropy_row_kernel(float* losses, floatX* logits, const int32_t* targets, float dloss, const float* loss_scale,
                             unsigned N, int V, size_t pitch) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
     __trap();
 #else
-    constexpr int W = VECTOR<floatX>, HELD = VIA + DIRECT, ALL = HELD + STAY, SLOTS = VIA + STAY;
+    constexpr int W = VECTOR<floatX>, VIA = CE_VIA, HELD = VIA + CE_DIRECT, ALL = HELD + CE_STAY, SLOTS = VIA + CE_STAY;
     constexpr int AT_ONCE = ROW_AT_ONCE;
     constexpr int STRIDE = 32 * W;  // a warp has ALL * 32 neighbouring vectors
     __shared__ SoftmaxSum shared[2][32];
@@ -294,7 +296,7 @@ __global__ void __launch_bounds__(CE_ROW_THREADS, 1)
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int first = (warp * 32 * ALL + lane) * W, left = V / W * W - first;  // vector k is there where k * STRIDE < left
     Logits* const slots = (Logits*)dynamic + warp * 32 * SLOTS + lane;         // this thread's own: slots[32 i]
-    auto slot_of = [&](int k) { return slots + (k < VIA ? k : k - DIRECT) * 32; };
+    auto slot_of = [&](int k) { return slots + (k < VIA ? k : k - CE_DIRECT) * 32; };
     auto start_copy = [&](const floatX* own, int k, int end) {
         if (k * STRIDE < end) { copy_async<16>(shared_address(slot_of(k)), own + k * STRIDE, true); }
     };
@@ -429,12 +431,11 @@ static inline CrossentropyPlan crossentropy_held_plan(size_t N, int V) {
     return CrossentropyPlan{crossentropy_held_kernel, (int)round_up(ceil_div(packs, CE_PACKS), 32), 0, N};
 }
 
-template <int VIA, int DIRECT, int STAY>
-static CrossentropyPlan crossentropy_row_plan(size_t N, int V) {
-    CrossentropyKernel* kernel = crossentropy_row_kernel<VIA, DIRECT, STAY>;
+static inline CrossentropyPlan crossentropy_row_plan(size_t N, int V) {
+    CrossentropyKernel* kernel = crossentropy_row_kernel;
     const size_t packs = ceil_div((size_t)V, VECTOR<floatX>);
-    const int threads = (int)round_up(ceil_div(packs, VIA + DIRECT + STAY), 32);
-    const size_t shared = (size_t)(VIA + STAY) * threads * sizeof(Logits);
+    const int threads = (int)round_up(ceil_div(packs, CE_VIA + CE_DIRECT + CE_STAY), 32);
+    const size_t shared = (size_t)(CE_VIA + CE_STAY) * threads * sizeof(Logits);
     if (threads > CE_ROW_THREADS || compiled_arch(kernel) < 80 || shared > shared_limit(kernel)) { return CrossentropyPlan{}; }
     CUDA_CHECK(cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
     return CrossentropyPlan{kernel, threads, shared, size_min(N, blocks_at_once(kernel, threads, shared))};
@@ -457,7 +458,7 @@ static inline void crossentropy_fused_cuda(float* losses, floatX* logits, const 
                                            const float* loss_scale, size_t N, int V, size_t pitch, cudaStream_t stream) {
     if (N == 0) { return; }
     CrossentropyPlan plan = crossentropy_held_plan(N, V);
-    if (!plan.kernel) { plan = crossentropy_row_plan<6, 2, 8>(N, V); }
+    if (!plan.kernel) { plan = crossentropy_row_plan(N, V); }
     if (!plan.kernel) { plan = crossentropy_looped_plan(N, V); }
     crossentropy_run(&plan, losses, logits, targets, dloss, loss_scale, N, V, pitch, stream);
 }

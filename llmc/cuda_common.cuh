@@ -68,15 +68,6 @@ static int compiled_arch(Kernel kernel) {
     return a.ptxVersion;
 }
 
-/* The architecture of the machine code that runs: differs from compiled_arch() where the driver translated PTX. Code with
- * sm_90a's own instructions has 90 in both. */
-template <typename Kernel>
-static int binary_arch(Kernel kernel) {
-    cudaFuncAttributes a;
-    CUDA_CHECK(cudaFuncGetAttributes(&a, (const void*)kernel));
-    return a.binaryVersion;
-}
-
 /* Bytes of shared memory that a block of a kernel may have besides static ones. Code for sm_75 gets a T4's 64 KB on every
  * card, so that what runs there runs on a T4. */
 template <typename Kernel>
@@ -124,15 +115,6 @@ __host__ __device__ __forceinline__ __half from_float<__half>(float x) {
 template <>
 __host__ __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
     return __float2bfloat16_rn(x);
-}
-
-/* e^x: the short form where the result is rounded to 16 bits anyway (its relative error is about 1e-7 (2 + |x|)). */
-__device__ __forceinline__ float exp_x(float x) {
-#ifdef PRECISION_FP32
-    return expf(x);
-#else
-    return __expf(x);
-#endif
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -180,8 +180,8 @@ __global__ void __launch_bounds__(RMSNORM_THREADS)
     }
 }
 
-/* dweight (C) += the column sums of partial (rows, C); a block has RMSNORM_SUM_COLUMNS columns, which are a sector of memory, its
- * groups of as many threads every 128th row each. */
+/* dweight (C) += the column sums of partial (rows, C); a block has RMSNORM_SUM_COLUMNS columns, which are a sector of memory,
+ * its groups of as many threads every 128th row each. */
 __global__ void __launch_bounds__(1024) rmsnorm_dweight_kernel(float* dweight, const float* partial, int rows, int C) {
     constexpr int COLUMNS = RMSNORM_SUM_COLUMNS;
     __shared__ float shared[COLUMNS][32];
