@@ -383,6 +383,7 @@ LLMC_UNUSED static void merge_short(TokenEncoder* o, const uint8_t* s, size_t n)
             merged[i] = m ? m->id : -1;
         }
     }
+    if (count == 0) { return; }  // no byte of the piece has a token; there may be no memory yet
     encoder_reserve(o, count);
     memcpy(o->ids + o->count, id, count * sizeof *id);
     o->count += count;
