@@ -200,6 +200,14 @@ static inline void amx_panel(float* c, const float* add, size_t c_row, size_t ro
 #undef LOAD_B
 #undef MULTIPLY
     }
+    if (!add && rows == AMX_PANEL && cols == AMX_PANEL) {
+        const size_t row = c_row * sizeof *c;  // straight to c, without the detour by `sum`
+        _tile_stored(0, c, row);
+        _tile_stored(1, c + AMX_EDGE, row);
+        _tile_stored(2, c + AMX_EDGE * c_row, row);
+        _tile_stored(3, c + AMX_EDGE * c_row + AMX_EDGE, row);
+        return;
+    }
     _tile_stored(0, sum, 2 * AMX_ROW);
     _tile_stored(1, sum + AMX_EDGE, 2 * AMX_ROW);
     _tile_stored(2, sum + AMX_EDGE * AMX_PANEL, 2 * AMX_ROW);
