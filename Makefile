@@ -11,7 +11,7 @@ CFLAGS_EXTRA ?=
 WARNINGS = -Wall -Wextra $(if $(filter 1,$(OPENMP)),,-Wno-unknown-pragmas) $(if $(filter 1,$(WERROR)),-Werror)
 CFLAGS = -std=c11 -ffp-contract=fast -fno-math-errno $(OPT) $(MARCH) $(WARNINGS) $(if $(filter 1,$(OPENMP)),-fopenmp) $(CFLAGS_EXTRA)
 LDLIBS = -lm -lpthread
-HEADERS = $(wildcard llmc/*.h) dev/test/test.h
+HEADERS = $(wildcard llmc/*.h llmc/*/*.h) dev/test/test.h
 UNIT_TESTS = $(patsubst dev/test/%.c,build/%,$(wildcard dev/test/test_*.c))
 FUZZERS = $(patsubst dev/test/%.c,build/%,$(wildcard dev/test/fuzz_*.c))
 TALES = dev/data/tinytales
@@ -81,7 +81,7 @@ GENCODE = $(if $(PTX_ONLY),,$(CODE)) $(call gencode,$(lastword $(ARCHS)),compute
 NVCCFLAGS = -std=c++17 -O3 -DPRECISION_$(PRECISION) $(GENCODE) -Xcompiler "$(if $(filter 1,$(OPENMP)),-fopenmp) $(MARCH)" \
             -Xptxas -warn-spills -diag-suppress 177 -I.
 CUDA_LDLIBS = -lcublas -lcublasLt -lpthread
-CUDA_HEADERS = $(HEADERS) $(wildcard llmc/*.cuh)
+CUDA_HEADERS = $(HEADERS) $(wildcard llmc/*.cuh llmc/*/*.cuh)
 # ptxas only remarks on what ruins a kernel; with WERROR=1 a spill or a serialized wgmma ends the build
 ON_REMARKS = { rm -f $@; echo "error: $@: ptxas spills registers or serializes wgmma"; exit 1; }
 STRICT = $(if $(filter 1,$(WERROR)),> build/$(notdir $@).log 2>&1; status=$$?; cat build/$(notdir $@).log; \
@@ -174,7 +174,7 @@ fuzz:
 	@dev/test/fuzz.sh $(SECONDS)
 
 # every header alone, as C and as C++; everything with both compilers; shell and Python without their cheapest mistakes
-FORMATTED = $(sort $(wildcard *.c *.cu llmc/*.h llmc/*.cuh dev/*.c dev/*/*.c dev/*/*.h dev/*/*.cu dev/*/*.cuh dev/*/*/*.c))
+FORMATTED = $(sort $(wildcard *.c *.cu llmc/*.h llmc/*.cuh llmc/*/*.h llmc/*/*.cuh dev/*.c dev/*/*.c dev/*/*.h dev/*/*.cu dev/*/*.cuh dev/*/*/*.c))
 format:
 	clang-format -i $(FORMATTED)
 format-check:

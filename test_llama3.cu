@@ -43,7 +43,7 @@ extern const TestedTrainer tested_cpu;
 
 static void* cpu_open(const char* dir, int B, int T) {
     ModelConfig config;
-    Error e = {{0}};
+    Error e = NO_ERROR;
     if (!model_check(dir, &config, &e)) { die("%s", e.msg); }
     Llama* m = (Llama*)xmalloc(sizeof *m);
     *m = llama_create(&config, B, T, true, 0);
@@ -162,7 +162,7 @@ static MatmulContext* test_matmul(void) {
 static void* cuda_open(const char* dir, int B, int T) {
     ModelConfig config;
     Layout layout;
-    Error e = {{0}};
+    Error e = NO_ERROR;
     if (!model_check(dir, &config, &e)) { die("%s", e.msg); }
     memset(&layout, 0, sizeof layout);
     layout.B = B;
@@ -491,7 +491,7 @@ typedef struct {
 
 /* A tensor of the state in fp32; dies where it is missing or not of `count` elements. */
 static float* state_tensor(State* s, const char* name, size_t count) {
-    Error e = {{0}};
+    Error e = NO_ERROR;
     const SafeTensor* t = safetensors_find(&s->st, name);
     if (!t) { die("%s: tensor %s is missing", s->path, name); }
     if (t->count != count) { die("%s: tensor %s has %zu elements, wanted %zu", s->path, name, (size_t)t->count, count); }
@@ -579,7 +579,7 @@ static void check_no_extra_gradients(State* s, const ParamTable* table) {
 
 /* One pair on one trainer; returns the number of comparisons that failed. */
 static int check_pair(const TestedTrainer* trainer, const char* model_dir, const char* state_path) {
-    Error e = {{0}};
+    Error e = NO_ERROR;
     State s;
     ModelConfig config;
     memset(&s, 0, sizeof s);
@@ -681,7 +681,7 @@ static int list_pairs(const char* dir, char** names, int max) {
     int count = 0;
     for (struct dirent* entry = readdir(d); entry && count < max; entry = readdir(d)) {
         char path[PATH_CAP];
-        Error e = {{0}};
+        Error e = NO_ERROR;
         if (entry->d_name[0] == '.' || !path_join(path, dir, entry->d_name, &e) || !is_directory(path)) { continue; }
         names[count++] = xstrdup(entry->d_name);
     }

@@ -13,13 +13,13 @@
  * Every result is bitwise the same for any number of threads: no layer lets a thread's share of the work decide the
  * order of a sum. Nothing is allocated inside a training step.
  *
- * Left to others: files (llmc/checkpoint.h), flags (llmc/options.h), token batches (llmc/dataloader.h), screen, log and
- * sampling (llmc/run.h). Several processes and 16-bit arithmetic are the CUDA trainer's.
+ * Left to others: files (llmc/files/checkpoint.h), flags (llmc/run/options.h), token batches (llmc/files/dataloader.h), screen, log and
+ * sampling (llmc/run/). Several processes and 16-bit arithmetic are the CUDA trainer's.
  */
-#include "llmc/utils.h"    // defines: Error, fail, die, die_usage, warn, xmalloc, path_join, now_seconds
-#include "llmc/rand.h"     // defines: philox, rand_normal
-#include "llmc/config.h"   // defines: ModelConfig, ParamTable, param_table, param_offset, config_preset, config_read
-#include "llmc/session.h"  // defines: Session, session_open, session_begin, session_checkpoint, session_lr; all that it includes
+#include "llmc/base/utils.h"  // defines: Error, fail, die, die_usage, warn, xmalloc, path_join, now_seconds
+#include "llmc/base/rand.h"   // defines: philox, rand_normal
+#include "llmc/config.h"      // defines: ModelConfig, ParamTable, param_table, param_offset, config_preset, config_read
+#include "llmc/run/session.h"  // defines: Session, session_open, session_begin, session_checkpoint, session_lr; all that it includes
 #include "llmc/embedding.h"     // defines: embedding_forward, embedding_backward
 #include "llmc/rmsnorm.h"       // defines: rmsnorm_forward, rmsnorm_backward, rmsnorm_backward_scratch
 #include "llmc/rope.h"          // defines: rope_table, rope_forward, rope_backward
@@ -254,7 +254,7 @@ static void llama_free(Llama* m) {
 }
 
 /* Fresh weights, the same in all three trainers. */
-LLMC_UNUSED static void llama_init(Llama* m, uint64_t seed) {
+static inline void llama_init(Llama* m, uint64_t seed) {
     for (int i = 0; i < m->table.count; i++) {
         const Param* p = &m->table.items[i];
         param_init(m->params + p->offset, p, (uint32_t)i, &m->config, seed);
@@ -268,7 +268,7 @@ static bool store_tensor(void* arena, const Param* p, size_t first, size_t n, co
     return true;
 }
 
-LLMC_UNUSED static bool fetch_tensor(void* arena, const Param* p, size_t first, size_t n, float* dst, Error* e) {
+static inline bool fetch_tensor(void* arena, const Param* p, size_t first, size_t n, float* dst, Error* e) {
     (void)e;
     memcpy(dst, (float*)arena + p->offset + first, n * sizeof(float));
     return true;
@@ -442,7 +442,7 @@ static const float* llama_decode(Llama* m, const int32_t* tokens, int count, int
 }
 
 /* llama_decode() as generate.h calls it. */
-LLMC_UNUSED static const float* next_logits(void* model, const int32_t* tokens, int count, int pos, Error* e) {
+static inline const float* next_logits(void* model, const int32_t* tokens, int count, int pos, Error* e) {
     (void)e;
     return llama_decode((Llama*)model, tokens, count, pos);
 }
@@ -458,8 +458,7 @@ static double train_step(Llama* m, Session* s, int32_t* x, int32_t* y, double lr
     const Options* o = &s->options;
     const float dloss = (float)(1.0 / (double)s->plan.tokens_per_step);
     double loss = 0.0;
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     llama_zero_gradients(m);
     for (int k = 0; k < s->plan.accumulate; k++) {
         must(dataloader_next(&s->train, x, y, &e), &e);
@@ -495,8 +494,7 @@ static double validate(Llama* m, Session* s, int32_t* x, int32_t* y, uint64_t ma
     const uint64_t rows = max_rows < s->val.rows_per_epoch ? max_rows : s->val.rows_per_epoch;
     const size_t T = (size_t)m->T;
     double sum = 0.0;
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     dataloader_seek(&s->val, 0);
     for (uint64_t done = 0; done < rows; done += (uint64_t)m->B) {
         // the last batch is filled up with rows from the start, whose losses do not count
@@ -533,8 +531,7 @@ static Llama create_checked(Session* s, FILE* screen) {
     const uint64_t have = host_memory_available();
     size_t bytes[NUM_MEM];
     MemoryTable table;
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     memset(&table, 0, sizeof table);
     llama_measure(&s->config, B, o->seq, trains, context, bytes);
     for (int i = 0; i < NUM_MEM; i++) { memory_add(&table, names[i], bytes[i]); }
@@ -549,8 +546,7 @@ static Llama create_checked(Session* s, FILE* screen) {
 }
 
 static void load_weights(Llama* m, const Session* s) {
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     must(model_load(s->model_dir, &m->config, &m->table, store_tensor, m->params, &e), &e);
 }
 
@@ -576,8 +572,7 @@ static void measure_steps(Llama* m, Session* s, int32_t* x, int32_t* y, double s
     const TrainerState before = s->state;  // a new run's, which owns nothing
     const uint64_t row = s->train.row;
     double best = INFINITY;
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     for (int i = 0; i < MINUTES_MEASURE; i++) {
         double norm, start = now_seconds();
         const char* skipped;
@@ -596,8 +591,7 @@ static void measure_steps(Llama* m, Session* s, int32_t* x, int32_t* y, double s
 
 static void train(Session* s, double started) {
     Options* o = &s->options;
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     session_print(s, "FP32");
     Llama model = create_checked(s, stdout), *m = &model;
     const bool timed = o->minutes > 0 && !s->resumed;
@@ -696,8 +690,7 @@ static void talk(Session* s) {
     Llama model = create_checked(s, NULL), *m = &model;
     Sampler sampler;
     Generator g;
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     load_weights(m, s);
     sampler_init(&sampler, m->config.vocab_size, o->temperature, o->top_k, o->top_p, (uint64_t)o->seed);
     generator_init(&g, next_logits, m, &m->config, s->has_tokenizer ? &s->tokenizer : NULL, &sampler, m->cache_len, stdout);

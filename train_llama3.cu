@@ -10,19 +10,19 @@
  *
  * Every sum has a fixed order, so two runs of one build on one kind of card give the same bits.
  */
-#include "llmc/utils.h"          // defines: Error, fail, die, warn, xmalloc, now_seconds
-#include "llmc/session.h"        // defines: Session, session_open, session_begin, session_checkpoint; all that it includes
-#include "llmc/float16.h"        // defines: f32_from_bf16, bf16_from_f32, f32_from_f16
-#include "llmc/cuda_common.cuh"  // defines: floatX, CUDA_CHECK, row_pitch, ProfileRange
-#include "llmc/embedding.cuh"    // defines: embedding_forward_cuda, embedding_backward_cuda
-#include "llmc/rmsnorm.cuh"      // defines: rmsnorm_forward_cuda, rmsnorm_backward_cuda
-#include "llmc/rope.cuh"         // defines: rope_forward_cuda, rope_backward_cuda
-#include "llmc/rope.h"           // defines: rope_table
-#include "llmc/attention.cuh"    // defines: attention_forward_cuda, attention_backward_cuda, attention_decode_cuda
-#include "llmc/swiglu.cuh"       // defines: swiglu_forward_cuda, swiglu_backward_cuda
+#include "llmc/base/utils.h"         // defines: Error, fail, die, warn, xmalloc, now_seconds
+#include "llmc/run/session.h"        // defines: Session, session_open, session_begin, session_checkpoint; all that it includes
+#include "llmc/base/float16.h"       // defines: f32_from_bf16, bf16_from_f32, f32_from_f16
+#include "llmc/gpu/cuda_common.cuh"  // defines: floatX, CUDA_CHECK, row_pitch, ProfileRange
+#include "llmc/embedding.cuh"        // defines: embedding_forward_cuda, embedding_backward_cuda
+#include "llmc/rmsnorm.cuh"          // defines: rmsnorm_forward_cuda, rmsnorm_backward_cuda
+#include "llmc/rope.cuh"             // defines: rope_forward_cuda, rope_backward_cuda
+#include "llmc/rope.h"               // defines: rope_table
+#include "llmc/attention.cuh"        // defines: attention_forward_cuda, attention_backward_cuda, attention_decode_cuda
+#include "llmc/swiglu.cuh"           // defines: swiglu_forward_cuda, swiglu_backward_cuda
 #include "llmc/matmul.cuh"  // defines: MatmulContext, matmul_forward_cuda, matmul_backward_input_cuda, matmul_backward_weight_cuda
 #include "llmc/crossentropy.cuh"  // defines: crossentropy_forward_cuda, crossentropy_fused_cuda
-#include "llmc/finite.cuh"        // defines: first_not_finite_cuda
+#include "llmc/gpu/finite.cuh"    // defines: first_not_finite_cuda
 #include "llmc/adamw.cuh"         // defines: StepState, step_begin_cuda, norm_square_cuda, adamw_update_cuda
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -476,8 +476,7 @@ static bool fetch_v(void* model, const Param* p, size_t first, size_t n, float* 
 
 /* Fresh weights: drawn on the host, by the generator that all three trainers share. */
 static void llama_init(Llama* m, uint64_t seed) {
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     for (int i = 0; i < m->table.count; i++) {
         const Param* p = &m->table.items[i];
         const size_t n = param_size(p);
@@ -905,8 +904,7 @@ static void feed_free(Feed* f) {
 /* The next B rows into m->x and m->y, in stream order. */
 static void feed_next(Feed* f) {
     Llama* m = f->m;
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     const size_t T = (size_t)m->layout.T, N = m->layout.B * T;
     const int slot = (int)(f->batches++ % INFLIGHT);
     CUDA_CHECK(cudaEventSynchronize(f->copied[slot]));  // of INFLIGHT batches ago: the pinned memory is free again
@@ -1066,8 +1064,7 @@ static void stepper_measure(Stepper* t, double started) {
     const TrainerState before = s->state;  // a new run's, which owns nothing
     const uint64_t row = s->train.row;
     float best = INFINITY;
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     for (int i = 0; i < MINUTES_MEASURE; i++) {
         float ms;
         stepper_queue(t, 0.0);
@@ -1239,8 +1236,7 @@ static uint64_t memory_need(void* question, const Options* o) {
 static void check_memory(Session* s, const Device* d, FILE* screen) {
     MemoryTable table;
     MemoryQuestion q = {s, d};
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     const Options* o = &s->options;
     memory_table(&q, o, &table);
     if (screen) { print_memory(screen, &table, device_memory(d, o)); }
@@ -1248,8 +1244,7 @@ static void check_memory(Session* s, const Device* d, FILE* screen) {
 }
 
 static void load_weights(Llama* m, const Session* s) {
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     must(model_load(s->model_dir, &m->config, &m->table, store_weights, m, &e), &e);
 }
 
@@ -1272,8 +1267,7 @@ static bool save_plans(void* model, const char* folder, Error* e) {
 static void load_plans(const Session* s, Device* d) {
     const Options* o = &s->options;
     char path[PATH_CAP];
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     if (o->plan) {
         must(matmul_load_plans(d->matmul, o->plan, &e), &e);
     } else if (s->resumed && folder_has(s->model_dir, PLAN_NAME)) {
@@ -1415,8 +1409,7 @@ static uint64_t device_memory_used(void) {
 
 static void train(Session* s, Device* d, double started) {
     Options* o = &s->options;
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     session_print(s, PRECISION_NAME);
     check_memory(s, d, stdout);
     const bool timed = o->minutes > 0 && !s->resumed;
@@ -1542,8 +1535,7 @@ static void talk(Session* s, Device* d) {
     Llama model = llama_create(&s->config, &layout, d->matmul, 0), *m = &model;
     Sampler sampler;
     Generator g;
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     load_weights(m, s);
     sampler_init(&sampler, m->config.vocab_size, o->temperature, o->top_k, o->top_p, (uint64_t)o->seed);
     generator_init(&g, next_logits, m, &m->config, s->has_tokenizer ? &s->tokenizer : NULL, &sampler, layout.cache_len, stdout);

@@ -7,7 +7,7 @@
     python train_llama3.py --write-state F.safetensors --model DIR --batch B --seq T --steps N           its debug state
 
 Everything a run starts from is a pure function of its seed and shared with C: weights come from the generator of
-llmc/rand.h, rows of tokens in the order of llmc/dataloader.h, rates from the formulas of llmc/scheduler.h. So the three
+llmc/base/rand.h, rows of tokens in the order of llmc/files/dataloader.h, rates from the formulas of llmc/run/scheduler.h. So the three
 trainers start from the same weights, see the same tokens and print the same losses. Model folders are Hugging Face's;
 the debug state (one safetensors file) holds what another implementation must reproduce: see write_state(). Runs on one
 CPU or one CUDA device; needs torch >= 2.2, numpy and safetensors; samples are text where `tokenizers` is installed too.
@@ -175,7 +175,7 @@ def write_config(c, folder, dtype, spelling="both"):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# random numbers: llmc/rand.h on tensors. 32-bit words live in int64; products wrap, and their high words come out right
+# random numbers: llmc/base/rand.h on tensors. 32-bit words live in int64; products wrap, and their high words come out right
 
 RAND_INIT, RAND_SHUFFLE_SHARDS, RAND_SHUFFLE_ROWS, RAND_SAMPLE = 0, 1, 2, 3
 M32 = 0xFFFFFFFF
@@ -517,7 +517,7 @@ def write_pairs(out):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# data: token files and the order of llmc/dataloader.h, for one process
+# data: token files and the order of llmc/files/dataloader.h, for one process
 
 
 class TokenFile:
@@ -588,7 +588,7 @@ class DataLoader:
 
 
 def learning_rate(a, step):
-    """llmc/scheduler.h: steps count from 0."""
+    """llmc/run/scheduler.h: steps count from 0."""
     f = a.final_lr_frac
     if step < a.warmup:
         return a.lr * (step + 1) / a.warmup
@@ -730,7 +730,7 @@ class Engine:
 
     @torch.no_grad()
     def sample(self, ids, count, step):
-        """`count` more tokens behind `ids`, drawn as llmc/sampler.h draws them. Keys and values are not cached."""
+        """`count` more tokens behind `ids`, drawn as llmc/run/sampler.h draws them. Keys and values are not cached."""
         a, ids = self.a, list(ids)
         for i in range(count):
             with self.amp():
@@ -755,7 +755,7 @@ class Engine:
 # ----------------------------------------------------------------------------------------------------------------------
 # training
 
-# dense bf16 tensor-core peaks in TFLOP/s, as in llmc/mfu.h; with --dtype fp32 no MFU is told
+# dense bf16 tensor-core peaks in TFLOP/s, as in llmc/run/mfu.h; with --dtype fp32 no MFU is told
 PEAKS = (("H200", 989.4), ("H100", 989.4), ("GH200", 989.4), ("B200", 2250.0), ("A100", 312.0), ("L4", 121.0), ("T4", 65.0))
 
 
@@ -985,7 +985,7 @@ def train(a):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# command line: the words of llmc/options.h
+# command line: the words of llmc/run/options.h
 
 # name, aliases, type or choices, default, help
 FLAGS = (

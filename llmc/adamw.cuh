@@ -27,9 +27,9 @@
 #ifndef LLMC_ADAMW_CUH
 #define LLMC_ADAMW_CUH
 
-#include "cuda_common.cuh"
-#include "outlier.h"
-#include "rand.h"
+#include "llmc/gpu/cuda_common.cuh"
+#include "llmc/base/outlier.h"
+#include "llmc/base/rand.h"
 
 typedef enum { UPDATE_APPLIED, UPDATE_NOT_FINITE, UPDATE_OUTLIER_LOSS, UPDATE_OUTLIER_NORM } UpdateVerdict;
 

@@ -12,7 +12,7 @@
 #ifndef LLMC_ADAMW_H
 #define LLMC_ADAMW_H
 
-#include "utils.h"
+#include "llmc/base/utils.h"
 
 #include <math.h>
 

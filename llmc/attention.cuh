@@ -24,8 +24,8 @@
 
 #include <math.h>
 
-#include "cuda_common.cuh"
-#include "ptx.cuh"
+#include "llmc/gpu/cuda_common.cuh"
+#include "llmc/gpu/ptx.cuh"
 
 /* Which kernels a launcher uses; tests and benchmarks name one, the program takes AUTO. */
 typedef enum { ATTENTION_AUTO, ATTENTION_PLAIN, ATTENTION_MMA, ATTENTION_WGMMA, NUM_ATTENTION_KERNELS } AttentionKernel;
@@ -1150,7 +1150,7 @@ static inline void attention_backward_mma_any(floatX* dqkv, const float2* stats,
 
 #endif  // PRECISION_FP32
 
-#include "attention_sm90.cuh"  // defines: attention_forward_wgmma, attention_backward_wgmma, attention_has_wgmma
+#include "llmc/attention_sm90.cuh"  // defines: attention_forward_wgmma, attention_backward_wgmma, attention_has_wgmma
 
 /* Whether a kernel exists for this head dimension in this build, for the GPU and code at hand. */
 static inline bool attention_has_kernel(AttentionKernel kernel, int HD) {

@@ -18,8 +18,8 @@
 #ifndef LLMC_ATTENTION_H
 #define LLMC_ATTENTION_H
 
-#include "config.h"
-#include "matmul.h"
+#include "llmc/config.h"
+#include "llmc/matmul.h"
 
 #include <math.h>
 

@@ -15,10 +15,10 @@
 #ifndef LLMC_CONFIG_H
 #define LLMC_CONFIG_H
 
-#include "utils.h"
-#include "rand.h"
+#include "llmc/base/utils.h"
+#include "llmc/base/rand.h"
 
-#include "json.h"
+#include "llmc/files/json.h"
 
 enum {
     MAX_EOS = 8,
@@ -50,9 +50,9 @@ typedef struct {
 } ModelConfig;
 
 /* Elements of one packed QKV row, of its query part, and of its key part (= its value part). */
-LLMC_UNUSED static int q_width(const ModelConfig* c) { return c->num_heads * c->head_dim; }
-LLMC_UNUSED static int kv_width(const ModelConfig* c) { return c->num_kv_heads * c->head_dim; }
-LLMC_UNUSED static int qkv_width(const ModelConfig* c) { return q_width(c) + 2 * kv_width(c); }
+static inline int q_width(const ModelConfig* c) { return c->num_heads * c->head_dim; }
+static inline int kv_width(const ModelConfig* c) { return c->num_kv_heads * c->head_dim; }
+static inline int qkv_width(const ModelConfig* c) { return q_width(c) + 2 * kv_width(c); }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // the parameter table
@@ -102,7 +102,7 @@ static const ParamSpec param_specs[NUM_PARAM_SPECS] = {
 // clang-format on
 
 /* Rows and columns of a kind; norms have one row. */
-LLMC_UNUSED static void param_shape(const ModelConfig* c, ParamKind kind, size_t* rows, size_t* cols) {
+static inline void param_shape(const ModelConfig* c, ParamKind kind, size_t* rows, size_t* cols) {
     const size_t V = (size_t)c->vocab_size, C = (size_t)c->hidden_size, F = (size_t)c->intermediate_size;
     const size_t Q = (size_t)q_width(c), KV = (size_t)kv_width(c);
     *rows = 1;
@@ -145,9 +145,9 @@ typedef struct {
     size_t block_stride;
 } ParamTable;
 
-LLMC_UNUSED static size_t param_size(const Param* p) { return p->rows * p->cols; }
+static inline size_t param_size(const Param* p) { return p->rows * p->cols; }
 
-LLMC_UNUSED static void param_table_add(ParamTable* t, const ModelConfig* c, ParamKind kind, int layer) {
+static inline void param_table_add(ParamTable* t, const ModelConfig* c, ParamKind kind, int layer) {
     Param* p = &t->items[t->count++];
     p->kind = kind;
     p->layer = layer;
@@ -166,7 +166,7 @@ LLMC_UNUSED static void param_table_add(ParamTable* t, const ModelConfig* c, Par
 }
 
 /* The table of a checked configuration. Free with param_table_free(). */
-LLMC_UNUSED static ParamTable param_table(const ModelConfig* c) {
+static inline ParamTable param_table(const ModelConfig* c) {
     ParamTable t;
     memset(&t, 0, sizeof t);
     t.items = (Param*)xcalloc((size_t)c->num_layers * (P_DOWN - P_INPUT_NORM + 1) + 3, sizeof(Param));
@@ -184,13 +184,13 @@ LLMC_UNUSED static ParamTable param_table(const ModelConfig* c) {
     return t;
 }
 
-LLMC_UNUSED static void param_table_free(ParamTable* t) {
+static inline void param_table_free(ParamTable* t) {
     free(t->items);
     t->items = NULL;
 }
 
 /* Offset of one kind's tensor in one layer (-1 for those outside of the blocks); for a tied P_LM_HEAD the embedding's. */
-LLMC_UNUSED static size_t param_offset(const ParamTable* t, ParamKind kind, int layer) {
+static inline size_t param_offset(const ParamTable* t, ParamKind kind, int layer) {
     const int per_block = P_DOWN - P_INPUT_NORM + 1;
     if (kind == P_EMBEDDING) { return t->items[0].offset; }
     if (layer >= 0) { return t->items[1 + layer * per_block + (int)kind - P_INPUT_NORM].offset; }
@@ -202,7 +202,7 @@ LLMC_UNUSED static size_t param_offset(const ParamTable* t, ParamKind kind, int 
 
 /* Fresh weights of one parameter, the `ordinal`-th of the table: norms 1, matrices N(0, 0.02), and those that end a residual
  * branch N(0, 0.02 / sqrt(2L)). The same bits in C, CUDA and Python. */
-LLMC_UNUSED static void param_init(float* w, const Param* p, uint32_t ordinal, const ModelConfig* c, uint64_t seed) {
+static inline void param_init(float* w, const Param* p, uint32_t ordinal, const ModelConfig* c, uint64_t seed) {
     const size_t n = param_size(p);
     switch (param_specs[p->kind].init) {
         case INIT_ONES:
@@ -236,7 +236,7 @@ static const Preset presets[] = {
 /* Fills *c from a preset's name: one of `presets`, or dN (depth N: hidden 64 N, N heads of 64, kv heads the largest
  * divisor of N not above max(1, N/3), ffn 8/3 of hidden rounded up to 256, untied, no RoPE scaling). The vocabulary of
  * dN is the tokenizer's: `vocab_size` fills it. False where the name is no preset. */
-LLMC_UNUSED static bool config_preset(ModelConfig* c, const char* name, int vocab_size) {
+static inline bool config_preset(ModelConfig* c, const char* name, int vocab_size) {
     memset(c, 0, sizeof *c);
     c->rms_eps = 1e-5f;
     c->rope_theta = 500000.0;
@@ -312,14 +312,13 @@ typedef struct {
 } RopeFields;
 
 /* A positive number where there is one; *has tells. */
-LLMC_UNUSED static bool config_positive(const Json* j, const JsonNode* object, const char* key, bool* has, double* out,
-                                        Error* e) {
+static inline bool config_positive(const Json* j, const JsonNode* object, const char* key, bool* has, double* out, Error* e) {
     *has = json_get(j, object, key) != NULL;
     return !*has || json_double(j, object, key, 1e-6, 1e15, out, e);
 }
 
 /* rope_scaling or rope_parameters: an object in either spelling of its type (rope_type, type). */
-LLMC_UNUSED static bool config_read_rope(const Json* j, const JsonNode* o, RopeFields* r, Error* e) {
+static inline bool config_read_rope(const Json* j, const JsonNode* o, RopeFields* r, Error* e) {
     if (o->type != JSON_OBJECT) { return json_wanted(j, json_root(j), r->field, e, "an object"); }
     for (const JsonNode* n = json_first(j, o); n; n = json_next(j, n)) {
         if (n->type < JSON_ARRAY) { continue; }
@@ -353,14 +352,13 @@ LLMC_UNUSED static bool config_read_rope(const Json* j, const JsonNode* o, RopeF
 }
 
 /* "path: a.x is 1, but b.x is 2" unless both are equal. */
-LLMC_UNUSED static bool config_agree(const Json* j, const char* a, double x, const char* b, double y, const char* key,
-                                     Error* e) {
+static inline bool config_agree(const Json* j, const char* a, double x, const char* b, double y, const char* key, Error* e) {
     return x == y || fail(e, "%s: %s.%s is %.17g, but %s.%s is %.17g: wanted one value", j->path, a, key, x, b, key, y);
 }
 
 /* Takes one statement of theta over into *theta, which an earlier one (`*from`) may have set. */
-LLMC_UNUSED static bool config_take_theta(const Json* j, double* theta, const char** from, double value, const char* field,
-                                          Error* e) {
+static inline bool config_take_theta(const Json* j, double* theta, const char** from, double value, const char* field,
+                                     Error* e) {
     if (*from && *theta != value) {
         return fail(e, "%s: %s is %.17g, but %s is %.17g: wanted one value", j->path, *from, *theta, field, value);
     }
@@ -371,7 +369,7 @@ LLMC_UNUSED static bool config_take_theta(const Json* j, double* theta, const ch
 
 /* All spellings of RoPE's parameters: top-level rope_theta with rope_scaling (transformers 4), rope_parameters
  * (transformers 5), or all of them, then in agreement. */
-LLMC_UNUSED static bool config_read_all_rope(ModelConfig* c, const Json* j, Error* e) {
+static inline bool config_read_all_rope(ModelConfig* c, const Json* j, Error* e) {
     const JsonNode* root = json_root(j);
     RopeFields both[2];
     memset(both, 0, sizeof both);
@@ -419,7 +417,7 @@ LLMC_UNUSED static bool config_read_all_rope(ModelConfig* c, const Json* j, Erro
 }
 
 /* eos_token_id: one id or a list of up to MAX_EOS. */
-LLMC_UNUSED static bool config_read_eos(ModelConfig* c, const Json* j, Error* e) {
+static inline bool config_read_eos(ModelConfig* c, const Json* j, Error* e) {
     const JsonNode* eos = json_get(j, json_root(j), "eos_token_id");
     if (!eos) { return true; }
     const bool list = eos->type == JSON_ARRAY;
@@ -435,7 +433,7 @@ LLMC_UNUSED static bool config_read_eos(ModelConfig* c, const Json* j, Error* e)
 }
 
 /* hidden_act, model_type and architectures: what kind of model it is. */
-LLMC_UNUSED static bool config_check_kind(const Json* j, Error* e) {
+static inline bool config_check_kind(const Json* j, Error* e) {
     const JsonNode* root = json_root(j);
     const char* text = NULL;
     if (root->type != JSON_OBJECT) { return fail(e, "%s: is no JSON object, wanted a model's configuration", j->path); }
@@ -470,7 +468,7 @@ LLMC_UNUSED static bool config_check_kind(const Json* j, Error* e) {
 }
 
 /* The fields of a parsed config.json. */
-LLMC_UNUSED static bool config_parse(ModelConfig* c, const Json* j, Error* e) {
+static inline bool config_parse(ModelConfig* c, const Json* j, Error* e) {
     const JsonNode* root = json_root(j);
     memset(c, 0, sizeof *c);
     if (!config_check_kind(j, e)) { return false; }
@@ -514,7 +512,7 @@ LLMC_UNUSED static bool config_parse(ModelConfig* c, const Json* j, Error* e) {
 }
 
 /* Reads a Hugging Face config.json. Everything that would be computed wrongly is refused by name; null means absent. */
-LLMC_UNUSED static bool config_read(ModelConfig* c, const char* path, Error* e) {
+static inline bool config_read(ModelConfig* c, const char* path, Error* e) {
     Json j;
     memset(c, 0, sizeof *c);
     if (!json_read_file(&j, path, 16 << 20, e)) { return false; }
@@ -525,7 +523,7 @@ LLMC_UNUSED static bool config_read(ModelConfig* c, const char* path, Error* e) 
 
 /* The parameters behind the opening brace of rope_scaling or rope_parameters. Floats keep a point: transformers 5 checks
  * their type. */
-LLMC_UNUSED static void config_write_llama3(FILE* f, const ModelConfig* c) {
+static inline void config_write_llama3(FILE* f, const ModelConfig* c) {
     fputs("\"rope_type\": \"llama3\", \"factor\": ", f);
     json_write_double(f, c->rope_factor);
     fputs(", \"low_freq_factor\": ", f);
@@ -541,7 +539,7 @@ LLMC_UNUSED static void config_write_llama3(FILE* f, const ModelConfig* c) {
 }
 
 /* bos_token_id and eos_token_id, each with a comma behind it. */
-LLMC_UNUSED static void config_write_ids(FILE* f, const ModelConfig* c) {
+static inline void config_write_ids(FILE* f, const ModelConfig* c) {
     if (c->bos_id >= 0) {
         fprintf(f, "  \"bos_token_id\": %d,\n", c->bos_id);
     } else {
@@ -556,7 +554,7 @@ LLMC_UNUSED static void config_write_ids(FILE* f, const ModelConfig* c) {
 
 /* Writes config.json for weights of `dtype` ("F32", "BF16" or "F16"), which the loader obeys; RoPE in the spellings of
  * transformers 4 and 5. The file is flushed to the disk. */
-LLMC_UNUSED static bool config_write(const ModelConfig* c, const char* path, const char* dtype, Error* e) {
+static inline bool config_write(const ModelConfig* c, const char* path, const char* dtype, Error* e) {
     const char* torch_dtype = strcmp(dtype, "BF16") == 0 ? "bfloat16" : strcmp(dtype, "F16") == 0 ? "float16" : "float32";
     FILE* f = fopen(path, "wb");
     if (!f) { return fail(e, "%s: cannot make the file: %s", path, strerror(errno)); }

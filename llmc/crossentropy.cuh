@@ -18,8 +18,8 @@
 #ifndef LLMC_CROSSENTROPY_CUH
 #define LLMC_CROSSENTROPY_CUH
 
-#include "cuda_common.cuh"
-#include "ptx.cuh"
+#include "llmc/gpu/cuda_common.cuh"
+#include "llmc/gpu/ptx.cuh"
 
 enum {
     CE_PACKS = 8,              // held kernel: vectors of a row in a thread's registers

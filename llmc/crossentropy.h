@@ -8,7 +8,7 @@
 #ifndef LLMC_CROSSENTROPY_H
 #define LLMC_CROSSENTROPY_H
 
-#include "simd.h"
+#include "llmc/base/simd.h"
 
 #include <float.h>
 #include <math.h>

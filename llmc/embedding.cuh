@@ -12,7 +12,7 @@
 #ifndef LLMC_EMBEDDING_CUH
 #define LLMC_EMBEDDING_CUH
 
-#include "cuda_common.cuh"
+#include "llmc/gpu/cuda_common.cuh"
 
 /* A block of (x, y) threads has x vectors of columns of ROWS * y rows, a thread ROWS of them: as many loads are on their way
  * before the first store. */

@@ -7,7 +7,7 @@
 #ifndef LLMC_EMBEDDING_H
 #define LLMC_EMBEDDING_H
 
-#include "utils.h"
+#include "llmc/base/utils.h"
 
 /* out: (N, C)   table: (V, C)   tokens: (N) */
 static inline void embedding_forward(float* out, const float* table, const int32_t* tokens, size_t N, int C) {

@@ -39,9 +39,9 @@
 #include <cublasLt.h>
 #include <type_traits>
 
-#include "cuda_common.cuh"
-#include "json.h"
-#include "rand.h"
+#include "llmc/gpu/cuda_common.cuh"
+#include "llmc/files/json.h"
+#include "llmc/base/rand.h"
 
 static inline void cublas_check(cublasStatus_t status, const char* what, const char* file, int line) {
     if (status == CUBLAS_STATUS_SUCCESS) { return; }

@@ -26,8 +26,8 @@
 #ifndef LLMC_MATMUL_H
 #define LLMC_MATMUL_H
 
-#include "matmul_amx.h"  // defines: amx_available, amx_matmul, matmul_threads
-#include "simd.h"
+#include "llmc/matmul_amx.h"  // defines: amx_available, amx_matmul, matmul_threads
+#include "llmc/base/simd.h"
 
 enum {
 #if defined(__AVX512F__) || defined(__aarch64__)

@@ -24,7 +24,7 @@
 #ifndef LLMC_MATMUL_AMX_H
 #define LLMC_MATMUL_AMX_H
 
-#include "simd.h"
+#include "llmc/base/simd.h"
 
 #ifdef _OPENMP
 #include <omp.h>

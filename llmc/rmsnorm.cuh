@@ -15,7 +15,7 @@
 #ifndef LLMC_RMSNORM_CUH
 #define LLMC_RMSNORM_CUH
 
-#include "cuda_common.cuh"
+#include "llmc/gpu/cuda_common.cuh"
 
 enum {
     RMSNORM_PACKS = 4,      // vectors of a row in a lane's registers, at most

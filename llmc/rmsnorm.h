@@ -9,7 +9,7 @@
 #ifndef LLMC_RMSNORM_H
 #define LLMC_RMSNORM_H
 
-#include "simd.h"
+#include "llmc/base/simd.h"
 
 #include <math.h>
 

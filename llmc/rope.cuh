@@ -8,7 +8,7 @@
 #ifndef LLMC_ROPE_CUH
 #define LLMC_ROPE_CUH
 
-#include "cuda_common.cuh"
+#include "llmc/gpu/cuda_common.cuh"
 
 enum { ROPE_HEADS = 4, ROPE_THREADS = 256 };
 

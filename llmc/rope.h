@@ -9,7 +9,7 @@
 #ifndef LLMC_ROPE_H
 #define LLMC_ROPE_H
 
-#include "config.h"
+#include "llmc/config.h"
 
 #include <math.h>
 

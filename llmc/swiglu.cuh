@@ -10,7 +10,7 @@
 #ifndef LLMC_SWIGLU_CUH
 #define LLMC_SWIGLU_CUH
 
-#include "cuda_common.cuh"
+#include "llmc/gpu/cuda_common.cuh"
 
 __device__ __forceinline__ float sigmoid_x(float x) {
 #ifdef PRECISION_FP32

@@ -8,7 +8,7 @@
 #ifndef LLMC_SWIGLU_H
 #define LLMC_SWIGLU_H
 
-#include "simd.h"
+#include "llmc/base/simd.h"
 
 LLMC_INLINE vf swiglu_sigmoid(vf x) { return 1.0f / (1.0f + vf_exp(-x)); }
 

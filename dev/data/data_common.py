@@ -12,7 +12,7 @@ import urllib.request
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 DATA = os.path.join(ROOT, "dev", "data")
-HEADER = struct.Struct("<4iQQ")  # of a token file (llmc/tokenfile.h): magic, version, tokens, vocabulary, tokens, fingerprint
+HEADER = struct.Struct("<4iQQ")  # of a token file (llmc/files/tokenfile.h): magic, version, tokens, vocabulary, tokens, fingerprint
 
 
 def fail(message, hint=None):

@@ -23,8 +23,8 @@
  *   intro home trait          the hero in one phrase, where, and a sentence about the hero
  *   season weather            the time of the year, and an adjective for its days
  */
-#include "../../llmc/utils.h"
-#include "../../llmc/rand.h"
+#include "llmc/base/utils.h"
+#include "llmc/base/rand.h"
 
 enum { MAX_STORY = 1 << 14, MAX_FACTS = 64, MAX_FACT = 512, MAX_DEPTH = 16, MAX_LINES = 32, DEFAULT_STORIES = 8000 };
 

@@ -12,12 +12,12 @@
  * Each document starts with BOS (llm.c's files do the same with GPT-2's end of text), so documents are separated by it.
  * Files are written as OUT.tmp and renamed when whole; a failure removes what was begun.
  */
-#include "llmc/utils.h"
+#include "llmc/base/utils.h"
 
-#include "llmc/json.h"       // defines: json_parse, json_get, json_string, json_write_string
-#include "llmc/options.h"    // defines: edit_distance
-#include "llmc/tokenfile.h"  // defines: tokenfile_header
-#include "llmc/tokenizer.h"  // defines: tokenizer_load, encoder_text, text_border, decoder_push
+#include "llmc/files/json.h"       // defines: json_parse, json_get, json_string, json_write_string
+#include "llmc/text/text.h"        // defines: edit_distance
+#include "llmc/files/tokenfile.h"  // defines: tokenfile_header
+#include "llmc/text/tokenizer.h"   // defines: tokenizer_load, encoder_text, text_border, decoder_push
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -212,7 +212,7 @@ typedef struct {
 /* Parses one line of JSON. An error names file, line and column. */
 static bool parse_line(Json* j, const Unit* u, const char* path, Error* e) {
     char at[PATH_CAP + 32], in_line[PATH_CAP + 40];
-    Error inner = {{0}};
+    Error inner = NO_ERROR;
     snprintf(at, sizeof at, "%s:%llu", path, (unsigned long long)u->line);
     char* copy = (char*)memcpy(xmalloc(u->len + 1), u->text, u->len);
     copy[u->len] = 0;
@@ -706,7 +706,7 @@ static bool answer_lines(Job* job, Error* e) {
 int main(int argc, char** argv) {
     Args args;
     Tokenizer t;
-    Error e = {{0}};
+    Error e = NO_ERROR;
     keep_standard_files();
     parse_args(&args, argc, argv);
     int threads = 1;

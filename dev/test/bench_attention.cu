@@ -14,7 +14,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "../../llmc/attention.cuh"
+#include "llmc/attention.cuh"
 
 static const char* kernel_names[NUM_ATTENTION_KERNELS] = {"auto", "plain", "mma", "wgmma"};
 

@@ -13,13 +13,13 @@
 #include <string>
 #include <vector>
 
-#include "../../llmc/adamw.cuh"
-#include "../../llmc/crossentropy.cuh"
-#include "../../llmc/embedding.cuh"
-#include "../../llmc/matmul.cuh"
-#include "../../llmc/rmsnorm.cuh"
-#include "../../llmc/rope.cuh"
-#include "../../llmc/swiglu.cuh"
+#include "llmc/adamw.cuh"
+#include "llmc/crossentropy.cuh"
+#include "llmc/embedding.cuh"
+#include "llmc/matmul.cuh"
+#include "llmc/rmsnorm.cuh"
+#include "llmc/rope.cuh"
+#include "llmc/swiglu.cuh"
 
 static const char* wanted = "";
 static char* arena;  // all device memory that this program uses

@@ -6,15 +6,15 @@
  * Each figure is the fastest of RUNS (default 20) runs; a product prints GFLOP/s, a pass over memory GB/s (bytes read and
  * written once). The last line adds up one training step.
  */
-#include "../../llmc/adamw.h"
-#include "../../llmc/attention.h"
-#include "../../llmc/crossentropy.h"
-#include "../../llmc/embedding.h"
-#include "../../llmc/matmul.h"
-#include "../../llmc/rand.h"
-#include "../../llmc/rmsnorm.h"
-#include "../../llmc/rope.h"
-#include "../../llmc/swiglu.h"
+#include "llmc/adamw.h"
+#include "llmc/attention.h"
+#include "llmc/crossentropy.h"
+#include "llmc/embedding.h"
+#include "llmc/matmul.h"
+#include "llmc/base/rand.h"
+#include "llmc/rmsnorm.h"
+#include "llmc/rope.h"
+#include "llmc/swiglu.h"
 
 static int runs = 20;
 static double step_ms;

@@ -1,6 +1,6 @@
 /* fuzz_config.c -- bytes become a config.json: what is accepted keeps the promises that later code relies on, and comes
  * back unchanged when it is written and read. */
-#include "../../llmc/config.h"
+#include "llmc/config.h"
 
 #include <sys/mman.h>
 
@@ -13,8 +13,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     if (ftruncate(fd, 0) != 0 || pwrite(fd, data, size, 0) != (ssize_t)size) { die("%s: %s", path, strerror(errno)); }
     ModelConfig c, back;
-    Error e;
-    memset(&e, 0, sizeof e);
+    Error e = NO_ERROR;
     const bool ok = config_read(&c, path, &e);
     if (ok == (e.msg[0] != 0) || strchr(e.msg, '\n')) { abort(); }
     if (!ok) { return 0; }

@@ -1,6 +1,6 @@
 /* fuzz_dataloader.c -- bytes become one or two token files; what opens gives every row of two epochs, each token below the
  * vocabulary, or an error. The first byte chooses B, T and shuffle; the next two say where the second file begins (0: no second). */
-#include "../../llmc/dataloader.h"
+#include "llmc/files/dataloader.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
@@ -31,8 +31,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (two) { write_part(second, data + 3 + cut, rest - cut); }
     const int B = 1 + (data[0] & 3), T = 1 + (data[0] >> 2 & 15);
     DataLoader d;
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     bool ok = dataloader_open(&d, pattern, B, T, 0, 1, 1, data[0] >> 6 & 1, &e);
     if (ok == (e.msg[0] != 0)) { abort(); }
     if (ok) {

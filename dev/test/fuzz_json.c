@@ -1,5 +1,5 @@
 /* fuzz_json.c -- bytes become JSON text: what is accepted is walked whole, written again, and read to the same text. */
-#include "../../llmc/json.h"
+#include "llmc/files/json.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
@@ -39,8 +39,7 @@ static void write_node(FILE* f, const Json* j, const JsonNode* n) {
 /* Parses a text (owned) and writes it again; NULL where it is refused. */
 static char* rewrite(char* text, size_t len, size_t* out_len) {
     Json j;
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     const bool ok = json_parse(&j, text, len, "fuzz", &e);
     if (ok == (e.msg[0] != 0) || strchr(e.msg, '\n')) { abort(); }
     if (!ok) { return NULL; }

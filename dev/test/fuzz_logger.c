@@ -1,6 +1,6 @@
 /* fuzz_logger.c -- bytes become a log.jsonl that a run finds when it resumes, at the step that the first byte says: what is
  * kept is whole lines from the start, none of them of a later step, and the next event follows them. */
-#include "../../llmc/logger.h"
+#include "llmc/files/logger.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
@@ -26,8 +26,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     FILE* f = fopen(path, "wb");
     if (!f || fwrite(data + 1, 1, size - 1, f) != size - 1 || fclose(f) != 0) { die("%s: cannot write", path); }
     Logger g;
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     const int64_t step = data[0];
     if (!logger_open(&g, folder, step, &e) || !log_val(&g, step, 1.5, &e)) { die("%s", e.msg); }
     logger_close(&g);

@@ -2,7 +2,7 @@
  * rest is model.safetensors.index.json (beside shards), model.safetensors or config.json. What is accepted gives every
  * element of every parameter once, each inside of its parameter. */
 #define MODEL_SHARD_BYTES 64
-#include "../../llmc/model_folder.h"
+#include "llmc/files/model_folder.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
@@ -40,8 +40,7 @@ static void make_folder(void) {
     static const char* const names[3] = {"model.safetensors.index.json", "model.safetensors", "config.json"};
     const char* base = getenv("TEST_TMP");
     ModelConfig c;
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     snprintf(folder, sizeof folder, "%s/fuzz_model_XXXXXX", base && *base ? base : "/tmp");
     if (!mkdtemp(folder)) { die("%s: cannot make a folder", folder); }
     atexit(remove_folder);
@@ -62,8 +61,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const int which = data[0] % 3;
     must_write(written[which], data + 1, size - 1);
     ModelConfig c;
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     bool ok = model_check(folder, &c, &e);
     if (ok == (e.msg[0] != 0)) { abort(); }
     if (ok) {

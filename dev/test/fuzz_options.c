@@ -1,6 +1,6 @@
 /* fuzz_options.c -- bytes become a command line (arguments separated by NUL) for both trainers, and what was parsed goes
  * through the screen, through JSON and back: nothing crashes, and what was accepted is accepted again, unchanged. */
-#include "../../llmc/options.h"
+#include "llmc/run/options.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
@@ -15,8 +15,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     int argc = 0;
     for (size_t at = 0; at < size && argc < MAX_ARGS; at += strlen(text + at) + 1) { argv[argc++] = text + at; }
     Options o, back;
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     OptionsResult result = options_parse(&o, argc, argv, trainer, &e);
     if ((result == OPTIONS_WRONG) != (e.msg[0] != 0)) { abort(); }
     if (result == OPTIONS_OK) {

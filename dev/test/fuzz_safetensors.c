@@ -1,6 +1,6 @@
 /* fuzz_safetensors.c -- bytes become a safetensors file: what opens has every tensor inside of the file and gives all of
  * its bytes; its names are also understood as a checkpoint's optimizer state, or refused. */
-#include "../../llmc/checkpoint.h"
+#include "llmc/files/checkpoint.h"
 
 #include <sys/mman.h>
 
@@ -17,8 +17,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     config_preset(&c, "d1", 16);
     ParamTable table = param_table(&c);
     SafeTensors st;
-    Error e;
-    memset(&e, 0, sizeof e);
+    Error e = NO_ERROR;
     const bool ok = safetensors_open(&st, path, &e);
     if (ok == (e.msg[0] != 0) || strchr(e.msg, '\n')) { abort(); }
     uint64_t covered = 0;
@@ -35,8 +34,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
             free(values);
         }
         StatePart part;
-        Error refused;
-        memset(&refused, 0, sizeof refused);
+        Error refused = NO_ERROR;
         if (state_parse(&st, t, &table, slots, 2, &part, &refused) &&
             part.first + t->count > param_size(&table.items[part.param])) {
             abort();

@@ -1,7 +1,7 @@
 /* fuzz_tokenizer.c -- bytes become a tokenizer file of either kind, and the text that this tokenizer and a fixed one with
  * Llama 3's pattern encode: what is accepted gives every text back, streams valid UTF-8, encodes a text cut at borders as
  * the whole, and stays well-formed JSON with another post-processor. */
-#include "../../llmc/tokenizer.h"
+#include "llmc/text/tokenizer.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
@@ -10,7 +10,7 @@ static void fixed_tokenizer(Tokenizer* t) {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     char text[8192];
     size_t n = 0;
-    Error e = {{0}};
+    Error e = NO_ERROR;
     for (int b = 0; b < 256; b++) { n += (size_t)sprintf(text + n, "%c%c== %d\n", digits[b >> 2], digits[(b & 3) << 4], b); }
     // "aa" "\n\n" " a" "\"" + ":" "\xC3\xA9" "aaa"
     n += (size_t)sprintf(text + n, "YWE= 256\nCgo= 257\nIGE= 258\nIjo= 259\nw6k= 260\nYWFh 261\n");
@@ -60,7 +60,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static Tokenizer fixed;
     const char* text = (const char*)data;
     Tokenizer t;
-    Error e = {{0}};
+    Error e = NO_ERROR;
     if (!fixed.vocab_size) { fixed_tokenizer(&fixed); }
     check_text(&fixed, text, size, false);
     check_text(&fixed, text, size, true);

@@ -1,6 +1,6 @@
 /* fuzz_trainer_state.c -- bytes become a trainer_state.json whose own checksum is taken for right (else nothing would get
  * past it): what is accepted keeps its promises, and comes back unchanged when it is written and read. */
-#include "../../llmc/checkpoint.h"
+#include "llmc/files/checkpoint.h"
 
 #include <sys/mman.h>
 
@@ -19,9 +19,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (fd < 0) { fd = memfd_create("fuzz", 0); }
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     TrainerState s, back;
-    Error e;
+    Error e = NO_ERROR;
     // with its checksum
-    memset(&e, 0, sizeof e);
     if (trainer_state_from_text(&s, copy_text(data, size), size, "fuzz", &e) == (e.msg[0] != 0)) { abort(); }
     trainer_state_free(&s);
     // without

@@ -15,7 +15,7 @@ have() { command -v "$1" >/dev/null || { echo "skip $1: it is not installed" && 
 
 for cc in gcc clang; do
     have $cc || continue
-    for header in llmc/*.h; do
+    for header in llmc/*.h llmc/*/*.h; do
         echo "#include \"$header\"" | run "$cc, C11: $header" $cc -std=c11 -fsyntax-only $warnings -I. -x c -
         echo "#include \"$header\"" | run "$cc, C++17: $header" $cc -std=c++17 -fsyntax-only $warnings -Wno-missing-field-initializers -I. -x c++ -
     done

@@ -1,6 +1,6 @@
 /* model_copy.c -- reads a model folder and writes it again: ./model_copy FROM TO [F32|BF16|F16]. TO must exist.
  * test_formats.py compares both folders with what transformers and safetensors read from them. */
-#include "../../llmc/model_folder.h"
+#include "llmc/files/model_folder.h"
 
 typedef struct {
     const ParamTable* table;
@@ -21,8 +21,7 @@ static bool give(void* ctx, const Param* p, size_t first, size_t n, float* dst, 
 
 int main(int argc, char** argv) {
     if (argc != 3 && argc != 4) { die_usage("wanted: model_copy FROM TO [F32|BF16|F16]"); }
-    Error e;
-    memset(&e, 0, sizeof e);
+    Error e = NO_ERROR;
     ModelConfig c;
     if (!model_check(argv[1], &c, &e)) { die("%s", e.msg); }
     ParamTable table = param_table(&c);

@@ -3,7 +3,7 @@
 #ifndef LLMC_TEST_H
 #define LLMC_TEST_H
 
-#include "../../llmc/utils.h"
+#include "llmc/base/utils.h"
 
 static int tests_passed, tests_failed, tests_skipped, checks_failed;
 
@@ -37,13 +37,13 @@ static int tests_passed, tests_failed, tests_skipped, checks_failed;
         tests_skipped++;                       \
     } while (0)
 
-LLMC_UNUSED static int test_summary(void) {
+static inline int test_summary(void) {
     printf("%d passed, %d failed, %d skipped\n", tests_passed, tests_failed, tests_skipped);
     return tests_failed ? 1 : 0;
 }
 
 /* A fresh folder for a test's files, below $TEST_TMP or /tmp. The caller removes it. */
-LLMC_UNUSED static void test_folder(char* out /* PATH_CAP */) {
+static inline void test_folder(char* out /* PATH_CAP */) {
     const char* base = getenv("TEST_TMP");
     snprintf(out, PATH_CAP, "%s/llama3_test_XXXXXX", base && *base ? base : "/tmp");
     if (!mkdtemp(out)) { die("%s: cannot make a folder: %s", out, strerror(errno)); }

@@ -10,9 +10,9 @@
  * and dv, which sees a wrong scale, a wrong head and a missing tile alike. Outputs are filled with NaN before each run, the gaps
  * between rows too: what a kernel leaves out or writes beside its rows shows.
  */
-#include "../../llmc/attention.cuh"
-#include "../../llmc/attention.h"
-#include "../../llmc/rand.h"
+#include "llmc/attention.cuh"
+#include "llmc/attention.h"
+#include "llmc/base/rand.h"
 #include "test.h"
 
 static const char* kernel_names[NUM_ATTENTION_KERNELS] = {"auto", "plain", "mma", "wgmma"};

@@ -12,7 +12,7 @@ static int test_fsync(int fd) {
 }
 #define fsync test_fsync
 #define LLMC_FAULT_POINT(where) fault_point(where)
-#include "../../llmc/checkpoint.h"
+#include "llmc/files/checkpoint.h"
 
 #include <signal.h>
 #include <sys/resource.h>
@@ -131,9 +131,8 @@ static uint64_t load_newest(const char* out, int ranks) {
     ModelConfig found;
     ParamTable t = param_table(&c);
     TrainerState s;
-    Error e;
+    Error e = NO_ERROR;
     char dir[PATH_CAP];
-    memset(&e, 0, sizeof e);
     const bool ok = checkpoint_find(out, dir, &s, &e);
     CHECK(ok, "%s", e.msg);
     if (!ok || !dir[0]) {
@@ -168,8 +167,7 @@ static uint64_t load_newest(const char* out, int ranks) {
 }
 
 static void clean(const char* dir) {
-    Error e;
-    memset(&e, 0, sizeof e);
+    Error e = NO_ERROR;
     if (!remove_tree(dir, &e)) { printf("    %s\n", e.msg); }
 }
 
@@ -194,9 +192,8 @@ static bool contains(const char* text, const char* part) { return strstr(text, p
 
 static void what_was_saved_is_read_back(void) {
     char out[PATH_CAP], dir[PATH_CAP];
-    Error e;
+    Error e = NO_ERROR;
     TrainerState s;
-    memset(&e, 0, sizeof e);
     test_folder(out);
     CHECK(save(out, 7, 1, NULL, &e), "%s", e.msg);
     CHECK(load_newest(out, 1) == 7, "wrong step");
@@ -218,8 +215,7 @@ static void any_number_of_ranks_reads_what_any_number_wrote(void) {
     for (int writers = 1; writers <= 7; writers += 2) {
         for (int readers = 1; readers <= 5; readers += 2) {
             char out[PATH_CAP];
-            Error e;
-            memset(&e, 0, sizeof e);
+            Error e = NO_ERROR;
             test_folder(out);
             CHECK(save(out, 3, writers, NULL, &e), "%s", e.msg);
             CHECK(load_newest(out, readers) == 3, "%d ranks wrote, %d read", writers, readers);
@@ -232,8 +228,7 @@ static void a_state_that_lacks_or_repeats_elements_is_refused(void) {
     const ModelConfig c = small_config();
     ParamTable t = param_table(&c);
     char out[PATH_CAP];
-    Error e;
-    memset(&e, 0, sizeof e);
+    Error e = NO_ERROR;
     test_folder(out);
     Side side;
     side.arena = (float*)xcalloc(t.elements, sizeof(float));
@@ -264,8 +259,7 @@ static void moments_in_bf16_come_back_exactly(void) {
     const ModelConfig c = small_config();
     ParamTable t = param_table(&c);
     char out[PATH_CAP];
-    Error e;
-    memset(&e, 0, sizeof e);
+    Error e = NO_ERROR;
     test_folder(out);
     Side a, b;
     a.arena = (float*)xcalloc(t.elements, sizeof(float));
@@ -310,9 +304,8 @@ static void a_damaged_checkpoint_is_passed_over(void) {
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         for (const char* how = "clfd"; *how; how++) {
             char out[PATH_CAP], path[PATH_CAP + 64], dir[PATH_CAP];
-            Error e;
+            Error e = NO_ERROR;
             TrainerState s;
-            memset(&e, 0, sizeof e);
             test_folder(out);
             CHECK(save(out, 1, 1, NULL, &e) && save(out, 2, 1, NULL, &e), "%s", e.msg);
             snprintf(path, sizeof path, "%s/step_00000002/%s", out, files[i]);
@@ -329,8 +322,7 @@ static void a_damaged_checkpoint_is_passed_over(void) {
 
 static void every_flipped_bit_of_trainer_state_is_found(void) {
     char out[PATH_CAP], path[PATH_CAP + 64];
-    Error e;
-    memset(&e, 0, sizeof e);
+    Error e = NO_ERROR;
     test_folder(out);
     CHECK(save(out, 9, 1, NULL, &e), "%s", e.msg);
     snprintf(path, sizeof path, "%s/step_00000009/trainer_state.json", out);
@@ -352,9 +344,8 @@ static void every_flipped_bit_of_trainer_state_is_found(void) {
 
 static void the_step_must_be_the_folders(void) {
     char out[PATH_CAP], from[PATH_CAP + 64], to[PATH_CAP + 64], dir[PATH_CAP];
-    Error e;
+    Error e = NO_ERROR;
     TrainerState s;
-    memset(&e, 0, sizeof e);
     test_folder(out);
     CHECK(save(out, 5, 1, NULL, &e), "%s", e.msg);
     snprintf(from, sizeof from, "%s/step_00000005", out);
@@ -370,9 +361,8 @@ static void the_step_must_be_the_folders(void) {
 
 static void resume_paths_are_understood(void) {
     char out[PATH_CAP], path[PATH_CAP + 64], dir[PATH_CAP];
-    Error e;
+    Error e = NO_ERROR;
     TrainerState s;
-    memset(&e, 0, sizeof e);
     test_folder(out);
     CHECK(checkpoint_find(out, dir, &s, &e) && dir[0] == 0, "an empty folder has no checkpoint: %s", e.msg);
     CHECK(!checkpoint_open(out, dir, &s, &e) && contains(e.msg, "no checkpoint"), "%s", e.msg);
@@ -390,8 +380,7 @@ static void resume_paths_are_understood(void) {
 
 static void old_checkpoints_are_pruned_and_majors_and_the_newest_stay(void) {
     char out[PATH_CAP];
-    Error e;
-    memset(&e, 0, sizeof e);
+    Error e = NO_ERROR;
     test_folder(out);
     for (uint64_t step = 1; step <= 9; step++) { CHECK(save(out, step, 1, NULL, &e), "%s", e.msg); }
     checkpoint_prune(out, 0, 4, 9);
@@ -417,8 +406,7 @@ static void old_checkpoints_are_pruned_and_majors_and_the_newest_stay(void) {
 
 static void an_existing_step_is_replaced(void) {
     char out[PATH_CAP], path[PATH_CAP + 64];
-    Error e;
-    memset(&e, 0, sizeof e);
+    Error e = NO_ERROR;
     test_folder(out);
     CHECK(save(out, 2, 1, NULL, &e), "%s", e.msg);
     snprintf(path, sizeof path, "%s/step_00000002/model.safetensors", out);
@@ -431,9 +419,8 @@ static void an_existing_step_is_replaced(void) {
 
 static void files_of_the_source_folder_come_along(void) {
     char out[PATH_CAP], from[PATH_CAP], dir[PATH_CAP], sub[PATH_CAP + 32];
-    Error e;
+    Error e = NO_ERROR;
     TrainerState s;
-    memset(&e, 0, sizeof e);
     test_folder(out);
     test_folder(from);
     put_file(from, "tokenizer.json", "{}");
@@ -477,8 +464,7 @@ static void files_of_the_source_folder_come_along(void) {
 
 static void a_second_run_in_one_folder_is_refused_while_the_first_lives(void) {
     char out[PATH_CAP], text[8];
-    Error e;
-    memset(&e, 0, sizeof e);
+    Error e = NO_ERROR;
     test_folder(out);
     int ready[2], done[2];
     CHECK(pipe(ready) == 0 && pipe(done) == 0, "pipe");
@@ -515,8 +501,7 @@ static bool die_at(const char* out, long n) {
     fflush(stdout);
     const pid_t child = fork();
     if (child == 0) {
-        Error e;
-        memset(&e, 0, sizeof e);
+        Error e = NO_ERROR;
         faults_seen = 0;
         fault_at = n;
         if (!save(out, 2, 2, NULL, &e)) { _exit(1); }
@@ -533,8 +518,7 @@ static void a_process_that_dies_anywhere_leaves_a_whole_checkpoint(void) {
     long n = 0, kept_old = 0, kept_new = 0;
     for (bool died = true; died; n++) {
         char out[PATH_CAP];
-        Error e;
-        memset(&e, 0, sizeof e);
+        Error e = NO_ERROR;
         test_folder(out);
         CHECK(save(out, 1, 1, NULL, &e), "%s", e.msg);
         // every other time a damaged step 2 is there already, and is replaced
@@ -563,8 +547,7 @@ static void a_full_disk_keeps_the_old_checkpoint_and_removes_the_partial_one(voi
     // a limit on the size of files stands for the disk: writing fails with an error after that many bytes
     for (rlim_t limit = 0; limit < 60000; limit = limit * 2 + 1) {
         char out[PATH_CAP];
-        Error e;
-        memset(&e, 0, sizeof e);
+        Error e = NO_ERROR;
         test_folder(out);
         CHECK(save(out, 1, 1, NULL, &e), "%s", e.msg);
         fflush(stdout);
@@ -604,8 +587,7 @@ static void names_that_leave_the_folder_are_refused(void) {
 
 static void a_thousand_openings_leak_no_descriptor(void) {
     char out[PATH_CAP], dir[PATH_CAP];
-    Error e;
-    memset(&e, 0, sizeof e);
+    Error e = NO_ERROR;
     test_folder(out);
     CHECK(save(out, 1, 3, NULL, &e), "%s", e.msg);
     const int before = open("/dev/null", O_RDONLY);

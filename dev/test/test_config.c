@@ -1,10 +1,10 @@
 /* test_config.c -- config.json in all its spellings, what is refused by name, and the model folder around it: tensors
  * that are missing, unknown, misshapen or placed wrongly, in one file and in shards. */
-#include "../../llmc/utils.h"
+#include "llmc/base/utils.h"
 
 static unsigned long long shard_bytes = 5000000000ull;  // a small limit makes model_save() write shards
 #define MODEL_SHARD_BYTES shard_bytes
-#include "../../llmc/model_folder.h"
+#include "llmc/files/model_folder.h"
 
 #include "test.h"
 

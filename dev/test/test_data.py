@@ -261,7 +261,7 @@ def test_downloads_are_whole_or_not_there(tmp_path, monkeypatch):
 # --- the order of rows, in C and in the PyTorch reference ---
 
 ORDER_PROGRAM = r"""
-#include "llmc/dataloader.h"
+#include "llmc/files/dataloader.h"
 int main(int argc, char** argv) {
     DataLoader d;
     Error e = {""};

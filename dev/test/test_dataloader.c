@@ -1,7 +1,7 @@
-/* test_dataloader.c -- llmc/dataloader.h against a naive model of its specification: which row comes when, for every rank,
+/* test_dataloader.c -- llmc/files/dataloader.h against a naive model of its specification: which row comes when, for every rank,
  * seed and place to resume at; large files; and every refusal with its words. */
 #include "test.h"
-#include "../../llmc/dataloader.h"
+#include "llmc/files/dataloader.h"
 
 static char folder[PATH_CAP];
 

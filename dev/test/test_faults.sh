@@ -19,7 +19,7 @@ result() { echo "$1 $2" >"$here/result"; }
 # plant NAME FILE SED: in a copy of the sources
 plant() {
     mkdir -p "$here/llmc" "$here/dev/test"
-    cp train_llama3.c test_llama3.cu "$here" && cp llmc/*.h "$here/llmc" && ln -s "$PWD/dev/test/pairs" "$here/dev/test/pairs"
+    cp train_llama3.c test_llama3.cu "$here" && cp -r llmc/. "$here/llmc" && ln -s "$PWD/dev/test/pairs" "$here/dev/test/pairs"
     cp "$2" "$here/before" && sed "$3" "$here/before" >"$here/$2" || exit 1
     if cmp -s "$here/before" "$here/$2"; then
         result "FAIL" "fault $1 is planted: the expression changes nothing in $2"

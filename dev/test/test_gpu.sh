@@ -196,7 +196,7 @@ pairs_pass() {
 
 # --- compute-sanitizer: what it says of our kernels. cuBLAS has its own, which read padding and are not ours to change --------------
 
-our_kernels() { grep -hoE '\b[a-z0-9_]+_kernel\b' "$root"/llmc/*.cuh | sort -u | tr '\n' '|' | sed 's/|$//'; }
+our_kernels() { grep -hoE '\b[a-z0-9_]+_kernel\b' "$root"/llmc/*.cuh "$root"/llmc/*/*.cuh | sort -u | tr '\n' '|' | sed 's/|$//'; }
 
 # sanitize TOOL VARIANT PAIR...
 sanitize() {

@@ -1,5 +1,5 @@
 /* test_json.c -- the JSON reader takes exactly RFC 8259, says where it stops, and stays linear on large objects. */
-#include "../../llmc/json.h"
+#include "llmc/files/json.h"
 
 #include "test.h"
 

@@ -12,22 +12,22 @@
 #include <functional>
 #include <vector>
 
-#include "../../llmc/adamw.cuh"
-#include "../../llmc/crossentropy.cuh"
-#include "../../llmc/embedding.cuh"
-#include "../../llmc/finite.cuh"
-#include "../../llmc/matmul.cuh"
-#include "../../llmc/rmsnorm.cuh"
-#include "../../llmc/rope.cuh"
-#include "../../llmc/swiglu.cuh"
+#include "llmc/adamw.cuh"
+#include "llmc/crossentropy.cuh"
+#include "llmc/embedding.cuh"
+#include "llmc/gpu/finite.cuh"
+#include "llmc/matmul.cuh"
+#include "llmc/rmsnorm.cuh"
+#include "llmc/rope.cuh"
+#include "llmc/swiglu.cuh"
 
-#include "../../llmc/adamw.h"
-#include "../../llmc/crossentropy.h"
-#include "../../llmc/embedding.h"
-#include "../../llmc/matmul.h"
-#include "../../llmc/rmsnorm.h"
-#include "../../llmc/rope.h"
-#include "../../llmc/swiglu.h"
+#include "llmc/adamw.h"
+#include "llmc/crossentropy.h"
+#include "llmc/embedding.h"
+#include "llmc/matmul.h"
+#include "llmc/rmsnorm.h"
+#include "llmc/rope.h"
+#include "llmc/swiglu.h"
 #include "test.h"
 
 typedef std::vector<float> Floats;
@@ -1035,8 +1035,7 @@ static void matmul_plans_survive_a_file() {
         return download_rows(d_out, N, OC, OC);
     };
     char folder[PATH_CAP], path[PATH_CAP];
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     test_folder(folder);
     CHECK(path_join(path, folder, "plan.json", &e), "%s", e.msg);
     MatmulContext* ctx = matmul_context();

@@ -4,15 +4,15 @@
  * written twice and a mistake in one cannot be repeated in the other. Gradients must add to what was there (or, where the
  * header says so, replace garbage), and every layer must give the same bits for 1, 2, 3 and 7 threads.
  */
-#include "../../llmc/adamw.h"
-#include "../../llmc/attention.h"
-#include "../../llmc/crossentropy.h"
-#include "../../llmc/embedding.h"
-#include "../../llmc/matmul.h"
-#include "../../llmc/rand.h"
-#include "../../llmc/rmsnorm.h"
-#include "../../llmc/rope.h"
-#include "../../llmc/swiglu.h"
+#include "llmc/adamw.h"
+#include "llmc/attention.h"
+#include "llmc/crossentropy.h"
+#include "llmc/embedding.h"
+#include "llmc/matmul.h"
+#include "llmc/base/rand.h"
+#include "llmc/rmsnorm.h"
+#include "llmc/rope.h"
+#include "llmc/swiglu.h"
 #include "test.h"
 
 #ifdef _OPENMP

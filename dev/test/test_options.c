@@ -1,6 +1,6 @@
 /* test_options.c -- the flag table: every flag of --help parses and nothing else does, values are read whole and in their
  * range, wrong usage ends with exit 2 and names its culprit, and options survive their way through JSON. */
-#include "../../llmc/options.h"
+#include "llmc/run/options.h"
 #include "test.h"
 #include <sys/wait.h>
 
@@ -323,8 +323,7 @@ static void an_unknown_flag_names_its_nearest(void) {
 /* Runs options_or_exit in a child; returns its exit status and the start of what it wrote. */
 static int run_child(OptionScope trainer, const char* a, const char* b, char* out, char* err, size_t cap) {
     char dir[PATH_CAP], paths[2][PATH_CAP];
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     test_folder(dir);
     CHECK(path_join(paths[0], dir, "out", &e) && path_join(paths[1], dir, "err", &e), "%s", e.msg);
     fflush(NULL);

@@ -1,5 +1,5 @@
 """train_llama3.py against what it must equal: transformers' LlamaForCausalLM (the model, every spelling of config.json),
-llmc/rand.h and llmc/scheduler.h (random numbers, rates) and its own committed pairs. Run: pytest dev/test/test_reference.py"""
+llmc/base/rand.h and llmc/run/scheduler.h (random numbers, rates) and its own committed pairs. Run: pytest dev/test/test_reference.py"""
 import copy
 import json
 import math
@@ -152,8 +152,8 @@ def test_tied_folder_with_another_head_is_refused(tmp_path, capsys):
 
 C_PROGRAM = r"""
 #include "llmc/config.h"
-#include "llmc/rand.h"
-#include "llmc/scheduler.h"
+#include "llmc/base/rand.h"
+#include "llmc/run/scheduler.h"
 int main(void) {
     const uint64_t seed = 0x123456789abcdef0u;
     static float x[100001];

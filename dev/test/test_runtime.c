@@ -1,9 +1,14 @@
 /* test_runtime.c -- what surrounds a run: schedules, sampling against a naive sampler, the outlier window, FLOPs and
  * peaks, the log and its cut-back, plan and memory advice, signals, generation and chat over a scripted model. */
-#include "../../llmc/run.h"
-#include "../../llmc/logger.h"
-#include "../../llmc/outlier.h"
-#include "../../llmc/scheduler.h"
+#include "llmc/run/generate.h"
+#include "llmc/run/machine.h"
+#include "llmc/run/memory.h"
+#include "llmc/run/plan.h"
+#include "llmc/run/screen.h"
+#include "llmc/run/signals.h"
+#include "llmc/files/logger.h"
+#include "llmc/base/outlier.h"
+#include "llmc/run/scheduler.h"
 #include "test.h"
 #include <sys/wait.h>
 
@@ -236,9 +241,8 @@ static void flops_and_peaks_are_those_of_the_formula_and_the_data_sheets(void) {
 // log
 
 static char* log_text_of(const char* path) {
-    Error e;
+    Error e = NO_ERROR;
     size_t size = 0;
-    e.msg[0] = 0;
     char* text = read_file(path, &size, 1 << 20, &e);
     return text ? text : xstrdup("");
 }
@@ -256,10 +260,9 @@ static void remove_log(const char* dir, const char* path) {
 static void every_line_of_the_log_is_json_of_its_event(void) {
     char dir[PATH_CAP];
     Logger g;
-    Error e;
+    Error e = NO_ERROR;
     Options o;
     ModelConfig c;
-    e.msg[0] = 0;
     test_folder(dir);
     options_default(&o, ON_CPU);
     config_preset(&c, "d4", 512);
@@ -324,8 +327,7 @@ static void a_resumed_log_is_cut_back_to_its_step(void) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char dir[PATH_CAP], path[PATH_CAP];
         Logger g;
-        Error e;
-        e.msg[0] = 0;
+        Error e = NO_ERROR;
         test_folder(dir);
         CHECK(path_join(path, dir, "log.jsonl", &e), "%s", e.msg);
         put_text(path, "w", head, strlen(head));
@@ -351,8 +353,7 @@ static void a_resumed_log_is_cut_back_to_its_step(void) {
 static void a_log_cut_anywhere_ends_in_whole_lines_again(void) {
     char dir[PATH_CAP], path[PATH_CAP], full[2048];
     size_t len = 0;
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     for (int i = 1; i <= 8; i++) {
         len += (size_t)snprintf(full + len, sizeof full - len, "{\"event\":\"step\",\"step\":%d,\"loss\":%d.5}\n", i, i);
     }
@@ -380,9 +381,8 @@ static void a_log_cut_anywhere_ends_in_whole_lines_again(void) {
 static void a_full_disk_is_an_error_and_leaves_no_torn_line(void) {
     char dir[PATH_CAP], path[PATH_CAP];
     Logger g;
-    Error e;
+    Error e = NO_ERROR;
     struct rlimit old, small;
-    e.msg[0] = 0;
     test_folder(dir);
     CHECK(path_join(path, dir, "log.jsonl", &e) && logger_open(&g, dir, -1, &e), "%s", e.msg);
     fflush(stdout);
@@ -414,8 +414,7 @@ static void a_full_disk_is_an_error_and_leaves_no_torn_line(void) {
 static void the_plan_counts_steps_and_epochs(void) {
     Options o;
     Plan p;
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     options_default(&o, ON_CPU);
     o.total_batch = 4096;
     CHECK(plan_make(&p, &o, 2, 1000, &e), "%s", e.msg);
@@ -467,9 +466,8 @@ static void what_does_not_fit_is_refused_with_flags_that_fit(void) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Options o;
         MemoryTable m;
-        Error e;
+        Error e = NO_ERROR;
         uint64_t fixed = (uint64_t)100 << 20;
-        e.msg[0] = 0;
         options_default(&o, cases[i].trainer);
         o.batch = 8;
         memset(&m, 0, sizeof m);
@@ -585,8 +583,7 @@ typedef struct {
 /* A greedy generator over a scripted model; `tokenizer_json` NULL: the byte tokenizer. */
 static void bench_open(Bench* b, const char* tokenizer_json, bool with_tokenizer, const int* script, int script_len,
                        int context) {
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     memset(b, 0, sizeof *b);
     if (tokenizer_json) {
         CHECK(tokenizer_parse(&b->tokenizer, tokenizer_json, strlen(tokenizer_json), "tokenizer.json", &e), "%s", e.msg);
@@ -617,8 +614,7 @@ static void bench_close(Bench* b) {
 static void generation_feeds_each_token_once_and_stops(void) {
     static const int script[] = {'l', 'o', 0xC3, 0xA9, '!', 256, 'x'};
     Bench b;
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     bench_open(&b, NULL, true, script, 7, 64);
     CHECK(generate(&b.g, "hel", 20, &e), "%s", e.msg);
     CHECK(strcmp(b.out, "hello\xC3\xA9!\n") == 0 && strcmp(b.g.text, "hello\xC3\xA9!") == 0, "%s", b.out);
@@ -650,8 +646,7 @@ static void generation_feeds_each_token_once_and_stops(void) {
 static void without_a_tokenizer_texts_are_ids(void) {
     static const int script[] = {7, 8, 9};
     Bench b;
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     bench_open(&b, NULL, false, script, 3, 64);
     CHECK(generate(&b.g, "3  44 ", 3, &e), "%s", e.msg);
     CHECK(b.model.fed[0] == 3 && b.model.fed[1] == 44 && strcmp(b.g.text, "3  44  7 8 9") == 0, "%s", b.g.text);
@@ -717,8 +712,7 @@ static void chat_follows_the_template(void) {
     static const int script[] = {'Y', 'o', 259, 'O', 'k', 259};
     char* json = chat_tokenizer(true);
     Bench b;
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     bench_open(&b, json, true, script, 6, 500);
     CHECK(chat_lines(&b, "  hi <|eot_id|> \n\n   \nbye\n/quit\nnever\n", " be kind ", 50, &e), "%s", e.msg);
     CHECK(strcmp(b.out, "Yo\nOk\n") == 0, "%s", b.out);
@@ -745,8 +739,7 @@ static void chat_says_when_the_context_is_full(void) {
     char* json = chat_tokenizer(true);
     char dir[PATH_CAP], path[PATH_CAP];
     Bench b;
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     test_folder(dir);
     CHECK(path_join(path, dir, "err", &e), "%s", e.msg);
     fflush(NULL);
@@ -771,8 +764,7 @@ static void chat_says_when_the_context_is_full(void) {
 static void chat_refuses_a_tokenizer_without_its_tokens_by_name(void) {
     char* json = chat_tokenizer(false);
     Bench b;
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     bench_open(&b, json, true, NULL, 0, 64);
     CHECK(!chat_lines(&b, "hi", NULL, 5, &e) && strstr(e.msg, "<|start_header_id|>"), "%s", e.msg);
     bench_close(&b);

@@ -1,6 +1,6 @@
 /* test_safetensors.c -- the safetensors reader accepts what the format allows and nothing else; its writer, the 16-bit
  * floats and the checksum under it. */
-#include "../../llmc/safetensors.h"
+#include "llmc/files/safetensors.h"
 
 #include "test.h"
 

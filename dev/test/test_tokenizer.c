@@ -3,7 +3,7 @@
  * in test_tokenizer.py. */
 #include "test.h"
 
-#include "../../llmc/tokenizer.h"
+#include "llmc/text/tokenizer.h"
 
 static char folder[PATH_CAP];
 
@@ -159,7 +159,7 @@ static void gpt2_pattern_splits_as_its_regex_says(void) {
 
 static void merging_takes_the_lowest_rank_first_and_leftmost(void) {
     Tokenizer t;
-    Error e = {{0}};
+    Error e = NO_ERROR;
     // ranks: b+c before a+b, so "abc" is a, bc although ab comes first in the text; "aaa" merges leftmost
     bool ok = parse_small(&t, GPT2_SPLIT, false, ",\"bc\":256,\"ab\":257,\"aa\":258", "\"b c\",[\"a\",\"b\"],\"a a\"", "", &e);
     CHECK(ok, "%s", e.msg);
@@ -172,7 +172,7 @@ static void merging_takes_the_lowest_rank_first_and_leftmost(void) {
 }
 
 static void ignore_merges_makes_a_whole_piece_its_token(void) {
-    Error e = {{0}};
+    Error e = NO_ERROR;
     const char* vocab = ",\"ab\":256,\"xyz\":257";  // no merge leads to xyz
     const int whole[] = {257, -1}, parts[] = {'x', 'y', 'z', -1}, longer[] = {'x', 'y', 'z', 'z', -1}, ab[] = {256, -1};
     for (int ignore = 0; ignore < 2; ignore++) {
@@ -187,7 +187,7 @@ static void ignore_merges_makes_a_whole_piece_its_token(void) {
 
 static void digits_are_cut_out_one_by_one(void) {
     Tokenizer t;
-    Error e = {{0}};
+    Error e = NO_ERROR;
     // " 1" is a token, but Digits cuts between the space and the 1
     CHECK(parse_small(&t, SMOLLM_SPLIT, true,
                       ",\"\xC4\xA0"
@@ -201,7 +201,7 @@ static void digits_are_cut_out_one_by_one(void) {
 
 static void short_and_long_pieces_merge_alike(void) {
     Tokenizer t;
-    Error e = {{0}};
+    Error e = NO_ERROR;
     char text[4 * TOKEN_SHORT_PIECE];
     bool ok = parse_small(&t, LLAMA3_SPLIT, true, ",\"ab\":256,\"ba\":257,\"abab\":258,\"aa\":259,\"abaab\":260,\"bb\":261",
                           "\"b a\",\"a b\",\"ab ab\",\"a a\",\"a ba\",\"b b\",\"ab aab\"", "", &e);
@@ -232,7 +232,7 @@ static void short_and_long_pieces_merge_alike(void) {
 
 static void a_piece_of_100_kb_takes_well_under_a_second(void) {
     Tokenizer t;
-    Error e = {{0}};
+    Error e = NO_ERROR;
     const size_t n = 100000;
     CHECK(parse_small(&t, LLAMA3_SPLIT, true, ",\"aa\":256,\"aaaa\":257,\"ba\":258", "\"a a\",\"aa aa\",\"b a\"", "", &e), "%s",
           e.msg);
@@ -247,7 +247,7 @@ static void a_piece_of_100_kb_takes_well_under_a_second(void) {
 
 static void any_bytes_come_back(void) {
     Tokenizer t;
-    Error e = {{0}};
+    Error e = NO_ERROR;
     CHECK(parse_small(&t, LLAMA3_SPLIT, true, ",\"ab\":256,\"\xC4\xA0\xC3\x83\":257", "\"a b\",\"\xC4\xA0 \xC3\x83\"", EOT(258),
                       &e),
           "%s", e.msg);
@@ -266,7 +266,7 @@ static void any_bytes_come_back(void) {
 
 static void special_names_are_text_unless_asked_for(void) {
     Tokenizer t;
-    Error e = {{0}};
+    Error e = NO_ERROR;
     const char* added = EOT(256) ",{\"id\":257,\"content\":\"<|endoftext|>x\",\"special\":true},"
                                  "{\"id\":258,\"content\":\"foo\",\"special\":false,\"normalized\":true},"
                                  "{\"id\":259,\"content\":\"end\",\"special\":false,\"normalized\":true}";
@@ -299,7 +299,7 @@ static char* tiktoken_text(const char* more) {
 
 static void tiktoken_files_rank_by_the_merged_bytes_and_get_llama3_specials(void) {
     Tokenizer t;
-    Error e = {{0}};
+    Error e = NO_ERROR;
     char* text = tiktoken_text("YmM= 256\nYWI= 257\nYWJj 258\n");  // bc, ab, abc
     CHECK(tokenizer_parse(&t, text, strlen(text), "tokenizer.model", &e), "%s", e.msg);
     free(text);
@@ -359,7 +359,7 @@ static void streaming_gives_whole_characters_only(void) {
 
 static void an_encoder_appends_and_its_cache_changes_nothing(void) {
     Tokenizer t;
-    Error e = {{0}};
+    Error e = NO_ERROR;
     CHECK(parse_small(&t, LLAMA3_SPLIT, true, ",\"ab\":256", "\"a b\"", "", &e), "%s", e.msg);
     size_t n = 0;
     char text[4096];
@@ -388,7 +388,7 @@ static void an_encoder_appends_and_its_cache_changes_nothing(void) {
 
 static void the_fingerprint_tells_tokenizers_apart_and_not_their_files(void) {
     Tokenizer a, b, c;
-    Error e = {{0}};
+    Error e = NO_ERROR;
     char* text = tiktoken_text("YWI= 256\n");
     CHECK(tokenizer_parse(&a, text, strlen(text), "tokenizer.model", &e), "%s", e.msg);
     CHECK(tokenizer_save(&a, folder, 0, &e), "%s", e.msg);
@@ -405,7 +405,7 @@ static void the_fingerprint_tells_tokenizers_apart_and_not_their_files(void) {
 }
 
 static char* file_text(const char* name) {
-    Error e = {{0}};
+    Error e = NO_ERROR;
     size_t n;
     char* text = read_file(scratch(name), &n, 1 << 24, &e);
     CHECK(text, "%s", e.msg);
@@ -414,7 +414,7 @@ static char* file_text(const char* name) {
 
 static void saving_adds_bos_and_keeps_the_rest(void) {
     Tokenizer a, b;
-    Error e = {{0}};
+    Error e = NO_ERROR;
     tokenizer_bytes(&a);
     CHECK(tokenizer_save(&a, folder, 64, &e) && tokenizer_load(&b, folder, &e), "%s", e.msg);
     CHECK(a.fingerprint == b.fingerprint && b.bos_id == 256 && round_trips(&b, "ab\xFF\n\0c", 6), "the bytes");
@@ -459,7 +459,7 @@ static void refused(const char* find, const char* put, const char* says) {
     char* text = small_json(GPT2_SPLIT, false, ",\"ab\":256", "\"a b\"", EOT(257));
     char* at = strstr(text, find);
     Tokenizer t;
-    Error e = {{0}};
+    Error e = NO_ERROR;
     CHECK(at, "\"%s\" is not in the file", find);
     if (!at) { return; }
     char* changed = NULL;
@@ -526,7 +526,7 @@ static void every_cut_of_a_file_is_refused_or_read(void) {
         size_t len = strlen(texts[kind]);
         for (size_t n = 0; n < len; n++) {
             Tokenizer t;
-            Error e = {{0}};
+            Error e = NO_ERROR;
             bool ok = tokenizer_parse(&t, texts[kind], n, "cut", &e);
             // without its last line, or without the newline behind it, a tokenizer.model is one, too
             bool whole_lines = kind == 1 && (n == len - 10 || n == len - 9 || n == len - 1);
@@ -541,7 +541,7 @@ static void every_cut_of_a_file_is_refused_or_read(void) {
 static void refused_model(const char* more, const char* says) {
     char* text = tiktoken_text(more);
     Tokenizer t;
-    Error e = {{0}};
+    Error e = NO_ERROR;
     CHECK(!tokenizer_parse(&t, text, strlen(text), "tokenizer.model", &e), "%s was accepted", more);
     CHECK(strstr(e.msg, says), "%s: \"%s\" does not say %s", more, e.msg, says);
     free(text);
@@ -558,7 +558,7 @@ static void damaged_tiktoken_files_are_refused_by_line(void) {
     refused_model("YQ== 256\n", "same bytes");
     refused_model("YWI= 256 \n", "tokenizer.model:257: rank is \"256 \"");
     Tokenizer t;
-    Error e = {{0}};
+    Error e = NO_ERROR;
     CHECK(!tokenizer_parse(&t, "YQ== 0\n", 7, "tokenizer.model", &e) && strstr(e.msg, "0x00"), "%s", e.msg);
 }
 
@@ -573,12 +573,12 @@ static void other_kinds_of_files_are_named(void) {
     // clang-format on
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Tokenizer t;
-        Error e = {{0}};
+        Error e = NO_ERROR;
         CHECK(!tokenizer_parse(&t, cases[i].text, cases[i].len, "f", &e), "case %zu was accepted", i);
         CHECK(strstr(e.msg, cases[i].says), "case %zu: \"%s\" does not say %s", i, e.msg, cases[i].says);
     }
     Tokenizer t;
-    Error e = {{0}};
+    Error e = NO_ERROR;
     CHECK(!tokenizer_load(&t, scratch("missing"), &e) && strstr(e.msg, "cannot open"), "%s", e.msg);
     e.msg[0] = 0;
     remove(scratch("tokenizer.json"));
@@ -587,7 +587,7 @@ static void other_kinds_of_files_are_named(void) {
 
 static void a_config_that_names_an_unknown_token_is_refused(void) {
     Tokenizer t;
-    Error e = {{0}};
+    Error e = NO_ERROR;
     char* text = small_json(GPT2_SPLIT, false, "", "", EOT(256));
     write_text("tokenizer.json", text);
     write_text("tokenizer_config.json", "{\"eos_token\": \"</s>\"}");

@@ -8,7 +8,7 @@
  */
 #include <vector>
 
-#include "../../llmc/attention.cuh"
+#include "llmc/attention.cuh"
 #include "test.h"
 
 #ifndef PRECISION_FP32

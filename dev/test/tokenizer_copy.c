@@ -1,10 +1,10 @@
 /* tokenizer_copy.c -- reads a tokenizer and writes it to a folder: ./tokenizer_copy FILE|DIR|bytes TO. TO must exist.
  * test_tokenizer.py reads the folder with transformers. */
-#include "../../llmc/tokenizer.h"
+#include "llmc/text/tokenizer.h"
 
 int main(int argc, char** argv) {
     Tokenizer t;
-    Error e = {{0}};
+    Error e = NO_ERROR;
     if (argc != 3) { die_usage("wanted: tokenizer_copy FILE|DIR|bytes TO"); }
     if (strcmp(argv[1], "bytes") == 0) {
         tokenizer_bytes(&t);

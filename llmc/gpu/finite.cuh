@@ -5,7 +5,7 @@
 #ifndef LLMC_FINITE_CUH
 #define LLMC_FINITE_CUH
 
-#include "cuda_common.cuh"
+#include "llmc/gpu/cuda_common.cuh"
 
 typedef unsigned long long FiniteIndex;  // what atomicMin takes
 #define ALL_FINITE (~(FiniteIndex)0)

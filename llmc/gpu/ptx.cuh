@@ -10,7 +10,7 @@
 #ifndef LLMC_PTX_CUH
 #define LLMC_PTX_CUH
 
-#include "cuda_common.cuh"
+#include "llmc/gpu/cuda_common.cuh"
 
 /* The 32-bit address of shared memory that the instructions below take. */
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }

@@ -13,9 +13,9 @@
 #ifndef LLMC_MFU_H
 #define LLMC_MFU_H
 
-#include "utils.h"
+#include "llmc/base/utils.h"
 #include <strings.h>
-#include "config.h"
+#include "llmc/config.h"
 
 typedef enum { PEAK_FP32, PEAK_TF32, PEAK_FP16, PEAK_BF16, NUM_PEAKS } PeakKind;
 
@@ -78,13 +78,13 @@ static const GpuPeak gpu_peaks[] = {
 // clang-format on
 
 /* FLOPs of forward and backward for one token of rows of T tokens. */
-LLMC_UNUSED static double flops_per_token(const ModelConfig* c, const ParamTable* t, int T) {
+static inline double flops_per_token(const ModelConfig* c, const ParamTable* t, int T) {
     return 6.0 * (double)t->num_matmul + 6.0 * c->num_layers * (double)q_width(c) * T;
 }
 
 /* Whether the words of `pattern` stand in `name`, whole and in order ("A10" is not in "NVIDIA A100", "H100 NVL" is in
  * "NVIDIA H100 NVL" and in "H100-80GB NVL"). */
-LLMC_UNUSED static bool gpu_name_fits(const char* name, const char* pattern) {
+static inline bool gpu_name_fits(const char* name, const char* pattern) {
     static const char gaps[] = " -_/()";
     while (*pattern) {
         size_t want = strcspn(pattern, " ");
@@ -103,7 +103,7 @@ LLMC_UNUSED static bool gpu_name_fits(const char* name, const char* pattern) {
 
 /* The dense peak of a device in FLOP/s, by the name the driver tells; 0 where it is not known. Parts of a card (MIG) and
  * boards with another clock under the same name (laptops) are not known. */
-LLMC_UNUSED static double gpu_peak_flops(const char* device_name, PeakKind kind) {
+static inline double gpu_peak_flops(const char* device_name, PeakKind kind) {
     static const char* const others[] = {"Laptop", "Max-Q", "MIG"};
     for (int i = 0; i < 3; i++) {
         if (strstr(device_name, others[i])) { return 0.0; }
@@ -115,7 +115,7 @@ LLMC_UNUSED static double gpu_peak_flops(const char* device_name, PeakKind kind)
 }
 
 /* "41.2%" of the peak; on a CPU or an unknown card, where peak is 0, the achieved "57.3G" or "1.25T" FLOP/s. */
-LLMC_UNUSED static const char* mfu_text(double flops_per_second, double peak, char* out, size_t cap) {
+static inline const char* mfu_text(double flops_per_second, double peak, char* out, size_t cap) {
     if (!(flops_per_second > 0)) {
         snprintf(out, cap, "-");
     } else if (peak > 0) {

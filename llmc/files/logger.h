@@ -17,10 +17,10 @@
 #ifndef LLMC_LOGGER_H
 #define LLMC_LOGGER_H
 
-#include "utils.h"
-#include "config.h"
-#include "json.h"
-#include "options.h"
+#include "llmc/base/utils.h"
+#include "llmc/config.h"
+#include "llmc/files/json.h"
+#include "llmc/run/options.h"
 
 typedef struct {
     int fd;  // -1: no log (all ranks but the first, and jobs that write nothing)
@@ -30,18 +30,18 @@ typedef struct {
     size_t size;
 } Logger;
 
-LLMC_UNUSED static void logger_none(Logger* g) {
+static inline void logger_none(Logger* g) {
     memset(g, 0, sizeof *g);
     g->fd = -1;
 }
 
-LLMC_UNUSED static void logger_close(Logger* g) {
+static inline void logger_close(Logger* g) {
     if (g->fd >= 0) { close(g->fd); }
     logger_none(g);
 }
 
 /* Length of the part that a run going on from `step` keeps: whole lines up to the first one of a later step or of an end. */
-LLMC_UNUSED static bool logger_find_cut(const char* path, int64_t step, off_t* keep, Error* e) {
+static inline bool logger_find_cut(const char* path, int64_t step, off_t* keep, Error* e) {
     FILE* f = fopen(path, "rb");
     *keep = 0;
     if (!f) { return errno == ENOENT || fail(e, "%s: cannot open: %s", path, strerror(errno)); }
@@ -50,11 +50,10 @@ LLMC_UNUSED static bool logger_find_cut(const char* path, int64_t step, off_t* k
     ssize_t len;
     while ((len = getline(&line, &cap, f)) > 0 && line[len - 1] == '\n') {
         // a line that is not ours stays where it is
-        Error ignored;
+        Error ignored = NO_ERROR;
         Json j;
         int64_t at = 0;
         bool later = false;  // or the end of a run that now goes on
-        ignored.msg[0] = 0;
         char* copy = (char*)xmalloc((size_t)len + 1);
         memcpy(copy, line, (size_t)len + 1);
         if (json_parse(&j, copy, (size_t)len, path, &ignored)) {
@@ -73,7 +72,7 @@ LLMC_UNUSED static bool logger_find_cut(const char* path, int64_t step, off_t* k
 }
 
 /* Opens OUT/log.jsonl, empty for a new run (resume_step -1), else cut back to resume_step. */
-LLMC_UNUSED static bool logger_open(Logger* g, const char* out, int64_t resume_step, Error* e) {
+static inline bool logger_open(Logger* g, const char* out, int64_t resume_step, Error* e) {
     logger_none(g);
     off_t keep = 0;
     if (!path_join(g->path, out, "log.jsonl", e)) { return false; }
@@ -91,24 +90,24 @@ LLMC_UNUSED static bool logger_open(Logger* g, const char* out, int64_t resume_s
 // ---------------------------------------------------------------------------------------------------------------------
 // one event: logger_begin, fields, logger_end
 
-LLMC_UNUSED static void log_key(FILE* f, const char* key) {
+static inline void log_key(FILE* f, const char* key) {
     fputs(",", f);
     json_write_string(f, key, strlen(key));
     fputs(":", f);
 }
 
-LLMC_UNUSED static void log_int(FILE* f, const char* key, int64_t value) {
+static inline void log_int(FILE* f, const char* key, int64_t value) {
     log_key(f, key);
     fprintf(f, "%lld", (long long)value);
 }
 
-LLMC_UNUSED static void log_double(FILE* f, const char* key, double value) {
+static inline void log_double(FILE* f, const char* key, double value) {
     log_key(f, key);
     json_write_double(f, value);
 }
 
 /* A text of `len` bytes, or null where it is NULL. */
-LLMC_UNUSED static void log_text(FILE* f, const char* key, const char* text, size_t len) {
+static inline void log_text(FILE* f, const char* key, const char* text, size_t len) {
     log_key(f, key);
     if (text) {
         json_write_string(f, text, len);
@@ -118,7 +117,7 @@ LLMC_UNUSED static void log_text(FILE* f, const char* key, const char* text, siz
 }
 
 /* Starts a line; its fields are written to the result with log_int, log_double, log_text or fprintf. */
-LLMC_UNUSED static FILE* logger_begin(Logger* g, const char* event) {
+static inline FILE* logger_begin(Logger* g, const char* event) {
     g->line = open_memstream(&g->text, &g->size);
     if (!g->line) { die("out of memory for a line of the log"); }
     fputs("{\"event\":", g->line);
@@ -127,7 +126,7 @@ LLMC_UNUSED static FILE* logger_begin(Logger* g, const char* event) {
 }
 
 /* Ends the line and writes it. */
-LLMC_UNUSED static bool logger_end(Logger* g, Error* e) {
+static inline bool logger_end(Logger* g, Error* e) {
     fputs("}\n", g->line);
     if (fclose(g->line) != 0 || !g->text) { die("out of memory for a line of the log"); }
     bool ok = true;
@@ -154,14 +153,14 @@ LLMC_UNUSED static bool logger_end(Logger* g, Error* e) {
 }
 
 /* Flushes the log to the disk: before a checkpoint is put in place. */
-LLMC_UNUSED static bool logger_sync(Logger* g, Error* e) {
+static inline bool logger_sync(Logger* g, Error* e) {
     return g->fd < 0 || fsync(g->fd) == 0 || fail(e, "%s: writing failed: %s", g->path, strerror(errno));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // the events
 
-LLMC_UNUSED static void log_argv(FILE* f, int argc, char** argv) {
+static inline void log_argv(FILE* f, int argc, char** argv) {
     log_key(f, "argv");
     for (int i = 0; i < argc; i++) {
         fputc(i ? ',' : '[', f);
@@ -170,7 +169,7 @@ LLMC_UNUSED static void log_argv(FILE* f, int argc, char** argv) {
     fputs(argc > 0 ? "]" : "[]", f);
 }
 
-LLMC_UNUSED static void log_time(FILE* f) {
+static inline void log_time(FILE* f) {
     char text[32];
     time_t now = time(NULL);
     struct tm utc;
@@ -181,8 +180,8 @@ LLMC_UNUSED static void log_time(FILE* f) {
 
 /* The first line: all that is needed to run the same again. `machine` is run_machine()'s text, `precision` FP32, BF16 or
  * FP16, `tokens` those of the training files. */
-LLMC_UNUSED static bool log_config(Logger* g, const Options* o, int argc, char** argv, const ModelConfig* c,
-                                   const ParamTable* t, const char* precision, const char* machine, uint64_t tokens, Error* e) {
+static inline bool log_config(Logger* g, const Options* o, int argc, char** argv, const ModelConfig* c, const ParamTable* t,
+                              const char* precision, const char* machine, uint64_t tokens, Error* e) {
     FILE* f = logger_begin(g, "config");
     log_text(f, "version", LLMC_VERSION, strlen(LLMC_VERSION));
     log_time(f);
@@ -211,8 +210,8 @@ LLMC_UNUSED static bool log_config(Logger* g, const Options* o, int argc, char**
 }
 
 /* One optimizer step: `step` counts from 1, ms is its whole time. A skipped update says why. */
-LLMC_UNUSED static bool log_step(Logger* g, int64_t step, double loss, double gnorm, double lr, double ms, double tok_s,
-                                 const char* skipped, Error* e) {
+static inline bool log_step(Logger* g, int64_t step, double loss, double gnorm, double lr, double ms, double tok_s,
+                            const char* skipped, Error* e) {
     FILE* f = logger_begin(g, "step");
     log_int(f, "step", step);
     log_double(f, "loss", loss);
@@ -223,14 +222,14 @@ LLMC_UNUSED static bool log_step(Logger* g, int64_t step, double loss, double gn
     return logger_end(g, e);
 }
 
-LLMC_UNUSED static bool log_val(Logger* g, int64_t step, double loss, Error* e) {
+static inline bool log_val(Logger* g, int64_t step, double loss, Error* e) {
     FILE* f = logger_begin(g, "val");
     log_int(f, "step", step);
     log_double(f, "loss", loss);
     return logger_end(g, e);
 }
 
-LLMC_UNUSED static bool log_sample(Logger* g, int64_t step, const char* text, size_t len, Error* e) {
+static inline bool log_sample(Logger* g, int64_t step, const char* text, size_t len, Error* e) {
     FILE* f = logger_begin(g, "sample");
     log_int(f, "step", step);
     log_text(f, "text", text, len);
@@ -238,15 +237,15 @@ LLMC_UNUSED static bool log_sample(Logger* g, int64_t step, const char* text, si
 }
 
 /* Written and flushed before the checkpoint `path` is put in place. */
-LLMC_UNUSED static bool log_checkpoint(Logger* g, int64_t step, const char* path, Error* e) {
+static inline bool log_checkpoint(Logger* g, int64_t step, const char* path, Error* e) {
     FILE* f = logger_begin(g, "checkpoint");
     log_int(f, "step", step);
     log_text(f, "path", path, strlen(path));
     return logger_end(g, e) && logger_sync(g, e);
 }
 
-LLMC_UNUSED static bool log_resume(Logger* g, int64_t step, const char* path, const Options* o, int argc, char** argv,
-                                   const char* machine, Error* e) {
+static inline bool log_resume(Logger* g, int64_t step, const char* path, const Options* o, int argc, char** argv,
+                              const char* machine, Error* e) {
     FILE* f = logger_begin(g, "resume");
     log_int(f, "step", step);
     log_time(f);
@@ -259,7 +258,7 @@ LLMC_UNUSED static bool log_resume(Logger* g, int64_t step, const char* path, co
 }
 
 /* The run's last line: "done", "stop-after", "signal" or "not finite". */
-LLMC_UNUSED static bool log_end(Logger* g, int64_t step, const char* reason, double seconds, Error* e) {
+static inline bool log_end(Logger* g, int64_t step, const char* reason, double seconds, Error* e) {
     FILE* f = logger_begin(g, "end");
     log_int(f, "step", step);
     log_text(f, "reason", reason, strlen(reason));

@@ -12,9 +12,9 @@
 #ifndef LLMC_SAMPLER_H
 #define LLMC_SAMPLER_H
 
-#include "utils.h"
+#include "llmc/base/utils.h"
 #include <math.h>
-#include "rand.h"
+#include "llmc/base/rand.h"
 
 typedef struct {
     double temperature;  // 0: greedy
@@ -26,7 +26,7 @@ typedef struct {
     int32_t* order;   // (V) ids, better ones in front as far as the selection needs
 } Sampler;
 
-LLMC_UNUSED static void sampler_init(Sampler* s, int V, double temperature, int top_k, double top_p, uint64_t seed) {
+static inline void sampler_init(Sampler* s, int V, double temperature, int top_k, double top_p, uint64_t seed) {
     memset(s, 0, sizeof *s);
     s->temperature = temperature;
     s->top_k = top_k;
@@ -37,14 +37,14 @@ LLMC_UNUSED static void sampler_init(Sampler* s, int V, double temperature, int 
     s->order = (int32_t*)xmalloc((size_t)V * sizeof(int32_t));
 }
 
-LLMC_UNUSED static void sampler_free(Sampler* s) {
+static inline void sampler_free(Sampler* s) {
     free(s->weights);
     free(s->order);
     memset(s, 0, sizeof *s);
 }
 
 /* The id of the largest logit, the lowest such id; -1 where all are NaN. */
-LLMC_UNUSED static int sample_greedy(const float* logits /* (V) */, int V) {
+static inline int sample_greedy(const float* logits /* (V) */, int V) {
     int best = -1;
     for (int i = 0; i < V; i++) {
         if (logits[i] == logits[i] && (best < 0 || logits[i] > logits[best])) { best = i; }
@@ -57,7 +57,7 @@ static inline bool sample_before(const double* w, int32_t a, int32_t b) { return
 
 /* Moves ids so that order[0 .. result] are the fewest of the best of order[0 .. n) whose measure reaches `need`. The
  * measure of a token is its weight, or 1 where `by_count`. */
-LLMC_UNUSED static int sample_select(const double* w, int32_t* order, int n, double need, bool by_count) {
+static inline int sample_select(const double* w, int32_t* order, int n, double need, bool by_count) {
     int lo = 0, hi = n;
     while (hi - lo > 1) {
         // median of three as the pivot, parked at the end
@@ -94,7 +94,7 @@ LLMC_UNUSED static int sample_select(const double* w, int32_t* order, int n, dou
 }
 
 /* The token at place `index` of the stream, or -1 where no logit is a number. */
-LLMC_UNUSED static int sampler_next(Sampler* s, const float* logits /* (V) */, uint32_t stream, uint64_t index) {
+static inline int sampler_next(Sampler* s, const float* logits /* (V) */, uint32_t stream, uint64_t index) {
     const int best = sample_greedy(logits, s->V);
     if (best < 0 || s->temperature <= 0.0 || s->top_k == 1 || isinf(logits[best])) { return best; }
     double total = 0.0;

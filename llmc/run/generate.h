@@ -15,10 +15,10 @@
 #ifndef LLMC_GENERATE_H
 #define LLMC_GENERATE_H
 
-#include "utils.h"
-#include "config.h"
-#include "sampler.h"
-#include "tokenizer.h"
+#include "llmc/base/utils.h"
+#include "llmc/config.h"
+#include "llmc/run/sampler.h"
+#include "llmc/text/tokenizer.h"
 
 /* Feeds `count` tokens at positions pos .. pos + count - 1 and returns the logits (V) behind the last of them, valid until
  * the next call; NULL and an error where that fails. */
@@ -30,7 +30,7 @@ typedef struct {
     size_t cap, count;
 } TokenList;
 
-LLMC_UNUSED static void token_list_add(TokenList* l, int32_t id) {
+static inline void token_list_add(TokenList* l, int32_t id) {
     if (l->count == l->cap) {
         l->cap = l->cap ? l->cap * 2 : 64;
         l->ids = (int32_t*)xrealloc(l->ids, l->cap * sizeof(int32_t));
@@ -38,11 +38,11 @@ LLMC_UNUSED static void token_list_add(TokenList* l, int32_t id) {
     l->ids[l->count++] = id;
 }
 
-LLMC_UNUSED static void token_list_text(TokenList* l, const Tokenizer* t, const char* text, size_t len) {
+static inline void token_list_text(TokenList* l, const Tokenizer* t, const char* text, size_t len) {
     l->count = tokenizer_encode(t, text, len, false, &l->ids, &l->cap, l->count);
 }
 
-LLMC_UNUSED static void token_list_free(TokenList* l) {
+static inline void token_list_free(TokenList* l) {
     free(l->ids);
     memset(l, 0, sizeof *l);
 }
@@ -64,13 +64,13 @@ typedef struct {
     int num_stops;
 } Generator;
 
-LLMC_UNUSED static void generator_stop_at(Generator* g, int id) {
+static inline void generator_stop_at(Generator* g, int id) {
     if (id >= 0 && g->num_stops < (int)(sizeof g->stops / sizeof *g->stops)) { g->stops[g->num_stops++] = id; }
 }
 
 /* `tokenizer` may be NULL. The sampler is shared; its V is the model's. */
-LLMC_UNUSED static void generator_init(Generator* g, NextLogits next, void* model, const ModelConfig* c,
-                                       const Tokenizer* tokenizer, Sampler* sampler, int context, FILE* out) {
+static inline void generator_init(Generator* g, NextLogits next, void* model, const ModelConfig* c, const Tokenizer* tokenizer,
+                                  Sampler* sampler, int context, FILE* out) {
     memset(g, 0, sizeof *g);
     g->next = next;
     g->model = model;
@@ -88,13 +88,13 @@ LLMC_UNUSED static void generator_init(Generator* g, NextLogits next, void* mode
     for (int i = 0; i < c->num_eos; i++) { generator_stop_at(g, c->eos_ids[i]); }
 }
 
-LLMC_UNUSED static void generator_free(Generator* g) {
+static inline void generator_free(Generator* g) {
     if (g->tokenizer) { decoder_free(&g->decoder); }
     free(g->text);
     memset(g, 0, sizeof *g);
 }
 
-LLMC_UNUSED static bool generator_stops(const Generator* g, int id) {
+static inline bool generator_stops(const Generator* g, int id) {
     for (int i = 0; i < g->num_stops; i++) {
         if (g->stops[i] == id) { return true; }
     }
@@ -102,7 +102,7 @@ LLMC_UNUSED static bool generator_stops(const Generator* g, int id) {
 }
 
 /* Prints and keeps `len` bytes of text. */
-LLMC_UNUSED static void generator_emit(Generator* g, const char* text, size_t len) {
+static inline void generator_emit(Generator* g, const char* text, size_t len) {
     if (g->out && len > 0) {
         fwrite(text, 1, len, g->out);
         fflush(g->out);
@@ -117,7 +117,7 @@ LLMC_UNUSED static void generator_emit(Generator* g, const char* text, size_t le
 }
 
 /* The text of one more token: its characters that are whole now, or its number. */
-LLMC_UNUSED static void generator_emit_token(Generator* g, int id) {
+static inline void generator_emit_token(Generator* g, int id) {
     size_t len = 0;
     char number[16];
     if (g->tokenizer && id < g->tokenizer->vocab_size) {
@@ -131,7 +131,7 @@ LLMC_UNUSED static void generator_emit_token(Generator* g, int id) {
     }
 }
 
-LLMC_UNUSED static void generator_flush(Generator* g) {
+static inline void generator_flush(Generator* g) {
     if (!g->tokenizer) { return; }
     size_t len = 0;
     const char* text = decoder_flush(&g->decoder, &len);
@@ -140,7 +140,7 @@ LLMC_UNUSED static void generator_flush(Generator* g) {
 
 /* The tokens of a prompt: BOS (the configuration's, else the tokenizer's) and the text. Without a tokenizer the text is ids.
  * Never empty: where there is no BOS and no text it is token 0. */
-LLMC_UNUSED static bool prompt_tokens(TokenList* l, const char* text, const ModelConfig* c, const Tokenizer* t, Error* e) {
+static inline bool prompt_tokens(TokenList* l, const char* text, const ModelConfig* c, const Tokenizer* t, Error* e) {
     const int V = c->vocab_size;
     const int bos = c->bos_id >= 0 && c->bos_id < V ? c->bos_id : t ? t->bos_id : -1;
     if (bos >= 0 && bos < V) { token_list_add(l, bos); }
@@ -173,8 +173,8 @@ LLMC_UNUSED static bool prompt_tokens(TokenList* l, const char* text, const Mode
 
 /* Feeds `count` tokens at *pos and writes up to max_tokens more, until a stop; *pos moves on. *last is the token that was
  * chosen last and is not in the cache: a stop, or the last one of max_tokens, or -1 where nothing was chosen. */
-LLMC_UNUSED static bool generate_from(Generator* g, const int32_t* tokens, int count, int* pos, int max_tokens, int* last,
-                                      Error* e) {
+static inline bool generate_from(Generator* g, const int32_t* tokens, int count, int* pos, int max_tokens, int* last,
+                                 Error* e) {
     *last = -1;
     if (count > g->context - *pos) {
         return fail(e, "%d tokens at position %d: do not fit into a context of %d", count, *pos, g->context);
@@ -198,7 +198,7 @@ LLMC_UNUSED static bool generate_from(Generator* g, const int32_t* tokens, int c
 
 /* A whole text: `prompt` as it is, then what the model writes behind it, at most max_tokens. The text also stays in g->text
  * until the next call. */
-LLMC_UNUSED static bool generate(Generator* g, const char* prompt, int max_tokens, Error* e) {
+static inline bool generate(Generator* g, const char* prompt, int max_tokens, Error* e) {
     TokenList tokens;
     memset(&tokens, 0, sizeof tokens);
     g->text_len = 0;
@@ -230,7 +230,7 @@ typedef struct {
 } ChatTokens;
 
 /* Finds the template's tokens, or names the one that is missing. */
-LLMC_UNUSED static bool chat_tokens(ChatTokens* c, const Tokenizer* t, int vocab_size, Error* e) {
+static inline bool chat_tokens(ChatTokens* c, const Tokenizer* t, int vocab_size, Error* e) {
     static const char* const names[] = {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"};
     int* ids[] = {&c->begin, &c->start_header, &c->end_header, &c->eot};
     if (!t) { return fail(e, "--chat: the model has no tokenizer, wanted one with Llama 3's chat tokens"); }
@@ -244,7 +244,7 @@ LLMC_UNUSED static bool chat_tokens(ChatTokens* c, const Tokenizer* t, int vocab
     return true;
 }
 
-LLMC_UNUSED static void chat_header(TokenList* l, const ChatTokens* c, const Tokenizer* t, const char* role) {
+static inline void chat_header(TokenList* l, const ChatTokens* c, const Tokenizer* t, const char* role) {
     token_list_add(l, c->start_header);
     token_list_text(l, t, role, strlen(role));
     token_list_add(l, c->end_header);
@@ -252,8 +252,7 @@ LLMC_UNUSED static void chat_header(TokenList* l, const ChatTokens* c, const Tok
 }
 
 /* A message without white space at its ends, as the template has it. */
-LLMC_UNUSED static void chat_message(TokenList* l, const ChatTokens* c, const Tokenizer* t, const char* role,
-                                     const char* text) {
+static inline void chat_message(TokenList* l, const ChatTokens* c, const Tokenizer* t, const char* role, const char* text) {
     static const char space[] = " \t\r\n\v\f";
     size_t len;
     text += strspn(text, space);
@@ -267,7 +266,7 @@ LLMC_UNUSED static void chat_message(TokenList* l, const ChatTokens* c, const To
 /* Reads messages from `in`, one a line, and answers to g->out, each answer at most max_tokens long. /clear forgets the
  * conversation, /quit or the end of the input ends it. A conversation that no longer fits into the context is forgotten,
  * too, which is said. `system` may be NULL. */
-LLMC_UNUSED static bool chat(Generator* g, const char* system, int max_tokens, FILE* in, Error* e) {
+static inline bool chat(Generator* g, const char* system, int max_tokens, FILE* in, Error* e) {
     ChatTokens c;
     if (!chat_tokens(&c, g->tokenizer, g->config->vocab_size, e)) { return false; }
     generator_stop_at(g, c.eot);

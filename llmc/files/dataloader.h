@@ -24,9 +24,9 @@
 #ifndef LLMC_DATALOADER_H
 #define LLMC_DATALOADER_H
 
-#include "utils.h"  // first: it asks for the functions beyond C11
-#include "rand.h"
-#include "tokenfile.h"
+#include "llmc/base/utils.h"  // first: it asks for the functions beyond C11
+#include "llmc/base/rand.h"
+#include "llmc/files/tokenfile.h"
 #include <glob.h>
 #include <pthread.h>
 #include <signal.h>
@@ -83,7 +83,7 @@ typedef struct {
 // the order of rows
 
 /* Fills a[0..n) with the permutation described at the top. `high` is the epoch << 32 of rows, 0 for shards. */
-LLMC_UNUSED static void dataloader_permute_rows(uint32_t* a, uint64_t n, uint64_t seed, uint32_t shard, uint64_t epoch) {
+static inline void dataloader_permute_rows(uint32_t* a, uint64_t n, uint64_t seed, uint32_t shard, uint64_t epoch) {
     for (uint64_t i = 0; i < n; i++) { a[i] = (uint32_t)i; }
     for (uint64_t i = n - 1; i >= 1; i--) {
         uint64_t j = philox_below(seed, RAND_SHUFFLE_ROWS, shard, epoch << 32 | i, i + 1);
@@ -93,7 +93,7 @@ LLMC_UNUSED static void dataloader_permute_rows(uint32_t* a, uint64_t n, uint64_
     }
 }
 
-LLMC_UNUSED static void dataloader_permute_shards(int* a, int n, uint64_t seed, uint64_t epoch) {
+static inline void dataloader_permute_shards(int* a, int n, uint64_t seed, uint64_t epoch) {
     for (int i = 0; i < n; i++) { a[i] = i; }
     for (int i = n - 1; i >= 1; i--) {
         uint64_t j = philox_below(seed, RAND_SHUFFLE_SHARDS, (uint32_t)epoch, (uint64_t)i, (uint64_t)i + 1);
@@ -120,7 +120,7 @@ static void dataloader_order_epoch(DataLoader* d, uint64_t epoch) {
 }
 
 /* Which shard, and which row in it, is row `row` of the stream. */
-LLMC_UNUSED static void dataloader_locate(DataLoader* d, uint64_t row, int* shard, uint64_t* row_in_shard) {
+static inline void dataloader_locate(DataLoader* d, uint64_t row, int* shard, uint64_t* row_in_shard) {
     uint64_t epoch = row / d->rows_per_epoch, in_epoch = row % d->rows_per_epoch;
     if (epoch != d->order_epoch) { dataloader_order_epoch(d, epoch); }
     int lo = 0, hi = d->num_shards;  // order_start[lo] <= in_epoch < order_start[hi]
@@ -325,7 +325,7 @@ static bool dataloader_check_shard(DataLoader* d, int i, int* vocab_from, int* p
 }
 
 /* Stops the thread and frees everything; also after a failed open, and twice. */
-LLMC_UNUSED static void dataloader_close(DataLoader* d) {
+static inline void dataloader_close(DataLoader* d) {
     if (d->threaded) {
         pthread_mutex_lock(&d->mutex);
         d->quit = true;
@@ -352,8 +352,8 @@ LLMC_UNUSED static void dataloader_close(DataLoader* d) {
  * Starts at row 0. Refuses: no file, a folder, a damaged header, a size that is not the header's, shards that differ in
  * width, vocabulary or tokenizer, a shard without one row, fewer rows in all than one batch of all ranks. The
  * loader must stay at its address until it is closed. */
-LLMC_UNUSED static bool dataloader_open(DataLoader* d, const char* pattern, int B, int T, int rank, int num_ranks,
-                                        uint64_t seed, bool shuffle, Error* e) {
+static inline bool dataloader_open(DataLoader* d, const char* pattern, int B, int T, int rank, int num_ranks, uint64_t seed,
+                                   bool shuffle, Error* e) {
     memset(d, 0, sizeof *d);
     d->B = B;
     d->T = T;
@@ -395,7 +395,7 @@ LLMC_UNUSED static bool dataloader_open(DataLoader* d, const char* pattern, int 
 
 /* Holds the data against the model and the run's tokenizer (fingerprint 0: the run has none), and from here on
  * refuses tokens the model has no row for. Call it before the first batch. */
-LLMC_UNUSED static bool dataloader_check_vocab(DataLoader* d, int model_vocab, uint64_t tokenizer_fingerprint, Error* e) {
+static inline bool dataloader_check_vocab(DataLoader* d, int model_vocab, uint64_t tokenizer_fingerprint, Error* e) {
     const char* path = d->shards[0].path;
     dataloader_wait(d);
     if (d->vocab_size > model_vocab) {
@@ -418,7 +418,7 @@ LLMC_UNUSED static bool dataloader_check_vocab(DataLoader* d, int model_vocab, u
 // the stream
 
 /* The next batch starts at `row`, counted as above; a run resumed there sees the same tokens as one never stopped. */
-LLMC_UNUSED static void dataloader_seek(DataLoader* d, uint64_t row) { d->row = row; }
+static inline void dataloader_seek(DataLoader* d, uint64_t row) { d->row = row; }
 
 static void dataloader_ask(DataLoader* d, uint64_t first) {
     d->ahead_row = first;
@@ -435,7 +435,7 @@ static void dataloader_ask(DataLoader* d, uint64_t first) {
 
 /* Gives this rank's B rows, inputs x and targets y, and moves on by num_ranks * B rows. On an error (a token outside the
  * vocabulary, a file that vanished or shrank) the position stays. */
-LLMC_UNUSED static bool dataloader_next(DataLoader* d, int32_t* x /* (B, T) */, int32_t* y /* (B, T) */, Error* e) {
+static inline bool dataloader_next(DataLoader* d, int32_t* x /* (B, T) */, int32_t* y /* (B, T) */, Error* e) {
     uint64_t first = d->row + (uint64_t)d->rank * (uint64_t)d->B, step = (uint64_t)d->num_ranks * (uint64_t)d->B;
     size_t T = (size_t)d->T;
     if (!d->thread_tried) { dataloader_start_thread(d); }

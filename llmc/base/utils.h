@@ -40,6 +40,8 @@
 typedef struct {
     char msg[1024];  // the first cause; empty: no error
 } Error;
+#define NO_ERROR \
+    { "" }
 
 /* Records the first cause and returns false, so that a parser can `return fail(e, ...)`. A second cause is dropped. */
 LLMC_PRINTF(2, 3) static bool fail(Error* e, const char* fmt, ...) {
@@ -87,37 +89,37 @@ LLMC_PRINTF(1, 2) static void warn(const char* fmt, ...) {
 // checked arithmetic and memory
 
 /* *out = a * b; true if the product does not fit (then *out is untouched). */
-LLMC_UNUSED static bool mul_overflows(size_t a, size_t b, size_t* out) {
+static inline bool mul_overflows(size_t a, size_t b, size_t* out) {
     size_t r;
     if (__builtin_mul_overflow(a, b, &r)) { return true; }
     *out = r;
     return false;
 }
 
-LLMC_UNUSED static size_t size_min(size_t a, size_t b) { return a < b ? a : b; }
-LLMC_UNUSED static size_t size_max(size_t a, size_t b) { return a > b ? a : b; }
-LLMC_UNUSED static size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
-LLMC_UNUSED static size_t round_up(size_t a, size_t to) { return ceil_div(a, to) * to; }
+static inline size_t size_min(size_t a, size_t b) { return a < b ? a : b; }
+static inline size_t size_max(size_t a, size_t b) { return a > b ? a : b; }
+static inline size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
+static inline size_t round_up(size_t a, size_t to) { return ceil_div(a, to) * to; }
 
-LLMC_UNUSED static void* xmalloc(size_t bytes) {
+static inline void* xmalloc(size_t bytes) {
     void* p = malloc(bytes ? bytes : 1);
     if (!p) { die("out of memory: could not allocate %.1f MiB", (double)bytes / (1 << 20)); }
     return p;
 }
 
-LLMC_UNUSED static void* xcalloc(size_t count, size_t size) {
+static inline void* xcalloc(size_t count, size_t size) {
     void* p = calloc(count ? count : 1, size ? size : 1);
     if (!p) { die("out of memory: could not allocate %.1f MiB", (double)count * (double)size / (1 << 20)); }
     return p;
 }
 
-LLMC_UNUSED static void* xrealloc(void* old, size_t bytes) {
+static inline void* xrealloc(void* old, size_t bytes) {
     void* p = realloc(old, bytes ? bytes : 1);
     if (!p) { die("out of memory: could not allocate %.1f MiB", (double)bytes / (1 << 20)); }
     return p;
 }
 
-LLMC_UNUSED static char* xstrdup(const char* s) {
+static inline char* xstrdup(const char* s) {
     size_t n = strlen(s) + 1;
     return (char*)memcpy(xmalloc(n), s, n);
 }
@@ -128,24 +130,24 @@ LLMC_UNUSED static char* xstrdup(const char* s) {
 enum { PATH_CAP = 4096 };  // bytes of a path buffer, the terminating NUL included
 
 /* out = dir "/" name, in a buffer of PATH_CAP bytes; false and an error when it does not fit. */
-LLMC_UNUSED static bool path_join(char* out, const char* dir, const char* name, Error* e) {
+static inline bool path_join(char* out, const char* dir, const char* name, Error* e) {
     int n = snprintf(out, PATH_CAP, "%s/%s", dir, name);
     if (n >= 0 && n < PATH_CAP) { return true; }
     return fail(e, "%.200s...: the path is longer than %d bytes", dir, PATH_CAP - 1);
 }
 
-LLMC_UNUSED static bool file_exists(const char* path) {
+static inline bool file_exists(const char* path) {
     struct stat st;
     return stat(path, &st) == 0;
 }
 
-LLMC_UNUSED static bool is_directory(const char* path) {
+static inline bool is_directory(const char* path) {
     struct stat st;
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
 /* Opens a regular file for reading and tells its size in bytes; a folder, a pipe or a missing file is an error. */
-LLMC_UNUSED static FILE* open_input(const char* path, uint64_t* size, Error* e) {
+static inline FILE* open_input(const char* path, uint64_t* size, Error* e) {
     struct stat st;
     int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);  // so that a pipe nobody writes to does not hang us
     FILE* f = fd >= 0 ? fdopen(fd, "rb") : NULL;
@@ -164,7 +166,7 @@ LLMC_UNUSED static FILE* open_input(const char* path, uint64_t* size, Error* e) 
 }
 
 /* Reads exactly `bytes` bytes at the file's position. `what` names the part for the error. */
-LLMC_UNUSED static bool read_exact(FILE* f, void* dst, size_t bytes, const char* path, const char* what, Error* e) {
+static inline bool read_exact(FILE* f, void* dst, size_t bytes, const char* path, const char* what, Error* e) {
     size_t got = fread(dst, 1, bytes, f);
     if (got == bytes) { return true; }
     if (ferror(f)) { return fail(e, "%s: reading %s failed: %s", path, what, strerror(errno)); }
@@ -172,7 +174,7 @@ LLMC_UNUSED static bool read_exact(FILE* f, void* dst, size_t bytes, const char*
 }
 
 /* The whole file with a NUL behind it (not counted in *size), or NULL. Refuses files above `max` bytes. Free with free(). */
-LLMC_UNUSED static char* read_file(const char* path, size_t* size, uint64_t max, Error* e) {
+static inline char* read_file(const char* path, size_t* size, uint64_t max, Error* e) {
     uint64_t bytes = 0;
     FILE* f = open_input(path, &bytes, e);
     if (!f) { return NULL; }
@@ -197,14 +199,14 @@ LLMC_UNUSED static char* read_file(const char* path, size_t* size, uint64_t max,
 
 /* A program that was started with stdin, stdout or stderr closed would be given their numbers for its own files, and what is
  * printed would end up in those: to be called first of all. Reading and writing there go on failing. */
-LLMC_UNUSED static void keep_standard_files(void) {
+static inline void keep_standard_files(void) {
     for (int fd = 0; fd <= 2; fd++) {
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd) { exit(1); }
     }
 }
 
 /* Flushes a written file to the disk and closes it. The disk may be found full only here, so the result matters. */
-LLMC_UNUSED static bool close_output(FILE* f, const char* path, Error* e) {
+static inline bool close_output(FILE* f, const char* path, Error* e) {
     bool ok = fflush(f) == 0 && !ferror(f) && fsync(fileno(f)) == 0;
     int cause = errno;
     ok = fclose(f) == 0 && ok;
@@ -212,7 +214,7 @@ LLMC_UNUSED static bool close_output(FILE* f, const char* path, Error* e) {
 }
 
 /* Flushes a folder's entries, so that a rename or a new file in it survives a power cut. */
-LLMC_UNUSED static bool sync_directory(const char* path, Error* e) {
+static inline bool sync_directory(const char* path, Error* e) {
     int fd = open(path, O_RDONLY | O_DIRECTORY);
     bool ok = fd >= 0 && fsync(fd) == 0;
     int cause = errno;
@@ -221,7 +223,7 @@ LLMC_UNUSED static bool sync_directory(const char* path, Error* e) {
 }
 
 /* mkdir -p. */
-LLMC_UNUSED static bool make_directories(const char* path, Error* e) {
+static inline bool make_directories(const char* path, Error* e) {
     char buf[PATH_CAP];
     if (strlen(path) >= sizeof buf) { return fail(e, "%.200s...: the path is longer than %d bytes", path, PATH_CAP - 1); }
     strcpy(buf, path);
@@ -242,7 +244,7 @@ LLMC_UNUSED static bool make_directories(const char* path, Error* e) {
 // time
 
 /* Seconds on a clock that never steps back. */
-LLMC_UNUSED static double now_seconds(void) {
+static inline double now_seconds(void) {
     struct timespec ts;
     clock_gettime(CLOCK_MONOTONIC, &ts);
     return (double)ts.tv_sec + 1e-9 * (double)ts.tv_nsec;

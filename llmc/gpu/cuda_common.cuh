@@ -18,7 +18,7 @@
 #include <nvtx3/nvToolsExt.h>
 #include <assert.h>
 
-#include "utils.h"
+#include "llmc/base/utils.h"
 
 #if defined(PRECISION_FP32) + defined(PRECISION_BF16) + defined(PRECISION_FP16) != 1
 #error "define exactly one of PRECISION_FP32, PRECISION_BF16, PRECISION_FP16"

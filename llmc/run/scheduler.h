@@ -12,19 +12,19 @@
 #ifndef LLMC_SCHEDULER_H
 #define LLMC_SCHEDULER_H
 
-#include "utils.h"
+#include "llmc/base/utils.h"
 #include <math.h>
-#include "options.h"
+#include "llmc/run/options.h"
 
 /* (now - first) / (last - first) in [0, 1]; 1 where nothing lies between. */
-LLMC_UNUSED static double schedule_progress(int64_t now, int64_t first, int64_t last) {
+static inline double schedule_progress(int64_t now, int64_t first, int64_t last) {
     if (now >= last) { return 1.0; }
     return now <= first ? 0.0 : (double)(now - first) / (double)(last - first);
 }
 
 /* The learning rate of step `step` of `steps`. */
-LLMC_UNUSED static double learning_rate(Schedule schedule, int64_t step, int64_t steps, int64_t warmup, double lr,
-                                        double final_lr_frac) {
+static inline double learning_rate(Schedule schedule, int64_t step, int64_t steps, int64_t warmup, double lr,
+                                   double final_lr_frac) {
     const double pi = 3.14159265358979323846, f = final_lr_frac;
     if (step < warmup) { return lr * (double)(step + 1) / (double)warmup; }
     const double p = schedule_progress(step, warmup, steps);

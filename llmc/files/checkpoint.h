@@ -23,16 +23,16 @@
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
 
-#include "utils.h"
+#include "llmc/base/utils.h"
 
 #include <dirent.h>
 #include <inttypes.h>
 #include <sys/file.h>
 
-#include "crc.h"
-#include "json.h"
-#include "model_folder.h"
-#include "outlier.h"
+#include "llmc/base/crc.h"
+#include "llmc/files/json.h"
+#include "llmc/files/model_folder.h"
+#include "llmc/base/outlier.h"
 
 enum {
     TRAINER_STATE_FORMAT = 1,
@@ -45,7 +45,7 @@ enum {
 
 /* Makes the folder and locks it for this process: *fd keeps the lock until out_unlock() or the process's end, however it
  * ends. Fails while another live process holds it. */
-LLMC_UNUSED static bool out_lock(int* fd, const char* out, Error* e) {
+static inline bool out_lock(int* fd, const char* out, Error* e) {
     char path[PATH_CAP];
     if (!make_directories(out, e) || !path_join(path, out, ".lock", e)) { return false; }
     *fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
@@ -69,7 +69,7 @@ LLMC_UNUSED static bool out_lock(int* fd, const char* out, Error* e) {
     return true;
 }
 
-LLMC_UNUSED static void out_unlock(int* fd) {
+static inline void out_unlock(int* fd) {
     if (*fd >= 0) { close(*fd); }
     *fd = -1;
 }
@@ -78,7 +78,7 @@ LLMC_UNUSED static void out_unlock(int* fd) {
 // files
 
 /* Size and checksum of a file. */
-LLMC_UNUSED static bool file_sum(const char* path, uint64_t* size, uint32_t* crc, Error* e) {
+static inline bool file_sum(const char* path, uint64_t* size, uint32_t* crc, Error* e) {
     FILE* f = open_input(path, size, e);
     if (!f) { return false; }
     char* piece = (char*)xmalloc(CHECKPOINT_COPY);
@@ -98,7 +98,7 @@ LLMC_UNUSED static bool file_sum(const char* path, uint64_t* size, uint32_t* crc
 }
 
 /* Flushes a file that someone else wrote and closed. */
-LLMC_UNUSED static bool sync_file(const char* path, Error* e) {
+static inline bool sync_file(const char* path, Error* e) {
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
     bool ok = fd >= 0 && fsync(fd) == 0;
     const int cause = errno;
@@ -106,7 +106,7 @@ LLMC_UNUSED static bool sync_file(const char* path, Error* e) {
     return ok || fail(e, "%s: cannot flush the file: %s", path, strerror(cause));
 }
 
-LLMC_UNUSED static bool copy_file(const char* from, const char* to, Error* e) {
+static inline bool copy_file(const char* from, const char* to, Error* e) {
     uint64_t size = 0;
     FILE* in = open_input(from, &size, e);
     if (!in) { return false; }
@@ -128,7 +128,7 @@ LLMC_UNUSED static bool copy_file(const char* from, const char* to, Error* e) {
 }
 
 /* rm -r, links not followed; a folder four levels down is none of ours and stays. */
-LLMC_UNUSED static bool remove_tree_at(const char* path, int depth, Error* e) {
+static inline bool remove_tree_at(const char* path, int depth, Error* e) {
     DIR* d = opendir(path);
     if (!d) { return fail(e, "%s: cannot open the folder: %s", path, strerror(errno)); }
     bool ok = true;
@@ -148,7 +148,7 @@ LLMC_UNUSED static bool remove_tree_at(const char* path, int depth, Error* e) {
 }
 
 /* Removes a folder where there is one. */
-LLMC_UNUSED static bool remove_tree(const char* path, Error* e) { return !is_directory(path) || remove_tree_at(path, 0, e); }
+static inline bool remove_tree(const char* path, Error* e) { return !is_directory(path) || remove_tree_at(path, 0, e); }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // optimizer state of a rank
@@ -164,19 +164,19 @@ typedef struct {
 } StateSlot;
 
 /* The part of parameter p that lies in [lo, hi) of the arena; returns its number of elements. */
-LLMC_UNUSED static size_t state_part(const Param* p, size_t lo, size_t hi, size_t* first) {
+static inline size_t state_part(const Param* p, size_t lo, size_t hi, size_t* first) {
     const size_t begin = size_max(p->offset, lo), end = size_min(p->offset + param_size(p), hi);
     *first = begin - p->offset;
     return end > begin ? end - begin : 0;
 }
 
-LLMC_UNUSED static void state_file_name(char* out /* 64 */, int rank) { snprintf(out, 64, "state_rank%05d.safetensors", rank); }
+static inline void state_file_name(char* out /* 64 */, int rank) { snprintf(out, 64, "state_rank%05d.safetensors", rank); }
 
 typedef char StateTensorName[112];
 
 /* The tensors a rank's file holds: every slot, every part of a parameter in [lo, hi). Returns how many. */
-LLMC_UNUSED static size_t state_list(const ParamTable* t, size_t lo, size_t hi, const StateSlot* slots, int num_slots,
-                                     SafeTensor* tensors, StateTensorName* names) {
+static inline size_t state_list(const ParamTable* t, size_t lo, size_t hi, const StateSlot* slots, int num_slots,
+                                SafeTensor* tensors, StateTensorName* names) {
     size_t count = 0, first = 0;
     for (int s = 0; s < num_slots; s++) {
         for (int i = 0; i < t->count; i++) {
@@ -198,8 +198,8 @@ LLMC_UNUSED static size_t state_list(const ParamTable* t, size_t lo, size_t hi, 
 }
 
 /* Writes the state of elements [lo, hi) of the arena into dir/state_rankRRRRR.safetensors and flushes it. */
-LLMC_UNUSED static bool state_save(const char* dir, int rank, const ParamTable* t, size_t lo, size_t hi, const StateSlot* slots,
-                                   int num_slots, FileSums* sums, Error* e) {
+static inline bool state_save(const char* dir, int rank, const ParamTable* t, size_t lo, size_t hi, const StateSlot* slots,
+                              int num_slots, FileSums* sums, Error* e) {
     char name[64], path[PATH_CAP];
     state_file_name(name, rank);
     if (!path_join(path, dir, name, e)) { return false; }
@@ -239,7 +239,7 @@ typedef struct {
     const SafeTensors* file;
 } StatePart;
 
-LLMC_UNUSED static int state_compare(const void* a, const void* b) {
+static inline int state_compare(const void* a, const void* b) {
     const StatePart *x = (const StatePart*)a, *y = (const StatePart*)b;
     if (x->slot != y->slot) { return x->slot - y->slot; }
     if (x->param != y->param) { return x->param - y->param; }
@@ -247,8 +247,8 @@ LLMC_UNUSED static int state_compare(const void* a, const void* b) {
 }
 
 /* Understands the name "SLOT.PARAMETER" or "SLOT.PARAMETER@FIRST" of a tensor. */
-LLMC_UNUSED static bool state_parse(const SafeTensors* file, const SafeTensor* tensor, const ParamTable* t,
-                                    const StateSlot* slots, int num_slots, StatePart* part, Error* e) {
+static inline bool state_parse(const SafeTensors* file, const SafeTensor* tensor, const ParamTable* t, const StateSlot* slots,
+                               int num_slots, StatePart* part, Error* e) {
     const char* dot = strchr(tensor->name, '.');
     const char* at = strrchr(tensor->name, '@');
     const size_t slot_len = dot ? (size_t)(dot - tensor->name) : 0;
@@ -291,8 +291,8 @@ LLMC_UNUSED static bool state_parse(const SafeTensors* file, const SafeTensor* t
 }
 
 /* Parts cover every parameter of every slot exactly once. `parts` is sorted. */
-LLMC_UNUSED static bool state_check_cover(const char* dir, const StatePart* parts, size_t count, const ParamTable* t,
-                                          const StateSlot* slots, int num_slots, Error* e) {
+static inline bool state_check_cover(const char* dir, const StatePart* parts, size_t count, const ParamTable* t,
+                                     const StateSlot* slots, int num_slots, Error* e) {
     size_t k = 0;
     for (int s = 0; s < num_slots; s++) {
         for (int i = 0; i < t->count; i++) {
@@ -311,8 +311,8 @@ LLMC_UNUSED static bool state_check_cover(const char* dir, const StatePart* part
 
 /* Reads the state files of all `world_size` ranks of a checkpoint and gives the slots' elements in [lo, hi) of the arena
  * to their sinks. All files are checked before the first element is given. */
-LLMC_UNUSED static bool state_load(const char* dir, int world_size, const ParamTable* t, size_t lo, size_t hi,
-                                   const StateSlot* slots, int num_slots, Error* e) {
+static inline bool state_load(const char* dir, int world_size, const ParamTable* t, size_t lo, size_t hi,
+                              const StateSlot* slots, int num_slots, Error* e) {
     SafeTensors* files = (SafeTensors*)xcalloc((size_t)world_size, sizeof(SafeTensors));
     StatePart* parts = NULL;
     size_t count = 0;
@@ -374,7 +374,7 @@ typedef struct {
     char path[PATH_CAP];
 } TrainerState;
 
-LLMC_UNUSED static void trainer_state_free(TrainerState* s) {
+static inline void trainer_state_free(TrainerState* s) {
     file_sums_free(&s->files);
     json_free(&s->json);
     s->saved_options = NULL;
@@ -397,7 +397,7 @@ enum { NUM_TRAINER_STATE_INTEGERS = sizeof trainer_state_integers / sizeof *trai
 // The last line of the file: the CRC-32C of everything before it.
 static const char trainer_state_tail[] = ",\n  \"crc32c\": ";
 
-LLMC_UNUSED static void outlier_write(FILE* f, const Outlier* o) {
+static inline void outlier_write(FILE* f, const Outlier* o) {
     fprintf(f, "{\"next\": %d, \"values\": [", o->next);
     for (int i = 0; i < o->count; i++) {
         if (i) { fputs(", ", f); }
@@ -407,7 +407,7 @@ LLMC_UNUSED static void outlier_write(FILE* f, const Outlier* o) {
 }
 
 /* Writes and flushes the file. `files` are all others of the checkpoint. */
-LLMC_UNUSED static bool trainer_state_write(const TrainerState* s, const FileSums* files, const char* path, Error* e) {
+static inline bool trainer_state_write(const TrainerState* s, const FileSums* files, const char* path, Error* e) {
     char* text = NULL;
     size_t length = 0;
     FILE* f = open_memstream(&text, &length);
@@ -446,7 +446,7 @@ LLMC_UNUSED static bool trainer_state_write(const TrainerState* s, const FileSum
     return ok && close_output(out, path, e);
 }
 
-LLMC_UNUSED static bool outlier_read(const Json* j, const char* key, Outlier* o, Error* e) {
+static inline bool outlier_read(const Json* j, const char* key, Outlier* o, Error* e) {
     const JsonNode* window = json_get(j, json_root(j), key);
     const JsonNode* values = json_get(j, window, "values");
     memset(o, 0, sizeof *o);
@@ -469,7 +469,7 @@ LLMC_UNUSED static bool outlier_read(const Json* j, const char* key, Outlier* o,
 }
 
 /* A name inside of the checkpoint: no part of it starts with a dot, and none is empty. */
-LLMC_UNUSED static bool checkpoint_good_name(const char* name) {
+static inline bool checkpoint_good_name(const char* name) {
     if (strlen(name) >= sizeof(((FileSum*)0)->name)) { return false; }
     for (const char* p = name;; p++) {
         if (*p == '.' || *p == '/' || *p == 0) { return false; }
@@ -478,7 +478,7 @@ LLMC_UNUSED static bool checkpoint_good_name(const char* name) {
     }
 }
 
-LLMC_UNUSED static bool trainer_state_files(TrainerState* s, Error* e) {
+static inline bool trainer_state_files(TrainerState* s, Error* e) {
     const Json* j = &s->json;
     const JsonNode* files = json_get(j, json_root(j), "files");
     if (!files || files->type != JSON_ARRAY) { return json_wanted(j, json_root(j), "files", e, "an array"); }
@@ -497,7 +497,7 @@ LLMC_UNUSED static bool trainer_state_files(TrainerState* s, Error* e) {
 }
 
 /* The fields of a text that passed its own checksum. */
-LLMC_UNUSED static bool trainer_state_parse(TrainerState* s, Error* e) {
+static inline bool trainer_state_parse(TrainerState* s, Error* e) {
     const Json* j = &s->json;
     const JsonNode* root = json_root(j);
     int64_t number = 0;
@@ -519,7 +519,7 @@ LLMC_UNUSED static bool trainer_state_parse(TrainerState* s, Error* e) {
 }
 
 /* Whether the text ends in the line with its own checksum, byte for byte as it was written. */
-LLMC_UNUSED static bool trainer_state_whole(const char* text, size_t length) {
+static inline bool trainer_state_whole(const char* text, size_t length) {
     char tail[64];
     for (size_t n = sizeof trainer_state_tail; n < sizeof tail && n <= length; n++) {
         const char* at = text + length - n;
@@ -531,7 +531,7 @@ LLMC_UNUSED static bool trainer_state_whole(const char* text, size_t length) {
 }
 
 /* Reads a text of `length` bytes (owned, as json_parse). Free with trainer_state_free(), also where this fails. */
-LLMC_UNUSED static bool trainer_state_from_text(TrainerState* s, char* text, size_t length, const char* path, Error* e) {
+static inline bool trainer_state_from_text(TrainerState* s, char* text, size_t length, const char* path, Error* e) {
     memset(s, 0, sizeof *s);
     snprintf(s->path, sizeof s->path, "%s", path);
     const bool whole = trainer_state_whole(text, length);  // before strings are decoded in place
@@ -542,7 +542,7 @@ LLMC_UNUSED static bool trainer_state_from_text(TrainerState* s, char* text, siz
     return trainer_state_parse(s, e);
 }
 
-LLMC_UNUSED static bool trainer_state_read(TrainerState* s, const char* path, Error* e) {
+static inline bool trainer_state_read(TrainerState* s, const char* path, Error* e) {
     memset(s, 0, sizeof *s);
     size_t length = 0;
     char* text = read_file(path, &length, 64 << 20, e);
@@ -565,7 +565,7 @@ typedef struct {
 } Checkpoint;
 
 /* OUT/step_NNNNNNNN and OUT/step_NNNNNNNN.tmp, each in PATH_CAP bytes. */
-LLMC_UNUSED static bool checkpoint_paths(const char* out, uint64_t step, char* dir, char* tmp, Error* e) {
+static inline bool checkpoint_paths(const char* out, uint64_t step, char* dir, char* tmp, Error* e) {
     char name[64];
     snprintf(name, sizeof name, "step_%08" PRIu64, step);
     if (!path_join(dir, out, name, e)) { return false; }
@@ -574,9 +574,8 @@ LLMC_UNUSED static bool checkpoint_paths(const char* out, uint64_t step, char* d
 }
 
 /* Gives up: removes the .tmp folder. Harmless after a commit. */
-LLMC_UNUSED static void checkpoint_abort(Checkpoint* k) {
-    Error ignored;
-    memset(&ignored, 0, sizeof ignored);
+static inline void checkpoint_abort(Checkpoint* k) {
+    Error ignored = NO_ERROR;
     if (k->tmp[0] && !remove_tree(k->tmp, &ignored)) { warn("%s", ignored.msg); }
     k->tmp[0] = 0;
     file_sums_free(&k->sums);
@@ -584,7 +583,7 @@ LLMC_UNUSED static void checkpoint_abort(Checkpoint* k) {
 
 /* Starts one in an empty OUT/step_N.tmp. Then the parts below (checkpoint_copy_files() first, since what it brought is
  * kept), then checkpoint_commit(). Any function that fails leaves the rest to checkpoint_abort(). */
-LLMC_UNUSED static bool checkpoint_begin(Checkpoint* k, const char* out, uint64_t step, Error* e) {
+static inline bool checkpoint_begin(Checkpoint* k, const char* out, uint64_t step, Error* e) {
     memset(k, 0, sizeof *k);
     if (!checkpoint_paths(out, step, k->dir, k->tmp, e)) { return false; }
     snprintf(k->out, sizeof k->out, "%s", out);  // fits, since the longer paths did
@@ -592,19 +591,19 @@ LLMC_UNUSED static bool checkpoint_begin(Checkpoint* k, const char* out, uint64_
     return remove_tree(k->tmp, e) && make_directories(k->tmp, e);
 }
 
-LLMC_UNUSED static bool checkpoint_model(Checkpoint* k, const ModelConfig* c, const ParamTable* t, const char* dtype,
-                                         TensorSource source, void* ctx, Error* e) {
+static inline bool checkpoint_model(Checkpoint* k, const ModelConfig* c, const ParamTable* t, const char* dtype,
+                                    TensorSource source, void* ctx, Error* e) {
     return model_save_sums(k->tmp, c, t, dtype, source, ctx, &k->sums, e);
 }
 
 /* This process's rank; other ranks call state_save() on the same folder. */
-LLMC_UNUSED static bool checkpoint_state(Checkpoint* k, int rank, const ParamTable* t, size_t lo, size_t hi,
-                                         const StateSlot* slots, int num_slots, Error* e) {
+static inline bool checkpoint_state(Checkpoint* k, int rank, const ParamTable* t, size_t lo, size_t hi, const StateSlot* slots,
+                                    int num_slots, Error* e) {
     return state_save(k->tmp, rank, t, lo, hi, slots, num_slots, &k->sums, e);
 }
 
 /* Whether a file of the source model's folder is weights, or something that a checkpoint writes itself. */
-LLMC_UNUSED static bool checkpoint_skips(const char* name) {
+static inline bool checkpoint_skips(const char* name) {
     static const char* const ends[] = {".safetensors", ".index.json", ".bin",  ".pt",  ".pth",   ".ckpt", ".gguf",
                                        ".h5",          ".msgpack",    ".onnx", ".tmp", ".jsonl", ".npz"};
     static const char* const names[] = {"config.json", "trainer_state.json"};
@@ -621,7 +620,7 @@ LLMC_UNUSED static bool checkpoint_skips(const char* name) {
 }
 
 /* Whether a tokenizer.model is tiktoken's text ("IQ== 0") and not SentencePiece's binary. */
-LLMC_UNUSED static bool checkpoint_is_tiktoken(const char* path) {
+static inline bool checkpoint_is_tiktoken(const char* path) {
     char head[8] = "";
     FILE* f = fopen(path, "rb");
     const size_t n = f ? fread(head, 1, sizeof head, f) : 0;
@@ -634,7 +633,7 @@ LLMC_UNUSED static bool checkpoint_is_tiktoken(const char* path) {
  * checkpoint writes itself, hidden files, folders, and what already lies in the checkpoint are left out. Meta's
  * tokenizer.model (tiktoken's text) goes into original/, where Meta keeps it: converters take one at the top for
  * SentencePiece's and stop. */
-LLMC_UNUSED static bool checkpoint_copy_files(Checkpoint* k, const char* from, Error* e) {
+static inline bool checkpoint_copy_files(Checkpoint* k, const char* from, Error* e) {
     DIR* d = opendir(from);
     if (!d) { return fail(e, "%s: cannot open the folder: %s", from, strerror(errno)); }
     bool ok = true;
@@ -660,7 +659,7 @@ LLMC_UNUSED static bool checkpoint_copy_files(Checkpoint* k, const char* from, E
 }
 
 /* Sums (and flushes) every file below the folder that is not summed yet; `prefix` is "" or "original/". */
-LLMC_UNUSED static bool checkpoint_sum_folder(FileSums* sums, const char* dir, const char* prefix, Error* e) {
+static inline bool checkpoint_sum_folder(FileSums* sums, const char* dir, const char* prefix, Error* e) {
     DIR* d = opendir(dir);
     if (!d) { return fail(e, "%s: cannot open the folder: %s", dir, strerror(errno)); }
     bool ok = true;
@@ -692,13 +691,13 @@ LLMC_UNUSED static bool checkpoint_sum_folder(FileSums* sums, const char* dir, c
     return ok && sync_directory(dir, e);
 }
 
-LLMC_UNUSED static int file_sums_compare(const void* a, const void* b) {
+static inline int file_sums_compare(const void* a, const void* b) {
     return strcmp(((const FileSum*)a)->name, ((const FileSum*)b)->name);
 }
 
 /* Swaps the finished folder with one that has its name already (damaged, or of a run that was set back), which is then
  * the .tmp. */
-LLMC_UNUSED static bool checkpoint_exchange(const char* tmp, const char* dir) {
+static inline bool checkpoint_exchange(const char* tmp, const char* dir) {
 #ifdef RENAME_EXCHANGE
     if (renameat2(AT_FDCWD, tmp, AT_FDCWD, dir, RENAME_EXCHANGE) == 0) { return true; }
 #endif
@@ -709,7 +708,7 @@ LLMC_UNUSED static bool checkpoint_exchange(const char* tmp, const char* dir) {
 }
 
 /* Gives the finished folder its name. */
-LLMC_UNUSED static bool checkpoint_rename(Checkpoint* k, Error* e) {
+static inline bool checkpoint_rename(Checkpoint* k, Error* e) {
     LLMC_FAULT_POINT("rename");
     if (rename(k->tmp, k->dir) == 0) {
         k->tmp[0] = 0;
@@ -721,7 +720,7 @@ LLMC_UNUSED static bool checkpoint_rename(Checkpoint* k, Error* e) {
 }
 
 /* Sums the files, writes trainer_state.json, flushes, renames. Where it fails the .tmp is removed. */
-LLMC_UNUSED static bool checkpoint_commit(Checkpoint* k, const TrainerState* s, Error* e) {
+static inline bool checkpoint_commit(Checkpoint* k, const TrainerState* s, Error* e) {
     char path[PATH_CAP];
     LLMC_FAULT_POINT("commit");
     bool ok = checkpoint_sum_folder(&k->sums, k->tmp, "", e) && path_join(path, k->tmp, "trainer_state.json", e);
@@ -737,7 +736,7 @@ LLMC_UNUSED static bool checkpoint_commit(Checkpoint* k, const TrainerState* s, 
 // finding, checking and pruning
 
 /* The step of a name step_NNNNNNNN; false for any other name. */
-LLMC_UNUSED static bool checkpoint_step_of(const char* name, uint64_t* step) {
+static inline bool checkpoint_step_of(const char* name, uint64_t* step) {
     if (strncmp(name, "step_", 5) != 0) { return false; }
     const size_t digits = strspn(name + 5, "0123456789");
     if (digits < 8 || digits > 19 || name[5 + digits] != 0) { return false; }
@@ -745,14 +744,14 @@ LLMC_UNUSED static bool checkpoint_step_of(const char* name, uint64_t* step) {
     return true;
 }
 
-LLMC_UNUSED static int checkpoint_compare_newest(const void* a, const void* b) {
+static inline int checkpoint_compare_newest(const void* a, const void* b) {
     const uint64_t x = *(const uint64_t*)a, y = *(const uint64_t*)b;
     return x > y ? -1 : x < y;
 }
 
 /* The steps of all checkpoint folders of OUT, newest first; *steps is malloc'ed, NULL where there are none. A missing
  * OUT has none. */
-LLMC_UNUSED static bool checkpoint_list(const char* out, uint64_t** steps, size_t* count, Error* e) {
+static inline bool checkpoint_list(const char* out, uint64_t** steps, size_t* count, Error* e) {
     *steps = NULL;
     *count = 0;
     DIR* d = opendir(out);
@@ -772,7 +771,7 @@ LLMC_UNUSED static bool checkpoint_list(const char* out, uint64_t** steps, size_
 }
 
 /* Whether `files` has this name. */
-LLMC_UNUSED static bool file_sums_have(const FileSums* files, const char* name) {
+static inline bool file_sums_have(const FileSums* files, const char* name) {
     for (size_t i = 0; i < files->count; i++) {
         if (strcmp(files->items[i].name, name) == 0) { return true; }
     }
@@ -781,7 +780,7 @@ LLMC_UNUSED static bool file_sums_have(const FileSums* files, const char* name) 
 
 /* Reads dir/trainer_state.json and compares every file it lists with its size and checksum. Free *s with
  * trainer_state_free(), also where this fails. */
-LLMC_UNUSED static bool checkpoint_read(const char* dir, TrainerState* s, Error* e) {
+static inline bool checkpoint_read(const char* dir, TrainerState* s, Error* e) {
     char path[PATH_CAP], name[64];
     memset(s, 0, sizeof *s);
     if (!is_directory(dir)) {
@@ -822,7 +821,7 @@ LLMC_UNUSED static bool checkpoint_read(const char* dir, TrainerState* s, Error*
 
 /* The newest whole checkpoint of OUT: its folder in dir (PATH_CAP bytes, "" where OUT has none at all) and its state.
  * Damaged ones are passed over with a warning; where all are, that is an error. */
-LLMC_UNUSED static bool checkpoint_find(const char* out, char* dir, TrainerState* s, Error* e) {
+static inline bool checkpoint_find(const char* out, char* dir, TrainerState* s, Error* e) {
     uint64_t* steps = NULL;
     size_t count = 0;
     char tmp[PATH_CAP];
@@ -831,8 +830,7 @@ LLMC_UNUSED static bool checkpoint_find(const char* out, char* dir, TrainerState
     if (!checkpoint_list(out, &steps, &count, e)) { return false; }
     bool found = count == 0;
     for (size_t i = 0; i < count && !found; i++) {
-        Error cause;
-        memset(&cause, 0, sizeof cause);
+        Error cause = NO_ERROR;
         found = checkpoint_paths(out, steps[i], dir, tmp, &cause) && checkpoint_read(dir, s, &cause) &&
                 (s->step == steps[i] || fail(&cause, "%s: step is %" PRIu64 ", wanted the folder's", s->path, s->step));
         if (found) { break; }
@@ -848,7 +846,7 @@ LLMC_UNUSED static bool checkpoint_find(const char* out, char* dir, TrainerState
 }
 
 /* What --resume PATH means: a checkpoint's folder, or a folder of checkpoints and then its newest whole one. */
-LLMC_UNUSED static bool checkpoint_open(const char* path, char* dir, TrainerState* s, Error* e) {
+static inline bool checkpoint_open(const char* path, char* dir, TrainerState* s, Error* e) {
     char inside[PATH_CAP];
     memset(s, 0, sizeof *s);
     dir[0] = 0;
@@ -870,7 +868,7 @@ LLMC_UNUSED static bool checkpoint_open(const char* path, char* dir, TrainerStat
 }
 
 /* Removes what runs that died left behind: OUT/step_N.tmp and step_N.old.tmp. The caller holds the lock. */
-LLMC_UNUSED static bool checkpoint_remove_stale(const char* out, Error* e) {
+static inline bool checkpoint_remove_stale(const char* out, Error* e) {
     DIR* d = opendir(out);
     if (!d) { return errno == ENOENT || fail(e, "%s: cannot open the folder: %s", out, strerror(errno)); }
     bool ok = true;
@@ -892,12 +890,11 @@ LLMC_UNUSED static bool checkpoint_remove_stale(const char* out, Error* e) {
 /* Deletes old checkpoints after that of step `written`: the newest `keep` up to it stay (0: all), and those whose step is
  * a multiple of `major_every` (0: none). Later steps, of a run that was set back, are not touched; neither is `written`.
  * A folder that cannot be removed gives a warning: it must not end a run. */
-LLMC_UNUSED static void checkpoint_prune(const char* out, int keep, uint64_t major_every, uint64_t written) {
+static inline void checkpoint_prune(const char* out, int keep, uint64_t major_every, uint64_t written) {
     uint64_t* steps = NULL;
     size_t count = 0;
     int newer = 0;
-    Error e;
-    memset(&e, 0, sizeof e);
+    Error e = NO_ERROR;
     if (keep <= 0) { return; }
     if (!checkpoint_list(out, &steps, &count, &e)) { warn("%s", e.msg); }
     for (size_t i = 0; i < count; i++) {

@@ -7,7 +7,7 @@
 #ifndef LLMC_SIMD_H
 #define LLMC_SIMD_H
 
-#include "utils.h"
+#include "llmc/base/utils.h"
 
 #if defined(__AVX512F__)
 enum { SIMD = 16 };  // floats in a vector

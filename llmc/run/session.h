@@ -12,17 +12,21 @@
 #ifndef LLMC_SESSION_H
 #define LLMC_SESSION_H
 
-#include "utils.h"
+#include "llmc/base/utils.h"
 
-#include "checkpoint.h"
-#include "config.h"
-#include "dataloader.h"
-#include "generate.h"
-#include "logger.h"
-#include "options.h"
-#include "run.h"
-#include "scheduler.h"
-#include "tokenizer.h"
+#include "llmc/files/checkpoint.h"
+#include "llmc/config.h"
+#include "llmc/files/dataloader.h"
+#include "llmc/run/generate.h"
+#include "llmc/files/logger.h"
+#include "llmc/run/options.h"
+#include "llmc/run/machine.h"
+#include "llmc/run/memory.h"
+#include "llmc/run/plan.h"
+#include "llmc/run/scheduler.h"
+#include "llmc/run/screen.h"
+#include "llmc/run/signals.h"
+#include "llmc/text/tokenizer.h"
 
 typedef enum { JOB_TRAIN, JOB_DRY_RUN, JOB_EVAL, JOB_GENERATE, JOB_CHAT } Job;
 
@@ -59,19 +63,17 @@ static inline void must(bool ok, const Error* e) {
 // opening
 
 /* True where `dir` holds a file of this name. */
-LLMC_UNUSED static bool folder_has(const char* dir, const char* name) {
+static inline bool folder_has(const char* dir, const char* name) {
     char path[PATH_CAP];
-    Error ignored;
-    ignored.msg[0] = 0;
+    Error ignored = NO_ERROR;
     return path_join(path, dir, name, &ignored) && file_exists(path);
 }
 
 /* The model that a job other than training uses: --model, where it is a folder of checkpoints its newest, or that of
  * --out. Only the model is taken over from a checkpoint, not its run. */
-LLMC_UNUSED static void session_find_checkpoint(Session* s, const char* folder) {
-    Error e;
+static inline void session_find_checkpoint(Session* s, const char* folder) {
+    Error e = NO_ERROR;
     TrainerState found;
-    e.msg[0] = 0;
     must(checkpoint_open(folder, s->model_dir, &found, &e), &e);
     trainer_state_free(&found);
     fprintf(stderr, "using %s\n", s->model_dir);
@@ -79,10 +81,9 @@ LLMC_UNUSED static void session_find_checkpoint(Session* s, const char* folder) 
 
 /* Finds the checkpoint to go on from and takes its options over. Without one in --out the run starts anew, so that a
  * script may always say --resume. */
-LLMC_UNUSED static void session_resume(Session* s) {
+static inline void session_resume(Session* s) {
     Options* o = &s->options;
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     if (*o->resume) {
         must(checkpoint_open(o->resume, s->model_dir, &s->state, &e), &e);
     } else {
@@ -107,10 +108,9 @@ LLMC_UNUSED static void session_resume(Session* s) {
 }
 
 /* Where the weights come from: fills model_dir and, where it is a folder, config. */
-LLMC_UNUSED static void session_find_model(Session* s) {
+static inline void session_find_model(Session* s) {
     Options* o = &s->options;
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     const bool needs_trained = s->job == JOB_GENERATE || s->job == JOB_CHAT || s->job == JOB_EVAL;
     if (o->resume && !needs_trained) { session_resume(s); }
     if (!s->resumed) {
@@ -132,8 +132,26 @@ LLMC_UNUSED static void session_find_model(Session* s) {
     if (s->model_dir[0]) { must(model_check(s->model_dir, &s->config, &e), &e); }
 }
 
+#define DEFAULT_DATA "dev/data/tinytales/"
+
+/* Fills in the data of a run without --train (or of --eval without --val): tinytales, if it has been made; and for a new
+ * model without --tokenizer its tokenizer. */
+static inline bool default_data(Options* o, Error* e) {
+    const bool wanted = o->eval ? !o->val : !o->train;
+    if (!wanted) { return true; }
+    const char* missing = o->eval ? DEFAULT_DATA "tinytales_val.bin" : DEFAULT_DATA "tinytales_train.bin";
+    if (!file_exists(missing)) {
+        return fail(e, "%s: is not given, and the default %s has not been made\n  hint: make %s", o->eval ? "--val" : "--train",
+                    missing, DEFAULT_DATA "tinytales_train.bin");
+    }
+    if (!o->train) { o->train = DEFAULT_DATA "tinytales_train.bin"; }
+    if (!o->val && file_exists(DEFAULT_DATA "tinytales_val.bin")) { o->val = DEFAULT_DATA "tinytales_val.bin"; }
+    if (!o->tokenizer && !is_directory(o->model)) { o->tokenizer = DEFAULT_DATA "tokenizer.json"; }
+    return true;
+}
+
 /* The folder part of a path or pattern, "." where it has none. */
-LLMC_UNUSED static void folder_of(const char* path, char* out /* PATH_CAP */) {
+static inline void folder_of(const char* path, char* out /* PATH_CAP */) {
     snprintf(out, PATH_CAP, "%s", path);
     char* slash = strrchr(out, '/');
     if (!slash) {
@@ -145,10 +163,9 @@ LLMC_UNUSED static void folder_of(const char* path, char* out /* PATH_CAP */) {
 
 /* --tokenizer, else the model folder's, else for a new model the one beside the training data. A tokenizer that nobody
  * named and that cannot be read only costs the text of samples. */
-LLMC_UNUSED static void session_find_tokenizer(Session* s) {
+static inline void session_find_tokenizer(Session* s) {
     const Options* o = &s->options;
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     if (o->tokenizer) {
         must(tokenizer_load(&s->tokenizer, o->tokenizer, &e), &e);
         s->has_tokenizer = true;
@@ -164,22 +181,20 @@ LLMC_UNUSED static void session_find_tokenizer(Session* s) {
 }
 
 /* Opens one set of token files; B = 1: every rank reads all of it. */
-LLMC_UNUSED static void session_open_data(Session* s, DataLoader* d, const char* pattern, int B, bool shuffle) {
-    Error e;
-    e.msg[0] = 0;
+static inline void session_open_data(Session* s, DataLoader* d, const char* pattern, int B, bool shuffle) {
+    Error e = NO_ERROR;
     must(dataloader_open(d, pattern, B, s->options.seq, B == 1 ? 0 : s->rank, B == 1 ? 1 : s->ranks, (uint64_t)s->options.seed,
                          shuffle, &e),
          &e);
 }
 
-LLMC_UNUSED static void session_check_data(Session* s, DataLoader* d) {
-    Error e;
-    e.msg[0] = 0;
+static inline void session_check_data(Session* s, DataLoader* d) {
+    Error e = NO_ERROR;
     must(dataloader_check_vocab(d, s->config.vocab_size, s->has_tokenizer ? s->tokenizer.fingerprint : 0, &e), &e);
 }
 
 /* The configuration of a new model: dN has the tokenizer's vocabulary, or else what the data says. */
-LLMC_UNUSED static void session_new_config(Session* s) {
+static inline void session_new_config(Session* s) {
     int vocab = s->has_tokenizer ? s->tokenizer.vocab_size : 0;
     if (!s->has_tokenizer && s->has_train) {
         Tokenizer bytes;
@@ -201,9 +216,8 @@ LLMC_UNUSED static void session_new_config(Session* s) {
 }
 
 /* Everything but memory and output: see the order above. `rank` of `ranks` processes. */
-LLMC_UNUSED static void session_open(Session* s, int argc, char** argv, OptionScope trainer, int rank, int ranks) {
-    Error e;
-    e.msg[0] = 0;
+static inline void session_open(Session* s, int argc, char** argv, OptionScope trainer, int rank, int ranks) {
+    Error e = NO_ERROR;
     memset(s, 0, sizeof *s);
     s->argc = argc;
     s->argv = argv;
@@ -251,7 +265,7 @@ LLMC_UNUSED static void session_open(Session* s, int argc, char** argv, OptionSc
 // a training run
 
 /* Prints what a run is about, before anything is allocated. `precision`: FP32, BF16 or FP16. */
-LLMC_UNUSED static void session_print(const Session* s, const char* precision) {
+static inline void session_print(const Session* s, const char* precision) {
     char count[32];
     if (s->rank != 0) { return; }
     options_print(stdout, &s->options);
@@ -266,22 +280,20 @@ LLMC_UNUSED static void session_print(const Session* s, const char* precision) {
 }
 
 /* Whether the checkpoint that the run goes on from lies in --out. */
-LLMC_UNUSED static bool session_goes_on_in_out(const Session* s) {
+static inline bool session_goes_on_in_out(const Session* s) {
     char inside[PATH_CAP];
     struct stat a, b;
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     return s->resumed && path_join(inside, s->model_dir, "..", &e) && stat(inside, &a) == 0 && stat(s->options.out, &b) == 0 &&
            a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
 /* Locks --out and opens the log: from here on the run leaves traces. A run does not mix with another one's checkpoints. */
-LLMC_UNUSED static void session_begin(Session* s, const char* precision) {
-    Error e;
+static inline void session_begin(Session* s, const char* precision) {
+    Error e = NO_ERROR;
     uint64_t* steps = NULL;
     size_t count = 0;
     const Options* o = &s->options;
-    e.msg[0] = 0;
     if (s->rank != 0) { return; }
     must(out_lock(&s->lock, o->out, &e), &e);
     must(checkpoint_remove_stale(o->out, &e), &e);
@@ -306,12 +318,11 @@ typedef bool (*AddFiles)(void* ctx, const char* folder, Error* e);
 
 /* Writes OUT/step_N for the steps that are done (state.step): model folder, tokenizer, the files the model came with,
  * optimizer state, what `add` (or NULL) adds; then removes what --keep says. `dtype` of the weights: F32, BF16 or F16. */
-LLMC_UNUSED static void session_checkpoint(Session* s, const char* dtype, TensorSource weights, void* ctx,
-                                           const StateSlot* slots, int num_slots, AddFiles add) {
+static inline void session_checkpoint(Session* s, const char* dtype, TensorSource weights, void* ctx, const StateSlot* slots,
+                                      int num_slots, AddFiles add) {
     Checkpoint k;
-    Error e;
+    Error e = NO_ERROR;
     const Options* o = &s->options;
-    e.msg[0] = 0;
     s->state.seed = (uint64_t)o->seed;
     s->state.data_row = s->train.row;
     s->state.fingerprint = s->has_tokenizer ? s->tokenizer.fingerprint : 0;
@@ -339,26 +350,25 @@ LLMC_UNUSED static void session_checkpoint(Session* s, const char* dtype, Tensor
 }
 
 /* Learning rate of 0-based step `step`. */
-LLMC_UNUSED static double session_lr(const Session* s, int64_t step) {
+static inline double session_lr(const Session* s, int64_t step) {
     const Options* o = &s->options;
     return learning_rate((Schedule)o->schedule, step, s->plan.steps, o->warmup, o->lr, o->final_lr_frac);
 }
 
 /* Whether something that is due every N steps (0: never, or only at the end) is due when `step` steps are done. */
-LLMC_UNUSED static bool session_due(const Session* s, int every, int64_t step) {
+static inline bool session_due(const Session* s, int every, int64_t step) {
     return (every > 0 && step % every == 0) || step == s->plan.stop;
 }
 
 /* Positions that a job's KV cache needs: the prompt and what is written behind it. 0: the job generates nothing. */
-LLMC_UNUSED static int session_context(const Session* s) {
+static inline int session_context(const Session* s) {
     enum { CHAT_CONTEXT = 8192 };
     const Options* o = &s->options;
     const bool samples = s->job == JOB_TRAIN || s->job == JOB_DRY_RUN;
     if (s->job == JOB_EVAL || (samples && o->sample_tokens == 0)) { return 0; }
     if (s->job == JOB_CHAT) { return s->config.max_positions < CHAT_CONTEXT ? s->config.max_positions : CHAT_CONTEXT; }
     TokenList prompt;
-    Error e;
-    e.msg[0] = 0;
+    Error e = NO_ERROR;
     memset(&prompt, 0, sizeof prompt);
     must(prompt_tokens(&prompt, samples ? o->prompt : o->generate, &s->config, s->has_tokenizer ? &s->tokenizer : NULL, &e),
          &e);
@@ -369,7 +379,7 @@ LLMC_UNUSED static int session_context(const Session* s) {
 }
 
 /* The end. A training run has its log; where stdout is all that a job leaves, it must have got there. */
-LLMC_UNUSED static void session_close(Session* s) {
+static inline void session_close(Session* s) {
     const bool failed = fflush(stdout) != 0 || ferror(stdout);
     if (failed && s->job != JOB_TRAIN && s->rank == 0) { die("standard output: writing failed"); }
     if (s->has_train) { dataloader_close(&s->train); }

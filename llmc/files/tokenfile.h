@@ -14,7 +14,7 @@
 #ifndef LLMC_TOKENFILE_H
 #define LLMC_TOKENFILE_H
 
-#include "utils.h"
+#include "llmc/base/utils.h"
 
 enum {
     TOKENFILE_WORDS = 256,
@@ -33,7 +33,7 @@ typedef struct {
 } TokenFileHeader;
 
 /* Fills the 256 words of a header. */
-LLMC_UNUSED static void tokenfile_header(int32_t* words /* (256) */, const TokenFileHeader* h) {
+static inline void tokenfile_header(int32_t* words /* (256) */, const TokenFileHeader* h) {
     memset(words, 0, TOKENFILE_HEADER_BYTES);
     words[0] = h->token_bytes == 2 ? TOKENFILE_MAGIC16 : TOKENFILE_MAGIC32;
     words[1] = h->token_bytes == 2 ? TOKENFILE_VERSION16 : TOKENFILE_VERSION32;
@@ -44,8 +44,7 @@ LLMC_UNUSED static void tokenfile_header(int32_t* words /* (256) */, const Token
 }
 
 /* Checks 256 words and the size of the file they came from. */
-LLMC_UNUSED static bool tokenfile_check(TokenFileHeader* h, const int32_t* words, uint64_t file_bytes, const char* path,
-                                        Error* e) {
+static inline bool tokenfile_check(TokenFileHeader* h, const int32_t* words, uint64_t file_bytes, const char* path, Error* e) {
     memset(h, 0, sizeof *h);
     int32_t magic = words[0], version = words[1];
     if (magic != TOKENFILE_MAGIC16 && magic != TOKENFILE_MAGIC32) {
@@ -82,7 +81,7 @@ LLMC_UNUSED static bool tokenfile_check(TokenFileHeader* h, const int32_t* words
 }
 
 /* Opens a token file, reads and checks its header, and leaves the file at its first token; NULL and an error if it is none. */
-LLMC_UNUSED static FILE* tokenfile_open(TokenFileHeader* h, const char* path, Error* e) {
+static inline FILE* tokenfile_open(TokenFileHeader* h, const char* path, Error* e) {
     uint64_t bytes = 0;
     int32_t words[TOKENFILE_WORDS];
     FILE* f = open_input(path, &bytes, e);

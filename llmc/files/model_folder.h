@@ -14,10 +14,10 @@
 #ifndef LLMC_MODEL_FOLDER_H
 #define LLMC_MODEL_FOLDER_H
 
-#include "utils.h"
+#include "llmc/base/utils.h"
 
-#include "config.h"
-#include "safetensors.h"
+#include "llmc/config.h"
+#include "llmc/files/safetensors.h"
 
 enum {
     MODEL_PIECE = 1 << 20,   // floats given to a sink or asked of a source at a time
@@ -44,7 +44,7 @@ typedef struct {
     size_t count;
 } FileSums;
 
-LLMC_UNUSED static void file_sums_add(FileSums* sums, const char* name, uint64_t size, uint32_t crc) {
+static inline void file_sums_add(FileSums* sums, const char* name, uint64_t size, uint32_t crc) {
     if (!sums) { return; }
     sums->items = (FileSum*)xrealloc(sums->items, (sums->count + 1) * sizeof(FileSum));
     FileSum* s = &sums->items[sums->count++];
@@ -54,7 +54,7 @@ LLMC_UNUSED static void file_sums_add(FileSums* sums, const char* name, uint64_t
     s->crc = crc;
 }
 
-LLMC_UNUSED static void file_sums_free(FileSums* sums) {
+static inline void file_sums_free(FileSums* sums) {
     free(sums->items);
     memset(sums, 0, sizeof *sums);
 }
@@ -67,19 +67,19 @@ typedef struct {
     size_t count;
 } ModelFiles;
 
-LLMC_UNUSED static void model_close(ModelFiles* m) {
+static inline void model_close(ModelFiles* m) {
     for (size_t i = 0; i < m->count; i++) { safetensors_close(&m->shards[i]); }
     free(m->shards);
     memset(m, 0, sizeof *m);
 }
 
 /* The last part of a path. */
-LLMC_UNUSED static const char* file_name(const char* path) {
+static inline const char* file_name(const char* path) {
     const char* slash = strrchr(path, '/');
     return slash ? slash + 1 : path;
 }
 
-LLMC_UNUSED static bool model_open_shard(ModelFiles* m, const char* dir, const char* name, Error* e) {
+static inline bool model_open_shard(ModelFiles* m, const char* dir, const char* name, Error* e) {
     char path[PATH_CAP];
     m->shards = (SafeTensors*)xrealloc(m->shards, (m->count + 1) * sizeof(SafeTensors));
     memset(&m->shards[m->count++], 0, sizeof(SafeTensors));
@@ -87,7 +87,7 @@ LLMC_UNUSED static bool model_open_shard(ModelFiles* m, const char* dir, const c
 }
 
 /* Opens the shards that an index names, and checks that index and shards list the same tensors. */
-LLMC_UNUSED static bool model_open_index(ModelFiles* m, const char* dir, const Json* j, Error* e) {
+static inline bool model_open_index(ModelFiles* m, const char* dir, const Json* j, Error* e) {
     const JsonNode* map = json_get(j, json_root(j), "weight_map");
     if (!map || map->type != JSON_OBJECT || json_length(map) == 0) {
         return json_wanted(j, json_root(j), "weight_map", e, "an object that names each tensor's file");
@@ -126,7 +126,7 @@ LLMC_UNUSED static bool model_open_index(ModelFiles* m, const char* dir, const J
 }
 
 /* Opens model.safetensors, or what model.safetensors.index.json names. Close with model_close(), also where this fails. */
-LLMC_UNUSED static bool model_open(ModelFiles* m, const char* dir, Error* e) {
+static inline bool model_open(ModelFiles* m, const char* dir, Error* e) {
     static const char* const others[] = {"pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth",
                                          "consolidated.safetensors"};
     char path[PATH_CAP];
@@ -153,7 +153,7 @@ LLMC_UNUSED static bool model_open(ModelFiles* m, const char* dir, Error* e) {
 }
 
 /* The tensor of this name and the file that holds it, or NULL. */
-LLMC_UNUSED static const SafeTensor* model_find(const ModelFiles* m, const char* name, const SafeTensors** file) {
+static inline const SafeTensor* model_find(const ModelFiles* m, const char* name, const SafeTensors** file) {
     for (size_t i = 0; i < m->count; i++) {
         const SafeTensor* t = safetensors_find(&m->shards[i], name);
         if (t) {
@@ -164,8 +164,8 @@ LLMC_UNUSED static const SafeTensor* model_find(const ModelFiles* m, const char*
     return NULL;
 }
 
-LLMC_UNUSED static bool model_match_tensor(const SafeTensors* file, const SafeTensor* t, ParamKind kind, size_t rows,
-                                           size_t cols, Error* e) {
+static inline bool model_match_tensor(const SafeTensors* file, const SafeTensor* t, ParamKind kind, size_t rows, size_t cols,
+                                      Error* e) {
     const bool matrix = param_specs[kind].matrix;
     const int ndim = matrix ? 2 : 1;
     char found[256];
@@ -181,14 +181,14 @@ LLMC_UNUSED static bool model_match_tensor(const SafeTensors* file, const SafeTe
 }
 
 /* Whether a tensor that is no parameter may lie in the files. */
-LLMC_UNUSED static bool model_ignores(const char* name) {
+static inline bool model_ignores(const char* name) {
     static const char end[] = ".inv_freq";
     const size_t n = strlen(name), m = sizeof end - 1;
     return n >= m && strcmp(name + n - m, end) == 0;
 }
 
 /* The opened files hold exactly the parameters of the table. */
-LLMC_UNUSED static bool model_match(const ModelFiles* m, const char* dir, const ModelConfig* c, const ParamTable* t, Error* e) {
+static inline bool model_match(const ModelFiles* m, const char* dir, const ModelConfig* c, const ParamTable* t, Error* e) {
     const SafeTensors* file = NULL;
     size_t total = 0, known = (size_t)t->count;
     for (size_t i = 0; i < m->count; i++) {
@@ -229,7 +229,7 @@ LLMC_UNUSED static bool model_match(const ModelFiles* m, const char* dir, const 
 }
 
 /* Reads dir/config.json into *c. */
-LLMC_UNUSED static bool model_config(const char* dir, ModelConfig* c, Error* e) {
+static inline bool model_config(const char* dir, ModelConfig* c, Error* e) {
     char path[PATH_CAP];
     if (!is_directory(dir)) {
         return fail(e, "%s: is %s, wanted a model's folder", dir, file_exists(dir) ? "a file" : "missing");
@@ -238,7 +238,7 @@ LLMC_UNUSED static bool model_config(const char* dir, ModelConfig* c, Error* e) 
 }
 
 /* Reads and checks the configuration, then names, shapes, dtypes and offsets of all tensors. Reads no weights. */
-LLMC_UNUSED static bool model_check(const char* dir, ModelConfig* c, Error* e) {
+static inline bool model_check(const char* dir, ModelConfig* c, Error* e) {
     if (!model_config(dir, c, e)) { return false; }
     ModelFiles m;
     ParamTable t = param_table(c);
@@ -249,7 +249,7 @@ LLMC_UNUSED static bool model_check(const char* dir, ModelConfig* c, Error* e) {
 }
 
 /* A tied model's lm_head.weight, where there is one, equals the embedding value for value. */
-LLMC_UNUSED static bool model_check_tied_head(const ModelFiles* m, const ParamTable* t, float* piece, Error* e) {
+static inline bool model_check_tied_head(const ModelFiles* m, const ParamTable* t, float* piece, Error* e) {
     const SafeTensors *file = NULL, *head_file = NULL;
     const SafeTensor* head = model_find(m, "lm_head.weight", &head_file);
     const SafeTensor* embedding = model_find(m, t->items[0].name, &file);
@@ -274,8 +274,8 @@ LLMC_UNUSED static bool model_check_tied_head(const ModelFiles* m, const ParamTa
 
 /* Gives every weight of the folder, as floats, to the sink, in the order of the table. `c` and `t` are the folder's
  * (model_check); they are checked again, since a file may have changed. */
-LLMC_UNUSED static bool model_load(const char* dir, const ModelConfig* c, const ParamTable* t, TensorSink sink, void* ctx,
-                                   Error* e) {
+static inline bool model_load(const char* dir, const ModelConfig* c, const ParamTable* t, TensorSink sink, void* ctx,
+                              Error* e) {
     ModelFiles m;
     float* piece = (float*)xmalloc(MODEL_PIECE * sizeof(float));
     bool ok = model_open(&m, dir, e) && model_match(&m, dir, c, t, e) && (!c->tied || model_check_tied_head(&m, t, piece, e));
@@ -297,8 +297,8 @@ LLMC_UNUSED static bool model_load(const char* dir, const ModelConfig* c, const 
 // writing
 
 /* Writes parameters [first, last) of the table as one file. */
-LLMC_UNUSED static bool model_save_shard(const char* dir, const char* name, const ParamTable* t, int first, int last,
-                                         SafeDtype dtype, TensorSource source, void* ctx, FileSums* sums, Error* e) {
+static inline bool model_save_shard(const char* dir, const char* name, const ParamTable* t, int first, int last,
+                                    SafeDtype dtype, TensorSource source, void* ctx, FileSums* sums, Error* e) {
     char path[PATH_CAP];
     if (!path_join(path, dir, name, e)) { return false; }
     SafeTensor* tensors = (SafeTensor*)xcalloc((size_t)(last - first), sizeof(SafeTensor));
@@ -330,7 +330,7 @@ LLMC_UNUSED static bool model_save_shard(const char* dir, const char* name, cons
 }
 
 /* The first parameter that no longer fits in a file which starts with parameter `first`. */
-LLMC_UNUSED static int model_shard_end(const ParamTable* t, int first, size_t element_bytes) {
+static inline int model_shard_end(const ParamTable* t, int first, size_t element_bytes) {
     uint64_t bytes = 0;
     int last = first;
     while (last < t->count) {
@@ -341,7 +341,7 @@ LLMC_UNUSED static int model_shard_end(const ParamTable* t, int first, size_t el
     return last;
 }
 
-LLMC_UNUSED static bool model_save_index(const char* dir, const ParamTable* t, size_t element_bytes, int shards, Error* e) {
+static inline bool model_save_index(const char* dir, const ParamTable* t, size_t element_bytes, int shards, Error* e) {
     char path[PATH_CAP];
     if (!path_join(path, dir, "model.safetensors.index.json", e)) { return false; }
     FILE* f = fopen(path, "wb");
@@ -360,7 +360,7 @@ LLMC_UNUSED static bool model_save_index(const char* dir, const ParamTable* t, s
 }
 
 /* generation_config.json: the ids that start and end a text. One that was copied from the source model stays. */
-LLMC_UNUSED static bool model_save_generation(const char* dir, const ModelConfig* c, Error* e) {
+static inline bool model_save_generation(const char* dir, const ModelConfig* c, Error* e) {
     char path[PATH_CAP];
     if (!path_join(path, dir, "generation_config.json", e)) { return false; }
     if (file_exists(path)) { return true; }
@@ -375,8 +375,8 @@ LLMC_UNUSED static bool model_save_generation(const char* dir, const ModelConfig
 /* Writes config.json, the weights (model.safetensors, or shards with an index above MODEL_SHARD_BYTES) rounded to dtype
  * "F32", "BF16" or "F16", and generation_config.json into an existing folder; all are flushed to the disk. Sizes and
  * checksums of the weight files are appended to `sums` where that is not NULL. */
-LLMC_UNUSED static bool model_save_sums(const char* dir, const ModelConfig* c, const ParamTable* t, const char* dtype_name,
-                                        TensorSource source, void* ctx, FileSums* sums, Error* e) {
+static inline bool model_save_sums(const char* dir, const ModelConfig* c, const ParamTable* t, const char* dtype_name,
+                                   TensorSource source, void* ctx, FileSums* sums, Error* e) {
     const SafeDtype dtype = safe_dtype(dtype_name);
     const size_t element_bytes = safe_dtypes[dtype].bytes;
     char path[PATH_CAP], name[64];
@@ -398,8 +398,8 @@ LLMC_UNUSED static bool model_save_sums(const char* dir, const ModelConfig* c, c
     return model_save_generation(dir, c, e);
 }
 
-LLMC_UNUSED static bool model_save(const char* dir, const ModelConfig* c, const ParamTable* t, const char* dtype,
-                                   TensorSource source, void* ctx, Error* e) {
+static inline bool model_save(const char* dir, const ModelConfig* c, const ParamTable* t, const char* dtype,
+                              TensorSource source, void* ctx, Error* e) {
     return model_save_sums(dir, c, t, dtype, source, ctx, NULL, e);
 }
 

@@ -12,11 +12,11 @@
 #ifndef LLMC_SAFETENSORS_H
 #define LLMC_SAFETENSORS_H
 
-#include "utils.h"
+#include "llmc/base/utils.h"
 
-#include "crc.h"
-#include "float16.h"
-#include "json.h"
+#include "llmc/base/crc.h"
+#include "llmc/base/float16.h"
+#include "llmc/files/json.h"
 
 // Where a test lets a write fail or a process die; nothing in a program.
 #ifndef LLMC_FAULT_POINT
@@ -73,16 +73,16 @@ typedef struct {
 } SafeTensors;
 
 /* The dtype of this name, or NUM_SAFE_DTYPES. */
-LLMC_UNUSED static SafeDtype safe_dtype(const char* name) {
+static inline SafeDtype safe_dtype(const char* name) {
     int i = 0;
     while (i < NUM_SAFE_DTYPES && strcmp(safe_dtypes[i].name, name) != 0) { i++; }
     return (SafeDtype)i;
 }
 
-LLMC_UNUSED static size_t safe_bytes(const SafeTensor* t) { return t->count * safe_dtypes[t->dtype].bytes; }
+static inline size_t safe_bytes(const SafeTensor* t) { return t->count * safe_dtypes[t->dtype].bytes; }
 
 /* "[2, 3]", for messages. */
-LLMC_UNUSED static const char* safe_shape(char* out, size_t cap, const SafeTensor* t) {
+static inline const char* safe_shape(char* out, size_t cap, const SafeTensor* t) {
     size_t used = (size_t)snprintf(out, cap, "[");
     for (int i = 0; i < t->ndim && used < cap; i++) {
         used += (size_t)snprintf(out + used, cap - used, "%s%zu", i ? ", " : "", t->shape[i]);
@@ -91,7 +91,7 @@ LLMC_UNUSED static const char* safe_shape(char* out, size_t cap, const SafeTenso
     return out;
 }
 
-LLMC_UNUSED static void safetensors_close(SafeTensors* st) {
+static inline void safetensors_close(SafeTensors* st) {
     if (st->path) { close(st->fd); }
     free(st->path);
     free(st->tensors);
@@ -100,8 +100,8 @@ LLMC_UNUSED static void safetensors_close(SafeTensors* st) {
 }
 
 /* Reads `bytes` bytes at an offset of the file; pread keeps no position, so threads do not disturb each other. */
-LLMC_UNUSED static bool safetensors_read_at(const SafeTensors* st, uint64_t offset, void* dst, size_t bytes, const char* what,
-                                            Error* e) {
+static inline bool safetensors_read_at(const SafeTensors* st, uint64_t offset, void* dst, size_t bytes, const char* what,
+                                       Error* e) {
     const size_t max_read = (size_t)1 << 30;  // Linux reads at most 2^31 - 4096 bytes a call
     char* out = (char*)dst;
     while (bytes > 0) {
@@ -117,8 +117,8 @@ LLMC_UNUSED static bool safetensors_read_at(const SafeTensors* st, uint64_t offs
 }
 
 /* One member of the header. `data_size` is the size of everything behind the header. */
-LLMC_UNUSED static bool safetensors_parse_tensor(SafeTensors* st, const JsonNode* n, uint64_t data_start, uint64_t data_size,
-                                                 SafeTensor* t, Error* e) {
+static inline bool safetensors_parse_tensor(SafeTensors* st, const JsonNode* n, uint64_t data_start, uint64_t data_size,
+                                            SafeTensor* t, Error* e) {
     const Json* j = &st->header;
     size_t name_len = 0;
     char shown[100];
@@ -174,18 +174,18 @@ LLMC_UNUSED static bool safetensors_parse_tensor(SafeTensors* st, const JsonNode
     return true;
 }
 
-LLMC_UNUSED static int safe_compare_place(const void* a, const void* b) {
+static inline int safe_compare_place(const void* a, const void* b) {
     const SafeTensor *x = (const SafeTensor*)a, *y = (const SafeTensor*)b;
     if (x->begin != y->begin) { return x->begin < y->begin ? -1 : 1; }
     const size_t xb = safe_bytes(x), yb = safe_bytes(y);  // empty tensors go before what starts at the same byte
     return xb < yb ? -1 : xb > yb;
 }
 
-LLMC_UNUSED static int safe_compare_name(const void* a, const void* b) {
+static inline int safe_compare_name(const void* a, const void* b) {
     return strcmp(((const SafeTensor*)a)->name, ((const SafeTensor*)b)->name);
 }
 
-LLMC_UNUSED static bool safetensors_parse_header(SafeTensors* st, char* text, size_t length, uint64_t file_size, Error* e) {
+static inline bool safetensors_parse_header(SafeTensors* st, char* text, size_t length, uint64_t file_size, Error* e) {
     const uint64_t data_start = 8 + (uint64_t)length;
     if (!json_parse(&st->header, text, length, st->path, e)) { return false; }
     const Json* j = &st->header;
@@ -225,7 +225,7 @@ LLMC_UNUSED static bool safetensors_parse_header(SafeTensors* st, char* text, si
 }
 
 /* Opens a file and checks all of its header. Close with safetensors_close(), also where this fails or st is all zero. */
-LLMC_UNUSED static bool safetensors_open(SafeTensors* st, const char* path, Error* e) {
+static inline bool safetensors_open(SafeTensors* st, const char* path, Error* e) {
     memset(st, 0, sizeof *st);
     struct stat info;
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe must not block before it is refused
@@ -261,7 +261,7 @@ LLMC_UNUSED static bool safetensors_open(SafeTensors* st, const char* path, Erro
 }
 
 /* The tensor of this name, or NULL. */
-LLMC_UNUSED static const SafeTensor* safetensors_find(const SafeTensors* st, const char* name) {
+static inline const SafeTensor* safetensors_find(const SafeTensors* st, const char* name) {
     SafeTensor key;
     memset(&key, 0, sizeof key);
     key.name = name;
@@ -270,14 +270,14 @@ LLMC_UNUSED static const SafeTensor* safetensors_find(const SafeTensors* st, con
 }
 
 /* A value of __metadata__, or NULL. */
-LLMC_UNUSED static const char* safetensors_metadata(const SafeTensors* st, const char* key) {
+static inline const char* safetensors_metadata(const SafeTensors* st, const char* key) {
     return json_string(&st->header, json_get(&st->header, json_get(&st->header, json_root(&st->header), "__metadata__"), key),
                        NULL);
 }
 
 /* Elements [first, first + n) as they lie in the file; dst holds n * element bytes. */
-LLMC_UNUSED static bool safetensors_read_raw(const SafeTensors* st, const SafeTensor* t, size_t first, size_t n, void* dst,
-                                             Error* e) {
+static inline bool safetensors_read_raw(const SafeTensors* st, const SafeTensor* t, size_t first, size_t n, void* dst,
+                                        Error* e) {
     const size_t size = safe_dtypes[t->dtype].bytes;
     if (first > t->count || n > t->count - first) {
         return fail(e, "%s: %s has %zu elements, wanted %zu from %zu on", st->path, t->name, t->count, n, first);
@@ -286,8 +286,8 @@ LLMC_UNUSED static bool safetensors_read_raw(const SafeTensors* st, const SafeTe
 }
 
 /* Elements [first, first + n) of an F32, BF16 or F16 tensor as floats, exactly. */
-LLMC_UNUSED static bool safetensors_read_f32(const SafeTensors* st, const SafeTensor* t, size_t first, size_t n, float* dst,
-                                             Error* e) {
+static inline bool safetensors_read_f32(const SafeTensors* st, const SafeTensor* t, size_t first, size_t n, float* dst,
+                                        Error* e) {
     if (t->dtype == SAFE_F32) { return safetensors_read_raw(st, t, first, n, dst, e); }
     if (t->dtype != SAFE_BF16 && t->dtype != SAFE_F16) {
         return fail(e, "%s: %s.dtype is %s, wanted F32, BF16 or F16", st->path, t->name, safe_dtypes[t->dtype].name);
@@ -318,7 +318,7 @@ typedef struct {
     Crc crc;                  // of the bytes written
 } SafeWriter;
 
-LLMC_UNUSED static bool safewriter_bytes(SafeWriter* w, const void* data, size_t bytes, Error* e) {
+static inline bool safewriter_bytes(SafeWriter* w, const void* data, size_t bytes, Error* e) {
     LLMC_FAULT_POINT("write");
     errno = 0;
     if (fwrite(data, 1, bytes, w->f) != bytes) {
@@ -331,7 +331,7 @@ LLMC_UNUSED static bool safewriter_bytes(SafeWriter* w, const void* data, size_t
 }
 
 /* Closes and removes the unfinished file. Harmless after safewriter_finish(). */
-LLMC_UNUSED static void safewriter_abort(SafeWriter* w) {
+static inline void safewriter_abort(SafeWriter* w) {
     if (!w->f) { return; }
     fclose(w->f);
     w->f = NULL;
@@ -340,7 +340,7 @@ LLMC_UNUSED static void safewriter_abort(SafeWriter* w) {
 
 /* Makes a file for `count` tensors (name, dtype, ndim and shape are read) and writes its header; their data follows in
  * this order. Where anything fails, the file is removed. */
-LLMC_UNUSED static bool safewriter_open(SafeWriter* w, const char* path, const SafeTensor* tensors, size_t count, Error* e) {
+static inline bool safewriter_open(SafeWriter* w, const char* path, const SafeTensor* tensors, size_t count, Error* e) {
     memset(w, 0, sizeof *w);
     crc_begin(&w->crc);
     if (strlen(path) >= sizeof w->path) { return fail(e, "%.200s...: the path is too long", path); }
@@ -382,7 +382,7 @@ LLMC_UNUSED static bool safewriter_open(SafeWriter* w, const char* path, const S
 }
 
 /* The next n elements, rounded to dtype F32, BF16 or F16. */
-LLMC_UNUSED static bool safewriter_f32(SafeWriter* w, SafeDtype dtype, const float* src, size_t n, Error* e) {
+static inline bool safewriter_f32(SafeWriter* w, SafeDtype dtype, const float* src, size_t n, Error* e) {
     if (dtype == SAFE_F32) { return safewriter_bytes(w, src, n * sizeof(float), e); }
     uint16_t piece[SAFE_PIECE];
     while (n > 0) {
@@ -400,7 +400,7 @@ LLMC_UNUSED static bool safewriter_f32(SafeWriter* w, SafeDtype dtype, const flo
 }
 
 /* Flushes the file to the disk. What was declared must have been written. */
-LLMC_UNUSED static bool safewriter_finish(SafeWriter* w, Error* e) {
+static inline bool safewriter_finish(SafeWriter* w, Error* e) {
     FILE* f = w->f;
     w->f = NULL;
     bool ok = close_output(f, w->path, e);

@@ -12,7 +12,9 @@
 #ifndef LLMC_JSON_H
 #define LLMC_JSON_H
 
-#include "utils.h"
+#include "llmc/base/utils.h"
+#include "llmc/files/filekind.h"
+#include "llmc/text/text.h"
 
 #include <math.h>
 
@@ -35,81 +37,6 @@ typedef struct {
     char* text;        // owned
     const char* path;  // borrowed: for messages, must live as long as the Json is asked for fields
 } Json;
-
-/* Bytes of the UTF-8 character at s (n bytes left), or 0 where there is none: overlong forms, surrogates and values
- * above U+10FFFF are not characters (Unicode 16, table 3-7). */
-LLMC_UNUSED static size_t utf8_char_length(const char* text, size_t n) {
-    const unsigned char* s = (const unsigned char*)text;
-    if (n == 0) { return 0; }
-    if (s[0] < 0x80) { return 1; }
-    size_t len = s[0] >= 0xF0 ? 4 : s[0] >= 0xE0 ? 3 : 2;
-    if (s[0] < 0xC2 || s[0] > 0xF4 || n < len) { return 0; }
-    unsigned char low = 0x80, high = 0xBF;  // the second byte has a narrower range behind some first bytes
-    if (s[0] == 0xE0) { low = 0xA0; }
-    if (s[0] == 0xED) { high = 0x9F; }
-    if (s[0] == 0xF0) { low = 0x90; }
-    if (s[0] == 0xF4) { high = 0x8F; }
-    if (s[1] < low || s[1] > high) { return 0; }
-    for (size_t i = 2; i < len; i++) {
-        if ((s[i] & 0xC0) != 0x80) { return 0; }
-    }
-    return len;
-}
-
-/* What a file that is not what it should be looks like, from its first n bytes; NULL where nothing is recognised. */
-LLMC_UNUSED static const char* file_looks_like(const char* head, size_t n) {
-    // clang-format off
-    static const struct { const char* start; unsigned char length; const char* what; } kinds[] = {
-        {"GGUF", 4, "a GGUF file"},
-        {"PK\003\004", 4, "a zip archive (PyTorch's .bin and .pth are such)"},
-        {"\200\002", 2, "a Python pickle"},
-        {"\200\004", 2, "a Python pickle"},
-        {"version https://git-lfs", 23, "a Git LFS pointer (git lfs pull fetches the file itself)"},
-        {"<!DOCTYPE", 9, "an HTML page"},
-        {"<!doctype", 9, "an HTML page"},
-        {"<html", 5, "an HTML page"},
-        {"\037\213", 2, "a gzip archive"},
-        {"\211HDF", 4, "an HDF5 file"},
-        {"\010\145\064\001", 4, "a token file (uint16)"},
-        {"\301\146\064\001", 4, "a token file (uint32)"},
-        {"IQ== ", 5, "a tiktoken vocabulary"},
-    };
-    // clang-format on
-    if (n == 0) { return "an empty file"; }
-    // a safetensors header: its length in 8 bytes, the upper four 0 and followed by an object; asked first, for the lower
-    // bytes of a length may be the first ones of any other kind
-    if (n >= 9 && memcmp(head + 4, "\0\0\0\0{", 5) == 0) { return "a safetensors file"; }
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-        if (n >= kinds[i].length && memcmp(head, kinds[i].start, kinds[i].length) == 0) { return kinds[i].what; }
-    }
-    size_t i = 0;
-    while (i < n && (head[i] == ' ' || head[i] == '\n' || head[i] == '\r' || head[i] == '\t')) { i++; }
-    if (i < n && head[i] == '{') { return "JSON text"; }
-    return NULL;
-}
-
-/* Copies text into a message's buffer: control and invalid bytes become '?', and what does not fit ends in "...". */
-LLMC_UNUSED static const char* show_text(char* out, size_t cap, const char* s, size_t len) {
-    size_t n = 0;
-    for (size_t i = 0; i < len;) {
-        size_t bytes = utf8_char_length(s + i, len - i);
-        if (n + 4 + 4 > cap) {
-            memcpy(out + n, "...", 3);
-            n += 3;
-            break;
-        }
-        if (bytes == 0 || (unsigned char)s[i] < 0x20 || s[i] == 0x7F) {
-            out[n++] = '?';
-            i += bytes ? bytes : 1;
-        } else {
-            memcpy(out + n, s + i, bytes);
-            n += bytes;
-            i += bytes;
-        }
-    }
-    out[n] = 0;
-    return out;
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // reading
@@ -135,14 +62,14 @@ LLMC_PRINTF(3, 4) static bool json_fail(JsonParser* s, const char* at, const cha
 }
 
 /* "found X, wanted Y" at the next byte. */
-LLMC_UNUSED static bool json_unexpected(JsonParser* s, const char* wanted) {
+static inline bool json_unexpected(JsonParser* s, const char* wanted) {
     unsigned char c = (unsigned char)*s->p;
     if (s->p == s->end) { return json_fail(s, s->p, "the text ends here, wanted %s", wanted); }
     if (c > 0x20 && c < 0x7F) { return json_fail(s, s->p, "found '%c', wanted %s", c, wanted); }
     return json_fail(s, s->p, "found byte 0x%02x, wanted %s", c, wanted);
 }
 
-LLMC_UNUSED static void json_skip_space(JsonParser* s) {
+static inline void json_skip_space(JsonParser* s) {
     for (;; s->p++) {
         if (*s->p == '\n') {
             s->line++;
@@ -153,7 +80,7 @@ LLMC_UNUSED static void json_skip_space(JsonParser* s) {
     }
 }
 
-LLMC_UNUSED static bool json_new_node(JsonParser* s, JsonType type, uint32_t* index) {
+static inline bool json_new_node(JsonParser* s, JsonType type, uint32_t* index) {
     Json* j = s->j;
     if (j->count == s->cap) {
         size_t cap = s->cap ? s->cap * 2 : 64;
@@ -170,7 +97,7 @@ LLMC_UNUSED static bool json_new_node(JsonParser* s, JsonType type, uint32_t* in
 }
 
 /* Four hexadecimal digits at p, or -1. */
-LLMC_UNUSED static int json_hex4(const char* p) {
+static inline int json_hex4(const char* p) {
     int value = 0;
     for (int i = 0; i < 4; i++) {
         char c = p[i];
@@ -184,22 +111,8 @@ LLMC_UNUSED static int json_hex4(const char* p) {
     return value;
 }
 
-LLMC_UNUSED static size_t utf8_encode(char* out, int code) {
-    if (code < 0x80) {
-        out[0] = (char)code;
-        return 1;
-    }
-    size_t len = code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
-    for (size_t i = len - 1; i > 0; i--) {
-        out[i] = (char)(0x80 | (code & 0x3F));
-        code >>= 6;
-    }
-    out[0] = (char)((len == 2 ? 0xC0 : len == 3 ? 0xE0 : 0xF0) | code);
-    return len;
-}
-
 /* The escape at s->p (a backslash): decodes it to *out and moves both on. */
-LLMC_UNUSED static bool json_escape(JsonParser* s, char** out) {
+static inline bool json_escape(JsonParser* s, char** out) {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
     const char c = s->p[1];
     const char* found = c ? strchr(from, c) : NULL;
@@ -224,7 +137,7 @@ LLMC_UNUSED static bool json_escape(JsonParser* s, char** out) {
 }
 
 /* The string at s->p (its opening quote), decoded in place: *at and *length tell where. */
-LLMC_UNUSED static bool json_parse_string(JsonParser* s, uint32_t* at, uint32_t* length) {
+static inline bool json_parse_string(JsonParser* s, uint32_t* at, uint32_t* length) {
     char* out = ++s->p;
     *at = (uint32_t)(out - s->text);
     for (;;) {
@@ -248,13 +161,13 @@ LLMC_UNUSED static bool json_parse_string(JsonParser* s, uint32_t* at, uint32_t*
     return true;
 }
 
-LLMC_UNUSED static bool json_digits(JsonParser* s) {
+static inline bool json_digits(JsonParser* s) {
     if (*s->p < '0' || *s->p > '9') { return json_unexpected(s, "a digit"); }
     while (*s->p >= '0' && *s->p <= '9') { s->p++; }
     return true;
 }
 
-LLMC_UNUSED static bool json_parse_number(JsonParser* s, JsonNode* n) {
+static inline bool json_parse_number(JsonParser* s, JsonNode* n) {
     n->at = (uint32_t)(s->p - s->text);
     if (*s->p == '-') { s->p++; }
     if (*s->p == '0') {
@@ -275,25 +188,25 @@ LLMC_UNUSED static bool json_parse_number(JsonParser* s, JsonNode* n) {
     return true;
 }
 
-LLMC_UNUSED static uint64_t json_hash(const char* s, size_t len) {
+static inline uint64_t json_hash(const char* s, size_t len) {
     uint64_t h = 0x9E3779B97F4A7C15u ^ len;
     for (size_t i = 0; i < len; i++) { h = (h ^ (unsigned char)s[i]) * 0x100000001B3u; }
     h ^= h >> 32;
     return h * 0xD6E8FEB86659FD93u ^ h >> 29;
 }
 
-LLMC_UNUSED static bool json_same_key(const Json* j, const JsonNode* a, const JsonNode* b) {
+static inline bool json_same_key(const Json* j, const JsonNode* a, const JsonNode* b) {
     return a->key_len == b->key_len && memcmp(j->text + a->key, j->text + b->key, a->key_len) == 0;
 }
 
-LLMC_UNUSED static bool json_duplicate(JsonParser* s, const JsonNode* n) {
+static inline bool json_duplicate(JsonParser* s, const JsonNode* n) {
     char shown[100];
     return json_fail(s, s->p, "the object that ends here has the key \"%s\" twice",
                      show_text(shown, sizeof shown, s->j->text + n->key, n->key_len));
 }
 
 /* No two members of an object share a key: pairwise in a small object, through an open-addressed table in a large one. */
-LLMC_UNUSED static bool json_check_keys(JsonParser* s, uint32_t object) {
+static inline bool json_check_keys(JsonParser* s, uint32_t object) {
     const Json* j = s->j;
     const JsonNode* nodes = j->nodes;
     const size_t count = nodes[object].length;
@@ -323,7 +236,7 @@ LLMC_UNUSED static bool json_check_keys(JsonParser* s, uint32_t object) {
     return ok;
 }
 
-LLMC_UNUSED static bool json_word(JsonParser* s, const char* word) {
+static inline bool json_word(JsonParser* s, const char* word) {
     size_t len = strlen(word);
     if (strncmp(s->p, word, len) != 0) { return json_unexpected(s, "a value"); }
     s->p += len;
@@ -331,7 +244,7 @@ LLMC_UNUSED static bool json_word(JsonParser* s, const char* word) {
 }
 
 /* One value at s->p. Recurses at most JSON_MAX_DEPTH deep. */
-LLMC_UNUSED static bool json_parse_value(JsonParser* s, int depth, uint32_t* index) {
+static inline bool json_parse_value(JsonParser* s, int depth, uint32_t* index) {
     const char c = *s->p;
     const JsonType type = c == '{'   ? JSON_OBJECT
                           : c == '[' ? JSON_ARRAY
@@ -383,7 +296,7 @@ LLMC_UNUSED static bool json_parse_value(JsonParser* s, int depth, uint32_t* ind
     return type == JSON_ARRAY || json_check_keys(s, *index);
 }
 
-LLMC_UNUSED static void json_free(Json* j) {
+static inline void json_free(Json* j) {
     free(j->nodes);
     free(j->text);
     memset(j, 0, sizeof *j);
@@ -391,7 +304,7 @@ LLMC_UNUSED static void json_free(Json* j) {
 
 /* Parses `len` bytes of text. `text` was made by malloc, holds a NUL at text[len], and belongs to the Json from now on,
  * also where parsing fails. `path` names the text in messages and is borrowed. */
-LLMC_UNUSED static bool json_parse(Json* j, char* text, size_t len, const char* path, Error* e) {
+static inline bool json_parse(Json* j, char* text, size_t len, const char* path, Error* e) {
     memset(j, 0, sizeof *j);
     j->text = text;
     j->path = path;
@@ -420,7 +333,7 @@ LLMC_UNUSED static bool json_parse(Json* j, char* text, size_t len, const char* 
 }
 
 /* Reads and parses a file of at most max_bytes. */
-LLMC_UNUSED static bool json_read_file(Json* j, const char* path, uint64_t max_bytes, Error* e) {
+static inline bool json_read_file(Json* j, const char* path, uint64_t max_bytes, Error* e) {
     memset(j, 0, sizeof *j);
     size_t len = 0;
     char* text = read_file(path, &len, max_bytes, e);
@@ -436,35 +349,35 @@ LLMC_UNUSED static bool json_read_file(Json* j, const char* path, uint64_t max_b
 // ---------------------------------------------------------------------------------------------------------------------
 // walking
 
-LLMC_UNUSED static const JsonNode* json_root(const Json* j) { return &j->nodes[0]; }
+static inline const JsonNode* json_root(const Json* j) { return &j->nodes[0]; }
 
 /* First element or member of a container; NULL where it is empty or no container. */
-LLMC_UNUSED static const JsonNode* json_first(const Json* j, const JsonNode* n) {
+static inline const JsonNode* json_first(const Json* j, const JsonNode* n) {
     (void)j;
     return n->type >= JSON_ARRAY && n->length > 0 ? n + 1 : NULL;
 }
 
 /* The sibling behind n, or NULL. */
-LLMC_UNUSED static const JsonNode* json_next(const Json* j, const JsonNode* n) { return n->next ? &j->nodes[n->next] : NULL; }
+static inline const JsonNode* json_next(const Json* j, const JsonNode* n) { return n->next ? &j->nodes[n->next] : NULL; }
 
 /* Elements of an array, members of an object, bytes of a string. */
-LLMC_UNUSED static size_t json_length(const JsonNode* n) { return n->length; }
+static inline size_t json_length(const JsonNode* n) { return n->length; }
 
 /* The key of a member of an object. */
-LLMC_UNUSED static const char* json_key(const Json* j, const JsonNode* n, size_t* len) {
+static inline const char* json_key(const Json* j, const JsonNode* n, size_t* len) {
     if (len) { *len = n->key_len; }
     return j->text + n->key;
 }
 
 /* The bytes of a string (NUL behind them), or NULL where n is NULL or no string. */
-LLMC_UNUSED static const char* json_string(const Json* j, const JsonNode* n, size_t* len) {
+static inline const char* json_string(const Json* j, const JsonNode* n, size_t* len) {
     if (!n || n->type != JSON_STRING) { return NULL; }
     if (len) { *len = n->length; }
     return j->text + n->at;
 }
 
 /* The member with this key, null or not; NULL where it is absent or `object` is none. Linear. */
-LLMC_UNUSED static const JsonNode* json_get_any(const Json* j, const JsonNode* object, const char* key) {
+static inline const JsonNode* json_get_any(const Json* j, const JsonNode* object, const char* key) {
     if (!object || object->type != JSON_OBJECT) { return NULL; }
     const size_t len = strlen(key);
     for (const JsonNode* n = json_first(j, object); n; n = json_next(j, n)) {
@@ -474,13 +387,13 @@ LLMC_UNUSED static const JsonNode* json_get_any(const Json* j, const JsonNode* o
 }
 
 /* The member with this key; NULL where it is absent or null. */
-LLMC_UNUSED static const JsonNode* json_get(const Json* j, const JsonNode* object, const char* key) {
+static inline const JsonNode* json_get(const Json* j, const JsonNode* object, const char* key) {
     const JsonNode* n = json_get_any(j, object, key);
     return n && n->type != JSON_NULL ? n : NULL;
 }
 
 /* An integer written without fraction and exponent, if it fits. */
-LLMC_UNUSED static bool json_node_int(const Json* j, const JsonNode* n, int64_t* out) {
+static inline bool json_node_int(const Json* j, const JsonNode* n, int64_t* out) {
     if (!n || n->type != JSON_NUMBER) { return false; }
     const char* s = j->text + n->at;
     const bool negative = *s == '-';
@@ -494,7 +407,7 @@ LLMC_UNUSED static bool json_node_int(const Json* j, const JsonNode* n, int64_t*
     return true;
 }
 
-LLMC_UNUSED static bool json_node_u64(const Json* j, const JsonNode* n, uint64_t* out) {
+static inline bool json_node_u64(const Json* j, const JsonNode* n, uint64_t* out) {
     if (!n || n->type != JSON_NUMBER) { return false; }
     const char* s = j->text + n->at;
     uint64_t value = 0;
@@ -507,7 +420,7 @@ LLMC_UNUSED static bool json_node_u64(const Json* j, const JsonNode* n, uint64_t
 }
 
 /* A number as the nearest double; infinite where it is too large for one. */
-LLMC_UNUSED static bool json_node_double(const Json* j, const JsonNode* n, double* out) {
+static inline bool json_node_double(const Json* j, const JsonNode* n, double* out) {
     if (!n || n->type != JSON_NUMBER) { return false; }
     *out = strtod(j->text + n->at, NULL);  // what follows a number (comma, bracket, space, NUL) ends strtod, too
     return true;
@@ -518,12 +431,14 @@ LLMC_UNUSED static bool json_node_double(const Json* j, const JsonNode* n, doubl
 // is its dotted path. Without `_or` the field must be there; with `_or` an absent or null one gives the default.
 
 /* What stands at a node, for messages. */
-LLMC_UNUSED static const char* json_show(char* out, size_t cap, const Json* j, const JsonNode* n) {
+static inline const char* json_show(char* out, size_t cap, const Json* j, const JsonNode* n) {
     if (!n) {
         snprintf(out, cap, "missing");
     } else if (n->type == JSON_STRING) {
-        char text[80];
-        snprintf(out, cap, "\"%s\"", show_text(text, sizeof text, j->text + n->at, n->length));
+        out[0] = '"';
+        show_text(out + 1, size_min(80, cap - 2), j->text + n->at, n->length);
+        const size_t len = strlen(out);
+        memcpy(out + len, "\"", 2);
     } else if (n->type == JSON_NUMBER) {
         show_text(out, cap < 60 ? cap : 60, j->text + n->at, n->length);
     } else {
@@ -534,7 +449,7 @@ LLMC_UNUSED static const char* json_show(char* out, size_t cap, const Json* j, c
 }
 
 /* The dotted path of a member of `object`: "rope_scaling.factor"; array elements count from 0. */
-LLMC_UNUSED static const char* json_field(char* out, size_t cap, const Json* j, const JsonNode* object, const char* key) {
+static inline const char* json_field(char* out, size_t cap, const Json* j, const JsonNode* object, const char* key) {
     size_t used = 0;
     const JsonNode* at = json_root(j);
     out[0] = 0;
@@ -574,8 +489,8 @@ static bool json_wanted(const Json* j, const JsonNode* object, const char* key, 
                 json_show(found, sizeof found, j, json_get_any(j, object, key)), wanted);
 }
 
-LLMC_UNUSED static bool json_int(const Json* j, const JsonNode* object, const char* key, int64_t min, int64_t max, int64_t* out,
-                                 Error* e) {
+static inline bool json_int(const Json* j, const JsonNode* object, const char* key, int64_t min, int64_t max, int64_t* out,
+                            Error* e) {
     int64_t value = 0;
     if (json_node_int(j, json_get(j, object, key), &value) && value >= min && value <= max) {
         *out = value;
@@ -584,19 +499,19 @@ LLMC_UNUSED static bool json_int(const Json* j, const JsonNode* object, const ch
     return json_wanted(j, object, key, e, "an integer from %lld to %lld", (long long)min, (long long)max);
 }
 
-LLMC_UNUSED static bool json_int_or(const Json* j, const JsonNode* object, const char* key, int64_t min, int64_t max,
-                                    int64_t fallback, int64_t* out, Error* e) {
+static inline bool json_int_or(const Json* j, const JsonNode* object, const char* key, int64_t min, int64_t max,
+                               int64_t fallback, int64_t* out, Error* e) {
     *out = fallback;
     return !json_get(j, object, key) || json_int(j, object, key, min, max, out, e);
 }
 
-LLMC_UNUSED static bool json_u64(const Json* j, const JsonNode* object, const char* key, uint64_t* out, Error* e) {
+static inline bool json_u64(const Json* j, const JsonNode* object, const char* key, uint64_t* out, Error* e) {
     if (json_node_u64(j, json_get(j, object, key), out)) { return true; }
     return json_wanted(j, object, key, e, "an integer from 0 to 2^64 - 1");
 }
 
-LLMC_UNUSED static bool json_double(const Json* j, const JsonNode* object, const char* key, double min, double max, double* out,
-                                    Error* e) {
+static inline bool json_double(const Json* j, const JsonNode* object, const char* key, double min, double max, double* out,
+                               Error* e) {
     double value = 0;
     if (json_node_double(j, json_get(j, object, key), &value) && isfinite(value) && value >= min && value <= max) {
         *out = value;
@@ -605,13 +520,13 @@ LLMC_UNUSED static bool json_double(const Json* j, const JsonNode* object, const
     return json_wanted(j, object, key, e, "a number from %g to %g", min, max);
 }
 
-LLMC_UNUSED static bool json_double_or(const Json* j, const JsonNode* object, const char* key, double min, double max,
-                                       double fallback, double* out, Error* e) {
+static inline bool json_double_or(const Json* j, const JsonNode* object, const char* key, double min, double max,
+                                  double fallback, double* out, Error* e) {
     *out = fallback;
     return !json_get(j, object, key) || json_double(j, object, key, min, max, out, e);
 }
 
-LLMC_UNUSED static bool json_bool(const Json* j, const JsonNode* object, const char* key, bool* out, Error* e) {
+static inline bool json_bool(const Json* j, const JsonNode* object, const char* key, bool* out, Error* e) {
     const JsonNode* n = json_get(j, object, key);
     if (n && (n->type == JSON_TRUE || n->type == JSON_FALSE)) {
         *out = n->type == JSON_TRUE;
@@ -620,14 +535,13 @@ LLMC_UNUSED static bool json_bool(const Json* j, const JsonNode* object, const c
     return json_wanted(j, object, key, e, "true or false");
 }
 
-LLMC_UNUSED static bool json_bool_or(const Json* j, const JsonNode* object, const char* key, bool fallback, bool* out,
-                                     Error* e) {
+static inline bool json_bool_or(const Json* j, const JsonNode* object, const char* key, bool fallback, bool* out, Error* e) {
     *out = fallback;
     return !json_get(j, object, key) || json_bool(j, object, key, out, e);
 }
 
 /* A string without NULs, borrowed from the Json. */
-LLMC_UNUSED static bool json_text(const Json* j, const JsonNode* object, const char* key, const char** out, Error* e) {
+static inline bool json_text(const Json* j, const JsonNode* object, const char* key, const char** out, Error* e) {
     size_t len = 0;
     const char* s = json_string(j, json_get(j, object, key), &len);
     if (s && strlen(s) == len) {
@@ -641,7 +555,7 @@ LLMC_UNUSED static bool json_text(const Json* j, const JsonNode* object, const c
 // writing
 
 /* Writes a string in quotes; each byte that is not part of a UTF-8 character becomes U+FFFD. */
-LLMC_UNUSED static void json_write_string(FILE* f, const char* s, size_t len) {
+static inline void json_write_string(FILE* f, const char* s, size_t len) {
     fputc('"', f);
     for (size_t i = 0; i < len;) {
         const size_t bytes = utf8_char_length(s + i, len - i);
@@ -672,7 +586,7 @@ LLMC_UNUSED static void json_write_string(FILE* f, const char* s, size_t len) {
 
 /* Writes the shortest decimal that reads back as the same double, always as a float ("8.0"); null where it is not
  * finite, since JSON has no word for that. */
-LLMC_UNUSED static void json_write_double(FILE* f, double value) {
+static inline void json_write_double(FILE* f, double value) {
     char text[40];
     if (!isfinite(value)) {
         fputs("null", f);
@@ -687,7 +601,7 @@ LLMC_UNUSED static void json_write_double(FILE* f, double value) {
 }
 
 /* The shortest decimal that reads back as the same float. */
-LLMC_UNUSED static void json_write_float(FILE* f, float value) {
+static inline void json_write_float(FILE* f, float value) {
     char text[40];
     snprintf(text, sizeof text, "%.9g", (double)value);
     for (int digits = 1; digits < 9; digits++) {

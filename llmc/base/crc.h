@@ -7,7 +7,7 @@
 #ifndef LLMC_CRC_H
 #define LLMC_CRC_H
 
-#include "utils.h"
+#include "llmc/base/utils.h"
 
 #if defined(__SSE4_2__) && defined(__x86_64__) && !defined(__CUDACC__)
 #include <nmmintrin.h>
@@ -19,7 +19,7 @@ typedef struct {
     uint32_t table[8][256];  // table[k][b]: the effect of byte b with k bytes behind it
 } Crc;
 
-LLMC_UNUSED static void crc_begin(Crc* c) {
+static inline void crc_begin(Crc* c) {
     c->value = 0xFFFFFFFFu;
     for (uint32_t b = 0; b < 256; b++) {
         uint32_t r = b;
@@ -31,7 +31,7 @@ LLMC_UNUSED static void crc_begin(Crc* c) {
     }
 }
 
-LLMC_UNUSED static void crc_add(Crc* c, const void* data, size_t bytes) {
+static inline void crc_add(Crc* c, const void* data, size_t bytes) {
     const unsigned char* p = (const unsigned char*)data;
     uint32_t r = c->value;
     for (; bytes >= 8; bytes -= 8, p += 8) {
@@ -49,9 +49,9 @@ LLMC_UNUSED static void crc_add(Crc* c, const void* data, size_t bytes) {
     c->value = r;
 }
 
-LLMC_UNUSED static uint32_t crc_end(const Crc* c) { return ~c->value; }
+static inline uint32_t crc_end(const Crc* c) { return ~c->value; }
 
-LLMC_UNUSED static uint32_t crc_of(const void* data, size_t bytes) {
+static inline uint32_t crc_of(const void* data, size_t bytes) {
     Crc c;
     crc_begin(&c);
     crc_add(&c, data, bytes);

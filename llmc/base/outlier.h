@@ -10,7 +10,7 @@
 #ifndef LLMC_OUTLIER_H
 #define LLMC_OUTLIER_H
 
-#include "utils.h"
+#include "llmc/base/utils.h"
 #include <math.h>
 
 #ifndef LLMC_HOST_DEVICE
@@ -29,10 +29,10 @@ typedef struct {
     int next;                       // where the next one goes
 } Outlier;
 
-LLMC_UNUSED static void outlier_reset(Outlier* o) { memset(o, 0, sizeof *o); }
+static inline void outlier_reset(Outlier* o) { memset(o, 0, sizeof *o); }
 
 /* The z-score of x against the values before it; then x enters the window. */
-LLMC_HOST_DEVICE LLMC_UNUSED static double outlier_update(Outlier* o, double x) {
+LLMC_HOST_DEVICE static inline double outlier_update(Outlier* o, double x) {
     if (!isfinite(x)) { return INFINITY; }
     double z = NAN;
     if (o->count == OUTLIER_WINDOW) {
@@ -51,6 +51,6 @@ LLMC_HOST_DEVICE LLMC_UNUSED static double outlier_update(Outlier* o, double x) 
 
 /* Whether a step with score z is skipped under a threshold from the command line (0: never). Only values above the
  * window count: a loss that falls is no accident. */
-LLMC_HOST_DEVICE LLMC_UNUSED static bool outlier_skip(double z, double threshold) { return threshold > 0.0 && z > threshold; }
+LLMC_HOST_DEVICE static inline bool outlier_skip(double z, double threshold) { return threshold > 0.0 && z > threshold; }
 
 #endif

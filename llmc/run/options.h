@@ -15,9 +15,10 @@
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
 
-#include "utils.h"
+#include "llmc/base/utils.h"
+#include "llmc/text/text.h"
 #include <math.h>
-#include "json.h"
+#include "llmc/files/json.h"
 
 #define LLMC_VERSION "0.1.0"
 
@@ -214,7 +215,7 @@ static inline void* option_field(Options* o, int i) { return (char*)o + option_s
 static inline const void* option_value(const Options* o, int i) { return (const char*)o + option_specs[i].offset; }
 
 /* "--val-every" from the field's name. */
-LLMC_UNUSED static const char* option_flag(int i, char* out /* OPTION_TEXT */) {
+static inline const char* option_flag(int i, char* out /* OPTION_TEXT */) {
     snprintf(out, OPTION_TEXT, "--%s", option_specs[i].name);
     for (char* p = out; *p; p++) {
         if (*p == '_') { *p = '-'; }
@@ -226,7 +227,7 @@ LLMC_UNUSED static const char* option_flag(int i, char* out /* OPTION_TEXT */) {
 // values
 
 /* Bytes from "15G", "512MiB", "1.5g" or a plain number; units are powers of 1024. */
-LLMC_UNUSED static bool parse_size(const char* text, uint64_t* bytes) {
+static inline bool parse_size(const char* text, uint64_t* bytes) {
     char* end = NULL;
     if (*text < '0' || *text > '9') { return false; }
     double value = strtod(text, &end);
@@ -245,7 +246,7 @@ LLMC_UNUSED static bool parse_size(const char* text, uint64_t* bytes) {
 }
 
 /* The place of `word` among the words of "a|b|c", or -1. */
-LLMC_UNUSED static int choice_find(const char* words, const char* word) {
+static inline int choice_find(const char* words, const char* word) {
     size_t n = strlen(word);
     for (int i = 0; *words; i++) {
         size_t len = strcspn(words, "|");
@@ -256,13 +257,13 @@ LLMC_UNUSED static int choice_find(const char* words, const char* word) {
 }
 
 /* Copies the word at place `i` of "a|b|c". */
-LLMC_UNUSED static void choice_word(const char* words, int i, char* out, size_t cap) {
+static inline void choice_word(const char* words, int i, char* out, size_t cap) {
     while (i-- > 0) { words += strcspn(words, "|") + 1; }
     snprintf(out, cap, "%.*s", (int)strcspn(words, "|"), words);
 }
 
 /* 1, 0, or -1 where the text is no switch's value. */
-LLMC_UNUSED static int switch_value(const char* text) {
+static inline int switch_value(const char* text) {
     static const char* const words[] = {"off", "on", "false", "true", "no", "yes", "0", "1"};
     for (int i = 0; i < 8; i++) {
         if (strcmp(text, words[i]) == 0) { return i & 1; }
@@ -271,7 +272,7 @@ LLMC_UNUSED static int switch_value(const char* text) {
 }
 
 /* The value of option i as it would be typed; a text that was not given is "". Returns the text or `out`. */
-LLMC_UNUSED static const char* option_text(const Options* o, int i, char* out /* OPTION_TEXT */) {
+static inline const char* option_text(const Options* o, int i, char* out /* OPTION_TEXT */) {
     const OptionSpec* s = &option_specs[i];
     const void* v = option_value(o, i);
     switch (s->kind) {
@@ -296,7 +297,7 @@ LLMC_UNUSED static const char* option_text(const Options* o, int i, char* out /*
 }
 
 /* "--batch: is "0", wanted an integer from 1 to 1048576", as every refused value reads. */
-LLMC_UNUSED static bool option_refuse(int i, const char* text, Error* e) {
+static inline bool option_refuse(int i, const char* text, Error* e) {
     const OptionSpec* s = &option_specs[i];
     char flag[OPTION_TEXT];
     option_flag(i, flag);
@@ -312,7 +313,7 @@ LLMC_UNUSED static bool option_refuse(int i, const char* text, Error* e) {
 }
 
 /* Sets option i from a text. `by_letter`: it came as -r 2, where llm.c numbers the choices. */
-LLMC_UNUSED static bool option_set(Options* o, int i, const char* text, bool by_letter, Error* e) {
+static inline bool option_set(Options* o, int i, const char* text, bool by_letter, Error* e) {
     const OptionSpec* s = &option_specs[i];
     void* field = option_field(o, i);
     char* end = NULL;
@@ -368,9 +369,8 @@ LLMC_UNUSED static bool option_set(Options* o, int i, const char* text, bool by_
 }
 
 /* Every option at its default. */
-LLMC_UNUSED static void options_default(Options* o, OptionScope trainer) {
-    Error e;
-    memset(&e, 0, sizeof e);
+static inline void options_default(Options* o, OptionScope trainer) {
+    Error e = NO_ERROR;
     memset(o, 0, sizeof *o);
     o->trainer = trainer;
     for (int i = 0; i < NUM_OPTIONS; i++) {
@@ -383,7 +383,7 @@ LLMC_UNUSED static void options_default(Options* o, OptionScope trainer) {
 // names
 
 /* True where text[0..n) is `name`, with '-' for '_'. */
-LLMC_UNUSED static bool option_same_name(const char* text, size_t n, const char* name, size_t name_len) {
+static inline bool option_same_name(const char* text, size_t n, const char* name, size_t name_len) {
     if (n != name_len) { return false; }
     for (size_t k = 0; k < n; k++) {
         if ((text[k] == '_' ? '-' : text[k]) != (name[k] == '_' ? '-' : name[k])) { return false; }
@@ -393,7 +393,7 @@ LLMC_UNUSED static bool option_same_name(const char* text, size_t n, const char*
 
 /* The option that an argument names ("--val-every", "--val_every=3", "-v"), or -1. *value: behind '=', or NULL.
  * *by_letter: through an alias of one dash. *negated: --no-name of a switch. */
-LLMC_UNUSED static int option_find(const char* arg, const char** value, bool* by_letter, bool* negated) {
+static inline int option_find(const char* arg, const char** value, bool* by_letter, bool* negated) {
     *value = NULL;
     *by_letter = *negated = false;
     if (arg[0] != '-' || !arg[1]) { return -1; }
@@ -421,32 +421,8 @@ LLMC_UNUSED static int option_find(const char* arg, const char** value, bool* by
     return -1;
 }
 
-/* Edits (insert, delete, replace, swap of neighbours) that turn a into b; words beyond 40 characters are far from all. */
-LLMC_UNUSED static int edit_distance(const char* a, const char* b) {
-    enum { CAP = 41 };
-    int d[CAP][CAP];
-    const int na = (int)strnlen(a, CAP), nb = (int)strnlen(b, CAP);
-    if (na == CAP || nb == CAP) { return CAP; }
-    for (int i = 0; i <= na; i++) {
-        for (int j = 0; j <= nb; j++) {
-            if (i == 0 || j == 0) {
-                d[i][j] = i + j;
-                continue;
-            }
-            int best = d[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
-            if (d[i - 1][j] + 1 < best) { best = d[i - 1][j] + 1; }
-            if (d[i][j - 1] + 1 < best) { best = d[i][j - 1] + 1; }
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && d[i - 2][j - 2] + 1 < best) {
-                best = d[i - 2][j - 2] + 1;
-            }
-            d[i][j] = best;
-        }
-    }
-    return d[na][nb];
-}
-
 /* Names the culprit and the flag that was meant, by a common start or by few edits. */
-LLMC_UNUSED static bool option_unknown(const char* arg, OptionScope trainer, Error* e) {
+static inline bool option_unknown(const char* arg, OptionScope trainer, Error* e) {
     if (arg[0] != '-') {
         return fail(
             e, "unexpected argument \"%.200s\"\n  hint: every value follows a flag, a pattern in quotes; --help lists them",
@@ -487,7 +463,7 @@ LLMC_UNUSED static bool option_unknown(const char* arg, OptionScope trainer, Err
 typedef enum { OPTIONS_OK, OPTIONS_HELP, OPTIONS_SHOW_VERSION, OPTIONS_WRONG } OptionsResult;
 
 /* What no single value shows: two jobs at once, flags that exclude each other. */
-LLMC_UNUSED static bool options_check(const Options* o, Error* e) {
+static inline bool options_check(const Options* o, Error* e) {
     static const int jobs[] = {OPT_generate, OPT_chat, OPT_eval, OPT_dry_run};
     const bool chosen[] = {o->generate != NULL, o->chat, o->eval, o->dry_run};
     int first = -1;
@@ -511,7 +487,7 @@ LLMC_UNUSED static bool options_check(const Options* o, Error* e) {
 }
 
 /* Reads the command line of a trainer into *o. On OPTIONS_WRONG the cause is in *e. */
-LLMC_UNUSED static OptionsResult options_parse(Options* o, int argc, char** argv, OptionScope trainer, Error* e) {
+static inline OptionsResult options_parse(Options* o, int argc, char** argv, OptionScope trainer, Error* e) {
     options_default(o, trainer);
     for (int a = 1; a < argc; a++) {
         const char *value, *unused;
@@ -571,7 +547,7 @@ LLMC_UNUSED static OptionsResult options_parse(Options* o, int argc, char** argv
 enum { OPTIONS_WIDTH = 100, OPTIONS_HELP_COLUMN = 34 };
 
 /* Prints words from column `column` on, broken at OPTIONS_WIDTH and indented to `indent`; returns the last column. */
-LLMC_UNUSED static int print_wrapped(FILE* f, const char* text, int column, int indent) {
+static inline int print_wrapped(FILE* f, const char* text, int column, int indent) {
     bool first = true;
     while (*text) {
         int n = (int)strcspn(text, " ");
@@ -591,7 +567,7 @@ LLMC_UNUSED static int print_wrapped(FILE* f, const char* text, int column, int 
 }
 
 /* --help: every flag of this trainer by group, at most OPTIONS_WIDTH columns wide. */
-LLMC_UNUSED static void options_print_help(FILE* f, const char* program, OptionScope trainer) {
+static inline void options_print_help(FILE* f, const char* program, OptionScope trainer) {
     fprintf(f, "usage: %s [--flag value]...\n\n", program);
     fprintf(f, "Trains a Llama 3 model on the %s, or generates, chats and evaluates with one.\n",
             trainer == ON_GPU ? "GPU" : "CPU");
@@ -624,7 +600,7 @@ LLMC_UNUSED static void options_print_help(FILE* f, const char* program, OptionS
 }
 
 /* The configuration by group, one paragraph each: name=value, texts that were not given left out. */
-LLMC_UNUSED static void options_print(FILE* f, const Options* o) {
+static inline void options_print(FILE* f, const Options* o) {
     enum { INDENT = 17 };
     const char* group = "";
     int column = 0;
@@ -653,9 +629,8 @@ LLMC_UNUSED static void options_print(FILE* f, const Options* o) {
 }
 
 /* What a trainer's main() calls first: the options, or --help and --version (exit 0), or wrong usage (exit 2). */
-LLMC_UNUSED static void options_or_exit(Options* o, int argc, char** argv, OptionScope trainer) {
-    Error e;
-    memset(&e, 0, sizeof e);
+static inline void options_or_exit(Options* o, int argc, char** argv, OptionScope trainer) {
+    Error e = NO_ERROR;
     const char* program = trainer == ON_GPU ? "train_llama3cu" : "train_llama3";
     switch (options_parse(o, argc, argv, trainer, &e)) {
         case OPTIONS_OK: return;
@@ -673,7 +648,7 @@ LLMC_UNUSED static void options_or_exit(Options* o, int argc, char** argv, Optio
 /* Whether an option is about this process alone: where it writes, how long it runs, which job it does. A resumed run takes
  * its own, and checkpoints do not hold them: the run's state is the same however it was cut into processes. With --minutes
  * the number of steps was settled by the first one. */
-LLMC_UNUSED static bool option_is_of_this_run(int i) {
+static inline bool option_is_of_this_run(int i) {
     static const int of_this_run[] = {OPT_out,   OPT_minutes, OPT_threads, OPT_resume, OPT_stop_after, OPT_generate,
                                       OPT_chat,  OPT_eval,    OPT_dry_run, OPT_help,   OPT_max_memory, OPT_profile,
                                       OPT_debug, OPT_version, OPT_tune,    OPT_plan};
@@ -685,7 +660,7 @@ LLMC_UNUSED static bool option_is_of_this_run(int i) {
 
 /* The options of this trainer as one JSON object on one line; a text that was not given is null. `all`: those of this run,
  * too, as the log has them. */
-LLMC_UNUSED static void options_json(FILE* f, const Options* o, bool all) {
+static inline void options_json(FILE* f, const Options* o, bool all) {
     const char* separator = "{";
     for (int i = 0; i < NUM_OPTIONS; i++) {
         const OptionSpec* s = &option_specs[i];
@@ -713,7 +688,7 @@ LLMC_UNUSED static void options_json(FILE* f, const Options* o, bool all) {
 }
 
 /* What a checkpoint holds of them, as a string of its own; free() it. */
-LLMC_UNUSED static char* options_json_text(const Options* o) {
+static inline char* options_json_text(const Options* o) {
     char* text = NULL;
     size_t size = 0;
     FILE* f = open_memstream(&text, &size);
@@ -725,7 +700,7 @@ LLMC_UNUSED static char* options_json_text(const Options* o) {
 
 /* What a resumed run takes over: every option that is not on its command line gets the value of `saved`, an object that
  * options_json_text() wrote into a checkpoint. Unknown members are another version's and ignored. */
-LLMC_UNUSED static bool options_merge(Options* o, const Json* j, const JsonNode* saved, Error* e) {
+static inline bool options_merge(Options* o, const Json* j, const JsonNode* saved, Error* e) {
     for (int i = 0; i < NUM_OPTIONS; i++) {
         const OptionSpec* s = &option_specs[i];
         const bool keep = o->given[i] || !(s->scope & o->trainer) || option_is_of_this_run(i);
@@ -748,15 +723,14 @@ LLMC_UNUSED static bool options_merge(Options* o, const Json* j, const JsonNode*
         } else if (s->kind == OPTION_STRING) {
             return json_wanted(j, saved, s->name, e, "a string");
         }
-        Error cause;
-        cause.msg[0] = 0;
+        Error cause = NO_ERROR;
         if (!option_set(o, i, text, false, &cause)) { return fail(e, "%s: options: %s", j->path, cause.msg); }
     }
     o->minutes = 0;
     return true;
 }
 
-LLMC_UNUSED static void options_free(Options* o) {
+static inline void options_free(Options* o) {
     for (int i = 0; i < NUM_OPTIONS; i++) {
         free(o->merged_text[i]);
         o->merged_text[i] = NULL;

@@ -26,9 +26,10 @@
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
 
-#include "json.h"
-#include "unicode.h"
-#include "utils.h"
+#include "llmc/base/utils.h"
+#include "llmc/files/json.h"
+#include "llmc/text/text.h"
+#include "llmc/text/unicode.h"
 
 #include <assert.h>
 
@@ -143,14 +144,14 @@ static inline int32_t token_table_find(const TokenTable* t, const char* s, size_
     return n == 0 ? -1 : token_table_find_key(t, token_key(s, n), s, n);
 }
 
-LLMC_UNUSED static size_t token_table_slots(size_t count) {
+static inline size_t token_table_slots(size_t count) {
     size_t slots = 16;
     while (slots < count * 2) { slots *= 2; }
     return slots;
 }
 
 /* A table with room for `count` tokens. */
-LLMC_UNUSED static void token_table_init(TokenTable* t, size_t count, const char* base, const uint32_t* at) {
+static inline void token_table_init(TokenTable* t, size_t count, const char* base, const uint32_t* at) {
     size_t slots = token_table_slots(count);
     t->slots = (TokenSlot*)xcalloc(slots, sizeof(TokenSlot));
     t->mask = slots - 1;
@@ -159,7 +160,7 @@ LLMC_UNUSED static void token_table_init(TokenTable* t, size_t count, const char
 }
 
 /* Adds a token of n bytes, which lie at base + at[id]; what is there already stays. */
-LLMC_UNUSED static void token_table_add(TokenTable* t, int32_t id, size_t n) {
+static inline void token_table_add(TokenTable* t, int32_t id, size_t n) {
     const char* s = t->base + t->at[id];
     if (n == 0 || token_table_find(t, s, n) >= 0) { return; }
     uint64_t key = token_key(s, n);
@@ -179,7 +180,7 @@ static inline const MergeSlot* merge_find(const Tokenizer* t, int32_t left, int3
     }
 }
 
-LLMC_UNUSED static void merges_init(Tokenizer* t, size_t count) {
+static inline void merges_init(Tokenizer* t, size_t count) {
     size_t slots = token_table_slots(count);
     t->merges = (MergeSlot*)xmalloc(slots * sizeof(MergeSlot));
     t->merge_mask = slots - 1;
@@ -187,7 +188,7 @@ LLMC_UNUSED static void merges_init(Tokenizer* t, size_t count) {
 }
 
 /* A pair listed twice has its later rank, as in `tokenizers`. */
-LLMC_UNUSED static void merge_add(Tokenizer* t, int32_t left, int32_t right, uint32_t rank, int32_t id) {
+static inline void merge_add(Tokenizer* t, int32_t left, int32_t right, uint32_t rank, int32_t id) {
     uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
     size_t i = token_mix(pair) & t->merge_mask;
     while (t->merges[i].pair != UINT64_MAX && t->merges[i].pair != pair) { i = (i + 1) & t->merge_mask; }
@@ -334,12 +335,12 @@ typedef struct {
     size_t node_cap, heap_count, heap_cap;
 } TokenEncoder;
 
-LLMC_UNUSED static void encoder_init(TokenEncoder* o, const Tokenizer* t) {
+static inline void encoder_init(TokenEncoder* o, const Tokenizer* t) {
     memset(o, 0, sizeof *o);
     o->t = t;
 }
 
-LLMC_UNUSED static void encoder_free(TokenEncoder* o) {
+static inline void encoder_free(TokenEncoder* o) {
     free(o->ids);
     free(o->cache);
     free(o->nodes);
@@ -354,7 +355,7 @@ static inline void encoder_reserve(TokenEncoder* o, size_t more) {
 }
 
 /* Appends the ids of a piece of n <= TOKEN_SHORT_PIECE bytes: finds the lowest rank by looking at all, n times. */
-LLMC_UNUSED static void merge_short(TokenEncoder* o, const uint8_t* s, size_t n) {
+static inline void merge_short(TokenEncoder* o, const uint8_t* s, size_t n) {
     const Tokenizer* t = o->t;
     int32_t id[TOKEN_SHORT_PIECE], merged[TOKEN_SHORT_PIECE];  // of a part, of it and its right neighbour
     uint32_t rank[TOKEN_SHORT_PIECE];                          // of the part and its right neighbour
@@ -389,7 +390,7 @@ LLMC_UNUSED static void merge_short(TokenEncoder* o, const uint8_t* s, size_t n)
     o->count += count;
 }
 
-LLMC_UNUSED static void merge_heap_push(TokenEncoder* o, uint32_t rank, uint32_t node) {
+static inline void merge_heap_push(TokenEncoder* o, uint32_t rank, uint32_t node) {
     if (o->heap_count == o->heap_cap) {
         o->heap_cap = o->heap_cap * 2 + 256;
         o->heap = (uint64_t*)xrealloc(o->heap, o->heap_cap * sizeof(uint64_t));
@@ -400,7 +401,7 @@ LLMC_UNUSED static void merge_heap_push(TokenEncoder* o, uint32_t rank, uint32_t
     o->heap[i] = x;
 }
 
-LLMC_UNUSED static uint64_t merge_heap_pop(TokenEncoder* o) {
+static inline uint64_t merge_heap_pop(TokenEncoder* o) {
     uint64_t top = o->heap[0], x = o->heap[--o->heap_count];
     size_t i = 0, n = o->heap_count;
     for (size_t child; (child = 2 * i + 1) < n; i = child) {
@@ -413,7 +414,7 @@ LLMC_UNUSED static uint64_t merge_heap_pop(TokenEncoder* o) {
 }
 
 /* Looks the pair of node i and its next up, and remembers it. */
-LLMC_UNUSED static void merge_long_pair(TokenEncoder* o, uint32_t i) {
+static inline void merge_long_pair(TokenEncoder* o, uint32_t i) {
     MergeNode* node = &o->nodes[i];
     const MergeSlot* m = node->next == UINT32_MAX ? NULL : merge_find(o->t, node->id, o->nodes[node->next].id);
     node->rank = m ? m->rank : UINT32_MAX;
@@ -422,7 +423,7 @@ LLMC_UNUSED static void merge_long_pair(TokenEncoder* o, uint32_t i) {
 
 /* Appends the ids of a piece of any length: a list of parts and a heap of pairs, n log n. An entry of the heap is stale when
  * its node has another rank by now. */
-LLMC_UNUSED static void merge_long(TokenEncoder* o, const uint8_t* s, size_t n) {
+static inline void merge_long(TokenEncoder* o, const uint8_t* s, size_t n) {
     const Tokenizer* t = o->t;
     if (n >= UINT32_MAX) { die("a run of %zu bytes without a border between words is too long to encode", n); }
     if (o->node_cap < n) {
@@ -455,7 +456,7 @@ LLMC_UNUSED static void merge_long(TokenEncoder* o, const uint8_t* s, size_t n) 
     for (uint32_t i = 0; i != UINT32_MAX; i = o->nodes[i].next) { o->ids[o->count++] = o->nodes[i].id; }
 }
 
-LLMC_UNUSED static void merge_piece(TokenEncoder* o, const uint8_t* s, size_t n) {
+static inline void merge_piece(TokenEncoder* o, const uint8_t* s, size_t n) {
     if (o->t->num_merges == 0) {
         encoder_reserve(o, n);
         for (size_t i = 0; i < n; i++) {
@@ -516,7 +517,7 @@ static inline void encode_piece(TokenEncoder* o, const uint8_t* s, size_t n, con
 // encoding
 
 /* Appends the ids of text without added tokens and, where Digits is used, on one side of a border between digits and others. */
-LLMC_UNUSED static void encode_words(TokenEncoder* o, const uint8_t* s, const uint8_t* end) {
+static inline void encode_words(TokenEncoder* o, const uint8_t* s, const uint8_t* end) {
     const int max_digits = o->t->max_digits;
     const uint8_t* p;
     switch (o->t->split) {
@@ -538,7 +539,7 @@ LLMC_UNUSED static void encode_words(TokenEncoder* o, const uint8_t* s, const ui
     }
 }
 
-LLMC_UNUSED static void encode_plain(TokenEncoder* o, const uint8_t* s, const uint8_t* end) {
+static inline void encode_plain(TokenEncoder* o, const uint8_t* s, const uint8_t* end) {
     if (o->t->digits == DIGITS_IN_WORDS) {
         encode_words(o, s, end);
         return;
@@ -560,7 +561,7 @@ LLMC_UNUSED static void encode_plain(TokenEncoder* o, const uint8_t* s, const ui
 }
 
 /* The longest added token at s whose TOKEN_NORMALIZED flag is `normalized`, or -1. */
-LLMC_UNUSED static int32_t added_find(const Tokenizer* t, const uint8_t* s, const uint8_t* end, int normalized) {
+static inline int32_t added_find(const Tokenizer* t, const uint8_t* s, const uint8_t* end, int normalized) {
     for (size_t i = 0; i < t->num_added_lens; i++) {
         size_t n = t->added_lens[i];
         if (n > (size_t)(end - s)) { continue; }
@@ -572,7 +573,7 @@ LLMC_UNUSED static int32_t added_find(const Tokenizer* t, const uint8_t* s, cons
 
 /* Cuts added tokens out of the text, in two passes as `tokenizers` does: first those that are not `normalized`, then, in what
  * is left, the others. A special name that is not asked for is skipped whole: no other name is looked for inside it. */
-LLMC_UNUSED static void encode_added(TokenEncoder* o, const uint8_t* s, const uint8_t* end, bool specials, int normalized) {
+static inline void encode_added(TokenEncoder* o, const uint8_t* s, const uint8_t* end, bool specials, int normalized) {
     const Tokenizer* t = o->t;
     const uint8_t* start = s;
     while (s <= end) {
@@ -607,7 +608,7 @@ LLMC_UNUSED static void encode_added(TokenEncoder* o, const uint8_t* s, const ui
 
 /* Appends the ids of a text to o->ids. `specials`: names of special tokens in it become those tokens; else they are text, and
  * the ids equal tiktoken's encode_ordinary. No BOS or EOS is added. */
-LLMC_UNUSED static void encoder_text(TokenEncoder* o, const char* text, size_t len, bool specials) {
+static inline void encoder_text(TokenEncoder* o, const char* text, size_t len, bool specials) {
     const uint8_t *s = (const uint8_t*)text, *end = s + len;
     if (len == 0) { return; }
     if (!o->cache && len >= 1024) { o->cache = (PieceCacheSlot*)xcalloc(TOKEN_CACHE_SLOTS, sizeof(PieceCacheSlot)); }
@@ -620,8 +621,8 @@ LLMC_UNUSED static void encoder_text(TokenEncoder* o, const char* text, size_t l
 
 /* encoder_text for a text now and then: writes the ids at (*ids)[at], which grows by realloc, and returns the number of ids
  * in it then. */
-LLMC_UNUSED static size_t tokenizer_encode(const Tokenizer* t, const char* text, size_t len, bool specials, int32_t** ids,
-                                           size_t* cap, size_t at) {
+static inline size_t tokenizer_encode(const Tokenizer* t, const char* text, size_t len, bool specials, int32_t** ids,
+                                      size_t* cap, size_t at) {
     TokenEncoder o;
     encoder_init(&o, t);
     o.ids = *ids;
@@ -643,7 +644,7 @@ static inline bool text_border(const char* s, size_t i) { return s[i - 1] == '\n
 
 /* Whether texts may be cut at borders: not where whole texts are merged, nor where an added token's name has a line's end in
  * it. */
-LLMC_UNUSED static bool tokenizer_may_cut(const Tokenizer* t) {
+static inline bool tokenizer_may_cut(const Tokenizer* t) {
     if (t->split == SPLIT_NONE && t->num_merges > 0) { return false; }
     for (int id = 0; id < t->vocab_size; id++) {
         const uint32_t len = t->at[id + 1] - t->at[id];
@@ -663,7 +664,7 @@ static inline const char* tokenizer_piece(const Tokenizer* t, int id, size_t* le
 }
 
 /* The id of a special (or other added) token by its name, or -1. */
-LLMC_UNUSED static int tokenizer_find(const Tokenizer* t, const char* name) {
+static inline int tokenizer_find(const Tokenizer* t, const char* name) {
     return token_table_find(&t->added, name, strlen(name));
 }
 
@@ -677,14 +678,14 @@ typedef struct {
     char* out;      // (3 * (max_piece + 3)) the last result: at worst each byte becomes U+FFFD
 } TokenDecoder;
 
-LLMC_UNUSED static void decoder_init(TokenDecoder* d, const Tokenizer* t) {
+static inline void decoder_init(TokenDecoder* d, const Tokenizer* t) {
     d->t = t;
     d->num_in = 0;
     d->in = (char*)xmalloc(t->max_piece + 3);
     d->out = (char*)xmalloc(3 * (t->max_piece + 3));
 }
 
-LLMC_UNUSED static void decoder_free(TokenDecoder* d) {
+static inline void decoder_free(TokenDecoder* d) {
     free(d->in);
     free(d->out);
     memset(d, 0, sizeof *d);
@@ -692,7 +693,7 @@ LLMC_UNUSED static void decoder_free(TokenDecoder* d) {
 
 /* At s (n >= 1 bytes): 1 and *used = its length for a whole character; 0 where the n bytes begin one; else -1 and *used = how
  * many bytes one U+FFFD stands for. */
-LLMC_UNUSED static int utf8_step(const char* s, size_t n, size_t* used) {
+static inline int utf8_step(const char* s, size_t n, size_t* used) {
     uint32_t c;
     int len = utf8_decode((const uint8_t*)s, n, &c);
     *used = len ? (size_t)len : 1;
@@ -711,7 +712,7 @@ LLMC_UNUSED static int utf8_step(const char* s, size_t n, size_t* used) {
 }
 
 /* The text that became whole with this token, valid until the next call; it may be empty. Not for ids out of range. */
-LLMC_UNUSED static const char* decoder_push(TokenDecoder* d, int id, size_t* len) {
+static inline const char* decoder_push(TokenDecoder* d, int id, size_t* len) {
     size_t piece_len, used, at = 0, out = 0;
     const char* piece = tokenizer_piece(d->t, id, &piece_len);
     memcpy(d->in + d->num_in, piece, piece_len);
@@ -732,7 +733,7 @@ LLMC_UNUSED static const char* decoder_push(TokenDecoder* d, int id, size_t* len
 }
 
 /* What is left at the end of the text: U+FFFD where it ends within a character, else nothing. */
-LLMC_UNUSED static const char* decoder_flush(TokenDecoder* d, size_t* len) {
+static inline const char* decoder_flush(TokenDecoder* d, size_t* len) {
     *len = d->num_in ? 3 : 0;
     d->num_in = 0;
     return "\xEF\xBF\xBD";
@@ -741,7 +742,7 @@ LLMC_UNUSED static const char* decoder_flush(TokenDecoder* d, size_t* len) {
 // ---------------------------------------------------------------------------------------------------------------------
 // making a tokenizer
 
-LLMC_UNUSED static void tokenizer_free(Tokenizer* t) {
+static inline void tokenizer_free(Tokenizer* t) {
     free(t->bytes);
     free(t->at);
     free(t->flags);
@@ -754,13 +755,13 @@ LLMC_UNUSED static void tokenizer_free(Tokenizer* t) {
     memset(t, 0, sizeof *t);
 }
 
-LLMC_UNUSED static int compare_lengths_down(const void* a, const void* b) {
+static inline int compare_lengths_down(const void* a, const void* b) {
     uint32_t x = *(const uint32_t*)a, y = *(const uint32_t*)b;
     return (x < y) - (x > y);
 }
 
 /* The tables of added tokens, from the flags; and max_piece, BOS and EOS by name, and the fingerprint. */
-LLMC_UNUSED static void tokenizer_index(Tokenizer* t) {
+static inline void tokenizer_index(Tokenizer* t) {
     size_t num_added = 0, distinct = 0;
     uint64_t h = 0xCBF29CE484222325u;  // FNV-1a over (length, special?, bytes) of each token
     t->max_piece = 0;
@@ -800,7 +801,7 @@ LLMC_UNUSED static void tokenizer_index(Tokenizer* t) {
 }
 
 /* The name of Llama 3.1's k-th special token, 0 <= k < 256 (llama-models, models/llama3/tokenizer.py, gives the same list). */
-LLMC_UNUSED static void llama3_special(char* out /* (40) */, int k) {
+static inline void llama3_special(char* out /* (40) */, int k) {
     // clang-format off
     static const struct { int k; const char* name; } named[] = {
         {0, "begin_of_text"}, {1, "end_of_text"}, {4, "finetune_right_pad_id"}, {6, "start_header_id"}, {7, "end_header_id"},
@@ -819,7 +820,7 @@ LLMC_UNUSED static void llama3_special(char* out /* (40) */, int k) {
 }
 
 /* 256 bytes, of which byte b is token b, and <|begin_of_text|> = 256. */
-LLMC_UNUSED static void tokenizer_bytes(Tokenizer* t) {
+static inline void tokenizer_bytes(Tokenizer* t) {
     static const char bos[] = "<|begin_of_text|>";
     memset(t, 0, sizeof *t);
     t->vocab_size = 257;
@@ -844,7 +845,7 @@ LLMC_UNUSED static void tokenizer_bytes(Tokenizer* t) {
 // ---------------------------------------------------------------------------------------------------------------------
 // tokenizer.model
 
-LLMC_UNUSED static int base64_value(char c) {
+static inline int base64_value(char c) {
     if (c >= 'A' && c <= 'Z') { return c - 'A'; }
     if (c >= 'a' && c <= 'z') { return c - 'a' + 26; }
     if (c >= '0' && c <= '9') { return c - '0' + 52; }
@@ -852,7 +853,7 @@ LLMC_UNUSED static int base64_value(char c) {
 }
 
 /* Decodes n characters to out, which has room for n / 4 * 3 bytes; false where they are no base64 with its padding. */
-LLMC_UNUSED static bool base64_decode(char* out, size_t* out_len, const char* s, size_t n) {
+static inline bool base64_decode(char* out, size_t* out_len, const char* s, size_t n) {
     if (n == 0 || n % 4 != 0) { return false; }
     size_t pad = s[n - 1] != '=' ? 0 : s[n - 2] != '=' ? 1 : 2, len = 0;
     for (size_t i = 0; i < n; i += 4) {
@@ -869,8 +870,8 @@ LLMC_UNUSED static bool base64_decode(char* out, size_t* out_len, const char* s,
 }
 
 /* One line of tokenizer.model: *s moves behind it. The bytes go to out, which has room for as many as the line has. */
-LLMC_UNUSED static bool tiktoken_line(const char** s, const char* end, char* out, size_t* out_len, int64_t* rank, size_t line,
-                                      const char* path, Error* e) {
+static inline bool tiktoken_line(const char** s, const char* end, char* out, size_t* out_len, int64_t* rank, size_t line,
+                                 const char* path, Error* e) {
     const char* p = *s;
     const char* newline = (const char*)memchr(p, '\n', (size_t)(end - p));
     const char* stop = newline ? newline : end;
@@ -897,7 +898,7 @@ LLMC_UNUSED static bool tiktoken_line(const char** s, const char* end, char* out
 }
 
 /* The merge table by tiktoken's rule: two neighbours that together are a token merge, and rank as it. */
-LLMC_UNUSED static void tiktoken_merges(Tokenizer* t, int num_ranks) {
+static inline void tiktoken_merges(Tokenizer* t, int num_ranks) {
     for (int pass = 0; pass < 2; pass++) {  // count, then fill
         size_t count = 0;
         for (int id = 0; id < num_ranks; id++) {
@@ -915,7 +916,7 @@ LLMC_UNUSED static void tiktoken_merges(Tokenizer* t, int num_ranks) {
     }
 }
 
-LLMC_UNUSED static bool tokenizer_parse_tiktoken(Tokenizer* t, const char* text, size_t len, const char* path, Error* e) {
+static inline bool tokenizer_parse_tiktoken(Tokenizer* t, const char* text, size_t len, const char* path, Error* e) {
     const char *s = text, *end = text + len;
     size_t lines = 0, out_len = 0, line = 0, used = 0;
     for (const char* p = text; p < end; p++) { lines += *p != '\n' && (p == text || p[-1] == '\n'); }  // not the empty ones
@@ -990,7 +991,7 @@ LLMC_UNUSED static bool tokenizer_parse_tiktoken(Tokenizer* t, const char* text,
 // tokenizer.json
 
 /* GPT-2's printable stand-in for each byte: itself where it is printable, else the next character from U+0100 on. */
-LLMC_UNUSED static void byte_stand_ins(uint16_t* code /* (256) */, int16_t* byte_of /* (512), -1: none */) {
+static inline void byte_stand_ins(uint16_t* code /* (256) */, int16_t* byte_of /* (512), -1: none */) {
     int extra = 0x100;
     for (int i = 0; i < 512; i++) { byte_of[i] = -1; }
     for (int b = 0; b < 256; b++) {
@@ -1002,7 +1003,7 @@ LLMC_UNUSED static void byte_stand_ins(uint16_t* code /* (256) */, int16_t* byte
 
 /* Turns n bytes of stand-ins into the bytes they stand for; a string with any other character is taken as it is, and no piece
  * can be such a token. Returns the number of bytes; *plain tells whether all were stand-ins. */
-LLMC_UNUSED static size_t bytes_from_stand_ins(char* out, const char* s, size_t n, const int16_t* byte_of, bool* plain) {
+static inline size_t bytes_from_stand_ins(char* out, const char* s, size_t n, const int16_t* byte_of, bool* plain) {
     size_t len = 0;
     for (size_t i = 0; i < n;) {
         uint32_t c;
@@ -1020,14 +1021,14 @@ LLMC_UNUSED static size_t bytes_from_stand_ins(char* out, const char* s, size_t 
 }
 
 /* Whether the member is absent, null, false, 0 or "": then it asks for nothing. */
-LLMC_UNUSED static bool json_is_off(const Json* j, const JsonNode* object, const char* key) {
+static inline bool json_is_off(const Json* j, const JsonNode* object, const char* key) {
     const JsonNode* n = json_get(j, object, key);
     double value = 1;
     return !n || n->type == JSON_FALSE || (n->type == JSON_STRING && n->length == 0) ||
            (json_node_double(j, n, &value) && value == 0);
 }
 
-LLMC_UNUSED static bool json_is_string(const Json* j, const JsonNode* n, const char* want) {
+static inline bool json_is_string(const Json* j, const JsonNode* n, const char* want) {
     size_t len = 0;
     const char* s = json_string(j, n, &len);
     return s && len == strlen(want) && memcmp(s, want, len) == 0;
@@ -1040,7 +1041,7 @@ LLMC_UNUSED static bool json_is_string(const Json* j, const JsonNode* n, const c
     "\\s+(?!\\S)|\\s+"
 
 /* A Split step: one of the patterns that are known. */
-LLMC_UNUSED static bool parse_split(Tokenizer* t, const Json* j, const JsonNode* step, Error* e) {
+static inline bool parse_split(Tokenizer* t, const Json* j, const JsonNode* step, Error* e) {
     // clang-format off
     static const struct { const char* pattern; int split, max_digits; } known[] = {
         {LLAMA3_PATTERN("\\p{N}{1,3}"), SPLIT_LLAMA3, 3},
@@ -1067,7 +1068,7 @@ LLMC_UNUSED static bool parse_split(Tokenizer* t, const Json* j, const JsonNode*
 }
 
 /* One step of the pre-tokenizer. `*stage`: 0 nothing yet, 1 behind Digits, 2 behind Split, 3 behind ByteLevel. */
-LLMC_UNUSED static bool parse_pre_tokenizer_step(Tokenizer* t, const Json* j, const JsonNode* step, int* stage, Error* e) {
+static inline bool parse_pre_tokenizer_step(Tokenizer* t, const Json* j, const JsonNode* step, int* stage, Error* e) {
     const JsonNode* type = json_get(j, step, "type");
     if (json_is_string(j, type, "Digits") && *stage < 1) {
         t->digits = json_is_off(j, step, "individual_digits") ? DIGITS_RUNS : DIGITS_EACH;
@@ -1092,7 +1093,7 @@ LLMC_UNUSED static bool parse_pre_tokenizer_step(Tokenizer* t, const Json* j, co
     return true;
 }
 
-LLMC_UNUSED static bool parse_pre_tokenizer(Tokenizer* t, const Json* j, Error* e) {
+static inline bool parse_pre_tokenizer(Tokenizer* t, const Json* j, Error* e) {
     const JsonNode* node = json_get(j, json_root(j), "pre_tokenizer");
     int stage = 0;
     t->split = SPLIT_NONE;
@@ -1110,7 +1111,7 @@ LLMC_UNUSED static bool parse_pre_tokenizer(Tokenizer* t, const Json* j, Error* 
 }
 
 /* Everything that `tokenizers` would do beyond splitting and merging has to be off. */
-LLMC_UNUSED static bool parse_refusals(const Json* j, const JsonNode* model, Error* e) {
+static inline bool parse_refusals(const Json* j, const JsonNode* model, Error* e) {
     const JsonNode* root = json_root(j);
     const JsonNode* normalizer = json_get(j, root, "normalizer");
     if (normalizer) {
@@ -1145,7 +1146,7 @@ typedef struct {
 } VocabReader;
 
 /* Gives every id its name, from model.vocab and added_tokens: ids 0 .. n-1, each once. */
-LLMC_UNUSED static bool parse_names(VocabReader* r, Error* e) {
+static inline bool parse_names(VocabReader* r, Error* e) {
     const Json* j = r->j;
     Tokenizer* t = r->t;
     const size_t num_added = r->added ? r->added->length : 0;
@@ -1207,7 +1208,7 @@ LLMC_UNUSED static bool parse_names(VocabReader* r, Error* e) {
 }
 
 /* The bytes of every token, and the table of those that a piece may be. */
-LLMC_UNUSED static void parse_bytes(VocabReader* r) {
+static inline void parse_bytes(VocabReader* r) {
     Tokenizer* t = r->t;
     size_t total = 0;
     for (int i = 0; i < t->vocab_size; i++) { total += r->name_len[i]; }
@@ -1233,8 +1234,8 @@ LLMC_UNUSED static void parse_bytes(VocabReader* r) {
 }
 
 /* One merge, the index-th of model.merges. `joined` is a buffer of `cap` bytes that grows. */
-LLMC_UNUSED static bool parse_merge(VocabReader* r, const JsonNode* n, size_t index, uint32_t rank, char** joined, size_t* cap,
-                                    Error* e) {
+static inline bool parse_merge(VocabReader* r, const JsonNode* n, size_t index, uint32_t rank, char** joined, size_t* cap,
+                               Error* e) {
     const char *a = NULL, *b = NULL;
     size_t a_len = 0, b_len = 0;
     if (n->type == JSON_STRING) {
@@ -1271,7 +1272,7 @@ LLMC_UNUSED static bool parse_merge(VocabReader* r, const JsonNode* n, size_t in
     return true;
 }
 
-LLMC_UNUSED static bool parse_merges(VocabReader* r, Error* e) {
+static inline bool parse_merges(VocabReader* r, Error* e) {
     char* joined = NULL;
     size_t cap = 0, index = 0;
     uint32_t rank = 0;
@@ -1288,7 +1289,7 @@ LLMC_UNUSED static bool parse_merges(VocabReader* r, Error* e) {
 }
 
 /* The id of each single byte. A byte that the vocabulary lacks is `unk_token` where there is one, else dropped. */
-LLMC_UNUSED static bool parse_byte_ids(VocabReader* r, Error* e) {
+static inline bool parse_byte_ids(VocabReader* r, Error* e) {
     const char* unk_name = NULL;
     size_t unk_len = 0;
     int32_t unk = -1;
@@ -1313,7 +1314,7 @@ LLMC_UNUSED static bool parse_byte_ids(VocabReader* r, Error* e) {
 }
 
 /* Without ignore_merges a piece that is a token need not become it: keeps in t->pieces those that merging gives. */
-LLMC_UNUSED static void keep_reachable_pieces(Tokenizer* t) {
+static inline void keep_reachable_pieces(Tokenizer* t) {
     TokenEncoder o;
     TokenSlot* old = t->pieces.slots;
     const size_t slots = t->pieces.mask + 1;
@@ -1330,7 +1331,7 @@ LLMC_UNUSED static void keep_reachable_pieces(Tokenizer* t) {
     encoder_free(&o);
 }
 
-LLMC_UNUSED static bool tokenizer_parse_json(Tokenizer* t, const Json* j, Error* e) {
+static inline bool tokenizer_parse_json(Tokenizer* t, const Json* j, Error* e) {
     VocabReader r;
     uint16_t code[256];
     memset(&r, 0, sizeof r);
@@ -1370,7 +1371,7 @@ LLMC_UNUSED static bool tokenizer_parse_json(Tokenizer* t, const Json* j, Error*
 // loading
 
 /* Reads a tokenizer from `len` bytes of text of either kind; `path` names it in messages. */
-LLMC_UNUSED static bool tokenizer_parse(Tokenizer* t, const char* text, size_t len, const char* path, Error* e) {
+static inline bool tokenizer_parse(Tokenizer* t, const char* text, size_t len, const char* path, Error* e) {
     memset(t, 0, sizeof *t);
     const char* kind = file_looks_like(text, len);
     bool ok;
@@ -1404,7 +1405,7 @@ LLMC_UNUSED static bool tokenizer_parse(Tokenizer* t, const char* text, size_t l
 }
 
 /* The id that a tokenizer_config.json names in `key`, as text or as {"content": text}; *id stays where it names none. */
-LLMC_UNUSED static bool config_token(const Tokenizer* t, const Json* j, const char* key, int* id, Error* e) {
+static inline bool config_token(const Tokenizer* t, const Json* j, const char* key, int* id, Error* e) {
     const JsonNode* n = json_get(j, json_root(j), key);
     size_t len = 0;
     if (n && n->type == JSON_OBJECT) { n = json_get(j, n, "content"); }
@@ -1417,7 +1418,7 @@ LLMC_UNUSED static bool config_token(const Tokenizer* t, const Json* j, const ch
 }
 
 /* bos_token and eos_token of the tokenizer_config.json in the same folder, if there is one. */
-LLMC_UNUSED static bool tokenizer_read_config(Tokenizer* t, const char* folder, Error* e) {
+static inline bool tokenizer_read_config(Tokenizer* t, const char* folder, Error* e) {
     char path[PATH_CAP];
     size_t len = 0;
     Json j;
@@ -1435,7 +1436,7 @@ LLMC_UNUSED static bool tokenizer_read_config(Tokenizer* t, const char* folder, 
 
 /* Loads a tokenizer from a file of either kind, or from the tokenizer.json or tokenizer.model of a folder. BOS and EOS are
  * what the folder's tokenizer_config.json names, else the usual names (<|begin_of_text|>, <|endoftext|> ...), else -1. */
-LLMC_UNUSED static bool tokenizer_load(Tokenizer* t, const char* path, Error* e) {
+static inline bool tokenizer_load(Tokenizer* t, const char* path, Error* e) {
     char file[PATH_CAP], folder[PATH_CAP];
     memset(t, 0, sizeof *t);
     if (is_directory(path)) {
@@ -1467,15 +1468,15 @@ LLMC_UNUSED static bool tokenizer_load(Tokenizer* t, const char* path, Error* e)
 // saving
 
 /* Behind the JSON string that starts at s, in text that has been parsed before. */
-LLMC_UNUSED static const char* json_skip_string(const char* s) {
+static inline const char* json_skip_string(const char* s) {
     for (s++; *s != '"'; s++) { s += *s == '\\'; }
     return s + 1;
 }
 
-LLMC_UNUSED static const char* json_skip_blank(const char* s) { return s + strspn(s, " \t\r\n"); }
+static inline const char* json_skip_blank(const char* s) { return s + strspn(s, " \t\r\n"); }
 
 /* Where the value of the top-level member `key` stands in the text of a JSON object; false where there is none. */
-LLMC_UNUSED static bool json_find_member(const char* text, const char* key, const char** from, const char** to) {
+static inline bool json_find_member(const char* text, const char* key, const char** from, const char** to) {
     const char* s = json_skip_blank(text) + 1;
     const size_t key_len = strlen(key);
     while (*(s = json_skip_blank(s)) == '"') {
@@ -1494,7 +1495,7 @@ LLMC_UNUSED static bool json_find_member(const char* text, const char* key, cons
 
 /* The text of a JSON object with the value of `key` replaced, or the member put in front where it is absent; all else stays
  * byte for byte. Returns memory for free(). */
-LLMC_UNUSED static char* json_with_member(const char* text, const char* key, const char* value) {
+static inline char* json_with_member(const char* text, const char* key, const char* value) {
     const char *from = NULL, *to = NULL;
     const bool there = json_find_member(text, key, &from, &to);
     const size_t size = strlen(text) + strlen(key) + strlen(value) + 16;
@@ -1512,21 +1513,21 @@ LLMC_UNUSED static char* json_with_member(const char* text, const char* key, con
 }
 
 /* Replaces *text, which is freed, by json_with_member of it. */
-LLMC_UNUSED static void json_set_member(char** text, const char* key, const char* value) {
+static inline void json_set_member(char** text, const char* key, const char* value) {
     char* changed = json_with_member(*text, key, value);
     free(*text);
     *text = changed;
 }
 
 /* A token's bytes as a JSON string. */
-LLMC_UNUSED static void write_token_text(FILE* f, const Tokenizer* t, int id) {
+static inline void write_token_text(FILE* f, const Tokenizer* t, int id) {
     size_t len;
     const char* s = tokenizer_piece(t, id, &len);
     json_write_string(f, s, len);
 }
 
 /* A token as a JSON string of GPT-2's stand-ins; its bytes are s[0 .. n). */
-LLMC_UNUSED static void write_stand_ins(FILE* f, const uint16_t* code, const char* s, size_t n) {
+static inline void write_stand_ins(FILE* f, const uint16_t* code, const char* s, size_t n) {
     char name[2 * TOKEN_PIECE_MAX];
     size_t len = 0;
     for (size_t i = 0; i < n; i++) { len += utf8_encode(name + len, code[(uint8_t)s[i]]); }
@@ -1534,7 +1535,7 @@ LLMC_UNUSED static void write_stand_ins(FILE* f, const uint16_t* code, const cha
 }
 
 /* The post-processor that puts BOS in front, as `tokenizers` writes it. */
-LLMC_UNUSED static void write_post_processor(FILE* f, const Tokenizer* t) {
+static inline void write_post_processor(FILE* f, const Tokenizer* t) {
     static const char sequence[] = "{\"Sequence\":{\"id\":\"%c\",\"type_id\":%d}}";
     fputs("{\"type\":\"TemplateProcessing\"", f);
     for (int pair = 0; pair < 2; pair++) {
@@ -1557,7 +1558,7 @@ LLMC_UNUSED static void write_post_processor(FILE* f, const Tokenizer* t) {
 }
 
 /* Whether a post-processor is, or has in its Sequence, a TemplateProcessing that begins with the token `name`. */
-LLMC_UNUSED static bool post_processor_adds(const Json* j, const JsonNode* node, const char* name, size_t len) {
+static inline bool post_processor_adds(const Json* j, const JsonNode* node, const char* name, size_t len) {
     const JsonNode* list = json_get(j, node, "processors");
     if (json_is_string(j, json_get(j, node, "type"), "Sequence") && list && list->type == JSON_ARRAY) {
         for (const JsonNode* n = json_first(j, list); n; n = json_next(j, n)) {
@@ -1573,10 +1574,10 @@ LLMC_UNUSED static bool post_processor_adds(const Json* j, const JsonNode* node,
 }
 
 /* Whether the post-processor of t->source begins with BOS already. */
-LLMC_UNUSED static bool source_adds_bos(const Tokenizer* t) {
+static inline bool source_adds_bos(const Tokenizer* t) {
     const char *from, *to;
     Json j;
-    Error ignored = {{0}};
+    Error ignored = NO_ERROR;
     if (!json_find_member(t->source, "post_processor", &from, &to)) { return false; }
     const size_t len = (size_t)(to - from);
     char* copy = (char*)memcpy(xmalloc(len + 1), from, len);
@@ -1590,7 +1591,7 @@ LLMC_UNUSED static bool source_adds_bos(const Tokenizer* t) {
 }
 
 /* The splits of token `id` into two tokens, in the order of their ids: the merges that lead to it by tiktoken's rule. */
-LLMC_UNUSED static void write_merges_of(FILE* f, const Tokenizer* t, const uint16_t* code, int id, bool* first) {
+static inline void write_merges_of(FILE* f, const Tokenizer* t, const uint16_t* code, int id, bool* first) {
     uint64_t splits[TOKEN_PIECE_MAX];
     size_t n, count = 0;
     const char* s = tokenizer_piece(t, id, &n);
@@ -1617,7 +1618,7 @@ LLMC_UNUSED static void write_merges_of(FILE* f, const Tokenizer* t, const uint1
 }
 
 /* A tokenizer.json for a tokenizer that did not come from one: tiktoken's kind or the built-in bytes. */
-LLMC_UNUSED static void write_tokenizer_json(FILE* f, const Tokenizer* t) {
+static inline void write_tokenizer_json(FILE* f, const Tokenizer* t) {
     uint16_t code[256];
     int16_t byte_of[512];
     bool first = true;
@@ -1670,7 +1671,7 @@ LLMC_UNUSED static void write_tokenizer_json(FILE* f, const Tokenizer* t) {
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 
 /* The text of a tokenizer_config.json: the one the tokenizer came with, or a new one; BOS, EOS and the class are set in it. */
-LLMC_UNUSED static char* tokenizer_config_text(const Tokenizer* t, int max_length) {
+static inline char* tokenizer_config_text(const Tokenizer* t, int max_length) {
     static const struct {
         const char *key, *value;
     } fixed[] = {
@@ -1712,7 +1713,7 @@ LLMC_UNUSED static char* tokenizer_config_text(const Tokenizer* t, int max_lengt
 /* Writes tokenizer.json and tokenizer_config.json to a folder, for this program and for `transformers`, where encoding then
  * puts BOS in front of a text. A tokenizer that came from a tokenizer.json is written as it was but for the post-processor.
  * `max_length`: tokens a model of this folder was trained on, for a new tokenizer_config.json; 0: not said. */
-LLMC_UNUSED static bool tokenizer_save(const Tokenizer* t, const char* folder, int max_length, Error* e) {
+static inline bool tokenizer_save(const Tokenizer* t, const char* folder, int max_length, Error* e) {
     char path[PATH_CAP];
     if (!path_join(path, folder, "tokenizer.json", e)) { return false; }
     FILE* f = fopen(path, "wb");

@@ -1,0 +1,121 @@
+/* machine.h -- the machine a run finds: main memory within the limits of control groups and ulimit, the peak of this
+ * process, the names of processor and GPU.
+ */
+#ifndef LLMC_MACHINE_H
+#define LLMC_MACHINE_H
+
+#include "llmc/base/utils.h"
+
+#include <sys/resource.h>
+
+/* The number in a file of one number ("max" and a missing file: UINT64_MAX). */
+static inline uint64_t read_number(const char* path) {
+    unsigned long long value = 0;
+    FILE* f = fopen(path, "r");
+    if (!f) { return UINT64_MAX; }
+    bool ok = fscanf(f, "%llu", &value) == 1;
+    fclose(f);
+    return ok ? (uint64_t)value : UINT64_MAX;
+}
+
+/* The number behind `key` in a file of "key number" or "key: number kB" lines; UINT64_MAX where it is missing. */
+static inline uint64_t read_field(const char* path, const char* key) {
+    char line[256];
+    uint64_t found = UINT64_MAX;
+    FILE* f = fopen(path, "r");
+    if (!f) { return UINT64_MAX; }
+    while (found == UINT64_MAX && fgets(line, sizeof line, f)) {
+        size_t n = strlen(key);
+        unsigned long long value;
+        if (strncmp(line, key, n) == 0 && (line[n] == ' ' || line[n] == ':') && sscanf(line + n + 1, "%llu", &value) == 1) {
+            found = (uint64_t)value * (strstr(line, "kB") ? 1024 : 1);
+        }
+    }
+    fclose(f);
+    return found;
+}
+
+/* What a control group leaves of its limit; UINT64_MAX where there is none. Its page cache can be had back. */
+static inline uint64_t cgroup_available(const char* dir, const char* limit_name, const char* usage_name, const char* cache) {
+    char path[PATH_CAP];
+    Error e = NO_ERROR;
+    if (!path_join(path, dir, limit_name, &e)) { return UINT64_MAX; }
+    uint64_t limit = read_number(path);
+    if (!path_join(path, dir, usage_name, &e)) { return UINT64_MAX; }
+    uint64_t usage = read_number(path);
+    if (limit >= (uint64_t)1 << 60 || usage == UINT64_MAX || !path_join(path, dir, "memory.stat", &e)) { return UINT64_MAX; }
+    uint64_t reclaimable = read_field(path, cache);
+    if (reclaimable != UINT64_MAX) { usage -= reclaimable < usage ? reclaimable : usage; }
+    return limit > usage ? limit - usage : 0;
+}
+
+/* Bytes of main memory that can be had now: what the system says is available, within the limits of this process's control
+ * groups (containers, Slurm) and of ulimit -v. 0: unknown. */
+static inline uint64_t host_memory_available(void) {
+    uint64_t have = read_field("/proc/meminfo", "MemAvailable");
+    if (have == UINT64_MAX) {
+        long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+        have = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : UINT64_MAX;
+    }
+    // inside a container the group is mounted as the root; outside of it every ancestor of our own group has a say
+    char line[PATH_CAP / 2], dir[PATH_CAP];
+    FILE* f = fopen("/proc/self/cgroup", "r");
+    while (f && fgets(line, sizeof line, f)) {
+        line[strcspn(line, "\n")] = 0;
+        char* own = strncmp(line, "0::", 3) == 0 ? line + 3 : strstr(line, ":memory:");
+        const bool v1 = own && own != line + 3;
+        if (v1) { own += 8; }
+        while (own) {
+            snprintf(dir, sizeof dir, "/sys/fs/cgroup%s%s", v1 ? "/memory" : "", strcmp(own, "/") == 0 ? "" : own);
+            uint64_t left = v1 ? cgroup_available(dir, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+                               : cgroup_available(dir, "memory.max", "memory.current", "inactive_file");
+            if (left < have) { have = left; }
+            char* slash = strrchr(own, '/');
+            if (!slash || !*own) { break; }
+            *slash = 0;  // "/a/b" -> "/a" -> ""
+        }
+    }
+    if (f) { fclose(f); }
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
+        uint64_t used = read_field("/proc/self/status", "VmSize");
+        uint64_t cap = (uint64_t)limit.rlim_cur;
+        if (used != UINT64_MAX) { cap -= used < cap ? used : cap; }
+        if (cap < have) { have = cap; }
+    }
+    return have == UINT64_MAX ? 0 : have;
+}
+
+/* The largest resident size of this process so far, in bytes. Linux's ru_maxrss also counts what the process was before its
+ * exec: a large parent. VmHWM does not. */
+static inline uint64_t host_memory_peak(void) {
+    struct rusage usage;
+    const uint64_t peak = read_field("/proc/self/status", "VmHWM");
+    if (peak != UINT64_MAX) { return peak; }
+    getrusage(RUSAGE_SELF, &usage);
+#ifdef __APPLE__
+    return (uint64_t)usage.ru_maxrss;
+#else
+    return (uint64_t)usage.ru_maxrss * 1024;
+#endif
+}
+
+/* "Intel(R) Xeon(R) Platinum 8480, 2 cores, 2 threads", for the screen and the log; with a GPU's name that in front. */
+static inline const char* run_machine(const char* gpu, int threads, char* out, size_t cap) {
+    char line[256], cpu[128] = "CPU";
+    FILE* f = fopen("/proc/cpuinfo", "r");
+    while (f && fgets(line, sizeof line, f)) {
+        const char* colon = strchr(line, ':');
+        if (strncmp(line, "model name", 10) == 0 && colon) {
+            line[strcspn(line, "\n")] = 0;
+            snprintf(cpu, sizeof cpu, "%.120s", colon + 1 + strspn(colon + 1, " "));
+            break;
+        }
+    }
+    if (f) { fclose(f); }
+    snprintf(out, cap, "%s%s%s, %ld cores, %d thread%s", gpu ? gpu : "", gpu ? ", " : "", cpu, sysconf(_SC_NPROCESSORS_ONLN),
+             threads, threads == 1 ? "" : "s");
+    return out;
+}
+
+#endif

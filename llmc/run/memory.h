@@ -1,0 +1,99 @@
+/* memory.h -- the memory table that a run prints before it allocates, and the flags that make a run fit.
+ *
+ * What does not fit is refused with the shortfall and the change of flags that fits, found by asking the trainer's own
+ * measure again (MemoryNeed).
+ */
+#ifndef LLMC_MEMORY_H
+#define LLMC_MEMORY_H
+
+#include "llmc/base/utils.h"
+#include "llmc/run/options.h"
+#include "llmc/text/text.h"
+
+enum { MEMORY_ROWS = 16 };
+
+typedef struct {
+    const char* names[MEMORY_ROWS];
+    uint64_t bytes[MEMORY_ROWS];
+    int count;
+} MemoryTable;
+
+static inline void memory_add(MemoryTable* m, const char* name, uint64_t bytes) {
+    if (m->count < MEMORY_ROWS) {
+        m->names[m->count] = name;
+        m->bytes[m->count++] = bytes;
+    }
+}
+
+static inline uint64_t memory_total(const MemoryTable* m) {
+    uint64_t sum = 0;
+    for (int i = 0; i < m->count; i++) { sum += m->bytes[i]; }
+    return sum;
+}
+
+/* The table, rows of zero bytes left out; `have` 0: unknown. */
+static inline void print_memory(FILE* f, const MemoryTable* m, uint64_t have) {
+    char text[32];
+    for (int i = 0; i < m->count; i++) {
+        if (m->bytes[i] == 0) { continue; }
+        fprintf(f, "memory  %-22s %12s\n", m->names[i], text_bytes(m->bytes[i], text, sizeof text));
+    }
+    fprintf(f, "memory  %-22s %12s", "need", text_bytes(memory_total(m), text, sizeof text));
+    fprintf(f, " of %s\n", have ? text_bytes(have, text, sizeof text) : "an unknown size");
+}
+
+/* Bytes that a run with these options needs; the trainer measures its arenas as for the real run. */
+typedef uint64_t (*MemoryNeed)(void* ctx, const Options* o);
+
+/* Writes the change of flags that fits into `have` to `hint`: on a GPU recomputation first, which keeps the results, then a
+ * smaller micro-batch with the tokens of a step kept, then smaller optimizer state, then shorter rows. False: none does. */
+static inline bool memory_find_fit(char* hint, size_t cap, const Options* options, int ranks, uint64_t have, MemoryNeed need,
+                                   void* ctx) {
+    const bool gpu = options->trainer == ON_GPU;
+    const int64_t total = options->total_batch ? options->total_batch : (int64_t)options->batch * options->seq * ranks;
+    for (int seq = options->seq; seq >= 1; seq /= 2) {
+        for (int state = 0; state < (gpu ? 4 : 1); state++) {  // bit 0: bf16 moments, bit 1: split master
+            for (int batch = options->batch; batch >= 1; batch--) {
+                if (total % ((int64_t)batch * seq * ranks) != 0) { continue; }
+                for (int level = options->recompute; level <= (gpu ? (int)RECOMPUTE_BLOCK : options->recompute); level++) {
+                    Options o = *options;
+                    o.seq = seq;
+                    o.batch = batch;
+                    o.recompute = level;
+                    if (state & 1) { o.moments = MOMENTS_BF16; }
+                    if (state & 2) { o.master = MASTER_OPTION_SPLIT; }
+                    if (need(ctx, &o) > have) { continue; }
+                    int n = snprintf(hint, cap, "these flags fit:");
+                    char word[OPTION_TEXT];
+                    const int changed[] = {OPT_recompute, OPT_batch, OPT_moments, OPT_master, OPT_seq};
+                    for (int i = 0; i < 5; i++) {
+                        char before[OPTION_TEXT], after[OPTION_TEXT];
+                        const char* now = option_text(&o, changed[i], after);
+                        if (strcmp(now, option_text(options, changed[i], before)) == 0) { continue; }
+                        n += snprintf(hint + n, cap - (size_t)n, " %s %s", option_flag(changed[i], word), now);
+                    }
+                    if ((batch != options->batch || seq != options->seq) && !options->total_batch) {
+                        snprintf(hint + n, cap - (size_t)n, " --total-batch %lld", (long long)total);
+                    }
+                    return true;
+                }
+            }
+        }
+    }
+    return false;
+}
+
+/* Refuses a run that does not fit into `have` bytes (0: unknown, and nothing is refused). */
+static inline bool memory_check(const MemoryTable* m, uint64_t have, const char* where, const Options* o, int ranks,
+                                MemoryNeed need, void* ctx, Error* e) {
+    const uint64_t total = memory_total(m);
+    char a[32], b[32], c[32], hint[256];
+    if (have == 0 || total <= have) { return true; }
+    if (!memory_find_fit(hint, sizeof hint, o, ranks, have, need, ctx)) {
+        snprintf(hint, sizeof hint, "no --batch or --seq fits: the model itself is too large, try a smaller --model");
+    }
+    return fail(e, "%s: the run needs %s and %s can be had, %s too little\n  hint: %s", where, text_bytes(total, a, sizeof a),
+                text_bytes(have, b, sizeof b), text_bytes(total - have, c, sizeof c), hint);
+}
+
+#endif

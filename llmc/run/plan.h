@@ -1,0 +1,73 @@
+/* plan.h -- how many steps of how many tokens a run takes, from its flags and its data; and what --minutes comes to.
+ */
+#ifndef LLMC_PLAN_H
+#define LLMC_PLAN_H
+
+#include "llmc/base/utils.h"
+#include "llmc/run/options.h"
+#include "llmc/text/text.h"
+
+typedef struct {
+    int64_t steps;            // of the whole schedule
+    int64_t stop;             // where this run ends: steps, or --stop-after
+    int64_t tokens_per_step;  // over all ranks
+    int accumulate;           // micro-steps of a step
+    double epochs;            // of the whole schedule
+} Plan;
+
+/* Plans a run of `ranks` processes over data of rows_per_epoch rows of --seq tokens. Where --minutes is given, o->steps is
+ * not known yet: call steps_for_minutes first, and again here. */
+static inline bool plan_make(Plan* p, const Options* o, int ranks, uint64_t rows_per_epoch, Error* e) {
+    memset(p, 0, sizeof *p);
+    const int64_t micro = (int64_t)o->batch * o->seq * ranks;
+    p->tokens_per_step = o->total_batch ? o->total_batch : micro;
+    if (p->tokens_per_step % micro != 0) {
+        return fail(e, "--total-batch: is %lld, wanted a multiple of batch * seq * processes = %d * %d * %d = %lld",
+                    (long long)p->tokens_per_step, o->batch, o->seq, ranks, (long long)micro);
+    }
+    if (p->tokens_per_step / micro > INT32_MAX) {
+        return fail(e, "--total-batch: is %lld, wanted at most 2^31 micro-steps of %lld tokens", (long long)p->tokens_per_step,
+                    (long long)micro);
+    }
+    p->accumulate = (int)(p->tokens_per_step / micro);
+    const uint64_t rows_per_step = (uint64_t)(p->tokens_per_step / o->seq);
+    p->steps = o->steps;
+    if (p->steps < 0) {
+        p->steps = (int64_t)(rows_per_epoch / rows_per_step);
+        if (p->steps == 0) {
+            return fail(e,
+                        "--train: one epoch has %llu rows of %d tokens, but a step takes %llu\n"
+                        "  hint: --steps N trains on, a smaller --batch, --seq or --total-batch makes smaller steps",
+                        (unsigned long long)rows_per_epoch, o->seq, (unsigned long long)rows_per_step);
+        }
+    }
+    p->stop = o->stop_after > 0 && o->stop_after < p->steps ? o->stop_after : p->steps;
+    p->epochs = rows_per_epoch ? (double)p->steps * (double)rows_per_step / (double)rows_per_epoch : 0.0;
+    return true;
+}
+
+static inline void print_plan(FILE* f, const Plan* p, const Options* o, int ranks, uint64_t num_tokens) {
+    char a[32], b[32], c[32], by_ranks[32] = "";
+    if (ranks > 1) { snprintf(by_ranks, sizeof by_ranks, " x %d processes", ranks); }
+    fprintf(f, "plan    %s steps of %s tokens (%d x %d x %d%s), %.2f epochs of %s tokens\n",
+            text_count((uint64_t)p->steps, a, sizeof a), text_count((uint64_t)p->tokens_per_step, b, sizeof b), p->accumulate,
+            o->batch, o->seq, by_ranks, p->epochs, text_count(num_tokens, c, sizeof c));
+}
+
+enum { MINUTES_MEASURE = 3 };  // steps that are timed for --minutes, the fastest counts
+
+/* The number of steps that --minutes stands for. The trainer measures before step 0: it runs MINUTES_MEASURE steps with
+ * learning rate 0 and wipes their traces (m, v, gradients, data position), so that the run is the very one that --steps
+ * with this number makes; then it sets o->steps, which the log and the checkpoints record and a resumed run keeps.
+ * `elapsed` is the time since the program started. A tenth is left for validation, samples and checkpoints. Never below
+ * 10 steps, and two digits are kept. */
+static inline int64_t steps_for_minutes(double minutes, double elapsed, double step_seconds) {
+    double steps = 0.9 * (minutes * 60.0 - elapsed) / (step_seconds > 1e-9 ? step_seconds : 1e-9);
+    if (!(steps >= 10.0)) { return 10; }
+    if (steps > 2e9) { steps = 2e9; }
+    int64_t n = (int64_t)steps, unit = 1;
+    while (n / unit >= 100) { unit *= 10; }
+    return n / unit * unit;
+}
+
+#endif

@@ -1,0 +1,106 @@
+/* screen.h -- what a training run shows: the model's line, the line of a step, validation, the summary.
+ *
+ * Widths, numbers and order of the step line are those of train_llama3.py, too.
+ */
+#ifndef LLMC_SCREEN_H
+#define LLMC_SCREEN_H
+
+#include "llmc/base/utils.h"
+#include "llmc/config.h"
+#include "llmc/run/mfu.h"
+#include "llmc/run/plan.h"
+#include "llmc/text/text.h"
+
+#include <math.h>
+
+static inline void print_model(FILE* f, const char* name, const ModelConfig* c, const ParamTable* t, const char* precision) {
+    char count[32];
+    fprintf(f, "model   %s: %s parameters, vocabulary %d, width %d, %d layers, %d heads, %d kv heads of %d, ffn %d, %s, %s\n",
+            name, text_count(t->num_params, count, sizeof count), c->vocab_size, c->hidden_size, c->num_layers, c->num_heads,
+            c->num_kv_heads, c->head_dim, c->intermediate_size, c->tied ? "tied" : "untied", precision);
+}
+
+typedef struct {
+    int64_t steps;
+    double tokens_per_step, flops_per_token;
+    double peak_flops;  // of all devices; 0: unknown, or a CPU
+    int lines;          // since the header
+    double started, last_time;
+    double interval;  // smoothed seconds from step to step, what lies between them included
+    int64_t intervals;
+    double step_seconds;  // sum over all steps, for the summary
+    int64_t first_step, last_step;
+    double last_loss, last_val;
+} StepLines;
+
+enum { STEP_HEADER_EVERY = 40 };
+
+/* `first_step` steps are done already. */
+static inline void step_lines_init(StepLines* s, const Plan* p, int64_t first_step, double flops_per_token, double peak_flops) {
+    memset(s, 0, sizeof *s);
+    s->steps = p->steps;
+    s->tokens_per_step = (double)p->tokens_per_step;
+    s->flops_per_token = flops_per_token;
+    s->peak_flops = peak_flops;
+    s->first_step = s->last_step = first_step;
+    s->started = s->last_time = now_seconds();
+    s->last_loss = s->last_val = NAN;
+}
+
+/* Prints one step: `step` counts from 1, ms is its time, memory the peak in bytes; `note` (or NULL) ends the line, such as
+ * "skipped: loss z 7.1". Returns tokens per second. The time left counts what lies between steps, too. */
+static inline double step_line(FILE* f, StepLines* s, int64_t step, int64_t stop, double loss, double gnorm, double lr,
+                               double ms, uint64_t memory, const char* note) {
+    char width_text[32], number[32], mfu[16], eta[32];
+    const int width = snprintf(width_text, sizeof width_text, "%lld", (long long)s->steps);
+    const double now = now_seconds(), tok_s = ms > 0 ? s->tokens_per_step / ms * 1e3 : 0.0;
+    // an average over about the last 50 intervals, without the first one, in which caches are cold
+    if (s->intervals > 0) {
+        double weight = 1.0 / (double)(s->intervals < 50 ? s->intervals : 50);
+        s->interval += weight * (now - s->last_time - s->interval);
+    }
+    const double interval = s->intervals > 0 ? s->interval : ms * 1e-3;
+    s->intervals++;
+    s->last_time = now;
+    s->last_step = step;
+    s->last_loss = loss;
+    s->step_seconds += ms * 1e-3;
+    if (s->lines % STEP_HEADER_EVERY == 0) {
+        fprintf(f, "%*s %9s %8s %9s %8s %9s %6s %7s %8s\n", 2 * width + 1, "step", "loss", "gnorm", "lr", "ms", "tok/s", "MFU",
+                "mem", "eta");
+    }
+    s->lines++;
+    // neither is negative; fabs() takes the sign off a nan
+    fprintf(f, "%*lld/%s %9.4f %8.3f %9.2e %8.1f %9s %6s %6.2fG %8s%s%s\n", width, (long long)step, width_text, fabs(loss),
+            fabs(gnorm), lr, ms, text_count((uint64_t)(tok_s + 0.5), number, sizeof number),
+            mfu_text(tok_s * s->flops_per_token, s->peak_flops, mfu, sizeof mfu), (double)memory / (1 << 30),
+            text_clock((double)(stop - step) * interval, eta, sizeof eta), note ? "  " : "", note ? note : "");
+    fflush(f);
+    return tok_s;
+}
+
+static inline void print_validation(FILE* f, StepLines* s, int64_t step, double loss) {
+    s->last_val = loss;
+    fprintf(f, "validation loss %.4f at step %lld\n", loss, (long long)step);
+    fflush(f);
+}
+
+/* The end of a run: what was done, how fast, where it lies and how to go on from there. `checkpoint` may be NULL. */
+static inline void print_summary(FILE* f, const StepLines* s, const char* program, const char* checkpoint, uint64_t memory) {
+    const int64_t steps = s->last_step - s->first_step;
+    char clock[32], tokens[32], bytes[32];
+    fprintf(f, "done    %lld steps in %s", (long long)steps, text_clock(now_seconds() - s->started, clock, sizeof clock));
+    if (steps > 0) { fprintf(f, ", loss %.4f", s->last_loss); }
+    if (!isnan(s->last_val)) { fprintf(f, ", validation %.4f", s->last_val); }
+    if (steps > 0 && s->step_seconds > 0) {
+        fprintf(f, ", %.1f ms a step, %s tokens/s", s->step_seconds / (double)steps * 1e3,
+                text_count((uint64_t)(s->tokens_per_step * (double)steps / s->step_seconds + 0.5), tokens, sizeof tokens));
+    }
+    fprintf(f, ", peak memory %s\n", text_bytes(memory, bytes, sizeof bytes));
+    if (!checkpoint) { return; }
+    fprintf(f, "saved   %s\n", checkpoint);
+    fprintf(f, "next    %s --model %s --generate \"Once upon a time\"\n", program, checkpoint);
+    if (s->last_step < s->steps) { fprintf(f, "        and to train on: the same command with --resume\n"); }
+}
+
+#endif

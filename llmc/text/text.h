@@ -1,0 +1,170 @@
+/* text.h -- small things about text that many files need: UTF-8, texts in messages, numbers as people read them, and the
+ * distance between two words, for "did you mean".
+ */
+#ifndef LLMC_TEXT_H
+#define LLMC_TEXT_H
+
+#include "llmc/base/utils.h"  // defines: size_min
+
+// ---------------------------------------------------------------------------------------------------------------------
+// UTF-8 (Unicode 16, table 3-7: overlong forms, surrogates and values above U+10FFFF are no characters)
+
+/* Bytes of the UTF-8 character at s (n bytes left), or 0 where there is none: overlong forms, surrogates and values
+ * above U+10FFFF are not characters (Unicode 16, table 3-7). */
+static inline size_t utf8_char_length(const char* text, size_t n) {
+    const unsigned char* s = (const unsigned char*)text;
+    if (n == 0) { return 0; }
+    if (s[0] < 0x80) { return 1; }
+    size_t len = s[0] >= 0xF0 ? 4 : s[0] >= 0xE0 ? 3 : 2;
+    if (s[0] < 0xC2 || s[0] > 0xF4 || n < len) { return 0; }
+    unsigned char low = 0x80, high = 0xBF;  // the second byte has a narrower range behind some first bytes
+    if (s[0] == 0xE0) { low = 0xA0; }
+    if (s[0] == 0xED) { high = 0x9F; }
+    if (s[0] == 0xF0) { low = 0x90; }
+    if (s[0] == 0xF4) { high = 0x8F; }
+    if (s[1] < low || s[1] > high) { return 0; }
+    for (size_t i = 2; i < len; i++) {
+        if ((s[i] & 0xC0) != 0x80) { return 0; }
+    }
+    return len;
+}
+
+/* Length in bytes (1 to 4) of the UTF-8 character at s, of which n >= 1 bytes may be read; *c is its code point. Returns 0
+ * and sets *c to UINT32_MAX where no well-formed character starts (Unicode 16, table 3-7: overlong forms, surrogates and
+ * anything above U+10FFFF are ill-formed). */
+static inline int utf8_decode(const uint8_t* s, size_t n, uint32_t* c) {
+    uint32_t a = s[0];
+    if (a < 0x80) {
+        *c = a;
+        return 1;
+    }
+    *c = UINT32_MAX;
+    if (n < 2 || a < 0xC2 || a > 0xF4 || (s[1] & 0xC0) != 0x80) { return 0; }
+    if (a < 0xE0) {
+        *c = (a & 0x1F) << 6 | (s[1] & 0x3Fu);
+        return 2;
+    }
+    if (n < 3 || (s[2] & 0xC0) != 0x80) { return 0; }
+    if (a < 0xF0) {
+        uint32_t v = (a & 0x0F) << 12 | (s[1] & 0x3Fu) << 6 | (s[2] & 0x3Fu);
+        if (v < 0x800 || (v >= 0xD800 && v < 0xE000)) { return 0; }
+        *c = v;
+        return 3;
+    }
+    if (n < 4 || (s[3] & 0xC0) != 0x80) { return 0; }
+    uint32_t v = (a & 0x07) << 18 | (s[1] & 0x3Fu) << 12 | (s[2] & 0x3Fu) << 6 | (s[3] & 0x3Fu);
+    if (v < 0x10000 || v > 0x10FFFF) { return 0; }
+    *c = v;
+    return 4;
+}
+
+/* Writes the UTF-8 form of a code point (1 to 4 bytes) and returns its length. */
+static inline size_t utf8_encode(char* out, int code) {
+    if (code < 0x80) {
+        out[0] = (char)code;
+        return 1;
+    }
+    size_t len = code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+    for (size_t i = len - 1; i > 0; i--) {
+        out[i] = (char)(0x80 | (code & 0x3F));
+        code >>= 6;
+    }
+    out[0] = (char)((len == 2 ? 0xC0 : len == 3 ? 0xE0 : 0xF0) | code);
+    return len;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// texts in messages
+
+/* Copies text into a message's buffer: control and invalid bytes become '?', and what does not fit ends in "...". */
+static inline const char* show_text(char* out, size_t cap, const char* s, size_t len) {
+    size_t n = 0;
+    for (size_t i = 0; i < len;) {
+        size_t bytes = utf8_char_length(s + i, len - i);
+        if (n + 4 + 4 > cap) {
+            memcpy(out + n, "...", 3);
+            n += 3;
+            break;
+        }
+        if (bytes == 0 || (unsigned char)s[i] < 0x20 || s[i] == 0x7F) {
+            out[n++] = '?';
+            i += bytes ? bytes : 1;
+        } else {
+            memcpy(out + n, s + i, bytes);
+            n += bytes;
+            i += bytes;
+        }
+    }
+    out[n] = 0;
+    return out;
+}
+
+/* Edits (insert, delete, replace, swap of neighbours) that turn a into b; words beyond 40 characters are far from all. */
+static inline int edit_distance(const char* a, const char* b) {
+    enum { CAP = 41 };
+    int d[CAP][CAP];
+    const int na = (int)strnlen(a, CAP), nb = (int)strnlen(b, CAP);
+    if (na == CAP || nb == CAP) { return CAP; }
+    for (int i = 0; i <= na; i++) {
+        for (int j = 0; j <= nb; j++) {
+            if (i == 0 || j == 0) {
+                d[i][j] = i + j;
+                continue;
+            }
+            int best = d[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
+            if (d[i - 1][j] + 1 < best) { best = d[i - 1][j] + 1; }
+            if (d[i][j - 1] + 1 < best) { best = d[i][j - 1] + 1; }
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && d[i - 2][j - 2] + 1 < best) {
+                best = d[i - 2][j - 2] + 1;
+            }
+            d[i][j] = best;
+        }
+    }
+    return d[na][nb];
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// numbers as texts
+
+/* "12,345,678". */
+static inline const char* text_count(uint64_t n, char* out, size_t cap) {
+    char digits[24];
+    int len = snprintf(digits, sizeof digits, "%llu", (unsigned long long)n);
+    size_t used = 0;
+    for (int i = 0; i < len && used + 2 < cap; i++) {
+        if (i > 0 && (len - i) % 3 == 0) { out[used++] = ','; }
+        out[used++] = digits[i];
+    }
+    out[used] = 0;
+    return out;
+}
+
+/* "640 KiB", "12.5 MiB", "1.25 GiB". */
+static inline const char* text_bytes(uint64_t bytes, char* out, size_t cap) {
+    double b = (double)bytes;
+    if (b < 1024.0 * 1024.0) {
+        snprintf(out, cap, "%.0f KiB", b / 1024.0);
+    } else if (b < 1024.0 * 1024.0 * 1024.0) {
+        snprintf(out, cap, "%.1f MiB", b / (1024.0 * 1024.0));
+    } else {
+        snprintf(out, cap, "%.2f GiB", b / (1024.0 * 1024.0 * 1024.0));
+    }
+    return out;
+}
+
+/* "0:07", "12:55", "3:04:05". */
+static inline const char* text_clock(double seconds, char* out, size_t cap) {
+    if (!(seconds >= 0 && seconds < 3.6e9)) {
+        snprintf(out, cap, "-");
+        return out;
+    }
+    long long s = (long long)(seconds + 0.5);
+    if (s >= 3600) {
+        snprintf(out, cap, "%lld:%02d:%02d", s / 3600, (int)(s / 60 % 60), (int)(s % 60));
+    } else {
+        snprintf(out, cap, "%d:%02d", (int)(s / 60), (int)(s % 60));
+    }
+    return out;
+}
+
+#endif
