@@ -54,6 +54,17 @@ static inline int q_width(const ModelConfig* c) { return c->num_heads * c->head_
 static inline int kv_width(const ModelConfig* c) { return c->num_kv_heads * c->head_dim; }
 static inline int qkv_width(const ModelConfig* c) { return q_width(c) + 2 * kv_width(c); }
 
+/* What RoPE and attention know of a batch. */
+typedef struct {
+    int B, T;         // sequences, and tokens of each
+    int NH, NKV, HD;  // query heads, key-value heads (NKV divides NH), elements of a head
+} AttentionShape;
+
+static inline AttentionShape attention_shape(const ModelConfig* c, int B, int T) {
+    const AttentionShape s = {B, T, c->num_heads, c->num_kv_heads, c->head_dim};
+    return s;
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // the parameter table
 
