@@ -242,7 +242,7 @@ static void bench_memory() {
     start.loss_scale = 1;
     start.grad_scale = 1;
     start.step_size = 1e-3f;
-    start.root2 = 1;
+    start.sqrt_correction2 = 1;
     start.decay = 1;
     CUDA_CHECK(cudaMemcpy(state, &start, sizeof start, cudaMemcpyHostToDevice));
     enum { STRETCHES = 256 };

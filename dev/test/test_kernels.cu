@@ -695,8 +695,7 @@ static void decisions_follow_the_host() {
     StepHyper h = test_hyper();
     h.skip_loss_z = 4;
     StepState* state = new_state(1);
-    Outlier host;
-    outlier_reset(&host);
+    Outlier host = {};
     floatX* grad = upload_rows<floatX>(Floats(64, 0.5f), 1, 64, 64);  // norm 4
     int64_t updates = 0;
     for (int step = 0; step < 140; step++) {
@@ -892,18 +891,18 @@ static void a_skipped_step_changes_nothing() {
 
 static void split_weights_are_exact() {
     for (uint64_t i = 0; i < 300000; i++) {
-        FloatBits x, y;
-        x.u = philox(7, RAND_INIT, 0, i).v[0];
-        if (i < 65536) { x.u = 0x3f800000u + (uint32_t)i; }  // all lower halves, the tie among them
-        if (!isfinite(x.f)) { continue; }
-        const __nv_bfloat16 p = round_master<__nv_bfloat16>(x.f);
-        y.f = split_join(p, split_low(x.f));
-        CHECK(x.u == y.u, "%08x becomes %08x", x.u, y.u);
+        uint32_t u = philox(7, RAND_INIT, 0, i).v[0];
+        if (i < 65536) { u = 0x3f800000u + (uint32_t)i; }  // all lower halves, the tie among them
+        const float x = float_from_bits(u);
+        if (!isfinite(x)) { continue; }
+        const __nv_bfloat16 p = round_master<__nv_bfloat16>(x);
+        const uint32_t joined = float_bits(split_join(p, split_low(x)));
+        CHECK(u == joined, "%08x becomes %08x", u, joined);
         if (!isinf(to_float(p))) {
-            CHECK(fabsf(to_float(p) - x.f) <= fabsf(to_float(from_float<__nv_bfloat16>(x.f)) - x.f),
-                  "%08x is not rounded to nearest", x.u);
+            CHECK(fabsf(to_float(p) - x) <= fabsf(to_float(from_float<__nv_bfloat16>(x)) - x), "%08x is not rounded to nearest",
+                  u);
         }
-        if (x.u != y.u) { break; }
+        if (u != joined) { break; }
     }
 }
 

@@ -26,6 +26,13 @@
 #include <time.h>
 #include <unistd.h>
 
+/* Before a function that kernels call as well. */
+#ifdef __CUDACC__
+#define LLMC_HOST_DEVICE __host__ __device__
+#else
+#define LLMC_HOST_DEVICE
+#endif
+
 #ifdef __cplusplus
 #define LLMC_NORETURN [[noreturn]]
 #else
@@ -87,14 +94,6 @@ LLMC_PRINTF(1, 2) static void warn(const char* fmt, ...) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // checked arithmetic and memory
-
-/* *out = a * b; true if the product does not fit (then *out is untouched). */
-static inline bool mul_overflows(size_t a, size_t b, size_t* out) {
-    size_t r;
-    if (__builtin_mul_overflow(a, b, &r)) { return true; }
-    *out = r;
-    return false;
-}
 
 static inline size_t size_min(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t size_max(size_t a, size_t b) { return a > b ? a : b; }
