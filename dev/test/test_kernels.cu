@@ -889,20 +889,49 @@ static void a_skipped_step_changes_nothing() {
     device_free_all();
 }
 
+// random bit patterns; all lower halves of the numbers from 1 on, the tie among them; and what rounding may carry too far:
+// NaNs of many bits, the infinities, the largest finite numbers, denormals
+static std::vector<uint32_t> patterns_to_round() {
+    std::vector<uint32_t> bits = {0x7fffffff, 0x7fff8000, 0x7fff7fff, 0x7fc00000, 0x7f80ffff, 0x7f800001, 0x7f800000,
+                                  0x7f7fffff, 0x7f7f8000, 0x7f7f7fff, 0x00000001, 0x00007fff, 0x00008000, 0x00000000};
+    for (size_t i = 0, n = bits.size(); i < n; i++) { bits.push_back(bits[i] | 0x80000000u); }
+    for (uint32_t i = 0; i < 65536; i++) { bits.push_back(0x3f800000u + i); }
+    for (uint64_t i = 0; i < 300000; i++) { bits.push_back(philox(7, RAND_INIT, 0, i).v[0]); }
+    return bits;
+}
+
+/* Rounded to nearest, and exact again with the lower half; a NaN comes back as some NaN. Runs on the host. */
 static void split_weights_are_exact() {
-    for (uint64_t i = 0; i < 300000; i++) {
-        uint32_t u = philox(7, RAND_INIT, 0, i).v[0];
-        if (i < 65536) { u = 0x3f800000u + (uint32_t)i; }  // all lower halves, the tie among them
+    for (uint32_t u : patterns_to_round()) {
         const float x = float_from_bits(u);
-        if (!isfinite(x)) { continue; }
         const __nv_bfloat16 p = round_master<__nv_bfloat16>(x);
-        const uint32_t joined = float_bits(split_join(p, split_low(x)));
-        CHECK(u == joined, "%08x becomes %08x", u, joined);
-        if (!isinf(to_float(p))) {
-            CHECK(fabsf(to_float(p) - x) <= fabsf(to_float(from_float<__nv_bfloat16>(x)) - x), "%08x is not rounded to nearest",
-                  u);
+        const float rounded = to_float(p), joined = split_join(p, split_low(x));
+        if (isnan(x)) {
+            CHECK(isnan(rounded) && isnan(joined), "the NaN %08x becomes %g, then %g", u, (double)rounded, (double)joined);
+            continue;
         }
-        if (u != joined) { break; }
+        CHECK(float_bits(joined) == u, "%08x becomes %08x", u, float_bits(joined));
+        const uint32_t upper = (u + 0x8000u) >> 16 << 16;  // to nearest, ties away from zero, an infinity behind the largest
+        CHECK(float_bits(rounded) == upper, "%08x rounds to %08x", u, float_bits(rounded));
+    }
+}
+
+/* The upper half or the next number away from zero, as often as the lower half says; what is not finite stays what it is. Runs
+ * on the host. */
+static void stochastic_rounding_is_to_a_neighbour() {
+    for (uint32_t u : patterns_to_round()) {
+        const float x = float_from_bits(u);
+        const uint32_t low = u & 0xffffu;
+        for (uint32_t random : {0u, 0xffffu - low, 0x10000u - low, 0xffffu}) {  // the first two round down, the last two up
+            if (random > 0xffffu) { continue; }                                 // nothing was cut off: never up
+            const float rounded = to_float(round_stochastic(x, random));
+            if (isnan(x)) {
+                CHECK(isnan(rounded), "the NaN %08x with %04x becomes %g", u, random, (double)rounded);
+                continue;
+            }
+            const uint32_t want = (u & 0xffff0000u) + (random > 0xffffu - low ? 0x10000u : 0u);
+            CHECK(float_bits(rounded) == want, "%08x with %04x becomes %08x", u, random, float_bits(rounded));
+        }
     }
 }
 
@@ -1066,10 +1095,14 @@ static void matmul_plans_survive_a_file() {
 static const struct {
     const char* name;
     void (*run)();
+    bool needs_gpu;
 } tests[] = {
+#define HOST_ENTRY(test) \
+    { #test, test, false }
 #define ENTRY(test) \
-    { #test, test }
-    ENTRY(split_weights_are_exact),
+    { #test, test, true }
+    HOST_ENTRY(split_weights_are_exact),
+    HOST_ENTRY(stochastic_rounding_is_to_a_neighbour),
     ENTRY(embedding_copies_and_sums_rows),
     ENTRY(embedding_sort_is_stable),
     ENTRY(embedding_gradient_misses_no_row),
@@ -1096,7 +1129,7 @@ int main(int argc, char** argv) {
     printf("CUDA layers, " PRECISION_NAME "\n");
     for (auto& test : tests) {
         if (argc > 1 && !strstr(test.name, argv[1])) { continue; }
-        if (!gpu && test.run != split_weights_are_exact) {
+        if (!gpu && test.needs_gpu) {
             SKIP(test.name, "no GPU here");
             continue;
         }

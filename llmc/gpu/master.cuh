@@ -6,6 +6,7 @@
  *           have the exact fp32 again: 2 bytes a parameter instead of 4. Rounding is to nearest, ties away from zero, since
  *           ties to even would lose a bit; the fp32 form rounds alike, so both give the same bits.
  *
+ * A parameter is infinite where the master weight is, or is too large for 16 bits; a NaN stays a NaN.
  */
 #ifndef LLMC_MASTER_CUH
 #define LLMC_MASTER_CUH
@@ -22,6 +23,10 @@ __host__ __device__ __forceinline__ __nv_bfloat16 bfloat16_of(uint32_t bits) {
     return __nv_bfloat16(raw);
 }
 
+/* The bits of x, made ready for an addition below 2^16: for any NaN one whose upper half the addition leaves alone. Others would
+ * become zero (0x7fffffff, CUDA's own NaN) or infinity (0x7f800001). */
+__host__ __device__ __forceinline__ uint32_t bits_to_round(float x) { return isnan(x) ? 0x7fff0000u : float_bits(x); }
+
 /* The parameter of an fp32 master weight. bfloat16: to nearest, ties away from zero, see above. */
 template <typename T>
 __host__ __device__ __forceinline__ T round_master(float x) {
@@ -29,7 +34,7 @@ __host__ __device__ __forceinline__ T round_master(float x) {
 }
 template <>
 __host__ __device__ __forceinline__ __nv_bfloat16 round_master<__nv_bfloat16>(float x) {
-    return bfloat16_of((float_bits(x) + 0x8000u) >> 16);
+    return bfloat16_of((bits_to_round(x) + 0x8000u) >> 16);
 }
 
 /* What round_master() lost, as the difference of the bit patterns; and the master weight again. */
@@ -41,7 +46,7 @@ __host__ __device__ __forceinline__ float split_join(__nv_bfloat16 p, uint16_t l
 
 /* Cuts to bfloat16, up with the probability of the part that is cut off; `random` has 16 bits. */
 __host__ __device__ __forceinline__ __nv_bfloat16 round_stochastic(float x, uint32_t random) {
-    return bfloat16_of((float_bits(x) + random) >> 16);
+    return bfloat16_of((bits_to_round(x) + random) >> 16);
 }
 
 template <MasterKind>
