@@ -14,10 +14,9 @@
 #ifndef LLMC_STEP_STATE_CUH
 #define LLMC_STEP_STATE_CUH
 
-#include "llmc/gpu/cuda_common.cuh"
 #include "llmc/base/outlier.h"
-
-typedef enum { UPDATE_APPLIED, UPDATE_NOT_FINITE, UPDATE_OUTLIER_LOSS, UPDATE_OUTLIER_NORM } UpdateVerdict;
+#include "llmc/base/update.h"
+#include "llmc/gpu/cuda_common.cuh"
 
 typedef struct {
     // kept from step to step: what a checkpoint saves
@@ -41,15 +40,6 @@ typedef struct {
     float sqrt_correction2;  // sqrt(1 - beta2^t)
     float decay;             // 1 - lr * weight_decay
 } StepState;
-
-/* What does not change in a run. Host memory, passed by value. */
-typedef struct {
-    double beta1, beta2, eps, weight_decay;
-    double grad_clip;                 // largest norm; 0: any
-    double skip_loss_z, skip_norm_z;  // 0: never skip
-    double loss_weight;               // 1 / tokens of a step, over all ranks
-    int scale_interval;               // finite steps until the loss scale doubles; 0: it stays
-} StepHyper;
 
 enum { LOSS_SCALE_MAX_LOG2 = 24 };
 

@@ -28,7 +28,7 @@ typedef enum { ON_CPU = 1, ON_GPU = 2, ON_BOTH = 3 } OptionScope;  // the traine
 typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD } Schedule;
 typedef enum { EXPORT_AUTO, EXPORT_F32, EXPORT_BF16, EXPORT_F16 } ExportDtype;  // AUTO: F32, BF16 or F16 as the build computes
 typedef enum { RECOMPUTE_NONE, RECOMPUTE_NORM_SWIGLU, RECOMPUTE_FFN, RECOMPUTE_BLOCK } Recompute;
-typedef enum { GRAD_DTYPE_PARAM, GRAD_DTYPE_FP32 } GradDtype;
+typedef enum { GRAD_DTYPE_PARAM, GRAD_DTYPE_FP32, GRAD_DTYPE_AUTO } GradDtype;
 typedef enum { MASTER_OPTION_FP32, MASTER_OPTION_SPLIT } MasterOption;
 typedef enum { MOMENTS_FP32, MOMENTS_BF16 } MomentsKind;
 
@@ -134,7 +134,7 @@ typedef enum { MOMENTS_FP32, MOMENTS_BF16 } MomentsKind;
       "sample among the fewest tokens that hold this share of the probability; 1: among all")                                  \
     X(CHOICE, recompute, "r", "none|norm+swiglu|ffn|block", "none", 0, 0, ON_GPU, "GPU",                                       \
       "activations that backward computes again instead of keeping")                                                           \
-    X(CHOICE, grad_dtype, "", "param|fp32", "param", 0, 0, ON_GPU, "GPU",                                                      \
+    X(CHOICE, grad_dtype, "", "param|fp32|auto", "auto", 0, 0, ON_GPU, "GPU",                                                      \
       "type of the gradients; param: the weights'")                                                                            \
     X(CHOICE, master, "", "fp32|split", "fp32", 0, 0, ON_GPU, "GPU",                                                           \
       "master weights of 16-bit builds: fp32 beside the weights, or only the 16 bits the weights lack")                        \
