@@ -412,59 +412,72 @@ static uint64_t hash_model(const Llama* m, bool* gaps) {
     return hash;
 }
 
-/* Runs a trial; without `hash` only its loss and norm are read back. */
-static Outcome run_trial(const Trial* trial, bool hash = true) {
-    ModelConfig config;
-    if (!config_preset(&config, trial->config, trial->vocab_size)) { die("%s: is no preset", trial->config); }
-    Tested t;
+/* A trial under way. */
+typedef struct {
+    Tested tested;
     TrialData data;
     StepPlan plan;
-    Outcome o;
-    memset(&t, 0, sizeof t);
-    memset(&data, 0, sizeof data);
-    memset(&plan, 0, sizeof plan);
-    memset(&o, 0, sizeof o);
-    Llama model = llama_create(&config, &trial->layout, test_matmul(), fill_of(trial->fill)), *m = &model;
-    t.model = m;
+    StepResult last;
+} Running;
+
+static void trial_open(Running* r, const Trial* trial) {
+    ModelConfig config;
+    if (!config_preset(&config, trial->config, trial->vocab_size)) { die("%s: is no preset", trial->config); }
+    memset(r, 0, sizeof *r);
+    Llama* m = r->tested.model = (Llama*)xmalloc(sizeof *m);
+    *m = llama_create(&config, &trial->layout, test_matmul(), fill_of(trial->fill));
     fill_gradients(m, trial->fill);
     trainer_init(m, 1);
-    start_run(&t);
-    data.trial = trial;
-    data.count = m->steps.num_losses;
-    plan.data = {trial_next, &data, trial->layout.B};
-    plan.accumulate = trial->accumulate;
-    plan.tokens = data.count * trial->accumulate;
-    plan.seed = 1;
-    plan.run = &t.run;
-    plan.hyper.beta1 = 0.9;
-    plan.hyper.beta2 = 0.95;
-    plan.hyper.eps = 1e-8;
-    plan.hyper.weight_decay = 0.1;
-    plan.hyper.grad_clip = 1.0;
-    plan.hyper.loss_weight = 1.0 / (double)plan.tokens;
+    start_run(&r->tested);
+    r->data.trial = trial;
+    r->data.count = m->steps.num_losses;
+    r->plan.data = {trial_next, &r->data, trial->layout.B};
+    r->plan.accumulate = trial->accumulate;
+    r->plan.tokens = r->data.count * trial->accumulate;
+    r->plan.seed = 1;
+    r->plan.run = &r->tested.run;
+    r->plan.hyper.beta1 = 0.9;
+    r->plan.hyper.beta2 = 0.95;
+    r->plan.hyper.eps = 1e-8;
+    r->plan.hyper.weight_decay = 0.1;
+    r->plan.hyper.grad_clip = 1.0;
+    r->plan.hyper.loss_weight = 1.0 / (double)r->plan.tokens;
     if (trial->busy) {
-        CUDA_CHECK(cudaMalloc(&data.noise, 2 * (size_t)NOISE_BYTES));
-        CUDA_CHECK(cudaStreamCreateWithFlags(&data.noise_stream, cudaStreamNonBlocking));
+        CUDA_CHECK(cudaMalloc(&r->data.noise, 2 * (size_t)NOISE_BYTES));
+        CUDA_CHECK(cudaStreamCreateWithFlags(&r->data.noise_stream, cudaStreamNonBlocking));
     }
-    for (int step = 0; step < trial->steps; step++) {
-        train_step(m, &plan, 1e-3);
-        if (step < IN_FLIGHT - 1) { continue; }  // one stays in flight, as in a run
-        const StepResult r = step_result(m, &plan);
-        o.loss = r.loss;
-        o.norm = r.norm;
+}
+
+/* Takes the trial's steps; one stays in flight, as in a run. */
+static void trial_steps(Running* r) {
+    Llama* m = r->tested.model;
+    for (int step = 0; step < r->data.trial->steps; step++) {
+        train_step(m, &r->plan, 1e-3);
+        if (m->steps.queued - m->steps.reported == IN_FLIGHT) { r->last = step_result(m, &r->plan); }
     }
-    while (m->steps.reported < m->steps.queued) {
-        const StepResult r = step_result(m, &plan);
-        o.loss = r.loss;
-        o.norm = r.norm;
+    while (m->steps.reported < m->steps.queued) { r->last = step_result(m, &r->plan); }
+}
+
+static void trial_close(Running* r) {
+    if (r->data.noise) {
+        CUDA_CHECK(cudaFree(r->data.noise));
+        CUDA_CHECK(cudaStreamDestroy(r->data.noise_stream));
     }
+    trainer_destroy(r->tested.model);
+}
+
+/* Runs a trial; without `hash` only its loss and norm are read back. */
+static Outcome run_trial(const Trial* trial, bool hash = true) {
+    Running r;
+    Outcome o;
+    memset(&o, 0, sizeof o);
+    trial_open(&r, trial);
+    trial_steps(&r);
+    o.loss = r.last.loss;
+    o.norm = r.last.norm;
     o.gaps = true;
-    if (hash) { o.hash = hash_model(m, &o.gaps); }
-    if (trial->busy) {
-        CUDA_CHECK(cudaFree(data.noise));
-        CUDA_CHECK(cudaStreamDestroy(data.noise_stream));
-    }
-    llama_free(m);
+    if (hash) { o.hash = hash_model(r.tested.model, &o.gaps); }
+    trial_close(&r);
     return o;
 }
 
@@ -496,6 +509,76 @@ static bool same_step(const char* what, const Trial* whole, const Trial* parts) 
     const Outcome a = run_trial(whole, false), b = run_trial(parts, false);
     return report_trial(fabs(a.loss - b.loss) <= limit * a.loss && fabs(a.norm - b.norm) <= limit * a.norm, what, &a, &b);
 }
+
+#ifdef PRECISION_BF16
+/* The gradient of one parameter after the steps of a trial: (count) floats, to be freed. */
+static float* trial_gradient(const Trial* trial, const char* name, size_t* count) {
+    Running r;
+    trial_open(&r, trial);
+    trial_steps(&r);
+    const ParamTable* t = &r.tested.model->trained;
+    *count = 0;
+    for (int i = 0; i < t->count; i++) {
+        if (strcmp(t->items[i].name, name) == 0) { *count = param_size(&t->items[i]); }
+    }
+    float* out = (float*)xmalloc(*count * sizeof(float));
+    cuda_gradient(&r.tested, name, out);
+    trial_close(&r);
+    return out;
+}
+
+/* Relative L2 difference of two trials' gradients of one parameter. */
+static double gradients_differ(const Trial* a, const Trial* b, const char* name) {
+    size_t n = 0;
+    float *x = trial_gradient(a, name, &n), *y = trial_gradient(b, name, &n);
+    double diff = 0, sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        diff += ((double)x[i] - y[i]) * ((double)x[i] - y[i]);
+        sum += (double)y[i] * y[i];
+    }
+    free(x);
+    free(y);
+    return sqrt(diff / sum);
+}
+
+/* The layout of a run with these flags. */
+static Layout layout_for(int batch, int seq, int64_t total_batch, int grad_dtype) {
+    Session s;
+    memset(&s, 0, sizeof s);
+    s.job = JOB_EVAL;  // without samples
+    s.ranks = 1;
+    s.options.batch = batch;
+    s.options.seq = seq;
+    s.options.total_batch = total_batch;
+    s.options.grad_dtype = grad_dtype;
+    return layout_of(&s, &s.options);
+}
+
+static bool report_sum(bool ok, const char* what, double error) {
+    printf("%s %s: %.3f %%\n", ok ? "ok  " : "FAIL", what, 100 * error);
+    return ok;
+}
+
+/* 256 micro-batches: bfloat16 sums lose more than 1 %, and what the run chooses by itself does not. */
+static void check_long_sums(int* passed, int* failed) {
+    Trial own = trial_of("d2", 1000, 1, 64, 256, 1), exact = own, head = own;
+    exact.layout.fp32_grads = true;
+    head.layout.fp32_head = true;
+    const char* const matrix = "model.layers.0.mlp.down_proj.weight";
+    double error = gradients_differ(&own, &exact, matrix);
+    *(report_sum(error > 0.01, "256 additions in bfloat16 are off by more than 1 %", error) ? passed : failed) += 1;
+    error = gradients_differ(&own, &exact, "lm_head.weight");
+    *(report_sum(error > 0.01, "so are those of the head", error) ? passed : failed) += 1;
+    error = gradients_differ(&head, &exact, "lm_head.weight");
+    *(report_sum(error == 0, "in fp32 the head's alone are exact", error) ? passed : failed) += 1;
+    const Layout many = layout_for(1, 64, 256 * 64, GRAD_DTYPE_AUTO), chunks = layout_for(64, 1024, 8 * 65536, GRAD_DTYPE_AUTO);
+    const Layout few = layout_for(64, 1024, 0, GRAD_DTYPE_AUTO), saved = layout_for(1, 64, 256 * 64, GRAD_DTYPE_PARAM);
+    const bool right = many.fp32_grads && !many.fp32_head && !chunks.fp32_grads && chunks.fp32_head && !few.fp32_grads &&
+                       !few.fp32_head && !saved.fp32_grads && !saved.fp32_head;
+    printf("%s a run chooses fp32 for what gets more than 64 additions, and nothing else\n", right ? "ok  " : "FAIL");
+    *(right ? passed : failed) += 1;
+}
+#endif
 
 /* Tests of the GPU trainer alone; adds to the counts. */
 static void check_alone(int* passed, int* failed, int* skipped) {
@@ -541,6 +624,9 @@ static void check_alone(int* passed, int* failed, int* skipped) {
               ? passed
               : failed) += 1;
     }
+#ifdef PRECISION_BF16
+    check_long_sums(passed, failed);
+#endif
     Trial several = trial_of("d3", 1000, 2, 1000, 4, 5);
     several.fill = 0xFF;
     const Outcome kept = run_trial(&several);

@@ -82,7 +82,7 @@ fault "gradient of a token's row set instead of added to" llmc/embedding.h 's/ro
 fault "norm gradient without its mean term" llmc/rmsnorm.h 's/- xn\[c\] \* pull//'
 fault "SiLU's derivative without its second term" llmc/swiglu.h 's/ \* (1\.0f + g \* (1\.0f - s))//'
 fault "loss of the wrong target" llmc/crossentropy.h 's/row\[target\]/row[target ? target - 1 : 0]/'
-fault "the head of an untied model is the embedding" train_llama3.c 's/&m->table, P_LM_HEAD, -1/\&m->table, P_EMBEDDING, -1/'
+fault "the head of an untied model is the embedding" train_llama3.c 's/e\.head = arena + param_offset(t, P_LM_HEAD/e.head = arena + param_offset(t, P_EMBEDDING/'
 fault "weight decay on norms" train_llama3.c 's/\.matrix ? weight_decay : 0\.0/.matrix ? weight_decay : weight_decay/'
 fault "no weight decay on the embedding" train_llama3.c 's/\.matrix ? weight_decay/.matrix \&\& p->kind != P_EMBEDDING ? weight_decay/'
 fault "weight decay inside the gradient (Adam for AdamW)" train_llama3.c "$l2"
