@@ -198,7 +198,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], int B, int T, bool train
         m->dact = take(a, N * F);
         m->scratch = take(a, size_max(rmsnorm_backward_scratch(N, c->hidden_size),
                                       attention_backward_scratch(B, T, c->num_heads, c->num_kv_heads, c->head_dim)));
-        m->norm_scratch = (double*)take(a, 2 * global_norm_scratch(m->table.elements));
+        m->norm_scratch = (double*)take(a, global_norm_scratch(m->table.elements) / sizeof(float));
     }
     if (cache_len > 0) {
         m->kv_cache = take(&mem[MEM_CACHE], L * cache_len * 2 * KV);

@@ -782,6 +782,8 @@ static void update_with(const Llama* m, const StepHyper* hyper, uint64_t seed) {
     AdamWTensors<Grad> t;
     t.params = m->params;
     t.grads = (const Grad*)m->grads;
+    t.grads_first = 0;
+    t.grads_end = n;
     t.master = m->master;
     t.m = m->m;
     t.v = m->v;

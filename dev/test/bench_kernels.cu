@@ -260,6 +260,8 @@ static void bench_memory() {
     AdamWTensors<floatX> t;
     t.params = take_random<floatX>(n);
     t.grads = take_random<floatX>(n);
+    t.grads_first = 0;
+    t.grads_end = n;
     t.master = take_random<float>(n);
     t.m = take_random<float>(n);
     t.v = take<float>(n);

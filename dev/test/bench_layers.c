@@ -101,7 +101,7 @@ static void bench(const char* preset, size_t B, int T, int V) {
     const AdamW hyper = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 10};
     float *p = normals(t.elements, 0.02, 1), *g = normals(t.elements, 1, 2);
     float *m = (float*)xcalloc(t.elements, sizeof(float)), *v = (float*)xcalloc(t.elements, sizeof(float));
-    double* parts = (double*)xcalloc(global_norm_scratch(t.elements), sizeof(double));
+    void* parts = xmalloc(global_norm_scratch(t.elements));
     TIME("global norm", "GB/s", 4.0 * (double)t.elements, 1, (void)global_norm(g, t.elements, parts));
     TIME("adamw", "GB/s", 28.0 * (double)t.elements, 1, adamw_update(p, g, m, v, t.elements, &hyper));
     param_table_free(&t);

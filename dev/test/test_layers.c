@@ -814,7 +814,8 @@ static void global_norm_is_the_same_for_any_thread_count(void) {
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         const size_t n = sizes[s];
         float* g = normals(n, 1, 1);
-        double *scratch = doubles(global_norm_scratch(n)), *wide = widened(g, n), first = 0;
+        void* scratch = xmalloc(global_norm_scratch(n));
+        double *wide = widened(g, n), first = 0;
         for (int t = 0; t < NUM_THREAD_COUNTS; t++) {
             use_threads(t);
             const double norm = global_norm(g, n, scratch), want = sqrt(dot(wide, wide, n));
