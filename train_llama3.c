@@ -291,7 +291,7 @@ static void llama_forward(Llama* m, const int32_t* tokens) {
         float* h_next = l + 1 < L ? m->blocks[l + 1].h : m->h_final;
         rmsnorm_forward(s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps);
         matmul_forward(s->qkv, s->norm1, w.qkv, NULL, N, C, QKV);
-        rope_forward(s->qkv, m->rope, B, T, 0, NH, NKV, HD);
+        rope_forward(s->qkv, m->rope, 0, attention_shape(c, B, T));
         attention_forward(s->att, s->lse, s->qkv, B, T, NH, NKV, HD);
         matmul_forward(s->mid, s->att, w.o, s->h, N, Q, C);
         rmsnorm_forward(s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps);
@@ -362,7 +362,7 @@ static void llama_backward(Llama* m, const int32_t* tokens) {
         matmul_backward_weight(g.o, m->dh, s->att, N, Q, C);
         matmul_backward_input(m->datt, m->dh, w.o, N, Q, C, false);
         attention_backward(m->dqkv, m->scratch, m->datt, s->att, s->lse, s->qkv, B, T, NH, NKV, HD);
-        rope_backward(m->dqkv, m->rope, B, T, 0, NH, NKV, HD);
+        rope_backward(m->dqkv, m->rope, 0, attention_shape(c, B, T));
         matmul_backward_weight(g.qkv, m->dqkv, s->norm1, N, C, QKV);
         matmul_backward_input(m->dnorm, m->dqkv, w.qkv, N, C, QKV, false);
         rmsnorm_backward(m->dh, g.input_norm, m->scratch, m->dnorm, s->h, w.input_norm, s->rstd1, N, C);
@@ -412,7 +412,7 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
         float* cache = m->kv_cache + (size_t)l * m->cache_len * KV2;  // (cache_len, KV2)
         rmsnorm_forward(norm, rstd, h, w.input_norm, rows, C, c->rms_eps);
         matmul_forward(qkv, norm, w.qkv, NULL, rows, C, QKV);
-        rope_forward(qkv, m->decode_rope, 1, rows, pos, NH, NKV, HD);
+        rope_forward(qkv, m->decode_rope, pos, attention_shape(c, 1, rows));
         for (int i = 0; i < rows; i++) {
             memcpy(cache + (size_t)(pos + i) * KV2, qkv + (size_t)i * QKV + Q, KV2 * sizeof(float));
         }

@@ -564,7 +564,7 @@ static void block_attention_forward(const Llama* m, int l) {
     linear(m, "qkv", s->qkv, s->norm1, w.qkv, NULL, N, C, qkv_width(c), p->C, p->QKV);
     {
         Op op(m, "rope", 0, bytes_x(2.0 * N * (q_width(c) + kv_width(c))));
-        rope_forward_cuda(s->qkv, m->rope, B, T, 0, NH, NKV, HD, p->QKV, m->stream);
+        rope_forward_cuda(s->qkv, m->rope, 0, attention_shape(c, B, T), p->QKV, m->stream);
     }
     {
         Op op(m, "attention", 2.0 * N * T * q_width(c), bytes_x((double)N * (qkv_width(c) + q_width(c))));
@@ -739,7 +739,7 @@ static void llama_backward(const Llama* m, bool first) {
         }
         {
             Op op(m, "rope backward", 0, bytes_x(2.0 * N * (q_width(c) + kv_width(c))));
-            rope_backward_cuda(m->dqkv, m->rope, B, T, 0, NH, NKV, HD, p->QKV, m->stream);
+            rope_backward_cuda(m->dqkv, m->rope, 0, attention_shape(c, B, T), p->QKV, m->stream);
         }
         linear_backward_weight(m, "qkv dw", grad_at(m, P_Q, l), m->dqkv, s->norm1, N, C, QKV, p->QKV, p->C, add);
         linear_backward_input(m, "qkv dx", m->dnorm, m->dqkv, w.qkv, N, C, QKV, p->QKV, p->C);
@@ -832,7 +832,7 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
         floatX* cache = m->kv_cache + (size_t)l * m->layout.cache_len * KV2;  // (cache_len, KV2)
         rmsnorm_forward_cuda(norm, rstd, h, w.input_norm, rows, C, c->rms_eps, p->C, m->stream);
         linear(m, "qkv", qkv, norm, w.qkv, NULL, rows, C, QKV, p->C, p->QKV);
-        rope_forward_cuda(qkv, m->decode_rope, 1, rows, pos, NH, NKV, HD, p->QKV, m->stream);
+        rope_forward_cuda(qkv, m->decode_rope, pos, attention_shape(c, 1, rows), p->QKV, m->stream);
         CUDA_CHECK(cudaMemcpy2DAsync(cache + (size_t)pos * KV2, KV2 * sizeof(floatX), qkv + Q, p->QKV * sizeof(floatX),
                                      KV2 * sizeof(floatX), rows, cudaMemcpyDeviceToDevice, m->stream));
         for (int i = 0; i < rows; i++) {

@@ -71,9 +71,10 @@ static void bench(const char* preset, size_t B, int T, int V) {
     float *lse = normals(N * (size_t)NH, 1, 4), *table = normals((size_t)(T * HD), 1, 5);
     float* scratch = normals(attention_backward_scratch(B, T, NH, NKV, HD), 1, 6);
     const double attention = 2.0 * (double)B * NH * HD * T * T;  // two products over half a square
+    const AttentionShape shape = attention_shape(&c, (int)B, T);
     rope_table(table, T, &c);
-    TIME("rope", "GB/s", 8.0 * (double)N * (Q + NKV * HD), L, rope_forward(qkv, table, B, T, 0, NH, NKV, HD));
-    TIME("rope backward", "GB/s", 8.0 * (double)N * (Q + NKV * HD), L, rope_backward(qkv, table, B, T, 0, NH, NKV, HD));
+    TIME("rope", "GB/s", 8.0 * (double)N * (Q + NKV * HD), L, rope_forward(qkv, table, 0, shape));
+    TIME("rope backward", "GB/s", 8.0 * (double)N * (Q + NKV * HD), L, rope_backward(qkv, table, 0, shape));
     TIME("attention", "GFLOP/s", attention, L, attention_forward(out, lse, qkv, B, T, NH, NKV, HD));
     TIME("attention backward", "GFLOP/s", 2.5 * attention, L,
          attention_backward(dqkv, scratch, out, out, lse, qkv, B, T, NH, NKV, HD));

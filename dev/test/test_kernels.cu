@@ -397,13 +397,14 @@ static void rope_turns_q_and_k_and_leaves_v() {
         Floats table((size_t)(first + T) * HD);
         rope_table(table.data(), first + T, &c);
         const Floats qkv = random_values<floatX>(N * width, 1);
+        const AttentionShape shape = {B, T, NH, NKV, HD};
         float* d_table = upload(table);
         for (int backward = 0; backward < 2; backward++) {
             Floats want = qkv;
-            (backward ? rope_backward : rope_forward)(want.data(), table.data(), (size_t)B, T, first, NH, NKV, HD);
+            (backward ? rope_backward : rope_forward)(want.data(), table.data(), first, shape);
             const Floats got = twice(what, [&] {
                 floatX* d = upload_rows<floatX>(qkv, N, width, pitch);
-                (backward ? rope_backward_cuda : rope_forward_cuda)(d, d_table, (size_t)B, T, first, NH, NKV, HD, pitch, 0);
+                (backward ? rope_backward_cuda : rope_forward_cuda)(d, d_table, first, shape, pitch, 0);
                 return download_rows(d, N, width, pitch);
             });
             compare(what, got, want);

@@ -225,6 +225,7 @@ static void rope_rotates_q_and_k_by_position_and_backward_undoes_it(void) {
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         const int B = sizes[s][0], T = sizes[s][1], NH = sizes[s][2], NKV = sizes[s][3], HD = sizes[s][4], pos = sizes[s][5];
         const ModelConfig c = rope_config(HD, 10000, 0);
+        const AttentionShape shape = {B, T, NH, NKV, HD};
         const size_t width = (size_t)(NH + 2 * NKV) * (size_t)HD, n = (size_t)B * (size_t)T * width;
         float *x = normals(n, 1, 1), *table = floats((size_t)(pos + T) * (size_t)HD), *first = NULL;
         double *want = widened(x, n), *before = widened(x, n);
@@ -241,12 +242,12 @@ static void rope_rotates_q_and_k_by_position_and_backward_undoes_it(void) {
         for (int k = 0; k < NUM_THREAD_COUNTS; k++) {
             use_threads(k);
             float* y = copied(x, n);
-            rope_forward(y, table, (size_t)B, T, pos, NH, NKV, HD);
+            rope_forward(y, table, pos, shape);
             check_close("rotated", y, NULL, want, n, 2e-5);
             if (first) { check_same_bits("rotated", first, y, n, k); }
             free(first);
             first = copied(y, n);
-            rope_backward(y, table, (size_t)B, T, pos, NH, NKV, HD);  // a rotation's transpose is its inverse
+            rope_backward(y, table, pos, shape);  // a rotation's transpose is its inverse
             check_close("rotated back", y, NULL, before, n, 1e-5);
             free(y);
         }
