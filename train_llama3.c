@@ -196,7 +196,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], int B, int T, bool train
         m->datt = take(a, N * Q);
         m->dgate_up = take(a, N * 2 * F);
         m->dact = take(a, N * F);
-        m->scratch = take(a, size_max(rmsnorm_backward_scratch(N, c->hidden_size),
+        m->scratch = take(a, size_max(rmsnorm_backward_scratch(N, c->hidden_size) / sizeof(float),
                                       attention_backward_scratch(B, T, c->num_heads, c->num_kv_heads, c->head_dim)));
         m->norm_scratch = (double*)take(a, global_norm_scratch(m->table.elements) / sizeof(float));
     }

@@ -559,7 +559,7 @@ static void block_attention_forward(const Llama* m, int l) {
     const size_t N = (size_t)B * T;
     {
         Op op(m, "rmsnorm", 0, bytes_x(2.0 * N * C));
-        rmsnorm_forward_cuda(s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps, p->C, m->stream);
+        rmsnorm_forward_cuda(s->norm1, s->rstd1, s->h, w.input_norm, {N, C, p->C}, c->rms_eps, m->stream);
     }
     linear(m, "qkv", s->qkv, s->norm1, w.qkv, NULL, N, C, qkv_width(c), p->C, p->QKV);
     {
@@ -585,7 +585,7 @@ static void block_norm2_forward(const Llama* m, int l) {
     const BlockActivations* s = &m->blocks[l];
     const size_t N = (size_t)m->layout.B * m->layout.T;
     Op op(m, "rmsnorm", 0, bytes_x(2.0 * N * c->hidden_size));
-    rmsnorm_forward_cuda(s->norm2, s->rstd2, s->mid, block_at(m, l).post_norm, N, c->hidden_size, c->rms_eps, m->pitch.C,
+    rmsnorm_forward_cuda(s->norm2, s->rstd2, s->mid, block_at(m, l).post_norm, {N, c->hidden_size, m->pitch.C}, c->rms_eps,
                          m->stream);
 }
 
@@ -615,8 +615,8 @@ static void llama_forward(const Llama* m) {
         linear(m, "down", h_next, s->act, block_at(m, l).down, s->mid, N, F, C, p->F, p->C);
     }
     Op op(m, "rmsnorm", 0, bytes_x(2.0 * N * C));
-    rmsnorm_forward_cuda(m->norm_final, m->rstd_final, m->h_final, m->params + param_offset(&m->table, P_FINAL_NORM, -1), N, C,
-                         c->rms_eps, p->C, m->stream);
+    rmsnorm_forward_cuda(m->norm_final, m->rstd_final, m->h_final, m->params + param_offset(&m->table, P_FINAL_NORM, -1),
+                         {N, C, p->C}, c->rms_eps, m->stream);
 }
 
 /* dw (OC, C) = or += dout^T x, in the gradients' type. */
@@ -681,7 +681,7 @@ static void block_recompute(const Llama* m, int l) {
         block_attention_forward(m, l);
     } else {
         Op op(m, "rmsnorm again", 0, bytes_x(2.0 * N * c->hidden_size));
-        rmsnorm_forward_cuda(s->norm1, s->rstd1, s->h, block_at(m, l).input_norm, N, c->hidden_size, c->rms_eps, m->pitch.C,
+        rmsnorm_forward_cuda(s->norm1, s->rstd1, s->h, block_at(m, l).input_norm, {N, c->hidden_size, m->pitch.C}, c->rms_eps,
                              m->stream);
     }
     block_norm2_forward(m, l);
@@ -693,7 +693,7 @@ static void norm_backward(const Llama* m, ParamKind kind, int l, const floatX* x
     const int C = m->config.hidden_size;
     Op op(m, "rmsnorm backward", 0, bytes_x(4.0 * N * C));
     rmsnorm_backward_cuda(m->dh, norm_grad_at(m, kind, l), m->scratch, m->dnorm, x,
-                          m->params + param_offset(&m->table, kind, l), rstd, N, C, m->pitch.C, m->stream);
+                          m->params + param_offset(&m->table, kind, l), rstd, {N, C, m->pitch.C}, m->stream);
 }
 
 /* After llama_forward() and llama_loss(dloss != 0). `first`: matrices' gradients are overwritten, not added to. */
@@ -830,7 +830,7 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
     for (int l = 0; l < c->num_layers; l++) {
         const Block w = block_at(m, l);
         floatX* cache = m->kv_cache + (size_t)l * m->layout.cache_len * KV2;  // (cache_len, KV2)
-        rmsnorm_forward_cuda(norm, rstd, h, w.input_norm, rows, C, c->rms_eps, p->C, m->stream);
+        rmsnorm_forward_cuda(norm, rstd, h, w.input_norm, {(size_t)rows, C, p->C}, c->rms_eps, m->stream);
         linear(m, "qkv", qkv, norm, w.qkv, NULL, rows, C, QKV, p->C, p->QKV);
         rope_forward_cuda(qkv, m->decode_rope, pos, attention_shape(c, 1, rows), p->QKV, m->stream);
         CUDA_CHECK(cudaMemcpy2DAsync(cache + (size_t)pos * KV2, KV2 * sizeof(floatX), qkv + Q, p->QKV * sizeof(floatX),
@@ -839,13 +839,13 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
             attention_decode_cuda(att + i * p->Q, qkv + i * p->QKV, cache, pos + i + 1, NH, NKV, HD, m->stream);
         }
         linear(m, "o", h, att, w.o, h, rows, Q, C, p->Q, p->C);
-        rmsnorm_forward_cuda(norm, rstd, h, w.post_norm, rows, C, c->rms_eps, p->C, m->stream);
+        rmsnorm_forward_cuda(norm, rstd, h, w.post_norm, {(size_t)rows, C, p->C}, c->rms_eps, m->stream);
         linear(m, "gate up", gate_up, norm, w.gate_up, NULL, rows, C, 2 * F, p->C, p->F2);
         swiglu_forward_cuda(act, gate_up, rows, F, p->F2, p->F, m->stream);
         linear(m, "down", h, act, w.down, h, rows, F, C, p->F, p->C);
     }
-    rmsnorm_forward_cuda(norm, rstd, h + (rows - 1) * p->C, m->params + param_offset(&m->table, P_FINAL_NORM, -1), 1, C,
-                         c->rms_eps, p->C, m->stream);
+    rmsnorm_forward_cuda(norm, rstd, h + (rows - 1) * p->C, m->params + param_offset(&m->table, P_FINAL_NORM, -1), {1, C, p->C},
+                         c->rms_eps, m->stream);
     linear(m, "head", logits, norm, m->params + param_offset(&m->table, P_LM_HEAD, -1), NULL, 1, C, V, p->C, p->V);
     CUDA_CHECK(cudaMemcpyAsync(m->host_logits, logits, V * sizeof(floatX), cudaMemcpyDeviceToHost, m->stream));
     CUDA_CHECK(cudaStreamSynchronize(m->stream));

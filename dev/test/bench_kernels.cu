@@ -146,12 +146,15 @@ static void bench_variants() {
             const RmsnormBackwardPlan plan = rmsnorm_backward_plan(N, C, threads);
             void* scratch = take<char>(plan.blocks * C * sizeof(float));
             snprintf(name, sizeof name, "rmsnorm backward C=%d, %zu x %d threads", C, plan.blocks, threads);
-            measure(name, 4 * X * N * C, [&] { rmsnorm_backward_launch(&plan, y, dw, scratch, out, x, w, rstd, N, C, C, 0); });
+            measure(name, 4 * X * N * C, [&] {
+                rmsnorm_backward_launch(&plan, y, dw, scratch, out, x, w, rstd, {N, C, (size_t)C}, 0);
+            });
         }
         for (int threads : {64, 128, 256, 512}) {
             snprintf(name, sizeof name, "rmsnorm forward C=%d, %d threads", C, threads);
-            measure(name, 2 * X * N * C,
-                    [&] { rmsnorm_forward_launch<false>(NULL, out, rstd, x, NULL, w, N, C, 1e-5f, C, threads, 0); });
+            measure(name, 2 * X * N * C, [&] {
+                rmsnorm_forward_launch(out, rstd, x, w, {N, C, (size_t)C}, 1e-5f, threads, 0);
+            });
         }
     }
     for (int V : {32768, 50257, 128256, 262144}) {
@@ -187,17 +190,16 @@ static void bench_memory() {
                *w = take_random<floatX>(C);
         float *rstd = take<float>(N), *dw = take<float>(C);
         void* scratch = take<char>(rmsnorm_backward_scratch_cuda(N, C));
-        snprintf(name, sizeof name, "rmsnorm forward C=%d", C);
-        measure(name, 2 * X * N * C, [&] { rmsnorm_forward_cuda(out, rstd, x, w, N, C, 1e-5f, C, 0); });
-        snprintf(name, sizeof name, "residual + rmsnorm forward C=%d", C);
-        measure(name, 4 * X * N * C, [&] { residual_rmsnorm_forward_cuda(y, out, rstd, x, y, w, N, C, 1e-5f, C, 0); });
         const size_t step = size_min(N, 65536);  // rows of a training step
+        const RowShape all = {N, C, (size_t)C}, some = {step, C, (size_t)C};
+        snprintf(name, sizeof name, "rmsnorm forward C=%d", C);
+        measure(name, 2 * X * N * C, [&] { rmsnorm_forward_cuda(out, rstd, x, w, all, 1e-5f, 0); });
         snprintf(name, sizeof name, "rmsnorm forward C=%d, %zu rows", C, step);
-        measure(name, 2 * X * step * C, [&] { rmsnorm_forward_cuda(out, rstd, x, w, step, C, 1e-5f, C, 0); });
+        measure(name, 2 * X * step * C, [&] { rmsnorm_forward_cuda(out, rstd, x, w, some, 1e-5f, 0); });
         snprintf(name, sizeof name, "rmsnorm backward C=%d, %zu rows", C, step);
-        measure(name, 4 * X * step * C, [&] { rmsnorm_backward_cuda(y, dw, scratch, out, x, w, rstd, step, C, C, 0); });
+        measure(name, 4 * X * step * C, [&] { rmsnorm_backward_cuda(y, dw, scratch, out, x, w, rstd, some, 0); });
         snprintf(name, sizeof name, "rmsnorm backward C=%d", C);
-        measure(name, 4 * X * N * C, [&] { rmsnorm_backward_cuda(y, dw, scratch, out, x, w, rstd, N, C, C, 0); });
+        measure(name, 4 * X * N * C, [&] { rmsnorm_backward_cuda(y, dw, scratch, out, x, w, rstd, all, 0); });
     }
     const int heads[][3] = {{12, 4, 64}, {32, 8, 64}, {32, 8, 128}};
     for (auto& h : heads) {

@@ -79,7 +79,7 @@ fault "no scale on the scores" llmc/attention.h 's/1\.0f \/ sqrtf((float)HD)/1.0
 fault "tied gradient without the embedding's part" train_llama3.c 's/^ *embedding_backward(/    if (!c->tied) &/'
 fault "gradient of the residual stream set instead of added to" llmc/rmsnorm.h 's/dxn\[c\] += /dxn[c] = /'
 fault "gradient of a token's row set instead of added to" llmc/embedding.h 's/row\[c\] += d\[c\]/row[c] = d[c]/'
-fault "norm gradient without its mean term" llmc/rmsnorm.h 's/- xn\[c\] \* pull//'
+fault "norm gradient without its mean term" llmc/rmsnorm.h 's/- xn\[c\] \* mean_term//'
 fault "SiLU's derivative without its second term" llmc/swiglu.h 's/ \* (1\.0f + g \* (1\.0f - s))//'
 fault "loss of the wrong target" llmc/crossentropy.h 's/row\[target\]/row[target ? target - 1 : 0]/'
 fault "the head of an untied model is the embedding" train_llama3.c 's/&m->table, P_LM_HEAD, -1/\&m->table, P_EMBEDDING, -1/'

@@ -174,7 +174,7 @@ static void rmsnorm_and_its_gradients_match(void) {
         const size_t N = (size_t)sizes[s][0], C = (size_t)sizes[s][1];
         float *x = normals(N * C, 2, 1), *w = normals(C, 1, 2), *dout = normals(N * C, 1, 3);
         float *dx0 = normals(N * C, 1, 4), *dw0 = normals(C, 1, 5), *out = floats(N * C), *rstd = floats(N);
-        float* scratch = floats(rmsnorm_backward_scratch(N, (int)C));
+        void* scratch = xmalloc(rmsnorm_backward_scratch(N, (int)C));
         NormCase c = {widened(x, N * C), widened(w, C), widened(dout, N * C), N, C, 1e-2};
         double* want = doubles(N * C);
         for (size_t n = 0; n < N; n++) {
