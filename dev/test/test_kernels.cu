@@ -506,16 +506,7 @@ static void crossentropy_agrees_for_all_vocabularies() {
     }
 }
 
-/* The kernels with gradient. */
-static const struct {
-    const char* name;
-    CrossentropyPlan (*plan)(size_t N, int V);
-    bool in_turns;  // any number of blocks will do
-} crossentropy_ways[] = {
-    {"held", crossentropy_held_plan, false},
-    {"row", crossentropy_row_plan, true},
-    {"looped", crossentropy_looped_plan, false},
-};
+static const char* const crossentropy_names[NUM_CE_WAYS] = {"held", "row", "looped"};
 
 /* Each kernel against the oracle. Few blocks have many rows each: a block's last row, blocks with a row more than others. */
 static void crossentropy_plans_agree() {
@@ -530,13 +521,16 @@ static void crossentropy_plans_agree() {
         crossentropy_gradients(losses, dlogits, targets, dloss * scale, N, V);
         int32_t* d_targets = upload(targets);
         float* d_scale = upload(Floats(1, scale));
-        for (auto& way : crossentropy_ways) {
-            CrossentropyPlan plan = way.plan(N, (int)V);
+        for (int way = 0; way < NUM_CE_WAYS; way++) {
+            CrossentropyPlan plan = crossentropy_plan((CrossentropyWay)way, N, (int)V);
+            const bool can = plan.blocks > 0;
             for (size_t blocks : {N, (size_t)3}) {
-                if (!plan.kernel || (blocks < N && !way.in_turns)) { continue; }  // long rows; before sm_80
+                if (!can || (blocks < N && way != CE_ROW)) {
+                    continue;
+                }  // long rows, before sm_80; only CE_ROW takes rows in turns
                 plan.blocks = blocks;
                 char what[96];
-                snprintf(what, sizeof what, "crossentropy V=%zu, %s, %zu blocks", V, way.name, blocks);
+                snprintf(what, sizeof what, "crossentropy V=%zu, %s, %zu blocks", V, crossentropy_names[way], blocks);
                 float* d_losses = NULL;
                 const Floats got = twice(what, [&] {
                     floatX* d = upload_rows<floatX>(logits, N, V, pitch);
@@ -572,11 +566,11 @@ static void crossentropy_shows_what_is_not_finite() {
         CHECK(wrong == 0, "crossentropy, %s: %zu of %zu rows are finite and should not be, or the reverse", name, wrong, N);
     };
     check("forward", [&](float* losses, floatX* d) { crossentropy_forward_cuda(losses, d, d_targets, N, (int)V, pitch, 0); });
-    for (auto& way : crossentropy_ways) {
-        CrossentropyPlan plan = way.plan(N, (int)V);
-        if (!plan.kernel) { continue; }
-        if (way.in_turns) { plan.blocks = 7; }
-        check(way.name, [&](float* losses, floatX* d) {
+    for (int way = 0; way < NUM_CE_WAYS; way++) {
+        CrossentropyPlan plan = crossentropy_plan((CrossentropyWay)way, N, (int)V);
+        if (plan.blocks == 0) { continue; }
+        if (way == CE_ROW) { plan.blocks = 7; }
+        check(crossentropy_names[way], [&](float* losses, floatX* d) {
             crossentropy_run(&plan, losses, d, d_targets, 1.0f, NULL, N, (int)V, pitch, 0);
         });
     }
