@@ -48,8 +48,8 @@ static int compare_floats(const void* a, const void* b) {
     return x < y ? -1 : x > y;
 }
 
-/* Times `launch`, which moves `bytes`, and a copy of one gigabyte to another, in turns; medians. The launch is queued behind the
- * copy, as it is behind other work in a training step: the host's part of it is not timed. */
+/* Times `launch`, which moves `bytes`, and a copy of one gigabyte to another, in turns; medians. The launch is queued behind
+ * the copy, as it is behind other work in a training step: the host's part of it is not timed. */
 static void measure(const char* name, double bytes, const std::function<void()>& launch) {
     enum { ROUNDS = 11 };
     if (!strstr(name, wanted)) { return; }
