@@ -111,15 +111,15 @@ typedef struct {
     float* losses;             // (N) of each token
     float* logits;             // (min(N, CLASSIFIER_ROWS), V)
 
-    float* dh;             // (N, C) gradient of the residual stream, carried down through the blocks
-    float* dnorm;          // (N, C) gradient of a norm's output
-    float* dqkv;           // (N, QKV)
-    float* datt;           // (N, NH HD)
-    float* dgate_up;       // (N, 2F)
-    float* dact;           // (N, F)
-    float* scratch;        // for the layers that ask for it
-    double* norm_scratch;  // for the global norm
-    StepResult result;     // of the last step
+    float* dh;           // (N, C) gradient of the residual stream, carried down through the blocks
+    float* dnorm;        // (N, C) gradient of a norm's output
+    float* dqkv;         // (N, QKV)
+    float* datt;         // (N, NH HD)
+    float* dgate_up;     // (N, 2F)
+    float* dact;         // (N, F)
+    void* scratch;       // for the layers that ask for it
+    void* norm_scratch;  // for the global norm
+    StepResult result;   // of the last step
 
     // generation; each layer's cache holds rows of k then v
     int cache_len;       // positions
@@ -225,9 +225,10 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], int B, int T, bool train
         m->datt = take(a, N * Q);
         m->dgate_up = take(a, N * 2 * F);
         m->dact = take(a, N * F);
-        m->scratch = take(a, size_max(rmsnorm_backward_scratch(N, c->hidden_size),
-                                      attention_backward_scratch(B, T, c->num_heads, c->num_kv_heads, c->head_dim)));
-        m->norm_scratch = (double*)take(a, 2 * global_norm_scratch(m->trained.elements));
+        const size_t scratch = size_max(rmsnorm_backward_scratch(N, c->hidden_size),
+                                        attention_backward_scratch(B, T, c->num_heads, c->num_kv_heads, c->head_dim) * 4);
+        m->scratch = take(a, ceil_div(scratch, sizeof(float)));
+        m->norm_scratch = take(a, global_norm_scratch(m->trained.elements) / sizeof(float));
     }
     if (cache_len > 0) {
         m->kv_cache = take(&mem[MEM_CACHE], L * cache_len * 2 * KV);
@@ -302,7 +303,7 @@ static void llama_forward(Llama* m) {
         float* h_next = l + 1 < L ? m->blocks[l + 1].h : m->h_final;
         rmsnorm_forward(s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps);
         matmul_forward(s->qkv, s->norm1, w.qkv, NULL, N, C, QKV);
-        rope_forward(s->qkv, m->rope, B, T, 0, NH, NKV, HD);
+        rope_forward(s->qkv, m->rope, 0, attention_shape(c, B, T));
         attention_forward(s->att, s->lse, s->qkv, B, T, NH, NKV, HD);
         matmul_forward(s->mid, s->att, w.o, s->h, N, Q, C);
         rmsnorm_forward(s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps);
@@ -371,7 +372,7 @@ static void llama_backward(Llama* m) {
         matmul_backward_weight(g.o, m->dh, s->att, N, Q, C);
         matmul_backward_input(m->datt, m->dh, w.o, N, Q, C, false);
         attention_backward(m->dqkv, m->scratch, m->datt, s->att, s->lse, s->qkv, B, T, NH, NKV, HD);
-        rope_backward(m->dqkv, m->rope, B, T, 0, NH, NKV, HD);
+        rope_backward(m->dqkv, m->rope, 0, attention_shape(c, B, T));
         matmul_backward_weight(g.qkv, m->dqkv, s->norm1, N, C, QKV);
         matmul_backward_input(m->dnorm, m->dqkv, w.qkv, N, C, QKV, false);
         rmsnorm_backward(m->dh, g.input_norm, m->scratch, m->dnorm, s->h, w.input_norm, s->rstd1, N, C);
@@ -423,7 +424,7 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
         float* cache = m->kv_cache + (size_t)l * m->cache_len * KV2;  // (cache_len, KV2)
         rmsnorm_forward(norm, rstd, h, w.input_norm, rows, C, c->rms_eps);
         matmul_forward(qkv, norm, w.qkv, NULL, rows, C, QKV);
-        rope_forward(qkv, m->decode_rope, 1, rows, pos, NH, NKV, HD);
+        rope_forward(qkv, m->decode_rope, pos, attention_shape(c, 1, rows));
         for (int i = 0; i < rows; i++) {
             memcpy(cache + (size_t)(pos + i) * KV2, qkv + (size_t)i * QKV + Q, KV2 * sizeof(float));
         }

@@ -14,21 +14,26 @@
 #include "llmc/gpu/step_state.cuh"  // defines: StepState, StepHyper
 #include "llmc/base/rand.h"         // defines: philox
 
-/* A stretch of the arena with one answer to the questions below: from `first` (a multiple of ADAMW_VECTOR) to the next
- * stretch's. Tensors that follow each other without a gap (q, k, v; gate, up) are one. Lies on the device, sorted. */
+/* A stretch of the arena with one answer to the questions below: a tensor and the gap behind it, or tensors that follow each
+ * other without a gap (q, k, v; gate, up). It reaches from `first`, a multiple of PARAM_ALIGN, to the next stretch's, the last
+ * one to the arena's end. Lies on the device, sorted.
+ * An update does not know gaps: it takes them for weights. They stay zero because their gradients are, so `grad` is a row as
+ * long as the stretch, round_up(size, PARAM_ALIGN), and zero behind the tensor. */
 typedef struct {
     size_t first;
-    const float* grad;  // where its fp32 gradients lie (norm weights), or NULL: in the arena of gradients
+    const float* grad;  // its gradients, where they lie apart in fp32 (norms; large tensors that add up in fp32), else NULL
     uint32_t tensor;    // ordinal, for the random bits
     int32_t decays;     // whether weight decay acts on it
 } AdamWStretch;
 
-/* The arenas. Element i of the parameters is i in `params` and `grads`, and i - state_first in the others, of which a rank
- * may hold a part. */
+/* The arenas. Element i of the parameters is params[i], and i - state_first in master, m and v, of which a rank may hold a
+ * part. `grads` holds elements [grads_first, grads_end), the first of them at grads[0]; stretches outside have their gradients
+ * apart. These three are multiples of ADAMW_VECTOR. */
 template <typename Grad>
 struct AdamWTensors {
     floatX* params;
     const Grad* grads;
+    size_t grads_first, grads_end;
     void* master;  // float or uint16_t by MasterKind; unused for MASTER_NONE
     void* m;       // float or __nv_bfloat16
     void* v;
@@ -43,10 +48,24 @@ enum { ADAMW_VECTOR = 8, ADAMW_THREADS = 256 };
 template <MasterKind MASTER, typename Moment>
 constexpr int ADAMW_WIDTH = sizeof(Moment) == 4 && MASTER != MASTER_SPLIT ? 4 : ADAMW_VECTOR;
 
+/* The last stretch that begins at or before element i. */
+__device__ __forceinline__ AdamWStretch stretch_at(const AdamWStretch* stretches, int count, size_t i) {
+    int below = 0, above = count;
+    while (above - below > 1) {
+        const int middle = (below + above) / 2;
+        if (stretches[middle].first <= i) {
+            below = middle;
+        } else {
+            above = middle;
+        }
+    }
+    return stretches[below];
+}
+
 template <typename Grad, MasterKind MASTER, typename Moment>
 __global__ void __launch_bounds__(ADAMW_THREADS)
-    adamw_kernel(AdamWTensors<Grad> t, size_t lo, size_t hi, const StepState* state, float blend1, float beta2, float blend2,
-                 float eps, uint64_t seed) {
+    adamw_kernel(AdamWTensors<Grad> t, size_t lo, size_t hi, const StepState* state, float one_minus_beta1, float beta2,
+                 float one_minus_beta2, float eps, uint64_t seed) {
     typedef typename MasterType<MASTER>::type Master;
     constexpr int W = ADAMW_WIDTH<MASTER, Moment>;
     if (state->verdict != UPDATE_APPLIED) { return; }
@@ -57,23 +76,15 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
     Moment* v_at = (Moment*)t.v + at;
     Master* master_at = MASTER == MASTER_NONE ? NULL : (Master*)t.master + at;
     // all that can be loaded before the stretch is known
-    Vec<Grad, W> grad = load_stream<W>(t.grads + i);
+    Vec<Grad, W> grad;
+    if (i >= t.grads_first && i < t.grads_end) { grad = load_stream<W>(t.grads + (i - t.grads_first)); }
     Vec<Moment, W> m = load_stream<W>(m_at), v = load_stream<W>(v_at);
     Vec<Master, W> master;
     Vec<floatX, W> param;
     if constexpr (MASTER != MASTER_NONE) { master = load_stream<W>(master_at); }
     if constexpr (MASTER != MASTER_FP32) { param = load_vec<W>(t.params + i); }
 
-    int below = 0, above = t.num_stretches;  // the last stretch that begins at or before i
-    while (above - below > 1) {
-        const int middle = (below + above) / 2;
-        if (t.stretches[middle].first <= i) {
-            below = middle;
-        } else {
-            above = middle;
-        }
-    }
-    const AdamWStretch stretch = t.stretches[below];
+    const AdamWStretch stretch = stretch_at(t.stretches, t.num_stretches, i);
     float g[W];
     if (stretch.grad) {
         const Vec<float, W> apart = load_vec<W>(stretch.grad + (i - stretch.first));
@@ -99,8 +110,8 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
 #pragma unroll
     for (int k = 0; k < W; k++) {
         const float gk = __fmul_rn(g[k], grad_scale), m_old = to_float(m.v[k]);
-        const float mk = __fmaf_rn(blend1, __fsub_rn(gk, m_old), m_old);
-        const float vk = __fmaf_rn(beta2, to_float(v.v[k]), __fmul_rn(__fmul_rn(blend2, gk), gk));
+        const float mk = __fmaf_rn(one_minus_beta1, __fsub_rn(gk, m_old), m_old);
+        const float vk = __fmaf_rn(beta2, to_float(v.v[k]), __fmul_rn(__fmul_rn(one_minus_beta2, gk), gk));
         float p;
         if constexpr (MASTER == MASTER_NONE) { p = to_float(param.v[k]); }
         if constexpr (MASTER == MASTER_FP32) { p = master.v[k]; }
@@ -126,19 +137,20 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
 }
 
 /* One AdamW step on elements [lo, hi) of the arena (multiples of ADAMW_VECTOR), or nothing where state->verdict says so.
- * Gaps between tensors stay zero if their gradients are. bf16_moments: m and v are __nv_bfloat16. */
+ * bf16_moments: m and v are __nv_bfloat16. */
 template <typename Grad>
 static void adamw_update_cuda(const AdamWTensors<Grad>* tensors, size_t lo, size_t hi, const StepState* state,
                               const StepHyper* hyper, MasterKind master, bool bf16_moments, uint64_t seed,
                               cudaStream_t stream) {
     if (lo >= hi) { return; }
     assert(lo % ADAMW_VECTOR == 0 && hi % ADAMW_VECTOR == 0 && tensors->state_first % ADAMW_VECTOR == 0);
-    const float blend1 = (float)(1.0 - hyper->beta1), blend2 = (float)(1.0 - hyper->beta2);
+    assert(tensors->grads_first % ADAMW_VECTOR == 0 && tensors->grads_end % ADAMW_VECTOR == 0);
+    const float one_minus_beta1 = (float)(1.0 - hyper->beta1), one_minus_beta2 = (float)(1.0 - hyper->beta2);
     const float beta2 = (float)hyper->beta2, eps = (float)hyper->eps;
 #define ADAMW_LAUNCH(kind, moment)                                                                                      \
     adamw_kernel<Grad, kind, moment>                                                                                    \
         <<<(unsigned)ceil_div(hi - lo, (size_t)ADAMW_THREADS * ADAMW_WIDTH<kind, moment>), ADAMW_THREADS, 0, stream>>>( \
-            *tensors, lo, hi, state, blend1, beta2, blend2, eps, seed)
+            *tensors, lo, hi, state, one_minus_beta1, beta2, one_minus_beta2, eps, seed)
 #define ADAMW_LAUNCH_MOMENTS(kind)         \
     if (bf16_moments) {                    \
         ADAMW_LAUNCH(kind, __nv_bfloat16); \

@@ -56,24 +56,24 @@ static inline void embedding_backward(const Queue* q, Gradient dw, const floatX*
 static inline void rmsnorm(const Queue* q, floatX* out, float* rstd, const floatX* x, const floatX* w, size_t N, int C,
                            float eps) {
     Op op(q->profiler, q->stream, "rmsnorm", 0, bytes_x(2.0 * N * C));
-    rmsnorm_forward_cuda(out, rstd, x, w, N, C, eps, pitch_of(C), q->stream);
+    rmsnorm_forward_cuda(out, rstd, x, w, {N, C, pitch_of(C)}, eps, q->stream);
 }
 
 /* dx += , dw += */
 static inline void rmsnorm_backward(const Queue* q, floatX* dx, Gradient dw, const floatX* dout, const floatX* x,
                                     const floatX* w, const float* rstd, size_t N, int C) {
     Op op(q->profiler, q->stream, "rmsnorm backward", 0, bytes_x(4.0 * N * C));
-    rmsnorm_backward_cuda(dx, (float*)dw.data, q->scratch, dout, x, w, rstd, N, C, pitch_of(C), q->stream);
+    rmsnorm_backward_cuda(dx, (float*)dw.data, q->scratch, dout, x, w, rstd, {N, C, pitch_of(C)}, q->stream);
 }
 
 static inline void rope(const Queue* q, floatX* qkv, const float* table, int first_pos, AttentionShape s) {
     Op op(q->profiler, q->stream, "rope", 0, bytes_x(2.0 * s.B * s.T * (s.NH + s.NKV) * s.HD));
-    rope_forward_cuda(qkv, table, s.B, s.T, first_pos, s.NH, s.NKV, s.HD, pitch_of(qkv_width(s)), q->stream);
+    rope_forward_cuda(qkv, table, first_pos, s, pitch_of(qkv_width(s)), q->stream);
 }
 
 static inline void rope_backward(const Queue* q, floatX* dqkv, const float* table, int first_pos, AttentionShape s) {
     Op op(q->profiler, q->stream, "rope backward", 0, bytes_x(2.0 * s.B * s.T * (s.NH + s.NKV) * s.HD));
-    rope_backward_cuda(dqkv, table, s.B, s.T, first_pos, s.NH, s.NKV, s.HD, pitch_of(qkv_width(s)), q->stream);
+    rope_backward_cuda(dqkv, table, first_pos, s, pitch_of(qkv_width(s)), q->stream);
 }
 
 static inline void attention(const Queue* q, floatX* out, float* lse, const floatX* qkv, AttentionShape s) {

@@ -23,8 +23,8 @@ __host__ __device__ __forceinline__ __nv_bfloat16 bfloat16_of(uint32_t bits) {
     return __nv_bfloat16(raw);
 }
 
-/* The bits of x, made ready for an addition below 2^16: for any NaN one whose upper half the addition leaves alone. Others would
- * become zero (0x7fffffff, CUDA's own NaN) or infinity (0x7f800001). */
+/* The bits of x, to which less than 2^16 may be added. Any NaN becomes one whose upper half survives that: the addition would
+ * turn 0x7fffffff, CUDA's own, into -0 and 0x7f800001 into infinity. */
 __host__ __device__ __forceinline__ uint32_t bits_to_round(float x) { return isnan(x) ? 0x7fff0000u : float_bits(x); }
 
 /* The parameter of an fp32 master weight. bfloat16: to nearest, ties away from zero, see above. */
