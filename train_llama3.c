@@ -16,9 +16,10 @@
  * Left to others: files (llmc/files/checkpoint.h), flags (llmc/run/options.h), token batches (llmc/files/dataloader.h), screen, log and
  * sampling (llmc/run/). Several processes and 16-bit arithmetic are the CUDA trainer's.
  */
-#include "llmc/base/utils.h"  // defines: Error, fail, die, die_usage, warn, xmalloc, path_join, now_seconds
-#include "llmc/base/rand.h"   // defines: philox, rand_normal
-#include "llmc/config.h"      // defines: ModelConfig, ParamTable, param_table, param_offset, config_preset, config_read
+#include "llmc/base/utils.h"    // defines: Error, fail, die, die_usage, warn, xmalloc, path_join, now_seconds
+#include "llmc/base/rand.h"     // defines: philox, rand_normal
+#include "llmc/config.h"        // defines: ModelConfig, ParamTable, param_table, param_offset, config_preset, config_read
+#include "llmc/run/generate.h"  // defines: Generator, generate, chat
 #include "llmc/run/session.h"  // defines: Session, session_open, session_begin, session_checkpoint, session_lr; all that it includes
 #include "llmc/embedding.h"     // defines: embedding_forward, embedding_backward
 #include "llmc/rmsnorm.h"       // defines: rmsnorm_forward, rmsnorm_backward, rmsnorm_backward_scratch

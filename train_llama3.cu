@@ -11,6 +11,7 @@
  * Every sum has a fixed order, so two runs of one build on one kind of card give the same bits.
  */
 #include "llmc/base/utils.h"         // defines: Error, fail, die, warn, xmalloc, now_seconds
+#include "llmc/run/generate.h"       // defines: Generator, generate, chat
 #include "llmc/run/session.h"        // defines: Session, session_open, session_begin, session_checkpoint; all that it includes
 #include "llmc/base/float16.h"       // defines: f32_from_bf16, bf16_from_f32, f32_from_f16
 #include "llmc/gpu/cuda_common.cuh"  // defines: floatX, CUDA_CHECK, row_pitch, ProfileRange

@@ -32,7 +32,6 @@
 #define LLMC_NORETURN _Noreturn
 #endif
 #define LLMC_PRINTF(format_index, first_arg) __attribute__((format(printf, format_index, first_arg), unused))
-#define LLMC_UNUSED __attribute__((unused))
 
 // ---------------------------------------------------------------------------------------------------------------------
 // errors
@@ -66,6 +65,11 @@ LLMC_NORETURN LLMC_PRINTF(1, 2) static void die(const char* fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
     die_v(1, fmt, ap);
+}
+
+/* die() of a program that cannot go on where a parser failed. */
+static inline void must(bool ok, const Error* e) {
+    if (!ok) { die("%s", e->msg); }
 }
 
 /* Wrong usage of the command line: exit 2. */
