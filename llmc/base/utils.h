@@ -211,10 +211,14 @@ static inline void keep_standard_files(void) {
 
 /* Flushes a written file to the disk and closes it. The disk may be found full only here, so the result matters. */
 static inline bool close_output(FILE* f, const char* path, Error* e) {
+    errno = 0;  // what an earlier call left there is no cause
     bool ok = fflush(f) == 0 && !ferror(f) && fsync(fileno(f)) == 0;
-    int cause = errno;
-    ok = fclose(f) == 0 && ok;
-    return ok || fail(e, "%s: writing failed: %s", path, strerror(cause ? cause : errno));
+    int cause = ok ? 0 : errno;
+    if (fclose(f) != 0) {
+        cause = ok ? errno : cause;
+        ok = false;
+    }
+    return ok || fail(e, "%s: writing failed: %s", path, cause ? strerror(cause) : "an earlier write did; is the disk full?");
 }
 
 /* Flushes a folder's entries, so that a rename or a new file in it survives a power cut. */
