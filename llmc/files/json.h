@@ -599,6 +599,9 @@ static inline void json_write_string(FILE* f, const char* s, size_t len) {
     fputc('"', f);
 }
 
+/* json_write_string of a C string. */
+static inline void json_write_text(FILE* f, const char* text) { json_write_string(f, text, strlen(text)); }
+
 /* Writes the shortest decimal that reads back as the same double, always as a float ("8.0"); null where it is not
  * finite, since JSON has no word for that. */
 static inline void json_write_double(FILE* f, double value) {

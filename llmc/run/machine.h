@@ -4,7 +4,7 @@
 #ifndef LLMC_MACHINE_H
 #define LLMC_MACHINE_H
 
-#include "llmc/base/utils.h"
+#include "llmc/base/utils.h"  // defines: Error, path_join
 
 #include <sys/resource.h>
 
@@ -93,11 +93,7 @@ static inline uint64_t host_memory_peak(void) {
     const uint64_t peak = read_field("/proc/self/status", "VmHWM");
     if (peak != UINT64_MAX) { return peak; }
     getrusage(RUSAGE_SELF, &usage);
-#ifdef __APPLE__
-    return (uint64_t)usage.ru_maxrss;
-#else
     return (uint64_t)usage.ru_maxrss * 1024;
-#endif
 }
 
 /* "Intel(R) Xeon(R) Platinum 8480, 2 cores, 2 threads", for the screen and the log; with a GPU's name that in front. */

@@ -16,7 +16,7 @@
 #define LLMC_OPTIONS_H
 
 #include "llmc/base/utils.h"  // defines: fail, die, die_usage, xstrdup
-#include "llmc/files/json.h"  // defines: json_get, json_text, json_wanted, json_write_string, json_write_double
+#include "llmc/files/json.h"  // defines: json_get, json_text, json_wanted, json_write_text, json_write_double
 #include "llmc/text/text.h"   // defines: edit_distance
 #include <math.h>
 
@@ -90,6 +90,8 @@ static const OptionSpec option_specs[NUM_OPTIONS] = {
 #include "llmc/run/options.def"
 #undef OPTION
 };
+
+static inline const char* trainer_name(OptionScope trainer) { return trainer == ON_GPU ? "train_llama3cu" : "train_llama3"; }
 
 enum { OPTION_TEXT = 64 };  // bytes that hold any flag's name, or any value but a text
 
@@ -513,7 +515,7 @@ static inline void options_print(FILE* f, const Options* o) {
 /* What a trainer's main() calls first: the options, or --help and --version (exit 0), or wrong usage (exit 2). */
 static inline void options_or_exit(Options* o, int argc, char** argv, OptionScope trainer) {
     Error e = NO_ERROR;
-    const char* program = trainer == ON_GPU ? "train_llama3cu" : "train_llama3";
+    const char* program = trainer_name(trainer);
     switch (options_parse(o, argc, argv, trainer, &e)) {
         case OPTIONS_OK: return;
         case OPTIONS_HELP: options_print_help(stdout, argc > 0 ? argv[0] : program, trainer); break;
@@ -542,12 +544,12 @@ static inline void options_json(FILE* f, const Options* o, bool all) {
             case OPTION_STRING:
             case OPTION_RESUME:
                 if (*(const char* const*)option_value(o, i)) {
-                    json_write_string(f, value, strlen(value));
+                    json_write_text(f, value);
                 } else {
                     fputs("null", f);
                 }
                 break;
-            case OPTION_CHOICE: json_write_string(f, value, strlen(value)); break;
+            case OPTION_CHOICE: json_write_text(f, value); break;
             case OPTION_SWITCH: fputs(*(const bool*)option_value(o, i) ? "true" : "false", f); break;
             case OPTION_FLOAT: json_write_double(f, *(const double*)option_value(o, i)); break;
             default: fputs(value, f); break;

@@ -7,7 +7,7 @@
 #define LLMC_TOKENIZER_WRITE_H
 
 #include "llmc/base/utils.h"           // defines: fail, path_join, close_output, xmalloc, xstrdup
-#include "llmc/files/json.h"           // defines: json_parse, json_get, json_is_string, json_write_string
+#include "llmc/files/json.h"           // defines: json_parse, json_get, json_is_string, json_write_string, json_write_text
 #include "llmc/files/json_edit.h"      // defines: json_find_member, json_with_member, json_set_member
 #include "llmc/text/chat.h"            // defines: LLAMA3_CHAT_TEMPLATE, chat_template_fits
 #include "llmc/text/text.h"            // defines: utf8_encode
@@ -130,7 +130,7 @@ static inline void write_tokenizer_json(FILE* f, const Tokenizer* t) {
     static const char bytes[] = "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":false}";
     if (t->split == SPLIT_LLAMA3) {
         fputs("{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":", f);
-        json_write_string(f, LLAMA3_PATTERN("\\p{N}{1,3}"), strlen(LLAMA3_PATTERN("\\p{N}{1,3}")));
+        json_write_text(f, LLAMA3_PATTERN("\\p{N}{1,3}"));
         fprintf(f, "},\"behavior\":\"Isolated\",\"invert\":false},%s]}", bytes);
     } else {
         fputs(bytes, f);
@@ -175,7 +175,7 @@ static inline char* tokenizer_config_text(const Tokenizer* t, int max_length) {
     size_t size = 0;
     if (!t->config && chat_template_fits(t)) {
         FILE* f = open_memstream(&value, &size);
-        json_write_string(f, LLAMA3_CHAT_TEMPLATE, strlen(LLAMA3_CHAT_TEMPLATE));
+        json_write_text(f, LLAMA3_CHAT_TEMPLATE);
         fclose(f);
         json_set_member(&text, "chat_template", value);
         free(value);
