@@ -12,9 +12,9 @@
 #ifndef LLMC_JSON_H
 #define LLMC_JSON_H
 
-#include "llmc/base/utils.h"
-#include "llmc/files/filekind.h"
-#include "llmc/text/text.h"
+#include "llmc/base/utils.h"      // defines: fail, read_file, size_min, xrealloc
+#include "llmc/files/filekind.h"  // defines: file_looks_like
+#include "llmc/text/text.h"       // defines: utf8_char_length, utf8_encode, show_text
 
 #include <math.h>
 

@@ -113,74 +113,93 @@ static inline void tiktoken_merges(Tokenizer* t, int num_ranks) {
     }
 }
 
-static inline bool tokenizer_parse_tiktoken(Tokenizer* t, const char* text, size_t len, const char* path, Error* e) {
+/* The lines of a tokenizer.model, while it is read. */
+typedef struct {
+    int64_t count;     // lines, the empty ones left out
+    char* bytes;       // of their tokens, one behind the other
+    size_t* at;        // (count + 1) where each starts
+    int64_t* line_of;  // (count) the line of each rank
+} TiktokenLines;
+
+/* Every line of the text, which must have each rank from 0 on once. */
+static inline bool tiktoken_read_lines(TiktokenLines* r, const char* text, size_t len, const char* path, Error* e) {
     const char *s = text, *end = text + len;
-    size_t lines = 0, out_len = 0, line = 0, used = 0;
-    for (const char* p = text; p < end; p++) { lines += *p != '\n' && (p == text || p[-1] == '\n'); }  // not the empty ones
-    int64_t rank = 0, num_ranks = 0;
-    // the bytes in the order of the file, then in the order of ranks
-    char* read = (char*)xmalloc(len);
-    size_t* read_at = (size_t*)xmalloc((lines + 1) * sizeof(size_t));
-    int64_t* line_of = (int64_t*)xmalloc(lines * sizeof(int64_t));
-    bool ok = true;
-    for (size_t i = 0; i < lines; i++) { line_of[i] = -1; }
-    while (ok && s < end) {
-        line++;
+    int64_t lines = 0;
+    for (const char* p = text; p < end; p++) { lines += *p != '\n' && (p == text || p[-1] == '\n'); }
+    r->bytes = (char*)xmalloc(len);
+    r->at = (size_t*)xcalloc((size_t)lines + 1, sizeof(size_t));
+    r->line_of = (int64_t*)xmalloc((size_t)lines * sizeof(int64_t));
+    for (int64_t i = 0; i < lines; i++) { r->line_of[i] = -1; }
+    for (size_t line = 1; s < end; line++) {
         if (*s == '\n') {
             s++;
             continue;
         }
-        ok = tiktoken_line(&s, end, read + used, &out_len, &rank, line, path, e);
-        if (!ok) { break; }
-        if (rank >= (int64_t)lines || line_of[rank] >= 0) {
-            ok = fail(e, "%s:%zu: rank is %lld, wanted each of 0 to the number of lines - 1 once", path, line, (long long)rank);
-            break;
+        const size_t at = r->at[r->count];
+        size_t n = 0;
+        int64_t rank = 0;
+        if (!tiktoken_line(&s, end, r->bytes + at, &n, &rank, line, path, e)) { return false; }
+        if (rank >= lines || r->line_of[rank] >= 0) {
+            return fail(e, "%s:%zu: rank is %lld, wanted each of 0 to the number of lines - 1 once", path, line,
+                        (long long)rank);
         }
-        line_of[rank] = num_ranks;
-        read_at[num_ranks++] = used;
-        used += out_len;
-        read_at[num_ranks] = used;
+        r->line_of[rank] = r->count++;
+        r->at[r->count] = at + n;
     }
-    for (int64_t i = 0; ok && i < num_ranks; i++) {
-        ok = line_of[i] >= 0 ||
-             fail(e, "%s: no line has rank %lld, but there are %lld lines", path, (long long)i, (long long)num_ranks);
+    for (int64_t i = 0; i < r->count; i++) {
+        if (r->line_of[i] < 0) {
+            return fail(e, "%s: no line has rank %lld, but there are %lld lines", path, (long long)i, (long long)r->count);
+        }
     }
-    if (ok) {
-        t->vocab_size = (int)num_ranks + 256;
-        t->bytes = (char*)xmalloc(used + 256 * 40);
-        t->at = (uint32_t*)xmalloc(((size_t)t->vocab_size + 1) * sizeof(uint32_t));
-        t->flags = (uint8_t*)xcalloc((size_t)t->vocab_size, 1);
-        token_table_init(&t->pieces, (size_t)num_ranks, t->bytes, t->at);
-        t->at[0] = 0;
-    }
-    for (int id = 0; ok && id < (int)num_ranks; id++) {
-        size_t from = read_at[line_of[id]], n = read_at[line_of[id] + 1] - from;
-        memcpy(t->bytes + t->at[id], read + from, n);
+    return true;
+}
+
+/* The tokens in the order of their ranks, and behind them Llama 3.1's special ones. */
+static inline bool tiktoken_tokens(Tokenizer* t, const TiktokenLines* r, const char* path, Error* e) {
+    const int num_ranks = (int)r->count;
+    t->vocab_size = num_ranks + 256;
+    t->bytes = (char*)xmalloc(r->at[num_ranks] + 256 * 40);
+    t->at = (uint32_t*)xmalloc(((size_t)t->vocab_size + 1) * sizeof(uint32_t));
+    t->flags = (uint8_t*)xcalloc((size_t)t->vocab_size, 1);
+    token_table_init(&t->pieces, (size_t)num_ranks, t->bytes, t->at);
+    t->at[0] = 0;
+    for (int id = 0; id < num_ranks; id++) {
+        const size_t from = r->at[r->line_of[id]], n = r->at[r->line_of[id] + 1] - from;
+        memcpy(t->bytes + t->at[id], r->bytes + from, n);
         t->at[id + 1] = t->at[id] + (uint32_t)n;
-        int32_t twin = token_table_find(&t->pieces, t->bytes + t->at[id], n);
-        ok = twin < 0 || fail(e, "%s: ranks %d and %d are the same bytes", path, twin, id);
+        const int32_t twin = token_table_find(&t->pieces, t->bytes + t->at[id], n);
+        if (twin >= 0) { return fail(e, "%s: ranks %d and %d are the same bytes", path, twin, id); }
         token_table_add(&t->pieces, id, n);
     }
-    for (int b = 0; ok && b < 256; b++) {
-        char byte = (char)b;
+    for (int b = 0; b < 256; b++) {
+        const char byte = (char)b;
         t->byte_ids[b] = token_table_find(&t->pieces, &byte, 1);
-        ok = t->byte_ids[b] >= 0 || fail(e, "%s: has no token for the single byte 0x%02x, so not every text has ids", path, b);
-    }
-    if (ok) {
-        for (int k = 0; k < 256; k++) {
-            int id = (int)num_ranks + k;
-            llama3_special(t->bytes + t->at[id], k);
-            t->at[id + 1] = t->at[id] + (uint32_t)strlen(t->bytes + t->at[id]);
-            t->flags[id] = TOKEN_ADDED | TOKEN_SPECIAL;
+        if (t->byte_ids[b] < 0) {
+            return fail(e, "%s: has no token for the single byte 0x%02x, so not every text has ids", path, b);
         }
+    }
+    for (int k = 0; k < 256; k++) {
+        const int id = num_ranks + k;
+        llama3_special(t->bytes + t->at[id], k);
+        t->at[id + 1] = t->at[id] + (uint32_t)strlen(t->bytes + t->at[id]);
+        t->flags[id] = TOKEN_ADDED | TOKEN_SPECIAL;
+    }
+    return true;
+}
+
+static inline bool tokenizer_parse_tiktoken(Tokenizer* t, const char* text, size_t len, const char* path, Error* e) {
+    TiktokenLines r;
+    memset(&r, 0, sizeof r);
+    const bool ok = tiktoken_read_lines(&r, text, len, path, e) && tiktoken_tokens(t, &r, path, e);
+    if (ok) {
         t->split = SPLIT_LLAMA3;
         t->max_digits = 3;
-        tiktoken_merges(t, (int)num_ranks);
+        tiktoken_merges(t, (int)r.count);
         tokenizer_index(t);
     }
-    free(read);
-    free(read_at);
-    free(line_of);
+    free(r.bytes);
+    free(r.at);
+    free(r.line_of);
     return ok;
 }
 
@@ -324,69 +343,84 @@ typedef struct {
     const JsonNode *model, *vocab, *merges, *added;
     uint32_t* name_at;   // (vocab_size) where the name of each id starts in j->text
     uint32_t* name_len;  // (vocab_size) its bytes; UINT32_MAX: no name yet
+    int num_names;       // ids that have one
     TokenTable names;    // of model.vocab
     int16_t byte_of[512];
 } VocabReader;
 
+/* Gives an id its name, the `len` bytes at `at` of the text. */
+static inline void give_name(VocabReader* r, int64_t id, uint32_t at, uint32_t len) {
+    r->name_at[id] = at;
+    r->name_len[id] = len;
+    r->num_names++;
+}
+
+/* The names of model.vocab, with ids below `most`. */
+static inline bool parse_vocab_names(VocabReader* r, int64_t most, Error* e) {
+    const Json* j = r->j;
+    for (const JsonNode* n = json_first(j, r->vocab); n; n = json_next(j, n)) {
+        int64_t id = 0;
+        if (!json_node_int(j, n, &id) || id < 0 || id >= most || r->name_len[id] != UINT32_MAX) {
+            char shown[64], found[64];
+            return fail(e, "%s: model.vocab gives \"%s\" the id %s, wanted each of 0 to %lld once", j->path,
+                        show_text(shown, sizeof shown, j->text + n->key, n->key_len), json_show(found, sizeof found, j, n),
+                        (long long)most - 1);
+        }
+        give_name(r, id, n->key, n->key_len);
+        token_table_add(&r->names, (int32_t)id, n->key_len);
+    }
+    return true;
+}
+
+/* One of added_tokens: its flags, and its name where model.vocab has none for the id. */
+static inline bool parse_added_token(VocabReader* r, const JsonNode* n, int64_t most, Error* e) {
+    static const char* const off[] = {"lstrip", "rstrip", "single_word"};
+    const Json* j = r->j;
+    const JsonNode* content = json_get(j, n, "content");
+    int64_t id = 0;
+    bool special = false, normalized = false;
+    for (int i = 0; i < 3; i++) {
+        if (!json_is_off(j, n, off[i])) { return json_wanted(j, n, off[i], e, "false"); }
+    }
+    if (!content || content->type != JSON_STRING || content->length == 0) {
+        return json_wanted(j, n, "content", e, "the text of the token");
+    }
+    if (!json_int(j, n, "id", 0, most - 1, &id, e) || !json_bool_or(j, n, "special", false, &special, e) ||
+        !json_bool_or(j, n, "normalized", !special, &normalized, e)) {
+        return false;
+    }
+    const int32_t listed = token_table_find(&r->names, j->text + content->at, content->length);
+    const bool fresh = r->name_len[id] == UINT32_MAX;
+    if (listed >= 0 ? listed != id : !fresh) {
+        char shown[64];
+        return fail(e, "%s: added_tokens gives \"%s\" the id %lld, but %s", j->path,
+                    show_text(shown, sizeof shown, j->text + content->at, content->length), (long long)id,
+                    listed >= 0 ? "model.vocab another one" : "that is taken by another token");
+    }
+    if (r->t->flags[id] & TOKEN_ADDED) { return json_wanted(j, n, "id", e, "an id of its own"); }
+    if (fresh) { give_name(r, id, content->at, content->length); }
+    r->t->flags[id] = (uint8_t)(TOKEN_ADDED | (special ? TOKEN_SPECIAL : 0) | (normalized ? TOKEN_NORMALIZED : 0));
+    return true;
+}
+
 /* Gives every id its name, from model.vocab and added_tokens: ids 0 .. n-1, each once. */
 static inline bool parse_names(VocabReader* r, Error* e) {
     const Json* j = r->j;
-    Tokenizer* t = r->t;
-    const size_t num_added = r->added ? r->added->length : 0;
-    const int64_t most = (int64_t)(r->vocab->length + num_added);
-    int64_t id = 0, count = 0;
-    char shown[64];
+    const int64_t most = (int64_t)r->vocab->length + (r->added ? r->added->length : 0);
     if (most == 0 || most > INT32_MAX) { return json_wanted(j, r->model, "vocab", e, "1 to 2^31 - 1 tokens"); }
     r->name_at = (uint32_t*)xcalloc((size_t)most, sizeof(uint32_t));
     r->name_len = (uint32_t*)xmalloc((size_t)most * sizeof(uint32_t));
-    t->flags = (uint8_t*)xcalloc((size_t)most, 1);
+    r->t->flags = (uint8_t*)xcalloc((size_t)most, 1);
     for (int64_t i = 0; i < most; i++) { r->name_len[i] = UINT32_MAX; }
     token_table_init(&r->names, r->vocab->length, j->text, r->name_at);
-    for (const JsonNode* n = json_first(j, r->vocab); n; n = json_next(j, n)) {
-        const char* name = show_text(shown, sizeof shown, j->text + n->key, n->key_len);
-        if (!json_node_int(j, n, &id) || id < 0 || id >= most || r->name_len[id] != UINT32_MAX) {
-            char found[64];
-            return fail(e, "%s: model.vocab gives \"%s\" the id %s, wanted each of 0 to %lld once", j->path, name,
-                        json_show(found, sizeof found, j, n), (long long)most - 1);
-        }
-        r->name_at[id] = n->key;
-        r->name_len[id] = n->key_len;
-        token_table_add(&r->names, (int32_t)id, n->key_len);
-        count++;
-    }
+    if (!parse_vocab_names(r, most, e)) { return false; }
     for (const JsonNode* n = r->added ? json_first(j, r->added) : NULL; n; n = json_next(j, n)) {
-        static const char* const off[] = {"lstrip", "rstrip", "single_word"};
-        const JsonNode* content = json_get(j, n, "content");
-        bool special = false, normalized = false;
-        for (int i = 0; i < 3; i++) {
-            if (!json_is_off(j, n, off[i])) { return json_wanted(j, n, off[i], e, "false"); }
-        }
-        if (!content || content->type != JSON_STRING || content->length == 0) {
-            return json_wanted(j, n, "content", e, "the text of the token");
-        }
-        if (!json_int(j, n, "id", 0, most - 1, &id, e) || !json_bool_or(j, n, "special", false, &special, e) ||
-            !json_bool_or(j, n, "normalized", !special, &normalized, e)) {
-            return false;
-        }
-        int32_t listed = token_table_find(&r->names, j->text + content->at, content->length);
-        bool fresh = r->name_len[id] == UINT32_MAX;
-        if (listed >= 0 ? listed != id : !fresh) {
-            return fail(e, "%s: added_tokens gives \"%s\" the id %lld, but %s", j->path,
-                        show_text(shown, sizeof shown, j->text + content->at, content->length), (long long)id,
-                        listed >= 0 ? "model.vocab another one" : "that is taken by another token");
-        }
-        if (t->flags[id] & TOKEN_ADDED) { return json_wanted(j, n, "id", e, "an id of its own"); }
-        if (fresh) {
-            r->name_at[id] = content->at;
-            r->name_len[id] = content->length;
-            count++;
-        }
-        t->flags[id] = (uint8_t)(TOKEN_ADDED | (special ? TOKEN_SPECIAL : 0) | (normalized ? TOKEN_NORMALIZED : 0));
+        if (!parse_added_token(r, n, most, e)) { return false; }
     }
-    for (int64_t i = 0; i < count; i++) {
-        if (r->name_len[i] == UINT32_MAX) { return fail(e, "%s: no token has the id %lld", j->path, (long long)i); }
+    for (int i = 0; i < r->num_names; i++) {
+        if (r->name_len[i] == UINT32_MAX) { return fail(e, "%s: no token has the id %d", j->path, i); }
     }
-    t->vocab_size = (int)count;
+    r->t->vocab_size = r->num_names;
     return true;
 }
 
