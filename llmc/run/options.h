@@ -370,55 +370,48 @@ static inline bool options_check(const Options* o, Error* e) {
     return true;
 }
 
+/* The value of option i, which argv[*a] names: `value` where one stood behind its '=', else the next argument, on which *a
+ * moves then, else what a switch and --resume mean alone. NULL and an error where there is none. */
+static inline const char* option_argument(int i, const char* value, int* a, int argc, char** argv, Error* e) {
+    const OptionSpec* s = &option_specs[i];
+    const char* next = *a + 1 < argc ? argv[*a + 1] : NULL;
+    if (value) { return value; }
+    if (s->kind == OPTION_SWITCH) { return next && switch_value(next) >= 0 ? argv[++*a] : "on"; }
+    if (s->kind == OPTION_RESUME) { return next && next[0] && next[0] != '-' ? argv[++*a] : ""; }
+    const char* unused;
+    bool other;
+    if (next && option_find(next, &unused, &other, &other) < 0) { return argv[++*a]; }
+    char flag[OPTION_TEXT];
+    const char* meant = s->kind == OPTION_STRING ? "" : ", wanted ";
+    fail(e, "%s: has no value%s%s%s%.200s", option_flag(i, flag), meant, *meant ? s->value : "",
+         next ? ": the next argument is the flag " : "", next ? next : "");
+    return NULL;
+}
+
+/* Reads argv[*a], and its value where that is the next argument. */
+static inline bool options_parse_one(Options* o, int* a, int argc, char** argv, Error* e) {
+    const char* arg = argv[*a];
+    const char* value;
+    bool by_letter, negated;
+    const int i = option_find(arg, &value, &by_letter, &negated);
+    if (i < 0) { return option_unknown(arg, o->trainer, e); }
+    const OptionScope scope = option_specs[i].scope;
+    if (!(scope & o->trainer)) {
+        char flag[OPTION_TEXT];
+        return fail(e, "%s: is a flag of %s", option_flag(i, flag),
+                    scope == ON_GPU ? "the CUDA trainer, train_llama3cu" : "the CPU trainer");
+    }
+    if (negated && value) { return fail(e, "%.200s: takes no value", arg); }
+    value = option_argument(i, negated ? "off" : value, a, argc, argv, e);
+    o->given[i] = value && option_set(o, i, value, by_letter, e);
+    return o->given[i];
+}
+
 /* Reads the command line of a trainer into *o. On OPTIONS_WRONG the cause is in *e. */
 static inline OptionsResult options_parse(Options* o, int argc, char** argv, OptionScope trainer, Error* e) {
     options_default(o, trainer);
     for (int a = 1; a < argc; a++) {
-        const char *value, *unused;
-        bool by_letter, negated, other;
-        int i = option_find(argv[a], &value, &by_letter, &negated);
-        if (i < 0) {
-            option_unknown(argv[a], trainer, e);
-            return OPTIONS_WRONG;
-        }
-        const OptionSpec* s = &option_specs[i];
-        char flag[OPTION_TEXT];
-        option_flag(i, flag);
-        if (!(s->scope & trainer)) {
-            fail(e, "%s: is a flag of %s", flag, s->scope == ON_GPU ? "the CUDA trainer, train_llama3cu" : "the CPU trainer");
-            return OPTIONS_WRONG;
-        }
-        if (negated && value) {
-            fail(e, "%.200s: takes no value", argv[a]);
-            return OPTIONS_WRONG;
-        }
-        const char* next = a + 1 < argc ? argv[a + 1] : NULL;
-        const bool next_is_flag = next && option_find(next, &unused, &other, &other) >= 0;
-        if (negated) {
-            value = "off";
-        } else if (!value && s->kind == OPTION_SWITCH) {
-            if (next && switch_value(next) >= 0) {
-                value = argv[++a];
-            } else {
-                value = "on";
-            }
-        } else if (!value && s->kind == OPTION_RESUME) {
-            if (next && next[0] != '-' && next[0]) {
-                value = argv[++a];
-            } else {
-                value = "";
-            }
-        } else if (!value) {
-            if (!next || next_is_flag) {
-                const char* meant = s->kind == OPTION_STRING ? "" : ", wanted ";
-                fail(e, "%s: has no value%s%s%s%.200s", flag, meant, *meant ? s->value : "",
-                     next ? ": the next argument is the flag " : "", next ? next : "");
-                return OPTIONS_WRONG;
-            }
-            value = argv[++a];
-        }
-        if (!option_set(o, i, value, by_letter, e)) { return OPTIONS_WRONG; }
-        o->given[i] = true;
+        if (!options_parse_one(o, &a, argc, argv, e)) { return OPTIONS_WRONG; }
     }
     if (o->help) { return OPTIONS_HELP; }
     if (o->version) { return OPTIONS_SHOW_VERSION; }
