@@ -5,6 +5,7 @@
 #define LLMC_MACHINE_H
 
 #include "llmc/base/utils.h"  // defines: Error, path_join
+#include "llmc/text/text.h"   // defines: text_starts
 
 #include <sys/resource.h>
 
@@ -102,7 +103,7 @@ static inline const char* run_machine(const char* gpu, int threads, char* out, s
     FILE* f = fopen("/proc/cpuinfo", "r");
     while (f && fgets(line, sizeof line, f)) {
         const char* colon = strchr(line, ':');
-        if (strncmp(line, "model name", 10) == 0 && colon) {
+        if (text_starts(line, "model name") && colon) {
             line[strcspn(line, "\n")] = 0;
             snprintf(cpu, sizeof cpu, "%.120s", colon + 1 + strspn(colon + 1, " "));
             break;

@@ -61,6 +61,9 @@ static inline size_t utf8_encode(char* out, int code) {
 // ---------------------------------------------------------------------------------------------------------------------
 // texts in messages
 
+/* Whether a text begins with `start`. */
+static inline bool text_starts(const char* s, const char* start) { return strncmp(s, start, strlen(start)) == 0; }
+
 /* Copies text into a message's buffer: control and invalid bytes become '?', and what does not fit ends in "...". */
 static inline const char* show_text(char* out, size_t cap, const char* s, size_t len) {
     size_t n = 0;

@@ -12,7 +12,7 @@
 #include "llmc/base/utils.h"      // defines: fail, read_file, path_join, file_exists, is_directory
 #include "llmc/files/filekind.h"  // defines: file_looks_like
 #include "llmc/files/json.h"      // defines: json_parse, json_get, json_wanted, json_is_off, json_is_string
-#include "llmc/text/text.h"       // defines: utf8_decode, show_text
+#include "llmc/text/text.h"       // defines: utf8_decode, show_text, text_starts
 #include "llmc/text/tokenizer.h"  // defines: Tokenizer, tokenizer_index, token_table_add, merge_add, merge_piece
 
 enum {
@@ -496,9 +496,8 @@ static inline bool parse_merges(VocabReader* r, Error* e) {
     bool ok = true;
     merges_init(r->t, r->merges->length);
     for (const JsonNode* n = json_first(r->j, r->merges); ok && n; n = json_next(r->j, n), index++) {
-        size_t len = 0;
-        const char* s = json_string(r->j, n, &len);
-        if (s && len >= 8 && memcmp(s, "#version", 8) == 0) { continue; }  // the first line of GPT-2's merges.txt
+        const char* s = json_string(r->j, n, NULL);
+        if (s && text_starts(s, "#version")) { continue; }  // the first line of GPT-2's merges.txt
         ok = parse_merge(r, n, index, rank++, &joined, &cap, e);
     }
     free(joined);
@@ -611,7 +610,8 @@ static inline bool tokenizer_parse(Tokenizer* t, const char* text, size_t len, c
         char first[TOKEN_LEN_MAX];
         size_t n = space ? (size_t)(space - text) : 0, got;
         if (n == 0 || n > sizeof first || !base64_decode(first, &got, text, n)) {
-            if (len >= 9 && memcmp(text, "\x0A\x0E\x0A\x05<unk>", 9) == 0) { kind = "a SentencePiece model (Llama 2's kind)"; }
+            static const char unk[] = "\x0A\x0E\x0A\x05<unk>";
+            if (len >= strlen(unk) && memcmp(text, unk, strlen(unk)) == 0) { kind = "a SentencePiece model (Llama 2's kind)"; }
             return fail(e, "%s: is %s, wanted a tokenizer.json or tiktoken's tokenizer.model", path,
                         kind ? kind : "no tokenizer that is known");
         }
