@@ -11,7 +11,7 @@ CFLAGS_EXTRA ?=
 WARNINGS = -Wall -Wextra $(if $(filter 1,$(OPENMP)),,-Wno-unknown-pragmas) $(if $(filter 1,$(WERROR)),-Werror)
 CFLAGS = -std=c11 -ffp-contract=fast -fno-math-errno $(OPT) $(MARCH) $(WARNINGS) $(if $(filter 1,$(OPENMP)),-fopenmp) $(CFLAGS_EXTRA)
 LDLIBS = -lm -lpthread
-HEADERS = $(wildcard llmc/*.h llmc/*/*.h) dev/test/test.h
+HEADERS = $(wildcard llmc/*.h llmc/*/*.h llmc/*/*.def) dev/test/test.h
 UNIT_TESTS = $(patsubst dev/test/%.c,build/%,$(wildcard dev/test/test_*.c))
 FUZZERS = $(patsubst dev/test/%.c,build/%,$(wildcard dev/test/fuzz_*.c))
 TALES = dev/data/tinytales

@@ -164,7 +164,7 @@ def compare(name, shape, a, monitor, work):
     for side in (ours, theirs, theirs, ours) * a.rounds:
         side.turn(work, monitor, a.seconds, a.warm)
     c = ref.preset(model, vocab)
-    peak = next((t * 1e12 for key, t in ref.PEAKS if key in a.gpu), math.nan)
+    peak = ref.gpu_peak(a.gpu) * 1e12 or math.nan
     speed, lines = {}, [f"### {name}: {model}, vocabulary {vocab}, T={seq}, B={batch}", "",
                         "| | tokens/s | ms a step (min … max) | MFU | memory GiB | bytes a parameter | SM MHz | W "
                         "| J/1000 tokens | mode |",

@@ -7,6 +7,7 @@
 #include "llmc/run/screen.h"
 #include "llmc/run/signals.h"
 #include "llmc/files/logger.h"
+#include "llmc/text/tokenizer_read.h"
 #include "llmc/base/outlier.h"
 #include "llmc/run/scheduler.h"
 #include "test.h"

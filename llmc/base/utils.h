@@ -39,7 +39,6 @@
 #define LLMC_NORETURN _Noreturn
 #endif
 #define LLMC_PRINTF(format_index, first_arg) __attribute__((format(printf, format_index, first_arg), unused))
-#define LLMC_UNUSED __attribute__((unused))
 
 // ---------------------------------------------------------------------------------------------------------------------
 // errors
@@ -73,6 +72,11 @@ LLMC_NORETURN LLMC_PRINTF(1, 2) static void die(const char* fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
     die_v(1, fmt, ap);
+}
+
+/* die() of a program that cannot go on where a parser failed. */
+static inline void must(bool ok, const Error* e) {
+    if (!ok) { die("%s", e->msg); }
 }
 
 /* Wrong usage of the command line: exit 2. */
@@ -206,10 +210,14 @@ static inline void keep_standard_files(void) {
 
 /* Flushes a written file to the disk and closes it. The disk may be found full only here, so the result matters. */
 static inline bool close_output(FILE* f, const char* path, Error* e) {
+    errno = 0;  // what an earlier call left there is no cause
     bool ok = fflush(f) == 0 && !ferror(f) && fsync(fileno(f)) == 0;
-    int cause = errno;
-    ok = fclose(f) == 0 && ok;
-    return ok || fail(e, "%s: writing failed: %s", path, strerror(cause ? cause : errno));
+    int cause = ok ? 0 : errno;
+    if (fclose(f) != 0) {
+        cause = ok ? errno : cause;
+        ok = false;
+    }
+    return ok || fail(e, "%s: writing failed: %s", path, cause ? strerror(cause) : "an earlier write did; is the disk full?");
 }
 
 /* Flushes a folder's entries, so that a rename or a new file in it survives a power cut. */

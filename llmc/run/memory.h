@@ -7,8 +7,8 @@
 #define LLMC_MEMORY_H
 
 #include "llmc/base/utils.h"
-#include "llmc/run/options.h"
-#include "llmc/text/text.h"
+#include "llmc/run/options.h"  // defines: Options, OPT_*, Recompute
+#include "llmc/text/text.h"    // defines: text_bytes
 
 enum { MEMORY_ROWS = 16 };
 

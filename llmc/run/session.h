@@ -17,16 +17,18 @@
 #include "llmc/files/checkpoint.h"
 #include "llmc/config.h"
 #include "llmc/files/dataloader.h"
-#include "llmc/run/generate.h"
 #include "llmc/files/logger.h"
 #include "llmc/run/options.h"
 #include "llmc/run/machine.h"
 #include "llmc/run/memory.h"
 #include "llmc/run/plan.h"
+#include "llmc/run/prompt.h"
 #include "llmc/run/scheduler.h"
 #include "llmc/run/screen.h"
 #include "llmc/run/signals.h"
 #include "llmc/text/tokenizer.h"
+#include "llmc/text/tokenizer_read.h"
+#include "llmc/text/tokenizer_write.h"
 
 typedef enum { JOB_TRAIN, JOB_DRY_RUN, JOB_EVAL, JOB_GENERATE, JOB_CHAT } Job;
 
@@ -57,10 +59,6 @@ typedef struct {
     Logger log;
     char machine[256];
 } Session;
-
-static inline void must(bool ok, const Error* e) {
-    if (!ok) { die("%s", e->msg); }
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // opening
