@@ -515,7 +515,7 @@ static uint64_t memory_need(void* session, const Options* o) {
     const Session* s = (const Session*)session;
     size_t bytes[NUM_MEM];
     uint64_t sum = 0;
-    const bool trains = s->job == JOB_TRAIN || s->job == JOB_DRY_RUN;
+    const bool trains = job_trains(s->job);
     llama_measure(&s->config, trains || s->job == JOB_EVAL ? o->batch : 0, o->seq, trains, session_context(s), bytes);
     for (int i = 0; i < NUM_MEM; i++) { sum += bytes[i]; }
     return sum;
@@ -526,7 +526,7 @@ static Llama create_checked(Session* s, FILE* screen) {
     static const char* const names[NUM_MEM] = {"weights",     "gradients", "m",         "v",
                                                "activations", "logits",    "workspace", "KV cache"};
     const Options* o = &s->options;
-    const bool trains = s->job == JOB_TRAIN || s->job == JOB_DRY_RUN;
+    const bool trains = job_trains(s->job);
     const int B = trains || s->job == JOB_EVAL ? o->batch : 0, context = session_context(s);
     const uint64_t have = host_memory_available();
     size_t bytes[NUM_MEM];
@@ -545,25 +545,21 @@ static Llama create_checked(Session* s, FILE* screen) {
     return llama_create(&s->config, B, o->seq, trains, context);
 }
 
-static void load_weights(Llama* m, const Session* s) {
-    Error e = NO_ERROR;
-    must(model_load(s->model_dir, &m->config, &m->table, store_tensor, m->params, &e), &e);
-}
+static void load_weights(Llama* m, const Session* s) { session_load_weights(s, store_tensor, m->params); }
 
 /* The optimizer's state as the checkpoint names it. One whose weights are rounded keeps the exact ones as well. */
 static int state_slots(Llama* m, bool with_master, StateSlot slots[3]) {
-    const StateSlot all[3] = {{"m", "F32", fetch_tensor, store_tensor, m->m},
-                              {"v", "F32", fetch_tensor, store_tensor, m->v},
-                              {"master", "F32", fetch_tensor, store_tensor, m->params}};
+    const StateSlot all[3] = {{"m", SAFE_F32, fetch_tensor, store_tensor, m->m},
+                              {"v", SAFE_F32, fetch_tensor, store_tensor, m->v},
+                              {"master", SAFE_F32, fetch_tensor, store_tensor, m->params}};
     memcpy(slots, all, sizeof all);
     return with_master ? 3 : 2;
 }
 
 static void write_checkpoint(Llama* m, Session* s) {
-    static const char* const dtypes[] = {"F32", "F32", "BF16", "F16"};  // as EXPORT_AUTO ... EXPORT_F16
-    const char* dtype = dtypes[s->options.export_dtype];
+    const SafeDtype dtype = session_export_dtype(s, SAFE_F32);
     StateSlot slots[3];
-    const int num_slots = state_slots(m, strcmp(dtype, "F32") != 0, slots);
+    const int num_slots = state_slots(m, dtype != SAFE_F32, slots);
     session_checkpoint(s, dtype, fetch_tensor, m->params, slots, num_slots, NULL);
 }
 
@@ -660,7 +656,7 @@ static void train(Session* s, double started) {
     }
     if (saved < 0) { write_checkpoint(m, s); }  // --steps 0: a new model, exported
     must(log_end(&s->log, (int64_t)s->state.step, reason, now_seconds() - started, &e), &e);
-    print_summary(stdout, &lines, s->argv[0], s->model_dir, host_memory_peak());
+    print_summary(stdout, &lines, s->argv[0], s->newest, host_memory_peak());
     generator_free(&g);
     sampler_free(&sampler);
     free(x);

@@ -1199,7 +1199,7 @@ static uint64_t device_memory(const Device* d, const Options* o) { return o->max
 
 static Layout layout_of(const Session* s, const Options* o) {
     Layout l;
-    const bool trains = s->job == JOB_TRAIN || s->job == JOB_DRY_RUN;
+    const bool trains = job_trains(s->job);
     memset(&l, 0, sizeof l);
     l.B = trains || s->job == JOB_EVAL ? o->batch : 0;
     l.T = o->seq;
@@ -1243,16 +1243,13 @@ static void check_memory(Session* s, const Device* d, FILE* screen) {
     must(memory_check(&table, device_memory(d, o), d->name, o, s->ranks, memory_need, &q, &e), &e);
 }
 
-static void load_weights(Llama* m, const Session* s) {
-    Error e = NO_ERROR;
-    must(model_load(s->model_dir, &m->config, &m->table, store_weights, m, &e), &e);
-}
+static void load_weights(Llama* m, const Session* s) { session_load_weights(s, store_weights, m); }
 
 static int state_slots(Llama* m, bool with_master, StateSlot slots[3]) {
-    const char* moment = m->layout.bf16_moments ? "BF16" : "F32";
+    const SafeDtype moment = m->layout.bf16_moments ? SAFE_BF16 : SAFE_F32;
     const StateSlot all[3] = {{"m", moment, fetch_m, store_m, m},
                               {"v", moment, fetch_v, store_v, m},
-                              {"master", "F32", fetch_master, store_weights, m}};
+                              {"master", SAFE_F32, fetch_master, store_weights, m}};
     memcpy(slots, all, sizeof all);
     return with_master ? 3 : 2;
 }
@@ -1279,10 +1276,8 @@ static void load_plans(const Session* s, Device* d) {
 /* Weights in 32 bits are the exact ones; in 16 bits they are those the model computes with, and the exact ones go into the
  * state. */
 static void write_checkpoint(Llama* m, Session* s) {
-    static const char* const own = sizeof(floatX) == 4 ? "F32" : strcmp(PRECISION_NAME, "BF16") == 0 ? "BF16" : "F16";
-    const char* const dtypes[] = {own, "F32", "BF16", "F16"};  // as EXPORT_AUTO ... EXPORT_F16
-    const char* dtype = dtypes[s->options.export_dtype];
-    const bool exact = strcmp(dtype, "F32") == 0;
+    const SafeDtype dtype = session_export_dtype(s, safe_dtype(sizeof(floatX) == 4 ? "F32" : PRECISION_NAME));
+    const bool exact = dtype == SAFE_F32;
     StateSlot slots[3];
     const int num_slots = state_slots(m, !exact, slots);
     session_checkpoint(s, dtype, exact ? fetch_master : fetch_params, m, slots, num_slots, save_plans);
@@ -1505,7 +1500,7 @@ static void train(Session* s, Device* d, double started) {
     }
     if (saved < 0) { write_checkpoint(m, s); }  // --steps 0: a new model, exported
     must(log_end(&s->log, (int64_t)s->state.step, reason, now_seconds() - started, &e), &e);
-    print_summary(stdout, &lines, s->argv[0], s->model_dir, device_memory_used());
+    print_summary(stdout, &lines, s->argv[0], s->newest, device_memory_used());
     generator_free(&g);
     sampler_free(&sampler);
     stepper_free(t);

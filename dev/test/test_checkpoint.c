@@ -12,6 +12,7 @@ static int test_fsync(int fd) {
 }
 #define fsync test_fsync
 #define LLMC_FAULT_POINT(where) fault_point(where)
+#define TENSOR_READ_PIECE 7  // elements: small models are read in many batches
 #include "llmc/files/checkpoint.h"
 
 #include <signal.h>
@@ -98,18 +99,21 @@ static bool save(const char* out, uint64_t step, int world_size, const char* sou
     fill(w.arena, &t, step, 0);
     fill(m.arena, &t, step, 1);
     fill(v.arena, &t, step, 2);
-    const StateSlot slots[2] = {{"m", "F32", give, NULL, &m}, {"v", "F32", give, NULL, &v}};
+    const StateSlot slots[2] = {{"m", SAFE_F32, give, NULL, &m}, {"v", SAFE_F32, give, NULL, &v}};
     TrainerState s = small_state(step, world_size);
     Checkpoint k;
+    SideFiles files = {NULL, 0};
+    if (source_dir) { files = side_files_read(source_dir); }
     bool ok = checkpoint_begin(&k, out, step, e);
-    ok = ok && (!source_dir || checkpoint_copy_files(&k, source_dir, e));
-    ok = ok && checkpoint_model(&k, &c, &t, "F32", give, &w, e);
+    ok = ok && checkpoint_model(&k, &c, &t, SAFE_F32, give, &w, e);
     for (int r = 0; ok && r < world_size; r++) {
         const size_t lo = t.elements * (size_t)r / (size_t)world_size, hi = t.elements * (size_t)(r + 1) / (size_t)world_size;
         ok = checkpoint_state(&k, r, &t, lo, hi, slots, 2, e);
     }
+    if (ok) { checkpoint_side_files(&k, &files, &c); }
     ok = ok && checkpoint_commit(&k, &s, e);
     if (!ok) { checkpoint_abort(&k); }
+    side_files_free(&files);
     free(w.arena);
     free(m.arena);
     free(v.arena);
@@ -133,7 +137,7 @@ static uint64_t load_newest(const char* out, int ranks) {
     TrainerState s;
     Error e = NO_ERROR;
     char dir[PATH_CAP];
-    const bool ok = checkpoint_find(out, dir, &s, &e);
+    const bool ok = checkpoint_find(out, CHECKPOINT_RUN, dir, &s, &e);
     CHECK(ok, "%s", e.msg);
     if (!ok || !dir[0]) {
         trainer_state_free(&s);
@@ -146,7 +150,7 @@ static uint64_t load_newest(const char* out, int ranks) {
     side[0].lo = 0;
     side[0].hi = t.elements;
     CHECK(model_check(dir, &found, &e) && model_load(dir, &found, &t, take, &side[0], &e), "%s", e.msg);
-    const StateSlot slots[2] = {{"m", "F32", NULL, take, &side[1]}, {"v", "F32", NULL, take, &side[2]}};
+    const StateSlot slots[2] = {{"m", SAFE_F32, NULL, take, &side[1]}, {"v", SAFE_F32, NULL, take, &side[2]}};
     for (int r = 0; r < ranks; r++) {
         for (int i = 1; i < 3; i++) {
             side[i].lo = t.elements * (size_t)r / (size_t)ranks;
@@ -197,7 +201,7 @@ static void what_was_saved_is_read_back(void) {
     test_folder(out);
     CHECK(save(out, 7, 1, NULL, &e), "%s", e.msg);
     CHECK(load_newest(out, 1) == 7, "wrong step");
-    CHECK(checkpoint_find(out, dir, &s, &e), "%s", e.msg);
+    CHECK(checkpoint_find(out, CHECKPOINT_RUN, dir, &s, &e), "%s", e.msg);
     const TrainerState want = small_state(7, 1);
     CHECK(s.seed == want.seed && s.data_row == want.data_row && s.tokens == want.tokens && s.updates == want.updates,
           "integers");
@@ -234,7 +238,7 @@ static void a_state_that_lacks_or_repeats_elements_is_refused(void) {
     side.arena = (float*)xcalloc(t.elements, sizeof(float));
     side.lo = 0;
     side.hi = t.elements;
-    const StateSlot m = {"m", "F32", give, take, &side}, other = {"master", "BF16", give, NULL, &side};
+    const StateSlot m = {"m", SAFE_F32, give, take, &side}, other = {"master", SAFE_BF16, give, NULL, &side};
     CHECK(state_save(out, 0, &t, 0, 1000, &m, 1, NULL, &e), "%s", e.msg);
     CHECK(state_save(out, 1, &t, 1001, t.elements, &m, 1, NULL, &e), "%s", e.msg);
     CHECK(!state_load(out, 2, &t, 0, t.elements, &m, 1, &e) && contains(e.msg, "each once"), "one element is missing: %s",
@@ -268,7 +272,7 @@ static void moments_in_bf16_come_back_exactly(void) {
     b.hi = t.elements;
     fill(a.arena, &t, 1, 3);
     for (size_t i = 0; i < t.elements; i++) { a.arena[i] = f32_from_bf16(bf16_from_f32(a.arena[i])); }
-    const StateSlot slot = {"m", "BF16", give, NULL, &a}, back = {"m", "BF16", NULL, take, &b};
+    const StateSlot slot = {"m", SAFE_BF16, give, NULL, &a}, back = {"m", SAFE_BF16, NULL, take, &b};
     CHECK(state_save(out, 0, &t, 0, t.elements, &slot, 1, NULL, &e), "%s", e.msg);
     CHECK(state_load(out, 1, &t, 0, t.elements, &back, 1, &e), "%s", e.msg);
     CHECK(same_params(a.arena, b.arena, &t), "differs");
@@ -313,7 +317,8 @@ static void a_damaged_checkpoint_is_passed_over(void) {
             CHECK(load_newest(out, 1) == 1, "%s damaged by %c: not passed over", files[i], *how);
             snprintf(path, sizeof path, "%s/step_00000001/%s", out, files[i]);
             damage(path, *how, 20);
-            CHECK(!checkpoint_find(out, dir, &s, &e) && contains(e.msg, files[i]), "all damaged, but: %s", e.msg);
+            CHECK(!checkpoint_find(out, CHECKPOINT_RUN, dir, &s, &e) && contains(e.msg, files[i]), "all damaged, but: %s",
+                  e.msg);
             trainer_state_free(&s);
             clean(out);
         }
@@ -351,10 +356,11 @@ static void the_step_must_be_the_folders(void) {
     snprintf(from, sizeof from, "%s/step_00000005", out);
     snprintf(to, sizeof to, "%s/step_00000006", out);
     CHECK(rename(from, to) == 0, "rename");
-    CHECK(!checkpoint_find(out, dir, &s, &e) && contains(e.msg, "step is 5"), "%s", e.msg);
+    CHECK(!checkpoint_find(out, CHECKPOINT_RUN, dir, &s, &e) && contains(e.msg, "step is 5"), "%s", e.msg);
     trainer_state_free(&s);
     memset(&e, 0, sizeof e);
-    CHECK(checkpoint_open(to, dir, &s, &e) && s.step == 5, "a folder that is named outright may have any name: %s", e.msg);
+    CHECK(checkpoint_open(to, CHECKPOINT_RUN, dir, &s, &e) && s.step == 5,
+          "a folder that is named outright may have any name: %s", e.msg);
     trainer_state_free(&s);
     clean(out);
 }
@@ -364,16 +370,16 @@ static void resume_paths_are_understood(void) {
     Error e = NO_ERROR;
     TrainerState s;
     test_folder(out);
-    CHECK(checkpoint_find(out, dir, &s, &e) && dir[0] == 0, "an empty folder has no checkpoint: %s", e.msg);
-    CHECK(!checkpoint_open(out, dir, &s, &e) && contains(e.msg, "no checkpoint"), "%s", e.msg);
+    CHECK(checkpoint_find(out, CHECKPOINT_RUN, dir, &s, &e) && dir[0] == 0, "an empty folder has no checkpoint: %s", e.msg);
+    CHECK(!checkpoint_open(out, CHECKPOINT_RUN, dir, &s, &e) && contains(e.msg, "no checkpoint"), "%s", e.msg);
     memset(&e, 0, sizeof e);
-    CHECK(!checkpoint_open("/nonexistent/x", dir, &s, &e) && contains(e.msg, "missing"), "%s", e.msg);
+    CHECK(!checkpoint_open("/nonexistent/x", CHECKPOINT_RUN, dir, &s, &e) && contains(e.msg, "missing"), "%s", e.msg);
     memset(&e, 0, sizeof e);
     CHECK(save(out, 1, 1, NULL, &e) && save(out, 2, 1, NULL, &e), "%s", e.msg);
-    CHECK(checkpoint_open(out, dir, &s, &e) && s.step == 2, "%s", e.msg);
+    CHECK(checkpoint_open(out, CHECKPOINT_RUN, dir, &s, &e) && s.step == 2, "%s", e.msg);
     trainer_state_free(&s);
     snprintf(path, sizeof path, "%s/step_00000001", out);
-    CHECK(checkpoint_open(path, dir, &s, &e) && s.step == 1, "%s", e.msg);
+    CHECK(checkpoint_open(path, CHECKPOINT_RUN, dir, &s, &e) && s.step == 1, "%s", e.msg);
     trainer_state_free(&s);
     clean(out);
 }
@@ -437,7 +443,7 @@ static void files_of_the_source_folder_come_along(void) {
     snprintf(sub, sizeof sub, "%s/folder", from);
     CHECK(mkdir(sub, 0777) == 0, "mkdir");
     CHECK(save(out, 1, 1, from, &e), "%s", e.msg);
-    CHECK(checkpoint_find(out, dir, &s, &e), "%s", e.msg);
+    CHECK(checkpoint_find(out, CHECKPOINT_RUN, dir, &s, &e), "%s", e.msg);
     CHECK(has(dir, "tokenizer.json") && has(dir, "LICENSE"), "tokenizer or licence missing");
     CHECK(has(dir, "original/tokenizer.model") && !has(dir, "tokenizer.model"), "tiktoken's vocabulary belongs into original/");
     CHECK(!has(dir, "pytorch_model.bin") && !has(dir, ".hidden") && !has(dir, "model.safetensors.index.json"), "took too much");
@@ -456,7 +462,8 @@ static void files_of_the_source_folder_come_along(void) {
     snprintf(from, sizeof from, "%s", dir);
     test_folder(again);
     CHECK(save(again, 2, 1, from, &e), "%s", e.msg);
-    CHECK(checkpoint_find(again, dir, &s, &e) && has(dir, "original/tokenizer.model") && has(dir, "LICENSE"), "%s", e.msg);
+    CHECK(checkpoint_find(again, CHECKPOINT_RUN, dir, &s, &e) && has(dir, "original/tokenizer.model") && has(dir, "LICENSE"),
+          "%s", e.msg);
     trainer_state_free(&s);
     clean(again);
     clean(out);
@@ -594,7 +601,7 @@ static void a_thousand_openings_leak_no_descriptor(void) {
     for (int i = 0; i < 1000; i++) {
         TrainerState s;
         ModelConfig c;
-        CHECK(checkpoint_find(out, dir, &s, &e) && model_check(dir, &c, &e), "%s", e.msg);
+        CHECK(checkpoint_find(out, CHECKPOINT_RUN, dir, &s, &e) && model_check(dir, &c, &e), "%s", e.msg);
         trainer_state_free(&s);
     }
     const int after = open("/dev/null", O_RDONLY);
