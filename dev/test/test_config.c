@@ -7,6 +7,8 @@ static unsigned long long shard_bytes = 5000000000ull;  // a small limit makes m
 #define TENSOR_READ_PIECE 7  // elements: small models are read in many batches
 #include "llmc/files/model_folder.h"
 
+#include <pthread.h>
+
 #include "test.h"
 
 static Error error;
@@ -408,6 +410,79 @@ static void a_tied_folders_head_equals_the_embedding_or_is_refused(void) {
     empty_folder();
 }
 
+/* Like give, but one element is `value`. */
+typedef struct {
+    const char* name;
+    size_t index;
+    float value;
+} Planted;
+
+static bool give_planted(void* ctx, const Param* p, size_t first, size_t n, float* dst, Error* e) {
+    const Planted* planted = (const Planted*)ctx;
+    (void)e;
+    for (size_t i = 0; i < n; i++) {
+        dst[i] = strcmp(p->name, planted->name) == 0 && first + i == planted->index ? planted->value : 1.0f;
+    }
+    return true;
+}
+
+static void a_weight_that_is_not_finite_is_refused_by_its_place(void) {
+    static const Planted planted[] = {{"model.embed_tokens.weight", 12 * 49 + 11, NAN},
+                                      {"model.layers.1.mlp.down_proj.weight", 20 * 3, INFINITY},
+                                      {"model.norm.weight", 5, -INFINITY}};
+    static const char* const parts[] = {"tensor model.embed_tokens.weight is nan at [49, 11], wanted a finite number",
+                                        "tensor model.layers.1.mlp.down_proj.weight is inf at [3, 0], wanted a finite number",
+                                        "tensor model.norm.weight is -inf at [5], wanted a finite number"};
+    const ModelConfig c = tiny(false);
+    ParamTable t = param_table(&c);
+    for (int dtype = SAFE_F32; dtype <= SAFE_F16; dtype++) {
+        for (int i = 0; i < 3; i++) {
+            shard_bytes = i == 1 ? 2000 : 5000000000ull;
+            memset(&error, 0, sizeof error);
+            CHECK(model_save(folder, &c, &t, (SafeDtype)dtype, give_planted, (void*)&planted[i], &error), "%s", error.msg);
+            CHECK(!model_load(folder, &c, &t, ignore, NULL, &error) && contains(error.msg, parts[i]) &&
+                      contains(error.msg, folder) && contains(error.msg, ".safetensors: "),
+                  "%s: %s", safe_dtypes[dtype].name, error.msg);
+        }
+    }
+    shard_bytes = 5000000000ull;
+    param_table_free(&t);
+    empty_folder();
+}
+
+/* Where the pieces of a load arrive, and the last that did. */
+typedef struct {
+    pthread_t thread;
+    const Param* param;
+    size_t next, pieces;
+} Arrival;
+
+static bool arrive(void* ctx, const Param* p, size_t first, size_t n, const float* src, Error* e) {
+    Arrival* a = (Arrival*)ctx;
+    (void)src, (void)e;
+    CHECK(pthread_equal(a->thread, pthread_self()), "%s arrives on another thread", p->name);
+    CHECK(p == a->param ? first == a->next : p == (a->param ? a->param + 1 : p) && first == 0, "%s is out of order", p->name);
+    a->param = p;
+    a->next = first + n;
+    a->pieces++;
+    return true;
+}
+
+static void weights_arrive_in_order_on_the_thread_that_asked(void) {
+    const ModelConfig c = tiny(false);
+    ParamTable t = param_table(&c);
+    Arrival a = {pthread_self(), NULL, 0, 0};
+    shard_bytes = 2000;
+    memset(&error, 0, sizeof error);
+    CHECK(model_save(folder, &c, &t, SAFE_F32, give, NULL, &error) && model_load(folder, &c, &t, arrive, &a, &error), "%s",
+          error.msg);
+    CHECK(a.param == &t.items[t.count - 1] && a.next == param_size(a.param) && a.pieces > 10 * TENSOR_READ_BATCH,
+          "%zu pieces: too few to tell", a.pieces);
+    shard_bytes = 5000000000ull;
+    param_table_free(&t);
+    empty_folder();
+}
+
 /* Replaces text in the index. */
 static void edit_index(const char* from, const char* to) {
     size_t size = 0;
@@ -485,6 +560,8 @@ int main(void) {
     RUN(every_tensor_that_is_missing_or_misshapen_is_named);
     RUN(unknown_tensors_are_refused_and_inv_freq_is_not);
     RUN(a_tied_folders_head_equals_the_embedding_or_is_refused);
+    RUN(a_weight_that_is_not_finite_is_refused_by_its_place);
+    RUN(weights_arrive_in_order_on_the_thread_that_asked);
     RUN(an_index_that_contradicts_its_files_is_refused);
     RUN(a_folder_without_weights_says_what_it_holds);
     rmdir(folder);
