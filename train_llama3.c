@@ -567,7 +567,7 @@ static bool store_tensor(void* arena, const Param* p, size_t first, size_t n, co
 static StateSlot trainer_slot(void* model, SlotKind kind) {
     const Llama* m = (Llama*)model;
     float* const arenas[NUM_SLOTS] = {m->params, m->params, m->m, m->v};
-    const StateSlot slot = {slot_names[kind], "F32", fetch_tensor, store_tensor, arenas[kind]};
+    const StateSlot slot = {slot_names[kind], SAFE_F32, fetch_tensor, store_tensor, arenas[kind]};
     return slot;
 }
 
@@ -590,7 +590,7 @@ static const float* wait_losses(void* model) { return ((Llama*)model)->losses; }
 
 static const Trainer cpu_trainer = {
     .precision = "FP32",
-    .dtype = "F32",
+    .dtype = SAFE_F32,
     .memory = "memory",
     .in_flight = 1,
     .measure = trainer_measure,

@@ -886,7 +886,7 @@ static Trainer cuda_trainer(Device* d) {
     Trainer t;
     memset(&t, 0, sizeof t);
     t.precision = PRECISION_NAME;
-    t.dtype = sizeof(floatX) == 4 ? "F32" : strcmp(PRECISION_NAME, "BF16") == 0 ? "BF16" : "F16";
+    t.dtype = sizeof(floatX) == 4 ? SAFE_F32 : CAN_SPLIT ? SAFE_BF16 : SAFE_F16;
     t.memory = d->name;
     t.device = d;
     t.scales_loss = strcmp(PRECISION_NAME, "FP16") == 0;

@@ -1,6 +1,6 @@
 /* fuzz_config.c -- bytes become a config.json: what is accepted keeps the promises that later code relies on, and comes
  * back unchanged when it is written and read. */
-#include "llmc/config.h"
+#include "llmc/files/config_file.h"
 
 #include <sys/mman.h>
 
@@ -24,7 +24,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     // the arena's offsets did not wrap: it holds every parameter, and no more than the gaps besides
     if (t.elements < t.num_params || t.elements - t.num_params > (size_t)t.count * PARAM_ALIGN) { abort(); }
     param_table_free(&t);
-    if (!config_write(&c, path, "BF16", &e) || !config_read(&back, path, &e)) { die("%s", e.msg); }
+    if (!config_write(&c, path, SAFE_BF16, &e) || !config_read(&back, path, &e)) { die("%s", e.msg); }
     if (memcmp(&c, &back, sizeof c) != 0) { abort(); }
     return 0;
 }

@@ -48,7 +48,7 @@ static void make_folder(void) {
     c.hidden_size = c.head_dim = 2;
     c.num_heads = c.num_kv_heads = c.intermediate_size = 1;
     ParamTable t = param_table(&c);
-    bool ok = model_save(folder, &c, &t, "F32", give, NULL, &e);
+    bool ok = model_save(folder, &c, &t, SAFE_F32, give, NULL, &e);
     for (int i = 0; ok && i < 3; i++) { ok = path_join(written[i], folder, names[i], &e); }
     ok = ok && (config_text = read_file(written[2], &config_size, 1 << 16, &e));
     if (!ok || !file_exists(written[0]) || !model_check(folder, &c, &e)) { die("%s", e.msg); }

@@ -7,7 +7,7 @@
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-    static const StateSlot slots[2] = {{"m", "F32", NULL, NULL, NULL}, {"v", "F32", NULL, NULL, NULL}};
+    static const StateSlot slots[2] = {{"m", SAFE_F32, NULL, NULL, NULL}, {"v", SAFE_F32, NULL, NULL, NULL}};
     static int fd = -1;
     char path[64];
     if (fd < 0) { fd = memfd_create("fuzz", 0); }

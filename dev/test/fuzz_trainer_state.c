@@ -1,6 +1,6 @@
 /* fuzz_trainer_state.c -- bytes become a trainer_state.json whose own checksum is taken for right (else nothing would get
  * past it): what is accepted keeps its promises, and comes back unchanged when it is written and read. */
-#include "llmc/files/checkpoint.h"
+#include "llmc/files/trainer_state.h"
 
 #include <sys/mman.h>
 

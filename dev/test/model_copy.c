@@ -23,11 +23,12 @@ int main(int argc, char** argv) {
     if (argc != 3 && argc != 4) { die_usage("wanted: model_copy FROM TO [F32|BF16|F16]"); }
     Error e = NO_ERROR;
     ModelConfig c;
+    const SafeDtype dtype = safe_dtype(argc == 4 ? argv[3] : "F32");
+    if (dtype > SAFE_F16) { die_usage("%s: wanted F32, BF16 or F16", argv[3]); }
     if (!model_check(argv[1], &c, &e)) { die("%s", e.msg); }
     ParamTable table = param_table(&c);
     Copy copy = {&table, (float*)xcalloc(table.elements, sizeof(float))};
-    const bool ok = model_load(argv[1], &c, &table, take, &copy, &e) &&
-                    model_save(argv[2], &c, &table, argc == 4 ? argv[3] : "F32", give, &copy, &e);
+    const bool ok = model_load(argv[1], &c, &table, take, &copy, &e) && model_save(argv[2], &c, &table, dtype, give, &copy, &e);
     free(copy.arena);
     param_table_free(&table);
     if (!ok) { die("%s", e.msg); }

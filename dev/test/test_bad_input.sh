@@ -162,6 +162,16 @@ done
 cp good/model.safetensors broken/model.safetensors
 verdict "flipped bits of headers and under checksums are refused"
 
+# a weight that is no number: the last four bytes of the file are those of an F32
+{ head -c $(($(wc -c <good/model.safetensors) - 4)) good/model.safetensors && printf '\000\000\300\177'; } >broken/model.safetensors
+mv broken/trainer_state.json state.json
+for job in "--generate x --tokens 2" "--eval --val data.bin --batch 2 --seq 32" "--train data.bin --batch 2 --seq 32 --steps 1 --out out"; do
+    what="a weight that is nan, $job"
+    refused "broken/model.safetensors: tensor lm_head.weight is nan at [256, 63], wanted a finite number" "$bin/train_llama3" --threads 1 --model broken $job
+done
+cp good/model.safetensors broken/model.safetensors && mv state.json broken/trainer_state.json
+verdict "a weight that is not finite is refused by name"
+
 may_pass=1
 for file in config.json tokenizer.json tokenizer.model model.safetensors debug_state.safetensors; do
     size=$(($(wc -c <good/$file)))

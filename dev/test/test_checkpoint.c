@@ -11,7 +11,20 @@ static int test_fsync(int fd) {
     return fd < 0 ? -1 : 0;
 }
 #define fsync test_fsync
+
+#include <dirent.h>
+#include <errno.h>
+
+/* Reading a folder fails at call number readdir_fails_at, with an error and not with the end. */
+static long readdirs_seen, readdir_fails_at = -1;
+static struct dirent* test_readdir(DIR* d) {
+    if (readdirs_seen++ != readdir_fails_at) { return readdir(d); }
+    errno = EIO;
+    return NULL;
+}
+#define readdir test_readdir
 #define LLMC_FAULT_POINT(where) fault_point(where)
+#define TENSOR_READ_PIECE 61  // elements: small models are read in many batches
 #include "llmc/files/checkpoint.h"
 
 #include <signal.h>
@@ -98,18 +111,21 @@ static bool save(const char* out, uint64_t step, int world_size, const char* sou
     fill(w.arena, &t, step, 0);
     fill(m.arena, &t, step, 1);
     fill(v.arena, &t, step, 2);
-    const StateSlot slots[2] = {{"m", "F32", give, NULL, &m}, {"v", "F32", give, NULL, &v}};
+    const StateSlot slots[2] = {{"m", SAFE_F32, give, NULL, &m}, {"v", SAFE_F32, give, NULL, &v}};
     TrainerState s = small_state(step, world_size);
     Checkpoint k;
+    SideFiles files = {NULL, 0};
+    if (source_dir) { files = side_files_read(source_dir); }
     bool ok = checkpoint_begin(&k, out, step, e);
-    ok = ok && (!source_dir || checkpoint_copy_files(&k, source_dir, e));
-    ok = ok && checkpoint_model(&k, &c, &t, "F32", give, &w, e);
+    ok = ok && checkpoint_model(&k, &c, &t, SAFE_F32, give, &w, e);
     for (int r = 0; ok && r < world_size; r++) {
         const size_t lo = t.elements * (size_t)r / (size_t)world_size, hi = t.elements * (size_t)(r + 1) / (size_t)world_size;
         ok = checkpoint_state(&k, r, &t, lo, hi, slots, 2, e);
     }
+    if (ok) { checkpoint_side_files(&k, &files, &c); }
     ok = ok && checkpoint_commit(&k, &s, e);
     if (!ok) { checkpoint_abort(&k); }
+    side_files_free(&files);
     free(w.arena);
     free(m.arena);
     free(v.arena);
@@ -133,7 +149,7 @@ static uint64_t load_newest(const char* out, int ranks) {
     TrainerState s;
     Error e = NO_ERROR;
     char dir[PATH_CAP];
-    const bool ok = checkpoint_find(out, dir, &s, &e);
+    const bool ok = checkpoint_find(out, CHECKPOINT_RUN, dir, &s, &e);
     CHECK(ok, "%s", e.msg);
     if (!ok || !dir[0]) {
         trainer_state_free(&s);
@@ -146,7 +162,7 @@ static uint64_t load_newest(const char* out, int ranks) {
     side[0].lo = 0;
     side[0].hi = t.elements;
     CHECK(model_check(dir, &found, &e) && model_load(dir, &found, &t, take, &side[0], &e), "%s", e.msg);
-    const StateSlot slots[2] = {{"m", "F32", NULL, take, &side[1]}, {"v", "F32", NULL, take, &side[2]}};
+    const StateSlot slots[2] = {{"m", SAFE_F32, NULL, take, &side[1]}, {"v", SAFE_F32, NULL, take, &side[2]}};
     for (int r = 0; r < ranks; r++) {
         for (int i = 1; i < 3; i++) {
             side[i].lo = t.elements * (size_t)r / (size_t)ranks;
@@ -197,7 +213,7 @@ static void what_was_saved_is_read_back(void) {
     test_folder(out);
     CHECK(save(out, 7, 1, NULL, &e), "%s", e.msg);
     CHECK(load_newest(out, 1) == 7, "wrong step");
-    CHECK(checkpoint_find(out, dir, &s, &e), "%s", e.msg);
+    CHECK(checkpoint_find(out, CHECKPOINT_RUN, dir, &s, &e), "%s", e.msg);
     const TrainerState want = small_state(7, 1);
     CHECK(s.seed == want.seed && s.data_row == want.data_row && s.tokens == want.tokens && s.updates == want.updates,
           "integers");
@@ -234,7 +250,7 @@ static void a_state_that_lacks_or_repeats_elements_is_refused(void) {
     side.arena = (float*)xcalloc(t.elements, sizeof(float));
     side.lo = 0;
     side.hi = t.elements;
-    const StateSlot m = {"m", "F32", give, take, &side}, other = {"master", "BF16", give, NULL, &side};
+    const StateSlot m = {"m", SAFE_F32, give, take, &side}, other = {"master", SAFE_BF16, give, NULL, &side};
     CHECK(state_save(out, 0, &t, 0, 1000, &m, 1, NULL, &e), "%s", e.msg);
     CHECK(state_save(out, 1, &t, 1001, t.elements, &m, 1, NULL, &e), "%s", e.msg);
     CHECK(!state_load(out, 2, &t, 0, t.elements, &m, 1, &e) && contains(e.msg, "each once"), "one element is missing: %s",
@@ -268,7 +284,7 @@ static void moments_in_bf16_come_back_exactly(void) {
     b.hi = t.elements;
     fill(a.arena, &t, 1, 3);
     for (size_t i = 0; i < t.elements; i++) { a.arena[i] = f32_from_bf16(bf16_from_f32(a.arena[i])); }
-    const StateSlot slot = {"m", "BF16", give, NULL, &a}, back = {"m", "BF16", NULL, take, &b};
+    const StateSlot slot = {"m", SAFE_BF16, give, NULL, &a}, back = {"m", SAFE_BF16, NULL, take, &b};
     CHECK(state_save(out, 0, &t, 0, t.elements, &slot, 1, NULL, &e), "%s", e.msg);
     CHECK(state_load(out, 1, &t, 0, t.elements, &back, 1, &e), "%s", e.msg);
     CHECK(same_params(a.arena, b.arena, &t), "differs");
@@ -313,7 +329,8 @@ static void a_damaged_checkpoint_is_passed_over(void) {
             CHECK(load_newest(out, 1) == 1, "%s damaged by %c: not passed over", files[i], *how);
             snprintf(path, sizeof path, "%s/step_00000001/%s", out, files[i]);
             damage(path, *how, 20);
-            CHECK(!checkpoint_find(out, dir, &s, &e) && contains(e.msg, files[i]), "all damaged, but: %s", e.msg);
+            CHECK(!checkpoint_find(out, CHECKPOINT_RUN, dir, &s, &e) && contains(e.msg, files[i]), "all damaged, but: %s",
+                  e.msg);
             trainer_state_free(&s);
             clean(out);
         }
@@ -351,10 +368,11 @@ static void the_step_must_be_the_folders(void) {
     snprintf(from, sizeof from, "%s/step_00000005", out);
     snprintf(to, sizeof to, "%s/step_00000006", out);
     CHECK(rename(from, to) == 0, "rename");
-    CHECK(!checkpoint_find(out, dir, &s, &e) && contains(e.msg, "step is 5"), "%s", e.msg);
+    CHECK(!checkpoint_find(out, CHECKPOINT_RUN, dir, &s, &e) && contains(e.msg, "step is 5"), "%s", e.msg);
     trainer_state_free(&s);
     memset(&e, 0, sizeof e);
-    CHECK(checkpoint_open(to, dir, &s, &e) && s.step == 5, "a folder that is named outright may have any name: %s", e.msg);
+    CHECK(checkpoint_open(to, CHECKPOINT_RUN, dir, &s, &e) && s.step == 5,
+          "a folder that is named outright may have any name: %s", e.msg);
     trainer_state_free(&s);
     clean(out);
 }
@@ -364,16 +382,16 @@ static void resume_paths_are_understood(void) {
     Error e = NO_ERROR;
     TrainerState s;
     test_folder(out);
-    CHECK(checkpoint_find(out, dir, &s, &e) && dir[0] == 0, "an empty folder has no checkpoint: %s", e.msg);
-    CHECK(!checkpoint_open(out, dir, &s, &e) && contains(e.msg, "no checkpoint"), "%s", e.msg);
+    CHECK(checkpoint_find(out, CHECKPOINT_RUN, dir, &s, &e) && dir[0] == 0, "an empty folder has no checkpoint: %s", e.msg);
+    CHECK(!checkpoint_open(out, CHECKPOINT_RUN, dir, &s, &e) && contains(e.msg, "no checkpoint"), "%s", e.msg);
     memset(&e, 0, sizeof e);
-    CHECK(!checkpoint_open("/nonexistent/x", dir, &s, &e) && contains(e.msg, "missing"), "%s", e.msg);
+    CHECK(!checkpoint_open("/nonexistent/x", CHECKPOINT_RUN, dir, &s, &e) && contains(e.msg, "missing"), "%s", e.msg);
     memset(&e, 0, sizeof e);
     CHECK(save(out, 1, 1, NULL, &e) && save(out, 2, 1, NULL, &e), "%s", e.msg);
-    CHECK(checkpoint_open(out, dir, &s, &e) && s.step == 2, "%s", e.msg);
+    CHECK(checkpoint_open(out, CHECKPOINT_RUN, dir, &s, &e) && s.step == 2, "%s", e.msg);
     trainer_state_free(&s);
     snprintf(path, sizeof path, "%s/step_00000001", out);
-    CHECK(checkpoint_open(path, dir, &s, &e) && s.step == 1, "%s", e.msg);
+    CHECK(checkpoint_open(path, CHECKPOINT_RUN, dir, &s, &e) && s.step == 1, "%s", e.msg);
     trainer_state_free(&s);
     clean(out);
 }
@@ -432,15 +450,20 @@ static void files_of_the_source_folder_come_along(void) {
     put_file(from, "model.safetensors.index.json", "x");
     put_file(from, "pytorch_model.bin", "x");
     put_file(from, ".hidden", "x");
+    put_file(from, "notes.txt", "x");
+    put_file(from, "tokenizer.safetensors", "x");
+    put_file(from, "chat_template.jinja", "{{ messages }}");
     put_file(from, "trainer_state.json", "x");
     put_file(from, "state_rank00001.safetensors", "x");
     snprintf(sub, sizeof sub, "%s/folder", from);
     CHECK(mkdir(sub, 0777) == 0, "mkdir");
     CHECK(save(out, 1, 1, from, &e), "%s", e.msg);
-    CHECK(checkpoint_find(out, dir, &s, &e), "%s", e.msg);
+    CHECK(checkpoint_find(out, CHECKPOINT_RUN, dir, &s, &e), "%s", e.msg);
     CHECK(has(dir, "tokenizer.json") && has(dir, "LICENSE"), "tokenizer or licence missing");
     CHECK(has(dir, "original/tokenizer.model") && !has(dir, "tokenizer.model"), "tiktoken's vocabulary belongs into original/");
-    CHECK(!has(dir, "pytorch_model.bin") && !has(dir, ".hidden") && !has(dir, "model.safetensors.index.json"), "took too much");
+    CHECK(!has(dir, "pytorch_model.bin") && !has(dir, ".hidden") && !has(dir, "notes.txt"), "took too much");
+    CHECK(!has(dir, "model.safetensors.index.json") && !has(dir, "tokenizer.safetensors"), "took too much");
+    CHECK(has(dir, "chat_template.jinja"), "the chat template is missing");
     CHECK(!has(dir, "model-00001-of-00002.safetensors") && !has(dir, "state_rank00001.safetensors") && !has(dir, "folder"),
           "took too much");
     char path[PATH_CAP + 64];
@@ -456,9 +479,174 @@ static void files_of_the_source_folder_come_along(void) {
     snprintf(from, sizeof from, "%s", dir);
     test_folder(again);
     CHECK(save(again, 2, 1, from, &e), "%s", e.msg);
-    CHECK(checkpoint_find(again, dir, &s, &e) && has(dir, "original/tokenizer.model") && has(dir, "LICENSE"), "%s", e.msg);
+    CHECK(checkpoint_find(again, CHECKPOINT_RUN, dir, &s, &e) && has(dir, "original/tokenizer.model") && has(dir, "LICENSE"),
+          "%s", e.msg);
     trainer_state_free(&s);
     clean(again);
+    clean(out);
+}
+
+static void side_files_outlive_their_folder(void) {
+    char from[PATH_CAP], to[PATH_CAP], path[PATH_CAP + 64];
+    size_t size = 0;
+    Error e = NO_ERROR;
+    test_folder(from);
+    test_folder(to);
+    put_file(from, "LICENSE", "free");
+    put_file(from, "README.md", "read");
+    put_file(to, "README.md", "there already");
+    SideFiles files = side_files_read(from);
+    clean(from);
+    side_files_write(&files, to);
+    snprintf(path, sizeof path, "%s/LICENSE", to);
+    char* text = read_file(path, &size, 100, &e);
+    CHECK(text && strcmp(text, "free") == 0, "LICENSE: %s", e.msg);
+    free(text);
+    snprintf(path, sizeof path, "%s/README.md", to);
+    text = read_file(path, &size, 100, &e);
+    CHECK(text && strcmp(text, "there already") == 0, "README.md was written over");
+    free(text);
+    side_files_free(&files);
+    files = side_files_read("/nonexistent/folder");
+    CHECK(files.count == 0, "files of a folder that is not there");
+    side_files_free(&files);
+    clean(to);
+}
+
+static void make_link(const char* target, const char* dir, const char* name) {
+    char path[2 * PATH_CAP];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    if (symlink(target, path) != 0) { die("%s: %s", path, strerror(errno)); }
+}
+
+/* A snapshot of the download cache: snapshots/1 holds links into blobs. */
+static void links_are_followed_within_the_folder_and_its_cache_alone(void) {
+    char root[PATH_CAP], from[PATH_CAP + 32], blobs[PATH_CAP + 32];
+    Error e = NO_ERROR;
+    test_folder(root);
+    snprintf(from, sizeof from, "%s/snapshots/1", root);
+    snprintf(blobs, sizeof blobs, "%s/blobs", root);
+    CHECK(make_directories(from, &e) && make_directories(blobs, &e), "%s", e.msg);
+    put_file(root, "secret", "x");
+    put_file(blobs, "cafe", "{}");
+    put_file(from, "notes.txt", "free");
+    make_link("../../blobs/cafe", from, "tokenizer.json");
+    make_link("notes.txt", from, "LICENSE");
+    make_link("../../secret", from, "README.md");
+    make_link("/etc/hostname", from, "NOTICE");
+    make_link("nowhere", from, "merges.txt");
+    CHECK(mkfifo(strcat(strcpy(blobs, from), "/vocab.json"), 0600) == 0, "mkfifo");
+    put_file(from, "chat_template.json", "x");
+    snprintf(blobs, sizeof blobs, "%s/chat_template.json", from);
+    CHECK(truncate(blobs, SIDE_FILE_MAX + 1) == 0, "truncate");
+    SideFiles files = side_files_read(from);
+    CHECK(files.count == 2 && side_files_have(&files, "tokenizer.json") && side_files_have(&files, "LICENSE"), "%zu files",
+          files.count);
+    side_files_free(&files);
+    clean(root);
+}
+
+static void removing_a_folder_follows_no_link(void) {
+    char out[PATH_CAP], kept[PATH_CAP], path[PATH_CAP + 64];
+    Error e = NO_ERROR;
+    test_folder(out);
+    test_folder(kept);
+    put_file(kept, "precious", "x");
+    make_link(kept, out, "step_00000005.tmp");
+    snprintf(path, sizeof path, "%s/step_00000006.tmp", out);
+    CHECK(mkdir(path, 0777) == 0, "mkdir");
+    make_link(kept, path, "link");
+    CHECK(checkpoint_remove_stale(out, &e), "%s", e.msg);
+    CHECK(has(kept, "precious"), "the link's target was emptied");
+    CHECK(!has(out, "step_00000005.tmp") && !has(out, "step_00000006.tmp"), "what was stale is still there");
+    clean(out);
+    clean(kept);
+}
+
+/* Whether a folder cannot be read at call n: nothing half-known is taken for the whole. */
+static void a_folder_that_cannot_be_read_is_no_end_of_it(void) {
+    long errors = 0;
+    for (long n = 0;; n++) {
+        char out[PATH_CAP], from[PATH_CAP], dir[PATH_CAP];
+        Error e = NO_ERROR;
+        TrainerState s;
+        uint64_t* steps = NULL;
+        size_t count = 0;
+        test_folder(out);
+        test_folder(from);
+        put_file(from, "LICENSE", "free");
+        CHECK(save(out, 1, 1, NULL, &e), "%s", e.msg);
+        readdirs_seen = 0;
+        readdir_fails_at = n;
+        const bool saved = save(out, 2, 1, from, &e);
+        const bool listed = checkpoint_list(out, &steps, &count, &e);
+        checkpoint_prune(out, 1, 0, 2);
+        const bool cleaned = checkpoint_remove_stale(out, &e);
+        const bool reached = readdirs_seen > n;
+        readdir_fails_at = -1;
+        errors += !saved || !listed || !cleaned;
+        CHECK(!listed || count == (saved ? 2u : 1u), "call %ld: %zu checkpoints are listed", n, count);
+        CHECK(saved || contains(e.msg, strerror(EIO)), "call %ld: %s", n, e.msg);
+        memset(&e, 0, sizeof e);
+        CHECK(checkpoint_find(out, CHECKPOINT_RUN, dir, &s, &e) && s.step == (saved ? 2u : 1u), "call %ld: %s", n, e.msg);
+        CHECK(!saved || has(dir, "model.safetensors"), "call %ld", n);
+        trainer_state_free(&s);
+        free(steps);
+        clean(out);
+        clean(from);
+        if (!reached) { break; }
+    }
+    CHECK(errors >= 10, "%ld errors: the calls are gone", errors);
+}
+
+/* What --generate does with a checkpoint: its trainer_state.json, then the weights. */
+static bool load_model_alone(const char* dir, Error* e) {
+    TrainerState s;
+    ModelConfig c;
+    bool ok = checkpoint_read(dir, CHECKPOINT_MODEL, &s, e) && model_check(dir, &c, e);
+    if (ok) {
+        ParamTable t = param_table(&c);
+        Side side = {(float*)xcalloc(t.elements, sizeof(float)), 0, t.elements};
+        ok = model_load_sums(dir, &c, &t, &s.files, take, &side, e);
+        free(side.arena);
+        param_table_free(&t);
+    }
+    trainer_state_free(&s);
+    return ok;
+}
+
+static void the_model_alone_needs_no_state_and_is_checked_while_it_is_read(void) {
+    char out[PATH_CAP], dir[PATH_CAP + 32], path[PATH_CAP + 64];
+    Error e = NO_ERROR;
+    TrainerState s;
+    test_folder(out);
+    CHECK(save(out, 1, 3, NULL, &e), "%s", e.msg);
+    snprintf(dir, sizeof dir, "%s/step_00000001", out);
+    snprintf(path, sizeof path, "%s/state_rank00001.safetensors", dir);
+    damage(path, 'f', 300);
+    CHECK(load_model_alone(dir, &e), "a damaged state: %s", e.msg);
+    damage(path, 'd', 0);
+    CHECK(load_model_alone(dir, &e), "no state: %s", e.msg);
+    CHECK(!checkpoint_read(dir, CHECKPOINT_RUN, &s, &e), "the run cannot go on without it");
+    trainer_state_free(&s);
+    snprintf(path, sizeof path, "%s/model.safetensors", dir);
+    struct stat st;
+    CHECK(stat(path, &st) == 0, "stat");
+    uint64_t header = 0;
+    FILE* f = fopen(path, "rb");
+    CHECK(fread(&header, 1, 8, f) == 8, "the header's length");
+    fclose(f);
+    for (long at = 0; at < st.st_size; at += 257) {
+        memset(&e, 0, sizeof e);
+        damage(path, 'f', at);
+        CHECK(!load_model_alone(dir, &e) && contains(e.msg, dir), "byte %ld: %s", at, e.msg);
+        CHECK(at < 8 + (long)header || contains(e.msg, "the checksum is "), "byte %ld: %s", at, e.msg);
+        damage(path, 'f', at);  // and back
+    }
+    memset(&e, 0, sizeof e);
+    CHECK(load_model_alone(dir, &e), "%s", e.msg);
+    damage(path, 'c', 0);
+    CHECK(!load_model_alone(dir, &e) && contains(e.msg, "bytes long"), "cut: %s", e.msg);
     clean(out);
 }
 
@@ -594,7 +782,7 @@ static void a_thousand_openings_leak_no_descriptor(void) {
     for (int i = 0; i < 1000; i++) {
         TrainerState s;
         ModelConfig c;
-        CHECK(checkpoint_find(out, dir, &s, &e) && model_check(dir, &c, &e), "%s", e.msg);
+        CHECK(checkpoint_find(out, CHECKPOINT_RUN, dir, &s, &e) && model_check(dir, &c, &e), "%s", e.msg);
         trainer_state_free(&s);
     }
     const int after = open("/dev/null", O_RDONLY);
@@ -616,6 +804,11 @@ int main(void) {
     RUN(old_checkpoints_are_pruned_and_majors_and_the_newest_stay);
     RUN(an_existing_step_is_replaced);
     RUN(files_of_the_source_folder_come_along);
+    RUN(side_files_outlive_their_folder);
+    RUN(links_are_followed_within_the_folder_and_its_cache_alone);
+    RUN(removing_a_folder_follows_no_link);
+    RUN(a_folder_that_cannot_be_read_is_no_end_of_it);
+    RUN(the_model_alone_needs_no_state_and_is_checked_while_it_is_read);
     RUN(a_second_run_in_one_folder_is_refused_while_the_first_lives);
     RUN(a_process_that_dies_anywhere_leaves_a_whole_checkpoint);
     RUN(a_full_disk_keeps_the_old_checkpoint_and_removes_the_partial_one);

@@ -23,7 +23,7 @@ expect "tokenize: without files" 2 "" "$bin/tokenize" -o x.bin
 expect "without data the command that makes it is named" 1 "make dev/data/tinytales" train
 expect "help into a full disk is an error" 1 "standard output" sh -c "\"$bin/train_llama3\" --help >/dev/full"
 
-expect "a model that does not fit is refused with the shortfall" 1 "too little" train --model llama3.1-70b --train data.bin --out bad
+expect "a model that does not fit is refused with the shortfall" 1 " short)" train --model llama3.1-70b --train data.bin --out bad
 
 mkdir empty && cp data.bin empty && cd empty || exit 1
 expect "a dry run shows the plan" 0 "plan    12 steps" train --model d1 --train data.bin --steps 12 --dry-run
@@ -121,8 +121,51 @@ mkdir model && cp "$pairs"/gqa2_untied_rope8/* model && echo terms >model/LICENS
 token_file ids.bin 2000 97
 expect "fine-tuning a folder on llm.c's own token files" 0 "there is no tokenizer" train --model model --steps 2 --out tuned --train ids.bin
 check "files beside the weights come along" cmp model/LICENSE tuned/step_00000002/LICENSE
-rm -rf model && resume --out tuned --steps 4 >/dev/null 2>&1
+cp -r model model0 && rm -rf model && resume --out tuned --steps 4 >/dev/null 2>&1
 check "and the run goes on without the folder it began with" cmp tuned/step_00000004/LICENSE tuned/step_00000002/LICENSE
+
+# the folder a run started from, and its newest checkpoint, removed while it trains
+mkdir -p gone/original && cp "$pairs"/gqa2_untied_rope8/* gone && echo terms >gone/LICENSE && echo card >gone/README.md
+printf 'IQ== 0\nIg== 1\n' >gone/original/tokenizer.model
+background --model gone --steps 1000000 --out removed --train ids.bin --schedule constant --checkpoint-every 5 --keep 3
+wait_for has_steps removed/log.jsonl 1
+rm -rf gone
+wait_for test -e removed/step_00000005
+rm -rf removed/step_*[05]
+from=$(grep -c '"event":"step"' removed/log.jsonl)
+wait_for has_steps removed/log.jsonl $((from + 20))
+kill -INT $pid
+finish
+last=$(ls removed | grep '^step_' | tail -n 1)
+check "removing the model's folder or the newest checkpoint ends no run" test $finished -eq 0
+check "and checkpoints keep the files beside the weights" sh -c "cmp model0/LICENSE removed/$last/LICENSE && test -s removed/$last/README.md -a -s removed/$last/original/tokenizer.model"
+check "the last one is told" grep -qx "saved   removed/$last" "$tmp/background"
+resume --out removed --stop-after 1 >/dev/null 2>&1
+check "and can be resumed" test $? -eq 0
+
+# the tokenizer of a run lies in its checkpoints
+cp "$root/dev/data/tinytales/tokenizer.json" moved.json && cp moved.json other.json
+"$bin/tokenize" --tokenizer moved.json -o tales.bin text.txt >/dev/null
+train --model d1 --steps 4 --out moved --train tales.bin --tokenizer moved.json --stop-after 2 >/dev/null 2>&1
+cp -r moved moved2 && mv moved.json away.json
+expect "a run goes on though the file of --tokenizer has moved" 0 "saved   moved/step_00000004" resume --out moved
+check "with the same tokenizer" cmp moved/step_00000004/tokenizer.json moved/step_00000002/tokenizer.json
+expect "a --tokenizer on the command line is taken all the same" 1 "nowhere.json" resume --out moved2 --tokenizer nowhere.json
+expect "and is what the run goes on with" 0 "saved" resume --out moved2 --tokenizer away.json
+
+# a job that does not train reads the weights once, and nothing of the state
+train --model d1 --steps 2 --out model1 --train data.bin >/dev/null && weights=model1/step_00000002/model.safetensors
+rm model1/step_00000002/state_rank00000.safetensors
+expect "a checkpoint without its state generates" 0 "using model1/step_00000002" "$bin/train_llama3" --model model1 --generate x --tokens 2
+expect "and is named outright" 0 "" "$bin/train_llama3" --model model1/step_00000002 --generate x --tokens 2
+expect "but is not resumed" 1 "state_rank00000.safetensors: is missing" resume --out model1
+cp $weights whole.safetensors
+printf X | dd of=$weights bs=1 seek=100000 conv=notrunc 2>/dev/null
+for job in "--generate x" "--eval --val val.bin" "--train data.bin --steps 1 --out bad"; do
+    expect "a flipped byte of the weights is found: $job" 1 "model.safetensors: the checksum is" train --model model1 $job
+done
+expect "also where the folder is named outright" 1 "the file is damaged" "$bin/train_llama3" --model model1/step_00000002 --generate x
+cp whole.safetensors $weights
 
 # --- signals and the lock ----------------------------------------------------------------------------------------------------
 

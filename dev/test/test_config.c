@@ -4,7 +4,10 @@
 
 static unsigned long long shard_bytes = 5000000000ull;  // a small limit makes model_save() write shards
 #define MODEL_SHARD_BYTES shard_bytes
+#define TENSOR_READ_PIECE 7  // elements: small models are read in many batches
 #include "llmc/files/model_folder.h"
+
+#include <pthread.h>
 
 #include "test.h"
 
@@ -177,7 +180,7 @@ static void what_would_be_computed_wrongly_is_refused_by_name(void) {
     CHECK(!config_read(&c, in_folder("config.json"), &error) && contains(error.msg, "model_type is missing"), "%s", error.msg);
     put("config.json", "[]");
     memset(&error, 0, sizeof error);
-    CHECK(!config_read(&c, in_folder("config.json"), &error) && contains(error.msg, "no JSON object"), "%s", error.msg);
+    CHECK(!config_read(&c, in_folder("config.json"), &error) && contains(error.msg, "not a JSON object"), "%s", error.msg);
 }
 
 static void numbers_out_of_range_are_refused(void) {
@@ -236,9 +239,9 @@ static void what_is_written_is_read_back(void) {
             c.rope_theta = 1e6 / 3;
         }
         memset(&error, 0, sizeof error);
-        CHECK(
-            config_write(&c, in_folder("config.json"), "BF16", &error) && config_read(&back, in_folder("config.json"), &error),
-            "%s", error.msg);
+        CHECK(config_write(&c, in_folder("config.json"), SAFE_BF16, &error) &&
+                  config_read(&back, in_folder("config.json"), &error),
+              "%s", error.msg);
         CHECK(memcmp(&c, &back, sizeof c) == 0, "config %d changed", i);
     }
 }
@@ -288,14 +291,14 @@ static void a_folder_is_written_and_read_in_one_file_and_in_shards(void) {
             ParamTable t = param_table(&c);
             memset(&error, 0, sizeof error);
             shard_bytes = shards == 0 ? 5000000000ull : shards == 1 ? 2000 : 1;
-            CHECK(model_save(folder, &c, &t, "F32", give, NULL, &error), "%s", error.msg);
+            CHECK(model_save(folder, &c, &t, SAFE_F32, give, NULL, &error), "%s", error.msg);
             CHECK(file_exists(in_folder("model.safetensors")) == !shards, "one file");
             CHECK(file_exists(in_folder("model.safetensors.index.json")) == !!shards, "index");
             CHECK(file_exists(in_folder("generation_config.json")), "generation_config.json");
             CHECK(loads(&c), "%s", error.msg);
             // the other kind over it: what the first left must not contradict the second
             shard_bytes = shards ? 5000000000ull : 2000;
-            CHECK(model_save(folder, &c, &t, "F32", give, NULL, &error) && loads(&c), "%s", error.msg);
+            CHECK(model_save(folder, &c, &t, SAFE_F32, give, NULL, &error) && loads(&c), "%s", error.msg);
             param_table_free(&t);
         }
     }
@@ -407,6 +410,79 @@ static void a_tied_folders_head_equals_the_embedding_or_is_refused(void) {
     empty_folder();
 }
 
+/* Like give, but one element is `value`. */
+typedef struct {
+    const char* name;
+    size_t index;
+    float value;
+} Planted;
+
+static bool give_planted(void* ctx, const Param* p, size_t first, size_t n, float* dst, Error* e) {
+    const Planted* planted = (const Planted*)ctx;
+    (void)e;
+    for (size_t i = 0; i < n; i++) {
+        dst[i] = strcmp(p->name, planted->name) == 0 && first + i == planted->index ? planted->value : 1.0f;
+    }
+    return true;
+}
+
+static void a_weight_that_is_not_finite_is_refused_by_its_place(void) {
+    static const Planted planted[] = {{"model.embed_tokens.weight", 12 * 49 + 11, NAN},
+                                      {"model.layers.1.mlp.down_proj.weight", 20 * 3, INFINITY},
+                                      {"model.norm.weight", 5, -INFINITY}};
+    static const char* const parts[] = {"tensor model.embed_tokens.weight is nan at [49, 11], wanted a finite number",
+                                        "tensor model.layers.1.mlp.down_proj.weight is inf at [3, 0], wanted a finite number",
+                                        "tensor model.norm.weight is -inf at [5], wanted a finite number"};
+    const ModelConfig c = tiny(false);
+    ParamTable t = param_table(&c);
+    for (int dtype = SAFE_F32; dtype <= SAFE_F16; dtype++) {
+        for (int i = 0; i < 3; i++) {
+            shard_bytes = i == 1 ? 2000 : 5000000000ull;
+            memset(&error, 0, sizeof error);
+            CHECK(model_save(folder, &c, &t, (SafeDtype)dtype, give_planted, (void*)&planted[i], &error), "%s", error.msg);
+            CHECK(!model_load(folder, &c, &t, ignore, NULL, &error) && contains(error.msg, parts[i]) &&
+                      contains(error.msg, folder) && contains(error.msg, ".safetensors: "),
+                  "%s: %s", safe_dtypes[dtype].name, error.msg);
+        }
+    }
+    shard_bytes = 5000000000ull;
+    param_table_free(&t);
+    empty_folder();
+}
+
+/* Where the pieces of a load arrive, and the last that did. */
+typedef struct {
+    pthread_t thread;
+    const Param* param;
+    size_t next, pieces;
+} Arrival;
+
+static bool arrive(void* ctx, const Param* p, size_t first, size_t n, const float* src, Error* e) {
+    Arrival* a = (Arrival*)ctx;
+    (void)src, (void)e;
+    CHECK(pthread_equal(a->thread, pthread_self()), "%s arrives on another thread", p->name);
+    CHECK(p == a->param ? first == a->next : p == (a->param ? a->param + 1 : p) && first == 0, "%s is out of order", p->name);
+    a->param = p;
+    a->next = first + n;
+    a->pieces++;
+    return true;
+}
+
+static void weights_arrive_in_order_on_the_thread_that_asked(void) {
+    const ModelConfig c = tiny(false);
+    ParamTable t = param_table(&c);
+    Arrival a = {pthread_self(), NULL, 0, 0};
+    shard_bytes = 2000;
+    memset(&error, 0, sizeof error);
+    CHECK(model_save(folder, &c, &t, SAFE_F32, give, NULL, &error) && model_load(folder, &c, &t, arrive, &a, &error), "%s",
+          error.msg);
+    CHECK(a.param == &t.items[t.count - 1] && a.next == param_size(a.param) && a.pieces > 10 * TENSOR_READ_BATCH,
+          "%zu pieces: too few to tell", a.pieces);
+    shard_bytes = 5000000000ull;
+    param_table_free(&t);
+    empty_folder();
+}
+
 /* Replaces text in the index. */
 static void edit_index(const char* from, const char* to) {
     size_t size = 0;
@@ -442,7 +518,7 @@ static void an_index_that_contradicts_its_files_is_refused(void) {
     shard_bytes = 4000;
     for (size_t i = 0; i < sizeof edits / sizeof *edits; i++) {
         memset(&error, 0, sizeof error);
-        CHECK(model_save(folder, &c, &t, "F32", give, NULL, &error) && model_check(folder, &found, &error), "%s", error.msg);
+        CHECK(model_save(folder, &c, &t, SAFE_F32, give, NULL, &error) && model_check(folder, &found, &error), "%s", error.msg);
         edit_index(edits[i].from, edits[i].to);
         CHECK(!model_check(folder, &found, &error) && contains(error.msg, edits[i].part), "edit %zu: %s", i, error.msg);
     }
@@ -484,6 +560,8 @@ int main(void) {
     RUN(every_tensor_that_is_missing_or_misshapen_is_named);
     RUN(unknown_tensors_are_refused_and_inv_freq_is_not);
     RUN(a_tied_folders_head_equals_the_embedding_or_is_refused);
+    RUN(a_weight_that_is_not_finite_is_refused_by_its_place);
+    RUN(weights_arrive_in_order_on_the_thread_that_asked);
     RUN(an_index_that_contradicts_its_files_is_refused);
     RUN(a_folder_without_weights_says_what_it_holds);
     rmdir(folder);

@@ -14,6 +14,8 @@
 #define LLMC_CRC_INSTRUCTION 1
 #endif
 
+#define CRC_POLYNOMIAL 0x82F63B78u  // reflected: the coefficient of x^0 is the highest bit, x^32 left out
+
 typedef struct {
     uint32_t value;          // of the bytes so far, complemented
     uint32_t table[8][256];  // table[k][b]: the effect of byte b with k bytes behind it
@@ -23,7 +25,7 @@ static inline void crc_begin(Crc* c) {
     c->value = 0xFFFFFFFFu;
     for (uint32_t b = 0; b < 256; b++) {
         uint32_t r = b;
-        for (int bit = 0; bit < 8; bit++) { r = r >> 1 ^ (r & 1 ? 0x82F63B78u : 0); }
+        for (int bit = 0; bit < 8; bit++) { r = r >> 1 ^ (r & 1 ? CRC_POLYNOMIAL : 0); }
         c->table[0][b] = r;
     }
     for (uint32_t b = 0; b < 256; b++) {
@@ -56,6 +58,30 @@ static inline uint32_t crc_of(const void* data, size_t bytes) {
     crc_begin(&c);
     crc_add(&c, data, bytes);
     return crc_end(&c);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// sums of parts, read in any order
+
+/* a * b modulo the polynomial. */
+static inline uint32_t crc_multiply(uint32_t a, uint32_t b) {
+    uint32_t product = 0;
+    for (; a; a <<= 1) {  // from the coefficient of x^0 on
+        if (a >> 31) { product ^= b; }
+        b = b >> 1 ^ (b & 1 ? CRC_POLYNOMIAL : 0);  // b * x
+    }
+    return product;
+}
+
+/* What a part adds to the checksum of the whole: its own checksum times x^(8 * the bytes behind it). The checksum of the
+ * whole is the XOR of these over all parts, in any order. */
+static inline uint32_t crc_shift(uint32_t crc, uint64_t bytes_behind) {
+    uint32_t power = 1u << 23;  // x^8, then its squares
+    for (; bytes_behind; bytes_behind >>= 1) {
+        if (bytes_behind & 1) { crc = crc_multiply(crc, power); }
+        power = crc_multiply(power, power);
+    }
+    return crc;
 }
 
 #endif

@@ -130,6 +130,11 @@ static inline char* xstrdup(const char* s) {
 // ---------------------------------------------------------------------------------------------------------------------
 // files and paths
 
+// Where a test lets a write fail or a process die; nothing in a program.
+#ifndef LLMC_FAULT_POINT
+#define LLMC_FAULT_POINT(where) ((void)0)
+#endif
+
 enum { PATH_CAP = 4096 };  // bytes of a path buffer, the terminating NUL included
 
 /* out = dir "/" name, in a buffer of PATH_CAP bytes; false and an error when it does not fit. */
@@ -174,6 +179,22 @@ static inline bool read_exact(FILE* f, void* dst, size_t bytes, const char* path
     if (got == bytes) { return true; }
     if (ferror(f)) { return fail(e, "%s: reading %s failed: %s", path, what, strerror(errno)); }
     return fail(e, "%s: %s ends after %zu bytes, wanted %zu: the file is cut short", path, what, got, bytes);
+}
+
+/* Reads exactly `bytes` bytes at an offset. pread keeps no position, so threads may share the descriptor. */
+static inline bool read_at(int fd, uint64_t offset, void* dst, size_t bytes, const char* path, const char* what, Error* e) {
+    const size_t max_read = (size_t)1 << 30;  // Linux reads at most 2^31 - 4096 bytes a call
+    char* out = (char*)dst;
+    while (bytes > 0) {
+        const ssize_t got = pread(fd, out, size_min(bytes, max_read), (off_t)offset);
+        if (got < 0 && errno == EINTR) { continue; }
+        if (got < 0) { return fail(e, "%s: reading %s failed: %s", path, what, strerror(errno)); }
+        if (got == 0) { return fail(e, "%s: %s ends %zu bytes early: the file is cut short", path, what, bytes); }
+        out += got;
+        offset += (uint64_t)got;
+        bytes -= (size_t)got;
+    }
+    return true;
 }
 
 /* The whole file with a NUL behind it (not counted in *size), or NULL. Refuses files above `max` bytes. Free with free(). */

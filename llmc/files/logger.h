@@ -18,7 +18,7 @@
 #define LLMC_LOGGER_H
 
 #include "llmc/base/utils.h"   // defines: fail, die, path_join
-#include "llmc/config.h"       // defines: ModelConfig, ParamTable
+#include "llmc/files/config_file.h"  // defines: config_fields, config_write_value
 #include "llmc/files/json.h"   // defines: json_parse, json_get, json_write_string, json_write_text, json_write_double
 #include "llmc/run/options.h"  // defines: Options, options_json, trainer_name, LLMC_VERSION
 
@@ -186,19 +186,14 @@ static inline bool log_config(Logger* g, const Options* o, int argc, char** argv
     log_argv(f, argc, argv);
     log_key(f, "options");
     options_json(f, o, true);
-    fputs(",\"model\":{\"vocab_size\":", f);
-    fprintf(f, "%d", c->vocab_size);
-    log_int(f, "hidden_size", c->hidden_size);
-    log_int(f, "intermediate_size", c->intermediate_size);
-    log_int(f, "num_hidden_layers", c->num_layers);
-    log_int(f, "num_attention_heads", c->num_heads);
-    log_int(f, "num_key_value_heads", c->num_kv_heads);
-    log_int(f, "head_dim", c->head_dim);
-    fprintf(f, ",\"tie_word_embeddings\":%s", c->tied ? "true" : "false");
-    log_double(f, "rms_norm_eps", c->rms_eps);
+    fprintf(f, ",\"model\":{\"parameters\":%zu", t->num_params);
+    for (int i = 0; i < NUM_CONFIG_FIELDS; i++) {
+        if (config_fields[i].kind == CONFIG_FIXED) { continue; }
+        log_key(f, config_fields[i].name);
+        config_write_value(f, c, &config_fields[i]);
+    }
     log_double(f, "rope_theta", c->rope_theta);
     if (c->rope_llama3) { log_double(f, "rope_factor", c->rope_factor); }
-    log_int(f, "parameters", (int64_t)t->num_params);
     fputc('}', f);
     log_int(f, "train_tokens", (int64_t)tokens);
     return logger_end(g, e);

@@ -9,7 +9,8 @@
  * tensor is refused: a bias we would not add is a model we would compute wrongly. A tied model may carry lm_head.weight
  * if it equals the embedding.
  *
- * Weights stream through a callback in pieces of at most MODEL_PIECE floats, so neither side holds a second copy.
+ * model_load() reads the weights, all threads together (tensor_stream.h); one that is not finite is refused. model_save()
+ * writes such a folder.
  */
 #ifndef LLMC_MODEL_FOLDER_H
 #define LLMC_MODEL_FOLDER_H
@@ -17,47 +18,15 @@
 #include "llmc/base/utils.h"
 
 #include "llmc/config.h"
+#include "llmc/files/config_file.h"
+#include "llmc/files/file_sums.h"
 #include "llmc/files/safetensors.h"
+#include "llmc/files/tensor_stream.h"
 
-enum {
-    MODEL_PIECE = 1 << 20,   // floats given to a sink or asked of a source at a time
-    MODEL_MAX_SHARDS = 512,  // files of a model; each keeps a descriptor while it is open
-};
+enum { MODEL_MAX_SHARDS = 512 };  // files of a model; each keeps a descriptor while it is open
 #ifndef MODEL_SHARD_BYTES
 #define MODEL_SHARD_BYTES 5000000000ull  // a file that model_save() writes is at most this long, as transformers' are
 #endif
-
-/* Receives n elements of p, from element `first` on. */
-typedef bool (*TensorSink)(void* ctx, const Param* p, size_t first, size_t n, const float* src, Error* e);
-/* Gives n elements of p, from element `first` on. */
-typedef bool (*TensorSource)(void* ctx, const Param* p, size_t first, size_t n, float* dst, Error* e);
-
-/* What a checkpoint remembers of a file. */
-typedef struct {
-    char name[256];  // inside of the folder
-    uint64_t size;
-    uint32_t crc;
-} FileSum;
-
-typedef struct {
-    FileSum* items;
-    size_t count;
-} FileSums;
-
-static inline void file_sums_add(FileSums* sums, const char* name, uint64_t size, uint32_t crc) {
-    if (!sums) { return; }
-    sums->items = (FileSum*)xrealloc(sums->items, (sums->count + 1) * sizeof(FileSum));
-    FileSum* s = &sums->items[sums->count++];
-    memset(s, 0, sizeof *s);
-    memcpy(s->name, name, size_min(strlen(name), sizeof s->name - 1));
-    s->size = size;
-    s->crc = crc;
-}
-
-static inline void file_sums_free(FileSums* sums) {
-    free(sums->items);
-    memset(sums, 0, sizeof *sums);
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // reading
@@ -216,10 +185,8 @@ static inline bool model_match(const ModelFiles* m, const char* dir, const Model
     for (size_t i = 0; i < m->count; i++) {
         for (size_t k = 0; k < m->shards[i].count; k++) {
             const char* name = m->shards[i].tensors[k].name;
-            bool found = model_ignores(name) || (c->tied && strcmp(name, "lm_head.weight") == 0);
-            for (int n = 0; !found && n < t->count; n++) { found = strcmp(name, t->items[n].name) == 0; }
             char shown[100];
-            if (!found) {
+            if (!model_ignores(name) && !(c->tied && strcmp(name, "lm_head.weight") == 0) && !param_find(t, name)) {
                 return fail(e, "%s: tensor \"%s\" is no part of a Llama with this config.json, wanted only its %d tensors",
                             m->shards[i].path, show_text(shown, sizeof shown, name, strlen(name)), t->count);
             }
@@ -249,15 +216,15 @@ static inline bool model_check(const char* dir, ModelConfig* c, Error* e) {
 }
 
 /* A tied model's lm_head.weight, where there is one, equals the embedding value for value. */
-static inline bool model_check_tied_head(const ModelFiles* m, const ParamTable* t, float* piece, Error* e) {
+static inline bool model_check_tied_head(const ModelFiles* m, const ParamTable* t, Error* e) {
+    enum { PIECE = 4096 };
     const SafeTensors *file = NULL, *head_file = NULL;
     const SafeTensor* head = model_find(m, "lm_head.weight", &head_file);
     const SafeTensor* embedding = model_find(m, t->items[0].name, &file);
     if (!head) { return true; }
-    float* a = piece;
-    float* b = piece + MODEL_PIECE / 2;
-    for (size_t i = 0; i < head->count; i += MODEL_PIECE / 2) {
-        const size_t n = size_min(head->count - i, MODEL_PIECE / 2);
+    float a[PIECE], b[PIECE];
+    for (size_t i = 0; i < head->count; i += PIECE) {
+        const size_t n = size_min(head->count - i, PIECE);
         if (!safetensors_read_f32(head_file, head, i, n, a, e) || !safetensors_read_f32(file, embedding, i, n, b, e)) {
             return false;
         }
@@ -272,25 +239,75 @@ static inline bool model_check_tied_head(const ModelFiles* m, const ParamTable* 
     return true;
 }
 
-/* Gives every weight of the folder, as floats, to the sink, in the order of the table. `c` and `t` are the folder's
- * (model_check); they are checked again, since a file may have changed. */
-static inline bool model_load(const char* dir, const ModelConfig* c, const ParamTable* t, TensorSink sink, void* ctx,
-                              Error* e) {
-    ModelFiles m;
-    float* piece = (float*)xmalloc(MODEL_PIECE * sizeof(float));
-    bool ok = model_open(&m, dir, e) && model_match(&m, dir, c, t, e) && (!c->tied || model_check_tied_head(&m, t, piece, e));
-    for (int i = 0; ok && i < t->count; i++) {
-        const Param* p = &t->items[i];
-        const SafeTensors* file = NULL;
-        const SafeTensor* s = model_find(&m, p->name, &file);
-        for (size_t first = 0; ok && first < s->count; first += MODEL_PIECE) {
-            const size_t n = size_min(s->count - first, MODEL_PIECE);
-            ok = safetensors_read_f32(file, s, first, n, piece, e) && sink(ctx, p, first, n, piece, e);
+/* What is to be read of the opened files: every weight, in the order of the table, for the sink. With `sums`, one for each
+ * file, all other bytes as well, so that each file's checksum comes out. */
+static inline TensorPieces model_pieces(const ModelFiles* m, const ParamTable* t, uint32_t* sums, TensorSink sink, void* ctx) {
+    TensorPieces list = {NULL, 0};
+    TensorPiece piece;
+    memset(&piece, 0, sizeof piece);
+    piece.sink = sink;
+    piece.ctx = ctx;
+    for (int i = 0; i < t->count; i++) {
+        piece.param = &t->items[i];
+        piece.tensor = model_find(m, piece.param->name, &piece.file);
+        piece.n = piece.tensor->count;
+        piece.sum = sums ? &sums[piece.file - m->shards] : NULL;
+        tensor_pieces_add(&list, piece);
+    }
+    memset(&piece, 0, sizeof piece);
+    for (size_t i = 0; sums && i < m->count; i++) {
+        const SafeTensors* file = piece.file = &m->shards[i];
+        piece.sum = &sums[i];
+        piece.at = 0;
+        piece.n = file->data_start;
+        tensor_pieces_add(&list, piece);
+        for (size_t k = 0; k < file->count; k++) {
+            const SafeTensor* tensor = &file->tensors[k];
+            if (param_find(t, tensor->name)) { continue; }
+            piece.at = tensor->begin;
+            piece.n = safe_bytes(tensor);
+            tensor_pieces_add(&list, piece);
         }
     }
-    free(piece);
+    return list;
+}
+
+/* The files have the checksums that `wanted` remembers. */
+static inline bool model_check_sums(const ModelFiles* m, const uint32_t* sums, const FileSums* wanted, Error* e) {
+    for (size_t i = 0; i < m->count; i++) {
+        const char* path = m->shards[i].path;
+        const FileSum* file = file_sums_find(wanted, file_name(path));
+        if (!file) { return fail(e, "%s: is not listed in trainer_state.json, wanted its checksum there", path); }
+        if (!file_sum_check(file, path, sums[i], e)) { return false; }
+    }
+    return true;
+}
+
+/* Gives every weight of the folder, as floats, to the sink, in the order of the table. `c` and `t` are the folder's
+ * (model_check); they are checked again, since a file may have changed. `wanted` (or NULL): the files' checksums. Where this
+ * fails, what the sink has got is of no use. */
+static inline bool model_load_sums(const char* dir, const ModelConfig* c, const ParamTable* t, const FileSums* wanted,
+                                   TensorSink sink, void* ctx, Error* e) {
+    ModelFiles m;
+    Error not_finite = NO_ERROR;
+    if (!model_open(&m, dir, e) || !model_match(&m, dir, c, t, e) || (c->tied && !model_check_tied_head(&m, t, e))) {
+        model_close(&m);
+        return false;
+    }
+    uint32_t* sums = (uint32_t*)xcalloc(m.count, sizeof(uint32_t));
+    TensorPieces pieces = model_pieces(&m, t, wanted ? sums : NULL, sink, ctx);
+    bool ok = tensor_pieces_read(&pieces, &not_finite, e);
+    ok = ok && (!wanted || model_check_sums(&m, sums, wanted, e));
+    ok = ok && (!not_finite.msg[0] || fail(e, "%s", not_finite.msg));
+    tensor_pieces_free(&pieces);
+    free(sums);
     model_close(&m);
     return ok;
+}
+
+static inline bool model_load(const char* dir, const ModelConfig* c, const ParamTable* t, TensorSink sink, void* ctx,
+                              Error* e) {
+    return model_load_sums(dir, c, t, NULL, sink, ctx, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -314,15 +331,12 @@ static inline bool model_save_shard(const char* dir, const char* name, const Par
     bool ok = safewriter_open(&w, path, tensors, (size_t)(last - first), e);
     free(tensors);
     if (!ok) { return false; }
-    float* piece = (float*)xmalloc(MODEL_PIECE * sizeof(float));
+    float* buffer = (float*)xmalloc(MODEL_PIECE * sizeof(float));
     for (int i = first; ok && i < last; i++) {
         const Param* p = &t->items[i];
-        for (size_t at = 0; ok && at < param_size(p); at += MODEL_PIECE) {
-            const size_t n = size_min(param_size(p) - at, MODEL_PIECE);
-            ok = source(ctx, p, at, n, piece, e) && safewriter_f32(&w, dtype, piece, n, e);
-        }
+        ok = tensor_write(&w, dtype, p, 0, param_size(p), source, ctx, buffer, e);
     }
-    free(piece);
+    free(buffer);
     ok = ok && safewriter_finish(&w, e);
     if (!ok) { safewriter_abort(&w); }
     if (ok) { file_sums_add(sums, name, w.written, crc_end(&w.crc)); }
@@ -359,28 +373,14 @@ static inline bool model_save_index(const char* dir, const ParamTable* t, size_t
     return close_output(f, path, e);
 }
 
-/* generation_config.json: the ids that start and end a text. One that was copied from the source model stays. */
-static inline bool model_save_generation(const char* dir, const ModelConfig* c, Error* e) {
-    char path[PATH_CAP];
-    if (!path_join(path, dir, "generation_config.json", e)) { return false; }
-    if (file_exists(path)) { return true; }
-    FILE* f = fopen(path, "wb");
-    if (!f) { return fail(e, "%s: cannot make the file: %s", path, strerror(errno)); }
-    fputs("{\n", f);
-    config_write_ids(f, c);
-    fputs("  \"_from_model_config\": true\n}\n", f);
-    return close_output(f, path, e);
-}
-
-/* Writes config.json, the weights (model.safetensors, or shards with an index above MODEL_SHARD_BYTES) rounded to dtype
- * "F32", "BF16" or "F16", and generation_config.json into an existing folder; all are flushed to the disk. Sizes and
- * checksums of the weight files are appended to `sums` where that is not NULL. */
-static inline bool model_save_sums(const char* dir, const ModelConfig* c, const ParamTable* t, const char* dtype_name,
-                                   TensorSource source, void* ctx, FileSums* sums, Error* e) {
-    const SafeDtype dtype = safe_dtype(dtype_name);
+/* Writes config.json and the weights (model.safetensors, or shards with an index above MODEL_SHARD_BYTES) rounded to dtype
+ * F32, BF16 or F16 into an existing folder; all are flushed to the disk. Sizes and checksums of the weight files are
+ * appended to `sums` where that is not NULL. */
+static inline bool model_save_weights(const char* dir, const ModelConfig* c, const ParamTable* t, SafeDtype dtype,
+                                      TensorSource source, void* ctx, FileSums* sums, Error* e) {
     const size_t element_bytes = safe_dtypes[dtype].bytes;
     char path[PATH_CAP], name[64];
-    if (!path_join(path, dir, "config.json", e) || !config_write(c, path, dtype_name, e)) { return false; }
+    if (!path_join(path, dir, "config.json", e) || !config_write(c, path, dtype, e)) { return false; }
     int shards = 0;
     for (int first = 0; first < t->count; first = model_shard_end(t, first, element_bytes)) { shards++; }
     // the other kind of weights, from an earlier save into the same folder, would contradict these
@@ -394,13 +394,26 @@ static inline bool model_save_sums(const char* dir, const ModelConfig* c, const 
         }
         first = last;
     }
-    if (shards > 1 && !model_save_index(dir, t, element_bytes, shards, e)) { return false; }
-    return model_save_generation(dir, c, e);
+    return shards == 1 || model_save_index(dir, t, element_bytes, shards, e);
 }
 
-static inline bool model_save(const char* dir, const ModelConfig* c, const ParamTable* t, const char* dtype,
-                              TensorSource source, void* ctx, Error* e) {
-    return model_save_sums(dir, c, t, dtype, source, ctx, NULL, e);
+/* generation_config.json: the ids that start and end a text. One that is there already stays. */
+static inline bool model_save_generation(const char* dir, const ModelConfig* c, Error* e) {
+    char path[PATH_CAP];
+    if (!path_join(path, dir, "generation_config.json", e)) { return false; }
+    if (file_exists(path)) { return true; }
+    FILE* f = fopen(path, "wb");
+    if (!f) { return fail(e, "%s: cannot make the file: %s", path, strerror(errno)); }
+    fputs("{\n", f);
+    config_write_ids(f, c);
+    fputs("  \"_from_model_config\": true\n}\n", f);
+    return close_output(f, path, e);
+}
+
+/* Writes a whole model folder. */
+static inline bool model_save(const char* dir, const ModelConfig* c, const ParamTable* t, SafeDtype dtype, TensorSource source,
+                              void* ctx, Error* e) {
+    return model_save_weights(dir, c, t, dtype, source, ctx, NULL, e) && model_save_generation(dir, c, e);
 }
 
 #endif

@@ -18,11 +18,6 @@
 #include "llmc/base/float16.h"
 #include "llmc/files/json.h"
 
-// Where a test lets a write fail or a process die; nothing in a program.
-#ifndef LLMC_FAULT_POINT
-#define LLMC_FAULT_POINT(where) ((void)0)
-#endif
-
 enum {
     SAFE_MAX_HEADER = 100000000,
     SAFE_MAX_DIMS = 8,
@@ -67,6 +62,8 @@ typedef struct {
 typedef struct {
     char* path;
     int fd;
+    uint64_t size;        // of the file,
+    uint64_t data_start;  // and where the tensors begin in it
     Json header;
     SafeTensor* tensors;  // sorted by name
     size_t count;
@@ -99,26 +96,9 @@ static inline void safetensors_close(SafeTensors* st) {
     memset(st, 0, sizeof *st);
 }
 
-/* Reads `bytes` bytes at an offset of the file; pread keeps no position, so threads do not disturb each other. */
-static inline bool safetensors_read_at(const SafeTensors* st, uint64_t offset, void* dst, size_t bytes, const char* what,
-                                       Error* e) {
-    const size_t max_read = (size_t)1 << 30;  // Linux reads at most 2^31 - 4096 bytes a call
-    char* out = (char*)dst;
-    while (bytes > 0) {
-        ssize_t got = pread(st->fd, out, size_min(bytes, max_read), (off_t)offset);
-        if (got < 0 && errno == EINTR) { continue; }
-        if (got < 0) { return fail(e, "%s: reading %s failed: %s", st->path, what, strerror(errno)); }
-        if (got == 0) { return fail(e, "%s: %s ends %zu bytes early: the file is cut short", st->path, what, bytes); }
-        out += got;
-        offset += (uint64_t)got;
-        bytes -= (size_t)got;
-    }
-    return true;
-}
-
-/* One member of the header. `data_size` is the size of everything behind the header. */
-static inline bool safetensors_parse_tensor(SafeTensors* st, const JsonNode* n, uint64_t data_start, uint64_t data_size,
-                                            SafeTensor* t, Error* e) {
+/* One member of the header. */
+static inline bool safetensors_parse_tensor(SafeTensors* st, const JsonNode* n, SafeTensor* t, Error* e) {
+    const uint64_t data_size = st->size - st->data_start;
     const Json* j = &st->header;
     size_t name_len = 0;
     char shown[100];
@@ -127,7 +107,7 @@ static inline bool safetensors_parse_tensor(SafeTensors* st, const JsonNode* n, 
     if (strlen(t->name) != name_len) { return fail(e, "%s: tensor name \"%s\" holds a NUL", st->path, shown); }
     const char* dtype = NULL;
     if (n->type != JSON_OBJECT) {
-        return fail(e, "%s: tensor \"%s\" is no object, wanted dtype, shape and data_offsets", st->path, shown);
+        return fail(e, "%s: tensor \"%s\" is not an object, wanted dtype, shape and data_offsets", st->path, shown);
     }
     if (json_length(n) != 3) {
         return fail(e, "%s: tensor \"%s\" has %zu fields, wanted dtype, shape and data_offsets", st->path, shown,
@@ -170,7 +150,7 @@ static inline bool safetensors_parse_tensor(SafeTensors* st, const JsonNode* n, 
                     (unsigned long long)(range[1] - range[0]), (unsigned long long)bytes);
     }
     t->count = (size_t)count;
-    t->begin = data_start + range[0];
+    t->begin = st->data_start + range[0];
     return true;
 }
 
@@ -185,12 +165,12 @@ static inline int safe_compare_name(const void* a, const void* b) {
     return strcmp(((const SafeTensor*)a)->name, ((const SafeTensor*)b)->name);
 }
 
-static inline bool safetensors_parse_header(SafeTensors* st, char* text, size_t length, uint64_t file_size, Error* e) {
-    const uint64_t data_start = 8 + (uint64_t)length;
+static inline bool safetensors_parse_header(SafeTensors* st, char* text, size_t length, Error* e) {
+    st->data_start = 8 + (uint64_t)length;
     if (!json_parse(&st->header, text, length, st->path, e)) { return false; }
     const Json* j = &st->header;
     const JsonNode* root = json_root(j);
-    if (root->type != JSON_OBJECT) { return fail(e, "%s: the header is no JSON object", st->path); }
+    if (root->type != JSON_OBJECT) { return fail(e, "%s: the header is not a JSON object", st->path); }
     st->tensors = (SafeTensor*)calloc(json_length(root) + 1, sizeof(SafeTensor));
     if (!st->tensors) { return fail(e, "%s: out of memory for %zu tensors", st->path, json_length(root)); }
     for (const JsonNode* n = json_first(j, root); n; n = json_next(j, n)) {
@@ -200,25 +180,26 @@ static inline bool safetensors_parse_header(SafeTensors* st, char* text, size_t 
             bool ok = n->type == JSON_OBJECT;
             for (const JsonNode* m = json_first(j, n); ok && m; m = json_next(j, m)) { ok = m->type == JSON_STRING; }
             if (!ok) { return json_wanted(j, root, "__metadata__", e, "an object of strings"); }
-        } else if (!safetensors_parse_tensor(st, n, data_start, file_size - data_start, &st->tensors[st->count++], e)) {
+        } else if (!safetensors_parse_tensor(st, n, &st->tensors[st->count++], e)) {
             return false;
         }
     }
     qsort(st->tensors, st->count, sizeof(SafeTensor), safe_compare_place);
-    uint64_t end = data_start;
+    uint64_t end = st->data_start;
     for (size_t i = 0; i < st->count; i++) {
         const SafeTensor* t = &st->tensors[i];
         if (t->begin != end) {
             char shown[100];
             return fail(e, "%s: %s.data_offsets start at byte %llu, wanted %llu: tensors %s", st->path,
-                        show_text(shown, sizeof shown, t->name, strlen(t->name)), (unsigned long long)(t->begin - data_start),
-                        (unsigned long long)(end - data_start), t->begin < end ? "overlap" : "leave a hole");
+                        show_text(shown, sizeof shown, t->name, strlen(t->name)),
+                        (unsigned long long)(t->begin - st->data_start), (unsigned long long)(end - st->data_start),
+                        t->begin < end ? "overlap" : "leave a hole");
         }
         end += safe_bytes(t);
     }
-    if (end != file_size) {
+    if (end != st->size) {
         return fail(e, "%s: the tensors end at byte %llu, but the file at byte %llu", st->path, (unsigned long long)end,
-                    (unsigned long long)file_size);
+                    (unsigned long long)st->size);
     }
     qsort(st->tensors, st->count, sizeof(SafeTensor), safe_compare_name);
     return true;
@@ -235,10 +216,10 @@ static inline bool safetensors_open(SafeTensors* st, const char* path, Error* e)
     if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
         return fail(e, "%s: is %s, wanted a safetensors file", path, S_ISDIR(info.st_mode) ? "a folder" : "not a regular file");
     }
-    const uint64_t file_size = (uint64_t)info.st_size;
+    const uint64_t file_size = st->size = (uint64_t)info.st_size;
     char head[32];
     const size_t have = file_size < sizeof head ? (size_t)file_size : sizeof head;
-    if (!safetensors_read_at(st, 0, head, have, "the first bytes", e)) { return false; }
+    if (!read_at(fd, 0, head, have, path, "the first bytes", e)) { return false; }
     const char* kind = file_looks_like(head, have);
     if (kind && strcmp(kind, "a safetensors file") != 0) { return fail(e, "%s: is %s, wanted a safetensors file", path, kind); }
     if (file_size < 8) { return fail(e, "%s: is %zu bytes long, wanted a safetensors file", path, have); }
@@ -252,12 +233,12 @@ static inline bool safetensors_open(SafeTensors* st, const char* path, Error* e)
     if (length < 2 || head[8] != '{') { return fail(e, "%s: the header does not start with '{'", path); }
     char* text = (char*)malloc((size_t)length + 1);
     if (!text) { return fail(e, "%s: out of memory for its header of %llu bytes", path, (unsigned long long)length); }
-    if (!safetensors_read_at(st, 8, text, (size_t)length, "the header", e)) {
+    if (!read_at(fd, 8, text, (size_t)length, path, "the header", e)) {
         free(text);
         return false;
     }
     text[length] = 0;
-    return safetensors_parse_header(st, text, (size_t)length, file_size, e);
+    return safetensors_parse_header(st, text, (size_t)length, e);
 }
 
 /* The tensor of this name, or NULL. */
@@ -282,13 +263,17 @@ static inline bool safetensors_read_raw(const SafeTensors* st, const SafeTensor*
     if (first > t->count || n > t->count - first) {
         return fail(e, "%s: %s has %zu elements, wanted %zu from %zu on", st->path, t->name, t->count, n, first);
     }
-    return safetensors_read_at(st, t->begin + first * size, dst, n * size, t->name, e);
+    return read_at(st->fd, t->begin + first * size, dst, n * size, st->path, t->name, e);
 }
 
-/* Elements [first, first + n) of an F32, BF16 or F16 tensor as floats, exactly. */
-static inline bool safetensors_read_f32(const SafeTensors* st, const SafeTensor* t, size_t first, size_t n, float* dst,
-                                        Error* e) {
-    if (t->dtype == SAFE_F32) { return safetensors_read_raw(st, t, first, n, dst, e); }
+/* Elements [first, first + n) of an F32, BF16 or F16 tensor as floats, exactly. `sum` (or NULL) takes in the file's bytes. */
+static inline bool safetensors_read_sum(const SafeTensors* st, const SafeTensor* t, size_t first, size_t n, float* dst,
+                                        Crc* sum, Error* e) {
+    if (t->dtype == SAFE_F32) {
+        const bool ok = safetensors_read_raw(st, t, first, n, dst, e);
+        if (ok && sum) { crc_add(sum, dst, n * sizeof(float)); }
+        return ok;
+    }
     if (t->dtype != SAFE_BF16 && t->dtype != SAFE_F16) {
         return fail(e, "%s: %s.dtype is %s, wanted F32, BF16 or F16", st->path, t->name, safe_dtypes[t->dtype].name);
     }
@@ -296,6 +281,7 @@ static inline bool safetensors_read_f32(const SafeTensors* st, const SafeTensor*
     while (n > 0) {
         const size_t m = size_min(n, SAFE_PIECE);
         if (!safetensors_read_raw(st, t, first, m, piece, e)) { return false; }
+        if (sum) { crc_add(sum, piece, m * sizeof *piece); }
         if (t->dtype == SAFE_BF16) {
             for (size_t i = 0; i < m; i++) { dst[i] = f32_from_bf16(piece[i]); }
         } else {
@@ -306,6 +292,11 @@ static inline bool safetensors_read_f32(const SafeTensors* st, const SafeTensor*
         n -= m;
     }
     return true;
+}
+
+static inline bool safetensors_read_f32(const SafeTensors* st, const SafeTensor* t, size_t first, size_t n, float* dst,
+                                        Error* e) {
+    return safetensors_read_sum(st, t, first, n, dst, NULL, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

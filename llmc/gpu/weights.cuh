@@ -122,12 +122,12 @@ static inline void weights_init(WeightArena* a, const ParamTable* t, const Model
 }
 
 static inline StateSlot weights_slot(WeightArena* a, SlotKind kind) {
-    const char* moment = a->bf16_moments ? "BF16" : "F32";
+    const SafeDtype moment = a->bf16_moments ? SAFE_BF16 : SAFE_F32;
     switch (kind) {
         case SLOT_M: return {slot_names[kind], moment, fetch_moment<SLOT_M>, store_moment<SLOT_M>, a};
         case SLOT_V: return {slot_names[kind], moment, fetch_moment<SLOT_V>, store_moment<SLOT_V>, a};
-        case SLOT_MASTER: return {slot_names[kind], "F32", fetch_master, store_weights, a};
-        default: return {slot_names[kind], "F32", fetch_weights, store_weights, a};
+        case SLOT_MASTER: return {slot_names[kind], SAFE_F32, fetch_master, store_weights, a};
+        default: return {slot_names[kind], SAFE_F32, fetch_weights, store_weights, a};
     }
 }
 

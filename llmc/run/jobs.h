@@ -46,10 +46,9 @@ static inline void job_check_memory(const Trainer* t, const Session* s, FILE* sc
 /* A model with the weights of the session's folder, or fresh ones. */
 static inline void* job_open_model(const Trainer* t, const Session* s) {
     void* model = t->create(t, s);
-    Error e = NO_ERROR;
     if (s->model_dir[0]) {
         const StateSlot weights = t->slot(model, SLOT_WEIGHTS);
-        must(model_load(s->model_dir, &s->config, &s->table, weights.sink, weights.ctx, &e), &e);
+        session_load_weights(s, weights.sink, weights.ctx);
     } else {
         t->init(model, (uint64_t)s->options.seed);
     }

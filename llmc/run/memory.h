@@ -98,7 +98,7 @@ static inline bool memory_check(const MemoryTable* m, uint64_t have, const char*
     if (!memory_find_fit(hint, sizeof hint, o, ranks, have, need, ctx)) {
         snprintf(hint, sizeof hint, "no --batch or --seq fits: the model itself is too large, try a smaller --model");
     }
-    return fail(e, "%s: the run needs %s and %s can be had, %s too little\n  hint: %s", where, text_bytes(total, a, sizeof a),
+    return fail(e, "%s: needs %s, %s available (%s short)\n  hint: %s", where, text_bytes(total, a, sizeof a),
                 text_bytes(have, b, sizeof b), text_bytes(total - have, c, sizeof c), hint);
 }
 

@@ -2,8 +2,9 @@
  * tokenizer and the data come from, the checks among them, the log, and the files of a checkpoint.
  *
  * Order of session_open(), so that the first error is the one that matters and nothing is written before all is checked:
- *   options -> the checkpoint to resume, whose options are taken over -> the model's folder, whole, or the preset ->
- *   tokenizer -> data files -> plan. Then the trainer checks its memory, and session_begin() locks and opens --out.
+ *   flags -> the checkpoint to resume, whose options are taken over -> the model's folder, whole, or the preset ->
+ *   tokenizer -> data files -> plan. Then the trainer checks its memory, session_lock() takes --out, session_load_weights()
+ *   fills the model, and session_begin() opens the log.
  *
  * --model may be a folder, a folder of checkpoints (the newest whole one is taken), or a preset. The jobs that need a
  * trained model take the newest checkpoint of --out where --model is not given.
@@ -14,15 +15,15 @@
 
 #include "llmc/base/utils.h"
 
-#include "llmc/files/checkpoint.h"
 #include "llmc/config.h"
+#include "llmc/files/checkpoint.h"
 #include "llmc/files/dataloader.h"
 #include "llmc/files/logger.h"
-#include "llmc/run/options.h"
+#include "llmc/run/prompt.h"
 #include "llmc/run/machine.h"
 #include "llmc/run/memory.h"
+#include "llmc/run/options.h"
 #include "llmc/run/plan.h"
-#include "llmc/run/prompt.h"
 #include "llmc/run/scheduler.h"
 #include "llmc/run/screen.h"
 #include "llmc/run/signals.h"
@@ -32,9 +33,11 @@
 
 typedef enum { JOB_TRAIN, JOB_DRY_RUN, JOB_EVAL, JOB_GENERATE, JOB_CHAT } Job;
 
+/* Whether a job sets up training: the dry run does so without training. The others need a model that is trained. */
 static inline bool job_trains(Job job) { return job == JOB_TRAIN || job == JOB_DRY_RUN; }
 
 typedef struct {
+    // the command line
     Options options;
     int argc;
     char** argv;
@@ -42,95 +45,40 @@ typedef struct {
     Job job;
     int rank, ranks;
 
+    // the model, and what it starts from
     ModelConfig config;
     ParamTable table;
     char model_dir[PATH_CAP];  // holds the weights to start from; "": a new model
-    bool resumed;              // model_dir is the checkpoint that this run goes on from
-    bool saved_master;         // and its weights are rounded: the exact ones are in its state, as "master"
-    TrainerState state;        // of the run; the trainer keeps it up to date
+    FileSums sums;         // of the files there, checked while they are loaded; none: nobody knows them, or all were checked
+    SideFiles side_files;  // of that folder, for the checkpoints of this run
+    bool resumed;          // model_dir is the checkpoint that this run goes on from
+    bool saved_master;     // its weights are rounded: the exact ones are in its state, as "master"
 
+    // text and data
     Tokenizer tokenizer;
     bool has_tokenizer;
     DataLoader train, val;
     bool has_train, has_val;
 
-    Plan plan;  // while --minutes is not settled, of as many steps as one epoch has
+    // the run
+    Plan plan;              // while --minutes is not settled, of as many steps as one epoch has
+    TrainerState state;     // the trainer keeps it up to date
+    char newest[PATH_CAP];  // the checkpoint that was saved last, or resumed; "": none yet
     int lock;
     Logger log;
     char machine[256];
 } Session;
 
 // ---------------------------------------------------------------------------------------------------------------------
-// opening
+// flags
 
-/* True where `dir` holds a file of this name. */
-static inline bool folder_has(const char* dir, const char* name) {
-    char path[PATH_CAP];
-    Error ignored = NO_ERROR;
-    return path_join(path, dir, name, &ignored) && file_exists(path);
-}
-
-/* The model that a job other than training uses: --model, where it is a folder of checkpoints its newest, or that of
- * --out. Only the model is taken over from a checkpoint, not its run. */
-static inline void session_find_checkpoint(Session* s, const char* folder) {
-    Error e = NO_ERROR;
-    TrainerState found;
-    must(checkpoint_open(folder, s->model_dir, &found, &e), &e);
-    trainer_state_free(&found);
-    fprintf(stderr, "using %s\n", s->model_dir);
-}
-
-/* Finds the checkpoint to go on from and takes its options over. Without one in --out the run starts anew, so that a
- * script may always say --resume. */
-static inline void session_resume(Session* s) {
-    Options* o = &s->options;
-    Error e = NO_ERROR;
-    if (*o->resume) {
-        must(checkpoint_open(o->resume, s->model_dir, &s->state, &e), &e);
-    } else {
-        must(checkpoint_find(o->out, s->model_dir, &s->state, &e), &e);
-        if (!s->model_dir[0]) {
-            fprintf(stderr, "%s holds no checkpoint yet: starting at step 0\n", o->out);
-            return;
-        }
-    }
-    s->resumed = true;
-    const Json* j = &s->state.json;
-    const JsonNode* saved = s->state.saved_options;
-    size_t len = 0;
-    const char* dtype = json_string(j, json_get(j, saved, "export_dtype"), &len);
-    s->saved_master = dtype && (strcmp(dtype, "bf16") == 0 || strcmp(dtype, "f16") == 0);
-    const char* model = json_string(j, json_get(j, saved, "model"), &len);
-    if (o->given[OPT_model] && model && strcmp(o->model, model) != 0) {
-        warn("--model: %s is not used, the run goes on with the model of %s", o->model, s->model_dir);
-        o->given[OPT_model] = false;
-    }
-    must(options_merge(o, j, saved, &e), &e);
-}
-
-/* Where the weights come from: fills model_dir and, where it is a folder, config. */
-static inline void session_find_model(Session* s) {
-    Options* o = &s->options;
-    Error e = NO_ERROR;
-    const bool needs_trained = s->job == JOB_GENERATE || s->job == JOB_CHAT || s->job == JOB_EVAL;
-    if (o->resume && !needs_trained) { session_resume(s); }
-    if (!s->resumed) {
-        ModelConfig preset;
-        if (needs_trained && !o->given[OPT_model]) {
-            session_find_checkpoint(s, o->out);
-        } else if (is_directory(o->model) && !folder_has(o->model, "config.json")) {
-            session_find_checkpoint(s, o->model);
-        } else if (is_directory(o->model)) {
-            snprintf(s->model_dir, sizeof s->model_dir, "%s", o->model);
-        } else if (!config_preset(&preset, o->model, 1)) {
-            die("--model: %s is neither a folder nor a preset, wanted a Hugging Face folder, dN, llama3.2-1b, llama3.2-3b, "
-                "llama3.1-8b or llama3.1-70b",
-                o->model);
-        } else if (needs_trained) {
-            die("--model: %s is a preset, an untrained model, wanted a folder with weights", o->model);
-        }
-    }
-    if (s->model_dir[0]) { must(model_check(s->model_dir, &s->config, &e), &e); }
+/* Parses the command line; --help, --version and wrong usage end here. */
+static inline void session_flags(Session* s, int argc, char** argv, OptionScope trainer) {
+    const Options* o = &s->options;
+    s->argc = argc;
+    s->argv = argv;
+    options_or_exit(&s->options, argc, argv, trainer);
+    s->job = o->generate ? JOB_GENERATE : o->chat ? JOB_CHAT : o->eval ? JOB_EVAL : o->dry_run ? JOB_DRY_RUN : JOB_TRAIN;
 }
 
 #define DEFAULT_DATA "dev/data/tinytales/"
@@ -151,6 +99,105 @@ static inline bool default_data(Options* o, Error* e) {
     return true;
 }
 
+// ---------------------------------------------------------------------------------------------------------------------
+// weights
+
+/* Keeps of a checkpoint's state what loading its weights needs. */
+static inline void session_take_sums(Session* s, TrainerState* found) {
+    s->sums = found->files;
+    memset(&found->files, 0, sizeof found->files);
+    trainer_state_free(found);
+}
+
+/* The newest checkpoint of a folder of checkpoints. Only the model is taken over from it, not its run. */
+static inline void session_find_checkpoint(Session* s, const char* folder) {
+    Error e = NO_ERROR;
+    TrainerState found;
+    must(checkpoint_open(folder, CHECKPOINT_MODEL, s->model_dir, &found, &e), &e);
+    session_take_sums(s, &found);
+    fprintf(stderr, "using %s\n", s->model_dir);
+}
+
+/* A model's folder that was named outright. Where it is a checkpoint, the weights must be those that were saved; its other
+ * files are the user's to change. */
+static inline void session_take_folder(Session* s, const char* folder) {
+    char path[PATH_CAP];
+    Error e = NO_ERROR;
+    snprintf(s->model_dir, sizeof s->model_dir, "%s", folder);
+    if (!folder_has(folder, "trainer_state.json")) { return; }
+    TrainerState found;
+    must(path_join(path, folder, "trainer_state.json", &e) && trainer_state_read(&found, path, &e), &e);
+    session_take_sums(s, &found);
+}
+
+/* Finds the checkpoint to go on from and takes its options over. Without one in --out the run starts anew, so that a
+ * script may always say --resume. */
+static inline void session_resume(Session* s) {
+    Options* o = &s->options;
+    Error e = NO_ERROR;
+    if (*o->resume) {
+        must(checkpoint_open(o->resume, CHECKPOINT_RUN, s->model_dir, &s->state, &e), &e);
+    } else {
+        must(checkpoint_find(o->out, CHECKPOINT_RUN, s->model_dir, &s->state, &e), &e);
+        if (!s->model_dir[0]) {
+            fprintf(stderr, "%s holds no checkpoint yet: starting at step 0\n", o->out);
+            return;
+        }
+    }
+    s->resumed = true;
+    snprintf(s->newest, sizeof s->newest, "%s", s->model_dir);
+    const Json* j = &s->state.json;
+    const JsonNode* saved = s->state.saved_options;
+    size_t len = 0;
+    const char* dtype = json_string(j, json_get(j, saved, "export_dtype"), &len);
+    s->saved_master = dtype && (strcmp(dtype, "bf16") == 0 || strcmp(dtype, "f16") == 0);
+    const char* model = json_string(j, json_get(j, saved, "model"), &len);
+    if (o->given[OPT_model] && model && strcmp(o->model, model) != 0) {
+        warn("--model: %s is not used, the run goes on with the model of %s", o->model, s->model_dir);
+        o->given[OPT_model] = false;
+    }
+    must(options_merge(o, j, saved, &e), &e);
+}
+
+/* What --model says, or for a job that needs a trained model --out. */
+static inline void session_find_start(Session* s) {
+    const Options* o = &s->options;
+    ModelConfig preset;
+    if (!job_trains(s->job) && !o->given[OPT_model]) {
+        session_find_checkpoint(s, o->out);
+    } else if (is_directory(o->model) && !folder_has(o->model, "config.json")) {
+        session_find_checkpoint(s, o->model);
+    } else if (is_directory(o->model)) {
+        session_take_folder(s, o->model);
+    } else if (!config_preset(&preset, o->model, 1)) {
+        die("--model: %s is neither a folder nor a preset, wanted a Hugging Face folder, dN, llama3.2-1b, llama3.2-3b, "
+            "llama3.1-8b or llama3.1-70b",
+            o->model);
+    } else if (!job_trains(s->job)) {
+        die("--model: %s is a preset, an untrained model, wanted a folder with weights", o->model);
+    }
+}
+
+/* Where the weights come from: fills model_dir and, where it is a folder, config. */
+static inline void session_find_model(Session* s) {
+    Error e = NO_ERROR;
+    if (s->options.resume && job_trains(s->job)) { session_resume(s); }
+    if (!s->resumed) { session_find_start(s); }
+    if (!s->model_dir[0]) { return; }
+    must(model_check(s->model_dir, &s->config, &e), &e);
+    if (s->job == JOB_TRAIN && s->rank == 0) { s->side_files = side_files_read(s->model_dir); }
+}
+
+/* Gives the weights of model_dir to the trainer. */
+static inline void session_load_weights(const Session* s, TensorSink sink, void* ctx) {
+    const FileSums* sums = s->sums.count > 0 ? &s->sums : NULL;
+    Error e = NO_ERROR;
+    must(model_load_sums(s->model_dir, &s->config, &s->table, sums, sink, ctx, &e), &e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// tokenizer
+
 /* The folder part of a path or pattern, "." where it has none. */
 static inline void folder_of(const char* path, char* out /* PATH_CAP */) {
     snprintf(out, PATH_CAP, "%s", path);
@@ -162,12 +209,19 @@ static inline void folder_of(const char* path, char* out /* PATH_CAP */) {
     }
 }
 
-/* --tokenizer, else the model folder's, else for a new model the one beside the training data. A tokenizer that nobody
- * named and that cannot be read only costs the text of samples. */
+/* True where `dir` holds a tokenizer of either kind. */
+static inline bool folder_has_tokenizer(const char* dir) {
+    return folder_has(dir, "tokenizer.json") || folder_has(dir, "tokenizer.model");
+}
+
+/* --tokenizer, else the model folder's, else for a new model the one beside the training data. A run that is resumed takes
+ * the copy in its checkpoint: the file that --tokenizer named once may have moved. A tokenizer that nobody named and that
+ * cannot be read only costs the text of samples. */
 static inline void session_find_tokenizer(Session* s) {
     const Options* o = &s->options;
+    const bool has_copy = s->resumed && !o->given[OPT_tokenizer] && folder_has_tokenizer(s->model_dir);
     Error e = NO_ERROR;
-    if (o->tokenizer) {
+    if (o->tokenizer && !has_copy) {
         must(tokenizer_load(&s->tokenizer, o->tokenizer, &e), &e);
         s->has_tokenizer = true;
         return;
@@ -175,24 +229,38 @@ static inline void session_find_tokenizer(Session* s) {
     char dir[PATH_CAP];
     snprintf(dir, sizeof dir, "%s", s->model_dir);
     if (!dir[0] && o->train) { folder_of(o->train, dir); }
-    if (dir[0] && (folder_has(dir, "tokenizer.json") || folder_has(dir, "tokenizer.model"))) {
+    if (dir[0] && folder_has_tokenizer(dir)) {
         s->has_tokenizer = tokenizer_load(&s->tokenizer, dir, &e);
         if (!s->has_tokenizer) { warn("%s: going on without a tokenizer, texts are shown as ids", e.msg); }
     }
 }
 
-/* Opens one set of token files; B = 1: every rank reads all of it. */
-static inline void session_open_data(Session* s, DataLoader* d, const char* pattern, int B, bool shuffle) {
+// ---------------------------------------------------------------------------------------------------------------------
+// data
+
+/* Opens the token files of the job: of the training data every rank has rows of its own; the validation data is read whole
+ * by each, in single rows, so that a file shorter than a batch is used whole. */
+static inline void session_open_data(Session* s) {
+    const Options* o = &s->options;
+    const uint64_t seed = (uint64_t)o->seed;
     Error e = NO_ERROR;
-    must(dataloader_open(d, pattern, B, s->options.seq, B == 1 ? 0 : s->rank, B == 1 ? 1 : s->ranks, (uint64_t)s->options.seed,
-                         shuffle, &e),
-         &e);
+    if (job_trains(s->job)) {
+        must(dataloader_open(&s->train, o->train, o->batch, o->seq, s->rank, s->ranks, seed, true, &e), &e);
+        s->has_train = true;
+    }
+    if (o->val && (job_trains(s->job) || s->job == JOB_EVAL)) {
+        must(dataloader_open(&s->val, o->val, 1, o->seq, 0, 1, seed, false, &e), &e);
+        s->has_val = true;
+    }
 }
 
 static inline void session_check_data(Session* s, DataLoader* d) {
     Error e = NO_ERROR;
     must(dataloader_check_vocab(d, s->config.vocab_size, s->has_tokenizer ? s->tokenizer.fingerprint : 0, &e), &e);
 }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// opening
 
 /* The configuration of a new model: dN has the tokenizer's vocabulary, or else what the data says. */
 static inline void session_new_config(Session* s) {
@@ -218,32 +286,21 @@ static inline void session_new_config(Session* s) {
 
 /* Everything but memory and output: see the order above. `rank` of `ranks` processes. */
 static inline void session_open(Session* s, int argc, char** argv, OptionScope trainer, int rank, int ranks) {
+    const Options* o = &s->options;
     Error e = NO_ERROR;
     memset(s, 0, sizeof *s);
     s->started = now_seconds();
-    s->argc = argc;
-    s->argv = argv;
     s->rank = rank;
     s->ranks = ranks;
     s->lock = -1;
     logger_none(&s->log);
     keep_standard_files();
     signal(SIGXFSZ, SIG_IGN);  // a file-size limit is a failed write, which has a message, not a death
-    options_or_exit(&s->options, argc, argv, trainer);
-    Options* o = &s->options;
-    s->job = o->generate ? JOB_GENERATE : o->chat ? JOB_CHAT : o->eval ? JOB_EVAL : o->dry_run ? JOB_DRY_RUN : JOB_TRAIN;
-    const bool trains = s->job == JOB_TRAIN || s->job == JOB_DRY_RUN;
+    session_flags(s, argc, argv, trainer);
     session_find_model(s);
-    if (trains || s->job == JOB_EVAL) { must(default_data(o, &e), &e); }
+    if (job_trains(s->job) || s->job == JOB_EVAL) { must(default_data(&s->options, &e), &e); }
     session_find_tokenizer(s);
-    if (trains) {
-        session_open_data(s, &s->train, o->train, o->batch, true);
-        s->has_train = true;
-    }
-    if (o->val && (trains || s->job == JOB_EVAL)) {
-        session_open_data(s, &s->val, o->val, 1, false);  // single rows: a file shorter than a batch is used whole
-        s->has_val = true;
-    }
+    session_open_data(s);
     if (!s->model_dir[0]) { session_new_config(s); }
     if (s->has_tokenizer && s->tokenizer.vocab_size > s->config.vocab_size) {
         die("the tokenizer has %d tokens, but the model only %d\n  hint: --tokenizer names the model's own",
@@ -253,13 +310,12 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
     if (s->has_train) { session_check_data(s, &s->train); }
     if (s->has_val) { session_check_data(s, &s->val); }
     s->table = param_table(&s->config);
-    if (trains) {
-        must(plan_make(&s->plan, o, ranks, s->train.rows_per_epoch, &e), &e);
-        if (s->resumed) {
-            dataloader_seek(&s->train, s->state.tokens / (uint64_t)o->seq);
-        } else {
-            s->state.loss_scale = 1;
-        }
+    if (!job_trains(s->job)) { return; }
+    must(plan_make(&s->plan, o, ranks, s->train.rows_per_epoch, &e), &e);
+    if (s->resumed) {
+        dataloader_seek(&s->train, s->state.tokens / (uint64_t)o->seq);
+    } else {
+        s->state.loss_scale = 1;
     }
 }
 
@@ -322,43 +378,6 @@ static inline void session_begin(Session* s, const char* precision) {
     }
 }
 
-/* Adds a trainer's own files to a checkpoint's folder before it is sealed. */
-typedef bool (*AddFiles)(void* ctx, const char* folder, Error* e);
-
-/* Writes OUT/step_N for the steps that are done (state.step): model folder, tokenizer, the files the model came with,
- * optimizer state, what `add` (or NULL) adds; then removes what --keep says. `dtype` of the weights: F32, BF16 or F16. */
-static inline void session_checkpoint(Session* s, const char* dtype, TensorSource weights, void* weights_ctx,
-                                      const StateSlot* slots, int num_slots, AddFiles add, void* add_ctx) {
-    Checkpoint k;
-    Error e = NO_ERROR;
-    const Options* o = &s->options;
-    s->state.seed = (uint64_t)o->seed;
-    s->state.data_row = s->train.row;
-    s->state.fingerprint = s->has_tokenizer ? s->tokenizer.fingerprint : 0;
-    s->state.world_size = s->ranks;
-    // what "auto" came to is written down: another build may go on from here
-    Options resolved = *o;
-    resolved.export_dtype = strcmp(dtype, "F32") == 0 ? EXPORT_F32 : strcmp(dtype, "BF16") == 0 ? EXPORT_BF16 : EXPORT_F16;
-    char* options = options_json_text(&resolved);
-    s->state.options = options;
-    bool ok = checkpoint_begin(&k, o->out, s->state.step, &e) &&
-              (!s->model_dir[0] || checkpoint_copy_files(&k, s->model_dir, &e)) &&
-              checkpoint_model(&k, &s->config, &s->table, dtype, weights, weights_ctx, &e) &&
-              (!s->has_tokenizer || tokenizer_save(&s->tokenizer, k.tmp, s->config.max_positions, &e)) &&
-              (!add || add(add_ctx, k.tmp, &e)) &&
-              checkpoint_state(&k, s->rank, &s->table, 0, s->table.elements, slots, num_slots, &e) &&
-              log_checkpoint(&s->log, (int64_t)s->state.step, k.dir, &e) && checkpoint_commit(&k, &s->state, &e);
-    free(options);
-    s->state.options = NULL;
-    if (!ok) {
-        checkpoint_abort(&k);
-        die("%s\n  hint: the checkpoints before it are whole; make room and go on with --resume", e.msg);
-    }
-    // the next one copies its files from this one: the folder the run started from may be pruned away
-    snprintf(s->model_dir, sizeof s->model_dir, "%s", k.dir);
-    checkpoint_prune(o->out, o->keep, (uint64_t)o->major_every, s->state.step);
-}
-
 /* Learning rate of 0-based step `step`. */
 static inline double session_lr(const Session* s, int64_t step) {
     const Options* o = &s->options;
@@ -374,7 +393,7 @@ static inline bool session_due(const Session* s, int every, int64_t step) {
 static inline int session_context(const Session* s) {
     enum { CHAT_CONTEXT = 8192 };
     const Options* o = &s->options;
-    const bool samples = s->job == JOB_TRAIN || s->job == JOB_DRY_RUN;
+    const bool samples = job_trains(s->job);
     if (s->job == JOB_EVAL || (samples && o->sample_tokens == 0)) { return 0; }
     if (s->job == JOB_CHAT) { return s->config.max_positions < CHAT_CONTEXT ? s->config.max_positions : CHAT_CONTEXT; }
     TokenList prompt;
@@ -388,6 +407,70 @@ static inline int session_context(const Session* s) {
     return (int)count;
 }
 
+// ---------------------------------------------------------------------------------------------------------------------
+// a checkpoint
+
+/* The dtype of the weights in checkpoints; `own` is that of the build, which --export-dtype auto means. */
+static inline SafeDtype session_export_dtype(const Session* s, SafeDtype own) {
+    switch (s->options.export_dtype) {
+        case EXPORT_F32: return SAFE_F32;
+        case EXPORT_BF16: return SAFE_BF16;
+        case EXPORT_F16: return SAFE_F16;
+        default: return own;
+    }
+}
+
+/* The run's options as a checkpoint holds them. What "auto" came to is written down: another build may go on from here. */
+static inline char* session_options_text(const Session* s, SafeDtype dtype) {
+    Options resolved = s->options;
+    resolved.export_dtype = dtype == SAFE_F32 ? EXPORT_F32 : dtype == SAFE_BF16 ? EXPORT_BF16 : EXPORT_F16;
+    return options_json_text(&resolved);
+}
+
+/* Adds a trainer's own files to a checkpoint's folder before it is sealed. */
+typedef bool (*AddFiles)(void* ctx, const char* folder, Error* e);
+
+/* Tokenizer, and the files that the model came with: a run does not end for them. */
+static inline void session_add_side_files(const Session* s, const Checkpoint* k) {
+    Error e = NO_ERROR;
+    if (s->has_tokenizer && !tokenizer_save(&s->tokenizer, k->tmp, s->config.max_positions, &e)) {
+        warn("%s: this checkpoint's tokenizer is not whole", e.msg);
+    }
+    checkpoint_side_files(k, &s->side_files, &s->config);
+}
+
+/* Writes OUT/step_N for the steps that are done (state.step): the weights first, the optimizer's state, what `add` (or NULL)
+ * adds, then what may be missing; then removes what --keep says. `dtype` of the weights: F32, BF16 or F16. */
+static inline void session_checkpoint(Session* s, SafeDtype dtype, TensorSource weights, void* weights_ctx,
+                                      const StateSlot* slots, int num_slots, AddFiles add, void* add_ctx) {
+    Checkpoint k;
+    Error e = NO_ERROR;
+    const Options* o = &s->options;
+    s->state.seed = (uint64_t)o->seed;
+    s->state.data_row = s->train.row;
+    s->state.fingerprint = s->has_tokenizer ? s->tokenizer.fingerprint : 0;
+    s->state.world_size = s->ranks;
+    char* options = session_options_text(s, dtype);
+    s->state.options = options;
+    bool ok = checkpoint_begin(&k, o->out, s->state.step, &e) &&
+              checkpoint_model(&k, &s->config, &s->table, dtype, weights, weights_ctx, &e) &&
+              checkpoint_state(&k, s->rank, &s->table, 0, s->table.elements, slots, num_slots, &e) &&
+              (!add || add(add_ctx, k.tmp, &e));
+    if (ok) { session_add_side_files(s, &k); }
+    ok = ok && log_checkpoint(&s->log, (int64_t)s->state.step, k.dir, &e) && checkpoint_commit(&k, &s->state, &e);
+    free(options);
+    s->state.options = NULL;
+    if (!ok) {
+        checkpoint_abort(&k);
+        die("%s\n  hint: the checkpoints before it are whole; make room and go on with --resume", e.msg);
+    }
+    snprintf(s->newest, sizeof s->newest, "%s", k.dir);
+    checkpoint_prune(o->out, o->keep, (uint64_t)o->major_every, s->state.step);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the end
+
 /* The end. A training run has its log; where stdout is all that a job leaves, it must have got there. */
 static inline void session_close(Session* s) {
     const bool failed = fflush(stdout) != 0 || ferror(stdout);
@@ -398,6 +481,8 @@ static inline void session_close(Session* s) {
     if (s->resumed) { trainer_state_free(&s->state); }
     logger_close(&s->log);
     out_unlock(&s->lock);
+    file_sums_free(&s->sums);
+    side_files_free(&s->side_files);
     param_table_free(&s->table);
     options_free(&s->options);
 }

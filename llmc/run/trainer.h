@@ -25,7 +25,7 @@ static const char* const slot_names[NUM_SLOTS] = {"weights", "master", "m", "v"}
 typedef struct Trainer Trainer;
 struct Trainer {
     const char* precision;  // "FP32", "BF16", "FP16"
-    const char* dtype;      // of the weights it computes with, as files name it
+    SafeDtype dtype;        // of the weights it computes with
     const char* memory;     // what runs short, for messages: "memory", or the GPU's name
     void* device;           // the trainer's own, NULL on the CPU
     bool scales_loss;       // FP16: gradients are computed with a loss scale

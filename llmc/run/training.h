@@ -188,9 +188,8 @@ static inline void training_sample(Training* t) {
  * state, as "master". */
 static inline void training_checkpoint(Training* t) {
     const Trainer* trainer = t->trainer;
-    const char* const dtypes[] = {trainer->dtype, "F32", "BF16", "F16"};  // as EXPORT_AUTO ... EXPORT_F16
-    const char* dtype = dtypes[t->s->options.export_dtype];
-    const bool exact = strcmp(dtype, "F32") == 0;
+    const SafeDtype dtype = session_export_dtype(t->s, trainer->dtype);
+    const bool exact = dtype == SAFE_F32;
     StateSlot slots[NUM_SLOTS];
     const int num_slots = state_slots(trainer, t->model, !exact, slots);
     const StateSlot weights = trainer->slot(t->model, exact ? SLOT_MASTER : SLOT_WEIGHTS);
@@ -207,7 +206,7 @@ static inline void training_close(Training* t) {
     if (t->saved < 0) { training_checkpoint(t); }  // --steps 0: a new model, exported
     const char* reason = t->stopping ? "signal" : s->plan.stop < s->plan.steps ? "stop-after" : "done";
     must(log_end(&s->log, (int64_t)s->state.step, reason, now_seconds() - s->started, &e), &e);
-    print_summary(stdout, &t->lines, s->argv[0], s->model_dir, t->trainer->memory_used(t->model));
+    print_summary(stdout, &t->lines, s->argv[0], s->newest, t->trainer->memory_used(t->model));
     generator_free(&t->generator);
     sampler_free(&t->sampler);
     t->trainer->destroy(t->model);

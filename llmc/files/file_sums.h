@@ -1,0 +1,83 @@
+/* file_sums.h -- size and CRC-32C of files, as a checkpoint remembers them. */
+#ifndef LLMC_FILE_SUMS_H
+#define LLMC_FILE_SUMS_H
+
+#include "llmc/base/utils.h"
+
+#include <inttypes.h>
+
+#include "llmc/base/crc.h"
+
+typedef struct {
+    char name[256];  // inside of the checkpoint
+    uint64_t size;
+    uint32_t crc;
+} FileSum;
+
+typedef struct {
+    FileSum* items;
+    size_t count;
+} FileSums;
+
+static inline void file_sums_add(FileSums* sums, const char* name, uint64_t size, uint32_t crc) {
+    if (!sums) { return; }
+    sums->items = (FileSum*)xrealloc(sums->items, (sums->count + 1) * sizeof(FileSum));
+    FileSum* s = &sums->items[sums->count++];
+    memset(s, 0, sizeof *s);
+    memcpy(s->name, name, size_min(strlen(name), sizeof s->name - 1));
+    s->size = size;
+    s->crc = crc;
+}
+
+static inline void file_sums_free(FileSums* sums) {
+    free(sums->items);
+    memset(sums, 0, sizeof *sums);
+}
+
+/* The file of this name, or NULL. */
+static inline const FileSum* file_sums_find(const FileSums* sums, const char* name) {
+    for (size_t i = 0; i < sums->count; i++) {
+        if (strcmp(sums->items[i].name, name) == 0) { return &sums->items[i]; }
+    }
+    return NULL;
+}
+
+static inline int file_sums_compare(const void* a, const void* b) {
+    return strcmp(((const FileSum*)a)->name, ((const FileSum*)b)->name);
+}
+
+/* Size and checksum of a file, which all threads read together. */
+static inline bool file_sum(const char* path, uint64_t* size, uint32_t* crc, Error* e) {
+    enum { PIECE = 1 << 20 };  // bytes
+    FILE* f = open_input(path, size, e);
+    if (!f) { return false; }
+    const uint64_t total = *size, pieces = (total + PIECE - 1) / PIECE;
+    uint32_t sum = 0;
+    bool ok = true;
+#pragma omp parallel if (pieces > 1) reduction(^ : sum) reduction(&& : ok)
+    {
+        char* piece = (char*)xmalloc(PIECE);
+        Error cause = NO_ERROR;
+#pragma omp for schedule(dynamic)
+        for (uint64_t i = 0; i < pieces; i++) {
+            const size_t n = size_min((size_t)(total - i * PIECE), PIECE);
+            ok = ok && read_at(fileno(f), i * PIECE, piece, n, path, "the file", &cause);
+            if (ok) { sum ^= crc_shift(crc_of(piece, n), total - i * PIECE - n); }
+        }
+        free(piece);
+#pragma omp critical
+        if (!ok) { fail(e, "%s", cause.msg); }
+    }
+    fclose(f);
+    *crc = sum;
+    return ok;
+}
+
+/* Whether a file has the checksum that was remembered. */
+static inline bool file_sum_check(const FileSum* wanted, const char* path, uint32_t crc, Error* e) {
+    if (crc == wanted->crc) { return true; }
+    return fail(e, "%s: the checksum is %" PRIu32 ", wanted %" PRIu32 " as trainer_state.json says: the file is damaged", path,
+                crc, wanted->crc);
+}
+
+#endif

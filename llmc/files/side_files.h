@@ -1,0 +1,140 @@
+/* side_files.h -- what else lies in the folder that a run starts from, and what each of its checkpoints carries on: the
+ * tokenizer's files, generation settings, licences, the model card.
+ *
+ * They are read once, when the run starts, and kept in memory: the folder may be removed while the run goes on. Only regular
+ * files of a short list of names are taken; a link only where it leads inside of the folder, or into the blobs of the
+ * download cache that the folder is part of, so that nobody's secrets get into what is published. A file that cannot be
+ * read or written is a warning: a run does not end for a licence.
+ */
+#ifndef LLMC_SIDE_FILES_H
+#define LLMC_SIDE_FILES_H
+
+#include "llmc/base/utils.h"
+
+#include <fnmatch.h>
+#include <limits.h>
+
+#include "llmc/files/folder.h"
+
+enum { SIDE_FILE_MAX = 64 << 20 };  // bytes
+
+typedef struct {
+    char name[256];  // inside of the checkpoint
+    char* data;
+    size_t size;
+} SideFile;
+
+typedef struct {
+    SideFile* items;
+    size_t count;
+} SideFiles;
+
+static inline void side_files_free(SideFiles* files) {
+    for (size_t i = 0; i < files->count; i++) { free(files->items[i].data); }
+    free(files->items);
+    memset(files, 0, sizeof *files);
+}
+
+static inline bool is_side_file(const char* name) {
+    static const char* const names[] = {"tokenizer*",
+                                        "special_tokens_map.json",
+                                        "added_tokens.json",
+                                        "vocab.json",
+                                        "merges.txt",
+                                        "chat_template*",
+                                        "generation_config.json",
+                                        "README.md",
+                                        "LICENSE*",
+                                        "LICENCE*",
+                                        "COPYING*",
+                                        "NOTICE*",
+                                        "USE_POLICY*"};
+    if (fnmatch("*.safetensors", name, 0) == 0) { return false; }  // loaders would take it for weights
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (fnmatch(names[i], name, FNM_CASEFOLD) == 0) { return true; }
+    }
+    return false;
+}
+
+/* Whether `file` lies below `folder`; both are real paths. */
+static inline bool is_below(const char* file, const char* folder) {
+    const size_t n = strlen(folder);
+    return strncmp(file, folder, n) == 0 && file[n] == '/';
+}
+
+/* The real path of a file that may be taken, in `real` (PATH_MAX bytes). A download cache has folders NAME/snapshots/COMMIT
+ * of links into NAME/blobs. */
+static inline bool side_file_resolve(const char* folder, const char* path, char* real, Error* e) {
+    char inside[PATH_MAX], blobs[PATH_MAX], cache[PATH_CAP];
+    if (!path_join(cache, folder, "../../blobs", e)) { return false; }
+    if (!realpath(folder, inside) || !realpath(path, real)) { return fail(e, "%s: cannot open: %s", path, strerror(errno)); }
+    if (is_below(real, inside) || (realpath(cache, blobs) && is_below(real, blobs))) { return true; }
+    return fail(e, "%s: is a link out of its folder, wanted a file", path);
+}
+
+/* Whether a tokenizer.model is tiktoken's text ("IQ== 0") and not SentencePiece's binary. */
+static inline bool is_tiktoken(const char* data, size_t size) {
+    const char* space = (const char*)memchr(data, ' ', size_min(size, 8));
+    return space && space > data && space[-1] == '=';
+}
+
+/* Meta's tokenizer.model (tiktoken's text) goes into original/, where Meta keeps it: converters take one at the top for
+ * SentencePiece's and stop. */
+static inline void side_files_add(SideFiles* files, const char* folder, const char* name) {
+    char path[PATH_CAP], real[PATH_MAX];
+    size_t size = 0;
+    Error e = NO_ERROR;
+    char* data = NULL;
+    if (path_join(path, folder, name, &e) && side_file_resolve(folder, path, real, &e)) {
+        data = read_file(real, &size, SIDE_FILE_MAX, &e);
+    }
+    if (!data) {
+        warn("%s: checkpoints will not have it", e.msg);
+        return;
+    }
+    files->items = (SideFile*)xrealloc(files->items, (files->count + 1) * sizeof(SideFile));
+    SideFile* file = &files->items[files->count++];
+    const bool tiktoken = strcmp(name, "tokenizer.model") == 0 && is_tiktoken(data, size);
+    snprintf(file->name, sizeof file->name, "%s%s", tiktoken ? "original/" : "", name);
+    file->data = data;
+    file->size = size;
+}
+
+static inline bool side_files_have(const SideFiles* files, const char* name) {
+    for (size_t i = 0; i < files->count; i++) {
+        if (strcmp(files->items[i].name, name) == 0) { return true; }
+    }
+    return false;
+}
+
+/* Reads those of a folder. Free with side_files_free(). */
+static inline SideFiles side_files_read(const char* folder) {
+    static const char original[] = "original/tokenizer.model";
+    SideFiles files = {NULL, 0};
+    Error e = NO_ERROR;
+    struct dirent* entry = NULL;
+    DIR* d = opendir(folder);
+    bool ok = d || fail(&e, "%s: cannot open the folder: %s", folder, strerror(errno));
+    while (ok && (ok = folder_next(d, folder, &entry, &e)) && entry) {
+        if (is_side_file(entry->d_name)) { side_files_add(&files, folder, entry->d_name); }
+    }
+    if (d) { closedir(d); }
+    if (!ok) { warn("%s: checkpoints will lack files of it", e.msg); }
+    if (folder_has(folder, original) && !side_files_have(&files, original)) { side_files_add(&files, folder, original); }
+    return files;
+}
+
+/* Writes those that are not there yet. */
+static inline void side_files_write(const SideFiles* files, const char* folder) {
+    for (size_t i = 0; i < files->count; i++) {
+        const SideFile* file = &files->items[i];
+        char path[PATH_CAP], sub[PATH_CAP];
+        Error e = NO_ERROR;
+        bool ok = path_join(path, folder, file->name, &e) && path_join(sub, folder, "original", &e);
+        if (ok && file_exists(path)) { continue; }
+        ok = ok && (!strchr(file->name, '/') || make_directories(sub, &e)) && write_file(path, file->data, file->size, &e);
+        if (!ok) { warn("%s: this checkpoint will not have it", e.msg); }
+    }
+}
+
+#endif

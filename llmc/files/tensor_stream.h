@@ -1,0 +1,169 @@
+/* tensor_stream.h -- weights and optimizer state on their way between files and a trainer, as floats, piece by piece, so that
+ * neither side holds a second copy.
+ *
+ * Reading is parallel: all threads read, convert and check pieces while the calling thread hands those of the batch before
+ * to their sink. A sink is called by that thread alone, one piece after the other, in the order of the list: it may own
+ * one staging buffer, or a GPU. The checksum of a file comes from its pieces in any order (crc_shift()).
+ * Which pieces there are is left to model_folder.h and optimizer_state.h.
+ */
+#ifndef LLMC_TENSOR_STREAM_H
+#define LLMC_TENSOR_STREAM_H
+
+#include "llmc/base/utils.h"
+
+#include "llmc/base/crc.h"
+#include "llmc/base/float16.h"
+#include "llmc/config.h"
+#include "llmc/files/safetensors.h"
+
+enum { MODEL_PIECE = 1 << 20 };  // the most floats that a sink is given, or a source is asked for, at a time
+#ifndef TENSOR_READ_PIECE
+#define TENSOR_READ_PIECE (1 << 18)  // floats that one thread reads at a time: 1 MiB, which its cache holds
+#endif
+enum { TENSOR_READ_BATCH = 32 };  // pieces that are read while as many are handed over
+
+/* Receives n elements of p, from element `first` on. */
+typedef bool (*TensorSink)(void* ctx, const Param* p, size_t first, size_t n, const float* src, Error* e);
+/* Gives n elements of p, from element `first` on. */
+typedef bool (*TensorSource)(void* ctx, const Param* p, size_t first, size_t n, float* dst, Error* e);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// reading
+
+/* Elements [at, at + n) of a tensor, which are elements [first, first + n) of a parameter. Without a tensor: bytes
+ * [at, at + n) of the file, read for the checksum alone. */
+typedef struct {
+    const SafeTensors* file;
+    const SafeTensor* tensor;
+    size_t at, n;
+    const Param* param;
+    size_t first;
+    TensorSink sink;
+    void* ctx;
+    uint32_t* sum;  // where the piece's share of the file's checksum is added; NULL: nobody asks
+} TensorPiece;
+
+typedef struct {
+    TensorPiece* items;
+    size_t count;
+} TensorPieces;
+
+/* Appends a piece of any length, cut up. */
+static inline void tensor_pieces_add(TensorPieces* list, TensorPiece whole) {
+    const size_t most = whole.tensor ? TENSOR_READ_PIECE : TENSOR_READ_PIECE * sizeof(float);
+    for (size_t done = 0; done < whole.n; done += most) {
+        if ((list->count & (list->count - 1)) == 0) {  // full at each power of two
+            list->items = (TensorPiece*)xrealloc(list->items, size_max(1, 2 * list->count) * sizeof(TensorPiece));
+        }
+        TensorPiece* piece = &list->items[list->count++];
+        *piece = whole;
+        piece->at += done;
+        piece->first += done;
+        piece->n = size_min(whole.n - done, most);
+    }
+}
+
+static inline void tensor_pieces_free(TensorPieces* list) {
+    free(list->items);
+    memset(list, 0, sizeof *list);
+}
+
+/* A piece that was read. */
+typedef struct {
+    float values[TENSOR_READ_PIECE];
+    size_t finite;   // values before the first that is not
+    uint32_t share;  // of the file's checksum
+    Error error;
+} TensorSlot;
+
+static inline size_t count_finite(const float* x, size_t n) {
+    uint32_t found = 0;
+    for (size_t i = 0; i < n; i++) { found |= (float_bits(x[i]) & 0x7F800000u) == 0x7F800000u; }
+    if (!found) { return n; }
+    size_t i = 0;
+    while (isfinite(x[i])) { i++; }
+    return i;
+}
+
+/* Any thread: reads, converts and checks. */
+static inline void tensor_piece_read(const TensorPiece* p, TensorSlot* slot) {
+    const SafeTensors* file = p->file;
+    const size_t size = p->tensor ? safe_dtypes[p->tensor->dtype].bytes : 1;
+    const uint64_t begin = p->at * size + (p->tensor ? p->tensor->begin : 0);
+    Crc crc;
+    slot->error.msg[0] = 0;
+    if (p->sum) { crc_begin(&crc); }
+    if (p->tensor) {
+        safetensors_read_sum(file, p->tensor, p->at, p->n, slot->values, p->sum ? &crc : NULL, &slot->error);
+        slot->finite = count_finite(slot->values, p->n);
+    } else if (read_at(file->fd, begin, slot->values, p->n, file->path, "the file", &slot->error)) {
+        crc_add(&crc, slot->values, p->n);
+        slot->finite = p->n;
+    }
+    if (p->sum) { slot->share = crc_shift(crc_end(&crc), file->size - begin - p->n * size); }
+}
+
+/* "FILE: tensor NAME is nan at [row, col], wanted a finite number". */
+static inline bool tensor_fail_not_finite(const TensorPiece* p, const TensorSlot* slot, Error* e) {
+    const SafeTensor* t = p->tensor;
+    const size_t index = p->at + slot->finite, cols = t->ndim > 0 ? t->shape[t->ndim - 1] : 1;
+    const float value = slot->values[slot->finite];
+    char where[64], shown[100];
+    snprintf(where, sizeof where, t->ndim > 1 ? "%zu, %zu" : "%zu", t->ndim > 1 ? index / cols : index, index % cols);
+    return fail(e, "%s: tensor %s is %s at [%s], wanted a finite number", p->file->path,
+                show_text(shown, sizeof shown, t->name, strlen(t->name)),
+                isnan(value) ? "nan"
+                : value > 0  ? "inf"
+                             : "-inf",
+                where);
+}
+
+/* The calling thread: gives what was read to the sinks. */
+static inline bool tensor_pieces_hand_over(const TensorPiece* pieces, const TensorSlot* slots, size_t count, Error* not_finite,
+                                           Error* e) {
+    for (size_t i = 0; i < count; i++) {
+        const TensorPiece* p = &pieces[i];
+        if (slots[i].error.msg[0]) { return fail(e, "%s", slots[i].error.msg); }
+        if (p->sum) { *p->sum ^= slots[i].share; }
+        if (not_finite && slots[i].finite < p->n) { tensor_fail_not_finite(p, &slots[i], not_finite); }
+        if (p->sink && !p->sink(p->ctx, p->param, p->first, p->n, slots[i].values, e)) { return false; }
+    }
+    return true;
+}
+
+/* Reads all pieces and hands them over in order. The first value that is not finite is told in `not_finite` (NULL: any
+ * value will do), and reading goes on: where the file's checksum is wrong, too, that is the better message. */
+static inline bool tensor_pieces_read(const TensorPieces* list, Error* not_finite, Error* e) {
+    const size_t count = list->count, batch = TENSOR_READ_BATCH;
+    TensorSlot* slots[2];
+    for (int i = 0; i < 2; i++) { slots[i] = (TensorSlot*)xmalloc(size_min(count, batch) * sizeof(TensorSlot)); }
+    bool ok = true;
+    for (size_t at = 0; ok && at < count + batch; at += batch) {  // in the last round the last batch is handed over
+        const size_t begin = size_min(at, count), end = size_min(at + batch, count), before = at > 0 ? at - batch : 0;
+        TensorSlot *now = slots[at / batch % 2], *read = slots[(at / batch + 1) % 2];
+#pragma omp parallel
+        {
+#pragma omp master
+            ok = tensor_pieces_hand_over(list->items + before, read, begin - before, not_finite, e);
+#pragma omp for schedule(dynamic)
+            for (size_t i = begin; i < end; i++) { tensor_piece_read(&list->items[i], &now[i - begin]); }
+        }
+    }
+    for (int i = 0; i < 2; i++) { free(slots[i]); }
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// writing
+
+/* Writes elements [first, first + n) of a parameter, rounded to dtype. `buffer` holds MODEL_PIECE floats. */
+static inline bool tensor_write(SafeWriter* w, SafeDtype dtype, const Param* p, size_t first, size_t n, TensorSource source,
+                                void* ctx, float* buffer, Error* e) {
+    for (size_t done = 0; done < n; done += MODEL_PIECE) {
+        const size_t m = size_min(n - done, MODEL_PIECE);
+        if (!source(ctx, p, first + done, m, buffer, e) || !safewriter_f32(w, dtype, buffer, m, e)) { return false; }
+    }
+    return true;
+}
+
+#endif

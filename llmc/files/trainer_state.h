@@ -1,0 +1,227 @@
+/* trainer_state.h -- where a run stands: step, data position, detectors, options; size and CRC-32C of every other file of
+ * the checkpoint. Its last line holds the CRC-32C of all that stands before it.
+ *
+ * What the numbers mean is left to the loop, which keeps a TrainerState up to date.
+ */
+#ifndef LLMC_TRAINER_STATE_H
+#define LLMC_TRAINER_STATE_H
+
+#include "llmc/base/utils.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+#include "llmc/base/crc.h"
+#include "llmc/base/outlier.h"
+#include "llmc/files/file_sums.h"
+#include "llmc/files/filekind.h"
+#include "llmc/files/folder.h"
+#include "llmc/files/json.h"
+
+enum {
+    TRAINER_STATE_FORMAT = 1,
+    CHECKPOINT_MAX_RANKS = 100000,
+};
+
+typedef struct {
+    uint64_t step;            // steps done
+    uint64_t seed;            // with `step` it is the whole state of the counter-based random numbers
+    uint64_t data_row;        // rows of tokens consumed by all ranks since the run began
+    uint64_t tokens;          // tokens trained on
+    uint64_t updates;         // applications of AdamW: steps without those skipped
+    uint64_t fingerprint;     // of the tokenizer, 0: none
+    int world_size;           // ranks, one state file each
+    double loss_scale;        // FP16's; 1 otherwise
+    uint64_t scale_good;      // steps since the loss scale last changed
+    Outlier loss, grad_norm;  // detectors
+    const char* options;      // for writing: the run's options, a JSON object (options_json_text)
+    // filled by trainer_state_read(), which owns them; trainer_state_free() when done
+    FileSums files;
+    Json json;
+    const JsonNode* saved_options;  // in `json`
+    char path[PATH_CAP];
+} TrainerState;
+
+static inline void trainer_state_free(TrainerState* s) {
+    file_sums_free(&s->files);
+    json_free(&s->json);
+    s->saved_options = NULL;
+}
+
+// The integers of the file, in one table for its writer and its reader.
+// clang-format off
+static const struct { const char* name; size_t offset; } trainer_state_integers[] = {
+    {"step", offsetof(TrainerState, step)},
+    {"seed", offsetof(TrainerState, seed)},
+    {"data_row", offsetof(TrainerState, data_row)},
+    {"tokens", offsetof(TrainerState, tokens)},
+    {"updates", offsetof(TrainerState, updates)},
+    {"tokenizer_fingerprint", offsetof(TrainerState, fingerprint)},
+    {"loss_scale_good_steps", offsetof(TrainerState, scale_good)},
+};
+// clang-format on
+enum { NUM_TRAINER_STATE_INTEGERS = sizeof trainer_state_integers / sizeof *trainer_state_integers };
+
+// The last line of the file: the CRC-32C of everything before it.
+static const char trainer_state_tail[] = ",\n  \"crc32c\": ";
+
+// ---------------------------------------------------------------------------------------------------------------------
+// writing
+
+static inline void outlier_write(FILE* f, const Outlier* o) {
+    fprintf(f, "{\"next\": %d, \"values\": [", o->next);
+    for (int i = 0; i < o->count; i++) {
+        if (i) { fputs(", ", f); }
+        json_write_double(f, o->values[i]);
+    }
+    fputs("]}", f);
+}
+
+/* Writes and flushes the file. `files` are all others of the checkpoint. */
+static inline bool trainer_state_write(const TrainerState* s, const FileSums* files, const char* path, Error* e) {
+    char* text = NULL;
+    size_t length = 0;
+    FILE* f = open_memstream(&text, &length);
+    if (!f) { return fail(e, "%s: out of memory", path); }
+    fprintf(f, "{\n  \"format\": %d", TRAINER_STATE_FORMAT);
+    for (int i = 0; i < NUM_TRAINER_STATE_INTEGERS; i++) {
+        uint64_t value;
+        memcpy(&value, (const char*)s + trainer_state_integers[i].offset, sizeof value);
+        fprintf(f, ",\n  \"%s\": %" PRIu64, trainer_state_integers[i].name, value);
+    }
+    fprintf(f, ",\n  \"world_size\": %d,\n  \"loss_scale\": ", s->world_size);
+    json_write_double(f, s->loss_scale);
+    fputs(",\n  \"loss_window\": ", f);
+    outlier_write(f, &s->loss);
+    fputs(",\n  \"grad_norm_window\": ", f);
+    outlier_write(f, &s->grad_norm);
+    fprintf(f, ",\n  \"options\": %s,\n  \"files\": [", s->options ? s->options : "{}");
+    for (size_t i = 0; i < files->count; i++) {
+        fprintf(f, "%s\n    {\"name\": ", i ? "," : "");
+        json_write_string(f, files->items[i].name, strlen(files->items[i].name));
+        fprintf(f, ", \"size\": %" PRIu64 ", \"crc32c\": %" PRIu32 "}", files->items[i].size, files->items[i].crc);
+    }
+    fputs("\n  ]", f);
+    fflush(f);
+    if (!ferror(f)) { fprintf(f, "%s%" PRIu32 "\n}\n", trainer_state_tail, crc_of(text, length)); }
+    if (fclose(f) != 0 || !text) {
+        free(text);
+        return fail(e, "%s: out of memory", path);
+    }
+    const bool ok = write_file(path, text, length, e);
+    free(text);
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// reading
+
+static inline bool outlier_read(const Json* j, const char* key, Outlier* o, Error* e) {
+    const JsonNode* window = json_get(j, json_root(j), key);
+    const JsonNode* values = json_get(j, window, "values");
+    memset(o, 0, sizeof *o);
+    int64_t next = 0;
+    if (!window || window->type != JSON_OBJECT) { return json_wanted(j, json_root(j), key, e, "an object"); }
+    if (!values || values->type != JSON_ARRAY || json_length(values) > OUTLIER_WINDOW) {
+        return json_wanted(j, window, "values", e, "an array of at most %d numbers", OUTLIER_WINDOW);
+    }
+    for (const JsonNode* n = json_first(j, values); n; n = json_next(j, n)) {
+        if (!json_node_double(j, n, &o->values[o->count]) || !isfinite(o->values[o->count])) {
+            return json_wanted(j, window, "values", e, "finite numbers");
+        }
+        o->count++;
+    }
+    // until the ring is full, the next value goes behind the last
+    const bool full = o->count == OUTLIER_WINDOW;
+    if (!json_int(j, window, "next", full ? 0 : o->count, full ? OUTLIER_WINDOW - 1 : o->count, &next, e)) { return false; }
+    o->next = (int)next;
+    return true;
+}
+
+/* A name inside of the checkpoint: no part of it starts with a dot, and none is empty. */
+static inline bool checkpoint_good_name(const char* name) {
+    if (strlen(name) >= sizeof(((FileSum*)0)->name)) { return false; }
+    for (const char* p = name;; p++) {
+        if (*p == '.' || *p == '/' || *p == 0) { return false; }
+        p = strchr(p, '/');
+        if (!p) { return true; }
+    }
+}
+
+static inline bool trainer_state_files(TrainerState* s, Error* e) {
+    const Json* j = &s->json;
+    const JsonNode* files = json_get(j, json_root(j), "files");
+    if (!files || files->type != JSON_ARRAY) { return json_wanted(j, json_root(j), "files", e, "an array"); }
+    for (const JsonNode* n = json_first(j, files); n; n = json_next(j, n)) {
+        const char* name = NULL;
+        uint64_t size = 0;
+        int64_t crc = 0;
+        if (!json_text(j, n, "name", &name, e) || !json_u64(j, n, "size", &size, e) ||
+            !json_int(j, n, "crc32c", 0, UINT32_MAX, &crc, e)) {
+            return false;
+        }
+        if (!checkpoint_good_name(name)) { return json_wanted(j, n, "name", e, "the name of a file in this folder"); }
+        file_sums_add(&s->files, name, size, (uint32_t)crc);
+    }
+    return true;
+}
+
+/* The fields of a text that passed its own checksum. */
+static inline bool trainer_state_parse(TrainerState* s, Error* e) {
+    const Json* j = &s->json;
+    const JsonNode* root = json_root(j);
+    int64_t number = 0;
+    if (!json_int(j, root, "format", TRAINER_STATE_FORMAT, TRAINER_STATE_FORMAT, &number, e)) { return false; }
+    for (int i = 0; i < NUM_TRAINER_STATE_INTEGERS; i++) {
+        uint64_t value = 0;
+        if (!json_u64(j, root, trainer_state_integers[i].name, &value, e)) { return false; }
+        memcpy((char*)s + trainer_state_integers[i].offset, &value, sizeof value);
+    }
+    if (!json_int(j, root, "world_size", 1, CHECKPOINT_MAX_RANKS, &number, e) ||
+        !json_double(j, root, "loss_scale", 1e-30, 1e30, &s->loss_scale, e) || !outlier_read(j, "loss_window", &s->loss, e) ||
+        !outlier_read(j, "grad_norm_window", &s->grad_norm, e) || !trainer_state_files(s, e)) {
+        return false;
+    }
+    s->world_size = (int)number;
+    s->saved_options = json_get(j, root, "options");
+    if (!s->saved_options || s->saved_options->type != JSON_OBJECT) { return json_wanted(j, root, "options", e, "an object"); }
+    return true;
+}
+
+/* Whether the text ends in the line with its own checksum, byte for byte as it was written. */
+static inline bool trainer_state_whole(const char* text, size_t length) {
+    char tail[64];
+    for (size_t n = sizeof trainer_state_tail; n < sizeof tail && n <= length; n++) {
+        const char* at = text + length - n;
+        if (memcmp(at, trainer_state_tail, sizeof trainer_state_tail - 1) != 0) { continue; }
+        const int wanted = snprintf(tail, sizeof tail, "%s%" PRIu32 "\n}\n", trainer_state_tail, crc_of(text, length - n));
+        return (size_t)wanted == n && memcmp(at, tail, n) == 0;
+    }
+    return false;
+}
+
+/* Reads a text of `length` bytes (owned, as json_parse). Free with trainer_state_free(), also where this fails. */
+static inline bool trainer_state_from_text(TrainerState* s, char* text, size_t length, const char* path, Error* e) {
+    memset(s, 0, sizeof *s);
+    snprintf(s->path, sizeof s->path, "%s", path);
+    const bool whole = trainer_state_whole(text, length);  // before strings are decoded in place
+    if (!json_parse(&s->json, text, length, s->path, e)) { return false; }
+    if (!whole) {
+        return fail(e, "%s: crc32c in its last line is not that of the text before it: the file is damaged", s->path);
+    }
+    return trainer_state_parse(s, e);
+}
+
+static inline bool trainer_state_read(TrainerState* s, const char* path, Error* e) {
+    memset(s, 0, sizeof *s);
+    size_t length = 0;
+    char* text = read_file(path, &length, 64 << 20, e);
+    const char* kind = text ? file_looks_like(text, length) : NULL;
+    if (kind && strcmp(kind, "JSON text") != 0) {
+        free(text);
+        return fail(e, "%s: is %s, wanted a checkpoint's JSON text", path, kind);
+    }
+    return text && trainer_state_from_text(s, text, length, path, e);
+}
+
+#endif
