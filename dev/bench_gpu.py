@@ -2,14 +2,18 @@
 """bench_gpu.py -- ./train_llama3cu beside compiled PyTorch on one GPU, written to dev/results/<gpu>.md.
 
     make train_llama3cu && python dev/bench_gpu.py [--tune] [--torch-step OTHER_BASELINE.py] [--shapes 126M 1B-2k 1B-8k 8B]
+    python dev/bench_gpu.py --trainer-before OLD/train_llama3cu       two builds of ours in one run: the new one and the old
 
 PyTorch is train_llama3.py --compile: blocks compiled one by one, the attention backend that is fastest at the shape, the
-head in chunks, fused AdamW. With --tune ours first times the candidates for its matrix products, as a user's run would with
-the same flag, and its turns use that choice. Both sides start from the same random weights, read the same random tokens, and run in turns
-A B B A of at least --seconds each; a turn is killed when it has enough steps, so that no checkpoint is written. Step times
-are those in each run's log.jsonl, the first --warm ones left out. Clock, power and memory are what nvidia-smi tells ten times
-a second while the counted steps run; memory is that of the whole card. The forward pass alone (with its loss, no
-gradients, B=4, T=1024, 12 layers) is timed by --eval over few and over many batches: their difference has no start-up in it.
+head in chunks, fused AdamW. It keeps every activation; where memory runs out, that is said and fewer are kept. With --tune
+ours first times the candidates for its matrix products, as a user's run would with the same flag, and its turns use that
+choice. Ours also runs lean, with the fewest bytes a parameter that it has: 10, beside the 8 of PyTorch in bf16 throughout.
+
+All sides start from the same random weights, read the same random tokens, and run in turns A B B A of at least --seconds
+each; a turn is killed when it has enough steps, so that no checkpoint is written. Step times are those in each run's
+log.jsonl, the first --warm ones left out. Clock, power and memory are what nvidia-smi tells ten times a second while the
+counted steps run; memory is that of the whole card. The forward pass alone (with its loss, no gradients, B=4, T=1024, 12
+layers) is timed by --eval over few and over many batches: their difference has no start-up in it.
 """
 import argparse
 import datetime
@@ -32,13 +36,16 @@ sys.path[:0] = [ROOT, os.path.dirname(os.path.abspath(__file__))]
 import train_llama3 as ref  # noqa: E402
 from bench_cpu import run, write_tokens  # noqa: E402
 
-# name: model, vocabulary, batch, seq, flags of ours, flags of PyTorch, arguments of --torch-step
+# name: model, vocabulary, batch, seq, flags of ours, arguments of --torch-step
 SHAPES = {
-    "126M": ("d12", 32768, 64, 1024, "", "", "--preset tiny"),
-    "1B-2k": ("llama3.2-1b", 128256, 16, 2048, "", "", "--preset 1b --seqlen 2048 --batch 16"),
-    "1B-8k": ("llama3.2-1b", 128256, 4, 8192, "", "", "--preset 1b"),
-    "8B": ("llama3.1-8b", 128256, 1, 8192, "--master split --moments bf16", "--recompute-every 2", "--preset 8b --ac-every 2"),
+    "126M": ("d12", 32768, 64, 1024, "", "--preset tiny"),
+    "1B-2k": ("llama3.2-1b", 128256, 16, 2048, "", "--preset 1b --seqlen 2048 --batch 16"),
+    "1B-8k": ("llama3.2-1b", 128256, 4, 8192, "", "--preset 1b"),
+    "8B": ("llama3.1-8b", 128256, 1, 8192, "--master split --moments bf16", "--preset 8b"),
 }
+LEAN = ["--master", "split", "--moments", "bf16"]
+# what PyTorch tries, in this order, after it ran out of memory with everything kept
+FALLBACKS = (["--recompute-every", "4"], ["--recompute-every", "2"], ["--recompute-every", "1"])
 
 
 class Monitor:
@@ -70,19 +77,35 @@ class Monitor:
 
 
 class Side:
-    """One contestant at one shape, and what its turns gave."""
+    """One contestant at one shape, and what its turns gave. `fallbacks`: flags to add, one after the other, where memory runs
+    out; what was measured before is forgotten then."""
 
-    def __init__(self, name, command, state_bytes, note):
+    def __init__(self, name, command, state_bytes, note, fallbacks=()):
         self.name, self.command, self.state_bytes, self.note = name, command, state_bytes, note
+        self.flags, self.fallbacks = [], list(fallbacks)
         self.ms, self.samples, self.error = [], [], None
 
     def turn(self, work, monitor, seconds, warm):
-        if self.error:
-            return
+        while not self.error:
+            ms, samples, error = self.run(work, monitor, seconds, warm)
+            if not error:
+                self.ms += ms
+                self.samples += samples
+                print(f"  {self.name}: {len(ms)} steps, median {statistics.median(ms):.2f} ms", flush=True)
+                return
+            print(f"  {self.name} {' '.join(self.flags)}: {error}")
+            if "out of memory" in error and self.fallbacks:
+                self.note += f", out of memory with {' '.join(self.flags) or 'nothing recomputed'}"
+                self.flags, self.ms, self.samples = self.fallbacks.pop(0), [], []
+            else:
+                self.error = error
+
+    def run(self, work, monitor, seconds, warm):
+        """One run: the counted steps' times, the monitor's samples while they ran, and what went wrong or None."""
         out = os.path.join(work, "out")
         shutil.rmtree(out, ignore_errors=True)
         with open(os.path.join(work, "screen"), "w+", encoding="utf-8") as screen:
-            p = subprocess.Popen(self.command + ["--out", out], stdout=screen, stderr=subprocess.STDOUT, cwd=ROOT,
+            p = subprocess.Popen(self.command + self.flags + ["--out", out], stdout=screen, stderr=subprocess.STDOUT, cwd=ROOT,
                                  start_new_session=True)
             begin, ms = None, []
             while p.poll() is None:
@@ -96,15 +119,12 @@ class Side:
             if ended is None:
                 os.killpg(p.pid, signal.SIGKILL)
             p.wait()
-            if ended is not None:
-                screen.seek(0)
-                tail = [line.strip() for line in screen.read().splitlines() if line.strip()][-3:]
-                self.error = f"exit code {ended}: " + " / ".join(tail)[-400:]
-                print(f"  {self.name}: {self.error}")
-                return
-        self.ms += ms[warm:]
-        self.samples += monitor.between(begin, end)
-        print(f"  {self.name}: {len(ms) - warm} steps, median {statistics.median(ms[warm:]):.2f} ms", flush=True)
+            if ended is None:
+                return ms[warm:], monitor.between(begin, end), None
+            screen.seek(0)
+            text = [line.strip() for line in screen.read().splitlines() if line.strip()]
+        cause = [line for line in text if "out of memory" in line][-1:] or text[-3:]
+        return [], [], f"exit code {ended}: " + " / ".join(cause)[-400:]
 
     def mean(self, column):
         return statistics.fmean(s[column] for s in self.samples) if self.samples else math.nan
@@ -139,56 +159,81 @@ def bytes_per_parameter(flags, precision):
 TORCH_BYTES = dict(fp32=16, autocast=16, master=20, bf16=8)
 
 
+def ours(name, trainer, flags, ours_flags, a):
+    return Side(name, [trainer, *flags, *ours_flags], bytes_per_parameter(ours_flags, a.precision),
+                f"{a.precision}, recompute {word(ours_flags, '--recompute', 'none')}, "
+                f"master {word(ours_flags, '--master', 'fp32')}, moments {word(ours_flags, '--moments', 'fp32')}"
+                + (", tuned" if "--plan" in ours_flags else ""))
+
+
+def tune(name, trainer, flags, work):
+    """Flags that make `trainer` use what --tune finds best now."""
+    plan = os.path.join(work, f"plan-{name}.json")
+    screen, _ = run([trainer, *flags, "--tune", "--plan", plan, "--profile", "1", "--out", os.path.join(work, "tuned")])
+    print("  " + re.search(r"^tuned .*$", screen, re.M).group(0))
+    return ["--plan", plan]
+
+
+def table(sides, model, vocab, batch, seq, gpu):
+    """The table's lines, and tokens/s by side."""
+    c = ref.preset(model, vocab)
+    peak = ref.gpu_peak(gpu) or math.nan
+    speed, lines = {}, ["| | tokens/s | ms a step (min … max) | TFLOP/s | at SM MHz | MFU | memory GiB | bytes a parameter | W "
+                        "| J/1000 tokens | mode |",
+                        "|---|---|---|---|---|---|---|---|---|---|---|"]
+    for side in sides:
+        if side.error:
+            error = side.error.replace("|", "/")
+            lines.append(f"| {side.name} | failed | {error} | | | | | {side.state_bytes} | | | {side.note} |")
+            continue
+        ms = statistics.median(side.ms)
+        speed[side.name] = tok_s = batch * seq / ms * 1e3
+        tflops = tok_s * c.flops_per_token(seq) / 1e12
+        lines.append(f"| {side.name} | {tok_s:,.0f} | {ms:.2f} ({min(side.ms):.2f} … {max(side.ms):.2f}) | {tflops:.1f} | "
+                     f"{side.mean(0):.0f} | {100 * tflops / peak:.1f}% | {side.memory():.1f} | {side.state_bytes} | "
+                     f"{side.mean(1):.0f} | {1000 * side.mean(1) / tok_s:.3f} | {' '.join([side.note, *side.flags])} |")
+    return [line.replace(" nan% ", " - ").replace(" nan ", " - ") for line in lines], speed  # what nobody could tell
+
+
 def compare(name, shape, a, monitor, work):
-    """Runs one shape in turns; returns the table's lines."""
-    model, vocab, batch, seq, ours_flags, torch_flags, step_args = shape
+    """Runs one shape in turns: ours, ours lean and PyTorch, or two builds of ours. Returns the lines to write, and how many
+    times the speed of the last side ours has."""
+    model, vocab, batch, seq, ours_flags, step_args = shape
     ours_flags = shlex.split(a.ours.get(name, ours_flags))
     tokens = os.path.join(work, "tokens.bin")
     write_tokens(tokens, max(50 * batch * (seq + 1), 1_000_000), vocab)
     flags = ["--model", model, "--train", tokens, "--batch", str(batch), "--seq", str(seq), "--steps", "1000000",
              "--lr", "1e-4", "--schedule", "constant", "--sample-tokens", "0"]
     print(f"{name}: {model}, V={vocab}, B={batch}, T={seq}", flush=True)
-    if a.tune:
-        plan = os.path.join(work, f"plan-{name}.json")
-        screen, _ = run([a.trainer, *flags, *ours_flags, "--tune", "--plan", plan, "--profile", "1",
-                         "--out", os.path.join(work, "tuned")])
-        ours_flags += ["--plan", plan]
-        print("  " + re.search(r"^tuned .*$", screen, re.M).group(0))
-    script = [sys.executable, os.path.join(ROOT, "train_llama3.py"), *flags, "--compile", "--dtype", a.torch_dtype]
-    ours = Side("ours", [a.trainer, *flags, *ours_flags], bytes_per_parameter(ours_flags, a.precision),
-                f"{a.precision}, recompute {word(ours_flags, '--recompute', 'none')}, "
-                f"master {word(ours_flags, '--master', 'fp32')}, moments {word(ours_flags, '--moments', 'fp32')}"
-                + (", tuned" if a.tune else ""))
-    theirs = Side("PyTorch", script + shlex.split(torch_flags) + shlex.split(a.torch_flags), TORCH_BYTES[a.torch_dtype],
-                  f"{a.torch_dtype}, compiled" + (f", {torch_flags}" if torch_flags else ""))
-    for side in (ours, theirs, theirs, ours) * a.rounds:
+
+    def tuned(trainer):
+        return ours_flags + (tune(name, trainer, [*flags, *ours_flags], work) if a.tune else [])
+    sides = [ours("ours", a.trainer, flags, tuned(a.trainer), a)]
+    if a.trainer_before:
+        sides.append(ours("ours before", a.trainer_before, flags, tuned(a.trainer_before), a))
+    else:
+        if a.precision == "BF16" and ours_flags[:len(LEAN)] != LEAN:
+            sides.append(ours("ours, lean", a.trainer, flags, ours_flags + LEAN, a))
+        script = [sys.executable, os.path.join(ROOT, "train_llama3.py"), *flags, "--compile", "--dtype", a.torch_dtype]
+        sides.append(Side("PyTorch", script + shlex.split(a.torch_flags), TORCH_BYTES[a.torch_dtype],
+                          f"{a.torch_dtype}, compiled", FALLBACKS))
+    for side in (*sides, *reversed(sides)) * a.rounds:
         side.turn(work, monitor, a.seconds, a.warm)
-    c = ref.preset(model, vocab)
-    peak = ref.gpu_peak(a.gpu) * 1e12 or math.nan
-    speed, lines = {}, [f"### {name}: {model}, vocabulary {vocab}, T={seq}, B={batch}", "",
-                        "| | tokens/s | ms a step (min … max) | MFU | memory GiB | bytes a parameter | SM MHz | W "
-                        "| J/1000 tokens | mode |",
-                        "|---|---|---|---|---|---|---|---|---|---|"]
-    for side in (ours, theirs):
-        if side.error:
-            lines.append(f"| {side.name} | failed | {side.error.replace('|', '/')} | | | | | | | {side.note} |")
-            continue
-        ms = statistics.median(side.ms)
-        speed[side.name] = tok_s = batch * seq / ms * 1e3
-        mfu = 100 * tok_s * c.flops_per_token(seq) / peak
-        lines.append(f"| {side.name} | {tok_s:,.0f} | {ms:.2f} ({min(side.ms):.2f} … {max(side.ms):.2f}) | {mfu:.1f}% | "
-                     f"{side.memory():.1f} | {side.state_bytes} | {side.mean(0):.0f} | {side.mean(1):.0f} | "
-                     f"{1000 * side.mean(1) / tok_s:.3f} | {side.note} |")
-    ratio = speed["ours"] / speed["PyTorch"] if len(speed) == 2 else math.nan
-    lines = [line.replace(" nan% ", " - ").replace(" nan ", " - ") for line in lines]  # what nobody could tell
-    lines += ["", f"**Ratio {ratio:.3f}** ({len(ours.ms)} and {len(theirs.ms)} steps counted)", ""]
+    lines, speed = table(sides, model, vocab, batch, seq, a.gpu)
+    other = sides[-1].name
+    ratio = speed["ours"] / speed[other] if "ours" in speed and other in speed else math.nan
+    counts = ", ".join(f"{side.name} {len(side.ms)}" for side in sides)
+    lines = [f"### {name}: {model}, vocabulary {vocab}, T={seq}, B={batch}", "", *lines, "",
+             f"**Ratio {ratio:.3f}** (ours ÷ {other}; steps counted: {counts})", ""]
+    if "ours, lean" in speed and other in speed:
+        lines[-2] += f"; lean {speed['ours, lean'] / speed[other]:.3f}"
     if a.torch_step and "PyTorch" in speed and step_args:
         output, _ = run([sys.executable, a.torch_step, *shlex.split(step_args), "--precision", a.torch_dtype])
-        other = json.loads(re.search(r"^RESULT (.*)$", output, re.M).group(1))["tokens_per_s"]
-        share = speed["PyTorch"] / other
-        lines += [f"train_llama3.py reaches {share:.3f} of {os.path.basename(a.torch_step)} ({other:,.0f} tokens/s)"
+        theirs = json.loads(re.search(r"^RESULT (.*)$", output, re.M).group(1))["tokens_per_s"]
+        share = speed["PyTorch"] / theirs
+        lines += [f"train_llama3.py reaches {share:.3f} of {os.path.basename(a.torch_step)} ({theirs:,.0f} tokens/s)"
                   + ("" if share >= 0.97 else ": more than 3 % behind, the ratio above flatters us"), ""]
-    print("\n".join(lines[-3:]))
+    print("\n".join(lines))
     return lines, ratio
 
 
@@ -253,6 +298,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--shapes", nargs="+", default=list(SHAPES), help=f"among {', '.join(SHAPES)}, or MODEL:VOCAB:BATCH:SEQ")
     p.add_argument("--trainer", default=os.path.join(ROOT, "train_llama3cu"))
+    p.add_argument("--trainer-before", metavar="PATH", help="another build, compared with --trainer instead of PyTorch")
     p.add_argument("--trainer-fp32", help="an FP32 build, for the forward pass in TF32")
     p.add_argument("--precision", default="BF16", help="of --trainer's build (BF16)")
     p.add_argument("--ours", action="append", default=[], metavar="SHAPE=FLAGS", help='such as --ours "8B=--recompute ffn"')
@@ -268,11 +314,13 @@ def main():
     p.add_argument("--out", help="file to write (dev/results/GPU.md)")
     a = p.parse_args()
     a.trainer = os.path.abspath(a.trainer)  # the sides run in the root
+    a.trainer_before = a.trainer_before and os.path.abspath(a.trainer_before)
     a.ours = dict(entry.split("=", 1) for entry in a.ours)
     if a.device == "cuda" and not ref.torch.cuda.is_available():
         sys.exit("error: PyTorch finds no GPU")
-    if not os.path.exists(a.trainer):
-        sys.exit(f"error: {a.trainer}: not found\n  hint: make train_llama3cu")
+    for trainer in filter(None, (a.trainer, a.trainer_before)):
+        if not os.path.exists(trainer):
+            sys.exit(f"error: {trainer}: not found\n  hint: make train_llama3cu")
     a.gpu = ref.torch.cuda.get_device_name() if a.device == "cuda" else "CPU"
     a.torch_flags += f" --device {a.device}"
     driver = "-"
@@ -285,27 +333,28 @@ def main():
              "- random tokens and weights, optimizer step included, turns A B B A; MFU by 6·(matmul weights) + 6·L·H·hd·T "
              "against the dense bf16 peak", ""]
     summary, monitor, work = [], Monitor(), tempfile.mkdtemp()
-    path = a.out or os.path.join(ROOT, "dev", "results", re.sub(r"[^a-z0-9]+", "-", a.gpu.lower()).strip("-") + ".md")
+    gpu = re.sub(r"[^a-z0-9]+", "-", a.gpu.lower()).strip("-") + ("-before" if a.trainer_before else "")
+    path = a.out or os.path.join(ROOT, "dev", "results", gpu + ".md")
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     try:
         for name in a.shapes:
             shape = SHAPES.get(name)
             if not shape:
                 model, vocab, batch, seq = name.split(":")
-                shape = (model, int(vocab), int(batch), int(seq), "", "", "")
+                shape = (model, int(vocab), int(batch), int(seq), "", "")
             part, ratio = compare(name, shape, a, monitor, work)
             summary.append(f"{name} {ratio:.3f}")
             lines += part
             with open(path, "w", encoding="utf-8") as f:  # after each shape: a long run that is cut keeps what it has
                 f.write("\n".join(lines))
-        if a.forward_steps:
+        if a.forward_steps and not a.trainer_before:
             lines += forward_alone(a, work)
         with open(path, "w", encoding="utf-8") as f:
             f.write("\n".join(lines))
     finally:
         monitor.close()
         shutil.rmtree(work, ignore_errors=True)
-    print(f"ours / PyTorch: {', '.join(summary)}\nwrote {path}")
+    print(f"ours / {'ours before' if a.trainer_before else 'PyTorch'}: {', '.join(summary)}\nwrote {path}")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
 """gpu_pairs.py -- larger pairs of model and debug state than the committed ones, written from seeds and checked.
 
-    python dev/test/gpu_pairs.py --trainer ./test_llama3cu [--trainer ./test_llama3 ...] [--cases WORD ...] [--out DIR]
+    python dev/test/gpu_pairs.py --trainer ./test_llama3cu [--trainer ./test_llama3 ...] [--cases WORD ...] [--seeds N ...]
+                                 [--out DIR]
     python dev/test/gpu_pairs.py --gap MODEL PROMPT A.txt B.txt      is the first byte where two greedy texts part a tie?
 
 The cases cover every head_dim that has a kernel of its own (and odd ones), all group sizes, vocabularies of no round number, T of
-1, of one and of many tiles, tied and untied, RoPE unscaled, with factor 8 and 32. PyTorch computes in fp32 on the CPU, where
-no TF32 can slip in. Prints "ok" or "FAIL" a case and program; exit 0 if all pass. --out without --trainer only writes.
+1, of one and of many tiles, tied and untied, RoPE unscaled, with factor 8 and 32. Nobody selects: each case is made from each
+of the seeds 1, 2 and 3, with the default step size. PyTorch computes in fp32 on the CPU, where no TF32 can slip in, and its
+16-bit runs on the GPU where it finds one. Prints "ok" or "FAIL" a pair and program; exit 0 if all pass. --out without
+--trainer only writes.
 """
 import argparse
 import concurrent.futures as futures
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -69,26 +73,25 @@ def make_exact_zeros(path):
     save_file(tensors, path, metadata=meta)
 
 
-def write_case(out, name):
+def write_case(out, name, seed):
+    """Writes the pair NAME_sSEED and returns its name."""
     torch.set_num_threads(1)
-    case, seed = CASES[name], 300 + list(CASES).index(name)
-    B, T, tied = case[7:10]
-    model = ref.make_model(config(case))
-    ref.init_telling(model, seed, 0.15 if tied else 0.05)
-    with torch.no_grad():  # softer attention than in the committed pairs: with long rows 16 bits are noisy enough
-        for block in model.blocks:
-            for w in (block.qkv.weight, block.o.weight, block.gate_up.weight, block.down.weight):
-                w.mul_(0.6)
-    ref.save_model(model, os.path.join(out, name))
-    path = os.path.join(out, name + ".state.safetensors")
-    # small steps, so that what 16 bits round away does not grow from step to step; a decay that shows beside them
-    ref.write_state(model, path, B, T, 1 if name.startswith("tiny") else STEPS, seed=seed + 100, lr=1e-4, weight_decay=2.0)
+    B, T = CASES[name][7:9]
+    pair = f"{name}_s{seed}"
+    model = ref.make_model(config(CASES[name]))
+    ref.init_telling(model, seed, embedding_std=0.1)
+    ref.save_model(model, os.path.join(out, pair))
+    path = os.path.join(out, pair + ".state.safetensors")
+    # a decay that shows beside the steps
+    ref.write_state(model, path, B, T, 1 if name.startswith("tiny") else STEPS, seed, weight_decay=2.0,
+                    device_16bit="cuda" if torch.cuda.is_available() else "cpu")
     if T == 1:
         make_exact_zeros(path)
+    return pair
 
 
-def check_case(out, name, trainer, limit):
-    command = [trainer, os.path.join(out, name), os.path.join(out, name + ".state.safetensors")]
+def check_pair(out, pair, trainer, limit):
+    command = [trainer, os.path.join(out, pair), os.path.join(out, pair + ".state.safetensors")]
     try:
         r = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=limit)
     except subprocess.TimeoutExpired:
@@ -125,9 +128,10 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--trainer", action="append", default=[], help="test program; may be given several times")
     p.add_argument("--cases", nargs="+", default=[""], metavar="WORD", help="only cases whose name contains a WORD")
+    p.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], metavar="N", help="of weights and tokens (1 2 3)")
     p.add_argument("--out", help="folder to write to, and to keep")
-    p.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="cases at a time")
-    p.add_argument("--limit", type=int, default=120, help="seconds for one case and program")
+    p.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="pairs at a time")
+    p.add_argument("--limit", type=int, default=120, help="seconds for one pair and program")
     p.add_argument("--gap", nargs=4, metavar=("MODEL", "PROMPT", "A", "B"))
     a = p.parse_args()
     if a.gap:
@@ -139,18 +143,19 @@ def main():
     out = os.path.abspath(a.out or temporary.name)
     os.makedirs(out, exist_ok=True)
     failed = 0
-    with futures.ProcessPoolExecutor(a.jobs) as writers, futures.ThreadPoolExecutor(a.jobs) as checkers:
-        written = {writers.submit(write_case, out, name): name for name in names}
+    spawn = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+    with futures.ProcessPoolExecutor(a.jobs, spawn) as writers, futures.ThreadPoolExecutor(a.jobs) as checkers:
+        written = [writers.submit(write_case, out, name, seed) for name in names for seed in a.seeds]
         checks = {}
         for w in futures.as_completed(written):
-            w.result()
+            pair = w.result()
             for trainer in a.trainer:
-                checks[checkers.submit(check_case, out, written[w], os.path.abspath(trainer), a.limit)] = written[w], trainer
+                checks[checkers.submit(check_pair, out, pair, os.path.abspath(trainer), a.limit)] = pair, trainer
         for c in futures.as_completed(checks):
-            name, trainer = checks[c]
+            pair, trainer = checks[c]
             wrong = c.result()
             failed += bool(wrong)
-            print(f"{'FAIL' if wrong else 'ok  '} {name}: {trainer}", flush=True)
+            print(f"{'FAIL' if wrong else 'ok  '} {pair}: {trainer}", flush=True)
             for line in wrong[:12]:
                 print(f"    {line}")
     print(f"{len(checks) - failed} passed, {failed} failed, 0 skipped")

@@ -1,0 +1,234 @@
+# lanes.sh -- the scheduler of test_gpu.sh, which sources it: which tests are chosen, the builds they wait for, the lanes in which
+# they run side by side, the time they have, and the lines of the report.
+#
+# test_gpu.sh defines tests(), a list of
+#   lane NAME                                      what follows runs one after the other, beside the other lanes
+#   lane NAME alone                                or when all others have ended
+#   quick [after OTHER] "NAME" COMMAND...          a test of both modes, once the test OTHER has ended
+#   full  [after OTHER] "NAME" COMMAND...          a test of `all`
+# COMMAND may be a function; it says why it fails, or returns 77 and says why it was skipped. A test that is chosen brings OTHER.
+
+began=$(date +%s)
+results=$tmp/results build=$root/build/gpu cores=$(nproc)
+: >"$results"
+OMP_NUM_THREADS=$(((cores + 3) / 4))
+export OMP_NUM_THREADS CUDA_CACHE_MAXSIZE=4294967296
+nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
+no_gpu=
+nvidia-smi -L 2>/dev/null | grep -q '^GPU' || no_gpu="no GPU here"
+[ -n "$no_gpu" ] || [ -n "$nvcc" ] || no_gpu="nvcc is not installed"
+oldest=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d ' .\r' | sort -n | head -n 1)
+case $oldest in 3? | 5? | 6? | 70 | 72) no_gpu="the GPU is older than sm_75" ;; esac
+
+elapsed() { echo $(($(date +%s) - began)); }
+say() { printf '%s\n' "$1" | tee -a "$results"; }
+in_all() { [ "$mode" = all ] || [ -n "$no_gpu" ]; } # what is skipped is named in full
+
+# limit SECONDS COMMAND...: at most that long, and not far past the budget
+limit() {
+    limit_s=$1 limit_left=$((budget + 45 - $(elapsed)))
+    shift
+    [ $limit_left -ge "$limit_s" ] || limit_s=$((limit_left > 5 ? limit_left : 5))
+    timeout -k 5 "$limit_s" "$@"
+    limit_status=$?
+    [ $limit_status -ne 124 ] || echo "no end after $limit_s s: $*"
+    return $limit_status
+}
+
+# --- the list ----------------------------------------------------------------------------------------------------------------
+
+lane() { lane=$1 alone=${2:-beside}; }
+quick() { entry quick "$@"; }
+full() { entry full "$@"; }
+
+# entry quick|full [after OTHER] NAME COMMAND...: does with the test what is being done with the list
+entry() {
+    e_mode=$1 e_after=
+    shift
+    [ "$1" != after ] || { e_after=$2 && shift 2; }
+    case $doing in
+        table) printf '%s\t%s\t%s\t%s\t%s\n' "$e_mode" "$lane" "$alone" "$1" "$e_after" ;;
+        names) ! is_chosen "$1" || echo "$1" ;;
+        commands) ! is_chosen "$1" || { e_name=$1 && shift && echo "$e_name: $*"; } ;;
+        "lane $lane")
+            is_chosen "$1" || return 0
+            [ -z "$e_after" ] || [ -n "$no_gpu" ] || while ! has_ended "$e_after"; do sleep 0.5; done
+            run_test "$@"
+            ;;
+    esac
+}
+
+is_chosen() { grep -qxF -- "$1" "$tmp/chosen"; }
+has_ended() { cut -c6- "$results" | awk -v name="$1" 'index($0, name " (") == 1 || index($0, name ":") == 1 { found = 1 } END { exit !found }'; }
+
+# is_named NAME WORD...: a WORD is the name; or, where no test is so named, a pattern in it as grep -E has it. Without WORDs
+# all are named
+is_named() {
+    n_name=$1
+    shift
+    [ $# -gt 0 ] || return 0
+    for n_word in "$@"; do
+        if cut -f 4 "$tmp/table" | grep -qxF -- "$n_word"; then
+            [ "$n_name" != "$n_word" ] || return 0
+        elif printf '%s\n' "$n_name" | grep -qE -- "$n_word"; then
+            return 0
+        fi
+    done
+    return 1
+}
+
+# choose WORD...: leaves the names of the tests to run in $tmp/chosen
+choose() {
+    doing=table && tests >"$tmp/table"
+    while IFS='	' read -r c_mode _ _ c_name c_after; do
+        [ "$mode" = all ] || [ "$c_mode" = quick ] || { [ "$wanted" = run ] && [ -n "$no_gpu" ]; } || continue
+        ! is_named "$c_name" "$@" || printf '%s\n' "$c_name" "$c_after"
+    done <"$tmp/table" >"$tmp/chosen"
+    [ -s "$tmp/chosen" ] || { echo "error: no test is named $*; --list prints the names" >&2 && exit 2; }
+}
+
+# run_test NAME COMMAND...
+run_test() {
+    t_name=$1
+    shift
+    [ -z "$no_gpu" ] || { say "skip $t_name: $no_gpu" && return 0; }
+    [ "$(elapsed)" -lt "$budget" ] || { say "skip $t_name: out of time, BUDGET is $budget s" && return 0; }
+    t_log=$(mktemp "$tmp/log_XXXXXX") t_from=$(date +%s)
+    ("$@") >"$t_log" 2>&1 </dev/null
+    t_status=$? t_s=$(($(date +%s) - t_from))
+    case $t_status in
+        0) say "ok   $t_name ($t_s s)$(sed -n 's/^REMARK / -- /p' "$t_log" | tr '\n' ' ')" ;;
+        77) say "skip $t_name: $(tail -n 1 "$t_log")" ;;
+        *)
+            say "FAIL $t_name ($t_s s)"
+            { grep -E 'FAIL|^error|hint:|rror:|no end after' "$t_log" | head -n 12 && echo ... && tail -n 6 "$t_log"; } | cut -c1-180 | sed 's/^/    /'
+            ;;
+    esac
+    rm -f "$t_log"
+}
+
+# run_lanes beside|alone
+run_lanes() {
+    for l_name in $(awk -F '\t' -v which="$1" '$3 == which && !seen[$2]++ { print $2 }' "$tmp/table"); do
+        doing="lane $l_name"
+        if [ -n "$no_gpu" ]; then tests; else tests & fi
+    done
+    wait
+}
+
+# --- builds: VARIANT is a folder of links to the sources in which the Makefile builds ------------------------------------------
+
+variable_of() {
+    case $1 in
+        fp32) echo PRECISION=FP32 ;;
+        bf16) echo PRECISION=BF16 ;;
+        fp16) echo PRECISION=FP16 ;;
+        bf16_ptx80) echo PRECISION=BF16 PTX_ONLY=80 ;;
+        fp16_ptx75) echo PRECISION=FP16 PTX_ONLY=75 ;;
+    esac
+}
+
+# make_variant VARIANT: its folder
+make_variant() {
+    mkdir -p "$build/$1/build"
+    for file in Makefile llmc dev train_llama3.c train_llama3.cu test_llama3.cu; do ln -sfn "$root/$file" "$build/$1/$file"; done
+    case $1.$oldest in bf16*.7?) return ;; esac
+    make -s -C "$build/$1" NVCC="$nvcc" $(variable_of "$1") build/cuda_flags # before several makes would write it
+}
+
+# build_one VARIANT TARGET, unless somebody else does: leaves its status in build/gpu/VARIANT.TARGET.done, 77 where this GPU
+# cannot run it
+build_one() {
+    build_log=$build/$1.$(basename "$2")
+    mkdir "$build_log.claimed" 2>/dev/null || return 0
+    case $1.$oldest in bf16*.7?) echo "BF16 needs sm_80 or newer" >"$build_log.log" && echo 77 >"$build_log.done" && return ;; esac
+    make -s -C "$build/$1" NVCC="$nvcc" $(variable_of "$1") "$2" >"$build_log.log" 2>&1
+    echo $? >"$build_log.done"
+}
+
+# In the order of the list, as many at a time as there are cores.
+build_all() {
+    targets=
+    for v in bf16 fp32 fp16; do targets="$targets $v:test_llama3cu $v:train_llama3cu"; done
+    for v in bf16 fp32; do targets="$targets $v:build/test_kernels_cu $v:build/test_attention_cu"; done
+    if in_all; then
+        for v in bf16_ptx80 fp16_ptx75; do targets="$targets $v:test_llama3cu $v:build/test_kernels_cu $v:build/test_attention_cu"; done
+        targets="$targets fp16:build/test_kernels_cu fp16:build/test_attention_cu bf16:build/test_wgmma_cu fp16:build/test_wgmma_cu"
+    fi
+    running=0 pids=
+    for target in $targets; do
+        build_one "${target%%:*}" "${target#*:}" &
+        pids="$pids $!" running=$((running + 1))
+        if [ $running -ge "$cores" ]; then
+            set -- $pids
+            wait "$1"
+            shift
+            pids=$* running=$((running - 1))
+        fi
+    done
+    wait
+    touch "$tmp/built"
+}
+
+# start_builds WORD...: all of them; but where tests were named, each test builds what it needs
+start_builds() {
+    mkdir -p "$build"
+    rm -rf "$build"/*.done "$build"/*.claimed
+    for v in fp32 bf16 fp16 $(! in_all || echo bf16_ptx80 fp16_ptx75); do make_variant "$v"; done
+    if [ $# -eq 0 ]; then build_all & else touch "$tmp/built"; fi
+}
+
+# need VARIANT PROGRAM: waits for the build, or builds; ends the test as skipped where there is none
+need() {
+    need_mark=$build/$1.$2
+    if [ -e "$tmp/built" ]; then
+        case $2 in *_llama3cu) build_one "$1" "$2" ;; *) build_one "$1" "build/$2" ;; esac
+    fi
+    while [ ! -s "$need_mark.done" ]; do sleep 0.3; done
+    [ "$(cat "$need_mark.done")" -ne 77 ] || { cat "$need_mark.log" && exit 77; }
+    [ "$(cat "$need_mark.done")" -eq 0 ] || { tail -n 5 "$need_mark.log" && echo "error: $1 $2 was not built" && return 1; }
+}
+
+# cu VARIANT FLAGS...: that build's trainer; flags given later hold
+cu() {
+    cu_v=$1
+    shift
+    need "$cu_v" train_llama3cu && limit "${CU_LIMIT:-100}" "$build/$cu_v/train_llama3cu" --sample-tokens 0 --val-every 0 "$@"
+}
+
+# --- all of it -----------------------------------------------------------------------------------------------------------------
+
+# The CPU's programs, and the tokens that the trainers read.
+make_data() {
+    for file in "${TEXT:-}" data/tinyshakespeare.txt "${TEST_DATA:-}/tinyshakespeare.txt"; do
+        [ ! -s "$file" ] || { text=$file && break; }
+    done
+    [ -n "${text:-}" ] || { words 200000 1 >"$tmp/words.txt" && text=$tmp/words.txt; }
+    make -s -j2 train_llama3 tokenize >"$tmp/make.log" 2>&1 && "$bin/tokenize" -o "$tmp/data.bin" --val-fraction 0.1 "$text" >/dev/null ||
+        { cat "$tmp/make.log" && echo "FAIL the CPU programs are built" && echo "0 passed, 1 failed, 0 skipped" && exit 1; }
+}
+
+# run_tests [--list|--commands] [quick|all] [WORD...]
+run_tests() {
+    wanted=run mode=quick
+    case ${1:-} in --list) wanted=names && shift ;; --commands) wanted=commands && shift ;; esac
+    case ${1:-} in
+        quick | all) mode=$1 && shift ;;
+        -h | --help) echo "usage: $0 [--list|--commands] [quick|all] [NAME or PATTERN...]" >&2 && exit 2 ;;
+        ?*) mode=all ;;
+    esac
+    case $mode in quick) budget=${BUDGET:-230} ;; all) budget=${BUDGET:-530} ;; esac
+    choose "$@"
+    [ "$wanted" = run ] || { doing=$wanted && tests && exit 0; }
+    if [ -z "$no_gpu" ]; then
+        start_builds "$@"
+        make_data
+        echo "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -n 1), $("$nvcc" --version | sed -n 's/.*release \([^,]*\),.*/nvcc \1/p'), $mode, text $text"
+    fi
+    run_lanes beside
+    [ -n "$no_gpu" ] || echo "     builds and lanes: $(elapsed) s"
+    run_lanes alone
+    [ -n "$no_gpu" ] || grep '^FAIL' "$results" | sed 's/^FAIL/    failed:/'
+    passed=$(grep -c '^ok' "$results") failed=$(grep -c '^FAIL' "$results") skipped=$(grep -c '^skip' "$results")
+    summary
+}

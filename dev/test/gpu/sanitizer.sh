@@ -1,0 +1,41 @@
+# sanitizer.sh -- tests of test_gpu.sh: what compute-sanitizer says of our kernels. cuBLAS has its own, which read padding and are
+# not ours to change.
+
+our_kernels() { grep -hoE '\b[a-z0-9_]+_kernel\b' "$root"/llmc/*.cuh "$root"/llmc/*/*.cuh | sort -u | tr '\n' '|' | sed 's/|$//'; }
+
+# sanitize TOOL VARIANT PAIR...
+sanitize() {
+    tool=$1 v=$2
+    shift 2
+    sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null) ||
+        { echo "compute-sanitizer is not installed" && return 77; }
+    need "$v" test_llama3cu || return 1
+    # others' kernels are left alone where they need not be watched to know what was written; racecheck of CUDA 13 makes those of
+    # cuBLAS that it leaves alone trap
+    filter=
+    case $tool in initcheck | racecheck) ;; *) ! "$sanitizer" --help | grep -q 'kernel-name ' || filter="--kernel-name kns=_kernel" ;; esac
+    [ "$tool" != memcheck ] || filter="$filter --report-api-errors no"
+    count=0
+    for pair in "$@"; do
+        dir=$tmp/pairs/$pair
+        [ -d "$dir" ] || dir=$pairs/$pair
+        [ -d "$dir" ] || continue
+        count=$((count + 1)) log=$tmp/$tool.$v.$pair
+        # what the test fills counts as initialised, so FP32 does not fill; in 16 bits it must, for initcheck does not see what
+        # cuBLAS' kernels for Hopper write
+        [ "$tool $v" != "initcheck fp32" ] || export NO_FILL=1
+        limit 100 "$sanitizer" --tool "$tool" --show-backtrace no --print-limit 2000 $filter \
+            "$build/$v/test_llama3cu" "$dir" "$dir.state.safetensors" >"$log" 2>&1
+        if grep -qi 'device not supported' "$log"; then echo "compute-sanitizer does not support this machine" && return 77; fi
+        grep -qE '^========= (ERROR|RACECHECK) SUMMARY' "$log" || { echo "error: no report:" && tail -n 4 "$log" && return 1; }
+        grep -qE ' 0 failed' "$log" || { grep -E 'FAIL|error' "$log" | head -n 4 && echo "error: the program failed under $tool" && return 1; }
+        if grep -E '^=========' "$log" | grep -E "\b($(our_kernels))\b" >"$log.ours"; then
+            echo "error: $tool, $pair: $(grep -c . "$log.ours") lines on our kernels:"
+            sed -E 's/.*\b(at|by|Race reported)/\1/' "$log.ours" | grep -oE "($(our_kernels)).{0,80}" | sort | uniq -c | sort -rn | head -n 5
+            grep -B 2 -m 2 -E "\b($(our_kernels))\b" "$log"
+            return 1
+        fi
+        echo "REMARK $pair: $(grep -E 'SUMMARY' "$log" | tail -n 1 | sed 's/=* *//') in kernels of cuBLAS"
+    done
+    [ $count -gt 0 ] || { echo "no pair to run on" && return 1; }
+}

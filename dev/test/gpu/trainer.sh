@@ -1,0 +1,207 @@
+# trainer.sh -- tests of test_gpu.sh: ./train_llama3cu beside the CPU's trainer, beside itself, killed, resumed and misled.
+
+losses_of() { sed -n 's/.*"event":"step","step":\([0-9]*\),"loss":\([^,]*\),.*/\1 \2/p' "$1"; }
+
+# close_losses LIMIT A B: two logs, the same steps
+close_losses() {
+    losses_of "$2" >"$tmp/losses_a" && losses_of "$3" >"$tmp/losses_b"
+    paste -d ' ' "$tmp/losses_a" "$tmp/losses_b" | awk -v limit="$1" '
+        $1 != $3 || !($2 - $4 <= limit && $4 - $2 <= limit) { bad++; print "FAIL step " $1 ": " $2 " and " $4 }
+        { d = $2 > $4 ? $2 - $4 : $4 - $2; if (d > worst) { worst = d } }
+        END { printf "REMARK %d steps, %.1e apart\n", NR, worst; exit bad > 0 || NR == 0 }'
+}
+
+# same_end A B STEP: two runs' checkpoints hold the same weights and the same state, to the bit
+same_end() {
+    se=$(printf 'step_%08d' "$3")
+    cmp "$1/$se/model.safetensors" "$2/$se/model.safetensors" && cmp "$1/$se/state_rank00000.safetensors" "$2/$se/state_rank00000.safetensors"
+}
+
+cpu_and_gpu_train_alike() {
+    flags="--model d3 --train $tmp/data_train.bin --batch 4 --seq 256 --steps 20 --lr 1e-3 --warmup 5"
+    cu fp32 $flags --out "$tmp/alike_gpu" && limit 100 "$bin/train_llama3" --sample-tokens 0 $flags --out "$tmp/alike_cpu" &&
+        close_losses 1e-4 "$tmp/alike_gpu/log.jsonl" "$tmp/alike_cpu/log.jsonl"
+}
+
+# from a folder that PyTorch wrote: grouped heads, its RoPE scaling, an untied head
+a_folder_trains_alike() {
+    token_file "$tmp/folder.bin" 20000 97
+    flags="--model $pairs/gqa2_untied_rope8 --train $tmp/folder.bin --batch 2 --seq 32 --steps 20 --lr 1e-3 --warmup 5"
+    cu fp32 $flags --out "$tmp/folder_gpu" && limit 100 "$bin/train_llama3" --sample-tokens 0 $flags --out "$tmp/folder_cpu" &&
+        close_losses 1e-4 "$tmp/folder_gpu/log.jsonl" "$tmp/folder_cpu/log.jsonl"
+}
+
+tf32_is_near() {
+    for flag in "" --tf32; do
+        cu fp32 $flag --model d3 --train "$tmp/data_train.bin" --batch 4 --seq 256 --steps 5 --lr 1e-3 --out "$tmp/tf32_$flag" || return 1
+    done
+    ! cmp -s "$tmp/tf32_/step_00000005/model.safetensors" "$tmp/tf32_--tf32/step_00000005/model.safetensors" || { echo "error: --tf32 changes no bit" && return 1; }
+    close_losses 2e-3 "$tmp/tf32_/log.jsonl" "$tmp/tf32_--tf32/log.jsonl"
+}
+
+precisions_train_alike() {
+    flags="--model d3 --train $tmp/data_train.bin --batch 4 --seq 256 --steps 20 --lr 1e-3 --warmup 5"
+    for v in fp32 bf16 fp16; do cu $v $flags --out "$tmp/precision_$v" || return 1; done
+    close_losses 0.03 "$tmp/precision_fp32/log.jsonl" "$tmp/precision_bf16/log.jsonl" &&
+        close_losses 0.03 "$tmp/precision_fp32/log.jsonl" "$tmp/precision_fp16/log.jsonl"
+}
+
+greedy_text_is_the_cpu_s() {
+    cu fp32 --model d3 --train "$tmp/data_train.bin" --batch 8 --seq 256 --steps 300 --lr 2e-3 --warmup 20 --out "$tmp/trained" || return 1
+    m=$tmp/trained/step_00000300
+    for prompt in "ROMEO:" "the "; do
+        talk="--model $m --tokens 200 --temperature 0"
+        limit 60 "$bin/train_llama3" $talk --generate "$prompt" >"$tmp/greedy_cpu" && cu fp32 $talk --generate "$prompt" >"$tmp/greedy_gpu" || return 1
+        [ "$(wc -c <"$tmp/greedy_gpu")" -ge 200 ] || { echo "error: only $(wc -c <"$tmp/greedy_gpu") bytes" && return 1; }
+        cmp "$tmp/greedy_cpu" "$tmp/greedy_gpu" && continue
+        has_torch && "$python" "$root/dev/test/gpu_pairs.py" --gap "$m" "$prompt" "$tmp/greedy_cpu" "$tmp/greedy_gpu" || return 1
+    done
+    echo "REMARK loss $(losses_of "$tmp/trained/log.jsonl" | tail -n 1 | cut -d ' ' -f 2)"
+}
+
+# long rows and many of them: where an order of additions that changes would show
+long="--model d3 --batch 8 --seq 1024 --steps 20 --warmup 4 --lr 1e-3"
+
+# parts_are_the_whole VARIANT NAME FLAGS...: 20 steps at once, and 10 and 10
+parts_are_the_whole() {
+    v=$1 d=$tmp/parts_$2
+    shift 2
+    cu "$v" $long --train "$tmp/data_train.bin" --val "$tmp/data_val.bin" "$@" --out "$d/whole" &&
+        cu "$v" $long --train "$tmp/data_train.bin" --val "$tmp/data_val.bin" "$@" --out "$d/parts" --stop-after 10 &&
+        cu "$v" --resume --out "$d/parts" && same_end "$d/whole" "$d/parts" 20 &&
+        steps_of "$d/whole/log.jsonl" | grep -v '"val"' >"$d/a" && steps_of "$d/parts/log.jsonl" | grep -v '"val"' | cmp "$d/a" -
+}
+
+# One tuning, whose choice the checkpoint of step 10 carries to a run in another folder, without the file of the first.
+tuned_parts_are_the_whole() {
+    d=$tmp/tuned
+    mkdir -p "$d"
+    cu bf16 $long --train "$tmp/data_train.bin" --out "$d/first" --steps 1 --tune --plan "$d/plan.json" && test -s "$d/plan.json" &&
+        cu bf16 $long --train "$tmp/data_train.bin" --out "$d/whole" --plan "$d/plan.json" --checkpoint-every 10 &&
+        test -s "$d/whole/step_00000010/matmul_plan.json" && mkdir "$d/parts" && cp -r "$d/whole/step_00000010" "$d/parts" &&
+        rm "$d/plan.json" && cu bf16 --resume --out "$d/parts" && same_end "$d/whole" "$d/parts" 20 &&
+        cmp "$d/whole/step_00000020/matmul_plan.json" "$d/parts/step_00000020/matmul_plan.json"
+}
+
+# A run that tunes and is resumed uses the checkpoint's choice and does not tune again, which could choose otherwise.
+resuming_does_not_tune_again() {
+    d=$tmp/tune_resume
+    cu bf16 $long --train "$tmp/data_train.bin" --out "$d/whole" --tune --checkpoint-every 10 && mkdir "$d/parts" &&
+        cp -r "$d/whole/step_00000010" "$d/parts" && cu bf16 --resume --out "$d/parts" >"$d/log" || { tail -n 3 "$d/log"; return 1; }
+    ! grep '^tuned' "$d/log" && same_end "$d/whole" "$d/parts" 20
+}
+
+graph_changes_no_bit() {
+    d=$tmp/graph
+    for total in 8192 32768; do
+        cu bf16 $long --train "$tmp/data_train.bin" --total-batch $total --steps 5 --out "$d/on_$total" &&
+            cu bf16 $long --train "$tmp/data_train.bin" --total-batch $total --steps 5 --out "$d/off_$total" --no-graph &&
+            same_end "$d/on_$total" "$d/off_$total" 5 || return 1
+    done
+}
+
+# killed N: with -9 at moments spread over a life of about six steps
+killed_runs_go_on() {
+    kills=$1 d=$tmp/killed seed=$(date +%s) last=0 i=0
+    flags="--model d2 --train $tmp/data_train.bin --batch 8 --seq 256 --steps 100000 --schedule constant --checkpoint-every 1 --keep 3"
+    from=$(date +%s%N)
+    cu bf16 $flags --out "$d/timed" --stop-after 6 || return 1
+    span=$((($(date +%s%N) - from) / 1000000))
+    while [ $i -lt "$kills" ]; do
+        i=$((i + 1)) seed=$(((seed * 171 + 11213) % 53125))
+        "$build/bf16/train_llama3cu" --sample-tokens 0 $flags --out "$d/run" --resume >"$d/screen" 2>&1 &
+        pid=$!
+        # from half of a life on: in the first half CUDA starts, and nothing is there to lose
+        sleep "$(awk -v r="$seed" -v span=$span 'BEGIN { printf "%.3f", (0.5 + 0.7 * r / 53125) * span / 1000 }')"
+        kill -9 $pid 2>/dev/null
+        wait $pid
+        [ $? -eq 137 ] || { tail -n 3 "$d/screen" && echo "error: it ended by itself" && return 1; }
+        now=$(ls "$d/run" 2>/dev/null | sed -n 's/^step_0*\([0-9]*\)$/\1/p' | sort -n | tail -n 1)
+        [ "${now:-0}" -ge $last ] || { echo "error: step $last was lost, ${now:-0} is the newest" && return 1; }
+        last=${now:-0}
+    done
+    stop=$((last + 2))
+    echo "REMARK $kills kills over $last steps"
+    cu bf16 $flags --out "$d/run" --resume --stop-after $stop && cu bf16 $flags --out "$d/never" --checkpoint-every 0 --stop-after $stop &&
+        same_end "$d/never" "$d/run" $stop && same_steps "$d/never/log.jsonl" "$d/run/log.jsonl"
+}
+
+# One token a step makes the first gradients pass 65504: the scale is halved until they fit, and the run learns after that.
+fp16_finds_its_scale() {
+    d=$tmp/scale
+    cu fp16 --model d2 --train "$tmp/data_train.bin" --batch 1 --seq 1 --steps 30 --lr 1e-3 --out "$d" || return 1
+    grep -q '"step":1,.*"skipped":"skipped: not finite, loss scale now 32768"' "$d/log.jsonl" || { grep -m 2 '"step"' "$d/log.jsonl" && echo "error: step 1 should be skipped" && return 1; }
+    skips=$(grep -c '"skipped"' "$d/log.jsonl")
+    echo "REMARK $skips of 30 steps skipped"
+    [ "$skips" -lt 20 ] && tail -n 2 "$d/log.jsonl" | head -n 1 | grep -qv skipped
+}
+
+# A folder with a NaN: no step is applied, each says so, and the weights of the end are those of the start.
+nan_is_never_applied() {
+    v=$1 d=$tmp/nan_$1
+    cp -r "$pairs/mha_odd" "$d.model" && chmod u+w "$d.model"/* || return 1
+    size=$(wc -c <"$d.model/model.safetensors")
+    printf '\000\000\300\177' | dd of="$d.model/model.safetensors" bs=1 seek=$((size - 4)) conv=notrunc 2>/dev/null
+    token_file "$d.bin" 3000 97
+    cu "$v" --model "$d.model" --train "$d.bin" --batch 2 --seq 16 --steps 0 --out "$d/before" >"$d.log" 2>&1
+    status=$?
+    [ $status -eq 0 ] || { cat "$d.log" && grep -qi 'nan\|finite' "$d.log" && echo "REMARK refused when read" && return 0; }
+    cu "$v" --model "$d.model" --train "$d.bin" --batch 2 --seq 16 --steps 3 --out "$d/after" || return 1
+    [ "$(grep -c '"skipped":"skipped: not finite' "$d/after/log.jsonl")" -eq 3 ] || { grep '"step"' "$d/after/log.jsonl" && echo "error: wanted 3 skipped steps" && return 1; }
+    cmp "$d/before/step_00000000/model.safetensors" "$d/after/step_00000003/model.safetensors"
+}
+
+debug_names_the_tensor() {
+    d=$tmp/nan_bf16
+    [ -d "$d.model" ] || { echo "the folder with a NaN is missing" && return 1; }
+    cu bf16 --model "$d.model" --train "$d.bin" --batch 2 --seq 16 --steps 1 --debug --out "$d/debug" >"$d.debug" 2>&1
+    grep -iE 'head|norm|embed|logits|layer' "$d.debug" | grep -iE 'finite|nan|inf' || { tail -n 4 "$d.debug" && echo "error: --debug names no tensor" && return 1; }
+}
+
+outliers_are_skipped() {
+    d=$tmp/outlier
+    cu bf16 --model d2 --train "$tmp/data_train.bin" --batch 2 --seq 64 --steps 300 --lr 1e-5 --skip-loss-z 0.5 --out "$d" || return 1
+    skips=$(grep -c '"skipped":"skipped: loss z' "$d/log.jsonl")
+    echo "REMARK $skips of 300 steps skipped"
+    [ "$skips" -gt 0 ] && [ "$skips" -lt 100 ] || return 1
+    # the windows of losses are in the checkpoint: stopped and resumed, the same steps are skipped
+    cu bf16 --model d2 --train "$tmp/data_train.bin" --batch 2 --seq 64 --steps 300 --lr 1e-5 --skip-loss-z 0.5 --stop-after 170 --out "$d.parts" &&
+        cu bf16 --resume --out "$d.parts" && same_end "$d" "$d.parts" 300 && same_steps "$d/log.jsonl" "$d.parts/log.jsonl"
+}
+
+profile_has_a_table() {
+    v=$1
+    cu "$v" --model d3 --train "$tmp/data_train.bin" --batch 8 --seq 1024 --profile 2 --out "$tmp/profile_$v" >"$tmp/profile_$v.txt" || return 1
+    for row in operation attention "attention backward" "gate up dw" rmsnorm cross-entropy adamw; do
+        grep -q "^$row  *[0-9c]" "$tmp/profile_$v.txt" || { cat "$tmp/profile_$v.txt" && echo "error: no row $row" && return 1; }
+    done
+    awk '/^operation/ { on = 1; next } on { for (i = 2; i <= NF; i++) if ($i ~ /%$/) { sum += $i; break } }
+         END { printf "shares sum to %.1f%%\n", sum; exit !(sum > 99 && sum < 101) }' "$tmp/profile_$v.txt"
+}
+
+# ends_well_at SIGNAL
+ends_well_at() {
+    d=$tmp/signal_$1
+    need bf16 train_llama3cu || return 1
+    "$build/bf16/train_llama3cu" --sample-tokens 0 --model d2 --train "$tmp/data_train.bin" --batch 4 --seq 256 --steps 1000000 \
+        --schedule constant --out "$d" >"$d.screen" 2>&1 &
+    pid=$!
+    wait_for has_steps "$d/log.jsonl" 3 || { kill -9 $pid && tail -n 3 "$d.screen" && echo "error: no step was made" && return 1; }
+    kill -"$1" $pid
+    (sleep 30 && kill -9 $pid) 2>/dev/null &
+    wait $pid
+    status=$?
+    newest=$(ls "$d" | grep '^step_' | tail -n 1)
+    [ $status -eq 0 ] && [ -s "$d/$newest/model.safetensors" ] && tail -n 1 "$d/log.jsonl" | grep -q '"reason":"signal"' &&
+        cu bf16 --resume --out "$d" --stop-after $(($(echo "$newest" | sed 's/step_0*//') + 2)) && return 0
+    tail -n 3 "$d.screen" "$d/log.jsonl"
+    echo "error: status $status, newest checkpoint '$newest'"
+    return 1
+}
+
+generation_speaks() {
+    for v in bf16 fp16; do
+        cu $v --model "$tmp/trained/step_00000300" --generate "ROMEO:" --tokens 100 --temperature 0 >"$tmp/text" || return 1
+        [ "$(wc -c <"$tmp/text")" -ge 100 ] || { echo "error: too short" && cat "$tmp/text" && return 1; }
+    done
+}

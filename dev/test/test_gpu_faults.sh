@@ -1,0 +1,151 @@
+#!/bin/sh
+# test_gpu_faults.sh [run|compile] -- the GPU's tests bite: each fault in the table below is planted into a copy of the
+# sources, one at a time, and its test must then fail, by a comparison and not by a crash. A fault that does not change its
+# file, or that does not compile, is a failure too: the sources have moved on and the fault must be aimed anew. The same
+# tests pass without a fault. `compile` plants and builds alone, which needs no GPU. Run from the project's root.
+#
+# JOBS: faults at a time. NVCC, GPU_ARCH: as in the Makefile.
+set -u
+mode=${1:-run} JOBS=${JOBS:-$(nproc 2>/dev/null || echo 2)}
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}  # of the oracles
+case $mode in run | compile) ;; *) echo "usage: $0 [run|compile]" >&2 && exit 2 ;; esac
+
+# NAME | PRECISION | TEST and its arguments | FILE | SED
+pair=dev/test/pairs/gqa2_untied_rope8 tied=dev/test/pairs/tied_gqa4_rope32
+faults() {
+    cat <<END
+kv head h % NKV for h / group, plain | FP32 | test_attention_cu plain every_group | llmc/attention.cuh | /attention_forward_plain_kernel(/,/^}/ s/h \/ (s.NH \/ s.NKV)/h % s.NKV/
+a barrier missed between V's load and its readers, plain | FP32 | test_attention_cu plain every_group | llmc/attention.cuh | /plain_load<HD_MAX>(kv_tile, v_head/ { n; s/__syncthreads();// }
+D of another row, plain | FP32 | test_attention_cu plain every_group | llmc/attention.cuh | s/ds\[i\]\[j\] - stat\.y/ds[i][j] - stats[q0].y/
+a query sees one key of the future, mma | BF16 | test_attention_cu mma every_group | llmc/attention.cuh | s/ > last) { p\[m\]\[n\]\[e\]/ > last + 1) { p[m][n][e]/
+sums not rescaled to the new row max, wgmma | BF16 | test_attention_cu wgmma a_thousand | llmc/attention_sm90.cuh | s/acc\[i\] \*= shrink\[i % 4 \/ 2\];//
+dK and dV from one query of the past, wgmma | BF16 | test_attention_cu wgmma a_thousand | llmc/attention_sm90.cuh | s/ < first) { p\[i\] = 0; }/ < first - 1) { p[i] = 0; }/
+width for pitch in rmsnorm | BF16 | test_kernels_cu rmsnorm_forward_agrees | llmc/rmsnorm.cuh | s/(x + n \* pitch + c)/(x + n * C + c)/
+eps left out of rmsnorm | FP32 | test_llama3cu $tied | llmc/rmsnorm.cuh | s/ \/ (float)C + eps)/ \/ (float)C)/
+RoPE turned forward in backward | FP32 | test_llama3cu $pair | llmc/rope.cuh | s/cos_sin, -1\.0f,/cos_sin, 1.0f,/
+beta 0 for 1: the second micro-step overwrites | BF16 | test_kernels_cu matmul_agrees | llmc/matmul.cuh | s/accumulate ? dw : NULL/NULL/
+beta 1 for 0: the first micro-step adds to what was there | FP32 | test_llama3cu $pair | train_llama3.cu | s/const bool add = !first;/const bool add = true;/
+loss scale not divided out | BF16 | test_kernels_cu decisions_follow | llmc/adamw.cuh | s/(float)(clip \/ scale)/(float)clip/
+weight decay on norms | FP32 | test_llama3cu $pair | llmc/adamw.cuh | s/stretch\.decays ? state->decay : 1\.0f/state->decay/
+the split master's low half dropped | BF16 | test_kernels_cu adamw_agrees | llmc/adamw.cuh | s/master\.v\[k\] = split_low(p)/master.v[k] = 0/
+END
+}
+
+root=$PWD
+[ "$mode" = compile ] || nvidia-smi -L 2>/dev/null | grep -q '^GPU' || {
+    faults | sed 's/ | .*//; s/^/skip fault /; s/$/: no GPU here/'
+    echo "0 passed, 0 failed, $(faults | grep -c .) skipped"
+    exit 0
+}
+capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d ' .\r')
+NVCC=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
+folder=$(mktemp -d "${TEST_TMP:-/tmp}/llama3_gpu_faults_XXXXXX") || exit 1
+trap 'rm -rf "$folder"' EXIT
+trap 'exit 130' INT TERM
+
+# The functions below work in $here, a copy of the sources; $target and $arguments are the test's.
+
+copy_sources() {
+    mkdir -p "$here/build" && cp -r llmc Makefile train_llama3.c train_llama3.cu test_llama3.cu "$here" && ln -s "$root/dev" "$here/dev"
+}
+
+aim() { # aim TEST: its program and arguments; a pair is given by its model's folder
+    target=build/${1%% *} arguments=${1#* }
+    case $1 in test_llama3cu*) target=test_llama3cu arguments="$arguments $arguments.state.safetensors" ;; esac
+}
+
+build() { # build PRECISION
+    make -s -C "$here" NVCC="$NVCC" PRECISION="$1" ${GPU_ARCH:+GPU_ARCH="$GPU_ARCH"} "$target" >"$here/log" 2>&1
+}
+
+run_test() { (cd "$here" && timeout 120 "./$target" $arguments >log 2>&1); }
+
+# unfit PRECISION TEST: says what this GPU lacks for it
+unfit() {
+    [ "$mode" = run ] || return 1
+    case "$1 $2 sm_$capability" in
+        *wgmma*sm_90) return 1 ;;
+        *wgmma*) echo "needs sm_90" ;;
+        BF16*sm_7?) echo "needs sm_80 or newer" ;;
+        *) return 1 ;;
+    esac
+}
+
+# A comparison: the program went on to its last line, and what failed is named.
+compared() { grep -q '^ *FAIL' "$here/log" && tail -n 1 "$here/log" | grep -q ' [1-9][0-9]* failed'; }
+
+result() { echo "$1 $2" >"$here/result"; } # printed in the order of the table
+
+log_tail() { tail -n 5 "$here/log" | cut -c1-180 | sed 's/^/    /'; }
+
+plant() { # plant NAME PRECISION TEST FILE SED
+    ! lacks=$(unfit "$2" "$3") || { result "skip" "fault $1: $lacks" && return; }
+    aim "$3"
+    copy_sources && sed "$5" "$4" >"$here/$4" || exit 1
+    if cmp -s "$4" "$here/$4"; then
+        result "FAIL" "fault $1 is planted: the expression changes nothing in $4"
+    elif ! build "$2"; then
+        log_tail
+        result "FAIL" "fault $1 compiles"
+    elif [ "$mode" = compile ]; then
+        result "ok  " "fault $1 compiles"
+    else
+        run_test
+        status=$?
+        if [ $status -eq 1 ] && compared; then
+            result "ok  " "fault $1 is caught by $3"
+        else
+            log_tail
+            result "FAIL" "fault $1 is caught: $3 ended with $status"
+        fi
+    fi
+    rm -rf "$here/llmc" "$here/build"
+}
+
+# Without a fault every test of the table must pass, or anything would be caught.
+sound() { # sound PRECISION PROGRAM
+    ! lacks=$(unfit "$1" "$2") || { result "skip" "without a fault $2 passes, $1: $lacks" && return; }
+    aim "$2"
+    copy_sources
+    if build "$1" && its_tests_pass "$@"; then
+        result "ok  " "without a fault $2 passes, $1"
+    else
+        log_tail
+        result "FAIL" "without a fault $2 passes, $1"
+    fi
+    rm -rf "$here/llmc" "$here/build"
+}
+
+its_tests_pass() {
+    awk -F ' [|] ' -v precision="$1" -v program="$2 " '$2 == precision && index($3, program) == 1 && !seen[$3]++ { print $3 }' "$folder/table" >"$here/tests"
+    while IFS= read -r s_test; do
+        ! s_lacks=$(unfit "$1" "$s_test") || continue
+        aim "$s_test"
+        run_test </dev/null || return 1
+    done <"$here/tests"
+}
+
+count=0
+next() { # next COMMAND...: in a folder of its own, JOBS at a time
+    count=$((count + 1)) here=$folder/$(printf '%03d' $count)
+    mkdir -p "$here"
+    "$@" &
+    [ $((count % JOBS)) -ne 0 ] || wait
+}
+
+faults >"$folder/table"
+: >"$folder/sound"
+[ "$mode" = compile ] || awk -F ' [|] ' '{ sub(/ .*/, "", $3) } !seen[$2, $3]++ { print $2 "|" $3 }' "$folder/table" >"$folder/sound"
+while IFS='|' read -r precision program; do next sound "$precision" "$program"; done <"$folder/sound"
+while IFS= read -r line; do
+    name=${line%% | *} line=${line#* | }
+    precision=${line%% | *} line=${line#* | }
+    test=${line%% | *} line=${line#* | }
+    next plant "$name" "$precision" "$test" "${line%% | *}" "${line#* | }"
+done <"$folder/table"
+wait
+
+cat "$folder"/[0-9]*/result
+passed=$(cat "$folder"/[0-9]*/result | grep -c '^ok') skipped=$(cat "$folder"/[0-9]*/result | grep -c '^skip')
+echo "$passed passed, $((count - passed - skipped)) failed, $skipped skipped"
+[ $((passed + skipped)) -eq "$count" ]

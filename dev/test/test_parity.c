@@ -1,0 +1,96 @@
+/* test_parity.c -- the test of the test: what test_llama3.cu forgives a 16-bit trainer at later steps, and what it does not.
+ * Where there is no GPU a 16-bit trainer is played by the CPU's, whose fp32 results are near enough for the limits of 16 bits. */
+#define main parity_main
+#include "test_llama3.cu"
+#undef main
+#include "test.h"
+
+enum { LATE_STEP = 2 };  // the first that PyTorch's own errors judge
+static int planted_step;
+static char folder[PATH_CAP];
+static const char model_dir[] = "dev/test/pairs/mha_odd", committed[] = "dev/test/pairs/mha_odd.state.safetensors";
+
+/* The CPU's step with a gradient norm that is 2 % off at one step. */
+static double planted_error(void* model, const int* x, const int* y, const float* hyper, int step, double* norm) {
+    const double loss = cpu_step(model, x, y, hyper, step, norm);
+    if (step == planted_step) { *norm *= 1.02; }
+    return loss;
+}
+
+/* Comparisons that fail on a state where the error is planted at `step` (0: nowhere). */
+static int failures_with_error_at(int step, const char* state) {
+    TestedTrainer t = tested_cpu;
+    t.bits = 16;
+    t.bf16 = 1;
+    t.step = planted_error;
+    planted_step = step;
+    return check_pair(&t, model_dir, state);
+}
+
+/* A copy of the committed state in which every `from` is `to`, a word of the same length. Returns its path. */
+static const char* copy_with(const char* from, const char* to) {
+    static char path[PATH_CAP];
+    Error e = NO_ERROR;
+    size_t size = 0;
+    char* bytes = read_file(committed, &size, 1 << 20, &e);
+    if (!bytes || !path_join(path, folder, "state.safetensors", &e)) { die("%s", e.msg); }
+    for (size_t i = 0; i + strlen(from) <= size; i++) {
+        if (memcmp(bytes + i, from, strlen(from)) == 0) { memcpy(bytes + i, to, strlen(to)); }
+    }
+    FILE* f = fopen(path, "wb");
+    if (!f || fwrite(bytes, 1, size, f) != size || fclose(f) != 0) { die("%s: cannot be written", path); }
+    free(bytes);
+    return path;
+}
+
+static void a_late_norm_2_percent_off_fails(void) {
+    CHECK(failures_with_error_at(0, committed) == 0, "the trainer is wrong without a planted error");
+    CHECK(failures_with_error_at(LATE_STEP, committed) == 1, "the error passes");
+}
+
+static void without_the_yardstick_late_steps_are_not_judged(void) {
+    const char* state = copy_with("bf16_error.grad_norms", "bf16_ERROR.grad_norms");
+    CHECK(failures_with_error_at(LATE_STEP, state) == 0, "the error is judged");
+    CHECK(failures_with_error_at(1, state) == 1, "the first step is not judged");
+}
+
+/* A State of whose metadata only these errors matter. */
+static State state_with(const char* losses) {
+    static char path[PATH_CAP];
+    Error e = NO_ERROR;
+    State s;
+    char header[256];
+    memset(&s, 0, sizeof s);
+    const int length = snprintf(header, sizeof header, "{\"__metadata__\":{\"fp16_error.losses\":\"%s\"}}", losses);
+    const uint64_t prefix = (uint64_t)length;
+    if (!path_join(path, folder, "errors.safetensors", &e)) { die("%s", e.msg); }
+    FILE* f = fopen(path, "wb");
+    if (!f || fwrite(&prefix, 8, 1, f) != 1 || fwrite(header, 1, prefix, f) != prefix || fclose(f) != 0) {
+        die("%s: cannot be written", path);
+    }
+    s.path = path;
+    s.bits = 16;
+    if (!safetensors_open(&s.st, path, &e)) { die("%s", e.msg); }
+    return s;
+}
+
+static void the_limit_is_three_times_pytorch_s_own_error_and_1_percent_at_least(void) {
+    State s = state_with("0.5 0.001 0.02");
+    const double first = step_limit_16bit(&s, "losses", 1), second = step_limit_16bit(&s, "losses", 2),
+                 third = step_limit_16bit(&s, "losses", 3);
+    CHECK(first == 0.01, "the first step has no yardstick but 1 %%: %g", first);
+    CHECK(second == 0.01, "%g", second);
+    CHECK(fabs(third - 0.06) < 1e-12, "%g", third);
+    CHECK(isinf(step_limit_16bit(&s, "grad_norms", 2)), "no yardstick, no limit");
+    safetensors_close(&s.st);
+}
+
+int main(void) {
+    test_folder(folder);
+    RUN(a_late_norm_2_percent_off_fails);
+    RUN(without_the_yardstick_late_steps_are_not_judged);
+    RUN(the_limit_is_three_times_pytorch_s_own_error_and_1_percent_at_least);
+    Error e = NO_ERROR;
+    if (!remove_tree(folder, &e)) { die("%s", e.msg); }
+    return test_summary();
+}
