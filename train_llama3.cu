@@ -21,6 +21,7 @@
 #include "llmc/attention.cuh"        // defines: attention_forward_cuda, attention_backward_cuda, attention_decode_cuda
 #include "llmc/swiglu.cuh"           // defines: swiglu_forward_cuda, swiglu_backward_cuda
 #include "llmc/matmul.cuh"  // defines: MatmulContext, matmul_forward_cuda, matmul_backward_input_cuda, matmul_backward_weight_cuda
+#include "llmc/matmul_tune.cuh"   // defines: matmul_tune, matmul_save_plans, matmul_load_plans
 #include "llmc/crossentropy.cuh"  // defines: crossentropy_forward_cuda, crossentropy_fused_cuda
 #include "llmc/gpu/finite.cuh"    // defines: first_not_finite_cuda
 #include "llmc/adamw.cuh"         // defines: StepState, step_begin_cuda, norm_square_cuda, adamw_update_cuda
@@ -636,7 +637,7 @@ static void linear_backward_weight(const Llama* m, const char* name, void* dw, c
 static void linear_backward_input(const Llama* m, const char* name, floatX* dx, const floatX* dout, const floatX* w, size_t N,
                                   int C, int OC, size_t dout_pitch, size_t dx_pitch) {
     Op op(m, name, linear_flops(N, C, OC), bytes_x((double)N * C + (double)OC * C + (double)N * OC));
-    matmul_backward_input_cuda(m->matmul, dx, operand(dout, dout_pitch), operand(w, C), N, C, OC, false, dx_pitch, m->stream);
+    matmul_backward_input_cuda(m->matmul, dx, operand(dout, dout_pitch), operand(w, C), N, C, OC, dx_pitch, m->stream);
 }
 
 /* Head and loss after llama_forward(), as in train_llama3.c: fills losses (N), and with dloss != 0 goes on to the gradient of
