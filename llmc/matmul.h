@@ -21,6 +21,11 @@
  *
  * Where the core has a matrix unit, matmul_amx.h takes the large products.
  *
+ *   GFLOP/s of one thread    forward    dx    dw     Layer qkv of d4, 1024 tokens, 256 -> 384: dev/test/bench_layers.c with
+ *   plain loops                    1     5     5     -DLLMC_PLAIN, with -DLLMC_NO_AMX and with neither. A Xeon at 2 GHz that
+ *   packed, AVX-512              111   120   101     has AVX-512 and AMX, gcc 12, 2026-11-22; the best of many runs beside
+ *   packed, AMX                  214   223   151     other work.
+ *
  * Threads share a packed block of B and take blocks of rows of A. Each element of C is summed over k in the same order
  * whoever computes it, so the result is bitwise the same for any number of threads. The packed blocks lie on the stack:
  * a program calls matmul_stack_check() once, before the first product.
