@@ -128,9 +128,9 @@ SHELL_TESTS = dev/test/test_loop.sh dev/test/test_cli.sh dev/test/test_bad_input
 KILLS ?= 50
 SECONDS ?= 20
 
-# what a build elsewhere makes: no OpenMP, no vectors beyond the architecture's first ones
+# what a build elsewhere makes, and of the plain loops: no OpenMP, no vectors beyond the architecture's first ones
 build/test_llama3_plain: test_llama3.cu train_llama3.c $(HEADERS) | build
-	$(CC) $(filter-out -fopenmp $(MARCH),$(CFLAGS)) -Wno-unknown-pragmas -I. -x c $< -x none -o $@ $(LDLIBS)
+	$(CC) $(filter-out -fopenmp $(MARCH),$(CFLAGS)) -Wno-unknown-pragmas -DLLMC_PLAIN -I. -x c $< -x none -o $@ $(LDLIBS)
 
 # the vectors' path of the matrix products, where the matrix unit's is taken else
 build/%_no_amx: dev/test/%.c $(HEADERS) | build

@@ -29,7 +29,7 @@
 #include "llmc/rope.h"          // defines: rope_table, rope_forward, rope_backward
 #include "llmc/attention.h"     // defines: attention_forward, attention_backward, attention_backward_scratch, attention_decode
 #include "llmc/swiglu.h"        // defines: swiglu_forward, swiglu_backward
-#include "llmc/matmul.h"        // defines: matmul_forward, matmul_backward_input, matmul_backward_weight
+#include "llmc/matmul.h"        // defines: matmul_forward, matmul_backward_input, matmul_backward_weight, matmul_stack_check
 #include "llmc/crossentropy.h"  // defines: crossentropy_forward, crossentropy_fused
 #include "llmc/adamw.h"         // defines: AdamW, adamw_update, global_norm, global_norm_scratch
 
@@ -331,7 +331,7 @@ static double llama_loss(Llama* m, float dloss) {
             continue;
         }
         crossentropy_fused(m->losses + first, m->logits, m->y + first, dloss, rows, V);
-        matmul_backward_input(m->dnorm + first * C, m->logits, head, rows, C, V, false);
+        matmul_backward_input(m->dnorm + first * C, m->logits, head, rows, C, V);
         matmul_backward_weight(ends_at(m->grads, &m->trained).head, m->logits, x, rows, C, V);
     }
     double sum = 0.0;
@@ -363,18 +363,18 @@ static void llama_backward(Llama* m) {
         const BlockActivations* s = &m->blocks[l];
         // h_next = mid + act Wdown^T: dh is the gradient of both terms
         matmul_backward_weight(g.down, m->dh, s->act, N, F, C);
-        matmul_backward_input(m->dact, m->dh, w.down, N, F, C, false);
+        matmul_backward_input(m->dact, m->dh, w.down, N, F, C);
         swiglu_backward(m->dgate_up, m->dact, s->gate_up, N, F);
         matmul_backward_weight(g.gate_up, m->dgate_up, s->norm2, N, C, 2 * F);
-        matmul_backward_input(m->dnorm, m->dgate_up, w.gate_up, N, C, 2 * F, false);
+        matmul_backward_input(m->dnorm, m->dgate_up, w.gate_up, N, C, 2 * F);
         rmsnorm_backward(m->dh, g.post_norm, m->scratch, m->dnorm, s->mid, w.post_norm, s->rstd2, N, C);
         // mid = h + att Wo^T
         matmul_backward_weight(g.o, m->dh, s->att, N, Q, C);
-        matmul_backward_input(m->datt, m->dh, w.o, N, Q, C, false);
+        matmul_backward_input(m->datt, m->dh, w.o, N, Q, C);
         attention_backward(m->dqkv, m->scratch, m->datt, s->att, s->lse, s->qkv, B, T, NH, NKV, HD);
         rope_backward(m->dqkv, m->rope, 0, attention_shape(c, B, T));
         matmul_backward_weight(g.qkv, m->dqkv, s->norm1, N, C, QKV);
-        matmul_backward_input(m->dnorm, m->dqkv, w.qkv, N, C, QKV, false);
+        matmul_backward_input(m->dnorm, m->dqkv, w.qkv, N, C, QKV);
         rmsnorm_backward(m->dh, g.input_norm, m->scratch, m->dnorm, s->h, w.input_norm, s->rstd1, N, C);
     }
     embedding_backward(g_ends.embedding, m->dh, m->x, N, C);
@@ -640,6 +640,8 @@ int main(int argc, char** argv) {
     if (s.options.threads > 0) { omp_set_num_threads(s.options.threads); }
     threads = omp_get_max_threads();
 #endif
+    Error e = NO_ERROR;
+    must(matmul_stack_check(&e), &e);
     run_machine(NULL, threads, s.machine, sizeof s.machine);
     run_job(&cpu_trainer, &s, train);
     session_close(&s);

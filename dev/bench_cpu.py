@@ -6,6 +6,8 @@
 Both start from the same model folder (dN, tied) and read the same random tokens; fp32, AdamW and clipping included. They
 run in turns, there and back again, so that a machine that warms up or slows down does so to both. The step times are those
 in each run's log.jsonl, the first ones left out; memory is the process's largest resident size (VmHWM).
+Beside them stands sgemm: torch.mm in fp32 at the shapes of the model's products, on the same threads. It is what a library
+can do with vectors alone, without all that a step does between its products. Rates are GFLOP/s a core.
 `ratio` is ours over the faster of PyTorch's two, in tokens a second, by the medians; that of the best steps is what a busy
 machine moves least."""
 import argparse
@@ -63,6 +65,27 @@ def step_times(out):
     """Milliseconds of every step in OUT/log.jsonl."""
     with open(os.path.join(out, "log.jsonl"), encoding="utf-8") as f:
         return [e["ms"] for e in map(json.loads, f) if e["event"] == "step"]
+
+
+def sgemm(threads, c, tokens, seconds):
+    """FLOP of a step's matrix products, and the seconds that torch.mm takes for them: each one's best in `seconds`."""
+    def best(a, b):
+        times, end = [], time.perf_counter() + seconds
+        while len(times) < 3 or time.perf_counter() < end:
+            start = time.perf_counter()
+            ref.torch.mm(a, b)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    ref.torch.set_num_threads(threads)
+    C, F, q, kv = c.hidden_size, c.intermediate_size, c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+    flop, total = 0, 0.0
+    for times, width, out in ((c.num_hidden_layers, C, q + 2 * kv), (c.num_hidden_layers, q, C),
+                              (c.num_hidden_layers, C, 2 * F), (c.num_hidden_layers, F, C), (1, C, c.vocab_size)):
+        x, w, y = (ref.torch.randn(s) for s in ((tokens, width), (out, width), (tokens, out)))
+        total += times * (best(x, w.T) + best(y, w) + best(y.T, x))  # forward, dx, dw
+        flop += times * 6 * tokens * width * out
+    return flop, total
 
 
 class Side:
@@ -133,6 +156,10 @@ def main():
                     for side in sides if turn % 2 == 0 else sides[::-1]:
                         side.turn(work, 3)
                 ours, torch_best = sides[0], min(sides[1:3], key=Side.median)
+                flop, seconds = sgemm(threads, c, ntok, 0.2)
+                gemm, step = flop / seconds / 1e9 / threads, flops / min(ours.ms) / 1e6 / threads
+                print(f"d{depth}, {threads} threads: our best step {step:.0f} GFLOP/s a core, sgemm alone {gemm:.0f} "
+                      f"(torch.mm, fp32), ratio {step / gemm:.2f}", flush=True)
                 rows.append([f"d{depth}", str(threads)])
                 for side in sides:
                     ms = side.median() if not isinstance(side, Baseline) else min(side.ms)
@@ -142,7 +169,7 @@ def main():
                     if side in (ours, torch_best):
                         rows[-1] += cells
                 rows[-1] += [torch_best.name, f"{torch_best.median() / ours.median():.2f}",
-                             f"{min(min(s.ms) for s in sides[1:3]) / min(ours.ms):.2f}"]
+                             f"{min(min(s.ms) for s in sides[1:3]) / min(ours.ms):.2f}", f"{step:.0f}", f"{gemm:.0f}"]
                 if a.torch_cpu:
                     # best step against best step: the figure that a busy machine moves least
                     ratio = min(min(s.ms) for s in sides[3:]) / min(min(s.ms) for s in sides[1:3])
@@ -151,8 +178,8 @@ def main():
         shutil.rmtree(work, ignore_errors=True)
     print(f"\nB={a.batch}, T={a.seq}, V={a.vocab}, fp32, tied, AdamW and clipping included; PyTorch {ref.torch.__version__}\n")
     print("| model | threads | ours ms | tok/s | GFLOP/s | MiB | PyTorch ms | tok/s | GFLOP/s | MiB | its mode | ratio "
-          "| of best steps |")
-    print("|---" * 13 + "|")
+          "| of best steps | ours a core | sgemm a core |")
+    print("|---" * 15 + "|")
     for row in rows:
         print("| " + " | ".join(row) + " |")
     for depth, threads, ratio in fair:

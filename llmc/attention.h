@@ -56,7 +56,7 @@ static inline void attention_forward_tile(float* out, float* lse, const float* q
     }
     for (size_t k0 = 0; k0 < q0 + nq; k0 += ATT_K) {
         const size_t nk = size_min(ATT_K, q0 + nq - k0);
-        matmul_small(nk, ATT_Q, HD, k + k0 * row, row, 1, q_t, ATT_Q, s, NULL, ATT_Q);
+        matmul_small(nk, ATT_Q, HD, by_rows(k + k0 * row, row), q_t, ATT_Q, s, NULL, ATT_Q);
         for (size_t i = 0; i < ATT_Q; i += SIMD) {
             const vf old = vf_load(top + i);
             vf max = old, total = vf_set(0.0f);
@@ -82,7 +82,7 @@ static inline void attention_forward_tile(float* out, float* lse, const float* q
             if (shrink[i] == 1.0f) { continue; }
             for (size_t d = 0; d < HD; d++) { acc[i * HD + d] *= shrink[i]; }
         }
-        matmul_small(nq, HD, nk, s, 1, ATT_Q, v + k0 * row, row, acc, acc, HD);
+        matmul_small(nq, HD, nk, transposed(by_rows(s, ATT_Q)), v + k0 * row, row, acc, acc, HD);
     }
     for (size_t i = 0; i < nq; i++) {
         const float scale = 1.0f / sum[i];
@@ -125,8 +125,8 @@ static inline void attention_backward_head(float* dq, float* dk, float* dv, cons
         }
         for (size_t k0 = 0; k0 < q0 + nq; k0 += ATT_K) {
             const size_t nk = size_min(ATT_K, q0 + nq - k0);
-            matmul_small(nk, ATT_Q, HD, k + k0 * row, row, 1, q_t, ATT_Q, p, NULL, ATT_Q);
-            matmul_small(nk, ATT_Q, HD, v + k0 * row, row, 1, dout_t, ATT_Q, ds, NULL, ATT_Q);
+            matmul_small(nk, ATT_Q, HD, by_rows(k + k0 * row, row), q_t, ATT_Q, p, NULL, ATT_Q);
+            matmul_small(nk, ATT_Q, HD, by_rows(v + k0 * row, row), dout_t, ATT_Q, ds, NULL, ATT_Q);
             for (size_t j = 0; j < nk; j++) {
                 for (size_t i = 0; i < ATT_Q; i += SIMD) {
                     float *p_at = p + j * ATT_Q + i, *ds_at = ds + j * ATT_Q + i;
@@ -138,9 +138,10 @@ static inline void attention_backward_head(float* dq, float* dk, float* dv, cons
                     vf_store(ds_at, weight * (vf_load(ds_at) - vf_load(pull + i)) * scale);
                 }
             }
-            matmul_small(nk, HD, nq, p, ATT_Q, 1, dout_rows, out_row, dv + k0 * HD, dv + k0 * HD, HD);
-            matmul_small(nk, HD, nq, ds, ATT_Q, 1, q_rows, row, dk + k0 * HD, dk + k0 * HD, HD);
-            matmul_small(nq, HD, nk, ds, 1, ATT_Q, k + k0 * row, row, dq + q0 * row, k0 ? dq + q0 * row : NULL, row);
+            matmul_small(nk, HD, nq, by_rows(p, ATT_Q), dout_rows, out_row, dv + k0 * HD, dv + k0 * HD, HD);
+            matmul_small(nk, HD, nq, by_rows(ds, ATT_Q), q_rows, row, dk + k0 * HD, dk + k0 * HD, HD);
+            matmul_small(nq, HD, nk, transposed(by_rows(ds, ATT_Q)), k + k0 * row, row, dq + q0 * row,
+                         k0 ? dq + q0 * row : NULL, row);
         }
     }
 }

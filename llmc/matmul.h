@@ -1,13 +1,14 @@
 /* matmul.h -- x W^T and its two gradients, without BLAS. fp32, row-major.
  *
- *   forward          out (N, OC)  = x (N, C) W^T            W: (OC, C)
+ *   forward          out (N, OC)  = x (N, C) W^T [+ residual]    W: (OC, C)
  *   backward input   dx (N, C)    = dout (N, OC) W
  *   backward weight  dW (OC, C)  += dout^T x
  *
- * All three are one product C (M, N) = A (M, K) B (K, N) that differ only in the strides of A and B. Three nested loops
- * would do it, but would wait for memory: every multiply-add reads two numbers and a core has 64 and more of them a
- * cycle to feed. What makes it fast (Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008)
- * is to use each number many times at each level of memory before it is dropped:
+ * The plain loops come first: they are what the rest must compute, and the tests hold it to them. -DLLMC_PLAIN builds them.
+ *
+ * The fast form: all three are one product C (M, N) = A (M, K) B (K, N) of other strides. The plain loops wait for memory,
+ * since every multiply-add reads two numbers and a core could do 64 a cycle. The idea (Goto and van de Geijn, "Anatomy of
+ * High-Performance Matrix Multiplication", 2008) is to use a number many times at each level of memory before dropping it:
  *
  *   registers  A tile of MR x NR elements of C stays in registers for a whole run over k. One step of k reads NR numbers
  *              of B (2 vectors) and MR of A, and does MR * NR multiply-adds: 24 vector instructions for 14 loads.
@@ -20,14 +21,70 @@
  *
  * Where the core has a matrix unit, matmul_amx.h takes the large products.
  *
+ *   GFLOP/s of one thread    forward    dx    dw     Layer qkv of d4, 1024 tokens, 256 -> 384: dev/test/bench_layers.c with
+ *   plain loops                    1     5     5     -DLLMC_PLAIN, with -DLLMC_NO_AMX and with neither. A Xeon at 2 GHz that
+ *   packed, AVX-512              111   120   101     has AVX-512 and AMX, gcc 12, 2026-11-22; the best of many runs beside
+ *   packed, AMX                  214   223   151     other work.
+ *
  * Threads share a packed block of B and take blocks of rows of A. Each element of C is summed over k in the same order
- * whoever computes it, so the result is bitwise the same for any number of threads.
+ * whoever computes it, so the result is bitwise the same for any number of threads. The packed blocks lie on the stack:
+ * a program calls matmul_stack_check() once, before the first product.
  */
 #ifndef LLMC_MATMUL_H
 #define LLMC_MATMUL_H
 
-#include "llmc/matmul_amx.h"  // defines: amx_available, amx_matmul, matmul_threads
+#include "llmc/matmul_amx.h"  // defines: amx_available, amx_matmul
+#include "llmc/base/matrix.h"
 #include "llmc/base/simd.h"
+#include "llmc/base/threads.h"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the plain loops
+
+/* out: (N, OC)   x: (N, C)   w: (OC, C)   residual: (N, OC) is added, NULL for none; it may be out */
+static inline void matmul_forward_plain(float* out, const float* x, const float* w, const float* residual, size_t N, int C,
+                                        int OC) {
+#pragma omp parallel for
+    for (size_t n = 0; n < N; n++) {
+        for (int o = 0; o < OC; o++) {
+            const float *x_row = x + n * (size_t)C, *w_row = w + (size_t)o * (size_t)C;
+            const size_t at = n * (size_t)OC + (size_t)o;
+            float sum = 0;
+            for (int c = 0; c < C; c++) { sum += x_row[c] * w_row[c]; }
+            out[at] = sum + (residual ? residual[at] : 0);
+        }
+    }
+}
+
+/* dx: (N, C)   dout: (N, OC)   w: (OC, C) */
+static inline void matmul_backward_input_plain(float* dx, const float* dout, const float* w, size_t N, int C, int OC) {
+#pragma omp parallel for
+    for (size_t n = 0; n < N; n++) {
+        float* dx_row = dx + n * (size_t)C;
+        for (int c = 0; c < C; c++) { dx_row[c] = 0; }
+        for (int o = 0; o < OC; o++) {
+            const float d = dout[n * (size_t)OC + (size_t)o];
+            const float* w_row = w + (size_t)o * (size_t)C;
+            for (int c = 0; c < C; c++) { dx_row[c] += d * w_row[c]; }
+        }
+    }
+}
+
+/* dw: (OC, C) +=   dout: (N, OC)   x: (N, C) */
+static inline void matmul_backward_weight_plain(float* dw, const float* dout, const float* x, size_t N, int C, int OC) {
+#pragma omp parallel for
+    for (int o = 0; o < OC; o++) {
+        float* dw_row = dw + (size_t)o * (size_t)C;
+        for (size_t n = 0; n < N; n++) {
+            const float d = dout[n * (size_t)OC + (size_t)o];
+            const float* x_row = x + n * (size_t)C;
+            for (int c = 0; c < C; c++) { dw_row[c] += d * x_row[c]; }
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the fast form
 
 enum {
 #if defined(__AVX512F__) || defined(__aarch64__)
@@ -36,20 +93,22 @@ enum {
     MATMUL_MR = 6,  // 12 of 16
 #endif
     MATMUL_NR = 2 * SIMD,
-    MATMUL_KC = 512,                // longest run over k
-    MATMUL_MC = 4 * MATMUL_MR,      // rows of a block of A
-    MATMUL_NC = 512,                // columns of a block of B, a multiple of NR; packed, it takes 1 MiB of the caller's stack
-    MATMUL_LDA = MATMUL_KC + SIMD,  // distance of copied rows of A: anything but a power of two
-    MATMUL_SMALL_K = 256,           // longest run over k in matmul_small()
-    MATMUL_FEW = 4,                 // up to so many rows of x are multiplied without packing w
-    MATMUL_AMX_EDGE = 32,           // M, N and K from which on
-    MATMUL_AMX_SIZE = 64 * 64 * 64  // and M N K from which on amx_matmul() is faster
+    MATMUL_KC = 512,                               // longest run over k
+    MATMUL_MC = 4 * MATMUL_MR,                     // rows of a block of A
+    MATMUL_NC = 512,                               // columns of a block of B, a multiple of NR
+    MATMUL_LDA = MATMUL_KC + SIMD,                 // distance of copied rows of A: anything but a power of two
+    MATMUL_PACKED_A = 2 * MATMUL_MC * MATMUL_LDA,  // floats, 198 KiB at most: of each thread's stack
+    MATMUL_PACKED_B = MATMUL_NC * MATMUL_KC,       // floats, 1 MiB: of the caller's stack
+    MATMUL_SMALL_K = 256,                          // longest run over k in matmul_small()
+    MATMUL_FEW = 4,                                // up to so many rows of x are multiplied without packing w
+    MATMUL_AMX_EDGE = 32,                          // M, N and K from which on
+    MATMUL_AMX_SIZE = 64 * 64 * 64                 // and M N K from which on amx_matmul() is faster
 };
 
-/* c (rows, NR) = a (rows, K) b (K, NR) + add (rows, NR), or without `add` where it is NULL. Element (i, k) of a lies at
- * i * a_row + k * a_col. `rows` is a constant where this is inlined, so that `acc` lives in registers. */
-LLMC_INLINE void matmul_tile(int rows, size_t K, const float* a, size_t a_row, size_t a_col, const float* b, size_t b_row,
-                             float* c, const float* add, size_t c_row) {
+/* c (rows, NR) = a (rows, K) b (K, NR) + add (rows, NR), or without `add` where it is NULL. b_row and c_row floats lie from
+ * one row of b, or of c and add, to the next. `rows` is a constant where this is inlined, so that `acc` lives in registers. */
+LLMC_INLINE void matmul_tile(int rows, size_t K, MatrixView a, const float* b, size_t b_row, float* c, const float* add,
+                             size_t c_row) {
     vf acc[MATMUL_MR][2];
     LLMC_UNROLL
     for (int i = 0; i < rows; i++) { acc[i][0] = acc[i][1] = vf_set(0.0f); }
@@ -57,7 +116,7 @@ LLMC_INLINE void matmul_tile(int rows, size_t K, const float* a, size_t a_row, s
         const vf b0 = vf_load(b + k * b_row), b1 = vf_load(b + k * b_row + SIMD);
         LLMC_UNROLL
         for (int i = 0; i < rows; i++) {
-            const float s = a[(size_t)i * a_row + k * a_col];
+            const float s = a.data[(size_t)i * a.row + k * a.col];
             acc[i][0] += s * b0;
             acc[i][1] += s * b1;
         }
@@ -75,13 +134,13 @@ LLMC_INLINE void matmul_tile(int rows, size_t K, const float* a, size_t a_row, s
 }
 
 /* The same for any number of rows and for `cols` <= NR columns of c; b has NR columns in any case. */
-static inline void matmul_panel(size_t rows, size_t cols, size_t K, const float* a, size_t a_row, size_t a_col, const float* b,
-                                size_t b_row, float* c, const float* add, size_t c_row) {
+static inline void matmul_panel(size_t rows, size_t cols, size_t K, MatrixView a, const float* b, size_t b_row, float* c,
+                                const float* add, size_t c_row) {
     if (cols < MATMUL_NR) {  // narrow: whole vectors go through a buffer
         float wide[MATMUL_MR * MATMUL_NR];
         for (size_t i = 0; i < rows; i += MATMUL_MR) {
             const size_t n = size_min(rows - i, MATMUL_MR);
-            matmul_panel(n, MATMUL_NR, K, a + i * a_row, a_row, a_col, b, b_row, wide, NULL, MATMUL_NR);
+            matmul_panel(n, MATMUL_NR, K, view_from(a, i, 0), b, b_row, wide, NULL, MATMUL_NR);
             for (size_t r = 0; r < n; r++) {
                 for (size_t q = 0; q < cols; q++) {
                     const size_t at = (i + r) * c_row + q;
@@ -93,51 +152,60 @@ static inline void matmul_panel(size_t rows, size_t cols, size_t K, const float*
     }
     size_t i = 0;
     for (; i + MATMUL_MR <= rows; i += MATMUL_MR) {
-        matmul_tile(MATMUL_MR, K, a + i * a_row, a_row, a_col, b, b_row, c + i * c_row, add ? add + i * c_row : NULL, c_row);
+        matmul_tile(MATMUL_MR, K, view_from(a, i, 0), b, b_row, c + i * c_row, add ? add + i * c_row : NULL, c_row);
     }
     for (; i + 4 <= rows; i += 4) {
-        matmul_tile(4, K, a + i * a_row, a_row, a_col, b, b_row, c + i * c_row, add ? add + i * c_row : NULL, c_row);
+        matmul_tile(4, K, view_from(a, i, 0), b, b_row, c + i * c_row, add ? add + i * c_row : NULL, c_row);
     }
     for (; i < rows; i++) {
-        matmul_tile(1, K, a + i * a_row, a_row, a_col, b, b_row, c + i * c_row, add ? add + i * c_row : NULL, c_row);
+        matmul_tile(1, K, view_from(a, i, 0), b, b_row, c + i * c_row, add ? add + i * c_row : NULL, c_row);
     }
 }
 
 /* c (M, N) = a (M, K) b (K, N) + add for operands that lie in a near cache already and need no packing; K <= SMALL_K. */
-static inline void matmul_small(size_t M, size_t N, size_t K, const float* a, size_t a_row, size_t a_col, const float* b,
-                                size_t b_row, float* c, const float* add, size_t c_row) {
+static inline void matmul_small(size_t M, size_t N, size_t K, MatrixView a, const float* b, size_t b_row, float* c,
+                                const float* add, size_t c_row) {
     size_t j = 0;
     for (; j + MATMUL_NR <= N; j += MATMUL_NR) {
-        matmul_panel(M, MATMUL_NR, K, a, a_row, a_col, b + j, b_row, c + j, add ? add + j : NULL, c_row);
+        matmul_panel(M, MATMUL_NR, K, a, b + j, b_row, c + j, add ? add + j : NULL, c_row);
     }
     if (j == N) { return; }
     float narrow[MATMUL_SMALL_K * MATMUL_NR];  // the last columns of b, made as wide as a tile
     memset(narrow, 0, K * MATMUL_NR * sizeof(float));
     for (size_t k = 0; k < K; k++) { memcpy(narrow + k * MATMUL_NR, b + k * b_row + j, (N - j) * sizeof(float)); }
-    matmul_panel(M, N - j, K, a, a_row, a_col, narrow, MATMUL_NR, c + j, add ? add + j : NULL, c_row);
+    matmul_panel(M, N - j, K, a, narrow, MATMUL_NR, c + j, add ? add + j : NULL, c_row);
 }
 
-/* A panel of B: dst (depth, NR) = the part (depth, cols) of a matrix with the given strides, one of which is 1. Columns from
- * `cols` on become zeros. */
-static inline void matmul_pack(float* dst, const float* b, size_t b_row, size_t b_col, size_t depth, size_t cols) {
+/* A panel of B: dst (depth, NR) = the part (depth, cols) at which b starts. Columns from `cols` on become zeros. */
+static inline void matmul_pack(float* dst, MatrixView b, size_t depth, size_t cols) {
     if (cols < MATMUL_NR) { memset(dst, 0, depth * MATMUL_NR * sizeof(float)); }
-    if (b_row == 1) {
-        simd_transpose(dst, MATMUL_NR, b, b_col, cols, depth);
+    if (b.row == 1) {
+        simd_transpose(dst, MATMUL_NR, b.data, b.col, cols, depth);
     } else {
-        for (size_t k = 0; k < depth; k++) { memcpy(dst + k * MATMUL_NR, b + k * b_row, cols * sizeof(float)); }
+        for (size_t k = 0; k < depth; k++) { memcpy(dst + k * MATMUL_NR, b.data + k * b.row, cols * sizeof(float)); }
     }
 }
 
-/* c (M, N) = a (M, K) b (K, N) + add (M, N), or without `add` where it is NULL; `add` may be c. Element (i, k) of a lies at
- * i * a_row + k * a_col, and so for b; c and add are row-major without gaps. */
-static inline void matmul_vectors(float* c, const float* add, const float* a, size_t a_row, size_t a_col, const float* b,
-                                  size_t b_row, size_t b_col, size_t M, size_t N, size_t K) {
-    float packed_b[MATMUL_NC * MATMUL_KC] __attribute__((aligned(64)));
+/* What a thread reads of A: the block (rows, depth) in place or, where that would be slow, its copy in `packed`. */
+static inline MatrixView matmul_block(float* packed, MatrixView a, size_t rows, size_t depth, size_t mc) {
+    if (a.col != 1) {
+        for (size_t q = 0; q < depth; q++) { memcpy(packed + q * mc, a.data + q * a.col, rows * sizeof(float)); }
+        return transposed(by_rows(packed, mc));
+    }
+    if (a.row % 1024 != 0) { return a; }
+    for (size_t r = 0; r < rows; r++) { memcpy(packed + r * MATMUL_LDA, a.data + r * a.row, depth * sizeof(float)); }
+    return by_rows(packed, MATMUL_LDA);
+}
+
+/* c (M, N) = a (M, K) b (K, N) + add (M, N), or without `add` where it is NULL; `add` may be c. c and add are row-major
+ * without gaps. */
+static inline void matmul_vectors(float* c, const float* add, MatrixView a, MatrixView b, size_t M, size_t N, size_t K) {
+    float packed_b[MATMUL_PACKED_B] __attribute__((aligned(64)));
     const size_t kc = ceil_div(K, ceil_div(K, MATMUL_KC));  // runs of equal length
     // a block is as tall as pays (twice as tall where columns of A are read in pieces of its height), but never so tall that
     // a thread gets less than some four of them: they are of unequal cost
-    const size_t tallest = a_col == 1 ? MATMUL_MC : 2 * MATMUL_MC;
-    const size_t mc = size_min(tallest, round_up(ceil_div(M, 4 * matmul_threads()), MATMUL_MR));
+    const size_t tallest = a.col == 1 ? MATMUL_MC : 2 * MATMUL_MC;
+    const size_t mc = size_min(tallest, round_up(ceil_div(M, 4 * max_threads()), MATMUL_MR));
 #pragma omp parallel
     for (size_t j = 0; j < N; j += MATMUL_NC) {
         const size_t cols = size_min(N - j, MATMUL_NC);
@@ -146,27 +214,16 @@ static inline void matmul_vectors(float* c, const float* add, const float* a, si
             const float* from = k ? c : add;
 #pragma omp for schedule(static)
             for (size_t q = 0; q < cols; q += MATMUL_NR) {
-                matmul_pack(packed_b + q * depth, b + k * b_row + (j + q) * b_col, b_row, b_col, depth,
-                            size_min(cols - q, MATMUL_NR));
+                matmul_pack(packed_b + q * depth, view_from(b, k, j + q), depth, size_min(cols - q, MATMUL_NR));
             }
 #pragma omp for schedule(dynamic)
             for (size_t i = 0; i < M; i += mc) {
-                float packed_a[2 * MATMUL_MC * MATMUL_LDA] __attribute__((aligned(64)));
+                float packed_a[MATMUL_PACKED_A] __attribute__((aligned(64)));
                 const size_t rows = size_min(M - i, mc), at = i * N + j;
-                const float* block = a + i * a_row + k * a_col;
-                size_t block_row = a_row, block_col = a_col;
-                if (a_col != 1) {
-                    for (size_t q = 0; q < depth; q++) { memcpy(packed_a + q * mc, block + q * a_col, rows * sizeof(float)); }
-                    block = packed_a, block_col = mc;
-                } else if (a_row % 1024 == 0) {
-                    for (size_t r = 0; r < rows; r++) {
-                        memcpy(packed_a + r * MATMUL_LDA, block + r * a_row, depth * sizeof(float));
-                    }
-                    block = packed_a, block_row = MATMUL_LDA;
-                }
+                const MatrixView block = matmul_block(packed_a, view_from(a, i, k), rows, depth, mc);
                 for (size_t q = 0; q < cols; q += MATMUL_NR) {
-                    matmul_panel(rows, size_min(cols - q, MATMUL_NR), depth, block, block_row, block_col, packed_b + q * depth,
-                                 MATMUL_NR, c + at + q, from ? from + at + q : NULL, N);
+                    matmul_panel(rows, size_min(cols - q, MATMUL_NR), depth, block, packed_b + q * depth, MATMUL_NR, c + at + q,
+                                 from ? from + at + q : NULL, N);
                 }
             }
         }
@@ -174,24 +231,19 @@ static inline void matmul_vectors(float* c, const float* add, const float* a, si
 }
 
 /* The same by the matrix unit, where there is one and the product is large enough to pay for what it packs. */
-static inline void matmul_general(float* c, const float* add, const float* a, size_t a_row, size_t a_col, const float* b,
-                                  size_t b_row, size_t b_col, size_t M, size_t N, size_t K) {
+static inline void matmul_general(float* c, const float* add, MatrixView a, MatrixView b, size_t M, size_t N, size_t K) {
 #ifdef LLMC_AMX
     if (size_min(M, size_min(N, K)) >= MATMUL_AMX_EDGE && M * N * K >= MATMUL_AMX_SIZE && amx_available()) {
-        amx_matmul(c, add, a, a_row, a_col, b, b_row, b_col, M, N, K);
+        amx_matmul(c, add, a, b, M, N, K);
         return;
     }
 #endif
-    matmul_vectors(c, add, a, a_row, a_col, b, b_row, b_col, M, N, K);
+    matmul_vectors(c, add, a, b, M, N, K);
 }
 
-/* out: (N, OC)   x: (N, C)   w: (OC, C)   residual: (N, OC) is added, NULL for none; it may be out */
-static inline void matmul_forward(float* out, const float* x, const float* w, const float* residual, size_t N, int C, int OC) {
-    if (N > MATMUL_FEW) {
-        matmul_general(out, residual, x, (size_t)C, 1, w, 1, (size_t)C, N, (size_t)OC, (size_t)C);
-        return;
-    }
-    // generating, a token at a time: nothing of w is used twice, so packing it would cost more than the product
+/* A few rows: out as of matmul_forward(). Nothing of w is used twice, so packing it would cost more than the product. */
+static inline void matmul_forward_few(float* out, const float* x, const float* w, const float* residual, size_t N, int C,
+                                      int OC) {
 #pragma omp parallel for schedule(static)
     for (int o = 0; o < OC; o++) {
         for (size_t n = 0; n < N; n++) {
@@ -201,15 +253,52 @@ static inline void matmul_forward(float* out, const float* x, const float* w, co
     }
 }
 
-/* dx: (N, C) = or +=   dout: (N, OC)   w: (OC, C) */
-static inline void matmul_backward_input(float* dx, const float* dout, const float* w, size_t N, int C, int OC,
-                                         bool accumulate) {
-    matmul_general(dx, accumulate ? dx : NULL, dout, (size_t)OC, 1, w, (size_t)C, 1, N, (size_t)C, (size_t)OC);
+// ---------------------------------------------------------------------------------------------------------------------
+// what the model calls: arguments are those of the plain loops
+
+#ifdef LLMC_PLAIN
+
+static inline void matmul_forward(float* out, const float* x, const float* w, const float* residual, size_t N, int C, int OC) {
+    matmul_forward_plain(out, x, w, residual, N, C, OC);
 }
 
-/* dw: (OC, C) +=   dout: (N, OC)   x: (N, C) */
+static inline void matmul_backward_input(float* dx, const float* dout, const float* w, size_t N, int C, int OC) {
+    matmul_backward_input_plain(dx, dout, w, N, C, OC);
+}
+
 static inline void matmul_backward_weight(float* dw, const float* dout, const float* x, size_t N, int C, int OC) {
-    matmul_general(dw, dw, dout, 1, (size_t)OC, x, (size_t)C, 1, (size_t)OC, (size_t)C, N);
+    matmul_backward_weight_plain(dw, dout, x, N, C, OC);
+}
+
+#else
+
+static inline void matmul_forward(float* out, const float* x, const float* w, const float* residual, size_t N, int C, int OC) {
+    if (N <= MATMUL_FEW) {  // generating, a token at a time
+        matmul_forward_few(out, x, w, residual, N, C, OC);
+        return;
+    }
+    matmul_general(out, residual, by_rows(x, (size_t)C), transposed(by_rows(w, (size_t)C)), N, (size_t)OC, (size_t)C);
+}
+
+static inline void matmul_backward_input(float* dx, const float* dout, const float* w, size_t N, int C, int OC) {
+    matmul_general(dx, NULL, by_rows(dout, (size_t)OC), by_rows(w, (size_t)C), N, (size_t)C, (size_t)OC);
+}
+
+static inline void matmul_backward_weight(float* dw, const float* dout, const float* x, size_t N, int C, int OC) {
+    matmul_general(dw, dw, transposed(by_rows(dout, (size_t)OC)), by_rows(x, (size_t)C), (size_t)OC, (size_t)C, N);
+}
+
+#endif
+
+/* Whether the calling (main) thread's stack, and those of OpenMP's threads, hold the packed blocks and some more. */
+static inline bool matmul_stack_check(Error* e) {
+    enum { ELSE = 128 << 10 };  // bytes for all other frames; attention's tiles take 100 KiB
+    size_t caller = (MATMUL_PACKED_A + MATMUL_PACKED_B) * sizeof(float), worker = MATMUL_PACKED_A * sizeof(float);
+#ifdef LLMC_AMX
+    caller = size_max(caller, (AMX_PACKED_A + AMX_PACKED_B) * sizeof(uint32_t));
+    worker = size_max(worker, AMX_PACKED_A * sizeof(uint32_t));
+#endif
+    return stack_check(caller + ELSE, worker + ELSE, e);
 }
 
 #endif

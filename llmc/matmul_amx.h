@@ -24,20 +24,9 @@
 #ifndef LLMC_MATMUL_AMX_H
 #define LLMC_MATMUL_AMX_H
 
+#include "llmc/base/matrix.h"
 #include "llmc/base/simd.h"
-
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
-/* Threads of the next parallel region. */
-static inline size_t matmul_threads(void) {
-#ifdef _OPENMP
-    return (size_t)omp_get_max_threads();
-#else
-    return 1;
-#endif
-}
+#include "llmc/base/threads.h"
 
 #if !defined(LLMC_NO_AMX) && defined(__linux__) && !defined(__CUDACC__) && defined(__AVX512DQ__) && \
     (defined(__AMX_BF16__) || defined(__AMXBF16__))  // the latter: Clang before 16
@@ -53,9 +42,10 @@ enum {
     AMX_ROW = 64,                         // bytes of a row of a tile
     AMX_PANEL = 2 * AMX_EDGE,             // rows of A or columns of B that are multiplied at once: 2 x 2 tiles of C
     AMX_STEP = 3 * 2 * AMX_TILE,          // words of AMX_DEPTH along k of a panel: three parts of two tiles
-    AMX_BLOCK = 4 * AMX_PANEL,            // rows of A that are packed at once where A is transposed: 384 KiB
+    AMX_BLOCK = 4 * AMX_PANEL,            // rows of A that are packed at once where A is transposed
     AMX_KC = 512,                         // longest run over k
-    AMX_PACKED_B = 12 * AMX_KC / AMX_DEPTH * AMX_STEP  // words: 1.1 MiB of the caller's stack, half of a core's L2 cache
+    AMX_PACKED_A = AMX_BLOCK / AMX_PANEL * AMX_KC / AMX_DEPTH * AMX_STEP,  // words, 384 KiB: of each thread's stack
+    AMX_PACKED_B = 12 * AMX_KC / AMX_DEPTH * AMX_STEP  // words, 1.1 MiB: of the caller's stack; half of a core's L2 cache
 };
 
 /* Whether the kernel lets this process use the tiles. It is asked once; threads that ask together get the same answer. */
@@ -119,21 +109,21 @@ LLMC_INLINE void amx_transpose(float* dst, const float* src, size_t row) {
     for (size_t i = 0; i < AMX_EDGE; i++) { vf_store(dst + i * AMX_EDGE, x[i]); }
 }
 
-/* One tile of each part: 16 rows of A (or columns of B), i, times 32 along k; of these `n` and `depth` exist, the others
- * are 0. Number (i, k) lies at i * by_i + k * by_k; one of the two is 1. TDPBF16PS wants two numbers along k in a word, the
- * words of A as (i, k) and those of B as (k, i). Any two will do if they are the same in A and B: k and k + 16 need no
- * shuffle. What lies the wrong way round is transposed first. */
-static inline void amx_pack_tile(uint32_t* dst, const float* src, size_t by_i, size_t by_k, size_t n, size_t depth, bool is_b) {
+/* One tile of each part: the first n rows and `depth` columns of `from`, whose rows are 16 rows of A or (is_b) 16 columns
+ * of B, and whose 32 columns go along k; the rest of the tile is 0. TDPBF16PS wants two numbers along k in a word, the words
+ * of A as (i, k) and those of B as (k, i). Any two will do if they are the same in A and B: k and k + 16 need no shuffle.
+ * What lies the wrong way round is transposed first. */
+static inline void amx_pack_tile(uint32_t* dst, MatrixView from, size_t n, size_t depth, bool is_b) {
     float block[2][AMX_EDGE * AMX_EDGE] __attribute__((aligned(64)));
-    const float* half[2] = {src, src + AMX_EDGE * by_k};
-    const size_t lane = is_b ? by_i : by_k;
-    size_t row = is_b ? by_k : by_i;
+    const float* half[2] = {from.data, from.data + AMX_EDGE * from.col};
+    const size_t lane = is_b ? from.row : from.col;
+    size_t row = is_b ? from.col : from.row;
     if (n < AMX_EDGE || depth < AMX_DEPTH) {
         memset(block, 0, sizeof block);
         for (size_t i = 0; i < n; i++) {
             for (size_t k = 0; k < depth; k++) {
                 const size_t q = k % AMX_EDGE;
-                block[k / AMX_EDGE][is_b ? q * AMX_EDGE + i : i * AMX_EDGE + q] = src[i * by_i + k * by_k];
+                block[k / AMX_EDGE][is_b ? q * AMX_EDGE + i : i * AMX_EDGE + q] = from.data[i * from.row + k * from.col];
             }
         }
         half[0] = block[0], half[1] = block[1], row = AMX_EDGE;
@@ -149,14 +139,14 @@ static inline void amx_pack_tile(uint32_t* dst, const float* src, size_t by_i, s
     }
 }
 
-/* Panels, one after another, of n rows of A or columns of B and `depth` along k, both rounded up. All panels advance along k
- * together, so that what lies beside each other in memory is read together. */
-static inline void amx_pack(uint32_t* dst, const float* src, size_t by_i, size_t by_k, size_t n, size_t depth, bool is_b) {
+/* Panels, one after another, of the first n rows of `from` (rows of A or columns of B) and `depth` along k, both rounded
+ * up. All panels advance along k together, so that what lies beside each other in memory is read together. */
+static inline void amx_pack(uint32_t* dst, MatrixView from, size_t n, size_t depth, bool is_b) {
     const size_t panel = ceil_div(depth, AMX_DEPTH) * AMX_STEP;
     for (size_t k = 0; k < depth; k += AMX_DEPTH, dst += AMX_STEP) {
         for (size_t i = 0; i < round_up(n, AMX_PANEL); i += AMX_EDGE) {
-            amx_pack_tile(dst + i / AMX_PANEL * panel + i % AMX_PANEL / AMX_EDGE * AMX_TILE, src + i * by_i + k * by_k, by_i,
-                          by_k, i < n ? size_min(n - i, AMX_EDGE) : 0, size_min(depth - k, AMX_DEPTH), is_b);
+            amx_pack_tile(dst + i / AMX_PANEL * panel + i % AMX_PANEL / AMX_EDGE * AMX_TILE, view_from(from, i, k),
+                          i < n ? size_min(n - i, AMX_EDGE) : 0, size_min(depth - k, AMX_DEPTH), is_b);
         }
     }
 }
@@ -222,18 +212,17 @@ static inline void amx_panel(float* c, const float* add, size_t c_row, size_t ro
 }
 
 /* matmul_general() of matmul.h, which see, where amx_available(). */
-static inline void amx_matmul(float* c, const float* add, const float* a, size_t a_row, size_t a_col, const float* b,
-                              size_t b_row, size_t b_col, size_t M, size_t N, size_t K) {
+static inline void amx_matmul(float* c, const float* add, MatrixView a, MatrixView b, size_t M, size_t N, size_t K) {
     uint32_t packed_b[AMX_PACKED_B] __attribute__((aligned(64)));
     const size_t kc = round_up(ceil_div(K, ceil_div(K, AMX_KC)), AMX_DEPTH);  // runs of equal length
     const size_t nc = AMX_PACKED_B / (kc / AMX_DEPTH * AMX_STEP) * AMX_PANEL;
     size_t mc = AMX_PANEL;
-    if (a_col != 1) {  // columns of A are read in longer pieces where that leaves a thread some four blocks
-        mc = size_min(AMX_BLOCK, round_up(ceil_div(M, 4 * matmul_threads()), AMX_PANEL));
+    if (a.col != 1) {  // columns of A are read in longer pieces where that leaves a thread some four blocks
+        mc = size_min(AMX_BLOCK, round_up(ceil_div(M, 4 * max_threads()), AMX_PANEL));
     }
 #pragma omp parallel
     {
-        uint32_t packed_a[AMX_BLOCK / AMX_PANEL * AMX_KC / AMX_DEPTH * AMX_STEP] __attribute__((aligned(64)));
+        uint32_t packed_a[AMX_PACKED_A] __attribute__((aligned(64)));
         amx_configure();
         for (size_t j = 0; j < N; j += nc) {
             const size_t cols = size_min(N - j, nc);
@@ -242,13 +231,13 @@ static inline void amx_matmul(float* c, const float* add, const float* a, size_t
                 const float* from = k ? c : add;
 #pragma omp for schedule(static)
                 for (size_t q = 0; q < cols; q += AMX_PANEL) {
-                    amx_pack(packed_b + q / AMX_PANEL * panel, b + k * b_row + (j + q) * b_col, b_col, b_row,
+                    amx_pack(packed_b + q / AMX_PANEL * panel, transposed(view_from(b, k, j + q)),
                              size_min(cols - q, AMX_PANEL), depth, true);
                 }
 #pragma omp for schedule(dynamic)
                 for (size_t i = 0; i < M; i += mc) {
                     const size_t rows = size_min(M - i, mc);
-                    amx_pack(packed_a, a + i * a_row + k * a_col, a_row, a_col, rows, depth, false);
+                    amx_pack(packed_a, view_from(a, i, k), rows, depth, false);
                     for (size_t q = 0; q < cols; q += AMX_PANEL) {
                         for (size_t r = 0; r < rows; r += AMX_PANEL) {
                             const size_t at = (i + r) * N + j + q;

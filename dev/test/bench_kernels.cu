@@ -16,7 +16,7 @@
 #include "llmc/adamw.cuh"
 #include "llmc/crossentropy.cuh"
 #include "llmc/embedding.cuh"
-#include "llmc/matmul.cuh"
+#include "llmc/matmul_tune.cuh"
 #include "llmc/rmsnorm.cuh"
 #include "llmc/rope.cuh"
 #include "llmc/swiglu.cuh"
@@ -43,13 +43,8 @@ static T* take_random(size_t n) {
     return p;
 }
 
-static int compare_floats(const void* a, const void* b) {
-    const float x = *(const float*)a, y = *(const float*)b;
-    return x < y ? -1 : x > y;
-}
-
-/* Times `launch`, which moves `bytes`, and a copy of one gigabyte to another, in turns; medians. The launch is queued behind
- * the copy, as it is behind other work in a training step: the host's part of it is not timed. */
+/* Times `launch`, which moves `bytes`, and a copy of one gigabyte to another, in turns; medians. The launch is queued behind the
+ * copy, as it is behind other work in a training step: the host's part of it is not timed. */
 static void measure(const char* name, double bytes, const std::function<void()>& launch) {
     enum { ROUNDS = 11 };
     if (!strstr(name, wanted)) { return; }
@@ -327,7 +322,7 @@ static void bench_matmul() {
                     matmul_forward_cuda(ctx, y, operand(x, l.C), operand(w, l.C), l.residual ? y : (floatX*)NULL, l.N, l.C,
                                         l.OC, l.OC, 0);
                 } else if (pass == 1) {
-                    matmul_backward_input_cuda(ctx, x, operand(y, l.OC), operand(w, l.C), l.N, l.C, l.OC, false, l.C, 0);
+                    matmul_backward_input_cuda(ctx, x, operand(y, l.OC), operand(w, l.C), l.N, l.C, l.OC, l.C, 0);
                 } else {
                     matmul_backward_weight_cuda(ctx, w, operand(y, l.OC), operand(x, l.C), l.N, l.C, l.OC, true, 0);
                 }

@@ -46,7 +46,7 @@ static void bench_product(const char* name, size_t N, int C, int OC, int times) 
     const double flop = 2.0 * (double)N * C * OC;
     snprintf(line, sizeof line, "%s %dx%d", name, C, OC);
     TIME(line, "GFLOP/s", flop, times, matmul_forward(y, x, w, NULL, N, C, OC));
-    TIME("  dx", "GFLOP/s", flop, times, matmul_backward_input(dx, y, w, N, C, OC, false));
+    TIME("  dx", "GFLOP/s", flop, times, matmul_backward_input(dx, y, w, N, C, OC));
     TIME("  dw", "GFLOP/s", flop, times, matmul_backward_weight(dw, y, x, N, C, OC));
     free(x), free(w), free(y), free(dx), free(dw);
 }

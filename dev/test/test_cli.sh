@@ -23,6 +23,16 @@ expect "tokenize: without files" 2 "" "$bin/tokenize" -o x.bin
 expect "without data the command that makes it is named" 1 "make dev/data/tinytales" train
 expect "help into a full disk is an error" 1 "standard output" sh -c "\"$bin/train_llama3\" --help >/dev/full"
 
+# the layers work on the stack: too small a one must not end the program without a word
+if grep -qE 'GOMP_parallel|__kmpc_fork' "$bin/train_llama3"; then
+    expect "threads with little stack are refused" 1 "OMP_STACKSIZE=1M" env OMP_STACKSIZE=256k "$bin/train_llama3" \
+        --model d1 --train data.bin --steps 1 --threads 2 --out tiny
+    check "and the hint helps" env OMP_STACKSIZE=1M "$bin/train_llama3" --model d1 --train data.bin --steps 1 --threads 2 --out tiny
+else
+    skip "threads with little stack are refused" "this build has one thread"
+fi
+expect "little stack of its own is refused" 1 "ulimit -s 2048" sh -c \
+    "ulimit -s 1024; '$bin/train_llama3' --model d1 --train data.bin --steps 1 --threads 1 --out tiny"
 expect "a model that does not fit is refused with the shortfall" 1 " short)" train --model llama3.1-70b --train data.bin --out bad
 
 mkdir empty && cp data.bin empty && cd empty || exit 1

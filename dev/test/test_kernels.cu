@@ -16,7 +16,7 @@
 #include "llmc/crossentropy.cuh"
 #include "llmc/embedding.cuh"
 #include "llmc/gpu/finite.cuh"
-#include "llmc/matmul.cuh"
+#include "llmc/matmul_tune.cuh"
 #include "llmc/rmsnorm.cuh"
 #include "llmc/rope.cuh"
 #include "llmc/swiglu.cuh"
@@ -1052,30 +1052,36 @@ static void matmul_agrees_in_all_directions() {
         const size_t N = s[0], C = s[1], OC = s[2], pitch_c = padded(C), pitch_oc = padded(OC);
         const Floats x = random_values<floatX>(N * C, 1), w = random_values<floatX>(OC * C, 1),
                      r = random_values<floatX>(N * OC, 1);
-        const Floats dout = random_values<floatX>(N * OC, 1), dx0 = random_values<floatX>(N * C, 1),
-                     dw0 = random_values<floatX>(OC * C, 1);
+        const Floats dout = random_values<floatX>(N * OC, 1), dw0 = random_values<floatX>(OC * C, 1);
         floatX *d_x = upload_rows<floatX>(x, N, C, pitch_c), *d_w = upload_rows<floatX>(w, OC, C, C);
         floatX *d_r = upload_rows<floatX>(r, N, OC, pitch_oc), *d_dout = upload_rows<floatX>(dout, N, OC, pitch_oc);
         const Operand ox = operand(d_x, pitch_c), ow = operand(d_w, C), odout = operand(d_dout, pitch_oc);
+        char what[96];
+        auto name = [&](const char* pass, bool add) {
+            snprintf(what, sizeof what, "%s%s N=%zu C=%zu OC=%zu", pass, add ? " with addition" : "", N, C, OC);
+            return what;
+        };
+        const size_t even = (size_t)matmul_even((int)OC, ow);
+        Floats dx(N * C), few(N * C), dout_few;
+        matmul_backward_input(dx.data(), dout.data(), w.data(), N, (int)C, (int)OC);
+        for (size_t n = 0; n < N && even < OC; n++) {
+            dout_few.insert(dout_few.end(), dout.begin() + (long)(n * OC + even), dout.begin() + (long)((n + 1) * OC));
+        }
+        if (even < OC) { matmul_backward_input(few.data(), dout_few.data(), w.data() + even * C, N, (int)C, (int)(OC - even)); }
+        name("backward input", false);
+        compare_product<floatX>(what,
+                                twice(what,
+                                      [&] {
+                                          floatX* d_dx = device_alloc<floatX>(N * pitch_c);
+                                          matmul_backward_input_cuda(ctx, d_dx, odout, ow, N, (int)C, (int)OC, pitch_c, 0);
+                                          return download_rows(d_dx, N, C, pitch_c);
+                                      }),
+                                dx, NULL, OC, even < OC ? &few : NULL);
         for (int add = 0; add < 2; add++) {
-            Floats out(N * OC), dx = add ? dx0 : Floats(N * C), dw = add ? dw0 : Floats(OC * C, 0.0f);
+            Floats out(N * OC), dw = add ? dw0 : Floats(OC * C, 0.0f);
             matmul_forward(out.data(), x.data(), w.data(), add ? r.data() : NULL, N, (int)C, (int)OC);
-            matmul_backward_input(dx.data(), dout.data(), w.data(), N, (int)C, (int)OC, add);
             matmul_backward_weight(dw.data(), dout.data(), x.data(), N, (int)C, (int)OC);
-            const size_t even = (size_t)matmul_even((int)OC, ow);
-            Floats few = add ? dx0 : Floats(N * C), dout_few;
-            for (size_t n = 0; n < N && even < OC; n++) {
-                dout_few.insert(dout_few.end(), dout.begin() + (long)(n * OC + even), dout.begin() + (long)((n + 1) * OC));
-            }
-            if (even < OC) {
-                matmul_backward_input(few.data(), dout_few.data(), w.data() + even * C, N, (int)C, (int)(OC - even), add);
-            }
-            char what[96];
-            auto name = [&](const char* pass) {
-                snprintf(what, sizeof what, "%s%s N=%zu C=%zu OC=%zu", pass, add ? " with addition" : "", N, C, OC);
-                return what;
-            };
-            name("forward");
+            name("forward", add);
             compare_product<floatX>(what,
                                     twice(what,
                                           [&] {
@@ -1085,17 +1091,7 @@ static void matmul_agrees_in_all_directions() {
                                               return download_rows(d_out, N, OC, pitch_oc);
                                           }),
                                     out, add ? &r : NULL, C);
-            name("backward input");
-            compare_product<floatX>(
-                what,
-                twice(what,
-                      [&] {
-                          floatX* d_dx = add ? upload_rows<floatX>(dx0, N, C, pitch_c) : device_alloc<floatX>(N * pitch_c);
-                          matmul_backward_input_cuda(ctx, d_dx, odout, ow, N, (int)C, (int)OC, add, pitch_c, 0);
-                          return download_rows(d_dx, N, C, pitch_c);
-                      }),
-                dx, add ? &dx0 : NULL, OC, even < OC ? &few : NULL);
-            name("backward weight");
+            name("backward weight", add);
             compare_product<floatX>(what,
                                     twice(what,
                                           [&] {
@@ -1105,7 +1101,7 @@ static void matmul_agrees_in_all_directions() {
                                               return download_rows(d_dw, OC, C, C);
                                           }),
                                     dw, add ? &dw0 : NULL, N);
-            name("backward weight in fp32");
+            name("backward weight in fp32", add);
             compare_product<float>(what,
                                    twice(what,
                                          [&] {
@@ -1118,6 +1114,20 @@ static void matmul_agrees_in_all_directions() {
     }
     matmul_destroy(ctx);
     device_free_all();
+}
+
+static void element_sizes_are_those_of_the_types() {
+    CHECK(matmul_type_bytes(CUDA_R_32F) == 4 && matmul_type_bytes(CUDA_R_16F) == 2 && matmul_type_bytes(CUDA_R_16BF) == 2,
+          "4, 2, 2");
+    CHECK(matmul_type_bytes(CUDA_R_8F_E4M3) == 1 && matmul_type_bytes(CUDA_R_8F_E5M2) == 1, "fp8 has one byte");
+    CHECK(data_type<__half>() == CUDA_R_16F && data_type<__nv_fp8_e5m2>() == CUDA_R_8F_E5M2, "types and names do not match");
+    const float base[64] = {0};
+    const Operand fp8 = {base, CUDA_R_8F_E4M3, NULL, 10}, fp16 = {base, CUDA_R_16F, NULL, 10}, fp32 = operand(base, 10);
+    CHECK((const char*)operand_from(fp8, 2, 3).data - (const char*)base == 23, "fp8: row 2, column 3");
+    CHECK((const char*)operand_from(fp16, 2, 3).data - (const char*)base == 46, "fp16: row 2, column 3");
+    CHECK((const char*)operand_from(fp32, 2, 3).data - (const char*)base == 92, "fp32: row 2, column 3");
+    // the even part of a width ends at a multiple of 16 bytes
+    CHECK(matmul_even(207, fp8) == 192 && matmul_even(207, fp16) == 200 && matmul_even(207, fp32) == 204, "of 207");
 }
 
 static void matmul_plans_survive_a_file() {
@@ -1147,7 +1157,10 @@ static void matmul_plans_survive_a_file() {
     CHECK(other->num_plans == 1 && memcmp(&other->plans[0].algo, &ctx->plans[0].algo, sizeof(cublasLtMatmulAlgo_t)) == 0,
           "the file's algorithm was not used");
     FILE* f = fopen(path, "w");
-    fputs("{\"gpu\": \"another\", \"cublaslt\": 1, \"workspace\": 1, \"compute\": 1, \"plans\": []}", f);
+    fputs(
+        "{\"format\": \"llama3.c matmul plans\", \"gpu\": \"another\", \"cublaslt\": 1, \"workspace\": 1, \"compute\": 1, "
+        "\"plans\": []}",
+        f);
     fclose(f);
     CHECK(!matmul_load_plans(other, path, &e) && strstr(e.msg, "gpu is"), "a plan of another GPU was taken: %s", e.msg);
     matmul_destroy(ctx);
@@ -1187,6 +1200,7 @@ static const struct {
     ENTRY(adamw_agrees_in_all_forms),
     ENTRY(adamw_takes_gradients_from_a_window),
     ENTRY(a_skipped_step_changes_nothing),
+    HOST_ENTRY(element_sizes_are_those_of_the_types),
     ENTRY(matmul_agrees_in_all_directions),
     ENTRY(matmul_plans_survive_a_file),
 };

@@ -287,55 +287,71 @@ static void rope_tables_are_those_of_transformers(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // matmul
 
-static void matmul_and_its_gradients_match_at_every_edge(void) {
+/* Done in one's head: x = (1 2 3; 4 5 6), w = (1 0 -1; 2 1 0), dout = (1 2; 3 4). */
+static void plain_products_of_a_small_example_are_right(void) {
+    const float x[6] = {1, 2, 3, 4, 5, 6}, w[6] = {1, 0, -1, 2, 1, 0}, dout[4] = {1, 2, 3, 4}, res[4] = {10, 20, 30, 40};
+    const float out_want[4] = {-2, 4, -2, 13}, res_want[4] = {8, 24, 28, 53};
+    const float dx_want[6] = {5, 2, -1, 11, 4, -3}, dw_want[6] = {113, 117, 121, 118, 124, 130};
+    float out[4], dx[6] = {9, 9, 9, 9, 9, 9}, dw[6] = {100, 100, 100, 100, 100, 100};
+    matmul_forward_plain(out, x, w, NULL, 2, 3, 2);
+    CHECK(memcmp(out, out_want, sizeof out) == 0, "out is %g %g %g %g", out[0], out[1], out[2], out[3]);
+    matmul_forward_plain(out, x, w, res, 2, 3, 2);
+    CHECK(memcmp(out, res_want, sizeof out) == 0, "with a residual it is %g %g %g %g", out[0], out[1], out[2], out[3]);
+    matmul_backward_input_plain(dx, dout, w, 2, 3, 2);
+    CHECK(memcmp(dx, dx_want, sizeof dx) == 0, "dx is %g %g %g %g %g %g", dx[0], dx[1], dx[2], dx[3], dx[4], dx[5]);
+    matmul_backward_weight_plain(dw, dout, x, 2, 3, 2);
+    CHECK(memcmp(dw, dw_want, sizeof dw) == 0, "dw is %g %g %g %g %g %g", dw[0], dw[1], dw[2], dw[3], dw[4], dw[5]);
+}
+
+/* `want` with `base` taken away: what a gradient added. */
+static double* added(const float* want, const float* base, size_t n) {
+    double* d = widened(want, n);
+    for (size_t i = 0; i < n; i++) { d[i] -= (double)base[i]; }
+    return d;
+}
+
+static void matmul_and_its_gradients_are_the_plain_loops_at_every_edge(void) {
     static const int sizes[][3] = {{1, 1, 1},      {1, 300, 70},   {2, 17, 33},    {3, 64, 5},
                                    {5, 7, 9},      {12, 32, 32},   {13, 33, 31},   {48, 256, 64},
                                    {50, 257, 65},  {130, 100, 77}, {61, 515, 530}, {300, 40, 24},
                                    {70, 1024, 40}, {20, 30, 1024}, {1100, 33, 50}, {40, 20, 800}};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
-        const size_t N = (size_t)sizes[s][0], C = (size_t)sizes[s][1], OC = (size_t)sizes[s][2];
-        float *x = normals(N * C, 1, 1), *w = normals(OC * C, 1, 2), *res = normals(N * OC, 1, 3),
-              *dout = normals(N * OC, 1, 4);
-        float *dx0 = normals(N * C, 1, 5), *dw0 = normals(OC * C, 1, 6);
-        double *y = doubles(N * OC), *dx = doubles(N * C), *dw = doubles(OC * C), *y_res = doubles(N * OC);
-        for (size_t n = 0; n < N; n++) {
-            for (size_t o = 0; o < OC; o++) {
-                for (size_t c = 0; c < C; c++) {
-                    y[n * OC + o] += (double)x[n * C + c] * (double)w[o * C + c];
-                    dx[n * C + c] += (double)dout[n * OC + o] * (double)w[o * C + c];
-                    dw[o * C + c] += (double)dout[n * OC + o] * (double)x[n * C + c];
-                }
-                y_res[n * OC + o] = y[n * OC + o] + (double)res[n * OC + o];
-            }
-        }
-        float* first[6] = {0};
+        const int C = sizes[s][1], OC = sizes[s][2];
+        const size_t N = (size_t)sizes[s][0], in = N * (size_t)C, on = N * (size_t)OC, wn = (size_t)C * (size_t)OC;
+        float *x = normals(in, 1, 1), *w = normals(wn, 1, 2), *res = normals(on, 1, 3), *dout = normals(on, 1, 4);
+        float *dw0 = normals(wn, 1, 6), *plain[4] = {floats(on), floats(on), floats(in), copied(dw0, wn)};
+        matmul_forward_plain(plain[0], x, w, NULL, N, C, OC);
+        matmul_forward_plain(plain[1], x, w, res, N, C, OC);
+        matmul_backward_input_plain(plain[2], dout, w, N, C, OC);
+        matmul_backward_weight_plain(plain[3], dout, x, N, C, OC);
+        double *y = widened(plain[0], on), *y_res = widened(plain[1], on), *dx = widened(plain[2], in);
+        double* dw = added(plain[3], dw0, wn);
+        float* first[5] = {0};
         for (int t = 0; t < NUM_THREAD_COUNTS; t++) {
             use_threads(t);
-            float* got[6] = {floats(N * OC), floats(N * OC),     copied(res, N * OC),
-                             floats(N * C),  copied(dx0, N * C), copied(dw0, OC * C)};
-            const size_t count[6] = {N * OC, N * OC, N * OC, N * C, N * C, OC * C};
-            memset(got[0], 0xff, N * OC * sizeof(float));  // NaN: what is not overwritten shows
-            memset(got[3], 0xff, N * C * sizeof(float));
-            matmul_forward(got[0], x, w, NULL, N, (int)C, (int)OC);
-            matmul_forward(got[1], x, w, res, N, (int)C, (int)OC);
-            matmul_forward(got[2], x, w, got[2], N, (int)C, (int)OC);
-            matmul_backward_input(got[3], dout, w, N, (int)C, (int)OC, false);
-            matmul_backward_input(got[4], dout, w, N, (int)C, (int)OC, true);
-            matmul_backward_weight(got[5], dout, x, N, (int)C, (int)OC);
-            check_close("out", got[0], NULL, y, N * OC, 1e-5);
-            check_close("out + residual", got[1], NULL, y_res, N * OC, 1e-5);
-            check_close("out onto itself", got[2], NULL, y_res, N * OC, 1e-5);
-            check_close("dx", got[3], NULL, dx, N * C, 1e-5);
-            check_close("dx +=", got[4], dx0, dx, N * C, 1e-5);
-            check_close("dw +=", got[5], dw0, dw, OC * C, 1e-5);
-            for (int i = 0; i < 6; i++) {
+            float* got[5] = {floats(on), floats(on), copied(res, on), floats(in), copied(dw0, wn)};
+            const size_t count[5] = {on, on, on, in, wn};
+            memset(got[0], 0xff, on * sizeof(float));  // NaN: what is not overwritten shows
+            memset(got[3], 0xff, in * sizeof(float));
+            matmul_forward(got[0], x, w, NULL, N, C, OC);
+            matmul_forward(got[1], x, w, res, N, C, OC);
+            matmul_forward(got[2], x, w, got[2], N, C, OC);
+            matmul_backward_input(got[3], dout, w, N, C, OC);
+            matmul_backward_weight(got[4], dout, x, N, C, OC);
+            check_close("out", got[0], NULL, y, on, 1e-5);
+            check_close("out + residual", got[1], NULL, y_res, on, 1e-5);
+            check_close("out onto itself", got[2], NULL, y_res, on, 1e-5);
+            check_close("dx", got[3], NULL, dx, in, 1e-5);
+            check_close("dw +=", got[4], dw0, dw, wn, 1e-5);
+            for (int i = 0; i < 5; i++) {
                 if (first[i]) { check_same_bits("product", first[i], got[i], count[i], t); }
                 free(first[i]);
                 first[i] = got[i];
             }
         }
-        for (int i = 0; i < 6; i++) { free(first[i]); }
-        free(x), free(w), free(res), free(dout), free(dx0), free(dw0), free(y), free(dx), free(dw), free(y_res);
+        for (int i = 0; i < 5; i++) { free(first[i]); }
+        for (int i = 0; i < 4; i++) { free(plain[i]); }
+        free(x), free(w), free(res), free(dout), free(dw0), free(y), free(y_res), free(dx), free(dw);
     }
 }
 
@@ -350,6 +366,20 @@ static void matmul_lets_nan_through_and_not_around(void) {
         CHECK(!isinf(out[i]) == (i / OC != 6), "row %d", i / OC);
     }
     free(x), free(w), free(out);
+}
+
+/* A thread has at most what $OMP_STACKSIZE or the C library gives it, and the check says what is short. */
+static void threads_tell_the_stack_they_have(void) {
+    use_threads(1);
+    const size_t most = (size_t)1 << 40;
+    Error e = NO_ERROR;
+    CHECK(matmul_stack_check(&e), "%s", e.msg);
+#ifdef _OPENMP
+    CHECK(worker_stack() > 64 << 10 && worker_stack() < most, "a thread has %zu bytes of stack", worker_stack());
+    CHECK(!stack_check(0, most, &e) && strstr(e.msg, "OMP_STACKSIZE=1048576M"), "1 TiB a thread was found: %s", e.msg);
+#endif
+    use_threads(0);
+    CHECK(worker_stack() == SIZE_MAX, "one thread has no others, which have %zu bytes", worker_stack());
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -388,15 +418,15 @@ static void product_reference(Product* p) {
 static void product_free(Product* p) { free(p->a), free(p->b), free(p->add), free(p->want), free(p->size); }
 
 /* A copy of x (rows, cols) with row after row, or column after column, `gap` floats of garbage between them. */
-static float* strided(const float* x, size_t rows, size_t cols, bool by_columns, size_t gap, size_t* row, size_t* col) {
+static MatrixView strided(const float* x, size_t rows, size_t cols, bool by_columns, size_t gap) {
     const size_t n = by_columns ? cols * (rows + gap) : rows * (cols + gap);
     float* out = floats(n);
     memset(out, 0xff, n * sizeof(float));
-    *row = by_columns ? 1 : cols + gap, *col = by_columns ? rows + gap : 1;
+    const MatrixView v = by_columns ? transposed(by_rows(out, rows + gap)) : by_rows(out, cols + gap);
     for (size_t i = 0; i < rows; i++) {
-        for (size_t j = 0; j < cols; j++) { out[i * *row + j * *col] = x[i * cols + j]; }
+        for (size_t j = 0; j < cols; j++) { out[i * v.row + j * v.col] = x[i * cols + j]; }
     }
-    return out;
+    return v;
 }
 
 /* Checks every element against what rounding can do at most, in units of 2^-24 (|a| |b| + |add|): 1 for the products left
@@ -426,29 +456,27 @@ static void amx_products_of_any_shape_and_stride_are_those_of_fp32(void) {
         product_reference(&p);
         float *first = NULL, *got = floats(n);
         for (int layout = 0; layout < 4; layout++) {
-            size_t a_row, a_col, b_row, b_col;
-            float* a = strided(p.a, p.M, p.K, layout & 1, s % 4, &a_row, &a_col);
-            float* b = strided(p.b, p.K, p.N, layout & 2, s % 3, &b_row, &b_col);
+            const MatrixView a = strided(p.a, p.M, p.K, layout & 1, s % 4), b = strided(p.b, p.K, p.N, layout & 2, s % 3);
             for (int t = 0; t < NUM_THREAD_COUNTS; t++) {
                 use_threads(t);
                 memset(got, 0xff, n * sizeof(float));
-                amx_matmul(got, p.add, a, a_row, a_col, b, b_row, b_col, p.M, p.N, p.K);
+                amx_matmul(got, p.add, a, b, p.M, p.N, p.K);
                 if (!first) { first = copied(got, n); }
                 check_same_bits("amx_matmul, by layout or", first, got, n, t);
                 memcpy(got, p.add, n * sizeof(float));
-                amx_matmul(got, got, a, a_row, a_col, b, b_row, b_col, p.M, p.N, p.K);
+                amx_matmul(got, got, a, b, p.M, p.N, p.K);
                 check_same_bits("amx_matmul onto itself", first, got, n, t);
             }
-            free(a), free(b);
+            free((float*)a.data), free((float*)b.data);
         }
         const double with_amx = check_product("a b + add", &p, first);
-        matmul_vectors(got, p.add, p.a, p.K, 1, p.b, p.N, 1, p.M, p.N, p.K);
+        matmul_vectors(got, p.add, by_rows(p.a, p.K), by_rows(p.b, p.N), p.M, p.N, p.K);
         const double with_vectors = check_product("by vectors", &p, got);
         CHECK(with_amx <= 1.25 * with_vectors, "the error of all is %g, by vectors %g", with_amx, with_vectors);
 
         memset(p.add, 0, n * sizeof(float));
         product_reference(&p);
-        amx_matmul(got, NULL, p.a, p.K, 1, p.b, p.N, 1, p.M, p.N, p.K);
+        amx_matmul(got, NULL, by_rows(p.a, p.K), by_rows(p.b, p.N), p.M, p.N, p.K);
         check_product("a b", &p, got);
         free(first), free(got), product_free(&p);
     }
@@ -461,7 +489,7 @@ static void amx_products_of_whole_numbers_are_exact(void) {
     for (size_t i = 0; i < p.K * p.N; i++) { p.b[i] = i / p.N % 100 ? 0 : (float)((i * 40503u) % 4095) - 2047; }  // 2 a column
     for (size_t i = 0; i < p.M * p.N; i++) { p.add[i] = 0; }
     product_reference(&p);
-    amx_matmul(p.add, NULL, p.a, p.K, 1, p.b, p.N, 1, p.M, p.N, p.K);
+    amx_matmul(p.add, NULL, by_rows(p.a, p.K), by_rows(p.b, p.N), p.M, p.N, p.K);
     for (size_t i = 0; i < p.M * p.N; i++) {
         CHECK((double)p.add[i] == p.want[i], "element %zu is %g, wanted %g", i, (double)p.add[i], p.want[i]);
     }
@@ -475,7 +503,7 @@ static void amx_products_that_cancel_leave_no_more_than_rounding(void) {
     for (size_t i = 0; i < 256 * p.N; i++) { p.b[256 * p.N + i] = -p.b[i]; }
     product_reference(&p);
     float* got = floats(p.M * p.N);
-    amx_matmul(got, p.add, p.a, p.K, 1, p.b, p.N, 1, p.M, p.N, p.K);
+    amx_matmul(got, p.add, by_rows(p.a, p.K), by_rows(p.b, p.N), p.M, p.N, p.K);
     check_product("cancelling", &p, got);
     free(got), product_free(&p);
 }
@@ -497,11 +525,11 @@ static void amx_products_of_the_largest_floats_are_finite(void) {
         for (size_t i = 0; i < p.K * p.N; i++) { p.b[i] /= 16; }
         product_reference(&p);
         float* got = floats(p.M * p.N);
-        amx_matmul(got, p.add, p.a, p.K, 1, p.b, p.N, 1, p.M, p.N, p.K);
+        amx_matmul(got, p.add, by_rows(p.a, p.K), by_rows(p.b, p.N), p.M, p.N, p.K);
         check_product("largest in a", &p, got);
         // the transposed product, b^T a^T: the large numbers in the other factor
         float* t = floats(p.M * p.N);
-        amx_matmul(t, NULL, p.b, 1, p.N, p.a, 1, p.K, p.N, p.M, p.K);
+        amx_matmul(t, NULL, transposed(by_rows(p.b, p.N)), transposed(by_rows(p.a, p.K)), p.N, p.M, p.K);
         for (size_t i = 0; i < p.M * p.N; i++) { got[i] = t[i % p.N * p.M + i / p.N]; }
         check_product("largest in b", &p, got);
         free(got), free(t), product_free(&p);
@@ -524,7 +552,7 @@ static void amx_products_of_tiny_numbers_lose_only_what_is_denormal(void) {
         }
     }
     float* got = floats(n);
-    amx_matmul(got, NULL, p.a, p.K, 1, p.b, p.N, 1, p.M, p.N, p.K);
+    amx_matmul(got, NULL, by_rows(p.a, p.K), by_rows(p.b, p.N), p.M, p.N, p.K);
     check_product("tiny", &p, got);
     free(got), product_free(&p);
 }
@@ -543,8 +571,9 @@ static void amx_lets_nan_and_infinity_through_and_not_around(void) {
                 }
                 memcpy(p.a + 5 * K + k, &bits[s], sizeof bits[s]);
                 float *c = floats(M * N), *t = floats(M * N);
-                amx_matmul(c, NULL, p.a, K, 1, p.b, N, 1, M, N, K);
-                amx_matmul(t, NULL, p.b, 1, N, p.a, 1, K, N, M, K);  // the same transposed: the mark is in b
+                amx_matmul(c, NULL, by_rows(p.a, K), by_rows(p.b, N), M, N, K);
+                amx_matmul(t, NULL, transposed(by_rows(p.b, N)), transposed(by_rows(p.a, K)), N, M,
+                           K);  // the same transposed: the mark is in b
                 for (size_t i = 0; i < M * N; i++) {
                     const bool nan = s < 6;
                     CHECK(i / N == 5 ? (nan ? isnan(c[i]) : !isfinite(c[i])) : isfinite(c[i]), "%x in a: element %zu is %g",
@@ -834,7 +863,9 @@ int main(void) {
     RUN(rmsnorm_and_its_gradients_match);
     RUN(rope_rotates_q_and_k_by_position_and_backward_undoes_it);
     RUN(rope_tables_are_those_of_transformers);
-    RUN(matmul_and_its_gradients_match_at_every_edge);
+    RUN(plain_products_of_a_small_example_are_right);
+    RUN(matmul_and_its_gradients_are_the_plain_loops_at_every_edge);
+    RUN(threads_tell_the_stack_they_have);
     RUN(matmul_lets_nan_through_and_not_around);
 #ifdef LLMC_AMX
     if (amx_available()) {

@@ -104,6 +104,12 @@ static inline size_t size_max(size_t a, size_t b) { return a > b ? a : b; }
 static inline size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
 static inline size_t round_up(size_t a, size_t to) { return ceil_div(a, to) * to; }
 
+/* For qsort: floats in ascending order. */
+static inline int compare_floats(const void* a, const void* b) {
+    const float x = *(const float*)a, y = *(const float*)b;
+    return (x > y) - (x < y);
+}
+
 static inline void* xmalloc(size_t bytes) {
     void* p = malloc(bytes ? bytes : 1);
     if (!p) { die("out of memory: could not allocate %.1f MiB", (double)bytes / (1 << 20)); }

@@ -9,7 +9,7 @@
 
 #include "llmc/base/utils.h"
 #include "llmc/gpu/cuda_common.cuh"  // defines: floatX, PRECISION_NAME, CUDA_CHECK
-#include "llmc/matmul.cuh"           // defines: MatmulContext, matmul_create, matmul_load_plans, matmul_save_plans
+#include "llmc/matmul_tune.cuh"      // defines: MatmulContext, matmul_create, matmul_load_plans, matmul_save_plans
 #include "llmc/run/mfu.h"            // defines: gpu_peak_flops
 #include "llmc/run/session.h"        // defines: Session
 

@@ -114,8 +114,7 @@ static inline void linear(const Queue* q, const char* name, floatX* out, const f
 static inline void linear_backward_input(const Queue* q, const char* name, floatX* dx, const floatX* dout, const floatX* w,
                                          size_t N, int C, int OC) {
     Op op(q->profiler, q->stream, name, linear_flops(N, C, OC), bytes_x((double)N * C + (double)OC * C + (double)N * OC));
-    matmul_backward_input_cuda(q->matmul, dx, operand(dout, pitch_of(OC)), operand(w, C), N, C, OC, false, pitch_of(C),
-                               q->stream);
+    matmul_backward_input_cuda(q->matmul, dx, operand(dout, pitch_of(OC)), operand(w, C), N, C, OC, pitch_of(C), q->stream);
 }
 
 /* dw (OC, C) = or, with `add`, += dout^T x */

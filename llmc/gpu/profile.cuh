@@ -50,11 +50,6 @@ struct Op {
     }
 };
 
-static inline int compare_floats(const void* a, const void* b) {
-    const float x = *(const float*)a, y = *(const float*)b;
-    return (x > y) - (x < y);
-}
-
 /* TB/s of a copy on this card, read and written bytes counted; what `memory` (bytes) holds is lost. */
 static inline double measure_copy(void* memory, size_t bytes, cudaStream_t stream) {
     enum { REPEATS = 5 };

@@ -1,0 +1,114 @@
+/* matmul_plans.h -- the plan file: the algorithms of a run's matrix products, so that a later run computes the same bits.
+ *
+ *   {"format": "llama3.c matmul plans", "gpu": NAME, "cublaslt": VERSION, "workspace": BYTES, "compute": TYPE,
+ *    "plans": [{"m": …, (every field of MatmulKey,) "us": …, "heuristic_us": …, "algo": "128 hexadecimal digits"}, …]}
+ *
+ * An algorithm is the image of cuBLASLt's 64 bytes, which only the same version on the same card reads: a file from another
+ * one is refused.
+ */
+#ifndef LLMC_MATMUL_PLANS_H
+#define LLMC_MATMUL_PLANS_H
+
+#include "llmc/files/json.h"
+#include "llmc/matmul_choice.h"
+
+#define MATMUL_PLANS_FORMAT "llama3.c matmul plans"
+
+/* What all choices of a file depend on. */
+typedef struct {
+    char gpu[256];      // its name
+    int64_t cublaslt;   // version of the library
+    int64_t workspace;  // bytes
+    int64_t compute;    // cublasComputeType_t: fp32 or TF32
+} MatmulSetup;
+
+static inline bool matmul_plans_write(const char* path, const MatmulSetup* setup, const MatmulChoice* choices, int count,
+                                      Error* e) {
+    FILE* f = fopen(path, "w");
+    if (!f) { return fail(e, "%s: cannot write: %s", path, strerror(errno)); }
+    fprintf(f, "{\n\"format\": \"%s\",\n\"gpu\": ", MATMUL_PLANS_FORMAT);
+    json_write_string(f, setup->gpu, strlen(setup->gpu));
+    fprintf(f, ",\n\"cublaslt\": %lld,\n\"workspace\": %lld,\n\"compute\": %lld,\n\"plans\": [", (long long)setup->cublaslt,
+            (long long)setup->workspace, (long long)setup->compute);
+    for (int i = 0; i < count; i++) {
+        const MatmulChoice* c = &choices[i];
+        fprintf(f, "%s\n{", i ? "," : "");
+        for (int k = 0; k < NUM_KEY_FIELDS; k++) { fprintf(f, "\"%s\": %lld, ", matmul_key_names[k], (long long)c->key.v[k]); }
+        fprintf(f, "\"us\": %.2f, \"heuristic_us\": %.2f, \"algo\": \"", (double)c->us, (double)c->heuristic_us);
+        for (int k = 0; k < MATMUL_ALGO_WORDS; k++) { fprintf(f, "%016llx", (unsigned long long)c->algo[k]); }
+        fprintf(f, "\"}");
+    }
+    fprintf(f, "\n]\n}\n");
+    return close_output(f, path, e);
+}
+
+/* One entry of "plans". */
+static inline bool matmul_plans_choice(MatmulChoice* c, const Json* j, const JsonNode* n, Error* e) {
+    memset(c, 0, sizeof *c);
+    for (int k = 0; k < NUM_KEY_FIELDS; k++) {
+        if (!json_int(j, n, matmul_key_names[k], 0, INT64_MAX, &c->key.v[k], e)) { return false; }
+    }
+    double us = 0, heuristic_us = 0;
+    const char* algo = "";
+    if (!json_double(j, n, "us", 0, 1e12, &us, e) || !json_double(j, n, "heuristic_us", 0, 1e12, &heuristic_us, e) ||
+        !json_text(j, n, "algo", &algo, e)) {
+        return false;
+    }
+    c->us = (float)us;
+    c->heuristic_us = (float)heuristic_us;
+    const size_t digits = 16 * MATMUL_ALGO_WORDS;
+    if (strlen(algo) != digits || strspn(algo, "0123456789abcdef") != digits) {
+        return json_wanted(j, n, "algo", e, "%zu hexadecimal digits", digits);
+    }
+    for (int k = 0; k < MATMUL_ALGO_WORDS; k++) {
+        char word[17] = {0};
+        memcpy(word, algo + 16 * k, 16);
+        c->algo[k] = strtoull(word, NULL, 16);
+    }
+    return true;
+}
+
+/* Whether the file is a plan file, and one made where we run. */
+static inline bool matmul_plans_fit(const Json* j, const MatmulSetup* here, Error* e) {
+    const JsonNode* root = json_root(j);
+    const char *format = "", *gpu = "";
+    int64_t cublaslt = 0, workspace = 0, compute = 0;
+    if (!json_text(j, root, "format", &format, e) || strcmp(format, MATMUL_PLANS_FORMAT) != 0) {
+        e->msg[0] = 0;
+        return json_wanted(j, root, "format", e, "\"%s\"", MATMUL_PLANS_FORMAT);
+    }
+    if (!json_text(j, root, "gpu", &gpu, e) || !json_int(j, root, "cublaslt", 0, INT64_MAX, &cublaslt, e) ||
+        !json_int(j, root, "workspace", 0, INT64_MAX, &workspace, e) ||
+        !json_int(j, root, "compute", 0, INT64_MAX, &compute, e)) {
+        return false;
+    }
+    if (strcmp(gpu, here->gpu) != 0) { return json_wanted(j, root, "gpu", e, "\"%s\", the one in this machine", here->gpu); }
+    if (cublaslt != here->cublaslt) {
+        return json_wanted(j, root, "cublaslt", e, "%lld, the version of this program", (long long)here->cublaslt);
+    }
+    if (workspace != here->workspace) { return json_wanted(j, root, "workspace", e, "%lld bytes", (long long)here->workspace); }
+    return compute == here->compute ||
+           json_wanted(j, root, "compute", e, "%lld (with or without TF32, as this run)", (long long)here->compute);
+}
+
+/* Reads at most `max` choices of a file that was made where we run; *count is 0 where it fails. */
+static inline bool matmul_plans_read(const char* path, const MatmulSetup* here, MatmulChoice* choices, int max, int* count,
+                                     Error* e) {
+    Json j;
+    *count = 0;
+    if (!json_read_file(&j, path, 16 << 20, e)) { return false; }
+    const JsonNode* plans = json_get(&j, json_root(&j), "plans");
+    bool ok = matmul_plans_fit(&j, here, e);
+    if (ok && (!plans || plans->type != JSON_ARRAY || json_length(plans) > (size_t)max)) {
+        ok = json_wanted(&j, json_root(&j), "plans", e, "an array of at most %d", max);
+    }
+    int read = 0;
+    for (const JsonNode* n = ok ? json_first(&j, plans) : NULL; n && ok; n = json_next(&j, n)) {
+        ok = matmul_plans_choice(&choices[read++], &j, n, e);
+    }
+    json_free(&j);
+    if (ok) { *count = read; }
+    return ok;
+}
+
+#endif

@@ -1,0 +1,50 @@
+/* matmul_choice.h -- which algorithm a matrix product on the GPU uses, and what that choice depends on. Plain numbers: what
+ * matmul.cuh compares and files/matmul_plans.h stores. Neither CUDA nor JSON is needed to know it.
+ */
+#ifndef LLMC_MATMUL_CHOICE_H
+#define LLMC_MATMUL_CHOICE_H
+
+#include <stdint.h>
+
+/* D (M, N) = op(A) (M, K) op(B) (K, N) [+ C], all row-major. All fields are numbers, so that keys compare as memory and one
+ * table names them in the plan file. */
+typedef enum {
+    KEY_M,
+    KEY_N,
+    KEY_K,
+    KEY_TRANS_A,
+    KEY_TRANS_B,
+    KEY_TYPE_A,  // cudaDataType_t
+    KEY_TYPE_B,
+    KEY_TYPE_D,  // of C, too
+    KEY_LD_A,    // elements from one row to the next
+    KEY_LD_B,
+    KEY_LD_C,
+    KEY_LD_D,
+    KEY_ADD,      // whether C is added
+    KEY_SCALED,   // whether the factors have scales
+    KEY_ALIGN_A,  // bytes
+    KEY_ALIGN_B,
+    KEY_ALIGN_C,
+    KEY_ALIGN_D,
+    NUM_KEY_FIELDS
+} MatmulKeyField;
+
+static const char* const matmul_key_names[NUM_KEY_FIELDS] = {
+    "m",    "n",    "k",    "trans_a", "trans_b", "type_a",  "type_b",  "type_d",  "ld_a",
+    "ld_b", "ld_c", "ld_d", "add",     "scaled",  "align_a", "align_b", "align_c", "align_d",
+};
+
+typedef struct {
+    int64_t v[NUM_KEY_FIELDS];
+} MatmulKey;
+
+enum { MATMUL_ALGO_WORDS = 8 };  // of 64 bits, in cublasLtMatmulAlgo_t
+
+typedef struct {
+    MatmulKey key;
+    uint64_t algo[MATMUL_ALGO_WORDS];  // the image of a cublasLtMatmulAlgo_t
+    float heuristic_us, us;            // microseconds of the heuristic's first and of this choice; 0: not measured
+} MatmulChoice;
+
+#endif

@@ -1,0 +1,263 @@
+/* matmul_tune.cuh -- measures the algorithms of the matrix products, and keeps the choices in a file.
+ *
+ * matmul_tune() times, for each plan, what cuBLAS' heuristic names, each also with other cluster shapes, and keeps the
+ * fastest. A time is the median of rounds in random orders, on random data (on zeros the card clocks higher than it ever
+ * will in training), in microseconds: TFLOP/s = 2e-6 M N K / us. Candidates come from cublasLtMatmulAlgoGetHeuristic and
+ * CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID (the cuBLAS manual, "cuBLASLt API"). files/matmul_plans.h describes the plan file;
+ * runs with one plan file are bitwise equal.
+ *
+ * Limits: tuning synchronises and overwrites its scratch, so it runs before training. Products with scales (fp8) keep the
+ * heuristic's algorithm.
+ */
+#ifndef LLMC_MATMUL_TUNE_CUH
+#define LLMC_MATMUL_TUNE_CUH
+
+#include "llmc/base/rand.h"
+#include "llmc/files/matmul_plans.h"  // defines: MatmulSetup, matmul_plans_write, matmul_plans_read
+#include "llmc/matmul.cuh"
+
+enum {
+    MATMUL_CANDIDATES = 80,  // that are timed, at most
+    MATMUL_ROUNDS = 5,       // in which they are
+};
+
+/* x[i] = a standard normal that is a function of (seed, i): the bits of real data, for measuring. */
+template <typename T>
+__global__ void random_fill_kernel(T* x, size_t n, uint64_t seed) {
+    const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
+    if (i >= n) { return; }
+    const Philox r = philox(seed, RAND_INIT, 0, i / 4);
+#pragma unroll
+    for (int k = 0; k < 4; k += 2) {
+        const float radius = sqrtf(-2.0f * __logf(((float)r.v[k] + 1.0f) * 2.3283064e-10f));
+        float s, c;
+        __sincosf(6.2831853f * ((float)r.v[k + 1] * 2.3283064e-10f), &s, &c);
+        if (i + k < n) { x[i + k] = from_float<T>(radius * c); }
+        if (i + k + 1 < n) { x[i + k + 1] = from_float<T>(radius * s); }
+    }
+}
+
+template <typename T>
+static void random_fill_cuda(T* x, size_t n, uint64_t seed, cudaStream_t stream) {
+    if (n == 0) { return; }
+    random_fill_kernel<<<(unsigned)ceil_div(n, 4 * 256), 256, 0, stream>>>(x, n, seed);
+    CUDA_CHECK_LAUNCH("random_fill_kernel");
+}
+
+/* Microseconds of one product, over `repeats` of them; negative if it does not run. */
+static inline float matmul_time(MatmulContext* c, const MatmulPlan* p, const cublasLtMatmulAlgo_t* algo, char* buffers[3],
+                                int repeats, cudaEvent_t start, cudaEvent_t end, cudaStream_t stream) {
+    const float one = 1.0f, beta = p->key.v[KEY_ADD] ? 1.0f : 0.0f;
+    CUDA_CHECK(cudaEventRecord(start, stream));
+    for (int i = 0; i < repeats; i++) {
+        if (cublasLtMatmul(c->handle, p->product, &one, buffers[1], p->a, buffers[0], p->b, &beta, buffers[2], p->c, buffers[2],
+                           p->d, algo, c->workspace, c->workspace_bytes, stream) != CUBLAS_STATUS_SUCCESS) {
+            return -1.0f;
+        }
+    }
+    CUDA_CHECK(cudaEventRecord(end, stream));
+    CUDA_CHECK(cudaEventSynchronize(end));
+    float ms = 0;
+    CUDA_CHECK(cudaEventElapsedTime(&ms, start, end));
+    return ms * 1000.0f / (float)repeats;
+}
+
+/* Bytes of scratch that tuning a plan takes. */
+static inline size_t matmul_tune_bytes(const MatmulKey* key, size_t bytes[3]) {
+    const int64_t* v = key->v;
+    bytes[0] = (size_t)((v[KEY_TRANS_A] ? v[KEY_K] : v[KEY_M]) * v[KEY_LD_A]) * matmul_type_bytes(v[KEY_TYPE_A]);
+    bytes[1] = (size_t)((v[KEY_TRANS_B] ? v[KEY_N] : v[KEY_K]) * v[KEY_LD_B]) * matmul_type_bytes(v[KEY_TYPE_B]);
+    bytes[2] = (size_t)(v[KEY_M] * v[KEY_LD_D]) * matmul_type_bytes(v[KEY_TYPE_D]);
+    return round_up(bytes[0], 256) + round_up(bytes[1], 256) + round_up(bytes[2], 256);
+}
+
+/* Adds to `count` algorithms of a plan the same with other cluster shapes, where they run; how many there are then. */
+static inline int matmul_add_clusters(MatmulContext* c, const MatmulPlan* p, cublasLtMatmulHeuristicResult_t* results,
+                                      int count) {
+    static const uint16_t shapes[] = {CUBLASLT_CLUSTER_SHAPE_1x1x1, CUBLASLT_CLUSTER_SHAPE_2x1x1, CUBLASLT_CLUSTER_SHAPE_1x2x1,
+                                      CUBLASLT_CLUSTER_SHAPE_2x2x1, CUBLASLT_CLUSTER_SHAPE_4x1x1, CUBLASLT_CLUSTER_SHAPE_1x4x1,
+                                      CUBLASLT_CLUSTER_SHAPE_4x2x1, CUBLASLT_CLUSTER_SHAPE_2x4x1};
+    const int named = count;
+    for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++) {
+        for (int i = 0; i < named && count < MATMUL_CANDIDATES; i++) {
+            cublasLtMatmulHeuristicResult_t* r = &results[count];
+            cublasLtMatmulAlgo_t algo = results[i].algo;
+            uint16_t own = 0;
+            size_t written;
+            if (cublasLtMatmulAlgoConfigGetAttribute(&algo, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, &own, sizeof own,
+                                                     &written) != CUBLAS_STATUS_SUCCESS ||
+                own == CUBLASLT_CLUSTER_SHAPE_AUTO || own == shapes[k]) {
+                continue;  // what is made for older cards has none
+            }
+            if (cublasLtMatmulAlgoConfigSetAttribute(&algo, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, &shapes[k],
+                                                     sizeof shapes[k]) == CUBLAS_STATUS_SUCCESS &&
+                cublasLtMatmulAlgoCheck(c->handle, p->product, p->a, p->b, p->c, p->d, &algo, r) == CUBLAS_STATUS_SUCCESS &&
+                r->workspaceSize <= c->workspace_bytes) {
+                r->algo = algo;
+                count++;
+            }
+        }
+    }
+    return count;
+}
+
+/* Times candidates in MATMUL_ROUNDS rounds, each in an order of its own that depends on `seed`. us: each one's median (its
+ * best would be that of a moment when the card was cool); negative for those that do not run or took 1.3 times as long as the
+ * fastest at first, which are out. Returns how many ran. */
+static inline int matmul_time_candidates(MatmulContext* c, const MatmulPlan* p, const cublasLtMatmulHeuristicResult_t* results,
+                                         int count, float* us, char* buffers[3], uint64_t seed, cudaStream_t stream) {
+    cudaEvent_t start, end;
+    CUDA_CHECK(cudaEventCreate(&start));
+    CUDA_CHECK(cudaEventCreate(&end));
+    float times[MATMUL_CANDIDATES][MATMUL_ROUNDS], fastest = INFINITY;
+    int order[MATMUL_CANDIDATES], ran = 0;
+    for (int i = 0; i < count; i++) {
+        order[i] = i;
+        us[i] = matmul_time(c, p, &results[i].algo, buffers, 1, start, end, stream);  // loads its code, too
+        if (us[i] < 0) { continue; }
+        us[i] = matmul_time(c, p, &results[i].algo, buffers, 2, start, end, stream);
+        fastest = fminf(fastest, us[i]);
+        ran++;
+    }
+    for (int i = 0; i < count; i++) {
+        if (us[i] > 1.3f * fastest) { us[i] = -1.0f; }
+    }
+    for (int round = 0; round < MATMUL_ROUNDS; round++) {
+        for (int i = count - 1; i > 0; i--) {
+            const int j = (int)philox_below(seed, RAND_INIT, (uint32_t)round, (uint64_t)i, (uint64_t)i + 1);
+            const int other = order[i];
+            order[i] = order[j];
+            order[j] = other;
+        }
+        for (int i = 0; i < count; i++) {
+            const int k = order[i];
+            if (us[k] < 0) { continue; }
+            const int repeats = (int)size_max(1, size_min(50, (size_t)(2000.0f / (us[k] + 1.0f))));
+            times[k][round] = matmul_time(c, p, &results[k].algo, buffers, repeats, start, end, stream);
+        }
+    }
+    for (int i = 0; i < count; i++) {
+        if (us[i] < 0) { continue; }
+        qsort(times[i], MATMUL_ROUNDS, sizeof(float), compare_floats);
+        us[i] = times[i][MATMUL_ROUNDS / 2];
+    }
+    CUDA_CHECK(cudaEventDestroy(start));
+    CUDA_CHECK(cudaEventDestroy(end));
+    return ran;
+}
+
+/* The fastest of `count` times; -1 where none ran. */
+static inline int matmul_fastest(const float* us, int count) {
+    int best = -1;
+    for (int k = 0; k < count; k++) {
+        if (us[k] >= 0 && (best < 0 || us[k] < us[best])) { best = k; }
+    }
+    return best;
+}
+
+/* Random factors and C of a plan in `scratch`. */
+static inline void matmul_tune_fill(const MatmulPlan* p, char* buffers[3], void* scratch, cudaStream_t stream) {
+    size_t bytes[3];
+    char* at = (char*)scratch;
+    matmul_tune_bytes(&p->key, bytes);
+    for (int i = 0; i < 3; i++) {
+        const bool wide = matmul_type_bytes(p->key.v[i == 0 ? KEY_TYPE_A : i == 1 ? KEY_TYPE_B : KEY_TYPE_D]) == 4;
+        buffers[i] = at;
+        at += round_up(bytes[i], 256);
+        if (wide) {
+            random_fill_cuda((float*)buffers[i], bytes[i] / sizeof(float), (uint64_t)i, stream);
+        } else {
+            random_fill_cuda((floatX*)buffers[i], bytes[i] / sizeof(floatX), (uint64_t)i, stream);
+        }
+    }
+}
+
+/* Times of a second measurement: of the heuristic's first, of what tuning chose, of the fastest. Negative: it is out. */
+typedef struct {
+    float first_us, choice_us, best_us;
+} MatmulRetimed;
+
+/* Times the candidates of one plan and keeps the fastest; the heuristic's first stays where nothing is 1 %
+ * faster. scratch: device memory, its contents are lost. Returns how many candidates ran; 0 where the scratch is too small.
+ * retimed: NULL, or filled from a second measurement in other orders. Synchronises; for use before training. */
+static inline int matmul_tune_plan(MatmulContext* c, MatmulPlan* p, void* scratch, size_t scratch_bytes, MatmulRetimed* retimed,
+                                   cudaStream_t stream) {
+    size_t bytes[3];
+    if (matmul_tune_bytes(&p->key, bytes) > scratch_bytes || p->key.v[KEY_SCALED]) { return 0; }
+    char* buffers[3];
+    matmul_tune_fill(p, buffers, scratch, stream);
+    cublasLtMatmulHeuristicResult_t results[MATMUL_CANDIDATES];
+    float us[MATMUL_CANDIDATES];
+    const int named = matmul_candidates(c, p, results, MATMUL_CANDIDATES);
+    const int count = matmul_add_clusters(c, p, results, named);
+    const int ran = matmul_time_candidates(c, p, results, count, us, buffers, 0, stream);
+    int choice = matmul_fastest(us, count);
+    if (choice < 0) { return 0; }
+    if (us[0] >= 0 && us[choice] > 0.99f * us[0]) { choice = 0; }
+    p->algo = results[choice].algo;
+    p->us = us[choice];
+    p->heuristic_us = us[0] >= 0 ? us[0] : 0.0f;
+    if (retimed) {
+        matmul_time_candidates(c, p, results, count, us, buffers, 1, stream);
+        const int best = matmul_fastest(us, count);
+        const MatmulRetimed r = {us[0], us[choice], best < 0 ? -1.0f : us[best]};
+        *retimed = r;
+    }
+    return ran;
+}
+
+/* Tunes every plan made so far (run one micro-step first) in `scratch`, device memory whose contents are lost. Returns how
+ * many were tuned; plans whose matrices are larger than the scratch keep their algorithm. */
+static inline int matmul_tune(MatmulContext* c, void* scratch, size_t scratch_bytes, cudaStream_t stream) {
+    int tuned = 0;
+    for (int i = 0; i < c->num_plans; i++) {
+        if (matmul_tune_plan(c, &c->plans[i], scratch, scratch_bytes, NULL, stream) > 0) { tuned++; }
+    }
+    return tuned;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// plan files
+
+static inline void matmul_gpu_name(char name[256]) {
+    cudaDeviceProp properties;
+    int device = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    snprintf(name, 256, "%s", properties.name);
+}
+
+/* What choices depend on, here. */
+static inline MatmulSetup matmul_setup(const MatmulContext* c) {
+    MatmulSetup s;
+    matmul_gpu_name(s.gpu);
+    s.cublaslt = (int64_t)cublasLtGetVersion();
+    s.workspace = (int64_t)c->workspace_bytes;
+    s.compute = (int64_t)c->compute;
+    return s;
+}
+
+/* Writes the choices of all plans. */
+static inline bool matmul_save_plans(const MatmulContext* c, const char* path, Error* e) {
+    const MatmulSetup setup = matmul_setup(c);
+    MatmulChoice* choices = (MatmulChoice*)xcalloc((size_t)c->num_plans, sizeof *choices);
+    for (int i = 0; i < c->num_plans; i++) {
+        const MatmulPlan* p = &c->plans[i];
+        choices[i].key = p->key;
+        memcpy(choices[i].algo, &p->algo, sizeof p->algo);
+        choices[i].us = p->us;
+        choices[i].heuristic_us = p->heuristic_us;
+    }
+    const bool ok = matmul_plans_write(path, &setup, choices, c->num_plans, e);
+    free(choices);
+    return ok;
+}
+
+/* Reads choices for the plans that will be made from now on. A file from another GPU, cuBLASLt or setting is an error that
+ * the caller may take as a warning: then the heuristic chooses. */
+static inline bool matmul_load_plans(MatmulContext* c, const char* path, Error* e) {
+    const MatmulSetup setup = matmul_setup(c);
+    return matmul_plans_read(path, &setup, c->saved, MATMUL_MAX_PLANS, &c->num_saved, e);
+}
+
+#endif
