@@ -197,7 +197,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], int B, int T, bool train
         m->dgate_up = take(a, N * 2 * F);
         m->dact = take(a, N * F);
         m->scratch = take(a, size_max(rmsnorm_backward_scratch(N, c->hidden_size),
-                                      attention_backward_scratch(B, T, c->num_heads, c->num_kv_heads, c->head_dim)));
+                                      attention_backward_scratch(attention_shape(c, (int)B, (int)T)) / sizeof(float)));
         m->norm_scratch = (double*)take(a, 2 * global_norm_scratch(m->table.elements));
     }
     if (cache_len > 0) {
@@ -292,7 +292,7 @@ static void llama_forward(Llama* m, const int32_t* tokens) {
         rmsnorm_forward(s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps);
         matmul_forward(s->qkv, s->norm1, w.qkv, NULL, N, C, QKV);
         rope_forward(s->qkv, m->rope, B, T, 0, NH, NKV, HD);
-        attention_forward(s->att, s->lse, s->qkv, B, T, NH, NKV, HD);
+        attention_forward(s->att, s->lse, s->qkv, attention_shape(c, m->B, T));
         matmul_forward(s->mid, s->att, w.o, s->h, N, Q, C);
         rmsnorm_forward(s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps);
         matmul_forward(s->gate_up, s->norm2, w.gate_up, NULL, N, C, 2 * F);
@@ -361,7 +361,7 @@ static void llama_backward(Llama* m, const int32_t* tokens) {
         // mid = h + att Wo^T
         matmul_backward_weight(g.o, m->dh, s->att, N, Q, C);
         matmul_backward_input(m->datt, m->dh, w.o, N, Q, C, false);
-        attention_backward(m->dqkv, m->scratch, m->datt, s->att, s->lse, s->qkv, B, T, NH, NKV, HD);
+        attention_backward(m->dqkv, m->scratch, m->datt, s->att, s->lse, s->qkv, attention_shape(c, m->B, T));
         rope_backward(m->dqkv, m->rope, B, T, 0, NH, NKV, HD);
         matmul_backward_weight(g.qkv, m->dqkv, s->norm1, N, C, QKV);
         matmul_backward_input(m->dnorm, m->dqkv, w.qkv, N, C, QKV, false);
@@ -417,7 +417,7 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
             memcpy(cache + (size_t)(pos + i) * KV2, qkv + (size_t)i * QKV + Q, KV2 * sizeof(float));
         }
         for (int i = 0; i < rows; i++) {
-            attention_decode(att + (size_t)i * Q, qkv + (size_t)i * QKV, cache, pos + i + 1, NH, NKV, HD);
+            attention_decode(att + (size_t)i * Q, qkv + (size_t)i * QKV, cache, pos + i + 1, attention_shape(c, 1, 1));
         }
         matmul_forward(h, att, w.o, h, rows, Q, C);
         rmsnorm_forward(norm, rstd, h, w.post_norm, rows, C, c->rms_eps);
