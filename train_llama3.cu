@@ -272,7 +272,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         m->dact = take<floatX>(w, N * p->F);
         size_t scratch = size_max(rmsnorm_backward_scratch_cuda(N, c->hidden_size), norm_square_scratch_cuda());
         scratch = size_max(scratch, embedding_backward_scratch_cuda(N, c->hidden_size));
-        scratch = size_max(scratch, attention_backward_scratch_cuda(o->B, o->T, c->num_heads) * sizeof(float));
+        scratch = size_max(scratch, attention_backward_scratch_cuda(attention_shape(c, o->B, o->T)));
         m->scratch = take<char>(w, scratch);
         m->stretches = take<AdamWStretch>(w, m->table.count);
         m->state = take<StepState>(w, 1);
@@ -568,7 +568,7 @@ static void block_attention_forward(const Llama* m, int l) {
     }
     {
         Op op(m, "attention", 2.0 * N * T * q_width(c), bytes_x((double)N * (qkv_width(c) + q_width(c))));
-        attention_forward_cuda(s->att, s->lse, s->qkv, B, T, NH, NKV, HD, p->QKV, p->Q, m->stream);
+        attention_forward_cuda(s->att, s->lse, s->qkv, attention_shape(c, B, T), p->QKV, p->Q, m->stream);
     }
     linear(m, "o", s->mid, s->att, w.o, s->h, N, q_width(c), C, p->Q, p->C);
 }
@@ -734,7 +734,7 @@ static void llama_backward(const Llama* m, bool first) {
         linear_backward_input(m, "o dx", m->datt, m->dh, w.o, N, Q, C, p->C, p->Q);
         {
             Op op(m, "attention backward", 5.0 * N * T * Q, bytes_x(2.0 * N * (QKV + Q)));
-            attention_backward_cuda(m->dqkv, (float*)m->scratch, m->datt, s->att, s->lse, s->qkv, B, T, NH, NKV, HD, p->QKV,
+            attention_backward_cuda(m->dqkv, m->scratch, m->datt, s->att, s->lse, s->qkv, attention_shape(c, B, T), p->QKV,
                                     p->Q, m->stream);
         }
         {
@@ -834,7 +834,7 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
         CUDA_CHECK(cudaMemcpy2DAsync(cache + (size_t)pos * KV2, KV2 * sizeof(floatX), qkv + Q, p->QKV * sizeof(floatX),
                                      KV2 * sizeof(floatX), rows, cudaMemcpyDeviceToDevice, m->stream));
         for (int i = 0; i < rows; i++) {
-            attention_decode_cuda(att + i * p->Q, qkv + i * p->QKV, cache, pos + i + 1, NH, NKV, HD, m->stream);
+            attention_decode_cuda(att + i * p->Q, qkv + i * p->QKV, cache, pos + i + 1, attention_shape(c, 1, 1), m->stream);
         }
         linear(m, "o", h, att, w.o, h, rows, Q, C, p->Q, p->C);
         rmsnorm_forward_cuda(norm, rstd, h, w.post_norm, rows, C, c->rms_eps, p->C, m->stream);

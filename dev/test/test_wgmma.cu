@@ -248,7 +248,7 @@ __global__ void values_kernel(float* c, const floatX* a, const floatX* b, float 
     for (int i = 0; i < K / 2; i++) { left[i] = to_float(a[result_row(threadIdx.x, i) * K + result_col(threadIdx.x, i)]); }
 #pragma unroll
     for (int i = 0; i < HD / 2; i++) { d[i] = c0; }
-    wgmma_operand<K>(operand, left);
+    fragment_operand(operand, left);
     wgmma_fence();
     wgmma_values<HD, K>(d, operand, matrix_columns(shared_address(b_tile), K * 128));
     wgmma_commit();
@@ -303,8 +303,8 @@ __global__ void chain_kernel(floatX* out, size_t pitch, int valid, const floatX*
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_hold(s);
-    wgmma_operand<N>(operand, s);
-    wgmma_clear(d);
+    fragment_operand(operand, s);
+    fragment_clear(d);
     wgmma_fence();
     wgmma_values<HD, N>(d, operand, matrix_columns(shared_address(v_tile), N * 128));
     wgmma_commit();
