@@ -7,20 +7,22 @@
  *
  * Query head h reads key/value head h / (NH / NKV); K and V are never replicated. All sums are in fp32 and in an order that
  * depends on shapes alone. For that the backward pass computes the scores twice: the kernel of dK and dV has a block for each
- * tile of keys, which walks over all query heads of its group; the kernel of dQ has one for each tile of queries. So nothing needs
- * atomics: seven products where five would do, but every run gives the same bits.
+ * tile of keys, which walks over all query heads of its group; the kernel of dQ has one for each tile of queries. So nothing
+ * needs atomics: seven products where five would do, but every run gives the same bits.
  *
  * The kernels, of which the launchers here choose the last that the build, the card and head_dim allow:
  *   attention_plain.cuh    any even HD <= 256 and any floatX, on the ordinary units: the readable ones
- *   attention_mma.cuh      HD 64 and 128 in 16-bit builds: mma.sync tensor-core products, for sm_75 and for sm_80 and newer apart
+ *   attention_mma.cuh      HD 64 and 128 in 16-bit builds: mma.sync tensor-core products, from sm_75 on
  *   attention_sm90.cuh     HD 64 and 128 in 16-bit builds: wgmma products, code for sm_90a
  *   attention_decode.cuh   one new token against a cache
  *   attention_common.cuh   what they share
  *
  * Layouts: qkv rows are [NH q heads | NKV k heads | NKV v heads] x HD with RoPE applied, out rows NH x HD, a row per
  * token, rows `pitch` elements apart. Pointers and pitches are multiples of 16 bytes. T need not be a multiple of any
- * tile: rows past the end are read as zeros and never written. A grid has room for
- * 65,535 sequences, so larger batches go in slices; and for as many tiles, so T may be 524,280 in the worst case (head_dim 256).
+ * tile: rows past the end are read as zeros and never written.
+ *
+ * A grid has room for 65,535 sequences: larger batches go in slices. It has room for as many tiles: T may be four million with
+ * tensor cores, 524,280 in the worst case (head_dim 256), and longer is refused.
  */
 #ifndef LLMC_ATTENTION_CUH
 #define LLMC_ATTENTION_CUH
@@ -126,7 +128,7 @@ static inline size_t attention_backward_scratch_cuda(AttentionShape s) {
     return (size_t)s.B * s.NH * attention_stat_rows(s.T) * sizeof(float2);
 }
 
-/* dqkv, laid out like qkv and overwritten, from dout, and out and lse of the forward pass. scratch: see above, 16-byte aligned. */
+/* dqkv, laid out like qkv and overwritten, from dout, and out and lse of the forward pass. scratch is aligned to 16 bytes. */
 static inline void attention_backward_cuda(floatX* dqkv, void* scratch, const floatX* dout, const floatX* out, const float* lse,
                                            const floatX* qkv, AttentionShape s, size_t qkv_pitch, size_t out_pitch,
                                            cudaStream_t stream) {

@@ -109,6 +109,9 @@ static inline void attention_backward_plain(float* dqkv, const float* dout, cons
 //
 // Tiles hold scores transposed, (key, query): queries are the lanes of a vector, so that max, sum and exponentials need no
 // work across lanes. Only Q and dO are transposed, once a tile of queries.
+//
+// On one thread of an Intel Xeon with AVX-512 (a shared virtual machine, gcc 12, HD 64, T 256 and 1024) this is 35 to 40 times
+// as fast as the plain loops forward, and 10 to 13 times backward: bench_layers.c times both.
 
 enum {
     ATT_Q = MATMUL_NR,      // queries of a tile: the width of a panel
@@ -187,7 +190,7 @@ static inline void attention_forward_tile(float* out, float* lse, const float* q
     }
 }
 
-/* From the scores in p and dP in ds, both (ATT_K, ATT_Q) with nk rows: p = e^(s - lse), masked, and ds = p * (dP - D) * scale. */
+/* Scores in p become p = e^(s - lse), masked; dP in ds becomes ds = p * (dP - D) * scale. Both are (ATT_K, ATT_Q), nk rows. */
 static inline void attention_gradient_tile(float* p, float* ds, const float* lse, const float* D, float scale, size_t q0,
                                            size_t k0, size_t nk) {
     for (size_t j = 0; j < nk; j++) {
@@ -299,8 +302,8 @@ static inline void attention_backward(float* dqkv, void* scratch, const float* d
 #endif
 }
 
-/* One new position of one sequence; of the shape, B and T are not used. out, q: (NH HD)   kv_cache: (positions, 2 NKV HD), a row
- * is the keys, then the values; the new position's own are in it. */
+/* One new position of one sequence; of the shape, B and T are not used. out, q: (NH HD)   kv_cache: (positions, 2 NKV HD), a
+ * row is the keys, then the values; the new position's own are in it. */
 static inline void attention_decode(float* out, const float* q, const float* kv_cache, int positions, AttentionShape s) {
     const size_t HD = (size_t)s.HD, row = 2 * (size_t)s.NKV * HD, len = (size_t)positions;
     const float scale = attention_scale(HD);

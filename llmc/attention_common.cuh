@@ -60,8 +60,8 @@ static inline void attention_launch(void (*kernel)(Params...), dim3 grid, int th
 
 constexpr int MAX_GRID_YZ = 65535;  // blocks of a grid's second and third dimension
 
-/* A block for each tile of `rows` rows of each head of B <= MAX_GRID_YZ sequences. Heads lie next to each other: those of a group
- * read the same K and V, and what the heads of one sequence read at a time fits in the L2 cache. */
+/* A block for each tile of `rows` rows of each head of B <= MAX_GRID_YZ sequences. Heads lie next to each other: those of a
+ * group read the same K and V, and what the heads of one sequence read at a time fits in the L2 cache. */
 static inline dim3 attention_grid(int B, int heads, int T, int rows) {
     const size_t tiles = ceil_div((size_t)T, (size_t)rows);
     if (tiles > MAX_GRID_YZ) { die("attention: T is %d, wanted at most %d with this head_dim", T, MAX_GRID_YZ * rows); }
@@ -124,8 +124,8 @@ __device__ __forceinline__ void fragment_clear(float (&p)[N]) {
     for (int i = 0; i < N; i++) { p[i] = 0; }
 }
 
-/* Masks the columns behind the last one that a row sees. `last` is that of row g of the warp's first fragment, counted from column
- * 2 t; this fragment lies `down` rows further down, and each row sees one column more than the row before. */
+/* Masks the columns behind the last one that a row sees. `last` is that of row g of the warp's first fragment, counted from
+ * column 2 t; this fragment lies `down` rows further down, and each row sees one column more than the row before. */
 template <int N>
 __device__ __forceinline__ void fragment_mask_behind(float (&p)[N], int last, float value, int down = 0) {
 #pragma unroll
@@ -143,8 +143,8 @@ __device__ __forceinline__ void fragment_clear_before(float (&p)[N], int first, 
     }
 }
 
-/* Online softmax of row g + 8 r: scores become p = e^(s - m), row max m and this thread's part l of the row sum are those of all
- * tiles so far. Returns the rescale of what was summed before. m is in units of the unscaled scores. */
+/* Online softmax of row g + 8 r: scores become p = e^(s - m), row max m and this thread's part l of the row sum are those of
+ * all tiles so far. Returns the rescale of what was summed before. m is in units of the unscaled scores. */
 template <int N>
 __device__ __forceinline__ float fragment_softmax(float (&p)[N], int r, float& m, float& l, float scale_log2) {
     float max = m;
@@ -172,8 +172,8 @@ __device__ __forceinline__ float fragment_row_sum(float l) {
     return l;
 }
 
-/* Backward: scores become p = e^(s - lse), and dP becomes ds = p (dP - D), whose factor `scale` is left to the store. stat[r] is
- * {lse * log2(e), D} of the query in row g + 8 r. */
+/* Backward: scores become p = e^(s - lse), and dP becomes ds = p (dP - D), whose factor `scale` is left to the store. stat[r]
+ * is {lse * log2(e), D} of the query in row g + 8 r. */
 template <int N>
 __device__ __forceinline__ void fragment_p(float (&p)[N], const float2 (&stat)[2], float scale_log2) {
 #pragma unroll

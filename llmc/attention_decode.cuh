@@ -1,5 +1,5 @@
-/* attention_decode.cuh -- attention of one new token against a cache of keys and values. Formulas: attention.cuh. It reads the cache once
- * and does two operations an element: nothing but the memory's speed counts. One sequence; NH blocks.
+/* attention_decode.cuh -- attention of one new token against a cache of keys and values. Formulas: attention.cuh. It reads the
+ * cache once and does two operations an element: nothing but the memory's speed counts. One sequence; NH blocks.
  */
 #ifndef LLMC_ATTENTION_DECODE_CUH
 #define LLMC_ATTENTION_DECODE_CUH
@@ -96,8 +96,8 @@ __global__ void __launch_bounds__(DECODE_WARPS * 32)
     store2(out + (size_t)h * s.HD + d, x / total, y / total);
 }
 
-/* out (NH HD) of one query q (NH HD) that sees all `positions` >= 1 of kv_cache (positions, 2 NKV HD: k, then v). B and T of the shape
- * are not used. */
+/* out (NH HD) of one query q (NH HD) that sees all `positions` >= 1 of kv_cache (positions, 2 NKV HD: k, then v). B and T of
+ * the shape are not used. */
 static inline void attention_decode_cuda(floatX* out, const floatX* q, const floatX* kv_cache, int positions, AttentionShape s,
                                          cudaStream_t stream) {
     const AttentionArgs args = attention_args(s, (size_t)2 * s.NKV * s.HD, (size_t)s.NH * s.HD);

@@ -1,9 +1,9 @@
-/* attention_mma.cuh -- the attention kernels on tensor cores by mma.sync: head_dim 64 and 128, 16-bit builds, every card from sm_75 on.
- * Formulas and layouts: attention.cuh. The method is FlashAttention-2's (Dao 2023, arXiv 2307.08691); tiles go to shared memory
- * asynchronously from sm_80 on, by way of registers on sm_75.
+/* attention_mma.cuh -- the attention kernels on tensor cores by mma.sync: head_dim 64 and 128, 16-bit builds, every card from
+ * sm_75 on. Formulas and layouts: attention.cuh. The method is FlashAttention-2's (Dao 2023, arXiv 2307.08691); tiles go to
+ * shared memory asynchronously from sm_80 on, by way of registers on sm_75.
  *
- * On an H200 in BF16 they reach 248 to 332 TFLOP/s forward and 187 to 260 backward (a quarter to a third of the data sheet's 989, which only
- * wgmma can reach); attention_sm90.cuh is the better choice there.
+ * On an H200 in BF16, T = 1024 to 8192, they reach 248 to 332 TFLOP/s forward, 25 to 34 % of the data sheet's 989, and 187 to
+ * 260 backward. That card's limit is for wgmma alone, and attention_sm90.cuh is the better choice there.
  */
 #ifndef LLMC_ATTENTION_MMA_CUH
 #define LLMC_ATTENTION_MMA_CUH
@@ -16,7 +16,7 @@
  * row, so that the eight rows of an 8x8 matrix, the same chunk in each, fall on different banks for any chunk.
  *
  * TileCopy brings such a tile from global memory in two steps, between which the caller computes: on sm_80 and newer start()
- * issues asynchronous copies and the caller commits and waits; on sm_75 start() loads into registers and finish() stores them. */
+ * issues asynchronous copies, the caller commits and waits; on sm_75 start() loads into registers and finish() stores them. */
 template <int ROWS, int HD, int THREADS, bool ASYNC>
 struct TileCopy {
     static constexpr int CHUNKS = HD / 8, STEP = THREADS / CHUNKS, PIECES = ROWS / STEP;

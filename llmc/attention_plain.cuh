@@ -2,8 +2,9 @@
  * shared memory as fp32, products on the ordinary units. Formulas and layouts: attention.cuh. The source of the tiling is
  * FlashAttention-2 (Dao 2023, arXiv 2307.08691).
  *
- * They serve FP32 builds and head dimensions that the tensor-core kernels do not have, and are the oracle of those. On an H200 they reach
- * 18 to 21 TFLOP/s forward and 9 to 16 backward (BF16, T = 1024 and 2048), where mma.sync reaches 250 to 300 and 190 to 230.
+ * They serve FP32 builds and head dimensions that the tensor-core kernels do not have, and are the oracle of those. On an H200
+ * they reach 18 to 21 TFLOP/s forward and 9 to 16 backward (BF16, T = 1024 and 2048), where mma.sync reaches 250 to 300 and
+ * 190 to 230.
  */
 #ifndef LLMC_ATTENTION_PLAIN_CUH
 #define LLMC_ATTENTION_PLAIN_CUH

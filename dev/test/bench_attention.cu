@@ -6,10 +6,11 @@
  * TFLOP/s by the usual count: forward 4 B T^2 NH HD / 2 (the causal half), backward 2.5 times that, although ours computes
  * 3.5. Each number is the median of single launches between events, after a warm-up.
  *
- * `./bench_attention variants` then runs each mma and wgmma kernel alone with other tiles (a minute): one line a variant with its
- * error against the plain kernel (about 2e-3 in BF16; more is a bug), registers at its start and bytes of stack, and for T = 1024, 2048
- * and 8192 the time and TFLOP/s in the operations it really does (dK dV four products, dQ three). The best line of each (kernel, part,
- * HD) belongs into MmaTiles of attention_mma.cuh and WgmmaTiles of attention_sm90.cuh, whose lists of numbers have the same order.
+ * `./bench_attention variants` then runs each mma and wgmma kernel alone with other tiles (a minute): one line a variant with
+ * its error against the plain kernel (about 2e-3 in BF16; more is a bug), registers at its start and bytes of stack, and for
+ * T = 1024, 2048 and 8192 the time and TFLOP/s in the operations it really does (dK dV four products, dQ three). The best line
+ * of each (kernel, part, HD) belongs into MmaTiles of attention_mma.cuh and WgmmaTiles of attention_sm90.cuh, whose lists of
+ * numbers have the same order.
  */
 #include <algorithm>
 #include <vector>

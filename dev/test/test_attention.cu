@@ -6,9 +6,9 @@
  *
  * With -DBARRIER_TIMEOUT=200000000ull a wgmma kernel that hangs says where and goes on.
  *
- * Inputs are rounded to floatX first, so that only the kernels' own rounding is measured: by relative L2 error of each of out, lse, dq, dk
- * and dv, which sees a wrong scale, a wrong head and a missing tile alike. Outputs are filled with NaN before each run, the gaps
- * between rows too: what a kernel leaves out or writes beside its rows shows.
+ * Inputs are rounded to floatX first, so that only the kernels' own rounding is measured: by relative L2 error of each of out,
+ * lse, dq, dk and dv, which sees a wrong scale, a wrong head and a missing tile alike. Outputs are filled with NaN before each
+ * run, the gaps between rows too: what a kernel leaves out or writes beside its rows shows.
  */
 #include <sys/wait.h>
 #include <unistd.h>

@@ -4,7 +4,7 @@
  * them is its own affair.
  *
  * Below sm_80 there is no cp.async and no m16n8k16: the product is two m16n8k8, whose fragments are the halves of the
- * bigger one's, and a kernel brings its tiles through registers (llmc/attention.cuh does). The last section exists in code for
+ * bigger one's, and a kernel brings its tiles through registers (attention_mma.cuh does). The last section exists in code for
  * sm_90a alone; elsewhere its functions trap. dev/test/test_wgmma.cu checks it instruction by instruction.
  */
 #ifndef LLMC_PTX_CUH
