@@ -225,8 +225,8 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], int B, int T, bool train
         m->datt = take(a, N * Q);
         m->dgate_up = take(a, N * 2 * F);
         m->dact = take(a, N * F);
-        const size_t scratch = size_max(rmsnorm_backward_scratch(N, c->hidden_size),
-                                        attention_backward_scratch(B, T, c->num_heads, c->num_kv_heads, c->head_dim) * 4);
+        const size_t scratch =
+            size_max(rmsnorm_backward_scratch(N, c->hidden_size), attention_backward_scratch(attention_shape(c, B, T)));
         m->scratch = take(a, ceil_div(scratch, sizeof(float)));
         m->norm_scratch = take(a, global_norm_scratch(m->trained.elements) / sizeof(float));
     }
@@ -291,11 +291,11 @@ static void llama_free(Llama* m) {
 /* From the tokens m->x to norm_final (B, T, C), keeping what the backward pass needs. */
 static void llama_forward(Llama* m) {
     const ModelConfig* c = &m->config;
-    const size_t B = m->B, N = B * m->T;
-    const int T = m->T, C = c->hidden_size, F = c->intermediate_size, L = c->num_layers;
-    const int NH = c->num_heads, NKV = c->num_kv_heads, HD = c->head_dim, Q = q_width(c), QKV = qkv_width(c);
-
+    const AttentionShape shape = attention_shape(c, m->B, m->T);
+    const size_t N = (size_t)m->B * m->T;
+    const int C = c->hidden_size, F = c->intermediate_size, L = c->num_layers, Q = q_width(c), QKV = qkv_width(c);
     const Ends ends = ends_at(m->params, &m->table);
+
     embedding_forward(m->blocks[0].h, ends.embedding, m->x, N, C);
     for (int l = 0; l < L; l++) {
         const Block w = block_at(m->params, &m->table, l);
@@ -303,8 +303,8 @@ static void llama_forward(Llama* m) {
         float* h_next = l + 1 < L ? m->blocks[l + 1].h : m->h_final;
         rmsnorm_forward(s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps);
         matmul_forward(s->qkv, s->norm1, w.qkv, NULL, N, C, QKV);
-        rope_forward(s->qkv, m->rope, 0, attention_shape(c, B, T));
-        attention_forward(s->att, s->lse, s->qkv, B, T, NH, NKV, HD);
+        rope_forward(s->qkv, m->rope, 0, shape);
+        attention_forward(s->att, s->lse, s->qkv, shape);
         matmul_forward(s->mid, s->att, w.o, s->h, N, Q, C);
         rmsnorm_forward(s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps);
         matmul_forward(s->gate_up, s->norm2, w.gate_up, NULL, N, C, 2 * F);
@@ -351,9 +351,9 @@ static void llama_zero_gradients(Llama* m) {
 /* After llama_forward() and llama_loss(dloss != 0): dh walks from the last block to the first. */
 static void llama_backward(Llama* m) {
     const ModelConfig* c = &m->config;
-    const size_t B = m->B, N = B * m->T;
-    const int T = m->T, C = c->hidden_size, F = c->intermediate_size, L = c->num_layers;
-    const int NH = c->num_heads, NKV = c->num_kv_heads, HD = c->head_dim, Q = q_width(c), QKV = qkv_width(c);
+    const AttentionShape shape = attention_shape(c, m->B, m->T);
+    const size_t N = (size_t)m->B * m->T;
+    const int C = c->hidden_size, F = c->intermediate_size, L = c->num_layers, Q = q_width(c), QKV = qkv_width(c);
     const Ends w_ends = ends_at(m->params, &m->table), g_ends = ends_at(m->grads, &m->trained);
 
     memset(m->dh, 0, N * C * sizeof(float));
@@ -371,8 +371,8 @@ static void llama_backward(Llama* m) {
         // mid = h + att Wo^T
         matmul_backward_weight(g.o, m->dh, s->att, N, Q, C);
         matmul_backward_input(m->datt, m->dh, w.o, N, Q, C);
-        attention_backward(m->dqkv, m->scratch, m->datt, s->att, s->lse, s->qkv, B, T, NH, NKV, HD);
-        rope_backward(m->dqkv, m->rope, 0, attention_shape(c, B, T));
+        attention_backward(m->dqkv, m->scratch, m->datt, s->att, s->lse, s->qkv, shape);
+        rope_backward(m->dqkv, m->rope, 0, shape);
         matmul_backward_weight(g.qkv, m->dqkv, s->norm1, N, C, QKV);
         matmul_backward_input(m->dnorm, m->dqkv, w.qkv, N, C, QKV);
         rmsnorm_backward(m->dh, g.input_norm, m->scratch, m->dnorm, s->h, w.input_norm, s->rstd1, N, C);
@@ -405,8 +405,9 @@ static void llama_update(Llama* m, AdamW hyper) {
 /* One pass over `rows` <= DECODE_ROWS tokens at positions pos .. pos + rows - 1. Returns the last one's logits (V). */
 static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows, int pos) {
     const ModelConfig* c = &m->config;
-    const int C = c->hidden_size, F = c->intermediate_size, NH = c->num_heads, NKV = c->num_kv_heads, HD = c->head_dim;
-    const int Q = q_width(c), QKV = qkv_width(c), KV2 = 2 * kv_width(c);
+    const AttentionShape shape = attention_shape(c, 1, rows);
+    const int C = c->hidden_size, F = c->intermediate_size, Q = q_width(c), QKV = qkv_width(c), KV2 = 2 * kv_width(c);
+    const Ends ends = ends_at(m->params, &m->table);
     Arena a = {m->decode_rows, 0};
     float* h = take(&a, (size_t)DECODE_ROWS * C);
     float* norm = take(&a, (size_t)DECODE_ROWS * C);
@@ -417,19 +418,18 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
     float* act = take(&a, (size_t)DECODE_ROWS * F);
     float* logits = take(&a, c->vocab_size);
 
-    const Ends ends = ends_at(m->params, &m->table);
     embedding_forward(h, ends.embedding, tokens, rows, C);
     for (int l = 0; l < c->num_layers; l++) {
         const Block w = block_at(m->params, &m->table, l);
         float* cache = m->kv_cache + (size_t)l * m->cache_len * KV2;  // (cache_len, KV2)
         rmsnorm_forward(norm, rstd, h, w.input_norm, rows, C, c->rms_eps);
         matmul_forward(qkv, norm, w.qkv, NULL, rows, C, QKV);
-        rope_forward(qkv, m->decode_rope, pos, attention_shape(c, 1, rows));
+        rope_forward(qkv, m->decode_rope, pos, shape);
         for (int i = 0; i < rows; i++) {
             memcpy(cache + (size_t)(pos + i) * KV2, qkv + (size_t)i * QKV + Q, KV2 * sizeof(float));
         }
         for (int i = 0; i < rows; i++) {
-            attention_decode(att + (size_t)i * Q, qkv + (size_t)i * QKV, cache, pos + i + 1, NH, NKV, HD);
+            attention_decode(att + (size_t)i * Q, qkv + (size_t)i * QKV, cache, pos + i + 1, shape);
         }
         matmul_forward(h, att, w.o, h, rows, Q, C);
         rmsnorm_forward(norm, rstd, h, w.post_norm, rows, C, c->rms_eps);

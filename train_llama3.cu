@@ -318,7 +318,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         m->dact = take<floatX>(w, N * F);
         size_t scratch = size_max(rmsnorm_backward_scratch_cuda(N, c->hidden_size), norm_square_scratch_cuda());
         scratch = size_max(scratch, embedding_backward_scratch_cuda(N, c->hidden_size));
-        scratch = size_max(scratch, attention_backward_scratch_cuda(o->B, o->T, c->num_heads) * sizeof(float));
+        scratch = size_max(scratch, attention_backward_scratch_cuda(attention_shape(c, o->B, o->T)));
         m->queue.scratch = take<char>(w, scratch);
         m->stretches = take<AdamWStretch>(w, m->trained.count);
         m->steps.state = take<StepState>(w, 1);

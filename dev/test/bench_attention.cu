@@ -6,10 +6,11 @@
  * TFLOP/s by the usual count: forward 4 B T^2 NH HD / 2 (the causal half), backward 2.5 times that, although ours computes
  * 3.5. Each number is the median of single launches between events, after a warm-up.
  *
- * `./bench_attention variants` then runs each mma and wgmma kernel alone with other tiles (a minute): one line a variant with its
- * error against the plain kernel (about 2e-3 in BF16; more is a bug), registers at its start and bytes of stack, and for T = 1024, 2048
- * and 8192 the time and TFLOP/s in the operations it really does (dK dV four products, dQ three). The best line of each (kernel, part,
- * HD) belongs into MmaTiles of attention.cuh and WgmmaTiles of attention_sm90.cuh, whose lists of numbers have the same order.
+ * `./bench_attention variants` then runs each mma and wgmma kernel alone with other tiles (a minute): one line a variant with
+ * its error against the plain kernel (about 2e-3 in BF16; more is a bug), registers at its start and bytes of stack, and for
+ * T = 1024, 2048 and 8192 the time and TFLOP/s in the operations it really does (dK dV four products, dQ three). The best line
+ * of each (kernel, part, HD) belongs into MmaTiles of attention_mma.cuh and WgmmaTiles of attention_sm90.cuh, whose lists of
+ * numbers have the same order.
  */
 #include <algorithm>
 #include <vector>
@@ -18,28 +19,27 @@
 
 static const char* kernel_names[NUM_ATTENTION_KERNELS] = {"auto", "plain", "mma", "wgmma"};
 
-typedef struct {
+struct Shape : AttentionShape {
     const char* name;
-    size_t B;
-    int T, NH, NKV, HD;
-} Shape;
+};
 
 // clang-format off
 static const Shape shapes[] = {
-    {"126M",  64, 1024, 12, 4,  64},
-    {"1B",    32, 1024, 32, 8,  64},
-    {"1B",    16, 2048, 32, 8,  64},
-    {"1B",     4, 8192, 32, 8,  64},
-    {"8B",     8, 1024, 32, 8, 128},
-    {"8B",     4, 2048, 32, 8, 128},
-    {"8B",     1, 8192, 32, 8, 128},
+    {{ 64, 1024, 12, 4,  64}, "126M"},
+    {{ 32, 1024, 32, 8,  64}, "1B"},
+    {{ 16, 2048, 32, 8,  64}, "1B"},
+    {{  4, 8192, 32, 8,  64}, "1B"},
+    {{  8, 1024, 32, 8, 128}, "8B"},
+    {{  4, 2048, 32, 8, 128}, "8B"},
+    {{  1, 8192, 32, 8, 128}, "8B"},
 };
 // clang-format on
 
 typedef struct {
     floatX *qkv, *out, *dout, *dqkv;
-    float *lse, *scratch;
-    size_t qkv_pitch, out_pitch;
+    float* lse;
+    void* scratch;
+    AttentionArgs args;
 } Buffers;
 
 __global__ void fill_kernel(floatX* x, size_t n, uint32_t seed) {
@@ -55,17 +55,16 @@ __global__ void fill_kernel(floatX* x, size_t n, uint32_t seed) {
 
 static Buffers allocate(const Shape* s) {
     Buffers b;
-    const size_t N = s->B * s->T;
-    b.qkv_pitch = (size_t)(s->NH + 2 * s->NKV) * s->HD;
-    b.out_pitch = (size_t)s->NH * s->HD;
-    CUDA_CHECK(cudaMalloc((void**)&b.qkv, N * b.qkv_pitch * sizeof(floatX)));
-    CUDA_CHECK(cudaMalloc((void**)&b.dqkv, N * b.qkv_pitch * sizeof(floatX)));
-    CUDA_CHECK(cudaMalloc((void**)&b.out, N * b.out_pitch * sizeof(floatX)));
-    CUDA_CHECK(cudaMalloc((void**)&b.dout, N * b.out_pitch * sizeof(floatX)));
+    const size_t N = (size_t)s->B * s->T;
+    b.args = attention_args(*s, (size_t)(s->NH + 2 * s->NKV) * s->HD, (size_t)s->NH * s->HD);
+    CUDA_CHECK(cudaMalloc((void**)&b.qkv, N * b.args.qkv_pitch * sizeof(floatX)));
+    CUDA_CHECK(cudaMalloc((void**)&b.dqkv, N * b.args.qkv_pitch * sizeof(floatX)));
+    CUDA_CHECK(cudaMalloc((void**)&b.out, N * b.args.out_pitch * sizeof(floatX)));
+    CUDA_CHECK(cudaMalloc((void**)&b.dout, N * b.args.out_pitch * sizeof(floatX)));
     CUDA_CHECK(cudaMalloc((void**)&b.lse, N * s->NH * sizeof(float)));
-    CUDA_CHECK(cudaMalloc((void**)&b.scratch, attention_backward_scratch_cuda(s->B, s->T, s->NH) * sizeof(float)));
-    fill_kernel<<<1024, 256>>>(b.qkv, N * b.qkv_pitch, 1);
-    fill_kernel<<<1024, 256>>>(b.dout, N * b.out_pitch, 2);
+    CUDA_CHECK(cudaMalloc(&b.scratch, attention_backward_scratch_cuda(*s)));
+    fill_kernel<<<1024, 256>>>(b.qkv, N * b.args.qkv_pitch, 1);
+    fill_kernel<<<1024, 256>>>(b.dout, N * b.args.out_pitch, 2);
     CUDA_CHECK_LAUNCH("fill_kernel");
     return b;
 }
@@ -110,14 +109,10 @@ static void bench_kernels(void) {
             const AttentionKernel kernel = (AttentionKernel)k;
             // the plain kernels at length 8192 take seconds
             if (!attention_has_kernel(kernel, s.HD) || (k == ATTENTION_PLAIN && s.T > 2048)) { continue; }
-            const float forward = time_ms([&]() {
-                attention_forward_kernel(kernel, b.out, b.lse, b.qkv, s.B, s.T, s.NH, s.NKV, s.HD, b.qkv_pitch, b.out_pitch, 0);
-            });
-            const float backward = time_ms([&]() {
-                attention_backward_kernel(kernel, b.dqkv, b.scratch, b.dout, b.out, b.lse, b.qkv, s.B, s.T, s.NH, s.NKV, s.HD,
-                                          b.qkv_pitch, b.out_pitch, 0);
-            });
-            printf("%-6s %-5s %5d %3d %3zu %6d %3d | %10.3f %8.1f | %10.3f %8.1f\n", kernel_names[k], s.name, s.T, s.HD, s.B,
+            const float forward = time_ms([&]() { attention_forward_by(kernel, b.out, b.lse, b.qkv, s.B, b.args, 0); });
+            const float backward = time_ms(
+                [&]() { attention_backward_by(kernel, b.dqkv, b.scratch, b.dout, b.out, b.lse, b.qkv, s.B, b.args, 0); });
+            printf("%-6s %-5s %5d %3d %3d %6d %3d | %10.3f %8.1f | %10.3f %8.1f\n", kernel_names[k], s.name, s.T, s.HD, s.B,
                    s.NH, s.NKV, forward, forward_flops(&s) / forward * 1e-9, backward,
                    2.5 * forward_flops(&s) / backward * 1e-9);
             fflush(stdout);
@@ -134,32 +129,32 @@ static void bench_kernels(void) {
 enum { PART_FORWARD, PART_KV, PART_Q, NUM_PARTS };
 static const char* part_names[NUM_PARTS] = {"forward", "dK dV", "dQ"};
 
-typedef void (*VariantLaunch)(const Buffers* b, size_t B, AttentionShape s);
+typedef void (*VariantLaunch)(const Buffers* b, int B);
 
 template <typename Tiles>
-static void launch_forward(const Buffers* b, size_t B, AttentionShape s) {
-    attention_forward_mma<Tiles>(b->out, b->lse, b->qkv, B, s, 0);
+static void launch_forward(const Buffers* b, int B) {
+    attention_mma_forward_tiles<Tiles>(b->out, b->lse, b->qkv, B, b->args, 0);
 }
 template <typename Tiles>
-static void launch_kv(const Buffers* b, size_t B, AttentionShape s) {
-    attention_backward_kv_mma<Tiles>(b->dqkv, (const float2*)b->scratch, b->dout, b->qkv, B, s, 0);
+static void launch_kv(const Buffers* b, int B) {
+    attention_mma_backward_kv<Tiles>(b->dqkv, (const float2*)b->scratch, b->dout, b->qkv, B, b->args, 0);
 }
 template <typename Tiles>
-static void launch_q(const Buffers* b, size_t B, AttentionShape s) {
-    attention_backward_q_mma<Tiles>(b->dqkv, (const float2*)b->scratch, b->dout, b->qkv, B, s, 0);
+static void launch_q(const Buffers* b, int B) {
+    attention_mma_backward_q<Tiles>(b->dqkv, (const float2*)b->scratch, b->dout, b->qkv, B, b->args, 0);
 }
 
 template <typename Tiles>
-static void launch_wgmma_forward(const Buffers* b, size_t B, AttentionShape s) {
-    attention_forward_wgmma_tiles<Tiles>(b->out, b->lse, b->qkv, B, s, 0);
+static void launch_wgmma_forward(const Buffers* b, int B) {
+    attention_wgmma_forward_tiles<Tiles>(b->out, b->lse, b->qkv, B, b->args, 0);
 }
 template <typename Tiles>
-static void launch_wgmma_kv(const Buffers* b, size_t B, AttentionShape s) {
-    attention_backward_kv_wgmma<Tiles>(b->dqkv, (const float2*)b->scratch, b->dout, b->qkv, B, s, 0);
+static void launch_wgmma_kv(const Buffers* b, int B) {
+    attention_wgmma_backward_kv<Tiles>(b->dqkv, (const float2*)b->scratch, b->dout, b->qkv, B, b->args, 0);
 }
 template <typename Tiles>
-static void launch_wgmma_q(const Buffers* b, size_t B, AttentionShape s) {
-    attention_backward_q_wgmma<Tiles>(b->dqkv, (const float2*)b->scratch, b->dout, b->qkv, B, s, 0);
+static void launch_wgmma_q(const Buffers* b, int B) {
+    attention_wgmma_backward_q<Tiles>(b->dqkv, (const float2*)b->scratch, b->dout, b->qkv, B, b->args, 0);
 }
 
 typedef struct {
@@ -171,12 +166,12 @@ typedef struct {
 } Variant;
 
 // clang-format off
-#define FORWARD(HD, ...) {ATTENTION_MMA, PART_FORWARD, HD, #__VA_ARGS__, launch_forward<ForwardTiles<HD, __VA_ARGS__, true>>, \
-                          (const void*)attention_forward_mma_kernel<ForwardTiles<HD, __VA_ARGS__, true>>}
-#define KV(HD, ...)      {ATTENTION_MMA, PART_KV, HD, #__VA_ARGS__, launch_kv<BackwardKVTiles<HD, __VA_ARGS__, true>>, \
-                          (const void*)attention_backward_kv_mma_kernel<BackwardKVTiles<HD, __VA_ARGS__, true>>}
-#define Q(HD, ...)       {ATTENTION_MMA, PART_Q, HD, #__VA_ARGS__, launch_q<BackwardQTiles<HD, __VA_ARGS__, true>>, \
-                          (const void*)attention_backward_q_mma_kernel<BackwardQTiles<HD, __VA_ARGS__, true>>}
+#define FORWARD(HD, ...) {ATTENTION_MMA, PART_FORWARD, HD, #__VA_ARGS__, launch_forward<MmaForwardTiles<HD, __VA_ARGS__, true>>, \
+                          (const void*)attention_forward_mma_kernel<MmaForwardTiles<HD, __VA_ARGS__, true>>}
+#define KV(HD, ...)      {ATTENTION_MMA, PART_KV, HD, #__VA_ARGS__, launch_kv<MmaKVTiles<HD, __VA_ARGS__, true>>, \
+                          (const void*)attention_backward_kv_mma_kernel<MmaKVTiles<HD, __VA_ARGS__, true>>}
+#define Q(HD, ...)       {ATTENTION_MMA, PART_Q, HD, #__VA_ARGS__, launch_q<MmaQTiles<HD, __VA_ARGS__, true>>, \
+                          (const void*)attention_backward_q_mma_kernel<MmaQTiles<HD, __VA_ARGS__, true>>}
 #define WFORWARD(HD, ...) {ATTENTION_WGMMA, PART_FORWARD, HD, #__VA_ARGS__, launch_wgmma_forward<WgmmaForwardTiles<HD, __VA_ARGS__>>, \
                            (const void*)attention_forward_wgmma_kernel<WgmmaForwardTiles<HD, __VA_ARGS__>>}
 #define WKV(HD, ...)      {ATTENTION_WGMMA, PART_KV, HD, #__VA_ARGS__, launch_wgmma_kv<WgmmaKVTiles<HD, __VA_ARGS__>>, \
@@ -211,19 +206,17 @@ static std::vector<float> fetch(const floatX* x, size_t n) {
 
 /* Relative L2 distance of a variant's result from the plain kernel's, at an odd length. */
 static double variant_error(const Variant* v) {
-    const Shape s = {"", 1, 777, 4, 2, v->HD};
+    const Shape s = {{1, 777, 4, 2, v->HD}, ""};
     Buffers b = allocate(&s);
-    const AttentionShape a = attention_shape(s.T, s.NH, s.NKV, s.HD, b.qkv_pitch, b.out_pitch);
-    const size_t N = s.B * s.T, q_width = (size_t)s.NH * s.HD;
-    attention_forward_kernel(ATTENTION_PLAIN, b.out, b.lse, b.qkv, s.B, s.T, s.NH, s.NKV, s.HD, b.qkv_pitch, b.out_pitch, 0);
-    attention_backward_kernel(ATTENTION_PLAIN, b.dqkv, b.scratch, b.dout, b.out, b.lse, b.qkv, s.B, s.T, s.NH, s.NKV, s.HD,
-                              b.qkv_pitch, b.out_pitch, 0);
+    const size_t N = (size_t)s.B * s.T, q_width = (size_t)s.NH * s.HD;
+    attention_forward_by(ATTENTION_PLAIN, b.out, b.lse, b.qkv, s.B, b.args, 0);
+    attention_backward_by(ATTENTION_PLAIN, b.dqkv, b.scratch, b.dout, b.out, b.lse, b.qkv, s.B, b.args, 0);
     const bool is_forward = v->part == PART_FORWARD;
-    const size_t pitch = is_forward ? b.out_pitch : b.qkv_pitch;
+    const size_t pitch = is_forward ? b.args.out_pitch : b.args.qkv_pitch;
     floatX* result = is_forward ? b.out : b.dqkv;
     const std::vector<float> want = fetch(result, N * pitch);
     CUDA_CHECK(cudaMemset(result, 0xff, N * pitch * sizeof(floatX)));
-    v->launch(&b, s.B, a);
+    v->launch(&b, s.B);
     const std::vector<float> got = fetch(result, N * pitch);
     release(&b);
     const size_t from = v->part == PART_KV ? q_width : 0, to = v->part == PART_KV ? pitch : q_width;
@@ -248,14 +241,10 @@ static void bench_variants(void) {
         printf("%-6s %-8s %3d %-16s %9.1e %5d %5zu |", kernel_names[v.family], part_names[v.part], v.HD, v.tiles,
                variant_error(&v), f.numRegs, f.localSizeBytes);
         for (int T : {1024, 2048, 8192}) {
-            const Shape s = {"", (size_t)((v.HD == 64 ? 32768 : 16384) / T), T, 32, 8, v.HD};
+            const Shape s = {{(v.HD == 64 ? 32768 : 16384) / T, T, 32, 8, v.HD}, ""};
             Buffers b = allocate(&s);
-            const AttentionShape a = attention_shape(s.T, s.NH, s.NKV, s.HD, b.qkv_pitch, b.out_pitch);
-            attention_forward_kernel(ATTENTION_AUTO, b.out, b.lse, b.qkv, s.B, s.T, s.NH, s.NKV, s.HD, b.qkv_pitch, b.out_pitch,
-                                     0);
-            attention_backward_kernel(ATTENTION_AUTO, b.dqkv, b.scratch, b.dout, b.out, b.lse, b.qkv, s.B, s.T, s.NH, s.NKV,
-                                      s.HD, b.qkv_pitch, b.out_pitch, 0);
-            const float ms = time_ms([&]() { v.launch(&b, s.B, a); });
+            attention_forward_by(ATTENTION_AUTO, b.out, b.lse, b.qkv, s.B, b.args, 0);
+            const float ms = time_ms([&]() { v.launch(&b, s.B); });
             printf(" %10.3f %7.1f", ms, products[v.part] * forward_flops(&s) / ms * 1e-9);
             release(&b);
         }

@@ -69,15 +69,16 @@ static void bench(const char* preset, size_t B, int T, int V) {
 
     float *qkv = normals(N * (size_t)QKV, 1, 1), *out = normals(N * (size_t)Q, 1, 2), *dqkv = normals(N * (size_t)QKV, 1, 3);
     float *lse = normals(N * (size_t)NH, 1, 4), *table = normals((size_t)(T * HD), 1, 5);
-    float* scratch = normals(attention_backward_scratch(B, T, NH, NKV, HD), 1, 6);
+    const AttentionShape s = attention_shape(&c, (int)B, T);
+    void* scratch = xmalloc(attention_backward_scratch(s));
     const double attention = 2.0 * (double)B * NH * HD * T * T;  // two products over half a square
-    const AttentionShape shape = attention_shape(&c, (int)B, T);
     rope_table(table, T, &c);
-    TIME("rope", "GB/s", 8.0 * (double)N * (Q + NKV * HD), L, rope_forward(qkv, table, 0, shape));
-    TIME("rope backward", "GB/s", 8.0 * (double)N * (Q + NKV * HD), L, rope_backward(qkv, table, 0, shape));
-    TIME("attention", "GFLOP/s", attention, L, attention_forward(out, lse, qkv, B, T, NH, NKV, HD));
-    TIME("attention backward", "GFLOP/s", 2.5 * attention, L,
-         attention_backward(dqkv, scratch, out, out, lse, qkv, B, T, NH, NKV, HD));
+    TIME("rope", "GB/s", 8.0 * (double)N * (Q + NKV * HD), L, rope_forward(qkv, table, 0, s));
+    TIME("rope backward", "GB/s", 8.0 * (double)N * (Q + NKV * HD), L, rope_backward(qkv, table, 0, s));
+    TIME("attention", "GFLOP/s", attention, L, attention_forward(out, lse, qkv, s));
+    TIME("attention backward", "GFLOP/s", 2.5 * attention, L, attention_backward(dqkv, scratch, out, out, lse, qkv, s));
+    TIME("attention, plain", "GFLOP/s", attention, 0, attention_forward_plain(out, lse, qkv, s));
+    TIME("attention backward, plain", "GFLOP/s", 2.5 * attention, 0, attention_backward_plain(dqkv, out, out, lse, qkv, s));
     free(qkv), free(out), free(dqkv), free(lse), free(table), free(scratch);
 
     float *x = normals(n, 1, 1), *y = normals(n, 1, 2), *dx = normals(n, 1, 3), *w = normals((size_t)C, 1, 4);

@@ -6,10 +6,15 @@
  *
  * With -DBARRIER_TIMEOUT=200000000ull a wgmma kernel that hangs says where and goes on.
  *
- * Inputs are rounded to floatX first, so that only the kernels' own rounding is measured: by relative L2 error of each of out, lse, dq, dk
- * and dv, which sees a wrong scale, a wrong head and a missing tile alike. Outputs are filled with NaN before each run, the gaps
- * between rows too: what a kernel leaves out or writes beside its rows shows.
+ * Inputs are rounded to floatX first, so that only the kernels' own rounding is measured: by relative L2 error of each of out,
+ * lse, dq, dk and dv, which sees a wrong scale, a wrong head and a missing tile alike. Outputs are filled with NaN before each
+ * run, the gaps between rows too: what a kernel leaves out or writes beside its rows shows.
  */
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <initializer_list>
+
 #include "llmc/attention.cuh"
 #include "llmc/attention.h"
 #include "llmc/base/rand.h"
@@ -18,11 +23,9 @@
 static const char* kernel_names[NUM_ATTENTION_KERNELS] = {"auto", "plain", "mma", "wgmma"};
 static AttentionKernel only = ATTENTION_AUTO;  // AUTO: all kernels that this build has
 
-typedef struct {
-    size_t B;
-    int T, NH, NKV, HD;
+struct Case : AttentionShape {
     float amplitude;  // of q and k: 1 is an ordinary softmax, 20 one whose weights are nearly all 0 or 1
-} Case;
+};
 
 // ---------------------------------------------------------------------------------------------------------------------
 // reference
@@ -43,7 +46,7 @@ static void reference(const Case* c, const float* qkv, const float* dout, double
     const size_t W = (NH + 2 * NKV) * HD, O = NH * HD, group = NH / NKV;
     const double scale = 1 / sqrt((double)HD);
 #pragma omp parallel for collapse(2)
-    for (size_t b = 0; b < c->B; b++) {
+    for (size_t b = 0; b < (size_t)c->B; b++) {
         for (size_t kv = 0; kv < NKV; kv++) {
             double *p = new_doubles(T), *ds = new_doubles(T);
             for (size_t h = kv * group; h < (kv + 1) * group; h++) {
@@ -51,18 +54,18 @@ static void reference(const Case* c, const float* qkv, const float* dout, double
                     const size_t row = b * T + t;
                     const float *q = qkv + row * W + h * HD, *d = dout + row * O + h * HD;
                     double *o = out + row * O + h * HD, *dq = dqkv + row * W + h * HD;
-                    double top = -INFINITY, sum = 0, D = 0;
+                    double m = -INFINITY, l = 0, D = 0;
                     for (size_t u = 0; u <= t; u++) {
                         const float* k = qkv + (b * T + u) * W + (NH + kv) * HD;
                         p[u] = 0;
                         for (size_t i = 0; i < HD; i++) { p[u] += scale * q[i] * k[i]; }
-                        top = p[u] > top ? p[u] : top;
+                        m = p[u] > m ? p[u] : m;
                     }
-                    for (size_t u = 0; u <= t; u++) { sum += exp(p[u] - top); }
-                    lse[(b * NH + h) * T + t] = top + log(sum);
+                    for (size_t u = 0; u <= t; u++) { l += exp(p[u] - m); }
+                    lse[(b * NH + h) * T + t] = m + log(l);
                     for (size_t u = 0; u <= t; u++) {
                         const float* v = qkv + (b * T + u) * W + (NH + NKV + kv) * HD;
-                        p[u] = exp(p[u] - top) / sum;
+                        p[u] = exp(p[u] - m) / l;
                         ds[u] = 0;
                         for (size_t i = 0; i < HD; i++) {
                             o[i] += p[u] * v[i];
@@ -137,31 +140,32 @@ static bool gaps_untouched(const float* x, size_t rows, size_t width, size_t pit
 
 static void run_kernel(const Case* c, AttentionKernel kernel, const float* qkv, const float* dout, const double* out,
                        const double* lse, const double* dqkv) {
-    const size_t N = c->B * c->T, HD = c->HD, O = c->NH * HD, KV = c->NKV * HD, W = O + 2 * KV, stats = N * c->NH;
+    const size_t N = (size_t)c->B * c->T, HD = c->HD, O = c->NH * HD, KV = c->NKV * HD, W = O + 2 * KV, stats = N * c->NH;
     const size_t unit = 16 / sizeof(floatX), qkv_pitch = round_up(W, unit) + unit, out_pitch = round_up(O, unit) + 2 * unit;
-    const size_t scratch_size = attention_backward_scratch_cuda(c->B, c->T, c->NH);
+    const size_t scratch_size = attention_backward_scratch_cuda(*c);
+    const AttentionArgs args = attention_args(*c, qkv_pitch, out_pitch);
     floatX *d_qkv = upload(qkv, N, W, qkv_pitch), *d_dout = upload(dout, N, O, out_pitch), *d_out, *d_dqkv;
-    float *d_lse, *d_scratch;
+    float* d_lse;
+    void* d_scratch;
     CUDA_CHECK(cudaMalloc((void**)&d_out, N * out_pitch * sizeof(floatX)));
     CUDA_CHECK(cudaMalloc((void**)&d_dqkv, N * qkv_pitch * sizeof(floatX)));
     CUDA_CHECK(cudaMalloc((void**)&d_lse, stats * sizeof(float)));
-    CUDA_CHECK(cudaMalloc((void**)&d_scratch, scratch_size * sizeof(float)));
+    CUDA_CHECK(cudaMalloc(&d_scratch, scratch_size));
     float* got[2][3];  // of two runs: out, lse, dqkv
     for (int run = 0; run < 2; run++) {
         // all bits set is a NaN in every type
         CUDA_CHECK(cudaMemset(d_out, 0xff, N * out_pitch * sizeof(floatX)));
         CUDA_CHECK(cudaMemset(d_dqkv, 0xff, N * qkv_pitch * sizeof(floatX)));
         CUDA_CHECK(cudaMemset(d_lse, 0xff, stats * sizeof(float)));
-        CUDA_CHECK(cudaMemset(d_scratch, 0xff, scratch_size * sizeof(float)));
-        attention_forward_kernel(kernel, d_out, d_lse, d_qkv, c->B, c->T, c->NH, c->NKV, c->HD, qkv_pitch, out_pitch, 0);
-        attention_backward_kernel(kernel, d_dqkv, d_scratch, d_dout, d_out, d_lse, d_qkv, c->B, c->T, c->NH, c->NKV, c->HD,
-                                  qkv_pitch, out_pitch, 0);
+        CUDA_CHECK(cudaMemset(d_scratch, 0xff, scratch_size));
+        attention_forward_by(kernel, d_out, d_lse, d_qkv, c->B, args, 0);
+        attention_backward_by(kernel, d_dqkv, d_scratch, d_dout, d_out, d_lse, d_qkv, c->B, args, 0);
         CUDA_CHECK(cudaDeviceSynchronize());
 #ifdef BARRIER_TIMEOUT
         unsigned long long stuck = 0;
         CUDA_CHECK(cudaMemcpyFromSymbol(&stuck, barrier_stuck, sizeof stuck));
         CHECK(stuck == 0,
-              "%s B %zu T %d NH %d NKV %d HD %d: block %llu thread %llu waited too long for the barrier at %llu, parity %llu",
+              "%s B %d T %d NH %d NKV %d HD %d: block %llu thread %llu waited too long for the barrier at %llu, parity %llu",
               kernel_names[kernel], c->B, c->T, c->NH, c->NKV, c->HD, stuck >> 48, stuck >> 32 & 0xffff,
               (stuck & 0xffffffff) >> 2, stuck >> 1 & 1);
         stuck = 0;
@@ -191,14 +195,14 @@ static void run_kernel(const Case* c, AttentionKernel kernel, const float* qkv, 
     const double e_dk = error_of(got[0][2], qkv_pitch, dqkv, W, N, O, O + KV, floor);
     const double e_dv = error_of(got[0][2], qkv_pitch, dqkv, W, N, O + KV, W, 0);
     const bool close = e_out <= limit && e_lse <= 2e-6 && e_dq <= limit && e_dk <= limit && e_dv <= limit;  // false for NaN
-    CHECK(close, "%s B %zu T %d NH %d NKV %d HD %d amplitude %g: errors out %.1e lse %.1e dq %.1e dk %.1e dv %.1e, limit %.1e",
+    CHECK(close, "%s B %d T %d NH %d NKV %d HD %d amplitude %g: errors out %.1e lse %.1e dq %.1e dk %.1e dv %.1e, limit %.1e",
           kernel_names[kernel], c->B, c->T, c->NH, c->NKV, c->HD, c->amplitude, e_out, e_lse, e_dq, e_dk, e_dv, limit);
     CHECK(gaps_untouched(got[0][0], N, O, out_pitch) && gaps_untouched(got[0][2], N, W, qkv_pitch),
           "%s T %d HD %d writes between rows", kernel_names[kernel], c->T, c->HD);
     CHECK(memcmp(got[0][0], got[1][0], N * out_pitch * sizeof(float)) == 0 &&
               memcmp(got[0][1], got[1][1], stats * sizeof(float)) == 0 &&
               memcmp(got[0][2], got[1][2], N * qkv_pitch * sizeof(float)) == 0,
-          "%s B %zu T %d HD %d: two runs differ", kernel_names[kernel], c->B, c->T, c->HD);
+          "%s B %d T %d HD %d: two runs differ", kernel_names[kernel], c->B, c->T, c->HD);
     for (int i = 0; i < 6; i++) { free(got[i / 3][i % 3]); }
     CUDA_CHECK(cudaFree(d_qkv));
     CUDA_CHECK(cudaFree(d_dout));
@@ -210,7 +214,7 @@ static void run_kernel(const Case* c, AttentionKernel kernel, const float* qkv, 
 
 /* All kernels of this build on one case; `oracle` also checks attention.h. */
 static void run_case(Case c, bool oracle) {
-    const size_t N = c.B * c.T, O = (size_t)c.NH * c.HD, W = (size_t)(c.NH + 2 * c.NKV) * c.HD, stats = N * c.NH;
+    const size_t N = (size_t)c.B * c.T, O = (size_t)c.NH * c.HD, W = (size_t)(c.NH + 2 * c.NKV) * c.HD, stats = N * c.NH;
     float *qkv = (float*)xmalloc(N * W * sizeof(float)), *dout = (float*)xmalloc(N * O * sizeof(float));
     double *out = new_doubles(N * O), *lse = new_doubles(stats), *dqkv = new_doubles(N * W);
     fill(qkv, N * W, 1, (uint32_t)(c.T * 1000 + c.HD));
@@ -222,9 +226,9 @@ static void run_case(Case c, bool oracle) {
     if (oracle) {
         float *o = (float*)xmalloc(N * O * sizeof(float)), *l = (float*)xmalloc(stats * sizeof(float));
         float* d = (float*)xmalloc(N * W * sizeof(float));
-        float* scratch = (float*)xmalloc(attention_backward_scratch(c.B, c.T, c.NH, c.NKV, c.HD) * sizeof(float));
-        attention_forward(o, l, qkv, c.B, c.T, c.NH, c.NKV, c.HD);
-        attention_backward(d, scratch, dout, o, l, qkv, c.B, c.T, c.NH, c.NKV, c.HD);
+        void* scratch = xmalloc(attention_backward_scratch(c));
+        attention_forward(o, l, qkv, c);
+        attention_backward(d, scratch, dout, o, l, qkv, c);
         const double e_out = error_of(o, O, out, O, N, 0, O, 0), e_d = error_of(d, W, dqkv, W, N, 0, W, 0);
         CHECK(e_out <= 2e-6 && e_d <= 4e-6, "oracle T %d HD %d: errors out %.1e gradients %.1e", c.T, c.HD, e_out, e_d);
         free(o);
@@ -256,7 +260,7 @@ static void every_head_dim_at_short_and_odd_lengths(void) {
     for (int HD : head_dims) {
         for (int T : lengths) {
             const int* h = heads[turn++ % 5];
-            Case c = {(size_t)(1 + turn % 3), T, h[0], h[1], HD, 1};
+            Case c = {{1 + turn % 3, T, h[0], h[1], HD}, 1};
             run_case(c, true);
         }
     }
@@ -265,7 +269,7 @@ static void every_head_dim_at_short_and_odd_lengths(void) {
 static void every_group_on_the_tensor_core_head_dims(void) {
     for (int HD : {64, 128}) {
         for (const int* h : heads) {
-            Case c = {2, 200, h[0], h[1], HD, 1};
+            Case c = {{2, 200, h[0], h[1], HD}, 1};
             run_case(c, false);
         }
     }
@@ -274,7 +278,7 @@ static void every_group_on_the_tensor_core_head_dims(void) {
 static void lengths_around_every_tile_edge(void) {
     for (int HD : {64, 128}) {
         for (int T : {31, 32, 33, 63, 64, 65, 127, 128, 129, 191, 192, 193, 320, 385}) {
-            Case c = {1, T, 2, 1, HD, 1};
+            Case c = {{1, T, 2, 1, HD}, 1};
             run_case(c, false);
         }
     }
@@ -284,14 +288,14 @@ static void a_thousand_tokens(void) {
     int turn = 0;
     for (int HD : head_dims) {
         const int* h = heads[turn++ % 4];
-        Case c = {(size_t)(HD == 64 ? 3 : 1), 1000, h[0], h[1], HD, 1};
+        Case c = {{HD == 64 ? 3 : 1, 1000, h[0], h[1], HD}, 1};
         run_case(c, false);
     }
 }
 
 static void scores_in_the_hundreds(void) {
     for (int HD : head_dims) {
-        Case c = {1, 300, 4, 2, HD, 20};
+        Case c = {{1, 300, 4, 2, HD}, 20};
         run_case(c, false);
     }
 }
@@ -302,15 +306,16 @@ static void one_token_against_a_cache(void) {
     for (int HD : head_dims) {
         for (int P : positions) {
             const int *h = heads[turn++ % 5], NH = h[0], NKV = h[1];
+            const AttentionShape s = {1, 1, NH, NKV, HD};
             const size_t nq = (size_t)NH * HD, width = (size_t)2 * NKV * HD, n = P * width;
             float *q = (float*)xmalloc(nq * sizeof(float)), *cache = (float*)xmalloc(n * sizeof(float));
             float *want = (float*)xmalloc(nq * sizeof(float)), *got = (float*)xmalloc(nq * sizeof(float));
             fill(q, nq, 3, 7);
             fill(cache, n, 1, 8);
-            attention_decode(want, q, cache, P, NH, NKV, HD);
+            attention_decode(want, q, cache, P, s);
             floatX *d_q = upload(q, 1, nq, nq), *d_cache = upload(cache, P, width, width), *d_out = upload(q, 1, nq, nq);
             CUDA_CHECK(cudaMemset(d_out, 0xff, nq * sizeof(floatX)));
-            attention_decode_cuda(d_out, d_q, d_cache, P, NH, NKV, HD, 0);
+            attention_decode_cuda(d_out, d_q, d_cache, P, s, 0);
             CUDA_CHECK(cudaDeviceSynchronize());
             download(got, d_out, nq);
             double diff = 0, norm = 0;
@@ -341,55 +346,111 @@ __global__ void fill_kernel(floatX* x, size_t n, uint32_t seed) {
     }
 }
 
-/* The last sequence of a batch whose qkv has more than 2^31 elements equals, bit for bit, the same sequence alone. */
-static void offsets_past_two_to_the_31(void) {
-    const int T = 256, NH = 32, NKV = 8, HD = 128;
-    const size_t B = 1400, W = (size_t)(NH + 2 * NKV) * HD, O = (size_t)NH * HD, last = (B - 1) * T;
-    floatX *qkv, *dqkv, *out, *dout, *one_out, *one_dqkv;
-    float *lse, *scratch, *one_lse;
-    CUDA_CHECK(cudaMalloc((void**)&qkv, B * T * W * sizeof(floatX)));
-    CUDA_CHECK(cudaMalloc((void**)&dqkv, B * T * W * sizeof(floatX)));
-    CUDA_CHECK(cudaMalloc((void**)&out, B * T * O * sizeof(floatX)));
-    CUDA_CHECK(cudaMalloc((void**)&dout, B * T * O * sizeof(floatX)));
-    CUDA_CHECK(cudaMalloc((void**)&lse, B * T * NH * sizeof(float)));
-    CUDA_CHECK(cudaMalloc((void**)&scratch, attention_backward_scratch_cuda(B, T, NH) * sizeof(float)));
-    CUDA_CHECK(cudaMalloc((void**)&one_out, T * O * sizeof(floatX)));
-    CUDA_CHECK(cudaMalloc((void**)&one_dqkv, T * W * sizeof(floatX)));
-    CUDA_CHECK(cudaMalloc((void**)&one_lse, (size_t)T * NH * sizeof(float)));
-    fill_kernel<<<1024, 256>>>(qkv, B * T * W, 1);
-    fill_kernel<<<1024, 256>>>(dout, B * T * O, 2);
-    for (int k = ATTENTION_PLAIN; k < NUM_ATTENTION_KERNELS; k++) {
-        const AttentionKernel kernel = (AttentionKernel)k;
-        if ((only != ATTENTION_AUTO && only != k) || !attention_has_kernel(kernel, HD)) { continue; }
-        CUDA_CHECK(cudaMemset(out, 0xff, B * T * O * sizeof(floatX)));
-        CUDA_CHECK(cudaMemset(dqkv, 0xff, B * T * W * sizeof(floatX)));
-        CUDA_CHECK(cudaMemset(one_out, 0, T * O * sizeof(floatX)));
-        CUDA_CHECK(cudaMemset(one_dqkv, 0, T * W * sizeof(floatX)));
-        attention_forward_kernel(kernel, out, lse, qkv, B, T, NH, NKV, HD, W, O, 0);
-        attention_backward_kernel(kernel, dqkv, scratch, dout, out, lse, qkv, B, T, NH, NKV, HD, W, O, 0);
-        attention_forward_kernel(kernel, one_out, one_lse, qkv + last * W, 1, T, NH, NKV, HD, W, O, 0);
-        attention_backward_kernel(kernel, one_dqkv, scratch, dout + last * O, one_out, one_lse, qkv + last * W, 1, T, NH, NKV,
-                                  HD, W, O, 0);
+/* What the kernels compute, on the GPU. */
+typedef struct {
+    floatX *out, *dqkv;
+    float* lse;
+} Results;
+
+static Results new_results(AttentionShape s) {
+    const size_t N = (size_t)s.B * s.T, W = (size_t)(s.NH + 2 * s.NKV) * s.HD, O = (size_t)s.NH * s.HD;
+    Results r;
+    CUDA_CHECK(cudaMalloc((void**)&r.out, N * O * sizeof(floatX)));
+    CUDA_CHECK(cudaMalloc((void**)&r.dqkv, N * W * sizeof(floatX)));
+    CUDA_CHECK(cudaMalloc((void**)&r.lse, N * s.NH * sizeof(float)));
+    return r;
+}
+
+static void free_results(Results* r) {
+    CUDA_CHECK(cudaFree(r->out));
+    CUDA_CHECK(cudaFree(r->dqkv));
+    CUDA_CHECK(cudaFree(r->lse));
+}
+
+static bool same_bytes(const void* a, const void* b, size_t n) {
+    char *x = (char*)xmalloc(n), *y = (char*)xmalloc(n);
+    CUDA_CHECK(cudaMemcpy(x, a, n, cudaMemcpyDeviceToHost));
+    CUDA_CHECK(cudaMemcpy(y, b, n, cudaMemcpyDeviceToHost));
+    const bool same = memcmp(x, y, n) == 0;
+    free(x);
+    free(y);
+    return same;
+}
+
+/* Forward and backward of a batch by one kernel: the chosen sequences equal, bit for bit, the same sequences alone. */
+static void compare_with_alone(AttentionKernel kernel, AttentionShape s, std::initializer_list<int> chosen) {
+    const size_t N = (size_t)s.B * s.T, W = (size_t)(s.NH + 2 * s.NKV) * s.HD, O = (size_t)s.NH * s.HD;
+    const AttentionArgs args = attention_args(s, W, O);
+    AttentionShape one = s;
+    one.B = 1;
+    Results all = new_results(s), alone = new_results(one);
+    floatX *qkv, *dout;
+    void* scratch;
+    CUDA_CHECK(cudaMalloc((void**)&qkv, N * W * sizeof(floatX)));
+    CUDA_CHECK(cudaMalloc((void**)&dout, N * O * sizeof(floatX)));
+    CUDA_CHECK(cudaMalloc(&scratch, attention_backward_scratch_cuda(s)));
+    fill_kernel<<<1024, 256>>>(qkv, N * W, 1);
+    fill_kernel<<<1024, 256>>>(dout, N * O, 2);
+    CUDA_CHECK_LAUNCH("fill_kernel");
+    CUDA_CHECK(cudaMemset(all.out, 0xff, N * O * sizeof(floatX)));
+    CUDA_CHECK(cudaMemset(all.dqkv, 0xff, N * W * sizeof(floatX)));
+    attention_forward_by(kernel, all.out, all.lse, qkv, s.B, args, 0);
+    attention_backward_by(kernel, all.dqkv, scratch, dout, all.out, all.lse, qkv, s.B, args, 0);
+    for (int b : chosen) {
+        const size_t row = (size_t)b * s.T;
+        CUDA_CHECK(cudaMemset(alone.out, 0, s.T * O * sizeof(floatX)));
+        CUDA_CHECK(cudaMemset(alone.dqkv, 0, s.T * W * sizeof(floatX)));
+        attention_forward_by(kernel, alone.out, alone.lse, qkv + row * W, 1, args, 0);
+        attention_backward_by(kernel, alone.dqkv, scratch, dout + row * O, alone.out, alone.lse, qkv + row * W, 1, args, 0);
         CUDA_CHECK(cudaDeviceSynchronize());
-        float *a = (float*)xmalloc(T * W * sizeof(float)), *b = (float*)xmalloc(T * W * sizeof(float));
-        download(a, out + last * O, T * O);
-        download(b, one_out, T * O);
-        CHECK(memcmp(a, b, T * O * sizeof(float)) == 0, "%s: out of the last sequence differs", kernel_names[k]);
-        download(a, dqkv + last * W, T * W);
-        download(b, one_dqkv, T * W);
-        CHECK(memcmp(a, b, T * W * sizeof(float)) == 0, "%s: gradients of the last sequence differ", kernel_names[k]);
-        free(a);
-        free(b);
+        CHECK(same_bytes(all.out + row * O, alone.out, s.T * O * sizeof(floatX)) &&
+                  same_bytes(all.lse + row * s.NH, alone.lse, (size_t)s.T * s.NH * sizeof(float)),
+              "%s, B %d T %d HD %d: out or lse of sequence %d differs", kernel_names[kernel], s.B, s.T, s.HD, b);
+        CHECK(same_bytes(all.dqkv + row * W, alone.dqkv, s.T * W * sizeof(floatX)),
+              "%s, B %d T %d HD %d: gradients of sequence %d differ", kernel_names[kernel], s.B, s.T, s.HD, b);
     }
     CUDA_CHECK(cudaFree(qkv));
-    CUDA_CHECK(cudaFree(dqkv));
-    CUDA_CHECK(cudaFree(out));
     CUDA_CHECK(cudaFree(dout));
-    CUDA_CHECK(cudaFree(lse));
     CUDA_CHECK(cudaFree(scratch));
-    CUDA_CHECK(cudaFree(one_out));
-    CUDA_CHECK(cudaFree(one_dqkv));
-    CUDA_CHECK(cudaFree(one_lse));
+    free_results(&all);
+    free_results(&alone);
+}
+
+static void compare_all_kernels_with_alone(AttentionShape s, std::initializer_list<int> chosen) {
+    for (int k = ATTENTION_PLAIN; k < NUM_ATTENTION_KERNELS; k++) {
+        if ((only == ATTENTION_AUTO || only == k) && attention_has_kernel((AttentionKernel)k, s.HD)) {
+            compare_with_alone((AttentionKernel)k, s, chosen);
+        }
+    }
+}
+
+/* qkv has more than 2^31 elements. */
+static void offsets_past_two_to_the_31(void) { compare_all_kernels_with_alone({1400, 256, 32, 8, 128}, {1399}); }
+
+/* The second and third dimension of a grid end at 65,535. */
+static void more_sequences_than_a_grid_has_room_for(void) {
+    for (int HD : {16, 64}) {
+        for (int T : {2, 16}) { compare_all_kernels_with_alone({70000, T, 2, 1, HD}, {0, 1, 65534, 65535, 65536, 69999}); }
+    }
+}
+
+/* attention_grid in a process of its own; 0 or the exit status of its refusal. */
+static int grid_status(int T, int rows) {
+    const pid_t child = fork();
+    if (child == 0) {
+        if (!freopen("/dev/null", "w", stderr)) { _exit(3); }
+        _exit(attention_grid(1, 2, T, rows).y == 65535 ? 0 : 2);
+    }
+    int status = 0;
+    if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status)) { return -1; }
+    return WEXITSTATUS(status);
+}
+
+static void more_tiles_than_a_grid_has_room_for_are_refused(void) {
+    for (int rows : {8, 64}) {
+        CHECK(grid_status(65535 * rows, rows) == 0, "T %d in tiles of %d", 65535 * rows, rows);
+        CHECK(grid_status(65535 * rows + 1, rows) == 1, "T %d in tiles of %d is not refused", 65535 * rows + 1, rows);
+    }
 }
 
 #define RUN_NAMED(test) \
@@ -401,6 +462,7 @@ int main(int argc, char** argv) {
     }
     if (argc > 3 || (argc > 1 && only == ATTENTION_AUTO)) { die_usage("usage: %s [plain|mma|wgmma [TEST]]", argv[0]); }
     const char* named = argc > 2 ? argv[2] : "";  // a part of the tests' names
+    RUN_NAMED(more_tiles_than_a_grid_has_room_for_are_refused);
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
         SKIP("every attention kernel", "no GPU");
@@ -415,6 +477,7 @@ int main(int argc, char** argv) {
     RUN_NAMED(scores_in_the_hundreds);
     RUN_NAMED(a_thousand_tokens);
     RUN_NAMED(one_token_against_a_cache);
+    RUN_NAMED(more_sequences_than_a_grid_has_room_for);
     if (!strstr("offsets_past_two_to_the_31", named)) { return test_summary(); }
     size_t free_memory = 0, total_memory = 0;
     CUDA_CHECK(cudaMemGetInfo(&free_memory, &total_memory));

@@ -63,8 +63,8 @@ l2="$l2 for (size_t k = 0; k < m->table.elements; k++) { m->grads[k] += (float)h
 
 fault "eps of 1e-6 for the model's own" train_llama3.c 's/c->rms_eps/1e-6f/'
 fault "gate and up swapped" llmc/swiglu.h 's/\*gate = gate_up + n \* 2 \* width, \*up = gate + width/*up = gate_up + n * 2 * width, *gate = up + width/'
-fault "kv head h % NKV for h / group" llmc/attention.h 's/h \/ (heads \/ kv_heads)/h % kv_heads/'
-fault "backward alone with kv head h % NKV" llmc/attention.h 's/h \/ group/h % kv_heads/'
+fault "kv head h % NKV for h / group" llmc/attention.h 's/h \/ (NH \/ NKV)/h % NKV/'
+fault "backward alone with kv head h % NKV" llmc/attention.h 's/kv \* group/kv/'
 fault "RoPE factor 8 for 32" llmc/rope.h 's/(float)c->rope_factor/8.0f/'
 fault "no RoPE scaling" llmc/rope.h 's/if (c->rope_llama3)/if (0)/'
 fault "theta 10000 for the model's own" llmc/rope.h 's/(double)(float)c->rope_theta/10000.0/'

@@ -593,95 +593,104 @@ static void amx_lets_nan_and_infinity_through_and_not_around(void) {
 
 typedef struct {
     double *qkv, *dout, *out, *lse;
-    int B, T, NH, NKV, HD;
+    AttentionShape s;
 } AttentionCase;
 
-/* out (B, T, NH HD), lse (B, NH, T); the sum of out * dout. */
-static double attention_reference(const void* ctx) {
+/* out (B, T, NH HD), lse (B, NH, T); the sum of out * dout. In double, for the differences of check_gradient. */
+static double attention_loss(const void* ctx) {
     const AttentionCase* c = (const AttentionCase*)ctx;
-    const size_t HD = (size_t)c->HD, T = (size_t)c->T, NH = (size_t)c->NH, NKV = (size_t)c->NKV, width = (NH + 2 * NKV) * HD;
+    const size_t T = (size_t)c->s.T, NH = (size_t)c->s.NH, HD = (size_t)c->s.HD;
     double sum = 0, *p = doubles(T);
-    for (size_t i = 0; i < (size_t)c->B * NH * T; i++) {
-        const size_t b = i / (NH * T), h = i / T % NH, t = i % T, kv = h / (NH / NKV);
-        const double* q = c->qkv + (b * T + t) * width + h * HD;
-        const double* k = c->qkv + b * T * width + (NH + kv) * HD;
-        double top = -1e300, total = 0;
-        for (size_t s = 0; s <= t; s++) {
-            p[s] = dot(q, k + s * width, HD) / sqrt((double)HD);
-            top = p[s] > top ? p[s] : top;
+    for (size_t i = 0; i < (size_t)c->s.B * NH * T; i++) {
+        const size_t t = i % T;
+        const AttentionHead a = attention_head(c->s, i / (NH * T), i / T % NH);
+        const double *q = c->qkv + a.q + t * a.row, *k = c->qkv + a.k, *v = c->qkv + a.v;
+        double *out = c->out + a.out + t * a.out_row, m = -1e300, l = 0;
+        for (size_t u = 0; u <= t; u++) {
+            p[u] = dot(q, k + u * a.row, HD) / sqrt((double)HD);
+            m = p[u] > m ? p[u] : m;
         }
-        for (size_t s = 0; s <= t; s++) { total += p[s] = exp(p[s] - top); }
-        c->lse[i] = top + log(total);
-        double* out = c->out + (b * T + t) * NH * HD + h * HD;
+        for (size_t u = 0; u <= t; u++) { l += p[u] = exp(p[u] - m); }
+        c->lse[i] = m + log(l);
         for (size_t d = 0; d < HD; d++) {
             out[d] = 0;
-            for (size_t s = 0; s <= t; s++) { out[d] += p[s] / total * k[s * width + NKV * HD + d]; }
+            for (size_t u = 0; u <= t; u++) { out[d] += p[u] / l * v[u * a.row + d]; }
         }
-        sum += dot(out, c->dout + (b * T + t) * NH * HD + h * HD, HD);
+        sum += dot(out, c->dout + a.out + t * a.out_row, HD);
     }
     free(p);
     return sum;
 }
 
-static void check_attention(int B, int T, int NH, int NKV, int HD, double std, size_t samples) {
-    const size_t rows = (size_t)B * (size_t)T, n_qkv = rows * (size_t)((NH + 2 * NKV) * HD), n_out = rows * (size_t)(NH * HD);
-    const size_t n_lse = rows * (size_t)NH;
+/* The plain loops against the formula in double, and the fast form, for every thread count, against the plain loops. */
+static void check_attention(AttentionShape s, double std, size_t samples) {
+    const size_t rows = (size_t)s.B * (size_t)s.T, n_qkv = rows * (size_t)((s.NH + 2 * s.NKV) * s.HD);
+    const size_t n_out = rows * (size_t)(s.NH * s.HD), n_lse = rows * (size_t)s.NH, n_scratch = attention_backward_scratch(s);
     float *qkv = normals(n_qkv, std, 1), *dout = normals(n_out, 1, 2), *out = floats(n_out), *lse = floats(n_lse);
     float *dqkv = floats(n_qkv), *first_d = NULL, *first_o = NULL;
-    const size_t n_scratch = attention_backward_scratch((size_t)B, T, NH, NKV, HD);
-    float* scratch = floats(n_scratch);
-    AttentionCase c = {widened(qkv, n_qkv), widened(dout, n_out), doubles(n_out), doubles(n_lse), B, T, NH, NKV, HD};
-    attention_reference(&c);
+    void* scratch = xmalloc(n_scratch);
+    AttentionCase c = {widened(qkv, n_qkv), widened(dout, n_out), doubles(n_out), doubles(n_lse), s};
+    attention_loss(&c);
+    memset(dqkv, 0xff, n_qkv * sizeof(float));  // dqkv is overwritten
+    attention_forward_plain(out, lse, qkv, s);
+    attention_backward_plain(dqkv, dout, out, lse, qkv, s);
+    check_close("plain out", out, NULL, c.out, n_out, 1e-5 * std);  // an error in a score shows in the weights
+    check_close("plain lse", lse, NULL, c.lse, n_lse, 1e-5);
+    check_gradient("plain dqkv", dqkv, NULL, c.qkv, n_qkv, samples, attention_loss, &c, 1e-4);
+    double *want_out = widened(out, n_out), *want_lse = widened(lse, n_lse), *want_dqkv = widened(dqkv, n_qkv);
     for (int t = 0; t < NUM_THREAD_COUNTS; t++) {
         use_threads(t);
         memset(out, 0xff, n_out * sizeof(float));
-        memset(dqkv, 0xff, n_qkv * sizeof(float));  // dqkv is overwritten, scratch may hold anything
-        memset(scratch, 0xff, n_scratch * sizeof(float));
-        attention_forward(out, lse, qkv, (size_t)B, T, NH, NKV, HD);
-        attention_backward(dqkv, scratch, dout, out, lse, qkv, (size_t)B, T, NH, NKV, HD);
+        memset(lse, 0xff, n_lse * sizeof(float));
+        memset(dqkv, 0xff, n_qkv * sizeof(float));
+        memset(scratch, 0xff, n_scratch);  // may hold anything
+        attention_forward(out, lse, qkv, s);
+        attention_backward(dqkv, scratch, dout, out, lse, qkv, s);
         if (t == 0) {
-            check_close("out", out, NULL, c.out, n_out, 1e-5 * std);  // an error in a score shows in the weights
-            check_close("lse", lse, NULL, c.lse, n_lse, 1e-5);
+            check_close("out", out, NULL, want_out, n_out, 1e-5 * std);
+            check_close("lse", lse, NULL, want_lse, n_lse, 1e-5);
+            check_close("dqkv", dqkv, NULL, want_dqkv, n_qkv, 1e-4);
             first_d = copied(dqkv, n_qkv), first_o = copied(out, n_out);
-            check_gradient("dqkv", dqkv, NULL, c.qkv, n_qkv, samples, attention_reference, &c, 1e-4);
         }
         check_same_bits("out", first_o, out, n_out, t);
         check_same_bits("dqkv", first_d, dqkv, n_qkv, t);
     }
     free(qkv), free(dout), free(out), free(lse), free(dqkv), free(first_d), free(first_o), free(scratch);
-    free(c.qkv), free(c.dout), free(c.out), free(c.lse);
+    free(c.qkv), free(c.dout), free(c.out), free(c.lse), free(want_out), free(want_lse), free(want_dqkv);
 }
 
 static void attention_and_its_gradient_match_for_any_grouping(void) {
-    check_attention(1, 1, 1, 1, 2, 1, 100);
-    check_attention(2, 2, 2, 1, 6, 1, 200);
-    check_attention(2, 17, 4, 4, 8, 1, 200);
-    check_attention(1, 65, 4, 2, 16, 2, 150);
-    check_attention(3, 50, 6, 2, 10, 1, 150);
-    check_attention(1, 130, 3, 1, 64, 1, 100);
-    check_attention(1, 97, 2, 1, 128, 1, 60);
-    check_attention(1, 70, 2, 2, 250, 1, 60);
-    check_attention(1, 33, 1, 1, 256, 1, 60);
+    // B, T, NH, NKV, HD
+    check_attention((AttentionShape){1, 1, 1, 1, 2}, 1, 100);
+    check_attention((AttentionShape){2, 2, 2, 1, 6}, 1, 200);
+    check_attention((AttentionShape){2, 17, 4, 4, 8}, 1, 200);
+    check_attention((AttentionShape){1, 65, 4, 2, 16}, 2, 150);
+    check_attention((AttentionShape){3, 50, 6, 2, 10}, 1, 150);
+    check_attention((AttentionShape){1, 130, 3, 1, 64}, 1, 100);
+    check_attention((AttentionShape){1, 97, 2, 1, 128}, 1, 60);
+    check_attention((AttentionShape){1, 70, 2, 2, 250}, 1, 60);
+    check_attention((AttentionShape){1, 33, 1, 1, 256}, 1, 60);
 }
 
-static void attention_holds_at_a_thousand_positions(void) { check_attention(1, 1000, 2, 1, 32, 1, 12); }
+static void attention_holds_at_a_thousand_positions(void) { check_attention((AttentionShape){1, 1000, 2, 1, 32}, 1, 12); }
 
 /* Scores of some hundreds: exp overflows unless the maximum is taken off, also when it moves from tile to tile. */
-static void attention_survives_large_scores(void) { check_attention(1, 150, 2, 1, 16, 12, 0); }
+static void attention_survives_large_scores(void) { check_attention((AttentionShape){1, 150, 2, 1, 16}, 12, 0); }
 
 static void attention_decode_is_the_last_row_of_forward(void) {
-    static const int sizes[][4] = {{1, 1, 1, 2}, {5, 4, 2, 6}, {64, 2, 1, 64}, {131, 6, 2, 40}, {300, 3, 3, 256}};
-    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
-        const int T = sizes[s][0], NH = sizes[s][1], NKV = sizes[s][2], HD = sizes[s][3];
-        const size_t q = (size_t)(NH * HD), kv = (size_t)(2 * NKV * HD), width = q + kv, rows = (size_t)T;
-        float *qkv = normals(rows * width, 1, 1), *out = floats(rows * q), *lse = floats(rows * (size_t)NH);
+    static const AttentionShape shapes[] = {
+        {1, 1, 1, 1, 2}, {1, 5, 4, 2, 6}, {1, 64, 2, 1, 64}, {1, 131, 6, 2, 40}, {1, 300, 3, 3, 256}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const AttentionShape s = shapes[i];
+        const size_t q = (size_t)(s.NH * s.HD), kv = (size_t)(2 * s.NKV * s.HD), width = q + kv, rows = (size_t)s.T;
+        float *qkv = normals(rows * width, 1, 1), *out = floats(rows * q), *lse = floats(rows * (size_t)s.NH);
         float *cache = floats(rows * kv), *got = floats(q), *first = NULL;
-        attention_forward(out, lse, qkv, 1, T, NH, NKV, HD);
+        attention_forward(out, lse, qkv, s);
         for (size_t t = 0; t < rows; t++) { memcpy(cache + t * kv, qkv + t * width + q, kv * sizeof(float)); }
         double* want = widened(out + (rows - 1) * q, q);
         for (int t = 0; t < NUM_THREAD_COUNTS; t++) {
             use_threads(t);
-            attention_decode(got, qkv + (rows - 1) * width, cache, T, NH, NKV, HD);
+            attention_decode(got, qkv + (rows - 1) * width, cache, s.T, s);
             check_close("decoded", got, NULL, want, q, 1e-5);
             if (first) { check_same_bits("decoded", first, got, q, t); }
             free(first);

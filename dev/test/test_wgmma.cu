@@ -1,10 +1,12 @@
-/* test_wgmma.cu -- Hopper's instructions as ptx.cuh wraps them and the pieces that attention_sm90.cuh builds from them, each alone, so
- * that a mistake has a name before a whole attention kernel is wrong. Inputs are small integers: every result is exact.
+/* test_wgmma.cu -- Hopper's instructions as ptx.cuh wraps them and the pieces that attention_sm90.cuh builds from them, each
+ * alone, so that a mistake has a name before a whole attention kernel is wrong. Inputs are small integers: every result is
+ * exact.
  *
- *   nvcc -std=c++17 -O3 -DPRECISION_BF16 -DBARRIER_TIMEOUT=200000000ull -gencode arch=compute_90a,code=sm_90a -diag-suppress 177 \
- *        -I. -o test_wgmma dev/test/test_wgmma.cu && ./test_wgmma
+ *   nvcc -std=c++17 -O3 -DPRECISION_BF16 -DBARRIER_TIMEOUT=200000000ull -gencode arch=compute_90a,code=sm_90a \
+ *        -diag-suppress 177 -I. -o test_wgmma dev/test/test_wgmma.cu && ./test_wgmma
  *
- * BARRIER_TIMEOUT (nanoseconds) turns a wait that would last forever into a message. Without sm_90a code and a GPU that runs it all is skipped.
+ * BARRIER_TIMEOUT (nanoseconds) turns a wait that would last forever into a message. Without sm_90a code and a GPU that runs
+ * it all is skipped.
  */
 #include <vector>
 
@@ -170,7 +172,8 @@ static void copy_engine_brings_plain_bytes(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // products
 
-/* c (A_ROWS x N) = a (A_ROWS x HD) b (N x HD)^T and c2 = a2 b2^T, a warpgroup 64 rows; the first is read while the second is under way. */
+/* c (A_ROWS x N) = a (A_ROWS x HD) b (N x HD)^T and c2 = a2 b2^T, a warpgroup 64 rows; the first is read while the second is
+ * under way. */
 template <int HD, int N, int A_ROWS>
 __global__ void scores_kernel(float* c, float* c2, const floatX* a, const floatX* b, const floatX* a2, const floatX* b2) {
     extern __shared__ __align__(128) char smem[];
@@ -256,7 +259,7 @@ __global__ void values_kernel(float* c, const floatX* a, const floatX* b, float 
     for (int i = 0; i < K / 2; i++) { left[i] = to_float(a[result_row(threadIdx.x, i) * K + result_col(threadIdx.x, i)]); }
 #pragma unroll
     for (int i = 0; i < HD / 2; i++) { d[i] = c0; }
-    wgmma_operand<K>(operand, left);
+    fragment_operand(operand, left);
     wgmma_fence();
     wgmma_values<HD, K>(d, operand, matrix_columns(shared_address(b_tile), K * 128));
     wgmma_commit();
@@ -311,8 +314,8 @@ __global__ void chain_kernel(floatX* out, size_t pitch, int valid, const floatX*
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_hold(s);
-    wgmma_operand<N>(operand, s);
-    wgmma_clear(d);
+    fragment_operand(operand, s);
+    fragment_clear(d);
     wgmma_fence();
     wgmma_values<HD, N>(d, operand, matrix_columns(shared_address(v_tile), N * 128));
     wgmma_commit();
@@ -369,7 +372,8 @@ static void results_become_operands_and_are_stored(void) {
 
 enum { RING_STAGES = 3, RING_ROWS = 64, RING_TILES = 40 };
 
-/* The producer brings the tiles of x (RING_TILES x RING_ROWS x 64) through a ring; consumer warpgroup w writes (w + 1) times each. */
+/* The producer brings the tiles of x (RING_TILES x RING_ROWS x 64) through a ring; consumer warpgroup w writes (w + 1) times
+ * each. */
 __global__ void __launch_bounds__(WarpgroupSplit<2, 1>::THREADS, 1)
     ring_kernel(float* out, const __grid_constant__ CUtensorMap map) {
     extern __shared__ __align__(128) char smem[];

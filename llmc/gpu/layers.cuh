@@ -79,15 +79,14 @@ static inline void rope_backward(const Queue* q, floatX* dqkv, const float* tabl
 static inline void attention(const Queue* q, floatX* out, float* lse, const floatX* qkv, AttentionShape s) {
     const size_t N = (size_t)s.B * s.T, Q = (size_t)s.NH * s.HD, QKV = qkv_width(s);
     Op op(q->profiler, q->stream, "attention", 2.0 * N * s.T * Q, bytes_x((double)N * (QKV + Q)));
-    attention_forward_cuda(out, lse, qkv, s.B, s.T, s.NH, s.NKV, s.HD, pitch_of(QKV), pitch_of(Q), q->stream);
+    attention_forward_cuda(out, lse, qkv, s, pitch_of(QKV), pitch_of(Q), q->stream);
 }
 
 static inline void attention_backward(const Queue* q, floatX* dqkv, const floatX* dout, const floatX* out, const float* lse,
                                       const floatX* qkv, AttentionShape s) {
     const size_t N = (size_t)s.B * s.T, Q = (size_t)s.NH * s.HD, QKV = qkv_width(s);
     Op op(q->profiler, q->stream, "attention backward", 5.0 * N * s.T * Q, bytes_x(2.0 * N * (QKV + Q)));
-    attention_backward_cuda(dqkv, (float*)q->scratch, dout, out, lse, qkv, s.B, s.T, s.NH, s.NKV, s.HD, pitch_of(QKV),
-                            pitch_of(Q), q->stream);
+    attention_backward_cuda(dqkv, q->scratch, dout, out, lse, qkv, s, pitch_of(QKV), pitch_of(Q), q->stream);
 }
 
 static inline void swiglu(const Queue* q, floatX* out, const floatX* gate_up, size_t N, int F) {

@@ -4,7 +4,7 @@
  * from them is its own affair.
  *
  * Below sm_80 there is no cp.async and no m16n8k16: the product is two m16n8k8, whose fragments are the halves of the
- * bigger one's, and a kernel brings its tiles through registers. The last section exists in code for sm_90a alone.
+ * bigger one's, and a kernel brings its tiles through registers (attention_mma.cuh does). The last section exists in code for sm_90a alone.
  * A kernel that needs what its architecture lacks compiles all the same, and must not run: copy_async, barrier_init and
  * barrier_wait, without which no such kernel gets far, trap there; the others do nothing.
  * dev/test/test_wgmma.cu checks the last section instruction by instruction.

@@ -1,0 +1,218 @@
+/* attention_common.cuh -- what the attention kernels share: their arguments and launches, D = rowsum(dout * out),
+ * and what happens to scores in registers: the causal mask, the online softmax, p and ds. Formulas and layouts: attention.cuh.
+ */
+#ifndef LLMC_ATTENTION_COMMON_CUH
+#define LLMC_ATTENTION_COMMON_CUH
+
+#include <math.h>
+
+#include "llmc/config.h"             // defines: AttentionShape
+#include "llmc/gpu/cuda_common.cuh"  // defines: floatX, CUDA_CHECK, compiled_arch
+#include "llmc/gpu/ptx.cuh"          // defines: exp2_fast, pack2
+
+/* What every kernel takes besides its tensors: an AttentionShape, where rows lie, and the scale of the scores. */
+struct AttentionArgs {
+    int T, NH, NKV, HD;
+    int stat_rows;                // rows of a head's statistics
+    size_t qkv_pitch, out_pitch;  // elements between rows
+    float scale;                  // 1 / sqrt(HD)
+    float scale_log2;             // scale * log2(e): the kernels' exponentials have base 2
+};
+
+// A score outside of the causal triangle. exp2(-inf - m) is 0 for a finite row max m. Where a whole row is masked so far, 0 is
+// taken off instead of m, so that -inf - -inf never happens.
+constexpr float ATTENTION_MASKED = -INFINITY;
+constexpr double LOG2_E = 1.4426950408889634;
+
+constexpr int STAT_ROWS = 128;         // statistics of a head are padded to a multiple: a tile never reads past them
+constexpr int SM75_SHARED = 64 << 10;  // bytes of shared memory a block may have there: the limit of what must run on any card
+
+/* Rows of a head's statistics: T, rounded up. */
+static inline size_t attention_stat_rows(int T) { return round_up((size_t)T, (size_t)STAT_ROWS); }
+
+static inline AttentionArgs attention_args(AttentionShape s, size_t qkv_pitch, size_t out_pitch) {
+    const double scale = 1.0 / sqrt((double)s.HD);
+    AttentionArgs a;
+    a.T = s.T, a.NH = s.NH, a.NKV = s.NKV, a.HD = s.HD;
+    a.stat_rows = (int)attention_stat_rows(s.T);
+    a.qkv_pitch = qkv_pitch, a.out_pitch = out_pitch;
+    a.scale = (float)scale, a.scale_log2 = (float)(scale * LOG2_E);
+    return a;
+}
+
+/* First element of a row's head. */
+template <typename Element>
+__device__ __forceinline__ Element* attention_row(Element* base, size_t row, size_t pitch, int head, int HD) {
+    return base + row * pitch + (size_t)head * HD;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// launches
+
+/* Launches with more shared memory than the 48 KB that need no asking. */
+template <typename... Params, typename... Args>
+static inline void attention_launch(void (*kernel)(Params...), dim3 grid, int threads, int smem, cudaStream_t stream,
+                                    Args... args) {
+    CUDA_CHECK(cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem));
+    kernel<<<grid, threads, smem, stream>>>(args...);
+    CUDA_CHECK_LAUNCH("an attention kernel");
+}
+
+constexpr int MAX_GRID_YZ = 65535;  // blocks of a grid's second and third dimension
+
+/* A block for each tile of `rows` rows of each head of B <= MAX_GRID_YZ sequences. Heads lie next to each other: those of a
+ * group read the same K and V, and what the heads of one sequence read at a time fits in the L2 cache. */
+static inline dim3 attention_grid(int B, int heads, int T, int rows) {
+    const size_t tiles = ceil_div((size_t)T, (size_t)rows);
+    if (tiles > MAX_GRID_YZ) { die("attention: T is %d, wanted at most %d with this head_dim", T, MAX_GRID_YZ * rows); }
+    return dim3((unsigned)heads, (unsigned)tiles, (unsigned)B);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// backward, first step: lse in base 2 and D = rowsum(dout * out), side by side, for the kernels that recompute scores
+
+/* stats (B, NH, stat_rows) pairs {lse * log2(e), D}; those past T make every p and ds zero. LANES threads a pair, each W
+ * neighbouring elements at a time; pairs of neighbouring tokens lie next to each other in a block. */
+template <int LANES, int W>
+__global__ void attention_stats_kernel(float2* stats, const floatX* dout, const floatX* out, const float* lse, AttentionArgs s,
+                                       size_t pairs) {
+    const size_t pair = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / LANES;
+    if (pair >= pairs) { return; }  // pairs come in multiples of STAT_ROWS: whole blocks
+    const int lane = threadIdx.x % LANES, t = (int)(pair % s.stat_rows), h = (int)(pair / s.stat_rows % s.NH);
+    const size_t row = pair / s.stat_rows / s.NH * s.T + t;
+    float D = 0;
+    if (t < s.T) {
+        const floatX* o = attention_row(out, row, s.out_pitch, h, s.HD);
+        const floatX* d = attention_row(dout, row, s.out_pitch, h, s.HD);
+        for (int i = lane * W; i < s.HD; i += LANES * W) {
+            const Vec<floatX, W> x = load_vec<W>(o + i), y = load_vec<W>(d + i);
+#pragma unroll
+            for (int k = 0; k < W; k++) { D += to_float(x.v[k]) * to_float(y.v[k]); }
+        }
+    }
+#pragma unroll
+    for (int mask = LANES / 2; mask > 0; mask /= 2) { D += __shfl_xor_sync(0xffffffffu, D, mask); }
+    if (lane == 0) {
+        stats[pair] = t < s.T ? make_float2(lse[pair / s.stat_rows * s.T + t] * (float)LOG2_E, D) : make_float2(INFINITY, 0);
+    }
+}
+
+template <int LANES, int W>
+static inline void attention_stats_lanes(float2* stats, const floatX* dout, const floatX* out, const float* lse, int B,
+                                         const AttentionArgs& s, cudaStream_t stream) {
+    constexpr int THREADS = 256;
+    const size_t pairs = (size_t)B * s.NH * s.stat_rows;
+    attention_launch(attention_stats_kernel<LANES, W>, dim3((unsigned)(pairs / (THREADS / LANES))), THREADS, 0, stream, stats,
+                     dout, out, lse, s, pairs);
+}
+
+static inline void attention_stats(float2* stats, const floatX* dout, const floatX* out, const float* lse, int B,
+                                   const AttentionArgs& s, cudaStream_t stream) {
+    if (s.HD % 64 == 0) { return attention_stats_lanes<8, 8>(stats, dout, out, lse, B, s, stream); }
+    attention_stats_lanes<32, 2>(stats, dout, out, lse, B, s, stream);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// fragments: how mma.sync and wgmma leave 16 rows of a product in a warp's registers
+//
+// With g = lane / 4 and t = lane % 4, element i of a thread's float p[N] is in row g + 8 (i / 2 % 2) and column
+// 2 t + 8 (i / 4) + i % 2: two rows, two neighbouring columns in every eight.
+
+template <int N>
+__device__ __forceinline__ void fragment_clear(float (&p)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) { p[i] = 0; }
+}
+
+/* Masks the columns behind the last one that a row sees. `last` is that of row g of the warp's first fragment, counted from
+ * column 2 t; this fragment lies `down` rows further down, and each row sees one column more than the row before. */
+template <int N>
+__device__ __forceinline__ void fragment_mask_behind(float (&p)[N], int last, float value, int down = 0) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        if (i / 4 * 8 + i % 2 - i % 4 / 2 * 8 - down > last) { p[i] = value; }
+    }
+}
+
+/* Transposed, rows are keys: zeros in the columns before the first one that sees key g, counted as above. */
+template <int N>
+__device__ __forceinline__ void fragment_clear_before(float (&p)[N], int first, int down = 0) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        if (i / 4 * 8 + i % 2 - i % 4 / 2 * 8 - down < first) { p[i] = 0; }
+    }
+}
+
+/* Online softmax of row g + 8 r: scores become p = e^(s - m), row max m and this thread's part l of the row sum are those of
+ * all tiles so far. Returns the rescale of what was summed before. m is in units of the unscaled scores. */
+template <int N>
+__device__ __forceinline__ float fragment_softmax(float (&p)[N], int r, float& m, float& l, float scale_log2) {
+    float max = m;
+#pragma unroll
+    for (int n = 0; n < N / 4; n++) { max = fmaxf(max, fmaxf(p[4 * n + 2 * r], p[4 * n + 2 * r + 1])); }
+    max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 1));
+    max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 2));
+    const float shift = max == ATTENTION_MASKED ? 0 : max * scale_log2;
+    const float rescale = exp2_fast(m * scale_log2 - shift);
+    m = max;
+    l *= rescale;
+#pragma unroll
+    for (int n = 0; n < N / 4; n++) {
+        p[4 * n + 2 * r] = exp2_fast(p[4 * n + 2 * r] * scale_log2 - shift);
+        p[4 * n + 2 * r + 1] = exp2_fast(p[4 * n + 2 * r + 1] * scale_log2 - shift);
+        l += p[4 * n + 2 * r] + p[4 * n + 2 * r + 1];
+    }
+    return rescale;
+}
+
+/* Adds up what the four threads of a row have. */
+__device__ __forceinline__ float fragment_row_sum(float l) {
+    l += __shfl_xor_sync(0xffffffffu, l, 1);
+    l += __shfl_xor_sync(0xffffffffu, l, 2);
+    return l;
+}
+
+/* Backward: scores become p = e^(s - lse), and dP becomes ds = p (dP - D), whose factor `scale` is left to the store. stat[r]
+ * is {lse * log2(e), D} of the query in row g + 8 r. */
+template <int N>
+__device__ __forceinline__ void fragment_p(float (&p)[N], const float2 (&stat)[2], float scale_log2) {
+#pragma unroll
+    for (int i = 0; i < N; i++) { p[i] = exp2_fast(p[i] * scale_log2 - stat[i % 4 / 2].x); }
+}
+template <int N>
+__device__ __forceinline__ void fragment_ds(float (&ds)[N], const float (&p)[N], const float2 (&stat)[2]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) { ds[i] = p[i] * (ds[i] - stat[i % 4 / 2].y); }
+}
+
+/* The same transposed, queries are columns. stats: the pairs of columns 2 t and 2 t + 1, from there two queries each. */
+template <int N>
+__device__ __forceinline__ void fragment_p_transposed(float (&p)[N], const float4* stats, float scale_log2) {
+#pragma unroll
+    for (int n = 0; n < N / 4; n++) {
+        const float4 stat = stats[n * 4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) { p[n * 4 + e] = exp2_fast(p[n * 4 + e] * scale_log2 - (e % 2 ? stat.z : stat.x)); }
+    }
+}
+template <int N>
+__device__ __forceinline__ void fragment_ds_transposed(float (&ds)[N], const float (&p)[N], const float4* stats) {
+#pragma unroll
+    for (int n = 0; n < N / 4; n++) {
+        const float4 stat = stats[n * 4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) { ds[n * 4 + e] = p[n * 4 + e] * (ds[n * 4 + e] - (e % 2 ? stat.w : stat.y)); }
+    }
+}
+
+#ifndef PRECISION_FP32
+
+/* A result, rounded to 16 bits, as the left operand of a product that sums over its columns. */
+template <int N>
+__device__ __forceinline__ void fragment_operand(uint32_t (&a)[N / 8][4], const float (&p)[N]) {
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) { a[i / 4][i % 4] = pack2(p[2 * i], p[2 * i + 1]); }
+}
+
+#endif  // PRECISION_FP32
+#endif
