@@ -26,8 +26,8 @@
  * + residual), what x + linear(x) gives in two steps.
  *
  * An odd width (a vocabulary of 50,257, say) would rule the fast algorithms out, which want 16 bytes to divide it. So the
- * last OC % 8 outputs (4 in fp32, 16 in fp8) are a small product of their own, and the rest is even: see matmul_even(). Where they are
- * summed over, in dx, their sum is rounded to the output's type before the rest is added.
+ * last OC % 8 outputs (4 in fp32, 16 in fp8) are a small product of their own, and the rest is even: see matmul_even().
+ * Where they are summed over, in dx, their sum is rounded to the output's type before the rest is added.
  *
  * Limits: one context serves one stream at a time, since its products share the workspace. fp8 has its type and its scales
  * here, but no layer makes such operands yet.

@@ -27,7 +27,8 @@ expect "help into a full disk is an error" 1 "standard output" sh -c "\"$bin/tra
 if grep -qE 'GOMP_parallel|__kmpc_fork' "$bin/train_llama3"; then
     expect "threads with little stack are refused" 1 "OMP_STACKSIZE=1M" env OMP_STACKSIZE=256k "$bin/train_llama3" \
         --model d1 --train data.bin --steps 1 --threads 2 --out tiny
-    check "and the hint helps" env OMP_STACKSIZE=1M "$bin/train_llama3" --model d1 --train data.bin --steps 1 --threads 2 --out tiny
+    check "and the hint helps" env OMP_STACKSIZE=1M "$bin/train_llama3" \
+        --model d1 --train data.bin --steps 1 --threads 2 --out tiny
 else
     skip "threads with little stack are refused" "this build has one thread"
 fi

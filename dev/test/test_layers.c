@@ -371,10 +371,10 @@ static void matmul_lets_nan_through_and_not_around(void) {
 /* A thread has at most what $OMP_STACKSIZE or the C library gives it, and the check says what is short. */
 static void threads_tell_the_stack_they_have(void) {
     use_threads(1);
-    const size_t most = (size_t)1 << 40;
     Error e = NO_ERROR;
     CHECK(matmul_stack_check(&e), "%s", e.msg);
 #ifdef _OPENMP
+    const size_t most = (size_t)1 << 40;
     CHECK(worker_stack() > 64 << 10 && worker_stack() < most, "a thread has %zu bytes of stack", worker_stack());
     CHECK(!stack_check(0, most, &e) && strstr(e.msg, "OMP_STACKSIZE=1048576M"), "1 TiB a thread was found: %s", e.msg);
 #endif
