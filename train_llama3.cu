@@ -641,8 +641,7 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
         CUDA_CHECK(cudaMemcpy2DAsync(cache + (size_t)pos * KV2, KV2 * sizeof(floatX), qkv + Q, pitch_of(QKV) * sizeof(floatX),
                                      KV2 * sizeof(floatX), rows, cudaMemcpyDeviceToDevice, m->queue.stream));
         for (int i = 0; i < rows; i++) {
-            attention_decode_cuda(att + i * pitch_of(Q), qkv + i * pitch_of(QKV), cache, pos + i + 1, shape.NH, shape.NKV,
-                                  shape.HD, m->queue.stream);
+            attention_decode_cuda(att + i * pitch_of(Q), qkv + i * pitch_of(QKV), cache, pos + i + 1, shape, m->queue.stream);
         }
         linear(q, "o", h, att, w.o, h, rows, Q, C);
         rmsnorm(q, norm, rstd, h, w.post_norm, rows, C, c->rms_eps);

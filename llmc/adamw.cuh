@@ -14,11 +14,11 @@
 #include "llmc/gpu/step_state.cuh"  // defines: StepState, StepHyper
 #include "llmc/base/rand.h"         // defines: philox
 
-/* A stretch of the arena with one answer to the questions below: a tensor and the gap behind it, or tensors that follow each
- * other without a gap (q, k, v; gate, up). It reaches from `first`, a multiple of PARAM_ALIGN, to the next stretch's, the last
- * one to the arena's end. Lies on the device, sorted.
- * An update does not know gaps: it takes them for weights. They stay zero because their gradients are, so `grad` is a row as
- * long as the stretch, round_up(size, PARAM_ALIGN), and zero behind the tensor. */
+/* A stretch of the arena: a tensor, or tensors that follow each other without a gap (q, k, v; gate, up), and the gap behind.
+ * It reaches from `first`, a multiple of PARAM_ALIGN, to the next stretch's; the last one to the arena's end. Sorted, on the
+ * device.
+ * The kernel cannot tell a gap from weights. Gaps stay zero because their gradients are zero: a row `grad` is as long as the
+ * stretch, round_up(size, PARAM_ALIGN), and zero behind the tensor. */
 typedef struct {
     size_t first;
     const float* grad;  // its gradients, where they lie apart in fp32 (norms; large tensors that add up in fp32), else NULL

@@ -1,15 +1,14 @@
 /* crossentropy.cuh -- softmax and negative log-likelihood of each row of logits on the GPU, and in the same launch the
  * gradient, written over the logits. The oracle is crossentropy.h, where the formulas stand.
  *
- * Without gradient one kernel reads rows of any V in turns, one wave of blocks over all of them, the next vectors always under
- * way. Maximum and sum are found together (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). With
+ * Maximum and sum are found in one pass (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). Without
+ * gradient one kernel takes any V: one wave of blocks, each row after row, with the next vectors always under way. With
  * gradient the first of these that can:
- *   held     the row stays in a block's registers, CE_PACKS vectors a thread: up to 32,768 elements of 16 bits.
- *   row      one wave of blocks, a row at a time each, in registers and shared memory together; what of them is no longer
- *            needed is at once filled with the next row (cp.async), so that memory always has work. From sm_80 on, up to what
- *            shared memory takes: 131,072 elements of 16 bits on an H100, 94,208 on an A100.
- *   looped   any V anywhere: reads the row twice, the second time backwards, so that what it read last, still in the L2
- *            cache, comes first.
+ *   held     keeps the row in a block's registers, CE_PACKS vectors a thread: up to 32,768 elements of 16 bits.
+ *   row      one wave of blocks, each row after row, in registers and shared memory together. As soon as a part of the row is
+ *            no longer needed, the next row's is loaded in its place (cp.async): memory always has work. From sm_80 on, up to
+ *            what shared memory holds: 131,072 elements of 16 bits on an H100, 94,208 on an A100.
+ *   looped   any V on any card: reads the row twice, the second time backwards, since its end is still in the L2 cache.
  * 16-bit builds compute 2^(x log2(e) - max log2(e)): one multiply-add and the hardware's 2^x.
  * The caller has checked that 0 <= target < V. Elements from V to the pitch are neither read nor written.
  */
@@ -28,7 +27,7 @@ enum {
     CE_ROW_THREADS = 1024,     //   of a block, at most
     CE_LOOP_THREADS = 1024,    // looped kernel: of a block
     CE_FORWARD_THREADS = 256,  // without gradient: of a block, at most
-    CE_UNROLL = 4,             // both of these: vectors that a thread works on together
+    CE_UNROLL = 4,             // looped and without gradient: vectors that a thread works on together
 };
 
 /* Exponents are counted in units of 1 / SOFTMAX_UNIT: natural in FP32 builds, else base 2. */
@@ -360,7 +359,7 @@ __global__ void __launch_bounds__(CE_ROW_THREADS, 1)
 #endif
 }
 
-/* Losses alone: CE_UNROLL vectors of a row at a time, the next ones, behind the row's last those of the next row, under way.
+/* Losses alone: CE_UNROLL vectors of a row at a time, while the next ones are under way (after the row's last, the next row's).
  * 64 registers a thread. */
 __global__ void __launch_bounds__(CE_FORWARD_THREADS, 1024 / CE_FORWARD_THREADS)
     crossentropy_forward_kernel(float* losses, const floatX* logits, const int32_t* targets, unsigned N, int V, size_t pitch) {

@@ -1,11 +1,11 @@
 /* embedding.cuh -- rows of a table by token, and its gradient, on the GPU. The oracle is embedding.h.
  *
- * Backward without atomics on floats: the (token, position) pairs are sorted by token, equal tokens staying in the order
- * of their positions (a stable radix sort), and every run of equal tokens is summed in that order in fp32. A run may be one
- * position or, in a byte vocabulary, a fifth of the batch; so the sorted list is cut into chunks of EMBEDDING_CHUNK pairs,
- * a block a chunk. A run belongs to the chunk that it begins in, and that block follows it to the end of the next chunk.
- * The few runs that are longer still leave a partial sum for each further chunk, and a second kernel adds those up, in
- * parallel, in an order that depends on nothing but the length of the run.
+ * Backward has no atomics on floats. A stable radix sort puts the (token, position) pairs in the order of tokens, then
+ * positions, and every run of equal tokens is summed in that order in fp32. A run may be one position or, in a byte
+ * vocabulary, a fifth of the batch; so the sorted list is cut into chunks of EMBEDDING_CHUNK pairs, a block a chunk. A run
+ * belongs to the chunk that it begins in, and that block follows it to the end of the next chunk. A run that is longer still
+ * leaves a partial sum for each further chunk, and a second kernel adds these up in an order that depends on the length of the
+ * run alone.
  *
  * The caller has checked that 0 <= token < V.
  */

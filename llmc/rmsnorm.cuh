@@ -1,11 +1,11 @@
 /* rmsnorm.cuh -- root mean square normalisation of rows on the GPU. The oracle is rmsnorm.h, where the formulas stand.
  *
- * A row is held in registers by as few warps as hold it with RMSNORM_PACKS vectors a lane: it is read once, and up to
- * C = 1024 (16-bit) no barrier is met, so that the warps of an SM drift apart and memory always has work. Backward runs one
- * wave of blocks over all rows; each lane keeps the weight gradient of its columns in registers, a block writes one
- * partial row, and a second kernel adds the partial rows in a fixed order. Rows that are not whole vectors take the same
- * kernels an element at a time.
- * dx is read and written: it carries the residual stream's gradient past the norm (dx += is the residual's addition).
+ * A row lies in the registers of as few warps as can hold it, RMSNORM_PACKS vectors a lane: it is read once. Up to C = 1024
+ * (16-bit) that is one warp, which meets no barrier, so that the warps of an SM drift apart and memory always has work.
+ * Backward runs one wave of blocks over all rows. Each lane keeps the weight gradient of its columns in registers, a block
+ * writes one partial row, and a second kernel adds the partial rows in a fixed order. Rows that are not whole vectors take the
+ * same kernels an element at a time.
+ * dx += is also the addition behind a residual connection: dx carries the residual stream's gradient past the norm.
  * Bytes a row: forward 2C, backward 4C (times the size of an element).
  */
 #ifndef LLMC_RMSNORM_CUH

@@ -1,7 +1,7 @@
 #!/bin/sh
 # lint.sh -- what no test shows: every header compiles alone, as C11 and as C++17, with gcc and with clang, without a warning;
-# so does every C file with clang (gcc: make WERROR=1 test); shell and Python are free of their cheapest mistakes. A tool
-# that is missing is named.
+# so does every .cuh with nvcc, and every C file with clang (gcc: make WERROR=1 test); shell and Python are free of their
+# cheapest mistakes. A tool that is missing is named.
 set -u
 failed=0
 warnings="-Wall -Wextra -Werror -Wno-unknown-pragmas"
@@ -23,6 +23,13 @@ done
 if have clang; then
     for file in *.c test_llama3.cu dev/data/*.c dev/test/*.c; do
         run "clang: $file" clang -std=c11 -O1 -march=native -c -o /dev/null $warnings -I. -x c "$file"
+    done
+fi
+nvcc=$(command -v "${NVCC:-nvcc}" || command -v /usr/local/cuda/bin/nvcc || echo nvcc)
+if have "$nvcc"; then
+    for header in llmc/*.cuh llmc/*/*.cuh; do  # to PTX: the shortest way that reads host functions as well as kernels
+        echo "#include \"$header\"" | run "nvcc: $header" "$nvcc" -x cu - -ptx -o /dev/null -arch=compute_90a -std=c++17 \
+            -DPRECISION_BF16 -Werror all-warnings -diag-suppress 177 -I.
     done
 fi
 if have shellcheck; then run shellcheck shellcheck -s sh -S warning -e SC1091,SC2010,SC2034,SC2046,SC2154 dev/test/*.sh dev/test/*/*.sh; fi
