@@ -180,7 +180,8 @@ __global__ void attention_forward_plain_kernel(floatX* out, float* lse, const fl
 template <int HD_MAX, int RM, int RN, int TY>
 __device__ __forceinline__ void plain_gradients(float p[RM][RN], float ds[RM][RN], const float* q_tile, const float* dout_tile,
                                                 const float* k_tile, const float* v_tile, const float2* stats, int q0, int k0,
-                                                int ty, int tx, const AttentionArgs& s) {
+                                                const AttentionArgs& s) {
+    const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
     plain_scores<HD_MAX, RM, RN, TY>(p, q_tile, k_tile, ty, tx, s.HD);
     plain_scores<HD_MAX, RM, RN, TY>(ds, dout_tile, v_tile, ty, tx, s.HD);
 #pragma unroll
@@ -232,7 +233,7 @@ __global__ void attention_backward_kv_plain_kernel(floatX* dqkv, const float2* s
                                s.HD);
             __syncthreads();
             float p[RM][RN], ds[RM][RN];
-            plain_gradients<HD_MAX, RM, RN, TY>(p, ds, q_tile, dout_tile, k_tile, v_tile, head_stats, q0, k0, ty, tx, s);
+            plain_gradients<HD_MAX, RM, RN, TY>(p, ds, q_tile, dout_tile, k_tile, v_tile, head_stats, q0, k0, s);
             for (int pass = 0; pass < 2; pass++) {
                 if (pass == 1) { __syncthreads(); }
 #pragma unroll
@@ -302,7 +303,7 @@ __global__ void attention_backward_q_plain_kernel(floatX* dqkv, const float2* st
                            s.T - k0, s.HD);
         __syncthreads();
         float p[RM][RN], ds[RM][RN];
-        plain_gradients<HD_MAX, RM, RN, TY>(p, ds, q_tile, dout_tile, k_tile, v_tile, head_stats, q0, k0, ty, tx, s);
+        plain_gradients<HD_MAX, RM, RN, TY>(p, ds, q_tile, dout_tile, k_tile, v_tile, head_stats, q0, k0, s);
 #pragma unroll
         for (int i = 0; i < RM; i++) {
 #pragma unroll
