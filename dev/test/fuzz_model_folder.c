@@ -2,6 +2,7 @@
  * rest is model.safetensors.index.json (beside shards), model.safetensors or config.json. What is accepted gives every
  * element of every parameter once, each inside of its parameter. */
 #define MODEL_SHARD_BYTES 64
+#define TENSOR_READ_PIECE 4  // elements: so that a few dozen weights are several pieces
 #include "llmc/files/model_folder.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);

@@ -177,6 +177,8 @@ for job in "--generate x" "--eval --val val.bin" "--train data.bin --steps 1 --o
 done
 expect "also where the folder is named outright" 1 "the file is damaged" "$bin/train_llama3" --model model1/step_00000002 --generate x
 cp whole.safetensors $weights
+cp -r model0 trained && echo '{"best_metric": null, "epoch": 1.0}' >trained/trainer_state.json
+expect "a trainer_state.json of transformers' Trainer is no hindrance" 0 "5 6" "$bin/train_llama3" --model trained --generate "5 6" --tokens 2
 
 # --- signals and the lock ----------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,9 @@
 #include "llmc/base/float16.h"
 #include "llmc/config.h"
 #include "llmc/files/safetensors.h"
+#include "llmc/text/text.h"
+
+#include <math.h>
 
 enum { MODEL_PIECE = 1 << 20 };  // the most floats that a sink is given, or a source is asked for, at a time
 #ifndef TENSOR_READ_PIECE
@@ -108,14 +111,15 @@ static inline bool tensor_fail_not_finite(const TensorPiece* p, const TensorSlot
     const SafeTensor* t = p->tensor;
     const size_t index = p->at + slot->finite, cols = t->ndim > 0 ? t->shape[t->ndim - 1] : 1;
     const float value = slot->values[slot->finite];
+    const char* kind = isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
     char where[64], shown[100];
-    snprintf(where, sizeof where, t->ndim > 1 ? "%zu, %zu" : "%zu", t->ndim > 1 ? index / cols : index, index % cols);
+    if (t->ndim > 1) {
+        snprintf(where, sizeof where, "%zu, %zu", index / cols, index % cols);
+    } else {
+        snprintf(where, sizeof where, "%zu", index);
+    }
     return fail(e, "%s: tensor %s is %s at [%s], wanted a finite number", p->file->path,
-                show_text(shown, sizeof shown, t->name, strlen(t->name)),
-                isnan(value) ? "nan"
-                : value > 0  ? "inf"
-                             : "-inf",
-                where);
+                show_text(shown, sizeof shown, t->name, strlen(t->name)), kind, where);
 }
 
 /* The calling thread: gives what was read to the sinks. */
@@ -140,13 +144,13 @@ static inline bool tensor_pieces_read(const TensorPieces* list, Error* not_finit
     bool ok = true;
     for (size_t at = 0; ok && at < count + batch; at += batch) {  // in the last round the last batch is handed over
         const size_t begin = size_min(at, count), end = size_min(at + batch, count), before = at > 0 ? at - batch : 0;
-        TensorSlot *now = slots[at / batch % 2], *read = slots[(at / batch + 1) % 2];
+        TensorSlot *filling = slots[at / batch % 2], *filled = slots[(at / batch + 1) % 2];
 #pragma omp parallel
         {
 #pragma omp master
-            ok = tensor_pieces_hand_over(list->items + before, read, begin - before, not_finite, e);
+            ok = tensor_pieces_hand_over(list->items + before, filled, begin - before, not_finite, e);
 #pragma omp for schedule(dynamic)
-            for (size_t i = begin; i < end; i++) { tensor_piece_read(&list->items[i], &now[i - begin]); }
+            for (size_t i = begin; i < end; i++) { tensor_piece_read(&list->items[i], &filling[i - begin]); }
         }
     }
     for (int i = 0; i < 2; i++) { free(slots[i]); }

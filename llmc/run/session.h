@@ -49,10 +49,10 @@ typedef struct {
     ModelConfig config;
     ParamTable table;
     char model_dir[PATH_CAP];  // holds the weights to start from; "": a new model
-    FileSums sums;         // of the files there, checked while they are loaded; none: nobody knows them, or all were checked
-    SideFiles side_files;  // of that folder, for the checkpoints of this run
-    bool resumed;          // model_dir is the checkpoint that this run goes on from
-    bool saved_master;     // its weights are rounded: the exact ones are in its state, as "master"
+    FileSums sums;             // of its files, checked while they are loaded; none: unknown, or all were checked
+    SideFiles side_files;      // of that folder, for the checkpoints of this run
+    bool resumed;              // model_dir is the checkpoint that this run goes on from
+    bool saved_master;         // its weights are rounded: the exact ones are in its state, as "master"
 
     // text and data
     Tokenizer tokenizer;
@@ -119,15 +119,18 @@ static inline void session_find_checkpoint(Session* s, const char* folder) {
 }
 
 /* A model's folder that was named outright. Where it is a checkpoint, the weights must be those that were saved; its other
- * files are the user's to change. */
+ * files are the user's to change. transformers' Trainer has a trainer_state.json, too: one that is not ours says nothing. */
 static inline void session_take_folder(Session* s, const char* folder) {
     char path[PATH_CAP];
+    TrainerState found;
     Error e = NO_ERROR;
     snprintf(s->model_dir, sizeof s->model_dir, "%s", folder);
-    if (!folder_has(folder, "trainer_state.json")) { return; }
-    TrainerState found;
-    must(path_join(path, folder, "trainer_state.json", &e) && trainer_state_read(&found, path, &e), &e);
-    session_take_sums(s, &found);
+    must(path_join(path, folder, "trainer_state.json", &e), &e);
+    if (trainer_state_read(&found, path, &e)) {
+        session_take_sums(s, &found);
+    } else {
+        trainer_state_free(&found);
+    }
 }
 
 /* Finds the checkpoint to go on from and takes its options over. Without one in --out the run starts anew, so that a
