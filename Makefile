@@ -11,7 +11,7 @@ CFLAGS_EXTRA ?=
 WARNINGS = -Wall -Wextra $(if $(filter 1,$(OPENMP)),,-Wno-unknown-pragmas) $(if $(filter 1,$(WERROR)),-Werror)
 CFLAGS = -std=c11 -ffp-contract=fast -fno-math-errno $(OPT) $(MARCH) $(WARNINGS) $(if $(filter 1,$(OPENMP)),-fopenmp) $(CFLAGS_EXTRA)
 LDLIBS = -lm -lpthread
-HEADERS = $(wildcard llmc/*.h llmc/*/*.h) dev/test/test.h
+HEADERS = $(wildcard llmc/*.h llmc/*/*.h llmc/*/*.def) dev/test/test.h
 UNIT_TESTS = $(patsubst dev/test/%.c,build/%,$(wildcard dev/test/test_*.c))
 FUZZERS = $(patsubst dev/test/%.c,build/%,$(wildcard dev/test/fuzz_*.c))
 TALES = dev/data/tinytales
@@ -124,7 +124,7 @@ quickstart: $(QUICKSTART_TRAINER) $(TALES)/tinytales_train.bin
 
 # --- tests ---------------------------------------------------------------------------------------------------------------
 
-SHELL_TESTS = dev/test/test_cli.sh dev/test/test_bad_input.sh dev/test/kill_resume.sh
+SHELL_TESTS = dev/test/test_loop.sh dev/test/test_cli.sh dev/test/test_bad_input.sh dev/test/kill_resume.sh
 KILLS ?= 50
 SECONDS ?= 20
 

@@ -13,13 +13,17 @@
  * Every result is bitwise the same for any number of threads: no layer lets a thread's share of the work decide the
  * order of a sum. Nothing is allocated inside a training step.
  *
- * Left to others: files (llmc/files/checkpoint.h), flags (llmc/run/options.h), token batches (llmc/files/dataloader.h), screen, log and
- * sampling (llmc/run/). Several processes and 16-bit arithmetic are the CUDA trainer's.
+ * The training loop is the same text as in train_llama3.cu. Left to others: files (llmc/files), text (llmc/text), flags,
+ * screen, log, validation, sampling and the other jobs (llmc/run). Several processes and 16-bit arithmetic are the CUDA
+ * trainer's.
  */
-#include "llmc/base/utils.h"  // defines: Error, fail, die, die_usage, warn, xmalloc, path_join, now_seconds
-#include "llmc/base/rand.h"   // defines: philox, rand_normal
-#include "llmc/config.h"      // defines: ModelConfig, ParamTable, param_table, param_offset, config_preset, config_read
-#include "llmc/run/session.h"  // defines: Session, session_open, session_begin, session_checkpoint, session_lr; all that it includes
+#include "llmc/base/utils.h"    // defines: Error, fail, die, must, xcalloc, round_up, size_min, now_seconds
+#include "llmc/base/outlier.h"  // defines: outlier_update, outlier_skip
+#include "llmc/config.h"        // defines: ModelConfig, ParamTable, param_table, param_offset, attention_shape
+#include "llmc/run/session.h"   // defines: Session, session_open, session_close, session_lr, session_context
+#include "llmc/run/trainer.h"   // defines: Trainer, StepPlan, StepResult, BatchSource, batch_read
+#include "llmc/run/training.h"  // defines: Training, Due, training_open, training_due, training_report, training_close
+#include "llmc/run/jobs.h"      // defines: run_job
 #include "llmc/embedding.h"     // defines: embedding_forward, embedding_backward
 #include "llmc/rmsnorm.h"       // defines: rmsnorm_forward, rmsnorm_backward, rmsnorm_backward_scratch
 #include "llmc/rope.h"          // defines: rope_table, rope_forward, rope_backward
@@ -35,7 +39,8 @@
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------------
-// memory: one arena each for weights, gradients, m and v (same element offsets, see config.h), one for activations
+// memory: an arena for the weights; one each for gradients, m and v, which follow the table of trained tensors; one for
+// activations
 
 /* The tensors of one block in an arena of weights (or gradients: the same type, the same offsets). */
 typedef struct {
@@ -46,6 +51,13 @@ typedef struct {
     float* gate_up;     // (2F, C): rows of gate, then up
     float* down;        // (C, F)
 } Block;
+
+/* The tensors outside of the blocks. */
+typedef struct {
+    float* embedding;   // (V, C)
+    float* final_norm;  // (C)
+    float* head;        // (V, C); the embedding where the two are tied
+} Ends;
 
 /* What the forward pass of one block keeps for its backward pass; N = B*T rows. */
 typedef struct {
@@ -73,19 +85,24 @@ typedef enum {
     MEM_CACHE,
     NUM_MEM
 } MemoryKind;
+static const char* const memory_names[NUM_MEM] = {"weights",     "gradients", "m",         "v",
+                                                  "activations", "logits",    "workspace", "KV cache"};
 
 enum { CLASSIFIER_ROWS = 512 };  // tokens whose logits exist at one time: (512, V) stays near the cache
 enum { DECODE_ROWS = 64 };       // tokens of a prompt that generation takes in one pass
 
 typedef struct {
     ModelConfig config;
-    ParamTable table;
-    float* params;  // (table.elements) each
-    float* grads;
-    float* m;  // AdamW's first moment
-    float* v;  // AdamW's second moment
+    ParamTable table;    // of the weights
+    ParamTable trained;  // of the tensors that are trained: all of them
+    float* params;       // (table.elements)
+    float* grads;        // (trained.elements) each
+    float* m;            // AdamW's first moment
+    float* v;            // AdamW's second moment
 
-    int B, T;                  // of the training batch the activations are sized for
+    int B, T;                  // of the batch that activations are sized for
+    int32_t* x;                // (B, T) tokens
+    int32_t* y;                // (B, T) targets
     float* rope;               // (T, HD) cos and sin
     BlockActivations* blocks;  // (L)
     float* h_final;            // (N, C) the residual stream behind the last block
@@ -94,14 +111,15 @@ typedef struct {
     float* losses;             // (N) of each token
     float* logits;             // (min(N, CLASSIFIER_ROWS), V)
 
-    float* dh;             // (N, C) gradient of the residual stream, carried down through the blocks
-    float* dnorm;          // (N, C) gradient of a norm's output
-    float* dqkv;           // (N, QKV)
-    float* datt;           // (N, NH HD)
-    float* dgate_up;       // (N, 2F)
-    float* dact;           // (N, F)
-    float* scratch;        // for the layers that ask for it
-    double* norm_scratch;  // for the global norm
+    float* dh;           // (N, C) gradient of the residual stream, carried down through the blocks
+    float* dnorm;        // (N, C) gradient of a norm's output
+    float* dqkv;         // (N, QKV)
+    float* datt;         // (N, NH HD)
+    float* dgate_up;     // (N, 2F)
+    float* dact;         // (N, F)
+    void* scratch;       // for the layers that ask for it
+    void* norm_scratch;  // for the global norm
+    StepResult result;   // of the last step
 
     // generation; each layer's cache holds rows of k then v
     int cache_len;       // positions
@@ -136,7 +154,8 @@ static float* map_memory(size_t bytes, const char* what) {
     return (float*)p;
 }
 
-/* The tensors of block l in an arena of weights or gradients. The only way by which a layer gets its weights. */
+/* The tensors of block l in an arena of weights or gradients, and those outside of the blocks: the only ways by which a
+ * layer gets its weights. */
 static Block block_at(float* arena, const ParamTable* t, int l) {
     Block b;
     b.input_norm = arena + param_offset(t, P_INPUT_NORM, l);
@@ -146,6 +165,14 @@ static Block block_at(float* arena, const ParamTable* t, int l) {
     b.gate_up = arena + param_offset(t, P_GATE, l);
     b.down = arena + param_offset(t, P_DOWN, l);
     return b;
+}
+
+static Ends ends_at(float* arena, const ParamTable* t) {
+    Ends e;
+    e.embedding = arena + param_offset(t, P_EMBEDDING, -1);
+    e.final_norm = arena + param_offset(t, P_FINAL_NORM, -1);
+    e.head = arena + param_offset(t, P_LM_HEAD, -1);
+    return e;
 }
 
 /* Lays a model's buffers out. `B` = 0: no training batch, `train` false: forward only, `cache_len` = 0: no generation. */
@@ -159,12 +186,14 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], int B, int T, bool train
     m->cache_len = cache_len;
     m->params = take(&mem[MEM_WEIGHTS], m->table.elements);
     if (train) {
-        m->grads = take(&mem[MEM_GRADIENTS], m->table.elements);
-        m->m = take(&mem[MEM_M], m->table.elements);
-        m->v = take(&mem[MEM_V], m->table.elements);
+        m->grads = take(&mem[MEM_GRADIENTS], m->trained.elements);
+        m->m = take(&mem[MEM_M], m->trained.elements);
+        m->v = take(&mem[MEM_V], m->trained.elements);
     }
     if (B > 0) {
         Arena* a = &mem[MEM_ACTIVATIONS];
+        m->x = (int32_t*)take(a, N);
+        m->y = (int32_t*)take(a, N);
         m->rope = take(a, T * HD);
         Arena first_block = *a;  // without a backward pass, every block uses the same buffers
         for (size_t l = 0; l < L; l++) {
@@ -196,9 +225,10 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], int B, int T, bool train
         m->datt = take(a, N * Q);
         m->dgate_up = take(a, N * 2 * F);
         m->dact = take(a, N * F);
-        m->scratch = take(a, size_max(rmsnorm_backward_scratch(N, c->hidden_size),
-                                      attention_backward_scratch(B, T, c->num_heads, c->num_kv_heads, c->head_dim)));
-        m->norm_scratch = (double*)take(a, 2 * global_norm_scratch(m->table.elements));
+        const size_t scratch = size_max(rmsnorm_backward_scratch(N, c->hidden_size),
+                                        attention_backward_scratch(B, T, c->num_heads, c->num_kv_heads, c->head_dim) * 4);
+        m->scratch = take(a, ceil_div(scratch, sizeof(float)));
+        m->norm_scratch = take(a, global_norm_scratch(m->trained.elements) / sizeof(float));
     }
     if (cache_len > 0) {
         m->kv_cache = take(&mem[MEM_CACHE], L * cache_len * 2 * KV);
@@ -215,17 +245,17 @@ static void llama_measure(const ModelConfig* c, int B, int T, bool train, int ca
     memset(mem, 0, sizeof mem);
     m.config = *c;
     m.table = param_table(c);
+    m.trained = param_table(c);
     m.blocks = (BlockActivations*)xcalloc(c->num_layers, sizeof *m.blocks);
     llama_lay_out(&m, mem, B, T, train, cache_len);
     for (int i = 0; i < NUM_MEM; i++) { bytes[i] = round_up(mem[i].used * sizeof(float), (size_t)2 << 20); }
     free(m.blocks);
     param_table_free(&m.table);
+    param_table_free(&m.trained);
 }
 
 /* Maps all memory of a model: weights, and what the given uses need. Weights are zero until they are read or drawn. */
 static Llama llama_create(const ModelConfig* c, int B, int T, bool train, int cache_len) {
-    static const char* names[NUM_MEM] = {"weights",     "gradients", "m",         "v",
-                                         "activations", "logits",    "workspace", "the KV cache"};
     Llama m;
     Arena mem[NUM_MEM];
     size_t bytes[NUM_MEM];
@@ -233,11 +263,12 @@ static Llama llama_create(const ModelConfig* c, int B, int T, bool train, int ca
     memset(&m, 0, sizeof m);
     memset(mem, 0, sizeof mem);
     for (int i = 0; i < NUM_MEM; i++) {
-        if (bytes[i] > 0) { m.mapped[i] = mem[i].base = map_memory(bytes[i], names[i]); }
+        if (bytes[i] > 0) { m.mapped[i] = mem[i].base = map_memory(bytes[i], memory_names[i]); }
         m.mapped_bytes[i] = bytes[i];
     }
     m.config = *c;
     m.table = param_table(c);
+    m.trained = param_table(c);
     m.blocks = (BlockActivations*)xcalloc(c->num_layers, sizeof *m.blocks);
     llama_lay_out(&m, mem, B, T, train, cache_len);
     if (B > 0) { rope_table(m.rope, T, c); }
@@ -251,47 +282,28 @@ static void llama_free(Llama* m) {
     }
     free(m->blocks);
     param_table_free(&m->table);
-}
-
-/* Fresh weights, the same in all three trainers. */
-static inline void llama_init(Llama* m, uint64_t seed) {
-    for (int i = 0; i < m->table.count; i++) {
-        const Param* p = &m->table.items[i];
-        param_init(m->params + p->offset, p, (uint32_t)i, &m->config, seed);
-    }
-}
-
-/* A TensorSink and a TensorSource (model_folder.h) of one arena: weights, m or v. */
-static bool store_tensor(void* arena, const Param* p, size_t first, size_t n, const float* src, Error* e) {
-    (void)e;
-    memcpy((float*)arena + p->offset + first, src, n * sizeof(float));
-    return true;
-}
-
-static inline bool fetch_tensor(void* arena, const Param* p, size_t first, size_t n, float* dst, Error* e) {
-    (void)e;
-    memcpy(dst, (float*)arena + p->offset + first, n * sizeof(float));
-    return true;
+    param_table_free(&m->trained);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // forward
 
-/* From tokens (B, T) to norm_final (B, T, C), keeping what the backward pass needs. */
-static void llama_forward(Llama* m, const int32_t* tokens) {
+/* From the tokens m->x to norm_final (B, T, C), keeping what the backward pass needs. */
+static void llama_forward(Llama* m) {
     const ModelConfig* c = &m->config;
     const size_t B = m->B, N = B * m->T;
     const int T = m->T, C = c->hidden_size, F = c->intermediate_size, L = c->num_layers;
     const int NH = c->num_heads, NKV = c->num_kv_heads, HD = c->head_dim, Q = q_width(c), QKV = qkv_width(c);
 
-    embedding_forward(m->blocks[0].h, m->params + param_offset(&m->table, P_EMBEDDING, -1), tokens, N, C);
+    const Ends ends = ends_at(m->params, &m->table);
+    embedding_forward(m->blocks[0].h, ends.embedding, m->x, N, C);
     for (int l = 0; l < L; l++) {
         const Block w = block_at(m->params, &m->table, l);
         const BlockActivations* s = &m->blocks[l];
         float* h_next = l + 1 < L ? m->blocks[l + 1].h : m->h_final;
         rmsnorm_forward(s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps);
         matmul_forward(s->qkv, s->norm1, w.qkv, NULL, N, C, QKV);
-        rope_forward(s->qkv, m->rope, B, T, 0, NH, NKV, HD);
+        rope_forward(s->qkv, m->rope, 0, attention_shape(c, B, T));
         attention_forward(s->att, s->lse, s->qkv, B, T, NH, NKV, HD);
         matmul_forward(s->mid, s->att, w.o, s->h, N, Q, C);
         rmsnorm_forward(s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps);
@@ -299,29 +311,28 @@ static void llama_forward(Llama* m, const int32_t* tokens) {
         swiglu_forward(s->act, s->gate_up, N, F);
         matmul_forward(h_next, s->act, w.down, s->mid, N, F, C);
     }
-    rmsnorm_forward(m->norm_final, m->rstd_final, m->h_final, m->params + param_offset(&m->table, P_FINAL_NORM, -1), N, C,
-                    c->rms_eps);
+    rmsnorm_forward(m->norm_final, m->rstd_final, m->h_final, ends.final_norm, N, C, c->rms_eps);
 }
 
-/* The head and the loss after llama_forward(): the mean cross-entropy over the B*T targets. Works through
+/* The head and the loss after llama_forward(): the mean cross-entropy over the B*T targets m->y. Works through
  * CLASSIFIER_ROWS tokens at a time, so that full (B, T, V) logits never exist. With dloss != 0 (the weight of one
  * token's loss in what is differentiated) it goes on to the head's backward pass while a chunk's logits are at hand:
  * fills dnorm (N, C) and adds to the head's gradient. */
-static double llama_loss(Llama* m, const int32_t* targets, float dloss) {
+static double llama_loss(Llama* m, float dloss) {
     const int C = m->config.hidden_size, V = m->config.vocab_size;
     const size_t N = (size_t)m->B * m->T;
-    const float* head = m->params + param_offset(&m->table, P_LM_HEAD, -1);
+    const float* head = ends_at(m->params, &m->table).head;
     for (size_t first = 0; first < N; first += CLASSIFIER_ROWS) {
         const size_t rows = size_min(CLASSIFIER_ROWS, N - first);
         const float* x = m->norm_final + first * C;
         matmul_forward(m->logits, x, head, NULL, rows, C, V);
         if (dloss == 0.0f) {
-            crossentropy_forward(m->losses + first, m->logits, targets + first, rows, V);
+            crossentropy_forward(m->losses + first, m->logits, m->y + first, rows, V);
             continue;
         }
-        crossentropy_fused(m->losses + first, m->logits, targets + first, dloss, rows, V);
+        crossentropy_fused(m->losses + first, m->logits, m->y + first, dloss, rows, V);
         matmul_backward_input(m->dnorm + first * C, m->logits, head, rows, C, V, false);
-        matmul_backward_weight(m->grads + param_offset(&m->table, P_LM_HEAD, -1), m->logits, x, rows, C, V);
+        matmul_backward_weight(ends_at(m->grads, &m->trained).head, m->logits, x, rows, C, V);
     }
     double sum = 0.0;
     for (size_t i = 0; i < N; i++) { sum += m->losses[i]; }
@@ -332,24 +343,23 @@ static double llama_loss(Llama* m, const int32_t* targets, float dloss) {
 // backward: every gradient accumulates (+=), so micro-batches add up; llama_zero_gradients() starts a step
 
 static void llama_zero_gradients(Llama* m) {
-    const size_t n = m->table.elements;
+    const size_t n = m->trained.elements;
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < n; i += 1 << 16) { memset(m->grads + i, 0, size_min(1 << 16, n - i) * sizeof(float)); }
 }
 
-/* After llama_forward(m, tokens) and llama_loss(m, targets, dloss != 0): dh walks from the last block to the first. */
-static void llama_backward(Llama* m, const int32_t* tokens) {
+/* After llama_forward() and llama_loss(dloss != 0): dh walks from the last block to the first. */
+static void llama_backward(Llama* m) {
     const ModelConfig* c = &m->config;
     const size_t B = m->B, N = B * m->T;
     const int T = m->T, C = c->hidden_size, F = c->intermediate_size, L = c->num_layers;
     const int NH = c->num_heads, NKV = c->num_kv_heads, HD = c->head_dim, Q = q_width(c), QKV = qkv_width(c);
-    const size_t final_norm = param_offset(&m->table, P_FINAL_NORM, -1);
+    const Ends w_ends = ends_at(m->params, &m->table), g_ends = ends_at(m->grads, &m->trained);
 
     memset(m->dh, 0, N * C * sizeof(float));
-    rmsnorm_backward(m->dh, m->grads + final_norm, m->scratch, m->dnorm, m->h_final, m->params + final_norm, m->rstd_final, N,
-                     C);
+    rmsnorm_backward(m->dh, g_ends.final_norm, m->scratch, m->dnorm, m->h_final, w_ends.final_norm, m->rstd_final, N, C);
     for (int l = L - 1; l >= 0; l--) {
-        const Block w = block_at(m->params, &m->table, l), g = block_at(m->grads, &m->table, l);
+        const Block w = block_at(m->params, &m->table, l), g = block_at(m->grads, &m->trained, l);
         const BlockActivations* s = &m->blocks[l];
         // h_next = mid + act Wdown^T: dh is the gradient of both terms
         matmul_backward_weight(g.down, m->dh, s->act, N, F, C);
@@ -362,12 +372,12 @@ static void llama_backward(Llama* m, const int32_t* tokens) {
         matmul_backward_weight(g.o, m->dh, s->att, N, Q, C);
         matmul_backward_input(m->datt, m->dh, w.o, N, Q, C, false);
         attention_backward(m->dqkv, m->scratch, m->datt, s->att, s->lse, s->qkv, B, T, NH, NKV, HD);
-        rope_backward(m->dqkv, m->rope, B, T, 0, NH, NKV, HD);
+        rope_backward(m->dqkv, m->rope, 0, attention_shape(c, B, T));
         matmul_backward_weight(g.qkv, m->dqkv, s->norm1, N, C, QKV);
         matmul_backward_input(m->dnorm, m->dqkv, w.qkv, N, C, QKV, false);
         rmsnorm_backward(m->dh, g.input_norm, m->scratch, m->dnorm, s->h, w.input_norm, s->rstd1, N, C);
     }
-    embedding_backward(m->grads + param_offset(&m->table, P_EMBEDDING, -1), m->dh, tokens, N, C);
+    embedding_backward(g_ends.embedding, m->dh, m->x, N, C);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -378,13 +388,14 @@ static float clip_factor(double norm, double max_norm) {
     return max_norm > 0 && norm > max_norm ? (float)(max_norm / (norm + 1e-6)) : 1.0f;
 }
 
-/* One AdamW step on all parameters; weight decay acts on matrices alone. */
+/* One AdamW step on all trained tensors; weight decay acts on matrices alone. */
 static void llama_update(Llama* m, AdamW hyper) {
     const double weight_decay = hyper.weight_decay;
-    for (int i = 0; i < m->table.count; i++) {
-        const Param* p = &m->table.items[i];
+    for (int i = 0; i < m->trained.count; i++) {
+        const Param* p = &m->trained.items[i];
+        float* w = m->params + param_offset(&m->table, p->kind, p->layer);
         hyper.weight_decay = param_specs[p->kind].matrix ? weight_decay : 0.0;
-        adamw_update(m->params + p->offset, m->grads + p->offset, m->m + p->offset, m->v + p->offset, param_size(p), &hyper);
+        adamw_update(w, m->grads + p->offset, m->m + p->offset, m->v + p->offset, param_size(p), &hyper);
     }
 }
 
@@ -406,13 +417,14 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
     float* act = take(&a, (size_t)DECODE_ROWS * F);
     float* logits = take(&a, c->vocab_size);
 
-    embedding_forward(h, m->params + param_offset(&m->table, P_EMBEDDING, -1), tokens, rows, C);
+    const Ends ends = ends_at(m->params, &m->table);
+    embedding_forward(h, ends.embedding, tokens, rows, C);
     for (int l = 0; l < c->num_layers; l++) {
         const Block w = block_at(m->params, &m->table, l);
         float* cache = m->kv_cache + (size_t)l * m->cache_len * KV2;  // (cache_len, KV2)
         rmsnorm_forward(norm, rstd, h, w.input_norm, rows, C, c->rms_eps);
         matmul_forward(qkv, norm, w.qkv, NULL, rows, C, QKV);
-        rope_forward(qkv, m->decode_rope, 1, rows, pos, NH, NKV, HD);
+        rope_forward(qkv, m->decode_rope, pos, attention_shape(c, 1, rows));
         for (int i = 0; i < rows; i++) {
             memcpy(cache + (size_t)(pos + i) * KV2, qkv + (size_t)i * QKV + Q, KV2 * sizeof(float));
         }
@@ -426,282 +438,201 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
         matmul_forward(h, act, w.down, h, rows, F, C);
     }
     const float* last = h + (size_t)(rows - 1) * C;
-    rmsnorm_forward(norm, rstd, last, m->params + param_offset(&m->table, P_FINAL_NORM, -1), 1, C, c->rms_eps);
-    matmul_forward(logits, norm, m->params + param_offset(&m->table, P_LM_HEAD, -1), NULL, 1, C, c->vocab_size);
+    rmsnorm_forward(norm, rstd, last, ends.final_norm, 1, C, c->rms_eps);
+    matmul_forward(logits, norm, ends.head, NULL, 1, C, c->vocab_size);
     return logits;
 }
 
-/* Takes `count` tokens at positions pos .. pos + count - 1 <= cache_len - 1; returns the logits (V) behind the last. */
-static const float* llama_decode(Llama* m, const int32_t* tokens, int count, int pos) {
+/* NextLogits (generate.h): takes `count` tokens at positions pos .. pos + count - 1 <= cache_len - 1. */
+static const float* llama_decode(void* model, const int32_t* tokens, int count, int pos, Error* e) {
     const float* logits = NULL;
+    (void)e;
     for (int done = 0; done < count; done += DECODE_ROWS) {
         const int rows = count - done < DECODE_ROWS ? count - done : DECODE_ROWS;
-        logits = llama_decode_rows(m, tokens + done, rows, pos + done);
+        logits = llama_decode_rows((Llama*)model, tokens + done, rows, pos + done);
     }
     return logits;
 }
 
-/* llama_decode() as generate.h calls it. */
-static inline const float* next_logits(void* model, const int32_t* tokens, int count, int pos, Error* e) {
-    (void)e;
-    return llama_decode((Llama*)model, tokens, count, pos);
+// ---------------------------------------------------------------------------------------------------------------------
+// training step
+
+/* Decides what becomes of a step whose gradients are there: outliers and what is not finite are skipped. */
+static UpdateVerdict decide_update(StepResult* r, const StepPlan* plan) {
+    const StepHyper* h = &plan->hyper;
+    r->loss_z = outlier_update(&plan->run->loss, r->loss);
+    r->norm_z = outlier_update(&plan->run->grad_norm, r->norm);
+    return !isfinite(r->loss) || !isfinite(r->norm)  ? UPDATE_NOT_FINITE
+           : outlier_skip(r->loss_z, h->skip_loss_z) ? UPDATE_OUTLIER_LOSS
+           : outlier_skip(r->norm_z, h->skip_norm_z) ? UPDATE_OUTLIER_NORM
+                                                     : UPDATE_APPLIED;
+}
+
+/* Forward and backward over the step's micro-batches, then the update with learning rate `lr`. */
+static void train_step(void* model, const StepPlan* plan, double lr) {
+    Llama* m = (Llama*)model;
+    StepResult* r = &m->result;
+    const double start = now_seconds();
+    memset(r, 0, sizeof *r);
+    r->lr = lr;
+    llama_zero_gradients(m);
+    for (int k = 0; k < plan->accumulate; k++) {
+        batch_read(&plan->data, m->B, m->T, m->x, m->y);
+        llama_forward(m);
+        r->loss += llama_loss(m, (float)plan->hyper.loss_weight) / plan->accumulate;
+        llama_backward(m);
+    }
+    r->norm = global_norm(m->grads, m->trained.elements, m->norm_scratch);
+    r->verdict = decide_update(r, plan);
+    r->loss_scale = plan->run->loss_scale;
+    plan->run->step++;
+    plan->run->tokens += plan->tokens;
+    if (r->verdict == UPDATE_APPLIED) {
+        AdamW hyper;
+        hyper.lr = lr;
+        hyper.beta1 = plan->hyper.beta1;
+        hyper.beta2 = plan->hyper.beta2;
+        hyper.eps = plan->hyper.eps;
+        hyper.weight_decay = plan->hyper.weight_decay;
+        hyper.grad_scale = clip_factor(r->norm, plan->hyper.grad_clip);
+        hyper.step = (int64_t)++plan->run->updates;
+        llama_update(m, hyper);
+    }
+    r->ms = (now_seconds() - start) * 1e3;
+}
+
+/* What the last step came to. */
+static StepResult step_result(void* model, const StepPlan* plan) {
+    (void)plan;
+    return ((Llama*)model)->result;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// one step
+// the trainer's table (trainer.h)
+
+/* Activations are for the batches of training and --eval, the cache for texts. */
+static int batch_of(const Session* s, const Options* o) { return job_trains(s->job) || s->job == JOB_EVAL ? o->batch : 0; }
+
+static void trainer_measure(const Trainer* t, const Session* s, const Options* o, MemoryTable* table) {
+    size_t bytes[NUM_MEM];
+    (void)t;
+    llama_measure(&s->config, batch_of(s, o), o->seq, job_trains(s->job), session_context(s), bytes);
+    for (int i = 0; i < NUM_MEM; i++) { memory_add(table, memory_names[i], bytes[i]); }
+}
+
+static uint64_t trainer_available(const Trainer* t, const Options* o) {
+    (void)t, (void)o;
+    return host_memory_available();
+}
+
+static uint64_t trainer_memory_used(const void* model) {
+    (void)model;
+    return host_memory_peak();
+}
+
+static void* trainer_create(const Trainer* t, const Session* s) {
+    Llama* m = (Llama*)xmalloc(sizeof *m);
+    (void)t;
+    *m = llama_create(&s->config, batch_of(s, &s->options), s->options.seq, job_trains(s->job), session_context(s));
+    return m;
+}
+
+static void trainer_destroy(void* model) {
+    llama_free((Llama*)model);
+    free(model);
+}
+
+/* Fresh weights, the same in all three trainers. */
+static void trainer_init(void* model, uint64_t seed) {
+    Llama* m = (Llama*)model;
+    for (int i = 0; i < m->table.count; i++) {
+        const Param* p = &m->table.items[i];
+        param_init(m->params + p->offset, p, (uint32_t)i, &m->config, seed);
+    }
+}
+
+/* A TensorSource and a TensorSink of one arena. */
+static bool fetch_tensor(void* arena, const Param* p, size_t first, size_t n, float* dst, Error* e) {
+    (void)e;
+    memcpy(dst, (float*)arena + p->offset + first, n * sizeof(float));
+    return true;
+}
+
+static bool store_tensor(void* arena, const Param* p, size_t first, size_t n, const float* src, Error* e) {
+    (void)e;
+    memcpy((float*)arena + p->offset + first, src, n * sizeof(float));
+    return true;
+}
+
+static StateSlot trainer_slot(void* model, SlotKind kind) {
+    const Llama* m = (Llama*)model;
+    float* const arenas[NUM_SLOTS] = {m->params, m->params, m->m, m->v};
+    const StateSlot slot = {slot_names[kind], "F32", fetch_tensor, store_tensor, arenas[kind]};
+    return slot;
+}
+
+/* Wipes the traces of steps at learning rate 0. */
+static void trainer_forget(void* model, const StepPlan* plan) {
+    Llama* m = (Llama*)model;
+    (void)plan;
+    memset(m->m, 0, m->trained.elements * sizeof(float));
+    memset(m->v, 0, m->trained.elements * sizeof(float));
+}
+
+static void queue_losses(void* model, const BatchSource* data) {
+    Llama* m = (Llama*)model;
+    batch_read(data, m->B, m->T, m->x, m->y);
+    llama_forward(m);
+    llama_loss(m, 0.0f);
+}
+
+static const float* wait_losses(void* model) { return ((Llama*)model)->losses; }
+
+static const Trainer cpu_trainer = {
+    .precision = "FP32",
+    .dtype = "F32",
+    .memory = "memory",
+    .in_flight = 1,
+    .measure = trainer_measure,
+    .available = trainer_available,
+    .memory_used = trainer_memory_used,
+    .create = trainer_create,
+    .destroy = trainer_destroy,
+    .init = trainer_init,
+    .slot = trainer_slot,
+    .step = train_step,
+    .result = step_result,
+    .forget = trainer_forget,
+    .queue_losses = queue_losses,
+    .wait_losses = wait_losses,
+    .next_logits = llama_decode,
+};
 
 #ifndef TESTING
 
-/* Forward and backward over the step's micro-batches, then the update. Returns the mean loss of the step's tokens before the
- * update; *norm is that of the gradient before clipping. `lr` of this step; x, y (B, T) are buffers. */
-static double train_step(Llama* m, Session* s, int32_t* x, int32_t* y, double lr, double* norm, const char** skipped) {
-    const Options* o = &s->options;
-    const float dloss = (float)(1.0 / (double)s->plan.tokens_per_step);
-    double loss = 0.0;
-    Error e = NO_ERROR;
-    llama_zero_gradients(m);
-    for (int k = 0; k < s->plan.accumulate; k++) {
-        must(dataloader_next(&s->train, x, y, &e), &e);
-        llama_forward(m, x);
-        loss += llama_loss(m, y, dloss) / s->plan.accumulate;
-        llama_backward(m, x);
-    }
-    *norm = global_norm(m->grads, m->table.elements, m->norm_scratch);
-
-    const double loss_z = outlier_update(&s->state.loss, loss), norm_z = outlier_update(&s->state.grad_norm, *norm);
-    *skipped = !isfinite(loss) || !isfinite(*norm)    ? "skipped: not finite"
-               : outlier_skip(loss_z, o->skip_loss_z) ? "skipped: loss"
-               : outlier_skip(norm_z, o->skip_norm_z) ? "skipped: gradient norm"
-                                                      : NULL;
-    s->state.step++;
-    s->state.tokens += (uint64_t)s->plan.tokens_per_step;
-    if (*skipped) { return loss; }
-    s->state.updates++;
-    AdamW hyper;
-    hyper.lr = lr;
-    hyper.beta1 = o->beta1;
-    hyper.beta2 = o->beta2;
-    hyper.eps = o->eps;
-    hyper.weight_decay = o->weight_decay;
-    hyper.grad_scale = clip_factor(*norm, o->grad_clip);
-    hyper.step = (int64_t)s->state.updates;
-    llama_update(m, hyper);
-    return loss;
-}
-
-/* Mean loss over the first `max_rows` rows of the validation data (all, where it has fewer). */
-static double validate(Llama* m, Session* s, int32_t* x, int32_t* y, uint64_t max_rows) {
-    const uint64_t rows = max_rows < s->val.rows_per_epoch ? max_rows : s->val.rows_per_epoch;
-    const size_t T = (size_t)m->T;
-    double sum = 0.0;
-    Error e = NO_ERROR;
-    dataloader_seek(&s->val, 0);
-    for (uint64_t done = 0; done < rows; done += (uint64_t)m->B) {
-        // the last batch is filled up with rows from the start, whose losses do not count
-        for (int b = 0; b < m->B; b++) { must(dataloader_next(&s->val, x + b * T, y + b * T, &e), &e); }
-        const size_t counted = (rows - done < (uint64_t)m->B ? (size_t)(rows - done) : (size_t)m->B) * T;
-        llama_forward(m, x);
-        llama_loss(m, y, 0.0f);
-        for (size_t i = 0; i < counted; i++) { sum += m->losses[i]; }
-    }
-    return sum / ((double)rows * (double)T);
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
-// jobs
+// the training loop: the same text in train_llama3.c and train_llama3.cu (dev/test/test_loop.sh compares them)
 
-/* What the run with these options maps, by kind; and as the table that is shown. */
-static uint64_t memory_need(void* session, const Options* o) {
-    const Session* s = (const Session*)session;
-    size_t bytes[NUM_MEM];
-    uint64_t sum = 0;
-    const bool trains = s->job == JOB_TRAIN || s->job == JOB_DRY_RUN;
-    llama_measure(&s->config, trains || s->job == JOB_EVAL ? o->batch : 0, o->seq, trains, session_context(s), bytes);
-    for (int i = 0; i < NUM_MEM; i++) { sum += bytes[i]; }
-    return sum;
-}
-
-/* Shows the memory a job needs (on stderr for those whose stdout is text), refuses what does not fit, and maps it. */
-static Llama create_checked(Session* s, FILE* screen) {
-    static const char* const names[NUM_MEM] = {"weights",     "gradients", "m",         "v",
-                                               "activations", "logits",    "workspace", "KV cache"};
-    const Options* o = &s->options;
-    const bool trains = s->job == JOB_TRAIN || s->job == JOB_DRY_RUN;
-    const int B = trains || s->job == JOB_EVAL ? o->batch : 0, context = session_context(s);
-    const uint64_t have = host_memory_available();
-    size_t bytes[NUM_MEM];
-    MemoryTable table;
-    Error e = NO_ERROR;
-    memset(&table, 0, sizeof table);
-    llama_measure(&s->config, B, o->seq, trains, context, bytes);
-    for (int i = 0; i < NUM_MEM; i++) { memory_add(&table, names[i], bytes[i]); }
-    if (screen) { print_memory(screen, &table, have); }
-    must(memory_check(&table, have, "memory", o, 1, memory_need, s, &e), &e);
-    if (s->job == JOB_DRY_RUN) {
-        Llama none;
-        memset(&none, 0, sizeof none);
-        return none;
-    }
-    return llama_create(&s->config, B, o->seq, trains, context);
-}
-
-static void load_weights(Llama* m, const Session* s) {
-    Error e = NO_ERROR;
-    must(model_load(s->model_dir, &m->config, &m->table, store_tensor, m->params, &e), &e);
-}
-
-/* The optimizer's state as the checkpoint names it. One whose weights are rounded keeps the exact ones as well. */
-static int state_slots(Llama* m, bool with_master, StateSlot slots[3]) {
-    const StateSlot all[3] = {{"m", "F32", fetch_tensor, store_tensor, m->m},
-                              {"v", "F32", fetch_tensor, store_tensor, m->v},
-                              {"master", "F32", fetch_tensor, store_tensor, m->params}};
-    memcpy(slots, all, sizeof all);
-    return with_master ? 3 : 2;
-}
-
-static void write_checkpoint(Llama* m, Session* s) {
-    static const char* const dtypes[] = {"F32", "F32", "BF16", "F16"};  // as EXPORT_AUTO ... EXPORT_F16
-    const char* dtype = dtypes[s->options.export_dtype];
-    StateSlot slots[3];
-    const int num_slots = state_slots(m, strcmp(dtype, "F32") != 0, slots);
-    session_checkpoint(s, dtype, fetch_tensor, m->params, slots, num_slots, NULL);
-}
-
-/* Settles --minutes: times a few steps with learning rate 0 on the first batches, then wipes their traces. */
-static void measure_steps(Llama* m, Session* s, int32_t* x, int32_t* y, double started) {
-    const TrainerState before = s->state;  // a new run's, which owns nothing
-    const uint64_t row = s->train.row;
-    double best = INFINITY;
-    Error e = NO_ERROR;
-    for (int i = 0; i < MINUTES_MEASURE; i++) {
-        double norm, start = now_seconds();
-        const char* skipped;
-        train_step(m, s, x, y, 0.0, &norm, &skipped);
-        best = fmin(best, now_seconds() - start);
-    }
-    memset(m->m, 0, m->table.elements * sizeof(float));
-    memset(m->v, 0, m->table.elements * sizeof(float));
-    s->state = before;
-    dataloader_seek(&s->train, row);
-    s->options.steps = (int)steps_for_minutes(s->options.minutes, now_seconds() - started, best);
-    must(plan_make(&s->plan, &s->options, s->ranks, s->train.rows_per_epoch, &e), &e);
-    printf("timed   %.1f ms a step: %lld steps fit into %g minutes\n", best * 1e3, (long long)s->plan.steps,
-           s->options.minutes);
-}
-
-static void train(Session* s, double started) {
-    Options* o = &s->options;
-    Error e = NO_ERROR;
-    session_print(s, "FP32");
-    Llama model = create_checked(s, stdout), *m = &model;
-    const bool timed = o->minutes > 0 && !s->resumed;
-    if (!timed) { print_plan(stdout, &s->plan, o, 1, s->train.num_tokens); }
-    if (s->job == JOB_DRY_RUN) { return; }
-    fflush(stdout);
-
-    if (s->model_dir[0]) {
-        load_weights(m, s);
-    } else {
-        llama_init(m, (uint64_t)o->seed);
-    }
-    if (s->resumed) {
-        StateSlot slots[3];
-        const int num_slots = state_slots(m, s->saved_master, slots);
-        must(state_load(s->model_dir, s->state.world_size, &m->table, 0, m->table.elements, slots, num_slots, &e), &e);
-    }
-    int32_t* x = (int32_t*)xmalloc((size_t)m->B * m->T * sizeof(int32_t));
-    int32_t* y = (int32_t*)xmalloc((size_t)m->B * m->T * sizeof(int32_t));
-    if (timed) {
-        measure_steps(m, s, x, y, started);
-        print_plan(stdout, &s->plan, o, 1, s->train.num_tokens);
-    }
-    session_begin(s, "FP32");
-    run_catch_signals();
-
-    Sampler sampler;
-    Generator g;
-    StepLines lines;
-    sampler_init(&sampler, m->config.vocab_size, o->temperature, o->top_k, o->top_p, (uint64_t)o->seed);
-    generator_init(&g, next_logits, m, &m->config, s->has_tokenizer ? &s->tokenizer : NULL, &sampler, m->cache_len, stdout);
-    step_lines_init(&lines, &s->plan, (int64_t)s->state.step, flops_per_token(&m->config, &m->table, m->T), 0);
-
-    int64_t saved = s->resumed ? (int64_t)s->state.step : -1;
-    const char* reason = s->plan.stop < s->plan.steps ? "stop-after" : "done";
-    while ((int64_t)s->state.step < s->plan.stop) {
-        const double lr = session_lr(s, (int64_t)s->state.step), start = now_seconds();
-        const char* skipped;
-        double norm;
-        const double loss = train_step(m, s, x, y, lr, &norm, &skipped);
-        const double ms = (now_seconds() - start) * 1e3;
-        const int64_t step = (int64_t)s->state.step;
-        const double tok_s = step_line(stdout, &lines, step, s->plan.stop, loss, norm, lr, ms, host_memory_peak(), skipped);
-        must(log_step(&s->log, step, loss, norm, lr, ms, tok_s, skipped, &e), &e);
-        const bool stopping = run_stop_requested();
-
-        if (s->has_val && !stopping && session_due(s, o->val_every, step)) {
-            const double val_loss = validate(m, s, x, y, (uint64_t)o->val_batches * (uint64_t)m->B);
-            print_validation(stdout, &lines, step, val_loss);
-            must(log_val(&s->log, step, val_loss, &e), &e);
+static void train(const Trainer* trainer, Session* s) {
+    Training t;
+    if (!training_open(&t, trainer, s)) { return; }
+    for (Due due = training_due(&t); !due.end;) {
+        t.stopping = run_stop_requested();
+        if (!t.stopping) { train_step(t.model, &t.plan, session_lr(s, t.queued++)); }
+        due = training_due(&t);
+        // while nothing is due, steps may stay in flight
+        while (t.reported < t.queued - (due.drain ? 0 : trainer->in_flight - 1)) {
+            const StepResult r = step_result(t.model, &t.plan);
+            training_report(&t, &r);
         }
-        if (m->cache_len > 0 && !stopping && session_due(s, o->sample_every, step)) {
-            printf("sample  ");
-            g.stream = (uint32_t)step;
-            must(generate(&g, o->prompt, o->sample_tokens, &e), &e);
-            must(log_sample(&s->log, step, g.text, g.text_len, &e), &e);
-        }
-        if (stopping || session_due(s, o->checkpoint_every, step)) {
-            write_checkpoint(m, s);
-            saved = step;
-        }
-        if (stopping) {
-            reason = "signal";
-            break;
-        }
+        if (due.validation) { training_validate(&t); }
+        if (due.sample) { training_sample(&t); }
+        if (due.checkpoint) { training_checkpoint(&t); }
     }
-    if (saved < 0) { write_checkpoint(m, s); }  // --steps 0: a new model, exported
-    must(log_end(&s->log, (int64_t)s->state.step, reason, now_seconds() - started, &e), &e);
-    print_summary(stdout, &lines, s->argv[0], s->model_dir, host_memory_peak());
-    generator_free(&g);
-    sampler_free(&sampler);
-    free(x);
-    free(y);
-    llama_free(m);
-}
-
-/* --eval: the loss on --val, all of it unless --val-batches is given. */
-static void eval(Session* s) {
-    const Options* o = &s->options;
-    Llama model = create_checked(s, stderr), *m = &model;
-    load_weights(m, s);
-    int32_t* x = (int32_t*)xmalloc((size_t)m->B * m->T * sizeof(int32_t));
-    int32_t* y = (int32_t*)xmalloc((size_t)m->B * m->T * sizeof(int32_t));
-    const uint64_t most = o->given[OPT_val_batches] ? (uint64_t)o->val_batches * (uint64_t)m->B : UINT64_MAX;
-    const uint64_t rows = most < s->val.rows_per_epoch ? most : s->val.rows_per_epoch;
-    const double loss = validate(m, s, x, y, rows);
-    printf("loss %.6f  perplexity %.4f  tokens %llu\n", loss, exp(loss), (unsigned long long)rows * (unsigned long long)m->T);
-    free(x);
-    free(y);
-    llama_free(m);
-}
-
-/* --generate and --chat: stdout carries the model's text alone. */
-static void talk(Session* s) {
-    const Options* o = &s->options;
-    Llama model = create_checked(s, NULL), *m = &model;
-    Sampler sampler;
-    Generator g;
-    Error e = NO_ERROR;
-    load_weights(m, s);
-    sampler_init(&sampler, m->config.vocab_size, o->temperature, o->top_k, o->top_p, (uint64_t)o->seed);
-    generator_init(&g, next_logits, m, &m->config, s->has_tokenizer ? &s->tokenizer : NULL, &sampler, m->cache_len, stdout);
-    must(s->job == JOB_CHAT ? chat(&g, o->system, o->tokens, stdin, &e) : generate(&g, o->generate, o->tokens, &e), &e);
-    generator_free(&g);
-    sampler_free(&sampler);
-    llama_free(m);
+    training_close(&t);
 }
 
 int main(int argc, char** argv) {
-    const double started = now_seconds();
     Session s;
     session_open(&s, argc, argv, ON_CPU, 0, 1);
     int threads = 1;
@@ -710,13 +641,7 @@ int main(int argc, char** argv) {
     threads = omp_get_max_threads();
 #endif
     run_machine(NULL, threads, s.machine, sizeof s.machine);
-    switch (s.job) {
-        case JOB_TRAIN:
-        case JOB_DRY_RUN: train(&s, started); break;
-        case JOB_EVAL: eval(&s); break;
-        case JOB_GENERATE:
-        case JOB_CHAT: talk(&s); break;
-    }
+    run_job(&cpu_trainer, &s, train);
     session_close(&s);
     return 0;
 }

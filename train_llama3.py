@@ -810,8 +810,29 @@ class Engine:
 # ----------------------------------------------------------------------------------------------------------------------
 # training
 
-# dense bf16 tensor-core peaks in TFLOP/s, as in llmc/run/mfu.h; with --dtype fp32 no MFU is told
-PEAKS = (("H200", 989.4), ("H100", 989.4), ("GH200", 989.4), ("B200", 2250.0), ("A100", 312.0), ("L4", 121.0), ("T4", 65.0))
+# dense bf16 tensor-core peaks in TFLOP/s, as in llmc/run/mfu.h, whose order counts; 0: the card has no such units
+PEAKS = {
+    "B300": 2250.0, "B200": 2250.0, "GH200": 989.4, "H200 NVL": 835.5, "H200": 989.4, "H100 NVL": 835.5, "H100 PCIe": 756.5,
+    "H100": 989.4, "H800": 989.4, "H20": 148.0, "A100": 312.0, "A800": 312.0, "A40": 149.7, "A30": 165.1, "A10G": 70.0,
+    "A10": 125.0, "A2": 18.0, "L40S": 362.0, "L40": 181.0, "L4": 121.0, "T4": 0.0, "V100 PCIE": 0.0, "V100": 0.0,
+    "RTX PRO 6000": 503.8, "RTX 6000 Ada": 364.2, "RTX A6000": 154.8, "RTX 5090": 209.5, "RTX 5080": 112.6,
+    "RTX 5070 Ti": 87.9, "RTX 5070": 61.7, "RTX 4090 D": 147.0, "RTX 4090": 165.2, "RTX 4080 SUPER": 104.4, "RTX 4080": 97.5,
+    "RTX 4070 Ti SUPER": 88.2, "RTX 4070 Ti": 80.2, "RTX 4070 SUPER": 71.0, "RTX 4070": 58.3, "RTX 4060 Ti": 44.1,
+    "RTX 4060": 30.2, "RTX 3090 Ti": 80.0, "RTX 3090": 71.2, "RTX 3080 Ti": 68.2, "RTX 3080": 59.5, "RTX 3070": 40.6,
+    "RTX 3060": 25.4, "RTX 2080 Ti": 0.0,
+}
+
+
+def gpu_peak(name):
+    """The peak of a device in TFLOP/s by the name the driver tells; 0 where it is not known. The first entry holds whose words
+    stand in the name, whole and in order. Parts of a card and laptops are not known."""
+    if any(other in name for other in ("Laptop", "Max-Q", "MIG")):
+        return 0.0
+    for key, peak in PEAKS.items():
+        words = iter(name.lower().translate(str.maketrans("-_/()", "     ")).split())
+        if all(word in words for word in key.lower().split()):
+            return peak
+    return 0.0
 
 
 class Text:
@@ -946,7 +967,7 @@ def train(a):
         for master, saved in zip(engine.masters, resumed.get("masters", [])):
             master.copy_(saved)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    peak = next((t * 1e12 for key, t in PEAKS if key in name), 0.0) if a.dtype != "fp32" else 0.0
+    peak = gpu_peak(name) * 1e12 if a.dtype != "fp32" else 0.0  # in fp32 no MFU is told
     flops = c.flops_per_token(a.seq) * a.total_batch
     count = sum(p.numel() for p in engine.params)
     print(f"PyTorch {torch.__version__}, {name}, {a.dtype}{', compiled' if a.compile else ''}, attention: {sdpa}")

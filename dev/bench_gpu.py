@@ -177,7 +177,7 @@ def tune(name, trainer, flags, work):
 def table(sides, model, vocab, batch, seq, gpu):
     """The table's lines, and tokens/s by side."""
     c = ref.preset(model, vocab)
-    peak = next((t for key, t in ref.PEAKS if key in gpu), math.nan)
+    peak = ref.gpu_peak(gpu) or math.nan
     speed, lines = {}, ["| | tokens/s | ms a step (min … max) | TFLOP/s | at SM MHz | MFU | memory GiB | bytes a parameter | W "
                         "| J/1000 tokens | mode |",
                         "|---|---|---|---|---|---|---|---|---|---|---|"]

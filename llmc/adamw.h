@@ -27,37 +27,39 @@ enum { ADAMW_CHUNK = 4096 };  // elements a thread takes at once
 /* p, m, v: (n) updated in place   g: (n)
  * sqrtf() becomes a vector instruction only where it need not set errno: build with -fno-math-errno. */
 static inline void adamw_update(float* p, const float* g, float* m, float* v, size_t n, const AdamW* hyper) {
-    const double correction1 = 1.0 - pow((double)hyper->beta1, (double)hyper->step);
-    const double correction2 = 1.0 - pow((double)hyper->beta2, (double)hyper->step);
-    const float decay = (float)(1.0 - (double)hyper->lr * (double)hyper->weight_decay);
-    const float step_size = (float)((double)hyper->lr / correction1), unbias = (float)(1.0 / sqrt(correction2));
-    const float blend1 = (float)(1.0 - (double)hyper->beta1), blend2 = (float)(1.0 - (double)hyper->beta2);
-    const float beta2 = hyper->beta2, eps = hyper->eps, scale = hyper->grad_scale;
+    const double correction1 = 1.0 - pow(hyper->beta1, (double)hyper->step);
+    const double correction2 = 1.0 - pow(hyper->beta2, (double)hyper->step);
+    const float decay = (float)(1.0 - hyper->lr * hyper->weight_decay), grad_scale = hyper->grad_scale;
+    const float step_size = (float)(hyper->lr / correction1);
+    const float rsqrt_correction2 = (float)(1.0 / sqrt(correction2));
+    const float one_minus_beta1 = (float)(1.0 - hyper->beta1), one_minus_beta2 = (float)(1.0 - hyper->beta2);
+    const float beta2 = (float)hyper->beta2, eps = (float)hyper->eps;
 #pragma omp parallel for schedule(static)
     for (size_t chunk = 0; chunk < n; chunk += ADAMW_CHUNK) {
         const size_t count = size_min(n - chunk, ADAMW_CHUNK);
         float* __restrict__ pc = p + chunk, * __restrict__ mc = m + chunk, * __restrict__ vc = v + chunk;
         const float* __restrict__ gc = g + chunk;
         for (size_t i = 0; i < count; i++) {
-            const float gi = gc[i] * scale;
-            const float mi = mc[i] + blend1 * (gi - mc[i]);
-            const float vi = beta2 * vc[i] + blend2 * gi * gi;
+            const float gi = gc[i] * grad_scale;
+            const float mi = mc[i] + one_minus_beta1 * (gi - mc[i]);
+            const float vi = beta2 * vc[i] + one_minus_beta2 * gi * gi;
             mc[i] = mi;
             vc[i] = vi;
-            pc[i] = pc[i] * decay - step_size * mi / (sqrtf(vi) * unbias + eps);
+            pc[i] = pc[i] * decay - step_size * mi / (sqrtf(vi) * rsqrt_correction2 + eps);
         }
     }
 }
 
 enum { NORM_CHUNK = 16384 };  // elements of one partial sum: fixed, so that the norm is the same for any thread count
 
-/* Doubles of scratch that global_norm() wants. */
-static inline size_t global_norm_scratch(size_t n) { return ceil_div(n, NORM_CHUNK); }
+/* Bytes of scratch that global_norm() wants. */
+static inline size_t global_norm_scratch(size_t n) { return ceil_div(n, NORM_CHUNK) * sizeof(double); }
 
-/* Euclidean norm of g (n), summed in double. */
-static inline double global_norm(const float* g, size_t n, double* scratch) {
+/* sqrt(sum of g^2) of g (n), summed in double. */
+static inline double global_norm(const float* g, size_t n, void* scratch) {
     enum { LANES = 32 };  // running sums: enough for several vectors of doubles
-    const size_t chunks = global_norm_scratch(n);
+    const size_t chunks = ceil_div(n, NORM_CHUNK);
+    double* partial = (double*)scratch;
 #pragma omp parallel for schedule(static)
     for (size_t k = 0; k < chunks; k++) {
         const float* gc = g + k * NORM_CHUNK;
@@ -69,10 +71,10 @@ static inline double global_norm(const float* g, size_t n, double* scratch) {
         }
         for (; i < count; i++) { lane[i % LANES] += (double)gc[i] * (double)gc[i]; }
         for (int j = 1; j < LANES; j++) { lane[0] += lane[j]; }
-        scratch[k] = lane[0];
+        partial[k] = lane[0];
     }
     double sum = 0;
-    for (size_t k = 0; k < chunks; k++) { sum += scratch[k]; }
+    for (size_t k = 0; k < chunks; k++) { sum += partial[k]; }
     return sqrt(sum);
 }
 

@@ -1,7 +1,5 @@
 /* crossentropy.cuh -- softmax and negative log-likelihood of each row of logits on the GPU, and in the same launch the
- * gradient, written over the logits. The oracle is crossentropy.h.
- *
- *   loss[n] = log(sum_v e^(x[v] - max)) + max - x[target]       dlogit[v] = (softmax(x)[v] - (v == target)) * dloss
+ * gradient, written over the logits. The oracle is crossentropy.h, where the formulas stand.
  *
  * Without gradient one kernel reads rows of any V in turns, one wave of blocks over all of them, the next vectors always under
  * way. Maximum and sum are found together (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). With
@@ -35,10 +33,10 @@ enum {
 
 /* Exponents are counted in units of 1 / SOFTMAX_UNIT: natural in FP32 builds, else base 2. */
 #ifdef PRECISION_FP32
-#define SOFTMAX_UNIT 1.0f
+constexpr float SOFTMAX_UNIT = 1.0f;
 __device__ __forceinline__ float softmax_power(float x) { return expf(x); }
 #else
-#define SOFTMAX_UNIT 1.4426950409f
+constexpr float SOFTMAX_UNIT = 1.4426950409f;
 __device__ __forceinline__ float softmax_power(float x) { return exp2_fast(x); }
 #endif
 
@@ -47,8 +45,8 @@ struct SoftmaxSum {
     float max, sum;
 };
 /* The lowest maximum. Finite, so that -inf minus -inf never happens, also behind the unit. */
-#define SOFTMAX_LOWEST (-1e38f)
-#define SOFTMAX_OF_NONE (SoftmaxSum{SOFTMAX_LOWEST, 0.0f})
+constexpr float SOFTMAX_LOWEST = -1e38f;
+__device__ __forceinline__ SoftmaxSum softmax_of_none() { return {SOFTMAX_LOWEST, 0.0f}; }
 
 __device__ __forceinline__ float softmax_max(float logit) { return fmaxf(logit * SOFTMAX_UNIT, SOFTMAX_LOWEST); }
 
@@ -63,13 +61,13 @@ __device__ __forceinline__ float softmax_loss(SoftmaxSum s, float target_logit) 
 /* Joins all threads of a block, in every thread. shared: 32 values, free for others after the next __syncthreads(). */
 __device__ __forceinline__ SoftmaxSum softmax_block(SoftmaxSum s, SoftmaxSum* shared) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const float m = warp_max(s.max);
-    s.sum = warp_sum(s.sum * softmax_power(s.max - m));
-    if (lane == 0) { shared[warp] = SoftmaxSum{m, s.sum}; }
+    float max = warp_max(s.max);
+    s.sum = warp_sum(s.sum * softmax_power(s.max - max));
+    if (lane == 0) { shared[warp] = SoftmaxSum{max, s.sum}; }
     __syncthreads();
-    s = lane < (int)blockDim.x / 32 ? shared[lane] : SOFTMAX_OF_NONE;
-    const float all = warp_max(s.max);
-    return SoftmaxSum{all, warp_sum(s.sum * softmax_power(s.max - all))};
+    s = lane < (int)blockDim.x / 32 ? shared[lane] : softmax_of_none();
+    max = warp_max(s.max);
+    return SoftmaxSum{max, warp_sum(s.sum * softmax_power(s.max - max))};
 }
 
 typedef Held<floatX, VECTOR<floatX>> Logits;  // of one vector
@@ -143,15 +141,15 @@ __device__ __forceinline__ float sum_of_terms(Logits (&x)[K], float max) {
 /* s and K vectors more. */
 template <int K>
 __device__ __forceinline__ void softmax_add(SoftmaxSum& s, Logits (&x)[K]) {
-    const float m = fmaxf(s.max, softmax_max(largest_logit(x, -INFINITY)));
-    s.sum = s.sum * softmax_power(s.max - m) + sum_of_terms(x, m);
-    s.max = m;
+    const float max = fmaxf(s.max, softmax_max(largest_logit(x, -INFINITY)));
+    s.sum = s.sum * softmax_power(s.max - max) + sum_of_terms(x, max);
+    s.max = max;
 }
 
 __device__ __forceinline__ void softmax_add(SoftmaxSum& s, float logit) {
-    const float m = fmaxf(s.max, softmax_max(logit));
-    s.sum = s.sum * softmax_power(s.max - m) + softmax_term(logit, m);
-    s.max = m;
+    const float max = fmaxf(s.max, softmax_max(logit));
+    s.sum = s.sum * softmax_power(s.max - max) + softmax_term(logit, max);
+    s.max = max;
 }
 
 /* Vectors of a row end at `full`, the largest multiple of a vector's length in V. One from there on is all -inf, whose e^x
@@ -206,15 +204,15 @@ __device__ __forceinline__ void store_tail(floatX* row, int thread, int V, float
 
 /* Blocks of the held kernel that an SM must have room for: 64 registers a thread, more before sm_80, which wants them. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-#define CE_HELD_BLOCKS 1
+constexpr int CE_HELD_BLOCKS = 1;
 #else
-#define CE_HELD_BLOCKS 2
+constexpr int CE_HELD_BLOCKS = 2;
 #endif
 
 /* A row a block, in registers. */
 __global__ void __launch_bounds__(CE_BLOCK_PACKS / CE_PACKS, CE_HELD_BLOCKS)
-    crossentropy_held_kernel(float* losses, floatX* logits, const int32_t* targets, float dloss, const float* loss_scale,
-                             unsigned, int V, size_t pitch) {
+    crossentropy_held_kernel(float* losses, floatX* logits, const int32_t* targets, float dloss, const float* loss_scale, int V,
+                             size_t pitch) {
     constexpr int W = VECTOR<floatX>;
     __shared__ SoftmaxSum shared[32];
     // a warp has CE_PACKS * 32 neighbouring vectors: distances that the compiler knows
@@ -242,14 +240,14 @@ __global__ void __launch_bounds__(CE_BLOCK_PACKS / CE_PACKS, CE_HELD_BLOCKS)
 /* A row a block, read twice. */
 __global__ void __launch_bounds__(CE_LOOP_THREADS)
     crossentropy_looped_kernel(float* losses, floatX* logits, const int32_t* targets, float dloss, const float* loss_scale,
-                               unsigned, int V, size_t pitch) {
+                               int V, size_t pitch) {
     constexpr int W = VECTOR<floatX>;
     __shared__ SoftmaxSum shared[32];
     floatX* row = logits + blockIdx.x * pitch;
     const int own = threadIdx.x * W, stride = (int)blockDim.x * W, round = CE_UNROLL * stride, full = V / W * W;
     const int target = targets[blockIdx.x];
     const float target_logit = to_float(row[target]), tail = load_tail<W>(row, threadIdx.x, V);
-    SoftmaxSum s = SOFTMAX_OF_NONE;
+    SoftmaxSum s = softmax_of_none();
     softmax_add(s, tail);
     for (int start = 0; start < full; start += round) {
         Logits x[CE_UNROLL];
@@ -273,9 +271,9 @@ __global__ void __launch_bounds__(CE_LOOP_THREADS)
 
 /* Staying vectors that a thread looks at together: before sm_90 there is one register too few. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#define ROW_AT_ONCE 1
+constexpr int CE_AT_ONCE = 1;
 #else
-#define ROW_AT_ONCE 2
+constexpr int CE_AT_ONCE = 2;
 #endif
 
 /* Rows of a block in turns. CE_VIA vectors of each thread pass through shared memory to registers, so that the next row's are
@@ -288,7 +286,6 @@ __global__ void __launch_bounds__(CE_ROW_THREADS, 1)
     __trap();
 #else
     constexpr int W = VECTOR<floatX>, VIA = CE_VIA, HELD = VIA + CE_DIRECT, ALL = HELD + CE_STAY, SLOTS = VIA + CE_STAY;
-    constexpr int AT_ONCE = ROW_AT_ONCE;
     constexpr int STRIDE = 32 * W;  // a warp has ALL * 32 neighbouring vectors
     __shared__ SoftmaxSum shared[2][32];
     __shared__ float tails[W];  // each thread's own: a register less
@@ -326,17 +323,17 @@ __global__ void __launch_bounds__(CE_ROW_THREADS, 1)
             start_copy(next, k, next_left);
         }
         copy_async_commit();
-        SoftmaxSum s = SOFTMAX_OF_NONE;
+        SoftmaxSum s = softmax_of_none();
         softmax_add(s, x);
         copy_async_wait<1>();
 #pragma unroll
-        for (int k = HELD; k < ALL; k += AT_ONCE) {
-            Logits y[AT_ONCE];
+        for (int k = HELD; k < ALL; k += CE_AT_ONCE) {
+            Logits y[CE_AT_ONCE];
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) { y[i] = k + i < ALL ? copied(k + i) : no_logits(); }
+            for (int i = 0; i < CE_AT_ONCE; i++) { y[i] = k + i < ALL ? copied(k + i) : no_logits(); }
             softmax_add(s, y);
         }
-        softmax_add(s, tail);  // last: nobody started this load early
+        softmax_add(s, tail);  // last, since this load started late
         if (threadIdx.x < W) { tails[threadIdx.x] = tail; }
         s = softmax_block(s, shared[turn]);
         turn ^= 1;
@@ -379,7 +376,7 @@ __global__ void __launch_bounds__(CE_FORWARD_THREADS, 1024 / CE_FORWARD_THREADS)
         const floatX* const next_row = row + gridDim.x * pitch;
         const int next_full = n + gridDim.x < N ? full : 0;
         const float target_logit = to_float(row[targets[n]]), tail = load_tail<W>(row, threadIdx.x, V);
-        SoftmaxSum s = SOFTMAX_OF_NONE;
+        SoftmaxSum s = softmax_of_none();
         for (int c = own; c < own + full; c += round) {
             const bool last = c - own + round >= full;
             const floatX* from = last ? next_row : row;
@@ -415,40 +412,52 @@ static inline void crossentropy_forward_cuda(float* losses, const floatX* logits
     CUDA_CHECK_LAUNCH("crossentropy_forward_kernel");
 }
 
-typedef void CrossentropyKernel(float* losses, floatX* logits, const int32_t* targets, float dloss, const float* loss_scale,
-                                unsigned N, int V, size_t pitch);
+/* The kernels with gradient, in the order of preference. */
+typedef enum { CE_HELD, CE_ROW, CE_LOOPED, NUM_CE_WAYS } CrossentropyWay;
 
-/* One of the kernels with gradient, and its launch. */
+/* How one of them is launched. */
 typedef struct {
-    CrossentropyKernel* kernel;  // NULL: too long a row, too old a card or machine code
+    CrossentropyWay way;
     int threads;
-    size_t shared, blocks;
+    size_t shared, blocks;  // blocks 0: it cannot: too long a row, too old a card or machine code
 } CrossentropyPlan;
 
-static inline CrossentropyPlan crossentropy_held_plan(size_t N, int V) {
+static inline CrossentropyPlan crossentropy_plan(CrossentropyWay way, size_t N, int V) {
     const size_t packs = ceil_div((size_t)V, VECTOR<floatX>);
-    if (packs > CE_BLOCK_PACKS) { return CrossentropyPlan{}; }
-    return CrossentropyPlan{crossentropy_held_kernel, (int)round_up(ceil_div(packs, CE_PACKS), 32), 0, N};
-}
-
-static inline CrossentropyPlan crossentropy_row_plan(size_t N, int V) {
-    CrossentropyKernel* kernel = crossentropy_row_kernel;
-    const size_t packs = ceil_div((size_t)V, VECTOR<floatX>);
-    const int threads = (int)round_up(ceil_div(packs, CE_VIA + CE_DIRECT + CE_STAY), 32);
-    const size_t shared = (size_t)(CE_VIA + CE_STAY) * threads * sizeof(Logits);
-    if (threads > CE_ROW_THREADS || compiled_arch(kernel) < 80 || shared > shared_limit(kernel)) { return CrossentropyPlan{}; }
-    CUDA_CHECK(cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
-    return CrossentropyPlan{kernel, threads, shared, size_min(N, blocks_at_once(kernel, threads, shared))};
-}
-
-static inline CrossentropyPlan crossentropy_looped_plan(size_t N, int) {
-    return CrossentropyPlan{crossentropy_looped_kernel, CE_LOOP_THREADS, 0, N};
+    CrossentropyPlan p = {way, 0, 0, 0};
+    if (way == CE_HELD && packs <= CE_BLOCK_PACKS) {
+        p.threads = (int)round_up(ceil_div(packs, CE_PACKS), 32);
+        p.blocks = N;
+    }
+    if (way == CE_ROW) {
+        auto* kernel = crossentropy_row_kernel;
+        p.threads = (int)round_up(ceil_div(packs, CE_VIA + CE_DIRECT + CE_STAY), 32);
+        p.shared = (size_t)(CE_VIA + CE_STAY) * p.threads * sizeof(Logits);
+        if (p.threads > CE_ROW_THREADS || compiled_arch(kernel) < 80 || p.shared > shared_limit(kernel)) { return p; }
+        CUDA_CHECK(cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)p.shared));
+        p.blocks = size_min(N, blocks_at_once(kernel, p.threads, p.shared));
+    }
+    if (way == CE_LOOPED) {
+        p.threads = CE_LOOP_THREADS;
+        p.blocks = N;
+    }
+    return p;
 }
 
 static inline void crossentropy_run(const CrossentropyPlan* p, float* losses, floatX* logits, const int32_t* targets,
                                     float dloss, const float* loss_scale, size_t N, int V, size_t pitch, cudaStream_t stream) {
-    p->kernel<<<(unsigned)p->blocks, p->threads, p->shared, stream>>>(losses, logits, targets, dloss, loss_scale, (unsigned)N,
-                                                                      V, pitch);
+    const unsigned blocks = (unsigned)p->blocks;
+    switch (p->way) {
+        case CE_HELD:
+            crossentropy_held_kernel<<<blocks, p->threads, 0, stream>>>(losses, logits, targets, dloss, loss_scale, V, pitch);
+            break;
+        case CE_ROW:
+            crossentropy_row_kernel<<<blocks, p->threads, p->shared, stream>>>(losses, logits, targets, dloss, loss_scale,
+                                                                               (unsigned)N, V, pitch);
+            break;
+        default:
+            crossentropy_looped_kernel<<<blocks, p->threads, 0, stream>>>(losses, logits, targets, dloss, loss_scale, V, pitch);
+    }
     CUDA_CHECK_LAUNCH("crossentropy kernel");
 }
 
@@ -457,9 +466,9 @@ static inline void crossentropy_run(const CrossentropyPlan* p, float* losses, fl
 static inline void crossentropy_fused_cuda(float* losses, floatX* logits, const int32_t* targets, float dloss,
                                            const float* loss_scale, size_t N, int V, size_t pitch, cudaStream_t stream) {
     if (N == 0) { return; }
-    CrossentropyPlan plan = crossentropy_held_plan(N, V);
-    if (!plan.kernel) { plan = crossentropy_row_plan(N, V); }
-    if (!plan.kernel) { plan = crossentropy_looped_plan(N, V); }
+    CrossentropyPlan plan = crossentropy_plan(CE_HELD, N, V);
+    if (plan.blocks == 0) { plan = crossentropy_plan(CE_ROW, N, V); }
+    if (plan.blocks == 0) { plan = crossentropy_plan(CE_LOOPED, N, V); }
     crossentropy_run(&plan, losses, logits, targets, dloss, loss_scale, N, V, pitch, stream);
 }
 

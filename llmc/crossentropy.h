@@ -1,6 +1,8 @@
 /* crossentropy.h -- the loss of each row of logits, and its gradient in place of the logits. fp32.
  *
- *   loss = log(sum_v e^(logit_v - max)) + max - logit_target        dlogit_v = (softmax_v - [v = target]) * dloss
+ *   softmax_v = e^(logit_v - max) / sum        max, sum: over the row, of the logits and of e^(logit_v - max)
+ *   loss      = -log(softmax_target) = log(sum) + max - logit_target
+ *   dlogit_v  = (softmax_v - [v = target]) * dloss
  *
  * A row is read three times (maximum, exponentials, scaling) while it lies in a near cache. Losses are left a row each:
  * the caller sums them in an order of its own. Targets are checked by the caller: 0 <= target < V.
@@ -13,19 +15,19 @@
 #include <float.h>
 #include <math.h>
 
-/* Loss of one row. Where `keep` (V) is not NULL, e^(logit - largest) is left there and its sum in *sum; it may be row. */
+/* Loss of one row. *sum is that of e^(logit - max); `keep` (V), which may be row, gets these, unless it is NULL. */
 LLMC_INLINE float crossentropy_row(const float* row, float* keep, float* sum, int32_t target, size_t V) {
     const float target_logit = row[target];
-    vf top = vf_set(-INFINITY), total = vf_set(0.0f);
-    for (size_t v = 0; v < V; v += SIMD) { top = vf_max(vf_load_upto(row + v, V - v, -INFINITY), top); }
-    const float largest = vf_largest(top);
+    vf lane_max = vf_set(-INFINITY), lane_sum = vf_set(0.0f);
+    for (size_t v = 0; v < V; v += SIMD) { lane_max = vf_max(vf_load_upto(row + v, V - v, -INFINITY), lane_max); }
+    const float max = vf_largest(lane_max);
     for (size_t v = 0; v < V; v += SIMD) {
-        const vf e = vf_exp(vf_load_upto(row + v, V - v, -INFINITY) - largest);
-        total += e;
+        const vf e = vf_exp(vf_load_upto(row + v, V - v, -INFINITY) - max);
+        lane_sum += e;
         if (keep) { vf_store_upto(keep + v, V - v, e); }
     }
-    *sum = vf_sum(total);
-    return logf(*sum) + (largest - target_logit);
+    *sum = vf_sum(lane_sum);
+    return logf(*sum) + (max - target_logit);
 }
 
 /* losses: (N)   logits: (N, V)   targets: (N) */

@@ -288,7 +288,7 @@ __global__ void __launch_bounds__(EMBEDDING_COLUMNS, ROWS > 4 ? 3 : 6)
             d[k] = hold_stream<W>(dout + (size_t)pair.y * pitch + c);
             if ((last >> k & 1) && i + k != piece) { row[k].read(dtable + (size_t)pair.x * C + c); }
         }
-        __syncwarp();  // for nothing but ptxas, which would put the first sums, and the wait for them, before the last loads
+        __syncwarp();  // keeps the compiler from summing, and waiting for, the first rows before it has asked for the last
 #pragma unroll
         for (int k = 0; k < ROWS; k++) {
             if (i + k >= end) { break; }

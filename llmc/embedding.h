@@ -1,4 +1,6 @@
-/* embedding.h -- rows of a table by token: out[n] = table[tokens[n]], and its gradient. fp32.
+/* embedding.h -- a row of a table for each token, and the table's gradient. fp32.
+ *
+ *   out[n] = table[tokens[n]]        dtable[tokens[n]] += dout[n]        for each token n, C elements each
  *
  * Backward adds rows of dout that share a token into one row of dtable. Threads split the columns, not the tokens, so
  * that every element is summed by one thread in the order of the tokens: the result is the same for any thread count.

@@ -1,8 +1,4 @@
-/* rmsnorm.cuh -- root-mean-square norm on the GPU: forward, forward behind a residual addition, backward. The oracle is
- * rmsnorm.h.
- *
- *   rstd = 1 / sqrt(mean(x^2) + eps)        out = x * rstd * weight
- *   dx  += rstd * (dout * weight) - x * rstd^3 / C * sum(dout * weight * x)       dweight += sum over rows of dout * x * rstd
+/* rmsnorm.cuh -- root mean square normalisation of rows on the GPU. The oracle is rmsnorm.h, where the formulas stand.
  *
  * A row is held in registers by as few warps as hold it with RMSNORM_PACKS vectors a lane: it is read once, and up to
  * C = 1024 (16-bit) no barrier is met, so that the warps of an SM drift apart and memory always has work. Backward runs one
@@ -10,7 +6,7 @@
  * partial row, and a second kernel adds the partial rows in a fixed order. Rows that are not whole vectors take the same
  * kernels an element at a time.
  * dx is read and written: it carries the residual stream's gradient past the norm (dx += is the residual's addition).
- * Bytes a row: forward 2C, with residual 4C, backward 4C (times the size of an element).
+ * Bytes a row: forward 2C, backward 4C (times the size of an element).
  */
 #ifndef LLMC_RMSNORM_CUH
 #define LLMC_RMSNORM_CUH
@@ -23,9 +19,16 @@ enum {
     RMSNORM_THREADS = 512,  // most of a block
     RMSNORM_FORWARD_THREADS = 256,
     RMSNORM_BACKWARD_THREADS = 384,
-    RMSNORM_SUM_COLUMNS = 8,  // weight gradients that a block adds up from the partial rows
-    RMSNORM_MAX_C = RMSNORM_THREADS * 16,
+    RMSNORM_SUM_COLUMNS = 8,                            // weight gradients that a block adds up from the partial rows
+    RMSNORM_MAX_C = RMSNORM_THREADS * RMSNORM_SCALARS,  // widest row
 };
+
+/* Rows of activations. */
+typedef struct {
+    size_t N;      // of them
+    int C;         // elements of each, at most RMSNORM_MAX_C
+    size_t pitch;  // elements from one to the next
+} RowShape;
 
 /* The sum over the blockDim.y warps that share a row; blockDim = (32, warps of a row, rows of a block). `shared` holds
  * RMSNORM_THREADS / 32 floats; a loop gives two such arrays in turns, so that one barrier a sum is enough. OWN: the barrier
@@ -46,37 +49,26 @@ __device__ __forceinline__ float row_sum(float x, float* shared) {
     return sum;
 }
 
-/* out = norm(x), or with RESIDUAL: sum = x + y, out = norm(sum), where the norm sees the sum as it is stored. */
-template <int W, int K, bool RESIDUAL>
+template <int W, int K>
 __global__ void __launch_bounds__(RMSNORM_THREADS)
-    rmsnorm_forward_kernel(floatX* sum, floatX* out, float* rstd, const floatX* x, const floatX* y, const floatX* weight,
-                           size_t N, int C, float eps, size_t pitch) {
+    rmsnorm_forward_kernel(floatX* out, float* rstd, const floatX* x, const floatX* weight, size_t N, int C, float eps,
+                           size_t pitch) {
     __shared__ float shared[RMSNORM_THREADS / 32];
     const size_t n = (size_t)blockIdx.x * blockDim.z + threadIdx.z;
     const bool active = n < N;  // the others only meet the barrier
     const int first = (threadIdx.y * 32 * K + threadIdx.x) * W, stride = 32 * W, end = active ? C : 0;
-    Held<floatX, W> v[K], other[RESIDUAL ? K : 1];
+    Held<floatX, W> v[K];
 #pragma unroll
     for (int k = 0; k < K; k++) {
         const int c = first + k * stride;
-        if (c < end) {
-            v[k] = hold_stream<W>(x + n * pitch + c);
-            if constexpr (RESIDUAL) { other[k] = hold_stream<W>(y + n * pitch + c); }
-        }
+        if (c < end) { v[k] = hold_stream<W>(x + n * pitch + c); }
     }
     float square = 0;
 #pragma unroll
     for (int k = 0; k < K; k++) {
         const int c = first + k * stride;
         if (c < end) {
-            Vec<floatX, W> e = unpack(v[k]);
-            if constexpr (RESIDUAL) {
-                const Vec<floatX, W> o = unpack(other[k]);
-#pragma unroll
-                for (int i = 0; i < W; i++) { e.v[i] = from_float<floatX>(to_float(e.v[i]) + to_float(o.v[i])); }
-                store_vec(sum + n * pitch + c, e);
-                v[k] = hold(e);
-            }
+            const Vec<floatX, W> e = unpack(v[k]);
 #pragma unroll
             for (int i = 0; i < W; i++) { square += to_float(e.v[i]) * to_float(e.v[i]); }
             forget(v[k]);
@@ -145,7 +137,7 @@ __global__ void __launch_bounds__(RMSNORM_THREADS)
         }
         dot = row_sum<true>(dot, shared[turn]);
         turn ^= 1;
-        const float s = dot * r * r * r / (float)C;
+        const float mean_term = dot * r * r * r / (float)C;
 #pragma unroll
         for (int k = 0; k < K; k++) {
             const int c = first + k * stride;
@@ -155,7 +147,7 @@ __global__ void __launch_bounds__(RMSNORM_THREADS)
                 Vec<floatX, W> sum = unpack(old[k]);
 #pragma unroll
                 for (int i = 0; i < W; i++) {
-                    const float d = to_float(d_row.v[i]) * to_float(w.v[i]) * r - to_float(x_row.v[i]) * s;
+                    const float d = to_float(d_row.v[i]) * to_float(w.v[i]) * r - to_float(x_row.v[i]) * mean_term;
                     sum.v[i] = from_float<floatX>(to_float(sum.v[i]) + d);
                 }
                 store_vec(dx + n * pitch + c, sum);
@@ -202,51 +194,42 @@ __global__ void __launch_bounds__(1024) rmsnorm_dweight_kernel(float* dweight, c
     }
 }
 
-/* How the rows of a launch are held. */
+/* How a block holds its rows. */
 typedef struct {
     dim3 block;  // (32, warps of a row, rows of a block)
     int packs;   // vectors of a lane; 0: RMSNORM_SCALARS elements
-} RmsnormShape;
+} RmsnormBlock;
 
-static inline RmsnormShape rmsnorm_shape(int C, int threads) {
+static inline RmsnormBlock rmsnorm_block(int C, int threads) {
     assert(C <= RMSNORM_MAX_C);
-    RmsnormShape s = {dim3(32, (unsigned)ceil_div((size_t)C, 32 * RMSNORM_SCALARS)), 0};
+    RmsnormBlock b = {dim3(32, (unsigned)ceil_div((size_t)C, 32 * RMSNORM_SCALARS)), 0};
     if (C % VECTOR<floatX> == 0) {
         const size_t vectors = (size_t)C / VECTOR<floatX>;
-        s.block.y = (unsigned)ceil_div(vectors, 32 * RMSNORM_PACKS);
-        s.packs = (int)ceil_div(vectors, 32 * s.block.y);
+        b.block.y = (unsigned)ceil_div(vectors, 32 * RMSNORM_PACKS);
+        b.packs = (int)ceil_div(vectors, 32 * b.block.y);
     }
-    s.block.z = (unsigned)size_max(1, (size_t)threads / (32 * s.block.y));
-    return s;
+    b.block.z = (unsigned)size_max(1, (size_t)threads / (32 * b.block.y));
+    return b;
 }
 
-/* Both forward launchers. sum, y: NULL without RESIDUAL */
-template <bool RESIDUAL>
-static void rmsnorm_forward_launch(floatX* sum, floatX* out, float* rstd, const floatX* x, const floatX* y,
-                                   const floatX* weight, size_t N, int C, float eps, size_t pitch, int threads,
-                                   cudaStream_t stream) {
-    if (N == 0) { return; }
+/* rmsnorm_forward_cuda() with that many threads a block, more where a row needs them. */
+static inline void rmsnorm_forward_launch(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape rows,
+                                          float eps, int threads, cudaStream_t stream) {
+    if (rows.N == 0) { return; }
     constexpr int W = VECTOR<floatX>;
-    void (*const kernels[1 + RMSNORM_PACKS])(floatX*, floatX*, float*, const floatX*, const floatX*, const floatX*, size_t, int,
-                                             float, size_t) = {
-        rmsnorm_forward_kernel<1, RMSNORM_SCALARS, RESIDUAL>, rmsnorm_forward_kernel<W, 1, RESIDUAL>,
-        rmsnorm_forward_kernel<W, 2, RESIDUAL>, rmsnorm_forward_kernel<W, 3, RESIDUAL>, rmsnorm_forward_kernel<W, 4, RESIDUAL>};
-    const RmsnormShape s = rmsnorm_shape(C, threads);
-    kernels[s.packs]<<<(unsigned)ceil_div(N, s.block.z), s.block, 0, stream>>>(sum, out, rstd, x, y, weight, N, C, eps, pitch);
+    void (*const kernels[1 + RMSNORM_PACKS])(floatX*, float*, const floatX*, const floatX*, size_t, int, float, size_t) = {
+        rmsnorm_forward_kernel<1, RMSNORM_SCALARS>, rmsnorm_forward_kernel<W, 1>, rmsnorm_forward_kernel<W, 2>,
+        rmsnorm_forward_kernel<W, 3>, rmsnorm_forward_kernel<W, 4>};
+    const RmsnormBlock b = rmsnorm_block(rows.C, threads);
+    kernels[b.packs]<<<(unsigned)ceil_div(rows.N, b.block.z), b.block, 0, stream>>>(out, rstd, x, weight, rows.N, rows.C, eps,
+                                                                                    rows.pitch);
     CUDA_CHECK_LAUNCH("rmsnorm_forward_kernel");
 }
 
-/* out: (N, C), pitch   rstd: (N)   x: (N, C), pitch   weight: (C).   C <= RMSNORM_MAX_C */
-static inline void rmsnorm_forward_cuda(floatX* out, float* rstd, const floatX* x, const floatX* weight, size_t N, int C,
-                                        float eps, size_t pitch, cudaStream_t stream) {
-    rmsnorm_forward_launch<false>(NULL, out, rstd, x, NULL, weight, N, C, eps, pitch, RMSNORM_FORWARD_THREADS, stream);
-}
-
-/* residual = x + y (may be x or y), then out and rstd of its norm; all (N, C), pitch. */
-static inline void residual_rmsnorm_forward_cuda(floatX* residual, floatX* out, float* rstd, const floatX* x, const floatX* y,
-                                                 const floatX* weight, size_t N, int C, float eps, size_t pitch,
-                                                 cudaStream_t stream) {
-    rmsnorm_forward_launch<true>(residual, out, rstd, x, y, weight, N, C, eps, pitch, RMSNORM_FORWARD_THREADS, stream);
+/* out, x: rows   rstd: (N)   weight: (C) */
+static inline void rmsnorm_forward_cuda(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape rows,
+                                        float eps, cudaStream_t stream) {
+    rmsnorm_forward_launch(out, rstd, x, weight, rows, eps, RMSNORM_FORWARD_THREADS, stream);
 }
 
 typedef void RmsnormBackwardKernel(floatX* dx, float* partial, const floatX* dout, const floatX* x, const floatX* weight,
@@ -254,7 +237,7 @@ typedef void RmsnormBackwardKernel(floatX* dx, float* partial, const floatX* dou
 
 typedef struct {
     RmsnormBackwardKernel* kernel;
-    RmsnormShape shape;
+    RmsnormBlock rows;
     size_t shared;
     size_t blocks;  // as many as run at one time: each sums many rows before it writes its partial row
 } RmsnormBackwardPlan;
@@ -266,9 +249,9 @@ static inline RmsnormBackwardPlan rmsnorm_backward_plan(size_t N, int C, int thr
         rmsnorm_backward_kernel<1, RMSNORM_SCALARS>, rmsnorm_backward_kernel<W, 1>, rmsnorm_backward_kernel<W, 2>,
         rmsnorm_backward_kernel<W, 3>, rmsnorm_backward_kernel<W, 4>};
     RmsnormBackwardPlan p;
-    p.shape = rmsnorm_shape(C, threads);
-    p.kernel = kernels[p.shape.packs];
-    dim3& block = p.shape.block;
+    p.rows = rmsnorm_block(C, threads);
+    p.kernel = kernels[p.rows.packs];
+    dim3& block = p.rows.block;
     const size_t row = (size_t)C * sizeof(float);
     block.z = (unsigned)size_min(block.z, shared_limit(p.kernel) / row);
     p.shared = block.z * row;
@@ -286,24 +269,23 @@ static inline size_t rmsnorm_backward_scratch_cuda(size_t N, int C) {
 /* The two kernels of a plan; scratch: (plan->blocks, C) floats */
 static inline void rmsnorm_backward_launch(const RmsnormBackwardPlan* plan, floatX* dx, float* dweight, void* scratch,
                                            const floatX* dout, const floatX* x, const floatX* weight, const float* rstd,
-                                           size_t N, int C, size_t pitch, cudaStream_t stream) {
+                                           RowShape rows, cudaStream_t stream) {
     float* partial = (float*)scratch;
-    plan->kernel<<<(unsigned)plan->blocks, plan->shape.block, plan->shared, stream>>>(dx, partial, dout, x, weight, rstd, N, C,
-                                                                                      pitch);
+    plan->kernel<<<(unsigned)plan->blocks, plan->rows.block, plan->shared, stream>>>(dx, partial, dout, x, weight, rstd, rows.N,
+                                                                                     rows.C, rows.pitch);
     CUDA_CHECK_LAUNCH("rmsnorm_backward_kernel");
-    rmsnorm_dweight_kernel<<<(unsigned)ceil_div((size_t)C, RMSNORM_SUM_COLUMNS), 1024, 0, stream>>>(dweight, partial,
-                                                                                                    (int)plan->blocks, C);
+    rmsnorm_dweight_kernel<<<(unsigned)ceil_div((size_t)rows.C, RMSNORM_SUM_COLUMNS), 1024, 0, stream>>>(
+        dweight, partial, (int)plan->blocks, rows.C);
     CUDA_CHECK_LAUNCH("rmsnorm_dweight_kernel");
 }
 
-/* dx: (N, C) +=, pitch   dweight: (C) += in fp32   scratch: bytes as above   dout, x: (N, C), pitch   weight: (C)
- * rstd: (N) */
+/* dx: rows +=   dweight: (C) += in fp32   scratch: bytes as above   dout, x: rows   weight: (C)   rstd: (N) of the forward
+ * pass */
 static inline void rmsnorm_backward_cuda(floatX* dx, float* dweight, void* scratch, const floatX* dout, const floatX* x,
-                                         const floatX* weight, const float* rstd, size_t N, int C, size_t pitch,
-                                         cudaStream_t stream) {
-    if (N == 0) { return; }
-    const RmsnormBackwardPlan plan = rmsnorm_backward_plan(N, C, RMSNORM_BACKWARD_THREADS);
-    rmsnorm_backward_launch(&plan, dx, dweight, scratch, dout, x, weight, rstd, N, C, pitch, stream);
+                                         const floatX* weight, const float* rstd, RowShape rows, cudaStream_t stream) {
+    if (rows.N == 0) { return; }
+    const RmsnormBackwardPlan plan = rmsnorm_backward_plan(rows.N, rows.C, RMSNORM_BACKWARD_THREADS);
+    rmsnorm_backward_launch(&plan, dx, dweight, scratch, dout, x, weight, rstd, rows, stream);
 }
 
 #endif

@@ -8,81 +8,87 @@
 #ifndef LLMC_ROPE_CUH
 #define LLMC_ROPE_CUH
 
+#include "llmc/config.h"  // defines: AttentionShape
 #include "llmc/gpu/cuda_common.cuh"
 
 enum { ROPE_HEADS = 4, ROPE_THREADS = 256 };
 
-/* lanes: vectors in half a head; groups: groups of heads, group g has heads g, g + groups, ...; a block has `tokens` tokens. */
+/* How a launch covers all tokens and heads. */
+typedef struct {
+    size_t N;  // tokens
+    int T, first_pos;
+    int heads, HD;      // of q and k together
+    int lanes, groups;  // vectors in half a head; groups of heads: group g has heads g, g + groups, ...
+    int tokens;         // of a block
+} RopeGrid;
+
 template <int W>
 __global__ void __launch_bounds__(ROPE_THREADS)
-    rope_kernel(floatX* qkv, const float* cos_sin, float sign, size_t N, int T, int first_pos, int heads, int HD, int lanes,
-                int groups, int tokens, size_t pitch) {
-    const int per_token = lanes * groups, half = HD / 2;
-    const size_t first = (size_t)blockIdx.x * tokens;
-    const int start = (int)(first % T);
-    for (int slot = threadIdx.x; slot < per_token * tokens; slot += ROPE_THREADS) {
-        const int token = slot / per_token, rest = slot % per_token, i = rest % lanes * W, group = rest / lanes;
+    rope_kernel(floatX* qkv, const float* cos_sin, float sign, RopeGrid g, size_t pitch) {
+    const int per_token = g.lanes * g.groups, half = g.HD / 2;
+    const size_t first = (size_t)blockIdx.x * g.tokens;
+    const int start = (int)(first % g.T);
+    for (int slot = threadIdx.x; slot < per_token * g.tokens; slot += ROPE_THREADS) {
+        const int token = slot / per_token, rest = slot % per_token, i = rest % g.lanes * W, group = rest / g.lanes;
         const size_t n = first + token;
-        if (n >= N) { return; }
+        if (n >= g.N) { return; }
         floatX* row = qkv + n * pitch + i;
         Vec<floatX, W> a[ROPE_HEADS], b[ROPE_HEADS];
 #pragma unroll
         for (int k = 0; k < ROPE_HEADS; k++) {
-            const int h = group + k * groups;
-            if (h < heads) {
-                a[k] = load_vec<W>(row + (size_t)h * HD);
-                b[k] = load_vec<W>(row + (size_t)h * HD + half);
+            const int h = group + k * g.groups;
+            if (h < g.heads) {
+                a[k] = load_vec<W>(row + (size_t)h * g.HD);
+                b[k] = load_vec<W>(row + (size_t)h * g.HD + half);
             }
         }
-        const float* table = cos_sin + ((size_t)first_pos + (start + token) % T) * HD + i;
+        const float* table = cos_sin + ((size_t)g.first_pos + (start + token) % g.T) * g.HD + i;
         const Vec<float, W> cosine = load_vec<W>(table), sine = load_vec<W>(table + half);
 #pragma unroll
         for (int k = 0; k < ROPE_HEADS; k++) {
-            const int h = group + k * groups;
-            if (h < heads) {
+            const int h = group + k * g.groups;
+            if (h < g.heads) {
 #pragma unroll
                 for (int j = 0; j < W; j++) {
-                    const float x = to_float(a[k].v[j]), y = to_float(b[k].v[j]), s = sign * sine.v[j];
-                    a[k].v[j] = from_float<floatX>(x * cosine.v[j] - y * s);
-                    b[k].v[j] = from_float<floatX>(y * cosine.v[j] + x * s);
+                    const float x = to_float(a[k].v[j]), y = to_float(b[k].v[j]), sin_j = sign * sine.v[j];
+                    a[k].v[j] = from_float<floatX>(x * cosine.v[j] - y * sin_j);
+                    b[k].v[j] = from_float<floatX>(y * cosine.v[j] + x * sin_j);
                 }
-                store_vec(row + (size_t)h * HD, a[k]);
-                store_vec(row + (size_t)h * HD + half, b[k]);
+                store_vec(row + (size_t)h * g.HD, a[k]);
+                store_vec(row + (size_t)h * g.HD + half, b[k]);
             }
         }
     }
 }
 
-static inline void rope_rotate_cuda(floatX* qkv, const float* cos_sin, float sign, size_t B, int T, int first_pos, int NH,
-                                    int NKV, int HD, size_t pitch, cudaStream_t stream) {
-    const size_t N = B * (size_t)T;
+static inline void rope_rotate_cuda(floatX* qkv, const float* cos_sin, float sign, int first_pos, AttentionShape s,
+                                    size_t pitch, cudaStream_t stream) {
+    const size_t N = (size_t)s.B * s.T;
     if (N == 0) { return; }
-    const bool wide = HD / 2 % VECTOR<floatX> == 0;
-    const int lanes = wide ? HD / 2 / VECTOR<floatX> : HD / 2, heads = NH + NKV;
-    const int groups = (int)ceil_div((size_t)heads, ROPE_HEADS);
-    const int tokens = (int)size_max(1, ROPE_THREADS / (size_t)(lanes * groups));
-    const unsigned grid = (unsigned)ceil_div(N, (size_t)tokens);
+    const bool wide = s.HD / 2 % VECTOR<floatX> == 0;
+    RopeGrid g = {N, s.T, first_pos, s.NH + s.NKV, s.HD, wide ? s.HD / 2 / VECTOR<floatX> : s.HD / 2, 0, 0};
+    g.groups = (int)ceil_div((size_t)g.heads, ROPE_HEADS);
+    g.tokens = (int)size_max(1, ROPE_THREADS / (size_t)(g.lanes * g.groups));
+    const unsigned blocks = (unsigned)ceil_div(N, (size_t)g.tokens);
     if (wide) {
-        rope_kernel<VECTOR<floatX>>
-            <<<grid, ROPE_THREADS, 0, stream>>>(qkv, cos_sin, sign, N, T, first_pos, heads, HD, lanes, groups, tokens, pitch);
+        rope_kernel<VECTOR<floatX>><<<blocks, ROPE_THREADS, 0, stream>>>(qkv, cos_sin, sign, g, pitch);
     } else {
-        rope_kernel<1>
-            <<<grid, ROPE_THREADS, 0, stream>>>(qkv, cos_sin, sign, N, T, first_pos, heads, HD, lanes, groups, tokens, pitch);
+        rope_kernel<1><<<blocks, ROPE_THREADS, 0, stream>>>(qkv, cos_sin, sign, g, pitch);
     }
     CUDA_CHECK_LAUNCH("rope_kernel");
 }
 
 /* qkv: (B, T, (NH + 2 NKV) HD), pitch, rotated in place; row t of each sequence stands at position first_pos + t.
  * cos_sin: (positions, HD) */
-static inline void rope_forward_cuda(floatX* qkv, const float* cos_sin, size_t B, int T, int first_pos, int NH, int NKV, int HD,
-                                     size_t pitch, cudaStream_t stream) {
-    rope_rotate_cuda(qkv, cos_sin, 1.0f, B, T, first_pos, NH, NKV, HD, pitch, stream);
+static inline void rope_forward_cuda(floatX* qkv, const float* cos_sin, int first_pos, AttentionShape s, size_t pitch,
+                                     cudaStream_t stream) {
+    rope_rotate_cuda(qkv, cos_sin, 1.0f, first_pos, s, pitch, stream);
 }
 
 /* dqkv in place: gradient after the rotation -> gradient before it. */
-static inline void rope_backward_cuda(floatX* dqkv, const float* cos_sin, size_t B, int T, int first_pos, int NH, int NKV,
-                                      int HD, size_t pitch, cudaStream_t stream) {
-    rope_rotate_cuda(dqkv, cos_sin, -1.0f, B, T, first_pos, NH, NKV, HD, pitch, stream);
+static inline void rope_backward_cuda(floatX* dqkv, const float* cos_sin, int first_pos, AttentionShape s, size_t pitch,
+                                      cudaStream_t stream) {
+    rope_rotate_cuda(dqkv, cos_sin, -1.0f, first_pos, s, pitch, stream);
 }
 
 #endif

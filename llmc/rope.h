@@ -1,8 +1,13 @@
-/* rope.h -- rotary position embedding (Su et al., "RoFormer", 2021) in Hugging Face's half-split pairing: within a head,
- * element i is rotated together with element i + HD/2 by the angle position * inv_freq[i]. In place on q and k of a
- * packed qkv row; v is left alone. Backward is the rotation by the negative angle.
+/* rope.h -- rotary position embedding (Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021).
  *
- * The table repeats what transformers computes, rounding for rounding, in fp32: inv_freq[i] = 1 / theta^(2i / HD); type
+ *   angle = position * inv_freq[i]        inv_freq[i] = 1 / theta^(2i / HD)        for i < HD/2, in each head of q and k
+ *   x[i]        = x[i] * cos(angle) - x[i + HD/2] * sin(angle)
+ *   x[i + HD/2] = x[i + HD/2] * cos(angle) + x[i] * sin(angle)
+ *
+ * Elements i and i + HD/2 turn together, which is Hugging Face's pairing; the paper's is 2i and 2i + 1. In place on q and k of
+ * packed qkv rows; v is left alone. Backward turns by the negative angle.
+ *
+ * The table repeats what transformers computes, rounding for rounding, in fp32. Type
  * "llama3" (modeling_rope_utils.py) divides long wavelengths by its factor and blends in between; the angle is the fp32
  * product of position and inv_freq. At position 8191 an angle computed in double would differ from that by 6e-4.
  */
@@ -52,20 +57,18 @@ static inline void rope_table(float* cos_sin, int T, const ModelConfig* c) {
     }
 }
 
-static inline void rope_rotate(float* qkv, const float* cos_sin, float sign, size_t B, int T, int first_pos, int NH, int NKV,
-                               int HD) {
-    const int half = HD / 2;
-    const size_t width = (size_t)(NH + 2 * NKV) * (size_t)HD;
+static inline void rope_rotate(float* qkv, const float* cos_sin, float sign, int first_pos, AttentionShape s) {
+    const size_t HD = (size_t)s.HD, half = HD / 2, width = (size_t)(s.NH + 2 * s.NKV) * HD;
 #pragma omp parallel for schedule(static)
-    for (size_t n = 0; n < B * (size_t)T; n++) {
-        const float* c = cos_sin + ((size_t)first_pos + n % (size_t)T) * (size_t)HD;
-        const float* s = c + half;
-        for (int h = 0; h < NH + NKV; h++) {
-            float* x = qkv + n * width + (size_t)h * (size_t)HD;
-            for (int i = 0; i < half; i++) {
-                const float a = x[i], b = x[i + half], sine = sign * s[i];
-                x[i] = a * c[i] - b * sine;
-                x[i + half] = b * c[i] + a * sine;
+    for (size_t n = 0; n < (size_t)s.B * (size_t)s.T; n++) {
+        const float* cosine = cos_sin + ((size_t)first_pos + n % (size_t)s.T) * HD;
+        const float* sine = cosine + half;
+        for (size_t h = 0; h < (size_t)(s.NH + s.NKV); h++) {  // queries, then keys
+            float* x = qkv + n * width + h * HD;
+            for (size_t i = 0; i < half; i++) {
+                const float a = x[i], b = x[i + half], sin_i = sign * sine[i];
+                x[i] = a * cosine[i] - b * sin_i;
+                x[i + half] = b * cosine[i] + a * sin_i;
             }
         }
     }
@@ -73,13 +76,13 @@ static inline void rope_rotate(float* qkv, const float* cos_sin, float sign, siz
 
 /* qkv: (B, T, (NH + 2 NKV) HD), rotated in place; row t of each sequence stands at position first_pos + t, and cos_sin
  * is the table from position 0 on. */
-static inline void rope_forward(float* qkv, const float* cos_sin, size_t B, int T, int first_pos, int NH, int NKV, int HD) {
-    rope_rotate(qkv, cos_sin, 1.0f, B, T, first_pos, NH, NKV, HD);
+static inline void rope_forward(float* qkv, const float* cos_sin, int first_pos, AttentionShape s) {
+    rope_rotate(qkv, cos_sin, 1.0f, first_pos, s);
 }
 
 /* dqkv in place: gradient after the rotation -> gradient before it. */
-static inline void rope_backward(float* dqkv, const float* cos_sin, size_t B, int T, int first_pos, int NH, int NKV, int HD) {
-    rope_rotate(dqkv, cos_sin, -1.0f, B, T, first_pos, NH, NKV, HD);
+static inline void rope_backward(float* dqkv, const float* cos_sin, int first_pos, AttentionShape s) {
+    rope_rotate(dqkv, cos_sin, -1.0f, first_pos, s);
 }
 
 #endif

@@ -1,7 +1,5 @@
-/* swiglu.cuh -- silu(gate) * up on packed gate|up rows on the GPU, and its gradient. The oracle is swiglu.h.
- *
- *   out = gate * s * up                s = 1 / (1 + e^-gate)
- *   dup = dout * gate * s              dgate = dout * up * s * (1 + gate * (1 - s))
+/* swiglu.cuh -- silu(gate) * up on packed gate|up rows on the GPU, and its gradient. The oracle is swiglu.h, where the formulas
+ * stand.
  *
  * Backward can write the forward output again beside the gradients (it has gate and up in registers anyway), so that
  * recomputing `out` costs its store alone; and it may run in place, dgate_up over gate_up.
@@ -12,7 +10,7 @@
 
 #include "llmc/gpu/cuda_common.cuh"
 
-__device__ __forceinline__ float sigmoid_x(float x) {
+__device__ __forceinline__ float swiglu_sigmoid(float x) {
 #ifdef PRECISION_FP32
     return 1.0f / (1.0f + expf(-x));
 #else
@@ -45,7 +43,7 @@ __global__ void __launch_bounds__(SWIGLU_THREADS)
 #pragma unroll
             for (int k = 0; k < W; k++) {
                 const float g = to_float(gate[r].v[k]);
-                y.v[k] = from_float<floatX>(g * sigmoid_x(g) * to_float(up[r].v[k]));
+                y.v[k] = from_float<floatX>(g * swiglu_sigmoid(g) * to_float(up[r].v[k]));
             }
             store_vec(out + n * out_pitch + f, y);
         }
@@ -78,7 +76,7 @@ __global__ void __launch_bounds__(SWIGLU_THREADS)
 #pragma unroll
             for (int k = 0; k < W; k++) {
                 const float g = to_float(gate[r].v[k]), u = to_float(up[r].v[k]), dy = to_float(d[r].v[k]);
-                const float s = sigmoid_x(g);
+                const float s = swiglu_sigmoid(g);
                 y.v[k] = from_float<floatX>(g * s * u);
                 dup.v[k] = from_float<floatX>(dy * g * s);
                 dgate.v[k] = from_float<floatX>(dy * u * s * (1.0f + g * (1.0f - s)));

@@ -1,7 +1,9 @@
 /* swiglu.h -- the gate of the feed-forward block (Shazeer, "GLU Variants Improve Transformer", 2020). fp32.
  *
- *   out = silu(gate) * up        silu(x) = x * sigmoid(x)        sigmoid(x) = 1 / (1 + e^-x)
- *   dgate = dout * up * sigmoid * (1 + gate * (1 - sigmoid))        dup = dout * gate * sigmoid
+ *   s     = sigmoid(gate) = 1 / (1 + e^-gate)
+ *   out   = gate * s * up                                silu(gate) * up
+ *   dgate = dout * up * s * (1 + gate * (1 - s))
+ *   dup   = dout * gate * s
  *
  * A row of gate_up holds F gates, then F ups, as one GEMM writes them.
  */

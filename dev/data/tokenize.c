@@ -12,12 +12,12 @@
  * Each document starts with BOS (llm.c's files do the same with GPT-2's end of text), so documents are separated by it.
  * Files are written as OUT.tmp and renamed when whole; a failure removes what was begun.
  */
-#include "llmc/base/utils.h"
-
-#include "llmc/files/json.h"       // defines: json_parse, json_get, json_string, json_write_string
-#include "llmc/text/text.h"        // defines: edit_distance
-#include "llmc/files/tokenfile.h"  // defines: tokenfile_header
-#include "llmc/text/tokenizer.h"   // defines: tokenizer_load, encoder_text, text_border, decoder_push
+#include "llmc/base/utils.h"           // defines: die, fail, xmalloc, path_join, close_output
+#include "llmc/files/json.h"           // defines: json_parse, json_get, json_string, json_write_string
+#include "llmc/files/tokenfile.h"      // defines: tokenfile_header
+#include "llmc/text/text.h"            // defines: edit_distance, text_count
+#include "llmc/text/tokenizer.h"       // defines: encoder_text, text_border, decoder_push
+#include "llmc/text/tokenizer_read.h"  // defines: tokenizer_load
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -571,19 +571,6 @@ static bool tokenize_file(Job* job, TokenFile* w, Progress* progress, const char
 // ---------------------------------------------------------------------------------------------------------------------
 // the two jobs
 
-/* 1234567 as "1,234,567". */
-static const char* with_commas(char* out /* (32) */, uint64_t n) {
-    char digits[32];
-    const int len = snprintf(digits, sizeof digits, "%llu", (unsigned long long)n);
-    char* p = out;
-    for (int i = 0; i < len; i++) {
-        if (i && (len - i) % 3 == 0) { *p++ = ','; }
-        *p++ = digits[i];
-    }
-    *p = 0;
-    return out;
-}
-
 static void print_summary(const Job* job, const TokenFile* train, const TokenFile* val, double seconds) {
     char a[32], b[32], c[32];
     uint64_t documents = 0, bytes = 0, tokens = 0;
@@ -592,11 +579,13 @@ static void print_summary(const Job* job, const TokenFile* train, const TokenFil
         bytes += job->parts[k].text_bytes;
         tokens += job->parts[k].text_tokens;
     }
-    printf("%s document%s, %s tokens, %.2f bytes/token, %.1f s (%.1f MB/s); wrote %s", with_commas(a, documents),
-           documents == 1 ? "" : "s", with_commas(b, train->count + val->count), (double)bytes / (double)(tokens ? tokens : 1),
-           seconds, (double)bytes * 1e-6 / (seconds > 0 ? seconds : 1), train->path);
+    printf("%s document%s, %s tokens, %.2f bytes/token, %.1f s (%.1f MB/s); wrote %s", text_count(documents, a, sizeof a),
+           documents == 1 ? "" : "s", text_count(train->count + val->count, b, sizeof b),
+           (double)bytes / (double)(tokens ? tokens : 1), seconds, (double)bytes * 1e-6 / (seconds > 0 ? seconds : 1),
+           train->path);
     if (val->path[0]) {
-        printf(" (%s tokens) and %s (%s tokens)", with_commas(a, train->count), val->path, with_commas(c, val->count));
+        printf(" (%s tokens) and %s (%s tokens)", text_count(train->count, a, sizeof a), val->path,
+               text_count(val->count, c, sizeof c));
     }
     printf("\n");
 }

@@ -5,7 +5,7 @@
 FILE.jsonl holds one document a line in the field `text`; any other file is text. Ids are laid out as in Llama 3: the 256 bytes,
 then the merged tokens in the order they were learnt, then the special tokens. The merge list is rebuilt from these ids, so that
 "lowest merge first" (Hugging Face) and "lowest id of the merged bytes first" (tiktoken) are one rule; the last step encodes
-some of the training text by both and compares. The file reads alike in llmc/text/tokenizer.h and in `transformers`.
+some of the training text by both and compares. The file reads alike in llmc/text/tokenizer_read.h and in `transformers`.
 """
 import argparse
 import json

@@ -48,8 +48,8 @@ static int compare_floats(const void* a, const void* b) {
     return x < y ? -1 : x > y;
 }
 
-/* Times `launch`, which moves `bytes`, and a copy of one gigabyte to another, in turns; medians. The launch is queued behind the
- * copy, as it is behind other work in a training step: the host's part of it is not timed. */
+/* Times `launch`, which moves `bytes`, and a copy of one gigabyte to another, in turns; medians. The launch is queued behind
+ * the copy, as it is behind other work in a training step: the host's part of it is not timed. */
 static void measure(const char* name, double bytes, const std::function<void()>& launch) {
     enum { ROUNDS = 11 };
     if (!strstr(name, wanted)) { return; }
@@ -146,12 +146,15 @@ static void bench_variants() {
             const RmsnormBackwardPlan plan = rmsnorm_backward_plan(N, C, threads);
             void* scratch = take<char>(plan.blocks * C * sizeof(float));
             snprintf(name, sizeof name, "rmsnorm backward C=%d, %zu x %d threads", C, plan.blocks, threads);
-            measure(name, 4 * X * N * C, [&] { rmsnorm_backward_launch(&plan, y, dw, scratch, out, x, w, rstd, N, C, C, 0); });
+            measure(name, 4 * X * N * C, [&] {
+                rmsnorm_backward_launch(&plan, y, dw, scratch, out, x, w, rstd, {N, C, (size_t)C}, 0);
+            });
         }
         for (int threads : {64, 128, 256, 512}) {
             snprintf(name, sizeof name, "rmsnorm forward C=%d, %d threads", C, threads);
-            measure(name, 2 * X * N * C,
-                    [&] { rmsnorm_forward_launch<false>(NULL, out, rstd, x, NULL, w, N, C, 1e-5f, C, threads, 0); });
+            measure(name, 2 * X * N * C, [&] {
+                rmsnorm_forward_launch(out, rstd, x, w, {N, C, (size_t)C}, 1e-5f, threads, 0);
+            });
         }
     }
     for (int V : {32768, 50257, 128256, 262144}) {
@@ -161,17 +164,12 @@ static void bench_variants() {
         float* losses = take<float>(N);
         int32_t* targets = take<int32_t>(N);
         CUDA_CHECK(cudaMemset(targets, 0, N * sizeof(int32_t)));
-        const struct {
-            const char* way;
-            CrossentropyPlan plan;
-        } ways[] = {{"held", crossentropy_held_plan(N, V)},
-                    {"row", crossentropy_row_plan(N, V)},
-                    {"looped", crossentropy_looped_plan(N, V)}};
-        for (auto& w : ways) {
-            snprintf(name, sizeof name, "cross-entropy V=%d, %s, %zu x %d", V, w.way, w.plan.blocks, w.plan.threads);
-            if (!w.plan.kernel) { continue; }
-            measure(name, 2 * X * N * V,
-                    [&] { crossentropy_run(&w.plan, losses, logits, targets, 1.0f, NULL, N, V, pitch, 0); });
+        static const char* const ways[NUM_CE_WAYS] = {"held", "row", "looped"};
+        for (int way = 0; way < NUM_CE_WAYS; way++) {
+            const CrossentropyPlan plan = crossentropy_plan((CrossentropyWay)way, N, V);
+            if (plan.blocks == 0) { continue; }
+            snprintf(name, sizeof name, "cross-entropy V=%d, %s, %zu x %d", V, ways[way], plan.blocks, plan.threads);
+            measure(name, 2 * X * N * V, [&] { crossentropy_run(&plan, losses, logits, targets, 1.0f, NULL, N, V, pitch, 0); });
         }
     }
     bench_embedding(true);
@@ -187,17 +185,16 @@ static void bench_memory() {
                *w = take_random<floatX>(C);
         float *rstd = take<float>(N), *dw = take<float>(C);
         void* scratch = take<char>(rmsnorm_backward_scratch_cuda(N, C));
-        snprintf(name, sizeof name, "rmsnorm forward C=%d", C);
-        measure(name, 2 * X * N * C, [&] { rmsnorm_forward_cuda(out, rstd, x, w, N, C, 1e-5f, C, 0); });
-        snprintf(name, sizeof name, "residual + rmsnorm forward C=%d", C);
-        measure(name, 4 * X * N * C, [&] { residual_rmsnorm_forward_cuda(y, out, rstd, x, y, w, N, C, 1e-5f, C, 0); });
         const size_t step = size_min(N, 65536);  // rows of a training step
+        const RowShape all = {N, C, (size_t)C}, some = {step, C, (size_t)C};
+        snprintf(name, sizeof name, "rmsnorm forward C=%d", C);
+        measure(name, 2 * X * N * C, [&] { rmsnorm_forward_cuda(out, rstd, x, w, all, 1e-5f, 0); });
         snprintf(name, sizeof name, "rmsnorm forward C=%d, %zu rows", C, step);
-        measure(name, 2 * X * step * C, [&] { rmsnorm_forward_cuda(out, rstd, x, w, step, C, 1e-5f, C, 0); });
+        measure(name, 2 * X * step * C, [&] { rmsnorm_forward_cuda(out, rstd, x, w, some, 1e-5f, 0); });
         snprintf(name, sizeof name, "rmsnorm backward C=%d, %zu rows", C, step);
-        measure(name, 4 * X * step * C, [&] { rmsnorm_backward_cuda(y, dw, scratch, out, x, w, rstd, step, C, C, 0); });
+        measure(name, 4 * X * step * C, [&] { rmsnorm_backward_cuda(y, dw, scratch, out, x, w, rstd, some, 0); });
         snprintf(name, sizeof name, "rmsnorm backward C=%d", C);
-        measure(name, 4 * X * N * C, [&] { rmsnorm_backward_cuda(y, dw, scratch, out, x, w, rstd, N, C, C, 0); });
+        measure(name, 4 * X * N * C, [&] { rmsnorm_backward_cuda(y, dw, scratch, out, x, w, rstd, all, 0); });
     }
     const int heads[][3] = {{12, 4, 64}, {32, 8, 64}, {32, 8, 128}};
     for (auto& h : heads) {
@@ -207,7 +204,8 @@ static void bench_memory() {
         floatX* qkv = take_random<floatX>(N * width);
         float* table = take_random<float>((size_t)T * HD);
         snprintf(name, sizeof name, "rope NH=%d NKV=%d HD=%d", NH, NKV, HD);
-        measure(name, 2 * X * N * (NH + NKV) * HD, [&] { rope_forward_cuda(qkv, table, B, T, 0, NH, NKV, HD, width, 0); });
+        const AttentionShape shape = {(int)B, T, NH, NKV, HD};
+        measure(name, 2 * X * N * (NH + NKV) * HD, [&] { rope_forward_cuda(qkv, table, 0, shape, width, 0); });
     }
     for (int F : {2048, 8192, 14336}) {
         arena_used = 0;
@@ -242,7 +240,7 @@ static void bench_memory() {
     start.loss_scale = 1;
     start.grad_scale = 1;
     start.step_size = 1e-3f;
-    start.root2 = 1;
+    start.sqrt_correction2 = 1;
     start.decay = 1;
     CUDA_CHECK(cudaMemcpy(state, &start, sizeof start, cudaMemcpyHostToDevice));
     enum { STRETCHES = 256 };
@@ -260,6 +258,8 @@ static void bench_memory() {
     AdamWTensors<floatX> t;
     t.params = take_random<floatX>(n);
     t.grads = take_random<floatX>(n);
+    t.grads_first = 0;
+    t.grads_end = n;
     t.master = take_random<float>(n);
     t.m = take_random<float>(n);
     t.v = take<float>(n);

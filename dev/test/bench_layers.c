@@ -71,16 +71,18 @@ static void bench(const char* preset, size_t B, int T, int V) {
     float *lse = normals(N * (size_t)NH, 1, 4), *table = normals((size_t)(T * HD), 1, 5);
     float* scratch = normals(attention_backward_scratch(B, T, NH, NKV, HD), 1, 6);
     const double attention = 2.0 * (double)B * NH * HD * T * T;  // two products over half a square
+    const AttentionShape shape = attention_shape(&c, (int)B, T);
     rope_table(table, T, &c);
-    TIME("rope", "GB/s", 8.0 * (double)N * (Q + NKV * HD), L, rope_forward(qkv, table, B, T, 0, NH, NKV, HD));
-    TIME("rope backward", "GB/s", 8.0 * (double)N * (Q + NKV * HD), L, rope_backward(qkv, table, B, T, 0, NH, NKV, HD));
+    TIME("rope", "GB/s", 8.0 * (double)N * (Q + NKV * HD), L, rope_forward(qkv, table, 0, shape));
+    TIME("rope backward", "GB/s", 8.0 * (double)N * (Q + NKV * HD), L, rope_backward(qkv, table, 0, shape));
     TIME("attention", "GFLOP/s", attention, L, attention_forward(out, lse, qkv, B, T, NH, NKV, HD));
     TIME("attention backward", "GFLOP/s", 2.5 * attention, L,
          attention_backward(dqkv, scratch, out, out, lse, qkv, B, T, NH, NKV, HD));
     free(qkv), free(out), free(dqkv), free(lse), free(table), free(scratch);
 
     float *x = normals(n, 1, 1), *y = normals(n, 1, 2), *dx = normals(n, 1, 3), *w = normals((size_t)C, 1, 4);
-    float *dw = normals((size_t)C, 1, 5), *rstd = normals(N, 1, 6), *sums = normals(rmsnorm_backward_scratch(N, C), 1, 7);
+    float *dw = normals((size_t)C, 1, 5), *rstd = normals(N, 1, 6);
+    void* sums = xmalloc(rmsnorm_backward_scratch(N, C));
     TIME("rmsnorm", "GB/s", 8.0 * (double)n, 2 * L + 1, rmsnorm_forward(y, rstd, x, w, N, C, 1e-5f));
     TIME("rmsnorm backward", "GB/s", 16.0 * (double)n, 2 * L + 1, rmsnorm_backward(dx, dw, sums, y, x, w, rstd, N, C));
     float *gate_up = normals(N * 2 * (size_t)F, 1, 1), *act = normals(N * (size_t)F, 1, 2),
@@ -101,7 +103,7 @@ static void bench(const char* preset, size_t B, int T, int V) {
     const AdamW hyper = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 10};
     float *p = normals(t.elements, 0.02, 1), *g = normals(t.elements, 1, 2);
     float *m = (float*)xcalloc(t.elements, sizeof(float)), *v = (float*)xcalloc(t.elements, sizeof(float));
-    double* parts = (double*)xcalloc(global_norm_scratch(t.elements), sizeof(double));
+    void* parts = xmalloc(global_norm_scratch(t.elements));
     TIME("global norm", "GB/s", 4.0 * (double)t.elements, 1, (void)global_norm(g, t.elements, parts));
     TIME("adamw", "GB/s", 28.0 * (double)t.elements, 1, adamw_update(p, g, m, v, t.elements, &hyper));
     param_table_free(&t);

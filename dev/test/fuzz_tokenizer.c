@@ -1,7 +1,8 @@
 /* fuzz_tokenizer.c -- bytes become a tokenizer file of either kind, and the text that this tokenizer and a fixed one with
  * Llama 3's pattern encode: what is accepted gives every text back, streams valid UTF-8, encodes a text cut at borders as
  * the whole, and stays well-formed JSON with another post-processor. */
-#include "llmc/text/tokenizer.h"
+#include "llmc/text/tokenizer_read.h"
+#include "llmc/text/tokenizer_write.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
@@ -32,7 +33,7 @@ static void check_text(const Tokenizer* t, const char* text, size_t len, bool sp
     decoder_init(&d, t);
     for (size_t i = 0; i < whole.count; i++) {
         if (whole.ids[i] < 0 || whole.ids[i] >= t->vocab_size) { abort(); }
-        const char* piece = tokenizer_piece(t, whole.ids[i], &n);
+        const char* piece = tokenizer_token(t, whole.ids[i], &n);
         if (all_bytes && (at + n > len || memcmp(text + at, piece, n) != 0)) { abort(); }
         at += n;
         const char* out = decoder_push(&d, whole.ids[i], &n);

@@ -161,6 +161,61 @@ static void any_row_can_be_resumed_at(void) {
     for (uint64_t start = 0; start < 2 * ROWS + 3; start++) { compare_with_model(3, 2, 5, true, start); }
 }
 
+/* Which of the rows of an epoch without shuffle this is, or -1. */
+static int place_in_plain_order(const int32_t* x, const int32_t* y) {
+    Place plain[ROWS];
+    naive_epoch(plain, 0, 0, false);
+    for (int i = 0; i < ROWS; i++) {
+        if (row_is(x, y, plain[i])) { return i; }
+    }
+    return -1;
+}
+
+/* Counts what all ranks together read from row `start` on: each row of an epoch once. */
+static void ranks_share_each_epoch(int B, int ranks, bool shuffle, uint64_t start) {
+    int seen[EPOCHS][ROWS] = {{0}};
+    int32_t x[2 * T], y[2 * T];
+    uint64_t end = start;
+    for (int rank = 0; rank < ranks; rank++) {
+        DataLoader d;
+        Error e = NO_ERROR;
+        CHECK(dataloader_open(&d, in_folder("data_*.bin"), B, T, rank, ranks, 42, shuffle, &e), "%s", e.msg);
+        dataloader_seek(&d, start);
+        for (; d.row + (uint64_t)(ranks * B) <= EPOCHS * ROWS; end = d.row) {
+            const uint64_t first = d.row + (uint64_t)(rank * B);
+            CHECK(dataloader_next(&d, x, y, &e), "%s", e.msg);
+            for (uint64_t b = 0; b < (uint64_t)B; b++) {
+                const int place = place_in_plain_order(x + b * T, y + b * T);
+                CHECK(place >= 0, "no row of the files");
+                if (place >= 0) { seen[(first + b) / ROWS][place]++; }
+            }
+        }
+        dataloader_close(&d);
+    }
+    for (uint64_t epoch = (start + ROWS - 1) / ROWS; (epoch + 1) * ROWS <= end; epoch++) {
+        for (int i = 0; i < ROWS; i++) {
+            CHECK(seen[epoch][i] == 1, "%d ranks, batch %d, epoch %d: row %d came %d times", ranks, B, (int)epoch, i,
+                  seen[epoch][i]);
+        }
+    }
+}
+
+static void every_rank_gets_its_own_rows_of_every_epoch(void) {
+    static const int ranks[] = {1, 2, 3, 8};
+    static const uint64_t starts[] = {0, 5, ROWS - 1};
+    write_three_shards(2);
+    for (size_t r = 0; r < sizeof ranks / sizeof *ranks; r++) {
+        for (size_t s = 0; s < sizeof starts / sizeof *starts; s++) {
+            for (int B = 1; B <= 2; B++) {
+                for (int shuffle = 0; shuffle < 2; shuffle++) {
+                    compare_with_model(B, ranks[r], 42, shuffle, starts[s]);
+                    ranks_share_each_epoch(B, ranks[r], shuffle, starts[s]);
+                }
+            }
+        }
+    }
+}
+
 static void seeking_back_reads_the_same_again(void) {
     write_three_shards(2);
     DataLoader d;
@@ -492,6 +547,7 @@ int main(void) {
     test_folder(folder);
     RUN(order_equals_the_model);
     RUN(any_row_can_be_resumed_at);
+    RUN(every_rank_gets_its_own_rows_of_every_epoch);
     RUN(seeking_back_reads_the_same_again);
     RUN(every_row_comes_once_an_epoch_and_epochs_differ);
     RUN(without_a_thread_the_batches_are_the_same);

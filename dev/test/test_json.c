@@ -1,5 +1,6 @@
 /* test_json.c -- the JSON reader takes exactly RFC 8259, says where it stops, and stays linear on large objects. */
 #include "llmc/files/json.h"
+#include "llmc/files/json_edit.h"
 
 #include "test.h"
 
@@ -285,6 +286,25 @@ static void what_is_written_is_read_back(void) {
     json_free(&j);
 }
 
+/* What json_with_member makes of a text, compared byte for byte. */
+static bool edits_to(const char* text, const char* key, const char* value, const char* want) {
+    char* got = json_with_member(text, key, value);
+    const bool same = strcmp(got, want) == 0;
+    if (!same) { printf("    %s\n    gave %s\n", text, got); }
+    free(got);
+    return same;
+}
+
+static void an_edit_changes_one_member_and_no_other_byte(void) {
+    CHECK(edits_to("{\"a\" : 1, \"b\":[2 ,3]}\n", "b", "null", "{\"a\" : 1, \"b\":null}\n"), "an array");
+    CHECK(edits_to("{\"a\":{\"b\":1},\"b\":2}", "b", "3", "{\"a\":{\"b\":1},\"b\":3}"), "a member of a member is not it");
+    CHECK(edits_to("{\"a\":\"\\\"}, \\\\\",\"b\":2}", "b", "3", "{\"a\":\"\\\"}, \\\\\",\"b\":3}"), "brackets in a string");
+    CHECK(edits_to("{\"ab\":1,\"b\":2}", "a", "0", "{\n  \"a\": 0,\"ab\":1,\"b\":2}"), "a longer key is not it");
+    CHECK(edits_to(" { }", "a", "0", " {\n  \"a\": 0 }"), "an empty object");
+    const char *from, *to;
+    CHECK(!json_find_member("{\"a\":1}", "b", &from, &to), "what is absent is not found");
+}
+
 static void a_wrong_kind_of_file_is_named(void) {
     static const struct {
         const char* start;
@@ -337,6 +357,7 @@ int main(void) {
     RUN(typed_fields_name_path_found_and_wanted);
     RUN(large_objects_take_linear_time_and_show_duplicates);
     RUN(what_is_written_is_read_back);
+    RUN(an_edit_changes_one_member_and_no_other_byte);
     RUN(a_wrong_kind_of_file_is_named);
     return test_summary();
 }

@@ -306,38 +306,21 @@ static void rmsnorm_forward_agrees() {
         const size_t N = s[0], C = s[1], pitch = padded(C);
         char what[64];
         snprintf(what, sizeof what, "rmsnorm N=%zu C=%zu", N, C);
-        const Floats x = random_values<floatX>(N * C, 2), y = random_values<floatX>(N * C, 1), w = random_values<floatX>(C, 1);
-        Floats out(N * C), rstd(N), sum(N * C);
+        const RowShape rows = {N, (int)C, pitch};
+        const Floats x = random_values<floatX>(N * C, 2), w = random_values<floatX>(C, 1);
+        Floats out(N * C), rstd(N);
         rmsnorm_forward(out.data(), rstd.data(), x.data(), w.data(), N, (int)C, eps);
-        floatX *d_x = upload_rows<floatX>(x, N, C, pitch), *d_y = upload_rows<floatX>(y, N, C, pitch);
-        floatX* d_w = upload_rows<floatX>(w, 1, C, C);
+        floatX *d_x = upload_rows<floatX>(x, N, C, pitch), *d_w = upload_rows<floatX>(w, 1, C, C);
         float* d_rstd = NULL;
         compare(what,
                 twice(what,
                       [&] {
                           floatX* d_out = device_alloc<floatX>(N * pitch);
                           d_rstd = device_alloc<float>(N);
-                          rmsnorm_forward_cuda(d_out, d_rstd, d_x, d_w, N, (int)C, eps, pitch, 0);
+                          rmsnorm_forward_cuda(d_out, d_rstd, d_x, d_w, rows, eps, 0);
                           return download_rows(d_out, N, C, pitch);
                       }),
                 out);
-        compare(what, download(d_rstd, N), rstd, 1e-5f, 0);
-
-        snprintf(what, sizeof what, "residual rmsnorm N=%zu C=%zu", N, C);
-        for (size_t i = 0; i < N * C; i++) { sum[i] = to_float(from_float<floatX>(x[i] + y[i])); }
-        rmsnorm_forward(out.data(), rstd.data(), sum.data(), w.data(), N, (int)C, eps);
-        floatX* d_sum = NULL;
-        compare(what,
-                twice(what,
-                      [&] {
-                          floatX* d_out = device_alloc<floatX>(N * pitch);
-                          d_sum = device_alloc<floatX>(N * pitch);
-                          d_rstd = device_alloc<float>(N);
-                          residual_rmsnorm_forward_cuda(d_sum, d_out, d_rstd, d_x, d_y, d_w, N, (int)C, eps, pitch, 0);
-                          return download_rows(d_out, N, C, pitch);
-                      }),
-                out);
-        compare(what, download_rows(d_sum, N, C, pitch), sum, 0, 0);
         compare(what, download(d_rstd, N), rstd, 1e-5f, 0);
         device_free_all();
     }
@@ -346,10 +329,12 @@ static void rmsnorm_forward_agrees() {
 static void rmsnorm_backward_adds_to_both_gradients() {
     for (auto& s : norm_shapes) {
         const size_t N = s[0], C = s[1], pitch = padded(C);
+        const RowShape rows = {N, (int)C, pitch};
         char what[64];
         const Floats x = random_values<floatX>(N * C, 2), dout = random_values<floatX>(N * C, 1);
         const Floats w = random_values<floatX>(C, 1), dx0 = random_values<floatX>(N * C, 1), dw0 = random_values<float>(C, 1);
-        Floats out(N * C), rstd(N), dx = dx0, dw = dw0, scratch(rmsnorm_backward_scratch(N, (int)C));
+        Floats out(N * C), rstd(N), dx = dx0, dw = dw0;
+        std::vector<char> scratch(rmsnorm_backward_scratch(N, (int)C));
         rmsnorm_forward(out.data(), rstd.data(), x.data(), w.data(), N, (int)C, 1e-5f);
         rmsnorm_backward(dx.data(), dw.data(), scratch.data(), dout.data(), x.data(), w.data(), rstd.data(), N, (int)C);
         floatX *d_x = upload_rows<floatX>(x, N, C, pitch), *d_dout = upload_rows<floatX>(dout, N, C, pitch);
@@ -361,11 +346,11 @@ static void rmsnorm_backward_adds_to_both_gradients() {
                 d_dw = upload(dw0);
                 if (threads == RMSNORM_BACKWARD_THREADS) {
                     void* d_scratch = device_alloc<char>(rmsnorm_backward_scratch_cuda(N, (int)C));
-                    rmsnorm_backward_cuda(d_dx, d_dw, d_scratch, d_dout, d_x, d_w, d_rstd, N, (int)C, pitch, 0);
+                    rmsnorm_backward_cuda(d_dx, d_dw, d_scratch, d_dout, d_x, d_w, d_rstd, rows, 0);
                 } else {
                     const RmsnormBackwardPlan plan = rmsnorm_backward_plan(N, (int)C, threads);
                     rmsnorm_backward_launch(&plan, d_dx, d_dw, device_alloc<float>(plan.blocks * C), d_dout, d_x, d_w, d_rstd,
-                                            N, (int)C, pitch, 0);
+                                            rows, 0);
                 }
                 return weight ? download(d_dw, C) : download_rows(d_dx, N, C, pitch);
             };
@@ -397,13 +382,14 @@ static void rope_turns_q_and_k_and_leaves_v() {
         Floats table((size_t)(first + T) * HD);
         rope_table(table.data(), first + T, &c);
         const Floats qkv = random_values<floatX>(N * width, 1);
+        const AttentionShape shape = {B, T, NH, NKV, HD};
         float* d_table = upload(table);
         for (int backward = 0; backward < 2; backward++) {
             Floats want = qkv;
-            (backward ? rope_backward : rope_forward)(want.data(), table.data(), (size_t)B, T, first, NH, NKV, HD);
+            (backward ? rope_backward : rope_forward)(want.data(), table.data(), first, shape);
             const Floats got = twice(what, [&] {
                 floatX* d = upload_rows<floatX>(qkv, N, width, pitch);
-                (backward ? rope_backward_cuda : rope_forward_cuda)(d, d_table, (size_t)B, T, first, NH, NKV, HD, pitch, 0);
+                (backward ? rope_backward_cuda : rope_forward_cuda)(d, d_table, first, shape, pitch, 0);
                 return download_rows(d, N, width, pitch);
             });
             compare(what, got, want);
@@ -520,16 +506,7 @@ static void crossentropy_agrees_for_all_vocabularies() {
     }
 }
 
-/* The kernels with gradient. */
-static const struct {
-    const char* name;
-    CrossentropyPlan (*plan)(size_t N, int V);
-    bool in_turns;  // any number of blocks will do
-} crossentropy_ways[] = {
-    {"held", crossentropy_held_plan, false},
-    {"row", crossentropy_row_plan, true},
-    {"looped", crossentropy_looped_plan, false},
-};
+static const char* const crossentropy_names[NUM_CE_WAYS] = {"held", "row", "looped"};
 
 /* Each kernel against the oracle. Few blocks have many rows each: a block's last row, blocks with a row more than others. */
 static void crossentropy_plans_agree() {
@@ -544,13 +521,16 @@ static void crossentropy_plans_agree() {
         crossentropy_gradients(losses, dlogits, targets, dloss * scale, N, V);
         int32_t* d_targets = upload(targets);
         float* d_scale = upload(Floats(1, scale));
-        for (auto& way : crossentropy_ways) {
-            CrossentropyPlan plan = way.plan(N, (int)V);
+        for (int way = 0; way < NUM_CE_WAYS; way++) {
+            CrossentropyPlan plan = crossentropy_plan((CrossentropyWay)way, N, (int)V);
+            const bool can = plan.blocks > 0;
             for (size_t blocks : {N, (size_t)3}) {
-                if (!plan.kernel || (blocks < N && !way.in_turns)) { continue; }  // long rows; before sm_80
+                if (!can || (blocks < N && way != CE_ROW)) {
+                    continue;
+                }  // long rows, before sm_80; only CE_ROW takes rows in turns
                 plan.blocks = blocks;
                 char what[96];
-                snprintf(what, sizeof what, "crossentropy V=%zu, %s, %zu blocks", V, way.name, blocks);
+                snprintf(what, sizeof what, "crossentropy V=%zu, %s, %zu blocks", V, crossentropy_names[way], blocks);
                 float* d_losses = NULL;
                 const Floats got = twice(what, [&] {
                     floatX* d = upload_rows<floatX>(logits, N, V, pitch);
@@ -586,11 +566,11 @@ static void crossentropy_shows_what_is_not_finite() {
         CHECK(wrong == 0, "crossentropy, %s: %zu of %zu rows are finite and should not be, or the reverse", name, wrong, N);
     };
     check("forward", [&](float* losses, floatX* d) { crossentropy_forward_cuda(losses, d, d_targets, N, (int)V, pitch, 0); });
-    for (auto& way : crossentropy_ways) {
-        CrossentropyPlan plan = way.plan(N, (int)V);
-        if (!plan.kernel) { continue; }
-        if (way.in_turns) { plan.blocks = 7; }
-        check(way.name, [&](float* losses, floatX* d) {
+    for (int way = 0; way < NUM_CE_WAYS; way++) {
+        CrossentropyPlan plan = crossentropy_plan((CrossentropyWay)way, N, (int)V);
+        if (plan.blocks == 0) { continue; }
+        if (way == CE_ROW) { plan.blocks = 7; }
+        check(crossentropy_names[way], [&](float* losses, floatX* d) {
             crossentropy_run(&plan, losses, d, d_targets, 1.0f, NULL, N, (int)V, pitch, 0);
         });
     }
@@ -654,7 +634,7 @@ static StepHyper test_hyper() {
 static void norm_and_loss_sums_agree() {
     for (size_t n : {(size_t)8, (size_t)1000, (size_t)8192, (size_t)100008, (size_t)40000000}) {
         const Floats g = random_values<floatX>(n, 0.01f), apart = random_values<float>(1024, 1);
-        std::vector<double> scratch(global_norm_scratch(n));
+        std::vector<char> scratch(global_norm_scratch(n));
         const double first = global_norm(g.data(), n, scratch.data()), second = global_norm(apart.data(), 1024, scratch.data());
         const double want = first * first + second * second;
         floatX* d_g = upload_rows<floatX>(g, 1, n, n);
@@ -695,8 +675,7 @@ static void decisions_follow_the_host() {
     StepHyper h = test_hyper();
     h.skip_loss_z = 4;
     StepState* state = new_state(1);
-    Outlier host;
-    outlier_reset(&host);
+    Outlier host = {};
     floatX* grad = upload_rows<floatX>(Floats(64, 0.5f), 1, 64, 64);  // norm 4
     int64_t updates = 0;
     for (int step = 0; step < 140; step++) {
@@ -737,90 +716,161 @@ static void loss_scale_halves_and_doubles() {
 // ---------------------------------------------------------------------------------------------------------------------
 // AdamW
 
-enum { ARENA = 4096, MATRIX_AT = 0, NORM_AT = 1024, MATRIX2_AT = 1280, NORM_SIZE = 200, STEPS = 5 };
+enum { STEPS = 5 };
+enum GradWindow { WINDOW_OF_ALL, WINDOW_WITHOUT_FIRST, WINDOW_WITHOUT_LAST, NUM_WINDOWS };
+
+/* The arena of a small model, its stretches, and gradients of STEPS steps. */
+struct AdamWCase {
+    size_t n;                             // elements of the arena
+    std::vector<bool> gap;                // (n)
+    std::vector<AdamWStretch> stretches;  // `grad` is set on the device
+    std::vector<bool> apart;              // of each stretch: its gradients lie apart, in fp32
+    size_t grads_first, grads_end;        // what the main array of gradients holds
+    Floats start;                         // (n) weights
+    std::vector<Floats> grads;            // (STEPS, n)
+
+    size_t end_of(size_t k) const { return k + 1 < stretches.size() ? stretches[k + 1].first : n; }
+};
+
+/* One block, C wide. Where PARAM_ALIGN does not divide C, there are gaps behind norms and matrices. The tensor that the window
+ * leaves out has its gradients apart, as all norms have. */
+template <typename Grad>
+static AdamWCase adamw_case(int C, GradWindow window) {
+    ModelConfig config;
+    memset(&config, 0, sizeof config);
+    config.vocab_size = 51;
+    config.hidden_size = C;
+    config.intermediate_size = 40;
+    config.num_layers = config.num_heads = config.num_kv_heads = 1;
+    config.head_dim = 24;
+    ParamTable table = param_table(&config);
+    const int left_out = window == WINDOW_WITHOUT_FIRST ? 0 : window == WINDOW_WITHOUT_LAST ? table.count - 1 : -1;
+    AdamWCase c;
+    c.n = table.elements;
+    c.gap.assign(c.n, true);
+    for (int i = 0; i < table.count; i++) {
+        const Param* p = &table.items[i];
+        std::fill_n(c.gap.begin() + (long)p->offset, param_size(p), false);
+        if (param_specs[p->kind].joined) { continue; }
+        const bool matrix = param_specs[p->kind].matrix;
+        c.stretches.push_back({p->offset, NULL, (uint32_t)i, matrix});
+        c.apart.push_back(!matrix || i == left_out);
+    }
+    c.grads_first = window == WINDOW_WITHOUT_FIRST ? c.stretches[1].first : 0;
+    c.grads_end = window == WINDOW_WITHOUT_LAST ? c.stretches.back().first : c.n;
+    c.start = random_values<float>(c.n, 0.02f);
+    for (int step = 0; step < STEPS; step++) {
+        c.grads.push_back(random_values<float>(c.n, 1));
+        Floats& g = c.grads.back();
+        for (size_t k = 0; k < c.stretches.size(); k++) {
+            for (size_t i = c.stretches[k].first; i < c.end_of(k); i++) {
+                if (!c.apart[k]) { g[i] = to_float(from_float<Grad>(g[i])); }
+                if (c.gap[i]) { c.start[i] = g[i] = 0; }
+            }
+        }
+    }
+    param_table_free(&table);
+    return c;
+}
+
+/* One step's gradients g and the stretches, on the device. Rows that lie apart follow each other at once, so that what is read
+ * behind one's end is another's gradient; the main array has NaN in their places. */
+template <typename Grad>
+static void upload_grads(AdamWTensors<Grad>* t, const AdamWCase& c, const Floats& g) {
+    Floats window = g, rows;
+    std::vector<size_t> row;
+    for (size_t k = 0; k < c.stretches.size(); k++) {
+        const long first = (long)c.stretches[k].first, end = (long)c.end_of(k);
+        row.push_back(rows.size());
+        if (!c.apart[k]) { continue; }
+        rows.insert(rows.end(), g.begin() + first, g.begin() + end);
+        std::fill(window.begin() + first, window.begin() + end, NAN);
+    }
+    const float* d_rows = upload(rows);
+    std::vector<AdamWStretch> stretches = c.stretches;
+    for (size_t k = 0; k < stretches.size(); k++) { stretches[k].grad = c.apart[k] ? d_rows + row[k] : NULL; }
+    t->stretches = upload(stretches);
+    t->num_stretches = (int)stretches.size();
+    t->grads_first = c.grads_first;
+    t->grads_end = c.grads_end;
+    const Floats held(window.begin() + (long)c.grads_first, window.begin() + (long)c.grads_end);
+    t->grads = upload_rows<Grad>(held, 1, held.size(), held.size());
+}
 
 struct AdamWRun {
     Floats params, master, m, v;
 };
 
-/* STEPS steps on an arena of a matrix, a norm with its gradients apart, and a second matrix; in `parts` ranges a step. */
+/* STEPS steps, each in `parts` ranges. */
 template <typename Grad>
-static AdamWRun run_adamw(MasterKind kind, bool bf16_moments, int parts, const Floats& start, const std::vector<Floats>& grads,
-                          const std::vector<Floats>& norm_grads) {
+static AdamWRun run_adamw(const AdamWCase& c, MasterKind kind, bool bf16_moments, int parts) {
     const size_t master_bytes = kind == MASTER_SPLIT ? 2 : 4, moment_bytes = bf16_moments ? 2 : 4;
     AdamWTensors<Grad> t;
-    t.params = device_alloc<floatX>(ARENA);
-    t.master = kind == MASTER_NONE ? NULL : device_alloc<char>(ARENA * master_bytes);
-    t.m = device_alloc<char>(ARENA * moment_bytes);
-    t.v = device_alloc<char>(ARENA * moment_bytes);
-    CUDA_CHECK(cudaMemset(t.m, 0, ARENA * moment_bytes));
-    CUDA_CHECK(cudaMemset(t.v, 0, ARENA * moment_bytes));
+    t.params = device_alloc<floatX>(c.n);
+    t.master = kind == MASTER_NONE ? NULL : device_alloc<char>(c.n * master_bytes);
+    t.m = device_alloc<char>(c.n * moment_bytes);
+    t.v = device_alloc<char>(c.n * moment_bytes);
+    CUDA_CHECK(cudaMemset(t.m, 0, c.n * moment_bytes));
+    CUDA_CHECK(cudaMemset(t.v, 0, c.n * moment_bytes));
     t.state_first = 0;
-    master_set_cuda(t.params, t.master, kind, upload(start), ARENA, 0);
+    master_set_cuda(t.params, t.master, kind, upload(c.start), c.n, 0);
     StepHyper h = test_hyper();
     h.grad_clip = 0;
     StepState* state = new_state(1);
     for (int step = 0; step < STEPS; step++) {
-        float* norm_grad = upload(norm_grads[step]);
-        const std::vector<AdamWStretch> stretches = {
-            {MATRIX_AT, NULL, 0, 1}, {NORM_AT, norm_grad, 1, 0}, {MATRIX2_AT, NULL, 2, 1}};
-        t.stretches = upload(stretches);
-        t.num_stretches = 3;
-        Grad* g = upload_rows<Grad>(grads[step], 1, ARENA, ARENA);
-        t.grads = g;
+        upload_grads(&t, c, c.grads[step]);
         decide(state, h, step, 1.0f, upload_rows<floatX>(Floats(64, 0.5f), 1, 64, 64), 64);
         for (int part = 0; part < parts; part++) {
-            const size_t lo = ARENA / 8 * part / parts * 8, hi = ARENA / 8 * (part + 1) / parts * 8;
+            const size_t lo = c.n / 8 * part / parts * 8, hi = c.n / 8 * (part + 1) / parts * 8;
             adamw_update_cuda(&t, lo, hi, state, &h, kind, bf16_moments, 42, 0);
         }
     }
     AdamWRun r;
-    r.params = download_rows(t.params, 1, ARENA, ARENA);
-    float* exact = device_alloc<float>(ARENA);
-    master_get_cuda(exact, t.params, t.master, kind, ARENA, 0);
-    r.master = download(exact, ARENA);
+    r.params = download_rows(t.params, 1, c.n, c.n);
+    float* exact = device_alloc<float>(c.n);
+    master_get_cuda(exact, t.params, t.master, kind, c.n, 0);
+    r.master = download(exact, c.n);
     if (bf16_moments) {
-        r.m = download_rows((__nv_bfloat16*)t.m, 1, ARENA, ARENA);
-        r.v = download_rows((__nv_bfloat16*)t.v, 1, ARENA, ARENA);
+        r.m = download_rows((__nv_bfloat16*)t.m, 1, c.n, c.n);
+        r.v = download_rows((__nv_bfloat16*)t.v, 1, c.n, c.n);
     } else {
-        r.m = download((float*)t.m, ARENA);
-        r.v = download((float*)t.v, ARENA);
+        r.m = download((float*)t.m, c.n);
+        r.v = download((float*)t.v, c.n);
     }
     return r;
 }
 
-static bool in_norm(size_t i) { return i >= NORM_AT && i < MATRIX2_AT; }
-
-template <typename Grad>
-static void check_adamw(const char* what) {
-    Floats start = random_values<float>(ARENA, 0.02f);
-    std::vector<Floats> grads, norm_grads;
+/* The same steps by the oracle. */
+static AdamWRun adamw_oracle(const AdamWCase& c) {
+    AdamWRun r;
+    r.master = c.start;
+    r.m = r.v = Floats(c.n, 0.0f);
     for (int step = 0; step < STEPS; step++) {
-        grads.push_back(random_values<Grad>(ARENA, 1));
-        norm_grads.push_back(random_values<float>(MATRIX2_AT - NORM_AT, 1));
-        for (size_t i = NORM_SIZE; i < norm_grads[step].size(); i++) { norm_grads[step][i] = 0; }  // the gap
-    }
-    for (size_t i = NORM_AT + NORM_SIZE; i < MATRIX2_AT; i++) { start[i] = 0; }
-    AdamWRun want;
-    want.master = start;
-    want.m = want.v = Floats(ARENA, 0.0f);
-    for (int step = 0; step < STEPS; step++) {
-        AdamW hyper;
-        memset(&hyper, 0, sizeof hyper);
-        hyper.lr = 0.01;
-        hyper.beta1 = 0.9;
-        hyper.beta2 = 0.95;
-        hyper.eps = 1e-8;
-        hyper.grad_scale = 1;
-        hyper.step = step + 1;
-        for (int part = 0; part < 3; part++) {
-            const size_t at = part == 0 ? MATRIX_AT : part == 1 ? NORM_AT : MATRIX2_AT;
-            const size_t end = part == 0 ? NORM_AT : part == 1 ? MATRIX2_AT : ARENA;
-            const float* g = part == 1 ? norm_grads[step].data() : grads[step].data() + at;
-            hyper.weight_decay = part == 1 ? 0 : 0.1;
-            adamw_update(want.master.data() + at, g, want.m.data() + at, want.v.data() + at, end - at, &hyper);
+        for (size_t k = 0; k < c.stretches.size(); k++) {
+            const size_t at = c.stretches[k].first;
+            const AdamW hyper = {0.01, 0.9, 0.95, 1e-8, c.stretches[k].decays ? 0.1 : 0.0, 1, step + 1};
+            adamw_update(&r.master[at], &c.grads[step][at], &r.m[at], &r.v[at], c.end_of(k) - at, &hyper);
         }
     }
+    return r;
+}
+
+static void check_gaps(const char* what, const AdamWCase& c, const AdamWRun& r) {
+    size_t gaps = 0, wrong = 0;
+    for (size_t i = 0; i < c.n; i++) {
+        gaps += c.gap[i];
+        wrong += c.gap[i] && (r.params[i] != 0 || r.master[i] != 0 || r.m[i] != 0 || r.v[i] != 0);
+    }
+    CHECK(gaps > 0 && wrong == 0, "%s: %zu of %zu elements between tensors did not stay zero", what, wrong, gaps);
+}
+
+template <typename Grad>
+static void check_adamw(int C, GradWindow window) {
+    static const char* names[NUM_WINDOWS] = {"", ", first tensor apart", ", last tensor apart"};
+    char what[96];
+    snprintf(what, sizeof what, "adamw C=%d, %zu-bit gradients%s", C, 8 * sizeof(Grad), names[window]);
+    const AdamWCase c = adamw_case<Grad>(C, window);
+    const AdamWRun want = adamw_oracle(c);
 #if defined(PRECISION_FP32)
     const MasterKind kinds[] = {MASTER_NONE};
 #elif defined(PRECISION_FP16)
@@ -830,80 +880,125 @@ static void check_adamw(const char* what) {
 #endif
     AdamWRun first;
     for (MasterKind kind : kinds) {
-        const AdamWRun r = run_adamw<Grad>(kind, false, 1, start, grads, norm_grads);
+        const AdamWRun r = run_adamw<Grad>(c, kind, false, 1);
         compare(what, r.master, want.master, 1e-5f, 1e-6f);
         compare(what, r.m, want.m, 1e-5f, 1e-6f);
         compare(what, r.v, want.v, 1e-5f, 1e-6f);
-        bool gap = true;
-        for (size_t i = NORM_AT + NORM_SIZE; i < MATRIX2_AT; i++) { gap = gap && r.params[i] == 0 && r.master[i] == 0; }
-        CHECK(gap, "%s: a gap between tensors did not stay zero", what);
-        const AdamWRun parts = run_adamw<Grad>(kind, false, 3, start, grads, norm_grads);
+        check_gaps(what, c, r);
+        const AdamWRun parts = run_adamw<Grad>(c, kind, false, 3);
         CHECK(parts.master == r.master && parts.params == r.params && parts.m == r.m && parts.v == r.v,
               "%s: three ranges differ from one", what);
         if (kind == kinds[0]) { first = r; }
         CHECK(first.master == r.master && first.params == r.params, "%s: the forms of master weights differ", what);
 
         // bfloat16 moments: the same bits again, close to fp32, and not off in one direction
-        const AdamWRun low = run_adamw<Grad>(kind, true, 1, start, grads, norm_grads);
-        const AdamWRun again = run_adamw<Grad>(kind, true, 2, start, grads, norm_grads);
+        const AdamWRun low = run_adamw<Grad>(c, kind, true, 1);
+        const AdamWRun again = run_adamw<Grad>(c, kind, true, 2);
         CHECK(low.master == again.master && low.m == again.m && low.v == again.v, "%s: bf16 moments are not reproducible",
               what);
+        check_gaps(what, c, low);
         compare(what, low.m, want.m, 0.04f, 0.04f);
         double bias = 0;
-        for (size_t i = 0; i < ARENA; i++) { bias += want.v[i] > 0 ? ((double)low.v[i] - want.v[i]) / want.v[i] : 0.0; }
-        CHECK(fabs(bias / ARENA) < 3e-4, "%s: stochastic rounding of v is off by %g on average", what, bias / ARENA);
+        size_t weights = 0;
+        for (size_t i = 0; i < c.n; i++) {
+            bias += want.v[i] > 0 ? ((double)low.v[i] - want.v[i]) / want.v[i] : 0.0;
+            weights += !c.gap[i];
+        }
+        CHECK(fabs(bias / weights) < 3e-4, "%s: stochastic rounding of v is off by %g on average", what, bias / weights);
         compare(what, low.v, want.v, 0.04f, 1e-6f);
     }
     bool moved = true;
-    for (size_t i = 0; i < ARENA; i++) { moved = moved && (in_norm(i) || first.master[i] != start[i]); }
+    for (size_t i = 0; i < c.n; i++) { moved = moved && (c.gap[i] || first.master[i] != c.start[i]); }
     CHECK(moved, "%s: some weights did not move", what);
     device_free_all();
 }
 
 static void adamw_agrees_in_all_forms() {
-    check_adamw<floatX>("adamw");
-    check_adamw<float>("adamw with fp32 gradients");
+    for (int C : {192, 576}) {
+        check_adamw<floatX>(C, WINDOW_OF_ALL);
+        check_adamw<float>(C, WINDOW_OF_ALL);
+    }
+}
+
+/* The main array of gradients begins or ends within the arena, and what it leaves out is read from where it lies apart. */
+static void adamw_takes_gradients_from_a_window() {
+    for (GradWindow window : {WINDOW_WITHOUT_FIRST, WINDOW_WITHOUT_LAST}) {
+        check_adamw<floatX>(192, window);
+        check_adamw<float>(192, window);
+    }
 }
 
 static void a_skipped_step_changes_nothing() {
-    const Floats start = random_values<float>(ARENA, 1);
+    enum { N = 4096 };
+    const Floats start = random_values<float>(N, 1);
     const MasterKind kind = sizeof(floatX) == 4 ? MASTER_NONE : MASTER_FP32;
     AdamWTensors<floatX> t;
-    t.params = device_alloc<floatX>(ARENA);
-    t.master = kind == MASTER_NONE ? NULL : device_alloc<float>(ARENA);
+    t.params = device_alloc<floatX>(N);
+    t.master = kind == MASTER_NONE ? NULL : device_alloc<float>(N);
     t.m = upload(start);
     t.v = upload(start);
     t.state_first = 0;
-    master_set_cuda(t.params, t.master, kind, upload(start), ARENA, 0);
+    master_set_cuda(t.params, t.master, kind, upload(start), N, 0);
     const std::vector<AdamWStretch> stretches = {{0, NULL, 0, 1}};
     t.stretches = upload(stretches);
     t.num_stretches = 1;
-    floatX* bad = upload_rows<floatX>(Floats(ARENA, NAN), 1, ARENA, ARENA);
+    floatX* bad = upload_rows<floatX>(Floats(N, NAN), 1, N, N);
     t.grads = bad;
+    t.grads_first = 0;
+    t.grads_end = N;
     StepState* state = new_state(1);
     const StepHyper h = test_hyper();
-    CHECK(decide(state, h, 0, 1.0f, bad, ARENA).verdict == UPDATE_NOT_FINITE, "NaN gradients pass");
-    adamw_update_cuda(&t, 0, ARENA, state, &h, kind, false, 42, 0);
-    float* exact = device_alloc<float>(ARENA);
-    master_get_cuda(exact, t.params, t.master, kind, ARENA, 0);
-    CHECK(download(exact, ARENA) == start && download((float*)t.m, ARENA) == start, "weights or moments changed");
+    CHECK(decide(state, h, 0, 1.0f, bad, N).verdict == UPDATE_NOT_FINITE, "NaN gradients pass");
+    adamw_update_cuda(&t, 0, N, state, &h, kind, false, 42, 0);
+    float* exact = device_alloc<float>(N);
+    master_get_cuda(exact, t.params, t.master, kind, N, 0);
+    CHECK(download(exact, N) == start && download((float*)t.m, N) == start, "weights or moments changed");
     device_free_all();
 }
 
+// random bit patterns; all lower halves of the numbers from 1 on, the tie among them; and what rounding may carry too far:
+// NaNs of many bits, the infinities, the largest finite numbers, denormals
+static std::vector<uint32_t> patterns_to_round() {
+    std::vector<uint32_t> bits = {0x7fffffff, 0x7fff8000, 0x7fff7fff, 0x7fc00000, 0x7f80ffff, 0x7f800001, 0x7f800000,
+                                  0x7f7fffff, 0x7f7f8000, 0x7f7f7fff, 0x00000001, 0x00007fff, 0x00008000, 0x00000000};
+    for (size_t i = 0, n = bits.size(); i < n; i++) { bits.push_back(bits[i] | 0x80000000u); }
+    for (uint32_t i = 0; i < 65536; i++) { bits.push_back(0x3f800000u + i); }
+    for (uint64_t i = 0; i < 300000; i++) { bits.push_back(philox(7, RAND_INIT, 0, i).v[0]); }
+    return bits;
+}
+
+/* Rounded to nearest, and exact again with the lower half; a NaN comes back as some NaN. Runs on the host. */
 static void split_weights_are_exact() {
-    for (uint64_t i = 0; i < 300000; i++) {
-        FloatBits x, y;
-        x.u = philox(7, RAND_INIT, 0, i).v[0];
-        if (i < 65536) { x.u = 0x3f800000u + (uint32_t)i; }  // all lower halves, the tie among them
-        if (!isfinite(x.f)) { continue; }
-        const __nv_bfloat16 p = round_master<__nv_bfloat16>(x.f);
-        y.f = split_join(p, split_low(x.f));
-        CHECK(x.u == y.u, "%08x becomes %08x", x.u, y.u);
-        if (!isinf(to_float(p))) {
-            CHECK(fabsf(to_float(p) - x.f) <= fabsf(to_float(from_float<__nv_bfloat16>(x.f)) - x.f),
-                  "%08x is not rounded to nearest", x.u);
+    for (uint32_t u : patterns_to_round()) {
+        const float x = float_from_bits(u);
+        const __nv_bfloat16 p = round_master<__nv_bfloat16>(x);
+        const float rounded = to_float(p), joined = split_join(p, split_low(x));
+        if (isnan(x)) {
+            CHECK(isnan(rounded) && isnan(joined), "the NaN %08x becomes %g, then %g", u, (double)rounded, (double)joined);
+            continue;
         }
-        if (x.u != y.u) { break; }
+        CHECK(float_bits(joined) == u, "%08x becomes %08x", u, float_bits(joined));
+        const uint32_t upper = (u + 0x8000u) >> 16 << 16;  // to nearest, ties away from zero, an infinity behind the largest
+        CHECK(float_bits(rounded) == upper, "%08x rounds to %08x", u, float_bits(rounded));
+    }
+}
+
+/* The upper half or the next number away from zero, as often as the lower half says; what is not finite stays what it is. Runs
+ * on the host. */
+static void stochastic_rounding_is_to_a_neighbour() {
+    for (uint32_t u : patterns_to_round()) {
+        const float x = float_from_bits(u);
+        const uint32_t low = u & 0xffffu;
+        for (uint32_t random : {0u, 0xffffu - low, 0x10000u - low, 0xffffu}) {  // the first two round down, the last two up
+            if (random > 0xffffu) { continue; }                                 // nothing was cut off: never up
+            const float rounded = to_float(round_stochastic(x, random));
+            if (isnan(x)) {
+                CHECK(isnan(rounded), "the NaN %08x with %04x becomes %g", u, random, (double)rounded);
+                continue;
+            }
+            const uint32_t want = (u & 0xffff0000u) + (random > 0xffffu - low ? 0x10000u : 0u);
+            CHECK(float_bits(rounded) == want, "%08x with %04x becomes %08x", u, random, float_bits(rounded));
+        }
     }
 }
 
@@ -1067,10 +1162,14 @@ static void matmul_plans_survive_a_file() {
 static const struct {
     const char* name;
     void (*run)();
+    bool needs_gpu;
 } tests[] = {
+#define HOST_ENTRY(test) \
+    { #test, test, false }
 #define ENTRY(test) \
-    { #test, test }
-    ENTRY(split_weights_are_exact),
+    { #test, test, true }
+    HOST_ENTRY(split_weights_are_exact),
+    HOST_ENTRY(stochastic_rounding_is_to_a_neighbour),
     ENTRY(embedding_copies_and_sums_rows),
     ENTRY(embedding_sort_is_stable),
     ENTRY(embedding_gradient_misses_no_row),
@@ -1086,6 +1185,7 @@ static const struct {
     ENTRY(decisions_follow_the_host),
     ENTRY(loss_scale_halves_and_doubles),
     ENTRY(adamw_agrees_in_all_forms),
+    ENTRY(adamw_takes_gradients_from_a_window),
     ENTRY(a_skipped_step_changes_nothing),
     ENTRY(matmul_agrees_in_all_directions),
     ENTRY(matmul_plans_survive_a_file),
@@ -1097,7 +1197,7 @@ int main(int argc, char** argv) {
     printf("CUDA layers, " PRECISION_NAME "\n");
     for (auto& test : tests) {
         if (argc > 1 && !strstr(test.name, argv[1])) { continue; }
-        if (!gpu && test.run != split_weights_are_exact) {
+        if (!gpu && test.needs_gpu) {
             SKIP(test.name, "no GPU here");
             continue;
         }

@@ -174,7 +174,7 @@ static void rmsnorm_and_its_gradients_match(void) {
         const size_t N = (size_t)sizes[s][0], C = (size_t)sizes[s][1];
         float *x = normals(N * C, 2, 1), *w = normals(C, 1, 2), *dout = normals(N * C, 1, 3);
         float *dx0 = normals(N * C, 1, 4), *dw0 = normals(C, 1, 5), *out = floats(N * C), *rstd = floats(N);
-        float* scratch = floats(rmsnorm_backward_scratch(N, (int)C));
+        void* scratch = xmalloc(rmsnorm_backward_scratch(N, (int)C));
         NormCase c = {widened(x, N * C), widened(w, C), widened(dout, N * C), N, C, 1e-2};
         double* want = doubles(N * C);
         for (size_t n = 0; n < N; n++) {
@@ -225,6 +225,7 @@ static void rope_rotates_q_and_k_by_position_and_backward_undoes_it(void) {
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         const int B = sizes[s][0], T = sizes[s][1], NH = sizes[s][2], NKV = sizes[s][3], HD = sizes[s][4], pos = sizes[s][5];
         const ModelConfig c = rope_config(HD, 10000, 0);
+        const AttentionShape shape = {B, T, NH, NKV, HD};
         const size_t width = (size_t)(NH + 2 * NKV) * (size_t)HD, n = (size_t)B * (size_t)T * width;
         float *x = normals(n, 1, 1), *table = floats((size_t)(pos + T) * (size_t)HD), *first = NULL;
         double *want = widened(x, n), *before = widened(x, n);
@@ -241,12 +242,12 @@ static void rope_rotates_q_and_k_by_position_and_backward_undoes_it(void) {
         for (int k = 0; k < NUM_THREAD_COUNTS; k++) {
             use_threads(k);
             float* y = copied(x, n);
-            rope_forward(y, table, (size_t)B, T, pos, NH, NKV, HD);
+            rope_forward(y, table, pos, shape);
             check_close("rotated", y, NULL, want, n, 2e-5);
             if (first) { check_same_bits("rotated", first, y, n, k); }
             free(first);
             first = copied(y, n);
-            rope_backward(y, table, (size_t)B, T, pos, NH, NKV, HD);  // a rotation's transpose is its inverse
+            rope_backward(y, table, pos, shape);  // a rotation's transpose is its inverse
             check_close("rotated back", y, NULL, before, n, 1e-5);
             free(y);
         }
@@ -814,7 +815,8 @@ static void global_norm_is_the_same_for_any_thread_count(void) {
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         const size_t n = sizes[s];
         float* g = normals(n, 1, 1);
-        double *scratch = doubles(global_norm_scratch(n)), *wide = widened(g, n), first = 0;
+        void* scratch = xmalloc(global_norm_scratch(n));
+        double *wide = widened(g, n), first = 0;
         for (int t = 0; t < NUM_THREAD_COUNTS; t++) {
             use_threads(t);
             const double norm = global_norm(g, n, scratch), want = sqrt(dot(wide, wide, n));

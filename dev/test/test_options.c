@@ -1,6 +1,7 @@
 /* test_options.c -- the flag table: every flag of --help parses and nothing else does, values are read whole and in their
  * range, wrong usage ends with exit 2 and names its culprit, and options survive their way through JSON. */
 #include "llmc/run/options.h"
+#include "llmc/run/scheduler.h"
 #include "test.h"
 #include <sys/wait.h>
 
@@ -433,6 +434,35 @@ static void options_come_back_from_json(void) {
     options_free(&back);
 }
 
+static void local_options_stay_out_of_checkpoints_and_are_not_taken_over(void) {
+    for (int i = 0; i < NUM_OPTIONS; i++) {
+        const OptionSpec* s = &option_specs[i];
+        char text[OPTION_TEXT], word[OPTION_TEXT], saved[4 * OPTION_TEXT];
+        Options o;
+        Error e = NO_ERROR;
+        Json j;
+        options_default(&o, ON_GPU);
+        char* kept = options_json_text(&o);
+        snprintf(word, sizeof word, "\"%s\":", s->name);
+        CHECK((strstr(kept, word) != NULL) == (s->life == OPTION_SAVED), "%s in %s", s->name, kept);
+        free(kept);
+
+        // a checkpoint that holds the option all the same, with another value than the default
+        const bool bare = s->kind != OPTION_STRING && s->kind != OPTION_RESUME && s->kind != OPTION_CHOICE;
+        const char* good = good_value(i, text, sizeof text);
+        if (s->kind == OPTION_SWITCH) { good = strcmp(good, "on") == 0 ? "true" : "false"; }
+        if (s->kind == OPTION_SIZE) { good = "3000"; }
+        snprintf(saved, sizeof saved, bare ? "{\"%s\":%s}" : "{\"%s\":\"%s\"}", s->name, good);
+        CHECK(json_parse(&j, xstrdup(saved), strlen(saved), "state", &e), "%s", e.msg);
+        Options before = o;
+        CHECK(options_merge(&o, &j, json_root(&j), &e), "%s", e.msg);
+        CHECK(same_value(&before, &o, i) == (s->life == OPTION_LOCAL), "%s", saved);
+        json_free(&j);
+        options_free(&o);
+    }
+    CHECK(option_specs[OPT_out].life == OPTION_LOCAL && option_specs[OPT_seed].life == OPTION_SAVED, "a folder and a seed");
+}
+
 static void saved_options_that_are_wrong_are_refused_by_name(void) {
     static const struct {
         const char *json, *named;
@@ -470,6 +500,7 @@ int main(void) {
     RUN(usage_errors_exit_2_and_help_exits_0_on_stdout);
     RUN(the_printed_configuration_names_every_number_and_is_narrow);
     RUN(options_come_back_from_json);
+    RUN(local_options_stay_out_of_checkpoints_and_are_not_taken_over);
     RUN(saved_options_that_are_wrong_are_refused_by_name);
     return test_summary();
 }

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -153,7 +154,9 @@ def test_tied_folder_with_another_head_is_refused(tmp_path, capsys):
 C_PROGRAM = r"""
 #include "llmc/config.h"
 #include "llmc/base/rand.h"
+#include "llmc/run/mfu.h"
 #include "llmc/run/scheduler.h"
+static const char* const devices[] = {DEVICES};
 int main(void) {
     const uint64_t seed = 0x123456789abcdef0u;
     static float x[100001];
@@ -179,9 +182,22 @@ int main(void) {
         int64_t shape[5] = {c.hidden_size, c.intermediate_size, c.num_layers, c.num_heads, c.num_kv_heads};
         fwrite(shape, sizeof shape, 1, stdout);
     }
+    for (size_t i = 0; i < sizeof gpu_peaks / sizeof *gpu_peaks; i++) {
+        double peak = gpu_peak_flops(gpu_peaks[i].name, PEAK_BF16) * 1e-12;
+        fwrite(&peak, sizeof peak, 1, stdout);
+    }
+    for (size_t i = 0; i < sizeof devices / sizeof *devices; i++) {
+        double peak = gpu_peak_flops(devices[i], PEAK_BF16) * 1e-12;
+        fwrite(&peak, sizeof peak, 1, stdout);
+    }
     return 0;
 }
 """
+
+DEVICES = ["NVIDIA H200", "NVIDIA H200 NVL", "NVIDIA GH200 480GB", "NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H100 NVL",
+           "NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA A10", "NVIDIA A10G", "NVIDIA L4", "NVIDIA L40S",
+           "NVIDIA T4G", "Tesla T4", "Tesla V100-PCIE-16GB", "NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090 Laptop GPU",
+           "NVIDIA X999", ""]
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +205,7 @@ def from_c(tmp_path_factory):
     if not shutil.which("cc"):
         pytest.skip("no C compiler")
     folder = tmp_path_factory.mktemp("c")
-    (folder / "shared.c").write_text(C_PROGRAM)
+    (folder / "shared.c").write_text(C_PROGRAM.replace("{DEVICES}", json.dumps(DEVICES).replace("[", "{").replace("]", "}")))
     subprocess.run(["cc", "-std=c11", "-O2", "-w", "-I", ROOT, "-o", folder / "shared", folder / "shared.c", "-lm"], check=True)
     return subprocess.run([folder / "shared"], check=True, stdout=subprocess.PIPE).stdout
 
@@ -227,6 +243,14 @@ def test_learning_rates_are_those_of_c(from_c):
     for name, rates in zip(("cosine", "linear", "constant", "wsd"), theirs):
         a = ref.parse_arguments(["--schedule", name, "--steps", "57", "--warmup", "7", "--lr", "3e-4"])
         assert np.allclose([ref.learning_rate(a, step) for step in range(60)], rates, rtol=1e-14)
+
+
+def test_peaks_of_gpus_are_those_of_c(from_c):
+    with open(os.path.join(ROOT, "llmc", "run", "mfu.h")) as f:
+        names = re.findall(r'^    \{"(.+?)",', f.read(), re.M)
+    assert names == list(ref.PEAKS)
+    theirs = np.frombuffer(from_c, dtype=np.float64, offset=12 * 100001 + 8000 + 1920 + 1600)
+    assert [ref.gpu_peak(name) for name in names + DEVICES] == pytest.approx(theirs.tolist())
 
 
 def test_presets_are_those_of_c(from_c):

@@ -3,7 +3,8 @@
  * in test_tokenizer.py. */
 #include "test.h"
 
-#include "llmc/text/tokenizer.h"
+#include "llmc/text/tokenizer_read.h"
+#include "llmc/text/tokenizer_write.h"
 
 static char folder[PATH_CAP];
 
@@ -21,31 +22,33 @@ static void write_text(const char* name, const char* text) {
 
 /* Whether the ids of a text are these (ended by -1). */
 static bool encodes(const Tokenizer* t, const char* text, size_t len, bool specials, const int* want) {
-    int32_t* ids = NULL;
-    size_t cap = 0, n = tokenizer_encode(t, text, len, specials, &ids, &cap, 0), i = 0;
-    while (i < n && want[i] >= 0 && ids[i] == want[i]) { i++; }
+    TokenList l = {NULL, 0, 0};
+    tokenizer_encode(t, text, len, specials, &l);
+    size_t n = l.count, i = 0;
+    while (i < n && want[i] >= 0 && l.ids[i] == want[i]) { i++; }
     bool same = i == n && want[i] == -1;
     if (!same) {
         printf("    \"%.40s\" gave", text);
-        for (i = 0; i < n; i++) { printf(" %d", ids[i]); }
+        for (i = 0; i < n; i++) { printf(" %d", l.ids[i]); }
         printf("\n");
     }
-    free(ids);
+    token_list_free(&l);
     return same;
 }
 
 /* Whether decoding the ids of any bytes gives the bytes back. */
 static bool round_trips(const Tokenizer* t, const char* text, size_t len) {
-    int32_t* ids = NULL;
-    size_t cap = 0, n = tokenizer_encode(t, text, len, false, &ids, &cap, 0), at = 0;
+    TokenList l = {NULL, 0, 0};
+    tokenizer_encode(t, text, len, false, &l);
+    size_t n = l.count, at = 0;
     bool same = true;
     for (size_t i = 0; i < n && same; i++) {
-        size_t piece_len;
-        const char* piece = tokenizer_piece(t, ids[i], &piece_len);
-        same = at + piece_len <= len && memcmp(text + at, piece, piece_len) == 0;
-        at += piece_len;
+        size_t token_len;
+        const char* token = tokenizer_token(t, l.ids[i], &token_len);
+        same = at + token_len <= len && memcmp(text + at, token, token_len) == 0;
+        at += token_len;
     }
-    free(ids);
+    token_list_free(&l);
     return same && at == len;
 }
 
@@ -276,12 +279,12 @@ static void special_names_are_text_unless_asked_for(void) {
     CHECK(encodes(&t, "<|endoftext|>x", 14, true, longest), "the longest name wins");
     CHECK(encodes(&t, "afoob", 5, true, foo) && encodes(&t, "afoob", 5, false, foo),
           "an added token that is not special always holds");
-    int32_t* ids = NULL;
-    size_t cap = 0, n = tokenizer_encode(&t, "<|endoftext|>", 13, false, &ids, &cap, 0);
+    TokenList l = {NULL, 0, 0};
+    tokenizer_encode(&t, "<|endoftext|>", 13, false, &l);
     // as `tokenizers` does it: the special name is skipped in the pass for names that are not normalized, and `end`, which
     // is, is found in the pass after it
-    CHECK(n == 11 && ids[2] == 259, "plain text around `end`: %zu ids", n);
-    free(ids);
+    CHECK(l.count == 11 && l.ids[2] == 259, "plain text around `end`: %zu ids", l.count);
+    token_list_free(&l);
     CHECK(t.bos_id == 256 && t.eos_id == 256, "bos %d eos %d", t.bos_id, t.eos_id);
     tokenizer_free(&t);
 }

@@ -357,7 +357,7 @@ def test_the_trainer_writes_what_transformers_and_tiktoken_read_alike(tmp_path):
 
 @pytest.fixture(scope="session")
 def tokenizer_copy(tmp_path_factory):
-    """Saves a tokenizer through llmc/text/tokenizer.h and opens what was saved with transformers."""
+    """Saves a tokenizer through llmc/text/tokenizer_write.h and opens what was saved with transformers."""
     transformers = pytest.importorskip("transformers")
     program = tmp_path_factory.mktemp("bin") / "tokenizer_copy"
     compiler = os.environ.get("CC") or shutil.which("cc") or "gcc"

@@ -60,6 +60,14 @@ static std::vector<floatX> matrix(size_t rows, size_t cols, uint32_t seed) {
     return m;
 }
 
+/* Makes what this thread wrote to shared memory visible to wgmma, after the barrier that follows. The kernels do not need it:
+ * the copy engine writes what their products read. */
+__device__ __forceinline__ void fence_async_readers() {
+#if PTX_HAS_SM90A
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
 /* Byte of element (r, c) in a swizzled tile of `rows` rows. */
 __host__ __device__ static inline uint32_t swizzled(int rows, int r, int c) {
     return (uint32_t)(c / 64 * rows * 128 + r * 128 + ((c % 64 / 8 ^ r % 8) << 4) + c % 8 * 2);

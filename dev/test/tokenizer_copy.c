@@ -1,6 +1,7 @@
 /* tokenizer_copy.c -- reads a tokenizer and writes it to a folder: ./tokenizer_copy FILE|DIR|bytes TO. TO must exist.
  * test_tokenizer.py reads the folder with transformers. */
-#include "llmc/text/tokenizer.h"
+#include "llmc/text/tokenizer_read.h"
+#include "llmc/text/tokenizer_write.h"
 
 int main(int argc, char** argv) {
     Tokenizer t;

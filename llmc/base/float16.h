@@ -9,16 +9,15 @@
 #ifndef LLMC_FLOAT16_H
 #define LLMC_FLOAT16_H
 
-#include <stdint.h>
-#include <string.h>
+#include "llmc/base/utils.h"
 
-static inline uint32_t float_bits(float x) {
+LLMC_HOST_DEVICE static inline uint32_t float_bits(float x) {
     uint32_t u;
     memcpy(&u, &x, sizeof u);
     return u;
 }
 
-static inline float float_from_bits(uint32_t u) {
+LLMC_HOST_DEVICE static inline float float_from_bits(uint32_t u) {
     float x;
     memcpy(&x, &u, sizeof x);
     return x;

@@ -13,23 +13,14 @@
 #include "llmc/base/utils.h"
 #include <math.h>
 
-#ifndef LLMC_HOST_DEVICE
-#ifdef __CUDACC__
-#define LLMC_HOST_DEVICE __host__ __device__
-#else
-#define LLMC_HOST_DEVICE
-#endif
-#endif
-
 enum { OUTLIER_WINDOW = 128 };
 
+/* Starts as zeros. */
 typedef struct {
     double values[OUTLIER_WINDOW];  // ring
     int count;                      // values in it, up to OUTLIER_WINDOW
     int next;                       // where the next one goes
 } Outlier;
-
-static inline void outlier_reset(Outlier* o) { memset(o, 0, sizeof *o); }
 
 /* The z-score of x against the values before it; then x enters the window. */
 LLMC_HOST_DEVICE static inline double outlier_update(Outlier* o, double x) {

@@ -9,24 +9,16 @@
 #ifndef LLMC_RAND_H
 #define LLMC_RAND_H
 
-#include <math.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "llmc/base/utils.h"
 
-#ifndef LLMC_HOST_DEVICE
-#ifdef __CUDACC__
-#define LLMC_HOST_DEVICE __host__ __device__
-#else
-#define LLMC_HOST_DEVICE
-#endif
-#endif
+#include <math.h>
 
 typedef enum {
     RAND_INIT = 0,            // weights; stream = ordinal of the tensor in the parameter table, index = element
     RAND_SHUFFLE_SHARDS = 1,  // order of the shards; stream = epoch
     RAND_SHUFFLE_ROWS = 2,    // order of rows in a shard; stream = shard, index = epoch << 32 | place
     RAND_SAMPLE = 3,          // sampled tokens; stream = step of training (0: --generate), index = token
-    RAND_ROUND = 4,           // stochastic rounding; stream = tensor, index = step << 40 | element
+    RAND_ROUND = 4,           // stochastic rounding; stream = tensor, index = step << 40 | element / 4
     RAND_TALES = 5,           // dev/data/tinytales.c; stream = story, index = draw
 } RandPurpose;
 
@@ -64,7 +56,7 @@ static inline uint64_t philox_below(uint64_t seed, RandPurpose purpose, uint32_t
 }
 
 /* Fills x[0..n) with normals of deviation `std`: elements 2i and 2i+1 are the Box-Muller pair of draw i, computed in
- * double and rounded once, so that no libm shows. */
+ * double and rounded once: the error of a libm's log, sqrt, sin or cos almost never reaches the float. */
 static inline void rand_normal(float* x, size_t n, double std, uint64_t seed, uint32_t tensor) {
     const double two_pi = 6.283185307179586476925286766559;
 #pragma omp parallel for schedule(static)

@@ -26,13 +26,19 @@
 #include <time.h>
 #include <unistd.h>
 
+/* Before a function that kernels call as well. */
+#ifdef __CUDACC__
+#define LLMC_HOST_DEVICE __host__ __device__
+#else
+#define LLMC_HOST_DEVICE
+#endif
+
 #ifdef __cplusplus
 #define LLMC_NORETURN [[noreturn]]
 #else
 #define LLMC_NORETURN _Noreturn
 #endif
 #define LLMC_PRINTF(format_index, first_arg) __attribute__((format(printf, format_index, first_arg), unused))
-#define LLMC_UNUSED __attribute__((unused))
 
 // ---------------------------------------------------------------------------------------------------------------------
 // errors
@@ -68,6 +74,11 @@ LLMC_NORETURN LLMC_PRINTF(1, 2) static void die(const char* fmt, ...) {
     die_v(1, fmt, ap);
 }
 
+/* die() of a program that cannot go on where a parser failed. */
+static inline void must(bool ok, const Error* e) {
+    if (!ok) { die("%s", e->msg); }
+}
+
 /* Wrong usage of the command line: exit 2. */
 LLMC_NORETURN LLMC_PRINTF(1, 2) static void die_usage(const char* fmt, ...) {
     va_list ap;
@@ -87,14 +98,6 @@ LLMC_PRINTF(1, 2) static void warn(const char* fmt, ...) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // checked arithmetic and memory
-
-/* *out = a * b; true if the product does not fit (then *out is untouched). */
-static inline bool mul_overflows(size_t a, size_t b, size_t* out) {
-    size_t r;
-    if (__builtin_mul_overflow(a, b, &r)) { return true; }
-    *out = r;
-    return false;
-}
 
 static inline size_t size_min(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t size_max(size_t a, size_t b) { return a > b ? a : b; }
@@ -207,10 +210,14 @@ static inline void keep_standard_files(void) {
 
 /* Flushes a written file to the disk and closes it. The disk may be found full only here, so the result matters. */
 static inline bool close_output(FILE* f, const char* path, Error* e) {
+    errno = 0;  // what an earlier call left there is no cause
     bool ok = fflush(f) == 0 && !ferror(f) && fsync(fileno(f)) == 0;
-    int cause = errno;
-    ok = fclose(f) == 0 && ok;
-    return ok || fail(e, "%s: writing failed: %s", path, strerror(cause ? cause : errno));
+    int cause = ok ? 0 : errno;
+    if (fclose(f) != 0) {
+        cause = ok ? errno : cause;
+        ok = false;
+    }
+    return ok || fail(e, "%s: writing failed: %s", path, cause ? strerror(cause) : "an earlier write did; is the disk full?");
 }
 
 /* Flushes a folder's entries, so that a rename or a new file in it survives a power cut. */

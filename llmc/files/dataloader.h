@@ -24,9 +24,9 @@
 #ifndef LLMC_DATALOADER_H
 #define LLMC_DATALOADER_H
 
-#include "llmc/base/utils.h"  // first: it asks for the functions beyond C11
-#include "llmc/base/rand.h"
-#include "llmc/files/tokenfile.h"
+#include "llmc/base/utils.h"       // first, since it asks for the functions beyond C11; defines: fail, open_input, xmalloc
+#include "llmc/base/rand.h"        // defines: philox_below, RAND_SHUFFLE_ROWS, RAND_SHUFFLE_SHARDS
+#include "llmc/files/tokenfile.h"  // defines: TokenFileHeader, tokenfile_open
 #include <glob.h>
 #include <pthread.h>
 #include <signal.h>
@@ -44,7 +44,7 @@ typedef struct {
     DataShard* shards;  // (num_shards), sorted by path
     int num_shards;
     int B, T;             // rows and tokens a row of this rank's batch
-    int rank, num_ranks;  //
+    int rank, num_ranks;  // of the processes that share the stream
     uint64_t seed;
     bool shuffle;
     int token_bytes;          // 2 or 4, in all shards
@@ -82,7 +82,7 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------------------
 // the order of rows
 
-/* Fills a[0..n) with the permutation described at the top. `high` is the epoch << 32 of rows, 0 for shards. */
+/* Fills a[0..n) with an epoch's order of the rows of a shard, as described at the top. */
 static inline void dataloader_permute_rows(uint32_t* a, uint64_t n, uint64_t seed, uint32_t shard, uint64_t epoch) {
     for (uint64_t i = 0; i < n; i++) { a[i] = (uint32_t)i; }
     for (uint64_t i = n - 1; i >= 1; i--) {
@@ -93,6 +93,7 @@ static inline void dataloader_permute_rows(uint32_t* a, uint64_t n, uint64_t see
     }
 }
 
+/* The same for the order of the shards. */
 static inline void dataloader_permute_shards(int* a, int n, uint64_t seed, uint64_t epoch) {
     for (int i = 0; i < n; i++) { a[i] = i; }
     for (int i = n - 1; i >= 1; i--) {

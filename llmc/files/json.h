@@ -12,9 +12,9 @@
 #ifndef LLMC_JSON_H
 #define LLMC_JSON_H
 
-#include "llmc/base/utils.h"
-#include "llmc/files/filekind.h"
-#include "llmc/text/text.h"
+#include "llmc/base/utils.h"      // defines: fail, read_file, size_min, xrealloc
+#include "llmc/files/filekind.h"  // defines: file_looks_like
+#include "llmc/text/text.h"       // defines: utf8_char_length, utf8_encode, show_text
 
 #include <math.h>
 
@@ -426,6 +426,21 @@ static inline bool json_node_double(const Json* j, const JsonNode* n, double* ou
     return true;
 }
 
+/* Whether a node is the string `want`. */
+static inline bool json_is_string(const Json* j, const JsonNode* n, const char* want) {
+    size_t len = 0;
+    const char* s = json_string(j, n, &len);
+    return s && len == strlen(want) && memcmp(s, want, len) == 0;
+}
+
+/* Whether the member is absent, null, false, 0 or "": then it asks for nothing. */
+static inline bool json_is_off(const Json* j, const JsonNode* object, const char* key) {
+    const JsonNode* n = json_get(j, object, key);
+    double value = 1;
+    return !n || n->type == JSON_FALSE || (n->type == JSON_STRING && n->length == 0) ||
+           (json_node_double(j, n, &value) && value == 0);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // typed fields. Each reads the member `key` of `object`, or fails with "FILE: FIELD is FOUND, wanted WANTED", where FIELD
 // is its dotted path. Without `_or` the field must be there; with `_or` an absent or null one gives the default.
@@ -583,6 +598,9 @@ static inline void json_write_string(FILE* f, const char* s, size_t len) {
     }
     fputc('"', f);
 }
+
+/* json_write_string of a C string. */
+static inline void json_write_text(FILE* f, const char* text) { json_write_string(f, text, strlen(text)); }
 
 /* Writes the shortest decimal that reads back as the same double, always as a float ("8.0"); null where it is not
  * finite, since JSON has no word for that. */

@@ -17,10 +17,10 @@
 #ifndef LLMC_LOGGER_H
 #define LLMC_LOGGER_H
 
-#include "llmc/base/utils.h"
-#include "llmc/config.h"
-#include "llmc/files/json.h"
-#include "llmc/run/options.h"
+#include "llmc/base/utils.h"   // defines: fail, die, path_join
+#include "llmc/config.h"       // defines: ModelConfig, ParamTable
+#include "llmc/files/json.h"   // defines: json_parse, json_get, json_write_string, json_write_text, json_write_double
+#include "llmc/run/options.h"  // defines: Options, options_json, trainer_name, LLMC_VERSION
 
 typedef struct {
     int fd;  // -1: no log (all ranks but the first, and jobs that write nothing)
@@ -92,7 +92,7 @@ static inline bool logger_open(Logger* g, const char* out, int64_t resume_step, 
 
 static inline void log_key(FILE* f, const char* key) {
     fputs(",", f);
-    json_write_string(f, key, strlen(key));
+    json_write_text(f, key);
     fputs(":", f);
 }
 
@@ -106,14 +106,9 @@ static inline void log_double(FILE* f, const char* key, double value) {
     json_write_double(f, value);
 }
 
-/* A text of `len` bytes, or null where it is NULL. */
-static inline void log_text(FILE* f, const char* key, const char* text, size_t len) {
+static inline void log_text(FILE* f, const char* key, const char* text) {
     log_key(f, key);
-    if (text) {
-        json_write_string(f, text, len);
-    } else {
-        fputs("null", f);
-    }
+    json_write_text(f, text);
 }
 
 /* Starts a line; its fields are written to the result with log_int, log_double, log_text or fprintf. */
@@ -121,7 +116,7 @@ static inline FILE* logger_begin(Logger* g, const char* event) {
     g->line = open_memstream(&g->text, &g->size);
     if (!g->line) { die("out of memory for a line of the log"); }
     fputs("{\"event\":", g->line);
-    json_write_string(g->line, event, strlen(event));
+    json_write_text(g->line, event);
     return g->line;
 }
 
@@ -164,7 +159,7 @@ static inline void log_argv(FILE* f, int argc, char** argv) {
     log_key(f, "argv");
     for (int i = 0; i < argc; i++) {
         fputc(i ? ',' : '[', f);
-        json_write_string(f, argv[i], strlen(argv[i]));
+        json_write_text(f, argv[i]);
     }
     fputs(argc > 0 ? "]" : "[]", f);
 }
@@ -175,7 +170,7 @@ static inline void log_time(FILE* f) {
     struct tm utc;
     gmtime_r(&now, &utc);
     strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
-    log_text(f, "time", text, strlen(text));
+    log_text(f, "time", text);
 }
 
 /* The first line: all that is needed to run the same again. `machine` is run_machine()'s text, `precision` FP32, BF16 or
@@ -183,11 +178,11 @@ static inline void log_time(FILE* f) {
 static inline bool log_config(Logger* g, const Options* o, int argc, char** argv, const ModelConfig* c, const ParamTable* t,
                               const char* precision, const char* machine, uint64_t tokens, Error* e) {
     FILE* f = logger_begin(g, "config");
-    log_text(f, "version", LLMC_VERSION, strlen(LLMC_VERSION));
+    log_text(f, "version", LLMC_VERSION);
     log_time(f);
-    log_text(f, "program", o->trainer == ON_GPU ? "train_llama3cu" : "train_llama3", o->trainer == ON_GPU ? 14 : 12);
-    log_text(f, "precision", precision, strlen(precision));
-    log_text(f, "machine", machine, strlen(machine));
+    log_text(f, "program", trainer_name(o->trainer));
+    log_text(f, "precision", precision);
+    log_text(f, "machine", machine);
     log_argv(f, argc, argv);
     log_key(f, "options");
     options_json(f, o, true);
@@ -218,7 +213,7 @@ static inline bool log_step(Logger* g, int64_t step, double loss, double gnorm, 
     log_double(f, "gnorm", gnorm);
     log_double(f, "lr", lr);
     fprintf(f, ",\"ms\":%.3f,\"tok_s\":%.1f", ms, tok_s);
-    if (skipped) { log_text(f, "skipped", skipped, strlen(skipped)); }
+    if (skipped) { log_text(f, "skipped", skipped); }
     return logger_end(g, e);
 }
 
@@ -232,7 +227,8 @@ static inline bool log_val(Logger* g, int64_t step, double loss, Error* e) {
 static inline bool log_sample(Logger* g, int64_t step, const char* text, size_t len, Error* e) {
     FILE* f = logger_begin(g, "sample");
     log_int(f, "step", step);
-    log_text(f, "text", text, len);
+    log_key(f, "text");
+    json_write_string(f, text, len);
     return logger_end(g, e);
 }
 
@@ -240,7 +236,7 @@ static inline bool log_sample(Logger* g, int64_t step, const char* text, size_t 
 static inline bool log_checkpoint(Logger* g, int64_t step, const char* path, Error* e) {
     FILE* f = logger_begin(g, "checkpoint");
     log_int(f, "step", step);
-    log_text(f, "path", path, strlen(path));
+    log_text(f, "path", path);
     return logger_end(g, e) && logger_sync(g, e);
 }
 
@@ -249,19 +245,19 @@ static inline bool log_resume(Logger* g, int64_t step, const char* path, const O
     FILE* f = logger_begin(g, "resume");
     log_int(f, "step", step);
     log_time(f);
-    log_text(f, "path", path, strlen(path));
-    log_text(f, "machine", machine, strlen(machine));
+    log_text(f, "path", path);
+    log_text(f, "machine", machine);
     log_argv(f, argc, argv);
     log_key(f, "options");
     options_json(f, o, true);
     return logger_end(g, e);
 }
 
-/* The run's last line: "done", "stop-after", "signal" or "not finite". */
+/* The run's last line; `reason`: "done", "stop-after" or "signal". */
 static inline bool log_end(Logger* g, int64_t step, const char* reason, double seconds, Error* e) {
     FILE* f = logger_begin(g, "end");
     log_int(f, "step", step);
-    log_text(f, "reason", reason, strlen(reason));
+    log_text(f, "reason", reason);
     fprintf(f, ",\"seconds\":%.3f", seconds);
     return logger_end(g, e) && logger_sync(g, e);
 }

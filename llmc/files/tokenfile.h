@@ -14,7 +14,7 @@
 #ifndef LLMC_TOKENFILE_H
 #define LLMC_TOKENFILE_H
 
-#include "llmc/base/utils.h"
+#include "llmc/base/utils.h"  // defines: fail, open_input, read_exact
 
 enum {
     TOKENFILE_WORDS = 256,

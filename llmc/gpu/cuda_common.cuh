@@ -131,8 +131,8 @@ struct alignas(sizeof(T) * W) Vec {
 template <typename T>
 using Pack = Vec<T, VECTOR<T>>;
 
-/* The access of that many bytes. CACHED goes through the caches; STREAM is for data that this kernel touches once and
- * that would only push out others. */
+/* The access of that many bytes. STREAM is for data that this kernel touches once and that would only push out others of the
+ * caches. */
 template <int BYTES>
 struct Word;
 template <>
@@ -152,86 +152,67 @@ struct Word<16> {
     typedef uint4 type;
 };
 
+template <bool STREAM, int W, typename T>
+__device__ __forceinline__ Vec<T, W> load_as(const T* p) {
+    if constexpr (sizeof(T) * W > 16) {
+        Vec<T, W> v;
+#pragma unroll
+        for (int k = 0; k < W; k += VECTOR<T>) {
+            const Pack<T> part = load_as<STREAM, VECTOR<T>>(p + k);
+#pragma unroll
+            for (int i = 0; i < VECTOR<T>; i++) { v.v[k + i] = part.v[i]; }
+        }
+        return v;
+    } else {
+        typedef typename Word<(int)sizeof(T) * W>::type word;
+        union {
+            word bits;
+            Vec<T, W> vec;
+        } u = {STREAM ? __ldcs((const word*)p) : *(const word*)p};
+        return u.vec;
+    }
+}
+
+template <bool STREAM, typename T, int W>
+__device__ __forceinline__ void store_as(T* p, const Vec<T, W>& v) {
+    if constexpr (sizeof(T) * W > 16) {
+#pragma unroll
+        for (int k = 0; k < W; k += VECTOR<T>) {
+            Pack<T> part;
+#pragma unroll
+            for (int i = 0; i < VECTOR<T>; i++) { part.v[i] = v.v[k + i]; }
+            store_as<STREAM>(p + k, part);
+        }
+    } else {
+        typedef typename Word<(int)sizeof(T) * W>::type word;
+        union {
+            Vec<T, W> vec;
+            word bits;
+        } u = {v};
+        if constexpr (STREAM) {
+            __stcs((word*)p, u.bits);
+        } else {
+            *(word*)p = u.bits;
+        }
+    }
+}
+
+/* W elements at p, a multiple of so many; wider than 16 bytes in accesses of 16. */
 template <int W, typename T>
 __device__ __forceinline__ Vec<T, W> load_vec(const T* p) {
-    if constexpr (sizeof(T) * W > 16) {
-        Vec<T, W> v;
-#pragma unroll
-        for (int k = 0; k < W; k += VECTOR<T>) {
-            const Pack<T> part = load_vec<VECTOR<T>>(p + k);
-#pragma unroll
-            for (int i = 0; i < VECTOR<T>; i++) { v.v[k + i] = part.v[i]; }
-        }
-        return v;
-    } else {
-        typedef typename Word<(int)sizeof(T) * W>::type word;
-        union {
-            word bits;
-            Vec<T, W> vec;
-        } u = {*(const word*)p};
-        return u.vec;
-    }
+    return load_as<false, W>(p);
 }
-
 template <int W, typename T>
 __device__ __forceinline__ Vec<T, W> load_stream(const T* p) {
-    if constexpr (sizeof(T) * W > 16) {
-        Vec<T, W> v;
-#pragma unroll
-        for (int k = 0; k < W; k += VECTOR<T>) {
-            const Pack<T> part = load_stream<VECTOR<T>>(p + k);
-#pragma unroll
-            for (int i = 0; i < VECTOR<T>; i++) { v.v[k + i] = part.v[i]; }
-        }
-        return v;
-    } else {
-        typedef typename Word<(int)sizeof(T) * W>::type word;
-        union {
-            word bits;
-            Vec<T, W> vec;
-        } u = {__ldcs((const word*)p)};
-        return u.vec;
-    }
+    return load_as<true, W>(p);
 }
-
 template <typename T, int W>
 __device__ __forceinline__ void store_vec(T* p, const Vec<T, W>& v) {
-    if constexpr (sizeof(T) * W > 16) {
-#pragma unroll
-        for (int k = 0; k < W; k += VECTOR<T>) {
-            Pack<T> part;
-#pragma unroll
-            for (int i = 0; i < VECTOR<T>; i++) { part.v[i] = v.v[k + i]; }
-            store_vec(p + k, part);
-        }
-    } else {
-        typedef typename Word<(int)sizeof(T) * W>::type word;
-        union {
-            Vec<T, W> vec;
-            word bits;
-        } u = {v};
-        *(word*)p = u.bits;
-    }
+    store_as<false>(p, v);
 }
-
 template <typename T, int W>
 __device__ __forceinline__ void store_stream(T* p, const Vec<T, W>& v) {
-    if constexpr (sizeof(T) * W > 16) {
-#pragma unroll
-        for (int k = 0; k < W; k += VECTOR<T>) {
-            Pack<T> part;
-#pragma unroll
-            for (int i = 0; i < VECTOR<T>; i++) { part.v[i] = v.v[k + i]; }
-            store_stream(p + k, part);
-        }
-    } else {
-        typedef typename Word<(int)sizeof(T) * W>::type word;
-        union {
-            Vec<T, W> vec;
-            word bits;
-        } u = {v};
-        __stcs((word*)p, u.bits);
-    }
+    store_as<true>(p, v);
 }
 
 /* A vector as it lies in memory. What stays in registers from one use to a later one is kept in this form: a Vec of 16-bit

@@ -8,7 +8,7 @@
 #include "llmc/gpu/cuda_common.cuh"
 
 typedef unsigned long long FiniteIndex;  // what atomicMin takes
-#define ALL_FINITE (~(FiniteIndex)0)
+constexpr FiniteIndex ALL_FINITE = ~(FiniteIndex)0;
 
 enum { FINITE_THREADS = 256, FINITE_BLOCKS = 2048 };
 

@@ -1,11 +1,13 @@
 /* ptx.cuh -- the few instructions that CUDA C++ has no name for, one function each: tensor-core products, fragment loads,
  * asynchronous copies, barriers in shared memory, and the packing of two 16-bit numbers. Layouts are those of the PTX ISA
- * ("Matrix Fragments for mma.m16n8k16", "Asynchronous Warpgroup Level Matrix Shared Memory Layout"); what a kernel builds from
- * them is its own affair.
+ * ("Matrix Fragments for mma.m16n8k16", "Asynchronous Warpgroup Level Matrix Shared Memory Layout"); what a kernel builds
+ * from them is its own affair.
  *
  * Below sm_80 there is no cp.async and no m16n8k16: the product is two m16n8k8, whose fragments are the halves of the
- * bigger one's, and a kernel brings its tiles through registers (llmc/attention.cuh does). The last section exists in code for
- * sm_90a alone; elsewhere its functions trap. dev/test/test_wgmma.cu checks it instruction by instruction.
+ * bigger one's, and a kernel brings its tiles through registers. The last section exists in code for sm_90a alone.
+ * A kernel that needs what its architecture lacks compiles all the same, and must not run: copy_async, barrier_init and
+ * barrier_wait, without which no such kernel gets far, trap there; the others do nothing.
+ * dev/test/test_wgmma.cu checks the last section instruction by instruction.
  */
 #ifndef LLMC_PTX_CUH
 #define LLMC_PTX_CUH
@@ -153,8 +155,9 @@ __device__ unsigned long long barrier_stuck;  // the first wait that took too lo
 #endif
 
 /* Waits for the end of the phase of that parity: returns at once when the phase after it is under way. What was written
- * before the arrivals, by threads or by the copy engine, is visible afterwards. With BARRIER_TIMEOUT (tests) a wait of more than
- * that many nanoseconds leaves its name in barrier_stuck and gives up, and so do all others: results are wrong, but it ends. */
+ * before the arrivals, by threads or by the copy engine, is visible afterwards. With BARRIER_TIMEOUT (tests) a wait of more
+ * than that many nanoseconds leaves its name in barrier_stuck and gives up, and so do all others: results are wrong, but it
+ * ends. */
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
 #if PTX_HAS_SM90A
 #ifdef BARRIER_TIMEOUT
@@ -206,13 +209,6 @@ __device__ __forceinline__ void copy_bytes(uint32_t dst, const void* src, uint32
 #endif
 }
 
-/* Makes what this thread wrote to shared memory visible to the copy engine and to wgmma, after the barrier that follows. */
-__device__ __forceinline__ void fence_async_readers() {
-#if PTX_HAS_SM90A
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
-
 /* Registers a thread of the calling warpgroup may use from here on; those given up are for the others. */
 template <int N>
 __device__ __forceinline__ void registers_lower() {
@@ -229,21 +225,22 @@ __device__ __forceinline__ void registers_raise() {
 
 #ifndef PRECISION_FP32
 
-/* wgmma: d (64 x N, fp32) = or += a (64 x 16) b (16 x N) by the four warps of a warpgroup, asynchronously. The life of a product:
+/* wgmma: d (64 x N, fp32) = or += a (64 x 16) b (16 x N) by the four warps of a warpgroup, asynchronously. The life of a
+ * product:
  *
  *   wgmma_fence();  wgmma_...(d, ...);  wgmma_...(d, ...);  wgmma_commit();  wgmma_wait<pending groups>();  wgmma_hold(d);
  *
- * Between the first and the last of these nobody may touch d or a's registers; wgmma_hold tells the compiler that d changed only then.
- * Warp w of the group has rows 16 w .. 16 w + 15 of d in the layout of mma_16x8x16: with g = lane / 4, t = lane % 4 are
- * d[4 n .. 4 n + 3] the elements (g, 8 n + 2 t), (g, 8 n + 2 t + 1), (g + 8, 8 n + 2 t), (g + 8, 8 n + 2 t + 1). a in registers is laid out
- * as there, too.
+ * Between the first and the last of these nobody may touch d or a's registers; wgmma_hold tells the compiler that d changed
+ * only then. Warp w of the group has rows 16 w .. 16 w + 15 of d in the layout of mma_16x8x16: with g = lane / 4 and
+ * t = lane % 4, d[4 n .. 4 n + 3] are the elements (g, 8 n + 2 t), (g, 8 n + 2 t + 1), (g + 8, 8 n + 2 t) and
+ * (g + 8, 8 n + 2 t + 1). a in registers is laid out as there, too.
  *
  * Operands in shared memory lie in blocks of 64 columns: rows of 128 bytes, of which chunk c (16 bytes) of row r is stored at
  * chunk c ^ (r % 8), the block starting at a multiple of 1024 bytes ("128B swizzle"). The products below take a descriptor's
  * lower half; the upper one is the same for all: 1024 bytes from eight rows to the next eight, and the kind of swizzle.
  *   matrix_rows     the tile's rows are rows of a or columns of b: the sum goes along a row. 16 columns on: + 2
- *   matrix_columns  the tile's rows are what is summed over: b is the tile itself. 16 rows on: + 128. block_bytes: to the next 64
- *                   columns */
+ *   matrix_columns  the tile's rows are what is summed over: b is the tile itself. 16 rows on: + 128. block_bytes: to the next
+ *                   64 columns */
 enum { MATRIX_UPPER_HALF = 0x40000000 | 1024 >> 4 };
 __device__ __forceinline__ uint32_t matrix_rows(uint32_t address) { return address >> 4 | 1 << 16; }
 __device__ __forceinline__ uint32_t matrix_columns(uint32_t address, uint32_t block_bytes) {
@@ -277,17 +274,19 @@ __device__ __forceinline__ void wgmma_hold(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) { asm volatile("" : "+f"(d[i])::"memory"); }
 }
+
 // clang-format off
 #ifdef PRECISION_BF16
 #define WGMMA_TYPES ".f32.bf16.bf16 "
 #else
 #define WGMMA_TYPES ".f32.f16.f16 "
 #endif
-#define WGMMA_NAMES_32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
-                       "%24, %25, %26, %27, %28, %29, %30, %31"
+#define WGMMA_NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define WGMMA_NAMES_32 WGMMA_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define WGMMA_NAMES_48 WGMMA_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define WGMMA_NAMES_64 WGMMA_NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define WGMMA_D8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define WGMMA_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define WGMMA_D8(i) WGMMA_D4(i), WGMMA_D4(i + 4)
 #define WGMMA_D_32 WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24)
 #define WGMMA_D_48 WGMMA_D_32, WGMMA_D8(32), WGMMA_D8(40)
 #define WGMMA_D_64 WGMMA_D_48, WGMMA_D8(48), WGMMA_D8(56)

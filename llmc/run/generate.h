@@ -7,45 +7,21 @@
  * A text ends at an EOS id, or at BOS: token files separate documents with BOS, so that is what a model trained on them
  * says when it is done.
  *
- * Chat is Llama 3's template, with the special tokens looked up by name and the texts encoded as plain text, so that
- * nobody can type a header:
- *   <|begin_of_text|> then for each message <|start_header_id|>ROLE<|end_header_id|>\n\nTEXT<|eot_id|>
- * The answer follows "assistant"'s header and ends at <|eot_id|>. Left to others: sampling (sampler.h).
+ * Left to others: sampling (sampler.h), the tokens of a prompt (prompt.h), the format of chat messages (chat.h).
  */
 #ifndef LLMC_GENERATE_H
 #define LLMC_GENERATE_H
 
-#include "llmc/base/utils.h"
-#include "llmc/config.h"
-#include "llmc/run/sampler.h"
-#include "llmc/text/tokenizer.h"
+#include "llmc/base/utils.h"      // defines: fail, warn, xrealloc
+#include "llmc/config.h"          // defines: ModelConfig, MAX_EOS
+#include "llmc/run/prompt.h"      // defines: prompt_tokens
+#include "llmc/run/sampler.h"     // defines: Sampler, sampler_next
+#include "llmc/text/chat.h"       // defines: ChatTokens, chat_tokens, chat_header, chat_message
+#include "llmc/text/tokenizer.h"  // defines: Tokenizer, TokenList, TokenDecoder, decoder_push
 
 /* Feeds `count` tokens at positions pos .. pos + count - 1 and returns the logits (V) behind the last of them, valid until
  * the next call; NULL and an error where that fails. */
 typedef const float* (*NextLogits)(void* model, const int32_t* tokens, int count, int pos, Error* e);
-
-/* Tokens that grow. */
-typedef struct {
-    int32_t* ids;
-    size_t cap, count;
-} TokenList;
-
-static inline void token_list_add(TokenList* l, int32_t id) {
-    if (l->count == l->cap) {
-        l->cap = l->cap ? l->cap * 2 : 64;
-        l->ids = (int32_t*)xrealloc(l->ids, l->cap * sizeof(int32_t));
-    }
-    l->ids[l->count++] = id;
-}
-
-static inline void token_list_text(TokenList* l, const Tokenizer* t, const char* text, size_t len) {
-    l->count = tokenizer_encode(t, text, len, false, &l->ids, &l->cap, l->count);
-}
-
-static inline void token_list_free(TokenList* l) {
-    free(l->ids);
-    memset(l, 0, sizeof *l);
-}
 
 typedef struct {
     NextLogits next;
@@ -138,39 +114,6 @@ static inline void generator_flush(Generator* g) {
     generator_emit(g, text, len);
 }
 
-/* The tokens of a prompt: BOS (the configuration's, else the tokenizer's) and the text. Without a tokenizer the text is ids.
- * Never empty: where there is no BOS and no text it is token 0. */
-static inline bool prompt_tokens(TokenList* l, const char* text, const ModelConfig* c, const Tokenizer* t, Error* e) {
-    const int V = c->vocab_size;
-    const int bos = c->bos_id >= 0 && c->bos_id < V ? c->bos_id : t ? t->bos_id : -1;
-    if (bos >= 0 && bos < V) { token_list_add(l, bos); }
-    if (t) {
-        token_list_text(l, t, text, strlen(text));
-    } else {
-        for (const char* p = text + strspn(text, " "); *p; p += strspn(p, " ")) {
-            char* end = NULL;
-            long id = *p >= '0' && *p <= '9' ? strtol(p, &end, 10) : -1;
-            if (id < 0 || id >= V || (*end && *end != ' ')) {
-                return fail(e,
-                            "the prompt is \"%.100s\", wanted ids from 0 to %d, since the model has no tokenizer\n"
-                            "  hint: --tokenizer names one",
-                            text, V - 1);
-            }
-            token_list_add(l, (int32_t)id);
-            p = end;
-        }
-    }
-    if (l->count == 0) { token_list_add(l, 0); }
-    for (size_t i = 0; i < l->count; i++) {
-        if (l->ids[i] >= V) {
-            return fail(
-                e, "the prompt's token %zu is %d, but the model's vocabulary has only %d\n  hint: is it the model's tokenizer?",
-                i, l->ids[i], V);
-        }
-    }
-    return true;
-}
-
 /* Feeds `count` tokens at *pos and writes up to max_tokens more, until a stop; *pos moves on. *last is the token that was
  * chosen last and is not in the cache: a stop, or the last one of max_tokens, or -1 where nothing was chosen. */
 static inline bool generate_from(Generator* g, const int32_t* tokens, int count, int* pos, int max_tokens, int* last,
@@ -216,7 +159,7 @@ static inline bool generate(Generator* g, const char* prompt, int max_tokens, Er
     }
     if (ok && g->out) {
         if (g->text_len == 0 || g->text[g->text_len - 1] != '\n') { fputc('\n', g->out); }
-        fflush(g->out);  // a screen that is gone must not end a training run: whoever has but the text looks at ferror()
+        fflush(g->out);  // its failure is the caller's to find, by ferror(): a lost screen must not end a training run
     }
     token_list_free(&tokens);
     return ok;
@@ -226,59 +169,70 @@ static inline bool generate(Generator* g, const char* prompt, int max_tokens, Er
 // chat
 
 typedef struct {
-    int begin, start_header, end_header, eot;
-} ChatTokens;
+    Generator* g;
+    ChatTokens tokens;
+    const char* system;  // message in front of all; NULL: none
+    TokenList turn;      // tokens to feed before the next answer
+    int pos;             // tokens in the model's cache
+    int last;            // the answer's last token, chosen but not in the cache; -1: none
+} Conversation;
 
-/* Finds the template's tokens, or names the one that is missing. */
-static inline bool chat_tokens(ChatTokens* c, const Tokenizer* t, int vocab_size, Error* e) {
-    static const char* const names[] = {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"};
-    int* ids[] = {&c->begin, &c->start_header, &c->end_header, &c->eot};
-    if (!t) { return fail(e, "--chat: the model has no tokenizer, wanted one with Llama 3's chat tokens"); }
-    for (int i = 0; i < 4; i++) {
-        *ids[i] = tokenizer_find(t, names[i]);
-        if (*ids[i] < 0) { return fail(e, "--chat: the tokenizer has no token %s, wanted Llama 3's chat tokens", names[i]); }
-        if (*ids[i] >= vocab_size) {
-            return fail(e, "--chat: %s is token %d, but the model's vocabulary has only %d", names[i], *ids[i], vocab_size);
-        }
+/* Fills c->turn: the beginning, or what closes the answer before; the message; the header of the answer. */
+static inline void conversation_turn(Conversation* c, const char* message) {
+    const Tokenizer* t = c->g->tokenizer;
+    c->turn.count = 0;
+    if (c->pos == 0) {
+        token_list_add(&c->turn, c->tokens.begin);
+        if (c->system && *c->system) { chat_message(&c->turn, &c->tokens, t, "system", c->system); }
+    } else {
+        // an answer that was cut is closed all the same
+        if (c->last >= 0 && !generator_stops(c->g, c->last)) { token_list_add(&c->turn, c->last); }
+        token_list_add(&c->turn, c->tokens.eot);
+    }
+    chat_message(&c->turn, &c->tokens, t, "user", message);
+    chat_header(&c->turn, &c->tokens, t, "assistant");
+}
+
+/* Answers one message with at most max_tokens. A conversation that fills the context is forgotten, a message that is too long
+ * for it alone is left out; both are said. */
+static inline bool conversation_answer(Conversation* c, const char* message, int max_tokens, Error* e) {
+    Generator* g = c->g;
+    conversation_turn(c, message);
+    if (c->pos > 0 && c->turn.count + 1 > (size_t)(g->context - c->pos)) {
+        warn("the conversation fills the context of %d tokens; it is forgotten and begins anew", g->context);
+        c->pos = 0;
+        conversation_turn(c, message);
+    }
+    if (c->turn.count + 1 > (size_t)g->context) {
+        warn("the message takes %zu tokens, but the context holds %d; it is left out", c->turn.count, g->context);
+        return true;
+    }
+    g->text_len = 0;
+    if (!generate_from(g, c->turn.ids, (int)c->turn.count, &c->pos, max_tokens, &c->last, e)) { return false; }
+    fputc('\n', g->out);
+    fflush(g->out);
+    if (c->pos == g->context && !generator_stops(g, c->last)) {
+        warn("the answer ends with the context of %d tokens", g->context);
     }
     return true;
 }
 
-static inline void chat_header(TokenList* l, const ChatTokens* c, const Tokenizer* t, const char* role) {
-    token_list_add(l, c->start_header);
-    token_list_text(l, t, role, strlen(role));
-    token_list_add(l, c->end_header);
-    token_list_text(l, t, "\n\n", 2);
-}
-
-/* A message without white space at its ends, as the template has it. */
-static inline void chat_message(TokenList* l, const ChatTokens* c, const Tokenizer* t, const char* role, const char* text) {
-    static const char space[] = " \t\r\n\v\f";
-    size_t len;
-    text += strspn(text, space);
-    len = strlen(text);
-    while (len > 0 && strchr(space, text[len - 1])) { len--; }
-    chat_header(l, c, t, role);
-    token_list_text(l, t, text, len);
-    token_list_add(l, c->eot);
-}
-
 /* Reads messages from `in`, one a line, and answers to g->out, each answer at most max_tokens long. /clear forgets the
- * conversation, /quit or the end of the input ends it. A conversation that no longer fits into the context is forgotten,
- * too, which is said. `system` may be NULL. */
+ * conversation, /quit or the end of the input ends it. `system` may be NULL. */
 static inline bool chat(Generator* g, const char* system, int max_tokens, FILE* in, Error* e) {
-    ChatTokens c;
-    if (!chat_tokens(&c, g->tokenizer, g->config->vocab_size, e)) { return false; }
-    generator_stop_at(g, c.eot);
+    Conversation c;
+    memset(&c, 0, sizeof c);
+    c.g = g;
+    c.system = system;
+    c.last = -1;
+    if (!chat_tokens(&c.tokens, g->tokenizer, g->config->vocab_size, e)) { return false; }
+    generator_stop_at(g, c.tokens.eot);
     generator_stop_at(g, tokenizer_find(g->tokenizer, "<|eom_id|>"));
     const bool interactive = isatty(fileno(in));
-    TokenList turn;
-    memset(&turn, 0, sizeof turn);
+    if (interactive) { fprintf(stderr, "one message a line; /clear forgets the conversation, /quit ends\n"); }
     char* line = NULL;
     size_t cap = 0;
-    int pos = 0, last = -1;
-    if (interactive) { fprintf(stderr, "one message a line; /clear forgets the conversation, /quit ends\n"); }
-    for (;;) {
+    for (bool ok = true; ok;) {
         if (interactive) {
             fputs("> ", g->out);
             fflush(g->out);
@@ -287,41 +241,14 @@ static inline bool chat(Generator* g, const char* system, int max_tokens, FILE* 
         line[strcspn(line, "\r\n")] = 0;
         if (strcmp(line, "/quit") == 0) { break; }
         if (strcmp(line, "/clear") == 0) {
-            pos = 0;
-            continue;
-        }
-        if (line[strspn(line, " \t")] == 0) { continue; }
-        for (;;) {
-            turn.count = 0;
-            if (pos == 0) {
-                token_list_add(&turn, c.begin);
-                if (system && *system) { chat_message(&turn, &c, g->tokenizer, "system", system); }
-            } else {
-                // the last token of an answer is chosen, but not in the cache; a cut answer is closed all the same
-                if (last >= 0 && !generator_stops(g, last)) { token_list_add(&turn, last); }
-                token_list_add(&turn, c.eot);
-            }
-            chat_message(&turn, &c, g->tokenizer, "user", line);
-            chat_header(&turn, &c, g->tokenizer, "assistant");
-            if (turn.count + 1 <= (size_t)(g->context - pos) || pos == 0) { break; }
-            warn("the conversation fills the context of %d tokens; it is forgotten and begins anew", g->context);
-            pos = 0;
-        }
-        if (turn.count + 1 > (size_t)g->context) {
-            warn("the message takes %zu tokens, but the context holds %d; it is left out", turn.count, g->context);
-            continue;
-        }
-        g->text_len = 0;
-        if (!generate_from(g, turn.ids, (int)turn.count, &pos, max_tokens, &last, e)) { break; }
-        fputc('\n', g->out);
-        fflush(g->out);
-        if (pos == g->context && !generator_stops(g, last)) {
-            warn("the answer ends with the context of %d tokens", g->context);
+            c.pos = 0;
+        } else if (line[strspn(line, " \t")] != 0) {
+            ok = conversation_answer(&c, line, max_tokens, e);
         }
     }
     if (interactive) { fputc('\n', g->out); }
     free(line);
-    token_list_free(&turn);
+    token_list_free(&c.turn);
     return e->msg[0] == 0;
 }
 

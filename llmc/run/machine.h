@@ -4,7 +4,8 @@
 #ifndef LLMC_MACHINE_H
 #define LLMC_MACHINE_H
 
-#include "llmc/base/utils.h"
+#include "llmc/base/utils.h"  // defines: Error, path_join
+#include "llmc/text/text.h"   // defines: text_starts
 
 #include <sys/resource.h>
 
@@ -93,11 +94,7 @@ static inline uint64_t host_memory_peak(void) {
     const uint64_t peak = read_field("/proc/self/status", "VmHWM");
     if (peak != UINT64_MAX) { return peak; }
     getrusage(RUSAGE_SELF, &usage);
-#ifdef __APPLE__
-    return (uint64_t)usage.ru_maxrss;
-#else
     return (uint64_t)usage.ru_maxrss * 1024;
-#endif
 }
 
 /* "Intel(R) Xeon(R) Platinum 8480, 2 cores, 2 threads", for the screen and the log; with a GPU's name that in front. */
@@ -106,7 +103,7 @@ static inline const char* run_machine(const char* gpu, int threads, char* out, s
     FILE* f = fopen("/proc/cpuinfo", "r");
     while (f && fgets(line, sizeof line, f)) {
         const char* colon = strchr(line, ':');
-        if (strncmp(line, "model name", 10) == 0 && colon) {
+        if (text_starts(line, "model name") && colon) {
             line[strcspn(line, "\n")] = 0;
             snprintf(cpu, sizeof cpu, "%.120s", colon + 1 + strspn(colon + 1, " "));
             break;

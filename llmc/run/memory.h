@@ -7,14 +7,15 @@
 #define LLMC_MEMORY_H
 
 #include "llmc/base/utils.h"
-#include "llmc/run/options.h"
-#include "llmc/text/text.h"
+#include "llmc/run/options.h"  // defines: Options, OPT_*, Recompute
+#include "llmc/text/text.h"    // defines: text_bytes
 
 enum { MEMORY_ROWS = 16 };
 
 typedef struct {
     const char* names[MEMORY_ROWS];
     uint64_t bytes[MEMORY_ROWS];
+    bool apart[MEMORY_ROWS];  // shown, but not counted: main memory of a run on a GPU
     int count;
 } MemoryTable;
 
@@ -25,9 +26,14 @@ static inline void memory_add(MemoryTable* m, const char* name, uint64_t bytes) 
     }
 }
 
+static inline void memory_add_apart(MemoryTable* m, const char* name, uint64_t bytes) {
+    memory_add(m, name, bytes);
+    m->apart[m->count - 1] = true;
+}
+
 static inline uint64_t memory_total(const MemoryTable* m) {
     uint64_t sum = 0;
-    for (int i = 0; i < m->count; i++) { sum += m->bytes[i]; }
+    for (int i = 0; i < m->count; i++) { sum += m->apart[i] ? 0 : m->bytes[i]; }
     return sum;
 }
 

@@ -13,9 +13,9 @@
 #ifndef LLMC_MFU_H
 #define LLMC_MFU_H
 
-#include "llmc/base/utils.h"
+#include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
+#include "llmc/config.h"      // defines: ModelConfig, ParamTable, q_width
 #include <strings.h>
-#include "llmc/config.h"
 
 typedef enum { PEAK_FP32, PEAK_TF32, PEAK_FP16, PEAK_BF16, NUM_PEAKS } PeakKind;
 

@@ -1,6 +1,6 @@
 /* options.h -- the command line of the trainers: one table of flags.
  *
- * OPTION_TABLE is the only list. It makes the fields of `Options`, the parser, the ranges, --help, the printed
+ * options.def is the only list. It makes the fields of `Options`, the parser, the ranges, --help, the printed
  * configuration and the JSON in the log and in checkpoints; a flag cannot be in one and missing in another.
  *
  * Grammar: --name value, --name=value, '_' and '-' are the same inside a name, llm.c's letters are aliases (-b 4). There
@@ -15,146 +15,23 @@
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
 
-#include "llmc/base/utils.h"
-#include "llmc/text/text.h"
+#include "llmc/base/utils.h"  // defines: fail, die, die_usage, xstrdup
+#include "llmc/files/json.h"  // defines: json_get, json_text, json_wanted, json_write_text, json_write_double
+#include "llmc/text/text.h"   // defines: edit_distance
 #include <math.h>
-#include "llmc/files/json.h"
 
 #define LLMC_VERSION "0.1.0"
 
 typedef enum { ON_CPU = 1, ON_GPU = 2, ON_BOTH = 3 } OptionScope;  // the trainers that know a flag
 
-// Choices: the order is that of the words in the table.
-typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD } Schedule;
+typedef enum { OPTION_SAVED, OPTION_LOCAL } OptionLife;  // in checkpoints, or of this process alone
+
+// Choices: the order is that of the words in the table. That of --schedule is scheduler.h's.
 typedef enum { EXPORT_AUTO, EXPORT_F32, EXPORT_BF16, EXPORT_F16 } ExportDtype;  // AUTO: F32, BF16 or F16 as the build computes
 typedef enum { RECOMPUTE_NONE, RECOMPUTE_NORM_SWIGLU, RECOMPUTE_FFN, RECOMPUTE_BLOCK } Recompute;
-typedef enum { GRAD_DTYPE_PARAM, GRAD_DTYPE_FP32 } GradDtype;
+typedef enum { GRAD_DTYPE_PARAM, GRAD_DTYPE_FP32, GRAD_DTYPE_AUTO } GradDtype;
 typedef enum { MASTER_OPTION_FP32, MASTER_OPTION_SPLIT } MasterOption;
 typedef enum { MOMENTS_FP32, MOMENTS_BF16 } MomentsKind;
-
-/* X(kind, field, aliases, value, default, min, max, scope, group, help)
- *   kind     STRING const char*, INT int, LONG int64_t, FLOAT double, SIZE uint64_t bytes, SWITCH bool, CHOICE int (place
- *            in `value`), RESUME const char* whose value may be left out (then "")
- *   aliases  more names, separated by spaces: one or two letters behind one dash, longer words behind two
- *   value    what --help calls the value; of a CHOICE its words
- *   default  as it would be typed, NULL: not given
- */
-// clang-format off
-#define OPTION_TABLE(X)                                                                                                        \
-    X(STRING, model, "e", "DIR|PRESET", "d4", 0, 0, ON_BOTH, "Model and data",                                                 \
-      "Hugging Face model folder to start from, or a new model: dN (N layers of width 64 N), llama3.2-1b, llama3.2-3b, "       \
-      "llama3.1-8b, llama3.1-70b")                                                                                             \
-    X(STRING, tokenizer, "", "PATH", NULL, 0, 0, ON_BOTH, "Model and data",                                                    \
-      "tokenizer.json, tokenizer.model or a folder with one; default: the model folder's")                                     \
-    X(STRING, train, "i", "GLOB", NULL, 0, 0, ON_BOTH, "Model and data",                                                       \
-      "token files to train on; quote the pattern; default: dev/data/tinytales if it has been made")                           \
-    X(STRING, val, "j", "GLOB", NULL, 0, 0, ON_BOTH, "Model and data",                                                         \
-      "token files to validate on; default: no validation")                                                                    \
-    X(STRING, out, "o", "DIR", "out", 0, 0, ON_BOTH, "Model and data",                                                         \
-      "folder for checkpoints (step_NNNNNNNN) and log.jsonl")                                                                  \
-    X(CHOICE, export_dtype, "", "auto|f32|bf16|f16", "auto", 0, 0, ON_BOTH, "Model and data",                                  \
-      "type of the weights in checkpoints; auto: that of the build")                                                           \
-    X(INT, steps, "x", "N", "-1", -1, 2e9, ON_BOTH, "Training",                                                                \
-      "optimizer steps; -1: one epoch of --train")                                                                             \
-    X(FLOAT, minutes, "", "M", "0", 0, 1e6, ON_BOTH, "Training",                                                               \
-      "instead of --steps: as many steps as fit into M minutes, by the time of a few steps measured first; 0: off")            \
-    X(INT, batch, "b", "N", "4", 1, 1048576, ON_BOTH, "Training",                                                              \
-      "rows of a micro-batch (B)")                                                                                             \
-    X(INT, seq, "t", "N", "256", 1, 16777216, ON_BOTH, "Training",                                                             \
-      "tokens of a row (T)")                                                                                                   \
-    X(LONG, total_batch, "d", "N", "0", 0, 1e15, ON_BOTH, "Training",                                                          \
-      "tokens of an optimizer step, a multiple of batch * seq (gradients accumulate); 0: batch * seq")                         \
-    X(FLOAT, lr, "l", "F", "3e-4", 0, 1e3, ON_BOTH, "Training",                                                                \
-      "highest learning rate")                                                                                                 \
-    X(INT, warmup, "u", "N", "0", 0, 2e9, ON_BOTH, "Training",                                                                 \
-      "steps of linear warm-up")                                                                                               \
-    X(CHOICE, schedule, "k", "cosine|linear|constant|wsd", "cosine", 0, 0, ON_BOTH, "Training",                                \
-      "learning rate after the warm-up; wsd: constant, then a decay over the last fifth of all steps")                         \
-    X(FLOAT, final_lr_frac, "q", "F", "0.1", 0, 1, ON_BOTH, "Training",                                                        \
-      "the last learning rate as a fraction of --lr")                                                                          \
-    X(FLOAT, weight_decay, "c", "F", "0.1", 0, 1e3, ON_BOTH, "Training",                                                       \
-      "AdamW's decay, on every matrix")                                                                                        \
-    X(FLOAT, beta1, "", "F", "0.9", 0, 0.9999999, ON_BOTH, "Training",                                                         \
-      "AdamW's first decay rate")                                                                                              \
-    X(FLOAT, beta2, "", "F", "0.95", 0, 0.9999999, ON_BOTH, "Training",                                                        \
-      "AdamW's second decay rate")                                                                                             \
-    X(FLOAT, eps, "", "F", "1e-8", 1e-30, 1, ON_BOTH, "Training",                                                              \
-      "AdamW's epsilon")                                                                                                       \
-    X(FLOAT, grad_clip, "", "F", "1.0", 0, 1e30, ON_BOTH, "Training",                                                          \
-      "largest norm of the gradient; 0: no clipping")                                                                          \
-    X(FLOAT, skip_loss_z, "sl", "F", "0", 0, 1e30, ON_BOTH, "Training",                                                        \
-      "skip the update when the loss lies more than F deviations above its last 128; 0: off")                                  \
-    X(FLOAT, skip_norm_z, "sg", "F", "0", 0, 1e30, ON_BOTH, "Training",                                                        \
-      "the same for the gradient's norm; 0: off")                                                                              \
-    X(LONG, seed, "", "N", "42", 0, 9e18, ON_BOTH, "Training",                                                                 \
-      "of initial weights, order of the data and samples")                                                                     \
-    X(INT, threads, "", "N", "0", 0, 4096, ON_BOTH, "Training",                                                                \
-      "OpenMP threads; 0: all cores (the result is the same for any number)")                                                  \
-    X(INT, val_every, "v", "N", "100", 0, 2e9, ON_BOTH, "While training",                                                      \
-      "validate every N steps; 0: only at the end")                                                                            \
-    X(INT, val_batches, "m", "N", "20", 1, 2e9, ON_BOTH, "While training",                                                     \
-      "micro-batches of a validation; a shorter file is used whole")                                                           \
-    X(INT, sample_every, "s", "N", "100", 0, 2e9, ON_BOTH, "While training",                                                   \
-      "print a sample every N steps; 0: only at the end")                                                                      \
-    X(INT, sample_tokens, "g", "N", "64", 0, 16777216, ON_BOTH, "While training",                                              \
-      "tokens of such a sample; 0: no samples")                                                                                \
-    X(INT, checkpoint_every, "n", "N", "0", 0, 2e9, ON_BOTH, "While training",                                                 \
-      "write a checkpoint every N steps; one is always written at the end")                                                    \
-    X(INT, keep, "nk", "N", "0", 0, 2e9, ON_BOTH, "While training",                                                            \
-      "keep the newest N checkpoints; 0: all")                                                                                 \
-    X(INT, major_every, "nm", "N", "0", 0, 2e9, ON_BOTH, "While training",                                                     \
-      "never delete the checkpoint of every N-th step; 0: off")                                                                \
-    X(RESUME, resume, "y", "[PATH]", NULL, 0, 0, ON_BOTH, "While training",                                                    \
-      "go on from a checkpoint; without PATH from the newest valid one in --out")                                              \
-    X(INT, stop_after, "", "N", "0", 0, 2e9, ON_BOTH, "While training",                                                        \
-      "end the run at step N; the schedule stays that of --steps; 0: off")                                                     \
-    X(STRING, generate, "", "TEXT", NULL, 0, 0, ON_BOTH, "Other jobs",                                                         \
-      "continue TEXT with --model and print it, nothing else, on stdout")                                                      \
-    X(SWITCH, chat, "", "", "off", 0, 0, ON_BOTH, "Other jobs",                                                                \
-      "talk to --model with Llama 3's chat template")                                                                          \
-    X(SWITCH, eval, "", "", "off", 0, 0, ON_BOTH, "Other jobs",                                                                \
-      "print the loss of --model on --val")                                                                                    \
-    X(SWITCH, dry_run, "", "", "off", 0, 0, ON_BOTH, "Other jobs",                                                             \
-      "read every file, print model, memory and plan, write nothing")                                                          \
-    X(SWITCH, help, "h", "", "off", 0, 0, ON_BOTH, "Other jobs",                                                               \
-      "print this")                                                                                                            \
-    X(SWITCH, version, "", "", "off", 0, 0, ON_BOTH, "Other jobs",                                                             \
-      "print the version")                                                                                                     \
-    X(STRING, prompt, "", "TEXT", "", 0, 0, ON_BOTH, "Text",                                                                   \
-      "start of the samples while training")                                                                                   \
-    X(STRING, system, "", "TEXT", NULL, 0, 0, ON_BOTH, "Text",                                                                 \
-      "system message of --chat")                                                                                              \
-    X(INT, tokens, "max-tokens", "N", "256", 1, 16777216, ON_BOTH, "Text",                                                     \
-      "most tokens of --generate and of an answer in --chat")                                                                  \
-    X(FLOAT, temperature, "", "F", "0.8", 0, 100, ON_BOTH, "Text",                                                             \
-      "of sampling; 0: always the most probable token")                                                                        \
-    X(INT, top_k, "", "N", "0", 0, 2e9, ON_BOTH, "Text",                                                                       \
-      "sample among the N most probable tokens; 0: among all")                                                                 \
-    X(FLOAT, top_p, "", "F", "0.95", 0, 1, ON_BOTH, "Text",                                                                    \
-      "sample among the fewest tokens that hold this share of the probability; 1: among all")                                  \
-    X(CHOICE, recompute, "r", "none|norm+swiglu|ffn|block", "none", 0, 0, ON_GPU, "GPU",                                       \
-      "activations that backward computes again instead of keeping")                                                           \
-    X(CHOICE, grad_dtype, "", "param|fp32", "param", 0, 0, ON_GPU, "GPU",                                                      \
-      "type of the gradients; param: the weights'")                                                                            \
-    X(CHOICE, master, "", "fp32|split", "fp32", 0, 0, ON_GPU, "GPU",                                                           \
-      "master weights of 16-bit builds: fp32 beside the weights, or only the 16 bits the weights lack")                        \
-    X(CHOICE, moments, "", "fp32|bf16", "fp32", 0, 0, ON_GPU, "GPU",                                                           \
-      "type of AdamW's m and v")                                                                                               \
-    X(SIZE, max_memory, "", "SIZE", "0", 0, 1e18, ON_GPU, "GPU",                                                               \
-      "device memory that may be used, as in 15G; 0: all that is free")                                                        \
-    X(SWITCH, tf32, "f", "", "off", 0, 0, ON_GPU, "GPU",                                                                       \
-      "FP32 builds: matrix products in TF32")                                                                                  \
-    X(SWITCH, graph, "", "", "on", 0, 0, ON_GPU, "GPU",                                                                        \
-      "capture the micro-step in a CUDA graph")                                                                                \
-    X(SWITCH, tune, "", "", "off", 0, 0, ON_GPU, "GPU",                                                                        \
-      "time the candidates of every matrix product and write the choice to --plan")                                            \
-    X(STRING, plan, "", "FILE", NULL, 0, 0, ON_GPU, "GPU",                                                                     \
-      "plan file of the matrix products; default: matmul_plan.json in --out")                                                  \
-    X(INT, profile, "", "N", "0", 0, 1000, ON_GPU, "GPU",                                                                      \
-      "after N steps of warm-up print a table of one step's kernels and end; 0: off")                                          \
-    X(SWITCH, debug, "", "", "off", 0, 0, ON_GPU, "GPU",                                                                       \
-      "where a loss is not finite, name the first such tensor and layer (slow)")
-// clang-format on
 
 typedef enum {
     OPTION_STRING,
@@ -176,14 +53,17 @@ typedef enum {
 #define OPTION_CTYPE_CHOICE int
 #define OPTION_CTYPE_RESUME const char*
 
-#define OPTION_INDEX(kind, field, aliases, value, def, min, max, scope, group, help) OPT_##field,
-typedef enum { OPTION_TABLE(OPTION_INDEX) NUM_OPTIONS } OptionIndex;
-#undef OPTION_INDEX
+typedef enum {
+#define OPTION(kind, field, ...) OPT_##field,
+#include "llmc/run/options.def"
+#undef OPTION
+    NUM_OPTIONS
+} OptionIndex;
 
 typedef struct {
-#define OPTION_FIELD(kind, field, aliases, value, def, min, max, scope, group, help) OPTION_CTYPE_##kind field;
-    OPTION_TABLE(OPTION_FIELD)
-#undef OPTION_FIELD
+#define OPTION(kind, field, ...) OPTION_CTYPE_##kind field;
+#include "llmc/run/options.def"
+#undef OPTION
     bool given[NUM_OPTIONS];         // by OPT_<field>: the flag stood on the command line
     OptionScope trainer;             // ON_CPU or ON_GPU
     char* merged_text[NUM_OPTIONS];  // owned text values, see options_merge()
@@ -193,21 +73,25 @@ typedef struct {
     OptionKind kind;
     const char* name;  // of the field; flags show '-' for '_'
     const char* aliases;
-    const char* value;
-    const char* def;
+    const char* def;  // NULL: not given
     double min, max;
     OptionScope scope;
+    OptionLife life;
     const char* group;
+    const char* value;
     const char* help;
     size_t offset;  // of the field in Options
 } OptionSpec;
 
 static const OptionSpec option_specs[NUM_OPTIONS] = {
-#define OPTION_SPEC(kind, field, aliases, value, def, min, max, scope, group, help) \
-    {OPTION_##kind, #field, aliases, value, def, (double)(min), (double)(max), scope, group, help, offsetof(Options, field)},
-    OPTION_TABLE(OPTION_SPEC)
-#undef OPTION_SPEC
+#define OPTION(kind, field, aliases, def, min, max, trainer, life, group, value, help) \
+    {OPTION_##kind, #field,        aliases, def,   (double)(min), (double)(max),       \
+     ON_##trainer,  OPTION_##life, group,   value, help,          offsetof(Options, field)},
+#include "llmc/run/options.def"
+#undef OPTION
 };
+
+static inline const char* trainer_name(OptionScope trainer) { return trainer == ON_GPU ? "train_llama3cu" : "train_llama3"; }
 
 enum { OPTION_TEXT = 64 };  // bytes that hold any flag's name, or any value but a text
 
@@ -486,55 +370,48 @@ static inline bool options_check(const Options* o, Error* e) {
     return true;
 }
 
+/* The value of option i, which argv[*a] names: `value` where one stood behind its '=', else the next argument, on which *a
+ * moves then, else what a switch and --resume mean alone. NULL and an error where there is none. */
+static inline const char* option_argument(int i, const char* value, int* a, int argc, char** argv, Error* e) {
+    const OptionSpec* s = &option_specs[i];
+    const char* next = *a + 1 < argc ? argv[*a + 1] : NULL;
+    if (value) { return value; }
+    if (s->kind == OPTION_SWITCH) { return next && switch_value(next) >= 0 ? argv[++*a] : "on"; }
+    if (s->kind == OPTION_RESUME) { return next && next[0] && next[0] != '-' ? argv[++*a] : ""; }
+    const char* unused;
+    bool other;
+    if (next && option_find(next, &unused, &other, &other) < 0) { return argv[++*a]; }
+    char flag[OPTION_TEXT];
+    const char* meant = s->kind == OPTION_STRING ? "" : ", wanted ";
+    fail(e, "%s: has no value%s%s%s%.200s", option_flag(i, flag), meant, *meant ? s->value : "",
+         next ? ": the next argument is the flag " : "", next ? next : "");
+    return NULL;
+}
+
+/* Reads argv[*a], and its value where that is the next argument. */
+static inline bool options_parse_one(Options* o, int* a, int argc, char** argv, Error* e) {
+    const char* arg = argv[*a];
+    const char* value;
+    bool by_letter, negated;
+    const int i = option_find(arg, &value, &by_letter, &negated);
+    if (i < 0) { return option_unknown(arg, o->trainer, e); }
+    const OptionScope scope = option_specs[i].scope;
+    if (!(scope & o->trainer)) {
+        char flag[OPTION_TEXT];
+        return fail(e, "%s: is a flag of %s", option_flag(i, flag),
+                    scope == ON_GPU ? "the CUDA trainer, train_llama3cu" : "the CPU trainer");
+    }
+    if (negated && value) { return fail(e, "%.200s: takes no value", arg); }
+    value = option_argument(i, negated ? "off" : value, a, argc, argv, e);
+    o->given[i] = value && option_set(o, i, value, by_letter, e);
+    return o->given[i];
+}
+
 /* Reads the command line of a trainer into *o. On OPTIONS_WRONG the cause is in *e. */
 static inline OptionsResult options_parse(Options* o, int argc, char** argv, OptionScope trainer, Error* e) {
     options_default(o, trainer);
     for (int a = 1; a < argc; a++) {
-        const char *value, *unused;
-        bool by_letter, negated, other;
-        int i = option_find(argv[a], &value, &by_letter, &negated);
-        if (i < 0) {
-            option_unknown(argv[a], trainer, e);
-            return OPTIONS_WRONG;
-        }
-        const OptionSpec* s = &option_specs[i];
-        char flag[OPTION_TEXT];
-        option_flag(i, flag);
-        if (!(s->scope & trainer)) {
-            fail(e, "%s: is a flag of %s", flag, s->scope == ON_GPU ? "the CUDA trainer, train_llama3cu" : "the CPU trainer");
-            return OPTIONS_WRONG;
-        }
-        if (negated && value) {
-            fail(e, "%.200s: takes no value", argv[a]);
-            return OPTIONS_WRONG;
-        }
-        const char* next = a + 1 < argc ? argv[a + 1] : NULL;
-        const bool next_is_flag = next && option_find(next, &unused, &other, &other) >= 0;
-        if (negated) {
-            value = "off";
-        } else if (!value && s->kind == OPTION_SWITCH) {
-            if (next && switch_value(next) >= 0) {
-                value = argv[++a];
-            } else {
-                value = "on";
-            }
-        } else if (!value && s->kind == OPTION_RESUME) {
-            if (next && next[0] != '-' && next[0]) {
-                value = argv[++a];
-            } else {
-                value = "";
-            }
-        } else if (!value) {
-            if (!next || next_is_flag) {
-                const char* meant = s->kind == OPTION_STRING ? "" : ", wanted ";
-                fail(e, "%s: has no value%s%s%s%.200s", flag, meant, *meant ? s->value : "",
-                     next ? ": the next argument is the flag " : "", next ? next : "");
-                return OPTIONS_WRONG;
-            }
-            value = argv[++a];
-        }
-        if (!option_set(o, i, value, by_letter, e)) { return OPTIONS_WRONG; }
-        o->given[i] = true;
+        if (!options_parse_one(o, &a, argc, argv, e)) { return OPTIONS_WRONG; }
     }
     if (o->help) { return OPTIONS_HELP; }
     if (o->version) { return OPTIONS_SHOW_VERSION; }
@@ -631,7 +508,7 @@ static inline void options_print(FILE* f, const Options* o) {
 /* What a trainer's main() calls first: the options, or --help and --version (exit 0), or wrong usage (exit 2). */
 static inline void options_or_exit(Options* o, int argc, char** argv, OptionScope trainer) {
     Error e = NO_ERROR;
-    const char* program = trainer == ON_GPU ? "train_llama3cu" : "train_llama3";
+    const char* program = trainer_name(trainer);
     switch (options_parse(o, argc, argv, trainer, &e)) {
         case OPTIONS_OK: return;
         case OPTIONS_HELP: options_print_help(stdout, argc > 0 ? argv[0] : program, trainer); break;
@@ -645,26 +522,13 @@ static inline void options_or_exit(Options* o, int argc, char** argv, OptionScop
 // ---------------------------------------------------------------------------------------------------------------------
 // in the log and in checkpoints
 
-/* Whether an option is about this process alone: where it writes, how long it runs, which job it does. A resumed run takes
- * its own, and checkpoints do not hold them: the run's state is the same however it was cut into processes. With --minutes
- * the number of steps was settled by the first one. */
-static inline bool option_is_of_this_run(int i) {
-    static const int of_this_run[] = {OPT_out,   OPT_minutes, OPT_threads, OPT_resume, OPT_stop_after, OPT_generate,
-                                      OPT_chat,  OPT_eval,    OPT_dry_run, OPT_help,   OPT_max_memory, OPT_profile,
-                                      OPT_debug, OPT_version, OPT_tune,    OPT_plan};
-    for (size_t k = 0; k < sizeof of_this_run / sizeof *of_this_run; k++) {
-        if (of_this_run[k] == i) { return true; }
-    }
-    return false;
-}
-
-/* The options of this trainer as one JSON object on one line; a text that was not given is null. `all`: those of this run,
- * too, as the log has them. */
+/* The options of this trainer as one JSON object on one line; a text that was not given is null. `all`: the local ones, too,
+ * as the log has them. */
 static inline void options_json(FILE* f, const Options* o, bool all) {
     const char* separator = "{";
     for (int i = 0; i < NUM_OPTIONS; i++) {
         const OptionSpec* s = &option_specs[i];
-        if (!(s->scope & o->trainer) || i == OPT_help || i == OPT_version || (!all && option_is_of_this_run(i))) { continue; }
+        if (!(s->scope & o->trainer) || i == OPT_help || i == OPT_version || (!all && s->life == OPTION_LOCAL)) { continue; }
         char text[OPTION_TEXT];
         const char* value = option_text(o, i, text);
         fprintf(f, "%s\"%s\":", separator, s->name);
@@ -673,12 +537,12 @@ static inline void options_json(FILE* f, const Options* o, bool all) {
             case OPTION_STRING:
             case OPTION_RESUME:
                 if (*(const char* const*)option_value(o, i)) {
-                    json_write_string(f, value, strlen(value));
+                    json_write_text(f, value);
                 } else {
                     fputs("null", f);
                 }
                 break;
-            case OPTION_CHOICE: json_write_string(f, value, strlen(value)); break;
+            case OPTION_CHOICE: json_write_text(f, value); break;
             case OPTION_SWITCH: fputs(*(const bool*)option_value(o, i) ? "true" : "false", f); break;
             case OPTION_FLOAT: json_write_double(f, *(const double*)option_value(o, i)); break;
             default: fputs(value, f); break;
@@ -703,7 +567,7 @@ static inline char* options_json_text(const Options* o) {
 static inline bool options_merge(Options* o, const Json* j, const JsonNode* saved, Error* e) {
     for (int i = 0; i < NUM_OPTIONS; i++) {
         const OptionSpec* s = &option_specs[i];
-        const bool keep = o->given[i] || !(s->scope & o->trainer) || option_is_of_this_run(i);
+        const bool keep = o->given[i] || !(s->scope & o->trainer) || s->life == OPTION_LOCAL;
         const JsonNode* n = keep ? NULL : json_get(j, saved, s->name);
         if (!n) { continue; }
         char number[OPTION_TEXT];

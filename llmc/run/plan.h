@@ -3,9 +3,9 @@
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
 
-#include "llmc/base/utils.h"
-#include "llmc/run/options.h"
-#include "llmc/text/text.h"
+#include "llmc/base/utils.h"   // defines: fail
+#include "llmc/run/options.h"  // defines: Options
+#include "llmc/text/text.h"    // defines: text_count
 
 typedef struct {
     int64_t steps;            // of the whole schedule

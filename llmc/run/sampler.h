@@ -6,15 +6,15 @@
  *   tie has one winner. Temperature 0 takes the first of the ranking.
  *
  * A draw is a pure function of (logits, seed, stream, index), by Philox (rand.h). The kept set ends at one threshold token,
- * found by quickselect in O(V), and the draw walks ids upwards: nothing is sorted, and no order of work shows.
+ * found by quickselect in O(V) without a sort. The draw walks the kept ids in ascending order.
  * NaN logits are never chosen, +inf always is; where no logit is a number there is no token (-1).
  */
 #ifndef LLMC_SAMPLER_H
 #define LLMC_SAMPLER_H
 
-#include "llmc/base/utils.h"
+#include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11; defines: xmalloc
+#include "llmc/base/rand.h"   // defines: philox, philox_double, RAND_SAMPLE
 #include <math.h>
-#include "llmc/base/rand.h"
 
 typedef struct {
     double temperature;  // 0: greedy
@@ -62,9 +62,10 @@ static inline int sample_select(const double* w, int32_t* order, int n, double n
     while (hi - lo > 1) {
         // median of three as the pivot, parked at the end
         int mid = lo + (hi - lo) / 2, last = hi - 1, pick = mid;
-        bool lm = sample_before(w, order[lo], order[mid]), ml = sample_before(w, order[mid], order[last]);
-        bool ll = sample_before(w, order[lo], order[last]);
-        if (lm != ml) { pick = lm == ll ? last : lo; }
+        const bool first_mid = sample_before(w, order[lo], order[mid]);
+        const bool mid_last = sample_before(w, order[mid], order[last]);
+        const bool first_last = sample_before(w, order[lo], order[last]);
+        if (first_mid != mid_last) { pick = first_mid == first_last ? last : lo; }
         int32_t pivot = order[pick];
         order[pick] = order[last];
         order[last] = pivot;

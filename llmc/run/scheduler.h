@@ -12,9 +12,10 @@
 #ifndef LLMC_SCHEDULER_H
 #define LLMC_SCHEDULER_H
 
-#include "llmc/base/utils.h"
 #include <math.h>
-#include "llmc/run/options.h"
+#include <stdint.h>
+
+typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD } Schedule;  // the words of --schedule
 
 /* (now - first) / (last - first) in [0, 1]; 1 where nothing lies between. */
 static inline double schedule_progress(int64_t now, int64_t first, int64_t last) {

@@ -6,10 +6,10 @@
 #define LLMC_SCREEN_H
 
 #include "llmc/base/utils.h"
-#include "llmc/config.h"
-#include "llmc/run/mfu.h"
-#include "llmc/run/plan.h"
-#include "llmc/text/text.h"
+#include "llmc/config.h"     // defines: ModelConfig, ParamTable
+#include "llmc/run/mfu.h"    // defines: flops_per_token, mfu_text
+#include "llmc/run/plan.h"   // defines: Plan
+#include "llmc/text/text.h"  // defines: text_count, text_bytes, text_clock
 
 #include <math.h>
 

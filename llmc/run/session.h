@@ -17,23 +17,28 @@
 #include "llmc/files/checkpoint.h"
 #include "llmc/config.h"
 #include "llmc/files/dataloader.h"
-#include "llmc/run/generate.h"
 #include "llmc/files/logger.h"
 #include "llmc/run/options.h"
 #include "llmc/run/machine.h"
 #include "llmc/run/memory.h"
 #include "llmc/run/plan.h"
+#include "llmc/run/prompt.h"
 #include "llmc/run/scheduler.h"
 #include "llmc/run/screen.h"
 #include "llmc/run/signals.h"
 #include "llmc/text/tokenizer.h"
+#include "llmc/text/tokenizer_read.h"
+#include "llmc/text/tokenizer_write.h"
 
 typedef enum { JOB_TRAIN, JOB_DRY_RUN, JOB_EVAL, JOB_GENERATE, JOB_CHAT } Job;
+
+static inline bool job_trains(Job job) { return job == JOB_TRAIN || job == JOB_DRY_RUN; }
 
 typedef struct {
     Options options;
     int argc;
     char** argv;
+    double started;  // now_seconds() at the start of the program
     Job job;
     int rank, ranks;
 
@@ -54,10 +59,6 @@ typedef struct {
     Logger log;
     char machine[256];
 } Session;
-
-static inline void must(bool ok, const Error* e) {
-    if (!ok) { die("%s", e->msg); }
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // opening
@@ -219,6 +220,7 @@ static inline void session_new_config(Session* s) {
 static inline void session_open(Session* s, int argc, char** argv, OptionScope trainer, int rank, int ranks) {
     Error e = NO_ERROR;
     memset(s, 0, sizeof *s);
+    s->started = now_seconds();
     s->argc = argc;
     s->argv = argv;
     s->rank = rank;
@@ -288,8 +290,8 @@ static inline bool session_goes_on_in_out(const Session* s) {
            a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
-/* Locks --out and opens the log: from here on the run leaves traces. A run does not mix with another one's checkpoints. */
-static inline void session_begin(Session* s, const char* precision) {
+/* Locks --out and looks whose it is: nothing is written there before. A run does not mix with another one's checkpoints. */
+static inline void session_lock(Session* s) {
     Error e = NO_ERROR;
     uint64_t* steps = NULL;
     size_t count = 0;
@@ -304,6 +306,13 @@ static inline void session_begin(Session* s, const char* precision) {
             o->out, (unsigned long long)steps[0]);
     }
     free(steps);
+}
+
+/* Opens the log of a locked --out. */
+static inline void session_begin(Session* s, const char* precision) {
+    Error e = NO_ERROR;
+    const Options* o = &s->options;
+    if (s->rank != 0) { return; }
     must(logger_open(&s->log, o->out, s->resumed ? (int64_t)s->state.step : -1, &e), &e);
     if (s->resumed) {
         must(log_resume(&s->log, (int64_t)s->state.step, s->model_dir, o, s->argc, s->argv, s->machine, &e), &e);
@@ -318,8 +327,8 @@ typedef bool (*AddFiles)(void* ctx, const char* folder, Error* e);
 
 /* Writes OUT/step_N for the steps that are done (state.step): model folder, tokenizer, the files the model came with,
  * optimizer state, what `add` (or NULL) adds; then removes what --keep says. `dtype` of the weights: F32, BF16 or F16. */
-static inline void session_checkpoint(Session* s, const char* dtype, TensorSource weights, void* ctx, const StateSlot* slots,
-                                      int num_slots, AddFiles add) {
+static inline void session_checkpoint(Session* s, const char* dtype, TensorSource weights, void* weights_ctx,
+                                      const StateSlot* slots, int num_slots, AddFiles add, void* add_ctx) {
     Checkpoint k;
     Error e = NO_ERROR;
     const Options* o = &s->options;
@@ -332,12 +341,13 @@ static inline void session_checkpoint(Session* s, const char* dtype, TensorSourc
     resolved.export_dtype = strcmp(dtype, "F32") == 0 ? EXPORT_F32 : strcmp(dtype, "BF16") == 0 ? EXPORT_BF16 : EXPORT_F16;
     char* options = options_json_text(&resolved);
     s->state.options = options;
-    bool ok =
-        checkpoint_begin(&k, o->out, s->state.step, &e) && (!s->model_dir[0] || checkpoint_copy_files(&k, s->model_dir, &e)) &&
-        checkpoint_model(&k, &s->config, &s->table, dtype, weights, ctx, &e) &&
-        (!s->has_tokenizer || tokenizer_save(&s->tokenizer, k.tmp, s->config.max_positions, &e)) &&
-        (!add || add(ctx, k.tmp, &e)) && checkpoint_state(&k, s->rank, &s->table, 0, s->table.elements, slots, num_slots, &e) &&
-        log_checkpoint(&s->log, (int64_t)s->state.step, k.dir, &e) && checkpoint_commit(&k, &s->state, &e);
+    bool ok = checkpoint_begin(&k, o->out, s->state.step, &e) &&
+              (!s->model_dir[0] || checkpoint_copy_files(&k, s->model_dir, &e)) &&
+              checkpoint_model(&k, &s->config, &s->table, dtype, weights, weights_ctx, &e) &&
+              (!s->has_tokenizer || tokenizer_save(&s->tokenizer, k.tmp, s->config.max_positions, &e)) &&
+              (!add || add(add_ctx, k.tmp, &e)) &&
+              checkpoint_state(&k, s->rank, &s->table, 0, s->table.elements, slots, num_slots, &e) &&
+              log_checkpoint(&s->log, (int64_t)s->state.step, k.dir, &e) && checkpoint_commit(&k, &s->state, &e);
     free(options);
     s->state.options = NULL;
     if (!ok) {

@@ -4,34 +4,13 @@
 #ifndef LLMC_TEXT_H
 #define LLMC_TEXT_H
 
-#include "llmc/base/utils.h"  // defines: size_min
+#include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
 
 // ---------------------------------------------------------------------------------------------------------------------
 // UTF-8 (Unicode 16, table 3-7: overlong forms, surrogates and values above U+10FFFF are no characters)
 
-/* Bytes of the UTF-8 character at s (n bytes left), or 0 where there is none: overlong forms, surrogates and values
- * above U+10FFFF are not characters (Unicode 16, table 3-7). */
-static inline size_t utf8_char_length(const char* text, size_t n) {
-    const unsigned char* s = (const unsigned char*)text;
-    if (n == 0) { return 0; }
-    if (s[0] < 0x80) { return 1; }
-    size_t len = s[0] >= 0xF0 ? 4 : s[0] >= 0xE0 ? 3 : 2;
-    if (s[0] < 0xC2 || s[0] > 0xF4 || n < len) { return 0; }
-    unsigned char low = 0x80, high = 0xBF;  // the second byte has a narrower range behind some first bytes
-    if (s[0] == 0xE0) { low = 0xA0; }
-    if (s[0] == 0xED) { high = 0x9F; }
-    if (s[0] == 0xF0) { low = 0x90; }
-    if (s[0] == 0xF4) { high = 0x8F; }
-    if (s[1] < low || s[1] > high) { return 0; }
-    for (size_t i = 2; i < len; i++) {
-        if ((s[i] & 0xC0) != 0x80) { return 0; }
-    }
-    return len;
-}
-
 /* Length in bytes (1 to 4) of the UTF-8 character at s, of which n >= 1 bytes may be read; *c is its code point. Returns 0
- * and sets *c to UINT32_MAX where no well-formed character starts (Unicode 16, table 3-7: overlong forms, surrogates and
- * anything above U+10FFFF are ill-formed). */
+ * and sets *c to UINT32_MAX where no character starts. */
 static inline int utf8_decode(const uint8_t* s, size_t n, uint32_t* c) {
     uint32_t a = s[0];
     if (a < 0x80) {
@@ -58,6 +37,12 @@ static inline int utf8_decode(const uint8_t* s, size_t n, uint32_t* c) {
     return 4;
 }
 
+/* Length of the UTF-8 character at s (n bytes left), or 0 where there is none. */
+static inline size_t utf8_char_length(const char* s, size_t n) {
+    uint32_t c;
+    return n > 0 ? (size_t)utf8_decode((const uint8_t*)s, n, &c) : 0;
+}
+
 /* Writes the UTF-8 form of a code point (1 to 4 bytes) and returns its length. */
 static inline size_t utf8_encode(char* out, int code) {
     if (code < 0x80) {
@@ -75,6 +60,9 @@ static inline size_t utf8_encode(char* out, int code) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // texts in messages
+
+/* Whether a text begins with `start`. */
+static inline bool text_starts(const char* s, const char* start) { return strncmp(s, start, strlen(start)) == 0; }
 
 /* Copies text into a message's buffer: control and invalid bytes become '?', and what does not fit ends in "...". */
 static inline const char* show_text(char* out, size_t cap, const char* s, size_t len) {

@@ -1,0 +1,104 @@
+/* device.cuh -- the GPU as a run finds it: its memory, its peak, the matrix products' context and their plan file.
+ *
+ * What a run takes is counted, not read off the card, which other processes may use as well: the sizes of its own
+ * allocations, and the drop of free memory while the context, cuBLAS and the kernels were loaded. NVML, which comes with the
+ * driver, knows the free memory before there is a context; without it everything in use counts as the context's.
+ */
+#ifndef LLMC_DEVICE_CUH
+#define LLMC_DEVICE_CUH
+
+#include "llmc/base/utils.h"
+#include "llmc/gpu/cuda_common.cuh"  // defines: floatX, PRECISION_NAME, CUDA_CHECK
+#include "llmc/matmul.cuh"           // defines: MatmulContext, matmul_create, matmul_load_plans, matmul_save_plans
+#include "llmc/run/mfu.h"            // defines: gpu_peak_flops
+#include "llmc/run/session.h"        // defines: Session
+
+#include <dlfcn.h>
+
+typedef struct {
+    char name[256];
+    size_t total;       // bytes of the card
+    size_t others;      // in use before this process came
+    size_t context;     // taken by this process before its model
+    double peak_flops;  // 0: unknown
+    MatmulContext* matmul;
+} Device;
+
+/* Bytes in use on a card, as NVML counts them: needs no context. 0: NVML is missing. */
+static inline size_t device_memory_in_use(const char* pci_bus_id) {
+    typedef struct {
+        unsigned long long total, free, used;
+    } Memory;
+    size_t used = 0;
+    void* nvml = dlopen("libnvidia-ml.so.1", RTLD_LAZY);
+    if (!nvml) { return 0; }
+    int (*init)(void) = (int (*)(void))dlsym(nvml, "nvmlInit_v2");
+    int (*find)(const char*, void**) = (int (*)(const char*, void**))dlsym(nvml, "nvmlDeviceGetHandleByPciBusId_v2");
+    int (*ask)(void*, Memory*) = (int (*)(void*, Memory*))dlsym(nvml, "nvmlDeviceGetMemoryInfo");
+    int (*shutdown)(void) = (int (*)(void))dlsym(nvml, "nvmlShutdown");
+    void* card = NULL;
+    Memory memory;
+    if (init && find && ask && shutdown && init() == 0) {
+        if (find(pci_bus_id, &card) == 0 && ask(card, &memory) == 0) { used = (size_t)memory.used; }
+        shutdown();
+    }
+    dlclose(nvml);
+    return used;
+}
+
+/* Opens the card and loads the kernels: afterwards only the model takes memory. Ends the program where there is no card. */
+static inline Device device_open(const Options* o) {
+    Device d;
+    cudaDeviceProp properties;
+    size_t free_bytes = 0;
+    char bus[32] = "";
+    memset(&d, 0, sizeof d);
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0);  // kernels loaded later would take memory that the table does not know of
+    int count = 0;
+    const cudaError_t status = cudaGetDeviceCount(&count);
+    if (status != cudaSuccess || count == 0) {
+        die("no GPU can be used: %s\n  hint: ./train_llama3 runs on the CPU, with the same flags",
+            status != cudaSuccess ? cudaGetErrorString(status) : "the machine has none");
+    }
+    CUDA_CHECK(cudaDeviceGetPCIBusId(bus, sizeof bus, 0));
+    d.others = device_memory_in_use(bus);
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
+    snprintf(d.name, sizeof d.name, "%s", properties.name);
+    const PeakKind kinds[] = {o->tf32 ? PEAK_TF32 : PEAK_FP32, PEAK_BF16, PEAK_FP16};
+    d.peak_flops = gpu_peak_flops(d.name, kinds[sizeof(floatX) == 4 ? 0 : strcmp(PRECISION_NAME, "BF16") == 0 ? 1 : 2]);
+    d.matmul = matmul_create(NULL, o->tf32);
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &d.total));
+    d.context = d.total - free_bytes - size_min(d.others, d.total - free_bytes);
+    return d;
+}
+
+/* Bytes that this process may use, its context's included: --max-memory, or what the card has left. */
+static inline uint64_t device_memory(const Device* d, const Options* o) {
+    return o->max_memory ? o->max_memory : d->total - d->others;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// plans of the matrix products: a run that goes on from a checkpoint takes over its choice, and so computes the same bits
+
+#define PLAN_NAME "matmul_plan.json"
+
+/* Writes the plans into a folder: a checkpoint's, or --out. */
+static inline bool device_save_plans(MatmulContext* matmul, const char* folder, Error* e) {
+    char path[PATH_CAP];
+    return path_join(path, folder, PLAN_NAME, e) && matmul_save_plans(matmul, path, e);
+}
+
+/* Reads --plan, else that of the checkpoint, which another card or cuBLASLt cannot use. */
+static inline void device_load_plans(MatmulContext* matmul, const Session* s) {
+    const Options* o = &s->options;
+    char path[PATH_CAP];
+    Error e = NO_ERROR;
+    if (o->plan) {
+        must(matmul_load_plans(matmul, o->plan, &e), &e);
+    } else if (s->resumed && folder_has(s->model_dir, PLAN_NAME)) {
+        must(path_join(path, s->model_dir, PLAN_NAME, &e), &e);
+        if (!matmul_load_plans(matmul, path, &e)) { warn("%s: cuBLASLt chooses anew, the bits may differ", e.msg); }
+    }
+}
+
+#endif

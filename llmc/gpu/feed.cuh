@@ -1,0 +1,57 @@
+/* feed.cuh -- token batches on their way to the GPU: read into pinned memory, copied to the device on a stream of their own
+ * while the GPU computes, and put in place in the order of the model's stream. Training and validation share one feed.
+ */
+#ifndef LLMC_FEED_CUH
+#define LLMC_FEED_CUH
+
+#include "llmc/gpu/cuda_common.cuh"
+#include "llmc/run/step.h"  // defines: BatchSource, batch_read
+
+enum { IN_FLIGHT = 2 };  // steps, or batches, that may be queued
+
+typedef struct {
+    int B, T;
+    int32_t* x;  // (B, T) on the device: where the model finds its tokens and targets
+    int32_t* y;
+    int32_t* host[IN_FLIGHT];    // (2, B, T) pinned: x, then y
+    int32_t* device[IN_FLIGHT];  // (2, B, T)
+    cudaEvent_t copied[IN_FLIGHT], consumed[IN_FLIGHT];
+    cudaStream_t stream, copy_stream;  // the model's, and the feed's own
+    uint64_t batches;
+} Feed;
+
+/* Makes streams and events; the buffers are the model's to lay out. */
+static inline void feed_open(Feed* f, cudaStream_t stream) {
+    f->stream = stream;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&f->copy_stream, cudaStreamNonBlocking));
+    for (int i = 0; i < IN_FLIGHT; i++) {
+        CUDA_CHECK(cudaEventCreateWithFlags(&f->copied[i], cudaEventDisableTiming));
+        CUDA_CHECK(cudaEventCreateWithFlags(&f->consumed[i], cudaEventDisableTiming));
+    }
+}
+
+static inline void feed_close(Feed* f) {
+    for (int i = 0; i < IN_FLIGHT; i++) {
+        CUDA_CHECK(cudaEventDestroy(f->copied[i]));
+        CUDA_CHECK(cudaEventDestroy(f->consumed[i]));
+    }
+    CUDA_CHECK(cudaStreamDestroy(f->copy_stream));
+}
+
+/* Queues the next batch of `data` into x and y. */
+static inline void feed_next(Feed* f, const BatchSource* data) {
+    const size_t N = (size_t)f->B * f->T;
+    const int slot = (int)(f->batches++ % IN_FLIGHT);
+    CUDA_CHECK(cudaEventSynchronize(f->copied[slot]));  // of IN_FLIGHT batches ago: the pinned memory is free again
+    batch_read(data, f->B, f->T, f->host[slot], f->host[slot] + N);
+    CUDA_CHECK(cudaStreamWaitEvent(f->copy_stream, f->consumed[slot]));
+    CUDA_CHECK(
+        cudaMemcpyAsync(f->device[slot], f->host[slot], 2 * N * sizeof(int32_t), cudaMemcpyHostToDevice, f->copy_stream));
+    CUDA_CHECK(cudaEventRecord(f->copied[slot], f->copy_stream));
+    CUDA_CHECK(cudaStreamWaitEvent(f->stream, f->copied[slot]));
+    CUDA_CHECK(cudaMemcpyAsync(f->x, f->device[slot], N * sizeof(int32_t), cudaMemcpyDeviceToDevice, f->stream));
+    CUDA_CHECK(cudaMemcpyAsync(f->y, f->device[slot] + N, N * sizeof(int32_t), cudaMemcpyDeviceToDevice, f->stream));
+    CUDA_CHECK(cudaEventRecord(f->consumed[slot], f->stream));
+}
+
+#endif

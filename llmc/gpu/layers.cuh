@@ -1,0 +1,145 @@
+/* layers.cuh -- the layers as train_llama3.cu calls them: the arguments of the C layers, on a queue, and each call a row of the
+ * profile. Rows of activations have the pitch of their width (pitch_of).
+ */
+#ifndef LLMC_LAYERS_CUH
+#define LLMC_LAYERS_CUH
+
+#include "llmc/attention.cuh"        // defines: attention_forward_cuda, attention_backward_cuda
+#include "llmc/config.h"             // defines: AttentionShape
+#include "llmc/crossentropy.cuh"     // defines: crossentropy_forward_cuda, crossentropy_fused_cuda
+#include "llmc/embedding.cuh"        // defines: embedding_forward_cuda, embedding_backward_cuda
+#include "llmc/gpu/cuda_common.cuh"  // defines: floatX, row_pitch
+#include "llmc/gpu/profile.cuh"      // defines: Queue, Op
+#include "llmc/matmul.cuh"           // defines: matmul_forward_cuda, matmul_backward_input_cuda, matmul_backward_weight_cuda
+#include "llmc/rmsnorm.cuh"          // defines: rmsnorm_forward_cuda, rmsnorm_backward_cuda
+#include "llmc/rope.cuh"             // defines: rope_forward_cuda, rope_backward_cuda
+#include "llmc/swiglu.cuh"           // defines: swiglu_forward_cuda, swiglu_backward_cuda
+
+/* What the layers of a model share. */
+typedef struct {
+    cudaStream_t stream;
+    MatmulContext* matmul;
+    void* scratch;       // for those that ask for it
+    Profiler* profiler;  // NULL: off
+} Queue;
+
+/* The gradient of a tensor: in fp32, or floatX. */
+typedef struct {
+    void* data;
+    bool fp32;
+} Gradient;
+
+/* Elements from one row of activations to the next. */
+static inline size_t pitch_of(size_t width) { return row_pitch<floatX>(width); }
+
+static inline size_t qkv_width(AttentionShape s) { return (size_t)(s.NH + 2 * s.NKV) * s.HD; }
+
+/* Bytes of `elements` floatX, and the work of a product, as doubles for the profile. */
+static inline double bytes_x(double elements) { return elements * sizeof(floatX); }
+static inline double linear_flops(size_t N, size_t C, size_t OC) { return 2.0 * (double)N * (double)C * (double)OC; }
+
+static inline void embedding(const Queue* q, floatX* out, const floatX* w, const int32_t* tokens, size_t N, int C) {
+    Op op(q->profiler, q->stream, "embedding", 0, bytes_x(2.0 * N * C));
+    embedding_forward_cuda(out, w, tokens, N, C, pitch_of(C), q->stream);
+}
+
+static inline void embedding_backward(const Queue* q, Gradient dw, const floatX* dout, const int32_t* tokens, size_t N, int C,
+                                      int V) {
+    Op op(q->profiler, q->stream, "embedding backward", 0, bytes_x(3.0 * N * C));
+    if (dw.fp32) {
+        embedding_backward_cuda((float*)dw.data, q->scratch, dout, tokens, N, C, V, pitch_of(C), q->stream);
+    } else {
+        embedding_backward_cuda((floatX*)dw.data, q->scratch, dout, tokens, N, C, V, pitch_of(C), q->stream);
+    }
+}
+
+static inline void rmsnorm(const Queue* q, floatX* out, float* rstd, const floatX* x, const floatX* w, size_t N, int C,
+                           float eps) {
+    Op op(q->profiler, q->stream, "rmsnorm", 0, bytes_x(2.0 * N * C));
+    rmsnorm_forward_cuda(out, rstd, x, w, {N, C, pitch_of(C)}, eps, q->stream);
+}
+
+/* dx += , dw += */
+static inline void rmsnorm_backward(const Queue* q, floatX* dx, Gradient dw, const floatX* dout, const floatX* x,
+                                    const floatX* w, const float* rstd, size_t N, int C) {
+    Op op(q->profiler, q->stream, "rmsnorm backward", 0, bytes_x(4.0 * N * C));
+    rmsnorm_backward_cuda(dx, (float*)dw.data, q->scratch, dout, x, w, rstd, {N, C, pitch_of(C)}, q->stream);
+}
+
+static inline void rope(const Queue* q, floatX* qkv, const float* table, int first_pos, AttentionShape s) {
+    Op op(q->profiler, q->stream, "rope", 0, bytes_x(2.0 * s.B * s.T * (s.NH + s.NKV) * s.HD));
+    rope_forward_cuda(qkv, table, first_pos, s, pitch_of(qkv_width(s)), q->stream);
+}
+
+static inline void rope_backward(const Queue* q, floatX* dqkv, const float* table, int first_pos, AttentionShape s) {
+    Op op(q->profiler, q->stream, "rope backward", 0, bytes_x(2.0 * s.B * s.T * (s.NH + s.NKV) * s.HD));
+    rope_backward_cuda(dqkv, table, first_pos, s, pitch_of(qkv_width(s)), q->stream);
+}
+
+static inline void attention(const Queue* q, floatX* out, float* lse, const floatX* qkv, AttentionShape s) {
+    const size_t N = (size_t)s.B * s.T, Q = (size_t)s.NH * s.HD, QKV = qkv_width(s);
+    Op op(q->profiler, q->stream, "attention", 2.0 * N * s.T * Q, bytes_x((double)N * (QKV + Q)));
+    attention_forward_cuda(out, lse, qkv, s.B, s.T, s.NH, s.NKV, s.HD, pitch_of(QKV), pitch_of(Q), q->stream);
+}
+
+static inline void attention_backward(const Queue* q, floatX* dqkv, const floatX* dout, const floatX* out, const float* lse,
+                                      const floatX* qkv, AttentionShape s) {
+    const size_t N = (size_t)s.B * s.T, Q = (size_t)s.NH * s.HD, QKV = qkv_width(s);
+    Op op(q->profiler, q->stream, "attention backward", 5.0 * N * s.T * Q, bytes_x(2.0 * N * (QKV + Q)));
+    attention_backward_cuda(dqkv, (float*)q->scratch, dout, out, lse, qkv, s.B, s.T, s.NH, s.NKV, s.HD, pitch_of(QKV),
+                            pitch_of(Q), q->stream);
+}
+
+static inline void swiglu(const Queue* q, floatX* out, const floatX* gate_up, size_t N, int F) {
+    Op op(q->profiler, q->stream, "swiglu", 0, bytes_x(3.0 * N * F));
+    swiglu_forward_cuda(out, gate_up, N, F, pitch_of(2 * (size_t)F), pitch_of(F), q->stream);
+}
+
+/* dgate_up may be gate_up; out (or NULL) is computed again. */
+static inline void swiglu_backward(const Queue* q, floatX* dgate_up, floatX* out, const floatX* dout, const floatX* gate_up,
+                                   size_t N, int F) {
+    Op op(q->profiler, q->stream, "swiglu backward", 0, bytes_x((out ? 6.0 : 5.0) * N * F));
+    swiglu_backward_cuda(dgate_up, out, dout, gate_up, N, F, pitch_of(2 * (size_t)F), pitch_of(F), q->stream);
+}
+
+/* out (N, OC) = x (N, C) w^T [+ residual] */
+static inline void linear(const Queue* q, const char* name, floatX* out, const floatX* x, const floatX* w,
+                          const floatX* residual, size_t N, int C, int OC) {
+    const double moved = (double)N * C + (double)OC * C + (double)N * OC * (residual ? 2 : 1);
+    Op op(q->profiler, q->stream, name, linear_flops(N, C, OC), bytes_x(moved));
+    matmul_forward_cuda(q->matmul, out, operand(x, pitch_of(C)), operand(w, C), residual, N, C, OC, pitch_of(OC), q->stream);
+}
+
+/* dx (N, C) = dout (N, OC) w */
+static inline void linear_backward_input(const Queue* q, const char* name, floatX* dx, const floatX* dout, const floatX* w,
+                                         size_t N, int C, int OC) {
+    Op op(q->profiler, q->stream, name, linear_flops(N, C, OC), bytes_x((double)N * C + (double)OC * C + (double)N * OC));
+    matmul_backward_input_cuda(q->matmul, dx, operand(dout, pitch_of(OC)), operand(w, C), N, C, OC, false, pitch_of(C),
+                               q->stream);
+}
+
+/* dw (OC, C) = or, with `add`, += dout^T x */
+static inline void linear_backward_weight(const Queue* q, const char* name, Gradient dw, const floatX* dout, const floatX* x,
+                                          size_t N, int C, int OC, bool add) {
+    const double grad = (double)OC * C * (dw.fp32 ? sizeof(float) : sizeof(floatX)) * (add ? 2 : 1);
+    Op op(q->profiler, q->stream, name, linear_flops(N, C, OC), bytes_x((double)N * C + (double)N * OC) + grad);
+    const Operand d = operand(dout, pitch_of(OC)), in = operand(x, pitch_of(C));
+    if (dw.fp32) {
+        matmul_backward_weight_cuda(q->matmul, (float*)dw.data, d, in, N, C, OC, add, q->stream);
+    } else {
+        matmul_backward_weight_cuda(q->matmul, (floatX*)dw.data, d, in, N, C, OC, add, q->stream);
+    }
+}
+
+/* The losses of `rows` tokens from their logits, in place of which come their gradients. */
+static inline void crossentropy(const Queue* q, float* losses, floatX* logits, const int32_t* targets, float dloss,
+                                const float* loss_scale, size_t rows, int V) {
+    Op op(q->profiler, q->stream, "cross-entropy", 0, bytes_x((dloss == 0.0f ? 1.0 : 2.0) * rows * V));
+    if (dloss == 0.0f) {
+        crossentropy_forward_cuda(losses, logits, targets, rows, V, pitch_of(V), q->stream);
+    } else {
+        crossentropy_fused_cuda(losses, logits, targets, dloss, loss_scale, rows, V, pitch_of(V), q->stream);
+    }
+}
+
+#endif

@@ -1,0 +1,132 @@
+/* profile.cuh -- where a step's time goes: ranges for Nsight's timeline and, with --profile, a table of all operations with
+ * their share of the card's limits. The layer wrappers of train_llama3.cu make an Op each.
+ */
+#ifndef LLMC_PROFILE_CUH
+#define LLMC_PROFILE_CUH
+
+#include "llmc/gpu/cuda_common.cuh"  // defines: ProfileRange, CUDA_CHECK
+
+enum { PROFILE_MAX = 16384, PROFILE_ROWS = 128 };
+
+typedef struct {
+    const char* name;
+    double flops, bytes;  // that the operation has to do and to move at least
+    cudaEvent_t begin, end;
+} ProfiledOp;
+
+typedef struct {
+    ProfiledOp ops[PROFILE_MAX];
+    int count;
+} Profiler;
+
+/* A block's pass. */
+struct LayerRange {
+    char name[24];
+    ProfileRange range;
+    explicit LayerRange(int l) : range(name_of(l)) {}
+    const char* name_of(int l) {
+        snprintf(name, sizeof name, "layer %d", l);
+        return name;
+    }
+};
+
+/* One operation, from construction to the end of its scope. `profiler` NULL: no row of the table. */
+struct Op {
+    ProfileRange range;
+    ProfiledOp* op = NULL;
+    cudaStream_t stream;
+    Op(Profiler* profiler, cudaStream_t on, const char* name, double flops, double bytes) : range(name), stream(on) {
+        if (!profiler || profiler->count == PROFILE_MAX) { return; }
+        op = &profiler->ops[profiler->count++];
+        op->name = name;
+        op->flops = flops;
+        op->bytes = bytes;
+        CUDA_CHECK(cudaEventCreate(&op->begin));
+        CUDA_CHECK(cudaEventCreate(&op->end));
+        CUDA_CHECK(cudaEventRecord(op->begin, stream));
+    }
+    ~Op() {
+        if (op) { CUDA_CHECK(cudaEventRecord(op->end, stream)); }
+    }
+};
+
+static inline int compare_floats(const void* a, const void* b) {
+    const float x = *(const float*)a, y = *(const float*)b;
+    return (x > y) - (x < y);
+}
+
+/* TB/s of a copy on this card, read and written bytes counted; what `memory` (bytes) holds is lost. */
+static inline double measure_copy(void* memory, size_t bytes, cudaStream_t stream) {
+    enum { REPEATS = 5 };
+    cudaEvent_t begin, end;
+    float ms[REPEATS];
+    bytes = size_min(bytes / 2, (size_t)2 << 30);
+    CUDA_CHECK(cudaEventCreate(&begin));
+    CUDA_CHECK(cudaEventCreate(&end));
+    for (int i = 0; i < REPEATS; i++) {
+        CUDA_CHECK(cudaEventRecord(begin, stream));
+        CUDA_CHECK(cudaMemcpyAsync((char*)memory + bytes, memory, bytes, cudaMemcpyDeviceToDevice, stream));
+        CUDA_CHECK(cudaEventRecord(end, stream));
+        CUDA_CHECK(cudaEventSynchronize(end));
+        CUDA_CHECK(cudaEventElapsedTime(&ms[i], begin, end));
+    }
+    CUDA_CHECK(cudaEventDestroy(begin));
+    CUDA_CHECK(cudaEventDestroy(end));
+    qsort(ms, REPEATS, sizeof *ms, compare_floats);
+    return 2.0 * (double)bytes / (ms[REPEATS / 2] * 1e-3) * 1e-12;
+}
+
+typedef struct {
+    const char* name;
+    int calls;
+    double ms, flops, bytes;
+} ProfileRow;
+
+static inline int compare_rows(const void* a, const void* b) {
+    const double x = ((const ProfileRow*)a)->ms, y = ((const ProfileRow*)b)->ms;
+    return (x < y) - (x > y);
+}
+
+/* The operations summed by name, the longest first; returns the number of rows. */
+static inline int profile_sum(const Profiler* p, ProfileRow rows[PROFILE_ROWS]) {
+    int count = 0;
+    for (int i = 0; i < p->count; i++) {
+        float ms = 0;
+        int k = 0;
+        CUDA_CHECK(cudaEventElapsedTime(&ms, p->ops[i].begin, p->ops[i].end));
+        while (k < count && strcmp(rows[k].name, p->ops[i].name) != 0) { k++; }
+        if (k == PROFILE_ROWS) { continue; }
+        if (k == count) { memset(&rows[count++], 0, sizeof *rows); }
+        rows[k].name = p->ops[i].name;
+        rows[k].calls++;
+        rows[k].ms += ms;
+        rows[k].flops += p->ops[i].flops;
+        rows[k].bytes += p->ops[i].bytes;
+    }
+    qsort(rows, (size_t)count, sizeof *rows, compare_rows);
+    return count;
+}
+
+/* Prints the operations of one step, which has ended. An operation's ceiling is the card's peak in FLOP/s where it has
+ * arithmetic to speak of, else a copy's bandwidth (TB/s). step_ms: the whole step's time. */
+static inline void print_profile(const Profiler* p, double peak_flops, double copy, double step_ms) {
+    ProfileRow rows[PROFILE_ROWS];
+    const int count = profile_sum(p, rows);
+    double total = 0;
+    for (int i = 0; i < count; i++) { total += rows[i].ms; }
+    printf(
+        "profile of one step: %.2f ms, of which %.2f ms in these; ceilings: %.0f TFLOP/s (data sheet), copy %.2f TB/s "
+        "(measured)\n",
+        step_ms, total, peak_flops * 1e-12, copy);
+    if (p->count == PROFILE_MAX) { printf("only its first %d operations are counted\n", PROFILE_MAX); }
+    printf("%-20s %6s %9s %7s %9s %9s %8s\n", "operation", "calls", "ms", "share", "TFLOP/s", "GB/s", "ceiling");
+    for (int i = 0; i < count; i++) {
+        const ProfileRow* r = &rows[i];
+        const double tflops = r->flops / r->ms * 1e-9, gbs = r->bytes / r->ms * 1e-6;
+        const double by_flops = peak_flops > 0 ? tflops * 1e12 / peak_flops : 0, by_bytes = gbs * 1e-3 / copy;
+        printf("%-20s %6d %9.3f %6.1f%% %9.1f %9.0f %7.1f%%\n", r->name, r->calls, r->ms, 100 * r->ms / total, tflops, gbs,
+               100 * (by_flops > by_bytes ? by_flops : by_bytes));
+    }
+}
+
+#endif

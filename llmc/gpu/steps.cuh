@@ -1,0 +1,127 @@
+/* steps.cuh -- steps in flight: the host queues a step and reads the result of the one before. A micro-step is captured in a
+ * CUDA graph: one for the first of a step, which overwrites gradients, one for the others, which add to them. Batches of
+ * validation are queued alike, and their losses copied back.
+ */
+#ifndef LLMC_STEPS_CUH
+#define LLMC_STEPS_CUH
+
+#include "llmc/adamw.cuh"        // defines: StepState, step_begin_cuda
+#include "llmc/gpu/feed.cuh"     // defines: IN_FLIGHT
+#include "llmc/gpu/weights.cuh"  // defines: copy_in
+#include "llmc/run/step.h"       // defines: StepPlan, StepResult
+
+typedef struct {
+    StepState* state;              // on the device
+    StepState* result[IN_FLIGHT];  // pinned
+    cudaEvent_t begin[IN_FLIGHT], end[IN_FLIGHT];
+    cudaGraphExec_t micro[2];  // [whether it is the first of its step]; NULL: not captured
+    int64_t queued, reported;  // steps, counted from step 0 of the schedule
+    cudaStream_t stream;
+
+    const float* losses;            // (N) of the batch, on the device
+    float* host_losses[IN_FLIGHT];  // (N) pinned
+    cudaEvent_t losses_end[IN_FLIGHT];
+    size_t num_losses;  // N
+    uint64_t losses_queued, losses_read;
+} Steps;
+
+/* Makes the events; the buffers are the model's to lay out. */
+static inline void steps_open(Steps* t, cudaStream_t stream) {
+    t->stream = stream;
+    for (int i = 0; i < IN_FLIGHT; i++) {
+        CUDA_CHECK(cudaEventCreate(&t->begin[i]));
+        CUDA_CHECK(cudaEventCreate(&t->end[i]));
+        CUDA_CHECK(cudaEventCreateWithFlags(&t->losses_end[i], cudaEventDisableTiming));
+    }
+}
+
+static inline void steps_close(Steps* t) {
+    for (int i = 0; i < IN_FLIGHT; i++) {
+        CUDA_CHECK(cudaEventDestroy(t->begin[i]));
+        CUDA_CHECK(cudaEventDestroy(t->end[i]));
+        CUDA_CHECK(cudaEventDestroy(t->losses_end[i]));
+    }
+    for (int first = 0; first <= 1; first++) {
+        if (t->micro[first]) { CUDA_CHECK(cudaGraphExecDestroy(t->micro[first])); }
+    }
+}
+
+/* Puts a run's state on the device: that of a checkpoint, or a new one. */
+static inline void steps_restore(Steps* t, const TrainerState* run) {
+    StepState s;
+    memset(&s, 0, sizeof s);
+    s.updates = (int64_t)run->updates;
+    s.loss_window = run->loss;
+    s.norm_window = run->grad_norm;
+    s.loss_scale = (float)run->loss_scale;
+    s.scale_good = (int32_t)run->scale_good;
+    copy_in(t->state, &s, sizeof s, t->stream);
+    t->queued = t->reported = (int64_t)run->step;
+}
+
+/* Captures what `micro_step` queues, for steps_micro(). */
+static inline void steps_capture(Steps* t, void (*micro_step)(void* model, const StepPlan* plan, bool first), void* model,
+                                 const StepPlan* plan, bool first) {
+    cudaGraph_t graph;
+    CUDA_CHECK(cudaStreamBeginCapture(t->stream, cudaStreamCaptureModeThreadLocal));
+    micro_step(model, plan, first);
+    CUDA_CHECK(cudaStreamEndCapture(t->stream, &graph));
+    CUDA_CHECK(cudaGraphInstantiate(&t->micro[first], graph, 0));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+}
+
+/* Opens the next step; steps_end() closes it. */
+static inline void steps_begin(Steps* t, double lr) {
+    CUDA_CHECK(cudaEventRecord(t->begin[t->queued % IN_FLIGHT], t->stream));
+    step_begin_cuda(t->state, t->queued, lr, t->stream);
+}
+
+static inline void steps_end(Steps* t) {
+    const int slot = (int)(t->queued++ % IN_FLIGHT);
+    CUDA_CHECK(cudaMemcpyAsync(t->result[slot], t->state, sizeof(StepState), cudaMemcpyDeviceToHost, t->stream));
+    CUDA_CHECK(cudaEventRecord(t->end[slot], t->stream));
+}
+
+/* Waits for the oldest queued step. The run's state moves on; ms is the step's time on the GPU. */
+static inline StepResult steps_wait(Steps* t, const StepPlan* plan) {
+    const int slot = (int)(t->reported++ % IN_FLIGHT);
+    StepResult r;
+    float ms = 0;
+    CUDA_CHECK(cudaEventSynchronize(t->end[slot]));
+    CUDA_CHECK(cudaEventElapsedTime(&ms, t->begin[slot], t->end[slot]));
+    const StepState* s = t->result[slot];
+    TrainerState* run = plan->run;
+    run->step = (uint64_t)t->reported;
+    run->tokens += plan->tokens;
+    run->updates = (uint64_t)s->updates;
+    run->loss = s->loss_window;
+    run->grad_norm = s->norm_window;
+    run->loss_scale = s->loss_scale;
+    run->scale_good = (uint64_t)s->scale_good;
+    r.loss = s->loss;
+    r.norm = s->norm;
+    r.lr = s->lr;
+    r.ms = ms;
+    r.verdict = (UpdateVerdict)s->verdict;
+    r.loss_z = s->loss_z;
+    r.norm_z = s->norm_z;
+    r.loss_scale = s->loss_scale;
+    return r;
+}
+
+/* Queues the copy of the batch's losses to the host. */
+static inline void steps_queue_losses(Steps* t) {
+    const int slot = (int)(t->losses_queued++ % IN_FLIGHT);
+    CUDA_CHECK(
+        cudaMemcpyAsync(t->host_losses[slot], t->losses, t->num_losses * sizeof(float), cudaMemcpyDeviceToHost, t->stream));
+    CUDA_CHECK(cudaEventRecord(t->losses_end[slot], t->stream));
+}
+
+/* The losses (N) of the oldest queued batch, valid until IN_FLIGHT more are queued. */
+static inline const float* steps_wait_losses(Steps* t) {
+    const int slot = (int)(t->losses_read++ % IN_FLIGHT);
+    CUDA_CHECK(cudaEventSynchronize(t->losses_end[slot]));
+    return t->host_losses[slot];
+}
+
+#endif

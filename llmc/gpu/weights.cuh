@@ -1,0 +1,134 @@
+/* weights.cuh -- the weights of a model on the device and what belongs to each of them, element by element: the exact
+ * ("master") weight and AdamW's m and v. How they get there and come back: pieces of a tensor, as floats, through a staging
+ * buffer, in the order of the model's stream.
+ */
+#ifndef LLMC_WEIGHTS_CUH
+#define LLMC_WEIGHTS_CUH
+
+#include "llmc/gpu/master.cuh"      // defines: MasterKind, master_set_cuda, master_get_cuda
+#include "llmc/base/float16.h"      // defines: bf16_from_f32, f32_from_bf16
+#include "llmc/files/checkpoint.h"  // defines: StateSlot
+#include "llmc/gpu/cuda_common.cuh"
+#include "llmc/run/trainer.h"  // defines: SlotKind, slot_names
+
+typedef struct {
+    floatX* params;
+    void* master;  // float or uint16_t, by master_kind
+    void* m;       // float or bfloat16
+    void* v;
+    MasterKind master_kind;
+    bool bf16_moments;
+    float* staging;  // (MODEL_PIECE)
+    cudaStream_t stream;
+} WeightArena;
+
+static inline size_t master_bytes(MasterKind kind) {
+    return kind == MASTER_FP32 ? sizeof(float) : kind == MASTER_SPLIT ? sizeof(uint16_t) : 0;
+}
+static inline size_t moment_bytes(bool bf16) { return bf16 ? sizeof(uint16_t) : sizeof(float); }
+
+/* Copies host memory to the device in the order of `stream`, and waits: pageable memory may be gone after the call. */
+static inline void copy_in(void* device, const void* host, size_t bytes, cudaStream_t stream) {
+    CUDA_CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+static inline void copy_out(void* host, const void* device, size_t bytes, cudaStream_t stream) {
+    CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+/* Where the master weight of element `at` lies. */
+static inline void* master_at(const WeightArena* a, size_t at) {
+    return a->master ? (char*)a->master + at * master_bytes(a->master_kind) : NULL;
+}
+
+/* Sets elements of the weights and of their master. */
+static bool store_weights(void* arena, const Param* p, size_t first, size_t n, const float* src, Error* e) {
+    const WeightArena* a = (const WeightArena*)arena;
+    const size_t at = p->offset + first;
+    (void)e;
+    copy_in(a->staging, src, n * sizeof(float), a->stream);
+    master_set_cuda(a->params + at, master_at(a, at), a->master ? a->master_kind : MASTER_NONE, a->staging, n, a->stream);
+    CUDA_CHECK(cudaStreamSynchronize(a->stream));
+    return true;
+}
+
+/* The weights that the model computes with. */
+static bool fetch_weights(void* arena, const Param* p, size_t first, size_t n, float* dst, Error* e) {
+    const WeightArena* a = (const WeightArena*)arena;
+    (void)e;
+    master_get_cuda(a->staging, a->params + p->offset + first, NULL, MASTER_NONE, n, a->stream);
+    copy_out(dst, a->staging, n * sizeof(float), a->stream);
+    return true;
+}
+
+/* The exact weights, which AdamW updates. */
+static bool fetch_master(void* arena, const Param* p, size_t first, size_t n, float* dst, Error* e) {
+    const WeightArena* a = (const WeightArena*)arena;
+    const size_t at = p->offset + first;
+    (void)e;
+    master_get_cuda(a->staging, a->params + at, master_at(a, at), a->master ? a->master_kind : MASTER_NONE, n, a->stream);
+    copy_out(dst, a->staging, n * sizeof(float), a->stream);
+    return true;
+}
+
+/* m, or v: fp32, or bfloat16, whose values floats hold exactly. */
+template <SlotKind KIND>
+static bool store_moment(void* arena, const Param* p, size_t first, size_t n, const float* src, Error* e) {
+    const WeightArena* a = (const WeightArena*)arena;
+    char* device = (char*)(KIND == SLOT_M ? a->m : a->v) + (p->offset + first) * moment_bytes(a->bf16_moments);
+    (void)e;
+    if (!a->bf16_moments) {
+        copy_in(device, src, n * sizeof(float), a->stream);
+        return true;
+    }
+    uint16_t* bits = (uint16_t*)xmalloc(n * sizeof(uint16_t));
+    for (size_t i = 0; i < n; i++) { bits[i] = bf16_from_f32(src[i]); }
+    copy_in(device, bits, n * sizeof(uint16_t), a->stream);
+    free(bits);
+    return true;
+}
+
+template <SlotKind KIND>
+static bool fetch_moment(void* arena, const Param* p, size_t first, size_t n, float* dst, Error* e) {
+    const WeightArena* a = (const WeightArena*)arena;
+    const char* device = (const char*)(KIND == SLOT_M ? a->m : a->v) + (p->offset + first) * moment_bytes(a->bf16_moments);
+    (void)e;
+    if (!a->bf16_moments) {
+        copy_out(dst, device, n * sizeof(float), a->stream);
+        return true;
+    }
+    uint16_t* bits = (uint16_t*)xmalloc(n * sizeof(uint16_t));
+    copy_out(bits, device, n * sizeof(uint16_t), a->stream);
+    for (size_t i = 0; i < n; i++) { dst[i] = f32_from_bf16(bits[i]); }
+    free(bits);
+    return true;
+}
+
+/* Fresh weights: drawn on the host, by the generator that all three trainers share. */
+static inline void weights_init(WeightArena* a, const ParamTable* t, const ModelConfig* c, uint64_t seed) {
+    Error e = NO_ERROR;
+    for (int i = 0; i < t->count; i++) {
+        const Param* p = &t->items[i];
+        const size_t n = param_size(p);
+        float* w = (float*)xmalloc(n * sizeof(float));
+        param_init(w, p, (uint32_t)i, c, seed);
+        for (size_t first = 0; first < n; first += MODEL_PIECE) {
+            store_weights(a, p, first, size_min(MODEL_PIECE, n - first), w + first, &e);
+        }
+        free(w);
+    }
+}
+
+static inline StateSlot weights_slot(WeightArena* a, SlotKind kind) {
+    const char* moment = a->bf16_moments ? "BF16" : "F32";
+    switch (kind) {
+        case SLOT_M: return {slot_names[kind], moment, fetch_moment<SLOT_M>, store_moment<SLOT_M>, a};
+        case SLOT_V: return {slot_names[kind], moment, fetch_moment<SLOT_V>, store_moment<SLOT_V>, a};
+        case SLOT_MASTER: return {slot_names[kind], "F32", fetch_master, store_weights, a};
+        default: return {slot_names[kind], "F32", fetch_weights, store_weights, a};
+    }
+}
+
+#endif

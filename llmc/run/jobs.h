@@ -1,0 +1,131 @@
+/* jobs.h -- what a program does besides training, once for both trainers: checking memory, loading a model, the loss on
+ * validation data, --eval, --generate and --chat. training.h has the parts of the training loop.
+ */
+#ifndef LLMC_JOBS_H
+#define LLMC_JOBS_H
+
+#include "llmc/base/utils.h"
+#include "llmc/run/generate.h"
+#include "llmc/run/memory.h"
+#include "llmc/run/sampler.h"
+#include "llmc/run/session.h"
+#include "llmc/run/trainer.h"
+
+#include <math.h>
+
+// ---------------------------------------------------------------------------------------------------------------------
+// memory and models
+
+typedef struct {
+    const Trainer* trainer;
+    const Session* session;
+} MemoryQuestion;
+
+/* Bytes of a run with other options (a MemoryNeed). */
+static inline uint64_t job_memory_need(void* question, const Options* o) {
+    const MemoryQuestion* q = (const MemoryQuestion*)question;
+    MemoryTable table;
+    memset(&table, 0, sizeof table);
+    q->trainer->measure(q->trainer, q->session, o, &table);
+    return memory_total(&table);
+}
+
+/* Shows the memory that a job needs on `screen` (or NULL), and refuses what does not fit. */
+static inline void job_check_memory(const Trainer* t, const Session* s, FILE* screen) {
+    const Options* o = &s->options;
+    const uint64_t have = t->available(t, o);
+    MemoryQuestion question = {t, s};
+    MemoryTable table;
+    Error e = NO_ERROR;
+    memset(&table, 0, sizeof table);
+    t->measure(t, s, o, &table);
+    if (screen) { print_memory(screen, &table, have); }
+    must(memory_check(&table, have, t->memory, o, s->ranks, job_memory_need, &question, &e), &e);
+}
+
+/* A model with the weights of the session's folder, or fresh ones. */
+static inline void* job_open_model(const Trainer* t, const Session* s) {
+    void* model = t->create(t, s);
+    Error e = NO_ERROR;
+    if (s->model_dir[0]) {
+        const StateSlot weights = t->slot(model, SLOT_WEIGHTS);
+        must(model_load(s->model_dir, &s->config, &s->table, weights.sink, weights.ctx, &e), &e);
+    } else {
+        t->init(model, (uint64_t)s->options.seed);
+    }
+    return model;
+}
+
+/* A generator whose draws are `sampler`'s. */
+static inline void job_open_generator(const Trainer* t, const Session* s, void* model, Generator* g, Sampler* sampler) {
+    const Options* o = &s->options;
+    sampler_init(sampler, s->config.vocab_size, o->temperature, o->top_k, o->top_p, (uint64_t)o->seed);
+    generator_init(g, t->next_logits, model, &s->config, s->has_tokenizer ? &s->tokenizer : NULL, sampler, session_context(s),
+                   stdout);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// loss on validation data
+
+/* Mean loss over the first `max_rows` rows of the validation data (all, where it has fewer). While the device works on a
+ * batch, the host adds up the losses of the one before. */
+static inline double validate(const Trainer* t, Session* s, void* model, uint64_t max_rows) {
+    const uint64_t rows = max_rows < s->val.rows_per_epoch ? max_rows : s->val.rows_per_epoch;
+    const uint64_t B = (uint64_t)s->options.batch, T = (uint64_t)s->options.seq, batches = ceil_div(rows, B);
+    const BatchSource data = batches_of(&s->val);
+    double sum = 0.0;
+    dataloader_seek(&s->val, 0);
+    for (uint64_t queued = 0, added = 0; added < batches; added++) {
+        for (; queued < batches && queued - added < (uint64_t)t->in_flight; queued++) { t->queue_losses(model, &data); }
+        const float* losses = t->wait_losses(model);
+        // the last batch is filled up with rows from the start, whose losses do not count
+        const size_t counted = size_min(rows - added * B, B) * T;
+        for (size_t i = 0; i < counted; i++) { sum += losses[i]; }
+    }
+    return sum / ((double)rows * (double)T);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the jobs
+
+/* --eval: the loss on --val, all of it unless --val-batches is given. */
+static inline void job_eval(const Trainer* t, Session* s) {
+    const Options* o = &s->options;
+    job_check_memory(t, s, stderr);
+    void* model = job_open_model(t, s);
+    if (t->prepare) { t->prepare(model, NULL, s); }
+    const uint64_t most = o->given[OPT_val_batches] ? (uint64_t)o->val_batches * (uint64_t)o->batch : UINT64_MAX;
+    const uint64_t rows = most < s->val.rows_per_epoch ? most : s->val.rows_per_epoch;
+    const double loss = validate(t, s, model, rows);
+    printf("loss %.6f  perplexity %.4f  tokens %llu\n", loss, exp(loss), (unsigned long long)rows * (unsigned long long)o->seq);
+    t->destroy(model);
+}
+
+/* --generate and --chat: stdout carries the model's text alone. */
+static inline void job_talk(const Trainer* t, Session* s) {
+    const Options* o = &s->options;
+    Sampler sampler;
+    Generator g;
+    Error e = NO_ERROR;
+    job_check_memory(t, s, NULL);
+    void* model = job_open_model(t, s);
+    if (t->prepare) { t->prepare(model, NULL, s); }
+    job_open_generator(t, s, model, &g, &sampler);
+    must(s->job == JOB_CHAT ? chat(&g, o->system, o->tokens, stdin, &e) : generate(&g, o->generate, o->tokens, &e), &e);
+    generator_free(&g);
+    sampler_free(&sampler);
+    t->destroy(model);
+}
+
+/* Does what the command line asks for; `train` is the trainer's loop. */
+static inline void run_job(const Trainer* t, Session* s, void (*train)(const Trainer* t, Session* s)) {
+    switch (s->job) {
+        case JOB_TRAIN:
+        case JOB_DRY_RUN: train(t, s); break;
+        case JOB_EVAL: job_eval(t, s); break;
+        case JOB_GENERATE:
+        case JOB_CHAT: job_talk(t, s); break;
+    }
+}
+
+#endif

@@ -1,0 +1,43 @@
+/* prompt.h -- the tokens of --prompt and --generate.
+ */
+#ifndef LLMC_PROMPT_H
+#define LLMC_PROMPT_H
+
+#include "llmc/base/utils.h"      // defines: fail
+#include "llmc/config.h"          // defines: ModelConfig
+#include "llmc/text/tokenizer.h"  // defines: Tokenizer, TokenList, tokenizer_encode
+
+/* The tokens of a prompt: BOS (the configuration's, else the tokenizer's) and the text. Without a tokenizer the text is ids.
+ * Never empty: where there is no BOS and no text it is token 0. */
+static inline bool prompt_tokens(TokenList* l, const char* text, const ModelConfig* c, const Tokenizer* t, Error* e) {
+    const int V = c->vocab_size;
+    const int bos = c->bos_id >= 0 && c->bos_id < V ? c->bos_id : t ? t->bos_id : -1;
+    if (bos >= 0 && bos < V) { token_list_add(l, bos); }
+    if (t) {
+        tokenizer_encode(t, text, strlen(text), false, l);
+    } else {
+        for (const char* p = text + strspn(text, " "); *p; p += strspn(p, " ")) {
+            char* end = NULL;
+            long id = *p >= '0' && *p <= '9' ? strtol(p, &end, 10) : -1;
+            if (id < 0 || id >= V || (*end && *end != ' ')) {
+                return fail(e,
+                            "the prompt is \"%.100s\", wanted ids from 0 to %d, since the model has no tokenizer\n"
+                            "  hint: --tokenizer names one",
+                            text, V - 1);
+            }
+            token_list_add(l, (int32_t)id);
+            p = end;
+        }
+    }
+    if (l->count == 0) { token_list_add(l, 0); }
+    for (size_t i = 0; i < l->count; i++) {
+        if (l->ids[i] >= V) {
+            return fail(
+                e, "the prompt's token %zu is %d, but the model's vocabulary has only %d\n  hint: is it the model's tokenizer?",
+                i, l->ids[i], V);
+        }
+    }
+    return true;
+}
+
+#endif

@@ -1,0 +1,79 @@
+/* step.h -- what both trainers agree on about one training step: where its tokens come from, the numbers that stay the same
+ * for a whole run, and what it reports.
+ *
+ * A step takes `accumulate` micro-batches of B rows. The GPU trainer queues a step and learns its outcome later, so a step
+ * and its result are two calls in both trainers: train_step() and step_result().
+ */
+#ifndef LLMC_STEP_H
+#define LLMC_STEP_H
+
+#include "llmc/base/update.h"  // defines: StepHyper, UpdateVerdict
+#include "llmc/base/utils.h"
+#include "llmc/files/checkpoint.h"  // defines: TrainerState
+#include "llmc/files/dataloader.h"  // defines: DataLoader, dataloader_next
+
+// ---------------------------------------------------------------------------------------------------------------------
+// tokens
+
+/* Gives the next `rows` rows of T tokens x and targets y. */
+typedef struct {
+    bool (*next)(void* ctx, int32_t* x, int32_t* y, Error* e);
+    void* ctx;
+    int rows;
+} BatchSource;
+
+static inline bool batches_from_loader(void* loader, int32_t* x, int32_t* y, Error* e) {
+    return dataloader_next((DataLoader*)loader, x, y, e);
+}
+
+static inline BatchSource batches_of(DataLoader* d) {
+    const BatchSource source = {batches_from_loader, d, d->B};
+    return source;
+}
+
+/* x, y: (B, T) = the next B rows; B is a multiple of source->rows. Data that cannot be read ends the program. */
+static inline void batch_read(const BatchSource* source, int B, int T, int32_t* x, int32_t* y) {
+    Error e = NO_ERROR;
+    for (int b = 0; b < B; b += source->rows) { must(source->next(source->ctx, x + (size_t)b * T, y + (size_t)b * T, &e), &e); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// what a run's steps have in common
+
+typedef struct {
+    BatchSource data;
+    StepHyper hyper;
+    int accumulate;     // micro-batches of a step
+    uint64_t tokens;    // of a step, over all ranks
+    uint64_t seed;      // of stochastic rounding
+    TrainerState* run;  // counts steps, tokens and updates; holds the outlier detectors and the loss scale
+} StepPlan;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// what a step reports
+
+typedef struct {
+    double loss;  // mean over the step's tokens, before the update
+    double norm;  // of the gradient, before clipping
+    double lr;
+    double ms;
+    UpdateVerdict verdict;
+    double loss_z, norm_z;  // scores against the last steps, NaN where there are too few
+    double loss_scale;      // after the step
+} StepResult;
+
+/* Why a step was skipped, in a text of `cap` bytes; NULL where it was not. */
+static inline const char* skip_note(const StepResult* r, bool scales_loss, char* out, size_t cap) {
+    switch (r->verdict) {
+        case UPDATE_APPLIED: return NULL;
+        case UPDATE_NOT_FINITE:
+            snprintf(out, cap, "skipped: not finite");
+            if (scales_loss) { snprintf(out, cap, "skipped: not finite, loss scale now %g", r->loss_scale); }
+            break;
+        case UPDATE_OUTLIER_LOSS: snprintf(out, cap, "skipped: loss z %.1f", r->loss_z); break;
+        case UPDATE_OUTLIER_NORM: snprintf(out, cap, "skipped: gradient norm z %.1f", r->norm_z); break;
+    }
+    return out;
+}
+
+#endif

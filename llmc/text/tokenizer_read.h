@@ -1,0 +1,684 @@
+/* tokenizer_read.h -- a Tokenizer from a file. Two kinds are read, told apart by content:
+ *   tokenizer.json   of Hugging Face: model BPE over bytes (GPT-2's printable stand-ins for bytes), split by Llama 3's or
+ *                    GPT-2's pattern, before that by Digits (SmolLM) where asked. Anything that would split or merge in
+ *                    another way (normalizers, other pre-tokenizers, models, prefixes, dropout) is refused by name.
+ *   tokenizer.model  of tiktoken: lines "base64-of-the-bytes rank". It has no special names and gets Llama 3.1's 256
+ *                    behind the last rank.
+ * A file that is wrong is refused by field or line; nothing is left of it then.
+ */
+#ifndef LLMC_TOKENIZER_READ_H
+#define LLMC_TOKENIZER_READ_H
+
+#include "llmc/base/utils.h"      // defines: fail, read_file, path_join, file_exists, is_directory
+#include "llmc/files/filekind.h"  // defines: file_looks_like
+#include "llmc/files/json.h"      // defines: json_parse, json_get, json_wanted, json_is_off, json_is_string
+#include "llmc/text/text.h"       // defines: utf8_decode, show_text, text_starts
+#include "llmc/text/tokenizer.h"  // defines: Tokenizer, tokenizer_index, token_table_add, merge_add, merge_piece
+
+enum {
+    TOKEN_LEN_MAX = 1024,      // bytes of a token of tokenizer.model: its splits are tried one by one
+    TOKEN_FILE_MAX = 1 << 29,  // bytes of a tokenizer file
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// tokenizer.model
+
+static inline int base64_value(char c) {
+    if (c >= 'A' && c <= 'Z') { return c - 'A'; }
+    if (c >= 'a' && c <= 'z') { return c - 'a' + 26; }
+    if (c >= '0' && c <= '9') { return c - '0' + 52; }
+    return c == '+' ? 62 : c == '/' ? 63 : -1;
+}
+
+/* Decodes n characters to out, which has room for n / 4 * 3 bytes; false where they are no base64 with its padding. */
+static inline bool base64_decode(char* out, size_t* out_len, const char* s, size_t n) {
+    if (n == 0 || n % 4 != 0) { return false; }
+    size_t pad = s[n - 1] != '=' ? 0 : s[n - 2] != '=' ? 1 : 2, len = 0;
+    for (size_t i = 0; i < n; i += 4) {
+        uint32_t bits = 0;
+        for (size_t k = 0; k < 4; k++) {
+            int v = i + k >= n - pad ? 0 : base64_value(s[i + k]);
+            if (v < 0) { return false; }
+            bits = bits << 6 | (uint32_t)v;
+        }
+        for (int shift = 16; shift >= 0; shift -= 8) { out[len++] = (char)(bits >> shift); }
+    }
+    *out_len = len - pad;
+    return true;
+}
+
+/* The name of Llama 3.1's k-th special token, 0 <= k < 256 (llama-models, models/llama3/tokenizer.py, gives the same list). */
+static inline void llama3_special(char* out /* (40) */, int k) {
+    // clang-format off
+    static const struct { int k; const char* name; } named[] = {
+        {0, "begin_of_text"}, {1, "end_of_text"}, {4, "finetune_right_pad_id"}, {6, "start_header_id"}, {7, "end_header_id"},
+        {8, "eom_id"}, {9, "eot_id"}, {10, "python_tag"},
+    };
+    // clang-format on
+    int before = 0;  // named ones below k
+    for (size_t i = 0; i < sizeof named / sizeof *named; i++) {
+        if (named[i].k == k) {
+            snprintf(out, 40, "<|%s|>", named[i].name);
+            return;
+        }
+        before += named[i].k < k;
+    }
+    snprintf(out, 40, "<|reserved_special_token_%d|>", k - before);
+}
+
+/* One line of tokenizer.model: *s moves behind it. The bytes go to out, which has room for as many as the line has. */
+static inline bool tiktoken_line(const char** s, const char* end, char* out, size_t* out_len, int64_t* rank, size_t line,
+                                 const char* path, Error* e) {
+    const char* p = *s;
+    const char* newline = (const char*)memchr(p, '\n', (size_t)(end - p));
+    const char* stop = newline ? newline : end;
+    const char* space = (const char*)memchr(p, ' ', (size_t)(stop - p));
+    *s = newline ? newline + 1 : end;
+    if (!space || !base64_decode(out, out_len, p, (size_t)(space - p))) {
+        return fail(e, "%s:%zu: is no line \"BASE64 RANK\" of a tiktoken vocabulary", path, line);
+    }
+    if (*out_len > TOKEN_LEN_MAX) {
+        return fail(e, "%s:%zu: token is %zu bytes long, wanted at most %d", path, line, *out_len, TOKEN_LEN_MAX);
+    }
+    int64_t value = 0;
+    const char* digit = space + 1;
+    for (; digit < stop && *digit >= '0' && *digit <= '9' && value < INT32_MAX; digit++) {
+        value = value * 10 + (*digit - '0');
+    }
+    if (digit == space + 1 || digit != stop) {
+        char shown[40];
+        return fail(e, "%s:%zu: rank is \"%s\", wanted a number", path, line,
+                    show_text(shown, sizeof shown, space + 1, (size_t)(stop - space - 1)));
+    }
+    *rank = value;
+    return true;
+}
+
+/* The merge table by tiktoken's rule: two neighbours that together are a token merge, and rank as it. */
+static inline void tiktoken_merges(Tokenizer* t, int num_ranks) {
+    for (int pass = 0; pass < 2; pass++) {  // count, then fill
+        size_t count = 0;
+        for (int id = 0; id < num_ranks; id++) {
+            const char* s = t->bytes + t->at[id];
+            size_t n = t->at[id + 1] - t->at[id];
+            for (size_t i = 1; i < n; i++) {
+                int32_t left = token_table_find(&t->pieces, s, i);
+                int32_t right = left < 0 ? -1 : token_table_find(&t->pieces, s + i, n - i);
+                if (right < 0) { continue; }
+                count++;
+                if (pass) { merge_add(t, left, right, (uint32_t)id, id); }
+            }
+        }
+        if (!pass) { merges_init(t, count); }
+    }
+}
+
+/* The lines of a tokenizer.model, while it is read. */
+typedef struct {
+    int64_t count;     // lines, the empty ones left out
+    char* bytes;       // of their tokens, one behind the other
+    size_t* at;        // (count + 1) where each starts
+    int64_t* line_of;  // (count) the line of each rank
+} TiktokenLines;
+
+/* Every line of the text, which must have each rank from 0 on once. */
+static inline bool tiktoken_read_lines(TiktokenLines* r, const char* text, size_t len, const char* path, Error* e) {
+    const char *s = text, *end = text + len;
+    int64_t lines = 0;
+    for (const char* p = text; p < end; p++) { lines += *p != '\n' && (p == text || p[-1] == '\n'); }
+    r->bytes = (char*)xmalloc(len);
+    r->at = (size_t*)xcalloc((size_t)lines + 1, sizeof(size_t));
+    r->line_of = (int64_t*)xmalloc((size_t)lines * sizeof(int64_t));
+    for (int64_t i = 0; i < lines; i++) { r->line_of[i] = -1; }
+    for (size_t line = 1; s < end; line++) {
+        if (*s == '\n') {
+            s++;
+            continue;
+        }
+        const size_t at = r->at[r->count];
+        size_t n = 0;
+        int64_t rank = 0;
+        if (!tiktoken_line(&s, end, r->bytes + at, &n, &rank, line, path, e)) { return false; }
+        if (rank >= lines || r->line_of[rank] >= 0) {
+            return fail(e, "%s:%zu: rank is %lld, wanted each of 0 to the number of lines - 1 once", path, line,
+                        (long long)rank);
+        }
+        r->line_of[rank] = r->count++;
+        r->at[r->count] = at + n;
+    }
+    for (int64_t i = 0; i < r->count; i++) {
+        if (r->line_of[i] < 0) {
+            return fail(e, "%s: no line has rank %lld, but there are %lld lines", path, (long long)i, (long long)r->count);
+        }
+    }
+    return true;
+}
+
+/* The tokens in the order of their ranks, and behind them Llama 3.1's special ones. */
+static inline bool tiktoken_tokens(Tokenizer* t, const TiktokenLines* r, const char* path, Error* e) {
+    const int num_ranks = (int)r->count;
+    t->vocab_size = num_ranks + 256;
+    t->bytes = (char*)xmalloc(r->at[num_ranks] + 256 * 40);
+    t->at = (uint32_t*)xmalloc(((size_t)t->vocab_size + 1) * sizeof(uint32_t));
+    t->flags = (uint8_t*)xcalloc((size_t)t->vocab_size, 1);
+    token_table_init(&t->pieces, (size_t)num_ranks, t->bytes, t->at);
+    t->at[0] = 0;
+    for (int id = 0; id < num_ranks; id++) {
+        const size_t from = r->at[r->line_of[id]], n = r->at[r->line_of[id] + 1] - from;
+        memcpy(t->bytes + t->at[id], r->bytes + from, n);
+        t->at[id + 1] = t->at[id] + (uint32_t)n;
+        const int32_t twin = token_table_find(&t->pieces, t->bytes + t->at[id], n);
+        if (twin >= 0) { return fail(e, "%s: ranks %d and %d are the same bytes", path, twin, id); }
+        token_table_add(&t->pieces, id, n);
+    }
+    for (int b = 0; b < 256; b++) {
+        const char byte = (char)b;
+        t->byte_ids[b] = token_table_find(&t->pieces, &byte, 1);
+        if (t->byte_ids[b] < 0) {
+            return fail(e, "%s: has no token for the single byte 0x%02x, so not every text has ids", path, b);
+        }
+    }
+    for (int k = 0; k < 256; k++) {
+        const int id = num_ranks + k;
+        llama3_special(t->bytes + t->at[id], k);
+        t->at[id + 1] = t->at[id] + (uint32_t)strlen(t->bytes + t->at[id]);
+        t->flags[id] = TOKEN_ADDED | TOKEN_SPECIAL;
+    }
+    return true;
+}
+
+static inline bool tokenizer_parse_tiktoken(Tokenizer* t, const char* text, size_t len, const char* path, Error* e) {
+    TiktokenLines r;
+    memset(&r, 0, sizeof r);
+    const bool ok = tiktoken_read_lines(&r, text, len, path, e) && tiktoken_tokens(t, &r, path, e);
+    if (ok) {
+        t->split = SPLIT_LLAMA3;
+        t->max_digits = 3;
+        tiktoken_merges(t, (int)r.count);
+        tokenizer_index(t);
+    }
+    free(r.bytes);
+    free(r.at);
+    free(r.line_of);
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// tokenizer.json
+
+/* GPT-2's printable stand-in for each byte: itself where it is printable, else the next character from U+0100 on. */
+static inline void byte_stand_ins(uint16_t* code /* (256) */, int16_t* byte_of /* (512), -1: none */) {
+    int extra = 0x100;
+    for (int i = 0; i < 512; i++) { byte_of[i] = -1; }
+    for (int b = 0; b < 256; b++) {
+        bool printable = (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
+        code[b] = (uint16_t)(printable ? b : extra++);
+        byte_of[code[b]] = (int16_t)b;
+    }
+}
+
+/* Turns n bytes of stand-ins into the bytes they stand for; a string with any other character is taken as it is, and no piece
+ * can be such a token. Returns the number of bytes; *plain tells whether all were stand-ins. */
+static inline size_t bytes_from_stand_ins(char* out, const char* s, size_t n, const int16_t* byte_of, bool* plain) {
+    size_t len = 0;
+    for (size_t i = 0; i < n;) {
+        uint32_t c;
+        int used = utf8_decode((const uint8_t*)s + i, n - i, &c);
+        if (used == 0 || c >= 512 || byte_of[c] < 0) {
+            memcpy(out, s, n);
+            *plain = false;
+            return n;
+        }
+        out[len++] = (char)byte_of[c];
+        i += (size_t)used;
+    }
+    *plain = true;
+    return len;
+}
+
+// Llama 3's split pattern; `digits` is what it takes for a number
+#define LLAMA3_PATTERN(digits)                                           \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits \
+    "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|"                     \
+    "\\s+(?!\\S)|\\s+"
+
+/* A Split step: one of the patterns that are known. */
+static inline bool parse_split(Tokenizer* t, const Json* j, const JsonNode* step, Error* e) {
+    // clang-format off
+    static const struct { const char* pattern; int split, max_digits; } known[] = {
+        {LLAMA3_PATTERN("\\p{N}{1,3}"), SPLIT_LLAMA3, 3},
+        {LLAMA3_PATTERN("\\p{N}{1,2}"), SPLIT_LLAMA3, 2},
+        {LLAMA3_PATTERN("\\p{N}"), SPLIT_LLAMA3, 1},
+        {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+", SPLIT_GPT2, 0},
+    };
+    // clang-format on
+    const JsonNode* pattern = json_get(j, step, "pattern");
+    const JsonNode* regex = json_get(j, pattern, "Regex");
+    if (!regex) { return json_wanted(j, step, "pattern", e, "{\"Regex\": the split pattern of Llama 3 or GPT-2}"); }
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        if (!json_is_string(j, regex, known[i].pattern)) { continue; }
+        // the patterns match every character, so keeping the matches and cutting at them are the same
+        bool invert = !json_is_off(j, step, "invert");
+        if (!json_is_string(j, json_get(j, step, "behavior"), invert ? "Removed" : "Isolated")) {
+            return json_wanted(j, step, "behavior", e, "\"%s\"", invert ? "Removed" : "Isolated");
+        }
+        t->split = known[i].split;
+        t->max_digits = known[i].max_digits;
+        return true;
+    }
+    return json_wanted(j, pattern, "Regex", e, "the split pattern of Llama 3 or GPT-2");
+}
+
+/* One step of the pre-tokenizer. `*stage`: 0 nothing yet, 1 behind Digits, 2 behind Split, 3 behind ByteLevel. */
+static inline bool parse_pre_tokenizer_step(Tokenizer* t, const Json* j, const JsonNode* step, int* stage, Error* e) {
+    const JsonNode* type = json_get(j, step, "type");
+    if (json_is_string(j, type, "Digits") && *stage < 1) {
+        t->digits = json_is_off(j, step, "individual_digits") ? DIGITS_RUNS : DIGITS_EACH;
+        *stage = 1;
+        return true;
+    }
+    if (json_is_string(j, type, "Split") && *stage < 2) {
+        *stage = 2;
+        return parse_split(t, j, step, e);
+    }
+    if (!json_is_string(j, type, "ByteLevel") || *stage == 3) {
+        return json_wanted(j, step, "type", e, "Digits, Split and ByteLevel, each at most once and in this order");
+    }
+    if (!json_is_off(j, step, "add_prefix_space")) {
+        return json_wanted(j, step, "add_prefix_space", e, "false: with it decoding would not give the text back");
+    }
+    bool use_regex = true;  // the default of `tokenizers`
+    if (!json_bool_or(j, step, "use_regex", true, &use_regex, e)) { return false; }
+    if (use_regex && *stage == 2) { return json_wanted(j, step, "use_regex", e, "false behind a Split"); }
+    if (use_regex) { t->split = SPLIT_GPT2; }
+    *stage = 3;
+    return true;
+}
+
+static inline bool parse_pre_tokenizer(Tokenizer* t, const Json* j, Error* e) {
+    const JsonNode* node = json_get(j, json_root(j), "pre_tokenizer");
+    int stage = 0;
+    t->split = SPLIT_NONE;
+    if (!node) { return json_wanted(j, json_root(j), "pre_tokenizer", e, "one that ends in ByteLevel (byte-level BPE)"); }
+    if (json_is_string(j, json_get(j, node, "type"), "Sequence")) {
+        const JsonNode* steps = json_get(j, node, "pretokenizers");
+        if (!steps || steps->type != JSON_ARRAY) { return json_wanted(j, node, "pretokenizers", e, "an array"); }
+        for (const JsonNode* step = json_first(j, steps); step; step = json_next(j, step)) {
+            if (!parse_pre_tokenizer_step(t, j, step, &stage, e)) { return false; }
+        }
+        return stage == 3 || json_wanted(j, node, "pretokenizers", e, "ByteLevel as its last step (byte-level BPE)");
+    }
+    if (!parse_pre_tokenizer_step(t, j, node, &stage, e)) { return false; }
+    return stage == 3 || json_wanted(j, node, "type", e, "ByteLevel, or a Sequence that ends in it (byte-level BPE)");
+}
+
+/* Everything that `tokenizers` would do beyond splitting and merging has to be off. */
+static inline bool parse_refusals(const Json* j, const JsonNode* model, Error* e) {
+    const JsonNode* root = json_root(j);
+    const JsonNode* normalizer = json_get(j, root, "normalizer");
+    if (normalizer) {
+        const JsonNode* steps = json_get(j, normalizer, "normalizers");
+        if (!json_is_string(j, json_get(j, normalizer, "type"), "Sequence") || !steps || steps->length > 0) {
+            return json_wanted(j, normalizer, "type", e, "no normalizer at all: it would change the text");
+        }
+    }
+    const JsonNode* decoder = json_get(j, root, "decoder");
+    if (decoder && !json_is_string(j, json_get(j, decoder, "type"), "ByteLevel")) {
+        return json_wanted(j, decoder, "type", e, "ByteLevel");
+    }
+    if (json_get(j, model, "type") && !json_is_string(j, json_get(j, model, "type"), "BPE")) {
+        return json_wanted(j, model, "type", e, "BPE");
+    }
+    static const char* const off[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix"};
+    for (int i = 0; i < 3; i++) {
+        if (!json_is_off(j, model, off[i])) { return json_wanted(j, model, off[i], e, "null"); }
+    }
+    return true;
+}
+
+/* While a tokenizer.json is read: the names in it and their ids. */
+typedef struct {
+    Tokenizer* t;
+    const Json* j;
+    const JsonNode *model, *vocab, *merges, *added;
+    uint32_t* name_at;   // (vocab_size) where the name of each id starts in j->text
+    uint32_t* name_len;  // (vocab_size) its bytes; UINT32_MAX: no name yet
+    int num_names;       // ids that have one
+    TokenTable names;    // of model.vocab
+    int16_t byte_of[512];
+} VocabReader;
+
+/* Gives an id its name, the `len` bytes at `at` of the text. */
+static inline void give_name(VocabReader* r, int64_t id, uint32_t at, uint32_t len) {
+    r->name_at[id] = at;
+    r->name_len[id] = len;
+    r->num_names++;
+}
+
+/* The names of model.vocab, with ids below `most`. */
+static inline bool parse_vocab_names(VocabReader* r, int64_t most, Error* e) {
+    const Json* j = r->j;
+    for (const JsonNode* n = json_first(j, r->vocab); n; n = json_next(j, n)) {
+        int64_t id = 0;
+        if (!json_node_int(j, n, &id) || id < 0 || id >= most || r->name_len[id] != UINT32_MAX) {
+            char shown[64], found[64];
+            return fail(e, "%s: model.vocab gives \"%s\" the id %s, wanted each of 0 to %lld once", j->path,
+                        show_text(shown, sizeof shown, j->text + n->key, n->key_len), json_show(found, sizeof found, j, n),
+                        (long long)most - 1);
+        }
+        give_name(r, id, n->key, n->key_len);
+        token_table_add(&r->names, (int32_t)id, n->key_len);
+    }
+    return true;
+}
+
+/* One of added_tokens: its flags, and its name where model.vocab has none for the id. */
+static inline bool parse_added_token(VocabReader* r, const JsonNode* n, int64_t most, Error* e) {
+    static const char* const off[] = {"lstrip", "rstrip", "single_word"};
+    const Json* j = r->j;
+    const JsonNode* content = json_get(j, n, "content");
+    int64_t id = 0;
+    bool special = false, normalized = false;
+    for (int i = 0; i < 3; i++) {
+        if (!json_is_off(j, n, off[i])) { return json_wanted(j, n, off[i], e, "false"); }
+    }
+    if (!content || content->type != JSON_STRING || content->length == 0) {
+        return json_wanted(j, n, "content", e, "the text of the token");
+    }
+    if (!json_int(j, n, "id", 0, most - 1, &id, e) || !json_bool_or(j, n, "special", false, &special, e) ||
+        !json_bool_or(j, n, "normalized", !special, &normalized, e)) {
+        return false;
+    }
+    const int32_t listed = token_table_find(&r->names, j->text + content->at, content->length);
+    const bool fresh = r->name_len[id] == UINT32_MAX;
+    if (listed >= 0 ? listed != id : !fresh) {
+        char shown[64];
+        return fail(e, "%s: added_tokens gives \"%s\" the id %lld, but %s", j->path,
+                    show_text(shown, sizeof shown, j->text + content->at, content->length), (long long)id,
+                    listed >= 0 ? "model.vocab another one" : "that is taken by another token");
+    }
+    if (r->t->flags[id] & TOKEN_ADDED) { return json_wanted(j, n, "id", e, "an id of its own"); }
+    if (fresh) { give_name(r, id, content->at, content->length); }
+    r->t->flags[id] = (uint8_t)(TOKEN_ADDED | (special ? TOKEN_SPECIAL : 0) | (normalized ? TOKEN_NORMALIZED : 0));
+    return true;
+}
+
+/* Gives every id its name, from model.vocab and added_tokens: ids 0 .. n-1, each once. */
+static inline bool parse_names(VocabReader* r, Error* e) {
+    const Json* j = r->j;
+    const int64_t most = (int64_t)r->vocab->length + (r->added ? r->added->length : 0);
+    if (most == 0 || most > INT32_MAX) { return json_wanted(j, r->model, "vocab", e, "1 to 2^31 - 1 tokens"); }
+    r->name_at = (uint32_t*)xcalloc((size_t)most, sizeof(uint32_t));
+    r->name_len = (uint32_t*)xmalloc((size_t)most * sizeof(uint32_t));
+    r->t->flags = (uint8_t*)xcalloc((size_t)most, 1);
+    for (int64_t i = 0; i < most; i++) { r->name_len[i] = UINT32_MAX; }
+    token_table_init(&r->names, r->vocab->length, j->text, r->name_at);
+    if (!parse_vocab_names(r, most, e)) { return false; }
+    for (const JsonNode* n = r->added ? json_first(j, r->added) : NULL; n; n = json_next(j, n)) {
+        if (!parse_added_token(r, n, most, e)) { return false; }
+    }
+    for (int i = 0; i < r->num_names; i++) {
+        if (r->name_len[i] == UINT32_MAX) { return fail(e, "%s: no token has the id %d", j->path, i); }
+    }
+    r->t->vocab_size = r->num_names;
+    return true;
+}
+
+/* The bytes of every token, and the table of those that a piece may be. */
+static inline void parse_bytes(VocabReader* r) {
+    Tokenizer* t = r->t;
+    size_t total = 0;
+    for (int i = 0; i < t->vocab_size; i++) { total += r->name_len[i]; }
+    t->bytes = (char*)xmalloc(total);
+    t->at = (uint32_t*)xmalloc(((size_t)t->vocab_size + 1) * sizeof(uint32_t));
+    t->at[0] = 0;
+    token_table_init(&t->pieces, (size_t)t->vocab_size, t->bytes, t->at);
+    for (int i = 0; i < t->vocab_size; i++) {
+        const char* name = r->j->text + r->name_at[i];
+        size_t n = r->name_len[i];
+        bool plain = false;
+        char* out = t->bytes + t->at[i];
+        size_t len = bytes_from_stand_ins(out, name, n, r->byte_of, &plain);
+        if (t->flags[i] & TOKEN_ADDED) {  // its name is text; a piece only where model.vocab has it as such
+            plain = plain && len == n && memcmp(out, name, n) == 0 && token_table_find(&r->names, name, n) == i;
+            memcpy(out, name, n);
+        } else {
+            n = len;
+        }
+        t->at[i + 1] = t->at[i] + (uint32_t)n;
+        if (plain) { token_table_add(&t->pieces, i, n); }
+    }
+}
+
+/* One merge, the index-th of model.merges. `joined` is a buffer of `cap` bytes that grows. */
+static inline bool parse_merge(VocabReader* r, const JsonNode* n, size_t index, uint32_t rank, char** joined, size_t* cap,
+                               Error* e) {
+    const char *a = NULL, *b = NULL;
+    size_t a_len = 0, b_len = 0;
+    if (n->type == JSON_STRING) {
+        a = r->j->text + n->at;
+        b = (const char*)memchr(a, ' ', n->length);
+        a_len = b ? (size_t)(b - a) : 0;
+        b = b ? b + 1 : NULL;
+        b_len = b ? n->length - a_len - 1 : 0;
+    } else if (n->type == JSON_ARRAY && n->length == 2) {
+        a = json_string(r->j, json_first(r->j, n), &a_len);
+        b = json_string(r->j, json_next(r->j, json_first(r->j, n)), &b_len);
+    }
+    if (!a || !b || memchr(n->type == JSON_STRING ? b : "", ' ', n->type == JSON_STRING ? b_len : 0)) {
+        return fail(e, "%s: model.merges.%zu is no pair, wanted \"a b\" or [\"a\", \"b\"]", r->j->path, index);
+    }
+    if (a_len + b_len > *cap) {
+        *cap = 2 * (a_len + b_len);
+        *joined = (char*)xrealloc(*joined, *cap);
+    }
+    if (a_len + b_len > 0) {
+        memcpy(*joined, a, a_len);
+        memcpy(*joined + a_len, b, b_len);
+    }
+    int32_t left = token_table_find(&r->names, a, a_len), right = token_table_find(&r->names, b, b_len);
+    int32_t both = token_table_find(&r->names, *joined, a_len + b_len);
+    if (left < 0 || right < 0 || both < 0) {
+        char shown[64];
+        return fail(e, "%s: model.merges.%zu needs the token \"%s\", which model.vocab does not have", r->j->path, index,
+                    left < 0    ? show_text(shown, sizeof shown, a, a_len)
+                    : right < 0 ? show_text(shown, sizeof shown, b, b_len)
+                                : show_text(shown, sizeof shown, *joined, a_len + b_len));
+    }
+    merge_add(r->t, left, right, rank, both);
+    return true;
+}
+
+static inline bool parse_merges(VocabReader* r, Error* e) {
+    char* joined = NULL;
+    size_t cap = 0, index = 0;
+    uint32_t rank = 0;
+    bool ok = true;
+    merges_init(r->t, r->merges->length);
+    for (const JsonNode* n = json_first(r->j, r->merges); ok && n; n = json_next(r->j, n), index++) {
+        const char* s = json_string(r->j, n, NULL);
+        if (s && text_starts(s, "#version")) { continue; }  // the first line of GPT-2's merges.txt
+        ok = parse_merge(r, n, index, rank++, &joined, &cap, e);
+    }
+    free(joined);
+    return ok;
+}
+
+/* The id of each single byte. A byte that the vocabulary lacks is `unk_token` where there is one, else dropped. */
+static inline bool parse_byte_ids(VocabReader* r, Error* e) {
+    const char* unk_name = NULL;
+    size_t unk_len = 0;
+    int32_t unk = -1;
+    if (!json_is_off(r->j, r->model, "unk_token")) {
+        unk_name = json_string(r->j, json_get(r->j, r->model, "unk_token"), &unk_len);
+        if (!unk_name) { return json_wanted(r->j, r->model, "unk_token", e, "null or the name of a token"); }
+        unk = token_table_find(&r->names, unk_name, unk_len);
+    }
+    for (int b = 0; b < 256; b++) {
+        char byte = (char)b;
+        int32_t id = token_table_find(&r->t->pieces, &byte, 1);
+        // bytes 0xC0, 0xC1 and from 0xF5 on do not occur in UTF-8, and trained vocabularies often lack them
+        bool in_utf8 = b != 0xC0 && b != 0xC1 && b < 0xF5;
+        if (id < 0 && in_utf8 &&
+            (!json_is_off(r->j, r->model, "byte_fallback") || (unk >= 0 && !json_is_off(r->j, r->model, "fuse_unk")))) {
+            return fail(e, "%s: model.vocab lacks byte 0x%02x, wanted all bytes where byte_fallback or fuse_unk is true",
+                        r->j->path, b);
+        }
+        r->t->byte_ids[b] = id >= 0 ? id : unk;
+    }
+    return true;
+}
+
+/* Without ignore_merges a piece that is a token need not become it: keeps in t->pieces those that merging gives. */
+static inline void keep_reachable_pieces(Tokenizer* t) {
+    TokenEncoder enc;
+    TokenSlot* old = t->pieces.slots;
+    const size_t slots = t->pieces.mask + 1;
+    encoder_init(&enc, t);
+    t->pieces.slots = (TokenSlot*)xcalloc(slots, sizeof(TokenSlot));
+    for (size_t i = 0; i < slots; i++) {
+        if (old[i].len == 0) { continue; }
+        const int32_t id = old[i].id;
+        enc.count = 0;
+        merge_piece(&enc, (const uint8_t*)t->bytes + t->at[id], old[i].len);
+        if (enc.count == 1 && enc.ids[0] == id) { token_table_add(&t->pieces, id, old[i].len); }
+    }
+    free(old);
+    encoder_free(&enc);
+}
+
+static inline bool tokenizer_parse_json(Tokenizer* t, const Json* j, Error* e) {
+    VocabReader r;
+    uint16_t code[256];
+    memset(&r, 0, sizeof r);
+    byte_stand_ins(code, r.byte_of);
+    r.t = t;
+    r.j = j;
+    const JsonNode* root = json_root(j);
+    r.model = json_get(j, root, "model");
+    r.vocab = json_get(j, r.model, "vocab");
+    r.merges = json_get(j, r.model, "merges");
+    r.added = json_get(j, root, "added_tokens");
+    if (!r.model || r.model->type != JSON_OBJECT) {
+        return json_wanted(j, root, "model", e, "an object: is this a tokenizer.json?");
+    }
+    if (!parse_refusals(j, r.model, e)) { return false; }
+    if (!r.vocab || r.vocab->type != JSON_OBJECT) { return json_wanted(j, r.model, "vocab", e, "an object of token: id"); }
+    if (!r.merges || r.merges->type != JSON_ARRAY) { return json_wanted(j, r.model, "merges", e, "an array of pairs"); }
+    if (r.added && r.added->type != JSON_ARRAY) { return json_wanted(j, root, "added_tokens", e, "an array"); }
+    if (!parse_pre_tokenizer(t, j, e)) { return false; }
+    bool ignore_merges = false;
+    bool ok = json_bool_or(j, r.model, "ignore_merges", false, &ignore_merges, e) && parse_names(&r, e);
+    if (ok) {
+        parse_bytes(&r);
+        ok = parse_byte_ids(&r, e) && parse_merges(&r, e);
+    }
+    if (ok) {
+        tokenizer_index(t);
+        if (!ignore_merges) { keep_reachable_pieces(t); }
+    }
+    free(r.name_at);
+    free(r.name_len);
+    free(r.names.slots);
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// loading
+
+/* Reads a tokenizer from `len` bytes of text of either kind; `path` names it in messages. */
+static inline bool tokenizer_parse(Tokenizer* t, const char* text, size_t len, const char* path, Error* e) {
+    memset(t, 0, sizeof *t);
+    const char* kind = file_looks_like(text, len);
+    bool ok;
+    if (kind && strcmp(kind, "JSON text") == 0) {
+        Json j;
+        char* copy = (char*)memcpy(xmalloc(len + 1), text, len);
+        copy[len] = 0;
+        ok = json_parse(&j, copy, len, path, e);
+        if (ok) {
+            ok = tokenizer_parse_json(t, &j, e);
+            json_free(&j);
+        }
+        if (ok) {
+            t->source = (char*)memcpy(xmalloc(len + 1), text, len);
+            t->source[len] = 0;
+        }
+    } else {
+        const char* line_end = (const char*)memchr(text, '\n', len);
+        const char* space = (const char*)memchr(text, ' ', line_end ? (size_t)(line_end - text) : len);
+        char first[TOKEN_LEN_MAX];
+        size_t n = space ? (size_t)(space - text) : 0, got;
+        if (n == 0 || n > sizeof first || !base64_decode(first, &got, text, n)) {
+            static const char unk[] = "\x0A\x0E\x0A\x05<unk>";
+            if (len >= strlen(unk) && memcmp(text, unk, strlen(unk)) == 0) { kind = "a SentencePiece model (Llama 2's kind)"; }
+            return fail(e, "%s: is %s, wanted a tokenizer.json or tiktoken's tokenizer.model", path,
+                        kind ? kind : "no tokenizer that is known");
+        }
+        ok = tokenizer_parse_tiktoken(t, text, len, path, e);
+    }
+    if (!ok) { tokenizer_free(t); }
+    return ok;
+}
+
+/* The id that a tokenizer_config.json names in `key`, as text or as {"content": text}; *id stays where it names none. */
+static inline bool config_token(const Tokenizer* t, const Json* j, const char* key, int* id, Error* e) {
+    const JsonNode* n = json_get(j, json_root(j), key);
+    size_t len = 0;
+    if (n && n->type == JSON_OBJECT) { n = json_get(j, n, "content"); }
+    if (!n) { return true; }
+    const char* name = json_string(j, n, &len);
+    int found = name ? token_table_find(&t->added, name, len) : -1;
+    if (found < 0) { return json_wanted(j, json_root(j), key, e, "the name of an added token of tokenizer.json"); }
+    *id = found;
+    return true;
+}
+
+/* bos_token and eos_token of the tokenizer_config.json in the same folder, if there is one. */
+static inline bool tokenizer_read_config(Tokenizer* t, const char* folder, Error* e) {
+    char path[PATH_CAP];
+    size_t len = 0;
+    Json j;
+    if (!path_join(path, folder, "tokenizer_config.json", e)) { return false; }
+    if (!file_exists(path)) { return true; }
+    t->config = read_file(path, &len, 16 << 20, e);
+    if (!t->config) { return false; }
+    char* copy = (char*)memcpy(xmalloc(len + 1), t->config, len + 1);
+    if (!json_parse(&j, copy, len, path, e)) { return false; }
+    bool ok = json_root(&j)->type == JSON_OBJECT || fail(e, "%s: is no JSON object", path);
+    ok = ok && config_token(t, &j, "bos_token", &t->bos_id, e) && config_token(t, &j, "eos_token", &t->eos_id, e);
+    json_free(&j);
+    return ok;
+}
+
+/* Loads a tokenizer from a file of either kind, or from the tokenizer.json or tokenizer.model of a folder. BOS and EOS are
+ * what the folder's tokenizer_config.json names, else the usual names (<|begin_of_text|>, <|endoftext|> ...), else -1. */
+static inline bool tokenizer_load(Tokenizer* t, const char* path, Error* e) {
+    char file[PATH_CAP], folder[PATH_CAP];
+    memset(t, 0, sizeof *t);
+    if (is_directory(path)) {
+        if (!path_join(file, path, "tokenizer.json", e)) { return false; }
+        if (!file_exists(file) && !path_join(file, path, "tokenizer.model", e)) { return false; }
+        if (!file_exists(file)) { return fail(e, "%s: has no tokenizer.json and no tokenizer.model in it", path); }
+    } else {
+        if (strlen(path) >= sizeof file) { return fail(e, "%.200s...: the path is too long", path); }
+        strcpy(file, path);
+    }
+    size_t len = 0;
+    char* text = read_file(file, &len, TOKEN_FILE_MAX, e);
+    if (!text) { return false; }
+    bool ok = tokenizer_parse(t, text, len, file, e);
+    free(text);
+    if (!ok) { return false; }
+    strcpy(folder, file);
+    char* slash = strrchr(folder, '/');
+    const char* name = slash ? slash + 1 : file;
+    if (slash) { slash[slash == folder] = 0; }
+    if (strcmp(name, "tokenizer.json") == 0 || strcmp(name, "tokenizer.model") == 0) {
+        ok = tokenizer_read_config(t, slash ? folder : ".", e);
+    }
+    if (!ok) { tokenizer_free(t); }
+    return ok;
+}
+
+#endif

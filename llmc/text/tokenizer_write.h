@@ -1,0 +1,233 @@
+/* tokenizer_write.h -- a Tokenizer as the files that `transformers` reads: tokenizer.json and tokenizer_config.json.
+ *
+ * One that came from a tokenizer.json is written as it came; only what puts BOS in front of a text is added where it is
+ * missing. One that came from tiktoken's kind, or the built-in bytes, is written anew.
+ */
+#ifndef LLMC_TOKENIZER_WRITE_H
+#define LLMC_TOKENIZER_WRITE_H
+
+#include "llmc/base/utils.h"           // defines: fail, path_join, close_output, xmalloc, xstrdup
+#include "llmc/files/json.h"           // defines: json_parse, json_get, json_is_string, json_write_string, json_write_text
+#include "llmc/files/json_edit.h"      // defines: json_find_member, json_with_member, json_set_member
+#include "llmc/text/chat.h"            // defines: LLAMA3_CHAT_TEMPLATE, chat_template_fits
+#include "llmc/text/text.h"            // defines: utf8_encode
+#include "llmc/text/tokenizer.h"       // defines: Tokenizer, tokenizer_token, token_table_find
+#include "llmc/text/tokenizer_read.h"  // defines: LLAMA3_PATTERN, TOKEN_LEN_MAX, byte_stand_ins
+
+/* A token's bytes as a JSON string. */
+static inline void write_token_text(FILE* f, const Tokenizer* t, int id) {
+    size_t len;
+    const char* s = tokenizer_token(t, id, &len);
+    json_write_string(f, s, len);
+}
+
+/* A token as a JSON string of GPT-2's stand-ins; its bytes are s[0 .. n). */
+static inline void write_stand_ins(FILE* f, const uint16_t* code, const char* s, size_t n) {
+    char name[2 * TOKEN_LEN_MAX];
+    size_t len = 0;
+    for (size_t i = 0; i < n; i++) { len += utf8_encode(name + len, code[(uint8_t)s[i]]); }
+    json_write_string(f, name, len);
+}
+
+/* The post-processor that puts BOS in front, as `tokenizers` writes it. */
+static inline void write_post_processor(FILE* f, const Tokenizer* t) {
+    static const char sequence[] = "{\"Sequence\":{\"id\":\"%c\",\"type_id\":%d}}";
+    fputs("{\"type\":\"TemplateProcessing\"", f);
+    for (int pair = 0; pair < 2; pair++) {
+        fputs(pair ? ",\"pair\":[" : ",\"single\":[", f);
+        for (int i = 0; i <= pair; i++) {
+            fputs(i ? ",{\"SpecialToken\":{\"id\":" : "{\"SpecialToken\":{\"id\":", f);
+            write_token_text(f, t, t->bos_id);
+            fprintf(f, ",\"type_id\":%d}},", i);
+            fprintf(f, sequence, 'A' + i, i);
+        }
+        fputc(']', f);
+    }
+    fputs(",\"special_tokens\":{", f);
+    write_token_text(f, t, t->bos_id);
+    fputs(":{\"id\":", f);
+    write_token_text(f, t, t->bos_id);
+    fprintf(f, ",\"ids\":[%d],\"tokens\":[", t->bos_id);
+    write_token_text(f, t, t->bos_id);
+    fputs("]}}}", f);
+}
+
+/* Whether a post-processor is, or has in its Sequence, a TemplateProcessing that begins with the token `name`. */
+static inline bool post_processor_adds(const Json* j, const JsonNode* node, const char* name, size_t len) {
+    const JsonNode* list = json_get(j, node, "processors");
+    if (json_is_string(j, json_get(j, node, "type"), "Sequence") && list && list->type == JSON_ARRAY) {
+        for (const JsonNode* n = json_first(j, list); n; n = json_next(j, n)) {
+            if (json_get(j, n, "single") && post_processor_adds(j, n, name, len)) { return true; }
+        }
+        return false;
+    }
+    const JsonNode* single = json_get(j, node, "single");
+    const JsonNode* first = single && single->type == JSON_ARRAY ? json_first(j, single) : NULL;
+    size_t id_len = 0;
+    const char* id = first ? json_string(j, json_get(j, json_get(j, first, "SpecialToken"), "id"), &id_len) : NULL;
+    return id && id_len == len && memcmp(id, name, len) == 0;
+}
+
+/* Whether the post-processor of t->source begins with BOS already. */
+static inline bool source_adds_bos(const Tokenizer* t) {
+    const char *from, *to;
+    Json j;
+    Error ignored = NO_ERROR;
+    if (!json_find_member(t->source, "post_processor", &from, &to)) { return false; }
+    const size_t len = (size_t)(to - from);
+    char* copy = (char*)memcpy(xmalloc(len + 1), from, len);
+    copy[len] = 0;
+    if (!json_parse(&j, copy, len, "post_processor", &ignored)) { return false; }
+    size_t name_len;
+    const char* name = tokenizer_token(t, t->bos_id, &name_len);
+    const bool adds = post_processor_adds(&j, json_root(&j), name, name_len);
+    json_free(&j);
+    return adds;
+}
+
+/* The splits of token `id` into two tokens, in the order of their ids: the merges that lead to it by tiktoken's rule. */
+static inline void write_merges_of(FILE* f, const Tokenizer* t, const uint16_t* code, int id, bool* first) {
+    uint64_t splits[TOKEN_LEN_MAX];
+    size_t n, count = 0;
+    const char* s = tokenizer_token(t, id, &n);
+    for (size_t i = 1; i < n; i++) {
+        int32_t left = token_table_find(&t->pieces, s, i);
+        int32_t right = left < 0 ? -1 : token_table_find(&t->pieces, s + i, n - i);
+        if (right < 0) { continue; }
+        uint64_t split = (uint64_t)left << 32 | (uint32_t)right;
+        size_t at = count++;
+        for (; at > 0 && splits[at - 1] > split; at--) { splits[at] = splits[at - 1]; }
+        splits[at] = split;
+    }
+    for (size_t i = 0; i < count; i++) {
+        fputs(*first ? "\n[" : ",\n[", f);
+        *first = false;
+        for (int side = 0; side < 2; side++) {
+            size_t len;
+            const char* part = tokenizer_token(t, (int)(side ? splits[i] & UINT32_MAX : splits[i] >> 32), &len);
+            if (side) { fputc(',', f); }
+            write_stand_ins(f, code, part, len);
+        }
+        fputc(']', f);
+    }
+}
+
+/* A tokenizer.json for a tokenizer that did not come from one: tiktoken's kind or the built-in bytes. */
+static inline void write_tokenizer_json(FILE* f, const Tokenizer* t) {
+    uint16_t code[256];
+    int16_t byte_of[512];
+    bool first = true;
+    byte_stand_ins(code, byte_of);
+    fputs("{\n\"version\": \"1.0\",\n\"truncation\": null,\n\"padding\": null,\n\"added_tokens\": [", f);
+    for (int id = 0; id < t->vocab_size; id++) {
+        if (!(t->flags[id] & TOKEN_ADDED)) { continue; }
+        fprintf(f, "%s\n{\"id\":%d,\"content\":", first ? "" : ",", id);
+        first = false;
+        write_token_text(f, t, id);
+        fputs(",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,\"special\":true}", f);
+    }
+    fputs("],\n\"normalizer\": null,\n\"pre_tokenizer\": ", f);
+    static const char bytes[] = "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":false}";
+    if (t->split == SPLIT_LLAMA3) {
+        fputs("{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":", f);
+        json_write_text(f, LLAMA3_PATTERN("\\p{N}{1,3}"));
+        fprintf(f, "},\"behavior\":\"Isolated\",\"invert\":false},%s]}", bytes);
+    } else {
+        fputs(bytes, f);
+    }
+    fputs(",\n\"post_processor\": ", f);
+    write_post_processor(f, t);
+    fputs(",\n\"decoder\": {\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":false},\n",
+          f);
+    fputs("\"model\": {\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":null,", f);
+    fputs("\"end_of_word_suffix\":null,\"fuse_unk\":false,\"byte_fallback\":false,\"ignore_merges\":true,\n\"vocab\": {", f);
+    first = true;
+    for (int id = 0; id < t->vocab_size; id++) {
+        if (t->flags[id] & TOKEN_ADDED) { continue; }
+        fputs(first ? "\n" : ",\n", f);
+        first = false;
+        size_t len;
+        const char* s = tokenizer_token(t, id, &len);
+        write_stand_ins(f, code, s, len);
+        fprintf(f, ":%d", id);
+    }
+    fputs("},\n\"merges\": [", f);
+    first = true;
+    for (int id = 0; id < t->vocab_size; id++) {
+        if (!(t->flags[id] & TOKEN_ADDED)) { write_merges_of(f, t, code, id, &first); }
+    }
+    fputs("]}\n}\n", f);
+}
+
+/* The text of a tokenizer_config.json: the one the tokenizer came with, or a new one; BOS, EOS and the class are set in it. */
+static inline char* tokenizer_config_text(const Tokenizer* t, int max_length) {
+    static const struct {
+        const char *key, *value;
+    } fixed[] = {
+        // any other class would build its own post-processor in place of the file's
+        {"tokenizer_class", "\"PreTrainedTokenizerFast\""},
+        {"clean_up_tokenization_spaces", "false"},  // else decode would drop the space in " ."
+    };
+    const char *from, *to, *names[2] = {"eos_token", "bos_token"};
+    const int ids[2] = {t->eos_id, t->bos_id};
+    char* text = xstrdup(t->config ? t->config : "{\n}\n");
+    char* value = NULL;
+    size_t size = 0;
+    if (!t->config && chat_template_fits(t)) {
+        FILE* f = open_memstream(&value, &size);
+        json_write_text(f, LLAMA3_CHAT_TEMPLATE);
+        fclose(f);
+        json_set_member(&text, "chat_template", value);
+        free(value);
+    }
+    if (!t->config && max_length > 0) {
+        char number[16];
+        snprintf(number, sizeof number, "%d", max_length);
+        json_set_member(&text, "model_max_length", number);
+    }
+    for (int i = 0; i < 2; i++) {
+        if (ids[i] < 0) { continue; }
+        FILE* f = open_memstream(&value, &size);
+        write_token_text(f, t, ids[i]);
+        fclose(f);
+        json_set_member(&text, names[i], value);
+        free(value);
+    }
+    for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++) { json_set_member(&text, fixed[i].key, fixed[i].value); }
+    if (json_find_member(text, "add_bos_token", &from, &to)) { json_set_member(&text, "add_bos_token", "true"); }
+    return text;
+}
+
+/* Writes tokenizer.json and tokenizer_config.json to a folder, for this program and for `transformers`, where encoding then
+ * puts BOS in front of a text. A tokenizer that came from a tokenizer.json is written as it was but for the post-processor.
+ * `max_length`: tokens a model of this folder was trained on, for a new tokenizer_config.json; 0: not said. */
+static inline bool tokenizer_save(const Tokenizer* t, const char* folder, int max_length, Error* e) {
+    char path[PATH_CAP];
+    if (!path_join(path, folder, "tokenizer.json", e)) { return false; }
+    FILE* f = fopen(path, "wb");
+    if (!f) { return fail(e, "%s: cannot write: %s", path, strerror(errno)); }
+    if (!t->source) {
+        write_tokenizer_json(f, t);
+    } else if (t->bos_id < 0 || source_adds_bos(t)) {
+        fputs(t->source, f);
+    } else {
+        char* value = NULL;
+        size_t size = 0;
+        FILE* memory = open_memstream(&value, &size);
+        write_post_processor(memory, t);
+        fclose(memory);
+        char* text = json_with_member(t->source, "post_processor", value);
+        fputs(text, f);
+        free(text);
+        free(value);
+    }
+    if (!close_output(f, path, e) || !path_join(path, folder, "tokenizer_config.json", e)) { return false; }
+    f = fopen(path, "wb");
+    if (!f) { return fail(e, "%s: cannot write: %s", path, strerror(errno)); }
+    char* text = tokenizer_config_text(t, max_length);
+    fputs(text, f);
+    free(text);
+    return close_output(f, path, e);
+}
+
+#endif
