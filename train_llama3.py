@@ -558,11 +558,11 @@ def pair_model(name):
 
 def write_pair_state(model, name, path):
     """Ten steps at the default rate, with a decay that shows beside them."""
+    torch.set_num_threads(1)  # models this small are slower on more
     return write_state(model, path, PAIRS[name]["batch"], PAIRS[name]["seq"], 10, pair_seed(name), weight_decay=2.0)
 
 
 def write_pairs(out):
-    torch.set_num_threads(1)  # models this small are slower on more
     for name, pair in PAIRS.items():
         model = pair_model(name)
         save_model(model, os.path.join(out, name), spelling=pair["spelling"])
