@@ -537,7 +537,7 @@ static void links_are_followed_within_the_folder_and_its_cache_alone(void) {
     make_link("nowhere", from, "merges.txt");
     CHECK(mkfifo(strcat(strcpy(blobs, from), "/vocab.json"), 0600) == 0, "mkfifo");
     put_file(from, "chat_template.json", "x");
-    snprintf(blobs, sizeof blobs, "%s/chat_template.json", from);
+    CHECK(path_join(blobs, from, "chat_template.json", &e), "%s", e.msg);
     CHECK(truncate(blobs, SIDE_FILE_MAX + 1) == 0, "truncate");
     SideFiles files = side_files_read(from);
     CHECK(files.count == 2 && side_files_have(&files, "tokenizer.json") && side_files_have(&files, "LICENSE"), "%zu files",
