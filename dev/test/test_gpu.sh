@@ -65,9 +65,12 @@ tests() {
     quick "SIGINT ends with a checkpoint and status 0" ends_well_at INT
     quick "killed with -9 and resumed: nothing is lost" killed_runs_go_on "$(in_all && echo 8 || echo 3)"
     quick "FP16 finds its loss scale" fp16_finds_its_scale
-    quick "a NaN is never applied, BF16" nan_is_never_applied bf16
-    full "a NaN is never applied, FP32" nan_is_never_applied fp32
-    full after "a NaN is never applied, BF16" "--debug names the tensor that is not finite" debug_names_the_tensor
+    quick "what is not finite is never applied, BF16" what_is_not_finite_is_never_applied bf16
+    full "what is not finite is never applied, FP32" what_is_not_finite_is_never_applied fp32
+    full "--debug names the tensor that is not finite" debug_names_the_tensor
+    quick "a weight that is nan is refused by name" nan_is_refused
+    quick "--tune writes nothing into another run's folder" tune_asks_before_it_writes
+    full "--plan is read by every job, and refused where it is something else" plan_is_for_every_job
     full "resuming a tuned run does not tune again" resuming_does_not_tune_again
     full "10 and 10: the same bits, split master and bf16 moments" parts_are_the_whole bf16 split --master split --moments bf16
     full "10 and 10: the same bits, fp32 gradients in 4 micro-batches" parts_are_the_whole bf16 micro --grad-dtype fp32 --batch 2 --total-batch 8192
@@ -89,6 +92,7 @@ tests() {
     full "the memory table is true, split master, bf16 moments" table_is_true bf16 --batch 8 --master split --moments bf16
     full "the memory table is true, FP32" table_is_true fp32 --batch 8
     full "the memory table is true with samples and validation" table_is_true bf16 --batch 4 --sample-tokens 64 --sample-every 1 --val-every 1 --val-batches 2 --val "$tmp/wide.bin"
+    full "the first token of a 1B checkpoint within 2 s" first_token_is_soon
 }
 
 run_tests "$@"

@@ -14,12 +14,12 @@ case $mode in run | compile) ;; *) echo "usage: $0 [run|compile]" >&2 && exit 2 
 pair=dev/test/pairs/gqa2_untied_rope8 tied=dev/test/pairs/tied_gqa4_rope32
 faults() {
     cat <<END
-kv head h % NKV for h / group, plain | FP32 | test_attention_cu plain every_group | llmc/attention.cuh | /attention_forward_plain_kernel(/,/^}/ s/h \/ (s.NH \/ s.NKV)/h % s.NKV/
-a barrier missed between V's load and its readers, plain | FP32 | test_attention_cu plain every_group | llmc/attention.cuh | /plain_load<HD_MAX>(kv_tile, v_head/ { n; s/__syncthreads();// }
-D of another row, plain | FP32 | test_attention_cu plain every_group | llmc/attention.cuh | s/ds\[i\]\[j\] - stat\.y/ds[i][j] - stats[q0].y/
-a query sees one key of the future, mma | BF16 | test_attention_cu mma every_group | llmc/attention.cuh | s/ > last) { p\[m\]\[n\]\[e\]/ > last + 1) { p[m][n][e]/
-sums not rescaled to the new row max, wgmma | BF16 | test_attention_cu wgmma a_thousand | llmc/attention_sm90.cuh | s/acc\[i\] \*= shrink\[i % 4 \/ 2\];//
-dK and dV from one query of the past, wgmma | BF16 | test_attention_cu wgmma a_thousand | llmc/attention_sm90.cuh | s/ < first) { p\[i\] = 0; }/ < first - 1) { p[i] = 0; }/
+kv head h % NKV for h / group, plain | FP32 | test_attention_cu plain every_group | llmc/attention_plain.cuh | s/kv_head = h \/ (s.NH \/ s.NKV);/kv_head = h % s.NKV;/
+a barrier missed between V's load and its readers, plain | FP32 | test_attention_cu plain every_group | llmc/attention_plain.cuh | /plain_load<HD_MAX>(kv_tile, v_head/ { n; s/__syncthreads();// }
+D of another row, plain | FP32 | test_attention_cu plain every_group | llmc/attention_plain.cuh | s/ds\[i\]\[j\] - stat\.y/ds[i][j] - stats[q0].y/
+a query sees one key of the future, mma | BF16 | test_attention_cu mma every_group | llmc/attention_mma.cuh | s/warp_q0 + g - k0 - t \* 2;/warp_q0 + g - k0 - t * 2 + 1;/
+sums not rescaled to the new row max, wgmma | BF16 | test_attention_cu wgmma a_thousand | llmc/attention_sm90.cuh | s/acc\[i\] \*= rescale\[i % 4 \/ 2\];//
+dK and dV from one query of the past, wgmma | BF16 | test_attention_cu wgmma a_thousand | llmc/attention_sm90.cuh | s/my_k0 + warp \* 16 + g - q0 - t \* 2);/my_k0 + warp * 16 + g - q0 - t * 2 - 1);/
 width for pitch in rmsnorm | BF16 | test_kernels_cu rmsnorm_forward_agrees | llmc/rmsnorm.cuh | s/(x + n \* pitch + c)/(x + n * C + c)/
 eps left out of rmsnorm | FP32 | test_llama3cu $tied | llmc/rmsnorm.cuh | s/ \/ (float)C + eps)/ \/ (float)C)/
 RoPE turned forward in backward | FP32 | test_llama3cu $pair | llmc/rope.cuh | s/cos_sin, -1\.0f,/cos_sin, 1.0f,/
