@@ -357,6 +357,7 @@ typedef struct {
 typedef struct {
     const Trial* trial;
     size_t count;  // tokens of a micro-batch
+    uint32_t vocab_size;
     uint64_t batches;
     char* noise;
     cudaStream_t noise_stream;
@@ -366,13 +367,13 @@ enum { NOISE_BYTES = 256 << 20 };
 
 static bool trial_next(void* data, int32_t* x, int32_t* y, Error* e) {
     TrialData* d = (TrialData*)data;
-    const uint32_t step = (uint32_t)(d->batches / d->trial->accumulate), V = (uint32_t)d->trial->vocab_size;
+    const uint32_t step = (uint32_t)(d->batches / d->trial->accumulate);
     const size_t first = d->batches++ % d->trial->accumulate * d->count;
     (void)e;
     for (size_t i = 0; i < d->count; i++) {
         const Philox r = philox(7, RAND_SAMPLE, step, first + i);
-        x[i] = (int32_t)(r.v[0] % V);
-        y[i] = (int32_t)(r.v[1] % V);
+        x[i] = (int32_t)(r.v[0] % d->vocab_size);
+        y[i] = (int32_t)(r.v[1] % d->vocab_size);
     }
     for (int i = 0; d->noise && i < 20; i++) {
         CUDA_CHECK(cudaMemcpyAsync(d->noise, d->noise + NOISE_BYTES, NOISE_BYTES, cudaMemcpyDeviceToDevice, d->noise_stream));
@@ -431,6 +432,7 @@ static void trial_open(Running* r, const Trial* trial) {
     start_run(&r->tested);
     r->data.trial = trial;
     r->data.count = m->steps.num_losses;
+    r->data.vocab_size = (uint32_t)config.vocab_size;
     r->plan.data = {trial_next, &r->data, trial->layout.B};
     r->plan.accumulate = trial->accumulate;
     r->plan.tokens = r->data.count * trial->accumulate;

@@ -298,7 +298,10 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
     m->weights.params = take<floatX>(&mem[MEM_WEIGHTS], m->table.elements);
     m->weights.master_kind = o->master;
     m->weights.bf16_moments = o->bf16_moments;
-    m->weights.staging = take<float>(w, MODEL_PIECE);
+    for (int i = 0; i < WEIGHTS_STAGED; i++) {
+        m->weights.staging[i] = take<float>(w, MODEL_PIECE);
+        m->weights.pinned[i] = take<float>(&mem[MEM_PINNED], MODEL_PIECE);
+    }
     m->matmul_workspace = take<char>(w, m->queue.matmul->workspace_bytes);
     if (N > 0) {
         lay_out_activations(m, &mem[MEM_ACTIVATIONS], w);
@@ -416,7 +419,7 @@ static Llama llama_create(const ModelConfig* c, const Layout* layout, MatmulCont
     }
     llama_lay_out(&m, mem);
     matmul->workspace = m.matmul_workspace;
-    m.weights.stream = m.queue.stream;
+    weights_open(&m.weights, m.queue.stream);
     feed_open(&m.feed, m.queue.stream);
     steps_open(&m.steps, m.queue.stream);
     if (layout->B > 0) { upload_rope(&m, m.rope, layout->T); }
@@ -431,6 +434,7 @@ static Llama llama_create(const ModelConfig* c, const Layout* layout, MatmulCont
 
 static void llama_free(Llama* m) {
     CUDA_CHECK(cudaDeviceSynchronize());
+    weights_close(&m->weights);
     feed_close(&m->feed);
     steps_close(&m->steps);
     for (int i = 0; i < NUM_MEM; i++) { CUDA_CHECK(i == MEM_PINNED ? cudaFreeHost(m->mapped[i]) : cudaFree(m->mapped[i])); }

@@ -11,6 +11,8 @@
 #include "llmc/gpu/cuda_common.cuh"
 #include "llmc/run/trainer.h"  // defines: SlotKind, slot_names
 
+enum { WEIGHTS_STAGED = 4 };
+
 typedef struct {
     floatX* params;
     void* master;  // float or uint16_t, by master_kind
@@ -18,14 +20,29 @@ typedef struct {
     void* v;
     MasterKind master_kind;
     bool bf16_moments;
-    float* staging;  // (MODEL_PIECE)
     cudaStream_t stream;
+
+    // pieces on their way between host and device, several at a time
+    float* pinned[WEIGHTS_STAGED];   // (MODEL_PIECE) on the host
+    float* staging[WEIGHTS_STAGED];  // (MODEL_PIECE) on the device
+    cudaEvent_t staged[WEIGHTS_STAGED];
+    uint64_t pieces;
 } WeightArena;
 
 static inline size_t master_bytes(MasterKind kind) {
     return kind == MASTER_FP32 ? sizeof(float) : kind == MASTER_SPLIT ? sizeof(uint16_t) : 0;
 }
 static inline size_t moment_bytes(bool bf16) { return bf16 ? sizeof(uint16_t) : sizeof(float); }
+
+/* Makes the events; the buffers are the model's to lay out. */
+static inline void weights_open(WeightArena* a, cudaStream_t stream) {
+    a->stream = stream;
+    for (int i = 0; i < WEIGHTS_STAGED; i++) { CUDA_CHECK(cudaEventCreateWithFlags(&a->staged[i], cudaEventDisableTiming)); }
+}
+
+static inline void weights_close(WeightArena* a) {
+    for (int i = 0; i < WEIGHTS_STAGED; i++) { CUDA_CHECK(cudaEventDestroy(a->staged[i])); }
+}
 
 /* Copies host memory to the device in the order of `stream`, and waits: pageable memory may be gone after the call. */
 static inline void copy_in(void* device, const void* host, size_t bytes, cudaStream_t stream) {
@@ -43,23 +60,32 @@ static inline void* master_at(const WeightArena* a, size_t at) {
     return a->master ? (char*)a->master + at * master_bytes(a->master_kind) : NULL;
 }
 
-/* Sets elements of the weights and of their master. */
+/* Sets elements of the weights and of their master. Returns when `src` is free again, before the device has them all. */
 static bool store_weights(void* arena, const Param* p, size_t first, size_t n, const float* src, Error* e) {
-    const WeightArena* a = (const WeightArena*)arena;
+    WeightArena* a = (WeightArena*)arena;
     const size_t at = p->offset + first;
+    const int slot = (int)(a->pieces++ % WEIGHTS_STAGED);
     (void)e;
-    copy_in(a->staging, src, n * sizeof(float), a->stream);
-    master_set_cuda(a->params + at, master_at(a, at), a->master ? a->master_kind : MASTER_NONE, a->staging, n, a->stream);
-    CUDA_CHECK(cudaStreamSynchronize(a->stream));
+    CUDA_CHECK(cudaEventSynchronize(a->staged[slot]));  // of WEIGHTS_STAGED pieces ago
+    memcpy(a->pinned[slot], src, n * sizeof(float));
+    CUDA_CHECK(cudaMemcpyAsync(a->staging[slot], a->pinned[slot], n * sizeof(float), cudaMemcpyHostToDevice, a->stream));
+    master_set_cuda(a->params + at, master_at(a, at), a->master ? a->master_kind : MASTER_NONE, a->staging[slot], n, a->stream);
+    CUDA_CHECK(cudaEventRecord(a->staged[slot], a->stream));
     return true;
+}
+
+/* dst (n) = what lies in the first staging buffer. */
+static inline void copy_out_staged(const WeightArena* a, float* dst, size_t n) {
+    copy_out(a->pinned[0], a->staging[0], n * sizeof(float), a->stream);
+    memcpy(dst, a->pinned[0], n * sizeof(float));
 }
 
 /* The weights that the model computes with. */
 static bool fetch_weights(void* arena, const Param* p, size_t first, size_t n, float* dst, Error* e) {
     const WeightArena* a = (const WeightArena*)arena;
     (void)e;
-    master_get_cuda(a->staging, a->params + p->offset + first, NULL, MASTER_NONE, n, a->stream);
-    copy_out(dst, a->staging, n * sizeof(float), a->stream);
+    master_get_cuda(a->staging[0], a->params + p->offset + first, NULL, MASTER_NONE, n, a->stream);
+    copy_out_staged(a, dst, n);
     return true;
 }
 
@@ -67,9 +93,10 @@ static bool fetch_weights(void* arena, const Param* p, size_t first, size_t n, f
 static bool fetch_master(void* arena, const Param* p, size_t first, size_t n, float* dst, Error* e) {
     const WeightArena* a = (const WeightArena*)arena;
     const size_t at = p->offset + first;
+    const MasterKind kind = a->master ? a->master_kind : MASTER_NONE;
     (void)e;
-    master_get_cuda(a->staging, a->params + at, master_at(a, at), a->master ? a->master_kind : MASTER_NONE, n, a->stream);
-    copy_out(dst, a->staging, n * sizeof(float), a->stream);
+    master_get_cuda(a->staging[0], a->params + at, master_at(a, at), kind, n, a->stream);
+    copy_out_staged(a, dst, n);
     return true;
 }
 

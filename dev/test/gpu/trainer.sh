@@ -104,15 +104,14 @@ graph_changes_no_bit() {
 killed_runs_go_on() {
     kills=$1 d=$tmp/killed seed=$(date +%s) last=0 i=0
     flags="--model d2 --train $tmp/data_train.bin --batch 8 --seq 256 --steps 100000 --schedule constant --checkpoint-every 1 --keep 3"
-    from=$(date +%s%N)
-    cu bf16 $flags --out "$d/timed" --stop-after 6 || return 1
-    span=$((($(date +%s%N) - from) / 1000000))
+    need bf16 train_llama3cu && mkdir -p "$d" || return 1
     while [ $i -lt "$kills" ]; do
         i=$((i + 1)) seed=$(((seed * 171 + 11213) % 53125))
         "$build/bf16/train_llama3cu" --sample-tokens 0 $flags --out "$d/run" --resume >"$d/screen" 2>&1 &
         pid=$!
-        # from half of a life on: in the first half CUDA starts, and nothing is there to lose
-        sleep "$(awk -v r="$seed" -v span=$span 'BEGIN { printf "%.3f", (0.5 + 0.7 * r / 53125) * span / 1000 }')"
+        # a life of up to a second behind its first step: before that nothing is there to lose
+        wait_for grep -q "^ *$((last + 1))/" "$d/screen" || { tail -n 3 "$d/screen" && echo "error: no step" && return 1; }
+        sleep "$(awk -v r="$seed" 'BEGIN { printf "%.3f", r / 53125 }')"
         kill -9 $pid 2>/dev/null
         wait $pid
         [ $? -eq 137 ] || { tail -n 3 "$d/screen" && echo "error: it ended by itself" && return 1; }
@@ -122,6 +121,7 @@ killed_runs_go_on() {
     done
     stop=$((last + 2))
     echo "REMARK $kills kills over $last steps"
+    [ $last -ge "$kills" ] || { echo "error: too few steps were taken between the kills" && return 1; }
     cu bf16 $flags --out "$d/run" --resume --stop-after $stop && cu bf16 $flags --out "$d/never" --checkpoint-every 0 --stop-after $stop &&
         same_end "$d/never" "$d/run" $stop && same_steps "$d/never/log.jsonl" "$d/run/log.jsonl"
 }
