@@ -950,7 +950,7 @@ int main(int argc, char** argv) {
         die_usage("--master split: a weight's upper half is its BF16 value; this is a build for %s, wanted PRECISION=BF16",
                   PRECISION_NAME);
     }
-    Device d = device_open(&s.options);
+    Device d = device_open(&s.options, job_trains(s.job));
     run_machine(d.name, 1, s.machine, sizeof s.machine);
     const Trainer trainer = cuda_trainer(&d);
     run_job(&trainer, &s, train);
