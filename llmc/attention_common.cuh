@@ -185,7 +185,8 @@ __device__ __forceinline__ void fragment_ds(float (&ds)[N], const float (&p)[N],
     for (int i = 0; i < N; i++) { ds[i] = p[i] * (ds[i] - stat[i % 4 / 2].y); }
 }
 
-/* Do the same transposed: queries are columns. stats[0] holds the pairs of columns 2 t and 2 t + 1, stats[n * 4] those 8 n further. */
+/* Do the same transposed: queries are columns. stats[0] holds the pairs of columns 2 t and 2 t + 1, stats[4 n] those of the
+ * columns 8 n further. */
 template <int N>
 __device__ __forceinline__ void fragment_p_transposed(float (&p)[N], const float4* stats, float scale_log2) {
 #pragma unroll

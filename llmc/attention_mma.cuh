@@ -265,7 +265,7 @@ struct MmaKVTiles {
     static constexpr int THREADS = WARPS * 32, BN = WARPS * MT * 16, STAGES = ASYNC ? 2 : 1;
     static constexpr int STAGE = 2 * BM * HD * 2 + BM * 8, SMEM = 2 * BN * HD * 2 + STAGES * STAGE;
     static_assert(ASYNC || SMEM <= SM75_SHARED, "does not run on sm_75");
-    static_assert(BM <= THREADS, "a thread loads at most one pair of statistics");
+    static_assert(BM <= THREADS, "a thread brings at most one pair of statistics");
 };
 
 template <typename Tiles>
