@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(CE_BLOCK_PACKS / CE_PACKS, CE_HELD_BLOCKS)
                              size_t pitch) {
     constexpr int W = VECTOR<floatX>;
     __shared__ SoftmaxSum shared[32];
-    // a warp has CE_PACKS * 32 neighbouring vectors: distances that the compiler knows
+    // a warp has CE_PACKS * 32 neighboring vectors: distances that the compiler knows
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int first = (warp * 32 * CE_PACKS + lane) * W, stride = 32 * W, full = V / W * W;
     floatX* row = logits + blockIdx.x * pitch;
@@ -286,7 +286,7 @@ __global__ void __launch_bounds__(CE_ROW_THREADS, 1)
     __trap();
 #else
     constexpr int W = VECTOR<floatX>, VIA = CE_VIA, HELD = VIA + CE_DIRECT, ALL = HELD + CE_STAY, SLOTS = VIA + CE_STAY;
-    constexpr int STRIDE = 32 * W;  // a warp has ALL * 32 neighbouring vectors
+    constexpr int STRIDE = 32 * W;  // a warp has ALL * 32 neighboring vectors
     __shared__ SoftmaxSum shared[2][32];
     __shared__ float tails[W];  // each thread's own element: saves a register
     extern __shared__ __align__(16) char dynamic[];
