@@ -89,7 +89,7 @@ typedef struct {
     const char* name;  // of the tensor in the file; %d is the layer
     bool per_layer;
     bool joined;  // follows the tensor before it without a gap (k and v behind q, up behind gate)
-    bool matrix;  // two dimensions: weight decay applies; 16 bits in a 16-bit build
+    bool matrix;  // two dimensions: has weight decay; its GPU gradients may be 16-bit
     InitKind init;
 } ParamSpec;
 
@@ -146,7 +146,7 @@ typedef struct {
 } Param;
 
 typedef struct {
-    Param* items;  // `count` of them in arena order; the index seeds the tensor's random numbers
+    Param* items;  // `count` of them in arena order; the index is the tensor's ordinal for its random numbers
     int count;
     size_t elements;    // length of the arena, gaps included
     size_t num_params;  // without gaps

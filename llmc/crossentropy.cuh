@@ -3,7 +3,7 @@
  *
  * One pass finds maximum and sum (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). Without gradient
  * one kernel takes any V: one wave of blocks, each row after row, always with the next vectors' loads in flight. With gradient
- * the first of these kernels that can take the row:
+ * crossentropy_fused_cuda() uses the first of these kernels that can take the row:
  *   held     keeps the row in a block's registers, CE_PACKS vectors a thread: up to 32,768 elements of 16 bits.
  *   row      runs one wave of blocks, each row after row, and keeps a row in registers and shared memory together. As soon as a
  *            part of the row is no longer needed, it loads the next row's part in its place (cp.async): memory always has work.

@@ -14,7 +14,8 @@
  *
  * What differs from fp32: the unit reads and writes denormals as 0, so a factor may lose up to 2^-125 and a product 2^-123.
  * A sum within 1 % of the largest float may become infinite. Infinity times anything is NaN, because infinity has no second
- * part; it never becomes a finite number. Every other finite factor, the largest too, is split exactly.
+ * part; an infinite factor never gives a finite number. Every finite factor down to the denormals, the largest too, is split
+ * exactly.
  *
  * Memory: A and B are packed into panels of 32 rows or columns, 6 bytes a number, as tiles in the order in which amx_panel()
  * reads them. On Linux a process must ask before it uses the tiles; the answer decides at run time, -DLLMC_NO_AMX at compile

@@ -178,8 +178,8 @@ typedef struct {
 } MatmulRetimed;
 
 /* Times the candidates of one plan and keeps the fastest; keeps the heuristic's first if nothing is 1 % faster. scratch: device
- * memory, whose contents are lost. Returns how many candidates ran, 0 if the scratch is too small. retimed: NULL, or filled
- * from a second measurement in other orders. Synchronizes; for use before training. */
+ * memory, whose contents are lost. Returns how many candidates ran, 0 if it cannot tune the plan. retimed: NULL, or
+ * filled from a second measurement in other orders. Synchronizes; for use before training. */
 static inline int matmul_tune_plan(MatmulContext* c, MatmulPlan* p, void* scratch, size_t scratch_bytes, MatmulRetimed* retimed,
                                    cudaStream_t stream) {
     size_t bytes[3];
