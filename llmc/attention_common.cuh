@@ -77,7 +77,7 @@ template <int LANES, int W>
 __global__ void attention_stats_kernel(float2* stats, const floatX* dout, const floatX* out, const float* lse, AttentionArgs s,
                                        size_t pairs) {
     const size_t pair = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / LANES;
-    if (pair >= pairs) { return; }  // the number of pairs is a multiple of STAT_ROWS: whole blocks return
+    if (pair >= pairs) { return; }  // never happens: `pairs` is a multiple of STAT_ROWS, so blocks are full
     const int lane = threadIdx.x % LANES, t = (int)(pair % s.stat_rows), h = (int)(pair / s.stat_rows % s.NH);
     const size_t row = pair / s.stat_rows / s.NH * s.T + t;
     float D = 0;

@@ -59,7 +59,7 @@ static inline void steps_restore(Steps* t, const TrainerState* run) {
     t->queued = t->reported = (int64_t)run->step;
 }
 
-/* Captures what `micro_step` queues in the graph t->micro[first]. */
+/* Captures into the graph t->micro[first] what `micro_step` queues. */
 static inline void steps_capture(Steps* t, void (*micro_step)(void* model, const StepPlan* plan, bool first), void* model,
                                  const StepPlan* plan, bool first) {
     cudaGraph_t graph;
