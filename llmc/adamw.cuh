@@ -1,11 +1,12 @@
 /* adamw.cuh -- AdamW over a range of the parameter arena on the GPU. The oracle is adamw.h, where the formula stands.
  *
- * What changes from step to step (step size, clip factor, whether to update at all) is read from the StepState; the forms of
- * the master weights are master.cuh's. m and v are fp32, or bfloat16 rounded stochastically, up with the probability of the
- * part that is cut off, so that small contributions survive on average. The random bits are a function of (seed, step,
- * tensor, element): a resumed run rounds alike.
+ * Kernels read what changes from step to step (step size, clip factor, whether to update at all) from the StepState. master.cuh
+ * defines the forms of the master weights. m and v are fp32, or bfloat16 with stochastic rounding: up with a probability equal
+ * to the fraction cut off, so that small contributions survive on average. The random bits are a function of (seed, step,
+ * tensor, element), so a resumed run rounds in the same way.
  *
- * Bytes a parameter in BF16: fp32 master, m and v 28; split 24; split with bfloat16 m and v 16. The norm reads 2 more.
+ * Bytes moved a parameter in BF16, gradient included: fp32 master, m and v 28; split 26; split with bfloat16 m and v 18. The
+ * norm reads the gradient's 2 once more.
  */
 #ifndef LLMC_ADAMW_CUH
 #define LLMC_ADAMW_CUH
@@ -14,21 +15,21 @@
 #include "llmc/gpu/step_state.cuh"  // defines: StepState, StepHyper
 #include "llmc/base/rand.h"         // defines: philox
 
-/* A stretch of the arena: a tensor, or tensors that follow each other without a gap (q, k, v; gate, up), and the gap behind.
- * It reaches from `first`, a multiple of PARAM_ALIGN, to the next stretch's; the last one to the arena's end. Sorted, on the
- * device.
- * The kernel cannot tell a gap from weights. Gaps stay zero because their gradients are zero: a row `grad` is as long as the
+/* A stretch of the arena: a tensor, or tensors without a gap between them (q, k, v; gate, up), and the gap behind. It reaches
+ * from `first`, a multiple of PARAM_ALIGN, to the next stretch's `first`; the last one reaches the arena's end. The list is
+ * sorted and lies on the device.
+ * The kernel cannot tell a gap from weights. Gaps stay zero because their gradients are zero: `grad` is as long as the
  * stretch, round_up(size, PARAM_ALIGN), and zero behind the tensor. */
 typedef struct {
     size_t first;
-    const float* grad;  // its gradients, where they lie apart in fp32 (norms; large tensors that add up in fp32), else NULL
+    const float* grad;  // its separate fp32 gradients (norms; large tensors accumulated in fp32), or NULL
     uint32_t tensor;    // ordinal, for the random bits
     int32_t decays;     // whether weight decay acts on it
 } AdamWStretch;
 
-/* The arenas. Element i of the parameters is params[i], and i - state_first in master, m and v, of which a rank may hold a
- * part. `grads` holds elements [grads_first, grads_end), the first of them at grads[0]; stretches outside have their gradients
- * apart. These three are multiples of ADAMW_VECTOR. */
+/* The arenas. Parameter element i is params[i]; its master, m and v are at i - state_first, because a rank may hold only a part
+ * of them. `grads` holds elements [grads_first, grads_end), the first at grads[0]; stretches outside this range have separate
+ * gradients. state_first, grads_first and grads_end are multiples of ADAMW_VECTOR. */
 template <typename Grad>
 struct AdamWTensors {
     floatX* params;
@@ -44,11 +45,11 @@ struct AdamWTensors {
 
 enum { ADAMW_VECTOR = 8, ADAMW_THREADS = 256 };
 
-/* Elements of a thread: 16 bytes of the narrowest state, so that a warp's stores fill whole sectors. */
+/* Elements a thread: 16 bytes of the narrowest state, so that a warp's stores fill whole sectors. */
 template <MasterKind MASTER, typename Moment>
 constexpr int ADAMW_WIDTH = sizeof(Moment) == 4 && MASTER != MASTER_SPLIT ? 4 : ADAMW_VECTOR;
 
-/* The last stretch that begins at or before element i. */
+/* Returns the last stretch that begins at or before element i. */
 __device__ __forceinline__ AdamWStretch stretch_at(const AdamWStretch* stretches, int count, size_t i) {
     int below = 0, above = count;
     while (above - below > 1) {
@@ -75,7 +76,7 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
     Moment* m_at = (Moment*)t.m + at;
     Moment* v_at = (Moment*)t.v + at;
     Master* master_at = MASTER == MASTER_NONE ? NULL : (Master*)t.master + at;
-    // all that can be loaded before the stretch is known
+    // load all that does not depend on the stretch
     Vec<Grad, W> grad;
     if (i >= t.grads_first && i < t.grads_end) { grad = load_stream<W>(t.grads + (i - t.grads_first)); }
     Vec<Moment, W> m = load_stream<W>(m_at), v = load_stream<W>(v_at);
@@ -105,8 +106,8 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
             random[k] = philox(seed, RAND_ROUND, stretch.tensor, index);
         }
     }
-    // each rounding is written out: a compiler that fuses one product here and the other there would make the forms of
-    // master weights, and the next build, differ in the last bit
+    // Write out each rounding. Otherwise the compiler may fuse different products in different instantiations, and the forms
+    // of master weights, or two builds, would differ in the last bit.
 #pragma unroll
     for (int k = 0; k < W; k++) {
         const float gk = __fmul_rn(g[k], grad_scale), m_old = to_float(m.v[k]);
@@ -136,8 +137,8 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
     store_vec(t.params + i, param);
 }
 
-/* One AdamW step on elements [lo, hi) of the arena (multiples of ADAMW_VECTOR), or nothing where state->verdict says so.
- * bf16_moments: m and v are __nv_bfloat16. */
+/* Applies one AdamW step to elements [lo, hi) of the arena (multiples of ADAMW_VECTOR); does nothing unless state->verdict is
+ * UPDATE_APPLIED. bf16_moments: m and v are __nv_bfloat16. */
 template <typename Grad>
 static void adamw_update_cuda(const AdamWTensors<Grad>* tensors, size_t lo, size_t hi, const StepState* state,
                               const StepHyper* hyper, MasterKind master, bool bf16_moments, uint64_t seed,

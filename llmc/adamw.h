@@ -1,5 +1,5 @@
-/* adamw.h -- AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019) in the order of PyTorch's
- * torch.optim.AdamW, and the global gradient norm. fp32 state.
+/* adamw.h -- AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019), computed in the order of
+ * PyTorch's torch.optim.AdamW, and the global gradient norm. fp32 state.
  *
  *   g = grad_scale * g                      the clip factor (and any loss scale) is applied where g is read
  *   p = p * (1 - lr * weight_decay)
@@ -7,7 +7,7 @@
  *   v = beta2 * v + (1 - beta2) * g * g
  *   p = p - lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps)
  *
- * Bias corrections are computed in double. Which tensors decay is the caller's choice (two-dimensional ones do).
+ * Bias corrections are computed in double. The caller chooses the tensors that decay: the two-dimensional ones.
  */
 #ifndef LLMC_ADAMW_H
 #define LLMC_ADAMW_H
@@ -24,8 +24,8 @@ typedef struct {
 
 enum { ADAMW_CHUNK = 4096 };  // elements a thread takes at once
 
-/* p, m, v: (n) updated in place   g: (n)
- * sqrtf() becomes a vector instruction only where it need not set errno: build with -fno-math-errno. */
+/* Updates p, m, v (n) in place from the gradients g (n). sqrtf() becomes a vector instruction only where it need not set
+ * errno: build with -fno-math-errno. */
 static inline void adamw_update(float* p, const float* g, float* m, float* v, size_t n, const AdamW* hyper) {
     const double correction1 = 1.0 - pow(hyper->beta1, (double)hyper->step);
     const double correction2 = 1.0 - pow(hyper->beta2, (double)hyper->step);
@@ -52,10 +52,10 @@ static inline void adamw_update(float* p, const float* g, float* m, float* v, si
 
 enum { NORM_CHUNK = 16384 };  // elements of one partial sum: fixed, so that the norm is the same for any thread count
 
-/* Bytes of scratch that global_norm() wants. */
+/* Returns the bytes of scratch that global_norm() needs. */
 static inline size_t global_norm_scratch(size_t n) { return ceil_div(n, NORM_CHUNK) * sizeof(double); }
 
-/* sqrt(sum of g^2) of g (n), summed in double. */
+/* Returns sqrt(sum of g^2) over g (n), summed in double. */
 static inline double global_norm(const float* g, size_t n, void* scratch) {
     enum { LANES = 32 };  // running sums: enough for several vectors of doubles
     const size_t chunks = ceil_div(n, NORM_CHUNK);

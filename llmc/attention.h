@@ -1,4 +1,4 @@
-/* attention.h -- causal attention with grouped query heads, forward, backward and for one new token. fp32.
+/* attention.h -- causal attention with grouped query heads: forward, backward, and decoding of one new token. fp32.
  *
  *   S = Q K^T / sqrt(HD), masked to key <= query      P = softmax(S)      out = P V      lse = log sum_k e^S
  *
@@ -7,9 +7,8 @@
  * A row of qkv is NH query heads, NKV key heads, NKV value heads, each HD wide; query head h reads key head h / (NH / NKV).
  * HD <= MAX_HEAD_DIM. q and k are rotated already (rope.h).
  *
- * First come the plain loops, the formulas as they stand above. They are the program where LLMC_PLAIN is defined, and what
- * the fast form, which follows, is tested against. Neither ever holds a (T, T) matrix. Results are bitwise the same for
- * any thread count.
+ * The plain loops come first and follow the formulas above. -DLLMC_PLAIN makes them the program; the tests compare the fast
+ * form, below, with them. Neither form ever holds a (T, T) matrix. Results are bitwise the same for any thread count.
  */
 #ifndef LLMC_ATTENTION_H
 #define LLMC_ATTENTION_H
@@ -20,12 +19,12 @@
 #include <assert.h>
 #include <math.h>
 
-/* Where one query head of one sequence lies: its first row in each tensor, in floats, and the distance of rows. */
+/* Where one query head of one sequence lies in each tensor: offset of its first row and distance between rows, in floats. */
 typedef struct {
     size_t q, k, v;       // in qkv and dqkv
     size_t out;           // in out and dout
     size_t lse;           // in lse, one float a row
-    size_t row, out_row;  // from one row to the next of qkv, of out
+    size_t row, out_row;  // distance between rows of qkv, of out
 } AttentionHead;
 
 static inline AttentionHead attention_head(AttentionShape s, size_t b, size_t h) {
@@ -41,7 +40,7 @@ static inline AttentionHead attention_head(AttentionShape s, size_t b, size_t h)
     return a;
 }
 
-/* What scores are multiplied by, so that their deviation does not grow with HD. */
+/* Returns the factor 1 / sqrt(HD) of the scores: it keeps their deviation from growing with HD. */
 static inline float attention_scale(size_t HD) { return 1.0f / sqrtf((float)HD); }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -53,12 +52,12 @@ static inline float attention_dot(const float* a, const float* b, int n) {
     return sum;
 }
 
-/* out: (B, T, NH HD)   lse: (B, NH, T)   qkv: (B, T, (NH + 2 NKV) HD) */
+/* Writes out (B, T, NH HD) and lse (B, NH, T) from qkv (B, T, (NH + 2 NKV) HD). */
 static inline void attention_forward_plain(float* out, float* lse, const float* qkv, AttentionShape s) {
     const float scale = attention_scale((size_t)s.HD);
     for (size_t i = 0; i < (size_t)s.B * (size_t)s.NH; i++) {
         const AttentionHead a = attention_head(s, i / (size_t)s.NH, i % (size_t)s.NH);
-        for (size_t t = 0; t < (size_t)s.T; t++) {  // a query, which sees the keys u <= t
+        for (size_t t = 0; t < (size_t)s.T; t++) {  // query t sees the keys u <= t
             const float *q = qkv + a.q + t * a.row, *k = qkv + a.k, *v = qkv + a.v;
             float *o = out + a.out + t * a.out_row, m = -INFINITY, l = 0;  // row max and row sum
             for (size_t u = 0; u <= t; u++) { m = fmaxf(m, attention_dot(q, k + u * a.row, s.HD) * scale); }
@@ -74,7 +73,7 @@ static inline void attention_forward_plain(float* out, float* lse, const float* 
     }
 }
 
-/* dqkv is overwritten; shapes as above. */
+/* Overwrites dqkv; shapes as above. */
 static inline void attention_backward_plain(float* dqkv, const float* dout, const float* out, const float* lse,
                                             const float* qkv, AttentionShape s) {
     const float scale = attention_scale((size_t)s.HD);
@@ -104,14 +103,14 @@ static inline void attention_backward_plain(float* dqkv, const float* dout, cons
 // the fast form
 //
 // Scores exist only for a tile of ATT_Q queries and ATT_K keys, which stays in the L1 cache (Milakov and Gimelshein, "Online
-// normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022). Row max and row sum are carried from tile
-// to tile; where the max moves, what was summed before is rescaled. Every product is matmul_small()'s.
+// normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022). Each tile updates the row max and the row
+// sum; when the row max grows, the sums so far are rescaled. matmul_small() computes every product.
 //
-// Tiles hold scores transposed, (key, query): queries are the lanes of a vector, so that max, sum and exponentials need no
-// work across lanes. Only Q and dO are transposed, once a tile of queries.
+// A tile holds its scores transposed, (key, query). Queries are the lanes of a vector, so max, sum and exponentials need no
+// work across lanes. Only Q and dO are transposed, once for each tile of queries.
 //
-// On one thread of an Intel Xeon with AVX-512 (a shared virtual machine, gcc 12, HD 64, T 256 and 1024) this is 35 to 40 times
-// as fast as the plain loops forward, and 10 to 13 times backward: bench_layers.c times both.
+// On one thread of an Intel Xeon with AVX-512 (a shared virtual machine, gcc 12, HD 64, T 256 and 1024) the fast form takes
+// 1/35 to 1/40 of the plain loops' time forward, and 1/10 to 1/13 backward. bench_layers.c times both.
 
 enum {
     ATT_Q = MATMUL_NR,      // queries of a tile: the width of a panel
@@ -119,14 +118,14 @@ enum {
 };
 static_assert((int)MAX_HEAD_DIM <= (int)MATMUL_SMALL_K && (int)ATT_K <= (int)MATMUL_SMALL_K, "matmul_small() sums no further");
 
-/* dst (HD, ATT_Q) = scale * the transpose of n <= ATT_Q rows of HD floats; missing rows are zeros. */
+/* Writes dst (HD, ATT_Q) = scale * the transpose of n <= ATT_Q rows of HD floats; missing rows become zeros. */
 static inline void attention_transpose(float* dst, const float* src, size_t row, size_t n, size_t HD, float scale) {
     if (n < ATT_Q) { memset(dst, 0, HD * ATT_Q * sizeof(float)); }
     simd_transpose(dst, ATT_Q, src, row, n, HD);
     for (size_t i = 0; i < HD * ATT_Q; i += SIMD) { vf_store(dst + i, vf_load(dst + i) * scale); }
 }
 
-/* The lanes, counted from `first`, of queries that must not see a key: it stands `ahead` of the tile's first query. */
+/* Returns a mask of SIMD queries, `first` and up, that must not see a key `ahead` positions past the tile's first query. */
 LLMC_INLINE vi attention_masked(size_t first, int64_t ahead) {
     int32_t lane[SIMD];
     for (int i = 0; i < SIMD; i++) { lane[i] = (int64_t)first + i < ahead ? -1 : 0; }
@@ -135,8 +134,8 @@ LLMC_INLINE vi attention_masked(size_t first, int64_t ahead) {
     return mask;
 }
 
-/* Masks nk rows of scores s (ATT_K, ATT_Q) and turns them into p = e^(s - m). m and l, (ATT_Q), become the row max and row sum
- * of all tiles so far; `rescale` is the factor for what was summed with the old m. The first key is k0, the first query q0. */
+/* Masks nk rows of scores s (ATT_K, ATT_Q) and turns them into p = e^(s - m). Updates m and l (ATT_Q), the row max and row sum
+ * of all tiles so far, and writes `rescale` (ATT_Q), the factor for earlier sums. k0 is the first key, q0 the first query. */
 static inline void attention_softmax_tile(float* s, float* m, float* l, float* rescale, size_t q0, size_t k0, size_t nk) {
     for (size_t i = 0; i < ATT_Q; i += SIMD) {
         const vf old = vf_load(m + i);
@@ -161,7 +160,7 @@ static inline void attention_softmax_tile(float* s, float* m, float* l, float* r
     }
 }
 
-/* Queries [q0, q0 + ATT_Q), as far as they exist, of one head of T rows. */
+/* Computes queries [q0, q0 + ATT_Q), as far as they exist, of one head with T rows. */
 static inline void attention_forward_tile(float* out, float* lse, const float* qkv, AttentionHead a, size_t q0, size_t T,
                                           size_t HD) {
     float q_t[MAX_HEAD_DIM * ATT_Q], p[ATT_K * ATT_Q], acc[ATT_Q * MAX_HEAD_DIM], m[ATT_Q], l[ATT_Q], rescale[ATT_Q];
@@ -190,7 +189,8 @@ static inline void attention_forward_tile(float* out, float* lse, const float* q
     }
 }
 
-/* Scores in p become p = e^(s - lse), masked; dP in ds becomes ds = p * (dP - D) * scale. Both are (ATT_K, ATT_Q), nk rows. */
+/* Turns scores in p into masked p = e^(s - lse), and dP in ds into ds = p * (dP - D) * scale. Both are (ATT_K, ATT_Q); nk rows
+ * are in use. */
 static inline void attention_gradient_tile(float* p, float* ds, const float* lse, const float* D, float scale, size_t q0,
                                            size_t k0, size_t nk) {
     for (size_t j = 0; j < nk; j++) {
@@ -204,7 +204,7 @@ static inline void attention_gradient_tile(float* p, float* ds, const float* lse
     }
 }
 
-/* One query head: writes its rows of dqkv's queries, and dk and dv, (T, HD) each, which are its own share of its key head's. */
+/* Computes one query head's backward pass: writes its dq into dqkv, and its share of dk and dv, (T, HD) each. */
 static inline void attention_backward_head(float* dqkv, float* dk, float* dv, const float* dout, const float* out,
                                            const float* lse, const float* qkv, AttentionHead a, size_t T, size_t HD) {
     float q_t[MAX_HEAD_DIM * ATT_Q], dout_t[MAX_HEAD_DIM * ATT_Q], p[ATT_K * ATT_Q], ds[ATT_K * ATT_Q];
@@ -235,8 +235,7 @@ static inline void attention_backward_head(float* dqkv, float* dk, float* dv, co
     }
 }
 
-/* The query heads of a group share a key head: dk and dv in dqkv are the sums of their shares (B, NH, 2, T, HD), in the order
- * of heads. */
+/* Sums the shares of dk and dv (B, NH, 2, T, HD) of each group's query heads, in the order of heads, into dqkv. */
 static inline void attention_sum_group(float* dqkv, const float* shares, AttentionShape s) {
     const size_t T = (size_t)s.T, NH = (size_t)s.NH, NKV = (size_t)s.NKV, HD = (size_t)s.HD, group = NH / NKV;
     const size_t row = attention_head(s, 0, 0).row;
@@ -277,7 +276,7 @@ static inline void attention_backward_tiled(float* dqkv, float* shares, const fl
 // ---------------------------------------------------------------------------------------------------------------------
 // what the program calls
 
-/* out: (B, T, NH HD)   lse: (B, NH, T), kept for backward   qkv: (B, T, (NH + 2 NKV) HD), q and k rotated */
+/* Writes out (B, T, NH HD) and lse (B, NH, T), kept for backward. qkv: (B, T, (NH + 2 NKV) HD), q and k rotated */
 static inline void attention_forward(float* out, float* lse, const float* qkv, AttentionShape s) {
 #ifdef LLMC_PLAIN
     attention_forward_plain(out, lse, qkv, s);
@@ -286,12 +285,12 @@ static inline void attention_forward(float* out, float* lse, const float* qkv, A
 #endif
 }
 
-/* Bytes of scratch that attention_backward() wants: dk and dv of each query head. */
+/* Returns the bytes of scratch that attention_backward() needs: dk and dv of each query head. */
 static inline size_t attention_backward_scratch(AttentionShape s) {
     return (size_t)s.B * (size_t)s.NH * (size_t)s.T * 2 * (size_t)s.HD * sizeof(float);
 }
 
-/* dqkv: (B, T, (NH + 2 NKV) HD) =   dout, out: (B, T, NH HD)   lse: (B, NH, T)   qkv as in forward */
+/* Overwrites dqkv (B, T, (NH + 2 NKV) HD). dout, out: (B, T, NH HD)   lse: (B, NH, T)   qkv: as in forward */
 static inline void attention_backward(float* dqkv, void* scratch, const float* dout, const float* out, const float* lse,
                                       const float* qkv, AttentionShape s) {
 #ifdef LLMC_PLAIN
@@ -302,8 +301,8 @@ static inline void attention_backward(float* dqkv, void* scratch, const float* d
 #endif
 }
 
-/* One new position of one sequence; of the shape, B and T are not used. out, q: (NH HD)   kv_cache: (positions, 2 NKV HD), a
- * row is the keys, then the values; the new position's own are in it. */
+/* Computes out (NH HD) for one new query q (NH HD) of one sequence. kv_cache: (positions, 2 NKV HD), a row holds the keys, then
+ * the values, and the new position's row is included. B and T of the shape are unused. */
 static inline void attention_decode(float* out, const float* q, const float* kv_cache, int positions, AttentionShape s) {
     const size_t HD = (size_t)s.HD, row = 2 * (size_t)s.NKV * HD, len = (size_t)positions;
     const float scale = attention_scale(HD);

@@ -1,5 +1,5 @@
-/* attention_common.cuh -- what the attention kernels share: their arguments and launches, D = rowsum(dout * out),
- * and what happens to scores in registers: the causal mask, the online softmax, p and ds. Formulas and layouts: attention.cuh.
+/* attention_common.cuh -- what the attention kernels share: their arguments and launches, D = rowsum(dout * out), and the
+ * work on scores in registers: causal mask, online softmax, p and ds. Formulas and layouts: attention.cuh.
  */
 #ifndef LLMC_ATTENTION_COMMON_CUH
 #define LLMC_ATTENTION_COMMON_CUH
@@ -10,7 +10,7 @@
 #include "llmc/gpu/cuda_common.cuh"  // defines: floatX, CUDA_CHECK, compiled_arch
 #include "llmc/gpu/ptx.cuh"          // defines: exp2_fast, pack2
 
-/* What every kernel takes besides its tensors: an AttentionShape, where rows lie, and the scale of the scores. */
+/* What every kernel takes besides its tensors: the AttentionShape, the pitches, and the scale of the scores. */
 struct AttentionArgs {
     int T, NH, NKV, HD;
     int stat_rows;                // rows of a head's statistics
@@ -19,15 +19,15 @@ struct AttentionArgs {
     float scale_log2;             // scale * log2(e): the kernels' exponentials have base 2
 };
 
-// A score outside of the causal triangle. exp2(-inf - m) is 0 for a finite row max m. Where a whole row is masked so far, 0 is
-// taken off instead of m, so that -inf - -inf never happens.
+// The value of a score above the causal diagonal. exp2(-inf - m) is 0 for a finite row max m. If a whole row is masked so far,
+// the kernels subtract 0 instead of m, so that -inf - -inf never happens.
 constexpr float ATTENTION_MASKED = -INFINITY;
 constexpr double LOG2_E = 1.4426950408889634;
 
 constexpr int STAT_ROWS = 128;         // statistics of a head are padded to a multiple: a tile never reads past them
-constexpr int SM75_SHARED = 64 << 10;  // bytes of shared memory a block may have there: the limit of what must run on any card
+constexpr int SM75_SHARED = 64 << 10;  // bytes of shared memory a block may have on sm_75: the limit of code for every card
 
-/* Rows of a head's statistics: T, rounded up. */
+/* Returns the rows of a head's statistics: T, rounded up. */
 static inline size_t attention_stat_rows(int T) { return round_up((size_t)T, (size_t)STAT_ROWS); }
 
 static inline AttentionArgs attention_args(AttentionShape s, size_t qkv_pitch, size_t out_pitch) {
@@ -40,7 +40,7 @@ static inline AttentionArgs attention_args(AttentionShape s, size_t qkv_pitch, s
     return a;
 }
 
-/* First element of a row's head. */
+/* Returns the first element of a head in a row. */
 template <typename Element>
 __device__ __forceinline__ Element* attention_row(Element* base, size_t row, size_t pitch, int head, int HD) {
     return base + row * pitch + (size_t)head * HD;
@@ -49,7 +49,7 @@ __device__ __forceinline__ Element* attention_row(Element* base, size_t row, siz
 // ---------------------------------------------------------------------------------------------------------------------
 // launches
 
-/* Launches with more shared memory than the 48 KB that need no asking. */
+/* Launches a kernel that may need more than the 48 KB of shared memory available without cudaFuncSetAttribute. */
 template <typename... Params, typename... Args>
 static inline void attention_launch(void (*kernel)(Params...), dim3 grid, int threads, int smem, cudaStream_t stream,
                                     Args... args) {
@@ -60,8 +60,8 @@ static inline void attention_launch(void (*kernel)(Params...), dim3 grid, int th
 
 constexpr int MAX_GRID_YZ = 65535;  // blocks of a grid's second and third dimension
 
-/* A block for each tile of `rows` rows of each head of B <= MAX_GRID_YZ sequences. Heads lie next to each other: those of a
- * group read the same K and V, and what the heads of one sequence read at a time fits in the L2 cache. */
+/* Returns a grid with a block for each tile of `rows` rows of each head of B <= MAX_GRID_YZ sequences. Heads vary fastest: the
+ * heads of a group read the same K and V, and what the heads of one sequence read at a time fits in the L2 cache. */
 static inline dim3 attention_grid(int B, int heads, int T, int rows) {
     const size_t tiles = ceil_div((size_t)T, (size_t)rows);
     if (tiles > MAX_GRID_YZ) { die("attention: T is %d, wanted at most %d with this head_dim", T, MAX_GRID_YZ * rows); }
@@ -69,15 +69,15 @@ static inline dim3 attention_grid(int B, int heads, int T, int rows) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// backward, first step: lse in base 2 and D = rowsum(dout * out), side by side, for the kernels that recompute scores
+// backward, first step: lse in base 2 and D = rowsum(dout * out), in pairs, for the kernels that recompute scores
 
-/* stats (B, NH, stat_rows) pairs {lse * log2(e), D}; those past T make every p and ds zero. LANES threads a pair, each W
- * neighbouring elements at a time; pairs of neighbouring tokens lie next to each other in a block. */
+/* Writes stats (B, NH, stat_rows), pairs {lse * log2(e), D}; pairs past T make every p and ds zero. LANES threads share a pair
+ * and read W neighboring elements at a time; neighboring tokens share a block. */
 template <int LANES, int W>
 __global__ void attention_stats_kernel(float2* stats, const floatX* dout, const floatX* out, const float* lse, AttentionArgs s,
                                        size_t pairs) {
     const size_t pair = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / LANES;
-    if (pair >= pairs) { return; }  // pairs come in multiples of STAT_ROWS: whole blocks
+    if (pair >= pairs) { return; }  // never happens: `pairs` is a multiple of STAT_ROWS, so blocks are full
     const int lane = threadIdx.x % LANES, t = (int)(pair % s.stat_rows), h = (int)(pair / s.stat_rows % s.NH);
     const size_t row = pair / s.stat_rows / s.NH * s.T + t;
     float D = 0;
@@ -113,10 +113,10 @@ static inline void attention_stats(float2* stats, const floatX* dout, const floa
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// fragments: how mma.sync and wgmma leave 16 rows of a product in a warp's registers
+// fragments: how mma.sync and wgmma lay out 16 rows of a product in a warp's registers
 //
 // With g = lane / 4 and t = lane % 4, element i of a thread's float p[N] is in row g + 8 (i / 2 % 2) and column
-// 2 t + 8 (i / 4) + i % 2: two rows, two neighbouring columns in every eight.
+// 2 t + 8 (i / 4) + i % 2: a thread has two rows and, of every eight columns, two neighboring ones.
 
 template <int N>
 __device__ __forceinline__ void fragment_clear(float (&p)[N]) {
@@ -124,8 +124,8 @@ __device__ __forceinline__ void fragment_clear(float (&p)[N]) {
     for (int i = 0; i < N; i++) { p[i] = 0; }
 }
 
-/* Masks the columns behind the last one that a row sees. `last` is that of row g of the warp's first fragment, counted from
- * column 2 t; this fragment lies `down` rows further down, and each row sees one column more than the row before. */
+/* Masks the columns past the last one that a row sees. `last` is the last column of row g of the warp's first fragment, counted
+ * from column 2 t. This fragment lies `down` rows further down; each row sees one column more than the row before. */
 template <int N>
 __device__ __forceinline__ void fragment_mask_behind(float (&p)[N], int last, float value, int down = 0) {
 #pragma unroll
@@ -134,7 +134,7 @@ __device__ __forceinline__ void fragment_mask_behind(float (&p)[N], int last, fl
     }
 }
 
-/* Transposed, rows are keys: zeros in the columns before the first one that sees key g, counted as above. */
+/* Does the transposed case, where rows are keys: clears the columns before the first one that sees key g, counted as above. */
 template <int N>
 __device__ __forceinline__ void fragment_clear_before(float (&p)[N], int first, int down = 0) {
 #pragma unroll
@@ -143,8 +143,8 @@ __device__ __forceinline__ void fragment_clear_before(float (&p)[N], int first, 
     }
 }
 
-/* Online softmax of row g + 8 r: scores become p = e^(s - m), row max m and this thread's part l of the row sum are those of
- * all tiles so far. Returns the rescale of what was summed before. m is in units of the unscaled scores. */
+/* Applies the online softmax to row g + 8 r: scores become p = e^(s - m), and row max m and this thread's part l of the row sum
+ * cover all tiles so far. Returns the factor that rescales earlier sums. m is in units of the unscaled scores. */
 template <int N>
 __device__ __forceinline__ float fragment_softmax(float (&p)[N], int r, float& m, float& l, float scale_log2) {
     float max = m;
@@ -165,14 +165,14 @@ __device__ __forceinline__ float fragment_softmax(float (&p)[N], int r, float& m
     return rescale;
 }
 
-/* Adds up what the four threads of a row have. */
+/* Adds up l over the four threads of a row. */
 __device__ __forceinline__ float fragment_row_sum(float l) {
     l += __shfl_xor_sync(0xffffffffu, l, 1);
     l += __shfl_xor_sync(0xffffffffu, l, 2);
     return l;
 }
 
-/* Backward: scores become p = e^(s - lse), and dP becomes ds = p (dP - D), whose factor `scale` is left to the store. stat[r]
+/* Backward: turn scores into p = e^(s - lse), and dP into ds = p (dP - D), whose factor `scale` the store applies. stat[r]
  * is {lse * log2(e), D} of the query in row g + 8 r. */
 template <int N>
 __device__ __forceinline__ void fragment_p(float (&p)[N], const float2 (&stat)[2], float scale_log2) {
@@ -185,7 +185,8 @@ __device__ __forceinline__ void fragment_ds(float (&ds)[N], const float (&p)[N],
     for (int i = 0; i < N; i++) { ds[i] = p[i] * (ds[i] - stat[i % 4 / 2].y); }
 }
 
-/* The same transposed, queries are columns. stats: the pairs of columns 2 t and 2 t + 1, from there two queries each. */
+/* Do the same transposed: queries are columns. stats[0] holds the pairs of columns 2 t and 2 t + 1, stats[4 n] those of the
+ * columns 8 n further. */
 template <int N>
 __device__ __forceinline__ void fragment_p_transposed(float (&p)[N], const float4* stats, float scale_log2) {
 #pragma unroll
@@ -207,7 +208,7 @@ __device__ __forceinline__ void fragment_ds_transposed(float (&ds)[N], const flo
 
 #ifndef PRECISION_FP32
 
-/* A result, rounded to 16 bits, as the left operand of a product that sums over its columns. */
+/* Rounds a product to 16 bits and arranges it as the left operand of the next product, which sums over its columns. */
 template <int N>
 __device__ __forceinline__ void fragment_operand(uint32_t (&a)[N / 8][4], const float (&p)[N]) {
 #pragma unroll

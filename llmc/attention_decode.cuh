@@ -1,13 +1,13 @@
-/* attention_decode.cuh -- attention of one new token against a cache of keys and values. Formulas: attention.cuh. It reads the
- * cache once and does two operations an element: nothing but the memory's speed counts. One sequence; NH blocks.
+/* attention_decode.cuh -- attention of one new token against a cache of keys and values. Formulas: attention.cuh. The kernel
+ * reads the cache once and does two operations an element, so memory bandwidth limits it. One sequence; NH blocks.
  */
 #ifndef LLMC_ATTENTION_DECODE_CUH
 #define LLMC_ATTENTION_DECODE_CUH
 
 #include "llmc/attention_common.cuh"
 
-/* A block a query head; a warp takes every WARPS-th group of four positions, so that four sums over lanes overlap. Lane i holds
- * columns 2 i + 64 c, 2 i + 64 c + 1. The warps' partial softmaxes are joined in order of warps. */
+/* A block computes a query head. A warp takes every WARPS-th group of four positions, so that four sums over lanes overlap.
+ * Lane i holds columns 2 i + 64 c and 2 i + 64 c + 1. The warps' partial softmaxes are joined in the order of warps. */
 constexpr int DECODE_WARPS = 16, DECODE_GROUP = 4;
 
 __global__ void __launch_bounds__(DECODE_WARPS * 32)
@@ -96,8 +96,8 @@ __global__ void __launch_bounds__(DECODE_WARPS * 32)
     store2(out + (size_t)h * s.HD + d, x / total, y / total);
 }
 
-/* out (NH HD) of one query q (NH HD) that sees all `positions` >= 1 of kv_cache (positions, 2 NKV HD: k, then v). B and T of
- * the shape are not used. */
+/* Writes out (NH HD) for one query q (NH HD) that sees all `positions` >= 1 of kv_cache (positions, 2 NKV HD: k, then v). B and
+ * T of the shape are unused. */
 static inline void attention_decode_cuda(floatX* out, const floatX* q, const floatX* kv_cache, int positions, AttentionShape s,
                                          cudaStream_t stream) {
     const AttentionArgs args = attention_args(s, (size_t)2 * s.NKV * s.HD, (size_t)s.NH * s.HD);

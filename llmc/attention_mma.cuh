@@ -1,9 +1,9 @@
-/* attention_mma.cuh -- the attention kernels on tensor cores by mma.sync: head_dim 64 and 128, 16-bit builds, every card from
- * sm_75 on. Formulas and layouts: attention.cuh. The method is FlashAttention-2's (Dao 2023, arXiv 2307.08691); tiles go to
- * shared memory asynchronously from sm_80 on, by way of registers on sm_75.
+/* attention_mma.cuh -- the attention kernels on tensor cores with mma.sync: head_dim 64 and 128, 16-bit builds, every card from
+ * sm_75 on. Formulas and layouts: attention.cuh. The method is FlashAttention-2 (Dao 2023, arXiv 2307.08691). Tiles go to
+ * shared memory asynchronously from sm_80 on, and through registers on sm_75.
  *
  * On an H200 in BF16, T = 1024 to 8192, they reach 248 to 332 TFLOP/s forward, 25 to 34 % of the data sheet's 989, and 187 to
- * 260 backward. That card's limit is for wgmma alone, and attention_sm90.cuh is the better choice there.
+ * 260 backward. Only wgmma can reach that card's limit, so attention_sm90.cuh is the better choice there.
  */
 #ifndef LLMC_ATTENTION_MMA_CUH
 #define LLMC_ATTENTION_MMA_CUH
@@ -12,18 +12,18 @@
 
 #ifndef PRECISION_FP32
 
-/* A tile of ROWS x HD elements in shared memory lies in 16-byte chunks: chunk c of row r is stored at place c ^ (r % 8) of its
- * row, so that the eight rows of an 8x8 matrix, the same chunk in each, fall on different banks for any chunk.
+/* A tile of ROWS x HD elements lies in shared memory as 16-byte chunks. Chunk c of row r is stored at place c ^ (r % 8) of its
+ * row, so that the eight rows of an 8x8 matrix, which use the same chunk c, fall on different banks for any c.
  *
- * TileCopy brings such a tile from global memory in two steps, between which the caller computes: on sm_80 and newer start()
- * issues asynchronous copies, the caller commits and waits; on sm_75 start() loads into registers and finish() stores them. */
+ * TileCopy loads such a tile from global memory in two steps, and the caller computes between them. On sm_80 and newer start()
+ * issues asynchronous copies, and the caller commits and waits. On sm_75 start() loads into registers and finish() stores. */
 template <int ROWS, int HD, int THREADS, bool ASYNC>
 struct TileCopy {
     static constexpr int CHUNKS = HD / 8, STEP = THREADS / CHUNKS, PIECES = ROWS / STEP;
     static_assert(ROWS % STEP == 0 && STEP % 8 == 0, "a thread moves the same chunk, in the same place, of PIECES rows");
     uint4 held[ASYNC ? 1 : PIECES];
 
-    /* src: the head's part of the tile's first row. Rows from `valid` on become zeros. */
+    /* Starts to load the tile. src: the head's part of the tile's first row. Rows from `valid` on become zeros. */
     __device__ __forceinline__ void start(uint32_t tile, const floatX* src, size_t pitch, int valid) {
         uint32_t thread = threadIdx.x;
         compute_here(thread);
@@ -54,7 +54,7 @@ struct TileCopy {
     }
 };
 
-/* acc[i] += a(rows a_row + 16 i ..) . b(rows b_row .. b_row + 8 NT)^T over HD: scores, of which each acc[i] is a fragment. */
+/* Adds to acc[i] the scores a(rows a_row + 16 i ..) . b(rows b_row .. b_row + 8 NT)^T, summed over HD; acc[i] is a fragment. */
 template <int HD, int MT, int NT>
 __device__ __forceinline__ void mma_scores(float (&acc)[MT][4 * NT], uint32_t a_tile, int a_row, uint32_t b_tile, int b_row) {
     uint32_t lane = threadIdx.x % 32;
@@ -80,7 +80,7 @@ __device__ __forceinline__ void mma_scores(float (&acc)[MT][4 * NT], uint32_t a_
     }
 }
 
-/* acc[i] += a[i] b(rows b_row .. b_row + 16 KT), a in registers: fragments of HD columns. */
+/* Adds to acc[i] the product a[i] b(rows b_row .. b_row + 16 KT), with a in registers; acc[i] is a fragment of HD columns. */
 template <int HD, int MT, int KT>
 __device__ __forceinline__ void mma_values(float (&acc)[MT][HD / 2], const uint32_t (&a)[MT][KT][4], uint32_t b_tile,
                                            int b_row) {
@@ -115,8 +115,8 @@ __device__ __forceinline__ void mma_clear(float (&acc)[MT][N]) {
     for (int i = 0; i < MT; i++) { fragment_clear(acc[i]); }
 }
 
-/* Writes a warp's 16 MT rows, row r times f[i][r / 8], to global memory, by way of `rows`: the warp's own rows of a tile in
- * shared memory that no other warp reads any more. */
+/* Writes a warp's 16 MT rows, row r of acc[i] times f[i][r / 8], to global memory. They pass through `rows`, the warp's own
+ * rows of a tile in shared memory that no other warp reads any more. */
 template <int HD, int MT>
 __device__ __forceinline__ void mma_store(floatX* dst, size_t pitch, int valid, char* rows, const float (&acc)[MT][HD / 2],
                                           const float (&f)[MT][2]) {
@@ -144,15 +144,15 @@ __device__ __forceinline__ void mma_store(floatX* dst, size_t pitch, int valid, 
 // ---------------------------------------------------------------------------------------------------------------------
 // forward
 
-/* A kernel's body exists in code for sm_80 and newer or in code for sm_75, as its ASYNC says. */
+/* A kernel's body is compiled either for sm_80 and newer or for sm_75; the tile's ASYNC says which. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 constexpr bool MMA_BODY_IS_ASYNC = false;
 #else
 constexpr bool MMA_BODY_IS_ASYNC = true;
 #endif
 
-/* WARPS warps of 16 MT queries each, keys in tiles of BN. One buffer each for K and V: V arrives under q k^T, the next K under
- * softmax and p v. Walks from the diagonal to the left, so that masked tiles come first. */
+/* WARPS warps of 16 MT queries each; keys in tiles of BN. K and V have one buffer each: V is loaded during q k^T, the next K
+ * during softmax and p v. The kernel walks from the diagonal to the left, so masked tiles come first. */
 template <int HD_, int BN_, int MT_, int WARPS_, int BLOCKS_, bool ASYNC_>
 struct MmaForwardTiles {
     static constexpr int HD = HD_, BN = BN_, MT = MT_, WARPS = WARPS_, BLOCKS = BLOCKS_;
@@ -256,8 +256,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
 // dK, dV
 
 /* dK, dV: WARPS warps of 16 MT keys each; queries in tiles of BM, of which a warp takes NC at a time. The scores are computed
- * transposed (keys are rows), so that p^T and ds^T already lie in registers as left operands of dv += p^T dout and
- * dk += ds^T q and never pass through shared memory. On sm_80 and newer the next q and dout tiles arrive in a second buffer. */
+ * transposed (keys are rows). p^T and ds^T then already lie in registers as left operands of dv += p^T dout and dk += ds^T q
+ * and never pass through shared memory. On sm_80 and newer a second buffer receives the next q and dout tiles. */
 template <int HD_, int BM_, int NC_, int MT_, int WARPS_, int BLOCKS_, bool ASYNC_>
 struct MmaKVTiles {
     static constexpr int HD = HD_, BM = BM_, NC = NC_, MT = MT_, WARPS = WARPS_, BLOCKS = BLOCKS_;
@@ -287,7 +287,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
         TileCopy<BM, HD, Tiles::THREADS, Tiles::ASYNC> copy_q, copy_dout;
         float2 held_stats = make_float2(0, 0);
         const int first_q = k0 / BM * BM;
-        // q, dout and statistics of head h from query q0 on; past the end all are zeros, which contribute nothing
+        // loads q, dout and statistics of head h from query q0 on; all are zeros past the end and contribute nothing
         auto start_stage = [&](int stage, int h, int q0) {
             const uint32_t q_smem = shared_address(stages) + stage * Tiles::STAGE;
             copy_q.start(q_smem, attention_row(qkv, first_row + q0, s.qkv_pitch, h, HD), s.qkv_pitch, s.T - q0);
@@ -342,7 +342,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             const float4* tile_stats = (const float4*)(tiles + 2 * BM * HD * 2);  // of two queries each
 #pragma unroll 1
             for (int c = 0; c < BM; c += NC) {
-                if (q0 + c + NC - 1 < warp_k0) { continue; }  // no query of these sees a key of this warp
+                if (q0 + c + NC - 1 < warp_k0) { continue; }  // none of these queries sees a key of this warp
                 float p[MT][4 * NT], ds[MT][4 * NT];
                 uint32_t a[MT][NT / 2][4];
                 mma_clear(p);
@@ -351,7 +351,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
 #pragma unroll
                 for (int i = 0; i < MT; i++) { fragment_p_transposed(p[i], stat, s.scale_log2); }
                 if (q0 + c < warp_k0 + MT * 16 - 1) {
-                    // the first column, counted from column 2 t of these, in which a query sees key g of the warp
+                    // the first of these columns, counted from column 2 t, whose query sees key g of the warp
                     const int first = warp_k0 + g - q0 - c - t * 2;
 #pragma unroll
                     for (int i = 0; i < MT; i++) { fragment_clear_before(p[i], first, i * 16); }
@@ -506,8 +506,8 @@ static inline void attention_mma_backward_q(floatX* dqkv, const float2* stats, c
                      Tiles::SMEM, stream, dqkv, stats, dout, qkv, s);
 }
 
-// Tiles by architecture and head dimension: HD, tile of the walked-over side (, columns at a time), MT, WARPS, BLOCKS, ASYNC.
-// sm_80: two blocks a multiprocessor, within the 99 KB a block may have on sm_86 and sm_89. sm_75: within 64 KB.
+// Tiles by architecture and head dimension: HD, tile of the side walked over, columns at a time (backward), MT, WARPS, BLOCKS,
+// ASYNC. sm_80: two blocks a multiprocessor, within the 99 KB a block may have on sm_86 and sm_89. sm_75: within 64 KB.
 template <int HD>
 struct MmaTiles;
 template <>

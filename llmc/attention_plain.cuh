@@ -1,19 +1,19 @@
-/* attention_plain.cuh -- the attention kernels for any even head_dim up to 256 and any floatX, and the readable ones: tiles in
- * shared memory as fp32, products on the ordinary units. Formulas and layouts: attention.cuh. The source of the tiling is
- * FlashAttention-2 (Dao 2023, arXiv 2307.08691).
+/* attention_plain.cuh -- the readable attention kernels, for any even head_dim up to 256 and any floatX: tiles in shared memory
+ * as fp32, products on the ordinary units. Formulas and layouts: attention.cuh. The tiling follows FlashAttention-2 (Dao 2023,
+ * arXiv 2307.08691).
  *
- * They serve FP32 builds and head dimensions that the tensor-core kernels do not have, and are the oracle of those. On an H200
- * they reach 18 to 21 TFLOP/s forward and 9 to 16 backward (BF16, T = 1024 and 2048), where mma.sync reaches 250 to 300 and
- * 190 to 230.
+ * They serve FP32 builds and the head dimensions that the tensor-core kernels lack, and are the oracle of those kernels. On an
+ * H200 they reach 18 to 21 TFLOP/s forward and 9 to 16 backward (BF16, T = 1024 and 2048), where mma.sync reaches 250 to 300
+ * and 190 to 230.
  */
 #ifndef LLMC_ATTENTION_PLAIN_CUH
 #define LLMC_ATTENTION_PLAIN_CUH
 
 #include "llmc/attention_common.cuh"
 
-/* Tile sizes by the largest head dimension that fits. A block has 16 x (BM / RM) threads; thread (ty, tx) computes scores of
- * query rows ty + TY i (i < RM) and key rows tx + 16 j (j < BN / 16), and for tiles of head_dim columns the columns
- * 4 tx + 64 c + 0..3. Rows in shared memory are HD + 4 floats apart, so that 16-byte reads of eight adjacent rows do not
+/* Tile sizes by the largest head dimension that fits. A block has 16 x (BM / RM) threads. Thread (ty, tx) computes the scores
+ * of query rows ty + TY i (i < RM) and key rows tx + 16 j (j < BN / 16). In tiles of head_dim columns it has columns
+ * 4 tx + 64 c + 0..3. Rows in shared memory are HD_MAX + 4 floats apart, so that 16-byte reads of eight adjacent rows do not
  * collide. */
 template <int HD_MAX>
 struct PlainTiles;
@@ -30,7 +30,7 @@ struct PlainTiles<256> {
     enum { FORWARD_BM = 32, FORWARD_BN = 16, FORWARD_RM = 2, BACKWARD_BM = 8, BACKWARD_BN = 16, BACKWARD_RM = 1 };
 };
 
-/* Brings `rows` rows of one head as fp32; rows from `valid` on and columns from HD on become zeros. */
+/* Loads `rows` rows of one head as fp32; rows from `valid` on and columns from HD on become zeros. */
 template <int HD_MAX>
 __device__ void plain_load(float* tile, const floatX* src, size_t pitch, int rows, int valid, int HD) {
     for (int i = threadIdx.x; i < rows * (HD_MAX / 2); i += blockDim.x) {
@@ -42,7 +42,7 @@ __device__ void plain_load(float* tile, const floatX* src, size_t pitch, int row
     }
 }
 
-/* s[i][j] = row (ty + TY i) of a . row (tx + 16 j) of b */
+/* Writes s[i][j] = row (ty + TY i) of a . row (tx + 16 j) of b. */
 template <int HD_MAX, int RM, int RN, int TY>
 __device__ __forceinline__ void plain_scores(float s[RM][RN], const float* a, const float* b, int ty, int tx, int HD) {
 #pragma unroll
@@ -65,7 +65,7 @@ __device__ __forceinline__ void plain_scores(float s[RM][RN], const float* a, co
     }
 }
 
-/* acc[i][c] += weight * tile[row][4 tx + 64 c + 0..3], where weights[i] are those of the thread's R rows */
+/* Adds weights[i] * tile[row][4 tx + 64 c + 0..3] to acc[i][c], for each of the thread's R rows. */
 template <int HD_MAX, int R>
 __device__ __forceinline__ void plain_accumulate(float4 acc[R][HD_MAX / 64], const float weights[R], const float* tile, int row,
                                                  int tx) {
@@ -82,7 +82,7 @@ __device__ __forceinline__ void plain_accumulate(float4 acc[R][HD_MAX / 64], con
     }
 }
 
-/* Columns 4 tx + 64 c + 0..3 of one row, times f. */
+/* Stores columns 4 tx + 64 c + 0..3 of one row, times f. */
 template <int HD_MAX>
 __device__ __forceinline__ void plain_store(floatX* row, const float4 acc[HD_MAX / 64], float f, int tx, int HD) {
 #pragma unroll
@@ -136,7 +136,7 @@ __global__ void attention_forward_plain_kernel(floatX* out, float* lse, const fl
                 max = fmaxf(max, p[i][j]);
             }
             for (int mask = 8; mask > 0; mask /= 2) { max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, mask)); }
-            // the first tile holds column 0, which no row masks: max is finite
+            // max is finite: the first tile holds column 0, which every row sees
             const float rescale = exp2f(m[i] - max);
             m[i] = max;
             l[i] *= rescale;
@@ -176,7 +176,7 @@ __global__ void attention_forward_plain_kernel(floatX* out, float* lse, const fl
     }
 }
 
-/* p and ds of the tile pair (queries from q0, keys from k0) in registers: recomputed scores, masked, against {lse, D}. */
+/* Computes p and ds of the tile pair (queries from q0, keys from k0) in registers, from recomputed scores and {lse, D}. */
 template <int HD_MAX, int RM, int RN, int TY>
 __device__ __forceinline__ void plain_gradients(float p[RM][RN], float ds[RM][RN], const float* q_tile, const float* dout_tile,
                                                 const float* k_tile, const float* v_tile, const float2* stats, int q0, int k0,
@@ -197,7 +197,7 @@ __device__ __forceinline__ void plain_gradients(float p[RM][RN], float ds[RM][RN
     }
 }
 
-/* A block owns BN keys of one kv head and walks over the query heads of the group and the queries that see the keys. */
+/* A block owns BN keys of one kv head and walks over the group's query heads and the queries that see the keys. */
 template <int HD_MAX>
 __global__ void attention_backward_kv_plain_kernel(floatX* dqkv, const float2* stats, const floatX* dout, const floatX* qkv,
                                                    AttentionArgs s) {

@@ -1,7 +1,7 @@
-/* attention_sm90.cuh -- the attention kernels for Hopper's own instructions (code for sm_90a): wgmma products, tiles brought by
- * the tensor memory accelerator, registers moved from the warps that copy to those that compute. HD 64 and 128, 16-bit builds.
- * Formulas, layouts and the order of sums: attention.cuh. The kernels of attention_mma.cuh are their oracle. The split into a
- * producer and consumers that take turns is FlashAttention-3's (Shah et al. 2024, arXiv 2407.08608).
+/* attention_sm90.cuh -- the attention kernels with Hopper's own instructions (code for sm_90a): products by wgmma, tiles loaded
+ * by the tensor memory accelerator (TMA), registers moved from the producer to the consumers. HD 64 and 128, 16-bit builds.
+ * Formulas, layouts and the order of sums: attention.cuh. The kernels of attention_mma.cuh are the oracle. The split into a
+ * producer and consumers that take turns follows FlashAttention-3 (Shah et al. 2024, arXiv 2407.08608).
  *
  * A block is a producer and two or three consumer warpgroups, which hand tiles over through a ring of buffers:
  *
@@ -12,24 +12,25 @@
  *   consumer 0   S dP | exp, ds |        S dP | exp, ds | ...
  *   consumer 1       S dP | exp, ds |        S dP | ...
  *
- * The producer is one thread. It runs ahead by the ring's length, into the block's next piece of work too. A consumer has 64
- * rows of the tile that the block owns; while one computes exponentials, the tensor cores work for another.
+ * The producer is one thread. It runs ahead by the ring's length, into the block's next piece of work as well. A consumer has
+ * 64 rows of the block's own tile; while one consumer computes exponentials, the tensor cores work for another.
  *
  *   forward   owns queries, walks over K and V. S = q k^T, out += p v. S of the next tile is issued before p v of this one,
  *             so that both run under the softmax.
  *   dK, dV    owns keys, walks over q and dout of all query heads of the group. S^T = k q^T, dP^T = v dout^T, dv += p^T dout,
- *             dk += ds^T q. Transposed, p^T and ds^T already lie in registers as left operands.
+ *             dk += ds^T q. Transposed, p^T and ds^T already lie in registers as left operands of these products.
  *   dQ        owns queries, walks over K and V. S = q k^T, dP = dout v^T, dq += ds k.
  *
- * Tiles lie in shared memory in blocks of 64 columns with 128-byte swizzle (ptx.cuh), as the copy engine writes them: the sums
- * over head_dim read them by rows, those over tokens by columns. A tensor map per operand says
- * (64 columns, T tokens, blocks of a row, B sequences), so that tokens past T come as zeros, whatever lies behind them.
+ * Tiles lie in shared memory in blocks of 64 columns with 128-byte swizzle (ptx.cuh), as TMA writes them. Sums over head_dim
+ * read a tile by rows, sums over tokens read it by columns. Each operand has a tensor map with the dimensions (64 columns,
+ * T tokens, blocks of a row, B sequences), so tokens past T read as zeros, whatever memory lies behind them.
  *
- * Blocks are persistent: each takes pieces of work from a list that is the same in every run. The list has the longest pieces
- * first and is dealt out in turns that alternate in direction: who got the longest of one turn gets the shortest of the next.
+ * Blocks are persistent: each takes pieces of work from a list that is the same in every run. The list starts with the longest
+ * pieces and is dealt out in turns of alternating direction: the block with the longest piece of one turn gets the shortest of
+ * the next.
  *
  * On an H200 in BF16, T = 1024 to 8192, forward reaches 323 to 523 TFLOP/s at HD 64 and 474 to 692 at HD 128: 33 to 70 % of the
- * data sheet's 989. Backward, which counts five of its seven products, reaches 301 to 389 and 320 to 459: 30 to 46 %.
+ * data sheet's 989. Backward reaches 301 to 389 and 320 to 459, 30 to 46 %, counting five of its seven products.
  */
 #ifndef LLMC_ATTENTION_SM90_CUH
 #define LLMC_ATTENTION_SM90_CUH
@@ -40,7 +41,7 @@
 
 #ifndef PRECISION_FP32
 
-/* What all three kernels' tile types have: WGS consumer warpgroups of 64 rows, BLOCKS blocks a multiprocessor. */
+/* What the tile types of all three kernels share: WGS consumer warpgroups of 64 rows, BLOCKS blocks a multiprocessor. */
 template <int WGS, int BLOCKS>
 struct WarpgroupSplit {
     static constexpr int THREADS = 128 * (WGS + 1), ROWS = 64 * WGS;
@@ -49,7 +50,7 @@ struct WarpgroupSplit {
     static constexpr int CONSUMER = FAIR < 240 ? FAIR : 240;
 };
 
-/* Position in a ring of STAGES buffers: barrier `full` and barrier `empty` of each lie side by side. */
+/* A position in a ring of STAGES buffers. The barriers `full` and `empty` of a buffer lie side by side. */
 template <int STAGES>
 struct Ring {
     uint32_t barriers;
@@ -65,14 +66,15 @@ struct Ring {
             phase ^= 1;
         }
     }
-    /* By one thread, before anyone uses the ring. A buffer is empty when every consumer warp has said so. */
+    /* Initializes the barriers; one thread calls it before anyone uses the ring. A buffer is empty once every consumer warp
+     * has released it. */
     __device__ __forceinline__ void init(int consumer_warps) const {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(barriers + i * 16, 1);
             barrier_init(barriers + i * 16 + 8, consumer_warps);
         }
     }
-    /* The producer's: waits until the buffer is empty and announces its next contents. */
+    /* Waits until the buffer is empty and announces its next contents; the producer calls it. */
     __device__ __forceinline__ void begin_fill(uint32_t bytes) const {
         barrier_wait(empty(), phase ^ 1);
         barrier_arrive_expect(full(), bytes);
@@ -80,14 +82,15 @@ struct Ring {
     __device__ __forceinline__ void wait_full() const { barrier_wait(full(), phase); }
 };
 
-/* A consumer warp's: it will not read the buffer any more. */
-constexpr uint32_t NO_BARRIER = 1;
+constexpr uint32_t NO_BARRIER = 1;  // stands for "no buffer is held"
+
+/* Releases a buffer that the calling consumer warp has finished reading. */
 __device__ __forceinline__ void ring_release(uint32_t empty) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) { barrier_arrive(empty); }
 }
 
-/* The pieces of work of one block, `count` in all. Number p is head p % heads and tile p / heads, counted from the longest. */
+/* One block's pieces of work, out of `count` in all. Piece p is head p % heads and tile p / heads, the longest tile first. */
 struct WorkList {
     uint32_t count, turn = 0;
     __device__ __forceinline__ explicit WorkList(uint32_t pieces) : count(pieces) {}
@@ -98,7 +101,7 @@ struct WorkList {
     }
 };
 
-/* d (64 x N) = a (64 rows of a tile of A_ROWS) b (tile of N rows)^T over HD columns */
+/* Computes d (64 x N) = a (64 rows of a tile of A_ROWS) b (tile of N rows)^T over HD columns. */
 template <int HD, int N, int A_ROWS>
 __device__ __forceinline__ void wgmma_scores(float (&d)[N / 2], uint32_t a, uint32_t b) {
 #pragma unroll
@@ -107,15 +110,15 @@ __device__ __forceinline__ void wgmma_scores(float (&d)[N / 2], uint32_t a, uint
     }
 }
 
-/* d (64 x HD) += a (64 x K) b (tile of K rows) */
+/* Adds a (64 x K) b (tile of K rows) to d (64 x HD). */
 template <int HD, int K>
 __device__ __forceinline__ void wgmma_values(float (&d)[HD / 2], const uint32_t (&a)[K / 16][4], uint32_t b) {
 #pragma unroll
     for (int k = 0; k < K / 16; k++) { wgmma_registers<HD, 1>(d, a[k], b + k * 128, 1); }
 }
 
-/* Writes a warp's 16 rows, of which `valid` exist, row r times f[r / 8]. Four lanes have a row's columns in pairs; they
- * exchange until each has eight neighbouring ones. */
+/* Writes a warp's 16 rows, of which `valid` exist, rows 0 to 7 times f0 and rows 8 to 15 times f1. Four lanes hold a row's
+ * columns in pairs; they exchange until each has eight neighboring columns. */
 template <int HD>
 __device__ __forceinline__ void wgmma_store(floatX* rows, size_t pitch, int valid, const float (&d)[HD / 2], float f0,
                                             float f1) {
@@ -147,13 +150,13 @@ __device__ __forceinline__ void wgmma_store(floatX* rows, size_t pitch, int vali
     }
 }
 
-/* Shared memory from the next multiple of 1024 on, as swizzled tiles want it. */
+/* Returns shared memory from the next multiple of 1024 on, as swizzled tiles need it. */
 __device__ __forceinline__ char* wgmma_tiles(char* smem) { return smem + (0u - shared_address(smem)) % 1024; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // forward
 
-/* WGS x 64 queries; keys in tiles of BN; queries of Q_STAGES pieces of work are in shared memory at a time. */
+/* WGS x 64 queries; keys in tiles of BN; shared memory holds the queries of Q_STAGES pieces of work. */
 template <int HD_, int BN_, int WGS_, int STAGES_, int Q_STAGES_, int BLOCKS_>
 struct WgmmaForwardTiles : WarpgroupSplit<WGS_, BLOCKS_> {
     static constexpr int HD = HD_, BN = BN_, WGS = WGS_, STAGES = STAGES_, Q_STAGES = Q_STAGES_, BLOCKS = BLOCKS_;
@@ -171,7 +174,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
     constexpr uint32_t KV_BYTES = Tiles::KV_BYTES, Q_BYTES = Tiles::Q_BYTES;
     extern __shared__ __align__(128) char smem[];
     __shared__ uint64_t q_barriers[2 * Tiles::Q_STAGES], k_barriers[2 * Tiles::STAGES], v_barriers[2 * Tiles::STAGES];
-    // q of each of Q_STAGES; K of each of STAGES; V of each of STAGES
+    // layout: q of each of Q_STAGES; K of each of STAGES; V of each of STAGES
     const uint32_t q_smem = shared_address(wgmma_tiles(smem)), k_smem = q_smem + Tiles::Q_STAGES * Q_BYTES;
     const uint32_t v_smem = k_smem + Tiles::STAGES * KV_BYTES;
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), group = s.NH / s.NKV, tiles = (s.T + BM - 1) / BM;
@@ -209,7 +212,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
         const int consumer = warpgroup - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
         float acc[HD / 2], p[BN / 2], m[2], l[2], rescale[2];
         uint32_t operand[BN / 16][4];
-        // p becomes exp(p - m) of the tile whose keys start at k0; `rescale` is found for all that was summed before
+        // turns p into exp(p - m) of the tile whose keys start at k0; `rescale` becomes the factor for all earlier sums
         auto softmax = [&](int k0, int my_q0) {
             if (k0 + BN - 1 > my_q0) {
                 // the last column of this tile, counted from 2 t, that row g of the warp sees
@@ -298,13 +301,13 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
 // ---------------------------------------------------------------------------------------------------------------------
 // dK, dV
 
-/* WGS x 64 keys; queries in tiles of BM; K and V of KV_STAGES pieces of work are in shared memory at a time. */
+/* WGS x 64 keys; queries in tiles of BM; shared memory holds K and V of KV_STAGES pieces of work. */
 template <int HD_, int BM_, int WGS_, int STAGES_, int KV_STAGES_, int BLOCKS_>
 struct WgmmaKVTiles : WarpgroupSplit<WGS_, BLOCKS_> {
     static constexpr int HD = HD_, BM = BM_, WGS = WGS_, STAGES = STAGES_, KV_STAGES = KV_STAGES_, BLOCKS = BLOCKS_;
     static constexpr int BN = 64 * WGS, KV_BYTES = BN * HD * 2, Q_BYTES = BM * HD * 2, STATS_BYTES = BM * 8;
     static constexpr int SMEM = 2 * KV_STAGES * KV_BYTES + STAGES * (2 * Q_BYTES + STATS_BYTES) + 1024;
-    // whether dv and dk products of one tile can not be under way at a time, for want of registers for both left operands
+    // whether registers are too few for the left operands of dv and dk together: then only one of the products is under way
     static constexpr bool TIGHT = HD + BM + 2 * (BM / 4) + 24 > WarpgroupSplit<WGS_, BLOCKS_>::CONSUMER;
     // a warpgroup may pass over the first tiles of a head while it still holds the last one of the head before
     static_assert(STAGES >= (BN - 1) / BM + 2, "the ring is too short");
@@ -321,7 +324,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
     constexpr uint32_t KV_BYTES = Tiles::KV_BYTES, Q_BYTES = Tiles::Q_BYTES, STATS_BYTES = Tiles::STATS_BYTES;
     extern __shared__ __align__(128) char smem[];
     __shared__ uint64_t kv_barriers[2 * Tiles::KV_STAGES], q_barriers[2 * Tiles::STAGES];
-    // K, V of each of KV_STAGES; q, dout of each of STAGES; statistics of each of STAGES
+    // layout: K, V of each of KV_STAGES; q, dout of each of STAGES; statistics of each of STAGES
     const char* all_stats = wgmma_tiles(smem) + 2 * Tiles::KV_STAGES * KV_BYTES + 2 * Tiles::STAGES * Q_BYTES;
     const uint32_t kv_smem = shared_address(wgmma_tiles(smem)), q_smem = kv_smem + 2 * Tiles::KV_STAGES * KV_BYTES;
     const uint32_t stats_smem = shared_address(all_stats);
@@ -369,7 +372,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             kv_ring.wait_full();
             const uint32_t k_rows = matrix_rows(kv_smem + kv_ring.stage * 2 * KV_BYTES + consumer * 64 * 128);
             const uint32_t v_rows = k_rows + (KV_BYTES >> 4);
-            uint32_t held = NO_BARRIER;  // of the buffer that products under way read
+            uint32_t held = NO_BARRIER;  // the `empty` barrier of the buffer that pending products read
             fragment_clear(dk);
             fragment_clear(dv);
 #pragma unroll 1
@@ -377,7 +380,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
 #pragma unroll 1
                 for (int q0 = k0 / BM * BM; q0 < s.T; q0 += BM) {
                     q_ring.wait_full();
-                    if (q0 + BM <= my_k0) {  // no query of these sees a key of this warpgroup
+                    if (q0 + BM <= my_k0) {  // none of these queries sees a key of this warpgroup
                         ring_release(q_ring.empty());
                         q_ring.advance();
                         continue;
@@ -394,7 +397,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                     if (held != NO_BARRIER) { ring_release(held); }
                     fragment_p_transposed(p, tile_stats, s.scale_log2);
                     if (q0 < my_k0 + 63) {
-                        // the first column of this tile, counted from 2 t, in which a query sees key g of the warp
+                        // the first column of this tile, counted from 2 t, whose query sees key g of the warp
                         fragment_clear_before(p, my_k0 + warp * 16 + g - q0 - t * 2);
                     }
                     fragment_operand(p_operand, p);
@@ -440,7 +443,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
 // ---------------------------------------------------------------------------------------------------------------------
 // dQ
 
-/* WGS x 64 queries; keys in tiles of BN; q and dout of Q_STAGES pieces of work are in shared memory at a time. */
+/* WGS x 64 queries; keys in tiles of BN; shared memory holds q and dout of Q_STAGES pieces of work. */
 template <int HD_, int BN_, int WGS_, int STAGES_, int Q_STAGES_, int BLOCKS_>
 struct WgmmaQTiles : WarpgroupSplit<WGS_, BLOCKS_> {
     static constexpr int HD = HD_, BN = BN_, WGS = WGS_, STAGES = STAGES_, Q_STAGES = Q_STAGES_, BLOCKS = BLOCKS_;
@@ -459,7 +462,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
     constexpr uint32_t KV_BYTES = Tiles::KV_BYTES, Q_BYTES = Tiles::Q_BYTES;
     extern __shared__ __align__(128) char smem[];
     __shared__ uint64_t kv_barriers[2 * Tiles::STAGES], q_barriers[2 * Tiles::Q_STAGES];
-    // q, dout of each of Q_STAGES; K, V of each of STAGES
+    // layout: q, dout of each of Q_STAGES; K, V of each of STAGES
     const uint32_t q_smem = shared_address(wgmma_tiles(smem)), kv_smem = q_smem + 2 * Tiles::Q_STAGES * Q_BYTES;
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), group = s.NH / s.NKV, tiles = (s.T + BM - 1) / BM;
     const uint32_t heads = B * s.NH;
@@ -561,8 +564,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
 // ---------------------------------------------------------------------------------------------------------------------
 // launchers
 
-/* Tells, by its shared memory, whether the code at hand is that for sm_90a: a GPU of compute capability 9.0 may as well run PTX
- * without its own instructions. */
+/* Shows by its size of shared memory whether the loaded code is that for sm_90a: a GPU of compute capability 9.0 may also have
+ * loaded PTX without these instructions. */
 constexpr int PROBE_BYTES = 4096;
 __global__ static void attention_wgmma_probe_kernel(int* out) {
 #if PTX_HAS_SM90A
@@ -583,7 +586,7 @@ typedef CUresult (*TensorMapEncode)(CUtensorMap*, CUtensorMapDataType, cuuint32_
                                     const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
                                     CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-/* The driver's function, found at run time so that nothing links libcuda. */
+/* Returns the driver's function, looked up at run time so that nothing links libcuda. */
 static inline TensorMapEncode tensor_map_encode(void) {
     void* f = NULL;
     cudaDriverEntryPointQueryResult found;
@@ -592,11 +595,13 @@ static inline TensorMapEncode tensor_map_encode(void) {
 #else
     CUDA_CHECK(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &f, cudaEnableDefault, &found));
 #endif
-    if (found != cudaDriverEntryPointSuccess || f == NULL) { die("this CUDA driver has no cuTensorMapEncodeTiled"); }
+    if (found != cudaDriverEntryPointSuccess || f == NULL) {
+        die("the CUDA driver has no cuTensorMapEncodeTiled\n  hint: install a driver for CUDA 12.0 or newer");
+    }
     return (TensorMapEncode)f;
 }
 
-/* x (B, T, width) with rows `pitch` apart, in boxes of `rows` tokens of one sequence by HD columns. */
+/* Returns a map of x (B, T, width), rows `pitch` apart, in boxes of `rows` tokens of one sequence by HD columns. */
 static inline CUtensorMap attention_tensor_map(const floatX* x, size_t B, int T, size_t width, size_t pitch, int rows, int HD) {
     static const TensorMapEncode encode = tensor_map_encode();
     const cuuint64_t dims[4] = {64, (cuuint64_t)T, width / 64, B};
@@ -612,7 +617,7 @@ static inline CUtensorMap attention_tensor_map(const floatX* x, size_t B, int T,
         encode(&map, type, 4, (void*)x, dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (status != CUDA_SUCCESS) {
-        die("attention: no tensor map of B %zu, T %d, width %zu, pitch %zu (CUresult %d)", B, T, width, pitch, (int)status);
+        die("attention: no tensor map for B %zu, T %d, width %zu, pitch %zu (CUresult %d)", B, T, width, pitch, (int)status);
     }
     return map;
 }
@@ -625,7 +630,7 @@ static inline CUtensorMap attention_out_map(const floatX* out, int B, const Atte
     return attention_tensor_map(out, B, s.T, (size_t)s.NH * s.HD, s.out_pitch, rows, s.HD);
 }
 
-/* As many blocks as run at a time, or as there are tiles of `rows` rows: the pieces of their work. */
+/* Returns a grid of as many blocks as run at a time, but no more than there are pieces of work (tiles of `rows` rows). */
 template <typename Tiles>
 static inline dim3 attention_wgmma_blocks(int B, int heads, int T, int rows) {
     const size_t pieces = (size_t)B * heads * ceil_div((size_t)T, (size_t)rows);
@@ -657,7 +662,7 @@ static inline void attention_wgmma_backward_q(floatX* dqkv, const float2* stats,
                      attention_qkv_map(qkv, B, s, Tiles::BN), attention_out_map(dout, B, s, Tiles::BM), s, (uint32_t)B);
 }
 
-// Tiles by head dimension: HD, rows of the walked-over side, warpgroups, ring, pieces of work at a time, blocks.
+// Tiles by head dimension: HD, rows of a tile walked over, warpgroups, ring, pieces of work at a time, blocks.
 template <int HD>
 struct WgmmaTiles;
 template <>

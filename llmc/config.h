@@ -1,15 +1,15 @@
 /* config.h -- the shape of a model: its configuration, the presets, and the one table of its parameters.
  *
- * Everything that walks over parameters (initialisation, files, AdamW's decay, the memory plan, the tests) walks over
- * `param_specs` and the ParamTable made from it. Names, shapes and the half-split RoPE pairing are Hugging Face's.
+ * All code that walks over parameters (initialization, files, AdamW's decay, the memory plan, the tests) walks over
+ * `param_specs` and the ParamTable built from it. Names, shapes and the half-split RoPE pairing are Hugging Face's.
  *
- * Layout of one arena (the same element offsets serve weights, gradients, master weights, m and v):
+ * The arena's layout (weights, gradients, master weights, m and v share the element offsets):
  *   embedding | block 0 | block 1 | ... | final norm | lm_head (untied only)
  * A block is input_norm, q k v, o, post_norm, gate up, down. q, k, v are adjacent, and so are gate and up: one GEMM
- * with (NH + 2 NKV) HD or 2F output rows serves them, and reading or writing files is a plain copy. Every other tensor
- * starts at a multiple of PARAM_ALIGN elements; gaps hold zeros and stay zero under AdamW.
+ * with (NH + 2 NKV) HD or 2F output rows computes them together, and reading or writing files is a plain copy. Every other
+ * tensor starts at a multiple of PARAM_ALIGN elements. Gaps hold zeros and stay zero under AdamW.
  *
- * config.json is read and written in files/config_file.h.
+ * files/config_file.h reads and writes config.json.
  */
 #ifndef LLMC_CONFIG_H
 #define LLMC_CONFIG_H
@@ -48,12 +48,12 @@ typedef struct {
     int num_eos;  // 0: none
 } ModelConfig;
 
-/* Elements of one packed QKV row, of its query part, and of its key part (= its value part). */
+/* Return the elements of one packed QKV row: of its queries, of its keys (as many as its values), and of all. */
 static inline int q_width(const ModelConfig* c) { return c->num_heads * c->head_dim; }
 static inline int kv_width(const ModelConfig* c) { return c->num_kv_heads * c->head_dim; }
 static inline int qkv_width(const ModelConfig* c) { return q_width(c) + 2 * kv_width(c); }
 
-/* What RoPE and attention know of a batch. */
+/* What RoPE and attention need to know of a batch. */
 typedef struct {
     int B, T;         // sequences, and tokens of each
     int NH, NKV, HD;  // query heads, key-value heads (NKV divides NH), elements of a head
@@ -89,7 +89,7 @@ typedef struct {
     const char* name;  // of the tensor in the file; %d is the layer
     bool per_layer;
     bool joined;  // follows the tensor before it without a gap (k and v behind q, up behind gate)
-    bool matrix;  // two dimensions: has weight decay, is computed in 16 bits
+    bool matrix;  // two dimensions: has weight decay; its GPU gradients may be 16-bit
     InitKind init;
 } ParamSpec;
 
@@ -111,7 +111,7 @@ static const ParamSpec param_specs[NUM_PARAM_SPECS] = {
 };
 // clang-format on
 
-/* Rows and columns of a kind; norms have one row. */
+/* Writes the rows and columns of a kind; a norm has one row. */
 static inline void param_shape(const ModelConfig* c, ParamKind kind, size_t* rows, size_t* cols) {
     const size_t V = (size_t)c->vocab_size, C = (size_t)c->hidden_size, F = (size_t)c->intermediate_size;
     const size_t Q = (size_t)q_width(c), KV = (size_t)kv_width(c);
@@ -139,18 +139,18 @@ static inline void param_shape(const ModelConfig* c, ParamKind kind, size_t* row
 
 typedef struct {
     ParamKind kind;
-    int layer;          // -1 outside of the blocks
+    int layer;          // -1 outside the blocks
     size_t offset;      // of its first element in the arena
     size_t rows, cols;  // row-major
     char name[64];      // Hugging Face's
 } Param;
 
 typedef struct {
-    Param* items;  // `count` of them in arena order; the index is the tensor's ordinal for the random numbers
+    Param* items;  // `count` of them in arena order; the index is the tensor's ordinal for its random numbers
     int count;
     size_t elements;    // length of the arena, gaps included
     size_t num_params;  // without gaps
-    size_t num_matmul;  // elements of the matrices that tokens are multiplied with: blocks and head (also when tied)
+    size_t num_matmul;  // elements of the matrices that multiply tokens: blocks and head (tied or not)
 } ParamTable;
 
 static inline size_t param_size(const Param* p) { return p->rows * p->cols; }
@@ -173,7 +173,7 @@ static inline void param_table_add(ParamTable* t, const ModelConfig* c, ParamKin
     if (param_specs[kind].matrix && (kind != P_EMBEDDING || c->tied)) { t->num_matmul += param_size(p); }
 }
 
-/* The table of a checked configuration. Free with param_table_free(). */
+/* Builds the table of a checked configuration. Free it with param_table_free(). */
 static inline ParamTable param_table(const ModelConfig* c) {
     ParamTable t;
     memset(&t, 0, sizeof t);
@@ -193,7 +193,7 @@ static inline void param_table_free(ParamTable* t) {
     t->items = NULL;
 }
 
-/* The parameter of this name, or NULL. */
+/* Returns the parameter of this name, or NULL. */
 static inline const Param* param_find(const ParamTable* t, const char* name) {
     for (int i = 0; i < t->count; i++) {
         if (strcmp(t->items[i].name, name) == 0) { return &t->items[i]; }
@@ -201,7 +201,7 @@ static inline const Param* param_find(const ParamTable* t, const char* name) {
     return NULL;
 }
 
-/* Offset of one kind's tensor in one layer (-1 for those outside of the blocks); for a tied P_LM_HEAD the embedding's. */
+/* Returns the offset of a kind's tensor in a layer (-1 outside the blocks); for a tied P_LM_HEAD, that of the embedding. */
 static inline size_t param_offset(const ParamTable* t, ParamKind kind, int layer) {
     const int per_block = P_DOWN - P_INPUT_NORM + 1;
     if (kind == P_EMBEDDING) { return t->items[0].offset; }
@@ -212,8 +212,8 @@ static inline size_t param_offset(const ParamTable* t, ParamKind kind, int layer
     return t->items[0].offset;
 }
 
-/* Fresh weights of one parameter, the `ordinal`-th of the table: norms 1, matrices N(0, 0.02), and those that end a residual
- * branch N(0, 0.02 / sqrt(2L)). The same bits in C, CUDA and Python. */
+/* Fills w with fresh weights of a parameter, the table's `ordinal`-th: 1 for norms, N(0, 0.02) for matrices, and
+ * N(0, 0.02 / sqrt(2L)) for matrices that end a residual branch. C, CUDA and Python give the same bits. */
 static inline void param_init(float* w, const Param* p, uint32_t ordinal, const ModelConfig* c, uint64_t seed) {
     const size_t n = param_size(p);
     switch (param_specs[p->kind].init) {
@@ -245,9 +245,9 @@ static const Preset presets[] = {
 };
 // clang-format on
 
-/* Fills *c from a preset's name: one of `presets`, or dN (depth N: hidden 64 N, N heads of 64, kv heads the largest
- * divisor of N not above max(1, N/3), ffn 8/3 of hidden rounded up to 256, untied, no RoPE scaling). The vocabulary of
- * dN is the tokenizer's: `vocab_size` fills it. False where the name is no preset. */
+/* Fills *c from a preset's name: one of `presets`, or dN. dN has depth N, hidden size 64 N, N heads of 64, as many kv heads as
+ * the largest divisor of N not above max(1, N/3), ffn size 8/3 of hidden rounded up to 256, an untied head, no RoPE scaling,
+ * and the tokenizer's vocabulary, `vocab_size`. Returns false if the name is no preset. */
 static inline bool config_preset(ModelConfig* c, const char* name, int vocab_size) {
     memset(c, 0, sizeof *c);
     c->rms_eps = 1e-5f;

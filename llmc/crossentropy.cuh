@@ -1,14 +1,14 @@
-/* crossentropy.cuh -- softmax and negative log-likelihood of each row of logits on the GPU, and in the same launch the
- * gradient, written over the logits. The oracle is crossentropy.h, where the formulas stand.
+/* crossentropy.cuh -- softmax and negative log-likelihood of each row of logits on the GPU and, in the same launch, the
+ * gradient, which overwrites the logits. The oracle is crossentropy.h, where the formulas stand.
  *
- * Maximum and sum are found in one pass (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). Without
- * gradient one kernel takes any V: one wave of blocks, each row after row, with the next vectors always under way. With
- * gradient the first of these that can:
+ * One pass finds maximum and sum (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). Without gradient
+ * one kernel takes any V: one wave of blocks, each row after row, always with the next vectors' loads in flight. With gradient
+ * crossentropy_fused_cuda() uses the first of these kernels that can take the row:
  *   held     keeps the row in a block's registers, CE_PACKS vectors a thread: up to 32,768 elements of 16 bits.
- *   row      one wave of blocks, each row after row, in registers and shared memory together. As soon as a part of the row is
- *            no longer needed, the next row's is loaded in its place (cp.async): memory always has work. From sm_80 on, up to
- *            what shared memory holds: 131,072 elements of 16 bits on an H100, 94,208 on an A100.
- *   looped   any V on any card: reads the row twice, the second time backwards, since its end is still in the L2 cache.
+ *   row      runs one wave of blocks, each row after row, and keeps a row in registers and shared memory together. As soon as a
+ *            part of the row is no longer needed, it loads the next row's part in its place (cp.async): memory always has work.
+ *            From sm_80 on, up to what shared memory holds: 131,072 elements of 16 bits on an H100, 94,208 on an A100.
+ *   looped   takes any V on any card: reads the row twice, the second time backwards, since its end is still in the L2 cache.
  * 16-bit builds compute 2^(x log2(e) - max log2(e)): one multiply-add and the hardware's 2^x.
  * The caller has checked that 0 <= target < V. Elements from V to the pitch are neither read nor written.
  */
@@ -21,16 +21,16 @@
 enum {
     CE_PACKS = 8,              // held kernel: vectors of a row in a thread's registers
     CE_BLOCK_PACKS = 4096,     //   in a block's, at most
-    CE_VIA = 6,                // row kernel: vectors of a thread that pass through shared memory,
-    CE_DIRECT = 2,             //   that do not,
-    CE_STAY = 8,               //   that stay there
-    CE_ROW_THREADS = 1024,     //   of a block, at most
-    CE_LOOP_THREADS = 1024,    // looped kernel: of a block
-    CE_FORWARD_THREADS = 256,  // without gradient: of a block, at most
-    CE_UNROLL = 4,             // looped and without gradient: vectors that a thread works on together
+    CE_VIA = 6,                // row kernel: vectors of a thread that pass through shared memory
+    CE_DIRECT = 2,             //   that go straight into registers
+    CE_STAY = 8,               //   that stay in shared memory
+    CE_ROW_THREADS = 1024,     //   threads of a block, at most
+    CE_LOOP_THREADS = 1024,    // looped kernel: threads of a block
+    CE_FORWARD_THREADS = 256,  // without gradient: threads of a block, at most
+    CE_UNROLL = 4,             // looped and without gradient: vectors that a thread processes together
 };
 
-/* Exponents are counted in units of 1 / SOFTMAX_UNIT: natural in FP32 builds, else base 2. */
+/* Exponents are in units of 1 / SOFTMAX_UNIT: base e in FP32 builds, else base 2. */
 #ifdef PRECISION_FP32
 constexpr float SOFTMAX_UNIT = 1.0f;
 __device__ __forceinline__ float softmax_power(float x) { return expf(x); }
@@ -39,25 +39,26 @@ constexpr float SOFTMAX_UNIT = 1.4426950409f;
 __device__ __forceinline__ float softmax_power(float x) { return exp2_fast(x); }
 #endif
 
-/* Sum of e^(x - maximum) over the elements seen so far, and their maximum in SOFTMAX_UNITs. */
+/* The sum of e^(x - maximum) over the elements seen so far, and their maximum times SOFTMAX_UNIT. */
 struct SoftmaxSum {
     float max, sum;
 };
-/* The lowest maximum. Finite, so that -inf minus -inf never happens, also behind the unit. */
+/* The lowest maximum. It is finite even after scaling by the unit, so that -inf minus -inf never happens. */
 constexpr float SOFTMAX_LOWEST = -1e38f;
 __device__ __forceinline__ SoftmaxSum softmax_of_none() { return {SOFTMAX_LOWEST, 0.0f}; }
 
 __device__ __forceinline__ float softmax_max(float logit) { return fmaxf(logit * SOFTMAX_UNIT, SOFTMAX_LOWEST); }
 
-/* e^(x - max) */
+/* Returns e^(x - max). */
 __device__ __forceinline__ float softmax_term(float x, float max) { return softmax_power(fmaf(x, SOFTMAX_UNIT, -max)); }
 
-/* In double: log(sum) can be far smaller than both others. */
+/* Computes in double: log(sum) can be far smaller than the other two terms. */
 __device__ __forceinline__ float softmax_loss(SoftmaxSum s, float target_logit) {
     return (float)((double)s.max * (1 / (double)SOFTMAX_UNIT) - (double)target_logit) + logf(s.sum);
 }
 
-/* Joins all threads of a block, in every thread. shared: 32 values, free for others after the next __syncthreads(). */
+/* Joins the sums of all threads of a block and returns the result in every thread. `shared` has 32 values and is free for reuse
+ * after the next __syncthreads(). */
 __device__ __forceinline__ SoftmaxSum softmax_block(SoftmaxSum s, SoftmaxSum* shared) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float max = warp_max(s.max);
@@ -69,14 +70,14 @@ __device__ __forceinline__ SoftmaxSum softmax_block(SoftmaxSum s, SoftmaxSum* sh
     return SoftmaxSum{max, warp_sum(s.sum * softmax_power(s.max - max))};
 }
 
-typedef Held<floatX, VECTOR<floatX>> Logits;  // of one vector
+typedef Held<floatX, VECTOR<floatX>> Logits;  // one vector
 #if defined(PRECISION_BF16)
 typedef __nv_bfloat162 LogitPair;
 #elif defined(PRECISION_FP16)
 typedef __half2 LogitPair;
 #endif
 
-/* The larger of each two elements, of which a NaN is none. */
+/* Returns the larger of each two elements; a NaN loses against a number. */
 __device__ __forceinline__ uint32_t max_word(uint32_t a, uint32_t b) {
 #ifdef PRECISION_FP32
     return __float_as_uint(fmaxf(__uint_as_float(a), __uint_as_float(b)));
@@ -90,10 +91,10 @@ __device__ __forceinline__ uint32_t max_word(uint32_t a, uint32_t b) {
 #endif
 }
 
-/* The maximum of K vectors and `rest`. */
+/* Returns the maximum of K vectors and `rest`. */
 template <int K>
 __device__ __forceinline__ float largest_logit(Logits (&x)[K], float rest) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  // which has no instruction for pairs
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  // no instruction for pairs there
 #pragma unroll
     for (int k = 0; k < K; k++) {
         const Pack<floatX> v = unpack(x[k]);
@@ -118,7 +119,7 @@ __device__ __forceinline__ float largest_logit(Logits (&x)[K], float rest) {
 #endif
 }
 
-/* The sum of e^(x - max) over K vectors, in two running sums a vector. Keeps x as it is in memory. */
+/* Returns the sum of e^(x - max) over K vectors, with two running sums a vector. Keeps x as it is in memory. */
 template <int K>
 __device__ __forceinline__ float sum_of_terms(Logits (&x)[K], float max) {
     float sum = 0;
@@ -137,7 +138,7 @@ __device__ __forceinline__ float sum_of_terms(Logits (&x)[K], float max) {
     return sum;
 }
 
-/* s and K vectors more. */
+/* Adds K vectors to s. */
 template <int K>
 __device__ __forceinline__ void softmax_add(SoftmaxSum& s, Logits (&x)[K]) {
     const float max = fmaxf(s.max, softmax_max(largest_logit(x, -INFINITY)));
@@ -151,8 +152,8 @@ __device__ __forceinline__ void softmax_add(SoftmaxSum& s, float logit) {
     s.max = max;
 }
 
-/* Vectors of a row end at `full`, the largest multiple of a vector's length in V. One from there on is all -inf, whose e^x
- * is 0. */
+/* Returns a vector of -inf, whose e^x is 0. It stands for a vector at or past `full`, the largest multiple of a vector's length
+ * in V. */
 __device__ __forceinline__ Logits no_logits() {
 #if defined(PRECISION_FP32)
     const unsigned none = 0xff800000u;
@@ -168,7 +169,7 @@ __device__ __forceinline__ Logits load_logits(const floatX* row, int c, int full
     return c < full ? hold_stream<VECTOR<floatX>>(row + c) : no_logits();
 }
 
-/* The V % W elements behind the vectors are the first threads' of a row, one each. */
+/* Loads a row's V % W elements behind the vectors, one for each of the first threads. */
 template <int W>
 __device__ __forceinline__ float load_tail(const floatX* row, int thread, int V) {
     const int c = V / W * W + thread;
@@ -182,7 +183,7 @@ struct SoftmaxGradient {
     int target;
 };
 
-/* dlogits of the vector at c. The target's own element is put right behind the store, by the same thread. */
+/* Stores dlogits of the vector at c. The thread that stores the target's vector then corrects the target's element. */
 __device__ __forceinline__ void store_dlogits(floatX* row, int c, int full, const Logits& logits, const SoftmaxGradient& g) {
     constexpr int W = VECTOR<floatX>;
     if (c >= full) { return; }
@@ -201,20 +202,20 @@ __device__ __forceinline__ void store_tail(floatX* row, int thread, int V, float
     if (c < V) { row[c] = from_float<floatX>(softmax_term(x, g.max) * g.scale - (c == g.target ? g.dloss : 0.0f)); }
 }
 
-/* Blocks of the held kernel that an SM must have room for: 64 registers a thread, more before sm_80, which wants them. */
+/* Blocks of the held kernel that an SM must have room for: 2 allow 64 registers a thread. Before sm_80 it needs more. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 constexpr int CE_HELD_BLOCKS = 1;
 #else
 constexpr int CE_HELD_BLOCKS = 2;
 #endif
 
-/* A row a block, in registers. */
+/* A block takes one row and keeps it in registers. */
 __global__ void __launch_bounds__(CE_BLOCK_PACKS / CE_PACKS, CE_HELD_BLOCKS)
     crossentropy_held_kernel(float* losses, floatX* logits, const int32_t* targets, float dloss, const float* loss_scale, int V,
                              size_t pitch) {
     constexpr int W = VECTOR<floatX>;
     __shared__ SoftmaxSum shared[32];
-    // a warp has CE_PACKS * 32 neighbouring vectors: distances that the compiler knows
+    // a warp has CE_PACKS * 32 neighboring vectors: distances that the compiler knows
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int first = (warp * 32 * CE_PACKS + lane) * W, stride = 32 * W, full = V / W * W;
     floatX* row = logits + blockIdx.x * pitch;
@@ -236,7 +237,7 @@ __global__ void __launch_bounds__(CE_BLOCK_PACKS / CE_PACKS, CE_HELD_BLOCKS)
     if (threadIdx.x == 0) { losses[blockIdx.x] = softmax_loss(s, target_logit); }
 }
 
-/* A row a block, read twice. */
+/* A block takes one row and reads it twice. */
 __global__ void __launch_bounds__(CE_LOOP_THREADS)
     crossentropy_looped_kernel(float* losses, floatX* logits, const int32_t* targets, float dloss, const float* loss_scale,
                                int V, size_t pitch) {
@@ -268,16 +269,16 @@ __global__ void __launch_bounds__(CE_LOOP_THREADS)
     store_tail<W>(row, threadIdx.x, V, tail, g);
 }
 
-/* Staying vectors that a thread looks at together: before sm_90 there is one register too few. */
+/* Staying vectors that a thread reads together: before sm_90 the registers are one too few for two. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr int CE_AT_ONCE = 1;
 #else
 constexpr int CE_AT_ONCE = 2;
 #endif
 
-/* Rows of a block in turns. CE_VIA vectors of each thread pass through shared memory to registers, so that the next row's are
- * under way while this one is worked on; CE_DIRECT come straight into registers and CE_STAY into shared memory, where they
- * stay, both as soon as the gradient of those before them is written. */
+/* A block takes row after row. CE_VIA vectors of each thread pass through shared memory to registers, so that the next row's
+ * load while the block works on this one. CE_DIRECT vectors load straight into registers, and CE_STAY into shared memory, where
+ * they stay. Both start to load as soon as the gradient of the vectors in their place is written. */
 __global__ void __launch_bounds__(CE_ROW_THREADS, 1)
     crossentropy_row_kernel(float* losses, floatX* logits, const int32_t* targets, float dloss, const float* loss_scale,
                             unsigned N, int V, size_t pitch) {
@@ -285,12 +286,12 @@ __global__ void __launch_bounds__(CE_ROW_THREADS, 1)
     __trap();
 #else
     constexpr int W = VECTOR<floatX>, VIA = CE_VIA, HELD = VIA + CE_DIRECT, ALL = HELD + CE_STAY, SLOTS = VIA + CE_STAY;
-    constexpr int STRIDE = 32 * W;  // a warp has ALL * 32 neighbouring vectors
+    constexpr int STRIDE = 32 * W;  // a warp has ALL * 32 neighboring vectors
     __shared__ SoftmaxSum shared[2][32];
-    __shared__ float tails[W];  // each thread's own: a register less
+    __shared__ float tails[W];  // each thread's own element: saves a register
     extern __shared__ __align__(16) char dynamic[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int first = (warp * 32 * ALL + lane) * W, left = V / W * W - first;  // vector k is there where k * STRIDE < left
+    const int first = (warp * 32 * ALL + lane) * W, left = V / W * W - first;  // vector k exists if k * STRIDE < left
     Logits* const slots = (Logits*)dynamic + warp * 32 * SLOTS + lane;         // this thread's own: slots[32 i]
     auto slot_of = [&](int k) { return slots + (k < VIA ? k : k - CE_DIRECT) * 32; };
     auto start_copy = [&](const floatX* own, int k, int end) {
@@ -299,7 +300,7 @@ __global__ void __launch_bounds__(CE_ROW_THREADS, 1)
     auto copied = [&](int k) { return k * STRIDE < left ? *slot_of(k) : no_logits(); };
     floatX* own = logits + blockIdx.x * pitch + first;  // there is a row for every block
     Logits x[HELD];
-    // two groups of copies a row, in turns: when at most one is under way, the older has arrived
+    // each row makes two groups of copies: when at most one group is pending, the older one has arrived
 #pragma unroll
     for (int k = 0; k < VIA; k++) { start_copy(own, k, left); }
     copy_async_commit();
@@ -332,7 +333,7 @@ __global__ void __launch_bounds__(CE_ROW_THREADS, 1)
             for (int i = 0; i < CE_AT_ONCE; i++) { y[i] = k + i < ALL ? copied(k + i) : no_logits(); }
             softmax_add(s, y);
         }
-        softmax_add(s, tail);  // last, since this load started late
+        softmax_add(s, tail);  // last, because this load started late
         if (threadIdx.x < W) { tails[threadIdx.x] = tail; }
         s = softmax_block(s, shared[turn]);
         turn ^= 1;
@@ -359,8 +360,8 @@ __global__ void __launch_bounds__(CE_ROW_THREADS, 1)
 #endif
 }
 
-/* Losses alone: CE_UNROLL vectors of a row at a time, while the next ones are under way (after the row's last, the next row's).
- * 64 registers a thread. */
+/* Computes losses only: CE_UNROLL vectors of a row at a time, while the next ones load (after a row's last, the next row's).
+ * The launch bounds allow 64 registers a thread. */
 __global__ void __launch_bounds__(CE_FORWARD_THREADS, 1024 / CE_FORWARD_THREADS)
     crossentropy_forward_kernel(float* losses, const floatX* logits, const int32_t* targets, unsigned N, int V, size_t pitch) {
     constexpr int W = VECTOR<floatX>;
@@ -399,11 +400,11 @@ __global__ void __launch_bounds__(CE_FORWARD_THREADS, 1024 / CE_FORWARD_THREADS)
 // ---------------------------------------------------------------------------------------------------------------------
 // launchers
 
-/* losses: (N)   logits: (N, V), pitch   targets: (N) */
+/* Writes losses (N) from logits (N, V), pitch, and targets (N). */
 static inline void crossentropy_forward_cuda(float* losses, const floatX* logits, const int32_t* targets, size_t N, int V,
                                              size_t pitch, cudaStream_t stream) {
     if (N == 0) { return; }
-    // as many threads as are busy in every round
+    // take as many threads as have work in every round
     const size_t packs = ceil_div((size_t)V, VECTOR<floatX>), rounds = ceil_div(packs, CE_FORWARD_THREADS * CE_UNROLL);
     const int threads = (int)round_up(ceil_div(packs, rounds * CE_UNROLL), 32);
     const unsigned blocks = (unsigned)size_min(N, blocks_at_once(crossentropy_forward_kernel, threads, 0));
@@ -414,11 +415,11 @@ static inline void crossentropy_forward_cuda(float* losses, const floatX* logits
 /* The kernels with gradient, in the order of preference. */
 typedef enum { CE_HELD, CE_ROW, CE_LOOPED, NUM_CE_WAYS } CrossentropyWay;
 
-/* How one of them is launched. */
+/* How one of these kernels is launched. */
 typedef struct {
     CrossentropyWay way;
     int threads;
-    size_t shared, blocks;  // blocks 0: it cannot: too long a row, too old a card or machine code
+    size_t shared, blocks;  // 0 blocks: cannot run (row too long, card or code too old)
 } CrossentropyPlan;
 
 static inline CrossentropyPlan crossentropy_plan(CrossentropyWay way, size_t N, int V) {
@@ -460,7 +461,7 @@ static inline void crossentropy_run(const CrossentropyPlan* p, float* losses, fl
     CUDA_CHECK_LAUNCH("crossentropy kernel");
 }
 
-/* losses: (N)   logits: (N, V), pitch; in: logits, out: dlogits = (softmax - onehot) * dloss * *loss_scale
+/* Writes losses (N) and overwrites logits (N, V), pitch, with dlogits = (softmax - onehot) * dloss * *loss_scale.
  * targets: (N)   loss_scale: on the device, or NULL for 1 */
 static inline void crossentropy_fused_cuda(float* losses, floatX* logits, const int32_t* targets, float dloss,
                                            const float* loss_scale, size_t N, int V, size_t pitch, cudaStream_t stream) {

@@ -4,8 +4,8 @@
  *   loss      = -log(softmax_target) = log(sum) + max - logit_target
  *   dlogit_v  = (softmax_v - [v = target]) * dloss
  *
- * A row is read three times (maximum, exponentials, scaling) while it lies in a near cache. Losses are left a row each:
- * the caller sums them in an order of its own. Targets are checked by the caller: 0 <= target < V.
+ * Each row is read three times (maximum, exponentials, scaling) while it stays in a near cache. The functions write one loss
+ * a row; the caller sums them in its own order. The caller has checked that 0 <= target < V.
  */
 #ifndef LLMC_CROSSENTROPY_H
 #define LLMC_CROSSENTROPY_H
@@ -15,7 +15,8 @@
 #include <float.h>
 #include <math.h>
 
-/* Loss of one row. *sum is that of e^(logit - max); `keep` (V), which may be row, gets these, unless it is NULL. */
+/* Returns one row's loss and writes *sum, the sum of e^(logit - max). Stores these exponentials in `keep` (V), which may be
+ * `row`, unless it is NULL. */
 LLMC_INLINE float crossentropy_row(const float* row, float* keep, float* sum, int32_t target, size_t V) {
     const float target_logit = row[target];
     vf lane_max = vf_set(-INFINITY), lane_sum = vf_set(0.0f);
@@ -30,7 +31,7 @@ LLMC_INLINE float crossentropy_row(const float* row, float* keep, float* sum, in
     return logf(*sum) + (max - target_logit);
 }
 
-/* losses: (N)   logits: (N, V)   targets: (N) */
+/* Writes losses (N) from logits (N, V) and targets (N). */
 static inline void crossentropy_forward(float* losses, const float* logits, const int32_t* targets, size_t N, int V) {
 #pragma omp parallel for schedule(static)
     for (size_t n = 0; n < N; n++) {
@@ -39,7 +40,7 @@ static inline void crossentropy_forward(float* losses, const float* logits, cons
     }
 }
 
-/* losses: (N)   logits: (N, V) in, their gradient out   targets: (N)   dloss > 0: the gradient of each row's loss */
+/* Writes losses (N) and overwrites logits (N, V) with their gradient. targets: (N). dloss > 0 is the gradient of each loss. */
 static inline void crossentropy_fused(float* losses, float* logits, const int32_t* targets, float dloss, size_t N, int V) {
 #pragma omp parallel for schedule(static)
     for (size_t n = 0; n < N; n++) {
@@ -48,7 +49,7 @@ static inline void crossentropy_fused(float* losses, float* logits, const int32_
         const float factor = dloss / sum;
         for (size_t v = 0; v < (size_t)V; v += SIMD) {
             const vf d = vf_load_upto(row + v, (size_t)V - v, 0.0f) * factor;
-            // a denormal is worth nothing, but would slow down every product it enters by an order of magnitude
+            // flush denormals: they add nothing, but would slow down every product they enter by an order of magnitude
             vf_store_upto(row + v, (size_t)V - v, vf_select(d < FLT_MIN, vf_set(0.0f), d));
         }
         row[targets[n]] -= dloss;

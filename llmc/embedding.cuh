@@ -1,11 +1,11 @@
-/* embedding.cuh -- rows of a table by token, and its gradient, on the GPU. The oracle is embedding.h.
+/* embedding.cuh -- looks up a table row for each token on the GPU, and computes the table's gradient. The oracle is
+ * embedding.h.
  *
- * Backward has no atomics on floats. A stable radix sort puts the (token, position) pairs in the order of tokens, then
- * positions, and every run of equal tokens is summed in that order in fp32. A run may be one position or, in a byte
- * vocabulary, a fifth of the batch; so the sorted list is cut into chunks of EMBEDDING_CHUNK pairs, a block a chunk. A run
- * belongs to the chunk that it begins in, and that block follows it to the end of the next chunk. A run that is longer still
- * leaves a partial sum for each further chunk, and a second kernel adds these up in an order that depends on the length of the
- * run alone.
+ * Backward uses no atomics on floats. A stable radix sort orders the (token, position) pairs by token, then position, and every
+ * run of equal tokens is summed in that order in fp32. A run may be one position or, in a byte vocabulary, a fifth of the
+ * batch. So the sorted list is cut into chunks of EMBEDDING_CHUNK pairs, a block a chunk. A run belongs to the chunk in which
+ * it begins, and that block follows it to the end of the next chunk. A run that is longer still leaves a partial sum for each
+ * further chunk. A second kernel adds up these partial sums, in an order that depends on the run's length only.
  *
  * The caller has checked that 0 <= token < V.
  */
@@ -14,8 +14,8 @@
 
 #include "llmc/gpu/cuda_common.cuh"
 
-/* A block of (x, y) threads has x vectors of columns of ROWS * y rows, a thread ROWS of them: as many loads are on their way
- * before the first store. */
+/* A block of (x, y) threads copies x vectors of columns of ROWS * y rows. A thread copies ROWS of them: it issues that many
+ * loads before the first store. */
 template <int W, int ROWS>
 __global__ void __launch_bounds__(256)
     embedding_forward_kernel(floatX* out, const floatX* table, const int32_t* tokens, size_t N, int C, size_t pitch) {
@@ -38,13 +38,13 @@ __global__ void __launch_bounds__(256)
     }
 }
 
-/* Threads in x and blocks in y that cover `vectors` with at most `most` threads a block: whole warps, few of them idle. */
+/* Computes threads in x and blocks in y that cover `vectors`, at most `most` threads a block: whole warps, few of them idle. */
 static inline void embedding_columns(size_t vectors, size_t most, unsigned* threads, unsigned* blocks) {
     *blocks = (unsigned)ceil_div(vectors, most);
     *threads = (unsigned)round_up(ceil_div(vectors, *blocks), 32);
 }
 
-/* out: (N, C), pitch   table: (V, C)   tokens: (N) */
+/* Writes out (N, C), pitch, from table (V, C) and tokens (N). */
 static inline void embedding_forward_cuda(floatX* out, const floatX* table, const int32_t* tokens, size_t N, int C,
                                           size_t pitch, cudaStream_t stream) {
     if (N == 0) { return; }
@@ -65,9 +65,9 @@ static inline void embedding_forward_cuda(floatX* out, const floatX* table, cons
 // ---------------------------------------------------------------------------------------------------------------------
 // a stable radix sort of (token, position), SORT_BITS bits at a time
 //
-// The list is cut into tiles of whole rounds of SORT_KEYS, a block a tile, at most SORT_TILES of them: so few that each block
-// adds up the counts of all tiles by itself, and no kernel is needed to scan them. The scatter of one digit counts the next
-// one as it goes. A sort by d digits is d + 1 launches.
+// The list is cut into tiles of whole rounds of SORT_KEYS keys, a block a tile, at most SORT_TILES tiles. That is few enough
+// for each block to add up the counts of all tiles itself, so no scan kernel is needed. The scatter of one digit also counts
+// the next one. A sort by d digits takes d + 1 launches.
 
 enum {
     SORT_BITS = 9,  // two digits for a vocabulary of up to 2^18
@@ -80,8 +80,8 @@ enum {
     SORT_TILES = 128,
 };
 
-/* counts: (digits, tiles, SORT_DIGITS). [0]: how often each value of the first digit occurs in each tile; the rest becomes
- * zero, as does *num_runs. Integer atomics: no order shows. */
+/* Writes counts (digits, tiles, SORT_DIGITS): [0] is how often each value of the first digit occurs in each tile; the rest, and
+ * *num_runs, become zero. The atomics are on integers, so the order of additions does not matter. */
 __global__ void __launch_bounds__(SORT_THREADS)
     sort_count_kernel(int* counts, int* num_runs, const int32_t* tokens, int N, int tile_keys, int digits) {
     __shared__ int histogram[SORT_DIGITS];
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(SORT_THREADS)
     counts[tile * SORT_DIGITS + thread] = histogram[thread];
 }
 
-/* Pairs from `at` on, 32 apart; those at `end` and behind are never used. pairs NULL: pair i is tokens[i] and position i. */
+/* Loads pairs from `at` on, 32 apart; those at `end` and beyond are never used. If pairs is NULL, pair i is (tokens[i], i). */
 __device__ __forceinline__ void sort_load(int2 (&pair)[SORT_EACH], const int2* pairs, const int32_t* tokens, int at, int end) {
 #pragma unroll
     for (int k = 0; k < SORT_EACH; k++) {
@@ -114,13 +114,13 @@ __device__ __forceinline__ void sort_load(int2 (&pair)[SORT_EACH], const int2* p
     }
 }
 
-/* Puts each pair where the counts of this digit say, and counts the next digit in the tiles of the new order (next_counts;
- * NULL: this is the last digit). A warp has 32 * SORT_EACH keys in a row in each round. Lanes with equal digits find each
- * other, and their order is that of the lanes: the sort is stable. */
+/* Puts each pair where the counts of this digit say, and counts the next digit in the tiles of the new order (next_counts, NULL
+ * for the last digit). In each round a warp has 32 * SORT_EACH consecutive keys. Lanes with equal digits find each other and
+ * keep the order of lanes: the sort is stable. */
 __global__ void __launch_bounds__(SORT_THREADS)
     sort_scatter_kernel(int2* out, int* next_counts, const int2* pairs, const int32_t* tokens, const int* counts, int N,
                         int tile_keys, int shift) {
-    __shared__ int histogram[SORT_WARPS][SORT_DIGITS];  // of each warp's keys; then where its next key goes
+    __shared__ int histogram[SORT_WARPS][SORT_DIGITS];  // each warp's counts; then where its next key goes
     __shared__ int sums[SORT_WARPS];
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, tile = blockIdx.x, tiles = gridDim.x;
     const int first = tile * tile_keys, end = min(N, first + tile_keys);
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(SORT_THREADS)
     int2 pair[SORT_EACH];
     sort_load(pair, pairs, tokens, at, end);
 
-    // this tile's first key whose digit is `thread` comes after all smaller digits and after those of earlier tiles
+    // this tile's first key with digit `thread` comes after all smaller digits and after the same digit in earlier tiles
     int total = 0, earlier = 0;
 #pragma unroll 16
     for (int t = 0; t < tiles; t++) {
@@ -192,11 +192,11 @@ __global__ void __launch_bounds__(SORT_THREADS)
 // sums of runs of equal tokens
 
 enum {
-    EMBEDDING_CHUNK = 32,     // a lane a pair
+    EMBEDDING_CHUNK = 32,     // one pair for each lane
     EMBEDDING_COLUMNS = 128,  // most threads of a block that sums rows, each with one vector of columns
-    EMBEDDING_ROWS = 4,       // rows that a thread has on their way
-    RUN_WARPS = 8,            // share the pieces of one long run
-    RUN_PIECES = 8,           // pieces that a thread has on their way
+    EMBEDDING_ROWS = 4,       // rows that a thread has in flight
+    RUN_WARPS = 8,            // warps that share the pieces of one long run
+    RUN_PIECES = 8,           // pieces that a thread has in flight
 };
 
 template <int W>
@@ -207,7 +207,7 @@ __device__ __forceinline__ void store_sum(float* p, const float (&sum)[W]) {
     store_vec(p, v);
 }
 
-/* Part of a row of the table that was read ahead, and the way back: row += sum. */
+/* Part of a row of the table: read() loads it ahead of its use, write() stores row + sum. */
 template <int W, typename Grad>
 struct TableRow {
     static constexpr int PART = W < VECTOR<Grad> ? W : VECTOR<Grad>;
@@ -228,12 +228,12 @@ struct TableRow {
     }
 };
 
-/* A block a chunk (x) and group of columns (y), which sums the pairs [begin, end), counted from the chunk's first:
- *   - a run that began in the chunk before is that chunk's: this one begins behind it;
- *   - of one that began earlier still, the piece that lies here goes to partial[chunk];
- *   - a run that begins here is followed to the end of the next chunk. Where it goes on behind that, the sum so far goes to
- *     partial[chunk + 1], which that chunk leaves free, and chunk + 1 into the list `runs` (runs[0]: their number).
- * partial: (chunks, C). Every warp works all that out for itself, a lane a pair. */
+/* A block takes a chunk (x) and a group of columns (y), and sums the pairs [begin, end), counted from the chunk's first:
+ *   - a run that began in the previous chunk belongs to that chunk: this one begins after it;
+ *   - of a run that began earlier still, the piece in this chunk goes to partial[chunk];
+ *   - a run that begins here is followed to the end of the next chunk. If it continues past that, the sum so far goes to
+ *     partial[chunk + 1], which that chunk leaves free, and chunk + 1 goes into the list `runs` (runs[0]: their number).
+ * partial: (chunks, C). Every warp works this out for itself, with one pair for each lane. */
 template <int W, int ROWS, typename Grad>
 __global__ void __launch_bounds__(EMBEDDING_COLUMNS, ROWS > 4 ? 3 : 6)
     embedding_chunk_kernel(Grad* dtable, float* partial, int* runs, const floatX* dout, const int2* pairs, int N, int C,
@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(EMBEDDING_COLUMNS, ROWS > 4 ? 3 : 6)
     mine[32 + lane] = later;
     __syncwarp();
 
-    // a bit a pair: it is the last of its run
+    // one bit for each pair: set if it is the last of its run
     int next = __shfl_down_sync(0xffffffffu, here.x, 1), next_later = __shfl_down_sync(0xffffffffu, later.x, 1);
     const int first_later = __shfl_sync(0xffffffffu, later.x, 0), key = __shfl_sync(0xffffffffu, here.x, 0);
     if (lane == 31) {
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(EMBEDDING_COLUMNS, ROWS > 4 ? 3 : 6)
     const unsigned ends = __ballot_sync(0xffffffffu, here.x != next),
                    ends_later = __ballot_sync(0xffffffffu, later.x != next_later);
 
-    int begin = 0, end = min(EMBEDDING_CHUNK, N - first), piece = -1;  // piece: the last pair of a piece for partial[chunk]
+    int begin = 0, end = min(EMBEDDING_CHUNK, N - first), piece = -1;  // piece: the last pair of the piece for partial[chunk]
     const bool continued = before == key, crosses = end == EMBEDDING_CHUNK && !(ends >> 31);
     const int first_end = ends ? __ffs(ends) - 1 : EMBEDDING_CHUNK - 1;
     if (continued) {
@@ -288,7 +288,7 @@ __global__ void __launch_bounds__(EMBEDDING_COLUMNS, ROWS > 4 ? 3 : 6)
             d[k] = hold_stream<W>(dout + (size_t)pair.y * pitch + c);
             if ((last >> k & 1) && i + k != piece) { row[k].read(dtable + (size_t)pair.x * C + c); }
         }
-        __syncwarp();  // keeps the compiler from summing, and waiting for, the first rows before it has asked for the last
+        __syncwarp();  // issue all loads before the first sum: keeps the compiler from moving sums between them
 #pragma unroll
         for (int k = 0; k < ROWS; k++) {
             if (i + k >= end) { break; }
@@ -309,8 +309,8 @@ __global__ void __launch_bounds__(EMBEDDING_COLUMNS, ROWS > 4 ? 3 : 6)
     if (is_long) { store_sum<W>(partial + (size_t)(chunk + 1) * C + c, sum); }
 }
 
-/* Adds up the pieces of the runs in the list. A block has 32 vectors of columns (y) of a run; each of its warps sums a
- * stretch of neighbouring pieces, and the first warp the stretches. */
+/* Adds up the pieces of the runs in the list. A block takes 32 vectors of columns (y) of a run. Each of its warps sums a range
+ * of neighboring pieces, and the first warp adds up these sums. */
 template <int W, typename Grad>
 __global__ void __launch_bounds__(32 * RUN_WARPS)
     embedding_run_kernel(Grad* dtable, const float* partial, const int* runs, const int2* pairs, int N, int C) {
@@ -328,7 +328,7 @@ __global__ void __launch_bounds__(32 * RUN_WARPS)
         const int each = (pieces + RUN_WARPS - 1) / RUN_WARPS, begin = min(warp * each, pieces),
                   end = min(begin + each, pieces);
         Vec<float, W> sum = {};
-        const float* p = partial + (size_t)first * C + min(c, C - W);  // the last warp's other lanes read in vain
+        const float* p = partial + (size_t)first * C + min(c, C - W);  // lanes past C read but do not write
         for (int i = begin; i < end; i += RUN_PIECES) {
             Vec<float, W> part[RUN_PIECES];
 #pragma unroll
@@ -342,7 +342,7 @@ __global__ void __launch_bounds__(32 * RUN_WARPS)
             }
         }
         sums[warp][lane] = sum;
-        __syncthreads();  // the next run's sums are written behind its own barrier
+        __syncthreads();  // the next run writes `sums` only after a barrier of its own
         if (warp == 0 && c < C) {
             TableRow<W, Grad> row;
             row.read(dtable + (size_t)key * C + c);
@@ -358,11 +358,11 @@ __global__ void __launch_bounds__(32 * RUN_WARPS)
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-/* What backward keeps in its scratch, each part at a multiple of 256 bytes. */
+/* The parts of backward's scratch, each at a multiple of 256 bytes. */
 typedef struct {
     int2* pairs[2];  // (N) each: token, position
     int* counts;     // (SORT_MAX_DIGITS, tiles, SORT_DIGITS)
-    int* runs;       // their number, then the first whole chunk of each run that is longer than what one block follows
+    int* runs;       // their number, then for each run too long for one block the first chunk wholly inside it
     float* partial;  // (chunks, C)
     size_t bytes;    // of all
     int tile_keys, tiles, chunks;
@@ -386,11 +386,11 @@ static inline EmbeddingScratch embedding_scratch(void* scratch, size_t N, int C)
     return s;
 }
 
-/* Bytes of scratch that embedding_backward_cuda() wants. */
+/* Returns the bytes of scratch that embedding_backward_cuda() needs. */
 static inline size_t embedding_backward_scratch_cuda(size_t N, int C) { return embedding_scratch(NULL, N, C).bytes; }
 
-/* The pairs (token, position) sorted by token, then position, somewhere in the scratch; its list of runs becomes empty.
- * tokens: (N), from 0 to V - 1. */
+/* Sorts the pairs (token, position) by token, then position, and returns where in the scratch they lie. Empties the list of
+ * runs. tokens: (N), from 0 to V - 1 */
 static inline const int2* embedding_sort_cuda(const EmbeddingScratch* s, const int32_t* tokens, size_t N, int V,
                                               cudaStream_t stream) {
     const int n = (int)N;
@@ -410,7 +410,7 @@ static inline const int2* embedding_sort_cuda(const EmbeddingScratch* s, const i
     return pairs;
 }
 
-/* embedding_backward_cuda() with ROWS rows on their way in each thread. */
+/* Does embedding_backward_cuda() with ROWS rows in flight in each thread. */
 template <int ROWS, typename Grad>
 static void embedding_backward_launch(Grad* dtable, void* scratch, const floatX* dout, const int32_t* tokens, size_t N, int C,
                                       int V, size_t pitch, cudaStream_t stream) {
@@ -442,7 +442,7 @@ static void embedding_backward_launch(Grad* dtable, void* scratch, const floatX*
     CUDA_CHECK_LAUNCH("embedding_run_kernel");
 }
 
-/* dtable: (V, C) +=   scratch: bytes as above   dout: (N, C), pitch   tokens: (N). N < 2^30. */
+/* Adds to dtable (V, C) from dout (N, C), pitch, and tokens (N). scratch: bytes as above. N < 2^30. */
 template <typename Grad>
 static void embedding_backward_cuda(Grad* dtable, void* scratch, const floatX* dout, const int32_t* tokens, size_t N, int C,
                                     int V, size_t pitch, cudaStream_t stream) {

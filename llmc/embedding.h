@@ -1,9 +1,9 @@
-/* embedding.h -- a row of a table for each token, and the table's gradient. fp32.
+/* embedding.h -- looks up a table row for each token, and computes the table's gradient. fp32.
  *
  *   out[n] = table[tokens[n]]        dtable[tokens[n]] += dout[n]        for each token n, C elements each
  *
- * Backward adds rows of dout that share a token into one row of dtable. Threads split the columns, not the tokens, so
- * that every element is summed by one thread in the order of the tokens: the result is the same for any thread count.
+ * Backward adds all rows of dout that share a token into one row of dtable. Threads split the columns, not the tokens: one
+ * thread sums each element, in the order of the tokens, so the result is the same for any thread count.
  * The caller has checked that 0 <= token < V.
  */
 #ifndef LLMC_EMBEDDING_H
@@ -11,7 +11,7 @@
 
 #include "llmc/base/utils.h"
 
-/* out: (N, C)   table: (V, C)   tokens: (N) */
+/* Writes out (N, C) from table (V, C) and tokens (N). */
 static inline void embedding_forward(float* out, const float* table, const int32_t* tokens, size_t N, int C) {
 #pragma omp parallel for schedule(static)
     for (size_t n = 0; n < N; n++) {
@@ -19,9 +19,9 @@ static inline void embedding_forward(float* out, const float* table, const int32
     }
 }
 
-/* dtable: (V, C) +=   dout: (N, C)   tokens: (N) */
+/* Adds to dtable (V, C) from dout (N, C) and tokens (N). */
 static inline void embedding_backward(float* dtable, const float* dout, const int32_t* tokens, size_t N, int C) {
-    enum { CHUNK = 64 };  // columns a thread owns: whole cache lines, so that threads do not share them
+    enum { CHUNK = 64 };  // columns of a thread: whole cache lines, so threads share none
 #pragma omp parallel for schedule(static)
     for (int c0 = 0; c0 < C; c0 += CHUNK) {
         const int c1 = C - c0 < CHUNK ? C : c0 + CHUNK;

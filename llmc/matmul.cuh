@@ -4,8 +4,8 @@
  *   backward input   dx (N, C)    = dout (N, OC) W   [+ dx]
  *   backward weight  dW (OC, C)   = dout^T x         [+ dW]
  *
- * Ours is row-major, cuBLAS reads memory column by column. A row-major matrix read by columns is its transpose, so we ask
- * for the transposed product, with the factors exchanged; nothing is moved:
+ * Our matrices are row-major, while cuBLAS reads memory column by column. A row-major matrix read by columns is its transpose,
+ * so we ask for the transposed product, with the factors exchanged; no data is moved:
  *
  *      row-major               the same memory, by columns
  *      D = op(A) op(B)         D' = op(B)' op(A)'
@@ -16,20 +16,21 @@
  *   backward input   dout, W                 W  by columns (C, OC)             dout by columns (OC, N)
  *   backward weight  dout transposed, x      x  by columns (C, N)              dout by columns (OC, N), transposed
  *
- * That exchange happens in matmul_plan() and nowhere else.
+ * matmul_plan() exchanges the layouts. matmul_candidates(), matmul_product() and matmul_time() exchange alignments, scales and
+ * pointers in the same way.
  *
- * A plan (descriptors and algorithm) is made at the first call of a shape and kept. Its algorithm is the choice of a plan
- * file where there is one, else the first that cuBLAS' heuristic names under our fixed workspace; matmul_tune.cuh measures
- * better ones. Sums that are split over k are joined in fp32 and in a fixed order: the schemes that join them in the output's
+ * The first call of a shape makes a plan (descriptors and algorithm), which is kept. Its algorithm comes from a plan file if
+ * one names it, else it is the first that cuBLAS' heuristic returns for our fixed workspace; matmul_tune.cuh measures better
+ * ones. Sums that are split over k are joined in fp32 and in a fixed order, because the schemes that join them in the output's
  * type are excluded. So an algorithm fixes the order of every sum, and the same plans give the same bits.
  * With C added and a 16-bit output, some kernels of cuBLASLt 13 round the product before they add: out = round(round(x W^T)
- * + residual), what x + linear(x) gives in two steps.
+ * + residual), as x + linear(x) does in two steps.
  *
- * An odd width (a vocabulary of 50,257, say) would rule the fast algorithms out, which want 16 bytes to divide it. So the
- * last OC % 8 outputs (4 in fp32, 16 in fp8) are a small product of their own, and the rest is even: see matmul_even().
- * Where they are summed over, in dx, their sum is rounded to the output's type before the rest is added.
+ * An odd width (a vocabulary of 50,257, say) would rule out the fast algorithms, which need a multiple of 16 bytes. So the last
+ * OC % 8 outputs (OC % 4 in fp32, OC % 16 in fp8) are a small product of their own, and the rest is even: see matmul_even().
+ * In dx, which sums over the outputs, the small product is rounded to the output's type before the rest is added.
  *
- * Limits: one context serves one stream at a time, since its products share the workspace. fp8 has its type and its scales
+ * Limits: one context serves one stream at a time, because its products share the workspace. fp8 has its type and its scales
  * here, but no layer makes such operands yet.
  */
 #ifndef LLMC_MATMUL_CUH
@@ -47,7 +48,7 @@ static inline void cublas_check(cublasStatus_t status, const char* what, const c
 }
 #define CUBLAS_CHECK(call) cublas_check((call), #call, __FILE__, __LINE__)
 
-/* Every type of an element, with cuBLAS' name for it. */
+/* Every element type, with cuBLAS' name for it. */
 #define MATMUL_TYPES(X)              \
     X(float, CUDA_R_32F)             \
     X(__nv_bfloat16, CUDA_R_16BF)    \
@@ -56,7 +57,7 @@ static inline void cublas_check(cublasStatus_t status, const char* what, const c
     X(__nv_fp8_e5m2, CUDA_R_8F_E5M2)
 
 template <typename T>
-static constexpr cudaDataType_t data_type() = delete;  // a type that is not in the table
+static constexpr cudaDataType_t data_type() = delete;  // for a type that is not in the table
 #define DATA_TYPE(T, name)                    \
     template <>                               \
     constexpr cudaDataType_t data_type<T>() { \
@@ -65,18 +66,18 @@ static constexpr cudaDataType_t data_type() = delete;  // a type that is not in 
 MATMUL_TYPES(DATA_TYPE)
 #undef DATA_TYPE
 
-/* Bytes of an element of a cudaDataType_t. */
+/* Returns the bytes of an element of a cudaDataType_t. */
 static inline size_t matmul_type_bytes(int64_t type) {
     switch (type) {
 #define TYPE_BYTES(T, name) \
     case name: return sizeof(T);
         MATMUL_TYPES(TYPE_BYTES)
 #undef TYPE_BYTES
-        default: die("matrix products: no element has the type %lld of cuBLAS", (long long)type);
+        default: die("matrix products: cuBLAS' type %lld is not supported", (long long)type);
     }
 }
 
-/* A factor: row-major, rows `ld` elements apart. The scale belongs to 8-bit types and lies on the device (NULL: 1). */
+/* A factor: row-major, rows `ld` elements apart. 8-bit types have a scale, on the device (NULL: 1). */
 typedef struct {
     const void* data;
     cudaDataType_t type;
@@ -103,7 +104,7 @@ static inline Output output(T* data, size_t ld) {
     return o;
 }
 
-/* How a product takes a factor: as it lies, or its transpose. */
+/* Whether a product uses a factor or its transpose. */
 typedef enum { AS_IS, TRANSPOSED } FactorSide;
 typedef struct {
     Operand o;
@@ -126,8 +127,8 @@ static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof(MatmulChoice::algo), "a Mat
 
 enum {
     MATMUL_MAX_PLANS = 1024,
-    MATMUL_SPLIT_WIDTH = 128,          // from here on an odd width is split
-    MATMUL_WORKSPACE_SM90 = 32 << 20,  // bytes; what cuBLAS' documentation advises for Hopper, and for what is older
+    MATMUL_SPLIT_WIDTH = 128,          // odd widths from here on are split
+    MATMUL_WORKSPACE_SM90 = 32 << 20,  // bytes; the advice of cuBLAS' documentation for Hopper, and for older cards
     MATMUL_WORKSPACE = 4 << 20,
 };
 
@@ -139,16 +140,17 @@ typedef struct {
     size_t workspace_bytes;
     MatmulPlan* plans;  // MATMUL_MAX_PLANS
     int num_plans;
-    MatmulChoice* saved;  // of a plan file, MATMUL_MAX_PLANS
+    MatmulChoice* saved;  // choices of a plan file, MATMUL_MAX_PLANS
     int num_saved;
 } MatmulContext;
 
-/* Bytes of workspace that matmul_create() wants on the current device. */
+/* Returns the bytes of workspace that matmul_create() needs on the current device. */
 static inline size_t matmul_workspace_bytes(void) {
     return device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9 ? MATMUL_WORKSPACE_SM90 : MATMUL_WORKSPACE;
 }
 
-/* workspace: device memory of matmul_workspace_bytes(). tf32: FP32 builds may round factors to 10 bits of mantissa. */
+/* Makes a context. workspace: matmul_workspace_bytes() on the device. tf32: FP32 builds may round factors to 10-bit
+ * mantissas. */
 static inline MatmulContext* matmul_create(void* workspace, bool tf32) {
     MatmulContext* c = (MatmulContext*)xcalloc(1, sizeof *c);
     CUBLAS_CHECK(cublasLtCreate(&c->handle));
@@ -188,16 +190,16 @@ static inline void matmul_destroy(MatmulContext* c) {
 
 static inline bool matmul_key_equal(const MatmulKey* a, const MatmulKey* b) { return memcmp(a, b, sizeof *a) == 0; }
 
-/* The largest power of two up to 256 that divides an address. */
+/* Returns the largest power of two up to 256 that divides an address. */
 static inline int64_t alignment_of(const void* p) {
     const uintptr_t bits = (uintptr_t)p | 256;
     return (int64_t)(bits & (~bits + 1));
 }
 
-/* The heuristic's choices for a plan's descriptors, best first; how many there are. */
+/* Asks the heuristic for algorithms for a plan's descriptors, best first; returns how many are usable. */
 static inline int matmul_candidates(MatmulContext* c, const MatmulPlan* p, cublasLtMatmulHeuristicResult_t* results,
                                     int wanted) {
-    // first and second factor are exchanged, see the top
+    // the factors are exchanged, see the top
     const uint32_t align[4] = {(uint32_t)p->key.v[KEY_ALIGN_B], (uint32_t)p->key.v[KEY_ALIGN_A],
                                (uint32_t)p->key.v[KEY_ALIGN_C], (uint32_t)p->key.v[KEY_ALIGN_D]};
     const cublasLtMatmulPreferenceAttributes_t attributes[4] = {
@@ -222,7 +224,7 @@ static inline void matmul_layout(cublasLtMatrixLayout_t* layout, int64_t type, i
     CUBLAS_CHECK(cublasLtMatrixLayoutCreate(layout, (cudaDataType_t)type, (uint64_t)cols, (uint64_t)rows, ld));
 }
 
-/* Gives a plan the algorithm that a plan file names for it; false where none does, or cuBLASLt does not take it. */
+/* Gives a plan the algorithm that the plan file names for it. Returns false if there is none or cuBLASLt rejects it. */
 static inline bool matmul_use_saved(const MatmulContext* c, MatmulPlan* p) {
     for (int i = 0; i < c->num_saved; i++) {
         const MatmulChoice* saved = &c->saved[i];
@@ -236,7 +238,7 @@ static inline bool matmul_use_saved(const MatmulContext* c, MatmulPlan* p) {
             p->heuristic_us = saved->heuristic_us;
             return true;
         }
-        warn("matrix product %lld x %lld x %lld: the algorithm of the plan file does not run here; using cuBLAS' choice",
+        warn("matrix product %lld x %lld x %lld: the plan file's algorithm does not run here; using cuBLAS' choice",
              (long long)p->key.v[KEY_M], (long long)p->key.v[KEY_N], (long long)p->key.v[KEY_K]);
     }
     return false;
@@ -251,7 +253,7 @@ static inline MatmulPlan* matmul_plan(MatmulContext* c, const MatmulKey* key) {
     MatmulPlan* p = &c->plans[c->num_plans++];
     const int64_t* v = key->v;
     p->key = *key;
-    // our B is the first factor, our A the second; matmul_layout() takes rows and columns as they are for us
+    // our B is the first factor, our A the second; matmul_layout() takes our rows and columns
     const cublasOperation_t first = v[KEY_TRANS_B] ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t second = v[KEY_TRANS_A] ? CUBLAS_OP_T : CUBLAS_OP_N;
     CUBLAS_CHECK(cublasLtMatmulDescCreate(&p->product, c->compute, CUDA_R_32F));
@@ -273,7 +275,7 @@ static inline MatmulPlan* matmul_plan(MatmulContext* c, const MatmulKey* key) {
     return p;
 }
 
-/* D = op(A) op(B), plus C where it is not NULL; C has the type and the rows of D, and may be D. */
+/* Computes D = op(A) op(B), plus C unless it is NULL. C has D's type and pitch, and may be D. */
 static inline void matmul_product(MatmulContext* ctx, Output d, Factor a, Factor b, const void* c, ProductShape shape,
                                   cudaStream_t stream) {
     if (shape.M == 0 || shape.N == 0) { return; }
@@ -298,7 +300,7 @@ static inline void matmul_product(MatmulContext* ctx, Output d, Factor a, Factor
     v[KEY_ALIGN_C] = alignment_of(c ? c : d.data);
     v[KEY_ALIGN_D] = alignment_of(d.data);
     MatmulPlan* p = matmul_plan(ctx, &key);
-    if (v[KEY_SCALED]) {  // first and second factor are exchanged, see the top
+    if (v[KEY_SCALED]) {  // the factors are exchanged, see the top
         CUBLAS_CHECK(
             cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &b.o.scale, sizeof b.o.scale));
         CUBLAS_CHECK(
@@ -312,19 +314,20 @@ static inline void matmul_product(MatmulContext* ctx, Output d, Factor a, Factor
 // ---------------------------------------------------------------------------------------------------------------------
 // the three products of a layer
 
-/* The part of a width that is a multiple of 16 bytes; what is left, if anything, is to be a product of its own. */
+/* Returns the part of a width that is a multiple of 16 bytes; the rest, if any, needs a product of its own. */
 static inline int matmul_even(int width, Operand o) {
     const int unit = 16 / (int)matmul_type_bytes(o.type);
     return width < MATMUL_SPLIT_WIDTH ? width : width / unit * unit;
 }
 
-/* The operand from its row `row` and column `col` on. */
+/* Returns the part of an operand from row `row` and column `col` on. */
 static inline Operand operand_from(Operand o, size_t row, size_t col) {
     o.data = (const char*)o.data + (row * o.ld + col) * matmul_type_bytes(o.type);
     return o;
 }
 
-/* out: (N, OC), out_pitch   x: (N, C)   w: (OC, C)   residual: (N, OC), out_pitch, added, or NULL; may be out */
+/* Writes out (N, OC), out_pitch, from x (N, C) and w (OC, C), and adds residual (N, OC), out_pitch, unless it is NULL; residual
+ * may be out. */
 template <typename Out>
 static void matmul_forward_cuda(MatmulContext* ctx, Out* out, Operand x, Operand w, const Out* residual, size_t N, int C,
                                 int OC, size_t out_pitch, cudaStream_t stream) {
@@ -335,13 +338,13 @@ static void matmul_forward_cuda(MatmulContext* ctx, Out* out, Operand x, Operand
                    residual ? residual + even : NULL, {N, rest, (size_t)C}, stream);
 }
 
-/* dx: (N, C), dx_pitch   dout: (N, OC)   w: (OC, C) */
+/* Writes dx (N, C), dx_pitch, from dout (N, OC) and w (OC, C). */
 template <typename Out>
 static void matmul_backward_input_cuda(MatmulContext* ctx, Out* dx, Operand dout, Operand w, size_t N, int C, int OC,
                                        size_t dx_pitch, cudaStream_t stream) {
     const size_t even = (size_t)matmul_even(OC, w), rest = (size_t)OC - even;
     const Output to = output(dx, dx_pitch);
-    // the few first, which costs less precision: their sum is the smaller one
+    // the small product first: its sum is the smaller one, so rounding it costs less precision
     if (rest > 0) {
         matmul_product(ctx, to, {operand_from(dout, 0, even), AS_IS}, {operand_from(w, even, 0), AS_IS}, NULL,
                        {N, (size_t)C, rest}, stream);
@@ -349,7 +352,7 @@ static void matmul_backward_input_cuda(MatmulContext* ctx, Out* dx, Operand dout
     matmul_product(ctx, to, {dout, AS_IS}, {w, AS_IS}, rest > 0 ? dx : NULL, {N, (size_t)C, even}, stream);
 }
 
-/* dw: (OC, C) = or (accumulate) +=   dout: (N, OC)   x: (N, C) */
+/* Overwrites dw (OC, C), or with `accumulate` adds to it, from dout (N, OC) and x (N, C). */
 template <typename Out>
 static void matmul_backward_weight_cuda(MatmulContext* ctx, Out* dw, Operand dout, Operand x, size_t N, int C, int OC,
                                         bool accumulate, cudaStream_t stream) {

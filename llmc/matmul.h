@@ -4,31 +4,31 @@
  *   backward input   dx (N, C)    = dout (N, OC) W
  *   backward weight  dW (OC, C)  += dout^T x
  *
- * The plain loops come first: they are what the rest must compute, and the tests hold it to them. -DLLMC_PLAIN builds them.
+ * The plain loops come first. They define the result, and the tests compare the fast form with them. -DLLMC_PLAIN builds them.
  *
- * The fast form: all three are one product C (M, N) = A (M, K) B (K, N) of other strides. The plain loops wait for memory,
- * since every multiply-add reads two numbers and a core could do 64 a cycle. The idea (Goto and van de Geijn, "Anatomy of
- * High-Performance Matrix Multiplication", 2008) is to use a number many times at each level of memory before dropping it:
+ * The fast form treats all three as one product C (M, N) = A (M, K) B (K, N) with different strides. The plain loops wait for
+ * memory: every multiply-add reads two numbers, while a core could do 64 a cycle. The fast form (Goto and van de Geijn,
+ * "Anatomy of High-Performance Matrix Multiplication", 2008) uses each number many times at each level of memory:
  *
  *   registers  A tile of MR x NR elements of C stays in registers for a whole run over k. One step of k reads NR numbers
  *              of B (2 vectors) and MR of A, and does MR * NR multiply-adds: 24 vector instructions for 14 loads.
- *   L1         A panel of B, KC x NR, is used by the tiles of a block, below each other, before the next panel.
- *   L2         A block of A, MC x KC, is used by all panels of a block of B.
- *   packing    B is first copied into the order in which the tile reads it, so that each cache line and each page is
- *              touched once, whatever the strides were. The copy costs K N against K M N multiply-adds. A is copied only
- *              where it cannot be read in place: transposed (its columns lie together), or with rows a multiple of 4096
- *              bytes apart, which would all want the same few places of the L1 cache.
+ *   L1         All tiles of a block, one below the other, use a panel of B, KC x NR, before the next panel is read.
+ *   L2         All panels of a block of B use a block of A, MC x KC.
+ *   packing    B is first copied into the order in which the tile reads it. Each cache line and each page is then touched
+ *              once, whatever the strides were. The copy costs K N against K M N multiply-adds. A is copied only where
+ *              reading it in place is slow: when it is transposed (its columns are contiguous), or when its rows are a
+ *              multiple of 4096 bytes apart and would compete for the same few sets of the L1 cache.
  *
- * Where the core has a matrix unit, matmul_amx.h takes the large products.
+ * If the core has a matrix unit, matmul_amx.h computes the large products.
  *
  *   GFLOP/s of one thread    forward    dx    dw     Layer qkv of d4, 1024 tokens, 256 -> 384: dev/test/bench_layers.c with
  *   plain loops                    1     5     5     -DLLMC_PLAIN, with -DLLMC_NO_AMX and with neither. A Xeon at 2 GHz that
- *   packed, AVX-512              111   120   101     has AVX-512 and AMX, gcc 12, 2026-11-22; the best of many runs beside
- *   packed, AMX                  214   223   151     other work.
+ *   packed, AVX-512              111   120   101     has AVX-512 and AMX, gcc 12, 2026-11-22; the best of many runs, with
+ *   packed, AMX                  214   223   151     other work on the machine.
  *
  * Threads share a packed block of B and take blocks of rows of A. Each element of C is summed over k in the same order
- * whoever computes it, so the result is bitwise the same for any number of threads. The packed blocks lie on the stack:
- * a program calls matmul_stack_check() once, before the first product.
+ * whichever thread computes it, so the result is bitwise the same for any number of threads. The packed blocks lie on the
+ * stack: a program calls matmul_stack_check() once, before the first product.
  */
 #ifndef LLMC_MATMUL_H
 #define LLMC_MATMUL_H
@@ -41,7 +41,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // the plain loops
 
-/* out: (N, OC)   x: (N, C)   w: (OC, C)   residual: (N, OC) is added, NULL for none; it may be out */
+/* Writes out (N, OC) from x (N, C) and w (OC, C), and adds residual (N, OC) unless it is NULL; residual may be out. */
 static inline void matmul_forward_plain(float* out, const float* x, const float* w, const float* residual, size_t N, int C,
                                         int OC) {
 #pragma omp parallel for
@@ -56,7 +56,7 @@ static inline void matmul_forward_plain(float* out, const float* x, const float*
     }
 }
 
-/* dx: (N, C)   dout: (N, OC)   w: (OC, C) */
+/* Writes dx (N, C) from dout (N, OC) and w (OC, C). */
 static inline void matmul_backward_input_plain(float* dx, const float* dout, const float* w, size_t N, int C, int OC) {
 #pragma omp parallel for
     for (size_t n = 0; n < N; n++) {
@@ -70,7 +70,7 @@ static inline void matmul_backward_input_plain(float* dx, const float* dout, con
     }
 }
 
-/* dw: (OC, C) +=   dout: (N, OC)   x: (N, C) */
+/* Adds to dw (OC, C) from dout (N, OC) and x (N, C). */
 static inline void matmul_backward_weight_plain(float* dw, const float* dout, const float* x, size_t N, int C, int OC) {
 #pragma omp parallel for
     for (int o = 0; o < OC; o++) {
@@ -96,17 +96,17 @@ enum {
     MATMUL_KC = 512,                               // longest run over k
     MATMUL_MC = 4 * MATMUL_MR,                     // rows of a block of A
     MATMUL_NC = 512,                               // columns of a block of B, a multiple of NR
-    MATMUL_LDA = MATMUL_KC + SIMD,                 // distance of copied rows of A: anything but a power of two
-    MATMUL_PACKED_A = 2 * MATMUL_MC * MATMUL_LDA,  // floats, 198 KiB at most: of each thread's stack
-    MATMUL_PACKED_B = MATMUL_NC * MATMUL_KC,       // floats, 1 MiB: of the caller's stack
+    MATMUL_LDA = MATMUL_KC + SIMD,                 // distance between copied rows of A: not a power of two
+    MATMUL_PACKED_A = 2 * MATMUL_MC * MATMUL_LDA,  // floats, 198 KiB at most: on each thread's stack
+    MATMUL_PACKED_B = MATMUL_NC * MATMUL_KC,       // floats, 1 MiB: on the caller's stack
     MATMUL_SMALL_K = 256,                          // longest run over k in matmul_small()
-    MATMUL_FEW = 4,                                // up to so many rows of x are multiplied without packing w
-    MATMUL_AMX_EDGE = 32,                          // M, N and K from which on
-    MATMUL_AMX_SIZE = 64 * 64 * 64                 // and M N K from which on amx_matmul() is faster
+    MATMUL_FEW = 4,                                // with at most this many rows of x, w is not packed
+    MATMUL_AMX_EDGE = 32,                          // amx_matmul() is faster if M, N and K are all at least this
+    MATMUL_AMX_SIZE = 64 * 64 * 64                 // and M N K is at least this
 };
 
-/* c (rows, NR) = a (rows, K) b (K, NR) + add (rows, NR), or without `add` where it is NULL. b_row and c_row floats lie from
- * one row of b, or of c and add, to the next. `rows` is a constant where this is inlined, so that `acc` lives in registers. */
+/* Computes c (rows, NR) = a (rows, K) b (K, NR) + add (rows, NR); NULL for `add` adds nothing. Rows of b are b_row floats
+ * apart, rows of c and add c_row floats. `rows` is a constant where this is inlined, so `acc` stays in registers. */
 LLMC_INLINE void matmul_tile(int rows, size_t K, MatrixView a, const float* b, size_t b_row, float* c, const float* add,
                              size_t c_row) {
     vf acc[MATMUL_MR][2];
@@ -133,7 +133,7 @@ LLMC_INLINE void matmul_tile(int rows, size_t K, MatrixView a, const float* b, s
     }
 }
 
-/* The same for any number of rows and for `cols` <= NR columns of c; b has NR columns in any case. */
+/* Does the same for any number of rows and for `cols` <= NR columns of c; b always has NR columns. */
 static inline void matmul_panel(size_t rows, size_t cols, size_t K, MatrixView a, const float* b, size_t b_row, float* c,
                                 const float* add, size_t c_row) {
     if (cols < MATMUL_NR) {  // narrow: whole vectors go through a buffer
@@ -162,7 +162,7 @@ static inline void matmul_panel(size_t rows, size_t cols, size_t K, MatrixView a
     }
 }
 
-/* c (M, N) = a (M, K) b (K, N) + add for operands that lie in a near cache already and need no packing; K <= SMALL_K. */
+/* Computes c (M, N) = a (M, K) b (K, N) + add without packing, for operands that are already in a near cache. K <= SMALL_K. */
 static inline void matmul_small(size_t M, size_t N, size_t K, MatrixView a, const float* b, size_t b_row, float* c,
                                 const float* add, size_t c_row) {
     size_t j = 0;
@@ -176,7 +176,7 @@ static inline void matmul_small(size_t M, size_t N, size_t K, MatrixView a, cons
     matmul_panel(M, N - j, K, a, narrow, MATMUL_NR, c + j, add ? add + j : NULL, c_row);
 }
 
-/* A panel of B: dst (depth, NR) = the part (depth, cols) at which b starts. Columns from `cols` on become zeros. */
+/* Packs a panel of B: dst (depth, NR) = the first (depth, cols) of b. Columns from `cols` on become zeros. */
 static inline void matmul_pack(float* dst, MatrixView b, size_t depth, size_t cols) {
     if (cols < MATMUL_NR) { memset(dst, 0, depth * MATMUL_NR * sizeof(float)); }
     if (b.row == 1) {
@@ -186,7 +186,7 @@ static inline void matmul_pack(float* dst, MatrixView b, size_t depth, size_t co
     }
 }
 
-/* What a thread reads of A: the block (rows, depth) in place or, where that would be slow, its copy in `packed`. */
+/* Returns a thread's view of A: the block (rows, depth) in place, or its copy in `packed` where reading it would be slow. */
 static inline MatrixView matmul_block(float* packed, MatrixView a, size_t rows, size_t depth, size_t mc) {
     if (a.col != 1) {
         for (size_t q = 0; q < depth; q++) { memcpy(packed + q * mc, a.data + q * a.col, rows * sizeof(float)); }
@@ -197,13 +197,13 @@ static inline MatrixView matmul_block(float* packed, MatrixView a, size_t rows, 
     return by_rows(packed, MATMUL_LDA);
 }
 
-/* c (M, N) = a (M, K) b (K, N) + add (M, N), or without `add` where it is NULL; `add` may be c. c and add are row-major
+/* Computes c (M, N) = a (M, K) b (K, N) + add (M, N); NULL for `add` adds nothing, and `add` may be c. c and add are row-major
  * without gaps. */
 static inline void matmul_vectors(float* c, const float* add, MatrixView a, MatrixView b, size_t M, size_t N, size_t K) {
     float packed_b[MATMUL_PACKED_B] __attribute__((aligned(64)));
     const size_t kc = ceil_div(K, ceil_div(K, MATMUL_KC));  // runs of equal length
-    // a block is as tall as pays (twice as tall where columns of A are read in pieces of its height), but never so tall that
-    // a thread gets less than some four of them: they are of unequal cost
+    // A tall block pays, twice as tall where columns of A are read in pieces of its height. But each thread should get about
+    // four blocks or more, because their costs differ.
     const size_t tallest = a.col == 1 ? MATMUL_MC : 2 * MATMUL_MC;
     const size_t mc = size_min(tallest, round_up(ceil_div(M, 4 * max_threads()), MATMUL_MR));
 #pragma omp parallel
@@ -230,7 +230,7 @@ static inline void matmul_vectors(float* c, const float* add, MatrixView a, Matr
     }
 }
 
-/* The same by the matrix unit, where there is one and the product is large enough to pay for what it packs. */
+/* Does the same on the matrix unit if there is one and the product is large enough to pay for its packing. */
 static inline void matmul_general(float* c, const float* add, MatrixView a, MatrixView b, size_t M, size_t N, size_t K) {
 #ifdef LLMC_AMX
     if (size_min(M, size_min(N, K)) >= MATMUL_AMX_EDGE && M * N * K >= MATMUL_AMX_SIZE && amx_available()) {
@@ -241,7 +241,7 @@ static inline void matmul_general(float* c, const float* add, MatrixView a, Matr
     matmul_vectors(c, add, a, b, M, N, K);
 }
 
-/* A few rows: out as of matmul_forward(). Nothing of w is used twice, so packing it would cost more than the product. */
+/* Does matmul_forward() for a few rows. No element of w is used often enough to pay for packing it. */
 static inline void matmul_forward_few(float* out, const float* x, const float* w, const float* residual, size_t N, int C,
                                       int OC) {
 #pragma omp parallel for schedule(static)
@@ -290,9 +290,9 @@ static inline void matmul_backward_weight(float* dw, const float* dout, const fl
 
 #endif
 
-/* Whether the calling (main) thread's stack, and those of OpenMP's threads, hold the packed blocks and some more. */
+/* Checks that the calling (main) thread's stack and those of OpenMP's threads can hold the packed blocks and all else. */
 static inline bool matmul_stack_check(Error* e) {
-    enum { ELSE = 128 << 10 };  // bytes for all other frames; attention's tiles take 100 KiB
+    enum { ELSE = 128 << 10 };  // bytes for all other frames; attention's tiles and matmul_small()'s buffers take 122 KiB
     size_t caller = (MATMUL_PACKED_A + MATMUL_PACKED_B) * sizeof(float), worker = MATMUL_PACKED_A * sizeof(float);
 #ifdef LLMC_AMX
     caller = size_max(caller, (AMX_PACKED_A + AMX_PACKED_B) * sizeof(uint32_t));

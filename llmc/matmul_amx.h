@@ -1,25 +1,26 @@
-/* matmul_amx.h -- the products of matmul.h on the matrix unit of Xeons since Sapphire Rapids (AMX): fp32 in, fp32 out, and
- * as accurate as fp32, at up to 2.7 times the speed of the vector units.
+/* matmul_amx.h -- the products of matmul.h on the matrix unit (AMX) of Xeons since Sapphire Rapids: fp32 in, fp32 out, as
+ * accurate as fp32, and up to 2.7 times as fast as the vector units.
  *
- * The unit knows no fp32 factors. TDPBF16PS multiplies a tile of 16 x 32 bf16 with one of 32 x 16 and adds the products in
- * fp32 to a tile of 16 x 16, 16 times what the vector units multiply in that time. So each factor is split into three bf16
- * parts of 8 significant bits each, which together hold all 24 bits of it: a = a1 + a2 + a3 exactly, |a2| <= 2^-8 |a|,
- * |a3| <= 2^-17 |a|. A product of two parts has 16 bits and is exact in fp32. Of the nine products six are summed,
+ * The unit has no fp32 factors. TDPBF16PS multiplies a tile of 16 x 32 bf16 by one of 32 x 16 and adds the products in fp32
+ * to a tile of 16 x 16: 16 times what the vector units multiply in that time. So each factor is split into three bf16 parts of
+ * 8 significant bits, which together hold all 24 of its bits: a = a1 + a2 + a3 exactly, |a2| <= 2^-8 |a|, |a3| <= 2^-17 |a|.
+ * A product of two parts has 16 bits and is exact in fp32. Six of the nine products are summed:
  *
- *   a b  ~  a1 b1 + a1 b2 + a2 b1 + a1 b3 + a2 b2 + a3 b1,
+ *   a b  ~  a1 b1 + a1 b2 + a2 b1 + a1 b3 + a2 b2 + a3 b1
  *
- * and what is left out, a2 b3 + a3 b2 + a3 b3, is at most about the 2^-24 |a b| by which fp32 may round the product
- * (Henry, Tang, Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations",
- * 2019). The sums are no worse than those of the vector path: a tile adds 32 products up before it adds them to C.
+ * The rest, a2 b3 + a3 b2 + a3 b3, is at most about 2^-24 |a b|, as much as fp32 may round off the product (Henry, Tang,
+ * Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations", 2019). The sums are
+ * as accurate as those of the vector path: a tile sums 32 products before it adds them to C.
  *
- * What differs from fp32: the unit takes and leaves denormals as 0, so a factor may lose up to 2^-125 and a product 2^-123.
- * A sum within 1 % of the largest float may become infinite. Infinity times anything is NaN, for it has no second part; it
- * never becomes a finite number. Every finite factor is split exactly down to the denormals, the largest too.
+ * What differs from fp32: the unit reads and writes denormals as 0, so a factor may lose up to 2^-125 and a product 2^-123.
+ * A sum within 1 % of the largest float may become infinite. Infinity times anything is NaN, because infinity has no second
+ * part; an infinite factor never gives a finite number. Every finite factor down to the denormals, the largest too, is split
+ * exactly.
  *
- * Memory: A and B are packed into panels of 32 rows or columns, 6 bytes a number, in tiles in the order in which
- * amx_panel() reads them. Linux lets a process use the tiles only once it has asked; the answer decides at run time, and
- * -DLLMC_NO_AMX at compile time. Each element of C is summed in an order that depends on the shape alone, so the result is
- * bitwise the same for any number of threads.
+ * Memory: A and B are packed into panels of 32 rows or columns, 6 bytes a number, as tiles in the order in which amx_panel()
+ * reads them. On Linux a process must ask before it uses the tiles; the answer decides at run time, -DLLMC_NO_AMX at compile
+ * time. The order in which an element of C is summed depends on the shape alone, so the result is bitwise the same for any
+ * number of threads.
  */
 #ifndef LLMC_MATMUL_AMX_H
 #define LLMC_MATMUL_AMX_H
@@ -40,15 +41,15 @@ enum {
     AMX_DEPTH = 32,                       // numbers along k in a tile of A or B
     AMX_TILE = AMX_EDGE * AMX_DEPTH / 2,  // words of 32 bits in a tile: two bf16 of a factor, or one number of C
     AMX_ROW = 64,                         // bytes of a row of a tile
-    AMX_PANEL = 2 * AMX_EDGE,             // rows of A or columns of B that are multiplied at once: 2 x 2 tiles of C
-    AMX_STEP = 3 * 2 * AMX_TILE,          // words of AMX_DEPTH along k of a panel: three parts of two tiles
-    AMX_BLOCK = 4 * AMX_PANEL,            // rows of A that are packed at once where A is transposed
+    AMX_PANEL = 2 * AMX_EDGE,             // rows of A or columns of B multiplied at once: 2 x 2 tiles of C
+    AMX_STEP = 3 * 2 * AMX_TILE,          // words of a panel for AMX_DEPTH along k: three parts of two tiles
+    AMX_BLOCK = 4 * AMX_PANEL,            // rows of A packed at once if A is transposed
     AMX_KC = 512,                         // longest run over k
-    AMX_PACKED_A = AMX_BLOCK / AMX_PANEL * AMX_KC / AMX_DEPTH * AMX_STEP,  // words, 384 KiB: of each thread's stack
-    AMX_PACKED_B = 12 * AMX_KC / AMX_DEPTH * AMX_STEP  // words, 1.1 MiB: of the caller's stack; half of a core's L2 cache
+    AMX_PACKED_A = AMX_BLOCK / AMX_PANEL * AMX_KC / AMX_DEPTH * AMX_STEP,  // words, 384 KiB: on each thread's stack
+    AMX_PACKED_B = 12 * AMX_KC / AMX_DEPTH * AMX_STEP  // words, 1.1 MiB: on the caller's stack; half of a core's L2 cache
 };
 
-/* Whether the kernel lets this process use the tiles. It is asked once; threads that ask together get the same answer. */
+/* Returns whether the kernel lets this process use the tiles. Asks once; threads that ask together get the same answer. */
 static inline bool amx_available(void) {
     enum { UNKNOWN, YES, NO, REQUEST_PERMISSION = 0x1023 /* ARCH_REQ_XCOMP_PERM */, TILE_DATA = 18 };
     static int known = UNKNOWN;
@@ -60,7 +61,7 @@ static inline bool amx_available(void) {
     return state == YES;
 }
 
-/* Eight tiles of 16 rows of 64 bytes, for the calling thread. */
+/* Sets up eight tiles of 16 rows of 64 bytes for the calling thread. */
 static inline void amx_configure(void) {
     static const struct {
         uint8_t palette, start_row, reserved[14];
@@ -70,13 +71,13 @@ static inline void amx_configure(void) {
     _tile_loadconfig(&config);
 }
 
-/* The three parts of x and y to dst, 2 * AMX_TILE words apart: those of x in the lower halves of the words. A part is
- * rounded to nearest (ties away from 0) in the bits; that would make infinity of the largest floats, so the first part is
- * made from a number that has one. NaN may lose its mark in the first two parts, but not in the last, which is cut off. */
+/* Stores the three parts of x and y in dst, 2 * AMX_TILE words apart; x takes the lower half of each word. Integer arithmetic
+ * rounds a part to nearest (ties away from 0). That would round the largest floats to infinity, so the first part is made from
+ * the number clamped to 0x1.fep127. A NaN may lose its mark in the first two parts, but not in the last, which is truncated. */
 LLMC_INLINE void amx_split(uint32_t* dst, vf x, vf y) {
     const vf largest = vf_set(0x1.fep127f);
     const vu half = (vu)(vi){0} + 0x8000u, upper = (vu)(vi){0} + 0xffff0000u;
-    enum { SMALLER_MAGNITUDE = 2 };  // of the two, with the sign of the first
+    enum { SMALLER_MAGNITUDE = 2 };  // the smaller magnitude, with the first operand's sign
     const vf low_x = (vf)_mm512_range_ps((__m512)x, (__m512)largest, SMALLER_MAGNITUDE);
     const vf low_y = (vf)_mm512_range_ps((__m512)y, (__m512)largest, SMALLER_MAGNITUDE);
     const vu x1 = ((vu)low_x + half) & upper, y1 = ((vu)low_y + half) & upper;
@@ -88,8 +89,8 @@ LLMC_INLINE void amx_split(uint32_t* dst, vf x, vf y) {
     vf_store((float*)(dst + 4 * AMX_TILE), (vf)(x3 >> 16 | (y3 & upper)));
 }
 
-/* dst (16, 16) = the transpose of src, whose rows are `row` floats apart. Four times each vector of the upper half is
- * interleaved with its like of the lower half: a bit of the row's number goes into the column's each time. */
+/* Writes dst (16, 16) = the transpose of src, whose rows are `row` floats apart. Each of four rounds interleaves the vectors of
+ * the upper half with those of the lower half, which moves one bit of the row number into the column number. */
 LLMC_INLINE void amx_transpose(float* dst, const float* src, size_t row) {
     const vi first = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23}, second = first + 8;
     vf x[AMX_EDGE], y[AMX_EDGE];
@@ -109,10 +110,10 @@ LLMC_INLINE void amx_transpose(float* dst, const float* src, size_t row) {
     for (size_t i = 0; i < AMX_EDGE; i++) { vf_store(dst + i * AMX_EDGE, x[i]); }
 }
 
-/* One tile of each part: the first n rows and `depth` columns of `from`, whose rows are 16 rows of A or (is_b) 16 columns
- * of B, and whose 32 columns go along k; the rest of the tile is 0. TDPBF16PS wants two numbers along k in a word, the words
- * of A as (i, k) and those of B as (k, i). Any two will do if they are the same in A and B: k and k + 16 need no shuffle.
- * What lies the wrong way round is transposed first. */
+/* Packs one tile of each part: the first n rows and `depth` columns of `from`; the rest of the tile becomes 0. Rows of `from`
+ * are 16 rows of A or (is_b) 16 columns of B; its 32 columns go along k. TDPBF16PS wants two numbers along k in each word, with
+ * A's words as (i, k) and B's as (k, i). Any pairing works if A and B share it: k and k + 16 need no shuffle. A source in the
+ * other orientation is transposed first. */
 static inline void amx_pack_tile(uint32_t* dst, MatrixView from, size_t n, size_t depth, bool is_b) {
     float block[2][AMX_EDGE * AMX_EDGE] __attribute__((aligned(64)));
     const float* half[2] = {from.data, from.data + AMX_EDGE * from.col};
@@ -139,8 +140,8 @@ static inline void amx_pack_tile(uint32_t* dst, MatrixView from, size_t n, size_
     }
 }
 
-/* Panels, one after another, of the first n rows of `from` (rows of A or columns of B) and `depth` along k, both rounded
- * up. All panels advance along k together, so that what lies beside each other in memory is read together. */
+/* Packs the first n rows of `from` (rows of A or columns of B), `depth` along k, into consecutive panels; n and depth are
+ * rounded up. All panels advance along k together, so that neighbors in memory are read together. */
 static inline void amx_pack(uint32_t* dst, MatrixView from, size_t n, size_t depth, bool is_b) {
     const size_t panel = ceil_div(depth, AMX_DEPTH) * AMX_STEP;
     for (size_t k = 0; k < depth; k += AMX_DEPTH, dst += AMX_STEP) {
@@ -151,12 +152,12 @@ static inline void amx_pack(uint32_t* dst, MatrixView from, size_t n, size_t dep
     }
 }
 
-/* c (rows, cols) = a b + add, or without `add` where it is NULL; a and b are packed panels of `steps` times 32 along k. */
+/* Computes c (rows, cols) = a b + add; NULL for `add` adds nothing. a and b are packed panels of `steps` times 32 along k. */
 static inline void amx_panel(float* c, const float* add, size_t c_row, size_t rows, size_t cols, const uint32_t* a,
                              const uint32_t* b, size_t steps) {
     float sum[AMX_PANEL * AMX_PANEL] __attribute__((aligned(64)));
     // tiles 0 to 3 are 2 x 2 of c; 4 and 5 hold a part of the two tiles of a, 6 and 7 of b
-    __asm__ volatile("" ::: "memory");  // GCC's tile loads do not say that they read memory: what was packed must be there
+    __asm__ volatile("" ::: "memory");  // GCC's tile loads do not declare that they read memory: finish the packing first
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -191,7 +192,7 @@ static inline void amx_panel(float* c, const float* add, size_t c_row, size_t ro
 #undef MULTIPLY
     }
     if (!add && rows == AMX_PANEL && cols == AMX_PANEL) {
-        const size_t row = c_row * sizeof *c;  // straight to c, without the detour by `sum`
+        const size_t row = c_row * sizeof *c;  // straight to c, not through `sum`
         _tile_stored(0, c, row);
         _tile_stored(1, c + AMX_EDGE, row);
         _tile_stored(2, c + AMX_EDGE * c_row, row);
@@ -211,13 +212,13 @@ static inline void amx_panel(float* c, const float* add, size_t c_row, size_t ro
     }
 }
 
-/* matmul_general() of matmul.h, which see, where amx_available(). */
+/* Does what matmul_general() of matmul.h does. Call it only if amx_available(). */
 static inline void amx_matmul(float* c, const float* add, MatrixView a, MatrixView b, size_t M, size_t N, size_t K) {
     uint32_t packed_b[AMX_PACKED_B] __attribute__((aligned(64)));
     const size_t kc = round_up(ceil_div(K, ceil_div(K, AMX_KC)), AMX_DEPTH);  // runs of equal length
     const size_t nc = AMX_PACKED_B / (kc / AMX_DEPTH * AMX_STEP) * AMX_PANEL;
     size_t mc = AMX_PANEL;
-    if (a.col != 1) {  // columns of A are read in longer pieces where that leaves a thread some four blocks
+    if (a.col != 1) {  // read longer pieces of A's columns, but leave each thread about four blocks
         mc = size_min(AMX_BLOCK, round_up(ceil_div(M, 4 * max_threads()), AMX_PANEL));
     }
 #pragma omp parallel

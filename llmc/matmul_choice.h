@@ -1,12 +1,12 @@
-/* matmul_choice.h -- which algorithm a matrix product on the GPU uses, and what that choice depends on. Plain numbers: what
- * matmul.cuh compares and files/matmul_plans.h stores. Neither CUDA nor JSON is needed to know it.
+/* matmul_choice.h -- the algorithm chosen for a matrix product on the GPU, and the key that the choice depends on. matmul.cuh
+ * compares these numbers and files/matmul_plans.h stores them; neither CUDA nor JSON is needed here.
  */
 #ifndef LLMC_MATMUL_CHOICE_H
 #define LLMC_MATMUL_CHOICE_H
 
 #include <stdint.h>
 
-/* D (M, N) = op(A) (M, K) op(B) (K, N) [+ C], all row-major. All fields are numbers, so that keys compare as memory and one
+/* D (M, N) = op(A) (M, K) op(B) (K, N) [+ C], all row-major. Every field is a number, so that keys compare as memory and one
  * table names them in the plan file. */
 typedef enum {
     KEY_M,
@@ -16,7 +16,7 @@ typedef enum {
     KEY_TRANS_B,
     KEY_TYPE_A,  // cudaDataType_t
     KEY_TYPE_B,
-    KEY_TYPE_D,  // of C, too
+    KEY_TYPE_D,  // also of C
     KEY_LD_A,    // elements from one row to the next
     KEY_LD_B,
     KEY_LD_C,
@@ -44,7 +44,7 @@ enum { MATMUL_ALGO_WORDS = 8 };  // of 64 bits, in cublasLtMatmulAlgo_t
 typedef struct {
     MatmulKey key;
     uint64_t algo[MATMUL_ALGO_WORDS];  // the image of a cublasLtMatmulAlgo_t
-    float heuristic_us, us;            // microseconds of the heuristic's first and of this choice; 0: not measured
+    float heuristic_us, us;            // microseconds: the heuristic's first choice, this choice; 0: not measured
 } MatmulChoice;
 
 #endif

@@ -1,12 +1,12 @@
 /* matmul_tune.cuh -- measures the algorithms of the matrix products, and keeps the choices in a file.
  *
- * matmul_tune() times, for each plan, what cuBLAS' heuristic names, each also with other cluster shapes, and keeps the
- * fastest. A time is the median of rounds in random orders, on random data (on zeros the card clocks higher than it ever
- * will in training), in microseconds: TFLOP/s = 2e-6 M N K / us. Candidates come from cublasLtMatmulAlgoGetHeuristic and
- * CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID (the cuBLAS manual, "cuBLASLt API"). files/matmul_plans.h describes the plan file;
- * runs with one plan file are bitwise equal.
+ * matmul_tune() times, for each plan, the algorithms that cuBLAS' heuristic returns, and each of them with other cluster
+ * shapes, and keeps the fastest. A time is the median of rounds in random orders, in microseconds: TFLOP/s = 2e-6 M N K / us.
+ * The data is random: on zeros the card clocks higher than it ever will in training. Candidates come from
+ * cublasLtMatmulAlgoGetHeuristic and CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID (the cuBLAS manual, "cuBLASLt API").
+ * files/matmul_plans.h describes the plan file; runs with one plan file are bitwise equal.
  *
- * Limits: tuning synchronises and overwrites its scratch, so it runs before training. Products with scales (fp8) keep the
+ * Limits: tuning synchronizes and overwrites its scratch, so it runs before training. Products with scales (fp8) keep the
  * heuristic's algorithm.
  */
 #ifndef LLMC_MATMUL_TUNE_CUH
@@ -17,11 +17,11 @@
 #include "llmc/matmul.cuh"
 
 enum {
-    MATMUL_CANDIDATES = 80,  // that are timed, at most
-    MATMUL_ROUNDS = 5,       // in which they are
+    MATMUL_CANDIDATES = 80,  // timed, at most
+    MATMUL_ROUNDS = 5,       // of timing
 };
 
-/* x[i] = a standard normal that is a function of (seed, i): the bits of real data, for measuring. */
+/* Sets x[i] to a standard normal that is a function of (seed, i): measuring needs the bit patterns of real data. */
 template <typename T>
 __global__ void random_fill_kernel(T* x, size_t n, uint64_t seed) {
     const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
@@ -44,7 +44,7 @@ static void random_fill_cuda(T* x, size_t n, uint64_t seed, cudaStream_t stream)
     CUDA_CHECK_LAUNCH("random_fill_kernel");
 }
 
-/* Microseconds of one product, over `repeats` of them; negative if it does not run. */
+/* Returns the microseconds of one product, averaged over `repeats`; negative if it does not run. */
 static inline float matmul_time(MatmulContext* c, const MatmulPlan* p, const cublasLtMatmulAlgo_t* algo, char* buffers[3],
                                 int repeats, cudaEvent_t start, cudaEvent_t end, cudaStream_t stream) {
     const float one = 1.0f, beta = p->key.v[KEY_ADD] ? 1.0f : 0.0f;
@@ -62,7 +62,7 @@ static inline float matmul_time(MatmulContext* c, const MatmulPlan* p, const cub
     return ms * 1000.0f / (float)repeats;
 }
 
-/* Bytes of scratch that tuning a plan takes. */
+/* Returns the bytes of scratch that tuning a plan needs, and in `bytes` those of A, B and D. */
 static inline size_t matmul_tune_bytes(const MatmulKey* key, size_t bytes[3]) {
     const int64_t* v = key->v;
     bytes[0] = (size_t)((v[KEY_TRANS_A] ? v[KEY_K] : v[KEY_M]) * v[KEY_LD_A]) * matmul_type_bytes(v[KEY_TYPE_A]);
@@ -71,7 +71,7 @@ static inline size_t matmul_tune_bytes(const MatmulKey* key, size_t bytes[3]) {
     return round_up(bytes[0], 256) + round_up(bytes[1], 256) + round_up(bytes[2], 256);
 }
 
-/* Adds to `count` algorithms of a plan the same with other cluster shapes, where they run; how many there are then. */
+/* Adds to a plan's `count` algorithms their variants with other cluster shapes, if they run. Returns the new count. */
 static inline int matmul_add_clusters(MatmulContext* c, const MatmulPlan* p, cublasLtMatmulHeuristicResult_t* results,
                                       int count) {
     static const uint16_t shapes[] = {CUBLASLT_CLUSTER_SHAPE_1x1x1, CUBLASLT_CLUSTER_SHAPE_2x1x1, CUBLASLT_CLUSTER_SHAPE_1x2x1,
@@ -87,7 +87,7 @@ static inline int matmul_add_clusters(MatmulContext* c, const MatmulPlan* p, cub
             if (cublasLtMatmulAlgoConfigGetAttribute(&algo, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, &own, sizeof own,
                                                      &written) != CUBLAS_STATUS_SUCCESS ||
                 own == CUBLASLT_CLUSTER_SHAPE_AUTO || own == shapes[k]) {
-                continue;  // what is made for older cards has none
+                continue;  // algorithms for older cards have none
             }
             if (cublasLtMatmulAlgoConfigSetAttribute(&algo, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, &shapes[k],
                                                      sizeof shapes[k]) == CUBLAS_STATUS_SUCCESS &&
@@ -101,9 +101,9 @@ static inline int matmul_add_clusters(MatmulContext* c, const MatmulPlan* p, cub
     return count;
 }
 
-/* Times candidates in MATMUL_ROUNDS rounds, each in an order of its own that depends on `seed`. us: each one's median (its
- * best would be that of a moment when the card was cool); negative for those that do not run or took 1.3 times as long as the
- * fastest at first, which are out. Returns how many ran. */
+/* Times candidates in MATMUL_ROUNDS rounds, each in its own order, which depends on `seed`. us: each candidate's median (its
+ * best would be that of a moment when the card was cool); negative for a candidate that does not run, or that at first took 1.3
+ * times as long as the fastest and is out. Returns how many ran. */
 static inline int matmul_time_candidates(MatmulContext* c, const MatmulPlan* p, const cublasLtMatmulHeuristicResult_t* results,
                                          int count, float* us, char* buffers[3], uint64_t seed, cudaStream_t stream) {
     cudaEvent_t start, end;
@@ -113,7 +113,7 @@ static inline int matmul_time_candidates(MatmulContext* c, const MatmulPlan* p, 
     int order[MATMUL_CANDIDATES], ran = 0;
     for (int i = 0; i < count; i++) {
         order[i] = i;
-        us[i] = matmul_time(c, p, &results[i].algo, buffers, 1, start, end, stream);  // loads its code, too
+        us[i] = matmul_time(c, p, &results[i].algo, buffers, 1, start, end, stream);  // also loads its code
         if (us[i] < 0) { continue; }
         us[i] = matmul_time(c, p, &results[i].algo, buffers, 2, start, end, stream);
         fastest = fminf(fastest, us[i]);
@@ -146,7 +146,7 @@ static inline int matmul_time_candidates(MatmulContext* c, const MatmulPlan* p, 
     return ran;
 }
 
-/* The fastest of `count` times; -1 where none ran. */
+/* Returns the index of the fastest of `count` times; -1 if none ran. */
 static inline int matmul_fastest(const float* us, int count) {
     int best = -1;
     for (int k = 0; k < count; k++) {
@@ -155,7 +155,7 @@ static inline int matmul_fastest(const float* us, int count) {
     return best;
 }
 
-/* Random factors and C of a plan in `scratch`. */
+/* Fills `scratch` with random factors and C of a plan. */
 static inline void matmul_tune_fill(const MatmulPlan* p, char* buffers[3], void* scratch, cudaStream_t stream) {
     size_t bytes[3];
     char* at = (char*)scratch;
@@ -172,14 +172,14 @@ static inline void matmul_tune_fill(const MatmulPlan* p, char* buffers[3], void*
     }
 }
 
-/* Times of a second measurement: of the heuristic's first, of what tuning chose, of the fastest. Negative: it is out. */
+/* Times of a second measurement: the heuristic's first algorithm, tuning's choice, the fastest. Negative: not measured. */
 typedef struct {
     float first_us, choice_us, best_us;
 } MatmulRetimed;
 
-/* Times the candidates of one plan and keeps the fastest; the heuristic's first stays where nothing is 1 %
- * faster. scratch: device memory, its contents are lost. Returns how many candidates ran; 0 where the scratch is too small.
- * retimed: NULL, or filled from a second measurement in other orders. Synchronises; for use before training. */
+/* Times the candidates of one plan and keeps the fastest; keeps the heuristic's first if nothing is 1 % faster. scratch: device
+ * memory, whose contents are lost. Returns how many candidates ran, 0 if it cannot tune the plan. retimed: NULL, or
+ * filled from a second measurement in other orders. Synchronizes; for use before training. */
 static inline int matmul_tune_plan(MatmulContext* c, MatmulPlan* p, void* scratch, size_t scratch_bytes, MatmulRetimed* retimed,
                                    cudaStream_t stream) {
     size_t bytes[3];
@@ -207,7 +207,7 @@ static inline int matmul_tune_plan(MatmulContext* c, MatmulPlan* p, void* scratc
 }
 
 /* Tunes every plan made so far (run one micro-step first) in `scratch`, device memory whose contents are lost. Returns how
- * many were tuned; plans whose matrices are larger than the scratch keep their algorithm. */
+ * many it tuned; plans whose matrices are larger than the scratch keep their algorithm. */
 static inline int matmul_tune(MatmulContext* c, void* scratch, size_t scratch_bytes, cudaStream_t stream) {
     int tuned = 0;
     for (int i = 0; i < c->num_plans; i++) {
@@ -227,7 +227,7 @@ static inline void matmul_gpu_name(char name[256]) {
     snprintf(name, 256, "%s", properties.name);
 }
 
-/* What choices depend on, here. */
+/* Returns what choices depend on: GPU, cuBLASLt, workspace and compute type. */
 static inline MatmulSetup matmul_setup(const MatmulContext* c) {
     MatmulSetup s;
     matmul_gpu_name(s.gpu);
@@ -253,8 +253,8 @@ static inline bool matmul_save_plans(const MatmulContext* c, const char* path, E
     return ok;
 }
 
-/* Reads choices for the plans that will be made from now on. A file from another GPU, cuBLASLt or setting is an error that
- * the caller may take as a warning: then the heuristic chooses. */
+/* Reads choices for the plans that will be made from now on. A file from another GPU, cuBLASLt or setting is an error. The
+ * caller may turn it into a warning: then the heuristic chooses. */
 static inline bool matmul_load_plans(MatmulContext* c, const char* path, Error* e) {
     const MatmulSetup setup = matmul_setup(c);
     return matmul_plans_read(path, &setup, c->saved, MATMUL_MAX_PLANS, &c->num_saved, e);

@@ -1,11 +1,11 @@
-/* rmsnorm.cuh -- root mean square normalisation of rows on the GPU. The oracle is rmsnorm.h, where the formulas stand.
+/* rmsnorm.cuh -- root mean square normalization of rows on the GPU. The oracle is rmsnorm.h, where the formulas stand.
  *
- * A row lies in the registers of as few warps as can hold it, RMSNORM_PACKS vectors a lane: it is read once. Up to C = 1024
- * (16-bit) that is one warp, which meets no barrier, so that the warps of an SM drift apart and memory always has work.
- * Backward runs one wave of blocks over all rows. Each lane keeps the weight gradient of its columns in registers, a block
- * writes one partial row, and a second kernel adds the partial rows in a fixed order. Rows that are not whole vectors take the
- * same kernels an element at a time.
- * dx += is also the addition behind a residual connection: dx carries the residual stream's gradient past the norm.
+ * A row lies in the registers of as few warps as can hold it, RMSNORM_PACKS vectors a lane, and is read once. Up to C = 1024
+ * (16-bit) one warp is enough and meets no barrier, so the warps of an SM drift apart and memory always has work.
+ * Backward runs one wave of blocks over all rows. Each lane keeps the weight gradient of its columns in registers, each block
+ * writes one partial row, and a second kernel adds up the partial rows in a fixed order. Rows that are not whole vectors use
+ * the same kernels, one element at a time.
+ * dx += also does the addition of a residual connection: dx carries the residual stream's gradient past the norm.
  * Bytes a row: forward 2C, backward 4C (times the size of an element).
  */
 #ifndef LLMC_RMSNORM_CUH
@@ -15,8 +15,8 @@
 
 enum {
     RMSNORM_PACKS = 4,      // vectors of a row in a lane's registers, at most
-    RMSNORM_SCALARS = 16,   // elements, where a row is not whole vectors
-    RMSNORM_THREADS = 512,  // most of a block
+    RMSNORM_SCALARS = 16,   // elements, if a row is not whole vectors
+    RMSNORM_THREADS = 512,  // threads of a block, at most
     RMSNORM_FORWARD_THREADS = 256,
     RMSNORM_BACKWARD_THREADS = 384,
     RMSNORM_SUM_COLUMNS = 8,                            // weight gradients that a block adds up from the partial rows
@@ -25,14 +25,15 @@ enum {
 
 /* Rows of activations. */
 typedef struct {
-    size_t N;      // of them
+    size_t N;      // number of rows
     int C;         // elements of each, at most RMSNORM_MAX_C
-    size_t pitch;  // elements from one to the next
+    size_t pitch;  // elements from one row to the next
 } RowShape;
 
-/* The sum over the blockDim.y warps that share a row; blockDim = (32, warps of a row, rows of a block). `shared` holds
- * RMSNORM_THREADS / 32 floats; a loop gives two such arrays in turns, so that one barrier a sum is enough. OWN: the barrier
- * is the row's own, rows of a block don't wait for each other (it takes all 16 barriers of a block); else the block's. */
+/* Returns the sum over the blockDim.y warps that share a row; blockDim = (32, warps of a row, rows of a block). `shared` holds
+ * RMSNORM_THREADS / 32 floats. A loop alternates between two such arrays, so that one barrier a sum is enough. OWN: each row
+ * has its own barrier and rows do not wait for each other (this takes all 16 barriers of a block); else the barrier is the
+ * block's. */
 template <bool OWN>
 __device__ __forceinline__ float row_sum(float x, float* shared) {
     x = warp_sum(x);
@@ -91,7 +92,7 @@ __global__ void __launch_bounds__(RMSNORM_THREADS)
     }
 }
 
-/* partial: (gridDim.x, C) weight gradients of each block's rows */
+/* Writes partial (gridDim.x, C): the weight gradient of each block's rows. */
 template <int W, int K>
 __global__ void __launch_bounds__(RMSNORM_THREADS)
     rmsnorm_backward_kernel(floatX* dx, float* partial, const floatX* dout, const floatX* x, const floatX* weight,
@@ -116,7 +117,7 @@ __global__ void __launch_bounds__(RMSNORM_THREADS)
             if (c < C) {
                 xs[k] = hold_stream<W>(x + n * pitch + c);
                 ds[k] = hold_stream<W>(dout + n * pitch + c);
-                if constexpr (W > 1) { old[k] = hold<W>(dx + n * pitch + c); }  // early: one wait for all three
+                if constexpr (W > 1) { old[k] = hold<W>(dx + n * pitch + c); }  // loaded early: one wait for all three
             }
         }
         float dot = 0;
@@ -155,7 +156,7 @@ __global__ void __launch_bounds__(RMSNORM_THREADS)
         }
     }
     __syncthreads();
-    // the rows that were side by side in the block, summed in their order
+    // sum the rows of the block in their order
 #pragma unroll
     for (int k = 0; k < K; k++) {
         const int c = first + k * stride;
@@ -172,8 +173,8 @@ __global__ void __launch_bounds__(RMSNORM_THREADS)
     }
 }
 
-/* dweight (C) += the column sums of partial (rows, C); a block has RMSNORM_SUM_COLUMNS columns, which are a sector of memory,
- * its groups of as many threads every 128th row each. */
+/* Adds the column sums of partial (rows, C) to dweight (C). A block has RMSNORM_SUM_COLUMNS columns, one sector of memory. Each
+ * of its groups of that many threads sums every 128th row. */
 __global__ void __launch_bounds__(1024) rmsnorm_dweight_kernel(float* dweight, const float* partial, int rows, int C) {
     constexpr int COLUMNS = RMSNORM_SUM_COLUMNS;
     __shared__ float shared[COLUMNS][32];
@@ -212,7 +213,7 @@ static inline RmsnormBlock rmsnorm_block(int C, int threads) {
     return b;
 }
 
-/* rmsnorm_forward_cuda() with that many threads a block, more where a row needs them. */
+/* Runs rmsnorm_forward_cuda() with `threads` threads a block, or more if a row needs them. */
 static inline void rmsnorm_forward_launch(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape rows,
                                           float eps, int threads, cudaStream_t stream) {
     if (rows.N == 0) { return; }
@@ -226,7 +227,7 @@ static inline void rmsnorm_forward_launch(floatX* out, float* rstd, const floatX
     CUDA_CHECK_LAUNCH("rmsnorm_forward_kernel");
 }
 
-/* out, x: rows   rstd: (N)   weight: (C) */
+/* Writes out (rows) and rstd (N) from x (rows) and weight (C). */
 static inline void rmsnorm_forward_cuda(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape rows,
                                         float eps, cudaStream_t stream) {
     rmsnorm_forward_launch(out, rstd, x, weight, rows, eps, RMSNORM_FORWARD_THREADS, stream);
@@ -239,10 +240,10 @@ typedef struct {
     RmsnormBackwardKernel* kernel;
     RmsnormBlock rows;
     size_t shared;
-    size_t blocks;  // as many as run at one time: each sums many rows before it writes its partial row
+    size_t blocks;  // as many as run at a time: each sums many rows before it writes its partial row
 } RmsnormBackwardPlan;
 
-/* threads: of a block; fewer where shared memory is small, more where a row needs them */
+/* Plans backward. threads: of a block; fewer if shared memory is small, more if a row needs them */
 static inline RmsnormBackwardPlan rmsnorm_backward_plan(size_t N, int C, int threads) {
     constexpr int W = VECTOR<floatX>;
     static RmsnormBackwardKernel* const kernels[1 + RMSNORM_PACKS] = {
@@ -261,12 +262,12 @@ static inline RmsnormBackwardPlan rmsnorm_backward_plan(size_t N, int C, int thr
     return p;
 }
 
-/* Bytes of scratch that rmsnorm_backward_cuda() wants. */
+/* Returns the bytes of scratch that rmsnorm_backward_cuda() needs. */
 static inline size_t rmsnorm_backward_scratch_cuda(size_t N, int C) {
     return rmsnorm_backward_plan(N, C, RMSNORM_BACKWARD_THREADS).blocks * (size_t)C * sizeof(float);
 }
 
-/* The two kernels of a plan; scratch: (plan->blocks, C) floats */
+/* Launches both kernels of a plan. scratch: (plan->blocks, C) floats */
 static inline void rmsnorm_backward_launch(const RmsnormBackwardPlan* plan, floatX* dx, float* dweight, void* scratch,
                                            const floatX* dout, const floatX* x, const floatX* weight, const float* rstd,
                                            RowShape rows, cudaStream_t stream) {
@@ -279,8 +280,8 @@ static inline void rmsnorm_backward_launch(const RmsnormBackwardPlan* plan, floa
     CUDA_CHECK_LAUNCH("rmsnorm_dweight_kernel");
 }
 
-/* dx: rows +=   dweight: (C) += in fp32   scratch: bytes as above   dout, x: rows   weight: (C)   rstd: (N) of the forward
- * pass */
+/* Adds to dx (rows) and dweight (C, fp32) from dout, x (rows), weight (C) and the forward pass's rstd (N). scratch: bytes as
+ * above */
 static inline void rmsnorm_backward_cuda(floatX* dx, float* dweight, void* scratch, const floatX* dout, const floatX* x,
                                          const floatX* weight, const float* rstd, RowShape rows, cudaStream_t stream) {
     if (rows.N == 0) { return; }

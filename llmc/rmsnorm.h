@@ -1,4 +1,4 @@
-/* rmsnorm.h -- root mean square normalisation of rows (Zhang and Sennrich, "Root Mean Square Layer Normalization", NeurIPS
+/* rmsnorm.h -- root mean square normalization of rows (Zhang and Sennrich, "Root Mean Square Layer Normalization", NeurIPS
  * 2019). fp32.
  *
  *   rstd = 1 / sqrt(mean(x^2) + eps)                      mean over the C elements of a row
@@ -20,7 +20,7 @@
 
 enum { RMSNORM_CHUNK = 64 };
 
-/* out: (N, C)   rstd: (N), kept for backward   x: (N, C)   weight: (C) */
+/* Writes out (N, C) and rstd (N), kept for backward, from x (N, C) and weight (C). */
 static inline void rmsnorm_forward(float* out, float* rstd, const float* x, const float* weight, size_t N, int C, float eps) {
     const size_t width = (size_t)C;
 #pragma omp parallel for schedule(static)
@@ -33,12 +33,12 @@ static inline void rmsnorm_forward(float* out, float* rstd, const float* x, cons
     }
 }
 
-/* Bytes of scratch that rmsnorm_backward() wants. */
+/* Returns the bytes of scratch that rmsnorm_backward() needs. */
 static inline size_t rmsnorm_backward_scratch(size_t N, int C) {
     return ceil_div(N, RMSNORM_CHUNK) * (size_t)C * sizeof(float);
 }
 
-/* dx: (N, C) +=   dweight: (C) +=   scratch: bytes as above   dout, x: (N, C)   weight: (C)   rstd: (N) of the forward pass */
+/* Adds to dx (N, C) and dweight (C) from dout, x (N, C), weight (C) and the forward pass's rstd (N). scratch: bytes as above */
 static inline void rmsnorm_backward(float* dx, float* dweight, void* scratch, const float* dout, const float* x,
                                     const float* weight, const float* rstd, size_t N, int C) {
     const size_t width = (size_t)C, chunks = ceil_div(N, RMSNORM_CHUNK);

@@ -1,9 +1,9 @@
 /* rope.cuh -- rotary position embedding on the GPU, in place on q and k of packed qkv rows. The oracle is rope.h, whose
  * table (fp32 cosines and sines from position 0 on) is copied to the device once.
  *
- * A thread rotates one vector of a head's first half together with its partner in the second half, for
- * ROPE_HEADS heads of one token: 2 * ROPE_HEADS loads under way at once, and the table read once for all of them.
- * Bytes: q and k once in, once out.
+ * A thread rotates one vector of a head's first half together with its partner in the second half, for ROPE_HEADS heads of one
+ * token. So 2 * ROPE_HEADS loads are in flight at once, and the table is read once for all of them.
+ * Bytes: q and k are read once and written once.
  */
 #ifndef LLMC_ROPE_CUH
 #define LLMC_ROPE_CUH
@@ -17,9 +17,9 @@ enum { ROPE_HEADS = 4, ROPE_THREADS = 256 };
 typedef struct {
     size_t N;  // tokens
     int T, first_pos;
-    int heads, HD;      // of q and k together
+    int heads, HD;      // heads of q and k together
     int lanes, groups;  // vectors in half a head; groups of heads: group g has heads g, g + groups, ...
-    int tokens;         // of a block
+    int tokens;         // tokens of a block
 } RopeGrid;
 
 template <int W>
@@ -78,14 +78,14 @@ static inline void rope_rotate_cuda(floatX* qkv, const float* cos_sin, float sig
     CUDA_CHECK_LAUNCH("rope_kernel");
 }
 
-/* qkv: (B, T, (NH + 2 NKV) HD), pitch, rotated in place; row t of each sequence stands at position first_pos + t.
+/* Rotates qkv (B, T, (NH + 2 NKV) HD), pitch, in place. Row t of each sequence is at position first_pos + t.
  * cos_sin: (positions, HD) */
 static inline void rope_forward_cuda(floatX* qkv, const float* cos_sin, int first_pos, AttentionShape s, size_t pitch,
                                      cudaStream_t stream) {
     rope_rotate_cuda(qkv, cos_sin, 1.0f, first_pos, s, pitch, stream);
 }
 
-/* dqkv in place: gradient after the rotation -> gradient before it. */
+/* Turns dqkv in place from the gradient after the rotation into the gradient before it. */
 static inline void rope_backward_cuda(floatX* dqkv, const float* cos_sin, int first_pos, AttentionShape s, size_t pitch,
                                       cudaStream_t stream) {
     rope_rotate_cuda(dqkv, cos_sin, -1.0f, first_pos, s, pitch, stream);

@@ -4,12 +4,12 @@
  *   x[i]        = x[i] * cos(angle) - x[i + HD/2] * sin(angle)
  *   x[i + HD/2] = x[i + HD/2] * cos(angle) + x[i] * sin(angle)
  *
- * Elements i and i + HD/2 turn together, which is Hugging Face's pairing; the paper's is 2i and 2i + 1. In place on q and k of
- * packed qkv rows; v is left alone. Backward turns by the negative angle.
+ * Elements i and i + HD/2 turn together: Hugging Face's pairing. The paper pairs 2i and 2i + 1. The functions rotate q and k of
+ * packed qkv rows in place and leave v alone. Backward turns by the negative angle.
  *
- * The table repeats what transformers computes, rounding for rounding, in fp32. Type
- * "llama3" (modeling_rope_utils.py) divides long wavelengths by its factor and blends in between; the angle is the fp32
- * product of position and inv_freq. At position 8191 an angle computed in double would differ from that by 6e-4.
+ * The table repeats what transformers computes, rounding for rounding, in fp32. Type "llama3" (modeling_rope_utils.py)
+ * divides the frequencies of long wavelengths by its factor and blends in between. The angle is the fp32 product of position
+ * and inv_freq; at position 8191 an angle computed in double would differ from it by 6e-4.
  */
 #ifndef LLMC_ROPE_H
 #define LLMC_ROPE_H
@@ -18,22 +18,22 @@
 
 #include <math.h>
 
-/* inv_freq: (HD/2). Each fp32 step of transformers is one rounding here; pow, cos and sin go through double, so that the
- * result does not depend on a libm's float versions. */
+/* Writes inv_freq (HD/2). Each line rounds where transformers rounds. pow, cos and sin go through double, so that the result
+ * does not depend on a libm's float versions. */
 static inline void rope_inv_freq(float* inv_freq, const ModelConfig* c) {
     const float pi2 = 6.283185307179586f;
     for (int i = 0; i < c->head_dim / 2; i++) {
         const float exponent = (float)(2 * i) / (float)c->head_dim;
         float f = 1.0f / (float)pow((double)(float)c->rope_theta, (double)exponent);
         if (c->rope_llama3) {
-            const float wavelen = 1.0f / f * pi2;  // PyTorch divides a number by a tensor through the reciprocal
+            const float wavelen = 1.0f / f * pi2;  // PyTorch divides a number by a tensor as number * (1 / tensor)
             if (wavelen > (float)(c->rope_original_len / c->rope_low_freq)) {
                 f = f / (float)c->rope_factor;
             } else if (!(wavelen < (float)(c->rope_original_len / c->rope_high_freq))) {
                 const float low = (float)c->rope_low_freq, span = (float)(c->rope_high_freq - c->rope_low_freq);
                 const float smooth = (1.0f / wavelen * (float)c->rope_original_len - low) / span;
                 const float slow = (1.0f - smooth) * f / (float)c->rope_factor;
-                volatile float fast = smooth * f;  // rounded by itself: must not become a fused multiply-add
+                volatile float fast = smooth * f;  // rounds separately: must not become a fused multiply-add
                 f = slow + fast;
             }
         }
@@ -41,7 +41,7 @@ static inline void rope_inv_freq(float* inv_freq, const ModelConfig* c) {
     }
 }
 
-/* cos_sin: (T, HD), each row HD/2 cosines, then HD/2 sines. */
+/* Writes cos_sin (T, HD): each row holds HD/2 cosines, then HD/2 sines. */
 static inline void rope_table(float* cos_sin, int T, const ModelConfig* c) {
     float inv_freq[MAX_HEAD_DIM / 2];
     const int half = c->head_dim / 2;
@@ -74,13 +74,13 @@ static inline void rope_rotate(float* qkv, const float* cos_sin, float sign, int
     }
 }
 
-/* qkv: (B, T, (NH + 2 NKV) HD), rotated in place; row t of each sequence stands at position first_pos + t, and cos_sin
- * is the table from position 0 on. */
+/* Rotates qkv (B, T, (NH + 2 NKV) HD) in place. Row t of each sequence is at position first_pos + t; cos_sin is the table
+ * from position 0 on. */
 static inline void rope_forward(float* qkv, const float* cos_sin, int first_pos, AttentionShape s) {
     rope_rotate(qkv, cos_sin, 1.0f, first_pos, s);
 }
 
-/* dqkv in place: gradient after the rotation -> gradient before it. */
+/* Turns dqkv in place from the gradient after the rotation into the gradient before it. */
 static inline void rope_backward(float* dqkv, const float* cos_sin, int first_pos, AttentionShape s) {
     rope_rotate(dqkv, cos_sin, -1.0f, first_pos, s);
 }

@@ -1,8 +1,8 @@
 /* swiglu.cuh -- silu(gate) * up on packed gate|up rows on the GPU, and its gradient. The oracle is swiglu.h, where the formulas
  * stand.
  *
- * Backward can write the forward output again beside the gradients (it has gate and up in registers anyway), so that
- * recomputing `out` costs its store alone; and it may run in place, dgate_up over gate_up.
+ * Backward can also write the forward output again. It has gate and up in registers anyway, so recomputing `out` costs only its
+ * store. It may run in place, dgate_up over gate_up.
  * Bytes a row: forward 3F, backward 5F, 6F with `out` (times the size of an element).
  */
 #ifndef LLMC_SWIGLU_CUH
@@ -14,11 +14,11 @@ __device__ __forceinline__ float swiglu_sigmoid(float x) {
 #ifdef PRECISION_FP32
     return 1.0f / (1.0f + expf(-x));
 #else
-    return __fdividef(1.0f, 1.0f + __expf(-x));  // e^-x = inf gives 0, as it should
+    return __fdividef(1.0f, 1.0f + __expf(-x));  // e^-x = inf gives 0, as wanted
 #endif
 }
 
-enum { SWIGLU_ROWS = 2, SWIGLU_THREADS = 256 };  // rows of a thread: loads of both are under way at once
+enum { SWIGLU_ROWS = 2, SWIGLU_THREADS = 256 };  // rows of a thread: loads of both are in flight at once
 
 template <int W>
 __global__ void __launch_bounds__(SWIGLU_THREADS)
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(SWIGLU_THREADS)
     }
 }
 
-/* dgate_up may be gate_up: each thread reads its elements before it writes them. out NULL: not wanted. */
+/* dgate_up may be gate_up: each thread reads its elements before it writes them. out: NULL if not wanted */
 template <int W>
 __global__ void __launch_bounds__(SWIGLU_THREADS)
     swiglu_backward_kernel(floatX* dgate_up, floatX* out, const floatX* dout, const floatX* gate_up, size_t N, int F,
@@ -89,8 +89,8 @@ __global__ void __launch_bounds__(SWIGLU_THREADS)
     }
 }
 
-/* Threads of a block over the vectors of a row (x) and rows (y), and the grid that covers (N, F): rows along x, which
- * may be 2^31 blocks long. */
+/* Sets a block's threads over vectors of a row (x) and rows (y), and the grid that covers (N, F). The grid's rows go along x,
+ * which may be 2^31 blocks long. */
 static inline void swiglu_grid(dim3* grid, dim3* block, size_t N, int F, bool wide) {
     const size_t vectors = wide ? (size_t)F / VECTOR<floatX> : (size_t)F;
     const size_t x = size_min(SWIGLU_THREADS, round_up(vectors, 32)), y = SWIGLU_THREADS / x;
@@ -98,7 +98,7 @@ static inline void swiglu_grid(dim3* grid, dim3* block, size_t N, int F, bool wi
     *grid = dim3((unsigned)ceil_div(N, y * SWIGLU_ROWS), (unsigned)ceil_div(vectors, x));
 }
 
-/* out: (N, F), out_pitch   gate_up: (N, 2F) gate then up, gate_up_pitch */
+/* Writes out (N, F), out_pitch, from gate_up (N, 2F), gate then up, gate_up_pitch. */
 static inline void swiglu_forward_cuda(floatX* out, const floatX* gate_up, size_t N, int F, size_t gate_up_pitch,
                                        size_t out_pitch, cudaStream_t stream) {
     if (N == 0) { return; }
@@ -113,8 +113,8 @@ static inline void swiglu_forward_cuda(floatX* out, const floatX* gate_up, size_
     CUDA_CHECK_LAUNCH("swiglu_forward_kernel");
 }
 
-/* dgate_up: (N, 2F) =, gate_up_pitch, may be gate_up   out: (N, F) = the forward output again, out_pitch, or NULL
- * dout: (N, F), out_pitch   gate_up: (N, 2F), gate_up_pitch */
+/* Writes dgate_up (N, 2F), gate_up_pitch, which may be gate_up, and, unless it is NULL, out (N, F), out_pitch, the forward
+ * output again. dout: (N, F), out_pitch   gate_up: (N, 2F), gate_up_pitch */
 static inline void swiglu_backward_cuda(floatX* dgate_up, floatX* out, const floatX* dout, const floatX* gate_up, size_t N,
                                         int F, size_t gate_up_pitch, size_t out_pitch, cudaStream_t stream) {
     if (N == 0) { return; }

@@ -14,7 +14,7 @@
 
 LLMC_INLINE vf swiglu_sigmoid(vf x) { return 1.0f / (1.0f + vf_exp(-x)); }
 
-/* out: (N, F)   gate_up: (N, 2F) */
+/* Writes out (N, F) from gate_up (N, 2F). */
 static inline void swiglu_forward(float* out, const float* gate_up, size_t N, int F) {
     const size_t width = (size_t)F;
 #pragma omp parallel for schedule(static)
@@ -29,7 +29,7 @@ static inline void swiglu_forward(float* out, const float* gate_up, size_t N, in
     }
 }
 
-/* dgate_up: (N, 2F) =   dout: (N, F)   gate_up: (N, 2F) */
+/* Writes dgate_up (N, 2F) from dout (N, F) and gate_up (N, 2F). */
 static inline void swiglu_backward(float* dgate_up, const float* dout, const float* gate_up, size_t N, int F) {
     const size_t width = (size_t)F;
 #pragma omp parallel for schedule(static)

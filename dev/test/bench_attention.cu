@@ -1,15 +1,15 @@
-/* bench_attention.cu -- how fast attention is, by kernel, head dimension and length, on random data.
+/* bench_attention.cu -- times attention by kernel, head dimension and length, on random data.
  *
  *   nvcc -std=c++17 -O3 -DPRECISION_BF16 -gencode arch=compute_90a,code=sm_90a -diag-suppress 1675 -I. \
  *        -o bench_attention dev/test/bench_attention.cu && ./bench_attention [variants]
  *
- * TFLOP/s by the usual count: forward 4 B T^2 NH HD / 2 (the causal half), backward 2.5 times that, although ours computes
- * 3.5. Each number is the median of single launches between events, after a warm-up.
+ * TFLOP/s use the common count: forward 4 B T^2 NH HD / 2 (the causal half), backward 2.5 times that, although our backward
+ * computes 3.5 times. Each number is the median of single launches between events, after a warm-up.
  *
- * `./bench_attention variants` then runs each mma and wgmma kernel alone with other tiles (a minute): one line a variant with
- * its error against the plain kernel (about 2e-3 in BF16; more is a bug), registers at its start and bytes of stack, and for
- * T = 1024, 2048 and 8192 the time and TFLOP/s in the operations it really does (dK dV four products, dQ three). The best line
- * of each (kernel, part, HD) belongs into MmaTiles of attention_mma.cuh and WgmmaTiles of attention_sm90.cuh, whose lists of
+ * `./bench_attention variants` then runs each mma and wgmma kernel alone with other tiles (a minute). It prints one line a
+ * variant: its error against the plain kernel (about 2e-3 in BF16; more is a bug), registers at its start, bytes of stack, and
+ * for T = 1024, 2048 and 8192 the time and the TFLOP/s of the operations it really does (dK dV four products, dQ three). The
+ * best line of each (kernel, part, HD) belongs into MmaTiles of attention_mma.cuh or WgmmaTiles of attention_sm90.cuh, whose
  * numbers have the same order.
  */
 #include <algorithm>
@@ -78,7 +78,7 @@ static void release(Buffers* b) {
     CUDA_CHECK(cudaFree(b->scratch));
 }
 
-/* Median milliseconds of one call. */
+/* Returns the median milliseconds of one call. */
 template <typename F>
 static float time_ms(F launch) {
     enum { WARM = 2, RUNS = 9 };
@@ -107,7 +107,7 @@ static void bench_kernels(void) {
         Buffers b = allocate(&s);
         for (int k = ATTENTION_PLAIN; k < NUM_ATTENTION_KERNELS; k++) {
             const AttentionKernel kernel = (AttentionKernel)k;
-            // the plain kernels at length 8192 take seconds
+            // the plain kernels take seconds at length 8192
             if (!attention_has_kernel(kernel, s.HD) || (k == ATTENTION_PLAIN && s.T > 2048)) { continue; }
             const float forward = time_ms([&]() { attention_forward_by(kernel, b.out, b.lse, b.qkv, s.B, b.args, 0); });
             const float backward = time_ms(
@@ -204,7 +204,7 @@ static std::vector<float> fetch(const floatX* x, size_t n) {
     return v;
 }
 
-/* Relative L2 distance of a variant's result from the plain kernel's, at an odd length. */
+/* Returns the relative L2 distance of a variant's result from the plain kernel's, at an odd length. */
 static double variant_error(const Variant* v) {
     const Shape s = {{1, 777, 4, 2, v->HD}, ""};
     Buffers b = allocate(&s);
@@ -230,7 +230,7 @@ static double variant_error(const Variant* v) {
 }
 
 static void bench_variants(void) {
-    const double products[NUM_PARTS] = {1, 2, 1.5};  // of the forward pass's two
+    const double products[NUM_PARTS] = {1, 2, 1.5};  // relative to the forward pass's two products
     printf("\n%-6s %-8s %3s %-16s %9s %5s %5s |", "kernel", "part", "HD", "tiles", "error", "regs", "stack");
     for (int T : {1024, 2048, 8192}) { printf(" T %5d ms TFLOP/s", T); }
     printf("\n");

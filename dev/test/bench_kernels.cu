@@ -1,13 +1,13 @@
-/* bench_kernels.cu -- how near each CUDA layer comes to the card's limits.
+/* bench_kernels.cu -- measures how close each CUDA layer comes to the card's limits.
  *
  *   make build/bench_kernels_cu && build/bench_kernels_cu [memory|variants|matmul] [WORD]    lines whose name contains WORD
  *
- * Memory-bound kernels run on more than 1 GB of data, so that no cache helps, in turns with a device-to-device copy: the
- * last column is the share of that copy's bandwidth. Bytes are those the layer must move: each input once, each output
- * once. `variants` times the ways of launching a layer that its launcher chose from. Matrix products run at the shapes of
- * Llama models on normally distributed data: each is tuned as --tune does it, and then all candidates that ran (32 and more)
- * are timed again, in five rounds in other orders: TFLOP/s of the heuristic's first, of what tuning had chosen and of the
- * fastest, and the shares of the first two in the last.
+ * Memory-bound kernels run on more than 1 GB of data, so that no cache helps, in turns with a device-to-device copy. The last
+ * column is the share of that copy's bandwidth. Bytes are those the layer must move: each input once, each output once.
+ * `variants` times the launch options from which a layer's launcher chose. Matrix products run at the shapes of Llama models on
+ * normally distributed data. Each is tuned as --tune does it; then all candidates that ran (32 and more) are timed again, in
+ * five rounds in other orders. Columns: TFLOP/s of the heuristic's first, of tuning's choice and of the fastest, and the
+ * shares of the first two in the last.
  */
 #include <functional>
 #include <string>
@@ -26,16 +26,17 @@ static char* arena;  // all device memory that this program uses
 static size_t arena_bytes, arena_used;
 static cudaEvent_t events[3];
 
-/* Device memory filled with normals, or with zero bytes for states. */
+/* Takes n elements of the arena; their contents are undefined. */
 template <typename T>
 static T* take(size_t n) {
     arena_used = round_up(arena_used, 256);
     T* p = (T*)(arena + arena_used);
     arena_used += n * sizeof(T);
-    if (arena_used > arena_bytes) { die("bench: %zu bytes of device memory are not enough", arena_bytes); }
+    if (arena_used > arena_bytes) { die("bench_kernels: %zu bytes of device memory are too few", arena_bytes); }
     return p;
 }
 
+/* Takes n elements filled with normals. */
 template <typename T>
 static T* take_random(size_t n) {
     T* p = take<T>(n);
@@ -43,8 +44,8 @@ static T* take_random(size_t n) {
     return p;
 }
 
-/* Times `launch`, which moves `bytes`, and a copy of one gigabyte to another, in turns; medians. The launch is queued behind the
- * copy, as it is behind other work in a training step: the host's part of it is not timed. */
+/* Times `launch`, which moves `bytes`, in turns with a copy of one gigabyte; prints medians. The launch is queued behind the
+ * copy, as it is behind other work in a training step, so the host's part of it is not timed. */
 static void measure(const char* name, double bytes, const std::function<void()>& launch) {
     enum { ROUNDS = 11 };
     if (!strstr(name, wanted)) { return; }
@@ -71,10 +72,10 @@ static void measure(const char* name, double bytes, const std::function<void()>&
     arena_used = used;
 }
 
-/* Embedding at the sizes of training steps and on more than 1 GB; tokens uniform, or as in text: the k-th with a share of
- * about 1 / k (Zipf). Backward moves each gradient row once, and twice each row of the table that occurs. Forward reads a
- * row of the table for each token unless the whole table fits the L2. The sort is the part of backward that moves none of
- * that. `variants`: rows that a thread of backward has on their way. */
+/* Runs embedding at the sizes of training steps and on more than 1 GB. Tokens are uniform or, as in text, the k-th has a share
+ * of about 1 / k (Zipf). Backward moves each gradient row once, and each row of the table that occurs twice. Forward reads a
+ * table row for each token unless the whole table fits in the L2 cache. The sort is a part of backward that moves none of these
+ * bytes. `variants`: rows that a thread of backward has in flight. */
 static void bench_embedding(bool variants) {
     static const struct {
         size_t N, C, V;
@@ -127,7 +128,7 @@ static void bench_embedding(bool variants) {
     }
 }
 
-/* The ways of launching of which the launchers have chosen one. */
+/* Times the launch options from which the launchers chose one. */
 static void bench_variants() {
     const double X = sizeof(floatX);
     char name[96];
@@ -350,7 +351,7 @@ int main(int argc, char** argv) {
     const char* part = argc > 1 ? argv[1] : "";
     const bool memory = !*part || !strcmp(part, "memory"), variants = !*part || !strcmp(part, "variants");
     const bool matmul = !*part || !strcmp(part, "matmul");
-    if (!memory && !variants && !matmul) { die("bench_kernels: '%s' is not memory, variants or matmul", part); }
+    if (!memory && !variants && !matmul) { die("bench_kernels: the part is '%s', wanted memory, variants or matmul", part); }
     if (argc > 2) { wanted = argv[2]; }
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) { die("bench_kernels: no GPU here"); }

@@ -1,10 +1,10 @@
-/* bench_layers.c -- time of every CPU layer, forward and backward, at the shapes of presets d4 and d6 with 4 x 256 tokens.
+/* bench_layers.c -- times every CPU layer, forward and backward, at the shapes of presets d4 and d6 with 4 x 256 tokens.
  *
  *   cc -std=c11 -ffp-contract=fast -O3 -march=native [-fopenmp] -I. dev/test/bench_layers.c -o bench_layers -lm
  *   ./bench_layers [RUNS]
  *
- * Each figure is the fastest of RUNS (default 20) runs; a product prints GFLOP/s, a pass over memory GB/s (bytes read and
- * written once). The last line adds up one training step.
+ * Each figure is the fastest of RUNS runs (default 20). A product prints GFLOP/s, a pass over memory GB/s (every byte read and
+ * written counted once). The last line adds up one training step.
  */
 #include "llmc/adamw.h"
 #include "llmc/attention.h"
@@ -19,7 +19,7 @@
 static int runs = 20;
 static double step_ms;
 
-/* Runs STATEMENT and prints a line; `work` is FLOP or bytes of one run, `times` how often a step does it. */
+/* Runs STATEMENT and prints a line. `work`: FLOP or bytes of one run; `times`: how often a training step does it */
 #define TIME(name, unit, work, times, STATEMENT)                                                          \
     do {                                                                                                  \
         double best = 1e30;                                                                               \
@@ -71,7 +71,7 @@ static void bench(const char* preset, size_t B, int T, int V) {
     float *lse = normals(N * (size_t)NH, 1, 4), *table = normals((size_t)(T * HD), 1, 5);
     const AttentionShape s = attention_shape(&c, (int)B, T);
     void* scratch = xmalloc(attention_backward_scratch(s));
-    const double attention = 2.0 * (double)B * NH * HD * T * T;  // two products over half a square
+    const double attention = 2.0 * (double)B * NH * HD * T * T;  // two products over half of T x T
     rope_table(table, T, &c);
     TIME("rope", "GB/s", 8.0 * (double)N * (Q + NKV * HD), L, rope_forward(qkv, table, 0, s));
     TIME("rope backward", "GB/s", 8.0 * (double)N * (Q + NKV * HD), L, rope_backward(qkv, table, 0, s));

@@ -1,14 +1,14 @@
-/* test_attention.cu -- every attention kernel of this build against a reference in double precision that shares no code with
- * them, and the CPU oracle attention.h against the same reference.
+/* test_attention.cu -- compares every attention kernel of this build with a reference in double precision that shares no code
+ * with it, and the CPU oracle attention.h with the same reference.
  *
  *   nvcc -std=c++17 -O3 -DPRECISION_BF16 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fopenmp -diag-suppress 1675 \
  *        -I. -o test_attention dev/test/test_attention.cu && ./test_attention [plain|mma|wgmma [TEST]]
  *
- * With -DBARRIER_TIMEOUT=200000000ull a wgmma kernel that hangs says where and goes on.
+ * With -DBARRIER_TIMEOUT=200000000ull a wgmma kernel that hangs says where, and the test goes on.
  *
- * Inputs are rounded to floatX first, so that only the kernels' own rounding is measured: by relative L2 error of each of out,
- * lse, dq, dk and dv, which sees a wrong scale, a wrong head and a missing tile alike. Outputs are filled with NaN before each
- * run, the gaps between rows too: what a kernel leaves out or writes beside its rows shows.
+ * Inputs are rounded to floatX first, so that only the kernels' own rounding is measured. The measure is the relative L2 error
+ * of each of out, lse, dq, dk and dv: it shows a wrong scale, a wrong head and a missing tile. Outputs, and the gaps between
+ * their rows, are filled with NaN before each run: this shows what a kernel leaves out or writes outside its rows.
  */
 #include <sys/wait.h>
 #include <unistd.h>
@@ -32,7 +32,7 @@ struct Case : AttentionShape {
 
 static double* new_doubles(size_t n) { return (double*)xcalloc(n, sizeof(double)); }
 
-/* Uniform in [-a, a], rounded to floatX. */
+/* Fills x with uniform numbers in [-a, a], rounded to floatX. */
 static void fill(float* x, size_t n, float a, uint32_t stream) {
     for (size_t i = 0; i < n; i++) {
         const double u = philox_double(philox(1234, RAND_SAMPLE, stream, i), 0, 1);
@@ -40,7 +40,7 @@ static void fill(float* x, size_t n, float a, uint32_t stream) {
     }
 }
 
-/* out, lse, dqkv of packed rows without gaps, straight from the formulas at the head of attention.cuh. */
+/* Computes out, lse and dqkv of packed rows without gaps, straight from the formulas at the top of attention.cuh. */
 static void reference(const Case* c, const float* qkv, const float* dout, double* out, double* lse, double* dqkv) {
     const size_t T = (size_t)c->T, HD = (size_t)c->HD, NH = (size_t)c->NH, NKV = (size_t)c->NKV;
     const size_t W = (NH + 2 * NKV) * HD, O = NH * HD, group = NH / NKV;
@@ -91,7 +91,7 @@ static void reference(const Case* c, const float* qkv, const float* dout, double
     }
 }
 
-/* |x - ref| / max(|ref|, floor) over columns [from, to) of rows `pitch` and `width` apart; NaN when x has one. */
+/* Returns |x - ref| / max(|ref|, floor) over columns [from, to) of rows `pitch` and `width` apart; NaN if x has one. */
 static double error_of(const float* x, size_t pitch, const double* ref, size_t width, size_t rows, size_t from, size_t to,
                        double floor) {
     double diff = 0, norm = 0;
@@ -128,7 +128,7 @@ static void download(float* out, const floatX* device, size_t n) {
     free(host);
 }
 
-/* Whether the columns behind `width` still hold the NaN that was put there. */
+/* Returns whether the columns past `width` still hold the initial NaN. */
 static bool gaps_untouched(const float* x, size_t rows, size_t width, size_t pitch) {
     for (size_t r = 0; r < rows; r++) {
         for (size_t i = width; i < pitch; i++) {
@@ -151,7 +151,7 @@ static void run_kernel(const Case* c, AttentionKernel kernel, const float* qkv, 
     CUDA_CHECK(cudaMalloc((void**)&d_dqkv, N * qkv_pitch * sizeof(floatX)));
     CUDA_CHECK(cudaMalloc((void**)&d_lse, stats * sizeof(float)));
     CUDA_CHECK(cudaMalloc(&d_scratch, scratch_size));
-    float* got[2][3];  // of two runs: out, lse, dqkv
+    float* got[2][3];  // out, lse, dqkv of two runs
     for (int run = 0; run < 2; run++) {
         // all bits set is a NaN in every type
         CUDA_CHECK(cudaMemset(d_out, 0xff, N * out_pitch * sizeof(floatX)));
@@ -198,7 +198,7 @@ static void run_kernel(const Case* c, AttentionKernel kernel, const float* qkv, 
     CHECK(close, "%s B %d T %d NH %d NKV %d HD %d amplitude %g: errors out %.1e lse %.1e dq %.1e dk %.1e dv %.1e, limit %.1e",
           kernel_names[kernel], c->B, c->T, c->NH, c->NKV, c->HD, c->amplitude, e_out, e_lse, e_dq, e_dk, e_dv, limit);
     CHECK(gaps_untouched(got[0][0], N, O, out_pitch) && gaps_untouched(got[0][2], N, W, qkv_pitch),
-          "%s T %d HD %d writes between rows", kernel_names[kernel], c->T, c->HD);
+          "%s T %d HD %d wrote between rows", kernel_names[kernel], c->T, c->HD);
     CHECK(memcmp(got[0][0], got[1][0], N * out_pitch * sizeof(float)) == 0 &&
               memcmp(got[0][1], got[1][1], stats * sizeof(float)) == 0 &&
               memcmp(got[0][2], got[1][2], N * qkv_pitch * sizeof(float)) == 0,
@@ -212,7 +212,7 @@ static void run_kernel(const Case* c, AttentionKernel kernel, const float* qkv, 
     CUDA_CHECK(cudaFree(d_scratch));
 }
 
-/* All kernels of this build on one case; `oracle` also checks attention.h. */
+/* Runs all kernels of this build on one case; `oracle` also checks attention.h. */
 static void run_case(Case c, bool oracle) {
     const size_t N = (size_t)c.B * c.T, O = (size_t)c.NH * c.HD, W = (size_t)(c.NH + 2 * c.NKV) * c.HD, stats = N * c.NH;
     float *qkv = (float*)xmalloc(N * W * sizeof(float)), *dout = (float*)xmalloc(N * O * sizeof(float));
@@ -346,7 +346,7 @@ __global__ void fill_kernel(floatX* x, size_t n, uint32_t seed) {
     }
 }
 
-/* What the kernels compute, on the GPU. */
+/* The GPU outputs of a kernel. */
 typedef struct {
     floatX *out, *dqkv;
     float* lse;
@@ -377,7 +377,8 @@ static bool same_bytes(const void* a, const void* b, size_t n) {
     return same;
 }
 
-/* Forward and backward of a batch by one kernel: the chosen sequences equal, bit for bit, the same sequences alone. */
+/* Runs forward and backward of a batch with one kernel: the chosen sequences must equal, bit for bit, the same sequences
+ * alone. */
 static void compare_with_alone(AttentionKernel kernel, AttentionShape s, std::initializer_list<int> chosen) {
     const size_t N = (size_t)s.B * s.T, W = (size_t)(s.NH + 2 * s.NKV) * s.HD, O = (size_t)s.NH * s.HD;
     const AttentionArgs args = attention_args(s, W, O);
@@ -424,17 +425,17 @@ static void compare_all_kernels_with_alone(AttentionShape s, std::initializer_li
     }
 }
 
-/* qkv has more than 2^31 elements. */
+/* Here qkv has more than 2^31 elements. */
 static void offsets_past_two_to_the_31(void) { compare_all_kernels_with_alone({1400, 256, 32, 8, 128}, {1399}); }
 
-/* The second and third dimension of a grid end at 65,535. */
+/* A grid's second and third dimension have at most 65,535 blocks. */
 static void more_sequences_than_a_grid_has_room_for(void) {
     for (int HD : {16, 64}) {
         for (int T : {2, 16}) { compare_all_kernels_with_alone({70000, T, 2, 1, HD}, {0, 1, 65534, 65535, 65536, 69999}); }
     }
 }
 
-/* attention_grid in a process of its own; 0 or the exit status of its refusal. */
+/* Calls attention_grid in a child process; returns 0, or its exit status. */
 static int grid_status(int T, int rows) {
     const pid_t child = fork();
     if (child == 0) {
@@ -449,7 +450,7 @@ static int grid_status(int T, int rows) {
 static void more_tiles_than_a_grid_has_room_for_are_refused(void) {
     for (int rows : {8, 64}) {
         CHECK(grid_status(65535 * rows, rows) == 0, "T %d in tiles of %d", 65535 * rows, rows);
-        CHECK(grid_status(65535 * rows + 1, rows) == 1, "T %d in tiles of %d is not refused", 65535 * rows + 1, rows);
+        CHECK(grid_status(65535 * rows + 1, rows) == 1, "T %d in tiles of %d is accepted", 65535 * rows + 1, rows);
     }
 }
 
@@ -461,7 +462,7 @@ int main(int argc, char** argv) {
         if (strcmp(argv[1], kernel_names[k]) == 0) { only = (AttentionKernel)k; }
     }
     if (argc > 3 || (argc > 1 && only == ATTENTION_AUTO)) { die_usage("usage: %s [plain|mma|wgmma [TEST]]", argv[0]); }
-    const char* named = argc > 2 ? argv[2] : "";  // a part of the tests' names
+    const char* named = argc > 2 ? argv[2] : "";  // part of a test's name
     RUN_NAMED(more_tiles_than_a_grid_has_room_for_are_refused);
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {

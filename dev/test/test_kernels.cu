@@ -1,11 +1,11 @@
-/* test_kernels.cu -- every CUDA layer but attention against its CPU oracle, on a real GPU.
+/* test_kernels.cu -- compares every CUDA layer except attention with its CPU oracle, on a real GPU.
  *
  *   make build/test_kernels_cu PRECISION=FP32 && build/test_kernels_cu [WORD]     only the tests whose name contains WORD
  *
- * Inputs are random, rounded to the build's type before the oracle sees them. Every output starts as NaN (bytes 0xFF), has
- * rows with padding where the layer allows it, and guards behind it; padding and guards must stay as they were. Every
- * launch is done twice, on fresh memory, and must give the same bits. Tolerances: fp32 1e-5; 16-bit builds half a unit in
- * the last place of the result (at most 1/256 or 1/2048 of it), the arithmetic being fp32.
+ * Inputs are random and rounded to the build's type before the oracle sees them. Every output starts as NaN (bytes 0xFF), has
+ * padded rows if the layer allows them, and is followed by a guard; padding and guards must not change. Every launch runs
+ * twice, on fresh memory, and must give the same bits. Tolerances: fp32 1e-5; 16-bit builds half a unit in the last place of
+ * the result (at most 1/256 or 1/2048 of it), because the arithmetic is in fp32.
  */
 #pragma nv_diag_suppress 1675  // matmul.h: pragmas for GCC
 #include <algorithm>
@@ -63,7 +63,7 @@ static void device_free_all() {
         CUDA_CHECK(cudaMemcpy(guard, allocations[i].first + allocations[i].second, GUARD, cudaMemcpyDeviceToHost));
         bool intact = true;
         for (int k = 0; k < GUARD; k++) { intact = intact && guard[k] == 0xff; }
-        CHECK(intact, "a kernel wrote behind allocation %zu of %zu bytes", i, allocations[i].second);
+        CHECK(intact, "a kernel wrote past the end of allocation %zu of %zu bytes", i, allocations[i].second);
         CUDA_CHECK(cudaFree(allocations[i].first));
     }
     allocations.clear();
@@ -76,7 +76,7 @@ static T* upload(const std::vector<T>& x) {
     return p;
 }
 
-/* x (rows, width) as T in rows of `pitch`; the padding is NaN. */
+/* Uploads x (rows, width) as T in rows of `pitch`; the padding is NaN. */
 template <typename T>
 static T* upload_rows(const Floats& x, size_t rows, size_t width, size_t pitch) {
     std::vector<T> h(rows * pitch);
@@ -95,7 +95,7 @@ static std::vector<T> download(const T* p, size_t n) {
     return h;
 }
 
-/* The opposite of upload_rows(); checks that the padding is untouched. */
+/* Does the opposite of upload_rows() and checks that the padding is untouched. */
 template <typename T>
 static Floats download_rows(const T* p, size_t rows, size_t width, size_t pitch) {
     std::vector<T> h = download(p, rows * pitch);
@@ -115,7 +115,7 @@ static Floats download_rows(const T* p, size_t rows, size_t width, size_t pitch)
 
 static uint32_t next_stream = 1;
 
-/* n normals of deviation `scale`, rounded to T. */
+/* Returns n normals of deviation `scale`, rounded to T. */
 template <typename T>
 static Floats random_values(size_t n, float scale) {
     Floats x(n);
@@ -131,7 +131,7 @@ static std::vector<int32_t> random_tokens(size_t n, int V) {
     return t;
 }
 
-/* |got - want| <= rel |want| + rest max |want|, for every element; NaN never passes. */
+/* Checks |got - want| <= rel |want| + rest max |want| for every element; NaN never passes. */
 static void compare(const char* what, const Floats& got, const Floats& want, float rel, float rest) {
     float largest = 0, worst = 0;
     size_t at = 0;
@@ -150,7 +150,7 @@ static void compare(const char* what, const Floats& got, const Floats& want, flo
 
 static void compare(const char* what, const Floats& got, const Floats& want) { compare(what, got, want, ulp, 1e-6f); }
 
-/* Runs a launch that returns what it computed twice; both must agree in every bit. */
+/* Runs a launch twice and returns its output; both runs must agree in every bit. */
 static Floats twice(const char* what, const std::function<Floats()>& launch) {
     const Floats a = launch(), b = launch();
     CHECK(a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0, "%s: two runs differ", what);
@@ -163,7 +163,7 @@ static size_t padded(size_t width) { return row_pitch<floatX>(width) + VECTOR<fl
 // embedding
 
 static void embedding_copies_and_sums_rows() {
-    // N, C, V: odd widths, runs within a chunk, runs over many chunks, one token alone, a large vocabulary
+    // N, C, V: odd widths, runs within a chunk, runs over many chunks, a single token, a large vocabulary
     const size_t shapes[][3] = {{1, 60, 97},       {17, 64, 301},    {300, 768, 97},     {63, 12, 5},
                                 {64, 12, 1},       {65, 12, 2},      {1000, 72, 128256}, {4097, 64, 1},
                                 {5000, 101, 4096}, {70000, 32, 257}, {4097, 2064, 97}};
@@ -198,8 +198,8 @@ static void embedding_copies_and_sums_rows() {
     }
 }
 
-/* Ways in which N tokens may be spread: uniformly; all the last; each once before any again; as in text, the k-th with a
- * share of about 1 / k; in shuffled runs whose lengths lie around whole chunks. */
+/* Distributions of N tokens: uniform; all the last token; each once before any again; as in text, the k-th token with a share
+ * of about 1 / k; shuffled runs whose lengths are close to whole chunks. */
 enum TokenPattern { TOKENS_UNIFORM, TOKENS_EQUAL, TOKENS_DISTINCT, TOKENS_ZIPF, TOKENS_RUNS, NUM_TOKEN_PATTERNS };
 
 static std::vector<int32_t> pattern_tokens(TokenPattern pattern, size_t N, int V) {
@@ -208,7 +208,7 @@ static std::vector<int32_t> pattern_tokens(TokenPattern pattern, size_t N, int V
     auto below = [&](size_t i, uint64_t n) { return (size_t)philox_below(98, RAND_INIT, stream, i, n); };
     if (pattern == TOKENS_EQUAL) { t.assign(N, V - 1); }
     if (pattern == TOKENS_DISTINCT) {
-        size_t step = (size_t)V / 2 + 1;  // made prime to V
+        size_t step = (size_t)V / 2 + 1;  // made coprime to V
         auto gcd = [](size_t a, size_t b) {
             while (b) {
                 const size_t r = a % b;
@@ -226,7 +226,7 @@ static std::vector<int32_t> pattern_tokens(TokenPattern pattern, size_t N, int V
     if (pattern == TOKENS_RUNS) {
         size_t i = 0;
         for (int token = 0; i < N; token = (token + 1) % V) {
-            const size_t chunks = below(2 * i, 5), more = below(2 * i + 1, 3);  // 0 to 4 chunks, and one pair less or more
+            const size_t chunks = below(2 * i, 5), more = below(2 * i + 1, 3);  // 0 to 4 chunks, one pair fewer or more
             for (size_t left = size_max(1, chunks * EMBEDDING_CHUNK + more - (chunks > 0)); left > 0 && i < N; left--) {
                 t[i++] = token;
             }
@@ -236,13 +236,13 @@ static std::vector<int32_t> pattern_tokens(TokenPattern pattern, size_t N, int V
     return t;
 }
 
-/* The order of the sort alone, where a vocabulary has one to four digits and the list one round a tile or more. */
+/* Checks the sort's order alone, with vocabularies of one to four digits and lists of one round a tile or more. */
 static void embedding_sort_is_stable() {
     const size_t sizes[] = {1, 17, 2047, 2048, 2049, 4095, 4096, 4097, 65539, 270001};
     const int vocabularies[] = {1, 2, 257, 512, 513, 128256, 262144, 262145, (1 << 27) + 5, INT32_MAX};
     for (size_t N : sizes) {
         for (int V : vocabularies) {
-            if (N > 10000 && V != 257 && V != 128256 && V != 262145 && V != INT32_MAX) { continue; }  // time
+            if (N > 10000 && V != 257 && V != 128256 && V != 262145 && V != INT32_MAX) { continue; }  // saves time
             for (int pattern = 0; pattern < NUM_TOKEN_PATTERNS; pattern++) {
                 const std::vector<int32_t> tokens = pattern_tokens((TokenPattern)pattern, N, V);
                 std::vector<int32_t> order(N);
@@ -261,7 +261,7 @@ static void embedding_sort_is_stable() {
     }
 }
 
-/* Gradients that are small integers have exact sums in fp32: not one row may be lost, counted twice or added elsewhere. */
+/* Gradients that are small integers have exact sums in fp32: no row may be lost, counted twice or added in the wrong place. */
 static void embedding_gradient_misses_no_row() {
     const size_t shapes[][3] = {{1, 10, 2},       {17, 768, 2},       {64, 10, 3},        {65, 16, 3},
                                 {96, 768, 3},     {97, 10, 3},        {2049, 1032, 40},   {4095, 768, 2},
@@ -296,7 +296,7 @@ static void embedding_gradient_misses_no_row() {
 // ---------------------------------------------------------------------------------------------------------------------
 // rmsnorm
 
-// rows of few and of many elements, whole vectors and not, more rows than run at one time
+// rows of few and of many elements, whole vectors and not, more rows than run at a time
 static const size_t norm_shapes[][2] = {{1, 60},   {5, 64},     {33, 97},     {5000, 768}, {700, 512}, {65, 513}, {3000, 256},
                                         {9, 2048}, {300, 3072}, {1500, 4096}, {600, 8192}, {3, 8191},  {5000, 10}};
 
@@ -444,7 +444,7 @@ static void swiglu_agrees_in_place_and_apart() {
 // ---------------------------------------------------------------------------------------------------------------------
 // cross-entropy
 
-/* The oracle's gradients; of long rows, whose terms it adds up in fp32 with an error of its own, the same in double. */
+/* Computes the oracle's gradients; for long rows, where the oracle's fp32 sum has an error of its own, in double. */
 static void crossentropy_gradients(Floats& losses, Floats& dlogits, const std::vector<int32_t>& targets, float dloss, size_t N,
                                    size_t V) {
     const Floats logits = dlogits;
@@ -462,8 +462,8 @@ static void crossentropy_gradients(Floats& losses, Floats& dlogits, const std::v
 }
 
 static void crossentropy_agrees_for_all_vocabularies() {
-    // one block of a few warps, one full block, rows that need shared memory too, and what is too large for that; of some, more
-    // rows than run at one time
+    // one block of a few warps, one full block, rows that also need shared memory, and rows too large for that; some shapes
+    // have more rows than run at a time
     const size_t shapes[][2] = {{3, 2},     {5, 97},      {9000, 301}, {9, 257},     {20, 4096},  {700, 12291}, {300, 32768},
                                 {7, 32769}, {150, 50257}, {4, 65536},  {80, 128256}, {3, 131079}, {2, 262144},  {2, 300001}};
     for (auto& s : shapes) {
@@ -473,7 +473,7 @@ static void crossentropy_agrees_for_all_vocabularies() {
             snprintf(what, sizeof what, "crossentropy N=%zu V=%zu%s", N, V, large ? " large logits" : "");
             const Floats logits = random_values<floatX>(N * V, large ? 1000.0f : 3.0f);
             std::vector<int32_t> targets = random_tokens(N, (int)V);
-            targets[0] = (int32_t)V - 1;  // in the tail of a width that is no multiple of a vector
+            targets[0] = (int32_t)V - 1;  // in the tail if V is no multiple of a vector
             const float dloss = 0.25f, scale = 8.0f;
             Floats losses(N), fused_losses(N), dlogits = logits;
             crossentropy_forward(losses.data(), logits.data(), targets.data(), N, (int)V);
@@ -508,7 +508,8 @@ static void crossentropy_agrees_for_all_vocabularies() {
 
 static const char* const crossentropy_names[NUM_CE_WAYS] = {"held", "row", "looped"};
 
-/* Each kernel against the oracle. Few blocks have many rows each: a block's last row, blocks with a row more than others. */
+/* Compares each kernel with the oracle. With few blocks each has many rows: tests a block's last row, and blocks with one
+ * more. */
 static void crossentropy_plans_agree() {
     const float dloss = 0.25f, scale = 8.0f;
     for (size_t V : {2, 97, 301, 32767, 32768, 32769, 50257, 128256, 131072, 131073, 262144, 262152}) {
@@ -527,7 +528,7 @@ static void crossentropy_plans_agree() {
             for (size_t blocks : {N, (size_t)3}) {
                 if (!can || (blocks < N && way != CE_ROW)) {
                     continue;
-                }  // long rows, before sm_80; only CE_ROW takes rows in turns
+                }  // cannot run (long rows, before sm_80), or no rows in turns (only CE_ROW)
                 plan.blocks = blocks;
                 char what[96];
                 snprintf(what, sizeof what, "crossentropy V=%zu, %s, %zu blocks", V, crossentropy_names[way], blocks);
@@ -546,9 +547,9 @@ static void crossentropy_plans_agree() {
     }
 }
 
-/* One NaN or inf spoils its row's loss, wherever it stands, in the tail too, and no other's. */
+/* A NaN or inf anywhere in a row, the tail included, makes that row's loss not finite, and no other row's. */
 static void crossentropy_shows_what_is_not_finite() {
-    const size_t V = 301, N = 5000, pitch = padded(V);  // more rows than run at one time
+    const size_t V = 301, N = 5000, pitch = padded(V);  // more rows than run at a time
     Floats logits = random_values<floatX>(N * V, 1);
     for (size_t n = 0; n < N; n += 2) { logits[n * V + (2 * n + (n % 4 ? 0 : 1)) % V] = n % 4 ? NAN : INFINITY; }
     int32_t* d_targets = upload(random_tokens(N, (int)V));
@@ -583,7 +584,7 @@ static void crossentropy_shows_what_is_not_finite() {
 template <typename T>
 static void check_first_not_finite(size_t rows, size_t width, size_t pitch) {
     Floats x = random_values<T>(rows * width, 1);
-    const size_t n = rows * width, places[] = {n, n - 1, n / 2, 0};  // n: none; each also finds those behind it
+    const size_t n = rows * width, places[] = {n, n - 1, n / 2, 0};  // n: none; earlier values stay set, further back
     for (size_t at : places) {
         if (at < n) { x[at] = at % 2 ? NAN : -INFINITY; }
         FiniteIndex* first = device_alloc<FiniteIndex>(1);
@@ -661,7 +662,7 @@ static void norm_and_loss_sums_agree() {
     }
 }
 
-/* One step's decision from given sums. */
+/* Returns one step's decision from the given sums. */
 static StepState decide(StepState* state, const StepHyper& h, int64_t step, float loss, const floatX* grad, size_t n) {
     float* d_loss = upload(Floats(1, loss));
     step_begin_cuda(state, step, 0.01, 0);
@@ -719,21 +720,21 @@ static void loss_scale_halves_and_doubles() {
 enum { STEPS = 5 };
 enum GradWindow { WINDOW_OF_ALL, WINDOW_WITHOUT_FIRST, WINDOW_WITHOUT_LAST, NUM_WINDOWS };
 
-/* The arena of a small model, its stretches, and gradients of STEPS steps. */
+/* A small model's arena, its stretches, and the gradients of STEPS steps. */
 struct AdamWCase {
     size_t n;                             // elements of the arena
     std::vector<bool> gap;                // (n)
     std::vector<AdamWStretch> stretches;  // `grad` is set on the device
-    std::vector<bool> apart;              // of each stretch: its gradients lie apart, in fp32
-    size_t grads_first, grads_end;        // what the main array of gradients holds
+    std::vector<bool> apart;              // of each stretch: has separate fp32 gradients
+    size_t grads_first, grads_end;        // range of the main array of gradients
     Floats start;                         // (n) weights
     std::vector<Floats> grads;            // (STEPS, n)
 
     size_t end_of(size_t k) const { return k + 1 < stretches.size() ? stretches[k + 1].first : n; }
 };
 
-/* One block, C wide. Where PARAM_ALIGN does not divide C, there are gaps behind norms and matrices. The tensor that the window
- * leaves out has its gradients apart, as all norms have. */
+/* Builds one block, C wide. If PARAM_ALIGN does not divide C, there are gaps after norms and matrices. The tensor outside the
+ * window has separate gradients, as all norms have. */
 template <typename Grad>
 static AdamWCase adamw_case(int C, GradWindow window) {
     ModelConfig config;
@@ -773,8 +774,8 @@ static AdamWCase adamw_case(int C, GradWindow window) {
     return c;
 }
 
-/* One step's gradients g and the stretches, on the device. Rows that lie apart follow each other at once, so that what is read
- * behind one's end is another's gradient; the main array has NaN in their places. */
+/* Uploads one step's gradients g and the stretches. The separate rows follow each other without a gap, so reading past one's
+ * end reads another's gradient; the main array has NaN in their places. */
 template <typename Grad>
 static void upload_grads(AdamWTensors<Grad>* t, const AdamWCase& c, const Floats& g) {
     Floats window = g, rows;
@@ -801,7 +802,7 @@ struct AdamWRun {
     Floats params, master, m, v;
 };
 
-/* STEPS steps, each in `parts` ranges. */
+/* Runs STEPS steps, each in `parts` ranges. */
 template <typename Grad>
 static AdamWRun run_adamw(const AdamWCase& c, MasterKind kind, bool bf16_moments, int parts) {
     const size_t master_bytes = kind == MASTER_SPLIT ? 2 : 4, moment_bytes = bf16_moments ? 2 : 4;
@@ -840,7 +841,7 @@ static AdamWRun run_adamw(const AdamWCase& c, MasterKind kind, bool bf16_moments
     return r;
 }
 
-/* The same steps by the oracle. */
+/* Runs the same steps with the oracle. */
 static AdamWRun adamw_oracle(const AdamWCase& c) {
     AdamWRun r;
     r.master = c.start;
@@ -891,7 +892,7 @@ static void check_adamw(int C, GradWindow window) {
         if (kind == kinds[0]) { first = r; }
         CHECK(first.master == r.master && first.params == r.params, "%s: the forms of master weights differ", what);
 
-        // bfloat16 moments: the same bits again, close to fp32, and not off in one direction
+        // bfloat16 moments: reproducible, close to fp32, and unbiased
         const AdamWRun low = run_adamw<Grad>(c, kind, true, 1);
         const AdamWRun again = run_adamw<Grad>(c, kind, true, 2);
         CHECK(low.master == again.master && low.m == again.m && low.v == again.v, "%s: bf16 moments are not reproducible",
@@ -920,7 +921,7 @@ static void adamw_agrees_in_all_forms() {
     }
 }
 
-/* The main array of gradients begins or ends within the arena, and what it leaves out is read from where it lies apart. */
+/* The main array of gradients may begin or end within the arena; the gradients outside it are read from their separate rows. */
 static void adamw_takes_gradients_from_a_window() {
     for (GradWindow window : {WINDOW_WITHOUT_FIRST, WINDOW_WITHOUT_LAST}) {
         check_adamw<floatX>(192, window);
@@ -956,8 +957,8 @@ static void a_skipped_step_changes_nothing() {
     device_free_all();
 }
 
-// random bit patterns; all lower halves of the numbers from 1 on, the tie among them; and what rounding may carry too far:
-// NaNs of many bits, the infinities, the largest finite numbers, denormals
+// random bit patterns; all lower halves of the numbers from 1 on, the tie among them; and values that rounding may carry too
+// far: many NaNs, the infinities, the largest finite numbers, denormals
 static std::vector<uint32_t> patterns_to_round() {
     std::vector<uint32_t> bits = {0x7fffffff, 0x7fff8000, 0x7fff7fff, 0x7fc00000, 0x7f80ffff, 0x7f800001, 0x7f800000,
                                   0x7f7fffff, 0x7f7f8000, 0x7f7f7fff, 0x00000001, 0x00007fff, 0x00008000, 0x00000000};
@@ -967,7 +968,7 @@ static std::vector<uint32_t> patterns_to_round() {
     return bits;
 }
 
-/* Rounded to nearest, and exact again with the lower half; a NaN comes back as some NaN. Runs on the host. */
+/* Weights are rounded to nearest, and exact again with the lower half; a NaN returns as some NaN. Runs on the host. */
 static void split_weights_are_exact() {
     for (uint32_t u : patterns_to_round()) {
         const float x = float_from_bits(u);
@@ -978,19 +979,19 @@ static void split_weights_are_exact() {
             continue;
         }
         CHECK(float_bits(joined) == u, "%08x becomes %08x", u, float_bits(joined));
-        const uint32_t upper = (u + 0x8000u) >> 16 << 16;  // to nearest, ties away from zero, an infinity behind the largest
+        const uint32_t upper = (u + 0x8000u) >> 16 << 16;  // to nearest, ties away from zero; past the largest number infinity
         CHECK(float_bits(rounded) == upper, "%08x rounds to %08x", u, float_bits(rounded));
     }
 }
 
-/* The upper half or the next number away from zero, as often as the lower half says; what is not finite stays what it is. Runs
- * on the host. */
+/* The result is the upper half or the next number away from zero, as often as the lower half says; inf and NaN stay what they
+ * are. Runs on the host. */
 static void stochastic_rounding_is_to_a_neighbour() {
     for (uint32_t u : patterns_to_round()) {
         const float x = float_from_bits(u);
         const uint32_t low = u & 0xffffu;
         for (uint32_t random : {0u, 0xffffu - low, 0x10000u - low, 0xffffu}) {  // the first two round down, the last two up
-            if (random > 0xffffu) { continue; }                                 // nothing was cut off: never up
+            if (random > 0xffffu) { continue; }                                 // nothing to cut off: never up
             const float rounded = to_float(round_stochastic(x, random));
             if (isnan(x)) {
                 CHECK(isnan(rounded), "the NaN %08x with %04x becomes %g", u, random, (double)rounded);
@@ -1007,7 +1008,7 @@ static void stochastic_rounding_is_to_a_neighbour() {
 
 static MatmulContext* matmul_context() { return matmul_create(device_alloc<char>(matmul_workspace_bytes()), false); }
 
-/* Half a unit in the last place of x in T: the most that rounding to it can be off. */
+/* Returns half a unit in the last place of x in T: the largest error of rounding to it. */
 template <typename T>
 static float half_ulp(float x) {
     const int digits = sizeof(T) == 4 ? 24 : std::is_same<T, __half>::value ? 11 : 8;
@@ -1017,11 +1018,12 @@ static float half_ulp(float x) {
     return ldexpf(1.0f, (exponent - 1 > lowest ? exponent - 1 : lowest) - digits);
 }
 
-/* Products: got = round(sum + add), where sum is in fp32 over `K` terms and `want` is sum + add of the oracle. Allowed:
+/* Compares products: got = round(sum + add), where sum is in fp32 over `K` terms and `want` is the oracle's sum + add. Allowed:
  *   half an ulp of the result, for its rounding;
- *   where something is added, half an ulp of the sum before it, too: some of cuBLASLt's kernels round the product to the
- *   output's type before they add C (seen on an H200), as x + linear(x) does in two steps. Without C there is one rounding;
- *   half an ulp of `few`, the part of the sum that matmul_even() makes a product of its own and rounds, and of what is added;
+ *   with an addition also half an ulp of the sum before it: some of cuBLASLt's kernels round the product to the output's type
+ *   before they add C (seen on an H200), as x + linear(x) does in two steps. Without C there is one rounding;
+ *   half an ulp of `few`, the part of the sum that matmul_even() computes and rounds as a separate product, and of what is
+ * added;
  *   2^-22 sqrt(K) of the largest sum, for the order of the sum in fp32 and the tensor cores' truncation. */
 template <typename T>
 static void compare_product(const char* what, const Floats& got, const Floats& want, const Floats* add, size_t K,
@@ -1118,8 +1120,8 @@ static void matmul_agrees_in_all_directions() {
 
 static void element_sizes_are_those_of_the_types() {
     CHECK(matmul_type_bytes(CUDA_R_32F) == 4 && matmul_type_bytes(CUDA_R_16F) == 2 && matmul_type_bytes(CUDA_R_16BF) == 2,
-          "4, 2, 2");
-    CHECK(matmul_type_bytes(CUDA_R_8F_E4M3) == 1 && matmul_type_bytes(CUDA_R_8F_E5M2) == 1, "fp8 has one byte");
+          "wanted 4, 2 and 2 bytes");
+    CHECK(matmul_type_bytes(CUDA_R_8F_E4M3) == 1 && matmul_type_bytes(CUDA_R_8F_E5M2) == 1, "fp8 is not one byte");
     CHECK(data_type<__half>() == CUDA_R_16F && data_type<__nv_fp8_e5m2>() == CUDA_R_8F_E5M2, "types and names do not match");
     const float base[64] = {0};
     const Operand fp8 = {base, CUDA_R_8F_E4M3, NULL, 10}, fp16 = {base, CUDA_R_16F, NULL, 10}, fp32 = operand(base, 10);
@@ -1127,7 +1129,7 @@ static void element_sizes_are_those_of_the_types() {
     CHECK((const char*)operand_from(fp16, 2, 3).data - (const char*)base == 46, "fp16: row 2, column 3");
     CHECK((const char*)operand_from(fp32, 2, 3).data - (const char*)base == 92, "fp32: row 2, column 3");
     // the even part of a width ends at a multiple of 16 bytes
-    CHECK(matmul_even(207, fp8) == 192 && matmul_even(207, fp16) == 200 && matmul_even(207, fp32) == 204, "of 207");
+    CHECK(matmul_even(207, fp8) == 192 && matmul_even(207, fp16) == 200 && matmul_even(207, fp32) == 204, "width 207");
 }
 
 static void matmul_plans_survive_a_file() {
@@ -1147,13 +1149,13 @@ static void matmul_plans_survive_a_file() {
     product(ctx);
     size_t bytes[3];
     const size_t scratch = matmul_tune_bytes(&ctx->plans[0].key, bytes);
-    CHECK(matmul_tune(ctx, device_alloc<char>(scratch), scratch - 1, 0) == 0, "a plan was tuned in too little scratch");
+    CHECK(matmul_tune(ctx, device_alloc<char>(scratch), scratch - 1, 0) == 0, "a plan was tuned with too little scratch");
     CHECK(matmul_tune(ctx, device_alloc<char>(scratch), scratch, 0) == 1, "the plan was not tuned");
     const Floats tuned = product(ctx);
     CHECK(matmul_save_plans(ctx, path, &e), "%s", e.msg);
     MatmulContext* other = matmul_context();
     CHECK(matmul_load_plans(other, path, &e), "%s", e.msg);
-    CHECK(product(other) == tuned, "the same plan gives other bits");
+    CHECK(product(other) == tuned, "the same plan gives different bits");
     CHECK(other->num_plans == 1 && memcmp(&other->plans[0].algo, &ctx->plans[0].algo, sizeof(cublasLtMatmulAlgo_t)) == 0,
           "the file's algorithm was not used");
     FILE* f = fopen(path, "w");
@@ -1162,7 +1164,7 @@ static void matmul_plans_survive_a_file() {
         "\"plans\": []}",
         f);
     fclose(f);
-    CHECK(!matmul_load_plans(other, path, &e) && strstr(e.msg, "gpu is"), "a plan of another GPU was taken: %s", e.msg);
+    CHECK(!matmul_load_plans(other, path, &e) && strstr(e.msg, "gpu is"), "a plan of another GPU was accepted: %s", e.msg);
     matmul_destroy(ctx);
     matmul_destroy(other);
     remove(path);

@@ -1,8 +1,8 @@
-/* test_layers.c -- every CPU layer against the plainest reference in double, at odd sizes.
+/* test_layers.c -- compares every CPU layer with a plain reference in double, at odd sizes.
  *
- * Forward: the formula as loops. Backward: central differences of that double reference, so that no gradient formula is
- * written twice and a mistake in one cannot be repeated in the other. Gradients must add to what was there (or, where the
- * header says so, replace garbage), and every layer must give the same bits for 1, 2, 3 and 7 threads.
+ * Forward: the formula as loops. Backward: central differences of the double reference. So no gradient formula is written
+ * twice, and a mistake in one cannot be repeated in the other. Gradients must add to what was there (or replace garbage, if the
+ * header says so), and every layer must give the same bits for 1, 2, 3 and 7 threads.
  */
 #include "llmc/adamw.h"
 #include "llmc/attention.h"
@@ -24,7 +24,7 @@
 
 enum { NUM_THREAD_COUNTS = 4 };
 
-/* Sets the i-th thread count to try. Without OpenMP the same run is repeated, which still finds uninitialised reads. */
+/* Sets the i-th thread count to try. Without OpenMP the same run repeats, which still finds uninitialized reads. */
 static void use_threads(int i) {
     static const int counts[NUM_THREAD_COUNTS] = {1, 2, 3, 7};
     (void)counts;
@@ -38,7 +38,7 @@ static void use_threads(int i) {
 static float* floats(size_t n) { return (float*)xmalloc(n * sizeof(float)); }
 static double* doubles(size_t n) { return (double*)xcalloc(n, sizeof(double)); }
 
-/* n normals of deviation std; another array for another id. */
+/* Returns n normals of deviation std; another id gives another array. */
 static float* normals(size_t n, double std, uint32_t id) {
     float* x = floats(n + 1);
     rand_normal(x, n, std, 1234, id);
@@ -53,7 +53,7 @@ static double* widened(const float* x, size_t n) {
 
 static float* copied(const float* x, size_t n) { return (float*)memcpy(floats(n), x, n * sizeof(float)); }
 
-/* |got - base - want| <= tol * max(1, max |want|) for all elements; base may be NULL. */
+/* Checks |got - base - want| <= tol * max(1, max |want|) for all elements; base may be NULL. */
 static void check_close(const char* what, const float* got, const float* base, const double* want, size_t n, double tol) {
     double scale = 1, worst = 0;
     size_t at = 0;
@@ -132,7 +132,7 @@ static void embedding_gathers_rows_and_adds_gradients_of_repeated_tokens(void) {
         for (size_t n = 0; n < N; n++) { tokens[n] = (int32_t)philox_below(1, RAND_SAMPLE, 0, n, V); }
         embedding_forward(out, table, tokens, N, (int)C);
         for (size_t i = 0; i < N * C; i++) {
-            CHECK(out[i] == table[(size_t)tokens[i / C] * C + i % C], "row %zu is not its token's", i / C);
+            CHECK(out[i] == table[(size_t)tokens[i / C] * C + i % C], "row %zu is not its token's row of the table", i / C);
             want[(size_t)tokens[i / C] * C + i % C] += (double)dout[i];
         }
         for (int t = 0; t < NUM_THREAD_COUNTS; t++) {
@@ -256,7 +256,7 @@ static void rope_rotates_q_and_k_by_position_and_backward_undoes_it(void) {
 }
 
 static void rope_tables_are_those_of_transformers(void) {
-    // bits of LlamaRotaryEmbedding(...).inv_freq at `at`, HD 64, transformers 5; 22, 23 and 16 lie in the blend
+    // bits of LlamaRotaryEmbedding(...).inv_freq at indices `at`, HD 64, transformers 5; 22, 23 and 16 are in the blend
     static const struct {
         double theta, factor;
         uint32_t bits[7];
@@ -287,7 +287,7 @@ static void rope_tables_are_those_of_transformers(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // matmul
 
-/* Done in one's head: x = (1 2 3; 4 5 6), w = (1 0 -1; 2 1 0), dout = (1 2; 3 4). */
+/* Checks products calculated by hand: x = (1 2 3; 4 5 6), w = (1 0 -1; 2 1 0), dout = (1 2; 3 4). */
 static void plain_products_of_a_small_example_are_right(void) {
     const float x[6] = {1, 2, 3, 4, 5, 6}, w[6] = {1, 0, -1, 2, 1, 0}, dout[4] = {1, 2, 3, 4}, res[4] = {10, 20, 30, 40};
     const float out_want[4] = {-2, 4, -2, 13}, res_want[4] = {8, 24, 28, 53};
@@ -303,7 +303,7 @@ static void plain_products_of_a_small_example_are_right(void) {
     CHECK(memcmp(dw, dw_want, sizeof dw) == 0, "dw is %g %g %g %g %g %g", dw[0], dw[1], dw[2], dw[3], dw[4], dw[5]);
 }
 
-/* `want` with `base` taken away: what a gradient added. */
+/* Returns want - base: what a gradient added. */
 static double* added(const float* want, const float* base, size_t n) {
     double* d = widened(want, n);
     for (size_t i = 0; i < n; i++) { d[i] -= (double)base[i]; }
@@ -331,7 +331,7 @@ static void matmul_and_its_gradients_are_the_plain_loops_at_every_edge(void) {
             use_threads(t);
             float* got[5] = {floats(on), floats(on), copied(res, on), floats(in), copied(dw0, wn)};
             const size_t count[5] = {on, on, on, in, wn};
-            memset(got[0], 0xff, on * sizeof(float));  // NaN: what is not overwritten shows
+            memset(got[0], 0xff, on * sizeof(float));  // NaN: shows what is not overwritten
             memset(got[3], 0xff, in * sizeof(float));
             matmul_forward(got[0], x, w, NULL, N, C, OC);
             matmul_forward(got[1], x, w, res, N, C, OC);
@@ -368,7 +368,7 @@ static void matmul_lets_nan_through_and_not_around(void) {
     free(x), free(w), free(out);
 }
 
-/* A thread has at most what $OMP_STACKSIZE or the C library gives it, and the check says what is short. */
+/* A thread has the stack that $OMP_STACKSIZE or the C library gives it, and the check names what is short. */
 static void threads_tell_the_stack_they_have(void) {
     use_threads(1);
     Error e = NO_ERROR;
@@ -379,7 +379,7 @@ static void threads_tell_the_stack_they_have(void) {
     CHECK(!stack_check(0, most, &e) && strstr(e.msg, "OMP_STACKSIZE=1048576M"), "1 TiB a thread was found: %s", e.msg);
 #endif
     use_threads(0);
-    CHECK(worker_stack() == SIZE_MAX, "one thread has no others, which have %zu bytes", worker_stack());
+    CHECK(worker_stack() == SIZE_MAX, "with one thread the workers' stack is %zu bytes, wanted no limit", worker_stack());
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -417,7 +417,7 @@ static void product_reference(Product* p) {
 
 static void product_free(Product* p) { free(p->a), free(p->b), free(p->add), free(p->want), free(p->size); }
 
-/* A copy of x (rows, cols) with row after row, or column after column, `gap` floats of garbage between them. */
+/* Copies x (rows, cols) row by row or column by column, with `gap` floats of garbage between. */
 static MatrixView strided(const float* x, size_t rows, size_t cols, bool by_columns, size_t gap) {
     const size_t n = by_columns ? cols * (rows + gap) : rows * (cols + gap);
     float* out = floats(n);
@@ -429,9 +429,9 @@ static MatrixView strided(const float* x, size_t rows, size_t cols, bool by_colu
     return v;
 }
 
-/* Checks every element against what rounding can do at most, in units of 2^-24 (|a| |b| + |add|): 1 for the products left
- * out, 16 for the sum of a tile's row, one for each of six tiles that are added up per 32 along k, one for each run over k
- * added to c. A product below 2^-126 is lost, and there are six. Returns the root of the mean square error in those units. */
+/* Checks every element against the largest possible rounding error, in units of 2^-24 (|a| |b| + |add|): 1 for the products
+ * left out, 16 for the sum of a tile's row, one for each of six tiles added up per 32 along k, one for each run over k added to
+ * c. A product below 2^-126 is lost, and there are six. Returns the root mean square error in those units. */
 static double check_product(const char* what, const Product* p, const float* got) {
     const double runs = (double)ceil_div(p->K, AMX_KC), steps = (double)ceil_div(p->K, AMX_DEPTH);
     const double limit = 1 + (double)size_min(p->K, 16) + 6 * steps + runs, unit = ldexp(1, -24);
@@ -442,7 +442,7 @@ static double check_product(const char* what, const Product* p, const float* got
         if (!(error <= limit * unit * p->size[i] + (double)p->K * ldexp(6, -126))) { wrong++, at = i; }
         squares += (error / (unit * p->size[i])) * (error / (unit * p->size[i]));
     }
-    CHECK(wrong == 0, "%s, %zu x %zu x %zu: %zu elements are off, as %g, wanted %g (limit %g)", what, p->M, p->N, p->K, wrong,
+    CHECK(wrong == 0, "%s, %zu x %zu x %zu: %zu elements are off: %g, wanted %g (limit %g)", what, p->M, p->N, p->K, wrong,
           (double)got[at], p->want[at], limit * unit * p->size[at]);
     return sqrt(squares / (double)(p->M * p->N));
 }
@@ -462,7 +462,7 @@ static void amx_products_of_any_shape_and_stride_are_those_of_fp32(void) {
                 memset(got, 0xff, n * sizeof(float));
                 amx_matmul(got, p.add, a, b, p.M, p.N, p.K);
                 if (!first) { first = copied(got, n); }
-                check_same_bits("amx_matmul, by layout or", first, got, n, t);
+                check_same_bits("amx_matmul with another layout or", first, got, n, t);
                 memcpy(got, p.add, n * sizeof(float));
                 amx_matmul(got, got, a, b, p.M, p.N, p.K);
                 check_same_bits("amx_matmul onto itself", first, got, n, t);
@@ -472,7 +472,7 @@ static void amx_products_of_any_shape_and_stride_are_those_of_fp32(void) {
         const double with_amx = check_product("a b + add", &p, first);
         matmul_vectors(got, p.add, by_rows(p.a, p.K), by_rows(p.b, p.N), p.M, p.N, p.K);
         const double with_vectors = check_product("by vectors", &p, got);
-        CHECK(with_amx <= 1.25 * with_vectors, "the error of all is %g, by vectors %g", with_amx, with_vectors);
+        CHECK(with_amx <= 1.25 * with_vectors, "the RMS error is %g, by vectors %g", with_amx, with_vectors);
 
         memset(p.add, 0, n * sizeof(float));
         product_reference(&p);
@@ -482,7 +482,7 @@ static void amx_products_of_any_shape_and_stride_are_those_of_fp32(void) {
     }
 }
 
-/* Whole numbers of 12 bits have two parts each; their products and sums are exact, so nothing may be missing. */
+/* Whole numbers of 12 bits have two parts each. Their products and sums are exact, so nothing may be missing. */
 static void amx_products_of_whole_numbers_are_exact(void) {
     Product p = product(50, 70, 200, 0);
     for (size_t i = 0; i < p.M * p.K; i++) { p.a[i] = (float)((i * 2654435761u) % 8191) - 4095; }
@@ -496,7 +496,7 @@ static void amx_products_of_whole_numbers_are_exact(void) {
     product_free(&p);
 }
 
-/* a b = 0 by cancellation, and the sum of what cancels is large. */
+/* a b = 0 by cancellation, but the terms that cancel are large. */
 static void amx_products_that_cancel_leave_no_more_than_rounding(void) {
     Product p = product(40, 64, 512, 0);
     for (size_t i = 0; i < p.M; i++) { memcpy(p.a + i * p.K + 256, p.a + i * p.K, 256 * sizeof(float)); }
@@ -514,7 +514,7 @@ static float float_of_bits(uint32_t bits) {
     return x;
 }
 
-/* The largest floats would round to an infinite bf16. */
+/* Rounded to bf16, the largest floats would become infinite. */
 static void amx_products_of_the_largest_floats_are_finite(void) {
     static const uint32_t large[] = {0x7f7fffff, 0x7f7f8000, 0x7f7f7fff, 0x7f7f0001, 0xff7fffff, 0xff7f8001};
     for (size_t s = 0; s < sizeof large / sizeof *large; s++) {
@@ -527,7 +527,7 @@ static void amx_products_of_the_largest_floats_are_finite(void) {
         float* got = floats(p.M * p.N);
         amx_matmul(got, p.add, by_rows(p.a, p.K), by_rows(p.b, p.N), p.M, p.N, p.K);
         check_product("largest in a", &p, got);
-        // the transposed product, b^T a^T: the large numbers in the other factor
+        // the transposed product, b^T a^T: puts the large numbers into the other factor
         float* t = floats(p.M * p.N);
         amx_matmul(t, NULL, transposed(by_rows(p.b, p.N)), transposed(by_rows(p.a, p.K)), p.N, p.M, p.K);
         for (size_t i = 0; i < p.M * p.N; i++) { got[i] = t[i % p.N * p.M + i / p.N]; }
@@ -536,7 +536,7 @@ static void amx_products_of_the_largest_floats_are_finite(void) {
     }
 }
 
-/* Denormal parts count as 0, beside whatever other numbers: they cost a factor 2^-125 at most. */
+/* Denormal parts count as 0, whatever numbers they meet: they cost a factor 2^-125 at most. */
 static void amx_products_of_tiny_numbers_lose_only_what_is_denormal(void) {
     Product p = product(40, 50, 100, 0);
     const size_t n = p.M * p.N;
@@ -545,7 +545,7 @@ static void amx_products_of_tiny_numbers_lose_only_what_is_denormal(void) {
     for (size_t i = 0; i < n; i++) { p.add[i] = 0; }
     product_reference(&p);
     for (size_t i = 0; i < p.M; i++) {
-        for (size_t j = 0; j < p.N; j++) {  // what the limit knows as rounding: of a unit, 2^-24
+        for (size_t j = 0; j < p.N; j++) {  // the limit counts this loss as rounding, in units of 2^-24
             double lost = 0;
             for (size_t k = 0; k < p.K; k++) { lost += fabs((double)p.a[i * p.K + k]) + fabs((double)p.b[k * p.N + j]); }
             p.size[i * p.N + j] += ldexp(lost, -125 + 24);
@@ -557,13 +557,13 @@ static void amx_products_of_tiny_numbers_lose_only_what_is_denormal(void) {
     free(got), product_free(&p);
 }
 
-/* The trainers find a step that went wrong by what is not finite: none of it may get lost. */
+/* The trainers detect a bad step by values that are not finite: none may get lost. */
 static void amx_lets_nan_and_infinity_through_and_not_around(void) {
     static const uint32_t bits[] = {0x7fc00000, 0x7fffffff, 0xffffffff, 0x7f800001,
                                     0x7fbfffff, 0xff80ffff, 0x7f800000, 0xff800000};
     enum { M = 37, N = 41, K = 70 };
     for (size_t s = 0; s < sizeof bits / sizeof *bits; s++) {
-        for (int other = 0; other < 3; other++) {  // beside 0, a power of two, any numbers
+        for (int other = 0; other < 3; other++) {  // with 0, a power of two, or any numbers in the other factor
             for (size_t k = 0; k < K; k += 23) {
                 Product p = product(M, N, K, 0);
                 if (other < 2) {
@@ -573,7 +573,7 @@ static void amx_lets_nan_and_infinity_through_and_not_around(void) {
                 float *c = floats(M * N), *t = floats(M * N);
                 amx_matmul(c, NULL, by_rows(p.a, K), by_rows(p.b, N), M, N, K);
                 amx_matmul(t, NULL, transposed(by_rows(p.b, N)), transposed(by_rows(p.a, K)), N, M,
-                           K);  // the same transposed: the mark is in b
+                           K);  // the same transposed: the special value is in b
                 for (size_t i = 0; i < M * N; i++) {
                     const bool nan = s < 6;
                     CHECK(i / N == 5 ? (nan ? isnan(c[i]) : !isfinite(c[i])) : isfinite(c[i]), "%x in a: element %zu is %g",
@@ -596,7 +596,7 @@ typedef struct {
     AttentionShape s;
 } AttentionCase;
 
-/* out (B, T, NH HD), lse (B, NH, T); the sum of out * dout. In double, for the differences of check_gradient. */
+/* Writes out (B, T, NH HD) and lse (B, NH, T), and returns the sum of out * dout, in double: the loss of check_gradient. */
 static double attention_loss(const void* ctx) {
     const AttentionCase* c = (const AttentionCase*)ctx;
     const size_t T = (size_t)c->s.T, NH = (size_t)c->s.NH, HD = (size_t)c->s.HD;
@@ -622,7 +622,7 @@ static double attention_loss(const void* ctx) {
     return sum;
 }
 
-/* The plain loops against the formula in double, and the fast form, for every thread count, against the plain loops. */
+/* Compares the plain loops with the formula in double, and the fast form, for every thread count, with the plain loops. */
 static void check_attention(AttentionShape s, double std, size_t samples) {
     const size_t rows = (size_t)s.B * (size_t)s.T, n_qkv = rows * (size_t)((s.NH + 2 * s.NKV) * s.HD);
     const size_t n_out = rows * (size_t)(s.NH * s.HD), n_lse = rows * (size_t)s.NH, n_scratch = attention_backward_scratch(s);
@@ -631,7 +631,7 @@ static void check_attention(AttentionShape s, double std, size_t samples) {
     void* scratch = xmalloc(n_scratch);
     AttentionCase c = {widened(qkv, n_qkv), widened(dout, n_out), doubles(n_out), doubles(n_lse), s};
     attention_loss(&c);
-    memset(dqkv, 0xff, n_qkv * sizeof(float));  // dqkv is overwritten
+    memset(dqkv, 0xff, n_qkv * sizeof(float));  // must be overwritten
     attention_forward_plain(out, lse, qkv, s);
     attention_backward_plain(dqkv, dout, out, lse, qkv, s);
     check_close("plain out", out, NULL, c.out, n_out, 1e-5 * std);  // an error in a score shows in the weights
@@ -643,7 +643,7 @@ static void check_attention(AttentionShape s, double std, size_t samples) {
         memset(out, 0xff, n_out * sizeof(float));
         memset(lse, 0xff, n_lse * sizeof(float));
         memset(dqkv, 0xff, n_qkv * sizeof(float));
-        memset(scratch, 0xff, n_scratch);  // may hold anything
+        memset(scratch, 0xff, n_scratch);  // may contain anything
         attention_forward(out, lse, qkv, s);
         attention_backward(dqkv, scratch, dout, out, lse, qkv, s);
         if (t == 0) {
@@ -674,7 +674,7 @@ static void attention_and_its_gradient_match_for_any_grouping(void) {
 
 static void attention_holds_at_a_thousand_positions(void) { check_attention((AttentionShape){1, 1000, 2, 1, 32}, 1, 12); }
 
-/* Scores of some hundreds: exp overflows unless the maximum is taken off, also when it moves from tile to tile. */
+/* With scores of some hundreds exp overflows unless the maximum is subtracted, also when it changes from tile to tile. */
 static void attention_survives_large_scores(void) { check_attention((AttentionShape){1, 150, 2, 1, 16}, 12, 0); }
 
 static void attention_decode_is_the_last_row_of_forward(void) {
@@ -724,7 +724,7 @@ static void swiglu_and_its_gradient_match(void) {
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         const size_t N = (size_t)sizes[s][0], F = (size_t)sizes[s][1];
         float *x = normals(N * 2 * F, 3, 1), *dout = normals(N * F, 1, 2), *out = floats(N * F), *dx = floats(N * 2 * F);
-        x[0] = -200;  // the sigmoid's exp overflows there
+        x[0] = -200;  // exp(200) in the sigmoid overflows
         SwigluCase c = {widened(x, N * 2 * F), widened(dout, N * F), N, F};
         double* want = doubles(N * F);
         for (size_t i = 0; i < N * F; i++) {
@@ -761,7 +761,7 @@ static void crossentropy_and_its_gradient_match(void) {
         float *first_l = NULL, *first_d = NULL;
         int32_t* targets = (int32_t*)xmalloc(N * sizeof *targets);
         double *want = doubles(N), *dwant = doubles(N * V);
-        for (size_t i = 0; i < V; i++) { logits[i] += 300; }  // exp of these overflows
+        for (size_t i = 0; i < V; i++) { logits[i] += 300; }  // exp(300) overflows
         for (size_t n = 0; n < N; n++) {
             targets[n] = (int32_t)(n == 0 ? V - 1 : philox_below(1, RAND_SAMPLE, 0, n, V));
             double total = 0;
@@ -792,7 +792,7 @@ static void crossentropy_and_its_gradient_match(void) {
     }
 }
 
-/* Denormal gradients would make the products behind them ten times slower. */
+/* Denormal gradients would make the products that use them ten times slower. */
 static void crossentropy_leaves_no_denormals(void) {
     enum { V = 1000 };
     float logits[V], loss = 0;

@@ -1,12 +1,12 @@
-/* test_wgmma.cu -- Hopper's instructions as ptx.cuh wraps them and the pieces that attention_sm90.cuh builds from them, each
- * alone, so that a mistake has a name before a whole attention kernel is wrong. Inputs are small integers: every result is
+/* test_wgmma.cu -- tests Hopper's instructions as ptx.cuh wraps them, and the pieces that attention_sm90.cuh builds from them,
+ * one by one, so that a mistake shows here before a whole attention kernel is wrong. Inputs are small integers: every result is
  * exact.
  *
  *   nvcc -std=c++17 -O3 -DPRECISION_BF16 -DBARRIER_TIMEOUT=200000000ull -gencode arch=compute_90a,code=sm_90a \
  *        -diag-suppress 177 -I. -o test_wgmma dev/test/test_wgmma.cu && ./test_wgmma
  *
  * BARRIER_TIMEOUT (nanoseconds) turns a wait that would last forever into a message. Without sm_90a code and a GPU that runs
- * it all is skipped.
+ * it, all tests are skipped.
  */
 #include <vector>
 
@@ -15,14 +15,14 @@
 
 #ifndef PRECISION_FP32
 
-/* The numbers that tests multiply: -3 .. 3, different for every seed. */
+/* Returns the numbers that tests multiply: -3 .. 3, different for every seed. */
 __host__ __device__ static inline int small(uint32_t i, uint32_t seed) {
     uint32_t z = (i + 1) * 2654435761u + seed * 0x9e3779b9u;
     z = (z ^ z >> 15) * 0x85ebca6bu;
     return (int)((z ^ z >> 13) % 7) - 3;
 }
 
-/* Waits for the GPU, and tells of a barrier that was waited for too long. */
+/* Waits for the GPU, and reports a wait for a barrier that timed out. */
 static void finish(void) {
     CUDA_CHECK(cudaDeviceSynchronize());
 #ifdef BARRIER_TIMEOUT
@@ -55,34 +55,34 @@ struct Device {
     }
 };
 
-/* rows x cols small numbers */
+/* Returns rows x cols small numbers. */
 static std::vector<floatX> matrix(size_t rows, size_t cols, uint32_t seed) {
     std::vector<floatX> m(rows * cols);
     for (size_t i = 0; i < m.size(); i++) { m[i] = from_float<floatX>((float)small((uint32_t)i, seed)); }
     return m;
 }
 
-/* Makes what this thread wrote to shared memory visible to wgmma, after the barrier that follows. The kernels do not need it:
- * the copy engine writes what their products read. */
+/* Makes what this thread wrote to shared memory visible to wgmma, after the barrier that follows. The kernels do not need it,
+ * because TMA writes what their products read. */
 __device__ __forceinline__ void fence_async_readers() {
 #if PTX_HAS_SM90A
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 
-/* Byte of element (r, c) in a swizzled tile of `rows` rows. */
+/* Returns the byte offset of element (r, c) in a swizzled tile of `rows` rows. */
 __host__ __device__ static inline uint32_t swizzled(int rows, int r, int c) {
     return (uint32_t)(c / 64 * rows * 128 + r * 128 + ((c % 64 / 8 ^ r % 8) << 4) + c % 8 * 2);
 }
 
-/* Puts a row-major matrix into a swizzled tile with ordinary stores. */
+/* Writes a row-major matrix into a swizzled tile with ordinary stores. */
 __device__ static void fill_tile(char* tile, const floatX* src, int rows, int cols) {
     for (int i = threadIdx.x; i < rows * cols; i += blockDim.x) {
         *(floatX*)(tile + swizzled(rows, i / cols, i % cols)) = src[i];
     }
 }
 
-/* Row and column of element i of a thread's accumulator. */
+/* Return the row and column of element i of a thread's accumulator. */
 __host__ __device__ static inline int result_row(int thread, int i) {
     return thread % 128 / 32 * 16 + thread % 32 / 4 + i % 4 / 2 * 8;
 }
@@ -172,8 +172,8 @@ static void copy_engine_brings_plain_bytes(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // products
 
-/* c (A_ROWS x N) = a (A_ROWS x HD) b (N x HD)^T and c2 = a2 b2^T, a warpgroup 64 rows; the first is read while the second is
- * under way. */
+/* Computes c (A_ROWS x N) = a (A_ROWS x HD) b (N x HD)^T and c2 = a2 b2^T, 64 rows a warpgroup; reads the first while the
+ * second is in flight. */
 template <int HD, int N, int A_ROWS>
 __global__ void scores_kernel(float* c, float* c2, const floatX* a, const floatX* b, const floatX* a2, const floatX* b2) {
     extern __shared__ __align__(128) char smem[];
@@ -245,7 +245,7 @@ static void products_of_two_shared_tiles_by_rows(void) {
     check_scores<128, 128, 128>();
 }
 
-/* c (64 x HD) = a (64 x K, from registers) b (K x HD), added to c0 in every element */
+/* Computes c (64 x HD) = a (64 x K, from registers) b (K x HD), added to c0 in every element. */
 template <int HD, int K>
 __global__ void values_kernel(float* c, const floatX* a, const floatX* b, float c0) {
     extern __shared__ __align__(128) char smem[];
@@ -297,7 +297,8 @@ static void products_of_registers_and_a_shared_tile_by_columns(void) {
     check_values<128, 128>();
 }
 
-/* out (64 x HD) = (a b^T) v with a (64 x HD), b (N x HD), v (N x HD): the result of one product is the operand of the next */
+/* Computes out (64 x HD) = (a b^T) v with a (64 x HD), b (N x HD), v (N x HD): one product's result is the next one's
+ * operand. */
 template <int HD, int N>
 __global__ void chain_kernel(floatX* out, size_t pitch, int valid, const floatX* a, const floatX* b, const floatX* v, float f) {
     extern __shared__ __align__(128) char smem[];
@@ -330,7 +331,7 @@ static void check_chain(void) {
     std::vector<floatX> a = matrix(64, HD, 8), b = matrix(N, HD, 9), v = matrix(N, HD, 10);
     for (size_t i = 0; i < a.size(); i++) {
         a[i] = from_float<floatX>(i % 5 == 0 ? to_float(a[i]) : 0);
-    }  // scores exact in 16 bits
+    }  // makes scores exact in 16 bits
     for (size_t i = 0; i < v.size(); i++) { v[i] = from_float<floatX>(i / HD % 16 == 3 ? to_float(v[i]) : 0); }
     Device<floatX> d_a(a), d_b(b), d_v(v);
     const size_t pitch = HD + 8;
@@ -357,7 +358,7 @@ static void check_chain(void) {
         }
     }
     CHECK(wrong == 0, "HD %d N %d: %d of %d wrong", HD, N, wrong, valid * HD);
-    CHECK(touched == 0, "HD %d N %d: %d elements outside of the rows written", HD, N, touched);
+    CHECK(touched == 0, "HD %d N %d: %d elements outside the rows were written", HD, N, touched);
 }
 
 static void results_become_operands_and_are_stored(void) {
@@ -368,12 +369,12 @@ static void results_become_operands_and_are_stored(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// the ring, registers that move, the list of work
+// the ring, registers that move, the work list
 
 enum { RING_STAGES = 3, RING_ROWS = 64, RING_TILES = 40 };
 
-/* The producer brings the tiles of x (RING_TILES x RING_ROWS x 64) through a ring; consumer warpgroup w writes (w + 1) times
- * each. */
+/* The producer loads the tiles of x (RING_TILES x RING_ROWS x 64) through a ring; consumer warpgroup w writes (w + 1) times
+ * each tile. */
 __global__ void __launch_bounds__(WarpgroupSplit<2, 1>::THREADS, 1)
     ring_kernel(float* out, const __grid_constant__ CUtensorMap map) {
     extern __shared__ __align__(128) char smem[];
@@ -436,7 +437,7 @@ static void every_piece_of_work_is_done_once(void) {
             const std::vector<int> got = turns.fetch();
             int wrong = 0;
             for (int t : got) { wrong += t != 1; }
-            CHECK(wrong == 0, "%d pieces, %d blocks: %d not done once", pieces, blocks, wrong);
+            CHECK(wrong == 0, "%d pieces, %d blocks: %d not done exactly once", pieces, blocks, wrong);
         }
     }
 }

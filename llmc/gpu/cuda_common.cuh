@@ -1,13 +1,13 @@
-/* cuda_common.cuh -- what every .cuh leans on: the element type, checked calls, 16-byte vectors, reductions in a fixed order,
- * which architecture a kernel was compiled for, and ranges for profilers.
+/* cuda_common.cuh -- what every .cuh relies on: the element type, checked calls, 16-byte vectors, reductions in a fixed order,
+ * the architecture a kernel was compiled for, and ranges for profilers.
  *
  * floatX is the type of weights, activations and (by default) gradients: float, __nv_bfloat16 or __half, chosen by
  * -DPRECISION_FP32, _BF16 or _FP16. All arithmetic is in fp32.
  *
- * Conventions of every launcher <op>_cuda: the arguments of the oracle <op> in <op>.h in its order, then row pitches
- * (elements from one row to the next), the stream last. Nothing is allocated and nothing synchronises. Tensors start at
- * multiples of 16 bytes and pitches are multiples of 16 bytes (row_pitch); any width is right, those that are a multiple
- * of 16 bytes are fast. No sum is left to the order in which blocks happen to run.
+ * Conventions of every launcher <op>_cuda: it takes the arguments of the oracle <op> in <op>.h in the same order, then row
+ * pitches (elements from one row to the next), then the stream. It allocates nothing and does not synchronize. Tensors start at
+ * multiples of 16 bytes and pitches are multiples of 16 bytes (row_pitch). Any width works; multiples of 16 bytes are fast. No
+ * sum depends on the order in which blocks happen to run.
  */
 #ifndef LLMC_CUDA_COMMON_CUH
 #define LLMC_CUDA_COMMON_CUH
@@ -51,7 +51,7 @@ static inline void cuda_check(cudaError_t status, const char* what, const char* 
 /* After a <<<launch>>>: names the kernel whose launch was refused. */
 #define CUDA_CHECK_LAUNCH(kernel) cuda_check(cudaGetLastError(), "launch of " kernel, __FILE__, __LINE__)
 
-/* An attribute of the current device; cheap enough to ask at every launch. */
+/* Returns an attribute of the current device; cheap enough to call at every launch. */
 static inline int device_attribute(cudaDeviceAttr attribute) {
     int device = 0, value = 0;
     CUDA_CHECK(cudaGetDevice(&device));
@@ -59,8 +59,8 @@ static inline int device_attribute(cudaDeviceAttr attribute) {
     return value;
 }
 
-/* The architecture that the body of a kernel was compiled for, as 75, 80 or 90: what __CUDA_ARCH__ said in it. The
- * device's own capability says less: PTX for sm_75 also runs on a newer card, with the sm_75 body. */
+/* Returns the architecture that a kernel's body was compiled for, as 75, 80 or 90: the __CUDA_ARCH__ of the body. The device's
+ * own capability says less: PTX for sm_75 also runs on a newer card, with the sm_75 body. */
 template <typename Kernel>
 static int compiled_arch(Kernel kernel) {
     cudaFuncAttributes a;
@@ -68,8 +68,8 @@ static int compiled_arch(Kernel kernel) {
     return a.ptxVersion;
 }
 
-/* Bytes of shared memory that a block of a kernel may have besides static ones. Code for sm_75 gets a T4's 64 KB on every
- * card, so that what runs there runs on a T4. */
+/* Returns the bytes of dynamic shared memory that a block of a kernel may have. Code for sm_75 gets a T4's 64 KB on every card,
+ * so that what runs there also runs on a T4. */
 template <typename Kernel>
 static size_t shared_limit(Kernel kernel) {
     cudaFuncAttributes a;
@@ -78,7 +78,7 @@ static size_t shared_limit(Kernel kernel) {
     return (a.ptxVersion < 80 ? size_min(card, 64 << 10) : card) - a.sharedSizeBytes;
 }
 
-/* Blocks of a kernel that run at one time on the current device, at least 1. shared: bytes that each has besides static ones */
+/* Returns the blocks of a kernel that run at a time on the current device, at least 1. shared: dynamic bytes of each block */
 template <typename Kernel>
 static size_t blocks_at_once(Kernel kernel, int threads, size_t shared) {
     int per_sm = 0;
@@ -86,7 +86,7 @@ static size_t blocks_at_once(Kernel kernel, int threads, size_t shared) {
     return (size_t)device_attribute(cudaDevAttrMultiProcessorCount) * size_max(1, (size_t)per_sm);
 }
 
-/* A named range in Nsight's timeline, as long as the object lives. */
+/* Shows a named range in Nsight's timeline for the lifetime of the object. */
 struct ProfileRange {
     explicit ProfileRange(const char* name) { nvtxRangePushA(name); }
     ~ProfileRange() { nvtxRangePop(); }
@@ -123,7 +123,7 @@ __host__ __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(floa
 template <typename T>
 constexpr int VECTOR = 16 / (int)sizeof(T);  // elements in 16 bytes
 
-/* W neighbouring elements that travel together. */
+/* W neighboring elements that are loaded and stored together. */
 template <typename T, int W>
 struct alignas(sizeof(T) * W) Vec {
     T v[W];
@@ -131,8 +131,8 @@ struct alignas(sizeof(T) * W) Vec {
 template <typename T>
 using Pack = Vec<T, VECTOR<T>>;
 
-/* The access of that many bytes. STREAM is for data that this kernel touches once and that would only push out others of the
- * caches. */
+/* The type that accesses so many bytes. STREAM is for data that this kernel touches once and that would only evict other data
+ * from the caches. */
 template <int BYTES>
 struct Word;
 template <>
@@ -197,7 +197,7 @@ __device__ __forceinline__ void store_as(T* p, const Vec<T, W>& v) {
     }
 }
 
-/* W elements at p, a multiple of so many; wider than 16 bytes in accesses of 16. */
+/* Load and store W elements at p, a multiple of W elements; vectors over 16 bytes use accesses of 16 bytes. */
 template <int W, typename T>
 __device__ __forceinline__ Vec<T, W> load_vec(const T* p) {
     return load_as<false, W>(p);
@@ -215,8 +215,8 @@ __device__ __forceinline__ void store_stream(T* p, const Vec<T, W>& v) {
     store_as<true>(p, v);
 }
 
-/* A vector as it lies in memory. What stays in registers from one use to a later one is kept in this form: a Vec of 16-bit
- * elements would get a register for each. */
+/* A vector as it is in memory. Vectors that stay in registers between uses have this form: in a Vec, each 16-bit element would
+ * take a register. */
 template <typename T, int W>
 struct Held {
     typename Word<(int)sizeof(T) * W>::type bits;
@@ -250,8 +250,8 @@ __device__ __forceinline__ Vec<T, W> unpack(const Held<T, W>& h) {
     return u.vec;
 }
 
-/* Makes the compiler forget what it knows of a vector. Otherwise it would keep each element's conversion to fp32 from the
- * first use to the next, in twice the registers. */
+/* Makes the compiler forget what it knows about a vector. Otherwise it would keep each element's fp32 conversion from the first
+ * use to the next, in twice the registers. */
 template <typename T, int W>
 __device__ __forceinline__ void forget(Held<T, W>& h) {
     if constexpr (sizeof(T) == 2 && W == 8) {
@@ -259,7 +259,7 @@ __device__ __forceinline__ void forget(Held<T, W>& h) {
     }
 }
 
-/* Two neighbouring elements as floats, and back; p is a multiple of two elements. */
+/* Load two neighboring elements as floats, and store them; p is a multiple of two elements. */
 template <typename T>
 __device__ __forceinline__ float2 load2(const T* p) {
     const Vec<T, 2> v = load_vec<2>(p);
@@ -273,8 +273,8 @@ __device__ __forceinline__ void store2(T* p, float x, float y) {
     store_vec(p, v);
 }
 
-/* Elements from one row of `width` to the next: whole 16 bytes, in wide rows whole cache lines, so that a warp's 512 bytes
- * are four lines and not parts of five. */
+/* Returns the elements from one row of `width` to the next: a multiple of 16 bytes, in wide rows of whole cache lines, so that
+ * a warp's 512 bytes are four lines and not parts of five. */
 template <typename T>
 static inline size_t row_pitch(size_t width) {
     return round_up(width, (width * sizeof(T) > 1024 ? 128 : 16) / sizeof(T));
@@ -286,7 +286,7 @@ static inline bool is_aligned16(const T* p) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// reductions: butterflies, so that every lane gets the same bits
+// reductions: butterflies, which give every lane the same bits
 
 template <typename T>
 __device__ __forceinline__ T warp_sum(T x) {
@@ -301,8 +301,8 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-/* The sum over a block of whole warps, in every thread. `shared` holds 32 values and is free for others only after the
- * next __syncthreads(). */
+/* Returns the sum over a block of whole warps in every thread. `shared` has 32 values and is free for reuse only after the next
+ * __syncthreads(). */
 template <typename T>
 __device__ __forceinline__ T block_sum(T x, T* shared) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

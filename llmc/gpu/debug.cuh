@@ -15,7 +15,7 @@ typedef struct {
     size_t rows, width, pitch;
 } NamedTensor;
 
-/* Prints the first element that is not finite; false where all are. `scratch` holds a FiniteIndex on the device. */
+/* Prints the first element that is not finite; returns false if all are finite. `scratch` holds a FiniteIndex on the device. */
 static inline bool debug_report(const NamedTensor* t, void* scratch, cudaStream_t stream) {
     FiniteIndex first, *on_device = (FiniteIndex*)scratch;
     char where[32] = "";
@@ -32,7 +32,7 @@ static inline bool debug_report(const NamedTensor* t, void* scratch, cudaStream_
     return true;
 }
 
-/* Prints the first of `count` tensors that is not finite. */
+/* Prints the first of `count` tensors that is not finite; returns false if all are finite. */
 static inline bool debug_report_first(const NamedTensor* list, int count, void* scratch, cudaStream_t stream) {
     for (int i = 0; i < count; i++) {
         if (debug_report(&list[i], scratch, stream)) { return true; }

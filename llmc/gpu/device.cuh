@@ -1,8 +1,8 @@
-/* device.cuh -- the GPU as a run finds it: its memory, its peak, the matrix products' context and their plan file.
+/* device.cuh -- the GPU of a run: its memory, its peak FLOP/s, the matrix products' context and their plan file.
  *
- * What a run takes is counted, not read off the card, which other processes may use as well: the sizes of its own
- * allocations, and the drop of free memory while the context, cuBLAS and the kernels were loaded. NVML, which comes with the
- * driver, knows the free memory before there is a context; without it everything in use counts as the context's.
+ * Other processes may use the card as well, so what a run takes is counted: the sizes of its own allocations, and the drop in
+ * free memory while the context, cuBLAS and the kernels load. NVML, which comes with the driver, reports the free memory before
+ * there is a context. Without NVML, all memory in use counts as the context's.
  */
 #ifndef LLMC_DEVICE_CUH
 #define LLMC_DEVICE_CUH
@@ -18,13 +18,13 @@
 typedef struct {
     char name[256];
     size_t total;       // bytes of the card
-    size_t others;      // in use before this process came
+    size_t others;      // in use before this process started
     size_t context;     // taken by this process before its model
     double peak_flops;  // 0: unknown
     MatmulContext* matmul;
 } Device;
 
-/* Bytes in use on a card, as NVML counts them: needs no context. 0: NVML is missing. */
+/* Returns the bytes in use on a card according to NVML, which needs no context; 0 if NVML is missing. */
 static inline size_t device_memory_in_use(const char* pci_bus_id) {
     typedef struct {
         unsigned long long total, free, used;
@@ -46,16 +46,16 @@ static inline size_t device_memory_in_use(const char* pci_bus_id) {
     return used;
 }
 
-/* Opens the card. In a training run (`trains`) it loads all kernels, so that afterwards only the model takes memory. Ends the
- * program where there is no card. */
+/* Opens the card. With `trains`, loads all kernels; afterwards only the model takes memory. Ends the program if there is no
+ * card. */
 static inline Device device_open(const Options* o, bool trains) {
     Device d;
     cudaDeviceProp properties;
     size_t free_bytes = 0;
     char bus[32] = "";
     memset(&d, 0, sizeof d);
-    // a training run loads every kernel now: those loaded later would take memory that the table does not know of; cuBLAS'
-    // alone take 1.2 s, which other jobs do not spend
+    // Training loads every kernel now: one loaded later would take memory that the memory table misses. This takes 1.2 s, most
+    // of it for cuBLAS' kernels; other jobs load a kernel when they first need it.
     setenv("CUDA_MODULE_LOADING", trains ? "EAGER" : "LAZY", 0);
     int count = 0;
     const cudaError_t status = cudaGetDeviceCount(&count);
@@ -75,13 +75,13 @@ static inline Device device_open(const Options* o, bool trains) {
     return d;
 }
 
-/* Bytes that this process may use, its context's included: --max-memory, or what the card has left. */
+/* Returns the bytes that this process may use, its context included: --max-memory, or all that others leave. */
 static inline uint64_t device_memory(const Device* d, const Options* o) {
     return o->max_memory ? o->max_memory : d->total - d->others;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// plans of the matrix products: a run that goes on from a checkpoint takes over its choice, and so computes the same bits
+// plans of the matrix products: a resumed run takes over its checkpoint's choices, and so computes the same bits
 
 #define PLAN_NAME "matmul_plan.json"
 
@@ -91,7 +91,7 @@ static inline bool device_save_plans(MatmulContext* matmul, const char* folder, 
     return path_join(path, folder, PLAN_NAME, e) && matmul_save_plans(matmul, path, e);
 }
 
-/* Reads --plan, else that of the checkpoint, which another card or cuBLASLt cannot use. */
+/* Reads --plan, or else the checkpoint's plans, which another card or cuBLASLt cannot use. */
 static inline void device_load_plans(MatmulContext* matmul, const Session* s) {
     const Options* o = &s->options;
     char path[PATH_CAP];
@@ -100,7 +100,7 @@ static inline void device_load_plans(MatmulContext* matmul, const Session* s) {
         must(matmul_load_plans(matmul, o->plan, &e), &e);
     } else if (s->resumed && folder_has(s->model_dir, PLAN_NAME)) {
         must(path_join(path, s->model_dir, PLAN_NAME, &e), &e);
-        if (!matmul_load_plans(matmul, path, &e)) { warn("%s: cuBLASLt chooses anew, the bits may differ", e.msg); }
+        if (!matmul_load_plans(matmul, path, &e)) { warn("%s: cuBLASLt chooses again, so the bits may differ", e.msg); }
     }
 }
 

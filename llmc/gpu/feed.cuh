@@ -1,5 +1,6 @@
-/* feed.cuh -- token batches on their way to the GPU: read into pinned memory, copied to the device on a stream of their own
- * while the GPU computes, and put in place in the order of the model's stream. Training and validation share one feed.
+/* feed.cuh -- brings batches of tokens to the GPU. The host reads them into pinned memory, a stream of the feed's own copies
+ * them to the device while the GPU computes, and the model's stream puts them in place in its own order. Training and
+ * validation share one feed.
  */
 #ifndef LLMC_FEED_CUH
 #define LLMC_FEED_CUH
@@ -7,11 +8,11 @@
 #include "llmc/gpu/cuda_common.cuh"
 #include "llmc/run/step.h"  // defines: BatchSource, batch_read
 
-enum { IN_FLIGHT = 2 };  // steps, or batches, that may be queued
+enum { IN_FLIGHT = 2 };  // steps or batches that may be queued
 
 typedef struct {
     int B, T;
-    int32_t* x;  // (B, T) on the device: where the model finds its tokens and targets
+    int32_t* x;  // (B, T) on the device: the model's tokens and targets
     int32_t* y;
     int32_t* host[IN_FLIGHT];    // (2, B, T) pinned: x, then y
     int32_t* device[IN_FLIGHT];  // (2, B, T)
@@ -20,7 +21,7 @@ typedef struct {
     uint64_t batches;
 } Feed;
 
-/* Makes streams and events; the buffers are the model's to lay out. */
+/* Makes streams and events. The model lays out the buffers. */
 static inline void feed_open(Feed* f, cudaStream_t stream) {
     f->stream = stream;
     CUDA_CHECK(cudaStreamCreateWithFlags(&f->copy_stream, cudaStreamNonBlocking));
@@ -38,11 +39,11 @@ static inline void feed_close(Feed* f) {
     CUDA_CHECK(cudaStreamDestroy(f->copy_stream));
 }
 
-/* Queues the next batch of `data` into x and y. */
+/* Queues the next batch of `data` for x and y. */
 static inline void feed_next(Feed* f, const BatchSource* data) {
     const size_t N = (size_t)f->B * f->T;
     const int slot = (int)(f->batches++ % IN_FLIGHT);
-    CUDA_CHECK(cudaEventSynchronize(f->copied[slot]));  // of IN_FLIGHT batches ago: the pinned memory is free again
+    CUDA_CHECK(cudaEventSynchronize(f->copied[slot]));  // the copy of IN_FLIGHT batches ago: frees the pinned memory
     batch_read(data, f->B, f->T, f->host[slot], f->host[slot] + N);
     CUDA_CHECK(cudaStreamWaitEvent(f->copy_stream, f->consumed[slot]));
     CUDA_CHECK(

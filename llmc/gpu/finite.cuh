@@ -1,13 +1,13 @@
-/* finite.cuh -- where a tensor on the GPU has its first inf or NaN: for --debug, which asks after every layer.
+/* finite.cuh -- finds a GPU tensor's first inf or NaN, for --debug, which asks after every layer.
  *
- * Reads each element once, no padding, and writes one number; the smallest index wins, so runs agree.
+ * The kernel reads each element once, but no padding, and writes one number. The smallest index wins, so runs agree.
  */
 #ifndef LLMC_FINITE_CUH
 #define LLMC_FINITE_CUH
 
 #include "llmc/gpu/cuda_common.cuh"
 
-typedef unsigned long long FiniteIndex;  // what atomicMin takes
+typedef unsigned long long FiniteIndex;  // atomicMin takes this type
 constexpr FiniteIndex ALL_FINITE = ~(FiniteIndex)0;
 
 enum { FINITE_THREADS = 256, FINITE_BLOCKS = 2048 };
@@ -28,8 +28,8 @@ __global__ void __launch_bounds__(FINITE_THREADS)
     if (found != ALL_FINITE) { atomicMin(first, found); }
 }
 
-/* *first, on the device, = row * width + column of the first element of x (rows, width), pitch, that is inf or NaN, or
- * ALL_FINITE. A flat array of n is (1, n). x lies at a multiple of 16 bytes, and so does each row where there are several. */
+/* Sets *first, on the device, to row * width + column of the first inf or NaN of x (rows, width), pitch, or to ALL_FINITE. A
+ * flat array of n is (1, n). x starts at a multiple of 16 bytes; if there are several rows, so does each row. */
 template <typename T>
 static void first_not_finite_cuda(FiniteIndex* first, const T* x, size_t rows, size_t width, size_t pitch,
                                   cudaStream_t stream) {

@@ -1,5 +1,5 @@
-/* layers.cuh -- the layers as train_llama3.cu calls them: the arguments of the C layers, on a queue, and each call a row of the
- * profile. Rows of activations have the pitch of their width (pitch_of).
+/* layers.cuh -- the layers as train_llama3.cu calls them: each takes a queue and the arguments of the C layer, and each call
+ * adds to a row of the profile. Rows of activations have the pitch of their width (pitch_of).
  */
 #ifndef LLMC_LAYERS_CUH
 #define LLMC_LAYERS_CUH
@@ -15,26 +15,26 @@
 #include "llmc/rope.cuh"             // defines: rope_forward_cuda, rope_backward_cuda
 #include "llmc/swiglu.cuh"           // defines: swiglu_forward_cuda, swiglu_backward_cuda
 
-/* What the layers of a model share. */
+/* What a model's layers share. */
 typedef struct {
     cudaStream_t stream;
     MatmulContext* matmul;
-    void* scratch;       // for those that ask for it
+    void* scratch;       // for the layers that need it
     Profiler* profiler;  // NULL: off
 } Queue;
 
-/* The gradient of a tensor: in fp32, or floatX. */
+/* The gradient of a tensor, in fp32 or floatX. */
 typedef struct {
     void* data;
     bool fp32;
 } Gradient;
 
-/* Elements from one row of activations to the next. */
+/* Returns the elements from one row of activations to the next. */
 static inline size_t pitch_of(size_t width) { return row_pitch<floatX>(width); }
 
 static inline size_t qkv_width(AttentionShape s) { return (size_t)(s.NH + 2 * s.NKV) * s.HD; }
 
-/* Bytes of `elements` floatX, and the work of a product, as doubles for the profile. */
+/* Return, as doubles for the profile, the bytes of `elements` floatX, and the operations of a product. */
 static inline double bytes_x(double elements) { return elements * sizeof(floatX); }
 static inline double linear_flops(size_t N, size_t C, size_t OC) { return 2.0 * (double)N * (double)C * (double)OC; }
 
@@ -59,7 +59,7 @@ static inline void rmsnorm(const Queue* q, floatX* out, float* rstd, const float
     rmsnorm_forward_cuda(out, rstd, x, w, {N, C, pitch_of(C)}, eps, q->stream);
 }
 
-/* dx += , dw += */
+/* Adds to dx and dw. */
 static inline void rmsnorm_backward(const Queue* q, floatX* dx, Gradient dw, const floatX* dout, const floatX* x,
                                     const floatX* w, const float* rstd, size_t N, int C) {
     Op op(q->profiler, q->stream, "rmsnorm backward", 0, bytes_x(4.0 * N * C));
@@ -94,14 +94,14 @@ static inline void swiglu(const Queue* q, floatX* out, const floatX* gate_up, si
     swiglu_forward_cuda(out, gate_up, N, F, pitch_of(2 * (size_t)F), pitch_of(F), q->stream);
 }
 
-/* dgate_up may be gate_up; out (or NULL) is computed again. */
+/* dgate_up may be gate_up. Computes out again unless it is NULL. */
 static inline void swiglu_backward(const Queue* q, floatX* dgate_up, floatX* out, const floatX* dout, const floatX* gate_up,
                                    size_t N, int F) {
     Op op(q->profiler, q->stream, "swiglu backward", 0, bytes_x((out ? 6.0 : 5.0) * N * F));
     swiglu_backward_cuda(dgate_up, out, dout, gate_up, N, F, pitch_of(2 * (size_t)F), pitch_of(F), q->stream);
 }
 
-/* out (N, OC) = x (N, C) w^T [+ residual] */
+/* Writes out (N, OC) = x (N, C) w^T [+ residual]. */
 static inline void linear(const Queue* q, const char* name, floatX* out, const floatX* x, const floatX* w,
                           const floatX* residual, size_t N, int C, int OC) {
     const double moved = (double)N * C + (double)OC * C + (double)N * OC * (residual ? 2 : 1);
@@ -109,14 +109,14 @@ static inline void linear(const Queue* q, const char* name, floatX* out, const f
     matmul_forward_cuda(q->matmul, out, operand(x, pitch_of(C)), operand(w, C), residual, N, C, OC, pitch_of(OC), q->stream);
 }
 
-/* dx (N, C) = dout (N, OC) w */
+/* Writes dx (N, C) = dout (N, OC) w. */
 static inline void linear_backward_input(const Queue* q, const char* name, floatX* dx, const floatX* dout, const floatX* w,
                                          size_t N, int C, int OC) {
     Op op(q->profiler, q->stream, name, linear_flops(N, C, OC), bytes_x((double)N * C + (double)OC * C + (double)N * OC));
     matmul_backward_input_cuda(q->matmul, dx, operand(dout, pitch_of(OC)), operand(w, C), N, C, OC, pitch_of(C), q->stream);
 }
 
-/* dw (OC, C) = or, with `add`, += dout^T x */
+/* Writes dw (OC, C) = dout^T x, or with `add` adds it to dw. */
 static inline void linear_backward_weight(const Queue* q, const char* name, Gradient dw, const floatX* dout, const floatX* x,
                                           size_t N, int C, int OC, bool add) {
     const double grad = (double)OC * C * (dw.fp32 ? sizeof(float) : sizeof(floatX)) * (add ? 2 : 1);
@@ -129,7 +129,7 @@ static inline void linear_backward_weight(const Queue* q, const char* name, Grad
     }
 }
 
-/* The losses of `rows` tokens from their logits, in place of which come their gradients. */
+/* Writes the losses of `rows` tokens; unless dloss is 0, also overwrites the logits with their gradients. */
 static inline void crossentropy(const Queue* q, float* losses, floatX* logits, const int32_t* targets, float dloss,
                                 const float* loss_scale, size_t rows, int V) {
     Op op(q->profiler, q->stream, "cross-entropy", 0, bytes_x((dloss == 0.0f ? 1.0 : 2.0) * rows * V));

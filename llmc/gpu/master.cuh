@@ -1,12 +1,12 @@
 /* master.cuh -- the weights' fp32 values between steps ("master weights"), and how they are rounded to 16 bits.
  *
  *   none    FP32 builds: the parameters themselves
- *   fp32    an array beside the 16-bit parameters, which are its rounding
- *   split   BF16 builds: a bfloat16 is the upper half of an fp32, so the 16 bits that its rounding lost are enough to
- *           have the exact fp32 again: 2 bytes a parameter instead of 4. Rounding is to nearest, ties away from zero, since
- *           ties to even would lose a bit; the fp32 form rounds alike, so both give the same bits.
+ *   fp32    an array beside the 16-bit parameters, which are its rounded values
+ *   split   BF16 builds: a bfloat16 is the upper half of an fp32, so the 16 bits that rounding lost are enough to restore the
+ *           exact fp32: 2 bytes a parameter instead of 4. Rounding is to nearest, ties away from zero, because ties to even
+ *           would lose a bit. The fp32 form rounds in the same way, so both give the same bits.
  *
- * A parameter is infinite where the master weight is, or is too large for 16 bits; a NaN stays a NaN.
+ * A parameter is infinite if the master weight is infinite or too large for 16 bits; a NaN stays a NaN.
  */
 #ifndef LLMC_MASTER_CUH
 #define LLMC_MASTER_CUH
@@ -16,18 +16,18 @@
 
 typedef enum { MASTER_NONE, MASTER_FP32, MASTER_SPLIT } MasterKind;
 
-/* A bfloat16 of 16 bits. */
+/* Returns the bfloat16 with these 16 bits. */
 __host__ __device__ __forceinline__ __nv_bfloat16 bfloat16_of(uint32_t bits) {
     __nv_bfloat16_raw raw;
     raw.x = (unsigned short)bits;
     return __nv_bfloat16(raw);
 }
 
-/* The bits of x, to which less than 2^16 may be added. Any NaN becomes one whose upper half survives that: the addition would
- * turn 0x7fffffff, CUDA's own, into -0 and 0x7f800001 into infinity. */
+/* Returns the bits of x, to which less than 2^16 may be added. Any NaN becomes one whose upper half survives the addition,
+ * which would turn 0x7fffffff, CUDA's own NaN, into -0 and 0x7f800001 into infinity. */
 __host__ __device__ __forceinline__ uint32_t bits_to_round(float x) { return isnan(x) ? 0x7fff0000u : float_bits(x); }
 
-/* The parameter of an fp32 master weight. bfloat16: to nearest, ties away from zero, see above. */
+/* Rounds an fp32 master weight to its parameter. bfloat16: to nearest, ties away from zero, see above. */
 template <typename T>
 __host__ __device__ __forceinline__ T round_master(float x) {
     return from_float<T>(x);
@@ -37,14 +37,14 @@ __host__ __device__ __forceinline__ __nv_bfloat16 round_master<__nv_bfloat16>(fl
     return bfloat16_of((bits_to_round(x) + 0x8000u) >> 16);
 }
 
-/* What round_master() lost, as the difference of the bit patterns; and the master weight again. */
+/* Return what round_master() lost, as the difference of the bit patterns, and restore the master weight from it. */
 __host__ __device__ __forceinline__ uint16_t split_low(float x) { return (uint16_t)float_bits(x); }
 __host__ __device__ __forceinline__ float split_join(__nv_bfloat16 p, uint16_t low) {
-    // the upper half was rounded up exactly where the lower half's highest bit is set
+    // the upper half was rounded up if and only if the lower half's highest bit is set
     return float_from_bits(((uint32_t)__nv_bfloat16_raw(p).x << 16) - ((uint32_t)(low >> 15) << 16) + low);
 }
 
-/* Cuts to bfloat16, up with the probability of the part that is cut off; `random` has 16 bits. */
+/* Rounds to bfloat16: up with a probability equal to the fraction cut off, else down. `random` has 16 bits. */
 __host__ __device__ __forceinline__ __nv_bfloat16 round_stochastic(float x, uint32_t random) {
     return bfloat16_of((bits_to_round(x) + random) >> 16);
 }
@@ -58,7 +58,7 @@ struct MasterType<MASTER_SPLIT> {
     typedef uint16_t type;
 };
 
-/* params (n) = rounded x, master (n) = x in the form of MASTER (unused for MASTER_NONE). For loading weights. */
+/* Sets params (n) to the rounded x, and master (n) to x in the form of MASTER (unused for MASTER_NONE). For loading weights. */
 template <MasterKind MASTER>
 __global__ void master_set_kernel(floatX* params, void* master, const float* x, size_t n) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -80,7 +80,7 @@ static inline void master_set_cuda(floatX* params, void* master, MasterKind kind
     CUDA_CHECK_LAUNCH("master_set_kernel");
 }
 
-/* x (n) = the exact master weights. For saving them. */
+/* Sets x (n) to the exact master weights. For saving them. */
 template <MasterKind MASTER>
 __global__ void master_get_kernel(float* x, const floatX* params, const void* master, size_t n) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;

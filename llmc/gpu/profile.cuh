@@ -1,5 +1,5 @@
-/* profile.cuh -- where a step's time goes: ranges for Nsight's timeline and, with --profile, a table of all operations with
- * their share of the card's limits. The layer wrappers of train_llama3.cu make an Op each.
+/* profile.cuh -- shows where a step's time goes: ranges for Nsight's timeline and, with --profile, a table of all operations
+ * with their share of the card's limits. layers.cuh and train_llama3.cu make an Op for each operation.
  */
 #ifndef LLMC_PROFILE_CUH
 #define LLMC_PROFILE_CUH
@@ -10,7 +10,7 @@ enum { PROFILE_MAX = 16384, PROFILE_ROWS = 128 };
 
 typedef struct {
     const char* name;
-    double flops, bytes;  // that the operation has to do and to move at least
+    double flops, bytes;  // the least the operation must do and move
     cudaEvent_t begin, end;
 } ProfiledOp;
 
@@ -19,7 +19,7 @@ typedef struct {
     int count;
 } Profiler;
 
-/* A block's pass. */
+/* The range of one block's pass. */
 struct LayerRange {
     char name[24];
     ProfileRange range;
@@ -30,7 +30,7 @@ struct LayerRange {
     }
 };
 
-/* One operation, from construction to the end of its scope. `profiler` NULL: no row of the table. */
+/* Measures one operation, from construction to the end of its scope. With a NULL `profiler` it adds nothing to the table. */
 struct Op {
     ProfileRange range;
     ProfiledOp* op = NULL;
@@ -50,7 +50,7 @@ struct Op {
     }
 };
 
-/* TB/s of a copy on this card, read and written bytes counted; what `memory` (bytes) holds is lost. */
+/* Measures a copy on this card in TB/s, bytes read plus bytes written. The contents of `memory` (bytes) are lost. */
 static inline double measure_copy(void* memory, size_t bytes, cudaStream_t stream) {
     enum { REPEATS = 5 };
     cudaEvent_t begin, end;
@@ -82,7 +82,7 @@ static inline int compare_rows(const void* a, const void* b) {
     return (x < y) - (x > y);
 }
 
-/* The operations summed by name, the longest first; returns the number of rows. */
+/* Sums the operations by name, the longest first; returns the number of rows. */
 static inline int profile_sum(const Profiler* p, ProfileRow rows[PROFILE_ROWS]) {
     int count = 0;
     for (int i = 0; i < p->count; i++) {
@@ -102,8 +102,8 @@ static inline int profile_sum(const Profiler* p, ProfileRow rows[PROFILE_ROWS]) 
     return count;
 }
 
-/* Prints the operations of one step, which has ended. An operation's ceiling is the card's peak in FLOP/s where it has
- * arithmetic to speak of, else a copy's bandwidth (TB/s). step_ms: the whole step's time. */
+/* Prints the operations of one finished step. An operation's last column is its share of the nearer ceiling: the card's peak in
+ * FLOP/s, or the bandwidth `copy` (TB/s). step_ms: the whole step's time */
 static inline void print_profile(const Profiler* p, double peak_flops, double copy, double step_ms) {
     ProfileRow rows[PROFILE_ROWS];
     const int count = profile_sum(p, rows);
@@ -113,7 +113,7 @@ static inline void print_profile(const Profiler* p, double peak_flops, double co
         "profile of one step: %.2f ms, of which %.2f ms in these; ceilings: %.0f TFLOP/s (data sheet), copy %.2f TB/s "
         "(measured)\n",
         step_ms, total, peak_flops * 1e-12, copy);
-    if (p->count == PROFILE_MAX) { printf("only its first %d operations are counted\n", PROFILE_MAX); }
+    if (p->count == PROFILE_MAX) { printf("the table counts only the first %d operations\n", PROFILE_MAX); }
     printf("%-20s %6s %9s %7s %9s %9s %8s\n", "operation", "calls", "ms", "share", "TFLOP/s", "GB/s", "ceiling");
     for (int i = 0; i < count; i++) {
         const ProfileRow* r = &rows[i];

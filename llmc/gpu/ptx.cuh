@@ -1,12 +1,11 @@
 /* ptx.cuh -- the few instructions that CUDA C++ has no name for, one function each: tensor-core products, fragment loads,
  * asynchronous copies, barriers in shared memory, and the packing of two 16-bit numbers. Layouts are those of the PTX ISA
- * ("Matrix Fragments for mma.m16n8k16", "Asynchronous Warpgroup Level Matrix Shared Memory Layout"); what a kernel builds
- * from them is its own affair.
+ * ("Matrix Fragments for mma.m16n8k16", "Asynchronous Warpgroup Level Matrix Shared Memory Layout").
  *
- * Below sm_80 there is no cp.async and no m16n8k16: the product is two m16n8k8, whose fragments are the halves of the
- * bigger one's, and a kernel brings its tiles through registers (attention_mma.cuh does). The last section exists in code for sm_90a alone.
- * A kernel that needs what its architecture lacks compiles all the same, and must not run: copy_async, barrier_init and
- * barrier_wait, without which no such kernel gets far, trap there; the others do nothing.
+ * Below sm_80 there is no cp.async and no m16n8k16. There the product is two m16n8k8, whose fragments are halves of the larger
+ * one's, and a kernel loads its tiles through registers, as attention_mma.cuh does. The last section exists only in code for
+ * sm_90a. A kernel that needs what its architecture lacks still compiles but must not run: copy_async, barrier_init and
+ * barrier_wait, which every such kernel calls early, trap there; the others do nothing.
  * dev/test/test_wgmma.cu checks the last section instruction by instruction.
  */
 #ifndef LLMC_PTX_CUH
@@ -14,7 +13,7 @@
 
 #include "llmc/gpu/cuda_common.cuh"
 
-/* The 32-bit address of shared memory that the instructions below take. */
+/* Returns the 32-bit address of shared memory that the instructions below take. */
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
 __device__ __forceinline__ float exp2_fast(float x) {
@@ -23,13 +22,13 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
-/* Hides where x comes from: what depends on it is computed after this place, not kept in registers from before a loop. */
+/* Hides x's origin from the compiler: values that depend on x are computed after this place, not kept from before a loop. */
 __device__ __forceinline__ void compute_here(uint32_t& x) { asm volatile("" : "+r"(x)); }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// copies from global to shared memory that run behind the program's back (sm_80 and newer)
+// asynchronous copies from global to shared memory (sm_80 and newer)
 
-template <int BYTES>  // 4, 8 or 16; all zeros land where `valid` is false, and nothing is read
+template <int BYTES>  // 4, 8 or 16; if `valid` is false it writes zeros and reads nothing
 __device__ __forceinline__ void copy_async(uint32_t dst, const void* src, bool valid) {
 #if __CUDA_ARCH__ >= 800
     if constexpr (BYTES == 16) {
@@ -50,7 +49,7 @@ __device__ __forceinline__ void copy_async_commit() {
 #endif
 }
 
-/* Waits until at most PENDING of this thread's newest groups are still under way. */
+/* Waits until at most the PENDING newest groups of this thread are still in flight. */
 template <int PENDING>
 __device__ __forceinline__ void copy_async_wait() {
 #if __CUDA_ARCH__ >= 800
@@ -63,7 +62,7 @@ __device__ __forceinline__ void copy_async_wait() {
 
 #ifndef PRECISION_FP32
 
-/* Two floats rounded to floatX in one register, `lo` in the low half. */
+/* Rounds two floats to floatX and packs them into one register, `lo` in the low half. */
 __device__ __forceinline__ uint32_t pack2(float lo, float hi) {
 #ifdef PRECISION_BF16
     __nv_bfloat162 v = __floats2bfloat162_rn(lo, hi);
@@ -73,21 +72,21 @@ __device__ __forceinline__ uint32_t pack2(float lo, float hi) {
     return *reinterpret_cast<uint32_t*>(&v);
 }
 
-/* Four 8x8 matrices; lanes 8i .. 8i+7 give the addresses of the rows of matrix i (16 bytes each). */
+/* Loads four 8x8 matrices; lanes 8i .. 8i+7 give the addresses of the rows of matrix i (16 bytes each). */
 __device__ __forceinline__ void load_matrix_x4(uint32_t r[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(address));
 }
 
-/* The same, each matrix transposed. */
+/* Does the same, with each matrix transposed. */
 __device__ __forceinline__ void load_matrix_x4_trans(uint32_t r[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(address));
 }
 
-/* d (16x8, fp32) += a (16x16) b (16x8) */
+/* Computes d (16x8, fp32) += a (16x16) b (16x8). */
 __device__ __forceinline__ void mma_16x8x16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
 #if __CUDA_ARCH__ >= 800
 #ifdef PRECISION_BF16
@@ -112,7 +111,7 @@ __device__ __forceinline__ void mma_16x8x16(float d[4], const uint32_t a[4], uin
 #endif  // PRECISION_FP32
 
 // ---------------------------------------------------------------------------------------------------------------------
-// sm_90a: barriers that count bytes, copies by the tensor memory accelerator, products of four warps
+// sm_90a: barriers that count bytes, copies by the tensor memory accelerator (TMA), products of four warps
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define PTX_HAS_SM90A 1
@@ -120,8 +119,8 @@ __device__ __forceinline__ void mma_16x8x16(float d[4], const uint32_t a[4], uin
 #define PTX_HAS_SM90A 0
 #endif
 
-/* A barrier is 8 bytes of shared memory. A phase of it ends when `arrivals` threads have arrived and all bytes that were
- * announced are there; the parity of the first phase is 0. */
+/* Initializes a barrier, 8 bytes of shared memory. A phase ends when `arrivals` threads have arrived and all announced bytes
+ * have been written. The parity of the first phase is 0. */
 __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
 #if PTX_HAS_SM90A
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -130,7 +129,7 @@ __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
 #endif
 }
 
-/* Makes initialised barriers known to the copy engine; for the other threads a __syncthreads() follows. */
+/* Makes initialized barriers visible to TMA; for the other threads a __syncthreads() must follow. */
 __device__ __forceinline__ void barrier_init_done() {
 #if PTX_HAS_SM90A
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -143,7 +142,7 @@ __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
 #endif
 }
 
-/* Arrives, and announces bytes that copies will bring before the phase may end. */
+/* Arrives, and announces bytes that copies must write before the phase can end. */
 __device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
 #if PTX_HAS_SM90A
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
@@ -151,13 +150,12 @@ __device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, uint32_t
 }
 
 #ifdef BARRIER_TIMEOUT
-__device__ unsigned long long barrier_stuck;  // the first wait that took too long: block, thread, barrier, parity, a 1
+__device__ unsigned long long barrier_stuck;  // the first wait that timed out: block, thread, barrier, parity, 1
 #endif
 
-/* Waits for the end of the phase of that parity: returns at once when the phase after it is under way. What was written
- * before the arrivals, by threads or by the copy engine, is visible afterwards. With BARRIER_TIMEOUT (tests) a wait of more
- * than that many nanoseconds leaves its name in barrier_stuck and gives up, and so do all others: results are wrong, but it
- * ends. */
+/* Waits for the end of the phase of that parity; returns at once if the next phase has begun. Afterwards all that threads or
+ * TMA wrote before the arrivals is visible. With BARRIER_TIMEOUT (tests), a wait of more than that many nanoseconds records
+ * itself in barrier_stuck and gives up, and so do all other waits: results are wrong, but the kernel ends. */
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
 #if PTX_HAS_SM90A
 #ifdef BARRIER_TIMEOUT
@@ -188,8 +186,8 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 #endif
 }
 
-/* Brings the box of a tensor map (dimensions in the map's order, from element c0, block c1 ...) to dst and tells the barrier;
- * elements outside of the tensor become zeros. One thread calls it. */
+/* Copies a box of a tensor map (coordinates c0 to c3 in the map's order) to dst and reports the bytes to the barrier; elements
+ * outside the tensor become zeros. One thread calls it. */
 __device__ __forceinline__ void copy_box_4d(uint32_t dst, const void* map, int c0, int c1, int c2, int c3, uint32_t barrier) {
 #if PTX_HAS_SM90A
     asm volatile(
@@ -200,7 +198,7 @@ __device__ __forceinline__ void copy_box_4d(uint32_t dst, const void* map, int c
 #endif
 }
 
-/* Brings `bytes` bytes; these, src and dst are multiples of 16. One thread calls it. */
+/* Copies `bytes` bytes. bytes, src and dst are multiples of 16. One thread calls it. */
 __device__ __forceinline__ void copy_bytes(uint32_t dst, const void* src, uint32_t bytes, uint32_t barrier) {
 #if PTX_HAS_SM90A
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst), "l"(src),
@@ -209,7 +207,7 @@ __device__ __forceinline__ void copy_bytes(uint32_t dst, const void* src, uint32
 #endif
 }
 
-/* Registers a thread of the calling warpgroup may use from here on; those given up are for the others. */
+/* Set the registers that each thread of the calling warpgroup may use from here on; others can take those given up. */
 template <int N>
 __device__ __forceinline__ void registers_lower() {
 #if PTX_HAS_SM90A
@@ -225,29 +223,29 @@ __device__ __forceinline__ void registers_raise() {
 
 #ifndef PRECISION_FP32
 
-/* wgmma: d (64 x N, fp32) = or += a (64 x 16) b (16 x N) by the four warps of a warpgroup, asynchronously. The life of a
- * product:
+/* wgmma: the four warps of a warpgroup compute d (64 x N, fp32) = or += a (64 x 16) b (16 x N) asynchronously. The sequence of
+ * calls:
  *
  *   wgmma_fence();  wgmma_...(d, ...);  wgmma_...(d, ...);  wgmma_commit();  wgmma_wait<pending groups>();  wgmma_hold(d);
  *
- * Between the first and the last of these nobody may touch d or a's registers; wgmma_hold tells the compiler that d changed
- * only then. Warp w of the group has rows 16 w .. 16 w + 15 of d in the layout of mma_16x8x16: with g = lane / 4 and
+ * From the first to the last of these calls, do not touch d or a's registers; wgmma_hold tells the compiler that d changed only
+ * at that point. Warp w of the group has rows 16 w .. 16 w + 15 of d in the layout of mma_16x8x16: with g = lane / 4 and
  * t = lane % 4, d[4 n .. 4 n + 3] are the elements (g, 8 n + 2 t), (g, 8 n + 2 t + 1), (g + 8, 8 n + 2 t) and
- * (g + 8, 8 n + 2 t + 1). a in registers is laid out as there, too.
+ * (g + 8, 8 n + 2 t + 1). An a in registers has the layout of mma_16x8x16 as well.
  *
- * Operands in shared memory lie in blocks of 64 columns: rows of 128 bytes, of which chunk c (16 bytes) of row r is stored at
- * chunk c ^ (r % 8), the block starting at a multiple of 1024 bytes ("128B swizzle"). The products below take a descriptor's
- * lower half; the upper one is the same for all: 1024 bytes from eight rows to the next eight, and the kind of swizzle.
- *   matrix_rows     the tile's rows are rows of a or columns of b: the sum goes along a row. 16 columns on: + 2
- *   matrix_columns  the tile's rows are what is summed over: b is the tile itself. 16 rows on: + 128. block_bytes: to the next
- *                   64 columns */
+ * Operands in shared memory lie in blocks of 64 columns, in rows of 128 bytes. Chunk c (16 bytes) of row r is stored at chunk
+ * c ^ (r % 8), and a block starts at a multiple of 1024 bytes ("128B swizzle"). The products below take a descriptor's lower
+ * half. The upper half is the same for all: 1024 bytes from eight rows to the next eight, and the kind of swizzle.
+ *   matrix_rows     the tile's rows are rows of a or columns of b, so sums go along a row. 16 columns further: + 2
+ *   matrix_columns  sums go over the tile's rows, so b is the tile itself. 16 rows further: + 128. block_bytes: distance to the
+ *                   next 64 columns */
 enum { MATRIX_UPPER_HALF = 0x40000000 | 1024 >> 4 };
 __device__ __forceinline__ uint32_t matrix_rows(uint32_t address) { return address >> 4 | 1 << 16; }
 __device__ __forceinline__ uint32_t matrix_columns(uint32_t address, uint32_t block_bytes) {
     return address >> 4 | block_bytes >> 4 << 16;
 }
 
-/* Orders what was done with registers before against the products that follow. */
+/* Orders earlier accesses to registers before the products that follow. */
 __device__ __forceinline__ void wgmma_fence() {
 #if PTX_HAS_SM90A
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -261,7 +259,7 @@ __device__ __forceinline__ void wgmma_commit() {
 #endif
 }
 
-/* Waits until at most PENDING of the newest groups are still under way. */
+/* Waits until at most the PENDING newest groups are still in flight. */
 template <int PENDING>
 __device__ __forceinline__ void wgmma_wait() {
 #if PTX_HAS_SM90A
@@ -290,7 +288,7 @@ __device__ __forceinline__ void wgmma_hold(float (&d)[N]) {
 #define WGMMA_D_32 WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24)
 #define WGMMA_D_48 WGMMA_D_32, WGMMA_D8(32), WGMMA_D8(40)
 #define WGMMA_D_64 WGMMA_D_48, WGMMA_D8(48), WGMMA_D8(56)
-// x0, x1 ...: the numbers of the operands behind d. The ones are the signs of a and b.
+// x0, x1 ...: the numbers of the operands after d. The two ones are the signs of a and b.
 #define WGMMA_SS(N, REGS, x0, x1, x2, x3)                                                                                   \
     asm volatile("{.reg .pred p; setp.ne.b32 p, %" #x2 ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16" WGMMA_TYPES        \
                  "{" WGMMA_NAMES_##REGS "}, %" #x0 ", %" #x1 ", p, 1, 1, 0, %" #x3 ";}"                                     \
@@ -301,7 +299,8 @@ __device__ __forceinline__ void wgmma_hold(float (&d)[N]) {
                  : WGMMA_D_##REGS : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_desc), "r"(add), "n"(B_COLUMNS))
 // clang-format on
 
-/* d += a b where `add`, else d = a b; a by its rows, b by matrix_columns where B_COLUMNS is 1 and else by matrix_rows. */
+/* Computes d += a b if `add`, else d = a b. a is given by matrix_rows, b by matrix_columns if B_COLUMNS is 1, else by
+ * matrix_rows. */
 template <int N, int B_COLUMNS>
 __device__ __forceinline__ void wgmma_shared(float (&d)[N / 2], uint32_t a, uint32_t b, int add) {
 #if PTX_HAS_SM90A
@@ -317,7 +316,7 @@ __device__ __forceinline__ void wgmma_shared(float (&d)[N / 2], uint32_t a, uint
 #endif
 }
 
-/* The same with a in registers. */
+/* Does the same with a in registers. */
 template <int N, int B_COLUMNS>
 __device__ __forceinline__ void wgmma_registers(float (&d)[N / 2], const uint32_t (&a)[4], uint32_t b, int add) {
 #if PTX_HAS_SM90A

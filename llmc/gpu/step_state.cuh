@@ -1,13 +1,13 @@
-/* step_state.cuh -- what changes from step to step, in one struct on the device: learning rate, mean loss, gradient norm,
+/* step_state.cuh -- all that changes from step to step, in one struct on the device: learning rate, mean loss, gradient norm,
  * and the decision whether to update. The oracles are adamw.h (the norm) and outlier.h.
  *
  * Kernels read the StepState, so a step needs no answer from the host and can be captured in a graph once. The host copies it
- * back a step late, for the log, and at checkpoints. In order:
+ * back one step late for the log, and at checkpoints. In order:
  *
- *   step_begin_cuda      learning rate and number of the step; sums to zero
+ *   step_begin_cuda      sets the learning rate and the step's number, clears the sums
  *   loss_sum_cuda        for each micro-batch: adds its token losses
  *   norm_square_cuda     for each array of gradients: adds its sum of squares
- *   (several GPUs: loss_sum and norm_square, neighbours, are summed over the ranks here)
+ *   (several GPUs: sum loss_sum and norm_square, neighboring fields, over the ranks here)
  *   step_decide_cuda     mean loss, norm, clip factor, outliers, loss scale; whether this step updates at all
  *   adamw_update_cuda    reads all of it (llmc/adamw.cuh)
  */
@@ -21,18 +21,18 @@
 typedef struct {
     // kept from step to step: what a checkpoint saves
     int64_t updates;      // AdamW steps applied so far
-    float loss_scale;     // gradients are this times too large; 1 but in FP16
-    int32_t scale_good;   // finite steps since it last changed
+    float loss_scale;     // gradients are too large by this factor; 1 except in FP16
+    int32_t scale_good;   // finite steps since loss_scale last changed
     Outlier loss_window;  // detectors
     Outlier norm_window;
     // of this step
     int64_t step;        // its number, also for the random bits
     double loss_sum;     // of the losses of all tokens so far
-    double norm_square;  // of the gradients, loss_scale^2 times too large
+    double norm_square;  // of the gradients, too large by loss_scale^2
     double lr;
     float loss;            // mean
     float norm;            // of the gradients, before clipping
-    float loss_z, norm_z;  // scores of both against the last steps, NaN where there are too few
+    float loss_z, norm_z;  // z-scores of both against the last steps, NaN if these are too few
     int32_t verdict;       // an UpdateVerdict
     // what AdamW reads
     float grad_scale;        // clip factor / loss_scale
@@ -67,22 +67,22 @@ __global__ void __launch_bounds__(1024) loss_sum_kernel(StepState* s, const floa
     if (threadIdx.x == 0) { s->loss_sum += sum; }
 }
 
-/* state->loss_sum += the sum of losses (n). */
+/* Adds the sum of losses (n) to state->loss_sum. */
 static inline void loss_sum_cuda(StepState* state, const float* losses, size_t n, cudaStream_t stream) {
     loss_sum_kernel<<<1, 1024, 0, stream>>>(state, losses, n);
     CUDA_CHECK_LAUNCH("loss_sum_kernel");
 }
 
 enum {
-    NORM_BLOCKS = 4096,  // most partial sums of one call: the order of the additions depends on n alone
+    NORM_BLOCKS = 4096,  // most partial sums of one call; fixed, so the order of additions depends on n only
     NORM_THREADS = 256,
     NORM_UNROLL = 4,
 };
 
-/* Bytes of scratch that norm_square_cuda() wants. */
+/* Returns the bytes of scratch that norm_square_cuda() needs. */
 static inline size_t norm_square_scratch_cuda(void) { return NORM_BLOCKS * sizeof(double); }
 
-/* partial[block] = sum of squares of the block's share of g (n, a multiple of a vector). */
+/* Writes partial[block] = sum of squares of the block's share of g (n, a multiple of a vector). */
 template <typename Grad>
 __global__ void __launch_bounds__(NORM_THREADS) norm_partial_kernel(double* partial, const Grad* g, size_t n) {
     constexpr int W = VECTOR<Grad>;
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(1024) norm_finish_kernel(StepState* s, const d
     if (threadIdx.x == 0) { s->norm_square += sum; }
 }
 
-/* state->norm_square += the sum of squares of g (n); n is a multiple of 16 bytes. scratch: bytes as above */
+/* Adds the sum of squares of g (n) to state->norm_square. n is a multiple of 16 bytes. scratch: bytes as above */
 template <typename Grad>
 static void norm_square_cuda(StepState* state, void* scratch, const Grad* g, size_t n, cudaStream_t stream) {
     if (n == 0) { return; }
@@ -166,7 +166,7 @@ __global__ void step_decide_kernel(StepState* s, StepHyper h) {
     }
 }
 
-/* From the sums of the step: everything below them in StepState. */
+/* Computes the rest of StepState from the step's sums: loss, norm, scores, verdict, AdamW's factors, loss scale. */
 static inline void step_decide_cuda(StepState* state, const StepHyper* hyper, cudaStream_t stream) {
     step_decide_kernel<<<1, 1, 0, stream>>>(state, *hyper);
     CUDA_CHECK_LAUNCH("step_decide_kernel");

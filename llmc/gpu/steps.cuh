@@ -1,6 +1,6 @@
-/* steps.cuh -- steps in flight: the host queues a step and reads the result of the one before. A micro-step is captured in a
- * CUDA graph: one for the first of a step, which overwrites gradients, one for the others, which add to them. Batches of
- * validation are queued alike, and their losses copied back.
+/* steps.cuh -- keeps steps in flight: the host queues a step and reads the result of the previous one. A micro-step is captured
+ * in a CUDA graph: one graph for a step's first, which overwrites gradients, and one for the others, which add to them.
+ * Validation batches are queued in the same way, and their losses copied back.
  */
 #ifndef LLMC_STEPS_CUH
 #define LLMC_STEPS_CUH
@@ -15,7 +15,7 @@ typedef struct {
     StepState* result[IN_FLIGHT];  // pinned
     cudaEvent_t begin[IN_FLIGHT], end[IN_FLIGHT];
     cudaGraphExec_t micro[2];  // [whether it is the first of its step]; NULL: not captured
-    int64_t queued, reported;  // steps, counted from step 0 of the schedule
+    int64_t queued, reported;  // steps, counted from the schedule's step 0
     cudaStream_t stream;
 
     const float* losses;            // (N) of the batch, on the device
@@ -25,7 +25,7 @@ typedef struct {
     uint64_t losses_queued, losses_read;
 } Steps;
 
-/* Makes the events; the buffers are the model's to lay out. */
+/* Makes the events. The model lays out the buffers. */
 static inline void steps_open(Steps* t, cudaStream_t stream) {
     t->stream = stream;
     for (int i = 0; i < IN_FLIGHT; i++) {
@@ -46,7 +46,7 @@ static inline void steps_close(Steps* t) {
     }
 }
 
-/* Puts a run's state on the device: that of a checkpoint, or a new one. */
+/* Puts a run's state on the device: a checkpoint's, or a new one. */
 static inline void steps_restore(Steps* t, const TrainerState* run) {
     StepState s;
     memset(&s, 0, sizeof s);
@@ -59,7 +59,7 @@ static inline void steps_restore(Steps* t, const TrainerState* run) {
     t->queued = t->reported = (int64_t)run->step;
 }
 
-/* Captures what `micro_step` queues, for steps_micro(). */
+/* Captures into the graph t->micro[first] what `micro_step` queues. */
 static inline void steps_capture(Steps* t, void (*micro_step)(void* model, const StepPlan* plan, bool first), void* model,
                                  const StepPlan* plan, bool first) {
     cudaGraph_t graph;
@@ -82,7 +82,7 @@ static inline void steps_end(Steps* t) {
     CUDA_CHECK(cudaEventRecord(t->end[slot], t->stream));
 }
 
-/* Waits for the oldest queued step. The run's state moves on; ms is the step's time on the GPU. */
+/* Waits for the oldest queued step, updates the run's state, and returns the result; ms is the step's time on the GPU. */
 static inline StepResult steps_wait(Steps* t, const StepPlan* plan) {
     const int slot = (int)(t->reported++ % IN_FLIGHT);
     StepResult r;
@@ -117,7 +117,7 @@ static inline void steps_queue_losses(Steps* t) {
     CUDA_CHECK(cudaEventRecord(t->losses_end[slot], t->stream));
 }
 
-/* The losses (N) of the oldest queued batch, valid until IN_FLIGHT more are queued. */
+/* Returns the losses (N) of the oldest queued batch, valid until IN_FLIGHT more are queued. */
 static inline const float* steps_wait_losses(Steps* t) {
     const int slot = (int)(t->losses_read++ % IN_FLIGHT);
     CUDA_CHECK(cudaEventSynchronize(t->losses_end[slot]));

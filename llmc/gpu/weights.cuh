@@ -1,6 +1,6 @@
-/* weights.cuh -- the weights of a model on the device and what belongs to each of them, element by element: the exact
- * ("master") weight and AdamW's m and v. How they get there and come back: pieces of a tensor, as floats, through a staging
- * buffer, in the order of the model's stream.
+/* weights.cuh -- a model's weights on the device and, element by element, what belongs to them: the exact ("master") weight and
+ * AdamW's m and v. Copies them to and from the host: pieces of a tensor, as floats, through a staging buffer, in the order of
+ * the model's stream.
  */
 #ifndef LLMC_WEIGHTS_CUH
 #define LLMC_WEIGHTS_CUH
@@ -44,7 +44,7 @@ static inline void weights_close(WeightArena* a) {
     for (int i = 0; i < WEIGHTS_STAGED; i++) { CUDA_CHECK(cudaEventDestroy(a->staged[i])); }
 }
 
-/* Copies host memory to the device in the order of `stream`, and waits: pageable memory may be gone after the call. */
+/* Copies host memory to the device in the order of `stream`, and waits, because pageable memory may be gone after the call. */
 static inline void copy_in(void* device, const void* host, size_t bytes, cudaStream_t stream) {
     CUDA_CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
@@ -55,7 +55,7 @@ static inline void copy_out(void* host, const void* device, size_t bytes, cudaSt
     CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
-/* Where the master weight of element `at` lies. */
+/* Returns where the master weight of element `at` lies. */
 static inline void* master_at(const WeightArena* a, size_t at) {
     return a->master ? (char*)a->master + at * master_bytes(a->master_kind) : NULL;
 }
@@ -89,7 +89,7 @@ static bool fetch_weights(void* arena, const Param* p, size_t first, size_t n, f
     return true;
 }
 
-/* The exact weights, which AdamW updates. */
+/* Reads the exact weights, which AdamW updates. */
 static bool fetch_master(void* arena, const Param* p, size_t first, size_t n, float* dst, Error* e) {
     const WeightArena* a = (const WeightArena*)arena;
     const size_t at = p->offset + first;
@@ -100,7 +100,7 @@ static bool fetch_master(void* arena, const Param* p, size_t first, size_t n, fl
     return true;
 }
 
-/* m, or v: fp32, or bfloat16, whose values floats hold exactly. */
+/* Sets m or v. It is fp32, or bfloat16, whose values floats hold exactly. */
 template <SlotKind KIND>
 static bool store_moment(void* arena, const Param* p, size_t first, size_t n, const float* src, Error* e) {
     const WeightArena* a = (const WeightArena*)arena;
@@ -133,7 +133,7 @@ static bool fetch_moment(void* arena, const Param* p, size_t first, size_t n, fl
     return true;
 }
 
-/* Fresh weights: drawn on the host, by the generator that all three trainers share. */
+/* Draws fresh weights on the host, with the generator that all three trainers share. */
 static inline void weights_init(WeightArena* a, const ParamTable* t, const ModelConfig* c, uint64_t seed) {
     Error e = NO_ERROR;
     for (int i = 0; i < t->count; i++) {
