@@ -27,17 +27,18 @@ typedef struct {
 /* Returns the bytes in use on a card according to NVML, which needs no context; 0 if NVML is missing. */
 static inline size_t device_memory_in_use(const char* pci_bus_id) {
     typedef struct {
-        unsigned long long total, free, used;
+        unsigned version;
+        unsigned long long total, reserved, free, used;
     } Memory;
     size_t used = 0;
     void* nvml = dlopen("libnvidia-ml.so.1", RTLD_LAZY);
     if (!nvml) { return 0; }
     int (*init)(void) = (int (*)(void))dlsym(nvml, "nvmlInit_v2");
     int (*find)(const char*, void**) = (int (*)(const char*, void**))dlsym(nvml, "nvmlDeviceGetHandleByPciBusId_v2");
-    int (*ask)(void*, Memory*) = (int (*)(void*, Memory*))dlsym(nvml, "nvmlDeviceGetMemoryInfo");
+    int (*ask)(void*, Memory*) = (int (*)(void*, Memory*))dlsym(nvml, "nvmlDeviceGetMemoryInfo_v2");
     int (*shutdown)(void) = (int (*)(void))dlsym(nvml, "nvmlShutdown");
     void* card = NULL;
-    Memory memory;
+    Memory memory = {sizeof(Memory) | 2u << 24, 0, 0, 0, 0};  // the second version does not count what the driver reserves
     if (init && find && ask && shutdown && init() == 0) {
         if (find(pci_bus_id, &card) == 0 && ask(card, &memory) == 0) { used = (size_t)memory.used; }
         shutdown();
