@@ -199,6 +199,14 @@ done
 train --model d1 --steps "$last" --out unsignalled --train data.bin --schedule constant >/dev/null
 check "and the weights are those of that step" cmp "signalTERM/$(printf 'step_%08d' "$last")/model.safetensors" "unsignalled/$(printf 'step_%08d' "$last")/model.safetensors"
 
+# a grace period is short: nothing but the checkpoint comes between a signal and the end
+background --model d4 --batch 4 --seq 256 --total-batch 16384 --steps 9 --val-every 1 --out grace --train data.bin --val val.bin
+wait_for test -s grace/log.jsonl
+sleep 0.3
+kill -TERM $pid
+finish
+check "a signal in a step: its validation is left out" test "$(grep -oE '"event":"(step|val|checkpoint)"' grace/log.jsonl | tr -d '\n')" = '"event":"step""event":"checkpoint"'
+
 background --model d6 --batch 8 --seq 256 --steps 5 --out twice --train data.bin --tokenizer "$tmp/none"
 finish
 check "a missing tokenizer is no hang" test $finished -eq 1
