@@ -39,8 +39,7 @@
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------------
-// memory: an arena for the weights; one each for gradients, m and v, which follow the table of trained tensors; one for
-// activations
+// memory: an arena for the weights; one each for gradients, m and v, which hold the trained tensors; one for activations
 
 /* The tensors of one block in an arena of weights (or gradients: the same type, the same offsets). */
 typedef struct {
