@@ -82,6 +82,17 @@ resume back/step_00000004 --out back >/dev/null 2>&1
 check "set back to an earlier checkpoint" diff -r first8 back/step_00000008
 check "a log that was set back has every step once" test "$(grep -c '"event":"step"' back/log.jsonl)" -eq 8
 
+# someone put a link, or a file, in the place of a checkpoint that the run is about to write
+for place in link file; do
+    rm -rf placed elsewhere && cp -r back0 placed && mv placed/step_00000008 elsewhere
+    if [ $place = link ]; then ln -s ../elsewhere placed/step_00000008; else echo mine >placed/step_00000008; fi
+    touch placed/step_00000006.tmp
+    expect "a $place in a checkpoint's place is no end" 0 "saved   placed/step_00000008" resume placed/step_00000004 --out placed
+    check "a $place in a checkpoint's place: it is replaced" sh -c "test ! -L placed/step_00000008 && diff -r first8 placed/step_00000008"
+    check "a $place in a checkpoint's place: the folder that a link leads to stays" diff -r first8 elsewhere
+    check "a $place in a checkpoint's place: nothing else is left" sh -c "! ls placed | grep tmp"
+done
+
 expect "going on elsewhere does not touch another run" 1 "back holds the checkpoints of another run" resume back0/step_00000002 --out back
 check "nor its log" test "$(grep -c '"event":"step"' back/log.jsonl)" -eq 8
 expect "going on in a new folder" 0 "aside/step_00000008" resume back0/step_00000002 --out aside
