@@ -99,6 +99,9 @@ expect "going on in a new folder" 0 "aside/step_00000008" resume back0/step_0000
 check "ends the same" cmp back/step_00000008/model.safetensors aside/step_00000008/model.safetensors
 expect "another --model is not what is resumed" 0 "--model: d2 is not used" resume aside/step_00000008 --out aside --model d2
 
+expect "a total batch fits the rows of the run that is resumed" 0 "(2 x 2 x 32)" resume --out aside --steps 10 --total-batch 128
+expect "or is refused with them" 1 "= 2 * 32 * 1 = 64" resume --out aside --steps 12 --total-batch 100
+
 train --model d1 --steps 5 --out one --train data.bin --threads 1 --grad-clip 0.5 >/dev/null
 train --model d1 --steps 5 --out two --train data.bin --threads 2 --grad-clip 0.5 >/dev/null
 check "one thread and two: the same checkpoint" diff -r one/step_00000005 two/step_00000005
@@ -347,6 +350,8 @@ cp text.txt only.txt && ln only.txt link.bin
 expect "tokenize: a text is not written over" 1 "would be overwritten" "$bin/tokenize" -o only.txt only.txt
 expect "tokenize: nor under another name" 1 "would be overwritten" "$bin/tokenize" -o link.bin short.txt only.txt
 check "tokenize: and is as it was" cmp text.txt only.txt
+expect "tokenize: a file that may not grow is an error" 1 "File too large" sh -c "ulimit -f 1; '$bin/tokenize' -o limited.bin text.txt"
+check "tokenize: and nothing of it is left" sh -c '! ls | grep ^limited'
 expect "tokenize: a folder for the token file" 1 "wanted the name of a file" "$bin/tokenize" -o words text.txt
 expect "tokenize: makes the folder it writes into" 0 "new/folder/x_val.bin" "$bin/tokenize" --val-fraction 0.1 -o new/folder/x.bin text.txt
 cd "$root" || exit 1
