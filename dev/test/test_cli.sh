@@ -186,7 +186,7 @@ expect "and is named outright" 0 "" "$bin/train_llama3" --model model1/step_0000
 expect "but is not resumed" 1 "state_rank00000.safetensors: is missing" resume --out model1
 cp $weights whole.safetensors
 printf X | dd of=$weights bs=1 seek=100000 conv=notrunc 2>/dev/null
-for job in "--generate x" "--eval --val val.bin" "--train data.bin --steps 1 --out damaged"; do
+for job in "--generate x" "--eval --val val.bin" "--train data.bin --steps 1 --out damaged" "--train data.bin --dry-run"; do
     expect "a flipped byte of the weights is found: $job" 1 "model.safetensors: the checksum is" train --model model1 $job
 done
 expect "also where the folder is named outright" 1 "the file is damaged" "$bin/train_llama3" --model model1/step_00000002 --generate x
