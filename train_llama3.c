@@ -39,8 +39,7 @@
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------------
-// memory: an arena for the weights; one each for gradients, m and v, which follow the table of trained tensors; one for
-// activations
+// memory: an arena for the weights; one each for gradients, m and v, which hold the trained tensors; one for activations
 
 /* The tensors of one block in an arena of weights (or gradients: the same type, the same offsets). */
 typedef struct {
@@ -617,8 +616,8 @@ static void train(const Trainer* trainer, Session* s) {
     Training t;
     if (!training_open(&t, trainer, s)) { return; }
     for (Due due = training_due(&t); !due.end;) {
+        if (!run_stop_requested()) { train_step(t.model, &t.plan, session_lr(s, t.queued++)); }
         t.stopping = run_stop_requested();
-        if (!t.stopping) { train_step(t.model, &t.plan, session_lr(s, t.queued++)); }
         due = training_due(&t);
         // while nothing is due, steps may stay in flight
         while (t.reported < t.queued - (due.drain ? 0 : trainer->in_flight - 1)) {

@@ -924,8 +924,8 @@ static void train(const Trainer* trainer, Session* s) {
     Training t;
     if (!training_open(&t, trainer, s)) { return; }
     for (Due due = training_due(&t); !due.end;) {
+        if (!run_stop_requested()) { train_step(t.model, &t.plan, session_lr(s, t.queued++)); }
         t.stopping = run_stop_requested();
-        if (!t.stopping) { train_step(t.model, &t.plan, session_lr(s, t.queued++)); }
         due = training_due(&t);
         // while nothing is due, steps may stay in flight
         while (t.reported < t.queued - (due.drain ? 0 : trainer->in_flight - 1)) {

@@ -19,6 +19,7 @@
 #include "llmc/text/tokenizer.h"       // defines: encoder_text, text_border, decoder_push
 #include "llmc/text/tokenizer_read.h"  // defines: tokenizer_load
 
+#include <signal.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -697,6 +698,7 @@ int main(int argc, char** argv) {
     Tokenizer t;
     Error e = NO_ERROR;
     keep_standard_files();
+    signal(SIGXFSZ, SIG_IGN);  // a file-size limit is a failed write, which has a message, not a death
     parse_args(&args, argc, argv);
     int threads = 1;
 #ifdef _OPENMP

@@ -82,11 +82,25 @@ resume back/step_00000004 --out back >/dev/null 2>&1
 check "set back to an earlier checkpoint" diff -r first8 back/step_00000008
 check "a log that was set back has every step once" test "$(grep -c '"event":"step"' back/log.jsonl)" -eq 8
 
+# someone put a link, or a file, in the place of a checkpoint that the run is about to write
+for place in link file; do
+    rm -rf placed elsewhere && cp -r back0 placed && mv placed/step_00000008 elsewhere
+    if [ $place = link ]; then ln -s ../elsewhere placed/step_00000008; else echo mine >placed/step_00000008; fi
+    touch placed/step_00000006.tmp
+    expect "a $place in a checkpoint's place is no end" 0 "saved   placed/step_00000008" resume placed/step_00000004 --out placed
+    check "a $place in a checkpoint's place: it is replaced" sh -c "test ! -L placed/step_00000008 && diff -r first8 placed/step_00000008"
+    check "a $place in a checkpoint's place: the folder that a link leads to stays" diff -r first8 elsewhere
+    check "a $place in a checkpoint's place: nothing else is left" sh -c "! ls placed | grep tmp"
+done
+
 expect "going on elsewhere does not touch another run" 1 "back holds the checkpoints of another run" resume back0/step_00000002 --out back
 check "nor its log" test "$(grep -c '"event":"step"' back/log.jsonl)" -eq 8
 expect "going on in a new folder" 0 "aside/step_00000008" resume back0/step_00000002 --out aside
 check "ends the same" cmp back/step_00000008/model.safetensors aside/step_00000008/model.safetensors
 expect "another --model is not what is resumed" 0 "--model: d2 is not used" resume aside/step_00000008 --out aside --model d2
+
+expect "a total batch fits the rows of the run that is resumed" 0 "(2 x 2 x 32)" resume --out aside --steps 10 --total-batch 128
+expect "or is refused with them" 1 "= 2 * 32 * 1 = 64" resume --out aside --steps 12 --total-batch 100
 
 train --model d1 --steps 5 --out one --train data.bin --threads 1 --grad-clip 0.5 >/dev/null
 train --model d1 --steps 5 --out two --train data.bin --threads 2 --grad-clip 0.5 >/dev/null
@@ -172,7 +186,7 @@ expect "and is named outright" 0 "" "$bin/train_llama3" --model model1/step_0000
 expect "but is not resumed" 1 "state_rank00000.safetensors: is missing" resume --out model1
 cp $weights whole.safetensors
 printf X | dd of=$weights bs=1 seek=100000 conv=notrunc 2>/dev/null
-for job in "--generate x" "--eval --val val.bin" "--train data.bin --steps 1 --out bad"; do
+for job in "--generate x" "--eval --val val.bin" "--train data.bin --steps 1 --out damaged" "--train data.bin --dry-run"; do
     expect "a flipped byte of the weights is found: $job" 1 "model.safetensors: the checksum is" train --model model1 $job
 done
 expect "also where the folder is named outright" 1 "the file is damaged" "$bin/train_llama3" --model model1/step_00000002 --generate x
@@ -198,6 +212,14 @@ for signal in INT TERM; do
 done
 train --model d1 --steps "$last" --out unsignalled --train data.bin --schedule constant >/dev/null
 check "and the weights are those of that step" cmp "signalTERM/$(printf 'step_%08d' "$last")/model.safetensors" "unsignalled/$(printf 'step_%08d' "$last")/model.safetensors"
+
+# a grace period is short: nothing but the checkpoint comes between a signal and the end
+background --model d4 --batch 4 --seq 256 --total-batch 16384 --steps 9 --val-every 1 --out grace --train data.bin --val val.bin
+wait_for test -s grace/log.jsonl
+sleep 0.3
+kill -TERM $pid
+finish
+check "a signal in a step: its validation is left out" test "$(grep -oE '"event":"(step|val|checkpoint)"' grace/log.jsonl | tr -d '\n')" = '"event":"step""event":"checkpoint"'
 
 background --model d6 --batch 8 --seq 256 --steps 5 --out twice --train data.bin --tokenizer "$tmp/none"
 finish
@@ -328,6 +350,8 @@ cp text.txt only.txt && ln only.txt link.bin
 expect "tokenize: a text is not written over" 1 "would be overwritten" "$bin/tokenize" -o only.txt only.txt
 expect "tokenize: nor under another name" 1 "would be overwritten" "$bin/tokenize" -o link.bin short.txt only.txt
 check "tokenize: and is as it was" cmp text.txt only.txt
+expect "tokenize: a file that may not grow is an error" 1 "File too large" sh -c "ulimit -f 1; '$bin/tokenize' -o limited.bin text.txt"
+check "tokenize: and nothing of it is left" sh -c '! ls | grep ^limited'
 expect "tokenize: a folder for the token file" 1 "wanted the name of a file" "$bin/tokenize" -o words text.txt
 expect "tokenize: makes the folder it writes into" 0 "new/folder/x_val.bin" "$bin/tokenize" --val-fraction 0.1 -o new/folder/x.bin text.txt
 cd "$root" || exit 1

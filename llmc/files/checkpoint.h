@@ -155,8 +155,8 @@ static inline bool checkpoint_sum_folder(FileSums* sums, const char* dir, const 
     return ok && sync_directory(dir, e);
 }
 
-/* Swaps the finished folder with one that has its name already (damaged, or of a run that was set back), which is then
- * the .tmp. */
+/* Swaps the finished folder with what has its name already (one that is damaged, or of a run that was set back; a link),
+ * which is then the .tmp. */
 static inline bool checkpoint_exchange(const char* tmp, const char* dir) {
 #ifdef RENAME_EXCHANGE
     if (renameat2(AT_FDCWD, tmp, AT_FDCWD, dir, RENAME_EXCHANGE) == 0) { return true; }
@@ -172,7 +172,7 @@ static inline bool checkpoint_rename(Checkpoint* k, Error* e) {
     LLMC_FAULT_POINT("rename");
     if (rename(k->tmp, k->dir) == 0) {
         k->tmp[0] = 0;
-    } else if ((errno != EEXIST && errno != ENOTEMPTY) || !checkpoint_exchange(k->tmp, k->dir)) {
+    } else if ((errno != EEXIST && errno != ENOTEMPTY && errno != ENOTDIR) || !checkpoint_exchange(k->tmp, k->dir)) {
         return fail(e, "%s: cannot rename to %s: %s", k->tmp, k->dir, strerror(errno));
     }
     LLMC_FAULT_POINT("renamed");

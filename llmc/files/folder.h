@@ -68,12 +68,12 @@ static inline bool remove_tree_at(const char* path, int depth, Error* e) {
     return ok && (rmdir(path) == 0 || fail(e, "%s: cannot remove the folder: %s", path, strerror(errno)));
 }
 
-/* Removes a folder where there is one. No link is followed: of one the link itself is removed. */
+/* Removes a folder where there is one, or what stands in its place. No link is followed: of one the link itself is removed. */
 static inline bool remove_tree(const char* path, Error* e) {
     struct stat st;
     if (lstat(path, &st) != 0) { return true; }
     if (S_ISDIR(st.st_mode)) { return remove_tree_at(path, 0, e); }
-    return !S_ISLNK(st.st_mode) || unlink(path) == 0 || fail(e, "%s: cannot remove the link: %s", path, strerror(errno));
+    return unlink(path) == 0 || fail(e, "%s: cannot remove it: %s", path, strerror(errno));
 }
 
 #endif

@@ -17,10 +17,10 @@
 #ifndef LLMC_LOGGER_H
 #define LLMC_LOGGER_H
 
-#include "llmc/base/utils.h"   // defines: fail, die, path_join
+#include "llmc/base/utils.h"         // defines: fail, die, path_join
 #include "llmc/files/config_file.h"  // defines: config_fields, config_write_value
-#include "llmc/files/json.h"   // defines: json_parse, json_get, json_write_string, json_write_text, json_write_double
-#include "llmc/run/options.h"  // defines: Options, options_json, trainer_name, LLMC_VERSION
+#include "llmc/files/json.h"         // defines: json_parse, json_get, json_write_string, json_write_text, json_write_double
+#include "llmc/run/options.h"        // defines: Options, options_json, trainer_name, LLMC_VERSION
 
 typedef struct {
     int fd;  // -1: no log (all ranks but the first, and jobs that write nothing)

@@ -362,7 +362,8 @@ static inline bool options_check(const Options* o, Error* e) {
     if (o->minutes > 0 && o->given[OPT_steps] && o->steps >= 0) {
         return fail(e, "--steps and --minutes: both say how long to train, wanted one of them");
     }
-    if (o->total_batch % ((int64_t)o->batch * o->seq) != 0) {
+    // --batch and --seq of a run that is resumed are not known yet: there plan_make() looks
+    if (!o->resume && o->total_batch % ((int64_t)o->batch * o->seq) != 0) {
         return fail(e, "--total-batch: is %lld, wanted a multiple of batch * seq = %d * %d = %lld", (long long)o->total_batch,
                     o->batch, o->seq, (long long)o->batch * o->seq);
     }

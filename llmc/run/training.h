@@ -106,7 +106,10 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     session_print(s, trainer->precision);
     job_check_memory(trainer, s, stdout);
     if (!timed) { print_plan(stdout, &s->plan, o, s->ranks, s->train.num_tokens); }
-    if (s->job == JOB_DRY_RUN) { return false; }
+    if (s->job == JOB_DRY_RUN) {
+        if (s->model_dir[0]) { session_load_weights(s, job_ignore_tensor, NULL); }
+        return false;
+    }
     fflush(stdout);
     if (o->profile == 0) { session_lock(s); }
 
