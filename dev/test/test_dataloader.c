@@ -430,7 +430,7 @@ static void a_damaged_header_is_refused(void) {
     char other[2000];
     for (size_t i = 0; i < sizeof other; i++) { other[i] = text[i % strlen(text)]; }
     write_bytes(in_folder("other.bin"), other, sizeof other);
-    refuses(in_folder("other.bin"), 1, T, 1, "other.bin", "magic is", "no token file");
+    refuses(in_folder("other.bin"), 1, T, 1, "other.bin", "magic is", "not a token file");
 }
 
 static void shards_that_differ_are_refused_by_both_names(void) {

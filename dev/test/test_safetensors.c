@@ -70,7 +70,7 @@ static void a_file_without_tensors_is_valid(void) {
 static void hostile_headers_are_refused(void) {
 #define ONE(fields, data) put("{\"t\":{" fields "}}", SIZE_MAX, data)
     ONE("\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]", 7);
-    REFUSED("wanted a range inside of the 7 bytes");
+    REFUSED("wanted a range within the 7 bytes");
     ONE("\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]", 9);
     REFUSED("the tensors end at byte");
     ONE("\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[4,12]", 12);
