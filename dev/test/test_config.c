@@ -380,7 +380,7 @@ static void unknown_tensors_are_refused_and_inv_freq_is_not(void) {
     ModelConfig found;
     const ModelConfig c = tiny(false);
     write_weights("model.safetensors", &c, 0, "add", "model.layers.0.self_attn.q_proj.bias", 1);
-    CHECK(!model_check(folder, &found, &error) && contains(error.msg, "\"model.layers.0.self_attn.q_proj.bias\" is no part"),
+    CHECK(!model_check(folder, &found, &error) && contains(error.msg, "\"model.layers.0.self_attn.q_proj.bias\" is not part"),
           "%s", error.msg);
     write_weights("model.safetensors", &c, 0, "add", "model.layers.2.input_layernorm.weight", 1);
     CHECK(!model_check(folder, &found, &error) && contains(error.msg, "model.layers.2."), "%s", error.msg);

@@ -243,7 +243,7 @@ def test_downloads_are_whole_or_not_there(tmp_path, monkeypatch):
         base = f"http://127.0.0.1:{server.server_port}"
         path = str(tmp_path / "folder" / "file")
         for url, size, words in ((base + "/missing", None, "cannot download: Not Found"), (base + "/broken", None, "1,000,000 bytes"),
-                                 (base + "/file", 5, "gave 3,000,000 bytes, wanted 5")):
+                                 (base + "/file", 5, "sent 3,000,000 bytes, wanted 5")):
             with pytest.raises(SystemExit) as stop:
                 data_common.download(url, path, size, "a hint")
             assert words in str(stop.value) and "hint: a hint" in str(stop.value), stop.value

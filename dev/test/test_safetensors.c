@@ -84,7 +84,7 @@ static void hostile_headers_are_refused(void) {
     ONE("\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0.0,8]", 8);
     REFUSED("two byte offsets");
     ONE("\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,18446744073709551615]", 8);
-    REFUSED("wanted a range inside");
+    REFUSED("wanted a range within");
     ONE("\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]", 8);
     REFUSED("span 8 bytes, wanted the 12");
     ONE("\"dtype\":\"F32\",\"shape\":[-2],\"data_offsets\":[0,8]", 8);

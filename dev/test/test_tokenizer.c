@@ -569,8 +569,8 @@ static void other_kinds_of_files_are_named(void) {
     // clang-format off
     static const struct { const char* text; size_t len; const char* says; } cases[] = {
         {"", 0, "an empty file"}, {"GGUF\3\0\0\0", 8, "GGUF"},
-        {"\x0A\x0E\x0A\x05<unk>\x15\0\0\0\0\x18\x02", 16, "SentencePiece"}, {"hello world\n", 12, "no tokenizer"},
-        {"{}", 2, "model is missing"}, {"[1]", 3, "no tokenizer"}, {"{\"a\":1} x", 9, "wanted"},
+        {"\x0A\x0E\x0A\x05<unk>\x15\0\0\0\0\x18\x02", 16, "SentencePiece"}, {"hello world\n", 12, "not a known kind"},
+        {"{}", 2, "model is missing"}, {"[1]", 3, "not a known kind"}, {"{\"a\":1} x", 9, "wanted"},
         {"version https://git-lfs.github.com", 34, "LFS"},
     };
     // clang-format on
@@ -585,7 +585,7 @@ static void other_kinds_of_files_are_named(void) {
     CHECK(!tokenizer_load(&t, scratch("missing"), &e) && strstr(e.msg, "cannot open"), "%s", e.msg);
     e.msg[0] = 0;
     remove(scratch("tokenizer.json"));
-    CHECK(!tokenizer_load(&t, folder, &e) && strstr(e.msg, "no tokenizer.json"), "%s", e.msg);
+    CHECK(!tokenizer_load(&t, folder, &e) && strstr(e.msg, "neither tokenizer.json"), "%s", e.msg);
 }
 
 static void a_config_that_names_an_unknown_token_is_refused(void) {

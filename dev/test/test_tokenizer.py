@@ -473,7 +473,7 @@ def run(*args, **kwargs):
 
 def test_wrong_usage_ends_with_2_and_names_the_flag(tmp_path):
     for args, says in [(["--tokeniser", "x"], "--tokenizer"), (["--val-fracton=0.1"], "--val-fraction"), ([], "--out"),
-                       (["-o", "x.bin"], "no input"), (["-o"], "wants a value"), (["--jsonl", "--decode"], "one of them"),
+                       (["-o", "x.bin"], "no input"), (["-o"], "needs a value"), (["--jsonl", "--decode"], "one of them"),
                        (["--jsonl", "file"], "stdin"), (["--val-fraction", "1.5", "-o", "x", "y"], "fraction"), (["--zzzzz"], "--help"),
                        (["--threads", "0"], "threads"), (["--specials=1"], "no value")]:
         code, out, err = run(*args, cwd=tmp_path, stdin=subprocess.DEVNULL)
@@ -490,7 +490,7 @@ def test_bad_input_ends_with_1_names_the_place_and_leaves_nothing(tmp_path):
     (tmp_path / "array.jsonl").write_text('[1]\n')
     before = sorted(os.listdir(tmp_path))
     for file, says in [("missing.txt", "missing.txt: cannot open"), (".", "is a folder"), ("bad.jsonl", "bad.jsonl:3: text is 5"),
-                       ("cut.jsonl", "cut.jsonl:2:"), ("array.jsonl", "array.jsonl:1: text is not there")]:
+                       ("cut.jsonl", "cut.jsonl:2:"), ("array.jsonl", "array.jsonl:1: text is missing")]:
         code, out, err = run("-o", "out.bin", file, cwd=tmp_path)
         assert code == 1 and not out and says in err and err.count("\n") == 1, (file, err)
         assert sorted(os.listdir(tmp_path)) == before

@@ -168,7 +168,7 @@ static inline bool model_match(const ModelFiles* m, const char* dir, const Model
         const SafeTensor* s = model_find(m, p->name, &file);
         if (!s && p->kind == P_LM_HEAD) {
             return fail(e,
-                        "%s: tensor \"lm_head.weight\" is missing, but config.json does not tie it to the embedding\n"
+                        "%s: tensor \"lm_head.weight\" is missing, wanted one: config.json does not tie it to the embedding\n"
                         "  hint: if the embedding is the head, set \"tie_word_embeddings\": true",
                         dir);
         }
