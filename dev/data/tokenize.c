@@ -58,9 +58,9 @@ typedef enum {
 
 // clang-format off
 static const struct { const char *name, *letter, *value, *help; } arg_specs[NUM_ARGS] = {
-    [ARG_TOKENIZER] = {"tokenizer", NULL, "PATH", "tokenizer.json, tokenizer.model (tiktoken) or a folder with one; default: bytes"},
+    [ARG_TOKENIZER] = {"tokenizer", NULL, "PATH", "tokenizer.json, tiktoken's tokenizer.model or a folder; default: bytes"},
     [ARG_OUT] = {"out", "o", "OUT.bin", "token file to write"},
-    [ARG_VAL_FRACTION] = {"val-fraction", NULL, "F", "write the last fraction F of the tokens to OUT_val.bin, the rest to OUT_train.bin"},
+    [ARG_VAL_FRACTION] = {"val-fraction", NULL, "F", "write OUT_train.bin, and the last F of the tokens to OUT_val.bin"},
     [ARG_SPECIALS] = {"specials", NULL, NULL, "turn names of special tokens in the text into those tokens"},
     [ARG_JSONL] = {"jsonl", NULL, NULL, "encode {\"text\": ...} lines on stdin to {\"ids\": [...]} lines on stdout; no BOS"},
     [ARG_DECODE] = {"decode", NULL, NULL, "decode {\"ids\": [...]} lines on stdin to {\"text\": ...} lines on stdout"},

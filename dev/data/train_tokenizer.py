@@ -58,7 +58,7 @@ def learn(texts, num_tokens):
 
 
 def merges_of(tokens):
-    """Returns tiktoken's rule as a list of merges: all splits of each token into two tokens, in the order of the tokens' ids."""
+    """Returns tiktoken's rule as a list of merges: all splits of each token into two, in the order of the tokens' ids."""
     rank = {token: i for i, token in enumerate(tokens)}
     merges = []
     for token in tokens:
