@@ -1,6 +1,6 @@
-"""What the download scripts share: fetching a file with a size check, and handing text to ./tokenize.
+"""Shared by the download scripts: fetches a file and checks its size; runs ./tokenize on a text.
 
-Standard library only. A script that cannot go on ends with one line on stderr, exit 1.
+Standard library only. A script that cannot go on prints an error to stderr (one line, maybe a hint) and exits with status 1.
 """
 import http.client
 import os
@@ -12,7 +12,8 @@ import urllib.request
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 DATA = os.path.join(ROOT, "dev", "data")
-HEADER = struct.Struct("<4iQQ")  # of a token file (llmc/files/tokenfile.h): magic, version, tokens, vocabulary, tokens, fingerprint
+# the start of a token file (llmc/files/tokenfile.h): magic, version, tokens, vocabulary, tokens, fingerprint
+HEADER = struct.Struct("<4iQQ")
 
 
 def fail(message, hint=None):
@@ -20,7 +21,7 @@ def fail(message, hint=None):
 
 
 def shown(path):
-    """The path as the user would type it."""
+    """Returns the path as the user would type it."""
     relative = os.path.relpath(path)
     return path if relative.startswith("..") else relative
 
@@ -40,9 +41,9 @@ def copy_with_progress(source, target, total, path):
 
 
 def download(url, path, size=None, hint=None):
-    """Fetches url to path, unless a file of the right size is there. `size` in bytes, where it is known, is checked."""
+    """Fetches url to path, unless a file of the right size is there. Checks the `size` in bytes, if it is known."""
     if os.path.exists(path) and (size is None or os.path.getsize(path) == size):
-        print(f"{shown(path)}: is there already ({os.path.getsize(path):,} bytes)")
+        print(f"{shown(path)}: already there ({os.path.getsize(path):,} bytes)")
         return
     partial = path + ".part"
     try:
@@ -51,19 +52,19 @@ def download(url, path, size=None, hint=None):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(partial, "wb") as f:
                 got = copy_with_progress(answer, f, total, path)
-    except (OSError, http.client.HTTPException) as e:  # no network, no such page, disk full, a connection that breaks
+    except (OSError, http.client.HTTPException) as e:  # no network, no such page, disk full, lost connection
         if os.path.exists(partial):
             os.remove(partial)
         fail(f"{url}: cannot download: {getattr(e, 'reason', None) or e}", hint)
     if total and got != total:
         os.remove(partial)
-        fail(f"{url}: gave {got:,} bytes, wanted {total:,}", hint)
+        fail(f"{url}: sent {got:,} bytes, wanted {total:,}", hint)
     os.replace(partial, path)
     print(f"{shown(path)}: downloaded, {got:,} bytes")
 
 
 def token_count(path):
-    """(tokens, vocabulary) of a token file that ./tokenize wrote."""
+    """Returns (tokens, vocabulary) of a token file that ./tokenize wrote."""
     with open(path, "rb") as f:
         _, _, _, vocab, count, _ = HEADER.unpack(f.read(HEADER.size))
     return count, vocab
@@ -77,16 +78,16 @@ def check_input(path):
 
 
 def tokenizer_or_bytes(given, folder):
-    """The tokenizer to use: the one given, else folder/tokenizer.json, else None, which stands for bytes."""
+    """Returns the tokenizer to use: the one given, else folder/tokenizer.json, else None, which means bytes."""
     own = os.path.join(folder, "tokenizer.json")
     if given or os.path.exists(own):
         return given or own
-    print("no --tokenizer: every byte is a token")
+    print("no --tokenizer given: every byte is a token")
     return None
 
 
 def tokenize(tokenizer, source, target, val_fraction=None):
-    """Runs ./tokenize on one file; its messages go straight to the user."""
+    """Runs ./tokenize on one file. Its messages go straight to the user."""
     program = os.path.join(ROOT, "tokenize")
     if not os.path.exists(program):
         fail(f"{shown(program)}: is missing", "build it with `make tokenize`")
@@ -100,7 +101,7 @@ def tokenize(tokenizer, source, target, val_fraction=None):
 
 
 def report(shards, val, tokenizer):
-    """Says what was written, and the command that trains on it."""
+    """Prints what was written, and the command that trains on it."""
     for path in [*shards, val]:
         count, vocab = token_count(path)
         print(f"{shown(path)}: {count:,} tokens of a vocabulary of {vocab:,}, {os.path.getsize(path):,} bytes")

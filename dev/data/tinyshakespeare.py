@@ -2,7 +2,7 @@
 
     python dev/data/tinyshakespeare.py --tokenizer DIR|FILE [--input input.txt]
 
-Writes tinyshakespeare_train.bin and, with the last tenth of the text, tinyshakespeare_val.bin to dev/data/tinyshakespeare.
+Writes tinyshakespeare_train.bin, and the last tenth of the text to tinyshakespeare_val.bin, in dev/data/tinyshakespeare.
 Standard library only; needs ./tokenize (`make tokenize`).
 """
 import argparse
@@ -17,9 +17,10 @@ SIZE = 1115394
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", metavar="DIR|FILE",
-                        help="tokenizer.json, tokenizer.model or a folder with one (default: tokenizer.json in --out, else bytes)")
-    parser.add_argument("--input", metavar="FILE", help="a copy of the text, where there is no network")
-    parser.add_argument("--val-fraction", type=float, default=0.1, metavar="F", help="the end of the text, to validate on (default 0.1)")
+                        help="tokenizer.json, tokenizer.model or a folder with one (default: the one in --out, else bytes)")
+    parser.add_argument("--input", metavar="FILE", help="use this copy of the text instead of the download")
+    parser.add_argument("--val-fraction", type=float, default=0.1, metavar="F",
+                        help="fraction of the text, at its end, to validate on (default 0.1)")
     parser.add_argument("--out", default=os.path.join(DATA, "tinyshakespeare"), metavar="DIR", help="folder to write to")
     args = parser.parse_args()
 

@@ -1,13 +1,14 @@
-"""Downloads TinyStories (Eldan and Li, arXiv 2305.07759; the stories GPT-4 wrote, 2.2 GB) and writes them as token files.
+"""Downloads TinyStories (Eldan and Li, arXiv 2305.07759; the stories by GPT-4, 2.2 GB) and writes them as token files.
 
     python dev/data/tinystories.py --tokenizer DIR|FILE [--input stories.txt|stories.jsonl [--val-input FILE]]
 
 Writes tinystories_train_NNN.bin (about --shard-mb of text each) and tinystories_val.bin to dev/data/tinystories. A text file
-holds stories with a line <|endoftext|> between them; a .jsonl one object a line, with the story as "text" or "story". Memory
-does not grow with the files. Standard library only; needs ./tokenize (`make tokenize`).
+holds stories with a line <|endoftext|> between them. A .jsonl file holds one object per line, with the story as "text" or
+"story". Memory does not grow with the files. Standard library only; needs ./tokenize (`make tokenize`).
 
-A tokenizer that fits: python dev/data/train_tokenizer.py dev/data/tinystories/valid.txt --vocab-size 4096
--o dev/data/tinystories/tokenizer.json, which is then taken by default.
+To make a tokenizer for the stories, which this script then uses by default:
+
+    python dev/data/train_tokenizer.py dev/data/tinystories/valid.txt --vocab-size 4096 -o dev/data/tinystories/tokenizer.json
 """
 import argparse
 import glob
@@ -49,7 +50,7 @@ def stories(path):
 
 
 class Source:
-    """The stories of a file one by one: `at` and `text` of the next one, at = None behind the last."""
+    """The stories of a file one by one: `at` and `text` are the next one's; at = None after the last."""
 
     def __init__(self, path):
         self.items = stories(path)
@@ -60,7 +61,7 @@ class Source:
 
 
 def convert(source, end, target, tokenizer):
-    """Tokenizes the next stories of `source`, those that begin before byte `end`; returns how many."""
+    """Tokenizes the next stories of `source`, those that begin before byte `end`. Returns how many."""
     jsonl = target[: -len(".bin")] + ".jsonl"
     count = 0
     try:
@@ -81,15 +82,16 @@ def convert(source, end, target, tokenizer):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", metavar="DIR|FILE",
-                        help="tokenizer.json, tokenizer.model or a folder with one (default: tokenizer.json in --out, else bytes)")
-    parser.add_argument("--input", metavar="FILE", help="stories to train on, where there is no network")
+                        help="tokenizer.json, tokenizer.model or a folder with one (default: the one in --out, else bytes)")
+    parser.add_argument("--input", metavar="FILE", help="use these stories instead of the download")
     parser.add_argument("--val-input", metavar="FILE", help="stories to validate on (default: the end of --input)")
-    parser.add_argument("--val-fraction", type=float, default=0.01, metavar="F", help="how much of --input that is (default 0.01)")
-    parser.add_argument("--shard-mb", type=float, default=256, metavar="N", help="text for one token file, in MB (default 256)")
+    parser.add_argument("--val-fraction", type=float, default=0.01, metavar="F",
+                        help="fraction of --input to validate on (default 0.01)")
+    parser.add_argument("--shard-mb", type=float, default=256, metavar="N", help="MB of text per token file (default 256)")
     parser.add_argument("--out", default=os.path.join(DATA, "tinystories"), metavar="DIR", help="folder to write to")
     args = parser.parse_args()
     if not 0 < args.val_fraction < 1 or args.shard_mb <= 0:
-        parser.error("--val-fraction must lie between 0 and 1, --shard-mb above 0")
+        parser.error("--val-fraction must be between 0 and 1, --shard-mb above 0")
 
     train, val = args.input, args.val_input
     if not train:
@@ -117,7 +119,8 @@ def main():
             shards.append(target)
     val_source = Source(val) if val else source
     if not convert(val_source, float("inf"), base + "_val.bin", tokenizer) or not shards:
-        fail(f"{shown(val or train)}: holds too few stories", "wanted stories with a line <|endoftext|> between them, or .jsonl")
+        fail(f"{shown(val or train)}: holds too few stories",
+             "wanted stories with a line <|endoftext|> between them, or .jsonl")
     report(shards, base + "_val.bin", tokenizer)
 
 

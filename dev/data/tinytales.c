@@ -1,19 +1,19 @@
-/* tinytales.c -- writes the embedded data set: short stories for children, made from a grammar by counter-based random
- * numbers, so that every machine gets the same bytes without a download.
+/* tinytales.c -- writes the embedded data set: short stories for children, from a grammar and counter-based random numbers.
+ * Every machine gets the same bytes, without a download.
  *
  *   tinytales [--stories N] [--seed S] [--text] [-o FILE]
  *
- * Output: one {"text": "..."} a line and story, or with --text plain text with an empty line between stories.
+ * Output: one {"text": "..."} line per story, or with --text plain text with an empty line between stories.
  *
- * A story is a plot, a cast and a season. Each plot has a table of what happens to whom (what is lost, feared, built ...):
- * 13 plots times 8 heroes make a storybook of 104 tales, and each is told in a new way every time. A plot is a list of
- * paragraphs in a small template language:
+ * A story is a plot, a cast and a season. Each plot has a table of what happens to whom (what is lost, feared, built ...).
+ * 13 plots times 8 heroes make 104 tales; each is told in a new way every time. A plot is a list of paragraphs in a small
+ * template language:
  *
- *   [a|b|c]   one of these, with equal chance; may be nested; [a|] is "a or nothing"
- *   {key}     a fact of this story (the row's fields, the cast below), or else a line of the list of that name; a list does
- *             not give the same line twice in one story while it has others
- *   {a key}   the same with "a" or "an" in front, as its first sound asks
- *   ^         the next letter is a capital. Sentences get theirs by themselves; only after !" and ?" it has to be said
+ *   [a|b|c]   one of these, with equal probability; may be nested; [a|] is "a or nothing"
+ *   {key}     a fact of this story (the row's fields, the cast below), or else a line of the list of that name; a list gives
+ *             no line twice in one story while it has others
+ *   {a key}   the same with "a" or "an" in front, by its first letter
+ *   ^         makes the next letter a capital. Sentences start with one anyway; only after !" and ?" it needs a ^
  *
  *   H he him his hand kid     the hero, "hand" or "paw", and "girl", "boy" or the animal
  *   F fhe fhim fhis fhand     the friend: "Pip the hedgehog" or "Leo from next door" at first, "Pip" from then on; or
@@ -32,9 +32,9 @@ enum { MAX_STORY = 1 << 14, MAX_FACTS = 64, MAX_FACT = 512, MAX_DEPTH = 16, MAX_
 // ---------------------------------------------------------------------------------------------------------------------
 // the cast
 
-// Who belongs together follows from the hero, as in a series of books, and so does the row of a plot's table. This is what
-// makes the first minutes of training worth reading: a small model knows after a million tokens who is who and what was
-// lost, while with any name in any place it still mixes them up after three million.
+// The hero decides who the others are, as in a series of books, and which row of a plot's table is told. This makes the first
+// minutes of training worth reading: after a million tokens a small model knows who is who and what was lost. With any name
+// in any place it still mixes them up after three million.
 typedef struct { const char* name; char gender; } Person;
 typedef struct {
     Person hero, pal, elder, family;
@@ -567,7 +567,7 @@ typedef struct {
     uint32_t number;  // of the story
     uint64_t draws;
     const char* fact_names[MAX_FACTS];
-    char fact_names_buf[MAX_FACT];  // the field names of the plot, cut apart
+    char fact_names_buf[MAX_FACT];  // the field names of the plot, each ended by a NUL
     char facts[MAX_FACTS][MAX_FACT];
     int num_facts;
     uint32_t used[NUM_LISTS];  // bit i: line i was told
@@ -577,7 +577,7 @@ typedef struct {
     size_t length;
 } Story;
 
-/* A number in [0, n). */
+/* Draws a number in [0, n). */
 static int draw(Story* s, int n) { return (int)philox_below(s->seed, RAND_TALES, s->number, s->draws++, (uint64_t)n); }
 
 static int count_lines(const char* const* lines) {
@@ -595,7 +595,7 @@ static void put(Story* s, char c) {
     if (c == '.' || c == '!' || c == '?' || c == '\n') { s->capital = true; }
     if (c == '"' && (last == '!' || last == '?')) { s->capital = false; }  // "Help!" cried the mouse.
     if (c == ',' && (last == '!' || last == '?')) { return; }              // "[Wait|Why?]," said
-    if (c == ' ' && (last == ' ' || last == '\n')) { return; }             // an empty choice leaves no gap
+    if (c == ' ' && (last == ' ' || last == '\n')) { return; }             // an empty choice leaves no double space
     if (c == '\n' && last == ' ') { s->length--; }
     s->text[s->length++] = c;
 }
@@ -616,7 +616,7 @@ static void set_fact(Story* s, const char* name, const char* value, size_t n) {
 
 static void know(Story* s, const char* name, const char* value) { set_fact(s, name, value, strlen(value)); }
 
-/* A line of list i that this story has not used yet, if there is one. */
+/* Draws a line of list i that this story has not used yet; starts over if all are used. */
 static const char* list_line(Story* s, int i) {
     int n = count_lines(lists[i].lines), fresh = 0;
     uint32_t all = (uint32_t)((1ull << n) - 1);
@@ -658,7 +658,7 @@ static void tell_name(Story* s, const char* name, size_t n, int depth) {
     for (int i = 0; i < NUM_LISTS && !value; i++) {
         if (strlen(lists[i].name) == n && memcmp(lists[i].name, name, n) == 0) { value = list_line(s, i); }
     }
-    if (!value) { die("story %u: nothing is known of {%.*s}", s->number, (int)n, name); }
+    if (!value) { die("story %u: {%.*s} is neither a fact nor a list", s->number, (int)n, name); }
     if (article) {
         put(s, 'a');
         if (strchr("aeiou", value[0])) { put(s, 'n'); }
@@ -667,7 +667,7 @@ static void tell_name(Story* s, const char* name, size_t n, int depth) {
     tell(s, value, value + strlen(value), depth + 1);
 }
 
-/* The end of the bracket that opens at t. */
+/* Returns the bracket that closes the one at t. */
 static const char* closing(const char* t, const char* end) {
     int level = 0;
     for (; t < end; t++) {
@@ -677,7 +677,7 @@ static const char* closing(const char* t, const char* end) {
     die("a bracket is not closed: %.60s", t);
 }
 
-/* Tells one of the choices between t and end. */
+/* Draws and tells one of the choices between t and end. */
 static void tell_choice(Story* s, const char* t, const char* end, int depth) {
     const char* starts[MAX_LINES + 1];
     int n = 0, level = 0;
@@ -718,7 +718,7 @@ static void tell(Story* s, const char* t, const char* end, int depth) {
 // ---------------------------------------------------------------------------------------------------------------------
 // choosing a cast and a season
 
-/* Cuts "a / b / c" at its slashes; returns how many parts there are. */
+/* Cuts "a / b / c" at its slashes; returns the number of parts. */
 static int cut(const char* row, const char** parts, size_t* lengths, int max) {
     int n = 0;
     for (;;) {
@@ -743,7 +743,7 @@ static void know_pronouns(Story* s, char gender, const char* he, const char* him
     know(s, his, f ? "her" : "his");
 }
 
-/* Whether the row has the animal, alone or as "owls", but not as a part of "pillow". */
+/* Tells whether the row has the animal as a word, also in the plural ("owls"), but not as part of another word ("pillow"). */
 static bool plays_in(const char* kind, const char* row) {
     if (!kind) { return false; }
     const char* word = last_word(kind);
@@ -847,7 +847,7 @@ static uint64_t parse_number(const char* flag, const char* text, uint64_t min, u
     errno = 0;
     unsigned long long v = text ? strtoull(text, &end, 10) : 0;
     if (!text || end == text || *end || errno || text[0] == '-' || v < min || v > max) {
-        die_usage("%s: is %s, wanted a whole number from %llu to %llu", flag, text ? text : "missing", (unsigned long long)min,
+        die_usage("%s is %s, wanted a whole number from %llu to %llu", flag, text ? text : "missing", (unsigned long long)min,
                   (unsigned long long)max);
     }
     return v;
@@ -856,10 +856,10 @@ static uint64_t parse_number(const char* flag, const char* text, uint64_t min, u
 int main(int argc, char** argv) {
     const char* const usage =
         "usage: tinytales [--stories N] [--seed S] [--text] [-o FILE]\n"
-        "  --stories N  how many stories (default 8000, about 8 MB)\n"
-        "  --seed S     another seed tells other stories (default 1)\n"
-        "  --text       plain text with an empty line between stories, not {\"text\": ...} lines\n"
-        "  -o FILE      the file to write (default: standard output)\n";
+        "  --stories N  number of stories (default 8000, about 8 MB)\n"
+        "  --seed S     seed; another seed gives other stories (default 1)\n"
+        "  --text       write plain text with an empty line between stories, not {\"text\": ...} lines\n"
+        "  -o FILE      file to write (default: standard output)\n";
     uint64_t stories = DEFAULT_STORIES, seed = 1;
     const char* path = NULL;
     bool plain = false;

@@ -1,16 +1,16 @@
-/* tokenize.c -- text to token files, and JSON lines to ids and back.
+/* tokenize.c -- turns text into token files, and JSON lines into ids and back.
  *
  *   tokenize --tokenizer DIR|FILE -o OUT.bin FILE...      text files and .jsonl files to one token file (tokenfile.h)
  *   tokenize --tokenizer DIR|FILE --jsonl                 {"text": ...} lines on stdin to {"ids": [...]} lines on stdout
- *   tokenize --tokenizer DIR|FILE --decode                the way back
+ *   tokenize --tokenizer DIR|FILE --decode                {"ids": [...]} lines on stdin to {"text": ...} lines on stdout
  *
- * A file is read in batches, a batch is cut into units (lines of a .jsonl, stretches of a text), runs of units are encoded in
- * parallel, and the results are written in order: memory is bounded by the batch, not by the file, and the tokens do not
- * depend on the number of threads. A text is cut where every split pattern has a border anyway (text_border); one without
- * such places is encoded in one go.
+ * It reads a file in batches, cuts a batch into units (lines of a .jsonl, stretches of a text), encodes runs of units in
+ * parallel and writes the results in order. So the batch bounds the memory, not the file, and the tokens do not depend on
+ * the number of threads. A text is cut where every split pattern has a border anyway (text_border()); a text without such
+ * places is read whole and encoded in one go.
  *
- * Each document starts with BOS (llm.c's files do the same with GPT-2's end of text), so documents are separated by it.
- * Files are written as OUT.tmp and renamed when whole; a failure removes what was begun.
+ * Each document starts with BOS, which separates documents (llm.c's files use GPT-2's end of text for this). Files are
+ * written as OUT.tmp and renamed when complete; a failure removes them.
  */
 #include "llmc/base/utils.h"           // defines: die, fail, xmalloc, path_join, close_output
 #include "llmc/files/json.h"           // defines: json_parse, json_get, json_string, json_write_string
@@ -25,11 +25,11 @@
 #endif
 
 enum {
-    UNIT_BYTES = 1 << 16,     // of a text, about
-    BATCH_BYTES = 16 << 20,   // of a file
-    STDIN_BYTES = 1 << 20,    // most that is asked of stdin at a time; what is there is answered at once
-    PARTS_PER_THREAD = 4,     // runs of units, so that no thread waits long for the last one
-    CONVERT_TOKENS = 1 << 14  // of 16 bits that are written at a time
+    UNIT_BYTES = 1 << 16,     // about the length of a text's units
+    BATCH_BYTES = 16 << 20,   // bytes of a file read at a time
+    STDIN_BYTES = 1 << 20,    // most bytes of stdin read at a time; the lines that are there are answered at once
+    PARTS_PER_THREAD = 4,     // runs of units for each thread: short ones balance the threads
+    CONVERT_TOKENS = 1 << 14  // tokens converted or copied at a time
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ typedef struct {
     const char* out;
     double val_fraction;  // 0: no validation file
     bool specials, jsonl, decode;
-    int threads;  // 0: all
+    int threads;  // 0: OpenMP's default
     char** files;
     int num_files;
 } Args;
@@ -61,12 +61,12 @@ typedef enum {
 static const struct { const char *name, *letter, *value, *help; } arg_specs[NUM_ARGS] = {
     [ARG_TOKENIZER] = {"tokenizer", NULL, "PATH", "tokenizer.json, tiktoken's tokenizer.model or a folder; default: bytes"},
     [ARG_OUT] = {"out", "o", "OUT.bin", "token file to write"},
-    [ARG_VAL_FRACTION] = {"val-fraction", NULL, "F", "write OUT_train.bin and, with the last F of the tokens, OUT_val.bin"},
-    [ARG_SPECIALS] = {"specials", NULL, NULL, "names of special tokens in the text become those tokens"},
-    [ARG_JSONL] = {"jsonl", NULL, NULL, "{\"text\": ...} lines on stdin to {\"ids\": [...]} lines on stdout; adds no BOS"},
-    [ARG_DECODE] = {"decode", NULL, NULL, "{\"ids\": [...]} lines on stdin to {\"text\": ...} lines on stdout"},
-    [ARG_THREADS] = {"threads", NULL, "N", "threads to use; default: all"},
-    [ARG_HELP] = {"help", "h", NULL, "this text"},
+    [ARG_VAL_FRACTION] = {"val-fraction", NULL, "F", "write OUT_train.bin, and the last F of the tokens to OUT_val.bin"},
+    [ARG_SPECIALS] = {"specials", NULL, NULL, "turn names of special tokens in the text into those tokens"},
+    [ARG_JSONL] = {"jsonl", NULL, NULL, "encode {\"text\": ...} lines on stdin to {\"ids\": [...]} lines on stdout; no BOS"},
+    [ARG_DECODE] = {"decode", NULL, NULL, "decode {\"ids\": [...]} lines on stdin to {\"text\": ...} lines on stdout"},
+    [ARG_THREADS] = {"threads", NULL, "N", "number of threads; default: all"},
+    [ARG_HELP] = {"help", "h", NULL, "show this text"},
 };
 // clang-format on
 
@@ -74,7 +74,7 @@ static void print_help(void) {
     printf(
         "usage: tokenize [--tokenizer PATH] -o OUT.bin FILE...    text to a token file\n"
         "       tokenize [--tokenizer PATH] --jsonl | --decode    lines of JSON on stdin and stdout\n\n"
-        "FILE.jsonl holds one document a line in the field \"text\"; any other file is one document.\n\n");
+        "A .jsonl file holds one document per line, in the field \"text\"; any other file is one document.\n\n");
     for (int i = 0; i < NUM_ARGS; i++) {
         char flag[64];
         snprintf(flag, sizeof flag, "%s%s%s--%s %s", arg_specs[i].letter ? "-" : "",
@@ -84,7 +84,7 @@ static void print_help(void) {
     }
 }
 
-/* The flag that `arg` names, or an end with the nearest one. */
+/* Returns the flag that `arg` names, or dies and suggests the nearest one. */
 static Arg find_arg(const char* arg) {
     char word[64];
     const bool is_long = arg[1] == '-';
@@ -104,7 +104,7 @@ static Arg find_arg(const char* arg) {
         }
     }
     if (best_distance > (int)strlen(arg_specs[best].name) / 2) {
-        die_usage("unknown flag %.100s\n  hint: --help lists all", arg);
+        die_usage("unknown flag %.100s\n  hint: --help lists all flags", arg);
     }
     die_usage("unknown flag %.100s\n  hint: did you mean --%s?", arg, arg_specs[best].name);
 }
@@ -137,7 +137,7 @@ static void parse_args(Args* a, int argc, char** argv) {
         value = value ? value + 1 : NULL;
         if (!arg_specs[arg].value && value) { die_usage("--%s takes no value", name); }
         if (arg_specs[arg].value && !value) {
-            if (i + 1 == argc) { die_usage("--%s wants a value: %s", name, arg_specs[arg].value); }
+            if (i + 1 == argc) { die_usage("--%s needs a value: %s", name, arg_specs[arg].value); }
             value = argv[++i];
         }
         switch (arg) {
@@ -154,17 +154,17 @@ static void parse_args(Args* a, int argc, char** argv) {
             case NUM_ARGS: break;
         }
     }
-    if (a->jsonl && a->decode) { die_usage("--jsonl and --decode: wanted one of them"); }
+    if (a->jsonl && a->decode) { die_usage("--jsonl and --decode are both given, wanted one of them"); }
     if (a->jsonl || a->decode) {
         const char* job = a->jsonl ? "--jsonl" : "--decode";
-        if (a->num_files) { die_usage("%s reads stdin, but there is a file: %s", job, a->files[0]); }
-        if (a->out || a->val_fraction > 0) { die_usage("%s writes to stdout, so --out and --val-fraction mean nothing", job); }
+        if (a->num_files) { die_usage("%s reads stdin, but a file is given: %s", job, a->files[0]); }
+        if (a->out || a->val_fraction > 0) { die_usage("%s writes to stdout, wanted no --out or --val-fraction", job); }
         return;
     }
     if (!a->out || !*a->out) {
-        die_usage("no --out: wanted -o OUT.bin, or --jsonl or --decode\n  hint: --help shows the ways of use");
+        die_usage("--out is missing, wanted -o OUT.bin, --jsonl or --decode\n  hint: --help shows the usage");
     }
-    if (!a->num_files) { die_usage("no input: wanted at least one text or .jsonl file behind -o %s", a->out); }
+    if (!a->num_files) { die_usage("no input file, wanted at least one text or .jsonl file after -o %s", a->out); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -191,11 +191,11 @@ static void unit_add(UnitList* list, const char* text, size_t len, uint64_t line
     list->units[list->count++] = u;
 }
 
-/* What one run of units becomes: ids in the encoder, or lines of JSON. */
+/* The result of one run of units: ids in the encoder, or lines of JSON. */
 typedef struct {
     TokenEncoder encoder;
     TokenDecoder decoder;
-    char* lines;  // of the memory stream
+    char* lines;  // the lines of JSON, from a memory stream
     size_t lines_len;
     uint64_t documents, text_bytes, text_tokens;
     Error error;
@@ -205,7 +205,7 @@ typedef struct {
     const Tokenizer* t;
     const Args* args;
     const char* path;  // of the input, for messages
-    int separator;     // id in front of each document; -1: none
+    int separator;     // id put in front of each document; -1: none
     Part* parts;
     int num_parts;
 } Job;
@@ -218,7 +218,7 @@ static bool parse_line(Json* j, const Unit* u, const char* path, Error* e) {
     char* copy = (char*)memcpy(xmalloc(u->len + 1), u->text, u->len);
     copy[u->len] = 0;
     if (json_parse(j, copy, u->len, at, &inner)) { return true; }
-    // the parser counts lines too: "FILE:7:1:COLUMN" is column COLUMN of line 7
+    // the parser counts lines too: it says "FILE:7:1:COLUMN" for column COLUMN of line 7
     snprintf(in_line, sizeof in_line, "%s:1:", at);
     const size_t skip = strncmp(inner.msg, in_line, strlen(in_line)) == 0 ? strlen(in_line) - 1 : 0;
     return skip ? fail(e, "%s%s", at, inner.msg + skip) : fail(e, "%s", inner.msg);
@@ -231,7 +231,7 @@ static bool line_member(Json* j, const JsonNode** member, const char* key, JsonT
     char found[64];
     return fail(
         e, "%s:%llu: %s is %s, wanted %s", path, (unsigned long long)u->line, key,
-        json_root(j)->type == JSON_OBJECT ? json_show(found, sizeof found, j, *member) : "not there, for this is no object",
+        json_root(j)->type == JSON_OBJECT ? json_show(found, sizeof found, j, *member) : "missing: the line is not an object",
         type == JSON_STRING ? "a string" : "an array");
 }
 
@@ -242,7 +242,7 @@ static void encode_counted(Part* p, const char* text, size_t len, bool specials)
     p->text_tokens += p->encoder.count - before;
 }
 
-/* One unit of a file, into p->encoder. */
+/* Encodes one unit of a file into p->encoder. */
 static bool encode_unit(const Job* job, Part* p, const Unit* u) {
     if (u->line && strspn(u->text, " \t\r\n") >= u->len) { return true; }  // the text ends in a newline or a NUL
     if (u->starts_document) {
@@ -269,7 +269,7 @@ static bool encode_unit(const Job* job, Part* p, const Unit* u) {
     return ok;
 }
 
-/* One line of stdin, to a line of `out`. */
+/* Encodes one line of stdin to a line of `out`. */
 static bool answer_encode(const Job* job, Part* p, const Unit* u, FILE* out) {
     Json j;
     const JsonNode* member;
@@ -343,12 +343,12 @@ static void run_part(const Job* job, Part* p, const Unit* units, size_t count) {
     for (size_t i = 0; ok && i < count; i++) { ok = encode_unit(job, p, &units[i]); }
 }
 
-/* Encodes the units in parallel: part k gets the k-th run of about equal bytes. Returns the parts that have work. */
+/* Encodes or decodes the units in parallel: part k gets the k-th run of about equal bytes. Returns the number of parts used. */
 static int run_units(Job* job, const UnitList* list) {
     size_t* first = (size_t*)xcalloc((size_t)job->num_parts + 1, sizeof(size_t));
     size_t bytes = 0, done = 0, unit = 0;
     for (size_t i = 0; i < list->count; i++) { bytes += list->units[i].len + 1; }
-    const int parts = bytes < UNIT_BYTES ? 1 : job->num_parts;  // a few lines are not worth the threads
+    const int parts = bytes < UNIT_BYTES ? 1 : job->num_parts;  // a few lines do not pay for threads
     for (int k = 0; k < parts; k++) {
         first[k] = unit;
         for (; unit < list->count && done < bytes / (size_t)parts * (size_t)(k + 1); unit++) {
@@ -402,7 +402,7 @@ static bool token_file_add(TokenFile* w, const int32_t* ids, size_t n, Error* e)
     return ok || fail(e, "%s: writing failed: %s", w->tmp, strerror(errno));
 }
 
-/* Writes the header and gives the file its name. */
+/* Writes the header, flushes the file and renames it to its final name. */
 static bool token_file_finish(TokenFile* w, const Tokenizer* t, Error* e) {
     int32_t words[TOKENFILE_WORDS];
     TokenFileHeader h = {w->token_bytes, t->vocab_size, w->count, t->fingerprint};
@@ -414,7 +414,7 @@ static bool token_file_finish(TokenFile* w, const Tokenizer* t, Error* e) {
     return ok && (rename(w->tmp, w->path) == 0 || fail(e, "%s: cannot rename to %s: %s", w->tmp, w->path, strerror(errno)));
 }
 
-/* Removes what was begun. */
+/* Closes and removes the unfinished file. */
 static void token_file_abandon(TokenFile* w) {
     if (w->f) { fclose(w->f); }
     if (w->tmp[0]) { remove(w->tmp); }
@@ -428,15 +428,16 @@ static bool token_file_read(TokenFile* w, int32_t* ids, uint64_t at, size_t n, E
     }
     if (w->token_bytes == 2) {
         const uint16_t* small = (const uint16_t*)ids;
-        for (size_t i = n; i-- > 0;) { ids[i] = small[i]; }  // from behind: each value moves up over those already read
+        for (size_t i = n; i-- > 0;) { ids[i] = small[i]; }  // from the end: overwrites only values already read
     }
     return true;
 }
 
-/* Where validation starts: the document border next to the wanted place, unless there is none within half its size. */
+/* Finds the token where validation starts: the document border nearest to the wanted place, or that place itself if there is
+ * no border within half the validation size. */
 static bool find_cut(TokenFile* w, double fraction, int separator, uint64_t* cut, Error* e) {
     if (w->count < 2) {
-        return fail(e, "--val-fraction: there are %llu tokens, which is too few to split", (unsigned long long)w->count);
+        return fail(e, "--val-fraction: the text has %llu tokens, wanted at least 2 to split", (unsigned long long)w->count);
     }
     uint64_t val = (uint64_t)((double)w->count * fraction + 0.5);
     val = val < 1 ? 1 : val > w->count - 1 ? w->count - 1 : val;
@@ -479,7 +480,7 @@ typedef struct {
     bool shown, terminal;
 } Progress;
 
-/* A line on stderr every two seconds, from the second second on. */
+/* Shows a line on stderr every two seconds. */
 static void progress_show(Progress* p, uint64_t tokens) {
     const double now = now_seconds();
     if (now - p->last < 2) { return; }
@@ -490,7 +491,7 @@ static void progress_show(Progress* p, uint64_t tokens) {
             (double)tokens * 1e-6, (double)p->bytes * 1e-6 / (now - p->start), p->terminal ? "" : "\n");
 }
 
-/* The last place in s[0 .. n) at which a batch may end, or 0. `lines`: behind a newline, else at a border. */
+/* Returns the last place in s[0 .. n) where a batch may end, or 0: after a newline if `lines`, else at a text_border(). */
 static size_t last_cut(const char* s, size_t n, bool lines) {
     for (size_t i = n; i > 0; i--) {
         if (lines ? s[i - 1] == '\n' : i < n && text_border(s, i)) { return i; }
@@ -544,7 +545,7 @@ static bool tokenize_file(Job* job, TokenFile* w, Progress* progress, const char
         if (ferror(f)) { ok = fail(e, "%s: reading failed: %s", path, strerror(errno)); }
         last = have < cap - 1 || feof(f) || (uint64_t)ftello(f) >= size;
         size_t n = last ? have : lines || cuttable ? last_cut(buffer, have, lines) : 0;
-        if (n == 0 && !last) {  // no place to cut at: read more before going on
+        if (n == 0 && !last) {  // no place to cut: read more
             cap *= 2;
             buffer = (char*)xrealloc(buffer, cap);
             continue;
@@ -591,7 +592,8 @@ static void print_summary(const Job* job, const TokenFile* train, const TokenFil
     printf("\n");
 }
 
-/* OUT.bin, or of OUT.bin the name OUT_train.bin. Its folder is made; a file that is read is never the one that is written. */
+/* Writes the name of the output: OUT.bin, or OUT_kind.bin if `kind` is not "". Makes its folder. Fails if the file is one of
+ * the inputs. */
 static bool out_path(char* path, const Args* a, const char* kind, Error* e) {
     const char* out = a->out;
     size_t len = strlen(out);
@@ -602,7 +604,7 @@ static bool out_path(char* path, const Args* a, const char* kind, Error* e) {
     if (is_directory(path) || path[n - 1] == '/') { return fail(e, "--out: %s is a folder, wanted the name of a file", path); }
     for (int i = 0; i < a->num_files && stat(path, &there) == 0; i++) {
         if (stat(a->files[i], &input) == 0 && input.st_dev == there.st_dev && input.st_ino == there.st_ino) {
-            return fail(e, "--out: %s is also the text %s, wanted another name: it would be overwritten", path, a->files[i]);
+            return fail(e, "--out: %s is the input %s, wanted another name: it would be overwritten", path, a->files[i]);
         }
     }
     char* slash = strrchr(path, '/');
@@ -623,7 +625,7 @@ static bool write_token_files(Job* job, Error* e) {
     memset(&train, 0, sizeof train);
     memset(&val, 0, sizeof val);
     bool ok = true;
-    for (int i = 0; ok && i < a->num_files; i++) {  // a missing file shows before an hour's work
+    for (int i = 0; ok && i < a->num_files; i++) {  // find a missing file before an hour's work
         uint64_t bytes = 0;
         FILE* f = open_input(a->files[i], &bytes, e);
         ok = f != NULL;
@@ -634,7 +636,7 @@ static bool write_token_files(Job* job, Error* e) {
     for (int i = 0; ok && i < a->num_files; i++) { ok = tokenize_file(job, &train, &progress, a->files[i], e); }
     if (progress.shown && progress.terminal) { fprintf(stderr, "\n"); }
     if (ok && train.count == 0) {
-        ok = fail(e, "%s: there is no text in it%s", a->files[0], a->num_files > 1 ? " nor in the others" : "");
+        ok = fail(e, "%s: holds no text%s", a->files[0], a->num_files > 1 ? ", nor do the other files" : "");
     }
     if (ok && a->val_fraction > 0) {
         uint64_t cut = 0;
@@ -651,7 +653,7 @@ static bool write_token_files(Job* job, Error* e) {
     return ok;
 }
 
-/* Answers the lines of stdin, in order, as soon as they are there. */
+/* Answers the lines of stdin in order, as soon as they arrive. */
 static bool answer_lines(Job* job, Error* e) {
     size_t cap = 2 * STDIN_BYTES, have = 0;
     uint64_t line = 0;
@@ -717,7 +719,7 @@ int main(int argc, char** argv) {
         decoder_init(&job.parts[k].decoder, &t);
     }
     const bool lines = args.jsonl || args.decode;
-    if (!lines && job.separator < 0) { warn("%s: has no BOS and no EOS, so nothing separates documents", args.tokenizer); }
+    if (!lines && job.separator < 0) { warn("%s: has neither BOS nor EOS: nothing separates documents", args.tokenizer); }
     const bool ok = lines ? answer_lines(&job, &e) : write_token_files(&job, &e);
     for (int k = 0; k < job.num_parts; k++) {
         encoder_free(&job.parts[k].encoder);

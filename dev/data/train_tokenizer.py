@@ -2,10 +2,11 @@
 
     python dev/data/train_tokenizer.py input.txt stories.jsonl --vocab-size 4096 -o tokenizer.json
 
-FILE.jsonl holds one document a line in the field `text`; any other file is text. Ids are laid out as in Llama 3: the 256 bytes,
-then the merged tokens in the order they were learnt, then the special tokens. The merge list is rebuilt from these ids, so that
-"lowest merge first" (Hugging Face) and "lowest id of the merged bytes first" (tiktoken) are one rule; the last step encodes
-some of the training text by both and compares. The file reads alike in llmc/text/tokenizer_read.h and in `transformers`.
+A .jsonl file holds one document per line, in the field `text`; any other file is text. Ids are laid out as in Llama 3: the 256
+bytes, then the merged tokens in the order they were learnt, then the special tokens. The merge list is rebuilt from these ids,
+so that "lowest merge first" (Hugging Face) and "lowest id of the merged bytes first" (tiktoken) are one rule. The last step
+encodes some of the training text by both rules and compares the ids. llmc/text/tokenizer_read.h and `transformers` read the
+file alike.
 """
 import argparse
 import json
@@ -19,11 +20,11 @@ LLAMA3_PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{
                   r"|\s*[\r\n]+|\s+(?!\S)|\s+")
 BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
 CHAT = ["<|finetune_right_pad_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>", "<|python_tag|>"]
-CHUNK = 1 << 20  # characters of a long text handed over at a time
+CHUNK = 1 << 20  # characters of a long text passed on at a time
 
 
 def documents(paths):
-    """The texts of all files, long ones in chunks that end at a line."""
+    """Yields the texts of all files, long ones in chunks of whole lines."""
     for path in paths:
         with open(path, encoding="utf-8", newline="") as f:
             if path.endswith(".jsonl"):
@@ -46,7 +47,7 @@ def pre_tokenizer():
 
 
 def learn(texts, num_tokens):
-    """Token strings in the order of their ids: the 256 bytes, then what BPE merges."""
+    """Returns the token strings in the order of their ids: the 256 bytes, then what BPE merges."""
     tok = Tokenizer(models.BPE())
     tok.pre_tokenizer = pre_tokenizer()
     trainer = trainers.BpeTrainer(vocab_size=num_tokens, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
@@ -57,7 +58,7 @@ def learn(texts, num_tokens):
 
 
 def merges_of(tokens):
-    """Every split of every token into two tokens, in the order of the token's id: what tiktoken's rule does, as a list."""
+    """Returns tiktoken's rule as a list of merges: all splits of each token into two, in the order of the tokens' ids."""
     rank = {token: i for i, token in enumerate(tokens)}
     merges = []
     for token in tokens:
@@ -77,7 +78,7 @@ def build(tokens, specials):
 
 
 def check(tok, texts, limit=2_000_000):
-    """Encodes up to `limit` characters by tiktoken's rule too and wants the same ids; and decode to give the text back."""
+    """Checks on up to `limit` characters that tiktoken's rule gives the same ids and that they decode to the text."""
     try:
         import tiktoken
     except ImportError:
@@ -100,7 +101,7 @@ def check(tok, texts, limit=2_000_000):
 
 
 def bytes_to_chars():
-    """GPT-2's printable stand-in for each byte: itself where printable, else the next character from U+0100 on."""
+    """Lists GPT-2's stand-in for each byte: the byte itself if it is printable, else the next character from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     chars, extra = [], 0x100
     for b in range(256):
@@ -110,7 +111,7 @@ def bytes_to_chars():
 
 
 def write(tok, path):
-    """One line for each part of the file: small, and a diff shows which part changed."""
+    """Writes one line for each part of the file: small, and a diff shows which part changed."""
     parts = json.loads(tok.to_str())
     lines = [f"  {json.dumps(key)}: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}"
              for key, value in parts.items()]
@@ -122,8 +123,8 @@ def write(tok, path):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("files", nargs="+", metavar="FILE", help="text, or .jsonl with a field `text` in each line")
-    p.add_argument("--vocab-size", type=int, required=True, help="number of tokens, special ones included")
+    p.add_argument("files", nargs="+", metavar="FILE", help="text, or .jsonl with a field `text` on each line")
+    p.add_argument("--vocab-size", type=int, required=True, help="number of tokens, including the special ones")
     p.add_argument("-o", "--out", default="tokenizer.json", help="file to write (default %(default)s)")
     p.add_argument("--chat", action="store_true", help="also add the special tokens of Llama 3's chat format")
     args = p.parse_args()

@@ -1,5 +1,5 @@
-/* fuzz_config.c -- bytes become a config.json: what is accepted keeps the promises that later code relies on, and comes
- * back unchanged when it is written and read. */
+/* fuzz_config.c -- reads the bytes as a config.json. What is accepted must be safe for the code that uses it, and must not
+ * change when it is written and read back. */
 #include "llmc/files/config_file.h"
 
 #include <sys/mman.h>
@@ -21,7 +21,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (c.bos_id >= c.vocab_size || c.num_eos > MAX_EOS || !(c.rms_eps > 0) || !(c.rope_theta > 0)) { abort(); }
     if (c.rope_llama3 && !(c.rope_high_freq > c.rope_low_freq && c.rope_low_freq > 0 && c.rope_original_len > 0)) { abort(); }
     ParamTable t = param_table(&c);
-    // the arena's offsets did not wrap: it holds every parameter, and no more than the gaps besides
+    // the arena's offsets did not wrap: it holds every parameter, and nothing else but the gaps
     if (t.elements < t.num_params || t.elements - t.num_params > (size_t)t.count * PARAM_ALIGN) { abort(); }
     param_table_free(&t);
     if (!config_write(&c, path, SAFE_BF16, &e) || !config_read(&back, path, &e)) { die("%s", e.msg); }

@@ -1,5 +1,6 @@
-/* fuzz_dataloader.c -- bytes become one or two token files; what opens gives every row of two epochs, each token below the
- * vocabulary, or an error. The first byte chooses B, T and shuffle; the next two say where the second file begins (0: no second). */
+/* fuzz_dataloader.c -- reads the bytes as one or two token files. What opens must give every row of two epochs, each token
+ * below the vocabulary size, or an error. The first byte sets B, T, shuffle and the thread; the next two say where the second
+ * file begins (0: no second file). */
 #include "llmc/files/dataloader.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
@@ -36,7 +37,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (ok == (e.msg[0] != 0)) { abort(); }
     if (ok) {
         int32_t x[4 * 16], y[4 * 16];
-        d.thread_tried = data[0] >> 7;  // half of the runs without a thread
+        d.thread_tried = data[0] >> 7;  // half of the inputs run without a thread
         if (d.num_tokens * (uint64_t)d.token_bytes > size) { abort(); }
         ok = dataloader_check_vocab(&d, 70000, 0, &e);
         while (ok && d.row < 2 * d.rows_per_epoch) {

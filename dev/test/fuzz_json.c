@@ -1,4 +1,4 @@
-/* fuzz_json.c -- bytes become JSON text: what is accepted is walked whole, written again, and read to the same text. */
+/* fuzz_json.c -- reads the bytes as JSON. What is accepted is walked, written, and must read and write as the same text. */
 #include "llmc/files/json.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
@@ -36,14 +36,14 @@ static void write_node(FILE* f, const Json* j, const JsonNode* n) {
     }
 }
 
-/* Parses a text (owned) and writes it again; NULL where it is refused. */
+/* Parses a text (takes it over) and returns it written again; NULL if it is refused. */
 static char* rewrite(char* text, size_t len, size_t* out_len) {
     Json j;
     Error e = NO_ERROR;
     const bool ok = json_parse(&j, text, len, "fuzz", &e);
     if (ok == (e.msg[0] != 0) || strchr(e.msg, '\n')) { abort(); }
     if (!ok) { return NULL; }
-    // typed access to whatever is there
+    // typed access to any value
     int64_t i = 0;
     double d = 0;
     bool b = false;

@@ -1,5 +1,5 @@
-/* fuzz_logger.c -- bytes become a log.jsonl that a run finds when it resumes, at the step that the first byte says: what is
- * kept is whole lines from the start, none of them of a later step, and the next event follows them. */
+/* fuzz_logger.c -- opens the bytes as the log.jsonl of a run that resumes; the first byte gives the step. The log must keep
+ * whole lines from its start, none of a later step, and the next event must follow them. */
 #include "llmc/files/logger.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);

@@ -1,8 +1,8 @@
-/* fuzz_model_folder.c -- bytes become one file of a model folder whose other files are whole: the first byte says whether the
- * rest is model.safetensors.index.json (beside shards), model.safetensors or config.json. What is accepted gives every
- * element of every parameter once, each inside of its parameter. */
+/* fuzz_model_folder.c -- puts the bytes into a sound model folder as one of its files. The first byte says which:
+ * model.safetensors.index.json (with shards), model.safetensors or config.json. What is accepted must give every element of
+ * every parameter once, within its parameter. */
 #define MODEL_SHARD_BYTES 64
-#define TENSOR_READ_PIECE 4  // elements: so that a few dozen weights are several pieces
+#define TENSOR_READ_PIECE 4  // elements: cuts a few dozen weights into several pieces
 #include "llmc/files/model_folder.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
@@ -22,7 +22,7 @@ static bool give(void* ctx, const Param* p, size_t first, size_t n, float* dst, 
     return true;
 }
 
-/* Counts; the elements of a parameter come in order. */
+/* Counts the elements and checks that they lie in their parameter. */
 static bool take(void* ctx, const Param* p, size_t first, size_t n, const float* src, Error* e) {
     (void)e;
     if (first + n > param_size(p) || n == 0 || src[0] + src[n - 1] == 12345.0f) { abort(); }
@@ -36,7 +36,7 @@ static void remove_folder(void) {
     if (system(command) != 0) { warn("%s: stays", folder); }
 }
 
-/* A model of a few dozen weights, in shards. */
+/* Makes a model of a few dozen weights, in shards. */
 static void make_folder(void) {
     static const char* const names[3] = {"model.safetensors.index.json", "model.safetensors", "config.json"};
     const char* base = getenv("TEST_TMP");
@@ -72,7 +72,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         if (ok == (e.msg[0] != 0) || (ok && elements != t.num_params)) { abort(); }
         param_table_free(&t);
     }
-    // the file without shards would be taken before the index
+    // model.safetensors would be read instead of the index
     if (which == 1) { unlink(written[1]); }
     if (which == 2) { must_write(written[2], config_text, config_size); }
     return 0;

@@ -1,5 +1,5 @@
-/* fuzz_options.c -- bytes become a command line (arguments separated by NUL) for both trainers, and what was parsed goes
- * through the screen, through JSON and back: nothing crashes, and what was accepted is accepted again, unchanged. */
+/* fuzz_options.c -- parses the bytes as a command line (arguments separated by NUL) of both trainers, prints the options,
+ * writes them as JSON and reads them back. Nothing may crash, and accepted options must come back unchanged. */
 #include "llmc/run/options.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);

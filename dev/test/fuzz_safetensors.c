@@ -1,5 +1,5 @@
-/* fuzz_safetensors.c -- bytes become a safetensors file: what opens has every tensor inside of the file and gives all of
- * its bytes; its names are also understood as a checkpoint's optimizer state, or refused. */
+/* fuzz_safetensors.c -- opens the bytes as a safetensors file. If it opens, every tensor must lie in the file and give all of
+ * its bytes. Its names are also parsed as those of an optimizer state, or refused. */
 #include "llmc/files/checkpoint.h"
 
 #include <sys/mman.h>

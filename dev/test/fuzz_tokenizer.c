@@ -1,12 +1,12 @@
-/* fuzz_tokenizer.c -- bytes become a tokenizer file of either kind, and the text that this tokenizer and a fixed one with
- * Llama 3's pattern encode: what is accepted gives every text back, streams valid UTF-8, encodes a text cut at borders as
- * the whole, and stays well-formed JSON with another post-processor. */
+/* fuzz_tokenizer.c -- reads the bytes as a tokenizer file of either kind, and as a text for this tokenizer and for a fixed one
+ * with Llama 3's pattern. What is accepted must give every text back, stream valid UTF-8, encode a text cut at borders like
+ * the whole, and stay well-formed JSON with another post-processor. */
 #include "llmc/text/tokenizer_read.h"
 #include "llmc/text/tokenizer_write.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
-/* 256 bytes as a tiktoken file, and a few longer tokens. */
+/* Makes a tokenizer from a tiktoken file of the 256 bytes and a few longer tokens. */
 static void fixed_tokenizer(Tokenizer* t) {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     char text[8192];

@@ -1,5 +1,5 @@
-/* fuzz_trainer_state.c -- bytes become a trainer_state.json whose own checksum is taken for right (else nothing would get
- * past it): what is accepted keeps its promises, and comes back unchanged when it is written and read. */
+/* fuzz_trainer_state.c -- reads the bytes as a trainer_state.json, once with its own checksum and once without (else nothing
+ * would get past it). What is accepted must be in range, and must not change when it is written and read back. */
 #include "llmc/files/trainer_state.h"
 
 #include <sys/mman.h>

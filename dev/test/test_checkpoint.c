@@ -1,11 +1,11 @@
-/* test_checkpoint.c -- checkpoints: what is written is read back, damage is found, and a process that dies or a disk that
- * fills up at any point leaves the last whole checkpoint in place. */
+/* test_checkpoint.c -- checkpoints: what is written is read back, damage is found, and if the process dies or the disk fills
+ * up at any point, the last whole checkpoint stays. */
 #define _GNU_SOURCE 1
 #include <unistd.h>
 
 static void fault_point(const char* where);
 
-/* The order of the steps is what is tested here, not the disk: flushing is a place to die at, and takes no time. */
+/* Replaces fsync(): a point to die at, and nothing else. The tests check the order of the steps, not the disk. */
 static int test_fsync(int fd) {
     fault_point("fsync");
     return fd < 0 ? -1 : 0;
@@ -15,7 +15,7 @@ static int test_fsync(int fd) {
 #include <dirent.h>
 #include <errno.h>
 
-/* Reading a folder fails at call number readdir_fails_at, with an error and not with the end. */
+/* Replaces readdir(): call number readdir_fails_at returns an error, not the end of the folder. */
 static long readdirs_seen, readdir_fails_at = -1;
 static struct dirent* test_readdir(DIR* d) {
     if (readdirs_seen++ != readdir_fails_at) { return readdir(d); }
@@ -41,7 +41,7 @@ static void fault_point(const char* where) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// a small run: weights, m and v are made from the step, so a checkpoint's content is known from its step
+// a small run: its weights, m and v depend only on the step, so the step tells a checkpoint's content
 
 typedef struct {
     float* arena;
@@ -100,7 +100,7 @@ static TrainerState small_state(uint64_t step, int world_size) {
     return s;
 }
 
-/* One checkpoint of the small run, by `world_size` ranks. */
+/* Writes one checkpoint of the small run, as `world_size` ranks. */
 static bool save(const char* out, uint64_t step, int world_size, const char* source_dir, Error* e) {
     const ModelConfig c = small_config();
     ParamTable t = param_table(&c);
@@ -141,7 +141,7 @@ static bool same_params(const float* a, const float* b, const ParamTable* t) {
     return true;
 }
 
-/* Loads the newest checkpoint with `ranks` ranks and checks weights, m and v for its step; returns the step, 0: none. */
+/* Loads the newest checkpoint as `ranks` ranks and checks weights, m and v for its step. Returns the step; 0: none. */
 static uint64_t load_newest(const char* out, int ranks) {
     const ModelConfig c = small_config();
     ModelConfig found;
@@ -412,11 +412,11 @@ static void old_checkpoints_are_pruned_and_majors_and_the_newest_stay(void) {
         if (want) { k++; }
         CHECK(has(out, name) == want, "%s is %s", name, want ? "gone" : "still there");
     }
-    // a run that was set back to 4 and writes 5: later steps are left alone, 5 survives any keep
+    // a run set back to step 4 writes step 5: later steps stay, and 5 survives any keep
     CHECK(save(out, 5, 1, NULL, &e), "%s", e.msg);
     checkpoint_prune(out, 1, 0, 5);
     CHECK(has(out, "step_00000005") && has(out, "step_00000008") && has(out, "step_00000009"), "took too much");
-    CHECK(!has(out, "step_00000004"), "4 is no major now");
+    CHECK(!has(out, "step_00000004"), "4 is not major any more, but still there");
     checkpoint_prune(out, 1000, 0, 9);
     CHECK(has(out, "step_00000005"), "keep above the count");
     clean(out);
@@ -473,7 +473,7 @@ static void files_of_the_source_folder_come_along(void) {
     CHECK(text && contains(text, "temperature"), "the source's generation_config.json was overwritten");
     free(text);
     trainer_state_free(&s);
-    // a run that starts from this checkpoint hands them on
+    // a run that starts from this checkpoint passes them on
     char again[PATH_CAP];
     clean(from);
     snprintf(from, sizeof from, "%s", dir);
@@ -504,11 +504,11 @@ static void side_files_outlive_their_folder(void) {
     free(text);
     snprintf(path, sizeof path, "%s/README.md", to);
     text = read_file(path, &size, 100, &e);
-    CHECK(text && strcmp(text, "there already") == 0, "README.md was written over");
+    CHECK(text && strcmp(text, "there already") == 0, "README.md was overwritten");
     free(text);
     side_files_free(&files);
     files = side_files_read("/nonexistent/folder");
-    CHECK(files.count == 0, "files of a folder that is not there");
+    CHECK(files.count == 0, "files of a folder that does not exist");
     side_files_free(&files);
     clean(to);
 }
@@ -519,7 +519,7 @@ static void make_link(const char* target, const char* dir, const char* name) {
     if (symlink(target, path) != 0) { die("%s: %s", path, strerror(errno)); }
 }
 
-/* A snapshot of the download cache: snapshots/1 holds links into blobs. */
+/* Makes a download cache: snapshots/1 holds links into blobs. */
 static void links_are_followed_within_the_folder_and_its_cache_alone(void) {
     char root[PATH_CAP], from[PATH_CAP + 32], blobs[PATH_CAP + 32];
     Error e = NO_ERROR;
@@ -558,12 +558,12 @@ static void removing_a_folder_follows_no_link(void) {
     make_link(kept, path, "link");
     CHECK(checkpoint_remove_stale(out, &e), "%s", e.msg);
     CHECK(has(kept, "precious"), "the link's target was emptied");
-    CHECK(!has(out, "step_00000005.tmp") && !has(out, "step_00000006.tmp"), "what was stale is still there");
+    CHECK(!has(out, "step_00000005.tmp") && !has(out, "step_00000006.tmp"), "the stale folders are still there");
     clean(out);
     clean(kept);
 }
 
-/* Whether a folder cannot be read at call n: nothing half-known is taken for the whole. */
+/* Makes every readdir() call fail in turn: a half-read folder must never count as a whole one. */
 static void a_folder_that_cannot_be_read_is_no_end_of_it(void) {
     long errors = 0;
     for (long n = 0;; n++) {
@@ -599,7 +599,7 @@ static void a_folder_that_cannot_be_read_is_no_end_of_it(void) {
     CHECK(errors >= 10, "%ld errors: the calls are gone", errors);
 }
 
-/* What --generate does with a checkpoint: its trainer_state.json, then the weights. */
+/* Loads a checkpoint as --generate does: trainer_state.json, then the weights. */
 static bool load_model_alone(const char* dir, Error* e) {
     TrainerState s;
     ModelConfig c;
@@ -641,7 +641,7 @@ static void the_model_alone_needs_no_state_and_is_checked_while_it_is_read(void)
         damage(path, 'f', at);
         CHECK(!load_model_alone(dir, &e) && contains(e.msg, dir), "byte %ld: %s", at, e.msg);
         CHECK(at < 8 + (long)header || contains(e.msg, "the checksum is "), "byte %ld: %s", at, e.msg);
-        damage(path, 'f', at);  // and back
+        damage(path, 'f', at);  // flip it back
     }
     memset(&e, 0, sizeof e);
     CHECK(load_model_alone(dir, &e), "%s", e.msg);
@@ -663,8 +663,8 @@ static void a_second_run_in_one_folder_is_refused_while_the_first_lives(void) {
         close(done[1]);
         const bool ok = out_lock(&fd, out, &e);
         if (write(ready[1], ok ? "y" : "n", 1) != 1) { _exit(1); }
-        if (read(done[0], text, 1) < 0) { _exit(1); }  // until the parent closes its end
-        _exit(0);                                      // without unlocking, as if killed
+        if (read(done[0], text, 1) < 0) { _exit(1); }  // waits until the parent closes its end
+        _exit(0);                                      // does not unlock, as if killed
     }
     int fd = -1;
     close(done[0]);
@@ -684,7 +684,7 @@ static void a_second_run_in_one_folder_is_refused_while_the_first_lives(void) {
     clean(out);
 }
 
-/* In a child that dies at fault point n: writes step 2, removes step 1. Returns whether it died there. */
+/* Writes step 2 and removes step 1 in a child that dies at fault point n. Returns whether it died there. */
 static bool die_at(const char* out, long n) {
     fflush(stdout);
     const pid_t child = fork();
@@ -709,7 +709,7 @@ static void a_process_that_dies_anywhere_leaves_a_whole_checkpoint(void) {
         Error e = NO_ERROR;
         test_folder(out);
         CHECK(save(out, 1, 1, NULL, &e), "%s", e.msg);
-        // every other time a damaged step 2 is there already, and is replaced
+        // every other time, a damaged step 2 exists already and is replaced
         if (n % 2) {
             char path[PATH_CAP + 64];
             CHECK(save(out, 2, 1, NULL, &e), "%s", e.msg);
@@ -721,7 +721,7 @@ static void a_process_that_dies_anywhere_leaves_a_whole_checkpoint(void) {
         CHECK(step == 1 || step == 2, "died at point %ld: step %d", n, (int)step);
         kept_old += step == 1;
         kept_new += step == 2;
-        // the next run cleans up and goes on
+        // the next run cleans up and continues
         CHECK(checkpoint_remove_stale(out, &e), "%s", e.msg);
         CHECK(!has(out, "step_00000002.tmp") && !has(out, "step_00000001.tmp"), "died at point %ld: .tmp left", n);
         CHECK(load_newest(out, 1) == step, "died at point %ld: cleaning lost the checkpoint", n);
@@ -732,7 +732,7 @@ static void a_process_that_dies_anywhere_leaves_a_whole_checkpoint(void) {
 }
 
 static void a_full_disk_keeps_the_old_checkpoint_and_removes_the_partial_one(void) {
-    // a limit on the size of files stands for the disk: writing fails with an error after that many bytes
+    // a limit on the file size acts as the full disk: writes fail after that many bytes
     for (rlim_t limit = 0; limit < 60000; limit = limit * 2 + 1) {
         char out[PATH_CAP];
         Error e = NO_ERROR;

@@ -1,5 +1,5 @@
-/* test_config.c -- config.json in all its spellings, what is refused by name, and the model folder around it: tensors
- * that are missing, unknown, misshapen or placed wrongly, in one file and in shards. */
+/* test_config.c -- config.json in all its spellings, the fields it refuses by name, and the model folder: tensors that are
+ * missing, unknown, of the wrong shape or in the wrong file, in one file and in shards. */
 #include "llmc/base/utils.h"
 
 static unsigned long long shard_bytes = 5000000000ull;  // a small limit makes model_save() write shards
@@ -48,7 +48,7 @@ static void empty_folder(void) {
 #define SHAPE "\"vocab_size\":50,\"hidden_size\":12,\"intermediate_size\":20,\"num_hidden_layers\":2,\"num_attention_heads\":2"
 #define LLAMA "{\"model_type\":\"llama\"," SHAPE
 
-/* config.json with these members behind a small Llama's. */
+/* Parses a small Llama's config.json with these members added at the end. */
 static bool reads(ModelConfig* c, const char* more) {
     char text[4096];
     snprintf(text, sizeof text, LLAMA "%s}", more);
@@ -257,7 +257,7 @@ static ModelConfig tiny(bool tied) {
     return c;
 }
 
-/* A value for each element that depends on its place in the arena. */
+/* Gives each element a value that depends on its place in the arena. */
 static bool give(void* ctx, const Param* p, size_t first, size_t n, float* dst, Error* e) {
     (void)ctx;
     (void)e;
@@ -296,7 +296,7 @@ static void a_folder_is_written_and_read_in_one_file_and_in_shards(void) {
             CHECK(file_exists(in_folder("model.safetensors.index.json")) == !!shards, "index");
             CHECK(file_exists(in_folder("generation_config.json")), "generation_config.json");
             CHECK(loads(&c), "%s", error.msg);
-            // the other kind over it: what the first left must not contradict the second
+            // save the other kind over it: the first must leave nothing that contradicts the second
             shard_bytes = shards ? 5000000000ull : 2000;
             CHECK(model_save(folder, &c, &t, SAFE_F32, give, NULL, &error) && loads(&c), "%s", error.msg);
             param_table_free(&t);
@@ -306,8 +306,8 @@ static void a_folder_is_written_and_read_in_one_file_and_in_shards(void) {
     empty_folder();
 }
 
-/* Writes model.safetensors (or another name) with the tensors of `c`, changed by how: drop tensor `which`, give it another
- * name, shape or dtype, or add one behind. The embedding is all ones, a head all `head`. */
+/* Writes the tensors of `c` to model.safetensors (or another name), changed as `how` says: drops tensor `which`, gives it
+ * another name, shape or dtype, or adds one after it. The embedding is all ones, a head is all `head`. */
 static void write_weights(const char* name, const ModelConfig* c, int which, const char* how, const char* new_name,
                           float head) {
     ParamTable t = param_table(c);
@@ -338,7 +338,7 @@ static void write_weights(const char* name, const ModelConfig* c, int which, con
         const float one = 1, value = strcmp(s[i].name, "lm_head.weight") == 0 ? head : 1;
         size_t n = 1;
         for (int d = 0; d < s[i].ndim; d++) { n *= s[i].shape[d]; }
-        // the last element tells
+        // only the last element differs
         for (size_t k = 0; k < n; k++) {
             if (!safewriter_f32(&w, SAFE_F32, k + 1 == n ? &value : &one, 1, &error)) { die("%s", error.msg); }
         }
@@ -380,7 +380,7 @@ static void unknown_tensors_are_refused_and_inv_freq_is_not(void) {
     ModelConfig found;
     const ModelConfig c = tiny(false);
     write_weights("model.safetensors", &c, 0, "add", "model.layers.0.self_attn.q_proj.bias", 1);
-    CHECK(!model_check(folder, &found, &error) && contains(error.msg, "\"model.layers.0.self_attn.q_proj.bias\" is no part"),
+    CHECK(!model_check(folder, &found, &error) && contains(error.msg, "\"model.layers.0.self_attn.q_proj.bias\" is not part"),
           "%s", error.msg);
     write_weights("model.safetensors", &c, 0, "add", "model.layers.2.input_layernorm.weight", 1);
     CHECK(!model_check(folder, &found, &error) && contains(error.msg, "model.layers.2."), "%s", error.msg);
@@ -410,7 +410,7 @@ static void a_tied_folders_head_equals_the_embedding_or_is_refused(void) {
     empty_folder();
 }
 
-/* Like give, but one element is `value`. */
+/* Gives the same as give(), but one element is `value`. */
 typedef struct {
     const char* name;
     size_t index;
@@ -450,7 +450,7 @@ static void a_weight_that_is_not_finite_is_refused_by_its_place(void) {
     empty_folder();
 }
 
-/* Where the pieces of a load arrive, and the last that did. */
+/* What the sink has seen of a load. */
 typedef struct {
     pthread_t thread;
     const Param* param;
@@ -483,7 +483,7 @@ static void weights_arrive_in_order_on_the_thread_that_asked(void) {
     empty_folder();
 }
 
-/* Replaces text in the index. */
+/* Replaces a text in the index. */
 static void edit_index(const char* from, const char* to) {
     size_t size = 0;
     char* text = read_file(in_folder("model.safetensors.index.json"), &size, 1 << 20, &error);

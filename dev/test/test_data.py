@@ -1,5 +1,5 @@
-"""The data sets: the stories of tinytales.c (same bytes everywhere, sound sentences, a tokenizer that fits them) and the
-scripts that download and tokenize (from a file, from a server of this test, without a network). Standard library and pytest."""
+"""Tests the data sets: the stories of tinytales.c (same bytes everywhere, sound sentences, a tokenizer that fits them) and the
+scripts that download and tokenize (from a file, from a server in this test, without a network). Standard library and pytest."""
 import hashlib
 import http.server
 import json
@@ -102,7 +102,7 @@ def test_a_name_belongs_to_one_kind_and_one_pronoun(stories):
 
 
 def test_the_hero_keeps_one_name_and_pronoun(stories):
-    """Sentences whose subject must be the hero of the first sentence; and the plot about a birthday."""
+    """Checks sentences whose subject must be the hero of the first sentence, and the plot about a birthday."""
     seen = 0
     for text in stories[1]:
         hero = re.search(r"named (\w+)", text).group(1)
@@ -130,7 +130,7 @@ def test_a_full_disk_is_told(tinytales):
 
 @needs_tokenize
 def test_the_committed_tokenizer_fits_the_stories(stories, tmp_path):
-    """One made from other stories would need more tokens: it is one token a word, punctuation apart."""
+    """Checks that a word is one token, apart from punctuation. A tokenizer made from other stories would need more tokens."""
     (tmp_path / "stories.jsonl").write_bytes(stories[0])
     out = tmp_path / "stories.bin"
     subprocess.run([TOKENIZE, "--tokenizer", os.path.join(DATA, "tinytales"), "-o", str(out), str(tmp_path / "stories.jsonl")], check=True,
@@ -243,7 +243,7 @@ def test_downloads_are_whole_or_not_there(tmp_path, monkeypatch):
         base = f"http://127.0.0.1:{server.server_port}"
         path = str(tmp_path / "folder" / "file")
         for url, size, words in ((base + "/missing", None, "cannot download: Not Found"), (base + "/broken", None, "1,000,000 bytes"),
-                                 (base + "/file", 5, "gave 3,000,000 bytes, wanted 5")):
+                                 (base + "/file", 5, "sent 3,000,000 bytes, wanted 5")):
             with pytest.raises(SystemExit) as stop:
                 data_common.download(url, path, size, "a hint")
             assert words in str(stop.value) and "hint: a hint" in str(stop.value), stop.value
@@ -252,7 +252,7 @@ def test_downloads_are_whole_or_not_there(tmp_path, monkeypatch):
         with open(path, "rb") as f:
             assert f.read() == Server.body
         before = os.stat(path).st_mtime_ns
-        data_common.download(base + "/missing", path, len(Server.body))  # there already: nothing is asked for
+        data_common.download(base + "/missing", path, len(Server.body))  # already there: no request is sent
         assert os.stat(path).st_mtime_ns == before
     finally:
         server.shutdown()

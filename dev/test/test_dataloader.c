@@ -1,5 +1,5 @@
-/* test_dataloader.c -- llmc/files/dataloader.h against a naive model of its specification: which row comes when, for every rank,
- * seed and place to resume at; large files; and every refusal with its words. */
+/* test_dataloader.c -- llmc/files/dataloader.h against a naive model of its specification: the order of rows for every rank,
+ * seed and place to resume at; large files; every refusal and its message. */
 #include "test.h"
 #include "llmc/files/dataloader.h"
 
@@ -28,7 +28,7 @@ typedef struct {
 
 static uint32_t token_at(int shard, uint64_t i) { return (uint32_t)((i * 7 + (uint64_t)shard * 1009 + i / 13) % 3001); }
 
-/* A shard whose token i is token_at(shard, i). */
+/* Writes a shard whose token i is token_at(shard, i). */
 static void write_shard(const char* name, int shard, uint64_t n, Kind kind) {
     size_t bytes = TOKENFILE_HEADER_BYTES + (size_t)n * (size_t)kind.width;
     unsigned char* data = (unsigned char*)xcalloc(bytes, 1);
@@ -61,7 +61,7 @@ static void remove_files(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// the naive model: write out the whole stream of (shard, row) pairs, epoch after epoch
+// the naive model: writes out the whole stream of (shard, row) pairs, epoch after epoch
 
 enum { T = 8, SHARDS = 3 };
 static const uint64_t shard_tokens[SHARDS] = {8 * 11 + 1, 8 * 5 + 7, 8 * 23};  // 11, 5 and 22 rows
@@ -119,7 +119,7 @@ static bool row_is(const int32_t* x, const int32_t* y, Place place) {
 
 enum { EPOCHS = 4 };
 
-/* Reads from `start` on to the end of EPOCHS epochs as every rank and compares each row with the model. */
+/* Reads from row `start` to the end of EPOCHS epochs as every rank; compares each row with the model. */
 static void compare_with_model(int B, int ranks, uint64_t seed, bool shuffle, uint64_t start) {
     static Place stream[EPOCHS * ROWS];
     for (uint64_t epoch = 0; epoch < EPOCHS; epoch++) { naive_epoch(stream + epoch * ROWS, epoch, seed, shuffle); }
@@ -161,7 +161,7 @@ static void any_row_can_be_resumed_at(void) {
     for (uint64_t start = 0; start < 2 * ROWS + 3; start++) { compare_with_model(3, 2, 5, true, start); }
 }
 
-/* Which of the rows of an epoch without shuffle this is, or -1. */
+/* Returns the number of this row in an epoch without shuffle, or -1. */
 static int place_in_plain_order(const int32_t* x, const int32_t* y) {
     Place plain[ROWS];
     naive_epoch(plain, 0, 0, false);
@@ -171,7 +171,7 @@ static int place_in_plain_order(const int32_t* x, const int32_t* y) {
     return -1;
 }
 
-/* Counts what all ranks together read from row `start` on: each row of an epoch once. */
+/* Counts the rows that all ranks together read from row `start` on: each row of an epoch once. */
 static void ranks_share_each_epoch(int B, int ranks, bool shuffle, uint64_t start) {
     int seen[EPOCHS][ROWS] = {{0}};
     int32_t x[2 * T], y[2 * T];
@@ -331,7 +331,7 @@ static bool sparse_files_work(void) {
     return ok;
 }
 
-/* 2^31 + 1,000,000 tokens of two bytes: past 4 GiB, and past what word 2 of the header can count. */
+/* Reads 2^31 + 1,000,000 tokens of two bytes: beyond 4 GiB, and beyond what word 2 of the header can count. */
 static void more_than_2_to_the_31_tokens_are_read(void) {
     remove_files();
     const int long_T = 1 << 20;
@@ -361,7 +361,7 @@ static void more_than_2_to_the_31_tokens_are_read(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // refusals
 
-/* Opening must fail with a message that contains all of the parts. */
+/* Checks that opening fails with a message that contains all of the parts. */
 static void refuses(const char* pattern, int B, int seq, int ranks, const char* part1, const char* part2, const char* part3) {
     DataLoader d;
     Error e = {""};
@@ -396,7 +396,7 @@ static void what_is_no_file_is_refused(void) {
     }
 }
 
-/* A good file of 100 tokens with one header word changed, or cut to `bytes`. */
+/* Writes a good file of 100 tokens with one header word changed, or cut to `bytes`. */
 static void refuses_header(int word, int32_t value, int64_t bytes, const char* part1, const char* part2) {
     unsigned char data[TOKENFILE_HEADER_BYTES + 300] = {0};
     int32_t words[TOKENFILE_WORDS];
@@ -430,7 +430,7 @@ static void a_damaged_header_is_refused(void) {
     char other[2000];
     for (size_t i = 0; i < sizeof other; i++) { other[i] = text[i % strlen(text)]; }
     write_bytes(in_folder("other.bin"), other, sizeof other);
-    refuses(in_folder("other.bin"), 1, T, 1, "other.bin", "magic is", "no token file");
+    refuses(in_folder("other.bin"), 1, T, 1, "other.bin", "magic is", "not a token file");
 }
 
 static void shards_that_differ_are_refused_by_both_names(void) {

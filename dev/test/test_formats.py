@@ -1,5 +1,5 @@
-"""Model folders against transformers and safetensors: what they write opens here, what we write opens there, with equal
-tensors and equal logits. model_copy.c (our reader and writer) is compiled for it."""
+"""Tests model folders against transformers and safetensors: each side opens what the other writes, with equal tensors and
+equal logits. Compiles model_copy.c, our reader and writer."""
 
 import json
 import os

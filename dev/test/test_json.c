@@ -1,4 +1,4 @@
-/* test_json.c -- the JSON reader takes exactly RFC 8259, says where it stops, and stays linear on large objects. */
+/* test_json.c -- the JSON reader accepts exactly RFC 8259, names the place of an error, and is linear in large objects. */
 #include "llmc/files/json.h"
 #include "llmc/files/json_edit.h"
 
@@ -286,7 +286,7 @@ static void what_is_written_is_read_back(void) {
     json_free(&j);
 }
 
-/* What json_with_member makes of a text, compared byte for byte. */
+/* Compares the result of json_with_member() byte for byte. */
 static bool edits_to(const char* text, const char* key, const char* value, const char* want) {
     char* got = json_with_member(text, key, value);
     const bool same = strcmp(got, want) == 0;

@@ -1,5 +1,5 @@
-/* test_matmul_plans.c -- plan files: what is written is what is read, and any other file is refused in one line that names
- * the file, the field, what was found and what was wanted. */
+/* test_matmul_plans.c -- plan files: what is written is read back, and any other file is refused in one line that names the
+ * file, the field, what was found and what was wanted. */
 #include "llmc/files/matmul_plans.h"
 #include "test.h"
 
@@ -25,7 +25,7 @@ static void choices_survive_a_file(void) {
     CHECK(strstr(e.msg, "plans is an array, wanted an array of at most 1"), "%s", e.msg);
 }
 
-/* Writes `text` and checks that reading it as a plan file fails with `wanted` behind the file's name, in one line. */
+/* Writes `text` and checks that reading it as a plan file fails with `wanted` after the file's name, in one line. */
 static void refused(const char* text, const char* wanted) {
     MatmulChoice read[MAX_CHOICES];
     Error e = NO_ERROR;

@@ -1,5 +1,5 @@
-/* test_safetensors.c -- the safetensors reader accepts what the format allows and nothing else; its writer, the 16-bit
- * floats and the checksum under it. */
+/* test_safetensors.c -- the safetensors reader, which accepts what the format allows and nothing else; the writer; the 16-bit
+ * floats and the checksum that they use. */
 #include "llmc/files/safetensors.h"
 
 #include "test.h"
@@ -9,7 +9,7 @@ static char folder[PATH_CAP], file[PATH_CAP + 32];
 
 static bool contains(const char* text, const char* part) { return strstr(text, part) != NULL; }
 
-/* A file of this header (its length field is `length`, or the header's own for SIZE_MAX) and `data` zero bytes. */
+/* Writes a file of this header and `data` zero bytes. The length field is `length`; SIZE_MAX: the header's own length. */
 static void put(const char* header, size_t length, size_t data) {
     FILE* f = fopen(file, "wb");
     const uint64_t n = length == SIZE_MAX ? strlen(header) : length;
@@ -70,7 +70,7 @@ static void a_file_without_tensors_is_valid(void) {
 static void hostile_headers_are_refused(void) {
 #define ONE(fields, data) put("{\"t\":{" fields "}}", SIZE_MAX, data)
     ONE("\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]", 7);
-    REFUSED("wanted a range inside of the 7 bytes");
+    REFUSED("wanted a range within the 7 bytes");
     ONE("\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]", 9);
     REFUSED("the tensors end at byte");
     ONE("\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[4,12]", 12);
@@ -84,7 +84,7 @@ static void hostile_headers_are_refused(void) {
     ONE("\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0.0,8]", 8);
     REFUSED("two byte offsets");
     ONE("\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,18446744073709551615]", 8);
-    REFUSED("wanted a range inside");
+    REFUSED("wanted a range within");
     ONE("\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]", 8);
     REFUSED("span 8 bytes, wanted the 12");
     ONE("\"dtype\":\"F32\",\"shape\":[-2],\"data_offsets\":[0,8]", 8);
@@ -328,7 +328,7 @@ static void sixteen_bit_floats_survive_the_way_there_and_back(void) {
         wrong += isnan(x) ? !isnan(f32_from_f16(f16_from_f32(x))) : f16_from_f32(x) != h;
     }
     CHECK(wrong == 0, "%d values changed", wrong);
-    // every value between two neighbours goes to the nearer one, the middle to the even one
+    // every value between two neighbours rounds to the nearer one, the middle to the even one
     for (uint32_t h = 0; h < 0x7BFF; h++) {
         const double a = (double)f32_from_f16((uint16_t)h), b = (double)f32_from_f16((uint16_t)(h + 1)), mid = (a + b) / 2;
         const uint32_t even = h % 2 ? h + 1 : h;
@@ -378,7 +378,7 @@ static void checksums_of_parts_make_that_of_the_whole_in_any_order(void) {
             CHECK(sum == crc_of(bytes, 1000), "cut at %zu and %zu", cut, second);
         }
     }
-    // a part in front of more bytes than memory holds: shifting in two steps is shifting in one
+    // more bytes behind a part than memory holds: shifting in two steps equals shifting in one
     const uint64_t far = (uint64_t)1 << 45;
     CHECK(crc_shift(crc_shift(0xE3069283u, far + 7), far - 9) == crc_shift(0xE3069283u, 2 * far - 2), "far shifts");
 }

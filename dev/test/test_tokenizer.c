@@ -1,6 +1,5 @@
-/* test_tokenizer.c -- the tokenizer without any data: the built-in bytes, small tokenizers of both kinds written here with
- * ids worked out by hand, files that have to be refused, and what comes back from saving. Exactness on real vocabularies is
- * in test_tokenizer.py. */
+/* test_tokenizer.c -- the tokenizer without any data: the built-in bytes, small tokenizers of both kinds with ids worked out
+ * by hand, files that must be refused, and saved files read back. test_tokenizer.py tests real vocabularies. */
 #include "test.h"
 
 #include "llmc/text/tokenizer_read.h"
@@ -20,7 +19,7 @@ static void write_text(const char* name, const char* text) {
     fclose(f);
 }
 
-/* Whether the ids of a text are these (ended by -1). */
+/* Tells whether a text encodes to these ids (ended by -1). */
 static bool encodes(const Tokenizer* t, const char* text, size_t len, bool specials, const int* want) {
     TokenList l = {NULL, 0, 0};
     tokenizer_encode(t, text, len, specials, &l);
@@ -36,7 +35,7 @@ static bool encodes(const Tokenizer* t, const char* text, size_t len, bool speci
     return same;
 }
 
-/* Whether decoding the ids of any bytes gives the bytes back. */
+/* Tells whether the tokens of a text join to the same bytes. */
 static bool round_trips(const Tokenizer* t, const char* text, size_t len) {
     TokenList l = {NULL, 0, 0};
     tokenizer_encode(t, text, len, false, &l);
@@ -55,7 +54,7 @@ static bool round_trips(const Tokenizer* t, const char* text, size_t len) {
 // ---------------------------------------------------------------------------------------------------------------------
 // small tokenizers
 
-/* Stand-ins of all bytes as `"X":id,` with id = byte, and more members behind them. */
+/* Makes the text of a small tokenizer.json: the stand-ins of all bytes as `"X":id,` with id = byte, then more members. */
 static char* small_json(const char* pre_tokenizer, bool ignore_merges, const char* more_vocab, const char* merges,
                         const char* added) {
     char* text = NULL;
@@ -98,7 +97,7 @@ static bool parse_small(Tokenizer* t, const char* pre, bool ignore, const char* 
     return ok;
 }
 
-/* The pieces that a pattern makes of a text, joined by '|'. */
+/* Returns the pieces that a pattern makes of a text, joined by '|'. */
 static const char* pieces_of(bool llama3, const char* text) {
     static char out[512];
     const uint8_t *s = (const uint8_t*)text, *end = s + strlen(text), *p;
@@ -163,7 +162,7 @@ static void gpt2_pattern_splits_as_its_regex_says(void) {
 static void merging_takes_the_lowest_rank_first_and_leftmost(void) {
     Tokenizer t;
     Error e = NO_ERROR;
-    // ranks: b+c before a+b, so "abc" is a, bc although ab comes first in the text; "aaa" merges leftmost
+    // b+c ranks before a+b, so "abc" is a, bc, although ab comes first in the text; "aaa" merges leftmost
     bool ok = parse_small(&t, GPT2_SPLIT, false, ",\"bc\":256,\"ab\":257,\"aa\":258", "\"b c\",[\"a\",\"b\"],\"a a\"", "", &e);
     CHECK(ok, "%s", e.msg);
     const int abc[] = {'a', 256, -1}, abb[] = {257, 'b', -1}, aaa[] = {258, 'a', -1}, aaaab[] = {258, 'a', 257, -1};
@@ -281,8 +280,8 @@ static void special_names_are_text_unless_asked_for(void) {
           "an added token that is not special always holds");
     TokenList l = {NULL, 0, 0};
     tokenizer_encode(&t, "<|endoftext|>", 13, false, &l);
-    // as `tokenizers` does it: the special name is skipped in the pass for names that are not normalized, and `end`, which
-    // is, is found in the pass after it
+    // as in `tokenizers`: the first pass, for names that are not normalized, skips the special name; the second pass finds
+    // `end`, which is normalized
     CHECK(l.count == 11 && l.ids[2] == 259, "plain text around `end`: %zu ids", l.count);
     token_list_free(&l);
     CHECK(t.bos_id == 256 && t.eos_id == 256, "bos %d eos %d", t.bos_id, t.eos_id);
@@ -322,7 +321,7 @@ static void tiktoken_files_rank_by_the_merged_bytes_and_get_llama3_specials(void
     tokenizer_free(&t);
 }
 
-/* The text a stream of ids gives, with '/' between the pushes that gave any. */
+/* Returns the text of a stream of ids, with '/' between the pushes that gave text. */
 static void stream(const Tokenizer* t, const char* bytes, char* out, bool joined) {
     TokenDecoder d;
     size_t n = 0, len;
@@ -432,7 +431,7 @@ static void saving_adds_bos_and_keeps_the_rest(void) {
     free(config_again);
     tokenizer_free(&a);
     tokenizer_free(&b);
-    // a tokenizer.json without BOS in its post-processor, and a config of its own
+    // a tokenizer.json whose post-processor adds no BOS, with its own tokenizer_config.json
     char* text = small_json(GPT2_SPLIT, false, "", "", EOT(256) ",{\"id\":257,\"content\":\"<s>\",\"special\":true}");
     write_text("tokenizer.json", text);
     write_text("tokenizer_config.json",
@@ -457,7 +456,7 @@ static void saving_adds_bos_and_keeps_the_rest(void) {
     tokenizer_free(&b);
 }
 
-/* A small tokenizer.json with one text replaced by another must be refused, and the message must hold `says`. */
+/* Checks that a small tokenizer.json with one text replaced by another is refused with a message that contains `says`. */
 static void refused(const char* find, const char* put, const char* says) {
     char* text = small_json(GPT2_SPLIT, false, ",\"ab\":256", "\"a b\"", EOT(257));
     char* at = strstr(text, find);
@@ -501,21 +500,21 @@ static void what_would_split_or_merge_otherwise_is_refused_by_name(void) {
 
 static void damaged_files_are_refused_by_field(void) {
     refused("\"id\":257", "\"id\":300", "added_tokens.0.id is 300");
-    refused("\"id\":257", "\"id\":256", "taken by another token");
+    refused("\"id\":257", "\"id\":256", "another token has it");
     refused("\"id\":257", "\"id\":\"257\"", "added_tokens.0.id is \"257\"");
     refused("\"content\":\"<|endoftext|>\"", "\"content\":\"\"", "added_tokens.0.content");
-    refused("\"content\":\"<|endoftext|>\"", "\"content\":\"ab\"", "model.vocab another one");
+    refused("\"content\":\"<|endoftext|>\"", "\"content\":\"ab\"", "model.vocab gives it another");
     refused("\"ab\":256", "\"ab\":255", "\"ab\" the id 255");
     refused("\"ab\":256", "\"ab\":1e3", "\"ab\" the id 1e3");
     refused("\"ab\":256", "\"ab\":4000000000", "\"ab\" the id 4000000000");
     refused("\"ab\":256", "\"ab\":-1", "\"ab\" the id -1");
     refused("\"ab\":256", "\"a b\":256", "needs the token \"ab\"");
     refused("\"a b\"", "\"a bc\"", "needs the token \"bc\"");
-    refused("\"a b\"", "\"ab\"", "model.merges.0 is no pair");
-    refused("\"a b\"", "\"a b c\"", "model.merges.0 is no pair");
-    refused("\"a b\"", "[\"a\"]", "model.merges.0 is no pair");
-    refused("\"a b\"", "[\"a\",3]", "model.merges.0 is no pair");
-    refused("\"a b\"", "7", "model.merges.0 is no pair");
+    refused("\"a b\"", "\"ab\"", "model.merges.0 is not a pair");
+    refused("\"a b\"", "\"a b c\"", "model.merges.0 is not a pair");
+    refused("\"a b\"", "[\"a\"]", "model.merges.0 is not a pair");
+    refused("\"a b\"", "[\"a\",3]", "model.merges.0 is not a pair");
+    refused("\"a b\"", "7", "model.merges.0 is not a pair");
     refused("\"merges\":[", "\"merges\":{}, \"x\":[", "model.merges is an object");
     refused("\"vocab\":{", "\"vocab\":[],\"x\":{", "model.vocab is an array");
     refused("\"model\":{", "\"x\":{", "model is missing");
@@ -531,7 +530,7 @@ static void every_cut_of_a_file_is_refused_or_read(void) {
             Tokenizer t;
             Error e = NO_ERROR;
             bool ok = tokenizer_parse(&t, texts[kind], n, "cut", &e);
-            // without its last line, or without the newline behind it, a tokenizer.model is one, too
+            // a tokenizer.model without its last line, or without its last newline, is still valid
             bool whole_lines = kind == 1 && (n == len - 10 || n == len - 9 || n == len - 1);
             CHECK(ok == whole_lines && (ok || e.msg[0] != 0), "cut at %zu of %zu: %s", n, len,
                   ok ? "was accepted" : "no message");
@@ -569,8 +568,8 @@ static void other_kinds_of_files_are_named(void) {
     // clang-format off
     static const struct { const char* text; size_t len; const char* says; } cases[] = {
         {"", 0, "an empty file"}, {"GGUF\3\0\0\0", 8, "GGUF"},
-        {"\x0A\x0E\x0A\x05<unk>\x15\0\0\0\0\x18\x02", 16, "SentencePiece"}, {"hello world\n", 12, "no tokenizer"},
-        {"{}", 2, "model is missing"}, {"[1]", 3, "no tokenizer"}, {"{\"a\":1} x", 9, "wanted"},
+        {"\x0A\x0E\x0A\x05<unk>\x15\0\0\0\0\x18\x02", 16, "SentencePiece"}, {"hello world\n", 12, "not a known kind"},
+        {"{}", 2, "model is missing"}, {"[1]", 3, "not a known kind"}, {"{\"a\":1} x", 9, "wanted"},
         {"version https://git-lfs.github.com", 34, "LFS"},
     };
     // clang-format on
@@ -585,7 +584,7 @@ static void other_kinds_of_files_are_named(void) {
     CHECK(!tokenizer_load(&t, scratch("missing"), &e) && strstr(e.msg, "cannot open"), "%s", e.msg);
     e.msg[0] = 0;
     remove(scratch("tokenizer.json"));
-    CHECK(!tokenizer_load(&t, folder, &e) && strstr(e.msg, "no tokenizer.json"), "%s", e.msg);
+    CHECK(!tokenizer_load(&t, folder, &e) && strstr(e.msg, "neither tokenizer.json"), "%s", e.msg);
 }
 
 static void a_config_that_names_an_unknown_token_is_refused(void) {

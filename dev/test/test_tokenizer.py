@@ -1,7 +1,7 @@
 """The tokenizer against tiktoken and tokenizers: ./tokenize --jsonl and --decode on adversarial text of many scripts.
 
-Llama 3's own tokenizer is found through TEST_DATA (a folder with llama3/tokenizer.model, llama3/tokenizer.json.gz and
-tinyshakespeare.txt); without it those tests are skipped, and the ones on tokenizers trained here remain.
+TEST_DATA names a folder with llama3/tokenizer.model, llama3/tokenizer.json.gz and tinyshakespeare.txt. Without it the tests of
+Llama 3's own tokenizer are skipped; those of tokenizers trained here remain.
 STRINGS (default 100000) sets the number of random strings.
 """
 import gzip
@@ -64,7 +64,7 @@ def assert_same(texts, got, want):
 
 
 def check_against(path, tok, texts, other=None):
-    """Plain and --specials against a `tokenizers` tokenizer, plain also against `other` (tiktoken), and decode."""
+    """Compares plain and --specials with a `tokenizers` tokenizer, plain also with `other` (tiktoken); checks decoding."""
     tok.encode_special_tokens = True
     plain = [e.ids for e in tok.encode_batch_fast(texts, add_special_tokens=False)]
     tok.encode_special_tokens = False
@@ -82,7 +82,7 @@ def check_against(path, tok, texts, other=None):
 # texts
 
 def script_ranges():
-    """First and last code point of blocks that differ in class, length in UTF-8 or behaviour."""
+    """Returns the first and last code point of blocks that differ in class, UTF-8 length or behaviour."""
     return [(0x20, 0x7E), (0x41, 0x5A), (0x61, 0x7A), (0x30, 0x39), (0xA0, 0xFF), (0x100, 0x24F), (0x250, 0x2FF), (0x300, 0x36F),
             (0x370, 0x3FF), (0x400, 0x4FF), (0x530, 0x58F), (0x590, 0x5FF), (0x600, 0x6FF), (0x700, 0x74F), (0x7C0, 0x7FF),
             (0x900, 0x97F), (0x980, 0x9FF), (0xB80, 0xBFF), (0xE00, 0xE7F), (0xF00, 0xFFF), (0x1000, 0x109F), (0x10A0, 0x10FF),
@@ -129,12 +129,12 @@ def all_code_points():
 
 
 def telling_code_points():
-    """Those of the planes that have letters, numbers and spaces, and some of the rest, where every code point is alike."""
+    """Returns all code points of the planes with letters, numbers and spaces, and some of the rest, which are all alike."""
     return [c for c in all_code_points() if ord(c) < 0x33480 or ord(c) % 97 == 0]
 
 
 def packed(form, points, per_string=256):
-    """Every code point in `form`, many to a string, each on a line of its own."""
+    """Returns every code point in `form`, each on its own line, many lines to a string."""
     return ["\n".join(form.format(c) for c in points[i:i + per_string]) for i in range(0, len(points), per_string)]
 
 
@@ -357,7 +357,7 @@ def test_the_trainer_writes_what_transformers_and_tiktoken_read_alike(tmp_path):
 
 @pytest.fixture(scope="session")
 def tokenizer_copy(tmp_path_factory):
-    """Saves a tokenizer through llmc/text/tokenizer_write.h and opens what was saved with transformers."""
+    """Saves a tokenizer with llmc/text/tokenizer_write.h and opens the saved files with transformers."""
     transformers = pytest.importorskip("transformers")
     program = tmp_path_factory.mktemp("bin") / "tokenizer_copy"
     compiler = os.environ.get("CC") or shutil.which("cc") or "gcc"
@@ -373,7 +373,7 @@ def tokenizer_copy(tmp_path_factory):
 
 
 def check_saved(fast, path, texts, bos):
-    """transformers puts BOS in front and otherwise encodes and decodes as ./tokenize."""
+    """Checks that transformers puts BOS in front and otherwise encodes and decodes like ./tokenize."""
     ours = encode(path, texts)
     assert_same(texts, [e[1:] for e in fast(texts)["input_ids"]], encode(path, texts, "--specials"))
     assert all(e[0] == bos for e in fast(texts)["input_ids"])
@@ -473,7 +473,7 @@ def run(*args, **kwargs):
 
 def test_wrong_usage_ends_with_2_and_names_the_flag(tmp_path):
     for args, says in [(["--tokeniser", "x"], "--tokenizer"), (["--val-fracton=0.1"], "--val-fraction"), ([], "--out"),
-                       (["-o", "x.bin"], "no input"), (["-o"], "wants a value"), (["--jsonl", "--decode"], "one of them"),
+                       (["-o", "x.bin"], "no input"), (["-o"], "needs a value"), (["--jsonl", "--decode"], "one of them"),
                        (["--jsonl", "file"], "stdin"), (["--val-fraction", "1.5", "-o", "x", "y"], "fraction"), (["--zzzzz"], "--help"),
                        (["--threads", "0"], "threads"), (["--specials=1"], "no value")]:
         code, out, err = run(*args, cwd=tmp_path, stdin=subprocess.DEVNULL)
@@ -490,7 +490,7 @@ def test_bad_input_ends_with_1_names_the_place_and_leaves_nothing(tmp_path):
     (tmp_path / "array.jsonl").write_text('[1]\n')
     before = sorted(os.listdir(tmp_path))
     for file, says in [("missing.txt", "missing.txt: cannot open"), (".", "is a folder"), ("bad.jsonl", "bad.jsonl:3: text is 5"),
-                       ("cut.jsonl", "cut.jsonl:2:"), ("array.jsonl", "array.jsonl:1: text is not there")]:
+                       ("cut.jsonl", "cut.jsonl:2:"), ("array.jsonl", "array.jsonl:1: text is missing")]:
         code, out, err = run("-o", "out.bin", file, cwd=tmp_path)
         assert code == 1 and not out and says in err and err.count("\n") == 1, (file, err)
         assert sorted(os.listdir(tmp_path)) == before

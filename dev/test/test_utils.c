@@ -1,11 +1,11 @@
-/* test_utils.c -- llmc/base/utils.h: what a file that cannot be written says. */
-#define _GNU_SOURCE 1  // as utils.h does, which is included behind stdio.h here
+/* test_utils.c -- llmc/base/utils.h: the errors of a file that cannot be written. */
+#define _GNU_SOURCE 1  // as in utils.h, which is included after stdio.h here
 #include <errno.h>
 #include <stdio.h>
 
-static int close_cause;  // what fclose() fails with; 0: it works
+static int close_cause;  // errno that fclose() fails with; 0: it works
 
-/* A close that fails behind a flush that did not: what network file systems do. */
+/* Replaces fclose(): fails although the flush before it worked, as network file systems can. */
 static int test_fclose(FILE* f) {
     const int result = fclose(f);
     if (close_cause == 0) { return result; }

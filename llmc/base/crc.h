@@ -1,8 +1,8 @@
-/* crc.h -- CRC-32C (Castagnoli, RFC 3720 section 12.1; polynomial 0x1EDC6F41, reflected), the checksum of our files.
+/* crc.h -- computes CRC-32C (Castagnoli, RFC 3720 section 12.1; polynomial 0x1EDC6F41, reflected), the checksum of our files.
  *
- * It finds every error burst of up to 32 bits and misses other damage once in 2^32 times. It guards against disks and
- * half-copied files, not against an adversary. The CPU's own instruction is used where the compiler was told that it
- * exists, else eight bytes a step through tables ("slicing by 8").
+ * It finds every error burst of up to 32 bits and misses other damage with a probability of 2^-32. It guards against bad
+ * disks and incomplete copies, not against an adversary. It uses the SSE4.2 instruction if the compiler targets it, else
+ * tables, eight bytes a step ("slicing by 8").
  */
 #ifndef LLMC_CRC_H
 #define LLMC_CRC_H
@@ -18,7 +18,7 @@
 
 typedef struct {
     uint32_t value;          // of the bytes so far, complemented
-    uint32_t table[8][256];  // table[k][b]: the effect of byte b with k bytes behind it
+    uint32_t table[8][256];  // table[k][b]: the effect of byte b followed by k bytes
 } Crc;
 
 static inline void crc_begin(Crc* c) {
@@ -37,7 +37,7 @@ static inline void crc_add(Crc* c, const void* data, size_t bytes) {
     const unsigned char* p = (const unsigned char*)data;
     uint32_t r = c->value;
     for (; bytes >= 8; bytes -= 8, p += 8) {
-        uint64_t word;  // little-endian, as every format here
+        uint64_t word;  // little-endian, like every format here
         memcpy(&word, p, 8);
 #ifdef LLMC_CRC_INSTRUCTION
         r = (uint32_t)_mm_crc32_u64(r, word);
@@ -61,9 +61,9 @@ static inline uint32_t crc_of(const void* data, size_t bytes) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// sums of parts, read in any order
+// combining the checksums of parts, in any order
 
-/* a * b modulo the polynomial. */
+/* Returns a * b modulo the polynomial. */
 static inline uint32_t crc_multiply(uint32_t a, uint32_t b) {
     uint32_t product = 0;
     for (; a; a <<= 1) {  // from the coefficient of x^0 on
@@ -73,8 +73,8 @@ static inline uint32_t crc_multiply(uint32_t a, uint32_t b) {
     return product;
 }
 
-/* What a part adds to the checksum of the whole: its own checksum times x^(8 * the bytes behind it). The checksum of the
- * whole is the XOR of these over all parts, in any order. */
+/* Returns a part's share of the checksum of the whole: its own checksum times x^(8 * bytes_behind), where bytes_behind
+ * counts the bytes after it. The XOR of the shares of all parts, in any order, is the checksum of the whole. */
 static inline uint32_t crc_shift(uint32_t crc, uint64_t bytes_behind) {
     uint32_t power = 1u << 23;  // x^8, then its squares
     for (; bytes_behind; bytes_behind >>= 1) {

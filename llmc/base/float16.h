@@ -1,9 +1,9 @@
-/* float16.h -- the two 16-bit floating-point formats of weight files, on the host, in integer arithmetic.
+/* float16.h -- converts to and from the two 16-bit floating-point formats of weight files, on the host.
  *
  *   bf16: 1 sign, 8 exponent, 7 mantissa bits: the upper half of a float
  *   f16:  1 sign, 5 exponent, 10 mantissa bits (IEEE 754 binary16), with subnormals
  *
- * To 16 bits: round to nearest, ties to even, as PyTorch does; overflow gives infinity, NaN stays NaN. Back to float is
+ * To 16 bits: rounds to nearest, ties to even, as PyTorch does; overflow gives infinity, NaN stays NaN. Back to float is
  * exact. Device code has its own conversions.
  */
 #ifndef LLMC_FLOAT16_H
@@ -27,7 +27,7 @@ static inline float f32_from_bf16(uint16_t h) { return float_from_bits((uint32_t
 
 static inline uint16_t bf16_from_f32(float x) {
     const uint32_t u = float_bits(x);
-    // adding could carry a NaN's mantissa into infinity, so NaNs are made quiet instead
+    // truncating or rounding a NaN's mantissa could give infinity, so set the quiet bit instead
     if ((u & 0x7FFFFFFFu) > 0x7F800000u) { return (uint16_t)(u >> 16 | 0x40); }
     return (uint16_t)((u + 0x7FFFu + (u >> 16 & 1)) >> 16);
 }

@@ -1,5 +1,5 @@
-/* matrix.h -- a matrix in memory, seen through two strides. Products take their factors as such views: then x and its
- * transpose, or a part of it, are the same memory under other strides, and nothing is moved.
+/* matrix.h -- a view of a matrix in memory, given by two strides. Products take their factors as views: the transpose of x,
+ * or a part of it, is the same memory with other strides, and nothing is copied.
  */
 #ifndef LLMC_MATRIX_H
 #define LLMC_MATRIX_H
@@ -12,7 +12,7 @@ typedef struct {
     size_t row, col;
 } MatrixView;
 
-/* Row after row, `row` floats from one to the next. */
+/* Views data as rows, `row` floats from one to the next. */
 static inline MatrixView by_rows(const float* data, size_t row) {
     const MatrixView v = {data, row, 1};
     return v;
@@ -23,7 +23,7 @@ static inline MatrixView transposed(MatrixView v) {
     return t;
 }
 
-/* What lies from element (i, j) on. */
+/* Returns the part of a view from element (i, j) on. */
 static inline MatrixView view_from(MatrixView v, size_t i, size_t j) {
     v.data += i * v.row + j * v.col;
     return v;

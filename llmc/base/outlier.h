@@ -1,11 +1,10 @@
-/* outlier.h -- finds steps whose loss or gradient norm stands out: the z-score of a value against the last 128.
+/* outlier.h -- finds steps whose loss or gradient norm stands out, by the z-score of a value against the 128 before it.
  *
  *   z = (x - mean of the window) / standard deviation of the window (population)
  *
- * Before the window is full there is no score (NAN), so a run's steep start is never skipped. A value that is not finite
- * does not enter the window, and its score is +inf. The window is plain doubles in a ring: the checkpoint saves the whole
- * struct field by field, and a resumed run skips the same steps. Sums are taken over the window each time, since running
- * sums drift and would depend on where a run was resumed.
+ * Until the window is full there is no score (NAN), so a run's steep start is never skipped. A value that is not finite
+ * scores +inf and does not enter the window. The window is a ring of doubles. A checkpoint saves all of it, so a resumed run
+ * skips the same steps. Each score sums the whole window anew: running sums drift and would depend on where a run resumed.
  */
 #ifndef LLMC_OUTLIER_H
 #define LLMC_OUTLIER_H
@@ -15,14 +14,14 @@
 
 enum { OUTLIER_WINDOW = 128 };
 
-/* Starts as zeros. */
+/* All zeros is an empty window. */
 typedef struct {
     double values[OUTLIER_WINDOW];  // ring
     int count;                      // values in it, up to OUTLIER_WINDOW
-    int next;                       // where the next one goes
+    int next;                       // index of the next value
 } Outlier;
 
-/* The z-score of x against the values before it; then x enters the window. */
+/* Returns the z-score of x against the values before it, then adds x to the window. */
 LLMC_HOST_DEVICE static inline double outlier_update(Outlier* o, double x) {
     if (!isfinite(x)) { return INFINITY; }
     double z = NAN;
@@ -40,8 +39,8 @@ LLMC_HOST_DEVICE static inline double outlier_update(Outlier* o, double x) {
     return z;
 }
 
-/* Whether a step with score z is skipped under a threshold from the command line (0: never). Only values above the
- * window count: a loss that falls is no accident. */
+/* Tells whether to skip a step with score z, given a threshold (0: never skip). Only values above the mean count: a falling
+ * loss is good news. */
 LLMC_HOST_DEVICE static inline bool outlier_skip(double z, double threshold) { return threshold > 0.0 && z > threshold; }
 
 #endif

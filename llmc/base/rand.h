@@ -1,10 +1,10 @@
-/* rand.h -- random numbers as a pure function of their place: Philox 4x32-10 (Salmon et al., "Parallel Random Numbers:
- * As Easy as 1, 2, 3", SC 2011). Nothing has a state to save: who asks for draw i of stream s under a seed gets the same
- * bits in C, CUDA and Python, in any order and on any number of threads.
+/* rand.h -- random numbers as a pure function of their position: Philox 4x32-10 (Salmon et al., "Parallel Random Numbers:
+ * As Easy as 1, 2, 3", SC 2011). There is no state to save: draw i of stream s under a seed has the same bits in C, CUDA and
+ * Python, in any order and on any number of threads.
  *
  *   counter = (index low, index high, stream, purpose)    key = (seed low, seed high)
  *
- * `purpose` keeps the uses apart; `stream` is the tensor, shard or step within one use.
+ * `purpose` separates the uses; `stream` is the tensor, shard or step within one use.
  */
 #ifndef LLMC_RAND_H
 #define LLMC_RAND_H
@@ -14,7 +14,7 @@
 #include <math.h>
 
 typedef enum {
-    RAND_INIT = 0,            // weights; stream = ordinal of the tensor in the parameter table, index = element
+    RAND_INIT = 0,            // weights; stream = ordinal of the tensor in the parameter table, index = element / 2
     RAND_SHUFFLE_SHARDS = 1,  // order of the shards; stream = epoch
     RAND_SHUFFLE_ROWS = 2,    // order of rows in a shard; stream = shard, index = epoch << 32 | place
     RAND_SAMPLE = 3,          // sampled tokens; stream = step of training (0: --generate), index = token
@@ -42,21 +42,21 @@ LLMC_HOST_DEVICE static inline Philox philox(uint64_t seed, RandPurpose purpose,
     return r;
 }
 
-/* Words a, b of a draw as a double in [0, 1) with 53 random bits. */
+/* Returns words a, b of a draw as a double in [0, 1) with 53 random bits. */
 LLMC_HOST_DEVICE static inline double philox_double(Philox r, int a, int b) {
     uint64_t bits = ((uint64_t)r.v[a] << 32 | r.v[b]) >> 11;
     return (double)bits * (1.0 / 9007199254740992.0);
 }
 
-/* An integer in [0, n), by the high half of a 64 x 64 bit product: the bias, below n / 2^64, is beyond notice. */
+/* Returns an integer in [0, n): the high half of a 64 x 64 bit product. The bias, below n / 2^64, is negligible. */
 static inline uint64_t philox_below(uint64_t seed, RandPurpose purpose, uint32_t stream, uint64_t index, uint64_t n) {
     Philox r = philox(seed, purpose, stream, index);
     uint64_t x = (uint64_t)r.v[0] << 32 | r.v[1];
     return (uint64_t)(((unsigned __int128)x * n) >> 64);
 }
 
-/* Fills x[0..n) with normals of deviation `std`: elements 2i and 2i+1 are the Box-Muller pair of draw i, computed in
- * double and rounded once: the error of a libm's log, sqrt, sin or cos almost never reaches the float. */
+/* Fills x[0..n) with normals of deviation `std`. Elements 2i and 2i+1 are the Box-Muller pair of draw i, computed in double
+ * and rounded once: the error of a libm's log, sqrt, sin or cos almost never reaches the float. */
 static inline void rand_normal(float* x, size_t n, double std, uint64_t seed, uint32_t tensor) {
     const double two_pi = 6.283185307179586476925286766559;
 #pragma omp parallel for schedule(static)

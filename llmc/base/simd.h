@@ -1,7 +1,7 @@
-/* simd.h -- vectors of floats as wide as the target has them, in GCC's and Clang's vector extensions: one source for
- * AVX-512, AVX2, SSE and NEON, and for targets without vectors too, where the compiler splits them.
+/* simd.h -- vectors of floats as wide as the target's registers, in GCC's and Clang's vector extensions: one source for
+ * AVX-512, AVX, SSE and NEON. On a target without vectors the compiler splits them.
  *
- * Operators work lane by lane (`a * b + 1.0f`); a comparison gives an `vi` of all ones or all zeros a lane. Nothing here
+ * Operators work lane by lane (`a * b + 1.0f`). A comparison gives a `vi` with all bits of a lane 1 or 0. Nothing here
  * depends on -ffast-math: NaN and infinities pass through as in scalar code.
  */
 #ifndef LLMC_SIMD_H
@@ -19,7 +19,7 @@ enum { SIMD = 4 };
 
 #define LLMC_INLINE static inline __attribute__((always_inline, unused))
 
-#ifdef __CUDACC__  // nvcc's front end knows no GCC pragma, and warns
+#ifdef __CUDACC__  // nvcc's front end does not know GCC's pragma and warns
 #define LLMC_UNROLL
 #else
 #define LLMC_UNROLL _Pragma("GCC unroll 16")
@@ -39,7 +39,7 @@ LLMC_INLINE vf vf_set(float x) {
     return x - zero;  // not x + zero: that would turn -0 into 0
 }
 
-/* The floats at p, of which only n may be touched; `rest` fills the lanes behind them. For loops that go in steps of SIMD. */
+/* Loads the floats at p, at most n of them; `rest` fills the other lanes. For the tails of loops in steps of SIMD. */
 LLMC_INLINE vf vf_load_upto(const float* p, size_t n, float rest) {
     float lane[SIMD];
     if (n >= SIMD) { return vf_load(p); }
@@ -57,14 +57,14 @@ LLMC_INLINE void vf_store_upto(float* p, size_t n, vf x) {
     memcpy(p, lane, n * sizeof(float));
 }
 
-/* Lane by lane: mask ? a : b. */
+/* Returns mask ? a : b in each lane. */
 LLMC_INLINE vf vf_select(vi mask, vf a, vf b) { return (vf)(((vi)a & mask) | ((vi)b & ~mask)); }
 
-/* Lane by lane a > b ? a : b and a < b ? a : b: b where either is NaN. */
+/* Return a > b ? a : b and a < b ? a : b in each lane, so b where either is NaN. */
 LLMC_INLINE vf vf_max(vf a, vf b) { return vf_select(a > b, a, b); }
 LLMC_INLINE vf vf_min(vf a, vf b) { return vf_select(a < b, a, b); }
 
-/* Sum of the lanes, in halves: a fixed order. */
+/* Returns the sum of the lanes. The order is fixed: it adds the halves until one lane is left. */
 LLMC_INLINE float vf_sum(vf x) {
     float lane[SIMD];
     vf_store(lane, x);
@@ -81,7 +81,7 @@ LLMC_INLINE float vf_largest(vf x) {
     return lane[0];
 }
 
-/* Sum of a[i] * b[i]: four running sums hide the latency of the additions. */
+/* Returns the sum of a[i] * b[i]. Four running sums hide the latency of the additions. */
 LLMC_INLINE float vf_dot(const float* a, const float* b, size_t n) {
     vf s0 = vf_set(0.0f), s1 = s0, s2 = s0, s3 = s0;
     size_t i = 0;
@@ -98,14 +98,14 @@ LLMC_INLINE float vf_dot(const float* a, const float* b, size_t n) {
 typedef float v4 __attribute__((vector_size(16)));
 typedef float v4_anywhere __attribute__((vector_size(16), aligned(sizeof(float)), may_alias));
 
-#if defined(__clang__) || (__GNUC__ >= 12 && !defined(__CUDACC__))  // nvcc's front end has it from CUDA 13 on
+#if defined(__clang__) || (__GNUC__ >= 12 && !defined(__CUDACC__))  // nvcc's front end knows it from CUDA 13 on
 #define LLMC_SHUFFLE(a, b, i0, i1, i2, i3) __builtin_shufflevector(a, b, i0, i1, i2, i3)
 #else
 typedef int32_t v4i __attribute__((vector_size(16)));
 #define LLMC_SHUFFLE(a, b, i0, i1, i2, i3) __builtin_shuffle(a, b, (v4i){i0, i1, i2, i3})
 #endif
 
-/* 4 x 4 in registers: dst[j * dst_row + i] = src[i * src_row + j]. */
+/* Transposes 4 x 4 floats in registers: dst[j * dst_row + i] = src[i * src_row + j]. */
 LLMC_INLINE void simd_transpose_4x4(float* dst, size_t dst_row, const float* src, size_t src_row) {
     const v4 a = *(const v4_anywhere*)src, b = *(const v4_anywhere*)(src + src_row);
     const v4 c = *(const v4_anywhere*)(src + 2 * src_row), d = *(const v4_anywhere*)(src + 3 * src_row);
@@ -117,9 +117,10 @@ LLMC_INLINE void simd_transpose_4x4(float* dst, size_t dst_row, const float* src
     *(v4_anywhere*)(dst + 3 * dst_row) = LLMC_SHUFFLE(ab23, cd23, 2, 3, 6, 7);
 }
 
-/* dst (cols, rows) = the transpose of src (rows, cols); a row of dst is dst_row floats long, one of src src_row. */
+/* Writes the transpose of src (rows, cols) to dst (cols, rows). From one row to the next are dst_row floats in dst, src_row
+ * in src. */
 static inline void simd_transpose(float* dst, size_t dst_row, const float* src, size_t src_row, size_t rows, size_t cols) {
-    enum { STRIP = 16 };  // columns taken at once: a cache line of each row of src
+    enum { STRIP = 16 };  // columns at a time: one cache line of each row of src
     for (size_t c0 = 0; c0 < cols; c0 += STRIP) {
         const size_t end = size_min(cols, c0 + STRIP);
         size_t r = 0;
@@ -136,11 +137,11 @@ static inline void simd_transpose(float* dst, size_t dst_row, const float* src, 
     }
 }
 
-/* e^x to about 1 ulp. x = n ln 2 + r with |r| <= ln 2 / 2; e^r is a polynomial, 2^n goes into the exponent's bits. Where
- * the result would be denormal (x < -86.99; denormals are slow) it is 0, from 88.73 on infinity; NaN stays NaN. */
+/* Returns e^x to about 1 ulp. x = n ln 2 + r with |r| <= ln 2 / 2; e^r is a polynomial, and 2^n goes into the exponent bits.
+ * A result that would be denormal (x < -86.99; denormals are slow) is 0. From x = 88.73 on it is infinity. NaN stays NaN. */
 LLMC_INLINE vf vf_exp(vf x) {
     const vf round = vf_set(12582912.0f);                  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-    x = vf_min(vf_set(89.5f), vf_max(vf_set(-87.5f), x));  // n from -126, whose bits below are those of 0, to 129, infinity
+    x = vf_min(vf_set(89.5f), vf_max(vf_set(-87.5f), x));  // n from -126, where `bits` is 0.0f, to 129, where it is infinity
     const vf t = x * 1.44269504f + round;
     const vf n = t - round;
     const vf r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two parts, the first exact times n

@@ -1,9 +1,9 @@
-/* utils.h -- what every other header leans on: errors, checked memory, checked files, paths, time.
+/* utils.h -- what every other header needs: errors, checked memory, checked files, paths, time.
  *
- * Errors have two forms. A parser returns false and leaves its first cause in an `Error`, so that a caller may try
- * another file (resume) and a fuzzer can go on. A program that cannot continue calls die(): one line on stderr, exit 1.
- * Wrong usage (flags) calls die_usage(): exit 2. A message reads "FILE: FIELD is FOUND, wanted WANTED", and may end in
- * one more line "\n  hint: ...". `assert` is for our own bugs, never for a user's file.
+ * Errors have two forms. A parser returns false and leaves the first cause in an `Error`, so that a caller may try
+ * another file (resume) and a fuzzer can go on. A program that cannot continue calls die(): a message on stderr, exit 1.
+ * Wrong usage (flags) calls die_usage(): exit 2. A message reads "FILE: FIELD is FOUND, wanted WANTED" and may have a
+ * second line "\n  hint: ...". `assert` is for our own bugs, never for a user's file.
  * Valid C11 and C++17; no mutable globals.
  */
 #ifndef LLMC_UTILS_H
@@ -26,7 +26,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Before a function that kernels call as well. */
+/* Marks a function that kernels call too. */
 #ifdef __CUDACC__
 #define LLMC_HOST_DEVICE __host__ __device__
 #else
@@ -49,7 +49,7 @@ typedef struct {
 #define NO_ERROR \
     { "" }
 
-/* Records the first cause and returns false, so that a parser can `return fail(e, ...)`. A second cause is dropped. */
+/* Records the first cause and returns false, so that a parser can `return fail(e, ...)`. Drops later causes. */
 LLMC_PRINTF(2, 3) static bool fail(Error* e, const char* fmt, ...) {
     if (e->msg[0]) { return false; }
     va_list ap;
@@ -67,19 +67,19 @@ LLMC_NORETURN LLMC_PRINTF(2, 0) static void die_v(int code, const char* fmt, va_
     exit(code);
 }
 
-/* Bad input or a failed resource: one line (and at most one hint line), exit 1. */
+/* Ends the program with exit 1, for bad input or a failed resource: one line and at most one hint line. */
 LLMC_NORETURN LLMC_PRINTF(1, 2) static void die(const char* fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
     die_v(1, fmt, ap);
 }
 
-/* die() of a program that cannot go on where a parser failed. */
+/* Dies with the error unless `ok`: for a program that cannot go on after a parser failed. */
 static inline void must(bool ok, const Error* e) {
     if (!ok) { die("%s", e->msg); }
 }
 
-/* Wrong usage of the command line: exit 2. */
+/* Ends the program with exit 2, for wrong usage of the command line. */
 LLMC_NORETURN LLMC_PRINTF(1, 2) static void die_usage(const char* fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
@@ -104,7 +104,7 @@ static inline size_t size_max(size_t a, size_t b) { return a > b ? a : b; }
 static inline size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
 static inline size_t round_up(size_t a, size_t to) { return ceil_div(a, to) * to; }
 
-/* For qsort: floats in ascending order. */
+/* Compares two floats for qsort(), ascending. */
 static inline int compare_floats(const void* a, const void* b) {
     const float x = *(const float*)a, y = *(const float*)b;
     return (x > y) - (x < y);
@@ -136,14 +136,14 @@ static inline char* xstrdup(const char* s) {
 // ---------------------------------------------------------------------------------------------------------------------
 // files and paths
 
-// Where a test lets a write fail or a process die; nothing in a program.
+// A point where a test makes a write fail or the process die; empty in a program.
 #ifndef LLMC_FAULT_POINT
 #define LLMC_FAULT_POINT(where) ((void)0)
 #endif
 
-enum { PATH_CAP = 4096 };  // bytes of a path buffer, the terminating NUL included
+enum { PATH_CAP = 4096 };  // bytes of a path buffer, including the NUL
 
-/* out = dir "/" name, in a buffer of PATH_CAP bytes; false and an error when it does not fit. */
+/* Writes dir "/" name to `out`, a buffer of PATH_CAP bytes; fails if it does not fit. */
 static inline bool path_join(char* out, const char* dir, const char* name, Error* e) {
     int n = snprintf(out, PATH_CAP, "%s/%s", dir, name);
     if (n >= 0 && n < PATH_CAP) { return true; }
@@ -160,10 +160,10 @@ static inline bool is_directory(const char* path) {
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
-/* Opens a regular file for reading and tells its size in bytes; a folder, a pipe or a missing file is an error. */
+/* Opens a regular file for reading and sets *size to its bytes. A folder, a pipe or a missing file is an error. */
 static inline FILE* open_input(const char* path, uint64_t* size, Error* e) {
     struct stat st;
-    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);  // so that a pipe nobody writes to does not hang us
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);  // do not hang on a pipe without a writer
     FILE* f = fd >= 0 ? fdopen(fd, "rb") : NULL;
     if (!f) {
         fail(e, "%s: cannot open: %s", path, strerror(errno));
@@ -179,7 +179,7 @@ static inline FILE* open_input(const char* path, uint64_t* size, Error* e) {
     return f;
 }
 
-/* Reads exactly `bytes` bytes at the file's position. `what` names the part for the error. */
+/* Reads exactly `bytes` bytes at the file's position. `what` names the part in the error. */
 static inline bool read_exact(FILE* f, void* dst, size_t bytes, const char* path, const char* what, Error* e) {
     size_t got = fread(dst, 1, bytes, f);
     if (got == bytes) { return true; }
@@ -187,7 +187,7 @@ static inline bool read_exact(FILE* f, void* dst, size_t bytes, const char* path
     return fail(e, "%s: %s ends after %zu bytes, wanted %zu: the file is cut short", path, what, got, bytes);
 }
 
-/* Reads exactly `bytes` bytes at an offset. pread keeps no position, so threads may share the descriptor. */
+/* Reads exactly `bytes` bytes at an offset. pread() moves no file position, so threads may share the descriptor. */
 static inline bool read_at(int fd, uint64_t offset, void* dst, size_t bytes, const char* path, const char* what, Error* e) {
     const size_t max_read = (size_t)1 << 30;  // Linux reads at most 2^31 - 4096 bytes a call
     char* out = (char*)dst;
@@ -203,7 +203,8 @@ static inline bool read_at(int fd, uint64_t offset, void* dst, size_t bytes, con
     return true;
 }
 
-/* The whole file with a NUL behind it (not counted in *size), or NULL. Refuses files above `max` bytes. Free with free(). */
+/* Reads a whole file and adds a NUL, which *size does not count. Returns memory for free(), or NULL on an error. Refuses
+ * files above `max` bytes. */
 static inline char* read_file(const char* path, size_t* size, uint64_t max, Error* e) {
     uint64_t bytes = 0;
     FILE* f = open_input(path, &bytes, e);
@@ -227,27 +228,29 @@ static inline char* read_file(const char* path, size_t* size, uint64_t max, Erro
     return data;
 }
 
-/* A program that was started with stdin, stdout or stderr closed would be given their numbers for its own files, and what is
- * printed would end up in those: to be called first of all. Reading and writing there go on failing. */
+/* Opens /dev/null for each of stdin, stdout and stderr that the parent closed, the wrong way round: reading and writing there
+ * still fail. Without this, a file that the program opens could get such a number, and output would end up in it. Call it
+ * first of all. */
 static inline void keep_standard_files(void) {
     for (int fd = 0; fd <= 2; fd++) {
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd) { exit(1); }
     }
 }
 
-/* Flushes a written file to the disk and closes it. The disk may be found full only here, so the result matters. */
+/* Flushes a written file to disk and closes it. Check the result: a full disk may show up only here. */
 static inline bool close_output(FILE* f, const char* path, Error* e) {
-    errno = 0;  // what an earlier call left there is no cause
+    errno = 0;  // forget what an earlier call left there
     bool ok = fflush(f) == 0 && !ferror(f) && fsync(fileno(f)) == 0;
     int cause = ok ? 0 : errno;
     if (fclose(f) != 0) {
         cause = ok ? errno : cause;
         ok = false;
     }
-    return ok || fail(e, "%s: writing failed: %s", path, cause ? strerror(cause) : "an earlier write did; is the disk full?");
+    return ok ||
+           fail(e, "%s: writing failed: %s", path, cause ? strerror(cause) : "an earlier write failed; is the disk full?");
 }
 
-/* Flushes a folder's entries, so that a rename or a new file in it survives a power cut. */
+/* Flushes a folder's entries: a rename or a new file in it then survives a power cut. */
 static inline bool sync_directory(const char* path, Error* e) {
     int fd = open(path, O_RDONLY | O_DIRECTORY);
     bool ok = fd >= 0 && fsync(fd) == 0;
@@ -256,7 +259,7 @@ static inline bool sync_directory(const char* path, Error* e) {
     return ok || fail(e, "%s: cannot flush the folder: %s", path, strerror(cause));
 }
 
-/* mkdir -p. */
+/* Makes a folder and its parents, like mkdir -p. */
 static inline bool make_directories(const char* path, Error* e) {
     char buf[PATH_CAP];
     if (strlen(path) >= sizeof buf) { return fail(e, "%.200s...: the path is longer than %d bytes", path, PATH_CAP - 1); }
@@ -277,7 +280,7 @@ static inline bool make_directories(const char* path, Error* e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // time
 
-/* Seconds on a clock that never steps back. */
+/* Returns the seconds of a clock that never steps back. */
 static inline double now_seconds(void) {
     struct timespec ts;
     clock_gettime(CLOCK_MONOTONIC, &ts);

@@ -1,23 +1,23 @@
-/* checkpoint.h -- a run's state on disk, whole or not there at all.
+/* checkpoint.h -- saves a run's state to disk, whole or not at all.
  *
  *   OUT/.lock                        held (flock) while a run writes into OUT
- *   OUT/step_00001000/               a model folder (model_folder.h), readable by others as it lies, and
+ *   OUT/step_00001000/               a model folder (model_folder.h) that other programs can read, plus
  *       state_rank00000.safetensors  optimizer state of one rank
  *       trainer_state.json           where the run stands; size and CRC-32C of every other file
- *   OUT/step_00001000.tmp/           one that was being made, or removed, when a run died
+ *   OUT/step_00001000.tmp/           a checkpoint that was being written or removed when a run died
  *
  * Invariants:
- *   1. A folder named step_N was complete, and flushed to the disk, before it got that name. It is made as step_N.tmp:
- *      files, each fsynced; trainer_state.json as the last of them; the folder fsynced; rename; OUT fsynced. To remove
- *      one, it is renamed to .tmp first. So a process may die at any instant.
- *   2. Resuming trusts nothing: sizes and checksums of all files, and of trainer_state.json itself, are compared first.
- *      Where the newest is damaged, the one before is taken, with a warning. Who wants the model alone does not open the
- *      state, and takes the checksum of the weights while it loads them.
- *   3. A write that fails (full disk) removes the .tmp and leaves older checkpoints alone; pruning never touches the
- *      checkpoint that has just been written.
+ *   1. A folder gets the name step_N only when it is complete and flushed to disk. It is built as step_N.tmp: write and
+ *      fsync each file, trainer_state.json last; fsync the folder; rename it; fsync OUT. Removal renames it to .tmp
+ *      first. So a process may die at any moment.
+ *   2. Resuming trusts nothing. It first compares the sizes and checksums of all files, trainer_state.json included. If
+ *      the newest checkpoint is damaged, it warns and takes the one before. Loading the model alone does not open the
+ *      optimizer state; it checks the weights' checksums while it reads them.
+ *   3. A failed write (full disk) removes the .tmp and leaves older checkpoints alone. Pruning never touches the
+ *      checkpoint that was just written.
  *
- * The formats of the two are described in optimizer_state.h and trainer_state.h. Which files a tokenizer needs is left to
- * whoever writes them into the folder before checkpoint_commit().
+ * Formats: optimizer_state.h and trainer_state.h describe the two state files. The caller adds the tokenizer's files to
+ * the folder before checkpoint_commit().
  */
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
@@ -37,8 +37,8 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // the lock
 
-/* Makes the folder and locks it for this process: *fd keeps the lock until out_unlock() or the process's end, however it
- * ends. Fails while another live process holds it. */
+/* Makes the folder and locks it for this process. *fd holds the lock until out_unlock() or until the process ends in any
+ * way. Fails while another process holds the lock. */
 static inline bool out_lock(int* fd, const char* out, Error* e) {
     char path[PATH_CAP];
     if (!make_directories(out, e) || !path_join(path, out, ".lock", e)) { return false; }
@@ -58,7 +58,7 @@ static inline bool out_lock(int* fd, const char* out, Error* e) {
                     out, pid);
     }
     const int n = snprintf(text, sizeof text, "%ld\n", (long)getpid());
-    // the number is for the message above alone, so a full disk does not matter here
+    // only the message above uses the number, so a full disk does not matter here
     if (ftruncate(*fd, 0) == 0 && pwrite(*fd, text, (size_t)n, 0) != n) { errno = 0; }
     return true;
 }
@@ -69,16 +69,16 @@ static inline void out_unlock(int* fd) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// making a checkpoint
+// writing a checkpoint
 
 typedef struct {
     char out[PATH_CAP];
-    char dir[PATH_CAP];  // what it will be called
-    char tmp[PATH_CAP];  // where it is made: files may be added here until checkpoint_commit()
-    FileSums sums;       // of the files whose checksum was taken while they were written
+    char dir[PATH_CAP];  // its final path
+    char tmp[PATH_CAP];  // where it is built: callers may add files here until checkpoint_commit(); "": nothing to remove
+    FileSums sums;       // of the files that were summed while they were written
 } Checkpoint;
 
-/* OUT/step_NNNNNNNN and OUT/step_NNNNNNNN.tmp, each in PATH_CAP bytes. */
+/* Writes the paths OUT/step_NNNNNNNN and OUT/step_NNNNNNNN.tmp, each in PATH_CAP bytes. */
 static inline bool checkpoint_paths(const char* out, uint64_t step, char* dir, char* tmp, Error* e) {
     char name[64];
     snprintf(name, sizeof name, "step_%08" PRIu64, step);
@@ -87,7 +87,7 @@ static inline bool checkpoint_paths(const char* out, uint64_t step, char* dir, c
     return path_join(tmp, out, name, e);
 }
 
-/* Gives up: removes the .tmp folder. Harmless after a commit. */
+/* Gives the checkpoint up: removes the .tmp folder. Harmless after a commit. */
 static inline void checkpoint_abort(Checkpoint* k) {
     Error ignored = NO_ERROR;
     if (k->tmp[0] && !remove_tree(k->tmp, &ignored)) { warn("%s", ignored.msg); }
@@ -95,8 +95,8 @@ static inline void checkpoint_abort(Checkpoint* k) {
     file_sums_free(&k->sums);
 }
 
-/* Starts one in an empty OUT/step_N.tmp. Then the parts below, then checkpoint_commit(). Any function that fails leaves the
- * rest to checkpoint_abort(). */
+/* Starts a checkpoint in an empty OUT/step_N.tmp. Write the parts below next, then call checkpoint_commit(). If any of them
+ * fails, call checkpoint_abort(). */
 static inline bool checkpoint_begin(Checkpoint* k, const char* out, uint64_t step, Error* e) {
     memset(k, 0, sizeof *k);
     if (!checkpoint_paths(out, step, k->dir, k->tmp, e)) { return false; }
@@ -110,20 +110,21 @@ static inline bool checkpoint_model(Checkpoint* k, const ModelConfig* c, const P
     return model_save_weights(k->tmp, c, t, dtype, source, ctx, &k->sums, e);
 }
 
-/* This process's rank; other ranks call state_save() on the same folder. */
+/* Writes the optimizer state of this process's rank. Other ranks call state_save() on the same folder. */
 static inline bool checkpoint_state(Checkpoint* k, int rank, const ParamTable* t, size_t lo, size_t hi, const StateSlot* slots,
                                     int num_slots, Error* e) {
     return state_save(k->tmp, rank, t, lo, hi, slots, num_slots, &k->sums, e);
 }
 
-/* What is no reason to end a run: where it cannot be written, a warning. Files that are there already stay. */
+/* Writes the files that a run can do without; only warns if that fails. Keeps files that are there already. */
 static inline void checkpoint_side_files(const Checkpoint* k, const SideFiles* files, const ModelConfig* c) {
     Error e = NO_ERROR;
     side_files_write(files, k->tmp);
-    if (!model_save_generation(k->tmp, c, &e)) { warn("%s: this checkpoint will not have it", e.msg); }
+    if (!model_save_generation(k->tmp, c, &e)) { warn("%s: this checkpoint will not have this file", e.msg); }
 }
 
-/* Sums (and flushes) every file below the folder that is not summed yet; `prefix` is "" or "original/". */
+/* Flushes and sums every file in the folder that is not summed yet; skips names that start with a dot. `prefix` is "" or
+ * "original/". */
 static inline bool checkpoint_sum_folder(FileSums* sums, const char* dir, const char* prefix, Error* e) {
     DIR* d = opendir(dir);
     if (!d) { return fail(e, "%s: cannot open the folder: %s", dir, strerror(errno)); }
@@ -142,7 +143,7 @@ static inline bool checkpoint_sum_folder(FileSums* sums, const char* dir, const 
         if (is_directory(path)) {
             const bool known = !*prefix && strcmp(name, "original") == 0;
             ok = known ? checkpoint_sum_folder(sums, path, "original/", e)
-                       : fail(e, "%s: a folder that no checkpoint has", path);
+                       : fail(e, "%s: is a folder, wanted only files and original/ in a checkpoint", path);
             continue;
         }
         uint64_t size = 0;
@@ -155,19 +156,19 @@ static inline bool checkpoint_sum_folder(FileSums* sums, const char* dir, const 
     return ok && sync_directory(dir, e);
 }
 
-/* Swaps the finished folder with what has its name already (one that is damaged, or of a run that was set back; a link),
- * which is then the .tmp. */
+/* Swaps the finished folder with what already has its name (a damaged folder, one of a run that was set back, a link). The
+ * old one is the .tmp afterwards. */
 static inline bool checkpoint_exchange(const char* tmp, const char* dir) {
 #ifdef RENAME_EXCHANGE
     if (renameat2(AT_FDCWD, tmp, AT_FDCWD, dir, RENAME_EXCHANGE) == 0) { return true; }
 #endif
-    // a file system without the exchange: for a moment only older checkpoints are there
+    // this file system cannot exchange: for a moment only older checkpoints exist
     char aside[PATH_CAP];
     const int n = snprintf(aside, sizeof aside, "%s.old.tmp", dir);
     return n > 0 && n < PATH_CAP && rename(dir, aside) == 0 && rename(tmp, dir) == 0 && rename(aside, tmp) == 0;
 }
 
-/* Gives the finished folder its name. */
+/* Gives the finished folder its final name. */
 static inline bool checkpoint_rename(Checkpoint* k, Error* e) {
     LLMC_FAULT_POINT("rename");
     if (rename(k->tmp, k->dir) == 0) {
@@ -179,23 +180,23 @@ static inline bool checkpoint_rename(Checkpoint* k, Error* e) {
     return sync_directory(k->out, e);
 }
 
-/* Sums the files, writes trainer_state.json, flushes, renames. Where it fails the .tmp is removed. */
+/* Sums the files, writes trainer_state.json, flushes, renames. Removes the .tmp if that fails. */
 static inline bool checkpoint_commit(Checkpoint* k, const TrainerState* s, Error* e) {
     char path[PATH_CAP];
     LLMC_FAULT_POINT("commit");
     bool ok = checkpoint_sum_folder(&k->sums, k->tmp, "", e) && path_join(path, k->tmp, "trainer_state.json", e);
-    if (ok) { qsort(k->sums.items, k->sums.count, sizeof(FileSum), file_sums_compare); }  // the same bytes on any file system
+    if (ok) { qsort(k->sums.items, k->sums.count, sizeof(FileSum), file_sums_compare); }  // same bytes on any file system
     ok = ok && trainer_state_write(s, &k->sums, path, e);
     LLMC_FAULT_POINT("written");
     ok = ok && sync_directory(k->tmp, e) && checkpoint_rename(k, e);
-    checkpoint_abort(k);  // what is left in .tmp: an unfinished checkpoint, or the one that was swapped out
+    checkpoint_abort(k);  // removes .tmp: the unfinished checkpoint, or the old one that was swapped out
     return ok;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // finding, checking and pruning
 
-/* The step of a name step_NNNNNNNN; false for any other name. */
+/* Reads the step from a name step_NNNNNNNN; false for any other name. */
 static inline bool checkpoint_step_of(const char* name, uint64_t* step) {
     if (strncmp(name, "step_", 5) != 0) { return false; }
     const size_t digits = strspn(name + 5, "0123456789");
@@ -209,8 +210,8 @@ static inline int checkpoint_compare_newest(const void* a, const void* b) {
     return x > y ? -1 : x < y;
 }
 
-/* The steps of all checkpoint folders of OUT, newest first; *steps is malloc'ed, NULL where there are none. A missing
- * OUT has none. */
+/* Lists the steps of all checkpoint folders in OUT, newest first. *steps is for free(), NULL if there are none. A missing
+ * OUT holds none. */
 static inline bool checkpoint_list(const char* out, uint64_t** steps, size_t* count, Error* e) {
     *steps = NULL;
     *count = 0;
@@ -237,18 +238,18 @@ static inline bool checkpoint_list(const char* out, uint64_t** steps, size_t* co
     return ok;
 }
 
-/* What a checkpoint is wanted for: to go on with its run, or for the model alone. */
+/* Why a checkpoint is read: to resume its run, or for the model alone. */
 typedef enum { CHECKPOINT_RUN, CHECKPOINT_MODEL } CheckpointUse;
 
 static inline bool is_state_file(const char* name) { return strncmp(name, "state_rank", 10) == 0; }
 static inline bool is_tensor_file(const char* name) { return fnmatch("*.safetensors", name, 0) == 0; }
 
-/* A listed file has its size, which costs nothing to ask and finds what was cut short. */
+/* Checks that a listed file has its size. This is cheap and finds files that were cut short. */
 static inline bool checkpoint_check_size(const char* dir, const FileSum* f, Error* e) {
     char path[PATH_CAP];
     struct stat st;
     if (!path_join(path, dir, f->name, e)) { return false; }
-    if (stat(path, &st) != 0) { return fail(e, "%s: is missing, wanted since trainer_state.json lists it", path); }
+    if (stat(path, &st) != 0) { return fail(e, "%s: is missing, but trainer_state.json lists it", path); }
     if (S_ISREG(st.st_mode) && (uint64_t)st.st_size == f->size) { return true; }
     return fail(e, "%s: is %lld bytes long, wanted %" PRIu64 " as trainer_state.json says", path, (long long)st.st_size,
                 f->size);
@@ -261,9 +262,9 @@ static inline bool checkpoint_check_crc(const char* dir, const FileSum* f, Error
     return path_join(path, dir, f->name, e) && file_sum(path, &size, &crc, e) && file_sum_check(f, path, crc, e);
 }
 
-/* Reads dir/trainer_state.json and compares the files it lists with their sizes and checksums: all of them to go on with
- * the run; for the model alone neither state files nor, since model_load_sums() does it, the checksums of the weights.
- * Free *s with trainer_state_free(), also where this fails. */
+/* Reads dir/trainer_state.json and checks the sizes and checksums of the files it lists. CHECKPOINT_RUN checks them all.
+ * CHECKPOINT_MODEL skips the state files, and leaves the weights' checksums to model_load_sums(). Free *s with
+ * trainer_state_free(), also after a failure. */
 static inline bool checkpoint_read(const char* dir, CheckpointUse use, TrainerState* s, Error* e) {
     char path[PATH_CAP], name[64];
     memset(s, 0, sizeof *s);
@@ -291,8 +292,8 @@ static inline bool checkpoint_read(const char* dir, CheckpointUse use, TrainerSt
     return true;
 }
 
-/* The newest whole checkpoint of OUT: its folder in dir (PATH_CAP bytes, "" where OUT has none at all) and its state.
- * Damaged ones are passed over with a warning; where all are, that is an error. */
+/* Finds the newest whole checkpoint in OUT: its folder in dir (PATH_CAP bytes; "" if OUT has no checkpoint) and its state.
+ * Skips damaged ones with a warning; fails if all are damaged. */
 static inline bool checkpoint_find(const char* out, CheckpointUse use, char* dir, TrainerState* s, Error* e) {
     uint64_t* steps = NULL;
     size_t count = 0;
@@ -308,7 +309,7 @@ static inline bool checkpoint_find(const char* out, CheckpointUse use, char* dir
         if (found) { break; }
         trainer_state_free(s);
         if (i + 1 < count) {
-            warn("%s: taking the checkpoint before", cause.msg);
+            warn("%s: taking the checkpoint before it", cause.msg);
         } else {
             fail(e, "%s", cause.msg);
         }
@@ -317,7 +318,7 @@ static inline bool checkpoint_find(const char* out, CheckpointUse use, char* dir
     return found;
 }
 
-/* What --resume PATH means: a checkpoint's folder, or a folder of checkpoints and then its newest whole one. */
+/* Opens what --resume PATH names: a checkpoint's folder, or the newest whole checkpoint in a folder of checkpoints. */
 static inline bool checkpoint_open(const char* path, CheckpointUse use, char* dir, TrainerState* s, Error* e) {
     char inside[PATH_CAP];
     memset(s, 0, sizeof *s);
@@ -339,7 +340,7 @@ static inline bool checkpoint_open(const char* path, CheckpointUse use, char* di
     return checkpoint_read(dir, use, s, e);
 }
 
-/* Removes what runs that died left behind: OUT/step_N.tmp and step_N.old.tmp. The caller holds the lock. */
+/* Removes what dead runs left behind: OUT/step_N.tmp and OUT/step_N.old.tmp. The caller holds the lock. */
 static inline bool checkpoint_remove_stale(const char* out, Error* e) {
     DIR* d = opendir(out);
     if (!d) { return errno == ENOENT || fail(e, "%s: cannot open the folder: %s", out, strerror(errno)); }
@@ -360,9 +361,9 @@ static inline bool checkpoint_remove_stale(const char* out, Error* e) {
     return ok;
 }
 
-/* Deletes old checkpoints after that of step `written`: the newest `keep` up to it stay (0: all), and those whose step is
- * a multiple of `major_every` (0: none). Later steps, of a run that was set back, are not touched; neither is `written`.
- * A folder that cannot be removed gives a warning: it must not end a run. */
+/* Deletes old checkpoints once step `written` is saved. Keeps the newest `keep` up to and including `written` (0: all) and
+ * every step that is a multiple of `major_every` (0: none). Does not touch later steps, which a run that was set back may
+ * have left. Only warns if a folder cannot be removed. */
 static inline void checkpoint_prune(const char* out, int keep, uint64_t major_every, uint64_t written) {
     uint64_t* steps = NULL;
     size_t count = 0;

@@ -1,8 +1,8 @@
-/* config_file.h -- config.json, the shape of a model as Hugging Face's `transformers` writes and reads it.
+/* config_file.h -- reads and writes config.json, a model's shape in the format of Hugging Face's `transformers`.
  *
- * config_fields is the one list of its plain fields: reading, writing and the log walk over it. Token ids and RoPE have
- * several spellings and functions of their own. Whatever we would compute wrongly is refused by name; null means absent.
- * What the numbers mean is config.h's; the weights beside the file are model_folder.h's.
+ * config_fields is the one list of plain fields; the reader, the writer and the log walk over it. Token ids and RoPE have
+ * several spellings, hence functions of their own. A field that we would compute wrongly is refused by name; null means
+ * absent. See config.h for the meaning of the numbers, model_folder.h for the weights.
  */
 #ifndef LLMC_CONFIG_FILE_H
 #define LLMC_CONFIG_FILE_H
@@ -23,20 +23,19 @@ typedef enum { CONFIG_FIXED, CONFIG_INT, CONFIG_FLOAT, CONFIG_BOOL } ConfigKind;
 typedef struct {
     const char* name;
     ConfigKind kind;
-    const char* text;  // CONFIG_FIXED: what is written; config_check_kind() says what may be read
-    size_t member;     // the others: offset in ModelConfig,
-    double min, max;   // what may be read,
-    double absent;     // and what it is where the field is absent or null
+    const char* text;  // CONFIG_FIXED: the text to write; config_check_kind() checks what is read
+    size_t member;     // other kinds: offset in ModelConfig
+    double min, max;   // allowed range
+    double absent;     // value if the field is absent or null
 } ConfigField;
 
-#define CONFIG_REQUIRED (-1.0)  // as `absent`: the field must be there
+#define CONFIG_REQUIRED (-1.0)  // in `absent`: the field must be there
 #define FIXED(text) CONFIG_FIXED, text, 0, 0, 0, 0
 #define INT(member) CONFIG_INT, NULL, offsetof(ModelConfig, member)
 #define FLOAT(member) CONFIG_FLOAT, NULL, offsetof(ModelConfig, member)
 #define BOOL(member) CONFIG_BOOL, NULL, offsetof(ModelConfig, member)
 
-// In the order in which they are written. The limits keep every later product inside of 63 bits and every row length
-// inside of an int.
+// In the order they are written. The limits keep every later product within 63 bits and every row length within an int.
 // clang-format off
 static const ConfigField config_fields[] = {
     {"architectures",           FIXED("[\"LlamaForCausalLM\"]")},
@@ -46,8 +45,8 @@ static const ConfigField config_fields[] = {
     {"intermediate_size",       INT(intermediate_size), 1, 1 << 20,      CONFIG_REQUIRED},
     {"num_hidden_layers",       INT(num_layers),        1, MAX_LAYERS,   CONFIG_REQUIRED},
     {"num_attention_heads",     INT(num_heads),         1, 1024,         CONFIG_REQUIRED},
-    {"num_key_value_heads",     INT(num_kv_heads),      1, 1024,         0},  // then num_attention_heads
-    {"head_dim",                INT(head_dim),          2, MAX_HEAD_DIM, 0},  // then hidden_size / num_attention_heads
+    {"num_key_value_heads",     INT(num_kv_heads),      1, 1024,         0},  // absent: num_attention_heads
+    {"head_dim",                INT(head_dim),          2, MAX_HEAD_DIM, 0},  // absent: hidden_size / num_attention_heads
     {"hidden_act",              FIXED("\"silu\"")},
     {"max_position_embeddings", INT(max_positions),     1, INT32_MAX,    2048},
     {"rms_norm_eps",            FLOAT(rms_eps),         1e-30, 1,        1e-6},
@@ -69,7 +68,7 @@ enum { NUM_CONFIG_FIELDS = sizeof config_fields / sizeof *config_fields };
 // ---------------------------------------------------------------------------------------------------------------------
 // reading
 
-// Fields that would change what the model computes: absent, null, false or 0, or the file is refused by name.
+// Fields that would change what the model computes. Each must be absent, null, false or 0, else the file is refused.
 static const char* const config_unsupported[] = {
     "attention_bias",
     "mlp_bias",
@@ -89,25 +88,25 @@ static const char* const config_unsupported[] = {
     "add_cross_attention",
 };
 
-/* One statement of the RoPE parameters; a file may hold two (rope_scaling and rope_parameters) and top-level numbers. */
+/* One set of RoPE parameters. A file may hold two sets (rope_scaling and rope_parameters) and top-level numbers. */
 typedef struct {
     const char* field;  // for messages
     bool has_theta, has_original, llama3;
     double theta, factor, low, high, original;
 } RopeFields;
 
-/* A positive number where there is one; *has tells. */
+/* Reads a positive number if the field is there; *has says whether it is. */
 static inline bool config_positive(const Json* j, const JsonNode* object, const char* key, bool* has, double* out, Error* e) {
     *has = json_get(j, object, key) != NULL;
     return !*has || json_double(j, object, key, 1e-6, 1e15, out, e);
 }
 
-/* rope_scaling or rope_parameters: an object in either spelling of its type (rope_type, type). */
+/* Reads rope_scaling or rope_parameters: an object that names its type as rope_type or as type. */
 static inline bool config_read_rope(const Json* j, const JsonNode* o, RopeFields* r, Error* e) {
     if (o->type != JSON_OBJECT) { return json_wanted(j, json_root(j), r->field, e, "an object"); }
     for (const JsonNode* n = json_first(j, o); n; n = json_next(j, n)) {
         if (n->type < JSON_ARRAY) { continue; }
-        return json_wanted(j, o, json_key(j, n, NULL), e, "one set of RoPE numbers for all layers");
+        return json_wanted(j, o, json_key(j, n, NULL), e, "a plain value: one set of RoPE parameters for all layers");
     }
     const char *type = NULL, *old_type = NULL;
     if (json_get(j, o, "rope_type") && !json_text(j, o, "rope_type", &type, e)) { return false; }
@@ -136,12 +135,12 @@ static inline bool config_read_rope(const Json* j, const JsonNode* o, RopeFields
     return r->high > r->low || json_wanted(j, o, "high_freq_factor", e, "more than low_freq_factor, %g", r->low);
 }
 
-/* "path: a.x is 1, but b.x is 2" unless both are equal. */
+/* Fails with "FILE: a.key is x, but b.key is y" unless x and y are equal. */
 static inline bool config_agree(const Json* j, const char* a, double x, const char* b, double y, const char* key, Error* e) {
     return x == y || fail(e, "%s: %s.%s is %.17g, but %s.%s is %.17g: wanted one value", j->path, a, key, x, b, key, y);
 }
 
-/* Takes one statement of theta over into *theta, which an earlier one (`*from`) may have set. */
+/* Sets *theta, which an earlier field (`*from`) may have set already; fails if the two differ. */
 static inline bool config_take_theta(const Json* j, double* theta, const char** from, double value, const char* field,
                                      Error* e) {
     if (*from && *theta != value) {
@@ -152,8 +151,8 @@ static inline bool config_take_theta(const Json* j, double* theta, const char** 
     return true;
 }
 
-/* All spellings of RoPE's parameters: top-level rope_theta with rope_scaling (transformers 4), rope_parameters
- * (transformers 5), or all of them, then in agreement. */
+/* Reads RoPE's parameters in every spelling: top-level rope_theta with rope_scaling (transformers 4), rope_parameters
+ * (transformers 5), or all of them if they agree. */
 static inline bool config_read_all_rope(ModelConfig* c, const Json* j, Error* e) {
     const JsonNode* root = json_root(j);
     RopeFields both[2];
@@ -201,7 +200,7 @@ static inline bool config_read_all_rope(ModelConfig* c, const Json* j, Error* e)
     return true;
 }
 
-/* bos_token_id, and eos_token_id: one id or a list of up to MAX_EOS. */
+/* Reads bos_token_id and eos_token_id; the latter is one id or a list of up to MAX_EOS. */
 static inline bool config_read_ids(ModelConfig* c, const Json* j, Error* e) {
     int64_t bos = 0;
     if (!json_int_or(j, json_root(j), "bos_token_id", 0, c->vocab_size - 1, -1, &bos, e)) { return false; }
@@ -220,7 +219,7 @@ static inline bool config_read_ids(ModelConfig* c, const Json* j, Error* e) {
     return true;
 }
 
-/* hidden_act, model_type and architectures: what kind of model it is. */
+/* Checks that the model is a Llama: model_type, architectures, hidden_act, and no field of config_unsupported. */
 static inline bool config_check_kind(const Json* j, Error* e) {
     const JsonNode* root = json_root(j);
     const char* text = NULL;
@@ -250,12 +249,12 @@ static inline bool config_check_kind(const Json* j, Error* e) {
         const JsonNode* n = json_get(j, root, config_unsupported[i]);
         double number = 1;
         if (!n || n->type == JSON_FALSE || (json_node_double(j, n, &number) && number == 0)) { continue; }
-        return json_wanted(j, root, config_unsupported[i], e, "none: not supported");
+        return json_wanted(j, root, config_unsupported[i], e, "no such field: it is not supported");
     }
     return true;
 }
 
-/* One plain field. */
+/* Reads one plain field. */
 static inline bool config_read_field(ModelConfig* c, const Json* j, const ConfigField* field, Error* e) {
     const JsonNode* root = json_root(j);
     char* member = (char*)c + field->member;
@@ -283,7 +282,7 @@ static inline bool config_read_field(ModelConfig* c, const Json* j, const Config
     return false;
 }
 
-/* Fills in the heads where the file leaves them out; checks what depends on several fields. */
+/* Fills in num_kv_heads and head_dim if the file leaves them out; checks the heads against each other. */
 static inline bool config_check_heads(ModelConfig* c, const Json* j, Error* e) {
     const JsonNode* root = json_root(j);
     const bool derived = c->head_dim == 0;
@@ -303,7 +302,7 @@ static inline bool config_check_heads(ModelConfig* c, const Json* j, Error* e) {
     return true;
 }
 
-/* A parsed config.json. */
+/* Reads *c from a parsed config.json. */
 static inline bool config_parse(ModelConfig* c, const Json* j, Error* e) {
     memset(c, 0, sizeof *c);
     if (!config_check_kind(j, e)) { return false; }
@@ -313,7 +312,7 @@ static inline bool config_parse(ModelConfig* c, const Json* j, Error* e) {
     return config_check_heads(c, j, e) && config_read_ids(c, j, e) && config_read_all_rope(c, j, e);
 }
 
-/* Reads a Hugging Face config.json. Everything that would be computed wrongly is refused by name; null means absent. */
+/* Reads a Hugging Face config.json. Refuses by name what we would compute wrongly; null means absent. */
 static inline bool config_read(ModelConfig* c, const char* path, Error* e) {
     Json j;
     memset(c, 0, sizeof *c);
@@ -326,7 +325,7 @@ static inline bool config_read(ModelConfig* c, const char* path, Error* e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // writing
 
-/* The value of a plain field. */
+/* Writes the value of a plain field. */
 static inline void config_write_value(FILE* f, const ModelConfig* c, const ConfigField* field) {
     const char* member = (const char*)c + field->member;
     switch (field->kind) {
@@ -337,8 +336,8 @@ static inline void config_write_value(FILE* f, const ModelConfig* c, const Confi
     }
 }
 
-/* The parameters behind the opening brace of rope_scaling or rope_parameters. Floats keep a point: transformers 5 checks
- * their type. */
+/* Writes the llama3 parameters of rope_scaling or rope_parameters, without braces. Floats keep their decimal point:
+ * transformers 5 checks the type. */
 static inline void config_write_llama3(FILE* f, const ModelConfig* c) {
     fputs("\"rope_type\": \"llama3\", \"factor\": ", f);
     json_write_double(f, c->rope_factor);
@@ -354,7 +353,7 @@ static inline void config_write_llama3(FILE* f, const ModelConfig* c) {
     }
 }
 
-/* bos_token_id and eos_token_id, each with a comma behind it. */
+/* Writes bos_token_id and eos_token_id, each followed by a comma. */
 static inline void config_write_ids(FILE* f, const ModelConfig* c) {
     if (c->bos_id >= 0) {
         fprintf(f, "  \"bos_token_id\": %d,\n", c->bos_id);
@@ -368,8 +367,8 @@ static inline void config_write_ids(FILE* f, const ModelConfig* c) {
     fputs(c->num_eos > 1 ? "],\n" : ",\n", f);
 }
 
-/* Writes config.json for weights of `dtype` (F32, BF16 or F16), which the loader obeys; RoPE in the spellings of
- * transformers 4 and 5. The file is flushed to the disk. */
+/* Writes config.json and flushes it to disk. `dtype` (F32, BF16 or F16) tells transformers which dtype to load the weights
+ * as. RoPE is written in the spellings of transformers 4 and 5. */
 static inline bool config_write(const ModelConfig* c, const char* path, SafeDtype dtype, Error* e) {
     const char* torch_dtype = dtype == SAFE_BF16 ? "bfloat16" : dtype == SAFE_F16 ? "float16" : "float32";
     FILE* f = fopen(path, "wb");

@@ -1,9 +1,9 @@
-/* dataloader.h -- rows of tokens from token files (tokenfile.h), in an order that is a pure function of (seed, row).
+/* dataloader.h -- reads rows of tokens from token files (tokenfile.h), in an order that is a pure function of (seed, row).
  *
- * A row is T+1 consecutive tokens of one shard, starting at a multiple of T: T inputs and, one place further, T targets.
- * A shard of n tokens holds (n - 1) / T rows; what is left over at its end is not read. Shards are the files that match
- * a glob pattern, sorted by the bytes of their paths. An epoch goes through all rows once: shard by shard, all rows of one
- * before the next. With `shuffle` both orders are Fisher-Yates permutations,
+ * A row is T+1 consecutive tokens of one shard, starting at a multiple of T: T inputs and, shifted by one, T targets.
+ * A shard of n tokens holds (n - 1) / T rows; the tokens left over at its end are not read. Shards are the files that match
+ * a glob pattern, sorted by the bytes of their paths. An epoch visits every row once, shard by shard. With `shuffle`, the
+ * order of the shards and the order of the rows in a shard are Fisher-Yates permutations:
  *
  *   for i = n-1 ... 1:  j = philox_below(seed, purpose, stream, index, i + 1);  swap(a[i], a[j])
  *
@@ -11,15 +11,15 @@
  *   order of the rows in a shard:     purpose RAND_SHUFFLE_ROWS, stream = shard (its place in sorted order),
  *                                     index = epoch << 32 | i
  *
- * The whole position is one number, `row`: rows given out since the first, over all ranks and epochs (epoch = row /
- * rows_per_epoch). Of the num_ranks * B rows that one dataloader_next() moves on, rank r gets the B from row + r * B on. A
- * batch that reaches past the end of an epoch goes on in the next one.
+ * One number holds the whole position: `row` counts the rows given out so far, over all ranks and epochs (epoch = row /
+ * rows_per_epoch). Each dataloader_next() advances by num_ranks * B rows; rank r gets the B rows from row + r * B on. A
+ * batch that passes the end of an epoch continues in the next epoch.
  *
- * A thread reads the next batch while the step computes. It changes nothing but the time: without it (no thread to be
- * had) batches are read when asked for. Its errors are told by the dataloader_next() that asks for that batch.
+ * A thread reads the next batch while the step computes. This saves time and changes nothing else: if no thread can be
+ * started, batches are read on demand. The dataloader_next() that asks for a batch reports the thread's errors.
  *
- * Every shard is checked when the loader opens; a token outside the vocabulary is found when its row is read. Documents
- * inside one row attend to each other; nothing here knows where one ends.
+ * Opening checks every shard's header. A token outside the vocabulary is found when its row is read. Documents in one row
+ * attend to each other: the loader does not know where a document ends.
  */
 #ifndef LLMC_DATALOADER_H
 #define LLMC_DATALOADER_H
@@ -40,37 +40,37 @@ typedef struct {
 typedef enum { AHEAD_EMPTY, AHEAD_ASKED, AHEAD_READY } AheadState;
 
 typedef struct {
-    // what was opened; fixed from then on, but for row
+    // set when the loader opens; only `row` changes later
     DataShard* shards;  // (num_shards), sorted by path
     int num_shards;
-    int B, T;             // rows and tokens a row of this rank's batch
-    int rank, num_ranks;  // of the processes that share the stream
+    int B, T;             // this rank's batch: B rows of T tokens
+    int rank, num_ranks;  // this process among those that share the stream
     uint64_t seed;
     bool shuffle;
     int token_bytes;          // 2 or 4, in all shards
-    int vocab_size;           // of the tokenizer the data was made with; 0: unknown
+    int vocab_size;           // of the tokenizer that made the data; 0: unknown
     uint64_t fingerprint;     // of that tokenizer; 0: unknown
     uint64_t num_tokens;      // of all shards
     uint64_t rows_per_epoch;  // of all shards
-    uint64_t row;             // the next row to be given out to rank 0; see above
+    uint64_t row;             // the next row for rank 0; see above
 
     // the reader; belongs to the thread while ahead == AHEAD_ASKED
-    int64_t vocab_limit;    // ids from here on are refused
+    int64_t vocab_limit;    // ids must be below
     uint64_t order_epoch;   // the epoch `order` is for
-    int* order;             // (num_shards) the epoch's order of shards
-    uint64_t* order_start;  // (num_shards + 1) rows of the epoch before the shard at each place
-    int place;              // place in `order` whose rows are in row_order; -1: none
-    uint32_t* row_order;    // (largest num_rows) the order of that shard's rows; NULL without shuffle
-    FILE* file;             // the shard opened last
+    int* order;             // (num_shards) the shards in the epoch's order
+    uint64_t* order_start;  // (num_shards + 1) rows of the epoch before each place of `order`
+    int place;              // place in `order` that row_order belongs to; -1: none
+    uint32_t* row_order;    // (largest num_rows) that shard's rows in order; NULL without shuffle
+    FILE* file;             // the shard opened last, file_shard
     int file_shard;         // -1: none
-    unsigned char* raw;     // (T+1) tokens as they lie in the file
+    unsigned char* raw;     // (T+1) tokens as stored in the file
 
     // one batch read ahead
     pthread_t thread;
     pthread_mutex_t mutex;
-    pthread_cond_t changed;  // `ahead` or `quit` did
+    pthread_cond_t changed;  // signals a change of `ahead` or `quit`
     bool threaded;           // the thread runs
-    bool thread_tried;       // it was started, or could not be
+    bool thread_tried;       // an attempt to start it was made
     bool quit;
     AheadState ahead;
     uint64_t ahead_row;   // the batch's first row of this rank
@@ -82,7 +82,7 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------------------
 // the order of rows
 
-/* Fills a[0..n) with an epoch's order of the rows of a shard, as described at the top. */
+/* Fills a[0..n) with an epoch's order of a shard's rows; see the top of the file. */
 static inline void dataloader_permute_rows(uint32_t* a, uint64_t n, uint64_t seed, uint32_t shard, uint64_t epoch) {
     for (uint64_t i = 0; i < n; i++) { a[i] = (uint32_t)i; }
     for (uint64_t i = n - 1; i >= 1; i--) {
@@ -93,7 +93,7 @@ static inline void dataloader_permute_rows(uint32_t* a, uint64_t n, uint64_t see
     }
 }
 
-/* The same for the order of the shards. */
+/* Fills a[0..n) with an epoch's order of the shards. */
 static inline void dataloader_permute_shards(int* a, int n, uint64_t seed, uint64_t epoch) {
     for (int i = 0; i < n; i++) { a[i] = i; }
     for (int i = n - 1; i >= 1; i--) {
@@ -120,7 +120,7 @@ static void dataloader_order_epoch(DataLoader* d, uint64_t epoch) {
     d->place = -1;
 }
 
-/* Which shard, and which row in it, is row `row` of the stream. */
+/* Finds row `row` of the stream: its shard and its row in that shard. */
 static inline void dataloader_locate(DataLoader* d, uint64_t row, int* shard, uint64_t* row_in_shard) {
     uint64_t epoch = row / d->rows_per_epoch, in_epoch = row % d->rows_per_epoch;
     if (epoch != d->order_epoch) { dataloader_order_epoch(d, epoch); }
@@ -172,7 +172,7 @@ static bool dataloader_read_bytes(DataLoader* d, int shard, uint64_t offset, siz
     return true;
 }
 
-/* The T+1 tokens of row `row` of the stream. */
+/* Reads the T+1 tokens of row `row` of the stream. */
 static bool dataloader_read_row(DataLoader* d, uint64_t row, int32_t* tokens /* (T+1) */, Error* e) {
     int shard;
     uint64_t row_in_shard;
@@ -227,14 +227,14 @@ static void* dataloader_thread(void* arg) {
 
 static void dataloader_start_thread(DataLoader* d) {
     d->thread_tried = true;
-    sigset_t all, old;  // SIGINT and SIGTERM are for the thread that trains
+    sigset_t all, old;  // the thread blocks all signals: the training thread handles SIGINT and SIGTERM
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
     d->threaded = pthread_create(&d->thread, NULL, dataloader_thread, d) == 0;
     pthread_sigmask(SIG_SETMASK, &old, NULL);
 }
 
-/* After this the reader is the caller's until it asks for another batch. */
+/* Waits for the thread. Afterwards the reader belongs to the caller until it asks for another batch. */
 static void dataloader_wait(DataLoader* d) {
     if (!d->threaded) { return; }
     pthread_mutex_lock(&d->mutex);
@@ -256,7 +256,7 @@ static bool dataloader_find_shards(DataLoader* d, const char* pattern, Error* e)
     }
     glob_t g;
     memset(&g, 0, sizeof g);
-    // a path that exists is meant as it stands, whatever brackets it has
+    // take a path that exists literally, even if it has brackets
     int rc = file_exists(pattern) ? GLOB_NOMATCH : glob(pattern, GLOB_NOSORT, NULL, &g);
     if (rc != 0 && rc != GLOB_NOMATCH) {
         globfree(&g);
@@ -279,7 +279,8 @@ static bool dataloader_find_shards(DataLoader* d, const char* pattern, Error* e)
     return ok;
 }
 
-/* Checks shard i alone and against the shards before it. *vocab_from, *print_from: the first shard that tells each. */
+/* Checks shard i by itself and against the shards before it. *vocab_from and *print_from are the first shards that give a
+ * vocabulary size and a fingerprint; -1: none yet. */
 static bool dataloader_check_shard(DataLoader* d, int i, int* vocab_from, int* print_from, Error* e) {
     DataShard* s = &d->shards[i];
     TokenFileHeader h;
@@ -312,20 +313,20 @@ static bool dataloader_check_shard(DataLoader* d, int i, int* vocab_from, int* p
     if (h.num_tokens < (uint64_t)d->T + 1) {
         return fail(e, "%s: holds %llu tokens, wanted at least %lld, one row of --seq %d and its last target\n  hint: %s",
                     s->path, (unsigned long long)h.num_tokens, (long long)d->T + 1, d->T,
-                    h.num_tokens >= 2 ? "a smaller --seq, or more text" : "the file has no text in it");
+                    h.num_tokens >= 2 ? "use a smaller --seq or more text" : "the file has no text in it");
     }
     s->num_tokens = h.num_tokens;
     s->num_rows = (h.num_tokens - 1) / (uint64_t)d->T;
     if (s->num_rows >> 32) {
-        return fail(e, "%s: holds %llu rows of --seq %d, wanted below 2^32\n  hint: a larger --seq, or smaller shards", s->path,
-                    (unsigned long long)s->num_rows, d->T);
+        return fail(e, "%s: holds %llu rows of --seq %d, wanted below 2^32\n  hint: use a larger --seq or smaller shards",
+                    s->path, (unsigned long long)s->num_rows, d->T);
     }
     d->num_tokens += s->num_tokens;
     d->rows_per_epoch += s->num_rows;
     return true;
 }
 
-/* Stops the thread and frees everything; also after a failed open, and twice. */
+/* Stops the thread and frees everything. May be called after a failed open, and twice. */
 static inline void dataloader_close(DataLoader* d) {
     if (d->threaded) {
         pthread_mutex_lock(&d->mutex);
@@ -334,7 +335,7 @@ static inline void dataloader_close(DataLoader* d) {
         pthread_mutex_unlock(&d->mutex);
         pthread_join(d->thread, NULL);
     }
-    if (d->ahead_rows) {  // what open makes last
+    if (d->ahead_rows) {  // dataloader_open() got as far as the mutex
         pthread_mutex_destroy(&d->mutex);
         pthread_cond_destroy(&d->changed);
     }
@@ -349,10 +350,10 @@ static inline void dataloader_close(DataLoader* d) {
     memset(d, 0, sizeof *d);
 }
 
-/* Opens every file that `pattern` names (a path, or a glob pattern) and checks all headers. B, T > 0, 0 <= rank < num_ranks.
- * Starts at row 0. Refuses: no file, a folder, a damaged header, a size that is not the header's, shards that differ in
- * width, vocabulary or tokenizer, a shard without one row, fewer rows in all than one batch of all ranks. The
- * loader must stay at its address until it is closed. */
+/* Opens every file that `pattern` names (a path or a glob pattern) and checks all headers. B, T > 0, 0 <= rank < num_ranks.
+ * Starts at row 0. Fails on: no file, a folder, a damaged header, a size that contradicts the header, shards that differ in
+ * token width, vocabulary or tokenizer, a shard of less than one row, fewer rows in all than one batch of all ranks. Do not
+ * move the loader in memory until it is closed. */
 static inline bool dataloader_open(DataLoader* d, const char* pattern, int B, int T, int rank, int num_ranks, uint64_t seed,
                                    bool shuffle, Error* e) {
     memset(d, 0, sizeof *d);
@@ -374,7 +375,7 @@ static inline bool dataloader_open(DataLoader* d, const char* pattern, int B, in
     if (ok && d->rows_per_epoch < batch) {
         ok = fail(e,
                   "%s: holds %llu rows of --seq %d in all, wanted at least %llu, one batch (--batch %d on %d rank%s)\n"
-                  "  hint: a smaller --batch or --seq, or more text",
+                  "  hint: use a smaller --batch or --seq, or more text",
                   pattern, (unsigned long long)d->rows_per_epoch, T, (unsigned long long)batch, B, num_ranks,
                   num_ranks == 1 ? "" : "s");
     }
@@ -394,21 +395,21 @@ static inline bool dataloader_open(DataLoader* d, const char* pattern, int B, in
     return true;
 }
 
-/* Holds the data against the model and the run's tokenizer (fingerprint 0: the run has none), and from here on
- * refuses tokens the model has no row for. Call it before the first batch. */
+/* Checks the data against the model and the run's tokenizer (fingerprint 0: none). From then on, reading refuses tokens
+ * outside the model's vocabulary. Call it before the first batch. */
 static inline bool dataloader_check_vocab(DataLoader* d, int model_vocab, uint64_t tokenizer_fingerprint, Error* e) {
     const char* path = d->shards[0].path;
     dataloader_wait(d);
     if (d->vocab_size > model_vocab) {
         return fail(e,
                     "%s: vocabulary is %d tokens, but the model has only %d\n"
-                    "  hint: tokenize the text again, with the model's tokenizer: ./tokenize --tokenizer DIR -o OUT.bin FILE",
+                    "  hint: tokenize the text again with the model's tokenizer: ./tokenize --tokenizer DIR -o OUT.bin FILE",
                     path, d->vocab_size, model_vocab);
     }
     if (d->fingerprint && tokenizer_fingerprint && d->fingerprint != tokenizer_fingerprint) {
         return fail(e,
                     "%s: was made with another tokenizer (fingerprint %016llx) than this run's (%016llx)\n"
-                    "  hint: give the one it was made with as --tokenizer DIR, or tokenize the text again",
+                    "  hint: give the tokenizer that made it as --tokenizer DIR, or tokenize the text again",
                     path, (unsigned long long)d->fingerprint, (unsigned long long)tokenizer_fingerprint);
     }
     if (!d->vocab_size || model_vocab < d->vocab_size) { d->vocab_limit = model_vocab; }
@@ -418,7 +419,7 @@ static inline bool dataloader_check_vocab(DataLoader* d, int model_vocab, uint64
 // ---------------------------------------------------------------------------------------------------------------------
 // the stream
 
-/* The next batch starts at `row`, counted as above; a run resumed there sees the same tokens as one never stopped. */
+/* Makes the next batch start at `row` of the stream. A run resumed there sees the same tokens as one that never stopped. */
 static inline void dataloader_seek(DataLoader* d, uint64_t row) { d->row = row; }
 
 static void dataloader_ask(DataLoader* d, uint64_t first) {
@@ -434,8 +435,8 @@ static void dataloader_ask(DataLoader* d, uint64_t first) {
     pthread_mutex_unlock(&d->mutex);
 }
 
-/* Gives this rank's B rows, inputs x and targets y, and moves on by num_ranks * B rows. On an error (a token outside the
- * vocabulary, a file that vanished or shrank) the position stays. */
+/* Reads this rank's next B rows into inputs x and targets y, and advances by num_ranks * B rows. On an error (a token
+ * outside the vocabulary, a file that vanished or shrank) the position stays. */
 static inline bool dataloader_next(DataLoader* d, int32_t* x /* (B, T) */, int32_t* y /* (B, T) */, Error* e) {
     uint64_t first = d->row + (uint64_t)d->rank * (uint64_t)d->B, step = (uint64_t)d->num_ranks * (uint64_t)d->B;
     size_t T = (size_t)d->T;

@@ -1,4 +1,4 @@
-/* file_sums.h -- size and CRC-32C of files, as a checkpoint remembers them. */
+/* file_sums.h -- sizes and CRC-32C checksums of a checkpoint's files. */
 #ifndef LLMC_FILE_SUMS_H
 #define LLMC_FILE_SUMS_H
 
@@ -9,7 +9,7 @@
 #include "llmc/base/crc.h"
 
 typedef struct {
-    char name[256];  // inside of the checkpoint
+    char name[256];  // relative to the checkpoint's folder
     uint64_t size;
     uint32_t crc;
 } FileSum;
@@ -34,7 +34,7 @@ static inline void file_sums_free(FileSums* sums) {
     memset(sums, 0, sizeof *sums);
 }
 
-/* The file of this name, or NULL. */
+/* Returns the entry of this name, or NULL. */
 static inline const FileSum* file_sums_find(const FileSums* sums, const char* name) {
     for (size_t i = 0; i < sums->count; i++) {
         if (strcmp(sums->items[i].name, name) == 0) { return &sums->items[i]; }
@@ -46,7 +46,7 @@ static inline int file_sums_compare(const void* a, const void* b) {
     return strcmp(((const FileSum*)a)->name, ((const FileSum*)b)->name);
 }
 
-/* Size and checksum of a file, which all threads read together. */
+/* Computes the size and checksum of a file. All threads read it together. */
 static inline bool file_sum(const char* path, uint64_t* size, uint32_t* crc, Error* e) {
     enum { PIECE = 1 << 20 };  // bytes
     FILE* f = open_input(path, size, e);
@@ -73,7 +73,7 @@ static inline bool file_sum(const char* path, uint64_t* size, uint32_t* crc, Err
     return ok;
 }
 
-/* Whether a file has the checksum that was remembered. */
+/* Checks a file's checksum against the recorded one. */
 static inline bool file_sum_check(const FileSum* wanted, const char* path, uint32_t crc, Error* e) {
     if (crc == wanted->crc) { return true; }
     return fail(e, "%s: the checksum is %" PRIu32 ", wanted %" PRIu32 " as trainer_state.json says: the file is damaged", path,

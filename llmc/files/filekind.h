@@ -1,19 +1,19 @@
-/* filekind.h -- what a file that is not what it should be looks like, so that an error can say so.
+/* filekind.h -- recognizes common file types, for the error message about a wrong file.
  */
 #ifndef LLMC_FILEKIND_H
 #define LLMC_FILEKIND_H
 
 #include "llmc/base/utils.h"
 
-/* What a file that is not what it should be looks like, from its first n bytes; NULL where nothing is recognised. */
+/* Names the kind of file that starts with these n bytes, or returns NULL. */
 static inline const char* file_looks_like(const char* head, size_t n) {
     // clang-format off
     static const struct { const char *start, *what; } kinds[] = {
         {"GGUF", "a GGUF file"},
-        {"PK\003\004", "a zip archive (PyTorch's .bin and .pth are such)"},
+        {"PK\003\004", "a zip archive (as PyTorch's .bin and .pth files are)"},
         {"\200\002", "a Python pickle"},
         {"\200\004", "a Python pickle"},
-        {"version https://git-lfs", "a Git LFS pointer (git lfs pull fetches the file itself)"},
+        {"version https://git-lfs", "a Git LFS pointer (run git lfs pull to get the file itself)"},
         {"<!DOCTYPE", "an HTML page"},
         {"<!doctype", "an HTML page"},
         {"<html", "an HTML page"},
@@ -25,8 +25,8 @@ static inline const char* file_looks_like(const char* head, size_t n) {
     };
     // clang-format on
     if (n == 0) { return "an empty file"; }
-    // a safetensors header: its length in 8 bytes, the upper four 0 and followed by an object; asked first, for the lower
-    // bytes of a length may be the first ones of any other kind
+    // a safetensors file: 8 bytes of header length, the upper four 0, then an object. Check it first: the lower bytes of
+    // the length may equal the first bytes of any other kind
     if (n >= 9 && memcmp(head + 4, "\0\0\0\0{", 5) == 0) { return "a safetensors file"; }
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         const size_t length = strlen(kinds[i].start);

@@ -1,4 +1,4 @@
-/* folder.h -- walks, flushes and removes folders. */
+/* folder.h -- walks and removes folders; writes and flushes whole files. */
 #ifndef LLMC_FOLDER_H
 #define LLMC_FOLDER_H
 
@@ -6,7 +6,8 @@
 
 #include <dirent.h>
 
-/* The next entry, "." and ".." left out; *entry is NULL at the end. readdir() says NULL for an error, too: only errno tells. */
+/* Gets the next entry, without "." and ".."; *entry is NULL at the end. readdir() also returns NULL on an error: only errno
+ * tells them apart. */
 static inline bool folder_next(DIR* d, const char* path, struct dirent** entry, Error* e) {
     do {
         errno = 0;
@@ -16,14 +17,14 @@ static inline bool folder_next(DIR* d, const char* path, struct dirent** entry, 
     return true;
 }
 
-/* True where `dir` holds a file of this name. */
+/* Tells whether `dir` holds a file of this name. */
 static inline bool folder_has(const char* dir, const char* name) {
     char path[PATH_CAP];
     Error ignored = NO_ERROR;
     return path_join(path, dir, name, &ignored) && file_exists(path);
 }
 
-/* Flushes a file that someone else wrote and closed. */
+/* Flushes a file that was written and closed elsewhere. */
 static inline bool sync_file(const char* path, Error* e) {
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
     bool ok = fd >= 0 && fsync(fd) == 0;
@@ -32,7 +33,7 @@ static inline bool sync_file(const char* path, Error* e) {
     return ok || fail(e, "%s: cannot flush the file: %s", path, strerror(cause));
 }
 
-/* Writes a whole file and flushes it; removes what is left of one that failed. */
+/* Writes a whole file and flushes it. Removes the file if that fails. */
 static inline bool write_file(const char* path, const void* data, size_t size, Error* e) {
     FILE* f = fopen(path, "wb");
     if (!f) { return fail(e, "%s: cannot make the file: %s", path, strerror(errno)); }
@@ -43,13 +44,13 @@ static inline bool write_file(const char* path, const void* data, size_t size, E
     return ok;
 }
 
-/* Whether `path` itself, no link to it, is a folder. */
+/* Tells whether `path` is a folder itself, not a link to one. */
 static inline bool is_own_directory(const char* path) {
     struct stat st;
     return lstat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
-/* rm -r of a folder; a folder four levels down is none of ours and stays. */
+/* Removes a folder and what is in it. Fails on a folder more than four levels down, which no checkpoint has. */
 static inline bool remove_tree_at(const char* path, int depth, Error* e) {
     DIR* d = opendir(path);
     if (!d) { return fail(e, "%s: cannot open the folder: %s", path, strerror(errno)); }
@@ -68,7 +69,7 @@ static inline bool remove_tree_at(const char* path, int depth, Error* e) {
     return ok && (rmdir(path) == 0 || fail(e, "%s: cannot remove the folder: %s", path, strerror(errno)));
 }
 
-/* Removes a folder where there is one, or what stands in its place. No link is followed: of one the link itself is removed. */
+/* Removes a folder, or a file in its place, if there is one. Follows no link: if `path` is a link, removes the link itself. */
 static inline bool remove_tree(const char* path, Error* e) {
     struct stat st;
     if (lstat(path, &st) != 0) { return true; }

@@ -1,13 +1,13 @@
-/* json.h -- a strict JSON reader (RFC 8259) and the two writers that need care: strings and floating-point numbers.
+/* json.h -- reads strict JSON (RFC 8259); writes the two values that need care, strings and floating-point numbers.
  *
- * A text becomes one flat array of nodes in document order: a container is followed by its whole subtree, so its first
- * child is the next node, and each node knows the index of its next sibling. Strings are decoded in place in the text
- * (an escape is never shorter than what it stands for) and end in a NUL; they may hold NULs, so they carry a length.
+ * The parser turns a text into one flat array of nodes in document order. A container is followed by its whole subtree, so
+ * its first child is the next node; each node holds the index of its next sibling. Strings are decoded in place (an escape
+ * is never shorter than what it stands for) and end in a NUL. They may also contain NULs, so they carry a length.
  * Numbers stay text until a field asks for an integer or a double: no seed or position loses bits in a double.
  *
- * Refused, naming file, line and byte column: anything outside of the grammar, invalid UTF-8, lone surrogates, a byte
+ * The parser refuses, with file, line and byte column: anything outside the grammar, invalid UTF-8, lone surrogates, a byte
  * order mark, nesting above JSON_MAX_DEPTH, duplicate keys (found by hashing, so large vocabularies stay linear).
- * Memory is bounded by the text: a node takes 24 bytes and at least two bytes of text.
+ * The text bounds the memory: a node is 24 bytes and stands for about two bytes of text or more.
  */
 #ifndef LLMC_JSON_H
 #define LLMC_JSON_H
@@ -24,10 +24,10 @@ typedef enum { JSON_NULL, JSON_FALSE, JSON_TRUE, JSON_NUMBER, JSON_STRING, JSON_
 
 typedef struct {
     uint32_t at;       // string, number: where its text starts in Json.text
-    uint32_t length;   // string, number: its bytes; array, object: its direct children
+    uint32_t length;   // string, number: bytes; array, object: direct children
     uint32_t key;      // member of an object: where its key starts in Json.text
     uint32_t key_len;  // bytes of the key
-    uint32_t next;     // index of the next sibling, 0: none
+    uint32_t next;     // index of the next sibling; 0: none
     uint32_t type;     // JsonType
 } JsonNode;
 
@@ -35,7 +35,7 @@ typedef struct {
     JsonNode* nodes;  // nodes[0] is the root
     size_t count;
     char* text;        // owned
-    const char* path;  // borrowed: for messages, must live as long as the Json is asked for fields
+    const char* path;  // borrowed, for messages: must outlive the last request for a field
 } Json;
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -43,10 +43,10 @@ typedef struct {
 
 typedef struct {
     Json* j;
-    char* text;        // the whole text; a NUL lies behind it and stops every scan
+    char* text;        // the whole text; the NUL after it stops every scan
     char* p;           // the next byte
     char* end;         // the NUL
-    char* line_start;  // of the current line
+    char* line_start;  // first byte of the current line
     size_t line;       // 1-based
     size_t cap;        // nodes allocated
     Error* e;
@@ -61,7 +61,7 @@ LLMC_PRINTF(3, 4) static bool json_fail(JsonParser* s, const char* at, const cha
     return fail(s->e, "%s:%zu:%zu: %s", s->j->path, s->line, (size_t)(at - s->line_start) + 1, cause);
 }
 
-/* "found X, wanted Y" at the next byte. */
+/* Fails with "found X, wanted Y" at the next byte. */
 static inline bool json_unexpected(JsonParser* s, const char* wanted) {
     unsigned char c = (unsigned char)*s->p;
     if (s->p == s->end) { return json_fail(s, s->p, "the text ends here, wanted %s", wanted); }
@@ -96,7 +96,7 @@ static inline bool json_new_node(JsonParser* s, JsonType type, uint32_t* index) 
     return true;
 }
 
-/* Four hexadecimal digits at p, or -1. */
+/* Returns the value of the four hexadecimal digits at p, or -1. */
 static inline int json_hex4(const char* p) {
     int value = 0;
     for (int i = 0; i < 4; i++) {
@@ -111,7 +111,7 @@ static inline int json_hex4(const char* p) {
     return value;
 }
 
-/* The escape at s->p (a backslash): decodes it to *out and moves both on. */
+/* Decodes the escape at s->p (a backslash) to *out; advances both. */
 static inline bool json_escape(JsonParser* s, char** out) {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
     const char c = s->p[1];
@@ -121,8 +121,8 @@ static inline bool json_escape(JsonParser* s, char** out) {
         s->p += 2;
         return true;
     }
-    if (c != 'u') { return json_fail(s, s->p, "an escape that JSON does not have"); }
-    int code = json_hex4(s->p + 2);  // stops at the NUL behind the text
+    if (c != 'u') { return json_fail(s, s->p, "JSON has no such escape"); }
+    int code = json_hex4(s->p + 2);  // stops at the NUL after the text
     if (code < 0) { return json_fail(s, s->p, "\\u is not followed by four hexadecimal digits"); }
     size_t used = 6;
     if (code >= 0xD800 && code < 0xE000) {
@@ -136,7 +136,7 @@ static inline bool json_escape(JsonParser* s, char** out) {
     return true;
 }
 
-/* The string at s->p (its opening quote), decoded in place: *at and *length tell where. */
+/* Decodes the string at s->p (its opening quote) in place, to *length bytes at s->text + *at. */
 static inline bool json_parse_string(JsonParser* s, uint32_t* at, uint32_t* length) {
     char* out = ++s->p;
     *at = (uint32_t)(out - s->text);
@@ -156,7 +156,7 @@ static inline bool json_parse_string(JsonParser* s, uint32_t* at, uint32_t* leng
         }
     }
     *length = (uint32_t)(out - s->text) - *at;
-    *out = 0;  // at the latest over the closing quote
+    *out = 0;  // at or before the closing quote
     s->p++;
     return true;
 }
@@ -171,7 +171,7 @@ static inline bool json_parse_number(JsonParser* s, JsonNode* n) {
     n->at = (uint32_t)(s->p - s->text);
     if (*s->p == '-') { s->p++; }
     if (*s->p == '0') {
-        s->p++;  // no digit may follow: the caller then finds one where it wants a comma
+        s->p++;  // no digit may follow: the caller finds it where it wants a comma
     } else if (!json_digits(s)) {
         return false;
     }
@@ -205,7 +205,8 @@ static inline bool json_duplicate(JsonParser* s, const JsonNode* n) {
                      show_text(shown, sizeof shown, s->j->text + n->key, n->key_len));
 }
 
-/* No two members of an object share a key: pairwise in a small object, through an open-addressed table in a large one. */
+/* Checks that no two members of an object share a key: pairwise in a small object, with an open-addressed hash table in a
+ * large one. */
 static inline bool json_check_keys(JsonParser* s, uint32_t object) {
     const Json* j = s->j;
     const JsonNode* nodes = j->nodes;
@@ -221,7 +222,7 @@ static inline bool json_check_keys(JsonParser* s, uint32_t object) {
     }
     size_t slots = 64;
     while (slots < count * 2) { slots *= 2; }
-    uint32_t* table = (uint32_t*)calloc(slots, sizeof(uint32_t));  // node index; 0, the root, is no member
+    uint32_t* table = (uint32_t*)calloc(slots, sizeof(uint32_t));  // node index; 0: empty (node 0, the root, is no member)
     if (!table) { return json_fail(s, s->p, "out of memory for an object of %zu members", count); }
     bool ok = true;
     for (uint32_t a = object + 1; ok && a; a = nodes[a].next) {
@@ -243,7 +244,7 @@ static inline bool json_word(JsonParser* s, const char* word) {
     return true;
 }
 
-/* One value at s->p. Recurses at most JSON_MAX_DEPTH deep. */
+/* Parses the value at s->p; *index is its node. Recurses at most JSON_MAX_DEPTH deep. */
 static inline bool json_parse_value(JsonParser* s, int depth, uint32_t* index) {
     const char c = *s->p;
     const JsonType type = c == '{'   ? JSON_OBJECT
@@ -302,8 +303,8 @@ static inline void json_free(Json* j) {
     memset(j, 0, sizeof *j);
 }
 
-/* Parses `len` bytes of text. `text` was made by malloc, holds a NUL at text[len], and belongs to the Json from now on,
- * also where parsing fails. `path` names the text in messages and is borrowed. */
+/* Parses `len` bytes of text. `text` comes from malloc, has a NUL at text[len], and belongs to the Json from now on, also
+ * if parsing fails. `path` names the text in messages and is borrowed. */
 static inline bool json_parse(Json* j, char* text, size_t len, const char* path, Error* e) {
     memset(j, 0, sizeof *j);
     j->text = text;
@@ -351,32 +352,32 @@ static inline bool json_read_file(Json* j, const char* path, uint64_t max_bytes,
 
 static inline const JsonNode* json_root(const Json* j) { return &j->nodes[0]; }
 
-/* First element or member of a container; NULL where it is empty or no container. */
+/* Returns the first element or member of a container; NULL if it is empty or not a container. */
 static inline const JsonNode* json_first(const Json* j, const JsonNode* n) {
     (void)j;
     return n->type >= JSON_ARRAY && n->length > 0 ? n + 1 : NULL;
 }
 
-/* The sibling behind n, or NULL. */
+/* Returns the next sibling of n, or NULL. */
 static inline const JsonNode* json_next(const Json* j, const JsonNode* n) { return n->next ? &j->nodes[n->next] : NULL; }
 
-/* Elements of an array, members of an object, bytes of a string. */
+/* Returns the number of elements of an array, members of an object, or bytes of a string. */
 static inline size_t json_length(const JsonNode* n) { return n->length; }
 
-/* The key of a member of an object. */
+/* Returns the key of an object's member; `len` (or NULL) gets its bytes. */
 static inline const char* json_key(const Json* j, const JsonNode* n, size_t* len) {
     if (len) { *len = n->key_len; }
     return j->text + n->key;
 }
 
-/* The bytes of a string (NUL behind them), or NULL where n is NULL or no string. */
+/* Returns the bytes of a string, followed by a NUL; NULL if n is NULL or not a string. `len` may be NULL. */
 static inline const char* json_string(const Json* j, const JsonNode* n, size_t* len) {
     if (!n || n->type != JSON_STRING) { return NULL; }
     if (len) { *len = n->length; }
     return j->text + n->at;
 }
 
-/* The member with this key, null or not; NULL where it is absent or `object` is none. Linear. */
+/* Returns the member with this key, even if it is null; NULL if it is absent or `object` is not an object. Linear. */
 static inline const JsonNode* json_get_any(const Json* j, const JsonNode* object, const char* key) {
     if (!object || object->type != JSON_OBJECT) { return NULL; }
     const size_t len = strlen(key);
@@ -386,13 +387,13 @@ static inline const JsonNode* json_get_any(const Json* j, const JsonNode* object
     return NULL;
 }
 
-/* The member with this key; NULL where it is absent or null. */
+/* Returns the member with this key; NULL if it is absent or null. */
 static inline const JsonNode* json_get(const Json* j, const JsonNode* object, const char* key) {
     const JsonNode* n = json_get_any(j, object, key);
     return n && n->type != JSON_NULL ? n : NULL;
 }
 
-/* An integer written without fraction and exponent, if it fits. */
+/* Reads an integer without fraction or exponent; false if it does not fit. */
 static inline bool json_node_int(const Json* j, const JsonNode* n, int64_t* out) {
     if (!n || n->type != JSON_NUMBER) { return false; }
     const char* s = j->text + n->at;
@@ -419,21 +420,21 @@ static inline bool json_node_u64(const Json* j, const JsonNode* n, uint64_t* out
     return true;
 }
 
-/* A number as the nearest double; infinite where it is too large for one. */
+/* Reads a number as the nearest double; infinite if it is too large. */
 static inline bool json_node_double(const Json* j, const JsonNode* n, double* out) {
     if (!n || n->type != JSON_NUMBER) { return false; }
-    *out = strtod(j->text + n->at, NULL);  // what follows a number (comma, bracket, space, NUL) ends strtod, too
+    *out = strtod(j->text + n->at, NULL);  // the byte after a number (comma, bracket, space, NUL) stops strtod
     return true;
 }
 
-/* Whether a node is the string `want`. */
+/* Tells whether a node is the string `want`. */
 static inline bool json_is_string(const Json* j, const JsonNode* n, const char* want) {
     size_t len = 0;
     const char* s = json_string(j, n, &len);
     return s && len == strlen(want) && memcmp(s, want, len) == 0;
 }
 
-/* Whether the member is absent, null, false, 0 or "": then it asks for nothing. */
+/* Tells whether the member is absent, null, false, 0 or "": all mean off. */
 static inline bool json_is_off(const Json* j, const JsonNode* object, const char* key) {
     const JsonNode* n = json_get(j, object, key);
     double value = 1;
@@ -442,10 +443,10 @@ static inline bool json_is_off(const Json* j, const JsonNode* object, const char
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// typed fields. Each reads the member `key` of `object`, or fails with "FILE: FIELD is FOUND, wanted WANTED", where FIELD
-// is its dotted path. Without `_or` the field must be there; with `_or` an absent or null one gives the default.
+// typed fields. Each function reads the member `key` of `object`, or fails with "FILE: FIELD is FOUND, wanted WANTED",
+// where FIELD is the dotted path. Without `_or` the field must be there; with `_or` an absent or null field gives `fallback`.
 
-/* What stands at a node, for messages. */
+/* Writes a node's value for a message. */
 static inline const char* json_show(char* out, size_t cap, const Json* j, const JsonNode* n) {
     if (!n) {
         snprintf(out, cap, "missing");
@@ -463,13 +464,13 @@ static inline const char* json_show(char* out, size_t cap, const Json* j, const 
     return out;
 }
 
-/* The dotted path of a member of `object`: "rope_scaling.factor"; array elements count from 0. */
+/* Writes the dotted path of a member of `object`: "rope_scaling.factor"; array elements count from 0. */
 static inline const char* json_field(char* out, size_t cap, const Json* j, const JsonNode* object, const char* key) {
     size_t used = 0;
     const JsonNode* at = json_root(j);
     out[0] = 0;
-    while (at &&
-           at != object) {  // a subtree is one range of nodes, so the child that holds `object` is the last that starts before
+    // a subtree is one range of nodes, so the child that holds `object` is the last one that starts before it
+    while (at && at != object) {
         const JsonNode* inside = NULL;
         size_t place = 0, inside_place = 0;
         for (const JsonNode* n = json_first(j, at); n && n <= object; n = json_next(j, n), place++) {
@@ -492,7 +493,7 @@ static inline const char* json_field(char* out, size_t cap, const Json* j, const
     return out;
 }
 
-/* "path: field is X, wanted ..." */
+/* Fails with "FILE: FIELD is FOUND, wanted ..."; the format gives what was wanted. */
 LLMC_PRINTF(5, 6)
 static bool json_wanted(const Json* j, const JsonNode* object, const char* key, Error* e, const char* fmt, ...) {
     char field[256], found[128], wanted[256];
@@ -555,7 +556,7 @@ static inline bool json_bool_or(const Json* j, const JsonNode* object, const cha
     return !json_get(j, object, key) || json_bool(j, object, key, out, e);
 }
 
-/* A string without NULs, borrowed from the Json. */
+/* Reads a string without NULs; it is borrowed from the Json. */
 static inline bool json_text(const Json* j, const JsonNode* object, const char* key, const char** out, Error* e) {
     size_t len = 0;
     const char* s = json_string(j, json_get(j, object, key), &len);
@@ -569,7 +570,7 @@ static inline bool json_text(const Json* j, const JsonNode* object, const char* 
 // ---------------------------------------------------------------------------------------------------------------------
 // writing
 
-/* Writes a string in quotes; each byte that is not part of a UTF-8 character becomes U+FFFD. */
+/* Writes a string in quotes. Each byte that is not part of a UTF-8 character becomes U+FFFD. */
 static inline void json_write_string(FILE* f, const char* s, size_t len) {
     fputc('"', f);
     for (size_t i = 0; i < len;) {
@@ -599,11 +600,11 @@ static inline void json_write_string(FILE* f, const char* s, size_t len) {
     fputc('"', f);
 }
 
-/* json_write_string of a C string. */
+/* Writes a C string in quotes, as json_write_string(). */
 static inline void json_write_text(FILE* f, const char* text) { json_write_string(f, text, strlen(text)); }
 
-/* Writes the shortest decimal that reads back as the same double, always as a float ("8.0"); null where it is not
- * finite, since JSON has no word for that. */
+/* Writes the shortest decimal that reads back as the same double, always as a float ("8.0"). A value that is not finite is
+ * written as null: JSON has no word for it. */
 static inline void json_write_double(FILE* f, double value) {
     char text[40];
     if (!isfinite(value)) {
@@ -618,7 +619,7 @@ static inline void json_write_double(FILE* f, double value) {
     fprintf(f, "%s%s", text, strpbrk(text, ".e") ? "" : ".0");
 }
 
-/* The shortest decimal that reads back as the same float. */
+/* Writes the shortest decimal that reads back as the same float. */
 static inline void json_write_float(FILE* f, float value) {
     char text[40];
     snprintf(text, sizeof text, "%.9g", (double)value);

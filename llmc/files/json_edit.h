@@ -1,14 +1,14 @@
-/* json_edit.h -- changes one member of a JSON object in its text, so that all else stays byte for byte as its author wrote it.
+/* json_edit.h -- changes one member of a JSON object in its text and keeps every other byte.
  *
- * The text is that of an object which json_parse() has accepted; nothing is checked again here. Only members of the object
- * itself are found, by a key without escapes.
+ * json_parse() must have accepted the text as an object: nothing is checked again here. Only top-level members are found,
+ * by a key without escapes.
  */
 #ifndef LLMC_JSON_EDIT_H
 #define LLMC_JSON_EDIT_H
 
 #include "llmc/base/utils.h"  // defines: xmalloc
 
-/* Behind the string that starts at s. */
+/* Returns the end of the string that starts at s, past its closing quote. */
 static inline const char* json_skip_string(const char* s) {
     for (s++; *s != '"'; s++) { s += *s == '\\'; }
     return s + 1;
@@ -16,7 +16,7 @@ static inline const char* json_skip_string(const char* s) {
 
 static inline const char* json_skip_blank(const char* s) { return s + strspn(s, " \t\r\n"); }
 
-/* Where the value of the top-level member `key` stands in the text of a JSON object; false where there is none. */
+/* Finds the value of the top-level member `key` in the text of a JSON object, from *from up to *to; false if there is none. */
 static inline bool json_find_member(const char* text, const char* key, const char** from, const char** to) {
     const char* s = json_skip_blank(text) + 1;
     const size_t key_len = strlen(key);
@@ -34,7 +34,8 @@ static inline bool json_find_member(const char* text, const char* key, const cha
     return false;
 }
 
-/* The text with the value of `key` replaced, or the member put in front where it is absent. Returns memory for free(). */
+/* Returns the text with the value of `key` replaced, or with the member added in front if it is absent. Release it with
+ * free(). */
 static inline char* json_with_member(const char* text, const char* key, const char* value) {
     const char *from = NULL, *to = NULL;
     const bool there = json_find_member(text, key, &from, &to);
@@ -52,7 +53,7 @@ static inline char* json_with_member(const char* text, const char* key, const ch
     return out;
 }
 
-/* Replaces *text, which is freed, by json_with_member of it. */
+/* Replaces *text by json_with_member() of it; frees the old text. */
 static inline void json_set_member(char** text, const char* key, const char* value) {
     char* changed = json_with_member(*text, key, value);
     free(*text);

@@ -1,18 +1,17 @@
 /* logger.h -- OUT/log.jsonl: one JSON object a line, one line an event, one write() a line to an O_APPEND file.
  *
- *   {"event":"config", ...}      first line: version, time, program, argv, options, model, machine, data
- *   {"event":"step","step":7,"loss":3.9,"gnorm":0.8,"lr":0.0003,"ms":41.2,"tok_s":24854.4}
+ *   {"event":"config", ...}      first line: version, time, program, precision, machine, argv, options, model, train_tokens
+ *   {"event":"step","step":7,"loss":3.9,"gnorm":0.8,"lr":0.0003,"ms":41.2,"tok_s":24854.4}   ("skipped": why, if it was)
  *   {"event":"val","step":..,"loss":..}   {"event":"sample","step":..,"text":".."}
  *   {"event":"checkpoint","step":..,"path":".."}
- *   {"event":"resume","step":..,"path":"..", ...}   {"event":"end","step":..,"reason":".."}
+ *   {"event":"resume","step":..,"path":"..", ...}   {"event":"end","step":..,"reason":"..","seconds":..}
  *
- * "step" is the number of optimizer steps that are done: the first step's line says 1, and the checkpoint step_N holds what
- * came of the lines up to N. A number that is not finite is null.
- * Invariants: whatever stands before the last newline is whole lines. All events of a step are written before its
- * checkpoint, and the log is flushed to the disk before a checkpoint is renamed into place, so that a resumed run finds
- * every line up to its step. It cuts the lines of later steps, the "end" of the run that it continues, and the torn line
- * that a killed run may have left.
- * A line that cannot be written (disk full) is an error, and what was written of it is taken back.
+ * "step" counts the optimizer steps done: the first step's line says 1, and the checkpoint step_N holds the state after the
+ * lines up to N. A number that is not finite is written as null.
+ * Invariants: everything up to the last newline is whole lines. All events of a step are written before its checkpoint, and
+ * the log is flushed to disk before a checkpoint is renamed into place: a resumed run finds every line up to its step. A
+ * resumed run cuts off the lines of later steps, the "end" of the run that it continues, and a torn last line.
+ * A line that cannot be written (disk full) is an error; the part that was written is cut off again.
  */
 #ifndef LLMC_LOGGER_H
 #define LLMC_LOGGER_H
@@ -25,7 +24,7 @@
 typedef struct {
     int fd;  // -1: no log (all ranks but the first, and jobs that write nothing)
     char path[PATH_CAP];
-    FILE* line;  // the event being made
+    FILE* line;  // the event being written, in memory
     char* text;  // its text
     size_t size;
 } Logger;
@@ -40,7 +39,7 @@ static inline void logger_close(Logger* g) {
     logger_none(g);
 }
 
-/* Length of the part that a run going on from `step` keeps: whole lines up to the first one of a later step or of an end. */
+/* Finds the length in bytes that a run resumed at `step` keeps: whole lines up to the first "end" or line of a later step. */
 static inline bool logger_find_cut(const char* path, int64_t step, off_t* keep, Error* e) {
     FILE* f = fopen(path, "rb");
     *keep = 0;
@@ -49,11 +48,11 @@ static inline bool logger_find_cut(const char* path, int64_t step, off_t* keep, 
     size_t cap = 0;
     ssize_t len;
     while ((len = getline(&line, &cap, f)) > 0 && line[len - 1] == '\n') {
-        // a line that is not ours stays where it is
+        // keep a line that is not ours
         Error ignored = NO_ERROR;
         Json j;
         int64_t at = 0;
-        bool later = false;  // or the end of a run that now goes on
+        bool later = false;  // a later step, or the end of the run that now continues
         char* copy = (char*)xmalloc((size_t)len + 1);
         memcpy(copy, line, (size_t)len + 1);
         if (json_parse(&j, copy, (size_t)len, path, &ignored)) {
@@ -71,7 +70,7 @@ static inline bool logger_find_cut(const char* path, int64_t step, off_t* keep, 
     return ok;
 }
 
-/* Opens OUT/log.jsonl, empty for a new run (resume_step -1), else cut back to resume_step. */
+/* Opens OUT/log.jsonl: emptied for a new run (resume_step -1), else cut back to resume_step. */
 static inline bool logger_open(Logger* g, const char* out, int64_t resume_step, Error* e) {
     logger_none(g);
     off_t keep = 0;
@@ -111,7 +110,7 @@ static inline void log_text(FILE* f, const char* key, const char* text) {
     json_write_text(f, text);
 }
 
-/* Starts a line; its fields are written to the result with log_int, log_double, log_text or fprintf. */
+/* Starts a line. Write its fields to the returned stream with log_int, log_double, log_text or fprintf. */
 static inline FILE* logger_begin(Logger* g, const char* event) {
     g->line = open_memstream(&g->text, &g->size);
     if (!g->line) { die("out of memory for a line of the log"); }
@@ -136,7 +135,7 @@ static inline bool logger_end(Logger* g, Error* e) {
         if (done < g->size) {
             int cause = errno;
             off_t end = lseek(g->fd, 0, SEEK_END);
-            // no half line stays in front of what is written later
+            // leave no half line in front of later lines
             bool undone = end >= (off_t)done && ftruncate(g->fd, end - (off_t)done) == 0;
             ok = fail(e, "%s: writing failed: %s%s", g->path, strerror(cause), undone ? "" : " (its last line is torn)");
         }
@@ -147,7 +146,7 @@ static inline bool logger_end(Logger* g, Error* e) {
     return ok;
 }
 
-/* Flushes the log to the disk: before a checkpoint is put in place. */
+/* Flushes the log to disk. Called before a checkpoint is renamed into place. */
 static inline bool logger_sync(Logger* g, Error* e) {
     return g->fd < 0 || fsync(g->fd) == 0 || fail(e, "%s: writing failed: %s", g->path, strerror(errno));
 }
@@ -173,8 +172,8 @@ static inline void log_time(FILE* f) {
     log_text(f, "time", text);
 }
 
-/* The first line: all that is needed to run the same again. `machine` is run_machine()'s text, `precision` FP32, BF16 or
- * FP16, `tokens` those of the training files. */
+/* Logs the first line: all that is needed to repeat the run. `machine` is run_machine()'s text, `precision` is FP32, BF16
+ * or FP16, `tokens` counts the tokens of the training files. */
 static inline bool log_config(Logger* g, const Options* o, int argc, char** argv, const ModelConfig* c, const ParamTable* t,
                               const char* precision, const char* machine, uint64_t tokens, Error* e) {
     FILE* f = logger_begin(g, "config");
@@ -199,7 +198,8 @@ static inline bool log_config(Logger* g, const Options* o, int argc, char** argv
     return logger_end(g, e);
 }
 
-/* One optimizer step: `step` counts from 1, ms is its whole time. A skipped update says why. */
+/* Logs one optimizer step: `step` counts from 1, `ms` is its whole time, `skipped` is the reason for a skipped update or
+ * NULL. */
 static inline bool log_step(Logger* g, int64_t step, double loss, double gnorm, double lr, double ms, double tok_s,
                             const char* skipped, Error* e) {
     FILE* f = logger_begin(g, "step");
@@ -227,7 +227,7 @@ static inline bool log_sample(Logger* g, int64_t step, const char* text, size_t 
     return logger_end(g, e);
 }
 
-/* Written and flushed before the checkpoint `path` is put in place. */
+/* Logs the checkpoint `path` and flushes the log. Called before the checkpoint is renamed into place. */
 static inline bool log_checkpoint(Logger* g, int64_t step, const char* path, Error* e) {
     FILE* f = logger_begin(g, "checkpoint");
     log_int(f, "step", step);
@@ -248,7 +248,7 @@ static inline bool log_resume(Logger* g, int64_t step, const char* path, const O
     return logger_end(g, e);
 }
 
-/* The run's last line; `reason`: "done", "stop-after" or "signal". */
+/* Logs the run's last line and flushes the log; `reason`: "done", "stop-after" or "signal". */
 static inline bool log_end(Logger* g, int64_t step, const char* reason, double seconds, Error* e) {
     FILE* f = logger_begin(g, "end");
     log_int(f, "step", step);

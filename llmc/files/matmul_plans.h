@@ -1,10 +1,11 @@
-/* matmul_plans.h -- the plan file: the algorithms of a run's matrix products, so that a later run computes the same bits.
+/* matmul_plans.h -- reads and writes the plan file: the algorithms of a run's matrix products. A later run that reads it
+ * computes the same bits.
  *
  *   {"format": "llama3.c matmul plans", "gpu": NAME, "cublaslt": VERSION, "workspace": BYTES, "compute": TYPE,
  *    "plans": [{"m": …, (every field of MatmulKey,) "us": …, "heuristic_us": …, "algo": "128 hexadecimal digits"}, …]}
  *
- * An algorithm is the image of cuBLASLt's 64 bytes, which only the same version on the same card reads: a file from another
- * one is refused.
+ * "algo" is the 64 bytes of a cublasLtMatmulAlgo_t. Only the same version of cuBLASLt on the same GPU understands them, so a
+ * file from another version or GPU is refused.
  */
 #ifndef LLMC_MATMUL_PLANS_H
 #define LLMC_MATMUL_PLANS_H
@@ -14,11 +15,11 @@
 
 #define MATMUL_PLANS_FORMAT "llama3.c matmul plans"
 
-/* What all choices of a file depend on. */
+/* What every choice in a file depends on. */
 typedef struct {
-    char gpu[256];      // its name
+    char gpu[256];      // name of the GPU
     int64_t cublaslt;   // version of the library
-    int64_t workspace;  // bytes
+    int64_t workspace;  // bytes of cuBLASLt's workspace
     int64_t compute;    // cublasComputeType_t: fp32 or TF32
 } MatmulSetup;
 
@@ -42,7 +43,7 @@ static inline bool matmul_plans_write(const char* path, const MatmulSetup* setup
     return close_output(f, path, e);
 }
 
-/* One entry of "plans". */
+/* Reads one entry of "plans". */
 static inline bool matmul_plans_choice(MatmulChoice* c, const Json* j, const JsonNode* n, Error* e) {
     memset(c, 0, sizeof *c);
     for (int k = 0; k < NUM_KEY_FIELDS; k++) {
@@ -68,7 +69,7 @@ static inline bool matmul_plans_choice(MatmulChoice* c, const Json* j, const Jso
     return true;
 }
 
-/* Whether the file is a plan file, and one made where we run. */
+/* Checks that the file is a plan file and was made with our setup. */
 static inline bool matmul_plans_fit(const Json* j, const MatmulSetup* here, Error* e) {
     const JsonNode* root = json_root(j);
     const char *format = "", *gpu = "";
@@ -91,7 +92,7 @@ static inline bool matmul_plans_fit(const Json* j, const MatmulSetup* here, Erro
            json_wanted(j, root, "compute", e, "%lld (with or without TF32, as this run)", (long long)here->compute);
 }
 
-/* Reads at most `max` choices of a file that was made where we run; *count is 0 where it fails. */
+/* Reads the choices of a file made with our setup; fails if there are more than `max`. *count is 0 after a failure. */
 static inline bool matmul_plans_read(const char* path, const MatmulSetup* here, MatmulChoice* choices, int max, int* count,
                                      Error* e) {
     Json j;

@@ -1,15 +1,14 @@
-/* model_folder.h -- a model as Hugging Face lays it out: config.json, and the weights in model.safetensors or in shards
- * that model.safetensors.index.json names:
+/* model_folder.h -- reads and writes a model in Hugging Face's layout: config.json, and the weights in model.safetensors or
+ * in the shards that model.safetensors.index.json names:
  *
  *   {"metadata": {"total_size": BYTES}, "weight_map": {TENSOR: FILE, ...}}
  *
- * model_check() validates all of it without reading a weight: the configuration's ranges, then that the folder holds
- * exactly the tensors of that configuration (checked against the one parameter table), their shapes and dtypes; in
- * shards, that index and files say the same. Buffers `inv_freq`, which old files carry, are ignored; any other unknown
- * tensor is refused: a bias we would not add is a model we would compute wrongly. A tied model may carry lm_head.weight
- * if it equals the embedding.
+ * model_check() validates a folder without reading a weight: the ranges in config.json; that the folder holds exactly the
+ * tensors of the parameter table, with their shapes and dtypes; that index and shards agree. It ignores the `inv_freq`
+ * buffers of old files and refuses any other unknown tensor: leaving out, say, a bias would compute another model. A tied
+ * model may carry lm_head.weight if it equals the embedding; model_load() checks that.
  *
- * model_load() reads the weights, all threads together (tensor_stream.h); one that is not finite is refused. model_save()
+ * model_load() reads the weights with all threads (tensor_stream.h) and refuses a value that is not finite. model_save()
  * writes such a folder.
  */
 #ifndef LLMC_MODEL_FOLDER_H
@@ -23,9 +22,9 @@
 #include "llmc/files/safetensors.h"
 #include "llmc/files/tensor_stream.h"
 
-enum { MODEL_MAX_SHARDS = 512 };  // files of a model; each keeps a descriptor while it is open
+enum { MODEL_MAX_SHARDS = 512 };  // files of a model; each holds a descriptor while it is open
 #ifndef MODEL_SHARD_BYTES
-#define MODEL_SHARD_BYTES 5000000000ull  // a file that model_save() writes is at most this long, as transformers' are
+#define MODEL_SHARD_BYTES 5000000000ull  // most bytes of tensors in a shard (as transformers), unless one tensor has more
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -42,7 +41,7 @@ static inline void model_close(ModelFiles* m) {
     memset(m, 0, sizeof *m);
 }
 
-/* The last part of a path. */
+/* Returns the last part of a path. */
 static inline const char* file_name(const char* path) {
     const char* slash = strrchr(path, '/');
     return slash ? slash + 1 : path;
@@ -55,7 +54,7 @@ static inline bool model_open_shard(ModelFiles* m, const char* dir, const char* 
     return path_join(path, dir, name, e) && safetensors_open(&m->shards[m->count - 1], path, e);
 }
 
-/* Opens the shards that an index names, and checks that index and shards list the same tensors. */
+/* Opens the shards that an index names; checks that index and shards list the same tensors. */
 static inline bool model_open_index(ModelFiles* m, const char* dir, const Json* j, Error* e) {
     const JsonNode* map = json_get(j, json_root(j), "weight_map");
     if (!map || map->type != JSON_OBJECT || json_length(map) == 0) {
@@ -77,24 +76,24 @@ static inline bool model_open_index(ModelFiles* m, const char* dir, const Json* 
         if (last == MODEL_MAX_SHARDS) { return fail(e, "%s: weight_map names more than %d files", j->path, MODEL_MAX_SHARDS); }
         if (last == m->count && !model_open_shard(m, dir, name, e)) { return false; }
         if (!safetensors_find(&m->shards[last], tensor)) {
-            return fail(e, "%s: tensor \"%s\" is missing, wanted since %s places it here", m->shards[last].path,
+            return fail(e, "%s: tensor \"%s\" is missing, but %s places it here", m->shards[last].path,
                         show_text(shown, sizeof shown, tensor, strlen(tensor)), file_name(j->path));
         }
         listed++;
     }
-    // every listed tensor is in its shard and no name is listed twice, so equal numbers mean equal sets
+    // every listed tensor is in its shard, and no name is listed twice: equal counts mean equal sets
     for (size_t i = 0; i < m->count; i++) {
         const SafeTensors* st = &m->shards[i];
         if (st->count <= listed) {
             listed -= st->count;
             continue;
         }
-        return fail(e, "%s: the files it names hold tensors that it does not list, wanted each once", j->path);
+        return fail(e, "%s: the files it names hold tensors that it does not list, wanted each listed once", j->path);
     }
     return true;
 }
 
-/* Opens model.safetensors, or what model.safetensors.index.json names. Close with model_close(), also where this fails. */
+/* Opens model.safetensors, or the shards of model.safetensors.index.json. Close with model_close(), also after a failure. */
 static inline bool model_open(ModelFiles* m, const char* dir, Error* e) {
     static const char* const others[] = {"pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth",
                                          "consolidated.safetensors"};
@@ -121,7 +120,7 @@ static inline bool model_open(ModelFiles* m, const char* dir, Error* e) {
     return ok;
 }
 
-/* The tensor of this name and the file that holds it, or NULL. */
+/* Returns the tensor of this name and sets *file to the file that holds it; NULL if there is none. */
 static inline const SafeTensor* model_find(const ModelFiles* m, const char* name, const SafeTensors** file) {
     for (size_t i = 0; i < m->count; i++) {
         const SafeTensor* t = safetensors_find(&m->shards[i], name);
@@ -149,14 +148,14 @@ static inline bool model_match_tensor(const SafeTensors* file, const SafeTensor*
     return fail(e, "%s: %s.shape is %s, wanted [%zu] as config.json says", file->path, t->name, found, cols);
 }
 
-/* Whether a tensor that is no parameter may lie in the files. */
+/* Tells whether the files may hold a tensor of this name that is not a parameter. */
 static inline bool model_ignores(const char* name) {
     static const char end[] = ".inv_freq";
     const size_t n = strlen(name), m = sizeof end - 1;
     return n >= m && strcmp(name + n - m, end) == 0;
 }
 
-/* The opened files hold exactly the parameters of the table. */
+/* Checks that the open files hold exactly the parameters of the table. */
 static inline bool model_match(const ModelFiles* m, const char* dir, const ModelConfig* c, const ParamTable* t, Error* e) {
     const SafeTensors* file = NULL;
     size_t total = 0, known = (size_t)t->count;
@@ -169,8 +168,8 @@ static inline bool model_match(const ModelFiles* m, const char* dir, const Model
         const SafeTensor* s = model_find(m, p->name, &file);
         if (!s && p->kind == P_LM_HEAD) {
             return fail(e,
-                        "%s: tensor \"lm_head.weight\" is missing, wanted since config.json is untied\n"
-                        "  hint: a model whose head is the embedding says \"tie_word_embeddings\": true",
+                        "%s: tensor \"lm_head.weight\" is missing, wanted one: config.json does not tie it to the embedding\n"
+                        "  hint: if the embedding is the head, set \"tie_word_embeddings\": true",
                         dir);
         }
         if (!s) { return fail(e, "%s: tensor \"%s\" is missing, wanted %zu by %zu", dir, p->name, p->rows, p->cols); }
@@ -187,7 +186,7 @@ static inline bool model_match(const ModelFiles* m, const char* dir, const Model
             const char* name = m->shards[i].tensors[k].name;
             char shown[100];
             if (!model_ignores(name) && !(c->tied && strcmp(name, "lm_head.weight") == 0) && !param_find(t, name)) {
-                return fail(e, "%s: tensor \"%s\" is no part of a Llama with this config.json, wanted only its %d tensors",
+                return fail(e, "%s: tensor \"%s\" is not part of a Llama with this config.json, wanted only its %d tensors",
                             m->shards[i].path, show_text(shown, sizeof shown, name, strlen(name)), t->count);
             }
         }
@@ -215,7 +214,7 @@ static inline bool model_check(const char* dir, ModelConfig* c, Error* e) {
     return ok;
 }
 
-/* A tied model's lm_head.weight, where there is one, equals the embedding value for value. */
+/* Checks that a tied model's lm_head.weight, if there is one, equals the embedding bit for bit. */
 static inline bool model_check_tied_head(const ModelFiles* m, const ParamTable* t, Error* e) {
     enum { PIECE = 4096 };
     const SafeTensors *file = NULL, *head_file = NULL;
@@ -232,15 +231,15 @@ static inline bool model_check_tied_head(const ModelFiles* m, const ParamTable* 
             if (float_bits(a[k]) == float_bits(b[k])) { continue; }
             return fail(e,
                         "%s: lm_head.weight[%zu, %zu] is %g, wanted the embedding's %g, since config.json ties them\n"
-                        "  hint: a model with its own head says \"tie_word_embeddings\": false",
+                        "  hint: if the model has a head of its own, set \"tie_word_embeddings\": false",
                         head_file->path, (i + k) / head->shape[1], (i + k) % head->shape[1], (double)a[k], (double)b[k]);
         }
     }
     return true;
 }
 
-/* What is to be read of the opened files: every weight, in the order of the table, for the sink. With `sums`, one for each
- * file, all other bytes as well, so that each file's checksum comes out. */
+/* Lists what to read from the open files: every weight for the sink, in the order of the table. With `sums`, one for each
+ * file, it also lists all other bytes, which the files' checksums need. */
 static inline TensorPieces model_pieces(const ModelFiles* m, const ParamTable* t, uint32_t* sums, TensorSink sink, void* ctx) {
     TensorPieces list = {NULL, 0};
     TensorPiece piece;
@@ -272,20 +271,20 @@ static inline TensorPieces model_pieces(const ModelFiles* m, const ParamTable* t
     return list;
 }
 
-/* The files have the checksums that `wanted` remembers. */
+/* Checks the files' checksums against `wanted`. */
 static inline bool model_check_sums(const ModelFiles* m, const uint32_t* sums, const FileSums* wanted, Error* e) {
     for (size_t i = 0; i < m->count; i++) {
         const char* path = m->shards[i].path;
         const FileSum* file = file_sums_find(wanted, file_name(path));
-        if (!file) { return fail(e, "%s: is not listed in trainer_state.json, wanted its checksum there", path); }
+        if (!file) { return fail(e, "%s: is not listed in trainer_state.json, wanted its size and checksum there", path); }
         if (!file_sum_check(file, path, sums[i], e)) { return false; }
     }
     return true;
 }
 
-/* Gives every weight of the folder, as floats, to the sink, in the order of the table. `c` and `t` are the folder's
- * (model_check); they are checked again, since a file may have changed. `wanted` (or NULL): the files' checksums. Where this
- * fails, what the sink has got is of no use. */
+/* Passes every weight of the folder to the sink as floats, in the order of the table. `c` and `t` come from model_check();
+ * the files are checked against them again, since they may have changed. `wanted` (or NULL) holds the files' checksums.
+ * After a failure, discard what the sink received. */
 static inline bool model_load_sums(const char* dir, const ModelConfig* c, const ParamTable* t, const FileSums* wanted,
                                    TensorSink sink, void* ctx, Error* e) {
     ModelFiles m;
@@ -343,7 +342,7 @@ static inline bool model_save_shard(const char* dir, const char* name, const Par
     return ok;
 }
 
-/* The first parameter that no longer fits in a file which starts with parameter `first`. */
+/* Returns the first parameter that no longer fits into a file that starts with parameter `first`. */
 static inline int model_shard_end(const ParamTable* t, int first, size_t element_bytes) {
     uint64_t bytes = 0;
     int last = first;
@@ -373,9 +372,9 @@ static inline bool model_save_index(const char* dir, const ParamTable* t, size_t
     return close_output(f, path, e);
 }
 
-/* Writes config.json and the weights (model.safetensors, or shards with an index above MODEL_SHARD_BYTES) rounded to dtype
- * F32, BF16 or F16 into an existing folder; all are flushed to the disk. Sizes and checksums of the weight files are
- * appended to `sums` where that is not NULL. */
+/* Writes config.json and the weights into an existing folder and flushes them. The weights are rounded to dtype F32, BF16 or
+ * F16; above MODEL_SHARD_BYTES they become shards with an index. Appends the weight files' sizes and checksums to `sums` (or
+ * NULL). */
 static inline bool model_save_weights(const char* dir, const ModelConfig* c, const ParamTable* t, SafeDtype dtype,
                                       TensorSource source, void* ctx, FileSums* sums, Error* e) {
     const size_t element_bytes = safe_dtypes[dtype].bytes;
@@ -383,7 +382,7 @@ static inline bool model_save_weights(const char* dir, const ModelConfig* c, con
     if (!path_join(path, dir, "config.json", e) || !config_write(c, path, dtype, e)) { return false; }
     int shards = 0;
     for (int first = 0; first < t->count; first = model_shard_end(t, first, element_bytes)) { shards++; }
-    // the other kind of weights, from an earlier save into the same folder, would contradict these
+    // weights of the other kind, from an earlier save into this folder, would contradict these
     if (!path_join(path, dir, shards == 1 ? "model.safetensors.index.json" : "model.safetensors", e)) { return false; }
     unlink(path);
     for (int first = 0, shard = 1; first < t->count; shard++) {
@@ -397,7 +396,7 @@ static inline bool model_save_weights(const char* dir, const ModelConfig* c, con
     return shards == 1 || model_save_index(dir, t, element_bytes, shards, e);
 }
 
-/* generation_config.json: the ids that start and end a text. One that is there already stays. */
+/* Writes generation_config.json: the ids that start and end a text. Keeps a file that is there already. */
 static inline bool model_save_generation(const char* dir, const ModelConfig* c, Error* e) {
     char path[PATH_CAP];
     if (!path_join(path, dir, "generation_config.json", e)) { return false; }

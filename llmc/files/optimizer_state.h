@@ -1,8 +1,9 @@
-/* optimizer_state.h -- the optimizer's state of one rank in a file: state_rank00000.safetensors, tensors "SLOT.PARAMETER".
+/* optimizer_state.h -- saves and loads the optimizer state: one file per rank, state_rank00000.safetensors ..., with tensors
+ * "SLOT.PARAMETER".
  *
- * SLOT is m, v, master ... A rank that owns elements [lo, hi) of the arena writes the parts of the parameters that lie there;
- * the part of a parameter that starts at element 96 is named "m.NAME@96". A later run may have another number of ranks:
- * each reads all files and keeps what it owns.
+ * SLOT is m, v or master. A rank that owns elements [lo, hi) of the arena writes the parts of the parameters in that range.
+ * A part that starts at element 96 of its parameter is named "m.NAME@96". A later run may have another number of ranks:
+ * each rank reads all files and keeps what it owns.
  */
 #ifndef LLMC_OPTIMIZER_STATE_H
 #define LLMC_OPTIMIZER_STATE_H
@@ -16,10 +17,10 @@
 #include "llmc/files/tensor_stream.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
-// what there is of a rank
+// what a rank stores
 
-/* One kind of state: m, v, master ... For writing, `source` gives it as floats and dtype says how they are kept; for
- * reading, `sink` takes it, or is NULL where the run has no use for it. */
+/* One kind of state: m, v or master. For writing, `source` gives the floats and `dtype` the format on disk. For reading,
+ * `sink` takes the floats, or is NULL if the run does not need them. */
 typedef struct {
     const char* name;
     SafeDtype dtype;  // F32 or BF16
@@ -28,7 +29,7 @@ typedef struct {
     void* ctx;
 } StateSlot;
 
-/* The part of parameter p that lies in [lo, hi) of the arena; returns its number of elements. */
+/* Finds the part of parameter p in [lo, hi) of the arena: returns its number of elements, sets *first to its first one. */
 static inline size_t state_part(const Param* p, size_t lo, size_t hi, size_t* first) {
     const size_t begin = size_max(p->offset, lo), end = size_min(p->offset + param_size(p), hi);
     *first = begin - p->offset;
@@ -39,7 +40,7 @@ static inline void state_file_name(char* out /* 64 */, int rank) { snprintf(out,
 
 typedef char StateTensorName[112];
 
-/* The tensors a rank's file holds: every slot, every part of a parameter in [lo, hi). Returns how many. */
+/* Lists the tensors of a rank's file: for every slot, every part of a parameter in [lo, hi). Returns how many. */
 static inline size_t state_list(const ParamTable* t, size_t lo, size_t hi, const StateSlot* slots, int num_slots,
                                 SafeTensor* tensors, StateTensorName* names) {
     size_t count = 0, first = 0;
@@ -97,11 +98,11 @@ static inline bool state_save(const char* dir, int rank, const ParamTable* t, si
 // ---------------------------------------------------------------------------------------------------------------------
 // reading
 
-/* A tensor of a state file, understood. */
+/* A tensor of a state file, with its name parsed. */
 typedef struct {
     int slot;
     int param;
-    size_t first;
+    size_t first;  // element of the parameter that the tensor starts at
     const SafeTensor* tensor;
     const SafeTensors* file;
 } StatePart;
@@ -113,7 +114,7 @@ static inline int state_compare(const void* a, const void* b) {
     return x->first < y->first ? -1 : x->first > y->first;
 }
 
-/* Understands the name "SLOT.PARAMETER" or "SLOT.PARAMETER@FIRST" of a tensor. */
+/* Parses a tensor's name, "SLOT.PARAMETER" or "SLOT.PARAMETER@FIRST", and checks its dtype and size. */
 static inline bool state_parse(const SafeTensors* file, const SafeTensor* tensor, const ParamTable* t, const StateSlot* slots,
                                int num_slots, StatePart* part, Error* e) {
     const char* dot = strchr(tensor->name, '.');
@@ -129,7 +130,7 @@ static inline bool state_parse(const SafeTensors* file, const SafeTensor* tensor
         if (strlen(name) == slot_len && strncmp(name, tensor->name, slot_len) == 0) { break; }
     }
     if (part->slot == num_slots) {
-        return fail(e, "%s: tensor \"%s\" is state that this run does not keep (was the checkpoint made by another build?)",
+        return fail(e, "%s: tensor \"%s\" is state that this run does not keep (did another build write the checkpoint?)",
                     file->path, shown);
     }
     const size_t len = at ? (size_t)(at - dot - 1) : strlen(dot + 1);
@@ -137,7 +138,9 @@ static inline bool state_parse(const SafeTensors* file, const SafeTensor* tensor
         const char* name = t->items[part->param].name;
         if (strlen(name) == len && strncmp(name, dot + 1, len) == 0) { break; }
     }
-    if (part->param == t->count) { return fail(e, "%s: tensor \"%s\" is of no parameter of this model", file->path, shown); }
+    if (part->param == t->count) {
+        return fail(e, "%s: tensor \"%s\" belongs to no parameter of this model", file->path, shown);
+    }
     if (at) {
         char* end = NULL;
         errno = 0;
@@ -157,7 +160,7 @@ static inline bool state_parse(const SafeTensors* file, const SafeTensor* tensor
     return true;
 }
 
-/* Parts cover every parameter of every slot exactly once. `parts` is sorted. */
+/* Checks that the parts cover every parameter of every slot exactly once. `parts` is sorted. */
 static inline bool state_check_cover(const char* dir, const StatePart* parts, size_t count, const ParamTable* t,
                                      const StateSlot* slots, int num_slots, Error* e) {
     size_t k = 0;
@@ -176,7 +179,7 @@ static inline bool state_check_cover(const char* dir, const StatePart* parts, si
     return true;
 }
 
-/* What lies in [lo, hi) of the arena, for the sinks. */
+/* Lists the pieces of the parts in [lo, hi) of the arena, for the sinks. */
 static inline TensorPieces state_pieces(const StatePart* parts, size_t count, const ParamTable* t, size_t lo, size_t hi,
                                         const StateSlot* slots) {
     TensorPieces list = {NULL, 0};
@@ -200,8 +203,8 @@ static inline TensorPieces state_pieces(const StatePart* parts, size_t count, co
     return list;
 }
 
-/* Reads the state files of all `world_size` ranks of a checkpoint and gives the slots' elements in [lo, hi) of the arena
- * to their sinks. All files are checked before the first element is given. */
+/* Reads the state files of all `world_size` ranks of a checkpoint and passes the slots' elements in [lo, hi) of the arena to
+ * their sinks. Checks all files before it passes the first element. */
 static inline bool state_load(const char* dir, int world_size, const ParamTable* t, size_t lo, size_t hi,
                               const StateSlot* slots, int num_slots, Error* e) {
     SafeTensors* files = (SafeTensors*)xcalloc((size_t)world_size, sizeof(SafeTensors));

@@ -4,10 +4,10 @@
  *   N bytes   JSON: {"__metadata__": {string: string}, NAME: {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
  *   the rest  tensors, row-major, little-endian; offsets count from here and cover it without holes or overlaps
  *
- * An opened file has been checked whole: strict JSON, no name twice, known dtypes, shapes whose product fits and equals
- * the bytes, offsets that cover the data exactly. Nothing is allocated from a number of the file before that number has
- * been compared with the file's size. Weights are read piece by piece where they are asked for; any thread may read.
- * What the tensors mean is left to others (model_folder.h, checkpoint.h). The host is little-endian.
+ * Opening a file checks its whole header: strict JSON, no name twice, known dtypes, shapes whose product fits and matches
+ * the bytes, offsets that cover the data exactly. A number from the file sizes an allocation only after it was compared with
+ * the file's size. Weights are read in pieces on demand; any thread may read.
+ * model_folder.h and optimizer_state.h say what the tensors mean. The host must be little-endian.
  */
 #ifndef LLMC_SAFETENSORS_H
 #define LLMC_SAFETENSORS_H
@@ -21,7 +21,7 @@
 enum {
     SAFE_MAX_HEADER = 100000000,
     SAFE_MAX_DIMS = 8,
-    SAFE_PIECE = 16384,  // elements that are converted at a time, on the stack
+    SAFE_PIECE = 16384,  // elements converted at a time, on the stack
 };
 
 typedef enum {
@@ -51,25 +51,25 @@ static const struct { const char* name; size_t bytes; } safe_dtypes[NUM_SAFE_DTY
 // clang-format on
 
 typedef struct {
-    const char* name;  // NUL-terminated; owned by the file's header, or by the caller who writes
+    const char* name;  // NUL-terminated; owned by the open file's header, or by the caller of safewriter_open()
     SafeDtype dtype;
     int ndim;  // 0: a scalar
     size_t shape[SAFE_MAX_DIMS];
     size_t count;    // elements
-    uint64_t begin;  // of its first byte in the file
+    uint64_t begin;  // offset of its first byte in the file
 } SafeTensor;
 
 typedef struct {
     char* path;
     int fd;
-    uint64_t size;        // of the file,
-    uint64_t data_start;  // and where the tensors begin in it
+    uint64_t size;        // bytes of the file
+    uint64_t data_start;  // offset of the first tensor byte
     Json header;
     SafeTensor* tensors;  // sorted by name
     size_t count;
 } SafeTensors;
 
-/* The dtype of this name, or NUM_SAFE_DTYPES. */
+/* Returns the dtype of this name, or NUM_SAFE_DTYPES. */
 static inline SafeDtype safe_dtype(const char* name) {
     int i = 0;
     while (i < NUM_SAFE_DTYPES && strcmp(safe_dtypes[i].name, name) != 0) { i++; }
@@ -78,7 +78,7 @@ static inline SafeDtype safe_dtype(const char* name) {
 
 static inline size_t safe_bytes(const SafeTensor* t) { return t->count * safe_dtypes[t->dtype].bytes; }
 
-/* "[2, 3]", for messages. */
+/* Writes the shape as "[2, 3]", for messages. */
 static inline const char* safe_shape(char* out, size_t cap, const SafeTensor* t) {
     size_t used = (size_t)snprintf(out, cap, "[");
     for (int i = 0; i < t->ndim && used < cap; i++) {
@@ -96,7 +96,7 @@ static inline void safetensors_close(SafeTensors* st) {
     memset(st, 0, sizeof *st);
 }
 
-/* One member of the header. */
+/* Reads and checks one tensor of the header. */
 static inline bool safetensors_parse_tensor(SafeTensors* st, const JsonNode* n, SafeTensor* t, Error* e) {
     const uint64_t data_size = st->size - st->data_start;
     const Json* j = &st->header;
@@ -142,7 +142,7 @@ static inline bool safetensors_parse_tensor(SafeTensors* st, const JsonNode* n, 
     }
     if (!ok) { return json_wanted(j, n, "data_offsets", e, "two byte offsets"); }
     if (range[0] > range[1] || range[1] > data_size) {
-        return fail(e, "%s: %s.data_offsets are [%llu, %llu], wanted a range inside of the %llu bytes of data", st->path, shown,
+        return fail(e, "%s: %s.data_offsets are [%llu, %llu], wanted a range within the %llu bytes of data", st->path, shown,
                     (unsigned long long)range[0], (unsigned long long)range[1], (unsigned long long)data_size);
     }
     if (range[1] - range[0] != bytes) {
@@ -157,7 +157,7 @@ static inline bool safetensors_parse_tensor(SafeTensors* st, const JsonNode* n, 
 static inline int safe_compare_place(const void* a, const void* b) {
     const SafeTensor *x = (const SafeTensor*)a, *y = (const SafeTensor*)b;
     if (x->begin != y->begin) { return x->begin < y->begin ? -1 : 1; }
-    const size_t xb = safe_bytes(x), yb = safe_bytes(y);  // empty tensors go before what starts at the same byte
+    const size_t xb = safe_bytes(x), yb = safe_bytes(y);  // an empty tensor sorts before one that starts at the same byte
     return xb < yb ? -1 : xb > yb;
 }
 
@@ -198,18 +198,18 @@ static inline bool safetensors_parse_header(SafeTensors* st, char* text, size_t 
         end += safe_bytes(t);
     }
     if (end != st->size) {
-        return fail(e, "%s: the tensors end at byte %llu, but the file at byte %llu", st->path, (unsigned long long)end,
+        return fail(e, "%s: the tensors end at byte %llu, but the file ends at byte %llu", st->path, (unsigned long long)end,
                     (unsigned long long)st->size);
     }
     qsort(st->tensors, st->count, sizeof(SafeTensor), safe_compare_name);
     return true;
 }
 
-/* Opens a file and checks all of its header. Close with safetensors_close(), also where this fails or st is all zero. */
+/* Opens a file and checks its whole header. Close with safetensors_close(), also after a failure or if *st is all zero. */
 static inline bool safetensors_open(SafeTensors* st, const char* path, Error* e) {
     memset(st, 0, sizeof *st);
     struct stat info;
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe must not block before it is refused
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // do not block on a pipe, which is refused below
     if (fd < 0) { return fail(e, "%s: cannot open: %s", path, strerror(errno)); }
     st->fd = fd;
     st->path = xstrdup(path);
@@ -226,7 +226,7 @@ static inline bool safetensors_open(SafeTensors* st, const char* path, Error* e)
     uint64_t length;
     memcpy(&length, head, 8);
     if (length > SAFE_MAX_HEADER || length > file_size - 8) {
-        return fail(e, "%s: the header's length is %llu, wanted at most %llu: cut short, or no safetensors file", path,
+        return fail(e, "%s: the header's length is %llu, wanted at most %llu: the file is cut short or not safetensors", path,
                     (unsigned long long)length,
                     (unsigned long long)(file_size - 8 < SAFE_MAX_HEADER ? file_size - 8 : (uint64_t)SAFE_MAX_HEADER));
     }
@@ -241,7 +241,7 @@ static inline bool safetensors_open(SafeTensors* st, const char* path, Error* e)
     return safetensors_parse_header(st, text, (size_t)length, e);
 }
 
-/* The tensor of this name, or NULL. */
+/* Returns the tensor of this name, or NULL. */
 static inline const SafeTensor* safetensors_find(const SafeTensors* st, const char* name) {
     SafeTensor key;
     memset(&key, 0, sizeof key);
@@ -250,13 +250,13 @@ static inline const SafeTensor* safetensors_find(const SafeTensors* st, const ch
     return (const SafeTensor*)bsearch(&key, st->tensors, st->count, sizeof key, safe_compare_name);
 }
 
-/* A value of __metadata__, or NULL. */
+/* Returns a value of __metadata__, or NULL. */
 static inline const char* safetensors_metadata(const SafeTensors* st, const char* key) {
     return json_string(&st->header, json_get(&st->header, json_get(&st->header, json_root(&st->header), "__metadata__"), key),
                        NULL);
 }
 
-/* Elements [first, first + n) as they lie in the file; dst holds n * element bytes. */
+/* Reads elements [first, first + n) as stored in the file; dst holds n * element bytes. */
 static inline bool safetensors_read_raw(const SafeTensors* st, const SafeTensor* t, size_t first, size_t n, void* dst,
                                         Error* e) {
     const size_t size = safe_dtypes[t->dtype].bytes;
@@ -266,7 +266,8 @@ static inline bool safetensors_read_raw(const SafeTensors* st, const SafeTensor*
     return read_at(st->fd, t->begin + first * size, dst, n * size, st->path, t->name, e);
 }
 
-/* Elements [first, first + n) of an F32, BF16 or F16 tensor as floats, exactly. `sum` (or NULL) takes in the file's bytes. */
+/* Reads elements [first, first + n) of an F32, BF16 or F16 tensor as floats, exactly. Adds the file's bytes to `sum` (or
+ * NULL). */
 static inline bool safetensors_read_sum(const SafeTensors* st, const SafeTensor* t, size_t first, size_t n, float* dst,
                                         Crc* sum, Error* e) {
     if (t->dtype == SAFE_F32) {
@@ -329,8 +330,8 @@ static inline void safewriter_abort(SafeWriter* w) {
     unlink(w->path);
 }
 
-/* Makes a file for `count` tensors (name, dtype, ndim and shape are read) and writes its header; their data follows in
- * this order. Where anything fails, the file is removed. */
+/* Makes a file for `count` tensors (uses name, dtype, ndim and shape) and writes its header. Write their data next, in this
+ * order. Removes the file if anything fails. */
 static inline bool safewriter_open(SafeWriter* w, const char* path, const SafeTensor* tensors, size_t count, Error* e) {
     memset(w, 0, sizeof *w);
     crc_begin(&w->crc);
@@ -372,7 +373,7 @@ static inline bool safewriter_open(SafeWriter* w, const char* path, const SafeTe
     return ok;
 }
 
-/* The next n elements, rounded to dtype F32, BF16 or F16. */
+/* Writes the next n elements, rounded to dtype F32, BF16 or F16. */
 static inline bool safewriter_f32(SafeWriter* w, SafeDtype dtype, const float* src, size_t n, Error* e) {
     if (dtype == SAFE_F32) { return safewriter_bytes(w, src, n * sizeof(float), e); }
     uint16_t piece[SAFE_PIECE];
@@ -390,13 +391,13 @@ static inline bool safewriter_f32(SafeWriter* w, SafeDtype dtype, const float* s
     return true;
 }
 
-/* Flushes the file to the disk. What was declared must have been written. */
+/* Flushes the file to disk and closes it. Fails unless all declared bytes were written. */
 static inline bool safewriter_finish(SafeWriter* w, Error* e) {
     FILE* f = w->f;
     w->f = NULL;
     bool ok = close_output(f, w->path, e);
-    ok = ok && (w->written == w->total || fail(e, "%s: got %llu of its %llu bytes", w->path, (unsigned long long)w->written,
-                                               (unsigned long long)w->total));
+    ok = ok && (w->written == w->total || fail(e, "%s: received %llu of its %llu bytes", w->path,
+                                               (unsigned long long)w->written, (unsigned long long)w->total));
     if (!ok) { unlink(w->path); }
     return ok;
 }

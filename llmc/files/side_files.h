@@ -1,10 +1,10 @@
-/* side_files.h -- what else lies in the folder that a run starts from, and what each of its checkpoints carries on: the
- * tokenizer's files, generation settings, licences, the model card.
+/* side_files.h -- copies the other files of a model's folder into every checkpoint: tokenizer files, generation settings,
+ * licences, the model card.
  *
- * They are read once, when the run starts, and kept in memory: the folder may be removed while the run goes on. Only regular
- * files of a short list of names are taken; a link only where it leads inside of the folder, or into the blobs of the
- * download cache that the folder is part of, so that nobody's secrets get into what is published. A file that cannot be
- * read or written is a warning: a run does not end for a licence.
+ * They are read once, when the run starts, and kept in memory: the folder may be removed during the run. Only regular files
+ * on a short list of names are taken. A link is followed only within the folder, or into the blobs of the download cache
+ * that holds the folder: no private file may end up in a published checkpoint. A file that cannot be read or written only
+ * gives a warning: a run does not end for a licence.
  */
 #ifndef LLMC_SIDE_FILES_H
 #define LLMC_SIDE_FILES_H
@@ -19,7 +19,7 @@
 enum { SIDE_FILE_MAX = 64 << 20 };  // bytes
 
 typedef struct {
-    char name[256];  // inside of the checkpoint
+    char name[256];  // relative to the checkpoint's folder
     char* data;
     size_t size;
 } SideFile;
@@ -49,37 +49,37 @@ static inline bool is_side_file(const char* name) {
                                         "COPYING*",
                                         "NOTICE*",
                                         "USE_POLICY*"};
-    if (fnmatch("*.safetensors", name, 0) == 0) { return false; }  // loaders would take it for weights
+    if (fnmatch("*.safetensors", name, 0) == 0) { return false; }  // loaders would mistake it for weights
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         if (fnmatch(names[i], name, FNM_CASEFOLD) == 0) { return true; }
     }
     return false;
 }
 
-/* Whether `file` lies below `folder`; both are real paths. */
+/* Tells whether `file` is in `folder` or below it; both are real paths. */
 static inline bool is_below(const char* file, const char* folder) {
     const size_t n = strlen(folder);
     return strncmp(file, folder, n) == 0 && file[n] == '/';
 }
 
-/* The real path of a file that may be taken, in `real` (PATH_MAX bytes). A download cache has folders NAME/snapshots/COMMIT
- * of links into NAME/blobs. */
+/* Writes the real path of a file into `real` (PATH_MAX bytes); fails if the file is a link to elsewhere. A download cache
+ * has folders NAME/snapshots/COMMIT full of links into NAME/blobs. */
 static inline bool side_file_resolve(const char* folder, const char* path, char* real, Error* e) {
     char inside[PATH_MAX], blobs[PATH_MAX], cache[PATH_CAP];
     if (!path_join(cache, folder, "../../blobs", e)) { return false; }
     if (!realpath(folder, inside) || !realpath(path, real)) { return fail(e, "%s: cannot open: %s", path, strerror(errno)); }
     if (is_below(real, inside) || (realpath(cache, blobs) && is_below(real, blobs))) { return true; }
-    return fail(e, "%s: is a link out of its folder, wanted a file", path);
+    return fail(e, "%s: is a link out of its folder, wanted a file in it", path);
 }
 
-/* Whether a tokenizer.model is tiktoken's text ("IQ== 0") and not SentencePiece's binary. */
+/* Tells whether a tokenizer.model is tiktoken's text ("IQ== 0"), not SentencePiece's binary. */
 static inline bool is_tiktoken(const char* data, size_t size) {
     const char* space = (const char*)memchr(data, ' ', size_min(size, 8));
     return space && space > data && space[-1] == '=';
 }
 
-/* Meta's tokenizer.model (tiktoken's text) goes into original/, where Meta keeps it: converters take one at the top for
- * SentencePiece's and stop. */
+/* Reads one file and adds it to the list. Meta's tokenizer.model (tiktoken's text) goes into original/, where Meta keeps it:
+ * converters mistake one at the top level for SentencePiece's and stop. */
 static inline void side_files_add(SideFiles* files, const char* folder, const char* name) {
     char path[PATH_CAP], real[PATH_MAX];
     size_t size = 0;
@@ -89,7 +89,7 @@ static inline void side_files_add(SideFiles* files, const char* folder, const ch
         data = read_file(real, &size, SIDE_FILE_MAX, &e);
     }
     if (!data) {
-        warn("%s: checkpoints will not have it", e.msg);
+        warn("%s: checkpoints will not have this file", e.msg);
         return;
     }
     files->items = (SideFile*)xrealloc(files->items, (files->count + 1) * sizeof(SideFile));
@@ -107,7 +107,7 @@ static inline bool side_files_have(const SideFiles* files, const char* name) {
     return false;
 }
 
-/* Reads those of a folder. Free with side_files_free(). */
+/* Reads the side files of a folder. Free with side_files_free(). */
 static inline SideFiles side_files_read(const char* folder) {
     static const char original[] = "original/tokenizer.model";
     SideFiles files = {NULL, 0};
@@ -119,12 +119,12 @@ static inline SideFiles side_files_read(const char* folder) {
         if (is_side_file(entry->d_name)) { side_files_add(&files, folder, entry->d_name); }
     }
     if (d) { closedir(d); }
-    if (!ok) { warn("%s: checkpoints will lack files of it", e.msg); }
+    if (!ok) { warn("%s: checkpoints will lack files of this folder", e.msg); }
     if (folder_has(folder, original) && !side_files_have(&files, original)) { side_files_add(&files, folder, original); }
     return files;
 }
 
-/* Writes those that are not there yet. */
+/* Writes the side files into a checkpoint's folder, except those that are there already. */
 static inline void side_files_write(const SideFiles* files, const char* folder) {
     for (size_t i = 0; i < files->count; i++) {
         const SideFile* file = &files->items[i];
@@ -133,7 +133,7 @@ static inline void side_files_write(const SideFiles* files, const char* folder) 
         bool ok = path_join(path, folder, file->name, &e) && path_join(sub, folder, "original", &e);
         if (ok && file_exists(path)) { continue; }
         ok = ok && (!strchr(file->name, '/') || make_directories(sub, &e)) && write_file(path, file->data, file->size, &e);
-        if (!ok) { warn("%s: this checkpoint will not have it", e.msg); }
+        if (!ok) { warn("%s: this checkpoint will not have this file", e.msg); }
     }
 }
 

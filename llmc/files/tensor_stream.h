@@ -1,10 +1,10 @@
-/* tensor_stream.h -- weights and optimizer state on their way between files and a trainer, as floats, piece by piece, so that
- * neither side holds a second copy.
+/* tensor_stream.h -- moves weights and optimizer state between files and a trainer, as floats in pieces: neither side holds a
+ * second copy.
  *
- * Reading is parallel: all threads read, convert and check pieces while the calling thread hands those of the batch before
- * to their sink. A sink is called by that thread alone, one piece after the other, in the order of the list: it may own
- * one staging buffer, or a GPU. The checksum of a file comes from its pieces in any order (crc_shift()).
- * Which pieces there are is left to model_folder.h and optimizer_state.h.
+ * Reading is parallel. All threads read, convert and check the pieces of a batch; meanwhile the calling thread passes the
+ * pieces of the batch before to their sinks, then helps reading. Only that thread calls the sinks, one piece at a time, in
+ * the order of the list: a sink may own one staging buffer, or a GPU. A file's checksum is put together from its pieces in
+ * any order (crc_shift()). model_folder.h and optimizer_state.h make the lists.
  */
 #ifndef LLMC_TENSOR_STREAM_H
 #define LLMC_TENSOR_STREAM_H
@@ -19,22 +19,22 @@
 
 #include <math.h>
 
-enum { MODEL_PIECE = 1 << 20 };  // the most floats that a sink is given, or a source is asked for, at a time
+enum { MODEL_PIECE = 1 << 20 };  // most floats that a sink gets, or a source is asked for, at a time
 #ifndef TENSOR_READ_PIECE
-#define TENSOR_READ_PIECE (1 << 18)  // floats that one thread reads at a time: 1 MiB, which its cache holds
+#define TENSOR_READ_PIECE (1 << 18)  // floats that one thread reads at a time: 1 MiB fits its cache
 #endif
-enum { TENSOR_READ_BATCH = 32 };  // pieces that are read while as many are handed over
+enum { TENSOR_READ_BATCH = 32 };  // pieces read while as many are passed to the sinks
 
 /* Receives n elements of p, from element `first` on. */
 typedef bool (*TensorSink)(void* ctx, const Param* p, size_t first, size_t n, const float* src, Error* e);
-/* Gives n elements of p, from element `first` on. */
+/* Writes n elements of p, from element `first` on, to dst. */
 typedef bool (*TensorSource)(void* ctx, const Param* p, size_t first, size_t n, float* dst, Error* e);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // reading
 
 /* Elements [at, at + n) of a tensor, which are elements [first, first + n) of a parameter. Without a tensor: bytes
- * [at, at + n) of the file, read for the checksum alone. */
+ * [at, at + n) of the file, read only for the checksum. */
 typedef struct {
     const SafeTensors* file;
     const SafeTensor* tensor;
@@ -43,7 +43,7 @@ typedef struct {
     size_t first;
     TensorSink sink;
     void* ctx;
-    uint32_t* sum;  // where the piece's share of the file's checksum is added; NULL: nobody asks
+    uint32_t* sum;  // the file's checksum, which takes the piece's share (XOR); NULL: not wanted
 } TensorPiece;
 
 typedef struct {
@@ -51,7 +51,7 @@ typedef struct {
     size_t count;
 } TensorPieces;
 
-/* Appends a piece of any length, cut up. */
+/* Appends a piece of any length, cut into pieces that one thread reads. */
 static inline void tensor_pieces_add(TensorPieces* list, TensorPiece whole) {
     const size_t most = whole.tensor ? TENSOR_READ_PIECE : TENSOR_READ_PIECE * sizeof(float);
     for (size_t done = 0; done < whole.n; done += most) {
@@ -74,11 +74,12 @@ static inline void tensor_pieces_free(TensorPieces* list) {
 /* A piece that was read. */
 typedef struct {
     float values[TENSOR_READ_PIECE];
-    size_t finite;   // values before the first that is not
-    uint32_t share;  // of the file's checksum
+    size_t finite;   // number of values before the first that is not finite
+    uint32_t share;  // the piece's share of the file's checksum
     Error error;
 } TensorSlot;
 
+/* Returns the number of values before the first that is not finite. */
 static inline size_t count_finite(const float* x, size_t n) {
     uint32_t found = 0;
     for (size_t i = 0; i < n; i++) { found |= (float_bits(x[i]) & 0x7F800000u) == 0x7F800000u; }
@@ -88,7 +89,7 @@ static inline size_t count_finite(const float* x, size_t n) {
     return i;
 }
 
-/* Any thread: reads, converts and checks. */
+/* Reads, converts and checks one piece. Any thread may call it. */
 static inline void tensor_piece_read(const TensorPiece* p, TensorSlot* slot) {
     const SafeTensors* file = p->file;
     const size_t size = p->tensor ? safe_dtypes[p->tensor->dtype].bytes : 1;
@@ -106,7 +107,7 @@ static inline void tensor_piece_read(const TensorPiece* p, TensorSlot* slot) {
     if (p->sum) { slot->share = crc_shift(crc_end(&crc), file->size - begin - p->n * size); }
 }
 
-/* "FILE: tensor NAME is nan at [row, col], wanted a finite number". */
+/* Fails with "FILE: tensor NAME is nan at [row, col], wanted a finite number". */
 static inline bool tensor_fail_not_finite(const TensorPiece* p, const TensorSlot* slot, Error* e) {
     const SafeTensor* t = p->tensor;
     const size_t index = p->at + slot->finite, cols = t->ndim > 0 ? t->shape[t->ndim - 1] : 1;
@@ -122,7 +123,7 @@ static inline bool tensor_fail_not_finite(const TensorPiece* p, const TensorSlot
                 show_text(shown, sizeof shown, t->name, strlen(t->name)), kind, where);
 }
 
-/* The calling thread: gives what was read to the sinks. */
+/* Passes the pieces of a batch to their sinks. Only the calling thread runs this. */
 static inline bool tensor_pieces_hand_over(const TensorPiece* pieces, const TensorSlot* slots, size_t count, Error* not_finite,
                                            Error* e) {
     for (size_t i = 0; i < count; i++) {
@@ -135,14 +136,14 @@ static inline bool tensor_pieces_hand_over(const TensorPiece* pieces, const Tens
     return true;
 }
 
-/* Reads all pieces and hands them over in order. The first value that is not finite is told in `not_finite` (NULL: any
- * value will do), and reading goes on: where the file's checksum is wrong, too, that is the better message. */
+/* Reads all pieces and passes them to their sinks in order. `not_finite` (NULL: accept any value) gets the error of the first
+ * value that is not finite. Reading goes on after it: if the file's checksum is wrong too, that is the better message. */
 static inline bool tensor_pieces_read(const TensorPieces* list, Error* not_finite, Error* e) {
     const size_t count = list->count, batch = TENSOR_READ_BATCH;
     TensorSlot* slots[2];
     for (int i = 0; i < 2; i++) { slots[i] = (TensorSlot*)xmalloc(size_min(count, batch) * sizeof(TensorSlot)); }
     bool ok = true;
-    for (size_t at = 0; ok && at < count + batch; at += batch) {  // in the last round the last batch is handed over
+    for (size_t at = 0; ok && at < count + batch; at += batch) {  // the last round only passes on the last batch
         const size_t begin = size_min(at, count), end = size_min(at + batch, count), before = at > 0 ? at - batch : 0;
         TensorSlot *filling = slots[at / batch % 2], *filled = slots[(at / batch + 1) % 2];
 #pragma omp parallel

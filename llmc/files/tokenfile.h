@@ -1,15 +1,15 @@
-/* tokenfile.h -- the header of a token file (.bin): its constants, and reading and writing it. dataloader.h reads the
- * tokens behind it, dev/data/tokenize.c writes them.
+/* tokenfile.h -- reads and writes the header of a token file (.bin). dataloader.h reads the tokens after it;
+ * dev/data/tokenize.c writes them.
  *
  * The format is llm.c's: 256 little-endian int32 words, then the tokens without gaps.
  *   word 0    magic: 20240520 (uint16 tokens) or 20240801 (uint32 tokens)
  *   word 1    version: 1 with the first magic, 7 with the second
- *   word 2    number of tokens; INT32_MAX where it does not fit
+ *   word 2    number of tokens; INT32_MAX if it does not fit
  *   word 3    vocabulary size of the tokenizer            } llm.c leaves these zero and its readers ignore them:
  *   word 4-5  number of tokens as a 64-bit number         } zero means absent, anything else is checked
  *   word 6-7  fingerprint of the tokenizer, 64 bits       }
  *   the rest  zero
- * Invariant: the file is exactly header + tokens * width long.
+ * Invariant: the file is exactly 1024 + tokens * width bytes long.
  */
 #ifndef LLMC_TOKENFILE_H
 #define LLMC_TOKENFILE_H
@@ -43,13 +43,13 @@ static inline void tokenfile_header(int32_t* words /* (256) */, const TokenFileH
     memcpy(words + 6, &h->fingerprint, 8);
 }
 
-/* Checks 256 words and the size of the file they came from. */
+/* Checks the 256 words of a header against each other and against the file's size, and fills *h. */
 static inline bool tokenfile_check(TokenFileHeader* h, const int32_t* words, uint64_t file_bytes, const char* path, Error* e) {
     memset(h, 0, sizeof *h);
     int32_t magic = words[0], version = words[1];
     if (magic != TOKENFILE_MAGIC16 && magic != TOKENFILE_MAGIC32) {
         return fail(e,
-                    "%s: magic is %d, wanted %d (uint16 tokens) or %d (uint32 tokens): this is no token file\n"
+                    "%s: magic is %d, wanted %d (uint16 tokens) or %d (uint32 tokens): this is not a token file\n"
                     "  hint: make one from text with ./tokenize --tokenizer DIR -o OUT.bin FILE",
                     path, magic, TOKENFILE_MAGIC16, TOKENFILE_MAGIC32);
     }
@@ -62,7 +62,7 @@ static inline bool tokenfile_check(TokenFileHeader* h, const int32_t* words, uin
     uint64_t count = count64 ? count64 : (uint64_t)words[2];
     int32_t want2 = count > INT32_MAX ? INT32_MAX : (int32_t)count;
     if (words[2] != want2) {
-        return fail(e, "%s: token count (word 2) is %d, wanted %d, for the 64-bit count (words 4-5) is %llu", path, words[2],
+        return fail(e, "%s: token count (word 2) is %d, wanted %d, since the 64-bit count (words 4-5) is %llu", path, words[2],
                     want2, (unsigned long long)count64);
     }
     if (words[3] < 0) { return fail(e, "%s: vocabulary size (word 3) is %d, wanted 0 or more", path, words[3]); }
@@ -80,7 +80,7 @@ static inline bool tokenfile_check(TokenFileHeader* h, const int32_t* words, uin
     return true;
 }
 
-/* Opens a token file, reads and checks its header, and leaves the file at its first token; NULL and an error if it is none. */
+/* Opens a token file, reads and checks its header, and leaves the file at its first token. Returns NULL on an error. */
 static inline FILE* tokenfile_open(TokenFileHeader* h, const char* path, Error* e) {
     uint64_t bytes = 0;
     int32_t words[TOKENFILE_WORDS];

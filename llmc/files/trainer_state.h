@@ -1,7 +1,7 @@
-/* trainer_state.h -- where a run stands: step, data position, detectors, options; size and CRC-32C of every other file of
- * the checkpoint. Its last line holds the CRC-32C of all that stands before it.
+/* trainer_state.h -- reads and writes trainer_state.json: where a run stands (step, data position, outlier windows, options),
+ * and the size and CRC-32C of every other file of the checkpoint. Its last line holds the CRC-32C of everything before it.
  *
- * What the numbers mean is left to the loop, which keeps a TrainerState up to date.
+ * The training loop keeps a TrainerState up to date.
  */
 #ifndef LLMC_TRAINER_STATE_H
 #define LLMC_TRAINER_STATE_H
@@ -25,17 +25,17 @@ enum {
 
 typedef struct {
     uint64_t step;            // steps done
-    uint64_t seed;            // with `step` it is the whole state of the counter-based random numbers
-    uint64_t data_row;        // rows of tokens consumed by all ranks since the run began
+    uint64_t seed;            // with `step`, the whole state of the counter-based random numbers
+    uint64_t data_row;        // DataLoader.row: rows consumed by all ranks since the run began
     uint64_t tokens;          // tokens trained on
-    uint64_t updates;         // applications of AdamW: steps without those skipped
-    uint64_t fingerprint;     // of the tokenizer, 0: none
+    uint64_t updates;         // AdamW updates: steps that were not skipped
+    uint64_t fingerprint;     // of the tokenizer; 0: none
     int world_size;           // ranks, one state file each
-    double loss_scale;        // FP16's; 1 otherwise
-    uint64_t scale_good;      // steps since the loss scale last changed
-    Outlier loss, grad_norm;  // detectors
+    double loss_scale;        // of FP16 training; 1 otherwise
+    uint64_t scale_good;      // finite steps since the loss scale last changed
+    Outlier loss, grad_norm;  // the last values, to score the next one
     const char* options;      // for writing: the run's options, a JSON object (options_json_text)
-    // filled by trainer_state_read(), which owns them; trainer_state_free() when done
+    // set by trainer_state_read(); release them with trainer_state_free()
     FileSums files;
     Json json;
     const JsonNode* saved_options;  // in `json`
@@ -48,7 +48,7 @@ static inline void trainer_state_free(TrainerState* s) {
     s->saved_options = NULL;
 }
 
-// The integers of the file, in one table for its writer and its reader.
+// The integers of the file: one table for the writer and the reader.
 // clang-format off
 static const struct { const char* name; size_t offset; } trainer_state_integers[] = {
     {"step", offsetof(TrainerState, step)},
@@ -77,7 +77,7 @@ static inline void outlier_write(FILE* f, const Outlier* o) {
     fputs("]}", f);
 }
 
-/* Writes and flushes the file. `files` are all others of the checkpoint. */
+/* Writes and flushes the file. `files` lists all other files of the checkpoint. */
 static inline bool trainer_state_write(const TrainerState* s, const FileSums* files, const char* path, Error* e) {
     char* text = NULL;
     size_t length = 0;
@@ -131,14 +131,14 @@ static inline bool outlier_read(const Json* j, const char* key, Outlier* o, Erro
         }
         o->count++;
     }
-    // until the ring is full, the next value goes behind the last
+    // until the ring is full, the next value goes after the last
     const bool full = o->count == OUTLIER_WINDOW;
     if (!json_int(j, window, "next", full ? 0 : o->count, full ? OUTLIER_WINDOW - 1 : o->count, &next, e)) { return false; }
     o->next = (int)next;
     return true;
 }
 
-/* A name inside of the checkpoint: no part of it starts with a dot, and none is empty. */
+/* Tells whether a name stays inside the checkpoint: no part of it is empty or starts with a dot. */
 static inline bool checkpoint_good_name(const char* name) {
     if (strlen(name) >= sizeof(((FileSum*)0)->name)) { return false; }
     for (const char* p = name;; p++) {
@@ -166,7 +166,7 @@ static inline bool trainer_state_files(TrainerState* s, Error* e) {
     return true;
 }
 
-/* The fields of a text that passed its own checksum. */
+/* Reads the fields of a text whose checksum was right. */
 static inline bool trainer_state_parse(TrainerState* s, Error* e) {
     const Json* j = &s->json;
     const JsonNode* root = json_root(j);
@@ -188,7 +188,7 @@ static inline bool trainer_state_parse(TrainerState* s, Error* e) {
     return true;
 }
 
-/* Whether the text ends in the line with its own checksum, byte for byte as it was written. */
+/* Tells whether the text ends in the line with its own checksum, byte for byte as the writer puts it. */
 static inline bool trainer_state_whole(const char* text, size_t length) {
     char tail[64];
     for (size_t n = sizeof trainer_state_tail; n < sizeof tail && n <= length; n++) {
@@ -200,14 +200,15 @@ static inline bool trainer_state_whole(const char* text, size_t length) {
     return false;
 }
 
-/* Reads a text of `length` bytes (owned, as json_parse). Free with trainer_state_free(), also where this fails. */
+/* Reads a text of `length` bytes; takes it over as json_parse() does. Free *s with trainer_state_free(), also after a
+ * failure. */
 static inline bool trainer_state_from_text(TrainerState* s, char* text, size_t length, const char* path, Error* e) {
     memset(s, 0, sizeof *s);
     snprintf(s->path, sizeof s->path, "%s", path);
-    const bool whole = trainer_state_whole(text, length);  // before strings are decoded in place
+    const bool whole = trainer_state_whole(text, length);  // before the parser decodes strings in place
     if (!json_parse(&s->json, text, length, s->path, e)) { return false; }
     if (!whole) {
-        return fail(e, "%s: crc32c in its last line is not that of the text before it: the file is damaged", s->path);
+        return fail(e, "%s: crc32c in its last line does not match the text before it: the file is damaged", s->path);
     }
     return trainer_state_parse(s, e);
 }

@@ -3,8 +3,8 @@
  *
  * Order of session_open(), so that the first error is the one that matters and nothing is written before all is checked:
  *   flags -> the checkpoint to resume, whose options are taken over -> the model's folder, whole, or the preset ->
- *   tokenizer -> data files -> plan. Then the trainer checks its memory, session_lock() takes --out, session_load_weights()
- *   fills the model, and session_begin() opens the log.
+ *   tokenizer -> data files -> plan. Then the trainer checks its memory, session_load_weights() fills the model,
+ *   session_lock() takes --out, and session_begin() opens the log.
  *
  * --model may be a folder, a folder of checkpoints (the newest whole one is taken), or a preset. The jobs that need a
  * trained model take the newest checkpoint of --out where --model is not given.

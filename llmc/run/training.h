@@ -111,7 +111,6 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
         return false;
     }
     fflush(stdout);
-    if (o->profile == 0) { session_lock(s); }
 
     t->model = job_open_model(trainer, s);
     if (s->resumed) {
@@ -119,6 +118,8 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
         const int num_slots = state_slots(trainer, t->model, s->saved_master, slots);
         must(state_load(s->model_dir, s->state.world_size, &s->table, 0, s->table.elements, slots, num_slots, &e), &e);
     }
+    if (o->profile == 0) { session_lock(s); }  // what is refused until here leaves no trace
+
     t->plan = step_plan(trainer, s);
     if (trainer->prepare) { trainer->prepare(t->model, &t->plan, s); }
     if (timed) {

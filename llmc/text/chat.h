@@ -1,10 +1,10 @@
-/* chat.h -- Llama 3's chat format, as tokens and as a template for `transformers`.
+/* chat.h -- writes Llama 3's chat format, as tokens and as a template for `transformers`.
  *
  *   <|begin_of_text|> then for each message <|start_header_id|>ROLE<|end_header_id|>\n\nTEXT<|eot_id|>
  *
- * TEXT has no white space at its ends. An answer follows the header of "assistant" and ends at <|eot_id|>. The special tokens
- * are looked up by name and the texts are encoded as plain text, so nobody can type a header. Left to others: the
- * conversation (generate.h).
+ * TEXT is stripped of white space at both ends. An answer follows the header of "assistant" and ends at <|eot_id|>. Special
+ * tokens are looked up by name; texts are encoded as plain text, so a user cannot type a header. generate.h holds the
+ * conversation.
  */
 #ifndef LLMC_CHAT_H
 #define LLMC_CHAT_H
@@ -21,7 +21,8 @@ typedef struct {
     int begin, start_header, end_header, eot;
 } ChatTokens;
 
-/* Finds the format's tokens in a tokenizer (or NULL) and a model's vocabulary, or names the one that is missing. */
+/* Finds the format's tokens in a tokenizer (or NULL) and checks that the model's vocabulary has them; fails with the name of
+ * the first one missing. */
 static inline bool chat_tokens(ChatTokens* c, const Tokenizer* t, int vocab_size, Error* e) {
     static const char* const names[] = {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"};
     int* ids[] = {&c->begin, &c->start_header, &c->end_header, &c->eot};
@@ -36,12 +37,13 @@ static inline bool chat_tokens(ChatTokens* c, const Tokenizer* t, int vocab_size
     return true;
 }
 
-/* Whether a tokenizer has the tokens that LLAMA3_CHAT_TEMPLATE names. */
+/* Tells whether a tokenizer has the tokens that LLAMA3_CHAT_TEMPLATE names. */
 static inline bool chat_template_fits(const Tokenizer* t) {
     return tokenizer_find(t, "<|start_header_id|>") >= 0 && tokenizer_find(t, "<|end_header_id|>") >= 0 &&
            tokenizer_find(t, "<|eot_id|>") >= 0;
 }
 
+/* Appends the header of a message. */
 static inline void chat_header(TokenList* l, const ChatTokens* c, const Tokenizer* t, const char* role) {
     token_list_add(l, c->start_header);
     tokenizer_encode(t, role, strlen(role), false, l);
@@ -49,6 +51,7 @@ static inline void chat_header(TokenList* l, const ChatTokens* c, const Tokenize
     tokenizer_encode(t, "\n\n", 2, false, l);
 }
 
+/* Appends a whole message: header, stripped text, <|eot_id|>. */
 static inline void chat_message(TokenList* l, const ChatTokens* c, const Tokenizer* t, const char* role, const char* text) {
     static const char space[] = " \t\r\n\v\f";
     text += strspn(text, space);

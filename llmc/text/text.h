@@ -1,5 +1,5 @@
-/* text.h -- small things about text that many files need: UTF-8, texts in messages, numbers as people read them, and the
- * distance between two words, for "did you mean".
+/* text.h -- small text functions that many files need: UTF-8, text in messages, numbers for people to read, and the edit
+ * distance of two words, for "did you mean".
  */
 #ifndef LLMC_TEXT_H
 #define LLMC_TEXT_H
@@ -9,8 +9,8 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // UTF-8 (Unicode 16, table 3-7: overlong forms, surrogates and values above U+10FFFF are no characters)
 
-/* Length in bytes (1 to 4) of the UTF-8 character at s, of which n >= 1 bytes may be read; *c is its code point. Returns 0
- * and sets *c to UINT32_MAX where no character starts. */
+/* Returns the length in bytes (1 to 4) of the UTF-8 character at s and sets *c to its code point; may read n >= 1 bytes.
+ * Returns 0 and sets *c to UINT32_MAX if no character starts there. */
 static inline int utf8_decode(const uint8_t* s, size_t n, uint32_t* c) {
     uint32_t a = s[0];
     if (a < 0x80) {
@@ -37,7 +37,7 @@ static inline int utf8_decode(const uint8_t* s, size_t n, uint32_t* c) {
     return 4;
 }
 
-/* Length of the UTF-8 character at s (n bytes left), or 0 where there is none. */
+/* Returns the length of the UTF-8 character at s (n bytes left), or 0 if there is none. */
 static inline size_t utf8_char_length(const char* s, size_t n) {
     uint32_t c;
     return n > 0 ? (size_t)utf8_decode((const uint8_t*)s, n, &c) : 0;
@@ -59,12 +59,13 @@ static inline size_t utf8_encode(char* out, int code) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// texts in messages
+// text in messages
 
-/* Whether a text begins with `start`. */
+/* Tells whether a text begins with `start`. */
 static inline bool text_starts(const char* s, const char* start) { return strncmp(s, start, strlen(start)) == 0; }
 
-/* Copies text into a message's buffer: control and invalid bytes become '?', and what does not fit ends in "...". */
+/* Copies text into a message's buffer of `cap` bytes. Control characters and invalid bytes become '?'; text that does not fit
+ * is cut and ends in "...". */
 static inline const char* show_text(char* out, size_t cap, const char* s, size_t len) {
     size_t n = 0;
     for (size_t i = 0; i < len;) {
@@ -87,7 +88,8 @@ static inline const char* show_text(char* out, size_t cap, const char* s, size_t
     return out;
 }
 
-/* Edits (insert, delete, replace, swap of neighbours) that turn a into b; words beyond 40 characters are far from all. */
+/* Returns the number of edits (insert, delete, replace, swap neighbours) that turn a into b; 41 if either word is longer than
+ * 40 characters. */
 static inline int edit_distance(const char* a, const char* b) {
     enum { CAP = 41 };
     int d[CAP][CAP];
@@ -112,9 +114,9 @@ static inline int edit_distance(const char* a, const char* b) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// numbers as texts
+// numbers as text
 
-/* "12,345,678". */
+/* Writes a count as "12,345,678". */
 static inline const char* text_count(uint64_t n, char* out, size_t cap) {
     char digits[24];
     int len = snprintf(digits, sizeof digits, "%llu", (unsigned long long)n);
@@ -127,7 +129,7 @@ static inline const char* text_count(uint64_t n, char* out, size_t cap) {
     return out;
 }
 
-/* "640 KiB", "12.5 MiB", "1.25 GiB". */
+/* Writes a size as "640 KiB", "12.5 MiB" or "1.25 GiB". */
 static inline const char* text_bytes(uint64_t bytes, char* out, size_t cap) {
     double b = (double)bytes;
     if (b < 1024.0 * 1024.0) {
@@ -140,7 +142,7 @@ static inline const char* text_bytes(uint64_t bytes, char* out, size_t cap) {
     return out;
 }
 
-/* "0:07", "12:55", "3:04:05". */
+/* Writes a duration as "0:07", "12:55" or "3:04:05"; "-" if it is negative, nan or beyond a million hours. */
 static inline const char* text_clock(double seconds, char* out, size_t cap) {
     if (!(seconds >= 0 && seconds < 3.6e9)) {
         snprintf(out, cap, "-");

@@ -1,22 +1,22 @@
 /* tokenizer.h -- byte-level BPE: text to token ids and back, exactly as `tokenizers` and `tiktoken` do it.
  *
  * Encoding has three steps:
- *   1. Names of added tokens are cut out of the text, leftmost and longest first. Special ones only where the caller allows
- *      them (`specials`); else they are plain text.
- *   2. What is left is split into pieces (a word with its space, up to three digits, ...) by a scanner written by hand for
- *      each pattern, over the Unicode classes of unicode.h.
- *   3. A piece that is a token is that token. In any other, the pair of neighbours with the lowest rank is merged, leftmost
+ *   1. Cut the names of added tokens out of the text, leftmost and longest first. Names of special tokens are cut out only if
+ *      the caller allows it (`specials`); else they are plain text.
+ *   2. Split the rest into pieces (a word with its space, up to three digits, ...). Each pattern has a hand-written scanner
+ *      over the Unicode classes of unicode.h.
+ *   3. A piece that is a token is that token. In any other piece, merge the pair of neighbours with the lowest rank, leftmost
  *      first, until no pair has a rank (Sennrich et al. 2016, "Neural Machine Translation of Rare Words with Subword Units").
  *      tiktoken ranks a pair by the id of the merged bytes, Hugging Face by its place in the merge list; both become one
- *      table of (left id, right id) -> (rank, merged id). tokenizer.json without `ignore_merges` keeps step 3's first
- *      sentence only for tokens that their own merges reach.
+ *      table of (left id, right id) -> (rank, merged id). If tokenizer.json does not set `ignore_merges`, a piece counts as
+ *      a token only if merging its bytes gives that token.
  *
- * Bytes that are not UTF-8 are allowed: each is a symbol of its own, neither letter nor number nor space; so any bytes come
- * back from decoding as they were (where the vocabulary has all 256 bytes, which tiktoken's kind must).
- * Invariants: ids are 0 .. vocab_size-1 without holes; a loaded Tokenizer is never written to and may be shared by threads;
- * each thread that encodes has its own TokenEncoder.
- * Left to others: reading and writing tokenizer files (tokenizer_read.h, tokenizer_write.h), chat messages (chat.h), files of
- * token ids (tokenfile.h).
+ * Bytes that are not UTF-8 are allowed: each is a symbol of its own, neither letter nor number nor space. So the tokens of
+ * any bytes join to the same bytes, if the vocabulary has all 256 of them (tiktoken's kind must).
+ * Invariants: ids are 0 .. vocab_size-1 without holes; a loaded Tokenizer is constant, so threads may share it; each thread
+ * that encodes has its own TokenEncoder.
+ * Elsewhere: tokenizer files (tokenizer_read.h, tokenizer_write.h), chat messages (chat.h), files of token ids
+ * (tokenfile.h).
  */
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
@@ -32,13 +32,14 @@ enum { SPLIT_NONE, SPLIT_LLAMA3, SPLIT_GPT2 };
 enum { DIGITS_IN_WORDS, DIGITS_EACH, DIGITS_RUNS };  // what the Digits pre-tokenizer cuts out
 
 enum {
-    TOKEN_SHORT_PIECE = 64,       // bytes up to which a piece is merged by linear scans
-    TOKEN_CACHE_SLOTS = 1 << 12,  // of the cache of pieces that are several tokens
-    TOKEN_CACHE_BYTES = 24,       // longest piece in it
-    TOKEN_CACHE_IDS = 8,          // most ids of a piece in it
+    TOKEN_SHORT_PIECE = 64,       // bytes of the longest piece that is merged by linear scans
+    TOKEN_CACHE_SLOTS = 1 << 12,  // slots of the cache of pieces that become several tokens
+    TOKEN_CACHE_BYTES = 24,       // longest piece in the cache
+    TOKEN_CACHE_IDS = 8,          // most ids of a piece in the cache
 };
 
-/* Open addressing by the bytes of a token: up to 8 bytes are their own key, longer ones are hashed and compared. */
+/* An open-addressed hash table over the bytes of tokens. Up to 8 bytes are their own key; longer ones are hashed and
+ * compared. */
 typedef struct {
     uint64_t key;
     int32_t id;
@@ -60,30 +61,30 @@ typedef struct {
 
 typedef struct {
     int vocab_size;
-    int bos_id;            // begin of text, which also separates documents; -1: none
+    int bos_id;            // beginning of text, which also separates documents; -1: none
     int eos_id;            // end of text; -1: none
-    uint64_t fingerprint;  // over ids, bytes and specials; never 0
+    uint64_t fingerprint;  // hash of ids, bytes and special flags; never 0
 
-    char* bytes;           // of all tokens, one behind the other
-    uint32_t* at;          // (vocab_size + 1) where each starts
+    char* bytes;           // of all tokens, concatenated
+    uint32_t* at;          // (vocab_size + 1) where each token starts in `bytes`
     uint8_t* flags;        // (vocab_size) TOKEN_*
     size_t max_token_len;  // bytes of the longest token
 
-    TokenTable pieces;                   // what a whole piece may be
+    TokenTable pieces;                   // tokens that a whole piece may be
     TokenTable added;                    // names of added tokens
-    bool added_first[256];               // which bytes they start with
-    bool has_specials, has_plain_added;  // of which kinds there are
-    uint32_t* added_lens;                // their distinct lengths, longest first
+    bool added_first[256];               // bytes that a name starts with
+    bool has_specials, has_plain_added;  // kinds of added tokens that exist
+    uint32_t* added_lens;                // distinct lengths of the names, longest first
     size_t num_added_lens;
     MergeSlot* merges;
     size_t merge_mask, num_merges;
     int32_t byte_ids[256];  // -1: the vocabulary lacks the byte, and `tokenizers` drops it
 
     int split;       // SPLIT_*
-    int max_digits;  // SPLIT_LLAMA3: digits a piece
+    int max_digits;  // SPLIT_LLAMA3: most digits in a piece
     int digits;      // DIGITS_*
 
-    char* source;  // text of the tokenizer.json this came from, with a post-processor that adds BOS; or NULL
+    char* source;  // text of the tokenizer.json this came from, or NULL
     char* config;  // text of the tokenizer_config.json beside it; or NULL
 } Tokenizer;
 
@@ -96,7 +97,7 @@ static inline uint64_t token_load8(const char* s) {
     return x;
 }
 
-/* Bytes s[0 .. n) zero-padded, 1 <= n <= 8, without reading behind them. */
+/* Returns bytes s[0 .. n) zero-padded, 1 <= n <= 8; reads no others. */
 static inline uint64_t token_load_short(const char* s, size_t n) {
     if (n == 8) { return token_load8(s); }
     if (n >= 4) {
@@ -123,7 +124,7 @@ static inline uint64_t token_key(const char* s, size_t n) {
 
 static inline size_t token_home(uint64_t key, size_t n) { return (size_t)token_mix(key + n * 0xD6E8FEB86659FD93u); }
 
-/* The id of these bytes, whose token_key is `key`, or -1. */
+/* Returns the id of the n bytes at s, whose token_key() is `key`, or -1. */
 static inline int32_t token_table_find_key(const TokenTable* t, uint64_t key, const char* s, size_t n) {
     for (size_t i = token_home(key, n) & t->mask;; i = (i + 1) & t->mask) {
         const TokenSlot* slot = &t->slots[i];
@@ -142,7 +143,7 @@ static inline size_t token_table_slots(size_t count) {
     return slots;
 }
 
-/* A table with room for `count` tokens. */
+/* Makes an empty table with room for `count` tokens. */
 static inline void token_table_init(TokenTable* t, size_t count, const char* base, const uint32_t* at) {
     size_t slots = token_table_slots(count);
     t->slots = (TokenSlot*)xcalloc(slots, sizeof(TokenSlot));
@@ -151,7 +152,7 @@ static inline void token_table_init(TokenTable* t, size_t count, const char* bas
     t->at = at;
 }
 
-/* Adds a token of n bytes, which lie at base + at[id]; what is there already stays. */
+/* Adds token `id`, the n bytes at base + at[id]. If the table has these bytes already, their id stays. */
 static inline void token_table_add(TokenTable* t, int32_t id, size_t n) {
     const char* s = t->base + t->at[id];
     if (n == 0 || token_table_find(t, s, n) >= 0) { return; }
@@ -179,7 +180,7 @@ static inline void merges_init(Tokenizer* t, size_t count) {
     for (size_t i = 0; i < slots; i++) { t->merges[i].pair = UINT64_MAX; }
 }
 
-/* A pair listed twice has its later rank, as in `tokenizers`. */
+/* Adds a merge. A pair listed twice gets its later rank, as in `tokenizers`. */
 static inline void merge_add(Tokenizer* t, int32_t left, int32_t right, uint32_t rank, int32_t id) {
     uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
     size_t i = token_mix(pair) & t->merge_mask;
@@ -193,7 +194,8 @@ static inline void merge_add(Tokenizer* t, int32_t left, int32_t right, uint32_t
 // ---------------------------------------------------------------------------------------------------------------------
 // step 2: pieces
 
-/* Class of the character at s < end and its length in bytes; a byte that is not UTF-8 is one character of class OTHER. */
+/* Returns the class of the character at s < end; sets *len to its bytes. A byte that is not UTF-8 is a character of class
+ * OTHER. */
 static inline int scan_class(const uint8_t* s, const uint8_t* end, size_t* len) {
     int cls = unicode_byte_class[*s];
     *len = 1;
@@ -205,7 +207,7 @@ static inline int scan_class(const uint8_t* s, const uint8_t* end, size_t* len) 
     return unicode_class(c);
 }
 
-/* Behind the run of characters of one class that starts at s. */
+/* Returns the end of the run of characters of class `cls` that starts at s. */
 static inline const uint8_t* scan_run(const uint8_t* s, const uint8_t* end, int cls) {
     while (s < end) {
         int byte_cls = unicode_byte_class[*s];
@@ -217,13 +219,13 @@ static inline const uint8_t* scan_run(const uint8_t* s, const uint8_t* end, int 
     return s;
 }
 
-/* scan_run for letters: 8 ASCII bytes at a time while they last. */
+/* Returns the end of the run of letters that starts at s: scan_run(), but 8 ASCII bytes at a time. */
 static inline const uint8_t* scan_letters(const uint8_t* s, const uint8_t* end) {
     const uint64_t ones = 0x0101010101010101u, high = 0x8080808080808080u;
     while (end - s >= 8) {
         uint64_t x = token_load8((const char*)s);
         uint64_t lower = (x | 0x20 * ones) & ~high;
-        // the high bit of each byte: from 'a' on, from behind 'z' on, not ASCII
+        // sets the high bit of each byte that is: 'a' or above, not above 'z', ASCII
         uint64_t letter = (lower + (0x80 - 'a') * ones) & ~(lower + (0x80 - 'z' - 1) * ones) & ~x & high;
         if (letter != high) {
             s += __builtin_ctzll(letter ^ high) >> 3;
@@ -234,7 +236,7 @@ static inline const uint8_t* scan_letters(const uint8_t* s, const uint8_t* end) 
     return scan_run(s, end, UNICODE_LETTER);
 }
 
-/* Length of 's 't 're 've 'm 'll 'd at s, or 0; `fold`: in any case, for which U+017F is an s, too. */
+/* Returns the length of 's 't 're 've 'm 'll 'd at s, or 0. `fold` ignores case; U+017F (long s) is then an s too. */
 static inline size_t scan_contraction(const uint8_t* s, const uint8_t* end, bool fold) {
     if (end - s < 2) { return 0; }
     const uint8_t lower = fold ? 0x20 : 0;
@@ -246,8 +248,8 @@ static inline size_t scan_contraction(const uint8_t* s, const uint8_t* end, bool
     return (b == 'e' && (a == 'r' || a == 'v')) || (a == 'l' && b == 'l') ? 3 : 0;
 }
 
-/* Behind the piece of white space at s, of which the first character is `len` bytes long: \s*[\r\n]+ where `newlines`, then
- * \s+(?!\S), then \s+. */
+/* Returns the end of the piece of white space at s, by the first of these that matches: \s*[\r\n]+ (only if `newlines`),
+ * \s+(?!\S), \s+. */
 static inline const uint8_t* scan_space(const uint8_t* s, const uint8_t* end, bool newlines) {
     const uint8_t *p = s, *last = s, *behind_newline = NULL;
     size_t len;
@@ -257,10 +259,10 @@ static inline const uint8_t* scan_space(const uint8_t* s, const uint8_t* end, bo
         p += len;
     }
     if (newlines && behind_newline) { return behind_newline; }
-    return p == end || last == s ? p : last;  // the last one is left to the word behind it
+    return p == end || last == s ? p : last;  // the last space belongs to the word after it
 }
 
-/* Behind the piece that starts at s < end, by Llama 3's pattern:
+/* Returns the end of the piece that starts at s < end, by Llama 3's pattern:
  *   (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+ */
 static inline const uint8_t* scan_llama3(const uint8_t* s, const uint8_t* end, int max_digits) {
     size_t len, next_len;
@@ -286,7 +288,7 @@ static inline const uint8_t* scan_llama3(const uint8_t* s, const uint8_t* end, i
     return scan_space(s, end, true);
 }
 
-/* Behind the piece that starts at s < end, by GPT-2's pattern:
+/* Returns the end of the piece that starts at s < end, by GPT-2's pattern:
  *   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ */
 static inline const uint8_t* scan_gpt2(const uint8_t* s, const uint8_t* end) {
     size_t len;
@@ -309,20 +311,20 @@ typedef struct {
     int32_t ids[TOKEN_CACHE_IDS];
 } PieceCacheSlot;
 
-/* A node of the list of a long piece's parts; the part at node i starts at the piece's i-th byte. */
+/* A node of the linked list of a long piece's parts. Node i starts as the piece's i-th byte that has a token. */
 typedef struct {
     int32_t id;
-    uint32_t rank;        // of the pair with the next part, UINT32_MAX: none
+    uint32_t rank;        // of the pair with the next part; UINT32_MAX: none
     uint32_t prev, next;  // UINT32_MAX: none
 } MergeNode;
 
-/* What one thread needs for encoding with one tokenizer. ids[0 .. count) is the result; set count to 0 to begin anew. */
+/* One thread's state for encoding with one tokenizer. ids[0 .. count) is the result; set count to 0 to start over. */
 typedef struct {
     const Tokenizer* t;
     int32_t* ids;
     size_t count, cap;
-    PieceCacheSlot* cache;  // allocated with the first long text
-    MergeNode* nodes;       // of the longest piece so far
+    PieceCacheSlot* cache;  // allocated by the first text of 1024 bytes or more
+    MergeNode* nodes;       // (node_cap) room for the longest piece so far
     uint64_t* heap;         // rank << 32 | node, smallest on top
     size_t node_cap, heap_count, heap_cap;
 } TokenEncoder;
@@ -346,11 +348,11 @@ static inline void encoder_reserve(TokenEncoder* enc, size_t more) {
     enc->ids = (int32_t*)xrealloc(enc->ids, enc->cap * sizeof(int32_t));
 }
 
-/* Appends the ids of a piece of n <= TOKEN_SHORT_PIECE bytes: finds the lowest rank by looking at all, n times. */
+/* Appends the ids of a piece of n <= TOKEN_SHORT_PIECE bytes. Scans all pairs for the lowest rank, up to n times. */
 static inline void merge_short(TokenEncoder* enc, const uint8_t* s, size_t n) {
     const Tokenizer* t = enc->t;
-    int32_t id[TOKEN_SHORT_PIECE], merged[TOKEN_SHORT_PIECE];  // of a part, of it and its right neighbour
-    uint32_t rank[TOKEN_SHORT_PIECE];                          // of the part and its right neighbour
+    int32_t id[TOKEN_SHORT_PIECE], merged[TOKEN_SHORT_PIECE];  // id of each part; of its merge with the right neighbour
+    uint32_t rank[TOKEN_SHORT_PIECE];                          // of that merge; UINT32_MAX: none
     size_t count = 0;
     for (size_t i = 0; i < n; i++) {
         if (t->byte_ids[s[i]] >= 0) { id[count++] = t->byte_ids[s[i]]; }
@@ -376,7 +378,7 @@ static inline void merge_short(TokenEncoder* enc, const uint8_t* s, size_t n) {
             merged[i] = m ? m->id : -1;
         }
     }
-    if (count == 0) { return; }  // no byte of the piece has a token; there may be no memory yet
+    if (count == 0) { return; }  // no byte of the piece has a token; enc->ids may still be NULL
     encoder_reserve(enc, count);
     memcpy(enc->ids + enc->count, id, count * sizeof *id);
     enc->count += count;
@@ -405,7 +407,7 @@ static inline uint64_t merge_heap_pop(TokenEncoder* enc) {
     return top;
 }
 
-/* Looks the pair of node i and its next up, and remembers it. */
+/* Looks up the merge of node i and its next node; pushes it on the heap if there is one. */
 static inline void merge_long_pair(TokenEncoder* enc, uint32_t i) {
     MergeNode* node = &enc->nodes[i];
     const MergeSlot* m = node->next == UINT32_MAX ? NULL : merge_find(enc->t, node->id, enc->nodes[node->next].id);
@@ -413,8 +415,8 @@ static inline void merge_long_pair(TokenEncoder* enc, uint32_t i) {
     if (m) { merge_heap_push(enc, m->rank, i); }
 }
 
-/* Appends the ids of a piece of any length: a list of parts and a heap of pairs, n log n. An entry of the heap is stale when
- * its node has another rank by now. */
+/* Appends the ids of a piece of any length in O(n log n), with a linked list of parts and a heap of pairs. A heap entry is
+ * stale if its node's rank has changed since. */
 static inline void merge_long(TokenEncoder* enc, const uint8_t* s, size_t n) {
     const Tokenizer* t = enc->t;
     if (n >= UINT32_MAX) { die("a run of %zu bytes without a border between words is too long to encode", n); }
@@ -461,7 +463,7 @@ static inline void merge_piece(TokenEncoder* enc, const uint8_t* s, size_t n) {
     }
 }
 
-/* merge_piece through the cache. Out of line, so that the loop over whole-token pieces stays small. */
+/* Appends the ids of a piece through the cache. Not inlined: the loop over pieces that are whole tokens stays small. */
 __attribute__((noinline, unused)) static void encode_parts(TokenEncoder* enc, const uint8_t* s, size_t n, uint64_t key) {
     if (!enc->cache || n > TOKEN_CACHE_BYTES) {
         merge_piece(enc, s, n);
@@ -484,7 +486,7 @@ __attribute__((noinline, unused)) static void encode_parts(TokenEncoder* enc, co
     }
 }
 
-/* Appends the ids of the piece s .. s+n, of a text that may be read up to `end`. */
+/* Appends the ids of the piece s[0 .. n); bytes up to `end` may be read. */
 static inline void encode_piece(TokenEncoder* enc, const uint8_t* s, size_t n, const uint8_t* end) {
     const char* text = (const char*)s;
     uint64_t key;
@@ -508,7 +510,7 @@ static inline void encode_piece(TokenEncoder* enc, const uint8_t* s, size_t n, c
 // ---------------------------------------------------------------------------------------------------------------------
 // encoding
 
-/* Appends the ids of text without added tokens and, where Digits is used, on one side of a border between digits and others. */
+/* Appends the ids of text without added tokens. If the tokenizer uses Digits, the text is all digits or has none. */
 static inline void encode_words(TokenEncoder* enc, const uint8_t* s, const uint8_t* end) {
     const int max_digits = enc->t->max_digits;
     const uint8_t* p;
@@ -536,7 +538,7 @@ static inline void encode_plain(TokenEncoder* enc, const uint8_t* s, const uint8
         encode_words(enc, s, end);
         return;
     }
-    const uint8_t* start = s;  // of the characters not encoded yet
+    const uint8_t* start = s;  // first byte not encoded yet
     bool in_digits = false;
     while (s < end) {
         uint32_t c;
@@ -552,7 +554,7 @@ static inline void encode_plain(TokenEncoder* enc, const uint8_t* s, const uint8
     encode_words(enc, start, end);
 }
 
-/* The longest added token at s whose TOKEN_NORMALIZED flag is `normalized`, or -1. */
+/* Returns the longest added token at s whose TOKEN_NORMALIZED flag is `normalized`, or -1. */
 static inline int32_t added_find(const Tokenizer* t, const uint8_t* s, const uint8_t* end, int normalized) {
     for (size_t i = 0; i < t->num_added_lens; i++) {
         size_t n = t->added_lens[i];
@@ -563,8 +565,8 @@ static inline int32_t added_find(const Tokenizer* t, const uint8_t* s, const uin
     return -1;
 }
 
-/* Cuts added tokens out of the text, in two passes as `tokenizers` does: first those that are not `normalized`, then, in what
- * is left, the others. A special name that is not asked for is skipped whole: no other name is looked for inside it. */
+/* Cuts added tokens out of the text in two passes, as `tokenizers` does: first those that are not `normalized`, then the
+ * others in what is left. Without `specials`, a special name is skipped whole: no other name is looked for inside it. */
 static inline void encode_added(TokenEncoder* enc, const uint8_t* s, const uint8_t* end, bool specials, int normalized) {
     const Tokenizer* t = enc->t;
     const uint8_t* start = s;
@@ -598,8 +600,8 @@ static inline void encode_added(TokenEncoder* enc, const uint8_t* s, const uint8
     }
 }
 
-/* Appends the ids of a text to enc->ids. `specials`: names of special tokens in it become those tokens; else they are text, and
- * the ids equal tiktoken's encode_ordinary. No BOS or EOS is added. */
+/* Appends the ids of a text to enc->ids. With `specials`, names of special tokens become those tokens; else they are text, and
+ * the ids equal tiktoken's encode_ordinary(). Adds no BOS or EOS. */
 static inline void encoder_text(TokenEncoder* enc, const char* text, size_t len, bool specials) {
     const uint8_t *s = (const uint8_t*)text, *end = s + len;
     if (len == 0) { return; }
@@ -611,7 +613,7 @@ static inline void encoder_text(TokenEncoder* enc, const char* text, size_t len,
     }
 }
 
-/* Token ids that grow. Starts as zeros; token_list_free() ends it. */
+/* A growing list of token ids. All zeros is an empty list; release it with token_list_free(). */
 typedef struct {
     int32_t* ids;
     size_t cap, count;
@@ -630,7 +632,7 @@ static inline void token_list_free(TokenList* l) {
     memset(l, 0, sizeof *l);
 }
 
-/* encoder_text for a text now and then: appends its ids to a list. */
+/* Appends the ids of a text to a list: encoder_text() for occasional use. */
 static inline void tokenizer_encode(const Tokenizer* t, const char* text, size_t len, bool specials, TokenList* l) {
     TokenEncoder enc;
     encoder_init(&enc, t);
@@ -645,13 +647,13 @@ static inline void tokenizer_encode(const Tokenizer* t, const char* text, size_t
     encoder_free(&enc);
 }
 
-/* Whether a text may be cut in front of s[i], 0 < i < its length, so that both parts alone encode to the ids of the whole:
- * between a newline and a printable ASCII character. A newline ends each piece of white space or of symbols that holds
- * one, and no piece begins with one and goes on with such a character. Where tokenizer_may_cut() says so. */
+/* Tells whether a text may be cut in front of s[i], 0 < i < length: both parts then encode to the ids of the whole. True
+ * between a newline and a printable ASCII character: a newline ends every piece of white space or symbols that contains one,
+ * and no piece starts with a newline and continues with such a character. Ask tokenizer_may_cut() first. */
 static inline bool text_border(const char* s, size_t i) { return s[i - 1] == '\n' && s[i] > ' ' && s[i] < 0x7F; }
 
-/* Whether texts may be cut at borders: not where whole texts are merged, nor where an added token's name has a line's end in
- * it. */
+/* Tells whether texts may be cut at text_border(). Not if there is no splitting before merging, nor if an added token's name
+ * has a newline before its last byte. */
 static inline bool tokenizer_may_cut(const Tokenizer* t) {
     if (t->split == SPLIT_NONE && t->num_merges > 0) { return false; }
     for (int id = 0; id < t->vocab_size; id++) {
@@ -664,25 +666,26 @@ static inline bool tokenizer_may_cut(const Tokenizer* t) {
 // ---------------------------------------------------------------------------------------------------------------------
 // decoding
 
-/* The bytes of a token: they are no C string, may hold NULs and be a part of a character. Not for ids out of range. */
+/* Returns the bytes of a token, which must be in range. They are not a C string: they may hold NULs or a part of a
+ * character. */
 static inline const char* tokenizer_token(const Tokenizer* t, int id, size_t* len) {
     assert(id >= 0 && id < t->vocab_size);
     *len = t->at[id + 1] - t->at[id];
     return t->bytes + t->at[id];
 }
 
-/* The id of a special (or other added) token by its name, or -1. */
+/* Returns the id of the special (or other added) token of this name, or -1. */
 static inline int tokenizer_find(const Tokenizer* t, const char* name) {
     return token_table_find(&t->added, name, strlen(name));
 }
 
-/* Turns ids into text bit by bit: each push gives the characters that are whole by now. Bytes that no more bytes could make
- * UTF-8 become U+FFFD, one for each maximal part of a character (as Python's errors="replace" and Rust's lossy decoding do),
- * so what comes out is always valid UTF-8; a tool that wants the raw bytes joins tokenizer_token's. */
+/* Turns ids into text as they come: each push gives the characters that are complete. Bytes that cannot become UTF-8 turn
+ * into U+FFFD, one for each maximal part of a character (as in Python's errors="replace" and Rust's lossy decoding). So the
+ * output is always valid UTF-8. For the raw bytes, join those of tokenizer_token(). */
 typedef struct {
     const Tokenizer* t;
-    char* in;       // (max_token_len + 3) bytes not given out yet: the beginning of a character
-    size_t num_in;  // 0 to 3 between calls
+    char* in;       // (max_token_len + 3) bytes not given out yet: the start of a character
+    size_t num_in;  // bytes in `in`: 0 to 3 between calls
     char* out;      // (3 * (max_token_len + 3)) the last result: at worst each byte becomes U+FFFD
 } TokenDecoder;
 
@@ -699,14 +702,14 @@ static inline void decoder_free(TokenDecoder* d) {
     memset(d, 0, sizeof *d);
 }
 
-/* At s (n >= 1 bytes): 1 and *used = its length for a whole character; 0 where the n bytes begin one; else -1 and *used = how
- * many bytes one U+FFFD stands for. */
+/* Classifies the n >= 1 bytes at s. Returns 1 if a whole character starts there, and sets *used to its length. Returns 0 if
+ * the n bytes are the start of a character. Else returns -1, and sets *used to the bytes that one U+FFFD replaces. */
 static inline int utf8_step(const char* s, size_t n, size_t* used) {
     uint32_t c;
     int len = utf8_decode((const uint8_t*)s, n, &c);
     *used = len ? (size_t)len : 1;
     if (len) { return 1; }
-    // s is ill-formed or cut short: the longest part that some bytes would complete is found by trying to
+    // s is ill-formed or cut short: find the longest part that other bytes could complete, by trying to complete it
     const uint8_t lead = (uint8_t)s[0];
     const size_t want = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
     if (lead < 0xC2 || lead > 0xF4) { return -1; }
@@ -719,7 +722,7 @@ static inline int utf8_step(const char* s, size_t n, size_t* used) {
     return *used == n ? 0 : -1;
 }
 
-/* The text that became whole with this token, valid until the next call; it may be empty. Not for ids out of range. */
+/* Adds a token, which must be in range. Returns the text that is complete now, maybe empty; valid until the next call. */
 static inline const char* decoder_push(TokenDecoder* d, int id, size_t* len) {
     size_t len_in, used, at = 0, out = 0;
     const char* token = tokenizer_token(d->t, id, &len_in);
@@ -740,7 +743,7 @@ static inline const char* decoder_push(TokenDecoder* d, int id, size_t* len) {
     return d->out;
 }
 
-/* What is left at the end of the text: U+FFFD where it ends within a character, else nothing. */
+/* Returns the rest at the end of the text: U+FFFD if it ends within a character, else nothing. */
 static inline const char* decoder_flush(TokenDecoder* d, size_t* len) {
     *len = d->num_in ? 3 : 0;
     d->num_in = 0;
@@ -768,7 +771,7 @@ static inline int compare_lengths_down(const void* a, const void* b) {
     return (x < y) - (x > y);
 }
 
-/* The tables of added tokens, from the flags; and max_token_len, BOS and EOS by name, and the fingerprint. */
+/* Builds the tables of added tokens from the flags; sets max_token_len, BOS and EOS (by name) and the fingerprint. */
 static inline void tokenizer_index(Tokenizer* t) {
     size_t num_added = 0, distinct = 0;
     uint64_t h = 0xCBF29CE484222325u;  // FNV-1a over (length, special?, bytes) of each token
@@ -808,7 +811,7 @@ static inline void tokenizer_index(Tokenizer* t) {
     }
 }
 
-/* 256 bytes, of which byte b is token b, and <|begin_of_text|> = 256. */
+/* Makes the built-in tokenizer: byte b is token b, and <|begin_of_text|> is 256. */
 static inline void tokenizer_bytes(Tokenizer* t) {
     static const char bos[] = "<|begin_of_text|>";
     memset(t, 0, sizeof *t);

@@ -1,10 +1,10 @@
-/* tokenizer_read.h -- a Tokenizer from a file. Two kinds are read, told apart by content:
- *   tokenizer.json   of Hugging Face: model BPE over bytes (GPT-2's printable stand-ins for bytes), split by Llama 3's or
- *                    GPT-2's pattern, before that by Digits (SmolLM) where asked. Anything that would split or merge in
- *                    another way (normalizers, other pre-tokenizers, models, prefixes, dropout) is refused by name.
- *   tokenizer.model  of tiktoken: lines "base64-of-the-bytes rank". It has no special names and gets Llama 3.1's 256
- *                    behind the last rank.
- * A file that is wrong is refused by field or line; nothing is left of it then.
+/* tokenizer_read.h -- reads a Tokenizer from a file of one of two kinds, told apart by content:
+ *   tokenizer.json   of Hugging Face: a BPE model over bytes (as GPT-2's printable stand-ins), split by Llama 3's or GPT-2's
+ *                    pattern, optionally by Digits before that (SmolLM). Anything that would split or merge in another way
+ *                    (normalizers, other pre-tokenizers, models, prefixes, dropout) is refused by name.
+ *   tokenizer.model  of tiktoken: lines "base64-of-the-bytes rank". It holds no special tokens; Llama 3.1's 256 are added
+ *                    after the last rank.
+ * An error names the field or line and leaves the Tokenizer all zeros.
  */
 #ifndef LLMC_TOKENIZER_READ_H
 #define LLMC_TOKENIZER_READ_H
@@ -16,8 +16,8 @@
 #include "llmc/text/tokenizer.h"  // defines: Tokenizer, tokenizer_index, token_table_add, merge_add, merge_piece
 
 enum {
-    TOKEN_LEN_MAX = 1024,      // bytes of a token of tokenizer.model: its splits are tried one by one
-    TOKEN_FILE_MAX = 1 << 29,  // bytes of a tokenizer file
+    TOKEN_LEN_MAX = 1024,      // most bytes in a token of tokenizer.model: every split of it is tried
+    TOKEN_FILE_MAX = 1 << 29,  // most bytes in a tokenizer file
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -30,7 +30,7 @@ static inline int base64_value(char c) {
     return c == '+' ? 62 : c == '/' ? 63 : -1;
 }
 
-/* Decodes n characters to out, which has room for n / 4 * 3 bytes; false where they are no base64 with its padding. */
+/* Decodes n characters to out, which has room for n / 4 * 3 bytes; false if they are not padded base64. */
 static inline bool base64_decode(char* out, size_t* out_len, const char* s, size_t n) {
     if (n == 0 || n % 4 != 0) { return false; }
     size_t pad = s[n - 1] != '=' ? 0 : s[n - 2] != '=' ? 1 : 2, len = 0;
@@ -47,7 +47,7 @@ static inline bool base64_decode(char* out, size_t* out_len, const char* s, size
     return true;
 }
 
-/* The name of Llama 3.1's k-th special token, 0 <= k < 256 (llama-models, models/llama3/tokenizer.py, gives the same list). */
+/* Writes the name of Llama 3.1's k-th special token, 0 <= k < 256 (the list of models/llama3/tokenizer.py in llama-models). */
 static inline void llama3_special(char* out /* (40) */, int k) {
     // clang-format off
     static const struct { int k; const char* name; } named[] = {
@@ -55,7 +55,7 @@ static inline void llama3_special(char* out /* (40) */, int k) {
         {8, "eom_id"}, {9, "eot_id"}, {10, "python_tag"},
     };
     // clang-format on
-    int before = 0;  // named ones below k
+    int before = 0;  // tokens below k that have a name of their own
     for (size_t i = 0; i < sizeof named / sizeof *named; i++) {
         if (named[i].k == k) {
             snprintf(out, 40, "<|%s|>", named[i].name);
@@ -66,7 +66,7 @@ static inline void llama3_special(char* out /* (40) */, int k) {
     snprintf(out, 40, "<|reserved_special_token_%d|>", k - before);
 }
 
-/* One line of tokenizer.model: *s moves behind it. The bytes go to out, which has room for as many as the line has. */
+/* Reads one line of tokenizer.model and moves *s past it. Writes the token to `out`, which has room for the line's length. */
 static inline bool tiktoken_line(const char** s, const char* end, char* out, size_t* out_len, int64_t* rank, size_t line,
                                  const char* path, Error* e) {
     const char* p = *s;
@@ -75,7 +75,7 @@ static inline bool tiktoken_line(const char** s, const char* end, char* out, siz
     const char* space = (const char*)memchr(p, ' ', (size_t)(stop - p));
     *s = newline ? newline + 1 : end;
     if (!space || !base64_decode(out, out_len, p, (size_t)(space - p))) {
-        return fail(e, "%s:%zu: is no line \"BASE64 RANK\" of a tiktoken vocabulary", path, line);
+        return fail(e, "%s:%zu: wanted a line \"BASE64 RANK\" of a tiktoken vocabulary", path, line);
     }
     if (*out_len > TOKEN_LEN_MAX) {
         return fail(e, "%s:%zu: token is %zu bytes long, wanted at most %d", path, line, *out_len, TOKEN_LEN_MAX);
@@ -94,7 +94,7 @@ static inline bool tiktoken_line(const char** s, const char* end, char* out, siz
     return true;
 }
 
-/* The merge table by tiktoken's rule: two neighbours that together are a token merge, and rank as it. */
+/* Builds the merge table by tiktoken's rule: two neighbours merge if together they are a token, whose rank they get. */
 static inline void tiktoken_merges(Tokenizer* t, int num_ranks) {
     for (int pass = 0; pass < 2; pass++) {  // count, then fill
         size_t count = 0;
@@ -113,15 +113,15 @@ static inline void tiktoken_merges(Tokenizer* t, int num_ranks) {
     }
 }
 
-/* The lines of a tokenizer.model, while it is read. */
+/* The lines of a tokenizer.model. */
 typedef struct {
-    int64_t count;     // lines, the empty ones left out
-    char* bytes;       // of their tokens, one behind the other
-    size_t* at;        // (count + 1) where each starts
+    int64_t count;     // lines that are not empty
+    char* bytes;       // of their tokens, concatenated
+    size_t* at;        // (count + 1) where each starts in `bytes`
     int64_t* line_of;  // (count) the line of each rank
 } TiktokenLines;
 
-/* Every line of the text, which must have each rank from 0 on once. */
+/* Reads every line of the text, which must have each rank from 0 on once. */
 static inline bool tiktoken_read_lines(TiktokenLines* r, const char* text, size_t len, const char* path, Error* e) {
     const char *s = text, *end = text + len;
     int64_t lines = 0;
@@ -154,7 +154,7 @@ static inline bool tiktoken_read_lines(TiktokenLines* r, const char* text, size_
     return true;
 }
 
-/* The tokens in the order of their ranks, and behind them Llama 3.1's special ones. */
+/* Makes the tokens in the order of their ranks, followed by Llama 3.1's special tokens. */
 static inline bool tiktoken_tokens(Tokenizer* t, const TiktokenLines* r, const char* path, Error* e) {
     const int num_ranks = (int)r->count;
     t->vocab_size = num_ranks + 256;
@@ -175,7 +175,7 @@ static inline bool tiktoken_tokens(Tokenizer* t, const TiktokenLines* r, const c
         const char byte = (char)b;
         t->byte_ids[b] = token_table_find(&t->pieces, &byte, 1);
         if (t->byte_ids[b] < 0) {
-            return fail(e, "%s: has no token for the single byte 0x%02x, so not every text has ids", path, b);
+            return fail(e, "%s: has no token for the single byte 0x%02x, wanted all 256 bytes", path, b);
         }
     }
     for (int k = 0; k < 256; k++) {
@@ -206,7 +206,8 @@ static inline bool tokenizer_parse_tiktoken(Tokenizer* t, const char* text, size
 // ---------------------------------------------------------------------------------------------------------------------
 // tokenizer.json
 
-/* GPT-2's printable stand-in for each byte: itself where it is printable, else the next character from U+0100 on. */
+/* Lists GPT-2's printable stand-in for each byte: the byte itself if it is printable, else the next character from U+0100
+ * on. */
 static inline void byte_stand_ins(uint16_t* code /* (256) */, int16_t* byte_of /* (512), -1: none */) {
     int extra = 0x100;
     for (int i = 0; i < 512; i++) { byte_of[i] = -1; }
@@ -217,8 +218,8 @@ static inline void byte_stand_ins(uint16_t* code /* (256) */, int16_t* byte_of /
     }
 }
 
-/* Turns n bytes of stand-ins into the bytes they stand for; a string with any other character is taken as it is, and no piece
- * can be such a token. Returns the number of bytes; *plain tells whether all were stand-ins. */
+/* Turns n bytes of stand-ins into the bytes they stand for. A string with any other character is copied as it is: no piece
+ * can be such a token. Returns the number of bytes; *plain tells whether all characters were stand-ins. */
 static inline size_t bytes_from_stand_ins(char* out, const char* s, size_t n, const int16_t* byte_of, bool* plain) {
     size_t len = 0;
     for (size_t i = 0; i < n;) {
@@ -236,13 +237,13 @@ static inline size_t bytes_from_stand_ins(char* out, const char* s, size_t n, co
     return len;
 }
 
-// Llama 3's split pattern; `digits` is what it takes for a number
+// Llama 3's split pattern; `digits` is its part for numbers
 #define LLAMA3_PATTERN(digits)                                           \
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits \
     "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|"                     \
     "\\s+(?!\\S)|\\s+"
 
-/* A Split step: one of the patterns that are known. */
+/* Reads a Split step, which must have one of the known patterns. */
 static inline bool parse_split(Tokenizer* t, const Json* j, const JsonNode* step, Error* e) {
     // clang-format off
     static const struct { const char* pattern; int split, max_digits; } known[] = {
@@ -257,7 +258,7 @@ static inline bool parse_split(Tokenizer* t, const Json* j, const JsonNode* step
     if (!regex) { return json_wanted(j, step, "pattern", e, "{\"Regex\": the split pattern of Llama 3 or GPT-2}"); }
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (!json_is_string(j, regex, known[i].pattern)) { continue; }
-        // the patterns match every character, so keeping the matches and cutting at them are the same
+        // the patterns match every character, so isolating the matches and removing what is between them are the same
         bool invert = !json_is_off(j, step, "invert");
         if (!json_is_string(j, json_get(j, step, "behavior"), invert ? "Removed" : "Isolated")) {
             return json_wanted(j, step, "behavior", e, "\"%s\"", invert ? "Removed" : "Isolated");
@@ -269,7 +270,7 @@ static inline bool parse_split(Tokenizer* t, const Json* j, const JsonNode* step
     return json_wanted(j, pattern, "Regex", e, "the split pattern of Llama 3 or GPT-2");
 }
 
-/* One step of the pre-tokenizer. `*stage`: 0 nothing yet, 1 behind Digits, 2 behind Split, 3 behind ByteLevel. */
+/* Reads one step of the pre-tokenizer. *stage is 0 at the start, 1 after Digits, 2 after Split, 3 after ByteLevel. */
 static inline bool parse_pre_tokenizer_step(Tokenizer* t, const Json* j, const JsonNode* step, int* stage, Error* e) {
     const JsonNode* type = json_get(j, step, "type");
     if (json_is_string(j, type, "Digits") && *stage < 1) {
@@ -285,11 +286,11 @@ static inline bool parse_pre_tokenizer_step(Tokenizer* t, const Json* j, const J
         return json_wanted(j, step, "type", e, "Digits, Split and ByteLevel, each at most once and in this order");
     }
     if (!json_is_off(j, step, "add_prefix_space")) {
-        return json_wanted(j, step, "add_prefix_space", e, "false: with it decoding would not give the text back");
+        return json_wanted(j, step, "add_prefix_space", e, "false: else decoding would not give the text back");
     }
     bool use_regex = true;  // the default of `tokenizers`
     if (!json_bool_or(j, step, "use_regex", true, &use_regex, e)) { return false; }
-    if (use_regex && *stage == 2) { return json_wanted(j, step, "use_regex", e, "false behind a Split"); }
+    if (use_regex && *stage == 2) { return json_wanted(j, step, "use_regex", e, "false after a Split"); }
     if (use_regex) { t->split = SPLIT_GPT2; }
     *stage = 3;
     return true;
@@ -312,7 +313,7 @@ static inline bool parse_pre_tokenizer(Tokenizer* t, const Json* j, Error* e) {
     return stage == 3 || json_wanted(j, node, "type", e, "ByteLevel, or a Sequence that ends in it (byte-level BPE)");
 }
 
-/* Everything that `tokenizers` would do beyond splitting and merging has to be off. */
+/* Checks that everything `tokenizers` could do beyond splitting and merging is off. */
 static inline bool parse_refusals(const Json* j, const JsonNode* model, Error* e) {
     const JsonNode* root = json_root(j);
     const JsonNode* normalizer = json_get(j, root, "normalizer");
@@ -336,15 +337,15 @@ static inline bool parse_refusals(const Json* j, const JsonNode* model, Error* e
     return true;
 }
 
-/* While a tokenizer.json is read: the names in it and their ids. */
+/* The names in a tokenizer.json and their ids, while it is read. */
 typedef struct {
     Tokenizer* t;
     const Json* j;
     const JsonNode *model, *vocab, *merges, *added;
     uint32_t* name_at;   // (vocab_size) where the name of each id starts in j->text
-    uint32_t* name_len;  // (vocab_size) its bytes; UINT32_MAX: no name yet
-    int num_names;       // ids that have one
-    TokenTable names;    // of model.vocab
+    uint32_t* name_len;  // (vocab_size) bytes of the name; UINT32_MAX: no name yet
+    int num_names;       // ids that have a name
+    TokenTable names;    // names in model.vocab
     int16_t byte_of[512];
 } VocabReader;
 
@@ -355,7 +356,7 @@ static inline void give_name(VocabReader* r, int64_t id, uint32_t at, uint32_t l
     r->num_names++;
 }
 
-/* The names of model.vocab, with ids below `most`. */
+/* Reads the names of model.vocab, whose ids must be below `most`. */
 static inline bool parse_vocab_names(VocabReader* r, int64_t most, Error* e) {
     const Json* j = r->j;
     for (const JsonNode* n = json_first(j, r->vocab); n; n = json_next(j, n)) {
@@ -372,7 +373,7 @@ static inline bool parse_vocab_names(VocabReader* r, int64_t most, Error* e) {
     return true;
 }
 
-/* One of added_tokens: its flags, and its name where model.vocab has none for the id. */
+/* Reads one of added_tokens: its flags, and its name if model.vocab has none for the id. */
 static inline bool parse_added_token(VocabReader* r, const JsonNode* n, int64_t most, Error* e) {
     static const char* const off[] = {"lstrip", "rstrip", "single_word"};
     const Json* j = r->j;
@@ -395,7 +396,7 @@ static inline bool parse_added_token(VocabReader* r, const JsonNode* n, int64_t 
         char shown[64];
         return fail(e, "%s: added_tokens gives \"%s\" the id %lld, but %s", j->path,
                     show_text(shown, sizeof shown, j->text + content->at, content->length), (long long)id,
-                    listed >= 0 ? "model.vocab another one" : "that is taken by another token");
+                    listed >= 0 ? "model.vocab gives it another" : "another token has it");
     }
     if (r->t->flags[id] & TOKEN_ADDED) { return json_wanted(j, n, "id", e, "an id of its own"); }
     if (fresh) { give_name(r, id, content->at, content->length); }
@@ -424,7 +425,7 @@ static inline bool parse_names(VocabReader* r, Error* e) {
     return true;
 }
 
-/* The bytes of every token, and the table of those that a piece may be. */
+/* Fills the bytes of every token, and the table of tokens that a piece may be. */
 static inline void parse_bytes(VocabReader* r) {
     Tokenizer* t = r->t;
     size_t total = 0;
@@ -439,7 +440,7 @@ static inline void parse_bytes(VocabReader* r) {
         bool plain = false;
         char* out = t->bytes + t->at[i];
         size_t len = bytes_from_stand_ins(out, name, n, r->byte_of, &plain);
-        if (t->flags[i] & TOKEN_ADDED) {  // its name is text; a piece only where model.vocab has it as such
+        if (t->flags[i] & TOKEN_ADDED) {  // its name is text, and may be a piece only if model.vocab has it unchanged
             plain = plain && len == n && memcmp(out, name, n) == 0 && token_table_find(&r->names, name, n) == i;
             memcpy(out, name, n);
         } else {
@@ -450,7 +451,7 @@ static inline void parse_bytes(VocabReader* r) {
     }
 }
 
-/* One merge, the index-th of model.merges. `joined` is a buffer of `cap` bytes that grows. */
+/* Reads one merge, the index-th of model.merges. *joined is a buffer of *cap bytes that grows. */
 static inline bool parse_merge(VocabReader* r, const JsonNode* n, size_t index, uint32_t rank, char** joined, size_t* cap,
                                Error* e) {
     const char *a = NULL, *b = NULL;
@@ -466,7 +467,7 @@ static inline bool parse_merge(VocabReader* r, const JsonNode* n, size_t index, 
         b = json_string(r->j, json_next(r->j, json_first(r->j, n)), &b_len);
     }
     if (!a || !b || memchr(n->type == JSON_STRING ? b : "", ' ', n->type == JSON_STRING ? b_len : 0)) {
-        return fail(e, "%s: model.merges.%zu is no pair, wanted \"a b\" or [\"a\", \"b\"]", r->j->path, index);
+        return fail(e, "%s: model.merges.%zu is not a pair, wanted \"a b\" or [\"a\", \"b\"]", r->j->path, index);
     }
     if (a_len + b_len > *cap) {
         *cap = 2 * (a_len + b_len);
@@ -504,7 +505,7 @@ static inline bool parse_merges(VocabReader* r, Error* e) {
     return ok;
 }
 
-/* The id of each single byte. A byte that the vocabulary lacks is `unk_token` where there is one, else dropped. */
+/* Finds the id of each single byte. A byte that the vocabulary lacks becomes `unk_token`, or is dropped if there is none. */
 static inline bool parse_byte_ids(VocabReader* r, Error* e) {
     const char* unk_name = NULL;
     size_t unk_len = 0;
@@ -529,7 +530,7 @@ static inline bool parse_byte_ids(VocabReader* r, Error* e) {
     return true;
 }
 
-/* Without ignore_merges a piece that is a token need not become it: keeps in t->pieces those that merging gives. */
+/* Keeps in t->pieces only the tokens that merging their own bytes gives: what a piece becomes without ignore_merges. */
 static inline void keep_reachable_pieces(Tokenizer* t) {
     TokenEncoder enc;
     TokenSlot* old = t->pieces.slots;
@@ -586,7 +587,7 @@ static inline bool tokenizer_parse_json(Tokenizer* t, const Json* j, Error* e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // loading
 
-/* Reads a tokenizer from `len` bytes of text of either kind; `path` names it in messages. */
+/* Reads a tokenizer of either kind from `len` bytes of text; `path` names it in messages. */
 static inline bool tokenizer_parse(Tokenizer* t, const char* text, size_t len, const char* path, Error* e) {
     memset(t, 0, sizeof *t);
     const char* kind = file_looks_like(text, len);
@@ -613,7 +614,7 @@ static inline bool tokenizer_parse(Tokenizer* t, const char* text, size_t len, c
             static const char unk[] = "\x0A\x0E\x0A\x05<unk>";
             if (len >= strlen(unk) && memcmp(text, unk, strlen(unk)) == 0) { kind = "a SentencePiece model (Llama 2's kind)"; }
             return fail(e, "%s: is %s, wanted a tokenizer.json or tiktoken's tokenizer.model", path,
-                        kind ? kind : "no tokenizer that is known");
+                        kind ? kind : "not a known kind of tokenizer");
         }
         ok = tokenizer_parse_tiktoken(t, text, len, path, e);
     }
@@ -621,7 +622,8 @@ static inline bool tokenizer_parse(Tokenizer* t, const char* text, size_t len, c
     return ok;
 }
 
-/* The id that a tokenizer_config.json names in `key`, as text or as {"content": text}; *id stays where it names none. */
+/* Reads the token that a tokenizer_config.json names in `key`, as text or as {"content": text}. *id stays as it is if there
+ * is none. */
 static inline bool config_token(const Tokenizer* t, const Json* j, const char* key, int* id, Error* e) {
     const JsonNode* n = json_get(j, json_root(j), key);
     size_t len = 0;
@@ -634,7 +636,7 @@ static inline bool config_token(const Tokenizer* t, const Json* j, const char* k
     return true;
 }
 
-/* bos_token and eos_token of the tokenizer_config.json in the same folder, if there is one. */
+/* Reads bos_token and eos_token from the folder's tokenizer_config.json, if there is one. */
 static inline bool tokenizer_read_config(Tokenizer* t, const char* folder, Error* e) {
     char path[PATH_CAP];
     size_t len = 0;
@@ -645,21 +647,22 @@ static inline bool tokenizer_read_config(Tokenizer* t, const char* folder, Error
     if (!t->config) { return false; }
     char* copy = (char*)memcpy(xmalloc(len + 1), t->config, len + 1);
     if (!json_parse(&j, copy, len, path, e)) { return false; }
-    bool ok = json_root(&j)->type == JSON_OBJECT || fail(e, "%s: is no JSON object", path);
+    bool ok = json_root(&j)->type == JSON_OBJECT || fail(e, "%s: is not a JSON object", path);
     ok = ok && config_token(t, &j, "bos_token", &t->bos_id, e) && config_token(t, &j, "eos_token", &t->eos_id, e);
     json_free(&j);
     return ok;
 }
 
-/* Loads a tokenizer from a file of either kind, or from the tokenizer.json or tokenizer.model of a folder. BOS and EOS are
- * what the folder's tokenizer_config.json names, else the usual names (<|begin_of_text|>, <|endoftext|> ...), else -1. */
+/* Loads a tokenizer from a file of either kind, or from the tokenizer.json (else tokenizer.model) of a folder. BOS and EOS are
+ * the tokens that the folder's tokenizer_config.json names, else those with a usual name (<|begin_of_text|>, <|endoftext|>
+ * ...), else -1. */
 static inline bool tokenizer_load(Tokenizer* t, const char* path, Error* e) {
     char file[PATH_CAP], folder[PATH_CAP];
     memset(t, 0, sizeof *t);
     if (is_directory(path)) {
         if (!path_join(file, path, "tokenizer.json", e)) { return false; }
         if (!file_exists(file) && !path_join(file, path, "tokenizer.model", e)) { return false; }
-        if (!file_exists(file)) { return fail(e, "%s: has no tokenizer.json and no tokenizer.model in it", path); }
+        if (!file_exists(file)) { return fail(e, "%s: holds neither tokenizer.json nor tokenizer.model", path); }
     } else {
         if (strlen(path) >= sizeof file) { return fail(e, "%.200s...: the path is too long", path); }
         strcpy(file, path);

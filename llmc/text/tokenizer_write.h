@@ -1,7 +1,7 @@
-/* tokenizer_write.h -- a Tokenizer as the files that `transformers` reads: tokenizer.json and tokenizer_config.json.
+/* tokenizer_write.h -- writes a Tokenizer as the files that `transformers` reads: tokenizer.json and tokenizer_config.json.
  *
- * One that came from a tokenizer.json is written as it came; only what puts BOS in front of a text is added where it is
- * missing. One that came from tiktoken's kind, or the built-in bytes, is written anew.
+ * A tokenizer from a tokenizer.json is written unchanged, but for a post-processor that puts BOS in front of a text if there
+ * is none. One from a tiktoken file, and the built-in bytes, are written anew.
  */
 #ifndef LLMC_TOKENIZER_WRITE_H
 #define LLMC_TOKENIZER_WRITE_H
@@ -14,14 +14,14 @@
 #include "llmc/text/tokenizer.h"       // defines: Tokenizer, tokenizer_token, token_table_find
 #include "llmc/text/tokenizer_read.h"  // defines: LLAMA3_PATTERN, TOKEN_LEN_MAX, byte_stand_ins
 
-/* A token's bytes as a JSON string. */
+/* Writes a token's bytes as a JSON string. */
 static inline void write_token_text(FILE* f, const Tokenizer* t, int id) {
     size_t len;
     const char* s = tokenizer_token(t, id, &len);
     json_write_string(f, s, len);
 }
 
-/* A token as a JSON string of GPT-2's stand-ins; its bytes are s[0 .. n). */
+/* Writes the token with bytes s[0 .. n) as a JSON string of GPT-2's stand-ins. */
 static inline void write_stand_ins(FILE* f, const uint16_t* code, const char* s, size_t n) {
     char name[2 * TOKEN_LEN_MAX];
     size_t len = 0;
@@ -29,7 +29,7 @@ static inline void write_stand_ins(FILE* f, const uint16_t* code, const char* s,
     json_write_string(f, name, len);
 }
 
-/* The post-processor that puts BOS in front, as `tokenizers` writes it. */
+/* Writes the post-processor that puts BOS in front of a text, in the form of `tokenizers`. */
 static inline void write_post_processor(FILE* f, const Tokenizer* t) {
     static const char sequence[] = "{\"Sequence\":{\"id\":\"%c\",\"type_id\":%d}}";
     fputs("{\"type\":\"TemplateProcessing\"", f);
@@ -52,7 +52,7 @@ static inline void write_post_processor(FILE* f, const Tokenizer* t) {
     fputs("]}}}", f);
 }
 
-/* Whether a post-processor is, or has in its Sequence, a TemplateProcessing that begins with the token `name`. */
+/* Tells whether a post-processor is a TemplateProcessing that begins with the token `name`, or a Sequence with one in it. */
 static inline bool post_processor_adds(const Json* j, const JsonNode* node, const char* name, size_t len) {
     const JsonNode* list = json_get(j, node, "processors");
     if (json_is_string(j, json_get(j, node, "type"), "Sequence") && list && list->type == JSON_ARRAY) {
@@ -68,7 +68,7 @@ static inline bool post_processor_adds(const Json* j, const JsonNode* node, cons
     return id && id_len == len && memcmp(id, name, len) == 0;
 }
 
-/* Whether the post-processor of t->source begins with BOS already. */
+/* Tells whether the post-processor of t->source adds BOS already. */
 static inline bool source_adds_bos(const Tokenizer* t) {
     const char *from, *to;
     Json j;
@@ -85,7 +85,7 @@ static inline bool source_adds_bos(const Tokenizer* t) {
     return adds;
 }
 
-/* The splits of token `id` into two tokens, in the order of their ids: the merges that lead to it by tiktoken's rule. */
+/* Writes the merges that give token `id` by tiktoken's rule: all its splits into two tokens, in the order of their ids. */
 static inline void write_merges_of(FILE* f, const Tokenizer* t, const uint16_t* code, int id, bool* first) {
     uint64_t splits[TOKEN_LEN_MAX];
     size_t n, count = 0;
@@ -112,7 +112,7 @@ static inline void write_merges_of(FILE* f, const Tokenizer* t, const uint16_t* 
     }
 }
 
-/* A tokenizer.json for a tokenizer that did not come from one: tiktoken's kind or the built-in bytes. */
+/* Writes a tokenizer.json for a tokenizer that did not come from one: tiktoken's kind or the built-in bytes. */
 static inline void write_tokenizer_json(FILE* f, const Tokenizer* t) {
     uint16_t code[256];
     int16_t byte_of[512];
@@ -159,14 +159,15 @@ static inline void write_tokenizer_json(FILE* f, const Tokenizer* t) {
     fputs("]}\n}\n", f);
 }
 
-/* The text of a tokenizer_config.json: the one the tokenizer came with, or a new one; BOS, EOS and the class are set in it. */
+/* Returns the text of a tokenizer_config.json, for free(): the tokenizer's own or a new one, with BOS, EOS and the class
+ * set. */
 static inline char* tokenizer_config_text(const Tokenizer* t, int max_length) {
     static const struct {
         const char *key, *value;
     } fixed[] = {
-        // any other class would build its own post-processor in place of the file's
+        // any other class would replace the file's post-processor with its own
         {"tokenizer_class", "\"PreTrainedTokenizerFast\""},
-        {"clean_up_tokenization_spaces", "false"},  // else decode would drop the space in " ."
+        {"clean_up_tokenization_spaces", "false"},  // else decode() would drop the space in " ."
     };
     const char *from, *to, *names[2] = {"eos_token", "bos_token"};
     const int ids[2] = {t->eos_id, t->bos_id};
@@ -198,9 +199,9 @@ static inline char* tokenizer_config_text(const Tokenizer* t, int max_length) {
     return text;
 }
 
-/* Writes tokenizer.json and tokenizer_config.json to a folder, for this program and for `transformers`, where encoding then
- * puts BOS in front of a text. A tokenizer that came from a tokenizer.json is written as it was but for the post-processor.
- * `max_length`: tokens a model of this folder was trained on, for a new tokenizer_config.json; 0: not said. */
+/* Writes tokenizer.json and tokenizer_config.json to a folder, for this program and for `transformers`, whose encoding then
+ * puts BOS in front of a text. See the top of the file for what changes. `max_length` is the longest text in tokens that the
+ * folder's model was trained on, for a new tokenizer_config.json; 0 leaves it out. */
 static inline bool tokenizer_save(const Tokenizer* t, const char* folder, int max_length, Error* e) {
     char path[PATH_CAP];
     if (!path_join(path, folder, "tokenizer.json", e)) { return false; }
