@@ -1,4 +1,4 @@
-# llama3.c -- `make help` lists the targets. Everything found by itself can be set: make CC=clang MARCH= OPENMP=0 ...
+# llama3.c -- `make help` lists the targets. Detected settings can be overridden: make CC=clang MARCH= OPENMP=0 ...
 
 CC ?= cc
 PYTHON ?= python3
@@ -21,13 +21,13 @@ comma := ,
 all: train_llama3 tokenize
 
 help:
-	@echo "make quickstart [STEPS=N]  build, make the embedded stories, train a small Llama 3, print what it writes"
-	@echo "make test                  everything that can be tested on this machine"
-	@echo "make test-kill [KILLS=50]  a run killed with -9 at random moments and resumed each time"
-	@echo "make train_llama3 test_llama3 tokenize             the CPU programs"
+	@echo "make quickstart [STEPS=N]  build, generate the tinytales data, train a small Llama 3 and print samples"
+	@echo "make test                  run every test that this machine can run"
+	@echo "make test-kill [KILLS=50]  kill a run with -9 at random moments and resume it each time"
+	@echo "make train_llama3 test_llama3 tokenize             build the CPU programs"
 	@echo "make train_llama3cu test_llama3cu [PRECISION=BF16|FP16|FP32] [GPU_ARCH=75|80|90|\"75 80 90\"]"
-	@echo "make sanitize              the tests under AddressSanitizer and UndefinedBehaviorSanitizer"
-	@echo "make fuzz [SECONDS=20]     a short run of each fuzz target (clang)"
+	@echo "make sanitize              run the tests under AddressSanitizer and UndefinedBehaviorSanitizer"
+	@echo "make fuzz [SECONDS=20]     run each fuzz target for SECONDS (needs clang)"
 	@echo "make format format-check lint clean"
 
 # --- CPU ---------------------------------------------------------------------------------------------------------------
@@ -51,9 +51,10 @@ build:
 	@mkdir -p build
 
 # --- GPU ---------------------------------------------------------------------------------------------------------------
-# GPU_ARCH: the architectures of this machine's GPUs as nvidia-smi tells, 80 where there is none. 90 means sm_90a code and
-# compute_90 PTX, which newer cards compile; the others their code, and the highest its PTX too. Cards before 75 (T4) do not count.
-# PTX_ONLY=75 builds nothing but PTX of that architecture: how a newer card shows that the code of an older one is right.
+# GPU_ARCH: the architectures of this machine's GPUs by nvidia-smi; 80 if there is none, 90 if all are of other architectures.
+# Each gets its machine code (90: sm_90a); the highest also its PTX, which newer GPUs compile. GPUs older than 75 (T4) are
+# ignored.
+# PTX_ONLY=75 builds only the PTX of that architecture, to test the code for an older GPU on a newer one.
 
 CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda /usr/lib/cuda /opt/cuda))
 NVCC ?= $(firstword $(if $(filter file,$(origin CUDA_HOME)),,$(wildcard $(CUDA_HOME)/bin/nvcc)) $(shell command -v nvcc 2>/dev/null) \
@@ -82,12 +83,12 @@ NVCCFLAGS = -std=c++17 -O3 -DPRECISION_$(PRECISION) $(GENCODE) -Xcompiler "$(if 
             -Xptxas -warn-spills -diag-suppress 177 -I.
 CUDA_LDLIBS = -lcublas -lcublasLt -ldl -lpthread
 CUDA_HEADERS = $(HEADERS) $(wildcard llmc/*.cuh llmc/*/*.cuh)
-# ptxas only remarks on what ruins a kernel; with WERROR=1 a spill or a serialized wgmma ends the build
+# ptxas only warns of spills and serialized wgmma, which ruin a kernel; with WERROR=1 they fail the build
 ON_REMARKS = { rm -f $@; echo "error: $@: ptxas spills registers or serializes wgmma"; exit 1; }
 STRICT = $(if $(filter 1,$(WERROR)),> build/$(notdir $@).log 2>&1; status=$$?; cat build/$(notdir $@).log; \
            [ $$status -eq 0 ] || exit $$status; ! grep -qE 'spill|serializ' build/$(notdir $@).log || $(ON_REMARKS))
 
-# changing PRECISION or the architectures rebuilds: the stamp's content is what the last build was made with
+# a change of PRECISION or GPU_ARCH triggers a rebuild: this stamp holds the flags of the last build
 build/cuda_flags: FORCE | build
 	@echo '$(NVCCFLAGS)' | cmp -s - $@ || echo '$(NVCCFLAGS)' > $@
 
@@ -112,7 +113,7 @@ $(TALES)/tinytales_train.bin: build/tinytales tokenize $(TALES)/tokenizer.json
 	./build/tinytales -o $(TALES)/tinytales.jsonl
 	./tokenize --tokenizer $(TALES)/tokenizer.json --val-fraction 0.02 -o $(TALES)/tinytales.bin $(TALES)/tinytales.jsonl
 
-# on the GPU where there is one and nvcc to build for it, else on the CPU; each run in a folder of its own
+# trains on the GPU if there are a GPU and nvcc, else on the CPU; each run has its own output folder
 HAS_GPU := $(if $(NVCC),$(USABLE_ARCH))
 QUICKSTART_TRAINER = $(if $(HAS_GPU),train_llama3cu,train_llama3)
 QUICKSTART_OUT ?= out/quickstart-$(shell date +%Y%m%d-%H%M%S)
@@ -128,11 +129,11 @@ SHELL_TESTS = dev/test/test_loop.sh dev/test/test_cli.sh dev/test/test_bad_input
 KILLS ?= 50
 SECONDS ?= 20
 
-# what a build elsewhere makes, and of the plain loops: no OpenMP, no vectors beyond the architecture's first ones
+# a portable build with the plain loops: no OpenMP, only the architecture's baseline vector instructions
 build/test_llama3_plain: test_llama3.cu train_llama3.c $(HEADERS) | build
 	$(CC) $(filter-out -fopenmp $(MARCH),$(CFLAGS)) -Wno-unknown-pragmas -DLLMC_PLAIN -I. -x c $< -x none -o $@ $(LDLIBS)
 
-# the vectors' path of the matrix products, where the matrix unit's is taken else
+# tests the vector path of the matrix products on CPUs that would use the matrix unit (AMX)
 build/%_no_amx: dev/test/%.c $(HEADERS) | build
 	$(CC) $(CFLAGS) -DLLMC_NO_AMX -I. $< -o $@ $(LDLIBS)
 build/test_llama3_no_amx: test_llama3.cu train_llama3.c $(HEADERS) | build
@@ -149,7 +150,7 @@ test: test-programs
 test-kill: train_llama3 tokenize
 	dev/test/kill_resume.sh $(KILLS)
 
-# the same programs and tests under AddressSanitizer and UndefinedBehaviorSanitizer; the loader's thread under ThreadSanitizer
+# the same programs and tests under AddressSanitizer and UndefinedBehaviorSanitizer; the data loader under ThreadSanitizer
 SANITIZE = -std=c11 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer \
            $(if $(filter 1,$(OPENMP)),-fopenmp,-Wno-unknown-pragmas) -I.
 SANITIZED = $(addprefix build/sanitize/,train_llama3 tokenize test_llama3 $(notdir $(UNIT_TESTS)))
@@ -174,7 +175,7 @@ sanitize: sanitize-programs
 fuzz:
 	@dev/test/fuzz.sh $(SECONDS)
 
-# every header alone, as C and as C++; everything with both compilers; shell and Python without their cheapest mistakes
+# clang-format for C and CUDA files; lint: see dev/test/lint.sh
 FORMATTED = $(sort $(wildcard *.c *.cu llmc/*.h llmc/*.cuh llmc/*/*.h llmc/*/*.cuh dev/*.c dev/*/*.c dev/*/*.h dev/*/*.cu dev/*/*.cuh dev/*/*/*.c))
 format:
 	clang-format -i $(FORMATTED)

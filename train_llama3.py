@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """train_llama3.py -- the PyTorch reference: the same Llama 3, the same data order and the same flags as the C trainers.
 
-    python train_llama3.py                                  regenerates the reference models and debug states of the tests
+    python train_llama3.py                                  writes the tests' models and debug states to out/reference
     python train_llama3.py --model d4 --train X.bin ...     trains; --model takes a preset or a Hugging Face folder
-    python train_llama3.py --write-model DIR --config hidden_size=48 ...         a small random model with telling weights
-    python train_llama3.py --write-state F.safetensors --model DIR --batch B --seq T --steps N           its debug state
+    python train_llama3.py --write-model DIR --config hidden_size=48 ...         writes a small random model for tests
+    python train_llama3.py --write-state F.safetensors --model DIR --batch B --seq T --steps N           writes its debug state
 
-Everything a run starts from is a pure function of its seed and shared with C: weights come from the generator of
-llmc/base/rand.h, rows of tokens in the order of llmc/files/dataloader.h, rates from the formulas of llmc/run/scheduler.h. So the three
-trainers start from the same weights, see the same tokens and print the same losses. Model folders are Hugging Face's;
-the debug state (one safetensors file) holds what another implementation must reproduce: see write_state(). Runs on one
-CPU or one CUDA device; needs torch >= 2.2, numpy and safetensors; samples are text where `tokenizers` is installed too.
+Initial weights, data order and learning rates are pure functions of the seed and the flags, the same as in C: weights from
+the generator of llmc/base/rand.h, rows of tokens in the order of llmc/files/dataloader.h, rates by llmc/run/scheduler.h. So the
+three trainers start from the same weights, see the same tokens and print the same losses. Model folders have Hugging Face's
+format. The debug state (one safetensors file) holds what another implementation must reproduce: see write_state(). Runs on
+one CPU or one CUDA device. Needs torch >= 2.2, numpy and safetensors; samples are text if `tokenizers` is installed too.
 """
 import argparse
 import bisect
@@ -59,7 +59,7 @@ class Config:
     tie_word_embeddings: bool = False
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
-    rope_type: str = "default"  # or llama3, which alone has the four below
+    rope_type: str = "default"  # or "llama3", which has the four fields below
     factor: float = 8.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -79,7 +79,7 @@ class Config:
         return self.num_hidden_layers * block + self.vocab_size * self.hidden_size
 
     def flops_per_token(self, T):
-        """Forward and backward, the causal half of attention; recomputation is never counted."""
+        """Returns the FLOPs of forward and backward, with the causal half of attention, without recomputation."""
         attention = self.num_hidden_layers * self.num_attention_heads * self.head_dim * T
         return 6 * (self.matmul_parameters() + attention)
 
@@ -95,7 +95,7 @@ PRESETS = {name: Config(hidden_size=C, intermediate_size=FF, num_hidden_layers=L
 
 
 def preset(name, vocab_size):
-    """A preset by name, or None. dN is `depth N`; only its vocabulary comes from the tokenizer."""
+    """Returns a preset by name, or None. dN has N layers, and `vocab_size` tokens; other presets have their own vocabulary."""
     if name in PRESETS:
         return replace(PRESETS[name])
     if not (name[:1] == "d" and name[1:].isdigit() and 1 <= int(name[1:]) <= 1024 and name[1] != "0"):
@@ -129,7 +129,7 @@ def read_config(folder):
         setattr(c, key, j.get(key, getattr(c, key)))
     eos = j.get("eos_token_id")
     c.eos_token_id = eos if isinstance(eos, list) or eos is None else [eos]
-    # RoPE in the old spelling (rope_theta, rope_scaling), in that of transformers 5 (rope_parameters), or in both
+    # RoPE is spelled the old way (rope_theta, rope_scaling), as in transformers 5 (rope_parameters), or both ways
     old = dict(j.get("rope_scaling", {}))
     if "rope_theta" in j:
         old["rope_theta"] = j["rope_theta"]
@@ -155,7 +155,7 @@ def read_config(folder):
 
 
 def write_config(c, folder, dtype, spelling="both"):
-    """Writes config.json; `spelling` old, new or both is that of RoPE (one alone only for tests of readers)."""
+    """Writes config.json. `spelling` of RoPE: old, new or both (old and new are for tests of readers)."""
     j = dict(architectures=["LlamaForCausalLM"], model_type="llama", attention_bias=False, attention_dropout=0.0,
              mlp_bias=False, hidden_act="silu", initializer_range=0.02, use_cache=True, dtype=dtype, torch_dtype=dtype)
     for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -175,14 +175,14 @@ def write_config(c, folder, dtype, spelling="both"):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# random numbers: llmc/base/rand.h on tensors. 32-bit words live in int64; products wrap, and their high words come out right
+# random numbers: llmc/base/rand.h on tensors. 32-bit words are int64; products wrap, but the words taken from them are right
 
 RAND_INIT, RAND_SHUFFLE_SHARDS, RAND_SHUFFLE_ROWS, RAND_SAMPLE = 0, 1, 2, 3
 M32 = 0xFFFFFFFF
 
 
 def philox(seed, purpose, stream, index):
-    """Philox 4x32-10 of each element of the int64 tensor `index`: four int64 tensors of 32-bit words."""
+    """Returns Philox 4x32-10 of each element of the int64 tensor `index`: four int64 tensors of 32-bit words."""
     c0, c1 = index & M32, (index >> 32) & M32
     c2, c3 = torch.full_like(index, stream), torch.full_like(index, purpose)
     k0, k1 = seed & M32, (seed >> 32) & M32
@@ -213,7 +213,7 @@ def rand_normal_(x, std, seed, tensor, mean=0.0):
 
 
 def permutation(n, seed, purpose, stream, base):
-    """The order of n things: Fisher-Yates from the back, the partner of place i drawn at index base + i."""
+    """Returns a random order of n things: Fisher-Yates from the back; draw base + i gives the partner of place i."""
     i = torch.arange(n, dtype=torch.int64)
     w = philox(seed, purpose, stream, base + i)
     high, low, count = (t.numpy().astype(np.uint64) for t in (w[0], w[1], i + 1))
@@ -226,11 +226,11 @@ def permutation(n, seed, purpose, stream, base):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# the model. q, k, v rows lie in one matrix and gate, up in another, as in C: one product serves them
+# the model. As in C, q, k, v are fused into one matrix, and gate, up into another: one product each
 
 
 def inverse_frequencies(c):
-    """(head_dim / 2,) fp32, in exactly the operations of Hugging Face's LlamaRotaryEmbedding."""
+    """Returns (head_dim / 2,) fp32, computed by exactly the operations of Hugging Face's LlamaRotaryEmbedding."""
     inv = 1.0 / (c.rope_theta ** (torch.arange(0, c.head_dim, 2, dtype=torch.int64).float() / c.head_dim))
     if c.rope_type == "default":
         return inv
@@ -252,16 +252,16 @@ def rms_norm(x, weight, eps):
 
 
 def rope(x, cos, sin):
-    """Rotates x (B, T, heads, HD) by position, halves paired; cos, sin (T, 1, HD/2) are fp32 also where x is not."""
+    """Rotates x (B, T, heads, HD) by position, pairing element i with i + HD/2. cos, sin (T, 1, HD/2) are always fp32."""
     a, b = x.float().chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
-NATIVE_GQA = TORCH >= (2, 5)  # pick_sdpa() may find repeated K and V faster
+NATIVE_GQA = TORCH >= (2, 5)  # pick_sdpa() turns it off if repeated K and V are faster
 
 
 def attention(q, k, v):
-    """Causal attention of q (B, NH, T, HD) with k, v (B, NKV, T, HD); query head h uses kv head h // group."""
+    """Computes causal attention of q (B, NH, T, HD) with k, v (B, NKV, T, HD). Query head h uses kv head h // group."""
     group = q.shape[1] // k.shape[1]
     if group == 1:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -301,17 +301,17 @@ class Llama(nn.Module):
         self.final_norm = nn.Parameter(torch.ones(c.hidden_size))
         self.head = self.embedding if c.tie_word_embeddings else nn.Linear(c.hidden_size, c.vocab_size, bias=False)
         self.cos = self.sin = None
-        self.recompute_every = 0  # every Nth block keeps only its input and runs again in backward; 0: none
+        self.recompute_every = 0  # every Nth block keeps only its input and is recomputed in backward; 0: none
 
     def set_context(self, T, device):
-        """Makes the RoPE tables of T positions, in fp32 whatever the model's type."""
+        """Computes the RoPE tables of T positions, always in fp32."""
         angles = torch.arange(T, dtype=torch.float32)[:, None, None] * inverse_frequencies(self.c)
         self.cos, self.sin = angles.cos().to(device), angles.sin().to(device)
         return self
 
     def trunk(self, x, dtype=None, blocks=None):
-        """Tokens (B, T) to normed hidden states (B, T, C) through `blocks`, which may be compiled ones; `dtype` is that of
-        the residual stream, by default the weights'."""
+        """Maps tokens (B, T) to normed hidden states (B, T, C) through `blocks`, which may be compiled. `dtype`: type of the
+        residual stream, by default that of the weights."""
         h = self.embedding(x)
         h = h if dtype is None else h.to(dtype)
         cos, sin = self.cos[:x.shape[1]], self.sin[:x.shape[1]]
@@ -326,13 +326,13 @@ class Llama(nn.Module):
         return F.linear(self.trunk(x), self.head.weight)
 
     def forward(self, x, y):
-        """Mean cross-entropy over all B * T targets y (already shifted)."""
+        """Returns the mean cross-entropy over all B * T targets y (already shifted)."""
         return F.cross_entropy(self.logits(x).view(-1, self.c.vocab_size).float(), y.view(-1))
 
 
 def hf_tensors(model, pick=lambda p: p):
-    """(Hugging Face name, tensor) in the order of param_table() in llmc/config.h: the position is the tensor's ordinal.
-    Tensors are views of the fused ones; `pick` maps a parameter to what is wanted of it, such as its gradient."""
+    """Yields (Hugging Face name, tensor) in the order of param_table() in llmc/config.h: the position is the tensor's ordinal.
+    Tensors are views of the fused ones. `pick` maps a parameter to the wanted tensor, such as its gradient."""
     c = model.c
     q, kv, ffn = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim, c.intermediate_size
     yield "model.embed_tokens.weight", pick(model.embedding.weight)
@@ -352,7 +352,7 @@ def hf_tensors(model, pick=lambda p: p):
 
 
 def make_model(c, device="cpu", dtype=torch.float32):
-    """A model with unset weights; big ones are never initialised twice."""
+    """Makes a model with uninitialized weights, since initializing a big model twice takes long."""
     with torch.device("meta"):
         model = Llama(c)
     return model.to(dtype).to_empty(device=device)
@@ -360,7 +360,7 @@ def make_model(c, device="cpu", dtype=torch.float32):
 
 @torch.no_grad()
 def init_weights(model, seed):
-    """What the C trainers start from: N(0, 0.02), residual projections N(0, 0.02 / sqrt(2L)), norm gains 1."""
+    """Sets the initial weights of the C trainers: N(0, 0.02), residual projections N(0, 0.02 / sqrt(2L)), norm gains 1."""
     for ordinal, (name, w) in enumerate(hf_tensors(model)):
         if w.dim() == 1:
             w.fill_(1.0)
@@ -431,7 +431,7 @@ def save_model(model, folder, dtype=None, spelling="both"):
 
 
 def adamw(model, lr, betas, eps, weight_decay, params=None):
-    """AdamW with decay on every tensor of two dimensions and none on norms. `params`: what to update (default: the model's)."""
+    """Makes AdamW with decay on two-dimensional tensors, none on norms. `params`: what to update (default: the model's)."""
     params = list(model.parameters()) if params is None else params
     groups = [dict(params=[p for p in params if p.dim() > 1], weight_decay=weight_decay),
               dict(params=[p for p in params if p.dim() == 1], weight_decay=0.0)]
@@ -440,19 +440,19 @@ def adamw(model, lr, betas, eps, weight_decay, params=None):
 
 
 def random_tokens(c, B, T, seed):
-    """x, y (B, T) int64, y being x one place on, from the generator's words (purpose and stream of no other use)."""
+    """Returns x, y (B, T) int64, y shifted by one, drawn from a purpose and stream of the generator that nothing else uses."""
     w = philox(seed, 99, 0, torch.arange(B * (T + 1), dtype=torch.int64))[0]
     rows = ((w * c.vocab_size) >> 32).view(B, T + 1)
     return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
-# the types of 16-bit builds; under this loss scale FP16's small gradients are no denormals
+# the types of 16-bit builds with their loss scales; FP16's keeps small gradients out of the denormals
 TYPES_16BIT = (("bf16", torch.bfloat16, 1.0), ("fp16", torch.float16, 1024.0))
 RUNS_16BIT = 8
 
 
 def adamw_steps(master, opt, dtype, loss_scale, x, y, steps, clip):
-    """`steps` AdamW steps of `opt` on fp32 weights, while a copy of them in `dtype` computes, as in the trainers.
+    """Takes `steps` AdamW steps of `opt` on fp32 weights; a copy of them in `dtype` computes, as in the trainers.
     Returns (2, steps): losses, and gradient norms before clipping."""
     rows, model = [], copy.deepcopy(master).to(dtype)
     for _ in range(steps):
@@ -471,8 +471,8 @@ def adamw_steps(master, opt, dtype, loss_scale, x, y, steps, clip):
 
 
 def errors_16bit(model, new_optimizer, dtype, loss_scale, x, y, want, clip):
-    """How far PyTorch's own 16-bit runs leave the fp32 run `want` (2, steps): the largest relative error up to each step over
-    RUNS_16BIT runs. Each starts from other weights, which differ from the model's by at most one rounding to 16 bits."""
+    """Returns how far PyTorch's own 16-bit runs deviate from the fp32 run `want` (2, steps): the largest relative error up to
+    each step over RUNS_16BIT runs, each from weights that differ from the model's by at most one rounding to 16 bits."""
     rounding, worst = torch.finfo(dtype).eps / 2, torch.zeros(want.shape)
     for run in range(RUNS_16BIT):
         master, generator = copy.deepcopy(model), torch.Generator().manual_seed(run)
@@ -489,10 +489,10 @@ def write_state(model, path, B, T, steps, seed=1337, lr=1e-3, betas=(0.9, 0.95),
     """Writes what another implementation must reproduce from this fp32 model's weights, on one random batch:
       x, y I32 (B, T); logits F32 (B, T, V); loss F32 (); grad.<name> F32 of the loss by each tensor;
       losses, grad_norms F32 (steps): loss and global gradient norm before clipping at each of `steps` AdamW steps.
-    Metadata holds the hyper-parameters as strings, and the yardstick of 16-bit builds, PyTorch's own error in BF16 and FP16:
+    Metadata holds the hyper-parameters as strings, and PyTorch's own errors in BF16 and FP16, the yardstick of 16-bit builds:
       bf16_error.<name>, fp16_error.<name>          the relative L2 error of a tensor's gradient
       bf16_error.losses, bf16_error.grad_norms, ... `steps` numbers each: see errors_16bit()
-    The 16-bit runs are computed on `device_16bit`, by default where the model is."""
+    The 16-bit runs are computed on `device_16bit`, by default the model's device."""
     c = model.c
     device = model.final_norm.device
     x, y = (t.to(device) for t in random_tokens(c, B, T, seed))
@@ -521,14 +521,14 @@ def write_state(model, path, B, T, steps, seed=1337, lr=1e-3, betas=(0.9, 0.95),
             meta[f"{kind}_error.{name}"] = f"{error.item():.4g}"
         errors = errors_16bit(model, new_optimizer, dtype, loss_scale, x, y, want, clip)
         for name, row in zip(("losses", "grad_norms"), errors):
-            if row.isfinite().all():  # FP16 that overflows is no yardstick
+            if row.isfinite().all():  # skip an FP16 run that overflows: it is no yardstick
                 meta[f"{kind}_error.{name}"] = " ".join(f"{e:.4g}" for e in row.tolist())
     save_file({k: v.cpu().contiguous() for k, v in out.items()}, path, metadata={k: str(v) for k, v in meta.items()})
     return want[0].tolist(), want[1].tolist()
 
 
-# The pairs under dev/test/pairs: odd shapes, each original RoPE length below T so that the factor shows, each config.json
-# in another spelling. Folder NAME and file NAME.state.safetensors. Nobody selects: their seeds are 1, 2 and 3.
+# The pairs under dev/test/pairs, folder NAME and file NAME.state.safetensors: odd shapes, each original RoPE length below T so
+# that the factor shows, each config.json in another spelling. The seeds are fixed, not selected: 1, 2 and 3.
 PAIRS = {
     "gqa2_untied_rope8": dict(
         config=dict(vocab_size=97, hidden_size=40, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2,
@@ -557,8 +557,8 @@ def pair_model(name):
 
 
 def write_pair_state(model, name, path):
-    """Ten steps at the default rate, with a decay that shows beside them."""
-    torch.set_num_threads(1)  # models this small are slower on more
+    """Writes the state of ten steps at the default rate, with a weight decay large enough to show."""
+    torch.set_num_threads(1)  # such small models are slower on several threads
     return write_state(model, path, PAIRS[name]["batch"], PAIRS[name]["seq"], 10, pair_seed(name), weight_decay=2.0)
 
 
@@ -591,7 +591,7 @@ class TokenFile:
 
 
 class DataLoader:
-    """Rows of T+1 tokens from the files that match a pattern; `row` counts rows given out, over all epochs."""
+    """Reads rows of T+1 tokens from the files that match a pattern. `row` counts the rows read so far, over all epochs."""
 
     def __init__(self, pattern, B, T, seed=0, shuffle=False):
         paths = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern), key=os.fsencode)
@@ -602,11 +602,11 @@ class DataLoader:
         self.rows_per_epoch = sum(f.rows for f in self.files)
         self.num_tokens = sum(len(f.tokens) for f in self.files)
         self.vocab_size = max(f.vocab_size for f in self.files)
-        self.usual_vocab = {2: 50257, 4: 128256}[self.files[0].tokens.itemsize]  # of files that do not tell: GPT-2's, Llama 3's
+        self.usual_vocab = {2: 50257, 4: 128256}[self.files[0].tokens.itemsize]  # for files without one: GPT-2's, Llama 3's
         self.epoch, self.shard = -1, (-1, -1)
 
     def locate(self, row):
-        """(file, row in it) of row `row` of the stream."""
+        """Returns (file, row in the file) of row `row` of the stream."""
         epoch, at = divmod(row, self.rows_per_epoch)
         if epoch != self.epoch:
             n = len(self.files)
@@ -623,7 +623,7 @@ class DataLoader:
         return self.files[i], self.row_order[at]
 
     def next(self, device, vocab_size, B=None):
-        """Inputs and targets (B, T) int64 on the device, of the next B rows."""
+        """Returns inputs and targets (B, T), int64 on the device, of the next B rows."""
         B = B or self.B
         rows = np.empty((B, self.T + 1), dtype=np.int64)
         for b in range(B):
@@ -643,7 +643,7 @@ class DataLoader:
 
 
 def learning_rate(a, step):
-    """llmc/run/scheduler.h: steps count from 0."""
+    """Returns the rate of `step`, counted from 0, by the formulas of llmc/run/scheduler.h."""
     f = a.final_lr_frac
     if step < a.warmup:
         return a.lr * (step + 1) / a.warmup
@@ -661,8 +661,8 @@ def learning_rate(a, step):
 
 
 def pick_sdpa(c, B, T, device, dtype):
-    """On CUDA: times forward and backward of the attention backends at the run's own shape, with GQA native and with
-    repeated K and V, and keeps the fastest. Returns its name."""
+    """On CUDA, times forward and backward of each attention backend at the run's own shape, with native GQA and with
+    repeated K and V, and selects the fastest. Returns its name."""
     global NATIVE_GQA
     if device.type != "cuda":
         return "default"
@@ -677,7 +677,7 @@ def pick_sdpa(c, B, T, device, dtype):
         for native in (True, False) if H != KV and TORCH >= (2, 5) else (False,):
             use(name)
             NATIVE_GQA = native
-            try:  # the model's own layout: q and k packed after RoPE, v a view of the fused product
+            try:  # the layout in the model: q and k packed after RoPE, v a view of the fused product
                 q, k = (torch.randn(B, T, n, HD, device=device, dtype=dtype) for n in (H, KV))
                 v = torch.randn(B, T, (H + 2 * KV) * HD, device=device, dtype=dtype)[..., -KV * HD:].view(B, T, KV, HD)
                 q, k, v = (t.transpose(1, 2).requires_grad_() for t in (q, k, v))
@@ -704,14 +704,14 @@ def cross_entropy_sum(h, weight, targets):
 
 
 class Engine:
-    """A model's forward, backward and update under --dtype and --compile.
+    """Runs a model's forward, backward and update under --dtype and --compile.
 
     fp32       weights, gradients, moments and arithmetic in fp32
     autocast   the same storage, matrix products and residual stream in bf16
     master     bf16 weights and gradients, fp32 master weights and moments
     bf16       all in bf16
-    On CUDA blocks are compiled one by one and the head works through chunks of tokens, so that full logits never exist; on
-    the CPU, where logits are small, the whole model is compiled at once."""
+    On CUDA, blocks are compiled one by one, and the head processes chunks of tokens, so that the full logits never exist.
+    On the CPU, where logits are small, the whole model is compiled at once."""
 
     CHUNK = 8192
 
@@ -723,7 +723,7 @@ class Engine:
         if a.compile:
             torch.set_float32_matmul_precision("highest" if a.dtype == "fp32" else "high")
             limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
-            setattr(torch._dynamo.config, limit, 256)  # one compiled block serves every layer: room for guards on each
+            setattr(torch._dynamo.config, limit, 256)  # all layers share one compiled block: allow guards for each
             if device.type == "cuda":
                 self.blocks, self.ce = [torch.compile(b) for b in self.blocks], torch.compile(cross_entropy_sum)
             else:
@@ -755,7 +755,7 @@ class Engine:
         return total
 
     def loss_sum(self, x, y):
-        """The summed loss of a batch, for use without gradients."""
+        """Returns the summed loss of a batch, for use without gradients."""
         with self.amp():
             h = self.model.trunk(x, self.stream).view(-1, self.model.c.hidden_size)
             parts = zip(h.split(self.CHUNK), y.view(-1).split(self.CHUNK))
@@ -763,11 +763,11 @@ class Engine:
 
     @torch.no_grad()
     def evaluate(self, x, y):
-        """The batch's mean loss, a float."""
+        """Returns the batch's mean loss as a float."""
         return self.loss_sum(x, y).item() / y.numel()
 
     def update(self, lr):
-        """Clips, steps and clears; returns the gradient's norm before clipping, on the device."""
+        """Clips, updates and clears the gradients; returns the gradient norm before clipping, on the device."""
         norm = nn.utils.clip_grad_norm_(self.params, self.a.grad_clip if self.a.grad_clip > 0 else float("inf"))
         for group in self.opt.param_groups:
             group["lr"] = lr
@@ -785,7 +785,7 @@ class Engine:
 
     @torch.no_grad()
     def sample(self, ids, count, step):
-        """`count` more tokens behind `ids`, drawn as llmc/run/sampler.h draws them. Keys and values are not cached."""
+        """Generates `count` tokens after `ids`, sampled as in llmc/run/sampler.h. Keys and values are not cached."""
         a, ids = self.a, list(ids)
         for i in range(count):
             with self.amp():
@@ -810,7 +810,7 @@ class Engine:
 # ----------------------------------------------------------------------------------------------------------------------
 # training
 
-# dense bf16 tensor-core peaks in TFLOP/s, as in llmc/run/mfu.h, whose order counts; 0: the card has no such units
+# dense bf16 tensor-core peaks in TFLOP/s, in the order of llmc/run/mfu.h, where the first match wins; 0: no bf16 units
 PEAKS = {
     "B300": 2250.0, "B200": 2250.0, "GH200": 989.4, "H200 NVL": 835.5, "H200": 989.4, "H100 NVL": 835.5, "H100 PCIe": 756.5,
     "H100": 989.4, "H800": 989.4, "H20": 148.0, "A100": 312.0, "A800": 312.0, "A40": 149.7, "A30": 165.1, "A10G": 70.0,
@@ -824,8 +824,8 @@ PEAKS = {
 
 
 def gpu_peak(name):
-    """The peak of a device in TFLOP/s by the name the driver tells; 0 where it is not known. The first entry holds whose words
-    stand in the name, whole and in order. Parts of a card and laptops are not known."""
+    """Returns the peak of a device in TFLOP/s by the driver's name for it; 0: unknown. The first entry wins whose words are
+    in the name, whole and in order. MIG instances and laptop boards are unknown."""
     if any(other in name for other in ("Laptop", "Max-Q", "MIG")):
         return 0.0
     for key, peak in PEAKS.items():
@@ -836,7 +836,7 @@ def gpu_peak(name):
 
 
 class Text:
-    """Encodes prompts and decodes samples where there is a tokenizer.json and the package `tokenizers`; else ids."""
+    """Encodes prompts and decodes samples, with tokenizer.json and the package `tokenizers`; without them, texts are ids."""
 
     def __init__(self, path):
         self.tok, self.folder, self.vocab_size = None, path if path and os.path.isdir(path) else os.path.dirname(path or ""), 0
@@ -862,7 +862,7 @@ class Text:
 
 
 class Run:
-    """Where a run writes: screen, OUT/log.jsonl and OUT/step_NNNNNNNN."""
+    """Writes the output of a run: screen, OUT/log.jsonl and OUT/step_NNNNNNNN."""
 
     def __init__(self, a, engine, text, loader):
         self.a, self.engine, self.text, self.loader = a, engine, text, loader
@@ -877,7 +877,7 @@ class Run:
             f.write(json.dumps(dict(event=event, **values)) + "\n")
 
     def start_log(self, step):
-        """Empties the log, or cuts it back to `step` steps on resume."""
+        """Empties the log, or on resume cuts it back to `step` steps."""
         lines = []
         if step and os.path.exists(self.log_path):
             with open(self.log_path, encoding="utf-8") as f:
@@ -886,7 +886,7 @@ class Run:
             f.writelines(lines)
 
     def checkpoint(self, step):
-        """OUT/step_NNNNNNNN: a model folder and optimizer.pt, made under another name and renamed."""
+        """Writes OUT/step_NNNNNNNN, a model folder with optimizer.pt, under a temporary name, then renames it."""
         final = os.path.join(self.a.out, f"step_{step:08d}")
         part, e = final + ".tmp", self.engine
         shutil.rmtree(part, ignore_errors=True)
@@ -967,7 +967,7 @@ def train(a):
         for master, saved in zip(engine.masters, resumed.get("masters", [])):
             master.copy_(saved)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    peak = gpu_peak(name) * 1e12 if a.dtype != "fp32" else 0.0  # in fp32 no MFU is told
+    peak = gpu_peak(name) * 1e12 if a.dtype != "fp32" else 0.0  # fp32 shows no MFU
     flops = c.flops_per_token(a.seq) * a.total_batch
     count = sum(p.numel() for p in engine.params)
     print(f"PyTorch {torch.__version__}, {name}, {a.dtype}{', compiled' if a.compile else ''}, attention: {sdpa}")
@@ -1040,7 +1040,7 @@ def train(a):
             report(*pending)
         pending = (done, numbers, lr, begin, end)
         due = [every and done % every == 0 or done == stop for every in (a.val_every, a.sample_every, a.checkpoint_every)]
-        if device.type != "cuda" or any(due):  # a GPU's numbers are read a step late, so that it never waits for us
+        if device.type != "cuda" or any(due):  # read a GPU's numbers one step late, so that it never waits for the host
             report(*pending)
             pending = None
         if due[0] and val:
@@ -1067,43 +1067,43 @@ def train(a):
 FLAGS = (
     ("model", "-e", str, "d4", "Hugging Face model folder, or a preset for a new model: dN, " + ", ".join(PRESETS)),
     ("tokenizer", "", str, None, "folder with tokenizer.json, for samples and a preset's vocabulary"),
-    ("train", "-i", str, None, "token files to train on (a pattern)"),
-    ("val", "-j", str, None, "token files to validate on"),
+    ("train", "-i", str, None, "token files for training (a pattern)"),
+    ("val", "-j", str, None, "token files for validation (a pattern)"),
     ("out", "-o", str, "out", "folder for checkpoints and log.jsonl"),
     ("export-dtype", "", ("auto", "f32", "bf16", "f16"), "auto", "type of the weights in checkpoints"),
     ("steps", "-x", int, -1, "optimizer steps; -1: one epoch"),
-    ("batch", "-b", int, 4, "rows of a micro-batch"),
-    ("seq", "-t", int, 256, "tokens of a row"),
-    ("total-batch", "-d", int, 0, "tokens of an optimizer step; 0: batch * seq"),
-    ("lr", "-l", float, 3e-4, "highest learning rate"),
-    ("warmup", "-u", int, 0, "steps of linear warm-up"),
+    ("batch", "-b", int, 4, "rows per micro-batch"),
+    ("seq", "-t", int, 256, "tokens per row"),
+    ("total-batch", "-d", int, 0, "tokens per optimizer step; 0: batch * seq"),
+    ("lr", "-l", float, 3e-4, "peak learning rate"),
+    ("warmup", "-u", int, 0, "steps of linear learning-rate warm-up"),
     ("schedule", "-k", ("cosine", "linear", "constant", "wsd"), "cosine", "learning rate after the warm-up"),
-    ("final-lr-frac", "-q", float, 0.1, "last learning rate as a fraction of --lr"),
-    ("weight-decay", "-c", float, 0.1, "AdamW's decay, on every matrix"),
-    ("beta1", "", float, 0.9, "AdamW's first decay rate"),
-    ("beta2", "", float, 0.95, "AdamW's second decay rate"),
+    ("final-lr-frac", "-q", float, 0.1, "final learning rate, as a fraction of --lr"),
+    ("weight-decay", "-c", float, 0.1, "AdamW's weight decay, applied to every matrix"),
+    ("beta1", "", float, 0.9, "AdamW's decay rate of the first moment"),
+    ("beta2", "", float, 0.95, "AdamW's decay rate of the second moment"),
     ("eps", "", float, 1e-8, "AdamW's epsilon"),
-    ("grad-clip", "", float, 1.0, "largest norm of the gradient; 0: no clipping"),
-    ("seed", "", int, 42, "of weights, data order and samples"),
+    ("grad-clip", "", float, 1.0, "clip the gradient to this norm; 0: no clipping"),
+    ("seed", "", int, 42, "seed of initial weights, data order and samples"),
     ("threads", "", int, 0, "CPU threads; 0: PyTorch's choice"),
-    ("val-every", "-v", int, 100, "validate every N steps; 0: only at the end"),
-    ("val-batches", "-m", int, 20, "batches of a validation; a shorter file is used whole"),
-    ("sample-every", "-s", int, 100, "print a sample every N steps; 0: only at the end"),
-    ("sample-tokens", "-g", int, 64, "tokens of a sample; 0: none"),
-    ("checkpoint-every", "-n", int, 0, "write a checkpoint every N steps; one is always written at the end"),
+    ("val-every", "-v", int, 100, "validate every N steps and at the end; 0: only at the end"),
+    ("val-batches", "-m", int, 20, "batches per validation; fewer if the file is shorter"),
+    ("sample-every", "-s", int, 100, "print a sample every N steps and at the end; 0: only at the end"),
+    ("sample-tokens", "-g", int, 64, "tokens per sample; 0: no samples"),
+    ("checkpoint-every", "-n", int, 0, "write a checkpoint every N steps and at the end; 0: only at the end"),
     ("keep", "-nk", int, 0, "keep the newest N checkpoints; 0: all"),
-    ("major-every", "-nm", int, 0, "never delete the checkpoint of every N-th step"),
-    ("stop-after", "", int, 0, "end the run at step N; the schedule stays that of --steps"),
-    ("prompt", "", str, "", "start of the samples"),
-    ("temperature", "", float, 0.8, "of samples; 0: the most probable token"),
-    ("top-k", "", int, 0, "sample among the N most probable tokens; 0: all"),
-    ("top-p", "", float, 0.95, "sample among the fewest tokens with this share of the probability"),
+    ("major-every", "-nm", int, 0, "always keep the checkpoint of every N-th step; 0: off"),
+    ("stop-after", "", int, 0, "end this process at step N, with the schedule of --steps; 0: off"),
+    ("prompt", "", str, "", "prompt of the samples"),
+    ("temperature", "", float, 0.8, "sampling temperature; 0: always the most probable token"),
+    ("top-k", "", int, 0, "sample from the N most probable tokens; 0: from all"),
+    ("top-p", "", float, 0.95, "sample from the smallest set of tokens with at least this total probability; 1: from all"),
     ("device", "", str, None, "cpu or cuda"),
     ("dtype", "", ("fp32", "autocast", "master", "bf16"), None, "default: autocast on CUDA, else fp32"),
-    ("recompute-every", "", int, 0, "every Nth block is computed again in backward; 0: none"),
+    ("recompute-every", "", int, 0, "recompute every Nth block in backward; 0: none"),
     ("write-state", "", str, None, "write the debug state of --model with --batch, --seq, --steps, --lr, ... to this file"),
     ("write-model", "", str, None, "write a random model (--model PRESET, or --config) to this folder"),
-    ("embedding-std", "", float, 0.02, "of the embedding of --config models"),
+    ("embedding-std", "", float, 0.02, "standard deviation of the embedding in --config models"),
 )
 METAVARS = {str: "TEXT", int: "N", float: "F"}
 
@@ -1116,8 +1116,9 @@ def parse_arguments(argv):
         what = dict(choices=kind) if isinstance(kind, tuple) else dict(type=kind, metavar=METAVARS[kind])
         text = text if default in (None, "") else f"{text} ({default})"
         p.add_argument("--" + name, *alias.split(), default=default, help=text, **what)
-    p.add_argument("--resume", "-y", nargs="?", const="", metavar="PATH", help="go on from a checkpoint, by default the newest")
-    p.add_argument("--compile", action="store_true", help="torch.compile")
+    p.add_argument("--resume", "-y", nargs="?", const="", metavar="PATH",
+                   help="resume from a checkpoint, by default the newest in --out")
+    p.add_argument("--compile", action="store_true", help="use torch.compile")
     p.add_argument("--config", nargs="+", metavar="KEY=VALUE", help="fields of config.json for --write-model")
     a = p.parse_args(argv)
     for name in ("batch", "seq"):
@@ -1159,7 +1160,7 @@ def main():
         if not a.train:
             tales = "dev/data/tinytales/tinytales_train.bin"
             if not os.path.exists(tales):
-                die(f"--train: is not given, and the default {tales} has not been made\n  hint: make {tales}")
+                die(f"--train: is not given, and the default {tales} does not exist\n  hint: make {tales}")
             a.train, a.val = tales, a.val or tales.replace("_train", "_val")
         train(a)
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""bench_attention.py -- our attention kernels beside PyTorch's on the same card, in one run.
+"""bench_attention.py -- compares our attention kernels with PyTorch's on the same GPU, in one run.
 
     make build/bench_attention_cu && python dev/bench_attention.py [--out FILE.md]
 
-Ours is timed by build/bench_attention_cu before and after PyTorch's scaled_dot_product_attention (its flash backend, which is
-FlashAttention 2, and cuDNN's) at the same shapes: causal, bf16, grouped heads, random data; medians. TFLOP/s count half a
-square: the forward pass two products, the backward pass two and a half times as much. Our backward pass gives the same bits
-each time; so does flash's where `deterministic` says so, cuDNN's and plain flash's add up in any order."""
+Times our kernels (build/bench_attention_cu) before and after PyTorch's scaled_dot_product_attention (its flash backend, which
+is FlashAttention 2, and cuDNN's) at the same shapes: causal, bf16, grouped heads, random data; medians. TFLOP/s count the
+causal half of the square: two products in the forward pass, 2.5 times as much in the backward pass. Our backward pass and
+the deterministic one of flash give the same bits each time; plain flash and cuDNN add up in any order."""
 import argparse
 import os
 import re
@@ -23,7 +23,7 @@ ROW = re.compile(r"^(\w+)\s+(\w+)\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+) \|\s*(
 
 
 def ours(program):
-    """{(model, T, HD, B, NH, NKV): (forward ms, backward ms)} of the fastest kernels."""
+    """Returns {(model, T, HD, B, NH, NKV): (forward ms, backward ms)} of our fastest kernels."""
     times = {}
     for line in subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines():
         row = ROW.match(line)
@@ -35,7 +35,7 @@ def ours(program):
 
 
 def median_ms(run, repeats=15):
-    """Median time on the GPU, after three runs that do not count."""
+    """Returns the median time on the GPU, after three warm-up runs."""
     ms = []
     for i in range(repeats + 3):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -49,7 +49,7 @@ def median_ms(run, repeats=15):
 
 
 def theirs(shape, backend, deterministic):
-    """(forward ms, backward ms) of PyTorch, None where it refuses."""
+    """Returns (forward ms, backward ms) of PyTorch; None if it refuses the shape."""
     _, T, HD, B, NH, NKV = shape
     q, k, v = (torch.randn(B, h, T, HD, device="cuda", dtype=torch.bfloat16, requires_grad=True) for h in (NH, NKV, NKV))
     torch.use_deterministic_algorithms(deterministic)
@@ -69,7 +69,7 @@ def theirs(shape, backend, deterministic):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--program", default=os.path.join(ROOT, "build/bench_attention_cu"))
-    p.add_argument("--out", help="write the table here, too")
+    p.add_argument("--out", help="also write the table to this file")
     a = p.parse_args()
     if not os.path.exists(a.program):
         sys.exit(f"error: {a.program}: not found\n  hint: make build/bench_attention_cu")

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""bench_cpu.py -- a training step of ./train_llama3 beside PyTorch's (train_llama3.py, eager and compiled) on this CPU.
+"""bench_cpu.py -- compares a training step of ./train_llama3 with PyTorch's (train_llama3.py, eager and compiled) on this CPU.
 
     make train_llama3 && python dev/bench_cpu.py [--torch-cpu OTHER_BASELINE.py]
 
 Both start from the same model folder (dN, tied) and read the same random tokens; fp32, AdamW and clipping included. They
-run in turns, there and back again, so that a machine that warms up or slows down does so to both. The step times are those
-in each run's log.jsonl, the first ones left out; memory is the process's largest resident size (VmHWM).
-Beside them stands sgemm: torch.mm in fp32 at the shapes of the model's products, on the same threads. It is what a library
-can do with vectors alone, without all that a step does between its products. Rates are GFLOP/s a core.
-`ratio` is ours over the faster of PyTorch's two, in tokens a second, by the medians; that of the best steps is what a busy
-machine moves least."""
+run in turns, in alternating order, so that a machine that warms up or slows down affects both. Step times come from each
+run's log.jsonl, without the first three; memory is the peak resident size of the process (VmHWM).
+sgemm is torch.mm in fp32 at the shapes of the model's products, on the same threads: the speed of a library's matrix products
+without the rest of a step. Its rates are GFLOP/s per core.
+`ratio` is our tokens/s over those of the faster PyTorch mode, by the medians; the ratio of the best steps depends least on
+other load of the machine."""
 import argparse
 import json
 import os
@@ -29,7 +29,7 @@ import train_llama3 as ref  # noqa: E402
 
 
 def write_tokens(path, count, vocab):
-    """A token file of uniformly random tokens."""
+    """Writes a token file of uniformly random tokens."""
     wide = vocab > 1 << 16
     head = np.zeros(256, dtype="<i4")
     head[:4] = (20240801, 7, count, vocab) if wide else (20240520, 1, count, vocab)
@@ -39,7 +39,7 @@ def write_tokens(path, count, vocab):
 
 
 def largest_size(pid):
-    """The largest resident size in bytes of a process so far (what wait() tells starts with the size of its parent)."""
+    """Returns the peak resident size of a process in bytes (the figure of wait() includes the size of the parent)."""
     try:
         with open(f"/proc/{pid}/status", encoding="ascii") as f:
             return next((int(line.split()[1]) * 1024 for line in f if line.startswith("VmHWM")), 0)
@@ -48,7 +48,7 @@ def largest_size(pid):
 
 
 def run(command, env=None):
-    """Runs a command to its end: (its output, its largest resident size in bytes)."""
+    """Runs a command to its end. Returns (output, peak resident size in bytes)."""
     with tempfile.TemporaryFile("w+") as screen:
         p, size = subprocess.Popen(command, stdout=screen, stderr=subprocess.STDOUT, env=env), 0
         while p.poll() is None:
@@ -62,13 +62,13 @@ def run(command, env=None):
 
 
 def step_times(out):
-    """Milliseconds of every step in OUT/log.jsonl."""
+    """Returns the milliseconds of every step in OUT/log.jsonl."""
     with open(os.path.join(out, "log.jsonl"), encoding="utf-8") as f:
         return [e["ms"] for e in map(json.loads, f) if e["event"] == "step"]
 
 
 def sgemm(threads, c, tokens, seconds):
-    """FLOP of a step's matrix products, and the seconds that torch.mm takes for them: each one's best in `seconds`."""
+    """Returns the FLOPs of a step's matrix products and the seconds torch.mm takes, each product's best time in `seconds`."""
     def best(a, b):
         times, end = [], time.perf_counter() + seconds
         while len(times) < 3 or time.perf_counter() < end:
@@ -89,7 +89,7 @@ def sgemm(threads, c, tokens, seconds):
 
 
 class Side:
-    """One contestant: its command, and what its turns gave."""
+    """One contestant: its command and its measurements."""
 
     def __init__(self, name, command, env=None):
         self.name, self.command, self.env, self.ms, self.rss = name, command, env, [], 0
@@ -106,7 +106,7 @@ class Side:
 
 
 class Baseline(Side):
-    """Another baseline script, which prints its best step as `min N ms`."""
+    """Another baseline script; it prints its best step as `min N ms`."""
 
     def turn(self, folder, skip):
         output, rss = run(self.command, self.env)
@@ -116,13 +116,14 @@ class Baseline(Side):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--depth", type=int, nargs="+", default=[4, 6], help="models dN (4 6)")
-    p.add_argument("--threads", type=int, nargs="+", default=sorted({1, len(os.sched_getaffinity(0))}), help="(one, and all)")
+    p.add_argument("--depth", type=int, nargs="+", default=[4, 6], help="depths N of the models dN (4 6)")
+    p.add_argument("--threads", type=int, nargs="+", default=sorted({1, len(os.sched_getaffinity(0))}),
+                   help="numbers of threads (1 and all cores)")
     p.add_argument("--batch", type=int, default=4)
     p.add_argument("--seq", type=int, default=256)
     p.add_argument("--vocab", type=int, default=4096)
-    p.add_argument("--steps", type=int, default=13, help="of a turn; the first three do not count")
-    p.add_argument("--turns", type=int, default=2, help="of each contestant")
+    p.add_argument("--steps", type=int, default=13, help="steps per turn; the first three do not count")
+    p.add_argument("--turns", type=int, default=2, help="turns of each contestant")
     p.add_argument("--trainer", default=os.path.join(ROOT, "train_llama3"))
     p.add_argument("--torch-cpu", metavar="PATH", help="another PyTorch baseline that train_llama3.py must reach within 3 %%")
     a = p.parse_args()
@@ -171,7 +172,7 @@ def main():
                 rows[-1] += [torch_best.name, f"{torch_best.median() / ours.median():.2f}",
                              f"{min(min(s.ms) for s in sides[1:3]) / min(ours.ms):.2f}", f"{step:.0f}", f"{gemm:.0f}"]
                 if a.torch_cpu:
-                    # best step against best step: the figure that a busy machine moves least
+                    # ratio of the best steps, which depends least on other load of the machine
                     ratio = min(min(s.ms) for s in sides[3:]) / min(min(s.ms) for s in sides[1:3])
                     fair.append((depth, threads, ratio))
     finally:

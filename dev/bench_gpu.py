@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""bench_gpu.py -- ./train_llama3cu beside compiled PyTorch on one GPU, written to dev/results/<gpu>.md.
+"""bench_gpu.py -- compares ./train_llama3cu with compiled PyTorch on one GPU and writes dev/results/<gpu>.md.
 
     make train_llama3cu && python dev/bench_gpu.py [--tune] [--torch-step OTHER_BASELINE.py] [--shapes 126M 1B-2k 1B-8k 8B]
-    python dev/bench_gpu.py --trainer-before OLD/train_llama3cu       two builds of ours in one run: the new one and the old
+    python dev/bench_gpu.py --trainer-before OLD/train_llama3cu       compares two builds of ours, new and old
 
-PyTorch is train_llama3.py --compile: blocks compiled one by one, the attention backend that is fastest at the shape, the
-head in chunks, fused AdamW. It keeps every activation; where memory runs out, that is said and fewer are kept. With --tune
-ours first times the candidates for its matrix products, as a user's run would with the same flag, and its turns use that
-choice. Ours also runs lean, with the fewest bytes a parameter that it has: 10, beside the 8 of PyTorch in bf16 throughout.
+PyTorch is train_llama3.py --compile: blocks compiled one by one, the fastest attention backend for the shape, the head in
+chunks, fused AdamW. It keeps every activation; if memory runs out, it recomputes some blocks, and the table says so. With
+--tune, ours first times the candidates for its matrix products, as a user's run would with the same flag, and its turns use
+the fastest. Ours also runs lean, with its fewest bytes per parameter: 10, against 8 of PyTorch all in bf16.
 
 All sides start from the same random weights, read the same random tokens, and run in turns A B B A of at least --seconds
-each; a turn is killed when it has enough steps, so that no checkpoint is written. Step times are those in each run's
-log.jsonl, the first --warm ones left out. Clock, power and memory are what nvidia-smi tells ten times a second while the
-counted steps run; memory is that of the whole card. The forward pass alone (with its loss, no gradients, B=4, T=1024, 12
-layers) is timed by --eval over few and over many batches: their difference has no start-up in it.
+each. A turn is killed when it has enough steps, so that it writes no checkpoint. Step times come from each run's log.jsonl,
+without the first --warm steps. nvidia-smi gives clock, power and memory ten times a second while the counted steps run;
+memory is that of the whole GPU. The forward pass alone (with loss, no gradients, B=4, T=1024, 12 layers) is timed by --eval
+over few and over many batches; the difference excludes the start-up.
 """
 import argparse
 import datetime
@@ -44,12 +44,12 @@ SHAPES = {
     "8B": ("llama3.1-8b", 128256, 1, 8192, "--master split --moments bf16", "--preset 8b"),
 }
 LEAN = ["--master", "split", "--moments", "bf16"]
-# what PyTorch tries, in this order, after it ran out of memory with everything kept
+# flags that PyTorch tries in this order when it runs out of memory with every activation kept
 FALLBACKS = (["--recompute-every", "4"], ["--recompute-every", "2"], ["--recompute-every", "1"])
 
 
 class Monitor:
-    """Samples of (time, SM clock MHz, power W, memory used MiB) from nvidia-smi; none where there is no such program."""
+    """Samples (time, SM clock MHz, power W, memory used MiB) with nvidia-smi; no samples if it is not installed."""
 
     def __init__(self):
         self.samples, self.process = [], None
@@ -77,8 +77,8 @@ class Monitor:
 
 
 class Side:
-    """One contestant at one shape, and what its turns gave. `fallbacks`: flags to add, one after the other, where memory runs
-    out; what was measured before is forgotten then."""
+    """One contestant at one shape, with its measurements. `fallbacks`: flags to try in turn when memory runs out; earlier
+    measurements are then dropped."""
 
     def __init__(self, name, command, state_bytes, note, fallbacks=()):
         self.name, self.command, self.state_bytes, self.note = name, command, state_bytes, note
@@ -101,7 +101,7 @@ class Side:
                 self.error = error
 
     def run(self, work, monitor, seconds, warm):
-        """One run: the counted steps' times, the monitor's samples while they ran, and what went wrong or None."""
+        """Runs one turn. Returns the times of the counted steps, the monitor's samples during them, and an error or None."""
         out = os.path.join(work, "out")
         shutil.rmtree(out, ignore_errors=True)
         with open(os.path.join(work, "screen"), "w+", encoding="utf-8") as screen:
@@ -142,12 +142,12 @@ def read_steps(out):
 
 
 def word(flags, name, default):
-    """The value of --name in a list of flags."""
+    """Returns the value of `name` in a list of flags."""
     return flags[flags.index(name) + 1] if name in flags else default
 
 
 def bytes_per_parameter(flags, precision):
-    """Weights, gradients, master weights and moments of ours."""
+    """Returns our bytes per parameter: weights, gradients, master weights and moments."""
     if precision == "FP32":
         return 16
     grads = 4 if word(flags, "--grad-dtype", "param") == "fp32" else 2
@@ -167,7 +167,7 @@ def ours(name, trainer, flags, ours_flags, a):
 
 
 def tune(name, trainer, flags, work):
-    """Flags that make `trainer` use what --tune finds best now."""
+    """Runs --tune and returns the flags that make `trainer` use its plan."""
     plan = os.path.join(work, f"plan-{name}.json")
     screen, _ = run([trainer, *flags, "--tune", "--plan", plan, "--profile", "1", "--out", os.path.join(work, "tuned")])
     print("  " + re.search(r"^tuned .*$", screen, re.M).group(0))
@@ -175,7 +175,7 @@ def tune(name, trainer, flags, work):
 
 
 def table(sides, model, vocab, batch, seq, gpu):
-    """The table's lines, and tokens/s by side."""
+    """Returns the lines of the table, and tokens/s by side."""
     c = ref.preset(model, vocab)
     peak = ref.gpu_peak(gpu) or math.nan
     speed, lines = {}, ["| | tokens/s | ms a step (min … max) | TFLOP/s | at SM MHz | MFU | memory GiB | bytes a parameter | W "
@@ -192,12 +192,12 @@ def table(sides, model, vocab, batch, seq, gpu):
         lines.append(f"| {side.name} | {tok_s:,.0f} | {ms:.2f} ({min(side.ms):.2f} … {max(side.ms):.2f}) | {tflops:.1f} | "
                      f"{side.mean(0):.0f} | {100 * tflops / peak:.1f}% | {side.memory():.1f} | {side.state_bytes} | "
                      f"{side.mean(1):.0f} | {1000 * side.mean(1) / tok_s:.3f} | {' '.join([side.note, *side.flags])} |")
-    return [line.replace(" nan% ", " - ").replace(" nan ", " - ") for line in lines], speed  # what nobody could tell
+    return [line.replace(" nan% ", " - ").replace(" nan ", " - ") for line in lines], speed  # unknown values
 
 
 def compare(name, shape, a, monitor, work):
-    """Runs one shape in turns: ours, ours lean and PyTorch, or two builds of ours. Returns the lines to write, and how many
-    times the speed of the last side ours has."""
+    """Runs one shape in turns: ours, ours lean and PyTorch, or two builds of ours. Returns the lines to write, and the ratio of
+    our speed to that of the last side."""
     model, vocab, batch, seq, ours_flags, step_args = shape
     ours_flags = shlex.split(a.ours.get(name, ours_flags))
     tokens = os.path.join(work, "tokens.bin")
@@ -238,7 +238,7 @@ def compare(name, shape, a, monitor, work):
 
 
 def forward_alone(a, work):
-    """Forward pass and loss without gradients of a d12 with GPT-2's vocabulary (124M without its head)."""
+    """Times forward pass and loss, without gradients, of a tied d12 with GPT-2's vocabulary. Returns the lines to write."""
     batch, seq, vocab = 4, 1024, 50257
     c = ref.replace(ref.preset("d12", vocab), tie_word_embeddings=True)
     device = ref.torch.device(a.device)
@@ -298,22 +298,22 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--shapes", nargs="+", default=list(SHAPES), help=f"among {', '.join(SHAPES)}, or MODEL:VOCAB:BATCH:SEQ")
     p.add_argument("--trainer", default=os.path.join(ROOT, "train_llama3cu"))
-    p.add_argument("--trainer-before", metavar="PATH", help="another build, compared with --trainer instead of PyTorch")
+    p.add_argument("--trainer-before", metavar="PATH", help="an older build to compare with, instead of PyTorch")
     p.add_argument("--trainer-fp32", help="an FP32 build, for the forward pass in TF32")
-    p.add_argument("--precision", default="BF16", help="of --trainer's build (BF16)")
+    p.add_argument("--precision", default="BF16", help="precision of --trainer (BF16)")
     p.add_argument("--ours", action="append", default=[], metavar="SHAPE=FLAGS", help='such as --ours "8B=--recompute ffn"')
-    p.add_argument("--tune", action="store_true", help="ours tunes its matrix products first")
+    p.add_argument("--tune", action="store_true", help="tune our matrix products first")
     p.add_argument("--torch-dtype", default="bf16", choices=list(TORCH_BYTES), help="--dtype of train_llama3.py (bf16)")
     p.add_argument("--torch-flags", default="", help="more flags of train_llama3.py")
     p.add_argument("--torch-step", metavar="PATH", help="another PyTorch baseline that train_llama3.py must reach within 3 %%")
-    p.add_argument("--seconds", type=float, default=4.0, help="of counted steps in a turn (4)")
-    p.add_argument("--rounds", type=int, default=1, help="times A B B A (1)")
-    p.add_argument("--warm", type=int, default=6, help="first steps of a turn that do not count (6)")
-    p.add_argument("--forward-steps", type=int, default=40, help="0: no forward pass alone")
-    p.add_argument("--device", default="cuda", help="cpu only to try this script")
+    p.add_argument("--seconds", type=float, default=4.0, help="seconds of counted steps per turn (4)")
+    p.add_argument("--rounds", type=int, default=1, help="repetitions of A B B A (1)")
+    p.add_argument("--warm", type=int, default=6, help="uncounted first steps of each turn (6)")
+    p.add_argument("--forward-steps", type=int, default=40, help="steps of the forward pass alone (40); 0: none")
+    p.add_argument("--device", default="cuda", help="cuda, or cpu to try this script")
     p.add_argument("--out", help="file to write (dev/results/GPU.md)")
     a = p.parse_args()
-    a.trainer = os.path.abspath(a.trainer)  # the sides run in the root
+    a.trainer = os.path.abspath(a.trainer)  # the sides run in the project's root
     a.trainer_before = a.trainer_before and os.path.abspath(a.trainer_before)
     a.ours = dict(entry.split("=", 1) for entry in a.ours)
     if a.device == "cuda" and not ref.torch.cuda.is_available():
@@ -345,7 +345,7 @@ def main():
             part, ratio = compare(name, shape, a, monitor, work)
             summary.append(f"{name} {ratio:.3f}")
             lines += part
-            with open(path, "w", encoding="utf-8") as f:  # after each shape: a long run that is cut keeps what it has
+            with open(path, "w", encoding="utf-8") as f:  # after each shape, so that an interrupted run keeps its results
                 f.write("\n".join(lines))
         if a.forward_steps and not a.trainer_before:
             lines += forward_alone(a, work)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""plot.py LOG... -o out.png -- draws the loss (training as lines, validation as dots) and the throughput of runs.
+"""plot.py LOG... -o out.png -- plots the loss (training as lines, validation as dots) and the throughput of runs.
 
-LOG is a run's folder or its log.jsonl; a run is labelled by its folder. --smooth N averages the training loss over N steps,
---tokens counts tokens instead of steps, which compares runs of different batch size."""
+LOG is a run's folder or its log.jsonl; the folder's name labels the run. --smooth N averages the training loss over N steps.
+--tokens shows tokens instead of steps, to compare runs with different batch sizes."""
 import argparse
 import json
 import os
@@ -17,14 +17,14 @@ import matplotlib.pyplot as plt  # noqa: E402
 
 
 def read_log(path):
-    """(label, step events, val events) of a run. A resumed run's later lines replace earlier ones of the same step."""
+    """Returns (label, step events, val events) of a run. Later lines replace earlier ones of the same step."""
     path = os.path.join(path, "log.jsonl") if os.path.isdir(path) else path
     events = {"step": {}, "val": {}}
     try:
         with open(path, encoding="utf-8") as f:
             for number, line in enumerate(f, 1):
                 if not line.endswith("\n"):
-                    continue  # the line that a running trainer is writing
+                    continue  # a running trainer is still writing this line
                 try:
                     e = json.loads(line)
                 except ValueError as error:
@@ -34,13 +34,13 @@ def read_log(path):
     except OSError as error:
         sys.exit(f"error: {path}: {error.strerror}")
     if not events["step"]:
-        sys.exit(f"error: {path}: holds no step events")
+        sys.exit(f"error: {path}: has no step events")
     label = os.path.basename(os.path.dirname(os.path.abspath(path)))
     return label, *([e for _, e in sorted(kind.items())] for kind in events.values())
 
 
 def running_mean(values, n):
-    """Means over the n values around each, fewer at the ends."""
+    """Returns for each value the mean over the n values around it, fewer at the ends."""
     sums = [0.0]
     for v in values:
         sums.append(sums[-1] + v)
@@ -51,16 +51,16 @@ def running_mean(values, n):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("logs", nargs="+", metavar="LOG")
-    p.add_argument("-o", "--out", default="loss.png", help="picture to write; the suffix chooses its format (loss.png)")
+    p.add_argument("-o", "--out", default="loss.png", help="output file; its suffix selects the format (loss.png)")
     p.add_argument("--smooth", type=int, default=1, metavar="N", help="average the training loss over N steps (1)")
-    p.add_argument("--tokens", action="store_true", help="tokens on the horizontal axis, not steps")
+    p.add_argument("--tokens", action="store_true", help="show tokens instead of steps on the horizontal axis")
     p.add_argument("--log-scale", action="store_true", help="logarithmic loss axis")
     a = p.parse_args()
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(9, 7), sharex=True, height_ratios=(3, 1), layout="constrained")
     for i, path in enumerate(a.logs):
         label, steps, vals = read_log(path)
         color = f"C{i % 10}"
-        # tokens of a step, from the speed; validation lies between two steps
+        # tokens per step, from speed and time; validation events have none
         tokens = steps[-1]["tok_s"] * steps[-1]["ms"] / 1e3 if a.tokens else 1
         x = [e["step"] * tokens for e in steps]
         loss = [e["loss"] for e in steps]
@@ -83,7 +83,7 @@ def main():
         axis.spines[["top", "right"]].set_visible(False)
     try:
         figure.savefig(a.out, dpi=120)
-    except (OSError, ValueError) as error:  # a folder that is not there; a suffix that is no format
+    except (OSError, ValueError) as error:  # a missing folder, or an unknown suffix
         sys.exit(f"error: {a.out}: {getattr(error, 'strerror', None) or error}")
     print(f"wrote {a.out}")
 

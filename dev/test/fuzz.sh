@@ -1,7 +1,7 @@
 #!/bin/sh
-# fuzz.sh SECONDS [STEM...] -- runs each fuzz target (dev/test/fuzz_STEM.c) that long, from its committed seeds
-# (dev/test/corpus/STEM), under AddressSanitizer and UndefinedBehaviorSanitizer. New inputs stay below build/fuzz, where
-# the next run finds them; an input that fails is left there as crash-*. CLANG: a clang with libFuzzer.
+# fuzz.sh SECONDS [STEM...] -- runs each fuzz target (dev/test/fuzz_STEM.c) for SECONDS, starting from its committed seeds
+# (dev/test/corpus/STEM), under AddressSanitizer and UndefinedBehaviorSanitizer. New inputs stay in build/fuzz/STEM for the
+# next run. A failing input is saved as build/fuzz/STEM-crash-* (-timeout-*, -oom-*). CLANG: a clang with libFuzzer.
 set -u
 seconds=${1:-20}
 [ $# -eq 0 ] || shift

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""gpu_pairs.py -- larger pairs of model and debug state than the committed ones, written from seeds and checked.
+"""gpu_pairs.py -- writes larger pairs of model and debug state than the committed ones from seeds, and checks them.
 
     python dev/test/gpu_pairs.py --trainer ./test_llama3cu [--trainer ./test_llama3 ...] [--cases WORD ...] [--seeds N ...]
                                  [--out DIR]
-    python dev/test/gpu_pairs.py --gap MODEL PROMPT A.txt B.txt      is the first byte where two greedy texts part a tie?
+    python dev/test/gpu_pairs.py --gap MODEL PROMPT A.txt B.txt      do two greedy texts first differ at a tie?
 
-The cases cover every head_dim that has a kernel of its own (and odd ones), all group sizes, vocabularies of no round number, T of
-1, of one and of many tiles, tied and untied, RoPE unscaled, with factor 8 and 32. Nobody selects: each case is made from each
-of the seeds 1, 2 and 3, with the default step size. PyTorch computes in fp32 on the CPU, where no TF32 can slip in, and its
-16-bit runs on the GPU where it finds one. Prints "ok" or "FAIL" a pair and program; exit 0 if all pass. --out without
---trainer only writes.
+The cases cover every head_dim with its own kernel (and odd ones), all group sizes, odd vocabulary sizes, T of one token, one
+tile and many tiles, tied and untied heads, RoPE without scaling and with factors 8 and 32. The seeds are fixed, not
+selected: each case is written for seeds 1, 2 and 3, with the default learning rate. PyTorch computes in fp32 on the CPU, where
+TF32 is impossible, and its 16-bit runs on a GPU if there is one. Prints "ok" or "FAIL" for each pair and program; exits with 0
+if all pass. --out without --trainer only writes.
 """
 import argparse
 import concurrent.futures as futures
@@ -63,7 +63,7 @@ def config(case):
 
 
 def make_exact_zeros(path):
-    """At T = 1 the softmax over one key does not depend on q and k: what PyTorch has for their gradients is rounding."""
+    """Zeroes the gradients of q and k, which at T = 1 are rounding errors: a softmax over one key does not depend on them."""
     with safe_open(path, framework="pt") as f:
         tensors, meta = {name: f.get_tensor(name) for name in f.keys()}, f.metadata()
     for name in tensors:
@@ -82,7 +82,7 @@ def write_case(out, name, seed):
     ref.init_telling(model, seed, embedding_std=0.1)
     ref.save_model(model, os.path.join(out, pair))
     path = os.path.join(out, pair + ".state.safetensors")
-    # a decay that shows beside the steps
+    # a weight decay large enough to show
     ref.write_state(model, path, B, T, 1 if name.startswith("tiny") else STEPS, seed, weight_decay=2.0,
                     device_16bit="cuda" if torch.cuda.is_available() else "cpu")
     if T == 1:
@@ -109,7 +109,7 @@ def check_pair(out, pair, trainer, limit):
 
 
 def gap(model_dir, prompt, a_path, b_path):
-    """Two greedy texts of a model with the byte tokenizer: where they part, its two best logits must be closer than 1e-4."""
+    """Checks two greedy texts, byte tokenizer: where they first differ, the two best logits must differ by less than 1e-4."""
     a, b = (open(p, "rb").read() for p in (a_path, b_path))
     at = next((i for i in range(min(len(a), len(b))) if a[i] != b[i]), None)
     if at is None:
@@ -120,25 +120,25 @@ def gap(model_dir, prompt, a_path, b_path):
     with torch.no_grad():
         best = model.set_context(ids.shape[1], torch.device("cpu")).logits(ids)[0, -1].topk(2)
     distance = (best.values[0] - best.values[1]).item()
-    print(f"the texts part at byte {at}, where the two best logits differ by {distance:.2e}")
+    print(f"the texts differ from byte {at} on, where the two best logits differ by {distance:.2e}")
     sys.exit(0 if distance < 1e-4 else 1)
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--trainer", action="append", default=[], help="test program; may be given several times")
+    p.add_argument("--trainer", action="append", default=[], help="test program to check; may be repeated")
     p.add_argument("--cases", nargs="+", default=[""], metavar="WORD", help="only cases whose name contains a WORD")
-    p.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], metavar="N", help="of weights and tokens (1 2 3)")
-    p.add_argument("--out", help="folder to write to, and to keep")
-    p.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="pairs at a time")
-    p.add_argument("--limit", type=int, default=120, help="seconds for one pair and program")
+    p.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], metavar="N", help="seeds of weights and tokens (1 2 3)")
+    p.add_argument("--out", help="folder to write to; default: a temporary folder")
+    p.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="number of pairs in parallel")
+    p.add_argument("--limit", type=int, default=120, help="time limit in seconds for one pair and program")
     p.add_argument("--gap", nargs=4, metavar=("MODEL", "PROMPT", "A", "B"))
     a = p.parse_args()
     if a.gap:
         gap(*a.gap)
     names = [n for n in CASES if any(word in n for word in a.cases)]
     if not names:
-        sys.exit(f"error: no case has {a.cases} in its name, there are {', '.join(CASES)}")
+        sys.exit(f"error: --cases: no case matches {' '.join(a.cases)}, wanted part of one of {', '.join(CASES)}")
     temporary = None if a.out else tempfile.TemporaryDirectory()
     out = os.path.abspath(a.out or temporary.name)
     os.makedirs(out, exist_ok=True)

@@ -1,7 +1,7 @@
 #!/bin/sh
-# kill_resume.sh [KILLS] -- a run that writes a checkpoint every step is killed with -9 at random moments, and resumed each
-# time; in the end its checkpoint and its log are those of a run that was never killed, byte for byte. SEED=N repeats the
-# moments (as far as a machine can). Run from the project's root after `make`.
+# kill_resume.sh [KILLS] -- kills a run that writes a checkpoint every step with -9 at random moments, and resumes it each time.
+# At the end its checkpoint and log must equal those of a run that was never killed, byte for byte. SEED=N repeats the random
+# moments, as far as timing allows. Run from the project's root after `make`.
 . dev/test/lib.sh
 kills=${1:-12} seed=${SEED:-$(date +%s)}
 cd "$tmp" || exit 1
@@ -12,7 +12,8 @@ flags="--model d1 --train data.bin --val val.bin --val-every 3 --val-batches 2 -
 
 step_of() { ls "$1" 2>/dev/null | sed -n 's/^step_0*\([0-9]*\)$/\1/p' | sort -n | tail -n 1; }
 
-# Moments are spread over a life of about six steps, measured here: starting, training, writing, renaming, pruning are all hit.
+# The moments are spread over the time of about six steps, measured here, so that they hit starting, training, writing, renaming
+# and pruning.
 from=$(date +%s%N)
 train $flags --out timed --stop-after 6 >/dev/null 2>&1 || { bad "the run ends well" && summary; exit 1; }
 span=$((($(date +%s%N) - from) / 1000000))
@@ -35,7 +36,7 @@ check "every time the run went on until it was killed" test $refusals -eq 0
 stop=$((last + 2))
 train $flags --out killed --resume --stop-after $stop >"$tmp/end" 2>&1 && train $flags --out never --checkpoint-every 0 --stop-after $stop >/dev/null 2>&1
 name=$(printf 'step_%08d' $stop)
-sed -i 's/"checkpoint_every":0/"checkpoint_every":1/' never/$name/trainer_state.json  # the one flag that differs
+sed -i 's/"checkpoint_every":0/"checkpoint_every":1/' never/$name/trainer_state.json  # the only flag that differs
 check "the checkpoint is that of a run never killed" cmp never/$name/model.safetensors killed/$name/model.safetensors
 check "and so is the state" cmp never/$name/state_rank00000.safetensors killed/$name/state_rank00000.safetensors
 check "and the position" sh -c "grep -v '^  \"crc32c\"' never/$name/trainer_state.json >a; grep -v '^  \"crc32c\"' killed/$name/trainer_state.json | cmp - a"

@@ -1,7 +1,7 @@
-# lib.sh -- what the shell tests share; they source it at the project's root, which holds the programs under test.
-# Gives them a folder of their own ($tmp, removed at the end), small texts and token files, and the lines of the report:
-# each test prints "ok   NAME" or "FAIL NAME", and summary() the last line and the exit status. BIN=DIR holds other builds of
-# the programs, such as those under sanitizers.
+# lib.sh -- helpers of the shell tests. They source it at the project's root, where the programs under test are.
+# It makes a temporary folder ($tmp, removed at the end), small texts and token files, and prints the report: "ok   NAME" or
+# "FAIL NAME" for each test; summary() prints the last line and sets the exit status. BIN=DIR tests the programs of another
+# build, such as one with sanitizers.
 set -u
 root=$PWD
 bin=$(cd "${BIN:-.}" && pwd) || exit 1
@@ -37,9 +37,9 @@ check() {
     fi
 }
 
-# expect NAME STATUS TEXT COMMAND...: it ends with this status. 0: TEXT is on stdout or stderr. 1 and 2: TEXT is in the error,
-# which is one line "error: ..." and at most one line "  hint: ..." behind it, the last ones on stderr; before them stand
-# only lines beside the point, such as warnings. Output stays in $tmp/stdout and $tmp/stderr.
+# expect NAME STATUS TEXT COMMAND...: the command ends with this status. 0: TEXT is on stdout or stderr. 1 and 2: TEXT is on
+# stderr, which ends with one line "error: ..." and at most one line "  hint: ..." after it. Other lines, such as warnings,
+# may come first. Output stays in $tmp/stdout and $tmp/stderr.
 expect() {
     expect_name=$1 expect_status=$2 expect_text=$3
     shift 3
@@ -56,13 +56,13 @@ expect() {
     fi
 }
 
-# One error line, at most one hint; nothing behind them.
+# $tmp/stderr ends with one error line and at most one hint.
 error_is_well_formed() {
     awk '/^error: / { errors++; at = NR } /^  hint: / { hints++ }
          END { exit !(errors == 1 && hints <= 1 && NR == at + hints) }' "$tmp/stderr"
 }
 
-# words COUNT SEED: a text of that many words
+# words COUNT SEED: prints a text of that many words
 words() {
     awk -v count="$1" -v s="$2" 'BEGIN {
         n = split("the a cat dog sat on mat and saw little bird fly over house then it said hello to moon", w, " ")
@@ -73,12 +73,13 @@ words() {
     }'
 }
 
-# little_endian BYTES NUMBER...: as octal escapes of printf
+# little_endian BYTES NUMBER...: prints each number as octal escapes for printf
 little_endian() {
     awk 'BEGIN { for (i = 2; i < ARGC; i++) { v = ARGV[i]; for (b = 0; b < ARGV[1]; b++) { printf "\\%03o", v % 256; v = int(v / 256) } } }' "$@"
 }
 
-# token_file OUT COUNT VOCAB [ID]: a file as llm.c writes it (words 3 to 255 zero), COUNT ids below VOCAB, then ID
+# token_file OUT COUNT VOCAB [ID]: writes a token file in llm.c's format (header words 3 to 255 zero): COUNT ids below
+# VOCAB, then ID
 token_file() {
     tf_ids=$(awk -v count="$2" -v v="$3" 'BEGIN { s = 7; for (i = 0; i < count; i++) { s = (s * 171 + 11213) % 53125; printf "%d ", s % v } }')
     {
@@ -88,19 +89,19 @@ token_file() {
     } >"$1"
 }
 
-# train FLAGS...: the trainer with small steps on one thread; flags given later hold
+# train FLAGS...: runs the trainer with small steps on one thread; later flags override
 train() { "$bin/train_llama3" --threads 1 --batch 2 --seq 32 --sample-tokens 0 "$@"; }
 
-# steps_of LOG: its steps, validations and samples without times
+# steps_of LOG: prints its steps, validations and samples without times
 steps_of() { grep -E '^\{"event":"(step|val|sample)"' "$1" | sed 's/,"ms":[^,]*,"tok_s":[^,}]*//'; }
 
-# same_steps A B: two logs tell of the same steps, and of some
+# same_steps A B: both logs have the same steps, and at least one
 same_steps() {
     steps_of "$1" >"$tmp/steps_a" && steps_of "$2" >"$tmp/steps_b"
     [ -s "$tmp/steps_a" ] && cmp "$tmp/steps_a" "$tmp/steps_b"
 }
 
-# wait_for COMMAND...: until it succeeds, at most about 20 s
+# wait_for COMMAND...: repeats the command until it succeeds, for at most about 20 s
 wait_for() {
     for wait_for_i in $(seq 400); do
         "$@" >/dev/null 2>&1 && return 0
@@ -111,10 +112,10 @@ wait_for() {
 
 has_steps() { [ "$(grep -c '"event":"step"' "$1")" -ge "$2" ]; }
 
-# resume FLAGS...: the trainer going on with the flags of before
+# resume FLAGS...: resumes a run with its saved flags, on 3 threads
 resume() { "$bin/train_llama3" --threads 3 --resume "$@"; }
 
-# background FLAGS...: as train, $pid is the trainer's process; finish: waits for it, its status is $finished
+# background FLAGS...: starts `train` in the background as process $pid. finish: waits for it and sets $finished to its status
 background() {
     "$bin/train_llama3" --threads 1 --batch 2 --seq 32 --sample-tokens 0 "$@" >"$tmp/background" 2>&1 </dev/null &
     pid=$!

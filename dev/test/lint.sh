@@ -1,7 +1,7 @@
 #!/bin/sh
-# lint.sh -- what no test shows: every header compiles alone, as C11 and as C++17, with gcc and with clang, without a warning;
-# so does every .cuh with nvcc, and every C file with clang (gcc: make WERROR=1 test); shell and Python are free of their
-# cheapest mistakes. A tool that is missing is named.
+# lint.sh -- static checks: every header compiles alone without warnings, as C11 and C++17, with gcc and clang. So does every
+# .cuh with nvcc, and every C file with clang (for gcc: make WERROR=1 test). shellcheck reads the shell scripts, and Python
+# parses the .py files. Skips a missing tool by name.
 set -u
 failed=0
 warnings="-Wall -Wextra -Werror -Wno-unknown-pragmas"
@@ -27,7 +27,7 @@ if have clang; then
 fi
 nvcc=$(command -v "${NVCC:-nvcc}" || command -v /usr/local/cuda/bin/nvcc || echo nvcc)
 if have "$nvcc"; then
-    for header in llmc/*.cuh llmc/*/*.cuh; do  # to PTX: the shortest way that reads host functions as well as kernels
+    for header in llmc/*.cuh llmc/*/*.cuh; do  # compiling to PTX is the fastest way to check host functions and kernels
         echo "#include \"$header\"" | run "nvcc: $header" "$nvcc" -x cu - -ptx -o /dev/null -arch=compute_90a -std=c++17 \
             -DPRECISION_BF16 -Werror all-warnings -diag-suppress 177 -I.
     done
@@ -38,4 +38,4 @@ if have python3; then
         run "python: $file" python3 -c 'import ast, sys; ast.parse(open(sys.argv[1]).read(), sys.argv[1])' "$file"
     done
 fi
-[ $failed -eq 0 ] && echo "nothing to complain about"
+[ $failed -eq 0 ] && echo "no complaints"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""make_pairs.py [OUT] -- writes the models and debug states under dev/test/pairs again (PAIRS in train_llama3.py)."""
+"""make_pairs.py [OUT] -- writes the models and debug states of PAIRS in train_llama3.py to OUT (dev/test/pairs)."""
 import os
 import sys
 

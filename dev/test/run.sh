@@ -1,14 +1,14 @@
 #!/bin/sh
-# run.sh PYTHON TEST_PROGRAM... -- runs every test of this machine and sums their last lines.
-# A C test program ends with "N passed, N failed, N skipped"; one that ends otherwise (a crash) counts as one failure.
-# Python tests (dev/test/test_*.py) run where PYTHON has pytest; without it they are skipped by name. PYTHON none: no such.
+# run.sh PYTHON TEST_PROGRAM... -- runs the test programs and the Python tests and adds up their results.
+# A test program ends with "N passed, N failed, N skipped"; one that ends otherwise, such as by a crash, counts as one failure.
+# Python tests (dev/test/test_*.py) need pytest; if PYTHON lacks it, they are skipped by name. PYTHON=none runs no Python tests.
 python=$1
 shift
 passed=0 failed=0 skipped=0
 log=$(mktemp) || exit 1
 trap 'rm -f "$log"' EXIT
 
-count() { # count NAME STATUS: adds the numbers of the log's summary line
+count() { # count NAME STATUS: adds up the numbers of the log's summary line
     line=$(grep -E '[0-9]+ (passed|failed|skipped|error)' "$log" | tail -n 1)
     number() { printf '%s\n' "$line" | grep -oE "[0-9]+ $1" | head -n 1 | grep -oE '[0-9]+'; }
     p=$(number passed) f=$(number failed) s=$(number skipped) e=$(number error)
@@ -24,7 +24,7 @@ count() { # count NAME STATUS: adds the numbers of the log's summary line
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
 }
 
-run() { # run NAME COMMAND...: shows the output as it comes, stderr (the warnings that tests provoke) only where it fails
+run() { # run NAME COMMAND...: shows stdout as it comes, and stderr, which holds provoked warnings, only on failure
     name=$1
     shift
     echo "== $name"
@@ -36,7 +36,7 @@ run() { # run NAME COMMAND...: shows the output as it comes, stderr (the warning
     echo "   $(($(date +%s) - start)) s"
 }
 
-run_two() { # run_two FILE [FILE]: two files of Python tests side by side, since each keeps one core busy
+run_two() { # run_two FILE [FILE]: runs two Python test files in parallel; each keeps one core busy
     start=$(date +%s)
     for file in "$@"; do
         { "$python" -m pytest -q -rs -p no:cacheprovider "$file" >"$log.$(basename "$file")" 2>&1; echo $? >"$log.$(basename "$file").status"; } &

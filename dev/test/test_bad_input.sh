@@ -1,7 +1,7 @@
 #!/bin/sh
-# test_bad_input.sh -- every kind of file, cut, extended, with flipped bits, and in the place of every other kind: each
-# time the program ends by itself with status 1, one error line that names the file, at most one hint, and within
-# little memory: an address space that the damaged numbers would not fit into. Run from the project's root after `make`.
+# test_bad_input.sh -- gives the programs every kind of file cut, extended, with flipped bits, and in place of every other kind.
+# Each time the program must exit with status 1, with one error line that names the file and at most one hint. The address
+# space is limited, so a program that allocates by a damaged size fails the test. Run from the project's root after `make`.
 . dev/test/lib.sh
 cd "$tmp" || exit 1
 words 1500 1 >text.txt
@@ -9,10 +9,10 @@ words 1500 1 >text.txt
 export OMP_NUM_THREADS=1
 train --model d1 --steps 2 --out run --train data.bin >/dev/null 2>&1 || exit 1
 checkpoint=run/step_00000002
-limit="ulimit -v ${MEMORY:-300000}"  # KiB; a run needs about 100 MiB of addresses. MEMORY=unlimited: for sanitizers
+limit="ulimit -v ${MEMORY:-300000}"  # KiB; a run needs about 100 MiB of address space. Sanitizers need MEMORY=unlimited
 
-# refused FILE COMMAND...: counts in $wrong, and shows, what does not end as it should. FILE is what the error must name.
-# With $may_pass=1 the change may be one that leaves a valid file (another digit or name): then status 0 is fine, too.
+# refused FILE COMMAND...: runs the command, whose error must name FILE. Counts and prints wrong outcomes ($wrong).
+# $may_pass=1: the change may leave a valid file, such as another digit or name, so status 0 is accepted too.
 wrong=0 runs=0
 refused() {
     refused_file=$1
@@ -26,7 +26,7 @@ refused() {
         echo "    ${what:-}: status $refused_status: $(tail -n 2 stderr | tr '\n' '|' | cut -c 1-300)"
     fi
 }
-verdict() { # verdict NAME: of all that was refused since the last one
+verdict() { # verdict NAME: reports all calls of refused() since the last verdict
     if [ $wrong -eq 0 ] && [ $runs -gt 0 ]; then ok "$1 ($runs runs)"; else bad "$1" "$wrong of $runs runs"; fi
     wrong=0 runs=0
 }
@@ -78,7 +78,7 @@ for kind in kinds/*; do
 done
 verdict "each kind of file in the place of each file of a folder is refused"
 
-# a tokenizer that nobody named costs the text of samples, not the run
+# a broken default tokenizer is no error: texts are then ids
 for kind in kinds/*; do
     rm -rf broken && mkdir broken && cp -r $checkpoint/* broken && rm broken/tokenizer.json && cp -r "$kind" broken/tokenizer.json
     runs=$((runs + 1))
@@ -86,7 +86,7 @@ for kind in kinds/*; do
     status=$?
     cmp -s $checkpoint/tokenizer.json broken/tokenizer.json 2>/dev/null && continue
     [ $status -eq 0 ] && grep -q '^warning: broken/tokenizer.json' stderr && grep -q '^5 6' stdout && continue
-    [ $status -eq 1 ] && [ "$kind" = kinds/tokenizer.model ] && continue  # a tokenizer, which has no such text
+    [ $status -eq 1 ] && [ "$kind" = kinds/tokenizer.model ] && continue  # valid, but has no token for this text
     wrong=$((wrong + 1))
     echo "    $kind as tokenizer.json: status $status: $(tail -n 2 stderr)"
 done
@@ -110,13 +110,13 @@ for file in config.json model.safetensors tokenizer.json tokenizer.model trainer
     size=$(($(wc -c <good/$file)))
     for keep in 0 1 3 8 9 40 200 1024 1025 $((size / 2)) $((size - 3)); do
         [ "$keep" -lt $((size - 2)) ] || continue
-        [ $file != tokenizer.model ] || [ "$keep" -lt 3 ] || continue # whole lines of it are a tokenizer
+        [ $file != tokenizer.model ] || [ "$keep" -lt 3 ] || continue # a prefix of whole lines is a valid tokenizer
         what="$file cut to $keep of $size bytes"
         head -c "$keep" good/$file >broken/$file
         try $file
     done
     case $file in
-        *.json) tails='x { \000 ]' ;; # white space may follow
+        *.json) tails='x { \000 ]' ;; # trailing white space is valid
         tokenizer.model) tails='x \000' ;;
         *) tails='x \000 \n xxxx' ;;
     esac
@@ -138,7 +138,7 @@ flip() {
     printf "\\$(printf '%03o' $((old ^ (1 << $3))))" | dd of="broken/$1" bs=1 seek="$2" conv=notrunc 2>/dev/null
     what="$1 with bit $3 of byte $2 flipped"
 }
-for file in trainer_state.json state_rank00000.safetensors; do # every bit is under a checksum
+for file in trainer_state.json state_rank00000.safetensors; do # a checksum covers every bit
     may_pass=0 size=$(($(wc -c <good/$file)))
     for i in 0 1 2 3 4 5 6 7 8 9 30 100 $((size / 3)) $((size / 2)) $((size - 4)) $((size - 1)); do
         flip $file "$i" $((i % 8))
@@ -146,7 +146,7 @@ for file in trainer_state.json state_rank00000.safetensors; do # every bit is un
     done
     cp good/$file broken/$file
 done
-for i in 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do # what llm.c's readers know, and our count
+for i in 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do # the header fields of llm.c, and our token count
     flip data.bin $i $((i * 3 % 8))
     try data.bin
     flip data.bin $((16 + i % 8)) $((i % 8))
@@ -162,7 +162,7 @@ done
 cp good/model.safetensors broken/model.safetensors
 verdict "flipped bits of headers and under checksums are refused"
 
-# a weight that is no number: the last four bytes of the file are those of an F32
+# a nan weight: the last four bytes of the file are an F32
 { head -c $(($(wc -c <good/model.safetensors) - 4)) good/model.safetensors && printf '\000\000\300\177'; } >broken/model.safetensors
 mv broken/trainer_state.json state.json
 for job in "--generate x --tokens 2" "--eval --val data.bin --batch 2 --seq 32" "--train data.bin --batch 2 --seq 32 --steps 1 --out out"; do

@@ -1,6 +1,6 @@
 #!/bin/sh
-# test_cli.sh -- the programs as a user runs them: jobs and flags, resuming byte for byte, signals, the lock, damaged
-# checkpoints, a full disk, data that does not fit, generation. Run from the project's root after `make`; needs no Python.
+# test_cli.sh -- runs the programs as a user does: jobs and flags, resuming byte for byte, signals, the lock, damaged
+# checkpoints, a full disk, unsuitable data, generation. Run from the project's root after `make`; needs no Python.
 . dev/test/lib.sh
 cd "$tmp" || exit 1
 words 4000 1 >text.txt && words 400 2 >short.txt
@@ -23,7 +23,7 @@ expect "tokenize: without files" 2 "" "$bin/tokenize" -o x.bin
 expect "without data the command that makes it is named" 1 "make dev/data/tinytales" train
 expect "help into a full disk is an error" 1 "standard output" sh -c "\"$bin/train_llama3\" --help >/dev/full"
 
-# the layers work on the stack: too small a one must not end the program without a word
+# the layers keep buffers on the stack: a small stack must be refused, not end in a silent crash
 if grep -qE 'GOMP_parallel|__kmpc_fork' "$bin/train_llama3"; then
     expect "threads with little stack are refused" 1 "OMP_STACKSIZE=1M" env OMP_STACKSIZE=256k "$bin/train_llama3" \
         --model d1 --train data.bin --steps 1 --threads 2 --out tiny
@@ -45,7 +45,7 @@ expect "a dry run reads the data" 1 "missing.bin" train --model d1 --train missi
 
 # --- resuming is the same byte for byte --------------------------------------------------------------------------------------
 
-# resumed NAME STEPS STOP FLAGS...: a run in one go, and the same one stopped once, on other numbers of threads
+# resumed NAME STEPS STOP FLAGS...: compares an uninterrupted run with one stopped and resumed on other numbers of threads
 resumed() {
     r_name=$1 r_steps=$2 r_stop=$3
     shift 3
@@ -124,7 +124,7 @@ check "--keep and --major-every keep what they say" test "$(cd kept && echo step
 expect "a new run over old checkpoints is refused" 1 "kept holds the checkpoints of another run, up to step 12" train --model d1 --steps 3 --out kept --train data.bin
 expect "a run that is over has nothing to resume" 0 "saved" resume --out kept
 
-# damaged NAME COMMAND: the newest checkpoint is damaged so, and the one before taken
+# damaged NAME COMMAND: damages the newest checkpoint with COMMAND; the one before it must be used
 damaged() {
     rm -rf hurt && cp -r damage hurt
     (cd hurt/step_00000006 && sh -c "$2") >/dev/null 2>&1
@@ -149,7 +149,7 @@ check "files beside the weights come along" cmp model/LICENSE tuned/step_0000000
 cp -r model model0 && rm -rf model && resume --out tuned --steps 4 >/dev/null 2>&1
 check "and the run goes on without the folder it began with" cmp tuned/step_00000004/LICENSE tuned/step_00000002/LICENSE
 
-# the folder a run started from, and its newest checkpoint, removed while it trains
+# remove the folder that a run started from, and its newest checkpoint, while it trains
 mkdir -p gone/original && cp "$pairs"/gqa2_untied_rope8/* gone && echo terms >gone/LICENSE && echo card >gone/README.md
 printf 'IQ== 0\nIg== 1\n' >gone/original/tokenizer.model
 background --model gone --steps 1000000 --out removed --train ids.bin --schedule constant --checkpoint-every 5 --keep 3
@@ -168,7 +168,7 @@ check "the last one is told" grep -qx "saved   removed/$last" "$tmp/background"
 resume --out removed --stop-after 1 >/dev/null 2>&1
 check "and can be resumed" test $? -eq 0
 
-# the tokenizer of a run lies in its checkpoints
+# checkpoints hold the run's tokenizer
 cp "$root/dev/data/tinytales/tokenizer.json" moved.json && cp moved.json other.json
 "$bin/tokenize" --tokenizer moved.json -o tales.bin text.txt >/dev/null
 train --model d1 --steps 4 --out moved --train tales.bin --tokenizer moved.json --stop-after 2 >/dev/null 2>&1
@@ -178,7 +178,7 @@ check "with the same tokenizer" cmp moved/step_00000004/tokenizer.json moved/ste
 expect "a --tokenizer on the command line is taken all the same" 1 "nowhere.json" resume --out moved2 --tokenizer nowhere.json
 expect "and is what the run goes on with" 0 "saved" resume --out moved2 --tokenizer away.json
 
-# a job that does not train reads the weights once, and nothing of the state
+# a job that does not train reads the weights once, and no optimizer state
 train --model d1 --steps 2 --out model1 --train data.bin >/dev/null && weights=model1/step_00000002/model.safetensors
 rm model1/step_00000002/state_rank00000.safetensors
 expect "a checkpoint without its state generates" 0 "using model1/step_00000002" "$bin/train_llama3" --model model1 --generate x --tokens 2
@@ -232,7 +232,7 @@ finish
 check "the second signal ends at once" test $finished -eq 130
 check "and leaves no checkpoint" test "$(ls twice)" = log.jsonl
 
-# under nohup the signal is ignored from the start, and a run respects that
+# under nohup SIGHUP is ignored from the start, and a run keeps it so
 if grep -q '^SigIgn:.*[13579bdf]$' /proc/self/status 2>/dev/null; then
     skip "a closed terminal: the run ends with a checkpoint" "SIGHUP is ignored here"
 else
@@ -249,7 +249,7 @@ check "without stdin, stdout and stderr a run is the same" sh -c "grep -qx '[0-9
 
 # --- a full disk -------------------------------------------------------------------------------------------------------------
 
-# full NAME COMMAND...: a run that goes on at step 2 of `disk` meets a full disk
+# full NAME COMMAND...: resumes the run in $disk from step 2 and meets a full disk
 full() {
     f_name=$1
     shift

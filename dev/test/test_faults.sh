@@ -1,8 +1,8 @@
 #!/bin/sh
-# test_faults.sh -- the parity test bites: each fault below is planted into a copy of the sources, one at a time, and
+# test_faults.sh -- tests that the parity test finds faults. Plants each fault below into its own copy of the sources;
 # ./test_llama3 must then fail on the committed pairs, by a comparison and not by a crash. A fault that does not change its
-# file, or that does not compile, is a failure too: the sources have moved on and the fault must be written anew.
-# Run from the project's root. CC: the compiler, JOBS: faults at a time.
+# file, or does not compile, is a failure too: the sources have changed, and the fault must be rewritten.
+# Run from the project's root. CC: the compiler. JOBS: number of faults in parallel.
 set -u
 CC=${CC:-cc} JOBS=${JOBS:-$(nproc 2>/dev/null || echo 2)}
 folder=$(mktemp -d "${TEST_TMP:-/tmp}/llama3_faults_XXXXXX") || exit 1
@@ -10,13 +10,13 @@ trap 'rm -rf "$folder"' EXIT
 trap 'exit 130' INT TERM
 count=0
 
-# build FOLDER: its test_llama3, which reads dev/test/pairs of the folder it runs in
+# build FOLDER: builds its test_llama3 as ./parity, which reads dev/test/pairs in the current folder
 build() { (cd "$1" && $CC -std=c11 -O1 -w -I. -x c test_llama3.cu -x none -o parity -lm -lpthread) >"$1/log" 2>&1; }
 
-# result KIND NAME: a line of the report, printed in the order of the faults
+# result KIND NAME: saves a line of the report, printed later in the order of the faults
 result() { echo "$1 $2" >"$here/result"; }
 
-# plant NAME FILE SED: in a copy of the sources
+# plant NAME FILE SED: applies SED to FILE in a copy of the sources, and runs the test
 plant() {
     mkdir -p "$here/llmc" "$here/dev/test"
     cp train_llama3.c test_llama3.cu "$here" && cp -r llmc/. "$here/llmc" && ln -s "$PWD/dev/test/pairs" "$here/dev/test/pairs"
@@ -46,7 +46,7 @@ fault() { # fault NAME FILE SED
     [ $((count % JOBS)) -ne 0 ] || wait
 }
 
-# the sources as they are pass: else every fault would be caught
+# the unchanged sources must pass, or every fault would count as caught
 mkdir -p "$folder/none/dev/test" && cp -r llmc train_llama3.c test_llama3.cu "$folder/none" &&
     ln -s "$PWD/dev/test/pairs" "$folder/none/dev/test/pairs"
 if ! build "$folder/none" || ! (cd "$folder/none" && ./parity >log 2>&1); then

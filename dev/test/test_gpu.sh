@@ -1,13 +1,14 @@
 #!/bin/sh
-# test_gpu.sh [quick|all] [NAME or PATTERN...] -- everything that only a real GPU can show, as a list of named tests. What runs
-# them lies in dev/test/gpu: lanes.sh the scheduler and how a test is written down, the others what the tests do.
-# --list prints the names, --commands what would run; NAME or PATTERN (as grep -E has it): only such tests.
+# test_gpu.sh [quick|all] [NAME or PATTERN...] -- runs the tests that need a real GPU, a list of named tests. The code is in
+# dev/test/gpu: lanes.sh has the scheduler and the format of the list, the other files have the tests.
+# --list prints the names, --commands the commands. NAME or PATTERN (grep -E) selects tests.
 #
-# Builds each precision, and PTX-only binaries of older architectures, in a folder of its own under build/gpu with the
-# project's Makefile; then runs lanes of tests side by side, and at the end, alone, those that measure memory. Prints
-# "ok   NAME (seconds)" or "FAIL NAME" as tests end, and last "N passed, N failed, N skipped". Without a GPU each test
-# reports itself as skipped, by name. Every program has a limit of its own; BUDGET=SECONDS for all (quick 230, all 530): what
-# is not begun by then is skipped, by name. PYTHON with torch and safetensors writes the larger pairs; TEXT=FILE is trained on.
+# Builds each precision, and PTX-only binaries for older architectures, in its own folder under build/gpu with the project's
+# Makefile. Then runs lanes of tests in parallel, and at the end, alone, the tests that measure memory. Prints
+# "ok   NAME (seconds)" or "FAIL NAME" as tests end, and finally "N passed, N failed, N skipped". Without a GPU, skips every
+# test by name. Each program has its own time limit. BUDGET=SECONDS limits the whole run (quick 230, all 530): tests not
+# started by then are skipped by name. PYTHON, with torch and safetensors, writes the larger pairs. TEXT=FILE is the text to
+# train on.
 . dev/test/lib.sh
 python=${PYTHON:-python3}
 # shellcheck disable=SC1090

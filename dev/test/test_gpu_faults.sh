@@ -1,13 +1,13 @@
 #!/bin/sh
-# test_gpu_faults.sh [run|compile] -- the GPU's tests bite: each fault in the table below is planted into a copy of the
-# sources, one at a time, and its test must then fail, by a comparison and not by a crash. A fault that does not change its
-# file, or that does not compile, is a failure too: the sources have moved on and the fault must be aimed anew. The same
-# tests pass without a fault. `compile` plants and builds alone, which needs no GPU. Run from the project's root.
+# test_gpu_faults.sh [run|compile] -- tests that the GPU tests find faults. Plants each fault of the table below into its own
+# copy of the sources; its test must then fail, by a comparison and not by a crash. A fault that does not change its file, or
+# does not compile, is a failure too: the sources have changed, and the fault must be rewritten. Without a fault the same tests
+# must pass. `compile` only plants and builds, which needs no GPU. Run from the project's root.
 #
-# JOBS: faults at a time. NVCC, GPU_ARCH: as in the Makefile.
+# JOBS: number of faults in parallel. NVCC, GPU_ARCH: as in the Makefile.
 set -u
 mode=${1:-run} JOBS=${JOBS:-$(nproc 2>/dev/null || echo 2)}
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}  # of the oracles
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}  # threads of the CPU oracles
 case $mode in run | compile) ;; *) echo "usage: $0 [run|compile]" >&2 && exit 2 ;; esac
 
 # NAME | PRECISION | TEST and its arguments | FILE | SED
@@ -43,13 +43,13 @@ folder=$(mktemp -d "${TEST_TMP:-/tmp}/llama3_gpu_faults_XXXXXX") || exit 1
 trap 'rm -rf "$folder"' EXIT
 trap 'exit 130' INT TERM
 
-# The functions below work in $here, a copy of the sources; $target and $arguments are the test's.
+# The functions below work in $here, a copy of the sources. $target and $arguments are the program and arguments of the test.
 
 copy_sources() {
     mkdir -p "$here/build" && cp -r llmc Makefile train_llama3.c train_llama3.cu test_llama3.cu "$here" && ln -s "$root/dev" "$here/dev"
 }
 
-aim() { # aim TEST: its program and arguments; a pair is given by its model's folder
+aim() { # aim TEST: sets $target and $arguments; TEST names a pair by its model folder
     target=build/${1%% *} arguments=${1#* }
     case $1 in test_llama3cu*) target=test_llama3cu arguments="$arguments $arguments.state.safetensors" ;; esac
 }
@@ -60,7 +60,7 @@ build() { # build PRECISION
 
 run_test() { (cd "$here" && timeout 120 "./$target" $arguments >log 2>&1); }
 
-# unfit PRECISION TEST: says what this GPU lacks for it
+# unfit PRECISION TEST: prints what this GPU lacks for the test; fails if it lacks nothing
 unfit() {
     [ "$mode" = run ] || return 1
     case "$1 $2 sm_$capability" in
@@ -71,7 +71,7 @@ unfit() {
     esac
 }
 
-# A comparison: the program went on to its last line, and what failed is named.
+# The test failed by a comparison: the program reached its last line and named the failures.
 compared() { grep -q '^ *FAIL' "$here/log" && tail -n 1 "$here/log" | grep -q ' [1-9][0-9]* failed'; }
 
 result() { echo "$1 $2" >"$here/result"; } # printed in the order of the table
@@ -102,7 +102,7 @@ plant() { # plant NAME PRECISION TEST FILE SED
     rm -rf "$here/llmc" "$here/build"
 }
 
-# Without a fault every test of the table must pass, or anything would be caught.
+# Without a fault every test of the table must pass, or every fault would count as caught.
 sound() { # sound PRECISION PROGRAM
     ! lacks=$(unfit "$1" "$2") || { result "skip" "without a fault $2 passes, $1: $lacks" && return; }
     aim "$2"
@@ -126,7 +126,7 @@ its_tests_pass() {
 }
 
 count=0
-next() { # next COMMAND...: in a folder of its own, JOBS at a time
+next() { # next COMMAND...: runs it in the background in its own folder $here, JOBS at a time
     count=$((count + 1)) here=$folder/$(printf '%03d' $count)
     mkdir -p "$here"
     "$@" &

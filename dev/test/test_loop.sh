@@ -1,6 +1,6 @@
 #!/bin/sh
-# test_loop.sh -- the two trainers are one program: their training loops are the same text, and their parts stand in the same
-# order. Run from the project's root.
+# test_loop.sh -- compares the source of the two trainers: the training loops are the same text, and the parts come in the same
+# order. Also checks limits on lines per file. Run from the project's root.
 . dev/test/lib.sh
 
 loop() { sed -n '/^static void train(const Trainer/,/^}/p' "$1"; }

@@ -1,5 +1,5 @@
-/* test_options.c -- the flag table: every flag of --help parses and nothing else does, values are read whole and in their
- * range, wrong usage ends with exit 2 and names its culprit, and options survive their way through JSON. */
+/* test_options.c -- tests the flag table: exactly the flags of --help parse, values are read whole and within their range,
+ * wrong usage exits with 2 and names the flag, and options survive a round trip through JSON. */
 #include "llmc/run/options.h"
 #include "llmc/run/scheduler.h"
 #include "test.h"
@@ -27,7 +27,7 @@ static bool parses(OptionScope trainer, const char* line) {
     return parse(&o, trainer, line, &e) != OPTIONS_WRONG;
 }
 
-/* A value that option i takes; never its default. */
+/* Returns a valid value of option i, never its default. */
 static const char* good_value(int i, char* out, size_t cap) {
     const OptionSpec* s = &option_specs[i];
     switch (s->kind) {
@@ -47,7 +47,7 @@ static bool same_value(const Options* a, const Options* b, int i) {
     return strcmp(option_text(a, i, x), option_text(b, i, y)) == 0;
 }
 
-/* Whether --total-batch and the like let a lone flag stand; parsing ends before that check for all but its result. */
+/* Parses a command line with one flag. Returns whether that worked, apart from a --total-batch that no longer divides. */
 static bool set_alone(Options* o, OptionScope trainer, const char* line) {
     Error e;
     OptionsResult r = parse(o, trainer, line, &e);
@@ -321,7 +321,7 @@ static void an_unknown_flag_names_its_nearest(void) {
     CHECK(!strstr(e.msg, "--recompute"), "a flag of the other trainer is suggested: %s", e.msg);
 }
 
-/* Runs options_or_exit in a child; returns its exit status and the start of what it wrote. */
+/* Runs options_or_exit() in a child process; returns its exit status and the start of its output. */
 static int run_child(OptionScope trainer, const char* a, const char* b, char* out, char* err, size_t cap) {
     char dir[PATH_CAP], paths[2][PATH_CAP];
     Error e = NO_ERROR;
@@ -338,7 +338,7 @@ static int run_child(OptionScope trainer, const char* a, const char* b, char* ou
         Options o;
         options_or_exit(&o, a ? b ? 3 : 2 : 1, argv, trainer);
         fflush(NULL);
-        _exit(55);  // went on
+        _exit(55);  // options_or_exit() returned
     }
     int status = 0;
     waitpid(child, &status, 0);
@@ -372,7 +372,7 @@ static void usage_errors_exit_2_and_help_exits_0_on_stdout(void) {
             bool there = strstr(out, start) != NULL, wanted = (option_specs[i].scope & trainer) != 0;
             CHECK(there == wanted, "%s in --help", flag);
         }
-        // and nothing else: whatever stands at the start of a line as a flag parses
+        // and nothing else: every flag at the start of a line parses
         for (const char* p = out; (p = strstr(p, "\n  --")) != NULL;) {
             char word[OPTION_TEXT];
             const char* value;
@@ -390,7 +390,7 @@ static void usage_errors_exit_2_and_help_exits_0_on_stdout(void) {
     free(err);
 }
 
-/* What options_print writes; static, until the next call. */
+/* Returns the output of options_print(), valid until the next call. */
 static const char* printed(const Options* o) {
     static char text[1 << 14];
     FILE* f = fmemopen(text, sizeof text, "w");
@@ -419,7 +419,7 @@ static void options_come_back_from_json(void) {
     char* text = options_json_text(&o);
     Json j;
     CHECK(json_parse(&j, text, strlen(text), "state", &e), "%s", e.msg);
-    Options first = o;  // its texts lie in parse()'s buffer
+    Options first = o;  // its texts point into the buffer of parse()
     char train[64];
     snprintf(train, sizeof train, "%s", o.train);
     first.train = train;
@@ -447,7 +447,7 @@ static void local_options_stay_out_of_checkpoints_and_are_not_taken_over(void) {
         CHECK((strstr(kept, word) != NULL) == (s->life == OPTION_SAVED), "%s in %s", s->name, kept);
         free(kept);
 
-        // a checkpoint that holds the option all the same, with another value than the default
+        // a checkpoint that nevertheless holds the option, with a value other than the default
         const bool bare = s->kind != OPTION_STRING && s->kind != OPTION_RESUME && s->kind != OPTION_CHOICE;
         const char* good = good_value(i, text, sizeof text);
         if (s->kind == OPTION_SWITCH) { good = strcmp(good, "on") == 0 ? "true" : "false"; }

@@ -1,23 +1,23 @@
-/* test_parity.c -- the test of the test: what test_llama3.cu forgives a 16-bit trainer at later steps, and what it does not.
- * Where there is no GPU a 16-bit trainer is played by the CPU's, whose fp32 results are near enough for the limits of 16 bits. */
+/* test_parity.c -- tests test_llama3.cu: which errors of a 16-bit trainer at later steps it accepts, and which it does not. The
+ * CPU trainer stands in for a 16-bit trainer, so no GPU is needed; its fp32 results are well within the 16-bit limits. */
 #define main parity_main
 #include "test_llama3.cu"
 #undef main
 #include "test.h"
 
-enum { LATE_STEP = 2 };  // the first that PyTorch's own errors judge
+enum { LATE_STEP = 2 };  // the first step judged by PyTorch's own errors
 static int planted_step, steps_made;
 static char folder[PATH_CAP];
 static const char model_dir[] = "dev/test/pairs/mha_odd", committed[] = "dev/test/pairs/mha_odd.state.safetensors";
 
-/* The CPU's step with a gradient norm that is 2 % off at one step. */
+/* Takes a step on the CPU; at planted_step it returns a gradient norm 2 % too large. */
 static double planted_error(void* model, const int* x, const int* y, const float* hyper, double* norm) {
     const double loss = cpu_step(model, x, y, hyper, norm);
     if (++steps_made == planted_step) { *norm *= 1.02; }
     return loss;
 }
 
-/* Comparisons that fail on a state where the error is planted at `step` (0: nowhere). */
+/* Returns the number of failed comparisons on a state with the error planted at `step` (0: nowhere). */
 static int failures_with_error_at(int step, const char* state) {
     TestedTrainer t = tested_cpu;
     t.bits = 16;
@@ -28,7 +28,7 @@ static int failures_with_error_at(int step, const char* state) {
     return check_pair(&t, model_dir, state);
 }
 
-/* A copy of the committed state in which every `from` is `to`, a word of the same length. Returns its path. */
+/* Copies the committed state, replacing every `from` by `to`, a word of the same length. Returns the copy's path. */
 static const char* copy_with(const char* from, const char* to) {
     static char path[PATH_CAP];
     Error e = NO_ERROR;
@@ -55,7 +55,7 @@ static void without_the_yardstick_late_steps_are_not_judged(void) {
     CHECK(failures_with_error_at(1, state) == 1, "the first step is not judged");
 }
 
-/* A State of whose metadata only these errors matter. */
+/* Returns a State whose metadata holds only these fp16 errors of the losses. */
 static State state_with(const char* losses) {
     static char path[PATH_CAP];
     Error e = NO_ERROR;

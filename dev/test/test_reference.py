@@ -1,5 +1,6 @@
-"""train_llama3.py against what it must equal: transformers' LlamaForCausalLM (the model, every spelling of config.json),
-llmc/base/rand.h and llmc/run/scheduler.h (random numbers, rates) and its own committed pairs. Run: pytest dev/test/test_reference.py"""
+"""Compares train_llama3.py with transformers' LlamaForCausalLM (the model, every spelling of config.json), with the C headers
+(random numbers, learning rates, GPU peaks, presets), with ./train_llama3 and with its own committed pairs.
+Run: pytest dev/test/test_reference.py"""
 import copy
 import json
 import math
@@ -38,7 +39,7 @@ def random_model(c, seed=3):
 
 
 def assert_equals_transformers(model, folder, T=40):
-    """Logits, loss and every gradient of `model` against transformers' reading of the same folder."""
+    """Compares logits, loss and every gradient of `model` with those of transformers from the same folder."""
     transformers = pytest.importorskip("transformers")
     hf = transformers.LlamaForCausalLM.from_pretrained(folder, attn_implementation="eager").float().eval()
     x, y = ref.random_tokens(model.c, 2, T, 7)
@@ -91,7 +92,7 @@ def test_every_spelling_of_rope_is_read_as_transformers_reads_it(tmp_path, facto
 
 
 def test_defaults_of_config_json_are_transformers(tmp_path):
-    """Absent and null fields: head_dim, kv heads, eps, theta, RoPE type, tied."""
+    """Tests absent and null fields: head_dim, kv heads, eps, theta, RoPE type, tied."""
     model = random_model(small(num_key_value_heads=4, rms_norm_eps=1e-6))
     ref.save_model(model, tmp_path)
     path = tmp_path / "config.json"
@@ -296,7 +297,7 @@ def test_committed_pairs_equal_transformers(pair):
 
 
 def test_committed_pairs_show_small_faults(pair):
-    """Each fault of a model must move some logit far beyond the tolerance of 1e-4, or the pairs could not find it."""
+    """Each fault must move some logit far beyond the tolerance of 1e-4, or the pairs could not detect it."""
     _, model, state = pair
     c, T = model.c, state["x"].shape[1]
     assert c.rope_type == "llama3" and c.original_max_position_embeddings < T
@@ -407,7 +408,7 @@ TRAINER = os.path.join(ROOT, "train_llama3")
 @pytest.mark.skipif(not os.path.exists(TRAINER), reason="train_llama3 is not built")
 @pytest.mark.parametrize("start", ["preset", "folder"])
 def test_the_c_trainer_prints_the_same_losses(tokens, start):
-    """Same flags and seed, 20 steps: from a preset, and from a folder that transformers wrote."""
+    """Trains 20 steps with the same flags and seed, from a preset and from a folder that transformers wrote."""
     model = "d2"
     if start == "folder":
         transformers = pytest.importorskip("transformers")
@@ -429,7 +430,7 @@ def test_the_c_trainer_prints_the_same_losses(tokens, start):
     assert len(events[0]) == 23 and [e[:2] for e in events[0]] == [e[:2] for e in events[1]]
     assert np.abs(np.array([e[2:4] for e in events[0]]) - np.array([e[2:4] for e in events[1]])).max() <= 1e-4
     assert [e[4] for e in events[0]] == pytest.approx([e[4] for e in events[1]], rel=1e-12)
-    # what C wrote, read here and by transformers
+    # read the checkpoint of C here and with transformers
     assert_equals_transformers(ref.load_model(tokens / "c" / "step_00000020"), tokens / "c" / "step_00000020")
 
 

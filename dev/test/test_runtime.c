@@ -1,5 +1,5 @@
-/* test_runtime.c -- what surrounds a run: schedules, sampling against a naive sampler, the outlier window, FLOPs and
- * peaks, the log and its cut-back, plan and memory advice, signals, generation and chat over a scripted model. */
+/* test_runtime.c -- tests schedules, sampling against a naive sampler, the outlier window, FLOPs and peaks, the log and how a
+ * resumed run cuts it back, the plan, hints about memory, signals, generation and chat with a scripted model. */
 #include "llmc/run/generate.h"
 #include "llmc/run/machine.h"
 #include "llmc/run/memory.h"
@@ -44,7 +44,7 @@ static void schedules_have_their_values_at_the_edges(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // sampler
 
-/* The same draw by sorting everything; `margin` tells how near a top-p border was to another answer. */
+/* Makes the same draw by a full sort. `margin`: how close a top-p border was to another result. */
 static int naive_sample(const float* logits, int V, double temperature, int top_k, double top_p, double u, double* margin) {
     int* order = (int*)xmalloc((size_t)V * sizeof(int));
     double* w = (double*)xcalloc((size_t)V, sizeof(double));
@@ -107,7 +107,7 @@ static void sampling_equals_a_naive_sampler(void) {
             double margin, u = philox_double(philox(99, RAND_SAMPLE, trial, index), 0, 1);
             int want = naive_sample(logits, V, temperature, top_k, top_p, u, &margin);
             int got = sampler_next(&s, logits, trial, index);
-            if (margin < 1e-9) { continue; }  // the order of a sum may decide
+            if (margin < 1e-9) { continue; }  // too close: the order of a sum may decide
             compared++;
             CHECK(got == want, "trial %u: V %d temperature %g top-k %d top-p %g: %d, wanted %d", trial, V, temperature, top_k,
                   top_p, got, want);
@@ -441,7 +441,7 @@ static void minutes_become_a_round_number_of_steps(void) {
     CHECK(steps_for_minutes(1, 0, NAN) >= 10, "no time");
 }
 
-/* A run of 100 MiB + 1 MiB a row of 256 tokens, less with recomputation and smaller moments. */
+/* Pretends a need of 100 MiB + 1 MiB per row of 256 tokens, less with recomputation and smaller moments. */
 static uint64_t pretend_need(void* ctx, const Options* o) {
     const uint64_t mib = 1 << 20, fixed = *(uint64_t*)ctx;
     uint64_t row = (uint64_t)o->seq * mib / 256;
@@ -545,14 +545,14 @@ static void the_first_signal_asks_and_the_second_ends_at_once(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // generation
 
-/* A model that remembers what it was fed and answers with a script: script[n] is its n-th choice. */
+/* A model that records its input and answers by a script: script[n] is its n-th token. */
 typedef struct {
     int V;
     float* logits;
     const int* script;
     int script_len, step;
     int fed[512], num_fed;  // tokens by position
-    bool wrong;             // a position that does not follow
+    bool wrong;             // a position was not the next one
 } Scripted;
 
 static const float* scripted_next(void* model, const int32_t* tokens, int count, int pos, Error* e) {
@@ -581,7 +581,7 @@ typedef struct {
     FILE* stream;
 } Bench;
 
-/* A greedy generator over a scripted model; `tokenizer_json` NULL: the byte tokenizer. */
+/* Sets up a greedy generator with a scripted model. `tokenizer_json` NULL: the byte tokenizer. */
 static void bench_open(Bench* b, const char* tokenizer_json, bool with_tokenizer, const int* script, int script_len,
                        int context) {
     Error e = NO_ERROR;
@@ -661,13 +661,13 @@ static void without_a_tokenizer_texts_are_ids(void) {
     bench_close(&b);
 }
 
-/* A tokenizer.json of the 256 bytes and, where asked, Llama 3's chat tokens from 256 on. */
+/* Writes a tokenizer.json of the 256 bytes and, if asked, Llama 3's chat tokens from 256 on. */
 static char* chat_tokenizer(bool with_chat) {
     char* text = NULL;
     size_t size = 0;
     FILE* f = open_memstream(&text, &size);
     fprintf(f, "{\"model\":{\"type\":\"BPE\",\"merges\":[],\"vocab\":{");
-    int stand_in = 256;  // GPT-2's printable characters for the other bytes
+    int stand_in = 256;  // GPT-2's printable stand-ins for the other bytes
     for (int b = 0; b < 256; b++) {
         bool printable = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
         char character[5] = {0};
@@ -691,7 +691,7 @@ static char* chat_tokenizer(bool with_chat) {
     return text;
 }
 
-/* The tokens that were fed, with the chat tokens as B { } E. */
+/* Returns the tokens fed to the model as text, with the chat tokens as B { } E. */
 static const char* fed_text(const Scripted* s) {
     static char text[513];
     for (int i = 0; i < s->num_fed; i++) { text[i] = s->fed[i] < 256 ? (char)s->fed[i] : "B{}E"[s->fed[i] - 256]; }
@@ -722,7 +722,7 @@ static void chat_follows_the_template(void) {
           "%s", fed_text(&b.model));
     bench_close(&b);
 
-    // an answer that was cut is closed; /clear starts anew
+    // an answer that was cut off is closed; /clear starts a new conversation
     bench_open(&b, json, true, script, 6, 500);
     CHECK(chat_lines(&b, "hi\nbye", NULL, 1, &e), "%s", e.msg);
     CHECK(strcmp(fed_text(&b.model), "B{user}\n\nhiE{assistant}\n\nYE{user}\n\nbyeE{assistant}\n\n") == 0, "%s",

@@ -1,4 +1,4 @@
-/* test_session.c -- what the session decides for a trainer: whose rows of the data a rank gets. */
+/* test_session.c -- tests which rows of the data each rank gets from the session. */
 #include "llmc/run/session.h"
 
 #include "test.h"
@@ -7,7 +7,7 @@ static char folder[PATH_CAP], file[PATH_CAP + 32];
 
 enum { T = 4, ROWS = 24 };
 
-/* Tokens that count up: a row's first token is its place in the file. */
+/* Writes tokens that count up: the first token of row i is i * T. */
 static void write_tokens(void) {
     int32_t header[256] = {20240520, 1, ROWS * T + 1};
     FILE* f = fopen(file, "wb");
@@ -31,7 +31,7 @@ static void open_data(Session* s, int batch, int rank, int ranks) {
     session_open_data(s);
 }
 
-/* The rows that a rank reads in `batches` batches, as a bit each. */
+/* Returns the rows that a rank reads in `batches` batches, one bit per row. */
 static uint32_t rows_of(DataLoader* d, int batch, int batches) {
     int32_t x[ROWS * T], y[ROWS * T];
     uint32_t rows = 0;

@@ -1,13 +1,12 @@
 /* generate.h -- text from a model: the loop of --generate, of samples while training and of --chat.
  *
- * The model is a callback that takes tokens at a position and returns the logits behind the last one; it keeps its own KV
- * cache, of which this file only knows the length. Text leaves through a streaming decoder: a character is printed when
- * all of its bytes are there. Where there is no tokenizer, prompts and results are ids separated by spaces.
+ * The model is a callback: it takes tokens at a position and returns the logits after the last one. It owns its KV cache;
+ * this file knows only the cache's length. A streaming decoder prints a character once all of its bytes are there. Without
+ * a tokenizer, prompts and results are ids separated by spaces.
  *
- * A text ends at an EOS id, or at BOS: token files separate documents with BOS, so that is what a model trained on them
- * says when it is done.
+ * A text ends at an EOS id or at BOS. Token files separate documents with BOS, so a model trained on them ends with BOS.
  *
- * Left to others: sampling (sampler.h), the tokens of a prompt (prompt.h), the format of chat messages (chat.h).
+ * Elsewhere: sampling (sampler.h), the tokens of a prompt (prompt.h), the format of chat messages (chat.h).
  */
 #ifndef LLMC_GENERATE_H
 #define LLMC_GENERATE_H
@@ -19,21 +18,21 @@
 #include "llmc/text/chat.h"       // defines: ChatTokens, chat_tokens, chat_header, chat_message
 #include "llmc/text/tokenizer.h"  // defines: Tokenizer, TokenList, TokenDecoder, decoder_push
 
-/* Feeds `count` tokens at positions pos .. pos + count - 1 and returns the logits (V) behind the last of them, valid until
- * the next call; NULL and an error where that fails. */
+/* Feeds `count` tokens at positions pos .. pos + count - 1 and returns the logits (V) after the last one, valid until the
+ * next call. Returns NULL and sets *e on failure. */
 typedef const float* (*NextLogits)(void* model, const int32_t* tokens, int count, int pos, Error* e);
 
 typedef struct {
     NextLogits next;
     void* model;
     const ModelConfig* config;
-    const Tokenizer* tokenizer;  // NULL: ids stand for text
+    const Tokenizer* tokenizer;  // NULL: texts are ids
     Sampler* sampler;
-    uint32_t stream;  // of the random numbers: the step while training, else 0
+    uint32_t stream;  // random stream: the step while training, else 0
     uint64_t draws;   // index of the next draw
-    int context;      // positions that the model's cache holds
-    FILE* out;        // where text goes as it comes; NULL: nowhere
-    char* text;       // all of it, for the log; NUL behind it
+    int context;      // positions in the model's KV cache
+    FILE* out;        // gets the text as it is generated; NULL: no output
+    char* text;       // the whole text, NUL-terminated, for the log
     size_t text_len, text_cap;
     TokenDecoder decoder;
     int32_t stops[MAX_EOS + 8];
@@ -44,7 +43,7 @@ static inline void generator_stop_at(Generator* g, int id) {
     if (id >= 0 && g->num_stops < (int)(sizeof g->stops / sizeof *g->stops)) { g->stops[g->num_stops++] = id; }
 }
 
-/* `tokenizer` may be NULL. The sampler is shared; its V is the model's. */
+/* Sets up a generator. `tokenizer` may be NULL. The caller owns the sampler, whose V must be the model's. */
 static inline void generator_init(Generator* g, NextLogits next, void* model, const ModelConfig* c, const Tokenizer* tokenizer,
                                   Sampler* sampler, int context, FILE* out) {
     memset(g, 0, sizeof *g);
@@ -77,7 +76,7 @@ static inline bool generator_stops(const Generator* g, int id) {
     return false;
 }
 
-/* Prints and keeps `len` bytes of text. */
+/* Prints `len` bytes of text and appends them to g->text. */
 static inline void generator_emit(Generator* g, const char* text, size_t len) {
     if (g->out && len > 0) {
         fwrite(text, 1, len, g->out);
@@ -92,7 +91,7 @@ static inline void generator_emit(Generator* g, const char* text, size_t len) {
     g->text[g->text_len] = 0;
 }
 
-/* The text of one more token: its characters that are whole now, or its number. */
+/* Emits the characters that one more token completes, or the id if there is no text for it. */
 static inline void generator_emit_token(Generator* g, int id) {
     size_t len = 0;
     char number[16];
@@ -100,7 +99,7 @@ static inline void generator_emit_token(Generator* g, int id) {
         const char* text = decoder_push(&g->decoder, id, &len);
         generator_emit(g, text, len);
     } else {
-        // a padded vocabulary has ids that no text stands for
+        // a padded vocabulary has ids without text
         const char* format = g->tokenizer ? "<%d>" : g->text_len ? " %d" : "%d";
         len = (size_t)snprintf(number, sizeof number, format, id);
         generator_emit(g, number, len);
@@ -114,19 +113,19 @@ static inline void generator_flush(Generator* g) {
     generator_emit(g, text, len);
 }
 
-/* Feeds `count` tokens at *pos and writes up to max_tokens more, until a stop; *pos moves on. *last is the token that was
- * chosen last and is not in the cache: a stop, or the last one of max_tokens, or -1 where nothing was chosen. */
+/* Feeds `count` tokens at *pos and generates up to max_tokens more, until a stop token. Advances *pos. Sets *last to the last
+ * sampled token, which is not in the cache: a stop token or the last one that fits; -1 if none was sampled. */
 static inline bool generate_from(Generator* g, const int32_t* tokens, int count, int* pos, int max_tokens, int* last,
                                  Error* e) {
     *last = -1;
     if (count > g->context - *pos) {
-        return fail(e, "%d tokens at position %d: do not fit into a context of %d", count, *pos, g->context);
+        return fail(e, "%d tokens at position %d do not fit into the context of %d", count, *pos, g->context);
     }
     const float* logits = g->next(g->model, tokens, count, *pos, e);
     *pos += count;
     for (int made = 0; logits && made < max_tokens; made++) {
         const int id = sampler_next(g->sampler, logits, g->stream, g->draws++);
-        if (id < 0) { return fail(e, "the model's logits at position %d are no numbers: its weights are broken", *pos - 1); }
+        if (id < 0) { return fail(e, "the logits at position %d are all nan: the model's weights are broken", *pos - 1); }
         *last = id;
         if (generator_stops(g, id)) { break; }
         generator_emit_token(g, id);
@@ -139,8 +138,7 @@ static inline bool generate_from(Generator* g, const int32_t* tokens, int count,
     return e->msg[0] == 0;
 }
 
-/* A whole text: `prompt` as it is, then what the model writes behind it, at most max_tokens. The text also stays in g->text
- * until the next call. */
+/* Emits `prompt` and then at most max_tokens generated tokens. g->text holds the whole text until the next call. */
 static inline bool generate(Generator* g, const char* prompt, int max_tokens, Error* e) {
     TokenList tokens;
     memset(&tokens, 0, sizeof tokens);
@@ -149,7 +147,7 @@ static inline bool generate(Generator* g, const char* prompt, int max_tokens, Er
     generator_emit(g, "", 0);
     bool ok = prompt_tokens(&tokens, prompt, g->config, g->tokenizer, e);
     if (ok && tokens.count >= (size_t)g->context) {
-        ok = fail(e, "the prompt is %zu tokens long, but the context holds %d, and one has to be written", tokens.count,
+        ok = fail(e, "the prompt has %zu tokens, but the context holds %d, and at least one must be generated", tokens.count,
                   g->context);
     }
     if (ok) {
@@ -159,7 +157,7 @@ static inline bool generate(Generator* g, const char* prompt, int max_tokens, Er
     }
     if (ok && g->out) {
         if (g->text_len == 0 || g->text[g->text_len - 1] != '\n') { fputc('\n', g->out); }
-        fflush(g->out);  // its failure is the caller's to find, by ferror(): a lost screen must not end a training run
+        fflush(g->out);  // the caller checks ferror(): a lost screen must not end a training run
     }
     token_list_free(&tokens);
     return ok;
@@ -171,13 +169,13 @@ static inline bool generate(Generator* g, const char* prompt, int max_tokens, Er
 typedef struct {
     Generator* g;
     ChatTokens tokens;
-    const char* system;  // message in front of all; NULL: none
+    const char* system;  // system message at the start; NULL: none
     TokenList turn;      // tokens to feed before the next answer
-    int pos;             // tokens in the model's cache
-    int last;            // the answer's last token, chosen but not in the cache; -1: none
+    int pos;             // tokens in the model's KV cache
+    int last;            // last token of the answer, sampled but not in the cache; -1: none
 } Conversation;
 
-/* Fills c->turn: the beginning, or what closes the answer before; the message; the header of the answer. */
+/* Fills c->turn: BOS and system message, or the end of the previous answer; then the message and the answer's header. */
 static inline void conversation_turn(Conversation* c, const char* message) {
     const Tokenizer* t = c->g->tokenizer;
     c->turn.count = 0;
@@ -185,7 +183,7 @@ static inline void conversation_turn(Conversation* c, const char* message) {
         token_list_add(&c->turn, c->tokens.begin);
         if (c->system && *c->system) { chat_message(&c->turn, &c->tokens, t, "system", c->system); }
     } else {
-        // an answer that was cut is closed all the same
+        // close the answer even if it was cut off
         if (c->last >= 0 && !generator_stops(c->g, c->last)) { token_list_add(&c->turn, c->last); }
         token_list_add(&c->turn, c->tokens.eot);
     }
@@ -193,18 +191,18 @@ static inline void conversation_turn(Conversation* c, const char* message) {
     chat_header(&c->turn, &c->tokens, t, "assistant");
 }
 
-/* Answers one message with at most max_tokens. A conversation that fills the context is forgotten, a message that is too long
- * for it alone is left out; both are said. */
+/* Answers one message with at most max_tokens tokens. Forgets a conversation that fills the context, and skips a message that
+ * alone does not fit; warns of both. */
 static inline bool conversation_answer(Conversation* c, const char* message, int max_tokens, Error* e) {
     Generator* g = c->g;
     conversation_turn(c, message);
     if (c->pos > 0 && c->turn.count + 1 > (size_t)(g->context - c->pos)) {
-        warn("the conversation fills the context of %d tokens; it is forgotten and begins anew", g->context);
+        warn("the conversation fills the context of %d tokens: it is forgotten and begins anew", g->context);
         c->pos = 0;
         conversation_turn(c, message);
     }
     if (c->turn.count + 1 > (size_t)g->context) {
-        warn("the message takes %zu tokens, but the context holds %d; it is left out", c->turn.count, g->context);
+        warn("the message has %zu tokens, but the context holds %d: it is left out", c->turn.count, g->context);
         return true;
     }
     g->text_len = 0;
@@ -212,13 +210,13 @@ static inline bool conversation_answer(Conversation* c, const char* message, int
     fputc('\n', g->out);
     fflush(g->out);
     if (c->pos == g->context && !generator_stops(g, c->last)) {
-        warn("the answer ends with the context of %d tokens", g->context);
+        warn("the answer is cut off: it fills the context of %d tokens", g->context);
     }
     return true;
 }
 
-/* Reads messages from `in`, one a line, and answers to g->out, each answer at most max_tokens long. /clear forgets the
- * conversation, /quit or the end of the input ends it. `system` may be NULL. */
+/* Reads messages from `in`, one per line, and writes each answer, at most max_tokens tokens, to g->out. /clear forgets the
+ * conversation; /quit or the end of the input ends the chat. `system` may be NULL. */
 static inline bool chat(Generator* g, const char* system, int max_tokens, FILE* in, Error* e) {
     Conversation c;
     memset(&c, 0, sizeof c);
@@ -229,7 +227,7 @@ static inline bool chat(Generator* g, const char* system, int max_tokens, FILE* 
     generator_stop_at(g, c.tokens.eot);
     generator_stop_at(g, tokenizer_find(g->tokenizer, "<|eom_id|>"));
     const bool interactive = isatty(fileno(in));
-    if (interactive) { fprintf(stderr, "one message a line; /clear forgets the conversation, /quit ends\n"); }
+    if (interactive) { fprintf(stderr, "one message per line; /clear forgets the conversation, /quit ends the chat\n"); }
     char* line = NULL;
     size_t cap = 0;
     for (bool ok = true; ok;) {

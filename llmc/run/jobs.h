@@ -1,5 +1,5 @@
-/* jobs.h -- what a program does besides training, once for both trainers: checking memory, loading a model, the loss on
- * validation data, --eval, --generate and --chat. training.h has the parts of the training loop.
+/* jobs.h -- the jobs besides training, shared by both trainers: checking memory, loading a model, the validation loss,
+ * --eval, --generate and --chat. training.h has the parts of the training loop.
  */
 #ifndef LLMC_JOBS_H
 #define LLMC_JOBS_H
@@ -21,7 +21,7 @@ typedef struct {
     const Session* session;
 } MemoryQuestion;
 
-/* Bytes of a run with other options (a MemoryNeed). */
+/* Returns the bytes that a run with the options `o` needs (a MemoryNeed). */
 static inline uint64_t job_memory_need(void* question, const Options* o) {
     const MemoryQuestion* q = (const MemoryQuestion*)question;
     MemoryTable table;
@@ -30,7 +30,7 @@ static inline uint64_t job_memory_need(void* question, const Options* o) {
     return memory_total(&table);
 }
 
-/* Shows the memory that a job needs on `screen` (or NULL), and refuses what does not fit. */
+/* Prints the memory table to `screen` (or NULL) and refuses a job that does not fit. */
 static inline void job_check_memory(const Trainer* t, const Session* s, FILE* screen) {
     const Options* o = &s->options;
     const uint64_t have = t->available(t, o);
@@ -43,7 +43,7 @@ static inline void job_check_memory(const Trainer* t, const Session* s, FILE* sc
     must(memory_check(&table, have, t->memory, o, s->ranks, job_memory_need, &question, &e), &e);
 }
 
-/* A model with the weights of the session's folder, or fresh ones. */
+/* Creates a model with the weights of the session's folder, or newly initialized. */
 static inline void* job_open_model(const Trainer* t, const Session* s) {
     void* model = t->create(t, s);
     if (s->model_dir[0]) {
@@ -55,13 +55,13 @@ static inline void* job_open_model(const Trainer* t, const Session* s) {
     return model;
 }
 
-/* A TensorSink for weights that are only checked. */
+/* Ignores a tensor: the TensorSink for weights that are only checked. */
 static inline bool job_ignore_tensor(void* ctx, const Param* p, size_t first, size_t n, const float* src, Error* e) {
     (void)ctx, (void)p, (void)first, (void)n, (void)src, (void)e;
     return true;
 }
 
-/* A generator whose draws are `sampler`'s. */
+/* Sets up a generator and its sampler for the session's model and options. */
 static inline void job_open_generator(const Trainer* t, const Session* s, void* model, Generator* g, Sampler* sampler) {
     const Options* o = &s->options;
     sampler_init(sampler, s->config.vocab_size, o->temperature, o->top_k, o->top_p, (uint64_t)o->seed);
@@ -72,8 +72,8 @@ static inline void job_open_generator(const Trainer* t, const Session* s, void* 
 // ---------------------------------------------------------------------------------------------------------------------
 // loss on validation data
 
-/* Mean loss over the first `max_rows` rows of the validation data (all, where it has fewer). While the device works on a
- * batch, the host adds up the losses of the one before. */
+/* Returns the mean loss over the first `max_rows` rows of the validation data (or all rows, if fewer). While the device
+ * works on a batch, the host adds up the losses of the previous one. */
 static inline double validate(const Trainer* t, Session* s, void* model, uint64_t max_rows) {
     const uint64_t rows = max_rows < s->val.rows_per_epoch ? max_rows : s->val.rows_per_epoch;
     const uint64_t B = (uint64_t)s->options.batch, T = (uint64_t)s->options.seq, batches = ceil_div(rows, B);
@@ -83,7 +83,7 @@ static inline double validate(const Trainer* t, Session* s, void* model, uint64_
     for (uint64_t queued = 0, added = 0; added < batches; added++) {
         for (; queued < batches && queued - added < (uint64_t)t->in_flight; queued++) { t->queue_losses(model, &data); }
         const float* losses = t->wait_losses(model);
-        // the last batch is filled up with rows from the start, whose losses do not count
+        // the last batch is padded with rows from the start; their losses do not count
         const size_t counted = size_min(rows - added * B, B) * T;
         for (size_t i = 0; i < counted; i++) { sum += losses[i]; }
     }
@@ -93,7 +93,7 @@ static inline double validate(const Trainer* t, Session* s, void* model, uint64_
 // ---------------------------------------------------------------------------------------------------------------------
 // the jobs
 
-/* --eval: the loss on --val, all of it unless --val-batches is given. */
+/* Runs --eval: prints the loss on --val, all of it unless --val-batches is given. */
 static inline void job_eval(const Trainer* t, Session* s) {
     const Options* o = &s->options;
     job_check_memory(t, s, stderr);
@@ -106,7 +106,7 @@ static inline void job_eval(const Trainer* t, Session* s) {
     t->destroy(model);
 }
 
-/* --generate and --chat: stdout carries the model's text alone. */
+/* Runs --generate or --chat. stdout carries only the text, and at a terminal the prompt "> " of --chat. */
 static inline void job_talk(const Trainer* t, Session* s) {
     const Options* o = &s->options;
     Sampler sampler;
@@ -122,7 +122,7 @@ static inline void job_talk(const Trainer* t, Session* s) {
     t->destroy(model);
 }
 
-/* Does what the command line asks for; `train` is the trainer's loop. */
+/* Runs the job of the command line; `train` is the trainer's loop. */
 static inline void run_job(const Trainer* t, Session* s, void (*train)(const Trainer* t, Session* s)) {
     switch (s->job) {
         case JOB_TRAIN:

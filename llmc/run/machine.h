@@ -1,4 +1,4 @@
-/* machine.h -- the machine a run finds: main memory within the limits of control groups and ulimit, the peak of this
+/* machine.h -- the machine of a run: available main memory within the limits of cgroups and ulimit, the peak memory of this
  * process, the names of processor and GPU.
  */
 #ifndef LLMC_MACHINE_H
@@ -9,7 +9,7 @@
 
 #include <sys/resource.h>
 
-/* The number in a file of one number ("max" and a missing file: UINT64_MAX). */
+/* Returns the number in a file that holds one number; UINT64_MAX for "max" or a missing file. */
 static inline uint64_t read_number(const char* path) {
     unsigned long long value = 0;
     FILE* f = fopen(path, "r");
@@ -19,7 +19,7 @@ static inline uint64_t read_number(const char* path) {
     return ok ? (uint64_t)value : UINT64_MAX;
 }
 
-/* The number behind `key` in a file of "key number" or "key: number kB" lines; UINT64_MAX where it is missing. */
+/* Returns the number after `key` in a file of "key number" or "key: number kB" lines, kB in bytes; UINT64_MAX if missing. */
 static inline uint64_t read_field(const char* path, const char* key) {
     char line[256];
     uint64_t found = UINT64_MAX;
@@ -36,7 +36,7 @@ static inline uint64_t read_field(const char* path, const char* key) {
     return found;
 }
 
-/* What a control group leaves of its limit; UINT64_MAX where there is none. Its page cache can be had back. */
+/* Returns the bytes left below a cgroup's limit, UINT64_MAX if it has none. Inactive page cache counts as available. */
 static inline uint64_t cgroup_available(const char* dir, const char* limit_name, const char* usage_name, const char* cache) {
     char path[PATH_CAP];
     Error e = NO_ERROR;
@@ -50,15 +50,15 @@ static inline uint64_t cgroup_available(const char* dir, const char* limit_name,
     return limit > usage ? limit - usage : 0;
 }
 
-/* Bytes of main memory that can be had now: what the system says is available, within the limits of this process's control
- * groups (containers, Slurm) and of ulimit -v. 0: unknown. */
+/* Returns the bytes of main memory available now: the system's own figure, within the limits of this process's cgroups
+ * (containers, Slurm) and of ulimit -v. 0: unknown. */
 static inline uint64_t host_memory_available(void) {
     uint64_t have = read_field("/proc/meminfo", "MemAvailable");
     if (have == UINT64_MAX) {
         long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
         have = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : UINT64_MAX;
     }
-    // inside a container the group is mounted as the root; outside of it every ancestor of our own group has a say
+    // inside a container the cgroup is mounted as the root; outside, the limits of all ancestors apply too
     char line[PATH_CAP / 2], dir[PATH_CAP];
     FILE* f = fopen("/proc/self/cgroup", "r");
     while (f && fgets(line, sizeof line, f)) {
@@ -87,8 +87,8 @@ static inline uint64_t host_memory_available(void) {
     return have == UINT64_MAX ? 0 : have;
 }
 
-/* The largest resident size of this process so far, in bytes. Linux's ru_maxrss also counts what the process was before its
- * exec: a large parent. VmHWM does not. */
+/* Returns the peak resident size of this process so far, in bytes. Linux's ru_maxrss also counts the memory before exec, that
+ * of a large parent; VmHWM does not. */
 static inline uint64_t host_memory_peak(void) {
     struct rusage usage;
     const uint64_t peak = read_field("/proc/self/status", "VmHWM");
@@ -97,7 +97,8 @@ static inline uint64_t host_memory_peak(void) {
     return (uint64_t)usage.ru_maxrss * 1024;
 }
 
-/* "Intel(R) Xeon(R) Platinum 8480, 2 cores, 2 threads", for the screen and the log; with a GPU's name that in front. */
+/* Writes "Intel(R) Xeon(R) Platinum 8480, 2 cores, 2 threads" for the screen and the log, the GPU's name first if `gpu` is not
+ * NULL. Returns `out`. */
 static inline const char* run_machine(const char* gpu, int threads, char* out, size_t cap) {
     char line[256], cpu[128] = "CPU";
     FILE* f = fopen("/proc/cpuinfo", "r");

@@ -1,7 +1,7 @@
-/* memory.h -- the memory table that a run prints before it allocates, and the flags that make a run fit.
+/* memory.h -- the memory table that a run prints before it allocates, and the search for flags that fit.
  *
- * What does not fit is refused with the shortfall and the change of flags that fits, found by asking the trainer's own
- * measure again (MemoryNeed).
+ * A run that does not fit is refused. The message tells the shortfall and a change of flags that fits, found by calling the
+ * trainer's own measure (MemoryNeed) for each candidate.
  */
 #ifndef LLMC_MEMORY_H
 #define LLMC_MEMORY_H
@@ -15,7 +15,7 @@ enum { MEMORY_ROWS = 16 };
 typedef struct {
     const char* names[MEMORY_ROWS];
     uint64_t bytes[MEMORY_ROWS];
-    bool apart[MEMORY_ROWS];  // shown, but not counted: main memory of a run on a GPU
+    bool apart[MEMORY_ROWS];  // shown but not counted: main memory of a GPU run
     int count;
 } MemoryTable;
 
@@ -37,7 +37,7 @@ static inline uint64_t memory_total(const MemoryTable* m) {
     return sum;
 }
 
-/* The table, rows of zero bytes left out; `have` 0: unknown. */
+/* Prints the table without rows of zero bytes. `have`: available bytes, 0: unknown. */
 static inline void print_memory(FILE* f, const MemoryTable* m, uint64_t have) {
     char text[32];
     for (int i = 0; i < m->count; i++) {
@@ -48,11 +48,12 @@ static inline void print_memory(FILE* f, const MemoryTable* m, uint64_t have) {
     fprintf(f, " of %s\n", have ? text_bytes(have, text, sizeof text) : "an unknown size");
 }
 
-/* Bytes that a run with these options needs; the trainer measures its arenas as for the real run. */
+/* Returns the bytes that a run with these options needs; the trainer measures its arenas as for the real run. */
 typedef uint64_t (*MemoryNeed)(void* ctx, const Options* o);
 
-/* Writes the change of flags that fits into `have` to `hint`: on a GPU recomputation first, which keeps the results, then a
- * smaller micro-batch with the tokens of a step kept, then smaller optimizer state, then shorter rows. False: none does. */
+/* Writes to `hint` the first change of flags that fits into `have` bytes. Tries, in this order: on a GPU recomputation, which
+ * does not change the results; a smaller micro-batch with the same tokens per step; on a GPU smaller optimizer state; shorter
+ * rows. Returns false if nothing fits. */
 static inline bool memory_find_fit(char* hint, size_t cap, const Options* options, int ranks, uint64_t have, MemoryNeed need,
                                    void* ctx) {
     const bool gpu = options->trainer == ON_GPU;
@@ -89,14 +90,14 @@ static inline bool memory_find_fit(char* hint, size_t cap, const Options* option
     return false;
 }
 
-/* Refuses a run that does not fit into `have` bytes (0: unknown, and nothing is refused). */
+/* Refuses a run that does not fit into `have` bytes. 0: unknown, refuses nothing. */
 static inline bool memory_check(const MemoryTable* m, uint64_t have, const char* where, const Options* o, int ranks,
                                 MemoryNeed need, void* ctx, Error* e) {
     const uint64_t total = memory_total(m);
     char a[32], b[32], c[32], hint[256];
     if (have == 0 || total <= have) { return true; }
     if (!memory_find_fit(hint, sizeof hint, o, ranks, have, need, ctx)) {
-        snprintf(hint, sizeof hint, "no --batch or --seq fits: the model itself is too large, try a smaller --model");
+        snprintf(hint, sizeof hint, "try a smaller --model; this one is too large at any --batch and --seq");
     }
     return fail(e, "%s: needs %s, %s available (%s short)\n  hint: %s", where, text_bytes(total, a, sizeof a),
                 text_bytes(have, b, sizeof b), text_bytes(total - have, c, sizeof c), hint);

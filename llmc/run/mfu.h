@@ -1,14 +1,14 @@
-/* mfu.h -- how much arithmetic a token is, and what a GPU could do at most.
+/* mfu.h -- FLOPs per token, peak FLOP/s of GPUs, and their ratio, the model FLOPs utilization (MFU).
  *
- *   FLOPs a token = 6 * (matmul weights, the head included, the embedding not) + 6 * L * NH * HD * T
+ *   FLOPs per token = 6 * (matmul weights, with the head, without the embedding) + 6 * L * NH * HD * T
  *
- * Forward is 2 FLOPs a weight and token, backward twice that. Attention's two products are 2 * 2 * NH * HD FLOPs for
- * each pair of positions; the causal half leaves T/2 pairs a token: 2 * NH * HD * T forward, 6 * NH * HD * T in all.
- * MFU (Chowdhery et al., "PaLM", 2022, appendix B) is that rate over the device's dense peak. Recomputed work does not
- * count.
+ * The forward pass takes 2 FLOPs per weight and token, the backward pass twice that. Attention's two products take
+ * 2 * 2 * NH * HD FLOPs per pair of positions. The causal half leaves T/2 pairs per token: 2 * NH * HD * T FLOPs forward,
+ * 6 * NH * HD * T in all. MFU (Chowdhery et al., "PaLM", 2022, appendix B) is the achieved rate over the device's dense
+ * peak. Recomputation does not count.
  *
  * The table holds dense peaks in TFLOP/s from NVIDIA's data sheets (tensor cores, fp32 accumulation, no sparsity) at the
- * boost clock of the named board. A card that is not in it has no MFU: the number is then left out, never guessed.
+ * boost clock of the named board. A card that is not in the table has no MFU: it is left out, never guessed.
  */
 #ifndef LLMC_MFU_H
 #define LLMC_MFU_H
@@ -20,7 +20,7 @@
 typedef enum { PEAK_FP32, PEAK_TF32, PEAK_FP16, PEAK_BF16, NUM_PEAKS } PeakKind;
 
 typedef struct {
-    const char* name;  // words that must all be in the device's name, in this order; the first entry that fits holds
+    const char* name;  // its words must all be in the device's name, in this order; the first match wins
     double tflops[NUM_PEAKS];
 } GpuPeak;
 
@@ -77,13 +77,13 @@ static const GpuPeak gpu_peaks[] = {
 };
 // clang-format on
 
-/* FLOPs of forward and backward for one token of rows of T tokens. */
+/* Returns the FLOPs of forward and backward per token, in rows of T tokens. */
 static inline double flops_per_token(const ModelConfig* c, const ParamTable* t, int T) {
     return 6.0 * (double)t->num_matmul + 6.0 * c->num_layers * (double)q_width(c) * T;
 }
 
-/* Whether the words of `pattern` stand in `name`, whole and in order ("A10" is not in "NVIDIA A100", "H100 NVL" is in
- * "NVIDIA H100 NVL" and in "H100-80GB NVL"). */
+/* Returns whether `name` contains the words of `pattern`, whole and in order: "A10" is not in "NVIDIA A100"; "H100 NVL" is in
+ * "NVIDIA H100 NVL" and in "H100-80GB NVL". */
 static inline bool gpu_name_fits(const char* name, const char* pattern) {
     static const char gaps[] = " -_/()";
     while (*pattern) {
@@ -101,8 +101,8 @@ static inline bool gpu_name_fits(const char* name, const char* pattern) {
     return true;
 }
 
-/* The dense peak of a device in FLOP/s, by the name the driver tells; 0 where it is not known. Parts of a card (MIG) and
- * boards with another clock under the same name (laptops) are not known. */
+/* Returns the dense peak of a device in FLOP/s by the driver's name for it; 0: unknown. MIG instances, and laptop boards, which
+ * run at another clock under the same name, are unknown. */
 static inline double gpu_peak_flops(const char* device_name, PeakKind kind) {
     static const char* const others[] = {"Laptop", "Max-Q", "MIG"};
     for (int i = 0; i < 3; i++) {
@@ -114,7 +114,7 @@ static inline double gpu_peak_flops(const char* device_name, PeakKind kind) {
     return 0.0;
 }
 
-/* "41.2%" of the peak; on a CPU or an unknown card, where peak is 0, the achieved "57.3G" or "1.25T" FLOP/s. */
+/* Writes the MFU, such as "41.2%", or if `peak` is 0 (a CPU or an unknown card) the FLOP/s, such as "57.3G". Returns `out`. */
 static inline const char* mfu_text(double flops_per_second, double peak, char* out, size_t cap) {
     if (!(flops_per_second > 0)) {
         snprintf(out, cap, "-");

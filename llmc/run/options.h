@@ -1,16 +1,17 @@
 /* options.h -- the command line of the trainers: one table of flags.
  *
- * options.def is the only list. It makes the fields of `Options`, the parser, the ranges, --help, the printed
- * configuration and the JSON in the log and in checkpoints; a flag cannot be in one and missing in another.
+ * options.def is the only list. The fields of `Options`, the parser, the ranges, --help, the printed configuration and the
+ * JSON in the log and in checkpoints are all generated from it, so no flag can be missing in one of them.
  *
- * Grammar: --name value, --name=value, '_' and '-' are the same inside a name, llm.c's letters are aliases (-b 4). There
+ * Grammar: --name value or --name=value. '_' and '-' are the same inside a name. llm.c's letters are aliases (-b 4). There
  * are no positional arguments. A switch stands alone (--chat) or takes on/off, true/false, yes/no, 1/0; --no-name is off.
- * Where a flag is given twice the last one holds. A value that is itself a flag is refused unless written --name=value.
- * Numbers are whole: no trailing characters, no inf, no nan; sizes of memory are 15G, 512M or bytes.
+ * If a flag is given twice, the last one wins. A value that is itself a flag must be written --name=value.
+ * A number must be the whole argument, without trailing characters; inf and nan are refused. Memory sizes are written as
+ * 15G, 512M or in bytes.
  *
- * options_parse() never exits and never prints: it returns what to do and leaves the cause in an Error, for the tests and
- * the fuzzer. options_or_exit() is what a main() calls: --help on stdout is exit 0, wrong usage is exit 2.
- * Text values point into argv or into the table, except those of options_merge(), which options_free() frees.
+ * options_parse() never exits and never prints: it returns what to do next and puts the cause into an Error, for the tests
+ * and the fuzzer. main() calls options_or_exit(), which prints: --help on stdout ends with 0, wrong usage with 2.
+ * Text values point into argv or into the table. options_merge() allocates its own; options_free() frees them.
  */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
@@ -22,12 +23,12 @@
 
 #define LLMC_VERSION "0.1.0"
 
-typedef enum { ON_CPU = 1, ON_GPU = 2, ON_BOTH = 3 } OptionScope;  // the trainers that know a flag
+typedef enum { ON_CPU = 1, ON_GPU = 2, ON_BOTH = 3 } OptionScope;  // the trainers that accept a flag
 
-typedef enum { OPTION_SAVED, OPTION_LOCAL } OptionLife;  // in checkpoints, or of this process alone
+typedef enum { OPTION_SAVED, OPTION_LOCAL } OptionLife;  // stored in checkpoints, or local to this process
 
-// Choices: the order is that of the words in the table. That of --schedule is scheduler.h's.
-typedef enum { EXPORT_AUTO, EXPORT_F32, EXPORT_BF16, EXPORT_F16 } ExportDtype;  // AUTO: F32, BF16 or F16 as the build computes
+// Choices, in the order of the words in the table. The enum of --schedule is in scheduler.h.
+typedef enum { EXPORT_AUTO, EXPORT_F32, EXPORT_BF16, EXPORT_F16 } ExportDtype;  // AUTO: the type of the build
 typedef enum { RECOMPUTE_NONE, RECOMPUTE_NORM_SWIGLU, RECOMPUTE_FFN, RECOMPUTE_BLOCK } Recompute;
 typedef enum { GRAD_DTYPE_PARAM, GRAD_DTYPE_FP32, GRAD_DTYPE_AUTO } GradDtype;
 typedef enum { MASTER_OPTION_FP32, MASTER_OPTION_SPLIT } MasterOption;
@@ -64,14 +65,14 @@ typedef struct {
 #define OPTION(kind, field, ...) OPTION_CTYPE_##kind field;
 #include "llmc/run/options.def"
 #undef OPTION
-    bool given[NUM_OPTIONS];         // by OPT_<field>: the flag stood on the command line
+    bool given[NUM_OPTIONS];         // by OPT_<field>: whether the flag is on the command line
     OptionScope trainer;             // ON_CPU or ON_GPU
-    char* merged_text[NUM_OPTIONS];  // owned text values, see options_merge()
+    char* merged_text[NUM_OPTIONS];  // text values allocated by options_merge()
 } Options;
 
 typedef struct {
     OptionKind kind;
-    const char* name;  // of the field; flags show '-' for '_'
+    const char* name;  // name of the field; the flag has '-' for '_'
     const char* aliases;
     const char* def;  // NULL: not given
     double min, max;
@@ -93,12 +94,12 @@ static const OptionSpec option_specs[NUM_OPTIONS] = {
 
 static inline const char* trainer_name(OptionScope trainer) { return trainer == ON_GPU ? "train_llama3cu" : "train_llama3"; }
 
-enum { OPTION_TEXT = 64 };  // bytes that hold any flag's name, or any value but a text
+enum { OPTION_TEXT = 64 };  // buffer size for a flag's name, or for any value except a text
 
 static inline void* option_field(Options* o, int i) { return (char*)o + option_specs[i].offset; }
 static inline const void* option_value(const Options* o, int i) { return (const char*)o + option_specs[i].offset; }
 
-/* "--val-every" from the field's name. */
+/* Writes the flag of option i, such as "--val-every", and returns `out`. */
 static inline const char* option_flag(int i, char* out /* OPTION_TEXT */) {
     snprintf(out, OPTION_TEXT, "--%s", option_specs[i].name);
     for (char* p = out; *p; p++) {
@@ -110,7 +111,7 @@ static inline const char* option_flag(int i, char* out /* OPTION_TEXT */) {
 // ---------------------------------------------------------------------------------------------------------------------
 // values
 
-/* Bytes from "15G", "512MiB", "1.5g" or a plain number; units are powers of 1024. */
+/* Parses "15G", "512MiB", "1.5g" or a plain number into bytes; units are powers of 1024. False: not a size. */
 static inline bool parse_size(const char* text, uint64_t* bytes) {
     char* end = NULL;
     if (*text < '0' || *text > '9') { return false; }
@@ -129,7 +130,7 @@ static inline bool parse_size(const char* text, uint64_t* bytes) {
     return true;
 }
 
-/* The place of `word` among the words of "a|b|c", or -1. */
+/* Returns the index of `word` in "a|b|c", or -1. */
 static inline int choice_find(const char* words, const char* word) {
     size_t n = strlen(word);
     for (int i = 0; *words; i++) {
@@ -140,13 +141,13 @@ static inline int choice_find(const char* words, const char* word) {
     return -1;
 }
 
-/* Copies the word at place `i` of "a|b|c". */
+/* Copies word `i` of "a|b|c" to `out`. */
 static inline void choice_word(const char* words, int i, char* out, size_t cap) {
     while (i-- > 0) { words += strcspn(words, "|") + 1; }
     snprintf(out, cap, "%.*s", (int)strcspn(words, "|"), words);
 }
 
-/* 1, 0, or -1 where the text is no switch's value. */
+/* Returns 1 for on, 0 for off, -1 if the text is neither. */
 static inline int switch_value(const char* text) {
     static const char* const words[] = {"off", "on", "false", "true", "no", "yes", "0", "1"};
     for (int i = 0; i < 8; i++) {
@@ -155,7 +156,7 @@ static inline int switch_value(const char* text) {
     return -1;
 }
 
-/* The value of option i as it would be typed; a text that was not given is "". Returns the text or `out`. */
+/* Returns the value of option i as the user would type it, either the text itself or `out`; "" for a text not given. */
 static inline const char* option_text(const Options* o, int i, char* out /* OPTION_TEXT */) {
     const OptionSpec* s = &option_specs[i];
     const void* v = option_value(o, i);
@@ -180,7 +181,7 @@ static inline const char* option_text(const Options* o, int i, char* out /* OPTI
     return out;
 }
 
-/* "--batch: is "0", wanted an integer from 1 to 1048576", as every refused value reads. */
+/* Fails with a message such as: --batch: is "0", wanted an integer from 1 to 1048576. */
 static inline bool option_refuse(int i, const char* text, Error* e) {
     const OptionSpec* s = &option_specs[i];
     char flag[OPTION_TEXT];
@@ -196,7 +197,7 @@ static inline bool option_refuse(int i, const char* text, Error* e) {
     }
 }
 
-/* Sets option i from a text. `by_letter`: it came as -r 2, where llm.c numbers the choices. */
+/* Sets option i from a text. `by_letter`: the flag was an alias such as -r, where llm.c numbers the choices (-r 2). */
 static inline bool option_set(Options* o, int i, const char* text, bool by_letter, Error* e) {
     const OptionSpec* s = &option_specs[i];
     void* field = option_field(o, i);
@@ -252,7 +253,7 @@ static inline bool option_set(Options* o, int i, const char* text, bool by_lette
     return true;
 }
 
-/* Every option at its default. */
+/* Sets every option to its default. */
 static inline void options_default(Options* o, OptionScope trainer) {
     Error e = NO_ERROR;
     memset(o, 0, sizeof *o);
@@ -266,7 +267,7 @@ static inline void options_default(Options* o, OptionScope trainer) {
 // ---------------------------------------------------------------------------------------------------------------------
 // names
 
-/* True where text[0..n) is `name`, with '-' for '_'. */
+/* Returns whether text[0..n) equals `name`; '-' and '_' are the same. */
 static inline bool option_same_name(const char* text, size_t n, const char* name, size_t name_len) {
     if (n != name_len) { return false; }
     for (size_t k = 0; k < n; k++) {
@@ -275,8 +276,8 @@ static inline bool option_same_name(const char* text, size_t n, const char* name
     return true;
 }
 
-/* The option that an argument names ("--val-every", "--val_every=3", "-v"), or -1. *value: behind '=', or NULL.
- * *by_letter: through an alias of one dash. *negated: --no-name of a switch. */
+/* Returns the option that an argument names ("--val-every", "--val_every=3", "-v"), or -1. Sets *value to the text after
+ * '=' or NULL, *by_letter for an alias with one dash, *negated for --no-name of a switch. */
 static inline int option_find(const char* arg, const char** value, bool* by_letter, bool* negated) {
     *value = NULL;
     *by_letter = *negated = false;
@@ -305,12 +306,11 @@ static inline int option_find(const char* arg, const char** value, bool* by_lett
     return -1;
 }
 
-/* Names the culprit and the flag that was meant, by a common start or by few edits. */
+/* Fails with the unknown argument, and suggests the closest flag: by a common prefix or by a small edit distance. */
 static inline bool option_unknown(const char* arg, OptionScope trainer, Error* e) {
     if (arg[0] != '-') {
-        return fail(
-            e, "unexpected argument \"%.200s\"\n  hint: every value follows a flag, a pattern in quotes; --help lists them",
-            arg);
+        return fail(e, "unexpected argument \"%.200s\"\n  hint: put a flag before each value, and quotes around a pattern",
+                    arg);
     }
     char typed[OPTION_TEXT];
     snprintf(typed, sizeof typed, "%.*s", (int)strcspn(arg, "="), arg);
@@ -346,7 +346,7 @@ static inline bool option_unknown(const char* arg, OptionScope trainer, Error* e
 
 typedef enum { OPTIONS_OK, OPTIONS_HELP, OPTIONS_SHOW_VERSION, OPTIONS_WRONG } OptionsResult;
 
-/* What no single value shows: two jobs at once, flags that exclude each other. */
+/* Checks what involves several options: two jobs at once, flags that exclude each other. */
 static inline bool options_check(const Options* o, Error* e) {
     static const int jobs[] = {OPT_generate, OPT_chat, OPT_eval, OPT_dry_run};
     const bool chosen[] = {o->generate != NULL, o->chat, o->eval, o->dry_run};
@@ -355,24 +355,26 @@ static inline bool options_check(const Options* o, Error* e) {
     for (int i = 0; i < 4; i++) {
         if (!chosen[i]) { continue; }
         if (first >= 0) {
-            return fail(e, "%s and %s: are two jobs, wanted one of them", option_flag(jobs[first], a), option_flag(jobs[i], b));
+            return fail(e, "%s and %s are two jobs, wanted only one", option_flag(jobs[first], a), option_flag(jobs[i], b));
         }
         first = i;
     }
     if (o->minutes > 0 && o->given[OPT_steps] && o->steps >= 0) {
-        return fail(e, "--steps and --minutes: both say how long to train, wanted one of them");
+        return fail(e, "--steps and --minutes both set the length of the run, wanted only one");
     }
     // --batch and --seq of a run that is resumed are not known yet: there plan_make() looks
     if (!o->resume && o->total_batch % ((int64_t)o->batch * o->seq) != 0) {
         return fail(e, "--total-batch: is %lld, wanted a multiple of batch * seq = %d * %d = %lld", (long long)o->total_batch,
                     o->batch, o->seq, (long long)o->batch * o->seq);
     }
-    if (o->top_p <= 0) { return fail(e, "--top-p: is 0, wanted a number above 0 (1: off)\n  hint: --temperature 0 is greedy"); }
+    if (o->top_p <= 0) {
+        return fail(e, "--top-p: is 0, wanted a number above 0 (1: off)\n  hint: use --temperature 0 for greedy sampling");
+    }
     return true;
 }
 
-/* The value of option i, which argv[*a] names: `value` where one stood behind its '=', else the next argument, on which *a
- * moves then, else what a switch and --resume mean alone. NULL and an error where there is none. */
+/* Returns the value of option i, which argv[*a] names: `value` if the argument has '=', else the next argument (*a then
+ * advances), else what a switch or --resume means alone. Returns NULL and sets *e if there is no value. */
 static inline const char* option_argument(int i, const char* value, int* a, int argc, char** argv, Error* e) {
     const OptionSpec* s = &option_specs[i];
     const char* next = *a + 1 < argc ? argv[*a + 1] : NULL;
@@ -389,7 +391,7 @@ static inline const char* option_argument(int i, const char* value, int* a, int 
     return NULL;
 }
 
-/* Reads argv[*a], and its value where that is the next argument. */
+/* Parses argv[*a], and its value if that is the next argument. */
 static inline bool options_parse_one(Options* o, int* a, int argc, char** argv, Error* e) {
     const char* arg = argv[*a];
     const char* value;
@@ -399,7 +401,7 @@ static inline bool options_parse_one(Options* o, int* a, int argc, char** argv, 
     const OptionScope scope = option_specs[i].scope;
     if (!(scope & o->trainer)) {
         char flag[OPTION_TEXT];
-        return fail(e, "%s: is a flag of %s", option_flag(i, flag),
+        return fail(e, "%s: is only for %s", option_flag(i, flag),
                     scope == ON_GPU ? "the CUDA trainer, train_llama3cu" : "the CPU trainer");
     }
     if (negated && value) { return fail(e, "%.200s: takes no value", arg); }
@@ -408,7 +410,7 @@ static inline bool options_parse_one(Options* o, int* a, int argc, char** argv, 
     return o->given[i];
 }
 
-/* Reads the command line of a trainer into *o. On OPTIONS_WRONG the cause is in *e. */
+/* Parses the command line of a trainer into *o. On OPTIONS_WRONG the cause is in *e. */
 static inline OptionsResult options_parse(Options* o, int argc, char** argv, OptionScope trainer, Error* e) {
     options_default(o, trainer);
     for (int a = 1; a < argc; a++) {
@@ -420,11 +422,11 @@ static inline OptionsResult options_parse(Options* o, int argc, char** argv, Opt
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// what a user reads
+// output for the user
 
 enum { OPTIONS_WIDTH = 100, OPTIONS_HELP_COLUMN = 34 };
 
-/* Prints words from column `column` on, broken at OPTIONS_WIDTH and indented to `indent`; returns the last column. */
+/* Prints text starting at column `column`, wrapped at OPTIONS_WIDTH and indented to `indent`. Returns the last column. */
 static inline int print_wrapped(FILE* f, const char* text, int column, int indent) {
     bool first = true;
     while (*text) {
@@ -444,10 +446,10 @@ static inline int print_wrapped(FILE* f, const char* text, int column, int inden
     return column;
 }
 
-/* --help: every flag of this trainer by group, at most OPTIONS_WIDTH columns wide. */
+/* Prints --help: every flag of this trainer by group, at most OPTIONS_WIDTH columns wide. */
 static inline void options_print_help(FILE* f, const char* program, OptionScope trainer) {
     fprintf(f, "usage: %s [--flag value]...\n\n", program);
-    fprintf(f, "Trains a Llama 3 model on the %s, or generates, chats and evaluates with one.\n",
+    fprintf(f, "Trains a Llama 3 model on the %s, or runs one: text generation, chat, evaluation.\n",
             trainer == ON_GPU ? "GPU" : "CPU");
     const char* group = "";
     for (int i = 0; i < NUM_OPTIONS; i++) {
@@ -477,7 +479,7 @@ static inline void options_print_help(FILE* f, const char* program, OptionScope 
     }
 }
 
-/* The configuration by group, one paragraph each: name=value, texts that were not given left out. */
+/* Prints the configuration as name=value, one paragraph per group, without texts not given and switches that are off. */
 static inline void options_print(FILE* f, const Options* o) {
     enum { INDENT = 17 };
     const char* group = "";
@@ -506,7 +508,7 @@ static inline void options_print(FILE* f, const Options* o) {
     fputc('\n', f);
 }
 
-/* What a trainer's main() calls first: the options, or --help and --version (exit 0), or wrong usage (exit 2). */
+/* Parses the command line for main(). Exits with 0 after --help and --version, with 2 on wrong usage. */
 static inline void options_or_exit(Options* o, int argc, char** argv, OptionScope trainer) {
     Error e = NO_ERROR;
     const char* program = trainer_name(trainer);
@@ -521,10 +523,10 @@ static inline void options_or_exit(Options* o, int argc, char** argv, OptionScop
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// in the log and in checkpoints
+// JSON for the log and for checkpoints
 
-/* The options of this trainer as one JSON object on one line; a text that was not given is null. `all`: the local ones, too,
- * as the log has them. */
+/* Writes the options of this trainer as one JSON object on one line; a text that was not given is null. `all` includes the
+ * local ones, for the log. */
 static inline void options_json(FILE* f, const Options* o, bool all) {
     const char* separator = "{";
     for (int i = 0; i < NUM_OPTIONS; i++) {
@@ -552,7 +554,7 @@ static inline void options_json(FILE* f, const Options* o, bool all) {
     fputc('}', f);
 }
 
-/* What a checkpoint holds of them, as a string of its own; free() it. */
+/* Returns the options for a checkpoint as JSON. The caller calls free(). */
 static inline char* options_json_text(const Options* o) {
     char* text = NULL;
     size_t size = 0;
@@ -563,8 +565,8 @@ static inline char* options_json_text(const Options* o) {
     return text;
 }
 
-/* What a resumed run takes over: every option that is not on its command line gets the value of `saved`, an object that
- * options_json_text() wrote into a checkpoint. Unknown members are another version's and ignored. */
+/* Restores the options of a resumed run: every saved option that is not on the command line gets its value from `saved`, the
+ * object that options_json_text() wrote into a checkpoint. Ignores unknown members, which another version may have written. */
 static inline bool options_merge(Options* o, const Json* j, const JsonNode* saved, Error* e) {
     for (int i = 0; i < NUM_OPTIONS; i++) {
         const OptionSpec* s = &option_specs[i];

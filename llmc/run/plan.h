@@ -1,4 +1,4 @@
-/* plan.h -- how many steps of how many tokens a run takes, from its flags and its data; and what --minutes comes to.
+/* plan.h -- the number of steps and the tokens per step of a run, from its flags and data; the number of steps for --minutes.
  */
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
@@ -9,14 +9,14 @@
 
 typedef struct {
     int64_t steps;            // of the whole schedule
-    int64_t stop;             // where this run ends: steps, or --stop-after
+    int64_t stop;             // last step of this run: steps, or --stop-after
     int64_t tokens_per_step;  // over all ranks
-    int accumulate;           // micro-steps of a step
+    int accumulate;           // micro-steps per step
     double epochs;            // of the whole schedule
 } Plan;
 
-/* Plans a run of `ranks` processes over data of rows_per_epoch rows of --seq tokens. Where --minutes is given, o->steps is
- * not known yet: call steps_for_minutes first, and again here. */
+/* Plans a run of `ranks` processes over data of rows_per_epoch rows of --seq tokens. With --minutes, the number of steps is
+ * not known at first: plan once, call steps_for_minutes(), set o->steps, and plan again. */
 static inline bool plan_make(Plan* p, const Options* o, int ranks, uint64_t rows_per_epoch, Error* e) {
     memset(p, 0, sizeof *p);
     const int64_t micro = (int64_t)o->batch * o->seq * ranks;
@@ -37,7 +37,7 @@ static inline bool plan_make(Plan* p, const Options* o, int ranks, uint64_t rows
         if (p->steps == 0) {
             return fail(e,
                         "--train: one epoch has %llu rows of %d tokens, but a step takes %llu\n"
-                        "  hint: --steps N trains on, a smaller --batch, --seq or --total-batch makes smaller steps",
+                        "  hint: give --steps N to train over several epochs, or lower --batch, --seq or --total-batch",
                         (unsigned long long)rows_per_epoch, o->seq, (unsigned long long)rows_per_step);
         }
     }
@@ -54,13 +54,13 @@ static inline void print_plan(FILE* f, const Plan* p, const Options* o, int rank
             o->batch, o->seq, by_ranks, p->epochs, text_count(num_tokens, c, sizeof c));
 }
 
-enum { MINUTES_MEASURE = 3 };  // steps that are timed for --minutes, the fastest counts
+enum { MINUTES_MEASURE = 3 };  // steps timed for --minutes; the fastest counts
 
-/* The number of steps that --minutes stands for. The trainer measures before step 0: it runs MINUTES_MEASURE steps with
- * learning rate 0 and wipes their traces (m, v, gradients, data position), so that the run is the very one that --steps
- * with this number makes; then it sets o->steps, which the log and the checkpoints record and a resumed run keeps.
- * `elapsed` is the time since the program started. A tenth is left for validation, samples and checkpoints. Never below
- * 10 steps, and two digits are kept. */
+/* Returns the number of steps that fit into --minutes. The trainer measures before step 0: it runs MINUTES_MEASURE steps with
+ * learning rate 0 and wipes their traces (m, v, gradients, data position), so that the run equals one with --steps and this
+ * number. Then it sets o->steps, which the log and the checkpoints record and a resumed run keeps. `elapsed`: seconds since
+ * the start of the program. Leaves a tenth of the time for validation, samples and checkpoints. Returns at least 10, rounded
+ * down to two digits. */
 static inline int64_t steps_for_minutes(double minutes, double elapsed, double step_seconds) {
     double steps = 0.9 * (minutes * 60.0 - elapsed) / (step_seconds > 1e-9 ? step_seconds : 1e-9);
     if (!(steps >= 10.0)) { return 10; }

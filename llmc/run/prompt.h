@@ -7,8 +7,8 @@
 #include "llmc/config.h"          // defines: ModelConfig
 #include "llmc/text/tokenizer.h"  // defines: Tokenizer, TokenList, tokenizer_encode
 
-/* The tokens of a prompt: BOS (the configuration's, else the tokenizer's) and the text. Without a tokenizer the text is ids.
- * Never empty: where there is no BOS and no text it is token 0. */
+/* Appends the tokens of a prompt to *l: BOS (the configuration's, else the tokenizer's) and the text. Without a tokenizer the
+ * text is a list of ids. Without BOS and text, *l gets token 0. Fails on an id outside the vocabulary. */
 static inline bool prompt_tokens(TokenList* l, const char* text, const ModelConfig* c, const Tokenizer* t, Error* e) {
     const int V = c->vocab_size;
     const int bos = c->bos_id >= 0 && c->bos_id < V ? c->bos_id : t ? t->bos_id : -1;
@@ -22,7 +22,7 @@ static inline bool prompt_tokens(TokenList* l, const char* text, const ModelConf
             if (id < 0 || id >= V || (*end && *end != ' ')) {
                 return fail(e,
                             "the prompt is \"%.100s\", wanted ids from 0 to %d, since the model has no tokenizer\n"
-                            "  hint: --tokenizer names one",
+                            "  hint: give one with --tokenizer",
                             text, V - 1);
             }
             token_list_add(l, (int32_t)id);
@@ -32,9 +32,10 @@ static inline bool prompt_tokens(TokenList* l, const char* text, const ModelConf
     if (l->count == 0) { token_list_add(l, 0); }
     for (size_t i = 0; i < l->count; i++) {
         if (l->ids[i] >= V) {
-            return fail(
-                e, "the prompt's token %zu is %d, but the model's vocabulary has only %d\n  hint: is it the model's tokenizer?",
-                i, l->ids[i], V);
+            return fail(e,
+                        "token %zu of the prompt is %d, wanted an id below the model's vocabulary of %d\n"
+                        "  hint: use the model's own tokenizer",
+                        i, l->ids[i], V);
         }
     }
     return true;

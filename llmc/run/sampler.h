@@ -1,13 +1,13 @@
-/* sampler.h -- the next token from logits: temperature, then top-k, then top-p, then one draw.
+/* sampler.h -- samples the next token from logits: temperature, then top-k, then top-p, then one draw.
  *
  *   w[i] = exp((logits[i] - max) / temperature)
  *   top-k keeps the k largest w; top-p (Holtzman et al., "The Curious Case of Neural Text Degeneration", 2020) keeps the
- *   fewest of these, largest first, that hold at least p of their sum. Tokens are ranked by (w, then the lower id), so a
- *   tie has one winner. Temperature 0 takes the first of the ranking.
+ *   fewest of these, largest first, that hold at least p of their sum. Tokens are ranked by w, ties by the lower id.
+ *   Temperature 0 takes the first token of the ranking.
  *
- * A draw is a pure function of (logits, seed, stream, index), by Philox (rand.h). The kept set ends at one threshold token,
- * found by quickselect in O(V) without a sort. The draw walks the kept ids in ascending order.
- * NaN logits are never chosen, +inf always is; where no logit is a number there is no token (-1).
+ * A draw is a pure function of (logits, seed, stream, index), by Philox (rand.h). One threshold token ends the kept set;
+ * quickselect finds it in O(V) without a sort. The draw walks the kept ids in ascending order.
+ * NaN logits are never chosen, a +inf logit always is. If all logits are NaN, there is no token (-1).
  */
 #ifndef LLMC_SAMPLER_H
 #define LLMC_SAMPLER_H
@@ -23,7 +23,7 @@ typedef struct {
     uint64_t seed;
     int V;
     double* weights;  // (V)
-    int32_t* order;   // (V) ids, better ones in front as far as the selection needs
+    int32_t* order;   // (V) ids, partitioned by the selection: better ones first
 } Sampler;
 
 static inline void sampler_init(Sampler* s, int V, double temperature, int top_k, double top_p, uint64_t seed) {
@@ -43,7 +43,7 @@ static inline void sampler_free(Sampler* s) {
     memset(s, 0, sizeof *s);
 }
 
-/* The id of the largest logit, the lowest such id; -1 where all are NaN. */
+/* Returns the lowest id with the largest logit; -1 if all are NaN. */
 static inline int sample_greedy(const float* logits /* (V) */, int V) {
     int best = -1;
     for (int i = 0; i < V; i++) {
@@ -52,11 +52,11 @@ static inline int sample_greedy(const float* logits /* (V) */, int V) {
     return best;
 }
 
-/* Whether token a ranks before token b. */
+/* Returns whether token a ranks before token b. */
 static inline bool sample_before(const double* w, int32_t a, int32_t b) { return w[a] > w[b] || (w[a] == w[b] && a < b); }
 
-/* Moves ids so that order[0 .. result] are the fewest of the best of order[0 .. n) whose measure reaches `need`. The
- * measure of a token is its weight, or 1 where `by_count`. */
+/* Partitions order[0 .. n): order[0 .. result] become the fewest best-ranked ids whose measures sum to at least `need`. A
+ * token's measure is its weight, or 1 if `by_count`. Returns that last index. */
 static inline int sample_select(const double* w, int32_t* order, int n, double need, bool by_count) {
     int lo = 0, hi = n;
     while (hi - lo > 1) {
@@ -94,7 +94,7 @@ static inline int sample_select(const double* w, int32_t* order, int n, double n
     return lo < n ? lo : n - 1;
 }
 
-/* The token at place `index` of the stream, or -1 where no logit is a number. */
+/* Returns the token of draw `index` of the stream, or -1 if all logits are NaN. */
 static inline int sampler_next(Sampler* s, const float* logits /* (V) */, uint32_t stream, uint64_t index) {
     const int best = sample_greedy(logits, s->V);
     if (best < 0 || s->temperature <= 0.0 || s->top_k == 1 || isinf(logits[best])) { return best; }
@@ -102,12 +102,12 @@ static inline int sampler_next(Sampler* s, const float* logits /* (V) */, uint32
     int n = 0;
     for (int i = 0; i < s->V; i++) {
         double x = ((double)logits[i] - (double)logits[best]) / s->temperature;
-        s->weights[i] = logits[i] == logits[i] ? exp(x) : -1.0;  // -1 ranks behind everything
+        s->weights[i] = logits[i] == logits[i] ? exp(x) : -1.0;  // -1 ranks last
         if (s->weights[i] < 0.0) { continue; }
         total += s->weights[i];
         s->order[n++] = i;
     }
-    int32_t threshold = -1;  // the last kept token of the ranking; -1: all are kept
+    int32_t threshold = -1;  // the last kept token; -1: all are kept
     if (s->top_k > 0 && s->top_k < n) {
         n = sample_select(s->weights, s->order, n, s->top_k, true) + 1;
         threshold = s->order[n - 1];
@@ -115,7 +115,7 @@ static inline int sampler_next(Sampler* s, const float* logits /* (V) */, uint32
         for (int i = 0; i < n; i++) { total += s->weights[s->order[i]]; }
     }
     if (s->top_p < 1.0) {
-        // tokens that have, all together, less than the share to be left out cannot be among the kept ones
+        // quick filter: all tokens below `least` together weigh less than the share to drop, so none of them is kept
         const double least = (1.0 - s->top_p) * total / n;
         int m = 0;
         for (int i = 0; i < n; i++) {
@@ -125,7 +125,7 @@ static inline int sampler_next(Sampler* s, const float* logits /* (V) */, uint32
         int last = sample_select(s->weights, s->order, n, s->top_p * total, false);
         threshold = s->order[last];
     }
-    // the sum over the kept tokens in the order of the walk, so that the walk ends inside
+    // sum in the order of the walk below, so that rounding cannot carry the target past the end
     double kept = 0.0;
     for (int i = 0; i < s->V; i++) {
         if (threshold >= 0 && i != threshold && !sample_before(s->weights, i, threshold)) { s->weights[i] = -1.0; }

@@ -1,13 +1,13 @@
 /* scheduler.h -- the learning rate of every step, the same in the C, CUDA and Python trainers.
  *
- * Steps count from 0, `f` is the last rate as a fraction of the highest:
+ * Steps count from 0; `f` is the final rate as a fraction of the peak rate:
  *   step < warmup    lr * (step + 1) / warmup
  *   cosine           lr * (f + (1 - f) * (1 + cos(pi * p)) / 2)     p = (step - warmup) / (steps - warmup), in [0, 1]
  *   linear           lr * (1 - (1 - f) * p)
  *   constant         lr
  *   wsd              lr, then over the last fifth of all steps lr * (f + (1 - f) * (1 - sqrt(q))), q from 0 to 1
- * wsd's decay is Haegele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations" (2024).
- * All of it is computed in double and rounded by whoever uses it.
+ * The decay of wsd is from Haegele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations" (2024).
+ * All of it is computed in double; the caller rounds.
  */
 #ifndef LLMC_SCHEDULER_H
 #define LLMC_SCHEDULER_H
@@ -17,13 +17,13 @@
 
 typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD } Schedule;  // the words of --schedule
 
-/* (now - first) / (last - first) in [0, 1]; 1 where nothing lies between. */
+/* Returns (now - first) / (last - first), clamped to [0, 1]; 1 for an empty interval. */
 static inline double schedule_progress(int64_t now, int64_t first, int64_t last) {
     if (now >= last) { return 1.0; }
     return now <= first ? 0.0 : (double)(now - first) / (double)(last - first);
 }
 
-/* The learning rate of step `step` of `steps`. */
+/* Returns the learning rate of step `step` (from 0) of `steps`. */
 static inline double learning_rate(Schedule schedule, int64_t step, int64_t steps, int64_t warmup, double lr,
                                    double final_lr_frac) {
     const double pi = 3.14159265358979323846, f = final_lr_frac;

@@ -1,6 +1,6 @@
-/* screen.h -- what a training run shows: the model's line, the line of a step, validation, the summary.
+/* screen.h -- the screen output of a training run: the model, a line per step, validation, the summary.
  *
- * Widths, numbers and order of the step line are those of train_llama3.py, too.
+ * train_llama3.py prints step lines with the same columns, widths and number formats.
  */
 #ifndef LLMC_SCREEN_H
 #define LLMC_SCREEN_H
@@ -23,10 +23,10 @@ static inline void print_model(FILE* f, const char* name, const ModelConfig* c, 
 typedef struct {
     int64_t steps;
     double tokens_per_step, flops_per_token;
-    double peak_flops;  // of all devices; 0: unknown, or a CPU
-    int lines;          // since the header
+    double peak_flops;  // FLOP/s of all devices; 0: unknown, or a CPU
+    int lines;          // step lines since the start of the run
     double started, last_time;
-    double interval;  // smoothed seconds from step to step, what lies between them included
+    double interval;  // smoothed seconds from step to step, with all that happens in between
     int64_t intervals;
     double step_seconds;  // sum over all steps, for the summary
     int64_t first_step, last_step;
@@ -35,7 +35,7 @@ typedef struct {
 
 enum { STEP_HEADER_EVERY = 40 };
 
-/* `first_step` steps are done already. */
+/* Starts the step lines of a run of which `first_step` steps are already done. */
 static inline void step_lines_init(StepLines* s, const Plan* p, int64_t first_step, double flops_per_token, double peak_flops) {
     memset(s, 0, sizeof *s);
     s->steps = p->steps;
@@ -47,14 +47,14 @@ static inline void step_lines_init(StepLines* s, const Plan* p, int64_t first_st
     s->last_loss = s->last_val = NAN;
 }
 
-/* Prints one step: `step` counts from 1, ms is its time, memory the peak in bytes; `note` (or NULL) ends the line, such as
- * "skipped: loss z 7.1". Returns tokens per second. The time left counts what lies between steps, too. */
+/* Prints the line of one step. `step` counts from 1; `ms` is its time; `memory` is in bytes; `note` (or NULL) ends the line,
+ * such as "skipped: loss z 7.1". The estimated time left includes what happens between steps. Returns tokens per second. */
 static inline double step_line(FILE* f, StepLines* s, int64_t step, int64_t stop, double loss, double gnorm, double lr,
                                double ms, uint64_t memory, const char* note) {
     char width_text[32], number[32], mfu[16], eta[32];
     const int width = snprintf(width_text, sizeof width_text, "%lld", (long long)s->steps);
     const double now = now_seconds(), tok_s = ms > 0 ? s->tokens_per_step / ms * 1e3 : 0.0;
-    // an average over about the last 50 intervals, without the first one, in which caches are cold
+    // average over about the last 50 intervals, without the first, when caches are cold
     if (s->intervals > 0) {
         double weight = 1.0 / (double)(s->intervals < 50 ? s->intervals : 50);
         s->interval += weight * (now - s->last_time - s->interval);
@@ -70,7 +70,7 @@ static inline double step_line(FILE* f, StepLines* s, int64_t step, int64_t stop
                 "mem", "eta");
     }
     s->lines++;
-    // neither is negative; fabs() takes the sign off a nan
+    // loss and gnorm are never negative; fabs() drops the sign of a nan
     fprintf(f, "%*lld/%s %9.4f %8.3f %9.2e %8.1f %9s %6s %6.2fG %8s%s%s\n", width, (long long)step, width_text, fabs(loss),
             fabs(gnorm), lr, ms, text_count((uint64_t)(tok_s + 0.5), number, sizeof number),
             mfu_text(tok_s * s->flops_per_token, s->peak_flops, mfu, sizeof mfu), (double)memory / (1 << 30),
@@ -85,7 +85,7 @@ static inline void print_validation(FILE* f, StepLines* s, int64_t step, double 
     fflush(f);
 }
 
-/* The end of a run: what was done, how fast, where it lies and how to go on from there. `checkpoint` may be NULL. */
+/* Prints the summary of a run: steps, speed, the checkpoint, and the commands to use it. `checkpoint` may be NULL. */
 static inline void print_summary(FILE* f, const StepLines* s, const char* program, const char* checkpoint, uint64_t memory) {
     const int64_t steps = s->last_step - s->first_step;
     char clock[32], tokens[32], bytes[32];
@@ -100,7 +100,7 @@ static inline void print_summary(FILE* f, const StepLines* s, const char* progra
     if (!checkpoint) { return; }
     fprintf(f, "saved   %s\n", checkpoint);
     fprintf(f, "next    %s --model %s --generate \"Once upon a time\"\n", program, checkpoint);
-    if (s->last_step < s->steps) { fprintf(f, "        and to train on: the same command with --resume\n"); }
+    if (s->last_step < s->steps) { fprintf(f, "        to continue training: the same command with --resume\n"); }
 }
 
 #endif

@@ -1,14 +1,14 @@
-/* session.h -- what stands around a model in both trainers: which job the command line asks for, where the weights, the
- * tokenizer and the data come from, the checks among them, the log, and the files of a checkpoint.
+/* session.h -- everything around the model in both trainers: the job of the command line, the sources of weights, tokenizer and
+ * data, the checks between them, the log, and the files of a checkpoint.
  *
- * Order of session_open(), so that the first error is the one that matters and nothing is written before all is checked:
- *   flags -> the checkpoint to resume, whose options are taken over -> the model's folder, whole, or the preset ->
- *   tokenizer -> data files -> plan. Then the trainer checks its memory, session_load_weights() fills the model,
- *   session_lock() takes --out, and session_begin() opens the log.
+ * session_open() works in this order, so that the first error is the one that matters and nothing is written before all is
+ * checked: flags -> checkpoint to resume, with its options -> model folder or preset -> tokenizer -> data files -> plan.
+ * Then the trainer checks its memory, session_load_weights() fills the model, session_lock() locks --out, and
+ * session_begin() opens the log.
  *
- * --model may be a folder, a folder of checkpoints (the newest whole one is taken), or a preset. The jobs that need a
- * trained model take the newest checkpoint of --out where --model is not given.
- * All functions die() on an error: this is the outermost layer. Ranks other than 0 write nothing.
+ * --model may be a model folder, a folder of checkpoints (the newest whole one is used), or a preset. Jobs that need a
+ * trained model use the newest checkpoint of --out if --model is not given.
+ * All functions die() on an error: this is the outermost layer. Ranks other than 0 write no log and do not lock --out.
  */
 #ifndef LLMC_SESSION_H
 #define LLMC_SESSION_H
@@ -33,7 +33,7 @@
 
 typedef enum { JOB_TRAIN, JOB_DRY_RUN, JOB_EVAL, JOB_GENERATE, JOB_CHAT } Job;
 
-/* Whether a job sets up training: the dry run does so without training. The others need a model that is trained. */
+/* Returns whether a job sets up training; a dry run does so without training. The other jobs need a trained model. */
 static inline bool job_trains(Job job) { return job == JOB_TRAIN || job == JOB_DRY_RUN; }
 
 typedef struct {
@@ -45,14 +45,14 @@ typedef struct {
     Job job;
     int rank, ranks;
 
-    // the model, and what it starts from
+    // the model and its origin
     ModelConfig config;
     ParamTable table;
-    char model_dir[PATH_CAP];  // holds the weights to start from; "": a new model
-    FileSums sums;             // of its files, checked while they are loaded; none: unknown, or all were checked
-    SideFiles side_files;      // of that folder, for the checkpoints of this run
-    bool resumed;              // model_dir is the checkpoint that this run goes on from
-    bool saved_master;         // its weights are rounded: the exact ones are in its state, as "master"
+    char model_dir[PATH_CAP];  // folder with the weights to start from; "": a new model
+    FileSums sums;             // checksums of its files, verified on loading; none: unknown, or already verified
+    SideFiles side_files;      // copied from model_dir into the checkpoints of this run
+    bool resumed;              // model_dir is the checkpoint that this run resumes from
+    bool saved_master;         // its weights are rounded: the master weights are in its state, as "master"
 
     // text and data
     Tokenizer tokenizer;
@@ -61,9 +61,9 @@ typedef struct {
     bool has_train, has_val;
 
     // the run
-    Plan plan;              // while --minutes is not settled, of as many steps as one epoch has
+    Plan plan;              // until --minutes is measured, planned for one epoch
     TrainerState state;     // the trainer keeps it up to date
-    char newest[PATH_CAP];  // the checkpoint that was saved last, or resumed; "": none yet
+    char newest[PATH_CAP];  // the checkpoint saved last, or resumed from; "": none yet
     int lock;
     Logger log;
     char machine[256];
@@ -72,7 +72,7 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------------------
 // flags
 
-/* Parses the command line; --help, --version and wrong usage end here. */
+/* Parses the command line. Exits after --help and --version, and on wrong usage. */
 static inline void session_flags(Session* s, int argc, char** argv, OptionScope trainer) {
     const Options* o = &s->options;
     s->argc = argc;
@@ -83,14 +83,14 @@ static inline void session_flags(Session* s, int argc, char** argv, OptionScope 
 
 #define DEFAULT_DATA "dev/data/tinytales/"
 
-/* Fills in the data of a run without --train (or of --eval without --val): tinytales, if it has been made; and for a new
- * model without --tokenizer its tokenizer. */
+/* Sets --train and --val to the tinytales data if --train is missing (for --eval: --val), and for a new model without
+ * --tokenizer to its tokenizer. Fails if the data has not been built. */
 static inline bool default_data(Options* o, Error* e) {
     const bool wanted = o->eval ? !o->val : !o->train;
     if (!wanted) { return true; }
     const char* missing = o->eval ? DEFAULT_DATA "tinytales_val.bin" : DEFAULT_DATA "tinytales_train.bin";
     if (!file_exists(missing)) {
-        return fail(e, "%s: is not given, and the default %s has not been made\n  hint: make %s", o->eval ? "--val" : "--train",
+        return fail(e, "%s: is not given, and the default %s does not exist\n  hint: make %s", o->eval ? "--val" : "--train",
                     missing, DEFAULT_DATA "tinytales_train.bin");
     }
     if (!o->train) { o->train = DEFAULT_DATA "tinytales_train.bin"; }
@@ -102,14 +102,14 @@ static inline bool default_data(Options* o, Error* e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // weights
 
-/* Keeps of a checkpoint's state what loading its weights needs. */
+/* Moves the checksums out of a checkpoint's state into the session and frees the rest. */
 static inline void session_take_sums(Session* s, TrainerState* found) {
     s->sums = found->files;
     memset(&found->files, 0, sizeof found->files);
     trainer_state_free(found);
 }
 
-/* The newest checkpoint of a folder of checkpoints. Only the model is taken over from it, not its run. */
+/* Takes the newest checkpoint of a folder as the model. Uses only its weights, not its run. */
 static inline void session_find_checkpoint(Session* s, const char* folder) {
     Error e = NO_ERROR;
     TrainerState found;
@@ -118,8 +118,8 @@ static inline void session_find_checkpoint(Session* s, const char* folder) {
     fprintf(stderr, "using %s\n", s->model_dir);
 }
 
-/* A model's folder that was named outright. Where it is a checkpoint, the weights must be those that were saved; its other
- * files are the user's to change. transformers' Trainer has a trainer_state.json, too: one that is not ours says nothing. */
+/* Takes a model folder given by name. If it is a checkpoint, its weights must match the saved checksums; the user may change
+ * the other files. transformers' Trainer also writes a trainer_state.json: one that is not ours is ignored. */
 static inline void session_take_folder(Session* s, const char* folder) {
     char path[PATH_CAP];
     TrainerState found;
@@ -133,8 +133,8 @@ static inline void session_take_folder(Session* s, const char* folder) {
     }
 }
 
-/* Finds the checkpoint to go on from and takes its options over. Without one in --out the run starts anew, so that a
- * script may always say --resume. */
+/* Finds the checkpoint to resume from and restores its options. If --out has none, the run starts at step 0, so that a script
+ * can always pass --resume. */
 static inline void session_resume(Session* s) {
     Options* o = &s->options;
     Error e = NO_ERROR;
@@ -156,13 +156,13 @@ static inline void session_resume(Session* s) {
     s->saved_master = dtype && (strcmp(dtype, "bf16") == 0 || strcmp(dtype, "f16") == 0);
     const char* model = json_string(j, json_get(j, saved, "model"), &len);
     if (o->given[OPT_model] && model && strcmp(o->model, model) != 0) {
-        warn("--model: %s is not used, the run goes on with the model of %s", o->model, s->model_dir);
+        warn("--model: %s is not used, the run resumes with the model of %s", o->model, s->model_dir);
         o->given[OPT_model] = false;
     }
     must(options_merge(o, j, saved, &e), &e);
 }
 
-/* What --model says, or for a job that needs a trained model --out. */
+/* Finds the model: --model, or for a job that needs a trained model --out. */
 static inline void session_find_start(Session* s) {
     const Options* o = &s->options;
     ModelConfig preset;
@@ -181,7 +181,7 @@ static inline void session_find_start(Session* s) {
     }
 }
 
-/* Where the weights come from: fills model_dir and, where it is a folder, config. */
+/* Finds the weights: sets model_dir and, unless the model is a preset, config. */
 static inline void session_find_model(Session* s) {
     Error e = NO_ERROR;
     if (s->options.resume && job_trains(s->job)) { session_resume(s); }
@@ -191,7 +191,7 @@ static inline void session_find_model(Session* s) {
     if (s->job == JOB_TRAIN && s->rank == 0) { s->side_files = side_files_read(s->model_dir); }
 }
 
-/* Gives the weights of model_dir to the trainer. */
+/* Loads the weights of model_dir into the trainer's sink. */
 static inline void session_load_weights(const Session* s, TensorSink sink, void* ctx) {
     const FileSums* sums = s->sums.count > 0 ? &s->sums : NULL;
     Error e = NO_ERROR;
@@ -201,7 +201,7 @@ static inline void session_load_weights(const Session* s, TensorSink sink, void*
 // ---------------------------------------------------------------------------------------------------------------------
 // tokenizer
 
-/* The folder part of a path or pattern, "." where it has none. */
+/* Writes the folder part of a path or pattern to `out`; "." if there is none. */
 static inline void folder_of(const char* path, char* out /* PATH_CAP */) {
     snprintf(out, PATH_CAP, "%s", path);
     char* slash = strrchr(out, '/');
@@ -212,14 +212,14 @@ static inline void folder_of(const char* path, char* out /* PATH_CAP */) {
     }
 }
 
-/* True where `dir` holds a tokenizer of either kind. */
+/* Returns whether `dir` has a tokenizer of either kind. */
 static inline bool folder_has_tokenizer(const char* dir) {
     return folder_has(dir, "tokenizer.json") || folder_has(dir, "tokenizer.model");
 }
 
-/* --tokenizer, else the model folder's, else for a new model the one beside the training data. A run that is resumed takes
- * the copy in its checkpoint: the file that --tokenizer named once may have moved. A tokenizer that nobody named and that
- * cannot be read only costs the text of samples. */
+/* Loads the tokenizer: --tokenizer, else the model folder's, else for a new model the one beside the training data. A resumed
+ * run uses the copy in its checkpoint, since the file of the first --tokenizer may have moved. A default tokenizer that cannot
+ * be read is no error: texts are then ids. */
 static inline void session_find_tokenizer(Session* s) {
     const Options* o = &s->options;
     const bool has_copy = s->resumed && !o->given[OPT_tokenizer] && folder_has_tokenizer(s->model_dir);
@@ -234,15 +234,15 @@ static inline void session_find_tokenizer(Session* s) {
     if (!dir[0] && o->train) { folder_of(o->train, dir); }
     if (dir[0] && folder_has_tokenizer(dir)) {
         s->has_tokenizer = tokenizer_load(&s->tokenizer, dir, &e);
-        if (!s->has_tokenizer) { warn("%s: going on without a tokenizer, texts are shown as ids", e.msg); }
+        if (!s->has_tokenizer) { warn("%s: continuing without a tokenizer, texts are shown as ids", e.msg); }
     }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // data
 
-/* Opens the token files of the job: of the training data every rank has rows of its own; the validation data is read whole
- * by each, in single rows, so that a file shorter than a batch is used whole. */
+/* Opens the token files of the job. Each rank reads its own rows of the training data. Every rank reads all validation data,
+ * row by row, so that a file shorter than a batch is used whole. */
 static inline void session_open_data(Session* s) {
     const Options* o = &s->options;
     const uint64_t seed = (uint64_t)o->seed;
@@ -265,7 +265,7 @@ static inline void session_check_data(Session* s, DataLoader* d) {
 // ---------------------------------------------------------------------------------------------------------------------
 // opening
 
-/* The configuration of a new model: dN has the tokenizer's vocabulary, or else what the data says. */
+/* Fills in the configuration of a new model. dN takes the tokenizer's vocabulary, else that of the data. */
 static inline void session_new_config(Session* s) {
     int vocab = s->has_tokenizer ? s->tokenizer.vocab_size : 0;
     if (!s->has_tokenizer && s->has_train) {
@@ -278,7 +278,7 @@ static inline void session_new_config(Session* s) {
             tokenizer_free(&bytes);
         }
         vocab = s->train.vocab_size;
-        if (vocab == 0) { vocab = s->train.token_bytes == 2 ? 50257 : 128256; }  // llm.c's own files: GPT-2's and Llama 3's
+        if (vocab == 0) { vocab = s->train.token_bytes == 2 ? 50257 : 128256; }  // llm.c's own files: GPT-2's or Llama 3's
     }
     config_preset(&s->config, s->options.model, vocab);
     if (s->has_tokenizer && s->config.bos_id < 0) { s->config.bos_id = s->tokenizer.bos_id; }
@@ -287,7 +287,7 @@ static inline void session_new_config(Session* s) {
     }
 }
 
-/* Everything but memory and output: see the order above. `rank` of `ranks` processes. */
+/* Opens a session, except for memory and --out, in the order above. This process is `rank` of `ranks`. */
 static inline void session_open(Session* s, int argc, char** argv, OptionScope trainer, int rank, int ranks) {
     const Options* o = &s->options;
     Error e = NO_ERROR;
@@ -298,7 +298,7 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
     s->lock = -1;
     logger_none(&s->log);
     keep_standard_files();
-    signal(SIGXFSZ, SIG_IGN);  // a file-size limit is a failed write, which has a message, not a death
+    signal(SIGXFSZ, SIG_IGN);  // a write past the file-size limit then fails with a message instead of killing the process
     session_flags(s, argc, argv, trainer);
     session_find_model(s);
     if (job_trains(s->job) || s->job == JOB_EVAL) { must(default_data(&s->options, &e), &e); }
@@ -306,7 +306,7 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
     session_open_data(s);
     if (!s->model_dir[0]) { session_new_config(s); }
     if (s->has_tokenizer && s->tokenizer.vocab_size > s->config.vocab_size) {
-        die("the tokenizer has %d tokens, but the model only %d\n  hint: --tokenizer names the model's own",
+        die("the tokenizer has %d tokens, but the model only %d\n  hint: give the model's own with --tokenizer",
             s->tokenizer.vocab_size, s->config.vocab_size);
     }
     if (!s->has_tokenizer && s->job != JOB_EVAL && s->rank == 0) { warn("there is no tokenizer: texts are shown as ids"); }
@@ -325,7 +325,7 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
 // ---------------------------------------------------------------------------------------------------------------------
 // a training run
 
-/* Prints what a run is about, before anything is allocated. `precision`: FP32, BF16 or FP16. */
+/* Prints options, machine, model and data before anything is allocated. `precision`: FP32, BF16 or FP16. */
 static inline void session_print(const Session* s, const char* precision) {
     char count[32];
     if (s->rank != 0) { return; }
@@ -340,7 +340,7 @@ static inline void session_print(const Session* s, const char* precision) {
     if (s->resumed) { printf("resume  %s, step %llu\n", s->model_dir, (unsigned long long)s->state.step); }
 }
 
-/* Whether the checkpoint that the run goes on from lies in --out. */
+/* Returns whether the checkpoint that the run resumes from is in --out. */
 static inline bool session_goes_on_in_out(const Session* s) {
     char inside[PATH_CAP];
     struct stat a, b;
@@ -349,7 +349,7 @@ static inline bool session_goes_on_in_out(const Session* s) {
            a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
-/* Locks --out and looks whose it is: nothing is written there before. A run does not mix with another one's checkpoints. */
+/* Locks --out, before anything is written there. Refuses a folder with the checkpoints of another run. */
 static inline void session_lock(Session* s) {
     Error e = NO_ERROR;
     uint64_t* steps = NULL;
@@ -361,13 +361,13 @@ static inline void session_lock(Session* s) {
     must(checkpoint_list(o->out, &steps, &count, &e), &e);
     if (count > 0 && !session_goes_on_in_out(s)) {
         die("--out: %s holds the checkpoints of another run, up to step %llu\n"
-            "  hint: --resume without PATH goes on from there, another --out starts anew",
+            "  hint: continue that run with --resume (without PATH), or give another --out",
             o->out, (unsigned long long)steps[0]);
     }
     free(steps);
 }
 
-/* Opens the log of a locked --out. */
+/* Opens the log in --out, which must be locked, and writes the configuration or the resumption. */
 static inline void session_begin(Session* s, const char* precision) {
     Error e = NO_ERROR;
     const Options* o = &s->options;
@@ -381,18 +381,18 @@ static inline void session_begin(Session* s, const char* precision) {
     }
 }
 
-/* Learning rate of 0-based step `step`. */
+/* Returns the learning rate of step `step`, counted from 0. */
 static inline double session_lr(const Session* s, int64_t step) {
     const Options* o = &s->options;
     return learning_rate((Schedule)o->schedule, step, s->plan.steps, o->warmup, o->lr, o->final_lr_frac);
 }
 
-/* Whether something that is due every N steps (0: never, or only at the end) is due when `step` steps are done. */
+/* Returns whether a task is due when `step` steps are done: every `every` steps (0: never) and at the end. */
 static inline bool session_due(const Session* s, int every, int64_t step) {
     return (every > 0 && step % every == 0) || step == s->plan.stop;
 }
 
-/* Positions that a job's KV cache needs: the prompt and what is written behind it. 0: the job generates nothing. */
+/* Returns the positions that the job's KV cache needs: the prompt and the generated text. 0: the job generates nothing. */
 static inline int session_context(const Session* s) {
     enum { CHAT_CONTEXT = 8192 };
     const Options* o = &s->options;
@@ -413,7 +413,7 @@ static inline int session_context(const Session* s) {
 // ---------------------------------------------------------------------------------------------------------------------
 // a checkpoint
 
-/* The dtype of the weights in checkpoints; `own` is that of the build, which --export-dtype auto means. */
+/* Returns the dtype of the weights in checkpoints; `own` is the dtype of the build, for --export-dtype auto. */
 static inline SafeDtype session_export_dtype(const Session* s, SafeDtype own) {
     switch (s->options.export_dtype) {
         case EXPORT_F32: return SAFE_F32;
@@ -423,27 +423,28 @@ static inline SafeDtype session_export_dtype(const Session* s, SafeDtype own) {
     }
 }
 
-/* The run's options as a checkpoint holds them. What "auto" came to is written down: another build may go on from here. */
+/* Returns the run's options as JSON for a checkpoint. Replaces --export-dtype auto by `dtype`, since another build may resume
+ * the run. */
 static inline char* session_options_text(const Session* s, SafeDtype dtype) {
     Options resolved = s->options;
     resolved.export_dtype = dtype == SAFE_F32 ? EXPORT_F32 : dtype == SAFE_BF16 ? EXPORT_BF16 : EXPORT_F16;
     return options_json_text(&resolved);
 }
 
-/* Adds a trainer's own files to a checkpoint's folder before it is sealed. */
+/* Adds a trainer's own files to a checkpoint's folder before the commit. */
 typedef bool (*AddFiles)(void* ctx, const char* folder, Error* e);
 
-/* Tokenizer, and the files that the model came with: a run does not end for them. */
+/* Writes the tokenizer and the side files of the model. A failure is only a warning. */
 static inline void session_add_side_files(const Session* s, const Checkpoint* k) {
     Error e = NO_ERROR;
     if (s->has_tokenizer && !tokenizer_save(&s->tokenizer, k->tmp, s->config.max_positions, &e)) {
-        warn("%s: this checkpoint's tokenizer is not whole", e.msg);
+        warn("%s: this checkpoint's tokenizer is incomplete", e.msg);
     }
     checkpoint_side_files(k, &s->side_files, &s->config);
 }
 
-/* Writes OUT/step_N for the steps that are done (state.step): the weights first, the optimizer's state, what `add` (or NULL)
- * adds, then what may be missing; then removes what --keep says. `dtype` of the weights: F32, BF16 or F16. */
+/* Writes the checkpoint OUT/step_N of step state.step: the weights (F32, BF16 or F16), the optimizer state, the files of `add`
+ * (or NULL), then the optional files. Then removes old checkpoints by --keep. */
 static inline void session_checkpoint(Session* s, SafeDtype dtype, TensorSource weights, void* weights_ctx,
                                       const StateSlot* slots, int num_slots, AddFiles add, void* add_ctx) {
     Checkpoint k;
@@ -465,7 +466,7 @@ static inline void session_checkpoint(Session* s, SafeDtype dtype, TensorSource 
     s->state.options = NULL;
     if (!ok) {
         checkpoint_abort(&k);
-        die("%s\n  hint: the checkpoints before it are whole; make room and go on with --resume", e.msg);
+        die("%s\n  hint: earlier checkpoints are intact; make room and continue with --resume", e.msg);
     }
     snprintf(s->newest, sizeof s->newest, "%s", k.dir);
     checkpoint_prune(o->out, o->keep, (uint64_t)o->major_every, s->state.step);
@@ -474,7 +475,7 @@ static inline void session_checkpoint(Session* s, SafeDtype dtype, TensorSource 
 // ---------------------------------------------------------------------------------------------------------------------
 // the end
 
-/* The end. A training run has its log; where stdout is all that a job leaves, it must have got there. */
+/* Closes the session. Fails if stdout was not written and the job has no other output: a training run has its log. */
 static inline void session_close(Session* s) {
     const bool failed = fflush(stdout) != 0 || ferror(stdout);
     if (failed && s->job != JOB_TRAIN && s->rank == 0) { die("standard output: writing failed"); }

@@ -1,8 +1,8 @@
-/* step.h -- what both trainers agree on about one training step: where its tokens come from, the numbers that stay the same
- * for a whole run, and what it reports.
+/* step.h -- the interface of one training step, the same in both trainers: the source of its tokens, the numbers that are
+ * fixed for a whole run, and its result.
  *
- * A step takes `accumulate` micro-batches of B rows. The GPU trainer queues a step and learns its outcome later, so a step
- * and its result are two calls in both trainers: train_step() and step_result().
+ * A step takes `accumulate` micro-batches of B rows. The GPU trainer queues a step and learns its result later, so both
+ * trainers have two functions: train_step() and step_result().
  */
 #ifndef LLMC_STEP_H
 #define LLMC_STEP_H
@@ -15,7 +15,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // tokens
 
-/* Gives the next `rows` rows of T tokens x and targets y. */
+/* A source of batches. next() writes the next `rows` rows of T tokens x and targets y. */
 typedef struct {
     bool (*next)(void* ctx, int32_t* x, int32_t* y, Error* e);
     void* ctx;
@@ -31,26 +31,26 @@ static inline BatchSource batches_of(DataLoader* d) {
     return source;
 }
 
-/* x, y: (B, T) = the next B rows; B is a multiple of source->rows. Data that cannot be read ends the program. */
+/* Reads the next B rows into x, y (B, T); B is a multiple of source->rows. Exits if the data cannot be read. */
 static inline void batch_read(const BatchSource* source, int B, int T, int32_t* x, int32_t* y) {
     Error e = NO_ERROR;
     for (int b = 0; b < B; b += source->rows) { must(source->next(source->ctx, x + (size_t)b * T, y + (size_t)b * T, &e), &e); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// what a run's steps have in common
+// fixed for a whole run
 
 typedef struct {
     BatchSource data;
     StepHyper hyper;
-    int accumulate;     // micro-batches of a step
-    uint64_t tokens;    // of a step, over all ranks
+    int accumulate;     // micro-batches per step
+    uint64_t tokens;    // per step, over all ranks
     uint64_t seed;      // of stochastic rounding
     TrainerState* run;  // counts steps, tokens and updates; holds the outlier detectors and the loss scale
 } StepPlan;
 
 // ---------------------------------------------------------------------------------------------------------------------
-// what a step reports
+// the result of a step
 
 typedef struct {
     double loss;  // mean over the step's tokens, before the update
@@ -58,11 +58,11 @@ typedef struct {
     double lr;
     double ms;
     UpdateVerdict verdict;
-    double loss_z, norm_z;  // scores against the last steps, NaN where there are too few
+    double loss_z, norm_z;  // z-scores against recent steps; NaN if there are too few
     double loss_scale;      // after the step
 } StepResult;
 
-/* Why a step was skipped, in a text of `cap` bytes; NULL where it was not. */
+/* Writes why a step was skipped to `out` (`cap` bytes) and returns it; NULL if the step was applied. */
 static inline const char* skip_note(const StepResult* r, bool scales_loss, char* out, size_t cap) {
     switch (r->verdict) {
         case UPDATE_APPLIED: return NULL;

@@ -1,7 +1,7 @@
-/* trainer.h -- a trainer as the rest of the program knows it: a table of functions. train_llama3.c and train_llama3.cu each
- * fill in one; jobs.h and training.h work with either.
+/* trainer.h -- the interface of a trainer: a table of functions. train_llama3.c and train_llama3.cu each fill in one; jobs.h
+ * and training.h work with either.
  *
- * `model` is the trainer's own Llama. A function that fails for want of memory or of the GPU ends the program itself.
+ * `model` is the trainer's own Llama. A function that runs out of memory, or fails on the GPU, ends the program itself.
  */
 #ifndef LLMC_TRAINER_H
 #define LLMC_TRAINER_H
@@ -12,10 +12,10 @@
 #include "llmc/run/session.h"   // defines: Session
 #include "llmc/run/step.h"      // defines: BatchSource, StepPlan, StepResult
 
-/* What can be read from a model and written into it, tensor by tensor. */
+/* Parts of a model that can be read and written tensor by tensor. */
 typedef enum {
-    SLOT_WEIGHTS,  // those that the model computes with; writing them sets the exact ones, too
-    SLOT_MASTER,   // the exact ones, which AdamW updates; the same where nothing is rounded
+    SLOT_WEIGHTS,  // the weights that the model computes with; writing them also sets the master weights
+    SLOT_MASTER,   // the exact weights, which AdamW updates; the same as SLOT_WEIGHTS in FP32
     SLOT_M,        // AdamW's moments
     SLOT_V,
     NUM_SLOTS
@@ -26,14 +26,14 @@ typedef struct Trainer Trainer;
 struct Trainer {
     const char* precision;  // "FP32", "BF16", "FP16"
     SafeDtype dtype;        // of the weights it computes with
-    const char* memory;     // what runs short, for messages: "memory", or the GPU's name
-    void* device;           // the trainer's own, NULL on the CPU
+    const char* memory;     // subject of messages about memory: "memory", or the GPU's name
+    void* device;           // the trainer's own data; NULL on the CPU
     bool scales_loss;       // FP16: gradients are computed with a loss scale
-    int in_flight;          // steps, or batches of validation, that may be queued before the first is waited for
-    double peak_flops;      // of the device; 0: unknown
+    int in_flight;          // maximum number of queued steps, or of queued validation batches
+    double peak_flops;      // FLOP/s of the device; 0: unknown
 
-    // memory: the rows of the table, the bytes that may be used (0: unknown), a model, what the process holds of it now or
-    // held at most
+    // memory: measure() fills the memory table; available() returns the usable bytes (0: unknown); memory_used() returns the
+    // bytes that the process holds (GPU) or its peak (CPU)
     void (*measure)(const Trainer* t, const Session* s, const Options* o, MemoryTable* table);
     uint64_t (*available)(const Trainer* t, const Options* o);
     void* (*create)(const Trainer* t, const Session* s);
@@ -43,9 +43,9 @@ struct Trainer {
     // weights and optimizer state
     void (*init)(void* model, uint64_t seed);
     StateSlot (*slot)(void* model, SlotKind kind);
-    AddFiles add_files;  // to a checkpoint; or NULL
+    AddFiles add_files;  // adds the trainer's own files to a checkpoint; or NULL
 
-    // training: prepare() before the first step, forget() wipes all traces of steps at learning rate 0
+    // training: prepare() (or NULL) runs before the first step; forget() wipes all traces of steps at learning rate 0
     void (*prepare)(void* model, const StepPlan* plan, const Session* s);
     void (*step)(void* model, const StepPlan* plan, double lr);
     StepResult (*result)(void* model, const StepPlan* plan);
@@ -53,7 +53,7 @@ struct Trainer {
     void (*profile)(void* model, const StepPlan* plan, int warm_up);  // or NULL
     void (*name_not_finite)(void* model);                             // --debug; or NULL
 
-    // inference: the losses (B, T) of the next batch are queued, then waited for
+    // inference: queue the losses (B, T) of the next batch, then wait for them
     void (*queue_losses)(void* model, const BatchSource* data);
     const float* (*wait_losses)(void* model);
     NextLogits next_logits;

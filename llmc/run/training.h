@@ -1,9 +1,9 @@
-/* training.h -- the parts of a training run that the loop calls, once for both trainers. The loop itself stands in
- * train_llama3.c and in train_llama3.cu, word for word the same:
+/* training.h -- the functions that the training loop calls, shared by both trainers. The loop itself is in train_llama3.c and,
+ * word for word the same, in train_llama3.cu:
  *
- *   training_open      shows the plan, takes --out, makes the model ready; false where there is nothing to train
- *   training_due       what is due once the steps that are queued are done
- *   training_report    the line of a step, on the screen and in the log
+ *   training_open      prints the plan, locks --out, creates the model; false if there is nothing to train
+ *   training_due       tells what is due once the queued steps are done
+ *   training_report    writes the line of a step to the screen and the log
  *   training_validate, training_sample, training_checkpoint
  *   training_close     the last checkpoint and the summary
  */
@@ -31,7 +31,7 @@ typedef struct {
     Sampler sampler;
     Generator generator;
     StepLines lines;
-    int64_t queued, reported;  // steps, counted from step 0 of the schedule
+    int64_t queued, reported;  // number of steps, from the start of the schedule
     int64_t saved;             // step of the newest checkpoint, -1: none
     bool stopping;             // a signal asked for the end
 } Training;
@@ -39,7 +39,7 @@ typedef struct {
 typedef struct {
     bool validation, sample, checkpoint;
     bool end;    // the run ends here
-    bool drain;  // one of the above: no step may stay in flight
+    bool drain;  // something is due, or --debug: no step may stay in flight
 } Due;
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ static inline StepPlan step_plan(const Trainer* trainer, Session* s) {
     return p;
 }
 
-/* The state of the optimizer, with the exact weights where those of the model are rounded. */
+/* Fills `slots` with the optimizer state, and with the master weights if `with_master`. Returns their number. */
 static inline int state_slots(const Trainer* trainer, void* model, bool with_master, StateSlot slots[NUM_SLOTS]) {
     int count = 0;
     slots[count++] = trainer->slot(model, SLOT_M);
@@ -76,10 +76,10 @@ static inline int state_slots(const Trainer* trainer, void* model, bool with_mas
     return count;
 }
 
-/* Settles --minutes: times a few steps at learning rate 0 on the first batches, then wipes their traces. */
+/* Turns --minutes into a number of steps: times a few steps at learning rate 0, then wipes their traces. */
 static inline void training_measure(Training* t) {
     Session* s = t->s;
-    const TrainerState before = s->state;  // a new run's, which owns nothing
+    const TrainerState before = s->state;  // of a new run, which owns no memory
     const uint64_t row = s->train.row;
     double best = INFINITY;
     Error e = NO_ERROR;
@@ -95,7 +95,7 @@ static inline void training_measure(Training* t) {
     printf("timed   %.1f ms a step: %lld steps fit into %g minutes\n", best, (long long)s->plan.steps, s->options.minutes);
 }
 
-/* Everything up to the first step. False where none follows: --dry-run, --profile. */
+/* Does everything before the first step. Returns false for --dry-run and --profile, which do not train. */
 static inline bool training_open(Training* t, const Trainer* trainer, Session* s) {
     const Options* o = &s->options;
     const bool timed = o->minutes > 0 && !s->resumed;
@@ -188,8 +188,8 @@ static inline void training_sample(Training* t) {
     must(log_sample(&s->log, t->reported, g->text, g->text_len, &e), &e);
 }
 
-/* Weights in 32 bits are the exact ones. Those in 16 bits are what the model computes with; the exact ones then go into the
- * state, as "master". */
+/* Writes a checkpoint. In F32 it holds the master weights. In 16 bits it holds rounded weights; the master weights then go into
+ * the optimizer state, as "master". */
 static inline void training_checkpoint(Training* t) {
     const Trainer* trainer = t->trainer;
     const SafeDtype dtype = session_export_dtype(t->s, trainer->dtype);
@@ -207,7 +207,7 @@ static inline void training_checkpoint(Training* t) {
 static inline void training_close(Training* t) {
     Session* s = t->s;
     Error e = NO_ERROR;
-    if (t->saved < 0) { training_checkpoint(t); }  // --steps 0: a new model, exported
+    if (t->saved < 0) { training_checkpoint(t); }  // --steps 0 exports a new model
     const char* reason = t->stopping ? "signal" : s->plan.stop < s->plan.steps ? "stop-after" : "done";
     must(log_end(&s->log, (int64_t)s->state.step, reason, now_seconds() - s->started, &e), &e);
     print_summary(stdout, &t->lines, s->argv[0], s->newest, t->trainer->memory_used(t->model));

@@ -1,12 +1,13 @@
-# lanes.sh -- the scheduler of test_gpu.sh, which sources it: which tests are chosen, the builds they wait for, the lanes in which
-# they run side by side, the time they have, and the lines of the report.
+# lanes.sh -- the scheduler of test_gpu.sh, which sources it: selects tests, waits for builds, runs lanes of tests in parallel,
+# limits the time, and prints the report.
 #
 # test_gpu.sh defines tests(), a list of
-#   lane NAME                                      what follows runs one after the other, beside the other lanes
-#   lane NAME alone                                or when all others have ended
-#   quick [after OTHER] "NAME" COMMAND...          a test of both modes, once the test OTHER has ended
-#   full  [after OTHER] "NAME" COMMAND...          a test of `all`
-# COMMAND may be a function; it says why it fails, or returns 77 and says why it was skipped. A test that is chosen brings OTHER.
+#   lane NAME                                      the tests that follow run one after the other, parallel to other lanes
+#   lane NAME alone                                the tests that follow run after all other lanes have ended
+#   quick [after OTHER] "NAME" COMMAND...          a test of both modes; waits for the end of the test OTHER
+#   full  [after OTHER] "NAME" COMMAND...          a test of mode `all` only
+# COMMAND may be a function. It prints why it fails, or returns 77 and prints why it is skipped. Selecting a test also selects
+# its OTHER.
 
 began=$(date +%s)
 results=$tmp/results build=$root/build/gpu cores=$(nproc)
@@ -22,9 +23,9 @@ case $oldest in 3? | 5? | 6? | 70 | 72) no_gpu="the GPU is older than sm_75" ;; 
 
 elapsed() { echo $(($(date +%s) - began)); }
 say() { printf '%s\n' "$1" | tee -a "$results"; }
-in_all() { [ "$mode" = all ] || [ -n "$no_gpu" ]; } # what is skipped is named in full
+in_all() { [ "$mode" = all ] || [ -n "$no_gpu" ]; } # without a GPU, name every test as skipped
 
-# limit SECONDS COMMAND...: at most that long, and not far past the budget
+# limit SECONDS COMMAND...: runs the command for at most SECONDS, and until at most 45 s past the budget
 limit() {
     limit_s=$1 limit_left=$((budget + 45 - $(elapsed)))
     shift
@@ -41,7 +42,7 @@ lane() { lane=$1 alone=${2:-beside}; }
 quick() { entry quick "$@"; }
 full() { entry full "$@"; }
 
-# entry quick|full [after OTHER] NAME COMMAND...: does with the test what is being done with the list
+# entry quick|full [after OTHER] NAME COMMAND...: handles one test of the list as $doing says
 entry() {
     e_mode=$1 e_after=
     shift
@@ -61,8 +62,8 @@ entry() {
 is_chosen() { grep -qxF -- "$1" "$tmp/chosen"; }
 has_ended() { cut -c6- "$results" | awk -v name="$1" 'index($0, name " (") == 1 || index($0, name ":") == 1 { found = 1 } END { exit !found }'; }
 
-# is_named NAME WORD...: a WORD is the name; or, where no test is so named, a pattern in it as grep -E has it. Without WORDs
-# all are named
+# is_named NAME WORD...: true if a WORD equals NAME, or is no test's name but matches NAME as a pattern (grep -E). Always true
+# without WORDs
 is_named() {
     n_name=$1
     shift
@@ -77,7 +78,7 @@ is_named() {
     return 1
 }
 
-# choose WORD...: leaves the names of the tests to run in $tmp/chosen
+# choose WORD...: writes the names of the tests to run to $tmp/chosen
 choose() {
     doing=table && tests >"$tmp/table"
     while IFS='	' read -r c_mode _ _ c_name c_after; do
@@ -87,7 +88,7 @@ choose() {
     [ -s "$tmp/chosen" ] || { echo "error: no test is named $*; --list prints the names" >&2 && exit 2; }
 }
 
-# run_test NAME COMMAND...
+# run_test NAME COMMAND...: runs a test and prints its line of the report
 run_test() {
     t_name=$1
     shift
@@ -107,7 +108,7 @@ run_test() {
     rm -f "$t_log"
 }
 
-# run_lanes beside|alone
+# run_lanes beside|alone: runs the lanes of that kind
 run_lanes() {
     for l_name in $(awk -F '\t' -v which="$1" '$3 == which && !seen[$2]++ { print $2 }' "$tmp/table"); do
         doing="lane $l_name"
@@ -128,16 +129,16 @@ variable_of() {
     esac
 }
 
-# make_variant VARIANT: its folder
+# make_variant VARIANT: makes its folder
 make_variant() {
     mkdir -p "$build/$1/build"
     for file in Makefile llmc dev train_llama3.c train_llama3.cu test_llama3.cu; do ln -sfn "$root/$file" "$build/$1/$file"; done
     case $1.$oldest in bf16*.7?) return ;; esac
-    make -s -C "$build/$1" NVCC="$nvcc" $(variable_of "$1") build/cuda_flags # before several makes would write it
+    make -s -C "$build/$1" NVCC="$nvcc" $(variable_of "$1") build/cuda_flags # now, before several makes write it at once
 }
 
-# build_one VARIANT TARGET, unless somebody else does: leaves its status in build/gpu/VARIANT.TARGET.done, 77 where this GPU
-# cannot run it
+# build_one VARIANT TARGET: builds it unless another process does. Writes the status to build/gpu/VARIANT.TARGET.done, or 77
+# if this GPU cannot run it
 build_one() {
     build_log=$build/$1.$(basename "$2")
     mkdir "$build_log.claimed" 2>/dev/null || return 0
@@ -146,7 +147,7 @@ build_one() {
     echo $? >"$build_log.done"
 }
 
-# In the order of the list, as many at a time as there are cores.
+# Builds all targets in this order, as many in parallel as there are cores.
 build_all() {
     targets=
     for v in bf16 fp32 fp16; do targets="$targets $v:test_llama3cu $v:train_llama3cu"; done
@@ -170,7 +171,7 @@ build_all() {
     touch "$tmp/built"
 }
 
-# start_builds WORD...: all of them; but where tests were named, each test builds what it needs
+# start_builds WORD...: builds everything in the background; with WORDs, each test builds what it needs
 start_builds() {
     mkdir -p "$build"
     rm -rf "$build"/*.done "$build"/*.claimed
@@ -178,7 +179,7 @@ start_builds() {
     if [ $# -eq 0 ]; then build_all & else touch "$tmp/built"; fi
 }
 
-# need VARIANT PROGRAM: waits for the build, or builds; ends the test as skipped where there is none
+# need VARIANT PROGRAM: waits for the build, or builds it; skips the test if this GPU cannot run it
 need() {
     need_mark=$build/$1.$2
     if [ -e "$tmp/built" ]; then
@@ -189,7 +190,7 @@ need() {
     [ "$(cat "$need_mark.done")" -eq 0 ] || { tail -n 5 "$need_mark.log" && echo "error: $1 $2 was not built" && return 1; }
 }
 
-# cu VARIANT FLAGS...: that build's trainer; flags given later hold
+# cu VARIANT FLAGS...: runs the trainer of that build; later flags override
 cu() {
     cu_v=$1
     shift
@@ -198,7 +199,7 @@ cu() {
 
 # --- all of it -----------------------------------------------------------------------------------------------------------------
 
-# The CPU's programs, and the tokens that the trainers read.
+# Builds the CPU programs and writes the tokens for the trainers.
 make_data() {
     for file in "${TEXT:-}" data/tinyshakespeare.txt "${TEST_DATA:-}/tinyshakespeare.txt"; do
         [ ! -s "$file" ] || { text=$file && break; }

@@ -1,6 +1,6 @@
-# memory.sh -- tests of test_gpu.sh: what the memory table says is what the card holds. Alone on the card.
+# memory.sh -- tests of test_gpu.sh: the memory table agrees with the memory in use. They need the card to themselves.
 
-# 100,000 tokens: five times what fits into one argument of a command
+# 100,000 tokens: one command's arguments hold only a fifth of them
 wide_data() {
     [ -s "$tmp/wide.bin" ] && return
     token_file "$tmp/part.bin" 20000 32768
@@ -42,7 +42,7 @@ table_is_true() {
         }' "$tmp/table"
 }
 
-# A T4 has 15 GiB. What does not fit is refused with flags that do, and these run within it.
+# Limits memory to the 15 GiB of a T4. A run that does not fit is refused with flags that fit, and those run within the limit.
 hint_fits() {
     wide_data
     flags="--model d12 --train $tmp/wide.bin --seq 1024 --batch 64 --steps 3 --max-memory 15G"

@@ -1,11 +1,11 @@
-# programs.sh -- tests of test_gpu.sh: programs that test themselves, on the committed pairs and on larger ones.
+# programs.sh -- tests of test_gpu.sh: runs the test programs, test_llama3cu on the committed pairs and on larger ones.
 
 compiler_is_content() {
     for v in bf16:train_llama3cu fp32:train_llama3cu bf16:test_attention_cu; do need "${v%%:*}" "${v#*:}" || return 1; done
     ! grep -iE 'spill|serializ' "$build"/*.log
 }
 
-# program LIMIT VARIANT TARGET [ARGUMENT...]: it ends well
+# program LIMIT VARIANT TARGET [ARGUMENT...]: the program exits with 0
 program() {
     p_limit=$1 p_variant=$2 p_target=$3
     shift 3
@@ -14,14 +14,14 @@ program() {
     [ -x "$p_path" ] || p_path=$build/$p_variant/build/$p_target
     cd "$build/$p_variant" && limit "$p_limit" "$p_path" "$@" >"$tmp/$p_variant.$p_target.out" 2>&1
     p_status=$?
-    # a failure behind its heading
+    # put the heading in front of each failure
     awk '/^[^ ]/ { heading = $0; sub(/, [^,]*state.safetensors$/, "", heading); sub("dev/test/pairs/", "", heading) }
          /^ +FAIL/ { print "FAIL " heading " |" $0; next } { print }' "$tmp/$p_variant.$p_target.out"
     echo "REMARK $(tail -n 1 "$tmp/$p_variant.$p_target.out")"
     return $p_status
 }
 
-# committed LIMIT VARIANT: the committed pairs alone, without the trials of memory and bits
+# committed LIMIT VARIANT: only the committed pairs, without the tests of memory and of equal bits
 committed() {
     for pair in mha_odd gqa2_untied_rope8 tied_gqa4_rope32; do
         program "$1" "$2" test_llama3cu "dev/test/pairs/$pair" "dev/test/pairs/$pair.state.safetensors" || return 1
@@ -36,10 +36,10 @@ pairs_written() {
     limit 240 "$python" dev/test/gpu_pairs.py --out "$tmp/pairs" --jobs $((cores / 2 + 1)) "$@" && touch "$tmp/pairs/whole"
 }
 
-# pair_passes VARIANT PAIR: leaves its output; a limit that lets PTX be compiled
+# pair_passes VARIANT PAIR: saves the output; the time limit includes compiling PTX
 pair_passes() { limit 150 "$build/$1/test_llama3cu" "$tmp/pairs/$2" "$tmp/pairs/$2.state.safetensors" >"$tmp/pair.$1.$2" 2>&1; }
 
-# pairs_pass VARIANT SEEDS: those made from one of these digits
+# pairs_pass VARIANT SEEDS: all pairs whose seed is one of these digits
 pairs_pass() {
     [ -e "$tmp/pairs/whole" ] || { echo "the pairs were not written" && return 77; }
     need "$1" test_llama3cu || return 1
@@ -63,7 +63,7 @@ pairs_pass() {
     [ $p_failed -eq 0 ] && [ $p_passed -gt 0 ]
 }
 
-# The builds that other tests wait for come first.
+# Waits until the builds for other tests are done.
 faults_are_caught() {
     while [ ! -e "$tmp/built" ]; do sleep 1; done
     # the architecture is the Makefile's choice

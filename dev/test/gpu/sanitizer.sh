@@ -1,17 +1,17 @@
-# sanitizer.sh -- tests of test_gpu.sh: what compute-sanitizer says of our kernels. cuBLAS has its own, which read padding and are
-# not ours to change.
+# sanitizer.sh -- tests of test_gpu.sh: compute-sanitizer must report nothing on our kernels. Reports on kernels of cuBLAS,
+# which read padding, do not count.
 
 our_kernels() { grep -hoE '\b[a-z0-9_]+_kernel\b' "$root"/llmc/*.cuh "$root"/llmc/*/*.cuh | sort -u | tr '\n' '|' | sed 's/|$//'; }
 
-# sanitize TOOL VARIANT PAIR...
+# sanitize TOOL VARIANT PAIR...: runs test_llama3cu on each pair under the tool
 sanitize() {
     tool=$1 v=$2
     shift 2
     sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null) ||
         { echo "compute-sanitizer is not installed" && return 77; }
     need "$v" test_llama3cu || return 1
-    # others' kernels are left alone where they need not be watched to know what was written; racecheck of CUDA 13 makes those of
-    # cuBLAS that it leaves alone trap
+    # check only our kernels where possible. initcheck must watch all kernels to know what was written; under CUDA 13's racecheck,
+    # cuBLAS kernels that are filtered out trap
     filter=
     case $tool in initcheck | racecheck) ;; *) ! "$sanitizer" --help | grep -q 'kernel-name ' || filter="--kernel-name kns=_kernel" ;; esac
     [ "$tool" != memcheck ] || filter="$filter --report-api-errors no"
@@ -21,8 +21,8 @@ sanitize() {
         [ -d "$dir" ] || dir=$pairs/$pair
         [ -d "$dir" ] || continue
         count=$((count + 1)) log=$tmp/$tool.$v.$pair
-        # what the test fills counts as initialised, so FP32 does not fill; in 16 bits it must, for initcheck does not see what
-        # cuBLAS' kernels for Hopper write
+        # memory that the test fills counts as initialized, so FP32 does not fill. 16-bit builds must fill, because initcheck does
+        # not see the writes of cuBLAS' kernels for Hopper
         [ "$tool $v" != "initcheck fp32" ] || export NO_FILL=1
         limit 100 "$sanitizer" --tool "$tool" --show-backtrace no --print-limit 2000 $filter \
             "$build/$v/test_llama3cu" "$dir" "$dir.state.safetensors" >"$log" 2>&1

@@ -1,8 +1,8 @@
-# trainer.sh -- tests of test_gpu.sh: ./train_llama3cu beside the CPU's trainer, beside itself, killed, resumed and misled.
+# trainer.sh -- tests of test_gpu.sh: ./train_llama3cu against the CPU trainer, against itself, killed, resumed, with bad input.
 
 losses_of() { sed -n 's/.*"event":"step","step":\([0-9]*\),"loss":\([^,]*\),.*/\1 \2/p' "$1"; }
 
-# close_losses LIMIT A B: two logs, the same steps
+# close_losses LIMIT A B: two logs have the same steps, with losses at most LIMIT apart
 close_losses() {
     losses_of "$2" >"$tmp/losses_a" && losses_of "$3" >"$tmp/losses_b"
     paste -d ' ' "$tmp/losses_a" "$tmp/losses_b" | awk -v limit="$1" '
@@ -11,7 +11,7 @@ close_losses() {
         END { printf "REMARK %d steps, %.1e apart\n", NR, worst; exit bad > 0 || NR == 0 }'
 }
 
-# same_end A B STEP: two runs' checkpoints hold the same weights and the same state, to the bit
+# same_end A B STEP: the checkpoints of two runs have the same weights and state, bit for bit
 same_end() {
     se=$(printf 'step_%08d' "$3")
     cmp "$1/$se/model.safetensors" "$2/$se/model.safetensors" && cmp "$1/$se/state_rank00000.safetensors" "$2/$se/state_rank00000.safetensors"
@@ -23,7 +23,7 @@ cpu_and_gpu_train_alike() {
         close_losses 1e-4 "$tmp/alike_gpu/log.jsonl" "$tmp/alike_cpu/log.jsonl"
 }
 
-# from a folder that PyTorch wrote: grouped heads, its RoPE scaling, an untied head
+# starts from a folder that PyTorch wrote: grouped heads, RoPE scaling, an untied head
 a_folder_trains_alike() {
     token_file "$tmp/folder.bin" 20000 97
     flags="--model $pairs/gqa2_untied_rope8 --train $tmp/folder.bin --batch 2 --seq 32 --steps 20 --lr 1e-3 --warmup 5"
@@ -59,10 +59,10 @@ greedy_text_is_the_cpu_s() {
     echo "REMARK loss $(losses_of "$tmp/trained/log.jsonl" | tail -n 1 | cut -d ' ' -f 2)"
 }
 
-# long rows and many of them: where an order of additions that changes would show
+# many long rows, where a changing order of additions would show
 long="--model d3 --batch 8 --seq 1024 --steps 20 --warmup 4 --lr 1e-3"
 
-# parts_are_the_whole VARIANT NAME FLAGS...: 20 steps at once, and 10 and 10
+# parts_are_the_whole VARIANT NAME FLAGS...: 20 steps at once equal 10 and 10
 parts_are_the_whole() {
     v=$1 d=$tmp/parts_$2
     shift 2
@@ -72,7 +72,7 @@ parts_are_the_whole() {
         steps_of "$d/whole/log.jsonl" | grep -v '"val"' >"$d/a" && steps_of "$d/parts/log.jsonl" | grep -v '"val"' | cmp "$d/a" -
 }
 
-# One tuning, whose choice the checkpoint of step 10 carries to a run in another folder, without the file of the first.
+# Tunes once. The checkpoint of step 10 carries the plan to a run in another folder, after the plan file is removed.
 tuned_parts_are_the_whole() {
     d=$tmp/tuned
     mkdir -p "$d"
@@ -83,7 +83,7 @@ tuned_parts_are_the_whole() {
         cmp "$d/whole/step_00000020/matmul_plan.json" "$d/parts/step_00000020/matmul_plan.json"
 }
 
-# A run that tunes and is resumed uses the checkpoint's choice and does not tune again, which could choose otherwise.
+# A resumed run of --tune uses the plan in the checkpoint. It must not tune again, which could choose other algorithms.
 resuming_does_not_tune_again() {
     d=$tmp/tune_resume
     cu bf16 $long --train "$tmp/data_train.bin" --out "$d/whole" --tune --checkpoint-every 10 && mkdir "$d/parts" &&
@@ -100,7 +100,7 @@ graph_changes_no_bit() {
     done
 }
 
-# killed N: with -9 at moments spread over a life of about six steps
+# killed_runs_go_on N: kills with -9 N times, at moments spread over the time of about six steps
 killed_runs_go_on() {
     kills=$1 d=$tmp/killed seed=$(date +%s) last=0 i=0
     flags="--model d2 --train $tmp/data_train.bin --batch 8 --seq 256 --steps 100000 --schedule constant --checkpoint-every 1 --keep 3"
@@ -126,7 +126,8 @@ killed_runs_go_on() {
         same_end "$d/never" "$d/run" $stop && same_steps "$d/never/log.jsonl" "$d/run/log.jsonl"
 }
 
-# One token a step makes the first gradients pass 65504: the scale is halved until they fit, and the run learns after that.
+# With one token per step, the first scaled gradients exceed 65504. The loss scale is halved until they fit; then the run
+# learns.
 fp16_finds_its_scale() {
     d=$tmp/scale
     cu fp16 --model d2 --train "$tmp/data_train.bin" --batch 1 --seq 1 --steps 30 --lr 1e-3 --out "$d" || return 1
@@ -136,8 +137,8 @@ fp16_finds_its_scale() {
     [ "$skips" -lt 20 ] && tail -n 2 "$d/log.jsonl" | head -n 1 | grep -qv skipped
 }
 
-# Weights near the largest number: finite, so they are read, but nothing that comes of them is. No step is applied, each says
-# so, and the weights of the end are those of the start.
+# Weights near the largest float are finite, so they are read, but the results overflow. Every step must be skipped and say so,
+# and the final weights must equal the initial ones.
 huge_weights() { # huge_weights DIR: a model's folder
     cp -r "$pairs/mha_odd" "$1" && chmod u+w "$1"/* || return 1
     huge_size=$(wc -c <"$1/model.safetensors")
@@ -160,7 +161,7 @@ debug_names_the_tensor() {
     grep '^debug   not finite: ' "$d.log" || { tail -n 4 "$d.log" && echo "error: --debug names no tensor" && return 1; }
 }
 
-# A weight that is nan is refused by file, tensor and place.
+# A nan weight is refused; the message names file, tensor and position.
 nan_is_refused() {
     d=$tmp/nan
     cp -r "$pairs/mha_odd" "$d.model" && chmod u+w "$d.model"/* && token_file "$d.bin" 3000 97 || return 1
@@ -172,7 +173,7 @@ nan_is_refused() {
     grep "^error: $d.model/model.safetensors: .*weight is nan at" "$d.log" || { tail -n 2 "$d.log" && return 1; }
 }
 
-# --tune asks before it writes: a folder that holds another run keeps its plan file, byte for byte.
+# --tune checks --out before it writes: the plan file in another run's folder stays as it is.
 tune_asks_before_it_writes() {
     d=$tmp/tune_lock
     cu bf16 --model d2 --train "$tmp/data_train.bin" --batch 2 --seq 64 --steps 1 --out "$d" || return 1
@@ -183,7 +184,7 @@ tune_asks_before_it_writes() {
     grep 'holds the checkpoints of another run' "$d.log" && [ "$(cat "$d/matmul_plan.json")" = mine ]
 }
 
-# --plan is read by every job, and refused where it is something else.
+# Every job reads --plan and refuses a file of another format.
 plan_is_for_every_job() {
     d=$tmp/plan
     cu bf16 --model d2 --train "$tmp/data_train.bin" --batch 2 --seq 64 --steps 1 --tune --plan "$d.json" --out "$d" || return 1
@@ -196,7 +197,7 @@ plan_is_for_every_job() {
     done
 }
 
-# The first token of a checkpoint of 1B parameters, from a warm cache: the median of three runs is at most 2 s.
+# The first token of a checkpoint with 1B parameters in a warm page cache takes at most 2 s, median of three runs.
 first_token_is_soon() {
     d=$tmp/first
     cu bf16 --master split --moments bf16 --model llama3.2-1b --train "$tmp/data_train.bin" --batch 1 --seq 16 --steps 0 --out "$d" >"$d.log" 2>&1 || { tail -n 2 "$d.log" && return 1; }
@@ -219,7 +220,7 @@ outliers_are_skipped() {
     skips=$(grep -c '"skipped":"skipped: loss z' "$d/log.jsonl")
     echo "REMARK $skips of 300 steps skipped"
     [ "$skips" -gt 0 ] && [ "$skips" -lt 100 ] || return 1
-    # the windows of losses are in the checkpoint: stopped and resumed, the same steps are skipped
+    # checkpoints hold the windows of losses: a stopped and resumed run skips the same steps
     cu bf16 --model d2 --train "$tmp/data_train.bin" --batch 2 --seq 64 --steps 300 --lr 1e-5 --skip-loss-z 0.5 --stop-after 170 --out "$d.parts" &&
         cu bf16 --resume --out "$d.parts" && same_end "$d" "$d.parts" 300 && same_steps "$d/log.jsonl" "$d.parts/log.jsonl"
 }
@@ -234,7 +235,7 @@ profile_has_a_table() {
          END { printf "shares sum to %.1f%%\n", sum; exit !(sum > 99 && sum < 101) }' "$tmp/profile_$v.txt"
 }
 
-# ends_well_at SIGNAL
+# ends_well_at SIGNAL: the run exits with 0, leaves a checkpoint, and can be resumed
 ends_well_at() {
     d=$tmp/signal_$1
     need bf16 train_llama3cu || return 1
