@@ -14,14 +14,14 @@
  * order of a sum. Nothing is allocated inside a training step.
  *
  * The training loop is the same text as in train_llama3.cu. Left to others: files (llmc/files), text (llmc/text), flags,
- * screen, log, validation, sampling and the other jobs (llmc/run). Several processes and 16-bit arithmetic are the CUDA
- * trainer's.
+ * screen, log, validation, sampling and the other jobs (llmc/run). 16-bit arithmetic is the CUDA trainer's.
  */
-#include "llmc/base/utils.h"    // defines: Error, fail, die, must, xcalloc, round_up, size_min, now_seconds
+#include "llmc/base/utils.h"    // defines: Error, die, must, xcalloc, round_up, size_min, now_seconds
 #include "llmc/base/outlier.h"  // defines: outlier_update, outlier_skip
 #include "llmc/config.h"        // defines: ModelConfig, ParamTable, param_table, param_offset, attention_shape
 #include "llmc/run/session.h"   // defines: Session, session_open, session_close, session_lr, session_context
-#include "llmc/run/trainer.h"   // defines: Trainer, StepPlan, StepResult, BatchSource, batch_read
+#include "llmc/run/step.h"      // defines: StepPlan, StepResult, BatchSource, batch_read
+#include "llmc/run/trainer.h"   // defines: Trainer
 #include "llmc/run/training.h"  // defines: Training, Due, training_open, training_due, training_report, training_close
 #include "llmc/run/jobs.h"      // defines: run_job
 #include "llmc/embedding.h"     // defines: embedding_forward, embedding_backward

@@ -13,19 +13,21 @@
 #include "llmc/base/utils.h"         // defines: Error, die, must, xcalloc, round_up, size_min, size_max
 #include "llmc/config.h"             // defines: ModelConfig, ParamTable, param_table, param_offset, attention_shape
 #include "llmc/run/session.h"        // defines: Session, session_open, session_close, session_lr, session_context
-#include "llmc/run/trainer.h"        // defines: Trainer, StepPlan, StepResult, BatchSource
+#include "llmc/run/step.h"           // defines: StepPlan, StepResult, BatchSource
+#include "llmc/run/trainer.h"        // defines: Trainer
 #include "llmc/run/training.h"       // defines: Training, Due, training_open, training_due, training_report, training_close
 #include "llmc/run/jobs.h"           // defines: run_job
 #include "llmc/gpu/cuda_common.cuh"  // defines: floatX, CUDA_CHECK, to_float, ProfileRange
 #include "llmc/gpu/device.cuh"       // defines: Device, device_open, device_memory, device_load_plans, device_save_plans
-#include "llmc/gpu/weights.cuh"      // defines: WeightArena, weights_slot, store_weights, copy_in
+#include "llmc/gpu/weights.cuh"      // defines: WeightArena, weights_slot, weights_init, copy_in, copy_out
 #include "llmc/gpu/feed.cuh"         // defines: Feed, feed_next, IN_FLIGHT
 #include "llmc/gpu/steps.cuh"        // defines: Steps, steps_begin, steps_end, steps_wait, steps_capture, steps_restore
 #include "llmc/gpu/profile.cuh"      // defines: Profiler, Op, LayerRange, print_profile
 #include "llmc/gpu/debug.cuh"        // defines: NamedTensor, debug_report
-#include "llmc/gpu/layers.cuh"  // defines: Queue, Gradient, embedding, rmsnorm, rope, attention, swiglu, linear ... and backward
-#include "llmc/rope.h"          // defines: rope_table
-#include "llmc/adamw.cuh"       // defines: norm_square_cuda, step_decide_cuda, adamw_update_cuda, AdamWStretch
+#include "llmc/gpu/layers.cuh"       // defines: Queue, Gradient, embedding, rmsnorm, rope, attention, swiglu, linear
+#include "llmc/rope.h"               // defines: rope_table
+#include "llmc/gpu/step_state.cuh"   // defines: StepState, loss_sum_cuda, norm_square_cuda, step_decide_cuda
+#include "llmc/adamw.cuh"            // defines: AdamWStretch, AdamWTensors, adamw_update_cuda
 
 // ---------------------------------------------------------------------------------------------------------------------
 // memory: an arena for the weights; one each for gradients, master, m and v, which follow the table of trained tensors; one
@@ -84,11 +86,7 @@ enum { CLASSIFIER_ROWS = 4096 };  // tokens whose logits exist at one time; fewe
 enum { DECODE_ROWS = 64 };        // tokens of a prompt that generation takes in one pass
 enum { NO_FILL = -1 };            // see llama_create()
 enum { MOST_16BIT_SUMS = 64 };    // a gradient that gets more additions in a step adds up in fp32: 256 lose 1.9 % in bfloat16
-#ifdef PRECISION_BF16
-enum { CAN_SPLIT = true };  // a master weight into the weight and 16 bits more
-#else
-enum { CAN_SPLIT = false };
-#endif
+enum { CAN_SPLIT = IS_BF16 };     // a master weight into the weight and 16 bits more
 
 /* What is laid out. */
 typedef struct {
@@ -482,12 +480,13 @@ static void llama_loss(const Llama* m, float dloss, bool first) {
     const int C = m->config.hidden_size, V = m->config.vocab_size;
     const size_t N = (size_t)m->layout.B * m->layout.T;
     const floatX* head = end_weights(m).head;
+    const float* loss_scale = m->steps.state ? &m->steps.state->loss_scale : NULL;
     ProfileRange phase("head and loss");
     for (size_t at = 0; at < N; at += CLASSIFIER_ROWS) {
         const size_t rows = size_min(CLASSIFIER_ROWS, N - at);
         const floatX* x = m->norm_final + at * pitch_of(C);
         linear(q, "head", m->logits, x, head, NULL, rows, C, V);
-        crossentropy(q, m->losses + at, m->logits, m->feed.y + at, dloss, &m->steps.state->loss_scale, rows, V);
+        crossentropy(q, m->losses + at, m->logits, m->feed.y + at, dloss, loss_scale, rows, V);
         if (dloss == 0.0f) { continue; }
         linear_backward_input(q, "head dx", m->dnorm + at * pitch_of(C), m->logits, head, rows, C, V);
         linear_backward_weight(q, "head dw", grad_at(m, P_LM_HEAD, -1), m->logits, x, rows, C, V, !first || at > 0);
@@ -552,7 +551,7 @@ static void llama_backward(const Llama* m, bool first) {
         const BlockActivations* s = &m->blocks[l];
         floatX* act_again = m->layout.level >= RECOMPUTE_NORM_SWIGLU ? s->act : NULL;
         block_recompute(m, l);
-        // h_next = mid + act Wdown^T: dh is the gradient of both terms
+        // h_next = mid + act Wdown^T: dh is the gradient of both terms. Before down dw, since swiglu's backward makes act again
         linear_backward_input(q, "down dx", m->dact, m->dh, w.down, N, F, C);
         swiglu_backward(q, s->gate_up, act_again, m->dact, s->gate_up, N, F);
         linear_backward_weight(q, "down dw", grad_at(m, P_DOWN, l), m->dh, s->act, N, F, C, add);
@@ -719,9 +718,9 @@ static Layout layout_of(const Session* s, const Options* o) {
     l.bf16_moments = o->moments == MOMENTS_BF16;
     const int64_t micro = (int64_t)o->batch * o->seq, step = o->total_batch ? o->total_batch / s->ranks : micro;
     const int64_t sums = step / micro, head_sums = sums * (int64_t)ceil_div((size_t)micro, CLASSIFIER_ROWS);
-    const bool chosen = o->grad_dtype == GRAD_DTYPE_AUTO;
-    l.fp32_grads = sizeof(floatX) == 4 || o->grad_dtype == GRAD_DTYPE_FP32 || (chosen && sums > MOST_16BIT_SUMS);
-    l.fp32_head = !l.fp32_grads && chosen && head_sums > MOST_16BIT_SUMS;
+    const bool automatic = o->grad_dtype == GRAD_DTYPE_AUTO;
+    l.fp32_grads = sizeof(floatX) == 4 || o->grad_dtype == GRAD_DTYPE_FP32 || (automatic && sums > MOST_16BIT_SUMS);
+    l.fp32_head = !l.fp32_grads && automatic && head_sums > MOST_16BIT_SUMS;
     return l;
 }
 
@@ -795,15 +794,14 @@ static void trainer_prepare(void* model, const StepPlan* plan, const Session* s)
     const Options* o = &s->options;
     if (!o->tune) { device_load_plans(m->queue.matmul, s); }
     if (!plan) { return; }
-    const int last = plan->accumulate > 1 ? 0 : 1;  // the kinds that a step has: first, and others
+    const int kinds = plan->accumulate > 1 ? 2 : 1;  // of micro-steps: the first of a step, and those that add to it
     steps_restore(&m->steps, plan->run);
     clear_batch(m);
-    for (int first = 1; first >= last; first--) { micro_step(m, plan, first); }
+    for (int k = 0; k < kinds; k++) { micro_step(m, plan, k == 0); }
     CUDA_CHECK(cudaStreamSynchronize(m->queue.stream));
     if (o->tune) { tune(m, o); }
-    for (int first = 1; o->graph && o->profile == 0 && first >= last; first--) {
-        steps_capture(&m->steps, micro_step, m, plan, first);
-    }
+    if (!o->graph || o->profile > 0) { return; }
+    for (int k = 0; k < kinds; k++) { steps_capture(&m->steps, micro_step, m, plan, k == 0); }
 }
 
 /* Wipes the traces of steps at learning rate 0. */
@@ -889,10 +887,10 @@ static Trainer cuda_trainer(Device* d) {
     Trainer t;
     memset(&t, 0, sizeof t);
     t.precision = PRECISION_NAME;
-    t.dtype = sizeof(floatX) == 4 ? SAFE_F32 : CAN_SPLIT ? SAFE_BF16 : SAFE_F16;
+    t.dtype = IS_BF16 ? SAFE_BF16 : IS_FP16 ? SAFE_F16 : SAFE_F32;
     t.memory = d->name;
     t.device = d;
-    t.scales_loss = strcmp(PRECISION_NAME, "FP16") == 0;
+    t.scales_loss = IS_FP16;
     t.in_flight = IN_FLIGHT;
     t.peak_flops = d->peak_flops;
     t.measure = trainer_measure;

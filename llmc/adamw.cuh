@@ -12,7 +12,8 @@
 #define LLMC_ADAMW_CUH
 
 #include "llmc/gpu/master.cuh"      // defines: MasterKind, round_master, round_stochastic, split_low, split_join
-#include "llmc/gpu/step_state.cuh"  // defines: StepState, StepHyper
+#include "llmc/gpu/step_state.cuh"  // defines: StepState
+#include "llmc/base/update.h"       // defines: StepHyper
 #include "llmc/base/rand.h"         // defines: philox
 
 /* A stretch of the arena: a tensor, or tensors without a gap between them (q, k, v; gate, up), and the gap behind. It reaches

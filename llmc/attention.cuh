@@ -29,7 +29,7 @@
 #define LLMC_ATTENTION_CUH
 
 #include "llmc/attention_common.cuh"  // defines: AttentionArgs, attention_stats
-#include "llmc/attention_decode.cuh"  // defines: attention_decode_cuda
+#include "llmc/attention_decode.cuh"  // attention_decode_cuda, for those who include this file
 #include "llmc/attention_mma.cuh"     // defines: attention_mma_forward, attention_mma_backward
 #include "llmc/attention_plain.cuh"   // defines: attention_plain_forward, attention_plain_backward
 #include "llmc/attention_sm90.cuh"    // defines: attention_wgmma_forward, attention_wgmma_backward, attention_has_wgmma

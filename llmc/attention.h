@@ -14,7 +14,7 @@
 #define LLMC_ATTENTION_H
 
 #include "llmc/config.h"  // defines: AttentionShape, MAX_HEAD_DIM
-#include "llmc/matmul.h"  // defines: matmul_small, the vectors of simd.h
+#include "llmc/matmul.h"  // defines: matmul_small; and simd.h, with its vectors
 
 #include <assert.h>
 #include <math.h>

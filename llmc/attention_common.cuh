@@ -7,7 +7,7 @@
 #include <math.h>
 
 #include "llmc/config.h"             // defines: AttentionShape
-#include "llmc/gpu/cuda_common.cuh"  // defines: floatX, CUDA_CHECK, compiled_arch
+#include "llmc/gpu/cuda_common.cuh"  // defines: floatX, CUDA_CHECK
 #include "llmc/gpu/ptx.cuh"          // defines: exp2_fast, pack2
 
 /* What every kernel takes besides its tensors: the AttentionShape, the pitches, and the scale of the scores. */

@@ -1,7 +1,7 @@
 /* matmul.cuh -- x W^T and its two gradients on the GPU, through cuBLASLt. The oracle is matmul.h.
  *
  *   forward          out (N, OC)  = x (N, C) W^T [+ residual]   W: (OC, C)
- *   backward input   dx (N, C)    = dout (N, OC) W   [+ dx]
+ *   backward input   dx (N, C)    = dout (N, OC) W
  *   backward weight  dW (OC, C)   = dout^T x         [+ dW]
  *
  * Our matrices are row-major, while cuBLAS reads memory column by column. A row-major matrix read by columns is its transpose,

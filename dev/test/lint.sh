@@ -34,6 +34,7 @@ if have "$nvcc"; then
 fi
 if have shellcheck; then run shellcheck shellcheck -s sh -S warning -e SC1091,SC2010,SC2034,SC2046,SC2154 dev/test/*.sh dev/test/*/*.sh; fi
 if have python3; then
+    run "comments behind includes" python3 dev/test/defines.py
     for file in *.py dev/*.py dev/*/*.py; do
         run "python: $file" python3 -c 'import ast, sys; ast.parse(open(sys.argv[1]).read(), sys.argv[1])' "$file"
     done

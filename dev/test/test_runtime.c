@@ -449,6 +449,25 @@ static uint64_t pretend_need(void* ctx, const Options* o) {
     return (o->moments == MOMENTS_BF16 ? fixed / 2 : fixed) + row * (uint64_t)o->batch;
 }
 
+/* Smaller micro-batches add up more often, which costs memory: what is measured must be the run that the hint describes. */
+static uint64_t sums_need(void* ctx, const Options* o) {
+    const int64_t step = o->total_batch ? o->total_batch : (int64_t)o->batch * o->seq;
+    (void)ctx;
+    return (uint64_t)o->batch + (step / ((int64_t)o->batch * o->seq) > 2 ? 1000 : 0);
+}
+
+static void a_hint_is_measured_with_all_its_flags(void) {
+    Options o;
+    char hint[256];
+    options_default(&o, ON_CPU);
+    o.batch = 16;
+    o.seq = 1;
+    CHECK(memory_find_fit(hint, sizeof hint, &o, 1, 8, sums_need, NULL), "8 rows in two micro-batches fit");
+    CHECK(strcmp(hint, "these flags fit: --batch 8 --total-batch 16") == 0, "%s", hint);
+    CHECK(!memory_find_fit(hint, sizeof hint, &o, 1, 7, sums_need, NULL), "4 micro-batches do not fit into 7: %s", hint);
+    options_free(&o);
+}
+
 static void what_does_not_fit_is_refused_with_flags_that_fit(void) {
     static const struct {
         OptionScope trainer;
@@ -790,6 +809,7 @@ int main(void) {
     RUN(the_plan_counts_steps_and_epochs);
     RUN(minutes_become_a_round_number_of_steps);
     RUN(what_does_not_fit_is_refused_with_flags_that_fit);
+    RUN(a_hint_is_measured_with_all_its_flags);
     RUN(numbers_read_well);
     RUN(the_columns_of_the_step_line_stand_below_their_names);
     RUN(the_first_signal_asks_and_the_second_ends_at_once);

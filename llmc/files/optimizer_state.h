@@ -29,6 +29,16 @@ typedef struct {
     void* ctx;
 } StateSlot;
 
+/* Parts of a model that can be read and written tensor by tensor. */
+typedef enum {
+    SLOT_WEIGHTS,  // the weights that the model computes with; writing them also sets the master weights
+    SLOT_MASTER,   // the exact weights, which AdamW updates; the same as SLOT_WEIGHTS in FP32
+    SLOT_M,        // AdamW's moments
+    SLOT_V,
+    NUM_SLOTS
+} SlotKind;
+static const char* const slot_names[NUM_SLOTS] = {"weights", "master", "m", "v"};  // as state files name them
+
 /* Finds the part of parameter p in [lo, hi) of the arena: returns its number of elements, sets *first to its first one. */
 static inline size_t state_part(const Param* p, size_t lo, size_t hi, size_t* first) {
     const size_t begin = size_max(p->offset, lo), end = size_min(p->offset + param_size(p), hi);

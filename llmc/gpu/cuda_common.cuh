@@ -37,6 +37,8 @@ typedef __half floatX;
 #define PRECISION_NAME "FP16"
 #endif
 
+constexpr bool IS_BF16 = PRECISION_NAME[0] == 'B', IS_FP16 = PRECISION_NAME[2] == '1';
+
 // ---------------------------------------------------------------------------------------------------------------------
 // checked calls
 

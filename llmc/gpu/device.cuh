@@ -8,8 +8,9 @@
 #define LLMC_DEVICE_CUH
 
 #include "llmc/base/utils.h"
-#include "llmc/gpu/cuda_common.cuh"  // defines: floatX, PRECISION_NAME, CUDA_CHECK
-#include "llmc/matmul_tune.cuh"      // defines: MatmulContext, matmul_create, matmul_load_plans, matmul_save_plans
+#include "llmc/gpu/cuda_common.cuh"  // defines: IS_BF16, CUDA_CHECK
+#include "llmc/matmul.cuh"           // defines: MatmulContext, matmul_create
+#include "llmc/matmul_tune.cuh"      // defines: matmul_load_plans, matmul_save_plans
 #include "llmc/run/mfu.h"            // defines: gpu_peak_flops
 #include "llmc/run/session.h"        // defines: Session
 
@@ -69,7 +70,7 @@ static inline Device device_open(const Options* o, bool trains) {
     CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
     snprintf(d.name, sizeof d.name, "%s", properties.name);
     const PeakKind kinds[] = {o->tf32 ? PEAK_TF32 : PEAK_FP32, PEAK_BF16, PEAK_FP16};
-    d.peak_flops = gpu_peak_flops(d.name, kinds[sizeof(floatX) == 4 ? 0 : strcmp(PRECISION_NAME, "BF16") == 0 ? 1 : 2]);
+    d.peak_flops = gpu_peak_flops(d.name, kinds[IS_BF16 ? 1 : IS_FP16 ? 2 : 0]);
     d.matmul = matmul_create(NULL, o->tf32);
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &d.total));
     d.context = d.total - free_bytes - size_min(d.others, d.total - free_bytes);

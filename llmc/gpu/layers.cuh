@@ -9,7 +9,7 @@
 #include "llmc/crossentropy.cuh"     // defines: crossentropy_forward_cuda, crossentropy_fused_cuda
 #include "llmc/embedding.cuh"        // defines: embedding_forward_cuda, embedding_backward_cuda
 #include "llmc/gpu/cuda_common.cuh"  // defines: floatX, row_pitch
-#include "llmc/gpu/profile.cuh"      // defines: Queue, Op
+#include "llmc/gpu/profile.cuh"      // defines: Profiler, Op
 #include "llmc/matmul.cuh"           // defines: matmul_forward_cuda, matmul_backward_input_cuda, matmul_backward_weight_cuda
 #include "llmc/rmsnorm.cuh"          // defines: rmsnorm_forward_cuda, rmsnorm_backward_cuda
 #include "llmc/rope.cuh"             // defines: rope_forward_cuda, rope_backward_cuda

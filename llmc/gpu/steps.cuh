@@ -5,10 +5,10 @@
 #ifndef LLMC_STEPS_CUH
 #define LLMC_STEPS_CUH
 
-#include "llmc/adamw.cuh"        // defines: StepState, step_begin_cuda
-#include "llmc/gpu/feed.cuh"     // defines: IN_FLIGHT
-#include "llmc/gpu/weights.cuh"  // defines: copy_in
-#include "llmc/run/step.h"       // defines: StepPlan, StepResult
+#include "llmc/gpu/step_state.cuh"  // defines: StepState, step_begin_cuda
+#include "llmc/gpu/feed.cuh"        // defines: IN_FLIGHT
+#include "llmc/gpu/weights.cuh"     // defines: copy_in
+#include "llmc/run/step.h"          // defines: StepPlan, StepResult
 
 typedef struct {
     StepState* state;              // on the device

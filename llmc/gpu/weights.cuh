@@ -5,11 +5,10 @@
 #ifndef LLMC_WEIGHTS_CUH
 #define LLMC_WEIGHTS_CUH
 
-#include "llmc/gpu/master.cuh"      // defines: MasterKind, master_set_cuda, master_get_cuda
-#include "llmc/base/float16.h"      // defines: bf16_from_f32, f32_from_bf16
-#include "llmc/files/checkpoint.h"  // defines: StateSlot
+#include "llmc/gpu/master.cuh"           // defines: MasterKind, master_set_cuda, master_get_cuda
+#include "llmc/base/float16.h"           // defines: bf16_from_f32, f32_from_bf16
+#include "llmc/files/optimizer_state.h"  // defines: StateSlot, SlotKind, slot_names
 #include "llmc/gpu/cuda_common.cuh"
-#include "llmc/run/trainer.h"  // defines: SlotKind, slot_names
 
 enum { WEIGHTS_STAGED = 4 };
 

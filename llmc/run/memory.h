@@ -7,7 +7,7 @@
 #define LLMC_MEMORY_H
 
 #include "llmc/base/utils.h"
-#include "llmc/run/options.h"  // defines: Options, OPT_*, Recompute
+#include "llmc/run/options.h"  // defines: Options, option_text, RECOMPUTE_BLOCK
 #include "llmc/text/text.h"    // defines: text_bytes
 
 enum { MEMORY_ROWS = 16 };
@@ -66,6 +66,7 @@ static inline bool memory_find_fit(char* hint, size_t cap, const Options* option
                     Options o = *options;
                     o.seq = seq;
                     o.batch = batch;
+                    if (batch != options->batch || seq != options->seq) { o.total_batch = total; }  // as the hint will say
                     o.recompute = level;
                     if (state & 1) { o.moments = MOMENTS_BF16; }
                     if (state & 2) { o.master = MASTER_OPTION_SPLIT; }

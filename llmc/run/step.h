@@ -9,8 +9,8 @@
 
 #include "llmc/base/update.h"  // defines: StepHyper, UpdateVerdict
 #include "llmc/base/utils.h"
-#include "llmc/files/checkpoint.h"  // defines: TrainerState
-#include "llmc/files/dataloader.h"  // defines: DataLoader, dataloader_next
+#include "llmc/files/trainer_state.h"  // defines: TrainerState
+#include "llmc/files/dataloader.h"     // defines: DataLoader, dataloader_next
 
 // ---------------------------------------------------------------------------------------------------------------------
 // tokens

@@ -12,16 +12,6 @@
 #include "llmc/run/session.h"   // defines: Session
 #include "llmc/run/step.h"      // defines: BatchSource, StepPlan, StepResult
 
-/* Parts of a model that can be read and written tensor by tensor. */
-typedef enum {
-    SLOT_WEIGHTS,  // the weights that the model computes with; writing them also sets the master weights
-    SLOT_MASTER,   // the exact weights, which AdamW updates; the same as SLOT_WEIGHTS in FP32
-    SLOT_M,        // AdamW's moments
-    SLOT_V,
-    NUM_SLOTS
-} SlotKind;
-static const char* const slot_names[NUM_SLOTS] = {"weights", "master", "m", "v"};  // as state files name them
-
 typedef struct Trainer Trainer;
 struct Trainer {
     const char* precision;  // "FP32", "BF16", "FP16"
@@ -45,7 +35,8 @@ struct Trainer {
     StateSlot (*slot)(void* model, SlotKind kind);
     AddFiles add_files;  // adds the trainer's own files to a checkpoint; or NULL
 
-    // training: prepare() (or NULL) runs before the first step; forget() wipes all traces of steps at learning rate 0
+    // training: prepare() (or NULL) runs before the first step, and in other jobs with `plan` NULL; forget() wipes all
+    // traces of steps at learning rate 0
     void (*prepare)(void* model, const StepPlan* plan, const Session* s);
     void (*step)(void* model, const StepPlan* plan, double lr);
     StepResult (*result)(void* model, const StepPlan* plan);

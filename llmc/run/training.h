@@ -63,7 +63,6 @@ static inline StepPlan step_plan(const Trainer* trainer, Session* s) {
     p.tokens = (uint64_t)s->plan.tokens_per_step;
     p.seed = (uint64_t)o->seed;
     p.run = &s->state;
-    if (trainer->scales_loss && !s->resumed) { s->state.loss_scale = 65536; }
     return p;
 }
 
@@ -118,8 +117,11 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
         const int num_slots = state_slots(trainer, t->model, s->saved_master, slots);
         must(state_load(s->model_dir, s->state.world_size, &s->table, 0, s->table.elements, slots, num_slots, &e), &e);
     }
-    if (o->profile == 0) { session_lock(s); }  // what is refused until here leaves no trace
+    if (o->profile == 0 || o->tune) { session_lock(s); }  // what is refused until here leaves no trace
 
+    // a new run, or one that another precision began
+    if (trainer->scales_loss && (!s->resumed || s->state.loss_scale == 1)) { s->state.loss_scale = 65536; }
+    if (!trainer->scales_loss) { s->state.loss_scale = 1; }
     t->plan = step_plan(trainer, s);
     if (trainer->prepare) { trainer->prepare(t->model, &t->plan, s); }
     if (timed) {
