@@ -18,7 +18,7 @@
  */
 #include "llmc/base/utils.h"    // defines: Error, die, must, xcalloc, round_up, size_min, now_seconds
 #include "llmc/base/outlier.h"  // defines: outlier_update, outlier_skip
-#include "llmc/config.h"        // defines: ModelConfig, ParamTable, param_table, param_offset, attention_shape
+#include "llmc/config.h"        // defines: ModelConfig, ParamTable, param_table, trained_table, param_offset, attention_shape
 #include "llmc/run/session.h"   // defines: Session, session_open, session_close, session_lr, session_context
 #include "llmc/run/step.h"      // defines: StepPlan, StepResult, BatchSource, batch_read
 #include "llmc/run/trainer.h"   // defines: Trainer
@@ -244,7 +244,7 @@ static void llama_measure(const ModelConfig* c, int B, int T, bool train, int ca
     memset(mem, 0, sizeof mem);
     m.config = *c;
     m.table = param_table(c);
-    m.trained = param_table(c);
+    m.trained = trained_table(c);
     m.blocks = (BlockActivations*)xcalloc(c->num_layers, sizeof *m.blocks);
     llama_lay_out(&m, mem, B, T, train, cache_len);
     for (int i = 0; i < NUM_MEM; i++) { bytes[i] = round_up(mem[i].used * sizeof(float), (size_t)2 << 20); }
@@ -267,7 +267,7 @@ static Llama llama_create(const ModelConfig* c, int B, int T, bool train, int ca
     }
     m.config = *c;
     m.table = param_table(c);
-    m.trained = param_table(c);
+    m.trained = trained_table(c);
     m.blocks = (BlockActivations*)xcalloc(c->num_layers, sizeof *m.blocks);
     llama_lay_out(&m, mem, B, T, train, cache_len);
     if (B > 0) { rope_table(m.rope, T, c); }

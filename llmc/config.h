@@ -188,6 +188,10 @@ static inline ParamTable param_table(const ModelConfig* c) {
     return t;
 }
 
+/* Makes the table of the tensors that a run trains: all of them. Gradients, master weights, m and v follow this table, the
+ * weights follow param_table(). Free with param_table_free(). */
+static inline ParamTable trained_table(const ModelConfig* c) { return param_table(c); }
+
 static inline void param_table_free(ParamTable* t) {
     free(t->items);
     t->items = NULL;

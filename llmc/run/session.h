@@ -47,7 +47,8 @@ typedef struct {
 
     // the model and its origin
     ModelConfig config;
-    ParamTable table;
+    ParamTable table;          // of the weights
+    ParamTable trained;        // of the tensors that are trained
     char model_dir[PATH_CAP];  // folder with the weights to start from; "": a new model
     FileSums sums;             // checksums of its files, verified on loading; none: unknown, or already verified
     SideFiles side_files;      // copied from model_dir into the checkpoints of this run
@@ -313,6 +314,7 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
     if (s->has_train) { session_check_data(s, &s->train); }
     if (s->has_val) { session_check_data(s, &s->val); }
     s->table = param_table(&s->config);
+    s->trained = trained_table(&s->config);
     if (!job_trains(s->job)) { return; }
     must(plan_make(&s->plan, o, ranks, s->train.rows_per_epoch, &e), &e);
     if (s->resumed) {
@@ -458,7 +460,7 @@ static inline void session_checkpoint(Session* s, SafeDtype dtype, TensorSource 
     s->state.options = options;
     bool ok = checkpoint_begin(&k, o->out, s->state.step, &e) &&
               checkpoint_model(&k, &s->config, &s->table, dtype, weights, weights_ctx, &e) &&
-              checkpoint_state(&k, s->rank, &s->table, 0, s->table.elements, slots, num_slots, &e) &&
+              checkpoint_state(&k, s->rank, &s->trained, 0, s->trained.elements, slots, num_slots, &e) &&
               (!add || add(add_ctx, k.tmp, &e));
     if (ok) { session_add_side_files(s, &k); }
     ok = ok && log_checkpoint(&s->log, (int64_t)s->state.step, k.dir, &e) && checkpoint_commit(&k, &s->state, &e);
@@ -488,6 +490,7 @@ static inline void session_close(Session* s) {
     file_sums_free(&s->sums);
     side_files_free(&s->side_files);
     param_table_free(&s->table);
+    param_table_free(&s->trained);
     options_free(&s->options);
 }
 

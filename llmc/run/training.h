@@ -115,12 +115,13 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     if (s->resumed) {
         StateSlot slots[NUM_SLOTS];
         const int num_slots = state_slots(trainer, t->model, s->saved_master, slots);
-        must(state_load(s->model_dir, s->state.world_size, &s->table, 0, s->table.elements, slots, num_slots, &e), &e);
+        must(state_load(s->model_dir, s->state.world_size, &s->trained, 0, s->trained.elements, slots, num_slots, &e), &e);
     }
     if (o->profile == 0 || o->tune) { session_lock(s); }  // what is refused until here leaves no trace
 
-    // a new run, or one that another precision began
-    if (trainer->scales_loss && (!s->resumed || s->state.loss_scale == 1)) { s->state.loss_scale = 65536; }
+    // a new run, or one of a build that scales no loss, whose counter never moves
+    const bool unscaled = s->state.loss_scale == 1 && s->state.scale_good == 0;
+    if (trainer->scales_loss && (!s->resumed || unscaled)) { s->state.loss_scale = 65536; }
     if (!trainer->scales_loss) { s->state.loss_scale = 1; }
     t->plan = step_plan(trainer, s);
     if (trainer->prepare) { trainer->prepare(t->model, &t->plan, s); }
