@@ -24,9 +24,11 @@ expect "without data the command that makes it is named" 1 "make dev/data/tinyta
 expect "help into a full disk is an error" 1 "standard output" sh -c "\"$bin/train_llama3\" --help >/dev/full"
 
 # the layers keep buffers on the stack: a small stack must be refused, not end in a silent crash
-if grep -qE 'GOMP_parallel|__kmpc_fork' "$bin/train_llama3"; then
+if [ -n "${BIN:-}" ]; then
+    skip "threads with little stack are refused" "sanitizers keep variables elsewhere"
+elif grep -qE 'GOMP_parallel|__kmpc_fork' "$bin/train_llama3"; then
     expect "threads with little stack are refused" 1 "OMP_STACKSIZE=1M" env OMP_STACKSIZE=256k "$bin/train_llama3" \
-        --model d1 --train data.bin --steps 1 --threads 2 --out tiny
+        --model d1 --train data.bin --steps 1 --threads 2 --out tiny_refused
     check "and the hint helps" env OMP_STACKSIZE=1M "$bin/train_llama3" \
         --model d1 --train data.bin --steps 1 --threads 2 --out tiny
 else
