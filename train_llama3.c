@@ -1,20 +1,20 @@
-/* train_llama3.c -- trains Llama 3 on the CPU, in fp32, with C11 and OpenMP alone.
+/* train_llama3.c -- trains Llama 3 on the CPU, in fp32, with only C11 and OpenMP.
  *
- * This file is the readable specification of the model. Read it from top to bottom: the memory of a model, its forward
- * pass, its backward pass, the update, generation, and the training loop. The layers themselves, each a pure function
- * with its formula, are in llmc/<layer>.h; the CUDA trainer (train_llama3.cu) is the same program with the layers of
- * llmc/<layer>.cuh, and test_llama3.cu holds both to PyTorch.
+ * This file is the readable specification of the model. Read it from top to bottom: memory, forward pass, backward pass,
+ * update, generation, training step, training loop. Each layer is a pure function in llmc/<layer>.h, beside its formula.
+ * The CUDA trainer (train_llama3.cu) is the same program with the layers of llmc/<layer>.cuh. test_llama3.cu compares both
+ * with PyTorch.
  *
  *   h_0     = embedding[tokens]
  *   mid_l   = h_l   + attention(rope(rmsnorm(h_l) Wqkv^T)) Wo^T           for every layer l
  *   h_(l+1) = mid_l + swiglu(rmsnorm(mid_l) Wgate_up^T) Wdown^T
  *   logits  = rmsnorm(h_L) Whead^T            loss = mean over all B*T targets of -log softmax(logits)[target]
  *
- * Every result is bitwise the same for any number of threads: no layer lets a thread's share of the work decide the
- * order of a sum. Nothing is allocated inside a training step.
+ * Every result is bitwise the same for any number of threads, because no layer lets the number of threads change the order
+ * of a sum. A training step allocates nothing.
  *
- * The training loop is the same text as in train_llama3.cu. Left to others: files (llmc/files), text (llmc/text), flags,
- * screen, log, validation, sampling and the other jobs (llmc/run). 16-bit arithmetic is the CUDA trainer's.
+ * Other files hold: files (llmc/files), text (llmc/text), and flags, screen, log, validation, sampling and all other jobs
+ * (llmc/run). Only the CUDA trainer computes in 16 bits.
  */
 #include "llmc/base/utils.h"    // defines: Error, die, must, xcalloc, round_up, size_min, now_seconds
 #include "llmc/base/outlier.h"  // defines: outlier_update, outlier_skip
@@ -41,7 +41,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // memory: an arena for the weights; one each for gradients, m and v, which hold the trained tensors; one for activations
 
-/* The tensors of one block in an arena of weights (or gradients: the same type, the same offsets). */
+/* The tensors of one block, in an arena of weights or of gradients. */
 typedef struct {
     float* input_norm;  // (C)
     float* qkv;         // (QKV, C), QKV = (NH + 2 NKV) HD: rows of q, then k, then v
@@ -55,10 +55,10 @@ typedef struct {
 typedef struct {
     float* embedding;   // (V, C)
     float* final_norm;  // (C)
-    float* head;        // (V, C); the embedding where the two are tied
+    float* head;        // (V, C); the embedding if the two are tied
 } Ends;
 
-/* What the forward pass of one block keeps for its backward pass; N = B*T rows. */
+/* Activations that the forward pass of one block keeps for its backward pass. N = B*T rows. */
 typedef struct {
     float* h;        // (N, C) the residual stream as it enters
     float* norm1;    // (N, C) rmsnorm(h)
@@ -87,8 +87,8 @@ typedef enum {
 static const char* const memory_names[NUM_MEM] = {"weights",     "gradients", "m",         "v",
                                                   "activations", "logits",    "workspace", "KV cache"};
 
-enum { CLASSIFIER_ROWS = 512 };  // tokens whose logits exist at one time: (512, V) stays near the cache
-enum { DECODE_ROWS = 64 };       // tokens of a prompt that generation takes in one pass
+enum { CLASSIFIER_ROWS = 512 };  // tokens whose logits exist at one time; (512, V) stays close to the cache
+enum { DECODE_ROWS = 64 };       // tokens of a prompt that one pass of generation takes
 
 typedef struct {
     ModelConfig config;
@@ -104,13 +104,13 @@ typedef struct {
     int32_t* y;                // (B, T) targets
     float* rope;               // (T, HD) cos and sin
     BlockActivations* blocks;  // (L)
-    float* h_final;            // (N, C) the residual stream behind the last block
+    float* h_final;            // (N, C) the residual stream after the last block
     float* norm_final;         // (N, C)
     float* rstd_final;         // (N)
-    float* losses;             // (N) of each token
+    float* losses;             // (N) the loss of each token
     float* logits;             // (min(N, CLASSIFIER_ROWS), V)
 
-    float* dh;           // (N, C) gradient of the residual stream, carried down through the blocks
+    float* dh;           // (N, C) gradient of the residual stream, carried from the last block to the first
     float* dnorm;        // (N, C) gradient of a norm's output
     float* dqkv;         // (N, QKV)
     float* datt;         // (N, NH HD)
@@ -126,12 +126,12 @@ typedef struct {
     float* decode_rope;  // (cache_len, HD)
     float* decode_rows;  // buffers of DECODE_ROWS rows, see llama_decode_rows
 
-    float* mapped[NUM_MEM];  // what all of the above points into
+    float* mapped[NUM_MEM];  // the arenas that all of the above points into
     size_t mapped_bytes[NUM_MEM];
 } Llama;
 
-/* A region that is first measured (base NULL) and then handed out, by the same code: the memory table cannot differ
- * from what is allocated. Units: floats. */
+/* A region that the same code first measures (base NULL) and then hands out, so the memory table cannot differ from what is
+ * allocated. Units: floats. */
 typedef struct {
     float* base;
     size_t used;
@@ -143,7 +143,7 @@ static float* take(Arena* a, size_t count) {
     return p;
 }
 
-/* Zeroed pages, huge ones where the system has them: the matrices are walked in tiles, and small pages cost TLB misses. */
+/* Maps zeroed pages, huge ones if the system has them: products walk matrices in tiles, and small pages cost TLB misses. */
 static float* map_memory(size_t bytes, const char* what) {
     void* p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) { die("out of memory: could not allocate %.1f MiB for %s", (double)bytes / (1 << 20), what); }
@@ -153,8 +153,8 @@ static float* map_memory(size_t bytes, const char* what) {
     return (float*)p;
 }
 
-/* The tensors of block l in an arena of weights or gradients, and those outside of the blocks: the only ways by which a
- * layer gets its weights. */
+/* Returns the tensors of block l in an arena of weights or gradients; ends_at() returns those outside of the blocks. A layer
+ * gets its weights only through these two. */
 static Block block_at(float* arena, const ParamTable* t, int l) {
     Block b;
     b.input_norm = arena + param_offset(t, P_INPUT_NORM, l);
@@ -174,7 +174,7 @@ static Ends ends_at(float* arena, const ParamTable* t) {
     return e;
 }
 
-/* Lays a model's buffers out. `B` = 0: no training batch, `train` false: forward only, `cache_len` = 0: no generation. */
+/* Lays out a model's buffers. B = 0: no batch. train false: forward pass only. cache_len = 0: no generation. */
 static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], int B, int T, bool train, int cache_len) {
     const ModelConfig* c = &m->config;
     const size_t N = (size_t)B * T, C = c->hidden_size, F = c->intermediate_size, V = c->vocab_size;
@@ -194,7 +194,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], int B, int T, bool train
         m->x = (int32_t*)take(a, N);
         m->y = (int32_t*)take(a, N);
         m->rope = take(a, T * HD);
-        Arena first_block = *a;  // without a backward pass, every block uses the same buffers
+        Arena first_block = *a;  // without a backward pass, all blocks use the same buffers
         for (size_t l = 0; l < L; l++) {
             BlockActivations* s = &m->blocks[l];
             if (!train) { *a = first_block; }
@@ -236,7 +236,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], int B, int T, bool train
     }
 }
 
-/* Bytes of each kind of memory that llama_create() would map. */
+/* Computes the bytes of each kind of memory that llama_create() would map. */
 static void llama_measure(const ModelConfig* c, int B, int T, bool train, int cache_len, size_t bytes[NUM_MEM]) {
     Llama m;
     Arena mem[NUM_MEM];
@@ -253,7 +253,7 @@ static void llama_measure(const ModelConfig* c, int B, int T, bool train, int ca
     param_table_free(&m.trained);
 }
 
-/* Maps all memory of a model: weights, and what the given uses need. Weights are zero until they are read or drawn. */
+/* Maps all memory of a model: its weights and the buffers of the given uses. Weights are zero until they are read or drawn. */
 static Llama llama_create(const ModelConfig* c, int B, int T, bool train, int cache_len) {
     Llama m;
     Arena mem[NUM_MEM];
@@ -287,7 +287,7 @@ static void llama_free(Llama* m) {
 // ---------------------------------------------------------------------------------------------------------------------
 // forward
 
-/* From the tokens m->x to norm_final (B, T, C), keeping what the backward pass needs. */
+/* Computes norm_final (B, T, C) from the tokens m->x and keeps what the backward pass needs. */
 static void llama_forward(Llama* m) {
     const ModelConfig* c = &m->config;
     const AttentionShape shape = attention_shape(c, m->B, m->T);
@@ -313,10 +313,9 @@ static void llama_forward(Llama* m) {
     rmsnorm_forward(m->norm_final, m->rstd_final, m->h_final, ends.final_norm, N, C, c->rms_eps);
 }
 
-/* The head and the loss after llama_forward(): the mean cross-entropy over the B*T targets m->y. Works through
- * CLASSIFIER_ROWS tokens at a time, so that full (B, T, V) logits never exist. With dloss != 0 (the weight of one
- * token's loss in what is differentiated) it goes on to the head's backward pass while a chunk's logits are at hand:
- * fills dnorm (N, C) and adds to the head's gradient. */
+/* Runs head and loss after llama_forward(). Returns the mean cross-entropy over the B*T targets m->y. Works on CLASSIFIER_ROWS
+ * tokens at a time, so full (B, T, V) logits never exist. If dloss is not 0, also runs the head's backward pass while the
+ * logits are there: writes dnorm (N, C) and adds to the head's gradient. dloss is the weight of one token's loss. */
 static double llama_loss(Llama* m, float dloss) {
     const int C = m->config.hidden_size, V = m->config.vocab_size;
     const size_t N = (size_t)m->B * m->T;
@@ -339,7 +338,7 @@ static double llama_loss(Llama* m, float dloss) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// backward: every gradient accumulates (+=), so micro-batches add up; llama_zero_gradients() starts a step
+// backward: every gradient accumulates (+=), so micro-batches add up. llama_zero_gradients() starts a step
 
 static void llama_zero_gradients(Llama* m) {
     const size_t n = m->trained.elements;
@@ -347,7 +346,7 @@ static void llama_zero_gradients(Llama* m) {
     for (size_t i = 0; i < n; i += 1 << 16) { memset(m->grads + i, 0, size_min(1 << 16, n - i) * sizeof(float)); }
 }
 
-/* After llama_forward() and llama_loss(dloss != 0): dh walks from the last block to the first. */
+/* Runs the backward pass after llama_forward() and llama_loss(dloss != 0). Carries dh from the last block to the first. */
 static void llama_backward(Llama* m) {
     const ModelConfig* c = &m->config;
     const AttentionShape shape = attention_shape(c, m->B, m->T);
@@ -382,12 +381,12 @@ static void llama_backward(Llama* m) {
 // ---------------------------------------------------------------------------------------------------------------------
 // update
 
-/* What gradients are multiplied with so that their norm is at most `max_norm` (0: any), as torch's clip_grad_norm_. */
+/* Returns the factor that brings the gradient's norm down to max_norm (0: no limit), as PyTorch's clip_grad_norm_ has it. */
 static float clip_factor(double norm, double max_norm) {
     return max_norm > 0 && norm > max_norm ? (float)(max_norm / (norm + 1e-6)) : 1.0f;
 }
 
-/* One AdamW step on all trained tensors; weight decay acts on matrices alone. */
+/* Takes one AdamW step on all trained tensors. Weight decay acts on matrices only. */
 static void llama_update(Llama* m, AdamW hyper) {
     const double weight_decay = hyper.weight_decay;
     for (int i = 0; i < m->trained.count; i++) {
@@ -399,9 +398,9 @@ static void llama_update(Llama* m, AdamW hyper) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// generation: the forward pass again, over the rows of one sequence that are new, with keys and values cached
+// generation: the forward pass for the new rows of one sequence, with keys and values cached
 
-/* One pass over `rows` <= DECODE_ROWS tokens at positions pos .. pos + rows - 1. Returns the last one's logits (V). */
+/* Takes `rows` <= DECODE_ROWS tokens at positions pos .. pos + rows - 1. Returns the logits (V) after the last one. */
 static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows, int pos) {
     const ModelConfig* c = &m->config;
     const AttentionShape shape = attention_shape(c, 1, rows);
@@ -456,7 +455,7 @@ static const float* llama_decode(void* model, const int32_t* tokens, int count, 
 // ---------------------------------------------------------------------------------------------------------------------
 // training step
 
-/* Decides what becomes of a step whose gradients are there: outliers and what is not finite are skipped. */
+/* Decides whether to update: skips outliers, and losses and norms that are not finite. */
 static UpdateVerdict decide_update(StepResult* r, const StepPlan* plan) {
     const StepHyper* h = &plan->hyper;
     r->loss_z = outlier_update(&plan->run->loss, r->loss);
@@ -467,7 +466,7 @@ static UpdateVerdict decide_update(StepResult* r, const StepPlan* plan) {
                                                      : UPDATE_APPLIED;
 }
 
-/* Forward and backward over the step's micro-batches, then the update with learning rate `lr`. */
+/* Runs forward and backward over the step's micro-batches, then updates with learning rate `lr`. */
 static void train_step(void* model, const StepPlan* plan, double lr) {
     Llama* m = (Llama*)model;
     StepResult* r = &m->result;
@@ -500,7 +499,7 @@ static void train_step(void* model, const StepPlan* plan, double lr) {
     r->ms = (now_seconds() - start) * 1e3;
 }
 
-/* What the last step came to. */
+/* Returns the result of the last step. */
 static StepResult step_result(void* model, const StepPlan* plan) {
     (void)plan;
     return ((Llama*)model)->result;
@@ -509,7 +508,7 @@ static StepResult step_result(void* model, const StepPlan* plan) {
 // ---------------------------------------------------------------------------------------------------------------------
 // the trainer's table (trainer.h)
 
-/* Activations are for the batches of training and --eval, the cache for texts. */
+/* Returns B of the batches that training and --eval need; 0 in jobs without batches. */
 static int batch_of(const Session* s, const Options* o) { return job_trains(s->job) || s->job == JOB_EVAL ? o->batch : 0; }
 
 static void trainer_measure(const Trainer* t, const Session* s, const Options* o, MemoryTable* table) {
@@ -541,7 +540,7 @@ static void trainer_destroy(void* model) {
     free(model);
 }
 
-/* Fresh weights, the same in all three trainers. */
+/* Draws fresh weights, the same in all three trainers. */
 static void trainer_init(void* model, uint64_t seed) {
     Llama* m = (Llama*)model;
     for (int i = 0; i < m->table.count; i++) {
@@ -550,7 +549,7 @@ static void trainer_init(void* model, uint64_t seed) {
     }
 }
 
-/* A TensorSource and a TensorSink of one arena. */
+/* The TensorSource and the TensorSink of an arena. */
 static bool fetch_tensor(void* arena, const Param* p, size_t first, size_t n, float* dst, Error* e) {
     (void)e;
     memcpy(dst, (float*)arena + p->offset + first, n * sizeof(float));
@@ -619,7 +618,7 @@ static void train(const Trainer* trainer, Session* s) {
         if (!run_stop_requested()) { train_step(t.model, &t.plan, session_lr(s, t.queued++)); }
         t.stopping = run_stop_requested();
         due = training_due(&t);
-        // while nothing is due, steps may stay in flight
+        // steps may stay in flight until something is due
         while (t.reported < t.queued - (due.drain ? 0 : trainer->in_flight - 1)) {
             const StepResult r = step_result(t.model, &t.plan);
             training_report(&t, &r);

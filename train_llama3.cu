@@ -1,12 +1,12 @@
-/* train_llama3.cu -- trains Llama 3 on one GPU: the program of train_llama3.c, whose header says what it computes, with the
- * layers of llmc/<layer>.cuh in FP32, BF16 or FP16 (-DPRECISION_...). Read that file first: this one has the same parts in the
- * same order. What differs:
+/* train_llama3.cu -- trains Llama 3 on one GPU, in FP32, BF16 or FP16 (-DPRECISION_...), with the layers of llmc/<layer>.cuh.
  *
- *   - weights, activations and gradients are floatX; master weights, m, v, norms' gradients, losses and all sums are fp32;
- *   - activations may be computed again in the backward pass instead of being kept (--recompute), with the same bits;
- *   - what changes from step to step lies in one struct on the device (StepState), so a step is queued without the host
- *     looking at it: no allocation and no synchronisation. Its result is read one step late (llmc/gpu/steps.cuh);
- *   - the first micro-step of a step overwrites the gradients of matrices, the others add to them.
+ * Read train_llama3.c first: its header says what is computed, and this file has the same parts in the same order. It differs
+ * in four points:
+ *   - Weights, activations and gradients are floatX. Master weights, m, v, the gradients of norms, losses and all sums are fp32.
+ *   - The backward pass may compute activations again instead of keeping them (--recompute), with the same bits.
+ *   - All numbers that change from step to step lie in one struct on the device (StepState). So the host queues a step without
+ *     waiting: no allocation, no synchronization. It reads the result one step late (llmc/gpu/steps.cuh).
+ *   - The first micro-step of a step overwrites the gradients of matrices; the others add to them.
  *
  * Every sum has a fixed order, so two runs of one build on one kind of card give the same bits.
  */
@@ -30,8 +30,8 @@
 #include "llmc/adamw.cuh"            // defines: AdamWStretch, AdamWTensors, adamw_update_cuda
 
 // ---------------------------------------------------------------------------------------------------------------------
-// memory: an arena for the weights; one each for gradients, master, m and v, which follow the table of trained tensors; one
-// each for activations, logits, workspace and the KV cache; one of pinned memory on the host
+// memory: an arena for the weights; one each for gradients, master, m and v, which hold the trained tensors; one each for
+// activations, logits, workspace and KV cache; one of pinned memory on the host
 
 /* The weights of one block. */
 typedef struct {
@@ -47,11 +47,11 @@ typedef struct {
 typedef struct {
     const floatX* embedding;   // (V, C)
     const floatX* final_norm;  // (C)
-    const floatX* head;        // (V, C); the embedding where the two are tied
+    const floatX* head;        // (V, C); the embedding if the two are tied
 } Ends;
 
-/* What the forward pass of one block leaves for its backward pass; N = B*T rows, each padded (row_pitch). What the
- * recompute level does not keep points to buffers that all blocks share. */
+/* Activations that the forward pass of one block leaves for its backward pass. N = B*T rows, each padded (row_pitch). All
+ * blocks share the buffers that the recompute level does not keep. */
 typedef struct {
     floatX* h;        // (N, C) the residual stream as it enters; kept at every level
     floatX* norm1;    // (N, C)
@@ -82,13 +82,13 @@ typedef enum {
 static const char* const memory_names[NUM_MEM] = {"weights",     "gradients", "master",    "m",        "v",
                                                   "activations", "logits",    "workspace", "KV cache", "pinned, on the host"};
 
-enum { CLASSIFIER_ROWS = 4096 };  // tokens whose logits exist at one time; fewer would leave the last GEMMs short of tiles
-enum { DECODE_ROWS = 64 };        // tokens of a prompt that generation takes in one pass
+enum { CLASSIFIER_ROWS = 4096 };  // tokens whose logits exist at one time; fewer would give the products too few tiles
+enum { DECODE_ROWS = 64 };        // tokens of a prompt that one pass of generation takes
 enum { NO_FILL = -1 };            // see llama_create()
-enum { MOST_16BIT_SUMS = 64 };    // a gradient that gets more additions in a step adds up in fp32: 256 lose 1.9 % in bfloat16
-enum { CAN_SPLIT = IS_BF16 };     // a master weight into the weight and 16 bits more
+enum { MOST_16BIT_SUMS = 64 };    // gradients with more additions per step add up in fp32: in bfloat16, 256 lose 1.9 %
+enum { CAN_SPLIT = IS_BF16 };     // a master weight = its BF16 weight and 16 bits more
 
-/* What is laid out. */
+/* The buffers that a model needs. */
 typedef struct {
     int B, T;       // of the micro-batch; B = 0: none
     bool train;     // with gradients and optimizer
@@ -109,14 +109,14 @@ typedef struct {
     const Device* device;
     WeightArena weights;  // params (table.elements); master, m, v (trained.elements)
 
-    void* grads;  // matrices' gradients, of the elements [grads_first, grads_end) of the trained tensors
+    void* grads;  // gradients of the matrices: elements [grads_first, grads_end) of the trained tensors
     size_t grads_first, grads_end;
-    float* grads32;  // (grads32_size) fp32: norms', in rows of a multiple of PARAM_ALIGN, then the head's where fp32_head
+    float* grads32;  // (grads32_size) fp32: of the norms, in rows of a multiple of PARAM_ALIGN; then of the head if fp32_head
     size_t grads32_size;
     AdamWStretch* stretches;  // on the device
     int num_stretches;
 
-    Feed feed;  // its x and y hold the batch
+    Feed feed;  // x and y hold the batch
     Steps steps;
     float* rope;               // (T, HD)
     BlockActivations* blocks;  // (L)
@@ -144,7 +144,7 @@ typedef struct {
     size_t mapped_bytes[NUM_MEM];
 } Llama;
 
-/* A region that is first measured (base NULL) and then handed out by the same code. Units: bytes. */
+/* A region that the same code first measures (base NULL) and then hands out. Units: bytes. */
 typedef struct {
     char* base;
     size_t used;
@@ -159,7 +159,8 @@ static T* take(Arena* a, size_t count) {
 
 static size_t grad_bytes(const Layout* o) { return o->fp32_grads ? sizeof(float) : sizeof(floatX); }
 
-/* The weights of block l, and those outside of the blocks: the only ways by which a layer gets them. */
+/* Returns the weights of block l; end_weights() returns those outside of the blocks. A layer gets its weights only through
+ * these two. */
 static Block block_weights(const Llama* m, int l) {
     const floatX* w = m->weights.params;
     Block b;
@@ -181,15 +182,15 @@ static Ends end_weights(const Llama* m) {
     return e;
 }
 
-/* Elements of a norm's row among the fp32 gradients, and of all those rows: two a block, then the final one. A row is as
- * long as the norm's stretch of the arena, so that gaps have a gradient, too: zero. */
+/* Returns the elements of one norm's row among the fp32 gradients, and of all rows: two per block, then the final norm. A row
+ * is as long as the norm's stretch of the arena, so the gap behind a norm has a gradient as well: zero. */
 static size_t norm_row(const ModelConfig* c) { return round_up(c->hidden_size, PARAM_ALIGN); }
 static size_t norm_rows_size(const ModelConfig* c) { return (2 * (size_t)c->num_layers + 1) * norm_row(c); }
 
-/* Whether this tensor is the head, or the embedding that is the head as well. */
+/* Returns whether this tensor is the head, or an embedding that is tied to it. */
 static bool is_head(const ModelConfig* c, ParamKind kind) { return kind == P_LM_HEAD || (c->tied && kind == P_EMBEDDING); }
 
-/* The gradient of a trained tensor. */
+/* Finds the gradient of a trained tensor. */
 static Gradient grad_at(const Llama* m, ParamKind kind, int l) {
     const ModelConfig* c = &m->config;
     if (!param_specs[kind].matrix) {
@@ -201,8 +202,8 @@ static Gradient grad_at(const Llama* m, ParamKind kind, int l) {
     return {(char*)m->grads + at * grad_bytes(&m->layout), m->layout.fp32_grads};
 }
 
-/* Which elements have their gradients in `grads`, and which apart in fp32: `fp32_head` takes the first tensor out (tied), or
- * the last. */
+/* Lays out the gradients. With fp32_head, the gradient of the head, which is the first tensor (tied) or the last, moves from
+ * `grads` to `grads32`. */
 static void lay_out_gradients(Llama* m, Arena* a) {
     const ModelConfig* c = &m->config;
     const size_t head = round_up((size_t)c->vocab_size * c->hidden_size, PARAM_ALIGN);
@@ -214,14 +215,14 @@ static void lay_out_gradients(Llama* m, Arena* a) {
     m->grads32 = take<float>(a, m->grads32_size);
 }
 
-/* Activations of a batch; what the recompute level does not keep lies in the workspace `w`. */
+/* Lays out the activations of a batch in `a`; those that the recompute level does not keep, in the workspace `w`. */
 static void lay_out_activations(Llama* m, Arena* a, Arena* w) {
     const ModelConfig* c = &m->config;
     const Layout* o = &m->layout;
     const size_t N = (size_t)o->B * o->T, L = c->num_layers, C = pitch_of(c->hidden_size), F = pitch_of(c->intermediate_size);
     const size_t F2 = pitch_of(2 * (size_t)c->intermediate_size), QKV = pitch_of(qkv_width(c)), Q = pitch_of(q_width(c));
     const Recompute level = o->train ? o->level : RECOMPUTE_BLOCK;
-    // what the level does not keep is taken once, here, for all blocks; the others take theirs below
+    // take the buffers that all blocks share here, once; each block takes its own below
     BlockActivations shared;
     memset(&shared, 0, sizeof shared);
     if (level >= RECOMPUTE_NORM_SWIGLU) {
@@ -239,7 +240,7 @@ static void lay_out_activations(Llama* m, Arena* a, Arena* w) {
         shared.rstd2 = take<float>(w, N);
     }
     m->rope = take<float>(a, (size_t)o->T * c->head_dim);
-    floatX* ping_pong[2] = {NULL, NULL};  // without a backward pass two residual streams are enough
+    floatX* ping_pong[2] = {NULL, NULL};  // without a backward pass, two residual streams are enough
     if (!o->train) {
         ping_pong[0] = take<floatX>(a, N * C);
         ping_pong[1] = take<floatX>(a, N * C);
@@ -269,7 +270,7 @@ static void lay_out_activations(Llama* m, Arena* a, Arena* w) {
     m->losses = take<float>(a, N);
 }
 
-/* The batch on its way to the device, and its losses on their way back. */
+/* Lays out the buffers that carry batches to the device and losses back. */
 static void lay_out_batches(Llama* m, Arena* device, Arena* pinned) {
     const size_t N = (size_t)m->layout.B * m->layout.T;
     m->feed.B = m->layout.B;
@@ -285,7 +286,7 @@ static void lay_out_batches(Llama* m, Arena* device, Arena* pinned) {
     }
 }
 
-/* Lays a model's buffers out; see train_llama3.c. */
+/* Lays out a model's buffers, as in train_llama3.c. */
 static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
     const ModelConfig* c = &m->config;
     const Layout* o = &m->layout;
@@ -337,7 +338,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
     }
 }
 
-/* A model without memory; llama_close() frees what it holds all the same. */
+/* Makes a model without memory. Free with llama_close(). */
 static Llama llama_open(const ModelConfig* c, const Layout* layout, MatmulContext* matmul) {
     Llama m;
     memset(&m, 0, sizeof m);
@@ -356,7 +357,7 @@ static void llama_close(Llama* m) {
     param_table_free(&m->trained);
 }
 
-/* Bytes of each kind of memory that llama_create() would take. `matmul` is the context whose workspace is counted. */
+/* Computes the bytes of each kind of memory that llama_create() would take, with the workspace of `matmul`. */
 static void llama_measure(const ModelConfig* c, const Layout* layout, MatmulContext* matmul, size_t bytes[NUM_MEM]) {
     Llama m = llama_open(c, layout, matmul);
     Arena mem[NUM_MEM];
@@ -366,8 +367,7 @@ static void llama_measure(const ModelConfig* c, const Layout* layout, MatmulCont
     llama_close(&m);
 }
 
-/* The stretches of the trained tensors that AdamW tells apart: those whose gradients lie apart in fp32, and those that do not
- * decay. */
+/* Lists the stretches of the trained tensors for AdamW, with their weight decay and the gradients that lie apart in fp32. */
 static void llama_make_stretches(Llama* m) {
     AdamWStretch* list = (AdamWStretch*)xcalloc(m->trained.count, sizeof *list);
     for (int i = 0; i < m->trained.count; i++) {
@@ -384,7 +384,7 @@ static void llama_make_stretches(Llama* m) {
     free(list);
 }
 
-/* The RoPE table of `positions` positions, on the device. */
+/* Writes the RoPE table of `positions` positions to the device. */
 static void upload_rope(const Llama* m, float* device, int positions) {
     const size_t bytes = (size_t)positions * m->config.head_dim * sizeof(float);
     float* host = (float*)xmalloc(bytes);
@@ -393,8 +393,8 @@ static void upload_rope(const Llama* m, float* device, int positions) {
     free(host);
 }
 
-/* Takes all memory of a model. `fill` is the byte that activations and workspace hold at first, NO_FILL for what was there: no
- * result depends on it. Weights, gradients and optimizer state are zero until they are read, drawn or computed. */
+/* Allocates all memory of a model. Fills activations and workspace with the byte `fill`, or with NO_FILL leaves them: no result
+ * depends on it. Weights, gradients and optimizer state are zero until they are read, drawn or computed. */
 static Llama llama_create(const ModelConfig* c, const Layout* layout, MatmulContext* matmul, int fill) {
     Llama m = llama_open(c, layout, matmul);
     Arena mem[NUM_MEM];
@@ -444,7 +444,7 @@ static void llama_free(Llama* m) {
 // ---------------------------------------------------------------------------------------------------------------------
 // forward
 
-/* From the tokens feed.x to norm_final (B, T, C), keeping what the recompute level keeps. */
+/* Computes norm_final (B, T, C) from the tokens feed.x and keeps what the recompute level keeps. */
 static void llama_forward(const Llama* m) {
     const Queue* q = &m->queue;
     const ModelConfig* c = &m->config;
@@ -473,8 +473,8 @@ static void llama_forward(const Llama* m) {
     rmsnorm(q, m->norm_final, m->rstd_final, m->h_final, ends.final_norm, N, C, c->rms_eps);
 }
 
-/* Head and loss after llama_forward(), as in train_llama3.c: fills losses (N), and with dloss != 0 goes on to the gradient of
- * norm_final (in dnorm) and of the head. `first`: the head's gradient is overwritten. */
+/* Runs head and loss after llama_forward(), as in train_llama3.c: writes losses (N). If dloss is not 0, also writes dnorm (N, C)
+ * and adds to the head's gradient, or with `first` overwrites it. */
 static void llama_loss(const Llama* m, float dloss, bool first) {
     const Queue* q = &m->queue;
     const int C = m->config.hidden_size, V = m->config.vocab_size;
@@ -496,7 +496,8 @@ static void llama_loss(const Llama* m, float dloss, bool first) {
 // ---------------------------------------------------------------------------------------------------------------------
 // backward
 
-/* What adds up from zero: norms' gradients, and the embedding's unless the head has overwritten it. */
+/* Zeroes the gradients that the backward pass adds to: those of the norms, and of the embedding unless it is the head, whose
+ * gradient llama_loss() has already written. */
 static void llama_zero_gradients(const Llama* m) {
     const ModelConfig* c = &m->config;
     CUDA_CHECK(cudaMemsetAsync(m->grads32, 0, norm_rows_size(c) * sizeof(float), m->queue.stream));
@@ -507,8 +508,8 @@ static void llama_zero_gradients(const Llama* m) {
     }
 }
 
-/* Computes again what the recompute level did not keep of block l, with the same kernels and so the same bits. The
- * swiglu's output comes out of its backward pass. */
+/* Computes again what the recompute level did not keep of block l, with the same kernels and so the same bits. The backward
+ * pass of swiglu recomputes its output. */
 static void block_recompute(const Llama* m, int l) {
     const Queue* q = &m->queue;
     const ModelConfig* c = &m->config;
@@ -530,8 +531,8 @@ static void block_recompute(const Llama* m, int l) {
     if (level >= RECOMPUTE_FFN) { linear(q, "gate up", s->gate_up, s->norm2, w.gate_up, NULL, N, C, 2 * c->intermediate_size); }
 }
 
-/* After llama_forward() and llama_loss(dloss != 0): dh walks from the last block to the first. `first`: matrices' gradients
- * are overwritten, not added to. */
+/* Runs the backward pass after llama_forward() and llama_loss(dloss != 0). Carries dh from the last block to the first. Adds to
+ * the gradients of matrices, or with `first` overwrites them. */
 static void llama_backward(const Llama* m, bool first) {
     const Queue* q = &m->queue;
     const ModelConfig* c = &m->config;
@@ -551,7 +552,7 @@ static void llama_backward(const Llama* m, bool first) {
         const BlockActivations* s = &m->blocks[l];
         floatX* act_again = m->layout.level >= RECOMPUTE_NORM_SWIGLU ? s->act : NULL;
         block_recompute(m, l);
-        // h_next = mid + act Wdown^T: dh is the gradient of both terms. Before down dw, since swiglu's backward makes act again
+        // h_next = mid + act Wdown^T: dh is the gradient of both terms. dw comes last: swiglu_backward() may recompute act
         linear_backward_input(q, "down dx", m->dact, m->dh, w.down, N, F, C);
         swiglu_backward(q, s->gate_up, act_again, m->dact, s->gate_up, N, F);
         linear_backward_weight(q, "down dw", grad_at(m, P_DOWN, l), m->dh, s->act, N, F, C, add);
@@ -601,7 +602,7 @@ static void update_with(const Llama* m, const StepPlan* plan) {
                       m->queue.stream);
 }
 
-/* Norm, decision and AdamW, all queued: the host learns of the outcome from the StepState later. */
+/* Queues norm, decision and AdamW. The host reads the outcome from the StepState later. */
 static void llama_update(const Llama* m, const StepPlan* plan) {
     ProfileRange phase("update");
     if (m->layout.fp32_grads) {
@@ -612,10 +613,10 @@ static void llama_update(const Llama* m, const StepPlan* plan) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// generation: the forward pass again, over the rows of one sequence that are new, with keys and values cached
+// generation: the forward pass for the new rows of one sequence, with keys and values cached
 
-/* One pass over `rows` <= DECODE_ROWS tokens, which lie in host memory, at positions pos .. pos + rows - 1. Returns the last
- * one's logits (V) on the host. */
+/* Takes `rows` <= DECODE_ROWS tokens (host memory) at positions pos .. pos + rows - 1. Returns the logits (V) after the last
+ * one, on the host. */
 static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows, int pos) {
     const Queue* q = &m->queue;
     const ModelConfig* c = &m->config;
@@ -673,7 +674,7 @@ static const float* llama_decode(void* model, const int32_t* tokens, int count, 
 // ---------------------------------------------------------------------------------------------------------------------
 // training step
 
-/* One micro-batch, which lies in the feed's x and y: gradients and the sum of losses grow. */
+/* Runs one micro-batch, which lies in feed.x and feed.y: adds to the gradients and to the sum of losses. */
 static void micro_step(void* model, const StepPlan* plan, bool first) {
     const Llama* m = (Llama*)model;
     llama_forward(m);
@@ -699,13 +700,13 @@ static void train_step(void* model, const StepPlan* plan, double lr) {
     steps_end(&m->steps);
 }
 
-/* Waits for the oldest queued step and says what it came to. */
+/* Waits for the oldest queued step and returns its result. */
 static StepResult step_result(void* model, const StepPlan* plan) { return steps_wait(&((Llama*)model)->steps, plan); }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // the trainer's table (trainer.h)
 
-/* What a job needs. Gradients that get many additions in a step add up in fp32, unless --grad-dtype says otherwise. */
+/* Returns the buffers that the job needs. With --grad-dtype auto, gradients with many additions per step add up in fp32. */
 static Layout layout_of(const Session* s, const Options* o) {
     Layout l;
     memset(&l, 0, sizeof l);
@@ -737,7 +738,7 @@ static void trainer_measure(const Trainer* t, const Session* s, const Options* o
 
 static uint64_t trainer_available(const Trainer* t, const Options* o) { return device_memory(device_of(t), o); }
 
-/* What this process holds of the card. */
+/* Returns the bytes of the card that this process holds. */
 static uint64_t trainer_memory_used(const void* model) {
     const Llama* m = (const Llama*)model;
     uint64_t bytes = m->device->context;
@@ -765,36 +766,36 @@ static void trainer_init(void* model, uint64_t seed) {
 
 static StateSlot trainer_slot(void* model, SlotKind kind) { return weights_slot(&((Llama*)model)->weights, kind); }
 
-/* The choice of matmul algorithms travels with a checkpoint. */
+/* Adds the plans of the matrix products to a checkpoint. */
 static bool trainer_add_files(void* model, const char* folder, Error* e) {
     return device_save_plans(((Llama*)model)->queue.matmul, folder, e);
 }
 
-/* A batch of zeros, for steps that only time. */
+/* Makes a batch of zeros, for micro-steps whose results nobody reads. */
 static void clear_batch(const Llama* m) {
     CUDA_CHECK(cudaMemsetAsync(m->feed.x, 0, m->steps.num_losses * sizeof(int32_t), m->queue.stream));
     CUDA_CHECK(cudaMemsetAsync(m->feed.y, 0, m->steps.num_losses * sizeof(int32_t), m->queue.stream));
 }
 
-/* --tune: times candidates for each product in the activations' memory, which is free now, and writes the choice. */
+/* --tune: times the candidates for each product, in the memory of the activations, which is free now. Writes the choice. */
 static void tune(Llama* m, const Options* o) {
     Error e = NO_ERROR;
     const int tuned =
         matmul_tune(m->queue.matmul, m->mapped[MEM_ACTIVATIONS], m->mapped_bytes[MEM_ACTIVATIONS], m->queue.stream);
     printf("tuned   %d of %d matrix products\n", tuned, m->queue.matmul->num_plans);
-    upload_rope(m, m->rope, m->layout.T);  // the tables and tokens lay in that memory
+    upload_rope(m, m->rope, m->layout.T);  // table and tokens lay in that memory
     clear_batch(m);
     must(o->plan ? matmul_save_plans(m->queue.matmul, o->plan, &e) : device_save_plans(m->queue.matmul, o->out, &e), &e);
 }
 
-/* Takes the plans of the matrix products over. For training runs a micro-step of each kind, which makes the missing plans,
- * tunes them where asked, and captures the graphs: what it leaves in gradients and sums the first step overwrites. */
+/* Reads the plans of the matrix products. For training, also runs a micro-step of each kind, which makes missing plans, tunes
+ * if asked, and captures the graphs. The first real step overwrites what this leaves in gradients and sums. */
 static void trainer_prepare(void* model, const StepPlan* plan, const Session* s) {
     Llama* m = (Llama*)model;
     const Options* o = &s->options;
     if (!o->tune) { device_load_plans(m->queue.matmul, s); }
     if (!plan) { return; }
-    const int kinds = plan->accumulate > 1 ? 2 : 1;  // of micro-steps: the first of a step, and those that add to it
+    const int kinds = plan->accumulate > 1 ? 2 : 1;  // of micro-steps: the first of a step, and the others
     steps_restore(&m->steps, plan->run);
     clear_batch(m);
     for (int k = 0; k < kinds; k++) { micro_step(m, plan, k == 0); }
@@ -812,7 +813,7 @@ static void trainer_forget(void* model, const StepPlan* plan) {
     steps_restore(&m->steps, plan->run);
 }
 
-/* --profile: one step behind `warm_up` others, its operations as a table. */
+/* --profile: takes `warm_up` steps, then prints the operations of one more as a table. */
 static void trainer_profile(void* model, const StepPlan* plan, int warm_up) {
     Llama* m = (Llama*)model;
     double ms = 0;
@@ -825,7 +826,7 @@ static void trainer_profile(void* model, const StepPlan* plan, int warm_up) {
     print_profile(m->queue.profiler, m->device->peak_flops, copy, ms);
 }
 
-/* The activations of block l that are still there after a forward pass. */
+/* Lists the activations of block l that a forward pass keeps. Returns their number. */
 static int block_tensors(const Llama* m, int l, NamedTensor list[6]) {
     const ModelConfig* c = &m->config;
     const size_t N = m->steps.num_losses, C = c->hidden_size, Q = q_width(c), QKV = qkv_width(c), F = c->intermediate_size;
@@ -836,13 +837,13 @@ static int block_tensors(const Llama* m, int l, NamedTensor list[6]) {
                                 {"the residual stream after attention", l, s->mid, false, N, C, pitch_of(C)},
                                 {"gate, up", l, s->gate_up, false, N, 2 * F, pitch_of(2 * F)},
                                 {"swiglu's output", l, s->act, false, N, F, pitch_of(F)}};
-    static const int kept[] = {6, 5, 4, 1};  // by recompute level: what blocks share holds the last one's
+    static const int kept[] = {6, 5, 4, 1};  // by recompute level; shared buffers hold those of the last block
     memcpy(list, all, sizeof all);
     return kept[m->layout.level];
 }
 
-/* --debug, after a step whose loss or norm is not finite: names the first such tensor in the order of computation, from the
- * weights through the forward pass of the last micro-batch, which is run again, to the gradients. */
+/* --debug, after a step whose loss or norm is not finite: names the first such tensor in the order of computation. Looks at the
+ * weights, at the forward pass of the last micro-batch, which it runs again, and at the gradients. */
 static void trainer_name_not_finite(void* model) {
     const Llama* m = (Llama*)model;
     const ModelConfig* c = &m->config;
@@ -925,7 +926,7 @@ static void train(const Trainer* trainer, Session* s) {
         if (!run_stop_requested()) { train_step(t.model, &t.plan, session_lr(s, t.queued++)); }
         t.stopping = run_stop_requested();
         due = training_due(&t);
-        // while nothing is due, steps may stay in flight
+        // steps may stay in flight until something is due
         while (t.reported < t.queued - (due.drain ? 0 : trainer->in_flight - 1)) {
             const StepResult r = step_result(t.model, &t.plan);
             training_report(&t, &r);
