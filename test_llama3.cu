@@ -3,17 +3,17 @@
  *   ./test_llama3   [MODEL_DIR STATE_FILE]    the CPU trainer (this file compiled as C)
  *   ./test_llama3cu [MODEL_DIR STATE_FILE]    both trainers  (this file compiled as C and as CUDA, and linked)
  *
- * A debug state, written by train_llama3.py, holds one batch and what PyTorch made of it: logits, loss, the gradient of
+ * A debug state, written by train_llama3.py, holds one batch and PyTorch's results for it: logits, loss, the gradient of
  * every parameter, and the losses and gradient norms of N AdamW steps on that batch. The trainers' own train_step() and
- * validation compute the same: their sources are included here with main left out. Prints a line a tensor; exit 0 if all agree, else 1.
- * Without arguments it checks every pair committed under dev/test/pairs.
+ * validation compute the same: this file includes their sources, without main. Prints a line per tensor; exits with 0 if all
+ * agree, else with 1. Without arguments, checks every pair committed under dev/test/pairs.
  *
  * Tolerances (fp32): logits 1e-4 absolute; each gradient 1e-4 of its own largest element; every loss 1e-4; norms 1e-4 of
  * max(norm, first norm). 16-bit: see check_gradient_16bit() and step_limit_16bit().
  */
 #define TESTING  // leaves the trainers' main out
 
-/* What is tested of a trainer. All arrays are host memory, fp32. */
+/* The functions of a trainer under test. All arrays are host memory, fp32. */
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -51,7 +51,7 @@ typedef struct {
     TrainerState run;
 } Tested;
 
-/* A batch that comes again and again. */
+/* A batch that repeats for ever. */
 typedef struct {
     const int32_t *x, *y;
     size_t count;
@@ -65,7 +65,7 @@ static bool fixed_next(void* batch, int32_t* x, int32_t* y, Error* e) {
     return true;
 }
 
-/* A step of one micro-batch on this batch, in this run. */
+/* Makes the plan of steps of one micro-batch, this one. */
 static StepPlan fixed_plan(FixedBatch* batch, int B, const float* hyper, TrainerState* run) {
     StepPlan plan;
     memset(&plan, 0, sizeof plan);
@@ -169,7 +169,7 @@ const TestedTrainer tested_cpu = {"CPU fp32",    32,           false,    cpu_ope
 // ---------------------------------------------------------------------------------------------------------------------
 // the CUDA trainer
 
-/* What may vary without changing what is computed: each variant is tested on every pair. */
+/* Settings that must not change the results. The test runs each variant on every pair. */
 typedef struct {
     const char* name;
     Recompute level;
@@ -221,7 +221,7 @@ static MatmulContext* test_matmul(void) {
     return context;
 }
 
-/* A run's state at step 0, on the device as well. */
+/* Sets a run to step 0, on the device as well. */
 static void start_run(Tested* t) {
     t->run.loss_scale = test_loss_scale;
     steps_restore(&t->model->steps, &t->run);
@@ -353,7 +353,7 @@ typedef struct {
     bool gaps;          // all of them are zero behind each tensor
 } Outcome;
 
-/* Random tokens, a function of step and position alone, in micro-batches. Keeps another stream busy where the trial says so. */
+/* Random tokens that depend only on step and position, in micro-batches. Keeps another stream busy if the trial asks for it. */
 typedef struct {
     const Trial* trial;
     size_t count;  // tokens of a micro-batch
@@ -381,7 +381,7 @@ static bool trial_next(void* data, int32_t* x, int32_t* y, Error* e) {
     return true;
 }
 
-/* The bits of weights, master, m and v; *gaps: whether all elements behind the tensors are zero in each of them. */
+/* Hashes the bits of weights, master, m and v. Sets *gaps to whether all elements between tensors are zero in each of them. */
 static uint64_t hash_model(const Llama* m, bool* gaps) {
     const WeightArena* a = &m->weights;
     const struct {
@@ -413,7 +413,7 @@ static uint64_t hash_model(const Llama* m, bool* gaps) {
     return hash;
 }
 
-/* A trial under way. */
+/* A trial that is running. */
 typedef struct {
     Tested tested;
     TrialData data;
@@ -450,7 +450,7 @@ static void trial_open(Running* r, const Trial* trial) {
     }
 }
 
-/* Takes the trial's steps; one stays in flight, as in a run. */
+/* Takes the trial's steps. One stays in flight, as in a real run. */
 static void trial_steps(Running* r) {
     Llama* m = r->tested.model;
     for (int step = 0; step < r->data.trial->steps; step++) {
@@ -468,7 +468,7 @@ static void trial_close(Running* r) {
     trainer_destroy(r->tested.model);
 }
 
-/* Runs a trial; without `hash` only its loss and norm are read back. */
+/* Runs a trial. Without `hash`, reads back only loss and norm. */
 static Outcome run_trial(const Trial* trial, bool hash = true) {
     Running r;
     Outcome o;
@@ -505,7 +505,7 @@ static bool report_trial(bool ok, const char* what, const Outcome* a, const Outc
     return ok;
 }
 
-/* Two ways to cut the same tokens into micro-batches: the same loss and norm. */
+/* Checks that two ways to cut the same tokens into micro-batches give the same loss and norm. */
 static bool same_step(const char* what, const Trial* whole, const Trial* parts) {
     const double limit = sizeof(floatX) == 4 ? 1e-5 : 1e-2;
     const Outcome a = run_trial(whole, false), b = run_trial(parts, false);
@@ -513,7 +513,7 @@ static bool same_step(const char* what, const Trial* whole, const Trial* parts) 
 }
 
 #ifdef PRECISION_BF16
-/* The gradient of one parameter after the steps of a trial: (count) floats, to be freed. */
+/* Returns one parameter's gradient after the steps of a trial: (count) floats; the caller frees them. */
 static float* trial_gradient(const Trial* trial, const char* name, size_t* count) {
     Running r;
     trial_open(&r, trial);
@@ -529,7 +529,7 @@ static float* trial_gradient(const Trial* trial, const char* name, size_t* count
     return out;
 }
 
-/* Relative L2 difference of two trials' gradients of one parameter. */
+/* Returns the relative L2 difference of one parameter's gradient between two trials. */
 static double gradients_differ(const Trial* a, const Trial* b, const char* name) {
     size_t n = 0;
     float *x = trial_gradient(a, name, &n), *y = trial_gradient(b, name, &n);
@@ -543,7 +543,7 @@ static double gradients_differ(const Trial* a, const Trial* b, const char* name)
     return sqrt(diff / sum);
 }
 
-/* The layout of a run with these flags. */
+/* Returns the layout of a run with these flags. */
 static Layout layout_for(int batch, int seq, int64_t total_batch, int grad_dtype) {
     Session s;
     memset(&s, 0, sizeof s);
@@ -561,7 +561,7 @@ static bool report_sum(bool ok, const char* what, double error) {
     return ok;
 }
 
-/* 256 micro-batches: bfloat16 sums lose more than 1 %, and what the run chooses by itself does not. */
+/* Checks 256 micro-batches: sums in bfloat16 lose more than 1 %, and a run that chooses by itself does not sum in bfloat16. */
 static void check_long_sums(int* passed, int* failed) {
     Trial own = trial_of("d2", 1000, 1, 64, 256, 1), exact = own, head = own;
     exact.layout.fp32_grads = true;
@@ -613,7 +613,7 @@ static void check_alone(int* passed, int* failed, int* skipped) {
         const Outcome again = run_trial(&same[i].trial);
         *(report_trial(again.hash == first.hash, same[i].what, &first, &again) ? passed : failed) += 1;
     }
-    // C = 192: a norm ends inside of its row, and what lies behind it must not be trained
+    // C = 192: a norm ends inside of its row, and AdamW must not train the gap behind it
     for (int split = 0; split <= CAN_SPLIT; split++) {
         Trial odd = trial_of("d3", 1001, 2, 64, 2, 3);
         if (split) { odd.layout.master = MASTER_SPLIT; }

@@ -2,7 +2,7 @@
  *
  * Read train_llama3.c first: its header says what is computed, and this file has the same parts in the same order. It differs
  * in four points:
- *   - Weights, activations and gradients are floatX. Master weights, m, v, the gradients of norms, losses and all sums are fp32.
+ *   - Weights, activations and gradients are floatX. Master weights, m, v, norm gradients, losses and all sums are fp32.
  *   - The backward pass may compute activations again instead of keeping them (--recompute), with the same bits.
  *   - All numbers that change from step to step lie in one struct on the device (StepState). So the host queues a step without
  *     waiting: no allocation, no synchronization. It reads the result one step late (llmc/gpu/steps.cuh).
@@ -473,8 +473,8 @@ static void llama_forward(const Llama* m) {
     rmsnorm(q, m->norm_final, m->rstd_final, m->h_final, ends.final_norm, N, C, c->rms_eps);
 }
 
-/* Runs head and loss after llama_forward(), as in train_llama3.c: writes losses (N). If dloss is not 0, also writes dnorm (N, C)
- * and adds to the head's gradient, or with `first` overwrites it. */
+/* Runs head and loss after llama_forward(), as in train_llama3.c: writes losses (N). If dloss is not 0, also writes dnorm
+ * (N, C) and adds to the head's gradient, or with `first` overwrites it. */
 static void llama_loss(const Llama* m, float dloss, bool first) {
     const Queue* q = &m->queue;
     const int C = m->config.hidden_size, V = m->config.vocab_size;
