@@ -134,12 +134,11 @@ static void norm_square_cuda(StepState* state, void* scratch, const Grad* g, siz
     CUDA_CHECK_LAUNCH("norm_finish_kernel");
 }
 
-/* One thread: decides from the sums of the step. */
-__device__ __forceinline__ void step_decide(StepState* s, const StepHyper& h, Outlier* losses, Outlier* norms) {
+__global__ void step_decide_kernel(StepState* s, StepHyper h) {
     const double scale = (double)s->loss_scale;
     const double loss = s->loss_sum * h.loss_weight, norm = sqrt(s->norm_square) / scale;
     const bool finite = isfinite(loss) && isfinite(norm);
-    const double loss_z = outlier_update(losses, loss), norm_z = outlier_update(norms, norm);
+    const double loss_z = outlier_update(&s->loss_window, loss), norm_z = outlier_update(&s->norm_window, norm);
     s->loss = (float)loss;
     s->norm = (float)norm;
     s->loss_z = (float)loss_z;
@@ -167,34 +166,9 @@ __device__ __forceinline__ void step_decide(StepState* s, const StepHyper& h, Ou
     }
 }
 
-/* Holds the detectors in shared memory, because one thread walks through them value by value. */
-__global__ void __launch_bounds__(OUTLIER_WINDOW) step_decide_kernel(StepState* s, StepHyper h) {
-    __shared__ Outlier losses, norms;
-    const int i = threadIdx.x;
-    losses.values[i] = s->loss_window.values[i];
-    norms.values[i] = s->norm_window.values[i];
-    if (i == 0) {
-        losses.count = s->loss_window.count;
-        losses.next = s->loss_window.next;
-        norms.count = s->norm_window.count;
-        norms.next = s->norm_window.next;
-    }
-    __syncthreads();
-    if (i == 0) { step_decide(s, h, &losses, &norms); }
-    __syncthreads();
-    s->loss_window.values[i] = losses.values[i];
-    s->norm_window.values[i] = norms.values[i];
-    if (i == 0) {
-        s->loss_window.count = losses.count;
-        s->loss_window.next = losses.next;
-        s->norm_window.count = norms.count;
-        s->norm_window.next = norms.next;
-    }
-}
-
 /* Computes the rest of StepState from the step's sums: loss, norm, scores, verdict, AdamW's factors, loss scale. */
 static inline void step_decide_cuda(StepState* state, const StepHyper* hyper, cudaStream_t stream) {
-    step_decide_kernel<<<1, OUTLIER_WINDOW, 0, stream>>>(state, *hyper);
+    step_decide_kernel<<<1, 1, 0, stream>>>(state, *hyper);
     CUDA_CHECK_LAUNCH("step_decide_kernel");
 }
 
