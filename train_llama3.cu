@@ -85,7 +85,7 @@ static const char* const memory_names[NUM_MEM] = {"weights",     "gradients", "m
 enum { CLASSIFIER_ROWS = 4096 };  // tokens whose logits exist at one time; fewer would give the products too few tiles
 enum { DECODE_ROWS = 64 };        // tokens of a prompt that one pass of generation takes
 enum { NO_FILL = -1 };            // see llama_create()
-enum { MOST_16BIT_SUMS = 64 };    // gradients with more additions per step add up in fp32: in bfloat16, 256 lose 1.9 %
+enum { MOST_16BIT_SUMS = 64 };    // gradients with more additions per step add up in fp32: in bfloat16, 256 lose more than 1 %
 enum { CAN_SPLIT = IS_BF16 };     // a master weight = its BF16 weight and 16 bits more
 
 /* The buffers that a model needs. */

@@ -109,8 +109,8 @@ static inline void attention_backward_plain(float* dqkv, const float* dout, cons
 // A tile holds its scores transposed, (key, query). Queries are the lanes of a vector, so max, sum and exponentials need no
 // work across lanes. Only Q and dO are transposed, once for each tile of queries.
 //
-// On one thread of an Intel Xeon with AVX-512 (a shared virtual machine, gcc 12, HD 64, T 256 and 1024) the fast form takes
-// 1/35 to 1/40 of the plain loops' time forward, and 1/10 to 1/13 backward. bench_layers.c times both.
+// On one thread of an Intel Xeon with AVX-512 (a shared virtual machine, gcc 12, HD 64, T 256) the fast form takes 1/16 to
+// 1/20 of the plain loops' time forward, and 1/15 to 1/20 backward. bench_layers.c times both.
 
 enum {
     ATT_Q = MATMUL_NR,      // queries of a tile: the width of a panel

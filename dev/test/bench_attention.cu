@@ -166,13 +166,15 @@ typedef struct {
 } Variant;
 
 // clang-format off
-#define FORWARD(HD, ...) {ATTENTION_MMA, PART_FORWARD, HD, #__VA_ARGS__, launch_forward<MmaForwardTiles<HD, __VA_ARGS__, true>>, \
+#define FORWARD(HD, ...) {ATTENTION_MMA, PART_FORWARD, HD, #__VA_ARGS__, \
+                          launch_forward<MmaForwardTiles<HD, __VA_ARGS__, true>>, \
                           (const void*)attention_forward_mma_kernel<MmaForwardTiles<HD, __VA_ARGS__, true>>}
 #define KV(HD, ...)      {ATTENTION_MMA, PART_KV, HD, #__VA_ARGS__, launch_kv<MmaKVTiles<HD, __VA_ARGS__, true>>, \
                           (const void*)attention_backward_kv_mma_kernel<MmaKVTiles<HD, __VA_ARGS__, true>>}
 #define Q(HD, ...)       {ATTENTION_MMA, PART_Q, HD, #__VA_ARGS__, launch_q<MmaQTiles<HD, __VA_ARGS__, true>>, \
                           (const void*)attention_backward_q_mma_kernel<MmaQTiles<HD, __VA_ARGS__, true>>}
-#define WFORWARD(HD, ...) {ATTENTION_WGMMA, PART_FORWARD, HD, #__VA_ARGS__, launch_wgmma_forward<WgmmaForwardTiles<HD, __VA_ARGS__>>, \
+#define WFORWARD(HD, ...) {ATTENTION_WGMMA, PART_FORWARD, HD, #__VA_ARGS__, \
+                           launch_wgmma_forward<WgmmaForwardTiles<HD, __VA_ARGS__>>, \
                            (const void*)attention_forward_wgmma_kernel<WgmmaForwardTiles<HD, __VA_ARGS__>>}
 #define WKV(HD, ...)      {ATTENTION_WGMMA, PART_KV, HD, #__VA_ARGS__, launch_wgmma_kv<WgmmaKVTiles<HD, __VA_ARGS__>>, \
                            (const void*)attention_backward_kv_wgmma_kernel<WgmmaKVTiles<HD, __VA_ARGS__>>}
@@ -187,8 +189,10 @@ static const Variant variants[] = {
     WKV(128, 64, 2, 4, 1, 1), WKV(128, 64, 2, 3, 1, 1),
     WQ(64, 64, 3, 4, 2, 1), WQ(64, 64, 2, 4, 2, 1), WQ(64, 96, 2, 3, 2, 1), WQ(64, 128, 2, 3, 2, 1), WQ(64, 64, 1, 3, 1, 2),
     WQ(128, 96, 2, 2, 1, 1), WQ(128, 64, 2, 4, 1, 1), WQ(128, 64, 1, 2, 1, 2),
-    FORWARD(64, 64, 2, 4, 2), FORWARD(64, 128, 2, 4, 2), FORWARD(64, 64, 1, 4, 4), FORWARD(64, 64, 1, 8, 2), FORWARD(64, 32, 2, 4, 3),
-    FORWARD(128, 32, 2, 4, 2), FORWARD(128, 64, 2, 4, 2), FORWARD(128, 48, 2, 4, 2), FORWARD(128, 64, 1, 4, 3), FORWARD(128, 64, 1, 8, 1),
+    FORWARD(64, 64, 2, 4, 2), FORWARD(64, 128, 2, 4, 2), FORWARD(64, 64, 1, 4, 4), FORWARD(64, 64, 1, 8, 2),
+    FORWARD(64, 32, 2, 4, 3),
+    FORWARD(128, 32, 2, 4, 2), FORWARD(128, 64, 2, 4, 2), FORWARD(128, 48, 2, 4, 2),
+    FORWARD(128, 64, 1, 4, 3), FORWARD(128, 64, 1, 8, 1),
     KV(64, 64, 32, 2, 4, 2), KV(64, 64, 64, 2, 4, 2), KV(64, 64, 64, 1, 4, 3), KV(64, 64, 32, 1, 4, 4), KV(64, 64, 64, 1, 8, 1),
     KV(128, 64, 64, 1, 4, 2), KV(128, 64, 32, 1, 4, 2), KV(128, 32, 32, 1, 4, 2), KV(128, 64, 64, 1, 8, 1),
     Q(64, 64, 32, 2, 4, 2), Q(64, 64, 64, 2, 4, 2), Q(64, 64, 32, 2, 4, 3), Q(64, 64, 64, 1, 4, 3), Q(64, 64, 64, 1, 8, 2),
