@@ -109,17 +109,19 @@ class Side:
             p = subprocess.Popen(self.command + self.flags + ["--out", out], stdout=screen, stderr=subprocess.STDOUT, cwd=ROOT,
                                  start_new_session=True)
             begin, ms = None, []
-            while p.poll() is None:
-                time.sleep(0.02)
-                ms = read_steps(out)
-                if begin is None and len(ms) > warm:
-                    begin = time.monotonic()
-                if len(ms) > warm + 4 and sum(ms[warm:]) >= seconds * 1e3:
-                    break
-            end, ended = time.monotonic(), p.poll()
-            if ended is None:
-                os.killpg(p.pid, signal.SIGKILL)
-            p.wait()
+            try:
+                while p.poll() is None:
+                    time.sleep(0.02)
+                    ms = read_steps(out)
+                    if begin is None and len(ms) > warm:
+                        begin = time.monotonic()
+                    if len(ms) > warm + 4 and sum(ms[warm:]) >= seconds * 1e3:
+                        break
+            finally:  # an interrupted benchmark leaves no trainer behind
+                end, ended = time.monotonic(), p.poll()
+                if ended is None:
+                    os.killpg(p.pid, signal.SIGKILL)
+                p.wait()
             if ended is None:
                 return ms[warm:], monitor.between(begin, end), None
             screen.seek(0)
