@@ -33,6 +33,10 @@
 #include "llmc/rope.h"
 #include "llmc/swiglu.cuh"
 
+#ifndef PRECISION_BF16
+#error "bench_levers compares with bf16: build with PRECISION=BF16"
+#endif
+
 // ---------------------------------------------------------------------------------------------------------------------
 // the meter
 
