@@ -3,7 +3,7 @@
 
     make train_llama3cu && python dev/bench_gpu.py [--tune] [--torch-step OTHER_BASELINE.py] [--shapes 126M 1B-2k 1B-8k 8B]
     python dev/bench_gpu.py --trainer-before OLD/train_llama3cu       compares two builds of ours, new and old
-    python dev/bench_gpu.py --tune --ours-b "FLAGS"                   compares ours with ours under more flags, never tuned
+    python dev/bench_gpu.py --tune --ours-b="FLAGS"                   compares ours with ours under more flags, never tuned
 
 PyTorch is train_llama3.py --compile: blocks compiled one by one, the fastest attention backend for the shape, the head in
 chunks, fused AdamW. It keeps every activation; if memory runs out, it recomputes some blocks, and the table says so. With
