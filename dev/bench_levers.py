@@ -230,6 +230,7 @@ def attention(limit, log, folder):
     lines, error = run([ncu, "--clock-control", "none", "--csv", "--page", "raw", *sections, "-k", "regex:attention", PROGRAM,
                         "attention"], limit, log)
     kernels, units = profile_rows(lines)
+    scale = {"ns": 1e-3, "us": 1, "ms": 1e3}.get(units.get("gpu__time_duration.sum"), math.nan)  # to us
     with open(os.path.join(folder, "levers-ncu.csv"), "w", encoding="utf-8") as f:
         f.write("\n".join(line for line in lines if line.startswith('"')))
     models, body = [line[1] for line in (line.split(" | ") for line in lines) if line[0] == "attention"], []
@@ -242,9 +243,9 @@ def attention(limit, log, folder):
         name = re.search(r"attention_\w+", kernel.get("Kernel Name", "")) or re.search("", "")
         top = ", ".join(f"{k} {v:.2f}" for k, v in sorted(stalls.items(), key=lambda s: -s[1])[:5])
         body.append([models[i // 4] if len(kernels) == 4 * len(models) else "", name.group(),
-                     f"{values.get('gpu__time_duration.sum', math.nan):.3f} {units.get('gpu__time_duration.sum', '')}",
+                     f"{values.get('gpu__time_duration.sum', math.nan) * scale:,.1f}",
                      f"{cycles:,.0f}", f"{tensor:.1f}", top])
-    head = ["model", "kernel", "time", "cycles", "tensor pipe busy, %", "stall reasons (warps stalled at each issue)"]
+    head = ["model", "kernel", "us", "cycles", "tensor pipe busy, %", "stall reasons (warps stalled at each issue)"]
     return table(head, body), [f"attention {r[0]} {r[1]}: tensor pipe {r[4]} %, {r[5]}" for r in body], error
 
 
