@@ -26,6 +26,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "llmc/base/utf8.h"
+
 /* Marks a function that kernels call too. */
 #ifdef __CUDACC__
 #define LLMC_HOST_DEVICE __host__ __device__
@@ -41,6 +43,20 @@
 #define LLMC_PRINTF(format_index, first_arg) __attribute__((format(printf, format_index, first_arg), unused))
 
 // ---------------------------------------------------------------------------------------------------------------------
+// numbers
+
+static inline size_t size_min(size_t a, size_t b) { return a < b ? a : b; }
+static inline size_t size_max(size_t a, size_t b) { return a > b ? a : b; }
+static inline size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
+static inline size_t round_up(size_t a, size_t to) { return ceil_div(a, to) * to; }
+
+/* Compares two floats for qsort(), ascending. */
+static inline int compare_floats(const void* a, const void* b) {
+    const float x = *(const float*)a, y = *(const float*)b;
+    return (x > y) - (x < y);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // errors
 
 typedef struct {
@@ -49,21 +65,67 @@ typedef struct {
 #define NO_ERROR \
     { "" }
 
+/* Copies text into `out`, at most cap bytes with the NUL; what a terminal would obey becomes \\xNN. Returns the length. */
+static inline size_t escape_text(char* out, size_t cap, const char* s, size_t n) {
+    size_t used = 0;
+    for (size_t i = 0; i < n && used + 4 < cap;) {
+        const size_t length = plain_char_length(s + i, n - i);
+        if (length == 0) { snprintf(out + used, cap - used, "\\x%02x", (unsigned char)s[i]); }
+        memcpy(out + used, s + i, length);
+        used += length ? length : 4;
+        i += length ? length : 1;
+    }
+    out[used] = 0;
+    return used;
+}
+
+/* Formats a message for the terminal. The newlines of the format stay; what its arguments hold (names of files, words of the
+ * command line) is escaped, so that no file's name can print a line of its own. "%s" alone passes a finished message on. */
+static inline void message_text(char* out, size_t cap, const char* fmt, va_list ap) {
+    char raw[8192], line[1024];
+    const bool finished = strcmp(fmt, "%s") == 0;
+    va_list again;
+    va_copy(again, ap);
+    vsnprintf(raw, sizeof raw, fmt, again);
+    va_end(again);
+    if (finished) {
+        snprintf(out, cap, "%s", raw);
+        return;
+    }
+    size_t used = 0, from = 0, length = strlen(raw);
+    for (const char* newline = strchr(fmt, '\n'); newline; newline = strchr(newline + 1, '\n')) {
+        snprintf(line, sizeof line, "%.*s", (int)(newline - fmt), fmt);
+        va_copy(again, ap);
+        const size_t at = size_min((size_t)vsnprintf(NULL, 0, line, again), length);  // the newline's place in `raw`
+        va_end(again);
+        used += escape_text(out + used, cap - used, raw + from, at - from);
+        if (at == length || used + 8 > cap) { return; }  // cut: no room for the next line
+        out[used++] = '\n';
+        from = at + 1;
+    }
+    escape_text(out + used, cap - used, raw + from, length - from);
+}
+
 /* Records the first cause and returns false, so that a parser can `return fail(e, ...)`. Drops later causes. */
 LLMC_PRINTF(2, 3) static bool fail(Error* e, const char* fmt, ...) {
     if (e->msg[0]) { return false; }
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(e->msg, sizeof e->msg, fmt, ap);
+    message_text(e->msg, sizeof e->msg, fmt, ap);
     va_end(ap);
     return false;
 }
 
-LLMC_NORETURN LLMC_PRINTF(2, 0) static void die_v(int code, const char* fmt, va_list ap) {
+/* Prints one line and at most one hint line on stderr. */
+static inline void print_message(const char* kind, const char* fmt, va_list ap) {
+    char text[8192];
+    message_text(text, sizeof text, fmt, ap);
     fflush(stdout);
-    fputs("error: ", stderr);
-    vfprintf(stderr, fmt, ap);
-    fputc('\n', stderr);
+    fprintf(stderr, "%s: %s\n", kind, text);
+}
+
+LLMC_NORETURN LLMC_PRINTF(2, 0) static void die_v(int code, const char* fmt, va_list ap) {
+    print_message("error", fmt, ap);
     exit(code);
 }
 
@@ -88,27 +150,13 @@ LLMC_NORETURN LLMC_PRINTF(1, 2) static void die_usage(const char* fmt, ...) {
 
 LLMC_PRINTF(1, 2) static void warn(const char* fmt, ...) {
     va_list ap;
-    fflush(stdout);
     va_start(ap, fmt);
-    fputs("warning: ", stderr);
-    vfprintf(stderr, fmt, ap);
-    fputc('\n', stderr);
+    print_message("warning", fmt, ap);
     va_end(ap);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// checked arithmetic and memory
-
-static inline size_t size_min(size_t a, size_t b) { return a < b ? a : b; }
-static inline size_t size_max(size_t a, size_t b) { return a > b ? a : b; }
-static inline size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
-static inline size_t round_up(size_t a, size_t to) { return ceil_div(a, to) * to; }
-
-/* Compares two floats for qsort(), ascending. */
-static inline int compare_floats(const void* a, const void* b) {
-    const float x = *(const float*)a, y = *(const float*)b;
-    return (x > y) - (x < y);
-}
+// memory
 
 static inline void* xmalloc(size_t bytes) {
     void* p = malloc(bytes ? bytes : 1);
@@ -233,7 +281,11 @@ static inline char* read_file(const char* path, size_t* size, uint64_t max, Erro
  * first of all. */
 static inline void keep_standard_files(void) {
     for (int fd = 0; fd <= 2; fd++) {
-        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd) { exit(1); }
+        if (fcntl(fd, F_GETFD) >= 0) { continue; }
+        errno = 0;
+        if (open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd) {
+            die("standard stream %d is closed, and /dev/null cannot take its place: %s", fd, strerror(errno));
+        }
     }
 }
 

@@ -10,7 +10,7 @@
 #include "llmc/files/json.h"           // defines: json_parse, json_get, json_is_string, json_write_string, json_write_text
 #include "llmc/files/json_edit.h"      // defines: json_find_member, json_with_member, json_set_member
 #include "llmc/text/chat.h"            // defines: LLAMA3_CHAT_TEMPLATE, chat_template_fits
-#include "llmc/text/text.h"            // defines: utf8_encode
+#include "llmc/base/utf8.h"            // defines: utf8_encode
 #include "llmc/text/tokenizer.h"       // defines: Tokenizer, tokenizer_token, token_table_find
 #include "llmc/text/tokenizer_read.h"  // defines: LLAMA3_PATTERN, TOKEN_LEN_MAX, byte_stand_ins
 
