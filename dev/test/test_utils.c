@@ -1,4 +1,5 @@
-/* test_utils.c -- llmc/base/utils.h: the errors of a file that cannot be written, and what of a message reaches the terminal. */
+/* test_utils.c -- llmc/base/utils.h and llmc/files/output.h: the errors of a file that cannot be written, and what of a message
+ * reaches the terminal. */
 #define _GNU_SOURCE 1  // as in utils.h, which is included after stdio.h here
 #include <errno.h>
 #include <stdio.h>
@@ -15,6 +16,7 @@ static int test_fclose(FILE* f) {
     return EOF;
 }
 #define fclose test_fclose
+#include "llmc/files/output.h"
 #include "test.h"
 
 static char path[PATH_CAP];

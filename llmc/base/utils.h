@@ -1,4 +1,4 @@
-/* utils.h -- what every other header needs: errors, checked memory, checked files, paths, time.
+/* utils.h -- what every other header needs: errors, checked memory, checked reading of files, paths, time.
  *
  * Errors have two forms. A parser returns false and leaves the first cause in an `Error`, so that a caller may try
  * another file (resume) and a fuzzer can go on. A program that cannot continue calls die(): a message on stderr, exit 1.
@@ -26,7 +26,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "llmc/base/utf8.h"
+#include "llmc/base/utf8.h"  // utf8_decode, utf8_encode, plain_char_length: after the line that asks for GNU functions
 
 /* Marks a function that kernels call too. */
 #ifdef __CUDACC__
@@ -182,7 +182,7 @@ static inline char* xstrdup(const char* s) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// files and paths
+// paths, and reading files. files/output.h writes them
 
 // A point where a test makes a write fail or the process die; empty in a program.
 #ifndef LLMC_FAULT_POINT
@@ -208,22 +208,44 @@ static inline bool is_directory(const char* path) {
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
-/* Opens a regular file for reading and sets *size to its bytes. A folder, a pipe or a missing file is an error. */
-static inline FILE* open_input(const char* path, uint64_t* size, Error* e) {
+/* Names what stat() found, for a message. */
+static inline const char* file_kind(mode_t mode) {
+    return S_ISREG(mode)    ? "a regular file"
+           : S_ISDIR(mode)  ? "a folder"
+           : S_ISLNK(mode)  ? "a link"
+           : S_ISFIFO(mode) ? "a pipe"
+           : S_ISSOCK(mode) ? "a socket"
+                            : "a device";
+}
+
+/* Opens a regular file, or a link to one, for reading and sets *size to its bytes. Anything else is an error, which says that
+ * `wanted` was wanted. Returns -1 on an error. */
+static inline int open_to_read(const char* path, const char* wanted, uint64_t* size, Error* e) {
     struct stat st;
-    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);  // do not hang on a pipe without a writer
-    FILE* f = fd >= 0 ? fdopen(fd, "rb") : NULL;
-    if (!f) {
-        fail(e, "%s: cannot open: %s", path, strerror(errno));
-        if (fd >= 0) { close(fd); }
-        return NULL;
+    const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);  // do not hang on a pipe without a writer
+    if (fd < 0) {
+        const int cause = errno;
+        const bool link = lstat(path, &st) == 0 && S_ISLNK(st.st_mode);
+        fail(e, "%s: cannot open%s: %s", path, link ? " what this link points to" : "", strerror(cause));
+        return -1;
     }
-    if (fstat(fileno(f), &st) != 0 || !S_ISREG(st.st_mode)) {
-        fail(e, "%s: is %s, wanted a regular file", path, S_ISDIR(st.st_mode) ? "a folder" : "not a file");
-        fclose(f);
-        return NULL;
+    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
+        fail(e, "%s: is %s, wanted %s", path, file_kind(st.st_mode), wanted);
+        close(fd);
+        return -1;
     }
     *size = (uint64_t)st.st_size;
+    return fd;
+}
+
+/* The same for a stream. Returns NULL on an error. */
+static inline FILE* open_input(const char* path, uint64_t* size, Error* e) {
+    const int fd = open_to_read(path, "a regular file", size, e);
+    FILE* f = fd >= 0 ? fdopen(fd, "rb") : NULL;
+    if (!f && fd >= 0) {
+        fail(e, "%s: cannot open: %s", path, strerror(errno));
+        close(fd);
+    }
     return f;
 }
 
@@ -287,46 +309,6 @@ static inline void keep_standard_files(void) {
             die("standard stream %d is closed, and /dev/null cannot take its place: %s", fd, strerror(errno));
         }
     }
-}
-
-/* Flushes a written file to disk and closes it. Check the result: a full disk may show up only here. */
-static inline bool close_output(FILE* f, const char* path, Error* e) {
-    errno = 0;  // forget what an earlier call left there
-    bool ok = fflush(f) == 0 && !ferror(f) && fsync(fileno(f)) == 0;
-    int cause = ok ? 0 : errno;
-    if (fclose(f) != 0) {
-        cause = ok ? errno : cause;
-        ok = false;
-    }
-    return ok ||
-           fail(e, "%s: writing failed: %s", path, cause ? strerror(cause) : "an earlier write failed; is the disk full?");
-}
-
-/* Flushes a folder's entries: a rename or a new file in it then survives a power cut. */
-static inline bool sync_directory(const char* path, Error* e) {
-    int fd = open(path, O_RDONLY | O_DIRECTORY);
-    bool ok = fd >= 0 && fsync(fd) == 0;
-    int cause = errno;
-    if (fd >= 0) { close(fd); }
-    return ok || fail(e, "%s: cannot flush the folder: %s", path, strerror(cause));
-}
-
-/* Makes a folder and its parents, like mkdir -p. */
-static inline bool make_directories(const char* path, Error* e) {
-    char buf[PATH_CAP];
-    if (strlen(path) >= sizeof buf) { return fail(e, "%.200s...: the path is longer than %d bytes", path, PATH_CAP - 1); }
-    strcpy(buf, path);
-    for (char* p = buf + 1;; p++) {
-        if (*p != '/' && *p != 0) { continue; }
-        char end = *p;
-        *p = 0;
-        if (mkdir(buf, 0777) != 0 && errno != EEXIST) {
-            return fail(e, "%s: cannot make the folder: %s", buf, strerror(errno));
-        }
-        *p = end;
-        if (end == 0) { break; }
-    }
-    return is_directory(path) || fail(e, "%s: is a file, wanted a folder", path);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

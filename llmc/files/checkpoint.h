@@ -25,7 +25,6 @@
 #include "llmc/base/utils.h"
 
 #include <inttypes.h>
-#include <sys/file.h>
 
 #include "llmc/files/file_sums.h"
 #include "llmc/files/folder.h"
@@ -40,22 +39,20 @@
 /* Makes the folder and locks it for this process. *fd holds the lock until out_unlock() or until the process ends in any
  * way. Fails while another process holds the lock. */
 static inline bool out_lock(int* fd, const char* out, Error* e) {
-    char path[PATH_CAP];
+    char path[PATH_CAP], text[32] = "";
+    bool busy = false;
+    *fd = -1;
     if (!make_directories(out, e) || !path_join(path, out, ".lock", e)) { return false; }
-    *fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (*fd < 0) { return fail(e, "%s: cannot make the file: %s", path, strerror(errno)); }
-    char text[32] = "";
-    if (flock(*fd, LOCK_EX | LOCK_NB) != 0) {
-        const int cause = errno;
+    *fd = open_locked(path, O_RDWR | O_CREAT, &busy, e);
+    if (*fd < 0) { return false; }
+    if (busy) {
         const ssize_t n = pread(*fd, text, sizeof text - 1, 0);
         close(*fd);
         *fd = -1;
-        if (cause != EWOULDBLOCK) { return fail(e, "%s: cannot lock the file: %s", path, strerror(cause)); }
-        const long pid = n > 0 ? strtol(text, NULL, 10) : 0;
         return fail(e,
                     "%s: another run (process %ld) is writing into this folder, wanted a folder of its own\n"
                     "  hint: wait for it to end, or choose another --out",
-                    out, pid);
+                    out, n > 0 ? strtol(text, NULL, 10) : 0);
     }
     const int n = snprintf(text, sizeof text, "%ld\n", (long)getpid());
     // only the message above uses the number, so a full disk does not matter here

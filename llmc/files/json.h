@@ -12,7 +12,6 @@
 #ifndef LLMC_JSON_H
 #define LLMC_JSON_H
 
-#include "llmc/base/utf8.h"       // defines: utf8_char_length, utf8_encode
 #include "llmc/base/utils.h"      // defines: fail, read_file, size_min
 #include "llmc/files/filekind.h"  // defines: file_looks_like
 #include "llmc/text/text.h"       // defines: show_text

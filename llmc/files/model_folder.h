@@ -19,6 +19,7 @@
 #include "llmc/config.h"
 #include "llmc/files/config_file.h"
 #include "llmc/files/file_sums.h"
+#include "llmc/files/folder.h"
 #include "llmc/files/safetensors.h"
 #include "llmc/files/tensor_stream.h"
 
@@ -357,8 +358,8 @@ static inline int model_shard_end(const ParamTable* t, int first, size_t element
 static inline bool model_save_index(const char* dir, const ParamTable* t, size_t element_bytes, int shards, Error* e) {
     char path[PATH_CAP];
     if (!path_join(path, dir, "model.safetensors.index.json", e)) { return false; }
-    FILE* f = fopen(path, "wb");
-    if (!f) { return fail(e, "%s: cannot make the file: %s", path, strerror(errno)); }
+    FILE* f = create_output(path, e);
+    if (!f) { return false; }
     fprintf(f, "{\n  \"metadata\": {\"total_size\": %llu},\n  \"weight_map\": {",
             (unsigned long long)t->num_params * element_bytes);
     for (int first = 0, shard = 1; first < t->count; shard++) {
@@ -401,8 +402,8 @@ static inline bool model_save_generation(const char* dir, const ModelConfig* c, 
     char path[PATH_CAP];
     if (!path_join(path, dir, "generation_config.json", e)) { return false; }
     if (file_exists(path)) { return true; }
-    FILE* f = fopen(path, "wb");
-    if (!f) { return fail(e, "%s: cannot make the file: %s", path, strerror(errno)); }
+    FILE* f = create_output(path, e);
+    if (!f) { return false; }
     fputs("{\n", f);
     config_write_ids(f, c);
     fputs("  \"_from_model_config\": true\n}\n", f);

@@ -202,17 +202,6 @@ static inline void session_load_weights(const Session* s, TensorSink sink, void*
 // ---------------------------------------------------------------------------------------------------------------------
 // tokenizer
 
-/* Writes the folder part of a path or pattern to `out`; "." if there is none. */
-static inline void folder_of(const char* path, char* out /* PATH_CAP */) {
-    snprintf(out, PATH_CAP, "%s", path);
-    char* slash = strrchr(out, '/');
-    if (!slash) {
-        snprintf(out, PATH_CAP, ".");
-    } else {
-        slash[slash == out] = 0;
-    }
-}
-
 /* Returns whether `dir` has a tokenizer of either kind. */
 static inline bool folder_has_tokenizer(const char* dir) {
     return folder_has(dir, "tokenizer.json") || folder_has(dir, "tokenizer.model");

@@ -21,7 +21,6 @@
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
 
-#include "llmc/base/utf8.h"     // defines: utf8_decode
 #include "llmc/base/utils.h"    // defines: die, xmalloc, xcalloc, xrealloc, size_max
 #include "llmc/text/unicode.h"  // defines: unicode_class, unicode_byte_class, unicode_is_digit
 

@@ -9,7 +9,6 @@
 #ifndef LLMC_TOKENIZER_READ_H
 #define LLMC_TOKENIZER_READ_H
 
-#include "llmc/base/utf8.h"       // defines: utf8_decode
 #include "llmc/base/utils.h"      // defines: fail, read_file, path_join, file_exists, is_directory
 #include "llmc/files/filekind.h"  // defines: file_looks_like
 #include "llmc/files/json.h"      // defines: json_parse, json_get, json_wanted, json_is_off, json_is_string
