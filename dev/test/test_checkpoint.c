@@ -115,7 +115,7 @@ static bool save(const char* out, uint64_t step, int world_size, const char* sou
     const StateSlot slots[2] = {{"m", SAFE_F32, give, NULL, &m}, {"v", SAFE_F32, give, NULL, &v}};
     TrainerState s = small_state(step, world_size);
     Checkpoint k;
-    SideFiles files = {NULL, 0};
+    SideFiles files = {NULL, 0, 0};
     if (source_dir) { files = side_files_read(source_dir); }
     bool ok = checkpoint_begin(&k, out, step, e);
     ok = ok && checkpoint_model(&k, &c, &t, SAFE_F32, give, &w, e);
@@ -463,8 +463,8 @@ static void files_of_the_source_folder_come_along(void) {
     CHECK(has(dir, "tokenizer.json") && has(dir, "LICENSE"), "tokenizer or licence missing");
     CHECK(has(dir, "original/tokenizer.model") && !has(dir, "tokenizer.model"), "tiktoken's vocabulary belongs into original/");
     CHECK(!has(dir, "pytorch_model.bin") && !has(dir, ".hidden") && !has(dir, "notes.txt"), "took too much");
-    CHECK(file_sums_find(&s.files, "model.safetensors.index.json")->size > 1 && !has(dir, "tokenizer.safetensors"),
-          "took too much");
+    const FileSum* index = file_sums_find(&s.files, "model.safetensors.index.json");
+    CHECK(index && index->size > 1 && !has(dir, "tokenizer.safetensors"), "took too much");
     CHECK(has(dir, "chat_template.jinja"), "the chat template is missing");
     CHECK(!has(dir, "model-00001-of-00002.safetensors") && !has(dir, "state_rank00001.safetensors") && !has(dir, "folder"),
           "took too much");
@@ -546,6 +546,21 @@ static void links_are_followed_within_the_folder_and_its_cache_alone(void) {
           files.count);
     side_files_free(&files);
     clean(root);
+}
+
+static void side_files_have_a_limit_in_all(void) {
+    char from[PATH_CAP], path[PATH_CAP + 32];
+    test_folder(from);
+    for (int i = 0; i < 5; i++) {
+        snprintf(path, sizeof path, "%s/tokenizer.%d", from, i);
+        put_file(from, path + strlen(from) + 1, "x");
+        CHECK(truncate(path, SIDE_FILE_MAX - 1) == 0, "truncate");
+    }
+    put_file(from, "LICENSE", "x");
+    SideFiles files = side_files_read(from);
+    CHECK(files.bytes <= (size_t)SIDE_FILES_MAX && files.count == 5, "%zu files, %zu bytes", files.count, files.bytes);
+    side_files_free(&files);
+    clean(from);
 }
 
 static void removing_a_folder_follows_no_link(void) {
@@ -969,6 +984,7 @@ int main(void) {
     RUN(files_of_the_source_folder_come_along);
     RUN(side_files_outlive_their_folder);
     RUN(links_are_followed_within_the_folder_and_its_cache_alone);
+    RUN(side_files_have_a_limit_in_all);
     RUN(removing_a_folder_follows_no_link);
     RUN(a_folder_that_cannot_be_read_is_no_end_of_it);
     RUN(a_folder_that_hides_files_does_not_seal_a_checkpoint_without_them);
