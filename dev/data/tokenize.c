@@ -10,10 +10,13 @@
  * places is read whole and encoded in one go.
  *
  * Each document starts with BOS, which separates documents (llm.c's files use GPT-2's end of text for this). Files are
- * written as OUT.tmp and renamed when complete; a failure removes them.
+ * written as OUT.tmp, which is locked, and renamed when all are complete; a failure or a signal removes them, and what a
+ * killed process left is replaced.
  */
-#include "llmc/base/utils.h"           // defines: die, fail, xmalloc, close_output
+#include "llmc/base/utils.h"           // defines: die, fail, xmalloc, open_input
+#include "llmc/files/folder.h"         // defines: make_directories, folder_of
 #include "llmc/files/json.h"           // defines: json_parse, json_get, json_string, json_write_string
+#include "llmc/files/output.h"         // defines: create_temporary, rename_output, close_output, sync_directory
 #include "llmc/files/tokenfile.h"      // defines: tokenfile_header
 #include "llmc/text/text.h"            // defines: edit_distance, text_count
 #include "llmc/text/tokenizer.h"       // defines: encoder_text, text_border, decoder_push
@@ -367,21 +370,49 @@ static int run_units(Job* job, const UnitList* list) {
 
 typedef struct {
     FILE* f;
+    int lock;  // a second descriptor of the file, which keeps it locked until it has its name
     char path[PATH_CAP], tmp[PATH_CAP];
+    volatile sig_atomic_t unfinished;  // tmp is there
     int token_bytes;
     uint64_t count;
 } TokenFile;
 
+static TokenFile token_files[2];  // for training and for validation; global, since a signal may have to remove them
+
+/* Removes the unfinished files. A signal handler may call it. */
+static void remove_unfinished(void) {
+    for (int i = 0; i < 2; i++) {
+        if (token_files[i].unfinished) { unlink(token_files[i].tmp); }
+    }
+}
+
+static void on_signal(int signal_number) {
+    remove_unfinished();
+    signal(signal_number, SIG_DFL);
+    raise(signal_number);
+}
+
+/* Has unfinished files removed however the program ends, but by SIGKILL. Signals that are ignored (nohup) stay so. */
+static void catch_the_end(void) {
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    atexit(remove_unfinished);
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
+        if (signal(signals[i], on_signal) == SIG_IGN) { signal(signals[i], SIG_IGN); }
+    }
+}
+
 static bool token_file_create(TokenFile* w, const char* path, int token_bytes, Error* e) {
     static const char header[TOKENFILE_HEADER_BYTES];
-    memset(w, 0, sizeof *w);
     if (snprintf(w->tmp, sizeof w->tmp, "%s.tmp", path) >= PATH_CAP) {
         return fail(e, "%.100s...: the path is too long", path);
     }
     snprintf(w->path, sizeof w->path, "%s", path);
+    if (!is_replaceable(path, e)) { return false; }
+    w->f = create_temporary(w->tmp, e);
+    if (!w->f) { return false; }
+    w->unfinished = 1;
+    w->lock = dup(fileno(w->f));
     w->token_bytes = token_bytes;
-    w->f = fopen(w->tmp, "w+b");
-    if (!w->f) { return fail(e, "%s: cannot write: %s", w->tmp, strerror(errno)); }
     return fwrite(header, 1, sizeof header, w->f) == sizeof header ||
            fail(e, "%s: writing failed: %s", w->tmp, strerror(errno));
 }
@@ -402,7 +433,7 @@ static bool token_file_add(TokenFile* w, const int32_t* ids, size_t n, Error* e)
     return ok || fail(e, "%s: writing failed: %s", w->tmp, strerror(errno));
 }
 
-/* Writes the header, flushes the file and renames it to its final name. */
+/* Writes the header and flushes the file. */
 static bool token_file_finish(TokenFile* w, const Tokenizer* t, Error* e) {
     int32_t words[TOKENFILE_WORDS];
     TokenFileHeader h = {w->token_bytes, t->vocab_size, w->count, t->fingerprint};
@@ -411,13 +442,27 @@ static bool token_file_finish(TokenFile* w, const Tokenizer* t, Error* e) {
     if (!ok) { return fail(e, "%s: writing failed: %s", w->tmp, strerror(errno)); }
     ok = close_output(w->f, w->tmp, e);
     w->f = NULL;
-    return ok && (rename(w->tmp, w->path) == 0 || fail(e, "%s: cannot rename to %s: %s", w->tmp, w->path, strerror(errno)));
+    return ok;
 }
 
-/* Closes and removes the unfinished file. */
-static void token_file_abandon(TokenFile* w) {
-    if (w->f) { fclose(w->f); }
-    if (w->tmp[0]) { remove(w->tmp); }
+/* Gives the finished file its name. */
+static bool token_file_publish(TokenFile* w, Error* e) {
+    if (!rename_output(w->tmp, w->path, e)) { return false; }
+    w->unfinished = 0;
+    close(w->lock);
+    return true;
+}
+
+/* Gives both finished files their names. An old validation file goes first: were the process to die in between, it would lie
+ * beside a training file that may hold its text. */
+static bool token_files_publish(TokenFile* train, TokenFile* val, Error* e) {
+    char folder[PATH_CAP];
+    folder_of(train->path, folder);
+    if (val->unfinished && unlink(val->path) != 0 && errno != ENOENT) {
+        return fail(e, "%s: cannot remove the old file: %s", val->path, strerror(errno));
+    }
+    return sync_directory(folder, e) && token_file_publish(train, e) && (!val->unfinished || token_file_publish(val, e)) &&
+           sync_directory(folder, e);
 }
 
 /* Reads n tokens from token `at` on. */
@@ -602,11 +647,15 @@ static bool out_path(char* path, const Args* a, const char* kind, Error* e) {
     const int n = *kind ? snprintf(path, PATH_CAP, "%.*s_%s.bin", (int)len, out, kind) : snprintf(path, PATH_CAP, "%s", out);
     if (n >= PATH_CAP - 4) { return fail(e, "%.100s...: the path is too long", out); }
     if (is_directory(path) || path[n - 1] == '/') { return fail(e, "--out: %s is a folder, wanted the name of a file", path); }
-    for (int i = 0; i < a->num_files && stat(path, &there) == 0; i++) {
-        if (stat(a->files[i], &input) == 0 && input.st_dev == there.st_dev && input.st_ino == there.st_ino) {
-            return fail(e, "--out: %s is the input %s, wanted another name: it would be overwritten", path, a->files[i]);
+    for (int tmp = 0; tmp < 2; tmp++) {
+        strcpy(path + n, tmp ? ".tmp" : "");
+        for (int i = 0; i < a->num_files && stat(path, &there) == 0; i++) {
+            if (stat(a->files[i], &input) == 0 && input.st_dev == there.st_dev && input.st_ino == there.st_ino) {
+                return fail(e, "--out: %s is the input %s, wanted another name: it would be overwritten", path, a->files[i]);
+            }
         }
     }
+    path[n] = 0;
     char* slash = strrchr(path, '/');
     if (!slash || slash == path) { return true; }
     *slash = 0;
@@ -619,12 +668,12 @@ static bool write_token_files(Job* job, Error* e) {
     const Args* a = job->args;
     const Tokenizer* t = job->t;
     const int token_bytes = t->vocab_size <= 65536 ? 2 : 4;
+    const bool split = a->val_fraction > 0;
     char path[PATH_CAP];
-    TokenFile train, val;
+    TokenFile *train = &token_files[0], *val = &token_files[1];
     Progress progress = {now_seconds(), now_seconds(), 0, 0, false, isatty(2)};
-    memset(&train, 0, sizeof train);
-    memset(&val, 0, sizeof val);
     bool ok = true;
+    catch_the_end();
     for (int i = 0; ok && i < a->num_files; i++) {  // find a missing file before an hour's work
         uint64_t bytes = 0;
         FILE* f = open_input(a->files[i], &bytes, e);
@@ -632,24 +681,20 @@ static bool write_token_files(Job* job, Error* e) {
         if (f) { fclose(f); }
         progress.total_bytes += bytes;
     }
-    ok = ok && out_path(path, a, a->val_fraction > 0 ? "train" : "", e) && token_file_create(&train, path, token_bytes, e);
-    for (int i = 0; ok && i < a->num_files; i++) { ok = tokenize_file(job, &train, &progress, a->files[i], e); }
+    ok = ok && out_path(path, a, split ? "train" : "", e) && token_file_create(train, path, token_bytes, e);
+    ok = ok && (!split || (out_path(path, a, "val", e) && token_file_create(val, path, token_bytes, e)));
+    for (int i = 0; ok && i < a->num_files; i++) { ok = tokenize_file(job, train, &progress, a->files[i], e); }
     if (progress.shown && progress.terminal) { fprintf(stderr, "\n"); }
-    if (ok && train.count == 0) {
+    if (ok && train->count == 0) {
         ok = fail(e, "%s: holds no text%s", a->files[0], a->num_files > 1 ? ", nor do the other files" : "");
     }
-    if (ok && a->val_fraction > 0) {
+    if (ok && split) {
         uint64_t cut = 0;
-        ok = out_path(path, a, "val", e) && find_cut(&train, a->val_fraction, job->separator, &cut, e) &&
-             token_file_create(&val, path, token_bytes, e) && split_off(&train, &val, cut, e) && token_file_finish(&val, t, e);
+        ok = find_cut(train, a->val_fraction, job->separator, &cut, e) && split_off(train, val, cut, e) &&
+             token_file_finish(val, t, e);
     }
-    ok = ok && token_file_finish(&train, t, e);
-    if (ok) {
-        print_summary(job, &train, &val, now_seconds() - progress.start);
-    } else {
-        token_file_abandon(&train);
-        token_file_abandon(&val);
-    }
+    ok = ok && token_file_finish(train, t, e) && token_files_publish(train, val, e);
+    if (ok) { print_summary(job, train, val, now_seconds() - progress.start); }
     return ok;
 }
 

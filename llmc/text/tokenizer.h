@@ -22,7 +22,6 @@
 #define LLMC_TOKENIZER_H
 
 #include "llmc/base/utils.h"    // defines: die, xmalloc, xcalloc, xrealloc, size_max
-#include "llmc/text/text.h"     // defines: utf8_decode
 #include "llmc/text/unicode.h"  // defines: unicode_class, unicode_byte_class, unicode_is_digit
 
 #include <assert.h>
