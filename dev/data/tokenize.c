@@ -12,7 +12,8 @@
  * Each document starts with BOS, which separates documents (llm.c's files use GPT-2's end of text for this). Files are
  * written as OUT.tmp and renamed when complete; a failure removes them.
  */
-#include "llmc/base/utils.h"           // defines: die, fail, xmalloc, close_output
+#include "llmc/base/utils.h"           // defines: die, fail, xmalloc, open_input
+#include "llmc/files/folder.h"         // defines: make_directories
 #include "llmc/files/json.h"           // defines: json_parse, json_get, json_string, json_write_string
 #include "llmc/files/tokenfile.h"      // defines: tokenfile_header
 #include "llmc/text/text.h"            // defines: edit_distance, text_count

@@ -387,7 +387,7 @@ static void what_is_no_file_is_refused(void) {
     CHECK(mkdir(in_folder("sub_1.bin"), 0777) == 0, "mkdir");
     refuses(in_folder("sub_*.bin"), 1, T, 1, "sub_1.bin", "is a folder", "wanted a regular file");
     CHECK(mkfifo(in_folder("pipe.bin"), 0666) == 0, "mkfifo");
-    refuses(in_folder("pipe.bin"), 1, T, 1, "pipe.bin", "is not a file", "wanted a regular file");
+    refuses(in_folder("pipe.bin"), 1, T, 1, "pipe.bin", "is a pipe", "wanted a regular file");
     if (geteuid() != 0) {
         Kind kind = {2, 0, 0};
         write_shard("locked.bin", 0, 100, kind);

@@ -202,17 +202,6 @@ static inline void session_load_weights(const Session* s, TensorSink sink, void*
 // ---------------------------------------------------------------------------------------------------------------------
 // tokenizer
 
-/* Writes the folder part of a path or pattern to `out`; "." if there is none. */
-static inline void folder_of(const char* path, char* out /* PATH_CAP */) {
-    snprintf(out, PATH_CAP, "%s", path);
-    char* slash = strrchr(out, '/');
-    if (!slash) {
-        snprintf(out, PATH_CAP, ".");
-    } else {
-        slash[slash == out] = 0;
-    }
-}
-
 /* Returns whether `dir` has a tokenizer of either kind. */
 static inline bool folder_has_tokenizer(const char* dir) {
     return folder_has(dir, "tokenizer.json") || folder_has(dir, "tokenizer.model");
@@ -433,16 +422,23 @@ static inline char* session_options_text(const Session* s, SafeDtype dtype) {
     return options_json_text(&resolved);
 }
 
-/* Adds a trainer's own files to a checkpoint's folder before the commit. */
-typedef bool (*AddFiles)(void* ctx, const char* folder, Error* e);
+/* Writes a trainer's own files into a checkpoint's folder and lists them with checkpoint_add(). */
+typedef bool (*AddFiles)(void* ctx, Checkpoint* k, Error* e);
 
 /* Writes the tokenizer and the side files of the model. A failure is only a warning. */
-static inline void session_add_side_files(const Session* s, const Checkpoint* k) {
+static inline void session_add_side_files(const Session* s, Checkpoint* k) {
     Error e = NO_ERROR;
     if (s->has_tokenizer && !tokenizer_save(&s->tokenizer, k->tmp, s->config.max_positions, &e)) {
         warn("%s: this checkpoint's tokenizer is incomplete", e.msg);
     }
+    checkpoint_add_optional(k, "tokenizer.json");
+    checkpoint_add_optional(k, "tokenizer_config.json");
     checkpoint_side_files(k, &s->side_files, &s->config);
+}
+
+/* Checks that --out is still ours before something is written there; the log is opened again if it is gone. */
+static inline bool session_keep_out(Session* s, Error* e) {
+    return s->lock < 0 || (out_keep(&s->lock, s->options.out, e) && logger_reopen(&s->log, e));
 }
 
 /* Writes the checkpoint OUT/step_N of step state.step: the weights (F32, BF16 or F16), the optimizer state, the files of `add`
@@ -458,10 +454,11 @@ static inline void session_checkpoint(Session* s, SafeDtype dtype, TensorSource 
     s->state.world_size = s->ranks;
     char* options = session_options_text(s, dtype);
     s->state.options = options;
-    bool ok = checkpoint_begin(&k, o->out, s->state.step, &e) &&
+    memset(&k, 0, sizeof k);
+    bool ok = session_keep_out(s, &e) && checkpoint_begin(&k, o->out, s->state.step, &e) &&
               checkpoint_model(&k, &s->config, &s->table, dtype, weights, weights_ctx, &e) &&
               checkpoint_state(&k, s->rank, &s->trained, 0, s->trained.elements, slots, num_slots, &e) &&
-              (!add || add(add_ctx, k.tmp, &e));
+              (!add || add(add_ctx, &k, &e));
     if (ok) { session_add_side_files(s, &k); }
     ok = ok && log_checkpoint(&s->log, (int64_t)s->state.step, k.dir, &e) && checkpoint_commit(&k, &s->state, &e);
     free(options);

@@ -24,7 +24,6 @@
 #include "llmc/base/hash.h"         // defines: HashSeed, hash_seed, hash_key, hash_place, hash_mix, load8
 #include "llmc/base/utils.h"        // defines: die, xmalloc, xcalloc, xrealloc, size_max
 #include "llmc/text/merge_queue.h"  // defines: MergeQueue, merge_queue_push, merge_queue_pop
-#include "llmc/text/text.h"         // defines: utf8_decode
 #include "llmc/text/unicode.h"      // defines: unicode_class, unicode_byte_class, unicode_is_digit
 
 #include <assert.h>

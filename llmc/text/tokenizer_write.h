@@ -6,11 +6,11 @@
 #ifndef LLMC_TOKENIZER_WRITE_H
 #define LLMC_TOKENIZER_WRITE_H
 
-#include "llmc/base/utils.h"           // defines: fail, path_join, close_output, xmalloc, xstrdup
+#include "llmc/base/utils.h"           // defines: path_join, xmalloc, xstrdup
 #include "llmc/files/json.h"           // defines: json_parse, json_get, json_is_string, json_write_string, json_write_text
 #include "llmc/files/json_edit.h"      // defines: json_find_member, json_with_member, json_set_member
+#include "llmc/files/output.h"         // defines: create_output, close_output
 #include "llmc/text/chat.h"            // defines: LLAMA3_CHAT_TEMPLATE, chat_template_fits
-#include "llmc/text/text.h"            // defines: utf8_encode
 #include "llmc/text/tokenizer.h"       // defines: Tokenizer, tokenizer_token, token_splits, TOKEN_LEN_MAX
 #include "llmc/text/tokenizer_read.h"  // defines: LLAMA3_PATTERN, byte_stand_ins
 
@@ -201,8 +201,8 @@ static inline char* tokenizer_config_text(const Tokenizer* t, int max_length) {
 static inline bool tokenizer_save(const Tokenizer* t, const char* folder, int max_length, Error* e) {
     char path[PATH_CAP];
     if (!path_join(path, folder, "tokenizer.json", e)) { return false; }
-    FILE* f = fopen(path, "wb");
-    if (!f) { return fail(e, "%s: cannot write: %s", path, strerror(errno)); }
+    FILE* f = create_output(path, e);
+    if (!f) { return false; }
     if (!t->source) {
         write_tokenizer_json(f, t);
     } else if (t->bos_id < 0 || source_adds_bos(t)) {
@@ -219,8 +219,8 @@ static inline bool tokenizer_save(const Tokenizer* t, const char* folder, int ma
         free(value);
     }
     if (!close_output(f, path, e) || !path_join(path, folder, "tokenizer_config.json", e)) { return false; }
-    f = fopen(path, "wb");
-    if (!f) { return fail(e, "%s: cannot write: %s", path, strerror(errno)); }
+    f = create_output(path, e);
+    if (!f) { return false; }
     char* text = tokenizer_config_text(t, max_length);
     fputs(text, f);
     free(text);
