@@ -1,6 +1,16 @@
 /* test_tokenizer.c -- the tokenizer without any data: the built-in bytes, small tokenizers of both kinds with ids worked out
  * by hand, files that must be refused, and saved files read back. test_tokenizer.py tests real vocabularies. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1
+#endif
+#include <stdio.h>
+
+static FILE* (*memory_stream)(char** text, size_t* length) = open_memstream;  // a test puts one that fails here
+#define open_memstream memory_stream
+
 #include "test.h"
+
+#include <sys/wait.h>
 
 #include "llmc/text/tokenizer_read.h"
 #include "llmc/text/tokenizer_write.h"
@@ -644,6 +654,47 @@ static void refused(const char* find, const char* put, const char* says) {
     free(text);
 }
 
+static FILE* no_stream(char** text, size_t* length) {
+    *text = NULL;
+    *length = 0;
+    return NULL;
+}
+
+/* What is written is lost, as where memory ends while the stream grows. */
+static FILE* full_stream(char** text, size_t* length) {
+    *text = NULL;
+    *length = 0;
+    return fopen("/dev/full", "w");
+}
+
+static void saving_without_memory_ends_with_an_error(void) {
+    FILE* (*const streams[])(char**, size_t*) = {no_stream, full_stream};
+    for (int from = 0; from < 2; from++) {
+        for (int k = 0; k < 2; k++) {
+            Tokenizer t;
+            Error e = NO_ERROR;
+            if (from == 0) {
+                tokenizer_bytes(&t);
+            } else {
+                CHECK(parse_small(&t, GPT2_SPLIT, true, "", "", EOT(256), &e), "%s", e.msg);
+            }
+            fflush(stdout);
+            const pid_t child = fork();
+            if (child == 0) {
+                memory_stream = streams[k];
+                if (!freopen("/dev/null", "w", stderr)) { _exit(2); }
+                _exit(tokenizer_save(&t, folder, 0, &e) ? 0 : 2);
+            }
+            int status = 0;
+            CHECK(child > 0 && waitpid(child, &status, 0) == child, "fork");
+            CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 1, "status %x, wanted exit 1", status);
+            tokenizer_free(&t);
+        }
+    }
+    unlink(scratch("tokenizer.json"));
+    unlink(scratch("tokenizer_config.json"));
+}
+
 static void what_would_split_or_merge_otherwise_is_refused_by_name(void) {
     refused("\"normalizer\":null", "\"normalizer\":{\"type\":\"NFC\"}", "normalizer.type is \"NFC\"");
     refused(GPT2_SPLIT, "{\"type\":\"Metaspace\"}", "pre_tokenizer.type is \"Metaspace\"");
@@ -787,6 +838,7 @@ int main(void) {
     RUN(an_encoder_appends_and_its_cache_changes_nothing);
     RUN(the_fingerprint_tells_tokenizers_apart_and_not_their_files);
     RUN(saving_adds_bos_and_keeps_the_rest);
+    RUN(saving_without_memory_ends_with_an_error);
     RUN(what_would_split_or_merge_otherwise_is_refused_by_name);
     RUN(damaged_files_are_refused_by_field);
     RUN(every_cut_of_a_file_is_refused_or_read);

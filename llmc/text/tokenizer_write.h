@@ -6,7 +6,7 @@
 #ifndef LLMC_TOKENIZER_WRITE_H
 #define LLMC_TOKENIZER_WRITE_H
 
-#include "llmc/base/utils.h"           // defines: path_join, xmalloc, xstrdup
+#include "llmc/base/utils.h"           // defines: path_join, xmalloc, xstrdup, xopen_memory, xclose_memory
 #include "llmc/files/json.h"           // defines: json_parse, json_get, json_is_string, json_write_string, json_write_text
 #include "llmc/files/json_edit.h"      // defines: json_find_member, json_with_member, json_set_member
 #include "llmc/files/output.h"         // defines: create_output, close_output
@@ -171,9 +171,9 @@ static inline char* tokenizer_config_text(const Tokenizer* t, int max_length) {
     char* value = NULL;
     size_t size = 0;
     if (!t->config && chat_template_fits(t)) {
-        FILE* f = open_memstream(&value, &size);
+        FILE* f = xopen_memory(&value, &size);
         json_write_text(f, LLAMA3_CHAT_TEMPLATE);
-        fclose(f);
+        xclose_memory(f, &value);
         json_set_member(&text, "chat_template", value);
         free(value);
     }
@@ -184,9 +184,9 @@ static inline char* tokenizer_config_text(const Tokenizer* t, int max_length) {
     }
     for (int i = 0; i < 2; i++) {
         if (ids[i] < 0) { continue; }
-        FILE* f = open_memstream(&value, &size);
+        FILE* f = xopen_memory(&value, &size);
         write_token_text(f, t, ids[i]);
-        fclose(f);
+        xclose_memory(f, &value);
         json_set_member(&text, names[i], value);
         free(value);
     }
@@ -210,9 +210,9 @@ static inline bool tokenizer_save(const Tokenizer* t, const char* folder, int ma
     } else {
         char* value = NULL;
         size_t size = 0;
-        FILE* memory = open_memstream(&value, &size);
+        FILE* memory = xopen_memory(&value, &size);
         write_post_processor(memory, t);
-        fclose(memory);
+        xclose_memory(memory, &value);
         char* text = json_with_member(t->source, "post_processor", value);
         fputs(text, f);
         free(text);
