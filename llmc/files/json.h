@@ -571,8 +571,8 @@ static inline bool json_text(const Json* j, const JsonNode* object, const char* 
 static inline void json_write_string(FILE* f, const char* s, size_t len) {
     fputc('"', f);
     for (size_t i = 0; i < len;) {
-        const size_t bytes = utf8_char_length(s + i, len - i);
-        const unsigned char c = (unsigned char)s[i];
+        uint32_t c;
+        const size_t bytes = (size_t)utf8_decode((const uint8_t*)s + i, len - i, &c);
         if (bytes == 0) {
             fputs("\xEF\xBF\xBD", f);
             i++;
@@ -580,16 +580,16 @@ static inline void json_write_string(FILE* f, const char* s, size_t len) {
         }
         if (c == '"' || c == '\\') {
             fputc('\\', f);
-            fputc(c, f);
-        } else if (c >= 0x20) {
-            fwrite(s + i, 1, bytes, f);
+            fputc((int)c, f);
         } else if (c == '\n') {
             fputs("\\n", f);
         } else if (c == '\t') {
             fputs("\\t", f);
         } else if (c == '\r') {
             fputs("\\r", f);
-        } else {
+        } else if (plain_char_length(s + i, bytes) > 0) {
+            fwrite(s + i, 1, bytes, f);
+        } else {  // also DEL and C1: nothing in a file of ours drives the terminal that shows it
             fprintf(f, "\\u%04x", c);
         }
         i += bytes;
