@@ -304,7 +304,7 @@ static bool answer_decode(const Job* job, Part* p, const Unit* u, FILE* out) {
     bool ok = line_member(&j, &member, "ids", JSON_ARRAY, u, job->path, &p->error);
     char* text = NULL;
     size_t text_len = 0, len;
-    FILE* whole = ok ? open_memstream(&text, &text_len) : NULL;
+    FILE* whole = ok ? xopen_memory(&text, &text_len) : NULL;
     for (const JsonNode* n = ok ? json_first(&j, member) : NULL; ok && n; n = json_next(&j, n)) {
         int64_t id = -1;
         if (!json_node_int(&j, n, &id) || id < 0 || id >= job->t->vocab_size) {
@@ -319,7 +319,7 @@ static bool answer_decode(const Job* job, Part* p, const Unit* u, FILE* out) {
     if (whole) {
         const char* rest = decoder_flush(&p->decoder, &len);
         fwrite(rest, 1, len, whole);
-        fclose(whole);
+        xclose_memory(whole, &text);
     }
     if (ok) {
         fputs("{\"text\": ", out);
@@ -334,12 +334,11 @@ static bool answer_decode(const Job* job, Part* p, const Unit* u, FILE* out) {
 static void run_part(const Job* job, Part* p, const Unit* units, size_t count) {
     bool ok = true;
     if (job->args->jsonl || job->args->decode) {
-        FILE* out = open_memstream(&p->lines, &p->lines_len);
-        if (!out) { die("out of memory"); }
+        FILE* out = xopen_memory(&p->lines, &p->lines_len);
         for (size_t i = 0; ok && i < count; i++) {
             ok = job->args->jsonl ? answer_encode(job, p, &units[i], out) : answer_decode(job, p, &units[i], out);
         }
-        fclose(out);
+        xclose_memory(out, &p->lines);
         return;
     }
     p->encoder.count = 0;

@@ -558,10 +558,9 @@ static inline void options_json(FILE* f, const Options* o, bool all) {
 static inline char* options_json_text(const Options* o) {
     char* text = NULL;
     size_t size = 0;
-    FILE* f = open_memstream(&text, &size);
-    if (!f) { die("out of memory for the options"); }
+    FILE* f = xopen_memory(&text, &size);
     options_json(f, o, false);
-    if (fclose(f) != 0 || !text) { die("out of memory for the options"); }
+    xclose_memory(f, &text);
     return text;
 }
 
