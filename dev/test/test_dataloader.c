@@ -1,7 +1,9 @@
 /* test_dataloader.c -- llmc/files/dataloader.h against a naive model of its specification: the order of rows for every rank,
- * seed and place to resume at; large files; every refusal and its message. */
+ * seed and place to resume at, and its quality; large files; every refusal and its message. */
 #include "test.h"
 #include "llmc/files/dataloader.h"
+
+#include <math.h>
 
 static char folder[PATH_CAP];
 
@@ -78,8 +80,34 @@ static void swap_places(Place* a, Place* b) {
     *b = t;
 }
 
+/* Writes out order 2 of a shard of n rows: all of the cipher's a * b inputs, round by round, then the walks. */
+static void naive_rows(uint64_t* order /* (n) */, uint64_t n, uint64_t seed, int shard, uint64_t epoch) {
+    static uint64_t next[4096];
+    const Philox k = philox(seed, RAND_ORDER_ROWS, (uint32_t)shard, epoch);
+    const uint64_t key = (uint64_t)k.v[0] << 32 | k.v[1];
+    uint64_t a = 2, b = 1;
+    while (a * a < n) { a += 2; }
+    while (a * b < n) { b++; }
+    for (uint64_t x = 0; x < a * b; x++) {
+        uint64_t l = x % a, r = x / a;
+        for (uint32_t round = 0; round < 16; round++) {
+            if (round % 2 == 0) {
+                l = (l + philox_below(key, RAND_ORDER_ROWS, round, r, a)) % a;
+            } else {
+                r = (r + philox_below(key, RAND_ORDER_ROWS, round, l, b)) % b;
+            }
+        }
+        next[x] = a * r + l;
+    }
+    for (uint64_t x = 0; x < n; x++) {
+        order[x] = next[x];
+        while (order[x] >= n) { order[x] = next[order[x]]; }
+    }
+}
+
 static void naive_epoch(Place* out /* (ROWS) */, uint64_t epoch, uint64_t seed, bool shuffle) {
-    Place shards[SHARDS], rows[ROWS];
+    Place shards[SHARDS];
+    uint64_t rows[ROWS];
     for (int i = 0; i < SHARDS; i++) {
         shards[i].shard = i;
         shards[i].row = 0;
@@ -90,15 +118,11 @@ static void naive_epoch(Place* out /* (ROWS) */, uint64_t epoch, uint64_t seed, 
     }
     for (int k = 0; k < SHARDS; k++) {
         int shard = shards[k].shard, n = (int)((shard_tokens[shard] - 1) / T);
-        for (int i = 0; i < n; i++) {
-            rows[i].shard = shard;
-            rows[i].row = (uint64_t)i;
+        naive_rows(rows, (uint64_t)n, seed, shard, epoch);
+        for (int i = 0; i < n; i++, out++) {
+            out->shard = shard;
+            out->row = shuffle ? rows[i] : (uint64_t)i;
         }
-        for (int i = n - 1; shuffle && i >= 1; i--) {
-            uint64_t index = epoch << 32 | (uint64_t)i;
-            swap_places(&rows[i], &rows[philox_below(seed, RAND_SHUFFLE_ROWS, (uint32_t)shard, index, (uint64_t)i + 1)]);
-        }
-        for (int i = 0; i < n; i++) { *out++ = rows[i]; }
     }
 }
 
@@ -301,6 +325,95 @@ static void files_of_llm_c_with_zeros_in_the_new_words_are_read(void) {
     CHECK(d.vocab_size == 0 && d.fingerprint == 0 && d.num_tokens == 50, "header misread");
     CHECK(dataloader_check_vocab(&d, 10, 12345, &e), "%s", e.msg);
     dataloader_close(&d);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// is the order of rows as good as a random permutation? Each count below comes from independent keys. So its chi-square is
+// known, and a good order passes a check with a probability of 1 - e^-25 (Laurent and Massart, "Adaptive estimation of a
+// quadratic functional", 2000, lemma 1).
+
+enum { KEYS = 20000, BINS = 128 };
+
+static double chi_square_limit(int dof) { return dof + 2 * sqrt(dof * 25.0) + 2 * 25.0; }
+
+static void check_even(const uint32_t* counts, int bins, const char* what, uint64_t n) {
+    double sum = 0, total = 0;
+    for (int i = 0; i < bins; i++) { total += counts[i]; }
+    for (int i = 0; i < bins; i++) { sum += (counts[i] - total / bins) * (counts[i] - total / bins) / (total / bins); }
+    CHECK(sum <= chi_square_limit(bins - 1), "%llu rows, %s: chi-square %.1f, wanted at most %.1f", (unsigned long long)n, what,
+          sum, chi_square_limit(bins - 1));
+}
+
+/* Returns which of `bins` equal parts of [0, n) a value is in. */
+static int bin_of(uint64_t value, uint64_t n, int bins) {
+    return (int)(value < n ? (unsigned __int128)value * (unsigned)bins / n : 0);
+}
+
+static void each_shard_length_is_permuted(void) {
+    static bool seen[400];
+    for (uint64_t n = 1; n <= 400; n++) {
+        memset(seen, 0, sizeof seen);
+        for (uint64_t x = 0; x < n; x++) {
+            const uint64_t row = dataloader_order_row(x, n, 42, 3, 9);
+            CHECK(row < n && !seen[row], "%llu rows: row %llu comes twice or does not exist", (unsigned long long)n,
+                  (unsigned long long)row);
+            if (row < n) { seen[row] = true; }
+        }
+    }
+}
+
+/* Any place may get any row; a place's neighbour, the next epoch and another shard tell nothing about it. */
+static void rows_are_spread_evenly(void) {
+    static const uint64_t lengths[] = {2, 3, 4, 5, 7, 9, 10, 16, 64, 100, 1000, 4294967311ull, 1000000000000ull};
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        const uint64_t n = lengths[i], places[] = {0, n / 2, n - 1};
+        const int bins = n < BINS ? (int)n : n == 1000 ? 100 : BINS;  // a divisor of n, or far below it
+        for (size_t p = 0; p < 3; p++) {
+            const uint64_t x = places[p], neighbour = (x + 1) % n;
+            uint32_t at[BINS] = {0}, step[BINS] = {0}, epoch[BINS] = {0}, shard[BINS] = {0};
+            for (uint64_t seed = 0; seed < KEYS; seed++) {
+                const uint64_t row = dataloader_order_row(x, n, seed, 0, 0);
+                at[bin_of(row, n, bins)]++;
+                // the distance from place to place is 1 ... n-1
+                const int steps = n < BINS ? (int)n - 1 : bins;
+                step[bin_of((dataloader_order_row(neighbour, n, seed, 0, 0) + n - row) % n - 1, n - 1, steps)]++;
+                epoch[bin_of((dataloader_order_row(x, n, seed, 0, 1) + n - row) % n, n, bins)]++;
+                shard[bin_of((dataloader_order_row(x, n, seed, 1, 0) + n - row) % n, n, bins)]++;
+            }
+            check_even(at, bins, "the rows at a place", n);
+            if (n > 2) { check_even(step, n < BINS ? (int)n - 1 : bins, "the distance of neighbours", n); }
+            check_even(epoch, bins, "the distance of epochs", n);
+            check_even(shard, bins, "the distance of shards", n);
+        }
+    }
+}
+
+/* In a random permutation of n things, the length of the cycle through a thing is uniform on 1 ... n. */
+static void cycles_have_every_length(void) {
+    for (uint64_t n = 5; n <= 100; n += 19) {
+        uint32_t length[BINS] = {0};
+        for (uint64_t seed = 0; seed < KEYS; seed++) {
+            int steps = 1;
+            for (uint64_t x = dataloader_order_row(0, n, seed, 0, 0); x != 0 && steps < (int)n; steps++) {
+                x = dataloader_order_row(x, n, seed, 0, 0);
+            }
+            length[steps - 1]++;
+        }
+        check_even(length, (int)n, "the lengths of cycles", n);
+    }
+}
+
+/* Row and next row of one epoch: their correlation has a deviation of 1 / sqrt(n). */
+static void neighbours_in_an_epoch_are_not_correlated(void) {
+    const uint64_t n = 200000;
+    double sum = 0, last = 0;
+    for (uint64_t x = 0; x < n; x++) {
+        const double row = (double)dataloader_order_row(x, n, 1, 0, 0) / (double)n - 0.5;  // mean 0, variance 1/12
+        sum += last * row;
+        last = row;
+    }
+    const double correlation = 12 * sum / (double)n, limit = sqrt(2 * 25.0 / (double)n);
+    CHECK(fabs(correlation) < limit, "correlation %.5f, wanted below %.5f", correlation, limit);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -603,6 +716,10 @@ int main(void) {
     RUN(seeking_back_reads_the_same_again);
     RUN(every_row_comes_once_an_epoch_and_epochs_differ);
     RUN(without_a_thread_the_batches_are_the_same);
+    RUN(each_shard_length_is_permuted);
+    RUN(rows_are_spread_evenly);
+    RUN(cycles_have_every_length);
+    RUN(neighbours_in_an_epoch_are_not_correlated);
     RUN(a_name_with_brackets_is_taken_as_it_stands);
     RUN(files_of_llm_c_with_zeros_in_the_new_words_are_read);
     RUN(the_fingerprint_tells_data_by_content_not_by_folder);

@@ -2,14 +2,25 @@
  *
  * A row is T+1 consecutive tokens of one shard, starting at a multiple of T: T inputs and, shifted by one, T targets.
  * A shard of n tokens holds (n - 1) / T rows; the tokens left over at its end are not read. Shards are the files that match
- * a glob pattern, sorted by the bytes of their paths. An epoch visits every row once, shard by shard. With `shuffle`, the
- * order of the shards and the order of the rows in a shard are Fisher-Yates permutations:
+ * a glob pattern, sorted by the bytes of their paths. An epoch visits every row once, shard by shard. With `shuffle`, this is
+ * row order 2:
  *
- *   for i = n-1 ... 1:  j = philox_below(seed, purpose, stream, index, i + 1);  swap(a[i], a[j])
+ *   The order of the shards in an epoch is a Fisher-Yates permutation:
+ *     for i = n-1 ... 1:  j = philox_below(seed, RAND_SHUFFLE_SHARDS, stream = epoch, index = i, i + 1);  swap(a[i], a[j])
  *
- *   order of the shards in an epoch:  purpose RAND_SHUFFLE_SHARDS, stream = epoch, index = i
- *   order of the rows in a shard:     purpose RAND_SHUFFLE_ROWS, stream = shard (its place in sorted order),
- *                                     index = epoch << 32 | i
+ *   Place x of a shard of n rows is row P(x). P is a keyed permutation of 0 ... n-1, the generalized Feistel cipher with
+ *   cycle-walking (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002):
+ *     key = words 0 and 1 (high, low) of philox(seed, RAND_ORDER_ROWS, stream = shard, index = epoch)
+ *     a = smallest even number with a * a >= n;  b = smallest number with a * b >= n
+ *     do  l = x mod a;  r = x div a;
+ *         for round = 0 ... 15: even: l = (l + philox_below(key, RAND_ORDER_ROWS, stream = round, index = r, a)) mod a
+ *                               odd:  r = (r + philox_below(key, RAND_ORDER_ROWS, stream = round, index = l, b)) mod b
+ *         x = a * r + l
+ *     while x >= n
+ *   `shard` is the shard's place in sorted order. a * b exceeds n by less than a, so in a large shard a second walk is rare.
+ *   If a and b were both odd, P would always be an even permutation; 8 rounds leave a pattern in a shard of 8 rows.
+ *
+ * P needs no table: a shard of 10^9 rows opens and resumes as fast as one of ten, in the same memory.
  *
  * One number holds the whole position: `row` counts the rows given out so far, over all ranks and epochs (epoch = row /
  * rows_per_epoch). Each dataloader_next() advances by num_ranks * B rows; rank r gets the B rows from row + r * B on. A
@@ -26,7 +37,7 @@
 
 #include "llmc/base/utils.h"       // first, since it asks for the functions beyond C11; defines: fail, open_input, xmalloc
 #include "llmc/base/crc.h"         // defines: Crc, crc_begin, crc_add, crc_end
-#include "llmc/base/rand.h"        // defines: philox_below, RAND_SHUFFLE_ROWS, RAND_SHUFFLE_SHARDS
+#include "llmc/base/rand.h"        // defines: philox_below, RAND_ORDER_ROWS, RAND_SHUFFLE_SHARDS
 #include "llmc/files/tokenfile.h"  // defines: TokenFileHeader, tokenfile_open
 #include <glob.h>
 #include <pthread.h>
@@ -35,7 +46,7 @@
 typedef struct {
     char* path;
     uint64_t num_tokens;
-    uint64_t num_rows;  // (num_tokens - 1) / T, at least 1, below 2^32
+    uint64_t num_rows;  // (num_tokens - 1) / T, at least 1
 } DataShard;
 
 typedef enum { AHEAD_EMPTY, AHEAD_ASKED, AHEAD_READY } AheadState;
@@ -60,8 +71,6 @@ typedef struct {
     uint64_t order_epoch;   // the epoch `order` is for
     int* order;             // (num_shards) the shards in the epoch's order
     uint64_t* order_start;  // (num_shards + 1) rows of the epoch before each place of `order`
-    int place;              // place in `order` that row_order belongs to; -1: none
-    uint32_t* row_order;    // (largest num_rows) that shard's rows in order; NULL without shuffle
     FILE* file;             // the shard opened last, file_shard
     int file_shard;         // -1: none
     unsigned char* raw;     // (T+1) tokens as stored in the file
@@ -83,15 +92,26 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------------------
 // the order of rows
 
-/* Fills a[0..n) with an epoch's order of a shard's rows; see the top of the file. */
-static inline void dataloader_permute_rows(uint32_t* a, uint64_t n, uint64_t seed, uint32_t shard, uint64_t epoch) {
-    for (uint64_t i = 0; i < n; i++) { a[i] = (uint32_t)i; }
-    for (uint64_t i = n - 1; i >= 1; i--) {
-        uint64_t j = philox_below(seed, RAND_SHUFFLE_ROWS, shard, epoch << 32 | i, i + 1);
-        uint32_t t = a[i];
-        a[i] = a[j];
-        a[j] = t;
-    }
+enum { ORDER_ROUNDS = 16 };
+
+/* Returns which row of a shard of n rows comes at place x of an epoch: P(x) at the top of the file. */
+static inline uint64_t dataloader_order_row(uint64_t x, uint64_t n, uint64_t seed, uint32_t shard, uint64_t epoch) {
+    const Philox k = philox(seed, RAND_ORDER_ROWS, shard, epoch);
+    const uint64_t key = (uint64_t)k.v[0] << 32 | k.v[1];
+    uint64_t a = (uint64_t)sqrt((double)n);  // within one of the root, since a file holds fewer than 2^62 tokens
+    while (a * a < n) { a++; }
+    while ((a - 1) * (a - 1) >= n) { a--; }
+    a = round_up(a, 2);
+    const uint64_t b = ceil_div(n, a);
+    do {
+        uint64_t l = x % a, r = x / a;
+        for (uint32_t round = 0; round < ORDER_ROUNDS; round += 2) {
+            l = (l + philox_below(key, RAND_ORDER_ROWS, round, r, a)) % a;
+            r = (r + philox_below(key, RAND_ORDER_ROWS, round + 1, l, b)) % b;
+        }
+        x = a * r + l;
+    } while (x >= n);
+    return x;
 }
 
 /* Fills a[0..n) with an epoch's order of the shards. */
@@ -118,7 +138,6 @@ static void dataloader_order_epoch(DataLoader* d, uint64_t epoch) {
     }
     d->order_start[d->num_shards] = start;
     d->order_epoch = epoch;
-    d->place = -1;
 }
 
 /* Finds row `row` of the stream: its shard and its row in that shard. */
@@ -136,12 +155,9 @@ static inline void dataloader_locate(DataLoader* d, uint64_t row, int* shard, ui
     }
     *shard = d->order[lo];
     *row_in_shard = in_epoch - d->order_start[lo];
-    if (!d->shuffle) { return; }
-    if (d->place != lo) {
-        dataloader_permute_rows(d->row_order, d->shards[*shard].num_rows, d->seed, (uint32_t)*shard, epoch);
-        d->place = lo;
+    if (d->shuffle) {
+        *row_in_shard = dataloader_order_row(*row_in_shard, d->shards[*shard].num_rows, d->seed, (uint32_t)*shard, epoch);
     }
-    *row_in_shard = d->row_order[*row_in_shard];
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -318,10 +334,6 @@ static bool dataloader_check_shard(DataLoader* d, int i, int* vocab_from, int* p
     }
     s->num_tokens = h.num_tokens;
     s->num_rows = (h.num_tokens - 1) / (uint64_t)d->T;
-    if (s->num_rows >> 32) {
-        return fail(e, "%s: holds %llu rows of --seq %d, wanted below 2^32\n  hint: use a larger --seq or smaller shards",
-                    s->path, (unsigned long long)s->num_rows, d->T);
-    }
     d->num_tokens += s->num_tokens;
     d->rows_per_epoch += s->num_rows;
     return true;
@@ -344,7 +356,6 @@ static inline void dataloader_close(DataLoader* d) {
     free(d->shards);
     free(d->order);
     free(d->order_start);
-    free(d->row_order);
     free(d->raw);
     free(d->ahead_rows);
     if (d->file) { fclose(d->file); }
@@ -367,10 +378,8 @@ static inline bool dataloader_open(DataLoader* d, const char* pattern, int B, in
     d->vocab_limit = (int64_t)INT32_MAX + 1;
     d->file_shard = -1;
     bool ok = dataloader_find_shards(d, pattern, e);
-    uint64_t most_rows = 0;
     for (int i = 0, vocab_from = -1, print_from = -1; ok && i < d->num_shards; i++) {
         ok = dataloader_check_shard(d, i, &vocab_from, &print_from, e);
-        if (ok && d->shards[i].num_rows > most_rows) { most_rows = d->shards[i].num_rows; }
     }
     uint64_t batch = (uint64_t)B * (uint64_t)num_ranks;
     if (ok && d->rows_per_epoch < batch) {
@@ -387,7 +396,6 @@ static inline bool dataloader_open(DataLoader* d, const char* pattern, int B, in
     if (d->vocab_size) { d->vocab_limit = d->vocab_size; }
     d->order = (int*)xmalloc((size_t)d->num_shards * sizeof *d->order);
     d->order_start = (uint64_t*)xmalloc(((size_t)d->num_shards + 1) * sizeof *d->order_start);
-    if (shuffle) { d->row_order = (uint32_t*)xmalloc((size_t)most_rows * sizeof *d->row_order); }
     d->raw = (unsigned char*)xmalloc(((size_t)T + 1) * (size_t)d->token_bytes);
     d->ahead_rows = (int32_t*)xmalloc((size_t)B * ((size_t)T + 1) * sizeof *d->ahead_rows);
     pthread_mutex_init(&d->mutex, NULL);
