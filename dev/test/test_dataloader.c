@@ -34,16 +34,17 @@ static uint32_t token_at(int shard, uint64_t i) { return (uint32_t)((i * 7 + (ui
 static void write_shard(const char* name, int shard, uint64_t n, Kind kind) {
     size_t bytes = TOKENFILE_HEADER_BYTES + (size_t)n * (size_t)kind.width;
     unsigned char* data = (unsigned char*)xcalloc(bytes, 1);
-    TokenFileHeader h = {kind.width, kind.vocab, n, kind.fingerprint};
-    int32_t words[TOKENFILE_WORDS];
-    tokenfile_header(words, &h);
-    memcpy(data, words, sizeof words);
     for (uint64_t i = 0; i < n; i++) {
         uint32_t id = token_at(shard, i);
         uint16_t narrow = (uint16_t)id;
         memcpy(data + TOKENFILE_HEADER_BYTES + i * (size_t)kind.width, kind.width == 2 ? (void*)&narrow : (void*)&id,
                (size_t)kind.width);
     }
+    TokenFileHeader h = {kind.width, kind.vocab, n, kind.fingerprint, true, 0};
+    h.crc = crc_of(data + TOKENFILE_HEADER_BYTES, bytes - TOKENFILE_HEADER_BYTES);
+    int32_t words[TOKENFILE_WORDS];
+    tokenfile_header(words, &h);
+    memcpy(data, words, sizeof words);
     write_bytes(in_folder(name), data, bytes);
     free(data);
 }
@@ -422,7 +423,7 @@ static void neighbours_in_an_epoch_are_not_correlated(void) {
 static bool write_sparse(const char* name, Kind kind, uint64_t n, const uint64_t* marks, int num_marks) {
     const char* path = in_folder(name);
     int fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0666);
-    TokenFileHeader h = {kind.width, kind.vocab, n, kind.fingerprint};
+    TokenFileHeader h = {kind.width, kind.vocab, n, kind.fingerprint, false, 0};
     int32_t words[TOKENFILE_WORDS];
     tokenfile_header(words, &h);
     bool ok = fd >= 0 && ftruncate(fd, (off_t)(TOKENFILE_HEADER_BYTES + n * (uint64_t)kind.width)) == 0;
@@ -565,7 +566,7 @@ static void what_is_no_file_is_refused(void) {
 static void refuses_header(int word, int32_t value, int64_t bytes, const char* part1, const char* part2) {
     unsigned char data[TOKENFILE_HEADER_BYTES + 300] = {0};
     int32_t words[TOKENFILE_WORDS];
-    TokenFileHeader h = {2, 3001, 100, 5};
+    TokenFileHeader h = {2, 3001, 100, 5, false, 0};
     tokenfile_header(words, &h);
     if (word >= 0) { words[word] = value; }
     memcpy(data, words, sizeof words);
@@ -584,6 +585,13 @@ static void a_damaged_header_is_refused(void) {
     refuses_header(4, 99, -1, "token count (word 2) is 100", "99");
     refuses_header(5, 1, -1, "token count (word 2) is 100", "4294967396");
     refuses_header(5, INT32_MIN, -1, "token count", "word 2");
+    refuses_header(8, 2, -1, "word 8 of the header is 2", "wanted 1");
+    refuses_header(8, -1, -1, "word 8 of the header is -1", "wanted 1");
+    for (int word = 9; word < TOKENFILE_WORDS; word++) {
+        char want[64];
+        snprintf(want, sizeof want, "word %d of the header is 7", word);
+        refuses_header(word, 7, -1, want, "wanted 0");
+    }
     for (int64_t bytes = 0; bytes < TOKENFILE_HEADER_BYTES; bytes += 93) {
         refuses_header(-1, 0, bytes, "header", "cut short");
     }
@@ -693,19 +701,87 @@ static void an_id_past_int32_is_refused(void) {
     dataloader_close(&d);
 }
 
-static void a_file_cut_while_in_use_is_an_error(void) {
+/* Returns the error of a scan of all of the data, or "" if it finds none. */
+static const char* scan(const char* pattern) {
+    static Error e;
+    DataLoader d;
+    e.msg[0] = 0;
+    const bool ok = dataloader_open(&d, pattern, 1, T, 0, 1, 0, true, &e) && dataloader_scan(&d, NULL, NULL, &e);
+    CHECK(ok == !e.msg[0], "%s", e.msg);
+    dataloader_close(&d);
+    return e.msg;
+}
+
+static void a_scan_finds_each_changed_bit_and_each_wrong_id(void) {
+    remove_files();
+    Kind kind = {2, 3001, 5}, small = {4, 3001, 5};
+    write_shard("a.bin", 0, 100, kind);
+    write_shard("b.bin", 1, 60, kind);
+    CHECK(!*scan(in_folder("*.bin")), "%s", scan(in_folder("*.bin")));
+    for (uint64_t byte = 0; byte < 120; byte++) {
+        flip_bit(in_folder("b.bin"), TOKENFILE_HEADER_BYTES + byte);
+        const char* error = scan(in_folder("*.bin"));
+        CHECK(strstr(error, "b.bin: "), "byte %llu: '%s'", (unsigned long long)byte, error);
+        CHECK(strstr(error, "checksum of its tokens is") || strstr(error, "wanted below 3001"), "'%s'", error);
+        flip_bit(in_folder("b.bin"), TOKENFILE_HEADER_BYTES + byte);
+    }
+    CHECK(!*scan(in_folder("*.bin")), "%s", scan(in_folder("*.bin")));
+    flip_bit(in_folder("b.bin"), 9 * 4);
+    CHECK(strstr(scan(in_folder("*.bin")), "b.bin: the checksum of its tokens is"), "%s", scan(in_folder("*.bin")));
+    remove_files();
+    write_shard("a.bin", 0, 700000, small);  // several pieces; the last token is behind the last row
+    CHECK(!*scan(in_folder("a.bin")), "%s", scan(in_folder("a.bin")));
+    const uint32_t id = 3001;
+    const int fd = open(in_folder("a.bin"), O_WRONLY);
+    CHECK(fd >= 0 && pwrite(fd, &id, 4, TOKENFILE_HEADER_BYTES + 4 * 699999) == 4 && close(fd) == 0, "write");
+    CHECK(strstr(scan(in_folder("a.bin")), "a.bin: token 699999 is id 3001, wanted below 3001"), "%s",
+          scan(in_folder("a.bin")));
+}
+
+/* Damages the only shard, or one of two, in the middle of a run; then makes it whole again. */
+static void damage_during_a_run(int shards, bool vanish, off_t bytes, const char* part1, const char* part2) {
     remove_files();
     Kind kind = {2, 3001, 5};
-    write_shard("a.bin", 0, 801, kind);
+    write_shard("s0.bin", 0, 801, kind);
+    if (shards == 2) { write_shard("s1.bin", 1, 801, kind); }
     DataLoader d;
-    Error e = {""};
-    int32_t x[T], y[T];
-    CHECK(dataloader_open(&d, in_folder("a.bin"), 1, T, 0, 1, 0, false, &e), "%s", e.msg);
-    CHECK(dataloader_next(&d, x, y, &e), "%s", e.msg);
-    CHECK(truncate(in_folder("a.bin"), TOKENFILE_HEADER_BYTES + 2 * 100) == 0, "truncate");
-    dataloader_seek(&d, 90);
-    CHECK(!dataloader_next(&d, x, y, &e) && strstr(e.msg, "a.bin") && strstr(e.msg, "cut while it was in use"), "%s", e.msg);
+    Error e = NO_ERROR;
+    int32_t x[2][T], y[2][T];
+    const char* last = in_folder(shards == 2 ? "s1.bin" : "s0.bin");
+    const uint64_t row = shards == 2 ? 100 : 50;  // the first of the second shard, or the middle of the only one
+    CHECK(dataloader_open(&d, in_folder("s*.bin"), 1, T, 0, 1, 0, false, &e), "%s", e.msg);
+    dataloader_seek(&d, row);
+    CHECK(dataloader_next(&d, x[0], y[0], &e), "%s", e.msg);
+    dataloader_seek(&d, 0);
+    CHECK(dataloader_next(&d, x[1], y[1], &e) && dataloader_next(&d, x[1], y[1], &e), "%s", e.msg);
+    dataloader_wait(&d);
+    CHECK(vanish ? rename(last, in_folder("away")) == 0 : truncate(last, bytes) == 0, "damage");
+    dataloader_seek(&d, row);
+    for (int twice = 0; twice < 2; twice++) {
+        e.msg[0] = 0;
+        CHECK(!dataloader_next(&d, x[1], y[1], &e), "a damaged shard was read");
+        CHECK(strstr(e.msg, part1) && strstr(e.msg, part2), "'%s' has not '%s' and '%s'", e.msg, part1, part2);
+        CHECK(d.row == row, "the position moved to %llu", (unsigned long long)d.row);
+    }
+    if (vanish) {
+        CHECK(rename(in_folder("away"), last) == 0, "rename");
+    } else {
+        write_shard(shards == 2 ? "s1.bin" : "s0.bin", shards - 1, 801, kind);
+    }
+    CHECK(dataloader_next(&d, x[1], y[1], &e), "%s", e.msg);
+    CHECK(memcmp(x[0], x[1], sizeof x[0]) == 0 && memcmp(y[0], y[1], sizeof y[0]) == 0, "other tokens after the repair");
     dataloader_close(&d);
+}
+
+static void a_shard_that_changes_during_a_run_is_an_error_that_can_be_mended(void) {
+    for (int shards = 1; shards <= 2; shards++) {
+        damage_during_a_run(shards, false, TOKENFILE_HEADER_BYTES + 200, "has 1224 bytes, wanted 2626",
+                            "cut while it was in use");
+        damage_during_a_run(shards, false, TOKENFILE_HEADER_BYTES + 1600, "has 2624 bytes", "cut while it was in use");
+        damage_during_a_run(shards, false, 0, "has 0 bytes", "cut while it was in use");
+        damage_during_a_run(shards, false, 4096, "has 4096 bytes", "extended while it was in use");
+    }
+    damage_during_a_run(2, true, 0, "s1.bin", "No such file");  // the only shard would still be open, and readable
 }
 
 int main(void) {
@@ -731,7 +807,8 @@ int main(void) {
     RUN(another_vocabulary_or_tokenizer_is_refused);
     RUN(a_token_outside_the_vocabulary_is_named);
     RUN(an_id_past_int32_is_refused);
-    RUN(a_file_cut_while_in_use_is_an_error);
+    RUN(a_scan_finds_each_changed_bit_and_each_wrong_id);
+    RUN(a_shard_that_changes_during_a_run_is_an_error_that_can_be_mended);
     if (sparse_files_work()) {
         RUN(more_than_2_to_the_31_tokens_are_read);
     } else {

@@ -29,8 +29,10 @@
  * A thread reads the next batch while the step computes. This saves time and changes nothing else: if no thread can be
  * started, batches are read on demand. The dataloader_next() that asks for a batch reports the thread's errors.
  *
- * Opening checks every shard's header. A token outside the vocabulary is found when its row is read. Documents in one row
- * attend to each other: the loader does not know where a document ends.
+ * Opening checks every shard's header. A token outside the vocabulary is found when its row is read, or by dataloader_scan(),
+ * which reads everything. A shard that is gone or whose size changed is an error when its row is read; the position stays,
+ * and reading works again once the file does. Documents in one row attend to each other: the loader does not know where a
+ * document ends.
  */
 #ifndef LLMC_DATALOADER_H
 #define LLMC_DATALOADER_H
@@ -38,7 +40,7 @@
 #include "llmc/base/utils.h"       // first, since it asks for the functions beyond C11; defines: fail, open_input, xmalloc
 #include "llmc/base/crc.h"         // defines: Crc, crc_begin, crc_add, crc_end
 #include "llmc/base/rand.h"        // defines: philox_below, RAND_ORDER_ROWS, RAND_SHUFFLE_SHARDS
-#include "llmc/files/tokenfile.h"  // defines: TokenFileHeader, tokenfile_open
+#include "llmc/files/tokenfile.h"  // defines: TokenFileHeader, tokenfile_open, tokenfile_scan, tokenfile_widen
 #include <glob.h>
 #include <pthread.h>
 #include <signal.h>
@@ -163,56 +165,47 @@ static inline void dataloader_locate(DataLoader* d, uint64_t row, int* shard, ui
 // ---------------------------------------------------------------------------------------------------------------------
 // reading
 
-static bool dataloader_read_bytes(DataLoader* d, int shard, uint64_t offset, size_t bytes, Error* e) {
+static uint64_t dataloader_shard_bytes(const DataLoader* d, int shard) {
+    return TOKENFILE_HEADER_BYTES + d->shards[shard].num_tokens * (uint64_t)d->token_bytes;
+}
+
+static void dataloader_close_shard(DataLoader* d) {
+    if (d->file) { fclose(d->file); }
+    d->file = NULL;
+    d->file_shard = -1;
+}
+
+/* Opens the shard unless it is open, and checks that its size is still the one that the loader was opened with. */
+static bool dataloader_open_shard(DataLoader* d, int shard, Error* e) {
     const char* path = d->shards[shard].path;
+    const uint64_t want = dataloader_shard_bytes(d, shard);
+    struct stat now;
     if (d->file_shard != shard) {
-        uint64_t size = 0;
-        if (d->file) { fclose(d->file); }
-        d->file_shard = -1;
+        uint64_t size;
+        dataloader_close_shard(d);
         d->file = open_input(path, &size, e);
         if (!d->file) { return false; }
         d->file_shard = shard;
     }
-    for (size_t got = 0; got < bytes;) {
-        ssize_t n = pread(fileno(d->file), d->raw + got, bytes - got, (off_t)(offset + got));
-        if (n < 0 && errno == EINTR) { continue; }
-        if (n < 0) {
-            return fail(e, "%s: reading %zu bytes at byte %llu failed: %s", path, bytes, (unsigned long long)offset,
-                        strerror(errno));
-        }
-        if (n == 0) {
-            return fail(e, "%s: ends at byte %llu, wanted %zu bytes from byte %llu on: the file was cut while it was in use",
-                        path, (unsigned long long)(offset + got), bytes, (unsigned long long)offset);
-        }
-        got += (size_t)n;
-    }
-    return true;
+    if (fstat(fileno(d->file), &now) != 0) { return fail(e, "%s: cannot read its size: %s", path, strerror(errno)); }
+    if ((uint64_t)now.st_size == want) { return true; }
+    return fail(e, "%s: has %llu bytes, wanted %llu: the file was %s while it was in use", path,
+                (unsigned long long)now.st_size, (unsigned long long)want, (uint64_t)now.st_size < want ? "cut" : "extended");
 }
 
-/* Reads the T+1 tokens of row `row` of the stream. */
+/* Reads the T+1 tokens of row `row` of the stream. After an error the shard is closed: the next try opens it anew. */
 static bool dataloader_read_row(DataLoader* d, uint64_t row, int32_t* tokens /* (T+1) */, Error* e) {
     int shard;
     uint64_t row_in_shard;
     dataloader_locate(d, row, &shard, &row_in_shard);
-    uint64_t first = row_in_shard * (uint64_t)d->T;
-    size_t n = (size_t)d->T + 1, width = (size_t)d->token_bytes;
-    if (!dataloader_read_bytes(d, shard, TOKENFILE_HEADER_BYTES + first * width, n * width, e)) { return false; }
-    for (size_t i = 0; i < n; i++) {
-        uint32_t id;
-        if (width == 2) {
-            uint16_t narrow;
-            memcpy(&narrow, d->raw + 2 * i, 2);
-            id = narrow;
-        } else {
-            memcpy(&id, d->raw + 4 * i, 4);
-        }
-        if ((int64_t)id >= d->vocab_limit) {
-            return fail(e, "%s: token %llu is id %u, wanted below %lld, the size of the vocabulary", d->shards[shard].path,
-                        (unsigned long long)(first + i), id, (long long)d->vocab_limit);
-        }
-        tokens[i] = (int32_t)id;
-    }
-    return true;
+    const char* path = d->shards[shard].path;
+    const uint64_t first = row_in_shard * (uint64_t)d->T;
+    const size_t n = (size_t)d->T + 1, width = (size_t)d->token_bytes;
+    const bool ok = dataloader_open_shard(d, shard, e) &&
+                    read_at(fileno(d->file), TOKENFILE_HEADER_BYTES + first * width, d->raw, n * width, path, "a row", e) &&
+                    tokenfile_widen(tokens, d->raw, n, d->token_bytes, d->vocab_limit, first, path, e);
+    if (!ok) { dataloader_close_shard(d); }
+    return ok;
 }
 
 static void dataloader_read_ahead(DataLoader* d) {
@@ -358,7 +351,7 @@ static inline void dataloader_close(DataLoader* d) {
     free(d->order_start);
     free(d->raw);
     free(d->ahead_rows);
-    if (d->file) { fclose(d->file); }
+    dataloader_close_shard(d);
     memset(d, 0, sizeof *d);
 }
 
@@ -422,6 +415,22 @@ static inline bool dataloader_check_vocab(DataLoader* d, int model_vocab, uint64
                     path, (unsigned long long)d->fingerprint, (unsigned long long)tokenizer_fingerprint);
     }
     if (!d->vocab_size || model_vocab < d->vocab_size) { d->vocab_limit = model_vocab; }
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// checking all of it
+
+/* Reads every shard whole: each id must be below the vocabulary, each checksum must be right. */
+static inline bool dataloader_scan(const DataLoader* d, TokenFileProgress progress, void* ctx, Error* e) {
+    for (int i = 0; i < d->num_shards; i++) {
+        TokenFileHeader h;
+        FILE* f = tokenfile_open(&h, d->shards[i].path, e);
+        if (!f) { return false; }
+        const bool ok = tokenfile_scan(f, &h, d->vocab_limit, d->shards[i].path, progress, ctx, e);
+        fclose(f);
+        if (!ok) { return false; }
+    }
     return true;
 }
 
