@@ -340,6 +340,32 @@ static void a_state_that_lacks_or_repeats_elements_is_refused(void) {
     clean(out);
 }
 
+static void a_state_that_is_not_finite_is_refused_by_file_tensor_and_index(void) {
+    const ModelConfig c = small_config();
+    ParamTable t = param_table(&c);
+    Side side = {(float*)xcalloc(t.elements, sizeof(float)), 0, t.elements};
+    const float bad[] = {NAN, INFINITY, -INFINITY};
+    for (int i = 0; i < 9; i++) {
+        char out[PATH_CAP], where[64];
+        Error e = NO_ERROR;
+        const Param* p = &t.items[i % 3];
+        const size_t at = p->rows > 1 ? 3 * p->cols + 5 : 5;
+        const StateSlot slot = {i % 2 ? "v" : "master", SAFE_F32, give, take, &side};
+        test_folder(out);
+        side.arena[p->offset + at] = bad[i / 3];
+        CHECK(state_save(out, 0, &t, 0, t.elements, &slot, 1, NULL, &e), "%s", e.msg);
+        side.arena[p->offset + at] = 0;
+        CHECK(!state_load(out, 1, &t, 0, t.elements, &slot, 1, &e), "%s %g was taken", p->name, bad[i / 3]);
+        snprintf(where, sizeof where, p->rows > 1 ? "at [3, 5]" : "at [5]");
+        CHECK(contains(e.msg, "state_rank00000.safetensors: tensor ") && contains(e.msg, p->name) && contains(e.msg, where),
+              "%s", e.msg);
+        side.arena[p->offset + at] = 0;
+        clean(out);
+    }
+    free(side.arena);
+    param_table_free(&t);
+}
+
 static void moments_in_bf16_come_back_exactly(void) {
     const ModelConfig c = small_config();
     ParamTable t = param_table(&c);
@@ -867,6 +893,7 @@ int main(void) {
     RUN(every_run_gets_an_id_of_its_own_and_a_branch_knows_its_parent);
     RUN(any_number_of_ranks_reads_what_any_number_wrote);
     RUN(a_state_that_lacks_or_repeats_elements_is_refused);
+    RUN(a_state_that_is_not_finite_is_refused_by_file_tensor_and_index);
     RUN(moments_in_bf16_come_back_exactly);
     RUN(a_damaged_checkpoint_is_passed_over);
     RUN(every_flipped_bit_of_trainer_state_is_found);

@@ -73,19 +73,23 @@ cp other.bin data.bin
 changed "other data in the same file" "--train: data.bin has the fingerprint"
 cp kept.bin data.bin
 
-# state SCRIPT CHECKPOINT: edits its trainer_state.json and makes the checksum right
+# state SCRIPT CHECKPOINT: edits its trainer_state.json and makes all checksums right
 state() {
     sed -i "$1" "$2/trainer_state.json" && python3 -c '
 import re, sys
+table = []
+for byte in range(256):
+    for bit in range(8): byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+    table.append(byte)
 def crc32c(data):
     crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8): crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    for byte in data: crc = crc >> 8 ^ table[(crc ^ byte) & 0xFF]
     return crc ^ 0xFFFFFFFF
-path = sys.argv[1] + "/trainer_state.json"
-text = re.sub(r",\n  \"crc32c\": \d+\n}\n$", "", open(path).read())
-open(path, "w").write(text + ",\n  \"crc32c\": %d\n}\n" % crc32c(text.encode()))' "$2"
+folder = sys.argv[1] + "/"
+text = re.sub(r",\n  \"crc32c\": \d+\n}\n$", "", open(folder + "trainer_state.json").read())
+def summed(m): return m[1] + str(crc32c(open(folder + m[2], "rb").read()))
+text = re.sub(r"(\"name\": \"(\S+)\", \"size\": \d+, \"crc32c\": )\d+", summed, text)
+open(folder + "trainer_state.json", "w").write(text + ",\n  \"crc32c\": %d\n}\n" % crc32c(text.encode()))' "$2"
 }
 if python3 -c '' 2>/dev/null; then
     rm -rf edited && cp -r whole edited && rm -r edited/step_*[4-6]
@@ -114,6 +118,51 @@ fi
 rm -rf hurt && cp -r whole hurt && rm hurt/step_00000006/tokenizer.json
 sed -i 's/"weights_crc32c":[0-9]*/"weights_crc32c":7/' hurt/log.jsonl && cp whole/step_00000006/tokenizer.json hurt/step_00000006
 expect "weights that the log does not know are refused" 1 "hurt/log.jsonl says 7 at step 6" resume --out hurt
+
+# --- --verify ----------------------------------------------------------------------------------------------------------------
+
+verify() { "$bin/train_llama3" --verify "$@"; }
+expect "every checkpoint of a folder is checked" 0 "whole   parts/step_00000003: step 3, run $(member run parts/step_00000003)" verify parts
+check "a line each" test "$(grep -c '^whole ' "$tmp/stdout")" -eq 6
+expect "or one that is named" 0 "whole   parts/step_00000004: step 4" verify parts/step_00000004
+expect "a folder without any is an error" 1 "moved: holds no checkpoint" verify moved
+expect "so is a file" 1 "data.bin is no folder" verify data.bin
+expect "--verify is a job of its own" 2 "two jobs" verify parts --eval
+
+# unsound NAME TEXT COMMAND: step 5 is not whole after COMMAND
+unsound() {
+    rm -rf bad && cp -r parts bad
+    (cd bad/step_00000005 && eval "$3") >/dev/null 2>&1
+    expect "$1" 1 "bad: damaged checkpoints: 1 of 6" verify bad
+    check "$1: told by name" grep -q "^damaged bad/step_00000005.*$2" "$tmp/stdout"
+}
+# number FILE TENSOR BYTES: overwrites the first number of a tensor in FILE with these bytes
+number() {
+    python3 -c '
+import json, struct, sys
+path, tensor, octets = sys.argv[1], sys.argv[2], bytes.fromhex(sys.argv[3])
+data = bytearray(open(path, "rb").read())
+size = struct.unpack("<Q", data[:8])[0]
+at = 8 + size + json.loads(data[8:8 + size])[tensor]["data_offsets"][0]
+data[at:at + len(octets)] = octets
+open(path, "wb").write(data)' "$@"
+}
+unsound "a flipped byte" "state_rank00000.safetensors: the checksum is" 'printf X | dd of=state_rank00000.safetensors bs=1 seek=100000 conv=notrunc'
+unsound "a file cut short" "model.safetensors: is" 'truncate -s -1 model.safetensors'
+unsound "a file gone" "tokenizer.json: is missing" 'rm tokenizer.json'
+unsound "a changed state" "trainer_state.json: crc32c" 'sed -i s/64/65/ trainer_state.json'
+if python3 -c '' 2>/dev/null; then
+    norm=model.norm.weight
+    unsound "weights that are not finite, with the right checksum" "tensor $norm is nan at .0" \
+        "number model.safetensors $norm 0000c07f; state '' .; rm ../log.jsonl"
+    unsound "a state that is not finite" "tensor m.$norm is inf at .0" "number state_rank00000.safetensors m.$norm 0000807f; state '' ."
+    unsound "a mean of squares below 0" "tensor v.$norm is -1 at element 0" "number state_rank00000.safetensors v.$norm 000080bf; state '' ."
+    rm -rf bad && cp -r parts bad && number bad/step_00000005/state_rank00000.safetensors m.$norm 0000c07f && state '' bad/step_00000005
+    expect "nor is one that is not finite" 1 "state_rank00000.safetensors: tensor m.$norm is nan at [0]" resume bad/step_00000005 --out bad
+    unsound "weights that are not those in the log" "log.jsonl says" "number model.safetensors $norm 0000803f0000803f; state '' ."
+else
+    skip "tensors that are not finite" "there is no python3"
+fi
 
 # --- the lock ----------------------------------------------------------------------------------------------------------------
 

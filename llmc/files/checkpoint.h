@@ -353,6 +353,31 @@ static inline bool checkpoint_find(const char* out, CheckpointUse use, char* dir
     return found;
 }
 
+/* Writes the folder that a checkpoint lies in to `out` (PATH_CAP bytes). The checkpoint itself may be a link. */
+static inline bool checkpoint_parent(const char* dir, char* out, Error* e) {
+    size_t n = strlen(dir);
+    while (n > 1 && dir[n - 1] == '/') { n--; }
+    size_t at = n;
+    while (at > 0 && dir[at - 1] != '/') { at--; }
+    if (dir[at] == '.') { return path_join(out, dir, "..", e); }  // "." and ".."
+    while (at > 1 && dir[at - 1] == '/') { at--; }
+    snprintf(out, PATH_CAP, "%.*s", at ? (int)at : 1, at ? dir : ".");
+    return true;
+}
+
+/* Reads the log beside a checkpoint, if there is one, and compares the checkpoint's weights with what the log says of them. */
+static inline bool checkpoint_check_log(const char* dir, const TrainerState* s, LogHistory* log, Error* e) {
+    char folder[PATH_CAP];
+    if (!checkpoint_parent(dir, folder, e) || !log_history_read(log, folder, s->step, e)) { return false; }
+    const uint32_t weights = file_sums_weights(&s->files);
+    if (!log->has_weights || log->weights == weights) { return true; }
+    return fail(e,
+                "%s: the weights' checksum is %" PRIu32 ", but %s/log.jsonl says %" PRIu32 " at step %" PRIu64
+                "\n"
+                "  hint: this is another run's checkpoint, or another run's log: move one of them away",
+                s->path, weights, folder, log->weights, s->step);
+}
+
 /* Opens what --resume PATH names: a checkpoint's folder, or the newest whole checkpoint in a folder of checkpoints. */
 static inline bool checkpoint_open(const char* path, CheckpointUse use, char* dir, TrainerState* s, Error* e) {
     char inside[PATH_CAP];
@@ -373,18 +398,6 @@ static inline bool checkpoint_open(const char* path, CheckpointUse use, char* di
     }
     snprintf(dir, PATH_CAP, "%s", path);
     return checkpoint_read(dir, use, s, e);
-}
-
-/* Writes the folder that a checkpoint lies in to `out` (PATH_CAP bytes). The checkpoint itself may be a link. */
-static inline bool checkpoint_parent(const char* dir, char* out, Error* e) {
-    size_t n = strlen(dir);
-    while (n > 1 && dir[n - 1] == '/') { n--; }
-    size_t at = n;
-    while (at > 0 && dir[at - 1] != '/') { at--; }
-    if (dir[at] == '.') { return path_join(out, dir, "..", e); }  // "." and ".."
-    while (at > 1 && dir[at - 1] == '/') { at--; }
-    snprintf(out, PATH_CAP, "%.*s", at ? (int)at : 1, at ? dir : ".");
-    return true;
 }
 
 /* Renames every checkpoint later than `step` to step_N.set_back, or .set_back2 ... if there is one already. Sets *count to

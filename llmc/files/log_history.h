@@ -44,26 +44,29 @@ static inline void log_history_event(LogHistory* h, const Json* j, uint64_t step
 
 /* Reads OUT/log.jsonl for a run that goes on from `step`. */
 static inline bool log_history_read(LogHistory* h, const char* out, uint64_t step, Error* e) {
+    enum { LONGEST = 1 << 20 };  // bytes of a line
     char path[PATH_CAP];
-    char* line = NULL;
-    size_t cap = 0;
-    ssize_t length;
     struct stat st;
     memset(h, 0, sizeof *h);
     if (!path_join(path, out, "log.jsonl", e)) { return false; }
     if (stat(path, &st) != 0 || !S_ISREG(st.st_mode)) { return true; }  // opening it for writing refuses what is no file
     FILE* f = fopen(path, "rb");
     if (!f) { return fail(e, "%s: cannot open: %s", path, strerror(errno)); }
-    while ((length = getline(&line, &cap, f)) > 0 && line[length - 1] == '\n') {
+    char* line = (char*)xmalloc(LONGEST);
+    bool ok = true;
+    while (ok && fgets(line, LONGEST, f)) {
         Json j;
         Error ignored = NO_ERROR;
+        const size_t length = strlen(line);
+        const bool whole = length > 0 && line[length - 1] == '\n';
+        ok = whole || length < LONGEST - 1 || fail(e, "%s: a line is longer than %d bytes", path, LONGEST - 2);
         // nearly all lines are steps, which tell nothing here
-        if (strncmp(line, "{\"event\":\"step\"", 15) == 0) { continue; }
-        if (!json_parse(&j, xstrdup(line), strlen(line), path, &ignored)) { continue; }
+        if (!whole || strncmp(line, "{\"event\":\"step\"", 15) == 0) { continue; }
+        if (!json_parse(&j, xstrdup(line), length, path, &ignored)) { continue; }
         log_history_event(h, &j, step);
         json_free(&j);
     }
-    const bool ok = length > 0 || feof(f) || fail(e, "%s: reading failed: %s", path, strerror(errno));
+    ok = ok && (!ferror(f) || fail(e, "%s: reading failed: %s", path, strerror(errno)));
     free(line);
     fclose(f);
     return ok;

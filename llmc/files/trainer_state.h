@@ -97,6 +97,12 @@ static inline void run_id_draw(RunId id) {
     snprintf(id, sizeof(RunId), "%016" PRIx64, bits);
 }
 
+/* Tells whether the checkpoint's weights are rounded: then its state holds the exact ones, as "master". */
+static inline bool trainer_state_has_master(const TrainerState* s) {
+    const char* dtype = json_string(&s->json, json_get(&s->json, s->saved_options, "export_dtype"), NULL);
+    return dtype && (strcmp(dtype, "bf16") == 0 || strcmp(dtype, "f16") == 0);
+}
+
 /* Makes the state that of a new run, which branches off from the run and step it holds. */
 static inline void trainer_state_branch(TrainerState* s) {
     memcpy(s->parent_run, s->run, sizeof s->run);

@@ -348,11 +348,11 @@ typedef enum { OPTIONS_OK, OPTIONS_HELP, OPTIONS_SHOW_VERSION, OPTIONS_WRONG } O
 
 /* Checks what involves several options: two jobs at once, flags that exclude each other. */
 static inline bool options_check(const Options* o, Error* e) {
-    static const int jobs[] = {OPT_generate, OPT_chat, OPT_eval, OPT_dry_run};
-    const bool chosen[] = {o->generate != NULL, o->chat, o->eval, o->dry_run};
+    static const int jobs[] = {OPT_generate, OPT_chat, OPT_eval, OPT_dry_run, OPT_verify};
+    const bool chosen[] = {o->generate != NULL, o->chat, o->eval, o->dry_run, o->verify != NULL};
     int first = -1;
     char a[OPTION_TEXT], b[OPTION_TEXT];
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         if (!chosen[i]) { continue; }
         if (first >= 0) {
             return fail(e, "%s and %s are two jobs, wanted only one", option_flag(jobs[first], a), option_flag(jobs[i], b));

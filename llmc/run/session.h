@@ -29,6 +29,7 @@
 #include "llmc/run/scheduler.h"
 #include "llmc/run/screen.h"
 #include "llmc/run/signals.h"
+#include "llmc/run/verify.h"
 #include "llmc/text/tokenizer.h"
 #include "llmc/text/tokenizer_read.h"
 #include "llmc/text/tokenizer_write.h"
@@ -174,17 +175,9 @@ static inline bool session_branches(const Session* s) {
 /* Decides which run this is, and compares the weights with the log that lies beside the checkpoint. */
 static inline void session_identify(Session* s) {
     TrainerState* state = &s->state;
-    char folder[PATH_CAP];
     LogHistory log;
     Error e = NO_ERROR;
-    must(checkpoint_parent(s->model_dir, folder, &e) && log_history_read(&log, folder, state->step, &e), &e);
-    const uint32_t weights = file_sums_weights(&state->files);
-    if (log.has_weights && log.weights != weights) {
-        die("%s: the weights' checksum is %" PRIu32 ", but %s/log.jsonl says %" PRIu32 " at step %" PRIu64
-            "\n"
-            "  hint: this is another run's checkpoint, or another run's log: move one of them away",
-            state->path, weights, folder, log.weights, state->step);
-    }
+    must(checkpoint_check_log(s->model_dir, state, &log, &e), &e);
     if (session_branches(s)) {
         trainer_state_branch(state);
     } else if (log.parent_run[0] && state->step <= log.parent_step) {  // set back, and ended before its first checkpoint
@@ -215,10 +208,8 @@ static inline void session_resume(Session* s) {
     snprintf(s->newest, sizeof s->newest, "%s", s->model_dir);
     const Json* j = &s->state.json;
     const JsonNode* saved = s->state.saved_options;
-    size_t len = 0;
-    const char* dtype = json_string(j, json_get(j, saved, "export_dtype"), &len);
-    s->saved_master = dtype && (strcmp(dtype, "bf16") == 0 || strcmp(dtype, "f16") == 0);
-    const char* model = json_string(j, json_get(j, saved, "model"), &len);
+    s->saved_master = trainer_state_has_master(&s->state);
+    const char* model = json_string(j, json_get(j, saved, "model"), NULL);
     if (o->given[OPT_model] && model && strcmp(o->model, model) != 0) {
         warn("--model: %s is not used, the run resumes with the model of %s", o->model, s->model_dir);
         o->given[OPT_model] = false;
@@ -371,6 +362,10 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
     keep_standard_files();
     signal(SIGXFSZ, SIG_IGN);  // a write past the file-size limit then fails with a message instead of killing the process
     session_flags(s, argc, argv, trainer);
+    if (o->verify) {  // needs no model, so no GPU
+        verify(o->verify);
+        exit(fflush(stdout) == 0 ? 0 : 1);
+    }
     if (trainer == ON_CPU) { cpu_build(s->build, sizeof s->build); }  // the other trainer does not know its card yet
     session_find_model(s);
     if (job_trains(s->job) || s->job == JOB_EVAL) { must(default_data(&s->options, &e), &e); }
