@@ -359,6 +359,58 @@ static void more_than_2_to_the_31_tokens_are_read(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// the fingerprint
+
+static uint64_t fingerprint_of(const char* pattern) {
+    DataLoader d;
+    Error e = NO_ERROR;
+    uint64_t print = 0;
+    CHECK(dataloader_open(&d, pattern, 1, T, 0, 1, 0, true, &e) && dataloader_fingerprint(&d, &print, &e), "%s", e.msg);
+    dataloader_close(&d);
+    return print;
+}
+
+static void flip_bit(const char* path, uint64_t at) {
+    unsigned char byte = 0;
+    const int fd = open(path, O_RDWR);
+    CHECK(fd >= 0 && pread(fd, &byte, 1, (off_t)at) == 1, "read");
+    byte ^= 1;
+    CHECK(pwrite(fd, &byte, 1, (off_t)at) == 1 && close(fd) == 0, "write");
+}
+
+static void the_fingerprint_tells_data_by_content_not_by_folder(void) {
+    write_three_shards(2);
+    const uint64_t before = fingerprint_of(in_folder("data_*.bin"));
+    for (uint64_t i = 0; i < shard_tokens[1]; i++) {  // small files are read whole: every token counts
+        flip_bit(in_folder("data_001.bin"), TOKENFILE_HEADER_BYTES + 2 * i);
+        CHECK(fingerprint_of(in_folder("data_*.bin")) != before, "token %llu does not count", (unsigned long long)i);
+        flip_bit(in_folder("data_001.bin"), TOKENFILE_HEADER_BYTES + 2 * i);
+    }
+    CHECK(fingerprint_of(in_folder("data_00[01].bin")) != before, "a shard less has the same fingerprint");
+    CHECK(mkdir(in_folder("moved"), 0777) == 0, "mkdir");
+    const char* names[SHARDS] = {"data_000.bin", "data_001.bin", "data_002.bin"};
+    const char* moved[SHARDS] = {"moved/data_000.bin", "moved/data_001.bin", "moved/data_002.bin"};
+    for (int i = 0; i < SHARDS; i++) { CHECK(rename(in_folder(names[i]), in_folder(moved[i])) == 0, "rename"); }
+    CHECK(fingerprint_of(in_folder("moved/*.bin")) == before, "another folder has another fingerprint");
+    CHECK(rename(in_folder(moved[2]), in_folder("moved/other.bin")) == 0, "rename");
+    CHECK(fingerprint_of(in_folder("moved/*.bin")) != before, "another name has the same fingerprint");
+    for (int i = 0; i < SHARDS; i++) { unlink(in_folder(i < 2 ? moved[i] : "moved/other.bin")); }
+}
+
+static void the_fingerprint_reads_the_ends_of_a_large_file(void) {
+    remove_files();
+    const uint64_t n = 1 << 23;  // 16 MiB: 4 times what is read
+    const uint64_t ends[] = {0, n - 1};
+    Kind kind = {2, 100, 9};
+    CHECK(write_sparse("a.bin", kind, n, NULL, 0), "write");
+    const uint64_t before = fingerprint_of(in_folder("a.bin"));
+    for (int i = 0; i < 2; i++) {
+        CHECK(write_sparse("a.bin", kind, n, &ends[i], 1), "write");
+        CHECK(fingerprint_of(in_folder("a.bin")) != before, "token %llu does not count", (unsigned long long)ends[i]);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // refusals
 
 /* Checks that opening fails with a message that contains all of the parts. */
@@ -553,6 +605,8 @@ int main(void) {
     RUN(without_a_thread_the_batches_are_the_same);
     RUN(a_name_with_brackets_is_taken_as_it_stands);
     RUN(files_of_llm_c_with_zeros_in_the_new_words_are_read);
+    RUN(the_fingerprint_tells_data_by_content_not_by_folder);
+    RUN(the_fingerprint_reads_the_ends_of_a_large_file);
     RUN(what_is_no_file_is_refused);
     RUN(a_damaged_header_is_refused);
     RUN(shards_that_differ_are_refused_by_both_names);

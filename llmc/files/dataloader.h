@@ -25,6 +25,7 @@
 #define LLMC_DATALOADER_H
 
 #include "llmc/base/utils.h"       // first, since it asks for the functions beyond C11; defines: fail, open_input, xmalloc
+#include "llmc/base/crc.h"         // defines: Crc, crc_begin, crc_add, crc_end
 #include "llmc/base/rand.h"        // defines: philox_below, RAND_SHUFFLE_ROWS, RAND_SHUFFLE_SHARDS
 #include "llmc/files/tokenfile.h"  // defines: TokenFileHeader, tokenfile_open
 #include <glob.h>
@@ -413,6 +414,54 @@ static inline bool dataloader_check_vocab(DataLoader* d, int model_vocab, uint64
                     path, (unsigned long long)d->fingerprint, (unsigned long long)tokenizer_fingerprint);
     }
     if (!d->vocab_size || model_vocab < d->vocab_size) { d->vocab_limit = model_vocab; }
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the fingerprint
+
+enum {
+    FINGERPRINT_BLOCK = 4096,   // bytes
+    FINGERPRINT_BLOCKS = 1024,  // most blocks read in all, but two of each shard
+};
+
+/* Adds one shard to the two checksums: name (its name without folders, size, header) and content (its sampled blocks). */
+static bool dataloader_add_print(const DataLoader* d, const DataShard* s, Crc* name, Crc* content, Error* e) {
+    const char* slash = strrchr(s->path, '/');
+    const char* base = slash ? slash + 1 : s->path;
+    unsigned char block[FINGERPRINT_BLOCK];
+    uint64_t size = 0;
+    FILE* f = open_input(s->path, &size, e);
+    if (!f) { return false; }
+    bool ok = read_at(fileno(f), 0, block, TOKENFILE_HEADER_BYTES, s->path, "the header", e);
+    crc_add(name, base, strlen(base) + 1);
+    crc_add(name, &size, sizeof size);
+    if (ok) { crc_add(name, block, TOKENFILE_HEADER_BYTES); }
+
+    const uint64_t blocks = ceil_div(size, FINGERPRINT_BLOCK);
+    const uint64_t share = size_max(FINGERPRINT_BLOCKS / (size_t)d->num_shards, 2), count = size_min(blocks, share);
+    for (uint64_t k = 0; ok && k < count; k++) {
+        const uint64_t place = count > 1 ? k * (blocks - 1) / (count - 1) : 0, at = place * FINGERPRINT_BLOCK;
+        const size_t bytes = size_min(size - at, FINGERPRINT_BLOCK);
+        ok = read_at(fileno(f), at, block, bytes, s->path, "a block", e);
+        if (ok) { crc_add(content, block, bytes); }
+    }
+    fclose(f);
+    return ok;
+}
+
+/* Returns in *fingerprint what tells this data from other data: in the high half a CRC-32C of each shard's name without
+ * folders, its size and header; in the low half one of its first block, its last and some spread evenly between them. So
+ * moving the files changes nothing, and the cost does not grow with them. A change between the blocks shows only in files
+ * that carry a checksum in their header (tokenfile.h). */
+static inline bool dataloader_fingerprint(const DataLoader* d, uint64_t* fingerprint, Error* e) {
+    Crc name, content;
+    crc_begin(&name);
+    crc_begin(&content);
+    for (int i = 0; i < d->num_shards; i++) {
+        if (!dataloader_add_print(d, &d->shards[i], &name, &content, e)) { return false; }
+    }
+    *fingerprint = (uint64_t)crc_end(&name) << 32 | crc_end(&content);
     return true;
 }
 
