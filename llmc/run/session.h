@@ -18,7 +18,6 @@
 
 #include "llmc/config.h"
 #include "llmc/files/checkpoint.h"
-#include "llmc/files/data_fingerprint.h"
 #include "llmc/files/dataloader.h"
 #include "llmc/files/logger.h"
 #include "llmc/run/prompt.h"
