@@ -108,6 +108,10 @@ if python3 -c '' 2>/dev/null; then
     state 's/"not_finite": false/"not_finite": true/' ruined/step_00000006
     expect "the only one is not taken either" 1 "not_finite is true" resume --out ruined
     expect "but by name" 0 "" resume ruined/step_00000006 --out ruined
+    rm -rf mute && cp -r whole mute && echo '{' >mute/step_00000006/tokenizer.json && state '' mute/step_00000006
+    expect "a run does not go on without the tokenizer that it had" 1 "mute/step_00000006/tokenizer.json" resume --out mute
+    state '/"name": "tokenizer.json"/d' mute/step_00000006 && rm mute/step_00000006/tokenizer.json
+    expect "nor where it is gone" 1 "mute/step_00000006: holds no tokenizer, but the run had one" resume --out mute
     state 's/"\(lr\)":/"recompute":"ffn","\1":/' whole/step_00000002
     expect "flags of the other trainer" 0 "" resume whole/step_00000002 --out passed --stop-after 3
     check "pass through" grep -q '"recompute":"ffn"' passed/step_00000003/trainer_state.json

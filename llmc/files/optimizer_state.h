@@ -214,8 +214,8 @@ static inline TensorPieces state_pieces(const StatePart* parts, size_t count, co
 }
 
 /* Reads the state files of all `world_size` ranks of a checkpoint and passes the slots' elements in [lo, hi) of the arena to
- * their sinks. Checks all files before it passes the first element. Refuses values that are not finite; after a failure, discard
- * what the sinks received. */
+ * their sinks. Checks all files before it passes the first element. Refuses values that are not finite; after a failure,
+ * discard what the sinks received. */
 static inline bool state_load(const char* dir, int world_size, const ParamTable* t, size_t lo, size_t hi,
                               const StateSlot* slots, int num_slots, Error* e) {
     SafeTensors* files = (SafeTensors*)xcalloc((size_t)world_size, sizeof(SafeTensors));

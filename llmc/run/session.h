@@ -295,7 +295,8 @@ static inline void session_find_tokenizer(Session* s) {
         if (!s->has_tokenizer && !had) { warn("%s: continuing without a tokenizer, texts are shown as ids", e.msg); }
     }
     if (had && !s->has_tokenizer) {
-        die("%s\n  hint: the run had a tokenizer: give it with --tokenizer", e.msg[0] ? e.msg : "there is no tokenizer");
+        fail(&e, "%s: holds no tokenizer, but the run had one", s->model_dir);
+        die("%s\n  hint: give the run's tokenizer with --tokenizer", e.msg);
     }
 }
 
