@@ -39,11 +39,21 @@ check "nothing is overwritten" sh -c "ls back | grep -c 'step_00000004.set_back'
 expect "the newest checkpoint by name is a plain resume" 0 "" resume back/step_00000004 --out back --stop-after 5
 check "of the same run" test "$(member run back/step_00000005)" = "$(member run back/step_00000004)"
 
+rm -rf killed && cp -r whole killed
+background --resume killed/step_00000003 --out killed --steps 1000000 --checkpoint-every 0
+wait_for test -e killed/step_00000004.set_back
+kill -9 $pid
+finish
+expect "a run set back and killed before its first checkpoint goes on" 0 "" resume --out killed --stop-after 4
+check "from where it was set back" resumed_from 3
+check "as a run of its own" test "$(member parent_run killed/step_00000004) $(member parent_step killed/step_00000004)" = "$(member run whole/step_00000006) 3"
+check "whose id the log had already" test "$(grep -c "\"run\":\"$(member run killed/step_00000004)\"" killed/log.jsonl)" -eq 2
+
 # killed between the log's line and the renaming: later steps of the run that was left are still there
 rm -rf killed && cp -r back killed && rm -r killed/step_*[45] && cp -r whole/step_00000005 whole/step_00000006 killed
 sed -i '/"event":"\(step\|checkpoint\|end\)","step":[4-9]/d' killed/log.jsonl
-expect "a run set back and killed before its first checkpoint goes on" 0 "" resume --out killed --stop-after 4
-check "from where it was set back" resumed_from 3
+expect "a run set back and killed before later checkpoints were moved goes on" 0 "" resume --out killed --stop-after 4
+check "from there, too" resumed_from 3
 check "as itself" test "$(member run killed/step_00000004)" = "$(member run back/step_00000004)"
 check "and the other run's checkpoints are moved aside" test -d killed/step_00000006.set_back -a ! -e killed/step_00000006
 
@@ -73,7 +83,7 @@ cp other.bin data.bin
 changed "other data in the same file" "--train: data.bin has the fingerprint"
 cp kept.bin data.bin
 
-# state SCRIPT CHECKPOINT: edits its trainer_state.json and makes all checksums right
+# state SCRIPT CHECKPOINT: edits its trainer_state.json and makes all sizes and checksums right
 state() {
     sed -i "$1" "$2/trainer_state.json" && python3 -c '
 import re, sys
@@ -87,8 +97,10 @@ def crc32c(data):
     return crc ^ 0xFFFFFFFF
 folder = sys.argv[1] + "/"
 text = re.sub(r",\n  \"crc32c\": \d+\n}\n$", "", open(folder + "trainer_state.json").read())
-def summed(m): return m[1] + str(crc32c(open(folder + m[2], "rb").read()))
-text = re.sub(r"(\"name\": \"(\S+)\", \"size\": \d+, \"crc32c\": )\d+", summed, text)
+def listed(m):
+    data = open(folder + m[1], "rb").read()
+    return "\"name\": \"%s\", \"size\": %d, \"crc32c\": %d" % (m[1], len(data), crc32c(data))
+text = re.sub(r"\"name\": \"(\S+)\", \"size\": \d+, \"crc32c\": \d+", listed, text)
 open(folder + "trainer_state.json", "w").write(text + ",\n  \"crc32c\": %d\n}\n" % crc32c(text.encode()))' "$2"
 }
 if python3 -c '' 2>/dev/null; then
