@@ -23,7 +23,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         options_print(screen, &o);
         fclose(screen);
         Json j;
-        char* json = options_json_text(&o);
+        char* json = options_json_text(&o, NULL, NULL);
         if (!json_parse(&j, json, strlen(json), "options", &e)) { abort(); }
         options_default(&back, trainer);
         if (!options_merge(&back, &j, json_root(&j), &e)) { abort(); }

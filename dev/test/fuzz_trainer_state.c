@@ -35,6 +35,10 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
             if (!checkpoint_good_name(s.files.items[i].name)) { abort(); }
         }
         if (!trainer_state_write(&s, &s.files, path, &e) || !trainer_state_read(&back, path, &e)) { die("%s", e.msg); }
+        if (strcmp(s.run, back.run) != 0 || strcmp(s.build, back.build) != 0 || s.not_finite != back.not_finite ||
+            s.parent_step != back.parent_step) {
+            abort();
+        }
         if (s.step != back.step || s.data_row != back.data_row || s.files.count != back.files.count ||
             memcmp(&s.loss, &back.loss, sizeof s.loss) != 0 || memcmp(&s.grad_norm, &back.grad_norm, sizeof s.loss) != 0 ||
             memcmp(&s.loss_scale, &back.loss_scale, sizeof s.loss_scale) != 0) {

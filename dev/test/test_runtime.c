@@ -264,6 +264,10 @@ static void every_line_of_the_log_is_json_of_its_event(void) {
     Error e = NO_ERROR;
     Options o;
     ModelConfig c;
+    TrainerState run;
+    memset(&run, 0, sizeof run);
+    run.step = 2;
+    strcpy(run.run, "00000000000000aa");
     test_folder(dir);
     options_default(&o, ON_CPU);
     config_preset(&c, "d4", 512);
@@ -271,12 +275,12 @@ static void every_line_of_the_log_is_json_of_its_event(void) {
     char program[] = "train", flag[] = "--out=a\"b\xff";
     char* argv[] = {program, flag};
     CHECK(logger_open(&g, dir, -1, &e), "%s", e.msg);
-    CHECK(log_config(&g, &o, 2, argv, &c, &t, "FP32", "a machine", 123, &e), "%s", e.msg);
+    CHECK(log_config(&g, &run, &o, 2, argv, &c, &t, "FP32", "a machine", 123, &e), "%s", e.msg);
     CHECK(log_step(&g, 1, 3.25, NAN, 3e-4, 41.2, 1000, NULL, &e) && log_step(&g, 2, INFINITY, 1, 0, 1, 1, "loss", &e), "%s",
           e.msg);
-    CHECK(log_val(&g, 2, 3.5, &e) && log_sample(&g, 2, "a\nb\0c", 5, &e) && log_checkpoint(&g, 2, "out/step_00000002", &e),
+    CHECK(log_val(&g, 2, 3.5, &e) && log_sample(&g, 2, "a\nb\0c", 5, &e) && log_checkpoint(&g, 2, "out/step_00000002", 77, &e),
           "%s", e.msg);
-    CHECK(log_resume(&g, 2, "p", &o, 2, argv, "m", &e) && log_end(&g, 2, "done", 1.5, &e), "%s", e.msg);
+    CHECK(log_resume(&g, &run, "p", &o, 2, argv, "m", &e) && log_end(&g, 2, "done", 1.5, &e), "%s", e.msg);
     static const char* const events[] = {"config", "step", "step", "val", "sample", "checkpoint", "resume", "end"};
     char* text = log_text_of(g.path);
     int lines = 0;

@@ -4,6 +4,7 @@
 
 #include "llmc/base/utils.h"
 
+#include <fnmatch.h>
 #include <inttypes.h>
 
 #include "llmc/base/crc.h"
@@ -40,6 +41,16 @@ static inline const FileSum* file_sums_find(const FileSums* sums, const char* na
         if (strcmp(sums->items[i].name, name) == 0) { return &sums->items[i]; }
     }
     return NULL;
+}
+
+/* Returns the CRC-32C of a checkpoint's weights: of its weight files one behind the other. */
+static inline uint32_t file_sums_weights(const FileSums* sums) {
+    uint32_t crc = 0;
+    for (size_t i = 0; i < sums->count; i++) {
+        const FileSum* s = &sums->items[i];
+        if (fnmatch("model*.safetensors", s->name, 0) == 0) { crc = crc_shift(crc, s->size) ^ s->crc; }
+    }
+    return crc;
 }
 
 static inline int file_sums_compare(const void* a, const void* b) {

@@ -600,6 +600,17 @@ static inline void json_write_string(FILE* f, const char* s, size_t len) {
 /* Writes a C string in quotes, as json_write_string(). */
 static inline void json_write_text(FILE* f, const char* text) { json_write_string(f, text, strlen(text)); }
 
+/* Writes a value that was read; of an array or object only null. */
+static inline void json_write_value(FILE* f, const Json* j, const JsonNode* n) {
+    switch (n->type) {
+        case JSON_STRING: json_write_string(f, j->text + n->at, n->length); break;
+        case JSON_NUMBER: fwrite(j->text + n->at, 1, n->length, f); break;
+        case JSON_TRUE: fputs("true", f); break;
+        case JSON_FALSE: fputs("false", f); break;
+        default: fputs("null", f); break;
+    }
+}
+
 /* Writes the shortest decimal that reads back as the same double, always as a float ("8.0"). A value that is not finite is
  * written as null: JSON has no word for it. */
 static inline void json_write_double(FILE* f, double value) {

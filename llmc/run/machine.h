@@ -1,10 +1,11 @@
 /* machine.h -- the machine of a run: available main memory within the limits of cgroups and ulimit, the peak memory of this
- * process, the names of processor and GPU.
+ * process, the names of processor and GPU, and what in a CPU build decides how results are rounded.
  */
 #ifndef LLMC_MACHINE_H
 #define LLMC_MACHINE_H
 
 #include "llmc/base/utils.h"  // defines: Error, path_join
+#include "llmc/matmul_amx.h"  // defines: LLMC_AMX, amx_available
 #include "llmc/text/text.h"   // defines: text_starts
 
 #include <sys/resource.h>
@@ -95,6 +96,33 @@ static inline uint64_t host_memory_peak(void) {
     if (peak != UINT64_MAX) { return peak; }
     getrusage(RUSAGE_SELF, &usage);
     return (uint64_t)usage.ru_maxrss * 1024;
+}
+
+/* Writes what the CPU trainer's results depend on besides the run's options: "FP32, GCC 12.2.0, AVX-512, FMA, AMX". */
+static inline void cpu_build(char* out, size_t cap) {
+    const char *compiler = "GCC ", *vectors = "SSE", *fma = "", *amx = "";
+#ifdef __clang__
+    compiler = "";  // its version begins with its name
+#endif
+#ifdef __AVX__
+    vectors = "AVX";
+#endif
+#ifdef __AVX512F__
+    vectors = "AVX-512";
+#endif
+#ifdef __aarch64__
+    vectors = "NEON";
+#endif
+#ifdef LLMC_PLAIN
+    vectors = "plain loops";
+#endif
+#ifdef __FMA__
+    fma = ", FMA";
+#endif
+#ifdef LLMC_AMX
+    if (amx_available()) { amx = ", AMX"; }
+#endif
+    snprintf(out, cap, "FP32, %s%.60s, %s%s%s", compiler, __VERSION__, vectors, fma, amx);
 }
 
 /* Writes "Intel(R) Xeon(R) Platinum 8480, 2 cores, 2 threads" for the screen and the log, the GPU's name first if `gpu` is not

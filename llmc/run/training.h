@@ -112,6 +112,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     t->trainer = trainer;
     t->s = s;
     session_print(s, trainer->precision);
+    session_compare(s);
     job_check_memory(trainer, s, stdout);
     if (!timed || s->job == JOB_DRY_RUN) { print_plan(stdout, &s->plan, o, s->ranks, s->train.num_tokens); }
     if (s->job == JOB_DRY_RUN) {
