@@ -31,7 +31,7 @@ fi
 compile() {
     target=$here/fuzz_$1
     [ -x "$target" ] && [ -z "$(find llmc dev/test dev/data -name '*.[ch]' -newer "$target" | head -n 1)" ] && return
-    $CLANG -std=c11 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Wno-unknown-pragmas -I. \
+    $CLANG -std=c11 -O1 -g ${MARCH--march=native} -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Wno-unknown-pragmas -I. \
         "dev/test/fuzz_$1.c" -o "$target" -lm -lpthread
 }
 

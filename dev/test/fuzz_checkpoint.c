@@ -1,11 +1,11 @@
-/* fuzz_checkpoint.c -- edits a folder of three checkpoints as the bytes say (files cut, changed, exchanged, removed, made links
+/* fuzz_checkpoint.c -- edits a folder of two checkpoints as the bytes say (files cut, changed, exchanged, removed, made links
  * or folders; checkpoints renamed), then finds, cleans and prunes. The checkpoint that is found must be whole, every newer one
  * damaged; nothing outside of the folder may change. */
 #define FILE_SUM_PIECE 256  // small: allocating is what takes the time
 #include "fuzz.h"
 #include "llmc/files/checkpoint.h"
 
-enum { STEPS = 3, MOST_FILES = 16 };
+enum { STEPS = 2, MOST_FILES = 16 };
 
 static ModelConfig config;
 static ParamTable table;
@@ -19,7 +19,7 @@ static bool give(void* ctx, const Param* p, size_t first, size_t n, float* dst, 
     return true;
 }
 
-/* Writes the three checkpoints into the folder `whole`, where no input changes them. */
+/* Writes the checkpoints into the folder `whole`, where no input changes them. */
 static void make_checkpoints(void) {
     Error e = NO_ERROR;
     fuzz_tiny_model(&config);
@@ -178,9 +178,11 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     fuzz_check_error(ok, &e);
     if (ok && dir[0]) { check_whole(dir, &s); }
     check_newest(ok ? dir : "", s.step);
-    if (checkpoint_find(out, CHECKPOINT_MODEL, model_dir, &model, &ignored) && ok) { REQUIRE(model.step >= s.step); }
+    if (data[0] & 4) {
+        if (checkpoint_find(out, CHECKPOINT_MODEL, model_dir, &model, &ignored) && ok) { REQUIRE(model.step >= s.step); }
+        trainer_state_free(&model);
+    }
     trainer_state_free(&s);
-    trainer_state_free(&model);
 
     Error stale = NO_ERROR;
     fuzz_check_error(checkpoint_remove_stale(out, &stale), &stale);
