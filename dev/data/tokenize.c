@@ -33,7 +33,7 @@ enum {
     BATCH_BYTES = 16 << 20,   // bytes of a file read at a time
     STDIN_BYTES = 1 << 20,    // most bytes of stdin read at a time; the lines that are there are answered at once
     PARTS_PER_THREAD = 4,     // runs of units for each thread: short ones balance the threads
-    CONVERT_TOKENS = 1 << 14  // tokens converted or copied at a time
+    CONVERT_TOKENS = 1 << 13  // tokens converted or copied at a time
 };
 
 // ---------------------------------------------------------------------------------------------------------------------

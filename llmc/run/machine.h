@@ -51,24 +51,21 @@ static inline uint64_t cgroup_available(const char* dir, const char* limit_name,
     return limit > usage ? limit - usage : 0;
 }
 
-/* Returns the bytes of main memory available now: the system's own figure, within the limits of this process's cgroups
- * (containers, Slurm) and of ulimit -v. 0: unknown. */
-static inline uint64_t host_memory_available(void) {
-    uint64_t have = read_field("/proc/meminfo", "MemAvailable");
-    if (have == UINT64_MAX) {
-        long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
-        have = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : UINT64_MAX;
-    }
+/* Returns the bytes left below the limits of this process's cgroups (containers, Slurm), UINT64_MAX if there are none. `root`
+ * is where /proc and /sys are: "", or a folder in tests. */
+static inline uint64_t cgroups_available(const char* root) {
+    uint64_t have = UINT64_MAX;
     // inside a container the cgroup is mounted as the root; outside, the limits of all ancestors apply too
     char line[PATH_CAP / 2], dir[PATH_CAP];
-    FILE* f = fopen("/proc/self/cgroup", "r");
+    snprintf(dir, sizeof dir, "%s/proc/self/cgroup", root);
+    FILE* f = fopen(dir, "r");
     while (f && fgets(line, sizeof line, f)) {
         line[strcspn(line, "\n")] = 0;
         char* own = strncmp(line, "0::", 3) == 0 ? line + 3 : strstr(line, ":memory:");
         const bool v1 = own && own != line + 3;
         if (v1) { own += 8; }
         while (own) {
-            snprintf(dir, sizeof dir, "/sys/fs/cgroup%s%s", v1 ? "/memory" : "", strcmp(own, "/") == 0 ? "" : own);
+            snprintf(dir, sizeof dir, "%s/sys/fs/cgroup%s%s", root, v1 ? "/memory" : "", strcmp(own, "/") == 0 ? "" : own);
             uint64_t left = v1 ? cgroup_available(dir, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
                                : cgroup_available(dir, "memory.max", "memory.current", "inactive_file");
             if (left < have) { have = left; }
@@ -78,6 +75,19 @@ static inline uint64_t host_memory_available(void) {
         }
     }
     if (f) { fclose(f); }
+    return have;
+}
+
+/* Returns the bytes of main memory available now: the system's own figure, within the limits of this process's cgroups and of
+ * ulimit -v. 0: unknown. */
+static inline uint64_t host_memory_available(void) {
+    uint64_t have = read_field("/proc/meminfo", "MemAvailable");
+    if (have == UINT64_MAX) {
+        long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+        have = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : UINT64_MAX;
+    }
+    const uint64_t left = cgroups_available("");
+    if (left < have) { have = left; }
     struct rlimit limit;
     if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
         uint64_t used = read_field("/proc/self/status", "VmSize");
