@@ -30,6 +30,8 @@ typedef struct {
     uint64_t tokens;          // tokens trained on
     uint64_t updates;         // AdamW updates: steps that were not skipped
     uint64_t fingerprint;     // of the tokenizer; 0: none
+    bool not_finite;          // the last step's loss or gradient was not finite: resumed only where it is named
+    bool timed;               // written by --checkpoint-minutes: any later checkpoint replaces it
     int world_size;           // ranks, one state file each
     double loss_scale;        // of FP16 training; 1 otherwise
     uint64_t scale_good;      // finite steps since the loss scale last changed
@@ -89,6 +91,8 @@ static inline bool trainer_state_write(const TrainerState* s, const FileSums* fi
         memcpy(&value, (const char*)s + trainer_state_integers[i].offset, sizeof value);
         fprintf(f, ",\n  \"%s\": %" PRIu64, trainer_state_integers[i].name, value);
     }
+    fprintf(f, ",\n  \"not_finite\": %s", s->not_finite ? "true" : "false");
+    fprintf(f, ",\n  \"kind\": \"%s\"", s->timed ? "timed" : "kept");
     fprintf(f, ",\n  \"world_size\": %d,\n  \"loss_scale\": ", s->world_size);
     json_write_double(f, s->loss_scale);
     fputs(",\n  \"loss_window\": ", f);
@@ -183,6 +187,8 @@ static inline bool trainer_state_parse(TrainerState* s, Error* e) {
         return false;
     }
     s->world_size = (int)number;
+    const char* kind = json_string(j, json_get(j, root, "kind"), NULL);
+    s->timed = kind && strcmp(kind, "timed") == 0;
     s->saved_options = json_get(j, root, "options");
     if (!s->saved_options || s->saved_options->type != JSON_OBJECT) { return json_wanted(j, root, "options", e, "an object"); }
     return true;

@@ -42,6 +42,7 @@ typedef struct {
     int argc;
     char** argv;
     double started;  // now_seconds() at the start of the program
+    int status;      // exit status of the program
     Job job;
     int rank, ranks;
 
@@ -446,32 +447,38 @@ static inline void session_add_side_files(const Session* s, const Checkpoint* k)
 }
 
 /* Writes the checkpoint OUT/step_N of step state.step: the weights (F32, BF16 or F16), the optimizer state, the files of `add`
- * (or NULL), then the optional files. Then removes old checkpoints by --keep. */
-static inline void session_checkpoint(Session* s, SafeDtype dtype, TensorSource weights, void* weights_ctx,
-                                      const StateSlot* slots, int num_slots, AddFiles add, void* add_ctx) {
+ * (or NULL), then the optional files. Then removes old checkpoints by --keep, unless the last step was not finite. Returns
+ * false if it cannot be written. A log that cannot be written does not hinder it: then the log is closed, and *e says so. */
+static inline bool session_checkpoint(Session* s, SafeDtype dtype, TensorSource weights, void* weights_ctx,
+                                      const StateSlot* slots, int num_slots, AddFiles add, void* add_ctx, Error* e) {
     Checkpoint k;
-    Error e = NO_ERROR;
+    Error log_error = NO_ERROR;
     const Options* o = &s->options;
     s->state.seed = (uint64_t)o->seed;
-    s->state.data_row = s->train.row;
+    s->state.data_row = s->state.tokens / (uint64_t)o->seq;  // not train.row: a step that was dropped has read on
     s->state.fingerprint = s->has_tokenizer ? s->tokenizer.fingerprint : 0;
     s->state.world_size = s->ranks;
     char* options = session_options_text(s, dtype);
     s->state.options = options;
-    bool ok = checkpoint_begin(&k, o->out, s->state.step, &e) &&
-              checkpoint_model(&k, &s->config, &s->table, dtype, weights, weights_ctx, &e) &&
-              checkpoint_state(&k, s->rank, &s->trained, 0, s->trained.elements, slots, num_slots, &e) &&
-              (!add || add(add_ctx, k.tmp, &e));
-    if (ok) { session_add_side_files(s, &k); }
-    ok = ok && log_checkpoint(&s->log, (int64_t)s->state.step, k.dir, &e) && checkpoint_commit(&k, &s->state, &e);
+    bool ok = checkpoint_begin(&k, o->out, s->state.step, e) &&
+              checkpoint_model(&k, &s->config, &s->table, dtype, weights, weights_ctx, e) &&
+              checkpoint_state(&k, s->rank, &s->trained, 0, s->trained.elements, slots, num_slots, e) &&
+              (!add || add(add_ctx, k.tmp, e));
+    if (ok) {
+        session_add_side_files(s, &k);
+        if (!log_checkpoint(&s->log, (int64_t)s->state.step, k.dir, &log_error)) { logger_close(&s->log); }
+        ok = checkpoint_commit(&k, &s->state, e);
+    }
     free(options);
     s->state.options = NULL;
     if (!ok) {
         checkpoint_abort(&k);
-        die("%s\n  hint: earlier checkpoints are intact; make room and continue with --resume", e.msg);
+        return false;
     }
     snprintf(s->newest, sizeof s->newest, "%s", k.dir);
-    checkpoint_prune(o->out, o->keep, (uint64_t)o->major_every, s->state.step);
+    if (!s->state.not_finite) { checkpoint_prune(o->out, o->keep, (uint64_t)o->major_every, s->state.step); }
+    if (log_error.msg[0]) { fail(e, "%s", log_error.msg); }
+    return true;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
