@@ -119,7 +119,8 @@ static double cpu_losses(void* tested, const int* x, const int* y) {
     FixedBatch batch = {x, y, N};
     const BatchSource data = {fixed_next, &batch, m->B};
     double sum = 0;
-    cpu_trainer.queue_losses(m, &data);
+    Error e = NO_ERROR;
+    must(cpu_trainer.queue_losses(m, &data, &e), &e);
     const float* losses = cpu_trainer.wait_losses(m);
     for (size_t i = 0; i < N; i++) { sum += losses[i]; }
     return sum / (double)N;
@@ -273,7 +274,8 @@ static double cuda_losses(void* tested, const int* x, const int* y) {
     FixedBatch batch = {x, y, m->steps.num_losses};
     const BatchSource data = {fixed_next, &batch, m->layout.B};
     double sum = 0;
-    queue_losses(m, &data);
+    Error e = NO_ERROR;
+    must(queue_losses(m, &data, &e), &e);
     const float* losses = wait_losses(m);
     for (size_t i = 0; i < batch.count; i++) { sum += losses[i]; }
     return sum / (double)batch.count;
@@ -285,8 +287,9 @@ static double cuda_gradients(void* tested, const int* x, const int* y) {
     const float hyper[NUM_HYPER] = {0};
     const StepPlan plan = fixed_plan(&batch, m->layout.B, hyper, NULL);
     StepState state;
+    Error e = NO_ERROR;
     step_begin_cuda(m->steps.state, 0, 0.0, m->queue.stream);
-    feed_next(&m->feed, &plan.data);
+    must(feed_next(&m->feed, &plan.data, &e), &e);
     micro_step(m, &plan, true);
     copy_out(&state, m->steps.state, sizeof state, m->queue.stream);
     return state.loss_sum / (double)batch.count;
@@ -315,7 +318,8 @@ static double cuda_step(void* tested, const int* x, const int* y, const float* h
     Tested* t = (Tested*)tested;
     FixedBatch batch = {x, y, t->model->steps.num_losses};
     const StepPlan plan = fixed_plan(&batch, t->model->layout.B, hyper, &t->run);
-    train_step(t->model, &plan, hyper[HYPER_LR]);
+    Error e = NO_ERROR;
+    must(train_step(t->model, &plan, hyper[HYPER_LR], &e), &e);
     const StepResult r = step_result(t->model, &plan);
     *norm = r.norm;
     return r.loss;
@@ -453,8 +457,9 @@ static void trial_open(Running* r, const Trial* trial) {
 /* Takes the trial's steps. One stays in flight, as in a real run. */
 static void trial_steps(Running* r) {
     Llama* m = r->tested.model;
+    Error e = NO_ERROR;
     for (int step = 0; step < r->data.trial->steps; step++) {
-        train_step(m, &r->plan, 1e-3);
+        must(train_step(m, &r->plan, 1e-3, &e), &e);
         if (m->steps.queued - m->steps.reported == IN_FLIGHT) { r->last = step_result(m, &r->plan); }
     }
     while (m->steps.reported < m->steps.queued) { r->last = step_result(m, &r->plan); }

@@ -16,14 +16,17 @@
  * Other files hold: files (llmc/files), text (llmc/text), and flags, screen, log, validation, sampling and all other jobs
  * (llmc/run). Only the CUDA trainer computes in 16 bits.
  */
-#include "llmc/base/utils.h"    // defines: Error, die, xcalloc, round_up, size_min, now_seconds
-#include "llmc/base/outlier.h"  // defines: outlier_update, outlier_skip
+#include "llmc/base/utils.h"    // defines: Error, die, must, xcalloc, round_up, size_min, now_seconds
+#include "llmc/base/arena.h"    // defines: Arena, take, map_memory
+#include "llmc/base/outlier.h"  // defines: outlier_update
+#include "llmc/base/update.h"   // defines: update_verdict, clip_factor
 #include "llmc/config.h"        // defines: ModelConfig, ParamTable, param_table, trained_table, param_offset, attention_shape
 #include "llmc/run/session.h"   // defines: Session, session_open, session_close, session_lr, session_context
 #include "llmc/run/step.h"      // defines: StepPlan, StepResult, BatchSource, batch_read
 #include "llmc/run/trainer.h"   // defines: Trainer
 #include "llmc/run/training.h"  // defines: Training, Due, training_open, training_due, training_report, training_close
 #include "llmc/run/jobs.h"      // defines: run_job
+#include "llmc/run/signals.h"   // defines: run_stop_requested
 #include "llmc/embedding.h"     // defines: embedding_forward, embedding_backward
 #include "llmc/rmsnorm.h"       // defines: rmsnorm_forward, rmsnorm_backward, rmsnorm_backward_scratch
 #include "llmc/rope.h"          // defines: rope_table, rope_forward, rope_backward
@@ -33,7 +36,6 @@
 #include "llmc/crossentropy.h"  // defines: crossentropy_forward, crossentropy_fused
 #include "llmc/adamw.h"         // defines: AdamW, adamw_update, global_norm, global_norm_scratch
 
-#include <sys/mman.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -129,29 +131,6 @@ typedef struct {
     float* mapped[NUM_MEM];  // the arenas that all of the above points into
     size_t mapped_bytes[NUM_MEM];
 } Llama;
-
-/* A region that the same code first measures (base NULL) and then hands out, so the memory table cannot differ from what is
- * allocated. Units: floats. */
-typedef struct {
-    float* base;
-    size_t used;
-} Arena;
-
-static float* take(Arena* a, size_t count) {
-    float* p = a->base ? a->base + a->used : NULL;
-    a->used += round_up(count, 16);  // 64 bytes: a cache line, and the widest vector
-    return p;
-}
-
-/* Maps zeroed pages, huge ones if the system has them: products walk matrices in tiles, and small pages cost TLB misses. */
-static float* map_memory(size_t bytes, const char* what) {
-    void* p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) { die("out of memory: could not allocate %.1f MiB for %s", (double)bytes / (1 << 20), what); }
-#ifdef MADV_HUGEPAGE
-    madvise(p, bytes, MADV_HUGEPAGE);
-#endif
-    return (float*)p;
-}
 
 /* Returns the tensors of block l in an arena of weights or gradients; ends_at() returns those outside of the blocks. A layer
  * gets its weights only through these two. */
@@ -288,7 +267,8 @@ static void llama_free(Llama* m) {
 // ---------------------------------------------------------------------------------------------------------------------
 // forward
 
-/* Computes norm_final (B, T, C) from the tokens m->x and keeps what the backward pass needs. */
+/* Computes norm_final (B, T, C) from the tokens m->x and keeps what the backward pass needs. Like the two functions below, it
+ * ends early if a signal asks for the end: the caller looks at run_stop_requested() and then drops what it computed. */
 static void llama_forward(Llama* m) {
     const ModelConfig* c = &m->config;
     const AttentionShape shape = attention_shape(c, m->B, m->T);
@@ -297,7 +277,7 @@ static void llama_forward(Llama* m) {
     const Ends ends = ends_at(m->params, &m->table);
 
     embedding_forward(m->blocks[0].h, ends.embedding, m->x, N, C);
-    for (int l = 0; l < L; l++) {
+    for (int l = 0; l < L && !run_stop_requested(); l++) {
         const Block w = block_at(m->params, &m->table, l);
         const BlockActivations* s = &m->blocks[l];
         float* h_next = l + 1 < L ? m->blocks[l + 1].h : m->h_final;
@@ -321,7 +301,7 @@ static double llama_loss(Llama* m, float dloss) {
     const int C = m->config.hidden_size, V = m->config.vocab_size;
     const size_t N = (size_t)m->B * m->T;
     const float* head = ends_at(m->params, &m->table).head;
-    for (size_t first = 0; first < N; first += CLASSIFIER_ROWS) {
+    for (size_t first = 0; first < N && !run_stop_requested(); first += CLASSIFIER_ROWS) {
         const size_t rows = size_min(CLASSIFIER_ROWS, N - first);
         const float* x = m->norm_final + first * C;
         matmul_forward(m->logits, m->scratch, x, head, NULL, rows, C, V);
@@ -357,7 +337,7 @@ static void llama_backward(Llama* m) {
 
     memset(m->dh, 0, N * C * sizeof(float));
     rmsnorm_backward(m->dh, g_ends.final_norm, m->scratch, m->dnorm, m->h_final, w_ends.final_norm, m->rstd_final, N, C);
-    for (int l = L - 1; l >= 0; l--) {
+    for (int l = L - 1; l >= 0 && !run_stop_requested(); l--) {
         const Block w = block_at(m->params, &m->table, l), g = block_at(m->grads, &m->trained, l);
         const BlockActivations* s = &m->blocks[l];
         // h_next = mid + act Wdown^T: dh is the gradient of both terms
@@ -381,11 +361,6 @@ static void llama_backward(Llama* m) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // update
-
-/* Returns the factor that brings the gradient's norm down to max_norm (0: no limit), as PyTorch's clip_grad_norm_ has it. */
-static float clip_factor(double norm, double max_norm) {
-    return max_norm > 0 && norm > max_norm ? (float)(max_norm / (norm + 1e-6)) : 1.0f;
-}
 
 /* Takes one AdamW step on all trained tensors. Weight decay acts on matrices only. */
 static void llama_update(Llama* m, AdamW hyper) {
@@ -446,7 +421,7 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
 static const float* llama_decode(void* model, const int32_t* tokens, int count, int pos, Error* e) {
     const float* logits = NULL;
     (void)e;
-    for (int done = 0; done < count; done += DECODE_ROWS) {
+    for (int done = 0; done < count && !run_stop_requested(); done += DECODE_ROWS) {
         const int rows = count - done < DECODE_ROWS ? count - done : DECODE_ROWS;
         logits = llama_decode_rows((Llama*)model, tokens + done, rows, pos + done);
     }
@@ -456,19 +431,8 @@ static const float* llama_decode(void* model, const int32_t* tokens, int count, 
 // ---------------------------------------------------------------------------------------------------------------------
 // training step
 
-/* Decides whether to update: skips outliers, and losses and norms that are not finite. */
-static UpdateVerdict decide_update(StepResult* r, const StepPlan* plan) {
-    const StepHyper* h = &plan->hyper;
-    r->loss_z = outlier_update(&plan->run->loss, r->loss);
-    r->norm_z = outlier_update(&plan->run->grad_norm, r->norm);
-    return !isfinite(r->loss) || !isfinite(r->norm)  ? UPDATE_NOT_FINITE
-           : outlier_skip(r->loss_z, h->skip_loss_z) ? UPDATE_OUTLIER_LOSS
-           : outlier_skip(r->norm_z, h->skip_norm_z) ? UPDATE_OUTLIER_NORM
-                                                     : UPDATE_APPLIED;
-}
-
-/* Runs forward and backward over the step's micro-batches, then updates with learning rate `lr`. */
-static void train_step(void* model, const StepPlan* plan, double lr) {
+/* Runs forward and backward over the step's micro-batches, then updates, unless the step is dropped before that (step.h). */
+static bool train_step(void* model, const StepPlan* plan, double lr, Error* e) {
     Llama* m = (Llama*)model;
     StepResult* r = &m->result;
     const double start = now_seconds();
@@ -476,13 +440,16 @@ static void train_step(void* model, const StepPlan* plan, double lr) {
     r->lr = lr;
     llama_zero_gradients(m);
     for (int k = 0; k < plan->accumulate; k++) {
-        batch_read(&plan->data, m->B, m->T, m->x, m->y);
+        if (!batch_read(&plan->data, m->B, m->T, m->x, m->y, e)) { return false; }
         llama_forward(m);
         r->loss += llama_loss(m, (float)plan->hyper.loss_weight) / plan->accumulate;
         llama_backward(m);
+        if (run_stop_requested()) { return false; }
     }
     r->norm = global_norm(m->grads, m->trained.elements, m->norm_scratch);
-    r->verdict = decide_update(r, plan);
+    r->loss_z = outlier_update(&plan->run->loss, r->loss);
+    r->norm_z = outlier_update(&plan->run->grad_norm, r->norm);
+    r->verdict = update_verdict(r->loss, r->norm, r->loss_z, r->norm_z, &plan->hyper);
     r->loss_scale = plan->run->loss_scale;
     plan->run->step++;
     plan->run->tokens += plan->tokens;
@@ -493,11 +460,12 @@ static void train_step(void* model, const StepPlan* plan, double lr) {
         hyper.beta2 = plan->hyper.beta2;
         hyper.eps = plan->hyper.eps;
         hyper.weight_decay = plan->hyper.weight_decay;
-        hyper.grad_scale = clip_factor(r->norm, plan->hyper.grad_clip);
+        hyper.grad_scale = (float)clip_factor(r->norm, plan->hyper.grad_clip);
         hyper.step = (int64_t)++plan->run->updates;
         llama_update(m, hyper);
     }
     r->ms = (now_seconds() - start) * 1e3;
+    return true;
 }
 
 /* Returns the result of the last step. */
@@ -578,11 +546,44 @@ static void trainer_forget(void* model, const StepPlan* plan) {
     memset(m->v, 0, m->trained.elements * sizeof(float));
 }
 
-static void queue_losses(void* model, const BatchSource* data) {
+static bool name_param(const ParamTable* t, const float* arena, const char* of, char name[TENSOR_TEXT]) {
+    for (int i = 0; i < t->count; i++) {
+        const Param* p = &t->items[i];
+        char text[128];
+        snprintf(text, sizeof text, "%s%s", of, p->name);
+        const NamedTensor param = {text, -1, arena + p->offset, true, p->rows, p->cols, p->cols};
+        if (name_first_not_finite(&param, 1, name)) { return true; }
+    }
+    return false;
+}
+
+/* Names the first tensor that is not finite after a step whose loss or norm is not: of the weights, of what the last
+ * micro-batch's forward pass left, in its order, and of the gradients. */
+static bool trainer_name_not_finite(void* model, char name[TENSOR_TEXT]) {
+    const Llama* m = (Llama*)model;
+    const ModelConfig* c = &m->config;
+    const size_t N = (size_t)m->B * m->T, C = c->hidden_size, QKV = qkv_width(c), Q = q_width(c), F = c->intermediate_size;
+    if (name_param(&m->table, m->params, "", name)) { return true; }
+    for (int l = 0; l < c->num_layers; l++) {
+        const BlockActivations* s = &m->blocks[l];
+        const NamedTensor block[] = {{"the residual stream before attention", l, s->h, true, N, C, C},
+                                     {"q, k, v", l, s->qkv, true, N, QKV, QKV},
+                                     {"attention's output", l, s->att, true, N, Q, Q},
+                                     {"the residual stream after attention", l, s->mid, true, N, C, C},
+                                     {"gate, up", l, s->gate_up, true, N, 2 * F, 2 * F},
+                                     {"swiglu's output", l, s->act, true, N, F, F}};
+        if (name_first_not_finite(block, 6, name)) { return true; }
+    }
+    const NamedTensor losses = {"the losses", -1, m->losses, true, 1, N, N};
+    return name_first_not_finite(&losses, 1, name) || name_param(&m->trained, m->grads, "the gradient of ", name);
+}
+
+static bool queue_losses(void* model, const BatchSource* data, Error* e) {
     Llama* m = (Llama*)model;
-    batch_read(data, m->B, m->T, m->x, m->y);
+    if (!batch_read(data, m->B, m->T, m->x, m->y, e)) { return false; }
     llama_forward(m);
     llama_loss(m, 0.0f);
+    return !run_stop_requested();
 }
 
 static const float* wait_losses(void* model) { return ((Llama*)model)->losses; }
@@ -602,6 +603,7 @@ static const Trainer cpu_trainer = {
     .step = train_step,
     .result = step_result,
     .forget = trainer_forget,
+    .name_not_finite = trainer_name_not_finite,
     .queue_losses = queue_losses,
     .wait_losses = wait_losses,
     .next_logits = llama_decode,
@@ -616,8 +618,7 @@ static void train(const Trainer* trainer, Session* s) {
     Training t;
     if (!training_open(&t, trainer, s)) { return; }
     for (Due due = training_due(&t); !due.end;) {
-        if (!run_stop_requested()) { train_step(t.model, &t.plan, session_lr(s, t.queued++)); }
-        t.stopping = run_stop_requested();
+        if (!training_stops(&t)) { t.queued += train_step(t.model, &t.plan, session_lr(s, t.queued), &t.error); }
         due = training_due(&t);
         // steps may stay in flight until something is due
         while (t.reported < t.queued - (due.drain ? 0 : trainer->in_flight - 1)) {
@@ -626,7 +627,7 @@ static void train(const Trainer* trainer, Session* s) {
         }
         if (due.validation) { training_validate(&t); }
         if (due.sample) { training_sample(&t); }
-        if (due.checkpoint) { training_checkpoint(&t); }
+        if (due.checkpoint || due.timed) { training_checkpoint(&t, due.timed); }
     }
     training_close(&t);
 }
@@ -642,7 +643,7 @@ int main(int argc, char** argv) {
     run_machine(NULL, threads, s.machine, sizeof s.machine);
     run_job(&cpu_trainer, &s, train);
     session_close(&s);
-    return 0;
+    return s.status;
 }
 
 #endif  // TESTING

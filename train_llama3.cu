@@ -17,13 +17,14 @@
 #include "llmc/run/trainer.h"   // defines: Trainer
 #include "llmc/run/training.h"  // defines: Training, Due, training_open, training_due, training_report, training_close
 #include "llmc/run/jobs.h"      // defines: run_job
+#include "llmc/run/signals.h"   // defines: run_stop_requested
 #include "llmc/gpu/cuda_common.cuh"  // defines: floatX, CUDA_CHECK, to_float, ProfileRange
 #include "llmc/gpu/device.cuh"       // defines: Device, device_open, device_memory, device_load_plans, device_save_plans
 #include "llmc/gpu/weights.cuh"      // defines: WeightArena, weights_slot, weights_init, copy_in, copy_out
 #include "llmc/gpu/feed.cuh"         // defines: Feed, feed_next, IN_FLIGHT
 #include "llmc/gpu/steps.cuh"        // defines: Steps, steps_begin, steps_end, steps_wait, steps_capture, steps_restore
 #include "llmc/gpu/profile.cuh"      // defines: Profiler, Op, LayerRange, print_profile
-#include "llmc/gpu/debug.cuh"        // defines: NamedTensor, debug_report
+#include "llmc/gpu/debug.cuh"        // defines: NamedTensor, debug_name
 #include "llmc/gpu/layers.cuh"       // defines: Queue, Gradient, embedding, rmsnorm, rope, attention, swiglu, linear
 #include "llmc/rope.h"               // defines: rope_table
 #include "llmc/gpu/step_state.cuh"   // defines: StepState, loss_sum_cuda, norm_square_cuda, step_decide_cuda
@@ -664,7 +665,7 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
 static const float* llama_decode(void* model, const int32_t* tokens, int count, int pos, Error* e) {
     const float* logits = NULL;
     (void)e;
-    for (int done = 0; done < count; done += DECODE_ROWS) {
+    for (int done = 0; done < count && !run_stop_requested(); done += DECODE_ROWS) {
         const int rows = count - done < DECODE_ROWS ? count - done : DECODE_ROWS;
         logits = llama_decode_rows((Llama*)model, tokens + done, rows, pos + done);
     }
@@ -683,13 +684,14 @@ static void micro_step(void* model, const StepPlan* plan, bool first) {
     llama_backward(m, first);
 }
 
-/* Queues forward and backward over the step's micro-batches, then the update with learning rate `lr`. */
-static void train_step(void* model, const StepPlan* plan, double lr) {
+/* Queues forward and backward over the step's micro-batches, then the update with learning rate `lr`. Until the update, a step
+ * can be dropped (step.h): the next one overwrites what it left in gradients and sums. */
+static bool train_step(void* model, const StepPlan* plan, double lr, Error* e) {
     Llama* m = (Llama*)model;
     steps_begin(&m->steps, lr);
     for (int k = 0; k < plan->accumulate; k++) {
         const cudaGraphExec_t captured = m->steps.micro[k == 0];
-        feed_next(&m->feed, &plan->data);
+        if (run_stop_requested() || !feed_next(&m->feed, &plan->data, e)) { return false; }
         if (captured) {
             CUDA_CHECK(cudaGraphLaunch(captured, m->queue.stream));
         } else {
@@ -698,6 +700,7 @@ static void train_step(void* model, const StepPlan* plan, double lr) {
     }
     llama_update(m, plan);
     steps_end(&m->steps);
+    return true;
 }
 
 /* Waits for the oldest queued step and returns its result. */
@@ -817,9 +820,10 @@ static void trainer_forget(void* model, const StepPlan* plan) {
 static void trainer_profile(void* model, const StepPlan* plan, int warm_up) {
     Llama* m = (Llama*)model;
     double ms = 0;
+    Error e = NO_ERROR;
     for (int i = 0; i <= warm_up; i++) {
         if (i == warm_up) { m->queue.profiler = (Profiler*)xcalloc(1, sizeof *m->queue.profiler); }
-        train_step(m, plan, 0.0);
+        must(train_step(m, plan, 0.0, &e), &e);
         ms = step_result(m, plan).ms;
     }
     const double copy = measure_copy(m->mapped[MEM_ACTIVATIONS], m->mapped_bytes[MEM_ACTIVATIONS], m->queue.stream);
@@ -842,44 +846,45 @@ static int block_tensors(const Llama* m, int l, NamedTensor list[6]) {
     return kept[m->layout.level];
 }
 
-/* --debug, after a step whose loss or norm is not finite: names the first such tensor in the order of computation. Looks at the
- * weights, at the forward pass of the last micro-batch, which it runs again, and at the gradients. */
-static void trainer_name_not_finite(void* model) {
+/* Names the first tensor that is not finite after a step whose loss or norm is not: of the weights, of the forward pass of the
+ * last micro-batch, which it runs again, and of the gradients. */
+static bool trainer_name_not_finite(void* model, char name[TENSOR_TEXT]) {
     const Llama* m = (Llama*)model;
     const ModelConfig* c = &m->config;
     const size_t N = m->steps.num_losses, C = c->hidden_size;
     for (int i = 0; i < m->table.count; i++) {
         const Param* p = &m->table.items[i];
         const NamedTensor w = {p->name, -1, m->weights.params + p->offset, false, p->rows, p->cols, p->cols};
-        if (debug_report(&w, m->queue.scratch, m->queue.stream)) { return; }
+        if (debug_name(&w, 1, m->queue.scratch, m->queue.stream, name)) { return true; }
     }
     llama_forward(m);
     for (int l = 0; l < c->num_layers; l++) {
         NamedTensor list[6];
         const int count = block_tensors(m, l, list);
-        if (debug_report_first(list, count, m->queue.scratch, m->queue.stream)) { return; }
+        if (debug_name(list, count, m->queue.scratch, m->queue.stream, name)) { return true; }
     }
     llama_loss(m, 0.0f, false);
     const NamedTensor last[] = {{"the residual stream behind the last layer", -1, m->h_final, false, N, C, pitch_of(C)},
                                 {"the losses", -1, m->losses, true, 1, N, N}};
-    if (debug_report_first(last, 2, m->queue.scratch, m->queue.stream)) { return; }
+    if (debug_name(last, 2, m->queue.scratch, m->queue.stream, name)) { return true; }
     for (int i = 0; i < m->trained.count; i++) {
         const Param* p = &m->trained.items[i];
         const Gradient grad = grad_at(m, p->kind, p->layer);
-        char name[96];
-        snprintf(name, sizeof name, "the gradient of %s", p->name);
-        const NamedTensor g = {name, -1, grad.data, grad.fp32, p->rows, p->cols, p->cols};
-        if (debug_report(&g, m->queue.scratch, m->queue.stream)) { return; }
+        char text[96];
+        snprintf(text, sizeof text, "the gradient of %s", p->name);
+        const NamedTensor g = {text, -1, grad.data, grad.fp32, p->rows, p->cols, p->cols};
+        if (debug_name(&g, 1, m->queue.scratch, m->queue.stream, name)) { return true; }
     }
-    printf("debug   every tensor of the last micro-batch is finite: an earlier one of the step was not\n");
+    return false;
 }
 
-static void queue_losses(void* model, const BatchSource* data) {
+static bool queue_losses(void* model, const BatchSource* data, Error* e) {
     Llama* m = (Llama*)model;
-    feed_next(&m->feed, data);
+    if (run_stop_requested() || !feed_next(&m->feed, data, e)) { return false; }
     llama_forward(m);
     llama_loss(m, 0.0f, false);
     steps_queue_losses(&m->steps);
+    return true;
 }
 
 static const float* wait_losses(void* model) { return steps_wait_losses(&((Llama*)model)->steps); }
@@ -923,8 +928,7 @@ static void train(const Trainer* trainer, Session* s) {
     Training t;
     if (!training_open(&t, trainer, s)) { return; }
     for (Due due = training_due(&t); !due.end;) {
-        if (!run_stop_requested()) { train_step(t.model, &t.plan, session_lr(s, t.queued++)); }
-        t.stopping = run_stop_requested();
+        if (!training_stops(&t)) { t.queued += train_step(t.model, &t.plan, session_lr(s, t.queued), &t.error); }
         due = training_due(&t);
         // steps may stay in flight until something is due
         while (t.reported < t.queued - (due.drain ? 0 : trainer->in_flight - 1)) {
@@ -933,7 +937,7 @@ static void train(const Trainer* trainer, Session* s) {
         }
         if (due.validation) { training_validate(&t); }
         if (due.sample) { training_sample(&t); }
-        if (due.checkpoint) { training_checkpoint(&t); }
+        if (due.checkpoint || due.timed) { training_checkpoint(&t, due.timed); }
     }
     training_close(&t);
 }
@@ -956,7 +960,7 @@ int main(int argc, char** argv) {
     run_job(&trainer, &s, train);
     session_close(&s);
     matmul_destroy(d.matmul);
-    return 0;
+    return s.status;
 }
 
 #endif  // TESTING

@@ -108,6 +108,8 @@ static TrainerState small_state(uint64_t step, int world_size) {
 }
 
 /* Writes one checkpoint of the small run, as `world_size` ranks. */
+static bool timed_now;  // save() writes timed checkpoints
+
 static bool save(const char* out, uint64_t step, int world_size, const char* source_dir, Error* e) {
     const ModelConfig c = small_config();
     ParamTable t = param_table(&c);
@@ -120,6 +122,7 @@ static bool save(const char* out, uint64_t step, int world_size, const char* sou
     fill(v.arena, &t, step, 2);
     const StateSlot slots[2] = {{"m", SAFE_F32, give, NULL, &m}, {"v", SAFE_F32, give, NULL, &v}};
     TrainerState s = small_state(step, world_size);
+    s.timed = timed_now;
     Checkpoint k;
     SideFiles files = {NULL, 0, 0};
     if (source_dir) { files = side_files_read(source_dir); }
@@ -515,6 +518,25 @@ static void old_checkpoints_are_pruned_and_majors_and_the_newest_stay(void) {
     CHECK(!has(out, "step_00000004"), "4 is not major any more, but still there");
     checkpoint_prune(out, 1000, 0, 9);
     CHECK(has(out, "step_00000005"), "keep above the count");
+    clean(out);
+}
+
+static void timed_checkpoints_give_way_to_any_later_one_and_do_not_count(void) {
+    char out[PATH_CAP];
+    Error e = NO_ERROR;
+    test_folder(out);
+    for (uint64_t step = 1; step <= 6; step++) {
+        timed_now = step % 2 == 0;
+        CHECK(save(out, step, 1, NULL, &e), "%s", e.msg);
+    }
+    timed_now = false;
+    checkpoint_prune(out, 0, 0, 4);
+    CHECK(!has(out, "step_00000002") && has(out, "step_00000004") && has(out, "step_00000006"), "timed ones before 4 go alone");
+    CHECK(has(out, "step_00000001") && has(out, "step_00000003"), "keep 0 keeps the others");
+    checkpoint_prune(out, 2, 0, 6);
+    CHECK(has(out, "step_00000006") && !has(out, "step_00000004"), "the newest timed one stays, the one before goes");
+    CHECK(has(out, "step_00000005") && has(out, "step_00000003") && !has(out, "step_00000001"),
+          "a timed one counts for --keep");
     clean(out);
 }
 
@@ -1078,6 +1100,7 @@ int main(void) {
     RUN(the_step_must_be_the_folders);
     RUN(resume_paths_are_understood);
     RUN(old_checkpoints_are_pruned_and_majors_and_the_newest_stay);
+    RUN(timed_checkpoints_give_way_to_any_later_one_and_do_not_count);
     RUN(an_existing_step_is_replaced);
     RUN(files_of_the_source_folder_come_along);
     RUN(side_files_outlive_their_folder);

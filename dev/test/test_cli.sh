@@ -218,13 +218,16 @@ done
 train --model d1 --steps "$last" --out unsignalled --train data.bin --schedule constant >/dev/null
 check "and the weights are those of that step" cmp "signalTERM/$(printf 'step_%08d' "$last")/model.safetensors" "unsignalled/$(printf 'step_%08d' "$last")/model.safetensors"
 
-# a grace period is short: nothing but the checkpoint comes between a signal and the end
-background --model d4 --batch 4 --seq 256 --total-batch 16384 --steps 9 --val-every 1 --out grace --train data.bin --val val.bin
+# a grace period is short: the step is dropped, and nothing but the checkpoint comes between a signal and the end
+background --model d4 --batch 4 --seq 256 --total-batch 262144 --steps 9 --val-every 1 --out grace --train data.bin --val val.bin
 wait_for test -s grace/log.jsonl
 sleep 0.3
 kill -TERM $pid
 finish
-check "a signal in a step: its validation is left out" test "$(grep -oE '"event":"(step|val|checkpoint)"' grace/log.jsonl | tr -d '\n')" = '"event":"step""event":"checkpoint"'
+check "a signal in a step: it is dropped, its validation left out" test "$(grep -oE '"event":"(step|val|checkpoint)"' grace/log.jsonl | tr -d '\n')" = '"event":"checkpoint"'
+resume --model d4 --out grace --total-batch 1024 --steps 1 >/dev/null
+train --model d4 --batch 4 --seq 256 --steps 1 --out graceless --train data.bin --val val.bin >/dev/null
+check "a dropped step leaves no trace in the next" cmp grace/step_00000001/model.safetensors graceless/step_00000001/model.safetensors
 
 background --model d6 --batch 8 --seq 256 --steps 5 --out twice --train data.bin --tokenizer "$tmp/none"
 finish
@@ -232,10 +235,132 @@ check "a missing tokenizer is no hang" test $finished -eq 1
 background --model d8 --batch 8 --seq 512 --steps 5 --out twice --train data.bin
 wait_for test -s twice/log.jsonl
 sleep 0.3
-kill -INT $pid && sleep 0.1 && kill -INT $pid
+kill -INT $pid && kill -TERM $pid
 finish
-check "the second signal ends at once" test $finished -eq 130
-check "and leaves no checkpoint" test "$(ls twice)" = log.jsonl
+check "the second signal ends at once" test $finished -eq 130 -o $finished -eq 143
+check "and leaves no checkpoint" test -z "$(ls -d twice/step_???????? 2>/dev/null)"
+
+# ms_until COMMAND...: prints the milliseconds until the command succeeds
+ms_until() {
+    ms_from=$(date +%s%N)
+    while ! "$@" >/dev/null 2>&1; do sleep 0.01; done
+    echo $((($(date +%s%N) - ms_from) / 1000000))
+}
+
+# The bound is for a busy machine: alone, two cores need less than 500 ms.
+background --threads 2 --model d6 --batch 4 --seq 256 --total-batch 1048576 --steps 5 --out soon --train data.bin
+wait_for test -s soon/log.jsonl
+sleep 0.5
+kill -TERM $pid
+check "a signal in a long step: saving begins soon" test "$(ms_until sh -c 'ls -d soon/step_*')" -lt 3000
+finish
+background --threads 2 --model d6 --batch 4 --seq 256 --steps 5 --val-every 1 --val-batches 1000000 --out sooner --train data.bin --val data.bin
+wait_for has_steps sooner/log.jsonl 1
+kill -TERM $pid
+check "a signal in a validation: so it does" test "$(ms_until sh -c 'ls -d sooner/step_00000001*')" -lt 3000
+finish
+check "and the validation is left out" test $finished -eq 0 -a "$(grep -c '"event":"val"' sooner/log.jsonl)" -eq 0
+background --model d4 --steps 5 --sample-tokens 200000 --sample-every 1 --temperature 0 --out sampled --train data.bin
+wait_for has_steps sampled/log.jsonl 1
+kill -TERM $pid
+check "a signal in a sample: so it does" test "$(ms_until sh -c 'ls -d sampled/step_*')" -lt 3000
+finish
+
+background --model d1 --steps 1000000 --out usr1 --train data.bin --schedule constant --signal-status 75
+wait_for has_steps usr1/log.jsonl 3
+kill -USR1 $pid
+check "SIGUSR1 writes a checkpoint" wait_for sh -c 'ls usr1/step_*/trainer_state.json'
+check "and the run goes on" kill -0 $pid
+kill -TERM $pid
+finish
+check "--signal-status is the status of a stopped run" test $finished -eq 75
+expect "a run that ends by itself has status 0" 0 "done" resume --out usr1 --signal-status 75 --stop-after $(($(grep -c '"event":"step"' usr1/log.jsonl) + 2))
+
+# --- timed checkpoints -------------------------------------------------------------------------------------------------------
+
+timed="--model d1 --train data.bin --steps 1000000 --schedule constant --checkpoint-minutes 0.001"
+background $timed --out timed
+wait_for sh -c 'ls timed/step_*/trainer_state.json'
+before=$(ls -d timed/step_* | head -n 1)
+check "a timed checkpoint says what it is" grep -q '"kind": "timed"' "$before/trainer_state.json"
+check "the next one replaces it" wait_for test ! -e "$before"
+kill -9 $pid
+finish
+rm -rf timed/*.tmp
+check "there is never more than one" test "$(ls -d timed/step_* | wc -l)" -eq 1
+at=$(ls timed | sed -n 's/step_0*//p')
+resume --out timed --stop-after $((at + 3)) >/dev/null
+train --model d1 --train data.bin --steps 1000000 --schedule constant --checkpoint-minutes 0 --out untimed --stop-after $((at + 3)) >/dev/null
+last=$(printf 'step_%08d' $((at + 3)))
+check "the last checkpoint replaces a timed one" test "$(cd timed && ls -d step_*)" = "$last"
+check "and timed checkpoints change no bit" cmp timed/$last/model.safetensors untimed/$last/model.safetensors
+check "of the state" cmp timed/$last/state_rank00000.safetensors untimed/$last/state_rank00000.safetensors
+
+# --- errors that are not the model's -----------------------------------------------------------------------------------------
+
+# saved_at DIR: prints the step that the hint of $tmp/stderr says is saved in DIR, if it is there
+saved_at() {
+    sa_step=$(sed -n "s|^  hint: step \([0-9]*\) is saved in $1/step_0*[0-9]*: .*--resume$|\1|p" "$tmp/stderr")
+    [ -n "$sa_step" ] && [ -s "$1/$(printf 'step_%08d' "$sa_step")/trainer_state.json" ] && echo "$sa_step"
+}
+token_file clean.bin 3009 97 && token_file late.bin 3008 97 97 && cp late.bin badval.bin
+data="--model $pairs/gqa2_untied_rope8 --batch 1 --seq 16 --steps 400 --schedule constant --checkpoint-minutes 0"
+expect "a bad token late in the data ends the run" 1 "late.bin: token 3008 is id 97" train $data --train late.bin --out late
+last=$(saved_at late)
+check "its hint names the checkpoint of the last whole step" test -n "$last"
+train $data --train clean.bin --out clean --stop-after "$last" >/dev/null
+same=$(printf 'step_%08d' "$last")
+check "which has the weights of that step" cmp late/$same/model.safetensors clean/$same/model.safetensors
+check "and its state" cmp late/$same/state_rank00000.safetensors clean/$same/state_rank00000.safetensors
+check "the log tells the reason" grep -q '"event":"end","step":'"$last"',"reason":"error"' late/log.jsonl
+expect "resumed over the same data: the same end" 1 "token 3008 is id 97" resume --out late
+check "and the same hint" test "$(saved_at late)" = "$last"
+cp clean.bin late.bin
+expect "with the data mended the run goes on" 0 "saved   late" resume --out late --stop-after $((last + 2))
+expect "a bad token in the first batch: nothing is saved" 1 "nothing is saved" train --model "$pairs/gqa2_untied_rope8" --train high.bin --batch 24 --seq 20 --steps 3 --out none_done
+check "nor is a checkpoint there" test -z "$(ls none_done | grep step)"
+expect "bad validation data ends a run, too" 1 "badval.bin: token 3008 is id 97" train $data --train clean.bin --val badval.bin --val-every 2 --val-batches 1000 --out badval
+check "with its checkpoint" test "$(saved_at badval)" = 2
+cp data.bin cut.bin
+background --model d1 --train cut.bin --steps 1000000 --schedule constant --out cut --checkpoint-minutes 0
+wait_for has_steps cut/log.jsonl 3
+: >cut.bin
+finish
+cp background stderr
+check "a file that is cut while it is read: status 1" test $finished -eq 1
+check "and a checkpoint" test -n "$(saved_at cut)"
+
+# The log is near the limit on file sizes, the checkpoint far from it.
+unit=$(sh -c "trap '' XFSZ; ulimit -f 1; head -c 4096 /dev/zero >unit" 2>/dev/null; wc -c <unit)
+train --model d1 --train data.bin --steps 500 --schedule constant --stop-after 2 --out nolog >/dev/null
+awk -v n=$((1200000 - 8000 - $(wc -c <nolog/log.jsonl))) 'BEGIN { for (i = 0; i < n; i += 100) printf "%099d\n", i }' >filler
+sed -i '$d' nolog/log.jsonl  # a resumed run cuts the log at its end
+cat filler >>nolog/log.jsonl
+expect "a log that cannot be written ends the run" 1 "nolog/log.jsonl: writing failed" \
+    sh -c "trap '' XFSZ; ulimit -f $((1200000 / unit)); '$bin/train_llama3' --threads 1 --out nolog --resume"
+last=$(saved_at nolog)
+check "with a checkpoint all the same" test "${last:-0}" -gt 2
+
+# --- divergence --------------------------------------------------------------------------------------------------------------
+
+ruin="--lr 1e3 --weight-decay 1000 --grad-clip 0 --schedule constant"
+train --model d1 --train data.bin --steps 60 --schedule constant --checkpoint-every 2 --keep 1 --stop-after 4 --out ruined >/dev/null
+expect "ten steps that are not finite end the run" 1 "the last 10 steps is not finite, first in " resume --out ruined $ruin
+healthy=$(sed -n 's/^  hint: \(.*\) is from before: .*/\1/p' "$tmp/stderr")
+check "the hint names a checkpoint from before" grep -q '"not_finite": false' "$healthy/trainer_state.json"
+check "which --keep has not removed, and later ones say what they are" test "$(grep -l '"not_finite": true' ruined/*/trainer_state.json | wc -l)" -ge 5
+check "the log tells the reason" grep -q '"reason":"not finite"' ruined/log.jsonl
+last=$(grep -c '"event":"step"' ruined/log.jsonl)
+rm -rf ruined
+expect "so does a run whose last step is not finite" 1 "is not finite, first in " train --model d1 --train data.bin --steps $((last - 8)) $ruin --out ruined2
+
+cp -r "$pairs/mha_odd" huge && chmod u+w huge/*
+printf '\000\000\177\177%.0s' $(seq 1024) | dd of=huge/model.safetensors bs=1 seek=$(($(wc -c <huge/model.safetensors) - 4096)) conv=notrunc 2>/dev/null
+token_file huge.bin 3000 97
+expect "--eval of a loss that is not finite is an error" 1 "huge: the loss on huge.bin is " "$bin/train_llama3" --model huge --val huge.bin --batch 2 --seq 16 --eval
+expect "--tune is refused by other jobs than training" 2 "--tune" "$bin/train_llama3" --model model0 --val val.bin --eval --tune
+
+# --- a screen that is gone ---------------------------------------------------------------------------------------------------
 
 # under nohup SIGHUP is ignored from the start, and a run keeps it so
 if grep -q '^SigIgn:.*[13579bdf]$' /proc/self/status 2>/dev/null; then

@@ -5,6 +5,7 @@
 #include "llmc/run/memory.h"
 #include "llmc/run/plan.h"
 #include "llmc/run/screen.h"
+#include "llmc/run/not_finite.h"
 #include "llmc/run/signals.h"
 #include "llmc/files/logger.h"
 #include "llmc/text/tokenizer_read.h"
@@ -548,21 +549,46 @@ static void the_columns_of_the_step_line_stand_below_their_names(void) {
 }
 
 static void the_first_signal_asks_and_the_second_ends_at_once(void) {
-    for (int signals = 1; signals <= 2; signals++) {
+    static const struct {
+        int first, second, status;
+    } cases[] = {
+        {SIGTERM, 0, 0}, {SIGINT, SIGINT, 130}, {SIGINT, SIGTERM, 143}, {SIGTERM, SIGTERM, 143}, {SIGHUP, SIGTERM, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         fflush(stdout);
         pid_t child = fork();
         if (child == 0) {
             run_catch_signals();
             if (run_stop_requested()) { _exit(1); }
-            raise(signals == 1 ? SIGTERM : SIGINT);
+            raise(cases[i].first);
             if (!run_stop_requested()) { _exit(2); }
-            if (signals == 2) { raise(SIGINT); }
+            if (cases[i].second) { raise(cases[i].second); }
             _exit(0);
         }
         int status = 0;
         waitpid(child, &status, 0);
-        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == (signals == 1 ? 0 : 130), "status %d", status);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == cases[i].status, "case %zu: status %d", i, status);
     }
+}
+
+static void sigusr1_asks_for_a_checkpoint_and_for_no_end(void) {
+    run_catch_save_signal();
+    CHECK(!run_save_requested(), "asked before it came");
+    raise(SIGUSR1);
+    CHECK(run_save_requested() && !run_stop_requested(), "save %d, stop %d", run_save_requested(), run_stop_requested());
+    run_save_done();
+    CHECK(!run_save_requested(), "asked again");
+}
+
+static void the_first_tensor_that_is_not_finite_is_named(void) {
+    float a[6] = {0}, b[6] = {0};
+    char name[TENSOR_TEXT] = "";
+    const NamedTensor list[] = {{"a", -1, a, true, 2, 3, 3}, {"b", 7, b, true, 3, 2, 2}};
+    CHECK(!name_first_not_finite(list, 2, name), "%s", name);
+    b[3] = NAN;
+    CHECK(name_first_not_finite(list, 2, name) && strcmp(name, "b of layer 7, row 1, column 1") == 0, "%s", name);
+    a[5] = -INFINITY;
+    CHECK(name_first_not_finite(list, 2, name) && strcmp(name, "a, row 1, column 2") == 0, "%s", name);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -855,6 +881,8 @@ int main(void) {
     RUN(numbers_read_well);
     RUN(the_columns_of_the_step_line_stand_below_their_names);
     RUN(the_first_signal_asks_and_the_second_ends_at_once);
+    RUN(sigusr1_asks_for_a_checkpoint_and_for_no_end);
+    RUN(the_first_tensor_that_is_not_finite_is_named);
     RUN(generation_feeds_each_token_once_and_stops);
     RUN(generated_text_cannot_drive_a_terminal);
     RUN(without_a_tokenizer_texts_are_ids);

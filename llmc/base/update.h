@@ -1,7 +1,13 @@
-/* update.h -- the hyperparameters and outcomes of a step's update, shared by the CPU and the GPU trainer.
+/* update.h -- the hyperparameters and outcomes of a step's update, and the decision whether to update, shared by the CPU and
+ * the GPU trainer.
  */
 #ifndef LLMC_UPDATE_H
 #define LLMC_UPDATE_H
+
+#include "llmc/base/outlier.h"  // defines: outlier_skip
+#include "llmc/base/utils.h"    // defines: LLMC_HOST_DEVICE
+
+#include <math.h>
 
 typedef enum { UPDATE_APPLIED, UPDATE_NOT_FINITE, UPDATE_OUTLIER_LOSS, UPDATE_OUTLIER_NORM } UpdateVerdict;
 
@@ -13,5 +19,19 @@ typedef struct {
     double loss_weight;               // 1 / tokens of a step, over all ranks
     int scale_interval;               // finite steps until the loss scale doubles; 0: the scale is fixed
 } StepHyper;
+
+/* Decides whether to update: skips losses and norms that are not finite, and outliers by their z-scores. */
+LLMC_HOST_DEVICE static inline UpdateVerdict update_verdict(double loss, double norm, double loss_z, double norm_z,
+                                                            const StepHyper* h) {
+    return !isfinite(loss) || !isfinite(norm)     ? UPDATE_NOT_FINITE
+           : outlier_skip(loss_z, h->skip_loss_z) ? UPDATE_OUTLIER_LOSS
+           : outlier_skip(norm_z, h->skip_norm_z) ? UPDATE_OUTLIER_NORM
+                                                  : UPDATE_APPLIED;
+}
+
+/* Returns the factor that brings the gradient's norm down to max_norm (0: no limit), as PyTorch's clip_grad_norm_ has it. */
+LLMC_HOST_DEVICE static inline double clip_factor(double norm, double max_norm) {
+    return max_norm > 0 && norm > max_norm ? max_norm / (norm + 1e-6) : 1.0;
+}
 
 #endif

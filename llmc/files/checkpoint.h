@@ -496,22 +496,37 @@ static inline bool checkpoint_remove_stale(const char* out, Error* e) {
     return ok;
 }
 
-/* Deletes old checkpoints once step `written` is saved. Keeps the newest `keep` up to and including `written` (0: all) and
- * every step that is a multiple of `major_every` (0: none). Does not touch later steps, which a run that was set back may
- * have left. Only warns if a folder cannot be removed. */
+/* Tells whether a checkpoint is a timed one, which later ones replace. One that cannot be read is not. */
+static inline bool checkpoint_is_timed(const char* dir) {
+    char path[PATH_CAP];
+    TrainerState s;
+    Error ignored = NO_ERROR;
+    if (!path_join(path, dir, "trainer_state.json", &ignored)) { return false; }
+    const bool timed = trainer_state_read(&s, path, &ignored) && s.timed;
+    trainer_state_free(&s);
+    return timed;
+}
+
+/* Deletes old checkpoints once step `written` is saved: timed ones, and all but the newest `keep` of the others up to and
+ * including `written` (0: all), and but every step that is a multiple of `major_every` (0: none). Does not touch later steps,
+ * which a run that was set back may have left. Only warns if a folder cannot be removed. */
 static inline void checkpoint_prune(const char* out, int keep, uint64_t major_every, uint64_t written) {
     uint64_t* steps = NULL;
     size_t count = 0;
-    int newer = 0;
+    int newer = 0;  // checkpoints that are kept for being new
     Error e = NO_ERROR;
-    if (keep <= 0) { return; }
     if (!checkpoint_list(out, &steps, &count, &e)) { warn("%s", e.msg); }
     for (size_t i = 0; i < count; i++) {
         char dir[PATH_CAP], tmp[PATH_CAP];
-        if (steps[i] > written || newer++ < keep || (major_every > 0 && steps[i] % major_every == 0)) { continue; }
         memset(&e, 0, sizeof e);
+        if (steps[i] > written || !checkpoint_paths(out, steps[i], dir, tmp, &e)) { continue; }
+        if (checkpoint_is_timed(dir)) {
+            if (steps[i] == written) { continue; }
+        } else if (keep <= 0 || newer++ < keep || (major_every > 0 && steps[i] % major_every == 0)) {
+            continue;
+        }
         LLMC_FAULT_POINT("prune");
-        bool ok = checkpoint_paths(out, steps[i], dir, tmp, &e) && remove_tree(tmp, &e) &&
+        bool ok = remove_tree(tmp, &e) &&
                   (rename(dir, tmp) == 0 || fail(&e, "%s: cannot rename to %s: %s", dir, tmp, strerror(errno)));
         LLMC_FAULT_POINT("pruned");
         ok = ok && remove_tree(tmp, &e);

@@ -47,6 +47,7 @@ typedef struct {
     RunId parent_run;         // the run that it branched off from; "": none
     uint64_t parent_step;     // and the step where
     bool not_finite;          // the last step's loss or gradient was not finite: resumed only where it is named
+    bool timed;               // written by --checkpoint-minutes: any later checkpoint replaces it
     int world_size;           // ranks, one state file each
     double loss_scale;        // of FP16 training; 1 otherwise
     uint64_t scale_good;      // finite steps since the loss scale last changed
@@ -142,6 +143,7 @@ static inline bool trainer_state_write(const TrainerState* s, const FileSums* fi
         json_write_text(f, (const char*)s + trainer_state_texts[i].offset);
     }
     fprintf(f, ",\n  \"not_finite\": %s", s->not_finite ? "true" : "false");
+    fprintf(f, ",\n  \"kind\": \"%s\"", s->timed ? "timed" : "kept");
     fprintf(f, ",\n  \"world_size\": %d,\n  \"loss_scale\": ", s->world_size);
     json_write_double(f, s->loss_scale);
     fputs(",\n  \"loss_window\": ", f);
@@ -254,6 +256,8 @@ static inline bool trainer_state_parse(TrainerState* s, Error* e) {
         return false;
     }
     s->world_size = (int)number;
+    const char* kind = json_string(j, json_get(j, root, "kind"), NULL);
+    s->timed = kind && strcmp(kind, "timed") == 0;
     s->saved_options = json_get(j, root, "options");
     if (!s->saved_options || s->saved_options->type != JSON_OBJECT) { return json_wanted(j, root, "options", e, "an object"); }
     return true;

@@ -1,24 +1,15 @@
-/* debug.cuh -- --debug: names the first tensor that is not finite, in the order of computation.
+/* debug.cuh -- names the first tensor on the GPU that is not finite: for runs that diverge, and for --debug.
  */
 #ifndef LLMC_DEBUG_CUH
 #define LLMC_DEBUG_CUH
 
 #include "llmc/gpu/cuda_common.cuh"
-#include "llmc/gpu/finite.cuh"  // defines: FiniteIndex, ALL_FINITE, first_not_finite_cuda
+#include "llmc/gpu/finite.cuh"    // defines: FiniteIndex, ALL_FINITE, first_not_finite_cuda
+#include "llmc/run/not_finite.h"  // defines: NamedTensor, TENSOR_TEXT, tensor_element_text
 
-/* A tensor (rows, width) on the device, of floatX or float. */
-typedef struct {
-    const char* name;
-    int layer;  // -1: none
-    const void* data;
-    bool fp32;
-    size_t rows, width, pitch;
-} NamedTensor;
-
-/* Prints the first element that is not finite; returns false if all are finite. `scratch` holds a FiniteIndex on the device. */
-static inline bool debug_report(const NamedTensor* t, void* scratch, cudaStream_t stream) {
+/* Returns the first element of t that is not finite, or ALL_FINITE. `scratch` holds a FiniteIndex on the device. */
+static inline FiniteIndex debug_first(const NamedTensor* t, void* scratch, cudaStream_t stream) {
     FiniteIndex first, *on_device = (FiniteIndex*)scratch;
-    char where[32] = "";
     if (t->fp32) {
         first_not_finite_cuda(on_device, (const float*)t->data, t->rows, t->width, t->pitch, stream);
     } else {
@@ -26,16 +17,16 @@ static inline bool debug_report(const NamedTensor* t, void* scratch, cudaStream_
     }
     CUDA_CHECK(cudaMemcpyAsync(&first, on_device, sizeof first, cudaMemcpyDeviceToHost, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
-    if (first == ALL_FINITE) { return false; }
-    if (t->layer >= 0) { snprintf(where, sizeof where, " of layer %d", t->layer); }
-    printf("debug   not finite: %s%s, row %llu, column %llu\n", t->name, where, first / t->width, first % t->width);
-    return true;
+    return first;
 }
 
-/* Prints the first of `count` tensors that is not finite; returns false if all are finite. */
-static inline bool debug_report_first(const NamedTensor* list, int count, void* scratch, cudaStream_t stream) {
+/* Names the first of `count` tensors that is not finite, with its element. Returns false if there is none. */
+static inline bool debug_name(const NamedTensor* list, int count, void* scratch, cudaStream_t stream, char name[TENSOR_TEXT]) {
     for (int i = 0; i < count; i++) {
-        if (debug_report(&list[i], scratch, stream)) { return true; }
+        const FiniteIndex first = debug_first(&list[i], scratch, stream);
+        if (first == ALL_FINITE) { continue; }
+        tensor_element_text(&list[i], (size_t)first, name);
+        return true;
     }
     return false;
 }

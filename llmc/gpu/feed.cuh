@@ -39,12 +39,13 @@ static inline void feed_close(Feed* f) {
     CUDA_CHECK(cudaStreamDestroy(f->copy_stream));
 }
 
-/* Queues the next batch of `data` for x and y. */
-static inline void feed_next(Feed* f, const BatchSource* data) {
+/* Queues the next batch of `data` for x and y. Queues nothing if it cannot be read. */
+static inline bool feed_next(Feed* f, const BatchSource* data, Error* e) {
     const size_t N = (size_t)f->B * f->T;
-    const int slot = (int)(f->batches++ % IN_FLIGHT);
+    const int slot = (int)(f->batches % IN_FLIGHT);
     CUDA_CHECK(cudaEventSynchronize(f->copied[slot]));  // the copy of IN_FLIGHT batches ago: frees the pinned memory
-    batch_read(data, f->B, f->T, f->host[slot], f->host[slot] + N);
+    if (!batch_read(data, f->B, f->T, f->host[slot], f->host[slot] + N, e)) { return false; }
+    f->batches++;
     CUDA_CHECK(cudaStreamWaitEvent(f->copy_stream, f->consumed[slot]));
     CUDA_CHECK(
         cudaMemcpyAsync(f->device[slot], f->host[slot], 2 * N * sizeof(int32_t), cudaMemcpyHostToDevice, f->copy_stream));
@@ -53,6 +54,7 @@ static inline void feed_next(Feed* f, const BatchSource* data) {
     CUDA_CHECK(cudaMemcpyAsync(f->x, f->device[slot], N * sizeof(int32_t), cudaMemcpyDeviceToDevice, f->stream));
     CUDA_CHECK(cudaMemcpyAsync(f->y, f->device[slot] + N, N * sizeof(int32_t), cudaMemcpyDeviceToDevice, f->stream));
     CUDA_CHECK(cudaEventRecord(f->consumed[slot], f->stream));
+    return true;
 }
 
 #endif

@@ -1,4 +1,4 @@
-/* finite.cuh -- finds a GPU tensor's first inf or NaN, for --debug, which asks after every layer.
+/* finite.cuh -- finds a GPU tensor's first inf or NaN (debug.cuh).
  *
  * The kernel reads each element once, but no padding, and writes one number. The smallest index wins, so runs agree.
  */

@@ -137,18 +137,13 @@ static void norm_square_cuda(StepState* state, void* scratch, const Grad* g, siz
 __global__ void step_decide_kernel(StepState* s, StepHyper h) {
     const double scale = (double)s->loss_scale;
     const double loss = s->loss_sum * h.loss_weight, norm = sqrt(s->norm_square) / scale;
-    const bool finite = isfinite(loss) && isfinite(norm);
     const double loss_z = outlier_update(&s->loss_window, loss), norm_z = outlier_update(&s->norm_window, norm);
     s->loss = (float)loss;
     s->norm = (float)norm;
     s->loss_z = (float)loss_z;
     s->norm_z = (float)norm_z;
-    s->verdict = !finite                               ? UPDATE_NOT_FINITE
-                 : outlier_skip(loss_z, h.skip_loss_z) ? UPDATE_OUTLIER_LOSS
-                 : outlier_skip(norm_z, h.skip_norm_z) ? UPDATE_OUTLIER_NORM
-                                                       : UPDATE_APPLIED;
-    const double clip = h.grad_clip > 0 && norm > h.grad_clip ? h.grad_clip / (norm + 1e-6) : 1.0;
-    s->grad_scale = (float)(clip / scale);
+    s->verdict = update_verdict(loss, norm, loss_z, norm_z, &h);
+    s->grad_scale = (float)(clip_factor(norm, h.grad_clip) / scale);
     if (s->verdict == UPDATE_APPLIED) {
         s->updates++;
         s->step_size = (float)(s->lr / (1.0 - pow(h.beta1, (double)s->updates)));
@@ -156,7 +151,7 @@ __global__ void step_decide_kernel(StepState* s, StepHyper h) {
         s->decay = (float)(1.0 - s->lr * h.weight_decay);
     }
     if (h.scale_interval > 0) {
-        if (!finite) {
+        if (s->verdict == UPDATE_NOT_FINITE) {
             s->loss_scale = fmaxf(s->loss_scale * 0.5f, 1.0f);
             s->scale_good = 0;
         } else if (++s->scale_good >= h.scale_interval) {

@@ -5,7 +5,7 @@
  * characters reach a terminal as \xNN, a file or pipe as they are. Without a tokenizer, prompts and results are ids separated
  * by spaces.
  *
- * A text ends at an EOS id or at BOS. Token files separate documents with BOS, so a model trained on them ends with BOS.
+ * A text ends at an EOS id or at BOS, and where a signal asks a training run for its end. Token files separate documents with BOS, so a model trained on them ends with BOS.
  *
  * Elsewhere: sampling (sampler.h), the tokens of a prompt (prompt.h), the format of chat messages (chat.h).
  */
@@ -16,6 +16,7 @@
 #include "llmc/config.h"          // defines: ModelConfig, MAX_EOS
 #include "llmc/run/prompt.h"      // defines: prompt_tokens
 #include "llmc/run/sampler.h"     // defines: Sampler, sampler_next
+#include "llmc/run/signals.h"     // defines: run_stop_requested
 #include "llmc/text/chat.h"       // defines: ChatTokens, chat_tokens, chat_header, chat_message
 #include "llmc/text/text.h"       // defines: print_escaped
 #include "llmc/text/tokenizer.h"  // defines: Tokenizer, TokenList, TokenDecoder, decoder_push
@@ -131,7 +132,7 @@ static inline bool generate_from(Generator* g, const int32_t* tokens, int count,
     }
     const float* logits = g->next(g->model, tokens, count, *pos, e);
     *pos += count;
-    for (int made = 0; logits && made < max_tokens; made++) {
+    for (int made = 0; logits && made < max_tokens && !run_stop_requested(); made++) {
         const int id = sampler_next(g->sampler, logits, g->stream, g->draws++);
         if (id < 0) { return fail(e, "the logits at position %d are all nan: the model's weights are broken", *pos - 1); }
         *last = id;

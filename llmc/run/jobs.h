@@ -72,22 +72,29 @@ static inline void job_open_generator(const Trainer* t, const Session* s, void* 
 // ---------------------------------------------------------------------------------------------------------------------
 // loss on validation data
 
-/* Returns the mean loss over the first `max_rows` rows of the validation data (or all rows, if fewer). While the device
- * works on a batch, the host adds up the losses of the previous one. */
-static inline double validate(const Trainer* t, Session* s, void* model, uint64_t max_rows) {
+/* Computes the mean loss over the first `max_rows` rows of the validation data (or all rows, if fewer). While the device
+ * works on a batch, the host adds up the losses of the previous one. Returns false if the data cannot be read, or without an
+ * error if a signal asked for the end. */
+static inline bool validate(const Trainer* t, Session* s, void* model, uint64_t max_rows, double* loss, Error* e) {
     const uint64_t rows = max_rows < s->val.rows_per_epoch ? max_rows : s->val.rows_per_epoch;
     const uint64_t B = (uint64_t)s->options.batch, T = (uint64_t)s->options.seq, batches = ceil_div(rows, B);
     const BatchSource data = batches_of(&s->val);
     double sum = 0.0;
+    bool ok = true;
     dataloader_seek(&s->val, 0);
-    for (uint64_t queued = 0, added = 0; added < batches; added++) {
-        for (; queued < batches && queued - added < (uint64_t)t->in_flight; queued++) { t->queue_losses(model, &data); }
+    for (uint64_t queued = 0, added = 0; added < (ok ? batches : queued); added++) {
+        while (ok && queued < batches && queued - added < (uint64_t)t->in_flight) {
+            ok = t->queue_losses(model, &data, e);
+            queued += ok;
+        }
+        if (added == queued) { break; }
         const float* losses = t->wait_losses(model);
         // the last batch is padded with rows from the start; their losses do not count
         const size_t counted = size_min(rows - added * B, B) * T;
         for (size_t i = 0; i < counted; i++) { sum += losses[i]; }
     }
-    return sum / ((double)rows * (double)T);
+    *loss = sum / ((double)rows * (double)T);
+    return ok;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -96,12 +103,18 @@ static inline double validate(const Trainer* t, Session* s, void* model, uint64_
 /* Runs --eval: prints the loss on --val, all of it unless --val-batches is given. */
 static inline void job_eval(const Trainer* t, Session* s) {
     const Options* o = &s->options;
-    job_check_memory(t, s, stderr);
+    double loss = 0.0;
+    Error e = NO_ERROR;
+    job_check_memory(t, s, stdout);
     void* model = job_open_model(t, s);
     if (t->prepare) { t->prepare(model, NULL, s); }
     const uint64_t most = o->given[OPT_val_batches] ? (uint64_t)o->val_batches * (uint64_t)o->batch : UINT64_MAX;
     const uint64_t rows = most < s->val.rows_per_epoch ? most : s->val.rows_per_epoch;
-    const double loss = validate(t, s, model, rows);
+    must(validate(t, s, model, rows, &loss, &e), &e);
+    if (!isfinite(loss)) {
+        die("%s: the loss on %s is %s: a weight is too large for %s, or broken", s->model_dir, o->val,
+            isnan(loss) ? "nan" : "inf", t->precision);
+    }
     printf("loss %.6f  perplexity %.4f  tokens %llu\n", loss, exp(loss), (unsigned long long)rows * (unsigned long long)o->seq);
     t->destroy(model);
 }
@@ -124,6 +137,9 @@ static inline void job_talk(const Trainer* t, Session* s) {
 
 /* Runs the job of the command line; `train` is the trainer's loop. */
 static inline void run_job(const Trainer* t, Session* s, void (*train)(const Trainer* t, Session* s)) {
+    if (s->options.tune && !job_trains(s->job)) {
+        die_usage("--tune: times the products of a training step, wanted no other job");
+    }
     switch (s->job) {
         case JOB_TRAIN:
         case JOB_DRY_RUN: train(t, s); break;

@@ -44,6 +44,7 @@ typedef struct {
     int argc;
     char** argv;
     double started;  // now_seconds() at the start of the program
+    int status;      // exit status of the program
     Job job;
     int rank, ranks;
 
@@ -573,48 +574,54 @@ static inline void session_add_side_files(const Session* s, Checkpoint* k) {
     checkpoint_side_files(k, &s->side_files, &s->config);
 }
 
-/* Checks that --out is still ours before something is written there; the log is opened again if it is gone. */
-static inline bool session_keep_out(Session* s, Error* e) {
-    return s->lock < 0 || (out_keep(&s->lock, s->options.out, e) && logger_reopen(&s->log, e));
+/* Writes the checkpoint into the log, which is opened again if its file is gone. A log that cannot be written is closed. */
+static inline void session_log_checkpoint(Session* s, const Checkpoint* k, Error* e) {
+    const bool ok = logger_reopen(&s->log, e) &&
+                    log_checkpoint(&s->log, (int64_t)s->state.step, k->dir, file_sums_weights(&k->sums), e);
+    if (!ok) { logger_close(&s->log); }
 }
 
 /* Seals a checkpoint whose tensors are all written: adds the optional files, logs it, and gives it its name. */
-static inline bool session_seal(Session* s, Checkpoint* k, SafeDtype dtype, Error* e) {
+static inline bool session_seal(Session* s, Checkpoint* k, SafeDtype dtype, Error* log_error, Error* e) {
     char* options = session_options_text(s, dtype);
     s->state.seed = (uint64_t)s->options.seed;
-    s->state.data_row = s->train.row;
+    s->state.data_row = s->state.tokens / (uint64_t)s->options.seq;  // not train.row: a step that was dropped has read on
     s->state.world_size = s->ranks;
     s->state.options = options;
     session_add_side_files(s, k);
-    const bool ok = log_checkpoint(&s->log, (int64_t)s->state.step, k->dir, file_sums_weights(&k->sums), e) &&
-                    checkpoint_commit(k, &s->state, e);
+    session_log_checkpoint(s, k, log_error);
+    const bool ok = checkpoint_commit(k, &s->state, e);
     s->state.options = NULL;
     free(options);
     return ok;
 }
 
 /* Writes the checkpoint OUT/step_N of step state.step: the weights (F32, BF16 or F16), the optimizer state, the files of `add`
- * (or NULL), then the optional files. Then removes old checkpoints by --keep. Every rank calls this: rank 0 makes the folder,
- * writes the model and at the end seals the folder; each rank writes its own state in between. */
-static inline void session_checkpoint(Session* s, SafeDtype dtype, TensorSource weights, void* weights_ctx,
-                                      const StateSlot* slots, int num_slots, AddFiles add, void* add_ctx) {
+ * (or NULL), then the optional files. Then removes old checkpoints by --keep, unless the last step was not finite. Every rank
+ * calls this: rank 0 makes the folder, writes the model and at the end seals the folder; each rank writes its own state in
+ * between. Returns false if it cannot be written. A log that cannot be written does not hinder it: then the log is closed, and
+ * *e says so. */
+static inline bool session_checkpoint(Session* s, SafeDtype dtype, TensorSource weights, void* weights_ctx,
+                                      const StateSlot* slots, int num_slots, AddFiles add, void* add_ctx, Error* e) {
     Checkpoint k;
-    Error e = NO_ERROR;
+    Error log_error = NO_ERROR;
     const Options* o = &s->options;
     const bool first = s->rank == 0;
     memset(&k, 0, sizeof k);
-    bool ok = session_keep_out(s, &e) &&
-              (first ? checkpoint_begin(&k, o->out, s->state.step, &e) &&
-                           checkpoint_model(&k, &s->config, &s->table, dtype, weights, weights_ctx, &e)
-                     : checkpoint_join(&k, o->out, s->state.step, &e));
-    ok = ok && checkpoint_state(&k, s->rank, &s->trained, 0, s->trained.elements, slots, num_slots, &e);
-    if (first) { ok = ok && (!add || add(add_ctx, &k, &e)) && session_seal(s, &k, dtype, &e); }
+    bool ok = (s->lock < 0 || out_keep(&s->lock, o->out, e)) &&
+              (first ? checkpoint_begin(&k, o->out, s->state.step, e) &&
+                           checkpoint_model(&k, &s->config, &s->table, dtype, weights, weights_ctx, e)
+                     : checkpoint_join(&k, o->out, s->state.step, e));
+    ok = ok && checkpoint_state(&k, s->rank, &s->trained, 0, s->trained.elements, slots, num_slots, e);
+    if (first) { ok = ok && (!add || add(add_ctx, &k, e)) && session_seal(s, &k, dtype, &log_error, e); }
     if (!ok) {
         checkpoint_abort(&k);
-        die("%s\n  hint: earlier checkpoints are intact; make room and continue with --resume", e.msg);
+        return false;
     }
     snprintf(s->newest, sizeof s->newest, "%s", k.dir);
-    if (first) { checkpoint_prune(o->out, o->keep, (uint64_t)o->major_every, s->state.step); }
+    if (first && !s->state.not_finite) { checkpoint_prune(o->out, o->keep, (uint64_t)o->major_every, s->state.step); }
+    if (log_error.msg[0]) { fail(e, "%s", log_error.msg); }
+    return true;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

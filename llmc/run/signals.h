@@ -1,5 +1,12 @@
-/* signals.h -- signals that end a run: the first SIGINT or SIGTERM, or a lost screen, sets a flag that the training loop checks
- * between steps. A second SIGINT or SIGTERM ends the process at once.
+/* signals.h -- signals that a training run obeys.
+ *
+ *   SIGINT, SIGTERM   ask for the end. The run drops the step that it works on, saves the last whole one and ends. A second
+ *                     one ends the process at once, with status 130 or 143
+ *   SIGHUP, SIGPIPE   the same for a lost screen
+ *   SIGUSR1           asks for a checkpoint after the next whole step; the run goes on
+ *
+ * A handler only sets a flag. Loops over layers, micro-batches, validation batches and sampled tokens look at it. Jobs that
+ * have nothing to save, and a run that still loads its files, keep the system's handlers: they end at once.
  */
 #ifndef LLMC_SIGNALS_H
 #define LLMC_SIGNALS_H
@@ -8,10 +15,11 @@
 
 #include <signal.h>
 
-static volatile sig_atomic_t run_signal;  // the signal that asked for the end; a handler needs a global
+static volatile sig_atomic_t run_signal;       // the signal that asked for the end; a handler needs a global
+static volatile sig_atomic_t run_save_signal;  // SIGUSR1 came
 
 static inline void run_on_signal(int signal_number) {
-    if (run_signal == SIGINT || run_signal == SIGTERM) { _exit(130); }  // the second one ends the process
+    if (run_signal == SIGINT || run_signal == SIGTERM) { _exit(128 + signal_number); }  // the second one ends the process
     run_signal = signal_number;
 }
 
@@ -20,24 +28,35 @@ static inline void run_on_lost_screen(int signal_number) {
     if (!run_signal) { run_signal = signal_number; }
 }
 
-/* Installs the handlers: SIGINT and SIGTERM only set a flag, upon which the run finishes the step, writes a checkpoint and
- * exits with 0. SIGPIPE and SIGHUP (no reader left) do the same, unless they were ignored from the start (nohup). */
-static inline void run_catch_signals(void) {
+static inline void run_on_save_signal(int signal_number) { run_save_signal = signal_number; }
+
+static inline void run_catch_signal(int signal_number, void (*handler)(int)) {
     struct sigaction action;
     memset(&action, 0, sizeof action);
-    action.sa_handler = run_on_signal;
+    action.sa_handler = handler;
     sigemptyset(&action.sa_mask);
     action.sa_flags = SA_RESTART;  // do not interrupt file reads and writes
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    action.sa_handler = run_on_lost_screen;
+    sigaction(signal_number, &action, NULL);
+}
+
+/* Catches SIGUSR1, which would end the process. Called before files are loaded. */
+static inline void run_catch_save_signal(void) { run_catch_signal(SIGUSR1, run_on_save_signal); }
+
+/* Catches the signals that ask for the end; those of a lost screen unless they were ignored from the start (nohup). */
+static inline void run_catch_signals(void) {
+    run_catch_signal(SIGINT, run_on_signal);
+    run_catch_signal(SIGTERM, run_on_signal);
     static const int lost[] = {SIGPIPE, SIGHUP};
     for (int i = 0; i < 2; i++) {
         struct sigaction before;
-        if (sigaction(lost[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN) { sigaction(lost[i], &action, NULL); }
+        if (sigaction(lost[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN) {
+            run_catch_signal(lost[i], run_on_lost_screen);
+        }
     }
 }
 
 static inline bool run_stop_requested(void) { return run_signal != 0; }
+static inline bool run_save_requested(void) { return run_save_signal != 0; }
+static inline void run_save_done(void) { run_save_signal = 0; }
 
 #endif

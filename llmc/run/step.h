@@ -3,6 +3,9 @@
  *
  * A step takes `accumulate` micro-batches of B rows. The GPU trainer queues a step and learns its result later, so both
  * trainers have two functions: train_step() and step_result().
+ *
+ * train_step() returns false for a step that it drops before the update: *e says why, or is empty if a signal asked for the
+ * end. Then weights, m, v and the run's state are those of the step before, and step_result() knows nothing of it.
  */
 #ifndef LLMC_STEP_H
 #define LLMC_STEP_H
@@ -31,10 +34,12 @@ static inline BatchSource batches_of(DataLoader* d) {
     return source;
 }
 
-/* Reads the next B rows into x, y (B, T); B is a multiple of source->rows. Exits if the data cannot be read. */
-static inline void batch_read(const BatchSource* source, int B, int T, int32_t* x, int32_t* y) {
-    Error e = NO_ERROR;
-    for (int b = 0; b < B; b += source->rows) { must(source->next(source->ctx, x + (size_t)b * T, y + (size_t)b * T, &e), &e); }
+/* Reads the next B rows into x, y (B, T); B is a multiple of source->rows. */
+static inline bool batch_read(const BatchSource* source, int B, int T, int32_t* x, int32_t* y, Error* e) {
+    for (int b = 0; b < B; b += source->rows) {
+        if (!source->next(source->ctx, x + (size_t)b * T, y + (size_t)b * T, e)) { return false; }
+    }
+    return true;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -7,10 +7,11 @@
 #define LLMC_TRAINER_H
 
 #include "llmc/base/utils.h"
-#include "llmc/run/generate.h"  // defines: NextLogits
-#include "llmc/run/memory.h"    // defines: MemoryTable
-#include "llmc/run/session.h"   // defines: Session
-#include "llmc/run/step.h"      // defines: BatchSource, StepPlan, StepResult
+#include "llmc/run/generate.h"    // defines: NextLogits
+#include "llmc/run/memory.h"      // defines: MemoryTable
+#include "llmc/run/not_finite.h"  // defines: TENSOR_TEXT
+#include "llmc/run/session.h"     // defines: Session
+#include "llmc/run/step.h"        // defines: BatchSource, StepPlan, StepResult
 
 typedef struct Trainer Trainer;
 struct Trainer {
@@ -35,17 +36,19 @@ struct Trainer {
     StateSlot (*slot)(void* model, SlotKind kind);
     AddFiles add_files;  // adds the trainer's own files to a checkpoint; or NULL
 
-    // training: prepare() (or NULL) runs before the first step, and in other jobs with `plan` NULL; forget() wipes all
-    // traces of steps at learning rate 0
+    // training: prepare() (or NULL) runs before the first step, and in other jobs with `plan` NULL; step() returns false if
+    // the step is dropped (step.h); forget() wipes all traces of steps at learning rate 0; name_not_finite() writes the name
+    // of the first tensor that is not finite, in the order of computation, and returns false if there is none
     void (*prepare)(void* model, const StepPlan* plan, const Session* s);
-    void (*step)(void* model, const StepPlan* plan, double lr);
+    bool (*step)(void* model, const StepPlan* plan, double lr, Error* e);
     StepResult (*result)(void* model, const StepPlan* plan);
     void (*forget)(void* model, const StepPlan* plan);
     void (*profile)(void* model, const StepPlan* plan, int warm_up);  // or NULL
-    void (*name_not_finite)(void* model);                             // --debug; or NULL
+    bool (*name_not_finite)(void* model, char name[TENSOR_TEXT]);
 
-    // inference: queue the losses (B, T) of the next batch, then wait for them
-    void (*queue_losses)(void* model, const BatchSource* data);
+    // inference: queue the losses (B, T) of the next batch, then wait for them. Returns false, with nothing queued, if the
+    // batch cannot be read, or without an error if a signal asked for the end
+    bool (*queue_losses)(void* model, const BatchSource* data, Error* e);
     const float* (*wait_losses)(void* model);
     NextLogits next_logits;
 };

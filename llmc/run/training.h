@@ -2,10 +2,16 @@
  * word for word the same, in train_llama3.cu:
  *
  *   training_open      prints the plan, locks --out, creates the model; false if there is nothing to train
+ *   training_stops     tells whether the run ends before its last step
  *   training_due       tells what is due once the queued steps are done
  *   training_report    writes the line of a step to the screen and the log
  *   training_validate, training_sample, training_checkpoint
  *   training_close     the last checkpoint and the summary
+ *
+ * Three things end a run early: a signal, an error that is not the model's (data or log that cannot be read or written), and
+ * a loss or gradient norm that is not finite, ten steps in a row. In each case the steps that are queued are finished, the
+ * last whole step is saved, and then the run tells the cause. From the first step that is not finite until the next that is,
+ * checkpoints say so in trainer_state.json, and none is pruned.
  */
 #ifndef LLMC_TRAINING_H
 #define LLMC_TRAINING_H
@@ -34,14 +40,25 @@ typedef struct {
     StepLines lines;
     int64_t queued, reported;  // number of steps, from the start of the schedule
     int64_t saved;             // step of the newest checkpoint, -1: none
-    bool stopping;             // a signal asked for the end
+    double saved_at;           // when it was written, or when the run began: now_seconds()
+    double write_seconds;      // and how long that took
+    char healthy[PATH_CAP];    // the newest checkpoint after a finite step; "": none
+    int not_finite;            // steps in a row whose loss or norm is not finite
+    double loss_scale;         // of the next step to report
+    Error error;               // what ends the run early; empty: nothing
 } Training;
 
 typedef struct {
     bool validation, sample, checkpoint;
+    bool timed;  // the checkpoint is one of --checkpoint-minutes
     bool end;    // the run ends here
     bool drain;  // something is due, or --debug: no step may stay in flight
 } Due;
+
+enum {
+    MOST_NOT_FINITE = 10,  // steps in a row: then the run ends
+    WRITE_INTERVAL = 50,   // timed checkpoints take at most 1 / 50 of the time
+};
 
 // ---------------------------------------------------------------------------------------------------------------------
 // opening
@@ -84,7 +101,7 @@ static inline void training_measure(Training* t) {
     double best = INFINITY;
     Error e = NO_ERROR;
     for (int i = 0; i < MINUTES_MEASURE; i++) {
-        t->trainer->step(t->model, &t->plan, 0.0);
+        must(t->trainer->step(t->model, &t->plan, 0.0, &e), &e);
         best = fmin(best, t->trainer->result(t->model, &t->plan).ms);
     }
     s->state = before;
@@ -111,6 +128,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     memset(t, 0, sizeof *t);
     t->trainer = trainer;
     t->s = s;
+    run_catch_save_signal();
     session_print(s, trainer->precision);
     session_compare(s);
     job_check_memory(trainer, s, stdout);
@@ -150,6 +168,9 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     job_open_generator(trainer, s, t->model, &t->generator, &t->sampler);
     t->queued = t->reported = (int64_t)s->state.step;
     t->saved = s->resumed ? t->queued : -1;
+    t->saved_at = now_seconds();
+    t->loss_scale = s->state.loss_scale;
+    if (s->resumed && !s->state.not_finite) { snprintf(t->healthy, sizeof t->healthy, "%s", s->model_dir); }
     step_lines_init(&t->lines, &s->plan, t->queued, flops_per_token(&s->config, &s->table, o->seq),
                     trainer->peak_flops * s->ranks);
     return true;
@@ -158,72 +179,164 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
 // ---------------------------------------------------------------------------------------------------------------------
 // a step
 
+/* Tells whether the run ends before its last step. Once true, it stays so. */
+static inline bool training_stops(const Training* t) {
+    return run_stop_requested() || t->error.msg[0] || t->not_finite >= MOST_NOT_FINITE;
+}
+
+/* Tells whether --checkpoint-minutes asks for a checkpoint. */
+static inline bool training_time_is_up(const Training* t) {
+    const double interval = 60.0 * t->s->options.checkpoint_minutes;
+    return interval > 0 && now_seconds() - t->saved_at >= fmax(interval, WRITE_INTERVAL * t->write_seconds);
+}
+
 static inline Due training_due(const Training* t) {
     const Session* s = t->s;
     const Options* o = &s->options;
     const int64_t step = t->queued;
+    const bool stops = training_stops(t), unsaved = step != t->saved;
+    const bool nothing_done = stops && t->error.msg[0] && step == 0;  // the first batch of all could not be read
     Due d;
-    d.validation = s->has_val && !t->stopping && session_due(s, o->val_every, step);
-    d.sample = t->generator.context > 0 && !t->stopping && session_due(s, o->sample_every, step);
-    d.checkpoint = step != t->saved && (t->stopping || session_due(s, o->checkpoint_every, step));
-    d.end = t->stopping || step >= s->plan.stop;
-    d.drain = d.validation || d.sample || d.checkpoint || d.end || o->debug;
+    d.validation = s->has_val && !stops && session_due(s, o->val_every, step);
+    d.sample = t->generator.context > 0 && !stops && session_due(s, o->sample_every, step);
+    d.checkpoint = unsaved && !nothing_done && (stops || run_save_requested() || session_due(s, o->checkpoint_every, step));
+    d.timed = unsaved && !d.checkpoint && training_time_is_up(t);
+    d.end = stops || step >= s->plan.stop;
+    d.drain = d.validation || d.sample || d.checkpoint || d.timed || d.end || o->debug;
     return d;
+}
+
+/* Closes the log after a line that could not be written: the run then ends without it. */
+static inline void training_logged(Training* t, bool written) {
+    if (!written) { logger_close(&t->s->log); }
+}
+
+/* Writes where the first inf or NaN is. */
+static inline void training_name_not_finite(Training* t, char name[TENSOR_TEXT]) {
+    if (!t->trainer->name_not_finite(t->model, name)) {
+        snprintf(name, TENSOR_TEXT, "an earlier micro-batch, since every tensor of the last one is finite");
+    }
 }
 
 static inline void training_report(Training* t, const StepResult* r) {
     Session* s = t->s;
-    char note[96];
-    Error e = NO_ERROR;
+    char note[96], name[TENSOR_TEXT];
     const char* skipped = skip_note(r, t->trainer->scales_loss, note, sizeof note);
+    const bool not_finite = r->verdict == UPDATE_NOT_FINITE && t->loss_scale <= 1;  // else FP16 looks for its loss scale
     t->reported++;
+    t->not_finite = not_finite ? t->not_finite + 1 : 0;
+    t->loss_scale = r->loss_scale;
+    s->state.not_finite = not_finite;
     const double tok_s = step_line(stdout, &t->lines, t->reported, s->plan.stop, r->loss, r->norm, r->lr, r->ms,
                                    t->trainer->memory_used(t->model), skipped);
-    must(log_step(&s->log, t->reported, r->loss, r->norm, r->lr, r->ms, tok_s, skipped, &e), &e);
-    if (s->options.debug && r->verdict == UPDATE_NOT_FINITE) { t->trainer->name_not_finite(t->model); }
+    training_logged(t, log_step(&s->log, t->reported, r->loss, r->norm, r->lr, r->ms, tok_s, skipped, &t->error));
+    if (s->options.debug && r->verdict == UPDATE_NOT_FINITE) {
+        training_name_not_finite(t, name);
+        printf("debug   not finite: %s\n", name);
+    }
 }
 
+/* Validates, unless a signal ends the run meanwhile. A loss that is not finite is told, but only steps end a run for it. */
 static inline void training_validate(Training* t) {
     Session* s = t->s;
-    Error e = NO_ERROR;
     const uint64_t rows = (uint64_t)s->options.val_batches * (uint64_t)s->options.batch;
-    const double loss = validate(t->trainer, s, t->model, rows);
+    double loss = 0.0;
+    if (training_stops(t) || !validate(t->trainer, s, t->model, rows, &loss, &t->error)) { return; }
     print_validation(stdout, &t->lines, t->reported, loss);
-    must(log_val(&s->log, t->reported, loss, &e), &e);
+    training_logged(t, log_val(&s->log, t->reported, loss, &t->error));
 }
 
 static inline void training_sample(Training* t) {
     Session* s = t->s;
     Generator* g = &t->generator;
     Error e = NO_ERROR;
+    if (training_stops(t)) { return; }
     printf("sample  ");
     g->stream = (uint32_t)t->reported;
-    must(generate(g, s->options.prompt, s->options.sample_tokens, &e), &e);
-    must(log_sample(&s->log, t->reported, g->text, g->text_len, &e), &e);
+    if (!generate(g, s->options.prompt, s->options.sample_tokens, &e)) { warn("no sample: %s", e.msg); }
+    if (run_stop_requested()) { return; }  // the text is cut off
+    training_logged(t, log_sample(&s->log, t->reported, g->text, g->text_len, &t->error));
+}
+
+/* Tells that a checkpoint cannot be written, after the error that ended the run if there was one. */
+static inline void training_die_unsaved(const Training* t, const Error* e, SafeDtype dtype, const StateSlot* slots,
+                                        int num_slots) {
+    const Session* s = t->s;
+    double bytes = (double)s->table.num_params * (double)safe_dtypes[dtype].bytes;
+    char size[32];
+    for (int i = 0; i < num_slots; i++) { bytes += (double)s->trained.num_params * (double)safe_dtypes[slots[i].dtype].bytes; }
+    text_bytes((uint64_t)bytes, size, sizeof size);
+    const char *first = t->error.msg, *then = first[0] ? "; then " : "";
+    if (!s->newest[0]) {
+        die("%s%s%s\n  hint: a checkpoint takes %s, and none is saved yet: make room", first, then, e->msg, size);
+    }
+    die("%s%s%s\n  hint: a checkpoint takes %s; %s is whole: make room and continue with --resume", first, then, e->msg, size,
+        s->newest);
 }
 
 /* Writes a checkpoint. In F32 it holds the master weights. In 16 bits it holds rounded weights; the master weights then go into
  * the optimizer state, as "master". */
-static inline void training_checkpoint(Training* t) {
+static inline void training_checkpoint(Training* t, bool timed) {
     const Trainer* trainer = t->trainer;
-    const SafeDtype dtype = session_export_dtype(t->s, trainer->dtype);
+    Session* s = t->s;
+    const double start = now_seconds();
+    const SafeDtype dtype = session_export_dtype(s, trainer->dtype);
     const bool exact = dtype == SAFE_F32;
     StateSlot slots[NUM_SLOTS];
+    Error e = NO_ERROR;
     const int num_slots = state_slots(trainer, t->model, !exact, slots);
     const StateSlot weights = trainer->slot(t->model, exact ? SLOT_MASTER : SLOT_WEIGHTS);
-    session_checkpoint(t->s, dtype, weights.source, weights.ctx, slots, num_slots, trainer->add_files, t->model);
+    const int major = s->options.major_every;
+    run_save_done();
+    s->state.timed = timed && (major == 0 || t->reported % major != 0);
+    if (!session_checkpoint(s, dtype, weights.source, weights.ctx, slots, num_slots, trainer->add_files, t->model, &e)) {
+        training_die_unsaved(t, &e, dtype, slots, num_slots);
+    }
+    if (e.msg[0]) { fail(&t->error, "%s", e.msg); }
     t->saved = t->reported;
+    t->saved_at = now_seconds();
+    t->write_seconds = t->saved_at - start;
+    if (!s->state.not_finite) { snprintf(t->healthy, sizeof t->healthy, "%s", s->newest); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // the end
 
+/* Ends the program after an error that is not the model's. The hint names what is saved. */
+static inline void training_die_of_error(const Training* t) {
+    const int length = (int)strcspn(t->error.msg, "\n");  // one hint is enough
+    if (t->saved < 0) { die("%.*s\n  hint: no step was done, so nothing is saved", length, t->error.msg); }
+    die("%.*s\n  hint: step %lld is saved in %s: mend the cause and go on with --resume", length, t->error.msg,
+        (long long)t->saved, t->s->newest);
+}
+
+/* Ends the program after steps that were not finite. */
+static inline void training_die_not_finite(Training* t) {
+    char name[TENSOR_TEXT], count[32] = "step";
+    training_name_not_finite(t, name);
+    if (t->not_finite > 1) { snprintf(count, sizeof count, "%d steps", t->not_finite); }
+    if (!t->healthy[0]) {
+        die("the loss or gradient norm of the last %s is not finite, first in %s\n  hint: start again with a lower --lr", count,
+            name);
+    }
+    die("the loss or gradient norm of the last %s is not finite, first in %s\n"
+        "  hint: %s is from before: go on with --resume %s and a lower --lr",
+        count, name, t->healthy, t->healthy);
+}
+
 static inline void training_close(Training* t) {
     Session* s = t->s;
-    Error e = NO_ERROR;
-    if (t->saved < 0) { training_checkpoint(t); }  // --steps 0 exports a new model
-    const char* reason = t->stopping ? "signal" : s->plan.stop < s->plan.steps ? "stop-after" : "done";
-    must(log_end(&s->log, (int64_t)s->state.step, reason, now_seconds() - s->started, &e), &e);
+    if (t->saved < 0 && !training_stops(t)) { training_checkpoint(t, false); }  // --steps 0 exports a new model
+    const bool stopped = t->reported < s->plan.stop;
+    const char* reason = t->error.msg[0]                ? "error"
+                         : t->not_finite > 0            ? "not finite"
+                         : stopped                      ? "signal"
+                         : s->plan.stop < s->plan.steps ? "stop-after"
+                                                        : "done";
+    log_end(&s->log, (int64_t)s->state.step, reason, now_seconds() - s->started, &t->error);
+    if (t->error.msg[0]) { training_die_of_error(t); }
+    if (t->not_finite > 0) { training_die_not_finite(t); }
+    s->status = stopped ? s->options.signal_status : 0;
     print_summary(stdout, &t->lines, s->argv[0], s->newest, t->trainer->memory_used(t->model));
     generator_free(&t->generator);
     sampler_free(&t->sampler);
