@@ -5,6 +5,7 @@
 #define LLMC_JOBS_H
 
 #include "llmc/base/utils.h"
+#include "llmc/run/export.h"
 #include "llmc/run/generate.h"
 #include "llmc/run/memory.h"
 #include "llmc/run/sampler.h"
@@ -146,6 +147,7 @@ static inline void run_job(const Trainer* t, Session* s, void (*train)(const Tra
         case JOB_EVAL: job_eval(t, s); break;
         case JOB_GENERATE:
         case JOB_CHAT: job_talk(t, s); break;
+        case JOB_EXPORT: job_export(s); break;
     }
 }
 

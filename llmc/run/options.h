@@ -28,7 +28,7 @@ typedef enum { ON_CPU = 1, ON_GPU = 2, ON_BOTH = 3 } OptionScope;  // the traine
 typedef enum { OPTION_SAVED, OPTION_LOCAL } OptionLife;  // stored in checkpoints, or local to this process
 
 // Choices, in the order of the words in the table. The enum of --schedule is in scheduler.h.
-typedef enum { EXPORT_AUTO, EXPORT_F32, EXPORT_BF16, EXPORT_F16 } ExportDtype;  // AUTO: the type of the build
+typedef enum { EXPORT_AUTO, EXPORT_F32, EXPORT_BF16, EXPORT_F16, EXPORT_Q8_0 } ExportDtype;  // AUTO: see the help
 typedef enum { RECOMPUTE_NONE, RECOMPUTE_NORM_SWIGLU, RECOMPUTE_FFN, RECOMPUTE_BLOCK } Recompute;
 typedef enum { GRAD_DTYPE_PARAM, GRAD_DTYPE_FP32, GRAD_DTYPE_AUTO } GradDtype;
 typedef enum { MASTER_OPTION_FP32, MASTER_OPTION_SPLIT } MasterOption;
@@ -346,13 +346,19 @@ static inline bool option_unknown(const char* arg, OptionScope trainer, Error* e
 
 typedef enum { OPTIONS_OK, OPTIONS_HELP, OPTIONS_SHOW_VERSION, OPTIONS_WRONG } OptionsResult;
 
+/* Tells whether --export names a GGUF file, not a folder. */
+static inline bool options_export_gguf(const Options* o) {
+    const size_t n = o->export_model ? strlen(o->export_model) : 0;
+    return n > 5 && strcmp(o->export_model + n - 5, ".gguf") == 0;
+}
+
 /* Checks what involves several options: two jobs at once, flags that exclude each other. */
 static inline bool options_check(const Options* o, Error* e) {
-    static const int jobs[] = {OPT_generate, OPT_chat, OPT_eval, OPT_dry_run, OPT_verify};
-    const bool chosen[] = {o->generate != NULL, o->chat, o->eval, o->dry_run, o->verify != NULL};
+    static const int jobs[] = {OPT_generate, OPT_chat, OPT_eval, OPT_export_model, OPT_dry_run, OPT_verify};
+    const bool chosen[] = {o->generate != NULL, o->chat, o->eval, o->export_model != NULL, o->dry_run, o->verify != NULL};
     int first = -1;
     char a[OPTION_TEXT], b[OPTION_TEXT];
-    for (int i = 0; i < 5; i++) {
+    for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) {
         if (!chosen[i]) { continue; }
         if (first >= 0) {
             return fail(e, "%s and %s are two jobs, wanted only one", option_flag(jobs[first], a), option_flag(jobs[i], b));
@@ -366,6 +372,9 @@ static inline bool options_check(const Options* o, Error* e) {
     if (!o->resume && o->total_batch % ((int64_t)o->batch * o->seq) != 0) {
         return fail(e, "--total-batch: is %lld, wanted a multiple of batch * seq = %d * %d = %lld", (long long)o->total_batch,
                     o->batch, o->seq, (long long)o->batch * o->seq);
+    }
+    if (o->export_dtype == EXPORT_Q8_0 && !options_export_gguf(o)) {
+        return fail(e, "--export-dtype: q8_0 is a type of GGUF files, wanted f32, bf16 or f16, or --export FILE.gguf");
     }
     if (o->top_p <= 0) {
         return fail(e, "--top-p: is 0, wanted a number above 0 (1: off)\n  hint: use --temperature 0 for greedy sampling");

@@ -33,7 +33,7 @@
 #include "llmc/text/tokenizer_read.h"
 #include "llmc/text/tokenizer_write.h"
 
-typedef enum { JOB_TRAIN, JOB_DRY_RUN, JOB_EVAL, JOB_GENERATE, JOB_CHAT } Job;
+typedef enum { JOB_TRAIN, JOB_DRY_RUN, JOB_EVAL, JOB_GENERATE, JOB_CHAT, JOB_EXPORT } Job;
 
 /* Returns whether a job sets up training; a dry run does so without training. The other jobs need a trained model. */
 static inline bool job_trains(Job job) { return job == JOB_TRAIN || job == JOB_DRY_RUN; }
@@ -84,6 +84,7 @@ static inline void session_flags(Session* s, int argc, char** argv, OptionScope 
     s->argv = argv;
     options_or_exit(&s->options, argc, argv, trainer);
     s->job = o->generate ? JOB_GENERATE : o->chat ? JOB_CHAT : o->eval ? JOB_EVAL : o->dry_run ? JOB_DRY_RUN : JOB_TRAIN;
+    if (o->export_model) { s->job = JOB_EXPORT; }
 }
 
 #define DEFAULT_DATA "dev/data/tinytales/"
@@ -243,7 +244,7 @@ static inline void session_find_model(Session* s) {
     if (!s->resumed) { session_find_start(s); }
     if (!s->model_dir[0]) { return; }
     must(model_check(s->model_dir, &s->config, &e), &e);
-    if (s->job == JOB_TRAIN && s->rank == 0) { s->side_files = side_files_read(s->model_dir); }
+    if ((s->job == JOB_TRAIN || s->job == JOB_EXPORT) && s->rank == 0) { s->side_files = side_files_read(s->model_dir); }
 }
 
 /* Loads the weights of model_dir into the trainer's sink. */
@@ -576,8 +577,8 @@ static inline void session_add_side_files(const Session* s, Checkpoint* k) {
 
 /* Writes the checkpoint into the log, which is opened again if its file is gone. A log that cannot be written is closed. */
 static inline void session_log_checkpoint(Session* s, const Checkpoint* k, Error* e) {
-    const bool ok = logger_reopen(&s->log, e) &&
-                    log_checkpoint(&s->log, (int64_t)s->state.step, k->dir, file_sums_weights(&k->sums), e);
+    const bool ok =
+        logger_reopen(&s->log, e) && log_checkpoint(&s->log, (int64_t)s->state.step, k->dir, file_sums_weights(&k->sums), e);
     if (!ok) { logger_close(&s->log); }
 }
 

@@ -1,0 +1,374 @@
+/* gguf.h -- writes a model and its tokenizer as one GGUF file (version 3), which llama.cpp and its relatives run.
+ *
+ *   "GGUF" | version | number of tensors | number of keys | keys with values | tensor infos | padding | tensors
+ *
+ * Numbers are little-endian; strings carry a 64-bit length; tensors start at multiples of GGUF_ALIGN behind the infos. Facts:
+ * https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and the keys that llama.cpp reads for architecture "llama".
+ *
+ * Three things differ from a Hugging Face folder:
+ *   - RoPE there turns neighbours (2i, 2i + 1) of a head, here halves (i, i + HD/2): the rows of q and k are permuted.
+ *   - RoPE of type llama3 becomes a tensor rope_freqs.weight of divisors, one for each frequency.
+ *   - The split pattern of the tokenizer is a name (tokenizer.ggml.pre). A pattern without a name there is refused.
+ *
+ * Matrices get the wanted type, norms stay F32. Q8_0 stores 32 neighbours x of a row as one F16 scale d = max|x| / 127 and
+ * 32 integers round(x / d), rounded half away from zero. Rows whose length is no multiple of 32 stay F16.
+ */
+#ifndef LLMC_GGUF_H
+#define LLMC_GGUF_H
+
+#include "llmc/base/utils.h"
+
+#include "llmc/base/float16.h"
+#include "llmc/config.h"
+#include "llmc/files/json.h"
+#include "llmc/files/tensor_stream.h"
+#include "llmc/rope.h"
+#include "llmc/text/tokenizer.h"
+#include "llmc/text/tokenizer_write.h"
+
+// the format's own numbers
+typedef enum { GGUF_F32 = 0, GGUF_F16 = 1, GGUF_Q8_0 = 8, GGUF_BF16 = 30 } GgufType;
+enum { GGUF_VERSION = 3, GGUF_ALIGN = 32, GGUF_Q8_BLOCK = 32 };
+enum { GGUF_KEY_U32 = 4, GGUF_KEY_I32 = 5, GGUF_KEY_F32 = 6, GGUF_KEY_BOOL = 7, GGUF_KEY_STRING = 8, GGUF_KEY_ARRAY = 9 };
+enum { GGUF_TOKEN_NORMAL = 1, GGUF_TOKEN_CONTROL = 3, GGUF_TOKEN_USER = 4, GGUF_TOKEN_UNUSED = 5 };
+
+/* Describes the file to write. */
+typedef struct {
+    const char* name;  // of the model
+    const ModelConfig* config;
+    const ParamTable* table;
+    const Tokenizer* tokenizer;
+    const char* chat_template;  // Jinja; NULL: none
+    GgufType type;              // of the matrices
+    TensorSource source;        // of the weights
+    void* ctx;
+} GgufModel;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// keys and values
+
+static inline void gguf_u32(FILE* f, uint32_t x) { fwrite(&x, sizeof x, 1, f); }
+static inline void gguf_u64(FILE* f, uint64_t x) { fwrite(&x, sizeof x, 1, f); }
+
+static inline void gguf_string(FILE* f, const char* s, size_t n) {
+    gguf_u64(f, n);
+    fwrite(s, 1, n, f);
+}
+
+/* Starts a key with a value of this type. `count` counts the keys. */
+static inline void gguf_key(FILE* f, uint64_t* count, const char* key, uint32_t type) {
+    (*count)++;
+    gguf_string(f, key, strlen(key));
+    gguf_u32(f, type);
+}
+
+static inline void gguf_key_u32(FILE* f, uint64_t* count, const char* key, uint32_t x) {
+    gguf_key(f, count, key, GGUF_KEY_U32);
+    gguf_u32(f, x);
+}
+
+static inline void gguf_key_f32(FILE* f, uint64_t* count, const char* key, float x) {
+    gguf_key(f, count, key, GGUF_KEY_F32);
+    fwrite(&x, sizeof x, 1, f);
+}
+
+static inline void gguf_key_bool(FILE* f, uint64_t* count, const char* key, bool x) {
+    gguf_key(f, count, key, GGUF_KEY_BOOL);
+    fputc(x, f);
+}
+
+static inline void gguf_key_string(FILE* f, uint64_t* count, const char* key, const char* s) {
+    gguf_key(f, count, key, GGUF_KEY_STRING);
+    gguf_string(f, s, strlen(s));
+}
+
+static inline void gguf_key_array(FILE* f, uint64_t* count, const char* key, uint32_t type, uint64_t length) {
+    gguf_key(f, count, key, GGUF_KEY_ARRAY);
+    gguf_u32(f, type);
+    gguf_u64(f, length);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the tokenizer
+
+/* Returns llama.cpp's name for the tokenizer's split pattern; NULL if it has none. Without merges every byte is a token by
+ * itself, and any pattern will do. */
+static inline const char* gguf_pre_tokenizer(const Tokenizer* t) {
+    const bool words = t->digits == DIGITS_IN_WORDS;
+    if (t->num_merges == 0) { return "gpt-2"; }
+    if (t->split == SPLIT_LLAMA3 && t->max_digits == 3 && words) { return "llama-bpe"; }
+    if (t->split == SPLIT_GPT2 && t->digits == DIGITS_EACH) { return "smollm"; }
+    if (t->split == SPLIT_GPT2 && words) { return "gpt-2"; }
+    return NULL;
+}
+
+/* Writes the bytes of a token as GPT-2's stand-ins to `out`, which holds twice as many. Returns their length. */
+static inline size_t gguf_stand_ins(char* out, const uint16_t* code, const char* s, size_t n) {
+    size_t length = 0;
+    for (size_t i = 0; i < n; i++) { length += utf8_encode(out + length, code[(uint8_t)s[i]]); }
+    return length;
+}
+
+/* Writes the text of a token: names of added tokens as they are, all others as stand-ins. Ids that the tokenizer lacks, but
+ * the model has, get a name of their own. */
+static inline void gguf_token(FILE* f, const Tokenizer* t, const uint16_t* code, char* scratch, int id) {
+    if (id >= t->vocab_size) {
+        char name[32];
+        gguf_string(f, name, (size_t)snprintf(name, sizeof name, "[PAD%d]", id));
+        return;
+    }
+    size_t n = 0;
+    const char* s = tokenizer_token(t, id, &n);
+    if (t->flags[id] & TOKEN_ADDED) {
+        gguf_string(f, s, n);
+    } else {
+        gguf_string(f, scratch, gguf_stand_ins(scratch, code, s, n));
+    }
+}
+
+static inline int gguf_token_type(const Tokenizer* t, int id) {
+    if (id >= t->vocab_size) { return GGUF_TOKEN_UNUSED; }
+    if (t->flags[id] & TOKEN_SPECIAL) { return GGUF_TOKEN_CONTROL; }
+    return t->flags[id] & TOKEN_ADDED ? GGUF_TOKEN_USER : GGUF_TOKEN_NORMAL;
+}
+
+static inline int gguf_compare_merges(const void* a, const void* b) {
+    const MergeSlot *x = (const MergeSlot*)a, *y = (const MergeSlot*)b;
+    if (x->rank != y->rank) { return x->rank < y->rank ? -1 : 1; }
+    return x->pair < y->pair ? -1 : x->pair > y->pair;
+}
+
+/* Writes the merges, best rank first, as strings "LEFT RIGHT" of stand-ins. */
+static inline void gguf_merges(FILE* f, uint64_t* count, const Tokenizer* t, const uint16_t* code, char* scratch) {
+    MergeSlot* merges = (MergeSlot*)xmalloc(size_max(1, t->num_merges) * sizeof(MergeSlot));
+    size_t num = 0;
+    for (size_t i = 0; t->num_merges > 0 && i <= t->merge_mask; i++) {
+        if (t->merges[i].pair != UINT64_MAX) { merges[num++] = t->merges[i]; }
+    }
+    qsort(merges, num, sizeof *merges, gguf_compare_merges);
+    gguf_key_array(f, count, "tokenizer.ggml.merges", GGUF_KEY_STRING, num);
+    for (size_t i = 0; i < num; i++) {
+        size_t n = 0;
+        const char* left = tokenizer_token(t, (int)(merges[i].pair >> 32), &n);
+        size_t length = gguf_stand_ins(scratch, code, left, n);
+        scratch[length++] = ' ';
+        const char* right = tokenizer_token(t, (int)(merges[i].pair & UINT32_MAX), &n);
+        length += gguf_stand_ins(scratch + length, code, right, n);
+        gguf_string(f, scratch, length);
+    }
+    free(merges);
+}
+
+static inline void gguf_tokenizer(FILE* f, uint64_t* count, const GgufModel* m) {
+    const Tokenizer* t = m->tokenizer;
+    const int vocab = m->config->vocab_size;
+    uint16_t code[256];
+    int16_t byte_of[512];
+    char* scratch = (char*)xmalloc(4 * t->max_token_len + 1);  // two tokens of a merge, two bytes for each
+    byte_stand_ins(code, byte_of);
+    gguf_key_string(f, count, "tokenizer.ggml.model", "gpt2");
+    gguf_key_string(f, count, "tokenizer.ggml.pre", gguf_pre_tokenizer(t));
+    gguf_key_array(f, count, "tokenizer.ggml.tokens", GGUF_KEY_STRING, (uint64_t)vocab);
+    for (int id = 0; id < vocab; id++) { gguf_token(f, t, code, scratch, id); }
+    gguf_key_array(f, count, "tokenizer.ggml.token_type", GGUF_KEY_I32, (uint64_t)vocab);
+    for (int id = 0; id < vocab; id++) { gguf_u32(f, (uint32_t)gguf_token_type(t, id)); }
+    gguf_merges(f, count, t, code, scratch);
+    if (t->bos_id >= 0) { gguf_key_u32(f, count, "tokenizer.ggml.bos_token_id", (uint32_t)t->bos_id); }
+    const int eos = m->config->num_eos > 0 ? m->config->eos_ids[0] : t->eos_id;
+    if (eos >= 0) { gguf_key_u32(f, count, "tokenizer.ggml.eos_token_id", (uint32_t)eos); }
+    gguf_key_bool(f, count, "tokenizer.ggml.add_bos_token", t->bos_id >= 0);
+    if (m->chat_template) { gguf_key_string(f, count, "tokenizer.chat_template", m->chat_template); }
+    free(scratch);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the model
+
+/* Returns the value of general.file_type: the type of most tensors. */
+static inline uint32_t gguf_file_type(GgufType type) {
+    switch (type) {
+        case GGUF_F16: return 1;
+        case GGUF_Q8_0: return 7;
+        case GGUF_BF16: return 32;
+        default: return 0;
+    }
+}
+
+static inline void gguf_config(FILE* f, uint64_t* count, const GgufModel* m) {
+    const ModelConfig* c = m->config;
+    gguf_key_string(f, count, "general.architecture", "llama");
+    gguf_key_string(f, count, "general.type", "model");
+    gguf_key_string(f, count, "general.name", m->name);
+    gguf_key_u32(f, count, "general.file_type", gguf_file_type(m->type));
+    gguf_key_u32(f, count, "general.alignment", GGUF_ALIGN);
+    gguf_key_u32(f, count, "llama.vocab_size", (uint32_t)c->vocab_size);
+    gguf_key_u32(f, count, "llama.context_length", (uint32_t)c->max_positions);
+    gguf_key_u32(f, count, "llama.embedding_length", (uint32_t)c->hidden_size);
+    gguf_key_u32(f, count, "llama.block_count", (uint32_t)c->num_layers);
+    gguf_key_u32(f, count, "llama.feed_forward_length", (uint32_t)c->intermediate_size);
+    gguf_key_u32(f, count, "llama.attention.head_count", (uint32_t)c->num_heads);
+    gguf_key_u32(f, count, "llama.attention.head_count_kv", (uint32_t)c->num_kv_heads);
+    gguf_key_u32(f, count, "llama.attention.key_length", (uint32_t)c->head_dim);
+    gguf_key_u32(f, count, "llama.attention.value_length", (uint32_t)c->head_dim);
+    gguf_key_u32(f, count, "llama.rope.dimension_count", (uint32_t)c->head_dim);
+    gguf_key_f32(f, count, "llama.rope.freq_base", (float)c->rope_theta);
+    gguf_key_f32(f, count, "llama.attention.layer_norm_rms_epsilon", c->rms_eps);
+}
+
+/* Writes the tensor's name in GGUF. */
+static inline void gguf_name(char* out, size_t cap, const Param* p) {
+    static const char* const names[NUM_PARAM_SPECS] = {"token_embd", "attn_norm",   "attn_q",      "attn_k",
+                                                       "attn_v",     "attn_output", "ffn_norm",    "ffn_gate",
+                                                       "ffn_up",     "ffn_down",    "output_norm", "output"};
+    if (p->layer >= 0) {
+        snprintf(out, cap, "blk.%d.%s.weight", p->layer, names[p->kind]);
+    } else {
+        snprintf(out, cap, "%s.weight", names[p->kind]);
+    }
+}
+
+static inline GgufType gguf_type_of(const GgufModel* m, const Param* p) {
+    if (!param_specs[p->kind].matrix) { return GGUF_F32; }
+    return m->type == GGUF_Q8_0 && p->cols % GGUF_Q8_BLOCK != 0 ? GGUF_F16 : m->type;
+}
+
+/* Returns the bytes of n neighbours in a row. */
+static inline size_t gguf_bytes(GgufType type, size_t n) {
+    if (type == GGUF_Q8_0) { return n / GGUF_Q8_BLOCK * (2 + GGUF_Q8_BLOCK); }
+    return n * (type == GGUF_F32 ? 4 : 2);
+}
+
+/* Writes the info of a tensor at *offset, and moves *offset behind it. Dimensions are listed innermost first. */
+static inline void gguf_info(FILE* f, const char* name, size_t rows, size_t cols, int ndim, GgufType type, uint64_t* offset) {
+    gguf_string(f, name, strlen(name));
+    gguf_u32(f, (uint32_t)ndim);
+    gguf_u64(f, cols);
+    if (ndim == 2) { gguf_u64(f, rows); }
+    gguf_u32(f, (uint32_t)type);
+    gguf_u64(f, *offset);
+    *offset = round_up(*offset + rows * gguf_bytes(type, cols), GGUF_ALIGN);
+}
+
+static inline void gguf_pad(FILE* f) {
+    while (ftello(f) % GGUF_ALIGN != 0) { fputc(0, f); }
+}
+
+/* Fills `divisors` (HD/2) with what llama.cpp divides each frequency by. */
+static inline void gguf_rope_divisors(float* divisors, const ModelConfig* c) {
+    float plain[MAX_HEAD_DIM / 2], scaled[MAX_HEAD_DIM / 2];
+    ModelConfig without = *c;
+    without.rope_llama3 = false;
+    rope_inv_freq(plain, &without);
+    rope_inv_freq(scaled, c);
+    for (int i = 0; i < c->head_dim / 2; i++) { divisors[i] = plain[i] / scaled[i]; }
+}
+
+/* Packs 32 neighbours as Q8_0. */
+static inline void gguf_pack_q8(const float* x /* (32) */, uint8_t* out /* (34) */) {
+    float largest = 0;
+    for (int i = 0; i < GGUF_Q8_BLOCK; i++) { largest = fmaxf(largest, fabsf(x[i])); }
+    const float d = largest / 127, inverse = d > 0 ? 1 / d : 0;
+    const uint16_t scale = f16_from_f32(d);
+    memcpy(out, &scale, 2);
+    for (int i = 0; i < GGUF_Q8_BLOCK; i++) { out[2 + i] = (uint8_t)(int8_t)roundf(x[i] * inverse); }
+}
+
+/* Packs a row of n elements into `out`, gguf_bytes() long. */
+static inline void gguf_pack(GgufType type, const float* x, size_t n, uint8_t* out) {
+    switch (type) {
+        case GGUF_F32: memcpy(out, x, n * sizeof(float)); break;
+        case GGUF_F16:
+        case GGUF_BF16:
+            for (size_t i = 0; i < n; i++) {
+                const uint16_t half = type == GGUF_F16 ? f16_from_f32(x[i]) : bf16_from_f32(x[i]);
+                memcpy(out + 2 * i, &half, 2);
+            }
+            break;
+        case GGUF_Q8_0:
+            for (size_t at = 0; at < n; at += GGUF_Q8_BLOCK) {
+                gguf_pack_q8(x + at, out + at / GGUF_Q8_BLOCK * (2 + GGUF_Q8_BLOCK));
+            }
+            break;
+    }
+}
+
+/* Returns the row here of row `row` there: in q and k, row 2i + j of a head there is row i + j * HD/2 here. */
+static inline size_t gguf_source_row(const ModelConfig* c, const Param* p, size_t row) {
+    const size_t HD = (size_t)c->head_dim, in_head = row % HD;
+    return p->kind == P_Q || p->kind == P_K ? row - in_head + in_head % 2 * (HD / 2) + in_head / 2 : row;
+}
+
+/* Writes the rows of one tensor. */
+static inline bool gguf_tensor(FILE* f, const GgufModel* m, const Param* p, Error* e) {
+    const GgufType type = gguf_type_of(m, p);
+    const size_t bytes = gguf_bytes(type, p->cols);
+    float* row = (float*)xmalloc(p->cols * sizeof(float));
+    uint8_t* packed = (uint8_t*)xmalloc(bytes);
+    bool ok = true;
+    for (size_t r = 0; ok && r < p->rows; r++) {
+        ok = m->source(m->ctx, p, gguf_source_row(m->config, p, r) * p->cols, p->cols, row, e);
+        if (ok) {
+            gguf_pack(type, row, p->cols, packed);
+            fwrite(packed, 1, bytes, f);
+        }
+    }
+    free(row);
+    free(packed);
+    gguf_pad(f);
+    return ok;
+}
+
+/* Fails if the model cannot be said in GGUF. Cheap; call it before anything is written. */
+static inline bool gguf_check(const GgufModel* m, Error* e) {
+    if (!m->tokenizer) {
+        return fail(e, "--export: the model has no tokenizer, and a GGUF file needs one\n  hint: give it with --tokenizer");
+    }
+    if (gguf_pre_tokenizer(m->tokenizer)) { return true; }
+    return fail(
+        e,
+        "--export: llama.cpp has no name for the split pattern of this tokenizer, wanted Llama 3's, GPT-2's or SmolLM's\n"
+        "  hint: --export DIR writes a Hugging Face folder, which keeps the pattern");
+}
+
+/* Writes everything but the tensors: keys, then infos. Their counts lie ahead of them, so the keys go through memory. */
+static inline void gguf_head(FILE* f, const GgufModel* m) {
+    const ParamTable* t = m->table;
+    const bool divisors = m->config->rope_llama3;
+    char *keys = NULL, name[64];
+    size_t size = 0;
+    uint64_t count = 0, offset = 0;
+    FILE* memory = xopen_memory(&keys, &size);
+    gguf_config(memory, &count, m);
+    gguf_tokenizer(memory, &count, m);
+    xclose_memory(memory, &keys);
+    fwrite("GGUF", 1, 4, f);
+    gguf_u32(f, GGUF_VERSION);
+    gguf_u64(f, (uint64_t)t->count + divisors);
+    gguf_u64(f, count);
+    fwrite(keys, 1, size, f);
+    free(keys);
+    if (divisors) { gguf_info(f, "rope_freqs.weight", 1, (size_t)m->config->head_dim / 2, 1, GGUF_F32, &offset); }
+    for (int i = 0; i < t->count; i++) {
+        const Param* p = &t->items[i];
+        gguf_name(name, sizeof name, p);
+        gguf_info(f, name, p->rows, p->cols, param_specs[p->kind].matrix ? 2 : 1, gguf_type_of(m, p), &offset);
+    }
+    gguf_pad(f);
+}
+
+/* Writes the whole file to `f`, from its start. gguf_check() must have passed. */
+static inline bool gguf_write(FILE* f, const GgufModel* m, Error* e) {
+    gguf_head(f, m);
+    if (m->config->rope_llama3) {
+        float divisors[MAX_HEAD_DIM / 2];
+        gguf_rope_divisors(divisors, m->config);
+        fwrite(divisors, sizeof(float), (size_t)m->config->head_dim / 2, f);
+        gguf_pad(f);
+    }
+    for (int i = 0; i < m->table->count; i++) {
+        if (!gguf_tensor(f, m, &m->table->items[i], e)) { return false; }
+    }
+    return true;
+}
+
+#endif

@@ -1,0 +1,136 @@
+/* export.h -- --export: writes a trained model for other programs, without the state of its run:
+ *
+ *   --export FILE.gguf   one GGUF file for llama.cpp (files/gguf.h): F32, F16, BF16 or Q8_0
+ *   --export DIR         a Hugging Face folder in F32, F16 or BF16
+ *
+ * Every weight is checked first, as when it is loaded. Then the tensors go through in pieces, so no trainer and no memory for
+ * the model is needed. What is written gets its name when it is whole.
+ */
+#ifndef LLMC_EXPORT_H
+#define LLMC_EXPORT_H
+
+#include "llmc/base/utils.h"
+
+#include "llmc/files/gguf.h"
+#include "llmc/files/model_folder.h"
+#include "llmc/files/side_files.h"
+#include "llmc/run/options.h"
+#include "llmc/run/session.h"
+#include "llmc/text/tokenizer_write.h"
+
+/* A TensorSource: reads a parameter from open files (ModelFiles). */
+static inline bool export_source(void* files, const Param* p, size_t first, size_t n, float* dst, Error* e) {
+    const SafeTensors* file = NULL;
+    const SafeTensor* t = model_find((const ModelFiles*)files, p->name, &file);
+    return safetensors_read_f32(file, t, first, n, dst, e);
+}
+
+/* Returns the type to write: --export-dtype, else that of the embedding in the files. */
+static inline ExportDtype export_type(const Session* s, const ModelFiles* files) {
+    const SafeTensors* file = NULL;
+    if (s->options.export_dtype != EXPORT_AUTO) { return (ExportDtype)s->options.export_dtype; }
+    switch (model_find(files, s->table.items[0].name, &file)->dtype) {
+        case SAFE_BF16: return EXPORT_BF16;
+        case SAFE_F16: return EXPORT_F16;
+        default: return EXPORT_F32;
+    }
+}
+
+/* Returns the chat template of the model, for free(): that of its folder, or Llama 3's if the tokenizer has its tokens; NULL
+ * if there is none. */
+static inline char* export_chat_template(const Session* s) {
+    for (size_t i = 0; i < s->side_files.count; i++) {
+        const SideFile* file = &s->side_files.items[i];
+        if (strcmp(file->name, "chat_template.jinja") != 0) { continue; }
+        char* text = (char*)xmalloc(file->size + 1);
+        memcpy(text, file->data, file->size);
+        text[file->size] = 0;
+        return text;
+    }
+    char* config = tokenizer_config_text(&s->tokenizer, s->config.max_positions);
+    Json j;
+    Error ignored = NO_ERROR;
+    char* found = NULL;
+    if (json_parse(&j, config, strlen(config), "tokenizer_config.json", &ignored)) {
+        const char* text = json_string(&j, json_get(&j, json_root(&j), "chat_template"), NULL);
+        found = text ? xstrdup(text) : NULL;
+        json_free(&j);
+    }
+    return found;
+}
+
+/* Writes a GGUF file. */
+static inline bool export_gguf(const Session* s, ModelFiles* files, ExportDtype type, const char* path, Error* e) {
+    static const GgufType types[] = {GGUF_F32, GGUF_F32, GGUF_BF16, GGUF_F16, GGUF_Q8_0};
+    char name[PATH_CAP];
+    snprintf(name, sizeof name, "%s", file_name(s->options.export_model));
+    name[strlen(name) - strlen(".gguf")] = 0;
+    GgufModel m = {name, &s->config,  &s->table,     s->has_tokenizer ? &s->tokenizer : NULL,
+                   NULL, types[type], export_source, files};
+    if (!gguf_check(&m, e)) { return false; }
+    FILE* f = create_output(path, e);
+    if (!f) { return false; }
+    char* chat = export_chat_template(s);
+    m.chat_template = chat;
+    bool ok = gguf_write(f, &m, e);
+    if (ok) {
+        ok = close_output(f, path, e);
+    } else {
+        fclose(f);
+    }
+    free(chat);
+    return ok;
+}
+
+/* Writes a model folder. */
+static inline bool export_folder(const Session* s, ModelFiles* files, ExportDtype type, const char* path, Error* e) {
+    static const SafeDtype types[] = {SAFE_F32, SAFE_F32, SAFE_BF16, SAFE_F16};
+    bool ok = make_directories(path, e) &&
+              model_save_weights(path, &s->config, &s->table, types[type], export_source, files, NULL, e) &&
+              (!s->has_tokenizer || tokenizer_save(&s->tokenizer, path, s->config.max_positions, e));
+    if (ok) { side_files_write(&s->side_files, path); }
+    return ok && model_save_generation(path, &s->config, e) && sync_directory(path, e);
+}
+
+/* Writes the export under a temporary name, then renames it. */
+static inline bool export_write(const Session* s, ModelFiles* files, ExportDtype type, Error* e) {
+    const char* path = s->options.export_model;
+    char tmp[PATH_CAP], parent[PATH_CAP];
+    folder_of(path, parent);
+    if (snprintf(tmp, sizeof tmp, "%s.tmp", path) >= (int)sizeof tmp) { return fail(e, "--export: the path is too long"); }
+    if (!make_directories(parent, e) || !remove_tree(tmp, e)) { return false; }
+    bool ok = options_export_gguf(&s->options) ? export_gguf(s, files, type, tmp, e) : export_folder(s, files, type, tmp, e);
+    ok = ok && (rename_output(tmp, path, e));
+    Error ignored = NO_ERROR;
+    if (!ok) { remove_tree(tmp, &ignored); }
+    return ok && sync_directory(parent, e);
+}
+
+/* Refuses a target that would replace anything but an older export: a file that is not one of ours, a folder with files. */
+static inline bool export_check_target(const Options* o, Error* e) {
+    struct stat st;
+    if (lstat(o->export_model, &st) != 0) { return true; }
+    if (options_export_gguf(o)) {
+        return S_ISREG(st.st_mode) || fail(e, "--export: %s is not a regular file, wanted a new name", o->export_model);
+    }
+    return rmdir(o->export_model) == 0 ||
+           fail(e, "--export: %s exists, wanted a new folder, or a name that ends with .gguf", o->export_model);
+}
+
+/* Runs --export. */
+static inline void job_export(const Session* s) {
+    static const char* const type_names[] = {"", "F32", "BF16", "F16", "Q8_0"};
+    ModelFiles files;
+    Error e = NO_ERROR;
+    char count[32];
+    must(export_check_target(&s->options, &e), &e);
+    session_load_weights(s, NULL, NULL);
+    must(model_open(&files, s->model_dir, &e), &e);
+    const ExportDtype type = export_type(s, &files);
+    must(export_write(s, &files, type, &e), &e);
+    model_close(&files);
+    printf("exported %s, %s parameters, as %s to %s\n", s->model_dir, text_count(s->table.num_params, count, sizeof count),
+           type_names[type], s->options.export_model);
+}
+
+#endif
