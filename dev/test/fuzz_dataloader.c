@@ -1,5 +1,5 @@
 /* fuzz_dataloader.c -- reads the bytes as one or two token files. What opens must give every row of two epochs, each token
- * below the vocabulary size, or an error. The first byte sets B, T, shuffle and the thread; the next two say where the second
+ * below the vocabulary size, or an error; what a scan finds whole gives every row. The first byte sets B, T, shuffle and the thread; the next two say where the second
  * file begins (0: no second file). */
 #include "llmc/files/dataloader.h"
 
@@ -39,14 +39,19 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         int32_t x[4 * 16], y[4 * 16];
         d.thread_tried = data[0] >> 7;  // half of the inputs run without a thread
         if (d.num_tokens * (uint64_t)d.token_bytes > size) { abort(); }
+        uint64_t print;
+        Error bad = NO_ERROR;
+        if (!dataloader_fingerprint(&d, &print, &bad)) { abort(); }
         ok = dataloader_check_vocab(&d, 70000, 0, &e);
+        const bool whole = dataloader_scan(&d, NULL, NULL, &bad);
+        if (whole == (bad.msg[0] != 0)) { abort(); }
         while (ok && d.row < 2 * d.rows_per_epoch) {
             ok = dataloader_next(&d, x, y, &e);
             for (int i = 0; ok && i < B * T; i++) {
                 if (x[i] < 0 || x[i] >= d.vocab_limit || (i % T > 0 && x[i] != y[i - 1])) { abort(); }
             }
         }
-        if (ok == (e.msg[0] != 0)) { abort(); }
+        if (ok == (e.msg[0] != 0) || (whole && !ok)) { abort(); }
         dataloader_close(&d);
     }
     unlink(first);
