@@ -43,8 +43,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         Error bad = NO_ERROR;
         if (!dataloader_fingerprint(&d, &print, &bad)) { abort(); }
         ok = dataloader_check_vocab(&d, 70000, 0, &e);
-        const bool whole = dataloader_scan(&d, NULL, NULL, &bad);
-        if (whole == (bad.msg[0] != 0)) { abort(); }
+        const bool whole = ok && dataloader_scan(&d, NULL, NULL, &bad);
+        if (ok && whole == (bad.msg[0] != 0)) { abort(); }
         while (ok && d.row < 2 * d.rows_per_epoch) {
             ok = dataloader_next(&d, x, y, &e);
             for (int i = 0; ok && i < B * T; i++) {
