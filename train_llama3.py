@@ -596,6 +596,8 @@ class TokenFile:
         kind = {(20240520, 1): "<u2", (20240801, 7): "<u4"}.get((int(head[0]), int(head[1])) if len(head) == 256 else None)
         if kind is None:
             die(f"{path}: is no token file\n  hint: make one from text with ./tokenize --tokenizer DIR -o OUT.bin FILE")
+        if head[10 if head[8] == 1 else 8:].any():  # word 9 is a checksum; --dry-run of the C trainers checks it
+            die(f"{path}: words 8 to 255 of the header are not zero, nor a 1 and a checksum")
         self.tokens = np.memmap(path, dtype=kind, mode="r", offset=1024)
         count, self.vocab_size, self.path = int(head[4:6].view("<u8")[0]) or int(head[2]), int(head[3]), path
         if len(self.tokens) != count:

@@ -1,6 +1,6 @@
 /* fuzz_dataloader.c -- reads the bytes as one or two token files. What opens must give every row of two epochs, each token
- * below the vocabulary size, or an error. The first byte sets B, T, shuffle and the thread; the next two say where the second
- * file begins (0: no second file). */
+ * below the vocabulary size, or an error; what a scan finds whole gives every row. The first byte sets B, T, shuffle and the
+ * thread; the next two say where the second file begins (0: no second file). */
 #include "fuzz.h"
 #include "llmc/files/dataloader.h"
 
@@ -22,8 +22,13 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (ok) {
         int32_t x[4 * 16], y[4 * 16];
         d.thread_tried = data[0] >> 7;  // half of the inputs run without a thread
+        uint64_t print;
+        Error bad = NO_ERROR;
         REQUIRE(d.num_tokens * (uint64_t)d.token_bytes <= size);
+        REQUIRE(dataloader_fingerprint(&d, &print, &bad));
         ok = dataloader_check_vocab(&d, 70000, 0, &e);
+        const bool whole = ok && dataloader_scan(&d, NULL, NULL, &bad);
+        REQUIRE(!ok || whole == !bad.msg[0]);
         while (ok && d.row < 2 * d.rows_per_epoch) {
             ok = dataloader_next(&d, x, y, &e);
             for (int i = 0; ok && i < B * T; i++) {
@@ -31,6 +36,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
             }
         }
         fuzz_check_error(ok, &e);
+        REQUIRE(ok || !whole);
         dataloader_close(&d);
     }
     unlink(first);

@@ -42,6 +42,7 @@ expect "a model that does not fit is refused with the shortfall" 1 " short)" tra
 
 mkdir empty && cp data.bin empty && cd empty || exit 1
 expect "a dry run shows the plan" 0 "plan    12 steps" train --model d1 --train data.bin --steps 12 --dry-run
+expect "a dry run shows the plan of --minutes" 0 "plan    the steps that fit into 3 minutes" train --model d1 --train data.bin --minutes 3 --dry-run
 check "a dry run shows the memory" grep -q "^memory  need" "$tmp/stdout"
 check "a dry run writes nothing" test "$(ls -A)" = data.bin
 cd "$tmp" || exit 1
@@ -428,6 +429,19 @@ expect "data of another tokenizer" 1 "made with another tokenizer" train --model
 token_file high.bin 500 97 97
 expect "a token beyond the vocabulary" 1 "token 500 is id 97, wanted below 97" train --model "$pairs/gqa2_untied_rope8" --train high.bin --seq 20 --steps 30 --out high
 check "and no checkpoint of that run" test "$(ls high)" = log.jsonl
+for file in "--train high.bin" "--train data97.bin --val high.bin"; do
+    token_file data97.bin 500 97
+    expect "a dry run reads every id: $file" 1 "high.bin: token 500 is id 97, wanted below 97" \
+        train --model "$pairs/gqa2_untied_rope8" --seq 20 --dry-run $file
+done
+cp val.bin flipped.bin && printf X | dd of=flipped.bin bs=1 seek=2000 conv=notrunc 2>/dev/null
+for file in "--train flipped.bin" "--train data.bin --val flipped.bin"; do
+    expect "a dry run finds a changed byte: $file" 1 "flipped.bin: the checksum of its tokens is" train --model d1 --dry-run $file
+done
+expect "a dry run says that the data is whole" 0 "scan    val.bin: all ids are below 257" train --model d1 --dry-run --train data.bin --val val.bin
+expect "a file of llm.c's, without a checksum, is whole too" 0 "scan    data97.bin" train --model "$pairs/gqa2_untied_rope8" --dry-run --train data97.bin
+: >empty.jsonl
+expect "an empty .jsonl holds no text" 1 "empty.jsonl: holds no text" "$bin/tokenize" -o none.bin empty.jsonl
 token_file mixed1.bin 500 97 && cp data.bin mixed2.bin
 "$bin/tokenize" --tokenizer "$root/dev/data/tinytales/tokenizer.json" -o mixed3.bin text.txt >/dev/null
 expect "shards of two tokenizers" 1 "mixed3.bin: " train --model d1 --train 'mixed[23].bin' --out bad

@@ -380,6 +380,23 @@ def test_rows_come_once_an_epoch_and_in_another_order_each(tokens):
     assert x[0].tolist() == f.tokens[i * 16:i * 16 + 16].tolist() and y[0].tolist() == f.tokens[i * 16 + 1:i * 16 + 17].tolist()
 
 
+@pytest.mark.parametrize("words, fine", [({}, True), ({8: 1, 9: -5}, True), ({9: 5}, False), ({8: 2}, False), ({8: 1, 10: 1}, False),
+                                         ({255: 1}, False)])
+def test_spare_words_of_a_token_file_are_zero(tmp_path, words, fine, capsys):
+    path = tmp_path / "t.bin"
+    write_tokens(path, np.arange(600) % 97, 97)
+    head = np.fromfile(path, dtype="<i4", count=256)
+    for word, value in words.items():
+        head[word] = value
+    path.write_bytes(head.tobytes() + path.read_bytes()[1024:])
+    if fine:
+        assert ref.TokenFile(str(path), 16).rows == 37
+    else:
+        with pytest.raises(SystemExit):
+            ref.TokenFile(str(path), 16)
+        assert "t.bin: words 8 to 255" in capsys.readouterr().err
+
+
 def test_training_resumes_bitwise_and_writes_a_folder_that_opens(tokens):
     flags = ["--model", "d1", "--train", "t*.bin", "--val", "t1.bin", "--steps", 40, "--total-batch", 64]
     first = run(tokens, *flags, "--out", "a")

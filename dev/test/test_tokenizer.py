@@ -435,6 +435,17 @@ def test_a_saved_folder_of_each_kind_opens_in_transformers(tokenizer_copy, tmp_p
     check_saved(fast, tmp_path / "saved", random_strings(1000, seed=16), tok.token_to_id("<|endoftext|>"))
 
 
+def crc32c(data):
+    """Returns the checksum of RFC 3720, a byte at a time."""
+    table = list(range(256))
+    for _ in range(8):
+        table = [r >> 1 ^ (0x82F63B78 if r & 1 else 0) for r in table]
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = crc >> 8 ^ table[(crc ^ byte) & 0xFF]
+    return crc ^ 0xFFFFFFFF
+
+
 def read_tokens(path):
     import struct
     data = open(path, "rb").read()
@@ -446,6 +457,7 @@ def read_tokens(path):
     tokens = list(struct.unpack(f"<{len(body) // (4 if wide else 2)}{'I' if wide else 'H'}", body))
     assert words[2] == len(tokens) and words[4] == len(tokens) and words[5] == 0
     assert words[6] or words[7]
+    assert words[8] == 1 and words[9] & 0xFFFFFFFF == crc32c(body) and not any(words[10:])
     return words, tokens
 
 
