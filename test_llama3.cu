@@ -150,7 +150,8 @@ static double cpu_step(void* tested, const int* x, const int* y, const float* hy
     const size_t N = (size_t)m->B * m->T;
     FixedBatch batch = {x, y, N};
     const StepPlan plan = fixed_plan(&batch, m->B, hyper, &t->run);
-    cpu_trainer.step(m, &plan, hyper[HYPER_LR]);
+    Error e = NO_ERROR;
+    must(cpu_trainer.step(m, &plan, hyper[HYPER_LR], &e), &e);
     const StepResult r = cpu_trainer.result(m, &plan);
     *norm = r.norm;
     return r.loss;

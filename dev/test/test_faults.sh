@@ -89,7 +89,7 @@ fault "weight decay inside the gradient (Adam for AdamW)" train_llama3.c "$l2"
 fault "no bias correction of the first moment" llmc/adamw.h 's/correction1 = .*/correction1 = 1.0;/'
 fault "no bias correction of the second moment" llmc/adamw.h 's/correction2 = .*/correction2 = 1.0;/'
 fault "beta1 for beta2" train_llama3.c 's/const double weight_decay = hyper\.weight_decay;/& hyper.beta2 = hyper.beta1;/'
-fault "no clipping" train_llama3.c 's/max_norm > 0 && norm > max_norm/0/'
+fault "no clipping" llmc/base/update.h 's/max_norm > 0 && norm > max_norm/0/'
 fault "gradients kept from step to step" train_llama3.c '/^static void llama_zero_gradients/,/^}/ s/memset(/if (m->m[0] == 0) &/'
 wait
 

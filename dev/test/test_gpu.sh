@@ -69,6 +69,13 @@ tests() {
     quick "what is not finite is never applied, BF16" what_is_not_finite_is_never_applied bf16
     full "what is not finite is never applied, FP32" what_is_not_finite_is_never_applied fp32
     full "--debug names the tensor that is not finite" debug_names_the_tensor
+    quick "a bad token late in the data: the last step is saved, bit for bit" bad_token_saves_the_last_step
+    quick "SIGTERM ends a validation" term_ends_a_validation
+    quick "SIGUSR1 saves and the run goes on" usr1_saves_and_the_run_goes_on
+    quick "ten steps that are not finite end the run, BF16" ruin_ends_the_run bf16
+    full "ten steps that are not finite end the run, FP32" ruin_ends_the_run fp32
+    quick "timed checkpoints change no bit, BF16" timed_checkpoints_change_no_bit bf16
+    full "timed checkpoints change no bit, FP16" timed_checkpoints_change_no_bit fp16
     quick "a weight that is nan is refused by name" nan_is_refused
     quick "--tune writes nothing into another run's folder" tune_asks_before_it_writes
     full "--plan is read by every job, and refused where it is something else" plan_is_for_every_job

@@ -25,7 +25,7 @@ eps left out of rmsnorm | FP32 | test_llama3cu $tied | llmc/rmsnorm.cuh | s/ \/ 
 RoPE turned forward in backward | FP32 | test_llama3cu $pair | llmc/rope.cuh | s/cos_sin, -1\.0f,/cos_sin, 1.0f,/
 beta 0 for 1: the second micro-step overwrites | BF16 | test_kernels_cu matmul_agrees | llmc/matmul.cuh | s/accumulate ? dw : NULL/NULL/
 beta 1 for 0: the first micro-step adds to what was there | FP32 | test_llama3cu $pair | train_llama3.cu | s/const bool add = !first;/const bool add = true;/
-loss scale not divided out | BF16 | test_kernels_cu decisions_follow | llmc/gpu/step_state.cuh | s/(float)(clip \/ scale)/(float)clip/
+loss scale not divided out | BF16 | test_kernels_cu decisions_follow | llmc/gpu/step_state.cuh | s/(float)(clip_factor(norm, h.grad_clip) \/ scale)/(float)clip_factor(norm, h.grad_clip)/
 weight decay on norms | FP32 | test_llama3cu $pair | llmc/adamw.cuh | s/stretch\.decays ? state->decay : 1\.0f/state->decay/
 the split master's low half dropped | BF16 | test_kernels_cu adamw_agrees | llmc/adamw.cuh | s/master\.v\[k\] = split_low(p)/master.v[k] = 0/
 END

@@ -149,7 +149,8 @@ what_is_not_finite_is_never_applied() {
     v=$1 d=$tmp/huge_$1
     huge_weights "$d.model" && token_file "$d.bin" 3000 97 || return 1
     cu "$v" --model "$d.model" --train "$d.bin" --batch 2 --seq 16 --steps 0 --out "$d/before" || return 1
-    cu "$v" --model "$d.model" --train "$d.bin" --batch 2 --seq 16 --steps 3 --out "$d/after" || return 1
+    if cu "$v" --model "$d.model" --train "$d.bin" --batch 2 --seq 16 --steps 3 --out "$d/after" 2>"$d.errors"; then echo "error: status 0" && return 1; fi
+    grep '^error: the loss or gradient norm of the last 3 steps is not finite, first in ' "$d.errors" || { cat "$d.errors" && return 1; }
     [ "$(grep -c '"skipped":"skipped: not finite' "$d/after/log.jsonl")" -eq 3 ] || { grep '"step"' "$d/after/log.jsonl" && echo "error: wanted 3 skipped steps" && return 1; }
     cmp "$d/before/step_00000000/model.safetensors" "$d/after/step_00000003/model.safetensors"
 }
@@ -223,6 +224,89 @@ outliers_are_skipped() {
     # checkpoints hold the windows of losses: a stopped and resumed run skips the same steps
     cu bf16 --model d2 --train "$tmp/data_train.bin" --batch 2 --seq 64 --steps 300 --lr 1e-5 --skip-loss-z 0.5 --stop-after 170 --out "$d.parts" &&
         cu bf16 --resume --out "$d.parts" && same_end "$d" "$d.parts" 300 && same_steps "$d/log.jsonl" "$d.parts/log.jsonl"
+}
+
+# ended_early ERRORS: prints the step that the hint says is saved, and fails without one
+ended_early() {
+    grep '^error: ' "$1" >&2
+    sed -n 's/^  hint: step \([1-9][0-9]*\) is saved in .*/\1/p' "$1" | grep .
+}
+
+# A bad token in the last row of the file ends the run somewhere in its epoch. What is saved is the last whole step, bit for bit,
+# and the run goes on from it when the data is mended.
+bad_token_saves_the_last_step() {
+    d=$tmp/bad_token
+    mkdir -p "$d" && token_file "$d/clean.bin" 3009 97 && token_file "$d/late.bin" 3008 97 97 || return 1
+    flags="--model $pairs/gqa2_untied_rope8 --batch 2 --seq 16 --total-batch 64 --steps 400 --schedule constant"
+    if cu bf16 $flags --train "$d/late.bin" --out "$d/late" 2>"$d/errors"; then echo "error: status 0" && return 1; fi
+    step=$(ended_early "$d/errors") || { cat "$d/errors" && echo "error: no step is saved" && return 1; }
+    cu bf16 $flags --train "$d/clean.bin" --stop-after "$step" --out "$d/clean" && same_end "$d/late" "$d/clean" "$step" || return 1
+    cp "$d/clean.bin" "$d/late.bin" && cu bf16 --resume --out "$d/late" --stop-after $((step + 2)) &&
+        cu bf16 --resume --out "$d/clean" --stop-after $((step + 2)) && same_end "$d/late" "$d/clean" $((step + 2)) && echo "REMARK step $step"
+}
+
+# watched FLAGS...: runs the BF16 trainer in the background as $pid, with its screen in $d.screen, for at most 60 s
+watched() {
+    need bf16 train_llama3cu || return 1
+    "$build/bf16/train_llama3cu" --sample-tokens 0 --val-every 0 "$@" >"$d.screen" 2>&1 &
+    pid=$!
+    (sleep 60 && kill -9 $pid) 2>/dev/null &
+}
+
+# Small batches make the validation last for seconds; SIGTERM ends it, and the step before it is saved.
+term_ends_a_validation() {
+    d=$tmp/val_term
+    watched --model d2 --train "$tmp/data_train.bin" --val "$tmp/data_train.bin" --batch 1 --seq 16 --steps 100 --val-every 1 --val-batches 1000000 --out "$d" &&
+        wait_for has_steps "$d/log.jsonl" 1 || { tail -n 3 "$d.screen" && return 1; }
+    from=$(date +%s%N)
+    kill -TERM $pid
+    wait $pid
+    status=$? ms=$((($(date +%s%N) - from) / 1000000))
+    echo "REMARK $ms ms from the signal to the end"
+    [ $status -eq 0 ] && [ -s "$d/step_00000001/model.safetensors" ] && ! grep '"event":"val"' "$d/log.jsonl" && [ $ms -lt 5000 ] && return 0
+    tail -n 3 "$d.screen" "$d/log.jsonl"
+    return 1
+}
+
+usr1_saves_and_the_run_goes_on() {
+    d=$tmp/usr1
+    watched --model d2 --train "$tmp/data_train.bin" --batch 4 --seq 256 --steps 1000000 --schedule constant --signal-status 75 --out "$d" &&
+        wait_for has_steps "$d/log.jsonl" 3 || { tail -n 3 "$d.screen" && return 1; }
+    kill -USR1 $pid
+    wait_for sh -c "ls $d/step_*/trainer_state.json" && first=$(ls "$d" | grep '^step_' | head -n 1)
+    steps=$(grep -c '"event":"step"' "$d/log.jsonl")
+    wait_for has_steps "$d/log.jsonl" $((steps + 3)) || echo "error: it does not go on"
+    kill -TERM $pid
+    wait $pid
+    status=$?
+    at=$(echo "${first:-}" | sed 's/step_0*//')
+    [ $status -eq 75 ] && [ -n "$at" ] && cu bf16 --model d2 --train "$tmp/data_train.bin" --batch 4 --seq 256 --steps 1000000 --schedule constant \
+        --stop-after "$at" --out "$d.whole" && same_end "$d" "$d.whole" "$at" && return 0
+    tail -n 3 "$d.screen"
+    echo "error: status $status, first checkpoint '${first:-}'"
+    return 1
+}
+
+# A learning rate that ruins the weights: ten steps that are not finite end the run; what was healthy is still there.
+ruin_ends_the_run() {
+    v=$1 d=$tmp/ruin_$1
+    flags="--model d2 --train $tmp/data_train.bin --batch 2 --seq 64 --steps 200 --schedule constant --checkpoint-every 2 --keep 1"
+    cu "$v" $flags --stop-after 4 --out "$d" || return 1
+    if cu "$v" $flags --resume --lr 1e3 --weight-decay 1000 --grad-clip 0 --out "$d" 2>"$d.errors"; then echo "error: status 0" && return 1; fi
+    grep '^error: the loss or gradient norm of the last 1[0-9] steps is not finite, first in ' "$d.errors" || { cat "$d.errors" && return 1; }
+    healthy=$(sed -n 's/^  hint: \(.*\) is from before: .*/\1/p' "$d.errors")
+    grep -q '"not_finite": false' "$healthy/trainer_state.json" && grep -q '"not_finite": true' "$d"/step_*/trainer_state.json &&
+        tail -n 1 "$d/log.jsonl" | grep '"reason":"not finite"'
+}
+
+# Checkpoints by the clock drain the steps in flight at moments that no two runs share.
+timed_checkpoints_change_no_bit() {
+    v=$1 d=$tmp/timed_$1
+    flags="--model d2 --train $tmp/data_train.bin --batch 2 --seq 64 --steps 1500 --lr 1e-4"
+    cu "$v" $flags --checkpoint-minutes 0 --out "$d/off" && cu "$v" $flags --checkpoint-minutes 0.0001 --out "$d/on" || return 1
+    echo "REMARK $(grep -c '"event":"checkpoint"' "$d/on/log.jsonl") checkpoints"
+    [ "$(grep -c '"event":"checkpoint"' "$d/on/log.jsonl")" -ge 2 ] && [ "$(ls -d "$d"/on/step_* | wc -l)" -eq 1 ] &&
+        same_end "$d/on" "$d/off" 1500 && same_steps "$d/on/log.jsonl" "$d/off/log.jsonl"
 }
 
 profile_has_a_table() {
