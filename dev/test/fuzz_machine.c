@@ -2,6 +2,7 @@
  * a limit, a usage, memory.stat. The bytes left must be at most the limit, and none if more is used than may be. Numbers are
  * those that strtoull() reads. */
 #include "fuzz.h"
+#include "llmc/files/folder.h"
 #include "llmc/run/machine.h"
 
 enum { GROUP, LIMIT, USAGE, STATISTICS, NUM_TEXTS };
