@@ -62,6 +62,10 @@ check "is a new one, too" test "$(member parent_run elsewhere/step_00000003) $(m
 mkdir disk && mv elsewhere/step_00000003 disk && ln -s ../disk/step_00000003 elsewhere/step_00000003
 expect "a checkpoint may be a link to another disk" 0 "" resume elsewhere/step_00000003 --out elsewhere --stop-after 4
 
+go --out pruned --keep 2 --stop-after 4 >/dev/null 2>&1 && cp -r whole/step_00000002 pruned
+resume --out pruned --stop-after 4 >/dev/null 2>&1
+check "a run that died before it removed an old checkpoint removes it when it goes on" test "$(cd pruned && echo step_*)" = "step_00000003 step_00000004"
+
 # --- what has changed --------------------------------------------------------------------------------------------------------
 
 # changed NAME TEXT FLAGS...: resuming with these flags warns with TEXT, and is refused with --strict-resume

@@ -8,8 +8,8 @@
 
 #include "llmc/base/utils.h"  // defines: fail, path_join
 
-#include "llmc/files/json.h"           // defines: json_parse, json_get, json_string, json_node_int, json_node_u64
-#include "llmc/files/trainer_state.h"  // defines: RunId
+#include "llmc/files/json.h"  // defines: json_parse, json_get, json_string, json_node_int, json_node_u64
+#include "llmc/files/trainer_state.h"
 
 typedef struct {
     RunId run;             // of the last "config" or "resume"; "": unknown

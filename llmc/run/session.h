@@ -152,6 +152,14 @@ static inline bool session_writes(const Session* s) {
     return s->job == JOB_TRAIN && s->rank == 0 && (s->options.profile == 0 || s->options.tune);
 }
 
+/* Locks --out and removes what dead runs left half-made in it. */
+static inline void session_take_out(Session* s) {
+    const char* out = s->options.out;
+    Error e = NO_ERROR;
+    must(out_lock(&s->lock, out, &e), &e);
+    must(checkpoint_remove_stale(out, &e), &e);
+}
+
 /* Returns whether the run resumes from a checkpoint in --out. */
 static inline bool session_goes_on_in_out(const Session* s) {
     char parent[PATH_CAP];
@@ -196,7 +204,7 @@ static inline void session_resume(Session* s) {
     Options* o = &s->options;
     const bool named = *o->resume;
     Error e = NO_ERROR;
-    if (session_writes(s) && is_directory(o->out)) { must(out_lock(&s->lock, o->out, &e), &e); }
+    if (session_writes(s) && is_directory(o->out)) { session_take_out(s); }
     const bool ok = named ? checkpoint_open(o->resume, CHECKPOINT_RUN, s->model_dir, &s->state, &e)
                           : checkpoint_find(o->out, CHECKPOINT_RUN, s->model_dir, &s->state, &e);
     session_must_read(s, ok, named ? o->resume : o->out, &e);
@@ -473,8 +481,7 @@ static inline void session_lock(Session* s) {
     size_t count = 0;
     const Options* o = &s->options;
     if (s->rank != 0) { return; }
-    if (s->lock < 0) { must(out_lock(&s->lock, o->out, &e), &e); }
-    must(checkpoint_remove_stale(o->out, &e), &e);
+    if (s->lock < 0) { session_take_out(s); }
     must(checkpoint_list(o->out, &steps, &count, &e), &e);
     if (count > 0 && !session_goes_on_in_out(s)) {
         die("--out: %s holds the checkpoints of another run, up to step %llu\n"
@@ -504,6 +511,8 @@ static inline void session_begin(Session* s, const char* precision) {
     if (s->resumed) {
         must(log_resume(&s->log, &s->state, s->model_dir, o, s->argc, s->argv, s->machine, &e), &e);
         session_set_aside(s);
+        // a run that died while it removed old checkpoints
+        if (!s->state.not_finite) { checkpoint_prune(o->out, o->keep, (uint64_t)o->major_every, s->state.step); }
     } else {
         must(log_config(&s->log, &s->state, o, s->argc, s->argv, &s->config, &s->table, precision, s->machine,
                         s->train.num_tokens, &e),
