@@ -951,6 +951,7 @@ int main(int argc, char** argv) {
     }
     Device d = device_open(&s.options, job_trains(s.job));
     run_machine(d.name, 1, s.machine, sizeof s.machine);
+    device_build(&d, s.build, sizeof s.build);
     const Trainer trainer = cuda_trainer(&d);
     run_job(&trainer, &s, train);
     session_close(&s);

@@ -14,10 +14,11 @@
  * killed process left is replaced.
  */
 #include "llmc/base/utils.h"           // defines: die, fail, xmalloc, open_input
+#include "llmc/base/crc.h"             // defines: Crc, crc_begin, crc_add, crc_end, crc_shift
 #include "llmc/files/folder.h"         // defines: make_directories, folder_of
 #include "llmc/files/json.h"           // defines: json_parse, json_get, json_string, json_write_string
 #include "llmc/files/output.h"         // defines: create_temporary, rename_output, close_output, sync_directory
-#include "llmc/files/tokenfile.h"      // defines: tokenfile_header
+#include "llmc/files/tokenfile.h"      // defines: tokenfile_header, tokenfile_scan
 #include "llmc/text/text.h"            // defines: edit_distance, text_count
 #include "llmc/text/tokenizer.h"       // defines: encoder_text, text_border, decoder_push
 #include "llmc/text/tokenizer_read.h"  // defines: tokenizer_load
@@ -32,7 +33,7 @@ enum {
     BATCH_BYTES = 16 << 20,   // bytes of a file read at a time
     STDIN_BYTES = 1 << 20,    // most bytes of stdin read at a time; the lines that are there are answered at once
     PARTS_PER_THREAD = 4,     // runs of units for each thread: short ones balance the threads
-    CONVERT_TOKENS = 1 << 14  // tokens converted or copied at a time
+    CONVERT_TOKENS = 1 << 13  // tokens converted or copied at a time
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -304,7 +305,7 @@ static bool answer_decode(const Job* job, Part* p, const Unit* u, FILE* out) {
     bool ok = line_member(&j, &member, "ids", JSON_ARRAY, u, job->path, &p->error);
     char* text = NULL;
     size_t text_len = 0, len;
-    FILE* whole = ok ? open_memstream(&text, &text_len) : NULL;
+    FILE* whole = ok ? xopen_memory(&text, &text_len) : NULL;
     for (const JsonNode* n = ok ? json_first(&j, member) : NULL; ok && n; n = json_next(&j, n)) {
         int64_t id = -1;
         if (!json_node_int(&j, n, &id) || id < 0 || id >= job->t->vocab_size) {
@@ -319,7 +320,7 @@ static bool answer_decode(const Job* job, Part* p, const Unit* u, FILE* out) {
     if (whole) {
         const char* rest = decoder_flush(&p->decoder, &len);
         fwrite(rest, 1, len, whole);
-        fclose(whole);
+        xclose_memory(whole, &text);
     }
     if (ok) {
         fputs("{\"text\": ", out);
@@ -334,12 +335,11 @@ static bool answer_decode(const Job* job, Part* p, const Unit* u, FILE* out) {
 static void run_part(const Job* job, Part* p, const Unit* units, size_t count) {
     bool ok = true;
     if (job->args->jsonl || job->args->decode) {
-        FILE* out = open_memstream(&p->lines, &p->lines_len);
-        if (!out) { die("out of memory"); }
+        FILE* out = xopen_memory(&p->lines, &p->lines_len);
         for (size_t i = 0; ok && i < count; i++) {
             ok = job->args->jsonl ? answer_encode(job, p, &units[i], out) : answer_decode(job, p, &units[i], out);
         }
-        fclose(out);
+        xclose_memory(out, &p->lines);
         return;
     }
     p->encoder.count = 0;
@@ -348,6 +348,7 @@ static void run_part(const Job* job, Part* p, const Unit* units, size_t count) {
 
 /* Encodes or decodes the units in parallel: part k gets the k-th run of about equal bytes. Returns the number of parts used. */
 static int run_units(Job* job, const UnitList* list) {
+    if (list->count == 0) { return 0; }
     size_t* first = (size_t*)xcalloc((size_t)job->num_parts + 1, sizeof(size_t));
     size_t bytes = 0, done = 0, unit = 0;
     for (size_t i = 0; i < list->count; i++) { bytes += list->units[i].len + 1; }
@@ -375,6 +376,7 @@ typedef struct {
     volatile sig_atomic_t unfinished;  // tmp is there
     int token_bytes;
     uint64_t count;
+    Crc crc;  // of the tokens as stored
 } TokenFile;
 
 static TokenFile token_files[2];  // for training and for validation; global, since a signal may have to remove them
@@ -413,6 +415,7 @@ static bool token_file_create(TokenFile* w, const char* path, int token_bytes, E
     w->unfinished = 1;
     w->lock = dup(fileno(w->f));
     w->token_bytes = token_bytes;
+    crc_begin(&w->crc);
     return fwrite(header, 1, sizeof header, w->f) == sizeof header ||
            fail(e, "%s: writing failed: %s", w->tmp, strerror(errno));
 }
@@ -422,24 +425,27 @@ static bool token_file_add(TokenFile* w, const int32_t* ids, size_t n, Error* e)
     bool ok = true;
     if (w->token_bytes == 4) {
         ok = fwrite(ids, 4, n, w->f) == n;
+        crc_add(&w->crc, ids, ok ? 4 * n : 0);
     } else {
         for (size_t i = 0, m; ok && i < n; i += m) {
             m = size_min(n - i, CONVERT_TOKENS);
             for (size_t k = 0; k < m; k++) { small[k] = (uint16_t)ids[i + k]; }
             ok = fwrite(small, 2, m, w->f) == m;
+            crc_add(&w->crc, small, 2 * m);
         }
     }
     w->count += n;
     return ok || fail(e, "%s: writing failed: %s", w->tmp, strerror(errno));
 }
 
-/* Writes the header and flushes the file. */
+/* Writes the header, flushes the file, and reads it back to check every id and the checksum. */
 static bool token_file_finish(TokenFile* w, const Tokenizer* t, Error* e) {
     int32_t words[TOKENFILE_WORDS];
-    TokenFileHeader h = {w->token_bytes, t->vocab_size, w->count, t->fingerprint};
+    TokenFileHeader h = {w->token_bytes, t->vocab_size, w->count, t->fingerprint, true, crc_end(&w->crc)};
     tokenfile_header(words, &h);
-    bool ok = fseeko(w->f, 0, SEEK_SET) == 0 && fwrite(words, sizeof words, 1, w->f) == 1;
+    bool ok = fseeko(w->f, 0, SEEK_SET) == 0 && fwrite(words, sizeof words, 1, w->f) == 1 && fflush(w->f) == 0;
     if (!ok) { return fail(e, "%s: writing failed: %s", w->tmp, strerror(errno)); }
+    if (!tokenfile_scan(w->f, &h, t->vocab_size, w->tmp, NULL, NULL, e)) { return false; }
     ok = close_output(w->f, w->tmp, e);
     w->f = NULL;
     return ok;
@@ -503,13 +509,30 @@ static bool find_cut(TokenFile* w, double fraction, int separator, uint64_t* cut
     return true;
 }
 
-/* Moves the tokens from `cut` on to the validation file. */
+/* Reads back the first `count` tokens for their checksum. */
+static bool crc_of_first(TokenFile* w, uint64_t count, Error* e) {
+    unsigned char raw[1 << 14];
+    const uint64_t bytes = count * (uint64_t)w->token_bytes;
+    crc_begin(&w->crc);
+    for (uint64_t at = 0, n; at < bytes; at += n) {
+        n = size_min(bytes - at, sizeof raw);
+        if (!read_at(fileno(w->f), TOKENFILE_HEADER_BYTES + at, raw, n, w->tmp, "the tokens", e)) { return false; }
+        crc_add(&w->crc, raw, n);
+    }
+    return true;
+}
+
+/* Moves the tokens from `cut` on to the validation file. The checksums of both parts must make that of the whole. */
 static bool split_off(TokenFile* train, TokenFile* val, uint64_t cut, Error* e) {
     int32_t ids[CONVERT_TOKENS];
+    const uint32_t whole = crc_end(&train->crc);
     for (uint64_t at = cut; at < train->count; at += CONVERT_TOKENS) {
         const size_t n = (size_t)(train->count - at < CONVERT_TOKENS ? train->count - at : CONVERT_TOKENS);
         if (!token_file_read(train, ids, at, n, e) || !token_file_add(val, ids, n, e)) { return false; }
     }
+    if (!crc_of_first(train, cut, e)) { return false; }
+    const uint32_t parts = crc_shift(crc_end(&train->crc), val->count * (uint64_t)val->token_bytes) ^ crc_end(&val->crc);
+    if (parts != whole) { return fail(e, "%s: reads back as other tokens than were written", train->tmp); }
     train->count = cut;
     const off_t end = (off_t)(TOKENFILE_HEADER_BYTES + cut * (uint64_t)train->token_bytes);
     return (fflush(train->f) == 0 && ftruncate(fileno(train->f), end) == 0) ||

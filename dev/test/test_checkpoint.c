@@ -91,7 +91,13 @@ static TrainerState small_state(uint64_t step, int world_size) {
     s.data_row = step * 4 + ((uint64_t)1 << 60) + 1;
     s.tokens = step * 100;
     s.updates = step - 1;
+    s.row_order = ROW_ORDER;
+    s.data = 0x0123456789ABCDEFu;
     s.fingerprint = 0xFEDCBA9876543210u;
+    strcpy(s.build, "a \"compiler\"");
+    strcpy(s.run, "00000000000000aa");
+    strcpy(s.parent_run, "00000000000000bb");
+    s.parent_step = 1;
     s.world_size = world_size;
     s.loss_scale = 65536.0;
     s.scale_good = 17;
@@ -220,12 +226,75 @@ static void what_was_saved_is_read_back(void) {
           "integers");
     CHECK(s.fingerprint == want.fingerprint && s.world_size == 1 && s.loss_scale == want.loss_scale && s.scale_good == 17,
           "numbers");
+    CHECK(s.row_order == ROW_ORDER && s.data == want.data && strcmp(s.build, want.build) == 0 && !s.not_finite, "fingerprints");
+    CHECK(strcmp(s.run, want.run) == 0 && strcmp(s.parent_run, want.parent_run) == 0 && s.parent_step == 1, "the run");
     CHECK(memcmp(&s.loss, &want.loss, sizeof s.loss) == 0, "the full window differs");
     CHECK(memcmp(&s.grad_norm, &want.grad_norm, sizeof s.grad_norm) == 0, "the partial window differs");
     double lr = 0;
     CHECK(json_double(&s.json, s.saved_options, "lr", 0, 1, &lr, &e) && lr == 0.001, "%s", e.msg);
     trainer_state_free(&s);
     clean(out);
+}
+
+/* Reads a state in which the first `from` is replaced by `to` ("": cut out), with its checksum made right. */
+static bool read_changed(const char* text, const char* from, const char* to, TrainerState* s, Error* e) {
+    const char* at = strstr(text, from);
+    char* changed = (char*)xmalloc(strlen(text) + strlen(to) + 64);
+    CHECK(at != NULL, "no %s in the state", from);
+    const char* tail = strstr(text, trainer_state_tail);
+    int n =
+        sprintf(changed, "%.*s%s%.*s", (int)(at - text), text, to, (int)(tail - at - (long)strlen(from)), at + strlen(from));
+    n += sprintf(changed + n, "%s%" PRIu32 "\n}\n", trainer_state_tail, crc_of(changed, (size_t)n));
+    return trainer_state_from_text(s, changed, (size_t)n, "state", e);
+}
+
+/* Returns the text of the state of the small run's step 9. */
+static char* state_text(void) {
+    char out[PATH_CAP], path[PATH_CAP + 64];
+    size_t size = 0;
+    Error e = NO_ERROR;
+    test_folder(out);
+    CHECK(save(out, 9, 1, NULL, &e), "%s", e.msg);
+    snprintf(path, sizeof path, "%s/step_00000009/trainer_state.json", out);
+    char* text = read_file(path, &size, 1 << 20, &e);
+    CHECK(text != NULL, "%s", e.msg);
+    clean(out);
+    return text;
+}
+
+static void later_formats_are_refused_and_the_first_is_read_without_what_it_lacks(void) {
+    TrainerState s;
+    Error e = NO_ERROR;
+    char* text = state_text();
+    CHECK(!read_changed(text, "\"format\": 2", "\"format\": 3", &s, &e) && contains(e.msg, "format is 3"), "%s", e.msg);
+    trainer_state_free(&s);
+    static const char* const added[] = {"row_order", "data_fingerprint", "parent_step", "build",
+                                        "run",       "parent_run",       "not_finite"};
+    for (size_t i = 0; i < sizeof added / sizeof *added; i++) {
+        char key[64];
+        memset(&e, 0, sizeof e);
+        snprintf(key, sizeof key, "  \"%s\"", added[i]);
+        CHECK(!read_changed(text, key, "  \"other\"", &s, &e) && contains(e.msg, added[i]), "%s: %s", added[i], e.msg);
+        trainer_state_free(&s);
+    }
+    memset(&e, 0, sizeof e);
+    CHECK(!read_changed(text, "00000000000000aa", "00000000000000aaa", &s, &e) && contains(e.msg, "run"), "%s", e.msg);
+    trainer_state_free(&s);
+    memset(&e, 0, sizeof e);
+    CHECK(read_changed(text, "\"format\": 2", "\"format\": 1", &s, &e), "%s", e.msg);
+    CHECK(s.step == 9 && s.row_order == 1 && s.data == 0 && !s.build[0] && !s.run[0] && !s.parent_run[0], "format 1");
+    trainer_state_free(&s);
+    free(text);
+}
+
+static void every_run_gets_an_id_of_its_own_and_a_branch_knows_its_parent(void) {
+    TrainerState s = small_state(9, 1);
+    RunId other;
+    trainer_state_branch(&s);
+    run_id_draw(other);
+    CHECK(strcmp(s.parent_run, "00000000000000aa") == 0 && s.parent_step == 9, "%s at %d", s.parent_run, (int)s.parent_step);
+    CHECK(strlen(s.run) == 16 && strspn(s.run, "0123456789abcdef") == 16, "\"%s\"", s.run);
+    CHECK(strcmp(s.run, other) != 0 && strcmp(s.run, s.parent_run) != 0, "two runs have the id %s", s.run);
 }
 
 static void any_number_of_ranks_reads_what_any_number_wrote(void) {
@@ -270,6 +339,32 @@ static void a_state_that_lacks_or_repeats_elements_is_refused(void) {
     free(side.arena);
     param_table_free(&t);
     clean(out);
+}
+
+static void a_state_that_is_not_finite_is_refused_by_file_tensor_and_index(void) {
+    const ModelConfig c = small_config();
+    ParamTable t = param_table(&c);
+    Side side = {(float*)xcalloc(t.elements, sizeof(float)), 0, t.elements};
+    const float bad[] = {NAN, INFINITY, -INFINITY};
+    for (int i = 0; i < 9; i++) {
+        char out[PATH_CAP], where[64];
+        Error e = NO_ERROR;
+        const Param* p = &t.items[i % 3];
+        const size_t at = p->rows > 1 ? 3 * p->cols + 5 : 5;
+        const StateSlot slot = {i % 2 ? "v" : "master", SAFE_F32, give, take, &side};
+        test_folder(out);
+        side.arena[p->offset + at] = bad[i / 3];
+        CHECK(state_save(out, 0, &t, 0, t.elements, &slot, 1, NULL, &e), "%s", e.msg);
+        side.arena[p->offset + at] = 0;
+        CHECK(!state_load(out, 1, &t, 0, t.elements, &slot, 1, &e), "%s %g was taken", p->name, bad[i / 3]);
+        snprintf(where, sizeof where, p->rows > 1 ? "at [3, 5]" : "at [5]");
+        CHECK(contains(e.msg, "state_rank00000.safetensors: tensor ") && contains(e.msg, p->name) && contains(e.msg, where),
+              "%s", e.msg);
+        side.arena[p->offset + at] = 0;
+        clean(out);
+    }
+    free(side.arena);
+    param_table_free(&t);
 }
 
 static void moments_in_bf16_come_back_exactly(void) {
@@ -972,8 +1067,11 @@ static void a_thousand_openings_leak_no_descriptor(void) {
 
 int main(void) {
     RUN(what_was_saved_is_read_back);
+    RUN(later_formats_are_refused_and_the_first_is_read_without_what_it_lacks);
+    RUN(every_run_gets_an_id_of_its_own_and_a_branch_knows_its_parent);
     RUN(any_number_of_ranks_reads_what_any_number_wrote);
     RUN(a_state_that_lacks_or_repeats_elements_is_refused);
+    RUN(a_state_that_is_not_finite_is_refused_by_file_tensor_and_index);
     RUN(moments_in_bf16_come_back_exactly);
     RUN(a_damaged_checkpoint_is_passed_over);
     RUN(every_flipped_bit_of_trainer_state_is_found);

@@ -181,6 +181,18 @@ static inline char* xstrdup(const char* s) {
     return (char*)memcpy(xmalloc(n), s, n);
 }
 
+/* Opens a stream that writes to memory; xclose_memory() makes *text, for free(), and *length valid. */
+static inline FILE* xopen_memory(char** text, size_t* length) {
+    FILE* f = open_memstream(text, length);
+    if (!f) { die("out of memory: could not open a stream"); }
+    return f;
+}
+
+static inline void xclose_memory(FILE* f, char** text) {
+    const bool lost = ferror(f) != 0;  // fclose() alone may succeed after a write that found no memory
+    if (fclose(f) != 0 || lost || !*text) { die("out of memory: could not keep a text"); }
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // paths, and reading files. files/output.h writes them
 

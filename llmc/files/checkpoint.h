@@ -5,6 +5,7 @@
  *       state_rank00000.safetensors  optimizer state of one rank
  *       trainer_state.json           where the run stands; size and CRC-32C of every other file
  *   OUT/step_00001000.tmp/           a checkpoint that was being written or removed when a run died
+ *   OUT/step_00001000.set_back/      a checkpoint that lay behind the step to which a run was set back; for the user to delete
  *
  * Invariants:
  *   1. A folder gets the name step_N only when it is complete and flushed to disk. It is built as step_N.tmp: write, fsync and
@@ -14,6 +15,9 @@
  *   2. Resuming trusts nothing. It first compares the sizes and checksums of all files, trainer_state.json included. If
  *      the newest checkpoint is damaged, it warns and takes the one before. Loading the model alone does not open the
  *      optimizer state; it checks the weights' checksums while it reads them.
+ *      The newest checkpoint is that of the highest step of the run that wrote last. When a run is set back to step N, the log
+ *      says so first (log_history.h); then all later steps get the name .set_back. If the process dies between the two,
+ *      later steps of other runs do not count.
  *   3. A failed write (full disk) removes the .tmp and leaves older checkpoints alone. Pruning never touches the
  *      checkpoint that was just written.
  *
@@ -31,6 +35,7 @@
 
 #include "llmc/files/file_sums.h"
 #include "llmc/files/folder.h"
+#include "llmc/files/log_history.h"
 #include "llmc/files/model_folder.h"
 #include "llmc/files/optimizer_state.h"
 #include "llmc/files/side_files.h"
@@ -85,6 +90,16 @@ static inline void out_unlock(int* fd) {
     *fd = -1;
 }
 
+/* Tells whether a run is writing into the folder. For messages: the answer may be old already. */
+static inline bool out_is_locked(const char* out) {
+    char path[PATH_CAP];
+    Error e = NO_ERROR;
+    const int fd = path_join(path, out, ".lock", &e) ? open(path, O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC) : -1;
+    const bool locked = fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    if (fd >= 0) { close(fd); }
+    return locked;
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // writing a checkpoint
 
@@ -112,12 +127,18 @@ static inline void checkpoint_abort(Checkpoint* k) {
     file_sums_free(&k->sums);
 }
 
-/* Starts a checkpoint in an empty OUT/step_N.tmp. Write the parts below next, then call checkpoint_commit(). If any of them
- * fails, call checkpoint_abort(). */
-static inline bool checkpoint_begin(Checkpoint* k, const char* out, uint64_t step, Error* e) {
+/* Joins a checkpoint that rank 0 has begun: another rank adds its state to it. */
+static inline bool checkpoint_join(Checkpoint* k, const char* out, uint64_t step, Error* e) {
     memset(k, 0, sizeof *k);
     if (!checkpoint_paths(out, step, k->dir, k->tmp, e)) { return false; }
     snprintf(k->out, sizeof k->out, "%s", out);  // fits, since the longer paths did
+    return true;
+}
+
+/* Starts a checkpoint in an empty OUT/step_N.tmp. Write the parts below next, then call checkpoint_commit(). If any of them
+ * fails, call checkpoint_abort(). */
+static inline bool checkpoint_begin(Checkpoint* k, const char* out, uint64_t step, Error* e) {
+    if (!checkpoint_join(k, out, step, e)) { return false; }
     LLMC_FAULT_POINT("begin");
     return remove_tree(k->tmp, e) && make_directories(k->tmp, e);
 }
@@ -324,30 +345,69 @@ static inline bool checkpoint_read(const char* dir, CheckpointUse use, TrainerSt
     return true;
 }
 
+/* Tells whether the run that wrote last, `last`, had been set back to a step before this checkpoint of another run. */
+static inline bool checkpoint_abandoned(const LogHistory* last, const TrainerState* s) {
+    return last->parent_run[0] && s->step > last->parent_step && strcmp(s->run, last->run) != 0;
+}
+
+/* Checks what a checkpoint must be to be taken without being named: that of its folder's step, with a sound last step. */
+static inline bool checkpoint_check_found(const TrainerState* s, uint64_t step, Error* e) {
+    if (s->step != step) { return fail(e, "%s: step is %" PRIu64 ", wanted the folder's", s->path, s->step); }
+    return !s->not_finite || fail(e, "%s: not_finite is true: the loss or gradient of the last step was not finite", s->path);
+}
+
 /* Finds the newest whole checkpoint in OUT: its folder in dir (PATH_CAP bytes; "" if OUT has no checkpoint) and its state.
  * Skips damaged ones with a warning; fails if all are damaged. */
 static inline bool checkpoint_find(const char* out, CheckpointUse use, char* dir, TrainerState* s, Error* e) {
     uint64_t* steps = NULL;
     size_t count = 0;
     char tmp[PATH_CAP];
+    LogHistory last;
     memset(s, 0, sizeof *s);
     dir[0] = 0;
-    if (!checkpoint_list(out, &steps, &count, e)) { return false; }
+    if (!log_history_read(&last, out, 0, e) || !checkpoint_list(out, &steps, &count, e)) { return false; }
     bool found = count == 0;
     for (size_t i = 0; i < count && !found; i++) {
         Error cause = NO_ERROR;
         found = checkpoint_paths(out, steps[i], dir, tmp, &cause) && checkpoint_read(dir, use, s, &cause) &&
-                (s->step == steps[i] || fail(&cause, "%s: step is %" PRIu64 ", wanted the folder's", s->path, s->step));
+                checkpoint_check_found(s, steps[i], &cause);
+        const bool abandoned = found && checkpoint_abandoned(&last, s);
+        if (abandoned) { found = fail(&cause, "%s: is of a run that was set back to step %" PRIu64, dir, last.parent_step); }
         if (found) { break; }
         trainer_state_free(s);
-        if (i + 1 < count) {
+        if (i + 1 == count) {
+            fail(e, "%s%s", cause.msg, s->not_finite ? "\n  hint: --resume PATH takes it all the same" : "");
+        } else if (!abandoned) {
             warn("%s: taking the checkpoint before it", cause.msg);
-        } else {
-            fail(e, "%s", cause.msg);
         }
     }
     free(steps);
     return found;
+}
+
+/* Writes the folder that a checkpoint lies in to `out` (PATH_CAP bytes). The checkpoint itself may be a link. */
+static inline bool checkpoint_parent(const char* dir, char* out, Error* e) {
+    size_t n = strlen(dir);
+    while (n > 1 && dir[n - 1] == '/') { n--; }
+    size_t at = n;
+    while (at > 0 && dir[at - 1] != '/') { at--; }
+    if (dir[at] == '.') { return path_join(out, dir, "..", e); }  // "." and ".."
+    while (at > 1 && dir[at - 1] == '/') { at--; }
+    snprintf(out, PATH_CAP, "%.*s", at ? (int)at : 1, at ? dir : ".");
+    return true;
+}
+
+/* Reads the log beside a checkpoint, if there is one, and compares the checkpoint's weights with what the log says of them. */
+static inline bool checkpoint_check_log(const char* dir, const TrainerState* s, LogHistory* log, Error* e) {
+    char folder[PATH_CAP];
+    if (!checkpoint_parent(dir, folder, e) || !log_history_read(log, folder, s->step, e)) { return false; }
+    const uint32_t weights = file_sums_weights(&s->files);
+    if (!log->has_weights || log->weights == weights) { return true; }
+    return fail(e,
+                "%s: the weights' checksum is %" PRIu32 ", but %s/log.jsonl says %" PRIu32 " at step %" PRIu64
+                "\n"
+                "  hint: this is another run's checkpoint, or another run's log: move one of them away",
+                s->path, weights, folder, log->weights, s->step);
 }
 
 /* Opens what --resume PATH names: a checkpoint's folder, or the newest whole checkpoint in a folder of checkpoints. */
@@ -391,6 +451,27 @@ static inline bool checkpoint_restore(const char* out, uint64_t step, Error* e) 
         }
     }
     return true;
+}
+
+/* Renames every checkpoint later than `step` to step_N.set_back, or .set_back2 ... if there is one already. Sets *count to
+ * their number. The caller holds the lock. */
+static inline bool checkpoint_set_aside(const char* out, uint64_t step, size_t* count, Error* e) {
+    uint64_t* steps = NULL;
+    size_t listed = 0;
+    bool ok = checkpoint_list(out, &steps, &listed, e);
+    for (*count = 0; ok && *count < listed && steps[*count] > step; ++*count) {
+        char dir[PATH_CAP], aside[PATH_CAP], number[16] = "";
+        struct stat st;
+        ok = checkpoint_paths(out, steps[*count], dir, aside, e);
+        for (int i = 2; ok; i++) {
+            ok = snprintf(aside, sizeof aside, "%s.set_back%s", dir, number) < PATH_CAP || fail(e, "%s: is too long", dir);
+            if (lstat(aside, &st) != 0) { break; }
+            snprintf(number, sizeof number, "%d", i);
+        }
+        ok = ok && (rename(dir, aside) == 0 || fail(e, "%s: cannot rename to %s: %s", dir, aside, strerror(errno)));
+    }
+    free(steps);
+    return ok && (*count == 0 || sync_directory(out, e));
 }
 
 /* Removes what dead runs left behind: OUT/step_N.tmp and OUT/step_N.old.tmp. The caller holds the lock. */

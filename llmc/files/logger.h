@@ -1,11 +1,12 @@
 /* logger.h -- OUT/log.jsonl: one JSON object a line, one line an event, one write() a line to an O_APPEND file.
  *
- *   {"event":"config", ...}      first line: version, time, program, precision, machine, argv, options, model, train_tokens
+ *   {"event":"config", ...}      first line: version, time, run, program, precision, machine, argv, options, model, ...
  *   {"event":"step","step":7,"loss":3.9,"gnorm":0.8,"lr":0.0003,"ms":41.2,"tok_s":24854.4}   ("skipped": why, if it was)
  *   {"event":"val","step":..,"loss":..}   {"event":"sample","step":..,"text":".."}
- *   {"event":"checkpoint","step":..,"path":".."}
- *   {"event":"resume","step":..,"path":"..", ...}   {"event":"end","step":..,"reason":"..","seconds":..}
+ *   {"event":"checkpoint","step":..,"path":"..","weights_crc32c":..}
+ *   {"event":"resume","step":..,"run":"..","path":"..", ...}   {"event":"end","step":..,"reason":"..","seconds":..}
  *
+ * "run" is the run's id; one that branched off from another adds "parent_run" and "parent_step" (trainer_state.h).
  * "step" counts the optimizer steps done: the first step's line says 1, and the checkpoint step_N holds the state after the
  * lines up to N. A number that is not finite is written as null.
  * Invariants: everything up to the last newline is whole lines. All events of a step are written before its checkpoint, and
@@ -17,11 +18,12 @@
 #ifndef LLMC_LOGGER_H
 #define LLMC_LOGGER_H
 
-#include "llmc/base/utils.h"         // defines: fail, die, path_join
-#include "llmc/files/config_file.h"  // defines: config_fields, config_write_value
-#include "llmc/files/json.h"         // defines: json_parse, json_get, json_write_string, json_write_text, json_write_double
-#include "llmc/files/output.h"       // defines: open_output, is_open_file
-#include "llmc/run/options.h"        // defines: Options, options_json, trainer_name, LLMC_VERSION
+#include "llmc/base/utils.h"           // defines: fail, die, path_join
+#include "llmc/files/config_file.h"    // defines: config_fields, config_write_value
+#include "llmc/files/json.h"           // defines: json_parse, json_get, json_write_string, json_write_text, json_write_double
+#include "llmc/files/output.h"         // defines: open_output, is_open_file
+#include "llmc/files/trainer_state.h"  // defines: TrainerState
+#include "llmc/run/options.h"          // defines: Options, options_json, trainer_name, LLMC_VERSION
 
 enum { LOG_LINE_MAX = 1 << 20 };  // most bytes of a line that is read back
 
@@ -204,13 +206,21 @@ static inline void log_time(FILE* f) {
     log_text(f, "time", text);
 }
 
+static inline void log_run(FILE* f, const TrainerState* s) {
+    log_text(f, "run", s->run);
+    if (!s->parent_run[0]) { return; }
+    log_text(f, "parent_run", s->parent_run);
+    log_int(f, "parent_step", (int64_t)s->parent_step);
+}
+
 /* Logs the first line: all that is needed to repeat the run. `machine` is run_machine()'s text, `precision` is FP32, BF16
  * or FP16, `tokens` counts the tokens of the training files. */
-static inline bool log_config(Logger* g, const Options* o, int argc, char** argv, const ModelConfig* c, const ParamTable* t,
-                              const char* precision, const char* machine, uint64_t tokens, Error* e) {
+static inline bool log_config(Logger* g, const TrainerState* s, const Options* o, int argc, char** argv, const ModelConfig* c,
+                              const ParamTable* t, const char* precision, const char* machine, uint64_t tokens, Error* e) {
     FILE* f = logger_begin(g, "config");
     log_text(f, "version", LLMC_VERSION);
     log_time(f);
+    log_run(f, s);
     log_text(f, "program", trainer_name(o->trainer));
     log_text(f, "precision", precision);
     log_text(f, "machine", machine);
@@ -259,25 +269,29 @@ static inline bool log_sample(Logger* g, int64_t step, const char* text, size_t 
     return logger_end(g, e);
 }
 
-/* Logs the checkpoint `path` and flushes the log. Called before the checkpoint is renamed into place. */
-static inline bool log_checkpoint(Logger* g, int64_t step, const char* path, Error* e) {
+/* Logs the checkpoint `path`, whose weights have the checksum `weights`, and flushes the log. Called before the checkpoint is
+ * renamed into place. */
+static inline bool log_checkpoint(Logger* g, int64_t step, const char* path, uint32_t weights, Error* e) {
     FILE* f = logger_begin(g, "checkpoint");
     log_int(f, "step", step);
     log_text(f, "path", path);
+    log_int(f, "weights_crc32c", weights);
     return logger_end(g, e) && logger_sync(g, e);
 }
 
-static inline bool log_resume(Logger* g, int64_t step, const char* path, const Options* o, int argc, char** argv,
+/* Logs that the run goes on from the checkpoint `path`, and flushes the log: from here on it is the run that wrote last. */
+static inline bool log_resume(Logger* g, const TrainerState* s, const char* path, const Options* o, int argc, char** argv,
                               const char* machine, Error* e) {
     FILE* f = logger_begin(g, "resume");
-    log_int(f, "step", step);
+    log_int(f, "step", (int64_t)s->step);
     log_time(f);
+    log_run(f, s);
     log_text(f, "path", path);
     log_text(f, "machine", machine);
     log_argv(f, argc, argv);
     log_key(f, "options");
     options_json(f, o, true);
-    return logger_end(g, e);
+    return logger_end(g, e) && logger_sync(g, e);
 }
 
 /* Logs the run's last line and flushes the log; `reason`: "done", "stop-after" or "signal". */

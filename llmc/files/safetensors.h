@@ -22,7 +22,7 @@
 enum {
     SAFE_MAX_HEADER = 100000000,
     SAFE_MAX_DIMS = 8,
-    SAFE_PIECE = 16384,  // elements converted at a time, on the stack
+    SAFE_PIECE = 8192,  // elements converted at a time, on the stack
 };
 
 typedef enum {

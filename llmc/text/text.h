@@ -36,6 +36,16 @@ static inline const char* show_text(char* out, size_t cap, const char* s, size_t
     return out;
 }
 
+/* Prints text at a terminal: newlines and what it may get as they are, what it would obey as \xNN, as messages show it. */
+static inline void print_escaped(FILE* f, const char* s, size_t n) {
+    for (size_t i = 0; i < n;) {
+        const size_t length = s[i] == '\n' ? 1 : plain_char_length(s + i, n - i);
+        if (length == 0) { fprintf(f, "\\x%02x", (unsigned char)s[i]); }
+        fwrite(s + i, 1, length, f);
+        i += length ? length : 1;
+    }
+}
+
 /* Returns the number of edits (insert, delete, replace, swap neighbours) that turn a into b; 41 if either word is longer than
  * 40 characters. */
 static inline int edit_distance(const char* a, const char* b) {
