@@ -603,10 +603,10 @@ static inline void session_checkpoint(Session* s, SafeDtype dtype, TensorSource 
     const Options* o = &s->options;
     const bool first = s->rank == 0;
     memset(&k, 0, sizeof k);
-    bool ok = session_keep_out(s, &e) &&
-              (first ? checkpoint_begin(&k, o->out, s->state.step, &e) &&
-                           checkpoint_model(&k, &s->config, &s->table, dtype, weights, weights_ctx, &e)
-                     : checkpoint_join(&k, o->out, s->state.step, &e));
+    bool ok =
+        session_keep_out(s, &e) && (first ? checkpoint_begin(&k, o->out, s->state.step, &e) &&
+                                                checkpoint_model(&k, &s->config, &s->table, dtype, weights, weights_ctx, &e)
+                                          : checkpoint_join(&k, o->out, s->state.step, &e));
     ok = ok && checkpoint_state(&k, s->rank, &s->trained, 0, s->trained.elements, slots, num_slots, &e);
     if (first) { ok = ok && (!add || add(add_ctx, &k, &e)) && session_seal(s, &k, dtype, &e); }
     if (!ok) {
