@@ -439,6 +439,9 @@ def save_model(model, folder, dtype=None, spelling="both"):
     write_config(model.c, folder, str(dtype).split(".")[1], spelling)
     tensors = {name: w.detach().to("cpu", dtype).contiguous() for name, w in hf_tensors(model)}
     save_file(tensors, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+    size = sum(w.numel() * w.element_size() for w in tensors.values())
+    with open(os.path.join(folder, "model.safetensors.index.json"), "w", encoding="utf-8") as f:
+        json.dump({"metadata": {"total_size": size}, "weight_map": {name: "model.safetensors" for name in tensors}}, f, indent=2)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -376,7 +376,7 @@ static inline bool checkpoint_find(const char* out, CheckpointUse use, char* dir
         if (found) { break; }
         trainer_state_free(s);
         if (i + 1 == count) {
-            fail(e, "%s%s", cause.msg, s->not_finite ? "\n  hint: --resume PATH takes it all the same" : "");
+            fail(e, s->not_finite ? "%s\n  hint: --resume PATH takes it all the same" : "%s", cause.msg);
         } else if (!abandoned) {
             warn("%s: taking the checkpoint before it", cause.msg);
         }

@@ -90,7 +90,7 @@ static inline bool side_files_add(SideFiles* files, const char* folder, const ch
     files->items = (SideFile*)xrealloc(files->items, (files->count + 1) * sizeof(SideFile));
     SideFile* file = &files->items[files->count++];
     const bool tiktoken = strcmp(name, "tokenizer.model") == 0 && is_tiktoken(data, size);
-    snprintf(file->name, sizeof file->name, "%s%s", tiktoken ? "original/" : "", name);
+    snprintf(file->name, sizeof file->name, "%s", tiktoken ? "original/tokenizer.model" : name);
     file->data = data;
     file->size = size;
     files->bytes += size;
