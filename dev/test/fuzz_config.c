@@ -20,6 +20,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (c.num_heads % c.num_kv_heads || c.head_dim % 2 || c.head_dim > MAX_HEAD_DIM || c.num_layers > MAX_LAYERS) { abort(); }
     if (c.bos_id >= c.vocab_size || c.num_eos > MAX_EOS || !(c.rms_eps > 0) || !(c.rope_theta > 0)) { abort(); }
     if (c.rope_llama3 && !(c.rope_high_freq > c.rope_low_freq && c.rope_low_freq > 0 && c.rope_original_len > 0)) { abort(); }
+    config_warn(&c, path);
     ParamTable t = param_table(&c);
     // the arena's offsets did not wrap: it holds every parameter, and nothing else but the gaps
     if (t.elements < t.num_params || t.elements - t.num_params > (size_t)t.count * PARAM_ALIGN) { abort(); }
