@@ -2,16 +2,20 @@
  * change when it is written and read back. */
 #include "llmc/files/config_file.h"
 
-#include <sys/mman.h>
-
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
+static char path[PATH_CAP];  // a file: config_write() follows no link, such as those of /proc/self/fd
+
+static void remove_file(void) { unlink(path); }
+
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-    static int fd = -1;
-    char path[64];
-    if (fd < 0) { fd = memfd_create("fuzz", 0); }
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    if (ftruncate(fd, 0) != 0 || pwrite(fd, data, size, 0) != (ssize_t)size) { die("%s: %s", path, strerror(errno)); }
+    if (!path[0]) {
+        const char* tmp = getenv("TEST_TMP");
+        snprintf(path, sizeof path, "%s/fuzz_config_%d.json", tmp && *tmp ? tmp : "/dev/shm", (int)getpid());
+        atexit(remove_file);
+    }
+    FILE* f = fopen(path, "wb");
+    if (!f || fwrite(data, 1, size, f) != size || fclose(f) != 0) { die("%s: %s", path, strerror(errno)); }
     ModelConfig c, back;
     Error e = NO_ERROR;
     const bool ok = config_read(&c, path, &e);
