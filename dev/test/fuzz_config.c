@@ -14,6 +14,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
             c.num_layers <= MAX_LAYERS);
     REQUIRE(c.bos_id < c.vocab_size && c.num_eos <= MAX_EOS && c.rms_eps > 0 && c.rope_theta > 0);
     REQUIRE(!c.rope_llama3 || (c.rope_high_freq > c.rope_low_freq && c.rope_low_freq > 0 && c.rope_original_len > 0));
+    config_warn(&c, path);
     ParamTable t = param_table(&c);
     // the arena's offsets did not wrap: it holds every parameter, and nothing else but the gaps
     REQUIRE(t.elements >= t.num_params && t.elements - t.num_params <= (size_t)t.count * PARAM_ALIGN);

@@ -479,7 +479,7 @@ check "and which is taken over with its template" grep -q 'start_header_id' talk
 expect "generating without a model" 1 "is missing" train --generate x --out nowhere
 expect "ids stand for text without a tokenizer" 0 "5 6 7" "$bin/train_llama3" --model "$pairs/gqa2_untied_rope8" --generate "5 6 7" --tokens 3
 expect "a prompt that is no ids then" 1 "wanted ids from 0 to 96" train --model "$pairs/gqa2_untied_rope8" --generate "the cat"
-expect "a tokenizer larger than the model" 1 "but the model only 97" train --model "$pairs/gqa2_untied_rope8" --tokenizer short/step_00000002 --generate "the cat"
+expect "a tokenizer larger than the model" 1 "tokenizer.json: has 257 tokens, but the model $pairs/gqa2_untied_rope8 has only 97" train --model "$pairs/gqa2_untied_rope8" --tokenizer short/step_00000002 --generate "the cat"
 expect "the trained model's tokenizer is its own" 0 "the cat" train --model short/step_00000002 --generate "the cat" --tokens 2
 
 printf '%s\n' '{"text":"a cat \u00e9\ud83d\ude00\n\u0000b"}' '{"text":""}' >lines.jsonl

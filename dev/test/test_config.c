@@ -146,6 +146,64 @@ static void rope_spellings_that_disagree_are_refused_by_name(void) {
     REFUSED(",\"rope_scaling\":{\"type\":\"default\",\"rope_type\":\"llama3\"," L3 "}", "rope_scaling.type is \"default\"");
 }
 
+/* Returns what config_warn() prints of a small Llama's config.json with these members added at the end. */
+static const char* warnings_of(const char* more) {
+    static char text[2048];
+    ModelConfig c;
+    CHECK(reads(&c, more), "%s", error.msg);
+    fflush(stderr);
+    FILE* caught = tmpfile();
+    const int screen = dup(2);
+    dup2(fileno(caught), 2);
+    config_warn(&c, in_folder("config.json"));
+    fflush(stderr);
+    dup2(screen, 2);
+    close(screen);
+    rewind(caught);
+    text[fread(text, 1, sizeof text - 1, caught)] = 0;
+    fclose(caught);
+    return text;
+}
+
+static void a_key_that_was_lost_is_warned_of(void) {
+#define SCALED "\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4"
+    static const struct {
+        const char *more, *says;
+    } cases[] = {
+        {",\"rope_scaling\":{" SCALED "}", "config.json: has RoPE of type llama3, but no rope_theta: it is 10000"},
+        {",\"rope_theta\":null,\"rope_scaling\":{" SCALED "}", "no rope_theta"},
+        {",\"rope_parameters\":{" SCALED ",\"rope_teta\":5e5}",
+         "\"rope_teta\" is unknown and ignored, did you mean \"rope_theta\"?"},
+        {",\"rope_thetas\":5e5", "did you mean \"rope_theta\"?"},
+        {",\"rms_norm_esp\":1e-5", "\"rms_norm_esp\" is unknown and ignored, did you mean \"rms_norm_eps\"?"},
+        {",\"tie_word_embedding\":true", "did you mean \"tie_word_embeddings\"?"},
+        {",\"mlp_bais\":true", "did you mean \"mlp_bias\"?"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char* got = warnings_of(cases[i].more);
+        CHECK(strncmp(got, "warning: ", 9) == 0 && contains(got, cases[i].says), "%s gave: %s", cases[i].more, got);
+    }
+    // as Llama 3.2, SmolLM2, TinyLlama and older files have them, in the spellings of transformers 4 and 5
+    static const char* const usual[] = {
+        "",
+        ",\"rope_theta\":500000.0,\"rope_scaling\":{" SCALED
+        ",\"original_max_position_embeddings\":8192},\"pretraining_tp\":1,"
+        "\"torch_dtype\":\"bfloat16\",\"transformers_version\":\"4.45.0\",\"use_cache\":true,\"initializer_range\":0.02",
+        ",\"rope_parameters\":{" SCALED ",\"rope_theta\":5e5,\"original_max_position_embeddings\":8192},\"dtype\":\"bfloat16\"",
+        ",\"is_llama_config\":true,\"rope_interleaved\":false,\"transformers.js_config\":{\"kv_cache_dtype\":{\"q4f16\":"
+        "\"float16\"}},\"pad_token_id\":2,\"sep_token_id\":1,\"unk_token_id\":0,\"decoder_start_token_id\":1,"
+        "\"_attn_implementation_autoset\":true,\"unsloth_fixed\":true,\"_name_or_path\":\"x\",\"tokenizer_class\":\"y\"",
+        ",\"attention_bias\":false,\"mlp_bias\":false,\"head_dim\":6,\"max_sequence_length\":2048,\"is_decoder\":false,"
+        "\"num_beams\":1,\"top_k\":50,\"top_p\":1.0,\"num_labels\":2,\"hidden_dropout\":0.0,\"layer_norm_eps\":1e-5,"
+        "\"n_layer\":2,\"n_head\":2,\"auto_map\":{\"AutoConfig\":\"z\"},\"output_attentions\":false",
+    };
+    for (size_t i = 0; i < sizeof usual / sizeof *usual; i++) {
+        const char* got = warnings_of(usual[i]);
+        CHECK(!*got, "%s gave: %s", usual[i], got);
+    }
+#undef SCALED
+}
+
 static void what_would_be_computed_wrongly_is_refused_by_name(void) {
     ModelConfig c;
     REFUSED(",\"attention_bias\":true", "attention_bias is true");
@@ -553,6 +611,7 @@ int main(void) {
     RUN(ids_are_one_or_several);
     RUN(rope_is_read_in_every_spelling);
     RUN(rope_spellings_that_disagree_are_refused_by_name);
+    RUN(a_key_that_was_lost_is_warned_of);
     RUN(what_would_be_computed_wrongly_is_refused_by_name);
     RUN(numbers_out_of_range_are_refused);
     RUN(what_is_written_is_read_back);

@@ -13,6 +13,7 @@
 #include "llmc/files/json.h"
 #include "llmc/files/output.h"
 #include "llmc/files/safetensors.h"
+#include "llmc/text/text.h"
 
 #include <math.h>
 
@@ -321,6 +322,57 @@ static inline bool config_read(ModelConfig* c, const char* path, Error* e) {
     const bool ok = config_parse(c, &j, e);
     json_free(&j);
     return ok;
+}
+
+/* Returns the known field whose name is one edit away from `key`; NULL if there is none, or if `key` is known itself. */
+static inline const char* config_meant(const char* key, size_t len) {
+    static const char* const others[] = {"bos_token_id",
+                                         "eos_token_id",
+                                         "rope_theta",
+                                         "rope_scaling",
+                                         "rope_parameters",
+                                         "rope_type",
+                                         "type",
+                                         "factor",
+                                         "low_freq_factor",
+                                         "high_freq_factor",
+                                         "original_max_position_embeddings",
+                                         "partial_rotary_factor",
+                                         "dtype"};
+    enum { UNSUPPORTED = sizeof config_unsupported / sizeof *config_unsupported, OTHERS = sizeof others / sizeof *others };
+    const char* meant = NULL;
+    for (int i = 0; i < NUM_CONFIG_FIELDS + UNSUPPORTED + OTHERS; i++) {
+        const char* known = i < NUM_CONFIG_FIELDS                 ? config_fields[i].name
+                            : i < NUM_CONFIG_FIELDS + UNSUPPORTED ? config_unsupported[i - NUM_CONFIG_FIELDS]
+                                                                  : others[i - NUM_CONFIG_FIELDS - UNSUPPORTED];
+        if (strlen(known) > len + 1 || len > strlen(known) + 1) { continue; }
+        const int edits = edit_distance(key, known);
+        if (edits == 0) { return NULL; }
+        if (edits == 1) { meant = known; }
+    }
+    return meant;
+}
+
+/* Warns of what a config.json that config_read() accepts may have lost: a field under a name one edit away, and rope_theta
+ * beside RoPE type llama3. Either makes it another model. */
+static inline void config_warn(const ModelConfig* c, const char* path) {
+    Json j;
+    Error ignored = NO_ERROR;
+    if (!json_read_file(&j, path, 16 << 20, &ignored)) { return; }
+    const JsonNode* root = json_root(&j);
+    const JsonNode* objects[] = {root, json_get(&j, root, "rope_scaling"), json_get(&j, root, "rope_parameters")};
+    bool has_theta = false;
+    for (int i = 0; i < 3; i++) {
+        has_theta = has_theta || json_get(&j, objects[i], "rope_theta");
+        for (const JsonNode* n = objects[i] ? json_first(&j, objects[i]) : NULL; n; n = json_next(&j, n)) {
+            const char *key = json_key(&j, n, NULL), *meant = config_meant(key, n->key_len);
+            if (meant) { warn("%s: the field \"%s\" is unknown and ignored, did you mean \"%s\"?", path, key, meant); }
+        }
+    }
+    if (c->rope_llama3 && !has_theta) {
+        warn("%s: has RoPE of type llama3, but no rope_theta: it is %g, as in transformers", path, c->rope_theta);
+    }
+    json_free(&j);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -15,9 +15,12 @@
 
 static inline void print_model(FILE* f, const char* name, const ModelConfig* c, const ParamTable* t, const char* precision) {
     char count[32];
-    fprintf(f, "model   %s: %s parameters, vocabulary %d, width %d, %d layers, %d heads, %d kv heads of %d, ffn %d, %s, %s\n",
+    fprintf(f,
+            "model   %s: %s parameters, vocabulary %d, width %d, %d layers, %d heads, %d kv heads of %d, ffn %d, %s, %s\n"
+            "        RoPE theta %g%s, RMSNorm eps %g\n",
             name, text_count(t->num_params, count, sizeof count), c->vocab_size, c->hidden_size, c->num_layers, c->num_heads,
-            c->num_kv_heads, c->head_dim, c->intermediate_size, c->tied ? "tied" : "untied", precision);
+            c->num_kv_heads, c->head_dim, c->intermediate_size, c->tied ? "tied" : "untied", precision, c->rope_theta,
+            c->rope_llama3 ? " scaled as llama3" : "", (double)c->rms_eps);
 }
 
 typedef struct {

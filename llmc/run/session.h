@@ -252,6 +252,8 @@ static inline void session_find_model(Session* s) {
     if (!s->resumed) { session_find_start(s); }
     if (!s->model_dir[0]) { return; }
     must(model_check(s->model_dir, &s->config, &e), &e);
+    char config[PATH_CAP];
+    if (s->rank == 0 && path_join(config, s->model_dir, "config.json", &e)) { config_warn(&s->config, config); }
     if ((s->job == JOB_TRAIN || s->job == JOB_EXPORT) && s->rank == 0) { s->side_files = side_files_read(s->model_dir); }
 }
 
@@ -372,8 +374,9 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
     session_open_data(s);
     if (!s->model_dir[0]) { session_new_config(s); }
     if (s->has_tokenizer && s->tokenizer.vocab_size > s->config.vocab_size) {
-        die("the tokenizer has %d tokens, but the model only %d\n  hint: give the model's own with --tokenizer",
-            s->tokenizer.vocab_size, s->config.vocab_size);
+        die("%s: has %d tokens, but the model %s has only %d\n  hint: give the model's own with --tokenizer",
+            s->tokenizer.path ? s->tokenizer.path : "the built-in tokenizer", s->tokenizer.vocab_size,
+            s->model_dir[0] ? s->model_dir : o->model, s->config.vocab_size);
     }
     if (!s->has_tokenizer && s->job != JOB_EVAL && s->rank == 0) { warn("there is no tokenizer: texts are shown as ids"); }
     if (s->has_train) { session_check_data(s, &s->train); }

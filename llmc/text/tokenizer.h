@@ -99,6 +99,7 @@ typedef struct {
     int max_digits;  // SPLIT_LLAMA3: most digits in a piece
     int digits;      // DIGITS_*
 
+    char* path;    // of the file this came from, or NULL
     char* source;  // text of the tokenizer.json this came from, or NULL
     char* config;  // text of the tokenizer_config.json beside it; or NULL
 } Tokenizer;
@@ -789,6 +790,7 @@ static inline void tokenizer_free(Tokenizer* t) {
     free(t->added[0].names);
     free(t->added[1].names);
     free(t->merges);
+    free(t->path);
     free(t->source);
     free(t->config);
     memset(t, 0, sizeof *t);

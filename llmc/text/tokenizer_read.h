@@ -684,6 +684,7 @@ static inline bool tokenizer_load(Tokenizer* t, const char* path, Error* e) {
     bool ok = tokenizer_parse(t, text, len, file, e);
     free(text);
     if (!ok) { return false; }
+    t->path = xstrdup(file);
     strcpy(folder, file);
     char* slash = strrchr(folder, '/');
     const char* name = slash ? slash + 1 : file;
