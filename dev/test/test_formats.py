@@ -83,6 +83,10 @@ def test_every_dtype_tied_or_not_in_one_file_or_shards_comes_back_equal(model_co
         assert ("lm_head.weight" in f.keys()) == (not tied)
         for name in f.keys():
             assert torch.equal(f.get_tensor(name), model.state_dict()[name])
+        index = json.loads((tmp_path / "ours/model.safetensors.index.json").read_text())
+        assert index["weight_map"] == {name: "model.safetensors" for name in f.keys()}
+        sizes = [t.numel() * t.element_size() for t in map(f.get_tensor, f.keys())]
+        assert index["metadata"] == {"total_size": sum(sizes)}
 
 
 @pytest.mark.parametrize("kv", [1, 2, 4])
