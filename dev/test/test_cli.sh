@@ -304,7 +304,7 @@ saved_at() {
     sa_step=$(sed -n "s|^  hint: step \([0-9]*\) is saved in $1/step_0*[0-9]*: .*--resume$|\1|p" "$tmp/stderr")
     [ -n "$sa_step" ] && [ -s "$1/$(printf 'step_%08d' "$sa_step")/trainer_state.json" ] && echo "$sa_step"
 }
-token_file clean.bin 3009 97 && token_file late.bin 3008 97 97 && cp late.bin badval.bin
+token_file clean.bin 3009 97 && token_file late.bin 3008 97 97 && cp late.bin badval.bin && token_file high.bin 500 97 97
 data="--model $pairs/gqa2_untied_rope8 --batch 1 --seq 16 --steps 400 --schedule constant --checkpoint-minutes 0"
 expect "a bad token late in the data ends the run" 1 "late.bin: token 3008 is id 97" train $data --train late.bin --out late
 last=$(saved_at late)
@@ -359,7 +359,6 @@ cp -r "$pairs/mha_odd" huge && chmod u+w huge/*
 printf '\000\000\177\177%.0s' $(seq 1024) | dd of=huge/model.safetensors bs=1 seek=$(($(wc -c <huge/model.safetensors) - 4096)) conv=notrunc 2>/dev/null
 token_file huge.bin 3000 97
 expect "--eval of a loss that is not finite is an error" 1 "huge: the loss on huge.bin is " "$bin/train_llama3" --model huge --val huge.bin --batch 2 --seq 16 --eval
-expect "--tune is refused by other jobs than training" 2 "--tune" "$bin/train_llama3" --model model0 --val val.bin --eval --tune
 
 # --- a screen that is gone ---------------------------------------------------------------------------------------------------
 
@@ -397,6 +396,8 @@ disk=disk
 train --model d1 --steps 4 --out $disk --train data.bin --stop-after 2 >/dev/null
 full "a limit on files in the state" sh -c "trap '' XFSZ; ulimit -f 1000; '$bin/train_llama3' --threads 1 --out disk --resume"
 full "a limit on files in the weights" sh -c "trap '' XFSZ; ulimit -f 500; '$bin/train_llama3' --threads 1 --out disk --resume"
+expect "a first checkpoint that fails names no other" 1 "none is saved yet" \
+    sh -c "trap '' XFSZ; ulimit -f 500; '$bin/train_llama3' --threads 1 --model d1 --train data.bin --batch 2 --seq 32 --steps 2 --out nofirst"
 resume --out $disk >/dev/null
 check "with room again the run ends as if nothing had been" same_checkpoint nofull/step_00000004 $disk/step_00000004
 expect "a limit on files in the log: one clear error" 1 "log.jsonl: writing failed" \
@@ -426,9 +427,8 @@ expect "fewer rows than a batch" 1 "wanted at least 128" train --model d1 --trai
 expect "text for a token file" 1 "text.txt: magic is" train --model d1 --train text.txt --out bad
 expect "a vocabulary larger than the model's" 1 "vocabulary is 257 tokens, but the model has only 97" train --model "$pairs/gqa2_untied_rope8" --train data.bin --out bad
 expect "data of another tokenizer" 1 "made with another tokenizer" train --model d1 --train data.bin --tokenizer "$root/dev/data/tinytales/tokenizer.json" --out bad
-token_file high.bin 500 97 97
 expect "a token beyond the vocabulary" 1 "token 500 is id 97, wanted below 97" train --model "$pairs/gqa2_untied_rope8" --train high.bin --seq 20 --steps 30 --out high
-check "and no checkpoint of that run" test "$(ls high)" = log.jsonl
+check "and the steps before it are saved" test -n "$(saved_at high)"
 for file in "--train high.bin" "--train data97.bin --val high.bin"; do
     token_file data97.bin 500 97
     expect "a dry run reads every id: $file" 1 "high.bin: token 500 is id 97, wanted below 97" \
@@ -450,6 +450,7 @@ check "none of these made a folder" test ! -e bad
 expect "a validation file shorter than a batch is used whole" 0 "validation loss" train --model d1 --steps 2 --out short --train data.bin --val shard1.bin --batch 20 --val-batches 50
 loss=$(sed -n 's/.*"event":"val","step":2,"loss":\([0-9.]*\).*/\1/p' short/log.jsonl)
 expect "--eval says what validation said" 0 "loss $(printf '%.6f' "$loss")" train --eval --model short --val shard1.bin --batch 20
+check "its tables are not on stderr" test "$(grep -cvE '^(warning|error|  hint|using)' "$tmp/stderr")" -eq 0
 expect "in batches of any size" 0 "loss $(printf '%.6f' "$loss" | cut -c 1-6)" train --eval --model short --val shard1.bin --batch 3
 expect "--eval into a full disk" 1 "standard output" sh -c "'$bin/train_llama3' --eval --model short --val shard1.bin --seq 32 >/dev/full"
 expect "--eval of a preset is refused" 1 "is a preset" train --eval --model d1 --val val.bin

@@ -266,12 +266,13 @@ static inline void training_die_unsaved(const Training* t, const Error* e, SafeD
     char size[32];
     for (int i = 0; i < num_slots; i++) { bytes += (double)s->trained.num_params * (double)safe_dtypes[slots[i].dtype].bytes; }
     text_bytes((uint64_t)bytes, size, sizeof size);
+    const int length = (int)strcspn(t->error.msg, "\n");  // one hint is enough
     const char *first = t->error.msg, *then = first[0] ? "; then " : "";
     if (!s->newest[0]) {
-        die("%s%s%s\n  hint: a checkpoint takes %s, and none is saved yet: make room", first, then, e->msg, size);
+        die("%.*s%s%s\n  hint: a checkpoint takes %s, and none is saved yet: make room", length, first, then, e->msg, size);
     }
-    die("%s%s%s\n  hint: a checkpoint takes %s; %s is whole: make room and continue with --resume", first, then, e->msg, size,
-        s->newest);
+    die("%.*s%s%s\n  hint: a checkpoint takes %s; %s is whole: make room and continue with --resume", length, first, then,
+        e->msg, size, s->newest);
 }
 
 /* Writes a checkpoint. In F32 it holds the master weights. In 16 bits it holds rounded weights; the master weights then go into

@@ -182,7 +182,9 @@ tune_asks_before_it_writes() {
     if cu bf16 --model d2 --train "$tmp/data_train.bin" --batch 2 --seq 64 --steps 1 --tune --out "$d" >"$d.log" 2>&1; then
         echo "error: it was not refused" && return 1
     fi
-    grep 'holds the checkpoints of another run' "$d.log" && [ "$(cat "$d/matmul_plan.json")" = mine ]
+    grep 'holds the checkpoints of another run' "$d.log" && [ "$(cat "$d/matmul_plan.json")" = mine ] || return 1
+    if cu bf16 --model "$d" --val "$tmp/data_train.bin" --batch 2 --seq 64 --eval --tune >"$d.log" 2>&1; then echo "error: --eval takes --tune" && return 1; fi
+    grep '^error: --tune: ' "$d.log"
 }
 
 # Every job reads --plan and refuses a file of another format.
