@@ -26,6 +26,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     for (size_t i = 0; i < n; i++) { ids[i] = data[2 + i % (size - 2)]; }
     TokenFile train, val;
     Error e = NO_ERROR;
+    memset(&train, 0, sizeof train);
     memset(&val, 0, sizeof val);
     must(token_file_create(&train, fuzz_path(path, "train.bin"), bytes, &e) && token_file_add(&train, ids, n, &e), &e);
     uint64_t cut = 0;
