@@ -6,12 +6,12 @@
 # fuzz.sh minimize [STEM...] -- replaces the committed seeds without a name by the fewest of build/fuzz/STEM that reach as much.
 # CLANG: a clang with libFuzzer.
 set -u
-job=${1:-seconds}
+job=$1
 shift
-limit=0
+work=minimize
 if [ "$job" != minimize ]; then
-    limit=${1:-20}
-    [ $# -eq 0 ] || shift
+    work=fuzz limit=$1
+    shift
 fi
 CLANG=${CLANG:-clang}
 here=build/fuzz
@@ -60,7 +60,7 @@ fuzz() {
 minimize() {
     seeds=dev/test/corpus/$1
     rm -rf "$here/$1.min" && mkdir -p "$here/$1.min" "$seeds"
-    "$here/fuzz_$1" -merge=1 -close_fd_mask=3 "$here/$1.min" "$here/$1" "$seeds" >"$here/$1.log" 2>&1 || return 1
+    "$here/fuzz_$1" -set_cover_merge=1 -close_fd_mask=3 "$here/$1.min" "$here/$1" "$seeds" >"$here/$1.log" 2>&1 || return 1
     find "$seeds" -type f | grep -E '/[0-9a-f]{40}$' | while read -r old; do rm "$old"; done
     total=0
     ls -rS "$here/$1.min" | grep -E '^[0-9a-f]{40}$' | while read -r name; do
@@ -78,7 +78,7 @@ for stem in "$@"; do
     if ! compile "$stem"; then
         echo "FAIL fuzz_$stem does not compile"
         failed=$((failed + 1))
-    elif [ "$job" = minimize ] && minimize "$stem" || [ "$job" != minimize ] && fuzz "$stem"; then
+    elif $work "$stem"; then
         passed=$((passed + 1))
     else
         failed=$((failed + 1))

@@ -178,6 +178,13 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     fuzz_check_error(ok, &e);
     if (ok && dir[0]) { check_whole(dir, &s); }
     check_newest(ok ? dir : "", s.step);
+    if (data[0] & 8) {  // by name: what is found is opened, too
+        Error cause = NO_ERROR;
+        const bool opened = checkpoint_open(out, CHECKPOINT_RUN, model_dir, &model, &cause);
+        fuzz_check_error(opened, &cause);
+        REQUIRE(opened == (ok && dir[0]) && (!opened || model.step == s.step));
+        trainer_state_free(&model);
+    }
     if (data[0] & 4) {
         if (checkpoint_find(out, CHECKPOINT_MODEL, model_dir, &model, &ignored) && ok) { REQUIRE(model.step >= s.step); }
         trainer_state_free(&model);

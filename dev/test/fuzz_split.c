@@ -9,16 +9,6 @@
 
 enum { MOST = 4096, REPEAT = 5, REPEATED = MOST - 8 };  // the longest inputs are repeated, to pass the size of a copied piece
 
-/* Opens a file with room for the header, under its final name. */
-static void open_file(TokenFile* w, const char* name, int token_bytes) {
-    static const char header[TOKENFILE_HEADER_BYTES];
-    char path[PATH_CAP];
-    memset(w, 0, sizeof *w);
-    w->f = fopen(fuzz_path(path, name), "w+b");
-    w->token_bytes = token_bytes;
-    REQUIRE(w->f && fwrite(header, sizeof header, 1, w->f) == 1);
-}
-
 static void read_all(TokenFile* w, int32_t* ids) {
     Error e = NO_ERROR;
     for (uint64_t at = 0; at < w->count; at += CONVERT_TOKENS) {
@@ -28,6 +18,7 @@ static void read_all(TokenFile* w, int32_t* ids) {
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static int32_t ids[MOST * REPEAT], back[MOST * REPEAT];
+    char path[PATH_CAP];
     if (size < 2 || size > MOST) { return 0; }
     const double fraction = (data[0] + 0.5) / 256;
     const int separator = data[1] & 1 ? data[1] >> 2 : -1, bytes = data[1] & 2 ? 4 : 2;
@@ -35,15 +26,15 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     for (size_t i = 0; i < n; i++) { ids[i] = data[2 + i % (size - 2)]; }
     TokenFile train, val;
     Error e = NO_ERROR;
-    open_file(&train, "train.bin", bytes);
-    open_file(&val, "val.bin", bytes);
-    must(token_file_add(&train, ids, n, &e), &e);
+    memset(&train, 0, sizeof train);
+    memset(&val, 0, sizeof val);
+    must(token_file_create(&train, fuzz_path(path, "train.bin"), bytes, &e) && token_file_add(&train, ids, n, &e), &e);
     uint64_t cut = 0;
     const bool ok = find_cut(&train, fraction, separator, &cut, &e);
     fuzz_check_error(ok, &e);
     REQUIRE(ok == (n >= 2));
     if (ok) {
-        must(split_off(&train, &val, cut, &e), &e);
+        must(token_file_create(&val, fuzz_path(path, "val.bin"), bytes, &e) && split_off(&train, &val, cut, &e), &e);
         REQUIRE(cut > 0 && cut < n && train.count == cut && val.count == n - cut);
         read_all(&train, back);
         read_all(&val, back + cut);
@@ -53,7 +44,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         for (size_t i = 1; i < n; i++) { near = near || (ids[i] == separator && fabs((double)i - wanted) < reach - 1); }
         REQUIRE(!near || ids[cut] == separator);
     }
-    fclose(train.f);
-    fclose(val.f);
+    token_file_abandon(&train);
+    token_file_abandon(&val);
     return 0;
 }
