@@ -13,11 +13,10 @@ CFLAGS = -std=c11 -ffp-contract=fast -fno-math-errno $(OPT) $(MARCH) $(WARNINGS)
 LDLIBS = -lm -lpthread
 HEADERS = $(wildcard llmc/*.h llmc/*/*.h llmc/*/*.def) dev/test/test.h
 UNIT_TESTS = $(patsubst dev/test/%.c,build/%,$(wildcard dev/test/test_*.c))
-FUZZERS = $(patsubst dev/test/%.c,build/%,$(wildcard dev/test/fuzz_*.c))
 TALES = dev/data/tinytales
 
 comma := ,
-.PHONY: all help require-nvcc quickstart test test-programs test-kill test-crash sanitize sanitize-programs fuzz format format-check lint clean FORCE
+.PHONY: all help require-nvcc quickstart test test-programs test-kill test-crash sanitize sanitize-programs fuzz fuzz-minimize fuzz-coverage format format-check lint clean FORCE
 all: train_llama3 tokenize
 
 help:
@@ -28,7 +27,8 @@ help:
 	@echo "make train_llama3 test_llama3 tokenize             build the CPU programs"
 	@echo "make train_llama3cu test_llama3cu [PRECISION=BF16|FP16|FP32] [GPU_ARCH=75|80|90|\"75 80 90\"]"
 	@echo "make sanitize              run the tests under AddressSanitizer and UndefinedBehaviorSanitizer"
-	@echo "make fuzz [SECONDS=20]     run each fuzz target for SECONDS (needs clang)"
+	@echo "make fuzz [SECONDS=20] [INPUTS=N]  run each fuzz target for SECONDS, or for N inputs (needs clang)"
+	@echo "make fuzz-coverage         tell which lines of the readers of input the fuzzers' inputs reach (needs llvm)"
 	@echo "make format format-check lint clean"
 
 # --- CPU ---------------------------------------------------------------------------------------------------------------
@@ -84,10 +84,11 @@ NVCCFLAGS = -std=c++17 -O3 -DPRECISION_$(PRECISION) $(GENCODE) -Xcompiler "$(if 
             -Xptxas -warn-spills -diag-suppress 177 -I.
 CUDA_LDLIBS = -lcublas -lcublasLt -ldl -lpthread
 CUDA_HEADERS = $(HEADERS) $(wildcard llmc/*.cuh llmc/*/*.cuh)
-# ptxas only warns of spills and serialized wgmma, which ruin a kernel; with WERROR=1 they fail the build
-ON_REMARKS = { rm -f $@; echo "error: $@: ptxas spills registers or serializes wgmma"; exit 1; }
+# ptxas only warns of spills and serialized wgmma, which ruin a kernel, and the host compiler of a stack frame past 64 KiB, which
+# a small stack cannot hold; with WERROR=1 they fail the build
+ON_REMARKS = { rm -f $@; echo "error: $@: ptxas spills registers or serializes wgmma, or a stack frame is too large"; exit 1; }
 STRICT = $(if $(filter 1,$(WERROR)),> build/$(notdir $@).log 2>&1; status=$$?; cat build/$(notdir $@).log; \
-           [ $$status -eq 0 ] || exit $$status; ! grep -qE 'spill|serializ' build/$(notdir $@).log || $(ON_REMARKS))
+           [ $$status -eq 0 ] || exit $$status; ! grep -qE 'spill|serializ|frame size' build/$(notdir $@).log || $(ON_REMARKS))
 
 # a change of PRECISION or GPU_ARCH triggers a rebuild: this stamp holds the flags of the last build
 build/cuda_flags: FORCE | build
@@ -97,7 +98,7 @@ require-nvcc:
 	@$(if $(NVCC),true,echo "error: nvcc was not found: install the CUDA toolkit, or set NVCC=/path/to/nvcc"; exit 1)
 
 train_llama3cu: train_llama3.cu $(CUDA_HEADERS) build/cuda_flags | require-nvcc
-	$(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDA_LDLIBS) $(STRICT)
+	$(NVCC) $(NVCCFLAGS) -Xcompiler -Wframe-larger-than=65536 $< -o $@ $(CUDA_LDLIBS) $(STRICT)
 
 build/test_llama3_cpu.o: test_llama3.cu train_llama3.c $(HEADERS) | build
 	$(CC) $(CFLAGS) -I. -DTEST_CPU_HALF -x c -c $< -o $@
@@ -126,10 +127,13 @@ quickstart: $(QUICKSTART_TRAINER) $(TALES)/tinytales_train.bin
 
 # --- tests ---------------------------------------------------------------------------------------------------------------
 
-SHELL_TESTS = dev/test/test_loop.sh dev/test/test_cli.sh dev/test/test_bad_input.sh dev/test/kill_resume.sh
+SHELL_TESTS = dev/test/test_loop.sh dev/test/test_cli.sh dev/test/test_bad_input.sh dev/test/test_hostile_folders.sh \
+              dev/test/test_resume.sh dev/test/kill_resume.sh
 CRASH_TESTS = dev/test/crash/test_crash.sh
 KILLS ?= 50
 SECONDS ?= 20
+INPUTS ?=
+TARGETS ?=
 
 # a portable build with the plain loops: no OpenMP, only the architecture's baseline vector instructions
 build/test_llama3_plain: test_llama3.cu train_llama3.c $(HEADERS) | build
@@ -177,8 +181,13 @@ sanitize: sanitize-programs
 	@BIN=build/sanitize MEMORY=unlimited dev/test/run.sh none build/sanitize/test_llama3 \
 	    $(patsubst build/%,build/sanitize/%,$(UNIT_TESTS)) build/sanitize/threads_dataloader $(SHELL_TESTS)
 
+# make fuzz TARGETS="json config" for some; minimized seeds go into dev/test/corpus
 fuzz:
-	@dev/test/fuzz.sh $(SECONDS)
+	@dev/test/fuzz.sh $(if $(INPUTS),inputs $(INPUTS),seconds $(SECONDS)) $(TARGETS)
+fuzz-minimize:
+	@dev/test/fuzz.sh minimize $(TARGETS)
+fuzz-coverage:
+	@dev/test/fuzz_coverage.sh $(TARGETS)
 
 # clang-format for C and CUDA files; lint: see dev/test/lint.sh
 FORMATTED = $(sort $(wildcard *.c *.cu llmc/*.h llmc/*.cuh llmc/*/*.h llmc/*/*.cuh dev/*.c dev/*/*.c dev/*/*.h dev/*/*.cu dev/*/*.cuh dev/*/*/*.c))

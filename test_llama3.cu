@@ -109,8 +109,8 @@ static void cpu_logits(void* tested, const int* x, float* out) {
     Llama* m = ((Tested*)tested)->model;
     cpu_tokens(m, x, NULL);
     llama_forward(m);
-    matmul_forward(out, m->norm_final, ends_at(m->params, &m->table).head, NULL, (size_t)m->B * m->T, m->config.hidden_size,
-                   m->config.vocab_size);
+    matmul_forward(out, m->scratch, m->norm_final, ends_at(m->params, &m->table).head, NULL, (size_t)m->B * m->T,
+                   m->config.hidden_size, m->config.vocab_size);
 }
 
 static double cpu_losses(void* tested, const int* x, const int* y) {

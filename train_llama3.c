@@ -16,7 +16,7 @@
  * Other files hold: files (llmc/files), text (llmc/text), and flags, screen, log, validation, sampling and all other jobs
  * (llmc/run). Only the CUDA trainer computes in 16 bits.
  */
-#include "llmc/base/utils.h"    // defines: Error, die, must, xcalloc, round_up, size_min, now_seconds
+#include "llmc/base/utils.h"    // defines: Error, die, xcalloc, round_up, size_min, now_seconds
 #include "llmc/base/outlier.h"  // defines: outlier_update, outlier_skip
 #include "llmc/config.h"        // defines: ModelConfig, ParamTable, param_table, trained_table, param_offset, attention_shape
 #include "llmc/run/session.h"   // defines: Session, session_open, session_close, session_lr, session_context
@@ -29,7 +29,7 @@
 #include "llmc/rope.h"          // defines: rope_table, rope_forward, rope_backward
 #include "llmc/attention.h"     // defines: attention_forward, attention_backward, attention_backward_scratch, attention_decode
 #include "llmc/swiglu.h"        // defines: swiglu_forward, swiglu_backward
-#include "llmc/matmul.h"        // defines: matmul_forward, matmul_backward_input, matmul_backward_weight, matmul_stack_check
+#include "llmc/matmul.h"        // defines: matmul_forward, matmul_backward_input, matmul_backward_weight, matmul_scratch
 #include "llmc/crossentropy.h"  // defines: crossentropy_forward, crossentropy_fused
 #include "llmc/adamw.h"         // defines: AdamW, adamw_update, global_norm, global_norm_scratch
 
@@ -116,7 +116,7 @@ typedef struct {
     float* datt;         // (N, NH HD)
     float* dgate_up;     // (N, 2F)
     float* dact;         // (N, F)
-    void* scratch;       // for the layers that ask for it
+    void* scratch;       // for the layers that ask for it, one after the other
     void* norm_scratch;  // for the global norm
     StepResult result;   // of the last step
 
@@ -216,6 +216,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], int B, int T, bool train
         m->losses = take(a, N);
         m->logits = take(&mem[MEM_LOGITS], rows * V);
     }
+    size_t scratch = B > 0 || cache_len > 0 ? size_max(matmul_scratch(), attention_forward_scratch()) : 0;
     if (train) {
         Arena* a = &mem[MEM_WORKSPACE];
         m->dh = take(a, N * C);
@@ -224,11 +225,11 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], int B, int T, bool train
         m->datt = take(a, N * Q);
         m->dgate_up = take(a, N * 2 * F);
         m->dact = take(a, N * F);
-        const size_t scratch =
-            size_max(rmsnorm_backward_scratch(N, c->hidden_size), attention_backward_scratch(attention_shape(c, B, T)));
-        m->scratch = take(a, ceil_div(scratch, sizeof(float)));
+        scratch = size_max(scratch, rmsnorm_backward_scratch(N, c->hidden_size));
+        scratch = size_max(scratch, attention_backward_scratch(attention_shape(c, B, T)));
         m->norm_scratch = take(a, global_norm_scratch(m->trained.elements) / sizeof(float));
     }
+    m->scratch = take(&mem[MEM_WORKSPACE], ceil_div(scratch, sizeof(float)));
     if (cache_len > 0) {
         m->kv_cache = take(&mem[MEM_CACHE], L * cache_len * 2 * KV);
         m->decode_rope = take(&mem[MEM_CACHE], cache_len * HD);
@@ -301,14 +302,14 @@ static void llama_forward(Llama* m) {
         const BlockActivations* s = &m->blocks[l];
         float* h_next = l + 1 < L ? m->blocks[l + 1].h : m->h_final;
         rmsnorm_forward(s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps);
-        matmul_forward(s->qkv, s->norm1, w.qkv, NULL, N, C, QKV);
+        matmul_forward(s->qkv, m->scratch, s->norm1, w.qkv, NULL, N, C, QKV);
         rope_forward(s->qkv, m->rope, 0, shape);
-        attention_forward(s->att, s->lse, s->qkv, shape);
-        matmul_forward(s->mid, s->att, w.o, s->h, N, Q, C);
+        attention_forward(s->att, s->lse, m->scratch, s->qkv, shape);
+        matmul_forward(s->mid, m->scratch, s->att, w.o, s->h, N, Q, C);
         rmsnorm_forward(s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps);
-        matmul_forward(s->gate_up, s->norm2, w.gate_up, NULL, N, C, 2 * F);
+        matmul_forward(s->gate_up, m->scratch, s->norm2, w.gate_up, NULL, N, C, 2 * F);
         swiglu_forward(s->act, s->gate_up, N, F);
-        matmul_forward(h_next, s->act, w.down, s->mid, N, F, C);
+        matmul_forward(h_next, m->scratch, s->act, w.down, s->mid, N, F, C);
     }
     rmsnorm_forward(m->norm_final, m->rstd_final, m->h_final, ends.final_norm, N, C, c->rms_eps);
 }
@@ -323,14 +324,14 @@ static double llama_loss(Llama* m, float dloss) {
     for (size_t first = 0; first < N; first += CLASSIFIER_ROWS) {
         const size_t rows = size_min(CLASSIFIER_ROWS, N - first);
         const float* x = m->norm_final + first * C;
-        matmul_forward(m->logits, x, head, NULL, rows, C, V);
+        matmul_forward(m->logits, m->scratch, x, head, NULL, rows, C, V);
         if (dloss == 0.0f) {
             crossentropy_forward(m->losses + first, m->logits, m->y + first, rows, V);
             continue;
         }
         crossentropy_fused(m->losses + first, m->logits, m->y + first, dloss, rows, V);
-        matmul_backward_input(m->dnorm + first * C, m->logits, head, rows, C, V);
-        matmul_backward_weight(ends_at(m->grads, &m->trained).head, m->logits, x, rows, C, V);
+        matmul_backward_input(m->dnorm + first * C, m->scratch, m->logits, head, rows, C, V);
+        matmul_backward_weight(ends_at(m->grads, &m->trained).head, m->scratch, m->logits, x, rows, C, V);
     }
     double sum = 0.0;
     for (size_t i = 0; i < N; i++) { sum += m->losses[i]; }
@@ -360,19 +361,19 @@ static void llama_backward(Llama* m) {
         const Block w = block_at(m->params, &m->table, l), g = block_at(m->grads, &m->trained, l);
         const BlockActivations* s = &m->blocks[l];
         // h_next = mid + act Wdown^T: dh is the gradient of both terms
-        matmul_backward_weight(g.down, m->dh, s->act, N, F, C);
-        matmul_backward_input(m->dact, m->dh, w.down, N, F, C);
+        matmul_backward_weight(g.down, m->scratch, m->dh, s->act, N, F, C);
+        matmul_backward_input(m->dact, m->scratch, m->dh, w.down, N, F, C);
         swiglu_backward(m->dgate_up, m->dact, s->gate_up, N, F);
-        matmul_backward_weight(g.gate_up, m->dgate_up, s->norm2, N, C, 2 * F);
-        matmul_backward_input(m->dnorm, m->dgate_up, w.gate_up, N, C, 2 * F);
+        matmul_backward_weight(g.gate_up, m->scratch, m->dgate_up, s->norm2, N, C, 2 * F);
+        matmul_backward_input(m->dnorm, m->scratch, m->dgate_up, w.gate_up, N, C, 2 * F);
         rmsnorm_backward(m->dh, g.post_norm, m->scratch, m->dnorm, s->mid, w.post_norm, s->rstd2, N, C);
         // mid = h + att Wo^T
-        matmul_backward_weight(g.o, m->dh, s->att, N, Q, C);
-        matmul_backward_input(m->datt, m->dh, w.o, N, Q, C);
+        matmul_backward_weight(g.o, m->scratch, m->dh, s->att, N, Q, C);
+        matmul_backward_input(m->datt, m->scratch, m->dh, w.o, N, Q, C);
         attention_backward(m->dqkv, m->scratch, m->datt, s->att, s->lse, s->qkv, shape);
         rope_backward(m->dqkv, m->rope, 0, shape);
-        matmul_backward_weight(g.qkv, m->dqkv, s->norm1, N, C, QKV);
-        matmul_backward_input(m->dnorm, m->dqkv, w.qkv, N, C, QKV);
+        matmul_backward_weight(g.qkv, m->scratch, m->dqkv, s->norm1, N, C, QKV);
+        matmul_backward_input(m->dnorm, m->scratch, m->dqkv, w.qkv, N, C, QKV);
         rmsnorm_backward(m->dh, g.input_norm, m->scratch, m->dnorm, s->h, w.input_norm, s->rstd1, N, C);
     }
     embedding_backward(g_ends.embedding, m->dh, m->x, N, C);
@@ -421,7 +422,7 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
         const Block w = block_at(m->params, &m->table, l);
         float* cache = m->kv_cache + (size_t)l * m->cache_len * KV2;  // (cache_len, KV2)
         rmsnorm_forward(norm, rstd, h, w.input_norm, rows, C, c->rms_eps);
-        matmul_forward(qkv, norm, w.qkv, NULL, rows, C, QKV);
+        matmul_forward(qkv, m->scratch, norm, w.qkv, NULL, rows, C, QKV);
         rope_forward(qkv, m->decode_rope, pos, shape);
         for (int i = 0; i < rows; i++) {
             memcpy(cache + (size_t)(pos + i) * KV2, qkv + (size_t)i * QKV + Q, KV2 * sizeof(float));
@@ -429,15 +430,15 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
         for (int i = 0; i < rows; i++) {
             attention_decode(att + (size_t)i * Q, qkv + (size_t)i * QKV, cache, pos + i + 1, shape);
         }
-        matmul_forward(h, att, w.o, h, rows, Q, C);
+        matmul_forward(h, m->scratch, att, w.o, h, rows, Q, C);
         rmsnorm_forward(norm, rstd, h, w.post_norm, rows, C, c->rms_eps);
-        matmul_forward(gate_up, norm, w.gate_up, NULL, rows, C, 2 * F);
+        matmul_forward(gate_up, m->scratch, norm, w.gate_up, NULL, rows, C, 2 * F);
         swiglu_forward(act, gate_up, rows, F);
-        matmul_forward(h, act, w.down, h, rows, F, C);
+        matmul_forward(h, m->scratch, act, w.down, h, rows, F, C);
     }
     const float* last = h + (size_t)(rows - 1) * C;
     rmsnorm_forward(norm, rstd, last, ends.final_norm, 1, C, c->rms_eps);
-    matmul_forward(logits, norm, ends.head, NULL, 1, C, c->vocab_size);
+    matmul_forward(logits, m->scratch, norm, ends.head, NULL, 1, C, c->vocab_size);
     return logits;
 }
 
@@ -638,8 +639,6 @@ int main(int argc, char** argv) {
     if (s.options.threads > 0) { omp_set_num_threads(s.options.threads); }
     threads = omp_get_max_threads();
 #endif
-    Error e = NO_ERROR;
-    must(matmul_stack_check(&e), &e);
     run_machine(NULL, threads, s.machine, sizeof s.machine);
     run_job(&cpu_trainer, &s, train);
     session_close(&s);

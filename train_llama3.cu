@@ -767,8 +767,8 @@ static void trainer_init(void* model, uint64_t seed) {
 static StateSlot trainer_slot(void* model, SlotKind kind) { return weights_slot(&((Llama*)model)->weights, kind); }
 
 /* Adds the plans of the matrix products to a checkpoint. */
-static bool trainer_add_files(void* model, const char* folder, Error* e) {
-    return device_save_plans(((Llama*)model)->queue.matmul, folder, e);
+static bool trainer_add_files(void* model, Checkpoint* k, Error* e) {
+    return device_save_plans(((Llama*)model)->queue.matmul, k->tmp, e) && checkpoint_add(k, PLAN_NAME, e);
 }
 
 /* Makes a batch of zeros, for micro-steps whose results nobody reads. */
@@ -951,6 +951,7 @@ int main(int argc, char** argv) {
     }
     Device d = device_open(&s.options, job_trains(s.job));
     run_machine(d.name, 1, s.machine, sizeof s.machine);
+    device_build(&d, s.build, sizeof s.build);
     const Trainer trainer = cuda_trainer(&d);
     run_job(&trainer, &s, train);
     session_close(&s);

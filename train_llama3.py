@@ -177,14 +177,13 @@ def write_config(c, folder, dtype, spelling="both"):
 # ----------------------------------------------------------------------------------------------------------------------
 # random numbers: llmc/base/rand.h on tensors. 32-bit words are int64; products wrap, but the words taken from them are right
 
-RAND_INIT, RAND_SHUFFLE_SHARDS, RAND_SHUFFLE_ROWS, RAND_SAMPLE = 0, 1, 2, 3
+RAND_INIT, RAND_SHUFFLE_SHARDS, RAND_SAMPLE, RAND_ORDER_ROWS = 0, 1, 3, 6
 M32 = 0xFFFFFFFF
 
 
 def philox(seed, purpose, stream, index):
-    """Returns Philox 4x32-10 of each element of the int64 tensor `index`: four int64 tensors of 32-bit words."""
-    c0, c1 = index & M32, (index >> 32) & M32
-    c2, c3 = torch.full_like(index, stream), torch.full_like(index, purpose)
+    """Returns Philox 4x32-10 of an int `index`, or of each element of an int64 tensor: four ints or tensors of 32-bit words."""
+    c0, c1, c2, c3 = index & M32, (index >> 32) & M32, stream, purpose
     k0, k1 = seed & M32, (seed >> 32) & M32
     for _ in range(10):
         p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
@@ -212,17 +211,33 @@ def rand_normal_(x, std, seed, tensor, mean=0.0):
         part.copy_((mean + pair.view(-1)[:part.numel()]) if mean else pair.view(-1)[:part.numel()])
 
 
-def permutation(n, seed, purpose, stream, base):
-    """Returns a random order of n things: Fisher-Yates from the back; draw base + i gives the partner of place i."""
-    i = torch.arange(n, dtype=torch.int64)
-    w = philox(seed, purpose, stream, base + i)
-    high, low, count = (t.numpy().astype(np.uint64) for t in (w[0], w[1], i + 1))
-    with np.errstate(over="ignore"):  # the high word of a 64 x 64 bit product; count < 2^32
-        partner = ((high * count + ((low * count) >> np.uint64(32))) >> np.uint64(32)).tolist()
+def philox_below(seed, purpose, stream, index, n):
+    w = philox(seed, purpose, stream, index)
+    return ((w[0] << 32 | w[1]) * n) >> 64
+
+
+def shuffled(n, seed, purpose, stream):
+    """Returns a random order of n things: Fisher-Yates from the back; draw i gives the partner of place i."""
     order = list(range(n))
-    for k in range(n - 1, 0, -1):
-        order[k], order[partner[k]] = order[partner[k]], order[k]
+    for i in range(n - 1, 0, -1):
+        j = philox_below(seed, purpose, stream, i, i + 1)
+        order[i], order[j] = order[j], order[i]
     return order
+
+
+def order_row(x, n, seed, shard, epoch):
+    """Returns which row of a shard of n rows comes at place x of an epoch: P(x) of llmc/files/dataloader.h."""
+    w = philox(seed, RAND_ORDER_ROWS, shard, epoch)
+    key, a = w[0] << 32 | w[1], (math.isqrt(n - 1) + 2) // 2 * 2
+    b = -(-n // a)
+    while True:
+        r, l = divmod(x, a)
+        for i in range(0, 16, 2):
+            l = (l + philox_below(key, RAND_ORDER_ROWS, i, r, a)) % a
+            r = (r + philox_below(key, RAND_ORDER_ROWS, i + 1, l, b)) % b
+        x = a * r + l
+        if x < n:
+            return x
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -603,7 +618,7 @@ class DataLoader:
         self.num_tokens = sum(len(f.tokens) for f in self.files)
         self.vocab_size = max(f.vocab_size for f in self.files)
         self.usual_vocab = {2: 50257, 4: 128256}[self.files[0].tokens.itemsize]  # for files without one: GPT-2's, Llama 3's
-        self.epoch, self.shard = -1, (-1, -1)
+        self.epoch = -1
 
     def locate(self, row):
         """Returns (file, row in the file) of row `row` of the stream."""
@@ -611,16 +626,12 @@ class DataLoader:
         if epoch != self.epoch:
             n = len(self.files)
             self.epoch = epoch
-            self.order = permutation(n, self.seed, RAND_SHUFFLE_SHARDS, epoch, 0) if self.shuffle else list(range(n))
+            self.order = shuffled(n, self.seed, RAND_SHUFFLE_SHARDS, epoch) if self.shuffle else list(range(n))
             self.starts = np.cumsum([0] + [self.files[i].rows for i in self.order]).tolist()
         place = bisect.bisect_right(self.starts, at) - 1
         i, at = self.order[place], at - self.starts[place]
-        if not self.shuffle:
-            return self.files[i], at
-        if self.shard != (epoch, i):
-            self.shard = (epoch, i)
-            self.row_order = permutation(self.files[i].rows, self.seed, RAND_SHUFFLE_ROWS, i, epoch << 32)
-        return self.files[i], self.row_order[at]
+        f = self.files[i]
+        return f, order_row(at, f.rows, self.seed, i, epoch) if self.shuffle else at
 
     def next(self, device, vocab_size, B=None):
         """Returns inputs and targets (B, T), int64 on the device, of the next B rows."""

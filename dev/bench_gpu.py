@@ -3,6 +3,7 @@
 
     make train_llama3cu && python dev/bench_gpu.py [--tune] [--torch-step OTHER_BASELINE.py] [--shapes 126M 1B-2k 1B-8k 8B]
     python dev/bench_gpu.py --trainer-before OLD/train_llama3cu       compares two builds of ours, new and old
+    python dev/bench_gpu.py --tune --ours-b="FLAGS"                   compares ours with ours under more flags, never tuned
 
 PyTorch is train_llama3.py --compile: blocks compiled one by one, the fastest attention backend for the shape, the head in
 chunks, fused AdamW. It keeps every activation; if memory runs out, it recomputes some blocks, and the table says so. With
@@ -108,17 +109,19 @@ class Side:
             p = subprocess.Popen(self.command + self.flags + ["--out", out], stdout=screen, stderr=subprocess.STDOUT, cwd=ROOT,
                                  start_new_session=True)
             begin, ms = None, []
-            while p.poll() is None:
-                time.sleep(0.02)
-                ms = read_steps(out)
-                if begin is None and len(ms) > warm:
-                    begin = time.monotonic()
-                if len(ms) > warm + 4 and sum(ms[warm:]) >= seconds * 1e3:
-                    break
-            end, ended = time.monotonic(), p.poll()
-            if ended is None:
-                os.killpg(p.pid, signal.SIGKILL)
-            p.wait()
+            try:
+                while p.poll() is None:
+                    time.sleep(0.02)
+                    ms = read_steps(out)
+                    if begin is None and len(ms) > warm:
+                        begin = time.monotonic()
+                    if len(ms) > warm + 4 and sum(ms[warm:]) >= seconds * 1e3:
+                        break
+            finally:  # an interrupted benchmark leaves no trainer behind
+                end, ended = time.monotonic(), p.poll()
+                if ended is None:
+                    os.killpg(p.pid, signal.SIGKILL)
+                p.wait()
             if ended is None:
                 return ms[warm:], monitor.between(begin, end), None
             screen.seek(0)
@@ -196,8 +199,8 @@ def table(sides, model, vocab, batch, seq, gpu):
 
 
 def compare(name, shape, a, monitor, work):
-    """Runs one shape in turns: ours, ours lean and PyTorch, or two builds of ours. Returns the lines to write, and the ratio of
-    our speed to that of the last side."""
+    """Runs one shape in turns: ours, ours lean and PyTorch, or two builds or two sets of flags of ours. Returns the lines to
+    write, and the ratio of our speed to that of the last side."""
     model, vocab, batch, seq, ours_flags, step_args = shape
     ours_flags = shlex.split(a.ours.get(name, ours_flags))
     tokens = os.path.join(work, "tokens.bin")
@@ -211,6 +214,8 @@ def compare(name, shape, a, monitor, work):
     sides = [ours("ours", a.trainer, flags, tuned(a.trainer), a)]
     if a.trainer_before:
         sides.append(ours("ours before", a.trainer_before, flags, tuned(a.trainer_before), a))
+    elif a.ours_b is not None:
+        sides.append(ours("ours b", a.trainer, flags, ours_flags + shlex.split(a.ours_b), a))
     else:
         if a.precision == "BF16" and ours_flags[:len(LEAN)] != LEAN:
             sides.append(ours("ours, lean", a.trainer, flags, ours_flags + LEAN, a))
@@ -302,6 +307,7 @@ def main():
     p.add_argument("--trainer-fp32", help="an FP32 build, for the forward pass in TF32")
     p.add_argument("--precision", default="BF16", help="precision of --trainer (BF16)")
     p.add_argument("--ours", action="append", default=[], metavar="SHAPE=FLAGS", help='such as --ours "8B=--recompute ffn"')
+    p.add_argument("--ours-b", metavar="FLAGS", help='compare with ours under these flags, too, instead of PyTorch; "": none')
     p.add_argument("--tune", action="store_true", help="tune our matrix products first")
     p.add_argument("--torch-dtype", default="bf16", choices=list(TORCH_BYTES), help="--dtype of train_llama3.py (bf16)")
     p.add_argument("--torch-flags", default="", help="more flags of train_llama3.py")
@@ -333,7 +339,8 @@ def main():
              "- random tokens and weights, optimizer step included, turns A B B A; MFU by 6·(matmul weights) + 6·L·H·hd·T "
              "against the dense bf16 peak", ""]
     summary, monitor, work = [], Monitor(), tempfile.mkdtemp()
-    gpu = re.sub(r"[^a-z0-9]+", "-", a.gpu.lower()).strip("-") + ("-before" if a.trainer_before else "")
+    other = "ours before" if a.trainer_before else "ours b" if a.ours_b is not None else "PyTorch"
+    gpu = re.sub(r"[^a-z0-9]+", "-", a.gpu.lower()).strip("-") + {"ours before": "-before", "ours b": "-b"}.get(other, "")
     path = a.out or os.path.join(ROOT, "dev", "results", gpu + ".md")
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     try:
@@ -347,14 +354,14 @@ def main():
             lines += part
             with open(path, "w", encoding="utf-8") as f:  # after each shape, so that an interrupted run keeps its results
                 f.write("\n".join(lines))
-        if a.forward_steps and not a.trainer_before:
+        if a.forward_steps and other == "PyTorch":
             lines += forward_alone(a, work)
         with open(path, "w", encoding="utf-8") as f:
             f.write("\n".join(lines))
     finally:
         monitor.close()
         shutil.rmtree(work, ignore_errors=True)
-    print(f"ours / {'ours before' if a.trainer_before else 'PyTorch'}: {', '.join(summary)}\nwrote {path}")
+    print(f"ours / {other}: {', '.join(summary)}\nwrote {path}")
 
 
 if __name__ == "__main__":

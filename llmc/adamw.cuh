@@ -64,15 +64,13 @@ __device__ __forceinline__ AdamWStretch stretch_at(const AdamWStretch* stretches
     return stretches[below];
 }
 
+/* Updates the W elements from i on. */
 template <typename Grad, MasterKind MASTER, typename Moment>
-__global__ void __launch_bounds__(ADAMW_THREADS)
-    adamw_kernel(AdamWTensors<Grad> t, size_t lo, size_t hi, const StepState* state, float one_minus_beta1, float beta2,
-                 float one_minus_beta2, float eps, uint64_t seed) {
+__device__ __forceinline__ void adamw_vector(const AdamWTensors<Grad>& t, size_t i, const StepState* state,
+                                             float one_minus_beta1, float beta2, float one_minus_beta2, float eps,
+                                             uint64_t seed) {
     typedef typename MasterType<MASTER>::type Master;
     constexpr int W = ADAMW_WIDTH<MASTER, Moment>;
-    if (state->verdict != UPDATE_APPLIED) { return; }
-    const size_t i = lo + ((size_t)blockIdx.x * ADAMW_THREADS + threadIdx.x) * W;
-    if (i >= hi) { return; }
     const size_t at = i - t.state_first;
     Moment* m_at = (Moment*)t.m + at;
     Moment* v_at = (Moment*)t.v + at;
@@ -136,6 +134,16 @@ __global__ void __launch_bounds__(ADAMW_THREADS)
     store_stream(v_at, v);
     if constexpr (MASTER != MASTER_NONE) { store_stream(master_at, master); }
     store_vec(t.params + i, param);
+}
+
+template <typename Grad, MasterKind MASTER, typename Moment>
+__global__ void __launch_bounds__(ADAMW_THREADS)
+    adamw_kernel(AdamWTensors<Grad> t, size_t lo, size_t hi, const StepState* state, float one_minus_beta1, float beta2,
+                 float one_minus_beta2, float eps, uint64_t seed) {
+    if (state->verdict != UPDATE_APPLIED) { return; }
+    const size_t i = lo + ((size_t)blockIdx.x * ADAMW_THREADS + threadIdx.x) * ADAMW_WIDTH<MASTER, Moment>;
+    if (i >= hi) { return; }
+    adamw_vector<Grad, MASTER, Moment>(t, i, state, one_minus_beta1, beta2, one_minus_beta2, eps, seed);
 }
 
 /* Applies one AdamW step to elements [lo, hi) of the arena (multiples of ADAMW_VECTOR); does nothing unless state->verdict is

@@ -116,6 +116,16 @@ enum {
     ATT_Q = MATMUL_NR,      // queries of a tile: the width of a panel
     ATT_K = 8 * MATMUL_MR,  // keys of a tile
 };
+
+/* What one thread works on: a tile of queries, and the scores of these queries and a tile of keys. In its scratch memory. */
+typedef struct {
+    float q_t[MAX_HEAD_DIM * ATT_Q];     // (HD, ATT_Q) queries, transposed and scaled
+    float dout_t[MAX_HEAD_DIM * ATT_Q];  // (HD, ATT_Q) dO, transposed
+    float acc[ATT_Q * MAX_HEAD_DIM];     // (ATT_Q, HD) sum over keys of e^(s - row max) v
+    float p[ATT_K * ATT_Q];              // (ATT_K, ATT_Q) scores, then weights
+    float ds[ATT_K * ATT_Q];             // (ATT_K, ATT_Q) dP, then dS
+} AttentionTiles;
+
 static_assert((int)MAX_HEAD_DIM <= (int)MATMUL_SMALL_K && (int)ATT_K <= (int)MATMUL_SMALL_K, "matmul_small() sums no further");
 
 /* Writes dst (HD, ATT_Q) = scale * the transpose of n <= ATT_Q rows of HD floats; missing rows become zeros. */
@@ -161,9 +171,9 @@ static inline void attention_softmax_tile(float* s, float* m, float* l, float* r
 }
 
 /* Computes queries [q0, q0 + ATT_Q), as far as they exist, of one head with T rows. */
-static inline void attention_forward_tile(float* out, float* lse, const float* qkv, AttentionHead a, size_t q0, size_t T,
-                                          size_t HD) {
-    float q_t[MAX_HEAD_DIM * ATT_Q], p[ATT_K * ATT_Q], acc[ATT_Q * MAX_HEAD_DIM], m[ATT_Q], l[ATT_Q], rescale[ATT_Q];
+static inline void attention_forward_tile(float* out, float* lse, AttentionTiles* tiles, const float* qkv, AttentionHead a,
+                                          size_t q0, size_t T, size_t HD) {
+    float *q_t = tiles->q_t, *p = tiles->p, *acc = tiles->acc, m[ATT_Q], l[ATT_Q], rescale[ATT_Q];
     const size_t nq = size_min(ATT_Q, T - q0);
     attention_transpose(q_t, qkv + a.q + q0 * a.row, a.row, nq, HD, attention_scale(HD));
     memset(acc, 0, nq * HD * sizeof(float));
@@ -205,10 +215,10 @@ static inline void attention_gradient_tile(float* p, float* ds, const float* lse
 }
 
 /* Computes one query head's backward pass: writes its dq into dqkv, and its share of dk and dv, (T, HD) each. */
-static inline void attention_backward_head(float* dqkv, float* dk, float* dv, const float* dout, const float* out,
-                                           const float* lse, const float* qkv, AttentionHead a, size_t T, size_t HD) {
-    float q_t[MAX_HEAD_DIM * ATT_Q], dout_t[MAX_HEAD_DIM * ATT_Q], p[ATT_K * ATT_Q], ds[ATT_K * ATT_Q];
-    float tile_lse[ATT_Q], D[ATT_Q];
+static inline void attention_backward_head(float* dqkv, float* dk, float* dv, AttentionTiles* tiles, const float* dout,
+                                           const float* out, const float* lse, const float* qkv, AttentionHead a, size_t T,
+                                           size_t HD) {
+    float *q_t = tiles->q_t, *dout_t = tiles->dout_t, *p = tiles->p, *ds = tiles->ds, tile_lse[ATT_Q], D[ATT_Q];
     const float scale = attention_scale(HD);
     memset(dk, 0, T * HD * sizeof(float));
     memset(dv, 0, T * HD * sizeof(float));
@@ -252,23 +262,25 @@ static inline void attention_sum_group(float* dqkv, const float* shares, Attenti
     }
 }
 
-static inline void attention_forward_tiled(float* out, float* lse, const float* qkv, AttentionShape s) {
-    const size_t T = (size_t)s.T, NH = (size_t)s.NH, tiles = ceil_div(T, ATT_Q);
+/* tiles: one for each thread */
+static inline void attention_forward_tiled(float* out, float* lse, AttentionTiles* tiles, const float* qkv, AttentionShape s) {
+    const size_t T = (size_t)s.T, NH = (size_t)s.NH, count = ceil_div(T, ATT_Q);
 #pragma omp parallel for schedule(dynamic)
-    for (size_t i = 0; i < (size_t)s.B * NH * tiles; i++) {
-        const size_t b = i / (NH * tiles), h = i / tiles % NH, q0 = (tiles - 1 - i % tiles) * ATT_Q;  // longest first
-        attention_forward_tile(out, lse, qkv, attention_head(s, b, h), q0, T, (size_t)s.HD);
+    for (size_t i = 0; i < (size_t)s.B * NH * count; i++) {
+        const size_t b = i / (NH * count), h = i / count % NH, q0 = (count - 1 - i % count) * ATT_Q;  // longest first
+        attention_forward_tile(out, lse, tiles + thread_number(), qkv, attention_head(s, b, h), q0, T, (size_t)s.HD);
     }
 }
 
-/* shares: floats of attention_backward_scratch() */
-static inline void attention_backward_tiled(float* dqkv, float* shares, const float* dout, const float* out, const float* lse,
-                                            const float* qkv, AttentionShape s) {
+/* tiles: one for each thread   shares: (B, NH, 2, T, HD) dk and dv of each query head */
+static inline void attention_backward_tiled(float* dqkv, AttentionTiles* tiles, float* shares, const float* dout,
+                                            const float* out, const float* lse, const float* qkv, AttentionShape s) {
     const size_t T = (size_t)s.T, NH = (size_t)s.NH, HD = (size_t)s.HD;
 #pragma omp parallel for schedule(dynamic)
     for (size_t i = 0; i < (size_t)s.B * NH; i++) {
         float *dk = shares + i * 2 * T * HD, *dv = dk + T * HD;
-        attention_backward_head(dqkv, dk, dv, dout, out, lse, qkv, attention_head(s, i / NH, i % NH), T, HD);
+        const AttentionHead a = attention_head(s, i / NH, i % NH);
+        attention_backward_head(dqkv, dk, dv, tiles + thread_number(), dout, out, lse, qkv, a, T, HD);
     }
     attention_sum_group(dqkv, shares, s);
 }
@@ -276,18 +288,23 @@ static inline void attention_backward_tiled(float* dqkv, float* shares, const fl
 // ---------------------------------------------------------------------------------------------------------------------
 // what the program calls
 
+/* Returns the bytes of scratch that attention_forward() needs: each thread's tiles. The number of threads must not grow
+ * afterwards. */
+static inline size_t attention_forward_scratch(void) { return max_threads() * sizeof(AttentionTiles); }
+
 /* Writes out (B, T, NH HD) and lse (B, NH, T), kept for backward. qkv: (B, T, (NH + 2 NKV) HD), q and k rotated */
-static inline void attention_forward(float* out, float* lse, const float* qkv, AttentionShape s) {
+static inline void attention_forward(float* out, float* lse, void* scratch, const float* qkv, AttentionShape s) {
 #ifdef LLMC_PLAIN
+    (void)scratch;
     attention_forward_plain(out, lse, qkv, s);
 #else
-    attention_forward_tiled(out, lse, qkv, s);
+    attention_forward_tiled(out, lse, (AttentionTiles*)scratch, qkv, s);
 #endif
 }
 
-/* Returns the bytes of scratch that attention_backward() needs: dk and dv of each query head. */
+/* Returns the bytes of scratch that attention_backward() needs: each thread's tiles, then dk and dv of each query head. */
 static inline size_t attention_backward_scratch(AttentionShape s) {
-    return (size_t)s.B * (size_t)s.NH * (size_t)s.T * 2 * (size_t)s.HD * sizeof(float);
+    return attention_forward_scratch() + (size_t)s.B * (size_t)s.NH * (size_t)s.T * 2 * (size_t)s.HD * sizeof(float);
 }
 
 /* Overwrites dqkv (B, T, (NH + 2 NKV) HD). dout, out: (B, T, NH HD)   lse: (B, NH, T)   qkv: as in forward */
@@ -297,7 +314,8 @@ static inline void attention_backward(float* dqkv, void* scratch, const float* d
     (void)scratch;
     attention_backward_plain(dqkv, dout, out, lse, qkv, s);
 #else
-    attention_backward_tiled(dqkv, (float*)scratch, dout, out, lse, qkv, s);
+    AttentionTiles* tiles = (AttentionTiles*)scratch;
+    attention_backward_tiled(dqkv, tiles, (float*)(tiles + max_threads()), dout, out, lse, qkv, s);
 #endif
 }
 

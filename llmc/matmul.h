@@ -27,8 +27,8 @@
  *   packed, AMX                  214   223   151     other work on the machine.
  *
  * Threads share a packed block of B and take blocks of rows of A. Each element of C is summed over k in the same order
- * whichever thread computes it, so the result is bitwise the same for any number of threads. The packed blocks lie on the
- * stack: a program calls matmul_stack_check() once, before the first product.
+ * whichever thread computes it, so the result is bitwise the same for any number of threads. The packed blocks lie in the
+ * caller's scratch memory, matmul_scratch() bytes, best at an address that is a multiple of 64.
  */
 #ifndef LLMC_MATMUL_H
 #define LLMC_MATMUL_H
@@ -97,8 +97,8 @@ enum {
     MATMUL_MC = 4 * MATMUL_MR,                     // rows of a block of A
     MATMUL_NC = 512,                               // columns of a block of B, a multiple of NR
     MATMUL_LDA = MATMUL_KC + SIMD,                 // distance between copied rows of A: not a power of two
-    MATMUL_PACKED_A = 2 * MATMUL_MC * MATMUL_LDA,  // floats, 198 KiB at most: on each thread's stack
-    MATMUL_PACKED_B = MATMUL_NC * MATMUL_KC,       // floats, 1 MiB: on the caller's stack
+    MATMUL_PACKED_A = 2 * MATMUL_MC * MATMUL_LDA,  // floats, 198 KiB at most: one for each thread
+    MATMUL_PACKED_B = MATMUL_NC * MATMUL_KC,       // floats, 1 MiB: one for all threads
     MATMUL_SMALL_K = 256,                          // longest run over k in matmul_small()
     MATMUL_FEW = 4,                                // with at most this many rows of x, w is not packed
     MATMUL_AMX_EDGE = 32,                          // amx_matmul() is faster if M, N and K are all at least this
@@ -198,9 +198,10 @@ static inline MatrixView matmul_block(float* packed, MatrixView a, size_t rows, 
 }
 
 /* Computes c (M, N) = a (M, K) b (K, N) + add (M, N); NULL for `add` adds nothing, and `add` may be c. c and add are row-major
- * without gaps. */
-static inline void matmul_vectors(float* c, const float* add, MatrixView a, MatrixView b, size_t M, size_t N, size_t K) {
-    float packed_b[MATMUL_PACKED_B] __attribute__((aligned(64)));
+ * without gaps. scratch: matmul_scratch() bytes */
+static inline void matmul_vectors(float* c, void* scratch, const float* add, MatrixView a, MatrixView b, size_t M, size_t N,
+                                  size_t K) {
+    float *packed_b = (float*)scratch, *packed_a_0 = packed_b + MATMUL_PACKED_B;
     const size_t kc = ceil_div(K, ceil_div(K, MATMUL_KC));  // runs of equal length
     // A tall block pays, twice as tall where columns of A are read in pieces of its height. But each thread should get about
     // four blocks or more, because their costs differ.
@@ -218,7 +219,7 @@ static inline void matmul_vectors(float* c, const float* add, MatrixView a, Matr
             }
 #pragma omp for schedule(dynamic)
             for (size_t i = 0; i < M; i += mc) {
-                float packed_a[MATMUL_PACKED_A] __attribute__((aligned(64)));
+                float* packed_a = packed_a_0 + thread_number() * MATMUL_PACKED_A;
                 const size_t rows = size_min(M - i, mc), at = i * N + j;
                 const MatrixView block = matmul_block(packed_a, view_from(a, i, k), rows, depth, mc);
                 for (size_t q = 0; q < cols; q += MATMUL_NR) {
@@ -231,14 +232,15 @@ static inline void matmul_vectors(float* c, const float* add, MatrixView a, Matr
 }
 
 /* Does the same on the matrix unit if there is one and the product is large enough to pay for its packing. */
-static inline void matmul_general(float* c, const float* add, MatrixView a, MatrixView b, size_t M, size_t N, size_t K) {
+static inline void matmul_general(float* c, void* scratch, const float* add, MatrixView a, MatrixView b, size_t M, size_t N,
+                                  size_t K) {
 #ifdef LLMC_AMX
     if (size_min(M, size_min(N, K)) >= MATMUL_AMX_EDGE && M * N * K >= MATMUL_AMX_SIZE && amx_available()) {
-        amx_matmul(c, add, a, b, M, N, K);
+        amx_matmul(c, scratch, add, a, b, M, N, K);
         return;
     }
 #endif
-    matmul_vectors(c, add, a, b, M, N, K);
+    matmul_vectors(c, scratch, add, a, b, M, N, K);
 }
 
 /* Does matmul_forward() for a few rows. No element of w is used often enough to pay for packing it. */
@@ -254,51 +256,60 @@ static inline void matmul_forward_few(float* out, const float* x, const float* w
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// what the model calls: arguments are those of the plain loops
+// what the model calls: arguments are those of the plain loops, and scratch of matmul_scratch() bytes
 
 #ifdef LLMC_PLAIN
 
-static inline void matmul_forward(float* out, const float* x, const float* w, const float* residual, size_t N, int C, int OC) {
+static inline size_t matmul_scratch(void) { return 0; }
+
+static inline void matmul_forward(float* out, void* scratch, const float* x, const float* w, const float* residual, size_t N,
+                                  int C, int OC) {
+    (void)scratch;
     matmul_forward_plain(out, x, w, residual, N, C, OC);
 }
 
-static inline void matmul_backward_input(float* dx, const float* dout, const float* w, size_t N, int C, int OC) {
+static inline void matmul_backward_input(float* dx, void* scratch, const float* dout, const float* w, size_t N, int C, int OC) {
+    (void)scratch;
     matmul_backward_input_plain(dx, dout, w, N, C, OC);
 }
 
-static inline void matmul_backward_weight(float* dw, const float* dout, const float* x, size_t N, int C, int OC) {
+static inline void matmul_backward_weight(float* dw, void* scratch, const float* dout, const float* x, size_t N, int C,
+                                          int OC) {
+    (void)scratch;
     matmul_backward_weight_plain(dw, dout, x, N, C, OC);
 }
 
 #else
 
-static inline void matmul_forward(float* out, const float* x, const float* w, const float* residual, size_t N, int C, int OC) {
+/* Returns the bytes of scratch for any product: the packed block of B, then a block of A for each thread. The number of threads
+ * must not grow afterwards. The content is of no use between calls: all products may share it. */
+static inline size_t matmul_scratch(void) {
+    const size_t vectors = (MATMUL_PACKED_B + max_threads() * MATMUL_PACKED_A) * sizeof(float);
+#ifdef LLMC_AMX
+    return size_max(vectors, amx_scratch());
+#else
+    return vectors;
+#endif
+}
+
+static inline void matmul_forward(float* out, void* scratch, const float* x, const float* w, const float* residual, size_t N,
+                                  int C, int OC) {
     if (N <= MATMUL_FEW) {  // generating, a token at a time
         matmul_forward_few(out, x, w, residual, N, C, OC);
         return;
     }
-    matmul_general(out, residual, by_rows(x, (size_t)C), transposed(by_rows(w, (size_t)C)), N, (size_t)OC, (size_t)C);
+    matmul_general(out, scratch, residual, by_rows(x, (size_t)C), transposed(by_rows(w, (size_t)C)), N, (size_t)OC, (size_t)C);
 }
 
-static inline void matmul_backward_input(float* dx, const float* dout, const float* w, size_t N, int C, int OC) {
-    matmul_general(dx, NULL, by_rows(dout, (size_t)OC), by_rows(w, (size_t)C), N, (size_t)C, (size_t)OC);
+static inline void matmul_backward_input(float* dx, void* scratch, const float* dout, const float* w, size_t N, int C, int OC) {
+    matmul_general(dx, scratch, NULL, by_rows(dout, (size_t)OC), by_rows(w, (size_t)C), N, (size_t)C, (size_t)OC);
 }
 
-static inline void matmul_backward_weight(float* dw, const float* dout, const float* x, size_t N, int C, int OC) {
-    matmul_general(dw, dw, transposed(by_rows(dout, (size_t)OC)), by_rows(x, (size_t)C), (size_t)OC, (size_t)C, N);
+static inline void matmul_backward_weight(float* dw, void* scratch, const float* dout, const float* x, size_t N, int C,
+                                          int OC) {
+    matmul_general(dw, scratch, dw, transposed(by_rows(dout, (size_t)OC)), by_rows(x, (size_t)C), (size_t)OC, (size_t)C, N);
 }
 
 #endif
-
-/* Checks that the calling (main) thread's stack and those of OpenMP's threads can hold the packed blocks and all else. */
-static inline bool matmul_stack_check(Error* e) {
-    enum { ELSE = 128 << 10 };  // bytes for all other frames; attention's tiles and matmul_small()'s buffers take 122 KiB
-    size_t caller = (MATMUL_PACKED_A + MATMUL_PACKED_B) * sizeof(float), worker = MATMUL_PACKED_A * sizeof(float);
-#ifdef LLMC_AMX
-    caller = size_max(caller, (AMX_PACKED_A + AMX_PACKED_B) * sizeof(uint32_t));
-    worker = size_max(worker, AMX_PACKED_A * sizeof(uint32_t));
-#endif
-    return stack_check(caller + ELSE, worker + ELSE, e);
-}
 
 #endif

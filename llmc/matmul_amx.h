@@ -45,8 +45,8 @@ enum {
     AMX_STEP = 3 * 2 * AMX_TILE,          // words of a panel for AMX_DEPTH along k: three parts of two tiles
     AMX_BLOCK = 4 * AMX_PANEL,            // rows of A packed at once if A is transposed
     AMX_KC = 512,                         // longest run over k
-    AMX_PACKED_A = AMX_BLOCK / AMX_PANEL * AMX_KC / AMX_DEPTH * AMX_STEP,  // words, 384 KiB: on each thread's stack
-    AMX_PACKED_B = 12 * AMX_KC / AMX_DEPTH * AMX_STEP  // words, 1.1 MiB: on the caller's stack; half of a core's L2 cache
+    AMX_PACKED_A = AMX_BLOCK / AMX_PANEL * AMX_KC / AMX_DEPTH * AMX_STEP,  // words, 384 KiB: one for each thread
+    AMX_PACKED_B = 12 * AMX_KC / AMX_DEPTH * AMX_STEP  // words, 1.1 MiB: one for all threads; half of a core's L2 cache
 };
 
 /* Returns whether the kernel lets this process use the tiles. Asks once; threads that ask together get the same answer. */
@@ -212,9 +212,13 @@ static inline void amx_panel(float* c, const float* add, size_t c_row, size_t ro
     }
 }
 
-/* Does what matmul_general() of matmul.h does. Call it only if amx_available(). */
-static inline void amx_matmul(float* c, const float* add, MatrixView a, MatrixView b, size_t M, size_t N, size_t K) {
-    uint32_t packed_b[AMX_PACKED_B] __attribute__((aligned(64)));
+/* Returns the bytes of scratch: the packed block of B, then a block of A for each thread. */
+static inline size_t amx_scratch(void) { return (AMX_PACKED_B + max_threads() * AMX_PACKED_A) * sizeof(uint32_t); }
+
+/* Does what matmul_general() of matmul.h does. Call it only if amx_available(). scratch: amx_scratch() bytes */
+static inline void amx_matmul(float* c, void* scratch, const float* add, MatrixView a, MatrixView b, size_t M, size_t N,
+                              size_t K) {
+    uint32_t* packed_b = (uint32_t*)scratch;
     const size_t kc = round_up(ceil_div(K, ceil_div(K, AMX_KC)), AMX_DEPTH);  // runs of equal length
     const size_t nc = AMX_PACKED_B / (kc / AMX_DEPTH * AMX_STEP) * AMX_PANEL;
     size_t mc = AMX_PANEL;
@@ -223,7 +227,7 @@ static inline void amx_matmul(float* c, const float* add, MatrixView a, MatrixVi
     }
 #pragma omp parallel
     {
-        uint32_t packed_a[AMX_PACKED_A] __attribute__((aligned(64)));
+        uint32_t* packed_a = packed_b + AMX_PACKED_B + thread_number() * AMX_PACKED_A;
         amx_configure();
         for (size_t j = 0; j < N; j += nc) {
             const size_t cols = size_min(N - j, nc);

@@ -44,16 +44,20 @@ static void random_fill_cuda(T* x, size_t n, uint64_t seed, cudaStream_t stream)
     CUDA_CHECK_LAUNCH("random_fill_kernel");
 }
 
+/* Queues one product of a plan by `algo`. buffers: A, B, and D, which is also C */
+static inline cublasStatus_t matmul_launch(const MatmulContext* c, const MatmulPlan* p, const cublasLtMatmulAlgo_t* algo,
+                                           char* const buffers[3], cudaStream_t stream) {
+    const float one = 1.0f, beta = p->key.v[KEY_ADD] ? 1.0f : 0.0f;
+    return cublasLtMatmul(c->handle, p->product, &one, buffers[1], p->a, buffers[0], p->b, &beta, buffers[2], p->c, buffers[2],
+                          p->d, algo, c->workspace, c->workspace_bytes, stream);
+}
+
 /* Returns the microseconds of one product, averaged over `repeats`; negative if it does not run. */
 static inline float matmul_time(MatmulContext* c, const MatmulPlan* p, const cublasLtMatmulAlgo_t* algo, char* buffers[3],
                                 int repeats, cudaEvent_t start, cudaEvent_t end, cudaStream_t stream) {
-    const float one = 1.0f, beta = p->key.v[KEY_ADD] ? 1.0f : 0.0f;
     CUDA_CHECK(cudaEventRecord(start, stream));
     for (int i = 0; i < repeats; i++) {
-        if (cublasLtMatmul(c->handle, p->product, &one, buffers[1], p->a, buffers[0], p->b, &beta, buffers[2], p->c, buffers[2],
-                           p->d, algo, c->workspace, c->workspace_bytes, stream) != CUBLAS_STATUS_SUCCESS) {
-            return -1.0f;
-        }
+        if (matmul_launch(c, p, algo, buffers, stream) != CUBLAS_STATUS_SUCCESS) { return -1.0f; }
     }
     CUDA_CHECK(cudaEventRecord(end, stream));
     CUDA_CHECK(cudaEventSynchronize(end));

@@ -878,7 +878,7 @@ int main(int argc, char** argv) {
             fputs(usage, stdout);
             return 0;
         } else {
-            die_usage("%s: unknown or incomplete flag\n%s", argv[i], usage);
+            die_usage("%s: unknown or incomplete flag\n  hint: --help shows the usage", argv[i]);
         }
     }
     FILE* f = path ? fopen(path, "wb") : stdout;

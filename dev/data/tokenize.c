@@ -10,11 +10,15 @@
  * places is read whole and encoded in one go.
  *
  * Each document starts with BOS, which separates documents (llm.c's files use GPT-2's end of text for this). Files are
- * written as OUT.tmp and renamed when complete; a failure removes them.
+ * written as OUT.tmp, which is locked, and renamed when all are complete; a failure or a signal removes them, and what a
+ * killed process left is replaced.
  */
-#include "llmc/base/utils.h"           // defines: die, fail, xmalloc, close_output
+#include "llmc/base/utils.h"           // defines: die, fail, xmalloc, open_input
+#include "llmc/base/crc.h"             // defines: Crc, crc_begin, crc_add, crc_end, crc_shift
+#include "llmc/files/folder.h"         // defines: make_directories, folder_of
 #include "llmc/files/json.h"           // defines: json_parse, json_get, json_string, json_write_string
-#include "llmc/files/tokenfile.h"      // defines: tokenfile_header
+#include "llmc/files/output.h"         // defines: create_temporary, rename_output, close_output, sync_directory
+#include "llmc/files/tokenfile.h"      // defines: tokenfile_header, tokenfile_scan
 #include "llmc/text/text.h"            // defines: edit_distance, text_count
 #include "llmc/text/tokenizer.h"       // defines: encoder_text, text_border, decoder_push
 #include "llmc/text/tokenizer_read.h"  // defines: tokenizer_load
@@ -29,7 +33,7 @@ enum {
     BATCH_BYTES = 16 << 20,   // bytes of a file read at a time
     STDIN_BYTES = 1 << 20,    // most bytes of stdin read at a time; the lines that are there are answered at once
     PARTS_PER_THREAD = 4,     // runs of units for each thread: short ones balance the threads
-    CONVERT_TOKENS = 1 << 14  // tokens converted or copied at a time
+    CONVERT_TOKENS = 1 << 13  // tokens converted or copied at a time
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -301,7 +305,7 @@ static bool answer_decode(const Job* job, Part* p, const Unit* u, FILE* out) {
     bool ok = line_member(&j, &member, "ids", JSON_ARRAY, u, job->path, &p->error);
     char* text = NULL;
     size_t text_len = 0, len;
-    FILE* whole = ok ? open_memstream(&text, &text_len) : NULL;
+    FILE* whole = ok ? xopen_memory(&text, &text_len) : NULL;
     for (const JsonNode* n = ok ? json_first(&j, member) : NULL; ok && n; n = json_next(&j, n)) {
         int64_t id = -1;
         if (!json_node_int(&j, n, &id) || id < 0 || id >= job->t->vocab_size) {
@@ -316,7 +320,7 @@ static bool answer_decode(const Job* job, Part* p, const Unit* u, FILE* out) {
     if (whole) {
         const char* rest = decoder_flush(&p->decoder, &len);
         fwrite(rest, 1, len, whole);
-        fclose(whole);
+        xclose_memory(whole, &text);
     }
     if (ok) {
         fputs("{\"text\": ", out);
@@ -331,12 +335,11 @@ static bool answer_decode(const Job* job, Part* p, const Unit* u, FILE* out) {
 static void run_part(const Job* job, Part* p, const Unit* units, size_t count) {
     bool ok = true;
     if (job->args->jsonl || job->args->decode) {
-        FILE* out = open_memstream(&p->lines, &p->lines_len);
-        if (!out) { die("out of memory"); }
+        FILE* out = xopen_memory(&p->lines, &p->lines_len);
         for (size_t i = 0; ok && i < count; i++) {
             ok = job->args->jsonl ? answer_encode(job, p, &units[i], out) : answer_decode(job, p, &units[i], out);
         }
-        fclose(out);
+        xclose_memory(out, &p->lines);
         return;
     }
     p->encoder.count = 0;
@@ -345,6 +348,7 @@ static void run_part(const Job* job, Part* p, const Unit* units, size_t count) {
 
 /* Encodes or decodes the units in parallel: part k gets the k-th run of about equal bytes. Returns the number of parts used. */
 static int run_units(Job* job, const UnitList* list) {
+    if (list->count == 0) { return 0; }
     size_t* first = (size_t*)xcalloc((size_t)job->num_parts + 1, sizeof(size_t));
     size_t bytes = 0, done = 0, unit = 0;
     for (size_t i = 0; i < list->count; i++) { bytes += list->units[i].len + 1; }
@@ -367,21 +371,51 @@ static int run_units(Job* job, const UnitList* list) {
 
 typedef struct {
     FILE* f;
+    int lock;  // a second descriptor of the file, which keeps it locked until it has its name
     char path[PATH_CAP], tmp[PATH_CAP];
+    volatile sig_atomic_t unfinished;  // tmp is there
     int token_bytes;
     uint64_t count;
+    Crc crc;  // of the tokens as stored
 } TokenFile;
+
+static TokenFile token_files[2];  // for training and for validation; global, since a signal may have to remove them
+
+/* Removes the unfinished files. A signal handler may call it. */
+static void remove_unfinished(void) {
+    for (int i = 0; i < 2; i++) {
+        if (token_files[i].unfinished) { unlink(token_files[i].tmp); }
+    }
+}
+
+static void on_signal(int signal_number) {
+    remove_unfinished();
+    signal(signal_number, SIG_DFL);
+    raise(signal_number);
+}
+
+/* Has unfinished files removed however the program ends, but by SIGKILL. Signals that are ignored (nohup) stay so. */
+static void catch_the_end(void) {
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    atexit(remove_unfinished);
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
+        if (signal(signals[i], on_signal) == SIG_IGN) { signal(signals[i], SIG_IGN); }
+    }
+}
 
 static bool token_file_create(TokenFile* w, const char* path, int token_bytes, Error* e) {
     static const char header[TOKENFILE_HEADER_BYTES];
-    memset(w, 0, sizeof *w);
     if (snprintf(w->tmp, sizeof w->tmp, "%s.tmp", path) >= PATH_CAP) {
         return fail(e, "%.100s...: the path is too long", path);
     }
     snprintf(w->path, sizeof w->path, "%s", path);
+    if (!is_replaceable(path, e)) { return false; }
+    w->f = create_temporary(w->tmp, e);
+    if (!w->f) { return false; }
+    w->unfinished = 1;
+    w->lock = dup(fileno(w->f));
     w->token_bytes = token_bytes;
-    w->f = fopen(w->tmp, "w+b");
-    if (!w->f) { return fail(e, "%s: cannot write: %s", w->tmp, strerror(errno)); }
+    crc_begin(&w->crc);
     return fwrite(header, 1, sizeof header, w->f) == sizeof header ||
            fail(e, "%s: writing failed: %s", w->tmp, strerror(errno));
 }
@@ -391,33 +425,50 @@ static bool token_file_add(TokenFile* w, const int32_t* ids, size_t n, Error* e)
     bool ok = true;
     if (w->token_bytes == 4) {
         ok = fwrite(ids, 4, n, w->f) == n;
+        crc_add(&w->crc, ids, ok ? 4 * n : 0);
     } else {
         for (size_t i = 0, m; ok && i < n; i += m) {
             m = size_min(n - i, CONVERT_TOKENS);
             for (size_t k = 0; k < m; k++) { small[k] = (uint16_t)ids[i + k]; }
             ok = fwrite(small, 2, m, w->f) == m;
+            crc_add(&w->crc, small, 2 * m);
         }
     }
     w->count += n;
     return ok || fail(e, "%s: writing failed: %s", w->tmp, strerror(errno));
 }
 
-/* Writes the header, flushes the file and renames it to its final name. */
+/* Writes the header, flushes the file, and reads it back to check every id and the checksum. */
 static bool token_file_finish(TokenFile* w, const Tokenizer* t, Error* e) {
     int32_t words[TOKENFILE_WORDS];
-    TokenFileHeader h = {w->token_bytes, t->vocab_size, w->count, t->fingerprint};
+    TokenFileHeader h = {w->token_bytes, t->vocab_size, w->count, t->fingerprint, true, crc_end(&w->crc)};
     tokenfile_header(words, &h);
-    bool ok = fseeko(w->f, 0, SEEK_SET) == 0 && fwrite(words, sizeof words, 1, w->f) == 1;
+    bool ok = fseeko(w->f, 0, SEEK_SET) == 0 && fwrite(words, sizeof words, 1, w->f) == 1 && fflush(w->f) == 0;
     if (!ok) { return fail(e, "%s: writing failed: %s", w->tmp, strerror(errno)); }
+    if (!tokenfile_scan(w->f, &h, t->vocab_size, w->tmp, NULL, NULL, e)) { return false; }
     ok = close_output(w->f, w->tmp, e);
     w->f = NULL;
-    return ok && (rename(w->tmp, w->path) == 0 || fail(e, "%s: cannot rename to %s: %s", w->tmp, w->path, strerror(errno)));
+    return ok;
 }
 
-/* Closes and removes the unfinished file. */
-static void token_file_abandon(TokenFile* w) {
-    if (w->f) { fclose(w->f); }
-    if (w->tmp[0]) { remove(w->tmp); }
+/* Gives the finished file its name. */
+static bool token_file_publish(TokenFile* w, Error* e) {
+    if (!rename_output(w->tmp, w->path, e)) { return false; }
+    w->unfinished = 0;
+    close(w->lock);
+    return true;
+}
+
+/* Gives both finished files their names. An old validation file goes first: were the process to die in between, it would lie
+ * beside a training file that may hold its text. */
+static bool token_files_publish(TokenFile* train, TokenFile* val, Error* e) {
+    char folder[PATH_CAP];
+    folder_of(train->path, folder);
+    if (val->unfinished && unlink(val->path) != 0 && errno != ENOENT) {
+        return fail(e, "%s: cannot remove the old file: %s", val->path, strerror(errno));
+    }
+    return sync_directory(folder, e) && token_file_publish(train, e) && (!val->unfinished || token_file_publish(val, e)) &&
+           sync_directory(folder, e);
 }
 
 /* Reads n tokens from token `at` on. */
@@ -458,13 +509,30 @@ static bool find_cut(TokenFile* w, double fraction, int separator, uint64_t* cut
     return true;
 }
 
-/* Moves the tokens from `cut` on to the validation file. */
+/* Reads back the first `count` tokens for their checksum. */
+static bool crc_of_first(TokenFile* w, uint64_t count, Error* e) {
+    unsigned char raw[1 << 14];
+    const uint64_t bytes = count * (uint64_t)w->token_bytes;
+    crc_begin(&w->crc);
+    for (uint64_t at = 0, n; at < bytes; at += n) {
+        n = size_min(bytes - at, sizeof raw);
+        if (!read_at(fileno(w->f), TOKENFILE_HEADER_BYTES + at, raw, n, w->tmp, "the tokens", e)) { return false; }
+        crc_add(&w->crc, raw, n);
+    }
+    return true;
+}
+
+/* Moves the tokens from `cut` on to the validation file. The checksums of both parts must make that of the whole. */
 static bool split_off(TokenFile* train, TokenFile* val, uint64_t cut, Error* e) {
     int32_t ids[CONVERT_TOKENS];
+    const uint32_t whole = crc_end(&train->crc);
     for (uint64_t at = cut; at < train->count; at += CONVERT_TOKENS) {
         const size_t n = (size_t)(train->count - at < CONVERT_TOKENS ? train->count - at : CONVERT_TOKENS);
         if (!token_file_read(train, ids, at, n, e) || !token_file_add(val, ids, n, e)) { return false; }
     }
+    if (!crc_of_first(train, cut, e)) { return false; }
+    const uint32_t parts = crc_shift(crc_end(&train->crc), val->count * (uint64_t)val->token_bytes) ^ crc_end(&val->crc);
+    if (parts != whole) { return fail(e, "%s: reads back as other tokens than were written", train->tmp); }
     train->count = cut;
     const off_t end = (off_t)(TOKENFILE_HEADER_BYTES + cut * (uint64_t)train->token_bytes);
     return (fflush(train->f) == 0 && ftruncate(fileno(train->f), end) == 0) ||
@@ -602,11 +670,15 @@ static bool out_path(char* path, const Args* a, const char* kind, Error* e) {
     const int n = *kind ? snprintf(path, PATH_CAP, "%.*s_%s.bin", (int)len, out, kind) : snprintf(path, PATH_CAP, "%s", out);
     if (n >= PATH_CAP - 4) { return fail(e, "%.100s...: the path is too long", out); }
     if (is_directory(path) || path[n - 1] == '/') { return fail(e, "--out: %s is a folder, wanted the name of a file", path); }
-    for (int i = 0; i < a->num_files && stat(path, &there) == 0; i++) {
-        if (stat(a->files[i], &input) == 0 && input.st_dev == there.st_dev && input.st_ino == there.st_ino) {
-            return fail(e, "--out: %s is the input %s, wanted another name: it would be overwritten", path, a->files[i]);
+    for (int tmp = 0; tmp < 2; tmp++) {
+        strcpy(path + n, tmp ? ".tmp" : "");
+        for (int i = 0; i < a->num_files && stat(path, &there) == 0; i++) {
+            if (stat(a->files[i], &input) == 0 && input.st_dev == there.st_dev && input.st_ino == there.st_ino) {
+                return fail(e, "--out: %s is the input %s, wanted another name: it would be overwritten", path, a->files[i]);
+            }
         }
     }
+    path[n] = 0;
     char* slash = strrchr(path, '/');
     if (!slash || slash == path) { return true; }
     *slash = 0;
@@ -619,12 +691,12 @@ static bool write_token_files(Job* job, Error* e) {
     const Args* a = job->args;
     const Tokenizer* t = job->t;
     const int token_bytes = t->vocab_size <= 65536 ? 2 : 4;
+    const bool split = a->val_fraction > 0;
     char path[PATH_CAP];
-    TokenFile train, val;
+    TokenFile *train = &token_files[0], *val = &token_files[1];
     Progress progress = {now_seconds(), now_seconds(), 0, 0, false, isatty(2)};
-    memset(&train, 0, sizeof train);
-    memset(&val, 0, sizeof val);
     bool ok = true;
+    catch_the_end();
     for (int i = 0; ok && i < a->num_files; i++) {  // find a missing file before an hour's work
         uint64_t bytes = 0;
         FILE* f = open_input(a->files[i], &bytes, e);
@@ -632,24 +704,20 @@ static bool write_token_files(Job* job, Error* e) {
         if (f) { fclose(f); }
         progress.total_bytes += bytes;
     }
-    ok = ok && out_path(path, a, a->val_fraction > 0 ? "train" : "", e) && token_file_create(&train, path, token_bytes, e);
-    for (int i = 0; ok && i < a->num_files; i++) { ok = tokenize_file(job, &train, &progress, a->files[i], e); }
+    ok = ok && out_path(path, a, split ? "train" : "", e) && token_file_create(train, path, token_bytes, e);
+    ok = ok && (!split || (out_path(path, a, "val", e) && token_file_create(val, path, token_bytes, e)));
+    for (int i = 0; ok && i < a->num_files; i++) { ok = tokenize_file(job, train, &progress, a->files[i], e); }
     if (progress.shown && progress.terminal) { fprintf(stderr, "\n"); }
-    if (ok && train.count == 0) {
+    if (ok && train->count == 0) {
         ok = fail(e, "%s: holds no text%s", a->files[0], a->num_files > 1 ? ", nor do the other files" : "");
     }
-    if (ok && a->val_fraction > 0) {
+    if (ok && split) {
         uint64_t cut = 0;
-        ok = out_path(path, a, "val", e) && find_cut(&train, a->val_fraction, job->separator, &cut, e) &&
-             token_file_create(&val, path, token_bytes, e) && split_off(&train, &val, cut, e) && token_file_finish(&val, t, e);
+        ok = find_cut(train, a->val_fraction, job->separator, &cut, e) && split_off(train, val, cut, e) &&
+             token_file_finish(val, t, e);
     }
-    ok = ok && token_file_finish(&train, t, e);
-    if (ok) {
-        print_summary(job, &train, &val, now_seconds() - progress.start);
-    } else {
-        token_file_abandon(&train);
-        token_file_abandon(&val);
-    }
+    ok = ok && token_file_finish(train, t, e) && token_files_publish(train, val, e);
+    if (ok) { print_summary(job, train, val, now_seconds() - progress.start); }
     return ok;
 }
 

@@ -39,16 +39,24 @@ static float* normals(size_t n, double std, uint32_t id) {
     return x;
 }
 
+/* Returns memory that begins at a cache line, as the trainer's does. */
+static void* aligned(size_t bytes) {
+    void* p = NULL;
+    if (posix_memalign(&p, 64, bytes) != 0) { die("out of memory: could not allocate %zu bytes", bytes); }
+    return p;
+}
+
 static void bench_product(const char* name, size_t N, int C, int OC, int times) {
     char line[64];
     float *x = normals(N * (size_t)C, 1, 1), *w = normals((size_t)OC * (size_t)C, 0.02, 2);
     float *y = normals(N * (size_t)OC, 1, 3), *dx = normals(N * (size_t)C, 1, 4), *dw = normals((size_t)OC * (size_t)C, 1, 5);
+    void* scratch = aligned(matmul_scratch());
     const double flop = 2.0 * (double)N * C * OC;
     snprintf(line, sizeof line, "%s %dx%d", name, C, OC);
-    TIME(line, "GFLOP/s", flop, times, matmul_forward(y, x, w, NULL, N, C, OC));
-    TIME("  dx", "GFLOP/s", flop, times, matmul_backward_input(dx, y, w, N, C, OC));
-    TIME("  dw", "GFLOP/s", flop, times, matmul_backward_weight(dw, y, x, N, C, OC));
-    free(x), free(w), free(y), free(dx), free(dw);
+    TIME(line, "GFLOP/s", flop, times, matmul_forward(y, scratch, x, w, NULL, N, C, OC));
+    TIME("  dx", "GFLOP/s", flop, times, matmul_backward_input(dx, scratch, y, w, N, C, OC));
+    TIME("  dw", "GFLOP/s", flop, times, matmul_backward_weight(dw, scratch, y, x, N, C, OC));
+    free(x), free(w), free(y), free(dx), free(dw), free(scratch);
 }
 
 static void bench(const char* preset, size_t B, int T, int V) {
@@ -70,12 +78,12 @@ static void bench(const char* preset, size_t B, int T, int V) {
     float *qkv = normals(N * (size_t)QKV, 1, 1), *out = normals(N * (size_t)Q, 1, 2), *dqkv = normals(N * (size_t)QKV, 1, 3);
     float *lse = normals(N * (size_t)NH, 1, 4), *table = normals((size_t)(T * HD), 1, 5);
     const AttentionShape s = attention_shape(&c, (int)B, T);
-    void* scratch = xmalloc(attention_backward_scratch(s));
+    void* scratch = aligned(attention_backward_scratch(s));
     const double attention = 2.0 * (double)B * NH * HD * T * T;  // two products over half of T x T
     rope_table(table, T, &c);
     TIME("rope", "GB/s", 8.0 * (double)N * (Q + NKV * HD), L, rope_forward(qkv, table, 0, s));
     TIME("rope backward", "GB/s", 8.0 * (double)N * (Q + NKV * HD), L, rope_backward(qkv, table, 0, s));
-    TIME("attention", "GFLOP/s", attention, L, attention_forward(out, lse, qkv, s));
+    TIME("attention", "GFLOP/s", attention, L, attention_forward(out, lse, scratch, qkv, s));
     TIME("attention backward", "GFLOP/s", 2.5 * attention, L, attention_backward(dqkv, scratch, out, out, lse, qkv, s));
     TIME("attention, plain", "GFLOP/s", attention, 0, attention_forward_plain(out, lse, qkv, s));
     TIME("attention backward, plain", "GFLOP/s", 2.5 * attention, 0, attention_backward_plain(dqkv, out, out, lse, qkv, s));

@@ -1,13 +1,22 @@
 #!/bin/sh
-# fuzz.sh SECONDS [STEM...] -- runs each fuzz target (dev/test/fuzz_STEM.c) for SECONDS, starting from its committed seeds
-# (dev/test/corpus/STEM), under AddressSanitizer and UndefinedBehaviorSanitizer. New inputs stay in build/fuzz/STEM for the
-# next run. A failing input is saved as build/fuzz/STEM-crash-* (-timeout-*, -oom-*). CLANG: a clang with libFuzzer.
+# fuzz.sh seconds N|inputs N [STEM...] -- runs each fuzz target (dev/test/fuzz_STEM.c) for N seconds or N inputs under
+# AddressSanitizer and UndefinedBehaviorSanitizer. It starts from the committed seeds (dev/test/corpus/STEM) with the words of
+# dev/test/corpus/STEM.dict. New inputs stay in build/fuzz/STEM for the next run. A failing input is saved as
+# build/fuzz/STEM-crash-* (-timeout-*, -oom-*, -leak-*); build/fuzz/fuzz_STEM FILE repeats it.
+# fuzz.sh minimize [STEM...] -- replaces the committed seeds without a name by the fewest of build/fuzz/STEM that reach as much.
+# CLANG: a clang with libFuzzer.
 set -u
-seconds=${1:-20}
-[ $# -eq 0 ] || shift
+job=${1:-seconds}
+shift
+limit=0
+if [ "$job" != minimize ]; then
+    limit=${1:-20}
+    [ $# -eq 0 ] || shift
+fi
 CLANG=${CLANG:-clang}
 here=build/fuzz
-passed=0 failed=0 skipped=0
+most=65536  # bytes of a target's seeds without a name
+passed=0 failed=0
 mkdir -p $here || exit 1
 [ $# -gt 0 ] || set -- $(ls dev/test/fuzz_*.c | sed 's/.*fuzz_\(.*\)\.c/\1/')
 
@@ -17,21 +26,63 @@ if ! $CLANG -fsanitize=fuzzer,address,undefined $here/probe.c -o $here/probe 2>/
     echo "0 passed, 0 failed, $# skipped"
     exit 0
 fi
+
+# compile STEM: builds the target unless it is newer than every source
+compile() {
+    target=$here/fuzz_$1
+    [ -x "$target" ] && [ -z "$(find llmc dev/test dev/data -name '*.[ch]' -newer "$target" | head -n 1)" ] && return
+    $CLANG -std=c11 -O1 -g ${MARCH--march=native} -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Wno-unknown-pragmas -I. \
+        "dev/test/fuzz_$1.c" -o "$target" -lm -lpthread
+}
+
+stat() { sed -n "s/^stat::$1: *//p" "$here/$stem.log"; }
+
+# fuzz STEM: runs the target and prints its line
+fuzz() {
+    stem=$1
+    dict=dev/test/corpus/$stem.dict
+    start=$(date +%s)
+    [ "$job" = seconds ] && bound=-max_total_time=$limit || bound=-runs=$limit
+    # the targets' own output is closed: warnings would fill the log
+    "$here/fuzz_$stem" "$bound" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=1 -close_fd_mask=3 \
+        $([ -f "$dict" ] && echo "-dict=$dict") -artifact_prefix="$here/$stem-" "$here/$stem" >"$here/$stem.log" 2>&1
+    status=$?
+    seconds=$(($(date +%s) - start))
+    findings=0 word=ok
+    [ $status -eq 0 ] || { findings=1 && word=FAIL; }
+    printf '%-4s %-24s %10s %8d %10s %9s %8d\n' $word "fuzz_$stem" "$(stat number_of_executed_units)" $seconds \
+        "$(stat average_exec_per_sec)" "$(stat new_units_added)" $findings
+    [ $status -eq 0 ] || grep -m 4 -E 'ERROR|runtime error|SUMMARY|Test unit written' "$here/$stem.log" | sed 's/^/    /'
+    return $status
+}
+
+# minimize STEM: the smallest inputs come first, so that a limit on bytes costs the least
+minimize() {
+    seeds=dev/test/corpus/$1
+    rm -rf "$here/$1.min" && mkdir -p "$here/$1.min" "$seeds"
+    "$here/fuzz_$1" -merge=1 -close_fd_mask=3 "$here/$1.min" "$here/$1" "$seeds" >"$here/$1.log" 2>&1 || return 1
+    find "$seeds" -type f | grep -E '/[0-9a-f]{40}$' | while read -r old; do rm "$old"; done
+    total=0
+    ls -rS "$here/$1.min" | grep -E '^[0-9a-f]{40}$' | while read -r name; do
+        size=$(wc -c <"$here/$1.min/$name")
+        total=$((total + size))
+        [ "$total" -gt $most ] && break
+        cp "$here/$1.min/$name" "$seeds"
+    done
+    echo "ok   $seeds: $(ls "$seeds" | wc -l) seeds, $(cat "$seeds"/* | wc -c) bytes"
+}
+
+[ "$job" = minimize ] || printf '%-29s %10s %8s %10s %9s %8s\n' target inputs seconds "inputs/s" "new units" findings
 for stem in "$@"; do
     mkdir -p "$here/$stem" && cp dev/test/corpus/"$stem"/* "$here/$stem" 2>/dev/null
-    if ! $CLANG -std=c11 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Wno-unknown-pragmas -I. \
-        "dev/test/fuzz_$stem.c" -o "$here/fuzz_$stem" -lm -lpthread; then
-        failed=$((failed + 1))
+    if ! compile "$stem"; then
         echo "FAIL fuzz_$stem does not compile"
-    elif "$here/fuzz_$stem" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=1 \
-        -artifact_prefix="$here/$stem-" "$here/$stem" >"$here/$stem.log" 2>&1; then
+        failed=$((failed + 1))
+    elif [ "$job" = minimize ] && minimize "$stem" || [ "$job" != minimize ] && fuzz "$stem"; then
         passed=$((passed + 1))
-        echo "ok   fuzz_$stem: $(sed -n 's/^stat::number_of_executed_units: *//p' "$here/$stem.log") inputs in $seconds s"
     else
         failed=$((failed + 1))
-        echo "FAIL fuzz_$stem: see $here/$stem.log"
-        grep -m 3 -E 'ERROR|runtime error|SUMMARY|Test unit written' "$here/$stem.log" | sed 's/^/    /'
     fi
 done
-echo "$passed passed, $failed failed, $skipped skipped"
+echo "$passed passed, $failed failed, 0 skipped"
 [ $failed -eq 0 ]

@@ -1,30 +1,24 @@
 /* fuzz_config.c -- reads the bytes as a config.json. What is accepted must be safe for the code that uses it, and must not
  * change when it is written and read back. */
+#include "fuzz.h"
 #include "llmc/files/config_file.h"
 
-#include <sys/mman.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
-
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-    static int fd = -1;
-    char path[64];
-    if (fd < 0) { fd = memfd_create("fuzz", 0); }
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    if (ftruncate(fd, 0) != 0 || pwrite(fd, data, size, 0) != (ssize_t)size) { die("%s: %s", path, strerror(errno)); }
+    const char* path = fuzz_file(data, size);
     ModelConfig c, back;
     Error e = NO_ERROR;
     const bool ok = config_read(&c, path, &e);
-    if (ok == (e.msg[0] != 0) || strchr(e.msg, '\n')) { abort(); }
+    fuzz_check_error(ok, &e);
     if (!ok) { return 0; }
-    if (c.num_heads % c.num_kv_heads || c.head_dim % 2 || c.head_dim > MAX_HEAD_DIM || c.num_layers > MAX_LAYERS) { abort(); }
-    if (c.bos_id >= c.vocab_size || c.num_eos > MAX_EOS || !(c.rms_eps > 0) || !(c.rope_theta > 0)) { abort(); }
-    if (c.rope_llama3 && !(c.rope_high_freq > c.rope_low_freq && c.rope_low_freq > 0 && c.rope_original_len > 0)) { abort(); }
+    REQUIRE(c.num_heads % c.num_kv_heads == 0 && c.head_dim % 2 == 0 && c.head_dim <= MAX_HEAD_DIM &&
+            c.num_layers <= MAX_LAYERS);
+    REQUIRE(c.bos_id < c.vocab_size && c.num_eos <= MAX_EOS && c.rms_eps > 0 && c.rope_theta > 0);
+    REQUIRE(!c.rope_llama3 || (c.rope_high_freq > c.rope_low_freq && c.rope_low_freq > 0 && c.rope_original_len > 0));
     ParamTable t = param_table(&c);
     // the arena's offsets did not wrap: it holds every parameter, and nothing else but the gaps
-    if (t.elements < t.num_params || t.elements - t.num_params > (size_t)t.count * PARAM_ALIGN) { abort(); }
+    REQUIRE(t.elements >= t.num_params && t.elements - t.num_params <= (size_t)t.count * PARAM_ALIGN);
     param_table_free(&t);
-    if (!config_write(&c, path, SAFE_BF16, &e) || !config_read(&back, path, &e)) { die("%s", e.msg); }
-    if (memcmp(&c, &back, sizeof c) != 0) { abort(); }
+    must(config_write(&c, path, SAFE_BF16, &e) && config_read(&back, path, &e), &e);
+    REQUIRE(memcmp(&c, &back, sizeof c) == 0);
     return 0;
 }

@@ -1,7 +1,6 @@
 /* fuzz_json.c -- reads the bytes as JSON. What is accepted is walked, written, and must read and write as the same text. */
+#include "fuzz.h"
 #include "llmc/files/json.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 static void write_node(FILE* f, const Json* j, const JsonNode* n) {
     static const char* const words[] = {"null", "false", "true"};
@@ -10,7 +9,7 @@ static void write_node(FILE* f, const Json* j, const JsonNode* n) {
         case JSON_NUMBER: fwrite(j->text + n->at, 1, n->length, f); break;
         case JSON_STRING: {
             const char* s = json_string(j, n, &len);
-            if (s[len] != 0) { abort(); }
+            REQUIRE(s[len] == 0);
             json_write_string(f, s, len);
             break;
         }
@@ -22,13 +21,13 @@ static void write_node(FILE* f, const Json* j, const JsonNode* n) {
                 if (count) { fputc(',', f); }
                 if (n->type == JSON_OBJECT) {
                     const char* key = json_key(j, c, &len);
-                    if (strlen(key) == len && !json_get_any(j, n, key)) { abort(); }
+                    REQUIRE(strlen(key) != len || json_get_any(j, n, key));
                     json_write_string(f, key, len);
                     fputc(':', f);
                 }
                 write_node(f, j, c);
             }
-            if (count != json_length(n)) { abort(); }
+            REQUIRE(count == json_length(n));
             fputc(n->type == JSON_ARRAY ? ']' : '}', f);
             break;
         }
@@ -41,7 +40,7 @@ static char* rewrite(char* text, size_t len, size_t* out_len) {
     Json j;
     Error e = NO_ERROR;
     const bool ok = json_parse(&j, text, len, "fuzz", &e);
-    if (ok == (e.msg[0] != 0) || strchr(e.msg, '\n')) { abort(); }
+    fuzz_check_error(ok, &e);
     if (!ok) { return NULL; }
     // typed access to any value
     int64_t i = 0;
@@ -54,7 +53,7 @@ static char* rewrite(char* text, size_t len, size_t* out_len) {
         memset(&ignored, 0, sizeof ignored);
         json_int(&j, json_root(&j), json_key(&j, n, NULL), -5, 5, &i, &ignored);
         memset(&ignored, 0, sizeof ignored);
-        if (!json_double(&j, n, "a", 0, 1, &d, &ignored) && !strstr(ignored.msg, "wanted")) { abort(); }
+        REQUIRE(json_double(&j, n, "a", 0, 1, &d, &ignored) || strstr(ignored.msg, "wanted"));
         json_bool(&j, n, "b", &b, &ignored);
         json_text(&j, n, "c", &s, &ignored);
         json_u64(&j, n, "d", &u, &ignored);
@@ -69,15 +68,10 @@ static char* rewrite(char* text, size_t len, size_t* out_len) {
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     size_t len = 0, again_len = 0;
-    char* text = (char*)xmalloc(size + 1);
-    memcpy(text, data, size);
-    text[size] = 0;
-    char* out = rewrite(text, size, &len);
+    char* out = rewrite(fuzz_text(data, size), size, &len);
     if (!out) { return 0; }
-    char* copy = (char*)xmalloc(len + 1);
-    memcpy(copy, out, len + 1);
-    char* again = rewrite(copy, len, &again_len);
-    if (!again || again_len != len || memcmp(out, again, len) != 0) { abort(); }
+    char* again = rewrite(fuzz_text(out, len), len, &again_len);
+    REQUIRE(again && again_len == len && memcmp(out, again, len) == 0);
     free(out);
     free(again);
     return 0;

@@ -1,7 +1,7 @@
 #!/bin/sh
 # kill_resume.sh [KILLS] -- kills a run that writes a checkpoint every step with -9 at random moments, and resumes it each time.
-# At the end its checkpoint and log must equal those of a run that was never killed, byte for byte. SEED=N repeats the random
-# moments, as far as timing allows. Run from the project's root after `make`.
+# At the end its checkpoint and log must equal those of a run that was never killed, byte for byte but for the run's id.
+# SEED=N repeats the random moments, as far as timing allows. Run from the project's root after `make`.
 . dev/test/lib.sh
 kills=${1:-12} seed=${SEED:-$(date +%s)}
 cd "$tmp" || exit 1
@@ -37,9 +37,7 @@ stop=$((last + 2))
 train $flags --out killed --resume --stop-after $stop >"$tmp/end" 2>&1 && train $flags --out never --checkpoint-every 0 --stop-after $stop >/dev/null 2>&1
 name=$(printf 'step_%08d' $stop)
 sed -i 's/"checkpoint_every":0/"checkpoint_every":1/' never/$name/trainer_state.json  # the only flag that differs
-check "the checkpoint is that of a run never killed" cmp never/$name/model.safetensors killed/$name/model.safetensors
-check "and so is the state" cmp never/$name/state_rank00000.safetensors killed/$name/state_rank00000.safetensors
-check "and the position" sh -c "grep -v '^  \"crc32c\"' never/$name/trainer_state.json >a; grep -v '^  \"crc32c\"' killed/$name/trainer_state.json | cmp - a"
+check "the checkpoint is that of a run never killed" same_checkpoint never/$name killed/$name
 check "and the log" same_steps never/log.jsonl killed/log.jsonl
 check "nothing half-made stays" test "$(ls killed | wc -l)" -eq 4
 cd "$root" || exit 1

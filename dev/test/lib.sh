@@ -101,6 +101,13 @@ same_steps() {
     [ -s "$tmp/steps_a" ] && cmp "$tmp/steps_a" "$tmp/steps_b"
 }
 
+# same_checkpoint A B: both folders hold the same files, apart from the id of the run and its parent
+same_checkpoint() {
+    rm -rf "$tmp/same" && mkdir "$tmp/same" && cp -r "$1" "$tmp/same/a" && cp -r "$2" "$tmp/same/b" &&
+        sed -i '/^  "\(run\|parent_run\|parent_step\|crc32c\)": /d' "$tmp"/same/[ab]/trainer_state.json &&
+        diff -r "$tmp/same/a" "$tmp/same/b"
+}
+
 # wait_for COMMAND...: repeats the command until it succeeds, for at most about 20 s
 wait_for() {
     for wait_for_i in $(seq 400); do

@@ -1,7 +1,8 @@
 #!/bin/sh
 # lint.sh -- static checks: every header compiles alone without warnings, as C11 and C++17, with gcc and clang. So does every
-# .cuh with nvcc, and every C file with clang (for gcc: make WERROR=1 test). shellcheck reads the shell scripts, and Python
-# parses the .py files. Skips a missing tool by name.
+# .cuh with nvcc, and every C file with clang (for gcc: make WERROR=1 test). No function of a program may take more than 64 KiB
+# of stack: threads may have 128 KiB (musl), and what runs on them calls little else. The tests may take more. shellcheck reads
+# the shell scripts, and Python parses the .py files. Skips a missing tool by name.
 set -u
 failed=0
 warnings="-Wall -Wextra -Werror -Wno-unknown-pragmas"
@@ -20,6 +21,11 @@ for cc in gcc clang; do
         echo "#include \"$header\"" | run "$cc, C++17: $header" $cc -std=c++17 -fsyntax-only $warnings -Wno-missing-field-initializers -I. -x c++ -
     done
 done
+if have gcc; then
+    for file in train_llama3.c dev/data/*.c; do
+        run "stack frames: $file" gcc -std=c11 -O3 -march=native -fopenmp -c -o /dev/null $warnings -Wstack-usage=65536 -I. "$file"
+    done
+fi
 if have clang; then
     for file in *.c test_llama3.cu dev/data/*.c dev/test/*.c dev/test/crash/*.c; do
         run "clang: $file" clang -std=c11 -O1 -march=native -c -o /dev/null $warnings -I. -x c "$file"

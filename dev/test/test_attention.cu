@@ -227,7 +227,7 @@ static void run_case(Case c, bool oracle) {
         float *o = (float*)xmalloc(N * O * sizeof(float)), *l = (float*)xmalloc(stats * sizeof(float));
         float* d = (float*)xmalloc(N * W * sizeof(float));
         void* scratch = xmalloc(attention_backward_scratch(c));
-        attention_forward(o, l, qkv, c);
+        attention_forward(o, l, scratch, qkv, c);
         attention_backward(d, scratch, dout, o, l, qkv, c);
         const double e_out = error_of(o, O, out, O, N, 0, O, 0), e_d = error_of(d, W, dqkv, W, N, 0, W, 0);
         CHECK(e_out <= 2e-6 && e_d <= 4e-6, "oracle T %d HD %d: errors out %.1e gradients %.1e", c.T, c.HD, e_out, e_d);

@@ -15,11 +15,12 @@ static int test_fsync(int fd) {
 #include <dirent.h>
 #include <errno.h>
 
-/* Replaces readdir(): call number readdir_fails_at returns an error, not the end of the folder. */
+/* Replaces readdir(): call number readdir_fails_at returns NULL, with this errno: EIO is an error, 0 the end of the folder. */
 static long readdirs_seen, readdir_fails_at = -1;
+static int readdir_error = EIO;
 static struct dirent* test_readdir(DIR* d) {
     if (readdirs_seen++ != readdir_fails_at) { return readdir(d); }
-    errno = EIO;
+    errno = readdir_error;
     return NULL;
 }
 #define readdir test_readdir
@@ -90,7 +91,13 @@ static TrainerState small_state(uint64_t step, int world_size) {
     s.data_row = step * 4 + ((uint64_t)1 << 60) + 1;
     s.tokens = step * 100;
     s.updates = step - 1;
+    s.row_order = ROW_ORDER;
+    s.data = 0x0123456789ABCDEFu;
     s.fingerprint = 0xFEDCBA9876543210u;
+    strcpy(s.build, "a \"compiler\"");
+    strcpy(s.run, "00000000000000aa");
+    strcpy(s.parent_run, "00000000000000bb");
+    s.parent_step = 1;
     s.world_size = world_size;
     s.loss_scale = 65536.0;
     s.scale_good = 17;
@@ -114,7 +121,7 @@ static bool save(const char* out, uint64_t step, int world_size, const char* sou
     const StateSlot slots[2] = {{"m", SAFE_F32, give, NULL, &m}, {"v", SAFE_F32, give, NULL, &v}};
     TrainerState s = small_state(step, world_size);
     Checkpoint k;
-    SideFiles files = {NULL, 0};
+    SideFiles files = {NULL, 0, 0};
     if (source_dir) { files = side_files_read(source_dir); }
     bool ok = checkpoint_begin(&k, out, step, e);
     ok = ok && checkpoint_model(&k, &c, &t, SAFE_F32, give, &w, e);
@@ -219,12 +226,75 @@ static void what_was_saved_is_read_back(void) {
           "integers");
     CHECK(s.fingerprint == want.fingerprint && s.world_size == 1 && s.loss_scale == want.loss_scale && s.scale_good == 17,
           "numbers");
+    CHECK(s.row_order == ROW_ORDER && s.data == want.data && strcmp(s.build, want.build) == 0 && !s.not_finite, "fingerprints");
+    CHECK(strcmp(s.run, want.run) == 0 && strcmp(s.parent_run, want.parent_run) == 0 && s.parent_step == 1, "the run");
     CHECK(memcmp(&s.loss, &want.loss, sizeof s.loss) == 0, "the full window differs");
     CHECK(memcmp(&s.grad_norm, &want.grad_norm, sizeof s.grad_norm) == 0, "the partial window differs");
     double lr = 0;
     CHECK(json_double(&s.json, s.saved_options, "lr", 0, 1, &lr, &e) && lr == 0.001, "%s", e.msg);
     trainer_state_free(&s);
     clean(out);
+}
+
+/* Reads a state in which the first `from` is replaced by `to` ("": cut out), with its checksum made right. */
+static bool read_changed(const char* text, const char* from, const char* to, TrainerState* s, Error* e) {
+    const char* at = strstr(text, from);
+    char* changed = (char*)xmalloc(strlen(text) + strlen(to) + 64);
+    CHECK(at != NULL, "no %s in the state", from);
+    const char* tail = strstr(text, trainer_state_tail);
+    int n =
+        sprintf(changed, "%.*s%s%.*s", (int)(at - text), text, to, (int)(tail - at - (long)strlen(from)), at + strlen(from));
+    n += sprintf(changed + n, "%s%" PRIu32 "\n}\n", trainer_state_tail, crc_of(changed, (size_t)n));
+    return trainer_state_from_text(s, changed, (size_t)n, "state", e);
+}
+
+/* Returns the text of the state of the small run's step 9. */
+static char* state_text(void) {
+    char out[PATH_CAP], path[PATH_CAP + 64];
+    size_t size = 0;
+    Error e = NO_ERROR;
+    test_folder(out);
+    CHECK(save(out, 9, 1, NULL, &e), "%s", e.msg);
+    snprintf(path, sizeof path, "%s/step_00000009/trainer_state.json", out);
+    char* text = read_file(path, &size, 1 << 20, &e);
+    CHECK(text != NULL, "%s", e.msg);
+    clean(out);
+    return text;
+}
+
+static void later_formats_are_refused_and_the_first_is_read_without_what_it_lacks(void) {
+    TrainerState s;
+    Error e = NO_ERROR;
+    char* text = state_text();
+    CHECK(!read_changed(text, "\"format\": 2", "\"format\": 3", &s, &e) && contains(e.msg, "format is 3"), "%s", e.msg);
+    trainer_state_free(&s);
+    static const char* const added[] = {"row_order", "data_fingerprint", "parent_step", "build",
+                                        "run",       "parent_run",       "not_finite"};
+    for (size_t i = 0; i < sizeof added / sizeof *added; i++) {
+        char key[64];
+        memset(&e, 0, sizeof e);
+        snprintf(key, sizeof key, "  \"%s\"", added[i]);
+        CHECK(!read_changed(text, key, "  \"other\"", &s, &e) && contains(e.msg, added[i]), "%s: %s", added[i], e.msg);
+        trainer_state_free(&s);
+    }
+    memset(&e, 0, sizeof e);
+    CHECK(!read_changed(text, "00000000000000aa", "00000000000000aaa", &s, &e) && contains(e.msg, "run"), "%s", e.msg);
+    trainer_state_free(&s);
+    memset(&e, 0, sizeof e);
+    CHECK(read_changed(text, "\"format\": 2", "\"format\": 1", &s, &e), "%s", e.msg);
+    CHECK(s.step == 9 && s.row_order == 1 && s.data == 0 && !s.build[0] && !s.run[0] && !s.parent_run[0], "format 1");
+    trainer_state_free(&s);
+    free(text);
+}
+
+static void every_run_gets_an_id_of_its_own_and_a_branch_knows_its_parent(void) {
+    TrainerState s = small_state(9, 1);
+    RunId other;
+    trainer_state_branch(&s);
+    run_id_draw(other);
+    CHECK(strcmp(s.parent_run, "00000000000000aa") == 0 && s.parent_step == 9, "%s at %d", s.parent_run, (int)s.parent_step);
+    CHECK(strlen(s.run) == 16 && strspn(s.run, "0123456789abcdef") == 16, "\"%s\"", s.run);
+    CHECK(strcmp(s.run, other) != 0 && strcmp(s.run, s.parent_run) != 0, "two runs have the id %s", s.run);
 }
 
 static void any_number_of_ranks_reads_what_any_number_wrote(void) {
@@ -269,6 +339,32 @@ static void a_state_that_lacks_or_repeats_elements_is_refused(void) {
     free(side.arena);
     param_table_free(&t);
     clean(out);
+}
+
+static void a_state_that_is_not_finite_is_refused_by_file_tensor_and_index(void) {
+    const ModelConfig c = small_config();
+    ParamTable t = param_table(&c);
+    Side side = {(float*)xcalloc(t.elements, sizeof(float)), 0, t.elements};
+    const float bad[] = {NAN, INFINITY, -INFINITY};
+    for (int i = 0; i < 9; i++) {
+        char out[PATH_CAP], where[64];
+        Error e = NO_ERROR;
+        const Param* p = &t.items[i % 3];
+        const size_t at = p->rows > 1 ? 3 * p->cols + 5 : 5;
+        const StateSlot slot = {i % 2 ? "v" : "master", SAFE_F32, give, take, &side};
+        test_folder(out);
+        side.arena[p->offset + at] = bad[i / 3];
+        CHECK(state_save(out, 0, &t, 0, t.elements, &slot, 1, NULL, &e), "%s", e.msg);
+        side.arena[p->offset + at] = 0;
+        CHECK(!state_load(out, 1, &t, 0, t.elements, &slot, 1, &e), "%s %g was taken", p->name, bad[i / 3]);
+        snprintf(where, sizeof where, p->rows > 1 ? "at [3, 5]" : "at [5]");
+        CHECK(contains(e.msg, "state_rank00000.safetensors: tensor ") && contains(e.msg, p->name) && contains(e.msg, where),
+              "%s", e.msg);
+        side.arena[p->offset + at] = 0;
+        clean(out);
+    }
+    free(side.arena);
+    param_table_free(&t);
 }
 
 static void moments_in_bf16_come_back_exactly(void) {
@@ -462,7 +558,8 @@ static void files_of_the_source_folder_come_along(void) {
     CHECK(has(dir, "tokenizer.json") && has(dir, "LICENSE"), "tokenizer or licence missing");
     CHECK(has(dir, "original/tokenizer.model") && !has(dir, "tokenizer.model"), "tiktoken's vocabulary belongs into original/");
     CHECK(!has(dir, "pytorch_model.bin") && !has(dir, ".hidden") && !has(dir, "notes.txt"), "took too much");
-    CHECK(!has(dir, "model.safetensors.index.json") && !has(dir, "tokenizer.safetensors"), "took too much");
+    const FileSum* index = file_sums_find(&s.files, "model.safetensors.index.json");
+    CHECK(index && index->size > 1 && !has(dir, "tokenizer.safetensors"), "took too much");
     CHECK(has(dir, "chat_template.jinja"), "the chat template is missing");
     CHECK(!has(dir, "model-00001-of-00002.safetensors") && !has(dir, "state_rank00001.safetensors") && !has(dir, "folder"),
           "took too much");
@@ -546,6 +643,21 @@ static void links_are_followed_within_the_folder_and_its_cache_alone(void) {
     clean(root);
 }
 
+static void side_files_have_a_limit_in_all(void) {
+    char from[PATH_CAP], path[PATH_CAP + 32];
+    test_folder(from);
+    for (int i = 0; i < 5; i++) {
+        snprintf(path, sizeof path, "%s/tokenizer.%d", from, i);
+        put_file(from, path + strlen(from) + 1, "x");
+        CHECK(truncate(path, SIDE_FILE_MAX - 1) == 0, "truncate");
+    }
+    put_file(from, "LICENSE", "x");
+    SideFiles files = side_files_read(from);
+    CHECK(files.bytes <= (size_t)SIDE_FILES_MAX && files.count == 5, "%zu files, %zu bytes", files.count, files.bytes);
+    side_files_free(&files);
+    clean(from);
+}
+
 static void removing_a_folder_follows_no_link(void) {
     char out[PATH_CAP], kept[PATH_CAP], path[PATH_CAP + 64];
     Error e = NO_ERROR;
@@ -596,7 +708,168 @@ static void a_folder_that_cannot_be_read_is_no_end_of_it(void) {
         clean(from);
         if (!reached) { break; }
     }
-    CHECK(errors >= 10, "%ld errors: the calls are gone", errors);
+    CHECK(errors >= 5, "%ld errors: the calls are gone", errors);
+}
+
+/* A network file system may drop names from a listing without a word. What was written must be in the list all the same. */
+static void a_folder_that_hides_files_does_not_seal_a_checkpoint_without_them(void) {
+    static const char* const wanted[] = {"config.json", "generation_config.json",       "model.safetensors",
+                                         "LICENSE",     "model.safetensors.index.json", "state_rank00000.safetensors"};
+    readdir_error = 0;
+    for (long n = 0;; n++) {
+        char out[PATH_CAP], dir[PATH_CAP];
+        Error e = NO_ERROR;
+        TrainerState s;
+        test_folder(out);
+        put_file(out, "LICENSE", "free");
+        readdirs_seen = 0;
+        readdir_fails_at = n;
+        const bool saved = save(out, 1, 1, out, &e);
+        const bool reached = readdirs_seen > n;
+        readdir_fails_at = -1;
+        CHECK(saved && checkpoint_find(out, CHECKPOINT_RUN, dir, &s, &e), "call %ld: %s", n, e.msg);
+        for (size_t i = 0; saved && i < sizeof wanted / sizeof *wanted; i++) {
+            // the licence is copied from a folder whose listing was cut: then it is not there at all
+            const bool there = has(dir, wanted[i]);
+            CHECK(there || strcmp(wanted[i], "LICENSE") == 0, "call %ld: %s was not written", n, wanted[i]);
+            CHECK(!there || file_sums_find(&s.files, wanted[i]), "call %ld: %s is not listed", n, wanted[i]);
+        }
+        trainer_state_free(&s);
+        clean(out);
+        if (!reached) { break; }
+    }
+    readdir_error = EIO;
+}
+
+static void a_file_that_is_lost_before_the_end_is_missed(void) {
+    static const char* const files[] = {"config.json", "model.safetensors", "state_rank00000.safetensors"};
+    const ModelConfig c = small_config();
+    ParamTable t = param_table(&c);
+    Side w = {(float*)xcalloc(t.elements, sizeof(float)), 0, 0};
+    const StateSlot m = {"m", SAFE_F32, give, NULL, &w};
+    for (int how = 0; how < 2; how++) {
+        for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+            char out[PATH_CAP], path[2 * PATH_CAP];
+            Error e = NO_ERROR;
+            Checkpoint k;
+            const TrainerState s = small_state(1, 1);
+            test_folder(out);
+            CHECK(checkpoint_begin(&k, out, 1, &e) && checkpoint_model(&k, &c, &t, SAFE_F32, give, &w, &e) &&
+                      checkpoint_state(&k, 0, &t, 0, t.elements, &m, 1, &e),
+                  "%s", e.msg);
+            snprintf(path, sizeof path, "%s/%s", k.tmp, files[i]);
+            damage(path, how ? 'c' : 'd', 0);
+            CHECK(!checkpoint_commit(&k, &s, &e) && contains(e.msg, files[i]), "%s, %d: %s", files[i], how, e.msg);
+            CHECK(!has(out, "step_00000001") && !has(out, "step_00000001.tmp"), "%s, %d", files[i], how);
+            clean(out);
+        }
+    }
+    free(w.arena);
+    param_table_free(&t);
+}
+
+/* Makes step_00000001 (of one rank) and a new copy of it (of two ranks), as they lie when a run dies between the two renames
+ * that stand in for an exchange. `damaged`: 1 the new one, 2 the old one, 3 both. */
+static void cut_exchange(const char* out, int damaged) {
+    char from[PATH_CAP + 64], to[PATH_CAP + 64];
+    Error e = NO_ERROR;
+    static const char* const names[2] = {"step_00000001.tmp", "step_00000001.old.tmp"};
+    for (int old = 1; old >= 0; old--) {
+        CHECK(save(out, 1, old ? 1 : 2, NULL, &e), "%s", e.msg);
+        snprintf(from, sizeof from, "%s/step_00000001", out);
+        snprintf(to, sizeof to, "%s/%s", out, names[old]);
+        CHECK(rename(from, to) == 0, "rename");
+        strcat(to, "/model.safetensors");
+        if (damaged & (1 << old)) { damage(to, 'f', 300); }
+    }
+}
+
+static void an_exchange_that_was_cut_in_two_is_ended(void) {
+    for (int damaged = 0; damaged < 4; damaged++) {
+        char out[PATH_CAP], dir[PATH_CAP];
+        Error e = NO_ERROR;
+        TrainerState s;
+        test_folder(out);
+        cut_exchange(out, damaged);
+        CHECK(checkpoint_remove_stale(out, &e), "%s", e.msg);
+        CHECK(checkpoint_find(out, CHECKPOINT_RUN, dir, &s, &e), "damaged %d: %s", damaged, e.msg);
+        const int want = damaged == 3 ? 0 : damaged & 1 ? 1 : 2;
+        CHECK(want ? s.world_size == want : dir[0] == 0, "damaged %d: ranks %d", damaged, s.world_size);
+        CHECK(!has(out, "step_00000001.tmp") && !has(out, "step_00000001.old.tmp"), "copies are left");
+        trainer_state_free(&s);
+        // beside a whole step, copies are only in the way
+        CHECK(save(out, 1, 3, NULL, &e), "%s", e.msg);
+        cut_exchange(out, 0);
+        CHECK(save(out, 1, 3, NULL, &e) && checkpoint_remove_stale(out, &e), "%s", e.msg);
+        CHECK(checkpoint_find(out, CHECKPOINT_RUN, dir, &s, &e) && s.world_size == 3, "%s", e.msg);
+        trainer_state_free(&s);
+        clean(out);
+    }
+}
+
+static void a_step_may_be_a_link_to_another_disk(void) {
+    char out[PATH_CAP], disk[PATH_CAP], from[PATH_CAP + 64], to[PATH_CAP + 64];
+    Error e = NO_ERROR;
+    test_folder(out);
+    test_folder(disk);
+    CHECK(save(out, 1, 1, NULL, &e), "%s", e.msg);
+    snprintf(from, sizeof from, "%s/step_00000001", out);
+    snprintf(to, sizeof to, "%s/moved", disk);
+    CHECK(rename(from, to) == 0, "rename");
+    make_link(to, out, "step_00000001");
+    CHECK(load_newest(out, 1) == 1, "not read through the link");
+    CHECK(save(out, 1, 2, NULL, &e), "the link is not replaced: %s", e.msg);
+    CHECK(load_newest(out, 1) == 1 && has(to, "model.safetensors"), "the link's target was touched");
+    clean(from);
+    make_link(to, out, "step_00000001");
+    CHECK(save(out, 2, 1, NULL, &e), "%s", e.msg);
+    checkpoint_prune(out, 1, 0, 2);
+    CHECK(!has(out, "step_00000001") && !has(out, "step_00000001.tmp"), "the link was not pruned");
+    CHECK(has(to, "model.safetensors"), "the link's target was emptied");
+    clean(out);
+    clean(disk);
+}
+
+static void a_lock_is_a_regular_file_of_its_own(void) {
+    char out[PATH_CAP], path[PATH_CAP + 16], text[32];
+    test_folder(out);
+    snprintf(path, sizeof path, "%s/.lock", out);
+    put_file(out, "precious", "precious");
+    for (int kind = 0; kind < 3; kind++) {
+        Error e = NO_ERROR;
+        int fd = -1;
+        CHECK((kind == 0 ? symlink("precious", path) : kind == 1 ? mkfifo(path, 0600) : mkdir(path, 0700)) == 0, "make");
+        CHECK(!out_lock(&fd, out, &e) && contains(e.msg, ".lock: is a") && fd == -1, "kind %d: %s", kind, e.msg);
+        remove(path);
+    }
+    snprintf(path, sizeof path, "%s/precious", out);
+    FILE* f = fopen(path, "rb");
+    CHECK(f && fgets(text, sizeof text, f) && strcmp(text, "precious") == 0, "written through a link");
+    fclose(f);
+    clean(out);
+}
+
+static void a_folder_that_is_moved_away_is_not_shared_with_another_run(void) {
+    char out[PATH_CAP], aside[PATH_CAP + 8];
+    Error e = NO_ERROR;
+    int ours = -1, other = -1;
+    test_folder(out);
+    snprintf(aside, sizeof aside, "%s.aside", out);
+    CHECK(out_lock(&ours, out, &e) && out_keep(&ours, out, &e), "%s", e.msg);
+    CHECK(rename(out, aside) == 0, "rename");
+    CHECK(out_keep(&ours, out, &e) && has(out, ".lock"), "made again: %s", e.msg);
+    CHECK(!out_lock(&other, out, &e) && contains(e.msg, "another run"), "the new one is not locked: %s", e.msg);
+    e.msg[0] = 0;
+    clean(out);
+    CHECK(out_lock(&other, out, &e), "%s", e.msg);
+    CHECK(!out_keep(&ours, out, &e) && contains(e.msg, "another run's folder now") && contains(e.msg, out), "shared: %s",
+          e.msg);
+    e.msg[0] = 0;
+    out_unlock(&other);
+    CHECK(!out_keep(&ours, out, &e), "that run's checkpoints are there though it has ended");
+    out_unlock(&ours);
+    clean(out);
+    clean(aside);
 }
 
 /* Loads a checkpoint as --generate does: trainer_state.json, then the weights. */
@@ -794,8 +1067,11 @@ static void a_thousand_openings_leak_no_descriptor(void) {
 
 int main(void) {
     RUN(what_was_saved_is_read_back);
+    RUN(later_formats_are_refused_and_the_first_is_read_without_what_it_lacks);
+    RUN(every_run_gets_an_id_of_its_own_and_a_branch_knows_its_parent);
     RUN(any_number_of_ranks_reads_what_any_number_wrote);
     RUN(a_state_that_lacks_or_repeats_elements_is_refused);
+    RUN(a_state_that_is_not_finite_is_refused_by_file_tensor_and_index);
     RUN(moments_in_bf16_come_back_exactly);
     RUN(a_damaged_checkpoint_is_passed_over);
     RUN(every_flipped_bit_of_trainer_state_is_found);
@@ -806,8 +1082,15 @@ int main(void) {
     RUN(files_of_the_source_folder_come_along);
     RUN(side_files_outlive_their_folder);
     RUN(links_are_followed_within_the_folder_and_its_cache_alone);
+    RUN(side_files_have_a_limit_in_all);
     RUN(removing_a_folder_follows_no_link);
     RUN(a_folder_that_cannot_be_read_is_no_end_of_it);
+    RUN(a_folder_that_hides_files_does_not_seal_a_checkpoint_without_them);
+    RUN(a_file_that_is_lost_before_the_end_is_missed);
+    RUN(an_exchange_that_was_cut_in_two_is_ended);
+    RUN(a_step_may_be_a_link_to_another_disk);
+    RUN(a_lock_is_a_regular_file_of_its_own);
+    RUN(a_folder_that_is_moved_away_is_not_shared_with_another_run);
     RUN(the_model_alone_needs_no_state_and_is_checked_while_it_is_read);
     RUN(a_second_run_in_one_folder_is_refused_while_the_first_lives);
     RUN(a_process_that_dies_anywhere_leaves_a_whole_checkpoint);

@@ -1,7 +1,9 @@
 /* test_dataloader.c -- llmc/files/dataloader.h against a naive model of its specification: the order of rows for every rank,
- * seed and place to resume at; large files; every refusal and its message. */
+ * seed and place to resume at, and its quality; large files; every refusal and its message. */
 #include "test.h"
 #include "llmc/files/dataloader.h"
+
+#include <math.h>
 
 static char folder[PATH_CAP];
 
@@ -32,16 +34,17 @@ static uint32_t token_at(int shard, uint64_t i) { return (uint32_t)((i * 7 + (ui
 static void write_shard(const char* name, int shard, uint64_t n, Kind kind) {
     size_t bytes = TOKENFILE_HEADER_BYTES + (size_t)n * (size_t)kind.width;
     unsigned char* data = (unsigned char*)xcalloc(bytes, 1);
-    TokenFileHeader h = {kind.width, kind.vocab, n, kind.fingerprint};
-    int32_t words[TOKENFILE_WORDS];
-    tokenfile_header(words, &h);
-    memcpy(data, words, sizeof words);
     for (uint64_t i = 0; i < n; i++) {
         uint32_t id = token_at(shard, i);
         uint16_t narrow = (uint16_t)id;
         memcpy(data + TOKENFILE_HEADER_BYTES + i * (size_t)kind.width, kind.width == 2 ? (void*)&narrow : (void*)&id,
                (size_t)kind.width);
     }
+    TokenFileHeader h = {kind.width, kind.vocab, n, kind.fingerprint, true, 0};
+    h.crc = crc_of(data + TOKENFILE_HEADER_BYTES, bytes - TOKENFILE_HEADER_BYTES);
+    int32_t words[TOKENFILE_WORDS];
+    tokenfile_header(words, &h);
+    memcpy(data, words, sizeof words);
     write_bytes(in_folder(name), data, bytes);
     free(data);
 }
@@ -78,8 +81,34 @@ static void swap_places(Place* a, Place* b) {
     *b = t;
 }
 
+/* Writes out order 2 of a shard of n rows: all of the cipher's a * b inputs, round by round, then the walks. */
+static void naive_rows(uint64_t* order /* (n) */, uint64_t n, uint64_t seed, int shard, uint64_t epoch) {
+    static uint64_t next[4096];
+    const Philox k = philox(seed, RAND_ORDER_ROWS, (uint32_t)shard, epoch);
+    const uint64_t key = (uint64_t)k.v[0] << 32 | k.v[1];
+    uint64_t a = 2, b = 1;
+    while (a * a < n) { a += 2; }
+    while (a * b < n) { b++; }
+    for (uint64_t x = 0; x < a * b; x++) {
+        uint64_t l = x % a, r = x / a;
+        for (uint32_t round = 0; round < 16; round++) {
+            if (round % 2 == 0) {
+                l = (l + philox_below(key, RAND_ORDER_ROWS, round, r, a)) % a;
+            } else {
+                r = (r + philox_below(key, RAND_ORDER_ROWS, round, l, b)) % b;
+            }
+        }
+        next[x] = a * r + l;
+    }
+    for (uint64_t x = 0; x < n; x++) {
+        order[x] = next[x];
+        while (order[x] >= n) { order[x] = next[order[x]]; }
+    }
+}
+
 static void naive_epoch(Place* out /* (ROWS) */, uint64_t epoch, uint64_t seed, bool shuffle) {
-    Place shards[SHARDS], rows[ROWS];
+    Place shards[SHARDS];
+    uint64_t rows[ROWS];
     for (int i = 0; i < SHARDS; i++) {
         shards[i].shard = i;
         shards[i].row = 0;
@@ -90,15 +119,11 @@ static void naive_epoch(Place* out /* (ROWS) */, uint64_t epoch, uint64_t seed, 
     }
     for (int k = 0; k < SHARDS; k++) {
         int shard = shards[k].shard, n = (int)((shard_tokens[shard] - 1) / T);
-        for (int i = 0; i < n; i++) {
-            rows[i].shard = shard;
-            rows[i].row = (uint64_t)i;
+        naive_rows(rows, (uint64_t)n, seed, shard, epoch);
+        for (int i = 0; i < n; i++, out++) {
+            out->shard = shard;
+            out->row = shuffle ? rows[i] : (uint64_t)i;
         }
-        for (int i = n - 1; shuffle && i >= 1; i--) {
-            uint64_t index = epoch << 32 | (uint64_t)i;
-            swap_places(&rows[i], &rows[philox_below(seed, RAND_SHUFFLE_ROWS, (uint32_t)shard, index, (uint64_t)i + 1)]);
-        }
-        for (int i = 0; i < n; i++) { *out++ = rows[i]; }
     }
 }
 
@@ -304,12 +329,101 @@ static void files_of_llm_c_with_zeros_in_the_new_words_are_read(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// is the order of rows as good as a random permutation? Each count below comes from independent keys. So its chi-square is
+// known, and a good order passes a check with a probability of 1 - e^-25 (Laurent and Massart, "Adaptive estimation of a
+// quadratic functional", 2000, lemma 1).
+
+enum { KEYS = 20000, BINS = 128 };
+
+static double chi_square_limit(int dof) { return dof + 2 * sqrt(dof * 25.0) + 2 * 25.0; }
+
+static void check_even(const uint32_t* counts, int bins, const char* what, uint64_t n) {
+    double sum = 0, total = 0;
+    for (int i = 0; i < bins; i++) { total += counts[i]; }
+    for (int i = 0; i < bins; i++) { sum += (counts[i] - total / bins) * (counts[i] - total / bins) / (total / bins); }
+    CHECK(sum <= chi_square_limit(bins - 1), "%llu rows, %s: chi-square %.1f, wanted at most %.1f", (unsigned long long)n, what,
+          sum, chi_square_limit(bins - 1));
+}
+
+/* Returns which of `bins` equal parts of [0, n) a value is in. */
+static int bin_of(uint64_t value, uint64_t n, int bins) {
+    return (int)(value < n ? (unsigned __int128)value * (unsigned)bins / n : 0);
+}
+
+static void each_shard_length_is_permuted(void) {
+    static bool seen[400];
+    for (uint64_t n = 1; n <= 400; n++) {
+        memset(seen, 0, sizeof seen);
+        for (uint64_t x = 0; x < n; x++) {
+            const uint64_t row = dataloader_order_row(x, n, 42, 3, 9);
+            CHECK(row < n && !seen[row], "%llu rows: row %llu comes twice or does not exist", (unsigned long long)n,
+                  (unsigned long long)row);
+            if (row < n) { seen[row] = true; }
+        }
+    }
+}
+
+/* Any place may get any row; a place's neighbour, the next epoch and another shard tell nothing about it. */
+static void rows_are_spread_evenly(void) {
+    static const uint64_t lengths[] = {2, 3, 4, 5, 7, 9, 10, 16, 64, 100, 1000, 4294967311ull, 1000000000000ull};
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        const uint64_t n = lengths[i], places[] = {0, n / 2, n - 1};
+        const int bins = n < BINS ? (int)n : n == 1000 ? 100 : BINS;  // a divisor of n, or far below it
+        for (size_t p = 0; p < 3; p++) {
+            const uint64_t x = places[p], neighbour = (x + 1) % n;
+            uint32_t at[BINS] = {0}, step[BINS] = {0}, epoch[BINS] = {0}, shard[BINS] = {0};
+            for (uint64_t seed = 0; seed < KEYS; seed++) {
+                const uint64_t row = dataloader_order_row(x, n, seed, 0, 0);
+                at[bin_of(row, n, bins)]++;
+                // the distance from place to place is 1 ... n-1
+                const int steps = n < BINS ? (int)n - 1 : bins;
+                step[bin_of((dataloader_order_row(neighbour, n, seed, 0, 0) + n - row) % n - 1, n - 1, steps)]++;
+                epoch[bin_of((dataloader_order_row(x, n, seed, 0, 1) + n - row) % n, n, bins)]++;
+                shard[bin_of((dataloader_order_row(x, n, seed, 1, 0) + n - row) % n, n, bins)]++;
+            }
+            check_even(at, bins, "the rows at a place", n);
+            if (n > 2) { check_even(step, n < BINS ? (int)n - 1 : bins, "the distance of neighbours", n); }
+            check_even(epoch, bins, "the distance of epochs", n);
+            check_even(shard, bins, "the distance of shards", n);
+        }
+    }
+}
+
+/* In a random permutation of n things, the length of the cycle through a thing is uniform on 1 ... n. */
+static void cycles_have_every_length(void) {
+    for (uint64_t n = 5; n <= 100; n += 19) {
+        uint32_t length[BINS] = {0};
+        for (uint64_t seed = 0; seed < KEYS; seed++) {
+            int steps = 1;
+            for (uint64_t x = dataloader_order_row(0, n, seed, 0, 0); x != 0 && steps < (int)n; steps++) {
+                x = dataloader_order_row(x, n, seed, 0, 0);
+            }
+            length[steps - 1]++;
+        }
+        check_even(length, (int)n, "the lengths of cycles", n);
+    }
+}
+
+/* Row and next row of one epoch: their correlation has a deviation of 1 / sqrt(n). */
+static void neighbours_in_an_epoch_are_not_correlated(void) {
+    const uint64_t n = 200000;
+    double sum = 0, last = 0;
+    for (uint64_t x = 0; x < n; x++) {
+        const double row = (double)dataloader_order_row(x, n, 1, 0, 0) / (double)n - 0.5;  // mean 0, variance 1/12
+        sum += last * row;
+        last = row;
+    }
+    const double correlation = 12 * sum / (double)n, limit = sqrt(2 * 25.0 / (double)n);
+    CHECK(fabs(correlation) < limit, "correlation %.5f, wanted below %.5f", correlation, limit);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // large files (sparse: holes read as token 0)
 
 static bool write_sparse(const char* name, Kind kind, uint64_t n, const uint64_t* marks, int num_marks) {
     const char* path = in_folder(name);
     int fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0666);
-    TokenFileHeader h = {kind.width, kind.vocab, n, kind.fingerprint};
+    TokenFileHeader h = {kind.width, kind.vocab, n, kind.fingerprint, false, 0};
     int32_t words[TOKENFILE_WORDS];
     tokenfile_header(words, &h);
     bool ok = fd >= 0 && ftruncate(fd, (off_t)(TOKENFILE_HEADER_BYTES + n * (uint64_t)kind.width)) == 0;
@@ -359,6 +473,58 @@ static void more_than_2_to_the_31_tokens_are_read(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// the fingerprint
+
+static uint64_t fingerprint_of(const char* pattern) {
+    DataLoader d;
+    Error e = NO_ERROR;
+    uint64_t print = 0;
+    CHECK(dataloader_open(&d, pattern, 1, T, 0, 1, 0, true, &e) && dataloader_fingerprint(&d, &print, &e), "%s", e.msg);
+    dataloader_close(&d);
+    return print;
+}
+
+static void flip_bit(const char* path, uint64_t at) {
+    unsigned char byte = 0;
+    const int fd = open(path, O_RDWR);
+    CHECK(fd >= 0 && pread(fd, &byte, 1, (off_t)at) == 1, "read");
+    byte ^= 1;
+    CHECK(pwrite(fd, &byte, 1, (off_t)at) == 1 && close(fd) == 0, "write");
+}
+
+static void the_fingerprint_tells_data_by_content_not_by_folder(void) {
+    write_three_shards(2);
+    const uint64_t before = fingerprint_of(in_folder("data_*.bin"));
+    for (uint64_t i = 0; i < shard_tokens[1]; i++) {  // small files are read whole: every token counts
+        flip_bit(in_folder("data_001.bin"), TOKENFILE_HEADER_BYTES + 2 * i);
+        CHECK(fingerprint_of(in_folder("data_*.bin")) != before, "token %llu does not count", (unsigned long long)i);
+        flip_bit(in_folder("data_001.bin"), TOKENFILE_HEADER_BYTES + 2 * i);
+    }
+    CHECK(fingerprint_of(in_folder("data_00[01].bin")) != before, "a shard less has the same fingerprint");
+    CHECK(mkdir(in_folder("moved"), 0777) == 0, "mkdir");
+    const char* names[SHARDS] = {"data_000.bin", "data_001.bin", "data_002.bin"};
+    const char* moved[SHARDS] = {"moved/data_000.bin", "moved/data_001.bin", "moved/data_002.bin"};
+    for (int i = 0; i < SHARDS; i++) { CHECK(rename(in_folder(names[i]), in_folder(moved[i])) == 0, "rename"); }
+    CHECK(fingerprint_of(in_folder("moved/*.bin")) == before, "another folder has another fingerprint");
+    CHECK(rename(in_folder(moved[2]), in_folder("moved/other.bin")) == 0, "rename");
+    CHECK(fingerprint_of(in_folder("moved/*.bin")) != before, "another name has the same fingerprint");
+    for (int i = 0; i < SHARDS; i++) { unlink(in_folder(i < 2 ? moved[i] : "moved/other.bin")); }
+}
+
+static void the_fingerprint_reads_the_ends_of_a_large_file(void) {
+    remove_files();
+    const uint64_t n = 1 << 23;  // 16 MiB: 4 times what is read
+    const uint64_t ends[] = {0, n - 1};
+    Kind kind = {2, 100, 9};
+    CHECK(write_sparse("a.bin", kind, n, NULL, 0), "write");
+    const uint64_t before = fingerprint_of(in_folder("a.bin"));
+    for (int i = 0; i < 2; i++) {
+        CHECK(write_sparse("a.bin", kind, n, &ends[i], 1), "write");
+        CHECK(fingerprint_of(in_folder("a.bin")) != before, "token %llu does not count", (unsigned long long)ends[i]);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // refusals
 
 /* Checks that opening fails with a message that contains all of the parts. */
@@ -387,7 +553,7 @@ static void what_is_no_file_is_refused(void) {
     CHECK(mkdir(in_folder("sub_1.bin"), 0777) == 0, "mkdir");
     refuses(in_folder("sub_*.bin"), 1, T, 1, "sub_1.bin", "is a folder", "wanted a regular file");
     CHECK(mkfifo(in_folder("pipe.bin"), 0666) == 0, "mkfifo");
-    refuses(in_folder("pipe.bin"), 1, T, 1, "pipe.bin", "is not a file", "wanted a regular file");
+    refuses(in_folder("pipe.bin"), 1, T, 1, "pipe.bin", "is a pipe", "wanted a regular file");
     if (geteuid() != 0) {
         Kind kind = {2, 0, 0};
         write_shard("locked.bin", 0, 100, kind);
@@ -400,7 +566,7 @@ static void what_is_no_file_is_refused(void) {
 static void refuses_header(int word, int32_t value, int64_t bytes, const char* part1, const char* part2) {
     unsigned char data[TOKENFILE_HEADER_BYTES + 300] = {0};
     int32_t words[TOKENFILE_WORDS];
-    TokenFileHeader h = {2, 3001, 100, 5};
+    TokenFileHeader h = {2, 3001, 100, 5, false, 0};
     tokenfile_header(words, &h);
     if (word >= 0) { words[word] = value; }
     memcpy(data, words, sizeof words);
@@ -419,6 +585,13 @@ static void a_damaged_header_is_refused(void) {
     refuses_header(4, 99, -1, "token count (word 2) is 100", "99");
     refuses_header(5, 1, -1, "token count (word 2) is 100", "4294967396");
     refuses_header(5, INT32_MIN, -1, "token count", "word 2");
+    refuses_header(8, 2, -1, "word 8 of the header is 2", "wanted 1");
+    refuses_header(8, -1, -1, "word 8 of the header is -1", "wanted 1");
+    for (int word = 9; word < TOKENFILE_WORDS; word++) {
+        char want[64];
+        snprintf(want, sizeof want, "word %d of the header is 7", word);
+        refuses_header(word, 7, -1, want, "wanted 0");
+    }
     for (int64_t bytes = 0; bytes < TOKENFILE_HEADER_BYTES; bytes += 93) {
         refuses_header(-1, 0, bytes, "header", "cut short");
     }
@@ -528,19 +701,87 @@ static void an_id_past_int32_is_refused(void) {
     dataloader_close(&d);
 }
 
-static void a_file_cut_while_in_use_is_an_error(void) {
+/* Returns the error of a scan of all of the data, or "" if it finds none. */
+static const char* scan(const char* pattern) {
+    static Error e;
+    DataLoader d;
+    e.msg[0] = 0;
+    const bool ok = dataloader_open(&d, pattern, 1, T, 0, 1, 0, true, &e) && dataloader_scan(&d, NULL, NULL, &e);
+    CHECK(ok == !e.msg[0], "%s", e.msg);
+    dataloader_close(&d);
+    return e.msg;
+}
+
+static void a_scan_finds_each_changed_bit_and_each_wrong_id(void) {
+    remove_files();
+    Kind kind = {2, 3001, 5}, small = {4, 3001, 5};
+    write_shard("a.bin", 0, 100, kind);
+    write_shard("b.bin", 1, 60, kind);
+    CHECK(!*scan(in_folder("*.bin")), "%s", scan(in_folder("*.bin")));
+    for (uint64_t byte = 0; byte < 120; byte++) {
+        flip_bit(in_folder("b.bin"), TOKENFILE_HEADER_BYTES + byte);
+        const char* error = scan(in_folder("*.bin"));
+        CHECK(strstr(error, "b.bin: "), "byte %llu: '%s'", (unsigned long long)byte, error);
+        CHECK(strstr(error, "checksum of its tokens is") || strstr(error, "wanted below 3001"), "'%s'", error);
+        flip_bit(in_folder("b.bin"), TOKENFILE_HEADER_BYTES + byte);
+    }
+    CHECK(!*scan(in_folder("*.bin")), "%s", scan(in_folder("*.bin")));
+    flip_bit(in_folder("b.bin"), 9 * 4);
+    CHECK(strstr(scan(in_folder("*.bin")), "b.bin: the checksum of its tokens is"), "%s", scan(in_folder("*.bin")));
+    remove_files();
+    write_shard("a.bin", 0, 700000, small);  // several pieces; the last token is behind the last row
+    CHECK(!*scan(in_folder("a.bin")), "%s", scan(in_folder("a.bin")));
+    const uint32_t id = 3001;
+    const int fd = open(in_folder("a.bin"), O_WRONLY);
+    CHECK(fd >= 0 && pwrite(fd, &id, 4, TOKENFILE_HEADER_BYTES + 4 * 699999) == 4 && close(fd) == 0, "write");
+    CHECK(strstr(scan(in_folder("a.bin")), "a.bin: token 699999 is id 3001, wanted below 3001"), "%s",
+          scan(in_folder("a.bin")));
+}
+
+/* Damages the only shard, or one of two, in the middle of a run; then makes it whole again. */
+static void damage_during_a_run(int shards, bool vanish, off_t bytes, const char* part1, const char* part2) {
     remove_files();
     Kind kind = {2, 3001, 5};
-    write_shard("a.bin", 0, 801, kind);
+    write_shard("s0.bin", 0, 801, kind);
+    if (shards == 2) { write_shard("s1.bin", 1, 801, kind); }
     DataLoader d;
-    Error e = {""};
-    int32_t x[T], y[T];
-    CHECK(dataloader_open(&d, in_folder("a.bin"), 1, T, 0, 1, 0, false, &e), "%s", e.msg);
-    CHECK(dataloader_next(&d, x, y, &e), "%s", e.msg);
-    CHECK(truncate(in_folder("a.bin"), TOKENFILE_HEADER_BYTES + 2 * 100) == 0, "truncate");
-    dataloader_seek(&d, 90);
-    CHECK(!dataloader_next(&d, x, y, &e) && strstr(e.msg, "a.bin") && strstr(e.msg, "cut while it was in use"), "%s", e.msg);
+    Error e = NO_ERROR;
+    int32_t x[2][T], y[2][T];
+    const char* last = in_folder(shards == 2 ? "s1.bin" : "s0.bin");
+    const uint64_t row = shards == 2 ? 100 : 50;  // the first of the second shard, or the middle of the only one
+    CHECK(dataloader_open(&d, in_folder("s*.bin"), 1, T, 0, 1, 0, false, &e), "%s", e.msg);
+    dataloader_seek(&d, row);
+    CHECK(dataloader_next(&d, x[0], y[0], &e), "%s", e.msg);
+    dataloader_seek(&d, 0);
+    CHECK(dataloader_next(&d, x[1], y[1], &e) && dataloader_next(&d, x[1], y[1], &e), "%s", e.msg);
+    dataloader_wait(&d);
+    CHECK(vanish ? rename(last, in_folder("away")) == 0 : truncate(last, bytes) == 0, "damage");
+    dataloader_seek(&d, row);
+    for (int twice = 0; twice < 2; twice++) {
+        e.msg[0] = 0;
+        CHECK(!dataloader_next(&d, x[1], y[1], &e), "a damaged shard was read");
+        CHECK(strstr(e.msg, part1) && strstr(e.msg, part2), "'%s' has not '%s' and '%s'", e.msg, part1, part2);
+        CHECK(d.row == row, "the position moved to %llu", (unsigned long long)d.row);
+    }
+    if (vanish) {
+        CHECK(rename(in_folder("away"), last) == 0, "rename");
+    } else {
+        write_shard(shards == 2 ? "s1.bin" : "s0.bin", shards - 1, 801, kind);
+    }
+    CHECK(dataloader_next(&d, x[1], y[1], &e), "%s", e.msg);
+    CHECK(memcmp(x[0], x[1], sizeof x[0]) == 0 && memcmp(y[0], y[1], sizeof y[0]) == 0, "other tokens after the repair");
     dataloader_close(&d);
+}
+
+static void a_shard_that_changes_during_a_run_is_an_error_that_can_be_mended(void) {
+    for (int shards = 1; shards <= 2; shards++) {
+        damage_during_a_run(shards, false, TOKENFILE_HEADER_BYTES + 200, "has 1224 bytes, wanted 2626",
+                            "cut while it was in use");
+        damage_during_a_run(shards, false, TOKENFILE_HEADER_BYTES + 1600, "has 2624 bytes", "cut while it was in use");
+        damage_during_a_run(shards, false, 0, "has 0 bytes", "cut while it was in use");
+        damage_during_a_run(shards, false, 4096, "has 4096 bytes", "extended while it was in use");
+    }
+    damage_during_a_run(2, true, 0, "s1.bin", "No such file");  // the only shard would still be open, and readable
 }
 
 int main(void) {
@@ -551,8 +792,14 @@ int main(void) {
     RUN(seeking_back_reads_the_same_again);
     RUN(every_row_comes_once_an_epoch_and_epochs_differ);
     RUN(without_a_thread_the_batches_are_the_same);
+    RUN(each_shard_length_is_permuted);
+    RUN(rows_are_spread_evenly);
+    RUN(cycles_have_every_length);
+    RUN(neighbours_in_an_epoch_are_not_correlated);
     RUN(a_name_with_brackets_is_taken_as_it_stands);
     RUN(files_of_llm_c_with_zeros_in_the_new_words_are_read);
+    RUN(the_fingerprint_tells_data_by_content_not_by_folder);
+    RUN(the_fingerprint_reads_the_ends_of_a_large_file);
     RUN(what_is_no_file_is_refused);
     RUN(a_damaged_header_is_refused);
     RUN(shards_that_differ_are_refused_by_both_names);
@@ -560,7 +807,8 @@ int main(void) {
     RUN(another_vocabulary_or_tokenizer_is_refused);
     RUN(a_token_outside_the_vocabulary_is_named);
     RUN(an_id_past_int32_is_refused);
-    RUN(a_file_cut_while_in_use_is_an_error);
+    RUN(a_scan_finds_each_changed_bit_and_each_wrong_id);
+    RUN(a_shard_that_changes_during_a_run_is_an_error_that_can_be_mended);
     if (sparse_files_work()) {
         RUN(more_than_2_to_the_31_tokens_are_read);
     } else {

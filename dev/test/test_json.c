@@ -284,6 +284,11 @@ static void what_is_written_is_read_back(void) {
     CHECK(s && len == 128 + 128 * 3 && memcmp(s, bytes, 128) == 0 && memcmp(s + len - 3, "\xEF\xBF\xBD", 3) == 0, "%zu bytes",
           len);
     json_free(&j);
+    f = open_memstream(&text, &len);
+    json_write_text(f, "\x1B\x7F\xC2\x9B\xC2\xA0");
+    fclose(f);
+    CHECK(strcmp(text, "\"\\u001b\\u007f\\u009b\xC2\xA0\"") == 0, "no control character stays as it is: %s", text);
+    free(text);
 }
 
 /* Compares the result of json_with_member() byte for byte. */

@@ -1066,11 +1066,15 @@ static void matmul_agrees_in_all_directions() {
         };
         const size_t even = (size_t)matmul_even((int)OC, ow);
         Floats dx(N * C), few(N * C), dout_few;
-        matmul_backward_input(dx.data(), dout.data(), w.data(), N, (int)C, (int)OC);
+        std::vector<char> scratch(matmul_scratch());
+        matmul_backward_input(dx.data(), scratch.data(), dout.data(), w.data(), N, (int)C, (int)OC);
         for (size_t n = 0; n < N && even < OC; n++) {
             dout_few.insert(dout_few.end(), dout.begin() + (long)(n * OC + even), dout.begin() + (long)((n + 1) * OC));
         }
-        if (even < OC) { matmul_backward_input(few.data(), dout_few.data(), w.data() + even * C, N, (int)C, (int)(OC - even)); }
+        if (even < OC) {
+            matmul_backward_input(few.data(), scratch.data(), dout_few.data(), w.data() + even * C, N, (int)C,
+                                  (int)(OC - even));
+        }
         name("backward input", false);
         compare_product<floatX>(what,
                                 twice(what,
@@ -1082,8 +1086,8 @@ static void matmul_agrees_in_all_directions() {
                                 dx, NULL, OC, even < OC ? &few : NULL);
         for (int add = 0; add < 2; add++) {
             Floats out(N * OC), dw = add ? dw0 : Floats(OC * C, 0.0f);
-            matmul_forward(out.data(), x.data(), w.data(), add ? r.data() : NULL, N, (int)C, (int)OC);
-            matmul_backward_weight(dw.data(), dout.data(), x.data(), N, (int)C, (int)OC);
+            matmul_forward(out.data(), scratch.data(), x.data(), w.data(), add ? r.data() : NULL, N, (int)C, (int)OC);
+            matmul_backward_weight(dw.data(), scratch.data(), dout.data(), x.data(), N, (int)C, (int)OC);
             name("forward", add);
             compare_product<floatX>(what,
                                     twice(what,

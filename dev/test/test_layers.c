@@ -35,6 +35,8 @@ static void use_threads(int i) {
 #endif
 }
 
+static void* packed;  // scratch memory of the products, enough for every thread count
+
 static float* floats(size_t n) { return (float*)xmalloc(n * sizeof(float)); }
 static double* doubles(size_t n) { return (double*)xcalloc(n, sizeof(double)); }
 
@@ -333,11 +335,11 @@ static void matmul_and_its_gradients_are_the_plain_loops_at_every_edge(void) {
             const size_t count[5] = {on, on, on, in, wn};
             memset(got[0], 0xff, on * sizeof(float));  // NaN: shows what is not overwritten
             memset(got[3], 0xff, in * sizeof(float));
-            matmul_forward(got[0], x, w, NULL, N, C, OC);
-            matmul_forward(got[1], x, w, res, N, C, OC);
-            matmul_forward(got[2], x, w, got[2], N, C, OC);
-            matmul_backward_input(got[3], dout, w, N, C, OC);
-            matmul_backward_weight(got[4], dout, x, N, C, OC);
+            matmul_forward(got[0], packed, x, w, NULL, N, C, OC);
+            matmul_forward(got[1], packed, x, w, res, N, C, OC);
+            matmul_forward(got[2], packed, x, w, got[2], N, C, OC);
+            matmul_backward_input(got[3], packed, dout, w, N, C, OC);
+            matmul_backward_weight(got[4], packed, dout, x, N, C, OC);
             check_close("out", got[0], NULL, y, on, 1e-5);
             check_close("out + residual", got[1], NULL, y_res, on, 1e-5);
             check_close("out onto itself", got[2], NULL, y_res, on, 1e-5);
@@ -360,26 +362,12 @@ static void matmul_lets_nan_through_and_not_around(void) {
     float *x = normals(N * C, 1, 1), *w = normals(OC * C, 1, 2), *out = floats(N * OC);
     x[5 * C + 39] = NAN;
     x[6 * C + 3] = INFINITY;
-    matmul_forward(out, x, w, NULL, N, C, OC);
+    matmul_forward(out, packed, x, w, NULL, N, C, OC);
     for (int i = 0; i < N * OC; i++) {
         CHECK(isnan(out[i]) == (i / OC == 5), "row %d", i / OC);
         CHECK(!isinf(out[i]) == (i / OC != 6), "row %d", i / OC);
     }
     free(x), free(w), free(out);
-}
-
-/* A thread has the stack that $OMP_STACKSIZE or the C library gives it, and the check names what is short. */
-static void threads_tell_the_stack_they_have(void) {
-    use_threads(1);
-    Error e = NO_ERROR;
-    CHECK(matmul_stack_check(&e), "%s", e.msg);
-#ifdef _OPENMP
-    const size_t most = (size_t)1 << 40;
-    CHECK(worker_stack() > 64 << 10 && worker_stack() < most, "a thread has %zu bytes of stack", worker_stack());
-    CHECK(!stack_check(0, most, &e) && strstr(e.msg, "OMP_STACKSIZE=1048576M"), "1 TiB a thread was found: %s", e.msg);
-#endif
-    use_threads(0);
-    CHECK(worker_stack() == SIZE_MAX, "with one thread the workers' stack is %zu bytes, wanted no limit", worker_stack());
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -460,23 +448,23 @@ static void amx_products_of_any_shape_and_stride_are_those_of_fp32(void) {
             for (int t = 0; t < NUM_THREAD_COUNTS; t++) {
                 use_threads(t);
                 memset(got, 0xff, n * sizeof(float));
-                amx_matmul(got, p.add, a, b, p.M, p.N, p.K);
+                amx_matmul(got, packed, p.add, a, b, p.M, p.N, p.K);
                 if (!first) { first = copied(got, n); }
                 check_same_bits("amx_matmul with another layout or", first, got, n, t);
                 memcpy(got, p.add, n * sizeof(float));
-                amx_matmul(got, got, a, b, p.M, p.N, p.K);
+                amx_matmul(got, packed, got, a, b, p.M, p.N, p.K);
                 check_same_bits("amx_matmul onto itself", first, got, n, t);
             }
             free((float*)a.data), free((float*)b.data);
         }
         const double with_amx = check_product("a b + add", &p, first);
-        matmul_vectors(got, p.add, by_rows(p.a, p.K), by_rows(p.b, p.N), p.M, p.N, p.K);
+        matmul_vectors(got, packed, p.add, by_rows(p.a, p.K), by_rows(p.b, p.N), p.M, p.N, p.K);
         const double with_vectors = check_product("by vectors", &p, got);
         CHECK(with_amx <= 1.25 * with_vectors, "the RMS error is %g, by vectors %g", with_amx, with_vectors);
 
         memset(p.add, 0, n * sizeof(float));
         product_reference(&p);
-        amx_matmul(got, NULL, by_rows(p.a, p.K), by_rows(p.b, p.N), p.M, p.N, p.K);
+        amx_matmul(got, packed, NULL, by_rows(p.a, p.K), by_rows(p.b, p.N), p.M, p.N, p.K);
         check_product("a b", &p, got);
         free(first), free(got), product_free(&p);
     }
@@ -489,7 +477,7 @@ static void amx_products_of_whole_numbers_are_exact(void) {
     for (size_t i = 0; i < p.K * p.N; i++) { p.b[i] = i / p.N % 100 ? 0 : (float)((i * 40503u) % 4095) - 2047; }  // 2 a column
     for (size_t i = 0; i < p.M * p.N; i++) { p.add[i] = 0; }
     product_reference(&p);
-    amx_matmul(p.add, NULL, by_rows(p.a, p.K), by_rows(p.b, p.N), p.M, p.N, p.K);
+    amx_matmul(p.add, packed, NULL, by_rows(p.a, p.K), by_rows(p.b, p.N), p.M, p.N, p.K);
     for (size_t i = 0; i < p.M * p.N; i++) {
         CHECK((double)p.add[i] == p.want[i], "element %zu is %g, wanted %g", i, (double)p.add[i], p.want[i]);
     }
@@ -503,7 +491,7 @@ static void amx_products_that_cancel_leave_no_more_than_rounding(void) {
     for (size_t i = 0; i < 256 * p.N; i++) { p.b[256 * p.N + i] = -p.b[i]; }
     product_reference(&p);
     float* got = floats(p.M * p.N);
-    amx_matmul(got, p.add, by_rows(p.a, p.K), by_rows(p.b, p.N), p.M, p.N, p.K);
+    amx_matmul(got, packed, p.add, by_rows(p.a, p.K), by_rows(p.b, p.N), p.M, p.N, p.K);
     check_product("cancelling", &p, got);
     free(got), product_free(&p);
 }
@@ -525,11 +513,11 @@ static void amx_products_of_the_largest_floats_are_finite(void) {
         for (size_t i = 0; i < p.K * p.N; i++) { p.b[i] /= 16; }
         product_reference(&p);
         float* got = floats(p.M * p.N);
-        amx_matmul(got, p.add, by_rows(p.a, p.K), by_rows(p.b, p.N), p.M, p.N, p.K);
+        amx_matmul(got, packed, p.add, by_rows(p.a, p.K), by_rows(p.b, p.N), p.M, p.N, p.K);
         check_product("largest in a", &p, got);
         // the transposed product, b^T a^T: puts the large numbers into the other factor
         float* t = floats(p.M * p.N);
-        amx_matmul(t, NULL, transposed(by_rows(p.b, p.N)), transposed(by_rows(p.a, p.K)), p.N, p.M, p.K);
+        amx_matmul(t, packed, NULL, transposed(by_rows(p.b, p.N)), transposed(by_rows(p.a, p.K)), p.N, p.M, p.K);
         for (size_t i = 0; i < p.M * p.N; i++) { got[i] = t[i % p.N * p.M + i / p.N]; }
         check_product("largest in b", &p, got);
         free(got), free(t), product_free(&p);
@@ -552,7 +540,7 @@ static void amx_products_of_tiny_numbers_lose_only_what_is_denormal(void) {
         }
     }
     float* got = floats(n);
-    amx_matmul(got, NULL, by_rows(p.a, p.K), by_rows(p.b, p.N), p.M, p.N, p.K);
+    amx_matmul(got, packed, NULL, by_rows(p.a, p.K), by_rows(p.b, p.N), p.M, p.N, p.K);
     check_product("tiny", &p, got);
     free(got), product_free(&p);
 }
@@ -571,8 +559,8 @@ static void amx_lets_nan_and_infinity_through_and_not_around(void) {
                 }
                 memcpy(p.a + 5 * K + k, &bits[s], sizeof bits[s]);
                 float *c = floats(M * N), *t = floats(M * N);
-                amx_matmul(c, NULL, by_rows(p.a, K), by_rows(p.b, N), M, N, K);
-                amx_matmul(t, NULL, transposed(by_rows(p.b, N)), transposed(by_rows(p.a, K)), N, M,
+                amx_matmul(c, packed, NULL, by_rows(p.a, K), by_rows(p.b, N), M, N, K);
+                amx_matmul(t, packed, NULL, transposed(by_rows(p.b, N)), transposed(by_rows(p.a, K)), N, M,
                            K);  // the same transposed: the special value is in b
                 for (size_t i = 0; i < M * N; i++) {
                     const bool nan = s < 6;
@@ -625,7 +613,9 @@ static double attention_loss(const void* ctx) {
 /* Compares the plain loops with the formula in double, and the fast form, for every thread count, with the plain loops. */
 static void check_attention(AttentionShape s, double std, size_t samples) {
     const size_t rows = (size_t)s.B * (size_t)s.T, n_qkv = rows * (size_t)((s.NH + 2 * s.NKV) * s.HD);
-    const size_t n_out = rows * (size_t)(s.NH * s.HD), n_lse = rows * (size_t)s.NH, n_scratch = attention_backward_scratch(s);
+    const size_t n_out = rows * (size_t)(s.NH * s.HD), n_lse = rows * (size_t)s.NH;
+    use_threads(NUM_THREAD_COUNTS - 1);
+    const size_t n_scratch = attention_backward_scratch(s);
     float *qkv = normals(n_qkv, std, 1), *dout = normals(n_out, 1, 2), *out = floats(n_out), *lse = floats(n_lse);
     float *dqkv = floats(n_qkv), *first_d = NULL, *first_o = NULL;
     void* scratch = xmalloc(n_scratch);
@@ -644,7 +634,7 @@ static void check_attention(AttentionShape s, double std, size_t samples) {
         memset(lse, 0xff, n_lse * sizeof(float));
         memset(dqkv, 0xff, n_qkv * sizeof(float));
         memset(scratch, 0xff, n_scratch);  // may contain anything
-        attention_forward(out, lse, qkv, s);
+        attention_forward(out, lse, scratch, qkv, s);
         attention_backward(dqkv, scratch, dout, out, lse, qkv, s);
         if (t == 0) {
             check_close("out", out, NULL, want_out, n_out, 1e-5 * std);
@@ -685,7 +675,8 @@ static void attention_decode_is_the_last_row_of_forward(void) {
         const size_t q = (size_t)(s.NH * s.HD), kv = (size_t)(2 * s.NKV * s.HD), width = q + kv, rows = (size_t)s.T;
         float *qkv = normals(rows * width, 1, 1), *out = floats(rows * q), *lse = floats(rows * (size_t)s.NH);
         float *cache = floats(rows * kv), *got = floats(q), *first = NULL;
-        attention_forward(out, lse, qkv, s);
+        void* scratch = xmalloc(attention_forward_scratch());
+        attention_forward(out, lse, scratch, qkv, s);
         for (size_t t = 0; t < rows; t++) { memcpy(cache + t * kv, qkv + t * width + q, kv * sizeof(float)); }
         double* want = widened(out + (rows - 1) * q, q);
         for (int t = 0; t < NUM_THREAD_COUNTS; t++) {
@@ -696,7 +687,7 @@ static void attention_decode_is_the_last_row_of_forward(void) {
             free(first);
             first = copied(got, q);
         }
-        free(first), free(qkv), free(out), free(lse), free(cache), free(got), free(want);
+        free(first), free(qkv), free(out), free(lse), free(cache), free(got), free(want), free(scratch);
     }
 }
 
@@ -867,6 +858,9 @@ static void global_norm_is_the_same_for_any_thread_count(void) {
 }
 
 int main(void) {
+    use_threads(NUM_THREAD_COUNTS - 1);
+    packed = xmalloc(matmul_scratch());
+    memset(packed, 0xff, matmul_scratch());  // may contain anything
     RUN(exp_is_within_two_ulp_and_keeps_its_limits);
     RUN(embedding_gathers_rows_and_adds_gradients_of_repeated_tokens);
     RUN(rmsnorm_and_its_gradients_match);
@@ -874,7 +868,6 @@ int main(void) {
     RUN(rope_tables_are_those_of_transformers);
     RUN(plain_products_of_a_small_example_are_right);
     RUN(matmul_and_its_gradients_are_the_plain_loops_at_every_edge);
-    RUN(threads_tell_the_stack_they_have);
     RUN(matmul_lets_nan_through_and_not_around);
 #ifdef LLMC_AMX
     if (amx_available()) {

@@ -416,7 +416,7 @@ static void options_come_back_from_json(void) {
     const char* line =
         "--train a\"b\\c.bin --lr 1.1e-5 --seed 8999999999999999999 --schedule linear --steps 77 --recompute block";
     CHECK(parse(&o, ON_GPU, line, &e) == OPTIONS_OK, "%s", e.msg);
-    char* text = options_json_text(&o);
+    char* text = options_json_text(&o, NULL, NULL);
     Json j;
     CHECK(json_parse(&j, text, strlen(text), "state", &e), "%s", e.msg);
     Options first = o;  // its texts point into the buffer of parse()
@@ -442,7 +442,7 @@ static void local_options_stay_out_of_checkpoints_and_are_not_taken_over(void) {
         Error e = NO_ERROR;
         Json j;
         options_default(&o, ON_GPU);
-        char* kept = options_json_text(&o);
+        char* kept = options_json_text(&o, NULL, NULL);
         snprintf(word, sizeof word, "\"%s\":", s->name);
         CHECK((strstr(kept, word) != NULL) == (s->life == OPTION_SAVED), "%s in %s", s->name, kept);
         free(kept);
@@ -461,6 +461,26 @@ static void local_options_stay_out_of_checkpoints_and_are_not_taken_over(void) {
         options_free(&o);
     }
     CHECK(option_specs[OPT_out].life == OPTION_LOCAL && option_specs[OPT_seed].life == OPTION_SAVED, "a folder and a seed");
+}
+
+static void options_of_another_trainer_pass_through_a_checkpoint_unchanged(void) {
+    Options o;
+    Error e;
+    Json j, back;
+    const char* saved = "{\"lr\":0.5,\"recompute\":\"ffn\",\"tf32\":true,\"new\\\"er\":-1.5e3,\"out\":\"x\",\"gone\":null}";
+    CHECK(parse(&o, ON_CPU, "--lr 0.25", &e) == OPTIONS_OK, "%s", e.msg);
+    CHECK(json_parse(&j, xstrdup(saved), strlen(saved), "state", &e), "%s", e.msg);
+    char* text = options_json_text(&o, &j, json_root(&j));
+    const char* tail = "\"recompute\":\"ffn\",\"tf32\":true,\"new\\\"er\":-1.5e3,\"gone\":null}";
+    const size_t length = strlen(text), n = strlen(tail);
+    CHECK(length > n && strcmp(text + length - n, tail) == 0, "%s", text);
+    CHECK(json_parse(&back, text, length, "state", &e), "%s", e.msg);  // no member twice
+    Options gpu;
+    CHECK(parse(&gpu, ON_GPU, "", &e) == OPTIONS_OK && options_merge(&gpu, &back, json_root(&back), &e), "%s", e.msg);
+    CHECK(gpu.lr == 0.25 && gpu.recompute == RECOMPUTE_FFN && gpu.tf32, "lr %g, recompute %d", gpu.lr, gpu.recompute);
+    options_free(&gpu);
+    json_free(&back);
+    json_free(&j);
 }
 
 static void saved_options_that_are_wrong_are_refused_by_name(void) {
@@ -501,6 +521,7 @@ int main(void) {
     RUN(the_printed_configuration_names_every_number_and_is_narrow);
     RUN(options_come_back_from_json);
     RUN(local_options_stay_out_of_checkpoints_and_are_not_taken_over);
+    RUN(options_of_another_trainer_pass_through_a_checkpoint_unchanged);
     RUN(saved_options_that_are_wrong_are_refused_by_name);
     return test_summary();
 }

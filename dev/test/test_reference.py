@@ -166,7 +166,7 @@ int main(void) {
         fwrite(x, sizeof *x, 100001, stdout);
     }
     for (uint64_t i = 0; i < 1000; i++) {
-        uint64_t j = philox_below(seed, RAND_SHUFFLE_ROWS, 5, (uint64_t)3 << 32 | i, i + 1);
+        uint64_t j = philox_below(seed, RAND_SHUFFLE_SHARDS, 5, i, i + 1);
         fwrite(&j, sizeof j, 1, stdout);
     }
     for (int schedule = SCHEDULE_COSINE; schedule <= SCHEDULE_WSD; schedule++) {
@@ -235,7 +235,7 @@ def test_shuffles_are_those_of_c(from_c):
     for i in range(999, 0, -1):
         j = int(partner[i])
         order[i], order[j] = order[j], order[i]
-    mine = ref.permutation(1000, 0x123456789ABCDEF0, ref.RAND_SHUFFLE_ROWS, 5, 3 << 32)
+    mine = ref.shuffled(1000, 0x123456789ABCDEF0, ref.RAND_SHUFFLE_SHARDS, 5)
     assert mine == order and mine != sorted(mine)
 
 

@@ -264,6 +264,10 @@ static void every_line_of_the_log_is_json_of_its_event(void) {
     Error e = NO_ERROR;
     Options o;
     ModelConfig c;
+    TrainerState run;
+    memset(&run, 0, sizeof run);
+    run.step = 2;
+    strcpy(run.run, "00000000000000aa");
     test_folder(dir);
     options_default(&o, ON_CPU);
     config_preset(&c, "d4", 512);
@@ -271,12 +275,12 @@ static void every_line_of_the_log_is_json_of_its_event(void) {
     char program[] = "train", flag[] = "--out=a\"b\xff";
     char* argv[] = {program, flag};
     CHECK(logger_open(&g, dir, -1, &e), "%s", e.msg);
-    CHECK(log_config(&g, &o, 2, argv, &c, &t, "FP32", "a machine", 123, &e), "%s", e.msg);
+    CHECK(log_config(&g, &run, &o, 2, argv, &c, &t, "FP32", "a machine", 123, &e), "%s", e.msg);
     CHECK(log_step(&g, 1, 3.25, NAN, 3e-4, 41.2, 1000, NULL, &e) && log_step(&g, 2, INFINITY, 1, 0, 1, 1, "loss", &e), "%s",
           e.msg);
-    CHECK(log_val(&g, 2, 3.5, &e) && log_sample(&g, 2, "a\nb\0c", 5, &e) && log_checkpoint(&g, 2, "out/step_00000002", &e),
+    CHECK(log_val(&g, 2, 3.5, &e) && log_sample(&g, 2, "a\nb\0c", 5, &e) && log_checkpoint(&g, 2, "out/step_00000002", 77, &e),
           "%s", e.msg);
-    CHECK(log_resume(&g, 2, "p", &o, 2, argv, "m", &e) && log_end(&g, 2, "done", 1.5, &e), "%s", e.msg);
+    CHECK(log_resume(&g, &run, "p", &o, 2, argv, "m", &e) && log_end(&g, 2, "done", 1.5, &e), "%s", e.msg);
     static const char* const events[] = {"config", "step", "step", "val", "sample", "checkpoint", "resume", "end"};
     char* text = log_text_of(g.path);
     int lines = 0;
@@ -663,6 +667,44 @@ static void generation_feeds_each_token_once_and_stops(void) {
     bench_close(&b);
 }
 
+/* Generates after a prompt into `out` and returns the bytes that come out at the other end, `from`. */
+static const char* generated(FILE* out, int from, const char* prompt, const int* script, int script_len) {
+    static char text[256];
+    Bench b;
+    Error e = NO_ERROR;
+    bench_open(&b, NULL, true, script, script_len, 64);
+    generator_free(&b.g);
+    generator_init(&b.g, scripted_next, &b.model, &b.config, &b.tokenizer, &b.sampler, 64, out);
+    CHECK(generate(&b.g, prompt, 20, &e), "%s", e.msg);
+    const ssize_t n = read(from, text, sizeof text - 1);
+    text[n < 0 ? 0 : n] = 0;
+    bench_close(&b);
+    return text;
+}
+
+static void generated_text_cannot_drive_a_terminal(void) {
+    // CSI as ESC [ and as U+009B over two tokens; bytes that are no characters; DEL
+    static const int script[] = {0x1B, '[', 0xC2, 0x9B, 'J', 0x9B, '\t', 0xC3, 0xA9, 0x7F, '\n', 256};
+    const char* prompt = "\x1B]0;x\x07\xC2";
+    const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
+    CHECK(terminal >= 0 && grantpt(terminal) == 0 && unlockpt(terminal) == 0, "no terminal: %s", strerror(errno));
+    FILE* out = fopen(ptsname(terminal), "w");
+    CHECK(out && isatty(fileno(out)), "no terminal");
+    if (!out) { return; }
+    const char* got = generated(out, terminal, prompt, script, 12);  // the terminal itself makes \n of ours \r\n
+    CHECK(strcmp(got, "\\x1b]0;x\\x07\\xc2\\x1b[\\xc2\\x9bJ\xEF\xBF\xBD\t\xC3\xA9\\x7f\r\n") == 0, "%s", got);
+    fclose(out);
+    close(terminal);
+
+    int ends[2];
+    CHECK(pipe(ends) == 0, "no pipe");
+    out = fdopen(ends[1], "w");
+    got = generated(out, ends[0], prompt, script, 12);
+    CHECK(strcmp(got, "\x1B]0;x\x07\xC2\x1B[\xC2\x9BJ\xEF\xBF\xBD\t\xC3\xA9\x7F\n") == 0, "%s", got);
+    fclose(out);
+    close(ends[0]);
+}
+
 static void without_a_tokenizer_texts_are_ids(void) {
     static const int script[] = {7, 8, 9};
     Bench b;
@@ -814,6 +856,7 @@ int main(void) {
     RUN(the_columns_of_the_step_line_stand_below_their_names);
     RUN(the_first_signal_asks_and_the_second_ends_at_once);
     RUN(generation_feeds_each_token_once_and_stops);
+    RUN(generated_text_cannot_drive_a_terminal);
     RUN(without_a_tokenizer_texts_are_ids);
     RUN(chat_follows_the_template);
     RUN(chat_says_when_the_context_is_full);

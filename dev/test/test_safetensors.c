@@ -161,7 +161,7 @@ static void another_kind_of_file_is_named(void) {
     unlink(file);
     REFUSED("cannot open");
     if (mkfifo(file, 0600) == 0) {
-        REFUSED("not a regular file");
+        REFUSED("is a pipe");
         unlink(file);
     }
     if (mkdir(file, 0700) == 0) {

@@ -1,6 +1,16 @@
 /* test_tokenizer.c -- the tokenizer without any data: the built-in bytes, small tokenizers of both kinds with ids worked out
  * by hand, files that must be refused, and saved files read back. test_tokenizer.py tests real vocabularies. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1
+#endif
+#include <stdio.h>
+
+static FILE* (*memory_stream)(char** text, size_t* length) = open_memstream;  // a test puts one that fails here
+#define open_memstream memory_stream
+
 #include "test.h"
+
+#include <sys/wait.h>
 
 #include "llmc/text/tokenizer_read.h"
 #include "llmc/text/tokenizer_write.h"
@@ -223,6 +233,7 @@ static void short_and_long_pieces_merge_alike(void) {
         }
         encoder_init(&a, &t);
         encoder_init(&b, &t);
+        t.num_ranks = round % 2 ? 1000 : 6;  // pieces of as many bytes as ranks or more use a list for each rank
         merge_short(&a, (const uint8_t*)text, n);
         merge_long(&b, (const uint8_t*)text, n);
         CHECK(a.count == b.count && memcmp(a.ids, b.ids, a.count * sizeof(int32_t)) == 0, "%.*s", (int)n, text);
@@ -297,6 +308,172 @@ static char* tiktoken_text(const char* more) {
     fputs(more, f);
     fclose(f);
     return text;
+}
+
+/* Writes a token of tokenizer.model as base64; the bytes after its end may be read, and are left out by padding. */
+static void write_base64_line(FILE* f, const uint8_t* s, size_t n, int rank) {
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    for (size_t i = 0; i < n; i += 3) {
+        uint32_t bits = (uint32_t)s[i] << 16;
+        if (i + 1 < n) { bits |= (uint32_t)s[i + 1] << 8; }
+        if (i + 2 < n) { bits |= s[i + 2]; }
+        for (size_t k = 0; k < 4; k++) { fputc(i + k > n ? '=' : digits[bits >> (18 - 6 * k) & 63], f); }
+    }
+    fprintf(f, " %d\n", rank);
+}
+
+/* Loads a tokenizer.model of the 256 bytes and `count` tokens of n bytes each; returns the seconds it took. */
+static double load_tokens(Tokenizer* t, size_t count, size_t n, void (*token)(uint8_t* out, size_t n, uint64_t i)) {
+    char* text = NULL;
+    size_t size = 0;
+    uint8_t bytes[TOKEN_LEN_MAX];
+    Error e = NO_ERROR;
+    FILE* f = open_memstream(&text, &size);
+    for (int b = 0; b < 256; b++) {
+        const uint8_t byte = (uint8_t)b;
+        write_base64_line(f, &byte, 1, b);
+    }
+    for (size_t i = 0; i < count; i++) {
+        token(bytes, n, i + 1);
+        write_base64_line(f, bytes, n, 256 + (int)i);
+    }
+    fclose(f);
+    const double start = now_seconds();
+    CHECK(tokenizer_parse(t, text, size, "hostile", &e), "%s", e.msg);
+    free(text);
+    return now_seconds() - start;
+}
+
+/* Makes the i-th of the 8-byte tokens that x * 0x9E3779B97F4A7C15, folded by x ^ x >> 32, all puts into slot 0. */
+static void colliding_token(uint8_t* out, size_t n, uint64_t i) {
+    uint64_t inverse = 1;
+    for (int k = 0; k < 6; k++) { inverse *= 2 - 0x9E3779B97F4A7C15u * inverse; }  // Newton's iteration
+    const uint64_t x = inverse * (i << 32 | i) - 8 * 0xD6E8FEB86659FD93u;
+    memcpy(out, &x, n);
+}
+
+static void random_token(uint8_t* out, size_t n, uint64_t i) {
+    for (size_t k = 0; k < n; k++) { out[k] = (uint8_t)((i * 1000 + k) * 0x9E3779B97F4A7C15u >> 40); }
+}
+
+static void hostile_vocabularies_load_in_less_than_two_seconds(void) {
+    Tokenizer t;
+    double seconds = load_tokens(&t, 40000, 8, colliding_token);
+    CHECK(seconds < 2, "40,000 tokens that collide without a seed: %.2f s", seconds);
+    tokenizer_free(&t);
+    seconds = load_tokens(&t, 10000, 1004, random_token);
+    CHECK(seconds < 2, "10,000 tokens of 1,004 bytes: %.2f s", seconds);
+    tokenizer_free(&t);
+    const HashSeed a = hash_seed(), b = hash_seed();
+    CHECK(hash_mix(a, 1) != hash_mix(b, 1), "two processes must not share a seed");
+}
+
+static void ids_do_not_depend_on_the_seed(void) {
+    size_t len = 0, text_len = 0;
+    Error e = NO_ERROR;
+    char* file = read_file("dev/test/corpus/tokenizer/llama3.json", &len, 1 << 24, &e);
+    char* text = read_file("README.md", &text_len, 1 << 24, &e);
+    CHECK(file && text, "%s", e.msg);
+    if (!file || !text) { return; }
+    const HashSeed seeds[2] = {{1, 0x9E3779B97F4A7C15u}, {0xD6E8FEB86659FD93u, 0xCBF29CE484222325u}};
+    Tokenizer t[2];
+    TokenList ids[2] = {{NULL, 0, 0}, {NULL, 0, 0}};
+    for (int i = 0; i < 2; i++) {
+        CHECK(tokenizer_parse_seeded(&t[i], file, len, "llama3.json", seeds[i], &e), "%s", e.msg);
+        tokenizer_encode(&t[i], text, text_len, true, &ids[i]);
+    }
+    CHECK(ids[0].count > 1000 && ids[0].count == ids[1].count, "%zu and %zu ids", ids[0].count, ids[1].count);
+    CHECK(memcmp(ids[0].ids, ids[1].ids, ids[0].count * sizeof(int32_t)) == 0, "ids");
+    CHECK(t[0].fingerprint == t[1].fingerprint, "fingerprint");
+    for (int i = 0; i < 2; i++) {
+        token_list_free(&ids[i]);
+        tokenizer_free(&t[i]);
+    }
+    free(file);
+    free(text);
+}
+
+/* Makes a tokenizer whose added tokens have these names, from id 256 on; every other one is special. */
+static void parse_added(Tokenizer* t, char (*names)[TOKEN_LEN_MAX + 2], int count, Error* e) {
+    char* added = NULL;
+    size_t size = 0;
+    FILE* f = open_memstream(&added, &size);
+    for (int i = 0; i < count; i++) {
+        fprintf(f, "%s{\"id\":%d,\"content\":\"%s\",\"special\":%s}", i ? "," : "", 256 + i, names[i],
+                i % 2 ? "true" : "false");
+    }
+    fclose(f);
+    parse_small(t, GPT2_SPLIT, true, "", "", added, e);
+    free(added);
+}
+
+static char names[1000][TOKEN_LEN_MAX + 2];
+
+static void of_added_names_the_longest_is_found(void) {
+    Tokenizer t;
+    Error e = NO_ERROR;
+    int count = 0;
+    uint32_t seed = 7;
+    while (count < 120) {
+        const size_t n = 2 + (size_t)count % 6;
+        bool twin = false;
+        for (size_t i = 0; i < n; i++) {
+            seed = seed * 1664525 + 1013904223;
+            names[count][i] = "abc"[(seed >> 16) % 3];
+        }
+        names[count][n] = 0;
+        for (int i = 0; i < count; i++) { twin = twin || strcmp(names[i], names[count]) == 0; }
+        count += !twin || n == 2;  // of two tokens with one name, the first has it
+    }
+    parse_added(&t, names, count, &e);
+    CHECK(e.msg[0] == 0, "%s", e.msg);
+    for (int round = 0; round < 5000; round++) {
+        char text[13] = "";
+        for (size_t i = 0; i < 12; i++) {
+            seed = seed * 1664525 + 1013904223;
+            text[i] = "abc1"[(seed >> 16) % 4];
+        }
+        for (int normalized = 0; normalized < 2; normalized++) {
+            int want = -1;
+            for (int i = 0; i < count; i++) {
+                const bool kind = ((t.flags[256 + i] & TOKEN_NORMALIZED) != 0) == normalized;
+                const size_t n = strlen(names[i]);
+                const bool first = tokenizer_find(&t, names[i]) == 256 + i;
+                if (kind && first && strncmp(text, names[i], n) == 0 && (want < 0 || n > strlen(names[want]))) { want = i; }
+            }
+            const AddedName* got = added_find(&t.added[normalized], text, text + 12);
+            CHECK((got ? got->id - 256 : -1) == want, "\"%s\": %d, wanted %d", text, got ? got->id - 256 : -1, want);
+        }
+    }
+    for (int i = 0; i < count; i++) {
+        int first = i;
+        for (int k = i; k >= 0; k--) { first = strcmp(names[k], names[i]) == 0 ? k : first; }
+        CHECK(tokenizer_find(&t, names[i]) == 256 + first, "\"%s\" by name", names[i]);
+    }
+    CHECK(tokenizer_find(&t, "abcabcabcabc") == -1 && tokenizer_find(&t, "") == -1, "no such name");
+    tokenizer_free(&t);
+}
+
+static void a_thousand_added_names_with_one_start_take_less_than_a_second(void) {
+    Tokenizer t;
+    Error e = NO_ERROR;
+    enum { COUNT = 1000, TEXT = 20000 };
+    for (int i = 0; i < COUNT; i++) {
+        memset(names[i], 'Z', (size_t)i + 3);
+        memcpy(names[i] + i + 3, "Q", 2);
+    }
+    parse_added(&t, names, COUNT, &e);
+    CHECK(e.msg[0] == 0, "%s", e.msg);
+    char* text = (char*)xmalloc(TEXT);
+    memset(text, 'Z', TEXT);
+    const double start = now_seconds();
+    CHECK(round_trips(&t, text, TEXT), "20 kB of Z");
+    CHECK(now_seconds() - start < 1, "took %.2f s", now_seconds() - start);
+    free(text);
+    tokenizer_free(&t);
+    memset(names[0], 'Z', TOKEN_LEN_MAX + 1);
+    parse_added(&t, names, 1, &e);
+    CHECK(strstr(e.msg, "content") && strstr(e.msg, "at most 1024 bytes"), "a name of 1,025 bytes: %s", e.msg);
 }
 
 static void tiktoken_files_rank_by_the_merged_bytes_and_get_llama3_specials(void) {
@@ -477,6 +654,47 @@ static void refused(const char* find, const char* put, const char* says) {
     free(text);
 }
 
+static FILE* no_stream(char** text, size_t* length) {
+    *text = NULL;
+    *length = 0;
+    return NULL;
+}
+
+/* What is written is lost, as where memory ends while the stream grows. */
+static FILE* full_stream(char** text, size_t* length) {
+    *text = NULL;
+    *length = 0;
+    return fopen("/dev/full", "w");
+}
+
+static void saving_without_memory_ends_with_an_error(void) {
+    FILE* (*const streams[])(char**, size_t*) = {no_stream, full_stream};
+    for (int from = 0; from < 2; from++) {
+        for (int k = 0; k < 2; k++) {
+            Tokenizer t;
+            Error e = NO_ERROR;
+            if (from == 0) {
+                tokenizer_bytes(&t);
+            } else {
+                CHECK(parse_small(&t, GPT2_SPLIT, true, "", "", EOT(256), &e), "%s", e.msg);
+            }
+            fflush(stdout);
+            const pid_t child = fork();
+            if (child == 0) {
+                memory_stream = streams[k];
+                if (!freopen("/dev/null", "w", stderr)) { _exit(2); }
+                _exit(tokenizer_save(&t, folder, 0, &e) ? 0 : 2);
+            }
+            int status = 0;
+            CHECK(child > 0 && waitpid(child, &status, 0) == child, "fork");
+            CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 1, "status %x, wanted exit 1", status);
+            tokenizer_free(&t);
+        }
+    }
+    unlink(scratch("tokenizer.json"));
+    unlink(scratch("tokenizer_config.json"));
+}
+
 static void what_would_split_or_merge_otherwise_is_refused_by_name(void) {
     refused("\"normalizer\":null", "\"normalizer\":{\"type\":\"NFC\"}", "normalizer.type is \"NFC\"");
     refused(GPT2_SPLIT, "{\"type\":\"Metaspace\"}", "pre_tokenizer.type is \"Metaspace\"");
@@ -611,11 +829,16 @@ int main(void) {
     RUN(a_piece_of_100_kb_takes_well_under_a_second);
     RUN(any_bytes_come_back);
     RUN(special_names_are_text_unless_asked_for);
+    RUN(hostile_vocabularies_load_in_less_than_two_seconds);
+    RUN(ids_do_not_depend_on_the_seed);
+    RUN(of_added_names_the_longest_is_found);
+    RUN(a_thousand_added_names_with_one_start_take_less_than_a_second);
     RUN(tiktoken_files_rank_by_the_merged_bytes_and_get_llama3_specials);
     RUN(streaming_gives_whole_characters_only);
     RUN(an_encoder_appends_and_its_cache_changes_nothing);
     RUN(the_fingerprint_tells_tokenizers_apart_and_not_their_files);
     RUN(saving_adds_bos_and_keeps_the_rest);
+    RUN(saving_without_memory_ends_with_an_error);
     RUN(what_would_split_or_merge_otherwise_is_refused_by_name);
     RUN(damaged_files_are_refused_by_field);
     RUN(every_cut_of_a_file_is_refused_or_read);

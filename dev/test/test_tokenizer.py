@@ -256,6 +256,18 @@ def test_a_long_run_without_spaces_is_fast_and_right():
     assert seconds < 2
 
 
+@needs_llama3
+def test_20_mb_in_one_piece_take_less_than_8_seconds(tmp_path):
+    rng = random.Random(4)
+    (tmp_path / "text.txt").write_text("".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=20_000_000)))
+    start = os.times()
+    run("--tokenizer", MODEL, "-o", tmp_path / "out.bin", tmp_path / "text.txt", check=True)
+    end = os.times()  # processor time: one thread encodes a piece, and other programs may run beside it
+    seconds = end.children_user - start.children_user + end.children_system - start.children_system
+    print(f"\n20 MB of random letters in one piece: {seconds:.3f} s")
+    assert seconds < 8
+
+
 @pytest.mark.parametrize("ignore_merges", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_trained_tokenizers_of_each_kind(tmp_path, kind, ignore_merges):

@@ -17,12 +17,15 @@
 #define CRC_POLYNOMIAL 0x82F63B78u  // reflected: the coefficient of x^0 is the highest bit, x^32 left out
 
 typedef struct {
-    uint32_t value;          // of the bytes so far, complemented
+    uint32_t value;  // of the bytes so far, complemented
+#ifndef LLMC_CRC_INSTRUCTION
     uint32_t table[8][256];  // table[k][b]: the effect of byte b followed by k bytes
+#endif
 } Crc;
 
 static inline void crc_begin(Crc* c) {
     c->value = 0xFFFFFFFFu;
+#ifndef LLMC_CRC_INSTRUCTION
     for (uint32_t b = 0; b < 256; b++) {
         uint32_t r = b;
         for (int bit = 0; bit < 8; bit++) { r = r >> 1 ^ (r & 1 ? CRC_POLYNOMIAL : 0); }
@@ -31,6 +34,7 @@ static inline void crc_begin(Crc* c) {
     for (uint32_t b = 0; b < 256; b++) {
         for (int k = 1; k < 8; k++) { c->table[k][b] = c->table[k - 1][b] >> 8 ^ c->table[0][c->table[k - 1][b] & 0xFF]; }
     }
+#endif
 }
 
 static inline void crc_add(Crc* c, const void* data, size_t bytes) {
@@ -47,7 +51,13 @@ static inline void crc_add(Crc* c, const void* data, size_t bytes) {
         for (int k = 0; k < 8; k++) { r ^= c->table[7 - k][word >> (8 * k) & 0xFF]; }
 #endif
     }
-    for (; bytes > 0; bytes--, p++) { r = r >> 8 ^ c->table[0][(r ^ *p) & 0xFF]; }
+    for (; bytes > 0; bytes--, p++) {
+#ifdef LLMC_CRC_INSTRUCTION
+        r = _mm_crc32_u8(r, *p);
+#else
+        r = r >> 8 ^ c->table[0][(r ^ *p) & 0xFF];
+#endif
+    }
     c->value = r;
 }
 

@@ -16,10 +16,11 @@
 typedef enum {
     RAND_INIT = 0,            // weights; stream = ordinal of the tensor in the parameter table, index = element / 2
     RAND_SHUFFLE_SHARDS = 1,  // order of the shards; stream = epoch
-    RAND_SHUFFLE_ROWS = 2,    // order of rows in a shard; stream = shard, index = epoch << 32 | place
-    RAND_SAMPLE = 3,          // sampled tokens; stream = step of training (0: --generate), index = token
-    RAND_ROUND = 4,           // stochastic rounding; stream = tensor, index = step << 40 | element / 4
-    RAND_TALES = 5,           // dev/data/tinytales.c; stream = story, index = draw
+    // 2 was row order 1
+    RAND_SAMPLE = 3,      // sampled tokens; stream = step of training (0: --generate), index = token
+    RAND_ROUND = 4,       // stochastic rounding; stream = tensor, index = step << 40 | element / 4
+    RAND_TALES = 5,       // dev/data/tinytales.c; stream = story, index = draw
+    RAND_ORDER_ROWS = 6,  // order of rows in a shard (row order 2); see llmc/files/dataloader.h
 } RandPurpose;
 
 typedef struct {

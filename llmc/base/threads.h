@@ -1,18 +1,15 @@
-/* threads.h -- tells how many threads OpenMP uses; checks that their stacks are large enough.
+/* threads.h -- tells how many threads OpenMP uses, and which of them is asking. Without OpenMP there is one.
  *
- * Layers allocate nothing: their temporary memory is on the stack. A thread that OpenMP starts has a stack of the C library's
- * default size (8 MiB with glibc, 128 KiB with musl) or of $OMP_STACKSIZE. A stack that is too small crashes the program
- * without a message. So call matmul_stack_check() (matmul.h), which calls stack_check(), once before the first layer.
+ * Layers allocate nothing, and their stack frames are small (dev/test/lint.sh has the limit): a thread that OpenMP starts may
+ * have as little stack as 128 KiB, musl's default. What is larger lies in scratch memory that the caller gives, with a part
+ * for each thread.
  */
 #ifndef LLMC_THREADS_H
 #define LLMC_THREADS_H
 
-#include "llmc/base/utils.h"
-
-#include <sys/resource.h>
+#include <stddef.h>
 #ifdef _OPENMP
 #include <omp.h>
-#include <pthread.h>
 #endif
 
 /* Returns the number of threads of the next parallel region. */
@@ -24,37 +21,13 @@ static inline size_t max_threads(void) {
 #endif
 }
 
-/* Returns the bytes of stack that each thread of a parallel region has left, not counting the caller's. SIZE_MAX if the caller
- * is the only thread. */
-static inline size_t worker_stack(void) {
-    size_t least = SIZE_MAX;
+/* Returns the number of the calling thread in its parallel region, 0 and up. */
+static inline size_t thread_number(void) {
 #ifdef _OPENMP
-#pragma omp parallel reduction(min : least)
-    {
-        pthread_attr_t attr;
-        void* lowest = NULL;
-        size_t size = 0;
-        if (omp_get_thread_num() != 0 && pthread_getattr_np(pthread_self(), &attr) == 0) {
-            // the stack grows down and its upper part is in use: count what is below this frame
-            if (pthread_attr_getstack(&attr, &lowest, &size) == 0) { least = (size_t)((char*)&attr - (char*)lowest); }
-            pthread_attr_destroy(&attr);
-        }
-    }
+    return (size_t)omp_get_thread_num();
+#else
+    return 0;
 #endif
-    return least;
-}
-
-/* Checks that the main thread, which calls this, may use `caller` bytes of stack, and every other thread `worker` bytes. */
-static inline bool stack_check(size_t caller, size_t worker, Error* e) {
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_STACK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < caller) {
-        return fail(e, "the stack may grow to %zu KiB, wanted %zu KiB\n  hint: run ulimit -s %zu first",
-                    (size_t)limit.rlim_cur >> 10, caller >> 10, round_up(caller, 1 << 20) >> 10);
-    }
-    const size_t found = worker_stack();
-    if (found >= worker) { return true; }
-    return fail(e, "OpenMP's threads have %zu KiB of stack, wanted %zu KiB\n  hint: set OMP_STACKSIZE=%zuM", found >> 10,
-                worker >> 10, ceil_div(worker, 1 << 20));
 }
 
 #endif

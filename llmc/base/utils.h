@@ -1,4 +1,4 @@
-/* utils.h -- what every other header needs: errors, checked memory, checked files, paths, time.
+/* utils.h -- what every other header needs: errors, checked memory, checked reading of files, paths, time.
  *
  * Errors have two forms. A parser returns false and leaves the first cause in an `Error`, so that a caller may try
  * another file (resume) and a fuzzer can go on. A program that cannot continue calls die(): a message on stderr, exit 1.
@@ -26,6 +26,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "llmc/base/utf8.h"  // utf8_decode, utf8_encode, plain_char_length: after the line that asks for GNU functions
+
 /* Marks a function that kernels call too. */
 #ifdef __CUDACC__
 #define LLMC_HOST_DEVICE __host__ __device__
@@ -41,6 +43,20 @@
 #define LLMC_PRINTF(format_index, first_arg) __attribute__((format(printf, format_index, first_arg), unused))
 
 // ---------------------------------------------------------------------------------------------------------------------
+// numbers
+
+static inline size_t size_min(size_t a, size_t b) { return a < b ? a : b; }
+static inline size_t size_max(size_t a, size_t b) { return a > b ? a : b; }
+static inline size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
+static inline size_t round_up(size_t a, size_t to) { return ceil_div(a, to) * to; }
+
+/* Compares two floats for qsort(), ascending. */
+static inline int compare_floats(const void* a, const void* b) {
+    const float x = *(const float*)a, y = *(const float*)b;
+    return (x > y) - (x < y);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // errors
 
 typedef struct {
@@ -49,21 +65,67 @@ typedef struct {
 #define NO_ERROR \
     { "" }
 
+/* Copies text into `out`, at most cap bytes with the NUL; what a terminal would obey becomes \\xNN. Returns the length. */
+static inline size_t escape_text(char* out, size_t cap, const char* s, size_t n) {
+    size_t used = 0;
+    for (size_t i = 0; i < n && used + 4 < cap;) {
+        const size_t length = plain_char_length(s + i, n - i);
+        if (length == 0) { snprintf(out + used, cap - used, "\\x%02x", (unsigned char)s[i]); }
+        memcpy(out + used, s + i, length);
+        used += length ? length : 4;
+        i += length ? length : 1;
+    }
+    out[used] = 0;
+    return used;
+}
+
+/* Formats a message for the terminal. The newlines of the format stay; what its arguments hold (names of files, words of the
+ * command line) is escaped, so that no file's name can print a line of its own. "%s" alone passes a finished message on. */
+static inline void message_text(char* out, size_t cap, const char* fmt, va_list ap) {
+    char raw[8192], line[1024];
+    const bool finished = strcmp(fmt, "%s") == 0;
+    va_list again;
+    va_copy(again, ap);
+    vsnprintf(raw, sizeof raw, fmt, again);
+    va_end(again);
+    if (finished) {
+        snprintf(out, cap, "%s", raw);
+        return;
+    }
+    size_t used = 0, from = 0, length = strlen(raw);
+    for (const char* newline = strchr(fmt, '\n'); newline; newline = strchr(newline + 1, '\n')) {
+        snprintf(line, sizeof line, "%.*s", (int)(newline - fmt), fmt);
+        va_copy(again, ap);
+        const size_t at = size_min((size_t)vsnprintf(NULL, 0, line, again), length);  // the newline's place in `raw`
+        va_end(again);
+        used += escape_text(out + used, cap - used, raw + from, at - from);
+        if (at == length || used + 8 > cap) { return; }  // cut: no room for the next line
+        out[used++] = '\n';
+        from = at + 1;
+    }
+    escape_text(out + used, cap - used, raw + from, length - from);
+}
+
 /* Records the first cause and returns false, so that a parser can `return fail(e, ...)`. Drops later causes. */
 LLMC_PRINTF(2, 3) static bool fail(Error* e, const char* fmt, ...) {
     if (e->msg[0]) { return false; }
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(e->msg, sizeof e->msg, fmt, ap);
+    message_text(e->msg, sizeof e->msg, fmt, ap);
     va_end(ap);
     return false;
 }
 
-LLMC_NORETURN LLMC_PRINTF(2, 0) static void die_v(int code, const char* fmt, va_list ap) {
+/* Prints one line and at most one hint line on stderr. */
+static inline void print_message(const char* kind, const char* fmt, va_list ap) {
+    char text[8192];
+    message_text(text, sizeof text, fmt, ap);
     fflush(stdout);
-    fputs("error: ", stderr);
-    vfprintf(stderr, fmt, ap);
-    fputc('\n', stderr);
+    fprintf(stderr, "%s: %s\n", kind, text);
+}
+
+LLMC_NORETURN LLMC_PRINTF(2, 0) static void die_v(int code, const char* fmt, va_list ap) {
+    print_message("error", fmt, ap);
     exit(code);
 }
 
@@ -88,27 +150,13 @@ LLMC_NORETURN LLMC_PRINTF(1, 2) static void die_usage(const char* fmt, ...) {
 
 LLMC_PRINTF(1, 2) static void warn(const char* fmt, ...) {
     va_list ap;
-    fflush(stdout);
     va_start(ap, fmt);
-    fputs("warning: ", stderr);
-    vfprintf(stderr, fmt, ap);
-    fputc('\n', stderr);
+    print_message("warning", fmt, ap);
     va_end(ap);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// checked arithmetic and memory
-
-static inline size_t size_min(size_t a, size_t b) { return a < b ? a : b; }
-static inline size_t size_max(size_t a, size_t b) { return a > b ? a : b; }
-static inline size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
-static inline size_t round_up(size_t a, size_t to) { return ceil_div(a, to) * to; }
-
-/* Compares two floats for qsort(), ascending. */
-static inline int compare_floats(const void* a, const void* b) {
-    const float x = *(const float*)a, y = *(const float*)b;
-    return (x > y) - (x < y);
-}
+// memory
 
 static inline void* xmalloc(size_t bytes) {
     void* p = malloc(bytes ? bytes : 1);
@@ -133,8 +181,20 @@ static inline char* xstrdup(const char* s) {
     return (char*)memcpy(xmalloc(n), s, n);
 }
 
+/* Opens a stream that writes to memory; xclose_memory() makes *text, for free(), and *length valid. */
+static inline FILE* xopen_memory(char** text, size_t* length) {
+    FILE* f = open_memstream(text, length);
+    if (!f) { die("out of memory: could not open a stream"); }
+    return f;
+}
+
+static inline void xclose_memory(FILE* f, char** text) {
+    const bool lost = ferror(f) != 0;  // fclose() alone may succeed after a write that found no memory
+    if (fclose(f) != 0 || lost || !*text) { die("out of memory: could not keep a text"); }
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
-// files and paths
+// paths, and reading files. files/output.h writes them
 
 // A point where a test makes a write fail or the process die; empty in a program.
 #ifndef LLMC_FAULT_POINT
@@ -160,22 +220,44 @@ static inline bool is_directory(const char* path) {
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
-/* Opens a regular file for reading and sets *size to its bytes. A folder, a pipe or a missing file is an error. */
-static inline FILE* open_input(const char* path, uint64_t* size, Error* e) {
+/* Names what stat() found, for a message. */
+static inline const char* file_kind(mode_t mode) {
+    return S_ISREG(mode)    ? "a regular file"
+           : S_ISDIR(mode)  ? "a folder"
+           : S_ISLNK(mode)  ? "a link"
+           : S_ISFIFO(mode) ? "a pipe"
+           : S_ISSOCK(mode) ? "a socket"
+                            : "a device";
+}
+
+/* Opens a regular file, or a link to one, for reading and sets *size to its bytes. Anything else is an error, which says that
+ * `wanted` was wanted. Returns -1 on an error. */
+static inline int open_to_read(const char* path, const char* wanted, uint64_t* size, Error* e) {
     struct stat st;
-    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);  // do not hang on a pipe without a writer
-    FILE* f = fd >= 0 ? fdopen(fd, "rb") : NULL;
-    if (!f) {
-        fail(e, "%s: cannot open: %s", path, strerror(errno));
-        if (fd >= 0) { close(fd); }
-        return NULL;
+    const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);  // do not hang on a pipe without a writer
+    if (fd < 0) {
+        const int cause = errno;
+        const bool link = lstat(path, &st) == 0 && S_ISLNK(st.st_mode);
+        fail(e, "%s: cannot open%s: %s", path, link ? " what this link points to" : "", strerror(cause));
+        return -1;
     }
-    if (fstat(fileno(f), &st) != 0 || !S_ISREG(st.st_mode)) {
-        fail(e, "%s: is %s, wanted a regular file", path, S_ISDIR(st.st_mode) ? "a folder" : "not a file");
-        fclose(f);
-        return NULL;
+    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
+        fail(e, "%s: is %s, wanted %s", path, file_kind(st.st_mode), wanted);
+        close(fd);
+        return -1;
     }
     *size = (uint64_t)st.st_size;
+    return fd;
+}
+
+/* The same for a stream. Returns NULL on an error. */
+static inline FILE* open_input(const char* path, uint64_t* size, Error* e) {
+    const int fd = open_to_read(path, "a regular file", size, e);
+    FILE* f = fd >= 0 ? fdopen(fd, "rb") : NULL;
+    if (!f && fd >= 0) {
+        fail(e, "%s: cannot open: %s", path, strerror(errno));
+        close(fd);
+    }
     return f;
 }
 
@@ -233,48 +315,12 @@ static inline char* read_file(const char* path, size_t* size, uint64_t max, Erro
  * first of all. */
 static inline void keep_standard_files(void) {
     for (int fd = 0; fd <= 2; fd++) {
-        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd) { exit(1); }
-    }
-}
-
-/* Flushes a written file to disk and closes it. Check the result: a full disk may show up only here. */
-static inline bool close_output(FILE* f, const char* path, Error* e) {
-    errno = 0;  // forget what an earlier call left there
-    bool ok = fflush(f) == 0 && !ferror(f) && fsync(fileno(f)) == 0;
-    int cause = ok ? 0 : errno;
-    if (fclose(f) != 0) {
-        cause = ok ? errno : cause;
-        ok = false;
-    }
-    return ok ||
-           fail(e, "%s: writing failed: %s", path, cause ? strerror(cause) : "an earlier write failed; is the disk full?");
-}
-
-/* Flushes a folder's entries: a rename or a new file in it then survives a power cut. */
-static inline bool sync_directory(const char* path, Error* e) {
-    int fd = open(path, O_RDONLY | O_DIRECTORY);
-    bool ok = fd >= 0 && fsync(fd) == 0;
-    int cause = errno;
-    if (fd >= 0) { close(fd); }
-    return ok || fail(e, "%s: cannot flush the folder: %s", path, strerror(cause));
-}
-
-/* Makes a folder and its parents, like mkdir -p. */
-static inline bool make_directories(const char* path, Error* e) {
-    char buf[PATH_CAP];
-    if (strlen(path) >= sizeof buf) { return fail(e, "%.200s...: the path is longer than %d bytes", path, PATH_CAP - 1); }
-    strcpy(buf, path);
-    for (char* p = buf + 1;; p++) {
-        if (*p != '/' && *p != 0) { continue; }
-        char end = *p;
-        *p = 0;
-        if (mkdir(buf, 0777) != 0 && errno != EEXIST) {
-            return fail(e, "%s: cannot make the folder: %s", buf, strerror(errno));
+        if (fcntl(fd, F_GETFD) >= 0) { continue; }
+        errno = 0;
+        if (open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd) {
+            die("standard stream %d is closed, and /dev/null cannot take its place: %s", fd, strerror(errno));
         }
-        *p = end;
-        if (end == 0) { break; }
     }
-    return is_directory(path) || fail(e, "%s: is a file, wanted a folder", path);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -5,19 +5,26 @@
  *       state_rank00000.safetensors  optimizer state of one rank
  *       trainer_state.json           where the run stands; size and CRC-32C of every other file
  *   OUT/step_00001000.tmp/           a checkpoint that was being written or removed when a run died
+ *   OUT/step_00001000.set_back/      a checkpoint that lay behind the step to which a run was set back; for the user to delete
  *
  * Invariants:
- *   1. A folder gets the name step_N only when it is complete and flushed to disk. It is built as step_N.tmp: write and
- *      fsync each file, trainer_state.json last; fsync the folder; rename it; fsync OUT. Removal renames it to .tmp
- *      first. So a process may die at any moment.
+ *   1. A folder gets the name step_N only when it is complete and flushed to disk. It is built as step_N.tmp: write, fsync and
+ *      list each file; trainer_state.json, which holds the list, last; fsync the folder; rename it; fsync OUT. The list comes
+ *      from the writers, not from reading the folder, and must pass the reader's own checks before the rename. Removal
+ *      renames to .tmp first. So a process may die at any moment.
  *   2. Resuming trusts nothing. It first compares the sizes and checksums of all files, trainer_state.json included. If
  *      the newest checkpoint is damaged, it warns and takes the one before. Loading the model alone does not open the
  *      optimizer state; it checks the weights' checksums while it reads them.
+ *      The newest checkpoint is that of the highest step of the run that wrote last. When a run is set back to step N, the log
+ *      says so first (log_history.h); then all later steps get the name .set_back. If the process dies between the two,
+ *      later steps of other runs do not count.
  *   3. A failed write (full disk) removes the .tmp and leaves older checkpoints alone. Pruning never touches the
  *      checkpoint that was just written.
  *
- * Formats: optimizer_state.h and trainer_state.h describe the two state files. The caller adds the tokenizer's files to
- * the folder before checkpoint_commit().
+ *   4. OUT and step_N may be links (to another disk). Removing a step that is a link removes the link.
+ *
+ * Formats: optimizer_state.h and trainer_state.h describe the two state files. A caller that writes a file into the folder
+ * itself (tokenizer, plans) lists it with checkpoint_add().
  */
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
@@ -25,10 +32,10 @@
 #include "llmc/base/utils.h"
 
 #include <inttypes.h>
-#include <sys/file.h>
 
 #include "llmc/files/file_sums.h"
 #include "llmc/files/folder.h"
+#include "llmc/files/log_history.h"
 #include "llmc/files/model_folder.h"
 #include "llmc/files/optimizer_state.h"
 #include "llmc/files/side_files.h"
@@ -40,22 +47,20 @@
 /* Makes the folder and locks it for this process. *fd holds the lock until out_unlock() or until the process ends in any
  * way. Fails while another process holds the lock. */
 static inline bool out_lock(int* fd, const char* out, Error* e) {
-    char path[PATH_CAP];
+    char path[PATH_CAP], text[32] = "";
+    bool busy = false;
+    *fd = -1;
     if (!make_directories(out, e) || !path_join(path, out, ".lock", e)) { return false; }
-    *fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (*fd < 0) { return fail(e, "%s: cannot make the file: %s", path, strerror(errno)); }
-    char text[32] = "";
-    if (flock(*fd, LOCK_EX | LOCK_NB) != 0) {
-        const int cause = errno;
+    *fd = open_locked(path, O_RDWR | O_CREAT, &busy, e);
+    if (*fd < 0) { return false; }
+    if (busy) {
         const ssize_t n = pread(*fd, text, sizeof text - 1, 0);
         close(*fd);
         *fd = -1;
-        if (cause != EWOULDBLOCK) { return fail(e, "%s: cannot lock the file: %s", path, strerror(cause)); }
-        const long pid = n > 0 ? strtol(text, NULL, 10) : 0;
         return fail(e,
                     "%s: another run (process %ld) is writing into this folder, wanted a folder of its own\n"
                     "  hint: wait for it to end, or choose another --out",
-                    out, pid);
+                    out, n > 0 ? strtol(text, NULL, 10) : 0);
     }
     const int n = snprintf(text, sizeof text, "%ld\n", (long)getpid());
     // only the message above uses the number, so a full disk does not matter here
@@ -63,9 +68,36 @@ static inline bool out_lock(int* fd, const char* out, Error* e) {
     return true;
 }
 
+/* Checks that this process still holds the lock of OUT: the folder may have been removed or moved, and even made again by
+ * another run. If it is gone, makes and locks it again, with a warning. Fails if another run has taken its place. */
+static inline bool out_keep(int* fd, const char* out, Error* e) {
+    char path[PATH_CAP];
+    if (!path_join(path, out, ".lock", e)) { return false; }
+    if (is_open_file(*fd, path)) { return true; }
+    if (folder_has(out, ".lock")) {
+        return fail(e, "%s: is another run's folder now: the one that this run locked was moved or removed", out);
+    }
+    warn("%s: it, or .lock in it, was moved or removed while this run uses it: it is made again", out);
+    close(*fd);
+    Error cause = NO_ERROR;
+    if (out_lock(fd, out, &cause)) { return true; }
+    cause.msg[strcspn(cause.msg, "\n")] = 0;  // its hint is for a run that begins
+    return fail(e, "%s", cause.msg);
+}
+
 static inline void out_unlock(int* fd) {
     if (*fd >= 0) { close(*fd); }
     *fd = -1;
+}
+
+/* Tells whether a run is writing into the folder. For messages: the answer may be old already. */
+static inline bool out_is_locked(const char* out) {
+    char path[PATH_CAP];
+    Error e = NO_ERROR;
+    const int fd = path_join(path, out, ".lock", &e) ? open(path, O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC) : -1;
+    const bool locked = fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    if (fd >= 0) { close(fd); }
+    return locked;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -75,7 +107,7 @@ typedef struct {
     char out[PATH_CAP];
     char dir[PATH_CAP];  // its final path
     char tmp[PATH_CAP];  // where it is built: callers may add files here until checkpoint_commit(); "": nothing to remove
-    FileSums sums;       // of the files that were summed while they were written
+    FileSums sums;       // of the files written so far
 } Checkpoint;
 
 /* Writes the paths OUT/step_NNNNNNNN and OUT/step_NNNNNNNN.tmp, each in PATH_CAP bytes. */
@@ -95,19 +127,45 @@ static inline void checkpoint_abort(Checkpoint* k) {
     file_sums_free(&k->sums);
 }
 
-/* Starts a checkpoint in an empty OUT/step_N.tmp. Write the parts below next, then call checkpoint_commit(). If any of them
- * fails, call checkpoint_abort(). */
-static inline bool checkpoint_begin(Checkpoint* k, const char* out, uint64_t step, Error* e) {
+/* Joins a checkpoint that rank 0 has begun: another rank adds its state to it. */
+static inline bool checkpoint_join(Checkpoint* k, const char* out, uint64_t step, Error* e) {
     memset(k, 0, sizeof *k);
     if (!checkpoint_paths(out, step, k->dir, k->tmp, e)) { return false; }
     snprintf(k->out, sizeof k->out, "%s", out);  // fits, since the longer paths did
+    return true;
+}
+
+/* Starts a checkpoint in an empty OUT/step_N.tmp. Write the parts below next, then call checkpoint_commit(). If any of them
+ * fails, call checkpoint_abort(). */
+static inline bool checkpoint_begin(Checkpoint* k, const char* out, uint64_t step, Error* e) {
+    if (!checkpoint_join(k, out, step, e)) { return false; }
     LLMC_FAULT_POINT("begin");
     return remove_tree(k->tmp, e) && make_directories(k->tmp, e);
 }
 
+/* Flushes, sums and lists a file that was written into the folder. */
+static inline bool checkpoint_add(Checkpoint* k, const char* name, Error* e) {
+    char path[PATH_CAP];
+    uint64_t size = 0;
+    uint32_t crc = 0;
+    if (!path_join(path, k->tmp, name, e) || !sync_file(path, e) || !file_sum(path, &size, &crc, e)) { return false; }
+    file_sums_add(&k->sums, name, size, crc);
+    return true;
+}
+
+/* The same for a file that a run can do without, if it was written. If it cannot be read, only warns and removes it. */
+static inline void checkpoint_add_optional(Checkpoint* k, const char* name) {
+    char path[PATH_CAP];
+    Error e = NO_ERROR;
+    if (!folder_has(k->tmp, name) || checkpoint_add(k, name, &e)) { return; }
+    warn("%s: this checkpoint will not have this file", e.msg);
+    if (path_join(path, k->tmp, name, &e)) { unlink(path); }
+}
+
 static inline bool checkpoint_model(Checkpoint* k, const ModelConfig* c, const ParamTable* t, SafeDtype dtype,
                                     TensorSource source, void* ctx, Error* e) {
-    return model_save_weights(k->tmp, c, t, dtype, source, ctx, &k->sums, e);
+    return model_save_weights(k->tmp, c, t, dtype, source, ctx, &k->sums, e) && checkpoint_add(k, "config.json", e) &&
+           checkpoint_add(k, "model.safetensors.index.json", e);
 }
 
 /* Writes the optimizer state of this process's rank. Other ranks call state_save() on the same folder. */
@@ -117,43 +175,56 @@ static inline bool checkpoint_state(Checkpoint* k, int rank, const ParamTable* t
 }
 
 /* Writes the files that a run can do without; only warns if that fails. Keeps files that are there already. */
-static inline void checkpoint_side_files(const Checkpoint* k, const SideFiles* files, const ModelConfig* c) {
+static inline void checkpoint_side_files(Checkpoint* k, const SideFiles* files, const ModelConfig* c) {
     Error e = NO_ERROR;
     side_files_write(files, k->tmp);
     if (!model_save_generation(k->tmp, c, &e)) { warn("%s: this checkpoint will not have this file", e.msg); }
+    for (size_t i = 0; i < files->count; i++) {
+        if (!file_sums_find(&k->sums, files->items[i].name)) { checkpoint_add_optional(k, files->items[i].name); }
+    }
+    if (!file_sums_find(&k->sums, "generation_config.json")) { checkpoint_add_optional(k, "generation_config.json"); }
 }
 
-/* Flushes and sums every file in the folder that is not summed yet; skips names that start with a dot. `prefix` is "" or
- * "original/". */
-static inline bool checkpoint_sum_folder(FileSums* sums, const char* dir, const char* prefix, Error* e) {
-    DIR* d = opendir(dir);
-    if (!d) { return fail(e, "%s: cannot open the folder: %s", dir, strerror(errno)); }
-    struct dirent* entry = NULL;
-    bool ok = true;
-    while (ok && (ok = folder_next(d, dir, &entry, e)) && entry) {
-        char path[PATH_CAP], name[sizeof(((FileSum*)0)->name)];
-        if (entry->d_name[0] == '.') { continue; }
-        ok = path_join(path, dir, entry->d_name, e);
-        if (!ok) { break; }
-        const int length = snprintf(name, sizeof name, "%s%s", prefix, entry->d_name);
-        if (length < 0 || length >= (int)sizeof name) {
-            ok = fail(e, "%s: the name is longer than %zu bytes", path, sizeof name - 1);
-            break;
+/* Checks that a listed file has its size. This is cheap and finds files that were cut short. */
+static inline bool checkpoint_check_size(const char* dir, const FileSum* f, Error* e) {
+    char path[PATH_CAP];
+    struct stat st;
+    if (!path_join(path, dir, f->name, e)) { return false; }
+    if (stat(path, &st) != 0) { return fail(e, "%s: is missing, but trainer_state.json lists it", path); }
+    if (S_ISREG(st.st_mode) && (uint64_t)st.st_size == f->size) { return true; }
+    return fail(e, "%s: is %lld bytes long, wanted %" PRIu64 " as trainer_state.json says", path, (long long)st.st_size,
+                f->size);
+}
+
+/* Checks that the list has what a checkpoint must have. `path` is trainer_state.json's. `ranks`: 0 for the model alone. */
+static inline bool checkpoint_check_list(const FileSums* files, int ranks, const char* path, Error* e) {
+    char name[64];
+    if (!file_sums_find(files, "config.json")) { return fail(e, "%s: files lists no config.json", path); }
+    for (int rank = 0; rank < ranks; rank++) {
+        state_file_name(name, rank);
+        if (!file_sums_find(files, name)) {
+            return fail(e, "%s: files lists no %s, wanted world_size = %d of them", path, name, ranks);
         }
-        if (is_directory(path)) {
-            const bool known = !*prefix && strcmp(name, "original") == 0;
-            ok = known ? checkpoint_sum_folder(sums, path, "original/", e)
-                       : fail(e, "%s: is a folder, wanted only files and original/ in a checkpoint", path);
-            continue;
-        }
-        uint64_t size = 0;
-        uint32_t crc = 0;
-        if (file_sums_find(sums, name)) { continue; }
-        ok = sync_file(path, e) && file_sum(path, &size, &crc, e);
-        if (ok) { file_sums_add(sums, name, size, crc); }
     }
-    closedir(d);
-    return ok && sync_directory(dir, e);
+    return true;
+}
+
+/* Lists the states that other ranks wrote. Then checks the list as a reader will, and flushes the folders. */
+static inline bool checkpoint_seal(Checkpoint* k, int ranks, const char* path, Error* e) {
+    char name[64];
+    bool ok = true;
+    for (int rank = 0; ok && rank < ranks; rank++) {
+        state_file_name(name, rank);
+        ok = file_sums_find(&k->sums, name) || checkpoint_add(k, name, e);
+    }
+    ok = ok && checkpoint_check_list(&k->sums, ranks, path, e);
+    for (size_t i = 0; ok && i < k->sums.count; i++) { ok = checkpoint_check_size(k->tmp, &k->sums.items[i], e); }
+    if (ok && folder_has(k->tmp, "original")) {
+        char original[PATH_CAP];
+        ok = path_join(original, k->tmp, "original", e) && sync_directory(original, e);
+    }
+    if (ok) { qsort(k->sums.items, k->sums.count, sizeof(FileSum), file_sums_compare); }  // same bytes whatever came first
+    return ok;
 }
 
 /* Swaps the finished folder with what already has its name (a damaged folder, one of a run that was set back, a link). The
@@ -180,13 +251,12 @@ static inline bool checkpoint_rename(Checkpoint* k, Error* e) {
     return sync_directory(k->out, e);
 }
 
-/* Sums the files, writes trainer_state.json, flushes, renames. Removes the .tmp if that fails. */
+/* Checks the list of files, writes trainer_state.json, flushes, renames. Removes the .tmp if that fails. */
 static inline bool checkpoint_commit(Checkpoint* k, const TrainerState* s, Error* e) {
     char path[PATH_CAP];
     LLMC_FAULT_POINT("commit");
-    bool ok = checkpoint_sum_folder(&k->sums, k->tmp, "", e) && path_join(path, k->tmp, "trainer_state.json", e);
-    if (ok) { qsort(k->sums.items, k->sums.count, sizeof(FileSum), file_sums_compare); }  // same bytes on any file system
-    ok = ok && trainer_state_write(s, &k->sums, path, e);
+    bool ok = path_join(path, k->tmp, "trainer_state.json", e) && checkpoint_seal(k, s->world_size, path, e) &&
+              trainer_state_write(s, &k->sums, path, e);
     LLMC_FAULT_POINT("written");
     ok = ok && sync_directory(k->tmp, e) && checkpoint_rename(k, e);
     checkpoint_abort(k);  // removes .tmp: the unfinished checkpoint, or the old one that was swapped out
@@ -244,17 +314,6 @@ typedef enum { CHECKPOINT_RUN, CHECKPOINT_MODEL } CheckpointUse;
 static inline bool is_state_file(const char* name) { return strncmp(name, "state_rank", 10) == 0; }
 static inline bool is_tensor_file(const char* name) { return fnmatch("*.safetensors", name, 0) == 0; }
 
-/* Checks that a listed file has its size. This is cheap and finds files that were cut short. */
-static inline bool checkpoint_check_size(const char* dir, const FileSum* f, Error* e) {
-    char path[PATH_CAP];
-    struct stat st;
-    if (!path_join(path, dir, f->name, e)) { return false; }
-    if (stat(path, &st) != 0) { return fail(e, "%s: is missing, but trainer_state.json lists it", path); }
-    if (S_ISREG(st.st_mode) && (uint64_t)st.st_size == f->size) { return true; }
-    return fail(e, "%s: is %lld bytes long, wanted %" PRIu64 " as trainer_state.json says", path, (long long)st.st_size,
-                f->size);
-}
-
 static inline bool checkpoint_check_crc(const char* dir, const FileSum* f, Error* e) {
     char path[PATH_CAP];
     uint64_t size = 0;
@@ -266,19 +325,13 @@ static inline bool checkpoint_check_crc(const char* dir, const FileSum* f, Error
  * CHECKPOINT_MODEL skips the state files, and leaves the weights' checksums to model_load_sums(). Free *s with
  * trainer_state_free(), also after a failure. */
 static inline bool checkpoint_read(const char* dir, CheckpointUse use, TrainerState* s, Error* e) {
-    char path[PATH_CAP], name[64];
+    char path[PATH_CAP];
     memset(s, 0, sizeof *s);
     if (!is_directory(dir)) {
         return fail(e, "%s: is %s, wanted a checkpoint's folder", dir, file_exists(dir) ? "a file" : "missing");
     }
     if (!path_join(path, dir, "trainer_state.json", e) || !trainer_state_read(s, path, e)) { return false; }
-    if (!file_sums_find(&s->files, "config.json")) { return fail(e, "%s: files lists no config.json", s->path); }
-    for (int rank = 0; use == CHECKPOINT_RUN && rank < s->world_size; rank++) {
-        state_file_name(name, rank);
-        if (!file_sums_find(&s->files, name)) {
-            return fail(e, "%s: files lists no %s, wanted world_size = %d of them", s->path, name, s->world_size);
-        }
-    }
+    if (!checkpoint_check_list(&s->files, use == CHECKPOINT_RUN ? s->world_size : 0, s->path, e)) { return false; }
     for (size_t i = 0; i < s->files.count; i++) {
         const FileSum* f = &s->files.items[i];
         if (use == CHECKPOINT_MODEL && is_state_file(f->name)) { continue; }
@@ -292,30 +345,69 @@ static inline bool checkpoint_read(const char* dir, CheckpointUse use, TrainerSt
     return true;
 }
 
+/* Tells whether the run that wrote last, `last`, had been set back to a step before this checkpoint of another run. */
+static inline bool checkpoint_abandoned(const LogHistory* last, const TrainerState* s) {
+    return last->parent_run[0] && s->step > last->parent_step && strcmp(s->run, last->run) != 0;
+}
+
+/* Checks what a checkpoint must be to be taken without being named: that of its folder's step, with a sound last step. */
+static inline bool checkpoint_check_found(const TrainerState* s, uint64_t step, Error* e) {
+    if (s->step != step) { return fail(e, "%s: step is %" PRIu64 ", wanted the folder's", s->path, s->step); }
+    return !s->not_finite || fail(e, "%s: not_finite is true: the loss or gradient of the last step was not finite", s->path);
+}
+
 /* Finds the newest whole checkpoint in OUT: its folder in dir (PATH_CAP bytes; "" if OUT has no checkpoint) and its state.
  * Skips damaged ones with a warning; fails if all are damaged. */
 static inline bool checkpoint_find(const char* out, CheckpointUse use, char* dir, TrainerState* s, Error* e) {
     uint64_t* steps = NULL;
     size_t count = 0;
     char tmp[PATH_CAP];
+    LogHistory last;
     memset(s, 0, sizeof *s);
     dir[0] = 0;
-    if (!checkpoint_list(out, &steps, &count, e)) { return false; }
+    if (!log_history_read(&last, out, 0, e) || !checkpoint_list(out, &steps, &count, e)) { return false; }
     bool found = count == 0;
     for (size_t i = 0; i < count && !found; i++) {
         Error cause = NO_ERROR;
         found = checkpoint_paths(out, steps[i], dir, tmp, &cause) && checkpoint_read(dir, use, s, &cause) &&
-                (s->step == steps[i] || fail(&cause, "%s: step is %" PRIu64 ", wanted the folder's", s->path, s->step));
+                checkpoint_check_found(s, steps[i], &cause);
+        const bool abandoned = found && checkpoint_abandoned(&last, s);
+        if (abandoned) { found = fail(&cause, "%s: is of a run that was set back to step %" PRIu64, dir, last.parent_step); }
         if (found) { break; }
         trainer_state_free(s);
-        if (i + 1 < count) {
+        if (i + 1 == count) {
+            fail(e, "%s%s", cause.msg, s->not_finite ? "\n  hint: --resume PATH takes it all the same" : "");
+        } else if (!abandoned) {
             warn("%s: taking the checkpoint before it", cause.msg);
-        } else {
-            fail(e, "%s", cause.msg);
         }
     }
     free(steps);
     return found;
+}
+
+/* Writes the folder that a checkpoint lies in to `out` (PATH_CAP bytes). The checkpoint itself may be a link. */
+static inline bool checkpoint_parent(const char* dir, char* out, Error* e) {
+    size_t n = strlen(dir);
+    while (n > 1 && dir[n - 1] == '/') { n--; }
+    size_t at = n;
+    while (at > 0 && dir[at - 1] != '/') { at--; }
+    if (dir[at] == '.') { return path_join(out, dir, "..", e); }  // "." and ".."
+    while (at > 1 && dir[at - 1] == '/') { at--; }
+    snprintf(out, PATH_CAP, "%.*s", at ? (int)at : 1, at ? dir : ".");
+    return true;
+}
+
+/* Reads the log beside a checkpoint, if there is one, and compares the checkpoint's weights with what the log says of them. */
+static inline bool checkpoint_check_log(const char* dir, const TrainerState* s, LogHistory* log, Error* e) {
+    char folder[PATH_CAP];
+    if (!checkpoint_parent(dir, folder, e) || !log_history_read(log, folder, s->step, e)) { return false; }
+    const uint32_t weights = file_sums_weights(&s->files);
+    if (!log->has_weights || log->weights == weights) { return true; }
+    return fail(e,
+                "%s: the weights' checksum is %" PRIu32 ", but %s/log.jsonl says %" PRIu32 " at step %" PRIu64
+                "\n"
+                "  hint: this is another run's checkpoint, or another run's log: move one of them away",
+                s->path, weights, folder, log->weights, s->step);
 }
 
 /* Opens what --resume PATH names: a checkpoint's folder, or the newest whole checkpoint in a folder of checkpoints. */
@@ -340,6 +432,48 @@ static inline bool checkpoint_open(const char* path, CheckpointUse use, char* di
     return checkpoint_read(dir, use, s, e);
 }
 
+/* Ends the exchange of a run that died between the two renames of checkpoint_exchange(): step_N is missing, but two copies are
+ * left, the new .tmp and the old .old.tmp. The first that is whole gets the name back. */
+static inline bool checkpoint_restore(const char* out, uint64_t step, Error* e) {
+    char dir[PATH_CAP], copies[2][PATH_CAP];
+    if (!checkpoint_paths(out, step, dir, copies[0], e)) { return false; }
+    const int n = snprintf(copies[1], PATH_CAP, "%s.old.tmp", dir);
+    struct stat st;
+    if (n >= PATH_CAP || lstat(copies[1], &st) != 0 || lstat(dir, &st) == 0) { return true; }
+    for (int i = 0; i < 2; i++) {
+        TrainerState s;
+        Error damaged = NO_ERROR;
+        const bool whole = checkpoint_read(copies[i], CHECKPOINT_RUN, &s, &damaged) && s.step == step;
+        trainer_state_free(&s);
+        if (whole) {
+            return (rename(copies[i], dir) == 0 || fail(e, "%s: cannot rename to %s: %s", copies[i], dir, strerror(errno))) &&
+                   sync_directory(out, e);
+        }
+    }
+    return true;
+}
+
+/* Renames every checkpoint later than `step` to step_N.set_back, or .set_back2 ... if there is one already. Sets *count to
+ * their number. The caller holds the lock. */
+static inline bool checkpoint_set_aside(const char* out, uint64_t step, size_t* count, Error* e) {
+    uint64_t* steps = NULL;
+    size_t listed = 0;
+    bool ok = checkpoint_list(out, &steps, &listed, e);
+    for (*count = 0; ok && *count < listed && steps[*count] > step; ++*count) {
+        char dir[PATH_CAP], aside[PATH_CAP], number[16] = "";
+        struct stat st;
+        ok = checkpoint_paths(out, steps[*count], dir, aside, e);
+        for (int i = 2; ok; i++) {
+            ok = snprintf(aside, sizeof aside, "%s.set_back%s", dir, number) < PATH_CAP || fail(e, "%s: is too long", dir);
+            if (lstat(aside, &st) != 0) { break; }
+            snprintf(number, sizeof number, "%d", i);
+        }
+        ok = ok && (rename(dir, aside) == 0 || fail(e, "%s: cannot rename to %s: %s", dir, aside, strerror(errno)));
+    }
+    free(steps);
+    return ok && (*count == 0 || sync_directory(out, e));
+}
+
 /* Removes what dead runs left behind: OUT/step_N.tmp and OUT/step_N.old.tmp. The caller holds the lock. */
 static inline bool checkpoint_remove_stale(const char* out, Error* e) {
     DIR* d = opendir(out);
@@ -355,7 +489,8 @@ static inline bool checkpoint_remove_stale(const char* out, Error* e) {
         }
         memcpy(name, entry->d_name, n);
         name[n] = 0;
-        if (checkpoint_step_of(name, &step)) { ok = path_join(path, out, entry->d_name, e) && remove_tree(path, e); }
+        if (!checkpoint_step_of(name, &step)) { continue; }
+        ok = path_join(path, out, entry->d_name, e) && checkpoint_restore(out, step, e) && remove_tree(path, e);
     }
     closedir(d);
     return ok;

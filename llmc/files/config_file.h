@@ -11,6 +11,7 @@
 
 #include "llmc/config.h"
 #include "llmc/files/json.h"
+#include "llmc/files/output.h"
 #include "llmc/files/safetensors.h"
 
 #include <math.h>
@@ -371,8 +372,8 @@ static inline void config_write_ids(FILE* f, const ModelConfig* c) {
  * as. RoPE is written in the spellings of transformers 4 and 5. */
 static inline bool config_write(const ModelConfig* c, const char* path, SafeDtype dtype, Error* e) {
     const char* torch_dtype = dtype == SAFE_BF16 ? "bfloat16" : dtype == SAFE_F16 ? "float16" : "float32";
-    FILE* f = fopen(path, "wb");
-    if (!f) { return fail(e, "%s: cannot make the file: %s", path, strerror(errno)); }
+    FILE* f = create_output(path, e);
+    if (!f) { return false; }
     fputs("{\n", f);
     for (int i = 0; i < NUM_CONFIG_FIELDS; i++) {
         fprintf(f, "  \"%s\": ", config_fields[i].name);

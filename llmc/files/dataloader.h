@@ -2,14 +2,25 @@
  *
  * A row is T+1 consecutive tokens of one shard, starting at a multiple of T: T inputs and, shifted by one, T targets.
  * A shard of n tokens holds (n - 1) / T rows; the tokens left over at its end are not read. Shards are the files that match
- * a glob pattern, sorted by the bytes of their paths. An epoch visits every row once, shard by shard. With `shuffle`, the
- * order of the shards and the order of the rows in a shard are Fisher-Yates permutations:
+ * a glob pattern, sorted by the bytes of their paths. An epoch visits every row once, shard by shard. With `shuffle`, this is
+ * row order 2:
  *
- *   for i = n-1 ... 1:  j = philox_below(seed, purpose, stream, index, i + 1);  swap(a[i], a[j])
+ *   The order of the shards in an epoch is a Fisher-Yates permutation:
+ *     for i = n-1 ... 1:  j = philox_below(seed, RAND_SHUFFLE_SHARDS, stream = epoch, index = i, i + 1);  swap(a[i], a[j])
  *
- *   order of the shards in an epoch:  purpose RAND_SHUFFLE_SHARDS, stream = epoch, index = i
- *   order of the rows in a shard:     purpose RAND_SHUFFLE_ROWS, stream = shard (its place in sorted order),
- *                                     index = epoch << 32 | i
+ *   Place x of a shard of n rows is row P(x). P is a keyed permutation of 0 ... n-1, the generalized Feistel cipher with
+ *   cycle-walking (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002):
+ *     key = words 0 and 1 (high, low) of philox(seed, RAND_ORDER_ROWS, stream = shard, index = epoch)
+ *     a = smallest even number with a * a >= n;  b = smallest number with a * b >= n
+ *     do  l = x mod a;  r = x div a;
+ *         for round = 0 ... 15: even: l = (l + philox_below(key, RAND_ORDER_ROWS, stream = round, index = r, a)) mod a
+ *                               odd:  r = (r + philox_below(key, RAND_ORDER_ROWS, stream = round, index = l, b)) mod b
+ *         x = a * r + l
+ *     while x >= n
+ *   `shard` is the shard's place in sorted order. a * b exceeds n by less than a, so in a large shard a second walk is rare.
+ *   If a and b were both odd, P would always be an even permutation; 8 rounds leave a pattern in a shard of 8 rows.
+ *
+ * P needs no table: a shard of 10^9 rows opens and resumes as fast as one of ten, in the same memory.
  *
  * One number holds the whole position: `row` counts the rows given out so far, over all ranks and epochs (epoch = row /
  * rows_per_epoch). Each dataloader_next() advances by num_ranks * B rows; rank r gets the B rows from row + r * B on. A
@@ -18,15 +29,18 @@
  * A thread reads the next batch while the step computes. This saves time and changes nothing else: if no thread can be
  * started, batches are read on demand. The dataloader_next() that asks for a batch reports the thread's errors.
  *
- * Opening checks every shard's header. A token outside the vocabulary is found when its row is read. Documents in one row
- * attend to each other: the loader does not know where a document ends.
+ * Opening checks every shard's header. A token outside the vocabulary is found when its row is read, or by dataloader_scan(),
+ * which reads everything. A shard that is gone or whose size changed is an error when its row is read; the position stays,
+ * and reading works again once the file does. Documents in one row attend to each other: the loader does not know where a
+ * document ends.
  */
 #ifndef LLMC_DATALOADER_H
 #define LLMC_DATALOADER_H
 
 #include "llmc/base/utils.h"       // first, since it asks for the functions beyond C11; defines: fail, open_input, xmalloc
-#include "llmc/base/rand.h"        // defines: philox_below, RAND_SHUFFLE_ROWS, RAND_SHUFFLE_SHARDS
-#include "llmc/files/tokenfile.h"  // defines: TokenFileHeader, tokenfile_open
+#include "llmc/base/crc.h"         // defines: Crc, crc_begin, crc_add, crc_end
+#include "llmc/base/rand.h"        // defines: philox_below, RAND_ORDER_ROWS, RAND_SHUFFLE_SHARDS
+#include "llmc/files/tokenfile.h"  // defines: TokenFileHeader, tokenfile_open, tokenfile_scan, tokenfile_widen
 #include <glob.h>
 #include <pthread.h>
 #include <signal.h>
@@ -34,7 +48,7 @@
 typedef struct {
     char* path;
     uint64_t num_tokens;
-    uint64_t num_rows;  // (num_tokens - 1) / T, at least 1, below 2^32
+    uint64_t num_rows;  // (num_tokens - 1) / T, at least 1
 } DataShard;
 
 typedef enum { AHEAD_EMPTY, AHEAD_ASKED, AHEAD_READY } AheadState;
@@ -59,8 +73,6 @@ typedef struct {
     uint64_t order_epoch;   // the epoch `order` is for
     int* order;             // (num_shards) the shards in the epoch's order
     uint64_t* order_start;  // (num_shards + 1) rows of the epoch before each place of `order`
-    int place;              // place in `order` that row_order belongs to; -1: none
-    uint32_t* row_order;    // (largest num_rows) that shard's rows in order; NULL without shuffle
     FILE* file;             // the shard opened last, file_shard
     int file_shard;         // -1: none
     unsigned char* raw;     // (T+1) tokens as stored in the file
@@ -82,15 +94,26 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------------------
 // the order of rows
 
-/* Fills a[0..n) with an epoch's order of a shard's rows; see the top of the file. */
-static inline void dataloader_permute_rows(uint32_t* a, uint64_t n, uint64_t seed, uint32_t shard, uint64_t epoch) {
-    for (uint64_t i = 0; i < n; i++) { a[i] = (uint32_t)i; }
-    for (uint64_t i = n - 1; i >= 1; i--) {
-        uint64_t j = philox_below(seed, RAND_SHUFFLE_ROWS, shard, epoch << 32 | i, i + 1);
-        uint32_t t = a[i];
-        a[i] = a[j];
-        a[j] = t;
-    }
+enum { ORDER_ROUNDS = 16 };
+
+/* Returns which row of a shard of n rows comes at place x of an epoch: P(x) at the top of the file. */
+static inline uint64_t dataloader_order_row(uint64_t x, uint64_t n, uint64_t seed, uint32_t shard, uint64_t epoch) {
+    const Philox k = philox(seed, RAND_ORDER_ROWS, shard, epoch);
+    const uint64_t key = (uint64_t)k.v[0] << 32 | k.v[1];
+    uint64_t a = (uint64_t)sqrt((double)n);  // within one of the root, since a file holds fewer than 2^62 tokens
+    while (a * a < n) { a++; }
+    while ((a - 1) * (a - 1) >= n) { a--; }
+    a = round_up(a, 2);
+    const uint64_t b = ceil_div(n, a);
+    do {
+        uint64_t l = x % a, r = x / a;
+        for (uint32_t round = 0; round < ORDER_ROUNDS; round += 2) {
+            l = (l + philox_below(key, RAND_ORDER_ROWS, round, r, a)) % a;
+            r = (r + philox_below(key, RAND_ORDER_ROWS, round + 1, l, b)) % b;
+        }
+        x = a * r + l;
+    } while (x >= n);
+    return x;
 }
 
 /* Fills a[0..n) with an epoch's order of the shards. */
@@ -117,7 +140,6 @@ static void dataloader_order_epoch(DataLoader* d, uint64_t epoch) {
     }
     d->order_start[d->num_shards] = start;
     d->order_epoch = epoch;
-    d->place = -1;
 }
 
 /* Finds row `row` of the stream: its shard and its row in that shard. */
@@ -135,67 +157,55 @@ static inline void dataloader_locate(DataLoader* d, uint64_t row, int* shard, ui
     }
     *shard = d->order[lo];
     *row_in_shard = in_epoch - d->order_start[lo];
-    if (!d->shuffle) { return; }
-    if (d->place != lo) {
-        dataloader_permute_rows(d->row_order, d->shards[*shard].num_rows, d->seed, (uint32_t)*shard, epoch);
-        d->place = lo;
+    if (d->shuffle) {
+        *row_in_shard = dataloader_order_row(*row_in_shard, d->shards[*shard].num_rows, d->seed, (uint32_t)*shard, epoch);
     }
-    *row_in_shard = d->row_order[*row_in_shard];
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // reading
 
-static bool dataloader_read_bytes(DataLoader* d, int shard, uint64_t offset, size_t bytes, Error* e) {
+static uint64_t dataloader_shard_bytes(const DataLoader* d, int shard) {
+    return TOKENFILE_HEADER_BYTES + d->shards[shard].num_tokens * (uint64_t)d->token_bytes;
+}
+
+static void dataloader_close_shard(DataLoader* d) {
+    if (d->file) { fclose(d->file); }
+    d->file = NULL;
+    d->file_shard = -1;
+}
+
+/* Opens the shard unless it is open, and checks that its size is still the one that the loader was opened with. */
+static bool dataloader_open_shard(DataLoader* d, int shard, Error* e) {
     const char* path = d->shards[shard].path;
+    const uint64_t want = dataloader_shard_bytes(d, shard);
+    struct stat now;
     if (d->file_shard != shard) {
-        uint64_t size = 0;
-        if (d->file) { fclose(d->file); }
-        d->file_shard = -1;
+        uint64_t size;
+        dataloader_close_shard(d);
         d->file = open_input(path, &size, e);
         if (!d->file) { return false; }
         d->file_shard = shard;
     }
-    for (size_t got = 0; got < bytes;) {
-        ssize_t n = pread(fileno(d->file), d->raw + got, bytes - got, (off_t)(offset + got));
-        if (n < 0 && errno == EINTR) { continue; }
-        if (n < 0) {
-            return fail(e, "%s: reading %zu bytes at byte %llu failed: %s", path, bytes, (unsigned long long)offset,
-                        strerror(errno));
-        }
-        if (n == 0) {
-            return fail(e, "%s: ends at byte %llu, wanted %zu bytes from byte %llu on: the file was cut while it was in use",
-                        path, (unsigned long long)(offset + got), bytes, (unsigned long long)offset);
-        }
-        got += (size_t)n;
-    }
-    return true;
+    if (fstat(fileno(d->file), &now) != 0) { return fail(e, "%s: cannot read its size: %s", path, strerror(errno)); }
+    if ((uint64_t)now.st_size == want) { return true; }
+    return fail(e, "%s: has %llu bytes, wanted %llu: the file was %s while it was in use", path,
+                (unsigned long long)now.st_size, (unsigned long long)want, (uint64_t)now.st_size < want ? "cut" : "extended");
 }
 
-/* Reads the T+1 tokens of row `row` of the stream. */
+/* Reads the T+1 tokens of row `row` of the stream. After an error the shard is closed: the next try opens it anew. */
 static bool dataloader_read_row(DataLoader* d, uint64_t row, int32_t* tokens /* (T+1) */, Error* e) {
     int shard;
     uint64_t row_in_shard;
     dataloader_locate(d, row, &shard, &row_in_shard);
-    uint64_t first = row_in_shard * (uint64_t)d->T;
-    size_t n = (size_t)d->T + 1, width = (size_t)d->token_bytes;
-    if (!dataloader_read_bytes(d, shard, TOKENFILE_HEADER_BYTES + first * width, n * width, e)) { return false; }
-    for (size_t i = 0; i < n; i++) {
-        uint32_t id;
-        if (width == 2) {
-            uint16_t narrow;
-            memcpy(&narrow, d->raw + 2 * i, 2);
-            id = narrow;
-        } else {
-            memcpy(&id, d->raw + 4 * i, 4);
-        }
-        if ((int64_t)id >= d->vocab_limit) {
-            return fail(e, "%s: token %llu is id %u, wanted below %lld, the size of the vocabulary", d->shards[shard].path,
-                        (unsigned long long)(first + i), id, (long long)d->vocab_limit);
-        }
-        tokens[i] = (int32_t)id;
-    }
-    return true;
+    const char* path = d->shards[shard].path;
+    const uint64_t first = row_in_shard * (uint64_t)d->T;
+    const size_t n = (size_t)d->T + 1, width = (size_t)d->token_bytes;
+    const bool ok = dataloader_open_shard(d, shard, e) &&
+                    read_at(fileno(d->file), TOKENFILE_HEADER_BYTES + first * width, d->raw, n * width, path, "a row", e) &&
+                    tokenfile_widen(tokens, d->raw, n, d->token_bytes, d->vocab_limit, first, path, e);
+    if (!ok) { dataloader_close_shard(d); }
+    return ok;
 }
 
 static void dataloader_read_ahead(DataLoader* d) {
@@ -317,10 +327,6 @@ static bool dataloader_check_shard(DataLoader* d, int i, int* vocab_from, int* p
     }
     s->num_tokens = h.num_tokens;
     s->num_rows = (h.num_tokens - 1) / (uint64_t)d->T;
-    if (s->num_rows >> 32) {
-        return fail(e, "%s: holds %llu rows of --seq %d, wanted below 2^32\n  hint: use a larger --seq or smaller shards",
-                    s->path, (unsigned long long)s->num_rows, d->T);
-    }
     d->num_tokens += s->num_tokens;
     d->rows_per_epoch += s->num_rows;
     return true;
@@ -343,10 +349,9 @@ static inline void dataloader_close(DataLoader* d) {
     free(d->shards);
     free(d->order);
     free(d->order_start);
-    free(d->row_order);
     free(d->raw);
     free(d->ahead_rows);
-    if (d->file) { fclose(d->file); }
+    dataloader_close_shard(d);
     memset(d, 0, sizeof *d);
 }
 
@@ -366,10 +371,8 @@ static inline bool dataloader_open(DataLoader* d, const char* pattern, int B, in
     d->vocab_limit = (int64_t)INT32_MAX + 1;
     d->file_shard = -1;
     bool ok = dataloader_find_shards(d, pattern, e);
-    uint64_t most_rows = 0;
     for (int i = 0, vocab_from = -1, print_from = -1; ok && i < d->num_shards; i++) {
         ok = dataloader_check_shard(d, i, &vocab_from, &print_from, e);
-        if (ok && d->shards[i].num_rows > most_rows) { most_rows = d->shards[i].num_rows; }
     }
     uint64_t batch = (uint64_t)B * (uint64_t)num_ranks;
     if (ok && d->rows_per_epoch < batch) {
@@ -386,7 +389,6 @@ static inline bool dataloader_open(DataLoader* d, const char* pattern, int B, in
     if (d->vocab_size) { d->vocab_limit = d->vocab_size; }
     d->order = (int*)xmalloc((size_t)d->num_shards * sizeof *d->order);
     d->order_start = (uint64_t*)xmalloc(((size_t)d->num_shards + 1) * sizeof *d->order_start);
-    if (shuffle) { d->row_order = (uint32_t*)xmalloc((size_t)most_rows * sizeof *d->row_order); }
     d->raw = (unsigned char*)xmalloc(((size_t)T + 1) * (size_t)d->token_bytes);
     d->ahead_rows = (int32_t*)xmalloc((size_t)B * ((size_t)T + 1) * sizeof *d->ahead_rows);
     pthread_mutex_init(&d->mutex, NULL);
@@ -413,6 +415,70 @@ static inline bool dataloader_check_vocab(DataLoader* d, int model_vocab, uint64
                     path, (unsigned long long)d->fingerprint, (unsigned long long)tokenizer_fingerprint);
     }
     if (!d->vocab_size || model_vocab < d->vocab_size) { d->vocab_limit = model_vocab; }
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// checking all of it
+
+/* Reads every shard whole: each id must be below the vocabulary, each checksum must be right. */
+static inline bool dataloader_scan(const DataLoader* d, TokenFileProgress progress, void* ctx, Error* e) {
+    for (int i = 0; i < d->num_shards; i++) {
+        TokenFileHeader h;
+        FILE* f = tokenfile_open(&h, d->shards[i].path, e);
+        if (!f) { return false; }
+        const bool ok = tokenfile_scan(f, &h, d->vocab_limit, d->shards[i].path, progress, ctx, e);
+        fclose(f);
+        if (!ok) { return false; }
+    }
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the fingerprint
+
+enum {
+    FINGERPRINT_BLOCK = 4096,   // bytes
+    FINGERPRINT_BLOCKS = 1024,  // most blocks read in all, but two of each shard
+};
+
+/* Adds one shard to the two checksums: name (its name without folders, size, header) and content (its sampled blocks). */
+static bool dataloader_add_print(const DataLoader* d, const DataShard* s, Crc* name, Crc* content, Error* e) {
+    const char* slash = strrchr(s->path, '/');
+    const char* base = slash ? slash + 1 : s->path;
+    unsigned char block[FINGERPRINT_BLOCK];
+    uint64_t size = 0;
+    FILE* f = open_input(s->path, &size, e);
+    if (!f) { return false; }
+    bool ok = read_at(fileno(f), 0, block, TOKENFILE_HEADER_BYTES, s->path, "the header", e);
+    crc_add(name, base, strlen(base) + 1);
+    crc_add(name, &size, sizeof size);
+    if (ok) { crc_add(name, block, TOKENFILE_HEADER_BYTES); }
+
+    const uint64_t blocks = ceil_div(size, FINGERPRINT_BLOCK);
+    const uint64_t share = size_max(FINGERPRINT_BLOCKS / (size_t)d->num_shards, 2), count = size_min(blocks, share);
+    for (uint64_t k = 0; ok && k < count; k++) {
+        const uint64_t place = count > 1 ? k * (blocks - 1) / (count - 1) : 0, at = place * FINGERPRINT_BLOCK;
+        const size_t bytes = size_min(size - at, FINGERPRINT_BLOCK);
+        ok = read_at(fileno(f), at, block, bytes, s->path, "a block", e);
+        if (ok) { crc_add(content, block, bytes); }
+    }
+    fclose(f);
+    return ok;
+}
+
+/* Returns in *fingerprint what tells this data from other data: in the high half a CRC-32C of each shard's name without
+ * folders, its size and header; in the low half one of its first block, its last and some spread evenly between them. So
+ * moving the files changes nothing, and the cost does not grow with them. A change between the blocks shows only in files
+ * that carry a checksum in their header (tokenfile.h). */
+static inline bool dataloader_fingerprint(const DataLoader* d, uint64_t* fingerprint, Error* e) {
+    Crc name, content;
+    crc_begin(&name);
+    crc_begin(&content);
+    for (int i = 0; i < d->num_shards; i++) {
+        if (!dataloader_add_print(d, &d->shards[i], &name, &content, e)) { return false; }
+    }
+    *fingerprint = (uint64_t)crc_end(&name) << 32 | crc_end(&content);
     return true;
 }
 

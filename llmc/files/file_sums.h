@@ -4,9 +4,14 @@
 
 #include "llmc/base/utils.h"
 
+#include <fnmatch.h>
 #include <inttypes.h>
 
 #include "llmc/base/crc.h"
+
+#ifndef FILE_SUM_PIECE
+#define FILE_SUM_PIECE (1 << 20)  // bytes a thread reads at once; tests set it smaller
+#endif
 
 typedef struct {
     char name[256];  // relative to the checkpoint's folder
@@ -42,27 +47,36 @@ static inline const FileSum* file_sums_find(const FileSums* sums, const char* na
     return NULL;
 }
 
+/* Returns the CRC-32C of a checkpoint's weights: of its weight files one behind the other. */
+static inline uint32_t file_sums_weights(const FileSums* sums) {
+    uint32_t crc = 0;
+    for (size_t i = 0; i < sums->count; i++) {
+        const FileSum* s = &sums->items[i];
+        if (fnmatch("model*.safetensors", s->name, 0) == 0) { crc = crc_shift(crc, s->size) ^ s->crc; }
+    }
+    return crc;
+}
+
 static inline int file_sums_compare(const void* a, const void* b) {
     return strcmp(((const FileSum*)a)->name, ((const FileSum*)b)->name);
 }
 
 /* Computes the size and checksum of a file. All threads read it together. */
 static inline bool file_sum(const char* path, uint64_t* size, uint32_t* crc, Error* e) {
-    enum { PIECE = 1 << 20 };  // bytes
     FILE* f = open_input(path, size, e);
     if (!f) { return false; }
-    const uint64_t total = *size, pieces = (total + PIECE - 1) / PIECE;
+    const uint64_t total = *size, pieces = (total + FILE_SUM_PIECE - 1) / FILE_SUM_PIECE;
     uint32_t sum = 0;
     bool ok = true;
 #pragma omp parallel if (pieces > 1) reduction(^ : sum) reduction(&& : ok)
     {
-        char* piece = (char*)xmalloc(PIECE);
+        char* piece = (char*)xmalloc(FILE_SUM_PIECE);
         Error cause = NO_ERROR;
 #pragma omp for schedule(dynamic)
         for (uint64_t i = 0; i < pieces; i++) {
-            const size_t n = size_min((size_t)(total - i * PIECE), PIECE);
-            ok = ok && read_at(fileno(f), i * PIECE, piece, n, path, "the file", &cause);
-            if (ok) { sum ^= crc_shift(crc_of(piece, n), total - i * PIECE - n); }
+            const size_t n = size_min((size_t)(total - i * FILE_SUM_PIECE), FILE_SUM_PIECE);
+            ok = ok && read_at(fileno(f), i * FILE_SUM_PIECE, piece, n, path, "the file", &cause);
+            if (ok) { sum ^= crc_shift(crc_of(piece, n), total - i * FILE_SUM_PIECE - n); }
         }
         free(piece);
 #pragma omp critical

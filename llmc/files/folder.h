@@ -1,8 +1,9 @@
-/* folder.h -- walks and removes folders; writes and flushes whole files. */
+/* folder.h -- walks, makes and removes folders. Removing follows no link: a link goes, what it points to stays. */
 #ifndef LLMC_FOLDER_H
 #define LLMC_FOLDER_H
 
 #include "llmc/base/utils.h"
+#include "llmc/files/output.h"
 
 #include <dirent.h>
 
@@ -17,64 +18,75 @@ static inline bool folder_next(DIR* d, const char* path, struct dirent** entry, 
     return true;
 }
 
-/* Tells whether `dir` holds a file of this name. */
+/* Tells whether `dir` has an entry of this name, be it a broken link: opening that gives the right error. */
 static inline bool folder_has(const char* dir, const char* name) {
     char path[PATH_CAP];
-    Error ignored = NO_ERROR;
-    return path_join(path, dir, name, &ignored) && file_exists(path);
-}
-
-/* Flushes a file that was written and closed elsewhere. */
-static inline bool sync_file(const char* path, Error* e) {
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    bool ok = fd >= 0 && fsync(fd) == 0;
-    const int cause = errno;
-    if (fd >= 0) { close(fd); }
-    return ok || fail(e, "%s: cannot flush the file: %s", path, strerror(cause));
-}
-
-/* Writes a whole file and flushes it. Removes the file if that fails. */
-static inline bool write_file(const char* path, const void* data, size_t size, Error* e) {
-    FILE* f = fopen(path, "wb");
-    if (!f) { return fail(e, "%s: cannot make the file: %s", path, strerror(errno)); }
-    LLMC_FAULT_POINT("file");
-    bool ok = fwrite(data, 1, size, f) == size || fail(e, "%s: writing failed: %s", path, strerror(errno));
-    ok = close_output(f, path, e) && ok;
-    if (!ok) { unlink(path); }
-    return ok;
-}
-
-/* Tells whether `path` is a folder itself, not a link to one. */
-static inline bool is_own_directory(const char* path) {
     struct stat st;
-    return lstat(path, &st) == 0 && S_ISDIR(st.st_mode);
+    Error ignored = NO_ERROR;
+    return path_join(path, dir, name, &ignored) && lstat(path, &st) == 0;
 }
 
-/* Removes a folder and what is in it. Fails on a folder more than four levels down, which no checkpoint has. */
-static inline bool remove_tree_at(const char* path, int depth, Error* e) {
-    DIR* d = opendir(path);
-    if (!d) { return fail(e, "%s: cannot open the folder: %s", path, strerror(errno)); }
+/* Writes the folder part of a path or pattern to `out`; "." if there is none. */
+static inline void folder_of(const char* path, char* out /* PATH_CAP */) {
+    snprintf(out, PATH_CAP, "%s", path);
+    char* slash = strrchr(out, '/');
+    if (!slash) {
+        snprintf(out, PATH_CAP, ".");
+    } else {
+        slash[slash == out] = 0;
+    }
+}
+
+/* Makes a folder, if it is not there, and flushes the one that it is in. */
+static inline bool make_directory(const char* path, Error* e) {
+    char parent[PATH_CAP];
+    if (mkdir(path, 0777) != 0) { return errno == EEXIST || fail(e, "%s: cannot make the folder: %s", path, strerror(errno)); }
+    folder_of(path, parent);
+    return sync_directory(parent, e);
+}
+
+/* Makes a folder and its parents, like mkdir -p. */
+static inline bool make_directories(const char* path, Error* e) {
+    char buf[PATH_CAP];
+    if (strlen(path) >= sizeof buf) { return fail(e, "%.200s...: the path is longer than %d bytes", path, PATH_CAP - 1); }
+    strcpy(buf, path);
+    for (char* p = buf + 1; *p; p++) {
+        if (*p != '/' || p[-1] == '/') { continue; }
+        *p = 0;
+        if (!make_directory(buf, e)) { return false; }
+        *p = '/';
+    }
+    if (!make_directory(buf, e)) { return false; }
+    return is_directory(path) || fail(e, "%s: is a file, wanted a folder", path);
+}
+
+enum { FOLDER_DEPTH = 5 };  // levels of folders that remove_tree() removes: no checkpoint has as many
+
+/* Removes the entry `name` of the open folder `parent` and what is in it. Opens folders relative to their open parents, so that
+ * nobody can put a link in the place of one meanwhile. `path` is for messages. */
+static inline bool remove_entry(int parent, const char* name, const char* path, int depth, Error* e) {
+    const int fd = depth > 0 ? openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
+    if (fd < 0 && (depth == 0 || errno == ENOTDIR || errno == ELOOP || errno == ENOENT)) {
+        return unlinkat(parent, name, 0) == 0 || errno == ENOENT || fail(e, "%s: cannot remove it: %s", path, strerror(errno));
+    }
+    DIR* d = fd >= 0 ? fdopendir(fd) : NULL;
+    if (!d) {
+        fail(e, "%s: cannot open the folder: %s", path, strerror(errno));
+        if (fd >= 0) { close(fd); }
+        return false;
+    }
     struct dirent* entry = NULL;
     bool ok = true;
     while (ok && (ok = folder_next(d, path, &entry, e)) && entry) {
         char inside[PATH_CAP];
-        ok = path_join(inside, path, entry->d_name, e);
-        if (ok && is_own_directory(inside) && depth < 4) {
-            ok = remove_tree_at(inside, depth + 1, e);
-        } else if (ok && unlink(inside) != 0) {
-            ok = fail(e, "%s: cannot remove the file: %s", inside, strerror(errno));
-        }
+        ok = path_join(inside, path, entry->d_name, e) && remove_entry(dirfd(d), entry->d_name, inside, depth - 1, e);
     }
     closedir(d);
-    return ok && (rmdir(path) == 0 || fail(e, "%s: cannot remove the folder: %s", path, strerror(errno)));
+    return ok &&
+           (unlinkat(parent, name, AT_REMOVEDIR) == 0 || fail(e, "%s: cannot remove the folder: %s", path, strerror(errno)));
 }
 
-/* Removes a folder, or a file in its place, if there is one. Follows no link: if `path` is a link, removes the link itself. */
-static inline bool remove_tree(const char* path, Error* e) {
-    struct stat st;
-    if (lstat(path, &st) != 0) { return true; }
-    if (S_ISDIR(st.st_mode)) { return remove_tree_at(path, 0, e); }
-    return unlink(path) == 0 || fail(e, "%s: cannot remove it: %s", path, strerror(errno));
-}
+/* Removes a folder, or whatever is in its place, if there is anything. */
+static inline bool remove_tree(const char* path, Error* e) { return remove_entry(AT_FDCWD, path, path, FOLDER_DEPTH, e); }
 
 #endif

@@ -12,9 +12,10 @@
 #ifndef LLMC_JSON_H
 #define LLMC_JSON_H
 
+#include "llmc/base/hash.h"       // defines: hash_seed, hash_key, hash_place
 #include "llmc/base/utils.h"      // defines: fail, read_file, size_min
 #include "llmc/files/filekind.h"  // defines: file_looks_like
-#include "llmc/text/text.h"       // defines: utf8_char_length, utf8_encode, show_text
+#include "llmc/text/text.h"       // defines: show_text
 
 #include <math.h>
 
@@ -188,13 +189,6 @@ static inline bool json_parse_number(JsonParser* s, JsonNode* n) {
     return true;
 }
 
-static inline uint64_t json_hash(const char* s, size_t len) {
-    uint64_t h = 0x9E3779B97F4A7C15u ^ len;
-    for (size_t i = 0; i < len; i++) { h = (h ^ (unsigned char)s[i]) * 0x100000001B3u; }
-    h ^= h >> 32;
-    return h * 0xD6E8FEB86659FD93u ^ h >> 29;
-}
-
 static inline bool json_same_key(const Json* j, const JsonNode* a, const JsonNode* b) {
     return a->key_len == b->key_len && memcmp(j->text + a->key, j->text + b->key, a->key_len) == 0;
 }
@@ -224,9 +218,12 @@ static inline bool json_check_keys(JsonParser* s, uint32_t object) {
     while (slots < count * 2) { slots *= 2; }
     uint32_t* table = (uint32_t*)calloc(slots, sizeof(uint32_t));  // node index; 0: empty (node 0, the root, is no member)
     if (!table) { return json_fail(s, s->p, "out of memory for an object of %zu members", count); }
+    const HashSeed seed = hash_seed();
     bool ok = true;
     for (uint32_t a = object + 1; ok && a; a = nodes[a].next) {
-        size_t slot = (size_t)json_hash(j->text + nodes[a].key, nodes[a].key_len) & (slots - 1);
+        const size_t len = nodes[a].key_len;
+        const uint64_t key = len ? hash_key(seed, j->text + nodes[a].key, len) : 0;
+        size_t slot = (size_t)hash_place(seed, key, len) & (slots - 1);
         while (ok && table[slot]) {
             if (json_same_key(j, &nodes[a], &nodes[table[slot]])) { ok = json_duplicate(s, &nodes[a]); }
             slot = (slot + 1) & (slots - 1);
@@ -574,8 +571,8 @@ static inline bool json_text(const Json* j, const JsonNode* object, const char* 
 static inline void json_write_string(FILE* f, const char* s, size_t len) {
     fputc('"', f);
     for (size_t i = 0; i < len;) {
-        const size_t bytes = utf8_char_length(s + i, len - i);
-        const unsigned char c = (unsigned char)s[i];
+        uint32_t c;
+        const size_t bytes = (size_t)utf8_decode((const uint8_t*)s + i, len - i, &c);
         if (bytes == 0) {
             fputs("\xEF\xBF\xBD", f);
             i++;
@@ -583,16 +580,16 @@ static inline void json_write_string(FILE* f, const char* s, size_t len) {
         }
         if (c == '"' || c == '\\') {
             fputc('\\', f);
-            fputc(c, f);
-        } else if (c >= 0x20) {
-            fwrite(s + i, 1, bytes, f);
+            fputc((int)c, f);
         } else if (c == '\n') {
             fputs("\\n", f);
         } else if (c == '\t') {
             fputs("\\t", f);
         } else if (c == '\r') {
             fputs("\\r", f);
-        } else {
+        } else if (plain_char_length(s + i, bytes) > 0) {
+            fwrite(s + i, 1, bytes, f);
+        } else {  // also DEL and C1: nothing in a file of ours drives the terminal that shows it
             fprintf(f, "\\u%04x", c);
         }
         i += bytes;
@@ -602,6 +599,17 @@ static inline void json_write_string(FILE* f, const char* s, size_t len) {
 
 /* Writes a C string in quotes, as json_write_string(). */
 static inline void json_write_text(FILE* f, const char* text) { json_write_string(f, text, strlen(text)); }
+
+/* Writes a value that was read; of an array or object only null. */
+static inline void json_write_value(FILE* f, const Json* j, const JsonNode* n) {
+    switch (n->type) {
+        case JSON_STRING: json_write_string(f, j->text + n->at, n->length); break;
+        case JSON_NUMBER: fwrite(j->text + n->at, 1, n->length, f); break;
+        case JSON_TRUE: fputs("true", f); break;
+        case JSON_FALSE: fputs("false", f); break;
+        default: fputs("null", f); break;
+    }
+}
 
 /* Writes the shortest decimal that reads back as the same double, always as a float ("8.0"). A value that is not finite is
  * written as null: JSON has no word for it. */

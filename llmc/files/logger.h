@@ -1,25 +1,31 @@
 /* logger.h -- OUT/log.jsonl: one JSON object a line, one line an event, one write() a line to an O_APPEND file.
  *
- *   {"event":"config", ...}      first line: version, time, program, precision, machine, argv, options, model, train_tokens
+ *   {"event":"config", ...}      first line: version, time, run, program, precision, machine, argv, options, model, ...
  *   {"event":"step","step":7,"loss":3.9,"gnorm":0.8,"lr":0.0003,"ms":41.2,"tok_s":24854.4}   ("skipped": why, if it was)
  *   {"event":"val","step":..,"loss":..}   {"event":"sample","step":..,"text":".."}
- *   {"event":"checkpoint","step":..,"path":".."}
- *   {"event":"resume","step":..,"path":"..", ...}   {"event":"end","step":..,"reason":"..","seconds":..}
+ *   {"event":"checkpoint","step":..,"path":"..","weights_crc32c":..}
+ *   {"event":"resume","step":..,"run":"..","path":"..", ...}   {"event":"end","step":..,"reason":"..","seconds":..}
  *
+ * "run" is the run's id; one that branched off from another adds "parent_run" and "parent_step" (trainer_state.h).
  * "step" counts the optimizer steps done: the first step's line says 1, and the checkpoint step_N holds the state after the
  * lines up to N. A number that is not finite is written as null.
  * Invariants: everything up to the last newline is whole lines. All events of a step are written before its checkpoint, and
  * the log is flushed to disk before a checkpoint is renamed into place: a resumed run finds every line up to its step. A
  * resumed run cuts off the lines of later steps, the "end" of the run that it continues, and a torn last line.
- * A line that cannot be written (disk full) is an error; the part that was written is cut off again.
+ * A line that cannot be written (disk full) is an error; the part that was written is cut off again. What cannot be read is an
+ * error, too, never the end of the log: the lines behind it would be cut off.
  */
 #ifndef LLMC_LOGGER_H
 #define LLMC_LOGGER_H
 
-#include "llmc/base/utils.h"         // defines: fail, die, path_join
-#include "llmc/files/config_file.h"  // defines: config_fields, config_write_value
-#include "llmc/files/json.h"         // defines: json_parse, json_get, json_write_string, json_write_text, json_write_double
-#include "llmc/run/options.h"        // defines: Options, options_json, trainer_name, LLMC_VERSION
+#include "llmc/base/utils.h"           // defines: fail, die, path_join
+#include "llmc/files/config_file.h"    // defines: config_fields, config_write_value
+#include "llmc/files/json.h"           // defines: json_parse, json_get, json_write_string, json_write_text, json_write_double
+#include "llmc/files/output.h"         // defines: open_output, is_open_file
+#include "llmc/files/trainer_state.h"  // defines: TrainerState
+#include "llmc/run/options.h"          // defines: Options, options_json, trainer_name, LLMC_VERSION
+
+enum { LOG_LINE_MAX = 1 << 20 };  // most bytes of a line that is read back
 
 typedef struct {
     int fd;  // -1: no log (all ranks but the first, and jobs that write nothing)
@@ -39,35 +45,54 @@ static inline void logger_close(Logger* g) {
     logger_none(g);
 }
 
-/* Finds the length in bytes that a run resumed at `step` keeps: whole lines up to the first "end" or line of a later step. */
-static inline bool logger_find_cut(const char* path, int64_t step, off_t* keep, Error* e) {
-    FILE* f = fopen(path, "rb");
-    *keep = 0;
-    if (!f) { return errno == ENOENT || fail(e, "%s: cannot open: %s", path, strerror(errno)); }
-    char* line = NULL;
-    size_t cap = 0;
-    ssize_t len;
-    while ((len = getline(&line, &cap, f)) > 0 && line[len - 1] == '\n') {
-        // keep a line that is not ours
-        Error ignored = NO_ERROR;
-        Json j;
-        int64_t at = 0;
-        bool later = false;  // a later step, or the end of the run that now continues
-        char* copy = (char*)xmalloc((size_t)len + 1);
-        memcpy(copy, line, (size_t)len + 1);
-        if (json_parse(&j, copy, (size_t)len, path, &ignored)) {
-            const char* event = json_string(&j, json_get(&j, json_root(&j), "event"), NULL);
-            later = json_node_int(&j, json_get(&j, json_root(&j), "step"), &at) && at > step;
-            later = later || (event && strcmp(event, "end") == 0);
-            json_free(&j);
+/* Tells whether a run resumed at `step` cuts this line off: it is of a later step, or the end of the run that now continues. A
+ * line that is not ours stays; one that there is no memory to read is an error. */
+static inline bool logger_is_later(const char* line, size_t length, int64_t step, bool* later, Error* e) {
+    Json j;
+    Error cause = NO_ERROR;
+    int64_t at = 0;
+    *later = false;
+    char* copy = (char*)malloc(length + 1);
+    if (!copy) { return fail(e, "out of memory for a line of %zu bytes", length); }
+    memcpy(copy, line, length);
+    copy[length] = 0;
+    errno = 0;
+    if (!json_parse(&j, copy, length, "a line", &cause)) { return errno != ENOMEM || fail(e, "%s", cause.msg); }
+    *later = (json_node_int(&j, json_get(&j, json_root(&j), "step"), &at) && at > step) ||
+             json_is_string(&j, json_get(&j, json_root(&j), "event"), "end");
+    json_free(&j);
+    return true;
+}
+
+/* Finds the length in bytes that a run resumed at `step` keeps: whole lines up to the first that is later. `buffer` holds
+ * LOG_LINE_MAX bytes. */
+static inline bool logger_find_cut(const Logger* g, char* buffer, int64_t step, off_t* keep, Error* e) {
+    size_t have = 0;  // bytes in the buffer; the file's byte *keep is the first
+    for (*keep = 0;;) {
+        const ssize_t got = pread(g->fd, buffer + have, LOG_LINE_MAX - have, *keep + (off_t)have);
+        if (got < 0 && errno == EINTR) { continue; }
+        if (got < 0) { return fail(e, "%s: reading failed: %s", g->path, strerror(errno)); }
+        if (got == 0) { return true; }
+        have += (size_t)got;
+        const char *line = buffer, *newline;
+        while ((newline = (const char*)memchr(line, '\n', (size_t)(buffer + have - line))) != NULL) {
+            const size_t length = (size_t)(newline + 1 - line);
+            bool later = false;
+            Error cause = NO_ERROR;
+            if (!logger_is_later(line, length, step, &later, &cause)) { return fail(e, "%s: %s", g->path, cause.msg); }
+            if (later) { return true; }
+            *keep += (off_t)length;
+            line += length;
         }
-        if (later) { break; }
-        *keep += len;
+        have = (size_t)(buffer + have - line);
+        memmove(buffer, line, have);
+        if (have == LOG_LINE_MAX) {
+            return fail(e,
+                        "%s: the line at byte %lld is longer than %d bytes, wanted the log of a run\n"
+                        "  hint: move the file away; a resumed run then begins a new one",
+                        g->path, (long long)*keep, LOG_LINE_MAX);
+        }
     }
-    bool ok = !ferror(f) || fail(e, "%s: reading failed: %s", path, strerror(errno));
-    free(line);
-    fclose(f);
-    return ok;
 }
 
 /* Opens OUT/log.jsonl: emptied for a new run (resume_step -1), else cut back to resume_step. */
@@ -75,15 +100,24 @@ static inline bool logger_open(Logger* g, const char* out, int64_t resume_step, 
     logger_none(g);
     off_t keep = 0;
     if (!path_join(g->path, out, "log.jsonl", e)) { return false; }
-    if (resume_step >= 0 && !logger_find_cut(g->path, resume_step, &keep, e)) { return false; }
-    g->fd = open(g->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    if (g->fd < 0) { return fail(e, "%s: cannot open for writing: %s", g->path, strerror(errno)); }
-    if (ftruncate(g->fd, keep) != 0) {
-        fail(e, "%s: cannot cut to %lld bytes: %s", g->path, (long long)keep, strerror(errno));
-        logger_close(g);
-        return false;
-    }
-    return true;
+    g->fd = open_output(g->path, O_RDWR | O_CREAT | O_APPEND, e);
+    if (g->fd < 0) { return false; }
+    char* buffer = (char*)malloc(LOG_LINE_MAX);
+    bool ok = buffer || fail(e, "%s: out of memory to read it", g->path);
+    ok = ok && (resume_step < 0 || logger_find_cut(g, buffer, resume_step, &keep, e));
+    ok = ok && (ftruncate(g->fd, keep) == 0 ||
+                fail(e, "%s: cannot cut to %lld bytes: %s", g->path, (long long)keep, strerror(errno)));
+    free(buffer);
+    if (!ok) { logger_close(g); }
+    return ok;
+}
+
+/* Opens the log again if its file was moved or removed: the lines to come would be lost. */
+static inline bool logger_reopen(Logger* g, Error* e) {
+    if (g->fd < 0 || is_open_file(g->fd, g->path)) { return true; }
+    close(g->fd);
+    g->fd = open_output(g->path, O_RDWR | O_CREAT | O_APPEND, e);
+    return g->fd >= 0;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -172,13 +206,21 @@ static inline void log_time(FILE* f) {
     log_text(f, "time", text);
 }
 
+static inline void log_run(FILE* f, const TrainerState* s) {
+    log_text(f, "run", s->run);
+    if (!s->parent_run[0]) { return; }
+    log_text(f, "parent_run", s->parent_run);
+    log_int(f, "parent_step", (int64_t)s->parent_step);
+}
+
 /* Logs the first line: all that is needed to repeat the run. `machine` is run_machine()'s text, `precision` is FP32, BF16
  * or FP16, `tokens` counts the tokens of the training files. */
-static inline bool log_config(Logger* g, const Options* o, int argc, char** argv, const ModelConfig* c, const ParamTable* t,
-                              const char* precision, const char* machine, uint64_t tokens, Error* e) {
+static inline bool log_config(Logger* g, const TrainerState* s, const Options* o, int argc, char** argv, const ModelConfig* c,
+                              const ParamTable* t, const char* precision, const char* machine, uint64_t tokens, Error* e) {
     FILE* f = logger_begin(g, "config");
     log_text(f, "version", LLMC_VERSION);
     log_time(f);
+    log_run(f, s);
     log_text(f, "program", trainer_name(o->trainer));
     log_text(f, "precision", precision);
     log_text(f, "machine", machine);
@@ -227,25 +269,29 @@ static inline bool log_sample(Logger* g, int64_t step, const char* text, size_t 
     return logger_end(g, e);
 }
 
-/* Logs the checkpoint `path` and flushes the log. Called before the checkpoint is renamed into place. */
-static inline bool log_checkpoint(Logger* g, int64_t step, const char* path, Error* e) {
+/* Logs the checkpoint `path`, whose weights have the checksum `weights`, and flushes the log. Called before the checkpoint is
+ * renamed into place. */
+static inline bool log_checkpoint(Logger* g, int64_t step, const char* path, uint32_t weights, Error* e) {
     FILE* f = logger_begin(g, "checkpoint");
     log_int(f, "step", step);
     log_text(f, "path", path);
+    log_int(f, "weights_crc32c", weights);
     return logger_end(g, e) && logger_sync(g, e);
 }
 
-static inline bool log_resume(Logger* g, int64_t step, const char* path, const Options* o, int argc, char** argv,
+/* Logs that the run goes on from the checkpoint `path`, and flushes the log: from here on it is the run that wrote last. */
+static inline bool log_resume(Logger* g, const TrainerState* s, const char* path, const Options* o, int argc, char** argv,
                               const char* machine, Error* e) {
     FILE* f = logger_begin(g, "resume");
-    log_int(f, "step", step);
+    log_int(f, "step", (int64_t)s->step);
     log_time(f);
+    log_run(f, s);
     log_text(f, "path", path);
     log_text(f, "machine", machine);
     log_argv(f, argc, argv);
     log_key(f, "options");
     options_json(f, o, true);
-    return logger_end(g, e);
+    return logger_end(g, e) && logger_sync(g, e);
 }
 
 /* Logs the run's last line and flushes the log; `reason`: "done", "stop-after" or "signal". */

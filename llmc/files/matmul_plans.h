@@ -11,6 +11,7 @@
 #define LLMC_MATMUL_PLANS_H
 
 #include "llmc/files/json.h"
+#include "llmc/files/output.h"
 #include "llmc/matmul_choice.h"
 
 #define MATMUL_PLANS_FORMAT "llama3.c matmul plans"
@@ -25,8 +26,8 @@ typedef struct {
 
 static inline bool matmul_plans_write(const char* path, const MatmulSetup* setup, const MatmulChoice* choices, int count,
                                       Error* e) {
-    FILE* f = fopen(path, "w");
-    if (!f) { return fail(e, "%s: cannot write: %s", path, strerror(errno)); }
+    FILE* f = create_output(path, e);
+    if (!f) { return false; }
     fprintf(f, "{\n\"format\": \"%s\",\n\"gpu\": ", MATMUL_PLANS_FORMAT);
     json_write_string(f, setup->gpu, strlen(setup->gpu));
     fprintf(f, ",\n\"cublaslt\": %lld,\n\"workspace\": %lld,\n\"compute\": %lld,\n\"plans\": [", (long long)setup->cublaslt,

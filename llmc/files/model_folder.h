@@ -3,6 +3,9 @@
  *
  *   {"metadata": {"total_size": BYTES}, "weight_map": {TENSOR: FILE, ...}}
  *
+ * We write that index beside a single file, too: without it some loaders take every *.safetensors for weights, a checkpoint's
+ * optimizer state included.
+ *
  * model_check() validates a folder without reading a weight: the ranges in config.json; that the folder holds exactly the
  * tensors of the parameter table, with their shapes and dtypes; that index and shards agree. It ignores the `inv_freq`
  * buffers of old files and refuses any other unknown tensor: leaving out, say, a bias would compute another model. A tied
@@ -19,6 +22,7 @@
 #include "llmc/config.h"
 #include "llmc/files/config_file.h"
 #include "llmc/files/file_sums.h"
+#include "llmc/files/folder.h"
 #include "llmc/files/safetensors.h"
 #include "llmc/files/tensor_stream.h"
 
@@ -74,6 +78,10 @@ static inline bool model_open_index(ModelFiles* m, const char* dir, const Json* 
             for (last = 0; last < m->count && strcmp(file_name(m->shards[last].path), name) != 0;) { last++; }
         }
         if (last == MODEL_MAX_SHARDS) { return fail(e, "%s: weight_map names more than %d files", j->path, MODEL_MAX_SHARDS); }
+        if (last == m->count && !folder_has(dir, name)) {
+            return fail(e, "%s: weight_map names %s, which is not in the folder", j->path,
+                        show_text(shown, sizeof shown, name, len));
+        }
         if (last == m->count && !model_open_shard(m, dir, name, e)) { return false; }
         if (!safetensors_find(&m->shards[last], tensor)) {
             return fail(e, "%s: tensor \"%s\" is missing, but %s places it here", m->shards[last].path,
@@ -99,12 +107,11 @@ static inline bool model_open(ModelFiles* m, const char* dir, Error* e) {
                                          "consolidated.safetensors"};
     char path[PATH_CAP];
     memset(m, 0, sizeof *m);
-    if (!path_join(path, dir, "model.safetensors", e)) { return false; }
-    if (file_exists(path)) { return model_open_shard(m, dir, "model.safetensors", e); }
+    if (folder_has(dir, "model.safetensors")) { return model_open_shard(m, dir, "model.safetensors", e); }
     if (!path_join(path, dir, "model.safetensors.index.json", e)) { return false; }
-    if (!file_exists(path)) {
+    if (!folder_has(dir, "model.safetensors.index.json")) {
         for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
-            if (path_join(path, dir, others[i], e) && file_exists(path)) {
+            if (folder_has(dir, others[i])) {
                 return fail(e,
                             "%s: holds %s, wanted model.safetensors\n  hint: load it with transformers and save_pretrained(), "
                             "which writes safetensors",
@@ -354,26 +361,33 @@ static inline int model_shard_end(const ParamTable* t, int first, size_t element
     return last;
 }
 
+/* Writes the name of file number `shard`, counted from 1. */
+static inline void model_file_name(char* out, size_t cap, int shard, int shards) {
+    if (shards == 1) {
+        snprintf(out, cap, "model.safetensors");
+    } else {
+        snprintf(out, cap, "model-%05d-of-%05d.safetensors", shard, shards);
+    }
+}
+
 static inline bool model_save_index(const char* dir, const ParamTable* t, size_t element_bytes, int shards, Error* e) {
-    char path[PATH_CAP];
+    char path[PATH_CAP], name[64];
     if (!path_join(path, dir, "model.safetensors.index.json", e)) { return false; }
-    FILE* f = fopen(path, "wb");
-    if (!f) { return fail(e, "%s: cannot make the file: %s", path, strerror(errno)); }
-    fprintf(f, "{\n  \"metadata\": {\"total_size\": %llu},\n  \"weight_map\": {",
+    FILE* f = create_output(path, e);
+    if (!f) { return false; }
+    fprintf(f, "{\n  \"metadata\": {\n    \"total_size\": %llu\n  },\n  \"weight_map\": {",
             (unsigned long long)t->num_params * element_bytes);
     for (int first = 0, shard = 1; first < t->count; shard++) {
         const int last = model_shard_end(t, first, element_bytes);
-        for (; first < last; first++) {
-            fprintf(f, "%s\n    \"%s\": \"model-%05d-of-%05d.safetensors\"", first ? "," : "", t->items[first].name, shard,
-                    shards);
-        }
+        model_file_name(name, sizeof name, shard, shards);
+        for (; first < last; first++) { fprintf(f, "%s\n    \"%s\": \"%s\"", first ? "," : "", t->items[first].name, name); }
     }
     fputs("\n  }\n}\n", f);
     return close_output(f, path, e);
 }
 
-/* Writes config.json and the weights into an existing folder and flushes them. The weights are rounded to dtype F32, BF16 or
- * F16; above MODEL_SHARD_BYTES they become shards with an index. Appends the weight files' sizes and checksums to `sums` (or
+/* Writes config.json, the weights and their index into an existing folder and flushes them. The weights are rounded to dtype
+ * F32, BF16 or F16; above MODEL_SHARD_BYTES they become shards. Appends the weight files' sizes and checksums to `sums` (or
  * NULL). */
 static inline bool model_save_weights(const char* dir, const ModelConfig* c, const ParamTable* t, SafeDtype dtype,
                                       TensorSource source, void* ctx, FileSums* sums, Error* e) {
@@ -382,18 +396,16 @@ static inline bool model_save_weights(const char* dir, const ModelConfig* c, con
     if (!path_join(path, dir, "config.json", e) || !config_write(c, path, dtype, e)) { return false; }
     int shards = 0;
     for (int first = 0; first < t->count; first = model_shard_end(t, first, element_bytes)) { shards++; }
-    // weights of the other kind, from an earlier save into this folder, would contradict these
-    if (!path_join(path, dir, shards == 1 ? "model.safetensors.index.json" : "model.safetensors", e)) { return false; }
+    // a single file from an earlier save into this folder would be read instead of the shards
+    if (!path_join(path, dir, "model.safetensors", e)) { return false; }
     unlink(path);
     for (int first = 0, shard = 1; first < t->count; shard++) {
         const int last = model_shard_end(t, first, element_bytes);
-        snprintf(name, sizeof name, "model-%05d-of-%05d.safetensors", shard, shards);
-        if (!model_save_shard(dir, shards == 1 ? "model.safetensors" : name, t, first, last, dtype, source, ctx, sums, e)) {
-            return false;
-        }
+        model_file_name(name, sizeof name, shard, shards);
+        if (!model_save_shard(dir, name, t, first, last, dtype, source, ctx, sums, e)) { return false; }
         first = last;
     }
-    return shards == 1 || model_save_index(dir, t, element_bytes, shards, e);
+    return model_save_index(dir, t, element_bytes, shards, e);
 }
 
 /* Writes generation_config.json: the ids that start and end a text. Keeps a file that is there already. */
@@ -401,8 +413,8 @@ static inline bool model_save_generation(const char* dir, const ModelConfig* c, 
     char path[PATH_CAP];
     if (!path_join(path, dir, "generation_config.json", e)) { return false; }
     if (file_exists(path)) { return true; }
-    FILE* f = fopen(path, "wb");
-    if (!f) { return fail(e, "%s: cannot make the file: %s", path, strerror(errno)); }
+    FILE* f = create_output(path, e);
+    if (!f) { return false; }
     fputs("{\n", f);
     config_write_ids(f, c);
     fputs("  \"_from_model_config\": true\n}\n", f);

@@ -17,11 +17,12 @@
 #include "llmc/base/crc.h"
 #include "llmc/base/float16.h"
 #include "llmc/files/json.h"
+#include "llmc/files/output.h"
 
 enum {
     SAFE_MAX_HEADER = 100000000,
     SAFE_MAX_DIMS = 8,
-    SAFE_PIECE = 16384,  // elements converted at a time, on the stack
+    SAFE_PIECE = 8192,  // elements converted at a time, on the stack
 };
 
 typedef enum {
@@ -208,15 +209,11 @@ static inline bool safetensors_parse_header(SafeTensors* st, char* text, size_t 
 /* Opens a file and checks its whole header. Close with safetensors_close(), also after a failure or if *st is all zero. */
 static inline bool safetensors_open(SafeTensors* st, const char* path, Error* e) {
     memset(st, 0, sizeof *st);
-    struct stat info;
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // do not block on a pipe, which is refused below
-    if (fd < 0) { return fail(e, "%s: cannot open: %s", path, strerror(errno)); }
+    const int fd = open_to_read(path, "a safetensors file", &st->size, e);
+    if (fd < 0) { return false; }
     st->fd = fd;
     st->path = xstrdup(path);
-    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-        return fail(e, "%s: is %s, wanted a safetensors file", path, S_ISDIR(info.st_mode) ? "a folder" : "not a regular file");
-    }
-    const uint64_t file_size = st->size = (uint64_t)info.st_size;
+    const uint64_t file_size = st->size;
     char head[32];
     const size_t have = file_size < sizeof head ? (size_t)file_size : sizeof head;
     if (!read_at(fd, 0, head, have, path, "the first bytes", e)) { return false; }
@@ -365,9 +362,9 @@ static inline bool safewriter_open(SafeWriter* w, const char* path, const SafeTe
     const bool whole = fclose(header) == 0 && text;
     const uint64_t prefix = length;
     w->total = 8 + prefix + offset;
-    w->f = whole ? fopen(path, "wb") : NULL;
-    bool ok = w->f || fail(e, "%s: cannot make the file: %s", path, strerror(errno));
-    ok = ok && safewriter_bytes(w, &prefix, 8, e) && safewriter_bytes(w, text, length, e);
+    bool ok = whole || fail(e, "%s: out of memory for its header", path);
+    w->f = ok ? create_output(path, e) : NULL;
+    ok = w->f && safewriter_bytes(w, &prefix, 8, e) && safewriter_bytes(w, text, length, e);
     free(text);
     if (!ok) { safewriter_abort(w); }
     return ok;

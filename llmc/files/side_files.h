@@ -3,8 +3,8 @@
  *
  * They are read once, when the run starts, and kept in memory: the folder may be removed during the run. Only regular files
  * on a short list of names are taken. A link is followed only within the folder, or into the blobs of the download cache
- * that holds the folder: no private file may end up in a published checkpoint. A file that cannot be read or written only
- * gives a warning: a run does not end for a licence.
+ * that holds the folder: no private file may end up in a published checkpoint. What is left out is named in one warning: a run
+ * does not end for a licence.
  */
 #ifndef LLMC_SIDE_FILES_H
 #define LLMC_SIDE_FILES_H
@@ -16,7 +16,7 @@
 
 #include "llmc/files/folder.h"
 
-enum { SIDE_FILE_MAX = 64 << 20 };  // bytes
+enum { SIDE_FILE_MAX = 64 << 20, SIDE_FILES_MAX = 256 << 20 };  // bytes of one file, and of all together
 
 typedef struct {
     char name[256];  // relative to the checkpoint's folder
@@ -27,6 +27,7 @@ typedef struct {
 typedef struct {
     SideFile* items;
     size_t count;
+    size_t bytes;
 } SideFiles;
 
 static inline void side_files_free(SideFiles* files) {
@@ -80,24 +81,20 @@ static inline bool is_tiktoken(const char* data, size_t size) {
 
 /* Reads one file and adds it to the list. Meta's tokenizer.model (tiktoken's text) goes into original/, where Meta keeps it:
  * converters mistake one at the top level for SentencePiece's and stop. */
-static inline void side_files_add(SideFiles* files, const char* folder, const char* name) {
+static inline bool side_files_add(SideFiles* files, const char* folder, const char* name, Error* e) {
     char path[PATH_CAP], real[PATH_MAX];
     size_t size = 0;
-    Error e = NO_ERROR;
-    char* data = NULL;
-    if (path_join(path, folder, name, &e) && side_file_resolve(folder, path, real, &e)) {
-        data = read_file(real, &size, SIDE_FILE_MAX, &e);
-    }
-    if (!data) {
-        warn("%s: checkpoints will not have this file", e.msg);
-        return;
-    }
+    if (!path_join(path, folder, name, e) || !side_file_resolve(folder, path, real, e)) { return false; }
+    char* data = read_file(real, &size, size_min(SIDE_FILE_MAX, SIDE_FILES_MAX - files->bytes), e);
+    if (!data) { return false; }
     files->items = (SideFile*)xrealloc(files->items, (files->count + 1) * sizeof(SideFile));
     SideFile* file = &files->items[files->count++];
     const bool tiktoken = strcmp(name, "tokenizer.model") == 0 && is_tiktoken(data, size);
     snprintf(file->name, sizeof file->name, "%s%s", tiktoken ? "original/" : "", name);
     file->data = data;
     file->size = size;
+    files->bytes += size;
+    return true;
 }
 
 static inline bool side_files_have(const SideFiles* files, const char* name) {
@@ -107,20 +104,31 @@ static inline bool side_files_have(const SideFiles* files, const char* name) {
     return false;
 }
 
+/* Adds a file, or the reason why it is left out to `reasons`, a text of at most `cap` bytes. */
+static inline void side_files_try(SideFiles* files, const char* folder, const char* name, char* reasons, size_t cap) {
+    Error e = NO_ERROR;
+    const size_t used = strlen(reasons);
+    if (!side_files_add(files, folder, name, &e)) { snprintf(reasons + used, cap - used, "%s%s", used ? "; " : "", e.msg); }
+}
+
 /* Reads the side files of a folder. Free with side_files_free(). */
 static inline SideFiles side_files_read(const char* folder) {
     static const char original[] = "original/tokenizer.model";
-    SideFiles files = {NULL, 0};
+    SideFiles files = {NULL, 0, 0};
+    char reasons[4096] = "";
     Error e = NO_ERROR;
     struct dirent* entry = NULL;
     DIR* d = opendir(folder);
     bool ok = d || fail(&e, "%s: cannot open the folder: %s", folder, strerror(errno));
     while (ok && (ok = folder_next(d, folder, &entry, &e)) && entry) {
-        if (is_side_file(entry->d_name)) { side_files_add(&files, folder, entry->d_name); }
+        if (is_side_file(entry->d_name)) { side_files_try(&files, folder, entry->d_name, reasons, sizeof reasons); }
     }
     if (d) { closedir(d); }
     if (!ok) { warn("%s: checkpoints will lack files of this folder", e.msg); }
-    if (folder_has(folder, original) && !side_files_have(&files, original)) { side_files_add(&files, folder, original); }
+    if (folder_has(folder, original) && !side_files_have(&files, original)) {
+        side_files_try(&files, folder, original, reasons, sizeof reasons);
+    }
+    if (reasons[0]) { warn("checkpoints will not have: %s", reasons); }
     return files;
 }
 

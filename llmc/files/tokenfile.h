@@ -1,5 +1,5 @@
-/* tokenfile.h -- reads and writes the header of a token file (.bin). dataloader.h reads the tokens after it;
- * dev/data/tokenize.c writes them.
+/* tokenfile.h -- reads and writes the header of a token file (.bin), widens its tokens and scans a whole file.
+ * dataloader.h reads rows of tokens; dev/data/tokenize.c writes them.
  *
  * The format is llm.c's: 256 little-endian int32 words, then the tokens without gaps.
  *   word 0    magic: 20240520 (uint16 tokens) or 20240801 (uint32 tokens)
@@ -8,12 +8,15 @@
  *   word 3    vocabulary size of the tokenizer            } llm.c leaves these zero and its readers ignore them:
  *   word 4-5  number of tokens as a 64-bit number         } zero means absent, anything else is checked
  *   word 6-7  fingerprint of the tokenizer, 64 bits       }
+ *   word 8    1: word 9 is a checksum; 0: word 9 is 0
+ *   word 9    CRC-32C of all bytes behind the header (crc.h); only tokenfile_scan() reads the whole file to check it
  *   the rest  zero
  * Invariant: the file is exactly 1024 + tokens * width bytes long.
  */
 #ifndef LLMC_TOKENFILE_H
 #define LLMC_TOKENFILE_H
 
+#include "llmc/base/crc.h"    // defines: Crc, crc_begin, crc_add, crc_end
 #include "llmc/base/utils.h"  // defines: fail, open_input, read_exact
 
 enum {
@@ -30,6 +33,8 @@ typedef struct {
     int vocab_size;        // 0: unknown
     uint64_t num_tokens;   // in the file
     uint64_t fingerprint;  // Tokenizer.fingerprint; 0: unknown
+    bool has_crc;
+    uint32_t crc;  // of the tokens as stored; 0 without has_crc
 } TokenFileHeader;
 
 /* Fills the 256 words of a header. */
@@ -41,6 +46,8 @@ static inline void tokenfile_header(int32_t* words /* (256) */, const TokenFileH
     words[3] = h->vocab_size;
     memcpy(words + 4, &h->num_tokens, 8);
     memcpy(words + 6, &h->fingerprint, 8);
+    words[8] = h->has_crc;
+    memcpy(words + 9, &h->crc, 4);
 }
 
 /* Checks the 256 words of a header against each other and against the file's size, and fills *h. */
@@ -66,6 +73,12 @@ static inline bool tokenfile_check(TokenFileHeader* h, const int32_t* words, uin
                     want2, (unsigned long long)count64);
     }
     if (words[3] < 0) { return fail(e, "%s: vocabulary size (word 3) is %d, wanted 0 or more", path, words[3]); }
+    if (words[8] != 0 && words[8] != 1) {
+        return fail(e, "%s: word 8 of the header is %d, wanted 1 (a checksum follows) or 0", path, words[8]);
+    }
+    for (int i = words[8] ? 10 : 9; i < TOKENFILE_WORDS; i++) {
+        if (words[i] != 0) { return fail(e, "%s: word %d of the header is %d, wanted 0", path, i, words[i]); }
+    }
     int width = magic == TOKENFILE_MAGIC16 ? 2 : 4;
     uint64_t have = (file_bytes - TOKENFILE_HEADER_BYTES) / (uint64_t)width;
     if (count != have || (file_bytes - TOKENFILE_HEADER_BYTES) % (uint64_t)width != 0) {
@@ -77,6 +90,8 @@ static inline bool tokenfile_check(TokenFileHeader* h, const int32_t* words, uin
     h->vocab_size = words[3];
     h->num_tokens = count;
     h->fingerprint = fingerprint;
+    h->has_crc = words[8] == 1;
+    memcpy(&h->crc, words + 9, 4);
     return true;
 }
 
@@ -89,6 +104,56 @@ static inline FILE* tokenfile_open(TokenFileHeader* h, const char* path, Error* 
     if (read_exact(f, words, sizeof words, path, "the header", e) && tokenfile_check(h, words, bytes, path, e)) { return f; }
     fclose(f);
     return NULL;
+}
+
+/* Widens n tokens as the file stores them. Fails on an id that is not below `limit`; `first` is the number of the first token
+ * in the file, for the message. */
+static inline bool tokenfile_widen(int32_t* ids /* (n) */, const unsigned char* raw, size_t n, int token_bytes, int64_t limit,
+                                   uint64_t first, const char* path, Error* e) {
+    for (size_t i = 0; i < n; i++) {
+        uint32_t id;
+        if (token_bytes == 2) {
+            uint16_t narrow;
+            memcpy(&narrow, raw + 2 * i, 2);
+            id = narrow;
+        } else {
+            memcpy(&id, raw + 4 * i, 4);
+        }
+        if ((int64_t)id >= limit) {
+            return fail(e, "%s: token %llu is id %u, wanted below %lld, the size of the vocabulary", path,
+                        (unsigned long long)(first + i), id, (long long)limit);
+        }
+        ids[i] = (int32_t)id;
+    }
+    return true;
+}
+
+/* Is told after each piece of a scan how many bytes it had. */
+typedef void (*TokenFileProgress)(void* ctx, size_t bytes);
+
+/* Reads all tokens of an open file: checks that each id is below `limit`, and the checksum, if the file has one. */
+static inline bool tokenfile_scan(FILE* f, const TokenFileHeader* h, int64_t limit, const char* path,
+                                  TokenFileProgress progress, void* ctx, Error* e) {
+    const size_t width = (size_t)h->token_bytes, most = 1 << 18;  // tokens at a time
+    unsigned char* raw = (unsigned char*)xmalloc(most * width);
+    int32_t* ids = (int32_t*)xmalloc(most * sizeof *ids);
+    Crc crc;
+    crc_begin(&crc);
+    bool ok = true;
+    for (uint64_t at = 0, n; ok && at < h->num_tokens; at += n) {
+        n = size_min(h->num_tokens - at, most);
+        ok = read_at(fileno(f), TOKENFILE_HEADER_BYTES + at * width, raw, n * width, path, "the file", e) &&
+             tokenfile_widen(ids, raw, n, h->token_bytes, limit, at, path, e);
+        crc_add(&crc, raw, ok ? n * width : 0);
+        if (ok && progress) { progress(ctx, n * width); }
+    }
+    free(raw);
+    free(ids);
+    if (ok && h->has_crc && crc_end(&crc) != h->crc) {
+        ok = fail(e, "%s: the checksum of its tokens is %08x, wanted %08x: the file is damaged\n  hint: copy or make it again",
+                  path, crc_end(&crc), h->crc);
+    }
+    return ok;
 }
 
 #endif

@@ -1,5 +1,11 @@
 /* trainer_state.h -- reads and writes trainer_state.json: where a run stands (step, data position, outlier windows, options),
- * and the size and CRC-32C of every other file of the checkpoint. Its last line holds the CRC-32C of everything before it.
+ * which run it is, what the numbers depend on, and the size and CRC-32C of every other file of the checkpoint. Its last line
+ * holds the CRC-32C of everything before it.
+ *
+ * A run has an id, drawn at random when it begins. Resuming keeps it. A run that is set back to an earlier step, or goes on in
+ * another folder, is a new one: "parent_run" and "parent_step" say where it branched off. The fingerprints of data, tokenizer
+ * and build, and the number of the order of rows, tell a resumed run what has changed.
+ * Format 1 lacks the members since format 2. It is read: then the run has no id, and the fingerprints are unknown.
  *
  * The training loop keeps a TrainerState up to date.
  */
@@ -10,6 +16,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <sys/random.h>
 
 #include "llmc/base/crc.h"
 #include "llmc/base/outlier.h"
@@ -19,9 +26,12 @@
 #include "llmc/files/json.h"
 
 enum {
-    TRAINER_STATE_FORMAT = 1,
+    TRAINER_STATE_FORMAT = 2,
     CHECKPOINT_MAX_RANKS = 100000,
+    ROW_ORDER = 2,  // the order of rows that dataloader.h describes; format 1 had order 1
 };
+
+typedef char RunId[17];  // 16 hexadecimal digits; "": none
 
 typedef struct {
     uint64_t step;            // steps done
@@ -29,7 +39,14 @@ typedef struct {
     uint64_t data_row;        // DataLoader.row: rows consumed by all ranks since the run began
     uint64_t tokens;          // tokens trained on
     uint64_t updates;         // AdamW updates: steps that were not skipped
+    uint64_t row_order;       // ROW_ORDER of the build that wrote it
+    uint64_t data;            // fingerprint of the training files; 0: unknown
     uint64_t fingerprint;     // of the tokenizer; 0: none
+    char build[160];          // what rounds: compiler, instructions, precision, card; "": unknown
+    RunId run;                // this run
+    RunId parent_run;         // the run that it branched off from; "": none
+    uint64_t parent_step;     // and the step where
+    bool not_finite;          // the last step's loss or gradient was not finite: resumed only where it is named
     int world_size;           // ranks, one state file each
     double loss_scale;        // of FP16 training; 1 otherwise
     uint64_t scale_good;      // finite steps since the loss scale last changed
@@ -48,19 +65,50 @@ static inline void trainer_state_free(TrainerState* s) {
     s->saved_options = NULL;
 }
 
-// The integers of the file: one table for the writer and the reader.
+// The integers and texts of the file: one table each for the writer and the reader. `since`: the first format with the member.
 // clang-format off
-static const struct { const char* name; size_t offset; } trainer_state_integers[] = {
-    {"step", offsetof(TrainerState, step)},
-    {"seed", offsetof(TrainerState, seed)},
-    {"data_row", offsetof(TrainerState, data_row)},
-    {"tokens", offsetof(TrainerState, tokens)},
-    {"updates", offsetof(TrainerState, updates)},
-    {"tokenizer_fingerprint", offsetof(TrainerState, fingerprint)},
-    {"loss_scale_good_steps", offsetof(TrainerState, scale_good)},
+static const struct { const char* name; size_t offset; int since; } trainer_state_integers[] = {
+    {"step", offsetof(TrainerState, step), 1},
+    {"seed", offsetof(TrainerState, seed), 1},
+    {"data_row", offsetof(TrainerState, data_row), 1},
+    {"row_order", offsetof(TrainerState, row_order), 2},
+    {"tokens", offsetof(TrainerState, tokens), 1},
+    {"updates", offsetof(TrainerState, updates), 1},
+    {"data_fingerprint", offsetof(TrainerState, data), 2},
+    {"tokenizer_fingerprint", offsetof(TrainerState, fingerprint), 1},
+    {"parent_step", offsetof(TrainerState, parent_step), 2},
+    {"loss_scale_good_steps", offsetof(TrainerState, scale_good), 1},
+};
+static const struct { const char* name; size_t offset, cap; } trainer_state_texts[] = {  // since format 2
+    {"build", offsetof(TrainerState, build), sizeof((TrainerState*)0)->build},
+    {"run", offsetof(TrainerState, run), sizeof(RunId)},
+    {"parent_run", offsetof(TrainerState, parent_run), sizeof(RunId)},
 };
 // clang-format on
-enum { NUM_TRAINER_STATE_INTEGERS = sizeof trainer_state_integers / sizeof *trainer_state_integers };
+enum {
+    NUM_TRAINER_STATE_INTEGERS = sizeof trainer_state_integers / sizeof *trainer_state_integers,
+    NUM_TRAINER_STATE_TEXTS = sizeof trainer_state_texts / sizeof *trainer_state_texts,
+};
+
+/* Draws the id of a new run. */
+static inline void run_id_draw(RunId id) {
+    uint64_t bits = 0;
+    if (getrandom(&bits, sizeof bits, 0) != sizeof bits) { die("the system gives no random numbers: %s", strerror(errno)); }
+    snprintf(id, sizeof(RunId), "%016" PRIx64, bits);
+}
+
+/* Tells whether the checkpoint's weights are rounded: then its state holds the exact ones, as "master". */
+static inline bool trainer_state_has_master(const TrainerState* s) {
+    const char* dtype = json_string(&s->json, json_get(&s->json, s->saved_options, "export_dtype"), NULL);
+    return dtype && (strcmp(dtype, "bf16") == 0 || strcmp(dtype, "f16") == 0);
+}
+
+/* Makes the state that of a new run, which branches off from the run and step it holds. */
+static inline void trainer_state_branch(TrainerState* s) {
+    memcpy(s->parent_run, s->run, sizeof s->run);
+    s->parent_step = s->step;
+    run_id_draw(s->run);
+}
 
 // The last line of the file: the CRC-32C of everything before it.
 static const char trainer_state_tail[] = ",\n  \"crc32c\": ";
@@ -89,6 +137,11 @@ static inline bool trainer_state_write(const TrainerState* s, const FileSums* fi
         memcpy(&value, (const char*)s + trainer_state_integers[i].offset, sizeof value);
         fprintf(f, ",\n  \"%s\": %" PRIu64, trainer_state_integers[i].name, value);
     }
+    for (int i = 0; i < NUM_TRAINER_STATE_TEXTS; i++) {
+        fprintf(f, ",\n  \"%s\": ", trainer_state_texts[i].name);
+        json_write_text(f, (const char*)s + trainer_state_texts[i].offset);
+    }
+    fprintf(f, ",\n  \"not_finite\": %s", s->not_finite ? "true" : "false");
     fprintf(f, ",\n  \"world_size\": %d,\n  \"loss_scale\": ", s->world_size);
     json_write_double(f, s->loss_scale);
     fputs(",\n  \"loss_window\": ", f);
@@ -166,17 +219,35 @@ static inline bool trainer_state_files(TrainerState* s, Error* e) {
     return true;
 }
 
+/* Reads what format 2 added, texts and a flag. */
+static inline bool trainer_state_texts_read(TrainerState* s, Error* e) {
+    const Json* j = &s->json;
+    const JsonNode* root = json_root(j);
+    for (int i = 0; i < NUM_TRAINER_STATE_TEXTS; i++) {
+        const char *name = trainer_state_texts[i].name, *text = NULL;
+        const size_t cap = trainer_state_texts[i].cap;
+        if (!json_text(j, root, name, &text, e)) { return false; }
+        if (strlen(text) >= cap) { return json_wanted(j, root, name, e, "a text of at most %zu bytes", cap - 1); }
+        memcpy((char*)s + trainer_state_texts[i].offset, text, strlen(text) + 1);
+    }
+    return json_bool(j, root, "not_finite", &s->not_finite, e);
+}
+
 /* Reads the fields of a text whose checksum was right. */
 static inline bool trainer_state_parse(TrainerState* s, Error* e) {
     const Json* j = &s->json;
     const JsonNode* root = json_root(j);
     int64_t number = 0;
-    if (!json_int(j, root, "format", TRAINER_STATE_FORMAT, TRAINER_STATE_FORMAT, &number, e)) { return false; }
+    if (!json_int(j, root, "format", 1, TRAINER_STATE_FORMAT, &number, e)) { return false; }
+    const int format = (int)number;
+    s->row_order = 1;
     for (int i = 0; i < NUM_TRAINER_STATE_INTEGERS; i++) {
         uint64_t value = 0;
+        if (format < trainer_state_integers[i].since) { continue; }
         if (!json_u64(j, root, trainer_state_integers[i].name, &value, e)) { return false; }
         memcpy((char*)s + trainer_state_integers[i].offset, &value, sizeof value);
     }
+    if (format >= 2 && !trainer_state_texts_read(s, e)) { return false; }
     if (!json_int(j, root, "world_size", 1, CHECKPOINT_MAX_RANKS, &number, e) ||
         !json_double(j, root, "loss_scale", 1e-30, 1e30, &s->loss_scale, e) || !outlier_read(j, "loss_window", &s->loss, e) ||
         !outlier_read(j, "grad_norm_window", &s->grad_norm, e) || !trainer_state_files(s, e)) {

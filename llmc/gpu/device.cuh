@@ -77,6 +77,16 @@ static inline Device device_open(const Options* o, bool trains) {
     return d;
 }
 
+#define TEXT_OF(...) #__VA_ARGS__
+#define TEXT_OF_MACRO(...) TEXT_OF(__VA_ARGS__)
+
+/* Writes what the results depend on besides the run's options and plans: "BF16, CUDA 12.8 for 900, cuBLASLt 120803, NVIDIA
+ * H200". */
+static inline void device_build(const Device* d, char* out, size_t cap) {
+    snprintf(out, cap, "%s, CUDA %d.%d for %s, cuBLASLt %zu, %.80s", PRECISION_NAME, __CUDACC_VER_MAJOR__, __CUDACC_VER_MINOR__,
+             TEXT_OF_MACRO(__CUDA_ARCH_LIST__), cublasLtGetVersion(), d->name);
+}
+
 /* Returns the bytes that this process may use, its context included: --max-memory, or all that others leave. */
 static inline uint64_t device_memory(const Device* d, const Options* o) {
     return o->max_memory ? o->max_memory : d->total - d->others;

@@ -1,8 +1,9 @@
 /* generate.h -- text from a model: the loop of --generate, of samples while training and of --chat.
  *
  * The model is a callback: it takes tokens at a position and returns the logits after the last one. It owns its KV cache;
- * this file knows only the cache's length. A streaming decoder prints a character once all of its bytes are there. Without
- * a tokenizer, prompts and results are ids separated by spaces.
+ * this file knows only the cache's length. A streaming decoder prints a character once all of its bytes are there; control
+ * characters reach a terminal as \xNN, a file or pipe as they are. Without a tokenizer, prompts and results are ids separated
+ * by spaces.
  *
  * A text ends at an EOS id or at BOS. Token files separate documents with BOS, so a model trained on them ends with BOS.
  *
@@ -16,6 +17,7 @@
 #include "llmc/run/prompt.h"      // defines: prompt_tokens
 #include "llmc/run/sampler.h"     // defines: Sampler, sampler_next
 #include "llmc/text/chat.h"       // defines: ChatTokens, chat_tokens, chat_header, chat_message
+#include "llmc/text/text.h"       // defines: print_escaped
 #include "llmc/text/tokenizer.h"  // defines: Tokenizer, TokenList, TokenDecoder, decoder_push
 
 /* Feeds `count` tokens at positions pos .. pos + count - 1 and returns the logits (V) after the last one, valid until the
@@ -32,6 +34,7 @@ typedef struct {
     uint64_t draws;   // index of the next draw
     int context;      // positions in the model's KV cache
     FILE* out;        // gets the text as it is generated; NULL: no output
+    bool terminal;    // `out` is one: no text may drive it
     char* text;       // the whole text, NUL-terminated, for the log
     size_t text_len, text_cap;
     TokenDecoder decoder;
@@ -54,6 +57,7 @@ static inline void generator_init(Generator* g, NextLogits next, void* model, co
     g->sampler = sampler;
     g->context = context;
     g->out = out;
+    g->terminal = out && isatty(fileno(out));
     if (tokenizer) {
         decoder_init(&g->decoder, tokenizer);
         generator_stop_at(g, tokenizer->bos_id);
@@ -79,7 +83,11 @@ static inline bool generator_stops(const Generator* g, int id) {
 /* Prints `len` bytes of text and appends them to g->text. */
 static inline void generator_emit(Generator* g, const char* text, size_t len) {
     if (g->out && len > 0) {
-        fwrite(text, 1, len, g->out);
+        if (g->terminal) {
+            print_escaped(g->out, text, len);
+        } else {
+            fwrite(text, 1, len, g->out);
+        }
         fflush(g->out);
     }
     if (g->text_len + len + 1 > g->text_cap) {

@@ -1,10 +1,11 @@
 /* machine.h -- the machine of a run: available main memory within the limits of cgroups and ulimit, the peak memory of this
- * process, the names of processor and GPU.
+ * process, the names of processor and GPU, and what in a CPU build decides how results are rounded.
  */
 #ifndef LLMC_MACHINE_H
 #define LLMC_MACHINE_H
 
 #include "llmc/base/utils.h"  // defines: Error, path_join
+#include "llmc/matmul_amx.h"  // defines: LLMC_AMX, amx_available
 #include "llmc/text/text.h"   // defines: text_starts
 
 #include <sys/resource.h>
@@ -50,24 +51,21 @@ static inline uint64_t cgroup_available(const char* dir, const char* limit_name,
     return limit > usage ? limit - usage : 0;
 }
 
-/* Returns the bytes of main memory available now: the system's own figure, within the limits of this process's cgroups
- * (containers, Slurm) and of ulimit -v. 0: unknown. */
-static inline uint64_t host_memory_available(void) {
-    uint64_t have = read_field("/proc/meminfo", "MemAvailable");
-    if (have == UINT64_MAX) {
-        long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
-        have = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : UINT64_MAX;
-    }
+/* Returns the bytes left below the limits of this process's cgroups (containers, Slurm), UINT64_MAX if there are none. `root`
+ * is where /proc and /sys are: "", or a folder in tests. */
+static inline uint64_t cgroups_available(const char* root) {
+    uint64_t have = UINT64_MAX;
     // inside a container the cgroup is mounted as the root; outside, the limits of all ancestors apply too
     char line[PATH_CAP / 2], dir[PATH_CAP];
-    FILE* f = fopen("/proc/self/cgroup", "r");
+    snprintf(dir, sizeof dir, "%s/proc/self/cgroup", root);
+    FILE* f = fopen(dir, "r");
     while (f && fgets(line, sizeof line, f)) {
         line[strcspn(line, "\n")] = 0;
         char* own = strncmp(line, "0::", 3) == 0 ? line + 3 : strstr(line, ":memory:");
         const bool v1 = own && own != line + 3;
         if (v1) { own += 8; }
         while (own) {
-            snprintf(dir, sizeof dir, "/sys/fs/cgroup%s%s", v1 ? "/memory" : "", strcmp(own, "/") == 0 ? "" : own);
+            snprintf(dir, sizeof dir, "%s/sys/fs/cgroup%s%s", root, v1 ? "/memory" : "", strcmp(own, "/") == 0 ? "" : own);
             uint64_t left = v1 ? cgroup_available(dir, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
                                : cgroup_available(dir, "memory.max", "memory.current", "inactive_file");
             if (left < have) { have = left; }
@@ -77,6 +75,19 @@ static inline uint64_t host_memory_available(void) {
         }
     }
     if (f) { fclose(f); }
+    return have;
+}
+
+/* Returns the bytes of main memory available now: the system's own figure, within the limits of this process's cgroups and of
+ * ulimit -v. 0: unknown. */
+static inline uint64_t host_memory_available(void) {
+    uint64_t have = read_field("/proc/meminfo", "MemAvailable");
+    if (have == UINT64_MAX) {
+        long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+        have = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : UINT64_MAX;
+    }
+    const uint64_t left = cgroups_available("");
+    if (left < have) { have = left; }
     struct rlimit limit;
     if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
         uint64_t used = read_field("/proc/self/status", "VmSize");
@@ -95,6 +106,33 @@ static inline uint64_t host_memory_peak(void) {
     if (peak != UINT64_MAX) { return peak; }
     getrusage(RUSAGE_SELF, &usage);
     return (uint64_t)usage.ru_maxrss * 1024;
+}
+
+/* Writes what the CPU trainer's results depend on besides the run's options: "FP32, GCC 12.2.0, AVX-512, FMA, AMX". */
+static inline void cpu_build(char* out, size_t cap) {
+    const char *compiler = "GCC ", *vectors = "SSE", *fma = "", *amx = "";
+#ifdef __clang__
+    compiler = "";  // its version begins with its name
+#endif
+#ifdef __AVX__
+    vectors = "AVX";
+#endif
+#ifdef __AVX512F__
+    vectors = "AVX-512";
+#endif
+#ifdef __aarch64__
+    vectors = "NEON";
+#endif
+#ifdef LLMC_PLAIN
+    vectors = "plain loops";
+#endif
+#ifdef __FMA__
+    fma = ", FMA";
+#endif
+#ifdef LLMC_AMX
+    if (amx_available()) { amx = ", AMX"; }
+#endif
+    snprintf(out, cap, "FP32, %s%.60s, %s%s%s", compiler, __VERSION__, vectors, fma, amx);
 }
 
 /* Writes "Intel(R) Xeon(R) Platinum 8480, 2 cores, 2 threads" for the screen and the log, the GPU's name first if `gpu` is not

@@ -348,11 +348,11 @@ typedef enum { OPTIONS_OK, OPTIONS_HELP, OPTIONS_SHOW_VERSION, OPTIONS_WRONG } O
 
 /* Checks what involves several options: two jobs at once, flags that exclude each other. */
 static inline bool options_check(const Options* o, Error* e) {
-    static const int jobs[] = {OPT_generate, OPT_chat, OPT_eval, OPT_dry_run};
-    const bool chosen[] = {o->generate != NULL, o->chat, o->eval, o->dry_run};
+    static const int jobs[] = {OPT_generate, OPT_chat, OPT_eval, OPT_dry_run, OPT_verify};
+    const bool chosen[] = {o->generate != NULL, o->chat, o->eval, o->dry_run, o->verify != NULL};
     int first = -1;
     char a[OPTION_TEXT], b[OPTION_TEXT];
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         if (!chosen[i]) { continue; }
         if (first >= 0) {
             return fail(e, "%s and %s are two jobs, wanted only one", option_flag(jobs[first], a), option_flag(jobs[i], b));
@@ -554,14 +554,34 @@ static inline void options_json(FILE* f, const Options* o, bool all) {
     fputc('}', f);
 }
 
-/* Returns the options for a checkpoint as JSON. The caller calls free(). */
-static inline char* options_json_text(const Options* o) {
+/* Tells whether this trainer writes a member of that name into its checkpoints. */
+static inline bool options_writes(const Options* o, const char* name) {
+    for (int i = 0; i < NUM_OPTIONS; i++) {
+        const OptionSpec* s = &option_specs[i];
+        if (strcmp(s->name, name) == 0) { return s->life == OPTION_LOCAL || (s->scope & o->trainer); }
+    }
+    return false;
+}
+
+/* Returns the options for a checkpoint as JSON. `saved` (or NULL), an object in j, holds those of the checkpoint that the run
+ * went on from: what only another trainer or version knows is kept as it is. The caller calls free(). */
+static inline char* options_json_text(const Options* o, const Json* j, const JsonNode* saved) {
     char* text = NULL;
     size_t size = 0;
-    FILE* f = open_memstream(&text, &size);
-    if (!f) { die("out of memory for the options"); }
+    FILE* f = xopen_memory(&text, &size);
     options_json(f, o, false);
-    if (fclose(f) != 0 || !text) { die("out of memory for the options"); }
+    if (saved) { fseek(f, -1, SEEK_CUR); }  // back before the closing brace
+    for (const JsonNode* n = saved ? json_first(j, saved) : NULL; n; n = json_next(j, n)) {
+        size_t len = 0;
+        const char* name = json_key(j, n, &len);
+        if (options_writes(o, name)) { continue; }
+        fputc(',', f);
+        json_write_string(f, name, len);
+        fputc(':', f);
+        json_write_value(f, j, n);
+    }
+    if (saved) { fputc('}', f); }
+    xclose_memory(f, &text);
     return text;
 }
 

@@ -46,12 +46,19 @@ static inline bool plan_make(Plan* p, const Options* o, int ranks, uint64_t rows
     return true;
 }
 
+/* Prints the plan. With --minutes, the number of steps may not be known yet. */
 static inline void print_plan(FILE* f, const Plan* p, const Options* o, int ranks, uint64_t num_tokens) {
-    char a[32], b[32], c[32], by_ranks[32] = "";
+    char a[32], b[32], c[32], steps[64], epochs[32] = "epochs", by_ranks[32] = "";
+    if (o->minutes > 0 && o->steps < 0) {
+        snprintf(steps, sizeof steps, "the steps that fit into %g minutes, each", o->minutes);
+    } else {
+        snprintf(steps, sizeof steps, "%s steps", text_count((uint64_t)p->steps, a, sizeof a));
+        snprintf(epochs, sizeof epochs, "%.2f epochs", p->epochs);
+    }
     if (ranks > 1) { snprintf(by_ranks, sizeof by_ranks, " x %d processes", ranks); }
-    fprintf(f, "plan    %s steps of %s tokens (%d x %d x %d%s), %.2f epochs of %s tokens\n",
-            text_count((uint64_t)p->steps, a, sizeof a), text_count((uint64_t)p->tokens_per_step, b, sizeof b), p->accumulate,
-            o->batch, o->seq, by_ranks, p->epochs, text_count(num_tokens, c, sizeof c));
+    fprintf(f, "plan    %s of %s tokens (%d x %d x %d%s), %s of %s tokens\n", steps,
+            text_count((uint64_t)p->tokens_per_step, b, sizeof b), p->accumulate, o->batch, o->seq, by_ranks, epochs,
+            text_count(num_tokens, c, sizeof c));
 }
 
 enum { MINUTES_MEASURE = 3 };  // steps timed for --minutes; the fastest counts

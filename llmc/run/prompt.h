@@ -20,10 +20,11 @@ static inline bool prompt_tokens(TokenList* l, const char* text, const ModelConf
             char* end = NULL;
             long id = *p >= '0' && *p <= '9' ? strtol(p, &end, 10) : -1;
             if (id < 0 || id >= V || (*end && *end != ' ')) {
+                char shown[120];
                 return fail(e,
-                            "the prompt is \"%.100s\", wanted ids from 0 to %d, since the model has no tokenizer\n"
+                            "the prompt is \"%s\", wanted ids from 0 to %d, since the model has no tokenizer\n"
                             "  hint: give one with --tokenizer",
-                            text, V - 1);
+                            show_text(shown, sizeof shown, text, strlen(text)), V - 1);
             }
             token_list_add(l, (int32_t)id);
             p = end;

@@ -2,9 +2,10 @@
  * data, the checks between them, the log, and the files of a checkpoint.
  *
  * session_open() works in this order, so that the first error is the one that matters and nothing is written before all is
- * checked: flags -> checkpoint to resume, with its options -> model folder or preset -> tokenizer -> data files -> plan.
- * Then the trainer checks its memory, session_load_weights() fills the model, session_lock() locks --out, and
- * session_begin() opens the log.
+ * checked: flags -> lock of --out, if the run resumes and it exists -> checkpoint to resume, with its options -> model folder
+ * or preset -> tokenizer -> data files -> plan. Then session_compare() tells what has changed since the checkpoint, the
+ * trainer checks its memory, session_load_weights() fills the model, session_lock() locks --out, and session_begin() opens
+ * the log and moves aside what lies behind the step that the run goes on from.
  *
  * --model may be a model folder, a folder of checkpoints (the newest whole one is used), or a preset. Jobs that need a
  * trained model use the newest checkpoint of --out if --model is not given.
@@ -27,6 +28,7 @@
 #include "llmc/run/scheduler.h"
 #include "llmc/run/screen.h"
 #include "llmc/run/signals.h"
+#include "llmc/run/verify.h"
 #include "llmc/text/tokenizer.h"
 #include "llmc/text/tokenizer_read.h"
 #include "llmc/text/tokenizer_write.h"
@@ -68,6 +70,7 @@ typedef struct {
     int lock;
     Logger log;
     char machine[256];
+    char build[160];  // what the bits of the results depend on besides the options, to compare with the checkpoint's
 } Session;
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -110,13 +113,21 @@ static inline void session_take_sums(Session* s, TrainerState* found) {
     trainer_state_free(found);
 }
 
+/* Dies unless `ok`: something in `folder` could not be read. A run that writes there may have removed it meanwhile. */
+static inline void session_must_read(const Session* s, bool ok, const char* folder, const Error* e) {
+    if (!ok && s->lock < 0 && !strstr(e->msg, "hint: ") && out_is_locked(folder)) {
+        die("%s\n  hint: another run is writing into %s and may have removed it: try again", e->msg, folder);
+    }
+    must(ok, e);
+}
+
 /* Takes the newest checkpoint of a folder as the model. Uses only its weights, not its run. */
 static inline void session_find_checkpoint(Session* s, const char* folder) {
     Error e = NO_ERROR;
     TrainerState found;
-    must(checkpoint_open(folder, CHECKPOINT_MODEL, s->model_dir, &found, &e), &e);
+    const bool ok = checkpoint_open(folder, CHECKPOINT_MODEL, s->model_dir, &found, &e);
+    session_must_read(s, ok, folder, &e);
     session_take_sums(s, &found);
-    fprintf(stderr, "using %s\n", s->model_dir);
 }
 
 /* Takes a model folder given by name. If it is a checkpoint, its weights must match the saved checksums; the user may change
@@ -134,28 +145,70 @@ static inline void session_take_folder(Session* s, const char* folder) {
     }
 }
 
+/* Returns whether this process writes into --out. */
+static inline bool session_writes(const Session* s) {
+    return s->job == JOB_TRAIN && s->rank == 0 && (s->options.profile == 0 || s->options.tune);
+}
+
+/* Returns whether the run resumes from a checkpoint in --out. */
+static inline bool session_goes_on_in_out(const Session* s) {
+    char parent[PATH_CAP];
+    struct stat a, b;
+    Error e = NO_ERROR;
+    return s->resumed && checkpoint_parent(s->model_dir, parent, &e) && stat(parent, &a) == 0 &&
+           stat(s->options.out, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+/* Returns whether the run leaves the one of its checkpoint: it goes on in another folder, or from a step before the newest. */
+static inline bool session_branches(const Session* s) {
+    uint64_t* steps = NULL;
+    size_t count = 0;
+    Error e = NO_ERROR;
+    if (!session_goes_on_in_out(s)) { return true; }
+    must(checkpoint_list(s->options.out, &steps, &count, &e), &e);
+    const bool named = strcmp(s->options.resume, s->model_dir) == 0, later = count > 0 && steps[0] > s->state.step;
+    free(steps);
+    return named && later;
+}
+
+/* Decides which run this is, and compares the weights with the log that lies beside the checkpoint. */
+static inline void session_identify(Session* s) {
+    TrainerState* state = &s->state;
+    LogHistory log;
+    Error e = NO_ERROR;
+    must(checkpoint_check_log(s->model_dir, state, &log, &e), &e);
+    if (session_branches(s)) {
+        trainer_state_branch(state);
+    } else if (log.parent_run[0] && state->step <= log.parent_step) {  // set back, and ended before its first checkpoint
+        memcpy(state->run, log.run, sizeof log.run);
+        memcpy(state->parent_run, log.parent_run, sizeof log.parent_run);
+        state->parent_step = log.parent_step;
+    } else if (!state->run[0]) {  // a checkpoint of format 1
+        run_id_draw(state->run);
+    }
+}
+
 /* Finds the checkpoint to resume from and restores its options. If --out has none, the run starts at step 0, so that a script
- * can always pass --resume. */
+ * can always pass --resume. Locks --out first: what another run still writes there must not be missed. */
 static inline void session_resume(Session* s) {
     Options* o = &s->options;
+    const bool named = *o->resume;
     Error e = NO_ERROR;
-    if (*o->resume) {
-        must(checkpoint_open(o->resume, CHECKPOINT_RUN, s->model_dir, &s->state, &e), &e);
-    } else {
-        must(checkpoint_find(o->out, CHECKPOINT_RUN, s->model_dir, &s->state, &e), &e);
-        if (!s->model_dir[0]) {
-            fprintf(stderr, "%s holds no checkpoint yet: starting at step 0\n", o->out);
-            return;
-        }
+    if (session_writes(s) && is_directory(o->out)) { must(out_lock(&s->lock, o->out, &e), &e); }
+    const bool ok = named ? checkpoint_open(o->resume, CHECKPOINT_RUN, s->model_dir, &s->state, &e)
+                          : checkpoint_find(o->out, CHECKPOINT_RUN, s->model_dir, &s->state, &e);
+    session_must_read(s, ok, named ? o->resume : o->out, &e);
+    if (!s->model_dir[0]) {
+        printf("%s holds no checkpoint yet: starting at step 0\n", o->out);
+        return;
     }
     s->resumed = true;
+    session_identify(s);
     snprintf(s->newest, sizeof s->newest, "%s", s->model_dir);
     const Json* j = &s->state.json;
     const JsonNode* saved = s->state.saved_options;
-    size_t len = 0;
-    const char* dtype = json_string(j, json_get(j, saved, "export_dtype"), &len);
-    s->saved_master = dtype && (strcmp(dtype, "bf16") == 0 || strcmp(dtype, "f16") == 0);
-    const char* model = json_string(j, json_get(j, saved, "model"), &len);
+    s->saved_master = trainer_state_has_master(&s->state);
+    const char* model = json_string(j, json_get(j, saved, "model"), NULL);
     if (o->given[OPT_model] && model && strcmp(o->model, model) != 0) {
         warn("--model: %s is not used, the run resumes with the model of %s", o->model, s->model_dir);
         o->given[OPT_model] = false;
@@ -195,23 +248,15 @@ static inline void session_find_model(Session* s) {
 /* Loads the weights of model_dir into the trainer's sink. */
 static inline void session_load_weights(const Session* s, TensorSink sink, void* ctx) {
     const FileSums* sums = s->sums.count > 0 ? &s->sums : NULL;
+    char folder[PATH_CAP];
     Error e = NO_ERROR;
-    must(model_load_sums(s->model_dir, &s->config, &s->table, sums, sink, ctx, &e), &e);
+    const bool ok = checkpoint_parent(s->model_dir, folder, &e) &&
+                    model_load_sums(s->model_dir, &s->config, &s->table, sums, sink, ctx, &e);
+    session_must_read(s, ok, folder, &e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // tokenizer
-
-/* Writes the folder part of a path or pattern to `out`; "." if there is none. */
-static inline void folder_of(const char* path, char* out /* PATH_CAP */) {
-    snprintf(out, PATH_CAP, "%s", path);
-    char* slash = strrchr(out, '/');
-    if (!slash) {
-        snprintf(out, PATH_CAP, ".");
-    } else {
-        slash[slash == out] = 0;
-    }
-}
 
 /* Returns whether `dir` has a tokenizer of either kind. */
 static inline bool folder_has_tokenizer(const char* dir) {
@@ -220,10 +265,11 @@ static inline bool folder_has_tokenizer(const char* dir) {
 
 /* Loads the tokenizer: --tokenizer, else the model folder's, else for a new model the one beside the training data. A resumed
  * run uses the copy in its checkpoint, since the file of the first --tokenizer may have moved. A default tokenizer that cannot
- * be read is no error: texts are then ids. */
+ * be read is no error, texts are then ids; but a run that had a tokenizer does not go on without it. */
 static inline void session_find_tokenizer(Session* s) {
     const Options* o = &s->options;
     const bool has_copy = s->resumed && !o->given[OPT_tokenizer] && folder_has_tokenizer(s->model_dir);
+    const bool had = s->resumed && s->state.fingerprint != 0;
     Error e = NO_ERROR;
     if (o->tokenizer && !has_copy) {
         must(tokenizer_load(&s->tokenizer, o->tokenizer, &e), &e);
@@ -235,7 +281,11 @@ static inline void session_find_tokenizer(Session* s) {
     if (!dir[0] && o->train) { folder_of(o->train, dir); }
     if (dir[0] && folder_has_tokenizer(dir)) {
         s->has_tokenizer = tokenizer_load(&s->tokenizer, dir, &e);
-        if (!s->has_tokenizer) { warn("%s: continuing without a tokenizer, texts are shown as ids", e.msg); }
+        if (!s->has_tokenizer && !had) { warn("%s: continuing without a tokenizer, texts are shown as ids", e.msg); }
+    }
+    if (had && !s->has_tokenizer) {
+        fail(&e, "%s: holds no tokenizer, but the run had one", s->model_dir);
+        die("%s\n  hint: give the run's tokenizer with --tokenizer", e.msg);
     }
 }
 
@@ -301,6 +351,11 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
     keep_standard_files();
     signal(SIGXFSZ, SIG_IGN);  // a write past the file-size limit then fails with a message instead of killing the process
     session_flags(s, argc, argv, trainer);
+    if (o->verify) {  // needs no model, so no GPU
+        verify(o->verify);
+        exit(fflush(stdout) == 0 ? 0 : 1);
+    }
+    if (trainer == ON_CPU) { cpu_build(s->build, sizeof s->build); }  // the other trainer does not know its card yet
     session_find_model(s);
     if (job_trains(s->job) || s->job == JOB_EVAL) { must(default_data(&s->options, &e), &e); }
     session_find_tokenizer(s);
@@ -321,7 +376,74 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
         dataloader_seek(&s->train, s->state.tokens / (uint64_t)o->seq);
     } else {
         s->state.loss_scale = 1;
+        run_id_draw(s->state.run);
     }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// what has changed since the checkpoint
+
+/* Tells a difference from the checkpoint that the run resumes: a warning, or with --strict-resume an error. */
+LLMC_PRINTF(2, 3) static void session_differs(const Session* s, const char* fmt, ...) {
+    Error e = NO_ERROR;
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(e.msg, sizeof e.msg, fmt, ap);
+    va_end(ap);
+    if (s->options.strict_resume) { die("%s\n  hint: without --strict-resume this is a warning", e.msg); }
+    warn("%s", e.msg);
+}
+
+/* Tells of every saved flag on the command line that had another value. Files are compared by their fingerprints, and the
+ * model of a run that is resumed is its checkpoint's. */
+static inline void session_compare_options(const Session* s) {
+    const Options* o = &s->options;
+    Options was;
+    Error e = NO_ERROR;
+    options_default(&was, o->trainer);
+    must(options_merge(&was, &s->state.json, s->state.saved_options, &e), &e);
+    for (int i = 0; i < NUM_OPTIONS; i++) {
+        char flag[OPTION_TEXT], now[OPTION_TEXT], before[OPTION_TEXT];
+        const char *a = option_text(o, i, now), *b = option_text(&was, i, before);
+        const bool compared = option_specs[i].life == OPTION_SAVED && i != OPT_model && i != OPT_train && i != OPT_tokenizer;
+        if (!compared || !o->given[i] || strcmp(a, b) == 0) { continue; }
+        session_differs(s, "%s: is %s, was %s in %s", option_flag(i, flag), a, b, s->model_dir);
+    }
+    options_free(&was);
+}
+
+/* Tells of what else the bits of the results depend on. What the checkpoint does not know is not compared. Then the state
+ * holds the values of this run. */
+static inline void session_compare(Session* s) {
+    TrainerState* was = &s->state;
+    uint64_t data = 0;
+    Error e = NO_ERROR;
+    if (s->rank != 0) { return; }
+    const uint64_t tokenizer = s->has_tokenizer ? s->tokenizer.fingerprint : 0;
+    must(dataloader_fingerprint(&s->train, &data, &e), &e);
+    if (s->resumed) {
+        session_compare_options(s);
+        if (was->data && was->data != data) {
+            session_differs(s, "--train: %s has the fingerprint %016" PRIx64 ", the data of %s had %016" PRIx64,
+                            s->options.train, data, s->model_dir, was->data);
+        }
+        if (was->fingerprint && was->fingerprint != tokenizer) {
+            session_differs(s, "--tokenizer: has the fingerprint %016" PRIx64 ", that of %s had %016" PRIx64, tokenizer,
+                            s->model_dir, was->fingerprint);
+        }
+        if (was->build[0] && strcmp(was->build, s->build) != 0) {
+            session_differs(s, "this build is (%s), that of %s was (%s): it may round elsewhere", s->build, s->model_dir,
+                            was->build);
+        }
+        if (was->row_order != ROW_ORDER) {
+            session_differs(s, "the order of rows is %d, in %s it was %d: rows of this epoch may come twice or not at all",
+                            ROW_ORDER, s->model_dir, (int)was->row_order);
+        }
+    }
+    was->data = data;
+    was->fingerprint = tokenizer;
+    was->row_order = ROW_ORDER;
+    memcpy(was->build, s->build, sizeof was->build);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -342,23 +464,14 @@ static inline void session_print(const Session* s, const char* precision) {
     if (s->resumed) { printf("resume  %s, step %llu\n", s->model_dir, (unsigned long long)s->state.step); }
 }
 
-/* Returns whether the checkpoint that the run resumes from is in --out. */
-static inline bool session_goes_on_in_out(const Session* s) {
-    char inside[PATH_CAP];
-    struct stat a, b;
-    Error e = NO_ERROR;
-    return s->resumed && path_join(inside, s->model_dir, "..", &e) && stat(inside, &a) == 0 && stat(s->options.out, &b) == 0 &&
-           a.st_dev == b.st_dev && a.st_ino == b.st_ino;
-}
-
-/* Locks --out, before anything is written there. Refuses a folder with the checkpoints of another run. */
+/* Locks --out unless it is, before anything is written there. Refuses a folder with the checkpoints of another run. */
 static inline void session_lock(Session* s) {
     Error e = NO_ERROR;
     uint64_t* steps = NULL;
     size_t count = 0;
     const Options* o = &s->options;
     if (s->rank != 0) { return; }
-    must(out_lock(&s->lock, o->out, &e), &e);
+    if (s->lock < 0) { must(out_lock(&s->lock, o->out, &e), &e); }
     must(checkpoint_remove_stale(o->out, &e), &e);
     must(checkpoint_list(o->out, &steps, &count, &e), &e);
     if (count > 0 && !session_goes_on_in_out(s)) {
@@ -369,16 +482,29 @@ static inline void session_lock(Session* s) {
     free(steps);
 }
 
-/* Opens the log in --out, which must be locked, and writes the configuration or the resumption. */
+/* Moves aside what lies behind the step that the run goes on from: checkpoints of a run that was set back, or damaged ones. */
+static inline void session_set_aside(const Session* s) {
+    size_t count = 0;
+    Error e = NO_ERROR;
+    must(checkpoint_set_aside(s->options.out, s->state.step, &count, &e), &e);
+    if (count == 0) { return; }
+    printf("aside   %zu checkpoint%s after step %llu in %s %s now step_N.set_back\n", count, count == 1 ? "" : "s",
+           (unsigned long long)s->state.step, s->options.out, count == 1 ? "is" : "are");
+}
+
+/* Opens the log in --out, which must be locked, and writes the configuration or the resumption. From then on this is the run
+ * that wrote last. */
 static inline void session_begin(Session* s, const char* precision) {
     Error e = NO_ERROR;
     const Options* o = &s->options;
     if (s->rank != 0) { return; }
     must(logger_open(&s->log, o->out, s->resumed ? (int64_t)s->state.step : -1, &e), &e);
     if (s->resumed) {
-        must(log_resume(&s->log, (int64_t)s->state.step, s->model_dir, o, s->argc, s->argv, s->machine, &e), &e);
+        must(log_resume(&s->log, &s->state, s->model_dir, o, s->argc, s->argv, s->machine, &e), &e);
+        session_set_aside(s);
     } else {
-        must(log_config(&s->log, o, s->argc, s->argv, &s->config, &s->table, precision, s->machine, s->train.num_tokens, &e),
+        must(log_config(&s->log, &s->state, o, s->argc, s->argv, &s->config, &s->table, precision, s->machine,
+                        s->train.num_tokens, &e),
              &e);
     }
 }
@@ -425,53 +551,70 @@ static inline SafeDtype session_export_dtype(const Session* s, SafeDtype own) {
     }
 }
 
-/* Returns the run's options as JSON for a checkpoint. Replaces --export-dtype auto by `dtype`, since another build may resume
- * the run. */
+/* Returns the run's options as JSON for a checkpoint, and what only another trainer knows of them. Replaces --export-dtype auto
+ * by `dtype`, since another build may resume the run. */
 static inline char* session_options_text(const Session* s, SafeDtype dtype) {
     Options resolved = s->options;
     resolved.export_dtype = dtype == SAFE_F32 ? EXPORT_F32 : dtype == SAFE_BF16 ? EXPORT_BF16 : EXPORT_F16;
-    return options_json_text(&resolved);
+    return options_json_text(&resolved, &s->state.json, s->state.saved_options);
 }
 
-/* Adds a trainer's own files to a checkpoint's folder before the commit. */
-typedef bool (*AddFiles)(void* ctx, const char* folder, Error* e);
+/* Writes a trainer's own files into a checkpoint's folder and lists them with checkpoint_add(). */
+typedef bool (*AddFiles)(void* ctx, Checkpoint* k, Error* e);
 
 /* Writes the tokenizer and the side files of the model. A failure is only a warning. */
-static inline void session_add_side_files(const Session* s, const Checkpoint* k) {
+static inline void session_add_side_files(const Session* s, Checkpoint* k) {
     Error e = NO_ERROR;
     if (s->has_tokenizer && !tokenizer_save(&s->tokenizer, k->tmp, s->config.max_positions, &e)) {
         warn("%s: this checkpoint's tokenizer is incomplete", e.msg);
     }
+    checkpoint_add_optional(k, "tokenizer.json");
+    checkpoint_add_optional(k, "tokenizer_config.json");
     checkpoint_side_files(k, &s->side_files, &s->config);
 }
 
+/* Checks that --out is still ours before something is written there; the log is opened again if it is gone. */
+static inline bool session_keep_out(Session* s, Error* e) {
+    return s->lock < 0 || (out_keep(&s->lock, s->options.out, e) && logger_reopen(&s->log, e));
+}
+
+/* Seals a checkpoint whose tensors are all written: adds the optional files, logs it, and gives it its name. */
+static inline bool session_seal(Session* s, Checkpoint* k, SafeDtype dtype, Error* e) {
+    char* options = session_options_text(s, dtype);
+    s->state.seed = (uint64_t)s->options.seed;
+    s->state.data_row = s->train.row;
+    s->state.world_size = s->ranks;
+    s->state.options = options;
+    session_add_side_files(s, k);
+    const bool ok = log_checkpoint(&s->log, (int64_t)s->state.step, k->dir, file_sums_weights(&k->sums), e) &&
+                    checkpoint_commit(k, &s->state, e);
+    s->state.options = NULL;
+    free(options);
+    return ok;
+}
+
 /* Writes the checkpoint OUT/step_N of step state.step: the weights (F32, BF16 or F16), the optimizer state, the files of `add`
- * (or NULL), then the optional files. Then removes old checkpoints by --keep. */
+ * (or NULL), then the optional files. Then removes old checkpoints by --keep. Every rank calls this: rank 0 makes the folder,
+ * writes the model and at the end seals the folder; each rank writes its own state in between. */
 static inline void session_checkpoint(Session* s, SafeDtype dtype, TensorSource weights, void* weights_ctx,
                                       const StateSlot* slots, int num_slots, AddFiles add, void* add_ctx) {
     Checkpoint k;
     Error e = NO_ERROR;
     const Options* o = &s->options;
-    s->state.seed = (uint64_t)o->seed;
-    s->state.data_row = s->train.row;
-    s->state.fingerprint = s->has_tokenizer ? s->tokenizer.fingerprint : 0;
-    s->state.world_size = s->ranks;
-    char* options = session_options_text(s, dtype);
-    s->state.options = options;
-    bool ok = checkpoint_begin(&k, o->out, s->state.step, &e) &&
-              checkpoint_model(&k, &s->config, &s->table, dtype, weights, weights_ctx, &e) &&
-              checkpoint_state(&k, s->rank, &s->trained, 0, s->trained.elements, slots, num_slots, &e) &&
-              (!add || add(add_ctx, k.tmp, &e));
-    if (ok) { session_add_side_files(s, &k); }
-    ok = ok && log_checkpoint(&s->log, (int64_t)s->state.step, k.dir, &e) && checkpoint_commit(&k, &s->state, &e);
-    free(options);
-    s->state.options = NULL;
+    const bool first = s->rank == 0;
+    memset(&k, 0, sizeof k);
+    bool ok = session_keep_out(s, &e) &&
+              (first ? checkpoint_begin(&k, o->out, s->state.step, &e) &&
+                           checkpoint_model(&k, &s->config, &s->table, dtype, weights, weights_ctx, &e)
+                     : checkpoint_join(&k, o->out, s->state.step, &e));
+    ok = ok && checkpoint_state(&k, s->rank, &s->trained, 0, s->trained.elements, slots, num_slots, &e);
+    if (first) { ok = ok && (!add || add(add_ctx, &k, &e)) && session_seal(s, &k, dtype, &e); }
     if (!ok) {
         checkpoint_abort(&k);
         die("%s\n  hint: earlier checkpoints are intact; make room and continue with --resume", e.msg);
     }
     snprintf(s->newest, sizeof s->newest, "%s", k.dir);
-    checkpoint_prune(o->out, o->keep, (uint64_t)o->major_every, s->state.step);
+    if (first) { checkpoint_prune(o->out, o->keep, (uint64_t)o->major_every, s->state.step); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

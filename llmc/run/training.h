@@ -12,6 +12,7 @@
 
 #include "llmc/base/utils.h"
 #include "llmc/files/logger.h"
+#include "llmc/run/data_scan.h"
 #include "llmc/run/jobs.h"
 #include "llmc/run/mfu.h"
 #include "llmc/run/plan.h"
@@ -94,6 +95,14 @@ static inline void training_measure(Training* t) {
     printf("timed   %.1f ms a step: %lld steps fit into %g minutes\n", best, (long long)s->plan.steps, s->options.minutes);
 }
 
+/* Reads all data of the run: --dry-run finds at once what training would find hours later. */
+static inline void training_scan_data(const Session* s) {
+    Error e = NO_ERROR;
+    if (s->rank != 0) { return; }
+    must(data_scan(&s->train, s->options.train, stdout, &e), &e);
+    if (s->has_val) { must(data_scan(&s->val, s->options.val, stdout, &e), &e); }
+}
+
 /* Does everything before the first step. Returns false for --dry-run and --profile, which do not train. */
 static inline bool training_open(Training* t, const Trainer* trainer, Session* s) {
     const Options* o = &s->options;
@@ -103,10 +112,12 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     t->trainer = trainer;
     t->s = s;
     session_print(s, trainer->precision);
+    session_compare(s);
     job_check_memory(trainer, s, stdout);
-    if (!timed) { print_plan(stdout, &s->plan, o, s->ranks, s->train.num_tokens); }
+    if (!timed || s->job == JOB_DRY_RUN) { print_plan(stdout, &s->plan, o, s->ranks, s->train.num_tokens); }
     if (s->job == JOB_DRY_RUN) {
         if (s->model_dir[0]) { session_load_weights(s, job_ignore_tensor, NULL); }
+        training_scan_data(s);
         return false;
     }
     fflush(stdout);

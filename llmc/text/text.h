@@ -1,62 +1,10 @@
-/* text.h -- small text functions that many files need: UTF-8, text in messages, numbers for people to read, and the edit
+/* text.h -- small text functions that many files need: text in messages, numbers for people to read, and the edit
  * distance of two words, for "did you mean".
  */
 #ifndef LLMC_TEXT_H
 #define LLMC_TEXT_H
 
 #include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
-
-// ---------------------------------------------------------------------------------------------------------------------
-// UTF-8 (Unicode 16, table 3-7: overlong forms, surrogates and values above U+10FFFF are no characters)
-
-/* Returns the length in bytes (1 to 4) of the UTF-8 character at s and sets *c to its code point; may read n >= 1 bytes.
- * Returns 0 and sets *c to UINT32_MAX if no character starts there. */
-static inline int utf8_decode(const uint8_t* s, size_t n, uint32_t* c) {
-    uint32_t a = s[0];
-    if (a < 0x80) {
-        *c = a;
-        return 1;
-    }
-    *c = UINT32_MAX;
-    if (n < 2 || a < 0xC2 || a > 0xF4 || (s[1] & 0xC0) != 0x80) { return 0; }
-    if (a < 0xE0) {
-        *c = (a & 0x1F) << 6 | (s[1] & 0x3Fu);
-        return 2;
-    }
-    if (n < 3 || (s[2] & 0xC0) != 0x80) { return 0; }
-    if (a < 0xF0) {
-        uint32_t v = (a & 0x0F) << 12 | (s[1] & 0x3Fu) << 6 | (s[2] & 0x3Fu);
-        if (v < 0x800 || (v >= 0xD800 && v < 0xE000)) { return 0; }
-        *c = v;
-        return 3;
-    }
-    if (n < 4 || (s[3] & 0xC0) != 0x80) { return 0; }
-    uint32_t v = (a & 0x07) << 18 | (s[1] & 0x3Fu) << 12 | (s[2] & 0x3Fu) << 6 | (s[3] & 0x3Fu);
-    if (v < 0x10000 || v > 0x10FFFF) { return 0; }
-    *c = v;
-    return 4;
-}
-
-/* Returns the length of the UTF-8 character at s (n bytes left), or 0 if there is none. */
-static inline size_t utf8_char_length(const char* s, size_t n) {
-    uint32_t c;
-    return n > 0 ? (size_t)utf8_decode((const uint8_t*)s, n, &c) : 0;
-}
-
-/* Writes the UTF-8 form of a code point (1 to 4 bytes) and returns its length. */
-static inline size_t utf8_encode(char* out, int code) {
-    if (code < 0x80) {
-        out[0] = (char)code;
-        return 1;
-    }
-    size_t len = code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
-    for (size_t i = len - 1; i > 0; i--) {
-        out[i] = (char)(0x80 | (code & 0x3F));
-        code >>= 6;
-    }
-    out[0] = (char)((len == 2 ? 0xC0 : len == 3 ? 0xE0 : 0xF0) | code);
-    return len;
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // text in messages
@@ -86,6 +34,16 @@ static inline const char* show_text(char* out, size_t cap, const char* s, size_t
     }
     out[n] = 0;
     return out;
+}
+
+/* Prints text at a terminal: newlines and what it may get as they are, what it would obey as \xNN, as messages show it. */
+static inline void print_escaped(FILE* f, const char* s, size_t n) {
+    for (size_t i = 0; i < n;) {
+        const size_t length = s[i] == '\n' ? 1 : plain_char_length(s + i, n - i);
+        if (length == 0) { fprintf(f, "\\x%02x", (unsigned char)s[i]); }
+        fwrite(s + i, 1, length, f);
+        i += length ? length : 1;
+    }
 }
 
 /* Returns the number of edits (insert, delete, replace, swap neighbours) that turn a into b; 41 if either word is longer than

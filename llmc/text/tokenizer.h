@@ -21,9 +21,10 @@
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
 
-#include "llmc/base/utils.h"    // defines: die, xmalloc, xcalloc, xrealloc, size_max
-#include "llmc/text/text.h"     // defines: utf8_decode
-#include "llmc/text/unicode.h"  // defines: unicode_class, unicode_byte_class, unicode_is_digit
+#include "llmc/base/hash.h"         // defines: HashSeed, hash_seed, hash_key, hash_place, hash_mix, load8
+#include "llmc/base/utils.h"        // defines: die, xmalloc, xcalloc, xrealloc, size_max
+#include "llmc/text/merge_queue.h"  // defines: MergeQueue, merge_queue_push, merge_queue_pop
+#include "llmc/text/unicode.h"      // defines: unicode_class, unicode_byte_class, unicode_is_digit
 
 #include <assert.h>
 
@@ -32,6 +33,7 @@ enum { SPLIT_NONE, SPLIT_LLAMA3, SPLIT_GPT2 };
 enum { DIGITS_IN_WORDS, DIGITS_EACH, DIGITS_RUNS };  // what the Digits pre-tokenizer cuts out
 
 enum {
+    TOKEN_LEN_MAX = 1024,         // most bytes in a token of tokenizer.model, and in the name of an added token
     TOKEN_SHORT_PIECE = 64,       // bytes of the longest piece that is merged by linear scans
     TOKEN_CACHE_SLOTS = 1 << 12,  // slots of the cache of pieces that become several tokens
     TOKEN_CACHE_BYTES = 24,       // longest piece in the cache
@@ -48,10 +50,23 @@ typedef struct {
 
 typedef struct {
     TokenSlot* slots;
-    size_t mask;       // number of slots - 1
+    size_t mask;  // number of slots - 1
+    HashSeed seed;
     const char* base;  // bytes of token i: base + at[i]
     const uint32_t* at;
 } TokenTable;
+
+/* Names of added tokens in the order of their bytes: a trie laid flat, where the names with a common start lie together. */
+typedef struct {
+    const char* text;
+    uint32_t len;
+    int32_t id;
+} AddedName;
+
+typedef struct {
+    AddedName* names;
+    size_t count;
+} AddedNames;
 
 typedef struct {
     uint64_t pair;  // left id << 32 | right id; UINT64_MAX: empty
@@ -70,14 +85,14 @@ typedef struct {
     uint8_t* flags;        // (vocab_size) TOKEN_*
     size_t max_token_len;  // bytes of the longest token
 
+    HashSeed seed;                       // of all tables; ids do not depend on it
     TokenTable pieces;                   // tokens that a whole piece may be
-    TokenTable added;                    // names of added tokens
+    AddedNames added[2];                 // names of added tokens: those not TOKEN_NORMALIZED, the others
     bool added_first[256];               // bytes that a name starts with
     bool has_specials, has_plain_added;  // kinds of added tokens that exist
-    uint32_t* added_lens;                // distinct lengths of the names, longest first
-    size_t num_added_lens;
     MergeSlot* merges;
     size_t merge_mask, num_merges;
+    uint32_t num_ranks;     // highest rank + 1
     int32_t byte_ids[256];  // -1: the vocabulary lacks the byte, and `tokenizers` drops it
 
     int split;       // SPLIT_*
@@ -91,42 +106,9 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------------------
 // tables
 
-static inline uint64_t token_load8(const char* s) {
-    uint64_t x;
-    memcpy(&x, s, 8);
-    return x;
-}
-
-/* Returns bytes s[0 .. n) zero-padded, 1 <= n <= 8; reads no others. */
-static inline uint64_t token_load_short(const char* s, size_t n) {
-    if (n == 8) { return token_load8(s); }
-    if (n >= 4) {
-        uint32_t a, b;
-        memcpy(&a, s, 4);
-        memcpy(&b, s + n - 4, 4);
-        return a | (uint64_t)b << (8 * (n - 4));
-    }
-    const unsigned char* u = (const unsigned char*)s;
-    return u[0] | (uint64_t)u[n >> 1] << (8 * (n >> 1)) | (uint64_t)u[n - 1] << (8 * (n - 1));
-}
-
-static inline uint64_t token_mix(uint64_t h) {
-    h *= 0x9E3779B97F4A7C15u;
-    return h ^ h >> 32;
-}
-
-static inline uint64_t token_key(const char* s, size_t n) {
-    if (n <= 8) { return token_load_short(s, n); }
-    uint64_t h = n;
-    for (size_t i = 0; i + 8 < n; i += 8) { h = token_mix(h ^ token_load8(s + i)); }
-    return token_mix(h ^ token_load8(s + n - 8));
-}
-
-static inline size_t token_home(uint64_t key, size_t n) { return (size_t)token_mix(key + n * 0xD6E8FEB86659FD93u); }
-
-/* Returns the id of the n bytes at s, whose token_key() is `key`, or -1. */
+/* Returns the id of the n bytes at s, whose hash_key() is `key`, or -1. */
 static inline int32_t token_table_find_key(const TokenTable* t, uint64_t key, const char* s, size_t n) {
-    for (size_t i = token_home(key, n) & t->mask;; i = (i + 1) & t->mask) {
+    for (size_t i = hash_place(t->seed, key, n) & t->mask;; i = (i + 1) & t->mask) {
         const TokenSlot* slot = &t->slots[i];
         if (slot->key == key && slot->len == n && (n <= 8 || memcmp(t->base + t->at[slot->id], s, n) == 0)) { return slot->id; }
         if (slot->len == 0) { return -1; }
@@ -134,7 +116,7 @@ static inline int32_t token_table_find_key(const TokenTable* t, uint64_t key, co
 }
 
 static inline int32_t token_table_find(const TokenTable* t, const char* s, size_t n) {
-    return n == 0 ? -1 : token_table_find_key(t, token_key(s, n), s, n);
+    return n == 0 ? -1 : token_table_find_key(t, hash_key(t->seed, s, n), s, n);
 }
 
 static inline size_t token_table_slots(size_t count) {
@@ -144,8 +126,9 @@ static inline size_t token_table_slots(size_t count) {
 }
 
 /* Makes an empty table with room for `count` tokens. */
-static inline void token_table_init(TokenTable* t, size_t count, const char* base, const uint32_t* at) {
+static inline void token_table_init(TokenTable* t, size_t count, const char* base, const uint32_t* at, HashSeed seed) {
     size_t slots = token_table_slots(count);
+    t->seed = seed;
     t->slots = (TokenSlot*)xcalloc(slots, sizeof(TokenSlot));
     t->mask = slots - 1;
     t->base = base;
@@ -156,8 +139,8 @@ static inline void token_table_init(TokenTable* t, size_t count, const char* bas
 static inline void token_table_add(TokenTable* t, int32_t id, size_t n) {
     const char* s = t->base + t->at[id];
     if (n == 0 || token_table_find(t, s, n) >= 0) { return; }
-    uint64_t key = token_key(s, n);
-    size_t i = token_home(key, n) & t->mask;
+    uint64_t key = hash_key(t->seed, s, n);
+    size_t i = hash_place(t->seed, key, n) & t->mask;
     while (t->slots[i].len) { i = (i + 1) & t->mask; }
     t->slots[i].key = key;
     t->slots[i].id = id;
@@ -166,7 +149,7 @@ static inline void token_table_add(TokenTable* t, int32_t id, size_t n) {
 
 static inline const MergeSlot* merge_find(const Tokenizer* t, int32_t left, int32_t right) {
     uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
-    for (size_t i = token_mix(pair) & t->merge_mask;; i = (i + 1) & t->merge_mask) {
+    for (size_t i = hash_mix(t->seed, pair) & t->merge_mask;; i = (i + 1) & t->merge_mask) {
         const MergeSlot* m = &t->merges[i];
         if (m->pair == pair) { return m; }
         if (m->pair == UINT64_MAX) { return NULL; }
@@ -183,12 +166,30 @@ static inline void merges_init(Tokenizer* t, size_t count) {
 /* Adds a merge. A pair listed twice gets its later rank, as in `tokenizers`. */
 static inline void merge_add(Tokenizer* t, int32_t left, int32_t right, uint32_t rank, int32_t id) {
     uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
-    size_t i = token_mix(pair) & t->merge_mask;
+    size_t i = hash_mix(t->seed, pair) & t->merge_mask;
     while (t->merges[i].pair != UINT64_MAX && t->merges[i].pair != pair) { i = (i + 1) & t->merge_mask; }
     t->num_merges += t->merges[i].pair == UINT64_MAX;
     t->merges[i].pair = pair;
     t->merges[i].rank = rank;
+    if (rank >= t->num_ranks) { t->num_ranks = rank + 1; }
     t->merges[i].id = id;
+}
+
+/* Lists the splits of a token of at most TOKEN_LEN_MAX bytes into two tokens, as left id << 32 | right id; returns their
+ * number. The key of each start grows out of the one before: see hash_key(). */
+static inline size_t token_splits(const Tokenizer* t, int id, uint64_t* splits /* (TOKEN_LEN_MAX) */) {
+    const char* s = t->bytes + t->at[id];
+    const size_t n = t->at[id + 1] - t->at[id];
+    uint64_t h = 0;
+    size_t count = 0;
+    for (size_t i = 1; i < n; i++) {
+        if (i > 8 && i % 8 == 1) { h = hash_mix(t->seed, h ^ load8(s + i - 9)); }
+        const uint64_t key = i <= 8 ? load_short(s, i) : hash_mix(t->seed, h ^ load8(s + i - 8));
+        const int32_t left = token_table_find_key(&t->pieces, key, s, i);
+        const int32_t right = left < 0 ? -1 : token_table_find(&t->pieces, s + i, n - i);
+        if (right >= 0) { splits[count++] = (uint64_t)left << 32 | (uint32_t)right; }
+    }
+    return count;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -223,7 +224,7 @@ static inline const uint8_t* scan_run(const uint8_t* s, const uint8_t* end, int 
 static inline const uint8_t* scan_letters(const uint8_t* s, const uint8_t* end) {
     const uint64_t ones = 0x0101010101010101u, high = 0x8080808080808080u;
     while (end - s >= 8) {
-        uint64_t x = token_load8((const char*)s);
+        uint64_t x = load8((const char*)s);
         uint64_t lower = (x | 0x20 * ones) & ~high;
         // sets the high bit of each byte that is: 'a' or above, not above 'z', ASCII
         uint64_t letter = (lower + (0x80 - 'a') * ones) & ~(lower + (0x80 - 'z' - 1) * ones) & ~x & high;
@@ -325,8 +326,8 @@ typedef struct {
     size_t count, cap;
     PieceCacheSlot* cache;  // allocated by the first text of 1024 bytes or more
     MergeNode* nodes;       // (node_cap) room for the longest piece so far
-    uint64_t* heap;         // rank << 32 | node, smallest on top
-    size_t node_cap, heap_count, heap_cap;
+    size_t node_cap;
+    MergeQueue queue;
 } TokenEncoder;
 
 static inline void encoder_init(TokenEncoder* enc, const Tokenizer* t) {
@@ -338,7 +339,7 @@ static inline void encoder_free(TokenEncoder* enc) {
     free(enc->ids);
     free(enc->cache);
     free(enc->nodes);
-    free(enc->heap);
+    merge_queue_free(&enc->queue);
     memset(enc, 0, sizeof *enc);
 }
 
@@ -384,39 +385,43 @@ static inline void merge_short(TokenEncoder* enc, const uint8_t* s, size_t n) {
     enc->count += count;
 }
 
-static inline void merge_heap_push(TokenEncoder* enc, uint32_t rank, uint32_t node) {
-    if (enc->heap_count == enc->heap_cap) {
-        enc->heap_cap = enc->heap_cap * 2 + 256;
-        enc->heap = (uint64_t*)xrealloc(enc->heap, enc->heap_cap * sizeof(uint64_t));
-    }
-    uint64_t x = (uint64_t)rank << 32 | node;
-    size_t i = enc->heap_count++;
-    for (; i > 0 && enc->heap[(i - 1) / 2] > x; i = (i - 1) / 2) { enc->heap[i] = enc->heap[(i - 1) / 2]; }
-    enc->heap[i] = x;
-}
-
-static inline uint64_t merge_heap_pop(TokenEncoder* enc) {
-    uint64_t top = enc->heap[0], x = enc->heap[--enc->heap_count];
-    size_t i = 0, n = enc->heap_count;
-    for (size_t child; (child = 2 * i + 1) < n; i = child) {
-        child += child + 1 < n && enc->heap[child + 1] < enc->heap[child];
-        if (enc->heap[child] >= x) { break; }
-        enc->heap[i] = enc->heap[child];
-    }
-    enc->heap[i] = x;
-    return top;
-}
-
-/* Looks up the merge of node i and its next node; pushes it on the heap if there is one. */
-static inline void merge_long_pair(TokenEncoder* enc, uint32_t i) {
-    MergeNode* node = &enc->nodes[i];
+/* Returns the rank of the merge of node i and its next node; UINT32_MAX: none. */
+static inline uint32_t merge_rank(const TokenEncoder* enc, uint32_t i) {
+    const MergeNode* node = &enc->nodes[i];
     const MergeSlot* m = node->next == UINT32_MAX ? NULL : merge_find(enc->t, node->id, enc->nodes[node->next].id);
-    node->rank = m ? m->rank : UINT32_MAX;
-    if (m) { merge_heap_push(enc, m->rank, i); }
+    return m ? m->rank : UINT32_MAX;
 }
 
-/* Appends the ids of a piece of any length in O(n log n), with a linked list of parts and a heap of pairs. A heap entry is
- * stale if its node's rank has changed since. */
+/* Queues the merge of node i (UINT32_MAX: no node) if it comes before those of its neighbours: these cannot be next. */
+static inline void merge_offer(TokenEncoder* enc, uint32_t i) {
+    if (i == UINT32_MAX) { return; }
+    const MergeNode *nodes = enc->nodes, *node = &nodes[i];
+    if (node->rank == UINT32_MAX || nodes[node->next].rank < node->rank) { return; }
+    if (node->prev != UINT32_MAX && nodes[node->prev].rank <= node->rank) { return; }
+    merge_queue_push(&enc->queue, node->rank, i);
+}
+
+/* Merges node i with the next one; queues the merges that this brings before their neighbours'. */
+static inline void merge_nodes(TokenEncoder* enc, uint32_t i) {
+    MergeNode *nodes = enc->nodes, *left = &nodes[i], *right = &nodes[left->next];
+    const uint32_t prev = left->prev, next = right->next, right_rank = right->rank;
+    left->id = merge_find(enc->t, left->id, right->id)->id;
+    left->next = next;
+    right->rank = UINT32_MAX;
+    if (next != UINT32_MAX) { nodes[next].prev = i; }
+    left->rank = merge_rank(enc, i);
+    if (prev != UINT32_MAX) {
+        const uint32_t before = nodes[prev].prev, prev_rank = nodes[prev].rank;
+        nodes[prev].rank = merge_rank(enc, prev);
+        if (before != UINT32_MAX && nodes[before].rank > prev_rank) { merge_offer(enc, before); }
+        merge_offer(enc, prev);
+    }
+    merge_offer(enc, i);
+    if (next != UINT32_MAX && nodes[next].rank >= right_rank) { merge_offer(enc, next); }
+}
+
+/* Appends the ids of a piece of any length, with a linked list of parts and a queue of merges. A queue entry is stale if its
+ * node's rank has changed since. */
 static inline void merge_long(TokenEncoder* enc, const uint8_t* s, size_t n) {
     const Tokenizer* t = enc->t;
     if (n >= UINT32_MAX) { die("a run of %zu bytes without a border between words is too long to encode", n); }
@@ -432,19 +437,12 @@ static inline void merge_long(TokenEncoder* enc, const uint8_t* s, size_t n) {
     }
     if (count == 0) { return; }
     enc->nodes[count - 1].next = UINT32_MAX;
-    enc->heap_count = 0;
-    for (uint32_t i = 0; i < count; i++) { merge_long_pair(enc, i); }
-    while (enc->heap_count > 0) {
-        uint64_t top = merge_heap_pop(enc);
-        MergeNode* left = &enc->nodes[(uint32_t)top];
-        if (left->rank != (uint32_t)(top >> 32)) { continue; }
-        MergeNode* right = &enc->nodes[left->next];
-        left->id = merge_find(t, left->id, right->id)->id;
-        left->next = right->next;
-        right->rank = UINT32_MAX;
-        if (left->next != UINT32_MAX) { enc->nodes[left->next].prev = (uint32_t)top; }
-        merge_long_pair(enc, (uint32_t)top);
-        if (left->prev != UINT32_MAX) { merge_long_pair(enc, left->prev); }
+    merge_queue_start(&enc->queue, n, t->num_ranks);
+    for (uint32_t i = 0; i < count; i++) { enc->nodes[i].rank = merge_rank(enc, i); }
+    for (uint32_t i = count; i > 0; i--) { merge_offer(enc, i - 1); }  // a list gives its newest entry first
+    for (uint64_t first; (first = merge_queue_pop(&enc->queue)) != UINT64_MAX;) {
+        const uint32_t i = (uint32_t)first;
+        if (enc->nodes[i].rank == first >> 32) { merge_nodes(enc, i); }
     }
     encoder_reserve(enc, count);
     for (uint32_t i = 0; i != UINT32_MAX; i = enc->nodes[i].next) { enc->ids[enc->count++] = enc->nodes[i].id; }
@@ -469,7 +467,7 @@ __attribute__((noinline, unused)) static void encode_parts(TokenEncoder* enc, co
         merge_piece(enc, s, n);
         return;
     }
-    PieceCacheSlot* slot = &enc->cache[token_home(key, n) & (TOKEN_CACHE_SLOTS - 1)];
+    PieceCacheSlot* slot = &enc->cache[hash_place(enc->t->seed, key, n) & (TOKEN_CACHE_SLOTS - 1)];
     if (slot->len == n && memcmp(slot->bytes, s, n) == 0) {
         encoder_reserve(enc, TOKEN_CACHE_IDS);
         memcpy(enc->ids + enc->count, slot->ids, sizeof slot->ids);
@@ -491,9 +489,9 @@ static inline void encode_piece(TokenEncoder* enc, const uint8_t* s, size_t n, c
     const char* text = (const char*)s;
     uint64_t key;
     if (n <= 8 && end - s >= 8) {
-        key = token_load8(text) & (UINT64_MAX >> (64 - 8 * n));
+        key = load8(text) & (UINT64_MAX >> (64 - 8 * n));
     } else if (n <= enc->t->max_token_len) {
-        key = token_key(text, n);
+        key = hash_key(enc->t->seed, text, n);
     } else {
         merge_piece(enc, s, n);
         return;
@@ -554,15 +552,37 @@ static inline void encode_plain(TokenEncoder* enc, const uint8_t* s, const uint8
     encode_words(enc, start, end);
 }
 
-/* Returns the longest added token at s whose TOKEN_NORMALIZED flag is `normalized`, or -1. */
-static inline int32_t added_find(const Tokenizer* t, const uint8_t* s, const uint8_t* end, int normalized) {
-    for (size_t i = 0; i < t->num_added_lens; i++) {
-        size_t n = t->added_lens[i];
-        if (n > (size_t)(end - s)) { continue; }
-        int32_t id = token_table_find(&t->added, (const char*)s, n);
-        if (id >= 0 && (t->flags[id] & TOKEN_NORMALIZED) == normalized) { return id; }
+/* Returns the first of the names [lo, hi), alike before byte d and longer than d, whose byte d is at least c. Looks near lo
+ * first: where only few names drop out, at every byte, a walk takes time in proportion to its length. */
+static inline const AddedName* added_from(const AddedName* lo, const AddedName* hi, size_t d, int c) {
+    size_t step = 1;
+    while (lo + step < hi && (uint8_t)lo[step].text[d] < c) {
+        lo += step;
+        step *= 2;
     }
-    return -1;
+    if (lo + step < hi) { hi = lo + step; }
+    while (lo < hi) {
+        const AddedName* middle = lo + (hi - lo) / 2;
+        if ((uint8_t)middle->text[d] < c) {
+            lo = middle + 1;
+        } else {
+            hi = middle;
+        }
+    }
+    return lo;
+}
+
+/* Returns the longest of these names that the text at s starts with, or NULL. */
+static inline const AddedName* added_find(const AddedNames* a, const char* s, const char* end) {
+    const AddedName *lo = a->names, *hi = lo + a->count, *longest = NULL;
+    for (size_t d = 0; lo < hi; d++) {
+        if (lo->len == d) { longest = lo++; }  // of names with a common start, the shortest comes first
+        if (lo == hi || s + d == end) { break; }
+        const int c = (uint8_t)s[d];
+        lo = added_from(lo, hi, d, c);
+        if (lo < hi && (uint8_t)hi[-1].text[d] != c) { hi = added_from(lo, hi, d, c + 1); }
+    }
+    return longest;
 }
 
 /* Cuts added tokens out of the text in two passes, as `tokenizers` does: first those that are not `normalized`, then the
@@ -577,11 +597,12 @@ static inline void encode_added(TokenEncoder* enc, const uint8_t* s, const uint8
                 s++;
                 continue;
             }
-            id = added_find(t, s, end, normalized);
-            if (id < 0) {
+            const AddedName* name = added_find(&t->added[normalized != 0], (const char*)s, (const char*)end);
+            if (!name) {
                 s++;
                 continue;
             }
+            id = name->id;
             if ((t->flags[id] & TOKEN_SPECIAL) && !specials) {
                 s += t->at[id + 1] - t->at[id];
                 continue;
@@ -674,10 +695,17 @@ static inline const char* tokenizer_token(const Tokenizer* t, int id, size_t* le
     return t->bytes + t->at[id];
 }
 
-/* Returns the id of the special (or other added) token of this name, or -1. */
-static inline int tokenizer_find(const Tokenizer* t, const char* name) {
-    return token_table_find(&t->added, name, strlen(name));
+/* Returns the id of the added token whose name is these bytes, or -1. */
+static inline int tokenizer_find_bytes(const Tokenizer* t, const char* name, size_t len) {
+    for (int i = 0; i < 2; i++) {
+        const AddedName* found = added_find(&t->added[i], name, name + len);
+        if (found && found->len == len) { return found->id; }
+    }
+    return -1;
 }
+
+/* Returns the id of the special (or other added) token of this name, or -1. */
+static inline int tokenizer_find(const Tokenizer* t, const char* name) { return tokenizer_find_bytes(t, name, strlen(name)); }
 
 /* Turns ids into text as they come: each push gives the characters that are complete. Bytes that cannot become UTF-8 turn
  * into U+FFFD, one for each maximal part of a character (as in Python's errors="replace" and Rust's lossy decoding). So the
@@ -758,49 +786,58 @@ static inline void tokenizer_free(Tokenizer* t) {
     free(t->at);
     free(t->flags);
     free(t->pieces.slots);
-    free(t->added.slots);
-    free(t->added_lens);
+    free(t->added[0].names);
+    free(t->added[1].names);
     free(t->merges);
     free(t->source);
     free(t->config);
     memset(t, 0, sizeof *t);
 }
 
-static inline int compare_lengths_down(const void* a, const void* b) {
-    uint32_t x = *(const uint32_t*)a, y = *(const uint32_t*)b;
-    return (x < y) - (x > y);
+/* Orders added names by their bytes, and equal ones by their ids. */
+static inline int compare_added_names(const void* a, const void* b) {
+    const AddedName *x = (const AddedName*)a, *y = (const AddedName*)b;
+    const int bytes = memcmp(x->text, y->text, x->len < y->len ? x->len : y->len);
+    return bytes ? bytes : x->len != y->len ? (x->len > y->len) - (x->len < y->len) : (x->id > y->id) - (x->id < y->id);
 }
 
-/* Builds the tables of added tokens from the flags; sets max_token_len, BOS and EOS (by name) and the fingerprint. */
+/* Lists the names of the added tokens from the flags. Of two tokens with one name, the first has it. */
+static inline void tokenizer_list_added(Tokenizer* t) {
+    AddedName* all = (AddedName*)xmalloc((size_t)t->vocab_size * sizeof(AddedName));
+    size_t count = 0;
+    for (int i = 0; i < t->vocab_size; i++) {
+        const uint32_t len = t->at[i + 1] - t->at[i];
+        if (!(t->flags[i] & TOKEN_ADDED) || len == 0) { continue; }
+        AddedName name = {t->bytes + t->at[i], len, i};
+        all[count++] = name;
+    }
+    qsort(all, count, sizeof *all, compare_added_names);
+    for (int k = 0; k < 2; k++) { t->added[k].names = (AddedName*)xmalloc(count * sizeof(AddedName)); }
+    for (size_t i = 0; i < count; i++) {
+        if (i > 0 && all[i].len == all[i - 1].len && memcmp(all[i].text, all[i - 1].text, all[i].len) == 0) { continue; }
+        const uint8_t flags = t->flags[all[i].id];
+        AddedNames* a = &t->added[(flags & TOKEN_NORMALIZED) != 0];
+        a->names[a->count++] = all[i];
+        t->added_first[(uint8_t)all[i].text[0]] = true;
+        t->has_specials = t->has_specials || (flags & TOKEN_SPECIAL);
+        t->has_plain_added = t->has_plain_added || !(flags & TOKEN_SPECIAL);
+    }
+    free(all);
+}
+
+/* Lists the added tokens; sets max_token_len, BOS and EOS (by name) and the fingerprint. */
 static inline void tokenizer_index(Tokenizer* t) {
-    size_t num_added = 0, distinct = 0;
     uint64_t h = 0xCBF29CE484222325u;  // FNV-1a over (length, special?, bytes) of each token
     t->max_token_len = 0;
     for (int i = 0; i < t->vocab_size; i++) {
         uint32_t len = t->at[i + 1] - t->at[i];
-        num_added += (t->flags[i] & TOKEN_ADDED) != 0;
         t->max_token_len = size_max(t->max_token_len, len);
         for (int b = 0; b < 4; b++) { h = (h ^ (len >> 8 * b & 0xFF)) * 0x100000001B3u; }
         h = (h ^ (t->flags[i] & TOKEN_SPECIAL)) * 0x100000001B3u;
         for (uint32_t b = t->at[i]; b < t->at[i + 1]; b++) { h = (h ^ (uint8_t)t->bytes[b]) * 0x100000001B3u; }
     }
     t->fingerprint = h ? h : 1;
-    token_table_init(&t->added, num_added, t->bytes, t->at);
-    t->added_lens = (uint32_t*)xmalloc(num_added * sizeof(uint32_t));
-    for (int i = 0; i < t->vocab_size; i++) {
-        size_t len = t->at[i + 1] - t->at[i];
-        if (!(t->flags[i] & TOKEN_ADDED) || len == 0) { continue; }
-        token_table_add(&t->added, i, len);
-        t->added_first[(uint8_t)t->bytes[t->at[i]]] = true;
-        t->has_specials = t->has_specials || (t->flags[i] & TOKEN_SPECIAL);
-        t->has_plain_added = t->has_plain_added || !(t->flags[i] & TOKEN_SPECIAL);
-        t->added_lens[t->num_added_lens++] = (uint32_t)len;
-    }
-    qsort(t->added_lens, t->num_added_lens, sizeof(uint32_t), compare_lengths_down);
-    for (size_t i = 0; i < t->num_added_lens; i++) {
-        if (i == 0 || t->added_lens[i] != t->added_lens[distinct - 1]) { t->added_lens[distinct++] = t->added_lens[i]; }
-    }
-    t->num_added_lens = distinct;
+    tokenizer_list_added(t);
 
     static const char* const begins[] = {"<|begin_of_text|>", "<|endoftext|>", "<s>", "<bos>"};
     static const char* const ends[] = {"<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>"};
@@ -815,11 +852,12 @@ static inline void tokenizer_index(Tokenizer* t) {
 static inline void tokenizer_bytes(Tokenizer* t) {
     static const char bos[] = "<|begin_of_text|>";
     memset(t, 0, sizeof *t);
+    t->seed = hash_seed();
     t->vocab_size = 257;
     t->bytes = (char*)xmalloc(256 + sizeof bos);
     t->at = (uint32_t*)xmalloc(258 * sizeof(uint32_t));
     t->flags = (uint8_t*)xcalloc(257, 1);
-    token_table_init(&t->pieces, 256, t->bytes, t->at);
+    token_table_init(&t->pieces, 256, t->bytes, t->at, t->seed);
     merges_init(t, 0);
     for (int b = 0; b < 256; b++) {
         t->bytes[b] = (char)b;

@@ -12,13 +12,10 @@
 #include "llmc/base/utils.h"      // defines: fail, read_file, path_join, file_exists, is_directory
 #include "llmc/files/filekind.h"  // defines: file_looks_like
 #include "llmc/files/json.h"      // defines: json_parse, json_get, json_wanted, json_is_off, json_is_string
-#include "llmc/text/text.h"       // defines: utf8_decode, show_text, text_starts
+#include "llmc/text/text.h"       // defines: show_text, text_starts
 #include "llmc/text/tokenizer.h"  // defines: Tokenizer, tokenizer_index, token_table_add, merge_add, merge_piece
 
-enum {
-    TOKEN_LEN_MAX = 1024,      // most bytes in a token of tokenizer.model: every split of it is tried
-    TOKEN_FILE_MAX = 1 << 29,  // most bytes in a tokenizer file
-};
+enum { TOKEN_FILE_MAX = 1 << 29 };  // most bytes in a tokenizer file
 
 // ---------------------------------------------------------------------------------------------------------------------
 // tokenizer.model
@@ -96,21 +93,26 @@ static inline bool tiktoken_line(const char** s, const char* end, char* out, siz
 
 /* Builds the merge table by tiktoken's rule: two neighbours merge if together they are a token, whose rank they get. */
 static inline void tiktoken_merges(Tokenizer* t, int num_ranks) {
-    for (int pass = 0; pass < 2; pass++) {  // count, then fill
-        size_t count = 0;
-        for (int id = 0; id < num_ranks; id++) {
-            const char* s = t->bytes + t->at[id];
-            size_t n = t->at[id + 1] - t->at[id];
-            for (size_t i = 1; i < n; i++) {
-                int32_t left = token_table_find(&t->pieces, s, i);
-                int32_t right = left < 0 ? -1 : token_table_find(&t->pieces, s + i, n - i);
-                if (right < 0) { continue; }
-                count++;
-                if (pass) { merge_add(t, left, right, (uint32_t)id, id); }
-            }
+    uint64_t splits[TOKEN_LEN_MAX], *all = NULL;                         // left id << 32 | right id
+    size_t* end = (size_t*)xmalloc((size_t)num_ranks * sizeof(size_t));  // of each token's splits in `all`
+    size_t count = 0, cap = 0;
+    for (int id = 0; id < num_ranks; id++) {
+        const size_t n = token_splits(t, id, splits);
+        if (count + n > cap) {
+            cap = 2 * (count + n);
+            all = (uint64_t*)xrealloc(all, cap * sizeof(uint64_t));
         }
-        if (!pass) { merges_init(t, count); }
+        if (n > 0) { memcpy(all + count, splits, n * sizeof(uint64_t)); }
+        end[id] = count += n;
     }
+    merges_init(t, count);
+    for (int id = 0; id < num_ranks; id++) {
+        for (size_t i = id ? end[id - 1] : 0; i < end[id]; i++) {
+            merge_add(t, (int32_t)(all[i] >> 32), (int32_t)(all[i] & UINT32_MAX), (uint32_t)id, id);
+        }
+    }
+    free(all);
+    free(end);
 }
 
 /* The lines of a tokenizer.model. */
@@ -161,7 +163,7 @@ static inline bool tiktoken_tokens(Tokenizer* t, const TiktokenLines* r, const c
     t->bytes = (char*)xmalloc(r->at[num_ranks] + 256 * 40);
     t->at = (uint32_t*)xmalloc(((size_t)t->vocab_size + 1) * sizeof(uint32_t));
     t->flags = (uint8_t*)xcalloc((size_t)t->vocab_size, 1);
-    token_table_init(&t->pieces, (size_t)num_ranks, t->bytes, t->at);
+    token_table_init(&t->pieces, (size_t)num_ranks, t->bytes, t->at, t->seed);
     t->at[0] = 0;
     for (int id = 0; id < num_ranks; id++) {
         const size_t from = r->at[r->line_of[id]], n = r->at[r->line_of[id] + 1] - from;
@@ -386,6 +388,9 @@ static inline bool parse_added_token(VocabReader* r, const JsonNode* n, int64_t 
     if (!content || content->type != JSON_STRING || content->length == 0) {
         return json_wanted(j, n, "content", e, "the text of the token");
     }
+    if (content->length > TOKEN_LEN_MAX) {  // each byte of a text may be compared with that many
+        return json_wanted(j, n, "content", e, "at most %d bytes", TOKEN_LEN_MAX);
+    }
     if (!json_int(j, n, "id", 0, most - 1, &id, e) || !json_bool_or(j, n, "special", false, &special, e) ||
         !json_bool_or(j, n, "normalized", !special, &normalized, e)) {
         return false;
@@ -413,7 +418,7 @@ static inline bool parse_names(VocabReader* r, Error* e) {
     r->name_len = (uint32_t*)xmalloc((size_t)most * sizeof(uint32_t));
     r->t->flags = (uint8_t*)xcalloc((size_t)most, 1);
     for (int64_t i = 0; i < most; i++) { r->name_len[i] = UINT32_MAX; }
-    token_table_init(&r->names, r->vocab->length, j->text, r->name_at);
+    token_table_init(&r->names, r->vocab->length, j->text, r->name_at, r->t->seed);
     if (!parse_vocab_names(r, most, e)) { return false; }
     for (const JsonNode* n = r->added ? json_first(j, r->added) : NULL; n; n = json_next(j, n)) {
         if (!parse_added_token(r, n, most, e)) { return false; }
@@ -433,7 +438,7 @@ static inline void parse_bytes(VocabReader* r) {
     t->bytes = (char*)xmalloc(total);
     t->at = (uint32_t*)xmalloc(((size_t)t->vocab_size + 1) * sizeof(uint32_t));
     t->at[0] = 0;
-    token_table_init(&t->pieces, (size_t)t->vocab_size, t->bytes, t->at);
+    token_table_init(&t->pieces, (size_t)t->vocab_size, t->bytes, t->at, t->seed);
     for (int i = 0; i < t->vocab_size; i++) {
         const char* name = r->j->text + r->name_at[i];
         size_t n = r->name_len[i];
@@ -588,8 +593,10 @@ static inline bool tokenizer_parse_json(Tokenizer* t, const Json* j, Error* e) {
 // loading
 
 /* Reads a tokenizer of either kind from `len` bytes of text; `path` names it in messages. */
-static inline bool tokenizer_parse(Tokenizer* t, const char* text, size_t len, const char* path, Error* e) {
+static inline bool tokenizer_parse_seeded(Tokenizer* t, const char* text, size_t len, const char* path, HashSeed seed,
+                                          Error* e) {
     memset(t, 0, sizeof *t);
+    t->seed = seed;
     const char* kind = file_looks_like(text, len);
     bool ok;
     if (kind && strcmp(kind, "JSON text") == 0) {
@@ -622,6 +629,10 @@ static inline bool tokenizer_parse(Tokenizer* t, const char* text, size_t len, c
     return ok;
 }
 
+static inline bool tokenizer_parse(Tokenizer* t, const char* text, size_t len, const char* path, Error* e) {
+    return tokenizer_parse_seeded(t, text, len, path, hash_seed(), e);
+}
+
 /* Reads the token that a tokenizer_config.json names in `key`, as text or as {"content": text}. *id stays as it is if there
  * is none. */
 static inline bool config_token(const Tokenizer* t, const Json* j, const char* key, int* id, Error* e) {
@@ -630,7 +641,7 @@ static inline bool config_token(const Tokenizer* t, const Json* j, const char* k
     if (n && n->type == JSON_OBJECT) { n = json_get(j, n, "content"); }
     if (!n) { return true; }
     const char* name = json_string(j, n, &len);
-    int found = name ? token_table_find(&t->added, name, len) : -1;
+    int found = name ? tokenizer_find_bytes(t, name, len) : -1;
     if (found < 0) { return json_wanted(j, json_root(j), key, e, "the name of an added token of tokenizer.json"); }
     *id = found;
     return true;

@@ -6,13 +6,13 @@
 #ifndef LLMC_TOKENIZER_WRITE_H
 #define LLMC_TOKENIZER_WRITE_H
 
-#include "llmc/base/utils.h"           // defines: fail, path_join, close_output, xmalloc, xstrdup
+#include "llmc/base/utils.h"           // defines: path_join, xmalloc, xstrdup, xopen_memory, xclose_memory
 #include "llmc/files/json.h"           // defines: json_parse, json_get, json_is_string, json_write_string, json_write_text
 #include "llmc/files/json_edit.h"      // defines: json_find_member, json_with_member, json_set_member
+#include "llmc/files/output.h"         // defines: create_output, close_output
 #include "llmc/text/chat.h"            // defines: LLAMA3_CHAT_TEMPLATE, chat_template_fits
-#include "llmc/text/text.h"            // defines: utf8_encode
-#include "llmc/text/tokenizer.h"       // defines: Tokenizer, tokenizer_token, token_table_find
-#include "llmc/text/tokenizer_read.h"  // defines: LLAMA3_PATTERN, TOKEN_LEN_MAX, byte_stand_ins
+#include "llmc/text/tokenizer.h"       // defines: Tokenizer, tokenizer_token, token_splits, TOKEN_LEN_MAX
+#include "llmc/text/tokenizer_read.h"  // defines: LLAMA3_PATTERN, byte_stand_ins
 
 /* Writes a token's bytes as a JSON string. */
 static inline void write_token_text(FILE* f, const Tokenizer* t, int id) {
@@ -85,20 +85,16 @@ static inline bool source_adds_bos(const Tokenizer* t) {
     return adds;
 }
 
+static inline int compare_splits(const void* a, const void* b) {
+    const uint64_t x = *(const uint64_t*)a, y = *(const uint64_t*)b;
+    return (x > y) - (x < y);
+}
+
 /* Writes the merges that give token `id` by tiktoken's rule: all its splits into two tokens, in the order of their ids. */
 static inline void write_merges_of(FILE* f, const Tokenizer* t, const uint16_t* code, int id, bool* first) {
     uint64_t splits[TOKEN_LEN_MAX];
-    size_t n, count = 0;
-    const char* s = tokenizer_token(t, id, &n);
-    for (size_t i = 1; i < n; i++) {
-        int32_t left = token_table_find(&t->pieces, s, i);
-        int32_t right = left < 0 ? -1 : token_table_find(&t->pieces, s + i, n - i);
-        if (right < 0) { continue; }
-        uint64_t split = (uint64_t)left << 32 | (uint32_t)right;
-        size_t at = count++;
-        for (; at > 0 && splits[at - 1] > split; at--) { splits[at] = splits[at - 1]; }
-        splits[at] = split;
-    }
+    const size_t count = token_splits(t, id, splits);
+    qsort(splits, count, sizeof *splits, compare_splits);
     for (size_t i = 0; i < count; i++) {
         fputs(*first ? "\n[" : ",\n[", f);
         *first = false;
@@ -175,9 +171,9 @@ static inline char* tokenizer_config_text(const Tokenizer* t, int max_length) {
     char* value = NULL;
     size_t size = 0;
     if (!t->config && chat_template_fits(t)) {
-        FILE* f = open_memstream(&value, &size);
+        FILE* f = xopen_memory(&value, &size);
         json_write_text(f, LLAMA3_CHAT_TEMPLATE);
-        fclose(f);
+        xclose_memory(f, &value);
         json_set_member(&text, "chat_template", value);
         free(value);
     }
@@ -188,9 +184,9 @@ static inline char* tokenizer_config_text(const Tokenizer* t, int max_length) {
     }
     for (int i = 0; i < 2; i++) {
         if (ids[i] < 0) { continue; }
-        FILE* f = open_memstream(&value, &size);
+        FILE* f = xopen_memory(&value, &size);
         write_token_text(f, t, ids[i]);
-        fclose(f);
+        xclose_memory(f, &value);
         json_set_member(&text, names[i], value);
         free(value);
     }
@@ -205,8 +201,8 @@ static inline char* tokenizer_config_text(const Tokenizer* t, int max_length) {
 static inline bool tokenizer_save(const Tokenizer* t, const char* folder, int max_length, Error* e) {
     char path[PATH_CAP];
     if (!path_join(path, folder, "tokenizer.json", e)) { return false; }
-    FILE* f = fopen(path, "wb");
-    if (!f) { return fail(e, "%s: cannot write: %s", path, strerror(errno)); }
+    FILE* f = create_output(path, e);
+    if (!f) { return false; }
     if (!t->source) {
         write_tokenizer_json(f, t);
     } else if (t->bos_id < 0 || source_adds_bos(t)) {
@@ -214,17 +210,17 @@ static inline bool tokenizer_save(const Tokenizer* t, const char* folder, int ma
     } else {
         char* value = NULL;
         size_t size = 0;
-        FILE* memory = open_memstream(&value, &size);
+        FILE* memory = xopen_memory(&value, &size);
         write_post_processor(memory, t);
-        fclose(memory);
+        xclose_memory(memory, &value);
         char* text = json_with_member(t->source, "post_processor", value);
         fputs(text, f);
         free(text);
         free(value);
     }
     if (!close_output(f, path, e) || !path_join(path, folder, "tokenizer_config.json", e)) { return false; }
-    f = fopen(path, "wb");
-    if (!f) { return fail(e, "%s: cannot write: %s", path, strerror(errno)); }
+    f = create_output(path, e);
+    if (!f) { return false; }
     char* text = tokenizer_config_text(t, max_length);
     fputs(text, f);
     free(text);

@@ -1,0 +1,49 @@
+/* fuzz_split.c -- splits a token file of the bytes into training and validation, as ./tokenize --val-fraction does. The first
+ * byte gives the fraction, the second the separator and the width of a token. Both parts must have a token, must be the whole
+ * together, and must be cut at a document if one begins near the wanted place. */
+#include "fuzz.h"
+
+#define main tokenize_main
+#include "dev/data/tokenize.c"
+#undef main
+
+enum { MOST = 4096, REPEAT = 5, REPEATED = MOST - 8 };  // the longest inputs are repeated, to pass the size of a copied piece
+
+static void read_all(TokenFile* w, int32_t* ids) {
+    Error e = NO_ERROR;
+    for (uint64_t at = 0; at < w->count; at += CONVERT_TOKENS) {
+        must(token_file_read(w, ids + at, at, size_min(CONVERT_TOKENS, w->count - at), &e), &e);
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    static int32_t ids[MOST * REPEAT], back[MOST * REPEAT];
+    char path[PATH_CAP];
+    if (size < 2 || size > MOST) { return 0; }
+    const double fraction = (data[0] + 0.5) / 256;
+    const int separator = data[1] & 1 ? data[1] >> 2 : -1, bytes = data[1] & 2 ? 4 : 2;
+    const size_t n = (size - 2) * (size >= REPEATED ? REPEAT : 1);
+    for (size_t i = 0; i < n; i++) { ids[i] = data[2 + i % (size - 2)]; }
+    TokenFile train, val;
+    Error e = NO_ERROR;
+    memset(&val, 0, sizeof val);
+    must(token_file_create(&train, fuzz_path(path, "train.bin"), bytes, &e) && token_file_add(&train, ids, n, &e), &e);
+    uint64_t cut = 0;
+    const bool ok = find_cut(&train, fraction, separator, &cut, &e);
+    fuzz_check_error(ok, &e);
+    REQUIRE(ok == (n >= 2));
+    if (ok) {
+        must(token_file_create(&val, fuzz_path(path, "val.bin"), bytes, &e) && split_off(&train, &val, cut, &e), &e);
+        REQUIRE(cut > 0 && cut < n && train.count == cut && val.count == n - cut);
+        read_all(&train, back);
+        read_all(&val, back + cut);
+        REQUIRE(memcmp(ids, back, n * sizeof *ids) == 0);
+        const double wanted = (double)n * (1 - fraction), reach = (double)n * fraction / 2;
+        bool near = false;
+        for (size_t i = 1; i < n; i++) { near = near || (ids[i] == separator && fabs((double)i - wanted) < reach - 1); }
+        REQUIRE(!near || ids[cut] == separator);
+    }
+    token_file_abandon(&train);
+    token_file_abandon(&val);
+    return 0;
+}

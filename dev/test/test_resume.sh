@@ -1,0 +1,195 @@
+#!/bin/sh
+# test_resume.sh -- resuming: which run goes on, from which checkpoint, over which data. Needs nothing but the CPU programs.
+. dev/test/lib.sh
+cd "$tmp" || exit 1
+words 3000 1 >text.txt && words 3000 2 >other.txt
+"$bin/tokenize" -o data.bin text.txt >/dev/null && "$bin/tokenize" -o other.bin other.txt >/dev/null || exit 1
+
+# go FLAGS...: runs to step 6 with a checkpoint at each step
+go() { train --model d1 --train data.bin --steps 6 --schedule constant --checkpoint-every 1 "$@"; }
+# member NAME CHECKPOINT: prints a member of its state
+member() { sed -n "s/^  \"$1\": \"*\([^\",]*\)\"*,*$/\1/p" "$2/trainer_state.json"; }
+# resumed_from STEP: the last command resumed from that step
+resumed_from() { grep -q "^resume .*step_0*$1," "$tmp/stdout"; }
+no_warning() { ! grep -q '^warning' "$tmp/stderr"; }
+
+# --- which run goes on -------------------------------------------------------------------------------------------------------
+
+go --out whole >/dev/null 2>&1 && go --out parts --stop-after 3 >/dev/null 2>&1
+check "a run has an id" sh -c "echo $(member run whole/step_00000006) | grep -qxE '[0-9a-f]{16}'"
+check "and another run another" test "$(member run whole/step_00000006)" != "$(member run parts/step_00000003)"
+expect "a plain resume" 0 "saved   parts/step_00000006" resume --out parts
+check "keeps the id" test "$(member run parts/step_00000006)" = "$(member run parts/step_00000003)"
+check "has no parent" test -z "$(member parent_run parts/step_00000006)"
+check "and is silent" no_warning
+check "the same run twice differs in its id alone" same_checkpoint whole/step_00000006 parts/step_00000006
+check "the log has the id" sh -c "grep '\"event\":\"config\"' parts/log.jsonl | grep -q '\"run\":\"$(member run parts/step_00000003)\"'"
+
+cp -r whole back
+expect "a run that is set back says where later checkpoints are" 0 "aside   3 checkpoints after step 3 in back" \
+    resume back/step_00000003 --out back --lr 1e-2 --stop-after 4
+check "they are kept" same_checkpoint whole/step_00000006 back/step_00000006.set_back
+check "it is a new run" test "$(member run back/step_00000004)" != "$(member run whole/step_00000006)"
+check "which knows its parent" test "$(member parent_run back/step_00000004) $(member parent_step back/step_00000004)" = "$(member run whole/step_00000006) 3"
+expect "--resume goes on with the run that wrote last" 0 "" resume --out back --stop-after 5
+check "from its step" resumed_from 4
+check "as that run" test "$(member run back/step_00000005)" = "$(member run back/step_00000004)"
+expect "set back a second time" 0 "aside   2 checkpoints after step 3 in back" resume back/step_00000003 --out back --stop-after 4
+check "nothing is overwritten" sh -c "ls back | grep -c 'step_00000004.set_back' | grep -qx 2"
+expect "the newest checkpoint by name is a plain resume" 0 "" resume back/step_00000004 --out back --stop-after 5
+check "of the same run" test "$(member run back/step_00000005)" = "$(member run back/step_00000004)"
+
+rm -rf killed && cp -r whole killed
+background --resume killed/step_00000003 --out killed --steps 1000000 --checkpoint-every 0
+wait_for test -e killed/step_00000004.set_back
+kill -9 $pid
+finish
+expect "a run set back and killed before its first checkpoint goes on" 0 "" resume --out killed --stop-after 4
+check "from where it was set back" resumed_from 3
+check "as a run of its own" test "$(member parent_run killed/step_00000004) $(member parent_step killed/step_00000004)" = "$(member run whole/step_00000006) 3"
+check "whose id the log had already" test "$(grep -c "\"run\":\"$(member run killed/step_00000004)\"" killed/log.jsonl)" -eq 2
+
+# killed between the log's line and the renaming: later steps of the run that was left are still there
+rm -rf killed && cp -r back killed && rm -r killed/step_*[45] && cp -r whole/step_00000005 whole/step_00000006 killed
+sed -i '/"event":"\(step\|checkpoint\|end\)","step":[4-9]/d' killed/log.jsonl
+expect "a run set back and killed before later checkpoints were moved goes on" 0 "" resume --out killed --stop-after 4
+check "from there, too" resumed_from 3
+check "as itself" test "$(member run killed/step_00000004)" = "$(member run back/step_00000004)"
+check "and the other run's checkpoints are moved aside" test -d killed/step_00000006.set_back -a ! -e killed/step_00000006
+
+expect "a run that goes on in another folder" 0 "" resume whole/step_00000002 --out elsewhere --stop-after 3
+check "is a new one, too" test "$(member parent_run elsewhere/step_00000003) $(member parent_step elsewhere/step_00000003)" = "$(member run whole/step_00000002) 2"
+mkdir disk && mv elsewhere/step_00000003 disk && ln -s ../disk/step_00000003 elsewhere/step_00000003
+expect "a checkpoint may be a link to another disk" 0 "" resume elsewhere/step_00000003 --out elsewhere --stop-after 4
+
+# --- what has changed --------------------------------------------------------------------------------------------------------
+
+# changed NAME TEXT FLAGS...: resuming with these flags warns with TEXT, and is refused with --strict-resume
+changed() {
+    c_name=$1 c_text=$2
+    shift 2
+    rm -rf changed && cp -r whole changed && rm -r changed/step_*[3-6] changed/log.jsonl
+    expect "$c_name: refused by --strict-resume" 1 "$c_text" resume --out changed --strict-resume "$@"
+    expect "$c_name: a warning" 0 "$c_text" resume --out changed --stop-after 3 "$@"
+    check "$c_name: one line" test "$(grep -c '^warning' "$tmp/stderr") $(wc -l <"$tmp/stderr")" = "1 1"
+}
+changed "a flag" "--lr: is 0.01, was 0.0003 in changed/step_00000002" --lr 1e-2
+changed "other data" "--train: other.bin has the fingerprint" --train other.bin
+cp data.bin same.bin && cp data.bin kept.bin && mkdir moved && cp data.bin moved
+rm -rf changed && cp -r whole changed && rm -r changed/step_*[3-6]
+expect "the same data in another folder is no change" 0 "" resume --out changed --stop-after 3 --train moved/data.bin --strict-resume
+expect "nor is a flag that says the same again" 0 "" resume --out changed --stop-after 4 --lr 3e-4 --strict-resume
+cp other.bin data.bin
+changed "other data in the same file" "--train: data.bin has the fingerprint"
+cp kept.bin data.bin
+
+# state SCRIPT CHECKPOINT: edits its trainer_state.json and makes all sizes and checksums right
+state() {
+    sed -i "$1" "$2/trainer_state.json" && python3 -c '
+import re, sys
+table = []
+for byte in range(256):
+    for bit in range(8): byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+    table.append(byte)
+def crc32c(data):
+    crc = 0xFFFFFFFF
+    for byte in data: crc = crc >> 8 ^ table[(crc ^ byte) & 0xFF]
+    return crc ^ 0xFFFFFFFF
+folder = sys.argv[1] + "/"
+text = re.sub(r",\n  \"crc32c\": \d+\n}\n$", "", open(folder + "trainer_state.json").read())
+def listed(m):
+    data = open(folder + m[1], "rb").read()
+    return "\"name\": \"%s\", \"size\": %d, \"crc32c\": %d" % (m[1], len(data), crc32c(data))
+text = re.sub(r"\"name\": \"(\S+)\", \"size\": \d+, \"crc32c\": \d+", listed, text)
+open(folder + "trainer_state.json", "w").write(text + ",\n  \"crc32c\": %d\n}\n" % crc32c(text.encode()))' "$2"
+}
+if python3 -c '' 2>/dev/null; then
+    rm -rf edited && cp -r whole edited && rm -r edited/step_*[4-6]
+    state 's/"build": "[^"]*"/"build": "another"/' edited/step_00000003
+    expect "another build is told" 0 "was (another): it may round elsewhere" resume --out edited --stop-after 3
+    state 's/"build": "[^"]*"/"build": ""/; s/"format": 2/"format": 1/' edited/step_00000003
+    expect "so is a checkpoint of format 1" 0 "in edited/step_00000003 it was 1: rows of this epoch may come twice" resume --out edited --stop-after 3
+    state 's/"format": 1/"format": 3/' edited/step_00000003
+    expect "a later format is passed over" 0 "trainer_state.json: format is 3" resume --out edited --stop-after 2
+    check "and the checkpoint before it taken" resumed_from 2
+    rm -rf ruined && cp -r whole ruined
+    state 's/"not_finite": false/"not_finite": true/' ruined/step_00000006
+    expect "a checkpoint of a step that was not finite is passed over" 0 "not_finite is true" resume --out ruined --stop-after 5
+    check "and the one before it taken" resumed_from 5
+    rm -rf ruined && cp -r whole ruined && rm -r ruined/step_*[1-5]
+    state 's/"not_finite": false/"not_finite": true/' ruined/step_00000006
+    expect "the only one is not taken either" 1 "not_finite is true" resume --out ruined
+    expect "but by name" 0 "" resume ruined/step_00000006 --out ruined
+    rm -rf mute && cp -r whole mute && echo '{' >mute/step_00000006/tokenizer.json && state '' mute/step_00000006
+    expect "a run does not go on without the tokenizer that it had" 1 "mute/step_00000006/tokenizer.json" resume --out mute
+    state '/"name": "tokenizer.json"/d' mute/step_00000006 && rm mute/step_00000006/tokenizer.json
+    expect "nor where it is gone" 1 "mute/step_00000006: holds no tokenizer, but the run had one" resume --out mute
+    state 's/"\(lr\)":/"recompute":"ffn","\1":/' whole/step_00000002
+    expect "flags of the other trainer" 0 "" resume whole/step_00000002 --out passed --stop-after 3
+    check "pass through" grep -q '"recompute":"ffn"' passed/step_00000003/trainer_state.json
+else
+    skip "edited states" "there is no python3"
+fi
+
+rm -rf hurt && cp -r whole hurt && rm hurt/step_00000006/tokenizer.json
+sed -i 's/"weights_crc32c":[0-9]*/"weights_crc32c":7/' hurt/log.jsonl && cp whole/step_00000006/tokenizer.json hurt/step_00000006
+expect "weights that the log does not know are refused" 1 "hurt/log.jsonl says 7 at step 6" resume --out hurt
+
+# --- --verify ----------------------------------------------------------------------------------------------------------------
+
+verify() { "$bin/train_llama3" --verify "$@"; }
+expect "every checkpoint of a folder is checked" 0 "whole   parts/step_00000003: step 3, run $(member run parts/step_00000003)" verify parts
+check "a line each" test "$(grep -c '^whole ' "$tmp/stdout")" -eq 6
+expect "or one that is named" 0 "whole   parts/step_00000004: step 4" verify parts/step_00000004
+expect "a folder without any is an error" 1 "moved: holds no checkpoint" verify moved
+expect "so is a file" 1 "data.bin is no folder" verify data.bin
+expect "--verify is a job of its own" 2 "two jobs" verify parts --eval
+
+# unsound NAME TEXT COMMAND: step 5 is not whole after COMMAND
+unsound() {
+    rm -rf bad && cp -r parts bad
+    (cd bad/step_00000005 && eval "$3") >/dev/null 2>&1
+    expect "$1" 1 "bad: damaged checkpoints: 1 of 6" verify bad
+    check "$1: told by name" grep -q "^damaged bad/step_00000005.*$2" "$tmp/stdout"
+}
+# number FILE TENSOR BYTES: overwrites the first number of a tensor in FILE with these bytes
+number() {
+    python3 -c '
+import json, struct, sys
+path, tensor, octets = sys.argv[1], sys.argv[2], bytes.fromhex(sys.argv[3])
+data = bytearray(open(path, "rb").read())
+size = struct.unpack("<Q", data[:8])[0]
+at = 8 + size + json.loads(data[8:8 + size])[tensor]["data_offsets"][0]
+data[at:at + len(octets)] = octets
+open(path, "wb").write(data)' "$@"
+}
+unsound "a flipped byte" "state_rank00000.safetensors: the checksum is" 'printf X | dd of=state_rank00000.safetensors bs=1 seek=100000 conv=notrunc'
+unsound "a file cut short" "model.safetensors: is" 'truncate -s -1 model.safetensors'
+unsound "a file gone" "tokenizer.json: is missing" 'rm tokenizer.json'
+unsound "a changed state" "trainer_state.json: crc32c" 'sed -i s/64/65/ trainer_state.json'
+if python3 -c '' 2>/dev/null; then
+    norm=model.norm.weight
+    unsound "weights that are not finite, with the right checksum" "tensor $norm is nan at .0" \
+        "number model.safetensors $norm 0000c07f; state '' .; rm ../log.jsonl"
+    unsound "a state that is not finite" "tensor m.$norm is inf at .0" "number state_rank00000.safetensors m.$norm 0000807f; state '' ."
+    unsound "a mean of squares below 0" "tensor v.$norm is -1 at element 0" "number state_rank00000.safetensors v.$norm 000080bf; state '' ."
+    rm -rf bad && cp -r parts bad && number bad/step_00000005/state_rank00000.safetensors m.$norm 0000c07f && state '' bad/step_00000005
+    expect "nor is one that is not finite" 1 "state_rank00000.safetensors: tensor m.$norm is nan at [0]" resume bad/step_00000005 --out bad
+    unsound "weights that are not those in the log" "log.jsonl says" "number model.safetensors $norm 0000803f0000803f; state '' ."
+else
+    skip "tensors that are not finite" "there is no python3"
+fi
+
+# --- the lock ----------------------------------------------------------------------------------------------------------------
+
+background --model d1 --train data.bin --steps 1000000 --schedule constant --checkpoint-every 1 --keep 1 --out busy
+wait_for test -e busy/step_00000002
+expect "a run that resumes asks for the lock before it looks" 1 "busy: another run (process $pid) is writing" resume --out busy
+kill -STOP $pid && rm -rf busy/step_*/model.safetensors
+expect "a reader beside a run is told of it" 1 "hint: another run is writing into busy" "$bin/train_llama3" --model busy --generate x --tokens 1
+kill -KILL $pid && kill -CONT $pid 2>/dev/null
+finish
+expect "a dry run takes no lock" 0 "" train --model d1 --train data.bin --out dry --resume --dry-run
+check "and leaves no trace" test ! -e dry
+cd "$root" || exit 1
+summary

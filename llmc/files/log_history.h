@@ -1,0 +1,75 @@
+/* log_history.h -- what a resumed run learns from OUT/log.jsonl: which run wrote last, and the checksum that a checkpoint's
+ * weights had when they were written. logger.h describes the events.
+ *
+ * A missing log tells nothing, and lines that are not whole events are passed over: the log is the user's to edit.
+ */
+#ifndef LLMC_LOG_HISTORY_H
+#define LLMC_LOG_HISTORY_H
+
+#include "llmc/base/utils.h"  // defines: fail, path_join
+
+#include "llmc/files/json.h"           // defines: json_parse, json_get, json_string, json_node_int, json_node_u64
+#include "llmc/files/trainer_state.h"  // defines: RunId
+
+typedef struct {
+    RunId run;             // of the last "config" or "resume"; "": unknown
+    RunId parent_run;      // the run that it branched off from; "": it began anew
+    uint64_t parent_step;  // and the step where
+    bool has_weights;      // the last "checkpoint" of the step that was asked for holds a checksum:
+    uint32_t weights;      // CRC-32C of its weights
+} LogHistory;
+
+/* Copies a member that is a run's id; "" if it is none. */
+static inline void log_history_id(const Json* j, const char* key, RunId id) {
+    const char* text = json_string(j, json_get(j, json_root(j), key), NULL);
+    snprintf(id, sizeof(RunId), "%s", text && strlen(text) < sizeof(RunId) ? text : "");
+}
+
+/* Takes what one event tells. */
+static inline void log_history_event(LogHistory* h, const Json* j, uint64_t step) {
+    const JsonNode* root = json_root(j);
+    const char* event = json_string(j, json_get(j, root, "event"), NULL);
+    uint64_t at = 0;
+    int64_t crc = 0;
+    if (!event) { return; }
+    if (strcmp(event, "config") == 0 || strcmp(event, "resume") == 0) {
+        log_history_id(j, "run", h->run);
+        log_history_id(j, "parent_run", h->parent_run);
+        if (!json_node_u64(j, json_get(j, root, "parent_step"), &h->parent_step)) { h->parent_step = 0; }
+    } else if (strcmp(event, "checkpoint") == 0 && json_node_u64(j, json_get(j, root, "step"), &at) && at == step) {
+        h->has_weights = json_node_int(j, json_get(j, root, "weights_crc32c"), &crc) && crc >= 0 && crc <= UINT32_MAX;
+        h->weights = (uint32_t)crc;
+    }
+}
+
+/* Reads OUT/log.jsonl for a run that goes on from `step`. */
+static inline bool log_history_read(LogHistory* h, const char* out, uint64_t step, Error* e) {
+    enum { LONGEST = 1 << 20 };  // bytes of a line
+    char path[PATH_CAP];
+    struct stat st;
+    memset(h, 0, sizeof *h);
+    if (!path_join(path, out, "log.jsonl", e)) { return false; }
+    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode)) { return true; }  // opening it for writing refuses what is no file
+    FILE* f = fopen(path, "rb");
+    if (!f) { return fail(e, "%s: cannot open: %s", path, strerror(errno)); }
+    char* line = (char*)xmalloc(LONGEST);
+    bool ok = true;
+    while (ok && fgets(line, LONGEST, f)) {
+        Json j;
+        Error ignored = NO_ERROR;
+        const size_t length = strlen(line);
+        const bool whole = length > 0 && line[length - 1] == '\n';
+        ok = whole || length < LONGEST - 1 || fail(e, "%s: a line is longer than %d bytes", path, LONGEST - 2);
+        // nearly all lines are steps, which tell nothing here
+        if (!whole || strncmp(line, "{\"event\":\"step\"", 15) == 0) { continue; }
+        if (!json_parse(&j, xstrdup(line), length, path, &ignored)) { continue; }
+        log_history_event(h, &j, step);
+        json_free(&j);
+    }
+    ok = ok && (!ferror(f) || fail(e, "%s: reading failed: %s", path, strerror(errno)));
+    free(line);
+    fclose(f);
+    return ok;
+}
+
+#endif

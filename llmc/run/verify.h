@@ -1,0 +1,89 @@
+/* verify.h -- --verify DIR: checks a checkpoint whole, or every checkpoint of a folder, and prints a line each: every file's
+ * size and checksum, the configuration, every tensor (weights, m, master finite; v finite and not negative), and that the log
+ * beside it knows the same weights. What passes can be resumed. Needs neither data nor memory for a model.
+ */
+#ifndef LLMC_VERIFY_H
+#define LLMC_VERIFY_H
+
+#include "llmc/base/utils.h"
+
+#include "llmc/config.h"
+#include "llmc/files/checkpoint.h"
+#include "llmc/files/model_folder.h"
+#include "llmc/files/optimizer_state.h"
+
+/* A TensorSink for what need only be finite, which the readers check. */
+static inline bool verify_tensor(void* ctx, const Param* p, size_t first, size_t n, const float* src, Error* e) {
+    (void)ctx, (void)p, (void)first, (void)n, (void)src, (void)e;
+    return true;
+}
+
+/* A TensorSink for v, a mean of squares. */
+static inline bool verify_v(void* dir, const Param* p, size_t first, size_t n, const float* src, Error* e) {
+    for (size_t i = 0; i < n; i++) {
+        if (src[i] < 0) {
+            return fail(e, "%s: tensor v.%s is %g at element %zu, wanted at least 0", (const char*)dir, p->name, src[i],
+                        first + i);
+        }
+    }
+    return true;
+}
+
+/* Checks the tensors of a checkpoint whose files are those that were written. */
+static inline bool verify_tensors(const char* dir, const TrainerState* s, Error* e) {
+    ModelConfig c;
+    if (!model_check(dir, &c, e)) { return false; }
+    ParamTable table = param_table(&c), trained = trained_table(&c);
+    const StateSlot slots[] = {{"m", SAFE_F32, NULL, verify_tensor, NULL},
+                               {"v", SAFE_F32, NULL, verify_v, (void*)dir},
+                               {"master", SAFE_F32, NULL, verify_tensor, NULL}};
+    const int num_slots = trainer_state_has_master(s) ? 3 : 2;
+    const bool ok = model_load(dir, &c, &table, verify_tensor, NULL, e) &&
+                    state_load(dir, s->world_size, &trained, 0, trained.elements, slots, num_slots, e);
+    param_table_free(&table);
+    param_table_free(&trained);
+    return ok;
+}
+
+/* Checks a checkpoint and prints its line. */
+static inline bool verify_checkpoint(const char* dir) {
+    TrainerState s;
+    LogHistory log;
+    Error e = NO_ERROR;
+    const bool ok =
+        checkpoint_read(dir, CHECKPOINT_RUN, &s, &e) && checkpoint_check_log(dir, &s, &log, &e) && verify_tensors(dir, &s, &e);
+    if (ok) {
+        uint64_t bytes = 0;
+        for (size_t i = 0; i < s.files.count; i++) { bytes += s.files.items[i].size; }
+        printf("whole   %s: step %" PRIu64 ", run %s, %zu files, %.1f MiB%s\n", dir, s.step, s.run[0] ? s.run : "unknown",
+               s.files.count, (double)bytes / (1 << 20), s.not_finite ? "; its last step was not finite" : "");
+    } else {
+        printf("damaged %s\n", e.msg);
+    }
+    trainer_state_free(&s);
+    return ok;
+}
+
+/* Checks the checkpoint `path`, or all that the folder `path` holds. Dies if one is damaged, or there is none. */
+static inline void verify(const char* path) {
+    uint64_t* steps = NULL;
+    size_t count = 0, damaged = 0;
+    Error e = NO_ERROR;
+    if (!is_directory(path)) { die("--verify: %s is no folder, wanted a checkpoint or a folder of checkpoints", path); }
+    if (folder_has(path, "trainer_state.json")) {
+        count = 1;
+        damaged = !verify_checkpoint(path);
+    } else {
+        must(checkpoint_list(path, &steps, &count, &e), &e);
+    }
+    for (size_t i = count; steps && i > 0; i--) {
+        char dir[PATH_CAP], tmp[PATH_CAP];
+        must(checkpoint_paths(path, steps[i - 1], dir, tmp, &e), &e);
+        damaged += !verify_checkpoint(dir);
+    }
+    free(steps);
+    if (count == 0) { die("%s: holds no checkpoint, wanted a folder step_NNNNNNNN in it", path); }
+    if (damaged > 0) { die("%s: damaged checkpoints: %zu of %zu", path, damaged, count); }
+}
+
+#endif
