@@ -514,7 +514,8 @@ static inline void checkpoint_prune(const char* out, int keep, uint64_t major_ev
         bool ok = checkpoint_paths(out, steps[i], dir, tmp, &e) && remove_tree(tmp, &e) &&
                   (rename(dir, tmp) == 0 || fail(&e, "%s: cannot rename to %s: %s", dir, tmp, strerror(errno)));
         LLMC_FAULT_POINT("pruned");
-        ok = ok && remove_tree(tmp, &e);
+        // the new name reaches the disk before a file goes: else a power cut may leave half a folder under the old name
+        ok = ok && sync_directory(out, &e) && remove_tree(tmp, &e);
         if (!ok) { warn("%s: the old checkpoint stays", e.msg); }
     }
     free(steps);
