@@ -566,7 +566,9 @@ typedef bool (*AddFiles)(void* ctx, Checkpoint* k, Error* e);
 static inline void session_add_side_files(const Session* s, Checkpoint* k) {
     Error e = NO_ERROR;
     if (s->has_tokenizer && !tokenizer_save(&s->tokenizer, k->tmp, s->config.max_positions, &e)) {
-        warn("%s: this checkpoint's tokenizer is incomplete", e.msg);
+        warn("%s: this checkpoint will not have a tokenizer", e.msg);
+        checkpoint_drop(k, "tokenizer.json");
+        checkpoint_drop(k, "tokenizer_config.json");
     }
     checkpoint_add_optional(k, "tokenizer.json");
     checkpoint_add_optional(k, "tokenizer_config.json");
@@ -603,10 +605,10 @@ static inline void session_checkpoint(Session* s, SafeDtype dtype, TensorSource 
     const Options* o = &s->options;
     const bool first = s->rank == 0;
     memset(&k, 0, sizeof k);
-    bool ok = session_keep_out(s, &e) &&
-              (first ? checkpoint_begin(&k, o->out, s->state.step, &e) &&
-                           checkpoint_model(&k, &s->config, &s->table, dtype, weights, weights_ctx, &e)
-                     : checkpoint_join(&k, o->out, s->state.step, &e));
+    bool ok =
+        session_keep_out(s, &e) && (first ? checkpoint_begin(&k, o->out, s->state.step, &e) &&
+                                                checkpoint_model(&k, &s->config, &s->table, dtype, weights, weights_ctx, &e)
+                                          : checkpoint_join(&k, o->out, s->state.step, &e));
     ok = ok && checkpoint_state(&k, s->rank, &s->trained, 0, s->trained.elements, slots, num_slots, &e);
     if (first) { ok = ok && (!add || add(add_ctx, &k, &e)) && session_seal(s, &k, dtype, &e); }
     if (!ok) {

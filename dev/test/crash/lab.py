@@ -74,9 +74,9 @@ class Run:
         self.trainer, self.work, self.jobs, self.limit = os.path.abspath(trainer), work, jobs, limit
         self.first, self.last = 2, 4
         self.base, self.ref = os.path.join(work, "base/out"), os.path.join(work, "ref/out")
-        self.flags = ["--model", "d1", "--train", "../data.bin", "--val", "../data.bin", "--val-every", "2", "--val-batches", "1", "--batch", "1",
-                      "--seq", "32", "--threads", "1", "--sample-every", "2", "--sample-tokens", "4", "--steps", "100", "--schedule", "constant",
-                      "--checkpoint-every", "1", "--keep", "2", "--out", "out", *flags]
+        self.flags = ("--model d1 --train ../data.bin --val ../data.bin --val-every 2 --val-batches 1 --batch 1 --seq 32 "
+                      "--threads 1 --sample-every 2 --sample-tokens 4 --steps 100 --schedule constant --checkpoint-every 1 "
+                      "--keep 2 --out out").split() + list(flags)
         self.make_data()
         self.whole = {}  # {step's folder: its content}
         for folder, extra in ((self.base, ["--stop-after", str(self.first)]), (self.ref, self.goes_on())):
@@ -103,14 +103,14 @@ class Run:
         """Runs the trainer in a folder, under the shim if `fault` holds its variables."""
         env = {k: v for k, v in os.environ.items() if not k.startswith("FAULT_")}
         try:
-            p = subprocess.run([self.trainer, *self.flags, *extra], cwd=folder, env=dict(env, **(fault or {})), stdin=subprocess.DEVNULL,
-                               capture_output=True, timeout=self.limit)
+            p = subprocess.run([self.trainer, *self.flags, *extra], cwd=folder, env=dict(env, **(fault or {})),
+                               stdin=subprocess.DEVNULL, capture_output=True, timeout=self.limit)
             return Result(p.returncode, p.stdout, p.stderr)
         except subprocess.TimeoutExpired as e:
             return Result("hang", e.stdout or b"", e.stderr or b"")
 
     def lost(self, out, warned):
-        """What a folder's checkpoints lack, in words; "" if all are whole. Side files may be missing where a warning says so."""
+        """What a folder's checkpoints lack; "" if all are whole. Side files may be missing where a warning says so."""
         steps = [s for s in os.listdir(out) if STEP.match(s)] if os.path.isdir(out) else []
         for s in steps:
             got, wanted = checkpoint(os.path.join(out, s)), self.whole.get(s, {})

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """mutate.py [--count N] [--state] [--jobs N] -- feeds damaged and hostile files to train_llama3 and tokenize.
 
-Each case takes one good input, changes one file of it and runs the program. The cases are the same on every run. --state changes
-the numbers of a checkpoint's trainer_state.json instead and makes its checksum right, as a hostile author would. BIN=DIR tests
-the programs of another build, such as one with sanitizers. Wanted of each case:
+Each case takes one good input, changes one file of it and runs the program. The cases are the same on every run. --state
+changes the numbers of a checkpoint's trainer_state.json instead and makes its checksum right, as a hostile author would.
+BIN=DIR tests the programs of another build, such as one with sanitizers. Wanted of each case:
   crash    0  exit 0 or 1 (2 where a saved flag is out of range), no signal, no sanitizer report
   form     0  exit 1 comes with one line "error: ...", and no line is of another kind
   unnamed  0  and that line names the changed file
@@ -91,11 +91,16 @@ def control(r, b): return insert(r, b, (b"\0", b"\\u0000", b"\x1b[2J", b"\r"))
 TEXT = (digit, huge, huge, other_type, doubled_member, lost_member, nested, long_text, bad_utf8, control)
 
 
+def safetensors(header, data):
+    header += b" " * (-len(header) % 8)
+    return struct.pack("<Q", len(header)) + header + data
+
+
 def in_header(change):
     def of_file(r, b):
         n = 8 + struct.unpack("<Q", b[:8])[0]
         header = change(r, b[8:n])
-        return header if header is None else struct.pack("<Q", len(header) + -len(header) % 8) + header + b" " * (-len(header) % 8) + b[n:]
+        return header if header is None else safetensors(header, b[n:])
     return of_file
 
 
@@ -103,15 +108,14 @@ def tensor(r, b, change):
     n = 8 + struct.unpack("<Q", b[:8])[0]
     header = json.loads(b[8:n])
     change(header[r.choice([k for k in header if k != "__metadata__"])])
-    text = json.dumps(header, separators=(",", ":")).encode()
-    return struct.pack("<Q", len(text) + -len(text) % 8) + text + b" " * (-len(text) % 8) + b[n:]
+    return safetensors(json.dumps(header, separators=(",", ":")).encode(), b[n:])
 
 
 def moved(r, b): d = r.choice((-4, 4)); return tensor(r, b, lambda t: t.update(data_offsets=[x + d for x in t["data_offsets"]]))
-def overflowing(r, b): return tensor(r, b, lambda t: t.update(shape=[r.choice((1 << 32, 1 << 61, 1 << 63, (1 << 64) - 1)), 1 << 32]))
+def overflowing(r, b): return tensor(r, b, lambda t: t.update(shape=[r.choice((1 << 32, 1 << 61, 1 << 63)), 1 << 32]))
 def many_sizes(r, b): return tensor(r, b, lambda t: t.update(shape=[1] * r.choice((8, 9, 1000, 100000)) + t["shape"]))
 def other_dtype(r, b): return tensor(r, b, lambda t: t.update(dtype=r.choice(("F64", "BF16", "F16", "I8", "f32", ""))))
-def header_length(r, b): return struct.pack("<Q", r.choice((0, 1, 1 << 31, 1 << 32, 1 << 63, (1 << 64) - 1, 100000001, len(b) - 8))) + b[8:]
+def header_length(r, b): return struct.pack("<Q", r.choice((0, 1, 1 << 32, (1 << 64) - 1, 100000001, len(b) - 8))) + b[8:]
 
 
 def not_finite(r, b):
@@ -168,16 +172,19 @@ class Lab:
         reads = lambda t: [self.tokenize, "--tokenizer", t, "-o", "new.bin", "text.txt"]
         saved = "run/step_00000003/"
         self.targets = {
-            "config": ("one/config.json", TEXT, with_model("one")), "weights": ("one/model.safetensors", TENSORS, with_model("one")),
+            "config": ("one/config.json", TEXT, with_model("one")),
+            "weights": ("one/model.safetensors", TENSORS, with_model("one")),
             "index": ("two/model.safetensors.index.json", TEXT, with_model("two")),
             "shard": ("two/model-00002-of-00002.safetensors", TENSORS, with_model("two")),
             "tokens": ("bytes.bin", TOKENS, [*first, "--stop-after", "2", "--out", "new"]),
             "ranks": ("words/ranks.model", TEXT, reads("words/ranks.model")),
             "tokenizer": ("words/tokenizer.json", TEXT, reads("words/tokenizer.json")),
             "text": ("text.txt", TEXT, with_text("text.txt")), "jsonl": ("docs.jsonl", TEXT, with_text("docs.jsonl")),
-            "saved.numbers": (saved + "trainer_state.json", TEXT, self.resume), "saved.config": (saved + "config.json", TEXT, self.resume),
+            "saved.numbers": (saved + "trainer_state.json", TEXT, self.resume),
+            "saved.config": (saved + "config.json", TEXT, self.resume),
             "saved.moments": (saved + "state_rank00000.safetensors", TENSORS, self.resume),
-            "saved.weights": (saved + "model.safetensors", TENSORS, self.resume), "saved.words": (saved + "tokenizer.json", TEXT, self.resume),
+            "saved.weights": (saved + "model.safetensors", TENSORS, self.resume),
+            "saved.words": (saved + "tokenizer.json", TEXT, self.resume),
             "log": ("run/log.jsonl", TEXT, self.resume), "lock": ("run/.lock", TEXT, self.resume),
         }
         whole = os.path.join(work, "whole")
@@ -198,8 +205,8 @@ class Lab:
             f.write(struct.pack("<256i", 20240520, 1, len(ids), *[0] * 253) + struct.pack("<%dH" % len(ids), *ids))
         test = os.path.join(lab.ROOT, "dev/test")
         os.makedirs(os.path.join(self.good, "words"))  # a folder of their own: the trainer takes the tokenizer beside its data
-        for name, source in (("ranks.model", "corpus/tokenizer/ranks.model"), ("tokenizer.json", "corpus/tokenizer/llama3.json")):
-            shutil.copy(os.path.join(test, source), os.path.join(self.good, "words", name))
+        for name, source in (("ranks.model", "ranks.model"), ("tokenizer.json", "llama3.json")):
+            shutil.copy(os.path.join(test, "corpus/tokenizer", source), os.path.join(self.good, "words", name))
         pair = os.path.join(test, "pairs/gqa2_untied_rope8")
         shutil.copytree(pair, os.path.join(self.good, "one"))
         self.split(pair, os.path.join(self.good, "two"))
@@ -218,16 +225,15 @@ class Lab:
                 some = b[start + v["data_offsets"][0]:start + v["data_offsets"][1]]
                 header[k] = dict(v, data_offsets=[len(data), len(data) + len(some)])
                 data, where[k] = data + some, name
-            text = json.dumps(header).encode()
-            text += b" " * (-len(text) % 8)
             with open(os.path.join(folder, name), "wb") as f:
-                f.write(struct.pack("<Q", len(text)) + text + data)
+                f.write(safetensors(json.dumps(header).encode(), data))
         with open(os.path.join(folder, "model.safetensors.index.json"), "w") as f:
             json.dump({"metadata": {"total_size": len(b) - start}, "weight_map": where}, f, indent=1)
 
     def bits(self, folder):
-        saved = os.path.join(folder, "run/step_00000005")
-        return [lab.read(os.path.join(saved, f)) for f in ("model.safetensors", "state_rank00000.safetensors")] if os.path.isdir(saved) else None
+        """The weights and moments at the end of a resumed run; None if they are not there."""
+        files = [os.path.join(folder, "run/step_00000005", f) for f in ("model.safetensors", "state_rank00000.safetensors")]
+        return [lab.read(f) for f in files] if all(map(os.path.exists, files)) else None
 
     def damaged(self, count):
         cases, i = [], 0
@@ -257,7 +263,8 @@ class Lab:
         for i in range(count):
             r = random.Random("number %d" % i)
             m = r.choice(numbers)
-            new = body[:m.start()] + r.choice(HUGE[:10] + (b"null", b'"x"', b"[]", b"1e308", b"1e-300", b"0.5")) + body[m.end():]
+            other = r.choice(HUGE[:10] + (b"null", b'"x"', b"[]", b"1e308", b"1e-300", b"0.5"))
+            new = body[:m.start()] + other + body[m.end():]
             cases.append(Case("saved.numbers", huge, new + tail + b"%d\n}\n" % crc32c(new)))
         return cases
 
@@ -313,7 +320,7 @@ def crc32c(data):
 
 def measure(command, folder):
     """Runs a command; returns its result, processor seconds and peak memory in bytes."""
-    env = dict(os.environ, ASAN_OPTIONS="exitcode=99:allocator_may_return_null=1", UBSAN_OPTIONS="print_stacktrace=1", OMP_NUM_THREADS="1")
+    env = dict(os.environ, ASAN_OPTIONS="exitcode=99:allocator_may_return_null=1", OMP_NUM_THREADS="1")
     with open(os.path.join(folder, "stdout"), "w+b") as out, open(os.path.join(folder, "stderr"), "w+b") as err:
         p = subprocess.Popen(command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
         if not SANITIZED:  # a program that reads without end must not take the machine with it

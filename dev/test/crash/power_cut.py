@@ -55,8 +55,8 @@ class Disk:
 
 class Record:
     """The recorded changes. ops[i]: a change by numbers of files, so that it stays the same where a name before it is lost.
-    synced[i]: the index of the last fsync that it needs to be kept, NEVER without. Folders have numbers below 1, the folder of the
-    run is 0."""
+    synced[i]: the index of the last fsync that it needs to be kept, NEVER without. Folders have numbers below 1; 0 is
+    the folder that the run starts in."""
 
     def __init__(self, path, root):
         self.ops, self.synced, self.data, self.disk = [], [], {}, Disk()
@@ -120,7 +120,7 @@ class Record:
         return bytes(out)
 
     def boundary(self, i):
-        """Where write i is torn: the boundary of a page nearest to its middle, as a distance from its start; 0 if it has none."""
+        """Where write i is torn: the page boundary nearest to its middle, as a distance from its start; 0 if it has none."""
         _, _, offset, length = self.ops[i]
         cut = (offset + length // 2 + PAGE // 2) // PAGE * PAGE - offset
         return cut if 0 < cut < length else 0
@@ -235,9 +235,11 @@ def main():
     for disk, left in zip(chosen, lab.in_parallel(args.jobs, resume, chosen)):
         count(disk[0], "resumed")
         if left:
-            count(disk[0], "log lost" if left == "log.jsonl" else "changed", "after %d changes: %s" % (disk[1], left.strip()[-160:]))
+            column = "log lost" if left == "log.jsonl" else "changed"
+            count(disk[0], column, "after %d changes: %s" % (disk[1], left.strip()[-160:]))
     print("%d changes, %d different disks" % (sum(op[0] != "fsync" for op in record.ops), len(disks)))
-    return 1 if lab.report("power cut", ("disks", "damaged", "lost", "resumed", "changed", "log lost"), rows, ("damaged", "lost", "changed")) else 0
+    columns = ("disks", "damaged", "lost", "resumed", "changed", "log lost")
+    return 1 if lab.report("power cut", columns, rows, ("damaged", "lost", "changed")) else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-/* shim.c -- fails, kills or records system calls and allocations of a program: LD_PRELOAD=shim.so. Needs x86-64 Linux and glibc.
+/* shim.c -- fails, kills or records system calls and allocations of a program: LD_PRELOAD=shim.so. Needs x86-64 Linux, glibc.
  *
  * A seccomp filter turns each watched system call into SIGSYS. The handler counts the call, then makes it itself, or doesn't.
  * So calls that libc makes inside of fclose() or readdir() are seen, too, and no tracer is needed. Allocations are counted

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""sweep.py [error] [kill] [malloc] [--trainer PATH] [--sample N] [--jobs N] [--card] -- fails each call of a run once, one run a fault.
+"""sweep.py [error] [kill] [malloc] [--trainer PATH] [--sample N] [--jobs N] [--card] -- each call of a run fails once.
 
 A resumed run of two steps that writes and prunes two checkpoints is repeated under shim.c:
   error   each system call fails once
@@ -16,9 +16,10 @@ first checkpoint on, since the CUDA driver's calls before are not the program's.
 import argparse, errno, os, shutil, sys
 import lab
 
-ERRORS = {"write": (errno.ENOSPC, errno.EIO), "fsync": (errno.EIO,), "rename": (errno.EIO,), "open": (errno.EMFILE, errno.EACCES), "close": (errno.EIO,),
-          "unlink": (errno.EIO,), "mkdir": (errno.ENOSPC,), "list": (errno.EIO,), "truncate": (errno.EIO,), "lock": (errno.ENOLCK,), "read": (errno.EIO,),
-          "stat": (errno.EIO,), "seek": (errno.EINVAL,), "mmap": (errno.ENOMEM,)}
+ERRORS = {"write": (errno.ENOSPC, errno.EIO), "fsync": (errno.EIO,), "rename": (errno.EIO,),
+          "open": (errno.EMFILE, errno.EACCES), "close": (errno.EIO,), "unlink": (errno.EIO,), "mkdir": (errno.ENOSPC,),
+          "list": (errno.EIO,), "truncate": (errno.EIO,),
+          "lock": (errno.ENOLCK,), "read": (errno.EIO,), "stat": (errno.EIO,), "seek": (errno.EINVAL,), "mmap": (errno.ENOMEM,)}
 ON_A_CARD = ("write", "fsync", "rename")
 CHANGES = ("write", "fsync", "rename", "open", "close", "unlink", "mkdir", "truncate")
 COLUMNS = ("faults", "errors", "passed", "resumed", "damaged", "signals", "silent", "form", "changed")
@@ -31,7 +32,8 @@ def faults(sweep, counts, card):
         return [("malloc", k, "12", once) for once in ("", "1") for k in range(1, counts["malloc"] + 1)]
     if sweep == "kill":
         return [(c, k, "kill", "") for c in CHANGES for k in range(1, counts[c] + 1)]
-    return [(c, k, str(e), "") for c, errors in ERRORS.items() if not card or c in ON_A_CARD for e in errors for k in range(1, counts[c] + 1)]
+    classes = ON_A_CARD if card else ERRORS
+    return [(c, k, str(e), "") for c in classes for e in ERRORS[c] for k in range(1, counts[c] + 1)]
 
 
 class Sweeper:
@@ -49,8 +51,9 @@ class Sweeper:
         shutil.copytree(os.path.dirname(self.run.base), folder)
         file = os.path.join(folder, "counts")
         made = self.run.start(folder, self.run.goes_on(), self.variables(folder, FAULT_COUNTS=file))
-        if made.status != 0 or self.run.same_end(os.path.join(folder, "out")):
-            sys.exit("error: the run under the shim without a fault differs: %s" % (made.err or self.run.same_end(os.path.join(folder, "out"))))
+        left = self.run.same_end(os.path.join(folder, "out"))
+        if made.status != 0 or left:
+            sys.exit("error: the run under the shim without a fault differs: %s" % (made.err or left))
         return {line.split()[0]: int(line.split()[1]) for line in open(file)}
 
     def judge(self, fault):
@@ -59,7 +62,9 @@ class Sweeper:
         folder = os.path.join(self.run.work, "-".join(map(str, ("x",) + fault)))
         out = os.path.join(folder, "out")
         shutil.copytree(os.path.dirname(self.run.base), folder)
-        env = self.variables(folder, FAULT_CLASS=kind, FAULT_AT=str(k), FAULT_DO=action, **({"FAULT_FROM": "1"} if from_there_on else {}))
+        env = self.variables(folder, FAULT_CLASS=kind, FAULT_AT=str(k), FAULT_DO=action)
+        if from_there_on:
+            env["FAULT_FROM"] = "1"
         broken = self.run.start(folder, self.run.goes_on(), env)
         found, wrong = ["faults"], []
 
@@ -114,7 +119,8 @@ def main():
             for column in found:
                 rows[sweep][column] = rows[sweep].get(column, 0) + 1
             if wrong:
-                print("    %s %s, action %s%s: %s" % (fault[0], fault[1], fault[2], " from there on" if fault[3] else "", wrong), flush=True)
+                how = " from there on" if fault[3] else ""
+                print("    %s %s, action %s%s: %s" % (fault[0], fault[1], fault[2], how, wrong), flush=True)
     return 1 if lab.report("sweep", COLUMNS, rows, WANTED) else 0
 
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# test_crash.sh [full] -- the crash tests. Without `full` a sample of each, evenly spread and the same each time, in about a minute.
+# test_crash.sh [full] -- the crash tests. Without `full` a sample of each, evenly spread and the same each time, in a minute.
 # BIN=DIR tests the programs of another build; the sanitizers replace malloc, so for them only the damaged inputs run.
 set -u
 log=$(mktemp "${TEST_TMP:-/tmp}/llama3_crash_log_XXXXXX") || exit 1
