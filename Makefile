@@ -27,7 +27,7 @@ help:
 	@echo "make train_llama3 test_llama3 tokenize             build the CPU programs"
 	@echo "make train_llama3cu test_llama3cu [PRECISION=BF16|FP16|FP32] [GPU_ARCH=75|80|90|\"75 80 90\"]"
 	@echo "make sanitize              run the tests under AddressSanitizer and UndefinedBehaviorSanitizer"
-	@echo "make fuzz [SECONDS=20] [INPUTS=N]  run each fuzz target for SECONDS, or for N inputs (needs clang)"
+	@echo "make fuzz [SECONDS=20] [INPUTS=N] [JOBS=1]  run each fuzz target for SECONDS, or for N inputs (needs clang)"
 	@echo "make fuzz-coverage         tell which lines of the readers of input the fuzzers' inputs reach (needs llvm)"
 	@echo "make format format-check lint clean"
 
@@ -133,6 +133,7 @@ CRASH_TESTS = dev/test/crash/test_crash.sh
 KILLS ?= 50
 SECONDS ?= 20
 INPUTS ?=
+JOBS ?= 1
 TARGETS ?=
 
 # a portable build with the plain loops: no OpenMP, only the architecture's baseline vector instructions
@@ -183,7 +184,7 @@ sanitize: sanitize-programs
 
 # make fuzz TARGETS="json config" for some; minimized seeds go into dev/test/corpus
 fuzz:
-	@dev/test/fuzz.sh $(if $(INPUTS),inputs $(INPUTS),seconds $(SECONDS)) $(TARGETS)
+	@JOBS=$(JOBS) dev/test/fuzz.sh $(if $(INPUTS),inputs $(INPUTS),seconds $(SECONDS)) $(TARGETS)
 fuzz-minimize:
 	@dev/test/fuzz.sh minimize $(TARGETS)
 fuzz-coverage:

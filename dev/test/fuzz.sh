@@ -4,7 +4,7 @@
 # dev/test/corpus/STEM.dict. New inputs stay in build/fuzz/STEM for the next run. A failing input is saved as
 # build/fuzz/STEM-crash-* (-timeout-*, -oom-*, -leak-*); build/fuzz/fuzz_STEM FILE repeats it.
 # fuzz.sh minimize [STEM...] -- replaces the committed seeds without a name by the fewest of build/fuzz/STEM that reach as much.
-# CLANG: a clang with libFuzzer.
+# CLANG: a clang with libFuzzer. JOBS: targets that run at a time.
 set -u
 job=$1
 shift
@@ -16,7 +16,6 @@ fi
 CLANG=${CLANG:-clang}
 here=build/fuzz
 most=65536  # bytes of a target's seeds without a name
-passed=0 failed=0
 mkdir -p $here || exit 1
 [ $# -gt 0 ] || set -- $(ls dev/test/fuzz_*.c | sed 's/.*fuzz_\(.*\)\.c/\1/')
 
@@ -72,17 +71,26 @@ minimize() {
     echo "ok   $seeds: $(ls "$seeds" | wc -l) seeds, $(cat "$seeds"/* | wc -c) bytes"
 }
 
-[ "$job" = minimize ] || printf '%-29s %10s %8s %10s %9s %8s\n' target inputs seconds "inputs/s" "new units" findings
-for stem in "$@"; do
-    mkdir -p "$here/$stem" && cp dev/test/corpus/"$stem"/* "$here/$stem" 2>/dev/null
-    if ! compile "$stem"; then
-        echo "FAIL fuzz_$stem does not compile"
-        failed=$((failed + 1))
-    elif $work "$stem"; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
+# one STEM: a target that fails leaves its name in build/fuzz/failed
+one() {
+    mkdir -p "$here/$1" && cp dev/test/corpus/"$1"/* "$here/$1" 2>/dev/null
+    if ! compile "$1"; then
+        echo "FAIL fuzz_$1 does not compile"
+    elif $work "$1"; then
+        return
     fi
+    echo "$1" >>$here/failed
+}
+
+[ "$job" = minimize ] || printf '%-29s %10s %8s %10s %9s %8s\n' target inputs seconds "inputs/s" "new units" findings
+: >$here/failed
+running=0
+for stem in "$@"; do
+    one "$stem" &
+    running=$((running + 1))
+    [ $running -lt "${JOBS:-1}" ] || { wait && running=0; }
 done
-echo "$passed passed, $failed failed, 0 skipped"
-[ $failed -eq 0 ]
+wait
+failed=$(wc -l <$here/failed)
+echo "$(($# - failed)) passed, $((failed)) failed, 0 skipped"
+[ "$failed" -eq 0 ]

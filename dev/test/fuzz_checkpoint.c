@@ -1,11 +1,13 @@
 /* fuzz_checkpoint.c -- edits a folder of two checkpoints as the bytes say (files cut, changed, exchanged, removed, made links
- * or folders; checkpoints renamed), then finds, cleans and prunes. The checkpoint that is found must be whole, every newer one
- * damaged; nothing outside of the folder may change. */
+ * or folders; checkpoints renamed), then finds, verifies, cleans, prunes and sets aside. The checkpoint that is found must be
+ * whole, every newer one damaged or of a run that was set back; nothing outside of the folder may change. The first byte says
+ * what is done beside that. */
 #define FILE_SUM_PIECE 256  // small: allocating is what takes the time
 #include "fuzz.h"
-#include "llmc/files/checkpoint.h"
+#include "llmc/run/verify.h"
 
 enum { STEPS = 2, MOST_FILES = 16 };
+enum { KEEP_2 = 1, MAJOR = 2, FIND_MODEL = 4, BY_NAME = 8, SET_BACK = 16, VERIFY = 32, SET_ASIDE = 64 };  // of the first byte
 
 static ModelConfig config;
 static ParamTable table;
@@ -68,6 +70,16 @@ static void fill_out(void) {
             REQUIRE(link(from, to) == 0);
         }
     }
+}
+
+/* Writes the log of a run that was set back to step 1, and that knows other weights at step 2. */
+static void write_log(void) {
+    static const char log[] =
+        "{\"event\":\"resume\",\"step\":1,\"run\":\"b\",\"parent_run\":\"a\",\"parent_step\":1}\n"
+        "{\"event\":\"checkpoint\",\"step\":2,\"weights_crc32c\":7}\n";
+    char path[PATH_CAP + 16];
+    snprintf(path, sizeof path, "%s/log.jsonl", out);
+    fuzz_write(path, log, sizeof log - 1);
 }
 
 /* Puts the checksum of a trainer_state.json's text right, so that the text behind it is read. */
@@ -148,20 +160,86 @@ static void check_whole(const char* dir, const TrainerState* s) {
     }
 }
 
-/* Checks that no checkpoint is newer than `found` and can be read. */
-static void check_newest(const char* found, uint64_t found_step) {
+/* Checks that no checkpoint is newer than `found`, not after the step `set_back`, and sound; and that those which --verify passes
+ * can be read. */
+static void check_newest(const char* found, uint64_t found_step, uint64_t set_back, bool verified) {
     uint64_t* steps = NULL;
     size_t count = 0;
     Error e = NO_ERROR;
     must(checkpoint_list(out, &steps, &count, &e), &e);
-    for (size_t i = 0; i < count && (!*found || steps[i] > found_step); i++) {
+    for (size_t i = 0; i < count; i++) {
         char dir[PATH_CAP], tmp[PATH_CAP];
         TrainerState s;
         Error cause = NO_ERROR;
+        const bool newer = !*found || steps[i] > found_step;
         REQUIRE(checkpoint_paths(out, steps[i], dir, tmp, &cause));
-        REQUIRE(!checkpoint_read(dir, CHECKPOINT_RUN, &s, &cause) || s.step != steps[i]);
+        if (!newer && !verified) { continue; }
+        const bool sound = checkpoint_read(dir, CHECKPOINT_RUN, &s, &cause);
+        REQUIRE(!newer || !sound || s.step > set_back || !checkpoint_check_found(&s, steps[i], &cause));
+        REQUIRE(!verified || !verify_checkpoint(dir) || (sound && (set_back == UINT64_MAX || s.step != 2)));
         trainer_state_free(&s);
     }
+    free(steps);
+}
+
+/* Loads the weights of a checkpoint that was found for the model alone. */
+static void load_model(const char* dir, const TrainerState* s) {
+    ModelConfig c;
+    Error e = NO_ERROR;
+    bool ok = model_check(dir, &c, &e);
+    if (ok) {
+        ParamTable t = param_table(&c);
+        ok = model_load_sums(dir, &c, &t, &s->files, verify_tensor, NULL, &e);
+        param_table_free(&t);
+    }
+    fuzz_check_error(ok, &e);
+}
+
+/* Finds the newest checkpoint in every way. */
+static void find(uint8_t how) {
+    char dir[PATH_CAP], model_dir[PATH_CAP];
+    TrainerState s, model;
+    Error e = NO_ERROR, ignored = NO_ERROR, cause = NO_ERROR;
+    const bool ok = checkpoint_find(out, CHECKPOINT_RUN, dir, &s, &e);
+    fuzz_check_error(ok, &e);
+    if (ok && dir[0]) { check_whole(dir, &s); }
+    check_newest(ok ? dir : "", s.step, how & SET_BACK ? 1 : UINT64_MAX, how & VERIFY);
+    if (how & BY_NAME) {  // what is found is opened, too
+        const bool opened = checkpoint_open(out, CHECKPOINT_RUN, model_dir, &model, &cause);
+        fuzz_check_error(opened, &cause);
+        REQUIRE(opened == (ok && dir[0]) && (!opened || model.step == s.step));
+        trainer_state_free(&model);
+    }
+    if (how & BY_NAME && ok && dir[0]) {
+        must(checkpoint_open(dir, CHECKPOINT_RUN, model_dir, &model, &ignored) && strcmp(dir, model_dir) == 0, &ignored);
+        trainer_state_free(&model);
+    }
+    if (how & FIND_MODEL) {
+        const bool has_model = checkpoint_find(out, CHECKPOINT_MODEL, model_dir, &model, &ignored);
+        REQUIRE(!has_model || !ok || model.step >= s.step);
+        if (has_model && model_dir[0]) { load_model(model_dir, &model); }
+        trainer_state_free(&model);
+    }
+    trainer_state_free(&s);
+}
+
+/* Removes what runs left behind and old checkpoints, then sets aside what is later than step 1. */
+static void clean(uint8_t how) {
+    Error stale = NO_ERROR, e = NO_ERROR, aside = NO_ERROR;
+    fuzz_check_error(checkpoint_remove_stale(out, &stale), &stale);
+    const int keep = how & KEEP_2 ? 2 : 1;
+    checkpoint_prune(out, keep, how & MAJOR ? 2 : 0, STEPS);
+    uint64_t* steps = NULL;
+    size_t count = 0, moved = 0;
+    int kept = 0;
+    must(checkpoint_list(out, &steps, &count, &e), &e);
+    for (size_t i = 0; i < count; i++) { kept += steps[i] <= STEPS && !(how & MAJOR && steps[i] % 2 == 0); }
+    REQUIRE(kept <= keep);
+    const size_t later = count > 0 && steps[0] > 1 ? count - (steps[count - 1] <= 1) : 0;
+    free(steps);
+    if (!(how & SET_ASIDE)) { return; }
+    must(checkpoint_set_aside(out, 1, &moved, &aside) && checkpoint_list(out, &steps, &count, &aside), &aside);
+    REQUIRE(moved == later && (count == 0 || steps[0] <= 1));
     free(steps);
 }
 
@@ -170,40 +248,11 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (size < 1) { return 0; }
     fill_out();
     for (size_t at = 1; at + 4 <= size;) { at += edit(data + at, size - at); }
-
-    char dir[PATH_CAP], model_dir[PATH_CAP];
-    TrainerState s, model;
-    Error e = NO_ERROR, ignored = NO_ERROR;
-    const bool ok = checkpoint_find(out, CHECKPOINT_RUN, dir, &s, &e);
-    fuzz_check_error(ok, &e);
-    if (ok && dir[0]) { check_whole(dir, &s); }
-    check_newest(ok ? dir : "", s.step);
-    if (data[0] & 8) {  // by name: what is found is opened, too
-        Error cause = NO_ERROR;
-        const bool opened = checkpoint_open(out, CHECKPOINT_RUN, model_dir, &model, &cause);
-        fuzz_check_error(opened, &cause);
-        REQUIRE(opened == (ok && dir[0]) && (!opened || model.step == s.step));
-        trainer_state_free(&model);
-    }
-    if (data[0] & 4) {
-        if (checkpoint_find(out, CHECKPOINT_MODEL, model_dir, &model, &ignored) && ok) { REQUIRE(model.step >= s.step); }
-        trainer_state_free(&model);
-    }
-    trainer_state_free(&s);
-
-    Error stale = NO_ERROR;
-    fuzz_check_error(checkpoint_remove_stale(out, &stale), &stale);
-    const int keep = 1 + (data[0] & 1);
-    checkpoint_prune(out, keep, data[0] & 2 ? 2 : 0, STEPS);
-    uint64_t* steps = NULL;
-    size_t count = 0;
-    int kept = 0;
-    memset(&e, 0, sizeof e);
-    must(checkpoint_list(out, &steps, &count, &e), &e);
-    for (size_t i = 0; i < count; i++) { kept += steps[i] <= STEPS && !(data[0] & 2 && steps[i] % 2 == 0); }
-    REQUIRE(kept <= keep);
-    free(steps);
+    if (data[0] & SET_BACK) { write_log(); }
+    find(data[0]);
+    clean(data[0]);
     size_t length = 0;
+    Error e = NO_ERROR;
     char* text = read_file(precious, &length, 64, &e);
     REQUIRE(text && length == 4);
     free(text);

@@ -23,9 +23,10 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         int32_t x[4 * 16], y[4 * 16];
         d.thread_tried = data[0] >> 7;  // half of the inputs run without a thread
         uint64_t print;
-        Error bad = NO_ERROR;
+        Error bad = NO_ERROR, refused = NO_ERROR;
         REQUIRE(d.num_tokens * (uint64_t)d.token_bytes <= size);
         REQUIRE(dataloader_fingerprint(&d, &print, &bad));
+        fuzz_check_error(dataloader_check_vocab(&d, 1 + data[0], 1, &refused), &refused);
         ok = dataloader_check_vocab(&d, 70000, 0, &e);
         const bool whole = ok && dataloader_scan(&d, NULL, NULL, &bad);
         REQUIRE(!ok || whole == !bad.msg[0]);

@@ -1,6 +1,8 @@
 /* fuzz_logger.c -- opens the bytes as the log.jsonl of a run that resumes; the first byte gives the step. The log must keep
- * whole lines from its start, none of a later step, and the next event must follow them. */
+ * whole lines from its start, none of a later step, and the next event must follow them. What a resumed run learns from the log
+ * is what the last event says. */
 #include "fuzz.h"
+#include "llmc/files/log_history.h"
 #include "llmc/files/logger.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -8,10 +10,12 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (size < 1) { return 0; }
     fuzz_write(fuzz_path(path, "log.jsonl"), data + 1, size - 1);
     Logger g;
+    LogHistory h;
     Error e = NO_ERROR;
     const int64_t step = data[0];
+    must(log_history_read(&h, fuzz_folder(), (uint64_t)step, &e), &e);
+    REQUIRE(strlen(h.run) < sizeof h.run && strlen(h.parent_run) < sizeof h.parent_run);
     must(logger_open(&g, fuzz_folder(), step, &e) && log_val(&g, step, 1.5, &e), &e);
-    logger_close(&g);
     size_t length = 0, line = 0;
     char* text = read_file(path, &length, 1 << 24, &e);
     char want[64];
@@ -31,5 +35,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         line = i + 1;
     }
     free(text);
+    must(log_checkpoint(&g, step, "here", 7, &e) && log_history_read(&h, fuzz_folder(), (uint64_t)step, &e), &e);
+    REQUIRE(h.has_weights && h.weights == 7);
+    logger_close(&g);
     return 0;
 }

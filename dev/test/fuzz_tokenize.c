@@ -1,6 +1,6 @@
 /* fuzz_tokenize.c -- reads the bytes as the input of ./tokenize: a .jsonl file, lines for --jsonl, lines for --decode or a text
  * (first byte). What --jsonl encodes, --decode must give back; each answer is one line of JSON; a text must be cut into units
- * that are the text, and gives the same ids as in one piece. */
+ * that are the text, and gives the same ids as in one piece; the token file holds the ids of the units. */
 #include "fuzz.h"
 
 #define main tokenize_main
@@ -60,6 +60,29 @@ static char* answer(const Args* args, const char* text, size_t len, size_t* out_
     return out;
 }
 
+/* Gives the lines to stdin and requires these answers on stdout. */
+static void check_stdin(const Args* args, const char* text, size_t len, const char* want, size_t want_len, bool whole) {
+    Part parts[PARTS];
+    Job job;
+    Error e = NO_ERROR;
+    char* got = NULL;
+    size_t got_len = 0;
+    const int fd = open(fuzz_file((const uint8_t*)text, len), O_RDONLY);
+    REQUIRE(fd >= 0 && dup2(fd, 0) == 0);
+    close(fd);
+    FILE* real = stdout;
+    stdout = open_memstream(&got, &got_len);
+    job_init(&job, args, parts);
+    const bool ok = answer_lines(&job, &e);
+    fclose(stdout);
+    stdout = real;
+    fuzz_check_error(ok, &e);
+    REQUIRE(ok == whole && got_len == want_len && memcmp(got, want, want_len) == 0);
+    free(got);
+    for (int k = 0; k < PARTS; k++) { parts[k].lines = NULL; }  // they are freed
+    job_free(&job);
+}
+
 /* Returns the strings of one member of each line of JSON. The last line may lack its newline. */
 static char* members(const char* text, size_t len, const char* key) {
     char* out = NULL;
@@ -93,6 +116,7 @@ static void check_lines(const char* text, size_t len, bool specials) {
     char* ids = answer(&encode, text, len, &ids_len, &e);
     fuzz_check_error(!e.msg[0], &e);
     const bool whole = !e.msg[0];
+    check_stdin(&encode, text, len, ids, ids_len, whole);
     e.msg[0] = 0;
     char* back = answer(&decode, ids, ids_len, &back_len, &e);
     REQUIRE(!e.msg[0]);
@@ -116,6 +140,41 @@ static void check_decode(const char* text, size_t len) {
     fuzz_check_error(!e.msg[0], &e);
     free(members(out, out_len, "text"));
     free(out);
+}
+
+/* Writes the token file of a file of these bytes and requires the tokens of the parts that are `used`. */
+static void check_token_file(const char* text, size_t len, const char* name, Job* job, int used) {
+    char in[PATH_CAP], path[PATH_CAP], *files[1] = {in};
+    Args args = *job->args;
+    Part parts[PARTS];
+    Job again;
+    Error e = NO_ERROR;
+    fuzz_write(fuzz_path(in, name), text, len);
+    args.out = fuzz_path(path, "out.bin");
+    args.files = files;
+    args.num_files = 1;
+    job_init(&again, &args, parts);
+    const bool ok = write_token_files(&again, &e);
+    fuzz_check_error(ok, &e);
+    size_t bytes = 0, at = TOKENFILE_HEADER_BYTES;
+    char* written = ok ? read_file(path, &bytes, 1 << 24, &e) : NULL;
+    for (int k = 0; k < used; k++) {
+        REQUIRE(!ok || !job->parts[k].error.msg[0]);
+        for (size_t i = 0; ok && i < job->parts[k].encoder.count; i++, at += 2) {
+            uint16_t id;
+            REQUIRE(at + 2 <= bytes);
+            memcpy(&id, written + at, 2);
+            REQUIRE(id == job->parts[k].encoder.ids[i]);
+        }
+    }
+    REQUIRE(!ok || at == bytes);
+    free(written);
+    if (token_files[0].f) { fclose(token_files[0].f); }
+    if (token_files[0].unfinished) { close(token_files[0].lock); }
+    remove_unfinished();
+    memset(token_files, 0, sizeof token_files);
+    unlink(in);
+    job_free(&again);
 }
 
 /* Encodes a file's batch: a text, or the lines of a .jsonl. */
@@ -148,6 +207,9 @@ static void check_file(const char* text, size_t len, bool is_text, bool specials
         REQUIRE(list.units[i].text == text + covered);
         covered += list.units[i].len;
     }
+    const size_t cut = last_cut(text, len, !is_text);
+    REQUIRE(cut <= len && (cut == 0 || (is_text ? cut < len && text_border(text, cut) : text[cut - 1] == '\n')));
+    check_token_file(text, len, is_text ? "in.txt" : "in.jsonl", &job, used);
     // every byte is a token; each document has a separator in front
     REQUIRE(!is_text || (covered == len && (specials || ids == len + documents)));
     free(list.units);

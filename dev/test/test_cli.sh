@@ -27,6 +27,7 @@ expect "help into a full disk is an error" 1 "standard output" sh -c "\"$bin/tra
 if [ -n "${BIN:-}" ]; then
     skip "every job runs with little stack" "sanitizers need more"
 else
+    # shellcheck disable=SC3045  # dash and bash have it
     little() { (ulimit -s 256 && OMP_STACKSIZE=128k "$@"); }
     little_train() { little "$bin/train_llama3" --threads 3 --batch 2 --seq 32 "$@"; }
     check "tokenize runs with little stack" little "$bin/tokenize" --tokenizer "$root/dev/data/tinytales" --val-fraction 0.1 -o little.bin text.txt
