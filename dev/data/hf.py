@@ -5,9 +5,10 @@
     python dev/data/hf.py my/folder --column body --tokenizer T -o data/mine
     python dev/data/hf.py --rows x.parquet | ./tokenize --field text -o x.bin -
 
-NAME is a data set on the hub, a folder, a file (parquet, arrow, jsonl, csv; gzip, zstd) or what save_to_disk() wrote. Each source
-file becomes one shard, read as a stream and piped into ./tokenize: OUT_val_NNN.bin of the first --val-files, OUT_train_NNN.bin
-of the others. OUT_manifest.json lists the finished shards. The same command goes on after the last of them, however it ended.
+NAME is a data set on the hub, a folder, a file (parquet, arrow, jsonl, csv; gzip, zstd) or what save_to_disk() wrote. Each
+source file becomes one shard, read as a stream and piped into ./tokenize: OUT_val_NNN.bin of the first --val-files,
+OUT_train_NNN.bin of the others. OUT_manifest.json lists the finished shards. The same command goes on after the last of them,
+however it ended.
 """
 import argparse
 import concurrent.futures
@@ -60,11 +61,15 @@ def source_files(name, config, split):
     files = saved_files(name, split)
     if files:
         return "arrow", files
-    only_file = {"data_files": {split: os.path.basename(name)}} if os.path.isfile(name) else {}
     try:
-        builder = datasets.load_dataset_builder(os.path.dirname(os.path.abspath(name)) if only_file else name, config, **only_file)
+        if os.path.isfile(name):
+            folder, only = os.path.split(os.path.abspath(name))
+            builder = datasets.load_dataset_builder(folder, config, data_files={split: only})
+        else:
+            builder = datasets.load_dataset_builder(name, config)
     except Exception as e:  # the library raises many kinds
-        fail(f"{name}: cannot be read: {first_line(e)}", "wanted OWNER/NAME on the hub, or a folder or file of parquet, arrow, jsonl or csv")
+        fail(f"{name}: cannot be read: {first_line(e)}",
+             "wanted OWNER/NAME on the hub, or a folder or file of parquet, arrow, jsonl or csv")
     splits = builder.config.data_files or {}
     if split not in splits:
         fail(f"{name}: has no files of a split {split}", f"--split takes {', '.join(map(str, splits))}" if splits else None)
@@ -100,7 +105,7 @@ def print_rows(file_format, files, column):
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         os._exit(PIPE_CLOSED)  # without a second attempt to flush
-    except Exception as e:  # pylint: disable=broad-except
+    except Exception as e:  # the library raises many kinds
         fail(f"cannot be read: {first_line(e)}")
     print(f"rows {count}", file=sys.stderr)
 
@@ -115,7 +120,7 @@ def size_of(file):
     try:
         filesystem, path = fsspec.core.url_to_fs(file)
         return filesystem.size(path)
-    except Exception as e:  # pylint: disable=broad-except
+    except Exception as e:  # the library raises many kinds
         fail(f"{shown_source(file)}: cannot be read: {first_line(e)}")
 
 
@@ -137,7 +142,8 @@ class Manifest:
             fail(f"{shown(path)}: is no manifest of this script", "remove it, or choose another -o")
         for key, value in made_of.items():
             if old.get(key) != value:
-                fail(f"{shown(path)}: {key} is {old.get(key)}, but this run has {value}", "remove these shards, or choose another -o")
+                fail(f"{shown(path)}: {key} is {old.get(key)}, but this run has {value}",
+                     "remove these shards, or choose another -o")
 
     def finished(self, shard):
         """Tells whether a shard lies there whole, made of the same source."""
@@ -166,6 +172,10 @@ class Manifest:
 # --- shards --------------------------------------------------------------------------------------------------------------
 
 
+class ShardError(Exception):
+    """A message and a hint, or "", of one of a shard's two processes."""
+
+
 def fingerprint_of(tokenizer):
     """Returns the fingerprint that ./tokenize writes into token files of this tokenizer; a bad tokenizer ends the program."""
     with tempfile.TemporaryDirectory() as folder:
@@ -181,19 +191,22 @@ def convert(shard, file_format, column, tokenize):
     """Makes one shard: a process that prints the rows, piped into ./tokenize. Returns the number of rows."""
     part = shard["target"] + ".part"  # gets its name only when both have ended well: rows may stop early
     with tempfile.TemporaryFile("w+") as rows_said, tempfile.TemporaryFile("w+") as tokenize_said:
-        command = [sys.executable, os.path.abspath(__file__), "--rows", shard["file"], "--format", file_format, "--column", column]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=rows_said) as rows:
-            done = subprocess.run([*tokenize, "--field", "text", "-o", part, "-"], stdin=rows.stdout, stdout=subprocess.DEVNULL,
-                                  stderr=tokenize_said, check=False)
+        print_it = [sys.executable, os.path.abspath(__file__), "--rows", shard["file"], "--format", file_format,
+                    "--column", column]
+        read_it = [*tokenize, "--field", "text", "-o", part, "-"]
+        with subprocess.Popen(print_it, stdout=subprocess.PIPE, stderr=rows_said) as rows:
+            done = subprocess.run(read_it, stdin=rows.stdout, stdout=subprocess.DEVNULL, stderr=tokenize_said, check=False)
             rows.stdout.close()
         rows_failed = rows.returncode not in (0, PIPE_CLOSED)
         if rows_failed or done.returncode:
+            if os.path.exists(part):
+                os.remove(part)
             said = rows_said if rows_failed else tokenize_said
             said.seek(0)
             lines = said.read().splitlines() or ["killed"]
             error = next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix("error: ")
             hint = next((line for line in lines if line.startswith("  hint: ")), "").removeprefix("  hint: ")
-            raise RuntimeError(f"{shown_source(shard['file'])}: {error}", hint)
+            raise ShardError(f"{shown_source(shard['file'])}: {error}", hint or "the same command goes on")
         rows_said.seek(0)
         count = int(rows_said.read().split()[-1])
     os.replace(part, shard["target"])
@@ -226,20 +239,21 @@ def convert_all(todo, total, manifest, jobs, work):
                 written = sum(os.path.getsize(part) for part in parts if os.path.exists(part))
                 print(f"\r{clock(seconds)}  {finished} of {total} shards, {written / 1e6:,.1f} MB of the next   \r", end="",
                       file=sys.stderr, flush=True)
-    except (RuntimeError, OSError) as e:
+    except ShardError as e:
         pool.shutdown(cancel_futures=True)
-        fail(e.args[0] if isinstance(e, RuntimeError) else e, (isinstance(e, RuntimeError) and e.args[1]) or "the same command goes on")
+        fail(*e.args)
     except KeyboardInterrupt:
         pool.shutdown(cancel_futures=True)
-        sys.exit("stopped; the same command goes on")
+        fail("stopped", "the same command goes on")
 
 
 def plan(args, files):
     """Returns the shards: their target, source file and its size. The first --val-files are for validation."""
     files = files[:args.limit_shards]
     if len(files) <= args.val_files:
-        fail(f"{args.name}: has {len(files)} file{'s' if len(files) > 1 else ''} of split {args.split}, wanted more than "
-             f"--val-files {args.val_files}", "--val-files 0 makes no validation set")
+        count = f"{len(files)} file{'s' if len(files) > 1 else ''}"
+        fail(f"{args.name}: has {count} of split {args.split}, wanted more than --val-files {args.val_files}",
+             "--val-files 0 makes no validation set")
     shards = []
     for i, file in enumerate(files):
         val = i < args.val_files
@@ -254,13 +268,16 @@ def parse_args():
     parser.add_argument("--config", help="configuration of the data set, such as sample-10BT")
     parser.add_argument("--split", default="train", help="default: %(default)s")
     parser.add_argument("--column", default="text", help="column that holds the text (default: %(default)s)")
-    parser.add_argument("--tokenizer", metavar="T", help="tokenizer.json, tokenizer.model or a folder with one (default: bytes)")
+    parser.add_argument("--tokenizer", metavar="T",
+                        help="tokenizer.json, tokenizer.model or a folder with one (default: bytes)")
     parser.add_argument("-o", "--out", metavar="OUT", help="start of the names of the token files")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="shards made at a time (default: %(default)s)")
-    parser.add_argument("--val-files", type=int, default=1, metavar="N", help="source files to validate on (default: %(default)s)")
+    parser.add_argument("--val-files", type=int, default=1, metavar="N",
+                        help="source files to validate on (default: %(default)s)")
     parser.add_argument("--limit-shards", type=int, metavar="N", help="only the first N source files")
     parser.add_argument("--rows", action="store_true", help="print the texts as lines of JSON instead")
-    parser.add_argument("--format", help="with --rows: NAME is one file of this format of `datasets` (default: as its name says)")
+    parser.add_argument("--format",
+                        help="with --rows: NAME is one file of this format of `datasets` (default: as its name says)")
     args = parser.parse_args()
     if bool(args.out) == args.rows:
         parser.error("wanted -o OUT, or --rows")

@@ -42,9 +42,10 @@ def write_parquet(path, rows, **columns):
 
 def direct(tmp_path, rows, *flags):
     """Returns the token file that ./tokenize makes of the texts without this script."""
-    (tmp_path / "direct.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in rows), encoding="utf-8")
-    subprocess.run([TOKENIZE, *flags, "-o", tmp_path / "direct.bin", tmp_path / "direct.jsonl"], check=True, capture_output=True)
-    return (tmp_path / "direct.bin").read_bytes()
+    lines, out = tmp_path / "direct.jsonl", tmp_path / "direct.bin"
+    lines.write_text("".join(json.dumps({"text": t}) + "\n" for t in rows), encoding="utf-8")
+    subprocess.run([TOKENIZE, *flags, "-o", out, lines], check=True, capture_output=True)
+    return out.read_bytes()
 
 
 def test_parquet_files_become_shards_and_only_what_changed_is_made_again(tmp_path):
@@ -69,7 +70,8 @@ def test_parquet_files_become_shards_and_only_what_changed_is_made_again(tmp_pat
     assert [name for name in names if before[name] != after[name]] == names[2:]
     assert (tmp_path / "out" / names[2]).read_bytes() == direct(tmp_path, texts(7, 50), "--tokenizer", TALES)
 
-    for other, words in ((["--val-files", "2"], "val_files is 1, but this run has 2"), (["--tokenizer", tmp_path / "none"], "none")):
+    for other, words in ((["--val-files", "2"], "val_files is 1, but this run has 2"),
+                         (["--tokenizer", tmp_path / "none"], "none")):
         done = run(tmp_path, *flags, *other)
         assert done.returncode == 1 and done.stderr.startswith("error: ") and words in done.stderr, done.stderr
 
