@@ -155,8 +155,9 @@ def test_what_the_readme_s_commands_write_is_ignored_or_committed():
 
 
 @pytest.mark.parametrize("name, start, words", [
-    ("x.parquet", b"PAR1\x15\x04", "a Parquet file"), ("x.jsonl.gz", b"\x1f\x8b\x08", "zcat"), ("x.zst", b"\x28\xb5\x2f\xfd", "zstdcat"),
-    ("x.arrow", b"ARROW1\0\0", "an Arrow file"), ("x.json", b'[\n {"text": "a"}]', "jq -c"), ("x.txt", "\ufeffab".encode("utf-16-le"), "UTF-16"),
+    ("x.parquet", b"PAR1\x15\x04", "a Parquet file"), ("x.jsonl.gz", b"\x1f\x8b\x08", "zcat"),
+    ("x.zst", b"\x28\xb5\x2f\xfd", "zstdcat"), ("x.arrow", b"ARROW1\0\0", "an Arrow file"),
+    ("x.json", b'[\n {"text": "a"}]', "jq -c"), ("x.txt", "\ufeffab".encode("utf-16-le"), "UTF-16"),
     ("y.txt", "abcd".encode("utf-16-le"), "UTF-16"), ("empty.txt", b"", "is empty"), ("missing.txt", None, "is missing")])
 def test_what_is_no_text_trains_no_tokenizer(tmp_path, name, start, words):
     pytest.importorskip("tokenizers")
@@ -171,7 +172,8 @@ def test_a_byte_order_mark_is_no_text_for_a_tokenizer(tmp_path):
     pytest.importorskip("tokenizers")
     for name, mark in (("plain", b""), ("marked", b"\xef\xbb\xbf")):
         (tmp_path / f"{name}.txt").write_bytes(mark + "the cat \ufeff sat. ".encode() * 50)
-        done = run_script("train_tokenizer.py", str(tmp_path / f"{name}.txt"), "--vocab-size", "280", "-o", str(tmp_path / f"{name}.json"))
+        out = str(tmp_path / f"{name}.json")
+        done = run_script("train_tokenizer.py", str(tmp_path / f"{name}.txt"), "--vocab-size", "280", "-o", out)
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "plain.json").read_bytes() == (tmp_path / "marked.json").read_bytes()
 
