@@ -1,8 +1,11 @@
 /* tokenize.c -- turns text into token files, and JSON lines into ids and back.
  *
  *   tokenize --tokenizer DIR|FILE -o OUT.bin FILE...      text files and .jsonl files to one token file (tokenfile.h)
+ *   zcat FILE | tokenize --tokenizer DIR|FILE -o OUT.bin -    the same for a stream: -, /dev/stdin, /dev/fd/N
  *   tokenize --tokenizer DIR|FILE --jsonl                 {"text": ...} lines on stdin to {"ids": [...]} lines on stdout
  *   tokenize --tokenizer DIR|FILE --decode                {"ids": [...]} lines on stdin to {"text": ...} lines on stdout
+ *
+ * What is no UTF-8 text (filekind.h) is refused with the command that converts it: nothing is decompressed or decoded here.
  *
  * It reads a file in batches, cuts a batch into units (lines of a .jsonl, stretches of a text), encodes runs of units in
  * parallel and writes the results in order. So the batch bounds the memory, not the file, and the tokens do not depend on
@@ -13,8 +16,9 @@
  * written as OUT.tmp, which is locked, and renamed when all are complete; a failure or a signal removes them, and what a
  * killed process left is replaced.
  */
-#include "llmc/base/utils.h"           // defines: die, fail, xmalloc, open_input
+#include "llmc/base/utils.h"           // defines: die, fail, xmalloc, open_to_read, LLMC_VERSION
 #include "llmc/base/crc.h"             // defines: Crc, crc_begin, crc_add, crc_end, crc_shift
+#include "llmc/files/filekind.h"       // defines: text_kind_of
 #include "llmc/files/folder.h"         // defines: make_directories, folder_of
 #include "llmc/files/json.h"           // defines: json_parse, json_get, json_string, json_write_string
 #include "llmc/files/output.h"         // defines: create_temporary, rename_output, close_output, sync_directory
@@ -29,11 +33,12 @@
 #endif
 
 enum {
-    UNIT_BYTES = 1 << 16,     // about the length of a text's units
-    BATCH_BYTES = 16 << 20,   // bytes of a file read at a time
-    STDIN_BYTES = 1 << 20,    // most bytes of stdin read at a time; the lines that are there are answered at once
-    PARTS_PER_THREAD = 4,     // runs of units for each thread: short ones balance the threads
-    CONVERT_TOKENS = 1 << 13  // tokens converted or copied at a time
+    UNIT_BYTES = 1 << 16,      // about the length of a text's units
+    BATCH_BYTES = 16 << 20,    // bytes of a file read at a time
+    STDIN_BYTES = 1 << 20,     // most bytes of stdin read at a time; the lines that are there are answered at once
+    PARTS_PER_THREAD = 4,      // runs of units for each thread: short ones balance the threads
+    CONVERT_TOKENS = 1 << 13,  // tokens converted or copied at a time
+    HEAD_BYTES = 4096          // of a file, by which its kind is told
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -42,8 +47,9 @@ enum {
 typedef struct {
     const char* tokenizer;  // NULL: the built-in bytes
     const char* out;
+    const char* field;    // NULL: "text" in .jsonl files, and stdin is plain text
     double val_fraction;  // 0: no validation file
-    bool specials, jsonl, decode;
+    bool specials, bytes, jsonl, decode;
     int threads;  // 0: OpenMP's default
     char** files;
     int num_files;
@@ -53,11 +59,14 @@ typedef enum {
     ARG_TOKENIZER,
     ARG_OUT,
     ARG_VAL_FRACTION,
+    ARG_FIELD,
     ARG_SPECIALS,
+    ARG_BYTES,
     ARG_JSONL,
     ARG_DECODE,
     ARG_THREADS,
     ARG_HELP,
+    ARG_VERSION,
     NUM_ARGS
 } Arg;
 
@@ -66,11 +75,14 @@ static const struct { const char *name, *letter, *value, *help; } arg_specs[NUM_
     [ARG_TOKENIZER] = {"tokenizer", NULL, "PATH", "tokenizer.json, tiktoken's tokenizer.model or a folder; default: bytes"},
     [ARG_OUT] = {"out", "o", "OUT.bin", "token file to write"},
     [ARG_VAL_FRACTION] = {"val-fraction", NULL, "F", "write OUT_train.bin, and the last F of the tokens to OUT_val.bin"},
+    [ARG_FIELD] = {"field", NULL, "NAME", "text's field in a line of JSON; default: text. With it, - is lines of JSON"},
     [ARG_SPECIALS] = {"specials", NULL, NULL, "turn names of special tokens in the text into those tokens"},
+    [ARG_BYTES] = {"bytes", NULL, NULL, "take the input as it is, though it looks like no text or is no UTF-8"},
     [ARG_JSONL] = {"jsonl", NULL, NULL, "encode {\"text\": ...} lines on stdin to {\"ids\": [...]} lines on stdout; no BOS"},
     [ARG_DECODE] = {"decode", NULL, NULL, "decode {\"ids\": [...]} lines on stdin to {\"text\": ...} lines on stdout"},
     [ARG_THREADS] = {"threads", NULL, "N", "number of threads; default: all"},
     [ARG_HELP] = {"help", "h", NULL, "show this text"},
+    [ARG_VERSION] = {"version", NULL, NULL, "print the version"},
 };
 // clang-format on
 
@@ -78,7 +90,8 @@ static void print_help(void) {
     printf(
         "usage: tokenize [--tokenizer PATH] -o OUT.bin FILE...    text to a token file\n"
         "       tokenize [--tokenizer PATH] --jsonl | --decode    lines of JSON on stdin and stdout\n\n"
-        "A .jsonl file holds one document per line, in the field \"text\"; any other file is one document.\n\n");
+        "A .jsonl file holds one document per line, in the field \"text\"; any other file is one document. A FILE may be -,\n"
+        "/dev/stdin or /dev/fd/N: zcat FILE.gz | tokenize -o OUT.bin -\n\n");
     for (int i = 0; i < NUM_ARGS; i++) {
         char flag[64];
         snprintf(flag, sizeof flag, "%s%s%s--%s %s", arg_specs[i].letter ? "-" : "",
@@ -111,6 +124,37 @@ static Arg find_arg(const char* arg) {
         die_usage("unknown flag %.100s\n  hint: --help lists all flags", arg);
     }
     die_usage("unknown flag %.100s\n  hint: did you mean --%s?", arg, arg_specs[best].name);
+}
+
+/* Returns the descriptor that -, /dev/stdin or /dev/fd/N names; -1: the path is that of a file. */
+static int descriptor_of(const char* path) {
+    if (strcmp(path, "-") == 0 || strcmp(path, "/dev/stdin") == 0) { return 0; }
+    const char* number = text_starts(path, "/dev/fd/") ? path + strlen("/dev/fd/") : "";
+    const size_t digits = strspn(number, "0123456789");
+    return digits > 0 && digits < 9 && !number[digits] ? atoi(number) : -1;
+}
+
+/* Tells whether an input holds a document a line. */
+static bool holds_lines(const Args* a, const char* path) {
+    const size_t len = strlen(path);
+    return descriptor_of(path) >= 0 ? a->field != NULL : len >= 6 && strcmp(path + len - 6, ".jsonl") == 0;
+}
+
+static void check_inputs(const Args* a) {
+    bool lines = false;
+    for (int i = 0; i < a->num_files; i++) {
+        const int fd = descriptor_of(a->files[i]);
+        lines = lines || holds_lines(a, a->files[i]);
+        for (int k = 0; k < i && fd >= 0; k++) {
+            if (descriptor_of(a->files[k]) == fd) { die_usage("%s is given twice, but can be read once", a->files[i]); }
+        }
+    }
+    if (a->field && !lines) {
+        die_usage(
+            "--field is for .jsonl files and for lines of JSON from -, but the input is %s\n"
+            "  hint: cat %s | ./tokenize --field %s -o %s -",
+            a->files[0], a->files[0], a->field, a->out);
+    }
 }
 
 static double parse_number(const char* flag, const char* text, double min, double max, const char* wanted) {
@@ -150,25 +194,31 @@ static void parse_args(Args* a, int argc, char** argv) {
             case ARG_VAL_FRACTION:
                 a->val_fraction = parse_number(name, value, 1e-9, 1 - 1e-9, "a fraction above 0 and below 1");
                 break;
+            case ARG_FIELD: a->field = value; break;
             case ARG_SPECIALS: a->specials = true; break;
+            case ARG_BYTES: a->bytes = true; break;
             case ARG_JSONL: a->jsonl = true; break;
             case ARG_DECODE: a->decode = true; break;
             case ARG_THREADS: a->threads = (int)parse_number(name, value, 1, 4096, "a number of threads from 1 to 4096"); break;
             case ARG_HELP: print_help(); exit(0);
+            case ARG_VERSION: printf("tokenize (llama3.c) %s\n", LLMC_VERSION); exit(0);
             case NUM_ARGS: break;
         }
     }
+    if (a->field && !*a->field) { die_usage("--field is \"\", wanted the name of a field"); }
     if (a->jsonl && a->decode) { die_usage("--jsonl and --decode are both given, wanted one of them"); }
     if (a->jsonl || a->decode) {
         const char* job = a->jsonl ? "--jsonl" : "--decode";
         if (a->num_files) { die_usage("%s reads stdin, but a file is given: %s", job, a->files[0]); }
         if (a->out || a->val_fraction > 0) { die_usage("%s writes to stdout, wanted no --out or --val-fraction", job); }
+        if (a->bytes || (a->decode && a->field)) { die_usage("%s goes without --%s", job, a->bytes ? "bytes" : "field"); }
         return;
     }
     if (!a->out || !*a->out) {
         die_usage("--out is missing, wanted -o OUT.bin, --jsonl or --decode\n  hint: --help shows the usage");
     }
-    if (!a->num_files) { die_usage("no input file, wanted at least one text or .jsonl file after -o %s", a->out); }
+    if (!a->num_files) { die_usage("no input file, wanted at least one text or .jsonl file, or -, after -o %s", a->out); }
+    check_inputs(a);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -202,6 +252,7 @@ typedef struct {
     char* lines;  // the lines of JSON, from a memory stream
     size_t lines_len;
     uint64_t documents, text_bytes, text_tokens;
+    uint64_t no_characters;  // bytes of this run's texts that are no part of a UTF-8 character
     Error error;
 } Part;
 
@@ -228,6 +279,9 @@ static bool parse_line(Json* j, const Unit* u, const char* path, Error* e) {
     return skip ? fail(e, "%s%s", at, inner.msg + skip) : fail(e, "%s", inner.msg);
 }
 
+/* Returns the name of the field that holds the text. */
+static const char* text_field(const Args* a) { return a->field ? a->field : "text"; }
+
 static bool line_member(Json* j, const JsonNode** member, const char* key, JsonType type, const Unit* u, const char* path,
                         Error* e) {
     *member = json_get(j, json_root(j), key);
@@ -246,6 +300,21 @@ static void encode_counted(Part* p, const char* text, size_t len, bool specials)
     p->text_tokens += p->encoder.count - before;
 }
 
+/* Counts the bytes that are no part of a UTF-8 character. Most bytes are ASCII, which it skips eight at a time. */
+static uint64_t count_no_characters(const char* s, size_t n) {
+    uint64_t count = 0, eight;
+    for (size_t i = 0; i < n;) {
+        if (i + 8 <= n && (memcpy(&eight, s + i, 8), (eight & UINT64_C(0x8080808080808080)) == 0)) {
+            i += 8;
+            continue;
+        }
+        const size_t length = utf8_char_length(s + i, n - i);
+        count += length == 0;
+        i += length ? length : 1;
+    }
+    return count;
+}
+
 /* Encodes one unit of a file into p->encoder. */
 static bool encode_unit(const Job* job, Part* p, const Unit* u) {
     if (u->line && strspn(u->text, " \t\r\n") >= u->len) { return true; }  // the text ends in a newline or a NUL
@@ -257,13 +326,14 @@ static bool encode_unit(const Job* job, Part* p, const Unit* u) {
         }
     }
     if (!u->line) {
+        p->no_characters += count_no_characters(u->text, u->len);
         encode_counted(p, u->text, u->len, job->args->specials);
         return true;
     }
     Json j;
     const JsonNode* member;
     if (!parse_line(&j, u, job->path, &p->error)) { return false; }
-    const bool ok = line_member(&j, &member, "text", JSON_STRING, u, job->path, &p->error);
+    const bool ok = line_member(&j, &member, text_field(job->args), JSON_STRING, u, job->path, &p->error);
     if (ok) {
         size_t len = 0;
         const char* text = json_string(&j, member, &len);
@@ -278,7 +348,7 @@ static bool answer_encode(const Job* job, Part* p, const Unit* u, FILE* out) {
     Json j;
     const JsonNode* member;
     if (!parse_line(&j, u, job->path, &p->error)) { return false; }
-    const bool ok = line_member(&j, &member, "text", JSON_STRING, u, job->path, &p->error);
+    const bool ok = line_member(&j, &member, text_field(job->args), JSON_STRING, u, job->path, &p->error);
     if (ok) {
         size_t len = 0;
         const char* text = json_string(&j, member, &len);
@@ -343,6 +413,7 @@ static void run_part(const Job* job, Part* p, const Unit* units, size_t count) {
         return;
     }
     p->encoder.count = 0;
+    p->no_characters = 0;
     for (size_t i = 0; ok && i < count; i++) { ok = encode_unit(job, p, &units[i]); }
 }
 
@@ -545,6 +616,7 @@ static bool split_off(TokenFile* train, TokenFile* val, uint64_t cut, Error* e) 
 typedef struct {
     double start, last;  // seconds
     uint64_t bytes, total_bytes;
+    bool endless;  // an input is a pipe: total_bytes is not known
     bool shown, terminal;
 } Progress;
 
@@ -554,8 +626,11 @@ static void progress_show(Progress* p, uint64_t tokens) {
     if (now - p->last < 2) { return; }
     p->last = now;
     p->shown = true;
-    fprintf(stderr, "%s%5.1f %%  %8.1f MB  %8.1f M tokens  %6.1f MB/s%s", p->terminal ? "\r" : "",
-            100.0 * (double)p->bytes / (double)(p->total_bytes ? p->total_bytes : 1), (double)p->bytes * 1e-6,
+    char share[32] = "";
+    if (!p->endless && p->total_bytes) {
+        snprintf(share, sizeof share, "%5.1f %%  ", 100.0 * (double)p->bytes / (double)p->total_bytes);
+    }
+    fprintf(stderr, "%s%s%8.1f MB  %8.1f M tokens  %6.1f MB/s%s", p->terminal ? "\r" : "", share, (double)p->bytes * 1e-6,
             (double)tokens * 1e-6, (double)p->bytes * 1e-6 / (now - p->start), p->terminal ? "" : "\n");
 }
 
@@ -587,52 +662,142 @@ static void cut_lines(UnitList* list, const char* s, size_t n, uint64_t* line) {
     }
 }
 
-static bool write_parts(Job* job, TokenFile* w, int parts, Error* e) {
+static bool write_parts(Job* job, TokenFile* w, int parts, uint64_t* no_characters, Error* e) {
     for (int k = 0; k < parts; k++) {
         Part* p = &job->parts[k];
         if (p->error.msg[0]) { return fail(e, "%s", p->error.msg); }
+        *no_characters += p->no_characters;
         if (!token_file_add(w, p->encoder.ids, p->encoder.count, e)) { return false; }
     }
     return true;
 }
 
-/* Appends the tokens of one file. */
-static bool tokenize_file(Job* job, TokenFile* w, Progress* progress, const char* path, Error* e) {
-    uint64_t size = 0, line = 0;
-    const size_t path_len = strlen(path);
-    const bool lines = path_len >= 6 && strcmp(path + path_len - 6, ".jsonl") == 0, cuttable = tokenizer_may_cut(job->t);
-    FILE* f = open_input(path, &size, e);
-    if (!f) { return false; }
-    job->path = path;
-    size_t cap = (size_t)(size < BATCH_BYTES ? size : BATCH_BYTES) + 1, have = 0;
+// ---------------------------------------------------------------------------------------------------------------------
+// inputs: files and streams
+
+typedef struct {
+    const char *path, *name;  // as given; for messages
+    FILE* f;
+    uint64_t size;  // 0 if `endless`
+    bool endless;   // a pipe, a socket or a terminal
+    bool lines;     // a document a line
+} Input;
+
+/* Opens a file, or the stream that -, /dev/stdin or /dev/fd/N names. */
+static bool input_open(Input* in, const Args* a, const char* path, Error* e) {
+    const int given = descriptor_of(path);
+    struct stat st;
+    memset(in, 0, sizeof *in);
+    in->path = path;
+    in->name = given == 0 ? "stdin" : path;
+    in->lines = holds_lines(a, path);
+    if (given < 0) {
+        const int fd = open_to_read(path, "a regular file, or - for stdin", &in->size, e);
+        in->f = fd >= 0 ? fdopen(fd, "rb") : NULL;
+        return in->f != NULL || fail(e, "%s: cannot open: %s", path, strerror(errno));
+    }
+    const int fd = fcntl(given, F_DUPFD_CLOEXEC, 0);
+    in->f = fd >= 0 && fstat(fd, &st) == 0 ? fdopen(fd, "rb") : NULL;
+    if (!in->f) { return fail(e, "%s: cannot read: %s", in->name, strerror(errno)); }
+    in->endless = !S_ISREG(st.st_mode);
+    in->size = in->endless ? 0 : (uint64_t)st.st_size;
+    return true;
+}
+
+/* Writes the end of the command that reads the input from another program. */
+static const char* reading_command(char* out, size_t cap, const Args* a, bool lines) {
+    char fraction[48] = "";
+    if (a->val_fraction > 0) { snprintf(fraction, sizeof fraction, " --val-fraction %g", a->val_fraction); }
+    snprintf(out, cap, "./tokenize%s%s%s%s%s -o %s -", a->tokenizer ? " --tokenizer " : "", a->tokenizer ? a->tokenizer : "",
+             lines ? " --field " : "", lines ? text_field(a) : "", fraction, a->out);
+    return out;
+}
+
+/* Returns the length of the byte order mark in front of an input, which is no text. */
+static size_t mark_length(const Args* a, const char* head, size_t n) {
+    return !a->bytes && n >= 3 && memcmp(head, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
+}
+
+/* Checks by its first bytes that an input is text. */
+static bool input_check_start(const Input* in, const Args* a, const char* head, size_t n, Error* e) {
+    char command[2 * PATH_CAP];
+    const FileKind kind = text_kind_of(head, n);
+    if (n == mark_length(a, head, n)) { return fail(e, "%s: holds no text: it is empty", in->name); }
+    if (kind.is_text || a->bytes) { return true; }
+    if (!kind.to_text) { return fail(e, "%s: is %s, wanted UTF-8 text", in->name, kind.what); }
+    reading_command(command, sizeof command, a, kind.to_lines || in->lines || strstr(in->path, ".json"));
+    return fail(e, "%s: is %s, wanted UTF-8 text\n  hint: %s %s | %s", in->name, kind.what, kind.to_text,
+                descriptor_of(in->path) < 0 ? in->path : "FILE", command);
+}
+
+/* Checks that at most one byte in a hundred of those read so far is no part of a character. */
+static bool input_check_characters(const Input* in, const Args* a, uint64_t no_characters, uint64_t bytes, Error* e) {
+    char command[2 * PATH_CAP];
+    if (a->bytes || no_characters * 100 <= bytes) { return true; }
+    return fail(e,
+                "%s: %.1f %% of its bytes are no UTF-8, wanted at most 1 %%\n"
+                "  hint: iconv -f LATIN1 -t UTF-8 %s | %s, if it is Latin-1; --bytes takes them as they are",
+                in->name, 100.0 * (double)no_characters / (double)bytes, descriptor_of(in->path) < 0 ? in->path : "FILE",
+                reading_command(command, sizeof command, a, false));
+}
+
+/* Opens each input, and looks at the first bytes of the files, before an hour's work. A stream is left as it is. */
+static bool check_all_inputs(const Args* a, Progress* progress, Error* e) {
+    char head[HEAD_BYTES];
+    bool ok = true;
+    for (int i = 0; ok && i < a->num_files; i++) {
+        Input in;
+        if (!input_open(&in, a, a->files[i], e)) { return false; }
+        if (descriptor_of(in.path) < 0) { ok = input_check_start(&in, a, head, fread(head, 1, sizeof head, in.f), e); }
+        fclose(in.f);
+        progress->total_bytes += in.size;
+        progress->endless = progress->endless || in.endless;
+    }
+    return ok;
+}
+
+/* Appends the tokens of one input. */
+static bool tokenize_input(Job* job, TokenFile* w, Progress* progress, const char* path, Error* e) {
+    const bool cuttable = tokenizer_may_cut(job->t);
+    Input in;
+    if (!input_open(&in, job->args, path, e)) { return false; }
+    job->path = in.name;
+    size_t cap = (size_t)(in.endless || in.size > BATCH_BYTES ? BATCH_BYTES : in.size) + 1, have = 0;
     char* buffer = (char*)xmalloc(cap);
     UnitList list = {NULL, 0, 0};
+    uint64_t line = 0, bytes = 0, no_characters = 0;
     bool ok = true, first = true, last = false;
     while (ok && !last) {
-        have += fread(buffer + have, 1, cap - 1 - have, f);
-        if (ferror(f)) { ok = fail(e, "%s: reading failed: %s", path, strerror(errno)); }
-        last = have < cap - 1 || feof(f) || (uint64_t)ftello(f) >= size;
-        size_t n = last ? have : lines || cuttable ? last_cut(buffer, have, lines) : 0;
+        have += fread(buffer + have, 1, cap - 1 - have, in.f);
+        const int next = have < cap - 1 ? EOF : getc(in.f);
+        if (next != EOF) { ungetc(next, in.f); }
+        if (ferror(in.f)) { ok = fail(e, "%s: reading failed: %s", in.name, strerror(errno)); }
+        last = next == EOF;
+        size_t n = last ? have : in.lines || cuttable ? last_cut(buffer, have, in.lines) : 0;
         if (n == 0 && !last) {  // no place to cut: read more
             cap *= 2;
             buffer = (char*)xrealloc(buffer, cap);
             continue;
         }
         buffer[have] = 0;
+        ok = ok && (!first || input_check_start(&in, job->args, buffer, size_min(have, HEAD_BYTES), e));
+        const size_t mark = first ? mark_length(job->args, buffer, n) : 0;
         list.count = 0;
-        if (lines) {
-            cut_lines(&list, buffer, n, &line);
+        if (in.lines) {
+            cut_lines(&list, buffer + mark, n - mark, &line);
         } else {
-            cut_text(&list, buffer, n, first, cuttable);
+            cut_text(&list, buffer + mark, n - mark, first, cuttable);
         }
         first = false;
-        ok = ok && write_parts(job, w, run_units(job, &list), e);
+        bytes += n;
+        ok = ok && write_parts(job, w, run_units(job, &list), &no_characters, e) &&
+             input_check_characters(&in, job->args, no_characters, bytes, e);
         memmove(buffer, buffer + n, have - n);
         have -= n;
         progress->bytes += n;
         progress_show(progress, w->count);
     }
-    fclose(f);
+    fclose(in.f);
     free(buffer);
     free(list.units);
     return ok;
@@ -682,7 +847,8 @@ static bool out_path(char* path, const Args* a, const char* kind, Error* e) {
     char* slash = strrchr(path, '/');
     if (!slash || slash == path) { return true; }
     *slash = 0;
-    const bool ok = make_directories(path, e);
+    const bool made = !file_exists(path), ok = make_directories(path, e);
+    if (made && ok) { printf("made folder %s\n", path); }
     *slash = '/';
     return ok;
 }
@@ -694,22 +860,15 @@ static bool write_token_files(Job* job, Error* e) {
     const bool split = a->val_fraction > 0;
     char path[PATH_CAP];
     TokenFile *train = &token_files[0], *val = &token_files[1];
-    Progress progress = {now_seconds(), now_seconds(), 0, 0, false, isatty(2)};
-    bool ok = true;
+    Progress progress = {now_seconds(), now_seconds(), 0, 0, false, false, isatty(2)};
     catch_the_end();
-    for (int i = 0; ok && i < a->num_files; i++) {  // find a missing file before an hour's work
-        uint64_t bytes = 0;
-        FILE* f = open_input(a->files[i], &bytes, e);
-        ok = f != NULL;
-        if (f) { fclose(f); }
-        progress.total_bytes += bytes;
-    }
+    bool ok = check_all_inputs(a, &progress, e);
     ok = ok && out_path(path, a, split ? "train" : "", e) && token_file_create(train, path, token_bytes, e);
     ok = ok && (!split || (out_path(path, a, "val", e) && token_file_create(val, path, token_bytes, e)));
-    for (int i = 0; ok && i < a->num_files; i++) { ok = tokenize_file(job, train, &progress, a->files[i], e); }
+    for (int i = 0; ok && i < a->num_files; i++) { ok = tokenize_input(job, train, &progress, a->files[i], e); }
     if (progress.shown && progress.terminal) { fprintf(stderr, "\n"); }
     if (ok && train->count == 0) {
-        ok = fail(e, "%s: holds no text%s", a->files[0], a->num_files > 1 ? ", nor do the other files" : "");
+        ok = fail(e, "%s: holds no text%s", job->path, a->num_files > 1 ? ", nor do the other files" : "");
     }
     if (ok && split) {
         uint64_t cut = 0;

@@ -14,6 +14,7 @@ import os
 import sys
 import time
 
+from data_common import check_text
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 LLAMA3_PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -26,7 +27,7 @@ CHUNK = 1 << 20  # characters of a long text passed on at a time
 def documents(paths):
     """Yields the texts of all files, long ones in chunks of whole lines."""
     for path in paths:
-        with open(path, encoding="utf-8", newline="") as f:
+        with open(path, encoding="utf-8-sig", newline="") as f:  # a byte order mark is no text
             if path.endswith(".jsonl"):
                 for number, line in enumerate(f, 1):
                     if line.strip():
@@ -134,8 +135,7 @@ def main():
         p.error(f"--vocab-size {args.vocab_size}: wanted at least {256 + len(specials)}: 256 bytes and {len(specials)} "
                 "special tokens")
     for path in args.files:
-        if not os.path.isfile(path):
-            sys.exit(f"error: {path}: no such file")
+        check_text(path)
     start = time.time()
     try:
         tokens = learn(documents(args.files), args.vocab_size - len(specials))

@@ -186,6 +186,12 @@ static void check_file(const char* text, size_t len, bool is_text, bool specials
     uint64_t line = 0;
     memset(&args, 0, sizeof args);
     args.specials = specials;
+    args.out = "out.bin";
+    const Input in = {"input", "input", NULL, len, false, !is_text};
+    Error e = NO_ERROR;
+    fuzz_check_error(input_check_start(&in, &args, text, len, &e) &&
+                         input_check_characters(&in, &args, count_no_characters(text, len), len, &e),
+                     &e);
     job_init(&job, &args, parts);
     if (is_text) {
         cut_text(&list, text, len, true, true);

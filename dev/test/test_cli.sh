@@ -501,5 +501,66 @@ expect "tokenize: a file that may not grow is an error" 1 "File too large" sh -c
 check "tokenize: and nothing of it is left" sh -c '! ls | grep ^limited'
 expect "tokenize: a folder for the token file" 1 "wanted the name of a file" "$bin/tokenize" -o words text.txt
 expect "tokenize: makes the folder it writes into" 0 "new/folder/x_val.bin" "$bin/tokenize" --val-fraction 0.1 -o new/folder/x.bin text.txt
+
+# ./tokenize reads streams like files, and refuses what is no text by name, with the command that converts it
+tokens="$bin/tokenize --threads 1"
+$tokens -o whole.bin text.txt >/dev/null
+for input in '-' '/dev/stdin' '/dev/fd/0'; do
+    rm -f piped.bin
+    check "tokenize: $input gives the file's tokens" sh -c "cat text.txt | $tokens -o piped.bin $input && cmp whole.bin piped.bin"
+done
+rm -f piped.bin
+check "tokenize: a file as stdin, too" sh -c "$tokens -o piped.bin - <text.txt && cmp whole.bin piped.bin"
+words 3000000 3 >long.txt && $tokens -o long_file.bin long.txt >/dev/null  # longer than a batch
+check "tokenize: a long stream gives the file's tokens" sh -c "cat long.txt | $tokens -o long_pipe.bin - && cmp long_file.bin long_pipe.bin"
+rm -f long*
+expect "tokenize: progress without a size" 0 "M tokens" sh -c "{ cat text.txt; sleep 3; cat text.txt; } | $tokens -o piped.bin -"
+check "tokenize: has no share of it" sh -c '! grep % stderr'
+printf '%s\n' '{"body":"a cat","text":1}' '' '{"body":"b"}' >field.jsonl && printf '{"text":"a cat"}\n{"text":"b"}\n' >named.jsonl
+$tokens -o named.bin named.jsonl >/dev/null
+check "tokenize: --field names the text of a .jsonl" sh -c "$tokens --field body -o field.bin field.jsonl && cmp named.bin field.bin"
+check "tokenize: with --field, stdin is lines of JSON" sh -c "cat field.jsonl | $tokens --field body -o field.bin - && cmp named.bin field.bin"
+check "tokenize: without it, plain text" sh -c "cat named.jsonl | $tokens -o field.bin - | grep '^1 document'"
+expect "tokenize: a line of stdin without the field" 1 "stdin:3: text is missing" sh -c "{ cat named.jsonl; echo '{}'; } | $tokens --field text -o bad.bin -"
+expect "tokenize: --field on a plain text" 2 "cat text.txt | ./tokenize --field body -o bad.bin -" $tokens --field body -o bad.bin text.txt
+expect "tokenize: stdin twice" 2 "given twice" $tokens -o bad.bin - /dev/stdin
+mkfifo pipe && expect "tokenize: a pipe by its name" 1 "pipe: is a pipe, wanted a regular file, or - for stdin" $tokens -o bad.bin pipe
+printf '\357\273\277' | cat - text.txt >mark.txt
+check "tokenize: a byte order mark is no text" sh -c "$tokens -o mark.bin mark.txt && cmp whole.bin mark.bin && cat mark.txt | $tokens -o mark.bin - && cmp whole.bin mark.bin"
+
+printf '\037\213\010\000abc' >k.gz && printf '\050\265\057\375abc' >k.zst && printf '\3757zXZ\000abc' >k.xz && printf 'BZh91AY&SYabc' >k.bz2
+printf 'PAR1\025\004' >k.parquet && printf 'ARROW1\000\000' >k.arrow && printf '\377\376a\000b\000' >k.utf16
+printf 'm\000e\000o\000w\000' >k.utf16le && printf '\000m\000e\000o\000w' >k.utf16be && printf '[\n {"text": "a"}]' >k.json
+{ words 10 1 && printf '\351\n'; } >k.latin1 && cp k.gz k.jsonl.gz && : >k.empty && printf '\357\273\277' >k.mark
+cp whole.bin k.tokens && { words 300000 1 && head -c 200000 /dev/urandom; } >k.tail
+refuses() { # refuses FILE WORDS HINT: as a file and as a stream
+    expect "tokenize: $1 as a file" 1 "$1: $2" $tokens -o bad.bin $1
+    [ -z "$3" ] || check "tokenize: and the hint says $3" grep -qF -- "$3" stderr
+    expect "tokenize: $1 through a pipe" 1 "stdin: $2" sh -c "cat $1 | $tokens -o bad.bin -"
+}
+refuses k.gz "is a gzip archive" "zcat k.gz | ./tokenize -o bad.bin -"
+refuses k.jsonl.gz "is a gzip archive" "zcat k.jsonl.gz | ./tokenize --field text -o bad.bin -"
+refuses k.zst "is a zstd archive" "zstdcat k.zst | ./tokenize -o bad.bin -"
+refuses k.xz "is an xz archive" "xzcat k.xz | "
+refuses k.bz2 "is a bzip2 archive" "bzcat k.bz2 | "
+refuses k.parquet "is a Parquet file" "hf.py --rows k.parquet | ./tokenize --field text -o bad.bin -"
+refuses k.arrow "is an Arrow file" "hf.py --rows k.arrow | "
+refuses k.utf16 "is UTF-16 text" "iconv -f UTF-16 -t UTF-8 k.utf16 | ./tokenize -o bad.bin -"
+refuses k.utf16le "is UTF-16 text" "iconv -f UTF-16LE -t UTF-8 k.utf16le | "
+refuses k.utf16be "is UTF-16 text" "iconv -f UTF-16BE -t UTF-8 k.utf16be | "
+refuses k.json "is a JSON array" "jq -c '.[]' k.json | ./tokenize --field text -o bad.bin -"
+refuses k.latin1 "2.0 % of its bytes are no UTF-8" "iconv -f LATIN1 -t UTF-8 k.latin1 | ./tokenize -o bad.bin -"
+refuses k.tail "" "--bytes takes them as they are"
+refuses k.empty "holds no text" ""
+refuses k.mark "holds no text" ""
+refuses k.tokens "is a token file" ""
+expect "tokenize: an empty file among others" 1 "k.empty: holds no text" $tokens -o bad.bin text.txt k.empty
+check "tokenize: nothing is written for what is refused" sh -c '! ls | grep ^bad'
+expect "tokenize: --bytes takes any bytes" 0 "1 document" $tokens --bytes -o any.bin k.latin1
+expect "tokenize: also those of an archive" 0 "1 document" $tokens --bytes -o any.bin k.gz
+{ words 100 1 && printf '\351\n'; } >few.txt
+expect "tokenize: a byte in a hundred may be wrong" 0 "1 document" $tokens -o any.bin few.txt
+expect "tokenize: a new folder is named" 0 "made folder made/by" $tokens -o made/by/it.bin text.txt
+expect "tokenize: --version" 0 "tokenize (llama3.c) " $tokens --version
 cd "$root" || exit 1
 summary

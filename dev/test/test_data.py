@@ -142,6 +142,42 @@ def test_the_committed_tokenizer_fits_the_stories(stories, tmp_path):
     assert len(tokens) - 8000 < 1.01 * pieces
 
 
+@pytest.mark.skipif(not os.path.exists(os.path.join(ROOT, ".git")), reason="not a clone")
+def test_what_the_readme_s_commands_write_is_ignored_or_committed():
+    for readme in ("README.md", os.path.join("dev", "data", "README.md")):
+        with open(os.path.join(ROOT, readme), encoding="utf-8") as f:
+            outputs = set(re.findall(r"^[^#\n]* (?:-o|--out|--export) ([\w./-]+)", f.read(), re.MULTILINE))
+        assert len(outputs) >= 4, readme
+        for output in outputs - {"-"}:
+            known = [subprocess.run(["git", *command], cwd=ROOT, capture_output=True).returncode == 0 for command in (
+                ["check-ignore", "-q", output], ["check-ignore", "-q", output + "/file"], ["ls-files", "--error-unmatch", output])]
+            assert any(known), f"{readme}: git status would show {output}"
+
+
+@pytest.mark.parametrize("name, start, words", [
+    ("x.parquet", b"PAR1\x15\x04", "a Parquet file"), ("x.jsonl.gz", b"\x1f\x8b\x08", "zcat"),
+    ("x.zst", b"\x28\xb5\x2f\xfd", "zstdcat"), ("x.arrow", b"ARROW1\0\0", "an Arrow file"),
+    ("x.json", b'[\n {"text": "a"}]', "jq -c"), ("x.txt", "\ufeffab".encode("utf-16-le"), "UTF-16"),
+    ("y.txt", "abcd".encode("utf-16-le"), "UTF-16"), ("empty.txt", b"", "is empty"), ("missing.txt", None, "is missing")])
+def test_what_is_no_text_trains_no_tokenizer(tmp_path, name, start, words):
+    pytest.importorskip("tokenizers")
+    if start is not None:
+        (tmp_path / name).write_bytes(start)
+    done = run_script("train_tokenizer.py", str(tmp_path / name), "--vocab-size", "300", "-o", str(tmp_path / "tokenizer.json"))
+    assert done.returncode == 1 and done.stderr.startswith("error: ") and words in done.stderr, done.stderr
+    assert name in done.stderr and not (tmp_path / "tokenizer.json").exists()
+
+
+def test_a_byte_order_mark_is_no_text_for_a_tokenizer(tmp_path):
+    pytest.importorskip("tokenizers")
+    for name, mark in (("plain", b""), ("marked", b"\xef\xbb\xbf")):
+        (tmp_path / f"{name}.txt").write_bytes(mark + "the cat \ufeff sat. ".encode() * 50)
+        out = str(tmp_path / f"{name}.json")
+        done = run_script("train_tokenizer.py", str(tmp_path / f"{name}.txt"), "--vocab-size", "280", "-o", out)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "plain.json").read_bytes() == (tmp_path / "marked.json").read_bytes()
+
+
 # --- tinyshakespeare.py, tinystories.py ---
 
 

@@ -28,6 +28,8 @@
 
 #include "llmc/base/utf8.h"  // utf8_decode, utf8_encode, plain_char_length: after the line that asks for GNU functions
 
+#define LLMC_VERSION "0.1.0"
+
 /* Marks a function that kernels call too. */
 #ifdef __CUDACC__
 #define LLMC_HOST_DEVICE __host__ __device__

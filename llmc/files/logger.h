@@ -23,7 +23,7 @@
 #include "llmc/files/json.h"           // defines: json_parse, json_get, json_write_string, json_write_text, json_write_double
 #include "llmc/files/output.h"         // defines: open_output, is_open_file
 #include "llmc/files/trainer_state.h"  // defines: TrainerState
-#include "llmc/run/options.h"          // defines: Options, options_json, trainer_name, LLMC_VERSION
+#include "llmc/run/options.h"          // defines: Options, options_json, trainer_name
 
 enum { LOG_LINE_MAX = 1 << 20 };  // most bytes of a line that is read back
 

@@ -21,8 +21,6 @@
 #include "llmc/text/text.h"   // defines: edit_distance
 #include <math.h>
 
-#define LLMC_VERSION "0.1.0"
-
 typedef enum { ON_CPU = 1, ON_GPU = 2, ON_BOTH = 3 } OptionScope;  // the trainers that accept a flag
 
 typedef enum { OPTION_SAVED, OPTION_LOCAL } OptionLife;  // stored in checkpoints, or local to this process
