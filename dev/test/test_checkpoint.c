@@ -370,6 +370,27 @@ static void a_state_that_is_not_finite_is_refused_by_file_tensor_and_index(void)
     param_table_free(&t);
 }
 
+static void a_mean_of_squares_below_0_is_refused(void) {
+    const ModelConfig c = small_config();
+    ParamTable t = param_table(&c);
+    Side side = {(float*)xcalloc(t.elements, sizeof(float)), 0, t.elements};
+    const float values[] = {-1e-30f, -0.0f, 0.0f, 1e-30f};
+    for (int i = 0; i < 8; i++) {
+        char out[PATH_CAP];
+        Error e = NO_ERROR;
+        const StateSlot slot = {i < 4 ? "v" : "m", SAFE_F32, give, take, &side};
+        test_folder(out);
+        side.arena[t.items[0].offset + 3] = values[i % 4];
+        CHECK(state_save(out, 0, &t, 0, t.elements, &slot, 1, NULL, &e), "%s", e.msg);
+        CHECK(state_load(out, 1, &t, 0, t.elements, &slot, 1, &e) == (i != 0), "%s %g: %s", slot.name, values[i % 4], e.msg);
+        CHECK(i != 0 || (contains(e.msg, "tensor v.") && contains(e.msg, "is -1e-30 at [0, 3], wanted a number of at least 0")),
+              "%s", e.msg);
+        clean(out);
+    }
+    free(side.arena);
+    param_table_free(&t);
+}
+
 static void moments_in_bf16_come_back_exactly(void) {
     const ModelConfig c = small_config();
     ParamTable t = param_table(&c);
@@ -886,10 +907,10 @@ static void a_folder_that_is_moved_away_is_not_shared_with_another_run(void) {
     CHECK(out_lock(&other, out, &e), "%s", e.msg);
     CHECK(!out_keep(&ours, out, &e) && contains(e.msg, "another run's folder now") && contains(e.msg, out), "shared: %s",
           e.msg);
+    CHECK(ours < 0, "the lock is lost, and the run can tell");
     e.msg[0] = 0;
     out_unlock(&other);
     CHECK(!out_keep(&ours, out, &e), "that run's checkpoints are there though it has ended");
-    out_unlock(&ours);
     clean(out);
     clean(aside);
 }
@@ -1094,6 +1115,7 @@ int main(void) {
     RUN(any_number_of_ranks_reads_what_any_number_wrote);
     RUN(a_state_that_lacks_or_repeats_elements_is_refused);
     RUN(a_state_that_is_not_finite_is_refused_by_file_tensor_and_index);
+    RUN(a_mean_of_squares_below_0_is_refused);
     RUN(moments_in_bf16_come_back_exactly);
     RUN(a_damaged_checkpoint_is_passed_over);
     RUN(every_flipped_bit_of_trainer_state_is_found);

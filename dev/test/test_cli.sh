@@ -427,6 +427,12 @@ expect "a shard shorter than a row" 1 "val.bin: holds" train --model d1 --train 
 expect "fewer rows than a batch" 1 "wanted at least 128" train --model d1 --train val.bin --batch 128 --out bad
 expect "text for a token file" 1 "text.txt: magic is" train --model d1 --train text.txt --out bad
 expect "a vocabulary larger than the model's" 1 "vocabulary is 257 tokens, but the model has only 97" train --model "$pairs/gqa2_untied_rope8" --train data.bin --out bad
+for words in '\002\000\000\000' '\000\000\000\177'; do
+    cp data.bin words.bin && printf "$words" | dd of=words.bin bs=1 seek=12 conv=notrunc 2>/dev/null
+    expect "a wrong vocabulary size in the header of the data" 1 "words.bin: vocabulary is" train --model d1 --train words.bin --out bad
+done
+printf '\000\000\000\000\000\000\000\000' | dd of=words.bin bs=1 seek=24 conv=notrunc 2>/dev/null
+expect "a model too large for the memory is told with what makes it large" 1 "with the vocabulary of words.bin needs" train --model d1 --train words.bin --out bad
 expect "data of another tokenizer" 1 "made with another tokenizer" train --model d1 --train data.bin --tokenizer "$root/dev/data/tinytales/tokenizer.json" --out bad
 expect "a token beyond the vocabulary" 1 "token 500 is id 97, wanted below 97" train --model "$pairs/gqa2_untied_rope8" --train high.bin --seq 20 --steps 30 --out high
 check "and the steps before it are saved" test -n "$(saved_at high)"

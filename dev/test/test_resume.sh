@@ -82,10 +82,14 @@ changed "other data" "--train: other.bin has the fingerprint" --train other.bin
 cp data.bin same.bin && cp data.bin kept.bin && mkdir moved && cp data.bin moved
 rm -rf changed && cp -r whole changed && rm -r changed/step_*[3-6]
 expect "the same data in another folder is no change" 0 "" resume --out changed --stop-after 3 --train moved/data.bin --strict-resume
+expect "nor is what auto stands for" 0 "" resume --out changed --stop-after 3 --export-dtype auto --strict-resume
 expect "nor is a flag that says the same again" 0 "" resume --out changed --stop-after 4 --lr 3e-4 --strict-resume
 cp other.bin data.bin
 changed "other data in the same file" "--train: data.bin has the fingerprint"
 cp kept.bin data.bin
+
+cp -r whole sparse && truncate -s 1G sparse/log.jsonl
+expect "a log with a hole in it is refused, not read through" 1 "sparse/log.jsonl: a line is longer than" resume --out sparse
 
 # state SCRIPT CHECKPOINT: edits its trainer_state.json and makes all sizes and checksums right
 state() {
@@ -127,7 +131,15 @@ if python3 -c '' 2>/dev/null; then
     rm -rf mute && cp -r whole mute && echo '{' >mute/step_00000006/tokenizer.json && state '' mute/step_00000006
     expect "a run does not go on without the tokenizer that it had" 1 "mute/step_00000006/tokenizer.json" resume --out mute
     state '/"name": "tokenizer.json"/d' mute/step_00000006 && rm mute/step_00000006/tokenizer.json
-    expect "nor where it is gone" 1 "mute/step_00000006: holds no tokenizer, but the run had one" resume --out mute
+    rm -rf strange && cp -r mute strange
+    expect "where it is gone, the same one from elsewhere serves" 0 "mute/step_00000006: holds no tokenizer: taking the built-in one" resume --out mute --steps 7
+    check "and the next checkpoint has it again" cmp mute/step_00000007/tokenizer.json whole/step_00000006/tokenizer.json
+    state 's/"tokenizer_fingerprint": [0-9]*/"tokenizer_fingerprint": 7/' strange/step_00000006
+    expect "but no other one" 1 "strange/step_00000006: holds no tokenizer, but the run had one" resume --out strange
+    rm -rf timed && cp -r whole timed && state 's/"kind": "kept"/"kind": "timed"/' timed/step_00000006
+    expect "a run that ends at a timed checkpoint" 0 "" resume --out timed --stop-after 6
+    check "makes it one that stays" grep -q '"kind": "kept"' timed/step_00000006/trainer_state.json
+    check "with the same bits" same_checkpoint whole/step_00000006 timed/step_00000006
     state 's/"\(lr\)":/"recompute":"ffn","\1":/' whole/step_00000002
     expect "flags of the other trainer" 0 "" resume whole/step_00000002 --out passed --stop-after 3
     check "pass through" grep -q '"recompute":"ffn"' passed/step_00000003/trainer_state.json
@@ -176,7 +188,7 @@ if python3 -c '' 2>/dev/null; then
     unsound "weights that are not finite, with the right checksum" "tensor $norm is nan at .0" \
         "number model.safetensors $norm 0000c07f; state '' .; rm ../log.jsonl"
     unsound "a state that is not finite" "tensor m.$norm is inf at .0" "number state_rank00000.safetensors m.$norm 0000807f; state '' ."
-    unsound "a mean of squares below 0" "tensor v.$norm is -1 at element 0" "number state_rank00000.safetensors v.$norm 000080bf; state '' ."
+    unsound "a mean of squares below 0" "tensor v.$norm is -1 at .0" "number state_rank00000.safetensors v.$norm 000080bf; state '' ."
     rm -rf bad && cp -r parts bad && number bad/step_00000005/state_rank00000.safetensors m.$norm 0000c07f && state '' bad/step_00000005
     expect "nor is one that is not finite" 1 "state_rank00000.safetensors: tensor m.$norm is nan at [0]" resume bad/step_00000005 --out bad
     unsound "weights that are not those in the log" "log.jsonl says" "number model.safetensors $norm 0000803f0000803f; state '' ."

@@ -243,7 +243,8 @@ static inline int open_to_read(const char* path, const char* wanted, uint64_t* s
         fail(e, "%s: cannot open%s: %s", path, link ? " what this link points to" : "", strerror(cause));
         return -1;
     }
-    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
+    const bool seen = fstat(fd, &st) == 0 || fail(e, "%s: cannot tell what it is: %s", path, strerror(errno));
+    if (!seen || !S_ISREG(st.st_mode)) {
         fail(e, "%s: is %s, wanted %s", path, file_kind(st.st_mode), wanted);
         close(fd);
         return -1;

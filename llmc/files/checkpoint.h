@@ -69,16 +69,18 @@ static inline bool out_lock(int* fd, const char* out, Error* e) {
 }
 
 /* Checks that this process still holds the lock of OUT: the folder may have been removed or moved, and even made again by
- * another run. If it is gone, makes and locks it again, with a warning. Fails if another run has taken its place. */
+ * another run. If it is gone, makes and locks it again, with a warning. If another run has taken its place, fails and sets *fd
+ * to -1. */
 static inline bool out_keep(int* fd, const char* out, Error* e) {
     char path[PATH_CAP];
     if (!path_join(path, out, ".lock", e)) { return false; }
     if (is_open_file(*fd, path)) { return true; }
+    close(*fd);
+    *fd = -1;
     if (folder_has(out, ".lock")) {
         return fail(e, "%s: is another run's folder now: the one that this run locked was moved or removed", out);
     }
     warn("%s: it, or .lock in it, was moved or removed while this run uses it: it is made again", out);
-    close(*fd);
     Error cause = NO_ERROR;
     if (out_lock(fd, out, &cause)) { return true; }
     cause.msg[strcspn(cause.msg, "\n")] = 0;  // its hint is for a run that begins

@@ -54,12 +54,19 @@ static inline bool log_history_read(LogHistory* h, const char* out, uint64_t ste
     if (!f) { return fail(e, "%s: cannot open: %s", path, strerror(errno)); }
     char* line = (char*)xmalloc(LONGEST);
     bool ok = true;
+    line[LONGEST - 1] = 1;  // fgets() puts a 0 here only when it fills the buffer; strlen() would stop at the 0s of a hole
     while (ok && fgets(line, LONGEST, f)) {
         Json j;
         Error ignored = NO_ERROR;
         const size_t length = strlen(line);
         const bool whole = length > 0 && line[length - 1] == '\n';
-        ok = whole || length < LONGEST - 1 || fail(e, "%s: a line is longer than %d bytes", path, LONGEST - 2);
+        if (!line[LONGEST - 1] && !whole) {
+            ok = fail(e,
+                      "%s: a line is longer than %d bytes, wanted the log of a run\n"
+                      "  hint: move the file away; a resumed run then begins a new one",
+                      path, LONGEST - 2);
+        }
+        line[LONGEST - 1] = 1;
         // nearly all lines are steps, which tell nothing here
         if (!whole || strncmp(line, "{\"event\":\"step\"", 15) == 0) { continue; }
         if (!json_parse(&j, xstrdup(line), length, path, &ignored)) { continue; }

@@ -179,7 +179,10 @@ static inline bool model_match(const ModelFiles* m, const char* dir, const Model
                         "  hint: if the embedding is the head, set \"tie_word_embeddings\": true",
                         dir);
         }
-        if (!s) { return fail(e, "%s: tensor \"%s\" is missing, wanted %zu by %zu", dir, p->name, p->rows, p->cols); }
+        if (!s) {
+            return fail(e, "%s: tensor \"%s\" is missing, wanted %zu by %zu as config.json says",
+                        m->count == 1 ? m->shards[0].path : dir, p->name, p->rows, p->cols);
+        }
         if (!model_match_tensor(file, s, p->kind, p->rows, p->cols, e)) { return false; }
     }
     if (c->tied) {

@@ -202,6 +202,7 @@ static inline TensorPieces state_pieces(const StatePart* parts, size_t count, co
         piece.param = &t->items[part->param];
         piece.sink = slots[part->slot].sink;
         piece.ctx = slots[part->slot].ctx;
+        piece.squares = strcmp(slots[part->slot].name, slot_names[SLOT_V]) == 0;
         const size_t n = state_part(piece.param, lo, hi, &piece.first), last = piece.first + n;
         piece.first = size_max(piece.first, part->first);
         piece.at = piece.first - part->first;
@@ -214,8 +215,8 @@ static inline TensorPieces state_pieces(const StatePart* parts, size_t count, co
 }
 
 /* Reads the state files of all `world_size` ranks of a checkpoint and passes the slots' elements in [lo, hi) of the arena to
- * their sinks. Checks all files before it passes the first element. Refuses values that are not finite; after a failure,
- * discard what the sinks received. */
+ * their sinks. Checks all files before it passes the first element. Refuses values that are not finite, and a v below 0; after
+ * a failure, discard what the sinks received. */
 static inline bool state_load(const char* dir, int world_size, const ParamTable* t, size_t lo, size_t hi,
                               const StateSlot* slots, int num_slots, Error* e) {
     SafeTensors* files = (SafeTensors*)xcalloc((size_t)world_size, sizeof(SafeTensors));
@@ -236,8 +237,8 @@ static inline bool state_load(const char* dir, int world_size, const ParamTable*
     if (ok && count > 0) { qsort(parts, count, sizeof(StatePart), state_compare); }
     if (ok && state_check_cover(dir, parts, count, t, slots, num_slots, e)) {
         TensorPieces pieces = state_pieces(parts, count, t, lo, hi, slots);
-        Error not_finite = NO_ERROR;
-        ok = tensor_pieces_read(&pieces, &not_finite, e) && (!not_finite.msg[0] || fail(e, "%s", not_finite.msg));
+        Error value = NO_ERROR;
+        ok = tensor_pieces_read(&pieces, &value, e) && (!value.msg[0] || fail(e, "%s", value.msg));
         tensor_pieces_free(&pieces);
     } else {
         ok = false;

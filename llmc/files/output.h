@@ -17,7 +17,8 @@
 /* Checks that what has this name, if anything, is a regular file. */
 static inline bool is_replaceable(const char* path, Error* e) {
     struct stat st;
-    if (lstat(path, &st) != 0 || S_ISREG(st.st_mode)) { return true; }
+    if (lstat(path, &st) != 0) { return errno == ENOENT || fail(e, "%s: cannot tell what it is: %s", path, strerror(errno)); }
+    if (S_ISREG(st.st_mode)) { return true; }
     return fail(e, "%s: is %s, wanted a regular file or none", path, file_kind(st.st_mode));
 }
 
@@ -28,12 +29,13 @@ static inline int open_output(const char* path, int flags, Error* e) {
     const int fd = open(path, flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
     if (fd < 0) {
         fail(e, "%s: cannot open for writing: %s", path, strerror(errno));
-    } else if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
-        fail(e, "%s: is not a regular file any more", path);
-        close(fd);
         return -1;
     }
-    return fd;
+    const bool seen = fstat(fd, &st) == 0 || fail(e, "%s: cannot tell what it is: %s", path, strerror(errno));
+    if (seen && S_ISREG(st.st_mode)) { return fd; }
+    fail(e, "%s: is not a regular file any more", path);
+    close(fd);
+    return -1;
 }
 
 /* Makes a file, or empties the regular file of this name. Returns NULL on an error. */

@@ -43,6 +43,7 @@ typedef struct {
     size_t first;
     TensorSink sink;
     void* ctx;
+    bool squares;   // a mean of squares: no value is below 0
     uint32_t* sum;  // the file's checksum, which takes the piece's share (XOR); NULL: not wanted
 } TensorPiece;
 
@@ -74,18 +75,20 @@ static inline void tensor_pieces_free(TensorPieces* list) {
 /* A piece that was read. */
 typedef struct {
     float values[TENSOR_READ_PIECE];
-    size_t finite;   // number of values before the first that is not finite
+    size_t good;     // number of values before the first that is not finite, or below 0 among squares
     uint32_t share;  // the piece's share of the file's checksum
     Error error;
 } TensorSlot;
 
-/* Returns the number of values before the first that is not finite. */
-static inline size_t count_finite(const float* x, size_t n) {
-    uint32_t found = 0;
-    for (size_t i = 0; i < n; i++) { found |= (float_bits(x[i]) & 0x7F800000u) == 0x7F800000u; }
-    if (!found) { return n; }
+/* Returns the number of values before the first that is not finite, or below 0 among squares. Works on bits: those of numbers
+ * below 0 are above those of -0. */
+static inline size_t count_good(const float* x, size_t n, bool squares) {
+    const uint32_t infinite = 0x7F800000u, most = squares ? 0x80000000u : UINT32_MAX;
+    uint32_t bad = 0;
+    for (size_t i = 0; i < n; i++) { bad |= ((float_bits(x[i]) & infinite) == infinite) | (float_bits(x[i]) > most); }
+    if (!bad) { return n; }
     size_t i = 0;
-    while (isfinite(x[i])) { i++; }
+    while (isfinite(x[i]) && float_bits(x[i]) <= most) { i++; }
     return i;
 }
 
@@ -99,46 +102,46 @@ static inline void tensor_piece_read(const TensorPiece* p, TensorSlot* slot) {
     if (p->sum) { crc_begin(&crc); }
     if (p->tensor) {
         safetensors_read_sum(file, p->tensor, p->at, p->n, slot->values, p->sum ? &crc : NULL, &slot->error);
-        slot->finite = count_finite(slot->values, p->n);
+        slot->good = count_good(slot->values, p->n, p->squares);
     } else if (read_at(file->fd, begin, slot->values, p->n, file->path, "the file", &slot->error)) {
         crc_add(&crc, slot->values, p->n);
-        slot->finite = p->n;
+        slot->good = p->n;
     }
     if (p->sum) { slot->share = crc_shift(crc_end(&crc), file->size - begin - p->n * size); }
 }
 
 /* Fails with "FILE: tensor NAME is nan at [row, col], wanted a finite number". */
-static inline bool tensor_fail_not_finite(const TensorPiece* p, const TensorSlot* slot, Error* e) {
+static inline bool tensor_fail_value(const TensorPiece* p, const TensorSlot* slot, Error* e) {
     const SafeTensor* t = p->tensor;
-    const size_t index = p->at + slot->finite, cols = t->ndim > 0 ? t->shape[t->ndim - 1] : 1;
-    const float value = slot->values[slot->finite];
-    const char* kind = isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
+    const size_t index = p->at + slot->good, cols = t->ndim > 0 ? t->shape[t->ndim - 1] : 1;
+    const float value = slot->values[slot->good];
     char where[64], shown[100];
     if (t->ndim > 1) {
         snprintf(where, sizeof where, "%zu, %zu", index / cols, index % cols);
     } else {
         snprintf(where, sizeof where, "%zu", index);
     }
-    return fail(e, "%s: tensor %s is %s at [%s], wanted a finite number", p->file->path,
-                show_text(shown, sizeof shown, t->name, strlen(t->name)), kind, where);
+    return fail(e, "%s: tensor %s is %g at [%s], wanted a %s", p->file->path,
+                show_text(shown, sizeof shown, t->name, strlen(t->name)), isnan(value) ? (double)NAN : (double)value, where,
+                p->squares ? "number of at least 0" : "finite number");
 }
 
 /* Passes the pieces of a batch to their sinks. Only the calling thread runs this. */
-static inline bool tensor_pieces_hand_over(const TensorPiece* pieces, const TensorSlot* slots, size_t count, Error* not_finite,
+static inline bool tensor_pieces_hand_over(const TensorPiece* pieces, const TensorSlot* slots, size_t count, Error* bad_value,
                                            Error* e) {
     for (size_t i = 0; i < count; i++) {
         const TensorPiece* p = &pieces[i];
         if (slots[i].error.msg[0]) { return fail(e, "%s", slots[i].error.msg); }
         if (p->sum) { *p->sum ^= slots[i].share; }
-        if (not_finite && slots[i].finite < p->n) { tensor_fail_not_finite(p, &slots[i], not_finite); }
+        if (bad_value && slots[i].good < p->n) { tensor_fail_value(p, &slots[i], bad_value); }
         if (p->sink && !p->sink(p->ctx, p->param, p->first, p->n, slots[i].values, e)) { return false; }
     }
     return true;
 }
 
-/* Reads all pieces and passes them to their sinks in order. `not_finite` (NULL: accept any value) gets the error of the first
- * value that is not finite. Reading goes on after it: if the file's checksum is wrong too, that is the better message. */
-static inline bool tensor_pieces_read(const TensorPieces* list, Error* not_finite, Error* e) {
+/* Reads all pieces and passes them to their sinks in order. `bad_value` (NULL: accept any value) gets the error of the first
+ * value that is not good. Reading goes on after it: if the file's checksum is wrong too, that is the better message. */
+static inline bool tensor_pieces_read(const TensorPieces* list, Error* bad_value, Error* e) {
     const size_t count = list->count, batch = TENSOR_READ_BATCH;
     TensorSlot* slots[2];
     for (int i = 0; i < 2; i++) { slots[i] = (TensorSlot*)xmalloc(size_min(count, batch) * sizeof(TensorSlot)); }
@@ -149,7 +152,7 @@ static inline bool tensor_pieces_read(const TensorPieces* list, Error* not_finit
 #pragma omp parallel
         {
 #pragma omp master
-            ok = tensor_pieces_hand_over(list->items + before, filled, begin - before, not_finite, e);
+            ok = tensor_pieces_hand_over(list->items + before, filled, begin - before, bad_value, e);
 #pragma omp for schedule(dynamic)
             for (size_t i = begin; i < end; i++) { tensor_piece_read(&list->items[i], &filling[i - begin]); }
         }

@@ -31,6 +31,16 @@ static inline uint64_t job_memory_need(void* question, const Options* o) {
     return memory_total(&table);
 }
 
+/* Names what the memory is for: the files whose numbers decide its size. */
+static inline void job_memory_text(const Trainer* t, const Session* s, char* text, size_t cap) {
+    const char* words = !s->has_tokenizer ? s->options.train : s->tokenizer.path ? s->tokenizer.path : "the built-in tokenizer";
+    if (s->model_dir[0]) {
+        snprintf(text, cap, "%s: the model of %s/config.json", t->memory, s->model_dir);
+    } else {
+        snprintf(text, cap, "%s: the model %s with the vocabulary of %s", t->memory, s->options.model, words);
+    }
+}
+
 /* Prints the memory table to `screen` (or NULL) and refuses a job that does not fit. */
 static inline void job_check_memory(const Trainer* t, const Session* s, FILE* screen) {
     const Options* o = &s->options;
@@ -41,7 +51,9 @@ static inline void job_check_memory(const Trainer* t, const Session* s, FILE* sc
     memset(&table, 0, sizeof table);
     t->measure(t, s, o, &table);
     if (screen) { print_memory(screen, &table, have); }
-    must(memory_check(&table, have, t->memory, o, s->ranks, job_memory_need, &question, &e), &e);
+    char what[3 * PATH_CAP];
+    job_memory_text(t, s, what, sizeof what);
+    must(memory_check(&table, have, what, o, s->ranks, job_memory_need, &question, &e), &e);
 }
 
 /* Creates a model with the weights of the session's folder, or newly initialized. */

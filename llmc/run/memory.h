@@ -91,8 +91,8 @@ static inline bool memory_find_fit(char* hint, size_t cap, const Options* option
     return false;
 }
 
-/* Refuses a run that does not fit into `have` bytes. 0: unknown, refuses nothing. */
-static inline bool memory_check(const MemoryTable* m, uint64_t have, const char* where, const Options* o, int ranks,
+/* Refuses a run that does not fit into `have` bytes. 0: unknown, refuses nothing. `what` says whose memory it is, and for what. */
+static inline bool memory_check(const MemoryTable* m, uint64_t have, const char* what, const Options* o, int ranks,
                                 MemoryNeed need, void* ctx, Error* e) {
     const uint64_t total = memory_total(m);
     char a[32], b[32], c[32], hint[256];
@@ -100,7 +100,7 @@ static inline bool memory_check(const MemoryTable* m, uint64_t have, const char*
     if (!memory_find_fit(hint, sizeof hint, o, ranks, have, need, ctx)) {
         snprintf(hint, sizeof hint, "try a smaller --model; this one is too large at any --batch and --seq");
     }
-    return fail(e, "%s: needs %s, %s available (%s short)\n  hint: %s", where, text_bytes(total, a, sizeof a),
+    return fail(e, "%s needs %s, %s available (%s short)\n  hint: %s", what, text_bytes(total, a, sizeof a),
                 text_bytes(have, b, sizeof b), text_bytes(total - have, c, sizeof c), hint);
 }
 

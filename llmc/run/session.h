@@ -275,6 +275,29 @@ static inline bool folder_has_tokenizer(const char* dir) {
     return folder_has(dir, "tokenizer.json") || folder_has(dir, "tokenizer.model");
 }
 
+/* Finds the tokenizer of a resumed run whose checkpoint lacks its copy: the one with the run's fingerprint, in one of the places
+ * where the run may have got it. */
+static inline void session_find_lost_tokenizer(Session* s) {
+    const Options* o = &s->options;
+    char data[PATH_CAP];
+    folder_of(o->train, data);
+    const char* const places[] = {o->tokenizer, o->model, data, NULL};
+    for (int i = 0; i < 4; i++) {
+        Error ignored = NO_ERROR;
+        const bool built_in = i == 3;
+        if (built_in) { tokenizer_bytes(&s->tokenizer); }
+        if (!built_in && (!places[i] || !tokenizer_load(&s->tokenizer, places[i], &ignored))) { continue; }
+        s->has_tokenizer = s->tokenizer.fingerprint == s->state.fingerprint;
+        if (s->has_tokenizer) {
+            warn("%s: holds no tokenizer: taking %s, which is the same", s->model_dir,
+                 built_in ? "the built-in one" : places[i]);
+            return;
+        }
+        tokenizer_free(&s->tokenizer);
+    }
+    die("%s: holds no tokenizer, but the run had one\n  hint: give the run's tokenizer with --tokenizer", s->model_dir);
+}
+
 /* Loads the tokenizer: --tokenizer, else the model folder's, else for a new model the one beside the training data. A resumed
  * run uses the copy in its checkpoint, since the file of the first --tokenizer may have moved. A default tokenizer that cannot
  * be read is no error, texts are then ids; but a run that had a tokenizer does not go on without it. */
@@ -283,6 +306,10 @@ static inline void session_find_tokenizer(Session* s) {
     const bool has_copy = s->resumed && !o->given[OPT_tokenizer] && folder_has_tokenizer(s->model_dir);
     const bool had = s->resumed && s->state.fingerprint != 0;
     Error e = NO_ERROR;
+    if (had && !o->given[OPT_tokenizer] && !folder_has_tokenizer(s->model_dir)) {
+        session_find_lost_tokenizer(s);
+        return;
+    }
     if (o->tokenizer && !has_copy) {
         must(tokenizer_load(&s->tokenizer, o->tokenizer, &e), &e);
         s->has_tokenizer = true;
@@ -295,10 +322,7 @@ static inline void session_find_tokenizer(Session* s) {
         s->has_tokenizer = tokenizer_load(&s->tokenizer, dir, &e);
         if (!s->has_tokenizer && !had) { warn("%s: continuing without a tokenizer, texts are shown as ids", e.msg); }
     }
-    if (had && !s->has_tokenizer) {
-        fail(&e, "%s: holds no tokenizer, but the run had one", s->model_dir);
-        die("%s\n  hint: give the run's tokenizer with --tokenizer", e.msg);
-    }
+    if (had && !s->has_tokenizer) { die("%s\n  hint: give the run's tokenizer with --tokenizer", e.msg); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -335,6 +359,10 @@ static inline void session_new_config(Session* s) {
         Tokenizer bytes;
         tokenizer_bytes(&bytes);
         if (s->train.fingerprint == bytes.fingerprint) {
+            if (s->train.vocab_size && s->train.vocab_size != bytes.vocab_size) {
+                die("%s: vocabulary is %d tokens, but the tokenizer that made it has %d: its header is damaged",
+                    s->options.train, s->train.vocab_size, bytes.vocab_size);
+            }
             s->tokenizer = bytes;
             s->has_tokenizer = true;
         } else {
@@ -396,6 +424,23 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
 // ---------------------------------------------------------------------------------------------------------------------
 // what has changed since the checkpoint
 
+/* Returns the dtype of the weights in checkpoints; `own` is the dtype of the build, for --export-dtype auto. */
+static inline SafeDtype session_export_dtype(const Session* s, SafeDtype own) {
+    switch (s->options.export_dtype) {
+        case EXPORT_F32: return SAFE_F32;
+        case EXPORT_BF16: return SAFE_BF16;
+        case EXPORT_F16: return SAFE_F16;
+        default: return own;
+    }
+}
+
+/* Returns the options with `dtype` in the place of --export-dtype auto: another build may resume the run. */
+static inline Options session_resolved(const Session* s, SafeDtype dtype) {
+    Options o = s->options;
+    o.export_dtype = dtype == SAFE_F32 ? EXPORT_F32 : dtype == SAFE_BF16 ? EXPORT_BF16 : EXPORT_F16;
+    return o;
+}
+
 /* Tells a difference from the checkpoint that the run resumes: a warning, or with --strict-resume an error. */
 LLMC_PRINTF(2, 3) static void session_differs(const Session* s, const char* fmt, ...) {
     Error e = NO_ERROR;
@@ -409,8 +454,8 @@ LLMC_PRINTF(2, 3) static void session_differs(const Session* s, const char* fmt,
 
 /* Tells of every saved flag on the command line that had another value. Files are compared by their fingerprints, and the
  * model of a run that is resumed is its checkpoint's. */
-static inline void session_compare_options(const Session* s) {
-    const Options* o = &s->options;
+static inline void session_compare_options(const Session* s, SafeDtype own) {
+    const Options now_all = session_resolved(s, session_export_dtype(s, own)), *o = &now_all;
     Options was;
     Error e = NO_ERROR;
     options_default(&was, o->trainer);
@@ -426,8 +471,8 @@ static inline void session_compare_options(const Session* s) {
 }
 
 /* Tells of what else the bits of the results depend on. What the checkpoint does not know is not compared. Then the state
- * holds the values of this run. */
-static inline void session_compare(Session* s) {
+ * holds the values of this run. `own` is the dtype of the build. */
+static inline void session_compare(Session* s, SafeDtype own) {
     TrainerState* was = &s->state;
     uint64_t data = 0;
     Error e = NO_ERROR;
@@ -435,7 +480,7 @@ static inline void session_compare(Session* s) {
     const uint64_t tokenizer = s->has_tokenizer ? s->tokenizer.fingerprint : 0;
     must(dataloader_fingerprint(&s->train, &data, &e), &e);
     if (s->resumed) {
-        session_compare_options(s);
+        session_compare_options(s, own);
         if (was->data && was->data != data) {
             session_differs(s, "--train: %s has the fingerprint %016" PRIx64 ", the data of %s had %016" PRIx64,
                             s->options.train, data, s->model_dir, was->data);
@@ -555,21 +600,9 @@ static inline int session_context(const Session* s) {
 // ---------------------------------------------------------------------------------------------------------------------
 // a checkpoint
 
-/* Returns the dtype of the weights in checkpoints; `own` is the dtype of the build, for --export-dtype auto. */
-static inline SafeDtype session_export_dtype(const Session* s, SafeDtype own) {
-    switch (s->options.export_dtype) {
-        case EXPORT_F32: return SAFE_F32;
-        case EXPORT_BF16: return SAFE_BF16;
-        case EXPORT_F16: return SAFE_F16;
-        default: return own;
-    }
-}
-
-/* Returns the run's options as JSON for a checkpoint, and what only another trainer knows of them. Replaces --export-dtype auto
- * by `dtype`, since another build may resume the run. */
+/* Returns the run's options as JSON for a checkpoint, and what only another trainer knows of them. */
 static inline char* session_options_text(const Session* s, SafeDtype dtype) {
-    Options resolved = s->options;
-    resolved.export_dtype = dtype == SAFE_F32 ? EXPORT_F32 : dtype == SAFE_BF16 ? EXPORT_BF16 : EXPORT_F16;
+    const Options resolved = session_resolved(s, dtype);
     return options_json_text(&resolved, &s->state.json, s->state.saved_options);
 }
 

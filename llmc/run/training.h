@@ -40,6 +40,7 @@ typedef struct {
     StepLines lines;
     int64_t queued, reported;  // number of steps, from the start of the schedule
     int64_t saved;             // step of the newest checkpoint, -1: none
+    bool saved_timed;          // and it is one of --checkpoint-minutes
     double saved_at;           // when it was written, or when the run began: now_seconds()
     double write_seconds;      // and how long that took
     char healthy[PATH_CAP];    // the newest checkpoint after a finite step; "": none
@@ -130,7 +131,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     t->s = s;
     run_catch_save_signal();
     session_print(s, trainer->precision);
-    session_compare(s);
+    session_compare(s, trainer->dtype);
     job_check_memory(trainer, s, stdout);
     if (!timed || s->job == JOB_DRY_RUN) { print_plan(stdout, &s->plan, o, s->ranks, s->train.num_tokens); }
     if (s->job == JOB_DRY_RUN) {
@@ -168,6 +169,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     job_open_generator(trainer, s, t->model, &t->generator, &t->sampler);
     t->queued = t->reported = (int64_t)s->state.step;
     t->saved = s->resumed ? t->queued : -1;
+    t->saved_timed = s->resumed && s->state.timed;
     t->saved_at = now_seconds();
     t->loss_scale = s->state.loss_scale;
     if (s->resumed && !s->state.not_finite) { snprintf(t->healthy, sizeof t->healthy, "%s", s->model_dir); }
@@ -195,11 +197,12 @@ static inline Due training_due(const Training* t) {
     const Options* o = &s->options;
     const int64_t step = t->queued;
     const bool stops = training_stops(t), unsaved = step != t->saved;
+    const bool unkept = unsaved || t->saved_timed;  // a timed one is written again where one is due that stays
     const bool nothing_done = stops && t->error.msg[0] && step == 0;  // the first batch of all could not be read
     Due d;
     d.validation = s->has_val && !stops && session_due(s, o->val_every, step);
     d.sample = t->generator.context > 0 && !stops && session_due(s, o->sample_every, step);
-    d.checkpoint = unsaved && !nothing_done && (stops || run_save_requested() || session_due(s, o->checkpoint_every, step));
+    d.checkpoint = unkept && !nothing_done && (stops || run_save_requested() || session_due(s, o->checkpoint_every, step));
     d.timed = unsaved && !d.checkpoint && training_time_is_up(t);
     d.end = stops || step >= s->plan.stop;
     d.drain = d.validation || d.sample || d.checkpoint || d.timed || d.end || o->debug;
@@ -268,6 +271,10 @@ static inline void training_die_unsaved(const Training* t, const Error* e, SafeD
     text_bytes((uint64_t)bytes, size, sizeof size);
     const int length = (int)strcspn(t->error.msg, "\n");  // one hint is enough
     const char *first = t->error.msg, *then = first[0] ? "; then " : "";
+    if (s->rank == 0 && s->lock < 0) {
+        die("%.*s%s%s\n  hint: the steps after %lld are lost: if its folder was moved, go on there with --resume", length,
+            first, then, e->msg, (long long)(t->saved < 0 ? 0 : t->saved));
+    }
     if (!s->newest[0]) {
         die("%.*s%s%s\n  hint: a checkpoint takes %s, and none is saved yet: make room", length, first, then, e->msg, size);
     }
@@ -295,6 +302,7 @@ static inline void training_checkpoint(Training* t, bool timed) {
     }
     if (e.msg[0]) { fail(&t->error, "%s", e.msg); }
     t->saved = t->reported;
+    t->saved_timed = s->state.timed;
     t->saved_at = now_seconds();
     t->write_seconds = t->saved_at - start;
     if (!s->state.not_finite) { snprintf(t->healthy, sizeof t->healthy, "%s", s->newest); }
@@ -327,7 +335,8 @@ static inline void training_die_not_finite(Training* t) {
 
 static inline void training_close(Training* t) {
     Session* s = t->s;
-    if (t->saved < 0 && !training_stops(t)) { training_checkpoint(t, false); }  // --steps 0 exports a new model
+    // --steps 0 exports a new model; a run resumed at its last step keeps a timed checkpoint
+    if ((t->saved < 0 || t->saved_timed) && !training_stops(t)) { training_checkpoint(t, false); }
     const bool stopped = t->reported < s->plan.stop;
     const char* reason = t->error.msg[0]                ? "error"
                          : t->not_finite > 0            ? "not finite"

@@ -33,6 +33,11 @@ class Result:
     def __init__(self, status, out, err):
         self.status, self.out, self.err = status, out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
 
+    def cut_short(self):
+        """The step that an error of log or data ended the run at, once its weights were saved; None: no such error."""
+        told = re.search(r"^  hint: step (\d+) is saved", self.err, re.M)
+        return int(told[1]) if self.status == 1 and told else None
+
     def bad_form(self):
         """stderr of a failed run holds one error line, and otherwise hints and warnings."""
         lines = self.err.splitlines()
@@ -119,12 +124,13 @@ class Run:
                     return "%s/%s" % (s, name)
         return "" if steps else "every checkpoint"
 
-    def same_end(self, out, warned=False):
-        """What differs from the unbroken run; "" if nothing does."""
+    def same_end(self, out, warned=False, cut_short=None):
+        """What differs from the unbroken run; "" if nothing does. The log may lack lines of step `cut_short`."""
         last = "step_%08d" % self.last
         if not os.path.isdir(os.path.join(out, last)):
             return last
-        if steps_of_log(os.path.join(out, "log.jsonl")) != steps_of_log(os.path.join(self.ref, "log.jsonl")):
+        got, wanted = (steps_of_log(os.path.join(folder, "log.jsonl")) for folder in (out, self.ref))
+        if got is None or got != [e for e in wanted if e in got or e["step"] != cut_short]:
             return "log.jsonl"
         return self.lost(out, warned)
 

@@ -10,7 +10,8 @@ Then the run is resumed without a fault. Wanted of each:
   signals  0  none but the kill -9 that was planted
   silent   0  exit 0 means that nothing is lost
   form     0  exit 1 comes with one line "error: ...", and no line is of another kind
-  changed  0  the resumed run ends in the bits of the run without a fault
+  changed  0  the resumed run ends in the bits of the run without a fault. Where an error of log or data ended the run, which
+              then says what step is saved, the log may lack lines of that step
 --sample N takes N faults of each sweep, evenly spread. --card is for the GPU trainer: only calls on files below --out, from the
 first checkpoint on, since the CUDA driver's calls before are not the program's."""
 import argparse, errno, os, shutil, sys
@@ -84,7 +85,7 @@ class Sweeper:
             bad("silent", self.run.same_end(out, warned))
         found.append("errors" if broken.status == 1 else "passed" if broken.status == 0 else "killed")
         again = self.run.start(folder, self.run.goes_on())
-        left = self.run.same_end(out, warned or "warning: " in again.err)
+        left = self.run.same_end(out, warned or "warning: " in again.err, broken.cut_short())
         if again.status != 0 or left:
             bad("changed", again.err if again.status != 0 else left)
         else:
