@@ -708,7 +708,10 @@ class MixLoader(DataLoader):
         quota = [weight / total * MIX_BLOCK for _, weight in parts]
         self.share = [int(q) for q in quota]
         for _ in range(MIX_BLOCK - sum(self.share)):
-            most = max(range(len(quota)), key=lambda i: quota[i] - self.share[i])
+            rest = [q - n for q, n in zip(quota, self.share)]
+            most = 0
+            for i in range(1, len(rest)):
+                most = i if rest[i] > rest[most] + 1e-6 else most
             self.share[most] += 1
         if 0 in self.share:
             die(f"--train: the weight of {parts[self.share.index(0)][0]} is too small for one row in {MIX_BLOCK}")

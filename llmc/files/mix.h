@@ -7,9 +7,11 @@
  * that matches files ends no part. One part needs no weight and is read as dataloader.h says; of several, each needs one.
  *
  * A block is MIX_BLOCK rows of the stream. Source s gives the same number of rows to each block, share[s]: its weight's part of
- * MIX_BLOCK, rounded down, and one more for the largest remainders (of equal ones the first) until the shares add up. The order
- * in block k is a Fisher-Yates permutation `order` of 0 ... MIX_BLOCK-1, as that of the shards in dataloader.h, of the draws
- * (seed, RAND_MIX, stream = k). Row i of the block has the first source s with order[i] < share[0] + ... + share[s].
+ * MIX_BLOCK, rounded down, and one more for the largest remainders until the shares add up. Of remainders that are equal but for
+ * 1e-6 the first counts as larger, so that 0.6, 0.3, 0.1 and 6, 3, 1 share alike in spite of rounding.
+ *
+ * The order in block k is a Fisher-Yates permutation `order` of 0 ... MIX_BLOCK-1, as that of the shards in dataloader.h, of the
+ * draws (seed, RAND_MIX, stream = k). Row i of the block has the first source s with order[i] < share[0] + ... + share[s].
  *
  * Each source gives its rows in its own order, epoch after epoch, as if it were alone; a small one begins its next epoch while
  * a large one is in its first. The row that source s gives at row n of the stream is its row
@@ -178,7 +180,7 @@ static bool mix_share(Mix* m, Error* e) {
     for (; rest > 0; rest--) {
         int most = 0;
         for (int i = 1; i < m->count; i++) {
-            if (quota[i] - m->share[i] > quota[most] - m->share[most]) { most = i; }
+            if (quota[i] - m->share[i] > quota[most] - m->share[most] + 1e-6) { most = i; }
         }
         m->share[most]++;
     }
