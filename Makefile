@@ -154,7 +154,7 @@ test: test-programs
 test-kill: train_llama3 tokenize
 	dev/test/kill_resume.sh $(KILLS)
 
-# the same programs and tests under AddressSanitizer and UndefinedBehaviorSanitizer; the data loader and the mix under ThreadSanitizer
+# the same programs and tests under AddressSanitizer and UndefinedBehaviorSanitizer; data loader and mix under ThreadSanitizer
 SANITIZE = -std=c11 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer \
            $(if $(filter 1,$(OPENMP)),-fopenmp,-Wno-unknown-pragmas) -I.
 SANITIZED = $(addprefix build/sanitize/,train_llama3 tokenize test_llama3 $(notdir $(UNIT_TESTS)))

@@ -6,20 +6,20 @@
  * What names files counts as written: a file "a:0.5" is no file "a" with a weight, and a comma in a file's name or in a pattern
  * that matches files ends no part. One part needs no weight and is read as dataloader.h says; of several, each needs one.
  *
- * A block is MIX_BLOCK rows of the stream. Source s gives the same number of rows to each block, share[s]: its weight's part of
- * MIX_BLOCK, rounded down, and one more for the largest remainders until the shares add up. Of remainders that are equal but for
- * 1e-6 the first counts as larger, so that 0.6, 0.3, 0.1 and 6, 3, 1 share alike in spite of rounding.
+ * A block is MIX_BLOCK rows of the stream. Source s gives the same number of rows to each block, share[s]: its weight's part
+ * of MIX_BLOCK, rounded down, and one more for the largest remainders until the shares add up. Of remainders that are equal but
+ * for 1e-6 the first counts as larger, so that 0.6, 0.3, 0.1 and 6, 3, 1 share alike in spite of rounding.
  *
- * The order in block k is a Fisher-Yates permutation `order` of 0 ... MIX_BLOCK-1, as that of the shards in dataloader.h, of the
- * draws (seed, RAND_MIX, stream = k). Row i of the block has the first source s with order[i] < share[0] + ... + share[s].
+ * The order in block k is a Fisher-Yates permutation `order` of 0 ... MIX_BLOCK-1, as that of the shards in dataloader.h, of
+ * the draws (seed, RAND_MIX, stream = k). Row i of the block has the first source s with order[i] < share[0] + ... + share[s].
  *
  * Each source gives its rows in its own order, epoch after epoch, as if it were alone; a small one begins its next epoch while
  * a large one is in its first. The row that source s gives at row n of the stream is its row
  *
  *   position = k * share[s] + (rows of s in block k before row n)
  *
- * so any row is found with the table of one block: no more than the number of rows is saved to resume. An epoch of the mix is as
- * many rows as the epochs of all sources together.
+ * so any row is found with the table of one block: no more than the number of rows is saved to resume. An epoch of the mix is
+ * as many rows as the epochs of all sources together.
  *
  * The mix is a stream as dataloader.h has them, with its ranks, its batches and its thread; only the rows come from elsewhere.
  */
