@@ -16,13 +16,14 @@ UNIT_TESTS = $(patsubst dev/test/%.c,build/%,$(wildcard dev/test/test_*.c))
 TALES = dev/data/tinytales
 
 comma := ,
-.PHONY: all help require-nvcc quickstart test test-programs test-kill sanitize sanitize-programs fuzz fuzz-minimize fuzz-coverage format format-check lint clean FORCE
+.PHONY: all help require-nvcc quickstart test test-programs test-kill test-crash sanitize sanitize-programs fuzz fuzz-minimize fuzz-coverage format format-check lint clean FORCE
 all: train_llama3 tokenize
 
 help:
 	@echo "make quickstart [STEPS=N]  build, generate the tinytales data, train a small Llama 3 and print samples"
 	@echo "make test                  run every test that this machine can run"
 	@echo "make test-kill [KILLS=50]  kill a run with -9 at random moments and resume it each time"
+	@echo "make test-crash            fail, kill and cut the power at each call of a run; feed it damaged files (minutes)"
 	@echo "make train_llama3 test_llama3 tokenize             build the CPU programs"
 	@echo "make train_llama3cu test_llama3cu [PRECISION=BF16|FP16|FP32] [GPU_ARCH=75|80|90|\"75 80 90\"]"
 	@echo "make sanitize              run the tests under AddressSanitizer and UndefinedBehaviorSanitizer"
@@ -128,6 +129,7 @@ quickstart: $(QUICKSTART_TRAINER) $(TALES)/tinytales_train.bin
 
 SHELL_TESTS = dev/test/test_loop.sh dev/test/test_cli.sh dev/test/test_bad_input.sh dev/test/test_hostile_folders.sh \
               dev/test/test_resume.sh dev/test/test_mix.sh dev/test/kill_resume.sh
+CRASH_TESTS = dev/test/crash/test_crash.sh
 KILLS ?= 50
 SECONDS ?= 20
 INPUTS ?=
@@ -149,10 +151,13 @@ test-programs: train_llama3 tokenize $(CPU_PARITY:./%=%) $(UNIT_TESTS) build/tes
 
 test: test-programs
 	@CC="$(CC)" PYTHON="$(PYTHON)" dev/test/run.sh "$(PYTHON)" $(CPU_PARITY) $(UNIT_TESTS) build/test_layers_no_amx \
-	    dev/test/test_faults.sh $(SHELL_TESTS) dev/test/test_gpu.sh
+	    dev/test/test_faults.sh $(SHELL_TESTS) $(CRASH_TESTS) dev/test/test_gpu.sh
 
 test-kill: train_llama3 tokenize
 	dev/test/kill_resume.sh $(KILLS)
+
+test-crash: train_llama3 tokenize
+	dev/test/crash/test_crash.sh full
 
 # the same programs and tests under AddressSanitizer and UndefinedBehaviorSanitizer; data loader and mix under ThreadSanitizer
 SANITIZE = -std=c11 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer \

@@ -27,7 +27,7 @@ if have gcc; then
     done
 fi
 if have clang; then
-    for file in *.c test_llama3.cu dev/data/*.c dev/test/*.c; do
+    for file in *.c test_llama3.cu dev/data/*.c dev/test/*.c dev/test/crash/*.c; do
         run "clang: $file" clang -std=c11 -O1 -march=native -c -o /dev/null $warnings -I. -x c "$file"
     done
 fi
@@ -41,7 +41,7 @@ fi
 if have shellcheck; then run shellcheck shellcheck -s sh -S warning -e SC1091,SC2010,SC2034,SC2046,SC2154 dev/test/*.sh dev/test/*/*.sh; fi
 if have python3; then
     run "comments behind includes" python3 dev/test/defines.py
-    for file in *.py dev/*.py dev/*/*.py; do
+    for file in *.py dev/*.py dev/*/*.py dev/*/*/*.py; do
         run "python: $file" python3 -c 'import ast, sys; ast.parse(open(sys.argv[1]).read(), sys.argv[1])' "$file"
     done
 fi

@@ -153,13 +153,19 @@ static inline bool checkpoint_add(Checkpoint* k, const char* name, Error* e) {
     return true;
 }
 
-/* The same for a file that a run can do without, if it was written. If it cannot be read, only warns and removes it. */
-static inline void checkpoint_add_optional(Checkpoint* k, const char* name) {
+/* Removes a file that could not be written whole. */
+static inline void checkpoint_drop(const Checkpoint* k, const char* name) {
     char path[PATH_CAP];
+    Error ignored = NO_ERROR;
+    if (path_join(path, k->tmp, name, &ignored)) { unlink(path); }
+}
+
+/* checkpoint_add() for a file that a run can do without, if it was written. If it cannot be read, only warns and removes it. */
+static inline void checkpoint_add_optional(Checkpoint* k, const char* name) {
     Error e = NO_ERROR;
     if (!folder_has(k->tmp, name) || checkpoint_add(k, name, &e)) { return; }
     warn("%s: this checkpoint will not have this file", e.msg);
-    if (path_join(path, k->tmp, name, &e)) { unlink(path); }
+    checkpoint_drop(k, name);
 }
 
 static inline bool checkpoint_model(Checkpoint* k, const ModelConfig* c, const ParamTable* t, SafeDtype dtype,
@@ -178,7 +184,10 @@ static inline bool checkpoint_state(Checkpoint* k, int rank, const ParamTable* t
 static inline void checkpoint_side_files(Checkpoint* k, const SideFiles* files, const ModelConfig* c) {
     Error e = NO_ERROR;
     side_files_write(files, k->tmp);
-    if (!model_save_generation(k->tmp, c, &e)) { warn("%s: this checkpoint will not have this file", e.msg); }
+    if (!model_save_generation(k->tmp, c, &e)) {
+        warn("%s: this checkpoint will not have this file", e.msg);
+        checkpoint_drop(k, "generation_config.json");
+    }
     for (size_t i = 0; i < files->count; i++) {
         if (!file_sums_find(&k->sums, files->items[i].name)) { checkpoint_add_optional(k, files->items[i].name); }
     }
@@ -529,7 +538,8 @@ static inline void checkpoint_prune(const char* out, int keep, uint64_t major_ev
         bool ok = remove_tree(tmp, &e) &&
                   (rename(dir, tmp) == 0 || fail(&e, "%s: cannot rename to %s: %s", dir, tmp, strerror(errno)));
         LLMC_FAULT_POINT("pruned");
-        ok = ok && remove_tree(tmp, &e);
+        // the new name reaches the disk before a file goes: else a power cut may leave half a folder under the old name
+        ok = ok && sync_directory(out, &e) && remove_tree(tmp, &e);
         if (!ok) { warn("%s: the old checkpoint stays", e.msg); }
     }
     free(steps);

@@ -45,7 +45,8 @@ static inline FILE* create_output(const char* path, Error* e) {
     return f;
 }
 
-/* Flushes a written file to disk and closes it. Check the result: a full disk may show up only here. */
+/* Flushes a new file to disk and closes it. Removes it if that fails: half of a file must not pass for a whole one. Check the
+ * result: a full disk may show up only here. */
 static inline bool close_output(FILE* f, const char* path, Error* e) {
     errno = 0;  // forget what an earlier call left there
     bool ok = fflush(f) == 0 && !ferror(f) && fsync(fileno(f)) == 0;
@@ -54,6 +55,7 @@ static inline bool close_output(FILE* f, const char* path, Error* e) {
         cause = ok ? errno : cause;
         ok = false;
     }
+    if (!ok) { unlink(path); }
     return ok ||
            fail(e, "%s: writing failed: %s", path, cause ? strerror(cause) : "an earlier write failed; is the disk full?");
 }

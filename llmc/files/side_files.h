@@ -136,12 +136,15 @@ static inline SideFiles side_files_read(const char* folder) {
 static inline void side_files_write(const SideFiles* files, const char* folder) {
     for (size_t i = 0; i < files->count; i++) {
         const SideFile* file = &files->items[i];
-        char path[PATH_CAP], sub[PATH_CAP];
+        char path[PATH_CAP] = "", sub[PATH_CAP];
         Error e = NO_ERROR;
         bool ok = path_join(path, folder, file->name, &e) && path_join(sub, folder, "original", &e);
         if (ok && file_exists(path)) { continue; }
         ok = ok && (!strchr(file->name, '/') || make_directories(sub, &e)) && write_file(path, file->data, file->size, &e);
-        if (!ok) { warn("%s: this checkpoint will not have this file", e.msg); }
+        if (!ok) {
+            warn("%s: this checkpoint will not have this file", e.msg);
+            unlink(path);  // nor an empty one
+        }
     }
 }
 

@@ -37,7 +37,8 @@ typedef __half floatX;
 #define PRECISION_NAME "FP16"
 #endif
 
-constexpr bool IS_BF16 = PRECISION_NAME[0] == 'B', IS_FP16 = PRECISION_NAME[2] == '1';
+constexpr bool IS_BF16 = PRECISION_NAME[0] == 'B', IS_FP16 = !IS_BF16 && PRECISION_NAME[2] == '1';
+static_assert(IS_BF16 + IS_FP16 + (sizeof(floatX) == 4) == 1, "a build has one precision");
 
 // ---------------------------------------------------------------------------------------------------------------------
 // checked calls

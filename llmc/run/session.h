@@ -584,7 +584,9 @@ typedef bool (*AddFiles)(void* ctx, Checkpoint* k, Error* e);
 static inline void session_add_side_files(const Session* s, Checkpoint* k) {
     Error e = NO_ERROR;
     if (s->has_tokenizer && !tokenizer_save(&s->tokenizer, k->tmp, s->config.max_positions, &e)) {
-        warn("%s: this checkpoint's tokenizer is incomplete", e.msg);
+        warn("%s: this checkpoint will not have a tokenizer", e.msg);
+        checkpoint_drop(k, "tokenizer.json");
+        checkpoint_drop(k, "tokenizer_config.json");
     }
     checkpoint_add_optional(k, "tokenizer.json");
     checkpoint_add_optional(k, "tokenizer_config.json");

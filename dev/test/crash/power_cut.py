@@ -1,0 +1,246 @@
+#!/usr/bin/env python3
+"""power_cut.py [--trainer PATH] [--resumes N] [--jobs N] -- cuts the power after each change that a run makes on disk.
+
+shim.c records every change below --out of a run that writes four checkpoints and prunes two. Each prefix of the record is then
+a moment of a power cut, after which the disk may hold:
+  kept     all of it
+  dropped  only what was fsynced: a file's data by fsync of the file, a name (made, renamed, removed) by fsync of its folder
+  one      all but one change that was not fsynced, each in turn
+  torn     of the last write only the pages before a boundary of 4 KiB, or only those behind it
+That assumes less than ext4 (ordered) and xfs give, which journal names in their order and write a new file's name with its
+data, and no more than POSIX: fsync of a file doesn't keep its name, changes that were not fsynced may come in any order. It
+assumes that fsync tells the truth (disks that lie about their cache are not promised), that a rename is whole or not at all,
+and that a page of 4 KiB of the last write is too.
+
+Wanted of each such disk: a folder step_N without .tmp is whole; once a checkpoint is sealed (renamed, its folder fsynced) it is
+there until it is pruned. Of N disks, evenly spread over the different ones: --resume ends in the bits of the unbroken run.
+The log is no part of the promise: lines that were not fsynced may be lost ("log lost")."""
+import argparse, os, re, shutil, sys
+import lab
+
+PAGE, NEVER = 4096, sys.maxsize
+OUT = "runs/out"  # two new folders: the names of both must survive
+
+
+class Disk:
+    """Names and contents. A content is the list of changes that made it: equal lists are equal bytes."""
+
+    def __init__(self):
+        self.names, self.contents = {}, {}  # {(folder's number, name): number}, {number: [(change, part)]}
+
+    def apply(self, i, op, part="all"):
+        kind = op[0]
+        if kind == "link":
+            self.names[op[1]] = op[2]
+        elif kind == "unlink":
+            self.names.pop(op[1], None)
+        elif kind == "rename" and op[1] in self.names:
+            self.names[op[2]] = self.names.pop(op[1])
+        elif kind == "exchange" and op[1] in self.names and op[2] in self.names:
+            self.names[op[1]], self.names[op[2]] = self.names[op[2]], self.names[op[1]]
+        elif kind in ("write", "truncate"):
+            self.contents[op[1]] = self.contents.get(op[1], ()) + ((i, part),)
+
+    def tree(self, folder=0, prefix=""):
+        """{path: content, None for a folder}"""
+        found = {}
+        for (parent, name), number in self.names.items():
+            if parent == folder:
+                is_folder = number < 0 or number == 0
+                found[prefix + name] = None if is_folder else self.contents.get(number, ())
+                if is_folder:
+                    found.update(self.tree(number, prefix + name + "/"))
+        return found
+
+
+class Record:
+    """The recorded changes. ops[i]: a change by numbers of files, so that it stays the same where a name before it is lost.
+    synced[i]: the index of the last fsync that it needs to be kept, NEVER without. Folders have numbers below 1; 0 is
+    the folder that the run starts in."""
+
+    def __init__(self, path, root):
+        self.ops, self.synced, self.data, self.disk = [], [], {}, Disk()
+        self.waiting = {}  # {file or folder: changes that wait for its next fsync}
+        self.needs = []  # how many fsyncs each change waits for: a rename into another folder needs two
+        self.next = 1
+        with open(path, "rb") as f:
+            while line := f.readline():
+                kind, first, second, offset, length = line.decode().split(" ")
+                data = f.read(int(length))
+                places = [self.place(os.path.relpath(p, root)) for p in (first, second) if p != "-"]
+                self.add(kind, places, int(offset), data)
+
+    def place(self, path):
+        """(folder's number, name) and the number behind it: None if there is none."""
+        folder, parts = 0, path.split("/")
+        if path == ".":
+            return None, 0
+        for part in parts[:-1]:
+            folder = self.disk.names.get((folder, part))
+        return (folder, parts[-1]), self.disk.names.get((folder, parts[-1]))
+
+    def add(self, kind, places, offset, data):
+        (name, number), other = places[0], places[1][0] if len(places) > 1 else None
+        folders = [name[0]] + ([other[0]] if other else []) if name else []
+        if kind == "fsync":
+            for i in self.waiting.pop(number, []):
+                self.needs[i] -= 1
+                self.synced[i] = len(self.ops) if self.needs[i] == 0 else NEVER
+            self.push(("fsync",), [])
+        elif kind in ("create", "mkdir") and number is None:
+            self.push(("link", name, self.next if kind == "create" else -self.next), folders)
+            self.next += 1
+        elif kind == "unlink":
+            self.push(("unlink", name), folders)
+        elif kind in ("rename", "exchange"):
+            self.push((kind, name, other), sorted(set(folders)))
+        elif kind in ("write", "truncate") and number is not None:
+            self.push((kind, number, offset, len(data)), [number])
+            self.data[len(self.ops) - 1] = data
+
+    def push(self, op, kept_by):
+        self.disk.apply(len(self.ops), op)
+        self.ops.append(op)
+        self.synced.append(NEVER)
+        self.needs.append(len(kept_by))
+        for number in kept_by:
+            self.waiting.setdefault(number, []).append(len(self.ops) - 1)
+
+    def bytes_of(self, content):
+        out = bytearray()
+        for i, part in content:
+            _, _, offset, length = self.ops[i]
+            if self.ops[i][0] == "truncate":
+                out[offset:] = bytes(max(0, offset - len(out)))
+                continue
+            cut = self.boundary(i)
+            first, last = {"all": (0, length), "head": (0, cut), "tail": (cut, length)}[part]
+            out.extend(bytes(max(0, offset + last - len(out))))
+            out[offset + first:offset + last] = self.data[i][first:last]
+        return bytes(out)
+
+    def boundary(self, i):
+        """Where write i is torn: the page boundary nearest to its middle, as a distance from its start; 0 if it has none."""
+        _, _, offset, length = self.ops[i]
+        cut = (offset + length // 2 + PAGE // 2) // PAGE * PAGE - offset
+        return cut if 0 < cut < length else 0
+
+    def after(self, count, dropped=(), parts={}):
+        disk = Disk()
+        for i, op in enumerate(self.ops[:count]):
+            if i not in dropped:
+                disk.apply(i, op, parts.get(i, "all"))
+        return disk.tree()
+
+    def cuts(self, count):
+        """Yields (model, tree) of each disk that a power cut after the first `count` changes may leave."""
+        loose = [i for i in range(count) if self.ops[i][0] != "fsync" and self.synced[i] >= count]
+        yield "kept", self.after(count)
+        yield "dropped", self.after(count, set(loose))
+        for i in loose:
+            yield "one", self.after(count, {i})
+        last = count - 1
+        if last >= 0 and self.ops[last][0] == "write" and self.boundary(last):
+            yield "torn", self.after(count, parts={last: "head"})
+            yield "torn", self.after(count, parts={last: "tail"})
+
+
+def steps_in(tree):
+    """{name of a checkpoint's folder: {file: content}}"""
+    found = {}
+    for path, content in tree.items():
+        step = re.fullmatch(OUT + r"/(step_\d{8})(?:/(.*))?", path)
+        if step:
+            found.setdefault(step[1], {}).update({step[2]: content} if step[2] else {})
+    return found
+
+
+def promises(record):
+    """whole: {step: its files, as they were when it got its name}. sealed[k]: the steps that must stand after k changes."""
+    whole, sealed, named, stands = {}, [set()], set(), set()
+    for k in range(1, len(record.ops) + 1):
+        now = set(steps_in(record.after(k)))
+        for step in now - set(whole):
+            whole[step] = steps_in(record.after(k))[step]
+        if record.ops[k - 1][0] == "fsync":
+            out_synced = any(record.synced[i] == k - 1 and record.ops[i][0] in ("rename", "exchange") for i in range(k))
+            stands |= now if out_synced else set()
+        stands &= now
+        sealed.append(set(stands))
+    return whole, sealed
+
+
+def lay_out(record, tree, folder):
+    for path, content in sorted(tree.items()):
+        full = os.path.join(folder, path)
+        if content is None:
+            os.makedirs(full, exist_ok=True)
+        else:
+            with open(full, "wb") as f:
+                f.write(record.bytes_of(content))
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("--trainer", default=os.path.join(os.environ.get("BIN", "."), "train_llama3"))
+    p.add_argument("--resumes", type=int, default=400)
+    p.add_argument("--jobs", type=int, default=os.cpu_count())
+    args = p.parse_args()
+    work = lab.scratch()
+    shim = lab.build_shim(work)
+    if not shim:
+        print("skip power cut: the shim needs x86-64 Linux with seccomp filters\n0 passed, 0 failed, 1 skipped")
+        return 0
+    run = lab.Run(args.trainer, work, jobs=args.jobs)
+    run.flags += ["--out", OUT]
+    folder = os.path.join(work, "recorded")
+    os.makedirs(folder)
+    trace = os.path.join(work, "trace")
+    made = run.start(folder, ["--stop-after", str(run.last)], {"LD_PRELOAD": shim, "FAULT_BELOW": folder, "FAULT_TRACE": trace})
+    if made.status != 0:
+        sys.exit("error: the recorded run fails: %s" % made.err)
+    record = Record(trace, folder)
+    whole, sealed = promises(record)
+    rows = {m: {} for m in ("kept", "dropped", "one", "torn")}
+    disks = {}
+
+    def count(model, column, text=""):
+        rows[model][column] = rows[model].get(column, 0) + 1
+        if text and rows[model][column] <= 5:
+            print("    %s, %s: %s" % (model, column, text), flush=True)
+
+    for k in range(len(record.ops) + 1):
+        for model, tree in record.cuts(k):
+            count(model, "disks")
+            steps = steps_in(tree)
+            standing = {step for step, files in steps.items() if files == whole.get(step)}
+            moment = "after %d changes, the last %s" % (k, record.ops[k - 1][:3])
+            for step in sorted(set(steps) - standing):
+                count(model, "damaged", "%s %s" % (step, moment))
+            if not sealed[k] <= standing:
+                count(model, "lost", "%s %s" % (", ".join(sorted(sealed[k] - standing)), moment))
+            disks.setdefault((model, *sorted((path, content or ()) for path, content in tree.items())), (model, k, tree))
+
+    def resume(disk):
+        model, k, tree = disk
+        folder = os.path.join(work, "cut-%s-%d-%d" % (model, k, id(tree)))
+        os.makedirs(folder)
+        lay_out(record, tree, folder)
+        again = run.start(folder, run.goes_on())
+        left = again.err if again.status != 0 else run.same_end(os.path.join(folder, OUT), "warning: " in again.err)
+        shutil.rmtree(folder)
+        return left
+
+    chosen = [d for model in rows for d in lab.sample([d for d in disks.values() if d[0] == model], args.resumes // len(rows))]
+    for disk, left in zip(chosen, lab.in_parallel(args.jobs, resume, chosen)):
+        count(disk[0], "resumed")
+        if left:
+            column = "log lost" if left == "log.jsonl" else "changed"
+            count(disk[0], column, "after %d changes: %s" % (disk[1], left.strip()[-160:]))
+    print("%d changes, %d different disks" % (sum(op[0] != "fsync" for op in record.ops), len(disks)))
+    columns = ("disks", "damaged", "lost", "resumed", "changed", "log lost")
+    return 1 if lab.report("power cut", columns, rows, ("damaged", "lost", "changed")) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

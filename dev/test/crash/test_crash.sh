@@ -1,0 +1,27 @@
+#!/bin/sh
+# test_crash.sh [full] -- the crash tests. Without `full` a sample of each, evenly spread and the same each time, in a minute.
+# BIN=DIR tests the programs of another build; the sanitizers replace malloc, so for them only the damaged inputs run.
+set -u
+log=$(mktemp "${TEST_TMP:-/tmp}/llama3_crash_log_XXXXXX") || exit 1
+trap 'rm -f "$log"' EXIT
+trap 'exit 130' INT TERM
+full=$([ "${1:-}" = full ] && echo 1 || echo "")
+status=0
+
+part() { # part NAME COMMAND...
+    echo "== $1"
+    shift
+    "$@" >"$log.part" 2>&1 || status=1
+    grep -vE '^[0-9]+ passed' "$log.part"
+    grep -E '^[0-9]+ passed' "$log.part" >>"$log" || echo "0 passed, 1 failed, 0 skipped" >>"$log"
+    rm -f "$log.part"
+}
+
+if [ "${BIN:-}" != build/sanitize ]; then
+    part sweeps python3 dev/test/crash/sweep.py $([ "$full" ] || echo --sample 48)
+    part "power cut" python3 dev/test/crash/power_cut.py --resumes $([ "$full" ] && echo 1000 || echo 24)
+fi
+part "damaged inputs" python3 dev/test/crash/mutate.py --count $([ "$full" ] && echo 1200 || echo 96)
+part "hostile numbers" python3 dev/test/crash/mutate.py --state --count $([ "$full" ] && echo 400 || echo 32)
+awk '{ p += $1; f += $3; s += $5 } END { printf "%d passed, %d failed, %d skipped\n", p, f, s }' "$log"
+exit $status
