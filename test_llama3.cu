@@ -117,7 +117,7 @@ static double cpu_losses(void* tested, const int* x, const int* y) {
     Llama* m = ((Tested*)tested)->model;
     const size_t N = (size_t)m->B * m->T;
     FixedBatch batch = {x, y, N};
-    const BatchSource data = {fixed_next, &batch, m->B};
+    const BatchSource data = {fixed_next, &batch, m->B, 0, NULL};
     double sum = 0;
     Error e = NO_ERROR;
     must(cpu_trainer.queue_losses(m, &data, &e), &e);
@@ -273,7 +273,7 @@ static void cuda_logits(void* tested, const int* x, float* out) {
 static double cuda_losses(void* tested, const int* x, const int* y) {
     Llama* m = ((Tested*)tested)->model;
     FixedBatch batch = {x, y, m->steps.num_losses};
-    const BatchSource data = {fixed_next, &batch, m->layout.B};
+    const BatchSource data = {fixed_next, &batch, m->layout.B, 0, NULL};
     double sum = 0;
     Error e = NO_ERROR;
     must(queue_losses(m, &data, &e), &e);

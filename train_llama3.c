@@ -443,6 +443,7 @@ static bool train_step(void* model, const StepPlan* plan, double lr, Error* e) {
         if (!batch_read(&plan->data, m->B, m->T, m->x, m->y, e)) { return false; }
         llama_forward(m);
         r->loss += llama_loss(m, (float)plan->hyper.loss_weight) / plan->accumulate;
+        step_add_sources(r, &plan->data, m->losses, m->T);
         llama_backward(m);
         if (run_stop_requested()) { return false; }
     }

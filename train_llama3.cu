@@ -279,11 +279,12 @@ static void lay_out_batches(Llama* m, Arena* device, Arena* pinned) {
     m->feed.T = m->layout.T;
     m->feed.x = take<int32_t>(device, N);
     m->feed.y = take<int32_t>(device, N);
+    m->feed.sources = take<int32_t>(device, m->feed.B);
     m->steps.losses = m->losses;
     m->steps.num_losses = N;
     for (int i = 0; i < IN_FLIGHT; i++) {
-        m->feed.device[i] = take<int32_t>(device, 2 * N);
-        m->feed.host[i] = take<int32_t>(pinned, 2 * N);
+        m->feed.device[i] = take<int32_t>(device, 2 * N + m->feed.B);
+        m->feed.host[i] = take<int32_t>(pinned, 2 * N + m->feed.B);
         m->steps.host_losses[i] = take<float>(pinned, N);
     }
 }
@@ -681,7 +682,11 @@ static void micro_step(void* model, const StepPlan* plan, bool first) {
     const Llama* m = (Llama*)model;
     llama_forward(m);
     llama_loss(m, (float)plan->hyper.loss_weight, first);
+    const int sources = plan->data.num_sources;
     loss_sum_cuda(m->steps.state, m->losses, m->steps.num_losses, m->queue.stream);
+    if (sources > 0) {
+        source_losses_cuda(m->steps.state, m->losses, m->feed.sources, sources, m->feed.B, m->feed.T, first, m->queue.stream);
+    }
     llama_backward(m, first);
 }
 

@@ -177,7 +177,7 @@ def write_config(c, folder, dtype, spelling="both"):
 # ----------------------------------------------------------------------------------------------------------------------
 # random numbers: llmc/base/rand.h on tensors. 32-bit words are int64; products wrap, but the words taken from them are right
 
-RAND_INIT, RAND_SHUFFLE_SHARDS, RAND_SAMPLE, RAND_ORDER_ROWS = 0, 1, 3, 6
+RAND_INIT, RAND_SHUFFLE_SHARDS, RAND_SAMPLE, RAND_ORDER_ROWS, RAND_MIX = 0, 1, 3, 6, 7
 M32 = 0xFFFFFFFF
 
 
@@ -590,7 +590,7 @@ def write_pairs(out):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# data: token files and the order of llmc/files/dataloader.h, for one process
+# data: token files and the orders of llmc/files/dataloader.h and mix.h, for one process
 
 
 class TokenFile:
@@ -652,6 +652,89 @@ class DataLoader:
         if device.type == "cuda":
             return x.pin_memory().to(device, non_blocking=True), y.pin_memory().to(device, non_blocking=True)
         return x, y
+
+
+MIX_BLOCK = 4096
+
+
+def names_files(text):
+    return os.path.exists(text) or bool(glob.glob(text))
+
+
+def mix_part(text):
+    """Returns (pattern, weight) of the part that a --train begins with, and its length; weight 0: it has none."""
+    ends = [i for i in range(len(text), -1, -1) if i == len(text) or text[i] == ","]
+    for n in ends:  # what is left behind if nothing is found is the first comma's
+        whole = text[:n]
+        pattern, colon, number = whole.rpartition(":")
+        if names_files(whole):
+            return whole, 0, n
+        if colon and "," not in number and names_files(pattern):
+            break
+    try:
+        weight = float(number) if colon else None
+    except ValueError:
+        weight = 0 if names_files(pattern) else None
+    if weight is None:
+        return whole, 0, n
+    if not 0 < weight <= 1e9:
+        die(f"--train: the weight of {pattern} is {number}, wanted a number above 0, at most 1e9")
+    return pattern, weight, n
+
+
+def mix_parts(text):
+    """Returns [(pattern, weight), ...] of a --train."""
+    parts = []
+    while True:
+        *part, n = mix_part(text)
+        parts.append(part)
+        if n == len(text):
+            break
+        text = text[n + 1:]
+    for pattern, weight in parts:
+        if not pattern:
+            die("--train: a part is empty, wanted PATTERN:WEIGHT between commas")
+        if len(parts) > 1 and not weight:
+            die(f"--train: {pattern} has no weight, wanted one for each of the {len(parts)} parts")
+    return parts
+
+
+class MixLoader(DataLoader):
+    """Reads the rows of several sources in the order of llmc/files/mix.h."""
+
+    def __init__(self, parts, B, T, seed):
+        self.sources = [DataLoader(pattern, B, T, seed, shuffle=True) for pattern, _ in parts]
+        total = sum(weight for _, weight in parts)
+        quota = [weight / total * MIX_BLOCK for _, weight in parts]
+        self.share = [int(q) for q in quota]
+        for _ in range(MIX_BLOCK - sum(self.share)):
+            rest = [q - n for q, n in zip(quota, self.share)]
+            most = 0
+            for i in range(1, len(rest)):
+                most = i if rest[i] > rest[most] + 1e-6 else most
+            self.share[most] += 1
+        if 0 in self.share:
+            die(f"--train: the weight of {parts[self.share.index(0)][0]} is too small for one row in {MIX_BLOCK}")
+        self.files = [f for s in self.sources for f in s.files]
+        self.B, self.T, self.seed, self.row, self.block = B, T, seed, 0, -1
+        self.rows_per_epoch = sum(s.rows_per_epoch for s in self.sources)
+        self.num_tokens = sum(s.num_tokens for s in self.sources)
+        self.vocab_size = max(s.vocab_size for s in self.sources)
+        self.usual_vocab = max(s.usual_vocab for s in self.sources)
+
+    def source(self, row):
+        """Returns the source of row `row` of the stream, and which of its own rows that is."""
+        block, i = divmod(row, MIX_BLOCK)
+        if block != self.block:
+            of_place = np.repeat(np.arange(len(self.share)), self.share)
+            self.of_row = of_place[shuffled(MIX_BLOCK, self.seed, RAND_MIX, block)]
+            self.block = block
+        s = int(self.of_row[i])
+        return s, block * self.share[s] + int((self.of_row[:i] == s).sum())
+
+    def locate(self, row):
+        s, position = self.source(row)
+        return self.sources[s].locate(position)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -948,10 +1031,12 @@ def train(a):
         if not folder or not os.path.exists(os.path.join(folder, "optimizer.pt")):
             die(f"{folder or a.out}: no checkpoint to resume from")
         resumed = torch.load(os.path.join(folder, "optimizer.pt"), map_location=device, weights_only=True)
-    loader = DataLoader(a.train, a.batch, a.seq, a.seed, shuffle=True)
+    parts = mix_parts(a.train)
+    loader = (MixLoader(parts, a.batch, a.seq, a.seed) if len(parts) > 1 else
+              DataLoader(parts[0][0], a.batch, a.seq, a.seed, shuffle=True))
     val = DataLoader(a.val, a.batch, a.seq) if a.val else None
     is_folder = os.path.isdir(folder)
-    text = Text(a.tokenizer or (folder if is_folder else os.path.dirname(a.train)))
+    text = Text(a.tokenizer or (folder if is_folder else os.path.dirname(parts[0][0])))
     c = read_config(folder) if is_folder else preset(folder, text.vocab_size or loader.vocab_size or loader.usual_vocab)
     if c is None:
         die(f"--model: {folder} is neither a folder nor a preset, wanted a Hugging Face folder, dN, {', '.join(PRESETS)}")
@@ -1083,7 +1168,7 @@ def train(a):
 FLAGS = (
     ("model", "-e", str, "d4", "Hugging Face model folder, or a preset for a new model: dN, " + ", ".join(PRESETS)),
     ("tokenizer", "", str, None, "folder with tokenizer.json, for samples and a preset's vocabulary"),
-    ("train", "-i", str, None, "token files for training (a pattern)"),
+    ("train", "-i", str, None, "token files for training (a pattern), or several by weight: 'a*.bin:0.7,b.bin:0.3'"),
     ("val", "-j", str, None, "token files for validation (a pattern)"),
     ("out", "-o", str, "out", "folder for checkpoints and log.jsonl"),
     ("export-dtype", "", ("auto", "f32", "bf16", "f16"), "auto", "type of the weights in checkpoints"),

@@ -5,9 +5,9 @@
 . dev/test/lib.sh
 kills=${1:-12} seed=${SEED:-$(date +%s)}
 cd "$tmp" || exit 1
-words 3000 1 >text.txt && words 300 2 >short.txt
-"$bin/tokenize" -o data.bin text.txt >/dev/null && "$bin/tokenize" -o val.bin short.txt >/dev/null || exit 1
-flags="--model d1 --train data.bin --val val.bin --val-every 3 --val-batches 2 --total-batch 128 --steps 1000000
+words 3000 1 >text.txt && words 300 2 >short.txt && words 2000 3 >more.txt
+for name in text short more; do "$bin/tokenize" -o $name.bin $name.txt >/dev/null || exit 1; done
+flags="--model d1 --train text.bin:0.7,more.bin:0.3 --val short.bin --val-every 3 --val-batches 2 --total-batch 128 --steps 1000000
        --schedule constant --checkpoint-every 1 --keep 3 --export-dtype bf16"
 
 step_of() { ls "$1" 2>/dev/null | sed -n 's/^step_0*\([0-9]*\)$/\1/p' | sort -n | tail -n 1; }

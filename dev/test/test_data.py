@@ -329,3 +329,56 @@ def test_the_python_reference_reads_the_same_rows(tmp_path):
     loader = train_llama3.DataLoader(pattern, 1, 16, seed=1234567890123, shuffle=True)
     places = (loader.locate(row) for row in range(3 * loader.rows_per_epoch))
     assert len(out) > 1000 and [f"{f.path} {row}" for f, row in places] == out
+
+
+MIX_PROGRAM = r"""
+#include "llmc/files/mix.h"
+int main(int argc, char** argv) {
+    Mix m;
+    DataLoader stream;
+    Error e = {""};
+    if (argc < 2 || !mix_open(&m, &stream, argv[1], 1, 16, 0, 1, 1234567890123ull, &e)) { die("%s", e.msg); }
+    for (uint64_t row = 0; row < 9000; row++) {
+        int shard;
+        uint64_t position, in_shard;
+        DataLoader* source = &m.sources[mix_locate(&m, m.taking, row, &position)];
+        dataloader_locate(source, position, &shard, &in_shard);
+        printf("%s %llu\n", source->shards[shard].path, (unsigned long long)in_shard);
+    }
+    mix_close(&m);
+    return 0;
+}
+"""
+
+
+def test_the_python_reference_mixes_the_same_rows(tmp_path):
+    pytest.importorskip("torch")
+    sys.path.insert(0, ROOT)
+    import train_llama3
+    for name, n in (("a0", 1000), ("a1", 5000), ("b,c", 333), ("d:1", 17)):
+        header = [20240520, 1, n] + [0] * 253
+        (tmp_path / f"{name}.bin").write_bytes(struct.pack("<256i", *header) + bytes(2 * n))
+    (tmp_path / "mix.c").write_text(MIX_PROGRAM)
+    program = str(tmp_path / "mix")
+    subprocess.run([os.environ.get("CC", "cc"), "-std=c11", "-O1", "-w", "-I", ROOT, str(tmp_path / "mix.c"), "-o", program, "-lm", "-lpthread"],
+                   check=True)
+    for weights in (("0.6", "0.3", "0.1"), ("1", "1", "1"), ("1e-3", "2", ".5")):
+        text = ",".join(f"{tmp_path}/{name}:{weight}" for name, weight in zip(("a*.bin", "b,c.bin", "d:1.bin"), weights))
+        out = subprocess.run([program, text], capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
+        loader = train_llama3.MixLoader(train_llama3.mix_parts(text), 1, 16, 1234567890123)
+        places = (loader.locate(row) for row in range(9000))
+        assert len(out) == 9000 and [f"{f.path} {row}" for f, row in places] == out
+
+
+def test_the_python_reference_refuses_what_makes_no_mix(tmp_path, capsys):
+    pytest.importorskip("torch")
+    sys.path.insert(0, ROOT)
+    import train_llama3
+    path = str(tmp_path / "a.bin")
+    open(path, "w").close()
+    assert train_llama3.mix_parts(path) == [[path, 0]]
+    for tail, words in ((":x", "weight"), (":0", "weight"), (":-1", "weight"), (":inf", "weight"), (":nan", "weight"), (f",{path}:1", "has no weight"),
+                        (":1,", "empty")):
+        with pytest.raises(SystemExit) as stop:
+            train_llama3.mix_parts(path + tail)
+        assert stop.value.code == 1 and words in capsys.readouterr().err

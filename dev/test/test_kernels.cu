@@ -662,6 +662,31 @@ static void norm_and_loss_sums_agree() {
     }
 }
 
+static void losses_add_up_by_source() {
+    const int B = 37, T = 1000, S = 5;
+    const Floats losses = random_values<float>((size_t)B * T, 1);
+    std::vector<int32_t> sources(B);
+    SourceLosses want;
+    memset(&want, 0, sizeof want);
+    for (int b = 0; b < B; b++) {
+        const int s = sources[b] = b * b % 7 % (S - 1);  // the last source has no row
+        for (int t = 0; t < T; t++) { want.sum[s] += 2 * (double)losses[(size_t)b * T + t]; }
+        want.tokens[s] += 2 * T;
+    }
+    StepState* state = new_state(1);
+    const float* d_losses = upload(losses);
+    const int32_t* d_sources = upload(sources);
+    for (int step = 0; step < 2; step++) {  // the second one overwrites the first
+        for (int k = 0; k < 2; k++) { source_losses_cuda(state, d_losses, d_sources, S, B, T, k == 0, 0); }
+    }
+    const SourceLosses got = read_state(state).sources;
+    for (int s = 0; s < S; s++) {
+        CHECK(fabs(got.sum[s] - want.sum[s]) < 1e-9 * B * T && got.tokens[s] == want.tokens[s],
+              "source %d: %.12g of %g, wanted %.12g of %g", s, got.sum[s], got.tokens[s], want.sum[s], want.tokens[s]);
+    }
+    device_free_all();
+}
+
 /* Returns one step's decision from the given sums. */
 static StepState decide(StepState* state, const StepHyper& h, int64_t step, float loss, const floatX* grad, size_t n) {
     float* d_loss = upload(Floats(1, loss));
@@ -1202,6 +1227,7 @@ static const struct {
     ENTRY(crossentropy_shows_what_is_not_finite),
     ENTRY(the_first_not_finite_is_found),
     ENTRY(norm_and_loss_sums_agree),
+    ENTRY(losses_add_up_by_source),
     ENTRY(decisions_follow_the_host),
     ENTRY(loss_scale_halves_and_doubles),
     ENTRY(adamw_agrees_in_all_forms),

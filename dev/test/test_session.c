@@ -54,7 +54,7 @@ static void every_rank_trains_on_rows_of_its_own_and_validates_on_all(void) {
                 CHECK((rows & seen) == 0, "batch %d, rank %d of %d: rows of another rank", batch, rank, ranks);
                 seen |= rows;
                 CHECK(rows_of(&s.val, 1, ROWS) == (1u << ROWS) - 1, "rank %d of %d: validation is not whole", rank, ranks);
-                dataloader_close(&s.train);
+                mix_close(&s.mix);
                 dataloader_close(&s.val);
             }
             CHECK(seen == (1u << ROWS) - 1, "batch %d, %d ranks: an epoch lacks rows", batch, ranks);

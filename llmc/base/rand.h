@@ -21,6 +21,7 @@ typedef enum {
     RAND_ROUND = 4,       // stochastic rounding; stream = tensor, index = step << 40 | element / 4
     RAND_TALES = 5,       // dev/data/tinytales.c; stream = story, index = draw
     RAND_ORDER_ROWS = 6,  // order of rows in a shard (row order 2); see llmc/files/dataloader.h
+    RAND_MIX = 7,         // order of the sources in a block of rows; stream = block; see llmc/files/mix.h
 } RandPurpose;
 
 typedef struct {

@@ -52,6 +52,9 @@ typedef struct {
     uint64_t num_rows;  // (num_tokens - 1) / T, at least 1
 } DataShard;
 
+/* Reads the T+1 tokens of row `row` of a stream. */
+typedef bool (*ReadRow)(void* ctx, uint64_t row, int32_t* tokens /* (T+1) */, Error* e);
+
 typedef enum { AHEAD_EMPTY, AHEAD_ASKED, AHEAD_READY } AheadState;
 
 typedef struct {
@@ -68,6 +71,8 @@ typedef struct {
     uint64_t num_tokens;      // of all shards
     uint64_t rows_per_epoch;  // of all shards
     uint64_t row;             // the next row for rank 0; see above
+    ReadRow read_row;         // where its rows come from (mix.h); NULL: from the shards
+    void* read_ctx;
 
     // the reader; belongs to the thread while ahead == AHEAD_ASKED
     int64_t vocab_limit;    // ids must be below
@@ -117,11 +122,11 @@ static inline uint64_t dataloader_order_row(uint64_t x, uint64_t n, uint64_t see
     return x;
 }
 
-/* Fills a[0..n) with an epoch's order of the shards. */
-static inline void dataloader_permute_shards(int* a, int n, uint64_t seed, uint64_t epoch) {
+/* Fills a[0..n) with 0 ... n-1 in random order: the Fisher-Yates permutation at the top of the file. */
+static inline void dataloader_permute(int* a, int n, uint64_t seed, RandPurpose purpose, uint32_t stream) {
     for (int i = 0; i < n; i++) { a[i] = i; }
     for (int i = n - 1; i >= 1; i--) {
-        uint64_t j = philox_below(seed, RAND_SHUFFLE_SHARDS, (uint32_t)epoch, (uint64_t)i, (uint64_t)i + 1);
+        uint64_t j = philox_below(seed, purpose, stream, (uint64_t)i, (uint64_t)i + 1);
         int t = a[i];
         a[i] = a[j];
         a[j] = t;
@@ -130,7 +135,7 @@ static inline void dataloader_permute_shards(int* a, int n, uint64_t seed, uint6
 
 static void dataloader_order_epoch(DataLoader* d, uint64_t epoch) {
     if (d->shuffle) {
-        dataloader_permute_shards(d->order, d->num_shards, d->seed, epoch);
+        dataloader_permute(d->order, d->num_shards, d->seed, RAND_SHUFFLE_SHARDS, (uint32_t)epoch);
     } else {
         for (int i = 0; i < d->num_shards; i++) { d->order[i] = i; }
     }
@@ -214,7 +219,9 @@ static void dataloader_read_ahead(DataLoader* d) {
     d->ahead_ok = true;
     for (int b = 0; b < d->B && d->ahead_ok; b++) {
         int32_t* tokens = d->ahead_rows + (size_t)b * ((size_t)d->T + 1);
-        d->ahead_ok = dataloader_read_row(d, d->ahead_row + (uint64_t)b, tokens, &d->ahead_error);
+        const uint64_t row = d->ahead_row + (uint64_t)b;
+        d->ahead_ok = d->read_row ? d->read_row(d->read_ctx, row, tokens, &d->ahead_error)
+                                  : dataloader_read_row(d, row, tokens, &d->ahead_error);
     }
 }
 
@@ -342,7 +349,7 @@ static inline void dataloader_close(DataLoader* d) {
         pthread_mutex_unlock(&d->mutex);
         pthread_join(d->thread, NULL);
     }
-    if (d->ahead_rows) {  // dataloader_open() got as far as the mutex
+    if (d->ahead_rows) {  // opening got as far as the mutex
         pthread_mutex_destroy(&d->mutex);
         pthread_cond_destroy(&d->changed);
     }
@@ -356,6 +363,17 @@ static inline void dataloader_close(DataLoader* d) {
     memset(d, 0, sizeof *d);
 }
 
+/* Makes room for the batches that are read ahead: rank's B rows of each num_ranks * B rows. */
+static void dataloader_open_batches(DataLoader* d, int B, int T, int rank, int num_ranks) {
+    d->B = B;
+    d->T = T;
+    d->rank = rank;
+    d->num_ranks = num_ranks;
+    d->ahead_rows = (int32_t*)xmalloc((size_t)B * ((size_t)T + 1) * sizeof *d->ahead_rows);
+    pthread_mutex_init(&d->mutex, NULL);
+    pthread_cond_init(&d->changed, NULL);
+}
+
 /* Opens every file that `pattern` names (a path or a glob pattern) and checks all headers. B, T > 0, 0 <= rank < num_ranks.
  * Starts at row 0. Fails on: no file, a folder, a damaged header, a size that contradicts the header, shards that differ in
  * token width, vocabulary or tokenizer, a shard of less than one row, fewer rows in all than one batch of all ranks. Do not
@@ -363,10 +381,7 @@ static inline void dataloader_close(DataLoader* d) {
 static inline bool dataloader_open(DataLoader* d, const char* pattern, int B, int T, int rank, int num_ranks, uint64_t seed,
                                    bool shuffle, Error* e) {
     memset(d, 0, sizeof *d);
-    d->B = B;
     d->T = T;
-    d->rank = rank;
-    d->num_ranks = num_ranks;
     d->seed = seed;
     d->shuffle = shuffle;
     d->vocab_limit = (int64_t)INT32_MAX + 1;
@@ -391,9 +406,7 @@ static inline bool dataloader_open(DataLoader* d, const char* pattern, int B, in
     d->order = (int*)xmalloc((size_t)d->num_shards * sizeof *d->order);
     d->order_start = (uint64_t*)xmalloc(((size_t)d->num_shards + 1) * sizeof *d->order_start);
     d->raw = (unsigned char*)xmalloc(((size_t)T + 1) * (size_t)d->token_bytes);
-    d->ahead_rows = (int32_t*)xmalloc((size_t)B * ((size_t)T + 1) * sizeof *d->ahead_rows);
-    pthread_mutex_init(&d->mutex, NULL);
-    pthread_cond_init(&d->changed, NULL);
+    dataloader_open_batches(d, B, T, rank, num_ranks);
     dataloader_order_epoch(d, 0);
     return true;
 }

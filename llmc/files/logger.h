@@ -1,7 +1,8 @@
 /* logger.h -- OUT/log.jsonl: one JSON object a line, one line an event, one write() a line to an O_APPEND file.
  *
  *   {"event":"config", ...}      first line: version, time, run, program, precision, machine, argv, options, model, ...
- *   {"event":"step","step":7,"loss":3.9,"gnorm":0.8,"lr":0.0003,"ms":41.2,"tok_s":24854.4}   ("skipped": why, if it was)
+ *   {"event":"step","step":7,"loss":3.9,"gnorm":0.8,"lr":0.0003,"ms":41.2,"tok_s":24854.4}   ("skipped": why, if it was;
+ *       of several sources "sources": the loss on each one's tokens in the order of --train, null for one without a row)
  *   {"event":"val","step":..,"loss":..}   {"event":"sample","step":..,"text":".."}
  *   {"event":"checkpoint","step":..,"path":"..","weights_crc32c":..}
  *   {"event":"resume","step":..,"run":"..","path":"..", ...}   {"event":"end","step":..,"reason":"..","seconds":..}
@@ -21,6 +22,7 @@
 #include "llmc/base/utils.h"           // defines: fail, die, path_join
 #include "llmc/files/config_file.h"    // defines: config_fields, config_write_value
 #include "llmc/files/json.h"           // defines: json_parse, json_get, json_write_string, json_write_text, json_write_double
+#include "llmc/files/mix.h"            // defines: SourceLosses
 #include "llmc/files/output.h"         // defines: open_output, is_open_file
 #include "llmc/files/trainer_state.h"  // defines: TrainerState
 #include "llmc/run/options.h"          // defines: Options, options_json, trainer_name
@@ -240,16 +242,26 @@ static inline bool log_config(Logger* g, const TrainerState* s, const Options* o
     return logger_end(g, e);
 }
 
+static inline void log_sources(FILE* f, const SourceLosses* sources) {
+    log_key(f, "sources");
+    for (int i = 0; i < sources->count; i++) {
+        fputc(i ? ',' : '[', f);
+        json_write_double(f, sources->sum[i] / sources->tokens[i]);
+    }
+    fputc(']', f);
+}
+
 /* Logs one optimizer step: `step` counts from 1, `ms` is its whole time, `skipped` is the reason for a skipped update or
  * NULL. */
 static inline bool log_step(Logger* g, int64_t step, double loss, double gnorm, double lr, double ms, double tok_s,
-                            const char* skipped, Error* e) {
+                            const SourceLosses* sources, const char* skipped, Error* e) {
     FILE* f = logger_begin(g, "step");
     log_int(f, "step", step);
     log_double(f, "loss", loss);
     log_double(f, "gnorm", gnorm);
     log_double(f, "lr", lr);
     fprintf(f, ",\"ms\":%.3f,\"tok_s\":%.1f", ms, tok_s);
+    if (sources->count > 0) { log_sources(f, sources); }
     if (skipped) { log_text(f, "skipped", skipped); }
     return logger_end(g, e);
 }

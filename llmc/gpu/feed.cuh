@@ -14,8 +14,9 @@ typedef struct {
     int B, T;
     int32_t* x;  // (B, T) on the device: the model's tokens and targets
     int32_t* y;
-    int32_t* host[IN_FLIGHT];    // (2, B, T) pinned: x, then y
-    int32_t* device[IN_FLIGHT];  // (2, B, T)
+    int32_t* sources;            // (B) of each row, if the data has several
+    int32_t* host[IN_FLIGHT];    // (2, B, T) and (B) pinned: x, y, sources
+    int32_t* device[IN_FLIGHT];  // the same on the device
     cudaEvent_t copied[IN_FLIGHT], consumed[IN_FLIGHT];
     cudaStream_t stream, copy_stream;  // the model's, and the feed's own
     uint64_t batches;
@@ -41,18 +42,23 @@ static inline void feed_close(Feed* f) {
 
 /* Queues the next batch of `data` for x and y. Queues nothing if it cannot be read. */
 static inline bool feed_next(Feed* f, const BatchSource* data, Error* e) {
-    const size_t N = (size_t)f->B * f->T;
+    const size_t N = (size_t)f->B * f->T, B = data->num_sources > 0 ? f->B : 0;
     const int slot = (int)(f->batches % IN_FLIGHT);
     CUDA_CHECK(cudaEventSynchronize(f->copied[slot]));  // the copy of IN_FLIGHT batches ago: frees the pinned memory
     if (!batch_read(data, f->B, f->T, f->host[slot], f->host[slot] + N, e)) { return false; }
+    if (B > 0) { memcpy(f->host[slot] + 2 * N, data->sources, B * sizeof(int32_t)); }
     f->batches++;
     CUDA_CHECK(cudaStreamWaitEvent(f->copy_stream, f->consumed[slot]));
     CUDA_CHECK(
-        cudaMemcpyAsync(f->device[slot], f->host[slot], 2 * N * sizeof(int32_t), cudaMemcpyHostToDevice, f->copy_stream));
+        cudaMemcpyAsync(f->device[slot], f->host[slot], (2 * N + B) * sizeof(int32_t), cudaMemcpyHostToDevice, f->copy_stream));
     CUDA_CHECK(cudaEventRecord(f->copied[slot], f->copy_stream));
     CUDA_CHECK(cudaStreamWaitEvent(f->stream, f->copied[slot]));
     CUDA_CHECK(cudaMemcpyAsync(f->x, f->device[slot], N * sizeof(int32_t), cudaMemcpyDeviceToDevice, f->stream));
     CUDA_CHECK(cudaMemcpyAsync(f->y, f->device[slot] + N, N * sizeof(int32_t), cudaMemcpyDeviceToDevice, f->stream));
+    if (B > 0) {
+        CUDA_CHECK(
+            cudaMemcpyAsync(f->sources, f->device[slot] + 2 * N, B * sizeof(int32_t), cudaMemcpyDeviceToDevice, f->stream));
+    }
     CUDA_CHECK(cudaEventRecord(f->consumed[slot], f->stream));
     return true;
 }

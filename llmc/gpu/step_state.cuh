@@ -6,6 +6,7 @@
  *
  *   step_begin_cuda      sets the learning rate and the step's number, clears the sums
  *   loss_sum_cuda        for each micro-batch: adds its token losses
+ *   source_losses_cuda   the same by the source of each row, if the data has several (mix.h)
  *   norm_square_cuda     for each array of gradients: adds its sum of squares
  *   (several GPUs: sum loss_sum and norm_square, neighboring fields, over the ranks here)
  *   step_decide_cuda     mean loss, norm, clip factor, outliers, loss scale; whether this step updates at all
@@ -16,6 +17,7 @@
 
 #include "llmc/base/outlier.h"
 #include "llmc/base/update.h"
+#include "llmc/files/mix.h"  // defines: SourceLosses
 #include "llmc/gpu/cuda_common.cuh"
 
 typedef struct {
@@ -26,7 +28,8 @@ typedef struct {
     Outlier loss_window;  // detectors
     Outlier norm_window;
     // of this step
-    int64_t step;        // its number, also for the random bits
+    int64_t step;  // its number, also for the random bits
+    SourceLosses sources;
     double loss_sum;     // of the losses of all tokens so far
     double norm_square;  // of the gradients, too large by loss_scale^2
     double lr;
@@ -71,6 +74,31 @@ __global__ void __launch_bounds__(1024) loss_sum_kernel(StepState* s, const floa
 static inline void loss_sum_cuda(StepState* state, const float* losses, size_t n, cudaStream_t stream) {
     loss_sum_kernel<<<1, 1024, 0, stream>>>(state, losses, n);
     CUDA_CHECK_LAUNCH("loss_sum_kernel");
+}
+
+/* Block s sums up the rows of source s. */
+__global__ void __launch_bounds__(1024)
+    source_losses_kernel(StepState* state, const float* losses, const int32_t* sources, int B, int T, bool first) {
+    __shared__ double shared[32];
+    const int s = blockIdx.x;
+    double sum = 0, rows = 0;
+    for (int b = 0; b < B; b++) {
+        if (sources[b] != s) { continue; }
+        rows++;
+        for (int t = threadIdx.x; t < T; t += blockDim.x) { sum += (double)losses[(size_t)b * T + t]; }
+    }
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) {
+        state->sources.sum[s] = (first ? 0 : state->sources.sum[s]) + sum;
+        state->sources.tokens[s] = (first ? 0 : state->sources.tokens[s]) + rows * T;
+    }
+}
+
+/* Adds the losses (B, T) to state->sources, by the source of each row; overwrites them if `first`.   sources: (B) */
+static inline void source_losses_cuda(StepState* state, const float* losses, const int32_t* sources, int num_sources, int B,
+                                      int T, bool first, cudaStream_t stream) {
+    source_losses_kernel<<<num_sources, 1024, 0, stream>>>(state, losses, sources, B, T, first);
+    CUDA_CHECK_LAUNCH("source_losses_kernel");
 }
 
 enum {

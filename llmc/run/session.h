@@ -20,6 +20,7 @@
 #include "llmc/files/checkpoint.h"
 #include "llmc/files/dataloader.h"
 #include "llmc/files/logger.h"
+#include "llmc/files/mix.h"
 #include "llmc/run/prompt.h"
 #include "llmc/run/machine.h"
 #include "llmc/run/memory.h"
@@ -62,6 +63,7 @@ typedef struct {
     Tokenizer tokenizer;
     bool has_tokenizer;
     DataLoader train, val;
+    Mix mix;  // the sources of `train`
     bool has_train, has_val;
 
     // the run
@@ -317,7 +319,7 @@ static inline void session_find_tokenizer(Session* s) {
     }
     char dir[PATH_CAP];
     snprintf(dir, sizeof dir, "%s", s->model_dir);
-    if (!dir[0] && o->train) { folder_of(o->train, dir); }
+    if (!dir[0] && o->train) { must(mix_folder(o->train, dir, &e), &e); }
     if (dir[0] && folder_has_tokenizer(dir)) {
         s->has_tokenizer = tokenizer_load(&s->tokenizer, dir, &e);
         if (!s->has_tokenizer && !had) { warn("%s: continuing without a tokenizer, texts are shown as ids", e.msg); }
@@ -335,7 +337,7 @@ static inline void session_open_data(Session* s) {
     const uint64_t seed = (uint64_t)o->seed;
     Error e = NO_ERROR;
     if (job_trains(s->job)) {
-        must(dataloader_open(&s->train, o->train, o->batch, o->seq, s->rank, s->ranks, seed, true, &e), &e);
+        must(mix_open(&s->mix, &s->train, o->train, o->batch, o->seq, s->rank, s->ranks, seed, &e), &e);
         s->has_train = true;
     }
     if (o->val && (job_trains(s->job) || s->job == JOB_EVAL)) {
@@ -344,9 +346,12 @@ static inline void session_open_data(Session* s) {
     }
 }
 
-static inline void session_check_data(Session* s, DataLoader* d) {
+/* Checks all data against the model and the tokenizer. */
+static inline void session_check_data(Session* s) {
+    const uint64_t tokenizer = s->has_tokenizer ? s->tokenizer.fingerprint : 0;
     Error e = NO_ERROR;
-    must(dataloader_check_vocab(d, s->config.vocab_size, s->has_tokenizer ? s->tokenizer.fingerprint : 0, &e), &e);
+    if (s->has_train) { must(mix_check_vocab(&s->mix, s->config.vocab_size, tokenizer, &e), &e); }
+    if (s->has_val) { must(dataloader_check_vocab(&s->val, s->config.vocab_size, tokenizer, &e), &e); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -407,8 +412,7 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
             s->model_dir[0] ? s->model_dir : o->model, s->config.vocab_size);
     }
     if (!s->has_tokenizer && s->job != JOB_EVAL && s->rank == 0) { warn("there is no tokenizer: texts are shown as ids"); }
-    if (s->has_train) { session_check_data(s, &s->train); }
-    if (s->has_val) { session_check_data(s, &s->val); }
+    session_check_data(s);
     s->table = param_table(&s->config);
     s->trained = trained_table(&s->config);
     if (!job_trains(s->job)) { return; }
@@ -478,7 +482,7 @@ static inline void session_compare(Session* s, SafeDtype own) {
     Error e = NO_ERROR;
     if (s->rank != 0) { return; }
     const uint64_t tokenizer = s->has_tokenizer ? s->tokenizer.fingerprint : 0;
-    must(dataloader_fingerprint(&s->train, &data, &e), &e);
+    must(mix_fingerprint(&s->mix, &data, &e), &e);
     if (s->resumed) {
         session_compare_options(s, own);
         if (was->data && was->data != data) {
@@ -515,7 +519,7 @@ static inline void session_print(const Session* s, const char* precision) {
     printf("machine %s\n", s->machine);
     print_model(stdout, s->model_dir[0] ? s->model_dir : s->options.model, &s->config, &s->table, precision);
     printf("data    %s: %s tokens in %d file%s\n", s->options.train, text_count(s->train.num_tokens, count, sizeof count),
-           s->train.num_shards, s->train.num_shards == 1 ? "" : "s");
+           mix_num_files(&s->mix), mix_num_files(&s->mix) == 1 ? "" : "s");
     if (s->has_val) {
         printf("        %s: %s tokens for validation\n", s->options.val, text_count(s->val.num_tokens, count, sizeof count));
     }
@@ -679,7 +683,7 @@ static inline bool session_checkpoint(Session* s, SafeDtype dtype, TensorSource 
 static inline void session_close(Session* s) {
     const bool failed = fflush(stdout) != 0 || ferror(stdout);
     if (failed && s->job != JOB_TRAIN && s->rank == 0) { die("standard output: writing failed"); }
-    if (s->has_train) { dataloader_close(&s->train); }
+    if (s->has_train) { mix_close(&s->mix); }
     if (s->has_val) { dataloader_close(&s->val); }
     if (s->has_tokenizer) { tokenizer_free(&s->tokenizer); }
     if (s->resumed) { trainer_state_free(&s->state); }

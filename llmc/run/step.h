@@ -14,6 +14,7 @@
 #include "llmc/base/utils.h"
 #include "llmc/files/trainer_state.h"  // defines: TrainerState
 #include "llmc/files/dataloader.h"     // defines: DataLoader, dataloader_next
+#include "llmc/files/mix.h"            // defines: Mix, mix_next, SourceLosses
 
 // ---------------------------------------------------------------------------------------------------------------------
 // tokens
@@ -23,6 +24,8 @@ typedef struct {
     bool (*next)(void* ctx, int32_t* x, int32_t* y, Error* e);
     void* ctx;
     int rows;
+    int num_sources;         // of the data; 0: there is only one
+    const int32_t* sources;  // (rows) of the last batch, if there are several
 } BatchSource;
 
 static inline bool batches_from_loader(void* loader, int32_t* x, int32_t* y, Error* e) {
@@ -30,8 +33,15 @@ static inline bool batches_from_loader(void* loader, int32_t* x, int32_t* y, Err
 }
 
 static inline BatchSource batches_of(DataLoader* d) {
-    const BatchSource source = {batches_from_loader, d, d->B};
+    const BatchSource source = {batches_from_loader, d, d->B, 0, NULL};
     return source;
+}
+
+static inline bool batches_from_mix(void* mix, int32_t* x, int32_t* y, Error* e) { return mix_next((Mix*)mix, x, y, e); }
+
+static inline BatchSource batches_of_mix(Mix* m) {
+    const BatchSource source = {batches_from_mix, m, m->stream->B, m->count, m->taken};
+    return m->count == 1 ? batches_of(m->stream) : source;
 }
 
 /* Reads the next B rows into x, y (B, T); B is a multiple of source->rows. */
@@ -65,7 +75,19 @@ typedef struct {
     UpdateVerdict verdict;
     double loss_z, norm_z;  // z-scores against recent steps; NaN if there are too few
     double loss_scale;      // after the step
+    SourceLosses sources;   // of the step's tokens, by the source of their rows
 } StepResult;
+
+/* Adds the losses (B, T) of the last batch of `data` to those of its sources; nothing if there is only one. */
+static inline void step_add_sources(StepResult* r, const BatchSource* data, const float* losses, int T) {
+    SourceLosses* all = &r->sources;
+    all->count = data->num_sources;
+    for (int b = 0; all->count > 0 && b < data->rows; b++) {
+        const int s = data->sources[b];
+        for (int t = 0; t < T; t++) { all->sum[s] += losses[(size_t)b * (size_t)T + t]; }
+        all->tokens[s] += T;
+    }
+}
 
 /* Writes why a step was skipped to `out` (`cap` bytes) and returns it; NULL if the step was applied. */
 static inline const char* skip_note(const StepResult* r, bool scales_loss, char* out, size_t cap) {

@@ -68,7 +68,7 @@ static inline StepPlan step_plan(const Trainer* trainer, Session* s) {
     const Options* o = &s->options;
     StepPlan p;
     memset(&p, 0, sizeof p);
-    p.data = batches_of(&s->train);
+    p.data = batches_of_mix(&s->mix);
     p.hyper.beta1 = o->beta1;
     p.hyper.beta2 = o->beta2;
     p.hyper.eps = o->eps;
@@ -117,8 +117,27 @@ static inline void training_measure(Training* t) {
 static inline void training_scan_data(const Session* s) {
     Error e = NO_ERROR;
     if (s->rank != 0) { return; }
-    must(data_scan(&s->train, s->options.train, stdout, &e), &e);
+    for (int i = 0; i < s->mix.count; i++) { must(data_scan(&s->mix.sources[i], s->mix.parts[i].pattern, stdout, &e), &e); }
     if (s->has_val) { must(data_scan(&s->val, s->options.val, stdout, &e), &e); }
+}
+
+/* Prints the plan, and what it takes of each of several sources. With --minutes, the number of steps may not be known yet. */
+static inline void training_print_plan(const Session* s) {
+    const Mix* m = &s->mix;
+    const uint64_t rows = (uint64_t)(s->plan.tokens_per_step / s->options.seq);
+    uint64_t counts[MIX_MOST];
+    char tokens[32];
+    print_plan(stdout, &s->plan, &s->options, s->ranks, s->train.num_tokens);
+    if (m->count == 1) { return; }
+    const bool known = s->options.minutes == 0 || s->options.steps >= 0;
+    mix_count(m, known ? (uint64_t)s->plan.steps * rows : 0, counts);
+    for (int i = 0; i < m->count; i++) {
+        const DataLoader* d = &m->sources[i];
+        printf("source  %s: %.2f %% of the rows, %s tokens", m->parts[i].pattern, 100.0 * m->share[i] / MIX_BLOCK,
+               text_count(d->num_tokens, tokens, sizeof tokens));
+        if (known) { printf(", %.2f epochs", (double)counts[i] / (double)d->rows_per_epoch); }
+        printf("\n");
+    }
 }
 
 /* Does everything before the first step. Returns false for --dry-run and --profile, which do not train. */
@@ -133,7 +152,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     session_print(s, trainer->precision);
     session_compare(s, trainer->dtype);
     job_check_memory(trainer, s, stdout);
-    if (!timed || s->job == JOB_DRY_RUN) { print_plan(stdout, &s->plan, o, s->ranks, s->train.num_tokens); }
+    if (!timed || s->job == JOB_DRY_RUN) { training_print_plan(s); }
     if (s->job == JOB_DRY_RUN) {
         if (s->model_dir[0]) { session_load_weights(s, job_ignore_tensor, NULL); }
         training_scan_data(s);
@@ -157,7 +176,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     if (trainer->prepare) { trainer->prepare(t->model, &t->plan, s); }
     if (timed) {
         training_measure(t);
-        print_plan(stdout, &s->plan, o, s->ranks, s->train.num_tokens);
+        training_print_plan(s);
     }
     if (o->profile > 0) {
         trainer->profile(t->model, &t->plan, o->profile);
@@ -232,7 +251,7 @@ static inline void training_report(Training* t, const StepResult* r) {
     s->state.not_finite = not_finite;
     const double tok_s = step_line(stdout, &t->lines, t->reported, s->plan.stop, r->loss, r->norm, r->lr, r->ms,
                                    t->trainer->memory_used(t->model), skipped);
-    training_logged(t, log_step(&s->log, t->reported, r->loss, r->norm, r->lr, r->ms, tok_s, skipped, &t->error));
+    training_logged(t, log_step(&s->log, t->reported, r->loss, r->norm, r->lr, r->ms, tok_s, &r->sources, skipped, &t->error));
     if (s->options.debug && r->verdict == UPDATE_NOT_FINITE) {
         training_name_not_finite(t, name);
         printf("debug   not finite: %s\n", name);

@@ -23,6 +23,19 @@ cpu_and_gpu_train_alike() {
         close_losses 1e-4 "$tmp/alike_gpu/log.jsonl" "$tmp/alike_cpu/log.jsonl"
 }
 
+# sources_of LOG: prints each step's losses by source, a line each
+sources_of() { sed -n 's/.*"event":"step","step":\([0-9]*\),.*"sources":\[\([^]]*\)\].*/\1,\2/p' "$1" | awk -F, '{ for (i = 2; i <= NF; i++) { print $1 "." i " " $i } }'; }
+
+a_mix_trains_alike() {
+    flags="--model d3 --train $tmp/data_train.bin:0.7,$tmp/data_val.bin:0.3 --batch 4 --seq 256 --total-batch 2048 --steps 20 --lr 1e-3 --warmup 5"
+    cu fp32 $flags --out "$tmp/mix_gpu" && limit 100 "$bin/train_llama3" --sample-tokens 0 $flags --out "$tmp/mix_cpu" &&
+        close_losses 1e-4 "$tmp/mix_gpu/log.jsonl" "$tmp/mix_cpu/log.jsonl" || return 1
+    for on in gpu cpu; do sources_of "$tmp/mix_$on/log.jsonl" >"$tmp/sources_$on"; done
+    paste -d ' ' "$tmp/sources_gpu" "$tmp/sources_cpu" | awk '
+        $1 != $3 || ($2 == "null") != ($4 == "null") || $2 - $4 > 1e-4 || $4 - $2 > 1e-4 { bad++; print "FAIL step and source " $1 ": " $2 " and " $4 }
+        END { exit bad > 0 || NR != 40 }'
+}
+
 # starts from a folder that PyTorch wrote: grouped heads, RoPE scaling, an untied head
 a_folder_trains_alike() {
     token_file "$tmp/folder.bin" 20000 97

@@ -1,0 +1,369 @@
+/* mix.h -- training data from several sources: --train 'web*.bin:0.7,code.bin:0.3' takes 70 % of all rows from the files that
+ * match web*.bin. The source of a row is a pure function of (seed, row).
+ *
+ *   mix     = part {"," part}        part = pattern [":" weight]        weight: a number above 0; only their ratios count
+ *
+ * What names files counts as written: a file "a:0.5" is no file "a" with a weight, and a comma in a file's name or in a pattern
+ * that matches files ends no part. One part needs no weight and is read as dataloader.h says; of several, each needs one.
+ *
+ * A block is MIX_BLOCK rows of the stream. Source s gives the same number of rows to each block, share[s]: its weight's part
+ * of MIX_BLOCK, rounded down, and one more for the largest remainders until the shares add up. Of remainders that are equal but
+ * for 1e-6 the first counts as larger, so that 0.6, 0.3, 0.1 and 6, 3, 1 share alike in spite of rounding.
+ *
+ * The order in block k is a Fisher-Yates permutation `order` of 0 ... MIX_BLOCK-1, as that of the shards in dataloader.h, of
+ * the draws (seed, RAND_MIX, stream = k). Row i of the block has the first source s with order[i] < share[0] + ... + share[s].
+ *
+ * Each source gives its rows in its own order, epoch after epoch, as if it were alone; a small one begins its next epoch while
+ * a large one is in its first. The row that source s gives at row n of the stream is its row
+ *
+ *   position = k * share[s] + (rows of s in block k before row n)
+ *
+ * so any row is found with the table of one block: no more than the number of rows is saved to resume. An epoch of the mix is
+ * as many rows as the epochs of all sources together.
+ *
+ * The mix is a stream as dataloader.h has them, with its ranks, its batches and its thread; only the rows come from elsewhere.
+ */
+#ifndef LLMC_MIX_H
+#define LLMC_MIX_H
+
+#include "llmc/base/utils.h"
+#include "llmc/base/crc.h"          // defines: Crc, crc_begin, crc_add, crc_end
+#include "llmc/base/rand.h"         // defines: RAND_MIX
+#include "llmc/files/dataloader.h"  // defines: DataLoader, dataloader_open, dataloader_read_row, dataloader_permute
+#include "llmc/files/folder.h"      // defines: folder_of
+#include <glob.h>
+
+enum {
+    MIX_BLOCK = 4096,  // rows; a table is made in about 0.2 ms
+    MIX_MOST = 32,     // sources
+};
+
+typedef struct {
+    char* pattern;
+    double weight;  // 0: none is given
+} MixPart;
+
+typedef struct {
+    uint64_t block;              // UINT64_MAX: none yet
+    uint8_t source[MIX_BLOCK];   // of each row
+    uint16_t before[MIX_BLOCK];  // rows of the same source before it in the block
+} MixBlock;
+
+typedef struct {
+    int count;  // of the sources
+    MixPart parts[MIX_MOST];
+    int share[MIX_MOST];  // rows of a block
+    uint64_t seed;
+    DataLoader* sources;  // (count); of a single source, the stream itself
+    DataLoader* stream;   // what the training run reads
+
+    // for several sources
+    MixBlock* reading;  // belongs to the stream's reader, which may be a thread
+    MixBlock* taking;   // belongs to the caller
+    int32_t* taken;     // (B) the source of each row of the last batch
+} Mix;
+
+/* Training losses by source, since they were cleared. */
+typedef struct {
+    int count;             // of the sources; 0: there is only one
+    double sum[MIX_MOST];  // of the losses of its tokens
+    double tokens[MIX_MOST];
+} SourceLosses;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the text
+
+/* Returns the first n bytes of a text, for free(). */
+static char* mix_copy(const char* text, size_t n) {
+    char* copy = (char*)memcpy(xmalloc(n + 1), text, n);
+    copy[n] = 0;
+    return copy;
+}
+
+/* Returns whether the first n bytes of a text are a file's path or a pattern that matches one. */
+static bool mix_names_files(const char* text, size_t n) {
+    char* pattern = mix_copy(text, n);
+    glob_t g;
+    memset(&g, 0, sizeof g);
+    const bool found = file_exists(pattern) || glob(pattern, GLOB_NOSORT, NULL, &g) == 0;
+    globfree(&g);
+    free(pattern);
+    return found;
+}
+
+/* Returns the place of the last c in the first n bytes of a text; n: there is none. */
+static size_t mix_last(const char* text, size_t n, char c) {
+    size_t at = n;
+    while (at > 0 && text[at - 1] != c) { at--; }
+    return at > 0 ? at - 1 : n;
+}
+
+/* Returns the length of the part that a text begins with: up to the last comma (or the end) before which, without a weight or
+ * with one, it names files; else up to the first comma. */
+static size_t mix_part_length(const char* text) {
+    for (size_t n = strlen(text), comma = 0;; n = comma) {
+        const size_t colon = mix_last(text, n, ':');
+        comma = mix_last(text, n, ',');
+        const bool weighted = colon < n && !memchr(text + colon, ',', n - colon);
+        if (mix_names_files(text, n) || (weighted && mix_names_files(text, colon))) { return n; }
+        if (comma == n) { return strcspn(text, ","); }
+    }
+}
+
+/* Reads a part of n bytes. Without a weight behind a ':' it is a pattern alone. */
+static bool mix_parse_part(MixPart* p, const char* text, size_t n, Error* e) {
+    const size_t colon = mix_last(text, n, ':');
+    char *whole = mix_copy(text, n), *end = whole;
+    const char* number = colon < n ? whole + colon + 1 : "";
+    const double weight = strtod(number, &end);
+    const bool is_number = *number && *end == 0;
+    const bool weighted = colon < n && !mix_names_files(text, n) && (is_number || mix_names_files(text, colon));
+    bool ok = n > 0 || fail(e, "--train: a part is empty, wanted PATTERN:WEIGHT between commas");
+    p->pattern = mix_copy(text, weighted ? colon : n);
+    p->weight = weighted ? weight : 0;
+    if (ok && weighted && !(is_number && weight > 0 && weight <= 1e9)) {
+        ok = fail(e, "--train: the weight of %s is %s, wanted a number above 0, at most 1e9", p->pattern, number);
+    }
+    free(whole);
+    return ok;
+}
+
+/* Frees the parts of a text. */
+static inline void mix_free_parts(Mix* m) {
+    for (int i = 0; i < MIX_MOST; i++) {
+        free(m->parts[i].pattern);
+        m->parts[i].pattern = NULL;
+    }
+    m->count = 0;
+}
+
+/* Reads the parts of `text`. Call mix_free_parts() afterwards, also if it fails. */
+static inline bool mix_parse(Mix* m, const char* text, Error* e) {
+    const char* rest = text;
+    memset(m, 0, sizeof *m);
+    for (bool more = true; more;) {
+        const size_t n = mix_part_length(rest);
+        if (m->count == MIX_MOST) { return fail(e, "--train: has more than %d parts", MIX_MOST); }
+        if (!mix_parse_part(&m->parts[m->count++], rest, n, e)) { return false; }
+        more = rest[n] == ',';
+        rest += n + more;
+    }
+    for (int i = 0; m->count > 1 && i < m->count; i++) {
+        if (m->parts[i].weight > 0) { continue; }
+        return fail(e,
+                    "--train: %s has no weight, wanted one for each of the %d parts\n"
+                    "  hint: a weight is a number behind a colon, as in --train 'a*.bin:0.7,b.bin:0.3'",
+                    m->parts[i].pattern, m->count);
+    }
+    return true;
+}
+
+/* Writes the folder of the first part of `text` to `out`. */
+static inline bool mix_folder(const char* text, char* out /* PATH_CAP */, Error* e) {
+    Mix m;
+    const bool ok = mix_parse(&m, text, e);
+    if (ok) { folder_of(m.parts[0].pattern, out); }
+    mix_free_parts(&m);
+    return ok;
+}
+
+/* Shares out the rows of a block by the largest remainders. */
+static bool mix_share(Mix* m, Error* e) {
+    double sum = 0, quota[MIX_MOST];
+    int rest = MIX_BLOCK;
+    for (int i = 0; i < m->count; i++) { sum += m->parts[i].weight; }
+    for (int i = 0; i < m->count; i++) {
+        quota[i] = m->parts[i].weight / sum * MIX_BLOCK;
+        m->share[i] = (int)quota[i];
+        rest -= m->share[i];
+    }
+    for (; rest > 0; rest--) {
+        int most = 0;
+        for (int i = 1; i < m->count; i++) {
+            if (quota[i] - m->share[i] > quota[most] - m->share[most] + 1e-6) { most = i; }
+        }
+        m->share[most]++;
+    }
+    for (int i = 0; i < m->count; i++) {
+        if (m->share[i] > 0) { continue; }
+        return fail(e, "--train: the weight of %s is %g of %g in all, too small for one row in %d", m->parts[i].pattern,
+                    m->parts[i].weight, sum, MIX_BLOCK);
+    }
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the order
+
+/* Makes the table of block `block`, unless it is there. */
+static inline void mix_table(const Mix* m, MixBlock* t, uint64_t block) {
+    int order[MIX_BLOCK], before[MIX_MOST] = {0};
+    if (t->block == block) { return; }
+    dataloader_permute(order, MIX_BLOCK, m->seed, RAND_MIX, (uint32_t)block);
+    for (int i = 0; i < MIX_BLOCK; i++) {
+        int s = 0;
+        for (int end = m->share[0]; order[i] >= end; end += m->share[s]) { s++; }
+        t->source[i] = (uint8_t)s;
+        t->before[i] = (uint16_t)before[s]++;
+    }
+    t->block = block;
+}
+
+/* Returns the source of row `row` of the stream, and in *position which of its own rows that is. */
+static inline int mix_locate(const Mix* m, MixBlock* t, uint64_t row, uint64_t* position) {
+    const uint64_t block = row / MIX_BLOCK, i = row % MIX_BLOCK;
+    mix_table(m, t, block);
+    const int s = t->source[i];
+    *position = block * (uint64_t)m->share[s] + t->before[i];
+    return s;
+}
+
+/* Counts the rows of each source among the first `rows` of the stream. */
+static inline void mix_count(const Mix* m, uint64_t rows, uint64_t* counts /* (m->count) */) {
+    if (m->count == 1) {
+        counts[0] = rows;
+        return;
+    }
+    mix_table(m, m->taking, rows / MIX_BLOCK);
+    for (int s = 0; s < m->count; s++) { counts[s] = rows / MIX_BLOCK * (uint64_t)m->share[s]; }
+    for (uint64_t i = 0; i < rows % MIX_BLOCK; i++) { counts[m->taking->source[i]]++; }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// opening
+
+/* A ReadRow of the stream. */
+static bool mix_read_row(void* mix, uint64_t row, int32_t* tokens, Error* e) {
+    const Mix* m = (const Mix*)mix;
+    uint64_t position;
+    const int s = mix_locate(m, m->reading, row, &position);
+    return dataloader_read_row(&m->sources[s], position, tokens, e);
+}
+
+/* Adds what is known of source s to what the stream says of its data. All sources must come from one tokenizer. */
+static bool mix_add_source(Mix* m, int s, Error* e) {
+    const DataLoader* d = &m->sources[s];
+    DataLoader* all = m->stream;
+    const char* path = d->shards[0].path;
+    if (d->vocab_size && all->vocab_size && d->vocab_size != all->vocab_size) {
+        return fail(e, "%s: vocabulary is %d tokens, but in the sources before it is %d: wanted all alike", path, d->vocab_size,
+                    all->vocab_size);
+    }
+    if (d->fingerprint && all->fingerprint && d->fingerprint != all->fingerprint) {
+        return fail(e,
+                    "%s: was made with another tokenizer (fingerprint %016llx) than the sources before it (%016llx): "
+                    "wanted all alike",
+                    path, (unsigned long long)d->fingerprint, (unsigned long long)all->fingerprint);
+    }
+    if (d->vocab_size) { all->vocab_size = d->vocab_size; }
+    if (d->fingerprint) { all->fingerprint = d->fingerprint; }
+    if (d->token_bytes > all->token_bytes) { all->token_bytes = d->token_bytes; }
+    all->num_tokens += d->num_tokens;
+    all->rows_per_epoch += d->rows_per_epoch;
+    return true;
+}
+
+/* Closes stream and sources. May be called after a failed open, and twice. */
+static inline void mix_close(Mix* m) {
+    if (m->stream) { dataloader_close(m->stream); }  // first, since its thread reads the sources
+    if (m->sources && m->sources != m->stream) {
+        for (int s = 0; s < m->count; s++) { dataloader_close(&m->sources[s]); }
+        free(m->sources);
+    }
+    free(m->reading);
+    free(m->taking);
+    free(m->taken);
+    mix_free_parts(m);
+    memset(m, 0, sizeof *m);
+}
+
+static MixBlock* mix_new_table(void) {
+    MixBlock* t = (MixBlock*)xmalloc(sizeof *t);
+    t->block = UINT64_MAX;
+    return t;
+}
+
+/* Opens several sources, and the stream over them. */
+static bool mix_open_sources(Mix* m, int B, int T, int rank, int num_ranks, Error* e) {
+    m->sources = (DataLoader*)xcalloc((size_t)m->count, sizeof *m->sources);
+    m->reading = mix_new_table();
+    m->taking = mix_new_table();
+    m->taken = (int32_t*)xcalloc((size_t)B, sizeof *m->taken);
+    m->stream->seed = m->seed;
+    m->stream->shuffle = true;
+    m->stream->read_row = mix_read_row;
+    m->stream->read_ctx = m;
+    for (int s = 0; s < m->count; s++) {
+        if (!dataloader_open(&m->sources[s], m->parts[s].pattern, 1, T, 0, 1, m->seed, true, e)) { return false; }
+        if (!mix_add_source(m, s, e)) { return false; }
+    }
+    dataloader_open_batches(m->stream, B, T, rank, num_ranks);
+    return true;
+}
+
+/* Opens the training data that `text` names, and over it `stream`, which gives rank `rank` of num_ranks its B rows of T tokens
+ * a batch. Fails as dataloader_open() does, and on a text or weights that make no mix. Do not move mix and stream in memory. */
+static inline bool mix_open(Mix* m, DataLoader* stream, const char* text, int B, int T, int rank, int num_ranks, uint64_t seed,
+                            Error* e) {
+    memset(stream, 0, sizeof *stream);
+    bool ok = mix_parse(m, text, e);
+    m->stream = stream;
+    m->seed = seed;
+    if (ok && m->count == 1) {
+        m->sources = stream;
+        ok = dataloader_open(stream, m->parts[0].pattern, B, T, rank, num_ranks, seed, true, e);
+    } else if (ok) {
+        ok = mix_share(m, e) && mix_open_sources(m, B, T, rank, num_ranks, e);
+    }
+    if (!ok) { mix_close(m); }
+    return ok;
+}
+
+/* Checks every source against the model and the run's tokenizer, as dataloader_check_vocab() does. */
+static inline bool mix_check_vocab(Mix* m, int model_vocab, uint64_t tokenizer_fingerprint, Error* e) {
+    for (int s = 0; s < m->count; s++) {
+        if (!dataloader_check_vocab(&m->sources[s], model_vocab, tokenizer_fingerprint, e)) { return false; }
+    }
+    return true;
+}
+
+static inline int mix_num_files(const Mix* m) {
+    int files = 0;
+    for (int s = 0; s < m->count; s++) { files += m->sources[s].num_shards; }
+    return files;
+}
+
+/* Returns in *fingerprint what tells this data from other data: dataloader_fingerprint(), of several sources a checksum of
+ * their halves and, in the high half, of their shares. */
+static inline bool mix_fingerprint(const Mix* m, uint64_t* fingerprint, Error* e) {
+    if (m->count == 1) { return dataloader_fingerprint(m->stream, fingerprint, e); }
+    Crc name, content;
+    crc_begin(&name);
+    crc_begin(&content);
+    for (int s = 0; s < m->count; s++) {
+        uint64_t print;
+        if (!dataloader_fingerprint(&m->sources[s], &print, e)) { return false; }
+        const uint32_t words[3] = {(uint32_t)(print >> 32), (uint32_t)m->share[s], (uint32_t)print};
+        crc_add(&name, words, 2 * sizeof *words);
+        crc_add(&content, words + 2, sizeof *words);
+    }
+    *fingerprint = (uint64_t)crc_end(&name) << 32 | crc_end(&content);
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the stream
+
+/* dataloader_next() for several sources: `taken` then has the source of each row. */
+static inline bool mix_next(Mix* m, int32_t* x /* (B, T) */, int32_t* y /* (B, T) */, Error* e) {
+    const DataLoader* d = m->stream;
+    const uint64_t first = d->row + (uint64_t)d->rank * (uint64_t)d->B;
+    if (!dataloader_next(m->stream, x, y, e)) { return false; }
+    for (int b = 0; b < d->B; b++) {
+        uint64_t position;
+        m->taken[b] = mix_locate(m, m->taking, first + (uint64_t)b, &position);
+    }
+    return true;
+}
+
+#endif
