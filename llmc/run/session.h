@@ -85,6 +85,8 @@ static inline void session_flags(Session* s, int argc, char** argv, OptionScope 
     options_or_exit(&s->options, argc, argv, trainer);
     s->job = o->generate ? JOB_GENERATE : o->chat ? JOB_CHAT : o->eval ? JOB_EVAL : o->dry_run ? JOB_DRY_RUN : JOB_TRAIN;
     if (o->export_model) { s->job = JOB_EXPORT; }
+    Error e = NO_ERROR;
+    must(options_read_text(&s->options, OPT_generate, &e) && options_read_text(&s->options, OPT_system, &e), &e);
 }
 
 #define DEFAULT_DATA "dev/data/tinytales/"
@@ -350,6 +352,29 @@ static inline void session_new_config(Session* s) {
     }
 }
 
+/* Takes the sampling of --generate and --chat from the model's generation_config.json, as far as it is there and not given. */
+static inline void session_read_sampling(Session* s) {
+    static const int wanted[] = {OPT_temperature, OPT_top_k, OPT_top_p};
+    char path[PATH_CAP];
+    Json j;
+    Error e = NO_ERROR;
+    if (!folder_has(s->model_dir, "generation_config.json")) { return; }
+    must(path_join(path, s->model_dir, "generation_config.json", &e) && json_read_file(&j, path, 16 << 20, &e), &e);
+    for (int i = 0; i < 3; i++) {
+        Options* o = &s->options;
+        const OptionSpec* spec = &option_specs[wanted[i]];
+        double value = 0;
+        if (o->given[wanted[i]] || !json_get(&j, json_root(&j), spec->name)) { continue; }
+        must(json_double(&j, json_root(&j), spec->name, spec->min, spec->max, &value, &e), &e);
+        if (spec->kind == OPTION_INT) {
+            *(int*)option_field(o, wanted[i]) = (int)value;
+        } else {
+            *(double*)option_field(o, wanted[i]) = value;
+        }
+    }
+    json_free(&j);
+}
+
 /* Opens a session, except for memory and --out, in the order above. This process is `rank` of `ranks`. */
 static inline void session_open(Session* s, int argc, char** argv, OptionScope trainer, int rank, int ranks) {
     const Options* o = &s->options;
@@ -369,6 +394,7 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
     }
     if (trainer == ON_CPU) { cpu_build(s->build, sizeof s->build); }  // the other trainer does not know its card yet
     session_find_model(s);
+    if (s->job == JOB_GENERATE || s->job == JOB_CHAT) { session_read_sampling(s); }
     if (job_trains(s->job) || s->job == JOB_EVAL) { must(default_data(&s->options, &e), &e); }
     session_find_tokenizer(s);
     session_open_data(s);
