@@ -362,6 +362,7 @@ def model(tmp_path_factory):
     folder = saved(tmp_path_factory.mktemp("model") / "m", "llama3", LLAMA31, "jinja")
     torch.manual_seed(1)
     shape = dict(vocab_size=800, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4)
+    shape["initializer_range"] = 0.3  # so that each token matters
     config = transformers.LlamaConfig(num_key_value_heads=2, max_position_embeddings=8192, bos_token_id=0, eos_token_id=1, **shape)
     transformers.LlamaForCausalLM(config).save_pretrained(str(folder))
     sampling = {"bos_token_id": 0, "eos_token_id": 1, "temperature": 0.05, "top_k": 1, "top_p": 0.9, "do_sample": True}
@@ -386,7 +387,7 @@ def test_sampling_comes_from_the_folder_unless_given(model, tmp_path):
     assert run(other, "--generate", "the cat", "--tokens", "30").stdout != greedy, "null is absent"
     file.write_text('{"top_p": 2}')
     done = run(other, "--generate", "x")
-    assert done.returncode == 1 and done.stderr == f"error: {file}: top_p is 2, wanted a number from 0 to 1\n", done.stderr
+    assert done.returncode == 1 and done.stderr == f"error: {file}: top_p is 2, wanted a number from 1e-06 to 1\n", done.stderr
     assert run(other, "--generate", "x", "--top-p", "1").returncode == 0
     file.write_text('{"top_k": 1.5}')
     done = run(other, "--generate", "x")
@@ -421,6 +422,8 @@ def test_the_trainer_chats_in_the_folders_form(model, tmp_path):
     assert done.returncode == 0 and done.stdout.strip() and "chat in" not in done.stdout
     dated = run(model, "--chat", "--tokens", "8", "--temperature", "0", "--date", "26 Jul 2024", input="hi\n")
     assert dated.stdout == done.stdout, "the default date"
+    dated = run(model, "--chat", "--tokens", "8", "--temperature", "0", "--date", "1 May 2030", input="hi\n")
+    assert dated.stdout != done.stdout
     other = tmp_path / "other"
     shutil.copytree(model, other)
     (other / "chat_template.jinja").write_text("{{ '[INST]' }}")

@@ -354,24 +354,21 @@ static inline void session_new_config(Session* s) {
 
 /* Takes the sampling of --generate and --chat from the model's generation_config.json, as far as it is there and not given. */
 static inline void session_read_sampling(Session* s) {
-    static const int wanted[] = {OPT_temperature, OPT_top_k, OPT_top_p};
+    Options* o = &s->options;
     char path[PATH_CAP];
     Json j;
+    int64_t top_k = o->top_k;
+    double temperature = o->temperature, top_p = o->top_p;
     Error e = NO_ERROR;
     if (!folder_has(s->model_dir, "generation_config.json")) { return; }
     must(path_join(path, s->model_dir, "generation_config.json", &e) && json_read_file(&j, path, 16 << 20, &e), &e);
-    for (int i = 0; i < 3; i++) {
-        Options* o = &s->options;
-        const OptionSpec* spec = &option_specs[wanted[i]];
-        double value = 0;
-        if (o->given[wanted[i]] || !json_get(&j, json_root(&j), spec->name)) { continue; }
-        must(json_double(&j, json_root(&j), spec->name, spec->min, spec->max, &value, &e), &e);
-        if (spec->kind == OPTION_INT) {
-            *(int*)option_field(o, wanted[i]) = (int)value;
-        } else {
-            *(double*)option_field(o, wanted[i]) = value;
-        }
-    }
+    const JsonNode* root = json_root(&j);
+    must(o->given[OPT_temperature] || json_double_or(&j, root, "temperature", 0, 100, temperature, &temperature, &e), &e);
+    must(o->given[OPT_top_k] || json_int_or(&j, root, "top_k", 0, INT_MAX, top_k, &top_k, &e), &e);
+    must(o->given[OPT_top_p] || json_double_or(&j, root, "top_p", 1e-6, 1, top_p, &top_p, &e), &e);
+    o->temperature = temperature;
+    o->top_k = (int)top_k;
+    o->top_p = top_p;
     json_free(&j);
 }
 
