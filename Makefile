@@ -4,6 +4,8 @@ CC ?= cc
 PYTHON ?= python3
 MARCH ?= -march=native
 OPENMP ?= $(shell echo 'int main(void){return 0;}' | $(CC) -fopenmp -x c - -o /dev/null 2>/dev/null && echo 1 || echo 0)
+# libedit edits the lines of --chat; LIBEDIT=0 builds without it
+LIBEDIT ?= $(shell printf '\043include <histedit.h>\nint main(void){return 0;}' | $(CC) -x c - -ledit -o /dev/null 2>/dev/null && echo 1 || echo 0)
 WERROR ?= 0
 OPT ?= -O3
 CFLAGS_EXTRA ?=
@@ -11,6 +13,8 @@ CFLAGS_EXTRA ?=
 WARNINGS = -Wall -Wextra $(if $(filter 1,$(OPENMP)),,-Wno-unknown-pragmas) $(if $(filter 1,$(WERROR)),-Werror)
 CFLAGS = -std=c11 -ffp-contract=fast -fno-math-errno $(OPT) $(MARCH) $(WARNINGS) $(if $(filter 1,$(OPENMP)),-fopenmp) $(CFLAGS_EXTRA)
 LDLIBS = -lm -lpthread
+EDIT_FLAGS = $(if $(filter 1,$(LIBEDIT)),-DLLMC_LIBEDIT)
+EDIT_LIBS = $(if $(filter 1,$(LIBEDIT)),-ledit)
 HEADERS = $(wildcard llmc/*.h llmc/*/*.h llmc/*/*.def) dev/test/test.h
 UNIT_TESTS = $(patsubst dev/test/%.c,build/%,$(wildcard dev/test/test_*.c))
 TALES = dev/data/tinytales
@@ -34,7 +38,7 @@ help:
 # --- CPU ---------------------------------------------------------------------------------------------------------------
 
 train_llama3: train_llama3.c $(HEADERS)
-	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
+	$(CC) $(CFLAGS) $(EDIT_FLAGS) -I. $< -o $@ $(LDLIBS) $(EDIT_LIBS)
 
 test_llama3: test_llama3.cu train_llama3.c $(HEADERS)
 	$(CC) $(CFLAGS) -I. -x c $< -x none -o $@ $(LDLIBS)
@@ -98,7 +102,7 @@ require-nvcc:
 	@$(if $(NVCC),true,echo "error: nvcc was not found: install the CUDA toolkit, or set NVCC=/path/to/nvcc"; exit 1)
 
 train_llama3cu: train_llama3.cu $(CUDA_HEADERS) build/cuda_flags | require-nvcc
-	$(NVCC) $(NVCCFLAGS) -Xcompiler -Wframe-larger-than=65536 $< -o $@ $(CUDA_LDLIBS) $(STRICT)
+	$(NVCC) $(NVCCFLAGS) $(EDIT_FLAGS) -Xcompiler -Wframe-larger-than=65536 $< -o $@ $(CUDA_LDLIBS) $(EDIT_LIBS) $(STRICT)
 
 build/test_llama3_cpu.o: test_llama3.cu train_llama3.c $(HEADERS) | build
 	$(CC) $(CFLAGS) -I. -DTEST_CPU_HALF -x c -c $< -o $@
@@ -167,7 +171,7 @@ SANITIZED = $(addprefix build/sanitize/,train_llama3 tokenize test_llama3 $(notd
 build/sanitize:
 	@mkdir -p $@
 build/sanitize/train_llama3: train_llama3.c $(HEADERS) | build/sanitize
-	$(CC) $(SANITIZE) $< -o $@ $(LDLIBS)
+	$(CC) $(SANITIZE) $(EDIT_FLAGS) $< -o $@ $(LDLIBS) $(EDIT_LIBS)
 build/sanitize/tokenize: dev/data/tokenize.c $(HEADERS) | build/sanitize
 	$(CC) $(SANITIZE) $< -o $@ $(LDLIBS)
 build/sanitize/test_llama3: test_llama3.cu train_llama3.c $(HEADERS) | build/sanitize

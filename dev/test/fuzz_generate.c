@@ -2,7 +2,7 @@
  * answers with tokens it draws from the input. The model must get ids of its vocabulary, at consecutive positions that fit its
  * context; what is written must be the text that the log gets. */
 #include "fuzz.h"
-#include "llmc/run/generate.h"
+#include "llmc/run/chat.h"
 #include "llmc/text/tokenizer_read.h"
 
 enum { CONTEXT = 48, ANSWER = 6, MODEL_VOCAB = 300 };
@@ -60,7 +60,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     bool ok;
     if (kind == CHAT) {
         FILE* in = fmemopen(input, size - 1, "r");
-        ok = chat(&g, data[1] & 1 ? "be brief" : NULL, max_tokens, in, &e);
+        const ChatOptions options = {data[1] & 1 ? "be brief" : NULL, data[1] & 2 ? CHAT_DATE : NULL, max_tokens};
+        ok = chat(&g, &options, in, &e);
         fclose(in);
     } else {
         ok = generate(&g, input, max_tokens, &e);

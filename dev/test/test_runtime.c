@@ -1,5 +1,6 @@
 /* test_runtime.c -- tests schedules, sampling against a naive sampler, the outlier window, FLOPs and peaks, the log and how a
  * resumed run cuts it back, the plan, hints about memory, signals, generation and chat with a scripted model. */
+#include "llmc/run/chat.h"
 #include "llmc/run/generate.h"
 #include "llmc/run/machine.h"
 #include "llmc/run/memory.h"
@@ -603,6 +604,7 @@ typedef struct {
     float* logits;
     const int* script;
     int script_len, step;
+    int interrupt_at;       // step at which Ctrl-C comes; 0: never
     int fed[512], num_fed;  // tokens by position
     bool wrong;             // a position was not the next one
 } Scripted;
@@ -618,6 +620,7 @@ static const float* scripted_next(void* model, const int32_t* tokens, int count,
     s->num_fed = pos + count;
     int choice = s->step < s->script_len ? s->script[s->step] : 'z';
     s->step++;
+    if (s->step == s->interrupt_at) { run_signal = SIGINT; }
     for (int i = 0; i < s->V; i++) { s->logits[i] = choice == -2 ? NAN : i == choice ? 5.0f : 0.0f; }
     return s->logits;
 }
@@ -793,7 +796,8 @@ static bool chat_lines(Bench* b, const char* input, const char* system, int max_
     char copy[512];
     snprintf(copy, sizeof copy, "%s", input);
     FILE* in = fmemopen(copy, strlen(copy), "r");
-    bool ok = chat(&b->g, system, max_tokens, in, e);
+    const ChatOptions options = {system, NULL, max_tokens};
+    bool ok = chat(&b->g, &options, in, e);
     fclose(in);
     fflush(b->stream);
     return ok;
@@ -822,6 +826,34 @@ static void chat_follows_the_template(void) {
     CHECK(chat_lines(&b, "hi\n/clear\nbye", NULL, 50, &e), "%s", e.msg);
     CHECK(strcmp(fed_text(&b.model), "B{user}\n\nbyeE{assistant}\n\nOk") == 0, "%s", fed_text(&b.model));
     bench_close(&b);
+    free(json);
+}
+
+static void ctrl_c_ends_an_answer_and_leaves_a_whole_conversation(void) {
+    static const int script[] = {'Y', 'o', 'O', 'k', 259};
+    char* json = chat_tokenizer(true);
+    static const struct {
+        int at, max_tokens;
+        const char *input, *out, *fed;
+    } cases[] = {
+        // while the answer is made: what was said stays
+        {2, 50, "hi\nbye", "Y\nOk\n", "B{user}\n\nhiE{assistant}\n\nYE{user}\n\nbyeE{assistant}\n\nOk"},
+        // while the message is read: it is taken back, and the next one begins the conversation
+        {1, 50, "hi\nbye", "\noOk\n", "B{user}\n\nbyeE{assistant}\n\noOk"},
+        // the same after an answer that was cut off, whose last token is fed with the next message
+        {2, 1, "hi\nno\nbye", "Y\n\nO\n", "B{user}\n\nhiE{assistant}\n\nYE{user}\n\nbyeE{assistant}\n\n"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Bench b;
+        Error e = NO_ERROR;
+        bench_open(&b, json, true, script, 5, 500);
+        b.model.interrupt_at = cases[i].at;
+        CHECK(chat_lines(&b, cases[i].input, NULL, cases[i].max_tokens, &e), "%s", e.msg);
+        CHECK(strcmp(b.out, cases[i].out) == 0, "%zu: %s", i, b.out);
+        CHECK(strcmp(fed_text(&b.model), cases[i].fed) == 0, "%zu: %s", i, fed_text(&b.model));
+        CHECK(!run_stop_requested(), "the signal is not forgotten");
+        bench_close(&b);
+    }
     free(json);
 }
 
@@ -890,6 +922,7 @@ int main(void) {
     RUN(generated_text_cannot_drive_a_terminal);
     RUN(without_a_tokenizer_texts_are_ids);
     RUN(chat_follows_the_template);
+    RUN(ctrl_c_ends_an_answer_and_leaves_a_whole_conversation);
     RUN(chat_says_when_the_context_is_full);
     RUN(chat_refuses_a_tokenizer_without_its_tokens_by_name);
     return test_summary();

@@ -5,6 +5,7 @@
 #define LLMC_JOBS_H
 
 #include "llmc/base/utils.h"
+#include "llmc/run/chat.h"
 #include "llmc/run/export.h"
 #include "llmc/run/generate.h"
 #include "llmc/run/memory.h"
@@ -132,17 +133,29 @@ static inline void job_eval(const Trainer* t, Session* s) {
     t->destroy(model);
 }
 
-/* Runs --generate or --chat. stdout carries only the text, and at a terminal the prompt "> " of --chat. */
+/* Returns how --chat talks: in the form of the folder's template. */
+static inline ChatOptions job_chat_options(const Session* s) {
+    const Options* o = &s->options;
+    bool dated = false;
+    Error e = NO_ERROR;
+    must(!s->has_tokenizer || chat_read_form(&s->tokenizer, &dated, &e), &e);
+    ChatOptions c = {o->system, NULL, o->tokens};
+    if (dated) { c.date = o->date ? o->date : CHAT_DATE; }
+    return c;
+}
+
+/* Runs --generate or --chat. stdout carries only the text, and at a terminal what --chat says. */
 static inline void job_talk(const Trainer* t, Session* s) {
     const Options* o = &s->options;
     Sampler sampler;
     Generator g;
     Error e = NO_ERROR;
+    const ChatOptions talk = job_chat_options(s);  // first of all: it may refuse the template
     job_check_memory(t, s, NULL);
     void* model = job_open_model(t, s);
     if (t->prepare) { t->prepare(model, NULL, s); }
     job_open_generator(t, s, model, &g, &sampler);
-    must(s->job == JOB_CHAT ? chat(&g, o->system, o->tokens, stdin, &e) : generate(&g, o->generate, o->tokens, &e), &e);
+    must(s->job == JOB_CHAT ? chat(&g, &talk, stdin, &e) : generate(&g, o->generate, o->tokens, &e), &e);
     generator_free(&g);
     sampler_free(&sampler);
     t->destroy(model);

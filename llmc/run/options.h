@@ -65,7 +65,7 @@ typedef struct {
 #undef OPTION
     bool given[NUM_OPTIONS];         // by OPT_<field>: whether the flag is on the command line
     OptionScope trainer;             // ON_CPU or ON_GPU
-    char* merged_text[NUM_OPTIONS];  // text values allocated by options_merge()
+    char* merged_text[NUM_OPTIONS];  // text values allocated by options_merge() and options_read_text()
 } Options;
 
 typedef struct {
@@ -426,6 +426,28 @@ static inline OptionsResult options_parse(Options* o, int argc, char** argv, Opt
     if (o->help) { return OPTIONS_HELP; }
     if (o->version) { return OPTIONS_SHOW_VERSION; }
     return options_check(o, e) ? OPTIONS_OK : OPTIONS_WRONG;
+}
+
+/* Replaces the value "@FILE" of a text by the file's text without the newline at its end, and "@@TEXT" by "@TEXT". */
+static inline bool options_read_text(Options* o, int i, Error* e) {
+    const char** value = (const char**)option_field(o, i);
+    char flag[OPTION_TEXT];
+    size_t size = 0;
+    if (!*value || **value != '@') { return true; }
+    const char* path = *value + 1;
+    if (*path == '@') {
+        *value = path;
+        return true;
+    }
+    if (!*path) { return fail(e, "%s: is \"@\", wanted @FILE, or @@ for the text @", option_flag(i, flag)); }
+    char* text = read_file(path, &size, 64 << 20, e);
+    if (!text) { return false; }
+    free(o->merged_text[i]);
+    *value = o->merged_text[i] = text;
+    if (strlen(text) < size) { return fail(e, "%s: byte %zu is 0, wanted text", path, strlen(text)); }
+    if (size > 0 && text[size - 1] == '\n') { text[--size] = 0; }
+    if (size > 0 && text[size - 1] == '\r') { text[--size] = 0; }
+    return true;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

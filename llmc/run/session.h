@@ -87,6 +87,8 @@ static inline void session_flags(Session* s, int argc, char** argv, OptionScope 
     options_or_exit(&s->options, argc, argv, trainer);
     s->job = o->generate ? JOB_GENERATE : o->chat ? JOB_CHAT : o->eval ? JOB_EVAL : o->dry_run ? JOB_DRY_RUN : JOB_TRAIN;
     if (o->export_model) { s->job = JOB_EXPORT; }
+    Error e = NO_ERROR;
+    must(options_read_text(&s->options, OPT_generate, &e) && options_read_text(&s->options, OPT_system, &e), &e);
 }
 
 #define DEFAULT_DATA "dev/data/tinytales/"
@@ -383,6 +385,26 @@ static inline void session_new_config(Session* s) {
     }
 }
 
+/* Takes the sampling of --generate and --chat from the model's generation_config.json, as far as it is there and not given. */
+static inline void session_read_sampling(Session* s) {
+    Options* o = &s->options;
+    char path[PATH_CAP];
+    Json j;
+    int64_t top_k = o->top_k;
+    double temperature = o->temperature, top_p = o->top_p;
+    Error e = NO_ERROR;
+    if (!folder_has(s->model_dir, "generation_config.json")) { return; }
+    must(path_join(path, s->model_dir, "generation_config.json", &e) && json_read_file(&j, path, 16 << 20, &e), &e);
+    const JsonNode* root = json_root(&j);
+    must(o->given[OPT_temperature] || json_double_or(&j, root, "temperature", 0, 100, temperature, &temperature, &e), &e);
+    must(o->given[OPT_top_k] || json_int_or(&j, root, "top_k", 0, INT_MAX, top_k, &top_k, &e), &e);
+    must(o->given[OPT_top_p] || json_double_or(&j, root, "top_p", 1e-6, 1, top_p, &top_p, &e), &e);
+    o->temperature = temperature;
+    o->top_k = (int)top_k;
+    o->top_p = top_p;
+    json_free(&j);
+}
+
 /* Opens a session, except for memory and --out, in the order above. This process is `rank` of `ranks`. */
 static inline void session_open(Session* s, int argc, char** argv, OptionScope trainer, int rank, int ranks) {
     const Options* o = &s->options;
@@ -402,6 +424,7 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
     }
     if (trainer == ON_CPU) { cpu_build(s->build, sizeof s->build); }  // the other trainer does not know its card yet
     session_find_model(s);
+    if (s->job == JOB_GENERATE || s->job == JOB_CHAT) { session_read_sampling(s); }
     if (job_trains(s->job) || s->job == JOB_EVAL) { must(default_data(&s->options, &e), &e); }
     session_find_tokenizer(s);
     session_open_data(s);

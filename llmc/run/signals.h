@@ -5,6 +5,8 @@
  *   SIGHUP, SIGPIPE   the same for a lost screen
  *   SIGUSR1           asks for a checkpoint after the next whole step; the run goes on
  *
+ * In a chat at a terminal SIGINT ends the answer, and the chat goes on.
+ *
  * A handler only sets a flag. Loops over layers, micro-batches, validation batches and sampled tokens look at it. Jobs that
  * have nothing to save, and a run that still loads its files, keep the system's handlers: they end at once.
  */
@@ -30,13 +32,18 @@ static inline void run_on_lost_screen(int signal_number) {
 
 static inline void run_on_save_signal(int signal_number) { run_save_signal = signal_number; }
 
-static inline void run_catch_signal(int signal_number, void (*handler)(int)) {
+static inline void run_catch_with(int signal_number, void (*handler)(int), int flags) {
     struct sigaction action;
     memset(&action, 0, sizeof action);
     action.sa_handler = handler;
     sigemptyset(&action.sa_mask);
-    action.sa_flags = SA_RESTART;  // do not interrupt file reads and writes
+    action.sa_flags = flags;
     sigaction(signal_number, &action, NULL);
+}
+
+/* Catches a signal; reads and writes of files go on. */
+static inline void run_catch_signal(int signal_number, void (*handler)(int)) {
+    run_catch_with(signal_number, handler, SA_RESTART);
 }
 
 /* Catches SIGUSR1, which would end the process. Called before files are loaded. */
@@ -55,7 +62,11 @@ static inline void run_catch_signals(void) {
     }
 }
 
+/* Catches Ctrl-C in a chat, where it ends an answer; with `ends_reads` also a read that waits, with EINTR. */
+static inline void run_catch_interrupt(bool ends_reads) { run_catch_with(SIGINT, run_on_signal, ends_reads ? 0 : SA_RESTART); }
+
 static inline bool run_stop_requested(void) { return run_signal != 0; }
+static inline void run_stop_done(void) { run_signal = 0; }
 static inline bool run_save_requested(void) { return run_save_signal != 0; }
 static inline void run_save_done(void) { run_save_signal = 0; }
 

@@ -3,13 +3,22 @@
  *   <|begin_of_text|> then for each message <|start_header_id|>ROLE<|end_header_id|>\n\nTEXT<|eot_id|>
  *
  * TEXT is stripped of white space at both ends. An answer follows the header of "assistant" and ends at <|eot_id|>. Special
- * tokens are looked up by name; texts are encoded as plain text, so a user cannot type a header. generate.h holds the
- * conversation.
+ * tokens are looked up by name; texts are encoded as plain text, so a user cannot type a header.
+ *
+ * There are two forms. Llama 3's has a system message where one is given. That of Llama 3.1, 3.2 and 3.3 always has one, which
+ * begins with two dates. A folder's Jinja template is not run: it tells the form by the texts that it contains, and any other
+ * template is refused. The ids are those of `transformers` with that template.
+ *
+ * Elsewhere: the conversation (run/chat.h).
  */
 #ifndef LLMC_CHAT_H
 #define LLMC_CHAT_H
 
-#include "llmc/base/utils.h"      // defines: fail
+#include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
+
+#include "llmc/base/utf8.h"       // defines: utf8_decode
+#include "llmc/files/folder.h"    // defines: folder_of, folder_has
+#include "llmc/files/json.h"      // defines: json_parse, json_get, json_string, json_is_string
 #include "llmc/text/tokenizer.h"  // defines: Tokenizer, TokenList, tokenizer_find, tokenizer_encode
 
 #define LLAMA3_CHAT_TEMPLATE                                                                                    \
@@ -17,13 +26,21 @@
     "{{ message['content'] | trim }}<|eot_id|>{% endfor %}"                                                     \
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 
+// the first line of Llama 3.1's system message; the templates of 3.1, 3.2 and 3.3 have the same month
+#define CHAT_CUTOFF "Cutting Knowledge Date: December 2023"
+#define CHAT_DATE "26 Jul 2024"  // what the templates write where no date is given
+
 typedef struct {
     int begin, start_header, end_header, eot;
-} ChatTokens;
+    const char* date;  // in the system message of Llama 3.1; NULL: the form of Llama 3
+} ChatFormat;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the form
 
 /* Finds the format's tokens in a tokenizer (or NULL) and checks that the model's vocabulary has them; fails with the name of
  * the first one missing. */
-static inline bool chat_tokens(ChatTokens* c, const Tokenizer* t, int vocab_size, Error* e) {
+static inline bool chat_tokens(ChatFormat* c, const Tokenizer* t, int vocab_size, Error* e) {
     static const char* const names[] = {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"};
     int* ids[] = {&c->begin, &c->start_header, &c->end_header, &c->eot};
     if (!t) { return fail(e, "--chat: the model has no tokenizer, wanted one with Llama 3's chat tokens"); }
@@ -43,23 +60,121 @@ static inline bool chat_template_fits(const Tokenizer* t) {
            tokenizer_find(t, "<|eot_id|>") >= 0;
 }
 
-/* Appends the header of a message. */
-static inline void chat_header(TokenList* l, const ChatTokens* c, const Tokenizer* t, const char* role) {
+/* Returns the member "chat_template" of a tokenizer_config.json, for free(): a text, or in a list of named templates the one
+ * called "default"; NULL if there is none. */
+static inline char* chat_template_of_config(const Tokenizer* t) {
+    Json j;
+    Error ignored = NO_ERROR;  // tokenizer_read_config() has parsed it
+    if (!t->config || !json_parse(&j, xstrdup(t->config), strlen(t->config), "tokenizer_config.json", &ignored)) {
+        return NULL;
+    }
+    const JsonNode* found = json_get(&j, json_root(&j), "chat_template");
+    if (found && found->type == JSON_ARRAY) {
+        const JsonNode* item = json_first(&j, found);
+        while (item && !json_is_string(&j, json_get(&j, item, "name"), "default")) { item = json_next(&j, item); }
+        found = item ? json_get(&j, item, "template") : NULL;
+    }
+    const char* text = json_string(&j, found, NULL);
+    char* copy = text ? xstrdup(text) : NULL;
+    json_free(&j);
+    return copy;
+}
+
+/* Sets *dated: whether a template is of Llama 3.1's form. Fails if it is of neither form; `path` is the file that has it. */
+static inline bool chat_template_form(const char* text, const char* path, bool* dated, Error* e) {
+    static const char* const wanted[] = {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"};
+    *dated = strstr(text, "Cutting Knowledge Date") != NULL;
+    for (int i = 0; i < 3; i++) {
+        if (strstr(text, wanted[i])) { continue; }
+        return fail(e, "%s: the chat template has no %s, wanted Llama 3's or Llama 3.1's template", path, wanted[i]);
+    }
+    if (!*dated || (strstr(text, CHAT_CUTOFF) && strstr(text, "Today Date: "))) { return true; }
+    return fail(
+        e, "%s: the chat template writes other dates than \"" CHAT_CUTOFF "\", wanted Llama 3's or Llama 3.1's template", path);
+}
+
+/* Sets *dated: whether the template beside the tokenizer's file is of Llama 3.1's form. `transformers` takes
+ * chat_template.jinja before tokenizer_config.json. Without a template it is of Llama 3's. */
+static inline bool chat_read_form(const Tokenizer* t, bool* dated, Error* e) {
+    char folder[PATH_CAP], path[PATH_CAP];
+    size_t size = 0;
+    *dated = false;
+    if (!t->path) { return true; }
+    folder_of(t->path, folder);
+    const bool jinja = folder_has(folder, "chat_template.jinja");
+    if (!path_join(path, folder, jinja ? "chat_template.jinja" : "tokenizer_config.json", e)) { return false; }
+    char* text = jinja ? read_file(path, &size, 16 << 20, e) : chat_template_of_config(t);
+    const bool ok = text ? chat_template_form(text, path, dated, e) : !jinja;
+    free(text);
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// messages
+
+/* Tells whether a code point is white space to Python's str.strip(), which templates call. */
+static inline bool chat_is_space(uint32_t c) {
+    return (c >= 9 && c <= 13) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+}
+
+/* Returns the text without the white space at its start, and sets *len to its length without that at its end. */
+static inline const char* chat_strip(const char* text, size_t* len) {
+    const char *end = text, *last = text;  // `last`: behind the last character that is no white space
+    for (bool inside = false; *end;) {
+        uint32_t c;
+        const int bytes = utf8_decode((const uint8_t*)end, strlen(end) < 4 ? strlen(end) : 4, &c);
+        end += bytes ? bytes : 1;
+        if (bytes && chat_is_space(c)) {
+            text = inside ? text : end;
+        } else {
+            inside = true;
+            last = end;
+        }
+    }
+    *len = last > text ? (size_t)(last - text) : 0;
+    return text;
+}
+
+/* Appends the header of a role and what stands behind it: Llama 3.1's dates unless `date` is NULL, and the text, stripped. All
+ * of it is one string, which the tokenizer splits as such. */
+static inline void chat_part(TokenList* l, const ChatFormat* c, const Tokenizer* t, const char* role, const char* date,
+                             const char* text) {
+    size_t len = 0, size = 0;
+    char* whole = NULL;
+    text = chat_strip(text, &len);
+    FILE* f = xopen_memory(&whole, &size);
+    fputs("\n\n", f);
+    if (date) { fprintf(f, CHAT_CUTOFF "\nToday Date: %s\n\n", date); }
+    fwrite(text, 1, len, f);
+    xclose_memory(f, &whole);
     token_list_add(l, c->start_header);
     tokenizer_encode(t, role, strlen(role), false, l);
     token_list_add(l, c->end_header);
-    tokenizer_encode(t, "\n\n", 2, false, l);
+    tokenizer_encode(t, whole, size, false, l);
+    free(whole);
+}
+
+/* Appends the header of a message. */
+static inline void chat_header(TokenList* l, const ChatFormat* c, const Tokenizer* t, const char* role) {
+    chat_part(l, c, t, role, NULL, "");
 }
 
 /* Appends a whole message: header, stripped text, <|eot_id|>. */
-static inline void chat_message(TokenList* l, const ChatTokens* c, const Tokenizer* t, const char* role, const char* text) {
-    static const char space[] = " \t\r\n\v\f";
-    text += strspn(text, space);
-    size_t len = strlen(text);
-    while (len > 0 && strchr(space, text[len - 1])) { len--; }
-    chat_header(l, c, t, role);
-    tokenizer_encode(t, text, len, false, l);
+static inline void chat_message(TokenList* l, const ChatFormat* c, const Tokenizer* t, const char* role, const char* text) {
+    chat_part(l, c, t, role, NULL, text);
     token_list_add(l, c->eot);
+}
+
+/* Appends the start of a conversation: <|begin_of_text|> and the system message. `system` may be NULL. */
+static inline void chat_begin(TokenList* l, const ChatFormat* c, const Tokenizer* t, const char* system) {
+    token_list_add(l, c->begin);
+    if (c->date) {
+        chat_part(l, c, t, "system", c->date, system ? system : "");
+        token_list_add(l, c->eot);
+    } else if (system && *system) {
+        chat_message(l, c, t, "system", system);
+    }
 }
 
 #endif
