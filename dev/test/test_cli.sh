@@ -128,7 +128,7 @@ check "and its checkpoint is there" test -s zero/step_00000000/model.safetensors
 train --model d1 --steps 12 --out kept --train data.bin --checkpoint-every 1 --keep 2 --major-every 5 >/dev/null
 check "--keep and --major-every keep what they say" test "$(cd kept && echo step_*)" = "step_00000005 step_00000010 step_00000011 step_00000012"
 expect "a new run over old checkpoints is refused" 1 "kept holds the checkpoints of another run, up to step 12" train --model d1 --steps 3 --out kept --train data.bin
-expect "a run that is over has nothing to resume" 0 "saved" resume --out kept
+expect "a run that is over has nothing to resume" 0 "nothing is left to train" resume --out kept
 
 # damaged NAME COMMAND: damages the newest checkpoint with COMMAND; the one before it must be used
 damaged() {

@@ -437,6 +437,10 @@ static void the_plan_counts_steps_and_epochs(void) {
     e.msg[0] = 0;
     o.steps = 0;
     CHECK(plan_make(&p, &o, 1, 1, &e) && p.steps == 0, "no steps is a plan: %s", e.msg);
+    o.epochs = 2.5;
+    CHECK(plan_make(&p, &o, 1, 1000, &e) && p.steps == 156, "2.5 * 1000 / 16 is %lld: %s", (long long)p.steps, e.msg);
+    o.epochs = 1e6;
+    CHECK(!plan_make(&p, &o, 1, (uint64_t)1 << 40, &e) && strstr(e.msg, "--epochs"), "%s", e.msg);
 }
 
 static void minutes_become_a_round_number_of_steps(void) {
@@ -518,7 +522,7 @@ static void numbers_read_well(void) {
 }
 
 static void the_columns_of_the_step_line_stand_below_their_names(void) {
-    char text[4096];
+    char text[8192];
     FILE* f = fmemopen(text, sizeof text, "w");
     StepLines s;
     Plan p;
@@ -528,10 +532,12 @@ static void the_columns_of_the_step_line_stand_below_their_names(void) {
     step_lines_init(&s, &p, 0, 1e9, 0);
     double tok_s = step_line(f, &s, 1, 2000, 7.6241, 2.5, 3e-4, 512.0, (uint64_t)1 << 30, NULL);
     CHECK(near(tok_s, 2000), "%g", tok_s);
-    for (int i = 2; i <= 41; i++) { step_line(f, &s, i, 2000, NAN, 123456.0, 3e-4, 512.0, (uint64_t)1 << 30, NULL); }
+    for (int i = 2; i <= 60; i++) {  // the 41st is skipped and shown for that, the others behind the first screen are not
+        step_line(f, &s, i, 2000, NAN, 123456.0, 3e-4, 512.0, (uint64_t)1 << 30, i == 41 ? "skipped" : NULL);
+    }
     fclose(f);
     size_t header = strcspn(text, "\n");
-    static const char* const names[] = {"step", "loss", "gnorm", "lr", "ms", "tok/s", "MFU", "mem", "eta"};
+    static const char* const names[] = {"step", "loss", "gnorm", "lr", "ms", "tok/s", "flop/s", "mem", "eta"};
     const char *line = text + header + 1, *name = text;
     for (int i = 0; i < 9; i++) {
         name = strstr(name, names[i]);
@@ -546,6 +552,9 @@ static void the_columns_of_the_step_line_stand_below_their_names(void) {
     int headers = 0;
     for (const char* q = text; (q = strstr(q, "step")) != NULL; q++) { headers++; }
     CHECK(headers == 2, "%d headers in 41 lines", headers);
+    int lines = 0;
+    for (const char* q = text; (q = strchr(q, '\n')) != NULL; q++) { lines++; }
+    CHECK(lines == 2 + 41, "%d lines", lines);
 }
 
 static void the_first_signal_asks_and_the_second_ends_at_once(void) {

@@ -107,6 +107,7 @@ static inline void job_eval(const Trainer* t, Session* s) {
     double loss = 0.0;
     Error e = NO_ERROR;
     job_check_memory(t, s, stdout);
+    printf("data    %s: %llu tokens\n", o->val, (unsigned long long)s->val.num_tokens);
     void* model = job_open_model(t, s);
     if (t->prepare) { t->prepare(model, NULL, s); }
     const uint64_t most = o->given[OPT_val_batches] ? (uint64_t)o->val_batches * (uint64_t)o->batch : UINT64_MAX;

@@ -133,6 +133,10 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     session_compare(s);
     job_check_memory(trainer, s, stdout);
     if (!timed || s->job == JOB_DRY_RUN) { print_plan(stdout, &s->plan, o, s->ranks, s->train.num_tokens); }
+    if (s->resumed && (int64_t)s->state.step >= s->plan.stop) {
+        printf("resume  already at step %llu of %s %lld: nothing is left to train\n", (unsigned long long)s->state.step,
+               s->plan.stop < s->plan.steps ? "--stop-after" : "--steps", (long long)s->plan.stop);
+    }
     if (s->job == JOB_DRY_RUN) {
         if (s->model_dir[0]) { session_load_weights(s, job_ignore_tensor, NULL); }
         training_scan_data(s);
@@ -297,6 +301,7 @@ static inline void training_checkpoint(Training* t, bool timed) {
     t->saved = t->reported;
     t->saved_at = now_seconds();
     t->write_seconds = t->saved_at - start;
+    if (t->reported < s->plan.stop && !training_stops(t)) { printf("saved   %s\n", s->newest); }  // the last is in the summary
     if (!s->state.not_finite) { snprintf(t->healthy, sizeof t->healthy, "%s", s->newest); }
 }
 
