@@ -94,6 +94,22 @@ check "without saving it again" sh -c '! grep -q "^saved" stdout'
 expect "the short form of resuming takes the run's flags" 0 "plan    121 steps of 64 tokens" resume --out lines --steps 121
 expect "evaluation names its data" 0 "data    val.bin: " train --eval --model lines --val val.bin
 
+expect "a dry run tells how long the run takes" 0 " ms a step: 50 steps take 0:0" train --model d1 --train data.bin --steps 50 --dry-run
+expect "of a run with --minutes, how far it gets" 0 " steps fit into 1 minutes" train --model d1 --train data.bin --minutes 1 --dry-run
+cp -r lines lines2
+expect "of a run that goes on, the rest" 0 " ms a step: 10 steps take 0:0" resume --out lines --steps 131 --dry-run
+check "and leaves it alone" diff -r lines lines2
+train --model d1 --train data.bin --steps 1 --sample-tokens 5 --out cut >cut.txt 2>&1
+check "a sample that is cut says so" grep -q '^sample  .* …$' cut.txt
+check "the log has the text alone" sh -c '! grep -q … cut/log.jsonl'
+expect "so has --generate" 0 "the" train --generate "the" --tokens 3 --model cut
+check "to the last byte" sh -c '! grep -q … stdout'
+check "the next command goes on with the data's words" grep -qF -- "--generate \"$(head -n 1 text.txt | cut -d ' ' -f 1-4)\"" cut.txt
+expect "or with --prompt" 0 '--generate "a \"b\" \$c"' train --model d1 --train data.bin --steps 1 --prompt 'a "b" $c' --out prompt
+token_file ids.bin 400 99
+train --model d1 --train ids.bin --steps 1 --out ids >ids.txt 2>&1
+check "or with ids, if there is no tokenizer" grep -qE -- '--generate "[0-9]+ [0-9]+ [0-9]+ [0-9]+"' ids.txt
+
 background --model d1 --train data.bin --steps 100000 --out stopped
 wait_for has_steps stopped/log.jsonl 2
 kill -INT $pid

@@ -1,5 +1,6 @@
 /* test_runtime.c -- tests schedules, sampling against a naive sampler, the outlier window, FLOPs and peaks, the log and how a
  * resumed run cuts it back, the plan, hints about memory, signals, generation and chat with a scripted model. */
+#include "llmc/run/busy.h"
 #include "llmc/run/generate.h"
 #include "llmc/run/machine.h"
 #include "llmc/run/memory.h"
@@ -508,6 +509,51 @@ static void what_does_not_fit_is_refused_with_flags_that_fit(void) {
     }
 }
 
+static void write_text_at(const char* folder, const char* name, const char* text) {
+    char path[PATH_CAP], dir[PATH_CAP];
+    Error e = NO_ERROR;
+    CHECK(path_join(path, folder, name, &e), "%s", e.msg);
+    folder_of(path, dir);
+    CHECK(make_directories(dir, &e) && write_file(path, text, strlen(text), &e), "%s", e.msg);
+}
+
+static void a_container_has_the_cores_of_its_share(void) {
+    char root[PATH_CAP];
+    test_folder(root);
+    CHECK(cgroups_cores(root) == UINT64_MAX, "no cgroup");
+    write_text_at(root, "proc/self/cgroup", "1:cpuset:/\n0::/a/b\n");
+    CHECK(cgroups_cores(root) == UINT64_MAX, "no limit");
+    write_text_at(root, "sys/fs/cgroup/cpu.max", "max 100000\n");
+    write_text_at(root, "sys/fs/cgroup/a/cpu.max", "150000 100000\n");
+    write_text_at(root, "sys/fs/cgroup/a/b/cpu.max", "400000 100000\n");
+    CHECK(cgroups_cores(root) == 2, "1.5 of a parent, 4 of its own: %llu", (unsigned long long)cgroups_cores(root));
+    write_text_at(root, "sys/fs/cgroup/a/cpu.max", "0 0\n");
+    CHECK(cgroups_cores(root) == 4, "nonsense is no limit: %llu", (unsigned long long)cgroups_cores(root));
+    write_text_at(root, "proc/self/cgroup", "4:cpu,cpuacct:/c\n0::/\n");
+    write_text_at(root, "sys/fs/cgroup/cpu/c/cpu.cfs_quota_us", "-1\n");
+    write_text_at(root, "sys/fs/cgroup/cpu/c/cpu.cfs_period_us", "100000\n");
+    CHECK(cgroups_cores(root) == UINT64_MAX, "version 1, no limit");
+    write_text_at(root, "sys/fs/cgroup/cpu/c/cpu.cfs_quota_us", "50000\n");
+    CHECK(cgroups_cores(root) == 1, "version 1, half a core");
+    CHECK(cgroups_available(root) == UINT64_MAX, "memory is another matter");
+    char sys[PATH_CAP];
+    Error e = NO_ERROR;
+    CHECK(path_join(sys, root, "sys", &e) && remove_tree(sys, &e) && remove_tree(root, &e), "%s", e.msg);
+}
+
+static void busy_cores_are_noticed(void) {
+    double quiet[BUSY_STEPS], busy[BUSY_STEPS];
+    for (int i = 0; i < BUSY_STEPS; i++) { quiet[i] = i == 3 || i == 7 ? 500 : 50 + i, busy[i] = i % 5 == 0 ? 300 : 50 + i; }
+    CHECK(!busy_steps(quiet, BUSY_STEPS), "two slow steps are no other program");
+    CHECK(busy_steps(busy, BUSY_STEPS), "four are");
+    CHECK(!busy_load(2.2, 2) && busy_load(4, 2), "load");
+    BusyCores b;
+    memset(&b, 0, sizeof b);
+    busy_step(&b, 1, 2);  // the first step may take any time
+    for (int i = 0; i < 2 * BUSY_STEPS; i++) { busy_step(&b, quiet[i % BUSY_STEPS], 2); }
+    CHECK(!b.told, "a warning for nothing");
+}
+
 static void numbers_read_well(void) {
     char t[64];
     CHECK(strcmp(text_count(0, t, sizeof t), "0") == 0 && strcmp(text_count(999, t, sizeof t), "999") == 0, "%s", t);
@@ -887,6 +933,8 @@ int main(void) {
     RUN(minutes_become_a_round_number_of_steps);
     RUN(what_does_not_fit_is_refused_with_flags_that_fit);
     RUN(a_hint_is_measured_with_all_its_flags);
+    RUN(a_container_has_the_cores_of_its_share);
+    RUN(busy_cores_are_noticed);
     RUN(numbers_read_well);
     RUN(the_columns_of_the_step_line_stand_below_their_names);
     RUN(the_first_signal_asks_and_the_second_ends_at_once);

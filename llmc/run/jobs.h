@@ -56,12 +56,6 @@ static inline void* job_open_model(const Trainer* t, const Session* s) {
     return model;
 }
 
-/* Ignores a tensor: the TensorSink for weights that are only checked. */
-static inline bool job_ignore_tensor(void* ctx, const Param* p, size_t first, size_t n, const float* src, Error* e) {
-    (void)ctx, (void)p, (void)first, (void)n, (void)src, (void)e;
-    return true;
-}
-
 /* Sets up a generator and its sampler for the session's model and options. */
 static inline void job_open_generator(const Trainer* t, const Session* s, void* model, Generator* g, Sampler* sampler) {
     const Options* o = &s->options;

@@ -98,8 +98,20 @@ static inline void print_validation(FILE* f, StepLines* s, int64_t step, double 
     fflush(f);
 }
 
-/* Prints the summary of a run: steps, speed, the checkpoint, and the commands to use it. `checkpoint` may be NULL. */
-static inline void print_summary(FILE* f, const StepLines* s, const char* program, const char* checkpoint, uint64_t memory) {
+/* Prints a text in double quotes, as a shell takes it, up to the first control character. */
+static inline void print_quoted(FILE* f, const char* text) {
+    fputc('"', f);
+    for (size_t length; *text && (length = plain_char_length(text, strlen(text))) > 0; text += length) {
+        if (strchr("\"\\$`", *text)) { fputc('\\', f); }
+        fwrite(text, 1, length, f);
+    }
+    fputc('"', f);
+}
+
+/* Prints the summary of a run: steps, speed, the checkpoint, and the commands to use it. `checkpoint` may be NULL. `prompt` is
+ * what the proposed command goes on with. */
+static inline void print_summary(FILE* f, const StepLines* s, const char* program, const char* checkpoint, const char* prompt,
+                                 uint64_t memory) {
     const int64_t steps = s->last_step - s->first_step;
     char clock[32], tokens[32], bytes[32];
     fprintf(f, "done    %lld steps in %s", (long long)steps, text_clock(now_seconds() - s->started, clock, sizeof clock));
@@ -112,7 +124,9 @@ static inline void print_summary(FILE* f, const StepLines* s, const char* progra
     fprintf(f, ", peak memory %s\n", text_bytes(memory, bytes, sizeof bytes));
     if (!checkpoint) { return; }
     fprintf(f, "%s %s\n", steps > 0 || s->first_step == 0 ? "saved  " : "newest ", checkpoint);
-    fprintf(f, "next    %s --model %s --generate \"Once upon a time\"\n", program, checkpoint);
+    fprintf(f, "next    %s --model %s --generate ", program, checkpoint);
+    print_quoted(f, prompt);
+    fputc('\n', f);
     if (s->last_step < s->steps) { fprintf(f, "        to continue training: the same command with --resume\n"); }
 }
 
