@@ -16,7 +16,7 @@
  * Other files hold: files (llmc/files), text (llmc/text), and flags, screen, log, validation, sampling and all other jobs
  * (llmc/run). Only the CUDA trainer computes in 16 bits.
  */
-#include "llmc/base/utils.h"    // defines: Error, must, xcalloc, round_up, size_min, now_seconds
+#include "llmc/base/utils.h"    // defines: Error, xcalloc, round_up, size_min, now_seconds
 #include "llmc/base/arena.h"    // defines: Arena, take, map_memory
 #include "llmc/base/outlier.h"  // defines: outlier_update
 #include "llmc/base/update.h"   // defines: update_verdict, clip_factor

@@ -31,7 +31,7 @@ static inline void first_words(const DataLoader* d, const Tokenizer* t, char* ou
     uint64_t size = 0;
     Error e = NO_ERROR;
     const char* path = d->shards[0].path;
-    const size_t count = d->shards[0].num_tokens < MOST_TOKENS ? (size_t)d->shards[0].num_tokens : MOST_TOKENS;
+    const size_t count = size_min((size_t)d->shards[0].num_tokens, MOST_TOKENS);
     const size_t width = (size_t)d->token_bytes;
     const int fd = open_to_read(path, "a regular file", &size, &e);
     const bool ok = fd >= 0 && read_at(fd, TOKENFILE_HEADER_BYTES, raw, count * width, path, "a row", &e) &&
