@@ -25,7 +25,7 @@ expect "help into a full disk is an error" 1 "standard output" sh -c "\"$bin/tra
 
 # small stacks are enough: musl gives a thread 128 KiB
 if [ -n "${BIN:-}" ]; then
-    skip "every job runs with little stack" "sanitizers need more"
+    skip "every job runs with little stack" "sanitizers need more" 6
 else
     little() { (ulimit -s 256 && OMP_STACKSIZE=128k "$@"); }
     little_train() { little "$bin/train_llama3" --threads 3 --batch 2 --seq 32 "$@"; }
@@ -415,7 +415,7 @@ if mount -t tmpfs -o size=2m none ram 2>/dev/null; then
 rest"
     umount ram
 else
-    skip "a full disk" "a small tmpfs cannot be mounted here (the limit on files stands in for it)"
+    skip "a full disk" "a small tmpfs cannot be mounted here (the limit on files stands in for it)" 10
 fi
 
 # --- data --------------------------------------------------------------------------------------------------------------------
