@@ -21,6 +21,7 @@
 #include "llmc/base/outlier.h"  // defines: outlier_update
 #include "llmc/base/update.h"   // defines: update_verdict, clip_factor
 #include "llmc/config.h"        // defines: ModelConfig, ParamTable, param_table, trained_table, param_offset, attention_shape
+#include "llmc/run/machine.h"   // defines: machine_threads, run_machine, host_memory_available, host_memory_peak
 #include "llmc/run/session.h"   // defines: Session, session_open, session_close, session_lr, session_context
 #include "llmc/run/step.h"      // defines: StepPlan, StepResult, BatchSource, batch_read
 #include "llmc/run/trainer.h"   // defines: Trainer
@@ -35,10 +36,6 @@
 #include "llmc/matmul.h"        // defines: matmul_forward, matmul_backward_input, matmul_backward_weight, matmul_scratch
 #include "llmc/crossentropy.h"  // defines: crossentropy_forward, crossentropy_fused
 #include "llmc/adamw.h"         // defines: AdamW, adamw_update, global_norm, global_norm_scratch
-
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 // ---------------------------------------------------------------------------------------------------------------------
 // memory: an arena for the weights; one each for gradients, m and v, which hold the trained tensors; one for activations
@@ -636,12 +633,7 @@ static void train(const Trainer* trainer, Session* s) {
 int main(int argc, char** argv) {
     Session s;
     session_open(&s, argc, argv, ON_CPU, 0, 1);
-    int threads = 1;
-#ifdef _OPENMP
-    if (s.options.threads > 0) { omp_set_num_threads(s.options.threads); }
-    threads = omp_get_max_threads();
-#endif
-    run_machine(NULL, threads, s.machine, sizeof s.machine);
+    run_machine(NULL, machine_threads(s.options.threads), s.machine, sizeof s.machine);
     run_job(&cpu_trainer, &s, train);
     session_close(&s);
     return s.status;

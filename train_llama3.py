@@ -1099,7 +1099,7 @@ def train(a):
             ms = (end - begin) * 1e3
         loss, norm = numbers.tolist()
         if len(times) % 40 == 0:
-            print(f"{'step':>{2 * width + 1}} {'loss':>9} {'gnorm':>8} {'lr':>9} {'ms':>8} {'tok/s':>9} {'MFU':>6} {'mem':>7} "
+            print(f"{'step':>{2 * width + 1}} {'loss':>9} {'gnorm':>8} {'lr':>9} {'ms':>8} {'tok/s':>9} {'MFU' if peak else 'flop/s':>6} {'mem':>7} "
                   f"{'eta':>8}")
         times.append(ms)
         last.update(step=step, loss=loss)

@@ -1,17 +1,18 @@
 /* fuzz_machine.c -- reads the bytes as texts of /proc and of cgroups, one after the other, with NUL between: /proc/self/cgroup,
- * a limit, a usage, memory.stat. The bytes left must be at most the limit, and none if more is used than may be. Numbers are
+ * a limit, a usage, memory.stat, cpu.max. The bytes left must be at most the limit, and none if more is used than may be. Numbers are
  * those that strtoull() reads. */
 #include "fuzz.h"
 #include "llmc/files/folder.h"
 #include "llmc/run/machine.h"
 
-enum { GROUP, LIMIT, USAGE, STATISTICS, NUM_TEXTS };
+enum { GROUP, LIMIT, USAGE, STATISTICS, SHARE, NUM_TEXTS };
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static char folder[PATH_CAP], path[NUM_TEXTS][PATH_CAP];
     if (!folder[0]) {
         static const char* const names[NUM_TEXTS] = {"root/proc/self/cgroup", "root/sys/fs/cgroup/memory.max",
-                                                     "root/sys/fs/cgroup/memory.current", "root/sys/fs/cgroup/memory.stat"};
+                                                     "root/sys/fs/cgroup/memory.current", "root/sys/fs/cgroup/memory.stat",
+                                                     "root/sys/fs/cgroup/cpu.max"};
         Error e = NO_ERROR;
         must(make_directories(fuzz_path(folder, "root/proc/self"), &e), &e);
         must(make_directories(fuzz_path(folder, "root/sys/fs/cgroup"), &e), &e);
@@ -28,6 +29,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     REQUIRE(left == UINT64_MAX || left <= limit);
     const uint64_t cache = read_field(path[STATISTICS], "inactive_file");
     if (left != UINT64_MAX && (cache == UINT64_MAX || cache == 0)) { REQUIRE(left == (limit > usage ? limit - usage : 0)); }
+    REQUIRE(cgroups_cores(folder) >= 1);
     char* end = NULL;
     errno = 0;
     const unsigned long long number = strtoull(part[LIMIT], &end, 10);

@@ -28,6 +28,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         options_free(&back);
         json_free(&j);
     }
+    options_free(&o);
     free(text);
     return 0;
 }

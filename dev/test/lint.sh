@@ -2,7 +2,7 @@
 # lint.sh -- static checks: every header compiles alone without warnings, as C11 and C++17, with gcc and clang. So does every
 # .cuh with nvcc, and every C file with clang (for gcc: make WERROR=1 test). No function of a program may take more than 64 KiB
 # of stack: threads may have 128 KiB (musl), and what runs on them calls little else. The tests may take more. shellcheck reads
-# the shell scripts, and Python parses the .py files. Skips a missing tool by name.
+# the shell scripts, and ruff the Python files. Skips a missing tool by name.
 set -u
 failed=0
 warnings="-Wall -Wextra -Werror -Wno-unknown-pragmas"
@@ -41,8 +41,9 @@ fi
 if have shellcheck; then run shellcheck shellcheck -s sh -S warning -e SC1091,SC2010,SC2034,SC2046,SC2154 dev/test/*.sh dev/test/*/*.sh; fi
 if have python3; then
     run "comments behind includes" python3 dev/test/defines.py
-    for file in *.py dev/*.py dev/*/*.py dev/*/*/*.py; do
-        run "python: $file" python3 -c 'import ast, sys; ast.parse(open(sys.argv[1]).read(), sys.argv[1])' "$file"
-    done
 fi
+# names that are unknown or unused (F), syntax (E9), pylint's errors (PLE), and of bugbear: shared default arguments, statements
+# without effect, unused or late-bound loop variables
+ruff=$(command -v ruff || command -v build/venv/bin/ruff || echo ruff)
+if have "$ruff"; then run ruff "$ruff" check --quiet --no-cache --isolated --select F,E9,PLE,B006,B007,B018,B023 *.py dev; fi
 [ $failed -eq 0 ] && echo "no complaints"

@@ -2,11 +2,27 @@
 # run.sh PYTHON TEST_PROGRAM... -- runs the test programs and the Python tests and adds up their results.
 # A test program ends with "N passed, N failed, N skipped"; one that ends otherwise, such as by a crash, counts as one failure.
 # Python tests (dev/test/test_*.py) need pytest; if PYTHON lacks it, they are skipped by name. PYTHON=none runs no Python tests.
+# A test that vanishes is a failure, too: passed + failed + skipped of each program is the number in dev/test/counts.txt. A file
+# of Python tests may be skipped whole. COUNTS=write writes the numbers of this run there.
 python=$1
+counts=dev/test/counts.txt
 shift
 passed=0 failed=0 skipped=0
 log=$(mktemp) || exit 1
 trap 'rm -f "$log"' EXIT
+
+count_matches() { # count_matches NAME TESTS: compares with the list, in which builds of one program share a line
+    program=$(printf '%s\n' "$1" | sed 's,^\./,,; s,sanitize/,,')
+    listed=$(awk -v name="$program" '$1 == name { print $2 }' $counts)
+    [ "$listed" != "$2" ] || return 0
+    if [ "${COUNTS:-}" = write ]; then
+        { grep -v "^$program " $counts; echo "$program $2"; } | LC_ALL=C sort >"$log.counts" && cp "$log.counts" $counts
+        rm -f "$log.counts"
+        return 0
+    fi
+    echo "FAIL $1 ran $2 tests, $counts lists ${listed:-none}: if tests were added or removed, make test COUNTS=write"
+    return 1
+}
 
 count() { # count NAME STATUS: adds up the numbers of the log's summary line
     line=$(grep -E '[0-9]+ (passed|failed|skipped|error)' "$log" | tail -n 1)
@@ -21,6 +37,7 @@ count() { # count NAME STATUS: adds up the numbers of the log's summary line
         echo "FAIL $1 ran no test"
         f=1
     fi
+    [ "$p$f$s" = 001 ] || count_matches "$1" $((p + f + s)) || f=$((f + 1))
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
 }
 

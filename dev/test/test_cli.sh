@@ -25,7 +25,7 @@ expect "help into a full disk is an error" 1 "standard output" sh -c "\"$bin/tra
 
 # small stacks are enough: musl gives a thread 128 KiB
 if [ -n "${BIN:-}" ]; then
-    skip "every job runs with little stack" "sanitizers need more"
+    skip "every job runs with little stack" "sanitizers need more" 6
 else
     # shellcheck disable=SC3045  # dash and bash have it
     little() { (ulimit -s 256 && OMP_STACKSIZE=128k "$@"); }
@@ -129,7 +129,7 @@ check "and its checkpoint is there" test -s zero/step_00000000/model.safetensors
 train --model d1 --steps 12 --out kept --train data.bin --checkpoint-every 1 --keep 2 --major-every 5 >/dev/null
 check "--keep and --major-every keep what they say" test "$(cd kept && echo step_*)" = "step_00000005 step_00000010 step_00000011 step_00000012"
 expect "a new run over old checkpoints is refused" 1 "kept holds the checkpoints of another run, up to step 12" train --model d1 --steps 3 --out kept --train data.bin
-expect "a run that is over has nothing to resume" 0 "saved" resume --out kept
+expect "a run that is over has nothing to resume" 0 "nothing is left to train" resume --out kept
 
 # damaged NAME COMMAND: damages the newest checkpoint with COMMAND; the one before it must be used
 damaged() {
@@ -416,7 +416,7 @@ if mount -t tmpfs -o size=2m none ram 2>/dev/null; then
 rest"
     umount ram
 else
-    skip "a full disk" "a small tmpfs cannot be mounted here (the limit on files stands in for it)"
+    skip "a full disk" "a small tmpfs cannot be mounted here (the limit on files stands in for it)" 10
 fi
 
 # --- data --------------------------------------------------------------------------------------------------------------------

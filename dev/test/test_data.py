@@ -106,7 +106,7 @@ def test_the_hero_keeps_one_name_and_pronoun(stories):
     seen = 0
     for text in stories[1]:
         hero = re.search(r"named (\w+)", text).group(1)
-        for name, pronoun in re.findall(r"(\w+) was so happy that (he|she) danced", text):
+        for name in re.findall(r"(\w+) was so happy that (?:he|she) danced", text):
             assert name == hero, text
             seen += 1
         subject = re.search(r"Today was (his|her) birthday\. (He|She) was so excited", text)

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors")
-import safetensors.torch  # noqa: E402
+pytest.importorskip("safetensors.torch")
 
 HERE = Path(__file__).resolve().parent
 LLAMA3 = dict(rope_type="llama3", factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
@@ -40,7 +40,7 @@ def make(tied=False, kv=2, rope=None, **more):
     config = transformers.LlamaConfig(**{**shape, **given, **more})
     model = transformers.LlamaForCausalLM(config).eval()
     with torch.no_grad():  # norms that are not all ones
-        for name, p in model.named_parameters():
+        for p in model.parameters():
             if p.dim() == 1:
                 p.add_(torch.randn_like(p) * 0.1)
     return model

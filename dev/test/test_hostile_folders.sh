@@ -39,7 +39,7 @@ for file in log.jsonl .lock; do
     if mknod out/$file c 1 3 2>/dev/null; then
         hostile "$file is a device" "out/$file: is a device, wanted a regular file"
     else
-        skip "$file is a device" "devices cannot be made here"
+        skip "$file is a device" "devices cannot be made here" 2
     fi
 done
 check "no target was written or made" sh -c "grep -qx precious target && ! test -e new"
@@ -149,7 +149,7 @@ for name in x.bin x.bin.tmp; do
         check "which stays one" test -c $name
         rm $name
     else
-        skip "tokenize: $name is a device" "devices cannot be made here"
+        skip "tokenize: $name is a device" "devices cannot be made here" 2
     fi
 done
 cp ../other.txt x.bin.tmp

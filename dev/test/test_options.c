@@ -306,7 +306,10 @@ static void an_unknown_flag_names_its_nearest(void) {
                  {"-batch", "--batch"},
                  {"--xyzzy", ""},
                  {"--topk", "--top-k"},
-                 {"--hlep", "--help"}};
+                 {"--hlep", "--help"},
+                 {"--save-every=3", "--checkpoint-every"},
+                 {"--learning_rate", "--lr"},
+                 {"--num-epochs", "--epochs"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Options o;
         Error e;

@@ -144,7 +144,7 @@ if python3 -c '' 2>/dev/null; then
     expect "flags of the other trainer" 0 "" resume whole/step_00000002 --out passed --stop-after 3
     check "pass through" grep -q '"recompute":"ffn"' passed/step_00000003/trainer_state.json
 else
-    skip "edited states" "there is no python3"
+    skip "edited states" "there is no python3" 12
 fi
 
 rm -rf hurt && cp -r whole hurt && rm hurt/step_00000006/tokenizer.json
@@ -193,7 +193,7 @@ if python3 -c '' 2>/dev/null; then
     expect "nor is one that is not finite" 1 "state_rank00000.safetensors: tensor m.$norm is nan at [0]" resume bad/step_00000005 --out bad
     unsound "weights that are not those in the log" "log.jsonl says" "number model.safetensors $norm 0000803f0000803f; state '' ."
 else
-    skip "tensors that are not finite" "there is no python3"
+    skip "tensors that are not finite" "there is no python3" 9
 fi
 
 # --- the lock ----------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 /* test_runtime.c -- tests schedules, sampling against a naive sampler, the outlier window, FLOPs and peaks, the log and how a
  * resumed run cuts it back, the plan, hints about memory, signals, generation and chat with a scripted model. */
+#include "llmc/run/busy.h"
 #include "llmc/run/chat.h"
 #include "llmc/run/generate.h"
 #include "llmc/run/machine.h"
@@ -441,6 +442,10 @@ static void the_plan_counts_steps_and_epochs(void) {
     e.msg[0] = 0;
     o.steps = 0;
     CHECK(plan_make(&p, &o, 1, 1, &e) && p.steps == 0, "no steps is a plan: %s", e.msg);
+    o.epochs = 2.5;
+    CHECK(plan_make(&p, &o, 1, 1000, &e) && p.steps == 156, "2.5 * 1000 / 16 is %lld: %s", (long long)p.steps, e.msg);
+    o.epochs = 1e6;
+    CHECK(!plan_make(&p, &o, 1, (uint64_t)1 << 40, &e) && strstr(e.msg, "--epochs"), "%s", e.msg);
 }
 
 static void minutes_become_a_round_number_of_steps(void) {
@@ -508,6 +513,51 @@ static void what_does_not_fit_is_refused_with_flags_that_fit(void) {
     }
 }
 
+static void write_text_at(const char* folder, const char* name, const char* text) {
+    char path[PATH_CAP], dir[PATH_CAP];
+    Error e = NO_ERROR;
+    CHECK(path_join(path, folder, name, &e), "%s", e.msg);
+    folder_of(path, dir);
+    CHECK(make_directories(dir, &e) && write_file(path, text, strlen(text), &e), "%s", e.msg);
+}
+
+static void a_container_has_the_cores_of_its_share(void) {
+    char root[PATH_CAP];
+    test_folder(root);
+    CHECK(cgroups_cores(root) == UINT64_MAX, "no cgroup");
+    write_text_at(root, "proc/self/cgroup", "1:cpuset:/\n0::/a/b\n");
+    CHECK(cgroups_cores(root) == UINT64_MAX, "no limit");
+    write_text_at(root, "sys/fs/cgroup/cpu.max", "max 100000\n");
+    write_text_at(root, "sys/fs/cgroup/a/cpu.max", "150000 100000\n");
+    write_text_at(root, "sys/fs/cgroup/a/b/cpu.max", "400000 100000\n");
+    CHECK(cgroups_cores(root) == 2, "1.5 of a parent, 4 of its own: %llu", (unsigned long long)cgroups_cores(root));
+    write_text_at(root, "sys/fs/cgroup/a/cpu.max", "0 0\n");
+    CHECK(cgroups_cores(root) == 4, "nonsense is no limit: %llu", (unsigned long long)cgroups_cores(root));
+    write_text_at(root, "proc/self/cgroup", "4:cpu,cpuacct:/c\n0::/\n");
+    write_text_at(root, "sys/fs/cgroup/cpu/c/cpu.cfs_quota_us", "-1\n");
+    write_text_at(root, "sys/fs/cgroup/cpu/c/cpu.cfs_period_us", "100000\n");
+    CHECK(cgroups_cores(root) == UINT64_MAX, "version 1, no limit");
+    write_text_at(root, "sys/fs/cgroup/cpu/c/cpu.cfs_quota_us", "50000\n");
+    CHECK(cgroups_cores(root) == 1, "version 1, half a core");
+    CHECK(cgroups_available(root) == UINT64_MAX, "memory is another matter");
+    char sys[PATH_CAP];
+    Error e = NO_ERROR;
+    CHECK(path_join(sys, root, "sys", &e) && remove_tree(sys, &e) && remove_tree(root, &e), "%s", e.msg);
+}
+
+static void busy_cores_are_noticed(void) {
+    double quiet[BUSY_STEPS], busy[BUSY_STEPS];
+    for (int i = 0; i < BUSY_STEPS; i++) { quiet[i] = i == 3 || i == 7 ? 500 : 50 + i, busy[i] = i % 5 == 0 ? 300 : 50 + i; }
+    CHECK(!busy_steps(quiet, BUSY_STEPS), "two slow steps are no other program");
+    CHECK(busy_steps(busy, BUSY_STEPS), "four are");
+    CHECK(!busy_load(2.2, 2) && busy_load(4, 2), "load");
+    BusyCores b;
+    memset(&b, 0, sizeof b);
+    busy_step(&b, 1, 2);  // the first step may take any time
+    for (int i = 0; i < 2 * BUSY_STEPS; i++) { busy_step(&b, quiet[i % BUSY_STEPS], 2); }
+    CHECK(!b.told, "a warning for nothing");
+}
+
 static void numbers_read_well(void) {
     char t[64];
     CHECK(strcmp(text_count(0, t, sizeof t), "0") == 0 && strcmp(text_count(999, t, sizeof t), "999") == 0, "%s", t);
@@ -522,7 +572,7 @@ static void numbers_read_well(void) {
 }
 
 static void the_columns_of_the_step_line_stand_below_their_names(void) {
-    char text[4096];
+    char text[8192];
     FILE* f = fmemopen(text, sizeof text, "w");
     StepLines s;
     Plan p;
@@ -532,10 +582,12 @@ static void the_columns_of_the_step_line_stand_below_their_names(void) {
     step_lines_init(&s, &p, 0, 1e9, 0);
     double tok_s = step_line(f, &s, 1, 2000, 7.6241, 2.5, 3e-4, 512.0, (uint64_t)1 << 30, NULL);
     CHECK(near(tok_s, 2000), "%g", tok_s);
-    for (int i = 2; i <= 41; i++) { step_line(f, &s, i, 2000, NAN, 123456.0, 3e-4, 512.0, (uint64_t)1 << 30, NULL); }
+    for (int i = 2; i <= 60; i++) {  // the 41st is skipped and shown for that, the others behind the first screen are not
+        step_line(f, &s, i, 2000, NAN, 123456.0, 3e-4, 512.0, (uint64_t)1 << 30, i == 41 ? "skipped" : NULL);
+    }
     fclose(f);
     size_t header = strcspn(text, "\n");
-    static const char* const names[] = {"step", "loss", "gnorm", "lr", "ms", "tok/s", "MFU", "mem", "eta"};
+    static const char* const names[] = {"step", "loss", "gnorm", "lr", "ms", "tok/s", "flop/s", "mem", "eta"};
     const char *line = text + header + 1, *name = text;
     for (int i = 0; i < 9; i++) {
         name = strstr(name, names[i]);
@@ -550,6 +602,9 @@ static void the_columns_of_the_step_line_stand_below_their_names(void) {
     int headers = 0;
     for (const char* q = text; (q = strstr(q, "step")) != NULL; q++) { headers++; }
     CHECK(headers == 2, "%d headers in 41 lines", headers);
+    int lines = 0;
+    for (const char* q = text; (q = strchr(q, '\n')) != NULL; q++) { lines++; }
+    CHECK(lines == 2 + 41, "%d lines", lines);
 }
 
 static void the_first_signal_asks_and_the_second_ends_at_once(void) {
@@ -913,6 +968,8 @@ int main(void) {
     RUN(minutes_become_a_round_number_of_steps);
     RUN(what_does_not_fit_is_refused_with_flags_that_fit);
     RUN(a_hint_is_measured_with_all_its_flags);
+    RUN(a_container_has_the_cores_of_its_share);
+    RUN(busy_cores_are_noticed);
     RUN(numbers_read_well);
     RUN(the_columns_of_the_step_line_stand_below_their_names);
     RUN(the_first_signal_asks_and_the_second_ends_at_once);

@@ -36,6 +36,7 @@ typedef struct {
     int context;      // positions in the model's KV cache
     FILE* out;        // gets the text as it is generated; NULL: no output
     bool terminal;    // `out` is one: no text may drive it
+    bool ellipsis;    // generate() shows where max_tokens cut the text, on `out` alone
     char* text;       // the whole text, NUL-terminated, for the log
     size_t text_len, text_cap;
     TokenDecoder decoder;
@@ -172,6 +173,8 @@ static inline bool generate(Generator* g, const char* prompt, int max_tokens, Er
         int pos = 0, last = -1;
         generator_emit(g, prompt, strlen(prompt));
         ok = generate_from(g, tokens.ids, (int)tokens.count, &pos, max_tokens, &last, e);
+        const bool cut = ok && last >= 0 && !generator_stops(g, last);
+        if (cut && g->ellipsis && g->out) { fputs(" …", g->out); }
     }
     if (ok && g->out) {
         if (g->text_len == 0 || g->text[g->text_len - 1] != '\n') { fputc('\n', g->out); }

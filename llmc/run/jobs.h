@@ -69,12 +69,6 @@ static inline void* job_open_model(const Trainer* t, const Session* s) {
     return model;
 }
 
-/* Ignores a tensor: the TensorSink for weights that are only checked. */
-static inline bool job_ignore_tensor(void* ctx, const Param* p, size_t first, size_t n, const float* src, Error* e) {
-    (void)ctx, (void)p, (void)first, (void)n, (void)src, (void)e;
-    return true;
-}
-
 /* Sets up a generator and its sampler for the session's model and options. */
 static inline void job_open_generator(const Trainer* t, const Session* s, void* model, Generator* g, Sampler* sampler) {
     const Options* o = &s->options;
@@ -120,6 +114,7 @@ static inline void job_eval(const Trainer* t, Session* s) {
     double loss = 0.0;
     Error e = NO_ERROR;
     job_check_memory(t, s, stdout);
+    printf("data    %s: %llu tokens\n", o->val, (unsigned long long)s->val.num_tokens);
     void* model = job_open_model(t, s);
     if (t->prepare) { t->prepare(model, NULL, s); }
     const uint64_t most = o->given[OPT_val_batches] ? (uint64_t)o->val_batches * (uint64_t)o->batch : UINT64_MAX;

@@ -1,12 +1,13 @@
-/* machine.h -- the machine of a run: available main memory within the limits of cgroups and ulimit, the peak memory of this
- * process, the names of processor and GPU, and what in a CPU build decides how results are rounded.
+/* machine.h -- the machine of a run: available main memory and cores within the limits of cgroups and ulimit, the peak memory
+ * of this process, the names of processor and GPU, and what in a CPU build decides how results are rounded.
  */
 #ifndef LLMC_MACHINE_H
 #define LLMC_MACHINE_H
 
-#include "llmc/base/utils.h"  // defines: Error, path_join
-#include "llmc/matmul_amx.h"  // defines: LLMC_AMX, amx_available
-#include "llmc/text/text.h"   // defines: text_starts
+#include "llmc/base/utils.h"    // defines: Error, path_join
+#include "llmc/base/threads.h"  // defines: max_threads
+#include "llmc/matmul_amx.h"    // defines: LLMC_AMX, amx_available
+#include "llmc/text/text.h"     // defines: text_starts
 
 #include <sys/resource.h>
 
@@ -51,31 +52,87 @@ static inline uint64_t cgroup_available(const char* dir, const char* limit_name,
     return limit > usage ? limit - usage : 0;
 }
 
-/* Returns the bytes left below the limits of this process's cgroups (containers, Slurm), UINT64_MAX if there are none. `root`
- * is where /proc and /sys are: "", or a folder in tests. */
-static inline uint64_t cgroups_available(const char* root) {
-    uint64_t have = UINT64_MAX;
+/* Returns whether a comma-separated list has a word. */
+static inline bool list_has(const char* list, const char* word) {
+    for (;;) {
+        const size_t n = strcspn(list, ",");
+        if (n == strlen(word) && memcmp(list, word, n) == 0) { return true; }
+        if (!list[n]) { return false; }
+        list += n + 1;
+    }
+}
+
+/* What a cgroup leaves of something; `dir` is its folder, `v1` tells whether it is one of version 1. UINT64_MAX: no limit. */
+typedef uint64_t (*CgroupLeft)(const char* dir, bool v1);
+
+/* Returns the least that the cgroups of this process (containers, Slurm) leave of what `controller` shares out. `root` is where
+ * /proc and /sys are: "", or a folder in tests. */
+static inline uint64_t cgroups_least(const char* root, const char* controller, CgroupLeft left_in) {
+    uint64_t least = UINT64_MAX;
     // inside a container the cgroup is mounted as the root; outside, the limits of all ancestors apply too
     char line[PATH_CAP / 2], dir[PATH_CAP];
     snprintf(dir, sizeof dir, "%s/proc/self/cgroup", root);
     FILE* f = fopen(dir, "r");
     while (f && fgets(line, sizeof line, f)) {
         line[strcspn(line, "\n")] = 0;
-        char* own = strncmp(line, "0::", 3) == 0 ? line + 3 : strstr(line, ":memory:");
-        const bool v1 = own && own != line + 3;
-        if (v1) { own += 8; }
-        while (own) {
-            snprintf(dir, sizeof dir, "%s/sys/fs/cgroup%s%s", root, v1 ? "/memory" : "", strcmp(own, "/") == 0 ? "" : own);
-            uint64_t left = v1 ? cgroup_available(dir, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-                               : cgroup_available(dir, "memory.max", "memory.current", "inactive_file");
-            if (left < have) { have = left; }
+        char* list = strchr(line, ':');  // "4:cpu,cpuacct:/path", or in version 2 "0::/path"
+        char* own = list ? strchr(list + 1, ':') : NULL;
+        if (!own) { continue; }
+        *list++ = *own++ = 0;
+        const bool v1 = *list != 0, ours = v1 ? list_has(list, controller) : strcmp(line, "0") == 0;
+        while (ours) {
+            snprintf(dir, sizeof dir, "%s/sys/fs/cgroup%s%s%s", root, v1 ? "/" : "", v1 ? controller : "",
+                     strcmp(own, "/") == 0 ? "" : own);
+            const uint64_t left = left_in(dir, v1);
+            if (left < least) { least = left; }
             char* slash = strrchr(own, '/');
             if (!slash || !*own) { break; }
             *slash = 0;  // "/a/b" -> "/a" -> ""
         }
     }
     if (f) { fclose(f); }
-    return have;
+    return least;
+}
+
+static inline uint64_t cgroup_memory(const char* dir, bool v1) {
+    return v1 ? cgroup_available(dir, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+              : cgroup_available(dir, "memory.max", "memory.current", "inactive_file");
+}
+
+/* Returns the cores that a cgroup's share of time comes to, rounded up. */
+static inline uint64_t cgroup_cores(const char* dir, bool v1) {
+    char path[PATH_CAP];
+    Error e = NO_ERROR;
+    unsigned long long quota = 0, period = 0;
+    if (!path_join(path, dir, v1 ? "cpu.cfs_quota_us" : "cpu.max", &e)) { return UINT64_MAX; }
+    FILE* f = fopen(path, "r");  // "200000 100000", or "max 100000"; version 1 has two files, and -1 for no limit
+    if (!f) { return UINT64_MAX; }
+    const int numbers = fscanf(f, "%llu %llu", &quota, &period);
+    fclose(f);
+    if (v1 && path_join(path, dir, "cpu.cfs_period_us", &e)) { period = read_number(path); }
+    if (numbers != (v1 ? 1 : 2) || quota == 0 || period == 0 || quota > (unsigned long long)1 << 60) { return UINT64_MAX; }
+    return ceil_div(quota, period);
+}
+
+/* Returns the bytes left below the limits of this process's cgroups, UINT64_MAX if there are none. */
+static inline uint64_t cgroups_available(const char* root) { return cgroups_least(root, "memory", cgroup_memory); }
+
+/* Returns the number of cores that this process's cgroups allow, UINT64_MAX if they do not limit it. */
+static inline uint64_t cgroups_cores(const char* root) { return cgroups_least(root, "cpu", cgroup_cores); }
+
+/* Sets the number of OpenMP's threads and returns it. 0: all cores of this process. OpenMP knows which those are, but not how
+ * much of their time a container gets. */
+static inline int machine_threads(int wanted) {
+#ifdef _OPENMP
+    const uint64_t cores = cgroups_cores("");
+    if (wanted > 0) {
+        omp_set_num_threads(wanted);
+    } else if (!getenv("OMP_NUM_THREADS") && cores < (uint64_t)omp_get_max_threads()) {
+        omp_set_num_threads((int)cores);
+    }
+#endif
+    (void)wanted;
+    return (int)max_threads();
 }
 
 /* Returns the bytes of main memory available now: the system's own figure, within the limits of this process's cgroups and of

@@ -4,22 +4,26 @@
  * JSON in the log and in checkpoints are all generated from it, so no flag can be missing in one of them.
  *
  * Grammar: --name value or --name=value. '_' and '-' are the same inside a name. llm.c's letters are aliases (-b 4). There
- * are no positional arguments. A switch stands alone (--chat) or takes on/off, true/false, yes/no, 1/0; --no-name is off.
+ * are no positional arguments; @FILE stands for the flags of a file (flag_file.h). A switch stands alone (--chat) or takes on/off, true/false, yes/no, 1/0; --no-name is off.
  * If a flag is given twice, the last one wins. A value that is itself a flag must be written --name=value.
  * A number must be the whole argument, without trailing characters; inf and nan are refused. Memory sizes are written as
  * 15G, 512M or in bytes.
  *
  * options_parse() never exits and never prints: it returns what to do next and puts the cause into an Error, for the tests
  * and the fuzzer. main() calls options_or_exit(), which prints: --help on stdout ends with 0, wrong usage with 2.
- * Text values point into argv or into the table. options_merge() allocates its own; options_free() frees them.
+ * Text values point into argv, into the table or into a file of flags. options_merge() allocates its own; options_free() frees
+ * them.
  */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
 
-#include "llmc/base/utils.h"  // defines: fail, die, die_usage, xstrdup
-#include "llmc/files/json.h"  // defines: json_get, json_text, json_wanted, json_write_text, json_write_double
-#include "llmc/text/text.h"   // defines: edit_distance
+#include "llmc/base/utils.h"     // defines: fail, die, die_usage, xstrdup
+#include "llmc/files/json.h"     // defines: json_get, json_text, json_wanted, json_write_text, json_write_double
+#include "llmc/run/flag_file.h"  // defines: FlagFile, flag_file_open, flag_file_next, flag_write
+#include "llmc/run/synonyms.h"   // defines: flag_synonym
+#include "llmc/text/text.h"      // defines: edit_distance
 #include <math.h>
+#include <sys/ioctl.h>
 
 typedef enum { ON_CPU = 1, ON_GPU = 2, ON_BOTH = 3 } OptionScope;  // the trainers that accept a flag
 
@@ -59,13 +63,17 @@ typedef enum {
     NUM_OPTIONS
 } OptionIndex;
 
+enum { MAX_FLAG_FILES = 16 };
+
 typedef struct {
 #define OPTION(kind, field, ...) OPTION_CTYPE_##kind field;
 #include "llmc/run/options.def"
 #undef OPTION
-    bool given[NUM_OPTIONS];         // by OPT_<field>: whether the flag is on the command line
-    OptionScope trainer;             // ON_CPU or ON_GPU
-    char* merged_text[NUM_OPTIONS];  // text values allocated by options_merge() and options_read_text()
+    bool given[NUM_OPTIONS];          // by OPT_<field>: whether the flag is on the command line
+    OptionScope trainer;              // ON_CPU or ON_GPU
+    char* merged_text[NUM_OPTIONS];   // text values allocated by options_merge() and options_read_text()
+    char* file_text[MAX_FLAG_FILES];  // of each @FILE; values point into it
+    int num_files;
 } Options;
 
 typedef struct {
@@ -316,6 +324,8 @@ static inline bool option_unknown(const char* arg, OptionScope trainer, Error* e
     for (char* p = word; *p; p++) {
         if (*p == '_') { *p = '-'; }
     }
+    const char* known = flag_synonym(word);
+    if (known) { return fail(e, "unknown flag %.200s\n  hint: %s", arg, known); }
     int best = -1, best_distance = 0;
     for (int i = 0; i < NUM_OPTIONS; i++) {
         if (!(option_specs[i].scope & trainer)) { continue; }
@@ -365,6 +375,10 @@ static inline bool options_check(const Options* o, Error* e) {
     }
     if (o->minutes > 0 && o->given[OPT_steps] && o->steps >= 0) {
         return fail(e, "--steps and --minutes both set the length of the run, wanted only one");
+    }
+    if (o->epochs > 0 && (o->minutes > 0 || (o->given[OPT_steps] && o->steps >= 0))) {
+        return fail(e, "--epochs and %s both set the length of the run, wanted only one",
+                    o->minutes > 0 ? "--minutes" : "--steps");
     }
     // --batch and --seq of a run that is resumed are not known yet: there plan_make() looks
     if (!o->resume && o->total_batch % ((int64_t)o->batch * o->seq) != 0) {
@@ -417,11 +431,30 @@ static inline bool options_parse_one(Options* o, int* a, int argc, char** argv, 
     return o->given[i];
 }
 
+/* Parses the flags of a file. */
+static inline bool options_parse_file(Options* o, const char* path, Error* e) {
+    FlagFile f;
+    if (o->num_files == MAX_FLAG_FILES) { return fail(e, "@%s: wanted at most %d files of flags", path, MAX_FLAG_FILES); }
+    if (!flag_file_open(&f, path, e)) { return false; }
+    o->file_text[o->num_files++] = f.text;
+    for (char* argument; (argument = flag_file_next(&f)) != NULL;) {
+        Error cause = NO_ERROR;
+        int a = 0;
+        if (options_parse_one(o, &a, 1, &argument, &cause)) { continue; }
+        char* hint = strstr(cause.msg, "\n  hint: ");
+        if (!hint) { return fail(e, "%s:%d: %s", path, f.line, cause.msg); }
+        *hint = 0;
+        return fail(e, "%s:%d: %s\n  hint: %s", path, f.line, cause.msg, hint + strlen("\n  hint: "));
+    }
+    return true;
+}
+
 /* Parses the command line of a trainer into *o. On OPTIONS_WRONG the cause is in *e. */
 static inline OptionsResult options_parse(Options* o, int argc, char** argv, OptionScope trainer, Error* e) {
     options_default(o, trainer);
     for (int a = 1; a < argc; a++) {
-        if (!options_parse_one(o, &a, argc, argv, e)) { return OPTIONS_WRONG; }
+        const bool ok = argv[a][0] == '@' ? options_parse_file(o, argv[a] + 1, e) : options_parse_one(o, &a, argc, argv, e);
+        if (!ok) { return OPTIONS_WRONG; }
     }
     if (o->help) { return OPTIONS_HELP; }
     if (o->version) { return OPTIONS_SHOW_VERSION; }
@@ -455,12 +488,22 @@ static inline bool options_read_text(Options* o, int i, Error* e) {
 
 enum { OPTIONS_WIDTH = 100, OPTIONS_HELP_COLUMN = 34 };
 
-/* Prints text starting at column `column`, wrapped at OPTIONS_WIDTH and indented to `indent`. Returns the last column. */
-static inline int print_wrapped(FILE* f, const char* text, int column, int indent) {
+/* Returns the columns to print in: those of the terminal, or of the variable COLUMNS, at least 60 and at most OPTIONS_WIDTH. */
+static inline int screen_width(FILE* f) {
+    struct winsize size;
+    const char* columns = getenv("COLUMNS");
+    int width = columns ? atoi(columns) : 0;
+    if (width <= 0 && ioctl(fileno(f), TIOCGWINSZ, &size) == 0) { width = size.ws_col; }
+    if (width <= 0 || width > OPTIONS_WIDTH) { return OPTIONS_WIDTH; }
+    return width < 60 ? 60 : width;
+}
+
+/* Prints text starting at column `column`, wrapped at `width` and indented to `indent`. Returns the last column. */
+static inline int print_wrapped(FILE* f, const char* text, int column, int indent, int width) {
     bool first = true;
     while (*text) {
         int n = (int)strcspn(text, " ");
-        if (!first && column + 1 + n > OPTIONS_WIDTH) {
+        if (!first && column + 1 + n > width) {
             fprintf(f, "\n%*s", indent, "");
             column = indent;
         } else if (!first) {
@@ -475,11 +518,12 @@ static inline int print_wrapped(FILE* f, const char* text, int column, int inden
     return column;
 }
 
-/* Prints --help: every flag of this trainer by group, at most OPTIONS_WIDTH columns wide. */
+/* Prints --help: every flag of this trainer by group, as wide as the terminal. */
 static inline void options_print_help(FILE* f, const char* program, OptionScope trainer) {
-    fprintf(f, "usage: %s [--flag value]...\n\n", program);
-    fprintf(f, "Trains a Llama 3 model on the %s, or runs one: text generation, chat, evaluation.\n",
-            trainer == ON_GPU ? "GPU" : "CPU");
+    const int width = screen_width(f);
+    fprintf(f, "usage: %s [--flag value]... [@FILE]...\n\n", program);
+    fprintf(f, "Trains a Llama 3 model on the %s, or generates, chats and evaluates.\n", trainer == ON_GPU ? "GPU" : "CPU");
+    fprintf(f, "@FILE stands for the flags in FILE, a flag a line; later flags win.\n");
     const char* group = "";
     for (int i = 0; i < NUM_OPTIONS; i++) {
         const OptionSpec* s = &option_specs[i];
@@ -503,7 +547,7 @@ static inline void options_print_help(FILE* f, const char* program, OptionScope 
         if (s->def && *s->def && strcmp(s->def, "off") != 0) {
             snprintf(text + n, sizeof text - (size_t)n, " (default %s)", s->def);
         }
-        print_wrapped(f, text, OPTIONS_HELP_COLUMN, OPTIONS_HELP_COLUMN);
+        print_wrapped(f, text, OPTIONS_HELP_COLUMN, OPTIONS_HELP_COLUMN, width);
         fputc('\n', f);
     }
 }
@@ -511,6 +555,7 @@ static inline void options_print_help(FILE* f, const char* program, OptionScope 
 /* Prints the configuration as name=value, one paragraph per group, without texts not given and switches that are off. */
 static inline void options_print(FILE* f, const Options* o) {
     enum { INDENT = 17 };
+    const int width = screen_width(f);
     const char* group = "";
     int column = 0;
     for (int i = 0; i < NUM_OPTIONS; i++) {
@@ -526,7 +571,7 @@ static inline void options_print(FILE* f, const Options* o) {
         }
         option_flag(i, flag);
         int n = (int)(strlen(flag + 2) + 1 + strlen(value));
-        if (column > INDENT && column + 2 + n > OPTIONS_WIDTH) {
+        if (column > INDENT && column + 2 + n > width) {
             fprintf(f, "\n%*s", INDENT, "");
             column = INDENT;
         } else if (column > INDENT) {
@@ -537,10 +582,21 @@ static inline void options_print(FILE* f, const Options* o) {
     fputc('\n', f);
 }
 
+/* Tells a newcomer, who gives no flag at all, what there is to do. */
+LLMC_NORETURN static inline void options_die_of_none(const char* program) {
+    printf("usage: %s [--flag value]... [@FILE]...\n\n", program);
+    printf("  make quickstart                                     trains a small model and prints what it writes\n");
+    printf("  %s --model d4 --train data.bin            trains a new model; ./tokenize makes data.bin from text\n", program);
+    printf("  %s --model out --generate \"Once upon\"     continues a text with the newest checkpoint in out\n", program);
+    printf("  %s --help                                 lists every flag\n", program);
+    die_usage("no flag is given, wanted at least one\n  hint: make quickstart");
+}
+
 /* Parses the command line for main(). Exits with 0 after --help and --version, with 2 on wrong usage. */
 static inline void options_or_exit(Options* o, int argc, char** argv, OptionScope trainer) {
     Error e = NO_ERROR;
     const char* program = trainer_name(trainer);
+    if (argc <= 1) { options_die_of_none(argc > 0 ? argv[0] : program); }
     switch (options_parse(o, argc, argv, trainer, &e)) {
         case OPTIONS_OK: return;
         case OPTIONS_HELP: options_print_help(stdout, argc > 0 ? argv[0] : program, trainer); break;
@@ -581,6 +637,21 @@ static inline void options_json(FILE* f, const Options* o, bool all) {
         }
     }
     fputc('}', f);
+}
+
+/* Writes the saved options that differ from their defaults as a file of flags. */
+static inline void options_write_flags(FILE* f, const Options* o) {
+    Options plain;
+    options_default(&plain, o->trainer);
+    fprintf(f, "# the flags of a run; the others had their defaults. %s @run.flags --out DIR starts it anew\n",
+            trainer_name(o->trainer));
+    for (int i = 0; i < NUM_OPTIONS; i++) {
+        const OptionSpec* s = &option_specs[i];
+        if (!(s->scope & o->trainer) || s->life == OPTION_LOCAL) { continue; }
+        char flag[OPTION_TEXT], now[OPTION_TEXT], before[OPTION_TEXT];
+        const char* value = option_text(o, i, now);
+        if (strcmp(value, option_text(&plain, i, before)) != 0) { flag_write(f, option_flag(i, flag), value); }
+    }
 }
 
 /* Tells whether this trainer writes a member of that name into its checkpoints. */
@@ -651,6 +722,7 @@ static inline void options_free(Options* o) {
         free(o->merged_text[i]);
         o->merged_text[i] = NULL;
     }
+    while (o->num_files > 0) { free(o->file_text[--o->num_files]); }
 }
 
 #endif

@@ -32,8 +32,10 @@ static inline bool plan_make(Plan* p, const Options* o, int ranks, uint64_t rows
     p->accumulate = (int)(p->tokens_per_step / micro);
     const uint64_t rows_per_step = (uint64_t)(p->tokens_per_step / o->seq);
     p->steps = o->steps;
-    if (p->steps < 0) {
-        p->steps = (int64_t)(rows_per_epoch / rows_per_step);
+    if (p->steps < 0 || o->epochs > 0) {
+        const double steps = o->epochs * (double)rows_per_epoch / (double)rows_per_step;
+        if (steps > 2e9) { return fail(e, "--epochs: %g are %.0f steps, wanted at most 2e9", o->epochs, steps); }
+        p->steps = o->epochs > 0 ? (int64_t)steps : (int64_t)(rows_per_epoch / rows_per_step);
         if (p->steps == 0) {
             return fail(e,
                         "--train: one epoch has %llu rows of %d tokens, but a step takes %llu\n"

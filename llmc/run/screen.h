@@ -28,6 +28,7 @@ typedef struct {
     double tokens_per_step, flops_per_token;
     double peak_flops;  // FLOP/s of all devices; 0: unknown, or a CPU
     int lines;          // step lines since the start of the run
+    double shown;       // now_seconds() of the last one
     double started, last_time;
     double interval;  // smoothed seconds from step to step, with all that happens in between
     int64_t intervals;
@@ -36,7 +37,8 @@ typedef struct {
     double last_loss, last_val;
 } StepLines;
 
-enum { STEP_HEADER_EVERY = 40 };
+// Every step is shown for the first seconds, but not more than fit on a screen; then about one a second. The log has them all.
+enum { STEP_HEADER_EVERY = 40, STEP_FIRST_SECONDS = 10, STEP_FIRST_LINES = 40 };
 
 /* Starts the step lines of a run of which `first_step` steps are already done. */
 static inline void step_lines_init(StepLines* s, const Plan* p, int64_t first_step, double flops_per_token, double peak_flops) {
@@ -50,7 +52,13 @@ static inline void step_lines_init(StepLines* s, const Plan* p, int64_t first_st
     s->last_loss = s->last_val = NAN;
 }
 
-/* Prints the line of one step. `step` counts from 1; `ms` is its time; `memory` is in bytes; `note` (or NULL) ends the line,
+/* Tells whether a step's line is shown: skipped and last steps always are. */
+static inline bool step_line_due(const StepLines* s, int64_t step, int64_t stop, const char* note, double now) {
+    const bool first = s->lines < STEP_FIRST_LINES && now - s->started < STEP_FIRST_SECONDS;
+    return first || note || step == stop || now - s->shown >= 1.0;
+}
+
+/* Counts one step, and prints its line if a person can read it. `step` counts from 1; `ms` is its time; `memory` is in bytes; `note` (or NULL) ends the line,
  * such as "skipped: loss z 7.1". The estimated time left includes what happens between steps. Returns tokens per second. */
 static inline double step_line(FILE* f, StepLines* s, int64_t step, int64_t stop, double loss, double gnorm, double lr,
                                double ms, uint64_t memory, const char* note) {
@@ -68,9 +76,11 @@ static inline double step_line(FILE* f, StepLines* s, int64_t step, int64_t stop
     s->last_step = step;
     s->last_loss = loss;
     s->step_seconds += ms * 1e-3;
+    if (!step_line_due(s, step, stop, note, now)) { return tok_s; }
+    s->shown = now;
     if (s->lines % STEP_HEADER_EVERY == 0) {
-        fprintf(f, "%*s %9s %8s %9s %8s %9s %6s %7s %8s\n", 2 * width + 1, "step", "loss", "gnorm", "lr", "ms", "tok/s", "MFU",
-                "mem", "eta");
+        fprintf(f, "%*s %9s %8s %9s %8s %9s %6s %7s %8s\n", 2 * width + 1, "step", "loss", "gnorm", "lr", "ms", "tok/s",
+                s->peak_flops > 0 ? "MFU" : "flop/s", "mem", "eta");
     }
     s->lines++;
     // loss and gnorm are never negative; fabs() drops the sign of a nan
@@ -88,8 +98,20 @@ static inline void print_validation(FILE* f, StepLines* s, int64_t step, double 
     fflush(f);
 }
 
-/* Prints the summary of a run: steps, speed, the checkpoint, and the commands to use it. `checkpoint` may be NULL. */
-static inline void print_summary(FILE* f, const StepLines* s, const char* program, const char* checkpoint, uint64_t memory) {
+/* Prints a text in double quotes, as a shell takes it, up to the first control character. */
+static inline void print_quoted(FILE* f, const char* text) {
+    fputc('"', f);
+    for (size_t length; *text && (length = plain_char_length(text, strlen(text))) > 0; text += length) {
+        if (strchr("\"\\$`", *text)) { fputc('\\', f); }
+        fwrite(text, 1, length, f);
+    }
+    fputc('"', f);
+}
+
+/* Prints the summary of a run: steps, speed, the checkpoint, and the commands to use it. `checkpoint` may be NULL. `prompt` is
+ * what the proposed command goes on with. */
+static inline void print_summary(FILE* f, const StepLines* s, const char* program, const char* checkpoint, const char* prompt,
+                                 uint64_t memory) {
     const int64_t steps = s->last_step - s->first_step;
     char clock[32], tokens[32], bytes[32];
     fprintf(f, "done    %lld steps in %s", (long long)steps, text_clock(now_seconds() - s->started, clock, sizeof clock));
@@ -101,8 +123,10 @@ static inline void print_summary(FILE* f, const StepLines* s, const char* progra
     }
     fprintf(f, ", peak memory %s\n", text_bytes(memory, bytes, sizeof bytes));
     if (!checkpoint) { return; }
-    fprintf(f, "saved   %s\n", checkpoint);
-    fprintf(f, "next    %s --model %s --generate \"Once upon a time\"\n", program, checkpoint);
+    fprintf(f, "%s %s\n", steps > 0 || s->first_step == 0 ? "saved  " : "newest ", checkpoint);
+    fprintf(f, "next    %s --model %s --generate ", program, checkpoint);
+    print_quoted(f, prompt);
+    fputc('\n', f);
     if (s->last_step < s->steps) { fprintf(f, "        to continue training: the same command with --resume\n"); }
 }
 

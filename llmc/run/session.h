@@ -405,6 +405,20 @@ static inline void session_read_sampling(Session* s) {
     json_free(&j);
 }
 
+/* Warns of flags that are possible, but hardly meant. A model that learns longer rows is one for these. */
+static inline void session_check_sense(Session* s) {
+    const Options* o = &s->options;
+    if (s->plan.steps > 0 && o->warmup >= s->plan.steps && s->rank == 0) {
+        warn("--warmup: %d of %lld steps: the learning rate never gets to --lr", o->warmup, (long long)s->plan.steps);
+    }
+    if (o->seq <= s->config.max_positions) { return; }
+    if (s->rank == 0) {
+        warn("--seq: is %d, but %s is for %d positions: the config.json of its checkpoints will say %d", o->seq,
+             s->model_dir[0] ? s->model_dir : o->model, s->config.max_positions, o->seq);
+    }
+    s->config.max_positions = o->seq;
+}
+
 /* Opens a session, except for memory and --out, in the order above. This process is `rank` of `ranks`. */
 static inline void session_open(Session* s, int argc, char** argv, OptionScope trainer, int rank, int ranks) {
     const Options* o = &s->options;
@@ -440,6 +454,11 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
     s->trained = trained_table(&s->config);
     if (!job_trains(s->job)) { return; }
     must(plan_make(&s->plan, o, ranks, s->train.rows_per_epoch, &e), &e);
+    if (o->epochs > 0) {  // from here on the run is one with --steps
+        s->options.steps = (int)s->plan.steps;
+        s->options.given[OPT_steps] = true;
+    }
+    session_check_sense(s);
     if (s->resumed) {
         dataloader_seek(&s->train, s->state.tokens / (uint64_t)o->seq);
     } else {
@@ -627,10 +646,19 @@ static inline int session_context(const Session* s) {
 // ---------------------------------------------------------------------------------------------------------------------
 // a checkpoint
 
-/* Returns the run's options as JSON for a checkpoint, and what only another trainer knows of them. */
-static inline char* session_options_text(const Session* s, SafeDtype dtype) {
-    const Options resolved = session_resolved(s, dtype);
-    return options_json_text(&resolved, &s->state.json, s->state.saved_options);
+/* Writes the run's flags into a checkpoint, for @FILE. A failure is only a warning. */
+static inline void session_add_flags(const Options* o, Checkpoint* k) {
+    char path[PATH_CAP], *text = NULL;
+    size_t size = 0;
+    Error e = NO_ERROR;
+    FILE* f = xopen_memory(&text, &size);
+    options_write_flags(f, o);
+    xclose_memory(f, &text);
+    if (!path_join(path, k->tmp, "run.flags", &e) || !write_file(path, text, size, &e)) {
+        warn("%s: this checkpoint will not have its flags", e.msg);
+    }
+    free(text);
+    checkpoint_add_optional(k, "run.flags");
 }
 
 /* Writes a trainer's own files into a checkpoint's folder and lists them with checkpoint_add(). */
@@ -658,12 +686,14 @@ static inline void session_log_checkpoint(Session* s, const Checkpoint* k, Error
 
 /* Seals a checkpoint whose tensors are all written: adds the optional files, logs it, and gives it its name. */
 static inline bool session_seal(Session* s, Checkpoint* k, SafeDtype dtype, Error* log_error, Error* e) {
-    char* options = session_options_text(s, dtype);
+    const Options saved = session_resolved(s, dtype);
+    char* options = options_json_text(&saved, &s->state.json, s->state.saved_options);
     s->state.seed = (uint64_t)s->options.seed;
     s->state.data_row = s->state.tokens / (uint64_t)s->options.seq;  // not train.row: a step that was dropped has read on
     s->state.world_size = s->ranks;
     s->state.options = options;
     session_add_side_files(s, k);
+    session_add_flags(&saved, k);
     session_log_checkpoint(s, k, log_error);
     const bool ok = checkpoint_commit(k, &s->state, e);
     s->state.options = NULL;

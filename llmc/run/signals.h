@@ -7,7 +7,8 @@
  *
  * In a chat at a terminal SIGINT ends the answer, and the chat goes on.
  *
- * A handler only sets a flag. Loops over layers, micro-batches, validation batches and sampled tokens look at it. Jobs that
+ * A handler only sets a flag; that of SIGINT and SIGTERM also says what happens, since a step may take seconds. Loops over
+ * layers, micro-batches, validation batches and sampled tokens look at it. Jobs that
  * have nothing to save, and a run that still loads its files, keep the system's handlers: they end at once.
  */
 #ifndef LLMC_SIGNALS_H
@@ -19,10 +20,19 @@
 
 static volatile sig_atomic_t run_signal;       // the signal that asked for the end; a handler needs a global
 static volatile sig_atomic_t run_save_signal;  // SIGUSR1 came
+static volatile sig_atomic_t run_terminal;     // stdout is a terminal
+
+/* Says what a signal does, on a line of its own at a terminal, which shows ^C. stdio may not be used here. */
+static inline void run_tell_stop(void) {
+    static const char text[] = "\nstop    saves the last whole step and ends; Ctrl-C again ends at once\n";
+    const int skip = !run_terminal, cause = errno;
+    if (write(STDOUT_FILENO, text + skip, sizeof text - 1 - (size_t)skip) < 0) { errno = cause; }
+}
 
 static inline void run_on_signal(int signal_number) {
     if (run_signal == SIGINT || run_signal == SIGTERM) { _exit(128 + signal_number); }  // the second one ends the process
     run_signal = signal_number;
+    run_tell_stop();
 }
 
 /* Handles a lost screen: Ctrl-C also ended the tee of `run | tee log`, or the terminal was closed. */
@@ -51,6 +61,7 @@ static inline void run_catch_save_signal(void) { run_catch_signal(SIGUSR1, run_o
 
 /* Catches the signals that ask for the end; those of a lost screen unless they were ignored from the start (nohup). */
 static inline void run_catch_signals(void) {
+    run_terminal = isatty(STDOUT_FILENO);
     run_catch_signal(SIGINT, run_on_signal);
     run_catch_signal(SIGTERM, run_on_signal);
     static const int lost[] = {SIGPIPE, SIGHUP};

@@ -18,7 +18,9 @@
 
 #include "llmc/base/utils.h"
 #include "llmc/files/logger.h"
+#include "llmc/run/busy.h"
 #include "llmc/run/data_scan.h"
+#include "llmc/run/first_words.h"
 #include "llmc/run/jobs.h"
 #include "llmc/run/mfu.h"
 #include "llmc/run/plan.h"
@@ -38,6 +40,7 @@ typedef struct {
     Sampler sampler;
     Generator generator;
     StepLines lines;
+    BusyCores cores;
     int64_t queued, reported;  // number of steps, from the start of the schedule
     int64_t saved;             // step of the newest checkpoint, -1: none
     bool saved_timed;          // and it is one of --checkpoint-minutes
@@ -94,17 +97,25 @@ static inline int state_slots(const Trainer* trainer, void* model, bool with_mas
     return count;
 }
 
-/* Turns --minutes into a number of steps: times a few steps at learning rate 0, then wipes their traces. */
+/* Times a few steps at learning rate 0, at most about ten seconds of them, and returns the milliseconds of the fastest. */
+static inline double training_time_steps(Training* t) {
+    const double start = now_seconds();
+    double best = INFINITY;
+    Error e = NO_ERROR;
+    for (int i = 0; i < MINUTES_MEASURE && (i == 0 || now_seconds() - start < 10.0); i++) {
+        must(t->trainer->step(t->model, &t->plan, 0.0, &e), &e);
+        best = fmin(best, t->trainer->result(t->model, &t->plan).ms);
+    }
+    return best;
+}
+
+/* Turns --minutes into a number of steps: times a few steps, then wipes their traces. */
 static inline void training_measure(Training* t) {
     Session* s = t->s;
     const TrainerState before = s->state;  // of a new run, which owns no memory
     const uint64_t row = s->train.row;
-    double best = INFINITY;
     Error e = NO_ERROR;
-    for (int i = 0; i < MINUTES_MEASURE; i++) {
-        must(t->trainer->step(t->model, &t->plan, 0.0, &e), &e);
-        best = fmin(best, t->trainer->result(t->model, &t->plan).ms);
-    }
+    const double best = training_time_steps(t);
     s->state = before;
     t->trainer->forget(t->model, &t->plan);
     dataloader_seek(&s->train, row);
@@ -140,6 +151,40 @@ static inline void training_print_plan(const Session* s) {
     }
 }
 
+/* Makes the model ready for steps. */
+static inline void training_prepare(Training* t) {
+    const Trainer* trainer = t->trainer;
+    Session* s = t->s;
+    // a new run, or one of a build that scales no loss, whose counter never moves
+    const bool unscaled = s->state.loss_scale == 1 && s->state.scale_good == 0;
+    if (trainer->scales_loss && (!s->resumed || unscaled)) { s->state.loss_scale = 65536; }
+    if (!trainer->scales_loss) { s->state.loss_scale = 1; }
+    t->plan = step_plan(trainer, s);
+    if (trainer->prepare) { trainer->prepare(t->model, &t->plan, s); }
+}
+
+/* Reads every file of the run and tells how long it takes, by a few steps of a model of its size. */
+static inline void training_dry_run(Training* t) {
+    Session* s = t->s;
+    const Options* o = &s->options;
+    const int64_t steps = s->plan.stop - (int64_t)s->state.step;
+    char clock[32];
+    t->model = job_open_model(t->trainer, s);
+    training_scan_data(s);
+    if (!o->tune && o->profile == 0 && (steps > 0 || o->minutes > 0)) {  // those two write files, or time steps themselves
+        training_prepare(t);
+        const double ms = training_time_steps(t);
+        if (o->minutes > 0 && o->steps < 0) {
+            printf("timed   %.1f ms a step: %lld steps fit into %g minutes\n", ms,
+                   (long long)steps_for_minutes(o->minutes, now_seconds() - s->started, ms * 1e-3), o->minutes);
+        } else {
+            printf("timed   %.1f ms a step: %lld steps take %s, validations, samples and checkpoints apart\n", ms,
+                   (long long)steps, text_clock(ms * 1e-3 * (double)steps, clock, sizeof clock));
+        }
+    }
+    t->trainer->destroy(t->model);
+}
+
 /* Does everything before the first step. Returns false for --dry-run and --profile, which do not train. */
 static inline bool training_open(Training* t, const Trainer* trainer, Session* s) {
     const Options* o = &s->options;
@@ -153,9 +198,12 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     session_compare(s, trainer->dtype);
     job_check_memory(trainer, s, stdout);
     if (!timed || s->job == JOB_DRY_RUN) { training_print_plan(s); }
+    if (s->resumed && (int64_t)s->state.step >= s->plan.stop) {
+        printf("resume  already at step %llu of %s %lld: nothing is left to train\n", (unsigned long long)s->state.step,
+               s->plan.stop < s->plan.steps ? "--stop-after" : "--steps", (long long)s->plan.stop);
+    }
     if (s->job == JOB_DRY_RUN) {
-        if (s->model_dir[0]) { session_load_weights(s, job_ignore_tensor, NULL); }
-        training_scan_data(s);
+        training_dry_run(t);
         return false;
     }
     fflush(stdout);
@@ -168,12 +216,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     }
     if (o->profile == 0 || o->tune) { session_lock(s); }  // what is refused until here leaves no trace
 
-    // a new run, or one of a build that scales no loss, whose counter never moves
-    const bool unscaled = s->state.loss_scale == 1 && s->state.scale_good == 0;
-    if (trainer->scales_loss && (!s->resumed || unscaled)) { s->state.loss_scale = 65536; }
-    if (!trainer->scales_loss) { s->state.loss_scale = 1; }
-    t->plan = step_plan(trainer, s);
-    if (trainer->prepare) { trainer->prepare(t->model, &t->plan, s); }
+    training_prepare(t);
     if (timed) {
         training_measure(t);
         training_print_plan(s);
@@ -184,8 +227,10 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
         return false;
     }
     session_begin(s, trainer->precision);
+    if (o->trainer == ON_CPU) { busy_before(&t->cores, (int)max_threads()); }
     run_catch_signals();
     job_open_generator(trainer, s, t->model, &t->generator, &t->sampler);
+    t->generator.ellipsis = true;
     t->queued = t->reported = (int64_t)s->state.step;
     t->saved = s->resumed ? t->queued : -1;
     t->saved_timed = s->resumed && s->state.timed;
@@ -249,6 +294,7 @@ static inline void training_report(Training* t, const StepResult* r) {
     t->not_finite = not_finite ? t->not_finite + 1 : 0;
     t->loss_scale = r->loss_scale;
     s->state.not_finite = not_finite;
+    if (s->options.trainer == ON_CPU) { busy_step(&t->cores, r->ms, (int)max_threads()); }
     const double tok_s = step_line(stdout, &t->lines, t->reported, s->plan.stop, r->loss, r->norm, r->lr, r->ms,
                                    t->trainer->memory_used(t->model), skipped);
     training_logged(t, log_step(&s->log, t->reported, r->loss, r->norm, r->lr, r->ms, tok_s, &r->sources, skipped, &t->error));
@@ -324,6 +370,7 @@ static inline void training_checkpoint(Training* t, bool timed) {
     t->saved_timed = s->state.timed;
     t->saved_at = now_seconds();
     t->write_seconds = t->saved_at - start;
+    if (t->reported < s->plan.stop && !training_stops(t)) { printf("saved   %s\n", s->newest); }  // the last is in the summary
     if (!s->state.not_finite) { snprintf(t->healthy, sizeof t->healthy, "%s", s->newest); }
 }
 
@@ -366,7 +413,10 @@ static inline void training_close(Training* t) {
     if (t->error.msg[0]) { training_die_of_error(t); }
     if (t->not_finite > 0) { training_die_not_finite(t); }
     s->status = stopped ? s->options.signal_status : 0;
-    print_summary(stdout, &t->lines, s->argv[0], s->newest, t->trainer->memory_used(t->model));
+    char words[256];
+    first_words(&s->train, s->has_tokenizer ? &s->tokenizer : NULL, words, sizeof words);
+    print_summary(stdout, &t->lines, s->argv[0], s->newest, *s->options.prompt ? s->options.prompt : words,
+                  t->trainer->memory_used(t->model));
     generator_free(&t->generator);
     sampler_free(&t->sampler);
     t->trainer->destroy(t->model);

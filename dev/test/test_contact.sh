@@ -1,0 +1,126 @@
+#!/bin/sh
+# test_contact.sh -- what a newcomer meets first: no flag at all, flags of other trainers, flags in a file, the lines of a run,
+# Ctrl-C, a run that is already over. Run from the project's root after `make`; needs no Python.
+. dev/test/lib.sh
+cd "$tmp" || exit 1
+words 4000 1 >text.txt && words 400 2 >short.txt
+"$bin/tokenize" -o data.bin text.txt >/dev/null && "$bin/tokenize" -o val.bin short.txt >/dev/null || exit 1
+
+# --- usage -----------------------------------------------------------------------------------------------------------------
+
+expect "no flag at all is no run" 2 "make quickstart" "$bin/train_llama3"
+check "but tells what there is" grep -q '^usage: ' stdout
+check "and makes nothing" test ! -e out
+for flag in --learning-rate=--lr --max-steps=--steps --num-epochs=--epochs --block-size=--seq --save-every=--checkpoint-every \
+    --gradient_accumulation_steps=--total-batch --device=train_llama3cu --dtype=PRECISION --bf16=PRECISION; do
+    expect "a peer's ${flag%%=*} is known" 2 "${flag#*=}" train "${flag%%=*}" 3
+done
+for columns in 80 72 100; do
+    COLUMNS=$columns "$bin/train_llama3" --help >help.txt
+    check "--help fits into $columns columns" awk -v most=$columns 'length > most { exit 1 }' help.txt
+done
+
+# --- flags in a file ---------------------------------------------------------------------------------------------------------
+
+cat >mine.flags <<'END'
+# a comment
+
+--model d1
+  --train   data.bin
+--steps=4
+--prompt "two\nlines \"and\" \\ "
+--system it's # no comment
+--no-chat
+END
+expect "flags of a file" 0 "steps=4" train @mine.flags --out filed
+check "a quoted value" grep -qF '"prompt":"two\nlines \"and\" \\ "' filed/log.jsonl
+check "a value is the rest of its line" grep -qF '"system":"it'"'"'s # no comment"' filed/log.jsonl
+expect "a later flag wins" 0 "plan    2 steps" train @mine.flags --steps 2 --dry-run
+expect "an earlier one does not" 0 "plan    4 steps" train --steps 2 @mine.flags --dry-run
+printf -- '--model d1\n--learning_rate 3\n' >wrong.flags
+expect "a wrong flag is named with its line" 2 "wrong.flags:2: unknown flag --learning_rate" train @wrong.flags
+check "with its hint" grep -q '^  hint: did you mean --lr?$' stderr
+printf 'model d1\n' >wrong.flags
+expect "a line without a flag" 2 'wrong.flags:1: unexpected argument' train @wrong.flags
+expect "a file that is not there" 2 "nowhere.flags: cannot open" train @nowhere.flags
+printf -- '--model d1\n\000' >wrong.flags
+expect "a file that is no text" 2 "wrong.flags: holds a byte 0" train @wrong.flags
+expect "a folder of flags" 2 "is a folder" train @.
+
+train @mine.flags --lr 2e-3 --val val.bin --val-every 2 --out first >/dev/null 2>&1
+check "a checkpoint carries its run's flags" test -s first/step_00000004/run.flags
+check "which say nothing of this process" sh -c '! grep -qE "^--(out|threads|resume|stop-after) " first/step_00000004/run.flags'
+train @first/step_00000004/run.flags --out again >/dev/null 2>&1
+check "and start the same run" same_checkpoint first/step_00000004 again/step_00000004
+check "with the same log" same_steps first/log.jsonl again/log.jsonl
+expect "the flags are summed up with the rest" 0 "whole " "$bin/train_llama3" --verify first
+echo "--lr 9" >>first/step_00000004/run.flags
+expect "and so cannot change unseen" 1 "run.flags" train --resume first/step_00000004 --out other
+
+# --- how long ------------------------------------------------------------------------------------------------------------------
+
+train --model d1 --train val.bin --epochs 3 --dry-run >plan.txt
+check "--epochs counts steps" grep -qE '^plan .* (2\.9[0-9]|3\.00) epochs' plan.txt
+train --model d1 --train data.bin --epochs 0.5 --dry-run >plan.txt
+check "a part of an epoch" grep -qE '^plan .* 0\.(49|50) epochs' plan.txt
+expect "--epochs and --steps are two lengths" 2 "--epochs and --steps" train --train data.bin --epochs 2 --steps 5
+expect "--epochs and --minutes are two lengths" 2 "--epochs and --minutes" train --train data.bin --epochs 2 --minutes 5
+train --model d1 --train val.bin --epochs 2 --out epochs >/dev/null 2>&1
+steps=$(ls epochs | sed -n 's/^step_0*//p')
+train --model d1 --train val.bin --steps "${steps:-0}" --out steps >/dev/null 2>&1
+check "--epochs is the run that --steps with its number makes" same_checkpoint epochs/step_* steps/step_*
+expect "a warm-up as long as the run" 0 "warning: --warmup: 4 of 4 steps" train @mine.flags --warmup 4 --dry-run
+train @mine.flags --warmup 3 --dry-run >/dev/null 2>stderr
+check "a shorter one is no matter" sh -c '! grep -q warmup stderr'
+
+# --- the lines of a run --------------------------------------------------------------------------------------------------------
+
+train --model d1 --train data.bin --val val.bin --val-every 30 --checkpoint-every 50 --steps 120 --out lines >lines.txt 2>&1
+shown=$(grep -c '^ *[0-9]*/120 ' lines.txt)
+check "the screen shows as many steps as a person can read" test "$shown" -ge 40 -a "$shown" -lt 80
+check "the log has them all" test "$(grep -c '"event":"step"' lines/log.jsonl)" -eq 120
+check "the last step is shown" grep -q '^120/120 ' lines.txt
+check "validations are shown" test "$(grep -c '^validation loss' lines.txt)" -eq 4
+check "checkpoints are shown" grep -qx 'saved   lines/step_00000050' lines.txt
+check "the last one once" test "$(grep -c 'lines/step_00000120$' lines.txt)" -eq 1
+check "on a CPU there are flop/s" grep -q 'tok/s flop/s ' lines.txt
+train --model d1 --train data.bin --steps 150 --skip-norm-z 1 --lr 1e-6 --out skips >skips.txt 2>&1
+check "skips are all shown" test "$(grep -c 'skipped' skips.txt)" -eq "$(grep -c '"skipped"' skips/log.jsonl)"
+check "and there are some behind the first screen" test "$(grep 'skipped' skips.txt | grep -cE '^ *1[0-4][0-9]/')" -ge 1
+
+expect "a run that is over says so" 0 "already at step 120 of --steps 5: nothing is left to train" resume --out lines --steps 5
+check "and names its checkpoint" grep -qx 'newest  lines/step_00000120' stdout
+check "without saving it again" sh -c '! grep -q "^saved" stdout'
+expect "the short form of resuming takes the run's flags" 0 "plan    121 steps of 64 tokens" resume --out lines --steps 121
+expect "evaluation names its data" 0 "data    val.bin: " train --eval --model lines --val val.bin
+
+expect "a dry run tells how long the run takes" 0 " ms a step: 50 steps take 0:0" train --model d1 --train data.bin --steps 50 --dry-run
+expect "of a run with --minutes, how far it gets" 0 " steps fit into 1 minutes" train --model d1 --train data.bin --minutes 1 --dry-run
+cp -r lines lines2
+expect "of a run that goes on, the rest" 0 " ms a step: 10 steps take 0:0" resume --out lines --steps 131 --dry-run
+check "and leaves it alone" diff -r lines lines2
+train --model d1 --train data.bin --steps 1 --sample-tokens 5 --out cut >cut.txt 2>&1
+check "a sample that is cut says so" grep -q '^sample  .* …$' cut.txt
+check "the log has the text alone" sh -c '! grep -q … cut/log.jsonl'
+expect "so has --generate" 0 "the" train --generate "the" --tokens 3 --model cut
+check "to the last byte" sh -c '! grep -q … stdout'
+check "the next command goes on with the data's words" grep -qF -- "--generate \"$(head -n 1 text.txt | cut -d ' ' -f 1-4)\"" cut.txt
+expect "or with --prompt" 0 '--generate "a \"b\" \$c"' train --model d1 --train data.bin --steps 1 --prompt 'a "b" $c' --out prompt
+token_file ids.bin 400 99
+train --model d1 --train ids.bin --steps 1 --out ids >ids.txt 2>&1
+check "or with ids, if there is no tokenizer" grep -qE -- '--generate "[0-9]+ [0-9]+ [0-9]+ [0-9]+"' ids.txt
+
+background --model d1 --train data.bin --steps 100000 --out stopped
+wait_for has_steps stopped/log.jsonl 2
+kill -INT $pid
+finish
+check "Ctrl-C says at once what it does" grep -q '^stop    saves the last whole step' background
+check "and then does it" grep -q '^saved   stopped/step_' background
+
+# --- longer rows than the model is for ---------------------------------------------------------------------------------------
+
+cp -r first/step_00000004 short && rm short/trainer_state.json && sed -i 's/"max_position_embeddings": [0-9]*/"max_position_embeddings": 16/' short/config.json
+expect "rows longer than the model's" 0 "warning: --seq: is 32, but short is for 16 positions" train --model short --train data.bin --steps 1 --out longer
+check "their length is in the checkpoint" grep -q '"max_position_embeddings": 32' longer/step_00000001/config.json
+check "the source's else" grep -q '"max_position_embeddings": 8192' first/step_00000004/config.json
+summary
