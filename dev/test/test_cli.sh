@@ -298,6 +298,15 @@ check "the last checkpoint replaces a timed one" test "$(cd timed && ls -d step_
 check "and timed checkpoints change no bit" cmp timed/$last/model.safetensors untimed/$last/model.safetensors
 check "of the state" cmp timed/$last/state_rank00000.safetensors untimed/$last/state_rank00000.safetensors
 
+background --model d1 --train data.bin --steps 1000000 --schedule constant --out taken --checkpoint-minutes 0
+wait_for has_steps taken/log.jsonl 3
+mv taken taken_aside && mkdir taken && : >taken/.lock
+kill -TERM $pid
+finish
+check "a run whose folder another one has taken ends with an error" test $finished -eq 1
+check "that says so" grep -q "^error: taken: is another run's folder now" background
+check "and what is lost" grep -q "^  hint: the steps after 0 are lost" background
+
 # --- errors that are not the model's -----------------------------------------------------------------------------------------
 
 # saved_at DIR: prints the step that the hint of $tmp/stderr says is saved in DIR, if it is there
