@@ -3,6 +3,7 @@
  *   {"event":"config", ...}      first line: version, time, run, program, precision, machine, argv, options, model, ...
  *   {"event":"step","step":7,"loss":3.9,"gnorm":0.8,"lr":0.0003,"ms":41.2,"tok_s":24854.4}   ("skipped": why, if it was)
  *   {"event":"val","step":..,"loss":..}   {"event":"sample","step":..,"text":".."}
+ *   {"event":"task","step":..,"file":"..","acc":..,"acc_norm":..,"questions":..}   one for each file of --tasks
  *   {"event":"checkpoint","step":..,"path":"..","weights_crc32c":..}
  *   {"event":"resume","step":..,"run":"..","path":"..", ...}   {"event":"end","step":..,"reason":"..","seconds":..}
  *
@@ -258,6 +259,17 @@ static inline bool log_val(Logger* g, int64_t step, double loss, Error* e) {
     FILE* f = logger_begin(g, "val");
     log_int(f, "step", step);
     log_double(f, "loss", loss);
+    return logger_end(g, e);
+}
+
+static inline bool log_task(Logger* g, int64_t step, const char* file, double acc, double acc_norm, size_t questions,
+                            Error* e) {
+    FILE* f = logger_begin(g, "task");
+    log_int(f, "step", step);
+    log_text(f, "file", file);
+    log_double(f, "acc", acc);
+    log_double(f, "acc_norm", acc_norm);
+    log_int(f, "questions", (int64_t)questions);
     return logger_end(g, e);
 }
 

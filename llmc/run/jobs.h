@@ -71,44 +71,97 @@ static inline void job_open_generator(const Trainer* t, const Session* s, void* 
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// loss on validation data
+// losses of batches: on validation data, and on --tasks
 
-/* Computes the mean loss over the first `max_rows` rows of the validation data (or all rows, if fewer). While the device
- * works on a batch, the host adds up the losses of the previous one. Returns false if the data cannot be read, or without an
- * error if a signal asked for the end. */
-static inline bool validate(const Trainer* t, Session* s, void* model, uint64_t max_rows, double* loss, Error* e) {
-    const uint64_t rows = max_rows < s->val.rows_per_epoch ? max_rows : s->val.rows_per_epoch;
-    const uint64_t B = (uint64_t)s->options.batch, T = (uint64_t)s->options.seq, batches = ceil_div(rows, B);
-    const BatchSource data = batches_of(&s->val);
-    double sum = 0.0;
+/* Gets the losses of one batch. */
+typedef void (*TakeLosses)(void* ctx, const float* losses /* (B, T) */, uint64_t batch);
+
+/* Gives the losses of `batches` batches of `data` to take(). While the device works on a batch, the host takes the losses of
+ * the previous one. Returns false if the data cannot be read, or without an error if a signal asked for the end. */
+static inline bool take_losses(const Trainer* t, void* model, const BatchSource* data, uint64_t batches, TakeLosses take,
+                               void* ctx, Error* e) {
     bool ok = true;
-    dataloader_seek(&s->val, 0);
-    for (uint64_t queued = 0, added = 0; added < (ok ? batches : queued); added++) {
-        while (ok && queued < batches && queued - added < (uint64_t)t->in_flight) {
-            ok = t->queue_losses(model, &data, e);
+    for (uint64_t queued = 0, taken = 0; taken < (ok ? batches : queued); taken++) {
+        while (ok && queued < batches && queued - taken < (uint64_t)t->in_flight) {
+            ok = t->queue_losses(model, data, e);
             queued += ok;
         }
-        if (added == queued) { break; }
-        const float* losses = t->wait_losses(model);
-        // the last batch is padded with rows from the start; their losses do not count
-        const size_t counted = size_min(rows - added * B, B) * T;
-        for (size_t i = 0; i < counted; i++) { sum += losses[i]; }
+        if (taken == queued) { break; }
+        take(ctx, t->wait_losses(model), taken);
     }
-    *loss = sum / ((double)rows * (double)T);
+    return ok;
+}
+
+typedef struct {
+    uint64_t rows, B, T;
+    double sum;  // of the losses of `rows` rows
+} Validation;
+
+static inline void validation_take(void* validation, const float* losses, uint64_t batch) {
+    Validation* v = (Validation*)validation;
+    // the last batch is padded with rows from the start; their losses do not count
+    const size_t counted = size_min(v->rows - batch * v->B, v->B) * v->T;
+    for (size_t i = 0; i < counted; i++) { v->sum += losses[i]; }
+}
+
+/* Computes the mean loss over the first `max_rows` rows of the validation data (or all rows, if fewer). Fails as
+ * take_losses(). */
+static inline bool validate(const Trainer* t, Session* s, void* model, uint64_t max_rows, double* loss, Error* e) {
+    const uint64_t rows = max_rows < s->val.rows_per_epoch ? max_rows : s->val.rows_per_epoch;
+    const BatchSource data = batches_of(&s->val);
+    Validation v = {rows, (uint64_t)s->options.batch, (uint64_t)s->options.seq, 0};
+    dataloader_seek(&s->val, 0);
+    const bool ok = take_losses(t, model, &data, ceil_div(rows, v.B), validation_take, &v, e);
+    *loss = v.sum / ((double)rows * (double)v.T);
+    return ok;
+}
+
+typedef struct {
+    const Tasks* tasks;
+    const TaskFile* file;
+    uint64_t B;
+    double* likelihoods;  // (file->choice_count)
+    double told;          // when the progress was last shown, or when the work began
+    bool terminal, shown;
+} Answering;
+
+static inline void answering_take(void* answering, const float* losses, uint64_t batch) {
+    Answering* a = (Answering*)answering;
+    const size_t first = batch * a->B, count = a->file->choice_count, rows = size_min(count - first, a->B);
+    for (size_t i = 0; i < rows; i++) {
+        const TaskChoice* c = &a->tasks->choices[a->file->first_choice + first + i];
+        a->likelihoods[first + i] = task_likelihood(a->tasks, c, losses + i * (size_t)a->tasks->T);
+    }
+    if (!a->terminal || now_seconds() - a->told < 2) { return; }
+    a->told = now_seconds();
+    a->shown = true;
+    printf("\rtasks   %5.1f %%", 100.0 * (double)(first + rows) / (double)count);
+    fflush(stdout);
+}
+
+/* Answers the questions of a file. At a terminal, shows the progress of what takes longer than two seconds. Fails as
+ * take_losses(). */
+static inline bool answer_tasks(const Trainer* t, Session* s, void* model, const TaskFile* file, TaskScore* score, Error* e) {
+    const BatchSource data = {tasks_next, &s->tasks, 1};
+    const uint64_t B = (uint64_t)s->options.batch;
+    double* likelihoods = (double*)xcalloc(file->choice_count, sizeof *likelihoods);
+    Answering a = {&s->tasks, file, B, likelihoods, now_seconds(), isatty(STDOUT_FILENO) != 0, false};
+    s->tasks.next = file->first_choice;
+    const bool ok = take_losses(t, model, &data, ceil_div(file->choice_count, B), answering_take, &a, e);
+    if (a.shown) { printf("\r%16s\r", ""); }
+    *score = tasks_score(&s->tasks, file, likelihoods);
+    free(likelihoods);
     return ok;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // the jobs
 
-/* Runs --eval: prints the loss on --val, all of it unless --val-batches is given. */
-static inline void job_eval(const Trainer* t, Session* s) {
+/* Prints the loss on --val, all of it unless --val-batches is given. */
+static inline void eval_loss(const Trainer* t, Session* s, void* model) {
     const Options* o = &s->options;
     double loss = 0.0;
     Error e = NO_ERROR;
-    job_check_memory(t, s, stdout);
-    void* model = job_open_model(t, s);
-    if (t->prepare) { t->prepare(model, NULL, s); }
     const uint64_t most = o->given[OPT_val_batches] ? (uint64_t)o->val_batches * (uint64_t)o->batch : UINT64_MAX;
     const uint64_t rows = most < s->val.rows_per_epoch ? most : s->val.rows_per_epoch;
     must(validate(t, s, model, rows, &loss, &e), &e);
@@ -117,6 +170,34 @@ static inline void job_eval(const Trainer* t, Session* s) {
             isnan(loss) ? "nan" : "inf", t->precision);
     }
     printf("loss %.6f  perplexity %.4f  tokens %llu\n", loss, exp(loss), (unsigned long long)rows * (unsigned long long)o->seq);
+}
+
+/* Prints a line for each file of --tasks. */
+static inline void eval_tasks(const Trainer* t, Session* s, void* model) {
+    for (size_t i = 0; i < s->tasks.num_files; i++) {
+        const TaskFile* file = &s->tasks.files[i];
+        TaskScore score;
+        Error e = NO_ERROR;
+        must(answer_tasks(t, s, model, file, &score, &e), &e);
+        if (isnan(score.acc)) {
+            die("%s: a loss on %s is nan: a weight is too large for %s, or broken", s->model_dir, file->path, t->precision);
+        }
+        printf("acc %.4f  acc_norm %.4f  questions %zu  ", score.acc, score.acc_norm, file->count);
+        print_escaped(stdout, file->path, strlen(file->path));
+        printf("\n");
+    }
+}
+
+/* Runs --eval. */
+static inline void job_eval(const Trainer* t, Session* s) {
+    job_check_memory(t, s, stdout);
+    void* model = job_open_model(t, s);
+    if (t->prepare) { t->prepare(model, NULL, s); }
+    if (s->has_tasks) {
+        eval_tasks(t, s, model);
+    } else {
+        eval_loss(t, s, model);
+    }
     t->destroy(model);
 }
 

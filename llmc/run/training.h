@@ -5,7 +5,8 @@
  *   training_stops     tells whether the run ends before its last step
  *   training_due       tells what is due once the queued steps are done
  *   training_report    writes the line of a step to the screen and the log
- *   training_validate, training_sample, training_checkpoint
+ *   training_evaluate  the validation loss and the answers to --tasks
+ *   training_sample, training_checkpoint
  *   training_close     the last checkpoint and the summary
  *
  * Three things end a run early: a signal, an error that is not the model's (data or log that cannot be read or written), and
@@ -49,7 +50,7 @@ typedef struct {
 } Training;
 
 typedef struct {
-    bool validation, sample, checkpoint;
+    bool validation, tasks, sample, checkpoint;
     bool timed;  // the checkpoint is one of --checkpoint-minutes
     bool end;    // the run ends here
     bool drain;  // something is due, or --debug: no step may stay in flight
@@ -198,11 +199,12 @@ static inline Due training_due(const Training* t) {
     const bool nothing_done = stops && t->error.msg[0] && step == 0;  // the first batch of all could not be read
     Due d;
     d.validation = s->has_val && !stops && session_due(s, o->val_every, step);
+    d.tasks = s->has_tasks && !stops && session_due(s, o->eval_every, step);
     d.sample = t->generator.context > 0 && !stops && session_due(s, o->sample_every, step);
     d.checkpoint = unsaved && !nothing_done && (stops || run_save_requested() || session_due(s, o->checkpoint_every, step));
     d.timed = unsaved && !d.checkpoint && training_time_is_up(t);
     d.end = stops || step >= s->plan.stop;
-    d.drain = d.validation || d.sample || d.checkpoint || d.timed || d.end || o->debug;
+    d.drain = d.validation || d.tasks || d.sample || d.checkpoint || d.timed || d.end || o->debug;
     return d;
 }
 
@@ -244,6 +246,24 @@ static inline void training_validate(Training* t) {
     if (training_stops(t) || !validate(t->trainer, s, t->model, rows, &loss, &t->error)) { return; }
     print_validation(stdout, &t->lines, t->reported, loss);
     training_logged(t, log_val(&s->log, t->reported, loss, &t->error));
+}
+
+/* Answers --tasks, unless a signal ends the run meanwhile. */
+static inline void training_answer(Training* t) {
+    Session* s = t->s;
+    for (size_t i = 0; i < s->tasks.num_files; i++) {
+        const TaskFile* file = &s->tasks.files[i];
+        const char* name = file_name(file->path);
+        TaskScore score;
+        if (training_stops(t) || !answer_tasks(t->trainer, s, t->model, file, &score, &t->error)) { return; }
+        print_task(stdout, t->reported, name, score.acc, score.acc_norm, file->count);
+        training_logged(t, log_task(&s->log, t->reported, name, score.acc, score.acc_norm, file->count, &t->error));
+    }
+}
+
+static inline void training_evaluate(Training* t, const Due* due) {
+    if (due->validation) { training_validate(t); }
+    if (due->tasks) { training_answer(t); }
 }
 
 static inline void training_sample(Training* t) {
