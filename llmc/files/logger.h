@@ -1,7 +1,8 @@
 /* logger.h -- OUT/log.jsonl: one JSON object a line, one line an event, one write() a line to an O_APPEND file.
  *
  *   {"event":"config", ...}      first line: version, time, run, program, precision, machine, argv, options, model, ...
- *   {"event":"step","step":7,"loss":3.9,"gnorm":0.8,"lr":0.0003,"ms":41.2,"tok_s":24854.4}   ("skipped": why, if it was)
+ *   {"event":"step","step":7,"loss":3.9,"gnorm":0.8,"lr":0.0003,"ms":41.2,"tok_s":24854.4,
+ *    "seconds":0.9,"tokens":7168}   since this process began; of the run so far   ("skipped": why, if it was)
  *   {"event":"val","step":..,"loss":..}   {"event":"sample","step":..,"text":".."}
  *   {"event":"task","step":..,"file":"..","acc":..,"acc_norm":..,"questions":..}   one for each file of --tasks
  *   {"event":"checkpoint","step":..,"path":"..","weights_crc32c":..}
@@ -241,16 +242,17 @@ static inline bool log_config(Logger* g, const TrainerState* s, const Options* o
     return logger_end(g, e);
 }
 
-/* Logs one optimizer step: `step` counts from 1, `ms` is its whole time, `skipped` is the reason for a skipped update or
- * NULL. */
+/* Logs one optimizer step: `step` counts from 1, `ms` is its whole time, `seconds` the time since the process began, `tokens`
+ * those trained on since the run began, `skipped` the reason for a skipped update or NULL. */
 static inline bool log_step(Logger* g, int64_t step, double loss, double gnorm, double lr, double ms, double tok_s,
-                            const char* skipped, Error* e) {
+                            double seconds, int64_t tokens, const char* skipped, Error* e) {
     FILE* f = logger_begin(g, "step");
     log_int(f, "step", step);
     log_double(f, "loss", loss);
     log_double(f, "gnorm", gnorm);
     log_double(f, "lr", lr);
-    fprintf(f, ",\"ms\":%.3f,\"tok_s\":%.1f", ms, tok_s);
+    fprintf(f, ",\"ms\":%.3f,\"tok_s\":%.1f,\"seconds\":%.3f", ms, tok_s, seconds);
+    log_int(f, "tokens", tokens);
     if (skipped) { log_text(f, "skipped", skipped); }
     return logger_end(g, e);
 }

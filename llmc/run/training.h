@@ -40,6 +40,7 @@ typedef struct {
     Generator generator;
     StepLines lines;
     int64_t queued, reported;  // number of steps, from the start of the schedule
+    uint64_t tokens;           // trained on until the step reported last
     int64_t saved;             // step of the newest checkpoint, -1: none
     double saved_at;           // when it was written, or when the run began: now_seconds()
     double write_seconds;      // and how long that took
@@ -168,6 +169,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     run_catch_signals();
     job_open_generator(trainer, s, t->model, &t->generator, &t->sampler);
     t->queued = t->reported = (int64_t)s->state.step;
+    t->tokens = s->state.tokens;
     t->saved = s->resumed ? t->queued : -1;
     t->saved_at = now_seconds();
     t->loss_scale = s->state.loss_scale;
@@ -226,12 +228,14 @@ static inline void training_report(Training* t, const StepResult* r) {
     const char* skipped = skip_note(r, t->trainer->scales_loss, note, sizeof note);
     const bool not_finite = r->verdict == UPDATE_NOT_FINITE && t->loss_scale <= 1;  // else FP16 looks for its loss scale
     t->reported++;
+    t->tokens += t->plan.tokens;
     t->not_finite = not_finite ? t->not_finite + 1 : 0;
     t->loss_scale = r->loss_scale;
     s->state.not_finite = not_finite;
     const double tok_s = step_line(stdout, &t->lines, t->reported, s->plan.stop, r->loss, r->norm, r->lr, r->ms,
                                    t->trainer->memory_used(t->model), skipped);
-    training_logged(t, log_step(&s->log, t->reported, r->loss, r->norm, r->lr, r->ms, tok_s, skipped, &t->error));
+    training_logged(t, log_step(&s->log, t->reported, r->loss, r->norm, r->lr, r->ms, tok_s, now_seconds() - s->started,
+                                (int64_t)t->tokens, skipped, &t->error));
     if (s->options.debug && r->verdict == UPDATE_NOT_FINITE) {
         training_name_not_finite(t, name);
         printf("debug   not finite: %s\n", name);
