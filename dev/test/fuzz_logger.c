@@ -10,7 +10,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     Logger g;
     Error e = NO_ERROR;
     const int64_t step = data[0];
-    must(logger_open(&g, fuzz_folder(), step, &e) && log_val(&g, step, 1.5, &e), &e);
+    must(logger_open(&g, fuzz_folder(), step, &e) && log_val(&g, step, 1.5, NAN, &e), &e);
     logger_close(&g);
     size_t length = 0, line = 0;
     char* text = read_file(path, &length, 1 << 24, &e);

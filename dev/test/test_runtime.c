@@ -280,7 +280,8 @@ static void every_line_of_the_log_is_json_of_its_event(void) {
     CHECK(log_step(&g, 1, 3.25, NAN, 3e-4, 41.2, 1000, 1.5, 64, NULL, &e) &&
               log_step(&g, 2, INFINITY, 1, 0, 1, 1, 2, 128, "loss", &e),
           "%s", e.msg);
-    CHECK(log_val(&g, 2, 3.5, &e) && log_sample(&g, 2, "a\nb\0c", 5, &e) && log_checkpoint(&g, 2, "out/step_00000002", 77, &e),
+    CHECK(log_val(&g, 2, 3.5, 1.25, &e) && log_sample(&g, 2, "a\nb\0c", 5, &e) &&
+              log_checkpoint(&g, 2, "out/step_00000002", 77, &e),
           "%s", e.msg);
     CHECK(log_resume(&g, &run, "p", &o, 2, argv, "m", &e) && log_end(&g, 2, "done", 1.5, &e), "%s", e.msg);
     static const char* const events[] = {"config", "step", "step", "val", "sample", "checkpoint", "resume", "end"};
@@ -306,6 +307,8 @@ static void every_line_of_the_log_is_json_of_its_event(void) {
             CHECK(json_double(&j, json_root(&j), "seconds", 0, 9, &seconds, &e) && seconds == 1.5, "%s", e.msg);
             CHECK(json_int(&j, json_root(&j), "tokens", 0, 99, &tokens, &e) && tokens == 64, "%s", e.msg);
         }
+        double bpb = 0;
+        CHECK(lines != 3 || (json_double(&j, json_root(&j), "bpb", 0, 9, &bpb, &e) && bpb == 1.25), "%s", e.msg);
         json_free(&j);
         p += len + 1;
     }
@@ -416,7 +419,7 @@ static void a_full_disk_is_an_error_and_leaves_no_torn_line(void) {
     e.msg[0] = 0;
     CHECK(!logger_open(&g, "/nonexistent/folder", -1, &e) && strstr(e.msg, "/nonexistent/folder/log.jsonl"), "%s", e.msg);
     logger_none(&g);
-    CHECK(log_val(&g, 1, 1, &e) && g.text == NULL, "no log, no error");
+    CHECK(log_val(&g, 1, 1, NAN, &e) && g.text == NULL, "no log, no error");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

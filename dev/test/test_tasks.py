@@ -1,9 +1,11 @@
 """Tests --tasks: each question's answer, by likelihood and by likelihood a character, is that of transformers under lm-eval's
-rules, and that of lm-eval itself where it is installed. Also the errors of a task file, and --eval-every in training."""
+rules, and that of lm-eval itself where it is installed. Also the errors of a task file, --eval-every in training, bits per byte."""
 
 import itertools
 import json
+import math
 import random
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -213,3 +215,36 @@ def test_training_answers_tasks_as_eval_does(work):
         assert f"task    {line}some.jsonl at step {e['step']}\n" in done.stdout
         shown = run("train_llama3", "--model", work / f"run/step_{e['step']:08}", "--eval", "--seq", 32, *flags)
         assert f"{line}{work}/some.jsonl\n" in shown.stdout, (shown.stdout, shown.stderr)
+
+
+def test_bits_per_byte_count_the_raw_bytes_of_the_targets(work):
+    """Tokens hold parts of characters, whose decoded text would count as U+FFFD; a special token has no bytes."""
+    text, data = work / "bytes.txt", work / "bytes.bin"
+    documents = [f"{sentence(random.Random(i), 2, 9)} 猫🙂é" for i in range(60)]
+    text.with_suffix(".jsonl").write_text("".join(json.dumps({"text": d}) + "\n" for d in documents), encoding="utf-8")
+    assert run("tokenize", "--tokenizer", TOKENIZER, "-o", data, text.with_suffix(".jsonl")).returncode == 0
+    ids = memoryview(data.read_bytes()[1024:]).cast("H").tolist()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(work / "model")
+    rows = (len(ids) - 1) // 32 // 3 * 3 - 1  # not a multiple of the batch
+    count = 0
+    for i in ids[1:rows * 32 + 1]:  # a byte-level token has a character a byte
+        count += 0 if i in tokenizer.all_special_ids else len(tokenizer.convert_ids_to_tokens(i))
+    cut = work / "cut.bin"  # exactly these rows
+    header = bytearray(1024)
+    header[:12] = b"".join(n.to_bytes(4, "little") for n in (20240520, 1, rows * 32 + 1))
+    cut.write_bytes(bytes(header) + b"".join(i.to_bytes(2, "little") for i in ids[:rows * 32 + 1]))
+    done = run("train_llama3", "--model", work / "model", "--eval", "--val", cut, "--seq", 32, "--batch", 3)
+    loss, bpb = map(float, re.search(r"loss (\S+)  perplexity .*  bits per byte (\S+)", done.stdout).groups())
+    assert abs(bpb - loss * rows * 32 / (math.log(2) * count)) < 1e-4
+    # in training, on screen and in the log
+    done = run("train_llama3", "--resume", work / "out/step_00000030", "--steps", 31, "--val", cut, "--batch", 3, "--out", work / "bpb")
+    event = [json.loads(line) for line in (work / "bpb/log.jsonl").read_text(encoding="utf-8").splitlines()
+             if '"val"' in line[:20]][-1]
+    assert abs(event["bpb"] - event["loss"] * rows * 32 / (math.log(2) * count)) < 1e-4
+    assert f"validation loss {event['loss']:.4f}, {event['bpb']:.4f} bits per byte, at step 31" in done.stdout
+    # without a tokenizer nobody knows
+    shutil.copytree(work / "model", work / "bare")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (work / "bare" / name).unlink()
+    done = run("train_llama3", "--model", work / "bare", "--eval", "--val", cut, "--seq", 32)
+    assert done.returncode == 0 and "loss " in done.stdout and "bits" not in done.stdout

@@ -3,7 +3,7 @@
  *   {"event":"config", ...}      first line: version, time, run, program, precision, machine, argv, options, model, ...
  *   {"event":"step","step":7,"loss":3.9,"gnorm":0.8,"lr":0.0003,"ms":41.2,"tok_s":24854.4,
  *    "seconds":0.9,"tokens":7168}   since this process began; of the run so far   ("skipped": why, if it was)
- *   {"event":"val","step":..,"loss":..}   {"event":"sample","step":..,"text":".."}
+ *   {"event":"val","step":..,"loss":..,"bpb":..}   {"event":"sample","step":..,"text":".."}
  *   {"event":"task","step":..,"file":"..","acc":..,"acc_norm":..,"questions":..}   one for each file of --tasks
  *   {"event":"checkpoint","step":..,"path":"..","weights_crc32c":..}
  *   {"event":"resume","step":..,"run":"..","path":"..", ...}   {"event":"end","step":..,"reason":"..","seconds":..}
@@ -257,10 +257,12 @@ static inline bool log_step(Logger* g, int64_t step, double loss, double gnorm, 
     return logger_end(g, e);
 }
 
-static inline bool log_val(Logger* g, int64_t step, double loss, Error* e) {
+/* Logs a validation. `bpb`: bits per byte; NaN: unknown, and not logged. */
+static inline bool log_val(Logger* g, int64_t step, double loss, double bpb, Error* e) {
     FILE* f = logger_begin(g, "val");
     log_int(f, "step", step);
     log_double(f, "loss", loss);
+    if (!isnan(bpb)) { log_double(f, "bpb", bpb); }
     return logger_end(g, e);
 }
 

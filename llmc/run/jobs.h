@@ -92,27 +92,47 @@ static inline bool take_losses(const Trainer* t, void* model, const BatchSource*
     return ok;
 }
 
+/* The loss on validation data. */
 typedef struct {
+    double loss;  // mean over the targets, in nats
+    double bpb;   // bits per byte of the targets' text; NaN without a tokenizer, or without text
+} ValidationLoss;
+
+typedef struct {
+    DataLoader* val;
+    const Tokenizer* tokenizer;  // NULL: none
     uint64_t rows, B, T;
-    double sum;  // of the losses of `rows` rows
+    uint64_t read;   // rows given out so far
+    uint64_t bytes;  // of the targets of the first `rows` rows
+    double sum;      // of their losses
 } Validation;
+
+/* Reads a row and counts the bytes of its targets: the next() of a BatchSource. The last batch is padded with rows from the
+ * start, which do not count. */
+static inline bool validation_next(void* validation, int32_t* x /* (T) */, int32_t* y /* (T) */, Error* e) {
+    Validation* v = (Validation*)validation;
+    if (!dataloader_next(v->val, x, y, e)) { return false; }
+    if (v->read++ >= v->rows || !v->tokenizer) { return true; }
+    for (size_t i = 0; i < v->T; i++) { v->bytes += tokenizer_text_bytes(v->tokenizer, y[i]); }
+    return true;
+}
 
 static inline void validation_take(void* validation, const float* losses, uint64_t batch) {
     Validation* v = (Validation*)validation;
-    // the last batch is padded with rows from the start; their losses do not count
     const size_t counted = size_min(v->rows - batch * v->B, v->B) * v->T;
     for (size_t i = 0; i < counted; i++) { v->sum += losses[i]; }
 }
 
-/* Computes the mean loss over the first `max_rows` rows of the validation data (or all rows, if fewer). Fails as
- * take_losses(). */
-static inline bool validate(const Trainer* t, Session* s, void* model, uint64_t max_rows, double* loss, Error* e) {
+/* Computes the loss over the first `max_rows` rows of the validation data (or all rows, if fewer). Fails as take_losses(). */
+static inline bool validate(const Trainer* t, Session* s, void* model, uint64_t max_rows, ValidationLoss* l, Error* e) {
     const uint64_t rows = max_rows < s->val.rows_per_epoch ? max_rows : s->val.rows_per_epoch;
-    const BatchSource data = batches_of(&s->val);
-    Validation v = {rows, (uint64_t)s->options.batch, (uint64_t)s->options.seq, 0};
+    const Options* o = &s->options;
+    Validation v = {&s->val, s->has_tokenizer ? &s->tokenizer : NULL, rows, (uint64_t)o->batch, (uint64_t)o->seq, 0, 0, 0};
+    const BatchSource data = {validation_next, &v, 1};
     dataloader_seek(&s->val, 0);
     const bool ok = take_losses(t, model, &data, ceil_div(rows, v.B), validation_take, &v, e);
-    *loss = v.sum / ((double)rows * (double)v.T);
+    l->loss = v.sum / ((double)rows * (double)v.T);
+    l->bpb = v.bytes > 0 ? v.sum / (M_LN2 * (double)v.bytes) : NAN;
     return ok;
 }
 
@@ -160,16 +180,19 @@ static inline bool answer_tasks(const Trainer* t, Session* s, void* model, const
 /* Prints the loss on --val, all of it unless --val-batches is given. */
 static inline void eval_loss(const Trainer* t, Session* s, void* model) {
     const Options* o = &s->options;
-    double loss = 0.0;
+    ValidationLoss l;
     Error e = NO_ERROR;
     const uint64_t most = o->given[OPT_val_batches] ? (uint64_t)o->val_batches * (uint64_t)o->batch : UINT64_MAX;
     const uint64_t rows = most < s->val.rows_per_epoch ? most : s->val.rows_per_epoch;
-    must(validate(t, s, model, rows, &loss, &e), &e);
-    if (!isfinite(loss)) {
+    must(validate(t, s, model, rows, &l, &e), &e);
+    if (!isfinite(l.loss)) {
         die("%s: the loss on %s is %s: a weight is too large for %s, or broken", s->model_dir, o->val,
-            isnan(loss) ? "nan" : "inf", t->precision);
+            isnan(l.loss) ? "nan" : "inf", t->precision);
     }
-    printf("loss %.6f  perplexity %.4f  tokens %llu\n", loss, exp(loss), (unsigned long long)rows * (unsigned long long)o->seq);
+    printf("loss %.6f  perplexity %.4f  tokens %llu", l.loss, exp(l.loss),
+           (unsigned long long)rows * (unsigned long long)o->seq);
+    if (!isnan(l.bpb)) { printf("  bits per byte %.4f", l.bpb); }
+    printf("\n");
 }
 
 /* Prints a line for each file of --tasks. */

@@ -82,9 +82,12 @@ static inline double step_line(FILE* f, StepLines* s, int64_t step, int64_t stop
     return tok_s;
 }
 
-static inline void print_validation(FILE* f, StepLines* s, int64_t step, double loss) {
+/* Prints a validation. `bpb`: bits per byte; NaN: unknown. */
+static inline void print_validation(FILE* f, StepLines* s, int64_t step, double loss, double bpb) {
     s->last_val = loss;
-    fprintf(f, "validation loss %.4f at step %lld\n", loss, (long long)step);
+    fprintf(f, "validation loss %.4f", loss);
+    if (!isnan(bpb)) { fprintf(f, ", %.4f bits per byte,", bpb); }
+    fprintf(f, " at step %lld\n", (long long)step);
     fflush(f);
 }
 

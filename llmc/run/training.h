@@ -246,10 +246,10 @@ static inline void training_report(Training* t, const StepResult* r) {
 static inline void training_validate(Training* t) {
     Session* s = t->s;
     const uint64_t rows = (uint64_t)s->options.val_batches * (uint64_t)s->options.batch;
-    double loss = 0.0;
-    if (training_stops(t) || !validate(t->trainer, s, t->model, rows, &loss, &t->error)) { return; }
-    print_validation(stdout, &t->lines, t->reported, loss);
-    training_logged(t, log_val(&s->log, t->reported, loss, &t->error));
+    ValidationLoss l;
+    if (training_stops(t) || !validate(t->trainer, s, t->model, rows, &l, &t->error)) { return; }
+    print_validation(stdout, &t->lines, t->reported, l.loss, l.bpb);
+    training_logged(t, log_val(&s->log, t->reported, l.loss, l.bpb, &t->error));
 }
 
 /* Answers --tasks, unless a signal ends the run meanwhile. */
