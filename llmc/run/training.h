@@ -9,7 +9,7 @@
  *   training_sample, training_checkpoint
  *   training_close     the last checkpoint and the summary
  *
- * Three things end a run early: a signal, an error that is not the model's (data or log that cannot be read or written), and
+ * Four things end a run early: --patience, a signal, an error that is not the model's (data or log that cannot be read or written), and
  * a loss or gradient norm that is not finite, ten steps in a row. In each case the steps that are queued are finished, the
  * last whole step is saved, and then the run tells the cause. From the first step that is not finite until the next that is,
  * checkpoints say so in trainer_state.json, and none is pruned.
@@ -46,6 +46,7 @@ typedef struct {
     double write_seconds;      // and how long that took
     char healthy[PATH_CAP];    // the newest checkpoint after a finite step; "": none
     int not_finite;            // steps in a row whose loss or norm is not finite
+    bool out_of_patience;      // --patience validations without a new lowest loss
     double loss_scale;         // of the next step to report
     Error error;               // what ends the run early; empty: nothing
 } Training;
@@ -184,7 +185,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
 
 /* Tells whether the run ends before its last step. Once true, it stays so. */
 static inline bool training_stops(const Training* t) {
-    return run_stop_requested() || t->error.msg[0] || t->not_finite >= MOST_NOT_FINITE;
+    return run_stop_requested() || t->error.msg[0] || t->not_finite >= MOST_NOT_FINITE || t->out_of_patience;
 }
 
 /* Tells whether --checkpoint-minutes asks for a checkpoint. */
@@ -242,14 +243,33 @@ static inline void training_report(Training* t, const StepResult* r) {
     }
 }
 
+/* Takes the loss of a validation. One that is there only since --stop-after ends the run counts for its own checkpoint, but
+ * not as one of the run, which goes on as if it never stopped. Returns whether the loss is the lowest so far. */
+static inline bool training_take_validation(Training* t, double loss) {
+    const Session* s = t->s;
+    const int every = s->options.val_every, patience = s->options.patience;
+    Validations* v = &t->s->state.val;
+    if ((every == 0 || t->reported % every != 0) && t->reported != s->plan.steps) {
+        v->step = (uint64_t)t->reported;
+        v->loss = loss;
+        return false;
+    }
+    const bool best = validations_add(v, (uint64_t)t->reported, loss);
+    t->out_of_patience = patience > 0 && v->since_best >= (uint64_t)patience;
+    return best;
+}
+
 /* Validates, unless a signal ends the run meanwhile. A loss that is not finite is told, but only steps end a run for it. */
-static inline void training_validate(Training* t) {
+static inline void training_validate(Training* t, Due* due) {
     Session* s = t->s;
     const uint64_t rows = (uint64_t)s->options.val_batches * (uint64_t)s->options.batch;
     ValidationLoss l;
     if (training_stops(t) || !validate(t->trainer, s, t->model, rows, &l, &t->error)) { return; }
     print_validation(stdout, &t->lines, t->reported, l.loss, l.bpb);
     training_logged(t, log_val(&s->log, t->reported, l.loss, l.bpb, &t->error));
+    if (training_take_validation(t, l.loss) && s->options.checkpoint_best && t->saved != t->reported) {
+        due->checkpoint = true;
+    }
 }
 
 /* Answers --tasks, unless a signal ends the run meanwhile. */
@@ -265,8 +285,8 @@ static inline void training_answer(Training* t) {
     }
 }
 
-static inline void training_evaluate(Training* t, const Due* due) {
-    if (due->validation) { training_validate(t); }
+static inline void training_evaluate(Training* t, Due* due) {
+    if (due->validation) { training_validate(t, due); }
     if (due->tasks) { training_answer(t); }
 }
 
@@ -353,16 +373,24 @@ static inline void training_close(Training* t) {
     Session* s = t->s;
     if (t->saved < 0 && !training_stops(t)) { training_checkpoint(t, false); }  // --steps 0 exports a new model
     const bool stopped = t->reported < s->plan.stop;
-    const char* reason = t->error.msg[0]                ? "error"
-                         : t->not_finite > 0            ? "not finite"
-                         : stopped                      ? "signal"
-                         : s->plan.stop < s->plan.steps ? "stop-after"
-                                                        : "done";
+    const char* reason = t->error.msg[0]                 ? "error"
+                         : t->not_finite > 0             ? "not finite"
+                         : stopped && t->out_of_patience ? "patience"
+                         : stopped                       ? "signal"
+                         : s->plan.stop < s->plan.steps  ? "stop-after"
+                                                         : "done";
     log_end(&s->log, (int64_t)s->state.step, reason, now_seconds() - s->started, &t->error);
     if (t->error.msg[0]) { training_die_of_error(t); }
     if (t->not_finite > 0) { training_die_not_finite(t); }
-    s->status = stopped ? s->options.signal_status : 0;
+    s->status = stopped && !t->out_of_patience ? s->options.signal_status : 0;
+    if (stopped && t->out_of_patience) {
+        printf("ended   %d validations in a row were above %.4f of step %llu\n", s->options.patience, s->state.val.best,
+               (unsigned long long)s->state.val.best_step);
+    }
     print_summary(stdout, &t->lines, s->argv[0], s->newest, t->trainer->memory_used(t->model));
+    double loss = 0;
+    const uint64_t best = checkpoint_best(s->options.out, s->state.step, &loss);
+    if (best > 0) { printf("best    %s/step_%08llu, validation %.4f\n", s->options.out, (unsigned long long)best, loss); }
     generator_free(&t->generator);
     sampler_free(&t->sampler);
     t->trainer->destroy(t->model);
