@@ -310,7 +310,8 @@ static inline bool log_resume(Logger* g, const TrainerState* s, const char* path
     return logger_end(g, e) && logger_sync(g, e);
 }
 
-/* Logs the run's last line and flushes the log; `reason`: "done", "stop-after", "patience", "signal", "not finite" or "error". */
+/* Logs the run's last line and flushes the log; `reason`: "done", "stop-after", "patience", "signal", "not finite" or
+ * "error". */
 static inline bool log_end(Logger* g, int64_t step, const char* reason, double seconds, Error* e) {
     FILE* f = logger_begin(g, "end");
     log_int(f, "step", step);

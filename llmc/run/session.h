@@ -92,8 +92,8 @@ static inline void session_flags(Session* s, int argc, char** argv, OptionScope 
 
 #define DEFAULT_DATA "dev/data/tinytales/"
 
-/* Sets --train and --val to the tinytales data if --train is missing (for --eval: --val, without --tasks), and for a new model without
- * --tokenizer to its tokenizer. Fails if the data has not been built. */
+/* Sets --train and --val to the tinytales data if --train is missing (for --eval: --val, without --tasks), and for a new model
+ * without --tokenizer to its tokenizer. Fails if the data has not been built. */
 static inline bool default_data(Options* o, Error* e) {
     const bool wanted = o->eval ? !o->val && !o->tasks : !o->train;
     if (!wanted) { return true; }
