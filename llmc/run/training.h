@@ -10,9 +10,9 @@
  *   training_close     the last checkpoint and the summary
  *
  * Four things end a run early: --patience, a signal, an error that is not the model's (data or log that cannot be read or
- * written), and a loss or gradient norm that is not finite, ten steps in a row. In each case the steps that are queued are finished, the
- * last whole step is saved, and then the run tells the cause. From the first step that is not finite until the next that is,
- * checkpoints say so in trainer_state.json, and none is pruned.
+ * written), and a loss or gradient norm that is not finite, ten steps in a row. In each case the steps that are queued are
+ * finished, the last whole step is saved, and then the run tells the cause. From the first step that is not finite until
+ * the next that is, checkpoints say so in trainer_state.json, and none is pruned.
  */
 #ifndef LLMC_TRAINING_H
 #define LLMC_TRAINING_H
