@@ -623,7 +623,7 @@ static void train(const Trainer* trainer, Session* s) {
             const StepResult r = step_result(t.model, &t.plan);
             training_report(&t, &r);
         }
-        if (due.validation) { training_validate(&t); }
+        if (due.validation || due.tasks) { training_evaluate(&t, &due); }
         if (due.sample) { training_sample(&t); }
         if (due.checkpoint || due.timed) { training_checkpoint(&t, due.timed); }
     }

@@ -20,7 +20,7 @@
 #include "llmc/base/crc.h"             // defines: Crc, crc_begin, crc_add, crc_end, crc_shift
 #include "llmc/files/filekind.h"       // defines: text_kind_of
 #include "llmc/files/folder.h"         // defines: make_directories, folder_of
-#include "llmc/files/json.h"           // defines: json_parse, json_get, json_string, json_write_string
+#include "llmc/files/json.h"           // defines: json_parse_line, json_get, json_string, json_write_string
 #include "llmc/files/output.h"         // defines: create_temporary, rename_output, close_output, sync_directory
 #include "llmc/files/tokenfile.h"      // defines: tokenfile_header, tokenfile_scan
 #include "llmc/text/text.h"            // defines: edit_distance, text_count
@@ -267,16 +267,9 @@ typedef struct {
 
 /* Parses one line of JSON. An error names file, line and column. */
 static bool parse_line(Json* j, const Unit* u, const char* path, Error* e) {
-    char at[PATH_CAP + 32], in_line[PATH_CAP + 40];
-    Error inner = NO_ERROR;
+    char at[PATH_CAP + 32];
     snprintf(at, sizeof at, "%s:%llu", path, (unsigned long long)u->line);
-    char* copy = (char*)memcpy(xmalloc(u->len + 1), u->text, u->len);
-    copy[u->len] = 0;
-    if (json_parse(j, copy, u->len, at, &inner)) { return true; }
-    // the parser counts lines too: it says "FILE:7:1:COLUMN" for column COLUMN of line 7
-    snprintf(in_line, sizeof in_line, "%s:1:", at);
-    const size_t skip = strncmp(inner.msg, in_line, strlen(in_line)) == 0 ? strlen(in_line) - 1 : 0;
-    return skip ? fail(e, "%s%s", at, inner.msg + skip) : fail(e, "%s", inner.msg);
+    return json_parse_line(j, u->text, u->len, at, e);
 }
 
 /* Returns the name of the field that holds the text. */

@@ -15,7 +15,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const int64_t step = data[0];
     must(log_history_read(&h, fuzz_folder(), (uint64_t)step, &e), &e);
     REQUIRE(strlen(h.run) < sizeof h.run && strlen(h.parent_run) < sizeof h.parent_run);
-    must(logger_open(&g, fuzz_folder(), step, &e) && log_val(&g, step, 1.5, &e), &e);
+    must(logger_open(&g, fuzz_folder(), step, &e) && log_val(&g, step, 1.5, NAN, &e), &e);
     size_t length = 0, line = 0;
     char* text = read_file(path, &length, 1 << 24, &e);
     char want[64];

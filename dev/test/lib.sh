@@ -93,7 +93,7 @@ token_file() {
 train() { "$bin/train_llama3" --threads 1 --batch 2 --seq 32 --sample-tokens 0 "$@"; }
 
 # steps_of LOG: prints its steps, validations and samples without times
-steps_of() { grep -E '^\{"event":"(step|val|sample)"' "$1" | sed 's/,"ms":[^,]*,"tok_s":[^,}]*//'; }
+steps_of() { grep -E '^\{"event":"(step|val|sample)"' "$1" | sed 's/,"ms":[^,]*,"tok_s":[^,]*,"seconds":[^,]*//'; }
 
 # same_steps A B: both logs have the same steps, and at least one
 same_steps() {

@@ -132,10 +132,10 @@ static void only_a_regular_file_is_a_log(void) {
 static void a_log_that_was_moved_away_begins_again(void) {
     Logger g;
     Error e = NO_ERROR;
-    CHECK(logger_open(&g, folder, -1, &e) && log_val(&g, 1, 1.5, &e), "%s", e.msg);
-    CHECK(logger_reopen(&g, &e) && log_val(&g, 2, 1.5, &e), "%s", e.msg);
+    CHECK(logger_open(&g, folder, -1, &e) && log_val(&g, 1, 1.5, NAN, &e), "%s", e.msg);
+    CHECK(logger_reopen(&g, &e) && log_val(&g, 2, 1.5, NAN, &e), "%s", e.msg);
     CHECK(rename(path, other) == 0, "rename");
-    CHECK(logger_reopen(&g, &e) && log_val(&g, 3, 1.5, &e), "%s", e.msg);
+    CHECK(logger_reopen(&g, &e) && log_val(&g, 3, 1.5, NAN, &e), "%s", e.msg);
     logger_close(&g);
     CHECK(holds(other, "{\"event\":\"val\",\"step\":1,\"loss\":1.5}\n{\"event\":\"val\",\"step\":2,\"loss\":1.5}\n"),
           "the old log");

@@ -507,35 +507,68 @@ static inline bool checkpoint_remove_stale(const char* out, Error* e) {
     return ok;
 }
 
-/* Tells whether a checkpoint is a timed one, which later ones replace. One that cannot be read is not. */
-static inline bool checkpoint_is_timed(const char* dir) {
-    char path[PATH_CAP];
+/* What pruning knows of a checkpoint. One that cannot be read is not timed and has no loss. */
+typedef struct {
+    bool timed;   // later ones replace it
+    double loss;  // validation loss of its weights; NaN: unknown
+} CheckpointWorth;
+
+static inline CheckpointWorth checkpoint_worth(const char* out, uint64_t step) {
+    char dir[PATH_CAP], tmp[PATH_CAP], path[PATH_CAP];
+    CheckpointWorth worth = {false, NAN};
     TrainerState s;
     Error ignored = NO_ERROR;
-    if (!path_join(path, dir, "trainer_state.json", &ignored)) { return false; }
-    const bool timed = trainer_state_read(&s, path, &ignored) && s.timed;
+    if (!checkpoint_paths(out, step, dir, tmp, &ignored) || !path_join(path, dir, "trainer_state.json", &ignored)) {
+        return worth;
+    }
+    if (trainer_state_read(&s, path, &ignored)) {
+        worth.timed = s.timed;
+        if (s.val.step > 0 && s.val.step == s.step) { worth.loss = s.val.loss; }
+    }
     trainer_state_free(&s);
-    return timed;
+    return worth;
+}
+
+/* Finds the checkpoint up to and including step `last` with the lowest validation loss, the first of equal ones. Returns its
+ * step and sets *loss; 0: none was validated. */
+static inline uint64_t checkpoint_best(const char* out, uint64_t last, double* loss) {
+    uint64_t* steps = NULL;
+    size_t count = 0;
+    uint64_t best = 0;
+    Error ignored = NO_ERROR;
+    if (!checkpoint_list(out, &steps, &count, &ignored)) { count = 0; }
+    for (size_t i = 0; i < count; i++) {  // the newest first
+        const double its = steps[i] <= last ? checkpoint_worth(out, steps[i]).loss : NAN;
+        if (isnan(its) || (best > 0 && its > *loss)) { continue; }
+        best = steps[i];
+        *loss = its;
+    }
+    free(steps);
+    return best;
 }
 
 /* Deletes old checkpoints once step `written` is saved: timed ones, and all but the newest `keep` of the others up to and
- * including `written` (0: all), and but every step that is a multiple of `major_every` (0: none). Does not touch later steps,
- * which a run that was set back may have left. Only warns if a folder cannot be removed. */
+ * including `written` (0: all), but neither a step that is a multiple of `major_every` (0: none) nor the one with the lowest
+ * validation loss. Does not touch later steps, which a run that was set back may have left. Only warns if a folder cannot be
+ * removed. */
 static inline void checkpoint_prune(const char* out, int keep, uint64_t major_every, uint64_t written) {
     uint64_t* steps = NULL;
     size_t count = 0;
     int newer = 0;  // checkpoints that are kept for being new
+    double loss = 0;
     Error e = NO_ERROR;
     if (!checkpoint_list(out, &steps, &count, &e)) { warn("%s", e.msg); }
+    const uint64_t best = checkpoint_best(out, written, &loss);
     for (size_t i = 0; i < count; i++) {
         char dir[PATH_CAP], tmp[PATH_CAP];
         memset(&e, 0, sizeof e);
         if (steps[i] > written || !checkpoint_paths(out, steps[i], dir, tmp, &e)) { continue; }
-        if (checkpoint_is_timed(dir)) {
+        if (checkpoint_worth(out, steps[i]).timed) {
             if (steps[i] == written) { continue; }
         } else if (keep <= 0 || newer++ < keep || (major_every > 0 && steps[i] % major_every == 0)) {
             continue;
         }
+        if (steps[i] == best) { continue; }
         LLMC_FAULT_POINT("prune");
         bool ok = remove_tree(tmp, &e) &&
                   (rename(dir, tmp) == 0 || fail(&e, "%s: cannot rename to %s: %s", dir, tmp, strerror(errno)));

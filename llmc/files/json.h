@@ -330,6 +330,19 @@ static inline bool json_parse(Json* j, char* text, size_t len, const char* path,
     return ok;
 }
 
+/* Parses one line of a file of JSON lines, which stays as it is. `at`, "FILE:LINE", names it in messages and is borrowed. */
+static inline bool json_parse_line(Json* j, const char* line, size_t len, const char* at, Error* e) {
+    char in_line[PATH_CAP + 64];
+    Error inner = NO_ERROR;
+    char* copy = (char*)memcpy(xmalloc(len + 1), line, len);
+    copy[len] = 0;
+    if (json_parse(j, copy, len, at, &inner)) { return true; }
+    // the parser counts lines too: it says "FILE:7:1:COLUMN" for column COLUMN of line 7
+    snprintf(in_line, sizeof in_line, "%s:1:", at);
+    const size_t skip = strncmp(inner.msg, in_line, strlen(in_line)) == 0 ? strlen(in_line) - 1 : 0;
+    return skip ? fail(e, "%s%s", at, inner.msg + skip) : fail(e, "%s", inner.msg);
+}
+
 /* Reads and parses a file of at most max_bytes. */
 static inline bool json_read_file(Json* j, const char* path, uint64_t max_bytes, Error* e) {
     memset(j, 0, sizeof *j);

@@ -1,9 +1,11 @@
 /* logger.h -- OUT/log.jsonl: one JSON object a line, one line an event, one write() a line to an O_APPEND file.
  *
  *   {"event":"config", ...}      first line: version, time, run, program, precision, machine, argv, options, model, ...
- *   {"event":"step","step":7,"loss":3.9,"gnorm":0.8,"lr":0.0003,"ms":41.2,"tok_s":24854.4}   ("skipped": why, if it was;
- *       of several sources "sources": the loss on each one's tokens in the order of --train, null for one without a row)
- *   {"event":"val","step":..,"loss":..}   {"event":"sample","step":..,"text":".."}
+ *   {"event":"step","step":7,"loss":3.9,"gnorm":0.8,"lr":0.0003,"ms":41.2,"tok_s":24854.4,
+ *    "seconds":0.9,"tokens":7168}   since this process began; of the run so far   ("skipped": why, if it was; of several
+ *       sources "sources": the loss on each one's tokens in the order of --train, null for one without a row)
+ *   {"event":"val","step":..,"loss":..,"bpb":..}   {"event":"sample","step":..,"text":".."}
+ *   {"event":"task","step":..,"file":"..","acc":..,"acc_norm":..,"questions":..}   one for each file of --tasks
  *   {"event":"checkpoint","step":..,"path":"..","weights_crc32c":..}
  *   {"event":"resume","step":..,"run":"..","path":"..", ...}   {"event":"end","step":..,"reason":"..","seconds":..}
  *
@@ -251,25 +253,39 @@ static inline void log_sources(FILE* f, const SourceLosses* sources) {
     fputc(']', f);
 }
 
-/* Logs one optimizer step: `step` counts from 1, `ms` is its whole time, `skipped` is the reason for a skipped update or
- * NULL. */
+/* Logs one optimizer step: `step` counts from 1, `ms` is its whole time, `seconds` the time since the process began, `tokens`
+ * those trained on since the run began, `skipped` the reason for a skipped update or NULL. */
 static inline bool log_step(Logger* g, int64_t step, double loss, double gnorm, double lr, double ms, double tok_s,
-                            const SourceLosses* sources, const char* skipped, Error* e) {
+                            double seconds, int64_t tokens, const SourceLosses* sources, const char* skipped, Error* e) {
     FILE* f = logger_begin(g, "step");
     log_int(f, "step", step);
     log_double(f, "loss", loss);
     log_double(f, "gnorm", gnorm);
     log_double(f, "lr", lr);
-    fprintf(f, ",\"ms\":%.3f,\"tok_s\":%.1f", ms, tok_s);
+    fprintf(f, ",\"ms\":%.3f,\"tok_s\":%.1f,\"seconds\":%.3f", ms, tok_s, seconds);
+    log_int(f, "tokens", tokens);
     if (sources->count > 0) { log_sources(f, sources); }
     if (skipped) { log_text(f, "skipped", skipped); }
     return logger_end(g, e);
 }
 
-static inline bool log_val(Logger* g, int64_t step, double loss, Error* e) {
+/* Logs a validation. `bpb`: bits per byte; NaN: unknown, and not logged. */
+static inline bool log_val(Logger* g, int64_t step, double loss, double bpb, Error* e) {
     FILE* f = logger_begin(g, "val");
     log_int(f, "step", step);
     log_double(f, "loss", loss);
+    if (!isnan(bpb)) { log_double(f, "bpb", bpb); }
+    return logger_end(g, e);
+}
+
+static inline bool log_task(Logger* g, int64_t step, const char* file, double acc, double acc_norm, size_t questions,
+                            Error* e) {
+    FILE* f = logger_begin(g, "task");
+    log_int(f, "step", step);
+    log_text(f, "file", file);
+    log_double(f, "acc", acc);
+    log_double(f, "acc_norm", acc_norm);
+    log_int(f, "questions", (int64_t)questions);
     return logger_end(g, e);
 }
 
@@ -306,7 +322,8 @@ static inline bool log_resume(Logger* g, const TrainerState* s, const char* path
     return logger_end(g, e) && logger_sync(g, e);
 }
 
-/* Logs the run's last line and flushes the log; `reason`: "done", "stop-after", "signal", "not finite" or "error". */
+/* Logs the run's last line and flushes the log; `reason`: "done", "stop-after", "patience", "signal", "not finite" or
+ * "error". */
 static inline bool log_end(Logger* g, int64_t step, const char* reason, double seconds, Error* e) {
     FILE* f = logger_begin(g, "end");
     log_int(f, "step", step);

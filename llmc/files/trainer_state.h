@@ -33,6 +33,13 @@ enum {
 
 typedef char RunId[17];  // 16 hexadecimal digits; "": none
 
+/* What validations found. Steps count from 1, so 0 is none. */
+typedef struct {
+    uint64_t step, best_step;  // of the newest validation, and of the one with the lowest loss
+    double loss, best;         // their losses
+    uint64_t since_best;       // validations after that one
+} Validations;
+
 typedef struct {
     uint64_t step;            // steps done
     uint64_t seed;            // with `step`, the whole state of the counter-based random numbers
@@ -52,6 +59,7 @@ typedef struct {
     double loss_scale;        // of FP16 training; 1 otherwise
     uint64_t scale_good;      // finite steps since the loss scale last changed
     Outlier loss, grad_norm;  // the last values, to score the next one
+    Validations val;          // none in files without the member
     const char* options;      // for writing: the run's options, a JSON object (options_json_text)
     // set by trainer_state_read(); release them with trainer_state_free()
     FileSums files;
@@ -126,6 +134,16 @@ static inline void outlier_write(FILE* f, const Outlier* o) {
     fputs("]}", f);
 }
 
+/* The newest validation is written only if it is of this step: it then is the loss of these weights. */
+static inline void validations_write(FILE* f, const TrainerState* s) {
+    const bool here = s->val.step == s->step;
+    fprintf(f, "{\"step\": %" PRIu64 ", \"loss\": ", here ? s->val.step : 0);
+    json_write_double(f, here ? s->val.loss : 0);
+    fprintf(f, ", \"best_step\": %" PRIu64 ", \"best\": ", s->val.best_step);
+    json_write_double(f, s->val.best);
+    fprintf(f, ", \"since_best\": %" PRIu64 "}", s->val.since_best);
+}
+
 /* Writes and flushes the file. `files` lists all other files of the checkpoint. */
 static inline bool trainer_state_write(const TrainerState* s, const FileSums* files, const char* path, Error* e) {
     char* text = NULL;
@@ -150,6 +168,8 @@ static inline bool trainer_state_write(const TrainerState* s, const FileSums* fi
     outlier_write(f, &s->loss);
     fputs(",\n  \"grad_norm_window\": ", f);
     outlier_write(f, &s->grad_norm);
+    fputs(",\n  \"validation\": ", f);
+    validations_write(f, s);
     fprintf(f, ",\n  \"options\": %s,\n  \"files\": [", s->options ? s->options : "{}");
     for (size_t i = 0; i < files->count; i++) {
         fprintf(f, "%s\n    {\"name\": ", i ? "," : "");
@@ -191,6 +211,28 @@ static inline bool outlier_read(const Json* j, const char* key, Outlier* o, Erro
     if (!json_int(j, window, "next", full ? 0 : o->count, full ? OUTLIER_WINDOW - 1 : o->count, &next, e)) { return false; }
     o->next = (int)next;
     return true;
+}
+
+/* Reads the member "validation", which older files lack. */
+static inline bool validations_read(const Json* j, Validations* v, Error* e) {
+    const JsonNode* n = json_get(j, json_root(j), "validation");
+    return !n || (json_u64(j, n, "step", &v->step, e) && json_double_or(j, n, "loss", -1e300, 1e300, NAN, &v->loss, e) &&
+                  json_u64(j, n, "best_step", &v->best_step, e) && json_double(j, n, "best", -1e300, 1e300, &v->best, e) &&
+                  json_u64(j, n, "since_best", &v->since_best, e));
+}
+
+/* Takes the loss of a validation. Returns whether it is the lowest so far; one that is not finite is not. */
+static inline bool validations_add(Validations* v, uint64_t step, double loss) {
+    const bool best = isfinite(loss) && (v->best_step == 0 || loss < v->best);
+    v->step = step;
+    v->loss = loss;
+    v->since_best++;
+    if (best) {
+        v->best_step = step;
+        v->best = loss;
+        v->since_best = 0;
+    }
+    return best;
 }
 
 /* Tells whether a name stays inside the checkpoint: no part of it is empty or starts with a dot. */
@@ -252,7 +294,8 @@ static inline bool trainer_state_parse(TrainerState* s, Error* e) {
     if (format >= 2 && !trainer_state_texts_read(s, e)) { return false; }
     if (!json_int(j, root, "world_size", 1, CHECKPOINT_MAX_RANKS, &number, e) ||
         !json_double(j, root, "loss_scale", 1e-30, 1e30, &s->loss_scale, e) || !outlier_read(j, "loss_window", &s->loss, e) ||
-        !outlier_read(j, "grad_norm_window", &s->grad_norm, e) || !trainer_state_files(s, e)) {
+        !outlier_read(j, "grad_norm_window", &s->grad_norm, e) || !validations_read(j, &s->val, e) ||
+        !trainer_state_files(s, e)) {
         return false;
     }
     s->world_size = (int)number;

@@ -78,53 +78,157 @@ static inline void job_open_generator(const Trainer* t, const Session* s, void* 
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// loss on validation data
+// losses of batches: on validation data, and on --tasks
 
-/* Computes the mean loss over the first `max_rows` rows of the validation data (or all rows, if fewer). While the device
- * works on a batch, the host adds up the losses of the previous one. Returns false if the data cannot be read, or without an
- * error if a signal asked for the end. */
-static inline bool validate(const Trainer* t, Session* s, void* model, uint64_t max_rows, double* loss, Error* e) {
-    const uint64_t rows = max_rows < s->val.rows_per_epoch ? max_rows : s->val.rows_per_epoch;
-    const uint64_t B = (uint64_t)s->options.batch, T = (uint64_t)s->options.seq, batches = ceil_div(rows, B);
-    const BatchSource data = batches_of(&s->val);
-    double sum = 0.0;
+/* Gets the losses of one batch. */
+typedef void (*TakeLosses)(void* ctx, const float* losses /* (B, T) */, uint64_t batch);
+
+/* Gives the losses of `batches` batches of `data` to take(). While the device works on a batch, the host takes the losses of
+ * the previous one. Returns false if the data cannot be read, or without an error if a signal asked for the end. */
+static inline bool take_losses(const Trainer* t, void* model, const BatchSource* data, uint64_t batches, TakeLosses take,
+                               void* ctx, Error* e) {
     bool ok = true;
-    dataloader_seek(&s->val, 0);
-    for (uint64_t queued = 0, added = 0; added < (ok ? batches : queued); added++) {
-        while (ok && queued < batches && queued - added < (uint64_t)t->in_flight) {
-            ok = t->queue_losses(model, &data, e);
+    for (uint64_t queued = 0, taken = 0; taken < (ok ? batches : queued); taken++) {
+        while (ok && queued < batches && queued - taken < (uint64_t)t->in_flight) {
+            ok = t->queue_losses(model, data, e);
             queued += ok;
         }
-        if (added == queued) { break; }
-        const float* losses = t->wait_losses(model);
-        // the last batch is padded with rows from the start; their losses do not count
-        const size_t counted = size_min(rows - added * B, B) * T;
-        for (size_t i = 0; i < counted; i++) { sum += losses[i]; }
+        if (taken == queued) { break; }
+        take(ctx, t->wait_losses(model), taken);
     }
-    *loss = sum / ((double)rows * (double)T);
+    return ok;
+}
+
+/* The loss on validation data. */
+typedef struct {
+    double loss;  // mean over the targets, in nats
+    double bpb;   // bits per byte of the targets' text; NaN without a tokenizer, or without text
+} ValidationLoss;
+
+typedef struct {
+    DataLoader* val;
+    const Tokenizer* tokenizer;  // NULL: none
+    uint64_t rows, B, T;
+    uint64_t read;   // rows given out so far
+    uint64_t bytes;  // of the targets of the first `rows` rows
+    double sum;      // of their losses
+} Validation;
+
+/* Reads a row and counts the bytes of its targets: the next() of a BatchSource. The last batch is padded with rows from the
+ * start, which do not count. */
+static inline bool validation_next(void* validation, int32_t* x /* (T) */, int32_t* y /* (T) */, Error* e) {
+    Validation* v = (Validation*)validation;
+    if (!dataloader_next(v->val, x, y, e)) { return false; }
+    if (v->read++ >= v->rows || !v->tokenizer) { return true; }
+    for (size_t i = 0; i < v->T; i++) { v->bytes += tokenizer_text_bytes(v->tokenizer, y[i]); }
+    return true;
+}
+
+static inline void validation_take(void* validation, const float* losses, uint64_t batch) {
+    Validation* v = (Validation*)validation;
+    const size_t counted = size_min(v->rows - batch * v->B, v->B) * v->T;
+    for (size_t i = 0; i < counted; i++) { v->sum += losses[i]; }
+}
+
+/* Computes the loss over the first `max_rows` rows of the validation data (or all rows, if fewer). Fails as take_losses(). */
+static inline bool validate(const Trainer* t, Session* s, void* model, uint64_t max_rows, ValidationLoss* l, Error* e) {
+    const uint64_t rows = max_rows < s->val.rows_per_epoch ? max_rows : s->val.rows_per_epoch;
+    const Options* o = &s->options;
+    Validation v = {&s->val, s->has_tokenizer ? &s->tokenizer : NULL, rows, (uint64_t)o->batch, (uint64_t)o->seq, 0, 0, 0};
+    const BatchSource data = {validation_next, &v, 1, 0, NULL};
+    dataloader_seek(&s->val, 0);
+    const bool ok = take_losses(t, model, &data, ceil_div(rows, v.B), validation_take, &v, e);
+    l->loss = v.sum / ((double)rows * (double)v.T);
+    l->bpb = v.bytes > 0 ? v.sum / (M_LN2 * (double)v.bytes) : NAN;
+    return ok;
+}
+
+typedef struct {
+    const Tasks* tasks;
+    const TaskFile* file;
+    uint64_t B;
+    double* likelihoods;  // (file->choice_count)
+    double told;          // when the progress was last shown, or when the work began
+    bool terminal, shown;
+} Answering;
+
+static inline void answering_take(void* answering, const float* losses, uint64_t batch) {
+    Answering* a = (Answering*)answering;
+    const size_t first = batch * a->B, count = a->file->choice_count, rows = size_min(count - first, a->B);
+    for (size_t i = 0; i < rows; i++) {
+        const TaskChoice* c = &a->tasks->choices[a->file->first_choice + first + i];
+        a->likelihoods[first + i] = task_likelihood(a->tasks, c, losses + i * (size_t)a->tasks->T);
+    }
+    if (!a->terminal || now_seconds() - a->told < 2) { return; }
+    a->told = now_seconds();
+    a->shown = true;
+    printf("\rtasks   %5.1f %%", 100.0 * (double)(first + rows) / (double)count);
+    fflush(stdout);
+}
+
+/* Answers the questions of a file. At a terminal, shows the progress of what takes longer than two seconds. Fails as
+ * take_losses(). */
+static inline bool answer_tasks(const Trainer* t, Session* s, void* model, const TaskFile* file, TaskScore* score, Error* e) {
+    const BatchSource data = {tasks_next, &s->tasks, 1, 0, NULL};
+    const uint64_t B = (uint64_t)s->options.batch;
+    double* likelihoods = (double*)xcalloc(file->choice_count, sizeof *likelihoods);
+    Answering a = {&s->tasks, file, B, likelihoods, now_seconds(), isatty(STDOUT_FILENO) != 0, false};
+    s->tasks.next = file->first_choice;
+    const bool ok = take_losses(t, model, &data, ceil_div(file->choice_count, B), answering_take, &a, e);
+    if (a.shown) { printf("\r%16s\r", ""); }
+    *score = tasks_score(&s->tasks, file, likelihoods);
+    free(likelihoods);
     return ok;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // the jobs
 
-/* Runs --eval: prints the loss on --val, all of it unless --val-batches is given. */
-static inline void job_eval(const Trainer* t, Session* s) {
+/* Prints the loss on --val, all of it unless --val-batches is given. */
+static inline void eval_loss(const Trainer* t, Session* s, void* model) {
     const Options* o = &s->options;
-    double loss = 0.0;
+    ValidationLoss l;
     Error e = NO_ERROR;
-    job_check_memory(t, s, stdout);
-    printf("data    %s: %llu tokens\n", o->val, (unsigned long long)s->val.num_tokens);
-    void* model = job_open_model(t, s);
-    if (t->prepare) { t->prepare(model, NULL, s); }
     const uint64_t most = o->given[OPT_val_batches] ? (uint64_t)o->val_batches * (uint64_t)o->batch : UINT64_MAX;
     const uint64_t rows = most < s->val.rows_per_epoch ? most : s->val.rows_per_epoch;
-    must(validate(t, s, model, rows, &loss, &e), &e);
-    if (!isfinite(loss)) {
+    must(validate(t, s, model, rows, &l, &e), &e);
+    if (!isfinite(l.loss)) {
         die("%s: the loss on %s is %s: a weight is too large for %s, or broken", s->model_dir, o->val,
-            isnan(loss) ? "nan" : "inf", t->precision);
+            isnan(l.loss) ? "nan" : "inf", t->precision);
     }
-    printf("loss %.6f  perplexity %.4f  tokens %llu\n", loss, exp(loss), (unsigned long long)rows * (unsigned long long)o->seq);
+    printf("loss %.6f  perplexity %.4f  tokens %llu", l.loss, exp(l.loss),
+           (unsigned long long)rows * (unsigned long long)o->seq);
+    if (!isnan(l.bpb)) { printf("  bits per byte %.4f", l.bpb); }
+    printf("\n");
+}
+
+/* Prints a line for each file of --tasks. */
+static inline void eval_tasks(const Trainer* t, Session* s, void* model) {
+    for (size_t i = 0; i < s->tasks.num_files; i++) {
+        const TaskFile* file = &s->tasks.files[i];
+        TaskScore score;
+        Error e = NO_ERROR;
+        must(answer_tasks(t, s, model, file, &score, &e), &e);
+        if (isnan(score.acc)) {
+            die("%s: a loss on %s is nan: a weight is too large for %s, or broken", s->model_dir, file->path, t->precision);
+        }
+        printf("acc %.4f  acc_norm %.4f  questions %zu  ", score.acc, score.acc_norm, file->count);
+        print_escaped(stdout, file->path, strlen(file->path));
+        printf("\n");
+    }
+}
+
+/* Runs --eval. */
+static inline void job_eval(const Trainer* t, Session* s) {
+    job_check_memory(t, s, stdout);
+    if (s->has_val) { printf("data    %s: %llu tokens\n", s->options.val, (unsigned long long)s->val.num_tokens); }
+    void* model = job_open_model(t, s);
+    if (t->prepare) { t->prepare(model, NULL, s); }
+    if (s->has_tasks) {
+        eval_tasks(t, s, model);
+    } else {
+        eval_loss(t, s, model);
+    }
     t->destroy(model);
 }
 
@@ -133,7 +237,8 @@ static inline ChatOptions job_chat_options(const Session* s) {
     const Options* o = &s->options;
     bool dated = false;
     Error e = NO_ERROR;
-    must(!s->has_tokenizer || chat_read_form(&s->tokenizer, &dated, &e), &e);
+    const bool chats = s->job == JOB_CHAT && s->has_tokenizer;
+    must(!chats || chat_read_form(&s->tokenizer, &dated, &e), &e);
     ChatOptions c = {o->system, NULL, o->tokens};
     if (dated) { c.date = o->date ? o->date : CHAT_DATE; }
     return c;

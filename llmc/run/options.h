@@ -380,6 +380,7 @@ static inline bool options_check(const Options* o, Error* e) {
         return fail(e, "--epochs and %s both set the length of the run, wanted only one",
                     o->minutes > 0 ? "--minutes" : "--steps");
     }
+    if (o->eval && o->tasks && o->val) { return fail(e, "--eval takes --val or --tasks, wanted only one of them"); }
     // --batch and --seq of a run that is resumed are not known yet: there plan_make() looks
     if (!o->resume && o->total_batch % ((int64_t)o->batch * o->seq) != 0) {
         return fail(e, "--total-batch: is %lld, wanted a multiple of batch * seq = %d * %d = %lld", (long long)o->total_batch,

@@ -9,7 +9,7 @@
 #include "llmc/config.h"     // defines: ModelConfig, ParamTable
 #include "llmc/run/mfu.h"    // defines: flops_per_token, mfu_text
 #include "llmc/run/plan.h"   // defines: Plan
-#include "llmc/text/text.h"  // defines: text_count, text_bytes, text_clock
+#include "llmc/text/text.h"  // defines: text_count, text_bytes, text_clock, print_escaped
 
 #include <math.h>
 
@@ -92,9 +92,19 @@ static inline double step_line(FILE* f, StepLines* s, int64_t step, int64_t stop
     return tok_s;
 }
 
-static inline void print_validation(FILE* f, StepLines* s, int64_t step, double loss) {
+/* Prints a validation. `bpb`: bits per byte; NaN: unknown. */
+static inline void print_validation(FILE* f, StepLines* s, int64_t step, double loss, double bpb) {
     s->last_val = loss;
-    fprintf(f, "validation loss %.4f at step %lld\n", loss, (long long)step);
+    fprintf(f, "validation loss %.4f", loss);
+    if (!isnan(bpb)) { fprintf(f, ", %.4f bits per byte,", bpb); }
+    fprintf(f, " at step %lld\n", (long long)step);
+    fflush(f);
+}
+
+static inline void print_task(FILE* f, int64_t step, const char* name, double acc, double acc_norm, size_t questions) {
+    fprintf(f, "task    acc %.4f  acc_norm %.4f  questions %zu  ", acc, acc_norm, questions);
+    print_escaped(f, name, strlen(name));
+    fprintf(f, " at step %lld\n", (long long)step);
     fflush(f);
 }
 

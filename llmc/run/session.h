@@ -29,6 +29,7 @@
 #include "llmc/run/scheduler.h"
 #include "llmc/run/screen.h"
 #include "llmc/run/signals.h"
+#include "llmc/run/tasks.h"
 #include "llmc/run/verify.h"
 #include "llmc/text/tokenizer.h"
 #include "llmc/text/tokenizer_read.h"
@@ -65,6 +66,8 @@ typedef struct {
     DataLoader train, val;
     Mix mix;  // the sources of `train`
     bool has_train, has_val;
+    Tasks tasks;
+    bool has_tasks;
 
     // the run
     Plan plan;              // until --minutes is measured, planned for one epoch
@@ -93,10 +96,10 @@ static inline void session_flags(Session* s, int argc, char** argv, OptionScope 
 
 #define DEFAULT_DATA "dev/data/tinytales/"
 
-/* Sets --train and --val to the tinytales data if --train is missing (for --eval: --val), and for a new model without
- * --tokenizer to its tokenizer. Fails if the data has not been built. */
+/* Sets --train and --val to the tinytales data if --train is missing (for --eval: --val, without --tasks), and for a new model
+ * without --tokenizer to its tokenizer. Fails if the data has not been built. */
 static inline bool default_data(Options* o, Error* e) {
-    const bool wanted = o->eval ? !o->val : !o->train;
+    const bool wanted = o->eval ? !o->val && !o->tasks : !o->train;
     if (!wanted) { return true; }
     const char* missing = o->eval ? DEFAULT_DATA "tinytales_val.bin" : DEFAULT_DATA "tinytales_train.bin";
     if (!file_exists(missing)) {
@@ -356,6 +359,26 @@ static inline void session_check_data(Session* s) {
     if (s->has_val) { must(dataloader_check_vocab(&s->val, s->config.vocab_size, tokenizer, &e), &e); }
 }
 
+/* Reads --tasks. With --eval the rows get the length of the longest, within --seq or else the model's context; in training
+ * they have --seq. */
+static inline void session_open_tasks(Session* s) {
+    Options* o = &s->options;
+    Error e = NO_ERROR;
+    if (!o->tasks || (!job_trains(s->job) && s->job != JOB_EVAL)) { return; }
+    if (!s->has_tokenizer) { die("--tasks: there is no tokenizer to encode the questions\n  hint: give one with --tokenizer"); }
+    must(tasks_open(&s->tasks, o->tasks, &s->tokenizer, job_trains(s->job), &e), &e);
+    s->has_tasks = true;
+    if (s->job == JOB_EVAL) {
+        const int most = o->given[OPT_seq] ? o->seq : s->config.max_positions;
+        o->seq = (int)size_min(tasks_longest(&s->tasks), (size_t)most);
+    }
+    must(tasks_set_length(&s->tasks, o->seq, &e), &e);
+    if (s->tasks.cut > 0 && s->rank == 0) {
+        printf("tasks   %zu of %zu choices are longer than %d tokens: they lose the start of their context\n", s->tasks.cut,
+               s->tasks.num_choices, o->seq);
+    }
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // opening
 
@@ -450,6 +473,7 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
     }
     if (!s->has_tokenizer && s->job != JOB_EVAL && s->rank == 0) { warn("there is no tokenizer: texts are shown as ids"); }
     session_check_data(s);
+    session_open_tasks(s);
     s->table = param_table(&s->config);
     s->trained = trained_table(&s->config);
     if (!job_trains(s->job)) { return; }
@@ -738,6 +762,7 @@ static inline void session_close(Session* s) {
     if (failed && s->job != JOB_TRAIN && s->rank == 0) { die("standard output: writing failed"); }
     if (s->has_train) { mix_close(&s->mix); }
     if (s->has_val) { dataloader_close(&s->val); }
+    if (s->has_tasks) { tasks_free(&s->tasks); }
     if (s->has_tokenizer) { tokenizer_free(&s->tokenizer); }
     if (s->resumed) { trainer_state_free(&s->state); }
     logger_close(&s->log);

@@ -5,13 +5,14 @@
  *   training_stops     tells whether the run ends before its last step
  *   training_due       tells what is due once the queued steps are done
  *   training_report    writes the line of a step to the screen and the log
- *   training_validate, training_sample, training_checkpoint
+ *   training_evaluate  the validation loss and the answers to --tasks
+ *   training_sample, training_checkpoint
  *   training_close     the last checkpoint and the summary
  *
- * Three things end a run early: a signal, an error that is not the model's (data or log that cannot be read or written), and
- * a loss or gradient norm that is not finite, ten steps in a row. In each case the steps that are queued are finished, the
- * last whole step is saved, and then the run tells the cause. From the first step that is not finite until the next that is,
- * checkpoints say so in trainer_state.json, and none is pruned.
+ * Four things end a run early: --patience, a signal, an error that is not the model's (data or log that cannot be read or
+ * written), and a loss or gradient norm that is not finite, ten steps in a row. In each case the steps that are queued are
+ * finished, the last whole step is saved, and then the run tells the cause. From the first step that is not finite until
+ * the next that is, checkpoints say so in trainer_state.json, and none is pruned.
  */
 #ifndef LLMC_TRAINING_H
 #define LLMC_TRAINING_H
@@ -42,18 +43,20 @@ typedef struct {
     StepLines lines;
     BusyCores cores;
     int64_t queued, reported;  // number of steps, from the start of the schedule
+    uint64_t tokens;           // trained on until the step reported last
     int64_t saved;             // step of the newest checkpoint, -1: none
     bool saved_timed;          // and it is one of --checkpoint-minutes
     double saved_at;           // when it was written, or when the run began: now_seconds()
     double write_seconds;      // and how long that took
     char healthy[PATH_CAP];    // the newest checkpoint after a finite step; "": none
     int not_finite;            // steps in a row whose loss or norm is not finite
+    bool out_of_patience;      // --patience validations without a new lowest loss
     double loss_scale;         // of the next step to report
     Error error;               // what ends the run early; empty: nothing
 } Training;
 
 typedef struct {
-    bool validation, sample, checkpoint;
+    bool validation, tasks, sample, checkpoint;
     bool timed;  // the checkpoint is one of --checkpoint-minutes
     bool end;    // the run ends here
     bool drain;  // something is due, or --debug: no step may stay in flight
@@ -232,6 +235,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     job_open_generator(trainer, s, t->model, &t->generator, &t->sampler);
     t->generator.ellipsis = true;
     t->queued = t->reported = (int64_t)s->state.step;
+    t->tokens = s->state.tokens;
     t->saved = s->resumed ? t->queued : -1;
     t->saved_timed = s->resumed && s->state.timed;
     t->saved_at = now_seconds();
@@ -247,7 +251,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
 
 /* Tells whether the run ends before its last step. Once true, it stays so. */
 static inline bool training_stops(const Training* t) {
-    return run_stop_requested() || t->error.msg[0] || t->not_finite >= MOST_NOT_FINITE;
+    return run_stop_requested() || t->error.msg[0] || t->not_finite >= MOST_NOT_FINITE || t->out_of_patience;
 }
 
 /* Tells whether --checkpoint-minutes asks for a checkpoint. */
@@ -265,11 +269,12 @@ static inline Due training_due(const Training* t) {
     const bool nothing_done = stops && t->error.msg[0] && step == 0;  // the first batch of all could not be read
     Due d;
     d.validation = s->has_val && !stops && session_due(s, o->val_every, step);
+    d.tasks = s->has_tasks && !stops && session_due(s, o->eval_every, step);
     d.sample = t->generator.context > 0 && !stops && session_due(s, o->sample_every, step);
     d.checkpoint = unkept && !nothing_done && (stops || run_save_requested() || session_due(s, o->checkpoint_every, step));
     d.timed = unsaved && !d.checkpoint && training_time_is_up(t);
     d.end = stops || step >= s->plan.stop;
-    d.drain = d.validation || d.sample || d.checkpoint || d.timed || d.end || o->debug;
+    d.drain = d.validation || d.tasks || d.sample || d.checkpoint || d.timed || d.end || o->debug;
     return d;
 }
 
@@ -291,27 +296,66 @@ static inline void training_report(Training* t, const StepResult* r) {
     const char* skipped = skip_note(r, t->trainer->scales_loss, note, sizeof note);
     const bool not_finite = r->verdict == UPDATE_NOT_FINITE && t->loss_scale <= 1;  // else FP16 looks for its loss scale
     t->reported++;
+    t->tokens += t->plan.tokens;
     t->not_finite = not_finite ? t->not_finite + 1 : 0;
     t->loss_scale = r->loss_scale;
     s->state.not_finite = not_finite;
     if (s->options.trainer == ON_CPU) { busy_step(&t->cores, r->ms, (int)max_threads()); }
     const double tok_s = step_line(stdout, &t->lines, t->reported, s->plan.stop, r->loss, r->norm, r->lr, r->ms,
                                    t->trainer->memory_used(t->model), skipped);
-    training_logged(t, log_step(&s->log, t->reported, r->loss, r->norm, r->lr, r->ms, tok_s, &r->sources, skipped, &t->error));
+    training_logged(t, log_step(&s->log, t->reported, r->loss, r->norm, r->lr, r->ms, tok_s, now_seconds() - s->started,
+                                (int64_t)t->tokens, &r->sources, skipped, &t->error));
     if (s->options.debug && r->verdict == UPDATE_NOT_FINITE) {
         training_name_not_finite(t, name);
         printf("debug   not finite: %s\n", name);
     }
 }
 
+/* Takes the loss of a validation. One that is there only since --stop-after ends the run counts for its own checkpoint, but
+ * not as one of the run, which goes on as if it never stopped. Returns whether the loss is the lowest so far. */
+static inline bool training_take_validation(Training* t, double loss) {
+    const Session* s = t->s;
+    const int every = s->options.val_every, patience = s->options.patience;
+    Validations* v = &t->s->state.val;
+    if ((every == 0 || t->reported % every != 0) && t->reported != s->plan.steps) {
+        v->step = (uint64_t)t->reported;
+        v->loss = loss;
+        return false;
+    }
+    const bool best = validations_add(v, (uint64_t)t->reported, loss);
+    t->out_of_patience = patience > 0 && v->since_best >= (uint64_t)patience;
+    return best;
+}
+
 /* Validates, unless a signal ends the run meanwhile. A loss that is not finite is told, but only steps end a run for it. */
-static inline void training_validate(Training* t) {
+static inline void training_validate(Training* t, Due* due) {
     Session* s = t->s;
     const uint64_t rows = (uint64_t)s->options.val_batches * (uint64_t)s->options.batch;
-    double loss = 0.0;
-    if (training_stops(t) || !validate(t->trainer, s, t->model, rows, &loss, &t->error)) { return; }
-    print_validation(stdout, &t->lines, t->reported, loss);
-    training_logged(t, log_val(&s->log, t->reported, loss, &t->error));
+    ValidationLoss l;
+    if (training_stops(t) || !validate(t->trainer, s, t->model, rows, &l, &t->error)) { return; }
+    print_validation(stdout, &t->lines, t->reported, l.loss, l.bpb);
+    training_logged(t, log_val(&s->log, t->reported, l.loss, l.bpb, &t->error));
+    if (training_take_validation(t, l.loss) && s->options.checkpoint_best && t->saved != t->reported) {
+        due->checkpoint = true;
+    }
+}
+
+/* Answers --tasks, unless a signal ends the run meanwhile. */
+static inline void training_answer(Training* t) {
+    Session* s = t->s;
+    for (size_t i = 0; i < s->tasks.num_files; i++) {
+        const TaskFile* file = &s->tasks.files[i];
+        const char* name = file_name(file->path);
+        TaskScore score;
+        if (training_stops(t) || !answer_tasks(t->trainer, s, t->model, file, &score, &t->error)) { return; }
+        print_task(stdout, t->reported, name, score.acc, score.acc_norm, file->count);
+        training_logged(t, log_task(&s->log, t->reported, name, score.acc, score.acc_norm, file->count, &t->error));
+    }
+}
+
+static inline void training_evaluate(Training* t, Due* due) {
+    if (due->validation) { training_validate(t, due); }
+    if (due->tasks) { training_answer(t); }
 }
 
 static inline void training_sample(Training* t) {
@@ -404,19 +448,27 @@ static inline void training_close(Training* t) {
     // --steps 0 exports a new model; a run resumed at its last step keeps a timed checkpoint
     if ((t->saved < 0 || t->saved_timed) && !training_stops(t)) { training_checkpoint(t, false); }
     const bool stopped = t->reported < s->plan.stop;
-    const char* reason = t->error.msg[0]                ? "error"
-                         : t->not_finite > 0            ? "not finite"
-                         : stopped                      ? "signal"
-                         : s->plan.stop < s->plan.steps ? "stop-after"
-                                                        : "done";
+    const char* reason = t->error.msg[0]                 ? "error"
+                         : t->not_finite > 0             ? "not finite"
+                         : stopped && t->out_of_patience ? "patience"
+                         : stopped                       ? "signal"
+                         : s->plan.stop < s->plan.steps  ? "stop-after"
+                                                         : "done";
     log_end(&s->log, (int64_t)s->state.step, reason, now_seconds() - s->started, &t->error);
     if (t->error.msg[0]) { training_die_of_error(t); }
     if (t->not_finite > 0) { training_die_not_finite(t); }
-    s->status = stopped ? s->options.signal_status : 0;
+    s->status = stopped && !t->out_of_patience ? s->options.signal_status : 0;
+    if (stopped && t->out_of_patience) {
+        printf("ended   %d validations in a row were above %.4f of step %llu\n", s->options.patience, s->state.val.best,
+               (unsigned long long)s->state.val.best_step);
+    }
     char words[256];
     first_words(&s->train, s->has_tokenizer ? &s->tokenizer : NULL, words, sizeof words);
     print_summary(stdout, &t->lines, s->argv[0], s->newest, *s->options.prompt ? s->options.prompt : words,
                   t->trainer->memory_used(t->model));
+    double loss = 0;
+    const uint64_t best = checkpoint_best(s->options.out, s->state.step, &loss);
+    if (best > 0) { printf("best    %s/step_%08llu, validation %.4f\n", s->options.out, (unsigned long long)best, loss); }
     generator_free(&t->generator);
     sampler_free(&t->sampler);
     t->trainer->destroy(t->model);

@@ -696,6 +696,11 @@ static inline const char* tokenizer_token(const Tokenizer* t, int id, size_t* le
     return t->bytes + t->at[id];
 }
 
+/* Returns the bytes of text that a token stands for: none for a special token, nor for an id that is not the tokenizer's. */
+static inline size_t tokenizer_text_bytes(const Tokenizer* t, int id) {
+    return id < t->vocab_size && !(t->flags[id] & TOKEN_SPECIAL) ? t->at[id + 1] - t->at[id] : 0;
+}
+
 /* Returns the id of the added token whose name is these bytes, or -1. */
 static inline int tokenizer_find_bytes(const Tokenizer* t, const char* name, size_t len) {
     for (int i = 0; i < 2; i++) {
