@@ -151,6 +151,7 @@ static void check_token_file(const char* text, size_t len, const char* name, Job
     Error e = NO_ERROR;
     fuzz_write(fuzz_path(in, name), text, len);
     args.out = fuzz_path(path, "out.bin");
+    args.bytes = true;
     args.files = files;
     args.num_files = 1;
     job_init(&again, &args, parts);

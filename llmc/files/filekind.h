@@ -63,8 +63,6 @@ static inline FileKind file_kind_of(const char* head, size_t n) {
         const size_t length = strlen(kinds[i].start);
         if (n >= length && memcmp(head, kinds[i].start, length) == 0) { return kinds[i].kind; }
     }
-    const FileKind utf16 = {"UTF-16 text", utf16_order(head, size_min(n, 4096)), false, false};
-    if (utf16.to_text) { return utf16; }
     size_t i = 0;
     while (i < n && (head[i] == ' ' || head[i] == '\n' || head[i] == '\r' || head[i] == '\t')) { i++; }
     return i < n && head[i] == '{' ? json : unknown;
@@ -73,12 +71,15 @@ static inline FileKind file_kind_of(const char* head, size_t n) {
 /* Names the kind of file that starts with these n bytes, or returns NULL. */
 static inline const char* file_looks_like(const char* head, size_t n) { return file_kind_of(head, n).what; }
 
-/* The same for what is to be read as a text: a JSON array of objects is one value there, not a document a line. */
+/* The same for what is to be read as a text: it may be UTF-16 without a mark, and a JSON array of objects is one value there,
+ * not a document a line. */
 static inline FileKind text_kind_of(const char* head, size_t n) {
-    const FileKind array = {"a JSON array", "jq -c '.[]'", false, true};
+    const FileKind array = {"a JSON array", "jq -c '.[]'", false, true}, found = file_kind_of(head, n);
+    const FileKind utf16 = {"UTF-16 text", utf16_order(head, size_min(n, 4096)), false, false};
+    if (!found.what && utf16.to_text) { return utf16; }
     size_t i = 0, brackets = 0;
     for (; i < n && strchr(" \n\r\t[", head[i]) && head[i] && brackets < 2; i++) { brackets += head[i] == '['; }
-    return i < n && brackets == 1 && head[i] == '{' ? array : file_kind_of(head, n);
+    return i < n && brackets == 1 && head[i] == '{' ? array : found;
 }
 
 #endif
