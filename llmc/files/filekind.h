@@ -46,6 +46,7 @@ static inline FileKind file_kind_of(const char* head, size_t n) {
         {"ARROW1", {"an Arrow file", "python dev/data/hf.py --rows", false, true}},
         {"\377\377\377\377", {"an Arrow file", "python dev/data/hf.py --rows", false, true}},
         {"\377\376", {"UTF-16 text", "iconv -f UTF-16 -t UTF-8", false, false}},
+        {"\376\377\377\377", {NULL, NULL, true, false}},  // no character: a number, such as a hostile length
         {"\376\377", {"UTF-16 text", "iconv -f UTF-16 -t UTF-8", false, false}},
         {"\211HDF", {"an HDF5 file", NULL, false, false}},
         {"\210\330\064\001", {"a token file (uint16)", NULL, false, false}},
