@@ -463,7 +463,7 @@ static inline void training_close(Training* t) {
                (unsigned long long)s->state.val.best_step);
     }
     char words[256];
-    first_words(&s->train, s->has_tokenizer ? &s->tokenizer : NULL, words, sizeof words);
+    first_words(&s->mix.sources[0], s->has_tokenizer ? &s->tokenizer : NULL, words, sizeof words);
     print_summary(stdout, &t->lines, s->argv[0], s->newest, *s->options.prompt ? s->options.prompt : words,
                   t->trainer->memory_used(t->model));
     double loss = 0;
