@@ -52,7 +52,7 @@ class Tail:
 
 def scalars(event):
     """Returns {name: number} of an event: its numbers, named as TensorBoard groups them."""
-    group = {"step": "train", "val": "val"}.get(event["event"])
+    group = {"step": "train", "val": "val", "task": f"task/{event.get('file', '')}"}.get(event["event"])
     return {f"{group}/{k}": v for k, v in event.items() if group and k != "step" and isinstance(v, (int, float))}
 
 

@@ -485,12 +485,14 @@ def test_plot_draws_several_runs_and_names_a_broken_log(tmp_path):
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         step = dict(event="step", loss=3.0, gnorm=1.0, lr=1e-3, ms=10.0, tok_s=5e4)
-        lines = [dict(event="config")] + [dict(step, step=i) for i in range(1, 9)] + [dict(event="val", step=8, loss=2.9)]
+        lines = [dict(event="config")] + [dict(step, step=i) for i in range(1, 9)] + [dict(event="val", step=8, loss=2.9, bpb=1.1)]
         (tmp_path / name / "log.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"event":"st')
     command = [sys.executable, os.path.join(ROOT, "dev", "plot.py"), "first", "second/log.jsonl", "--smooth", "3",
                "-o", "a.png"]
     assert subprocess.run(command, cwd=tmp_path).returncode == 0
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+    assert subprocess.run(command + ["--bpb", "--tokens", "-o", "b.png"], cwd=tmp_path).returncode == 0
+    assert (tmp_path / "b.png").read_bytes() != (tmp_path / "a.png").read_bytes()
     r = subprocess.run(command + ["-o", "nowhere/a.png"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     assert r.returncode == 1 and r.stderr.startswith("error: nowhere/a.png: ")
     (tmp_path / "first" / "log.jsonl").write_text("nonsense\n")

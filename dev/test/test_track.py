@@ -36,16 +36,18 @@ def test_tensorboard_gets_each_step_once_also_after_a_set_back(tmp_path):
         a.Reload()
         return a, [(e.step, round(e.value, 4), e.wall_time) for e in a.Scalars("train/loss")]
     t0 = 1767323045.0  # the time in START
-    val, sample = {"event": "val", "step": 2, "loss": 3.5}, {"event": "sample", "step": 2, "text": "Once"}
-    write(log, START, step(1, 4.0), step(2, 3.0), val, sample)
+    val, sample = {"event": "val", "step": 2, "loss": 3.5, "bpb": 1.5}, {"event": "sample", "step": 2, "text": "Once"}
+    task = {"event": "task", "step": 2, "file": "arc.jsonl", "acc": 0.5, "acc_norm": 0.25, "questions": 4}
+    write(log, START, step(1, 4.0), step(2, 3.0), val, task, sample)
     assert track(log, "--tensorboard", tmp_path / "tb").returncode == 0
     a, got = losses()
     assert got == [(1, 4.0, t0 + 2), (2, 3.0, t0 + 4)]
     assert [e.value for e in a.Scalars("val/loss")] == [3.5] and [e.value for e in a.Scalars("train/tokens")] == [64, 128]
+    assert [e.value for e in a.Scalars("task/arc.jsonl/acc")] == [0.5] and a.Scalars("val/bpb")[0].value == 1.5
     assert a.Tensors("sample")[0].tensor_proto.string_val[0] == b"Once"
     # nothing new, then one step more
     track(log, "--tensorboard", tmp_path / "tb")
-    write(log, START, step(1, 4.0), step(2, 3.0), val, sample, step(3, 2.0))
+    write(log, START, step(1, 4.0), step(2, 3.0), val, task, sample, step(3, 2.0))
     track(log.parent, "--tensorboard", tmp_path / "tb")
     assert [g[:2] for g in losses()[1]] == [(1, 4.0), (2, 3.0), (3, 2.0)]
     # set back to step 1: its lines are cut, other ones follow
