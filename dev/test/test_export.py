@@ -173,7 +173,7 @@ def test_a_folder_is_clean_and_equal(tmp_path, dtype):
     got = safetensors.load_file(tmp_path / "new/x/model.safetensors")
     assert all(torch.equal(got[name], w.to(kind)) for name, w in tensors.items()) and len(got) == len(tensors)
     files = {p.name for p in (tmp_path / "new/x").iterdir()}
-    assert files - {"model.safetensors.index.json"} == {"config.json", "generation_config.json", "model.safetensors", "LICENSE",
+    assert files == {"model.safetensors.index.json", "config.json", "generation_config.json", "model.safetensors", "LICENSE",
                                                         "tokenizer.json", "tokenizer_config.json"}
     assert not list((tmp_path / "new").glob("*.tmp"))
     again = export("--model", tmp_path / "m", "--export", tmp_path / "new/x")
@@ -196,3 +196,22 @@ def test_bad_requests_write_nothing(tmp_path):
     done = export("--model", bad, "--export", tmp_path / "x.gguf")
     assert done.returncode == 1 and "model.norm.weight is nan at [5]" in done.stderr
     assert not list(tmp_path.glob("x*"))
+
+
+def test_loaders_that_take_every_safetensors_file_take_the_weights_alone(tmp_path):
+    """vLLM's and SGLang's rule for a local folder: all *.safetensors, but those that an index does not name."""
+    data = tmp_path / "d.bin"
+    text = tmp_path / "t.txt"
+    text.write_text("a word and another\n" * 200, encoding="utf-8")
+    assert subprocess.run([ROOT / "tokenize", "-o", data, text], capture_output=True, check=False).returncode == 0
+    done = export("--model", "d1", "--train", data, "--seq", 16, "--batch", 1, "--steps", 1, "--sample-tokens", 0, "--threads", 1,
+                  "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    step = tmp_path / "out/step_00000001"
+    assert export("--model", step, "--export", tmp_path / "clean").returncode == 0
+    for folder in (step, tmp_path / "clean"):
+        index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
+        taken = {p.name for p in folder.glob("*.safetensors")} & set(index["weight_map"].values())
+        assert taken == {"model.safetensors"}
+        assert set(safetensors.load_file(folder / "model.safetensors")) == set(index["weight_map"])
+    assert (step / "state_rank00000.safetensors").exists()
