@@ -110,7 +110,8 @@ static inline uint64_t cgroup_cores(const char* dir, bool v1) {
     const int numbers = fscanf(f, "%llu %llu", &quota, &period);
     fclose(f);
     if (v1 && path_join(path, dir, "cpu.cfs_period_us", &e)) { period = read_number(path); }
-    if (numbers != (v1 ? 1 : 2) || quota == 0 || period == 0 || quota > (unsigned long long)1 << 60) { return UINT64_MAX; }
+    const unsigned long long most = 1ull << 60;  // of a number that can be one of microseconds: -1 is none
+    if (numbers != (v1 ? 1 : 2) || quota == 0 || period == 0 || quota > most || period > most) { return UINT64_MAX; }
     return ceil_div(quota, period);
 }
 
