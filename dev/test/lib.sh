@@ -108,6 +108,9 @@ same_checkpoint() {
         diff -r "$tmp/same/a" "$tmp/same/b"
 }
 
+# hangup_is_ignored: tells whether SIGHUP is ignored here, as under nohup; programs keep it so
+hangup_is_ignored() { grep -q '^SigIgn:.*[13579bdf]$' /proc/self/status 2>/dev/null; }
+
 # wait_for COMMAND...: repeats the command until it succeeds, for at most about 20 s
 wait_for() {
     for wait_for_i in $(seq 400); do

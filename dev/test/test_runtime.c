@@ -624,6 +624,7 @@ static void the_first_signal_asks_and_the_second_ends_at_once(void) {
         fflush(stdout);
         pid_t child = fork();
         if (child == 0) {
+            signal(SIGHUP, SIG_DFL);  // nohup ignores it
             run_catch_signals();
             if (run_stop_requested()) { _exit(1); }
             raise(cases[i].first);

@@ -33,7 +33,8 @@ static inline bool busy_steps(const double* ms, int steps) {
 static inline void busy_before(BusyCores* b, int threads) {
     double load = 0.0;
     const long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    if (threads < 2 || getloadavg(&load, 1) != 1 || !busy_load(load, cores)) { return; }
+    b->told = !isatty(STDERR_FILENO);  // a hint for somebody who watches, not for a file
+    if (b->told || threads < 2 || getloadavg(&load, 1) != 1 || !busy_load(load, cores)) { return; }
     warn("other programs use the cores (load %.1f on %ld): --threads 1 may be faster than %d", load, cores, threads);
     b->told = true;
 }
