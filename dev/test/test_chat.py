@@ -75,6 +75,7 @@ class Terminal:
     def __init__(self, *command, **environment):
         self.fd, other = pty.openpty()
         self.text, self.before = "", termios.tcgetattr(other)
+        self.edits = "edited" in str(command[0])  # the program reads lines by libedit
         self.pid = os.fork()
         if self.pid == 0:
             os.setsid()
@@ -98,7 +99,12 @@ class Terminal:
         return before
 
     def prompt(self):
-        return self.expect(r"(?<!\w)> (\x1b\[K)?$|> $")
+        """Reads up to the prompt. libedit takes the terminal over only then; what is typed before that may be lost."""
+        before = self.expect(r"(?<!\w)> (\x1b\[K)?$|> $")
+        end = time.time() + 30
+        while self.edits and self.usual() and time.time() < end:
+            time.sleep(0.01)
+        return before
 
     def send(self, text):
         os.write(self.fd, text.encode())
