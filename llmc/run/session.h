@@ -282,8 +282,8 @@ static inline bool folder_has_tokenizer(const char* dir) {
     return folder_has(dir, "tokenizer.json") || folder_has(dir, "tokenizer.model");
 }
 
-/* Finds the tokenizer of a resumed run whose checkpoint lacks its copy: the one with the run's fingerprint, in one of the places
- * where the run may have got it. */
+/* Finds the tokenizer of a resumed run whose checkpoint lacks its copy: the one with the run's fingerprint, in one of the
+ * places where the run may have got it. */
 static inline void session_find_lost_tokenizer(Session* s) {
     const Options* o = &s->options;
     char data[PATH_CAP];
