@@ -287,7 +287,8 @@ static inline bool folder_has_tokenizer(const char* dir) {
 static inline void session_find_lost_tokenizer(Session* s) {
     const Options* o = &s->options;
     char data[PATH_CAP];
-    folder_of(o->train, data);
+    Error e = NO_ERROR;
+    must(mix_folder(o->train, data, &e), &e);
     const char* const places[] = {o->tokenizer, o->model, data, NULL};
     for (int i = 0; i < 4; i++) {
         Error ignored = NO_ERROR;
