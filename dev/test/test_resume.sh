@@ -135,7 +135,7 @@ if python3 -c '' 2>/dev/null; then
     expect "where it is gone, the same one from elsewhere serves" 0 "mute/step_00000006: holds no tokenizer: taking the built-in one" resume --out mute --steps 7
     check "and the next checkpoint has it again" cmp mute/step_00000007/tokenizer.json whole/step_00000006/tokenizer.json
     state 's/"tokenizer_fingerprint": [0-9]*/"tokenizer_fingerprint": 7/' strange/step_00000006
-    expect "also one beside the first of several sources" 0 "holds no tokenizer: taking beside, which is the same" resume --out mixed --train 'beside/data.bin:1,other.bin:1' --steps 7
+    expect "also one beside the first of several sources" 0 "holds no tokenizer: taking beside, which is the same" resume --out mixed --train 'beside/data.bin:1,moved/data.bin:1' --steps 7
     expect "but no other one" 1 "strange/step_00000006: holds no tokenizer, but the run had one" resume --out strange
     rm -rf timed && cp -r whole timed && state 's/"kind": "kept"/"kind": "timed"/' timed/step_00000006
     expect "a run that ends at a timed checkpoint" 0 "" resume --out timed --stop-after 6
