@@ -19,7 +19,7 @@
 #include "llmc/run/session.h"          // defines: Session, session_must_read
 #include "llmc/run/resume.h"           // defines: session_resume
 #include "llmc/run/verify.h"           // defines: verify
-#include "llmc/text/tokenizer_read.h"  // defines: tokenizer_load, tokenizer_bytes
+#include "llmc/text/tokenizer_read.h"  // defines: tokenizer_load
 
 #include <signal.h>
 

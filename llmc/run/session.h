@@ -74,20 +74,21 @@ static inline bool session_writes(const Session* s) {
     return s->job == JOB_TRAIN && s->rank == 0 && (s->options.profile == 0 || s->options.tune);
 }
 
+/* Returns the word of --export-dtype that stands for weights of this dtype; F32 holds what has no word. */
+static inline ExportDtype export_dtype_of(SafeDtype dtype) {
+    return dtype == SAFE_BF16 ? EXPORT_BF16 : dtype == SAFE_F16 ? EXPORT_F16 : EXPORT_F32;
+}
+
 /* Returns the dtype of the weights in checkpoints; `own` is the dtype of the build, for --export-dtype auto. */
 static inline SafeDtype session_export_dtype(const Session* s, SafeDtype own) {
-    switch (s->options.export_dtype) {
-        case EXPORT_F32: return SAFE_F32;
-        case EXPORT_BF16: return SAFE_BF16;
-        case EXPORT_F16: return SAFE_F16;
-        default: return own;
-    }
+    static const SafeDtype dtypes[] = {SAFE_F32, SAFE_F32, SAFE_BF16, SAFE_F16};
+    return s->options.export_dtype == EXPORT_AUTO ? own : dtypes[s->options.export_dtype];
 }
 
 /* Returns the options with `dtype` in the place of --export-dtype auto: another build may resume the run. */
 static inline Options session_resolved(const Session* s, SafeDtype dtype) {
     Options o = s->options;
-    o.export_dtype = dtype == SAFE_F32 ? EXPORT_F32 : dtype == SAFE_BF16 ? EXPORT_BF16 : EXPORT_F16;
+    o.export_dtype = export_dtype_of(dtype);
     return o;
 }
 
