@@ -22,7 +22,8 @@
 #include "llmc/base/update.h"   // defines: update_verdict, clip_factor
 #include "llmc/config.h"        // defines: ModelConfig, ParamTable, param_table, trained_table, param_offset, attention_shape
 #include "llmc/run/machine.h"   // defines: machine_threads, run_machine, host_memory_available, host_memory_peak
-#include "llmc/run/session.h"   // defines: Session, session_open, session_close, session_lr, session_context
+#include "llmc/run/session.h"   // defines: Session, session_close, session_lr, session_context
+#include "llmc/run/open.h"      // defines: session_open
 #include "llmc/run/step.h"      // defines: StepPlan, StepResult, BatchSource, batch_read
 #include "llmc/run/trainer.h"   // defines: Trainer
 #include "llmc/run/training.h"  // defines: Training, Due, training_open, training_due, training_report, training_close

@@ -12,7 +12,8 @@
  */
 #include "llmc/base/utils.h"      // defines: Error, die, must, xcalloc, round_up, size_min, size_max
 #include "llmc/config.h"          // defines: ModelConfig, ParamTable, param_table, trained_table, param_offset, attention_shape
-#include "llmc/run/session.h"     // defines: Session, session_open, session_close, session_lr, session_context
+#include "llmc/run/session.h"     // defines: Session, session_close, session_lr, session_context
+#include "llmc/run/open.h"        // defines: session_open
 #include "llmc/run/step.h"        // defines: StepPlan, StepResult, BatchSource
 #include "llmc/run/trainer.h"     // defines: Trainer
 #include "llmc/run/training.h"    // defines: Training, Due, training_open, training_due, training_report, training_close

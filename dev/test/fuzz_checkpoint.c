@@ -160,8 +160,8 @@ static void check_whole(const char* dir, const TrainerState* s) {
     }
 }
 
-/* Checks that no checkpoint is newer than `found`, not after the step `set_back`, and sound; and that those which --verify passes
- * can be read. */
+/* Checks that no checkpoint is newer than `found`, not after the step `set_back`, and sound; and that those which --verify
+ * passes can be read. */
 static void check_newest(const char* found, uint64_t found_step, uint64_t set_back, bool verified) {
     uint64_t* steps = NULL;
     size_t count = 0;

@@ -22,7 +22,8 @@ static const float* stub_next(void* model, const int32_t* tokens, int count, int
     for (int i = 0; i < count; i++) { REQUIRE(tokens[i] >= 0 && tokens[i] < MODEL_VOCAB); }
     m->pos = pos + count;
     memset(m->logits, 0, sizeof m->logits);
-    const int favored = m->count ? m->bytes[m->at++ % m->count] + (m->at % 7 == 0 ? 44 : 0) : 0;
+    if (m->count) { m->at++; }
+    const int favored = m->count ? m->bytes[(m->at - 1) % m->count] + (m->at % 7 == 0 ? 44 : 0) : 0;
     m->logits[favored] = favored == 255 ? NAN : 50;
     return m->logits;
 }

@@ -1,6 +1,6 @@
 /* fuzz_machine.c -- reads the bytes as texts of /proc and of cgroups, one after the other, with NUL between: /proc/self/cgroup,
- * a limit, a usage, memory.stat, cpu.max. The bytes left must be at most the limit, and none if more is used than may be. Numbers are
- * those that strtoull() reads. */
+ * a limit, a usage, memory.stat, cpu.max. The bytes left must be at most the limit, and none if more is used than may be.
+ * Numbers are those that strtoull() reads. */
 #include "fuzz.h"
 #include "llmc/files/folder.h"
 #include "llmc/run/machine.h"

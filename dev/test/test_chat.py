@@ -153,11 +153,11 @@ def test_ctrl_c_ends_the_answer_and_the_chat_goes_on(either):
     t.send("count\n")
     t.expect("xxxxxxxx")
     t.send("\x03")
-    t.prompt()
+    assert "saves" not in t.prompt(), "a chat saves no step"
     t.send("and you\n")
     assert "[and you]" in t.prompt()
     t.send("\x03")  # at an empty line
-    assert t.status() == 0
+    assert t.status() == 0 and "saves" not in t.text
 
 
 def test_the_terminal_is_in_its_usual_state_during_an_answer_and_after_the_chat(either):

@@ -128,6 +128,16 @@ def test_gguf_tells_the_shape_of_the_model(tmp_path):
     assert field["tokenizer.ggml.bos_token_id"] == len(names) and field["tokenizer.ggml.add_bos_token"] is True
 
 
+def test_of_several_chat_templates_the_default_one_is_taken(tmp_path):
+    random_model(tmp_path / "m")
+    write_tokenizer(tmp_path / "m", 320)
+    templates = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "{{ messages }}"}]
+    (tmp_path / "m/tokenizer_config.json").write_text(json.dumps({"chat_template": templates}), encoding="utf-8")
+    assert export("--model", tmp_path / "m", "--export", tmp_path / "m.gguf").returncode == 0
+    field = gguf.GGUFReader(tmp_path / "m.gguf").fields["tokenizer.chat_template"]
+    assert bytes(field.parts[field.data[0]]) == b"{{ messages }}"
+
+
 def test_llama3_rope_becomes_divisors(tmp_path):
     rope = dict(rope_type="llama3", factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
     random_model(tmp_path / "m", rope=rope)

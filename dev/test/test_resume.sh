@@ -89,7 +89,7 @@ changed "other data in the same file" "--train: data.bin has the fingerprint"
 cp kept.bin data.bin
 
 cp -r whole sparse && truncate -s 1G sparse/log.jsonl
-expect "a log with a hole in it is refused, not read through" 1 "sparse/log.jsonl: a line is longer than" resume --out sparse
+expect "a log with a hole in it is refused, not read through" 1 "sparse/log.jsonl: the line at byte $(stat -c %s whole/log.jsonl) is longer than" resume --out sparse
 
 # state SCRIPT CHECKPOINT: edits its trainer_state.json and makes all sizes and checksums right
 state() {
@@ -131,10 +131,11 @@ if python3 -c '' 2>/dev/null; then
     rm -rf mute && cp -r whole mute && echo '{' >mute/step_00000006/tokenizer.json && state '' mute/step_00000006
     expect "a run does not go on without the tokenizer that it had" 1 "mute/step_00000006/tokenizer.json" resume --out mute
     state '/"name": "tokenizer.json"/d' mute/step_00000006 && rm mute/step_00000006/tokenizer.json
-    rm -rf strange && cp -r mute strange
+    rm -rf strange && cp -r mute strange && cp -r mute mixed && mkdir beside && cp data.bin whole/step_00000006/tokenizer.json beside
     expect "where it is gone, the same one from elsewhere serves" 0 "mute/step_00000006: holds no tokenizer: taking the built-in one" resume --out mute --steps 7
     check "and the next checkpoint has it again" cmp mute/step_00000007/tokenizer.json whole/step_00000006/tokenizer.json
     state 's/"tokenizer_fingerprint": [0-9]*/"tokenizer_fingerprint": 7/' strange/step_00000006
+    expect "also one beside the first of several sources" 0 "holds no tokenizer: taking beside, which is the same" resume --out mixed --train 'beside/data.bin:1,moved/data.bin:1' --steps 7
     expect "but no other one" 1 "strange/step_00000006: holds no tokenizer, but the run had one" resume --out strange
     rm -rf timed && cp -r whole timed && state 's/"kind": "kept"/"kind": "timed"/' timed/step_00000006
     expect "a run that ends at a timed checkpoint" 0 "" resume --out timed --stop-after 6
@@ -144,7 +145,7 @@ if python3 -c '' 2>/dev/null; then
     expect "flags of the other trainer" 0 "" resume whole/step_00000002 --out passed --stop-after 3
     check "pass through" grep -q '"recompute":"ffn"' passed/step_00000003/trainer_state.json
 else
-    skip "edited states" "there is no python3" 12
+    skip "edited states" "there is no python3" 18
 fi
 
 rm -rf hurt && cp -r whole hurt && rm hurt/step_00000006/tokenizer.json

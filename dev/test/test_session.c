@@ -1,5 +1,5 @@
 /* test_session.c -- tests which rows of the data each rank gets from the session. */
-#include "llmc/run/session.h"
+#include "llmc/run/open.h"
 
 #include "test.h"
 

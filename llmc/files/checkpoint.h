@@ -20,7 +20,6 @@
  *      later steps of other runs do not count.
  *   3. A failed write (full disk) removes the .tmp and leaves older checkpoints alone. Pruning never touches the
  *      checkpoint that was just written.
- *
  *   4. OUT and step_N may be links (to another disk). Removing a step that is a link removes the link.
  *
  * Formats: optimizer_state.h and trainer_state.h describe the two state files. A caller that writes a file into the folder

@@ -11,6 +11,16 @@
 #include "llmc/files/json.h"  // defines: json_parse, json_get, json_string, json_node_int, json_node_u64
 #include "llmc/files/trainer_state.h"
 
+enum { LOG_LINE_MAX = 1 << 20 };  // most bytes of a line that is read back
+
+/* Fails because of the line that begins at byte `at`: a log has no such lines, but a hole in a file is one. */
+static inline bool log_line_too_long(const char* path, off_t at, Error* e) {
+    return fail(e,
+                "%s: the line at byte %lld is longer than %d bytes, wanted the log of a run\n"
+                "  hint: move the file away; a resumed run then begins a new one",
+                path, (long long)at, LOG_LINE_MAX);
+}
+
 typedef struct {
     RunId run;             // of the last "config" or "resume"; "": unknown
     RunId parent_run;      // the run that it branched off from; "": it began anew
@@ -44,7 +54,7 @@ static inline void log_history_event(LogHistory* h, const Json* j, uint64_t step
 
 /* Reads OUT/log.jsonl for a run that goes on from `step`. */
 static inline bool log_history_read(LogHistory* h, const char* out, uint64_t step, Error* e) {
-    enum { LONGEST = 1 << 20 };  // bytes of a line
+    enum { CAP = LOG_LINE_MAX + 1 };
     char path[PATH_CAP];
     struct stat st;
     memset(h, 0, sizeof *h);
@@ -52,21 +62,16 @@ static inline bool log_history_read(LogHistory* h, const char* out, uint64_t ste
     if (stat(path, &st) != 0 || !S_ISREG(st.st_mode)) { return true; }  // opening it for writing refuses what is no file
     FILE* f = fopen(path, "rb");
     if (!f) { return fail(e, "%s: cannot open: %s", path, strerror(errno)); }
-    char* line = (char*)xmalloc(LONGEST);
+    char* line = (char*)xmalloc(CAP);
     bool ok = true;
-    line[LONGEST - 1] = 1;  // fgets() puts a 0 here only when it fills the buffer; strlen() would stop at the 0s of a hole
-    while (ok && fgets(line, LONGEST, f)) {
+    line[CAP - 1] = 1;  // fgets() puts a 0 here only when it fills the buffer; strlen() would stop at the 0s of a hole
+    while (ok && fgets(line, CAP, f)) {
         Json j;
         Error ignored = NO_ERROR;
         const size_t length = strlen(line);
         const bool whole = length > 0 && line[length - 1] == '\n';
-        if (!line[LONGEST - 1] && !whole) {
-            ok = fail(e,
-                      "%s: a line is longer than %d bytes, wanted the log of a run\n"
-                      "  hint: move the file away; a resumed run then begins a new one",
-                      path, LONGEST - 2);
-        }
-        line[LONGEST - 1] = 1;
+        if (!line[CAP - 1] && !whole) { ok = log_line_too_long(path, ftello(f) - LOG_LINE_MAX, e); }
+        line[CAP - 1] = 1;
         // nearly all lines are steps, which tell nothing here
         if (!whole || strncmp(line, "{\"event\":\"step\"", 15) == 0) { continue; }
         if (!json_parse(&j, xstrdup(line), length, path, &ignored)) { continue; }

@@ -24,12 +24,11 @@
 #include "llmc/base/utils.h"           // defines: fail, die, path_join
 #include "llmc/files/config_file.h"    // defines: config_fields, config_write_value
 #include "llmc/files/json.h"           // defines: json_parse, json_get, json_write_string, json_write_text, json_write_double
+#include "llmc/files/log_history.h"    // defines: LOG_LINE_MAX, log_line_too_long
 #include "llmc/files/mix.h"            // defines: SourceLosses
 #include "llmc/files/output.h"         // defines: open_output, is_open_file
 #include "llmc/files/trainer_state.h"  // defines: TrainerState
 #include "llmc/run/options.h"          // defines: Options, options_json, trainer_name
-
-enum { LOG_LINE_MAX = 1 << 20 };  // most bytes of a line that is read back
 
 typedef struct {
     int fd;  // -1: no log (all ranks but the first, and jobs that write nothing)
@@ -90,12 +89,7 @@ static inline bool logger_find_cut(const Logger* g, char* buffer, int64_t step, 
         }
         have = (size_t)(buffer + have - line);
         memmove(buffer, line, have);
-        if (have == LOG_LINE_MAX) {
-            return fail(e,
-                        "%s: the line at byte %lld is longer than %d bytes, wanted the log of a run\n"
-                        "  hint: move the file away; a resumed run then begins a new one",
-                        g->path, (long long)*keep, LOG_LINE_MAX);
-        }
+        if (have == LOG_LINE_MAX) { return log_line_too_long(g->path, *keep, e); }
     }
 }
 

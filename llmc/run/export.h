@@ -29,11 +29,7 @@ static inline bool export_source(void* files, const Param* p, size_t first, size
 static inline ExportDtype export_type(const Session* s, const ModelFiles* files) {
     const SafeTensors* file = NULL;
     if (s->options.export_dtype != EXPORT_AUTO) { return (ExportDtype)s->options.export_dtype; }
-    switch (model_find(files, s->table.items[0].name, &file)->dtype) {
-        case SAFE_BF16: return EXPORT_BF16;
-        case SAFE_F16: return EXPORT_F16;
-        default: return EXPORT_F32;
-    }
+    return export_dtype_of(model_find(files, s->table.items[0].name, &file)->dtype);
 }
 
 /* Returns the chat template of the model, for free(): that of its folder, or Llama 3's if the tokenizer has its tokens; NULL
@@ -48,14 +44,8 @@ static inline char* export_chat_template(const Session* s) {
         return text;
     }
     char* config = tokenizer_config_text(&s->tokenizer, s->config.max_positions);
-    Json j;
-    Error ignored = NO_ERROR;
-    char* found = NULL;
-    if (json_parse(&j, config, strlen(config), "tokenizer_config.json", &ignored)) {
-        const char* text = json_string(&j, json_get(&j, json_root(&j), "chat_template"), NULL);
-        found = text ? xstrdup(text) : NULL;
-        json_free(&j);
-    }
+    char* found = chat_template_of_config(config);
+    free(config);
     return found;
 }
 

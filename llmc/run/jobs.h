@@ -1,5 +1,5 @@
-/* jobs.h -- the jobs besides training, shared by both trainers: checking memory, loading a model, the validation loss,
- * --eval, --generate and --chat. training.h has the parts of the training loop.
+/* jobs.h -- the jobs besides training, shared by both trainers: checking memory, loading a model, the validation loss and the
+ * answers to --tasks, --eval, --generate and --chat. export.h has --export, training.h the parts of the training loop.
  */
 #ifndef LLMC_JOBS_H
 #define LLMC_JOBS_H

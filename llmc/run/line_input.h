@@ -196,7 +196,8 @@ static inline void line_close(LineInput* in) {
     memset(in, 0, sizeof *in);
 }
 
-/* Reads the next line, without its end; it is valid until the next call. NULL: the input has ended, or Ctrl-C ended the read. */
+/* Reads the next line, without its end; it is valid until the next call. NULL: the input has ended, or Ctrl-C ended the
+ * read. */
 static inline char* line_read(LineInput* in, const char* prompt) {
     in->prompt = prompt;
 #ifdef LLMC_LIBEDIT

@@ -91,7 +91,8 @@ static inline bool memory_find_fit(char* hint, size_t cap, const Options* option
     return false;
 }
 
-/* Refuses a run that does not fit into `have` bytes. 0: unknown, refuses nothing. `what` says whose memory it is, and for what. */
+/* Refuses a run that does not fit into `have` bytes. 0: unknown, refuses nothing. `what` says whose memory it is, and for
+ * what. */
 static inline bool memory_check(const MemoryTable* m, uint64_t have, const char* what, const Options* o, int ranks,
                                 MemoryNeed need, void* ctx, Error* e) {
     const uint64_t total = memory_total(m);

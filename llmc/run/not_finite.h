@@ -1,5 +1,5 @@
-/* not_finite.h -- names the first element of a tensor that is inf or NaN, for runs that diverge and for --debug. The GPU's search
- * is in llmc/gpu/debug.cuh.
+/* not_finite.h -- names the first element of a tensor that is inf or NaN, for runs that diverge and for --debug. The GPU's
+ * search is in llmc/gpu/debug.cuh.
  */
 #ifndef LLMC_NOT_FINITE_H
 #define LLMC_NOT_FINITE_H

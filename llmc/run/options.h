@@ -4,8 +4,9 @@
  * JSON in the log and in checkpoints are all generated from it, so no flag can be missing in one of them.
  *
  * Grammar: --name value or --name=value. '_' and '-' are the same inside a name. llm.c's letters are aliases (-b 4). There
- * are no positional arguments; @FILE stands for the flags of a file (flag_file.h). A switch stands alone (--chat) or takes on/off, true/false, yes/no, 1/0; --no-name is off.
- * If a flag is given twice, the last one wins. A value that is itself a flag must be written --name=value.
+ * are no positional arguments; @FILE stands for the flags of a file (flag_file.h). A switch stands alone (--chat) or takes
+ * on/off, true/false, yes/no, 1/0; --no-name is off. If a flag is given twice, the last one wins. A value that is itself a flag
+ * must be written --name=value.
  * A number must be the whole argument, without trailing characters; inf and nan are refused. Memory sizes are written as
  * 15G, 512M or in bytes.
  *

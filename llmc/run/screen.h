@@ -58,8 +58,9 @@ static inline bool step_line_due(const StepLines* s, int64_t step, int64_t stop,
     return first || note || step == stop || now - s->shown >= 1.0;
 }
 
-/* Counts one step, and prints its line if a person can read it. `step` counts from 1; `ms` is its time; `memory` is in bytes; `note` (or NULL) ends the line,
- * such as "skipped: loss z 7.1". The estimated time left includes what happens between steps. Returns tokens per second. */
+/* Counts one step, and prints its line if one is due. `step` counts from 1; `ms` is its time; `memory` is in bytes; `note` (or
+ * NULL) ends the line, such as "skipped: loss z 7.1". The estimated time left includes what happens between steps. Returns
+ * tokens per second. */
 static inline double step_line(FILE* f, StepLines* s, int64_t step, int64_t stop, double loss, double gnorm, double lr,
                                double ms, uint64_t memory, const char* note) {
     char width_text[32], number[32], mfu[16], eta[32];

@@ -7,9 +7,9 @@
  *
  * In a chat at a terminal SIGINT ends the answer, and the chat goes on.
  *
- * A handler only sets a flag; that of SIGINT and SIGTERM also says what happens, since a step may take seconds. Loops over
- * layers, micro-batches, validation batches and sampled tokens look at it. Jobs that
- * have nothing to save, and a run that still loads its files, keep the system's handlers: they end at once.
+ * A handler only sets a flag; that of SIGINT and SIGTERM in a run also says what happens, since a step may take seconds. Loops
+ * over layers, micro-batches, validation batches and sampled tokens look at it. Jobs that have nothing to save, and a run that
+ * still loads its files, keep the system's handlers: they end at once.
  */
 #ifndef LLMC_SIGNALS_H
 #define LLMC_SIGNALS_H
@@ -29,9 +29,13 @@ static inline void run_tell_stop(void) {
     if (write(STDOUT_FILENO, text + skip, sizeof text - 1 - (size_t)skip) < 0) { errno = cause; }
 }
 
-static inline void run_on_signal(int signal_number) {
+static inline void run_on_interrupt(int signal_number) {
     if (run_signal == SIGINT || run_signal == SIGTERM) { _exit(128 + signal_number); }  // the second one ends the process
     run_signal = signal_number;
+}
+
+static inline void run_on_signal(int signal_number) {
+    run_on_interrupt(signal_number);
     run_tell_stop();
 }
 
@@ -74,7 +78,9 @@ static inline void run_catch_signals(void) {
 }
 
 /* Catches Ctrl-C in a chat, where it ends an answer; with `ends_reads` also a read that waits, with EINTR. */
-static inline void run_catch_interrupt(bool ends_reads) { run_catch_with(SIGINT, run_on_signal, ends_reads ? 0 : SA_RESTART); }
+static inline void run_catch_interrupt(bool ends_reads) {
+    run_catch_with(SIGINT, run_on_interrupt, ends_reads ? 0 : SA_RESTART);
+}
 
 static inline bool run_stop_requested(void) { return run_signal != 0; }
 static inline void run_stop_done(void) { run_signal = 0; }

@@ -19,7 +19,7 @@
 #include "llmc/files/json.h"            // defines: Json, json_parse_line, json_wanted
 #include "llmc/text/tokenizer.h"        // defines: Tokenizer, TokenEncoder, encoder_text
 #include "llmc/text/tokenizer_write.h"  // defines: source_adds_bos
-#include "llmc/text/unicode.h"          // defines: unicode_class
+#include "llmc/text/unicode.h"          // defines: unicode_is_stripped
 
 #include <glob.h>
 #include <math.h>
@@ -121,7 +121,7 @@ static inline size_t task_strip(const char* s, size_t len) {
         uint32_t c;
         const size_t n = (size_t)utf8_decode((const uint8_t*)s + i, len - i, &c);  // JSON is valid UTF-8
         i += n ? n : 1;
-        if (unicode_class(c) != UNICODE_SPACE && !(c >= 0x1C && c <= 0x1F)) { end = i; }  // the four are white space in Python
+        if (!unicode_is_stripped(c)) { end = i; }
     }
     return end;
 }

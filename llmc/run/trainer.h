@@ -11,6 +11,7 @@
 #include "llmc/run/memory.h"      // defines: MemoryTable
 #include "llmc/run/not_finite.h"  // defines: TENSOR_TEXT
 #include "llmc/run/session.h"     // defines: Session
+#include "llmc/run/save.h"        // defines: AddFiles
 #include "llmc/run/step.h"        // defines: BatchSource, StepPlan, StepResult
 
 typedef struct Trainer Trainer;

@@ -18,6 +18,7 @@
 #define LLMC_TRAINING_H
 
 #include "llmc/base/utils.h"
+#include "llmc/base/threads.h"
 #include "llmc/files/logger.h"
 #include "llmc/run/busy.h"
 #include "llmc/run/data_scan.h"
@@ -27,7 +28,8 @@
 #include "llmc/run/plan.h"
 #include "llmc/run/scheduler.h"
 #include "llmc/run/screen.h"
-#include "llmc/run/session.h"
+#include "llmc/run/resume.h"
+#include "llmc/run/save.h"
 #include "llmc/run/signals.h"
 #include "llmc/run/trainer.h"
 

@@ -20,6 +20,7 @@
 #include "llmc/files/folder.h"    // defines: folder_of, folder_has
 #include "llmc/files/json.h"      // defines: json_parse, json_get, json_string, json_is_string
 #include "llmc/text/tokenizer.h"  // defines: Tokenizer, TokenList, tokenizer_find, tokenizer_encode
+#include "llmc/text/unicode.h"    // defines: unicode_is_stripped
 
 #define LLAMA3_CHAT_TEMPLATE                                                                                    \
     "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n" \
@@ -60,14 +61,12 @@ static inline bool chat_template_fits(const Tokenizer* t) {
            tokenizer_find(t, "<|eot_id|>") >= 0;
 }
 
-/* Returns the member "chat_template" of a tokenizer_config.json, for free(): a text, or in a list of named templates the one
- * called "default"; NULL if there is none. */
-static inline char* chat_template_of_config(const Tokenizer* t) {
+/* Returns the member "chat_template" of the text of a tokenizer_config.json, for free(): a text, or in a list of named
+ * templates the one called "default"; NULL if there is none. */
+static inline char* chat_template_of_config(const char* config) {
     Json j;
-    Error ignored = NO_ERROR;  // tokenizer_read_config() has parsed it
-    if (!t->config || !json_parse(&j, xstrdup(t->config), strlen(t->config), "tokenizer_config.json", &ignored)) {
-        return NULL;
-    }
+    Error ignored = NO_ERROR;  // whoever read or wrote the text has parsed it
+    if (!config || !json_parse(&j, xstrdup(config), strlen(config), "tokenizer_config.json", &ignored)) { return NULL; }
     const JsonNode* found = json_get(&j, json_root(&j), "chat_template");
     if (found && found->type == JSON_ARRAY) {
         const JsonNode* item = json_first(&j, found);
@@ -103,7 +102,7 @@ static inline bool chat_read_form(const Tokenizer* t, bool* dated, Error* e) {
     folder_of(t->path, folder);
     const bool jinja = folder_has(folder, "chat_template.jinja");
     if (!path_join(path, folder, jinja ? "chat_template.jinja" : "tokenizer_config.json", e)) { return false; }
-    char* text = jinja ? read_file(path, &size, 16 << 20, e) : chat_template_of_config(t);
+    char* text = jinja ? read_file(path, &size, 16 << 20, e) : chat_template_of_config(t->config);
     const bool ok = text ? chat_template_form(text, path, dated, e) : !jinja;
     free(text);
     return ok;
@@ -112,20 +111,15 @@ static inline bool chat_read_form(const Tokenizer* t, bool* dated, Error* e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // messages
 
-/* Tells whether a code point is white space to Python's str.strip(), which templates call. */
-static inline bool chat_is_space(uint32_t c) {
-    return (c >= 9 && c <= 13) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
-}
-
-/* Returns the text without the white space at its start, and sets *len to its length without that at its end. */
+/* Returns the text without the white space at its start, and sets *len to its length without that at its end, as a template's
+ * trim does. */
 static inline const char* chat_strip(const char* text, size_t* len) {
     const char *end = text, *last = text;  // `last`: behind the last character that is no white space
     for (bool inside = false; *end;) {
         uint32_t c;
         const int bytes = utf8_decode((const uint8_t*)end, strlen(end) < 4 ? strlen(end) : 4, &c);
         end += bytes ? bytes : 1;
-        if (bytes && chat_is_space(c)) {
+        if (bytes && unicode_is_stripped(c)) {
             text = inside ? text : end;
         } else {
             inside = true;

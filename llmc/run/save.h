@@ -1,0 +1,97 @@
+/* save.h -- writes a checkpoint of a run: weights, optimizer state, tokenizer, side files and flags; then removes old
+ * ones. checkpoint.h has the files and how they survive a crash.
+ */
+#ifndef LLMC_SAVE_H
+#define LLMC_SAVE_H
+
+#include "llmc/base/utils.h"
+
+#include "llmc/files/checkpoint.h"      // defines: Checkpoint, checkpoint_begin, checkpoint_commit, checkpoint_prune
+#include "llmc/files/logger.h"          // defines: logger_reopen, log_checkpoint
+#include "llmc/run/session.h"           // defines: Session, session_resolved
+#include "llmc/text/tokenizer_write.h"  // defines: tokenizer_save
+
+/* Writes the run's flags into a checkpoint, for @FILE. A failure is only a warning. */
+static inline void session_add_flags(const Options* o, Checkpoint* k) {
+    char path[PATH_CAP], *text = NULL;
+    size_t size = 0;
+    Error e = NO_ERROR;
+    FILE* f = xopen_memory(&text, &size);
+    options_write_flags(f, o);
+    xclose_memory(f, &text);
+    if (!path_join(path, k->tmp, "run.flags", &e) || !write_file(path, text, size, &e)) {
+        warn("%s: this checkpoint will not have its flags", e.msg);
+    }
+    free(text);
+    checkpoint_add_optional(k, "run.flags");
+}
+
+/* Writes a trainer's own files into a checkpoint's folder and lists them with checkpoint_add(). */
+typedef bool (*AddFiles)(void* ctx, Checkpoint* k, Error* e);
+
+/* Writes the tokenizer and the side files of the model. A failure is only a warning. */
+static inline void session_add_side_files(const Session* s, Checkpoint* k) {
+    Error e = NO_ERROR;
+    if (s->has_tokenizer && !tokenizer_save(&s->tokenizer, k->tmp, s->config.max_positions, &e)) {
+        warn("%s: this checkpoint will not have a tokenizer", e.msg);
+        checkpoint_drop(k, "tokenizer.json");
+        checkpoint_drop(k, "tokenizer_config.json");
+    }
+    checkpoint_add_optional(k, "tokenizer.json");
+    checkpoint_add_optional(k, "tokenizer_config.json");
+    checkpoint_side_files(k, &s->side_files, &s->config);
+}
+
+/* Writes the checkpoint into the log, which is opened again if its file is gone. A log that cannot be written is closed. */
+static inline void session_log_checkpoint(Session* s, const Checkpoint* k, Error* e) {
+    const bool ok =
+        logger_reopen(&s->log, e) && log_checkpoint(&s->log, (int64_t)s->state.step, k->dir, file_sums_weights(&k->sums), e);
+    if (!ok) { logger_close(&s->log); }
+}
+
+/* Seals a checkpoint whose tensors are all written: adds the optional files, logs it, and gives it its name. */
+static inline bool session_seal(Session* s, Checkpoint* k, SafeDtype dtype, Error* log_error, Error* e) {
+    const Options saved = session_resolved(s, dtype);
+    char* options = options_json_text(&saved, &s->state.json, s->state.saved_options);
+    s->state.seed = (uint64_t)s->options.seed;
+    s->state.data_row = s->state.tokens / (uint64_t)s->options.seq;  // not train.row: a step that was dropped has read on
+    s->state.world_size = s->ranks;
+    s->state.options = options;
+    session_add_side_files(s, k);
+    session_add_flags(&saved, k);
+    session_log_checkpoint(s, k, log_error);
+    const bool ok = checkpoint_commit(k, &s->state, e);
+    s->state.options = NULL;
+    free(options);
+    return ok;
+}
+
+/* Writes the checkpoint OUT/step_N of step state.step: the weights (F32, BF16 or F16), the optimizer state, the files of `add`
+ * (or NULL), then the optional files. Then removes old checkpoints by --keep, unless the last step was not finite. Every rank
+ * calls this: rank 0 makes the folder, writes the model and at the end seals the folder; each rank writes its own state in
+ * between. Returns false if it cannot be written. A log that cannot be written does not hinder it: then the log is closed, and
+ * *e says so. */
+static inline bool session_checkpoint(Session* s, SafeDtype dtype, TensorSource weights, void* weights_ctx,
+                                      const StateSlot* slots, int num_slots, AddFiles add, void* add_ctx, Error* e) {
+    Checkpoint k;
+    Error log_error = NO_ERROR;
+    const Options* o = &s->options;
+    const bool first = s->rank == 0;
+    memset(&k, 0, sizeof k);
+    bool ok = (s->lock < 0 || out_keep(&s->lock, o->out, e)) &&
+              (first ? checkpoint_begin(&k, o->out, s->state.step, e) &&
+                           checkpoint_model(&k, &s->config, &s->table, dtype, weights, weights_ctx, e)
+                     : checkpoint_join(&k, o->out, s->state.step, e));
+    ok = ok && checkpoint_state(&k, s->rank, &s->trained, 0, s->trained.elements, slots, num_slots, e);
+    if (first) { ok = ok && (!add || add(add_ctx, &k, e)) && session_seal(s, &k, dtype, &log_error, e); }
+    if (!ok) {
+        checkpoint_abort(&k);
+        return false;
+    }
+    snprintf(s->newest, sizeof s->newest, "%s", k.dir);
+    if (first && !s->state.not_finite) { checkpoint_prune(o->out, o->keep, (uint64_t)o->major_every, s->state.step); }
+    if (log_error.msg[0]) { fail(e, "%s", log_error.msg); }
+    return true;
+}
+
+#endif
