@@ -12,13 +12,22 @@ expect "no flag at all is no run" 2 "make quickstart" "$bin/train_llama3"
 check "but tells what there is" grep -q '^usage: ' stdout
 check "and makes nothing" test ! -e out
 for flag in --learning-rate=--lr --max-steps=--steps --num-epochs=--epochs --block-size=--seq --save-every=--checkpoint-every \
-    --gradient_accumulation_steps=--total-batch --device=train_llama3cu --dtype=PRECISION --bf16=PRECISION; do
+    --gradient_accumulation_steps=--total-batch --max-length=--seq --gpus=CUDA_VISIBLE_DEVICES \
+    --device=train_llama3cu --dtype=PRECISION --bf16=PRECISION; do
     expect "a peer's ${flag%%=*} is known" 2 "${flag#*=}" train "${flag%%=*}" 3
 done
 for columns in 80 72 100; do
     COLUMNS=$columns "$bin/train_llama3" --help >help.txt
     check "--help fits into $columns columns" awk -v most=$columns 'length > most { exit 1 }' help.txt
 done
+
+expect "a model of the hub is not here" 1 "hint: python dev/data/model.py OWNER/NAME" train --model owner/name --train data.bin
+expect "nor is its tokenizer" 1 "hint: python dev/data/model.py OWNER/NAME" train --model d1 --tokenizer owner/name --train data.bin
+printf '{"id":1,"content":"a"}\n' >named.jsonl && printf '{"messages":[{"role":"user","content":"a"}]}\n' >chat.jsonl
+expect "a text in another field is found" 1 "hint: --field content" "$bin/tokenize" -o named.bin named.jsonl
+expect "a chat is told how to become a text" 1 "hint: a chat is no text; jq" "$bin/tokenize" -o chat.bin chat.jsonl
+expect "what is not set is not shown" 0 "checkpoint-minutes=10" train --model d1 --train data.bin --total-batch 64 --dry-run
+check "such as other lengths" sh -c "grep -q ' total-batch=64 ' stdout && ! grep -qE 'steps=-1|minutes=0|epochs=0|top-k=0' stdout"
 
 # --- flags in a file ---------------------------------------------------------------------------------------------------------
 

@@ -182,6 +182,7 @@ static inline const char* option_text(const Options* o, int i, char* out /* OPTI
                 snprintf(out, OPTION_TEXT, "%.*g", digits, d);
                 if (strtod(out, NULL) == d) { break; }
             }
+            if (d >= 10 && d < 1e6 && d == floor(d)) { snprintf(out, OPTION_TEXT, "%.0f", d); }  // 10, not 1e+01
             break;
         }
     }
@@ -554,7 +555,15 @@ static inline void options_print_help(FILE* f, const char* program, OptionScope 
     }
 }
 
-/* Prints the configuration as name=value, one paragraph per group, without texts not given and switches that are off. */
+/* Tells whether option i sets nothing: a text not given, a switch that is off, a number at its default of 0 or -1. */
+static inline bool option_is_unset(const Options* o, int i, const char* value) {
+    const OptionSpec* s = &option_specs[i];
+    if (s->kind == OPTION_STRING || s->kind == OPTION_RESUME) { return !*value && !o->given[i]; }
+    if (s->kind == OPTION_SWITCH) { return !*(const bool*)option_value(o, i); }
+    return s->kind != OPTION_CHOICE && strcmp(value, s->def) == 0 && (strcmp(value, "0") == 0 || strcmp(value, "-1") == 0);
+}
+
+/* Prints the configuration as name=value, one paragraph per group, without what is not set. */
 static inline void options_print(FILE* f, const Options* o) {
     enum { INDENT = 17 };
     const int width = screen_width(f);
@@ -564,9 +573,7 @@ static inline void options_print(FILE* f, const Options* o) {
         const OptionSpec* s = &option_specs[i];
         char text[OPTION_TEXT], flag[OPTION_TEXT];
         const char* value = option_text(o, i, text);
-        bool is_text = s->kind == OPTION_STRING || s->kind == OPTION_RESUME;
-        if (!(s->scope & o->trainer) || (is_text && !*value && !o->given[i])) { continue; }
-        if (s->kind == OPTION_SWITCH && !*(const bool*)option_value(o, i)) { continue; }
+        if (!(s->scope & o->trainer) || option_is_unset(o, i, value)) { continue; }
         if (strcmp(group, s->group) != 0) {
             column = fprintf(f, "%s%-*s", *group ? "\n" : "", INDENT, s->group) - (*group ? 1 : 0);
             group = s->group;

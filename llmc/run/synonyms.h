@@ -15,7 +15,9 @@ static const FlagSynonym flag_synonyms[] = {
     {"learning-rate max-lr", "did you mean --lr?"},
     {"max-steps max-iters num-iterations num-steps", "did you mean --steps?"},
     {"num-epochs num-train-epochs", "did you mean --epochs?"},
-    {"block-size seq-len seq-length sequence-length max-seq-len max-seq-length context-length ctx-size", "did you mean --seq?"},
+    {"block-size seq-len seq-length sequence-length max-seq-len max-seq-length max-length context-length "
+     "ctx-size",
+     "did you mean --seq?"},
     {"batch-size micro-batch-size device-batch-size per-device-train-batch-size", "did you mean --batch?"},
     {"gradient-accumulation-steps grad-accum total-batch-size global-batch-size",
      "--total-batch N, the tokens of a step: batch * seq * micro-batches"},
@@ -40,6 +42,7 @@ static const FlagSynonym flag_synonyms[] = {
     {"num-threads", "did you mean --threads?"},
     {"log-every log-interval logging-steps", "log.jsonl in --out has every step; the screen shows about one a second"},
     {"wandb report-to", "dev/track.py follows log.jsonl into TensorBoard or Weights & Biases"},
+    {"gpus num-gpus nproc-per-node", "one process trains on one GPU; CUDA_VISIBLE_DEVICES=N chooses it"},
     {"device", "train_llama3 runs on the CPU, train_llama3cu on the GPU"},
     {"dtype precision bf16 fp16", "train_llama3 computes in FP32, train_llama3cu in the PRECISION it is built with"},
     {"gradient-checkpointing activation-checkpointing", "train_llama3cu has --recompute"},

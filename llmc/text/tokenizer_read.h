@@ -678,6 +678,12 @@ static inline bool tokenizer_load(Tokenizer* t, const char* path, Error* e) {
         if (strlen(path) >= sizeof file) { return fail(e, "%.200s...: the path is too long", path); }
         strcpy(file, path);
     }
+    if (access(file, F_OK) != 0 && errno == ENOENT) {
+        return fail(e,
+                    "%s: cannot open: No such file or directory\n"
+                    "  hint: python dev/data/model.py OWNER/NAME downloads a model of the Hugging Face hub with its tokenizer",
+                    path);
+    }
     size_t len = 0;
     char* text = read_file(file, &len, TOKEN_FILE_MAX, e);
     if (!text) { return false; }
