@@ -275,17 +275,16 @@ static bool parse_line(Json* j, const Unit* u, const char* path, Error* e) {
 /* Returns the name of the field that holds the text. */
 static const char* text_field(const Args* a) { return a->field ? a->field : "text"; }
 
-/* Returns the hint for a line whose field is missing: the first one that holds a text, or how to make one of a chat. */
+/* Returns the hint for a line whose field is missing: the first one that holds a text, or how to make one of a chat; or "". */
 static const char* other_field_hint(char* out, size_t cap, const Json* j) {
     for (const JsonNode* n = json_first(j, json_root(j)); n; n = json_next(j, n)) {
         char name[64];
         if (n->type != JSON_STRING) { continue; }
-        snprintf(out, cap, "\n  hint: --field %s, if that is the text",
-                 show_text(name, sizeof name, json_key(j, n, NULL), n->key_len));
+        snprintf(out, cap, "--field %s, if that is the text", show_text(name, sizeof name, json_key(j, n, NULL), n->key_len));
         return out;
     }
     return json_get(j, json_root(j), "messages")
-               ? "\n  hint: a chat is no text; jq -c '{text: [.messages[].content] | join(\"\\n\")}' FILE makes one of it"
+               ? "a chat is no text; jq -c '{text: [.messages[].content] | join(\"\\n\")}' FILE makes one of it"
                : "";
 }
 
@@ -295,11 +294,14 @@ static bool line_member(Json* j, const JsonNode** member, const char* key, JsonT
     if (*member && (*member)->type == (uint32_t)type) { return true; }
     char found[64];
     const bool is_object = json_root(j)->type == JSON_OBJECT;
-    char hint[256];
-    return fail(e, "%s:%llu: %s is %s, wanted %s%s", path, (unsigned long long)u->line, key,
+    char space[128];
+    const char* hint = is_object && !*member && type == JSON_STRING ? other_field_hint(space, sizeof space, j) : "";
+    if (*hint) {
+        return fail(e, "%s:%llu: %s is missing, wanted a string\n  hint: %s", path, (unsigned long long)u->line, key, hint);
+    }
+    return fail(e, "%s:%llu: %s is %s, wanted %s", path, (unsigned long long)u->line, key,
                 is_object ? json_show(found, sizeof found, j, *member) : "missing: the line is not an object",
-                type == JSON_STRING ? "a string" : "an array",
-                is_object && !*member && type == JSON_STRING ? other_field_hint(hint, sizeof hint, j) : "");
+                type == JSON_STRING ? "a string" : "an array");
 }
 
 static void encode_counted(Part* p, const char* text, size_t len, bool specials) {
