@@ -85,7 +85,9 @@ typedef struct {
 static inline size_t count_good(const float* x, size_t n, bool squares) {
     const uint32_t infinite = 0x7F800000u, most = squares ? 0x80000000u : UINT32_MAX;
     uint32_t bad = 0;
-    for (size_t i = 0; i < n; i++) { bad |= ((float_bits(x[i]) & infinite) == infinite) | (float_bits(x[i]) > most); }
+    for (size_t i = 0; i < n; i++) {
+        bad |= (uint32_t)((float_bits(x[i]) & infinite) == infinite) | (uint32_t)(float_bits(x[i]) > most);
+    }
     if (!bad) { return n; }
     size_t i = 0;
     while (isfinite(x[i]) && float_bits(x[i]) <= most) { i++; }

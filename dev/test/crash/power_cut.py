@@ -125,11 +125,11 @@ class Record:
         cut = (offset + length // 2 + PAGE // 2) // PAGE * PAGE - offset
         return cut if 0 < cut < length else 0
 
-    def after(self, count, dropped=(), parts={}):
+    def after(self, count, dropped=(), parts=None):
         disk = Disk()
         for i, op in enumerate(self.ops[:count]):
             if i not in dropped:
-                disk.apply(i, op, parts.get(i, "all"))
+                disk.apply(i, op, (parts or {}).get(i, "all"))
         return disk.tree()
 
     def cuts(self, count):
@@ -157,7 +157,7 @@ def steps_in(tree):
 
 def promises(record):
     """whole: {step: its files, as they were when it got its name}. sealed[k]: the steps that must stand after k changes."""
-    whole, sealed, named, stands = {}, [set()], set(), set()
+    whole, sealed, stands = {}, [set()], set()
     for k in range(1, len(record.ops) + 1):
         now = set(steps_in(record.after(k)))
         for step in now - set(whole):
