@@ -11,10 +11,11 @@ passed=0 failed=0 skipped=0
 log=$(mktemp) || exit 1
 trap 'rm -f "$log"' EXIT
 
-count_matches() { # count_matches NAME TESTS: compares with the list, in which builds of one program share a line
-    program=$(printf '%s\n' "$1" | sed 's,^\./,,; s,sanitize/,,')
+count_matches() { # count_matches NAME TESTS: compares with the list; "18/24" there: one or the other, by what the CPU has
+    case "$1 ${BIN:-}" in *sanitize*) return 0 ;; esac # the same programs, without the tests that a sanitizer cannot run
+    program=${1#./}
     listed=$(awk -v name="$program" '$1 == name { print $2 }' $counts)
-    [ "$listed" != "$2" ] || return 0
+    case "/$listed/" in */"$2"/*) return 0 ;; esac
     if [ "${COUNTS:-}" = write ]; then
         { grep -v "^$program " $counts; echo "$program $2"; } | LC_ALL=C sort >"$log.counts" && cp "$log.counts" $counts
         rm -f "$log.counts"
