@@ -6,7 +6,7 @@ which is drawn, and the files that a run may lose with a warning."""
 import atexit, concurrent.futures, json, os, re, shutil, signal, subprocess, sys, tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-SIDE_FILES = re.compile(r"tokenizer|special_tokens|generation_config|chat_template")
+SIDE_FILES = re.compile(r"run\.flags|tokenizer|special_tokens|generation_config|chat_template")
 DRAWN = ("crc32c", "files", "run", "parent_run", "parent_step")  # members of trainer_state.json that two equal runs differ in
 STEP = re.compile(r"step_\d{8}$")
 
