@@ -163,8 +163,11 @@ static inline void checkpoint_drop(const Checkpoint* k, const char* name) {
 
 /* checkpoint_add() for a file that a run can do without, if it was written. If it cannot be read, only warns and removes it. */
 static inline void checkpoint_add_optional(Checkpoint* k, const char* name) {
+    char path[PATH_CAP];
+    struct stat st;
     Error e = NO_ERROR;
-    if (!folder_has(k->tmp, name) || checkpoint_add(k, name, &e)) { return; }
+    if (path_join(path, k->tmp, name, &e) && lstat(path, &st) != 0 && errno == ENOENT) { return; }
+    if (checkpoint_add(k, name, &e)) { return; }
     warn("%s: this checkpoint will not have this file", e.msg);
     checkpoint_drop(k, name);
 }

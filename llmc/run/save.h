@@ -21,6 +21,7 @@ static inline void session_add_flags(const Options* o, Checkpoint* k) {
     xclose_memory(f, &text);
     if (!path_join(path, k->tmp, "run.flags", &e) || !write_file(path, text, size, &e)) {
         warn("%s: this checkpoint will not have its flags", e.msg);
+        checkpoint_drop(k, "run.flags");
     }
     free(text);
     checkpoint_add_optional(k, "run.flags");

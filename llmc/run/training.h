@@ -190,6 +190,8 @@ static inline void training_dry_run(Training* t) {
     t->trainer->destroy(t->model);
 }
 
+static inline void training_catch_up(Training* t);
+
 /* Does everything before the first step. Returns false for --dry-run and --profile, which do not train. */
 static inline bool training_open(Training* t, const Trainer* trainer, Session* s) {
     const Options* o = &s->options;
@@ -245,6 +247,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     if (s->resumed && !s->state.not_finite) { snprintf(t->healthy, sizeof t->healthy, "%s", s->model_dir); }
     step_lines_init(&t->lines, &s->plan, t->queued, flops_per_token(&s->config, &s->table, o->seq),
                     trainer->peak_flops * s->ranks);
+    if (s->resumed) { training_catch_up(t); }
     return true;
 }
 
@@ -340,6 +343,15 @@ static inline void training_validate(Training* t, Due* due) {
     if (training_take_validation(t, l.loss) && s->options.checkpoint_best && t->saved != t->reported) {
         due->checkpoint = true;
     }
+}
+
+/* Makes the validation that was due where a run is resumed, if a signal or an error ended it meanwhile. */
+static inline void training_catch_up(Training* t) {
+    const TrainerState* state = &t->s->state;
+    Due due = training_due(t);
+    if (!due.validation || state->val.step == state->step) { return; }
+    training_validate(t, &due);
+    t->saved_timed = true;  // a checkpoint without it does not stay
 }
 
 /* Answers --tasks, unless a signal ends the run meanwhile. */
