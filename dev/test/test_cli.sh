@@ -533,8 +533,6 @@ check "tokenize: a file as stdin, too" sh -c "$tokens -o piped.bin - <text.txt &
 words 3000000 3 >long.txt && $tokens -o long_file.bin long.txt >/dev/null  # longer than a batch
 check "tokenize: a long stream gives the file's tokens" sh -c "cat long.txt | $tokens -o long_pipe.bin - && cmp long_file.bin long_pipe.bin"
 rm -f long*
-expect "tokenize: progress without a size" 0 "M tokens" sh -c "{ cat text.txt; sleep 3; cat text.txt; } | $tokens -o piped.bin -"
-check "tokenize: has no share of it" sh -c '! grep % stderr'
 printf '%s\n' '{"body":"a cat","text":1}' '' '{"body":"b"}' >field.jsonl && printf '{"text":"a cat"}\n{"text":"b"}\n' >named.jsonl
 $tokens -o named.bin named.jsonl >/dev/null
 check "tokenize: --field names the text of a .jsonl" sh -c "$tokens --field body -o field.bin field.jsonl && cmp named.bin field.bin"
