@@ -10,6 +10,7 @@
 #include "llmc/run/screen.h"
 #include "llmc/run/not_finite.h"
 #include "llmc/run/signals.h"
+#include "llmc/run/timing.h"
 #include "llmc/files/logger.h"
 #include "llmc/text/tokenizer_read.h"
 #include "llmc/base/outlier.h"
@@ -605,6 +606,10 @@ static void progress_tells_share_speed_and_time_left(void) {
     progress_text(&p, 0.5, line);
     CHECK(strcmp(line, "scan    1.00 GB, 2.00 GB/s") == 0, "%s", line);
     p = progress_begin(NULL, "timing", 3, "steps");
+    p.total = 0;
+    progress_text(&p, 65, line);
+    CHECK(strcmp(line, "timing  1:05") == 0, "what cannot be counted: %s", line);
+    p.total = 3;
     progress_text(&p, 65, line);
     CHECK(strcmp(line, "timing    0.0 % of 3 steps, 1:05") == 0, "without a speed, the time so far: %s", line);
     p.done = 1;
@@ -655,6 +660,68 @@ static void progress_is_one_line_at_a_terminal_and_few_elsewhere(void) {
     p = progress_begin(NULL, "read", 0, "B");
     later(&p, 100, 1);
     progress_end(&p);
+}
+
+/* A trainer whose steps take their time: `slow` seconds for each of a step's micro-batches after the first `fast`. */
+typedef struct {
+    int fast, slow, steps;
+    int32_t tokens[8];
+} SlowModel;
+
+static bool slow_next(void* ctx, int32_t* x, int32_t* y, Error* e) {
+    (void)ctx, (void)x, (void)y;
+    return e->msg[0] == 0;
+}
+
+static bool slow_step(void* model, const StepPlan* plan, double lr, Error* e) {
+    SlowModel* m = (SlowModel*)model;
+    CHECK(lr == 0, "a timed step changes nothing");
+    for (int k = 0; k < plan->accumulate; k++) {
+        if (!batch_read(&plan->data, 2, 2, m->tokens, m->tokens + 4, e)) { return false; }
+        const double start = now_seconds();
+        while (k >= m->fast && now_seconds() - start < m->slow) {
+            if (run_stop_requested()) { return false; }
+            usleep(1000);
+        }
+    }
+    m->steps++;
+    return true;
+}
+
+static StepResult slow_result(void* model, const StepPlan* plan) {
+    StepResult r;
+    (void)plan;
+    memset(&r, 0, sizeof r);
+    r.ms = 100.0 / ((SlowModel*)model)->steps;
+    return r;
+}
+
+static void steps_are_timed_and_given_up_after_a_while(void) {
+    Trainer t;
+    StepPlan plan;
+    StepTime time;
+    Error e = NO_ERROR;
+    memset(&t, 0, sizeof t);
+    memset(&plan, 0, sizeof plan);
+    t.step = slow_step;
+    t.result = slow_result;
+    plan.data.next = slow_next;
+    plan.data.rows = 1;
+    plan.accumulate = 4;
+    SlowModel m = {4, 0, 0, {0}};
+    CHECK(time_steps(&t, &m, &plan, 2, 1, NULL, &time, &e) && time.whole && m.steps == MINUTES_MEASURE &&
+              near(time.ms, 100.0 / MINUTES_MEASURE),
+          "the fastest of all: %g", time.ms);
+    m.fast = 3, m.slow = 60, m.steps = 0;
+    CHECK(time_steps(&t, &m, &plan, 2, 1, NULL, &time, &e) && !time.whole && time.parts == 3, "%s", e.msg);
+    CHECK(time.ms >= 1e3 / 3 * 4 && time.ms < 5e3, "the part that was done tells of the rest: %g", time.ms);
+    m.fast = 0;
+    CHECK(time_steps(&t, &m, &plan, 2, 1, NULL, &time, &e) && !time.whole && time.parts == 0 && time.ms >= 1e3, "%g", time.ms);
+    CHECK(!run_stop_requested(), "what comes next is not asked to end");
+    plan.accumulate = 1;
+    m.fast = 1;
+    fail(&e, "no data");
+    CHECK(!time_steps(&t, &m, &plan, 2, 1, NULL, &time, &e), "an error is one");
 }
 
 static void the_columns_of_the_step_line_stand_below_their_names(void) {
@@ -1064,6 +1131,7 @@ int main(void) {
     RUN(numbers_read_well);
     RUN(progress_tells_share_speed_and_time_left);
     RUN(progress_is_one_line_at_a_terminal_and_few_elsewhere);
+    RUN(steps_are_timed_and_given_up_after_a_while);
     RUN(the_columns_of_the_step_line_stand_below_their_names);
     RUN(the_first_signal_asks_and_the_second_ends_at_once);
     RUN(sigusr1_asks_for_a_checkpoint_and_for_no_end);

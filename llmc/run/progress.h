@@ -2,6 +2,7 @@
  *
  *   scan      5.1 % of 4.00 GB, 523.7 MB/s, 0:08 left
  *   read    12.3 MB, 30.1 MB/s                           of a stream, whose size is not known
+ *   timing  0:12                                         of what cannot be counted
  *
  * At a terminal it is one line, written again every second and wiped away at the end; in a file it is a line every ten seconds.
  * What is done within two seconds has none. Progress is no error, so it goes to stdout; a job whose stdout carries data gives
@@ -59,7 +60,8 @@ static inline void progress_text(const Progress* p, double seconds, char line[PR
     if (p->done && p->done < p->total) {
         snprintf(left, sizeof left, ", %s left", text_clock((total - done) / rate, clock, sizeof clock));
     }
-    snprintf(line, PROGRESS_CAP, "%-7s %s%s, %s%s", p->what, share, amount, speed, left);
+    const bool counts = p->total || p->done;
+    snprintf(line, PROGRESS_CAP, "%-7s %s%s%s%s%s", p->what, share, counts ? amount : "", counts ? ", " : "", speed, left);
 }
 
 /* Adds to what is done, and writes a line if one is due. */
