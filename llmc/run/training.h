@@ -255,10 +255,13 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
 // ---------------------------------------------------------------------------------------------------------------------
 // a step
 
-/* Tells whether the run ends before its last step. Once true, it stays so. */
-static inline bool training_stops(const Training* t) {
-    return run_stop_requested() || t->error.msg[0] || t->not_finite >= MOST_NOT_FINITE || t->out_of_patience;
+/* Tells whether the run breaks off: what is due at this step is left out. Once true, it stays so. */
+static inline bool training_breaks_off(const Training* t) {
+    return run_stop_requested() || t->error.msg[0] || t->not_finite >= MOST_NOT_FINITE;
 }
+
+/* Tells whether the run ends before its last step. Once true, it stays so. */
+static inline bool training_stops(const Training* t) { return training_breaks_off(t) || t->out_of_patience; }
 
 /* Tells whether --checkpoint-minutes asks for a checkpoint. */
 static inline bool training_time_is_up(const Training* t) {
@@ -338,7 +341,7 @@ static inline void training_validate(Training* t, Due* due) {
     Session* s = t->s;
     const uint64_t rows = (uint64_t)s->options.val_batches * (uint64_t)s->options.batch;
     ValidationLoss l;
-    if (training_stops(t) || !validate(t->trainer, s, t->model, rows, &l, &t->error)) { return; }
+    if (training_breaks_off(t) || !validate(t->trainer, s, t->model, rows, &l, &t->error)) { return; }
     print_validation(stdout, &t->lines, t->reported, l.loss, l.bpb);
     training_logged(t, log_val(&s->log, t->reported, l.loss, l.bpb, &t->error));
     if (training_take_validation(t, l.loss) && s->options.checkpoint_best && t->saved != t->reported) {
@@ -353,7 +356,7 @@ static inline void training_answer(Training* t) {
         const TaskFile* file = &s->tasks.files[i];
         const char* name = file_name(file->path);
         TaskScore score;
-        if (training_stops(t) || !answer_tasks(t->trainer, s, t->model, file, &score, &t->error)) { return; }
+        if (training_breaks_off(t) || !answer_tasks(t->trainer, s, t->model, file, &score, &t->error)) { return; }
         print_task(stdout, t->reported, name, score.acc, score.acc_norm, file->count);
         training_logged(t, log_task(&s->log, t->reported, name, score.acc, score.acc_norm, file->count, &t->error));
     }
@@ -368,7 +371,7 @@ static inline void training_sample(Training* t) {
     Session* s = t->s;
     Generator* g = &t->generator;
     Error e = NO_ERROR;
-    if (training_stops(t)) { return; }
+    if (training_breaks_off(t)) { return; }
     printf("sample  ");
     g->stream = (uint32_t)t->reported;
     if (!generate(g, s->options.prompt, s->options.sample_tokens, &e)) { warn("no sample: %s", e.msg); }
