@@ -721,6 +721,12 @@ static bool input_check_start(const Input* in, const Args* a, const char* head, 
                 descriptor_of(in->path) < 0 ? in->path : "FILE", command);
 }
 
+static bool is_blank(const char* s, size_t n) {
+    size_t i = 0;
+    while (i < n && s[i] && strchr(" \t\r\n\f\v", s[i])) { i++; }
+    return i == n;
+}
+
 /* Checks that at most one byte in a hundred of those read so far is no part of a character. */
 static bool input_check_characters(const Input* in, const Args* a, uint64_t no_characters, uint64_t bytes, Error* e) {
     char command[2 * PATH_CAP];
@@ -760,7 +766,7 @@ static bool tokenize_input(Job* job, TokenFile* w, Progress* progress, const cha
     char* buffer = (char*)xmalloc(cap);
     UnitList list = {NULL, 0, 0};
     uint64_t line = 0, bytes = 0, no_characters = 0;
-    bool ok = true, first = true, last = false;
+    bool ok = true, first = true, last = false, blank = !job->args->bytes;
     while (ok && !last) {
         have += fread(buffer + have, 1, cap - 1 - have, in.f);
         const int next = have < cap - 1 ? EOF : getc(in.f);
@@ -782,6 +788,8 @@ static bool tokenize_input(Job* job, TokenFile* w, Progress* progress, const cha
         } else {
             cut_text(&list, buffer + mark, n - mark, first, cuttable);
         }
+        blank = blank && is_blank(buffer + mark, n - mark);
+        if (last && blank) { ok = fail(e, "%s: holds no text: it is blank", in.name); }
         first = false;
         bytes += n;
         ok = ok && write_parts(job, w, run_units(job, &list), &no_characters, e) &&

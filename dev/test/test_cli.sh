@@ -549,6 +549,7 @@ printf '\037\213\010\000abc' >k.gz && printf '\050\265\057\375abc' >k.zst && pri
 printf 'PAR1\025\004' >k.parquet && printf 'ARROW1\000\000' >k.arrow && printf '\377\376a\000b\000' >k.utf16
 printf 'm\000e\000o\000w\000' >k.utf16le && printf '\000m\000e\000o\000w' >k.utf16be && printf '[\n {"text": "a"}]' >k.json
 { words 10 1 && printf '\351\n'; } >k.latin1 && cp k.gz k.jsonl.gz && : >k.empty && printf '\357\273\277' >k.mark
+printf '%%PDF-1.7\n%%\342\343\317\323\n' >k.pdf && printf ' \n\t\r\n' >k.blank
 cp whole.bin k.tokens && { words 300000 1 && head -c 200000 /dev/urandom; } >k.tail
 refuses() { # refuses FILE WORDS HINT: as a file and as a stream
     expect "tokenize: $1 as a file" 1 "$1: $2" $tokens -o bad.bin $1
@@ -571,6 +572,8 @@ refuses k.tail "" "--bytes takes them as they are"
 refuses k.empty "holds no text" ""
 refuses k.mark "holds no text" ""
 refuses k.tokens "is a token file" ""
+refuses k.pdf "is a PDF document" "pdftotext - - < k.pdf | ./tokenize -o bad.bin -"
+refuses k.blank "holds no text: it is blank" ""
 expect "tokenize: an empty file among others" 1 "k.empty: holds no text" $tokens -o bad.bin text.txt k.empty
 check "tokenize: nothing is written for what is refused" sh -c '! ls | grep "^bad[.]"'
 expect "tokenize: --bytes takes any bytes" 0 "1 document" $tokens --bytes -o any.bin k.latin1

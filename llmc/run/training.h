@@ -166,7 +166,8 @@ static inline void training_print_time(const Session* s, const StepTime* time) {
     const char* about = time->whole ? "" : least ? "more than " : "about ";
     char clock[32], parts[64] = "";
     if (time->parts) { snprintf(parts, sizeof parts, " (%d of its %d micro-batches)", time->parts, s->plan.accumulate); }
-    printf("timed   %s%.1f ms a step%s: ", about, time->ms, parts);
+    const bool long_step = time->ms >= 1e4;
+    printf("timed   %s%.1f %s a step%s: ", about, time->ms * (long_step ? 1e-3 : 1), long_step ? "s" : "ms", parts);
     if (o->minutes > 0 && o->steps < 0) {
         printf("%s%lld steps fit into %g minutes\n", least ? "at most " : about,
                (long long)steps_for_minutes(o->minutes, now_seconds() - s->started, time->ms * 1e-3), o->minutes);
