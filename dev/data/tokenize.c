@@ -23,6 +23,7 @@
 #include "llmc/files/json.h"           // defines: json_parse_line, json_get, json_string, json_write_string
 #include "llmc/files/output.h"         // defines: create_temporary, rename_output, close_output, sync_directory
 #include "llmc/files/tokenfile.h"      // defines: tokenfile_header, tokenfile_scan
+#include "llmc/run/progress.h"         // defines: Progress, progress_begin, progress_add, progress_end
 #include "llmc/text/text.h"            // defines: edit_distance, text_count
 #include "llmc/text/tokenizer.h"       // defines: encoder_text, text_border, decoder_push
 #include "llmc/text/tokenizer_read.h"  // defines: tokenizer_load
@@ -624,27 +625,6 @@ static bool split_off(TokenFile* train, TokenFile* val, uint64_t cut, Error* e) 
 // ---------------------------------------------------------------------------------------------------------------------
 // reading files in batches
 
-typedef struct {
-    double start, last;  // seconds
-    uint64_t bytes, total_bytes;
-    bool endless;  // an input is a pipe: total_bytes is not known
-    bool shown, terminal;
-} Progress;
-
-/* Shows a line on stderr every two seconds. */
-static void progress_show(Progress* p, uint64_t tokens) {
-    const double now = now_seconds();
-    if (now - p->last < 2) { return; }
-    p->last = now;
-    p->shown = true;
-    char share[32] = "";
-    if (!p->endless && p->total_bytes) {
-        snprintf(share, sizeof share, "%5.1f %%  ", 100.0 * (double)p->bytes / (double)p->total_bytes);
-    }
-    fprintf(stderr, "%s%s%8.1f MB  %8.1f M tokens  %6.1f MB/s%s", p->terminal ? "\r" : "", share, (double)p->bytes * 1e-6,
-            (double)tokens * 1e-6, (double)p->bytes * 1e-6 / (now - p->start), p->terminal ? "" : "\n");
-}
-
 /* Returns the last place in s[0 .. n) where a batch may end, or 0: after a newline if `lines`, else at a text_border(). */
 static size_t last_cut(const char* s, size_t n, bool lines) {
     for (size_t i = n; i > 0; i--) {
@@ -741,6 +721,12 @@ static bool input_check_start(const Input* in, const Args* a, const char* head, 
                 descriptor_of(in->path) < 0 ? in->path : "FILE", command);
 }
 
+static bool is_blank(const char* s, size_t n) {
+    size_t i = 0;
+    while (i < n && s[i] && strchr(" \t\r\n\f\v", s[i])) { i++; }
+    return i == n;
+}
+
 /* Checks that at most one byte in a hundred of those read so far is no part of a character. */
 static bool input_check_characters(const Input* in, const Args* a, uint64_t no_characters, uint64_t bytes, Error* e) {
     char command[2 * PATH_CAP];
@@ -752,18 +738,21 @@ static bool input_check_characters(const Input* in, const Args* a, uint64_t no_c
                 reading_command(command, sizeof command, a, false));
 }
 
-/* Opens each input, and looks at the first bytes of the files, before an hour's work. A stream is left as it is. */
-static bool check_all_inputs(const Args* a, Progress* progress, Error* e) {
+/* Opens each input, and looks at the first bytes of the files, before an hour's work. A stream is left as it is. Sets *size to
+ * the bytes of all; 0: a stream is among them. */
+static bool check_all_inputs(const Args* a, uint64_t* size, Error* e) {
     char head[HEAD_BYTES];
-    bool ok = true;
+    bool ok = true, endless = false;
+    *size = 0;
     for (int i = 0; ok && i < a->num_files; i++) {
         Input in;
         if (!input_open(&in, a, a->files[i], e)) { return false; }
         if (descriptor_of(in.path) < 0) { ok = input_check_start(&in, a, head, fread(head, 1, sizeof head, in.f), e); }
         fclose(in.f);
-        progress->total_bytes += in.size;
-        progress->endless = progress->endless || in.endless;
+        *size += in.size;
+        endless = endless || in.endless;
     }
+    if (endless) { *size = 0; }
     return ok;
 }
 
@@ -777,7 +766,7 @@ static bool tokenize_input(Job* job, TokenFile* w, Progress* progress, const cha
     char* buffer = (char*)xmalloc(cap);
     UnitList list = {NULL, 0, 0};
     uint64_t line = 0, bytes = 0, no_characters = 0;
-    bool ok = true, first = true, last = false;
+    bool ok = true, first = true, last = false, blank = !job->args->bytes;
     while (ok && !last) {
         have += fread(buffer + have, 1, cap - 1 - have, in.f);
         const int next = have < cap - 1 ? EOF : getc(in.f);
@@ -799,14 +788,15 @@ static bool tokenize_input(Job* job, TokenFile* w, Progress* progress, const cha
         } else {
             cut_text(&list, buffer + mark, n - mark, first, cuttable);
         }
+        blank = blank && is_blank(buffer + mark, n - mark);
+        if (last && blank) { ok = fail(e, "%s: holds no text: it is blank", in.name); }
         first = false;
         bytes += n;
         ok = ok && write_parts(job, w, run_units(job, &list), &no_characters, e) &&
              input_check_characters(&in, job->args, no_characters, bytes, e);
         memmove(buffer, buffer + n, have - n);
         have -= n;
-        progress->bytes += n;
-        progress_show(progress, w->count);
+        progress_add(progress, n);
     }
     fclose(in.f);
     free(buffer);
@@ -871,13 +861,14 @@ static bool write_token_files(Job* job, Error* e) {
     const bool split = a->val_fraction > 0;
     char path[PATH_CAP];
     TokenFile *train = &token_files[0], *val = &token_files[1];
-    Progress progress = {now_seconds(), now_seconds(), 0, 0, false, false, isatty(2)};
+    uint64_t size = 0;
     catch_the_end();
-    bool ok = check_all_inputs(a, &progress, e);
+    bool ok = check_all_inputs(a, &size, e);
+    Progress progress = progress_begin(stdout, "read", size, "B");
     ok = ok && out_path(path, a, split ? "train" : "", e) && token_file_create(train, path, token_bytes, e);
     ok = ok && (!split || (out_path(path, a, "val", e) && token_file_create(val, path, token_bytes, e)));
     for (int i = 0; ok && i < a->num_files; i++) { ok = tokenize_input(job, train, &progress, a->files[i], e); }
-    if (progress.shown && progress.terminal) { fprintf(stderr, "\n"); }
+    progress_end(&progress);
     if (ok && train->count == 0) {
         ok = fail(e, "%s: holds no text%s", job->path, a->num_files > 1 ? ", nor do the other files" : "");
     }

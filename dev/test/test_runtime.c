@@ -6,9 +6,11 @@
 #include "llmc/run/machine.h"
 #include "llmc/run/memory.h"
 #include "llmc/run/plan.h"
+#include "llmc/run/progress.h"
 #include "llmc/run/screen.h"
 #include "llmc/run/not_finite.h"
 #include "llmc/run/signals.h"
+#include "llmc/run/timing.h"
 #include "llmc/files/logger.h"
 #include "llmc/text/tokenizer_read.h"
 #include "llmc/base/outlier.h"
@@ -578,6 +580,150 @@ static void numbers_read_well(void) {
     CHECK(host_memory_available() > 1 << 20 && host_memory_peak() > 1 << 16, "this machine has memory");
 }
 
+/* Reads what is there of a pipe or terminal. */
+static const char* what_came(int fd) {
+    static char text[1024];
+    const ssize_t n = read(fd, text, sizeof text - 1);
+    text[n > 0 ? n : 0] = 0;
+    return text;
+}
+
+/* Adds `n` as if `seconds` had passed since the start, and since the last line if there is one. */
+static void later(Progress* p, double seconds, uint64_t n) {
+    const double now = now_seconds();
+    p->start = now - seconds;
+    if (p->shown > 0) { p->shown = now - seconds; }
+    progress_add(p, n);
+}
+
+static void progress_tells_share_speed_and_time_left(void) {
+    char line[PROGRESS_CAP];
+    Progress p = progress_begin(NULL, "scan", 4000000000u, "B");
+    p.done = 1000000000;
+    progress_text(&p, 10, line);
+    CHECK(strcmp(line, "scan     25.0 % of 4.00 GB, 100.0 MB/s, 0:30 left") == 0, "%s", line);
+    p.total = 0;
+    progress_text(&p, 0.5, line);
+    CHECK(strcmp(line, "scan    1.00 GB, 2.00 GB/s") == 0, "%s", line);
+    p = progress_begin(NULL, "timing", 3, "steps");
+    p.total = 0;
+    progress_text(&p, 65, line);
+    CHECK(strcmp(line, "timing  1:05") == 0, "what cannot be counted: %s", line);
+    p.total = 3;
+    progress_text(&p, 65, line);
+    CHECK(strcmp(line, "timing    0.0 % of 3 steps, 1:05") == 0, "without a speed, the time so far: %s", line);
+    p.done = 1;
+    progress_text(&p, 20, line);
+    CHECK(strcmp(line, "timing   33.3 % of 3 steps, 0.05 steps/s, 0:40 left") == 0, "%s", line);
+    p.done = 3;
+    progress_text(&p, 20, line);
+    CHECK(strcmp(line, "timing  100.0 % of 3 steps, 0.15 steps/s") == 0, "%s", line);
+}
+
+static void progress_is_one_line_at_a_terminal_and_few_elsewhere(void) {
+    const int terminal = posix_openpt(O_RDWR | O_NOCTTY | O_NONBLOCK);
+    CHECK(terminal >= 0 && grantpt(terminal) == 0 && unlockpt(terminal) == 0, "no terminal: %s", strerror(errno));
+    FILE* out = fopen(ptsname(terminal), "w");
+    if (!out) { return; }
+    Progress p = progress_begin(out, "read", 0, "B");
+    later(&p, 1.9, 1000000);
+    CHECK(*what_came(terminal) == 0, "nothing within two seconds");
+    later(&p, 2.1, 98900000);
+    CHECK(strncmp(what_came(terminal), "\rread    99.9 MB", 16) == 0, "then a line");
+    p.start -= 100;
+    progress_add(&p, 0);
+    CHECK(*what_came(terminal) == 0, "and not two within a second");
+    later(&p, 50, 0);
+    const char* got = what_came(terminal);
+    CHECK(strcmp(got, "\rread    99.9 MB, 2.0 MB/s ") == 0, "a shorter one covers the one before: %s", got);
+    progress_end(&p);
+    progress_end(&p);
+    fflush(out);
+    CHECK(strcmp(what_came(terminal), "\r                         \r") == 0, "the end wipes it away, once");
+    fclose(out);
+    close(terminal);
+
+    int ends[2];
+    CHECK(pipe2(ends, O_NONBLOCK) == 0, "no pipe");
+    out = fdopen(ends[1], "w");
+    p = progress_begin(out, "read", 0, "B");
+    later(&p, 9.9, 0);
+    CHECK(*what_came(ends[0]) == 0, "a file gets a line every ten seconds");
+    later(&p, 10.1, 20200000);
+    CHECK(strcmp(what_came(ends[0]), "read    20.2 MB, 2.0 MB/s\n") == 0, "which ends");
+    later(&p, 9.9, 0);
+    progress_end(&p);
+    fflush(out);
+    CHECK(*what_came(ends[0]) == 0, "and nothing is wiped there");
+    fclose(out);
+    close(ends[0]);
+    p = progress_begin(NULL, "read", 0, "B");
+    later(&p, 100, 1);
+    progress_end(&p);
+}
+
+/* A trainer whose steps take their time: `slow` seconds for each of a step's micro-batches after the first `fast`. */
+typedef struct {
+    int fast, slow, steps;
+    int32_t tokens[8];
+} SlowModel;
+
+static bool slow_next(void* ctx, int32_t* x, int32_t* y, Error* e) {
+    (void)ctx, (void)x, (void)y;
+    return e->msg[0] == 0;
+}
+
+static bool slow_step(void* model, const StepPlan* plan, double lr, Error* e) {
+    SlowModel* m = (SlowModel*)model;
+    CHECK(lr == 0, "a timed step changes nothing");
+    for (int k = 0; k < plan->accumulate; k++) {
+        if (!batch_read(&plan->data, 2, 2, m->tokens, m->tokens + 4, e)) { return false; }
+        const double start = now_seconds();
+        while (k >= m->fast && now_seconds() - start < m->slow) {
+            if (run_stop_requested()) { return false; }
+            usleep(1000);
+        }
+    }
+    m->steps++;
+    return true;
+}
+
+static StepResult slow_result(void* model, const StepPlan* plan) {
+    StepResult r;
+    (void)plan;
+    memset(&r, 0, sizeof r);
+    r.ms = 100.0 / ((SlowModel*)model)->steps;
+    return r;
+}
+
+static void steps_are_timed_and_given_up_after_a_while(void) {
+    Trainer t;
+    StepPlan plan;
+    StepTime time;
+    Error e = NO_ERROR;
+    memset(&t, 0, sizeof t);
+    memset(&plan, 0, sizeof plan);
+    t.step = slow_step;
+    t.result = slow_result;
+    plan.data.next = slow_next;
+    plan.data.rows = 1;
+    plan.accumulate = 4;
+    SlowModel m = {4, 0, 0, {0}};
+    CHECK(time_steps(&t, &m, &plan, 2, 1, NULL, &time, &e) && time.whole && m.steps == MINUTES_MEASURE &&
+              near(time.ms, 100.0 / MINUTES_MEASURE),
+          "the fastest of all: %g", time.ms);
+    m.fast = 3, m.slow = 60, m.steps = 0;
+    CHECK(time_steps(&t, &m, &plan, 2, 1, NULL, &time, &e) && !time.whole && time.parts == 3, "%s", e.msg);
+    CHECK(time.ms >= 1e3 / 3 * 4 && time.ms < 5e3, "the part that was done tells of the rest: %g", time.ms);
+    m.fast = 0;
+    CHECK(time_steps(&t, &m, &plan, 2, 1, NULL, &time, &e) && !time.whole && time.parts == 0 && time.ms >= 1e3, "%g", time.ms);
+    CHECK(!run_stop_requested(), "what comes next is not asked to end");
+    plan.accumulate = 1;
+    m.fast = 1;
+    fail(&e, "no data");
+    CHECK(!time_steps(&t, &m, &plan, 2, 1, NULL, &time, &e), "an error is one");
+}
+
 static void the_columns_of_the_step_line_stand_below_their_names(void) {
     char text[8192];
     FILE* f = fmemopen(text, sizeof text, "w");
@@ -983,6 +1129,9 @@ int main(void) {
     RUN(a_container_has_the_cores_of_its_share);
     RUN(busy_cores_are_noticed);
     RUN(numbers_read_well);
+    RUN(progress_tells_share_speed_and_time_left);
+    RUN(progress_is_one_line_at_a_terminal_and_few_elsewhere);
+    RUN(steps_are_timed_and_given_up_after_a_while);
     RUN(the_columns_of_the_step_line_stand_below_their_names);
     RUN(the_first_signal_asks_and_the_second_ends_at_once);
     RUN(sigusr1_asks_for_a_checkpoint_and_for_no_end);

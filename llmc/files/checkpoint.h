@@ -511,13 +511,14 @@ static inline bool checkpoint_remove_stale(const char* out, Error* e) {
 
 /* What pruning knows of a checkpoint. One that cannot be read is not timed and has no loss. */
 typedef struct {
+    uint64_t step;
     bool timed;   // later ones replace it
     double loss;  // validation loss of its weights; NaN: unknown
 } CheckpointWorth;
 
 static inline CheckpointWorth checkpoint_worth(const char* out, uint64_t step) {
     char dir[PATH_CAP], tmp[PATH_CAP], path[PATH_CAP];
-    CheckpointWorth worth = {false, NAN};
+    CheckpointWorth worth = {step, false, NAN};
     TrainerState s;
     Error ignored = NO_ERROR;
     if (!checkpoint_paths(out, step, dir, tmp, &ignored) || !path_join(path, dir, "trainer_state.json", &ignored)) {
@@ -531,21 +532,40 @@ static inline CheckpointWorth checkpoint_worth(const char* out, uint64_t step) {
     return worth;
 }
 
-/* Finds the checkpoint up to and including step `last` with the lowest validation loss, the first of equal ones. Returns its
- * step and sets *loss; 0: none was validated. */
-static inline uint64_t checkpoint_best(const char* out, uint64_t last, double* loss) {
+/* Reads the worth of the checkpoints up to and including step `last`, the newest first. The caller frees *worths. */
+static inline bool checkpoint_worths(const char* out, uint64_t last, CheckpointWorth** worths, size_t* count, Error* e) {
     uint64_t* steps = NULL;
-    size_t count = 0;
-    uint64_t best = 0;
-    Error ignored = NO_ERROR;
-    if (!checkpoint_list(out, &steps, &count, &ignored)) { count = 0; }
-    for (size_t i = 0; i < count; i++) {  // the newest first
-        const double its = steps[i] <= last ? checkpoint_worth(out, steps[i]).loss : NAN;
-        if (isnan(its) || (best > 0 && its > *loss)) { continue; }
-        best = steps[i];
-        *loss = its;
+    size_t all = 0;
+    const bool ok = checkpoint_list(out, &steps, &all, e);
+    *count = 0;
+    *worths = (CheckpointWorth*)xcalloc(all, sizeof **worths);
+    for (size_t i = 0; ok && i < all; i++) {
+        if (steps[i] <= last) { (*worths)[(*count)++] = checkpoint_worth(out, steps[i]); }
     }
     free(steps);
+    return ok;
+}
+
+/* Returns the step of the checkpoint with the lowest validation loss, the first of equal ones, and sets *loss; 0: none was
+ * validated. */
+static inline uint64_t checkpoint_lowest(const CheckpointWorth* worths, size_t count, double* loss) {
+    uint64_t best = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (isnan(worths[i].loss) || (best > 0 && worths[i].loss > *loss)) { continue; }
+        best = worths[i].step;
+        *loss = worths[i].loss;
+    }
+    return best;
+}
+
+/* The same for the checkpoints of a folder up to and including step `last`. */
+static inline uint64_t checkpoint_best(const char* out, uint64_t last, double* loss) {
+    CheckpointWorth* worths = NULL;
+    size_t count = 0;
+    Error ignored = NO_ERROR;
+    checkpoint_worths(out, last, &worths, &count, &ignored);
+    const uint64_t best = checkpoint_lowest(worths, count, loss);
+    free(worths);
     return best;
 }
 
@@ -554,23 +574,24 @@ static inline uint64_t checkpoint_best(const char* out, uint64_t last, double* l
  * validation loss. Does not touch later steps, which a run that was set back may have left. Only warns if a folder cannot be
  * removed. */
 static inline void checkpoint_prune(const char* out, int keep, uint64_t major_every, uint64_t written) {
-    uint64_t* steps = NULL;
+    CheckpointWorth* worths = NULL;
     size_t count = 0;
     int newer = 0;  // checkpoints that are kept for being new
     double loss = 0;
     Error e = NO_ERROR;
-    if (!checkpoint_list(out, &steps, &count, &e)) { warn("%s", e.msg); }
-    const uint64_t best = checkpoint_best(out, written, &loss);
+    if (!checkpoint_worths(out, written, &worths, &count, &e)) { warn("%s", e.msg); }
+    const uint64_t best = checkpoint_lowest(worths, count, &loss);
     for (size_t i = 0; i < count; i++) {
+        const uint64_t step = worths[i].step;
         char dir[PATH_CAP], tmp[PATH_CAP];
         memset(&e, 0, sizeof e);
-        if (steps[i] > written || !checkpoint_paths(out, steps[i], dir, tmp, &e)) { continue; }
-        if (checkpoint_worth(out, steps[i]).timed) {
-            if (steps[i] == written) { continue; }
-        } else if (keep <= 0 || newer++ < keep || (major_every > 0 && steps[i] % major_every == 0)) {
+        if (!checkpoint_paths(out, step, dir, tmp, &e)) { continue; }
+        if (worths[i].timed) {
+            if (step == written) { continue; }
+        } else if (keep <= 0 || newer++ < keep || (major_every > 0 && step % major_every == 0)) {
             continue;
         }
-        if (steps[i] == best) { continue; }
+        if (step == best) { continue; }
         LLMC_FAULT_POINT("prune");
         bool ok = remove_tree(tmp, &e) &&
                   (rename(dir, tmp) == 0 || fail(&e, "%s: cannot rename to %s: %s", dir, tmp, strerror(errno)));
@@ -579,7 +600,7 @@ static inline void checkpoint_prune(const char* out, int keep, uint64_t major_ev
         ok = ok && sync_directory(out, &e) && remove_tree(tmp, &e);
         if (!ok) { warn("%s: the old checkpoint stays", e.msg); }
     }
-    free(steps);
+    free(worths);
 }
 
 #endif

@@ -53,7 +53,7 @@ static inline char* export_chat_template(const Session* s) {
 static inline bool export_gguf(const Session* s, ModelFiles* files, ExportDtype type, const char* path, Error* e) {
     static const GgufType types[] = {GGUF_F32, GGUF_F32, GGUF_BF16, GGUF_F16, GGUF_Q8_0};
     char name[PATH_CAP];
-    snprintf(name, sizeof name, "%s", file_name(s->options.export_model));
+    snprintf(name, sizeof name, "%s", file_name(s->options.export_));
     name[strlen(name) - strlen(".gguf")] = 0;
     GgufModel m = {name, &s->config,  &s->table,     s->has_tokenizer ? &s->tokenizer : NULL,
                    NULL, types[type], export_source, files};
@@ -82,9 +82,16 @@ static inline bool export_folder(const Session* s, ModelFiles* files, ExportDtyp
     return ok && model_save_generation(path, &s->config, e) && sync_directory(path, e);
 }
 
+/* Copies the target without the slashes at its end, which a shell adds to the name of a folder. */
+static inline bool export_path(const Options* o, char path[PATH_CAP], Error* e) {
+    const int length = snprintf(path, PATH_CAP, "%s", o->export_);
+    if (length >= PATH_CAP) { return fail(e, "--export: the path is too long"); }
+    for (int n = length; n > 1 && path[n - 1] == '/'; n--) { path[n - 1] = 0; }
+    return length > 0 || fail(e, "--export: is \"\", wanted the name of a new folder or of a .gguf file");
+}
+
 /* Writes the export under a temporary name, then renames it. */
-static inline bool export_write(const Session* s, ModelFiles* files, ExportDtype type, Error* e) {
-    const char* path = s->options.export_model;
+static inline bool export_write(const Session* s, ModelFiles* files, ExportDtype type, const char* path, Error* e) {
     char tmp[PATH_CAP], parent[PATH_CAP];
     folder_of(path, parent);
     if (snprintf(tmp, sizeof tmp, "%s.tmp", path) >= (int)sizeof tmp) { return fail(e, "--export: the path is too long"); }
@@ -97,14 +104,13 @@ static inline bool export_write(const Session* s, ModelFiles* files, ExportDtype
 }
 
 /* Refuses a target that would replace anything but an older export: a file that is not one of ours, a folder with files. */
-static inline bool export_check_target(const Options* o, Error* e) {
+static inline bool export_check_target(const Options* o, const char* path, Error* e) {
     struct stat st;
-    if (lstat(o->export_model, &st) != 0) { return true; }
+    if (lstat(path, &st) != 0) { return true; }
     if (options_export_gguf(o)) {
-        return S_ISREG(st.st_mode) || fail(e, "--export: %s is not a regular file, wanted a new name", o->export_model);
+        return S_ISREG(st.st_mode) || fail(e, "--export: %s is not a regular file, wanted a new name", path);
     }
-    return rmdir(o->export_model) == 0 ||
-           fail(e, "--export: %s exists, wanted a new folder, or a name that ends with .gguf", o->export_model);
+    return rmdir(path) == 0 || fail(e, "--export: %s exists, wanted a new folder, or a name that ends with .gguf", path);
 }
 
 /* Runs --export. */
@@ -112,15 +118,15 @@ static inline void job_export(const Session* s) {
     static const char* const type_names[] = {"", "F32", "BF16", "F16", "Q8_0"};
     ModelFiles files;
     Error e = NO_ERROR;
-    char count[32];
-    must(export_check_target(&s->options, &e), &e);
+    char path[PATH_CAP], count[32];
+    must(export_path(&s->options, path, &e) && export_check_target(&s->options, path, &e), &e);
     session_load_weights(s, NULL, NULL);
     must(model_open(&files, s->model_dir, &e), &e);
     const ExportDtype type = export_type(s, &files);
-    must(export_write(s, &files, type, &e), &e);
+    must(export_write(s, &files, type, path, &e), &e);
     model_close(&files);
     printf("exported %s, %s parameters, as %s to %s\n", s->model_dir, text_count(s->table.num_params, count, sizeof count),
-           type_names[type], s->options.export_model);
+           type_names[type], path);
 }
 
 #endif

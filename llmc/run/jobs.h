@@ -9,6 +9,7 @@
 #include "llmc/run/export.h"
 #include "llmc/run/generate.h"
 #include "llmc/run/memory.h"
+#include "llmc/run/progress.h"
 #include "llmc/run/sampler.h"
 #include "llmc/run/session.h"
 #include "llmc/run/trainer.h"
@@ -148,8 +149,7 @@ typedef struct {
     const TaskFile* file;
     uint64_t B;
     double* likelihoods;  // (file->choice_count)
-    double told;          // when the progress was last shown, or when the work began
-    bool terminal, shown;
+    Progress progress;
 } Answering;
 
 static inline void answering_take(void* answering, const float* losses, uint64_t batch) {
@@ -159,23 +159,18 @@ static inline void answering_take(void* answering, const float* losses, uint64_t
         const TaskChoice* c = &a->tasks->choices[a->file->first_choice + first + i];
         a->likelihoods[first + i] = task_likelihood(a->tasks, c, losses + i * (size_t)a->tasks->T);
     }
-    if (!a->terminal || now_seconds() - a->told < 2) { return; }
-    a->told = now_seconds();
-    a->shown = true;
-    printf("\rtasks   %5.1f %%", 100.0 * (double)(first + rows) / (double)count);
-    fflush(stdout);
+    progress_add(&a->progress, rows);
 }
 
-/* Answers the questions of a file. At a terminal, shows the progress of what takes longer than two seconds. Fails as
- * take_losses(). */
+/* Answers the questions of a file. Fails as take_losses(). */
 static inline bool answer_tasks(const Trainer* t, Session* s, void* model, const TaskFile* file, TaskScore* score, Error* e) {
     const BatchSource data = {tasks_next, &s->tasks, 1, 0, NULL};
     const uint64_t B = (uint64_t)s->options.batch;
     double* likelihoods = (double*)xcalloc(file->choice_count, sizeof *likelihoods);
-    Answering a = {&s->tasks, file, B, likelihoods, now_seconds(), isatty(STDOUT_FILENO) != 0, false};
+    Answering a = {&s->tasks, file, B, likelihoods, progress_begin(stdout, "tasks", file->choice_count, "choices")};
     s->tasks.next = file->first_choice;
     const bool ok = take_losses(t, model, &data, ceil_div(file->choice_count, B), answering_take, &a, e);
-    if (a.shown) { printf("\r%16s\r", ""); }
+    progress_end(&a.progress);
     *score = tasks_score(&s->tasks, file, likelihoods);
     free(likelihoods);
     return ok;

@@ -33,7 +33,7 @@ static inline void session_flags(Session* s, int argc, char** argv, OptionScope 
     s->argv = argv;
     options_or_exit(&s->options, argc, argv, trainer);
     s->job = o->generate ? JOB_GENERATE : o->chat ? JOB_CHAT : o->eval ? JOB_EVAL : o->dry_run ? JOB_DRY_RUN : JOB_TRAIN;
-    if (o->export_model) { s->job = JOB_EXPORT; }
+    if (o->export_) { s->job = JOB_EXPORT; }
     Error e = NO_ERROR;
     must(options_read_text(&s->options, OPT_generate, &e) && options_read_text(&s->options, OPT_system, &e), &e);
 }

@@ -79,7 +79,7 @@ typedef struct {
 
 typedef struct {
     OptionKind kind;
-    const char* name;  // name of the field; the flag has '-' for '_'
+    const char* name;  // of the field: see option_name_length()
     const char* aliases;
     const char* def;  // NULL: not given
     double min, max;
@@ -106,9 +106,16 @@ enum { OPTION_TEXT = 64 };  // buffer size for a flag's name, or for any value e
 static inline void* option_field(Options* o, int i) { return (char*)o + option_specs[i].offset; }
 static inline const void* option_value(const Options* o, int i) { return (const char*)o + option_specs[i].offset; }
 
+/* Returns the length of an option's name: that of its field, without a '_' at the end. The flag has '-' for '_'. */
+static inline size_t option_name_length(const OptionSpec* s) {
+    const size_t n = strlen(s->name);
+    return n - (s->name[n - 1] == '_');
+}
+
 /* Writes the flag of option i, such as "--val-every", and returns `out`. */
 static inline const char* option_flag(int i, char* out /* OPTION_TEXT */) {
-    snprintf(out, OPTION_TEXT, "--%s", option_specs[i].name);
+    const OptionSpec* s = &option_specs[i];
+    snprintf(out, OPTION_TEXT, "--%.*s", (int)option_name_length(s), s->name);
     for (char* p = out; *p; p++) {
         if (*p == '_') { *p = '-'; }
     }
@@ -297,8 +304,8 @@ static inline int option_find(const char* arg, const char** value, bool* by_lett
     const bool no = two && n > 3 && option_same_name(text, 3, "no-", 3);
     for (int i = 0; i < NUM_OPTIONS; i++) {
         const OptionSpec* s = &option_specs[i];
-        if (two && option_same_name(text, n, s->name, strlen(s->name))) { return i; }
-        if (no && s->kind == OPTION_SWITCH && option_same_name(text + 3, n - 3, s->name, strlen(s->name))) {
+        if (two && option_same_name(text, n, s->name, option_name_length(s))) { return i; }
+        if (no && s->kind == OPTION_SWITCH && option_same_name(text + 3, n - 3, s->name, option_name_length(s))) {
             *negated = true;
             return i;
         }
@@ -358,14 +365,14 @@ typedef enum { OPTIONS_OK, OPTIONS_HELP, OPTIONS_SHOW_VERSION, OPTIONS_WRONG } O
 
 /* Tells whether --export names a GGUF file, not a folder. */
 static inline bool options_export_gguf(const Options* o) {
-    const size_t n = o->export_model ? strlen(o->export_model) : 0;
-    return n > 5 && strcmp(o->export_model + n - 5, ".gguf") == 0;
+    const size_t n = o->export_ ? strlen(o->export_) : 0;
+    return n > 5 && strcmp(o->export_ + n - 5, ".gguf") == 0;
 }
 
 /* Checks what involves several options: two jobs at once, flags that exclude each other. */
 static inline bool options_check(const Options* o, Error* e) {
-    static const int jobs[] = {OPT_generate, OPT_chat, OPT_eval, OPT_export_model, OPT_dry_run, OPT_verify};
-    const bool chosen[] = {o->generate != NULL, o->chat, o->eval, o->export_model != NULL, o->dry_run, o->verify != NULL};
+    static const int jobs[] = {OPT_generate, OPT_chat, OPT_eval, OPT_export_, OPT_dry_run, OPT_verify};
+    const bool chosen[] = {o->generate != NULL, o->chat, o->eval, o->export_ != NULL, o->dry_run, o->verify != NULL};
     int first = -1;
     char a[OPTION_TEXT], b[OPTION_TEXT];
     for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) {
@@ -628,7 +635,7 @@ static inline void options_json(FILE* f, const Options* o, bool all) {
         if (!(s->scope & o->trainer) || i == OPT_help || i == OPT_version || (!all && s->life == OPTION_LOCAL)) { continue; }
         char text[OPTION_TEXT];
         const char* value = option_text(o, i, text);
-        fprintf(f, "%s\"%s\":", separator, s->name);
+        fprintf(f, "%s\"%.*s\":", separator, (int)option_name_length(s), s->name);
         separator = ",";
         switch (s->kind) {
             case OPTION_STRING:

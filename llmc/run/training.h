@@ -31,6 +31,7 @@
 #include "llmc/run/resume.h"
 #include "llmc/run/save.h"
 #include "llmc/run/signals.h"
+#include "llmc/run/timing.h"
 #include "llmc/run/trainer.h"
 
 #include <math.h>
@@ -102,31 +103,20 @@ static inline int state_slots(const Trainer* trainer, void* model, bool with_mas
     return count;
 }
 
-/* Times a few steps at learning rate 0, at most about ten seconds of them, and returns the milliseconds of the fastest. */
-static inline double training_time_steps(Training* t) {
-    const double start = now_seconds();
-    double best = INFINITY;
-    Error e = NO_ERROR;
-    for (int i = 0; i < MINUTES_MEASURE && (i == 0 || now_seconds() - start < 10.0); i++) {
-        must(t->trainer->step(t->model, &t->plan, 0.0, &e), &e);
-        best = fmin(best, t->trainer->result(t->model, &t->plan).ms);
-    }
-    return best;
-}
-
 /* Turns --minutes into a number of steps: times a few steps, then wipes their traces. */
 static inline void training_measure(Training* t) {
     Session* s = t->s;
     const TrainerState before = s->state;  // of a new run, which owns no memory
     const uint64_t row = s->train.row;
     Error e = NO_ERROR;
-    const double best = training_time_steps(t);
+    StepTime time;
+    must(time_steps(t->trainer, t->model, &t->plan, s->options.batch, INFINITY, stdout, &time, &e), &e);
     s->state = before;
     t->trainer->forget(t->model, &t->plan);
     dataloader_seek(&s->train, row);
-    s->options.steps = (int)steps_for_minutes(s->options.minutes, now_seconds() - s->started, best * 1e-3);
+    s->options.steps = (int)steps_for_minutes(s->options.minutes, now_seconds() - s->started, time.ms * 1e-3);
     must(plan_make(&s->plan, &s->options, s->ranks, s->train.rows_per_epoch, &e), &e);
-    printf("timed   %.1f ms a step: %lld steps fit into %g minutes\n", best, (long long)s->plan.steps, s->options.minutes);
+    printf("timed   %.1f ms a step: %lld steps fit into %g minutes\n", time.ms, (long long)s->plan.steps, s->options.minutes);
 }
 
 /* Reads all data of the run: --dry-run finds at once what training would find hours later. */
@@ -168,24 +158,39 @@ static inline void training_prepare(Training* t) {
     if (trainer->prepare) { trainer->prepare(t->model, &t->plan, s); }
 }
 
-/* Reads every file of the run and tells how long it takes, by a few steps of a model of its size. */
-static inline void training_dry_run(Training* t) {
-    Session* s = t->s;
+/* Prints how long the run takes. */
+static inline void training_print_time(const Session* s, const StepTime* time) {
     const Options* o = &s->options;
     const int64_t steps = s->plan.stop - (int64_t)s->state.step;
-    char clock[32];
+    const bool least = !time->whole && !time->parts;
+    const char* about = time->whole ? "" : least ? "more than " : "about ";
+    char clock[32], parts[64] = "";
+    if (time->parts) { snprintf(parts, sizeof parts, " (%d of its %d micro-batches)", time->parts, s->plan.accumulate); }
+    const bool long_step = time->ms >= 1e4;
+    printf("timed   %s%.1f %s a step%s: ", about, time->ms * (long_step ? 1e-3 : 1), long_step ? "s" : "ms", parts);
+    if (o->minutes > 0 && o->steps < 0) {
+        printf("%s%lld steps fit into %g minutes\n", least ? "at most " : about,
+               (long long)steps_for_minutes(o->minutes, now_seconds() - s->started, time->ms * 1e-3), o->minutes);
+    } else {
+        printf("%lld steps take %s%s, validations, samples and checkpoints apart\n", (long long)steps, about,
+               text_clock(time->ms * 1e-3 * (double)steps, clock, sizeof clock));
+    }
+}
+
+/* Reads every file of the run and tells how long it takes, by a few steps of a model of its size, or in a minute at most. */
+static inline void training_dry_run(Training* t) {
+    enum { MOST_SECONDS = 60 };
+    Session* s = t->s;
+    const Options* o = &s->options;
+    StepTime time;
+    Error e = NO_ERROR;
     t->model = job_open_model(t->trainer, s);
     training_scan_data(s);
-    if (!o->tune && o->profile == 0 && (steps > 0 || o->minutes > 0)) {  // those two write files, or time steps themselves
+    // --tune and --profile write files, or time steps themselves
+    if (!o->tune && o->profile == 0 && (s->plan.stop > (int64_t)s->state.step || o->minutes > 0)) {
         training_prepare(t);
-        const double ms = training_time_steps(t);
-        if (o->minutes > 0 && o->steps < 0) {
-            printf("timed   %.1f ms a step: %lld steps fit into %g minutes\n", ms,
-                   (long long)steps_for_minutes(o->minutes, now_seconds() - s->started, ms * 1e-3), o->minutes);
-        } else {
-            printf("timed   %.1f ms a step: %lld steps take %s, validations, samples and checkpoints apart\n", ms,
-                   (long long)steps, text_clock(ms * 1e-3 * (double)steps, clock, sizeof clock));
-        }
+        must(time_steps(t->trainer, t->model, &t->plan, o->batch, MOST_SECONDS, stdout, &time, &e), &e);
+        training_print_time(s, &time);
     }
     t->trainer->destroy(t->model);
 }
@@ -254,10 +259,13 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
 // ---------------------------------------------------------------------------------------------------------------------
 // a step
 
-/* Tells whether the run ends before its last step. Once true, it stays so. */
-static inline bool training_stops(const Training* t) {
-    return run_stop_requested() || t->error.msg[0] || t->not_finite >= MOST_NOT_FINITE || t->out_of_patience;
+/* Tells whether the run breaks off: what is due at this step is left out. Once true, it stays so. */
+static inline bool training_breaks_off(const Training* t) {
+    return run_stop_requested() || t->error.msg[0] || t->not_finite >= MOST_NOT_FINITE;
 }
+
+/* Tells whether the run ends before its last step. Once true, it stays so. */
+static inline bool training_stops(const Training* t) { return training_breaks_off(t) || t->out_of_patience; }
 
 /* Tells whether --checkpoint-minutes asks for a checkpoint. */
 static inline bool training_time_is_up(const Training* t) {
@@ -337,7 +345,7 @@ static inline void training_validate(Training* t, Due* due) {
     Session* s = t->s;
     const uint64_t rows = (uint64_t)s->options.val_batches * (uint64_t)s->options.batch;
     ValidationLoss l;
-    if (training_stops(t) || !validate(t->trainer, s, t->model, rows, &l, &t->error)) { return; }
+    if (training_breaks_off(t) || !validate(t->trainer, s, t->model, rows, &l, &t->error)) { return; }
     print_validation(stdout, &t->lines, t->reported, l.loss, l.bpb);
     training_logged(t, log_val(&s->log, t->reported, l.loss, l.bpb, &t->error));
     if (training_take_validation(t, l.loss) && s->options.checkpoint_best && t->saved != t->reported) {
@@ -361,7 +369,7 @@ static inline void training_answer(Training* t) {
         const TaskFile* file = &s->tasks.files[i];
         const char* name = file_name(file->path);
         TaskScore score;
-        if (training_stops(t) || !answer_tasks(t->trainer, s, t->model, file, &score, &t->error)) { return; }
+        if (training_breaks_off(t) || !answer_tasks(t->trainer, s, t->model, file, &score, &t->error)) { return; }
         print_task(stdout, t->reported, name, score.acc, score.acc_norm, file->count);
         training_logged(t, log_task(&s->log, t->reported, name, score.acc, score.acc_norm, file->count, &t->error));
     }
@@ -376,7 +384,7 @@ static inline void training_sample(Training* t) {
     Session* s = t->s;
     Generator* g = &t->generator;
     Error e = NO_ERROR;
-    if (training_stops(t)) { return; }
+    if (training_breaks_off(t)) { return; }
     printf("sample  ");
     g->stream = (uint32_t)t->reported;
     if (!generate(g, s->options.prompt, s->options.sample_tokens, &e)) { warn("no sample: %s", e.msg); }
