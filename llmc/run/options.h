@@ -598,13 +598,18 @@ static inline void options_print(FILE* f, const Options* o) {
     fputc('\n', f);
 }
 
+static inline void options_print_way(const char* program, const char* flags, const char* does) {
+    const int width = 52 - (int)strlen(program);
+    printf("  %s%-*s %s\n", program, width > 0 ? width : 0, flags, does);
+}
+
 /* Tells a newcomer, who gives no flag at all, what there is to do. */
 LLMC_NORETURN static inline void options_die_of_none(const char* program) {
     printf("usage: %s [--flag value]... [@FILE]...\n\n", program);
-    printf("  make quickstart                                     trains a small model and prints what it writes\n");
-    printf("  %s --model d4 --train data.bin            trains a new model; ./tokenize makes data.bin from text\n", program);
-    printf("  %s --model out --generate \"Once upon\"     continues a text with the newest checkpoint in out\n", program);
-    printf("  %s --help                                 lists every flag\n", program);
+    options_print_way("make quickstart", "", "trains a small model and prints what it writes");
+    options_print_way(program, " --model d4 --train data.bin", "trains a new model; ./tokenize makes data.bin from text");
+    options_print_way(program, " --model out --generate \"Once upon\"", "continues a text with the newest checkpoint in out");
+    options_print_way(program, " --help", "lists every flag");
     die_usage("no flag is given, wanted at least one\n  hint: make quickstart");
 }
 
