@@ -13,6 +13,7 @@
 #include "llmc/rmsnorm.h"
 #include "llmc/rope.h"
 #include "llmc/swiglu.h"
+#include "documents.h"
 #include "test.h"
 
 #ifdef _OPENMP
@@ -97,23 +98,6 @@ static double dot(const double* a, const double* b, size_t n) {
     double sum = 0;
     for (size_t i = 0; i < n; i++) { sum += a[i] * b[i]; }
     return sum;
-}
-
-/* Returns the starts (B, T) of rows that hold documents of 1 to `longest` tokens, other ones in each row. 0: returns NULL. */
-static int32_t* random_starts(int B, int T, int longest) {
-    if (longest == 0) { return NULL; }
-    int32_t* starts = (int32_t*)xmalloc((size_t)B * (size_t)T * sizeof *starts);
-    for (int b = 0; b < B; b++) {
-        int end = 0;
-        for (int t = 0, start = 0; t < T; t++) {
-            if (t == end) {
-                start = t;
-                end += 1 + (int)philox_below(7, RAND_SAMPLE, (uint32_t)b, (uint64_t)t, (uint64_t)longest);
-            }
-            starts[b * T + t] = start;
-        }
-    }
-    return starts;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
