@@ -4,9 +4,9 @@
  *   ./test_llama3cu [MODEL_DIR STATE_FILE]    both trainers  (this file compiled as C and as CUDA, and linked)
  *
  * A debug state, written by train_llama3.py, holds one batch and PyTorch's results for it: logits, loss, the gradient of
- * every parameter, and the losses and gradient norms of N AdamW steps on that batch. The trainers' own train_step() and
- * validation compute the same: this file includes their sources, without main. Prints a line per tensor; exits with 0 if all
- * agree, else with 1. Without arguments, checks every pair committed under dev/test/pairs.
+ * every parameter, and the losses and gradient norms of N AdamW steps on that batch, whose rows may hold documents. The
+ * trainers' own train_step() and validation compute the same: this file includes their sources, without main. Prints a line per
+ * tensor; exits with 0 if all agree, else with 1. Without arguments, checks every pair committed under dev/test/pairs.
  *
  * Tolerances (fp32): logits 1e-4 absolute; each gradient 1e-4 of its own largest element; every loss 1e-4; norms 1e-4 of
  * max(norm, first norm). 16-bit: see check_gradient_16bit() and step_limit_16bit().
@@ -22,6 +22,7 @@ typedef struct {
     int bits;                                                      // of the arithmetic: 32, or 16
     int bf16;                                                      // which of the 16
     void* (*open)(const char* model_dir, int B, int T);            // a model with the folder's weights
+    void (*divide)(void* model, int* starts);                      // rows hold documents from now on (attention.h)
     void (*logits)(void* model, const int* x, float* out);         // (B, T, V)
     double (*losses)(void* model, const int* x, const int* y);     // the mean, as validation computes it
     double (*gradients)(void* model, const int* x, const int* y);  // from zero; returns the mean loss
@@ -100,6 +101,8 @@ static void* cpu_open(const char* dir, int B, int T) {
     return t;
 }
 
+static void cpu_divide(void* tested, int* starts) { ((Tested*)tested)->model->starts = starts; }
+
 static void cpu_tokens(Llama* m, const int* x, const int* y) {
     memcpy(m->x, x, (size_t)m->B * m->T * sizeof *x);
     if (y) { memcpy(m->y, y, (size_t)m->B * m->T * sizeof *y); }
@@ -162,7 +165,7 @@ static void cpu_close(void* tested) {
     free(tested);
 }
 
-const TestedTrainer tested_cpu = {"CPU fp32",    32,           false,    cpu_open, cpu_logits, cpu_losses,
+const TestedTrainer tested_cpu = {"CPU fp32",    32,           false,    cpu_open, cpu_divide, cpu_logits, cpu_losses,
                                   cpu_gradients, cpu_gradient, cpu_step, cpu_close};
 
 #endif
@@ -253,6 +256,12 @@ static void* cuda_open(const char* dir, int B, int T) {
     return t;
 }
 
+static void cuda_divide(void* tested, int* starts) {
+    Llama* m = ((Tested*)tested)->model;
+    CUDA_CHECK(cudaMalloc((void**)&m->feed.starts, m->steps.num_losses * sizeof(int32_t)));
+    copy_in(m->feed.starts, starts, m->steps.num_losses * sizeof(int32_t), m->queue.stream);
+}
+
 static void cuda_logits(void* tested, const int* x, float* out) {
     Llama* m = ((Tested*)tested)->model;
     const size_t N = m->steps.num_losses, V = m->config.vocab_size, pitch = pitch_of(V);
@@ -327,6 +336,7 @@ static double cuda_step(void* tested, const int* x, const int* y, const float* h
 }
 
 static void cuda_close(void* tested) {
+    CUDA_CHECK(cudaFree(((Tested*)tested)->model->feed.starts));
     trainer_destroy(((Tested*)tested)->model);
     free(tested);
 }
@@ -334,7 +344,7 @@ static void cuda_close(void* tested) {
 static TestedTrainer tested_variant(int i) {
     const int bits = 8 * (int)sizeof(floatX);
     const bool bf16 = std::is_same<floatX, __nv_bfloat16>::value;
-    const TestedTrainer t = {variants[i].name, bits,           bf16,          cuda_open, cuda_logits,
+    const TestedTrainer t = {variants[i].name, bits,           bf16,          cuda_open, cuda_divide, cuda_logits,
                              cuda_losses,      cuda_gradients, cuda_gradient, cuda_step, cuda_close};
     return t;
 }
@@ -814,6 +824,24 @@ static void check_no_extra_gradients(State* s, const ParamTable* table) {
     }
 }
 
+/* The starts (B, T) of a state whose rows hold documents; NULL if the state has none. */
+static int32_t* state_starts(State* s, int B, int T) {
+    Error e = NO_ERROR;
+    const SafeTensor* t = safetensors_find(&s->st, "starts");
+    const size_t N = (size_t)B * T;
+    if (!t) { return NULL; }
+    if (t->count != N || t->dtype != SAFE_I32) { die("%s: tensor starts is not I32 (B, T)", s->path); }
+    int32_t* starts = (int32_t*)xmalloc(N * sizeof *starts);
+    if (!safetensors_read_raw(&s->st, t, 0, N, starts, &e)) { die("%s", e.msg); }
+    for (int i = 0; i < (int)N; i++) {
+        const int at = i % T, before = at > 0 ? starts[i - 1] : 0;
+        if (starts[i] != before && starts[i] != at) {
+            die("%s: starts has %d at position %d of a row", s->path, starts[i], at);
+        }
+    }
+    return starts;
+}
+
 /* One pair on one trainer; returns the number of comparisons that failed. */
 static int check_pair(const TestedTrainer* trainer, const char* model_dir, const char* state_path) {
     Error e = NO_ERROR;
@@ -847,6 +875,8 @@ static int check_pair(const TestedTrainer* trainer, const char* model_dir, const
         }
     }
     void* model = trainer->open(model_dir, B, T);
+    int32_t* starts = state_starts(&s, B, T);
+    if (starts) { trainer->divide(model, starts); }
     ParamTable table = param_table(&config);
 
     float* want = state_tensor(&s, "logits", N * V);
@@ -905,6 +935,7 @@ static int check_pair(const TestedTrainer* trainer, const char* model_dir, const
     free(x);
     free(y);
     trainer->close(model);
+    free(starts);
     param_table_free(&table);
     safetensors_close(&s.st);
     return s.failures;

@@ -102,6 +102,7 @@ typedef struct {
     int B, T;                  // of the batch that activations are sized for
     int32_t* x;                // (B, T) tokens
     int32_t* y;                // (B, T) targets
+    int32_t* starts;           // (B, T) index in its row of the first token of each token's document; NULL: a row is one
     float* rope;               // (T, HD) cos and sin
     BlockActivations* blocks;  // (L)
     float* h_final;            // (N, C) the residual stream after the last block
@@ -281,8 +282,8 @@ static void llama_forward(Llama* m) {
         float* h_next = l + 1 < L ? m->blocks[l + 1].h : m->h_final;
         rmsnorm_forward(s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps);
         matmul_forward(s->qkv, m->scratch, s->norm1, w.qkv, NULL, N, C, QKV);
-        rope_forward(s->qkv, m->rope, 0, shape);
-        attention_forward(s->att, s->lse, m->scratch, s->qkv, shape);
+        rope_forward(s->qkv, m->starts, m->rope, 0, shape);
+        attention_forward(s->att, s->lse, m->scratch, s->qkv, m->starts, shape);
         matmul_forward(s->mid, m->scratch, s->att, w.o, s->h, N, Q, C);
         rmsnorm_forward(s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps);
         matmul_forward(s->gate_up, m->scratch, s->norm2, w.gate_up, NULL, N, C, 2 * F);
@@ -348,8 +349,8 @@ static void llama_backward(Llama* m) {
         // mid = h + att Wo^T
         matmul_backward_weight(g.o, m->scratch, m->dh, s->att, N, Q, C);
         matmul_backward_input(m->datt, m->scratch, m->dh, w.o, N, Q, C);
-        attention_backward(m->dqkv, m->scratch, m->datt, s->att, s->lse, s->qkv, shape);
-        rope_backward(m->dqkv, m->rope, 0, shape);
+        attention_backward(m->dqkv, m->scratch, m->datt, s->att, s->lse, s->qkv, m->starts, shape);
+        rope_backward(m->dqkv, m->starts, m->rope, 0, shape);
         matmul_backward_weight(g.qkv, m->scratch, m->dqkv, s->norm1, N, C, QKV);
         matmul_backward_input(m->dnorm, m->scratch, m->dqkv, w.qkv, N, C, QKV);
         rmsnorm_backward(m->dh, g.input_norm, m->scratch, m->dnorm, s->h, w.input_norm, s->rstd1, N, C);
@@ -396,7 +397,7 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
         float* cache = m->kv_cache + (size_t)l * m->cache_len * KV2;  // (cache_len, KV2)
         rmsnorm_forward(norm, rstd, h, w.input_norm, rows, C, c->rms_eps);
         matmul_forward(qkv, m->scratch, norm, w.qkv, NULL, rows, C, QKV);
-        rope_forward(qkv, m->decode_rope, pos, shape);
+        rope_forward(qkv, NULL, m->decode_rope, pos, shape);
         for (int i = 0; i < rows; i++) {
             memcpy(cache + (size_t)(pos + i) * KV2, qkv + (size_t)i * QKV + Q, KV2 * sizeof(float));
         }

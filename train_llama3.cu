@@ -466,8 +466,8 @@ static void llama_forward(const Llama* m) {
         floatX* h_next = l + 1 < L ? m->blocks[l + 1].h : m->h_final;
         rmsnorm(q, s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps);
         linear(q, "qkv", s->qkv, s->norm1, w.qkv, NULL, N, C, QKV);
-        rope(q, s->qkv, m->rope, 0, shape);
-        attention(q, s->att, s->lse, s->qkv, shape);
+        rope(q, s->qkv, m->feed.starts, m->rope, 0, shape);
+        attention(q, s->att, s->lse, s->qkv, m->feed.starts, shape);
         linear(q, "o", s->mid, s->att, w.o, s->h, N, Q, C);
         rmsnorm(q, s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps);
         linear(q, "gate up", s->gate_up, s->norm2, w.gate_up, NULL, N, C, 2 * F);
@@ -527,8 +527,8 @@ static void block_recompute(const Llama* m, int l) {
     rmsnorm(q, s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps);
     if (level >= RECOMPUTE_BLOCK) {
         linear(q, "qkv", s->qkv, s->norm1, w.qkv, NULL, N, C, QKV);
-        rope(q, s->qkv, m->rope, 0, shape);
-        attention(q, s->att, s->lse, s->qkv, shape);
+        rope(q, s->qkv, m->feed.starts, m->rope, 0, shape);
+        attention(q, s->att, s->lse, s->qkv, m->feed.starts, shape);
         linear(q, "o", s->mid, s->att, w.o, s->h, N, Q, C);
     }
     rmsnorm(q, s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps);
@@ -566,8 +566,8 @@ static void llama_backward(const Llama* m, bool first) {
         // mid = h + att Wo^T
         linear_backward_weight(q, "o dw", grad_at(m, P_O, l), m->dh, s->att, N, Q, C, add);
         linear_backward_input(q, "o dx", m->datt, m->dh, w.o, N, Q, C);
-        attention_backward(q, m->dqkv, m->datt, s->att, s->lse, s->qkv, shape);
-        rope_backward(q, m->dqkv, m->rope, 0, shape);
+        attention_backward(q, m->dqkv, m->datt, s->att, s->lse, s->qkv, m->feed.starts, shape);
+        rope_backward(q, m->dqkv, m->feed.starts, m->rope, 0, shape);
         linear_backward_weight(q, "qkv dw", grad_at(m, P_Q, l), m->dqkv, s->norm1, N, C, QKV, add);
         linear_backward_input(q, "qkv dx", m->dnorm, m->dqkv, w.qkv, N, C, QKV);
         rmsnorm_backward(q, m->dh, grad_at(m, P_INPUT_NORM, l), m->dnorm, s->h, w.input_norm, s->rstd1, N, C);

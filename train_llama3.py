@@ -267,7 +267,8 @@ def rms_norm(x, weight, eps):
 
 
 def rope(x, cos, sin):
-    """Rotates x (B, T, heads, HD) by position, pairing element i with i + HD/2. cos, sin (T, 1, HD/2) are always fp32."""
+    """Rotates x (B, T, heads, HD) by position, pairing element i with i + HD/2. cos, sin (T, 1, HD/2), or (B, T, 1, HD/2), are
+    always fp32."""
     a, b = x.float().chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
@@ -275,15 +276,23 @@ def rope(x, cos, sin):
 NATIVE_GQA = TORCH >= (2, 5)  # pick_sdpa() turns it off if repeated K and V are faster
 
 
-def attention(q, k, v):
-    """Computes causal attention of q (B, NH, T, HD) with k, v (B, NKV, T, HD). Query head h uses kv head h // group."""
-    group = q.shape[1] // k.shape[1]
+def document_mask(starts):
+    """Returns (B, 1, T, T): whether a query sees a key: one of its own document. starts (B, T) holds, for each token, the index
+    inside its row of its document's first token."""
+    t = torch.arange(starts.shape[1], device=starts.device)
+    return ((starts[:, :, None] <= t) & (t <= t[:, None]))[:, None]
+
+
+def attention(q, k, v, mask=None):
+    """Computes attention of q (B, NH, T, HD) with k, v (B, NKV, T, HD): causal, or by a document_mask(). Query head h uses kv
+    head h // group."""
+    group, seen = q.shape[1] // k.shape[1], dict(attn_mask=mask, is_causal=mask is None)
     if group == 1:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return F.scaled_dot_product_attention(q, k, v, **seen)
     if NATIVE_GQA:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return F.scaled_dot_product_attention(q, k, v, **seen, enable_gqa=True)
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return F.scaled_dot_product_attention(q, k, v, **seen)
 
 
 class Block(nn.Module):
@@ -297,11 +306,11 @@ class Block(nn.Module):
         self.gate_up = nn.Linear(c.hidden_size, 2 * c.intermediate_size, bias=False)
         self.down = nn.Linear(c.intermediate_size, c.hidden_size, bias=False)
 
-    def forward(self, x, cos, sin):
+    def forward(self, x, cos, sin, mask=None):
         B, T, _ = x.shape
         qkv = self.qkv(rms_norm(x, self.input_norm, self.eps))
         q, k, v = qkv.view(B, T, -1, self.hd).split((self.heads, self.kv, self.kv), dim=2)
-        y = attention(rope(q, cos, sin).transpose(1, 2), rope(k, cos, sin).transpose(1, 2), v.transpose(1, 2))
+        y = attention(rope(q, cos, sin).transpose(1, 2), rope(k, cos, sin).transpose(1, 2), v.transpose(1, 2), mask)
         x = x + self.o(y.transpose(1, 2).reshape(B, T, -1))
         gate, up = self.gate_up(rms_norm(x, self.post_norm, self.eps)).chunk(2, dim=-1)
         return x + self.down(F.silu(gate) * up)
@@ -324,25 +333,27 @@ class Llama(nn.Module):
         self.cos, self.sin = angles.cos().to(device), angles.sin().to(device)
         return self
 
-    def trunk(self, x, dtype=None, blocks=None):
+    def trunk(self, x, dtype=None, blocks=None, starts=None):
         """Maps tokens (B, T) to normed hidden states (B, T, C) through `blocks`, which may be compiled. `dtype`: type of the
-        residual stream, by default that of the weights."""
+        residual stream, by default that of the weights. starts (B, T): attention stays inside documents, and positions count
+        from their starts, see document_mask()."""
         h = self.embedding(x)
         h = h if dtype is None else h.to(dtype)
-        cos, sin = self.cos[:x.shape[1]], self.sin[:x.shape[1]]
+        at = slice(x.shape[1]) if starts is None else torch.arange(x.shape[1], device=x.device) - starts
+        cos, sin, mask = self.cos[at], self.sin[at], None if starts is None else document_mask(starts)
         for i, block in enumerate(blocks or self.blocks):
             if self.recompute_every and torch.is_grad_enabled() and i % self.recompute_every == 0:
-                h = checkpoint(block, h, cos, sin, use_reentrant=False)
+                h = checkpoint(block, h, cos, sin, mask, use_reentrant=False)
             else:
-                h = block(h, cos, sin)
+                h = block(h, cos, sin, mask)
         return rms_norm(h, self.final_norm, self.c.rms_norm_eps)
 
-    def logits(self, x):
-        return F.linear(self.trunk(x), self.head.weight)
+    def logits(self, x, starts=None):
+        return F.linear(self.trunk(x, starts=starts), self.head.weight)
 
-    def forward(self, x, y):
+    def forward(self, x, y, starts=None):
         """Returns the mean cross-entropy over all B * T targets y (already shifted)."""
-        return F.cross_entropy(self.logits(x).view(-1, self.c.vocab_size).float(), y.view(-1))
+        return F.cross_entropy(self.logits(x, starts).view(-1, self.c.vocab_size).float(), y.view(-1))
 
 
 def hf_tensors(model, pick=lambda p: p):
@@ -469,16 +480,16 @@ TYPES_16BIT = (("bf16", torch.bfloat16, 1.0), ("fp16", torch.float16, 1024.0))
 RUNS_16BIT = 8
 
 
-def adamw_steps(master, opt, dtype, loss_scale, x, y, steps, clip):
-    """Takes `steps` AdamW steps of `opt` on fp32 weights; a copy of them in `dtype` computes, as in the trainers.
-    Returns (2, steps): losses, and gradient norms before clipping."""
+def adamw_steps(master, opt, dtype, loss_scale, batch, steps, clip):
+    """Takes `steps` AdamW steps of `opt` on fp32 weights; a copy of them in `dtype` computes, as in the trainers. batch: what
+    the model's forward takes. Returns (2, steps): losses, and gradient norms before clipping."""
     rows, model = [], copy.deepcopy(master).to(dtype)
     for _ in range(steps):
         with torch.no_grad():
             for w, p in zip(master.parameters(), model.parameters()):
                 p.copy_(w)
         model.zero_grad()
-        loss = model(x, y)
+        loss = model(*batch)
         (loss * loss_scale).backward()
         for w, p in zip(master.parameters(), model.parameters()):
             w.grad = p.grad.float() / loss_scale
@@ -488,7 +499,7 @@ def adamw_steps(master, opt, dtype, loss_scale, x, y, steps, clip):
     return torch.tensor(rows).T
 
 
-def errors_16bit(model, new_optimizer, dtype, loss_scale, x, y, want, clip):
+def errors_16bit(model, new_optimizer, dtype, loss_scale, batch, want, clip):
     """Returns how far PyTorch's own 16-bit runs deviate from the fp32 run `want` (2, steps): the largest relative error up to
     each step over RUNS_16BIT runs, each from weights that differ from the model's by at most one rounding to 16 bits."""
     rounding, worst = torch.finfo(dtype).eps / 2, torch.zeros(want.shape)
@@ -497,15 +508,15 @@ def errors_16bit(model, new_optimizer, dtype, loss_scale, x, y, want, clip):
         with torch.no_grad():
             for w in master.parameters():
                 w.mul_(1 + rounding * (2 * torch.rand(w.shape, generator=generator) - 1).to(w.device))
-        got = adamw_steps(master, new_optimizer(master), dtype, loss_scale, x, y, want.shape[1], clip)
+        got = adamw_steps(master, new_optimizer(master), dtype, loss_scale, batch, want.shape[1], clip)
         worst = torch.maximum(worst, (got / want - 1).abs())
     return worst.cummax(dim=1).values
 
 
 def write_state(model, path, B, T, steps, seed=1337, lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, clip=1.0,
-                device_16bit=None):
+                device_16bit=None, documents=None):
     """Writes what another implementation must reproduce from this fp32 model's weights, on one random batch:
-      x, y I32 (B, T); logits F32 (B, T, V); loss F32 (); grad.<name> F32 of the loss by each tensor;
+      x, y I32 (B, T); with `documents`, a list of lengths for each row, starts I32 (B, T), see document_mask(); logits F32 (B, T, V); loss F32 (); grad.<name> F32 of the loss by each tensor;
       losses, grad_norms F32 (steps): loss and global gradient norm before clipping at each of `steps` AdamW steps.
     Metadata holds the hyper-parameters as strings, and PyTorch's own errors in BF16 and FP16, the yardstick of 16-bit builds:
       bf16_error.<name>, fp16_error.<name>          the relative L2 error of a tensor's gradient
@@ -513,10 +524,14 @@ def write_state(model, path, B, T, steps, seed=1337, lr=1e-3, betas=(0.9, 0.95),
     The 16-bit runs are computed on `device_16bit`, by default the model's device."""
     c = model.c
     device = model.final_norm.device
-    x, y = (t.to(device) for t in random_tokens(c, B, T, seed))
+    batch = [t.to(device) for t in random_tokens(c, B, T, seed)]
+    if documents:
+        rows = [[sum(row[:i]) for i, n in enumerate(row) for _ in range(n)] for row in documents]
+        batch.append(torch.tensor(rows, device=device))
     model.set_context(T, device)
-    out = dict(x=x.int(), y=y.int(), logits=model.logits(x).detach())
-    loss = model(x, y)
+    out = {name: t.int() for name, t in zip(("x", "y", "starts"), batch)}
+    out |= dict(logits=model.logits(batch[0], *batch[2:]).detach())
+    loss = model(*batch)
     loss.backward()
     grads = {name: g.clone() for name, g in hf_tensors(model, lambda p: p.grad)}
     out |= dict(loss=loss.detach()) | {"grad." + name: g for name, g in grads.items()}
@@ -527,17 +542,17 @@ def write_state(model, path, B, T, steps, seed=1337, lr=1e-3, betas=(0.9, 0.95),
     def new_optimizer(m):
         return adamw(m, lr, betas, eps, weight_decay)
     master = copy.deepcopy(model)
-    want = adamw_steps(master, new_optimizer(master), torch.float32, 1.0, x, y, steps, clip)
+    want = adamw_steps(master, new_optimizer(master), torch.float32, 1.0, batch, steps, clip)
     out |= dict(losses=want[0], grad_norms=want[1])
-    x, y, model = (t.to(device_16bit or device) for t in (x, y, copy.deepcopy(model)))
-    model.set_context(T, x.device)
+    *batch, model = (t.to(device_16bit or device) for t in (*batch, copy.deepcopy(model)))
+    model.set_context(T, batch[0].device)
     for kind, dtype, loss_scale in TYPES_16BIT:
         half = copy.deepcopy(model).to(dtype)
-        (half(x, y) * loss_scale).backward()
+        (half(*batch) * loss_scale).backward()
         for name, g in hf_tensors(half, lambda p: p.grad):
             error = (g.float().to(device) / loss_scale - grads[name]).norm() / grads[name].norm()
             meta[f"{kind}_error.{name}"] = f"{error.item():.4g}"
-        errors = errors_16bit(model, new_optimizer, dtype, loss_scale, x, y, want, clip)
+        errors = errors_16bit(model, new_optimizer, dtype, loss_scale, batch, want, clip)
         for name, row in zip(("losses", "grad_norms"), errors):
             if row.isfinite().all():  # skip an FP16 run that overflows: it is no yardstick
                 meta[f"{kind}_error.{name}"] = " ".join(f"{e:.4g}" for e in row.tolist())
@@ -546,7 +561,8 @@ def write_state(model, path, B, T, steps, seed=1337, lr=1e-3, betas=(0.9, 0.95),
 
 
 # The pairs under dev/test/pairs, folder NAME and file NAME.state.safetensors: odd shapes, each original RoPE length below T so
-# that the factor shows, each config.json in another spelling. The seeds are fixed, not selected: 1, 2 and 3.
+# that the factor shows, the first three config.json in another spelling each. The last has rows of documents. The seeds are
+# fixed, not selected: 1 to 4.
 PAIRS = {
     "gqa2_untied_rope8": dict(
         config=dict(vocab_size=97, hidden_size=40, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2,
@@ -561,6 +577,11 @@ PAIRS = {
                     head_dim=10, rms_norm_eps=1e-4, rope_theta=500.0, rope_type="llama3", factor=8.0,
                     low_freq_factor=0.5, high_freq_factor=3.0, original_max_position_embeddings=12),
         batch=3, seq=17, spelling="old"),
+    "documents": dict(
+        config=dict(vocab_size=61, hidden_size=24, intermediate_size=40, num_attention_heads=2, num_key_value_heads=1,
+                    head_dim=16, rms_norm_eps=1e-4, rope_theta=100.0, rope_type="llama3", factor=8.0,
+                    original_max_position_embeddings=16),
+        batch=3, seq=32, spelling="new", documents=[[5, 1, 14, 12], [32], [3, 4] * 4 + [1] * 4]),
 }
 
 
@@ -577,7 +598,8 @@ def pair_model(name):
 def write_pair_state(model, name, path):
     """Writes the state of ten steps at the default rate, with a weight decay large enough to show."""
     torch.set_num_threads(1)  # such small models are slower on several threads
-    return write_state(model, path, PAIRS[name]["batch"], PAIRS[name]["seq"], 10, pair_seed(name), weight_decay=2.0)
+    p = PAIRS[name]
+    return write_state(model, path, p["batch"], p["seq"], 10, pair_seed(name), weight_decay=2.0, documents=p.get("documents"))
 
 
 def write_pairs(out):

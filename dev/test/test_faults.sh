@@ -74,7 +74,7 @@ fault "sine of the wrong sign in RoPE's backward" llmc/rope.h '/rope_backward/,/
 fault "residual left out beside attention" train_llama3.c 's/\(matmul_forward(s->mid, m->scratch, s->att, w\.o, \)s->h/\1NULL/'
 fault "residual of the block's start beside the feed-forward" train_llama3.c 's/\(matmul_forward(h_next, m->scratch, s->act, w\.down, \)s->mid/\1s->h/'
 fault "gradients times 2" train_llama3.c 's/\(crossentropy_fused(.*\)dloss,/\12 * dloss,/'
-fault "queries see one key of the future" llmc/attention.h 's/first + i < ahead/first + i + 1 < ahead/'
+fault "queries see one key of the future" llmc/attention.h 's/q + i < key/q + i + 1 < key/'
 fault "no scale on the scores" llmc/attention.h 's/1\.0f \/ sqrtf((float)HD)/1.0f/'
 fault "tied gradient without the embedding's part" train_llama3.c 's/^ *embedding_backward(/    if (!c->tied) &/'
 fault "gradient of the residual stream set instead of added to" llmc/rmsnorm.h 's/dxn\[c\] += /dxn[c] = /'

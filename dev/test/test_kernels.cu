@@ -28,6 +28,7 @@
 #include "llmc/rmsnorm.h"
 #include "llmc/rope.h"
 #include "llmc/swiglu.h"
+#include "documents.h"
 #include "test.h"
 
 typedef std::vector<float> Floats;
@@ -366,15 +367,19 @@ static void rmsnorm_backward_adds_to_both_gradients() {
 // rope
 
 static void rope_turns_q_and_k_and_leaves_v() {
-    // B, T, first_pos, NH, NKV, HD
-    const int shapes[][6] = {{2, 17, 0, 6, 2, 10},   {1, 33, 5, 4, 4, 12},  {3, 100, 0, 12, 4, 64},
-                             {1, 50, 7, 32, 8, 128}, {2, 9, 0, 3, 1, 16},   {1, 20, 3, 5, 1, 96},
-                             {1, 5, 0, 2, 1, 256},   {1, 1, 999, 9, 3, 64}, {2, 300, 0, 1, 1, 2}};
+    // B, T, first_pos, NH, NKV, HD, longest document (0: none)
+    const int shapes[][7] = {{2, 17, 0, 6, 2, 10, 0},   {1, 33, 5, 4, 4, 12, 0},    {3, 100, 0, 12, 4, 64, 0},
+                             {1, 50, 7, 32, 8, 128, 0}, {2, 9, 0, 3, 1, 16, 0},     {1, 20, 3, 5, 1, 96, 0},
+                             {1, 5, 0, 2, 1, 256, 0},   {1, 1, 999, 9, 3, 64, 0},   {2, 300, 0, 1, 1, 2, 0},
+                             {2, 17, 0, 6, 2, 10, 5},   {3, 100, 0, 12, 4, 64, 40}, {2, 50, 7, 32, 8, 128, 20},
+                             {2, 300, 0, 1, 1, 2, 1}};
     for (auto& s : shapes) {
         const int B = s[0], T = s[1], first = s[2], NH = s[3], NKV = s[4], HD = s[5];
         const size_t N = (size_t)B * T, width = (size_t)(NH + 2 * NKV) * HD, pitch = padded(width);
         char what[96];
-        snprintf(what, sizeof what, "rope B=%d T=%d NH=%d NKV=%d HD=%d", B, T, NH, NKV, HD);
+        snprintf(what, sizeof what, "rope B=%d T=%d NH=%d NKV=%d HD=%d documents=%d", B, T, NH, NKV, HD, s[6]);
+        int32_t* starts = random_starts(B, T, s[6]);
+        const int32_t* d_starts = starts ? upload(std::vector<int32_t>(starts, starts + N)) : NULL;
         ModelConfig c;
         memset(&c, 0, sizeof c);
         c.head_dim = HD;
@@ -386,10 +391,10 @@ static void rope_turns_q_and_k_and_leaves_v() {
         float* d_table = upload(table);
         for (int backward = 0; backward < 2; backward++) {
             Floats want = qkv;
-            (backward ? rope_backward : rope_forward)(want.data(), table.data(), first, shape);
+            (backward ? rope_backward : rope_forward)(want.data(), starts, table.data(), first, shape);
             const Floats got = twice(what, [&] {
                 floatX* d = upload_rows<floatX>(qkv, N, width, pitch);
-                (backward ? rope_backward_cuda : rope_forward_cuda)(d, d_table, first, shape, pitch, 0);
+                (backward ? rope_backward_cuda : rope_forward_cuda)(d, d_starts, d_table, first, shape, pitch, 0);
                 return download_rows(d, N, width, pitch);
             });
             compare(what, got, want);
@@ -401,6 +406,7 @@ static void rope_turns_q_and_k_and_leaves_v() {
             }
             CHECK(same, "%s: v was changed", what);
         }
+        free(starts);
         device_free_all();
     }
 }

@@ -14,6 +14,7 @@ typedef struct {
     int B, T;
     int32_t* x;  // (B, T) on the device: the model's tokens and targets
     int32_t* y;
+    int32_t* starts;             // (B, T) on the device: where each token's document starts in its row; NULL: a row is one
     int32_t* sources;            // (B) of each row, if the data has several
     int32_t* host[IN_FLIGHT];    // (2, B, T) and (B) pinned: x, y, sources
     int32_t* device[IN_FLIGHT];  // the same on the device

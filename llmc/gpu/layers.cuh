@@ -66,27 +66,32 @@ static inline void rmsnorm_backward(const Queue* q, floatX* dx, Gradient dw, con
     rmsnorm_backward_cuda(dx, (float*)dw.data, q->scratch, dout, x, w, rstd, {N, C, pitch_of(C)}, q->stream);
 }
 
-static inline void rope(const Queue* q, floatX* qkv, const float* table, int first_pos, AttentionShape s) {
+/* starts here and below: where each token's document starts in its row (attention.h); NULL: a row is one */
+static inline void rope(const Queue* q, floatX* qkv, const int32_t* starts, const float* table, int first_pos,
+                        AttentionShape s) {
     Op op(q->profiler, q->stream, "rope", 0, bytes_x(2.0 * s.B * s.T * (s.NH + s.NKV) * s.HD));
-    rope_forward_cuda(qkv, table, first_pos, s, pitch_of(qkv_width(s)), q->stream);
+    rope_forward_cuda(qkv, starts, table, first_pos, s, pitch_of(qkv_width(s)), q->stream);
 }
 
-static inline void rope_backward(const Queue* q, floatX* dqkv, const float* table, int first_pos, AttentionShape s) {
+static inline void rope_backward(const Queue* q, floatX* dqkv, const int32_t* starts, const float* table, int first_pos,
+                                 AttentionShape s) {
     Op op(q->profiler, q->stream, "rope backward", 0, bytes_x(2.0 * s.B * s.T * (s.NH + s.NKV) * s.HD));
-    rope_backward_cuda(dqkv, table, first_pos, s, pitch_of(qkv_width(s)), q->stream);
+    rope_backward_cuda(dqkv, starts, table, first_pos, s, pitch_of(qkv_width(s)), q->stream);
 }
 
-static inline void attention(const Queue* q, floatX* out, float* lse, const floatX* qkv, AttentionShape s) {
+/* The profile of attention counts no operations with documents: how many they are depends on the data. */
+static inline void attention(const Queue* q, floatX* out, float* lse, const floatX* qkv, const int32_t* starts,
+                             AttentionShape s) {
     const size_t N = (size_t)s.B * s.T, Q = (size_t)s.NH * s.HD, QKV = qkv_width(s);
-    Op op(q->profiler, q->stream, "attention", 2.0 * N * s.T * Q, bytes_x((double)N * (QKV + Q)));
-    attention_forward_cuda(out, lse, qkv, s, pitch_of(QKV), pitch_of(Q), q->stream);
+    Op op(q->profiler, q->stream, "attention", starts ? 0 : 2.0 * N * s.T * Q, bytes_x((double)N * (QKV + Q)));
+    attention_forward_cuda(out, lse, qkv, starts, s, pitch_of(QKV), pitch_of(Q), q->stream);
 }
 
 static inline void attention_backward(const Queue* q, floatX* dqkv, const floatX* dout, const floatX* out, const float* lse,
-                                      const floatX* qkv, AttentionShape s) {
+                                      const floatX* qkv, const int32_t* starts, AttentionShape s) {
     const size_t N = (size_t)s.B * s.T, Q = (size_t)s.NH * s.HD, QKV = qkv_width(s);
-    Op op(q->profiler, q->stream, "attention backward", 5.0 * N * s.T * Q, bytes_x(2.0 * N * (QKV + Q)));
-    attention_backward_cuda(dqkv, q->scratch, dout, out, lse, qkv, s, pitch_of(QKV), pitch_of(Q), q->stream);
+    Op op(q->profiler, q->stream, "attention backward", starts ? 0 : 5.0 * N * s.T * Q, bytes_x(2.0 * N * (QKV + Q)));
+    attention_backward_cuda(dqkv, q->scratch, dout, out, lse, qkv, starts, s, pitch_of(QKV), pitch_of(Q), q->stream);
 }
 
 static inline void swiglu(const Queue* q, floatX* out, const floatX* gate_up, size_t N, int F) {
