@@ -385,8 +385,9 @@ static bool dataloader_find_rows(DataLoader* d, int i, const RowRule* rule, Erro
 static bool dataloader_take_rule(DataLoader* d, const char* pattern, const RowRule* rule, Error* e) {
     d->documents = rule->documents != DOCUMENTS_AUTO ? rule->documents : d->masked ? DOCUMENTS_MASK : DOCUMENTS_CROSS;
     d->indexed = d->masked || d->documents != DOCUMENTS_CROSS;
-    const bool other = rule->fingerprint && d->fingerprint && rule->fingerprint != d->fingerprint;
-    if (d->documents == DOCUMENTS_CROSS || (rule->bos >= 0 && !other)) { return true; }
+    const bool named = rule->fingerprint && d->fingerprint;
+    const bool known = rule->bos >= 0 && (named ? rule->fingerprint == d->fingerprint : rule->certain || !rule->fingerprint);
+    if (d->documents == DOCUMENTS_CROSS || known) { return true; }
     return fail(e,
                 "%s: the tokenizer that made it is not known, and so not what its documents begin with%s\n"
                 "  hint: give it as --tokenizer, or read across documents with --documents cross",
@@ -475,7 +476,7 @@ static inline bool dataloader_open_rows(DataLoader* d, const char* pattern, int 
 /* Opens data whose rows go across documents, also if it has a mask. */
 static inline bool dataloader_open(DataLoader* d, const char* pattern, int B, int T, int rank, int num_ranks, uint64_t seed,
                                    bool shuffle, Error* e) {
-    const RowRule cross = {DOCUMENTS_CROSS, -1, 0, NULL, NULL};
+    const RowRule cross = {DOCUMENTS_CROSS, -1, 0, false, NULL, NULL};
     return dataloader_open_rows(d, pattern, B, T, rank, num_ranks, seed, shuffle, &cross, e);
 }
 

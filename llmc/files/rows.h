@@ -33,6 +33,7 @@ typedef struct {
     Documents documents;   // auto: mask if the file has a mask, else cross
     int32_t bos;           // what documents begin with; -1: unknown
     uint64_t fingerprint;  // of the tokenizer that has this BOS; 0: unknown
+    bool certain;          // data that does not name its tokenizer is of this one
     TokenFileProgress progress;
     void* progress_ctx;
 } RowRule;
