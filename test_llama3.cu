@@ -50,6 +50,7 @@ extern const TestedTrainer tested_cpu;
 typedef struct {
     Llama* model;
     TrainerState run;
+    const int* starts;  // of the batch's documents, or NULL
 } Tested;
 
 /* A batch that repeats for ever. */
@@ -67,18 +68,20 @@ static bool fixed_next(void* batch, int32_t* x, int32_t* y, Error* e) {
 }
 
 /* Makes the plan of steps of one micro-batch, this one. */
-static StepPlan fixed_plan(FixedBatch* batch, int B, const float* hyper, TrainerState* run) {
+static StepPlan fixed_plan(FixedBatch* batch, const int* starts, int B, const float* hyper, TrainerState* run) {
     StepPlan plan;
     memset(&plan, 0, sizeof plan);
     plan.data.next = fixed_next;
     plan.data.ctx = batch;
     plan.data.rows = B;
+    plan.data.starts = starts;
     plan.hyper.beta1 = hyper[HYPER_BETA1];
     plan.hyper.beta2 = hyper[HYPER_BETA2];
     plan.hyper.eps = hyper[HYPER_EPS];
     plan.hyper.weight_decay = hyper[HYPER_WEIGHT_DECAY];
     plan.hyper.grad_clip = hyper[HYPER_GRAD_CLIP];
-    plan.hyper.loss_weight = 1.0 / (double)batch->count;
+    plan.hyper.tokens = (double)batch->count;
+    plan.hyper.loss_weight = 1.0 / plan.hyper.tokens;
     plan.accumulate = 1;
     plan.tokens = batch->count;
     plan.run = run;
@@ -101,7 +104,10 @@ static void* cpu_open(const char* dir, int B, int T) {
     return t;
 }
 
-static void cpu_divide(void* tested, int* starts) { ((Tested*)tested)->model->starts = starts; }
+static void cpu_divide(void* tested, int* starts) {
+    Tested* t = (Tested*)tested;
+    t->model->starts = t->starts = starts;
+}
 
 static void cpu_tokens(Llama* m, const int* x, const int* y) {
     memcpy(m->x, x, (size_t)m->B * m->T * sizeof *x);
@@ -120,7 +126,7 @@ static double cpu_losses(void* tested, const int* x, const int* y) {
     Llama* m = ((Tested*)tested)->model;
     const size_t N = (size_t)m->B * m->T;
     FixedBatch batch = {x, y, N};
-    const BatchSource data = {fixed_next, &batch, m->B, 0, NULL};
+    const BatchSource data = {fixed_next, &batch, m->B, 0, NULL, m->starts};
     double sum = 0;
     Error e = NO_ERROR;
     must(cpu_trainer.queue_losses(m, &data, &e), &e);
@@ -152,7 +158,7 @@ static double cpu_step(void* tested, const int* x, const int* y, const float* hy
     Llama* m = t->model;
     const size_t N = (size_t)m->B * m->T;
     FixedBatch batch = {x, y, N};
-    const StepPlan plan = fixed_plan(&batch, m->B, hyper, &t->run);
+    const StepPlan plan = fixed_plan(&batch, t->starts, m->B, hyper, &t->run);
     Error e = NO_ERROR;
     must(cpu_trainer.step(m, &plan, hyper[HYPER_LR], &e), &e);
     const StepResult r = cpu_trainer.result(m, &plan);
@@ -241,6 +247,7 @@ static void* cuda_open(const char* dir, int B, int T) {
     layout.B = B;
     layout.T = T;
     layout.train = true;
+    layout.documents = true;
     layout.level = variant->level;
     layout.fp32_grads = variant->fp32_grads;
     layout.fp32_head = variant->fp32_head;
@@ -257,8 +264,10 @@ static void* cuda_open(const char* dir, int B, int T) {
 }
 
 static void cuda_divide(void* tested, int* starts) {
-    Llama* m = ((Tested*)tested)->model;
-    CUDA_CHECK(cudaMalloc((void**)&m->feed.starts, m->steps.num_losses * sizeof(int32_t)));
+    Tested* t = (Tested*)tested;
+    Llama* m = t->model;
+    t->starts = starts;
+    m->feed.starts = m->feed.starts_room;
     copy_in(m->feed.starts, starts, m->steps.num_losses * sizeof(int32_t), m->queue.stream);
 }
 
@@ -282,7 +291,7 @@ static void cuda_logits(void* tested, const int* x, float* out) {
 static double cuda_losses(void* tested, const int* x, const int* y) {
     Llama* m = ((Tested*)tested)->model;
     FixedBatch batch = {x, y, m->steps.num_losses};
-    const BatchSource data = {fixed_next, &batch, m->layout.B, 0, NULL};
+    const BatchSource data = {fixed_next, &batch, m->layout.B, 0, NULL, ((Tested*)tested)->starts};
     double sum = 0;
     Error e = NO_ERROR;
     must(queue_losses(m, &data, &e), &e);
@@ -295,7 +304,7 @@ static double cuda_gradients(void* tested, const int* x, const int* y) {
     Llama* m = ((Tested*)tested)->model;
     FixedBatch batch = {x, y, m->steps.num_losses};
     const float hyper[NUM_HYPER] = {0};
-    const StepPlan plan = fixed_plan(&batch, m->layout.B, hyper, NULL);
+    const StepPlan plan = fixed_plan(&batch, ((Tested*)tested)->starts, m->layout.B, hyper, NULL);
     StepState state;
     Error e = NO_ERROR;
     step_begin_cuda(m->steps.state, 0, 0.0, m->queue.stream);
@@ -327,7 +336,7 @@ static void cuda_gradient(void* tested, const char* name, float* out) {
 static double cuda_step(void* tested, const int* x, const int* y, const float* hyper, double* norm) {
     Tested* t = (Tested*)tested;
     FixedBatch batch = {x, y, t->model->steps.num_losses};
-    const StepPlan plan = fixed_plan(&batch, t->model->layout.B, hyper, &t->run);
+    const StepPlan plan = fixed_plan(&batch, t->starts, t->model->layout.B, hyper, &t->run);
     Error e = NO_ERROR;
     must(train_step(t->model, &plan, hyper[HYPER_LR], &e), &e);
     const StepResult r = step_result(t->model, &plan);
@@ -336,7 +345,6 @@ static double cuda_step(void* tested, const int* x, const int* y, const float* h
 }
 
 static void cuda_close(void* tested) {
-    CUDA_CHECK(cudaFree(((Tested*)tested)->model->feed.starts));
     trainer_destroy(((Tested*)tested)->model);
     free(tested);
 }
@@ -458,7 +466,8 @@ static void trial_open(Running* r, const Trial* trial) {
     r->plan.hyper.eps = 1e-8;
     r->plan.hyper.weight_decay = 0.1;
     r->plan.hyper.grad_clip = 1.0;
-    r->plan.hyper.loss_weight = 1.0 / (double)r->plan.tokens;
+    r->plan.hyper.tokens = (double)r->plan.tokens;
+    r->plan.hyper.loss_weight = 1.0 / r->plan.hyper.tokens;
     if (trial->busy) {
         CUDA_CHECK(cudaMalloc(&r->data.noise, 2 * (size_t)NOISE_BYTES));
         CUDA_CHECK(cudaStreamCreateWithFlags(&r->data.noise_stream, cudaStreamNonBlocking));

@@ -102,7 +102,7 @@ typedef struct {
     int B, T;                  // of the batch that activations are sized for
     int32_t* x;                // (B, T) tokens
     int32_t* y;                // (B, T) targets
-    int32_t* starts;           // (B, T) index in its row of the first token of each token's document; NULL: a row is one
+    const int32_t* starts;     // (B, T) index in its row of the first token of each token's document; NULL: a row is one
     float* rope;               // (T, HD) cos and sin
     BlockActivations* blocks;  // (L)
     float* h_final;            // (N, C) the residual stream after the last block
@@ -293,7 +293,7 @@ static void llama_forward(Llama* m) {
     rmsnorm_forward(m->norm_final, m->rstd_final, m->h_final, ends.final_norm, N, C, c->rms_eps);
 }
 
-/* Runs head and loss after llama_forward(). Returns the mean cross-entropy over the B*T targets m->y. Works on CLASSIFIER_ROWS
+/* Runs head and loss after llama_forward(). Returns the cross-entropy of the targets m->y, -1 with loss 0, over B*T. Works on CLASSIFIER_ROWS
  * tokens at a time, so full (B, T, V) logits never exist. If dloss is not 0, also runs the head's backward pass while the
  * logits are there: writes dnorm (N, C) and adds to the head's gradient. dloss is the weight of one token's loss. */
 static double llama_loss(Llama* m, float dloss) {
@@ -430,6 +430,11 @@ static const float* llama_decode(void* model, const int32_t* tokens, int count, 
 // ---------------------------------------------------------------------------------------------------------------------
 // training step
 
+static bool read_batch(Llama* m, const BatchSource* data, Error* e) {
+    m->starts = data->starts;
+    return batch_read(data, m->B, m->T, m->x, m->y, e);
+}
+
 /* Runs forward and backward over the step's micro-batches, then updates, unless the step is dropped before that (step.h). */
 static bool train_step(void* model, const StepPlan* plan, double lr, Error* e) {
     Llama* m = (Llama*)model;
@@ -439,14 +444,17 @@ static bool train_step(void* model, const StepPlan* plan, double lr, Error* e) {
     r->lr = lr;
     llama_zero_gradients(m);
     for (int k = 0; k < plan->accumulate; k++) {
-        if (!batch_read(&plan->data, m->B, m->T, m->x, m->y, e)) { return false; }
+        if (!read_batch(m, &plan->data, e)) { return false; }
         llama_forward(m);
         r->loss += llama_loss(m, (float)plan->hyper.loss_weight) / plan->accumulate;
-        step_add_sources(r, &plan->data, m->losses, m->T);
+        r->trained += (double)count_trained(m->y, (size_t)m->B * m->T);
+        step_add_sources(r, &plan->data, m->losses, m->y, m->T);
         llama_backward(m);
         if (run_stop_requested()) { return false; }
     }
-    r->norm = global_norm(m->grads, m->trained.elements, m->norm_scratch);
+    const double factor = trained_factor(&plan->hyper, r->trained);
+    r->loss *= factor;
+    r->norm = global_norm(m->grads, m->trained.elements, m->norm_scratch) * factor;
     r->loss_z = outlier_update(&plan->run->loss, r->loss);
     r->norm_z = outlier_update(&plan->run->grad_norm, r->norm);
     r->verdict = update_verdict(r->loss, r->norm, r->loss_z, r->norm_z, &plan->hyper);
@@ -460,7 +468,7 @@ static bool train_step(void* model, const StepPlan* plan, double lr, Error* e) {
         hyper.beta2 = plan->hyper.beta2;
         hyper.eps = plan->hyper.eps;
         hyper.weight_decay = plan->hyper.weight_decay;
-        hyper.grad_scale = (float)clip_factor(r->norm, plan->hyper.grad_clip);
+        hyper.grad_scale = (float)(clip_factor(r->norm, plan->hyper.grad_clip) * factor);
         hyper.step = (int64_t)++plan->run->updates;
         llama_update(m, hyper);
     }
@@ -580,7 +588,7 @@ static bool trainer_name_not_finite(void* model, char name[TENSOR_TEXT]) {
 
 static bool queue_losses(void* model, const BatchSource* data, Error* e) {
     Llama* m = (Llama*)model;
-    if (!batch_read(data, m->B, m->T, m->x, m->y, e)) { return false; }
+    if (!read_batch(m, data, e)) { return false; }
     llama_forward(m);
     llama_loss(m, 0.0f);
     return !run_stop_requested();

@@ -93,9 +93,10 @@ enum { CAN_SPLIT = IS_BF16 };     // a master weight = its BF16 weight and 16 bi
 
 /* The buffers that a model needs. */
 typedef struct {
-    int B, T;       // of the micro-batch; B = 0: none
-    bool train;     // with gradients and optimizer
-    int cache_len;  // positions of the KV cache; 0: no generation
+    int B, T;        // of the micro-batch; B = 0: none
+    bool train;      // with gradients and optimizer
+    bool documents;  // of data whose rows hold some
+    int cache_len;   // positions of the KV cache; 0: no generation
     Recompute level;
     bool fp32_grads;  // of all matrices, else floatX
     bool fp32_head;   // of the head alone
@@ -275,17 +276,18 @@ static void lay_out_activations(Llama* m, Arena* a, Arena* w) {
 
 /* Lays out the buffers that carry batches to the device and losses back. */
 static void lay_out_batches(Llama* m, Arena* device, Arena* pinned) {
-    const size_t N = (size_t)m->layout.B * m->layout.T;
+    const size_t N = (size_t)m->layout.B * m->layout.T, slot = feed_slot(m->layout.B, m->layout.T, m->layout.documents);
     m->feed.B = m->layout.B;
     m->feed.T = m->layout.T;
     m->feed.x = take<int32_t>(device, N);
     m->feed.y = take<int32_t>(device, N);
     m->feed.sources = take<int32_t>(device, m->feed.B);
+    m->feed.starts_room = m->layout.documents ? take<int32_t>(device, N) : NULL;
     m->steps.losses = m->losses;
     m->steps.num_losses = N;
     for (int i = 0; i < IN_FLIGHT; i++) {
-        m->feed.device[i] = take<int32_t>(device, 2 * N + m->feed.B);
-        m->feed.host[i] = take<int32_t>(pinned, 2 * N + m->feed.B);
+        m->feed.device[i] = take<int32_t>(device, slot);
+        m->feed.host[i] = take<int32_t>(pinned, slot);
         m->steps.host_losses[i] = take<float>(pinned, N);
     }
 }
@@ -684,9 +686,10 @@ static void micro_step(void* model, const StepPlan* plan, bool first) {
     llama_forward(m);
     llama_loss(m, (float)plan->hyper.loss_weight, first);
     const int sources = plan->data.num_sources;
-    loss_sum_cuda(m->steps.state, m->losses, m->steps.num_losses, m->queue.stream);
+    loss_sum_cuda(m->steps.state, m->losses, m->feed.y, m->steps.num_losses, m->queue.stream);
     if (sources > 0) {
-        source_losses_cuda(m->steps.state, m->losses, m->feed.sources, sources, m->feed.B, m->feed.T, first, m->queue.stream);
+        source_losses_cuda(m->steps.state, m->losses, m->feed.y, m->feed.sources, sources, m->feed.B, m->feed.T, first,
+                           m->queue.stream);
     }
     llama_backward(m, first);
 }
@@ -723,6 +726,7 @@ static Layout layout_of(const Session* s, const Options* o) {
     l.train = job_trains(s->job);
     l.B = l.train || s->job == JOB_EVAL ? o->batch : 0;
     l.T = o->seq;
+    l.documents = session_documents(s);
     l.cache_len = session_context(s);
     l.level = (Recompute)o->recompute;
     l.master = sizeof(floatX) == 4 ? MASTER_NONE : o->master == MASTER_OPTION_SPLIT && CAN_SPLIT ? MASTER_SPLIT : MASTER_FP32;
@@ -785,6 +789,9 @@ static bool trainer_add_files(void* model, Checkpoint* k, Error* e) {
 static void clear_batch(const Llama* m) {
     CUDA_CHECK(cudaMemsetAsync(m->feed.x, 0, m->steps.num_losses * sizeof(int32_t), m->queue.stream));
     CUDA_CHECK(cudaMemsetAsync(m->feed.y, 0, m->steps.num_losses * sizeof(int32_t), m->queue.stream));
+    if (m->feed.starts) {
+        CUDA_CHECK(cudaMemsetAsync(m->feed.starts, 0, m->steps.num_losses * sizeof(int32_t), m->queue.stream));
+    }
 }
 
 /* --tune: times the candidates for each product, in the memory of the activations, which is free now. Writes the choice. */
@@ -807,6 +814,7 @@ static void trainer_prepare(void* model, const StepPlan* plan, const Session* s)
     if (!plan) { return; }
     const int kinds = plan->accumulate > 1 ? 2 : 1;  // of micro-steps: the first of a step, and the others
     steps_restore(&m->steps, plan->run);
+    feed_aim(&m->feed, &plan->data);
     clear_batch(m);
     for (int k = 0; k < kinds; k++) { micro_step(m, plan, k == 0); }
     CUDA_CHECK(cudaStreamSynchronize(m->queue.stream));

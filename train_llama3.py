@@ -352,8 +352,8 @@ class Llama(nn.Module):
         return F.linear(self.trunk(x, starts=starts), self.head.weight)
 
     def forward(self, x, y, starts=None):
-        """Returns the mean cross-entropy over all B * T targets y (already shifted)."""
-        return F.cross_entropy(self.logits(x, starts).view(-1, self.c.vocab_size).float(), y.view(-1))
+        """Returns the mean cross-entropy over the targets y (already shifted) that are not -1."""
+        return F.cross_entropy(self.logits(x, starts).view(-1, self.c.vocab_size).float(), y.view(-1), ignore_index=-1)
 
 
 def hf_tensors(model, pick=lambda p: p):
@@ -615,37 +615,112 @@ def write_pairs(out):
 # data: token files and the orders of llmc/files/dataloader.h and mix.h, for one process
 
 
+ROWS_WINDOW = 256
+
+
 class TokenFile:
-    def __init__(self, path, T):
+    def __init__(self, path):
         head = np.fromfile(path, dtype="<i4", count=256)
-        kind = {(20240520, 1): "<u2", (20240801, 7): "<u4"}.get((int(head[0]), int(head[1])) if len(head) == 256 else None)
+        kinds = {(20240520, 1): ("<u2", False), (20240801, 7): ("<u4", False), (20240520, 2): ("<u2", True), (20240801, 8): ("<u4", True)}
+        kind, self.masked = kinds.get((int(head[0]), int(head[1])) if len(head) == 256 else None, (None, False))
         if kind is None:
             die(f"{path}: is no token file\n  hint: make one from text with ./tokenize --tokenizer DIR -o OUT.bin FILE")
         if head[10 if head[8] == 1 else 8:].any():  # word 9 is a checksum; --dry-run of the C trainers checks it
             die(f"{path}: words 8 to 255 of the header are not zero, nor a 1 and a checksum")
-        self.tokens = np.memmap(path, dtype=kind, mode="r", offset=1024)
         count, self.vocab_size, self.path = int(head[4:6].view("<u8")[0]) or int(head[2]), int(head[3]), path
-        if len(self.tokens) != count:
-            die(f"{path}: token count is {count}, but the file holds {len(self.tokens)}")
-        if count < T + 1:
-            die(f"{path}: holds {count} tokens, wanted at least {T + 1}, one row of --seq {T} and its last target")
-        self.rows = (count - 1) // T
+        size, end = os.path.getsize(path), 1024 + count * np.dtype(kind).itemsize
+        if size != end + (count + 7) // 8 * self.masked:
+            die(f"{path}: token count is {count}, but the file of {size} bytes holds another number of tokens")
+        self.tokens = np.memmap(path, dtype=kind, mode="r", offset=1024, shape=(count,))
+        self.mask = np.memmap(path, dtype="u1", mode="r", offset=end) if self.masked else None  # one bit a token
+
+    def trained(self, first, last):
+        """Returns whether each token first ... last - 1 is trained as a target."""
+        if not self.masked:
+            return np.ones(max(0, last - first), dtype=bool)
+        bits = np.unpackbits(self.mask[first // 8:(last + 7) // 8], bitorder="little")
+        return bits[first % 8:first % 8 + max(0, last - first)].astype(bool)
+
+    def make_rows(self, T, documents, bos):
+        """Finds the rows of T tokens: `pieces` of each (first, length), as in llmc/files/rows.h; None: all multiples of T."""
+        count, cross = len(self.tokens), documents == "cross"
+        if count < (T + 1 if cross else 2):
+            die(f"{self.path}: holds {count} tokens, wanted at least {T + 1}, one row of --seq {T} and its last target")
+        self.rows, self.pieces, self.documents = (count - 1) // T, None, documents
+        if cross and not self.masked:
+            return
+        if cross:
+            pieces = [(i * T, T) for i in range(self.rows)]
+        else:
+            starts = np.flatnonzero(self.tokens == bos)
+            if len(starts) == 0:
+                die(f"{self.path}: holds no BOS token (id {bos}), so nothing tells where its documents begin")
+            edges = sorted({0, *starts.tolist(), count})
+            pieces = [(i, min(T, end - i)) for start, end in zip(edges, edges[1:]) for i in range(start, end, T)]
+        self.pieces, window = [], []
+        for first, length in pieces:
+            if self.trained(first + 1, min(first + length + 1, count)).any():
+                self.place(window, first, length, T)
+        self.pieces += [row for _, row in window]
+        self.rows = len(self.pieces)
+        if not self.pieces:
+            die(f"{self.path}: holds no trained token in rows of --seq {T}")
+
+    def place(self, window, first, length, T):
+        """Puts a piece into the row with the least room that is enough. window: [room, pieces] of the open rows, the oldest
+        first."""
+        fits = [w for w in window if w[0] >= length]
+        if not fits and len(window) == (ROWS_WINDOW if self.masked else 1):
+            self.close(window, min(window, key=lambda w: w[0]))
+        if not fits:
+            window.append([T, []])
+        row = min(fits, key=lambda w: w[0]) if fits else window[-1]
+        row[0] -= length
+        row[1].append((first, length))
+        if row[0] == 0:
+            self.close(window, row)
+
+    def close(self, window, row):
+        self.pieces.append(row[1])
+        del window[next(i for i, w in enumerate(window) if w is row)]
+
+    def read(self, row, T):
+        """Returns tokens, targets and starts of a row, (3, T)."""
+        out, at = np.zeros((3, T), dtype=np.int64), 0
+        out[1] = -1
+        for first, length in [(row * T, T)] if self.pieces is None else self.pieces[row]:
+            end = min(first + length + 1, len(self.tokens))
+            targets = np.where(self.trained(first + 1, end), self.tokens[first + 1:end].astype(np.int64), -1)
+            out[0, at:at + length] = self.tokens[first:first + length]
+            out[1, at:at + len(targets)] = targets
+            out[2, at:at + length] = at
+            at += length
+        out[2, at:] = at
+        return out if self.documents == "mask" else out[:2]
 
 
 class DataLoader:
-    """Reads rows of T+1 tokens from the files that match a pattern. `row` counts the rows read so far, over all epochs."""
+    """Reads rows of T tokens from the files that match a pattern. `row` counts the rows read so far, over all epochs."""
 
-    def __init__(self, pattern, B, T, seed=0, shuffle=False):
+    def __init__(self, pattern, B, T, seed=0, shuffle=False, documents="auto", bos=None):
         paths = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern), key=os.fsencode)
         if not paths:
             die(f"{pattern}: no such token file, and no file matches this as a pattern")
-        self.files = [TokenFile(p, T) for p in paths]
+        self.files = [TokenFile(p) for p in paths]
+        masked = self.files[0].masked
+        self.documents = documents if documents != "auto" else "mask" if masked else "cross"
+        if any(f.masked != masked for f in self.files):
+            die(f"{pattern}: files with and without a mask, wanted all alike")
+        if self.documents != "cross" and bos is None:
+            die(f"{pattern}: the tokenizer that made it is not known\n  hint: give it as --tokenizer, or --documents cross")
+        for f in self.files:
+            f.make_rows(T, self.documents, bos)
         self.B, self.T, self.seed, self.shuffle, self.row = B, T, seed, shuffle, 0
         self.rows_per_epoch = sum(f.rows for f in self.files)
         self.num_tokens = sum(len(f.tokens) for f in self.files)
         self.vocab_size = max(f.vocab_size for f in self.files)
         self.usual_vocab = {2: 50257, 4: 128256}[self.files[0].tokens.itemsize]  # for files without one: GPT-2's, Llama 3's
-        self.epoch = -1
+        self.epoch, self.partial = -1, any(f.pieces is not None for f in self.files)  # partial: some targets are -1
 
     def locate(self, row):
         """Returns (file, row in the file) of row `row` of the stream."""
@@ -661,19 +736,19 @@ class DataLoader:
         return f, order_row(at, f.rows, self.seed, i, epoch) if self.shuffle else at
 
     def next(self, device, vocab_size, B=None):
-        """Returns inputs and targets (B, T), int64 on the device, of the next B rows."""
+        """Returns the next B rows, int64 on the device: inputs, targets, -1 where they are not trained, and with documents that
+        do not see each other the starts of these, each (B, T)."""
         B = B or self.B
-        rows = np.empty((B, self.T + 1), dtype=np.int64)
+        rows = np.zeros((3 if self.documents == "mask" else 2, B, self.T), dtype=np.int64)
         for b in range(B):
             f, i = self.locate(self.row + b)
-            rows[b] = f.tokens[i * self.T:i * self.T + self.T + 1]
-            if rows[b].max() >= vocab_size:
-                die(f"{f.path}: row {i} holds token {rows[b].max()}, but the vocabulary has {vocab_size}")
+            row = f.read(i, self.T)
+            rows[:len(row), b] = row
+            if rows[:2, b].max() >= vocab_size:
+                die(f"{f.path}: row {i} holds token {rows[:2, b].max()}, but the vocabulary has {vocab_size}")
         self.row += B
-        x, y = torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(rows[:, 1:].copy())
-        if device.type == "cuda":
-            return x.pin_memory().to(device, non_blocking=True), y.pin_memory().to(device, non_blocking=True)
-        return x, y
+        out = [torch.from_numpy(r.copy()) for r in rows]
+        return [t.pin_memory().to(device, non_blocking=True) for t in out] if device.type == "cuda" else out
 
 
 MIX_BLOCK = 4096
@@ -724,8 +799,9 @@ def mix_parts(text):
 class MixLoader(DataLoader):
     """Reads the rows of several sources in the order of llmc/files/mix.h."""
 
-    def __init__(self, parts, B, T, seed):
-        self.sources = [DataLoader(pattern, B, T, seed, shuffle=True) for pattern, _ in parts]
+    def __init__(self, parts, B, T, seed, documents="auto", bos=None):
+        self.sources = [DataLoader(pattern, B, T, seed, True, documents, bos) for pattern, _ in parts]
+        self.documents = "mask" if any(s.documents == "mask" for s in self.sources) else "cross"
         total = sum(weight for _, weight in parts)
         quota = [weight / total * MIX_BLOCK for _, weight in parts]
         self.share = [int(q) for q in quota]
@@ -737,7 +813,7 @@ class MixLoader(DataLoader):
             self.share[most] += 1
         if 0 in self.share:
             die(f"--train: the weight of {parts[self.share.index(0)][0]} is too small for one row in {MIX_BLOCK}")
-        self.files = [f for s in self.sources for f in s.files]
+        self.files, self.partial = [f for s in self.sources for f in s.files], any(s.partial for s in self.sources)
         self.B, self.T, self.seed, self.row, self.block = B, T, seed, 0, -1
         self.rows_per_epoch = sum(s.rows_per_epoch for s in self.sources)
         self.num_tokens = sum(s.num_tokens for s in self.sources)
@@ -821,7 +897,7 @@ def pick_sdpa(c, B, T, device, dtype):
 
 
 def cross_entropy_sum(h, weight, targets):
-    return F.cross_entropy(F.linear(h, weight).float(), targets, reduction="sum")
+    return F.cross_entropy(F.linear(h, weight).float(), targets, ignore_index=-1, reduction="sum")
 
 
 class Engine:
@@ -855,37 +931,38 @@ class Engine:
     def amp(self):
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.a.dtype == "autocast")
 
-    def micro_step(self, x, y, share):
-        """Adds `share` times the gradient of the batch's mean loss; returns share * loss on the device."""
+    def micro_step(self, x, y, trained, share, starts=None):
+        """Adds `share` times the gradient of the mean loss of the batch's `trained` targets; returns share * loss on the
+        device."""
         if self.device.type != "cuda":
             with self.amp():
-                loss = self.whole(x, y)
+                loss = self.whole(x, y, starts)
             loss = loss if share == 1.0 else loss * share
             loss.backward()
             return loss.detach()
         with self.amp():
-            h = self.model.trunk(x, self.stream, self.blocks)
+            h = self.model.trunk(x, self.stream, self.blocks, starts)
         leaves = [part.detach().requires_grad_() for part in h.view(-1, h.shape[-1]).split(self.CHUNK)]
         total = 0.0
         for part, targets in zip(leaves, y.view(-1).split(self.CHUNK)):
             with self.amp():
-                loss = self.ce(part, self.model.head.weight, targets) * (share / y.numel())
+                loss = self.ce(part, self.model.head.weight, targets) * (share / trained)
             loss.backward()
             total = total + loss.detach()
         h.backward(torch.cat([part.grad for part in leaves]).view_as(h))
         return total
 
-    def loss_sum(self, x, y):
+    def loss_sum(self, x, y, starts=None):
         """Returns the summed loss of a batch, for use without gradients."""
         with self.amp():
-            h = self.model.trunk(x, self.stream).view(-1, self.model.c.hidden_size)
+            h = self.model.trunk(x, self.stream, starts=starts).view(-1, self.model.c.hidden_size)
             parts = zip(h.split(self.CHUNK), y.view(-1).split(self.CHUNK))
             return sum(cross_entropy_sum(part, self.model.head.weight, t) for part, t in parts)
 
     @torch.no_grad()
-    def evaluate(self, x, y):
-        """Returns the batch's mean loss as a float."""
-        return self.loss_sum(x, y).item() / y.numel()
+    def evaluate(self, x, y, starts=None):
+        """Returns the sum of a batch's losses, and the number of its trained targets."""
+        return self.loss_sum(x, y, starts).item(), (y >= 0).sum().item()
 
     def update(self, lr):
         """Clips, updates and clears the gradients; returns the gradient norm before clipping, on the device."""
@@ -1054,12 +1131,14 @@ def train(a):
             die(f"{folder or a.out}: no checkpoint to resume from")
         resumed = torch.load(os.path.join(folder, "optimizer.pt"), map_location=device, weights_only=True)
     parts = mix_parts(a.train)
-    loader = (MixLoader(parts, a.batch, a.seq, a.seed) if len(parts) > 1 else
-              DataLoader(parts[0][0], a.batch, a.seq, a.seed, shuffle=True))
-    val = DataLoader(a.val, a.batch, a.seq) if a.val else None
     is_folder = os.path.isdir(folder)
     text = Text(a.tokenizer or (folder if is_folder else os.path.dirname(parts[0][0])))
-    c = read_config(folder) if is_folder else preset(folder, text.vocab_size or loader.vocab_size or loader.usual_vocab)
+    c = read_config(folder) if is_folder else None
+    bos = next((i for i in (text.id("<|begin_of_text|>"), c and c.bos_token_id) if i is not None), None)
+    loader = (MixLoader(parts, a.batch, a.seq, a.seed, a.documents, bos) if len(parts) > 1 else
+              DataLoader(parts[0][0], a.batch, a.seq, a.seed, True, a.documents, bos))
+    val = DataLoader(a.val, a.batch, a.seq, documents=a.documents, bos=bos) if a.val else None
+    c = c or preset(folder, text.vocab_size or loader.vocab_size or loader.usual_vocab)
     if c is None:
         die(f"--model: {folder} is neither a folder nor a preset, wanted a Hugging Face folder, dN, {', '.join(PRESETS)}")
     if not is_folder and c.bos_token_id is None:
@@ -1135,11 +1214,11 @@ def train(a):
             die(f"step {step}: loss is {loss} and the gradient's norm {norm}")
 
     def validate(step):
-        val.row, total, rows = 0, 0.0, min(a.val_batches * a.batch, val.rows_per_epoch)
+        val.row, total, trained, rows = 0, 0.0, 0, min(a.val_batches * a.batch, val.rows_per_epoch)
         while val.row < rows:
-            B = min(a.batch, rows - val.row)
-            total += B * engine.evaluate(*val.next(device, c.vocab_size, B))
-        loss = total / rows
+            loss, count = engine.evaluate(*val.next(device, c.vocab_size, min(a.batch, rows - val.row)))
+            total, trained = total + loss, trained + count
+        loss = total / trained
         print(f"validation loss {loss:.4f} at step {step}")
         run.log("val", step=step, loss=loss)
         last["val"] = loss
@@ -1154,8 +1233,10 @@ def train(a):
     pending, begun, path = None, time.perf_counter(), None
     for step in range(start, stop):
         begin, lr, loss = mark(), learning_rate(a, step), 0.0
-        for _ in range(accumulate):
-            loss = loss + engine.micro_step(*loader.next(device, c.vocab_size), 1.0 / accumulate)
+        batches = [loader.next(device, c.vocab_size) for _ in range(accumulate)]
+        counts = [int((y >= 0).sum()) if loader.partial else y.numel() for _, y, *_ in batches]
+        for (x, y, *starts), count in zip(batches, counts):  # a step's loss is the mean over its trained targets
+            loss = loss + engine.micro_step(x, y, count, count / sum(counts), *starts)
         norm = engine.update(lr)
         numbers = torch.stack((loss.float(), norm.float())).to("cpu", non_blocking=True)
         end, done = mark(), step + 1
@@ -1192,6 +1273,7 @@ FLAGS = (
     ("tokenizer", "", str, None, "folder with tokenizer.json, for samples and a preset's vocabulary"),
     ("train", "-i", str, None, "token files for training (a pattern), or several by weight: 'a*.bin:0.7,b.bin:0.3'"),
     ("val", "-j", str, None, "token files for validation (a pattern)"),
+    ("documents", "", ("auto", "cross", "pack", "mask"), "auto", "rows of documents; auto: mask for data with a mask, else cross"),
     ("out", "-o", str, "out", "folder for checkpoints and log.jsonl"),
     ("export-dtype", "", ("auto", "f32", "bf16", "f16"), "auto", "type of the weights in checkpoints"),
     ("steps", "-x", int, -1, "optimizer steps; -1: one epoch"),

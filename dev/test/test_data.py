@@ -338,8 +338,9 @@ MIX_PROGRAM = r"""
 int main(int argc, char** argv) {
     Mix m;
     DataLoader stream;
+    const RowRule cross = {DOCUMENTS_CROSS, -1, 0, false, NULL, NULL};
     Error e = {""};
-    if (argc < 2 || !mix_open(&m, &stream, argv[1], 1, 16, 0, 1, 1234567890123ull, &e)) { die("%s", e.msg); }
+    if (argc < 2 || !mix_open(&m, &stream, argv[1], 1, 16, 0, 1, 1234567890123ull, &cross, &e)) { die("%s", e.msg); }
     for (uint64_t row = 0; row < 9000; row++) {
         int shard;
         uint64_t position, in_shard;

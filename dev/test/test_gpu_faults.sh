@@ -34,6 +34,9 @@ beta 0 for 1: the second micro-step overwrites | BF16 | test_kernels_cu matmul_a
 beta 1 for 0: the first micro-step adds to what was there | FP32 | test_llama3cu $pair | train_llama3.cu | s/const bool add = !first;/const bool add = true;/
 loss scale not divided out | BF16 | test_kernels_cu decisions_follow | llmc/gpu/step_state.cuh | s/(float)(clip_factor(norm, h.grad_clip) \/ scale)/(float)clip_factor(norm, h.grad_clip)/
 weight decay on norms | FP32 | test_llama3cu $pair | llmc/adamw.cuh | s/stretch\.decays ? state->decay : 1\.0f/state->decay/
+a row without a target trains token 0 | BF16 | test_kernels_cu crossentropy_plans_agree | llmc/crossentropy.cuh | s/return target < 0 ? 0.0f : dloss \/ s.sum;/return dloss \/ s.sum;/
+a row without a target has a loss | FP32 | test_kernels_cu crossentropy_agrees | llmc/crossentropy.cuh | s/return target < 0 ? 0.0f : (float)/return (float)/
+a mean over all tokens for one over the trained targets | BF16 | test_kernels_cu a_step_is_divided | llmc/gpu/step_state.cuh | s/factor = trained_factor(&h, s->trained)/factor = 1/
 the split master's low half dropped | BF16 | test_kernels_cu adamw_agrees | llmc/adamw.cuh | s/master\.v\[k\] = split_low(p)/master.v[k] = 0/
 END
 }

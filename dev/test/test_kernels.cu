@@ -462,6 +462,7 @@ static void crossentropy_gradients(Floats& losses, Floats& dlogits, const std::v
         const double largest = *std::max_element(x, x + V);
         for (size_t v = 0; v < V; v++) { sum += exp(x[v] - largest); }
         for (size_t v = 0; v < V; v++) {
+            if (targets[n] < 0) { continue; }
             dlogits[n * V + v] = (float)((exp(x[v] - largest) / sum - (v == (size_t)targets[n])) * dloss);
         }
     }
@@ -479,7 +480,8 @@ static void crossentropy_agrees_for_all_vocabularies() {
             snprintf(what, sizeof what, "crossentropy N=%zu V=%zu%s", N, V, large ? " large logits" : "");
             const Floats logits = random_values<floatX>(N * V, large ? 1000.0f : 3.0f);
             std::vector<int32_t> targets = random_tokens(N, (int)V);
-            targets[0] = (int32_t)V - 1;  // in the tail if V is no multiple of a vector
+            targets[0] = (int32_t)V - 1;                            // in the tail if V is no multiple of a vector
+            for (size_t n = 1; n < N; n += 3) { targets[n] = -1; }  // not trained
             const float dloss = 0.25f, scale = 8.0f;
             Floats losses(N), fused_losses(N), dlogits = logits;
             crossentropy_forward(losses.data(), logits.data(), targets.data(), N, (int)V);
@@ -524,6 +526,7 @@ static void crossentropy_plans_agree() {
         std::vector<int32_t> targets = random_tokens(N, (int)V);
         targets[0] = 0;
         targets[1] = (int32_t)V - 1;
+        targets[2] = targets[N - 1] = -1;  // not trained
         Floats losses(N), dlogits = logits;
         crossentropy_gradients(losses, dlogits, targets, dloss * scale, N, V);
         int32_t* d_targets = upload(targets);
@@ -546,7 +549,13 @@ static void crossentropy_plans_agree() {
                     return download_rows(d, N, V, pitch);
                 });
                 compare(what, got, dlogits, 2 * ulp, 1e-6f);
-                compare(what, download(d_losses, N), losses, 2e-5f, 1e-6f);
+                const Floats got_losses = download(d_losses, N);
+                compare(what, got_losses, losses, 2e-5f, 1e-6f);
+                size_t wrong = 0;
+                for (size_t n : {(size_t)2, N - 1}) {
+                    for (size_t v = 0; v < V; v++) { wrong += got[n * V + v] != 0 || got_losses[n] != 0; }
+                }
+                CHECK(wrong == 0, "%s: %zu elements of rows without a target are not 0", what, wrong);
             }
         }
         device_free_all();
@@ -634,7 +643,7 @@ static StepHyper test_hyper() {
     h.eps = 1e-8;
     h.weight_decay = 0.1;
     h.grad_clip = 1.0;
-    h.loss_weight = 1.0;
+    h.tokens = h.loss_weight = 1.0;
     return h;
 }
 
@@ -646,6 +655,13 @@ static void norm_and_loss_sums_agree() {
         const double want = first * first + second * second;
         floatX* d_g = upload_rows<floatX>(g, 1, n, n);
         float* d_apart = upload(apart);
+        std::vector<int32_t> targets = random_tokens(1024, 100);
+        double trained = 0;
+        for (int i = 0; i < 1024; i++) {
+            if (i % 7 == 3) { targets[i] = -1; }
+            trained += targets[i] >= 0;
+        }
+        const int32_t* d_targets = upload(targets);
         StepState* state = new_state(1);
         double found[2];
         for (int run = 0; run < 2; run++) {
@@ -653,8 +669,8 @@ static void norm_and_loss_sums_agree() {
             step_begin_cuda(state, 7, 0.5, 0);
             norm_square_cuda(state, d_scratch, d_g, n, 0);
             norm_square_cuda(state, d_scratch, d_apart, 1024, 0);
-            loss_sum_cuda(state, d_apart, 1000, 0);
-            loss_sum_cuda(state, d_apart, 24, 0);
+            loss_sum_cuda(state, d_apart, d_targets, 1000, 0);
+            loss_sum_cuda(state, d_apart, d_targets + 1000, 24, 0);
             found[run] = read_state(state).norm_square;
         }
         CHECK(found[0] == found[1], "two runs differ: %.17g %.17g", found[0], found[1]);
@@ -662,6 +678,7 @@ static void norm_and_loss_sums_agree() {
         double sum = 0;
         for (int i = 0; i < 1000; i++) { sum += (double)apart[i]; }
         for (int i = 0; i < 24; i++) { sum += (double)apart[i]; }
+        CHECK(read_state(state).trained == trained, "%g targets, wanted %g", read_state(state).trained, trained);
         CHECK(fabs(read_state(state).loss_sum - sum) < 1e-9 * 1024, "loss sum %.12g, wanted %.12g", read_state(state).loss_sum,
               sum);
         device_free_all();
@@ -671,19 +688,23 @@ static void norm_and_loss_sums_agree() {
 static void losses_add_up_by_source() {
     const int B = 37, T = 1000, S = 5;
     const Floats losses = random_values<float>((size_t)B * T, 1);
-    std::vector<int32_t> sources(B);
+    std::vector<int32_t> sources(B), targets = random_tokens((size_t)B * T, 100);
     SourceLosses want;
     memset(&want, 0, sizeof want);
     for (int b = 0; b < B; b++) {
         const int s = sources[b] = b * b % 7 % (S - 1);  // the last source has no row
-        for (int t = 0; t < T; t++) { want.sum[s] += 2 * (double)losses[(size_t)b * T + t]; }
-        want.tokens[s] += 2 * T;
+        for (int t = 0; t < T; t++) {
+            int32_t& target = targets[(size_t)b * T + t];
+            if ((b + t) % 3 == 0) { target = -1; }
+            want.sum[s] += 2 * (double)losses[(size_t)b * T + t];
+            want.tokens[s] += 2 * (target >= 0);
+        }
     }
     StepState* state = new_state(1);
     const float* d_losses = upload(losses);
-    const int32_t* d_sources = upload(sources);
+    const int32_t *d_sources = upload(sources), *d_targets = upload(targets);
     for (int step = 0; step < 2; step++) {  // the second one overwrites the first
-        for (int k = 0; k < 2; k++) { source_losses_cuda(state, d_losses, d_sources, S, B, T, k == 0, 0); }
+        for (int k = 0; k < 2; k++) { source_losses_cuda(state, d_losses, d_targets, d_sources, S, B, T, k == 0, 0); }
     }
     const SourceLosses got = read_state(state).sources;
     for (int s = 0; s < S; s++) {
@@ -693,11 +714,13 @@ static void losses_add_up_by_source() {
     device_free_all();
 }
 
-/* Returns one step's decision from the given sums. */
-static StepState decide(StepState* state, const StepHyper& h, int64_t step, float loss, const floatX* grad, size_t n) {
-    float* d_loss = upload(Floats(1, loss));
+/* Returns one step's decision from the given sums; `targets`: of the step, the first is trained. */
+static StepState decide(StepState* state, const StepHyper& h, int64_t step, float loss, const floatX* grad, size_t n,
+                        const std::vector<int32_t>& targets = {7}) {
+    Floats losses(targets.size(), 0.0f);
+    losses[0] = loss;
     step_begin_cuda(state, step, 0.01, 0);
-    loss_sum_cuda(state, d_loss, 1, 0);
+    loss_sum_cuda(state, upload(losses), upload(targets), targets.size(), 0);
     norm_square_cuda(state, device_alloc<char>(norm_square_scratch_cuda()), grad, n, 0);
     step_decide_cuda(state, &h, 0);
     return read_state(state);
@@ -725,6 +748,22 @@ static void decisions_follow_the_host() {
         CHECK(fabsf(s.norm - 4) < 1e-5f && fabsf(s.grad_scale - 0.25f / scale) < 1e-6f, "norm %g, scale %g", (double)s.norm,
               (double)s.grad_scale);
     }
+    device_free_all();
+}
+
+static void a_step_is_divided_by_its_trained_targets() {
+    StepHyper h = test_hyper();
+    h.tokens = 8;
+    h.loss_weight = 1.0 / 8;
+    StepState* state = new_state(4);
+    floatX* grad = upload_rows<floatX>(Floats(64, 0.5f), 1, 64, 64);  // norm 4, with the loss scale 1
+    StepState s = decide(state, h, 0, 6.0f, grad, 64, {3, -1, -1, 5, -1, 0, -1, -1});
+    CHECK(s.trained == 3 && fabsf(s.loss - 2) < 1e-6f, "loss %g of %g targets", (double)s.loss, s.trained);
+    CHECK(fabsf(s.norm - 8.0f / 3) < 1e-5f && fabsf(s.grad_scale * s.norm - 8.0f / 3 / 4) < 1e-5f, "norm %g, scale %g",
+          (double)s.norm, (double)s.grad_scale);
+    s = decide(state, h, 1, 6.0f, grad, 64, {3, 1, 1, 5, 1, 0, 1, 1});
+    CHECK(s.trained == 8 && s.loss == 0.75f && s.norm == 1 && s.grad_scale == 0.25f, "without a mask: loss %g, norm %g",
+          (double)s.loss, (double)s.norm);
     device_free_all();
 }
 
@@ -1235,6 +1274,7 @@ static const struct {
     ENTRY(norm_and_loss_sums_agree),
     ENTRY(losses_add_up_by_source),
     ENTRY(decisions_follow_the_host),
+    ENTRY(a_step_is_divided_by_its_trained_targets),
     ENTRY(loss_scale_halves_and_doubles),
     ENTRY(adamw_agrees_in_all_forms),
     ENTRY(adamw_takes_gradients_from_a_window),

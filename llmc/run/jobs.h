@@ -102,17 +102,20 @@ static inline bool take_losses(const Trainer* t, void* model, const BatchSource*
 
 /* The loss on validation data. */
 typedef struct {
-    double loss;  // mean over the targets, in nats
-    double bpb;   // bits per byte of the targets' text; NaN without a tokenizer, or without text
+    double loss;       // mean over the trained targets, in nats
+    double bpb;        // bits per byte of the targets' text; NaN without a tokenizer, or without text
+    uint64_t trained;  // targets
 } ValidationLoss;
 
 typedef struct {
     DataLoader* val;
     const Tokenizer* tokenizer;  // NULL: none
     uint64_t rows, B, T;
-    uint64_t read;   // rows given out so far
-    uint64_t bytes;  // of the targets of the first `rows` rows
-    double sum;      // of their losses
+    uint64_t read;     // rows given out so far
+    uint64_t trained;  // targets of the first `rows` rows
+    uint64_t bytes;    // of these targets
+    double sum;        // of their losses
+    int32_t* starts;   // (B, T) of the batch; NULL: rows hold no documents
 } Validation;
 
 /* Reads a row and counts the bytes of its targets: the next() of a BatchSource. The last batch is padded with rows from the
@@ -120,8 +123,10 @@ typedef struct {
 static inline bool validation_next(void* validation, int32_t* x /* (T) */, int32_t* y /* (T) */, Error* e) {
     Validation* v = (Validation*)validation;
     if (!dataloader_next(v->val, x, y, e)) { return false; }
-    if (v->read++ >= v->rows || !v->tokenizer) { return true; }
-    for (size_t i = 0; i < v->T; i++) { v->bytes += tokenizer_text_bytes(v->tokenizer, y[i]); }
+    if (v->starts) { memcpy(v->starts + v->read % v->B * v->T, v->val->starts, v->T * sizeof *v->starts); }
+    if (v->read++ >= v->rows) { return true; }
+    v->trained += count_trained(y, v->T);
+    for (size_t i = 0; v->tokenizer && i < v->T; i++) { v->bytes += y[i] >= 0 ? tokenizer_text_bytes(v->tokenizer, y[i]) : 0; }
     return true;
 }
 
@@ -135,12 +140,16 @@ static inline void validation_take(void* validation, const float* losses, uint64
 static inline bool validate(const Trainer* t, Session* s, void* model, uint64_t max_rows, ValidationLoss* l, Error* e) {
     const uint64_t rows = max_rows < s->val.rows_per_epoch ? max_rows : s->val.rows_per_epoch;
     const Options* o = &s->options;
-    Validation v = {&s->val, s->has_tokenizer ? &s->tokenizer : NULL, rows, (uint64_t)o->batch, (uint64_t)o->seq, 0, 0, 0};
-    const BatchSource data = {validation_next, &v, 1, 0, NULL};
+    const uint64_t B = (uint64_t)o->batch, T = (uint64_t)o->seq;
+    int32_t* starts = s->val.starts ? (int32_t*)xcalloc(B * T, sizeof *starts) : NULL;
+    Validation v = {&s->val, s->has_tokenizer ? &s->tokenizer : NULL, rows, B, T, 0, 0, 0, 0, starts};
+    const BatchSource data = {validation_next, &v, 1, 0, NULL, starts};
     dataloader_seek(&s->val, 0);
     const bool ok = take_losses(t, model, &data, ceil_div(rows, v.B), validation_take, &v, e);
-    l->loss = v.sum / ((double)rows * (double)v.T);
+    free(starts);
+    l->loss = v.sum / (double)v.trained;
     l->bpb = v.bytes > 0 ? v.sum / (M_LN2 * (double)v.bytes) : NAN;
+    l->trained = v.trained;
     return ok;
 }
 
@@ -164,7 +173,7 @@ static inline void answering_take(void* answering, const float* losses, uint64_t
 
 /* Answers the questions of a file. Fails as take_losses(). */
 static inline bool answer_tasks(const Trainer* t, Session* s, void* model, const TaskFile* file, TaskScore* score, Error* e) {
-    const BatchSource data = {tasks_next, &s->tasks, 1, 0, NULL};
+    const BatchSource data = {tasks_next, &s->tasks, 1, 0, NULL, NULL};
     const uint64_t B = (uint64_t)s->options.batch;
     double* likelihoods = (double*)xcalloc(file->choice_count, sizeof *likelihoods);
     Answering a = {&s->tasks, file, B, likelihoods, progress_begin(stdout, "tasks", file->choice_count, "choices")};
@@ -191,8 +200,7 @@ static inline void eval_loss(const Trainer* t, Session* s, void* model) {
         die("%s: the loss on %s is %s: a weight is too large for %s, or broken", s->model_dir, o->val,
             isnan(l.loss) ? "nan" : "inf", t->precision);
     }
-    printf("loss %.6f  perplexity %.4f  tokens %llu", l.loss, exp(l.loss),
-           (unsigned long long)rows * (unsigned long long)o->seq);
+    printf("loss %.6f  perplexity %.4f  tokens %llu", l.loss, exp(l.loss), (unsigned long long)l.trained);
     if (!isnan(l.bpb)) { printf("  bits per byte %.4f", l.bpb); }
     printf("\n");
 }
@@ -216,7 +224,10 @@ static inline void eval_tasks(const Trainer* t, Session* s, void* model) {
 /* Runs --eval. */
 static inline void job_eval(const Trainer* t, Session* s) {
     job_check_memory(t, s, stdout);
-    if (s->has_val) { printf("data    %s: %llu tokens\n", s->options.val, (unsigned long long)s->val.num_tokens); }
+    if (s->has_val) {
+        printf("data    %s: %llu tokens\n", s->options.val, (unsigned long long)s->val.num_tokens);
+        print_rows(stdout, s->options.val, &s->val);
+    }
     void* model = job_open_model(t, s);
     if (t->prepare) { t->prepare(model, NULL, s); }
     if (s->has_tasks) {

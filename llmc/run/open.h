@@ -15,6 +15,8 @@
 
 #include "llmc/base/utils.h"
 
+#include "llmc/run/data_scan.h"        // defines: data_scan_add
+#include "llmc/run/progress.h"         // defines: Progress, progress_begin, progress_end
 #include "llmc/run/machine.h"          // defines: cpu_build
 #include "llmc/run/session.h"          // defines: Session, session_must_read
 #include "llmc/run/resume.h"           // defines: session_resume
@@ -184,20 +186,45 @@ static inline void session_find_tokenizer(Session* s) {
 // ---------------------------------------------------------------------------------------------------------------------
 // data
 
+/* Returns how rows are made: documents begin with the separator of ./tokenize, which is the tokenizer's BOS or else its EOS. A
+ * new model without a tokenizer may turn out to have the built-in one. */
+static inline RowRule session_row_rule(const Session* s, Progress* scan) {
+    RowRule r;
+    memset(&r, 0, sizeof r);
+    r.documents = (Documents)s->options.documents;
+    r.bos = s->model_dir[0] ? s->config.bos_id : -1;
+    if (s->rank == 0) { r.progress = data_scan_add; }
+    r.progress_ctx = scan;
+    Tokenizer bytes;
+    const bool built_in = !s->has_tokenizer && !s->model_dir[0];
+    if (built_in) { tokenizer_bytes(&bytes); }
+    const Tokenizer* t = built_in ? &bytes : s->has_tokenizer ? &s->tokenizer : NULL;
+    if (t) {
+        r.bos = t->bos_id >= 0 ? t->bos_id : t->eos_id;
+        r.fingerprint = t->fingerprint;
+        r.certain = !built_in;
+    }
+    if (built_in) { tokenizer_free(&bytes); }
+    return r;
+}
+
 /* Opens the token files of the job. Each rank reads its own rows of the training data. Every rank reads all validation data,
  * row by row, so that a file shorter than a batch is used whole. */
 static inline void session_open_data(Session* s) {
     const Options* o = &s->options;
     const uint64_t seed = (uint64_t)o->seed;
+    Progress scan = progress_begin(stdout, "index", 0, "B");
+    const RowRule rule = session_row_rule(s, &scan);
     Error e = NO_ERROR;
     if (job_trains(s->job)) {
-        must(mix_open(&s->mix, &s->train, o->train, o->batch, o->seq, s->rank, s->ranks, seed, &e), &e);
+        must(mix_open(&s->mix, &s->train, o->train, o->batch, o->seq, s->rank, s->ranks, seed, &rule, &e), &e);
         s->has_train = true;
     }
     if (o->val && (job_trains(s->job) || s->job == JOB_EVAL)) {
-        must(dataloader_open(&s->val, o->val, 1, o->seq, 0, 1, seed, false, &e), &e);
+        must(dataloader_open_rows(&s->val, o->val, 1, o->seq, 0, 1, seed, false, &rule, &e), &e);
         s->has_val = true;
     }
+    progress_end(&scan);
 }
 
 /* Checks all data against the model and the tokenizer. */

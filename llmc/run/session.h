@@ -69,6 +69,9 @@ typedef struct {
     char build[160];  // what the bits of the results depend on besides the options, to compare with the checkpoint's
 } Session;
 
+/* Returns whether rows of the session's data hold documents that do not see each other. */
+static inline bool session_documents(const Session* s) { return s->train.starts || s->val.starts; }
+
 /* Returns whether this process writes into --out. */
 static inline bool session_writes(const Session* s) {
     return s->job == JOB_TRAIN && s->rank == 0 && (s->options.profile == 0 || s->options.tune);

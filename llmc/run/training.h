@@ -85,7 +85,8 @@ static inline StepPlan step_plan(const Trainer* trainer, Session* s) {
     p.hyper.grad_clip = o->grad_clip;
     p.hyper.skip_loss_z = o->skip_loss_z;
     p.hyper.skip_norm_z = o->skip_norm_z;
-    p.hyper.loss_weight = 1.0 / (double)s->plan.tokens_per_step;
+    p.hyper.tokens = (double)s->plan.tokens_per_step;
+    p.hyper.loss_weight = 1.0 / p.hyper.tokens;
     p.hyper.scale_interval = trainer->scales_loss ? 1000 : 0;
     p.accumulate = s->plan.accumulate;
     p.tokens = (uint64_t)s->plan.tokens_per_step;
@@ -134,6 +135,8 @@ static inline void training_print_plan(const Session* s) {
     uint64_t counts[MIX_MOST];
     char tokens[32];
     print_plan(stdout, &s->plan, &s->options, s->ranks, s->train.num_tokens);
+    for (int i = 0; i < m->count; i++) { print_rows(stdout, m->parts[i].pattern, &m->sources[i]); }
+    if (s->has_val) { print_rows(stdout, s->options.val, &s->val); }
     if (m->count == 1) { return; }
     const bool known = s->options.minutes == 0 || s->options.steps >= 0;
     mix_count(m, known ? (uint64_t)s->plan.steps * rows : 0, counts);
@@ -316,8 +319,9 @@ static inline void training_report(Training* t, const StepResult* r) {
     if (s->options.trainer == ON_CPU) { busy_step(&t->cores, r->ms, (int)max_threads()); }
     const double tok_s = step_line(stdout, &t->lines, t->reported, s->plan.stop, r->loss, r->norm, r->lr, r->ms,
                                    t->trainer->memory_used(t->model), skipped);
-    training_logged(t, log_step(&s->log, t->reported, r->loss, r->norm, r->lr, r->ms, tok_s, now_seconds() - s->started,
-                                (int64_t)t->tokens, &r->sources, skipped, &t->error));
+    training_logged(
+        t, log_step(&s->log, t->reported, r->loss, r->norm, r->lr, r->ms, tok_s, now_seconds() - s->started, (int64_t)t->tokens,
+                    s->train.indexed ? (int64_t)r->trained : -1, &r->sources, skipped, &t->error));
     if (s->options.debug && r->verdict == UPDATE_NOT_FINITE) {
         training_name_not_finite(t, name);
         printf("debug   not finite: %s\n", name);
