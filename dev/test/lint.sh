@@ -18,12 +18,14 @@ for cc in gcc clang; do
     have $cc || continue
     for header in llmc/*.h llmc/*/*.h; do
         echo "#include \"$header\"" | run "$cc, C11: $header" $cc -std=c11 -fsyntax-only $warnings -I. -x c -
-        echo "#include \"$header\"" | run "$cc, C++17: $header" $cc -std=c++17 -fsyntax-only $warnings -Wno-missing-field-initializers -I. -x c++ -
+        echo "#include \"$header\"" | run "$cc, C++17: $header" $cc -std=c++17 -fsyntax-only $warnings \
+            -Wno-missing-field-initializers -I. -x c++ -
     done
 done
 if have gcc; then
     for file in train_llama3.c dev/data/*.c; do
-        run "stack frames: $file" gcc -std=c11 -O3 -march=native -fopenmp -c -o /dev/null $warnings -Wstack-usage=65536 -I. "$file"
+        run "stack frames: $file" gcc -std=c11 -O3 -march=native -fopenmp -c -o /dev/null $warnings -Wstack-usage=65536 \
+            -I. "$file"
     done
 fi
 if have clang; then
@@ -38,7 +40,9 @@ if have "$nvcc"; then
             -DPRECISION_BF16 -Werror all-warnings -diag-suppress 177 -I.
     done
 fi
-if have shellcheck; then run shellcheck shellcheck -s sh -S warning -e SC1091,SC2010,SC2034,SC2046,SC2154 dev/test/*.sh dev/test/*/*.sh; fi
+if have shellcheck; then
+    run shellcheck shellcheck -s sh -S warning -e SC1091,SC2010,SC2034,SC2046,SC2154 dev/test/*.sh dev/test/*/*.sh
+fi
 if have python3; then
     run "comments behind includes" python3 dev/test/defines.py
 fi

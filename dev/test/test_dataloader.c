@@ -10,13 +10,7 @@ static char folder[PATH_CAP];
 // ---------------------------------------------------------------------------------------------------------------------
 // making files
 
-static const char* in_folder(const char* name) {
-    static char paths[8][PATH_CAP];
-    static int next;
-    char* path = paths[next++ % 8];
-    snprintf(path, PATH_CAP, "%.2000s/%.1000s", folder, name);
-    return path;
-}
+static const char* in_folder(const char* name) { return test_path(folder, name); }
 
 static void write_bytes(const char* path, const void* data, size_t bytes) {
     FILE* f = fopen(path, "wb");

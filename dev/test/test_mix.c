@@ -10,13 +10,7 @@ enum { T = 4, SOURCES = 3, SEED = 77, ROWS = 3 * MIX_BLOCK };
 static const uint64_t source_rows[SOURCES] = {3000, 700, 5};  // an epoch of the last is less than its share of a block
 static const double weights[SOURCES] = {0.5, 0.2, 0.3};
 
-static const char* in_folder(const char* name) {
-    static char paths[8][PATH_CAP];
-    static int next;
-    char* path = paths[next++ % 8];
-    snprintf(path, PATH_CAP, "%.2000s/%.1000s", folder, name);
-    return path;
-}
+static const char* in_folder(const char* name) { return test_path(folder, name); }
 
 /* Writes a token file of `rows` rows. Token i is `base` + i. */
 static void write_tokens(const char* name, int base, uint64_t rows, int vocab, uint64_t fingerprint) {
