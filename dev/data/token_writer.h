@@ -63,7 +63,7 @@ static inline bool token_file_add(TokenFile* w, const int32_t* ids, size_t n, Er
 /* Writes the header, flushes the file, and reads it back to check every id and the checksum. */
 static inline bool token_file_finish(TokenFile* w, const Tokenizer* t, Error* e) {
     int32_t words[TOKENFILE_WORDS];
-    TokenFileHeader h = {w->token_bytes, t->vocab_size, w->count, t->fingerprint, true, crc_end(&w->crc)};
+    TokenFileHeader h = {w->token_bytes, t->vocab_size, w->count, t->fingerprint, true, crc_end(&w->crc), false};
     tokenfile_header(words, &h);
     bool ok = fseeko(w->f, 0, SEEK_SET) == 0 && fwrite(words, sizeof words, 1, w->f) == 1 && fflush(w->f) == 0;
     if (!ok) { return fail(e, "%s: writing failed: %s", w->tmp, strerror(errno)); }

@@ -50,6 +50,7 @@ typedef struct {
     char* path;
     uint64_t num_tokens;
     uint64_t num_rows;  // (num_tokens - 1) / T, at least 1
+    uint64_t bytes;     // the file's size
 } DataShard;
 
 /* Reads the T+1 tokens of row `row` of a stream. */
@@ -171,10 +172,6 @@ static inline void dataloader_locate(DataLoader* d, uint64_t row, int* shard, ui
 // ---------------------------------------------------------------------------------------------------------------------
 // reading
 
-static uint64_t dataloader_shard_bytes(const DataLoader* d, int shard) {
-    return TOKENFILE_HEADER_BYTES + d->shards[shard].num_tokens * (uint64_t)d->token_bytes;
-}
-
 static void dataloader_close_shard(DataLoader* d) {
     if (d->file) { fclose(d->file); }
     d->file = NULL;
@@ -184,7 +181,7 @@ static void dataloader_close_shard(DataLoader* d) {
 /* Opens the shard unless it is open, and checks that its size is still the one that the loader was opened with. */
 static bool dataloader_open_shard(DataLoader* d, int shard, Error* e) {
     const char* path = d->shards[shard].path;
-    const uint64_t want = dataloader_shard_bytes(d, shard);
+    const uint64_t want = d->shards[shard].bytes;
     struct stat now;
     if (d->file_shard != shard) {
         uint64_t size;
@@ -333,6 +330,7 @@ static bool dataloader_check_shard(DataLoader* d, int i, int* vocab_from, int* p
                     s->path, (unsigned long long)h.num_tokens, (long long)d->T + 1, d->T,
                     h.num_tokens >= 2 ? "use a smaller --seq or more text" : "the file has no text in it");
     }
+    s->bytes = tokenfile_bytes(&h);
     s->num_tokens = h.num_tokens;
     s->num_rows = (h.num_tokens - 1) / (uint64_t)d->T;
     d->num_tokens += s->num_tokens;
