@@ -6,6 +6,7 @@
 #ifndef DATA_ENCODE_UNITS_H
 #define DATA_ENCODE_UNITS_H
 
+#include "dev/data/chat_data.h"
 #include "dev/data/tokenize_flags.h"
 #include "dev/data/units.h"
 #include "llmc/base/utf8.h"       // defines: utf8_char_length
@@ -16,7 +17,8 @@
 typedef struct {
     TokenEncoder encoder;
     TokenDecoder decoder;
-    char* lines;  // the lines of JSON, from a memory stream
+    ChatMask mask;  // of --chat: which ids are trained
+    char* lines;    // the lines of JSON, from a memory stream
     size_t lines_len;
     uint64_t documents, text_bytes, text_tokens;
     uint64_t no_characters;  // bytes of this run's texts that are no part of a UTF-8 character
@@ -28,6 +30,7 @@ typedef struct {
     const Args* args;
     const char* path;  // of the input, for messages
     int separator;     // id put in front of each document; -1: none
+    ChatFormat chat;   // of --chat
     Part* parts;
     int num_parts;
 } Job;
@@ -45,17 +48,18 @@ static inline bool parse_line(Json* j, const Unit* u, const char* path, Error* e
 /* Returns the name of the field that holds the text. */
 static inline const char* text_field(const Args* a) { return a->field ? a->field : "text"; }
 
-/* Returns the hint for a line whose field is missing: the first one that holds a text, or how to make one of a chat; or "". */
+/* Returns the hint for a line whose field is missing: the first one that holds a text, or --chat; or "". */
 static inline const char* other_field_hint(char* out, size_t cap, const Json* j) {
+    for (size_t i = 0; i < sizeof chat_spellings / sizeof *chat_spellings; i++) {
+        if (json_get(j, json_root(j), chat_spellings[i].list)) { return "a conversation is no text; --chat takes it as such"; }
+    }
     for (const JsonNode* n = json_first(j, json_root(j)); n; n = json_next(j, n)) {
         char name[64];
         if (n->type != JSON_STRING) { continue; }
         snprintf(out, cap, "--field %s, if that is the text", show_text(name, sizeof name, json_key(j, n, NULL), n->key_len));
         return out;
     }
-    return json_get(j, json_root(j), "messages")
-               ? "a chat is no text; jq -c '{text: [.messages[].content] | join(\"\\n\")}' FILE makes one of it"
-               : "";
+    return "";
 }
 
 static inline bool line_member(Json* j, const JsonNode** member, const char* key, JsonType type, const Unit* u,
@@ -120,6 +124,28 @@ static inline bool encode_unit(const Job* job, Part* p, const Unit* u) {
         const char* text = json_string(&j, member, &len);
         encode_counted(p, text, len, job->args->specials);
     }
+    json_free(&j);
+    return ok;
+}
+
+/* Encodes a line's conversation into p->encoder and p->mask. */
+static inline bool encode_chat(const Job* job, Part* p, const Unit* u) {
+    char at[PATH_CAP + 32];
+    Json j;
+    ChatMessages messages = {NULL, 0, 0};
+    if (strspn(u->text, " \t\r\n") >= u->len) { return true; }
+    snprintf(at, sizeof at, "%s:%llu", job->path, (unsigned long long)u->line);
+    if (!json_parse_line(&j, u->text, u->len, at, &p->error)) { return false; }
+    const bool ok = chat_read(&messages, &j, &p->error);
+    if (ok) {
+        TokenList l = {p->encoder.ids, p->encoder.cap, p->encoder.count};
+        chat_write(&l, &p->mask, &messages, &job->chat, job->t);
+        p->encoder.ids = l.ids;
+        p->encoder.cap = l.cap;
+        p->encoder.count = l.count;
+        p->documents++;
+    }
+    chat_messages_free(&messages);
     json_free(&j);
     return ok;
 }
@@ -198,7 +224,10 @@ static inline void run_part(const Job* job, Part* p, const Unit* units, size_t c
     }
     p->encoder.count = 0;
     p->no_characters = 0;
-    for (size_t i = 0; ok && i < count; i++) { ok = encode_unit(job, p, &units[i]); }
+    p->mask.count = 0;
+    for (size_t i = 0; ok && i < count; i++) {
+        ok = job->args->chat ? encode_chat(job, p, &units[i]) : encode_unit(job, p, &units[i]);
+    }
 }
 
 /* Encodes or decodes the units in parallel: part k gets the k-th run of about equal bytes. Returns the number of parts used. */

@@ -43,7 +43,10 @@ static inline const char* reading_command(char* out, size_t cap, const Args* a, 
     char fraction[48] = "";
     if (a->val_fraction > 0) { snprintf(fraction, sizeof fraction, " --val-fraction %g", a->val_fraction); }
     snprintf(out, cap, "./tokenize%s%s%s%s%s -o %s -", a->tokenizer ? " --tokenizer " : "", a->tokenizer ? a->tokenizer : "",
-             lines ? " --field " : "", lines ? text_field(a) : "", fraction, a->out);
+             a->chat ? " --chat"
+             : lines ? " --field "
+                     : "",
+             lines && !a->chat ? text_field(a) : "", fraction, a->out);
     return out;
 }
 

@@ -1,9 +1,11 @@
-/* tokenize.c -- turns text into token files, and JSON lines into ids and back.
+/* tokenize.c -- turns text and conversations into token files, and JSON lines into ids and back.
  *
- *   tokenize --tokenizer DIR|FILE -o OUT.bin FILE...      text files and .jsonl files to one token file (tokenfile.h)
- *   zcat FILE | tokenize --tokenizer DIR|FILE -o OUT.bin -    the same for a stream: -, /dev/stdin, /dev/fd/N
- *   tokenize --tokenizer DIR|FILE --jsonl                 {"text": ...} lines on stdin to {"ids": [...]} lines on stdout
- *   tokenize --tokenizer DIR|FILE --decode                {"ids": [...]} lines on stdin to {"text": ...} lines on stdout
+ *   tokenize --tokenizer DIR|FILE -o OUT.bin FILE...            text files and .jsonl files to one token file (tokenfile.h)
+ *   zcat FILE | tokenize --tokenizer DIR|FILE -o OUT.bin -      the same for a stream: -, /dev/stdin, /dev/fd/N
+ *   tokenize --tokenizer DIR --chat -o OUT.bin FILE.jsonl...    conversations, whose answers are trained (chat_data.h)
+ *   tokenize --tokenizer DIR|FILE --show N FILE.bin             prints a document of a token file (show_document.h)
+ *   tokenize --tokenizer DIR|FILE --jsonl                       {"text": ...} lines on stdin to {"ids": [...]} lines on stdout
+ *   tokenize --tokenizer DIR|FILE --decode                      {"ids": [...]} lines on stdin to {"text": ...} lines on stdout
  *
  * It reads a file in batches (inputs.h), cuts a batch into units (units.h), encodes runs of units in parallel
  * (encode_units.h) and writes the results in order (token_writer.h). So the batch bounds the memory, not the file, and the
@@ -16,6 +18,7 @@
 
 #include "dev/data/encode_units.h"
 #include "dev/data/inputs.h"
+#include "dev/data/show_document.h"
 #include "dev/data/token_writer.h"
 #include "dev/data/tokenize_flags.h"
 #include "dev/data/units.h"
@@ -122,10 +125,16 @@ static void print_summary(const Job* job, const TokenFile* train, const TokenFil
         bytes += job->parts[k].text_bytes;
         tokens += job->parts[k].text_tokens;
     }
-    printf("%s document%s, %s tokens, %.2f bytes/token, %.1f s (%.1f MB/s); wrote %s", text_count(documents, a, sizeof a),
-           documents == 1 ? "" : "s", text_count(train->count + val->count, b, sizeof b),
-           (double)bytes / (double)(tokens ? tokens : 1), seconds, (double)bytes * 1e-6 / (seconds > 0 ? seconds : 1),
-           train->path);
+    const uint64_t count = train->count + val->count;
+    printf("%s %s%s, %s tokens", text_count(documents, a, sizeof a), job->args->chat ? "conversation" : "document",
+           documents == 1 ? "" : "s", text_count(count, b, sizeof b));
+    if (job->args->chat) {
+        printf(", %.1f %% of them trained; wrote %s", 100 * (double)(train->trained + val->trained) / (double)count,
+               train->path);
+    } else {
+        printf(", %.2f bytes/token, %.1f s (%.1f MB/s); wrote %s", (double)bytes / (double)(tokens ? tokens : 1), seconds,
+               (double)bytes * 1e-6 / (seconds > 0 ? seconds : 1), train->path);
+    }
     if (val->path[0]) {
         printf(" (%s tokens) and %s (%s tokens)", text_count(train->count, a, sizeof a), val->path,
                text_count(val->count, c, sizeof c));
@@ -142,6 +151,7 @@ static bool write_parts(Job* job, TokenFile* w, int parts, uint64_t* no_characte
         if (p->error.msg[0]) { return fail(e, "%s", p->error.msg); }
         *no_characters += p->no_characters;
         if (!token_file_add(w, p->encoder.ids, p->encoder.count, e)) { return false; }
+        if (w->masked) { token_file_mask(w, p->mask.trained, p->encoder.count); }
     }
     return true;
 }
@@ -218,8 +228,8 @@ static bool write_token_files(Job* job, Error* e) {
     Progress progress = {now_seconds(), now_seconds(), 0, 0, false, false, isatty(2)};
     catch_the_end();
     bool ok = check_all_inputs(a, &progress, e);
-    ok = ok && out_path(path, a, split ? "train" : "", e) && token_file_create(train, path, token_bytes, e);
-    ok = ok && (!split || (out_path(path, a, "val", e) && token_file_create(val, path, token_bytes, e)));
+    ok = ok && out_path(path, a, split ? "train" : "", e) && token_file_create(train, path, token_bytes, a->chat, e);
+    ok = ok && (!split || (out_path(path, a, "val", e) && token_file_create(val, path, token_bytes, a->chat, e)));
     for (int i = 0; ok && i < a->num_files; i++) { ok = tokenize_input(job, train, &progress, a->files[i], e); }
     if (progress.shown && progress.terminal) { fprintf(stderr, "\n"); }
     if (ok && train->count == 0) {
@@ -282,6 +292,18 @@ static bool answer_lines(Job* job, Error* e) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
+/* Finds the form of --chat: that of the tokenizer's template, which is Llama 3's if there is none. */
+static bool chat_format(Job* job, Error* e) {
+    bool dated = false;
+    if (!chat_tokens(&job->chat, job->t, job->t->vocab_size, e) || !chat_read_form(job->t, &dated, e)) { return false; }
+    if (job->separator != job->chat.begin) {
+        return fail(e, "%s: BOS is not <|begin_of_text|>, wanted it, since each conversation starts with it", job->t->path);
+    }
+    if (dated) { job->chat.date = job->args->date ? job->args->date : CHAT_DATE; }
+    return dated || !job->args->date ||
+           fail(e, "--date: the chat template is Llama 3's, which has no date, wanted none or Llama 3.1's");
+}
+
 int main(int argc, char** argv) {
     Args args;
     Tokenizer t;
@@ -299,18 +321,25 @@ int main(int argc, char** argv) {
     } else if (!tokenizer_load(&t, args.tokenizer, &e)) {
         die("%s", e.msg);
     }
-    Job job = {&t, &args, NULL, t.bos_id >= 0 ? t.bos_id : t.eos_id, NULL, threads * PARTS_PER_THREAD};
+    Job job = {.t = &t, .args = &args, .num_parts = threads * PARTS_PER_THREAD};
+    job.separator = t.bos_id >= 0 ? t.bos_id : t.eos_id;
+    if (args.chat && !chat_format(&job, &e)) { die("%s", e.msg); }
     job.parts = (Part*)xcalloc((size_t)job.num_parts, sizeof(Part));
     for (int k = 0; k < job.num_parts; k++) {
         encoder_init(&job.parts[k].encoder, &t);
         decoder_init(&job.parts[k].decoder, &t);
     }
     const bool lines = args.jsonl || args.decode;
-    if (!lines && job.separator < 0) { warn("%s: has neither BOS nor EOS: nothing separates documents", args.tokenizer); }
-    const bool ok = lines ? answer_lines(&job, &e) : write_token_files(&job, &e);
+    if (!lines && !args.show && job.separator < 0) {
+        warn("%s: has neither BOS nor EOS: nothing separates documents", args.tokenizer);
+    }
+    const bool ok = lines       ? answer_lines(&job, &e)
+                    : args.show ? show_document(&t, job.separator, args.files[0], args.show, &e)
+                                : write_token_files(&job, &e);
     for (int k = 0; k < job.num_parts; k++) {
         encoder_free(&job.parts[k].encoder);
         decoder_free(&job.parts[k].decoder);
+        free(job.parts[k].mask.trained);
     }
     free(job.parts);
     tokenizer_free(&t);
