@@ -16,9 +16,9 @@ LDLIBS = -lm -lpthread
 EDIT_FLAGS = $(if $(filter 1,$(LIBEDIT)),-DLLMC_LIBEDIT)
 EDIT_LIBS = $(if $(filter 1,$(LIBEDIT)),-ledit)
 HEADERS = $(wildcard llmc/*.h llmc/*/*.h llmc/*/*.def) dev/test/test.h
-DATA_HEADERS = $(HEADERS) $(wildcard dev/data/*.h)
 UNIT_TESTS = $(patsubst dev/test/%.c,build/%,$(wildcard dev/test/test_*.c))
 TALES = dev/data/tinytales
+DATA_HEADERS = $(HEADERS) $(wildcard dev/data/*.h)
 
 comma := ,
 .PHONY: all help require-nvcc quickstart test test-programs test-kill test-crash sanitize sanitize-programs fuzz fuzz-minimize fuzz-coverage format format-check lint clean FORCE
