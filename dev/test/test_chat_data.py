@@ -388,8 +388,8 @@ FAULTS = [
     ("the header is trained", "dev/data/chat_data.h", "chat_text_start(l, c, t, from)", "from"),
     ("<|eot_id|> is not trained", "dev/data/chat_data.h", "chat_mask_extend(mask, l->count, true);",
      "chat_mask_extend(mask, l->count - message->trained, true); chat_mask_extend(mask, l->count, false);"),
-    ("the mask is shifted by one", "dev/data/token_writer.h", "at = w->count - n + i;", "at = w->count - n + i + 1;"),
-    ("the user's words are trained", "dev/data/chat_data.h", 'strcmp(role, "assistant") == 0', 'strcmp(role, "user") == 0'),
+    ("the mask is shifted by one", "dev/data/token_writer.h", "at = w->count - n + i;", "at = w->count - n + i - (i > 0);"),
+    ("the user's words are trained, too", "dev/data/chat_data.h", 'strcmp(role, "assistant") == 0', 'strcmp(role, "system") != 0'),
     ("texts are not stripped at their end", "llmc/text/chat.h", "(size_t)(last - first)", "(size_t)(end - first)"),
     ("a system message is one of its own", "dev/data/chat_data.h", "const bool system = c->date &&", "const bool system = false &&"),
 ]
@@ -407,7 +407,7 @@ def test_planted_faults_show(transformers, tmp_path):
         text = (copy / file).read_text()
         assert text.count(before) == 1 or not before, name
         (copy / file).write_text(text.replace(before, after) if before else text)
-        command = [CC, "-std=c11", "-O1", "-w", "-I.", "dev/data/tokenize.c", "-o", "program", "-lm", "-lpthread"]
+        command = [CC, "-std=c11", "-O0", "-w", "-I.", "dev/data/tokenize.c", "-o", "program", "-lm", "-lpthread"]
         subprocess.run(command, cwd=copy, check=True)
         got = encode(folder, conversations, program=str(copy / "program"))
         assert (got == want) == (name == "none"), name
