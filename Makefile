@@ -20,6 +20,7 @@ EDIT_LIBS = $(if $(filter 1,$(LIBEDIT)),-ledit)
 HEADERS = $(wildcard llmc/*.h llmc/*/*.h llmc/*/*.def) dev/test/test.h dev/test/documents.h
 UNIT_TESTS = $(patsubst dev/test/%.c,build/%,$(wildcard dev/test/test_*.c))
 TALES = dev/data/tinytales
+DATA_HEADERS = $(HEADERS) $(wildcard dev/data/*.h)
 
 comma := ,
 .PHONY: all help require-nvcc quickstart test test-programs test-kill test-crash sanitize sanitize-programs \
@@ -46,7 +47,7 @@ train_llama3: train_llama3.c $(HEADERS)
 test_llama3: test_llama3.cu train_llama3.c $(HEADERS)
 	$(CC) $(CFLAGS) -I. -x c $< -x none -o $@ $(LDLIBS)
 
-tokenize: dev/data/tokenize.c $(HEADERS)
+tokenize: dev/data/tokenize.c $(DATA_HEADERS)
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
 
 build/tinytales: dev/data/tinytales.c $(HEADERS) | build
@@ -176,7 +177,7 @@ build/sanitize:
 	@mkdir -p $@
 build/sanitize/train_llama3: train_llama3.c $(HEADERS) | build/sanitize
 	$(CC) $(SANITIZE) $(EDIT_FLAGS) $< -o $@ $(LDLIBS) $(EDIT_LIBS)
-build/sanitize/tokenize: dev/data/tokenize.c $(HEADERS) | build/sanitize
+build/sanitize/tokenize: dev/data/tokenize.c $(DATA_HEADERS) | build/sanitize
 	$(CC) $(SANITIZE) $< -o $@ $(LDLIBS)
 build/sanitize/test_llama3: test_llama3.cu train_llama3.c $(HEADERS) | build/sanitize
 	$(CC) $(SANITIZE) -x c $< -x none -o $@ $(LDLIBS)

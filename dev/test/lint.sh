@@ -1,5 +1,5 @@
 #!/bin/sh
-# lint.sh -- static checks: every header compiles alone without warnings, as C11 and C++17, with gcc and clang. So does every
+# lint.sh -- static checks: every header compiles alone without warnings, with gcc and clang as C11 and (llmc) C++17. So does every
 # .cuh with nvcc, and every C file with clang (for gcc: make WERROR=1 test). No function of a program may take more than 64 KiB
 # of stack: threads may have 128 KiB (musl), and what runs on them calls little else. The tests may take more. shellcheck reads
 # the shell scripts, and ruff the Python files. Skips a missing tool by name.
@@ -16,8 +16,9 @@ have() { command -v "$1" >/dev/null || { echo "skip $1: it is not installed" && 
 
 for cc in gcc clang; do
     have $cc || continue
-    for header in llmc/*.h llmc/*/*.h; do
+    for header in llmc/*.h llmc/*/*.h dev/data/*.h; do
         echo "#include \"$header\"" | run "$cc, C11: $header" $cc -std=c11 -fsyntax-only $warnings -I. -x c -
+        case $header in dev/*) continue ;; esac
         echo "#include \"$header\"" | run "$cc, C++17: $header" $cc -std=c++17 -fsyntax-only $warnings \
             -Wno-missing-field-initializers -I. -x c++ -
     done
