@@ -458,7 +458,7 @@ static void amx_products_of_any_shape_and_stride_are_those_of_fp32(void) {
             free((float*)a.data), free((float*)b.data);
         }
         const double with_amx = check_product("a b + add", &p, first);
-        matmul_vectors(got, packed, p.add, by_rows(p.a, p.K), by_rows(p.b, p.N), p.M, p.N, p.K);
+        matmul_vectors(got, p.N, packed, p.add, by_rows(p.a, p.K), by_rows(p.b, p.N), p.M, p.N, p.K);
         const double with_vectors = check_product("by vectors", &p, got);
         CHECK(with_amx <= 1.25 * with_vectors, "the RMS error is %g, by vectors %g", with_amx, with_vectors);
 
