@@ -318,9 +318,10 @@ static inline size_t param_offset(const ParamTable* t, ParamKind kind, int layer
     return t->items[0].offset;
 }
 
-/* Returns an adapter of a layer; NULL if its matrix has none. `t` is a trained_table() of adapters. */
+/* Returns an adapter of a layer; NULL if there is none. `t` is a trained_table() of adapters. */
 static inline const Param* adapter_find(const ParamTable* t, ParamKind kind, int layer) {
     int per_block = 0;
+    if (layer < 0) { return NULL; }
     while (per_block < t->count && t->items[per_block].layer == 0) { per_block++; }
     const Param* block = t->items + (size_t)layer * (size_t)per_block;
     for (int i = 0; i < per_block; i++) {
