@@ -450,9 +450,10 @@ def adapters(model, pick=lambda p: p):
     """Yields (PEFT's name, tensor) in the order of trained_table() in llmc/config.h."""
     for i, block in enumerate(model.blocks):
         for part, module in ((block.qkv, "self_attn"), (block.o, "self_attn"), (block.gate_up, "mlp"), (block.down, "mlp")):
+            on = [name for name, _ in part.parts if name in part.a]  # a ParameterDict has another order
             for letter, tensors in (("A", part.a), ("B", part.b)):
-                for name, w in tensors.items():
-                    yield f"base_model.model.model.layers.{i}.{module}.{name}.lora_{letter}.weight", pick(w)
+                for name in on:
+                    yield f"base_model.model.model.layers.{i}.{module}.{name}.lora_{letter}.weight", pick(tensors[name])
 
 
 def trained_tensors(model, pick=lambda p: p):

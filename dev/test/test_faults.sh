@@ -97,7 +97,7 @@ fault "adapters' gradient without its scale" llmc/lora.h 's/lora_rescale(dt, l->
 fault "gradients of A and B exchanged" llmc/lora.h 's/float\* da = dw + l->a;/float* da = dw + l->b[0];/; s/float\* db = dw + l->b\[p\]/float* db = dw + l->a/'
 fault "no gradient through A to its input" llmc/lora.h '/matmul_vectors(dx, C, scratch, dx/d'
 fault "every adapter adds to q or gate" llmc/lora.h 's/l->first\[l->parts\] = l->OC/l->first[l->parts] = 0/'
-fault "the base is trained beside the adapters" train_llama3.c 's/^\( *\)adamw_update(trained_params(m).*/&\n for (size_t k = 0; m->adapters \&\& k < m->table.elements; k++) { m->params[k] *= 1 - (float)(hyper.lr * weight_decay); }/'
+fault "the base is trained beside the adapters" train_llama3.c 's/^ *adamw_update(trained_params/for (size_t k = 0; m->adapters \&\& k < m->table.elements; k++) { m->params[k] *= 1 - 1e-3f; }\n&/'
 wait
 
 cat "$folder"/[0-9]*/result

@@ -116,6 +116,44 @@ def test_losses_from_pefts_adapter_are_pefts(work, targets, rank, alpha, tied):
         assert (w - theirs[name]).abs().max() <= 1e-4, name
 
 
+@pytest.mark.parametrize("on", ["all", "ffn"])
+def test_the_python_trainer_draws_the_same_adapters_and_prints_the_same_losses(work, on):
+    base_model(work / "base", tied=on == "ffn")
+    flags = ["--model", "base", "--lora", 5, "--lora-on", on, "--lora-alpha", 7, "--seed", 9, *TRAIN, "--steps", STEPS]
+    run(*flags, "--total-batch", 2 * B * T, "--out", "c", cwd=work)
+    run(*flags, "--total-batch", 2 * B * T, "--out", "py", "--device", "cpu", cwd=work, program=[sys.executable, ROOT / "train_llama3.py"])
+    assert np.abs(np.array(losses(work / "c")) - losses(work / "py")).max() <= 1e-4
+    ours, theirs = (load_file(work / f"{out}/step_00000020/adapter_model.safetensors") for out in ("c", "py"))
+    assert ours.keys() == theirs.keys()
+    for name, w in ours.items():
+        assert (w - theirs[name]).abs().max() <= 1e-4, name
+    # and each reads the other's checkpoint
+    run("--model", "py/step_00000020", *TRAIN, "--steps", 3, "--out", "c2", cwd=work)
+    run("--model", "c/step_00000020", *TRAIN, "--steps", 3, "--out", "py2", "--device", "cpu", cwd=work,
+        program=[sys.executable, ROOT / "train_llama3.py"])
+    assert np.abs(np.array(losses(work / "c2")) - losses(work / "py2")).max() <= 1e-4
+
+
+@pytest.mark.parametrize("name", list(ref.LORA_PAIRS))
+def test_committed_pairs_equal_peft(monkeypatch, name):
+    """The debug state's logits and gradients are those of peft, and of the script that wrote it."""
+    monkeypatch.chdir(ROOT)  # the adapters name their base from there
+    folder = ROOT / "dev/test/pairs" / name
+    state = load_file(f"{folder}.state.safetensors")
+    base = transformers.LlamaForCausalLM.from_pretrained(ref.base_folder(str(folder)), attn_implementation="eager").float()
+    model = peft.PeftModel.from_pretrained(base, folder, is_trainable=True)
+    x, y = state["x"].long(), state["y"].long()
+    logits = model(x).logits
+    assert (logits - state["logits"]).abs().max() <= 1e-4
+    torch.nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), y.view(-1)).backward()
+    grads = {n.replace(".default.", "."): p.grad for n, p in model.named_parameters() if p.requires_grad}
+    assert {"grad." + n for n in grads} == {n for n in state if n.startswith("grad.")}
+    for n, g in grads.items():
+        assert (g - state["grad." + n]).abs().max() <= 1e-4 * g.abs().max(), n
+    for (n, a), (_, b) in zip(ref.adapters(ref.pair_model(name)), ref.adapters(ref.load_model(str(folder)))):
+        assert (a - b).abs().max() <= 1e-7, n
+
+
 def test_a_checkpoint_is_pefts_folder_and_opens_there(work):
     base = base_model(work / "base")
     out = run("--model", "base", "--lora", 4, *TRAIN, "--steps", 10, "--out", "out", cwd=work)
