@@ -88,19 +88,37 @@ static StepPlan fixed_plan(FixedBatch* batch, const int* starts, int B, const fl
     return plan;
 }
 
+/* Reads the configuration of a folder with a model, or with adapters beside another folder's model, which `base` names. */
+static void tested_config(const char* dir, ModelConfig* config, char* base /* PATH_CAP */) {
+    AdapterConfig a;
+    Error e = NO_ERROR;
+    memset(&a, 0, sizeof a);
+    snprintf(a.base, sizeof a.base, "%s", dir);
+    if (folder_is_adapter(dir)) { must(adapter_read_config(dir, &a, &e), &e); }
+    must(model_check(a.base, config, &e), &e);
+    config->lora = a.lora;
+    snprintf(base, PATH_CAP, "%s", a.base);
+}
+
+/* Loads weights and adapters. */
+static void tested_load(const char* dir, const char* base, Llama* m, StateSlot weights, StateSlot trained) {
+    Error e = NO_ERROR;
+    must(model_load(base, &m->config, &m->table, weights.sink, weights.ctx, &e), &e);
+    if (m->config.lora.rank > 0) { must(adapter_load(dir, &m->trained, NULL, trained.sink, trained.ctx, &e), &e); }
+}
+
 #ifndef __CUDACC__
 // ---------------------------------------------------------------------------------------------------------------------
 // the CPU trainer
 
 static void* cpu_open(const char* dir, int B, int T) {
     ModelConfig config;
-    Error e = NO_ERROR;
-    if (!model_check(dir, &config, &e)) { die("%s", e.msg); }
+    char base[PATH_CAP];
+    tested_config(dir, &config, base);
     Tested* t = (Tested*)xcalloc(1, sizeof *t);
     t->model = (Llama*)xmalloc(sizeof *t->model);
     *t->model = llama_create(&config, B, T, true, 0);
-    const StateSlot weights = cpu_trainer.slot(t->model, SLOT_WEIGHTS);
-    if (!model_load(dir, &config, &t->model->table, weights.sink, weights.ctx, &e)) { die("%s", e.msg); }
+    tested_load(dir, base, t->model, cpu_trainer.slot(t->model, SLOT_WEIGHTS), cpu_trainer.slot(t->model, SLOT_MASTER));
     return t;
 }
 
@@ -241,8 +259,8 @@ static void start_run(Tested* t) {
 static void* cuda_open(const char* dir, int B, int T) {
     ModelConfig config;
     Layout layout;
-    Error e = NO_ERROR;
-    if (!model_check(dir, &config, &e)) { die("%s", e.msg); }
+    char base[PATH_CAP];
+    tested_config(dir, &config, base);
     memset(&layout, 0, sizeof layout);
     layout.B = B;
     layout.T = T;
@@ -257,8 +275,7 @@ static void* cuda_open(const char* dir, int B, int T) {
     t->model = (Llama*)xmalloc(sizeof *t->model);
     *t->model = llama_create(&config, &layout, test_matmul(), fill_of(variant->fill));
     fill_gradients(t->model, variant->fill);
-    const StateSlot weights = trainer_slot(t->model, SLOT_WEIGHTS);
-    if (!model_load(dir, &config, &t->model->table, weights.sink, weights.ctx, &e)) { die("%s", e.msg); }
+    tested_load(dir, base, t->model, trainer_slot(t->model, SLOT_WEIGHTS), trainer_slot(t->model, SLOT_MASTER));
     start_run(t);
     return t;
 }
@@ -364,6 +381,7 @@ typedef struct {
     const char* config;  // a preset
     int vocab_size;
     Layout layout;
+    int lora;        // rank of adapters; 0: none
     int accumulate;  // micro-batches of layout.B rows
     int steps;
     int fill;   // byte that activations, workspace and gradients hold at first
@@ -412,6 +430,7 @@ static uint64_t hash_model(const Llama* m, bool* gaps) {
         size_t bytes;
         const ParamTable* table;
     } arenas[] = {{a->params, sizeof(floatX), &m->table},
+                  {a->trained, sizeof(floatX), &m->trained},
                   {a->master, a->master ? master_bytes(a->master_kind) : 0, &m->trained},
                   {a->m, moment_bytes(a->bf16_moments), &m->trained},
                   {a->v, moment_bytes(a->bf16_moments), &m->trained}};
@@ -447,11 +466,17 @@ typedef struct {
 static void trial_open(Running* r, const Trial* trial) {
     ModelConfig config;
     if (!config_preset(&config, trial->config, trial->vocab_size)) { die("%s: is no preset", trial->config); }
+    config.lora = {trial->lora, 2.0 * trial->lora, 0x7f};
     memset(r, 0, sizeof *r);
     Llama* m = r->tested.model = (Llama*)xmalloc(sizeof *m);
     *m = llama_create(&config, &trial->layout, test_matmul(), fill_of(trial->fill));
     fill_gradients(m, trial->fill);
     trainer_init(m, 1);
+    if (trial->lora > 0) {
+        const StateSlot adapters = trainer_slot(m, SLOT_MASTER);
+        Error e = NO_ERROR;
+        must(adapter_draw(&config, &m->trained, 1, adapters.sink, adapters.ctx, &e), &e);
+    }
     start_run(&r->tested);
     r->data.trial = trial;
     r->data.count = m->steps.num_losses;
@@ -648,6 +673,20 @@ static void check_alone(int* passed, int* failed, int* skipped) {
         *(report_trial(trained.gaps,
                        split ? "the gaps between tensors stay zero, split master" : "the gaps between tensors stay zero",
                        &trained, &trained)
+              ? passed
+              : failed) += 1;
+    }
+    // adapters: the weights are frozen, whatever is recomputed or cut into micro-batches
+    for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK; level++) {
+        Trial none = trial_of("d3", 1001, 4, 128, 2, 5);
+        none.lora = 6;
+        none.layout.fp32_grads = true;
+        Trial some = none;
+        some.layout.level = (Recompute)level;
+        some.fill = 0xFF;
+        const Outcome kept = run_trial(&none), recomputed = run_trial(&some);
+        *(report_trial(recomputed.hash == kept.hash && kept.gaps, "adapters: recomputation gives the same bits", &kept,
+                       &recomputed)
               ? passed
               : failed) += 1;
     }
@@ -860,7 +899,9 @@ static int check_pair(const TestedTrainer* trainer, const char* model_dir, const
     s.path = state_path;
     s.bits = trainer->bits;
     s.bf16 = trainer->bf16;
-    if (!model_check(model_dir, &config, &e) || !safetensors_open(&s.st, state_path, &e)) { die("%s", e.msg); }
+    char base[PATH_CAP];
+    tested_config(model_dir, &config, base);
+    must(safetensors_open(&s.st, state_path, &e), &e);
     const SafeTensor* shape = safetensors_find(&s.st, "x");
     if (!shape || shape->ndim != 2 || shape->dtype != SAFE_I32) {
         die("%s: tensor x is missing or not I32 (B, T)", state_path);
@@ -886,7 +927,7 @@ static int check_pair(const TestedTrainer* trainer, const char* model_dir, const
     void* model = trainer->open(model_dir, B, T);
     int32_t* starts = state_starts(&s, B, T);
     if (starts) { trainer->divide(model, starts); }
-    ParamTable table = param_table(&config);
+    ParamTable table = trained_table(&config);
 
     float* want = state_tensor(&s, "logits", N * V);
     float* got = (float*)xmalloc(N * V * sizeof(float));

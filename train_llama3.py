@@ -177,7 +177,7 @@ def write_config(c, folder, dtype, spelling="both"):
 # ----------------------------------------------------------------------------------------------------------------------
 # random numbers: llmc/base/rand.h on tensors. 32-bit words are int64; products wrap, but the words taken from them are right
 
-RAND_INIT, RAND_SHUFFLE_SHARDS, RAND_SAMPLE, RAND_ORDER_ROWS, RAND_MIX = 0, 1, 3, 6, 7
+RAND_INIT, RAND_SHUFFLE_SHARDS, RAND_SAMPLE, RAND_ORDER_ROWS, RAND_MIX, RAND_ADAPTERS = 0, 1, 3, 6, 7, 8
 M32 = 0xFFFFFFFF
 
 
@@ -209,6 +209,14 @@ def rand_normal_(x, std, seed, tensor, mean=0.0):
         angle = (2.0 * math.pi) * philox_double(w[2], w[3])
         pair = torch.stack((std * (radius * torch.cos(angle)), std * (radius * torch.sin(angle))), dim=1)
         part.copy_((mean + pair.view(-1)[:part.numel()]) if mean else pair.view(-1)[:part.numel()])
+
+
+@torch.no_grad()
+def rand_even_(x, bound, seed, tensor):
+    """Fills x with numbers that are evenly spread in [-bound, bound): elements 2i and 2i+1 are those of draw i."""
+    w = philox(seed, RAND_ADAPTERS, tensor, torch.arange((x.numel() + 1) // 2, dtype=torch.int64, device=x.device))
+    pair = torch.stack((philox_double(w[0], w[1]), philox_double(w[2], w[3])), dim=1).view(-1)[:x.numel()]
+    x.copy_((bound * (2.0 * pair - 1.0)).view_as(x))
 
 
 def philox_below(seed, purpose, stream, index, n):
@@ -325,6 +333,7 @@ class Llama(nn.Module):
         self.final_norm = nn.Parameter(torch.ones(c.hidden_size))
         self.head = self.embedding if c.tie_word_embeddings else nn.Linear(c.hidden_size, c.vocab_size, bias=False)
         self.cos = self.sin = None
+        self.lora = None  # of a model with adapters: rank, alpha and the names of their matrices, see add_lora()
         self.recompute_every = 0  # every Nth block keeps only its input and is recomputed in backward; 0: none
 
     def set_context(self, T, device):
@@ -408,10 +417,113 @@ def init_telling(model, seed, embedding_std=0.02):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# LoRA: y = x W^T + alpha / rank (x A^T) B^T beside frozen weights W
+
+
+LORA_ON = {"qkvo": ["q_proj", "k_proj", "v_proj", "o_proj"], "ffn": ["gate_proj", "up_proj", "down_proj"]}
+LORA_ON["all"] = LORA_ON["qkvo"] + LORA_ON["ffn"]
+
+
+class Lora(nn.Module):
+    """A fused product with the adapters of its parts, (name, rows) each; `on` names those that have some."""
+
+    def __init__(self, base, parts, rank, scale, on):
+        super().__init__()
+        like = dict(device=base.weight.device, dtype=base.weight.dtype)
+        self.base, self.parts, self.scale = base, parts, scale
+        self.a = nn.ParameterDict({name: torch.zeros(rank, base.in_features, **like) for name, _ in parts if name in on})
+        self.b = nn.ParameterDict({name: torch.zeros(rows, rank, **like) for name, rows in parts if name in on})
+
+    @property
+    def weight(self):
+        return self.base.weight
+
+    def forward(self, x):
+        added = [self.scale * F.linear(F.linear(x, self.a[name]), self.b[name]) if name in self.a else
+                 x.new_zeros(*x.shape[:-1], rows) for name, rows in self.parts]
+        return self.base(x) + torch.cat(added, dim=-1)
+
+
+def add_lora(model, rank, alpha, on):
+    """Freezes the weights and adds adapters of zeros beside the matrices that `on` names."""
+    c, scale = model.c, alpha / rank
+    q, kv, ffn = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim, c.intermediate_size
+    model.requires_grad_(False)
+    for b in model.blocks:
+        b.qkv = Lora(b.qkv, [("q_proj", q), ("k_proj", kv), ("v_proj", kv)], rank, scale, on)
+        b.o = Lora(b.o, [("o_proj", c.hidden_size)], rank, scale, on)
+        b.gate_up = Lora(b.gate_up, [("gate_proj", ffn), ("up_proj", ffn)], rank, scale, on)
+        b.down = Lora(b.down, [("down_proj", c.hidden_size)], rank, scale, on)
+    model.lora = dict(rank=rank, alpha=alpha, on=on)
+
+
+def adapters(model, pick=lambda p: p):
+    """Yields (PEFT's name, tensor) in the order of trained_table() in llmc/config.h."""
+    for i, block in enumerate(model.blocks):
+        for part, module in ((block.qkv, "self_attn"), (block.o, "self_attn"), (block.gate_up, "mlp"), (block.down, "mlp")):
+            on = [name for name, _ in part.parts if name in part.a]  # a ParameterDict has another order
+            for letter, tensors in (("A", part.a), ("B", part.b)):
+                for name in on:
+                    yield f"base_model.model.model.layers.{i}.{module}.{name}.lora_{letter}.weight", pick(tensors[name])
+
+
+def trained_tensors(model, pick=lambda p: p):
+    return adapters(model, pick) if model.lora else hf_tensors(model, pick)
+
+
+def trained_parameters(model):
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+@torch.no_grad()
+def init_adapters(model, seed):
+    """Sets the initial adapters of the C trainers: A as PEFT draws it, B zero."""
+    for ordinal, (name, w) in enumerate(adapters(model)):
+        if "lora_A" in name:
+            rand_even_(w, 1 / math.sqrt(w.shape[1]), seed, ordinal)
+
+
+def adapter_config(folder):
+    """Returns the adapter_config.json of a folder of adapters, or None."""
+    path = os.path.join(folder, "adapter_config.json")
+    if not os.path.exists(path):
+        return None
+    with open(path, encoding="utf-8") as f:
+        return json.load(f)
+
+
+def base_folder(folder):
+    """Returns the folder of the base model, if the folder holds adapters, else the folder."""
+    adapter = adapter_config(folder)
+    return adapter["base_model_name_or_path"] if adapter else folder
+
+
+def load_adapters(model, folder, adapter):
+    add_lora(model, adapter["r"], adapter["lora_alpha"], adapter["target_modules"])
+    with safe_open(os.path.join(folder, "adapter_model.safetensors"), framework="pt") as f, torch.no_grad():
+        for name, w in adapters(model):
+            w.copy_(f.get_tensor(name))
+    return model
+
+
+def save_adapters(model, folder, base):
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "adapter_config.json"), "w", encoding="utf-8") as f:
+        json.dump(dict(peft_type="LORA", task_type="CAUSAL_LM", base_model_name_or_path=base, r=model.lora["rank"],
+                       lora_alpha=model.lora["alpha"], lora_dropout=0.0, bias="none", target_modules=model.lora["on"]), f, indent=2)
+    save_file({name: w.detach().to("cpu", torch.float32).contiguous() for name, w in adapters(model)},
+              os.path.join(folder, "adapter_model.safetensors"), metadata={"format": "pt"})
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # model folders
 
 
 def load_model(folder, device="cpu", dtype=torch.float32):
+    """Reads a model's folder, or one of adapters and its base."""
+    adapter = adapter_config(folder)
+    if adapter:
+        return load_adapters(load_model(adapter["base_model_name_or_path"], device, dtype), folder, adapter)
     c = read_config(folder)
     index, paths = os.path.join(folder, "model.safetensors.index.json"), [os.path.join(folder, "model.safetensors")]
     if not os.path.exists(paths[0]) and os.path.exists(index):
@@ -461,7 +573,7 @@ def save_model(model, folder, dtype=None, spelling="both"):
 
 def adamw(model, lr, betas, eps, weight_decay, params=None):
     """Makes AdamW with decay on two-dimensional tensors, none on norms. `params`: what to update (default: the model's)."""
-    params = list(model.parameters()) if params is None else params
+    params = trained_parameters(model) if params is None else params
     groups = [dict(params=[p for p in params if p.dim() > 1], weight_decay=weight_decay),
               dict(params=[p for p in params if p.dim() == 1], weight_decay=0.0)]
     fused = params[0].is_cuda or TORCH >= (2, 4)
@@ -491,9 +603,9 @@ def adamw_steps(master, opt, dtype, loss_scale, batch, steps, clip):
         model.zero_grad()
         loss = model(*batch)
         (loss * loss_scale).backward()
-        for w, p in zip(master.parameters(), model.parameters()):
+        for w, p in zip(trained_parameters(master), trained_parameters(model)):
             w.grad = p.grad.float() / loss_scale
-        norm = nn.utils.clip_grad_norm_(master.parameters(), clip)
+        norm = nn.utils.clip_grad_norm_(trained_parameters(master), clip)
         opt.step()
         rows.append((loss.item(), norm.item()))
     return torch.tensor(rows).T
@@ -533,7 +645,7 @@ def write_state(model, path, B, T, steps, seed=1337, lr=1e-3, betas=(0.9, 0.95),
     out |= dict(logits=model.logits(batch[0], *batch[2:]).detach())
     loss = model(*batch)
     loss.backward()
-    grads = {name: g.clone() for name, g in hf_tensors(model, lambda p: p.grad)}
+    grads = {name: g.clone() for name, g in trained_tensors(model, lambda p: p.grad)}
     out |= dict(loss=loss.detach()) | {"grad." + name: g for name, g in grads.items()}
     meta = dict(steps=steps, learning_rate=lr, beta1=betas[0], beta2=betas[1], eps=eps, weight_decay=weight_decay,
                 grad_clip=clip)
@@ -549,7 +661,7 @@ def write_state(model, path, B, T, steps, seed=1337, lr=1e-3, betas=(0.9, 0.95),
     for kind, dtype, loss_scale in TYPES_16BIT:
         half = copy.deepcopy(model).to(dtype)
         (half(*batch) * loss_scale).backward()
-        for name, g in hf_tensors(half, lambda p: p.grad):
+        for name, g in trained_tensors(half, lambda p: p.grad):
             error = (g.float().to(device) / loss_scale - grads[name]).norm() / grads[name].norm()
             meta[f"{kind}_error.{name}"] = f"{error.item():.4g}"
         errors = errors_16bit(model, new_optimizer, dtype, loss_scale, batch, want, clip)
@@ -585,11 +697,25 @@ PAIRS = {
 }
 
 
+# pairs with adapters beside the weights of others: their folders hold adapters alone
+LORA_PAIRS = {
+    "lora_all": dict(base="gqa2_untied_rope8", rank=3, alpha=4.5, on=LORA_ON["all"], batch=2, seq=24),
+    "lora_some": dict(base="tied_gqa4_rope32", rank=8, alpha=16, on=["k_proj", "v_proj", "o_proj", "up_proj"], batch=2, seq=32),
+}
+
+
 def pair_seed(name):
-    return 1 + list(PAIRS).index(name)
+    return 1 + (list(PAIRS) + list(LORA_PAIRS)).index(name)
 
 
 def pair_model(name):
+    if name in LORA_PAIRS:
+        pair = LORA_PAIRS[name]
+        model = pair_model(pair["base"])
+        add_lora(model, pair["rank"], pair["alpha"], pair["on"])
+        for ordinal, (_, w) in enumerate(adapters(model)):
+            rand_normal_(w, 0.2, pair_seed(name), ordinal)
+        return model
     model = make_model(Config(**PAIRS[name]["config"]))
     init_telling(model, pair_seed(name), embedding_std=0.1)
     return model
@@ -598,14 +724,17 @@ def pair_model(name):
 def write_pair_state(model, name, path):
     """Writes the state of ten steps at the default rate, with a weight decay large enough to show."""
     torch.set_num_threads(1)  # such small models are slower on several threads
-    p = PAIRS[name]
+    p = (PAIRS | LORA_PAIRS)[name]
     return write_state(model, path, p["batch"], p["seq"], 10, pair_seed(name), weight_decay=2.0, documents=p.get("documents"))
 
 
 def write_pairs(out):
-    for name, pair in PAIRS.items():
+    for name, pair in (PAIRS | LORA_PAIRS).items():
         model = pair_model(name)
-        save_model(model, os.path.join(out, name), spelling=pair["spelling"])
+        if model.lora:
+            save_adapters(model, os.path.join(out, name), os.path.join(out, pair["base"]))
+        else:
+            save_model(model, os.path.join(out, name), spelling=pair["spelling"])
         path = os.path.join(out, name + ".state.safetensors")
         losses, norms = write_pair_state(model, name, path)
         print(f"{path}: loss {losses[0]:.4f} -> {losses[-1]:.4f}, gradient norm {norms[0]:.3f} -> {norms[-1]:.3f}")
@@ -914,7 +1043,7 @@ class Engine:
 
     def __init__(self, model, a, device):
         self.model, self.a, self.device = model, a, device
-        self.params = list(model.parameters())
+        self.params = trained_parameters(model)
         self.stream = torch.bfloat16 if a.dtype == "autocast" else None
         self.blocks, self.ce, self.whole = list(model.blocks), cross_entropy_sum, model
         if a.compile:
@@ -1088,7 +1217,11 @@ class Run:
         final = os.path.join(self.a.out, f"step_{step:08d}")
         part, e = final + ".tmp", self.engine
         shutil.rmtree(part, ignore_errors=True)
-        save_model(e.model, part, {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}.get(self.a.export_dtype))
+        if e.model.lora:
+            save_adapters(e.model, part, os.path.abspath(base_folder(self.a.model)))
+        else:
+            dtypes = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+            save_model(e.model, part, dtypes.get(self.a.export_dtype))
         for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
             if self.text.folder and os.path.exists(os.path.join(self.text.folder, name)):
                 shutil.copy(os.path.join(self.text.folder, name), part)
@@ -1132,8 +1265,8 @@ def train(a):
         resumed = torch.load(os.path.join(folder, "optimizer.pt"), map_location=device, weights_only=True)
     parts = mix_parts(a.train)
     is_folder = os.path.isdir(folder)
-    text = Text(a.tokenizer or (folder if is_folder else os.path.dirname(parts[0][0])))
-    c = read_config(folder) if is_folder else None
+    text = Text(a.tokenizer or (base_folder(folder) if is_folder else os.path.dirname(parts[0][0])))
+    c = read_config(base_folder(folder)) if is_folder else None
     bos = next((i for i in (text.id("<|begin_of_text|>"), c and c.bos_token_id) if i is not None), None)
     loader = (MixLoader(parts, a.batch, a.seq, a.seed, a.documents, bos) if len(parts) > 1 else
               DataLoader(parts[0][0], a.batch, a.seq, a.seed, True, a.documents, bos))
@@ -1159,6 +1292,9 @@ def train(a):
     model = load_model(folder, device, weights) if is_folder else make_model(c, device, weights)
     if not is_folder:
         init_weights(model, a.seed)
+    if a.lora and not model.lora:
+        add_lora(model, a.lora, a.lora_alpha or 2.0 * a.lora, LORA_ON[a.lora_on])
+        init_adapters(model, a.seed)
     model.set_context(max(a.seq, min(a.sample_tokens + len(a.prompt) + 1, 2048)), device)
     model.recompute_every = a.recompute_every
     engine = Engine(model, a, device)
@@ -1176,6 +1312,8 @@ def train(a):
     print(f"model   {a.model}: {count:,} parameters, vocabulary {c.vocab_size}, width {c.hidden_size}, "
           f"{c.num_hidden_layers} layers, {c.num_attention_heads} heads, {c.num_key_value_heads} kv heads of {c.head_dim}, "
           f"ffn {c.intermediate_size}, {'tied' if c.tie_word_embeddings else 'untied'}")
+    if model.lora:
+        print(f"lora    rank {model.lora['rank']}, alpha {model.lora['alpha']:g}, on {' '.join(model.lora['on'])}: of these {count:,}")
     print(f"plan    {a.steps} steps of {a.total_batch} tokens ({accumulate} x {a.batch} x {a.seq}), "
           f"{a.steps * a.total_batch / max(1, loader.rows_per_epoch * a.seq):.2f} epochs of {loader.num_tokens:,} tokens")
     run = Run(a, engine, text, loader)
@@ -1289,6 +1427,9 @@ FLAGS = (
     ("beta2", "", float, 0.95, "AdamW's decay rate of the second moment"),
     ("eps", "", float, 1e-8, "AdamW's epsilon"),
     ("grad-clip", "", float, 1.0, "clip the gradient to this norm; 0: no clipping"),
+    ("lora", "", int, 0, "train adapters of this rank beside the frozen weights of --model; 0: off"),
+    ("lora-alpha", "", float, 0.0, "scale the adapters' product by this / rank; 0: twice the rank"),
+    ("lora-on", "", ("qkvo", "ffn", "all"), "all", "matrices with adapters"),
     ("seed", "", int, 42, "seed of initial weights, data order and samples"),
     ("threads", "", int, 0, "CPU threads; 0: PyTorch's choice"),
     ("val-every", "-v", int, 100, "validate every N steps and at the end; 0: only at the end"),

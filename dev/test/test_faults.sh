@@ -96,6 +96,13 @@ fault "no bias correction of the second moment" llmc/adamw.h 's/correction2 = .*
 fault "beta1 for beta2" train_llama3.c 's/const double weight_decay = hyper\.weight_decay;/& hyper.beta2 = hyper.beta1;/'
 fault "no clipping" llmc/base/update.h 's/max_norm > 0 && norm > max_norm/0/'
 fault "gradients kept from step to step" train_llama3.c '/^static void llama_zero_gradients/,/^}/ s/memset(/if (m->m[0] == 0) &/'
+fault "adapters without alpha / r" llmc/config.h 's/l->alpha \/ l->rank/1/'
+fault "adapters' part of y without its scale" llmc/lora.h 's/lora_rescale(t, l->scale/lora_rescale(t, 1.0f/'
+fault "adapters' gradient without its scale" llmc/lora.h 's/lora_rescale(dt, l->scale/lora_rescale(dt, 1.0f/'
+fault "gradients of A and B exchanged" llmc/lora.h 's/float\* da = dw + l->a;/float* da = dw + l->b[0];/; s/float\* db = dw + l->b\[p\]/float* db = dw + l->a/'
+fault "no gradient through A to its input" llmc/lora.h '/matmul_vectors(dx, C, scratch, dx/d'
+fault "every adapter adds to q or gate" llmc/lora.h 's/l->first\[l->parts\] = l->OC/l->first[l->parts] = 0/'
+fault "the base is trained beside the adapters" train_llama3.c 's/^ *adamw_update(trained_params/for (size_t k = 0; m->adapters \&\& k < m->table.elements; k++) { m->params[k] *= 1 - 1e-3f; }\n&/'
 wait
 
 cat "$folder"/[0-9]*/result

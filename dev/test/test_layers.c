@@ -8,6 +8,7 @@
 #include "llmc/attention.h"
 #include "llmc/crossentropy.h"
 #include "llmc/embedding.h"
+#include "llmc/lora.h"
 #include "llmc/matmul.h"
 #include "llmc/base/rand.h"
 #include "llmc/rmsnorm.h"
@@ -461,7 +462,7 @@ static void amx_products_of_any_shape_and_stride_are_those_of_fp32(void) {
             free((float*)a.data), free((float*)b.data);
         }
         const double with_amx = check_product("a b + add", &p, first);
-        matmul_vectors(got, packed, p.add, by_rows(p.a, p.K), by_rows(p.b, p.N), p.M, p.N, p.K);
+        matmul_vectors(got, p.N, packed, p.add, by_rows(p.a, p.K), by_rows(p.b, p.N), p.M, p.N, p.K);
         const double with_vectors = check_product("by vectors", &p, got);
         CHECK(with_amx <= 1.25 * with_vectors, "the RMS error is %g, by vectors %g", with_amx, with_vectors);
 
@@ -939,6 +940,86 @@ static void global_norm_is_the_same_for_any_thread_count(void) {
     }
 }
 
+// ---------------------------------------------------------------------------------------------------------------------
+// lora
+
+/* The adapters beside one product in double: its inputs and weights, and the gradient of y. */
+typedef struct {
+    const Lora* l;
+    size_t N;
+    double *x, *w, *dy;
+} LoraLoss;
+
+/* Returns sum(dy * y), y being the adapters' part alone. */
+static double lora_loss(const void* ctx) {
+    const LoraLoss* p = (const LoraLoss*)ctx;
+    const Lora* l = p->l;
+    const size_t C = (size_t)l->C, OC = (size_t)l->OC, r = (size_t)l->r;
+    double sum = 0;
+    for (size_t n = 0; n < p->N; n++) {
+        for (size_t i = 0; i < (size_t)l->parts * r; i++) {
+            const double t = (double)l->scale * dot(p->x + n * C, p->w + l->a + i * C, C);
+            for (size_t o = 0; o < (size_t)l->width[i / r]; o++) {
+                sum += p->dy[n * OC + (size_t)l->first[i / r] + o] * t * p->w[l->b[i / r] + o * r + i % r];
+            }
+        }
+    }
+    return sum;
+}
+
+/* Compares the plain loops with differences of lora_loss(), and what the model calls with the plain loops. */
+static void check_lora(const Lora* l, size_t elements, size_t N, void* scratch) {
+    const size_t nx = N * (size_t)l->C, ny = N * (size_t)l->OC, nt = N * (size_t)(l->parts * l->r);
+    float *x = normals(nx, 1, 1), *w = normals(elements, 0.5, 2), *dy = normals(ny, 1, 3), *y = normals(ny, 1, 4);
+    float *y0 = copied(y, ny), *dx = normals(nx, 1, 5), *dw = normals(elements, 1, 6), *t = floats(nt), *dt = floats(nt);
+    float *dx0 = copied(dx, nx), *dw0 = copied(dw, elements);
+    lora_forward_plain(y, t, x, w, l, N);
+    lora_backward_plain(dx, dw, dt, dy, x, t, w, l, N);
+    const LoraLoss loss = {l, N, widened(x, nx), widened(w, elements), widened(dy, ny)};
+    double added = 0;
+    for (size_t i = 0; i < ny; i++) { added += (double)dy[i] * ((double)y[i] - (double)y0[i]); }
+    CHECK(fabs(added - lora_loss(&loss)) <= 1e-5 * (double)ny, "y: %g, wanted %g", added, lora_loss(&loss));
+    check_gradient("dx", dx, dx0, loss.x, nx, 20, lora_loss, &loss, 1e-4);
+    check_gradient("dw", dw, dw0, loss.w, elements, 200, lora_loss, &loss, 1e-4);
+    float *y1 = floats(ny), *t1 = floats(nt), *dx1 = floats(nx), *dw1 = floats(elements), *first = NULL;
+    double *wy = widened(y, ny), *wdx = widened(dx, nx), *wdw = widened(dw, elements);
+    for (int i = 0; i < NUM_THREAD_COUNTS; i++) {
+        use_threads(i);
+        memcpy(y1, y0, ny * sizeof(float)), memcpy(dx1, dx0, nx * sizeof(float)), memcpy(dw1, dw0, elements * sizeof(float));
+        lora_forward(y1, t1, scratch, x, w, l, N);
+        lora_backward(dx1, dw1, dt, scratch, dy, x, t1, w, l, N);
+        check_close("y", y1, NULL, wy, ny, 1e-5);
+        check_close("dx", dx1, NULL, wdx, nx, 1e-5);
+        check_close("dw", dw1, NULL, wdw, elements, 1e-5);
+        if (!first) { first = copied(dw1, elements); }
+        check_same_bits("dw", first, dw1, elements, i);
+    }
+    free(x), free(w), free(dy), free(y), free(y0), free(dx), free(dw), free(t), free(dt), free(dx0), free(dw0), free(loss.x);
+    free(loss.w), free(loss.dy), free(y1), free(t1), free(dx1), free(dw1), free(first), free(wy), free(wdx), free(wdw);
+}
+
+static void lora_and_its_gradients_are_the_plain_loops(void) {
+    const LoraConfig cases[] = {{4, 8, 0x7f}, {3, 1.5, 0x05}, {33, 33, 0x6a}};  // all; q, v; k, o, up, down
+    void* scratch = xmalloc(matmul_scratch());
+    ModelConfig c;
+    memset(&c, 0, sizeof c);
+    c.hidden_size = 40, c.intermediate_size = 72, c.num_layers = 2, c.num_heads = 5, c.num_kv_heads = 1, c.head_dim = 6;
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        c.lora = cases[k];
+        ParamTable t = trained_table(&c);
+        const LoraBlock block = lora_block(&c, &t, 1);
+        int parts = 0;
+        for (int place = 0; place < NUM_LORA; place++) {
+            parts += block.at[place].parts;
+            check_lora(&block.at[place], t.elements, 1, scratch);
+            check_lora(&block.at[place], t.elements, 70, scratch);
+        }
+        CHECK(2 * 2 * parts == t.count, "%d parts, %d tensors in two blocks", parts, t.count);
+        param_table_free(&t);
+    }
+    free(scratch);
+}
+
 int main(void) {
     use_threads(NUM_THREAD_COUNTS - 1);
     packed = xmalloc(matmul_scratch());
@@ -974,6 +1055,7 @@ int main(void) {
     RUN(crossentropy_and_its_gradient_match);
     RUN(crossentropy_leaves_no_denormals);
     RUN(crossentropy_of_nan_is_nan);
+    RUN(lora_and_its_gradients_are_the_plain_loops);
     RUN(adamw_takes_pytorchs_steps);
     RUN(global_norm_is_the_same_for_any_thread_count);
     return test_summary();

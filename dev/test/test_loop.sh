@@ -16,8 +16,8 @@ check "the training loop is found" test "$(wc -l <"$tmp/loop_c")" -ge 10
 check "both trainers have the same training loop" cmp "$tmp/loop_c" "$tmp/loop_cu"
 check "memory comes first" grep -q memory "$tmp/parts_c"
 check "both trainers have their parts in the same order" cmp "$tmp/parts_c" "$tmp/parts_cu"
-check "train_llama3.c has at most 650 lines" test "$(wc -l <train_llama3.c)" -le 650
-check "train_llama3.cu has at most 1000 lines" test "$(wc -l <train_llama3.cu)" -le 1000
+check "train_llama3.c has at most 700 lines" test "$(wc -l <train_llama3.c)" -le 700
+check "train_llama3.cu has at most 1040 lines" test "$(wc -l <train_llama3.cu)" -le 1040
 check "no file of llmc/ has more than 900 lines" \
     test -z "$(wc -l llmc/*.h llmc/*.cuh llmc/*/*.h llmc/*/*.cuh | awk '$1 > 900 && $2 != "total"')"
 summary

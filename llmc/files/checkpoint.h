@@ -1,7 +1,8 @@
 /* checkpoint.h -- saves a run's state to disk, whole or not at all.
  *
  *   OUT/.lock                        held (flock) while a run writes into OUT
- *   OUT/step_00001000/               a model folder (model_folder.h) that other programs can read, plus
+ *   OUT/step_00001000/               a model folder (model_folder.h) that other programs can read, or with LoRA the adapters'
+ *                                    (adapter.h), plus
  *       state_rank00000.safetensors  optimizer state of one rank
  *       trainer_state.json           where the run stands; size and CRC-32C of every other file
  *   OUT/step_00001000.tmp/           a checkpoint that was being written or removed when a run died
@@ -32,6 +33,7 @@
 
 #include <inttypes.h>
 
+#include "llmc/files/adapter.h"
 #include "llmc/files/file_sums.h"
 #include "llmc/files/folder.h"
 #include "llmc/files/log_history.h"
@@ -178,6 +180,12 @@ static inline bool checkpoint_model(Checkpoint* k, const ModelConfig* c, const P
            checkpoint_add(k, "model.safetensors.index.json", e);
 }
 
+/* Writes the adapters of a model with LoRA, and the path of its base. */
+static inline bool checkpoint_adapter(Checkpoint* k, const ModelConfig* c, const char* base, const ParamTable* adapters,
+                                      TensorSource source, void* ctx, Error* e) {
+    return adapter_save(k->tmp, &c->lora, base, adapters, source, ctx, &k->sums, e) && checkpoint_add(k, ADAPTER_CONFIG, e);
+}
+
 /* Writes the optimizer state of this process's rank. Other ranks call state_save() on the same folder. */
 static inline bool checkpoint_state(Checkpoint* k, int rank, const ParamTable* t, size_t lo, size_t hi, const StateSlot* slots,
                                     int num_slots, Error* e) {
@@ -212,7 +220,8 @@ static inline bool checkpoint_check_size(const char* dir, const FileSum* f, Erro
 /* Checks that the list has what a checkpoint must have. `path` is trainer_state.json's. `ranks`: 0 for the model alone. */
 static inline bool checkpoint_check_list(const FileSums* files, int ranks, const char* path, Error* e) {
     char name[64];
-    if (!file_sums_find(files, "config.json")) { return fail(e, "%s: files lists no config.json", path); }
+    const bool adapters = file_sums_find(files, ADAPTER_CONFIG) != NULL;
+    if (!adapters && !file_sums_find(files, "config.json")) { return fail(e, "%s: files lists no config.json", path); }
     for (int rank = 0; rank < ranks; rank++) {
         state_file_name(name, rank);
         if (!file_sums_find(files, name)) {

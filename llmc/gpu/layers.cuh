@@ -10,6 +10,7 @@
 #include "llmc/embedding.cuh"        // defines: embedding_forward_cuda, embedding_backward_cuda
 #include "llmc/gpu/cuda_common.cuh"  // defines: floatX, row_pitch
 #include "llmc/gpu/profile.cuh"      // defines: Profiler, Op
+#include "llmc/lora.cuh"             // defines: Lora, lora_forward_cuda, lora_backward_input_cuda, lora_backward_weight_cuda
 #include "llmc/matmul.cuh"           // defines: matmul_forward_cuda, matmul_backward_input_cuda, matmul_backward_weight_cuda
 #include "llmc/rmsnorm.cuh"          // defines: rmsnorm_forward_cuda, rmsnorm_backward_cuda
 #include "llmc/rope.cuh"             // defines: rope_forward_cuda, rope_backward_cuda
@@ -25,7 +26,7 @@ typedef struct {
 
 /* The gradient of a tensor, in fp32 or floatX. */
 typedef struct {
-    void* data;
+    void* data;  // NULL: the tensor is frozen, nothing is computed
     bool fp32;
 } Gradient;
 
@@ -45,6 +46,7 @@ static inline void embedding(const Queue* q, floatX* out, const floatX* w, const
 
 static inline void embedding_backward(const Queue* q, Gradient dw, const floatX* dout, const int32_t* tokens, size_t N, int C,
                                       int V) {
+    if (!dw.data) { return; }
     Op op(q->profiler, q->stream, "embedding backward", 0, bytes_x(3.0 * N * C));
     if (dw.fp32) {
         embedding_backward_cuda((float*)dw.data, q->scratch, dout, tokens, N, C, V, pitch_of(C), q->stream);
@@ -124,6 +126,7 @@ static inline void linear_backward_input(const Queue* q, const char* name, float
 /* Writes dw (OC, C) = dout^T x, or with `add` adds it to dw. */
 static inline void linear_backward_weight(const Queue* q, const char* name, Gradient dw, const floatX* dout, const floatX* x,
                                           size_t N, int C, int OC, bool add) {
+    if (!dw.data) { return; }
     const double grad = (double)OC * C * (dw.fp32 ? sizeof(float) : sizeof(floatX)) * (add ? 2 : 1);
     Op op(q->profiler, q->stream, name, linear_flops(N, C, OC), bytes_x((double)N * C + (double)N * OC) + grad);
     const Operand d = operand(dout, pitch_of(OC)), in = operand(x, pitch_of(C));
@@ -131,6 +134,39 @@ static inline void linear_backward_weight(const Queue* q, const char* name, Grad
         matmul_backward_weight_cuda(q->matmul, (float*)dw.data, d, in, N, C, OC, add, q->stream);
     } else {
         matmul_backward_weight_cuda(q->matmul, (floatX*)dw.data, d, in, N, C, OC, add, q->stream);
+    }
+}
+
+/* Return the operations of the adapters beside one product, and the bytes of x or y, of t and of the adapters. */
+static inline double lora_flops(const Lora* l, size_t N) { return 2.0 * N * l->parts * l->r * ((double)l->C + l->OC); }
+static inline double lora_bytes(const Lora* l, size_t N) {
+    return bytes_x((double)N * (l->C + 2.0 * l->OC) + (double)l->parts * l->r * (2.0 * N + l->C + l->OC));
+}
+
+/* Writes t and adds the adapters' part to y (N, OC) from x (N, C); nothing if there are none. w: arena of the adapters. */
+static inline void lora(const Queue* q, floatX* y, floatX* t, const floatX* x, const floatX* w, const Lora* l, size_t N) {
+    if (l->parts == 0) { return; }
+    Op op(q->profiler, q->stream, "lora", lora_flops(l, N), lora_bytes(l, N));
+    lora_forward_cuda(q->matmul, y, t, x, w, l, N, q->stream);
+}
+
+/* Writes dt and adds the adapters' part to dx (N, C) from dy (N, OC). */
+static inline void lora_backward_input(const Queue* q, floatX* dx, floatX* dt, const floatX* dy, const floatX* w, const Lora* l,
+                                       size_t N) {
+    if (l->parts == 0) { return; }
+    Op op(q->profiler, q->stream, "lora dx", lora_flops(l, N), lora_bytes(l, N));
+    lora_backward_input_cuda(q->matmul, dx, dt, dy, w, l, N, q->stream);
+}
+
+/* Overwrites the adapters' gradients in the arena dw, or with `add` adds to them. dt: of lora_backward_input(). */
+static inline void lora_backward_weight(const Queue* q, Gradient dw, const floatX* dt, const floatX* dy, const floatX* x,
+                                        const floatX* t, const Lora* l, size_t N, bool add) {
+    if (l->parts == 0) { return; }
+    Op op(q->profiler, q->stream, "lora dw", lora_flops(l, N), lora_bytes(l, N));
+    if (dw.fp32) {
+        lora_backward_weight_cuda(q->matmul, (float*)dw.data, dt, dy, x, t, l, N, add, q->stream);
+    } else {
+        lora_backward_weight_cuda(q->matmul, (floatX*)dw.data, dt, dy, x, t, l, N, add, q->stream);
     }
 }
 

@@ -37,7 +37,7 @@ static inline uint64_t job_memory_need(void* question, const Options* o) {
 static inline void job_memory_text(const Trainer* t, const Session* s, char* text, size_t cap) {
     const char* words = !s->has_tokenizer ? s->options.train : s->tokenizer.path ? s->tokenizer.path : "the built-in tokenizer";
     if (s->model_dir[0]) {
-        snprintf(text, cap, "%s: the model of %s/config.json", t->memory, s->model_dir);
+        snprintf(text, cap, "%s: the model of %s/config.json", t->memory, s->base_dir);
     } else {
         snprintf(text, cap, "%s: the model %s with the vocabulary of %s", t->memory, s->options.model, words);
     }
@@ -59,13 +59,17 @@ static inline void job_check_memory(const Trainer* t, const Session* s, FILE* sc
 }
 
 /* Creates a model with the weights of the session's folder, or newly initialized. */
-static inline void* job_open_model(const Trainer* t, const Session* s) {
+static inline void* job_open_model(const Trainer* t, Session* s) {
     void* model = t->create(t, s);
     if (s->model_dir[0]) {
         const StateSlot weights = t->slot(model, SLOT_WEIGHTS);
         session_load_weights(s, weights.sink, weights.ctx);
     } else {
         t->init(model, (uint64_t)s->options.seed);
+    }
+    if (s->config.lora.rank > 0) {
+        const StateSlot adapters = t->slot(model, SLOT_MASTER);
+        session_load_adapters(s, adapters.sink, adapters.ctx);
     }
     return model;
 }

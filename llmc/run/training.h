@@ -400,7 +400,7 @@ static inline void training_sample(Training* t) {
 static inline void training_die_unsaved(const Training* t, const Error* e, SafeDtype dtype, const StateSlot* slots,
                                         int num_slots) {
     const Session* s = t->s;
-    double bytes = (double)s->table.num_params * (double)safe_dtypes[dtype].bytes;
+    double bytes = (double)s->trained.num_params * (double)safe_dtypes[dtype].bytes;
     char size[32];
     for (int i = 0; i < num_slots; i++) { bytes += (double)s->trained.num_params * (double)safe_dtypes[slots[i].dtype].bytes; }
     text_bytes((uint64_t)bytes, size, sizeof size);
