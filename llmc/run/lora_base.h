@@ -13,7 +13,7 @@
 #include "llmc/base/utils.h"
 
 #include "llmc/files/adapter.h"  // defines: AdapterConfig, folder_is_adapter, adapter_read_config, adapter_check
-#include "llmc/run/session.h"    // defines: Session, session_has_adapters, session_must_read
+#include "llmc/run/session.h"    // defines: Session, session_has_adapters
 
 /* Returns whether `dir` has a tokenizer of either kind. */
 static inline bool folder_has_tokenizer(const char* dir) {
