@@ -1307,13 +1307,14 @@ def train(a):
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     peak = gpu_peak(name) * 1e12 if a.dtype != "fp32" else 0.0  # fp32 shows no MFU
     flops = c.flops_per_token(a.seq) * a.total_batch
-    count = sum(p.numel() for p in engine.params)
+    count = sum(p.numel() for p in model.parameters())
     print(f"PyTorch {torch.__version__}, {name}, {a.dtype}{', compiled' if a.compile else ''}, attention: {sdpa}")
     print(f"model   {a.model}: {count:,} parameters, vocabulary {c.vocab_size}, width {c.hidden_size}, "
           f"{c.num_hidden_layers} layers, {c.num_attention_heads} heads, {c.num_key_value_heads} kv heads of {c.head_dim}, "
           f"ffn {c.intermediate_size}, {'tied' if c.tie_word_embeddings else 'untied'}")
     if model.lora:
-        print(f"lora    rank {model.lora['rank']}, alpha {model.lora['alpha']:g}, on {' '.join(model.lora['on'])}: of these {count:,}")
+        print(f"lora    rank {model.lora['rank']}, alpha {model.lora['alpha']:g}, on {' '.join(model.lora['on'])}: "
+              f"{sum(p.numel() for p in engine.params):,} parameters are trained")
     print(f"plan    {a.steps} steps of {a.total_batch} tokens ({accumulate} x {a.batch} x {a.seq}), "
           f"{a.steps * a.total_batch / max(1, loader.rows_per_epoch * a.seq):.2f} epochs of {loader.num_tokens:,} tokens")
     run = Run(a, engine, text, loader)

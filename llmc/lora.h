@@ -14,8 +14,8 @@
 #ifndef LLMC_LORA_H
 #define LLMC_LORA_H
 
-#include "llmc/config.h"  // defines: ModelConfig, ParamTable, LoraPair, adapter_find, lora_scale
-#include "llmc/matmul.h"  // defines: matmul_vectors, matmul_scratch
+#include "llmc/config.h"  // defines: ModelConfig, ParamTable, lora_pairs, adapter_find, lora_scale
+#include "llmc/matmul.h"  // defines: matmul_vectors
 
 /* The matrices of a block that one product computes. */
 typedef enum { LORA_QKV, LORA_O, LORA_GATE_UP, LORA_DOWN, NUM_LORA } LoraPlace;

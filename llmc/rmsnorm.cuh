@@ -281,8 +281,8 @@ static inline void rmsnorm_backward_launch(const RmsnormBackwardPlan* plan, floa
     CUDA_CHECK_LAUNCH("rmsnorm_dweight_kernel");
 }
 
-/* Adds to dx (rows) and dweight (C, fp32; NULL: not wanted) from dout, x (rows), weight (C) and the forward pass's rstd (N). scratch: bytes as
- * above */
+/* Adds to dx (rows) and dweight (C, fp32; NULL: not wanted) from dout, x (rows), weight (C) and the forward pass's rstd (N).
+ * scratch: bytes as above */
 static inline void rmsnorm_backward_cuda(floatX* dx, float* dweight, void* scratch, const floatX* dout, const floatX* x,
                                          const floatX* weight, const float* rstd, RowShape rows, cudaStream_t stream) {
     if (rows.N == 0) { return; }

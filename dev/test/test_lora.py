@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -208,9 +209,20 @@ def test_a_run_resumes_to_the_same_bits(work):
     run(*flags, "--out", "a", cwd=work)
     run(*flags, "--out", "b", "--stop-after", 5, "--threads", 2, cwd=work)
     run("--out", "b", "--resume", cwd=work)
-    assert losses(work / "a") == losses(work / "b")
-    for name in ("adapter_model.safetensors", "state_rank00000.safetensors", "adapter_config.json"):
-        assert (work / "a/step_00000012" / name).read_bytes() == (work / "b/step_00000012" / name).read_bytes()
+    # killed in the middle of a step
+    killed = subprocess.Popen([ROOT / "train_llama3", *map(str, flags), "--out", "c", "--checkpoint-every", "1"], cwd=work,
+                              stdout=subprocess.DEVNULL)
+    while len(list((work / "c").glob("step_????????"))) < 3 and killed.poll() is None:
+        time.sleep(0.002)
+    killed.kill()
+    killed.wait()
+    run("--out", "c", "--resume", cwd=work)
+    for out in ("b", "c"):
+        assert losses(work / "a") == losses(work / out)
+        for name in ("adapter_model.safetensors", "state_rank00000.safetensors", "adapter_config.json"):
+            assert (work / "a/step_00000012" / name).read_bytes() == (work / out / "step_00000012" / name).read_bytes()
+    saved = [json.loads((work / out / "step_00000012/trainer_state.json").read_text()) for out in ("a", "b")]
+    assert saved[0]["options"] == saved[1]["options"] and saved[0]["base_crc32c"] == saved[1]["base_crc32c"]
     assert json.loads((work / "b/step_00000012/adapter_config.json").read_text())["target_modules"] == FFN
     # the base may move
     shutil.move(work / "base", work / "moved")

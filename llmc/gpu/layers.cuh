@@ -10,7 +10,7 @@
 #include "llmc/embedding.cuh"        // defines: embedding_forward_cuda, embedding_backward_cuda
 #include "llmc/gpu/cuda_common.cuh"  // defines: floatX, row_pitch
 #include "llmc/gpu/profile.cuh"      // defines: Profiler, Op
-#include "llmc/lora.cuh"             // defines: Lora, lora_forward_cuda, lora_backward_input_cuda, lora_backward_weight_cuda
+#include "llmc/lora.cuh"             // defines: lora_forward_cuda, lora_backward_input_cuda, lora_backward_weight_cuda
 #include "llmc/matmul.cuh"           // defines: matmul_forward_cuda, matmul_backward_input_cuda, matmul_backward_weight_cuda
 #include "llmc/rmsnorm.cuh"          // defines: rmsnorm_forward_cuda, rmsnorm_backward_cuda
 #include "llmc/rope.cuh"             // defines: rope_forward_cuda, rope_backward_cuda

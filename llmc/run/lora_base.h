@@ -13,7 +13,7 @@
 #include "llmc/base/utils.h"
 
 #include "llmc/files/adapter.h"  // defines: AdapterConfig, folder_is_adapter, adapter_read_config, adapter_check
-#include "llmc/run/session.h"    // defines: Session, session_has_adapters, session_must_read
+#include "llmc/run/session.h"    // defines: Session, session_has_adapters
 
 /* Returns whether `dir` has a tokenizer of either kind. */
 static inline bool folder_has_tokenizer(const char* dir) {
@@ -33,7 +33,7 @@ static inline unsigned lora_on_bits(int on) {
 
 /* Takes the adapters' shape from the flags. */
 static inline void session_new_lora(Session* s) {
-    const Options* o = &s->options;
+    Options* o = &s->options;
     LoraConfig* l = &s->config.lora;
     if (s->resumed && o->lora > 0) {
         die("--lora: the run of %s trains all weights, wanted one that began with --lora", s->model_dir);
@@ -47,7 +47,8 @@ static inline void session_new_lora(Session* s) {
         die("--lora: %s is a new model, wanted a trained one in --model, whose weights stay as they are", o->model);
     }
     l->rank = o->lora;
-    l->alpha = o->lora_alpha > 0 ? o->lora_alpha : 2.0 * o->lora;
+    if (o->lora_alpha == 0) { o->lora_alpha = 2.0 * o->lora; }
+    l->alpha = o->lora_alpha;
     l->on = lora_on_bits(o->lora_on);
 }
 

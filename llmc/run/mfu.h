@@ -5,8 +5,8 @@
  * The forward pass takes 2 FLOPs per weight and token, the backward pass twice that. Attention's two products take
  * 2 * 2 * NH * HD FLOPs per pair of positions. The causal half leaves T/2 pairs per token: 2 * NH * HD * T FLOPs forward,
  * 6 * NH * HD * T in all. MFU (Chowdhery et al., "PaLM", 2022, appendix B) is the achieved rate over the device's dense
- * peak. Recomputation does not count. With LoRA the backward pass computes no gradient of the frozen weights: they take 4 FLOPs,
- * the adapters 6.
+ * peak. Recomputation does not count. With LoRA the backward pass computes no gradient of the frozen
+ * weights: they take 4 FLOPs, the adapters 6.
  *
  * The table holds dense peaks in TFLOP/s from NVIDIA's data sheets (tensor cores, fp32 accumulation, no sparsity) at the
  * boost clock of the named board. A card that is not in the table has no MFU: it is left out, never guessed.
