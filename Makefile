@@ -150,7 +150,7 @@ build/%_no_amx: dev/test/%.c $(HEADERS) | build
 build/test_llama3_no_amx: test_llama3.cu train_llama3.c $(HEADERS) | build
 	$(CC) $(CFLAGS) -DLLMC_NO_AMX -I. -x c $< -x none -o $@ $(LDLIBS)
 
-build/test_parity build/sanitize/test_parity: test_llama3.cu train_llama3.c
+build/test_parity build/test_documents build/sanitize/test_parity build/sanitize/test_documents: test_llama3.cu train_llama3.c
 CPU_PARITY = ./test_llama3 build/test_llama3_plain build/test_llama3_no_amx
 test-programs: train_llama3 tokenize $(CPU_PARITY:./%=%) $(UNIT_TESTS) build/test_layers_no_amx
 

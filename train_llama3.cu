@@ -647,7 +647,7 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
         floatX* cache = m->kv_cache + (size_t)l * m->layout.cache_len * KV2;  // (cache_len, KV2)
         rmsnorm(q, norm, rstd, h, w.input_norm, rows, C, c->rms_eps);
         linear(q, "qkv", qkv, norm, w.qkv, NULL, rows, C, QKV);
-        rope(q, qkv, m->decode_rope, pos, shape);
+        rope(q, qkv, NULL, m->decode_rope, pos, shape);
         CUDA_CHECK(cudaMemcpy2DAsync(cache + (size_t)pos * KV2, KV2 * sizeof(floatX), qkv + Q, pitch_of(QKV) * sizeof(floatX),
                                      KV2 * sizeof(floatX), rows, cudaMemcpyDeviceToDevice, m->queue.stream));
         for (int i = 0; i < rows; i++) {
