@@ -293,9 +293,10 @@ static void llama_forward(Llama* m) {
     rmsnorm_forward(m->norm_final, m->rstd_final, m->h_final, ends.final_norm, N, C, c->rms_eps);
 }
 
-/* Runs head and loss after llama_forward(). Returns the cross-entropy of the targets m->y, -1 with loss 0, over B*T. Works on CLASSIFIER_ROWS
- * tokens at a time, so full (B, T, V) logits never exist. If dloss is not 0, also runs the head's backward pass while the
- * logits are there: writes dnorm (N, C) and adds to the head's gradient. dloss is the weight of one token's loss. */
+/* Runs head and loss after llama_forward(). Returns the cross-entropy of the targets m->y, -1 with loss 0, over B*T. Works on
+ * CLASSIFIER_ROWS tokens at a time, so full (B, T, V) logits never exist. If dloss is not 0, also runs the head's backward
+ * pass while the logits are there: writes dnorm (N, C) and adds to the head's gradient. dloss is the weight of one token's
+ * loss. */
 static double llama_loss(Llama* m, float dloss) {
     const int C = m->config.hidden_size, V = m->config.vocab_size;
     const size_t N = (size_t)m->B * m->T;

@@ -4,7 +4,7 @@
 #define LLMC_PLAN_H
 
 #include "llmc/base/utils.h"        // defines: fail
-#include "llmc/files/dataloader.h"  // defines: DataLoader, RowCounts
+#include "llmc/files/dataloader.h"  // defines: DataLoader
 #include "llmc/run/options.h"       // defines: Options
 #include "llmc/text/text.h"         // defines: text_count
 
