@@ -137,7 +137,7 @@ def test_the_committed_tokenizer_fits_the_stories(stories, tmp_path):
                    capture_output=True)
     tokens = read_tokens(out)
     assert max(tokens) < 2048
-    assert tokens.count(2046) == 8000 and tokens[0] == 2046, "one <|begin_of_text|> before each story"
+    assert tokens.count(2040) == 8000 and tokens[0] == 2040, "one <|begin_of_text|> before each story"
     pieces = sum(len(re.findall(r"\w+|[^\w\s]+|\n", text)) for text in stories[1])
     assert len(tokens) - 8000 < 1.01 * pieces
 
