@@ -17,6 +17,7 @@ import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 TOKENIZE = os.path.join(ROOT, "tokenize")
+TRAINER = os.environ.get("TRAINER", os.path.join(ROOT, "train_llama3"))
 DATA = os.environ.get("TEST_DATA", "")
 CC = os.environ.get("CC") or shutil.which("cc") or "gcc"
 sys.path[:0] = [os.path.join(ROOT, "dev", "test"), os.path.join(ROOT, "dev", "data")]
@@ -433,6 +434,20 @@ def test_the_embedded_tokenizer_takes_made_conversations(tmp_path):
     done = tokenize(tales, "--chat", "-o", tmp_path / "a.bin", tmp_path / "train.jsonl")
     assert done.returncode == 0 and done.stdout.startswith("20 conversations, "), done.stderr
     assert all(len(ids) < 256 for ids, _ in read_documents(tmp_path / "a.bin"))
+
+
+@pytest.mark.skipif(not os.path.exists(TRAINER), reason="the trainer has not been built")
+def test_a_model_for_chats_stops_at_the_end_of_an_answer(tmp_path):
+    folder = make_folder(tmp_path / "t", "3.0")
+    (tmp_path / "a.txt").write_text("the cat sat there " * 50)
+    tokenize(folder, "-o", tmp_path / "a.bin", tmp_path / "a.txt")
+    command = [TRAINER, "--model", "d1", "--tokenizer", folder, "--train", tmp_path / "a.bin", "--batch", "1", "--seq", "16"]
+    done = subprocess.run([*map(str, command), "--steps", "1", "--out", str(tmp_path / "o")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    tok = __import__("tokenizers").Tokenizer.from_file(str(folder / "tokenizer.json"))
+    want = [tok.token_to_id("<|end_of_text|>"), tok.token_to_id("<|eot_id|>")]
+    for file in ("config.json", "generation_config.json"):
+        assert json.loads((tmp_path / "o" / "step_00000001" / file).read_text())["eos_token_id"] == want, file
 
 
 # ---------------------------------------------------------------------------------------------------------------------

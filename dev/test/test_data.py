@@ -65,6 +65,13 @@ def test_no_two_stories_are_alike_and_seeds_differ(tinytales, stories):
     assert not set(json.loads(line)["text"] for line in other.splitlines()) & set(stories[1])
 
 
+def test_what_ends_a_story_is_written_behind_each(tinytales, stories):
+    for flag in ([], ["--text"]):
+        out = subprocess.run([tinytales, "--stories", "3", "--end", '<|eot_id|>"\\', *flag], capture_output=True, text=True, check=True).stdout
+        told = out.rstrip("\n").split("\n\n") if flag else [json.loads(line)["text"] for line in out.splitlines()]
+        assert told == [text + '<|eot_id|>"\\' for text in stories[1][:3]]
+
+
 def test_text_and_file_output_hold_the_same_stories(tinytales, stories, tmp_path):
     path = tmp_path / "stories.txt"
     subprocess.run([tinytales, "--stories", "20", "--text", "-o", str(path)], check=True)
