@@ -705,7 +705,7 @@ LORA_PAIRS = {
 
 
 def pair_seed(name):
-    return 1 + (list(PAIRS) + list(LORA_PAIRS)).index(name)
+    return 4 + list(LORA_PAIRS).index(name) if name in LORA_PAIRS else 1 + list(PAIRS).index(name)
 
 
 def pair_model(name):
