@@ -66,14 +66,14 @@ static inline bool log_history_read(LogHistory* h, const char* out, uint64_t ste
     if (!f) { return fail(e, "%s: cannot open: %s", path, strerror(errno)); }
     char* line = (char*)xmalloc(CAP);
     bool ok = true;
-    line[CAP - 1] = 1;  // fgets() puts a 0 here only when it fills the buffer; strlen() would stop at the 0s of a hole
-    while (ok && fgets(line, CAP, f)) {
+    while (ok) {
+        line[CAP - 1] = 1;  // fgets() puts a 0 here only when it fills the buffer; strlen() would stop at the 0s of a hole
+        if (!fgets(line, CAP, f)) { break; }
         Json j;
         Error ignored = NO_ERROR;
         const size_t length = strlen(line);
         const bool whole = length > 0 && line[length - 1] == '\n';
         if (!line[CAP - 1] && line[CAP - 2] != '\n') { ok = log_line_too_long(path, ftello(f) - LOG_LINE_MAX, e); }
-        line[CAP - 1] = 1;
         // nearly all lines are steps, which tell nothing here
         if (!whole || strncmp(line, "{\"event\":\"step\"", 15) == 0) { continue; }
         if (!json_parse(&j, xstrdup(line), length, path, &ignored)) { continue; }
