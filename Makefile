@@ -5,22 +5,26 @@ PYTHON ?= python3
 MARCH ?= -march=native
 OPENMP ?= $(shell echo 'int main(void){return 0;}' | $(CC) -fopenmp -x c - -o /dev/null 2>/dev/null && echo 1 || echo 0)
 # libedit edits the lines of --chat; LIBEDIT=0 builds without it
-LIBEDIT ?= $(shell printf '\043include <histedit.h>\nint main(void){return 0;}' | $(CC) -x c - -ledit -o /dev/null 2>/dev/null && echo 1 || echo 0)
+LIBEDIT ?= $(shell printf '\043include <histedit.h>\nint main(void){return 0;}' | $(CC) -x c - -ledit -o /dev/null 2>/dev/null && \
+             echo 1 || echo 0)
 WERROR ?= 0
 OPT ?= -O3
 CFLAGS_EXTRA ?=
 
 WARNINGS = -Wall -Wextra $(if $(filter 1,$(OPENMP)),,-Wno-unknown-pragmas) $(if $(filter 1,$(WERROR)),-Werror)
-CFLAGS = -std=c11 -ffp-contract=fast -fno-math-errno $(OPT) $(MARCH) $(WARNINGS) $(if $(filter 1,$(OPENMP)),-fopenmp) $(CFLAGS_EXTRA)
+CFLAGS = -std=c11 -ffp-contract=fast -fno-math-errno $(OPT) $(MARCH) $(WARNINGS) $(if $(filter 1,$(OPENMP)),-fopenmp) \
+         $(CFLAGS_EXTRA)
 LDLIBS = -lm -lpthread
 EDIT_FLAGS = $(if $(filter 1,$(LIBEDIT)),-DLLMC_LIBEDIT)
 EDIT_LIBS = $(if $(filter 1,$(LIBEDIT)),-ledit)
-HEADERS = $(wildcard llmc/*.h llmc/*/*.h llmc/*/*.def) dev/test/test.h
+HEADERS = $(wildcard llmc/*.h llmc/*/*.h llmc/*/*.def) dev/test/test.h dev/test/documents.h
 UNIT_TESTS = $(patsubst dev/test/%.c,build/%,$(wildcard dev/test/test_*.c))
 TALES = dev/data/tinytales
+DATA_HEADERS = $(HEADERS) $(wildcard dev/data/*.h)
 
 comma := ,
-.PHONY: all help require-nvcc quickstart test test-programs test-kill test-crash sanitize sanitize-programs fuzz fuzz-minimize fuzz-coverage format format-check lint clean FORCE
+.PHONY: all help require-nvcc quickstart test test-programs test-kill test-crash sanitize sanitize-programs \
+        fuzz fuzz-minimize fuzz-coverage format format-check lint clean FORCE
 all: train_llama3 tokenize
 
 help:
@@ -43,7 +47,7 @@ train_llama3: train_llama3.c $(HEADERS)
 test_llama3: test_llama3.cu train_llama3.c $(HEADERS)
 	$(CC) $(CFLAGS) -I. -x c $< -x none -o $@ $(LDLIBS)
 
-tokenize: dev/data/tokenize.c $(HEADERS)
+tokenize: dev/data/tokenize.c $(DATA_HEADERS)
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
 
 build/tinytales: dev/data/tinytales.c $(HEADERS) | build
@@ -62,7 +66,8 @@ build:
 # PTX_ONLY=75 builds only the PTX of that architecture, to test the code for an older GPU on a newer one.
 
 CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda /usr/lib/cuda /opt/cuda))
-NVCC ?= $(firstword $(if $(filter file,$(origin CUDA_HOME)),,$(wildcard $(CUDA_HOME)/bin/nvcc)) $(shell command -v nvcc 2>/dev/null) \
+NVCC ?= $(firstword $(if $(filter file,$(origin CUDA_HOME)),,$(wildcard $(CUDA_HOME)/bin/nvcc)) \
+          $(shell command -v nvcc 2>/dev/null) \
           $(wildcard $(CUDA_HOME)/bin/nvcc))
 DETECTED_ARCH := $(sort $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d ' \r' | \
                    grep -E '^[0-9]+\.[0-9]$$' | tr -d .))
@@ -88,8 +93,8 @@ NVCCFLAGS = -std=c++17 -O3 -DPRECISION_$(PRECISION) $(GENCODE) -Xcompiler "$(if 
             -Xptxas -warn-spills -diag-suppress 177 -I.
 CUDA_LDLIBS = -lcublas -lcublasLt -ldl -lpthread
 CUDA_HEADERS = $(HEADERS) $(wildcard llmc/*.cuh llmc/*/*.cuh)
-# ptxas only warns of spills and serialized wgmma, which ruin a kernel, and the host compiler of a stack frame past 64 KiB, which
-# a small stack cannot hold; with WERROR=1 they fail the build
+# ptxas only warns of spills and serialized wgmma, which ruin a kernel, and the host compiler of a stack frame past 64 KiB,
+# which a small stack cannot hold; with WERROR=1 they fail the build
 ON_REMARKS = { rm -f $@; echo "error: $@: ptxas spills registers or serializes wgmma, or a stack frame is too large"; exit 1; }
 STRICT = $(if $(filter 1,$(WERROR)),> build/$(notdir $@).log 2>&1; status=$$?; cat build/$(notdir $@).log; \
            [ $$status -eq 0 ] || exit $$status; ! grep -qE 'spill|serializ|frame size' build/$(notdir $@).log || $(ON_REMARKS))
@@ -123,8 +128,8 @@ $(TALES)/tinytales_train.bin: build/tinytales tokenize $(TALES)/tokenizer.json
 HAS_GPU := $(if $(NVCC),$(USABLE_ARCH))
 QUICKSTART_TRAINER = $(if $(HAS_GPU),train_llama3cu,train_llama3)
 QUICKSTART_OUT ?= out/quickstart-$(shell date +%Y%m%d-%H%M%S)
-QUICKSTART_FLAGS = --model d3 --batch 4 --seq 256 --lr 4e-3 --warmup 50 --final-lr-frac 0.05 --val-every 200 --sample-every 400 \
-                   --sample-tokens 250 $(if $(STEPS),--steps $(STEPS),--minutes 3) --out $(QUICKSTART_OUT)
+QUICKSTART_FLAGS = --model d3 --batch 4 --seq 256 --lr 4e-3 --warmup 50 --final-lr-frac 0.05 --val-every 200 \
+                   --sample-every 400 --sample-tokens 250 $(if $(STEPS),--steps $(STEPS),--minutes 3) --out $(QUICKSTART_OUT)
 
 quickstart: $(QUICKSTART_TRAINER) $(TALES)/tinytales_train.bin
 	./$(QUICKSTART_TRAINER) $(QUICKSTART_FLAGS)
@@ -150,7 +155,7 @@ build/%_no_amx: dev/test/%.c $(HEADERS) | build
 build/test_llama3_no_amx: test_llama3.cu train_llama3.c $(HEADERS) | build
 	$(CC) $(CFLAGS) -DLLMC_NO_AMX -I. -x c $< -x none -o $@ $(LDLIBS)
 
-build/test_parity build/sanitize/test_parity: test_llama3.cu train_llama3.c
+build/test_parity build/test_documents build/sanitize/test_parity build/sanitize/test_documents: test_llama3.cu train_llama3.c
 CPU_PARITY = ./test_llama3 build/test_llama3_plain build/test_llama3_no_amx
 test-programs: train_llama3 tokenize $(CPU_PARITY:./%=%) $(UNIT_TESTS) build/test_layers_no_amx
 
@@ -172,7 +177,7 @@ build/sanitize:
 	@mkdir -p $@
 build/sanitize/train_llama3: train_llama3.c $(HEADERS) | build/sanitize
 	$(CC) $(SANITIZE) $(EDIT_FLAGS) $< -o $@ $(LDLIBS) $(EDIT_LIBS)
-build/sanitize/tokenize: dev/data/tokenize.c $(HEADERS) | build/sanitize
+build/sanitize/tokenize: dev/data/tokenize.c $(DATA_HEADERS) | build/sanitize
 	$(CC) $(SANITIZE) $< -o $@ $(LDLIBS)
 build/sanitize/test_llama3: test_llama3.cu train_llama3.c $(HEADERS) | build/sanitize
 	$(CC) $(SANITIZE) -x c $< -x none -o $@ $(LDLIBS)
@@ -184,7 +189,8 @@ build/sanitize/threads_%: dev/test/test_%.c $(HEADERS) | build/sanitize
 sanitize-programs: $(SANITIZED) build/sanitize/threads_dataloader build/sanitize/threads_mix
 sanitize: sanitize-programs
 	@BIN=build/sanitize MEMORY=unlimited dev/test/run.sh none build/sanitize/test_llama3 \
-	    $(patsubst build/%,build/sanitize/%,$(UNIT_TESTS)) build/sanitize/threads_dataloader build/sanitize/threads_mix $(SHELL_TESTS)
+	    $(patsubst build/%,build/sanitize/%,$(UNIT_TESTS)) build/sanitize/threads_dataloader build/sanitize/threads_mix \
+	    $(SHELL_TESTS)
 
 # make fuzz TARGETS="json config" for some; minimized seeds go into dev/test/corpus
 fuzz:
@@ -195,7 +201,8 @@ fuzz-coverage:
 	@dev/test/fuzz_coverage.sh $(TARGETS)
 
 # clang-format for C and CUDA files; lint: see dev/test/lint.sh
-FORMATTED = $(sort $(wildcard *.c *.cu llmc/*.h llmc/*.cuh llmc/*/*.h llmc/*/*.cuh dev/*.c dev/*/*.c dev/*/*.h dev/*/*.cu dev/*/*.cuh dev/*/*/*.c))
+FORMATTED = $(sort $(wildcard *.c *.cu llmc/*.h llmc/*.cuh llmc/*/*.h llmc/*/*.cuh \
+              dev/*.c dev/*/*.c dev/*/*.h dev/*/*.cu dev/*/*.cuh dev/*/*/*.c))
 format:
 	clang-format -i $(FORMATTED)
 format-check:

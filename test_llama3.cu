@@ -4,9 +4,9 @@
  *   ./test_llama3cu [MODEL_DIR STATE_FILE]    both trainers  (this file compiled as C and as CUDA, and linked)
  *
  * A debug state, written by train_llama3.py, holds one batch and PyTorch's results for it: logits, loss, the gradient of
- * every parameter, and the losses and gradient norms of N AdamW steps on that batch. The trainers' own train_step() and
- * validation compute the same: this file includes their sources, without main. Prints a line per tensor; exits with 0 if all
- * agree, else with 1. Without arguments, checks every pair committed under dev/test/pairs.
+ * every parameter, and the losses and gradient norms of N AdamW steps on that batch, whose rows may hold documents. The
+ * trainers' own train_step() and validation compute the same: this file includes their sources, without main. Prints a line per
+ * tensor; exits with 0 if all agree, else with 1. Without arguments, checks every pair committed under dev/test/pairs.
  *
  * Tolerances (fp32): logits 1e-4 absolute; each gradient 1e-4 of its own largest element; every loss 1e-4; norms 1e-4 of
  * max(norm, first norm). 16-bit: see check_gradient_16bit() and step_limit_16bit().
@@ -22,6 +22,7 @@ typedef struct {
     int bits;                                                      // of the arithmetic: 32, or 16
     int bf16;                                                      // which of the 16
     void* (*open)(const char* model_dir, int B, int T);            // a model with the folder's weights
+    void (*divide)(void* model, int* starts);                      // rows hold documents from now on (attention.h)
     void (*logits)(void* model, const int* x, float* out);         // (B, T, V)
     double (*losses)(void* model, const int* x, const int* y);     // the mean, as validation computes it
     double (*gradients)(void* model, const int* x, const int* y);  // from zero; returns the mean loss
@@ -49,6 +50,7 @@ extern const TestedTrainer tested_cpu;
 typedef struct {
     Llama* model;
     TrainerState run;
+    const int* starts;  // of the batch's documents, or NULL
 } Tested;
 
 /* A batch that repeats for ever. */
@@ -66,22 +68,43 @@ static bool fixed_next(void* batch, int32_t* x, int32_t* y, Error* e) {
 }
 
 /* Makes the plan of steps of one micro-batch, this one. */
-static StepPlan fixed_plan(FixedBatch* batch, int B, const float* hyper, TrainerState* run) {
+static StepPlan fixed_plan(FixedBatch* batch, const int* starts, int B, const float* hyper, TrainerState* run) {
     StepPlan plan;
     memset(&plan, 0, sizeof plan);
     plan.data.next = fixed_next;
     plan.data.ctx = batch;
     plan.data.rows = B;
+    plan.data.starts = starts;
     plan.hyper.beta1 = hyper[HYPER_BETA1];
     plan.hyper.beta2 = hyper[HYPER_BETA2];
     plan.hyper.eps = hyper[HYPER_EPS];
     plan.hyper.weight_decay = hyper[HYPER_WEIGHT_DECAY];
     plan.hyper.grad_clip = hyper[HYPER_GRAD_CLIP];
-    plan.hyper.loss_weight = 1.0 / (double)batch->count;
+    plan.hyper.tokens = (double)batch->count;
+    plan.hyper.loss_weight = 1.0 / plan.hyper.tokens;
     plan.accumulate = 1;
     plan.tokens = batch->count;
     plan.run = run;
     return plan;
+}
+
+/* Reads the configuration of a folder with a model, or with adapters beside another folder's model, which `base` names. */
+static void tested_config(const char* dir, ModelConfig* config, char* base /* PATH_CAP */) {
+    AdapterConfig a;
+    Error e = NO_ERROR;
+    memset(&a, 0, sizeof a);
+    snprintf(a.base, sizeof a.base, "%s", dir);
+    if (folder_is_adapter(dir)) { must(adapter_read_config(dir, &a, &e), &e); }
+    must(model_check(a.base, config, &e), &e);
+    config->lora = a.lora;
+    snprintf(base, PATH_CAP, "%s", a.base);
+}
+
+/* Loads weights and adapters. */
+static void tested_load(const char* dir, const char* base, Llama* m, StateSlot weights, StateSlot trained) {
+    Error e = NO_ERROR;
+    must(model_load(base, &m->config, &m->table, weights.sink, weights.ctx, &e), &e);
+    if (m->config.lora.rank > 0) { must(adapter_load(dir, &m->trained, NULL, trained.sink, trained.ctx, &e), &e); }
 }
 
 #ifndef __CUDACC__
@@ -90,14 +113,18 @@ static StepPlan fixed_plan(FixedBatch* batch, int B, const float* hyper, Trainer
 
 static void* cpu_open(const char* dir, int B, int T) {
     ModelConfig config;
-    Error e = NO_ERROR;
-    if (!model_check(dir, &config, &e)) { die("%s", e.msg); }
+    char base[PATH_CAP];
+    tested_config(dir, &config, base);
     Tested* t = (Tested*)xcalloc(1, sizeof *t);
     t->model = (Llama*)xmalloc(sizeof *t->model);
     *t->model = llama_create(&config, B, T, true, 0);
-    const StateSlot weights = cpu_trainer.slot(t->model, SLOT_WEIGHTS);
-    if (!model_load(dir, &config, &t->model->table, weights.sink, weights.ctx, &e)) { die("%s", e.msg); }
+    tested_load(dir, base, t->model, cpu_trainer.slot(t->model, SLOT_WEIGHTS), cpu_trainer.slot(t->model, SLOT_MASTER));
     return t;
+}
+
+static void cpu_divide(void* tested, int* starts) {
+    Tested* t = (Tested*)tested;
+    t->model->starts = t->starts = starts;
 }
 
 static void cpu_tokens(Llama* m, const int* x, const int* y) {
@@ -117,7 +144,7 @@ static double cpu_losses(void* tested, const int* x, const int* y) {
     Llama* m = ((Tested*)tested)->model;
     const size_t N = (size_t)m->B * m->T;
     FixedBatch batch = {x, y, N};
-    const BatchSource data = {fixed_next, &batch, m->B, 0, NULL};
+    const BatchSource data = {fixed_next, &batch, m->B, 0, NULL, m->starts};
     double sum = 0;
     Error e = NO_ERROR;
     must(cpu_trainer.queue_losses(m, &data, &e), &e);
@@ -149,7 +176,7 @@ static double cpu_step(void* tested, const int* x, const int* y, const float* hy
     Llama* m = t->model;
     const size_t N = (size_t)m->B * m->T;
     FixedBatch batch = {x, y, N};
-    const StepPlan plan = fixed_plan(&batch, m->B, hyper, &t->run);
+    const StepPlan plan = fixed_plan(&batch, t->starts, m->B, hyper, &t->run);
     Error e = NO_ERROR;
     must(cpu_trainer.step(m, &plan, hyper[HYPER_LR], &e), &e);
     const StepResult r = cpu_trainer.result(m, &plan);
@@ -162,7 +189,7 @@ static void cpu_close(void* tested) {
     free(tested);
 }
 
-const TestedTrainer tested_cpu = {"CPU fp32",    32,           false,    cpu_open, cpu_logits, cpu_losses,
+const TestedTrainer tested_cpu = {"CPU fp32",    32,           false,    cpu_open, cpu_divide, cpu_logits, cpu_losses,
                                   cpu_gradients, cpu_gradient, cpu_step, cpu_close};
 
 #endif
@@ -232,12 +259,13 @@ static void start_run(Tested* t) {
 static void* cuda_open(const char* dir, int B, int T) {
     ModelConfig config;
     Layout layout;
-    Error e = NO_ERROR;
-    if (!model_check(dir, &config, &e)) { die("%s", e.msg); }
+    char base[PATH_CAP];
+    tested_config(dir, &config, base);
     memset(&layout, 0, sizeof layout);
     layout.B = B;
     layout.T = T;
     layout.train = true;
+    layout.documents = true;
     layout.level = variant->level;
     layout.fp32_grads = variant->fp32_grads;
     layout.fp32_head = variant->fp32_head;
@@ -247,10 +275,17 @@ static void* cuda_open(const char* dir, int B, int T) {
     t->model = (Llama*)xmalloc(sizeof *t->model);
     *t->model = llama_create(&config, &layout, test_matmul(), fill_of(variant->fill));
     fill_gradients(t->model, variant->fill);
-    const StateSlot weights = trainer_slot(t->model, SLOT_WEIGHTS);
-    if (!model_load(dir, &config, &t->model->table, weights.sink, weights.ctx, &e)) { die("%s", e.msg); }
+    tested_load(dir, base, t->model, trainer_slot(t->model, SLOT_WEIGHTS), trainer_slot(t->model, SLOT_MASTER));
     start_run(t);
     return t;
+}
+
+static void cuda_divide(void* tested, int* starts) {
+    Tested* t = (Tested*)tested;
+    Llama* m = t->model;
+    t->starts = starts;
+    m->feed.starts = m->feed.starts_room;
+    copy_in(m->feed.starts, starts, m->steps.num_losses * sizeof(int32_t), m->queue.stream);
 }
 
 static void cuda_logits(void* tested, const int* x, float* out) {
@@ -273,7 +308,7 @@ static void cuda_logits(void* tested, const int* x, float* out) {
 static double cuda_losses(void* tested, const int* x, const int* y) {
     Llama* m = ((Tested*)tested)->model;
     FixedBatch batch = {x, y, m->steps.num_losses};
-    const BatchSource data = {fixed_next, &batch, m->layout.B, 0, NULL};
+    const BatchSource data = {fixed_next, &batch, m->layout.B, 0, NULL, ((Tested*)tested)->starts};
     double sum = 0;
     Error e = NO_ERROR;
     must(queue_losses(m, &data, &e), &e);
@@ -286,7 +321,7 @@ static double cuda_gradients(void* tested, const int* x, const int* y) {
     Llama* m = ((Tested*)tested)->model;
     FixedBatch batch = {x, y, m->steps.num_losses};
     const float hyper[NUM_HYPER] = {0};
-    const StepPlan plan = fixed_plan(&batch, m->layout.B, hyper, NULL);
+    const StepPlan plan = fixed_plan(&batch, ((Tested*)tested)->starts, m->layout.B, hyper, NULL);
     StepState state;
     Error e = NO_ERROR;
     step_begin_cuda(m->steps.state, 0, 0.0, m->queue.stream);
@@ -318,7 +353,7 @@ static void cuda_gradient(void* tested, const char* name, float* out) {
 static double cuda_step(void* tested, const int* x, const int* y, const float* hyper, double* norm) {
     Tested* t = (Tested*)tested;
     FixedBatch batch = {x, y, t->model->steps.num_losses};
-    const StepPlan plan = fixed_plan(&batch, t->model->layout.B, hyper, &t->run);
+    const StepPlan plan = fixed_plan(&batch, t->starts, t->model->layout.B, hyper, &t->run);
     Error e = NO_ERROR;
     must(train_step(t->model, &plan, hyper[HYPER_LR], &e), &e);
     const StepResult r = step_result(t->model, &plan);
@@ -334,7 +369,7 @@ static void cuda_close(void* tested) {
 static TestedTrainer tested_variant(int i) {
     const int bits = 8 * (int)sizeof(floatX);
     const bool bf16 = std::is_same<floatX, __nv_bfloat16>::value;
-    const TestedTrainer t = {variants[i].name, bits,           bf16,          cuda_open, cuda_logits,
+    const TestedTrainer t = {variants[i].name, bits,           bf16,          cuda_open, cuda_divide, cuda_logits,
                              cuda_losses,      cuda_gradients, cuda_gradient, cuda_step, cuda_close};
     return t;
 }
@@ -346,6 +381,7 @@ typedef struct {
     const char* config;  // a preset
     int vocab_size;
     Layout layout;
+    int lora;        // rank of adapters; 0: none
     int accumulate;  // micro-batches of layout.B rows
     int steps;
     int fill;   // byte that activations, workspace and gradients hold at first
@@ -394,6 +430,7 @@ static uint64_t hash_model(const Llama* m, bool* gaps) {
         size_t bytes;
         const ParamTable* table;
     } arenas[] = {{a->params, sizeof(floatX), &m->table},
+                  {a->trained, sizeof(floatX), &m->trained},
                   {a->master, a->master ? master_bytes(a->master_kind) : 0, &m->trained},
                   {a->m, moment_bytes(a->bf16_moments), &m->trained},
                   {a->v, moment_bytes(a->bf16_moments), &m->trained}};
@@ -429,11 +466,17 @@ typedef struct {
 static void trial_open(Running* r, const Trial* trial) {
     ModelConfig config;
     if (!config_preset(&config, trial->config, trial->vocab_size)) { die("%s: is no preset", trial->config); }
+    config.lora = {trial->lora, 2.0 * trial->lora, 0x7f};
     memset(r, 0, sizeof *r);
     Llama* m = r->tested.model = (Llama*)xmalloc(sizeof *m);
     *m = llama_create(&config, &trial->layout, test_matmul(), fill_of(trial->fill));
     fill_gradients(m, trial->fill);
     trainer_init(m, 1);
+    if (trial->lora > 0) {
+        const StateSlot adapters = trainer_slot(m, SLOT_MASTER);
+        Error e = NO_ERROR;
+        must(adapter_draw(&config, &m->trained, 1, adapters.sink, adapters.ctx, &e), &e);
+    }
     start_run(&r->tested);
     r->data.trial = trial;
     r->data.count = m->steps.num_losses;
@@ -448,7 +491,8 @@ static void trial_open(Running* r, const Trial* trial) {
     r->plan.hyper.eps = 1e-8;
     r->plan.hyper.weight_decay = 0.1;
     r->plan.hyper.grad_clip = 1.0;
-    r->plan.hyper.loss_weight = 1.0 / (double)r->plan.tokens;
+    r->plan.hyper.tokens = (double)r->plan.tokens;
+    r->plan.hyper.loss_weight = 1.0 / r->plan.hyper.tokens;
     if (trial->busy) {
         CUDA_CHECK(cudaMalloc(&r->data.noise, 2 * (size_t)NOISE_BYTES));
         CUDA_CHECK(cudaStreamCreateWithFlags(&r->data.noise_stream, cudaStreamNonBlocking));
@@ -629,6 +673,20 @@ static void check_alone(int* passed, int* failed, int* skipped) {
         *(report_trial(trained.gaps,
                        split ? "the gaps between tensors stay zero, split master" : "the gaps between tensors stay zero",
                        &trained, &trained)
+              ? passed
+              : failed) += 1;
+    }
+    // adapters: the weights are frozen, whatever is recomputed or cut into micro-batches
+    for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK; level++) {
+        Trial none = trial_of("d3", 1001, 4, 128, 2, 5);
+        none.lora = 6;
+        none.layout.fp32_grads = true;
+        Trial some = none;
+        some.layout.level = (Recompute)level;
+        some.fill = 0xFF;
+        const Outcome kept = run_trial(&none), recomputed = run_trial(&some);
+        *(report_trial(recomputed.hash == kept.hash && kept.gaps, "adapters: recomputation gives the same bits", &kept,
+                       &recomputed)
               ? passed
               : failed) += 1;
     }
@@ -814,6 +872,24 @@ static void check_no_extra_gradients(State* s, const ParamTable* table) {
     }
 }
 
+/* The starts (B, T) of a state whose rows hold documents; NULL if the state has none. */
+static int32_t* state_starts(State* s, int B, int T) {
+    Error e = NO_ERROR;
+    const SafeTensor* t = safetensors_find(&s->st, "starts");
+    const size_t N = (size_t)B * T;
+    if (!t) { return NULL; }
+    if (t->count != N || t->dtype != SAFE_I32) { die("%s: tensor starts is not I32 (B, T)", s->path); }
+    int32_t* starts = (int32_t*)xmalloc(N * sizeof *starts);
+    if (!safetensors_read_raw(&s->st, t, 0, N, starts, &e)) { die("%s", e.msg); }
+    for (int i = 0; i < (int)N; i++) {
+        const int at = i % T, before = at > 0 ? starts[i - 1] : 0;
+        if (starts[i] != before && starts[i] != at) {
+            die("%s: starts has %d at position %d of a row", s->path, starts[i], at);
+        }
+    }
+    return starts;
+}
+
 /* One pair on one trainer; returns the number of comparisons that failed. */
 static int check_pair(const TestedTrainer* trainer, const char* model_dir, const char* state_path) {
     Error e = NO_ERROR;
@@ -823,7 +899,9 @@ static int check_pair(const TestedTrainer* trainer, const char* model_dir, const
     s.path = state_path;
     s.bits = trainer->bits;
     s.bf16 = trainer->bf16;
-    if (!model_check(model_dir, &config, &e) || !safetensors_open(&s.st, state_path, &e)) { die("%s", e.msg); }
+    char base[PATH_CAP];
+    tested_config(model_dir, &config, base);
+    must(safetensors_open(&s.st, state_path, &e), &e);
     const SafeTensor* shape = safetensors_find(&s.st, "x");
     if (!shape || shape->ndim != 2 || shape->dtype != SAFE_I32) {
         die("%s: tensor x is missing or not I32 (B, T)", state_path);
@@ -847,7 +925,9 @@ static int check_pair(const TestedTrainer* trainer, const char* model_dir, const
         }
     }
     void* model = trainer->open(model_dir, B, T);
-    ParamTable table = param_table(&config);
+    int32_t* starts = state_starts(&s, B, T);
+    if (starts) { trainer->divide(model, starts); }
+    ParamTable table = trained_table(&config);
 
     float* want = state_tensor(&s, "logits", N * V);
     float* got = (float*)xmalloc(N * V * sizeof(float));
@@ -905,6 +985,7 @@ static int check_pair(const TestedTrainer* trainer, const char* model_dir, const
     free(x);
     free(y);
     trainer->close(model);
+    free(starts);
     param_table_free(&table);
     safetensors_close(&s.st);
     return s.failures;

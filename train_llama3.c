@@ -10,6 +10,8 @@
  *   h_(l+1) = mid_l + swiglu(rmsnorm(mid_l) Wgate_up^T) Wdown^T
  *   logits  = rmsnorm(h_L) Whead^T            loss = mean over all B*T targets of -log softmax(logits)[target]
  *
+ * With --lora these weights are frozen, and two small matrices beside each W are trained (llmc/lora.h).
+ *
  * Every result is bitwise the same for any number of threads, because no layer lets the number of threads change the order
  * of a sum. A training step allocates nothing.
  *
@@ -35,13 +37,15 @@
 #include "llmc/attention.h"     // defines: attention_forward, attention_backward, attention_backward_scratch, attention_decode
 #include "llmc/swiglu.h"        // defines: swiglu_forward, swiglu_backward
 #include "llmc/matmul.h"        // defines: matmul_forward, matmul_backward_input, matmul_backward_weight, matmul_scratch
+#include "llmc/lora.h"          // defines: LoraBlock, lora_block, lora_forward, lora_backward, lora_width
 #include "llmc/crossentropy.h"  // defines: crossentropy_forward, crossentropy_fused
 #include "llmc/adamw.h"         // defines: AdamW, adamw_update, global_norm, global_norm_scratch
 
 // ---------------------------------------------------------------------------------------------------------------------
-// memory: an arena for the weights; one each for gradients, m and v, which hold the trained tensors; one for activations
+// memory: an arena for the weights; with --lora one for the adapters; one each for gradients, m and v, which hold the trained
+// tensors; one for activations
 
-/* The tensors of one block, in an arena of weights or of gradients. */
+/* The tensors of one block, in an arena of weights or of gradients. Gradients of frozen weights are NULL. */
 typedef struct {
     float* input_norm;  // (C)
     float* qkv;         // (QKV, C), QKV = (NH + 2 NKV) HD: rows of q, then k, then v
@@ -60,21 +64,23 @@ typedef struct {
 
 /* Activations that the forward pass of one block keeps for its backward pass. N = B*T rows. */
 typedef struct {
-    float* h;        // (N, C) the residual stream as it enters
-    float* norm1;    // (N, C) rmsnorm(h)
-    float* rstd1;    // (N) 1 / rms of h
-    float* qkv;      // (N, QKV) after RoPE
-    float* lse;      // (B, NH, T) log-sum-exp of the scores of each query
-    float* att;      // (N, NH HD) attention's output
-    float* mid;      // (N, C) the residual stream after attention
-    float* norm2;    // (N, C) rmsnorm(mid)
-    float* rstd2;    // (N)
-    float* gate_up;  // (N, 2F)
-    float* act;      // (N, F) silu(gate) * up
+    float* h;            // (N, C) the residual stream as it enters
+    float* norm1;        // (N, C) rmsnorm(h)
+    float* rstd1;        // (N) 1 / rms of h
+    float* qkv;          // (N, QKV) after RoPE
+    float* lse;          // (B, NH, T) log-sum-exp of the scores of each query
+    float* att;          // (N, NH HD) attention's output
+    float* mid;          // (N, C) the residual stream after attention
+    float* norm2;        // (N, C) rmsnorm(mid)
+    float* rstd2;        // (N)
+    float* gate_up;      // (N, 2F)
+    float* act;          // (N, F) silu(gate) * up
+    float* t[NUM_LORA];  // (N, lora_width) of the adapters
 } BlockActivations;
 
 typedef enum {
     MEM_WEIGHTS,
+    MEM_ADAPTERS,
     MEM_GRADIENTS,
     MEM_M,
     MEM_V,
@@ -84,8 +90,8 @@ typedef enum {
     MEM_CACHE,
     NUM_MEM
 } MemoryKind;
-static const char* const memory_names[NUM_MEM] = {"weights",     "gradients", "m",         "v",
-                                                  "activations", "logits",    "workspace", "KV cache"};
+static const char* const memory_names[NUM_MEM] = {"weights",     "adapters", "gradients", "m",       "v",
+                                                  "activations", "logits",   "workspace", "KV cache"};
 
 enum { CLASSIFIER_ROWS = 512 };  // tokens whose logits exist at one time; (512, V) stays close to the cache
 enum { DECODE_ROWS = 64 };       // tokens of a prompt that one pass of generation takes
@@ -93,8 +99,9 @@ enum { DECODE_ROWS = 64 };       // tokens of a prompt that one pass of generati
 typedef struct {
     ModelConfig config;
     ParamTable table;    // of the weights
-    ParamTable trained;  // of the tensors that are trained: all of them
+    ParamTable trained;  // of the tensors that are trained: all of them, or the adapters
     float* params;       // (table.elements)
+    float* adapters;     // (trained.elements) with --lora
     float* grads;        // (trained.elements) each
     float* m;            // AdamW's first moment
     float* v;            // AdamW's second moment
@@ -102,6 +109,7 @@ typedef struct {
     int B, T;                  // of the batch that activations are sized for
     int32_t* x;                // (B, T) tokens
     int32_t* y;                // (B, T) targets
+    const int32_t* starts;     // (B, T) index in its row of the first token of each token's document; NULL: a row is one
     float* rope;               // (T, HD) cos and sin
     BlockActivations* blocks;  // (L)
     float* h_final;            // (N, C) the residual stream after the last block
@@ -116,6 +124,7 @@ typedef struct {
     float* datt;         // (N, NH HD)
     float* dgate_up;     // (N, 2F)
     float* dact;         // (N, F)
+    float* dt;           // (N, lora_most_width)
     void* scratch;       // for the layers that ask for it, one after the other
     void* norm_scratch;  // for the global norm
     StepResult result;   // of the last step
@@ -130,10 +139,11 @@ typedef struct {
     size_t mapped_bytes[NUM_MEM];
 } Llama;
 
-/* Returns the tensors of block l in an arena of weights or gradients; ends_at() returns those outside of the blocks. A layer
- * gets its weights only through these two. */
+/* Returns the tensors of block l in an arena of weights or gradients (NULL: frozen); ends_at() returns those outside of the
+ * blocks. A layer gets its weights only through these two, and lora_block() for the adapters. */
 static Block block_at(float* arena, const ParamTable* t, int l) {
-    Block b;
+    Block b = {NULL, NULL, NULL, NULL, NULL, NULL};
+    if (!arena) { return b; }
     b.input_norm = arena + param_offset(t, P_INPUT_NORM, l);
     b.qkv = arena + param_offset(t, P_Q, l);
     b.o = arena + param_offset(t, P_O, l);
@@ -144,12 +154,17 @@ static Block block_at(float* arena, const ParamTable* t, int l) {
 }
 
 static Ends ends_at(float* arena, const ParamTable* t) {
-    Ends e;
+    Ends e = {NULL, NULL, NULL};
+    if (!arena) { return e; }
     e.embedding = arena + param_offset(t, P_EMBEDDING, -1);
     e.final_norm = arena + param_offset(t, P_FINAL_NORM, -1);
     e.head = arena + param_offset(t, P_LM_HEAD, -1);
     return e;
 }
+
+/* Return the arena that AdamW updates, and that of the gradients of the weights, NULL if they are frozen. */
+static float* trained_params(const Llama* m) { return m->adapters ? m->adapters : m->params; }
+static float* weight_grads(const Llama* m) { return m->adapters ? NULL : m->grads; }
 
 /* Lays out a model's buffers. B = 0: no batch. train false: forward pass only. cache_len = 0: no generation. */
 static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], int B, int T, bool train, int cache_len) {
@@ -161,6 +176,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], int B, int T, bool train
     m->T = T;
     m->cache_len = cache_len;
     m->params = take(&mem[MEM_WEIGHTS], m->table.elements);
+    if (c->lora.rank > 0) { m->adapters = take(&mem[MEM_ADAPTERS], m->trained.elements); }
     if (train) {
         m->grads = take(&mem[MEM_GRADIENTS], m->trained.elements);
         m->m = take(&mem[MEM_M], m->trained.elements);
@@ -186,6 +202,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], int B, int T, bool train
             s->rstd2 = take(a, N);
             s->gate_up = take(a, N * 2 * F);
             s->act = take(a, N * F);
+            for (int i = 0; i < NUM_LORA; i++) { s->t[i] = take(a, N * lora_width(&c->lora, i)); }
         }
         m->h_final = train ? take(a, N * C) : m->blocks[0].h;
         m->norm_final = take(a, N * C);
@@ -202,6 +219,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], int B, int T, bool train
         m->datt = take(a, N * Q);
         m->dgate_up = take(a, N * 2 * F);
         m->dact = take(a, N * F);
+        m->dt = take(a, N * lora_most_width(&c->lora));
         scratch = size_max(scratch, rmsnorm_backward_scratch(N, c->hidden_size));
         scratch = size_max(scratch, attention_backward_scratch(attention_shape(c, B, T)));
         m->norm_scratch = take(a, global_norm_scratch(m->trained.elements) / sizeof(float));
@@ -210,7 +228,8 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], int B, int T, bool train
     if (cache_len > 0) {
         m->kv_cache = take(&mem[MEM_CACHE], L * cache_len * 2 * KV);
         m->decode_rope = take(&mem[MEM_CACHE], cache_len * HD);
-        m->decode_rows = take(&mem[MEM_CACHE], DECODE_ROWS * (2 * C + 1 + QKV + Q + 3 * F) + V + 16);
+        const size_t row = 2 * C + 1 + QKV + Q + 3 * F + lora_most_width(&c->lora);
+        m->decode_rows = take(&mem[MEM_CACHE], DECODE_ROWS * row + V + 32);
     }
 }
 
@@ -277,22 +296,27 @@ static void llama_forward(Llama* m) {
     embedding_forward(m->blocks[0].h, ends.embedding, m->x, N, C);
     for (int l = 0; l < L && !run_stop_requested(); l++) {
         const Block w = block_at(m->params, &m->table, l);
+        const LoraBlock lora = lora_block(c, &m->trained, l);
         const BlockActivations* s = &m->blocks[l];
         float* h_next = l + 1 < L ? m->blocks[l + 1].h : m->h_final;
         rmsnorm_forward(s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps);
         matmul_forward(s->qkv, m->scratch, s->norm1, w.qkv, NULL, N, C, QKV);
-        rope_forward(s->qkv, m->rope, 0, shape);
-        attention_forward(s->att, s->lse, m->scratch, s->qkv, shape);
+        lora_forward(s->qkv, s->t[LORA_QKV], m->scratch, s->norm1, m->adapters, &lora.at[LORA_QKV], N);
+        rope_forward(s->qkv, m->starts, m->rope, 0, shape);
+        attention_forward(s->att, s->lse, m->scratch, s->qkv, m->starts, shape);
         matmul_forward(s->mid, m->scratch, s->att, w.o, s->h, N, Q, C);
+        lora_forward(s->mid, s->t[LORA_O], m->scratch, s->att, m->adapters, &lora.at[LORA_O], N);
         rmsnorm_forward(s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps);
         matmul_forward(s->gate_up, m->scratch, s->norm2, w.gate_up, NULL, N, C, 2 * F);
+        lora_forward(s->gate_up, s->t[LORA_GATE_UP], m->scratch, s->norm2, m->adapters, &lora.at[LORA_GATE_UP], N);
         swiglu_forward(s->act, s->gate_up, N, F);
         matmul_forward(h_next, m->scratch, s->act, w.down, s->mid, N, F, C);
+        lora_forward(h_next, s->t[LORA_DOWN], m->scratch, s->act, m->adapters, &lora.at[LORA_DOWN], N);
     }
     rmsnorm_forward(m->norm_final, m->rstd_final, m->h_final, ends.final_norm, N, C, c->rms_eps);
 }
 
-/* Runs head and loss after llama_forward(). Returns the mean cross-entropy over the B*T targets m->y. Works on CLASSIFIER_ROWS
+/* Runs head and loss after llama_forward(). Returns the cross-entropy of the targets m->y, -1 with loss 0, over B*T. Works on CLASSIFIER_ROWS
  * tokens at a time, so full (B, T, V) logits never exist. If dloss is not 0, also runs the head's backward pass while the
  * logits are there: writes dnorm (N, C) and adds to the head's gradient. dloss is the weight of one token's loss. */
 static double llama_loss(Llama* m, float dloss) {
@@ -309,7 +333,7 @@ static double llama_loss(Llama* m, float dloss) {
         }
         crossentropy_fused(m->losses + first, m->logits, m->y + first, dloss, rows, V);
         matmul_backward_input(m->dnorm + first * C, m->scratch, m->logits, head, rows, C, V);
-        matmul_backward_weight(ends_at(m->grads, &m->trained).head, m->scratch, m->logits, x, rows, C, V);
+        matmul_backward_weight(ends_at(weight_grads(m), &m->trained).head, m->scratch, m->logits, x, rows, C, V);
     }
     double sum = 0.0;
     for (size_t i = 0; i < N; i++) { sum += m->losses[i]; }
@@ -331,27 +355,35 @@ static void llama_backward(Llama* m) {
     const AttentionShape shape = attention_shape(c, m->B, m->T);
     const size_t N = (size_t)m->B * m->T;
     const int C = c->hidden_size, F = c->intermediate_size, L = c->num_layers, Q = q_width(c), QKV = qkv_width(c);
-    const Ends w_ends = ends_at(m->params, &m->table), g_ends = ends_at(m->grads, &m->trained);
+    const Ends w_ends = ends_at(m->params, &m->table), g_ends = ends_at(weight_grads(m), &m->trained);
 
     memset(m->dh, 0, N * C * sizeof(float));
     rmsnorm_backward(m->dh, g_ends.final_norm, m->scratch, m->dnorm, m->h_final, w_ends.final_norm, m->rstd_final, N, C);
     for (int l = L - 1; l >= 0 && !run_stop_requested(); l--) {
-        const Block w = block_at(m->params, &m->table, l), g = block_at(m->grads, &m->trained, l);
+        const Block w = block_at(m->params, &m->table, l), g = block_at(weight_grads(m), &m->trained, l);
+        const LoraBlock lora = lora_block(c, &m->trained, l);
         const BlockActivations* s = &m->blocks[l];
         // h_next = mid + act Wdown^T: dh is the gradient of both terms
         matmul_backward_weight(g.down, m->scratch, m->dh, s->act, N, F, C);
         matmul_backward_input(m->dact, m->scratch, m->dh, w.down, N, F, C);
+        lora_backward(m->dact, m->grads, m->dt, m->scratch, m->dh, s->act, s->t[LORA_DOWN], m->adapters, &lora.at[LORA_DOWN],
+                      N);
         swiglu_backward(m->dgate_up, m->dact, s->gate_up, N, F);
         matmul_backward_weight(g.gate_up, m->scratch, m->dgate_up, s->norm2, N, C, 2 * F);
         matmul_backward_input(m->dnorm, m->scratch, m->dgate_up, w.gate_up, N, C, 2 * F);
+        lora_backward(m->dnorm, m->grads, m->dt, m->scratch, m->dgate_up, s->norm2, s->t[LORA_GATE_UP], m->adapters,
+                      &lora.at[LORA_GATE_UP], N);
         rmsnorm_backward(m->dh, g.post_norm, m->scratch, m->dnorm, s->mid, w.post_norm, s->rstd2, N, C);
         // mid = h + att Wo^T
         matmul_backward_weight(g.o, m->scratch, m->dh, s->att, N, Q, C);
         matmul_backward_input(m->datt, m->scratch, m->dh, w.o, N, Q, C);
-        attention_backward(m->dqkv, m->scratch, m->datt, s->att, s->lse, s->qkv, shape);
-        rope_backward(m->dqkv, m->rope, 0, shape);
+        lora_backward(m->datt, m->grads, m->dt, m->scratch, m->dh, s->att, s->t[LORA_O], m->adapters, &lora.at[LORA_O], N);
+        attention_backward(m->dqkv, m->scratch, m->datt, s->att, s->lse, s->qkv, m->starts, shape);
+        rope_backward(m->dqkv, m->starts, m->rope, 0, shape);
         matmul_backward_weight(g.qkv, m->scratch, m->dqkv, s->norm1, N, C, QKV);
         matmul_backward_input(m->dnorm, m->scratch, m->dqkv, w.qkv, N, C, QKV);
+        lora_backward(m->dnorm, m->grads, m->dt, m->scratch, m->dqkv, s->norm1, s->t[LORA_QKV], m->adapters, &lora.at[LORA_QKV],
+                      N);
         rmsnorm_backward(m->dh, g.input_norm, m->scratch, m->dnorm, s->h, w.input_norm, s->rstd1, N, C);
     }
     embedding_backward(g_ends.embedding, m->dh, m->x, N, C);
@@ -365,9 +397,9 @@ static void llama_update(Llama* m, AdamW hyper) {
     const double weight_decay = hyper.weight_decay;
     for (int i = 0; i < m->trained.count; i++) {
         const Param* p = &m->trained.items[i];
-        float* w = m->params + param_offset(&m->table, p->kind, p->layer);
         hyper.weight_decay = param_specs[p->kind].matrix ? weight_decay : 0.0;
-        adamw_update(w, m->grads + p->offset, m->m + p->offset, m->v + p->offset, param_size(p), &hyper);
+        adamw_update(trained_params(m) + p->offset, m->grads + p->offset, m->m + p->offset, m->v + p->offset, param_size(p),
+                     &hyper);
     }
 }
 
@@ -388,15 +420,18 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
     float* att = take(&a, (size_t)DECODE_ROWS * Q);
     float* gate_up = take(&a, (size_t)DECODE_ROWS * 2 * F);
     float* act = take(&a, (size_t)DECODE_ROWS * F);
+    float* t = take(&a, DECODE_ROWS * (size_t)lora_most_width(&c->lora));
     float* logits = take(&a, c->vocab_size);
 
     embedding_forward(h, ends.embedding, tokens, rows, C);
     for (int l = 0; l < c->num_layers; l++) {
         const Block w = block_at(m->params, &m->table, l);
+        const LoraBlock lora = lora_block(c, &m->trained, l);
         float* cache = m->kv_cache + (size_t)l * m->cache_len * KV2;  // (cache_len, KV2)
         rmsnorm_forward(norm, rstd, h, w.input_norm, rows, C, c->rms_eps);
         matmul_forward(qkv, m->scratch, norm, w.qkv, NULL, rows, C, QKV);
-        rope_forward(qkv, m->decode_rope, pos, shape);
+        lora_forward(qkv, t, m->scratch, norm, m->adapters, &lora.at[LORA_QKV], rows);
+        rope_forward(qkv, NULL, m->decode_rope, pos, shape);
         for (int i = 0; i < rows; i++) {
             memcpy(cache + (size_t)(pos + i) * KV2, qkv + (size_t)i * QKV + Q, KV2 * sizeof(float));
         }
@@ -404,10 +439,13 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
             attention_decode(att + (size_t)i * Q, qkv + (size_t)i * QKV, cache, pos + i + 1, shape);
         }
         matmul_forward(h, m->scratch, att, w.o, h, rows, Q, C);
+        lora_forward(h, t, m->scratch, att, m->adapters, &lora.at[LORA_O], rows);
         rmsnorm_forward(norm, rstd, h, w.post_norm, rows, C, c->rms_eps);
         matmul_forward(gate_up, m->scratch, norm, w.gate_up, NULL, rows, C, 2 * F);
+        lora_forward(gate_up, t, m->scratch, norm, m->adapters, &lora.at[LORA_GATE_UP], rows);
         swiglu_forward(act, gate_up, rows, F);
         matmul_forward(h, m->scratch, act, w.down, h, rows, F, C);
+        lora_forward(h, t, m->scratch, act, m->adapters, &lora.at[LORA_DOWN], rows);
     }
     const float* last = h + (size_t)(rows - 1) * C;
     rmsnorm_forward(norm, rstd, last, ends.final_norm, 1, C, c->rms_eps);
@@ -429,6 +467,11 @@ static const float* llama_decode(void* model, const int32_t* tokens, int count, 
 // ---------------------------------------------------------------------------------------------------------------------
 // training step
 
+static bool read_batch(Llama* m, const BatchSource* data, Error* e) {
+    m->starts = data->starts;
+    return batch_read(data, m->B, m->T, m->x, m->y, e);
+}
+
 /* Runs forward and backward over the step's micro-batches, then updates, unless the step is dropped before that (step.h). */
 static bool train_step(void* model, const StepPlan* plan, double lr, Error* e) {
     Llama* m = (Llama*)model;
@@ -438,14 +481,17 @@ static bool train_step(void* model, const StepPlan* plan, double lr, Error* e) {
     r->lr = lr;
     llama_zero_gradients(m);
     for (int k = 0; k < plan->accumulate; k++) {
-        if (!batch_read(&plan->data, m->B, m->T, m->x, m->y, e)) { return false; }
+        if (!read_batch(m, &plan->data, e)) { return false; }
         llama_forward(m);
         r->loss += llama_loss(m, (float)plan->hyper.loss_weight) / plan->accumulate;
-        step_add_sources(r, &plan->data, m->losses, m->T);
+        r->trained += (double)count_trained(m->y, (size_t)m->B * m->T);
+        step_add_sources(r, &plan->data, m->losses, m->y, m->T);
         llama_backward(m);
         if (run_stop_requested()) { return false; }
     }
-    r->norm = global_norm(m->grads, m->trained.elements, m->norm_scratch);
+    const double factor = trained_factor(&plan->hyper, r->trained);
+    r->loss *= factor;
+    r->norm = global_norm(m->grads, m->trained.elements, m->norm_scratch) * factor;
     r->loss_z = outlier_update(&plan->run->loss, r->loss);
     r->norm_z = outlier_update(&plan->run->grad_norm, r->norm);
     r->verdict = update_verdict(r->loss, r->norm, r->loss_z, r->norm_z, &plan->hyper);
@@ -459,7 +505,7 @@ static bool train_step(void* model, const StepPlan* plan, double lr, Error* e) {
         hyper.beta2 = plan->hyper.beta2;
         hyper.eps = plan->hyper.eps;
         hyper.weight_decay = plan->hyper.weight_decay;
-        hyper.grad_scale = (float)clip_factor(r->norm, plan->hyper.grad_clip);
+        hyper.grad_scale = (float)(clip_factor(r->norm, plan->hyper.grad_clip) * factor);
         hyper.step = (int64_t)++plan->run->updates;
         llama_update(m, hyper);
     }
@@ -532,7 +578,7 @@ static bool store_tensor(void* arena, const Param* p, size_t first, size_t n, co
 
 static StateSlot trainer_slot(void* model, SlotKind kind) {
     const Llama* m = (Llama*)model;
-    float* const arenas[NUM_SLOTS] = {m->params, m->params, m->m, m->v};
+    float* const arenas[NUM_SLOTS] = {m->params, trained_params(m), m->m, m->v};
     const StateSlot slot = {slot_names[kind], SAFE_F32, fetch_tensor, store_tensor, arenas[kind]};
     return slot;
 }
@@ -563,6 +609,7 @@ static bool trainer_name_not_finite(void* model, char name[TENSOR_TEXT]) {
     const ModelConfig* c = &m->config;
     const size_t N = (size_t)m->B * m->T, C = c->hidden_size, QKV = qkv_width(c), Q = q_width(c), F = c->intermediate_size;
     if (name_param(&m->table, m->params, "", name)) { return true; }
+    if (m->adapters && name_param(&m->trained, m->adapters, "", name)) { return true; }
     for (int l = 0; l < c->num_layers; l++) {
         const BlockActivations* s = &m->blocks[l];
         const NamedTensor block[] = {{"the residual stream before attention", l, s->h, true, N, C, C},
@@ -579,7 +626,7 @@ static bool trainer_name_not_finite(void* model, char name[TENSOR_TEXT]) {
 
 static bool queue_losses(void* model, const BatchSource* data, Error* e) {
     Llama* m = (Llama*)model;
-    if (!batch_read(data, m->B, m->T, m->x, m->y, e)) { return false; }
+    if (!read_batch(m, data, e)) { return false; }
     llama_forward(m);
     llama_loss(m, 0.0f);
     return !run_stop_requested();

@@ -33,8 +33,8 @@
 #include "llmc/adamw.cuh"            // defines: AdamWStretch, AdamWTensors, adamw_update_cuda
 
 // ---------------------------------------------------------------------------------------------------------------------
-// memory: an arena for the weights; one each for gradients, master, m and v, which hold the trained tensors; one each for
-// activations, logits, workspace and KV cache; one of pinned memory on the host
+// memory: an arena for the weights; with --lora one for the adapters; one each for gradients, master, m and v, which hold the
+// trained tensors; one each for activations, logits, workspace and KV cache; one of pinned memory on the host
 
 /* The weights of one block. */
 typedef struct {
@@ -56,21 +56,23 @@ typedef struct {
 /* Activations that the forward pass of one block leaves for its backward pass. N = B*T rows, each padded (row_pitch). All
  * blocks share the buffers that the recompute level does not keep. */
 typedef struct {
-    floatX* h;        // (N, C) the residual stream as it enters; kept at every level
-    floatX* norm1;    // (N, C)
-    float* rstd1;     // (N)
-    floatX* qkv;      // (N, QKV) after RoPE
-    float* lse;       // (B, NH, T)
-    floatX* att;      // (N, NH HD)
-    floatX* mid;      // (N, C) the residual stream after attention
-    floatX* norm2;    // (N, C)
-    float* rstd2;     // (N)
-    floatX* gate_up;  // (N, 2F); backward overwrites it with its gradient
-    floatX* act;      // (N, F)
+    floatX* h;            // (N, C) the residual stream as it enters; kept at every level
+    floatX* norm1;        // (N, C)
+    float* rstd1;         // (N)
+    floatX* qkv;          // (N, QKV) after RoPE
+    float* lse;           // (B, NH, T)
+    floatX* att;          // (N, NH HD)
+    floatX* mid;          // (N, C) the residual stream after attention
+    floatX* norm2;        // (N, C)
+    float* rstd2;         // (N)
+    floatX* gate_up;      // (N, 2F); backward overwrites it with its gradient
+    floatX* act;          // (N, F)
+    floatX* t[NUM_LORA];  // (N, lora_width) of the adapters
 } BlockActivations;
 
 typedef enum {
     MEM_WEIGHTS,
+    MEM_ADAPTERS,
     MEM_GRADIENTS,
     MEM_MASTER,
     MEM_M,
@@ -82,8 +84,9 @@ typedef enum {
     MEM_PINNED,  // on the host
     NUM_MEM
 } MemoryKind;
-static const char* const memory_names[NUM_MEM] = {"weights",     "gradients", "master",    "m",        "v",
-                                                  "activations", "logits",    "workspace", "KV cache", "pinned, on the host"};
+static const char* const memory_names[NUM_MEM] = {"weights",   "adapters", "gradients",          "master",
+                                                  "m",         "v",        "activations",        "logits",
+                                                  "workspace", "KV cache", "pinned, on the host"};
 
 enum { CLASSIFIER_ROWS = 4096 };  // tokens whose logits exist at one time; fewer would give the products too few tiles
 enum { DECODE_ROWS = 64 };        // tokens of a prompt that one pass of generation takes
@@ -93,9 +96,10 @@ enum { CAN_SPLIT = IS_BF16 };     // a master weight = its BF16 weight and 16 bi
 
 /* The buffers that a model needs. */
 typedef struct {
-    int B, T;       // of the micro-batch; B = 0: none
-    bool train;     // with gradients and optimizer
-    int cache_len;  // positions of the KV cache; 0: no generation
+    int B, T;        // of the micro-batch; B = 0: none
+    bool train;      // with gradients and optimizer
+    bool documents;  // of data whose rows hold some
+    int cache_len;   // positions of the KV cache; 0: no generation
     Recompute level;
     bool fp32_grads;  // of all matrices, else floatX
     bool fp32_head;   // of the head alone
@@ -106,11 +110,11 @@ typedef struct {
 typedef struct {
     ModelConfig config;
     ParamTable table;    // of the weights
-    ParamTable trained;  // of the tensors that are trained: all of them
+    ParamTable trained;  // of the tensors that are trained: all of them, or the adapters
     Layout layout;
     Queue queue;
     const Device* device;
-    WeightArena weights;  // params (table.elements); master, m, v (trained.elements)
+    WeightArena weights;  // params (table.elements); with --lora trained (trained.elements); master, m, v (trained.elements)
 
     void* grads;  // gradients of the matrices: elements [grads_first, grads_end) of the trained tensors
     size_t grads_first, grads_end;
@@ -133,6 +137,7 @@ typedef struct {
     floatX* dqkv;              // (N, QKV)
     floatX* datt;              // (N, NH HD)
     floatX* dact;              // (N, F)
+    floatX* dt;                // (N, lora_most_width)
     void* matmul_workspace;
 
     floatX* kv_cache;     // (L, cache_len, 2 NKV HD)
@@ -188,14 +193,20 @@ static Ends end_weights(const Llama* m) {
 /* Returns the elements of one norm's row among the fp32 gradients, and of all rows: two per block, then the final norm. A row
  * is as long as the norm's stretch of the arena, so the gap behind a norm has a gradient as well: zero. */
 static size_t norm_row(const ModelConfig* c) { return round_up(c->hidden_size, PARAM_ALIGN); }
-static size_t norm_rows_size(const ModelConfig* c) { return (2 * (size_t)c->num_layers + 1) * norm_row(c); }
+static size_t norm_rows_size(const ModelConfig* c) {
+    return c->lora.rank > 0 ? 0 : (2 * (size_t)c->num_layers + 1) * norm_row(c);
+}
 
 /* Returns whether this tensor is the head, or an embedding that is tied to it. */
 static bool is_head(const ModelConfig* c, ParamKind kind) { return kind == P_LM_HEAD || (c->tied && kind == P_EMBEDDING); }
 
-/* Finds the gradient of a trained tensor. */
+/* Finds the gradient of a tensor; {NULL} if it is frozen. */
 static Gradient grad_at(const Llama* m, ParamKind kind, int l) {
     const ModelConfig* c = &m->config;
+    if (c->lora.rank > 0) {
+        const Param* p = adapter_find(&m->trained, kind, l);
+        return {p ? (char*)m->grads + p->offset * grad_bytes(&m->layout) : NULL, m->layout.fp32_grads};
+    }
     if (!param_specs[kind].matrix) {
         const size_t row = kind == P_FINAL_NORM ? 2 * (size_t)c->num_layers : 2 * (size_t)l + (kind == P_POST_NORM);
         return {m->grads32 + row * norm_row(c), true};
@@ -210,7 +221,7 @@ static Gradient grad_at(const Llama* m, ParamKind kind, int l) {
 static void lay_out_gradients(Llama* m, Arena* a) {
     const ModelConfig* c = &m->config;
     const size_t head = round_up((size_t)c->vocab_size * c->hidden_size, PARAM_ALIGN);
-    const bool apart = m->layout.fp32_head;
+    const bool apart = m->layout.fp32_head && c->lora.rank == 0;
     m->grads_first = apart && c->tied ? param_offset(&m->trained, P_INPUT_NORM, 0) : 0;
     m->grads_end = apart && !c->tied ? param_offset(&m->trained, P_LM_HEAD, -1) : m->trained.elements;
     m->grads32_size = norm_rows_size(c) + (apart ? head : 0);
@@ -265,6 +276,7 @@ static void lay_out_activations(Llama* m, Arena* a, Arena* w) {
             s.norm2 = take<floatX>(a, N * C);
             s.act = take<floatX>(a, N * F);
         }
+        for (int i = 0; i < NUM_LORA; i++) { s.t[i] = take<floatX>(a, N * pitch_of(lora_width(&c->lora, i))); }
         m->blocks[l] = s;
     }
     m->h_final = o->train ? take<floatX>(a, N * C) : ping_pong[L % 2];
@@ -275,17 +287,18 @@ static void lay_out_activations(Llama* m, Arena* a, Arena* w) {
 
 /* Lays out the buffers that carry batches to the device and losses back. */
 static void lay_out_batches(Llama* m, Arena* device, Arena* pinned) {
-    const size_t N = (size_t)m->layout.B * m->layout.T;
+    const size_t N = (size_t)m->layout.B * m->layout.T, slot = feed_slot(m->layout.B, m->layout.T, m->layout.documents);
     m->feed.B = m->layout.B;
     m->feed.T = m->layout.T;
     m->feed.x = take<int32_t>(device, N);
     m->feed.y = take<int32_t>(device, N);
     m->feed.sources = take<int32_t>(device, m->feed.B);
+    m->feed.starts_room = m->layout.documents ? take<int32_t>(device, N) : NULL;
     m->steps.losses = m->losses;
     m->steps.num_losses = N;
     for (int i = 0; i < IN_FLIGHT; i++) {
-        m->feed.device[i] = take<int32_t>(device, 2 * N + m->feed.B);
-        m->feed.host[i] = take<int32_t>(pinned, 2 * N + m->feed.B);
+        m->feed.device[i] = take<int32_t>(device, slot);
+        m->feed.host[i] = take<int32_t>(pinned, slot);
         m->steps.host_losses[i] = take<float>(pinned, N);
     }
 }
@@ -298,7 +311,8 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
     const size_t F = pitch_of(c->intermediate_size), F2 = pitch_of(2 * (size_t)c->intermediate_size);
     const size_t QKV = pitch_of(qkv_width(c)), Q = pitch_of(q_width(c));
     Arena* w = &mem[MEM_WORKSPACE];
-    m->weights.params = take<floatX>(&mem[MEM_WEIGHTS], m->table.elements);
+    m->weights.params = m->weights.trained = take<floatX>(&mem[MEM_WEIGHTS], m->table.elements);
+    if (c->lora.rank > 0) { m->weights.trained = take<floatX>(&mem[MEM_ADAPTERS], m->trained.elements); }
     m->weights.master_kind = o->master;
     m->weights.bf16_moments = o->bf16_moments;
     for (int i = 0; i < WEIGHTS_STAGED; i++) {
@@ -322,6 +336,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         m->dqkv = take<floatX>(w, N * QKV);
         m->datt = take<floatX>(w, N * Q);
         m->dact = take<floatX>(w, N * F);
+        m->dt = take<floatX>(w, N * pitch_of(lora_most_width(&c->lora)));
         size_t scratch = size_max(rmsnorm_backward_scratch_cuda(N, c->hidden_size), norm_square_scratch_cuda());
         scratch = size_max(scratch, embedding_backward_scratch_cuda(N, c->hidden_size));
         scratch = size_max(scratch, attention_backward_scratch_cuda(attention_shape(c, o->B, o->T)));
@@ -336,7 +351,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         m->decode_rope = take<float>(a, (size_t)o->cache_len * c->head_dim);
         m->decode_rstd = take<float>(a, DECODE_ROWS);
         m->decode_ids = take<int32_t>(a, DECODE_ROWS);
-        m->decode_rows = take<floatX>(a, DECODE_ROWS * (2 * C + QKV + Q + F2 + F) + V);
+        m->decode_rows = take<floatX>(a, DECODE_ROWS * (2 * C + QKV + Q + F2 + F + pitch_of(lora_most_width(&c->lora))) + V);
         m->host_logits = take<floatX>(&mem[MEM_PINNED], c->vocab_size);
         m->float_logits = take<float>(&mem[MEM_PINNED], c->vocab_size);
     }
@@ -376,7 +391,7 @@ static void llama_make_stretches(Llama* m) {
     AdamWStretch* list = (AdamWStretch*)xcalloc(m->trained.count, sizeof *list);
     for (int i = 0; i < m->trained.count; i++) {
         const Param* p = &m->trained.items[i];
-        if (param_specs[p->kind].joined) { continue; }
+        if (p->joined) { continue; }
         AdamWStretch* s = &list[m->num_stretches++];
         const bool apart = !param_specs[p->kind].matrix || (m->layout.fp32_head && is_head(&m->config, p->kind));
         s->first = p->offset;
@@ -463,16 +478,21 @@ static void llama_forward(const Llama* m) {
         LayerRange layer(l);
         const Block w = block_weights(m, l);
         const BlockActivations* s = &m->blocks[l];
+        const LoraBlock adapters = lora_block(c, &m->trained, l);
         floatX* h_next = l + 1 < L ? m->blocks[l + 1].h : m->h_final;
         rmsnorm(q, s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps);
         linear(q, "qkv", s->qkv, s->norm1, w.qkv, NULL, N, C, QKV);
-        rope(q, s->qkv, m->rope, 0, shape);
-        attention(q, s->att, s->lse, s->qkv, shape);
+        lora(q, s->qkv, s->t[LORA_QKV], s->norm1, m->weights.trained, &adapters.at[LORA_QKV], N);
+        rope(q, s->qkv, m->feed.starts, m->rope, 0, shape);
+        attention(q, s->att, s->lse, s->qkv, m->feed.starts, shape);
         linear(q, "o", s->mid, s->att, w.o, s->h, N, Q, C);
+        lora(q, s->mid, s->t[LORA_O], s->att, m->weights.trained, &adapters.at[LORA_O], N);
         rmsnorm(q, s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps);
         linear(q, "gate up", s->gate_up, s->norm2, w.gate_up, NULL, N, C, 2 * F);
+        lora(q, s->gate_up, s->t[LORA_GATE_UP], s->norm2, m->weights.trained, &adapters.at[LORA_GATE_UP], N);
         swiglu(q, s->act, s->gate_up, N, F);
         linear(q, "down", h_next, s->act, w.down, s->mid, N, F, C);
+        lora(q, h_next, s->t[LORA_DOWN], s->act, m->weights.trained, &adapters.at[LORA_DOWN], N);
     }
     rmsnorm(q, m->norm_final, m->rstd_final, m->h_final, ends.final_norm, N, C, c->rms_eps);
 }
@@ -505,8 +525,8 @@ static void llama_loss(const Llama* m, float dloss, bool first) {
 static void llama_zero_gradients(const Llama* m) {
     const ModelConfig* c = &m->config;
     CUDA_CHECK(cudaMemsetAsync(m->grads32, 0, norm_rows_size(c) * sizeof(float), m->queue.stream));
-    if (!c->tied) {
-        const Gradient g = grad_at(m, P_EMBEDDING, -1);
+    const Gradient g = grad_at(m, P_EMBEDDING, -1);
+    if (!c->tied && g.data) {
         const size_t bytes = (size_t)c->vocab_size * c->hidden_size * (g.fp32 ? sizeof(float) : sizeof(floatX));
         CUDA_CHECK(cudaMemsetAsync(g.data, 0, bytes, m->queue.stream));
     }
@@ -522,17 +542,23 @@ static void block_recompute(const Llama* m, int l) {
     const int C = c->hidden_size, Q = q_width(c), QKV = qkv_width(c);
     const Block w = block_weights(m, l);
     const BlockActivations* s = &m->blocks[l];
+    const LoraBlock adapters = lora_block(c, &m->trained, l);
     const Recompute level = m->layout.level;
     if (level == RECOMPUTE_NONE) { return; }
     rmsnorm(q, s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps);
     if (level >= RECOMPUTE_BLOCK) {
         linear(q, "qkv", s->qkv, s->norm1, w.qkv, NULL, N, C, QKV);
-        rope(q, s->qkv, m->rope, 0, shape);
-        attention(q, s->att, s->lse, s->qkv, shape);
+        lora(q, s->qkv, s->t[LORA_QKV], s->norm1, m->weights.trained, &adapters.at[LORA_QKV], N);
+        rope(q, s->qkv, m->feed.starts, m->rope, 0, shape);
+        attention(q, s->att, s->lse, s->qkv, m->feed.starts, shape);
         linear(q, "o", s->mid, s->att, w.o, s->h, N, Q, C);
+        lora(q, s->mid, s->t[LORA_O], s->att, m->weights.trained, &adapters.at[LORA_O], N);
     }
     rmsnorm(q, s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps);
-    if (level >= RECOMPUTE_FFN) { linear(q, "gate up", s->gate_up, s->norm2, w.gate_up, NULL, N, C, 2 * c->intermediate_size); }
+    if (level >= RECOMPUTE_FFN) {
+        linear(q, "gate up", s->gate_up, s->norm2, w.gate_up, NULL, N, C, 2 * c->intermediate_size);
+        lora(q, s->gate_up, s->t[LORA_GATE_UP], s->norm2, m->weights.trained, &adapters.at[LORA_GATE_UP], N);
+    }
 }
 
 /* Runs the backward pass after llama_forward() and llama_loss(dloss != 0). Carries dh from the last block to the first. Adds to
@@ -545,6 +571,8 @@ static void llama_backward(const Llama* m, bool first) {
     const int C = c->hidden_size, F = c->intermediate_size, L = c->num_layers, Q = q_width(c), QKV = qkv_width(c);
     const Ends ends = end_weights(m);
     const bool add = !first;
+    const Gradient grads = {m->grads, m->layout.fp32_grads};  // of the adapters
+    const floatX* trained = m->weights.trained;
     ProfileRange phase("backward");
 
     if (first) { llama_zero_gradients(m); }
@@ -554,22 +582,31 @@ static void llama_backward(const Llama* m, bool first) {
         LayerRange layer(l);
         const Block w = block_weights(m, l);
         const BlockActivations* s = &m->blocks[l];
+        const LoraBlock adapters = lora_block(c, &m->trained, l);
         floatX* act_again = m->layout.level >= RECOMPUTE_NORM_SWIGLU ? s->act : NULL;
         block_recompute(m, l);
         // h_next = mid + act Wdown^T: dh is the gradient of both terms. dw comes last: swiglu_backward() may recompute act
         linear_backward_input(q, "down dx", m->dact, m->dh, w.down, N, F, C);
+        lora_backward_input(q, m->dact, m->dt, m->dh, trained, &adapters.at[LORA_DOWN], N);
         swiglu_backward(q, s->gate_up, act_again, m->dact, s->gate_up, N, F);
         linear_backward_weight(q, "down dw", grad_at(m, P_DOWN, l), m->dh, s->act, N, F, C, add);
+        lora_backward_weight(q, grads, m->dt, m->dh, s->act, s->t[LORA_DOWN], &adapters.at[LORA_DOWN], N, add);
         linear_backward_weight(q, "gate up dw", grad_at(m, P_GATE, l), s->gate_up, s->norm2, N, C, 2 * F, add);
         linear_backward_input(q, "gate up dx", m->dnorm, s->gate_up, w.gate_up, N, C, 2 * F);
+        lora_backward_input(q, m->dnorm, m->dt, s->gate_up, trained, &adapters.at[LORA_GATE_UP], N);
+        lora_backward_weight(q, grads, m->dt, s->gate_up, s->norm2, s->t[LORA_GATE_UP], &adapters.at[LORA_GATE_UP], N, add);
         rmsnorm_backward(q, m->dh, grad_at(m, P_POST_NORM, l), m->dnorm, s->mid, w.post_norm, s->rstd2, N, C);
         // mid = h + att Wo^T
         linear_backward_weight(q, "o dw", grad_at(m, P_O, l), m->dh, s->att, N, Q, C, add);
         linear_backward_input(q, "o dx", m->datt, m->dh, w.o, N, Q, C);
-        attention_backward(q, m->dqkv, m->datt, s->att, s->lse, s->qkv, shape);
-        rope_backward(q, m->dqkv, m->rope, 0, shape);
+        lora_backward_input(q, m->datt, m->dt, m->dh, trained, &adapters.at[LORA_O], N);
+        lora_backward_weight(q, grads, m->dt, m->dh, s->att, s->t[LORA_O], &adapters.at[LORA_O], N, add);
+        attention_backward(q, m->dqkv, m->datt, s->att, s->lse, s->qkv, m->feed.starts, shape);
+        rope_backward(q, m->dqkv, m->feed.starts, m->rope, 0, shape);
         linear_backward_weight(q, "qkv dw", grad_at(m, P_Q, l), m->dqkv, s->norm1, N, C, QKV, add);
         linear_backward_input(q, "qkv dx", m->dnorm, m->dqkv, w.qkv, N, C, QKV);
+        lora_backward_input(q, m->dnorm, m->dt, m->dqkv, trained, &adapters.at[LORA_QKV], N);
+        lora_backward_weight(q, grads, m->dt, m->dqkv, s->norm1, s->t[LORA_QKV], &adapters.at[LORA_QKV], N, add);
         rmsnorm_backward(q, m->dh, grad_at(m, P_INPUT_NORM, l), m->dnorm, s->h, w.input_norm, s->rstd1, N, C);
     }
     embedding_backward(q, grad_at(m, P_EMBEDDING, -1), m->dh, m->feed.x, N, C, c->vocab_size);
@@ -592,7 +629,7 @@ static void update_with(const Llama* m, const StepPlan* plan) {
     step_decide_cuda(m->steps.state, &plan->hyper, m->queue.stream);
     Op op(m->queue.profiler, m->queue.stream, "adamw", 0, (double)m->trained.elements * moved);
     AdamWTensors<Grad> t;
-    t.params = m->weights.params;
+    t.params = m->weights.trained;
     t.grads = (const Grad*)m->grads;
     t.grads_first = m->grads_first;
     t.grads_end = m->grads_end;
@@ -634,6 +671,7 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
     floatX* att = take<floatX>(&a, DECODE_ROWS * pitch_of(Q));
     floatX* gate_up = take<floatX>(&a, DECODE_ROWS * pitch_of(2 * (size_t)F));
     floatX* act = take<floatX>(&a, DECODE_ROWS * pitch_of(F));
+    floatX* t = take<floatX>(&a, DECODE_ROWS * pitch_of(lora_most_width(&c->lora)));
     floatX* logits = take<floatX>(&a, pitch_of(V));
     float* rstd = m->decode_rstd;
     const Ends ends = end_weights(m);
@@ -642,20 +680,25 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
     embedding(q, h, ends.embedding, m->decode_ids, rows, C);
     for (int l = 0; l < c->num_layers; l++) {
         const Block w = block_weights(m, l);
+        const LoraBlock adapters = lora_block(c, &m->trained, l);
         floatX* cache = m->kv_cache + (size_t)l * m->layout.cache_len * KV2;  // (cache_len, KV2)
         rmsnorm(q, norm, rstd, h, w.input_norm, rows, C, c->rms_eps);
         linear(q, "qkv", qkv, norm, w.qkv, NULL, rows, C, QKV);
-        rope(q, qkv, m->decode_rope, pos, shape);
+        lora(q, qkv, t, norm, m->weights.trained, &adapters.at[LORA_QKV], rows);
+        rope(q, qkv, NULL, m->decode_rope, pos, shape);
         CUDA_CHECK(cudaMemcpy2DAsync(cache + (size_t)pos * KV2, KV2 * sizeof(floatX), qkv + Q, pitch_of(QKV) * sizeof(floatX),
                                      KV2 * sizeof(floatX), rows, cudaMemcpyDeviceToDevice, m->queue.stream));
         for (int i = 0; i < rows; i++) {
             attention_decode_cuda(att + i * pitch_of(Q), qkv + i * pitch_of(QKV), cache, pos + i + 1, shape, m->queue.stream);
         }
         linear(q, "o", h, att, w.o, h, rows, Q, C);
+        lora(q, h, t, att, m->weights.trained, &adapters.at[LORA_O], rows);
         rmsnorm(q, norm, rstd, h, w.post_norm, rows, C, c->rms_eps);
         linear(q, "gate up", gate_up, norm, w.gate_up, NULL, rows, C, 2 * F);
+        lora(q, gate_up, t, norm, m->weights.trained, &adapters.at[LORA_GATE_UP], rows);
         swiglu(q, act, gate_up, rows, F);
         linear(q, "down", h, act, w.down, h, rows, F, C);
+        lora(q, h, t, act, m->weights.trained, &adapters.at[LORA_DOWN], rows);
     }
     rmsnorm(q, norm, rstd, h + (rows - 1) * pitch_of(C), ends.final_norm, 1, C, c->rms_eps);
     linear(q, "head", logits, norm, ends.head, NULL, 1, C, V);
@@ -684,9 +727,10 @@ static void micro_step(void* model, const StepPlan* plan, bool first) {
     llama_forward(m);
     llama_loss(m, (float)plan->hyper.loss_weight, first);
     const int sources = plan->data.num_sources;
-    loss_sum_cuda(m->steps.state, m->losses, m->steps.num_losses, m->queue.stream);
+    loss_sum_cuda(m->steps.state, m->losses, m->feed.y, m->steps.num_losses, m->queue.stream);
     if (sources > 0) {
-        source_losses_cuda(m->steps.state, m->losses, m->feed.sources, sources, m->feed.B, m->feed.T, first, m->queue.stream);
+        source_losses_cuda(m->steps.state, m->losses, m->feed.y, m->feed.sources, sources, m->feed.B, m->feed.T, first,
+                           m->queue.stream);
     }
     llama_backward(m, first);
 }
@@ -716,13 +760,15 @@ static StepResult step_result(void* model, const StepPlan* plan) { return steps_
 // ---------------------------------------------------------------------------------------------------------------------
 // the trainer's table (trainer.h)
 
-/* Returns the buffers that the job needs. With --grad-dtype auto, gradients with many additions per step add up in fp32. */
+/* Returns the buffers that the job needs. With --grad-dtype auto, gradients with many additions per step add up in fp32, and
+ * so do the adapters', which are small. */
 static Layout layout_of(const Session* s, const Options* o) {
     Layout l;
     memset(&l, 0, sizeof l);
     l.train = job_trains(s->job);
     l.B = l.train || s->job == JOB_EVAL ? o->batch : 0;
     l.T = o->seq;
+    l.documents = session_documents(s);
     l.cache_len = session_context(s);
     l.level = (Recompute)o->recompute;
     l.master = sizeof(floatX) == 4 ? MASTER_NONE : o->master == MASTER_OPTION_SPLIT && CAN_SPLIT ? MASTER_SPLIT : MASTER_FP32;
@@ -730,7 +776,8 @@ static Layout layout_of(const Session* s, const Options* o) {
     const int64_t micro = (int64_t)o->batch * o->seq, step = o->total_batch ? o->total_batch / s->ranks : micro;
     const int64_t sums = step / micro, head_sums = sums * (int64_t)ceil_div((size_t)micro, CLASSIFIER_ROWS);
     const bool automatic = o->grad_dtype == GRAD_DTYPE_AUTO;
-    l.fp32_grads = sizeof(floatX) == 4 || o->grad_dtype == GRAD_DTYPE_FP32 || (automatic && sums > MOST_16BIT_SUMS);
+    l.fp32_grads = sizeof(floatX) == 4 || o->grad_dtype == GRAD_DTYPE_FP32 ||
+                   (automatic && (sums > MOST_16BIT_SUMS || s->config.lora.rank > 0));
     l.fp32_head = !l.fp32_grads && automatic && head_sums > MOST_16BIT_SUMS;
     return l;
 }
@@ -785,6 +832,9 @@ static bool trainer_add_files(void* model, Checkpoint* k, Error* e) {
 static void clear_batch(const Llama* m) {
     CUDA_CHECK(cudaMemsetAsync(m->feed.x, 0, m->steps.num_losses * sizeof(int32_t), m->queue.stream));
     CUDA_CHECK(cudaMemsetAsync(m->feed.y, 0, m->steps.num_losses * sizeof(int32_t), m->queue.stream));
+    if (m->feed.starts) {
+        CUDA_CHECK(cudaMemsetAsync(m->feed.starts, 0, m->steps.num_losses * sizeof(int32_t), m->queue.stream));
+    }
 }
 
 /* --tune: times the candidates for each product, in the memory of the activations, which is free now. Writes the choice. */
@@ -807,6 +857,7 @@ static void trainer_prepare(void* model, const StepPlan* plan, const Session* s)
     if (!plan) { return; }
     const int kinds = plan->accumulate > 1 ? 2 : 1;  // of micro-steps: the first of a step, and the others
     steps_restore(&m->steps, plan->run);
+    feed_aim(&m->feed, &plan->data);
     clear_batch(m);
     for (int k = 0; k < kinds; k++) { micro_step(m, plan, k == 0); }
     CUDA_CHECK(cudaStreamSynchronize(m->queue.stream));
@@ -862,6 +913,11 @@ static bool trainer_name_not_finite(void* model, char name[TENSOR_TEXT]) {
     for (int i = 0; i < m->table.count; i++) {
         const Param* p = &m->table.items[i];
         const NamedTensor w = {p->name, -1, m->weights.params + p->offset, false, p->rows, p->cols, p->cols};
+        if (debug_name(&w, 1, m->queue.scratch, m->queue.stream, name)) { return true; }
+    }
+    for (int i = 0; c->lora.rank > 0 && i < m->trained.count; i++) {
+        const Param* p = &m->trained.items[i];
+        const NamedTensor w = {p->name, -1, m->weights.trained + p->offset, false, p->rows, p->cols, p->cols};
         if (debug_name(&w, 1, m->queue.scratch, m->queue.stream, name)) { return true; }
     }
     llama_forward(m);

@@ -177,7 +177,7 @@ def write_config(c, folder, dtype, spelling="both"):
 # ----------------------------------------------------------------------------------------------------------------------
 # random numbers: llmc/base/rand.h on tensors. 32-bit words are int64; products wrap, but the words taken from them are right
 
-RAND_INIT, RAND_SHUFFLE_SHARDS, RAND_SAMPLE, RAND_ORDER_ROWS, RAND_MIX = 0, 1, 3, 6, 7
+RAND_INIT, RAND_SHUFFLE_SHARDS, RAND_SAMPLE, RAND_ORDER_ROWS, RAND_MIX, RAND_ADAPTERS = 0, 1, 3, 6, 7, 8
 M32 = 0xFFFFFFFF
 
 
@@ -209,6 +209,14 @@ def rand_normal_(x, std, seed, tensor, mean=0.0):
         angle = (2.0 * math.pi) * philox_double(w[2], w[3])
         pair = torch.stack((std * (radius * torch.cos(angle)), std * (radius * torch.sin(angle))), dim=1)
         part.copy_((mean + pair.view(-1)[:part.numel()]) if mean else pair.view(-1)[:part.numel()])
+
+
+@torch.no_grad()
+def rand_even_(x, bound, seed, tensor):
+    """Fills x with numbers that are evenly spread in [-bound, bound): elements 2i and 2i+1 are those of draw i."""
+    w = philox(seed, RAND_ADAPTERS, tensor, torch.arange((x.numel() + 1) // 2, dtype=torch.int64, device=x.device))
+    pair = torch.stack((philox_double(w[0], w[1]), philox_double(w[2], w[3])), dim=1).view(-1)[:x.numel()]
+    x.copy_((bound * (2.0 * pair - 1.0)).view_as(x))
 
 
 def philox_below(seed, purpose, stream, index, n):
@@ -267,7 +275,8 @@ def rms_norm(x, weight, eps):
 
 
 def rope(x, cos, sin):
-    """Rotates x (B, T, heads, HD) by position, pairing element i with i + HD/2. cos, sin (T, 1, HD/2) are always fp32."""
+    """Rotates x (B, T, heads, HD) by position, pairing element i with i + HD/2. cos, sin (T, 1, HD/2), or (B, T, 1, HD/2), are
+    always fp32."""
     a, b = x.float().chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
@@ -275,15 +284,23 @@ def rope(x, cos, sin):
 NATIVE_GQA = TORCH >= (2, 5)  # pick_sdpa() turns it off if repeated K and V are faster
 
 
-def attention(q, k, v):
-    """Computes causal attention of q (B, NH, T, HD) with k, v (B, NKV, T, HD). Query head h uses kv head h // group."""
-    group = q.shape[1] // k.shape[1]
+def document_mask(starts):
+    """Returns (B, 1, T, T): whether a query sees a key: one of its own document. starts (B, T) holds, for each token, the index
+    inside its row of its document's first token."""
+    t = torch.arange(starts.shape[1], device=starts.device)
+    return ((starts[:, :, None] <= t) & (t <= t[:, None]))[:, None]
+
+
+def attention(q, k, v, mask=None):
+    """Computes attention of q (B, NH, T, HD) with k, v (B, NKV, T, HD): causal, or by a document_mask(). Query head h uses kv
+    head h // group."""
+    group, seen = q.shape[1] // k.shape[1], dict(attn_mask=mask, is_causal=mask is None)
     if group == 1:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return F.scaled_dot_product_attention(q, k, v, **seen)
     if NATIVE_GQA:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return F.scaled_dot_product_attention(q, k, v, **seen, enable_gqa=True)
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return F.scaled_dot_product_attention(q, k, v, **seen)
 
 
 class Block(nn.Module):
@@ -297,11 +314,11 @@ class Block(nn.Module):
         self.gate_up = nn.Linear(c.hidden_size, 2 * c.intermediate_size, bias=False)
         self.down = nn.Linear(c.intermediate_size, c.hidden_size, bias=False)
 
-    def forward(self, x, cos, sin):
+    def forward(self, x, cos, sin, mask=None):
         B, T, _ = x.shape
         qkv = self.qkv(rms_norm(x, self.input_norm, self.eps))
         q, k, v = qkv.view(B, T, -1, self.hd).split((self.heads, self.kv, self.kv), dim=2)
-        y = attention(rope(q, cos, sin).transpose(1, 2), rope(k, cos, sin).transpose(1, 2), v.transpose(1, 2))
+        y = attention(rope(q, cos, sin).transpose(1, 2), rope(k, cos, sin).transpose(1, 2), v.transpose(1, 2), mask)
         x = x + self.o(y.transpose(1, 2).reshape(B, T, -1))
         gate, up = self.gate_up(rms_norm(x, self.post_norm, self.eps)).chunk(2, dim=-1)
         return x + self.down(F.silu(gate) * up)
@@ -316,6 +333,7 @@ class Llama(nn.Module):
         self.final_norm = nn.Parameter(torch.ones(c.hidden_size))
         self.head = self.embedding if c.tie_word_embeddings else nn.Linear(c.hidden_size, c.vocab_size, bias=False)
         self.cos = self.sin = None
+        self.lora = None  # of a model with adapters: rank, alpha and the names of their matrices, see add_lora()
         self.recompute_every = 0  # every Nth block keeps only its input and is recomputed in backward; 0: none
 
     def set_context(self, T, device):
@@ -324,25 +342,27 @@ class Llama(nn.Module):
         self.cos, self.sin = angles.cos().to(device), angles.sin().to(device)
         return self
 
-    def trunk(self, x, dtype=None, blocks=None):
+    def trunk(self, x, dtype=None, blocks=None, starts=None):
         """Maps tokens (B, T) to normed hidden states (B, T, C) through `blocks`, which may be compiled. `dtype`: type of the
-        residual stream, by default that of the weights."""
+        residual stream, by default that of the weights. starts (B, T): attention stays inside documents, and positions count
+        from their starts, see document_mask()."""
         h = self.embedding(x)
         h = h if dtype is None else h.to(dtype)
-        cos, sin = self.cos[:x.shape[1]], self.sin[:x.shape[1]]
+        at = slice(x.shape[1]) if starts is None else torch.arange(x.shape[1], device=x.device) - starts
+        cos, sin, mask = self.cos[at], self.sin[at], None if starts is None else document_mask(starts)
         for i, block in enumerate(blocks or self.blocks):
             if self.recompute_every and torch.is_grad_enabled() and i % self.recompute_every == 0:
-                h = checkpoint(block, h, cos, sin, use_reentrant=False)
+                h = checkpoint(block, h, cos, sin, mask, use_reentrant=False)
             else:
-                h = block(h, cos, sin)
+                h = block(h, cos, sin, mask)
         return rms_norm(h, self.final_norm, self.c.rms_norm_eps)
 
-    def logits(self, x):
-        return F.linear(self.trunk(x), self.head.weight)
+    def logits(self, x, starts=None):
+        return F.linear(self.trunk(x, starts=starts), self.head.weight)
 
-    def forward(self, x, y):
-        """Returns the mean cross-entropy over all B * T targets y (already shifted)."""
-        return F.cross_entropy(self.logits(x).view(-1, self.c.vocab_size).float(), y.view(-1))
+    def forward(self, x, y, starts=None):
+        """Returns the mean cross-entropy over the targets y (already shifted) that are not -1."""
+        return F.cross_entropy(self.logits(x, starts).view(-1, self.c.vocab_size).float(), y.view(-1), ignore_index=-1)
 
 
 def hf_tensors(model, pick=lambda p: p):
@@ -397,10 +417,113 @@ def init_telling(model, seed, embedding_std=0.02):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# LoRA: y = x W^T + alpha / rank (x A^T) B^T beside frozen weights W
+
+
+LORA_ON = {"qkvo": ["q_proj", "k_proj", "v_proj", "o_proj"], "ffn": ["gate_proj", "up_proj", "down_proj"]}
+LORA_ON["all"] = LORA_ON["qkvo"] + LORA_ON["ffn"]
+
+
+class Lora(nn.Module):
+    """A fused product with the adapters of its parts, (name, rows) each; `on` names those that have some."""
+
+    def __init__(self, base, parts, rank, scale, on):
+        super().__init__()
+        like = dict(device=base.weight.device, dtype=base.weight.dtype)
+        self.base, self.parts, self.scale = base, parts, scale
+        self.a = nn.ParameterDict({name: torch.zeros(rank, base.in_features, **like) for name, _ in parts if name in on})
+        self.b = nn.ParameterDict({name: torch.zeros(rows, rank, **like) for name, rows in parts if name in on})
+
+    @property
+    def weight(self):
+        return self.base.weight
+
+    def forward(self, x):
+        added = [self.scale * F.linear(F.linear(x, self.a[name]), self.b[name]) if name in self.a else
+                 x.new_zeros(*x.shape[:-1], rows) for name, rows in self.parts]
+        return self.base(x) + torch.cat(added, dim=-1)
+
+
+def add_lora(model, rank, alpha, on):
+    """Freezes the weights and adds adapters of zeros beside the matrices that `on` names."""
+    c, scale = model.c, alpha / rank
+    q, kv, ffn = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim, c.intermediate_size
+    model.requires_grad_(False)
+    for b in model.blocks:
+        b.qkv = Lora(b.qkv, [("q_proj", q), ("k_proj", kv), ("v_proj", kv)], rank, scale, on)
+        b.o = Lora(b.o, [("o_proj", c.hidden_size)], rank, scale, on)
+        b.gate_up = Lora(b.gate_up, [("gate_proj", ffn), ("up_proj", ffn)], rank, scale, on)
+        b.down = Lora(b.down, [("down_proj", c.hidden_size)], rank, scale, on)
+    model.lora = dict(rank=rank, alpha=alpha, on=on)
+
+
+def adapters(model, pick=lambda p: p):
+    """Yields (PEFT's name, tensor) in the order of trained_table() in llmc/config.h."""
+    for i, block in enumerate(model.blocks):
+        for part, module in ((block.qkv, "self_attn"), (block.o, "self_attn"), (block.gate_up, "mlp"), (block.down, "mlp")):
+            on = [name for name, _ in part.parts if name in part.a]  # a ParameterDict has another order
+            for letter, tensors in (("A", part.a), ("B", part.b)):
+                for name in on:
+                    yield f"base_model.model.model.layers.{i}.{module}.{name}.lora_{letter}.weight", pick(tensors[name])
+
+
+def trained_tensors(model, pick=lambda p: p):
+    return adapters(model, pick) if model.lora else hf_tensors(model, pick)
+
+
+def trained_parameters(model):
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+@torch.no_grad()
+def init_adapters(model, seed):
+    """Sets the initial adapters of the C trainers: A as PEFT draws it, B zero."""
+    for ordinal, (name, w) in enumerate(adapters(model)):
+        if "lora_A" in name:
+            rand_even_(w, 1 / math.sqrt(w.shape[1]), seed, ordinal)
+
+
+def adapter_config(folder):
+    """Returns the adapter_config.json of a folder of adapters, or None."""
+    path = os.path.join(folder, "adapter_config.json")
+    if not os.path.exists(path):
+        return None
+    with open(path, encoding="utf-8") as f:
+        return json.load(f)
+
+
+def base_folder(folder):
+    """Returns the folder of the base model, if the folder holds adapters, else the folder."""
+    adapter = adapter_config(folder)
+    return adapter["base_model_name_or_path"] if adapter else folder
+
+
+def load_adapters(model, folder, adapter):
+    add_lora(model, adapter["r"], adapter["lora_alpha"], adapter["target_modules"])
+    with safe_open(os.path.join(folder, "adapter_model.safetensors"), framework="pt") as f, torch.no_grad():
+        for name, w in adapters(model):
+            w.copy_(f.get_tensor(name))
+    return model
+
+
+def save_adapters(model, folder, base):
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "adapter_config.json"), "w", encoding="utf-8") as f:
+        json.dump(dict(peft_type="LORA", task_type="CAUSAL_LM", base_model_name_or_path=base, r=model.lora["rank"],
+                       lora_alpha=model.lora["alpha"], lora_dropout=0.0, bias="none", target_modules=model.lora["on"]), f, indent=2)
+    save_file({name: w.detach().to("cpu", torch.float32).contiguous() for name, w in adapters(model)},
+              os.path.join(folder, "adapter_model.safetensors"), metadata={"format": "pt"})
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # model folders
 
 
 def load_model(folder, device="cpu", dtype=torch.float32):
+    """Reads a model's folder, or one of adapters and its base."""
+    adapter = adapter_config(folder)
+    if adapter:
+        return load_adapters(load_model(adapter["base_model_name_or_path"], device, dtype), folder, adapter)
     c = read_config(folder)
     index, paths = os.path.join(folder, "model.safetensors.index.json"), [os.path.join(folder, "model.safetensors")]
     if not os.path.exists(paths[0]) and os.path.exists(index):
@@ -450,7 +573,7 @@ def save_model(model, folder, dtype=None, spelling="both"):
 
 def adamw(model, lr, betas, eps, weight_decay, params=None):
     """Makes AdamW with decay on two-dimensional tensors, none on norms. `params`: what to update (default: the model's)."""
-    params = list(model.parameters()) if params is None else params
+    params = trained_parameters(model) if params is None else params
     groups = [dict(params=[p for p in params if p.dim() > 1], weight_decay=weight_decay),
               dict(params=[p for p in params if p.dim() == 1], weight_decay=0.0)]
     fused = params[0].is_cuda or TORCH >= (2, 4)
@@ -469,26 +592,26 @@ TYPES_16BIT = (("bf16", torch.bfloat16, 1.0), ("fp16", torch.float16, 1024.0))
 RUNS_16BIT = 8
 
 
-def adamw_steps(master, opt, dtype, loss_scale, x, y, steps, clip):
-    """Takes `steps` AdamW steps of `opt` on fp32 weights; a copy of them in `dtype` computes, as in the trainers.
-    Returns (2, steps): losses, and gradient norms before clipping."""
+def adamw_steps(master, opt, dtype, loss_scale, batch, steps, clip):
+    """Takes `steps` AdamW steps of `opt` on fp32 weights; a copy of them in `dtype` computes, as in the trainers. batch: what
+    the model's forward takes. Returns (2, steps): losses, and gradient norms before clipping."""
     rows, model = [], copy.deepcopy(master).to(dtype)
     for _ in range(steps):
         with torch.no_grad():
             for w, p in zip(master.parameters(), model.parameters()):
                 p.copy_(w)
         model.zero_grad()
-        loss = model(x, y)
+        loss = model(*batch)
         (loss * loss_scale).backward()
-        for w, p in zip(master.parameters(), model.parameters()):
+        for w, p in zip(trained_parameters(master), trained_parameters(model)):
             w.grad = p.grad.float() / loss_scale
-        norm = nn.utils.clip_grad_norm_(master.parameters(), clip)
+        norm = nn.utils.clip_grad_norm_(trained_parameters(master), clip)
         opt.step()
         rows.append((loss.item(), norm.item()))
     return torch.tensor(rows).T
 
 
-def errors_16bit(model, new_optimizer, dtype, loss_scale, x, y, want, clip):
+def errors_16bit(model, new_optimizer, dtype, loss_scale, batch, want, clip):
     """Returns how far PyTorch's own 16-bit runs deviate from the fp32 run `want` (2, steps): the largest relative error up to
     each step over RUNS_16BIT runs, each from weights that differ from the model's by at most one rounding to 16 bits."""
     rounding, worst = torch.finfo(dtype).eps / 2, torch.zeros(want.shape)
@@ -497,15 +620,15 @@ def errors_16bit(model, new_optimizer, dtype, loss_scale, x, y, want, clip):
         with torch.no_grad():
             for w in master.parameters():
                 w.mul_(1 + rounding * (2 * torch.rand(w.shape, generator=generator) - 1).to(w.device))
-        got = adamw_steps(master, new_optimizer(master), dtype, loss_scale, x, y, want.shape[1], clip)
+        got = adamw_steps(master, new_optimizer(master), dtype, loss_scale, batch, want.shape[1], clip)
         worst = torch.maximum(worst, (got / want - 1).abs())
     return worst.cummax(dim=1).values
 
 
 def write_state(model, path, B, T, steps, seed=1337, lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, clip=1.0,
-                device_16bit=None):
+                device_16bit=None, documents=None):
     """Writes what another implementation must reproduce from this fp32 model's weights, on one random batch:
-      x, y I32 (B, T); logits F32 (B, T, V); loss F32 (); grad.<name> F32 of the loss by each tensor;
+      x, y I32 (B, T); with `documents`, a list of lengths for each row, starts I32 (B, T), see document_mask(); logits F32 (B, T, V); loss F32 (); grad.<name> F32 of the loss by each tensor;
       losses, grad_norms F32 (steps): loss and global gradient norm before clipping at each of `steps` AdamW steps.
     Metadata holds the hyper-parameters as strings, and PyTorch's own errors in BF16 and FP16, the yardstick of 16-bit builds:
       bf16_error.<name>, fp16_error.<name>          the relative L2 error of a tensor's gradient
@@ -513,12 +636,16 @@ def write_state(model, path, B, T, steps, seed=1337, lr=1e-3, betas=(0.9, 0.95),
     The 16-bit runs are computed on `device_16bit`, by default the model's device."""
     c = model.c
     device = model.final_norm.device
-    x, y = (t.to(device) for t in random_tokens(c, B, T, seed))
+    batch = [t.to(device) for t in random_tokens(c, B, T, seed)]
+    if documents:
+        rows = [[sum(row[:i]) for i, n in enumerate(row) for _ in range(n)] for row in documents]
+        batch.append(torch.tensor(rows, device=device))
     model.set_context(T, device)
-    out = dict(x=x.int(), y=y.int(), logits=model.logits(x).detach())
-    loss = model(x, y)
+    out = {name: t.int() for name, t in zip(("x", "y", "starts"), batch)}
+    out |= dict(logits=model.logits(batch[0], *batch[2:]).detach())
+    loss = model(*batch)
     loss.backward()
-    grads = {name: g.clone() for name, g in hf_tensors(model, lambda p: p.grad)}
+    grads = {name: g.clone() for name, g in trained_tensors(model, lambda p: p.grad)}
     out |= dict(loss=loss.detach()) | {"grad." + name: g for name, g in grads.items()}
     meta = dict(steps=steps, learning_rate=lr, beta1=betas[0], beta2=betas[1], eps=eps, weight_decay=weight_decay,
                 grad_clip=clip)
@@ -527,17 +654,17 @@ def write_state(model, path, B, T, steps, seed=1337, lr=1e-3, betas=(0.9, 0.95),
     def new_optimizer(m):
         return adamw(m, lr, betas, eps, weight_decay)
     master = copy.deepcopy(model)
-    want = adamw_steps(master, new_optimizer(master), torch.float32, 1.0, x, y, steps, clip)
+    want = adamw_steps(master, new_optimizer(master), torch.float32, 1.0, batch, steps, clip)
     out |= dict(losses=want[0], grad_norms=want[1])
-    x, y, model = (t.to(device_16bit or device) for t in (x, y, copy.deepcopy(model)))
-    model.set_context(T, x.device)
+    *batch, model = (t.to(device_16bit or device) for t in (*batch, copy.deepcopy(model)))
+    model.set_context(T, batch[0].device)
     for kind, dtype, loss_scale in TYPES_16BIT:
         half = copy.deepcopy(model).to(dtype)
-        (half(x, y) * loss_scale).backward()
-        for name, g in hf_tensors(half, lambda p: p.grad):
+        (half(*batch) * loss_scale).backward()
+        for name, g in trained_tensors(half, lambda p: p.grad):
             error = (g.float().to(device) / loss_scale - grads[name]).norm() / grads[name].norm()
             meta[f"{kind}_error.{name}"] = f"{error.item():.4g}"
-        errors = errors_16bit(model, new_optimizer, dtype, loss_scale, x, y, want, clip)
+        errors = errors_16bit(model, new_optimizer, dtype, loss_scale, batch, want, clip)
         for name, row in zip(("losses", "grad_norms"), errors):
             if row.isfinite().all():  # skip an FP16 run that overflows: it is no yardstick
                 meta[f"{kind}_error.{name}"] = " ".join(f"{e:.4g}" for e in row.tolist())
@@ -546,7 +673,8 @@ def write_state(model, path, B, T, steps, seed=1337, lr=1e-3, betas=(0.9, 0.95),
 
 
 # The pairs under dev/test/pairs, folder NAME and file NAME.state.safetensors: odd shapes, each original RoPE length below T so
-# that the factor shows, each config.json in another spelling. The seeds are fixed, not selected: 1, 2 and 3.
+# that the factor shows, the first three config.json in another spelling each. The last has rows of documents. The seeds are
+# fixed, not selected: 1 to 4.
 PAIRS = {
     "gqa2_untied_rope8": dict(
         config=dict(vocab_size=97, hidden_size=40, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2,
@@ -561,14 +689,33 @@ PAIRS = {
                     head_dim=10, rms_norm_eps=1e-4, rope_theta=500.0, rope_type="llama3", factor=8.0,
                     low_freq_factor=0.5, high_freq_factor=3.0, original_max_position_embeddings=12),
         batch=3, seq=17, spelling="old"),
+    "documents": dict(
+        config=dict(vocab_size=61, hidden_size=24, intermediate_size=40, num_attention_heads=2, num_key_value_heads=1,
+                    head_dim=16, rms_norm_eps=1e-4, rope_theta=100.0, rope_type="llama3", factor=8.0,
+                    original_max_position_embeddings=16),
+        batch=3, seq=32, spelling="new", documents=[[5, 1, 14, 12], [32], [3, 4] * 4 + [1] * 4]),
+}
+
+
+# pairs with adapters beside the weights of others: their folders hold adapters alone
+LORA_PAIRS = {
+    "lora_all": dict(base="gqa2_untied_rope8", rank=3, alpha=4.5, on=LORA_ON["all"], batch=2, seq=24),
+    "lora_some": dict(base="tied_gqa4_rope32", rank=8, alpha=16, on=["k_proj", "v_proj", "o_proj", "up_proj"], batch=2, seq=32),
 }
 
 
 def pair_seed(name):
-    return 1 + list(PAIRS).index(name)
+    return 1 + (list(PAIRS) + list(LORA_PAIRS)).index(name)
 
 
 def pair_model(name):
+    if name in LORA_PAIRS:
+        pair = LORA_PAIRS[name]
+        model = pair_model(pair["base"])
+        add_lora(model, pair["rank"], pair["alpha"], pair["on"])
+        for ordinal, (_, w) in enumerate(adapters(model)):
+            rand_normal_(w, 0.2, pair_seed(name), ordinal)
+        return model
     model = make_model(Config(**PAIRS[name]["config"]))
     init_telling(model, pair_seed(name), embedding_std=0.1)
     return model
@@ -577,13 +724,17 @@ def pair_model(name):
 def write_pair_state(model, name, path):
     """Writes the state of ten steps at the default rate, with a weight decay large enough to show."""
     torch.set_num_threads(1)  # such small models are slower on several threads
-    return write_state(model, path, PAIRS[name]["batch"], PAIRS[name]["seq"], 10, pair_seed(name), weight_decay=2.0)
+    p = (PAIRS | LORA_PAIRS)[name]
+    return write_state(model, path, p["batch"], p["seq"], 10, pair_seed(name), weight_decay=2.0, documents=p.get("documents"))
 
 
 def write_pairs(out):
-    for name, pair in PAIRS.items():
+    for name, pair in (PAIRS | LORA_PAIRS).items():
         model = pair_model(name)
-        save_model(model, os.path.join(out, name), spelling=pair["spelling"])
+        if model.lora:
+            save_adapters(model, os.path.join(out, name), os.path.join(out, pair["base"]))
+        else:
+            save_model(model, os.path.join(out, name), spelling=pair["spelling"])
         path = os.path.join(out, name + ".state.safetensors")
         losses, norms = write_pair_state(model, name, path)
         print(f"{path}: loss {losses[0]:.4f} -> {losses[-1]:.4f}, gradient norm {norms[0]:.3f} -> {norms[-1]:.3f}")
@@ -593,37 +744,112 @@ def write_pairs(out):
 # data: token files and the orders of llmc/files/dataloader.h and mix.h, for one process
 
 
+ROWS_WINDOW = 256
+
+
 class TokenFile:
-    def __init__(self, path, T):
+    def __init__(self, path):
         head = np.fromfile(path, dtype="<i4", count=256)
-        kind = {(20240520, 1): "<u2", (20240801, 7): "<u4"}.get((int(head[0]), int(head[1])) if len(head) == 256 else None)
+        kinds = {(20240520, 1): ("<u2", False), (20240801, 7): ("<u4", False), (20240520, 2): ("<u2", True), (20240801, 8): ("<u4", True)}
+        kind, self.masked = kinds.get((int(head[0]), int(head[1])) if len(head) == 256 else None, (None, False))
         if kind is None:
             die(f"{path}: is no token file\n  hint: make one from text with ./tokenize --tokenizer DIR -o OUT.bin FILE")
         if head[10 if head[8] == 1 else 8:].any():  # word 9 is a checksum; --dry-run of the C trainers checks it
             die(f"{path}: words 8 to 255 of the header are not zero, nor a 1 and a checksum")
-        self.tokens = np.memmap(path, dtype=kind, mode="r", offset=1024)
         count, self.vocab_size, self.path = int(head[4:6].view("<u8")[0]) or int(head[2]), int(head[3]), path
-        if len(self.tokens) != count:
-            die(f"{path}: token count is {count}, but the file holds {len(self.tokens)}")
-        if count < T + 1:
-            die(f"{path}: holds {count} tokens, wanted at least {T + 1}, one row of --seq {T} and its last target")
-        self.rows = (count - 1) // T
+        size, end = os.path.getsize(path), 1024 + count * np.dtype(kind).itemsize
+        if size != end + (count + 7) // 8 * self.masked:
+            die(f"{path}: token count is {count}, but the file of {size} bytes holds another number of tokens")
+        self.tokens = np.memmap(path, dtype=kind, mode="r", offset=1024, shape=(count,))
+        self.mask = np.memmap(path, dtype="u1", mode="r", offset=end) if self.masked else None  # one bit a token
+
+    def trained(self, first, last):
+        """Returns whether each token first ... last - 1 is trained as a target."""
+        if not self.masked:
+            return np.ones(max(0, last - first), dtype=bool)
+        bits = np.unpackbits(self.mask[first // 8:(last + 7) // 8], bitorder="little")
+        return bits[first % 8:first % 8 + max(0, last - first)].astype(bool)
+
+    def make_rows(self, T, documents, bos):
+        """Finds the rows of T tokens: `pieces` of each (first, length), as in llmc/files/rows.h; None: all multiples of T."""
+        count, cross = len(self.tokens), documents == "cross"
+        if count < (T + 1 if cross else 2):
+            die(f"{self.path}: holds {count} tokens, wanted at least {T + 1}, one row of --seq {T} and its last target")
+        self.rows, self.pieces, self.documents = (count - 1) // T, None, documents
+        if cross and not self.masked:
+            return
+        if cross:
+            pieces = [(i * T, T) for i in range(self.rows)]
+        else:
+            starts = np.flatnonzero(self.tokens == bos)
+            if len(starts) == 0:
+                die(f"{self.path}: holds no BOS token (id {bos}), so nothing tells where its documents begin")
+            edges = sorted({0, *starts.tolist(), count})
+            pieces = [(i, min(T, end - i)) for start, end in zip(edges, edges[1:]) for i in range(start, end, T)]
+        self.pieces, window = [], []
+        for first, length in pieces:
+            if self.trained(first + 1, min(first + length + 1, count)).any():
+                self.place(window, first, length, T)
+        self.pieces += [row for _, row in window]
+        self.rows = len(self.pieces)
+        if not self.pieces:
+            die(f"{self.path}: holds no trained token in rows of --seq {T}")
+
+    def place(self, window, first, length, T):
+        """Puts a piece into the row with the least room that is enough. window: [room, pieces] of the open rows, the oldest
+        first."""
+        fits = [w for w in window if w[0] >= length]
+        if not fits and len(window) == (ROWS_WINDOW if self.masked else 1):
+            self.close(window, min(window, key=lambda w: w[0]))
+        if not fits:
+            window.append([T, []])
+        row = min(fits, key=lambda w: w[0]) if fits else window[-1]
+        row[0] -= length
+        row[1].append((first, length))
+        if row[0] == 0:
+            self.close(window, row)
+
+    def close(self, window, row):
+        self.pieces.append(row[1])
+        del window[next(i for i, w in enumerate(window) if w is row)]
+
+    def read(self, row, T):
+        """Returns tokens, targets and starts of a row, (3, T)."""
+        out, at = np.zeros((3, T), dtype=np.int64), 0
+        out[1] = -1
+        for first, length in [(row * T, T)] if self.pieces is None else self.pieces[row]:
+            end = min(first + length + 1, len(self.tokens))
+            targets = np.where(self.trained(first + 1, end), self.tokens[first + 1:end].astype(np.int64), -1)
+            out[0, at:at + length] = self.tokens[first:first + length]
+            out[1, at:at + len(targets)] = targets
+            out[2, at:at + length] = at
+            at += length
+        out[2, at:] = at
+        return out if self.documents == "mask" else out[:2]
 
 
 class DataLoader:
-    """Reads rows of T+1 tokens from the files that match a pattern. `row` counts the rows read so far, over all epochs."""
+    """Reads rows of T tokens from the files that match a pattern. `row` counts the rows read so far, over all epochs."""
 
-    def __init__(self, pattern, B, T, seed=0, shuffle=False):
+    def __init__(self, pattern, B, T, seed=0, shuffle=False, documents="auto", bos=None):
         paths = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern), key=os.fsencode)
         if not paths:
             die(f"{pattern}: no such token file, and no file matches this as a pattern")
-        self.files = [TokenFile(p, T) for p in paths]
+        self.files = [TokenFile(p) for p in paths]
+        masked = self.files[0].masked
+        self.documents = documents if documents != "auto" else "mask" if masked else "cross"
+        if any(f.masked != masked for f in self.files):
+            die(f"{pattern}: files with and without a mask, wanted all alike")
+        if self.documents != "cross" and bos is None:
+            die(f"{pattern}: the tokenizer that made it is not known\n  hint: give it as --tokenizer, or --documents cross")
+        for f in self.files:
+            f.make_rows(T, self.documents, bos)
         self.B, self.T, self.seed, self.shuffle, self.row = B, T, seed, shuffle, 0
         self.rows_per_epoch = sum(f.rows for f in self.files)
         self.num_tokens = sum(len(f.tokens) for f in self.files)
         self.vocab_size = max(f.vocab_size for f in self.files)
         self.usual_vocab = {2: 50257, 4: 128256}[self.files[0].tokens.itemsize]  # for files without one: GPT-2's, Llama 3's
-        self.epoch = -1
+        self.epoch, self.partial = -1, any(f.pieces is not None for f in self.files)  # partial: some targets are -1
 
     def locate(self, row):
         """Returns (file, row in the file) of row `row` of the stream."""
@@ -639,19 +865,19 @@ class DataLoader:
         return f, order_row(at, f.rows, self.seed, i, epoch) if self.shuffle else at
 
     def next(self, device, vocab_size, B=None):
-        """Returns inputs and targets (B, T), int64 on the device, of the next B rows."""
+        """Returns the next B rows, int64 on the device: inputs, targets, -1 where they are not trained, and with documents that
+        do not see each other the starts of these, each (B, T)."""
         B = B or self.B
-        rows = np.empty((B, self.T + 1), dtype=np.int64)
+        rows = np.zeros((3 if self.documents == "mask" else 2, B, self.T), dtype=np.int64)
         for b in range(B):
             f, i = self.locate(self.row + b)
-            rows[b] = f.tokens[i * self.T:i * self.T + self.T + 1]
-            if rows[b].max() >= vocab_size:
-                die(f"{f.path}: row {i} holds token {rows[b].max()}, but the vocabulary has {vocab_size}")
+            row = f.read(i, self.T)
+            rows[:len(row), b] = row
+            if rows[:2, b].max() >= vocab_size:
+                die(f"{f.path}: row {i} holds token {rows[:2, b].max()}, but the vocabulary has {vocab_size}")
         self.row += B
-        x, y = torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(rows[:, 1:].copy())
-        if device.type == "cuda":
-            return x.pin_memory().to(device, non_blocking=True), y.pin_memory().to(device, non_blocking=True)
-        return x, y
+        out = [torch.from_numpy(r.copy()) for r in rows]
+        return [t.pin_memory().to(device, non_blocking=True) for t in out] if device.type == "cuda" else out
 
 
 MIX_BLOCK = 4096
@@ -702,8 +928,9 @@ def mix_parts(text):
 class MixLoader(DataLoader):
     """Reads the rows of several sources in the order of llmc/files/mix.h."""
 
-    def __init__(self, parts, B, T, seed):
-        self.sources = [DataLoader(pattern, B, T, seed, shuffle=True) for pattern, _ in parts]
+    def __init__(self, parts, B, T, seed, documents="auto", bos=None):
+        self.sources = [DataLoader(pattern, B, T, seed, True, documents, bos) for pattern, _ in parts]
+        self.documents = "mask" if any(s.documents == "mask" for s in self.sources) else "cross"
         total = sum(weight for _, weight in parts)
         quota = [weight / total * MIX_BLOCK for _, weight in parts]
         self.share = [int(q) for q in quota]
@@ -715,7 +942,7 @@ class MixLoader(DataLoader):
             self.share[most] += 1
         if 0 in self.share:
             die(f"--train: the weight of {parts[self.share.index(0)][0]} is too small for one row in {MIX_BLOCK}")
-        self.files = [f for s in self.sources for f in s.files]
+        self.files, self.partial = [f for s in self.sources for f in s.files], any(s.partial for s in self.sources)
         self.B, self.T, self.seed, self.row, self.block = B, T, seed, 0, -1
         self.rows_per_epoch = sum(s.rows_per_epoch for s in self.sources)
         self.num_tokens = sum(s.num_tokens for s in self.sources)
@@ -799,7 +1026,7 @@ def pick_sdpa(c, B, T, device, dtype):
 
 
 def cross_entropy_sum(h, weight, targets):
-    return F.cross_entropy(F.linear(h, weight).float(), targets, reduction="sum")
+    return F.cross_entropy(F.linear(h, weight).float(), targets, ignore_index=-1, reduction="sum")
 
 
 class Engine:
@@ -816,7 +1043,7 @@ class Engine:
 
     def __init__(self, model, a, device):
         self.model, self.a, self.device = model, a, device
-        self.params = list(model.parameters())
+        self.params = trained_parameters(model)
         self.stream = torch.bfloat16 if a.dtype == "autocast" else None
         self.blocks, self.ce, self.whole = list(model.blocks), cross_entropy_sum, model
         if a.compile:
@@ -833,37 +1060,38 @@ class Engine:
     def amp(self):
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.a.dtype == "autocast")
 
-    def micro_step(self, x, y, share):
-        """Adds `share` times the gradient of the batch's mean loss; returns share * loss on the device."""
+    def micro_step(self, x, y, trained, share, starts=None):
+        """Adds `share` times the gradient of the mean loss of the batch's `trained` targets; returns share * loss on the
+        device."""
         if self.device.type != "cuda":
             with self.amp():
-                loss = self.whole(x, y)
+                loss = self.whole(x, y, starts)
             loss = loss if share == 1.0 else loss * share
             loss.backward()
             return loss.detach()
         with self.amp():
-            h = self.model.trunk(x, self.stream, self.blocks)
+            h = self.model.trunk(x, self.stream, self.blocks, starts)
         leaves = [part.detach().requires_grad_() for part in h.view(-1, h.shape[-1]).split(self.CHUNK)]
         total = 0.0
         for part, targets in zip(leaves, y.view(-1).split(self.CHUNK)):
             with self.amp():
-                loss = self.ce(part, self.model.head.weight, targets) * (share / y.numel())
+                loss = self.ce(part, self.model.head.weight, targets) * (share / trained)
             loss.backward()
             total = total + loss.detach()
         h.backward(torch.cat([part.grad for part in leaves]).view_as(h))
         return total
 
-    def loss_sum(self, x, y):
+    def loss_sum(self, x, y, starts=None):
         """Returns the summed loss of a batch, for use without gradients."""
         with self.amp():
-            h = self.model.trunk(x, self.stream).view(-1, self.model.c.hidden_size)
+            h = self.model.trunk(x, self.stream, starts=starts).view(-1, self.model.c.hidden_size)
             parts = zip(h.split(self.CHUNK), y.view(-1).split(self.CHUNK))
             return sum(cross_entropy_sum(part, self.model.head.weight, t) for part, t in parts)
 
     @torch.no_grad()
-    def evaluate(self, x, y):
-        """Returns the batch's mean loss as a float."""
-        return self.loss_sum(x, y).item() / y.numel()
+    def evaluate(self, x, y, starts=None):
+        """Returns the sum of a batch's losses, and the number of its trained targets."""
+        return self.loss_sum(x, y, starts).item(), (y >= 0).sum().item()
 
     def update(self, lr):
         """Clips, updates and clears the gradients; returns the gradient norm before clipping, on the device."""
@@ -989,7 +1217,11 @@ class Run:
         final = os.path.join(self.a.out, f"step_{step:08d}")
         part, e = final + ".tmp", self.engine
         shutil.rmtree(part, ignore_errors=True)
-        save_model(e.model, part, {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}.get(self.a.export_dtype))
+        if e.model.lora:
+            save_adapters(e.model, part, os.path.abspath(base_folder(self.a.model)))
+        else:
+            dtypes = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+            save_model(e.model, part, dtypes.get(self.a.export_dtype))
         for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
             if self.text.folder and os.path.exists(os.path.join(self.text.folder, name)):
                 shutil.copy(os.path.join(self.text.folder, name), part)
@@ -1032,12 +1264,14 @@ def train(a):
             die(f"{folder or a.out}: no checkpoint to resume from")
         resumed = torch.load(os.path.join(folder, "optimizer.pt"), map_location=device, weights_only=True)
     parts = mix_parts(a.train)
-    loader = (MixLoader(parts, a.batch, a.seq, a.seed) if len(parts) > 1 else
-              DataLoader(parts[0][0], a.batch, a.seq, a.seed, shuffle=True))
-    val = DataLoader(a.val, a.batch, a.seq) if a.val else None
     is_folder = os.path.isdir(folder)
-    text = Text(a.tokenizer or (folder if is_folder else os.path.dirname(parts[0][0])))
-    c = read_config(folder) if is_folder else preset(folder, text.vocab_size or loader.vocab_size or loader.usual_vocab)
+    text = Text(a.tokenizer or (base_folder(folder) if is_folder else os.path.dirname(parts[0][0])))
+    c = read_config(base_folder(folder)) if is_folder else None
+    bos = next((i for i in (text.id("<|begin_of_text|>"), c and c.bos_token_id) if i is not None), None)
+    loader = (MixLoader(parts, a.batch, a.seq, a.seed, a.documents, bos) if len(parts) > 1 else
+              DataLoader(parts[0][0], a.batch, a.seq, a.seed, True, a.documents, bos))
+    val = DataLoader(a.val, a.batch, a.seq, documents=a.documents, bos=bos) if a.val else None
+    c = c or preset(folder, text.vocab_size or loader.vocab_size or loader.usual_vocab)
     if c is None:
         die(f"--model: {folder} is neither a folder nor a preset, wanted a Hugging Face folder, dN, {', '.join(PRESETS)}")
     if not is_folder and c.bos_token_id is None:
@@ -1058,6 +1292,9 @@ def train(a):
     model = load_model(folder, device, weights) if is_folder else make_model(c, device, weights)
     if not is_folder:
         init_weights(model, a.seed)
+    if a.lora and not model.lora:
+        add_lora(model, a.lora, a.lora_alpha or 2.0 * a.lora, LORA_ON[a.lora_on])
+        init_adapters(model, a.seed)
     model.set_context(max(a.seq, min(a.sample_tokens + len(a.prompt) + 1, 2048)), device)
     model.recompute_every = a.recompute_every
     engine = Engine(model, a, device)
@@ -1070,11 +1307,14 @@ def train(a):
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     peak = gpu_peak(name) * 1e12 if a.dtype != "fp32" else 0.0  # fp32 shows no MFU
     flops = c.flops_per_token(a.seq) * a.total_batch
-    count = sum(p.numel() for p in engine.params)
+    count = sum(p.numel() for p in model.parameters())
     print(f"PyTorch {torch.__version__}, {name}, {a.dtype}{', compiled' if a.compile else ''}, attention: {sdpa}")
     print(f"model   {a.model}: {count:,} parameters, vocabulary {c.vocab_size}, width {c.hidden_size}, "
           f"{c.num_hidden_layers} layers, {c.num_attention_heads} heads, {c.num_key_value_heads} kv heads of {c.head_dim}, "
           f"ffn {c.intermediate_size}, {'tied' if c.tie_word_embeddings else 'untied'}")
+    if model.lora:
+        print(f"lora    rank {model.lora['rank']}, alpha {model.lora['alpha']:g}, on {' '.join(model.lora['on'])}: "
+              f"{sum(p.numel() for p in engine.params):,} parameters are trained")
     print(f"plan    {a.steps} steps of {a.total_batch} tokens ({accumulate} x {a.batch} x {a.seq}), "
           f"{a.steps * a.total_batch / max(1, loader.rows_per_epoch * a.seq):.2f} epochs of {loader.num_tokens:,} tokens")
     run = Run(a, engine, text, loader)
@@ -1113,11 +1353,11 @@ def train(a):
             die(f"step {step}: loss is {loss} and the gradient's norm {norm}")
 
     def validate(step):
-        val.row, total, rows = 0, 0.0, min(a.val_batches * a.batch, val.rows_per_epoch)
+        val.row, total, trained, rows = 0, 0.0, 0, min(a.val_batches * a.batch, val.rows_per_epoch)
         while val.row < rows:
-            B = min(a.batch, rows - val.row)
-            total += B * engine.evaluate(*val.next(device, c.vocab_size, B))
-        loss = total / rows
+            loss, count = engine.evaluate(*val.next(device, c.vocab_size, min(a.batch, rows - val.row)))
+            total, trained = total + loss, trained + count
+        loss = total / trained
         print(f"validation loss {loss:.4f} at step {step}")
         run.log("val", step=step, loss=loss)
         last["val"] = loss
@@ -1132,8 +1372,10 @@ def train(a):
     pending, begun, path = None, time.perf_counter(), None
     for step in range(start, stop):
         begin, lr, loss = mark(), learning_rate(a, step), 0.0
-        for _ in range(accumulate):
-            loss = loss + engine.micro_step(*loader.next(device, c.vocab_size), 1.0 / accumulate)
+        batches = [loader.next(device, c.vocab_size) for _ in range(accumulate)]
+        counts = [int((y >= 0).sum()) if loader.partial else y.numel() for _, y, *_ in batches]
+        for (x, y, *starts), count in zip(batches, counts):  # a step's loss is the mean over its trained targets
+            loss = loss + engine.micro_step(x, y, count, count / sum(counts), *starts)
         norm = engine.update(lr)
         numbers = torch.stack((loss.float(), norm.float())).to("cpu", non_blocking=True)
         end, done = mark(), step + 1
@@ -1170,6 +1412,7 @@ FLAGS = (
     ("tokenizer", "", str, None, "folder with tokenizer.json, for samples and a preset's vocabulary"),
     ("train", "-i", str, None, "token files for training (a pattern), or several by weight: 'a*.bin:0.7,b.bin:0.3'"),
     ("val", "-j", str, None, "token files for validation (a pattern)"),
+    ("documents", "", ("auto", "cross", "pack", "mask"), "auto", "rows of documents; auto: mask for data with a mask, else cross"),
     ("out", "-o", str, "out", "folder for checkpoints and log.jsonl"),
     ("export-dtype", "", ("auto", "f32", "bf16", "f16"), "auto", "type of the weights in checkpoints"),
     ("steps", "-x", int, -1, "optimizer steps; -1: one epoch"),
@@ -1185,6 +1428,9 @@ FLAGS = (
     ("beta2", "", float, 0.95, "AdamW's decay rate of the second moment"),
     ("eps", "", float, 1e-8, "AdamW's epsilon"),
     ("grad-clip", "", float, 1.0, "clip the gradient to this norm; 0: no clipping"),
+    ("lora", "", int, 0, "train adapters of this rank beside the frozen weights of --model; 0: off"),
+    ("lora-alpha", "", float, 0.0, "scale the adapters' product by this / rank; 0: twice the rank"),
+    ("lora-on", "", ("qkvo", "ffn", "all"), "all", "matrices with adapters"),
     ("seed", "", int, 42, "seed of initial weights, data order and samples"),
     ("threads", "", int, 0, "CPU threads; 0: PyTorch's choice"),
     ("val-every", "-v", int, 100, "validate every N steps and at the end; 0: only at the end"),

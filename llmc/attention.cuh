@@ -1,7 +1,7 @@
 /* attention.cuh -- causal grouped-query attention on the GPU: forward, backward, and decoding of one new token, without a
  * (T, T) buffer. The method is FlashAttention-2 (Dao 2023, arXiv 2307.08691). The oracle is attention.h.
  *
- *   s[t][u] = q[t] . k[u] / sqrt(HD)  for u <= t        lse[t] = log sum_u exp(s[t][u])
+ *   s[t][u] = q[t] . k[u] / sqrt(HD)  for start[t] <= u <= t        lse[t] = log sum_u exp(s[t][u])
  *   p = exp(s - lse)     out = p v                      D[t] = dout[t] . out[t]
  *   dv = p^T dout        ds = p (dout v^T - D)          dq = ds k / sqrt(HD)      dk = ds^T q / sqrt(HD)
  *
@@ -16,6 +16,9 @@
  *   attention_sm90.cuh     HD 64 and 128 in 16-bit builds: wgmma products, code for sm_90a
  *   attention_decode.cuh   one new token against a cache
  *   attention_common.cuh   what they share
+ *
+ * starts (B, T) divide a row into documents, as in attention.h; NULL: a row is one. The kernels of attention_sm90.cuh do not know
+ * documents, so with starts Hopper, too, runs those of attention_mma.cuh.
  *
  * Layouts: qkv rows are [NH q heads | NKV k heads | NKV v heads] x HD with RoPE applied; out rows are NH x HD. Both have a row
  * per token, `pitch` elements apart. Pointers and pitches are multiples of 16 bytes. T need not be a multiple of any tile:
@@ -37,19 +40,20 @@
 /* Which kernels a launcher uses; tests and benchmarks choose one, the program uses AUTO. */
 typedef enum { ATTENTION_AUTO, ATTENTION_PLAIN, ATTENTION_MMA, ATTENTION_WGMMA, NUM_ATTENTION_KERNELS } AttentionKernel;
 
-/* Returns whether a kernel for this head dimension exists in this build and runs on this GPU with the code it loaded. */
-static inline bool attention_has_kernel(AttentionKernel kernel, int HD) {
+/* Returns whether a kernel for this head dimension, with or without documents, exists in this build and runs on this GPU with
+ * the code it loaded. */
+static inline bool attention_has_kernel(AttentionKernel kernel, int HD, bool documents) {
 #ifndef PRECISION_FP32
-    if (kernel == ATTENTION_WGMMA) { return (HD == 64 || HD == 128) && attention_has_wgmma(); }
+    if (kernel == ATTENTION_WGMMA) { return (HD == 64 || HD == 128) && !documents && attention_has_wgmma(); }
     if (kernel == ATTENTION_MMA) { return HD == 64 || HD == 128; }
 #endif
     return kernel == ATTENTION_AUTO || (kernel == ATTENTION_PLAIN && HD > 0 && HD <= MAX_HEAD_DIM && HD % 2 == 0);
 }
 
-static inline AttentionKernel attention_choose(AttentionKernel kernel, int HD) {
+static inline AttentionKernel attention_choose(AttentionKernel kernel, int HD, bool documents) {
     if (kernel != ATTENTION_AUTO) { return kernel; }
     for (int k = NUM_ATTENTION_KERNELS - 1; k > ATTENTION_PLAIN; k--) {
-        if (attention_has_kernel((AttentionKernel)k, HD)) { return (AttentionKernel)k; }
+        if (attention_has_kernel((AttentionKernel)k, HD, documents)) { return (AttentionKernel)k; }
     }
     return ATTENTION_PLAIN;
 }
@@ -90,15 +94,21 @@ static inline void attention_backward_slice(AttentionKernel kernel, floatX* dqkv
     attention_plain_backward<256>(dqkv, stats, dout, qkv, B, s, stream);
 }
 
+/* Returns the arguments of a slice whose sequences begin at this row. */
+static inline AttentionArgs attention_slice(AttentionArgs s, size_t row) {
+    if (s.starts) { s.starts += row; }
+    return s;
+}
+
 /* Runs attention_forward_cuda with the given kernel; attention_has_kernel must be true for it. */
 static inline void attention_forward_by(AttentionKernel kernel, floatX* out, float* lse, const floatX* qkv, int B,
                                         const AttentionArgs& s, cudaStream_t stream) {
     if (s.T == 0) { return; }
-    kernel = attention_choose(kernel, s.HD);
+    kernel = attention_choose(kernel, s.HD, s.starts != NULL);
     for (int b = 0; b < B; b += MAX_GRID_YZ) {
         const size_t row = (size_t)b * s.T;
         attention_forward_slice(kernel, out + row * s.out_pitch, lse + row * s.NH, qkv + row * s.qkv_pitch,
-                                (int)size_min(B - b, MAX_GRID_YZ), s, stream);
+                                (int)size_min(B - b, MAX_GRID_YZ), attention_slice(s, row), stream);
     }
 }
 
@@ -109,19 +119,20 @@ static inline void attention_backward_by(AttentionKernel kernel, floatX* dqkv, v
     if (s.T == 0 || B == 0) { return; }
     float2* stats = (float2*)scratch;
     attention_stats(stats, dout, out, lse, B, s, stream);
-    kernel = attention_choose(kernel, s.HD);
+    kernel = attention_choose(kernel, s.HD, s.starts != NULL);
     for (int b = 0; b < B; b += MAX_GRID_YZ) {
         const size_t row = (size_t)b * s.T;
         attention_backward_slice(kernel, dqkv + row * s.qkv_pitch, stats + (size_t)b * s.NH * s.stat_rows,
-                                 dout + row * s.out_pitch, qkv + row * s.qkv_pitch, (int)size_min(B - b, MAX_GRID_YZ), s,
-                                 stream);
+                                 dout + row * s.out_pitch, qkv + row * s.qkv_pitch, (int)size_min(B - b, MAX_GRID_YZ),
+                                 attention_slice(s, row), stream);
     }
 }
 
-/* Writes out (B, T, NH HD) and lse (B, NH, T) from qkv (B, T, (NH + 2 NKV) HD). Pitches: elements between rows of qkv, out. */
-static inline void attention_forward_cuda(floatX* out, float* lse, const floatX* qkv, AttentionShape s, size_t qkv_pitch,
-                                          size_t out_pitch, cudaStream_t stream) {
-    attention_forward_by(ATTENTION_AUTO, out, lse, qkv, s.B, attention_args(s, qkv_pitch, out_pitch), stream);
+/* Writes out (B, T, NH HD) and lse (B, NH, T) from qkv (B, T, (NH + 2 NKV) HD). starts: (B, T) or NULL. Pitches: elements
+ * between rows of qkv, out. */
+static inline void attention_forward_cuda(floatX* out, float* lse, const floatX* qkv, const int32_t* starts, AttentionShape s,
+                                          size_t qkv_pitch, size_t out_pitch, cudaStream_t stream) {
+    attention_forward_by(ATTENTION_AUTO, out, lse, qkv, s.B, attention_args(s, qkv_pitch, out_pitch, starts), stream);
 }
 
 /* Returns the bytes of scratch for attention_backward_cuda: lse and D of every query, T rounded up. */
@@ -131,10 +142,10 @@ static inline size_t attention_backward_scratch_cuda(AttentionShape s) {
 
 /* Overwrites dqkv, laid out like qkv, from dout and the forward pass's out and lse. scratch is aligned to 16 bytes. */
 static inline void attention_backward_cuda(floatX* dqkv, void* scratch, const floatX* dout, const floatX* out, const float* lse,
-                                           const floatX* qkv, AttentionShape s, size_t qkv_pitch, size_t out_pitch,
-                                           cudaStream_t stream) {
-    attention_backward_by(ATTENTION_AUTO, dqkv, scratch, dout, out, lse, qkv, s.B, attention_args(s, qkv_pitch, out_pitch),
-                          stream);
+                                           const floatX* qkv, const int32_t* starts, AttentionShape s, size_t qkv_pitch,
+                                           size_t out_pitch, cudaStream_t stream) {
+    attention_backward_by(ATTENTION_AUTO, dqkv, scratch, dout, out, lse, qkv, s.B,
+                          attention_args(s, qkv_pitch, out_pitch, starts), stream);
 }
 
 #endif

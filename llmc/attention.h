@@ -1,11 +1,14 @@
 /* attention.h -- causal attention with grouped query heads: forward, backward, and decoding of one new token. fp32.
  *
- *   S = Q K^T / sqrt(HD), masked to key <= query      P = softmax(S)      out = P V      lse = log sum_k e^S
+ *   S = Q K^T / sqrt(HD), masked to start <= key <= query      P = softmax(S)      out = P V      lse = log sum_k e^S
  *
  *   dV = P^T dO      dP = dO V^T      D = sum_d dO * out      dS = P * (dP - D) / sqrt(HD)      dQ = dS K      dK = dS^T Q
  *
  * A row of qkv is NH query heads, NKV key heads, NKV value heads, each HD wide; query head h reads key head h / (NH / NKV).
  * HD <= MAX_HEAD_DIM. q and k are rotated already (rope.h).
+ *
+ * A row may hold several documents, each of which sees only itself: starts (B, T) holds for each token the index, inside its
+ * row, of its document's first token. So starts[t] <= t, and starts never fall inside a row. NULL: each row is one document.
  *
  * The plain loops come first and follow the formulas above. -DLLMC_PLAIN makes them the program; the tests compare the fast
  * form, below, with them. Neither form ever holds a (T, T) matrix. Results are bitwise the same for any thread count.
@@ -24,6 +27,7 @@ typedef struct {
     size_t q, k, v;       // in qkv and dqkv
     size_t out;           // in out and dout
     size_t lse;           // in lse, one float a row
+    size_t starts;        // in starts, one index a row
     size_t row, out_row;  // distance between rows of qkv, of out
 } AttentionHead;
 
@@ -37,7 +41,13 @@ static inline AttentionHead attention_head(AttentionShape s, size_t b, size_t h)
     a.v = a.k + NKV * HD;
     a.out = b * T * a.out_row + h * HD;
     a.lse = (b * NH + h) * T;
+    a.starts = b * T;
     return a;
+}
+
+/* Returns the first key that query t sees. */
+static inline size_t attention_first_key(const int32_t* starts, AttentionHead a, size_t t) {
+    return starts ? (size_t)starts[a.starts + t] : 0;
 }
 
 /* Returns the factor 1 / sqrt(HD) of the scores: it keeps their deviation from growing with HD. */
@@ -53,16 +63,17 @@ static inline float attention_dot(const float* a, const float* b, int n) {
 }
 
 /* Writes out (B, T, NH HD) and lse (B, NH, T) from qkv (B, T, (NH + 2 NKV) HD). */
-static inline void attention_forward_plain(float* out, float* lse, const float* qkv, AttentionShape s) {
+static inline void attention_forward_plain(float* out, float* lse, const float* qkv, const int32_t* starts, AttentionShape s) {
     const float scale = attention_scale((size_t)s.HD);
     for (size_t i = 0; i < (size_t)s.B * (size_t)s.NH; i++) {
         const AttentionHead a = attention_head(s, i / (size_t)s.NH, i % (size_t)s.NH);
-        for (size_t t = 0; t < (size_t)s.T; t++) {  // query t sees the keys u <= t
+        for (size_t t = 0; t < (size_t)s.T; t++) {  // query t sees the keys u from its document's first to t
+            const size_t first = attention_first_key(starts, a, t);
             const float *q = qkv + a.q + t * a.row, *k = qkv + a.k, *v = qkv + a.v;
             float *o = out + a.out + t * a.out_row, m = -INFINITY, l = 0;  // row max and row sum
-            for (size_t u = 0; u <= t; u++) { m = fmaxf(m, attention_dot(q, k + u * a.row, s.HD) * scale); }
+            for (size_t u = first; u <= t; u++) { m = fmaxf(m, attention_dot(q, k + u * a.row, s.HD) * scale); }
             memset(o, 0, (size_t)s.HD * sizeof(float));
-            for (size_t u = 0; u <= t; u++) {
+            for (size_t u = first; u <= t; u++) {
                 const float p = expf(attention_dot(q, k + u * a.row, s.HD) * scale - m);  // <= 1: never overflows
                 l += p;
                 for (int d = 0; d < s.HD; d++) { o[d] += p * v[u * a.row + (size_t)d]; }
@@ -75,7 +86,7 @@ static inline void attention_forward_plain(float* out, float* lse, const float* 
 
 /* Overwrites dqkv; shapes as above. */
 static inline void attention_backward_plain(float* dqkv, const float* dout, const float* out, const float* lse,
-                                            const float* qkv, AttentionShape s) {
+                                            const float* qkv, const int32_t* starts, AttentionShape s) {
     const float scale = attention_scale((size_t)s.HD);
     memset(dqkv, 0, (size_t)s.B * (size_t)s.T * attention_head(s, 0, 0).row * sizeof(float));
     for (size_t i = 0; i < (size_t)s.B * (size_t)s.NH; i++) {
@@ -84,7 +95,7 @@ static inline void attention_backward_plain(float* dqkv, const float* dout, cons
             const float *q = qkv + a.q + t * a.row, *dO = dout + a.out + t * a.out_row;
             const float D = attention_dot(dO, out + a.out + t * a.out_row, s.HD);
             float* dq = dqkv + a.q + t * a.row;
-            for (size_t u = 0; u <= t; u++) {
+            for (size_t u = attention_first_key(starts, a, t); u <= t; u++) {
                 const float *k = qkv + a.k + u * a.row, *v = qkv + a.v + u * a.row;
                 float *dk = dqkv + a.k + u * a.row, *dv = dqkv + a.v + u * a.row;
                 const float p = expf(attention_dot(q, k, s.HD) * scale - lse[a.lse + t]);
@@ -108,6 +119,9 @@ static inline void attention_backward_plain(float* dqkv, const float* dout, cons
 //
 // A tile holds its scores transposed, (key, query). Queries are the lanes of a vector, so max, sum and exponentials need no
 // work across lanes. Only Q and dO are transposed, once for each tile of queries.
+//
+// A tile of queries begins with the first key of its first query: starts never fall, so no query of the tile sees an earlier
+// key, and the keys of earlier documents cost nothing.
 //
 // On one thread of an Intel Xeon with AVX-512 (a shared virtual machine, gcc 12, HD 64, T 256) the fast form takes 1/16 to
 // 1/20 of the plain loops' time forward, and 1/15 to 1/20 backward. bench_layers.c times both.
@@ -135,25 +149,33 @@ static inline void attention_transpose(float* dst, const float* src, size_t row,
     for (size_t i = 0; i < HD * ATT_Q; i += SIMD) { vf_store(dst + i, vf_load(dst + i) * scale); }
 }
 
-/* Returns a mask of SIMD queries, `first` and up, that must not see a key `ahead` positions past the tile's first query. */
-LLMC_INLINE vi attention_masked(size_t first, int64_t ahead) {
+/* Writes first (ATT_Q), the first key that each query of a tile sees. Queries past the end see what the last one sees. */
+static inline void attention_first_keys(int32_t* first, const int32_t* starts, AttentionHead a, size_t q0, size_t nq) {
+    for (size_t i = 0; i < ATT_Q; i++) { first[i] = (int32_t)attention_first_key(starts, a, q0 + size_min(i, nq - 1)); }
+}
+
+/* Returns a mask of SIMD queries, q and up, that must not see `key`. first: the first key that each of them sees */
+LLMC_INLINE vi attention_masked(const int32_t* first, size_t q, size_t key) {
     int32_t lane[SIMD];
-    for (int i = 0; i < SIMD; i++) { lane[i] = (int64_t)first + i < ahead ? -1 : 0; }
+    for (size_t i = 0; i < SIMD; i++) { lane[i] = q + i < key || key < (size_t)first[i] ? -1 : 0; }
     vi mask;
     memcpy(&mask, lane, sizeof mask);
     return mask;
 }
 
 /* Masks nk rows of scores s (ATT_K, ATT_Q) and turns them into p = e^(s - m). Updates m and l (ATT_Q), the row max and row sum
- * of all tiles so far, and writes `rescale` (ATT_Q), the factor for earlier sums. k0 is the first key, q0 the first query. */
-static inline void attention_softmax_tile(float* s, float* m, float* l, float* rescale, size_t q0, size_t k0, size_t nk) {
+ * of all tiles so far, and writes `rescale` (ATT_Q), the factor for earlier sums. k0 is the first key, q0 the first query.
+ * first: (ATT_Q) the first key that each query sees. */
+static inline void attention_softmax_tile(float* s, float* m, float* l, float* rescale, const int32_t* first, size_t q0,
+                                          size_t k0, size_t nk) {
+    const size_t latest = (size_t)first[ATT_Q - 1];
     for (size_t i = 0; i < ATT_Q; i += SIMD) {
         const vf old = vf_load(m + i);
         vf max = old, total = vf_set(0.0f);
         for (size_t j = 0; j < nk; j++) {
             float* at = s + j * ATT_Q + i;
-            if (k0 + j > q0 + i) {  // only on the diagonal
-                vf_store(at, vf_select(attention_masked(i, (int64_t)(k0 + j - q0)), vf_set(-INFINITY), vf_load(at)));
+            if (k0 + j > q0 + i || k0 + j < latest) {  // only on the diagonal, and where a document ends
+                vf_store(at, vf_select(attention_masked(first + i, q0 + i, k0 + j), vf_set(-INFINITY), vf_load(at)));
             }
             max = vf_max(vf_load(at), max);
         }
@@ -171,21 +193,23 @@ static inline void attention_softmax_tile(float* s, float* m, float* l, float* r
 }
 
 /* Computes queries [q0, q0 + ATT_Q), as far as they exist, of one head with T rows. */
-static inline void attention_forward_tile(float* out, float* lse, AttentionTiles* tiles, const float* qkv, AttentionHead a,
-                                          size_t q0, size_t T, size_t HD) {
+static inline void attention_forward_tile(float* out, float* lse, AttentionTiles* tiles, const float* qkv,
+                                          const int32_t* starts, AttentionHead a, size_t q0, size_t T, size_t HD) {
     float *q_t = tiles->q_t, *p = tiles->p, *acc = tiles->acc, m[ATT_Q], l[ATT_Q], rescale[ATT_Q];
+    int32_t first[ATT_Q];
     const size_t nq = size_min(ATT_Q, T - q0);
+    attention_first_keys(first, starts, a, q0, nq);
     attention_transpose(q_t, qkv + a.q + q0 * a.row, a.row, nq, HD, attention_scale(HD));
     memset(acc, 0, nq * HD * sizeof(float));
     for (size_t i = 0; i < ATT_Q; i++) {
-        m[i] = -INFINITY;
+        m[i] = -1e30f;  // below every score, and finite: a query that sees no key of a tile gets e^-infinity, not NaN
         l[i] = 0;
     }
-    for (size_t k0 = 0; k0 < q0 + nq; k0 += ATT_K) {
+    for (size_t k0 = (size_t)first[0]; k0 < q0 + nq; k0 += ATT_K) {
         const size_t nk = size_min(ATT_K, q0 + nq - k0);
         const float *k = qkv + a.k + k0 * a.row, *v = qkv + a.v + k0 * a.row;
         matmul_small(nk, ATT_Q, HD, by_rows(k, a.row), q_t, ATT_Q, p, NULL, ATT_Q);
-        attention_softmax_tile(p, m, l, rescale, q0, k0, nk);
+        attention_softmax_tile(p, m, l, rescale, first, q0, k0, nk);
         for (size_t i = 0; i < nq; i++) {
             if (rescale[i] == 1.0f) { continue; }
             for (size_t d = 0; d < HD; d++) { acc[i * HD + d] *= rescale[i]; }
@@ -200,14 +224,17 @@ static inline void attention_forward_tile(float* out, float* lse, AttentionTiles
 }
 
 /* Turns scores in p into masked p = e^(s - lse), and dP in ds into ds = p * (dP - D) * scale. Both are (ATT_K, ATT_Q); nk rows
- * are in use. */
-static inline void attention_gradient_tile(float* p, float* ds, const float* lse, const float* D, float scale, size_t q0,
-                                           size_t k0, size_t nk) {
+ * are in use. first: (ATT_Q) the first key that each query sees */
+static inline void attention_gradient_tile(float* p, float* ds, const float* lse, const float* D, const int32_t* first,
+                                           float scale, size_t q0, size_t k0, size_t nk) {
+    const size_t latest = (size_t)first[ATT_Q - 1];
     for (size_t j = 0; j < nk; j++) {
         for (size_t i = 0; i < ATT_Q; i += SIMD) {
             float *p_at = p + j * ATT_Q + i, *ds_at = ds + j * ATT_Q + i;
             vf weight = vf_exp(vf_load(p_at) - vf_load(lse + i));
-            if (k0 + j > q0 + i) { weight = vf_select(attention_masked(i, (int64_t)(k0 + j - q0)), vf_set(0.0f), weight); }
+            if (k0 + j > q0 + i || k0 + j < latest) {
+                weight = vf_select(attention_masked(first + i, q0 + i, k0 + j), vf_set(0.0f), weight);
+            }
             vf_store(p_at, weight);
             vf_store(ds_at, weight * (vf_load(ds_at) - vf_load(D + i)) * scale);
         }
@@ -216,9 +243,10 @@ static inline void attention_gradient_tile(float* p, float* ds, const float* lse
 
 /* Computes one query head's backward pass: writes its dq into dqkv, and its share of dk and dv, (T, HD) each. */
 static inline void attention_backward_head(float* dqkv, float* dk, float* dv, AttentionTiles* tiles, const float* dout,
-                                           const float* out, const float* lse, const float* qkv, AttentionHead a, size_t T,
-                                           size_t HD) {
+                                           const float* out, const float* lse, const float* qkv, const int32_t* starts,
+                                           AttentionHead a, size_t T, size_t HD) {
     float *q_t = tiles->q_t, *dout_t = tiles->dout_t, *p = tiles->p, *ds = tiles->ds, tile_lse[ATT_Q], D[ATT_Q];
+    int32_t first[ATT_Q];
     const float scale = attention_scale(HD);
     memset(dk, 0, T * HD * sizeof(float));
     memset(dv, 0, T * HD * sizeof(float));
@@ -232,15 +260,17 @@ static inline void attention_backward_head(float* dqkv, float* dk, float* dv, At
             tile_lse[i] = i < nq ? lse[a.lse + q0 + i] : 0.0f;
             D[i] = i < nq ? vf_dot(dO + i * a.out_row, o + i * a.out_row, HD) : 0.0f;
         }
-        for (size_t k0 = 0; k0 < q0 + nq; k0 += ATT_K) {
+        attention_first_keys(first, starts, a, q0, nq);
+        const size_t begin = (size_t)first[0];
+        for (size_t k0 = begin; k0 < q0 + nq; k0 += ATT_K) {
             const size_t nk = size_min(ATT_K, q0 + nq - k0);
             const float *k = qkv + a.k + k0 * a.row, *v = qkv + a.v + k0 * a.row;
             matmul_small(nk, ATT_Q, HD, by_rows(k, a.row), q_t, ATT_Q, p, NULL, ATT_Q);
             matmul_small(nk, ATT_Q, HD, by_rows(v, a.row), dout_t, ATT_Q, ds, NULL, ATT_Q);
-            attention_gradient_tile(p, ds, tile_lse, D, scale, q0, k0, nk);
+            attention_gradient_tile(p, ds, tile_lse, D, first, scale, q0, k0, nk);
             matmul_small(nk, HD, nq, by_rows(p, ATT_Q), dO, a.out_row, dv + k0 * HD, dv + k0 * HD, HD);
             matmul_small(nk, HD, nq, by_rows(ds, ATT_Q), q, a.row, dk + k0 * HD, dk + k0 * HD, HD);
-            matmul_small(nq, HD, nk, transposed(by_rows(ds, ATT_Q)), k, a.row, dq, k0 ? dq : NULL, a.row);
+            matmul_small(nq, HD, nk, transposed(by_rows(ds, ATT_Q)), k, a.row, dq, k0 > begin ? dq : NULL, a.row);
         }
     }
 }
@@ -263,24 +293,26 @@ static inline void attention_sum_group(float* dqkv, const float* shares, Attenti
 }
 
 /* tiles: one for each thread */
-static inline void attention_forward_tiled(float* out, float* lse, AttentionTiles* tiles, const float* qkv, AttentionShape s) {
+static inline void attention_forward_tiled(float* out, float* lse, AttentionTiles* tiles, const float* qkv,
+                                           const int32_t* starts, AttentionShape s) {
     const size_t T = (size_t)s.T, NH = (size_t)s.NH, count = ceil_div(T, ATT_Q);
 #pragma omp parallel for schedule(dynamic)
     for (size_t i = 0; i < (size_t)s.B * NH * count; i++) {
         const size_t b = i / (NH * count), h = i / count % NH, q0 = (count - 1 - i % count) * ATT_Q;  // longest first
-        attention_forward_tile(out, lse, tiles + thread_number(), qkv, attention_head(s, b, h), q0, T, (size_t)s.HD);
+        attention_forward_tile(out, lse, tiles + thread_number(), qkv, starts, attention_head(s, b, h), q0, T, (size_t)s.HD);
     }
 }
 
 /* tiles: one for each thread   shares: (B, NH, 2, T, HD) dk and dv of each query head */
 static inline void attention_backward_tiled(float* dqkv, AttentionTiles* tiles, float* shares, const float* dout,
-                                            const float* out, const float* lse, const float* qkv, AttentionShape s) {
+                                            const float* out, const float* lse, const float* qkv, const int32_t* starts,
+                                            AttentionShape s) {
     const size_t T = (size_t)s.T, NH = (size_t)s.NH, HD = (size_t)s.HD;
 #pragma omp parallel for schedule(dynamic)
     for (size_t i = 0; i < (size_t)s.B * NH; i++) {
         float *dk = shares + i * 2 * T * HD, *dv = dk + T * HD;
         const AttentionHead a = attention_head(s, i / NH, i % NH);
-        attention_backward_head(dqkv, dk, dv, tiles + thread_number(), dout, out, lse, qkv, a, T, HD);
+        attention_backward_head(dqkv, dk, dv, tiles + thread_number(), dout, out, lse, qkv, starts, a, T, HD);
     }
     attention_sum_group(dqkv, shares, s);
 }
@@ -292,13 +324,15 @@ static inline void attention_backward_tiled(float* dqkv, AttentionTiles* tiles, 
  * afterwards. */
 static inline size_t attention_forward_scratch(void) { return max_threads() * sizeof(AttentionTiles); }
 
-/* Writes out (B, T, NH HD) and lse (B, NH, T), kept for backward. qkv: (B, T, (NH + 2 NKV) HD), q and k rotated */
-static inline void attention_forward(float* out, float* lse, void* scratch, const float* qkv, AttentionShape s) {
+/* Writes out (B, T, NH HD) and lse (B, NH, T), kept for backward. qkv: (B, T, (NH + 2 NKV) HD), q and k rotated
+ * starts: (B, T) or NULL, see above */
+static inline void attention_forward(float* out, float* lse, void* scratch, const float* qkv, const int32_t* starts,
+                                     AttentionShape s) {
 #ifdef LLMC_PLAIN
     (void)scratch;
-    attention_forward_plain(out, lse, qkv, s);
+    attention_forward_plain(out, lse, qkv, starts, s);
 #else
-    attention_forward_tiled(out, lse, (AttentionTiles*)scratch, qkv, s);
+    attention_forward_tiled(out, lse, (AttentionTiles*)scratch, qkv, starts, s);
 #endif
 }
 
@@ -307,15 +341,15 @@ static inline size_t attention_backward_scratch(AttentionShape s) {
     return attention_forward_scratch() + (size_t)s.B * (size_t)s.NH * (size_t)s.T * 2 * (size_t)s.HD * sizeof(float);
 }
 
-/* Overwrites dqkv (B, T, (NH + 2 NKV) HD). dout, out: (B, T, NH HD)   lse: (B, NH, T)   qkv: as in forward */
+/* Overwrites dqkv (B, T, (NH + 2 NKV) HD). dout, out: (B, T, NH HD)   lse: (B, NH, T)   qkv, starts: as in forward */
 static inline void attention_backward(float* dqkv, void* scratch, const float* dout, const float* out, const float* lse,
-                                      const float* qkv, AttentionShape s) {
+                                      const float* qkv, const int32_t* starts, AttentionShape s) {
 #ifdef LLMC_PLAIN
     (void)scratch;
-    attention_backward_plain(dqkv, dout, out, lse, qkv, s);
+    attention_backward_plain(dqkv, dout, out, lse, qkv, starts, s);
 #else
     AttentionTiles* tiles = (AttentionTiles*)scratch;
-    attention_backward_tiled(dqkv, tiles, (float*)(tiles + max_threads()), dout, out, lse, qkv, s);
+    attention_backward_tiled(dqkv, tiles, (float*)(tiles + max_threads()), dout, out, lse, qkv, starts, s);
 #endif
 }
 

@@ -17,6 +17,7 @@ struct AttentionArgs {
     size_t qkv_pitch, out_pitch;  // elements between rows
     float scale;                  // 1 / sqrt(HD)
     float scale_log2;             // scale * log2(e): the kernels' exponentials have base 2
+    const int32_t* starts;        // (B, T) where each token's document starts in its row (attention.h); NULL: a row is one
 };
 
 // The value of a score above the causal diagonal. exp2(-inf - m) is 0 for a finite row max m. If a whole row is masked so far,
@@ -30,13 +31,14 @@ constexpr int SM75_SHARED = 64 << 10;  // bytes of shared memory a block may hav
 /* Returns the rows of a head's statistics: T, rounded up. */
 static inline size_t attention_stat_rows(int T) { return round_up((size_t)T, (size_t)STAT_ROWS); }
 
-static inline AttentionArgs attention_args(AttentionShape s, size_t qkv_pitch, size_t out_pitch) {
+static inline AttentionArgs attention_args(AttentionShape s, size_t qkv_pitch, size_t out_pitch, const int32_t* starts = NULL) {
     const double scale = 1.0 / sqrt((double)s.HD);
     AttentionArgs a;
     a.T = s.T, a.NH = s.NH, a.NKV = s.NKV, a.HD = s.HD;
     a.stat_rows = (int)attention_stat_rows(s.T);
     a.qkv_pitch = qkv_pitch, a.out_pitch = out_pitch;
     a.scale = (float)scale, a.scale_log2 = (float)(scale * LOG2_E);
+    a.starts = starts;
     return a;
 }
 
@@ -44,6 +46,25 @@ static inline AttentionArgs attention_args(AttentionShape s, size_t qkv_pitch, s
 template <typename Element>
 __device__ __forceinline__ Element* attention_row(Element* base, size_t row, size_t pitch, int head, int HD) {
     return base + row * pitch + (size_t)head * HD;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// documents: kernels with DOCUMENTS true let a query see only keys of its own document. starts never fall inside a row, so the
+// first query of a tile says which keys no query of the tile sees, and the last key which queries see none of its tile. Those
+// tiles are skipped. Only tiles that a document's end divides are masked
+
+/* Returns the first query behind `key` that does not see it: where the key's document ends. starts: (T) of the row */
+__device__ __forceinline__ int attention_document_end(const int32_t* starts, int key, int T) {
+    int low = key + 1, high = T;
+    while (low < high) {
+        const int middle = (low + high) / 2;
+        if (starts[middle] > key) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    return low;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -140,6 +161,36 @@ __device__ __forceinline__ void fragment_clear_before(float (&p)[N], int first, 
 #pragma unroll
     for (int i = 0; i < N; i++) {
         if (i / 4 * 8 + i % 2 - i % 4 / 2 * 8 - down < first) { p[i] = 0; }
+    }
+}
+
+/* Masks the keys of earlier documents. The thread's first row is that of query `row`, its first column that of key `column`.
+ * starts: (T) of the row */
+template <int N>
+__device__ __forceinline__ void fragment_mask_documents(float (&p)[N], const int32_t* starts, int row, int column, int T,
+                                                        float value) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int first = row + 8 * r < T ? starts[row + 8 * r] - column : 0;
+#pragma unroll
+        for (int n = 0; n < N / 4; n++) {
+            if (8 * n < first) { p[4 * n + 2 * r] = value; }
+            if (8 * n + 1 < first) { p[4 * n + 2 * r + 1] = value; }
+        }
+    }
+}
+
+/* Does the transposed case, where rows are keys: clears the queries of later documents. */
+template <int N>
+__device__ __forceinline__ void fragment_clear_documents(float (&p)[N], const int32_t* starts, int row, int column, int T) {
+#pragma unroll
+    for (int n = 0; n < N / 4; n++) {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const int query = column + 8 * n + e, first = query < T ? starts[query] : 0;
+            if (row < first) { p[4 * n + e] = 0; }
+            if (row + 8 < first) { p[4 * n + 2 + e] = 0; }
+        }
     }
 }
 

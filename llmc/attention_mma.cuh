@@ -161,7 +161,7 @@ struct MmaForwardTiles {
     static_assert(ASYNC || SMEM <= SM75_SHARED, "does not run on sm_75");
 };
 
-template <typename Tiles>
+template <typename Tiles, bool DOCUMENTS = false>
 __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
     attention_forward_mma_kernel(floatX* out, float* lse, const floatX* qkv, AttentionArgs s) {
     if constexpr (Tiles::ASYNC != MMA_BODY_IS_ASYNC) {
@@ -176,6 +176,9 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
         const size_t b = blockIdx.z, first_row = b * s.T;
         const int q0 = (gridDim.y - 1 - blockIdx.y) * BM;  // the longest rows start first
         const int warp_q0 = q0 + warp * MT * 16;
+        const int32_t* starts = s.starts + first_row;
+        const int first_k0 = DOCUMENTS ? starts[q0] / BN * BN : 0;
+        const int last_start = DOCUMENTS ? starts[min(s.T, warp_q0 + MT * 16) - 1] : 0;  // of the warp's queries
         int k0 = (min(s.T, q0 + BM) - 1) / BN * BN;
         const floatX* k_rows = attention_row(qkv, first_row + k0, s.qkv_pitch, s.NH + kv_head, HD);
         const size_t v_offset = (size_t)s.NKV * HD;
@@ -196,7 +199,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             m[i][0] = m[i][1] = ATTENTION_MASKED;
             l[i][0] = l[i][1] = 0;
         }
-        for (; k0 >= 0; k0 -= BN) {
+        for (; k0 >= first_k0; k0 -= BN) {
             copy.finish(k_tile);
             copy_async_wait<0>();
             __syncthreads();  // K is there, and V's last readers are done
@@ -209,7 +212,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             copy.finish(v_tile);
             copy_async_wait<0>();
             __syncthreads();  // V is there, and K's readers are done
-            if (k0 > 0) {
+            if (k0 > first_k0) {
                 copy.start(k_smem, k_rows, s.qkv_pitch, BN);
                 copy_async_commit();
             }
@@ -218,6 +221,12 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                 const int last = warp_q0 + g - k0 - t * 2;
 #pragma unroll
                 for (int i = 0; i < MT; i++) { fragment_mask_behind(p[i], last, ATTENTION_MASKED, i * 16); }
+            }
+            if (DOCUMENTS && k0 < last_start) {
+#pragma unroll
+                for (int i = 0; i < MT; i++) {
+                    fragment_mask_documents(p[i], starts, warp_q0 + i * 16 + g, k0 + t * 2, s.T, ATTENTION_MASKED);
+                }
             }
 #pragma unroll
             for (int i = 0; i < MT; i++) {
@@ -268,7 +277,7 @@ struct MmaKVTiles {
     static_assert(BM <= THREADS, "a thread brings at most one pair of statistics");
 };
 
-template <typename Tiles>
+template <typename Tiles, bool DOCUMENTS = false>
 __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
     attention_backward_kv_mma_kernel(floatX* dqkv, const float2* stats, const floatX* dout, const floatX* qkv,
                                      AttentionArgs s) {
@@ -321,6 +330,9 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             copy.finish(v_tile);
         }
         start_stage(0, kv_head * group, first_q);
+        const int32_t* starts = s.starts + first_row;
+        const int end_q = DOCUMENTS ? attention_document_end(starts, min(s.T, k0 + BN) - 1, s.T) : s.T;
+        const int first_end = DOCUMENTS ? attention_document_end(starts, min(s.T - 1, warp_k0), s.T) : 0;  // of the warp's keys
 
         float dk[MT][HD / 2], dv[MT][HD / 2];
         mma_clear(dk);
@@ -331,7 +343,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             finish_stage();
             __syncthreads();  // the tiles are there, and readers of the other buffer are done
             int next_q0 = q0 + BM, next_h = h;
-            if (next_q0 >= s.T) {
+            if (next_q0 >= end_q) {
                 next_q0 = first_q;
                 next_h++;
             }
@@ -355,6 +367,12 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                     const int first = warp_k0 + g - q0 - c - t * 2;
 #pragma unroll
                     for (int i = 0; i < MT; i++) { fragment_clear_before(p[i], first, i * 16); }
+                }
+                if (DOCUMENTS && q0 + c + NC > first_end) {
+#pragma unroll
+                    for (int i = 0; i < MT; i++) {
+                        fragment_clear_documents(p[i], starts, warp_k0 + i * 16 + g, q0 + c + t * 2, s.T);
+                    }
                 }
                 mma_operand(a, p);
                 mma_values<HD, MT, NT / 2>(dv, a, dout_smem, c);
@@ -394,7 +412,7 @@ struct MmaQTiles {
     static_assert(ASYNC || SMEM <= SM75_SHARED, "does not run on sm_75");
 };
 
-template <typename Tiles>
+template <typename Tiles, bool DOCUMENTS = false>
 __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
     attention_backward_q_mma_kernel(floatX* dqkv, const float2* stats, const floatX* dout, const floatX* qkv, AttentionArgs s) {
     if constexpr (Tiles::ASYNC != MMA_BODY_IS_ASYNC) {
@@ -427,6 +445,9 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             copy.start(dout_smem, attention_row(dout, first_row + q0, s.out_pitch, h, HD), s.out_pitch, s.T - q0);
             copy.finish(dout_tile);
         }
+        const int32_t* starts = s.starts + first_row;
+        const int first_k0 = DOCUMENTS ? starts[q0] / BN * BN : 0;
+        const int last_start = DOCUMENTS ? starts[min(s.T, warp_q0 + MT * 16) - 1] : 0;  // of the warp's queries
         int k0 = (min(s.T, q0 + BM) - 1) / BN * BN, stage = 0;
         start_stage(0, k0);
 
@@ -441,7 +462,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                 stat[i][r] = row < s.T ? stats[(b * s.NH + h) * s.stat_rows + row] : make_float2(0, 0);
             }
         }
-        for (; k0 >= 0; k0 -= BN) {
+        for (; k0 >= first_k0; k0 -= BN) {
             if constexpr (!Tiles::ASYNC) {
                 __syncthreads();  // readers of the only buffer are done
                 copy_k.finish(stages);
@@ -449,7 +470,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             }
             copy_async_wait<0>();
             __syncthreads();  // the tiles are there, and readers of the other buffer are done
-            if (k0 > 0) { start_stage(Tiles::STAGES - 1 - stage, k0 - BN); }
+            if (k0 > first_k0) { start_stage(Tiles::STAGES - 1 - stage, k0 - BN); }
             const uint32_t k_smem = shared_address(stages) + stage * Tiles::STAGE, v_smem = k_smem + BN * HD * 2;
 #pragma unroll 1
             for (int c = 0; c < BN; c += NC) {
@@ -465,6 +486,12 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                     const int last = warp_q0 + g - k0 - c - t * 2;
 #pragma unroll
                     for (int i = 0; i < MT; i++) { fragment_mask_behind(p[i], last, 0, i * 16); }
+                }
+                if (DOCUMENTS && k0 + c < last_start) {
+#pragma unroll
+                    for (int i = 0; i < MT; i++) {
+                        fragment_mask_documents(p[i], starts, warp_q0 + i * 16 + g, k0 + c + t * 2, s.T, 0);
+                    }
                 }
 #pragma unroll
                 for (int i = 0; i < MT; i++) { fragment_ds(ds[i], p[i], stat[i]); }
@@ -488,22 +515,24 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
 template <typename Tiles>
 static inline void attention_mma_forward_tiles(floatX* out, float* lse, const floatX* qkv, int B, const AttentionArgs& s,
                                                cudaStream_t stream) {
-    attention_launch(attention_forward_mma_kernel<Tiles>, attention_grid(B, s.NH, s.T, Tiles::BM), Tiles::THREADS, Tiles::SMEM,
-                     stream, out, lse, qkv, s);
+    auto* kernel = s.starts ? attention_forward_mma_kernel<Tiles, true> : attention_forward_mma_kernel<Tiles, false>;
+    attention_launch(kernel, attention_grid(B, s.NH, s.T, Tiles::BM), Tiles::THREADS, Tiles::SMEM, stream, out, lse, qkv, s);
 }
 
 template <typename Tiles>
 static inline void attention_mma_backward_kv(floatX* dqkv, const float2* stats, const floatX* dout, const floatX* qkv, int B,
                                              const AttentionArgs& s, cudaStream_t stream) {
-    attention_launch(attention_backward_kv_mma_kernel<Tiles>, attention_grid(B, s.NKV, s.T, Tiles::BN), Tiles::THREADS,
-                     Tiles::SMEM, stream, dqkv, stats, dout, qkv, s);
+    auto* kernel = s.starts ? attention_backward_kv_mma_kernel<Tiles, true> : attention_backward_kv_mma_kernel<Tiles, false>;
+    attention_launch(kernel, attention_grid(B, s.NKV, s.T, Tiles::BN), Tiles::THREADS, Tiles::SMEM, stream, dqkv, stats, dout,
+                     qkv, s);
 }
 
 template <typename Tiles>
 static inline void attention_mma_backward_q(floatX* dqkv, const float2* stats, const floatX* dout, const floatX* qkv, int B,
                                             const AttentionArgs& s, cudaStream_t stream) {
-    attention_launch(attention_backward_q_mma_kernel<Tiles>, attention_grid(B, s.NH, s.T, Tiles::BM), Tiles::THREADS,
-                     Tiles::SMEM, stream, dqkv, stats, dout, qkv, s);
+    auto* kernel = s.starts ? attention_backward_q_mma_kernel<Tiles, true> : attention_backward_q_mma_kernel<Tiles, false>;
+    attention_launch(kernel, attention_grid(B, s.NH, s.T, Tiles::BM), Tiles::THREADS, Tiles::SMEM, stream, dqkv, stats, dout,
+                     qkv, s);
 }
 
 // Tiles by architecture and head dimension: HD, tile of the side walked over, columns at a time (backward), MT, WARPS, BLOCKS,

@@ -94,7 +94,7 @@ __device__ __forceinline__ void plain_store(floatX* row, const float4 acc[HD_MAX
 }
 
 /* A block owns BM queries of one head and walks over the keys they see, with an online softmax. */
-template <int HD_MAX>
+template <int HD_MAX, bool DOCUMENTS>
 __global__ void attention_forward_plain_kernel(floatX* out, float* lse, const floatX* qkv, AttentionArgs s) {
     typedef PlainTiles<HD_MAX> Tiles;
     constexpr int BM = Tiles::FORWARD_BM, BN = Tiles::FORWARD_BN, RM = Tiles::FORWARD_RM, RN = BN / 16, TY = BM / RM;
@@ -120,24 +120,27 @@ __global__ void attention_forward_plain_kernel(floatX* out, float* lse, const fl
 #pragma unroll
         for (int c = 0; c < COLS; c++) { acc[i][c] = make_float4(0, 0, 0, 0); }
     }
+    const int32_t* starts = s.starts + first_row;
     const int end = min(s.T, q0 + BM);
-    for (int k0 = 0; k0 < end; k0 += BN) {
+    for (int k0 = DOCUMENTS ? starts[q0] / BN * BN : 0; k0 < end; k0 += BN) {
         plain_load<HD_MAX>(kv_tile, k_head + k0 * s.qkv_pitch, s.qkv_pitch, BN, s.T - k0, s.HD);
         __syncthreads();
         float p[RM][RN];
         plain_scores<HD_MAX, RM, RN, TY>(p, q_tile, kv_tile, ty, tx, s.HD);
 #pragma unroll
         for (int i = 0; i < RM; i++) {
-            const int row = q0 + ty + TY * i;
+            const int row = q0 + ty + TY * i, first = DOCUMENTS && row < s.T ? starts[row] : 0;
             float max = m[i];
 #pragma unroll
             for (int j = 0; j < RN; j++) {
-                p[i][j] = k0 + tx + 16 * j <= row ? p[i][j] * s.scale_log2 : ATTENTION_MASKED;
+                const int key = k0 + tx + 16 * j;
+                p[i][j] = key <= row && (!DOCUMENTS || first <= key) ? p[i][j] * s.scale_log2 : ATTENTION_MASKED;
                 max = fmaxf(max, p[i][j]);
             }
             for (int mask = 8; mask > 0; mask /= 2) { max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, mask)); }
-            // max is finite: the first tile holds column 0, which every row sees
-            const float rescale = exp2f(m[i] - max);
+            // without documents max is finite: the first tile holds column 0, which every row sees
+            const float shift = DOCUMENTS && max == ATTENTION_MASKED ? 0 : max;
+            const float rescale = exp2f(m[i] - shift);
             m[i] = max;
             l[i] *= rescale;
 #pragma unroll
@@ -149,7 +152,7 @@ __global__ void attention_forward_plain_kernel(floatX* out, float* lse, const fl
             }
 #pragma unroll
             for (int j = 0; j < RN; j++) {
-                const float e = exp2f(p[i][j] - max);
+                const float e = exp2f(p[i][j] - shift);
                 l[i] += e;
                 p_tile[(ty + TY * i) * (BN + 4) + tx + 16 * j] = e;
             }
@@ -176,11 +179,12 @@ __global__ void attention_forward_plain_kernel(floatX* out, float* lse, const fl
     }
 }
 
-/* Computes p and ds of the tile pair (queries from q0, keys from k0) in registers, from recomputed scores and {lse, D}. */
-template <int HD_MAX, int RM, int RN, int TY>
+/* Computes p and ds of the tile pair (queries from q0, keys from k0) in registers, from recomputed scores and {lse, D}.
+ * starts: (T) of the row */
+template <int HD_MAX, int RM, int RN, int TY, bool DOCUMENTS>
 __device__ __forceinline__ void plain_gradients(float p[RM][RN], float ds[RM][RN], const float* q_tile, const float* dout_tile,
-                                                const float* k_tile, const float* v_tile, const float2* stats, int q0, int k0,
-                                                const AttentionArgs& s) {
+                                                const float* k_tile, const float* v_tile, const float2* stats,
+                                                const int32_t* starts, int q0, int k0, const AttentionArgs& s) {
     const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
     plain_scores<HD_MAX, RM, RN, TY>(p, q_tile, k_tile, ty, tx, s.HD);
     plain_scores<HD_MAX, RM, RN, TY>(ds, dout_tile, v_tile, ty, tx, s.HD);
@@ -188,9 +192,11 @@ __device__ __forceinline__ void plain_gradients(float p[RM][RN], float ds[RM][RN
     for (int i = 0; i < RM; i++) {
         const int row = q0 + ty + TY * i;
         const float2 stat = row < s.T ? stats[row] : make_float2(0, 0);
+        const int first = DOCUMENTS && row < s.T ? starts[row] : 0;
 #pragma unroll
         for (int j = 0; j < RN; j++) {
-            const bool seen = row < s.T && k0 + tx + 16 * j <= row;
+            const int key = k0 + tx + 16 * j;
+            const bool seen = row < s.T && key <= row && (!DOCUMENTS || first <= key);
             p[i][j] = seen ? exp2f(p[i][j] * s.scale_log2 - stat.x) : 0;
             ds[i][j] = p[i][j] * (ds[i][j] - stat.y);
         }
@@ -198,7 +204,7 @@ __device__ __forceinline__ void plain_gradients(float p[RM][RN], float ds[RM][RN
 }
 
 /* A block owns BN keys of one kv head and walks over the group's query heads and the queries that see the keys. */
-template <int HD_MAX>
+template <int HD_MAX, bool DOCUMENTS>
 __global__ void attention_backward_kv_plain_kernel(floatX* dqkv, const float2* stats, const floatX* dout, const floatX* qkv,
                                                    AttentionArgs s) {
     typedef PlainTiles<HD_MAX> Tiles;
@@ -223,9 +229,11 @@ __global__ void attention_backward_kv_plain_kernel(floatX* dqkv, const float2* s
 #pragma unroll
         for (int c = 0; c < COLS; c++) { dk[i][c] = dv[i][c] = make_float4(0, 0, 0, 0); }
     }
+    const int32_t* starts = s.starts + first_row;
+    const int end = DOCUMENTS ? attention_document_end(starts, min(s.T, k0 + BN) - 1, s.T) : s.T;
     for (int h = kv_head * group; h < (kv_head + 1) * group; h++) {
         const float2* head_stats = stats + (b * s.NH + h) * s.stat_rows;
-        for (int q0 = k0 / BM * BM; q0 < s.T; q0 += BM) {
+        for (int q0 = k0 / BM * BM; q0 < end; q0 += BM) {
             __syncthreads();
             plain_load<HD_MAX>(q_tile, attention_row(qkv, first_row + q0, s.qkv_pitch, h, s.HD), s.qkv_pitch, BM, s.T - q0,
                                s.HD);
@@ -233,7 +241,8 @@ __global__ void attention_backward_kv_plain_kernel(floatX* dqkv, const float2* s
                                s.HD);
             __syncthreads();
             float p[RM][RN], ds[RM][RN];
-            plain_gradients<HD_MAX, RM, RN, TY>(p, ds, q_tile, dout_tile, k_tile, v_tile, head_stats, q0, k0, s);
+            plain_gradients<HD_MAX, RM, RN, TY, DOCUMENTS>(p, ds, q_tile, dout_tile, k_tile, v_tile, head_stats, starts, q0, k0,
+                                                           s);
             for (int pass = 0; pass < 2; pass++) {
                 if (pass == 1) { __syncthreads(); }
 #pragma unroll
@@ -268,7 +277,7 @@ __global__ void attention_backward_kv_plain_kernel(floatX* dqkv, const float2* s
 }
 
 /* A block owns BM queries of one head and walks over the keys they see. */
-template <int HD_MAX>
+template <int HD_MAX, bool DOCUMENTS>
 __global__ void attention_backward_q_plain_kernel(floatX* dqkv, const float2* stats, const floatX* dout, const floatX* qkv,
                                                   AttentionArgs s) {
     typedef PlainTiles<HD_MAX> Tiles;
@@ -294,8 +303,9 @@ __global__ void attention_backward_q_plain_kernel(floatX* dqkv, const float2* st
 #pragma unroll
         for (int c = 0; c < COLS; c++) { dq[i][c] = make_float4(0, 0, 0, 0); }
     }
+    const int32_t* starts = s.starts + first_row;
     const int end = min(s.T, q0 + BM);
-    for (int k0 = 0; k0 < end; k0 += BN) {
+    for (int k0 = DOCUMENTS ? starts[q0] / BN * BN : 0; k0 < end; k0 += BN) {
         const size_t row = first_row + k0;
         __syncthreads();
         plain_load<HD_MAX>(k_tile, attention_row(qkv, row, s.qkv_pitch, s.NH + kv_head, s.HD), s.qkv_pitch, BN, s.T - k0, s.HD);
@@ -303,7 +313,7 @@ __global__ void attention_backward_q_plain_kernel(floatX* dqkv, const float2* st
                            s.T - k0, s.HD);
         __syncthreads();
         float p[RM][RN], ds[RM][RN];
-        plain_gradients<HD_MAX, RM, RN, TY>(p, ds, q_tile, dout_tile, k_tile, v_tile, head_stats, q0, k0, s);
+        plain_gradients<HD_MAX, RM, RN, TY, DOCUMENTS>(p, ds, q_tile, dout_tile, k_tile, v_tile, head_stats, starts, q0, k0, s);
 #pragma unroll
         for (int i = 0; i < RM; i++) {
 #pragma unroll
@@ -336,8 +346,8 @@ static inline void attention_plain_forward(floatX* out, float* lse, const floatX
     constexpr int BM = Tiles::FORWARD_BM, BN = Tiles::FORWARD_BN, THREADS = 16 * BM / Tiles::FORWARD_RM;
     constexpr int SMEM = 4 * ((BM + BN) * (HD_MAX + 4) + BM * (BN + 4));
     static_assert(SMEM <= SM75_SHARED, "does not run on sm_75");
-    attention_launch(attention_forward_plain_kernel<HD_MAX>, attention_grid(B, s.NH, s.T, BM), THREADS, SMEM, stream, out, lse,
-                     qkv, s);
+    auto* kernel = s.starts ? attention_forward_plain_kernel<HD_MAX, true> : attention_forward_plain_kernel<HD_MAX, false>;
+    attention_launch(kernel, attention_grid(B, s.NH, s.T, BM), THREADS, SMEM, stream, out, lse, qkv, s);
 }
 
 template <int HD_MAX>
@@ -347,10 +357,10 @@ static inline void attention_plain_backward(floatX* dqkv, const float2* stats, c
     constexpr int BM = Tiles::BACKWARD_BM, BN = Tiles::BACKWARD_BN, THREADS = 16 * BM / Tiles::BACKWARD_RM;
     constexpr int SMEM = 4 * (2 * (BM + BN) * (HD_MAX + 4) + BM * (BN + 4));
     static_assert(SMEM <= SM75_SHARED, "does not run on sm_75");
-    attention_launch(attention_backward_kv_plain_kernel<HD_MAX>, attention_grid(B, s.NKV, s.T, BN), THREADS, SMEM, stream, dqkv,
-                     stats, dout, qkv, s);
-    attention_launch(attention_backward_q_plain_kernel<HD_MAX>, attention_grid(B, s.NH, s.T, BM), THREADS, SMEM, stream, dqkv,
-                     stats, dout, qkv, s);
+    auto* kv = s.starts ? attention_backward_kv_plain_kernel<HD_MAX, true> : attention_backward_kv_plain_kernel<HD_MAX, false>;
+    auto* q = s.starts ? attention_backward_q_plain_kernel<HD_MAX, true> : attention_backward_q_plain_kernel<HD_MAX, false>;
+    attention_launch(kv, attention_grid(B, s.NKV, s.T, BN), THREADS, SMEM, stream, dqkv, stats, dout, qkv, s);
+    attention_launch(q, attention_grid(B, s.NH, s.T, BM), THREADS, SMEM, stream, dqkv, stats, dout, qkv, s);
 }
 
 #endif

@@ -9,6 +9,10 @@
  * with (NH + 2 NKV) HD or 2F output rows computes them together, and reading or writing files is a plain copy. Every other
  * tensor starts at a multiple of PARAM_ALIGN elements. Gaps hold zeros and stay zero under AdamW.
  *
+ * With LoRA (lora.h) the weights above are frozen. Only the adapters A and B beside some matrices are trained; they lie in an
+ * arena of their own, block behind block: A of q k v, their B, A and B of o, A of gate up, their B, A and B of down. A's of one
+ * input are adjacent. Their names are those of PEFT.
+ *
  * files/config_file.h reads and writes config.json.
  */
 #ifndef LLMC_CONFIG_H
@@ -25,6 +29,13 @@ enum {
     MAX_HEAD_DIM = 256,
     PARAM_ALIGN = 128,  // elements: 256 bytes in 16-bit builds, 512 in fp32
 };
+
+/* LoRA's adapters: y = x W^T + alpha / rank (x A^T) B^T. */
+typedef struct {
+    int rank;      // r; 0: no adapters, every weight is trained
+    double alpha;  // above 0
+    unsigned on;   // bit i: the matrix of lora_pairs[i] has adapters
+} LoraConfig;
 
 typedef struct {
     int vocab_size;         // V
@@ -45,7 +56,8 @@ typedef struct {
     double rope_original_len;  // original_max_position_embeddings
     int bos_id;                // -1: none
     int eos_ids[MAX_EOS];
-    int num_eos;  // 0: none
+    int num_eos;      // 0: none
+    LoraConfig lora;  // not part of config.json
 } ModelConfig;
 
 /* Return the elements of one packed QKV row: of its queries, of its keys (as many as its values), and of all. */
@@ -80,15 +92,30 @@ typedef enum {
     P_DOWN,
     P_FINAL_NORM,
     P_LM_HEAD,
+    P_Q_A,  // adapters
+    P_K_A,
+    P_V_A,
+    P_Q_B,
+    P_K_B,
+    P_V_B,
+    P_O_A,
+    P_O_B,
+    P_GATE_A,
+    P_UP_A,
+    P_GATE_B,
+    P_UP_B,
+    P_DOWN_A,
+    P_DOWN_B,
     NUM_PARAM_SPECS
 } ParamKind;
 
-typedef enum { INIT_ONES, INIT_NORMAL, INIT_RESIDUAL } InitKind;  // 1; N(0, 0.02); N(0, 0.02 / sqrt(2L))
+// 1; N(0, 0.02); N(0, 0.02 / sqrt(2L)); even in +-1 / sqrt(columns), as PEFT draws A; 0
+typedef enum { INIT_ONES, INIT_NORMAL, INIT_RESIDUAL, INIT_EVEN, INIT_ZEROS } InitKind;
 
 typedef struct {
     const char* name;  // of the tensor in the file; %d is the layer
     bool per_layer;
-    bool joined;  // follows the tensor before it without a gap (k and v behind q, up behind gate)
+    bool joined;  // follows the tensor of the kind before it without a gap (k and v behind q, up behind gate)
     bool matrix;  // two dimensions: has weight decay; its GPU gradients may be 16-bit
     InitKind init;
 } ParamSpec;
@@ -108,11 +135,41 @@ static const ParamSpec param_specs[NUM_PARAM_SPECS] = {
     {"model.layers.%d.mlp.down_proj.weight",                   true,  false, true,  INIT_RESIDUAL},
     {"model.norm.weight",                                      false, false, false, INIT_ONES},
     {"lm_head.weight",                                         false, false, true,  INIT_NORMAL},
+    {"base_model.model.model.layers.%d.self_attn.q_proj.lora_A.weight",           true,  false, true,  INIT_EVEN},
+    {"base_model.model.model.layers.%d.self_attn.k_proj.lora_A.weight",           true,  true,  true,  INIT_EVEN},
+    {"base_model.model.model.layers.%d.self_attn.v_proj.lora_A.weight",           true,  true,  true,  INIT_EVEN},
+    {"base_model.model.model.layers.%d.self_attn.q_proj.lora_B.weight",           true,  false, true,  INIT_ZEROS},
+    {"base_model.model.model.layers.%d.self_attn.k_proj.lora_B.weight",           true,  false, true,  INIT_ZEROS},
+    {"base_model.model.model.layers.%d.self_attn.v_proj.lora_B.weight",           true,  false, true,  INIT_ZEROS},
+    {"base_model.model.model.layers.%d.self_attn.o_proj.lora_A.weight",           true,  false, true,  INIT_EVEN},
+    {"base_model.model.model.layers.%d.self_attn.o_proj.lora_B.weight",           true,  false, true,  INIT_ZEROS},
+    {"base_model.model.model.layers.%d.mlp.gate_proj.lora_A.weight",              true,  false, true,  INIT_EVEN},
+    {"base_model.model.model.layers.%d.mlp.up_proj.lora_A.weight",                true,  true,  true,  INIT_EVEN},
+    {"base_model.model.model.layers.%d.mlp.gate_proj.lora_B.weight",              true,  false, true,  INIT_ZEROS},
+    {"base_model.model.model.layers.%d.mlp.up_proj.lora_B.weight",                true,  false, true,  INIT_ZEROS},
+    {"base_model.model.model.layers.%d.mlp.down_proj.lora_A.weight",              true,  false, true,  INIT_EVEN},
+    {"base_model.model.model.layers.%d.mlp.down_proj.lora_B.weight",              true,  false, true,  INIT_ZEROS},
 };
 // clang-format on
 
-/* Writes the rows and columns of a kind; a norm has one row. */
-static inline void param_shape(const ModelConfig* c, ParamKind kind, size_t* rows, size_t* cols) {
+/* The matrices that can have adapters, with those. */
+typedef struct {
+    ParamKind matrix, a, b;
+    const char* name;  // as PEFT's target_modules names it
+} LoraPair;
+static const LoraPair lora_pairs[] = {{P_Q, P_Q_A, P_Q_B, "q_proj"},
+                                      {P_K, P_K_A, P_K_B, "k_proj"},
+                                      {P_V, P_V_A, P_V_B, "v_proj"},
+                                      {P_O, P_O_A, P_O_B, "o_proj"},
+                                      {P_GATE, P_GATE_A, P_GATE_B, "gate_proj"},
+                                      {P_UP, P_UP_A, P_UP_B, "up_proj"},
+                                      {P_DOWN, P_DOWN_A, P_DOWN_B, "down_proj"}};
+enum { NUM_LORA_PAIRS = sizeof lora_pairs / sizeof *lora_pairs };
+
+static inline float lora_scale(const LoraConfig* l) { return (float)(l->alpha / l->rank); }
+
+/* Writes the rows and columns of a kind that is no adapter; a norm has one row. */
+static inline void matrix_shape(const ModelConfig* c, ParamKind kind, size_t* rows, size_t* cols) {
     const size_t V = (size_t)c->vocab_size, C = (size_t)c->hidden_size, F = (size_t)c->intermediate_size;
     const size_t Q = (size_t)q_width(c), KV = (size_t)kv_width(c);
     *rows = 1;
@@ -137,12 +194,24 @@ static inline void param_shape(const ModelConfig* c, ParamKind kind, size_t* row
     }
 }
 
+/* Writes the rows and columns of a kind: A is (r, columns of its matrix), B is (rows of its matrix, r). */
+static inline void param_shape(const ModelConfig* c, ParamKind kind, size_t* rows, size_t* cols) {
+    matrix_shape(c, kind, rows, cols);
+    for (int i = 0; i < NUM_LORA_PAIRS; i++) {
+        const LoraPair* p = &lora_pairs[i];
+        if (kind != p->a && kind != p->b) { continue; }
+        matrix_shape(c, p->matrix, rows, cols);
+        *(kind == p->a ? rows : cols) = (size_t)c->lora.rank;
+    }
+}
+
 typedef struct {
     ParamKind kind;
     int layer;          // -1 outside the blocks
+    bool joined;        // follows the tensor before it without a gap
     size_t offset;      // of its first element in the arena
     size_t rows, cols;  // row-major
-    char name[64];      // Hugging Face's
+    char name[80];      // Hugging Face's, or PEFT's
 } Param;
 
 typedef struct {
@@ -155,12 +224,24 @@ typedef struct {
 
 static inline size_t param_size(const Param* p) { return p->rows * p->cols; }
 
+/* Tells whether a tensor of this kind joins the last one of the table. Not every matrix need have adapters: v's A may follow
+ * q's, or be the first. */
+static inline bool param_joins(const ParamTable* t, ParamKind kind) {
+    const int last = t->count > 0 ? (int)t->items[t->count - 1].kind : -1;
+    for (int k = (int)kind; param_specs[k].joined; k--) {
+        if (last == k - 1) { return true; }
+    }
+    return false;
+}
+
 static inline void param_table_add(ParamTable* t, const ModelConfig* c, ParamKind kind, int layer) {
+    const bool joined = param_joins(t, kind);
     Param* p = &t->items[t->count++];
     p->kind = kind;
     p->layer = layer;
+    p->joined = joined;
     param_shape(c, kind, &p->rows, &p->cols);
-    if (!param_specs[kind].joined) { t->elements = round_up(t->elements, PARAM_ALIGN); }
+    if (!joined) { t->elements = round_up(t->elements, PARAM_ALIGN); }
     p->offset = t->elements;
     // the format is one of param_specs; only per-layer names hold a %d
     if (layer >= 0) {
@@ -188,9 +269,30 @@ static inline ParamTable param_table(const ModelConfig* c) {
     return t;
 }
 
-/* Makes the table of the tensors that a run trains: all of them. Gradients, master weights, m and v follow this table, the
- * weights follow param_table(). Free with param_table_free(). */
-static inline ParamTable trained_table(const ModelConfig* c) { return param_table(c); }
+/* Returns whether an adapter of this kind is beside a matrix that has them. */
+static inline bool lora_has(const LoraConfig* l, ParamKind kind) {
+    for (int i = 0; i < NUM_LORA_PAIRS; i++) {
+        if (lora_pairs[i].a == kind || lora_pairs[i].b == kind) { return l->on >> i & 1; }
+    }
+    return false;
+}
+
+/* Makes the table of the tensors that a run trains: all of param_table(), or with LoRA the adapters alone. Gradients, master
+ * weights, m and v follow this table, and so do the adapters; all other weights follow param_table(). Free with
+ * param_table_free(). */
+static inline ParamTable trained_table(const ModelConfig* c) {
+    if (c->lora.rank == 0) { return param_table(c); }
+    ParamTable t;
+    memset(&t, 0, sizeof t);
+    t.items = (Param*)xcalloc((size_t)c->num_layers * (P_DOWN_B - P_Q_A + 1), sizeof(Param));
+    for (int l = 0; l < c->num_layers; l++) {
+        for (int kind = P_Q_A; kind <= P_DOWN_B; kind++) {
+            if (lora_has(&c->lora, (ParamKind)kind)) { param_table_add(&t, c, (ParamKind)kind, l); }
+        }
+    }
+    t.elements = round_up(t.elements, PARAM_ALIGN);
+    return t;
+}
 
 static inline void param_table_free(ParamTable* t) {
     free(t->items);
@@ -216,8 +318,21 @@ static inline size_t param_offset(const ParamTable* t, ParamKind kind, int layer
     return t->items[0].offset;
 }
 
+/* Returns an adapter of a layer; NULL if there is none. `t` is a trained_table() of adapters. */
+static inline const Param* adapter_find(const ParamTable* t, ParamKind kind, int layer) {
+    int per_block = 0;
+    if (layer < 0) { return NULL; }
+    while (per_block < t->count && t->items[per_block].layer == 0) { per_block++; }
+    const Param* block = t->items + (size_t)layer * (size_t)per_block;
+    for (int i = 0; i < per_block; i++) {
+        if (block[i].kind == kind) { return &block[i]; }
+    }
+    return NULL;
+}
+
 /* Fills w with fresh weights of a parameter, the table's `ordinal`-th: 1 for norms, N(0, 0.02) for matrices, and
- * N(0, 0.02 / sqrt(2L)) for matrices that end a residual branch. C, CUDA and Python give the same bits. */
+ * N(0, 0.02 / sqrt(2L)) for matrices that end a residual branch; for adapters what PEFT draws: A small, and B zero, so that
+ * they begin without effect. C, CUDA and Python give the same bits. */
 static inline void param_init(float* w, const Param* p, uint32_t ordinal, const ModelConfig* c, uint64_t seed) {
     const size_t n = param_size(p);
     switch (param_specs[p->kind].init) {
@@ -226,6 +341,8 @@ static inline void param_init(float* w, const Param* p, uint32_t ordinal, const 
             break;
         case INIT_NORMAL: rand_normal(w, n, 0.02, seed, ordinal); break;
         case INIT_RESIDUAL: rand_normal(w, n, 0.02 / sqrt(2.0 * c->num_layers), seed, ordinal); break;
+        case INIT_EVEN: rand_even(w, n, 1.0 / sqrt((double)p->cols), seed, ordinal); break;
+        case INIT_ZEROS: memset(w, 0, n * sizeof(float)); break;
     }
 }
 

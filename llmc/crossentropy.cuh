@@ -10,7 +10,8 @@
  *            From sm_80 on, up to what shared memory holds: 131,072 elements of 16 bits on an H100, 94,208 on an A100.
  *   looped   takes any V on any card: reads the row twice, the second time backwards, since its end is still in the L2 cache.
  * 16-bit builds compute 2^(x log2(e) - max log2(e)): one multiply-add and the hardware's 2^x.
- * The caller has checked that 0 <= target < V. Elements from V to the pitch are neither read nor written.
+ * The caller has checked that -1 <= target < V. A row whose target is -1 takes the same way as the others, with a gradient of
+ * factor 0, and then its loss is 0. Elements from V to the pitch are neither read nor written.
  */
 #ifndef LLMC_CROSSENTROPY_CUH
 #define LLMC_CROSSENTROPY_CUH
@@ -52,9 +53,9 @@ __device__ __forceinline__ float softmax_max(float logit) { return fmaxf(logit *
 /* Returns e^(x - max). */
 __device__ __forceinline__ float softmax_term(float x, float max) { return softmax_power(fmaf(x, SOFTMAX_UNIT, -max)); }
 
-/* Computes in double: log(sum) can be far smaller than the other two terms. */
-__device__ __forceinline__ float softmax_loss(SoftmaxSum s, float target_logit) {
-    return (float)((double)s.max * (1 / (double)SOFTMAX_UNIT) - (double)target_logit) + logf(s.sum);
+/* Returns the loss of a row. Computes in double: log(sum) can be far smaller than the other two terms. */
+__device__ __forceinline__ float softmax_loss(SoftmaxSum s, int target, float target_logit) {
+    return target < 0 ? 0.0f : (float)((double)s.max * (1 / (double)SOFTMAX_UNIT) - (double)target_logit) + logf(s.sum);
 }
 
 /* Joins the sums of all threads of a block and returns the result in every thread. `shared` has 32 values and is free for reuse
@@ -176,9 +177,17 @@ __device__ __forceinline__ float load_tail(const floatX* row, int thread, int V)
     return c < V ? to_float(row[c]) : -INFINITY;
 }
 
+/* Returns the logit of a row's target; without one, the first. */
+__device__ __forceinline__ float load_target(const floatX* row, int target) { return to_float(row[max(target, 0)]); }
+
+/* Returns the factor of the row's softmax in its gradient. */
+__device__ __forceinline__ float gradient_scale(float dloss, SoftmaxSum s, int target) {
+    return target < 0 ? 0.0f : dloss / s.sum;
+}
+
 /* What turns a row's logits into gradients. */
 struct SoftmaxGradient {
-    float max, scale, dloss;  // scale = dloss / sum
+    float max, scale, dloss;  // scale: dloss / sum, or 0
     float target_logit;
     int target;
 };
@@ -220,7 +229,7 @@ __global__ void __launch_bounds__(CE_BLOCK_PACKS / CE_PACKS, CE_HELD_BLOCKS)
     const int first = (warp * 32 * CE_PACKS + lane) * W, stride = 32 * W, full = V / W * W;
     floatX* row = logits + blockIdx.x * pitch;
     const int target = targets[blockIdx.x];
-    const float target_logit = to_float(row[target]);  // before anyone overwrites it
+    const float target_logit = load_target(row, target);  // before anyone overwrites it
     const float tail = load_tail<W>(row, threadIdx.x, V);
     Logits x[CE_PACKS];
 #pragma unroll
@@ -230,11 +239,11 @@ __global__ void __launch_bounds__(CE_BLOCK_PACKS / CE_PACKS, CE_HELD_BLOCKS)
     s.max = softmax_max(largest_logit(x, tail));
     s.sum = sum_of_terms(x, s.max) + softmax_term(tail, s.max);
     s = softmax_block(s, shared);
-    const SoftmaxGradient g = {s.max, dloss / s.sum, dloss, target_logit, target};
+    const SoftmaxGradient g = {s.max, gradient_scale(dloss, s, target), dloss, target_logit, target};
 #pragma unroll
     for (int k = 0; k < CE_PACKS; k++) { store_dlogits(row, first + k * stride, full, x[k], g); }
     store_tail<W>(row, threadIdx.x, V, tail, g);
-    if (threadIdx.x == 0) { losses[blockIdx.x] = softmax_loss(s, target_logit); }
+    if (threadIdx.x == 0) { losses[blockIdx.x] = softmax_loss(s, target, target_logit); }
 }
 
 /* A block takes one row and reads it twice. */
@@ -246,7 +255,7 @@ __global__ void __launch_bounds__(CE_LOOP_THREADS)
     floatX* row = logits + blockIdx.x * pitch;
     const int own = threadIdx.x * W, stride = (int)blockDim.x * W, round = CE_UNROLL * stride, full = V / W * W;
     const int target = targets[blockIdx.x];
-    const float target_logit = to_float(row[target]), tail = load_tail<W>(row, threadIdx.x, V);
+    const float target_logit = load_target(row, target), tail = load_tail<W>(row, threadIdx.x, V);
     SoftmaxSum s = softmax_of_none();
     softmax_add(s, tail);
     for (int start = 0; start < full; start += round) {
@@ -256,9 +265,9 @@ __global__ void __launch_bounds__(CE_LOOP_THREADS)
         softmax_add(s, x);
     }
     s = softmax_block(s, shared);
-    if (threadIdx.x == 0) { losses[blockIdx.x] = softmax_loss(s, target_logit); }
+    if (threadIdx.x == 0) { losses[blockIdx.x] = softmax_loss(s, target, target_logit); }
     if (loss_scale) { dloss *= *loss_scale; }
-    const SoftmaxGradient g = {s.max, dloss / s.sum, dloss, target_logit, target};
+    const SoftmaxGradient g = {s.max, gradient_scale(dloss, s, target), dloss, target_logit, target};
     for (int start = full / round * round; start >= 0; start -= round) {
         Logits x[CE_UNROLL];
 #pragma unroll
@@ -314,7 +323,7 @@ __global__ void __launch_bounds__(CE_ROW_THREADS, 1)
     for (unsigned n = blockIdx.x; n < N; n += gridDim.x) {
         const floatX* const next = own + gridDim.x * pitch;
         const int next_left = n + gridDim.x < N ? left : 0, target = targets[n];
-        const float target_logit = to_float(logits[n * pitch + target]);  // before anyone overwrites it
+        const float target_logit = load_target(logits + n * pitch, target);  // before anyone overwrites it
         const float tail = load_tail<W>(logits + n * pitch, threadIdx.x, V);
         copy_async_wait<1>();
 #pragma unroll
@@ -337,8 +346,8 @@ __global__ void __launch_bounds__(CE_ROW_THREADS, 1)
         if (threadIdx.x < W) { tails[threadIdx.x] = tail; }
         s = softmax_block(s, shared[turn]);
         turn ^= 1;
-        if (threadIdx.x == 0) { losses[n] = softmax_loss(s, target_logit); }
-        const SoftmaxGradient g = {s.max, dloss / s.sum, dloss, target_logit, target - first};
+        if (threadIdx.x == 0) { losses[n] = softmax_loss(s, target, target_logit); }
+        const SoftmaxGradient g = {s.max, gradient_scale(dloss, s, target), dloss, target_logit, target - first};
 #pragma unroll
         for (int k = HELD; k < ALL; k++) {
             store_dlogits(own, k * STRIDE, left, copied(k), g);
@@ -375,7 +384,8 @@ __global__ void __launch_bounds__(CE_FORWARD_THREADS, 1024 / CE_FORWARD_THREADS)
     for (unsigned n = blockIdx.x; n < N; n += gridDim.x) {
         const floatX* const next_row = row + gridDim.x * pitch;
         const int next_full = n + gridDim.x < N ? full : 0;
-        const float target_logit = to_float(row[targets[n]]), tail = load_tail<W>(row, threadIdx.x, V);
+        const int target = targets[n];
+        const float target_logit = load_target(row, target), tail = load_tail<W>(row, threadIdx.x, V);
         SoftmaxSum s = softmax_of_none();
         for (int c = own; c < own + full; c += round) {
             const bool last = c - own + round >= full;
@@ -392,7 +402,7 @@ __global__ void __launch_bounds__(CE_FORWARD_THREADS, 1024 / CE_FORWARD_THREADS)
         softmax_add(s, tail);
         s = softmax_block(s, shared[turn]);
         turn ^= 1;
-        if (threadIdx.x == 0) { losses[n] = softmax_loss(s, target_logit); }
+        if (threadIdx.x == 0) { losses[n] = softmax_loss(s, target, target_logit); }
         row = next_row;
     }
 }

@@ -4,8 +4,8 @@
  *   loss      = -log(softmax_target) = log(sum) + max - logit_target
  *   dlogit_v  = (softmax_v - [v = target]) * dloss
  *
- * Each row is read three times (maximum, exponentials, scaling) while it stays in a near cache. The functions write one loss
- * a row; the caller sums them in its own order. The caller has checked that 0 <= target < V.
+ * A row whose target is -1 is not trained: its loss and its gradient are 0. Each row is read three times (maximum, exponentials, scaling) while it stays in a near cache. The functions write one loss
+ * a row; the caller sums them in its own order. The caller has checked that -1 <= target < V.
  */
 #ifndef LLMC_CROSSENTROPY_H
 #define LLMC_CROSSENTROPY_H
@@ -14,8 +14,9 @@
 
 #include <float.h>
 #include <math.h>
+#include <string.h>
 
-/* Returns one row's loss and writes *sum, the sum of e^(logit - max). Stores these exponentials in `keep` (V), which may be
+/* Returns the loss of a row with a target and writes *sum, the sum of e^(logit - max). Stores these exponentials in `keep` (V), which may be
  * `row`, unless it is NULL. */
 LLMC_INLINE float crossentropy_row(const float* row, float* keep, float* sum, int32_t target, size_t V) {
     const float target_logit = row[target];
@@ -36,7 +37,7 @@ static inline void crossentropy_forward(float* losses, const float* logits, cons
 #pragma omp parallel for schedule(static)
     for (size_t n = 0; n < N; n++) {
         float sum;
-        losses[n] = crossentropy_row(logits + n * (size_t)V, NULL, &sum, targets[n], (size_t)V);
+        losses[n] = targets[n] < 0 ? 0.0f : crossentropy_row(logits + n * (size_t)V, NULL, &sum, targets[n], (size_t)V);
     }
 }
 
@@ -45,6 +46,11 @@ static inline void crossentropy_fused(float* losses, float* logits, const int32_
 #pragma omp parallel for schedule(static)
     for (size_t n = 0; n < N; n++) {
         float *row = logits + n * (size_t)V, sum;
+        if (targets[n] < 0) {
+            losses[n] = 0.0f;
+            memset(row, 0, (size_t)V * sizeof *row);
+            continue;
+        }
         losses[n] = crossentropy_row(row, row, &sum, targets[n], (size_t)V);
         const float factor = dloss / sum;
         for (size_t v = 0; v < (size_t)V; v += SIMD) {

@@ -275,9 +275,9 @@ static inline MatmulPlan* matmul_plan(MatmulContext* c, const MatmulKey* key) {
     return p;
 }
 
-/* Computes D = op(A) op(B), plus C unless it is NULL. C has D's type and pitch, and may be D. */
+/* Computes D = scale op(A) op(B), plus C unless it is NULL. C has D's type and pitch, and may be D. */
 static inline void matmul_product(MatmulContext* ctx, Output d, Factor a, Factor b, const void* c, ProductShape shape,
-                                  cudaStream_t stream) {
+                                  cudaStream_t stream, float scale = 1.0f) {
     if (shape.M == 0 || shape.N == 0) { return; }
     MatmulKey key;
     int64_t* v = key.v;
@@ -306,8 +306,8 @@ static inline void matmul_product(MatmulContext* ctx, Output d, Factor a, Factor
         CUBLAS_CHECK(
             cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &a.o.scale, sizeof a.o.scale));
     }
-    const float one = 1.0f, beta = c ? 1.0f : 0.0f;
-    CUBLAS_CHECK(cublasLtMatmul(ctx->handle, p->product, &one, b.o.data, p->a, a.o.data, p->b, &beta, c ? c : d.data, p->c,
+    const float beta = c ? 1.0f : 0.0f;
+    CUBLAS_CHECK(cublasLtMatmul(ctx->handle, p->product, &scale, b.o.data, p->a, a.o.data, p->b, &beta, c ? c : d.data, p->c,
                                 d.data, p->d, &p->algo, ctx->workspace, ctx->workspace_bytes, stream));
 }
 

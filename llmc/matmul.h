@@ -197,10 +197,10 @@ static inline MatrixView matmul_block(float* packed, MatrixView a, size_t rows, 
     return by_rows(packed, MATMUL_LDA);
 }
 
-/* Computes c (M, N) = a (M, K) b (K, N) + add (M, N); NULL for `add` adds nothing, and `add` may be c. c and add are row-major
- * without gaps. scratch: matmul_scratch() bytes */
-static inline void matmul_vectors(float* c, void* scratch, const float* add, MatrixView a, MatrixView b, size_t M, size_t N,
-                                  size_t K) {
+/* Computes c (M, N) = a (M, K) b (K, N) + add (M, N); NULL for `add` adds nothing, and `add` may be c. c and add are row-major,
+ * rows c_row floats apart. scratch: matmul_scratch() bytes */
+static inline void matmul_vectors(float* c, size_t c_row, void* scratch, const float* add, MatrixView a, MatrixView b, size_t M,
+                                  size_t N, size_t K) {
     float *packed_b = (float*)scratch, *packed_a_0 = packed_b + MATMUL_PACKED_B;
     const size_t kc = ceil_div(K, ceil_div(K, MATMUL_KC));  // runs of equal length
     // A tall block pays, twice as tall where columns of A are read in pieces of its height. But each thread should get about
@@ -220,18 +220,19 @@ static inline void matmul_vectors(float* c, void* scratch, const float* add, Mat
 #pragma omp for schedule(dynamic)
             for (size_t i = 0; i < M; i += mc) {
                 float* packed_a = packed_a_0 + thread_number() * MATMUL_PACKED_A;
-                const size_t rows = size_min(M - i, mc), at = i * N + j;
+                const size_t rows = size_min(M - i, mc), at = i * c_row + j;
                 const MatrixView block = matmul_block(packed_a, view_from(a, i, k), rows, depth, mc);
                 for (size_t q = 0; q < cols; q += MATMUL_NR) {
                     matmul_panel(rows, size_min(cols - q, MATMUL_NR), depth, block, packed_b + q * depth, MATMUL_NR, c + at + q,
-                                 from ? from + at + q : NULL, N);
+                                 from ? from + at + q : NULL, c_row);
                 }
             }
         }
     }
 }
 
-/* Does the same on the matrix unit if there is one and the product is large enough to pay for its packing. */
+/* Does the same without gaps between rows, on the matrix unit if there is one and the product is large enough to pay for its
+ * packing. */
 static inline void matmul_general(float* c, void* scratch, const float* add, MatrixView a, MatrixView b, size_t M, size_t N,
                                   size_t K) {
 #ifdef LLMC_AMX
@@ -240,7 +241,7 @@ static inline void matmul_general(float* c, void* scratch, const float* add, Mat
         return;
     }
 #endif
-    matmul_vectors(c, scratch, add, a, b, M, N, K);
+    matmul_vectors(c, N, scratch, add, a, b, M, N, K);
 }
 
 /* Does matmul_forward() for a few rows. No element of w is used often enough to pay for packing it. */
@@ -256,7 +257,8 @@ static inline void matmul_forward_few(float* out, const float* x, const float* w
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// what the model calls: arguments are those of the plain loops, and scratch of matmul_scratch() bytes
+// what the model calls: arguments are those of the plain loops, and scratch of matmul_scratch() bytes; dw NULL: the weights are
+// frozen, nothing is to do
 
 #ifdef LLMC_PLAIN
 
@@ -276,7 +278,7 @@ static inline void matmul_backward_input(float* dx, void* scratch, const float* 
 static inline void matmul_backward_weight(float* dw, void* scratch, const float* dout, const float* x, size_t N, int C,
                                           int OC) {
     (void)scratch;
-    matmul_backward_weight_plain(dw, dout, x, N, C, OC);
+    if (dw) { matmul_backward_weight_plain(dw, dout, x, N, C, OC); }
 }
 
 #else
@@ -307,6 +309,7 @@ static inline void matmul_backward_input(float* dx, void* scratch, const float* 
 
 static inline void matmul_backward_weight(float* dw, void* scratch, const float* dout, const float* x, size_t N, int C,
                                           int OC) {
+    if (!dw) { return; }
     matmul_general(dw, scratch, dw, transposed(by_rows(dout, (size_t)OC)), by_rows(x, (size_t)C), (size_t)OC, (size_t)C, N);
 }
 

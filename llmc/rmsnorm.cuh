@@ -275,13 +275,14 @@ static inline void rmsnorm_backward_launch(const RmsnormBackwardPlan* plan, floa
     plan->kernel<<<(unsigned)plan->blocks, plan->rows.block, plan->shared, stream>>>(dx, partial, dout, x, weight, rstd, rows.N,
                                                                                      rows.C, rows.pitch);
     CUDA_CHECK_LAUNCH("rmsnorm_backward_kernel");
+    if (!dweight) { return; }
     rmsnorm_dweight_kernel<<<(unsigned)ceil_div((size_t)rows.C, RMSNORM_SUM_COLUMNS), 1024, 0, stream>>>(
         dweight, partial, (int)plan->blocks, rows.C);
     CUDA_CHECK_LAUNCH("rmsnorm_dweight_kernel");
 }
 
-/* Adds to dx (rows) and dweight (C, fp32) from dout, x (rows), weight (C) and the forward pass's rstd (N). scratch: bytes as
- * above */
+/* Adds to dx (rows) and dweight (C, fp32; NULL: not wanted) from dout, x (rows), weight (C) and the forward pass's rstd (N).
+ * scratch: bytes as above */
 static inline void rmsnorm_backward_cuda(floatX* dx, float* dweight, void* scratch, const floatX* dout, const floatX* x,
                                          const floatX* weight, const float* rstd, RowShape rows, cudaStream_t stream) {
     if (rows.N == 0) { return; }

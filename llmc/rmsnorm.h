@@ -38,7 +38,8 @@ static inline size_t rmsnorm_backward_scratch(size_t N, int C) {
     return ceil_div(N, RMSNORM_CHUNK) * (size_t)C * sizeof(float);
 }
 
-/* Adds to dx (N, C) and dweight (C) from dout, x (N, C), weight (C) and the forward pass's rstd (N). scratch: bytes as above */
+/* Adds to dx (N, C) and dweight (C; NULL: not wanted) from dout, x (N, C), weight (C) and the forward pass's rstd (N).
+ * scratch: bytes as above */
 static inline void rmsnorm_backward(float* dx, float* dweight, void* scratch, const float* dout, const float* x,
                                     const float* weight, const float* rstd, size_t N, int C) {
     const size_t width = (size_t)C, chunks = ceil_div(N, RMSNORM_CHUNK);
@@ -65,7 +66,7 @@ static inline void rmsnorm_backward(float* dx, float* dweight, void* scratch, co
             }
         }
     }
-    for (size_t k = 0; k < chunks; k++) {
+    for (size_t k = 0; dweight && k < chunks; k++) {
         for (size_t c = 0; c < width; c++) { dweight[c] += partial[k * width + c]; }
     }
 }

@@ -22,9 +22,10 @@ typedef struct {
     int tokens;         // tokens of a block
 } RopeGrid;
 
-template <int W>
+/* With DOCUMENTS, positions count from starts (N), where each token's document starts in its row. */
+template <int W, bool DOCUMENTS>
 __global__ void __launch_bounds__(ROPE_THREADS)
-    rope_kernel(floatX* qkv, const float* cos_sin, float sign, RopeGrid g, size_t pitch) {
+    rope_kernel(floatX* qkv, const float* cos_sin, float sign, RopeGrid g, size_t pitch, const int32_t* starts) {
     const int per_token = g.lanes * g.groups, half = g.HD / 2;
     const size_t first = (size_t)blockIdx.x * g.tokens;
     const int start = (int)(first % g.T);
@@ -42,7 +43,8 @@ __global__ void __launch_bounds__(ROPE_THREADS)
                 b[k] = load_vec<W>(row + (size_t)h * g.HD + half);
             }
         }
-        const float* table = cos_sin + ((size_t)g.first_pos + (start + token) % g.T) * g.HD + i;
+        const int back = DOCUMENTS ? starts[n] : 0;
+        const float* table = cos_sin + ((size_t)g.first_pos + (start + token) % g.T - back) * g.HD + i;
         const Vec<float, W> cosine = load_vec<W>(table), sine = load_vec<W>(table + half);
 #pragma unroll
         for (int k = 0; k < ROPE_HEADS; k++) {
@@ -61,8 +63,8 @@ __global__ void __launch_bounds__(ROPE_THREADS)
     }
 }
 
-static inline void rope_rotate_cuda(floatX* qkv, const float* cos_sin, float sign, int first_pos, AttentionShape s,
-                                    size_t pitch, cudaStream_t stream) {
+static inline void rope_rotate_cuda(floatX* qkv, const int32_t* starts, const float* cos_sin, float sign, int first_pos,
+                                    AttentionShape s, size_t pitch, cudaStream_t stream) {
     const size_t N = (size_t)s.B * s.T;
     if (N == 0) { return; }
     const bool wide = s.HD / 2 % VECTOR<floatX> == 0;
@@ -70,25 +72,23 @@ static inline void rope_rotate_cuda(floatX* qkv, const float* cos_sin, float sig
     g.groups = (int)ceil_div((size_t)g.heads, ROPE_HEADS);
     g.tokens = (int)size_max(1, ROPE_THREADS / (size_t)(g.lanes * g.groups));
     const unsigned blocks = (unsigned)ceil_div(N, (size_t)g.tokens);
-    if (wide) {
-        rope_kernel<VECTOR<floatX>><<<blocks, ROPE_THREADS, 0, stream>>>(qkv, cos_sin, sign, g, pitch);
-    } else {
-        rope_kernel<1><<<blocks, ROPE_THREADS, 0, stream>>>(qkv, cos_sin, sign, g, pitch);
-    }
+    auto* plain = wide ? rope_kernel<VECTOR<floatX>, false> : rope_kernel<1, false>;
+    auto* documents = wide ? rope_kernel<VECTOR<floatX>, true> : rope_kernel<1, true>;
+    (starts ? documents : plain)<<<blocks, ROPE_THREADS, 0, stream>>>(qkv, cos_sin, sign, g, pitch, starts);
     CUDA_CHECK_LAUNCH("rope_kernel");
 }
 
-/* Rotates qkv (B, T, (NH + 2 NKV) HD), pitch, in place. Row t of each sequence is at position first_pos + t.
- * cos_sin: (positions, HD) */
-static inline void rope_forward_cuda(floatX* qkv, const float* cos_sin, int first_pos, AttentionShape s, size_t pitch,
-                                     cudaStream_t stream) {
-    rope_rotate_cuda(qkv, cos_sin, 1.0f, first_pos, s, pitch, stream);
+/* Rotates qkv (B, T, (NH + 2 NKV) HD), pitch, in place. Row t of each sequence is at position first_pos + t, less starts
+ * (B, T), unless starts is NULL. cos_sin: (positions, HD) */
+static inline void rope_forward_cuda(floatX* qkv, const int32_t* starts, const float* cos_sin, int first_pos, AttentionShape s,
+                                     size_t pitch, cudaStream_t stream) {
+    rope_rotate_cuda(qkv, starts, cos_sin, 1.0f, first_pos, s, pitch, stream);
 }
 
 /* Turns dqkv in place from the gradient after the rotation into the gradient before it. */
-static inline void rope_backward_cuda(floatX* dqkv, const float* cos_sin, int first_pos, AttentionShape s, size_t pitch,
-                                      cudaStream_t stream) {
-    rope_rotate_cuda(dqkv, cos_sin, -1.0f, first_pos, s, pitch, stream);
+static inline void rope_backward_cuda(floatX* dqkv, const int32_t* starts, const float* cos_sin, int first_pos,
+                                      AttentionShape s, size_t pitch, cudaStream_t stream) {
+    rope_rotate_cuda(dqkv, starts, cos_sin, -1.0f, first_pos, s, pitch, stream);
 }
 
 #endif

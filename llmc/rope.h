@@ -5,7 +5,8 @@
  *   x[i + HD/2] = x[i + HD/2] * cos(angle) + x[i] * sin(angle)
  *
  * Elements i and i + HD/2 turn together: Hugging Face's pairing. The paper pairs 2i and 2i + 1. The functions rotate q and k of
- * packed qkv rows in place and leave v alone. Backward turns by the negative angle.
+ * packed qkv rows in place and leave v alone. Backward turns by the negative angle. Where a row holds several documents, a
+ * token's position counts from its document's start (starts, see attention.h; NULL: from the row's).
  *
  * The table repeats what transformers computes, rounding for rounding, in fp32. Type "llama3" (modeling_rope_utils.py)
  * divides the frequencies of long wavelengths by its factor and blends in between. The angle is the fp32 product of position
@@ -57,11 +58,13 @@ static inline void rope_table(float* cos_sin, int T, const ModelConfig* c) {
     }
 }
 
-static inline void rope_rotate(float* qkv, const float* cos_sin, float sign, int first_pos, AttentionShape s) {
+static inline void rope_rotate(float* qkv, const int32_t* starts, const float* cos_sin, float sign, int first_pos,
+                               AttentionShape s) {
     const size_t HD = (size_t)s.HD, half = HD / 2, width = (size_t)(s.NH + 2 * s.NKV) * HD;
 #pragma omp parallel for schedule(static)
     for (size_t n = 0; n < (size_t)s.B * (size_t)s.T; n++) {
-        const float* cosine = cos_sin + ((size_t)first_pos + n % (size_t)s.T) * HD;
+        const size_t start = starts ? (size_t)starts[n] : 0;
+        const float* cosine = cos_sin + ((size_t)first_pos + n % (size_t)s.T - start) * HD;
         const float* sine = cosine + half;
         for (size_t h = 0; h < (size_t)(s.NH + s.NKV); h++) {  // queries, then keys
             float* x = qkv + n * width + h * HD;
@@ -74,15 +77,15 @@ static inline void rope_rotate(float* qkv, const float* cos_sin, float sign, int
     }
 }
 
-/* Rotates qkv (B, T, (NH + 2 NKV) HD) in place. Row t of each sequence is at position first_pos + t; cos_sin is the table
- * from position 0 on. */
-static inline void rope_forward(float* qkv, const float* cos_sin, int first_pos, AttentionShape s) {
-    rope_rotate(qkv, cos_sin, 1.0f, first_pos, s);
+/* Rotates qkv (B, T, (NH + 2 NKV) HD) in place. Row t of each sequence is at position first_pos + t, less starts (B, T);
+ * cos_sin is the table from position 0 on. */
+static inline void rope_forward(float* qkv, const int32_t* starts, const float* cos_sin, int first_pos, AttentionShape s) {
+    rope_rotate(qkv, starts, cos_sin, 1.0f, first_pos, s);
 }
 
 /* Turns dqkv in place from the gradient after the rotation into the gradient before it. */
-static inline void rope_backward(float* dqkv, const float* cos_sin, int first_pos, AttentionShape s) {
-    rope_rotate(dqkv, cos_sin, -1.0f, first_pos, s);
+static inline void rope_backward(float* dqkv, const int32_t* starts, const float* cos_sin, int first_pos, AttentionShape s) {
+    rope_rotate(dqkv, starts, cos_sin, -1.0f, first_pos, s);
 }
 
 #endif

@@ -107,7 +107,8 @@ def print_rows(file_format, files, column):
         os._exit(PIPE_CLOSED)  # without a second attempt to flush
     except Exception as e:  # the library raises many kinds
         fail(f"cannot be read: {first_line(e)}")
-    print(f"rows {count}", file=sys.stderr)
+    print(f"rows {count}", file=sys.stderr, flush=True)
+    os._exit(0)  # the library's threads may abort a usual exit
 
 
 def shown_source(file):

@@ -4,7 +4,8 @@
  *        -o bench_attention dev/test/bench_attention.cu && ./bench_attention [variants]
  *
  * TFLOP/s use the common count: forward 4 B T^2 NH HD / 2 (the causal half), backward 2.5 times that, although our backward
- * computes 3.5 times. Each number is the median of single launches between events, after a warm-up.
+ * computes 3.5 times. Each number is the median of single launches between events, after a warm-up. The last lines are of rows
+ * of 8192 tokens in documents of 500: their TFLOP/s count whole rows, too, so that they compare with those above by time.
  *
  * `./bench_attention variants` then runs each mma and wgmma kernel alone with other tiles (a minute). It prints one line a
  * variant: its error against the plain kernel (about 2e-3 in BF16; more is a bug), registers at its start, bytes of stack, and
@@ -21,6 +22,7 @@ static const char* kernel_names[NUM_ATTENTION_KERNELS] = {"auto", "plain", "mma"
 
 struct Shape : AttentionShape {
     const char* name;
+    int document;  // tokens of each document; 0: rows are not divided
 };
 
 // clang-format off
@@ -32,6 +34,8 @@ static const Shape shapes[] = {
     {{  8, 1024, 32, 8, 128}, "8B"},
     {{  4, 2048, 32, 8, 128}, "8B"},
     {{  1, 8192, 32, 8, 128}, "8B"},
+    {{  4, 8192, 32, 8,  64}, "1B", 500},
+    {{  1, 8192, 32, 8, 128}, "8B", 500},
 };
 // clang-format on
 
@@ -39,6 +43,7 @@ typedef struct {
     floatX *qkv, *out, *dout, *dqkv;
     float* lse;
     void* scratch;
+    int32_t* starts;
     AttentionArgs args;
 } Buffers;
 
@@ -53,10 +58,21 @@ __global__ void fill_kernel(floatX* x, size_t n, uint32_t seed) {
     }
 }
 
+__global__ void starts_kernel(int32_t* starts, size_t N, int T, int document) {
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < N) { starts[i] = (int)(i % T) / document * document; }
+}
+
 static Buffers allocate(const Shape* s) {
     Buffers b;
     const size_t N = (size_t)s->B * s->T;
-    b.args = attention_args(*s, (size_t)(s->NH + 2 * s->NKV) * s->HD, (size_t)s->NH * s->HD);
+    b.starts = NULL;
+    if (s->document > 0) {
+        CUDA_CHECK(cudaMalloc((void**)&b.starts, N * sizeof *b.starts));
+        starts_kernel<<<(unsigned)ceil_div(N, (size_t)256), 256>>>(b.starts, N, s->T, s->document);
+        CUDA_CHECK_LAUNCH("starts_kernel");
+    }
+    b.args = attention_args(*s, (size_t)(s->NH + 2 * s->NKV) * s->HD, (size_t)s->NH * s->HD, b.starts);
     CUDA_CHECK(cudaMalloc((void**)&b.qkv, N * b.args.qkv_pitch * sizeof(floatX)));
     CUDA_CHECK(cudaMalloc((void**)&b.dqkv, N * b.args.qkv_pitch * sizeof(floatX)));
     CUDA_CHECK(cudaMalloc((void**)&b.out, N * b.args.out_pitch * sizeof(floatX)));
@@ -70,6 +86,7 @@ static Buffers allocate(const Shape* s) {
 }
 
 static void release(Buffers* b) {
+    CUDA_CHECK(cudaFree(b->starts));
     CUDA_CHECK(cudaFree(b->qkv));
     CUDA_CHECK(cudaFree(b->dqkv));
     CUDA_CHECK(cudaFree(b->out));
@@ -108,7 +125,7 @@ static void bench_kernels(void) {
         for (int k = ATTENTION_PLAIN; k < NUM_ATTENTION_KERNELS; k++) {
             const AttentionKernel kernel = (AttentionKernel)k;
             // the plain kernels take seconds at length 8192
-            if (!attention_has_kernel(kernel, s.HD) || (k == ATTENTION_PLAIN && s.T > 2048)) { continue; }
+            if (!attention_has_kernel(kernel, s.HD, s.document > 0) || (k == ATTENTION_PLAIN && s.T > 2048)) { continue; }
             const float forward = time_ms([&]() { attention_forward_by(kernel, b.out, b.lse, b.qkv, s.B, b.args, 0); });
             const float backward = time_ms(
                 [&]() { attention_backward_by(kernel, b.dqkv, b.scratch, b.dout, b.out, b.lse, b.qkv, s.B, b.args, 0); });
@@ -239,7 +256,7 @@ static void bench_variants(void) {
     for (int T : {1024, 2048, 8192}) { printf(" T %5d ms TFLOP/s", T); }
     printf("\n");
     for (const Variant& v : variants) {
-        if (!attention_has_kernel(v.family, v.HD)) { continue; }
+        if (!attention_has_kernel(v.family, v.HD, false)) { continue; }
         cudaFuncAttributes f;
         CUDA_CHECK(cudaFuncGetAttributes(&f, v.kernel));
         printf("%-6s %-8s %3d %-16s %9.1e %5d %5zu |", kernel_names[v.family], part_names[v.part], v.HD, v.tiles,

@@ -201,7 +201,7 @@ static void bench_memory() {
         float* table = take_random<float>((size_t)T * HD);
         snprintf(name, sizeof name, "rope NH=%d NKV=%d HD=%d", NH, NKV, HD);
         const AttentionShape shape = {(int)B, T, NH, NKV, HD};
-        measure(name, 2 * X * N * (NH + NKV) * HD, [&] { rope_forward_cuda(qkv, table, 0, shape, width, 0); });
+        measure(name, 2 * X * N * (NH + NKV) * HD, [&] { rope_forward_cuda(qkv, NULL, table, 0, shape, width, 0); });
     }
     for (int F : {2048, 8192, 14336}) {
         arena_used = 0;

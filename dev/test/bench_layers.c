@@ -81,12 +81,13 @@ static void bench(const char* preset, size_t B, int T, int V) {
     void* scratch = aligned(attention_backward_scratch(s));
     const double attention = 2.0 * (double)B * NH * HD * T * T;  // two products over half of T x T
     rope_table(table, T, &c);
-    TIME("rope", "GB/s", 8.0 * (double)N * (Q + NKV * HD), L, rope_forward(qkv, table, 0, s));
-    TIME("rope backward", "GB/s", 8.0 * (double)N * (Q + NKV * HD), L, rope_backward(qkv, table, 0, s));
-    TIME("attention", "GFLOP/s", attention, L, attention_forward(out, lse, scratch, qkv, s));
-    TIME("attention backward", "GFLOP/s", 2.5 * attention, L, attention_backward(dqkv, scratch, out, out, lse, qkv, s));
-    TIME("attention, plain", "GFLOP/s", attention, 0, attention_forward_plain(out, lse, qkv, s));
-    TIME("attention backward, plain", "GFLOP/s", 2.5 * attention, 0, attention_backward_plain(dqkv, out, out, lse, qkv, s));
+    TIME("rope", "GB/s", 8.0 * (double)N * (Q + NKV * HD), L, rope_forward(qkv, NULL, table, 0, s));
+    TIME("rope backward", "GB/s", 8.0 * (double)N * (Q + NKV * HD), L, rope_backward(qkv, NULL, table, 0, s));
+    TIME("attention", "GFLOP/s", attention, L, attention_forward(out, lse, scratch, qkv, NULL, s));
+    TIME("attention backward", "GFLOP/s", 2.5 * attention, L, attention_backward(dqkv, scratch, out, out, lse, qkv, NULL, s));
+    TIME("attention, plain", "GFLOP/s", attention, 0, attention_forward_plain(out, lse, qkv, NULL, s));
+    TIME("attention backward, plain", "GFLOP/s", 2.5 * attention, 0,
+         attention_backward_plain(dqkv, out, out, lse, qkv, NULL, s));
     free(qkv), free(out), free(dqkv), free(lse), free(table), free(scratch);
 
     float *x = normals(n, 1, 1), *y = normals(n, 1, 2), *dx = normals(n, 1, 3), *w = normals((size_t)C, 1, 4);
@@ -121,9 +122,32 @@ static void bench(const char* preset, size_t B, int T, int V) {
            (double)N / step_ms * 1e3, 100 * products / step_ms);
 }
 
+/* Times attention in one row of T tokens: undivided, and in documents of 500 tokens. */
+static void bench_documents(int T) {
+    ModelConfig c;
+    config_preset(&c, "d4", 4096);
+    const AttentionShape s = attention_shape(&c, 1, T);
+    const size_t N = (size_t)T, Q = (size_t)q_width(&c), QKV = (size_t)qkv_width(&c);
+    float *qkv = normals(N * QKV, 1, 1), *out = normals(N * Q, 1, 2), *dqkv = normals(N * QKV, 1, 3);
+    float* lse = normals(N * (size_t)s.NH, 1, 4);
+    int32_t* starts = (int32_t*)xmalloc(N * sizeof *starts);
+    void* scratch = aligned(attention_backward_scratch(s));
+    for (int t = 0; t < T; t++) { starts[t] = t - t % 500; }
+    double pairs = 0;  // of a query and a key that it sees, twice
+    for (int t = 0; t < T; t++) { pairs += 2 * (t - starts[t] + 1); }
+    const double flop = 2.0 * s.NH * s.HD, row = flop * T * T, documents = flop * pairs;
+    printf("d4: a row of %d tokens, undivided and in documents of 500\n", T);
+    TIME("attention", "GFLOP/s", row, 0, attention_forward(out, lse, scratch, qkv, NULL, s));
+    TIME("attention backward", "GFLOP/s", 2.5 * row, 0, attention_backward(dqkv, scratch, out, out, lse, qkv, NULL, s));
+    TIME("documents", "GFLOP/s", documents, 0, attention_forward(out, lse, scratch, qkv, starts, s));
+    TIME("documents backward", "GFLOP/s", 2.5 * documents, 0, attention_backward(dqkv, scratch, out, out, lse, qkv, starts, s));
+    free(qkv), free(out), free(dqkv), free(lse), free(starts), free(scratch);
+}
+
 int main(int argc, char** argv) {
     if (argc > 1) { runs = atoi(argv[1]); }
     bench("d4", 4, 256, 4096);
     bench("d6", 4, 256, 4096);
+    bench_documents(8192);
     return 0;
 }

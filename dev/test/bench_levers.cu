@@ -258,10 +258,10 @@ static Attention take_attention(const Model& m) {
 }
 
 static void attention_forward_launch(const Attention& a) {
-    attention_forward_cuda(a.out, a.lse, a.qkv, a.shape, a.qkv_pitch, a.out_pitch, 0);
+    attention_forward_cuda(a.out, a.lse, a.qkv, NULL, a.shape, a.qkv_pitch, a.out_pitch, 0);
 }
 static void attention_backward_launch(const Attention& a) {
-    attention_backward_cuda(a.dqkv, a.scratch, a.dout, a.out, a.lse, a.qkv, a.shape, a.qkv_pitch, a.out_pitch, 0);
+    attention_backward_cuda(a.dqkv, a.scratch, a.dout, a.out, a.lse, a.qkv, NULL, a.shape, a.qkv_pitch, a.out_pitch, 0);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -347,8 +347,8 @@ static void power_memory(const Model& m) {
         rmsnorm_backward_cuda(dx, dw, scratch, dout, x, w, rstd, rows, 0);
         swiglu_forward_cuda(act, gate_up, N, (int)F, 2 * F, F, 0);
         swiglu_backward_cuda(dgate_up, NULL, dact, gate_up, N, (int)F, 2 * F, F, 0);
-        rope_forward_cuda(heads, table, 0, shape, qkv, 0);
-        rope_backward_cuda(heads, table, 0, shape, qkv, 0);
+        rope_forward_cuda(heads, NULL, table, 0, shape, qkv, 0);
+        rope_backward_cuda(heads, NULL, table, 0, shape, qkv, 0);
     });
     const Update u = take_update(4 * block_weights(c), MASTER_FP32, false);
     measure_power((std::string(m.name) + " adamw").c_str(), 0, 0, update_bytes(u), [&] { update_launch(u, 0); });

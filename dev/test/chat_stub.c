@@ -88,8 +88,8 @@ static void print_ids(char** argv) {
     memset(&l, 0, sizeof l);
     must(tokenizer_load(&t, argv[0], &e) && chat_read_form(&t, &dated, &e) && chat_tokens(&c, &t, t.vocab_size, &e), &e);
     c.date = dated ? argv[1] : NULL;
-    chat_begin(&l, &c, &t, argv[2]);
-    chat_message(&l, &c, &t, "user", argv[3]);
+    chat_begin(&l, &c, &t, argv[2], strlen(argv[2]));
+    chat_message(&l, &c, &t, "user", argv[3], strlen(argv[3]));
     chat_header(&l, &c, &t, "assistant");
     printf("%s", dated ? "dated" : "plain");
     for (size_t i = 0; i < l.count; i++) { printf(" %d", l.ids[i]); }

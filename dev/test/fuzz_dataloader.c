@@ -1,6 +1,6 @@
 /* fuzz_dataloader.c -- reads the bytes as one or two token files. What opens must give every row of two epochs, each token
  * below the vocabulary size, or an error; what a scan finds whole gives every row. The first byte sets B, T, shuffle and the
- * thread; the next two say where the second file begins (0: no second file). */
+ * thread; the next two say where the second file begins (0: no second file), how rows are made, and the id of BOS. */
 #include "fuzz.h"
 #include "llmc/files/dataloader.h"
 
@@ -10,14 +10,15 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     fuzz_path(first, "0.bin");
     fuzz_path(second, "1.bin");
     fuzz_path(pattern, "*.bin");
-    size_t cut = (size_t)data[1] | (size_t)data[2] << 8, rest = size - 3;
+    size_t cut = (size_t)data[1] | (size_t)(data[2] & 63) << 8, rest = size - 3;
     bool two = cut > 0 && cut < rest;
     fuzz_write(first, data + 3, two ? cut : rest);
     if (two) { fuzz_write(second, data + 3 + cut, rest - cut); }
     const int B = 1 + (data[0] & 3), T = 1 + (data[0] >> 2 & 15);
     DataLoader d;
     Error e = NO_ERROR;
-    bool ok = dataloader_open(&d, pattern, B, T, 0, 1, 1, data[0] >> 6 & 1, &e);
+    const RowRule rule = {(Documents)(data[2] >> 6), data[1], 0, true, NULL, NULL};
+    bool ok = dataloader_open_rows(&d, pattern, B, T, 0, 1, 1, data[0] >> 6 & 1, &rule, &e);
     fuzz_check_error(ok, &e);
     if (ok) {
         int32_t x[4 * 16], y[4 * 16];
@@ -33,7 +34,9 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         while (ok && d.row < 2 * d.rows_per_epoch) {
             ok = dataloader_next(&d, x, y, &e);
             for (int i = 0; ok && i < B * T; i++) {
-                REQUIRE(x[i] >= 0 && x[i] < d.vocab_limit && (i % T == 0 || x[i] == y[i - 1]));
+                REQUIRE(x[i] >= 0 && x[i] < d.vocab_limit && y[i] >= -1 && y[i] < d.vocab_limit);
+                REQUIRE(d.indexed || i % T == 0 || x[i] == y[i - 1]);
+                REQUIRE(!d.starts || (d.starts[i] >= 0 && d.starts[i] <= i % T));
             }
         }
         fuzz_check_error(ok, &e);

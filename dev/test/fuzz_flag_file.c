@@ -18,7 +18,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         const OptionsResult result = parse_file(&o, fuzz_file(data, size), (OptionScope)trainer, &e);
         fuzz_check_error(result != OPTIONS_WRONG, &e);
         // the flags of one process are not written: some values are right only together with them
-        if (result == OPTIONS_OK && !o.resume && !o.export_model) {
+        if (result == OPTIONS_OK && !o.resume && !o.export_) {
             char *text = NULL, a[OPTION_TEXT], b[OPTION_TEXT];
             size_t length = 0;
             FILE* f = xopen_memory(&text, &length);

@@ -6,7 +6,7 @@
     python dev/test/gpu_pairs.py --gap MODEL PROMPT A.txt B.txt      do two greedy texts first differ at a tie?
 
 The cases cover every head_dim with its own kernel (and odd ones), all group sizes, odd vocabulary sizes, T of one token, one
-tile and many tiles, tied and untied heads, RoPE without scaling and with factors 8 and 32. The seeds are fixed, not
+tile and many tiles, tied and untied heads, RoPE without scaling and with factors 8 and 32, rows of documents. The seeds are fixed, not
 selected: each case is written for seeds 1, 2 and 3, with the default learning rate. PyTorch computes in fp32 on the CPU, where
 TF32 is impossible, and its 16-bit runs on a GPU if there is one. Prints "ok" or "FAIL" for each pair and program; exits with 0
 if all pass. --out without --trainer only writes.
@@ -15,6 +15,7 @@ import argparse
 import concurrent.futures as futures
 import multiprocessing
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -45,10 +46,14 @@ CASES = {
     "hd256_groups1_tied": (4, 4, 256, 301, 64, 136, 1, 2, 17, True, 0),
     "one_token_hd64": (2, 1, 64, 301, 48, 136, 2, 4, 1, True, 32),
     "one_token_hd16": (4, 4, 16, 97, 32, 136, 1, 4, 1, False, 0),
+    "hd12_documents": (4, 2, 12, 97, 40, 64, 2, 3, 200, False, 8),
+    "hd64_documents": (4, 2, 64, 301, 48, 136, 2, 2, 1000, False, 8),
+    "hd128_documents": (4, 1, 128, 97, 64, 136, 2, 2, 400, True, 0),
     "tiny_hd12": (2, 1, 12, 97, 40, 72, 1, 1, 70, False, 8),
     "tiny_hd64": (2, 1, 64, 97, 40, 72, 1, 1, 70, False, 8),
     "tiny_hd128": (2, 1, 128, 97, 40, 72, 1, 1, 70, True, 8),
 }
+LONGEST = {"hd12_documents": 60, "hd64_documents": 300, "hd128_documents": 130}  # document of a row
 STEPS = 4
 
 
@@ -60,6 +65,19 @@ def config(case):
         c.rope_type, c.factor, c.rope_theta = "llama3", float(factor), 500000.0
         c.original_max_position_embeddings = max(8, T // 4)
     return c
+
+
+def documents(name, B, T, seed):
+    """Returns the lengths of random documents that fill each of B rows of T tokens; None if the case has none."""
+    if name not in LONGEST:
+        return None
+    generator, rows = random.Random(seed), []
+    for _ in range(B):
+        row = []
+        while sum(row) < T:
+            row.append(min(generator.randint(1, LONGEST[name]), T - sum(row)))
+        rows.append(row)
+    return rows
 
 
 def make_exact_zeros(path):
@@ -84,7 +102,7 @@ def write_case(out, name, seed):
     path = os.path.join(out, pair + ".state.safetensors")
     # a weight decay large enough to show
     ref.write_state(model, path, B, T, 1 if name.startswith("tiny") else STEPS, seed, weight_decay=2.0,
-                    device_16bit="cuda" if torch.cuda.is_available() else "cpu")
+                    device_16bit="cuda" if torch.cuda.is_available() else "cpu", documents=documents(name, B, T, seed))
     if T == 1:
         make_exact_zeros(path)
     return pair

@@ -34,7 +34,8 @@ done
 echo "    $killed kills over $last steps of about $((span / 6)) ms, $halves of them inside of a checkpoint"
 check "every time the run went on until it was killed" test $refusals -eq 0
 stop=$((last + 2))
-train $flags --out killed --resume --stop-after $stop >"$tmp/end" 2>&1 && train $flags --out never --stop-after $stop >/dev/null 2>&1
+train $flags --out killed --resume --stop-after $stop >"$tmp/end" 2>&1 &&
+    train $flags --out never --stop-after $stop >/dev/null 2>&1
 name=$(printf 'step_%08d' $stop)
 check "the checkpoint is that of a run never killed" same_checkpoint never/$name killed/$name
 check "and the log" same_steps never/log.jsonl killed/log.jsonl

@@ -49,7 +49,11 @@ expect() {
     if [ "$expect_got" -ne "$expect_status" ]; then
         bad "$expect_name" "status $expect_got, wanted $expect_status: $(tail -n 2 "$tmp/stderr" | tr '\n' ' ')"
     elif [ "$expect_status" -eq 0 ]; then
-        if cat "$tmp/stdout" "$tmp/stderr" | grep -qF -- "$expect_text"; then ok "$expect_name"; else bad "$expect_name" "no '$expect_text'"; fi
+        if cat "$tmp/stdout" "$tmp/stderr" | grep -qF -- "$expect_text"; then
+            ok "$expect_name"
+        else
+            bad "$expect_name" "no '$expect_text'"
+        fi
     elif error_is_well_formed && grep -qF -- "$expect_text" "$tmp/stderr"; then
         ok "$expect_name"
     else
@@ -76,13 +80,21 @@ words() {
 
 # little_endian BYTES NUMBER...: prints each number as octal escapes for printf
 little_endian() {
-    awk 'BEGIN { for (i = 2; i < ARGC; i++) { v = ARGV[i]; for (b = 0; b < ARGV[1]; b++) { printf "\\%03o", v % 256; v = int(v / 256) } } }' "$@"
+    awk 'BEGIN {
+        for (i = 2; i < ARGC; i++) {
+            v = ARGV[i]
+            for (b = 0; b < ARGV[1]; b++) { printf "\\%03o", v % 256; v = int(v / 256) }
+        }
+    }' "$@"
 }
 
 # token_file OUT COUNT VOCAB [ID]: writes a token file in llm.c's format (header words 3 to 255 zero): COUNT ids below
 # VOCAB, then ID
 token_file() {
-    tf_ids=$(awk -v count="$2" -v v="$3" 'BEGIN { s = 7; for (i = 0; i < count; i++) { s = (s * 171 + 11213) % 53125; printf "%d ", s % v } }')
+    tf_ids=$(awk -v count="$2" -v v="$3" 'BEGIN {
+        s = 7
+        for (i = 0; i < count; i++) { s = (s * 171 + 11213) % 53125; printf "%d ", s % v }
+    }')
     {
         printf "$(little_endian 4 20240520 1 $(($2 + (${4:+1} + 0))))"
         dd if=/dev/zero bs=1012 count=1 2>/dev/null

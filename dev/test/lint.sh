@@ -1,5 +1,5 @@
 #!/bin/sh
-# lint.sh -- static checks: every header compiles alone without warnings, as C11 and C++17, with gcc and clang. So does every
+# lint.sh -- static checks: every header compiles alone without warnings, with gcc and clang as C11 and (llmc) C++17. So does every
 # .cuh with nvcc, and every C file with clang (for gcc: make WERROR=1 test). No function of a program may take more than 64 KiB
 # of stack: threads may have 128 KiB (musl), and what runs on them calls little else. The tests may take more. shellcheck reads
 # the shell scripts, and ruff the Python files. Skips a missing tool by name.
@@ -16,14 +16,17 @@ have() { command -v "$1" >/dev/null || { echo "skip $1: it is not installed" && 
 
 for cc in gcc clang; do
     have $cc || continue
-    for header in llmc/*.h llmc/*/*.h; do
+    for header in llmc/*.h llmc/*/*.h dev/data/*.h; do
         echo "#include \"$header\"" | run "$cc, C11: $header" $cc -std=c11 -fsyntax-only $warnings -I. -x c -
-        echo "#include \"$header\"" | run "$cc, C++17: $header" $cc -std=c++17 -fsyntax-only $warnings -Wno-missing-field-initializers -I. -x c++ -
+        case $header in dev/*) continue ;; esac
+        echo "#include \"$header\"" | run "$cc, C++17: $header" $cc -std=c++17 -fsyntax-only $warnings \
+            -Wno-missing-field-initializers -I. -x c++ -
     done
 done
 if have gcc; then
     for file in train_llama3.c dev/data/*.c; do
-        run "stack frames: $file" gcc -std=c11 -O3 -march=native -fopenmp -c -o /dev/null $warnings -Wstack-usage=65536 -I. "$file"
+        run "stack frames: $file" gcc -std=c11 -O3 -march=native -fopenmp -c -o /dev/null $warnings -Wstack-usage=65536 \
+            -I. "$file"
     done
 fi
 if have clang; then
@@ -38,7 +41,9 @@ if have "$nvcc"; then
             -DPRECISION_BF16 -Werror all-warnings -diag-suppress 177 -I.
     done
 fi
-if have shellcheck; then run shellcheck shellcheck -s sh -S warning -e SC1091,SC2010,SC2034,SC2046,SC2154 dev/test/*.sh dev/test/*/*.sh; fi
+if have shellcheck; then
+    run shellcheck shellcheck -s sh -S warning -e SC1091,SC2010,SC2034,SC2046,SC2154 dev/test/*.sh dev/test/*/*.sh
+fi
 if have python3; then
     run "comments behind includes" python3 dev/test/defines.py
 fi

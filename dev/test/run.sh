@@ -57,7 +57,10 @@ run() { # run NAME COMMAND...: shows stdout as it comes, and stderr, which holds
 run_two() { # run_two FILE [FILE]: runs two Python test files in parallel; each keeps one core busy
     start=$(date +%s)
     for file in "$@"; do
-        { "$python" -m pytest -q -rs -p no:cacheprovider "$file" >"$log.$(basename "$file")" 2>&1; echo $? >"$log.$(basename "$file").status"; } &
+        {
+            "$python" -m pytest -q -rs -p no:cacheprovider "$file" >"$log.$(basename "$file")" 2>&1
+            echo $? >"$log.$(basename "$file").status"
+        } &
     done
     wait
     for file in "$@"; do

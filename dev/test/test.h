@@ -49,4 +49,13 @@ static inline void test_folder(char* out /* PATH_CAP */) {
     if (!mkdtemp(out)) { die("%s: cannot make a folder: %s", out, strerror(errno)); }
 }
 
+/* Returns the path of a file in a folder. It stays valid for the next seven calls. */
+static inline const char* test_path(const char* folder, const char* name) {
+    static char paths[8][PATH_CAP];
+    static int next;
+    char* path = paths[next++ % 8];
+    snprintf(path, PATH_CAP, "%.2000s/%.1000s", folder, name);
+    return path;
+}
+
 #endif

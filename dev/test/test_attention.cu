@@ -18,6 +18,7 @@
 #include "llmc/attention.cuh"
 #include "llmc/attention.h"
 #include "llmc/base/rand.h"
+#include "documents.h"
 #include "test.h"
 
 static const char* kernel_names[NUM_ATTENTION_KERNELS] = {"auto", "plain", "mma", "wgmma"};
@@ -25,6 +26,7 @@ static AttentionKernel only = ATTENTION_AUTO;  // AUTO: all kernels that this bu
 
 struct Case : AttentionShape {
     float amplitude;  // of q and k: 1 is an ordinary softmax, 20 one whose weights are nearly all 0 or 1
+    int longest;      // document of a row; 0: rows are not divided
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -41,7 +43,8 @@ static void fill(float* x, size_t n, float a, uint32_t stream) {
 }
 
 /* Computes out, lse and dqkv of packed rows without gaps, straight from the formulas at the top of attention.cuh. */
-static void reference(const Case* c, const float* qkv, const float* dout, double* out, double* lse, double* dqkv) {
+static void reference(const Case* c, const float* qkv, const int32_t* starts, const float* dout, double* out, double* lse,
+                      double* dqkv) {
     const size_t T = (size_t)c->T, HD = (size_t)c->HD, NH = (size_t)c->NH, NKV = (size_t)c->NKV;
     const size_t W = (NH + 2 * NKV) * HD, O = NH * HD, group = NH / NKV;
     const double scale = 1 / sqrt((double)HD);
@@ -51,19 +54,19 @@ static void reference(const Case* c, const float* qkv, const float* dout, double
             double *p = new_doubles(T), *ds = new_doubles(T);
             for (size_t h = kv * group; h < (kv + 1) * group; h++) {
                 for (size_t t = 0; t < T; t++) {
-                    const size_t row = b * T + t;
+                    const size_t row = b * T + t, first = starts ? (size_t)starts[row] : 0;
                     const float *q = qkv + row * W + h * HD, *d = dout + row * O + h * HD;
                     double *o = out + row * O + h * HD, *dq = dqkv + row * W + h * HD;
                     double m = -INFINITY, l = 0, D = 0;
-                    for (size_t u = 0; u <= t; u++) {
+                    for (size_t u = first; u <= t; u++) {
                         const float* k = qkv + (b * T + u) * W + (NH + kv) * HD;
                         p[u] = 0;
                         for (size_t i = 0; i < HD; i++) { p[u] += scale * q[i] * k[i]; }
                         m = p[u] > m ? p[u] : m;
                     }
-                    for (size_t u = 0; u <= t; u++) { l += exp(p[u] - m); }
+                    for (size_t u = first; u <= t; u++) { l += exp(p[u] - m); }
                     lse[(b * NH + h) * T + t] = m + log(l);
-                    for (size_t u = 0; u <= t; u++) {
+                    for (size_t u = first; u <= t; u++) {
                         const float* v = qkv + (b * T + u) * W + (NH + NKV + kv) * HD;
                         p[u] = exp(p[u] - m) / l;
                         ds[u] = 0;
@@ -73,7 +76,7 @@ static void reference(const Case* c, const float* qkv, const float* dout, double
                         }
                         D += p[u] * ds[u];
                     }
-                    for (size_t u = 0; u <= t; u++) {
+                    for (size_t u = first; u <= t; u++) {
                         const float* k = qkv + (b * T + u) * W + (NH + kv) * HD;
                         double *dk = dqkv + (b * T + u) * W + (NH + kv) * HD, *dv = dk + NKV * HD;
                         ds[u] = p[u] * (ds[u] - D) * scale;
@@ -121,6 +124,15 @@ static floatX* upload(const float* x, size_t rows, size_t width, size_t pitch) {
     return device;
 }
 
+/* Uploads starts (N); NULL stays NULL. */
+static int32_t* upload_starts(const int32_t* starts, size_t N) {
+    int32_t* device = NULL;
+    if (!starts) { return NULL; }
+    CUDA_CHECK(cudaMalloc((void**)&device, N * sizeof *starts));
+    CUDA_CHECK(cudaMemcpy(device, starts, N * sizeof *starts, cudaMemcpyHostToDevice));
+    return device;
+}
+
 static void download(float* out, const floatX* device, size_t n) {
     floatX* host = (floatX*)xmalloc(n * sizeof(floatX));
     CUDA_CHECK(cudaMemcpy(host, device, n * sizeof(floatX), cudaMemcpyDeviceToHost));
@@ -138,12 +150,13 @@ static bool gaps_untouched(const float* x, size_t rows, size_t width, size_t pit
     return true;
 }
 
-static void run_kernel(const Case* c, AttentionKernel kernel, const float* qkv, const float* dout, const double* out,
-                       const double* lse, const double* dqkv) {
+static void run_kernel(const Case* c, AttentionKernel kernel, const float* qkv, const int32_t* starts, const float* dout,
+                       const double* out, const double* lse, const double* dqkv) {
     const size_t N = (size_t)c->B * c->T, HD = c->HD, O = c->NH * HD, KV = c->NKV * HD, W = O + 2 * KV, stats = N * c->NH;
     const size_t unit = 16 / sizeof(floatX), qkv_pitch = round_up(W, unit) + unit, out_pitch = round_up(O, unit) + 2 * unit;
     const size_t scratch_size = attention_backward_scratch_cuda(*c);
-    const AttentionArgs args = attention_args(*c, qkv_pitch, out_pitch);
+    int32_t* d_starts = upload_starts(starts, N);
+    const AttentionArgs args = attention_args(*c, qkv_pitch, out_pitch, d_starts);
     floatX *d_qkv = upload(qkv, N, W, qkv_pitch), *d_dout = upload(dout, N, O, out_pitch), *d_out, *d_dqkv;
     float* d_lse;
     void* d_scratch;
@@ -195,8 +208,11 @@ static void run_kernel(const Case* c, AttentionKernel kernel, const float* qkv, 
     const double e_dk = error_of(got[0][2], qkv_pitch, dqkv, W, N, O, O + KV, floor);
     const double e_dv = error_of(got[0][2], qkv_pitch, dqkv, W, N, O + KV, W, 0);
     const bool close = e_out <= limit && e_lse <= 2e-6 && e_dq <= limit && e_dk <= limit && e_dv <= limit;  // false for NaN
-    CHECK(close, "%s B %d T %d NH %d NKV %d HD %d amplitude %g: errors out %.1e lse %.1e dq %.1e dk %.1e dv %.1e, limit %.1e",
-          kernel_names[kernel], c->B, c->T, c->NH, c->NKV, c->HD, c->amplitude, e_out, e_lse, e_dq, e_dk, e_dv, limit);
+    CHECK(close,
+          "%s B %d T %d NH %d NKV %d HD %d amplitude %g documents %d: errors out %.1e lse %.1e dq %.1e dk %.1e dv %.1e, limit "
+          "%.1e",
+          kernel_names[kernel], c->B, c->T, c->NH, c->NKV, c->HD, c->amplitude, c->longest, e_out, e_lse, e_dq, e_dk, e_dv,
+          limit);
     CHECK(gaps_untouched(got[0][0], N, O, out_pitch) && gaps_untouched(got[0][2], N, W, qkv_pitch),
           "%s T %d HD %d wrote between rows", kernel_names[kernel], c->T, c->HD);
     CHECK(memcmp(got[0][0], got[1][0], N * out_pitch * sizeof(float)) == 0 &&
@@ -204,6 +220,7 @@ static void run_kernel(const Case* c, AttentionKernel kernel, const float* qkv, 
               memcmp(got[0][2], got[1][2], N * qkv_pitch * sizeof(float)) == 0,
           "%s B %d T %d HD %d: two runs differ", kernel_names[kernel], c->B, c->T, c->HD);
     for (int i = 0; i < 6; i++) { free(got[i / 3][i % 3]); }
+    CUDA_CHECK(cudaFree(d_starts));
     CUDA_CHECK(cudaFree(d_qkv));
     CUDA_CHECK(cudaFree(d_dout));
     CUDA_CHECK(cudaFree(d_out));
@@ -217,18 +234,19 @@ static void run_case(Case c, bool oracle) {
     const size_t N = (size_t)c.B * c.T, O = (size_t)c.NH * c.HD, W = (size_t)(c.NH + 2 * c.NKV) * c.HD, stats = N * c.NH;
     float *qkv = (float*)xmalloc(N * W * sizeof(float)), *dout = (float*)xmalloc(N * O * sizeof(float));
     double *out = new_doubles(N * O), *lse = new_doubles(stats), *dqkv = new_doubles(N * W);
+    int32_t* starts = random_starts(c.B, c.T, c.longest);
     fill(qkv, N * W, 1, (uint32_t)(c.T * 1000 + c.HD));
     fill(dout, N * O, 1, (uint32_t)(c.T * 1000 + c.HD + 1));
     for (size_t i = 0; i < N * W; i++) {
         if (i % W < O + (size_t)c.NKV * c.HD) { qkv[i] = to_float(from_float<floatX>(qkv[i] * c.amplitude)); }
     }
-    reference(&c, qkv, dout, out, lse, dqkv);
+    reference(&c, qkv, starts, dout, out, lse, dqkv);
     if (oracle) {
         float *o = (float*)xmalloc(N * O * sizeof(float)), *l = (float*)xmalloc(stats * sizeof(float));
         float* d = (float*)xmalloc(N * W * sizeof(float));
         void* scratch = xmalloc(attention_backward_scratch(c));
-        attention_forward(o, l, scratch, qkv, c);
-        attention_backward(d, scratch, dout, o, l, qkv, c);
+        attention_forward(o, l, scratch, qkv, starts, c);
+        attention_backward(d, scratch, dout, o, l, qkv, starts, c);
         const double e_out = error_of(o, O, out, O, N, 0, O, 0), e_d = error_of(d, W, dqkv, W, N, 0, W, 0);
         CHECK(e_out <= 2e-6 && e_d <= 4e-6, "oracle T %d HD %d: errors out %.1e gradients %.1e", c.T, c.HD, e_out, e_d);
         free(o);
@@ -237,10 +255,11 @@ static void run_case(Case c, bool oracle) {
         free(scratch);
     }
     for (int k = ATTENTION_PLAIN; k < NUM_ATTENTION_KERNELS; k++) {
-        if ((only == ATTENTION_AUTO || only == k) && attention_has_kernel((AttentionKernel)k, c.HD)) {
-            run_kernel(&c, (AttentionKernel)k, qkv, dout, out, lse, dqkv);
+        if ((only == ATTENTION_AUTO || only == k) && attention_has_kernel((AttentionKernel)k, c.HD, c.longest > 0)) {
+            run_kernel(&c, (AttentionKernel)k, qkv, starts, dout, out, lse, dqkv);
         }
     }
+    free(starts);
     free(qkv);
     free(dout);
     free(out);
@@ -296,6 +315,37 @@ static void a_thousand_tokens(void) {
 static void scores_in_the_hundreds(void) {
     for (int HD : head_dims) {
         Case c = {{1, 300, 4, 2, HD}, 20};
+        run_case(c, false);
+    }
+}
+
+static void documents_at_every_head_dim(void) {
+    const int lengths[][2] = {{1, 1},     {17, 3},    {200, 1},   {200, 30},
+                              {385, 150}, {385, 385}, {1000, 400}};  // T, longest document
+    int turn = 0;
+    for (int HD : head_dims) {
+        for (const int* length : lengths) {
+            const int* h = heads[turn++ % 5];
+            Case c = {{1 + turn % 3, length[0], h[0], h[1], HD}, 1, length[1]};
+            run_case(c, length[0] < 1000);
+        }
+    }
+}
+
+static void documents_around_every_tile_edge(void) {
+    for (int HD : {64, 128}) {
+        for (int T : {31, 63, 64, 65, 127, 128, 129, 191, 192, 193, 320}) {
+            for (int longest : {8, 64, 130}) {
+                Case c = {{2, T, 4, 2, HD}, 1, longest};
+                run_case(c, false);
+            }
+        }
+    }
+}
+
+static void documents_with_scores_in_the_hundreds(void) {
+    for (int HD : head_dims) {
+        Case c = {{1, 300, 4, 2, HD}, 20, 120};
         run_case(c, false);
     }
 }
@@ -378,10 +428,11 @@ static bool same_bytes(const void* a, const void* b, size_t n) {
 }
 
 /* Runs forward and backward of a batch with one kernel: the chosen sequences must equal, bit for bit, the same sequences
- * alone. */
-static void compare_with_alone(AttentionKernel kernel, AttentionShape s, std::initializer_list<int> chosen) {
+ * alone. starts: on the device, or NULL */
+static void compare_with_alone(AttentionKernel kernel, AttentionShape s, const int32_t* starts,
+                               std::initializer_list<int> chosen) {
     const size_t N = (size_t)s.B * s.T, W = (size_t)(s.NH + 2 * s.NKV) * s.HD, O = (size_t)s.NH * s.HD;
-    const AttentionArgs args = attention_args(s, W, O);
+    const AttentionArgs args = attention_args(s, W, O, starts);
     AttentionShape one = s;
     one.B = 1;
     Results all = new_results(s), alone = new_results(one);
@@ -399,10 +450,11 @@ static void compare_with_alone(AttentionKernel kernel, AttentionShape s, std::in
     attention_backward_by(kernel, all.dqkv, scratch, dout, all.out, all.lse, qkv, s.B, args, 0);
     for (int b : chosen) {
         const size_t row = (size_t)b * s.T;
+        const AttentionArgs one_args = attention_args(one, W, O, starts ? starts + row : NULL);
         CUDA_CHECK(cudaMemset(alone.out, 0, s.T * O * sizeof(floatX)));
         CUDA_CHECK(cudaMemset(alone.dqkv, 0, s.T * W * sizeof(floatX)));
-        attention_forward_by(kernel, alone.out, alone.lse, qkv + row * W, 1, args, 0);
-        attention_backward_by(kernel, alone.dqkv, scratch, dout + row * O, alone.out, alone.lse, qkv + row * W, 1, args, 0);
+        attention_forward_by(kernel, alone.out, alone.lse, qkv + row * W, 1, one_args, 0);
+        attention_backward_by(kernel, alone.dqkv, scratch, dout + row * O, alone.out, alone.lse, qkv + row * W, 1, one_args, 0);
         CUDA_CHECK(cudaDeviceSynchronize());
         CHECK(same_bytes(all.out + row * O, alone.out, s.T * O * sizeof(floatX)) &&
                   same_bytes(all.lse + row * s.NH, alone.lse, (size_t)s.T * s.NH * sizeof(float)),
@@ -417,21 +469,29 @@ static void compare_with_alone(AttentionKernel kernel, AttentionShape s, std::in
     free_results(&alone);
 }
 
-static void compare_all_kernels_with_alone(AttentionShape s, std::initializer_list<int> chosen) {
+/* Rows hold documents of up to `longest` tokens; 0: they are not divided. */
+static void compare_all_kernels_with_alone(AttentionShape s, int longest, std::initializer_list<int> chosen) {
+    int32_t *starts = random_starts(s.B, s.T, longest), *d_starts = upload_starts(starts, (size_t)s.B * s.T);
     for (int k = ATTENTION_PLAIN; k < NUM_ATTENTION_KERNELS; k++) {
-        if ((only == ATTENTION_AUTO || only == k) && attention_has_kernel((AttentionKernel)k, s.HD)) {
-            compare_with_alone((AttentionKernel)k, s, chosen);
+        if ((only == ATTENTION_AUTO || only == k) && attention_has_kernel((AttentionKernel)k, s.HD, longest > 0)) {
+            compare_with_alone((AttentionKernel)k, s, d_starts, chosen);
         }
     }
+    CUDA_CHECK(cudaFree(d_starts));
+    free(starts);
 }
 
 /* Here qkv has more than 2^31 elements. */
-static void offsets_past_two_to_the_31(void) { compare_all_kernels_with_alone({1400, 256, 32, 8, 128}, {1399}); }
+static void offsets_past_two_to_the_31(void) { compare_all_kernels_with_alone({1400, 256, 32, 8, 128}, 0, {1399}); }
 
 /* A grid's second and third dimension have at most 65,535 blocks. */
 static void more_sequences_than_a_grid_has_room_for(void) {
     for (int HD : {16, 64}) {
-        for (int T : {2, 16}) { compare_all_kernels_with_alone({70000, T, 2, 1, HD}, {0, 1, 65534, 65535, 65536, 69999}); }
+        for (int T : {2, 16}) {
+            for (int longest : {0, 9}) {
+                compare_all_kernels_with_alone({70000, T, 2, 1, HD}, longest, {0, 1, 65534, 65535, 65536, 69999});
+            }
+        }
     }
 }
 
@@ -470,13 +530,16 @@ int main(int argc, char** argv) {
         return test_summary();
     }
     printf("%s, code for sm_%d;", PRECISION_NAME, compiled_arch(attention_stats_kernel<32, 2>));
-    for (int HD : {64, 128}) { printf(" head_dim %d runs %s", HD, kernel_names[attention_choose(ATTENTION_AUTO, HD)]); }
+    for (int HD : {64, 128}) { printf(" head_dim %d runs %s", HD, kernel_names[attention_choose(ATTENTION_AUTO, HD, false)]); }
     printf("\n");
     RUN_NAMED(every_head_dim_at_short_and_odd_lengths);
     RUN_NAMED(every_group_on_the_tensor_core_head_dims);
     RUN_NAMED(lengths_around_every_tile_edge);
     RUN_NAMED(scores_in_the_hundreds);
     RUN_NAMED(a_thousand_tokens);
+    RUN_NAMED(documents_at_every_head_dim);
+    RUN_NAMED(documents_around_every_tile_edge);
+    RUN_NAMED(documents_with_scores_in_the_hundreds);
     RUN_NAMED(one_token_against_a_cache);
     RUN_NAMED(more_sequences_than_a_grid_has_room_for);
     if (!strstr("offsets_past_two_to_the_31", named)) { return test_summary(); }

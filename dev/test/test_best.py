@@ -49,6 +49,15 @@ def test_patience_ends_the_run_and_the_best_checkpoint_is_kept_and_named(work):
     assert state(work / "a", 6)["best_step"] == 2 and state(work / "a", 6)["since_best"] == 2
 
 
+def test_what_is_due_at_the_step_of_the_last_patience_is_done(work):
+    (work / "task.jsonl").write_text('{"ctx": "the cat", "choices": ["sat", "flew"], "label": 0}\n', encoding="utf-8")
+    text = train(work, *FLAGS, "--lr", 0, "--patience", 2, "--tasks", "task.jsonl", "--eval-every", 6, "--sample-every", 6, "--sample-tokens",
+                 4, "--out", "due")
+    events = [json.loads(line) for line in (work / "due/log.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [e["event"] for e in events if e.get("step") == 6] == ["step", "val", "task", "sample", "checkpoint", "end"]
+    assert text.index("acc_norm") < text.index("sample  ") < text.index("2 validations in a row")
+
+
 def test_a_resumed_run_has_the_patience_of_one_that_never_stopped(work):
     flags = [*FLAGS, "--lr", 0, "--patience", 3]
     train(work, *flags, "--out", "whole")

@@ -222,7 +222,11 @@ def test_lines_are_edited_and_come_back(edited):
     assert "[h\u00e4\u4f60]" in t.prompt()
     t.send("\x1b[A\x1b[A!\n")
     assert "[abcd!]" in t.prompt()
-    t.send("junk\x03fine\n")  # Ctrl-C clears the line
+    t.send("junk")
+    t.expect("junk")
+    t.send("\x03")  # Ctrl-C clears the line
+    t.prompt()
+    t.send("fine\n")
     assert "[fine]" in t.prompt()
     t.send("\x12h\u00e4\n\n")  # Ctrl-R
     assert "[h\u00e4\u4f60]" in t.expect(r"\]") + "]"

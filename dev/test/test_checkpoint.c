@@ -923,7 +923,7 @@ static bool load_model_alone(const char* dir, Error* e) {
     if (ok) {
         ParamTable t = param_table(&c);
         Side side = {(float*)xcalloc(t.elements, sizeof(float)), 0, t.elements};
-        ok = model_load_sums(dir, &c, &t, &s.files, take, &side, e);
+        ok = model_load_sums(dir, &c, &t, &s.files, NULL, take, &side, e);
         free(side.arena);
         param_table_free(&t);
     }

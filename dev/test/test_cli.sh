@@ -533,8 +533,6 @@ check "tokenize: a file as stdin, too" sh -c "$tokens -o piped.bin - <text.txt &
 words 3000000 3 >long.txt && $tokens -o long_file.bin long.txt >/dev/null  # longer than a batch
 check "tokenize: a long stream gives the file's tokens" sh -c "cat long.txt | $tokens -o long_pipe.bin - && cmp long_file.bin long_pipe.bin"
 rm -f long*
-expect "tokenize: progress without a size" 0 "M tokens" sh -c "{ cat text.txt; sleep 3; cat text.txt; } | $tokens -o piped.bin -"
-check "tokenize: has no share of it" sh -c '! grep % stderr'
 printf '%s\n' '{"body":"a cat","text":1}' '' '{"body":"b"}' >field.jsonl && printf '{"text":"a cat"}\n{"text":"b"}\n' >named.jsonl
 $tokens -o named.bin named.jsonl >/dev/null
 check "tokenize: --field names the text of a .jsonl" sh -c "$tokens --field body -o field.bin field.jsonl && cmp named.bin field.bin"
@@ -551,6 +549,7 @@ printf '\037\213\010\000abc' >k.gz && printf '\050\265\057\375abc' >k.zst && pri
 printf 'PAR1\025\004' >k.parquet && printf 'ARROW1\000\000' >k.arrow && printf '\377\376a\000b\000' >k.utf16
 printf 'm\000e\000o\000w\000' >k.utf16le && printf '\000m\000e\000o\000w' >k.utf16be && printf '[\n {"text": "a"}]' >k.json
 { words 10 1 && printf '\351\n'; } >k.latin1 && cp k.gz k.jsonl.gz && : >k.empty && printf '\357\273\277' >k.mark
+printf '%%PDF-1.7\n%%\342\343\317\323\n' >k.pdf && printf ' \n\t\r\n' >k.blank
 cp whole.bin k.tokens && { words 300000 1 && head -c 200000 /dev/urandom; } >k.tail
 refuses() { # refuses FILE WORDS HINT: as a file and as a stream
     expect "tokenize: $1 as a file" 1 "$1: $2" $tokens -o bad.bin $1
@@ -573,6 +572,8 @@ refuses k.tail "" "--bytes takes them as they are"
 refuses k.empty "holds no text" ""
 refuses k.mark "holds no text" ""
 refuses k.tokens "is a token file" ""
+refuses k.pdf "is a PDF document" "pdftotext - - < k.pdf | ./tokenize -o bad.bin -"
+refuses k.blank "holds no text: it is blank" ""
 expect "tokenize: an empty file among others" 1 "k.empty: holds no text" $tokens -o bad.bin text.txt k.empty
 check "tokenize: nothing is written for what is refused" sh -c '! ls | grep "^bad[.]"'
 expect "tokenize: --bytes takes any bytes" 0 "1 document" $tokens --bytes -o any.bin k.latin1

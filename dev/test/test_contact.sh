@@ -27,8 +27,8 @@ check "with the hint on a line of its own" grep -q '^  hint: python' stderr
 printf '{"id":1,"content":"a"}\n' >named.jsonl && printf '{"messages":[{"role":"user","content":"a"}]}\n' >chat.jsonl
 expect "a text in another field is found" 1 "  hint: --field content" "$bin/tokenize" -o named.bin named.jsonl
 check "on a line of its own" grep -q '^  hint: --field content' stderr
-expect "a chat is told how to become a text" 1 "  hint: a chat is no text; jq" "$bin/tokenize" -o chat.bin chat.jsonl
-check "on a line of its own, too" grep -q '^  hint: a chat is no text' stderr
+expect "a chat is told that --chat takes it" 1 "  hint: a conversation is no text; --chat" "$bin/tokenize" -o chat.bin chat.jsonl
+check "on a line of its own, too" grep -q '^  hint: a conversation is no text' stderr
 expect "what is not set is not shown" 0 "checkpoint-minutes=10" train --model d1 --train data.bin --total-batch 64 --dry-run
 check "such as other lengths" sh -c "grep -q ' total-batch=64 ' stdout && ! grep -qE 'steps=-1|minutes=0|epochs=0|top-k=0' stdout"
 

@@ -4,11 +4,13 @@ import hashlib
 import http.server
 import json
 import os
+import pty
 import re
 import struct
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -336,8 +338,9 @@ MIX_PROGRAM = r"""
 int main(int argc, char** argv) {
     Mix m;
     DataLoader stream;
+    const RowRule cross = {DOCUMENTS_CROSS, -1, 0, false, NULL, NULL};
     Error e = {""};
-    if (argc < 2 || !mix_open(&m, &stream, argv[1], 1, 16, 0, 1, 1234567890123ull, &e)) { die("%s", e.msg); }
+    if (argc < 2 || !mix_open(&m, &stream, argv[1], 1, 16, 0, 1, 1234567890123ull, &cross, &e)) { die("%s", e.msg); }
     for (uint64_t row = 0; row < 9000; row++) {
         int shard;
         uint64_t position, in_shard;
@@ -382,3 +385,21 @@ def test_the_python_reference_refuses_what_makes_no_mix(tmp_path, capsys):
         with pytest.raises(SystemExit) as stop:
             train_llama3.mix_parts(path + tail)
         assert stop.value.code == 1 and words in capsys.readouterr().err
+
+
+# --- ./tokenize at a terminal ---
+
+
+@needs_tokenize
+def test_progress_goes_to_the_terminal_of_stdout_and_not_to_stderr(tmp_path):
+    screen, other = pty.openpty()
+    done = subprocess.Popen([TOKENIZE, "-o", str(tmp_path / "x.bin"), "-"], stdin=subprocess.PIPE, stdout=other, stderr=subprocess.PIPE)
+    os.close(other)
+    time.sleep(2.2)  # nothing is told of what takes less than two seconds
+    _, errors = done.communicate(b"a text\n" * 200000)
+    text = b""
+    while not text.endswith(b"x.bin\r\n"):
+        text += os.read(screen, 4096)
+    os.close(screen)
+    assert done.returncode == 0 and errors == b""
+    assert re.fullmatch(rb"\rread    1\.4 MB, \d\.\d MB/s\r +\r1 document, 1,400,001 tokens.*\r\n", text), text

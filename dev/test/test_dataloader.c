@@ -10,13 +10,7 @@ static char folder[PATH_CAP];
 // ---------------------------------------------------------------------------------------------------------------------
 // making files
 
-static const char* in_folder(const char* name) {
-    static char paths[8][PATH_CAP];
-    static int next;
-    char* path = paths[next++ % 8];
-    snprintf(path, PATH_CAP, "%.2000s/%.1000s", folder, name);
-    return path;
-}
+static const char* in_folder(const char* name) { return test_path(folder, name); }
 
 static void write_bytes(const char* path, const void* data, size_t bytes) {
     FILE* f = fopen(path, "wb");
@@ -30,17 +24,20 @@ typedef struct {
 
 static uint32_t token_at(int shard, uint64_t i) { return (uint32_t)((i * 7 + (uint64_t)shard * 1009 + i / 13) % 3001); }
 
-/* Writes a shard whose token i is token_at(shard, i). */
-static void write_shard(const char* name, int shard, uint64_t n, Kind kind) {
-    size_t bytes = TOKENFILE_HEADER_BYTES + (size_t)n * (size_t)kind.width;
+static bool trained_at(int shard, uint64_t i) { return (i * i + (uint64_t)shard) % 5 < 2; }
+
+/* Writes a shard whose token i is token_at(shard, i), and with a mask whose bit i is trained_at(shard, i). */
+static void write_masked_shard(const char* name, int shard, uint64_t n, Kind kind, bool masked) {
+    TokenFileHeader h = {kind.width, kind.vocab, n, kind.fingerprint, true, 0, masked};
+    const size_t bytes = (size_t)tokenfile_bytes(&h);
     unsigned char* data = (unsigned char*)xcalloc(bytes, 1);
     for (uint64_t i = 0; i < n; i++) {
         uint32_t id = token_at(shard, i);
         uint16_t narrow = (uint16_t)id;
         memcpy(data + TOKENFILE_HEADER_BYTES + i * (size_t)kind.width, kind.width == 2 ? (void*)&narrow : (void*)&id,
                (size_t)kind.width);
+        if (masked) { data[tokenfile_mask_at(&h) + i / 8] |= (unsigned char)(trained_at(shard, i) << i % 8); }
     }
-    TokenFileHeader h = {kind.width, kind.vocab, n, kind.fingerprint, true, 0};
     h.crc = crc_of(data + TOKENFILE_HEADER_BYTES, bytes - TOKENFILE_HEADER_BYTES);
     int32_t words[TOKENFILE_WORDS];
     tokenfile_header(words, &h);
@@ -48,6 +45,8 @@ static void write_shard(const char* name, int shard, uint64_t n, Kind kind) {
     write_bytes(in_folder(name), data, bytes);
     free(data);
 }
+
+static void write_shard(const char* name, int shard, uint64_t n, Kind kind) { write_masked_shard(name, shard, n, kind, false); }
 
 static void remove_files(void) {
     glob_t g;
@@ -423,7 +422,7 @@ static void neighbours_in_an_epoch_are_not_correlated(void) {
 static bool write_sparse(const char* name, Kind kind, uint64_t n, const uint64_t* marks, int num_marks) {
     const char* path = in_folder(name);
     int fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0666);
-    TokenFileHeader h = {kind.width, kind.vocab, n, kind.fingerprint, false, 0};
+    TokenFileHeader h = {kind.width, kind.vocab, n, kind.fingerprint, false, 0, false};
     int32_t words[TOKENFILE_WORDS];
     tokenfile_header(words, &h);
     bool ok = fd >= 0 && ftruncate(fd, (off_t)(TOKENFILE_HEADER_BYTES + n * (uint64_t)kind.width)) == 0;
@@ -563,22 +562,28 @@ static void what_is_no_file_is_refused(void) {
 }
 
 /* Writes a good file of 100 tokens with one header word changed, or cut to `bytes`. */
-static void refuses_header(int word, int32_t value, int64_t bytes, const char* part1, const char* part2) {
+static void refuses_header_of(bool masked, int word, int32_t value, int64_t bytes, const char* part1, const char* part2) {
     unsigned char data[TOKENFILE_HEADER_BYTES + 300] = {0};
     int32_t words[TOKENFILE_WORDS];
-    TokenFileHeader h = {2, 3001, 100, 5, false, 0};
+    TokenFileHeader h = {2, 3001, 100, 5, false, 0, masked};
     tokenfile_header(words, &h);
     if (word >= 0) { words[word] = value; }
     memcpy(data, words, sizeof words);
-    write_bytes(in_folder("bad.bin"), data, bytes >= 0 ? (size_t)bytes : TOKENFILE_HEADER_BYTES + 200);
+    write_bytes(in_folder("bad.bin"), data, bytes >= 0 ? (size_t)bytes : (size_t)tokenfile_bytes(&h));
     refuses(in_folder("bad.bin"), 1, T, 1, "bad.bin", part1, part2);
+}
+
+static void refuses_header(int word, int32_t value, int64_t bytes, const char* part1, const char* part2) {
+    refuses_header_of(false, word, value, bytes, part1, part2);
 }
 
 static void a_damaged_header_is_refused(void) {
     remove_files();
     refuses_header(0, 20240519, -1, "magic is 20240519", "20240520");
     refuses_header(0, TOKENFILE_MAGIC32, -1, "version is 1", "wanted 7");
-    refuses_header(1, 2, -1, "version is 2", "wanted 1");
+    refuses_header(1, 0, -1, "version is 0", "wanted 1");
+    refuses_header(1, 2, -1, "token count is 100 of 2 bytes each and a bit of the mask", "holds 94");
+    refuses_header(1, 3, -1, "version is 3", "wanted 1 (or 2: with a mask) beside magic 20240520");
     refuses_header(2, 101, -1, "token count", "word 2");
     refuses_header(2, -5, -1, "token count (word 2) is -5", "wanted 0 or more");
     refuses_header(3, -1, -1, "vocabulary size (word 3) is -1", "wanted 0 or more");
@@ -604,6 +609,44 @@ static void a_damaged_header_is_refused(void) {
     for (size_t i = 0; i < sizeof other; i++) { other[i] = text[i % strlen(text)]; }
     write_bytes(in_folder("other.bin"), other, sizeof other);
     refuses(in_folder("other.bin"), 1, T, 1, "other.bin", "magic is", "not a token file");
+}
+
+static void a_mask_of_the_wrong_size_is_refused(void) {
+    const char* count = "token count is 100 of 2 bytes each and a bit of the mask";
+    remove_files();
+    refuses_header_of(true, 1, 1, -1, "token count is 100 of 2 bytes each,", "holds 106");
+    refuses_header_of(true, 1, 3, -1, "version is 3", "wanted 1 (or 2: with a mask)");
+    refuses_header_of(true, -1, 0, TOKENFILE_HEADER_BYTES, count, "holds 0");
+    refuses_header_of(true, -1, 0, TOKENFILE_HEADER_BYTES + 200, count, "holds 94");
+    refuses_header_of(true, -1, 0, TOKENFILE_HEADER_BYTES + 212, count, "holds 99");
+    refuses_header_of(true, -1, 0, TOKENFILE_HEADER_BYTES + 214, count, "cut or extended");
+    for (uint64_t n = 1; n < 2000; n++) {
+        for (int width = 2; width <= 4; width += 2) {
+            const TokenFileHeader h = {width, 0, n, 0, false, 0, true};
+            Error e = NO_ERROR;
+            CHECK(tokenfile_bytes(&h) == 1024 + n * (uint64_t)width + (n + 7) / 8, "%llu tokens", (unsigned long long)n);
+            CHECK(tokenfile_check_size(&h, tokenfile_bytes(&h), "file", &e), "%s", e.msg);
+            CHECK(!tokenfile_check_size(&h, tokenfile_bytes(&h) - 1, "file", &e), "%llu tokens", (unsigned long long)n);
+            CHECK(!tokenfile_check_size(&h, tokenfile_bytes(&h) + 1, "file", &e), "%llu tokens", (unsigned long long)n);
+        }
+    }
+}
+
+/* llm.c's readers, and ours before there were masks, know one version beside each magic and refuse any other. */
+static void readers_that_know_no_mask_refuse_it_by_its_version(void) {
+    const TokenFileHeader old16 = {2, 0, 9, 0, false, 0, false}, old32 = {4, 0, 9, 0, false, 0, false};
+    const TokenFileHeader new16 = {2, 0, 9, 0, false, 0, true}, new32 = {4, 0, 9, 0, false, 0, true};
+    const TokenFileHeader* headers[] = {&old16, &old32, &new16, &new32};
+    const int32_t want[4][2] = {{20240520, 1}, {20240801, 7}, {20240520, 2}, {20240801, 8}};
+    for (int i = 0; i < 4; i++) {
+        int32_t words[TOKENFILE_WORDS];
+        Error e = NO_ERROR;
+        TokenFileHeader h;
+        tokenfile_header(words, headers[i]);
+        CHECK(words[0] == want[i][0] && words[1] == want[i][1], "magic %d, version %d", words[0], words[1]);
+        CHECK(tokenfile_check(&h, words, tokenfile_bytes(headers[i]), "file", &e), "%s", e.msg);
+        CHECK(h.masked == (i >= 2), "case %d: masked is %d", i, h.masked);
+    }
 }
 
 static void shards_that_differ_are_refused_by_both_names(void) {
@@ -738,6 +781,30 @@ static void a_scan_finds_each_changed_bit_and_each_wrong_id(void) {
           scan(in_folder("a.bin")));
 }
 
+static void a_scan_reads_the_mask(void) {
+    const uint64_t lengths[] = {96, 97, 103, 700000};
+    for (size_t k = 0; k < 4; k++) {
+        const Kind kind = {2, 3001, 5};
+        const TokenFileHeader h = {2, 3001, lengths[k], 5, true, 0, true};
+        const uint64_t mask = tokenfile_mask_at(&h), end = tokenfile_bytes(&h);
+        remove_files();
+        write_masked_shard("m.bin", 2, lengths[k], kind, true);
+        CHECK(!*scan(in_folder("m.bin")), "%s", scan(in_folder("m.bin")));
+        for (uint64_t byte = mask; byte < end; byte += 1 + (end - mask) / 13) {
+            flip_bit(in_folder("m.bin"), byte);
+            CHECK(strstr(scan(in_folder("m.bin")), "m.bin: the checksum of its tokens and mask is"), "byte %llu: '%s'",
+                  (unsigned long long)byte, scan(in_folder("m.bin")));
+            flip_bit(in_folder("m.bin"), byte);
+        }
+        if (lengths[k] % 8 == 0) { continue; }
+        unsigned char last = 0x80;
+        const int fd = open(in_folder("m.bin"), O_RDWR);
+        CHECK(fd >= 0 && pwrite(fd, &last, 1, (off_t)end - 1) == 1 && close(fd) == 0, "write");
+        CHECK(strstr(scan(in_folder("m.bin")), "m.bin: the bits behind the mask's last are not all 0"), "%s",
+              scan(in_folder("m.bin")));
+    }
+}
+
 /* Damages the only shard, or one of two, in the middle of a run; then makes it whole again. */
 static void damage_during_a_run(int shards, bool vanish, off_t bytes, const char* part1, const char* part2) {
     remove_files();
@@ -802,12 +869,15 @@ int main(void) {
     RUN(the_fingerprint_reads_the_ends_of_a_large_file);
     RUN(what_is_no_file_is_refused);
     RUN(a_damaged_header_is_refused);
+    RUN(a_mask_of_the_wrong_size_is_refused);
+    RUN(readers_that_know_no_mask_refuse_it_by_its_version);
     RUN(shards_that_differ_are_refused_by_both_names);
     RUN(too_little_data_is_refused);
     RUN(another_vocabulary_or_tokenizer_is_refused);
     RUN(a_token_outside_the_vocabulary_is_named);
     RUN(an_id_past_int32_is_refused);
     RUN(a_scan_finds_each_changed_bit_and_each_wrong_id);
+    RUN(a_scan_reads_the_mask);
     RUN(a_shard_that_changes_during_a_run_is_an_error_that_can_be_mended);
     if (sparse_files_work()) {
         RUN(more_than_2_to_the_31_tokens_are_read);

@@ -188,6 +188,8 @@ def test_a_folder_is_clean_and_equal(tmp_path, dtype):
     assert not list((tmp_path / "new").glob("*.tmp"))
     again = export("--model", tmp_path / "m", "--export", tmp_path / "new/x")
     assert again.returncode == 1 and "exists" in again.stderr
+    slash = export("--model", tmp_path / "m", "--export", f"{tmp_path}/new/y/")
+    assert slash.returncode == 0 and slash.stdout.endswith("/new/y\n"), slash.stderr
 
 
 def test_bad_requests_write_nothing(tmp_path):
@@ -199,6 +201,8 @@ def test_bad_requests_write_nothing(tmp_path):
     assert done.returncode == 2 and "q8_0" in done.stderr
     done = export("--model", tmp_path / "m", "--export", tmp_path / "x.gguf", "--eval")
     assert done.returncode == 2 and "two jobs" in done.stderr
+    done = export("--model", tmp_path / "m", "--export", "")
+    assert done.returncode == 1 and 'error: --export: is ""' in done.stderr
     bad = shutil.copytree(tmp_path / "m", tmp_path / "bad")
     tensors = safetensors.load_file(bad / "model.safetensors")
     tensors["model.norm.weight"][5] = float("nan")

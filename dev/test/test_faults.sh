@@ -74,7 +74,12 @@ fault "sine of the wrong sign in RoPE's backward" llmc/rope.h '/rope_backward/,/
 fault "residual left out beside attention" train_llama3.c 's/\(matmul_forward(s->mid, m->scratch, s->att, w\.o, \)s->h/\1NULL/'
 fault "residual of the block's start beside the feed-forward" train_llama3.c 's/\(matmul_forward(h_next, m->scratch, s->act, w\.down, \)s->mid/\1s->h/'
 fault "gradients times 2" train_llama3.c 's/\(crossentropy_fused(.*\)dloss,/\12 * dloss,/'
-fault "queries see one key of the future" llmc/attention.h 's/first + i < ahead/first + i + 1 < ahead/'
+fault "queries see one key of the future" llmc/attention.h 's/q + i < key/q + i + 1 < key/'
+fault "documents see one another" llmc/attention.h 's/return starts ? (size_t)starts\[a\.starts + t\] : 0/return 0/'
+fault "documents start one token early" llmc/attention.h 's/? (size_t)starts\[a\.starts + t\]/& - (starts[a.starts + t] > 0)/'
+fault "documents start where the first row's do" llmc/attention.h 's/a\.starts = b \* T;/a.starts = 0;/'
+fault "backward lets documents in one tile see one another" llmc/attention.h '/^static inline void attention_gradient_tile/,/^}/ s/ || k0 + j < latest//'
+fault "RoPE turns back by positions in the row, not in the document" llmc/rope.h 's/rope_rotate(dqkv, starts,/rope_rotate(dqkv, NULL,/'
 fault "no scale on the scores" llmc/attention.h 's/1\.0f \/ sqrtf((float)HD)/1.0f/'
 fault "tied gradient without the embedding's part" train_llama3.c 's/^ *embedding_backward(/    if (!c->tied) &/'
 fault "gradient of the residual stream set instead of added to" llmc/rmsnorm.h 's/dxn\[c\] += /dxn[c] = /'
@@ -91,6 +96,13 @@ fault "no bias correction of the second moment" llmc/adamw.h 's/correction2 = .*
 fault "beta1 for beta2" train_llama3.c 's/const double weight_decay = hyper\.weight_decay;/& hyper.beta2 = hyper.beta1;/'
 fault "no clipping" llmc/base/update.h 's/max_norm > 0 && norm > max_norm/0/'
 fault "gradients kept from step to step" train_llama3.c '/^static void llama_zero_gradients/,/^}/ s/memset(/if (m->m[0] == 0) &/'
+fault "adapters without alpha / r" llmc/config.h 's/l->alpha \/ l->rank/1/'
+fault "adapters' part of y without its scale" llmc/lora.h 's/lora_rescale(t, l->scale/lora_rescale(t, 1.0f/'
+fault "adapters' gradient without its scale" llmc/lora.h 's/lora_rescale(dt, l->scale/lora_rescale(dt, 1.0f/'
+fault "gradients of A and B exchanged" llmc/lora.h 's/float\* da = dw + l->a;/float* da = dw + l->b[0];/; s/float\* db = dw + l->b\[p\]/float* db = dw + l->a/'
+fault "no gradient through A to its input" llmc/lora.h '/matmul_vectors(dx, C, scratch, dx/d'
+fault "every adapter adds to q or gate" llmc/lora.h 's/l->first\[l->parts\] = l->OC/l->first[l->parts] = 0/'
+fault "the base is trained beside the adapters" train_llama3.c 's/^ *adamw_update(trained_params/for (size_t k = 0; m->adapters \&\& k < m->table.elements; k++) { m->params[k] *= 1 - 1e-3f; }\n&/'
 wait
 
 cat "$folder"/[0-9]*/result

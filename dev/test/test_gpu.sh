@@ -12,7 +12,7 @@
 . dev/test/lib.sh
 python=${PYTHON:-python3}
 # shellcheck disable=SC1090
-for part in lanes programs sanitizer trainer memory; do . "dev/test/gpu/$part.sh"; done
+for part in lanes programs sanitizer trainer lora memory; do . "dev/test/gpu/$part.sh"; done
 
 written="larger pairs are written by PyTorch" greedy="greedy text of a trained model is the CPU trainer's"
 
@@ -93,6 +93,12 @@ tests() {
     full "SIGTERM too ends with a checkpoint" ends_well_at TERM
     full after "$greedy" "BF16 and FP16 generate" generation_speaks
 
+    lane adapters
+    quick "20 steps of adapters have the CPU trainer's losses and text" adapters_train_as_on_the_cpu
+    quick "adapters: 10 and 10, and blocks recomputed: the same bits, BF16" adapters_resume bf16 bf16
+    full "adapters: 10 and 10, and blocks recomputed: the same bits, FP32 in 2 micro-batches" adapters_resume fp32 fp32 --total-batch 2000
+    full "adapters train alike in FP32, BF16 and FP16" adapters_train_alike_in_16_bits
+
     lane memory alone
     quick "15 GiB: refused with flags that run, BF16" hint_fits bf16
     quick "the memory table is true, d12 B=16" table_is_true bf16 --batch 16
@@ -101,6 +107,8 @@ tests() {
     full "the memory table is true, split master, bf16 moments" table_is_true bf16 --batch 8 --master split --moments bf16
     full "the memory table is true, FP32" table_is_true fp32 --batch 8
     full "the memory table is true with samples and validation" table_is_true bf16 --batch 4 --sample-tokens 64 --sample-every 1 --val-every 1 --val-batches 2 --val "$tmp/wide.bin"
+    full "adapters of 8B at T=4096 fit into 22 GiB" lora_fits 22G llama3.1-8b --batch 1 --seq 4096 --recompute block
+    full "adapters of 1B at T=4096 fit into 7 GiB" lora_fits 7G llama3.2-1b --batch 1 --seq 4096 --recompute block
     full "the first token of a 1B checkpoint within 2 s" first_token_is_soon
 }
 

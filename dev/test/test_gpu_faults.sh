@@ -11,13 +11,20 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}  # threads of the CPU oracles
 case $mode in run | compile) ;; *) echo "usage: $0 [run|compile]" >&2 && exit 2 ;; esac
 
 # NAME | PRECISION | TEST and its arguments | FILE | SED
-pair=dev/test/pairs/gqa2_untied_rope8 tied=dev/test/pairs/tied_gqa4_rope32
+pair=dev/test/pairs/gqa2_untied_rope8 tied=dev/test/pairs/tied_gqa4_rope32 documents=dev/test/pairs/documents
 faults() {
     cat <<END
 kv head h % NKV for h / group, plain | FP32 | test_attention_cu plain every_group | llmc/attention_plain.cuh | s/kv_head = h \/ (s.NH \/ s.NKV);/kv_head = h % s.NKV;/
 a block adds up partial sums before they are written | BF16 | test_kernels_cu norm_and_loss_sums_agree | llmc/gpu/cuda_common.cuh | /if (lane == 0) { shared\[warp\] = x; }/ { n; s/__syncthreads();// }
 D of another row, plain | FP32 | test_attention_cu plain every_group | llmc/attention_plain.cuh | s/ds\[i\]\[j\] - stat\.y/ds[i][j] - stats[q0].y/
 a query sees one key of the future, mma | BF16 | test_attention_cu mma every_group | llmc/attention_mma.cuh | s/warp_q0 + g - k0 - t \* 2;/warp_q0 + g - k0 - t * 2 + 1;/
+a query skips a tile of its own document, mma | BF16 | test_attention_cu mma documents_at | llmc/attention_mma.cuh | s/starts\[q0\] \/ BN \* BN : 0/(starts[q0] + BN) \/ BN * BN : 0/
+a key sees the next document's queries, mma | BF16 | test_attention_cu mma documents_at | llmc/attention_common.cuh | s/if (row + 8 < first)/if (false)/
+a query sees keys of the document before, plain | FP32 | test_attention_cu plain documents_at | llmc/attention_plain.cuh | s/(!DOCUMENTS || first <= key)/(!DOCUMENTS || first <= key + 1)/
+dK and dV without the last document of a tile, plain | FP32 | test_attention_cu plain documents_at | llmc/attention_plain.cuh | s/min(s\.T, k0 + BN) - 1, s\.T)/k0, s.T)/
+the first slice's documents for all, plain | FP32 | test_attention_cu plain more_sequences | llmc/attention.cuh | s/s\.starts += row;//
+positions in documents count from the row's start | FP32 | test_kernels_cu rope_turns | llmc/rope.cuh | s/DOCUMENTS ? starts\[n\] : 0/0/
+RoPE turns back by positions in the row | FP32 | test_llama3cu $documents | llmc/rope.cuh | s/rope_rotate_cuda(dqkv, starts,/rope_rotate_cuda(dqkv, NULL,/
 sums not rescaled to the new row max, wgmma | BF16 | test_attention_cu wgmma a_thousand | llmc/attention_sm90.cuh | s/acc\[i\] \*= rescale\[i % 4 \/ 2\];//
 dK and dV from one query of the past, wgmma | BF16 | test_attention_cu wgmma a_thousand | llmc/attention_sm90.cuh | s/my_k0 + warp \* 16 + g - q0 - t \* 2);/my_k0 + warp * 16 + g - q0 - t * 2 - 1);/
 width for pitch in rmsnorm | BF16 | test_kernels_cu rmsnorm_forward_agrees | llmc/rmsnorm.cuh | s/(x + n \* pitch + c)/(x + n * C + c)/
@@ -27,6 +34,9 @@ beta 0 for 1: the second micro-step overwrites | BF16 | test_kernels_cu matmul_a
 beta 1 for 0: the first micro-step adds to what was there | FP32 | test_llama3cu $pair | train_llama3.cu | s/const bool add = !first;/const bool add = true;/
 loss scale not divided out | BF16 | test_kernels_cu decisions_follow | llmc/gpu/step_state.cuh | s/(float)(clip_factor(norm, h.grad_clip) \/ scale)/(float)clip_factor(norm, h.grad_clip)/
 weight decay on norms | FP32 | test_llama3cu $pair | llmc/adamw.cuh | s/stretch\.decays ? state->decay : 1\.0f/state->decay/
+a row without a target trains token 0 | BF16 | test_kernels_cu crossentropy_plans_agree | llmc/crossentropy.cuh | s/return target < 0 ? 0.0f : dloss \/ s.sum;/return dloss \/ s.sum;/
+a row without a target has a loss | FP32 | test_kernels_cu crossentropy_agrees | llmc/crossentropy.cuh | s/return target < 0 ? 0.0f : (float)/return (float)/
+a mean over all tokens for one over the trained targets | BF16 | test_kernels_cu a_step_is_divided | llmc/gpu/step_state.cuh | s/factor = trained_factor(&h, s->trained)/factor = 1/
 the split master's low half dropped | BF16 | test_kernels_cu adamw_agrees | llmc/adamw.cuh | s/master\.v\[k\] = split_low(p)/master.v[k] = 0/
 END
 }

@@ -45,7 +45,7 @@ done
 check "no target was written or made" sh -c "grep -qx precious target && ! test -e new"
 
 cp -r good out/run && { grep -v '"event":"end"' good/log.jsonl; head -c 3000000 /dev/zero; } >out/run/log.jsonl
-expect "a log that never ends a line is refused" 1 "out/run/log.jsonl: a line is longer than" run --steps 4 --out out/run --resume
+expect "a log that never ends a line is refused" 1 "out/run/log.jsonl: the line at byte " run --steps 4 --out out/run --resume
 rm -rf out
 
 mkdir out elsewhere && precious elsewhere/file

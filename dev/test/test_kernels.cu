@@ -16,6 +16,7 @@
 #include "llmc/crossentropy.cuh"
 #include "llmc/embedding.cuh"
 #include "llmc/gpu/finite.cuh"
+#include "llmc/lora.cuh"
 #include "llmc/matmul_tune.cuh"
 #include "llmc/rmsnorm.cuh"
 #include "llmc/rope.cuh"
@@ -28,6 +29,7 @@
 #include "llmc/rmsnorm.h"
 #include "llmc/rope.h"
 #include "llmc/swiglu.h"
+#include "documents.h"
 #include "test.h"
 
 typedef std::vector<float> Floats;
@@ -366,15 +368,19 @@ static void rmsnorm_backward_adds_to_both_gradients() {
 // rope
 
 static void rope_turns_q_and_k_and_leaves_v() {
-    // B, T, first_pos, NH, NKV, HD
-    const int shapes[][6] = {{2, 17, 0, 6, 2, 10},   {1, 33, 5, 4, 4, 12},  {3, 100, 0, 12, 4, 64},
-                             {1, 50, 7, 32, 8, 128}, {2, 9, 0, 3, 1, 16},   {1, 20, 3, 5, 1, 96},
-                             {1, 5, 0, 2, 1, 256},   {1, 1, 999, 9, 3, 64}, {2, 300, 0, 1, 1, 2}};
+    // B, T, first_pos, NH, NKV, HD, longest document (0: none)
+    const int shapes[][7] = {{2, 17, 0, 6, 2, 10, 0},   {1, 33, 5, 4, 4, 12, 0},    {3, 100, 0, 12, 4, 64, 0},
+                             {1, 50, 7, 32, 8, 128, 0}, {2, 9, 0, 3, 1, 16, 0},     {1, 20, 3, 5, 1, 96, 0},
+                             {1, 5, 0, 2, 1, 256, 0},   {1, 1, 999, 9, 3, 64, 0},   {2, 300, 0, 1, 1, 2, 0},
+                             {2, 17, 0, 6, 2, 10, 5},   {3, 100, 0, 12, 4, 64, 40}, {2, 50, 7, 32, 8, 128, 20},
+                             {2, 300, 0, 1, 1, 2, 1}};
     for (auto& s : shapes) {
         const int B = s[0], T = s[1], first = s[2], NH = s[3], NKV = s[4], HD = s[5];
         const size_t N = (size_t)B * T, width = (size_t)(NH + 2 * NKV) * HD, pitch = padded(width);
         char what[96];
-        snprintf(what, sizeof what, "rope B=%d T=%d NH=%d NKV=%d HD=%d", B, T, NH, NKV, HD);
+        snprintf(what, sizeof what, "rope B=%d T=%d NH=%d NKV=%d HD=%d documents=%d", B, T, NH, NKV, HD, s[6]);
+        int32_t* starts = random_starts(B, T, s[6]);
+        const int32_t* d_starts = starts ? upload(std::vector<int32_t>(starts, starts + N)) : NULL;
         ModelConfig c;
         memset(&c, 0, sizeof c);
         c.head_dim = HD;
@@ -386,10 +392,10 @@ static void rope_turns_q_and_k_and_leaves_v() {
         float* d_table = upload(table);
         for (int backward = 0; backward < 2; backward++) {
             Floats want = qkv;
-            (backward ? rope_backward : rope_forward)(want.data(), table.data(), first, shape);
+            (backward ? rope_backward : rope_forward)(want.data(), starts, table.data(), first, shape);
             const Floats got = twice(what, [&] {
                 floatX* d = upload_rows<floatX>(qkv, N, width, pitch);
-                (backward ? rope_backward_cuda : rope_forward_cuda)(d, d_table, first, shape, pitch, 0);
+                (backward ? rope_backward_cuda : rope_forward_cuda)(d, d_starts, d_table, first, shape, pitch, 0);
                 return download_rows(d, N, width, pitch);
             });
             compare(what, got, want);
@@ -401,6 +407,7 @@ static void rope_turns_q_and_k_and_leaves_v() {
             }
             CHECK(same, "%s: v was changed", what);
         }
+        free(starts);
         device_free_all();
     }
 }
@@ -456,6 +463,7 @@ static void crossentropy_gradients(Floats& losses, Floats& dlogits, const std::v
         const double largest = *std::max_element(x, x + V);
         for (size_t v = 0; v < V; v++) { sum += exp(x[v] - largest); }
         for (size_t v = 0; v < V; v++) {
+            if (targets[n] < 0) { continue; }
             dlogits[n * V + v] = (float)((exp(x[v] - largest) / sum - (v == (size_t)targets[n])) * dloss);
         }
     }
@@ -473,7 +481,8 @@ static void crossentropy_agrees_for_all_vocabularies() {
             snprintf(what, sizeof what, "crossentropy N=%zu V=%zu%s", N, V, large ? " large logits" : "");
             const Floats logits = random_values<floatX>(N * V, large ? 1000.0f : 3.0f);
             std::vector<int32_t> targets = random_tokens(N, (int)V);
-            targets[0] = (int32_t)V - 1;  // in the tail if V is no multiple of a vector
+            targets[0] = (int32_t)V - 1;                            // in the tail if V is no multiple of a vector
+            for (size_t n = 1; n < N; n += 3) { targets[n] = -1; }  // not trained
             const float dloss = 0.25f, scale = 8.0f;
             Floats losses(N), fused_losses(N), dlogits = logits;
             crossentropy_forward(losses.data(), logits.data(), targets.data(), N, (int)V);
@@ -518,6 +527,7 @@ static void crossentropy_plans_agree() {
         std::vector<int32_t> targets = random_tokens(N, (int)V);
         targets[0] = 0;
         targets[1] = (int32_t)V - 1;
+        targets[2] = targets[N - 1] = -1;  // not trained
         Floats losses(N), dlogits = logits;
         crossentropy_gradients(losses, dlogits, targets, dloss * scale, N, V);
         int32_t* d_targets = upload(targets);
@@ -540,7 +550,13 @@ static void crossentropy_plans_agree() {
                     return download_rows(d, N, V, pitch);
                 });
                 compare(what, got, dlogits, 2 * ulp, 1e-6f);
-                compare(what, download(d_losses, N), losses, 2e-5f, 1e-6f);
+                const Floats got_losses = download(d_losses, N);
+                compare(what, got_losses, losses, 2e-5f, 1e-6f);
+                size_t wrong = 0;
+                for (size_t n : {(size_t)2, N - 1}) {
+                    for (size_t v = 0; v < V; v++) { wrong += got[n * V + v] != 0 || got_losses[n] != 0; }
+                }
+                CHECK(wrong == 0, "%s: %zu elements of rows without a target are not 0", what, wrong);
             }
         }
         device_free_all();
@@ -628,7 +644,7 @@ static StepHyper test_hyper() {
     h.eps = 1e-8;
     h.weight_decay = 0.1;
     h.grad_clip = 1.0;
-    h.loss_weight = 1.0;
+    h.tokens = h.loss_weight = 1.0;
     return h;
 }
 
@@ -640,6 +656,13 @@ static void norm_and_loss_sums_agree() {
         const double want = first * first + second * second;
         floatX* d_g = upload_rows<floatX>(g, 1, n, n);
         float* d_apart = upload(apart);
+        std::vector<int32_t> targets = random_tokens(1024, 100);
+        double trained = 0;
+        for (int i = 0; i < 1024; i++) {
+            if (i % 7 == 3) { targets[i] = -1; }
+            trained += targets[i] >= 0;
+        }
+        const int32_t* d_targets = upload(targets);
         StepState* state = new_state(1);
         double found[2];
         for (int run = 0; run < 2; run++) {
@@ -647,8 +670,8 @@ static void norm_and_loss_sums_agree() {
             step_begin_cuda(state, 7, 0.5, 0);
             norm_square_cuda(state, d_scratch, d_g, n, 0);
             norm_square_cuda(state, d_scratch, d_apart, 1024, 0);
-            loss_sum_cuda(state, d_apart, 1000, 0);
-            loss_sum_cuda(state, d_apart, 24, 0);
+            loss_sum_cuda(state, d_apart, d_targets, 1000, 0);
+            loss_sum_cuda(state, d_apart, d_targets + 1000, 24, 0);
             found[run] = read_state(state).norm_square;
         }
         CHECK(found[0] == found[1], "two runs differ: %.17g %.17g", found[0], found[1]);
@@ -656,6 +679,7 @@ static void norm_and_loss_sums_agree() {
         double sum = 0;
         for (int i = 0; i < 1000; i++) { sum += (double)apart[i]; }
         for (int i = 0; i < 24; i++) { sum += (double)apart[i]; }
+        CHECK(read_state(state).trained == trained, "%g targets, wanted %g", read_state(state).trained, trained);
         CHECK(fabs(read_state(state).loss_sum - sum) < 1e-9 * 1024, "loss sum %.12g, wanted %.12g", read_state(state).loss_sum,
               sum);
         device_free_all();
@@ -665,19 +689,23 @@ static void norm_and_loss_sums_agree() {
 static void losses_add_up_by_source() {
     const int B = 37, T = 1000, S = 5;
     const Floats losses = random_values<float>((size_t)B * T, 1);
-    std::vector<int32_t> sources(B);
+    std::vector<int32_t> sources(B), targets = random_tokens((size_t)B * T, 100);
     SourceLosses want;
     memset(&want, 0, sizeof want);
     for (int b = 0; b < B; b++) {
         const int s = sources[b] = b * b % 7 % (S - 1);  // the last source has no row
-        for (int t = 0; t < T; t++) { want.sum[s] += 2 * (double)losses[(size_t)b * T + t]; }
-        want.tokens[s] += 2 * T;
+        for (int t = 0; t < T; t++) {
+            int32_t& target = targets[(size_t)b * T + t];
+            if ((b + t) % 3 == 0) { target = -1; }
+            want.sum[s] += 2 * (double)losses[(size_t)b * T + t];
+            want.tokens[s] += 2 * (target >= 0);
+        }
     }
     StepState* state = new_state(1);
     const float* d_losses = upload(losses);
-    const int32_t* d_sources = upload(sources);
+    const int32_t *d_sources = upload(sources), *d_targets = upload(targets);
     for (int step = 0; step < 2; step++) {  // the second one overwrites the first
-        for (int k = 0; k < 2; k++) { source_losses_cuda(state, d_losses, d_sources, S, B, T, k == 0, 0); }
+        for (int k = 0; k < 2; k++) { source_losses_cuda(state, d_losses, d_targets, d_sources, S, B, T, k == 0, 0); }
     }
     const SourceLosses got = read_state(state).sources;
     for (int s = 0; s < S; s++) {
@@ -687,11 +715,13 @@ static void losses_add_up_by_source() {
     device_free_all();
 }
 
-/* Returns one step's decision from the given sums. */
-static StepState decide(StepState* state, const StepHyper& h, int64_t step, float loss, const floatX* grad, size_t n) {
-    float* d_loss = upload(Floats(1, loss));
+/* Returns one step's decision from the given sums; `targets`: of the step, the first is trained. */
+static StepState decide(StepState* state, const StepHyper& h, int64_t step, float loss, const floatX* grad, size_t n,
+                        const std::vector<int32_t>& targets = {7}) {
+    Floats losses(targets.size(), 0.0f);
+    losses[0] = loss;
     step_begin_cuda(state, step, 0.01, 0);
-    loss_sum_cuda(state, d_loss, 1, 0);
+    loss_sum_cuda(state, upload(losses), upload(targets), targets.size(), 0);
     norm_square_cuda(state, device_alloc<char>(norm_square_scratch_cuda()), grad, n, 0);
     step_decide_cuda(state, &h, 0);
     return read_state(state);
@@ -719,6 +749,22 @@ static void decisions_follow_the_host() {
         CHECK(fabsf(s.norm - 4) < 1e-5f && fabsf(s.grad_scale - 0.25f / scale) < 1e-6f, "norm %g, scale %g", (double)s.norm,
               (double)s.grad_scale);
     }
+    device_free_all();
+}
+
+static void a_step_is_divided_by_its_trained_targets() {
+    StepHyper h = test_hyper();
+    h.tokens = 8;
+    h.loss_weight = 1.0 / 8;
+    StepState* state = new_state(4);
+    floatX* grad = upload_rows<floatX>(Floats(64, 0.5f), 1, 64, 64);  // norm 4, with the loss scale 1
+    StepState s = decide(state, h, 0, 6.0f, grad, 64, {3, -1, -1, 5, -1, 0, -1, -1});
+    CHECK(s.trained == 3 && fabsf(s.loss - 2) < 1e-6f, "loss %g of %g targets", (double)s.loss, s.trained);
+    CHECK(fabsf(s.norm - 8.0f / 3) < 1e-5f && fabsf(s.grad_scale * s.norm - 8.0f / 3 / 4) < 1e-5f, "norm %g, scale %g",
+          (double)s.norm, (double)s.grad_scale);
+    s = decide(state, h, 1, 6.0f, grad, 64, {3, 1, 1, 5, 1, 0, 1, 1});
+    CHECK(s.trained == 8 && s.loss == 0.75f && s.norm == 1 && s.grad_scale == 0.25f, "without a mask: loss %g, norm %g",
+          (double)s.loss, (double)s.norm);
     device_free_all();
 }
 
@@ -778,7 +824,7 @@ static AdamWCase adamw_case(int C, GradWindow window) {
     for (int i = 0; i < table.count; i++) {
         const Param* p = &table.items[i];
         std::fill_n(c.gap.begin() + (long)p->offset, param_size(p), false);
-        if (param_specs[p->kind].joined) { continue; }
+        if (p->joined) { continue; }
         const bool matrix = param_specs[p->kind].matrix;
         c.stretches.push_back({p->offset, NULL, (uint32_t)i, matrix});
         c.apart.push_back(!matrix || i == left_out);
@@ -1203,6 +1249,62 @@ static void matmul_plans_survive_a_file() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// lora
+
+/* Checks |got - want| <= 1e-5 of the largest element; in 16 bits 2 %: t and dt are rounded on the way. */
+static void compare_loosely(const char* what, const Floats& got, const Floats& want) {
+    const float limit = sizeof(floatX) == 4 ? 1e-5f : 0.02f;
+    float largest = 0, worst = 0;
+    for (float w : want) { largest = fmaxf(largest, fabsf(w)); }
+    for (size_t i = 0; i < want.size(); i++) {
+        const float error = fabsf(got[i] - want[i]);
+        if (!(error <= worst)) { worst = error; }
+    }
+    CHECK(worst <= limit * largest, "%s: off by %g, the largest element is %g", what, (double)worst, (double)largest);
+}
+
+static void lora_agrees_with_its_oracle() {
+    const LoraConfig cases[] = {{8, 16, 0x7f}, {3, 1.5, 0x05}, {16, 16, 0x6a}};  // all; q, v; k, o, up, down
+    const size_t N = 150;
+    MatmulContext* ctx = matmul_context();
+    ModelConfig c;
+    memset(&c, 0, sizeof c);
+    c.hidden_size = 72, c.intermediate_size = 136, c.num_layers = 2, c.num_heads = 4, c.num_kv_heads = 2, c.head_dim = 16;
+    for (const LoraConfig& lora : cases) {
+        c.lora = lora;
+        ParamTable table = trained_table(&c);
+        const size_t elements = table.elements;
+        for (const Lora& l : lora_block(&c, &table, 1).at) {
+            if (l.parts == 0) { continue; }
+            const LoraPitch pitch = lora_pitch(&l);
+            const size_t C = (size_t)l.C, OC = (size_t)l.OC, R = (size_t)(l.parts * l.r);
+            const Floats x = random_values<floatX>(N * C, 1), w = random_values<floatX>(elements, 0.3f);
+            const Floats dy = random_values<floatX>(N * OC, 1), y0 = random_values<floatX>(N * OC, 1);
+            const Floats dx0 = random_values<floatX>(N * C, 1), dw0 = random_values<float>(elements, 1);
+            Floats y = y0, dx = dx0, dw = dw0, t(N * R), dt(N * R);
+            lora_forward_plain(y.data(), t.data(), x.data(), w.data(), &l, N);
+            lora_backward_plain(dx.data(), dw.data(), dt.data(), dy.data(), x.data(), t.data(), w.data(), &l, N);
+            floatX *d_x = upload_rows<floatX>(x, N, C, pitch.x), *d_w = upload_rows<floatX>(w, 1, elements, elements);
+            floatX *d_dy = upload_rows<floatX>(dy, N, OC, pitch.y), *d_y = upload_rows<floatX>(y0, N, OC, pitch.y);
+            floatX *d_dx = upload_rows<floatX>(dx0, N, C, pitch.x), *d_t = device_alloc<floatX>(N * pitch.t);
+            floatX* d_dt = device_alloc<floatX>(N * pitch.t);
+            float* d_dw = upload(dw0);
+            lora_forward_cuda(ctx, d_y, d_t, d_x, d_w, &l, N, 0);
+            lora_backward_input_cuda(ctx, d_dx, d_dt, d_dy, d_w, &l, N, 0);
+            lora_backward_weight_cuda(ctx, d_dw, d_dt, d_dy, d_x, d_t, &l, N, true, 0);
+            compare_loosely("t", download_rows(d_t, N, R, pitch.t), t);
+            compare_loosely("y", download_rows(d_y, N, OC, pitch.y), y);
+            compare_loosely("dt", download_rows(d_dt, N, R, pitch.t), dt);
+            compare_loosely("dx", download_rows(d_dx, N, C, pitch.x), dx);
+            compare_loosely("dw", download(d_dw, elements), dw);
+        }
+        param_table_free(&table);
+    }
+    matmul_destroy(ctx);
+    device_free_all();
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 
 static const struct {
     const char* name;
@@ -1229,6 +1331,7 @@ static const struct {
     ENTRY(norm_and_loss_sums_agree),
     ENTRY(losses_add_up_by_source),
     ENTRY(decisions_follow_the_host),
+    ENTRY(a_step_is_divided_by_its_trained_targets),
     ENTRY(loss_scale_halves_and_doubles),
     ENTRY(adamw_agrees_in_all_forms),
     ENTRY(adamw_takes_gradients_from_a_window),
@@ -1236,6 +1339,7 @@ static const struct {
     HOST_ENTRY(element_sizes_are_those_of_the_types),
     ENTRY(matmul_agrees_in_all_directions),
     ENTRY(matmul_plans_survive_a_file),
+    ENTRY(lora_agrees_with_its_oracle),
 };
 
 int main(int argc, char** argv) {

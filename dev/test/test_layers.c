@@ -8,11 +8,13 @@
 #include "llmc/attention.h"
 #include "llmc/crossentropy.h"
 #include "llmc/embedding.h"
+#include "llmc/lora.h"
 #include "llmc/matmul.h"
 #include "llmc/base/rand.h"
 #include "llmc/rmsnorm.h"
 #include "llmc/rope.h"
 #include "llmc/swiglu.h"
+#include "documents.h"
 #include "test.h"
 
 #ifdef _OPENMP
@@ -223,9 +225,11 @@ static ModelConfig rope_config(int HD, double theta, double factor /* 0: default
 }
 
 static void rope_rotates_q_and_k_by_position_and_backward_undoes_it(void) {
-    static const int sizes[][6] = {{1, 1, 1, 1, 2, 0}, {2, 9, 4, 2, 6, 5}, {3, 33, 3, 1, 64, 0}, {1, 17, 2, 2, 40, 100}};
+    static const int sizes[][7] = {{1, 1, 1, 1, 2, 0, 0},     {2, 9, 4, 2, 6, 5, 0},  {3, 33, 3, 1, 64, 0, 0},
+                                   {1, 17, 2, 2, 40, 100, 0}, {3, 50, 2, 1, 8, 0, 9}, {2, 20, 1, 1, 4, 3, 1}};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         const int B = sizes[s][0], T = sizes[s][1], NH = sizes[s][2], NKV = sizes[s][3], HD = sizes[s][4], pos = sizes[s][5];
+        int32_t* starts = random_starts(B, T, sizes[s][6]);
         const ModelConfig c = rope_config(HD, 10000, 0);
         const AttentionShape shape = {B, T, NH, NKV, HD};
         const size_t width = (size_t)(NH + 2 * NKV) * (size_t)HD, n = (size_t)B * (size_t)T * width;
@@ -235,7 +239,7 @@ static void rope_rotates_q_and_k_by_position_and_backward_undoes_it(void) {
         for (size_t i = 0; i < n; i++) {
             const size_t head = i % width / (size_t)HD, d = i % (size_t)HD, half = (size_t)HD / 2;
             if (head >= (size_t)(NH + NKV)) { continue; }
-            const double t = (double)(pos + (int)(i / width % (size_t)T));
+            const double t = (double)(pos + (int)(i / width % (size_t)T) - (starts ? starts[i / width] : 0));
             const double angle = t * pow(10000, -2.0 * (double)(d % half) / HD);
             // rotate_half: (-x2, x1)
             const double other = d < half ? -before[i + half] : before[i - half];
@@ -244,16 +248,16 @@ static void rope_rotates_q_and_k_by_position_and_backward_undoes_it(void) {
         for (int k = 0; k < NUM_THREAD_COUNTS; k++) {
             use_threads(k);
             float* y = copied(x, n);
-            rope_forward(y, table, pos, shape);
+            rope_forward(y, starts, table, pos, shape);
             check_close("rotated", y, NULL, want, n, 2e-5);
             if (first) { check_same_bits("rotated", first, y, n, k); }
             free(first);
             first = copied(y, n);
-            rope_backward(y, table, pos, shape);  // a rotation's transpose is its inverse
+            rope_backward(y, starts, table, pos, shape);  // a rotation's transpose is its inverse
             check_close("rotated back", y, NULL, before, n, 1e-5);
             free(y);
         }
-        free(first), free(x), free(table), free(want), free(before);
+        free(first), free(x), free(table), free(want), free(before), free(starts);
     }
 }
 
@@ -458,7 +462,7 @@ static void amx_products_of_any_shape_and_stride_are_those_of_fp32(void) {
             free((float*)a.data), free((float*)b.data);
         }
         const double with_amx = check_product("a b + add", &p, first);
-        matmul_vectors(got, packed, p.add, by_rows(p.a, p.K), by_rows(p.b, p.N), p.M, p.N, p.K);
+        matmul_vectors(got, p.N, packed, p.add, by_rows(p.a, p.K), by_rows(p.b, p.N), p.M, p.N, p.K);
         const double with_vectors = check_product("by vectors", &p, got);
         CHECK(with_amx <= 1.25 * with_vectors, "the RMS error is %g, by vectors %g", with_amx, with_vectors);
 
@@ -581,6 +585,7 @@ static void amx_lets_nan_and_infinity_through_and_not_around(void) {
 
 typedef struct {
     double *qkv, *dout, *out, *lse;
+    const int32_t* starts;
     AttentionShape s;
 } AttentionCase;
 
@@ -590,19 +595,19 @@ static double attention_loss(const void* ctx) {
     const size_t T = (size_t)c->s.T, NH = (size_t)c->s.NH, HD = (size_t)c->s.HD;
     double sum = 0, *p = doubles(T);
     for (size_t i = 0; i < (size_t)c->s.B * NH * T; i++) {
-        const size_t t = i % T;
+        const size_t t = i % T, first = c->starts ? (size_t)c->starts[i / (NH * T) * T + t] : 0;
         const AttentionHead a = attention_head(c->s, i / (NH * T), i / T % NH);
         const double *q = c->qkv + a.q + t * a.row, *k = c->qkv + a.k, *v = c->qkv + a.v;
         double *out = c->out + a.out + t * a.out_row, m = -1e300, l = 0;
-        for (size_t u = 0; u <= t; u++) {
+        for (size_t u = first; u <= t; u++) {
             p[u] = dot(q, k + u * a.row, HD) / sqrt((double)HD);
             m = p[u] > m ? p[u] : m;
         }
-        for (size_t u = 0; u <= t; u++) { l += p[u] = exp(p[u] - m); }
+        for (size_t u = first; u <= t; u++) { l += p[u] = exp(p[u] - m); }
         c->lse[i] = m + log(l);
         for (size_t d = 0; d < HD; d++) {
             out[d] = 0;
-            for (size_t u = 0; u <= t; u++) { out[d] += p[u] / l * v[u * a.row + d]; }
+            for (size_t u = first; u <= t; u++) { out[d] += p[u] / l * v[u * a.row + d]; }
         }
         sum += dot(out, c->dout + a.out + t * a.out_row, HD);
     }
@@ -610,8 +615,10 @@ static double attention_loss(const void* ctx) {
     return sum;
 }
 
-/* Compares the plain loops with the formula in double, and the fast form, for every thread count, with the plain loops. */
-static void check_attention(AttentionShape s, double std, size_t samples) {
+/* Compares the plain loops with the formula in double, and the fast form, for every thread count, with the plain loops. Rows
+ * hold documents of up to `longest` tokens; 0: they are not divided. */
+static void check_attention(AttentionShape s, int longest, double std, size_t samples) {
+    int32_t* starts = random_starts(s.B, s.T, longest);
     const size_t rows = (size_t)s.B * (size_t)s.T, n_qkv = rows * (size_t)((s.NH + 2 * s.NKV) * s.HD);
     const size_t n_out = rows * (size_t)(s.NH * s.HD), n_lse = rows * (size_t)s.NH;
     use_threads(NUM_THREAD_COUNTS - 1);
@@ -619,11 +626,11 @@ static void check_attention(AttentionShape s, double std, size_t samples) {
     float *qkv = normals(n_qkv, std, 1), *dout = normals(n_out, 1, 2), *out = floats(n_out), *lse = floats(n_lse);
     float *dqkv = floats(n_qkv), *first_d = NULL, *first_o = NULL;
     void* scratch = xmalloc(n_scratch);
-    AttentionCase c = {widened(qkv, n_qkv), widened(dout, n_out), doubles(n_out), doubles(n_lse), s};
+    AttentionCase c = {widened(qkv, n_qkv), widened(dout, n_out), doubles(n_out), doubles(n_lse), starts, s};
     attention_loss(&c);
     memset(dqkv, 0xff, n_qkv * sizeof(float));  // must be overwritten
-    attention_forward_plain(out, lse, qkv, s);
-    attention_backward_plain(dqkv, dout, out, lse, qkv, s);
+    attention_forward_plain(out, lse, qkv, starts, s);
+    attention_backward_plain(dqkv, dout, out, lse, qkv, starts, s);
     check_close("plain out", out, NULL, c.out, n_out, 1e-5 * std);  // an error in a score shows in the weights
     check_close("plain lse", lse, NULL, c.lse, n_lse, 1e-5);
     check_gradient("plain dqkv", dqkv, NULL, c.qkv, n_qkv, samples, attention_loss, &c, 1e-4);
@@ -634,8 +641,8 @@ static void check_attention(AttentionShape s, double std, size_t samples) {
         memset(lse, 0xff, n_lse * sizeof(float));
         memset(dqkv, 0xff, n_qkv * sizeof(float));
         memset(scratch, 0xff, n_scratch);  // may contain anything
-        attention_forward(out, lse, scratch, qkv, s);
-        attention_backward(dqkv, scratch, dout, out, lse, qkv, s);
+        attention_forward(out, lse, scratch, qkv, starts, s);
+        attention_backward(dqkv, scratch, dout, out, lse, qkv, starts, s);
         if (t == 0) {
             check_close("out", out, NULL, want_out, n_out, 1e-5 * std);
             check_close("lse", lse, NULL, want_lse, n_lse, 1e-5);
@@ -646,26 +653,95 @@ static void check_attention(AttentionShape s, double std, size_t samples) {
         check_same_bits("dqkv", first_d, dqkv, n_qkv, t);
     }
     free(qkv), free(dout), free(out), free(lse), free(dqkv), free(first_d), free(first_o), free(scratch);
-    free(c.qkv), free(c.dout), free(c.out), free(c.lse), free(want_out), free(want_lse), free(want_dqkv);
+    free(c.qkv), free(c.dout), free(c.out), free(c.lse), free(want_out), free(want_lse), free(want_dqkv), free(starts);
 }
 
 static void attention_and_its_gradient_match_for_any_grouping(void) {
     // B, T, NH, NKV, HD
-    check_attention((AttentionShape){1, 1, 1, 1, 2}, 1, 100);
-    check_attention((AttentionShape){2, 2, 2, 1, 6}, 1, 200);
-    check_attention((AttentionShape){2, 17, 4, 4, 8}, 1, 200);
-    check_attention((AttentionShape){1, 65, 4, 2, 16}, 2, 150);
-    check_attention((AttentionShape){3, 50, 6, 2, 10}, 1, 150);
-    check_attention((AttentionShape){1, 130, 3, 1, 64}, 1, 100);
-    check_attention((AttentionShape){1, 97, 2, 1, 128}, 1, 60);
-    check_attention((AttentionShape){1, 70, 2, 2, 250}, 1, 60);
-    check_attention((AttentionShape){1, 33, 1, 1, 256}, 1, 60);
+    check_attention((AttentionShape){1, 1, 1, 1, 2}, 0, 1, 100);
+    check_attention((AttentionShape){2, 2, 2, 1, 6}, 0, 1, 200);
+    check_attention((AttentionShape){2, 17, 4, 4, 8}, 0, 1, 200);
+    check_attention((AttentionShape){1, 65, 4, 2, 16}, 0, 2, 150);
+    check_attention((AttentionShape){3, 50, 6, 2, 10}, 0, 1, 150);
+    check_attention((AttentionShape){1, 130, 3, 1, 64}, 0, 1, 100);
+    check_attention((AttentionShape){1, 97, 2, 1, 128}, 0, 1, 60);
+    check_attention((AttentionShape){1, 70, 2, 2, 250}, 0, 1, 60);
+    check_attention((AttentionShape){1, 33, 1, 1, 256}, 0, 1, 60);
 }
 
-static void attention_holds_at_a_thousand_positions(void) { check_attention((AttentionShape){1, 1000, 2, 1, 32}, 1, 12); }
+static void attention_holds_at_a_thousand_positions(void) { check_attention((AttentionShape){1, 1000, 2, 1, 32}, 0, 1, 12); }
 
 /* With scores of some hundreds exp overflows unless the maximum is subtracted, also when it changes from tile to tile. */
-static void attention_survives_large_scores(void) { check_attention((AttentionShape){1, 150, 2, 1, 16}, 12, 0); }
+static void attention_survives_large_scores(void) { check_attention((AttentionShape){1, 150, 2, 1, 16}, 0, 12, 0); }
+
+static void attention_inside_documents_and_its_gradient_match(void) {
+    check_attention((AttentionShape){1, 1, 1, 1, 2}, 1, 1, 100);
+    check_attention((AttentionShape){2, 17, 4, 2, 8}, 1, 1, 100);  // each token alone
+    check_attention((AttentionShape){3, 50, 6, 2, 10}, 7, 1, 150);
+    check_attention((AttentionShape){2, 65, 4, 4, 16}, 65, 2, 150);
+    check_attention((AttentionShape){2, 300, 3, 1, 64}, 150, 1, 60);
+    check_attention((AttentionShape){1, 260, 2, 1, 128}, 33, 1, 60);
+    check_attention((AttentionShape){1, 150, 2, 1, 16}, 100, 12, 0);  // scores of some hundreds
+    check_attention((AttentionShape){2, 1000, 2, 1, 32}, 400, 1, 12);
+}
+
+/* Runs RoPE and attention, forward and backward, on rows of documents: writes out, lse, and the gradient of qkv. */
+static void run_attention(float* out, float* lse, float* dqkv, const float* qkv, const float* dout, const int32_t* starts,
+                          const float* table, AttentionShape s) {
+    float* rotated = copied(qkv, (size_t)(s.B * s.T) * (size_t)((s.NH + 2 * s.NKV) * s.HD));
+    void* scratch = xmalloc(attention_backward_scratch(s));
+    rope_forward(rotated, starts, table, 0, s);
+    attention_forward(out, lse, scratch, rotated, starts, s);
+    attention_backward(dqkv, scratch, dout, out, lse, rotated, starts, s);
+    rope_backward(dqkv, starts, table, 0, s);
+    free(rotated), free(scratch);
+}
+
+static void documents_in_one_row_equal_each_document_alone(void) {
+    static const int sizes[][6] = {
+        {2, 40, 2, 1, 8, 1}, {3, 100, 4, 2, 16, 30}, {2, 500, 2, 2, 64, 200}, {1, 1000, 2, 1, 32, 600}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        const AttentionShape s = {sizes[i][0], sizes[i][1], sizes[i][2], sizes[i][3], sizes[i][4]};
+        const size_t rows = (size_t)(s.B * s.T), W = (size_t)((s.NH + 2 * s.NKV) * s.HD), O = (size_t)(s.NH * s.HD);
+        const ModelConfig c = rope_config(s.HD, 500000, 32);
+        int32_t* starts = random_starts(s.B, s.T, sizes[i][5]);
+        float *qkv = normals(rows * W, 1, 1), *dout = normals(rows * O, 1, 2), *table = floats((size_t)(s.T * s.HD));
+        float *out = floats(rows * O), *lse = floats(rows * (size_t)s.NH), *dqkv = floats(rows * W);
+        float *alone_out = floats(rows * O), *alone_lse = floats(rows * (size_t)s.NH), *alone_dqkv = floats(rows * W);
+        rope_table(table, s.T, &c);
+        run_attention(out, lse, dqkv, qkv, dout, starts, table, s);
+        for (size_t n = 0, end; n < rows; n = end) {
+            for (end = n + 1; end < rows && end % (size_t)s.T > 0 && starts[end] == starts[n]; end++) {}
+            const AttentionShape one = {1, (int)(end - n), s.NH, s.NKV, s.HD};
+            run_attention(alone_out + n * O, alone_lse + n * (size_t)s.NH, alone_dqkv + n * W, qkv + n * W, dout + n * O, NULL,
+                          table, one);
+        }
+        double *want_out = widened(alone_out, rows * O), *want_dqkv = widened(alone_dqkv, rows * W);
+        check_close("out", out, NULL, want_out, rows * O, 1e-5);
+        check_close("dqkv", dqkv, NULL, want_dqkv, rows * W, 1e-5);
+        free(starts), free(qkv), free(dout), free(table), free(out), free(lse), free(dqkv), free(want_out), free(want_dqkv);
+        free(alone_out), free(alone_lse), free(alone_dqkv);
+    }
+}
+
+static void one_document_as_long_as_its_row_has_the_bits_of_a_plain_row(void) {
+    const AttentionShape s = {2, 200, 4, 2, 16};
+    const size_t rows = (size_t)(s.B * s.T), W = (size_t)((s.NH + 2 * s.NKV) * s.HD), O = (size_t)(s.NH * s.HD);
+    const ModelConfig c = rope_config(s.HD, 10000, 0);
+    int32_t* starts = (int32_t*)xcalloc(rows, sizeof *starts);
+    float *qkv = normals(rows * W, 1, 1), *dout = normals(rows * O, 1, 2), *table = floats((size_t)(s.T * s.HD));
+    float *out[2], *lse[2], *dqkv[2];
+    rope_table(table, s.T, &c);
+    for (int i = 0; i < 2; i++) {
+        out[i] = floats(rows * O), lse[i] = floats(rows * (size_t)s.NH), dqkv[i] = floats(rows * W);
+        run_attention(out[i], lse[i], dqkv[i], qkv, dout, i ? starts : NULL, table, s);
+    }
+    check_same_bits("out", out[0], out[1], rows * O, 0);
+    check_same_bits("lse", lse[0], lse[1], rows * (size_t)s.NH, 0);
+    check_same_bits("dqkv", dqkv[0], dqkv[1], rows * W, 0);
+    for (int i = 0; i < 2; i++) { free(out[i]), free(lse[i]), free(dqkv[i]); }
+    free(starts), free(qkv), free(dout), free(table);
+}
 
 static void attention_decode_is_the_last_row_of_forward(void) {
     static const AttentionShape shapes[] = {
@@ -676,7 +752,7 @@ static void attention_decode_is_the_last_row_of_forward(void) {
         float *qkv = normals(rows * width, 1, 1), *out = floats(rows * q), *lse = floats(rows * (size_t)s.NH);
         float *cache = floats(rows * kv), *got = floats(q), *first = NULL;
         void* scratch = xmalloc(attention_forward_scratch());
-        attention_forward(out, lse, scratch, qkv, s);
+        attention_forward(out, lse, scratch, qkv, NULL, s);
         for (size_t t = 0; t < rows; t++) { memcpy(cache + t * kv, qkv + t * width + q, kv * sizeof(float)); }
         double* want = widened(out + (rows - 1) * q, q);
         for (int t = 0; t < NUM_THREAD_COUNTS; t++) {
@@ -755,6 +831,10 @@ static void crossentropy_and_its_gradient_match(void) {
         for (size_t i = 0; i < V; i++) { logits[i] += 300; }  // exp(300) overflows
         for (size_t n = 0; n < N; n++) {
             targets[n] = (int32_t)(n == 0 ? V - 1 : philox_below(1, RAND_SAMPLE, 0, n, V));
+            if (n % 3 == 1) {
+                targets[n] = -1;  // not trained: `want` and `dwant` are 0
+                continue;
+            }
             double total = 0;
             const float* row = logits + n * V;
             for (size_t v = 0; v < V; v++) { total += exp((double)row[v] - (double)row[targets[n]]); }
@@ -772,6 +852,9 @@ static void crossentropy_and_its_gradient_match(void) {
             check_close("losses", losses, NULL, want, N, 1e-5);
             check_close("dlogits", d, NULL, dwant, N * V, 1e-6);
             check_same_bits("losses of the fused form", losses, losses2, N, t);
+            for (size_t n = 1; n < N; n += 3) {
+                for (size_t v = 0; v < V; v++) { CHECK(d[n * V + v] == 0 && losses[n] == 0, "row %zu is not 0", n); }
+            }
             if (first_l) {
                 check_same_bits("losses", first_l, losses, N, t);
                 check_same_bits("dlogits", first_d, d, N * V, t);
@@ -857,6 +940,86 @@ static void global_norm_is_the_same_for_any_thread_count(void) {
     }
 }
 
+// ---------------------------------------------------------------------------------------------------------------------
+// lora
+
+/* The adapters beside one product in double: its inputs and weights, and the gradient of y. */
+typedef struct {
+    const Lora* l;
+    size_t N;
+    double *x, *w, *dy;
+} LoraLoss;
+
+/* Returns sum(dy * y), y being the adapters' part alone. */
+static double lora_loss(const void* ctx) {
+    const LoraLoss* p = (const LoraLoss*)ctx;
+    const Lora* l = p->l;
+    const size_t C = (size_t)l->C, OC = (size_t)l->OC, r = (size_t)l->r;
+    double sum = 0;
+    for (size_t n = 0; n < p->N; n++) {
+        for (size_t i = 0; i < (size_t)l->parts * r; i++) {
+            const double t = (double)l->scale * dot(p->x + n * C, p->w + l->a + i * C, C);
+            for (size_t o = 0; o < (size_t)l->width[i / r]; o++) {
+                sum += p->dy[n * OC + (size_t)l->first[i / r] + o] * t * p->w[l->b[i / r] + o * r + i % r];
+            }
+        }
+    }
+    return sum;
+}
+
+/* Compares the plain loops with differences of lora_loss(), and what the model calls with the plain loops. */
+static void check_lora(const Lora* l, size_t elements, size_t N, void* scratch) {
+    const size_t nx = N * (size_t)l->C, ny = N * (size_t)l->OC, nt = N * (size_t)(l->parts * l->r);
+    float *x = normals(nx, 1, 1), *w = normals(elements, 0.5, 2), *dy = normals(ny, 1, 3), *y = normals(ny, 1, 4);
+    float *y0 = copied(y, ny), *dx = normals(nx, 1, 5), *dw = normals(elements, 1, 6), *t = floats(nt), *dt = floats(nt);
+    float *dx0 = copied(dx, nx), *dw0 = copied(dw, elements);
+    lora_forward_plain(y, t, x, w, l, N);
+    lora_backward_plain(dx, dw, dt, dy, x, t, w, l, N);
+    const LoraLoss loss = {l, N, widened(x, nx), widened(w, elements), widened(dy, ny)};
+    double added = 0;
+    for (size_t i = 0; i < ny; i++) { added += (double)dy[i] * ((double)y[i] - (double)y0[i]); }
+    CHECK(fabs(added - lora_loss(&loss)) <= 1e-5 * (double)ny, "y: %g, wanted %g", added, lora_loss(&loss));
+    check_gradient("dx", dx, dx0, loss.x, nx, 20, lora_loss, &loss, 1e-4);
+    check_gradient("dw", dw, dw0, loss.w, elements, 200, lora_loss, &loss, 1e-4);
+    float *y1 = floats(ny), *t1 = floats(nt), *dx1 = floats(nx), *dw1 = floats(elements), *first = NULL;
+    double *wy = widened(y, ny), *wdx = widened(dx, nx), *wdw = widened(dw, elements);
+    for (int i = 0; i < NUM_THREAD_COUNTS; i++) {
+        use_threads(i);
+        memcpy(y1, y0, ny * sizeof(float)), memcpy(dx1, dx0, nx * sizeof(float)), memcpy(dw1, dw0, elements * sizeof(float));
+        lora_forward(y1, t1, scratch, x, w, l, N);
+        lora_backward(dx1, dw1, dt, scratch, dy, x, t1, w, l, N);
+        check_close("y", y1, NULL, wy, ny, 1e-5);
+        check_close("dx", dx1, NULL, wdx, nx, 1e-5);
+        check_close("dw", dw1, NULL, wdw, elements, 1e-5);
+        if (!first) { first = copied(dw1, elements); }
+        check_same_bits("dw", first, dw1, elements, i);
+    }
+    free(x), free(w), free(dy), free(y), free(y0), free(dx), free(dw), free(t), free(dt), free(dx0), free(dw0), free(loss.x);
+    free(loss.w), free(loss.dy), free(y1), free(t1), free(dx1), free(dw1), free(first), free(wy), free(wdx), free(wdw);
+}
+
+static void lora_and_its_gradients_are_the_plain_loops(void) {
+    const LoraConfig cases[] = {{4, 8, 0x7f}, {3, 1.5, 0x05}, {33, 33, 0x6a}};  // all; q, v; k, o, up, down
+    void* scratch = xmalloc(matmul_scratch());
+    ModelConfig c;
+    memset(&c, 0, sizeof c);
+    c.hidden_size = 40, c.intermediate_size = 72, c.num_layers = 2, c.num_heads = 5, c.num_kv_heads = 1, c.head_dim = 6;
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        c.lora = cases[k];
+        ParamTable t = trained_table(&c);
+        const LoraBlock block = lora_block(&c, &t, 1);
+        int parts = 0;
+        for (int place = 0; place < NUM_LORA; place++) {
+            parts += block.at[place].parts;
+            check_lora(&block.at[place], t.elements, 1, scratch);
+            check_lora(&block.at[place], t.elements, 70, scratch);
+        }
+        CHECK(2 * 2 * parts == t.count, "%d parts, %d tensors in two blocks", parts, t.count);
+        param_table_free(&t);
+    }
+    free(scratch);
+}
+
 int main(void) {
     use_threads(NUM_THREAD_COUNTS - 1);
     packed = xmalloc(matmul_scratch());
@@ -884,11 +1047,15 @@ int main(void) {
     RUN(attention_and_its_gradient_match_for_any_grouping);
     RUN(attention_holds_at_a_thousand_positions);
     RUN(attention_survives_large_scores);
+    RUN(attention_inside_documents_and_its_gradient_match);
+    RUN(documents_in_one_row_equal_each_document_alone);
+    RUN(one_document_as_long_as_its_row_has_the_bits_of_a_plain_row);
     RUN(attention_decode_is_the_last_row_of_forward);
     RUN(swiglu_and_its_gradient_match);
     RUN(crossentropy_and_its_gradient_match);
     RUN(crossentropy_leaves_no_denormals);
     RUN(crossentropy_of_nan_is_nan);
+    RUN(lora_and_its_gradients_are_the_plain_loops);
     RUN(adamw_takes_pytorchs_steps);
     RUN(global_norm_is_the_same_for_any_thread_count);
     return test_summary();

@@ -10,17 +10,11 @@ enum { T = 4, SOURCES = 3, SEED = 77, ROWS = 3 * MIX_BLOCK };
 static const uint64_t source_rows[SOURCES] = {3000, 700, 5};  // an epoch of the last is less than its share of a block
 static const double weights[SOURCES] = {0.5, 0.2, 0.3};
 
-static const char* in_folder(const char* name) {
-    static char paths[8][PATH_CAP];
-    static int next;
-    char* path = paths[next++ % 8];
-    snprintf(path, PATH_CAP, "%.2000s/%.1000s", folder, name);
-    return path;
-}
+static const char* in_folder(const char* name) { return test_path(folder, name); }
 
 /* Writes a token file of `rows` rows. Token i is `base` + i. */
 static void write_tokens(const char* name, int base, uint64_t rows, int vocab, uint64_t fingerprint) {
-    const TokenFileHeader h = {4, vocab, rows * T + 1, fingerprint, false, 0};
+    const TokenFileHeader h = {4, vocab, rows * T + 1, fingerprint, false, 0, false};
     int32_t words[TOKENFILE_WORDS];
     tokenfile_header(words, &h);
     FILE* f = fopen(in_folder(name), "wb");
@@ -42,9 +36,11 @@ static const char* text_of(double a, double b, double c) {
     return text;
 }
 
+static const RowRule cross = {DOCUMENTS_CROSS, -1, 0, false, NULL, NULL};
+
 static void open_mix(Mix* m, DataLoader* stream, const char* text, int B, int rank, int ranks) {
     Error e = NO_ERROR;
-    if (!mix_open(m, stream, text, B, T, rank, ranks, SEED, &e)) { die("%s", e.msg); }
+    if (!mix_open(m, stream, text, B, T, rank, ranks, SEED, &cross, &e)) { die("%s", e.msg); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -301,7 +297,7 @@ static void refused(const char* text, const char* want) {
     Mix m;
     DataLoader stream;
     Error e = NO_ERROR;
-    const bool ok = mix_open(&m, &stream, text, 1, T, 0, 1, SEED, &e);
+    const bool ok = mix_open(&m, &stream, text, 1, T, 0, 1, SEED, &cross, &e);
     CHECK(!ok && strstr(e.msg, want), "%s: %s, wanted %s", text, ok ? "no error" : e.msg, want);
     if (ok) { mix_close(&m); }
 }

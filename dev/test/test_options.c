@@ -232,6 +232,11 @@ static void values_are_read_whole_and_in_range(void) {
     CHECK(strcmp(o.prompt, "--x") == 0, "%s", o.prompt);
     parse(&o, ON_CPU, "--lr -0", &e);
     CHECK(!signbit(o.lr), "-0 is 0");
+    parse(&o, ON_CPU, "--export --model d1", &e);
+    CHECK(strcmp(e.msg, "--export: has no value: the next argument is the flag --model") == 0, "%s", e.msg);
+    parse(&o, ON_CPU, "--exporr x", &e);
+    CHECK(strstr(e.msg, "did you mean --export?"), "%s", e.msg);
+    CHECK(parse(&o, ON_CPU, "--export x", &e) == OPTIONS_OK && strcmp(o.export_, "x") == 0, "%s", e.msg);
 }
 
 static void resume_takes_a_path_or_none(void) {

@@ -296,20 +296,40 @@ def test_committed_pairs_equal_transformers(pair):
     assert_equals_transformers(pair[1], pair[0], T=pair[2]["x"].shape[1])
 
 
+def test_documents_equal_transformers_with_positions_and_mask():
+    transformers = pytest.importorskip("transformers")
+    folder = os.path.join(PAIRS, "documents")
+    state = load_file(folder + ".state.safetensors")
+    hf = transformers.LlamaForCausalLM.from_pretrained(folder, attn_implementation="eager").float().eval()
+    starts = state["starts"].long()
+    unseen = torch.zeros(len(starts), 1, starts.shape[1], starts.shape[1])
+    for b, row in enumerate(starts.tolist()):  # from the lengths, not by document_mask()
+        for t, start in enumerate(row):
+            unseen[b, 0, t, :start] = unseen[b, 0, t, t + 1:] = -1e9
+    logits = hf(state["x"].long(), attention_mask=unseen, position_ids=torch.arange(starts.shape[1]) - starts).logits
+    assert (state["logits"] - logits).abs().max() <= 1e-5 * max(1.0, logits.abs().max())
+    torch.nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), state["y"].long().view(-1)).backward()
+    for name, p in hf.named_parameters():
+        assert (state["grad." + name] - p.grad).abs().max() <= 1e-5 * max(1.0, p.grad.abs().max()), name
+
+
 def test_committed_pairs_show_small_faults(pair):
     """Each fault must move some logit far beyond the tolerance of 1e-4, or the pairs could not detect it."""
     _, model, state = pair
     c, T = model.c, state["x"].shape[1]
     assert c.rope_type == "llama3" and c.original_max_position_embeddings < T
 
-    def shift(change, **config):
+    starts = state["starts"].long() if "starts" in state else None
+
+    def shift(change, moved=None, **config):
         m = copy.deepcopy(model)
         m.c = ref.replace(c, **config)
         for b in m.blocks:
             b.eps = m.c.rms_norm_eps
         change(m)
         with torch.no_grad():
-            return (m.set_context(T, "cpu").logits(state["x"].long()) - state["logits"]).abs().max().item()
+            logits = m.set_context(T, "cpu").logits(state["x"].long(), starts if moved is None else moved)
+            return (logits - state["logits"]).abs().max().item()
 
     def swap_gate_up(m):
         w = m.blocks[1].gate_up.weight.data
@@ -326,12 +346,16 @@ def test_committed_pairs_show_small_faults(pair):
                   low=shift(nothing, low_freq_factor=c.low_freq_factor * 1.1),
                   high=shift(nothing, high_freq_factor=c.high_freq_factor * 1.1),
                   theta=shift(nothing, rope_theta=c.rope_theta * 1.1), swap=shift(swap_gate_up), gain=shift(forget_a_gain))
+    if starts is not None:
+        one_early = (starts - 1).clamp(min=0)
+        faults |= dict(no_documents=shift(nothing, torch.zeros_like(starts)), one_early=shift(nothing, one_early),
+                       another_row=shift(nothing, starts.roll(1, 0).minimum(torch.arange(T))))
     assert min(faults.values()) > 1e-3, faults
 
 
 def test_pairs_are_small():
     size = sum(os.path.getsize(os.path.join(d, f)) for d, _, files in os.walk(PAIRS) for f in files)
-    assert size <= 1 << 20
+    assert size <= 5 << 18
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -390,10 +414,10 @@ def test_spare_words_of_a_token_file_are_zero(tmp_path, words, fine, capsys):
         head[word] = value
     path.write_bytes(head.tobytes() + path.read_bytes()[1024:])
     if fine:
-        assert ref.TokenFile(str(path), 16).rows == 37
+        assert len(ref.TokenFile(str(path)).tokens) == 600
     else:
         with pytest.raises(SystemExit):
-            ref.TokenFile(str(path), 16)
+            ref.TokenFile(str(path))
         assert "t.bin: words 8 to 255" in capsys.readouterr().err
 
 

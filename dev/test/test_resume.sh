@@ -197,6 +197,23 @@ else
     skip "tensors that are not finite" "there is no python3" 9
 fi
 
+# --- a validation that was due when the run ended -------------------------------------------------------------------------------
+
+validation_of() { grep '"validation"' "$1/trainer_state.json"; }
+validated() { go --val val.bin --val-every 2 --val-batches 1 "$@"; }
+spoil() { printf '\377\377' | dd of=val.bin bs=1 seek=1064 conv=notrunc 2>/dev/null; } # a token outside of the vocabulary
+cp other.bin val.bin && validated --out seen >/dev/null 2>&1 && spoil
+expect "a validation that cannot be read ends the run" 1 "step 2 is saved in cut/step_00000002" validated --out cut
+cp other.bin val.bin
+expect "a resumed run makes it" 0 "saved   cut/step_00000006" resume --out cut
+check "in its place" same_steps seen/log.jsonl cut/log.jsonl
+check "and ends as one that was not cut" same_checkpoint seen/step_00000006 cut/step_00000006
+cp -r seen cut4 && rm -r cut4/step_00000006 cut4/step_00000005 cut4/step_00000004 && spoil
+expect "the last one fails" 1 "step 4 is saved in cut4/step_00000004" resume --out cut4 --stop-after 4
+cp other.bin val.bin
+expect "a run that is at its end makes it" 0 "validation loss" resume --out cut4 --stop-after 4
+check "and saves it" test "$(validation_of cut4/step_00000004)" = "$(validation_of seen/step_00000004)"
+
 # --- the lock ----------------------------------------------------------------------------------------------------------------
 
 background --model d1 --train data.bin --steps 1000000 --schedule constant --checkpoint-every 1 --keep 1 --out busy

@@ -1,16 +1,16 @@
 /* test_runtime.c -- tests schedules, sampling against a naive sampler, the outlier window, FLOPs and peaks, the log and how a
- * resumed run cuts it back, the plan, hints about memory, signals, generation and chat with a scripted model. */
+ * resumed run cuts it back, the plan, hints about memory, progress, the timing of steps, signals. test_generate.c has
+ * generation and chat. */
 #include "llmc/run/busy.h"
-#include "llmc/run/chat.h"
-#include "llmc/run/generate.h"
 #include "llmc/run/machine.h"
 #include "llmc/run/memory.h"
 #include "llmc/run/plan.h"
+#include "llmc/run/progress.h"
 #include "llmc/run/screen.h"
 #include "llmc/run/not_finite.h"
 #include "llmc/run/signals.h"
+#include "llmc/run/timing.h"
 #include "llmc/files/logger.h"
-#include "llmc/text/tokenizer_read.h"
 #include "llmc/base/outlier.h"
 #include "llmc/run/scheduler.h"
 #include "test.h"
@@ -281,8 +281,8 @@ static void every_line_of_the_log_is_json_of_its_event(void) {
     char* argv[] = {program, flag};
     CHECK(logger_open(&g, dir, -1, &e), "%s", e.msg);
     CHECK(log_config(&g, &run, &o, 2, argv, &c, &t, "FP32", "a machine", 123, &e), "%s", e.msg);
-    CHECK(log_step(&g, 1, 3.25, NAN, 3e-4, 41.2, 1000, 1.5, 64, &one, NULL, &e) &&
-              log_step(&g, 2, INFINITY, 1, 0, 1, 1, 2, 128, &one, "loss", &e),
+    CHECK(log_step(&g, 1, 3.25, NAN, 3e-4, 41.2, 1000, 1.5, 64, -1, &one, NULL, &e) &&
+              log_step(&g, 2, INFINITY, 1, 0, 1, 1, 2, 128, 77, &one, "loss", &e),
           "%s", e.msg);
     CHECK(log_val(&g, 2, 3.5, 1.25, &e) && log_sample(&g, 2, "a\nb\0c", 5, &e) &&
               log_checkpoint(&g, 2, "out/step_00000002", 77, &e),
@@ -310,6 +310,12 @@ static void every_line_of_the_log_is_json_of_its_event(void) {
             int64_t tokens = 0;
             CHECK(json_double(&j, json_root(&j), "seconds", 0, 9, &seconds, &e) && seconds == 1.5, "%s", e.msg);
             CHECK(json_int(&j, json_root(&j), "tokens", 0, 99, &tokens, &e) && tokens == 64, "%s", e.msg);
+        }
+        if (lines == 1 || lines == 2) {
+            int64_t trained = -1;
+            const bool masked = lines == 2;  // only then it is told
+            CHECK((json_get_any(&j, json_root(&j), "trained") != NULL) == masked, "line %d", lines);
+            CHECK(!masked || (json_int(&j, json_root(&j), "trained", 0, 99, &trained, &e) && trained == 77), "%s", e.msg);
         }
         double bpb = 0;
         CHECK(lines != 3 || (json_double(&j, json_root(&j), "bpb", 0, 9, &bpb, &e) && bpb == 1.25), "%s", e.msg);
@@ -351,7 +357,7 @@ static void a_resumed_log_is_cut_back_to_its_step(void) {
         put_text(path, "w", head, strlen(head));
         put_text(path, "a", cases[i].tail, strlen(cases[i].tail));
         CHECK(logger_open(&g, dir, 2, &e), "%s", e.msg);
-        CHECK(log_step(&g, 3, 1, 1, 1, 1, 1, 1, 64, &one, NULL, &e), "%s", e.msg);
+        CHECK(log_step(&g, 3, 1, 1, 1, 1, 1, 1, 64, -1, &one, NULL, &e), "%s", e.msg);
         logger_close(&g);
         char* text = log_text_of(path);
         size_t len = strlen(head) + cases[i].keep;
@@ -410,7 +416,7 @@ static void a_full_disk_is_an_error_and_leaves_no_torn_line(void) {
     small.rlim_cur = 1000;
     setrlimit(RLIMIT_FSIZE, &small);
     int written = 0;
-    while (written < 100 && log_step(&g, written + 1, 1, 1, 1, 1, 1, 1, 64, &one, NULL, &e)) { written++; }
+    while (written < 100 && log_step(&g, written + 1, 1, 1, 1, 1, 1, 1, 64, -1, &one, NULL, &e)) { written++; }
     setrlimit(RLIMIT_FSIZE, &old);
     signal(SIGXFSZ, SIG_DFL);
     CHECK(written > 3 && written < 100 && strstr(e.msg, "log.jsonl: writing failed"), "%d: %s", written, e.msg);
@@ -578,6 +584,150 @@ static void numbers_read_well(void) {
     CHECK(host_memory_available() > 1 << 20 && host_memory_peak() > 1 << 16, "this machine has memory");
 }
 
+/* Reads what is there of a pipe or terminal. */
+static const char* what_came(int fd) {
+    static char text[1024];
+    const ssize_t n = read(fd, text, sizeof text - 1);
+    text[n > 0 ? n : 0] = 0;
+    return text;
+}
+
+/* Adds `n` as if `seconds` had passed since the start, and since the last line if there is one. */
+static void later(Progress* p, double seconds, uint64_t n) {
+    const double now = now_seconds();
+    p->start = now - seconds;
+    if (p->shown > 0) { p->shown = now - seconds; }
+    progress_add(p, n);
+}
+
+static void progress_tells_share_speed_and_time_left(void) {
+    char line[PROGRESS_CAP];
+    Progress p = progress_begin(NULL, "scan", 4000000000u, "B");
+    p.done = 1000000000;
+    progress_text(&p, 10, line);
+    CHECK(strcmp(line, "scan     25.0 % of 4.00 GB, 100.0 MB/s, 0:30 left") == 0, "%s", line);
+    p.total = 0;
+    progress_text(&p, 0.5, line);
+    CHECK(strcmp(line, "scan    1.00 GB, 2.00 GB/s") == 0, "%s", line);
+    p = progress_begin(NULL, "timing", 3, "steps");
+    p.total = 0;
+    progress_text(&p, 65, line);
+    CHECK(strcmp(line, "timing  1:05") == 0, "what cannot be counted: %s", line);
+    p.total = 3;
+    progress_text(&p, 65, line);
+    CHECK(strcmp(line, "timing    0.0 % of 3 steps, 1:05") == 0, "without a speed, the time so far: %s", line);
+    p.done = 1;
+    progress_text(&p, 20, line);
+    CHECK(strcmp(line, "timing   33.3 % of 3 steps, 0.05 steps/s, 0:40 left") == 0, "%s", line);
+    p.done = 3;
+    progress_text(&p, 20, line);
+    CHECK(strcmp(line, "timing  100.0 % of 3 steps, 0.15 steps/s") == 0, "%s", line);
+}
+
+static void progress_is_one_line_at_a_terminal_and_few_elsewhere(void) {
+    const int terminal = posix_openpt(O_RDWR | O_NOCTTY | O_NONBLOCK);
+    CHECK(terminal >= 0 && grantpt(terminal) == 0 && unlockpt(terminal) == 0, "no terminal: %s", strerror(errno));
+    FILE* out = fopen(ptsname(terminal), "w");
+    if (!out) { return; }
+    Progress p = progress_begin(out, "read", 0, "B");
+    later(&p, 1.9, 1000000);
+    CHECK(*what_came(terminal) == 0, "nothing within two seconds");
+    later(&p, 2.1, 98900000);
+    CHECK(strncmp(what_came(terminal), "\rread    99.9 MB", 16) == 0, "then a line");
+    p.start -= 100;
+    progress_add(&p, 0);
+    CHECK(*what_came(terminal) == 0, "and not two within a second");
+    later(&p, 50, 0);
+    const char* got = what_came(terminal);
+    CHECK(strcmp(got, "\rread    99.9 MB, 2.0 MB/s ") == 0, "a shorter one covers the one before: %s", got);
+    progress_end(&p);
+    progress_end(&p);
+    fflush(out);
+    CHECK(strcmp(what_came(terminal), "\r                         \r") == 0, "the end wipes it away, once");
+    fclose(out);
+    close(terminal);
+
+    int ends[2];
+    CHECK(pipe2(ends, O_NONBLOCK) == 0, "no pipe");
+    out = fdopen(ends[1], "w");
+    p = progress_begin(out, "read", 0, "B");
+    later(&p, 9.9, 0);
+    CHECK(*what_came(ends[0]) == 0, "a file gets a line every ten seconds");
+    later(&p, 10.1, 20200000);
+    CHECK(strcmp(what_came(ends[0]), "read    20.2 MB, 2.0 MB/s\n") == 0, "which ends");
+    later(&p, 9.9, 0);
+    progress_end(&p);
+    fflush(out);
+    CHECK(*what_came(ends[0]) == 0, "and nothing is wiped there");
+    fclose(out);
+    close(ends[0]);
+    p = progress_begin(NULL, "read", 0, "B");
+    later(&p, 100, 1);
+    progress_end(&p);
+}
+
+/* A trainer whose steps take their time: `slow` seconds for each of a step's micro-batches after the first `fast`. */
+typedef struct {
+    int fast, slow, steps;
+    int32_t tokens[8];
+} SlowModel;
+
+static bool slow_next(void* ctx, int32_t* x, int32_t* y, Error* e) {
+    (void)ctx, (void)x, (void)y;
+    return e->msg[0] == 0;
+}
+
+static bool slow_step(void* model, const StepPlan* plan, double lr, Error* e) {
+    SlowModel* m = (SlowModel*)model;
+    CHECK(lr == 0, "a timed step changes nothing");
+    for (int k = 0; k < plan->accumulate; k++) {
+        if (!batch_read(&plan->data, 2, 2, m->tokens, m->tokens + 4, e)) { return false; }
+        const double start = now_seconds();
+        while (k >= m->fast && now_seconds() - start < m->slow) {
+            if (run_stop_requested()) { return false; }
+            usleep(1000);
+        }
+    }
+    m->steps++;
+    return true;
+}
+
+static StepResult slow_result(void* model, const StepPlan* plan) {
+    StepResult r;
+    (void)plan;
+    memset(&r, 0, sizeof r);
+    r.ms = 100.0 / ((SlowModel*)model)->steps;
+    return r;
+}
+
+static void steps_are_timed_and_given_up_after_a_while(void) {
+    Trainer t;
+    StepPlan plan;
+    StepTime time;
+    Error e = NO_ERROR;
+    memset(&t, 0, sizeof t);
+    memset(&plan, 0, sizeof plan);
+    t.step = slow_step;
+    t.result = slow_result;
+    plan.data.next = slow_next;
+    plan.data.rows = 1;
+    plan.accumulate = 4;
+    SlowModel m = {4, 0, 0, {0}};
+    CHECK(time_steps(&t, &m, &plan, 2, 1, NULL, &time, &e) && time.whole && m.steps == MINUTES_MEASURE &&
+              near(time.ms, 100.0 / MINUTES_MEASURE),
+          "the fastest of all: %g", time.ms);
+    m.fast = 3, m.slow = 60, m.steps = 0;
+    CHECK(time_steps(&t, &m, &plan, 2, 1, NULL, &time, &e) && !time.whole && time.parts == 3, "%s", e.msg);
+    CHECK(time.ms >= 1e3 / 3 * 4 && time.ms < 5e3, "the part that was done tells of the rest: %g", time.ms);
+    m.fast = 0;
+    CHECK(time_steps(&t, &m, &plan, 2, 1, NULL, &time, &e) && !time.whole && time.parts == 0 && time.ms >= 1e3, "%g", time.ms);
+    CHECK(!run_stop_requested(), "what comes next is not asked to end");
+    plan.accumulate = 1;
+    m.fast = 1;
+    fail(&e, "no data");
+    CHECK(!time_steps(&t, &m, &plan, 2, 1, NULL, &time, &e), "an error is one");
+}
+
 static void the_columns_of_the_step_line_stand_below_their_names(void) {
     char text[8192];
     FILE* f = fmemopen(text, sizeof text, "w");
@@ -658,313 +808,6 @@ static void the_first_tensor_that_is_not_finite_is_named(void) {
     CHECK(name_first_not_finite(list, 2, name) && strcmp(name, "a, row 1, column 2") == 0, "%s", name);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// generation
-
-/* A model that records its input and answers by a script: script[n] is its n-th token. */
-typedef struct {
-    int V;
-    float* logits;
-    const int* script;
-    int script_len, step;
-    int interrupt_at;       // step at which Ctrl-C comes; 0: never
-    int fed[512], num_fed;  // tokens by position
-    bool wrong;             // a position was not the next one
-} Scripted;
-
-static const float* scripted_next(void* model, const int32_t* tokens, int count, int pos, Error* e) {
-    Scripted* s = (Scripted*)model;
-    (void)e;
-    if (pos > s->num_fed || pos + count > 512) {
-        s->wrong = true;
-        return s->logits;
-    }
-    for (int i = 0; i < count; i++) { s->fed[pos + i] = tokens[i]; }
-    s->num_fed = pos + count;
-    int choice = s->step < s->script_len ? s->script[s->step] : 'z';
-    s->step++;
-    if (s->step == s->interrupt_at) { run_signal = SIGINT; }
-    for (int i = 0; i < s->V; i++) { s->logits[i] = choice == -2 ? NAN : i == choice ? 5.0f : 0.0f; }
-    return s->logits;
-}
-
-typedef struct {
-    Tokenizer tokenizer;
-    ModelConfig config;
-    Sampler sampler;
-    Scripted model;
-    Generator g;
-    char* out;
-    size_t out_size;
-    FILE* stream;
-} Bench;
-
-/* Sets up a greedy generator with a scripted model. `tokenizer_json` NULL: the byte tokenizer. */
-static void bench_open(Bench* b, const char* tokenizer_json, bool with_tokenizer, const int* script, int script_len,
-                       int context) {
-    Error e = NO_ERROR;
-    memset(b, 0, sizeof *b);
-    if (tokenizer_json) {
-        CHECK(tokenizer_parse(&b->tokenizer, tokenizer_json, strlen(tokenizer_json), "tokenizer.json", &e), "%s", e.msg);
-    } else {
-        tokenizer_bytes(&b->tokenizer);
-    }
-    config_preset(&b->config, "d1", b->tokenizer.vocab_size + 3);  // padded, as some models are
-    b->model.V = b->config.vocab_size;
-    b->model.logits = (float*)xmalloc((size_t)b->model.V * sizeof(float));
-    b->model.script = script;
-    b->model.script_len = script_len;
-    sampler_init(&b->sampler, b->config.vocab_size, 0, 0, 1, 1);
-    b->stream = open_memstream(&b->out, &b->out_size);
-    generator_init(&b->g, scripted_next, &b->model, &b->config, with_tokenizer ? &b->tokenizer : NULL, &b->sampler, context,
-                   b->stream);
-}
-
-static void bench_close(Bench* b) {
-    CHECK(!b->model.wrong, "positions do not follow");
-    generator_free(&b->g);
-    sampler_free(&b->sampler);
-    tokenizer_free(&b->tokenizer);
-    free(b->model.logits);
-    fclose(b->stream);
-    free(b->out);
-}
-
-static void generation_feeds_each_token_once_and_stops(void) {
-    static const int script[] = {'l', 'o', 0xC3, 0xA9, '!', 256, 'x'};
-    Bench b;
-    Error e = NO_ERROR;
-    bench_open(&b, NULL, true, script, 7, 64);
-    CHECK(generate(&b.g, "hel", 20, &e), "%s", e.msg);
-    CHECK(strcmp(b.out, "hello\xC3\xA9!\n") == 0 && strcmp(b.g.text, "hello\xC3\xA9!") == 0, "%s", b.out);
-    static const int want[] = {256, 'h', 'e', 'l', 'l', 'o', 0xC3, 0xA9, '!'};
-    CHECK(b.model.num_fed == 9 && memcmp(b.model.fed, want, sizeof want) == 0, "%d tokens were fed", b.model.num_fed);
-    bench_close(&b);
-
-    bench_open(&b, NULL, true, script, 7, 64);
-    CHECK(generate(&b.g, "hel", 3, &e), "%s", e.msg);
-    CHECK(strcmp(b.out, "hello\xEF\xBF\xBD\n") == 0, "half a character is not printed: %s", b.out);
-    CHECK(b.model.num_fed == 6, "the last token is not fed: %d", b.model.num_fed);
-    bench_close(&b);
-
-    bench_open(&b, NULL, true, script, 7, 5);
-    CHECK(generate(&b.g, "hel", 20, &e), "%s", e.msg);
-    CHECK(strcmp(b.out, "hello\n") == 0, "the context ends it: %s", b.out);
-    e.msg[0] = 0;
-    CHECK(!generate(&b.g, "hello", 20, &e) && strstr(e.msg, "6 tokens") && strstr(e.msg, "holds 5"), "%s", e.msg);
-    bench_close(&b);
-
-    e.msg[0] = 0;
-    static const int padding[] = {257, -2};
-    bench_open(&b, NULL, true, padding, 2, 64);
-    CHECK(!generate(&b.g, "", 20, &e) && strstr(e.msg, "position 1"), "%s", e.msg);
-    CHECK(strcmp(b.g.text, "<257>") == 0, "an id without a text: %s", b.g.text);
-    bench_close(&b);
-}
-
-/* Generates after a prompt into `out` and returns the bytes that come out at the other end, `from`. */
-static const char* generated(FILE* out, int from, const char* prompt, const int* script, int script_len) {
-    static char text[256];
-    Bench b;
-    Error e = NO_ERROR;
-    bench_open(&b, NULL, true, script, script_len, 64);
-    generator_free(&b.g);
-    generator_init(&b.g, scripted_next, &b.model, &b.config, &b.tokenizer, &b.sampler, 64, out);
-    CHECK(generate(&b.g, prompt, 20, &e), "%s", e.msg);
-    size_t have = 0;  // a terminal gives what it has: read up to the newline that ends the text
-    for (ssize_t n = 1; n > 0 && have < sizeof text - 1 && (have == 0 || text[have - 1] != '\n');
-         have += (size_t)(n > 0 ? n : 0)) {
-        n = read(from, text + have, sizeof text - 1 - have);
-    }
-    text[have] = 0;
-    bench_close(&b);
-    return text;
-}
-
-static void generated_text_cannot_drive_a_terminal(void) {
-    // CSI as ESC [ and as U+009B over two tokens; bytes that are no characters; DEL
-    static const int script[] = {0x1B, '[', 0xC2, 0x9B, 'J', 0x9B, '\t', 0xC3, 0xA9, 0x7F, '\n', 256};
-    const char* prompt = "\x1B]0;x\x07\xC2";
-    const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
-    CHECK(terminal >= 0 && grantpt(terminal) == 0 && unlockpt(terminal) == 0, "no terminal: %s", strerror(errno));
-    FILE* out = fopen(ptsname(terminal), "w");
-    CHECK(out && isatty(fileno(out)), "no terminal");
-    if (!out) { return; }
-    const char* got = generated(out, terminal, prompt, script, 12);  // the terminal itself makes \n of ours \r\n
-    CHECK(strcmp(got, "\\x1b]0;x\\x07\\xc2\\x1b[\\xc2\\x9bJ\xEF\xBF\xBD\t\xC3\xA9\\x7f\r\n") == 0, "%s", got);
-    fclose(out);
-    close(terminal);
-
-    int ends[2];
-    CHECK(pipe(ends) == 0, "no pipe");
-    out = fdopen(ends[1], "w");
-    got = generated(out, ends[0], prompt, script, 12);
-    CHECK(strcmp(got, "\x1B]0;x\x07\xC2\x1B[\xC2\x9BJ\xEF\xBF\xBD\t\xC3\xA9\x7F\n") == 0, "%s", got);
-    fclose(out);
-    close(ends[0]);
-}
-
-static void without_a_tokenizer_texts_are_ids(void) {
-    static const int script[] = {7, 8, 9};
-    Bench b;
-    Error e = NO_ERROR;
-    bench_open(&b, NULL, false, script, 3, 64);
-    CHECK(generate(&b.g, "3  44 ", 3, &e), "%s", e.msg);
-    CHECK(b.model.fed[0] == 3 && b.model.fed[1] == 44 && strcmp(b.g.text, "3  44  7 8 9") == 0, "%s", b.g.text);
-    static const char* const wrong[] = {"x", "1 x", "1x", "-1", "999", "99999999999999999999", "1.5", "+1"};
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        e.msg[0] = 0;
-        CHECK(!generate(&b.g, wrong[i], 3, &e) && strstr(e.msg, "no tokenizer"), "\"%s\": %s", wrong[i], e.msg);
-    }
-    e.msg[0] = 0;
-    CHECK(generate(&b.g, "", 1, &e) && b.model.fed[0] == 0, "without BOS it starts at token 0: %s", e.msg);
-    bench_close(&b);
-}
-
-/* Writes a tokenizer.json of the 256 bytes and, if asked, Llama 3's chat tokens from 256 on. */
-static char* chat_tokenizer(bool with_chat) {
-    char* text = NULL;
-    size_t size = 0;
-    FILE* f = open_memstream(&text, &size);
-    fprintf(f, "{\"model\":{\"type\":\"BPE\",\"merges\":[],\"vocab\":{");
-    int stand_in = 256;  // GPT-2's printable stand-ins for the other bytes
-    for (int b = 0; b < 256; b++) {
-        bool printable = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
-        char character[5] = {0};
-        size_t len = utf8_encode(character, printable ? b : stand_in++);
-        fputs(b ? "," : "", f);
-        json_write_string(f, character, len);
-        fprintf(f, ":%d", b);
-    }
-    fprintf(f,
-            "}},\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":true},"
-            "\"decoder\":{\"type\":\"ByteLevel\"},\"added_tokens\":[");
-    static const char* const names[] = {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"};
-    for (int i = 0; i < (with_chat ? 4 : 1); i++) {
-        fprintf(f,
-                "%s{\"id\":%d,\"content\":\"%s\",\"special\":true,\"single_word\":false,\"lstrip\":false,\"rstrip\":false,"
-                "\"normalized\":false}",
-                i ? "," : "", 256 + i, names[i]);
-    }
-    fprintf(f, "]}");
-    fclose(f);
-    return text;
-}
-
-/* Returns the tokens fed to the model as text, with the chat tokens as B { } E. */
-static const char* fed_text(const Scripted* s) {
-    static char text[513];
-    for (int i = 0; i < s->num_fed; i++) { text[i] = s->fed[i] < 256 ? (char)s->fed[i] : "B{}E"[s->fed[i] - 256]; }
-    text[s->num_fed] = 0;
-    return text;
-}
-
-static bool chat_lines(Bench* b, const char* input, const char* system, int max_tokens, Error* e) {
-    char copy[512];
-    snprintf(copy, sizeof copy, "%s", input);
-    FILE* in = fmemopen(copy, strlen(copy), "r");
-    const ChatOptions options = {system, NULL, max_tokens};
-    bool ok = chat(&b->g, &options, in, e);
-    fclose(in);
-    fflush(b->stream);
-    return ok;
-}
-
-static void chat_follows_the_template(void) {
-    static const int script[] = {'Y', 'o', 259, 'O', 'k', 259};
-    char* json = chat_tokenizer(true);
-    Bench b;
-    Error e = NO_ERROR;
-    bench_open(&b, json, true, script, 6, 500);
-    CHECK(chat_lines(&b, "  hi <|eot_id|> \n\n   \nbye\n/quit\nnever\n", " be kind ", 50, &e), "%s", e.msg);
-    CHECK(strcmp(b.out, "Yo\nOk\n") == 0, "%s", b.out);
-    CHECK(strcmp(fed_text(&b.model),
-                 "B{system}\n\nbe kindE{user}\n\nhi <|eot_id|>E{assistant}\n\nYoE{user}\n\nbyeE{assistant}\n\nOk") == 0,
-          "%s", fed_text(&b.model));
-    bench_close(&b);
-
-    // an answer that was cut off is closed; /clear starts a new conversation
-    bench_open(&b, json, true, script, 6, 500);
-    CHECK(chat_lines(&b, "hi\nbye", NULL, 1, &e), "%s", e.msg);
-    CHECK(strcmp(fed_text(&b.model), "B{user}\n\nhiE{assistant}\n\nYE{user}\n\nbyeE{assistant}\n\n") == 0, "%s",
-          fed_text(&b.model));
-    bench_close(&b);
-    bench_open(&b, json, true, script, 6, 500);
-    CHECK(chat_lines(&b, "hi\n/clear\nbye", NULL, 50, &e), "%s", e.msg);
-    CHECK(strcmp(fed_text(&b.model), "B{user}\n\nbyeE{assistant}\n\nOk") == 0, "%s", fed_text(&b.model));
-    bench_close(&b);
-    free(json);
-}
-
-static void ctrl_c_ends_an_answer_and_leaves_a_whole_conversation(void) {
-    static const int script[] = {'Y', 'o', 'O', 'k', 259};
-    char* json = chat_tokenizer(true);
-    static const struct {
-        int at, max_tokens;
-        const char *input, *out, *fed;
-    } cases[] = {
-        // while the answer is made: what was said stays
-        {2, 50, "hi\nbye", "Y\nOk\n", "B{user}\n\nhiE{assistant}\n\nYE{user}\n\nbyeE{assistant}\n\nOk"},
-        // while the message is read: it is taken back, and the next one begins the conversation
-        {1, 50, "hi\nbye", "\noOk\n", "B{user}\n\nbyeE{assistant}\n\noOk"},
-        // the same after an answer that was cut off, whose last token is fed with the next message
-        {2, 1, "hi\nno\nbye", "Y\n\nO\n", "B{user}\n\nhiE{assistant}\n\nYE{user}\n\nbyeE{assistant}\n\n"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        Bench b;
-        Error e = NO_ERROR;
-        bench_open(&b, json, true, script, 5, 500);
-        b.model.interrupt_at = cases[i].at;
-        CHECK(chat_lines(&b, cases[i].input, NULL, cases[i].max_tokens, &e), "%s", e.msg);
-        CHECK(strcmp(b.out, cases[i].out) == 0, "%zu: %s", i, b.out);
-        CHECK(strcmp(fed_text(&b.model), cases[i].fed) == 0, "%zu: %s", i, fed_text(&b.model));
-        CHECK(!run_stop_requested(), "the signal is not forgotten");
-        bench_close(&b);
-    }
-    free(json);
-}
-
-static void chat_says_when_the_context_is_full(void) {
-    static const int script[] = {'Y', 'o', 259, 'O', 'k', 259};
-    char* json = chat_tokenizer(true);
-    char dir[PATH_CAP], path[PATH_CAP];
-    Bench b;
-    Error e = NO_ERROR;
-    test_folder(dir);
-    CHECK(path_join(path, dir, "err", &e), "%s", e.msg);
-    fflush(NULL);
-    int saved = dup(2), fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    dup2(fd, 2);
-    bench_open(&b, json, true, script, 6, 48);
-    bool ok = chat_lines(&b, "hi\na message that is much too long for this\nbye", NULL, 50, &e);
-    fflush(stderr);
-    dup2(saved, 2);
-    close(saved);
-    close(fd);
-    char* text = log_text_of(path);
-    CHECK(ok && strstr(text, "begins anew") && strstr(text, "left out"), "%s%s", e.msg, text);
-    CHECK(strcmp(b.out, "Yo\nOk\n") == 0, "%s", b.out);
-    CHECK(strcmp(fed_text(&b.model), "B{user}\n\nbyeE{assistant}\n\nOk") == 0, "%s", fed_text(&b.model));
-    bench_close(&b);
-    free(text);
-    free(json);
-    remove_log(dir, path);
-}
-
-static void chat_refuses_a_tokenizer_without_its_tokens_by_name(void) {
-    char* json = chat_tokenizer(false);
-    Bench b;
-    Error e = NO_ERROR;
-    bench_open(&b, json, true, NULL, 0, 64);
-    CHECK(!chat_lines(&b, "hi", NULL, 5, &e) && strstr(e.msg, "<|start_header_id|>"), "%s", e.msg);
-    bench_close(&b);
-    bench_open(&b, NULL, false, NULL, 0, 64);
-    e.msg[0] = 0;
-    CHECK(!chat_lines(&b, "hi", NULL, 5, &e) && strstr(e.msg, "no tokenizer"), "%s", e.msg);
-    bench_close(&b);
-    free(json);
-}
-
 int main(void) {
     RUN(schedules_have_their_values_at_the_edges);
     RUN(sampling_equals_a_naive_sampler);
@@ -983,16 +826,12 @@ int main(void) {
     RUN(a_container_has_the_cores_of_its_share);
     RUN(busy_cores_are_noticed);
     RUN(numbers_read_well);
+    RUN(progress_tells_share_speed_and_time_left);
+    RUN(progress_is_one_line_at_a_terminal_and_few_elsewhere);
+    RUN(steps_are_timed_and_given_up_after_a_while);
     RUN(the_columns_of_the_step_line_stand_below_their_names);
     RUN(the_first_signal_asks_and_the_second_ends_at_once);
     RUN(sigusr1_asks_for_a_checkpoint_and_for_no_end);
     RUN(the_first_tensor_that_is_not_finite_is_named);
-    RUN(generation_feeds_each_token_once_and_stops);
-    RUN(generated_text_cannot_drive_a_terminal);
-    RUN(without_a_tokenizer_texts_are_ids);
-    RUN(chat_follows_the_template);
-    RUN(ctrl_c_ends_an_answer_and_leaves_a_whole_conversation);
-    RUN(chat_says_when_the_context_is_full);
-    RUN(chat_refuses_a_tokenizer_without_its_tokens_by_name);
     return test_summary();
 }

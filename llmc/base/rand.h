@@ -22,6 +22,7 @@ typedef enum {
     RAND_TALES = 5,       // dev/data/tinytales.c; stream = story, index = draw
     RAND_ORDER_ROWS = 6,  // order of rows in a shard (row order 2); see llmc/files/dataloader.h
     RAND_MIX = 7,         // order of the sources in a block of rows; stream = block; see llmc/files/mix.h
+    RAND_ADAPTERS = 8,    // LoRA's A; stream = ordinal of the tensor among the adapters, index = element / 2
 } RandPurpose;
 
 typedef struct {
@@ -68,6 +69,15 @@ static inline void rand_normal(float* x, size_t n, double std, uint64_t seed, ui
         double angle = two_pi * philox_double(r, 2, 3);
         x[2 * i] = (float)(std * (radius * cos(angle)));
         if (2 * i + 1 < n) { x[2 * i + 1] = (float)(std * (radius * sin(angle))); }
+    }
+}
+
+/* Fills x[0..n) with numbers that are evenly spread in [-bound, bound). Elements 2i and 2i+1 are those of draw i. */
+static inline void rand_even(float* x, size_t n, double bound, uint64_t seed, uint32_t tensor) {
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < n; i++) {
+        const Philox r = philox(seed, RAND_ADAPTERS, tensor, i / 2);
+        x[i] = (float)(bound * (2.0 * philox_double(r, (int)(i % 2) * 2, (int)(i % 2) * 2 + 1) - 1.0));
     }
 }
 

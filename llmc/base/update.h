@@ -16,7 +16,8 @@ typedef struct {
     double beta1, beta2, eps, weight_decay;
     double grad_clip;                 // largest gradient norm; 0: no clipping
     double skip_loss_z, skip_norm_z;  // skip steps with a higher z-score; 0: never
-    double loss_weight;               // 1 / tokens of a step, over all ranks
+    double tokens;                    // of a step, over all ranks
+    double loss_weight;               // 1 / tokens
     int scale_interval;               // finite steps until the loss scale doubles; 0: the scale is fixed
 } StepHyper;
 
@@ -28,6 +29,10 @@ LLMC_HOST_DEVICE static inline UpdateVerdict update_verdict(double loss, double 
            : outlier_skip(norm_z, h->skip_norm_z) ? UPDATE_OUTLIER_NORM
                                                   : UPDATE_APPLIED;
 }
+
+/* Returns the factor that makes sums over a step's tokens, weighted with 1 / tokens, means over its trained targets: exactly 1
+ * if these are all. It is known only at the end of the step, and so one factor for all its micro-batches and ranks. */
+LLMC_HOST_DEVICE static inline double trained_factor(const StepHyper* h, double trained) { return h->tokens / trained; }
 
 /* Returns the factor that brings the gradient's norm down to max_norm (0: no limit), as PyTorch's clip_grad_norm_ has it. */
 LLMC_HOST_DEVICE static inline double clip_factor(double norm, double max_norm) {

@@ -1,7 +1,8 @@
 /* checkpoint.h -- saves a run's state to disk, whole or not at all.
  *
  *   OUT/.lock                        held (flock) while a run writes into OUT
- *   OUT/step_00001000/               a model folder (model_folder.h) that other programs can read, plus
+ *   OUT/step_00001000/               a model folder (model_folder.h) that other programs can read, or with LoRA the adapters'
+ *                                    (adapter.h), plus
  *       state_rank00000.safetensors  optimizer state of one rank
  *       trainer_state.json           where the run stands; size and CRC-32C of every other file
  *   OUT/step_00001000.tmp/           a checkpoint that was being written or removed when a run died
@@ -32,6 +33,7 @@
 
 #include <inttypes.h>
 
+#include "llmc/files/adapter.h"
 #include "llmc/files/file_sums.h"
 #include "llmc/files/folder.h"
 #include "llmc/files/log_history.h"
@@ -163,8 +165,11 @@ static inline void checkpoint_drop(const Checkpoint* k, const char* name) {
 
 /* checkpoint_add() for a file that a run can do without, if it was written. If it cannot be read, only warns and removes it. */
 static inline void checkpoint_add_optional(Checkpoint* k, const char* name) {
+    char path[PATH_CAP];
+    struct stat st;
     Error e = NO_ERROR;
-    if (!folder_has(k->tmp, name) || checkpoint_add(k, name, &e)) { return; }
+    if (path_join(path, k->tmp, name, &e) && lstat(path, &st) != 0 && errno == ENOENT) { return; }
+    if (checkpoint_add(k, name, &e)) { return; }
     warn("%s: this checkpoint will not have this file", e.msg);
     checkpoint_drop(k, name);
 }
@@ -173,6 +178,12 @@ static inline bool checkpoint_model(Checkpoint* k, const ModelConfig* c, const P
                                     TensorSource source, void* ctx, Error* e) {
     return model_save_weights(k->tmp, c, t, dtype, source, ctx, &k->sums, e) && checkpoint_add(k, "config.json", e) &&
            checkpoint_add(k, "model.safetensors.index.json", e);
+}
+
+/* Writes the adapters of a model with LoRA, and the path of its base. */
+static inline bool checkpoint_adapter(Checkpoint* k, const ModelConfig* c, const char* base, const ParamTable* adapters,
+                                      TensorSource source, void* ctx, Error* e) {
+    return adapter_save(k->tmp, &c->lora, base, adapters, source, ctx, &k->sums, e) && checkpoint_add(k, ADAPTER_CONFIG, e);
 }
 
 /* Writes the optimizer state of this process's rank. Other ranks call state_save() on the same folder. */
@@ -209,7 +220,8 @@ static inline bool checkpoint_check_size(const char* dir, const FileSum* f, Erro
 /* Checks that the list has what a checkpoint must have. `path` is trainer_state.json's. `ranks`: 0 for the model alone. */
 static inline bool checkpoint_check_list(const FileSums* files, int ranks, const char* path, Error* e) {
     char name[64];
-    if (!file_sums_find(files, "config.json")) { return fail(e, "%s: files lists no config.json", path); }
+    const bool adapters = file_sums_find(files, ADAPTER_CONFIG) != NULL;
+    if (!adapters && !file_sums_find(files, "config.json")) { return fail(e, "%s: files lists no config.json", path); }
     for (int rank = 0; rank < ranks; rank++) {
         state_file_name(name, rank);
         if (!file_sums_find(files, name)) {
@@ -508,13 +520,14 @@ static inline bool checkpoint_remove_stale(const char* out, Error* e) {
 
 /* What pruning knows of a checkpoint. One that cannot be read is not timed and has no loss. */
 typedef struct {
+    uint64_t step;
     bool timed;   // later ones replace it
     double loss;  // validation loss of its weights; NaN: unknown
 } CheckpointWorth;
 
 static inline CheckpointWorth checkpoint_worth(const char* out, uint64_t step) {
     char dir[PATH_CAP], tmp[PATH_CAP], path[PATH_CAP];
-    CheckpointWorth worth = {false, NAN};
+    CheckpointWorth worth = {step, false, NAN};
     TrainerState s;
     Error ignored = NO_ERROR;
     if (!checkpoint_paths(out, step, dir, tmp, &ignored) || !path_join(path, dir, "trainer_state.json", &ignored)) {
@@ -528,21 +541,40 @@ static inline CheckpointWorth checkpoint_worth(const char* out, uint64_t step) {
     return worth;
 }
 
-/* Finds the checkpoint up to and including step `last` with the lowest validation loss, the first of equal ones. Returns its
- * step and sets *loss; 0: none was validated. */
-static inline uint64_t checkpoint_best(const char* out, uint64_t last, double* loss) {
+/* Reads the worth of the checkpoints up to and including step `last`, the newest first. The caller frees *worths. */
+static inline bool checkpoint_worths(const char* out, uint64_t last, CheckpointWorth** worths, size_t* count, Error* e) {
     uint64_t* steps = NULL;
-    size_t count = 0;
-    uint64_t best = 0;
-    Error ignored = NO_ERROR;
-    if (!checkpoint_list(out, &steps, &count, &ignored)) { count = 0; }
-    for (size_t i = 0; i < count; i++) {  // the newest first
-        const double its = steps[i] <= last ? checkpoint_worth(out, steps[i]).loss : NAN;
-        if (isnan(its) || (best > 0 && its > *loss)) { continue; }
-        best = steps[i];
-        *loss = its;
+    size_t all = 0;
+    const bool ok = checkpoint_list(out, &steps, &all, e);
+    *count = 0;
+    *worths = (CheckpointWorth*)xcalloc(all, sizeof **worths);
+    for (size_t i = 0; ok && i < all; i++) {
+        if (steps[i] <= last) { (*worths)[(*count)++] = checkpoint_worth(out, steps[i]); }
     }
     free(steps);
+    return ok;
+}
+
+/* Returns the step of the checkpoint with the lowest validation loss, the first of equal ones, and sets *loss; 0: none was
+ * validated. */
+static inline uint64_t checkpoint_lowest(const CheckpointWorth* worths, size_t count, double* loss) {
+    uint64_t best = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (isnan(worths[i].loss) || (best > 0 && worths[i].loss > *loss)) { continue; }
+        best = worths[i].step;
+        *loss = worths[i].loss;
+    }
+    return best;
+}
+
+/* The same for the checkpoints of a folder up to and including step `last`. */
+static inline uint64_t checkpoint_best(const char* out, uint64_t last, double* loss) {
+    CheckpointWorth* worths = NULL;
+    size_t count = 0;
+    Error ignored = NO_ERROR;
+    checkpoint_worths(out, last, &worths, &count, &ignored);
+    const uint64_t best = checkpoint_lowest(worths, count, loss);
+    free(worths);
     return best;
 }
 
@@ -551,23 +583,24 @@ static inline uint64_t checkpoint_best(const char* out, uint64_t last, double* l
  * validation loss. Does not touch later steps, which a run that was set back may have left. Only warns if a folder cannot be
  * removed. */
 static inline void checkpoint_prune(const char* out, int keep, uint64_t major_every, uint64_t written) {
-    uint64_t* steps = NULL;
+    CheckpointWorth* worths = NULL;
     size_t count = 0;
     int newer = 0;  // checkpoints that are kept for being new
     double loss = 0;
     Error e = NO_ERROR;
-    if (!checkpoint_list(out, &steps, &count, &e)) { warn("%s", e.msg); }
-    const uint64_t best = checkpoint_best(out, written, &loss);
+    if (!checkpoint_worths(out, written, &worths, &count, &e)) { warn("%s", e.msg); }
+    const uint64_t best = checkpoint_lowest(worths, count, &loss);
     for (size_t i = 0; i < count; i++) {
+        const uint64_t step = worths[i].step;
         char dir[PATH_CAP], tmp[PATH_CAP];
         memset(&e, 0, sizeof e);
-        if (steps[i] > written || !checkpoint_paths(out, steps[i], dir, tmp, &e)) { continue; }
-        if (checkpoint_worth(out, steps[i]).timed) {
-            if (steps[i] == written) { continue; }
-        } else if (keep <= 0 || newer++ < keep || (major_every > 0 && steps[i] % major_every == 0)) {
+        if (!checkpoint_paths(out, step, dir, tmp, &e)) { continue; }
+        if (worths[i].timed) {
+            if (step == written) { continue; }
+        } else if (keep <= 0 || newer++ < keep || (major_every > 0 && step % major_every == 0)) {
             continue;
         }
-        if (steps[i] == best) { continue; }
+        if (step == best) { continue; }
         LLMC_FAULT_POINT("prune");
         bool ok = remove_tree(tmp, &e) &&
                   (rename(dir, tmp) == 0 || fail(&e, "%s: cannot rename to %s: %s", dir, tmp, strerror(errno)));
@@ -576,7 +609,7 @@ static inline void checkpoint_prune(const char* out, int keep, uint64_t major_ev
         ok = ok && sync_directory(out, &e) && remove_tree(tmp, &e);
         if (!ok) { warn("%s: the old checkpoint stays", e.msg); }
     }
-    free(steps);
+    free(worths);
 }
 
 #endif

@@ -1,7 +1,8 @@
 /* dataloader.h -- reads rows of tokens from token files (tokenfile.h), in an order that is a pure function of (seed, row).
  *
  * A row is T+1 consecutive tokens of one shard, starting at a multiple of T: T inputs and, shifted by one, T targets.
- * A shard of n tokens holds (n - 1) / T rows; the tokens left over at its end are not read. Shards are the files that match
+ * A shard of n tokens holds (n - 1) / T rows; the tokens left over at its end are not read. What rows hold of data with a mask,
+ * and of data packed by documents, is told in rows.h; each of these rows has a trained target. Shards are the files that match
  * a glob pattern, sorted by the bytes of their paths. An epoch visits every row once, shard by shard. With `shuffle`, this is
  * row order 2:
  *
@@ -32,8 +33,7 @@
  *
  * Opening checks every shard's header. A token outside the vocabulary is found when its row is read, or by dataloader_scan(),
  * which reads everything. A shard that is gone or whose size changed is an error when its row is read; the position stays,
- * and reading works again once the file does. Documents in one row attend to each other: the loader does not know where a
- * document ends.
+ * and reading works again once the file does.
  */
 #ifndef LLMC_DATALOADER_H
 #define LLMC_DATALOADER_H
@@ -41,6 +41,7 @@
 #include "llmc/base/utils.h"       // first, since it asks for the functions beyond C11; defines: fail, open_input, xmalloc
 #include "llmc/base/crc.h"         // defines: Crc, crc_begin, crc_add, crc_end
 #include "llmc/base/rand.h"        // defines: philox_below, RAND_ORDER_ROWS, RAND_SHUFFLE_SHARDS
+#include "llmc/files/rows.h"       // defines: RowRule, RowIndex, RowCounts, rows_open, rows_read
 #include "llmc/files/tokenfile.h"  // defines: TokenFileHeader, tokenfile_open, tokenfile_scan, tokenfile_widen
 #include <glob.h>
 #include <pthread.h>
@@ -49,11 +50,13 @@
 typedef struct {
     char* path;
     uint64_t num_tokens;
-    uint64_t num_rows;  // (num_tokens - 1) / T, at least 1
+    uint64_t num_rows;  // (num_tokens - 1) / T, or those of `index`; at least 1
+    TokenFileHeader header;
+    RowIndex index;  // if d->indexed
 } DataShard;
 
-/* Reads the T+1 tokens of row `row` of a stream. */
-typedef bool (*ReadRow)(void* ctx, uint64_t row, int32_t* tokens /* (T+1) */, Error* e);
+/* Reads row `row` of a stream: inputs, targets, and the starts of the documents (rows.h). */
+typedef bool (*ReadRow)(void* ctx, uint64_t row, int32_t* out /* (3, T) */, Error* e);
 
 typedef enum { AHEAD_EMPTY, AHEAD_ASKED, AHEAD_READY } AheadState;
 
@@ -68,11 +71,16 @@ typedef struct {
     int token_bytes;          // 2 or 4, in all shards
     int vocab_size;           // of the tokenizer that made the data; 0: unknown
     uint64_t fingerprint;     // of that tokenizer; 0: unknown
+    bool masked;              // the shards have a mask
+    Documents documents;      // never auto
+    bool indexed;             // rows come from the shards' indexes, not from the multiples of T alone
+    RowCounts counts;         // of all shards, if indexed
     uint64_t num_tokens;      // of all shards
     uint64_t rows_per_epoch;  // of all shards
     uint64_t row;             // the next row for rank 0; see above
     ReadRow read_row;         // where its rows come from (mix.h); NULL: from the shards
     void* read_ctx;
+    int32_t* starts;  // (B, T) of the last batch, of documents that do not attend to each other; NULL: none
 
     // the reader; belongs to the thread while ahead == AHEAD_ASKED
     int64_t vocab_limit;    // ids must be below
@@ -81,7 +89,7 @@ typedef struct {
     uint64_t* order_start;  // (num_shards + 1) rows of the epoch before each place of `order`
     FILE* file;             // the shard opened last, file_shard
     int file_shard;         // -1: none
-    unsigned char* raw;     // (T+1) tokens as stored in the file
+    unsigned char* raw;     // (T+1) tokens as stored in the file, and their mask
 
     // one batch read ahead
     pthread_t thread;
@@ -92,7 +100,7 @@ typedef struct {
     bool quit;
     AheadState ahead;
     uint64_t ahead_row;   // the batch's first row of this rank
-    int32_t* ahead_rows;  // (B, T+1)
+    int32_t* ahead_rows;  // (B, 3, T)
     bool ahead_ok;
     Error ahead_error;
 } DataLoader;
@@ -171,10 +179,6 @@ static inline void dataloader_locate(DataLoader* d, uint64_t row, int* shard, ui
 // ---------------------------------------------------------------------------------------------------------------------
 // reading
 
-static uint64_t dataloader_shard_bytes(const DataLoader* d, int shard) {
-    return TOKENFILE_HEADER_BYTES + d->shards[shard].num_tokens * (uint64_t)d->token_bytes;
-}
-
 static void dataloader_close_shard(DataLoader* d) {
     if (d->file) { fclose(d->file); }
     d->file = NULL;
@@ -184,7 +188,7 @@ static void dataloader_close_shard(DataLoader* d) {
 /* Opens the shard unless it is open, and checks that its size is still the one that the loader was opened with. */
 static bool dataloader_open_shard(DataLoader* d, int shard, Error* e) {
     const char* path = d->shards[shard].path;
-    const uint64_t want = dataloader_shard_bytes(d, shard);
+    const uint64_t want = tokenfile_bytes(&d->shards[shard].header);
     struct stat now;
     if (d->file_shard != shard) {
         uint64_t size;
@@ -199,17 +203,31 @@ static bool dataloader_open_shard(DataLoader* d, int shard, Error* e) {
                 (unsigned long long)now.st_size, (unsigned long long)want, (uint64_t)now.st_size < want ? "cut" : "extended");
 }
 
-/* Reads the T+1 tokens of row `row` of the stream. After an error the shard is closed: the next try opens it anew. */
-static bool dataloader_read_row(DataLoader* d, uint64_t row, int32_t* tokens /* (T+1) */, Error* e) {
+/* Reads the T+1 tokens of a row at a multiple of T as inputs and targets. */
+static bool dataloader_read_plain(const DataLoader* d, const DataShard* s, uint64_t row_in_shard, int32_t* out, Error* e) {
+    const uint64_t first = row_in_shard * (uint64_t)d->T;
+    const size_t T = (size_t)d->T, width = (size_t)d->token_bytes;
+    if (!read_at(fileno(d->file), TOKENFILE_HEADER_BYTES + first * width, d->raw, (T + 1) * width, s->path, "a row", e) ||
+        !tokenfile_widen(out, d->raw, T + 1, d->token_bytes, d->vocab_limit, first, s->path, e)) {
+        return false;
+    }
+    out[2 * T - 1] = out[T];  // the last target
+    memcpy(out + T, out + 1, (T - 1) * sizeof *out);
+    memset(out + 2 * T, 0, T * sizeof *out);
+    return true;
+}
+
+/* Reads row `row` of the stream. After an error the shard is closed: the next try opens it anew. */
+static bool dataloader_read_row(DataLoader* d, uint64_t row, int32_t* out /* (3, T) */, Error* e) {
     int shard;
     uint64_t row_in_shard;
     dataloader_locate(d, row, &shard, &row_in_shard);
-    const char* path = d->shards[shard].path;
-    const uint64_t first = row_in_shard * (uint64_t)d->T;
-    const size_t n = (size_t)d->T + 1, width = (size_t)d->token_bytes;
+    const DataShard* s = &d->shards[shard];
+    const size_t T = (size_t)d->T;
     const bool ok = dataloader_open_shard(d, shard, e) &&
-                    read_at(fileno(d->file), TOKENFILE_HEADER_BYTES + first * width, d->raw, n * width, path, "a row", e) &&
-                    tokenfile_widen(tokens, d->raw, n, d->token_bytes, d->vocab_limit, first, path, e);
+                    (d->indexed ? rows_read(&s->index, d->file, &s->header, row_in_shard, T, d->documents == DOCUMENTS_MASK,
+                                            d->vocab_limit, out, out + T, out + 2 * T, d->raw, s->path, e)
+                                : dataloader_read_plain(d, s, row_in_shard, out, e));
     if (!ok) { dataloader_close_shard(d); }
     return ok;
 }
@@ -218,10 +236,10 @@ static void dataloader_read_ahead(DataLoader* d) {
     d->ahead_error.msg[0] = 0;
     d->ahead_ok = true;
     for (int b = 0; b < d->B && d->ahead_ok; b++) {
-        int32_t* tokens = d->ahead_rows + (size_t)b * ((size_t)d->T + 1);
+        int32_t* out = d->ahead_rows + (size_t)b * 3 * (size_t)d->T;
         const uint64_t row = d->ahead_row + (uint64_t)b;
-        d->ahead_ok = d->read_row ? d->read_row(d->read_ctx, row, tokens, &d->ahead_error)
-                                  : dataloader_read_row(d, row, tokens, &d->ahead_error);
+        d->ahead_ok = d->read_row ? d->read_row(d->read_ctx, row, out, &d->ahead_error)
+                                  : dataloader_read_row(d, row, out, &d->ahead_error);
     }
 }
 
@@ -311,6 +329,11 @@ static bool dataloader_check_shard(DataLoader* d, int i, int* vocab_from, int* p
                     8 * d->token_bytes);
     }
     d->token_bytes = h.token_bytes;
+    if (i > 0 && h.masked != d->masked) {
+        return fail(e, "%s: has %s mask, but %s has %s: wanted all shards alike", s->path, h.masked ? "a" : "no", first,
+                    h.masked ? "none" : "one");
+    }
+    d->masked = h.masked;
     if (h.vocab_size && *vocab_from >= 0 && h.vocab_size != d->vocab_size) {
         return fail(e, "%s: vocabulary is %d tokens, but in %s it is %d: wanted all shards alike", s->path, h.vocab_size,
                     d->shards[*vocab_from].path, d->vocab_size);
@@ -328,16 +351,47 @@ static bool dataloader_check_shard(DataLoader* d, int i, int* vocab_from, int* p
         d->fingerprint = h.fingerprint;
         *print_from = i;
     }
-    if (h.num_tokens < (uint64_t)d->T + 1) {
+    s->header = h;
+    s->num_tokens = h.num_tokens;
+    d->num_tokens += s->num_tokens;
+    return true;
+}
+
+/* Counts the rows of shard i, or makes its index. */
+static bool dataloader_find_rows(DataLoader* d, int i, const RowRule* rule, Error* e) {
+    DataShard* s = &d->shards[i];
+    const TokenFileHeader h = s->header;
+    const bool cross = d->documents == DOCUMENTS_CROSS;
+    if (h.num_tokens < (cross ? (uint64_t)d->T + 1 : 2)) {
         return fail(e, "%s: holds %llu tokens, wanted at least %lld, one row of --seq %d and its last target\n  hint: %s",
                     s->path, (unsigned long long)h.num_tokens, (long long)d->T + 1, d->T,
                     h.num_tokens >= 2 ? "use a smaller --seq or more text" : "the file has no text in it");
     }
-    s->num_tokens = h.num_tokens;
     s->num_rows = (h.num_tokens - 1) / (uint64_t)d->T;
-    d->num_tokens += s->num_tokens;
+    if (d->indexed) {
+        TokenFileHeader now;
+        FILE* f = tokenfile_open(&now, s->path, e);
+        const bool ok = f && rows_open(&s->index, f, &h, (size_t)d->T, d->documents, rule, s->path, e);
+        if (f) { fclose(f); }
+        if (!ok) { return false; }
+        s->num_rows = s->index.counts.rows;
+        rows_add_counts(&d->counts, &s->index.counts);
+    }
     d->rows_per_epoch += s->num_rows;
     return true;
+}
+
+/* Decides how rows are made, once the shards are known. */
+static bool dataloader_take_rule(DataLoader* d, const char* pattern, const RowRule* rule, Error* e) {
+    d->documents = rule->documents != DOCUMENTS_AUTO ? rule->documents : d->masked ? DOCUMENTS_MASK : DOCUMENTS_CROSS;
+    d->indexed = d->masked || d->documents != DOCUMENTS_CROSS;
+    const bool named = rule->fingerprint && d->fingerprint;
+    const bool known = rule->bos >= 0 && (named ? rule->fingerprint == d->fingerprint : rule->certain || !rule->fingerprint);
+    if (d->documents == DOCUMENTS_CROSS || known) { return true; }
+    return fail(e,
+                "%s: the tokenizer that made it is not known, and so not what its documents begin with%s\n"
+                "  hint: give it as --tokenizer, or read across documents with --documents cross",
+                pattern, d->masked ? "; data with a mask is read by documents" : "");
 }
 
 /* Stops the thread and frees everything. May be called after a failed open, and twice. */
@@ -353,33 +407,39 @@ static inline void dataloader_close(DataLoader* d) {
         pthread_mutex_destroy(&d->mutex);
         pthread_cond_destroy(&d->changed);
     }
-    for (int i = 0; i < d->num_shards; i++) { free(d->shards[i].path); }
+    for (int i = 0; i < d->num_shards; i++) {
+        free(d->shards[i].path);
+        rows_free(&d->shards[i].index);
+    }
     free(d->shards);
     free(d->order);
     free(d->order_start);
     free(d->raw);
     free(d->ahead_rows);
+    free(d->starts);
     dataloader_close_shard(d);
     memset(d, 0, sizeof *d);
 }
 
 /* Makes room for the batches that are read ahead: rank's B rows of each num_ranks * B rows. */
 static void dataloader_open_batches(DataLoader* d, int B, int T, int rank, int num_ranks) {
+    const size_t row = (size_t)T * sizeof(int32_t);
     d->B = B;
     d->T = T;
     d->rank = rank;
     d->num_ranks = num_ranks;
-    d->ahead_rows = (int32_t*)xmalloc((size_t)B * ((size_t)T + 1) * sizeof *d->ahead_rows);
+    d->ahead_rows = (int32_t*)xmalloc((size_t)B * 3 * row);
+    if (d->documents == DOCUMENTS_MASK) { d->starts = (int32_t*)xcalloc((size_t)B, row); }
     pthread_mutex_init(&d->mutex, NULL);
     pthread_cond_init(&d->changed, NULL);
 }
 
 /* Opens every file that `pattern` names (a path or a glob pattern) and checks all headers. B, T > 0, 0 <= rank < num_ranks.
  * Starts at row 0. Fails on: no file, a folder, a damaged header, a size that contradicts the header, shards that differ in
- * token width, vocabulary or tokenizer, a shard of less than one row, fewer rows in all than one batch of all ranks. Do not
- * move the loader in memory until it is closed. */
-static inline bool dataloader_open(DataLoader* d, const char* pattern, int B, int T, int rank, int num_ranks, uint64_t seed,
-                                   bool shuffle, Error* e) {
+ * token width, mask, vocabulary or tokenizer, a shard of less than one row, fewer rows in all than one batch of all ranks; with
+ * documents on data without BOS. Do not move the loader in memory until it is closed. */
+static inline bool dataloader_open_rows(DataLoader* d, const char* pattern, int B, int T, int rank, int num_ranks,
+                                        uint64_t seed, bool shuffle, const RowRule* rule, Error* e) {
     memset(d, 0, sizeof *d);
     d->T = T;
     d->seed = seed;
@@ -390,6 +450,8 @@ static inline bool dataloader_open(DataLoader* d, const char* pattern, int B, in
     for (int i = 0, vocab_from = -1, print_from = -1; ok && i < d->num_shards; i++) {
         ok = dataloader_check_shard(d, i, &vocab_from, &print_from, e);
     }
+    ok = ok && dataloader_take_rule(d, pattern, rule, e);
+    for (int i = 0; ok && i < d->num_shards; i++) { ok = dataloader_find_rows(d, i, rule, e); }
     uint64_t batch = (uint64_t)B * (uint64_t)num_ranks;
     if (ok && d->rows_per_epoch < batch) {
         ok = fail(e,
@@ -405,10 +467,17 @@ static inline bool dataloader_open(DataLoader* d, const char* pattern, int B, in
     if (d->vocab_size) { d->vocab_limit = d->vocab_size; }
     d->order = (int*)xmalloc((size_t)d->num_shards * sizeof *d->order);
     d->order_start = (uint64_t*)xmalloc(((size_t)d->num_shards + 1) * sizeof *d->order_start);
-    d->raw = (unsigned char*)xmalloc(((size_t)T + 1) * (size_t)d->token_bytes);
+    d->raw = (unsigned char*)xmalloc(rows_scratch(&d->shards[0].header, (size_t)T));
     dataloader_open_batches(d, B, T, rank, num_ranks);
     dataloader_order_epoch(d, 0);
     return true;
+}
+
+/* Opens data whose rows go across documents, also if it has a mask. */
+static inline bool dataloader_open(DataLoader* d, const char* pattern, int B, int T, int rank, int num_ranks, uint64_t seed,
+                                   bool shuffle, Error* e) {
+    const RowRule cross = {DOCUMENTS_CROSS, -1, 0, false, NULL, NULL};
+    return dataloader_open_rows(d, pattern, B, T, rank, num_ranks, seed, shuffle, &cross, e);
 }
 
 /* Checks the data against the model and the run's tokenizer (fingerprint 0: none). From then on, reading refuses tokens
@@ -515,7 +584,7 @@ static void dataloader_ask(DataLoader* d, uint64_t first) {
     pthread_mutex_unlock(&d->mutex);
 }
 
-/* Reads this rank's next B rows into inputs x and targets y, and advances by num_ranks * B rows. On an error (a token
+/* Reads this rank's next B rows into inputs x, targets y and, if they are there, d->starts, and advances by num_ranks * B rows. On an error (a token
  * outside the vocabulary, a file that vanished or shrank) the position stays. */
 static inline bool dataloader_next(DataLoader* d, int32_t* x /* (B, T) */, int32_t* y /* (B, T) */, Error* e) {
     uint64_t first = d->row + (uint64_t)d->rank * (uint64_t)d->B, step = (uint64_t)d->num_ranks * (uint64_t)d->B;
@@ -528,9 +597,10 @@ static inline bool dataloader_next(DataLoader* d, int32_t* x /* (B, T) */, int32
     }
     if (!d->ahead_ok) { return fail(e, "%s", d->ahead_error.msg); }
     for (size_t b = 0; b < (size_t)d->B; b++) {
-        const int32_t* tokens = d->ahead_rows + b * (T + 1);
-        memcpy(x + b * T, tokens, T * sizeof *x);
-        memcpy(y + b * T, tokens + 1, T * sizeof *y);
+        const int32_t* row = d->ahead_rows + b * 3 * T;
+        memcpy(x + b * T, row, T * sizeof *x);
+        memcpy(y + b * T, row + T, T * sizeof *y);
+        if (d->starts) { memcpy(d->starts + b * T, row + 2 * T, T * sizeof *row); }
     }
     d->row += step;
     if (d->threaded) { dataloader_ask(d, d->row + (uint64_t)d->rank * (uint64_t)d->B); }

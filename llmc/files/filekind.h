@@ -42,6 +42,7 @@ static inline FileKind file_kind_of(const char* head, size_t n) {
         {"\3757zXZ", {"an xz archive", "xzcat", false, false}},
         {"BZh91AY&SY", {"a bzip2 archive", "bzcat", false, false}},
         {"\004\042\115\030", {"an lz4 archive", "lz4cat", false, false}},
+        {"%PDF-", {"a PDF document", "pdftotext - - <", false, false}},
         {"PAR1", {"a Parquet file", "python dev/data/hf.py --rows", false, true}},
         {"ARROW1", {"an Arrow file", "python dev/data/hf.py --rows", false, true}},
         {"\377\377\377\377", {"an Arrow file", "python dev/data/hf.py --rows", false, true}},

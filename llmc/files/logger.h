@@ -250,7 +250,8 @@ static inline void log_sources(FILE* f, const SourceLosses* sources) {
 /* Logs one optimizer step: `step` counts from 1, `ms` is its whole time, `seconds` the time since the process began, `tokens`
  * those trained on since the run began, `skipped` the reason for a skipped update or NULL. */
 static inline bool log_step(Logger* g, int64_t step, double loss, double gnorm, double lr, double ms, double tok_s,
-                            double seconds, int64_t tokens, const SourceLosses* sources, const char* skipped, Error* e) {
+                            double seconds, int64_t tokens, int64_t trained, const SourceLosses* sources, const char* skipped,
+                            Error* e) {
     FILE* f = logger_begin(g, "step");
     log_int(f, "step", step);
     log_double(f, "loss", loss);
@@ -258,6 +259,7 @@ static inline bool log_step(Logger* g, int64_t step, double loss, double gnorm, 
     log_double(f, "lr", lr);
     fprintf(f, ",\"ms\":%.3f,\"tok_s\":%.1f,\"seconds\":%.3f", ms, tok_s, seconds);
     log_int(f, "tokens", tokens);
+    if (trained >= 0) { log_int(f, "trained", trained); }
     if (sources->count > 0) { log_sources(f, sources); }
     if (skipped) { log_text(f, "skipped", skipped); }
     return logger_end(g, e);

@@ -29,7 +29,7 @@
 #include "llmc/base/utils.h"
 #include "llmc/base/crc.h"          // defines: Crc, crc_begin, crc_add, crc_end
 #include "llmc/base/rand.h"         // defines: RAND_MIX
-#include "llmc/files/dataloader.h"  // defines: DataLoader, dataloader_open, dataloader_read_row, dataloader_permute
+#include "llmc/files/dataloader.h"  // defines: DataLoader, dataloader_open_rows, dataloader_read_row, dataloader_permute
 #include "llmc/files/folder.h"      // defines: folder_of
 #include <glob.h>
 
@@ -233,11 +233,11 @@ static inline void mix_count(const Mix* m, uint64_t rows, uint64_t* counts /* (m
 // opening
 
 /* A ReadRow of the stream. */
-static bool mix_read_row(void* mix, uint64_t row, int32_t* tokens, Error* e) {
+static bool mix_read_row(void* mix, uint64_t row, int32_t* out, Error* e) {
     const Mix* m = (const Mix*)mix;
     uint64_t position;
     const int s = mix_locate(m, m->reading, row, &position);
-    return dataloader_read_row(&m->sources[s], position, tokens, e);
+    return dataloader_read_row(&m->sources[s], position, out, e);
 }
 
 /* Adds what is known of source s to what the stream says of its data. All sources must come from one tokenizer. */
@@ -258,6 +258,9 @@ static bool mix_add_source(Mix* m, int s, Error* e) {
     if (d->vocab_size) { all->vocab_size = d->vocab_size; }
     if (d->fingerprint) { all->fingerprint = d->fingerprint; }
     if (d->token_bytes > all->token_bytes) { all->token_bytes = d->token_bytes; }
+    if (d->documents == DOCUMENTS_MASK) { all->documents = DOCUMENTS_MASK; }
+    all->masked = all->masked || d->masked;
+    all->indexed = all->indexed || d->indexed;
     all->num_tokens += d->num_tokens;
     all->rows_per_epoch += d->rows_per_epoch;
     return true;
@@ -284,7 +287,7 @@ static MixBlock* mix_new_table(void) {
 }
 
 /* Opens several sources, and the stream over them. */
-static bool mix_open_sources(Mix* m, int B, int T, int rank, int num_ranks, Error* e) {
+static bool mix_open_sources(Mix* m, int B, int T, int rank, int num_ranks, const RowRule* rule, Error* e) {
     m->sources = (DataLoader*)xcalloc((size_t)m->count, sizeof *m->sources);
     m->reading = mix_new_table();
     m->taking = mix_new_table();
@@ -294,7 +297,7 @@ static bool mix_open_sources(Mix* m, int B, int T, int rank, int num_ranks, Erro
     m->stream->read_row = mix_read_row;
     m->stream->read_ctx = m;
     for (int s = 0; s < m->count; s++) {
-        if (!dataloader_open(&m->sources[s], m->parts[s].pattern, 1, T, 0, 1, m->seed, true, e)) { return false; }
+        if (!dataloader_open_rows(&m->sources[s], m->parts[s].pattern, 1, T, 0, 1, m->seed, true, rule, e)) { return false; }
         if (!mix_add_source(m, s, e)) { return false; }
     }
     dataloader_open_batches(m->stream, B, T, rank, num_ranks);
@@ -302,18 +305,18 @@ static bool mix_open_sources(Mix* m, int B, int T, int rank, int num_ranks, Erro
 }
 
 /* Opens the training data that `text` names, and over it `stream`, which gives rank `rank` of num_ranks its B rows of T tokens
- * a batch. Fails as dataloader_open() does, and on a text or weights that make no mix. Do not move mix and stream in memory. */
+ * a batch. The rule holds for each source by itself. Fails as dataloader_open_rows() does, and on a text or weights that make no mix. Do not move mix and stream in memory. */
 static inline bool mix_open(Mix* m, DataLoader* stream, const char* text, int B, int T, int rank, int num_ranks, uint64_t seed,
-                            Error* e) {
+                            const RowRule* rule, Error* e) {
     memset(stream, 0, sizeof *stream);
     bool ok = mix_parse(m, text, e);
     m->stream = stream;
     m->seed = seed;
     if (ok && m->count == 1) {
         m->sources = stream;
-        ok = dataloader_open(stream, m->parts[0].pattern, B, T, rank, num_ranks, seed, true, e);
+        ok = dataloader_open_rows(stream, m->parts[0].pattern, B, T, rank, num_ranks, seed, true, rule, e);
     } else if (ok) {
-        ok = mix_share(m, e) && mix_open_sources(m, B, T, rank, num_ranks, e);
+        ok = mix_share(m, e) && mix_open_sources(m, B, T, rank, num_ranks, rule, e);
     }
     if (!ok) { mix_close(m); }
     return ok;

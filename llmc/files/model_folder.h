@@ -281,6 +281,13 @@ static inline TensorPieces model_pieces(const ModelFiles* m, const ParamTable* t
     return list;
 }
 
+/* Returns the CRC-32C of the files, one behind the other. */
+static inline uint32_t model_sum(const ModelFiles* m, const uint32_t* sums) {
+    uint32_t crc = 0;
+    for (size_t i = 0; i < m->count; i++) { crc = crc_shift(crc, m->shards[i].size) ^ sums[i]; }
+    return crc;
+}
+
 /* Checks the files' checksums against `wanted`. */
 static inline bool model_check_sums(const ModelFiles* m, const uint32_t* sums, const FileSums* wanted, Error* e) {
     for (size_t i = 0; i < m->count; i++) {
@@ -292,31 +299,36 @@ static inline bool model_check_sums(const ModelFiles* m, const uint32_t* sums, c
     return true;
 }
 
-/* Passes every weight of the folder to the sink as floats, in the order of the table. `c` and `t` come from model_check();
- * the files are checked against them again, since they may have changed. `wanted` (or NULL) holds the files' checksums.
- * After a failure, discard what the sink received. */
-static inline bool model_load_sums(const char* dir, const ModelConfig* c, const ParamTable* t, const FileSums* wanted,
-                                   TensorSink sink, void* ctx, Error* e) {
-    ModelFiles m;
+/* Passes every tensor of the table to the sink as floats, in the order of the table. `wanted` (or NULL) holds the files'
+ * checksums; *crc (or NULL) gets that of all of them. After a failure, discard what the sink received. */
+static inline bool model_read(const ModelFiles* m, const ParamTable* t, const FileSums* wanted, uint32_t* crc, TensorSink sink,
+                              void* ctx, Error* e) {
     Error not_finite = NO_ERROR;
-    if (!model_open(&m, dir, e) || !model_match(&m, dir, c, t, e) || (c->tied && !model_check_tied_head(&m, t, e))) {
-        model_close(&m);
-        return false;
-    }
-    uint32_t* sums = (uint32_t*)xcalloc(m.count, sizeof(uint32_t));
-    TensorPieces pieces = model_pieces(&m, t, wanted ? sums : NULL, sink, ctx);
+    uint32_t* sums = (uint32_t*)xcalloc(m->count, sizeof(uint32_t));
+    TensorPieces pieces = model_pieces(m, t, wanted || crc ? sums : NULL, sink, ctx);
     bool ok = tensor_pieces_read(&pieces, &not_finite, e);
-    ok = ok && (!wanted || model_check_sums(&m, sums, wanted, e));
+    ok = ok && (!wanted || model_check_sums(m, sums, wanted, e));
     ok = ok && (!not_finite.msg[0] || fail(e, "%s", not_finite.msg));
+    if (crc) { *crc = model_sum(m, sums); }
     tensor_pieces_free(&pieces);
     free(sums);
+    return ok;
+}
+
+/* Does that with the weights of a folder. `c` and `t` come from model_check(); the files are checked against them again, since
+ * they may have changed. */
+static inline bool model_load_sums(const char* dir, const ModelConfig* c, const ParamTable* t, const FileSums* wanted,
+                                   uint32_t* crc, TensorSink sink, void* ctx, Error* e) {
+    ModelFiles m;
+    const bool ok = model_open(&m, dir, e) && model_match(&m, dir, c, t, e) && (!c->tied || model_check_tied_head(&m, t, e)) &&
+                    model_read(&m, t, wanted, crc, sink, ctx, e);
     model_close(&m);
     return ok;
 }
 
 static inline bool model_load(const char* dir, const ModelConfig* c, const ParamTable* t, TensorSink sink, void* ctx,
                               Error* e) {
-    return model_load_sums(dir, c, t, NULL, sink, ctx, e);
+    return model_load_sums(dir, c, t, NULL, NULL, sink, ctx, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -38,13 +38,17 @@ static inline int open_output(const char* path, int flags, Error* e) {
     return -1;
 }
 
-/* Makes a file, or empties the regular file of this name. Returns NULL on an error. */
+/* Makes a file, or empties the regular file of this name. Returns NULL on an error; it leaves no emptied file behind. */
 static inline FILE* create_output(const char* path, Error* e) {
     const int fd = open_output(path, O_RDWR | O_CREAT, e);
-    FILE* f = fd >= 0 && ftruncate(fd, 0) == 0 ? fdopen(fd, "w+b") : NULL;
-    if (!f) { fail(e, "%s: cannot make the file: %s", path, strerror(errno)); }
-    if (!f && fd >= 0) { close(fd); }
-    return f;
+    if (fd < 0) { return NULL; }
+    const bool empty = ftruncate(fd, 0) == 0;
+    FILE* f = empty ? fdopen(fd, "w+b") : NULL;
+    if (f) { return f; }
+    fail(e, "%s: cannot make the file: %s", path, strerror(errno));
+    if (empty) { unlink(path); }
+    close(fd);
+    return NULL;
 }
 
 /* Flushes a new file to disk and closes it. Removes it if that fails: half of a file must not pass for a whole one. Check the
@@ -139,8 +143,11 @@ static inline FILE* create_temporary(const char* path, Error* e) {
         }
         if (made && flock(fd, LOCK_EX | LOCK_NB) == 0 && is_open_file(fd, path)) {
             FILE* f = fdopen(fd, "w+b");
-            if (!f) { fail(e, "%s: cannot open: %s", path, strerror(errno)); }
-            return f;
+            if (f) { return f; }
+            fail(e, "%s: cannot open: %s", path, strerror(errno));
+            unlink(path);
+            close(fd);
+            return NULL;
         }
         // ours was taken for a dead one's before it was locked, or this one is a dead one's: again
         if (!made) { unlink(path); }

@@ -3,7 +3,7 @@
  *
  * The format is llm.c's: 256 little-endian int32 words, then the tokens without gaps.
  *   word 0    magic: 20240520 (uint16 tokens) or 20240801 (uint32 tokens)
- *   word 1    version: 1 with the first magic, 7 with the second
+ *   word 1    version: 1 with the first magic, 7 with the second; with a mask 2 and 8, which older readers refuse
  *   word 2    number of tokens; INT32_MAX if it does not fit
  *   word 3    vocabulary size of the tokenizer            } llm.c leaves these zero and its readers ignore them:
  *   word 4-5  number of tokens as a 64-bit number         } zero means absent, anything else is checked
@@ -11,7 +11,9 @@
  *   word 8    1: word 9 is a checksum; 0: word 9 is 0
  *   word 9    CRC-32C of all bytes behind the header (crc.h); only tokenfile_scan() reads the whole file to check it
  *   the rest  zero
- * Invariant: the file is exactly 1024 + tokens * width bytes long.
+ * A mask follows the tokens: one bit for each, the lowest bit of a byte first, the last byte filled up with zeros. A token whose
+ * bit is 1 is trained as a target: the loss counts how well it was foretold. Without a mask every token is.
+ * Invariant: the file is exactly 1024 + tokens * width bytes long; with a mask, tokens / 8 more, rounded up.
  */
 #ifndef LLMC_TOKENFILE_H
 #define LLMC_TOKENFILE_H
@@ -26,6 +28,7 @@ enum {
     TOKENFILE_VERSION16 = 1,
     TOKENFILE_MAGIC32 = 20240801,
     TOKENFILE_VERSION32 = 7,
+    TOKENFILE_MASKED = 1,  // added to the version
 };
 
 typedef struct {
@@ -34,20 +37,44 @@ typedef struct {
     uint64_t num_tokens;   // in the file
     uint64_t fingerprint;  // Tokenizer.fingerprint; 0: unknown
     bool has_crc;
-    uint32_t crc;  // of the tokens as stored; 0 without has_crc
+    uint32_t crc;  // of the tokens, and the mask, as stored; 0 without has_crc
+    bool masked;
 } TokenFileHeader;
+
+/* Returns the number of the mask's first byte in the file. */
+static inline uint64_t tokenfile_mask_at(const TokenFileHeader* h) {
+    return TOKENFILE_HEADER_BYTES + h->num_tokens * (uint64_t)h->token_bytes;
+}
+
+/* Returns the size of the file. */
+static inline uint64_t tokenfile_bytes(const TokenFileHeader* h) {
+    return tokenfile_mask_at(h) + (h->masked ? h->num_tokens / 8 + (h->num_tokens % 8 != 0) : 0);
+}
+
+/* Returns bit i of a mask. */
+static inline bool tokenfile_bit(const unsigned char* mask, uint64_t i) { return mask[i / 8] >> i % 8 & 1; }
 
 /* Fills the 256 words of a header. */
 static inline void tokenfile_header(int32_t* words /* (256) */, const TokenFileHeader* h) {
     memset(words, 0, TOKENFILE_HEADER_BYTES);
     words[0] = h->token_bytes == 2 ? TOKENFILE_MAGIC16 : TOKENFILE_MAGIC32;
-    words[1] = h->token_bytes == 2 ? TOKENFILE_VERSION16 : TOKENFILE_VERSION32;
+    words[1] = (h->token_bytes == 2 ? TOKENFILE_VERSION16 : TOKENFILE_VERSION32) + (h->masked ? TOKENFILE_MASKED : 0);
     words[2] = h->num_tokens > INT32_MAX ? INT32_MAX : (int32_t)h->num_tokens;
     words[3] = h->vocab_size;
     memcpy(words + 4, &h->num_tokens, 8);
     memcpy(words + 6, &h->fingerprint, 8);
     words[8] = h->has_crc;
     memcpy(words + 9, &h->crc, 4);
+}
+
+/* Checks that the header's number of tokens is the one that a file of this size holds. */
+static inline bool tokenfile_check_size(const TokenFileHeader* h, uint64_t file_bytes, const char* path, Error* e) {
+    const uint64_t bytes = file_bytes - TOKENFILE_HEADER_BYTES, bits = 8 * (uint64_t)h->token_bytes + h->masked;  // of a token
+    const uint64_t have = bytes / bits * 8 + bytes % bits * 8 / bits;
+    if (h->num_tokens == have && tokenfile_bytes(h) == file_bytes) { return true; }
+    return fail(e, "%s: token count is %llu of %d bytes each%s, but the file of %llu bytes holds %llu: it was cut or extended",
+                path, (unsigned long long)h->num_tokens, h->token_bytes, h->masked ? " and a bit of the mask" : "",
+                (unsigned long long)file_bytes, (unsigned long long)have);
 }
 
 /* Checks the 256 words of a header against each other and against the file's size, and fills *h. */
@@ -61,7 +88,10 @@ static inline bool tokenfile_check(TokenFileHeader* h, const int32_t* words, uin
                     path, magic, TOKENFILE_MAGIC16, TOKENFILE_MAGIC32);
     }
     int32_t want = magic == TOKENFILE_MAGIC16 ? TOKENFILE_VERSION16 : TOKENFILE_VERSION32;
-    if (version != want) { return fail(e, "%s: version is %d, wanted %d beside magic %d", path, version, want, magic); }
+    if (version != want && version != want + TOKENFILE_MASKED) {
+        return fail(e, "%s: version is %d, wanted %d (or %d: with a mask) beside magic %d", path, version, want,
+                    want + TOKENFILE_MASKED, magic);
+    }
     uint64_t count64, fingerprint;
     memcpy(&count64, words + 4, 8);
     memcpy(&fingerprint, words + 6, 8);
@@ -79,20 +109,14 @@ static inline bool tokenfile_check(TokenFileHeader* h, const int32_t* words, uin
     for (int i = words[8] ? 10 : 9; i < TOKENFILE_WORDS; i++) {
         if (words[i] != 0) { return fail(e, "%s: word %d of the header is %d, wanted 0", path, i, words[i]); }
     }
-    int width = magic == TOKENFILE_MAGIC16 ? 2 : 4;
-    uint64_t have = (file_bytes - TOKENFILE_HEADER_BYTES) / (uint64_t)width;
-    if (count != have || (file_bytes - TOKENFILE_HEADER_BYTES) % (uint64_t)width != 0) {
-        return fail(e,
-                    "%s: token count is %llu of %d bytes each, but the file of %llu bytes holds %llu: it was cut or extended",
-                    path, (unsigned long long)count, width, (unsigned long long)file_bytes, (unsigned long long)have);
-    }
-    h->token_bytes = width;
+    h->token_bytes = magic == TOKENFILE_MAGIC16 ? 2 : 4;
     h->vocab_size = words[3];
     h->num_tokens = count;
     h->fingerprint = fingerprint;
     h->has_crc = words[8] == 1;
     memcpy(&h->crc, words + 9, 4);
-    return true;
+    h->masked = version != want;
+    return tokenfile_check_size(h, file_bytes, path, e);
 }
 
 /* Opens a token file, reads and checks its header, and leaves the file at its first token. Returns NULL on an error. */
@@ -131,7 +155,27 @@ static inline bool tokenfile_widen(int32_t* ids /* (n) */, const unsigned char* 
 /* Is told after each piece of a scan how many bytes it had. */
 typedef void (*TokenFileProgress)(void* ctx, size_t bytes);
 
-/* Reads all tokens of an open file: checks that each id is below `limit`, and the checksum, if the file has one. */
+/* Adds the mask of an open file to the checksum, and checks that it is filled up with zeros. */
+static inline bool tokenfile_scan_mask(FILE* f, const TokenFileHeader* h, Crc* crc, const char* path,
+                                       TokenFileProgress progress, void* ctx, Error* e) {
+    enum { MOST = 1 << 16 };  // bytes at a time
+    const uint64_t end = tokenfile_bytes(h);
+    unsigned char* bits = (unsigned char*)xmalloc(MOST);
+    bool ok = true;
+    for (uint64_t at = tokenfile_mask_at(h), n; ok && at < end; at += n) {
+        n = size_min(end - at, MOST);
+        ok = read_at(fileno(f), at, bits, n, path, "the mask", e);
+        crc_add(crc, bits, ok ? n : 0);
+        if (ok && at + n == end && h->num_tokens % 8 && bits[n - 1] >> h->num_tokens % 8) {
+            ok = fail(e, "%s: the bits behind the mask's last are not all 0: the file is damaged", path);
+        }
+        if (ok && progress) { progress(ctx, n); }
+    }
+    free(bits);
+    return ok;
+}
+
+/* Reads all of an open file: checks that each id is below `limit`, the mask's end, and the checksum, if the file has one. */
 static inline bool tokenfile_scan(FILE* f, const TokenFileHeader* h, int64_t limit, const char* path,
                                   TokenFileProgress progress, void* ctx, Error* e) {
     const size_t width = (size_t)h->token_bytes, most = 1 << 18;  // tokens at a time
@@ -149,9 +193,10 @@ static inline bool tokenfile_scan(FILE* f, const TokenFileHeader* h, int64_t lim
     }
     free(raw);
     free(ids);
+    ok = ok && (!h->masked || tokenfile_scan_mask(f, h, &crc, path, progress, ctx, e));
     if (ok && h->has_crc && crc_end(&crc) != h->crc) {
-        ok = fail(e, "%s: the checksum of its tokens is %08x, wanted %08x: the file is damaged\n  hint: copy or make it again",
-                  path, crc_end(&crc), h->crc);
+        ok = fail(e, "%s: the checksum of its %s is %08x, wanted %08x: the file is damaged\n  hint: copy or make it again",
+                  path, h->masked ? "tokens and mask" : "tokens", crc_end(&crc), h->crc);
     }
     return ok;
 }

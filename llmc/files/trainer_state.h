@@ -60,6 +60,7 @@ typedef struct {
     uint64_t scale_good;      // finite steps since the loss scale last changed
     Outlier loss, grad_norm;  // the last values, to score the next one
     Validations val;          // none in files without the member
+    uint64_t base;            // of LoRA: checksum of the base's weights (model_sum()); 0: none, or unknown
     const char* options;      // for writing: the run's options, a JSON object (options_json_text)
     // set by trainer_state_read(); release them with trainer_state_free()
     FileSums files;
@@ -170,6 +171,7 @@ static inline bool trainer_state_write(const TrainerState* s, const FileSums* fi
     outlier_write(f, &s->grad_norm);
     fputs(",\n  \"validation\": ", f);
     validations_write(f, s);
+    if (s->base) { fprintf(f, ",\n  \"base_crc32c\": %" PRIu64, s->base); }
     fprintf(f, ",\n  \"options\": %s,\n  \"files\": [", s->options ? s->options : "{}");
     for (size_t i = 0; i < files->count; i++) {
         fprintf(f, "%s\n    {\"name\": ", i ? "," : "");
@@ -295,7 +297,7 @@ static inline bool trainer_state_parse(TrainerState* s, Error* e) {
     if (!json_int(j, root, "world_size", 1, CHECKPOINT_MAX_RANKS, &number, e) ||
         !json_double(j, root, "loss_scale", 1e-30, 1e30, &s->loss_scale, e) || !outlier_read(j, "loss_window", &s->loss, e) ||
         !outlier_read(j, "grad_norm_window", &s->grad_norm, e) || !validations_read(j, &s->val, e) ||
-        !trainer_state_files(s, e)) {
+        !trainer_state_files(s, e) || (json_get(j, root, "base_crc32c") && !json_u64(j, root, "base_crc32c", &s->base, e))) {
         return false;
     }
     s->world_size = (int)number;

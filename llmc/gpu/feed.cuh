@@ -14,8 +14,10 @@ typedef struct {
     int B, T;
     int32_t* x;  // (B, T) on the device: the model's tokens and targets
     int32_t* y;
+    int32_t* starts;             // (B, T) on the device: where each token's document starts in its row; NULL: a row is one
+    int32_t* starts_room;        // what it points to, if data has documents; else NULL
     int32_t* sources;            // (B) of each row, if the data has several
-    int32_t* host[IN_FLIGHT];    // (2, B, T) and (B) pinned: x, y, sources
+    int32_t* host[IN_FLIGHT];    // (2, B, T), (B) and, with starts_room, (B, T) pinned: x, y, sources, starts
     int32_t* device[IN_FLIGHT];  // the same on the device
     cudaEvent_t copied[IN_FLIGHT], consumed[IN_FLIGHT];
     cudaStream_t stream, copy_stream;  // the model's, and the feed's own
@@ -40,17 +42,26 @@ static inline void feed_close(Feed* f) {
     CUDA_CHECK(cudaStreamDestroy(f->copy_stream));
 }
 
-/* Queues the next batch of `data` for x and y. Queues nothing if it cannot be read. */
+/* Returns the elements of a slot. */
+static inline size_t feed_slot(size_t B, size_t T, bool documents) { return (documents ? 3 : 2) * B * T + B; }
+
+/* Decides whether rows of `data` are one document each. Steps captured in a graph keep what was decided before. */
+static inline void feed_aim(Feed* f, const BatchSource* data) { f->starts = data->starts ? f->starts_room : NULL; }
+
+/* Queues the next batch of `data` for x and y, and starts if it has some. Queues nothing if it cannot be read. */
 static inline bool feed_next(Feed* f, const BatchSource* data, Error* e) {
-    const size_t N = (size_t)f->B * f->T, B = data->num_sources > 0 ? f->B : 0;
+    const size_t N = (size_t)f->B * f->T, B = data->num_sources > 0 ? f->B : 0, starts = 2 * N + f->B;
+    const size_t count = data->starts ? starts + N : 2 * N + B;
     const int slot = (int)(f->batches % IN_FLIGHT);
     CUDA_CHECK(cudaEventSynchronize(f->copied[slot]));  // the copy of IN_FLIGHT batches ago: frees the pinned memory
     if (!batch_read(data, f->B, f->T, f->host[slot], f->host[slot] + N, e)) { return false; }
     if (B > 0) { memcpy(f->host[slot] + 2 * N, data->sources, B * sizeof(int32_t)); }
+    if (data->starts) { memcpy(f->host[slot] + starts, data->starts, N * sizeof(int32_t)); }
+    feed_aim(f, data);
     f->batches++;
     CUDA_CHECK(cudaStreamWaitEvent(f->copy_stream, f->consumed[slot]));
     CUDA_CHECK(
-        cudaMemcpyAsync(f->device[slot], f->host[slot], (2 * N + B) * sizeof(int32_t), cudaMemcpyHostToDevice, f->copy_stream));
+        cudaMemcpyAsync(f->device[slot], f->host[slot], count * sizeof(int32_t), cudaMemcpyHostToDevice, f->copy_stream));
     CUDA_CHECK(cudaEventRecord(f->copied[slot], f->copy_stream));
     CUDA_CHECK(cudaStreamWaitEvent(f->stream, f->copied[slot]));
     CUDA_CHECK(cudaMemcpyAsync(f->x, f->device[slot], N * sizeof(int32_t), cudaMemcpyDeviceToDevice, f->stream));
@@ -58,6 +69,10 @@ static inline bool feed_next(Feed* f, const BatchSource* data, Error* e) {
     if (B > 0) {
         CUDA_CHECK(
             cudaMemcpyAsync(f->sources, f->device[slot] + 2 * N, B * sizeof(int32_t), cudaMemcpyDeviceToDevice, f->stream));
+    }
+    if (data->starts) {
+        CUDA_CHECK(
+            cudaMemcpyAsync(f->starts, f->device[slot] + starts, N * sizeof(int32_t), cudaMemcpyDeviceToDevice, f->stream));
     }
     CUDA_CHECK(cudaEventRecord(f->consumed[slot], f->stream));
     return true;

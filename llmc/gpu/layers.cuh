@@ -10,6 +10,7 @@
 #include "llmc/embedding.cuh"        // defines: embedding_forward_cuda, embedding_backward_cuda
 #include "llmc/gpu/cuda_common.cuh"  // defines: floatX, row_pitch
 #include "llmc/gpu/profile.cuh"      // defines: Profiler, Op
+#include "llmc/lora.cuh"             // defines: lora_forward_cuda, lora_backward_input_cuda, lora_backward_weight_cuda
 #include "llmc/matmul.cuh"           // defines: matmul_forward_cuda, matmul_backward_input_cuda, matmul_backward_weight_cuda
 #include "llmc/rmsnorm.cuh"          // defines: rmsnorm_forward_cuda, rmsnorm_backward_cuda
 #include "llmc/rope.cuh"             // defines: rope_forward_cuda, rope_backward_cuda
@@ -25,7 +26,7 @@ typedef struct {
 
 /* The gradient of a tensor, in fp32 or floatX. */
 typedef struct {
-    void* data;
+    void* data;  // NULL: the tensor is frozen, nothing is computed
     bool fp32;
 } Gradient;
 
@@ -45,6 +46,7 @@ static inline void embedding(const Queue* q, floatX* out, const floatX* w, const
 
 static inline void embedding_backward(const Queue* q, Gradient dw, const floatX* dout, const int32_t* tokens, size_t N, int C,
                                       int V) {
+    if (!dw.data) { return; }
     Op op(q->profiler, q->stream, "embedding backward", 0, bytes_x(3.0 * N * C));
     if (dw.fp32) {
         embedding_backward_cuda((float*)dw.data, q->scratch, dout, tokens, N, C, V, pitch_of(C), q->stream);
@@ -66,27 +68,32 @@ static inline void rmsnorm_backward(const Queue* q, floatX* dx, Gradient dw, con
     rmsnorm_backward_cuda(dx, (float*)dw.data, q->scratch, dout, x, w, rstd, {N, C, pitch_of(C)}, q->stream);
 }
 
-static inline void rope(const Queue* q, floatX* qkv, const float* table, int first_pos, AttentionShape s) {
+/* starts here and below: where each token's document starts in its row (attention.h); NULL: a row is one */
+static inline void rope(const Queue* q, floatX* qkv, const int32_t* starts, const float* table, int first_pos,
+                        AttentionShape s) {
     Op op(q->profiler, q->stream, "rope", 0, bytes_x(2.0 * s.B * s.T * (s.NH + s.NKV) * s.HD));
-    rope_forward_cuda(qkv, table, first_pos, s, pitch_of(qkv_width(s)), q->stream);
+    rope_forward_cuda(qkv, starts, table, first_pos, s, pitch_of(qkv_width(s)), q->stream);
 }
 
-static inline void rope_backward(const Queue* q, floatX* dqkv, const float* table, int first_pos, AttentionShape s) {
+static inline void rope_backward(const Queue* q, floatX* dqkv, const int32_t* starts, const float* table, int first_pos,
+                                 AttentionShape s) {
     Op op(q->profiler, q->stream, "rope backward", 0, bytes_x(2.0 * s.B * s.T * (s.NH + s.NKV) * s.HD));
-    rope_backward_cuda(dqkv, table, first_pos, s, pitch_of(qkv_width(s)), q->stream);
+    rope_backward_cuda(dqkv, starts, table, first_pos, s, pitch_of(qkv_width(s)), q->stream);
 }
 
-static inline void attention(const Queue* q, floatX* out, float* lse, const floatX* qkv, AttentionShape s) {
+/* The profile of attention counts no operations with documents: how many they are depends on the data. */
+static inline void attention(const Queue* q, floatX* out, float* lse, const floatX* qkv, const int32_t* starts,
+                             AttentionShape s) {
     const size_t N = (size_t)s.B * s.T, Q = (size_t)s.NH * s.HD, QKV = qkv_width(s);
-    Op op(q->profiler, q->stream, "attention", 2.0 * N * s.T * Q, bytes_x((double)N * (QKV + Q)));
-    attention_forward_cuda(out, lse, qkv, s, pitch_of(QKV), pitch_of(Q), q->stream);
+    Op op(q->profiler, q->stream, "attention", starts ? 0 : 2.0 * N * s.T * Q, bytes_x((double)N * (QKV + Q)));
+    attention_forward_cuda(out, lse, qkv, starts, s, pitch_of(QKV), pitch_of(Q), q->stream);
 }
 
 static inline void attention_backward(const Queue* q, floatX* dqkv, const floatX* dout, const floatX* out, const float* lse,
-                                      const floatX* qkv, AttentionShape s) {
+                                      const floatX* qkv, const int32_t* starts, AttentionShape s) {
     const size_t N = (size_t)s.B * s.T, Q = (size_t)s.NH * s.HD, QKV = qkv_width(s);
-    Op op(q->profiler, q->stream, "attention backward", 5.0 * N * s.T * Q, bytes_x(2.0 * N * (QKV + Q)));
-    attention_backward_cuda(dqkv, q->scratch, dout, out, lse, qkv, s, pitch_of(QKV), pitch_of(Q), q->stream);
+    Op op(q->profiler, q->stream, "attention backward", starts ? 0 : 5.0 * N * s.T * Q, bytes_x(2.0 * N * (QKV + Q)));
+    attention_backward_cuda(dqkv, q->scratch, dout, out, lse, qkv, starts, s, pitch_of(QKV), pitch_of(Q), q->stream);
 }
 
 static inline void swiglu(const Queue* q, floatX* out, const floatX* gate_up, size_t N, int F) {
@@ -119,6 +126,7 @@ static inline void linear_backward_input(const Queue* q, const char* name, float
 /* Writes dw (OC, C) = dout^T x, or with `add` adds it to dw. */
 static inline void linear_backward_weight(const Queue* q, const char* name, Gradient dw, const floatX* dout, const floatX* x,
                                           size_t N, int C, int OC, bool add) {
+    if (!dw.data) { return; }
     const double grad = (double)OC * C * (dw.fp32 ? sizeof(float) : sizeof(floatX)) * (add ? 2 : 1);
     Op op(q->profiler, q->stream, name, linear_flops(N, C, OC), bytes_x((double)N * C + (double)N * OC) + grad);
     const Operand d = operand(dout, pitch_of(OC)), in = operand(x, pitch_of(C));
@@ -126,6 +134,39 @@ static inline void linear_backward_weight(const Queue* q, const char* name, Grad
         matmul_backward_weight_cuda(q->matmul, (float*)dw.data, d, in, N, C, OC, add, q->stream);
     } else {
         matmul_backward_weight_cuda(q->matmul, (floatX*)dw.data, d, in, N, C, OC, add, q->stream);
+    }
+}
+
+/* Return the operations of the adapters beside one product, and the bytes of x or y, of t and of the adapters. */
+static inline double lora_flops(const Lora* l, size_t N) { return 2.0 * N * l->parts * l->r * ((double)l->C + l->OC); }
+static inline double lora_bytes(const Lora* l, size_t N) {
+    return bytes_x((double)N * (l->C + 2.0 * l->OC) + (double)l->parts * l->r * (2.0 * N + l->C + l->OC));
+}
+
+/* Writes t and adds the adapters' part to y (N, OC) from x (N, C); nothing if there are none. w: arena of the adapters. */
+static inline void lora(const Queue* q, floatX* y, floatX* t, const floatX* x, const floatX* w, const Lora* l, size_t N) {
+    if (l->parts == 0) { return; }
+    Op op(q->profiler, q->stream, "lora", lora_flops(l, N), lora_bytes(l, N));
+    lora_forward_cuda(q->matmul, y, t, x, w, l, N, q->stream);
+}
+
+/* Writes dt and adds the adapters' part to dx (N, C) from dy (N, OC). */
+static inline void lora_backward_input(const Queue* q, floatX* dx, floatX* dt, const floatX* dy, const floatX* w, const Lora* l,
+                                       size_t N) {
+    if (l->parts == 0) { return; }
+    Op op(q->profiler, q->stream, "lora dx", lora_flops(l, N), lora_bytes(l, N));
+    lora_backward_input_cuda(q->matmul, dx, dt, dy, w, l, N, q->stream);
+}
+
+/* Overwrites the adapters' gradients in the arena dw, or with `add` adds to them. dt: of lora_backward_input(). */
+static inline void lora_backward_weight(const Queue* q, Gradient dw, const floatX* dt, const floatX* dy, const floatX* x,
+                                        const floatX* t, const Lora* l, size_t N, bool add) {
+    if (l->parts == 0) { return; }
+    Op op(q->profiler, q->stream, "lora dw", lora_flops(l, N), lora_bytes(l, N));
+    if (dw.fp32) {
+        lora_backward_weight_cuda(q->matmul, (float*)dw.data, dt, dy, x, t, l, N, add, q->stream);
+    } else {
+        lora_backward_weight_cuda(q->matmul, (floatX*)dw.data, dt, dy, x, t, l, N, add, q->stream);
     }
 }
 

@@ -5,10 +5,10 @@
  * back one step late for the log, and at checkpoints. In order:
  *
  *   step_begin_cuda      sets the learning rate and the step's number, clears the sums
- *   loss_sum_cuda        for each micro-batch: adds its token losses
+ *   loss_sum_cuda        for each micro-batch: adds its token losses, and counts its trained targets
  *   source_losses_cuda   the same by the source of each row, if the data has several (mix.h)
  *   norm_square_cuda     for each array of gradients: adds its sum of squares
- *   (several GPUs: sum loss_sum and norm_square, neighboring fields, over the ranks here)
+ *   (several GPUs: sum loss_sum, trained and norm_square, neighboring fields, over the ranks here)
  *   step_decide_cuda     mean loss, norm, clip factor, outliers, loss scale; whether this step updates at all
  *   adamw_update_cuda    reads all of it (llmc/adamw.cuh)
  */
@@ -31,14 +31,15 @@ typedef struct {
     int64_t step;  // its number, also for the random bits
     SourceLosses sources;
     double loss_sum;     // of the losses of all tokens so far
+    double trained;      // targets so far
     double norm_square;  // of the gradients, too large by loss_scale^2
     double lr;
-    float loss;            // mean
+    float loss;            // mean over the trained targets
     float norm;            // of the gradients, before clipping
     float loss_z, norm_z;  // z-scores of both against the last steps, NaN if these are too few
     int32_t verdict;       // an UpdateVerdict
     // what AdamW reads
-    float grad_scale;        // clip factor / loss_scale
+    float grad_scale;        // clip factor * tokens / trained targets / loss_scale
     float step_size;         // lr / (1 - beta1^t)
     float sqrt_correction2;  // sqrt(1 - beta2^t)
     float decay;             // 1 - lr * weight_decay
@@ -53,6 +54,7 @@ __global__ void step_begin_kernel(StepState* s, int64_t step, double lr) {
     s->step = step;
     s->lr = lr;
     s->loss_sum = 0;
+    s->trained = 0;
     s->norm_square = 0;
 }
 
@@ -62,42 +64,53 @@ static inline void step_begin_cuda(StepState* state, int64_t step, double lr, cu
     CUDA_CHECK_LAUNCH("step_begin_kernel");
 }
 
-__global__ void __launch_bounds__(1024) loss_sum_kernel(StepState* s, const float* losses, size_t n) {
-    __shared__ double shared[32];
-    double sum = 0;
-    for (size_t i = threadIdx.x; i < n; i += blockDim.x) { sum += (double)losses[i]; }
-    sum = block_sum(sum, shared);
-    if (threadIdx.x == 0) { s->loss_sum += sum; }
+__global__ void __launch_bounds__(1024) loss_sum_kernel(StepState* s, const float* losses, const int32_t* targets, size_t n) {
+    __shared__ double shared[2][32];
+    double sum = 0, trained = 0;
+    for (size_t i = threadIdx.x; i < n; i += blockDim.x) {
+        sum += (double)losses[i];
+        trained += targets[i] >= 0;
+    }
+    sum = block_sum(sum, shared[0]);
+    trained = block_sum(trained, shared[1]);
+    if (threadIdx.x == 0) {
+        s->loss_sum += sum;
+        s->trained += trained;
+    }
 }
 
-/* Adds the sum of losses (n) to state->loss_sum. */
-static inline void loss_sum_cuda(StepState* state, const float* losses, size_t n, cudaStream_t stream) {
-    loss_sum_kernel<<<1, 1024, 0, stream>>>(state, losses, n);
+/* Adds the sum of losses (n) to state->loss_sum, and the number of targets (n) that are not -1 to state->trained. */
+static inline void loss_sum_cuda(StepState* state, const float* losses, const int32_t* targets, size_t n, cudaStream_t stream) {
+    loss_sum_kernel<<<1, 1024, 0, stream>>>(state, losses, targets, n);
     CUDA_CHECK_LAUNCH("loss_sum_kernel");
 }
 
 /* Block s sums up the rows of source s. */
-__global__ void __launch_bounds__(1024)
-    source_losses_kernel(StepState* state, const float* losses, const int32_t* sources, int B, int T, bool first) {
-    __shared__ double shared[32];
+__global__ void __launch_bounds__(1024) source_losses_kernel(StepState* state, const float* losses, const int32_t* targets,
+                                                             const int32_t* sources, int B, int T, bool first) {
+    __shared__ double shared[2][32];
     const int s = blockIdx.x;
-    double sum = 0, rows = 0;
+    double sum = 0, trained = 0;
     for (int b = 0; b < B; b++) {
         if (sources[b] != s) { continue; }
-        rows++;
-        for (int t = threadIdx.x; t < T; t += blockDim.x) { sum += (double)losses[(size_t)b * T + t]; }
+        for (int t = threadIdx.x; t < T; t += blockDim.x) {
+            sum += (double)losses[(size_t)b * T + t];
+            trained += targets[(size_t)b * T + t] >= 0;
+        }
     }
-    sum = block_sum(sum, shared);
+    sum = block_sum(sum, shared[0]);
+    trained = block_sum(trained, shared[1]);
     if (threadIdx.x == 0) {
         state->sources.sum[s] = (first ? 0 : state->sources.sum[s]) + sum;
-        state->sources.tokens[s] = (first ? 0 : state->sources.tokens[s]) + rows * T;
+        state->sources.tokens[s] = (first ? 0 : state->sources.tokens[s]) + trained;
     }
 }
 
-/* Adds the losses (B, T) to state->sources, by the source of each row; overwrites them if `first`.   sources: (B) */
-static inline void source_losses_cuda(StepState* state, const float* losses, const int32_t* sources, int num_sources, int B,
-                                      int T, bool first, cudaStream_t stream) {
-    source_losses_kernel<<<num_sources, 1024, 0, stream>>>(state, losses, sources, B, T, first);
+/* Adds the losses (B, T) and the number of trained targets (B, T) to state->sources, by the source of each row; overwrites them
+ * if `first`.   sources: (B) */
+static inline void source_losses_cuda(StepState* state, const float* losses, const int32_t* targets, const int32_t* sources,
+                                      int num_sources, int B, int T, bool first, cudaStream_t stream) {
+    source_losses_kernel<<<num_sources, 1024, 0, stream>>>(state, losses, targets, sources, B, T, first);
     CUDA_CHECK_LAUNCH("source_losses_kernel");
 }
 
@@ -163,15 +176,15 @@ static void norm_square_cuda(StepState* state, void* scratch, const Grad* g, siz
 }
 
 __global__ void step_decide_kernel(StepState* s, StepHyper h) {
-    const double scale = (double)s->loss_scale;
-    const double loss = s->loss_sum * h.loss_weight, norm = sqrt(s->norm_square) / scale;
+    const double scale = (double)s->loss_scale, factor = trained_factor(&h, s->trained);
+    const double loss = s->loss_sum * h.loss_weight * factor, norm = sqrt(s->norm_square) / scale * factor;
     const double loss_z = outlier_update(&s->loss_window, loss), norm_z = outlier_update(&s->norm_window, norm);
     s->loss = (float)loss;
     s->norm = (float)norm;
     s->loss_z = (float)loss_z;
     s->norm_z = (float)norm_z;
     s->verdict = update_verdict(loss, norm, loss_z, norm_z, &h);
-    s->grad_scale = (float)(clip_factor(norm, h.grad_clip) / scale);
+    s->grad_scale = (float)(clip_factor(norm, h.grad_clip) * factor / scale);
     if (s->verdict == UPDATE_APPLIED) {
         s->updates++;
         s->step_size = (float)(s->lr / (1.0 - pow(h.beta1, (double)s->updates)));

@@ -106,6 +106,7 @@ static inline StepResult steps_wait(Steps* t, const StepPlan* plan) {
     r.loss_z = s->loss_z;
     r.norm_z = s->norm_z;
     r.loss_scale = s->loss_scale;
+    r.trained = s->trained;
     r.sources = s->sources;
     r.sources.count = plan->data.num_sources;
     return r;

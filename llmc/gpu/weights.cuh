@@ -14,8 +14,9 @@ enum { WEIGHTS_STAGED = 4 };
 
 typedef struct {
     floatX* params;
-    void* master;  // float or uint16_t, by master_kind
-    void* m;       // float or bfloat16
+    floatX* trained;  // those with a master weight, m and v: params, or LoRA's adapters
+    void* master;     // float or uint16_t, by master_kind
+    void* m;          // float or bfloat16
     void* v;
     MasterKind master_kind;
     bool bf16_moments;
@@ -59,17 +60,32 @@ static inline void* master_at(const WeightArena* a, size_t at) {
     return a->master ? (char*)a->master + at * master_bytes(a->master_kind) : NULL;
 }
 
-/* Sets elements of the weights and of their master. Returns when `src` is free again, before the device has them all. */
-static bool store_weights(void* arena, const Param* p, size_t first, size_t n, const float* src, Error* e) {
-    WeightArena* a = (WeightArena*)arena;
-    const size_t at = p->offset + first;
+/* Sets n weights from element `at` of `weights`, and their master (NULL: none). Returns when `src` is free again, before the
+ * device has them all. */
+static inline void store_piece(WeightArena* a, floatX* weights, void* master, size_t at, size_t n, const float* src) {
     const int slot = (int)(a->pieces++ % WEIGHTS_STAGED);
-    (void)e;
     CUDA_CHECK(cudaEventSynchronize(a->staged[slot]));  // of WEIGHTS_STAGED pieces ago
     memcpy(a->pinned[slot], src, n * sizeof(float));
     CUDA_CHECK(cudaMemcpyAsync(a->staging[slot], a->pinned[slot], n * sizeof(float), cudaMemcpyHostToDevice, a->stream));
-    master_set_cuda(a->params + at, master_at(a, at), a->master ? a->master_kind : MASTER_NONE, a->staging[slot], n, a->stream);
+    master_set_cuda(weights + at, master, master ? a->master_kind : MASTER_NONE, a->staging[slot], n, a->stream);
     CUDA_CHECK(cudaEventRecord(a->staged[slot], a->stream));
+}
+
+/* Sets weights that the model computes with. */
+static bool store_weights(void* arena, const Param* p, size_t first, size_t n, const float* src, Error* e) {
+    WeightArena* a = (WeightArena*)arena;
+    const size_t at = p->offset + first;
+    (void)e;
+    store_piece(a, a->params, a->trained == a->params ? master_at(a, at) : NULL, at, n, src);
+    return true;
+}
+
+/* Sets exact weights of what is trained. */
+static bool store_trained(void* arena, const Param* p, size_t first, size_t n, const float* src, Error* e) {
+    WeightArena* a = (WeightArena*)arena;
+    const size_t at = p->offset + first;
+    (void)e;
+    store_piece(a, a->trained, master_at(a, at), at, n, src);
     return true;
 }
 
@@ -89,12 +105,12 @@ static bool fetch_weights(void* arena, const Param* p, size_t first, size_t n, f
 }
 
 /* Reads the exact weights, which AdamW updates. */
-static bool fetch_master(void* arena, const Param* p, size_t first, size_t n, float* dst, Error* e) {
+static bool fetch_trained(void* arena, const Param* p, size_t first, size_t n, float* dst, Error* e) {
     const WeightArena* a = (const WeightArena*)arena;
     const size_t at = p->offset + first;
     const MasterKind kind = a->master ? a->master_kind : MASTER_NONE;
     (void)e;
-    master_get_cuda(a->staging[0], a->params + at, master_at(a, at), kind, n, a->stream);
+    master_get_cuda(a->staging[0], a->trained + at, master_at(a, at), kind, n, a->stream);
     copy_out_staged(a, dst, n);
     return true;
 }
@@ -152,7 +168,7 @@ static inline StateSlot weights_slot(WeightArena* a, SlotKind kind) {
     switch (kind) {
         case SLOT_M: return {slot_names[kind], moment, fetch_moment<SLOT_M>, store_moment<SLOT_M>, a};
         case SLOT_V: return {slot_names[kind], moment, fetch_moment<SLOT_V>, store_moment<SLOT_V>, a};
-        case SLOT_MASTER: return {slot_names[kind], SAFE_F32, fetch_master, store_weights, a};
+        case SLOT_MASTER: return {slot_names[kind], SAFE_F32, fetch_trained, store_trained, a};
         default: return {slot_names[kind], SAFE_F32, fetch_weights, store_weights, a};
     }
 }

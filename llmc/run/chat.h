@@ -42,13 +42,14 @@ static inline void conversation_turn(Conversation* c, const char* message) {
     const Tokenizer* t = c->g->tokenizer;
     c->turn.count = 0;
     if (c->pos == 0) {
-        chat_begin(&c->turn, &c->format, t, c->options.system);
+        const char* system = c->options.system ? c->options.system : "";
+        chat_begin(&c->turn, &c->format, t, system, strlen(system));
     } else {
         // close the answer even if it was cut off
         if (c->last >= 0 && !generator_stops(c->g, c->last)) { token_list_add(&c->turn, c->last); }
         token_list_add(&c->turn, c->format.eot);
     }
-    chat_message(&c->turn, &c->format, t, "user", message);
+    chat_message(&c->turn, &c->format, t, "user", message, strlen(message));
     chat_header(&c->turn, &c->format, t, "assistant");
 }
 

@@ -9,6 +9,7 @@
 #include "llmc/run/export.h"
 #include "llmc/run/generate.h"
 #include "llmc/run/memory.h"
+#include "llmc/run/progress.h"
 #include "llmc/run/sampler.h"
 #include "llmc/run/session.h"
 #include "llmc/run/trainer.h"
@@ -36,7 +37,7 @@ static inline uint64_t job_memory_need(void* question, const Options* o) {
 static inline void job_memory_text(const Trainer* t, const Session* s, char* text, size_t cap) {
     const char* words = !s->has_tokenizer ? s->options.train : s->tokenizer.path ? s->tokenizer.path : "the built-in tokenizer";
     if (s->model_dir[0]) {
-        snprintf(text, cap, "%s: the model of %s/config.json", t->memory, s->model_dir);
+        snprintf(text, cap, "%s: the model of %s/config.json", t->memory, s->base_dir);
     } else {
         snprintf(text, cap, "%s: the model %s with the vocabulary of %s", t->memory, s->options.model, words);
     }
@@ -58,13 +59,17 @@ static inline void job_check_memory(const Trainer* t, const Session* s, FILE* sc
 }
 
 /* Creates a model with the weights of the session's folder, or newly initialized. */
-static inline void* job_open_model(const Trainer* t, const Session* s) {
+static inline void* job_open_model(const Trainer* t, Session* s) {
     void* model = t->create(t, s);
     if (s->model_dir[0]) {
         const StateSlot weights = t->slot(model, SLOT_WEIGHTS);
         session_load_weights(s, weights.sink, weights.ctx);
     } else {
         t->init(model, (uint64_t)s->options.seed);
+    }
+    if (s->config.lora.rank > 0) {
+        const StateSlot adapters = t->slot(model, SLOT_MASTER);
+        session_load_adapters(s, adapters.sink, adapters.ctx);
     }
     return model;
 }
@@ -101,17 +106,20 @@ static inline bool take_losses(const Trainer* t, void* model, const BatchSource*
 
 /* The loss on validation data. */
 typedef struct {
-    double loss;  // mean over the targets, in nats
-    double bpb;   // bits per byte of the targets' text; NaN without a tokenizer, or without text
+    double loss;       // mean over the trained targets, in nats
+    double bpb;        // bits per byte of the targets' text; NaN without a tokenizer, or without text
+    uint64_t trained;  // targets
 } ValidationLoss;
 
 typedef struct {
     DataLoader* val;
     const Tokenizer* tokenizer;  // NULL: none
     uint64_t rows, B, T;
-    uint64_t read;   // rows given out so far
-    uint64_t bytes;  // of the targets of the first `rows` rows
-    double sum;      // of their losses
+    uint64_t read;     // rows given out so far
+    uint64_t trained;  // targets of the first `rows` rows
+    uint64_t bytes;    // of these targets
+    double sum;        // of their losses
+    int32_t* starts;   // (B, T) of the batch; NULL: rows hold no documents
 } Validation;
 
 /* Reads a row and counts the bytes of its targets: the next() of a BatchSource. The last batch is padded with rows from the
@@ -119,8 +127,10 @@ typedef struct {
 static inline bool validation_next(void* validation, int32_t* x /* (T) */, int32_t* y /* (T) */, Error* e) {
     Validation* v = (Validation*)validation;
     if (!dataloader_next(v->val, x, y, e)) { return false; }
-    if (v->read++ >= v->rows || !v->tokenizer) { return true; }
-    for (size_t i = 0; i < v->T; i++) { v->bytes += tokenizer_text_bytes(v->tokenizer, y[i]); }
+    if (v->starts) { memcpy(v->starts + v->read % v->B * v->T, v->val->starts, v->T * sizeof *v->starts); }
+    if (v->read++ >= v->rows) { return true; }
+    v->trained += count_trained(y, v->T);
+    for (size_t i = 0; v->tokenizer && i < v->T; i++) { v->bytes += y[i] >= 0 ? tokenizer_text_bytes(v->tokenizer, y[i]) : 0; }
     return true;
 }
 
@@ -134,12 +144,16 @@ static inline void validation_take(void* validation, const float* losses, uint64
 static inline bool validate(const Trainer* t, Session* s, void* model, uint64_t max_rows, ValidationLoss* l, Error* e) {
     const uint64_t rows = max_rows < s->val.rows_per_epoch ? max_rows : s->val.rows_per_epoch;
     const Options* o = &s->options;
-    Validation v = {&s->val, s->has_tokenizer ? &s->tokenizer : NULL, rows, (uint64_t)o->batch, (uint64_t)o->seq, 0, 0, 0};
-    const BatchSource data = {validation_next, &v, 1, 0, NULL};
+    const uint64_t B = (uint64_t)o->batch, T = (uint64_t)o->seq;
+    int32_t* starts = s->val.starts ? (int32_t*)xcalloc(B * T, sizeof *starts) : NULL;
+    Validation v = {&s->val, s->has_tokenizer ? &s->tokenizer : NULL, rows, B, T, 0, 0, 0, 0, starts};
+    const BatchSource data = {validation_next, &v, 1, 0, NULL, starts};
     dataloader_seek(&s->val, 0);
     const bool ok = take_losses(t, model, &data, ceil_div(rows, v.B), validation_take, &v, e);
-    l->loss = v.sum / ((double)rows * (double)v.T);
+    free(starts);
+    l->loss = v.sum / (double)v.trained;
     l->bpb = v.bytes > 0 ? v.sum / (M_LN2 * (double)v.bytes) : NAN;
+    l->trained = v.trained;
     return ok;
 }
 
@@ -148,8 +162,7 @@ typedef struct {
     const TaskFile* file;
     uint64_t B;
     double* likelihoods;  // (file->choice_count)
-    double told;          // when the progress was last shown, or when the work began
-    bool terminal, shown;
+    Progress progress;
 } Answering;
 
 static inline void answering_take(void* answering, const float* losses, uint64_t batch) {
@@ -159,23 +172,18 @@ static inline void answering_take(void* answering, const float* losses, uint64_t
         const TaskChoice* c = &a->tasks->choices[a->file->first_choice + first + i];
         a->likelihoods[first + i] = task_likelihood(a->tasks, c, losses + i * (size_t)a->tasks->T);
     }
-    if (!a->terminal || now_seconds() - a->told < 2) { return; }
-    a->told = now_seconds();
-    a->shown = true;
-    printf("\rtasks   %5.1f %%", 100.0 * (double)(first + rows) / (double)count);
-    fflush(stdout);
+    progress_add(&a->progress, rows);
 }
 
-/* Answers the questions of a file. At a terminal, shows the progress of what takes longer than two seconds. Fails as
- * take_losses(). */
+/* Answers the questions of a file. Fails as take_losses(). */
 static inline bool answer_tasks(const Trainer* t, Session* s, void* model, const TaskFile* file, TaskScore* score, Error* e) {
-    const BatchSource data = {tasks_next, &s->tasks, 1, 0, NULL};
+    const BatchSource data = {tasks_next, &s->tasks, 1, 0, NULL, NULL};
     const uint64_t B = (uint64_t)s->options.batch;
     double* likelihoods = (double*)xcalloc(file->choice_count, sizeof *likelihoods);
-    Answering a = {&s->tasks, file, B, likelihoods, now_seconds(), isatty(STDOUT_FILENO) != 0, false};
+    Answering a = {&s->tasks, file, B, likelihoods, progress_begin(stdout, "tasks", file->choice_count, "choices")};
     s->tasks.next = file->first_choice;
     const bool ok = take_losses(t, model, &data, ceil_div(file->choice_count, B), answering_take, &a, e);
-    if (a.shown) { printf("\r%16s\r", ""); }
+    progress_end(&a.progress);
     *score = tasks_score(&s->tasks, file, likelihoods);
     free(likelihoods);
     return ok;
@@ -196,8 +204,7 @@ static inline void eval_loss(const Trainer* t, Session* s, void* model) {
         die("%s: the loss on %s is %s: a weight is too large for %s, or broken", s->model_dir, o->val,
             isnan(l.loss) ? "nan" : "inf", t->precision);
     }
-    printf("loss %.6f  perplexity %.4f  tokens %llu", l.loss, exp(l.loss),
-           (unsigned long long)rows * (unsigned long long)o->seq);
+    printf("loss %.6f  perplexity %.4f  tokens %llu", l.loss, exp(l.loss), (unsigned long long)l.trained);
     if (!isnan(l.bpb)) { printf("  bits per byte %.4f", l.bpb); }
     printf("\n");
 }
@@ -221,7 +228,10 @@ static inline void eval_tasks(const Trainer* t, Session* s, void* model) {
 /* Runs --eval. */
 static inline void job_eval(const Trainer* t, Session* s) {
     job_check_memory(t, s, stdout);
-    if (s->has_val) { printf("data    %s: %llu tokens\n", s->options.val, (unsigned long long)s->val.num_tokens); }
+    if (s->has_val) {
+        printf("data    %s: %llu tokens\n", s->options.val, (unsigned long long)s->val.num_tokens);
+        print_rows(stdout, s->options.val, &s->val);
+    }
     void* model = job_open_model(t, s);
     if (t->prepare) { t->prepare(model, NULL, s); }
     if (s->has_tasks) {

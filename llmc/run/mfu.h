@@ -5,7 +5,8 @@
  * The forward pass takes 2 FLOPs per weight and token, the backward pass twice that. Attention's two products take
  * 2 * 2 * NH * HD FLOPs per pair of positions. The causal half leaves T/2 pairs per token: 2 * NH * HD * T FLOPs forward,
  * 6 * NH * HD * T in all. MFU (Chowdhery et al., "PaLM", 2022, appendix B) is the achieved rate over the device's dense
- * peak. Recomputation does not count.
+ * peak. Recomputation does not count. With LoRA the backward pass computes no gradient of the frozen
+ * weights: they take 4 FLOPs, the adapters 6.
  *
  * The table holds dense peaks in TFLOP/s from NVIDIA's data sheets (tensor cores, fp32 accumulation, no sparsity) at the
  * boost clock of the named board. A card that is not in the table has no MFU: it is left out, never guessed.
@@ -79,7 +80,12 @@ static const GpuPeak gpu_peaks[] = {
 
 /* Returns the FLOPs of forward and backward per token, in rows of T tokens. */
 static inline double flops_per_token(const ModelConfig* c, const ParamTable* t, int T) {
-    return 6.0 * (double)t->num_matmul + 6.0 * c->num_layers * (double)q_width(c) * T;
+    const double attention = 6.0 * c->num_layers * (double)q_width(c) * T;
+    if (c->lora.rank == 0) { return 6.0 * (double)t->num_matmul + attention; }
+    ParamTable adapters = trained_table(c);
+    const double trained = 6.0 * (double)adapters.num_params;
+    param_table_free(&adapters);
+    return 4.0 * (double)t->num_matmul + trained + attention;
 }
 
 /* Returns whether `name` contains the words of `pattern`, whole and in order: "A10" is not in "NVIDIA A100"; "H100 NVL" is in

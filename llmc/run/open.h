@@ -7,14 +7,17 @@
  * trainer checks its memory, session_load_weights() fills the model, session_lock() locks --out, and session_begin() opens
  * the log and moves aside what lies behind the step that the run goes on from.
  *
- * --model may be a model folder, a folder of checkpoints (the newest whole one is used), or a preset. Jobs that need a
- * trained model use the newest checkpoint of --out if --model is not given.
+ * --model may be a model folder, a folder of adapters (adapter.h), a folder of checkpoints (the newest whole one is used), or a
+ * preset. Jobs that need a trained model use the newest checkpoint of --out if --model is not given.
  */
 #ifndef LLMC_OPEN_H
 #define LLMC_OPEN_H
 
 #include "llmc/base/utils.h"
 
+#include "llmc/run/data_scan.h"        // defines: data_scan_add
+#include "llmc/run/lora_base.h"        // defines: session_find_base
+#include "llmc/run/progress.h"         // defines: Progress, progress_begin, progress_end
 #include "llmc/run/machine.h"          // defines: cpu_build
 #include "llmc/run/session.h"          // defines: Session, session_must_read
 #include "llmc/run/resume.h"           // defines: session_resume
@@ -33,7 +36,7 @@ static inline void session_flags(Session* s, int argc, char** argv, OptionScope 
     s->argv = argv;
     options_or_exit(&s->options, argc, argv, trainer);
     s->job = o->generate ? JOB_GENERATE : o->chat ? JOB_CHAT : o->eval ? JOB_EVAL : o->dry_run ? JOB_DRY_RUN : JOB_TRAIN;
-    if (o->export_model) { s->job = JOB_EXPORT; }
+    if (o->export_) { s->job = JOB_EXPORT; }
     Error e = NO_ERROR;
     must(options_read_text(&s->options, OPT_generate, &e) && options_read_text(&s->options, OPT_system, &e), &e);
 }
@@ -62,6 +65,7 @@ static inline bool default_data(Options* o, Error* e) {
 /* Moves the checksums out of a checkpoint's state into the session and frees the rest. */
 static inline void session_take_sums(Session* s, TrainerState* found) {
     s->sums = found->files;
+    s->state.base = found->base;
     memset(&found->files, 0, sizeof found->files);
     trainer_state_free(found);
 }
@@ -96,7 +100,7 @@ static inline void session_find_start(Session* s) {
     ModelConfig preset;
     if (!job_trains(s->job) && !o->given[OPT_model]) {
         session_find_checkpoint(s, o->out);
-    } else if (is_directory(o->model) && !folder_has(o->model, "config.json")) {
+    } else if (is_directory(o->model) && !folder_has(o->model, "config.json") && !folder_is_adapter(o->model)) {
         session_find_checkpoint(s, o->model);
     } else if (is_directory(o->model)) {
         session_take_folder(s, o->model);
@@ -115,20 +119,19 @@ static inline void session_find_model(Session* s) {
     Error e = NO_ERROR;
     if (s->options.resume && job_trains(s->job)) { session_resume(s); }
     if (!s->resumed) { session_find_start(s); }
+    session_find_base(s);
     if (!s->model_dir[0]) { return; }
-    must(model_check(s->model_dir, &s->config, &e), &e);
+    const LoraConfig lora = s->config.lora;
+    must(model_check(s->base_dir, &s->config, &e), &e);
+    s->config.lora = lora;
+    session_check_adapters(s);
     char config[PATH_CAP];
-    if (s->rank == 0 && path_join(config, s->model_dir, "config.json", &e)) { config_warn(&s->config, config); }
-    if ((s->job == JOB_TRAIN || s->job == JOB_EXPORT) && s->rank == 0) { s->side_files = side_files_read(s->model_dir); }
+    if (s->rank == 0 && path_join(config, s->base_dir, "config.json", &e)) { config_warn(&s->config, config); }
+    if ((s->job == JOB_TRAIN || s->job == JOB_EXPORT) && s->rank == 0) { s->side_files = side_files_read(session_text_dir(s)); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // tokenizer
-
-/* Returns whether `dir` has a tokenizer of either kind. */
-static inline bool folder_has_tokenizer(const char* dir) {
-    return folder_has(dir, "tokenizer.json") || folder_has(dir, "tokenizer.model");
-}
 
 /* Finds the tokenizer of a resumed run whose checkpoint lacks its copy: the one with the run's fingerprint, in one of the
  * places where the run may have got it. */
@@ -172,7 +175,7 @@ static inline void session_find_tokenizer(Session* s) {
         return;
     }
     char dir[PATH_CAP];
-    snprintf(dir, sizeof dir, "%s", s->model_dir);
+    snprintf(dir, sizeof dir, "%s", session_text_dir(s));
     if (!dir[0] && o->train) { must(mix_folder(o->train, dir, &e), &e); }
     if (dir[0] && folder_has_tokenizer(dir)) {
         s->has_tokenizer = tokenizer_load(&s->tokenizer, dir, &e);
@@ -184,20 +187,45 @@ static inline void session_find_tokenizer(Session* s) {
 // ---------------------------------------------------------------------------------------------------------------------
 // data
 
+/* Returns how rows are made: documents begin with the separator of ./tokenize, which is the tokenizer's BOS or else its EOS. A
+ * new model without a tokenizer may turn out to have the built-in one. */
+static inline RowRule session_row_rule(const Session* s, Progress* scan) {
+    RowRule r;
+    memset(&r, 0, sizeof r);
+    r.documents = (Documents)s->options.documents;
+    r.bos = s->model_dir[0] ? s->config.bos_id : -1;
+    if (s->rank == 0) { r.progress = data_scan_add; }
+    r.progress_ctx = scan;
+    Tokenizer bytes;
+    const bool built_in = !s->has_tokenizer && !s->model_dir[0];
+    if (built_in) { tokenizer_bytes(&bytes); }
+    const Tokenizer* t = built_in ? &bytes : s->has_tokenizer ? &s->tokenizer : NULL;
+    if (t) {
+        r.bos = t->bos_id >= 0 ? t->bos_id : t->eos_id;
+        r.fingerprint = t->fingerprint;
+        r.certain = !built_in;
+    }
+    if (built_in) { tokenizer_free(&bytes); }
+    return r;
+}
+
 /* Opens the token files of the job. Each rank reads its own rows of the training data. Every rank reads all validation data,
  * row by row, so that a file shorter than a batch is used whole. */
 static inline void session_open_data(Session* s) {
     const Options* o = &s->options;
     const uint64_t seed = (uint64_t)o->seed;
+    Progress scan = progress_begin(stdout, "index", 0, "B");
+    const RowRule rule = session_row_rule(s, &scan);
     Error e = NO_ERROR;
     if (job_trains(s->job)) {
-        must(mix_open(&s->mix, &s->train, o->train, o->batch, o->seq, s->rank, s->ranks, seed, &e), &e);
+        must(mix_open(&s->mix, &s->train, o->train, o->batch, o->seq, s->rank, s->ranks, seed, &rule, &e), &e);
         s->has_train = true;
     }
     if (o->val && (job_trains(s->job) || s->job == JOB_EVAL)) {
-        must(dataloader_open(&s->val, o->val, 1, o->seq, 0, 1, seed, false, &e), &e);
+        must(dataloader_open_rows(&s->val, o->val, 1, o->seq, 0, 1, seed, false, &rule, &e), &e);
         s->has_val = true;
     }
+    progress_end(&scan);
 }
 
 /* Checks all data against the model and the tokenizer. */
@@ -265,8 +293,9 @@ static inline void session_read_sampling(Session* s) {
     int64_t top_k = o->top_k;
     double temperature = o->temperature, top_p = o->top_p;
     Error e = NO_ERROR;
-    if (!folder_has(s->model_dir, "generation_config.json")) { return; }
-    must(path_join(path, s->model_dir, "generation_config.json", &e) && json_read_file(&j, path, 16 << 20, &e), &e);
+    const char* dir = folder_has(s->model_dir, "generation_config.json") ? s->model_dir : s->base_dir;
+    if (!folder_has(dir, "generation_config.json")) { return; }
+    must(path_join(path, dir, "generation_config.json", &e) && json_read_file(&j, path, 16 << 20, &e), &e);
     const JsonNode* root = json_root(&j);
     must(o->given[OPT_temperature] || json_double_or(&j, root, "temperature", 0, 100, temperature, &temperature, &e), &e);
     must(o->given[OPT_top_k] || json_int_or(&j, root, "top_k", 0, INT_MAX, top_k, &top_k, &e), &e);
@@ -314,11 +343,15 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
     if (job_trains(s->job) || s->job == JOB_EVAL) { must(default_data(&s->options, &e), &e); }
     session_find_tokenizer(s);
     session_open_data(s);
-    if (!s->model_dir[0]) { session_new_config(s); }
+    if (!s->model_dir[0]) {
+        const LoraConfig lora = s->config.lora;
+        session_new_config(s);
+        s->config.lora = lora;
+    }
     if (s->has_tokenizer && s->tokenizer.vocab_size > s->config.vocab_size) {
         die("%s: has %d tokens, but the model %s has only %d\n  hint: give the model's own with --tokenizer",
             s->tokenizer.path ? s->tokenizer.path : "the built-in tokenizer", s->tokenizer.vocab_size,
-            s->model_dir[0] ? s->model_dir : o->model, s->config.vocab_size);
+            s->model_dir[0] ? s->base_dir : o->model, s->config.vocab_size);
     }
     if (!s->has_tokenizer && s->job != JOB_EVAL && s->rank == 0) { warn("there is no tokenizer: texts are shown as ids"); }
     session_check_data(s);

@@ -32,6 +32,7 @@ typedef enum { OPTION_SAVED, OPTION_LOCAL } OptionLife;  // stored in checkpoint
 
 // Choices, in the order of the words in the table. The enum of --schedule is in scheduler.h.
 typedef enum { EXPORT_AUTO, EXPORT_F32, EXPORT_BF16, EXPORT_F16, EXPORT_Q8_0 } ExportDtype;  // AUTO: see the help
+typedef enum { LORA_ON_QKVO, LORA_ON_FFN, LORA_ON_ALL } LoraOn;
 typedef enum { RECOMPUTE_NONE, RECOMPUTE_NORM_SWIGLU, RECOMPUTE_FFN, RECOMPUTE_BLOCK } Recompute;
 typedef enum { GRAD_DTYPE_PARAM, GRAD_DTYPE_FP32, GRAD_DTYPE_AUTO } GradDtype;
 typedef enum { MASTER_OPTION_FP32, MASTER_OPTION_SPLIT } MasterOption;
@@ -79,7 +80,7 @@ typedef struct {
 
 typedef struct {
     OptionKind kind;
-    const char* name;  // name of the field; the flag has '-' for '_'
+    const char* name;  // of the field: see option_name_length()
     const char* aliases;
     const char* def;  // NULL: not given
     double min, max;
@@ -106,9 +107,16 @@ enum { OPTION_TEXT = 64 };  // buffer size for a flag's name, or for any value e
 static inline void* option_field(Options* o, int i) { return (char*)o + option_specs[i].offset; }
 static inline const void* option_value(const Options* o, int i) { return (const char*)o + option_specs[i].offset; }
 
+/* Returns the length of an option's name: that of its field, without a '_' at the end. The flag has '-' for '_'. */
+static inline size_t option_name_length(const OptionSpec* s) {
+    const size_t n = strlen(s->name);
+    return n - (s->name[n - 1] == '_');
+}
+
 /* Writes the flag of option i, such as "--val-every", and returns `out`. */
 static inline const char* option_flag(int i, char* out /* OPTION_TEXT */) {
-    snprintf(out, OPTION_TEXT, "--%s", option_specs[i].name);
+    const OptionSpec* s = &option_specs[i];
+    snprintf(out, OPTION_TEXT, "--%.*s", (int)option_name_length(s), s->name);
     for (char* p = out; *p; p++) {
         if (*p == '_') { *p = '-'; }
     }
@@ -297,8 +305,8 @@ static inline int option_find(const char* arg, const char** value, bool* by_lett
     const bool no = two && n > 3 && option_same_name(text, 3, "no-", 3);
     for (int i = 0; i < NUM_OPTIONS; i++) {
         const OptionSpec* s = &option_specs[i];
-        if (two && option_same_name(text, n, s->name, strlen(s->name))) { return i; }
-        if (no && s->kind == OPTION_SWITCH && option_same_name(text + 3, n - 3, s->name, strlen(s->name))) {
+        if (two && option_same_name(text, n, s->name, option_name_length(s))) { return i; }
+        if (no && s->kind == OPTION_SWITCH && option_same_name(text + 3, n - 3, s->name, option_name_length(s))) {
             *negated = true;
             return i;
         }
@@ -358,14 +366,14 @@ typedef enum { OPTIONS_OK, OPTIONS_HELP, OPTIONS_SHOW_VERSION, OPTIONS_WRONG } O
 
 /* Tells whether --export names a GGUF file, not a folder. */
 static inline bool options_export_gguf(const Options* o) {
-    const size_t n = o->export_model ? strlen(o->export_model) : 0;
-    return n > 5 && strcmp(o->export_model + n - 5, ".gguf") == 0;
+    const size_t n = o->export_ ? strlen(o->export_) : 0;
+    return n > 5 && strcmp(o->export_ + n - 5, ".gguf") == 0;
 }
 
 /* Checks what involves several options: two jobs at once, flags that exclude each other. */
 static inline bool options_check(const Options* o, Error* e) {
-    static const int jobs[] = {OPT_generate, OPT_chat, OPT_eval, OPT_export_model, OPT_dry_run, OPT_verify};
-    const bool chosen[] = {o->generate != NULL, o->chat, o->eval, o->export_model != NULL, o->dry_run, o->verify != NULL};
+    static const int jobs[] = {OPT_generate, OPT_chat, OPT_eval, OPT_export_, OPT_dry_run, OPT_verify};
+    const bool chosen[] = {o->generate != NULL, o->chat, o->eval, o->export_ != NULL, o->dry_run, o->verify != NULL};
     int first = -1;
     char a[OPTION_TEXT], b[OPTION_TEXT];
     for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) {
@@ -591,13 +599,18 @@ static inline void options_print(FILE* f, const Options* o) {
     fputc('\n', f);
 }
 
+static inline void options_print_way(const char* program, const char* flags, const char* does) {
+    const int width = 52 - (int)strlen(program);
+    printf("  %s%-*s %s\n", program, width > 0 ? width : 0, flags, does);
+}
+
 /* Tells a newcomer, who gives no flag at all, what there is to do. */
 LLMC_NORETURN static inline void options_die_of_none(const char* program) {
     printf("usage: %s [--flag value]... [@FILE]...\n\n", program);
-    printf("  make quickstart                                     trains a small model and prints what it writes\n");
-    printf("  %s --model d4 --train data.bin            trains a new model; ./tokenize makes data.bin from text\n", program);
-    printf("  %s --model out --generate \"Once upon\"     continues a text with the newest checkpoint in out\n", program);
-    printf("  %s --help                                 lists every flag\n", program);
+    options_print_way("make quickstart", "", "trains a small model and prints what it writes");
+    options_print_way(program, " --model d4 --train data.bin", "trains a new model; ./tokenize makes data.bin from text");
+    options_print_way(program, " --model out --generate \"Once upon\"", "continues a text with the newest checkpoint in out");
+    options_print_way(program, " --help", "lists every flag");
     die_usage("no flag is given, wanted at least one\n  hint: make quickstart");
 }
 
@@ -628,7 +641,7 @@ static inline void options_json(FILE* f, const Options* o, bool all) {
         if (!(s->scope & o->trainer) || i == OPT_help || i == OPT_version || (!all && s->life == OPTION_LOCAL)) { continue; }
         char text[OPTION_TEXT];
         const char* value = option_text(o, i, text);
-        fprintf(f, "%s\"%s\":", separator, s->name);
+        fprintf(f, "%s\"%.*s\":", separator, (int)option_name_length(s), s->name);
         separator = ",";
         switch (s->kind) {
             case OPTION_STRING:

@@ -3,9 +3,10 @@
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
 
-#include "llmc/base/utils.h"   // defines: fail
-#include "llmc/run/options.h"  // defines: Options
-#include "llmc/text/text.h"    // defines: text_count
+#include "llmc/base/utils.h"        // defines: fail
+#include "llmc/files/dataloader.h"  // defines: DataLoader, RowCounts
+#include "llmc/run/options.h"       // defines: Options
+#include "llmc/text/text.h"         // defines: text_count
 
 typedef struct {
     int64_t steps;            // of the whole schedule
@@ -61,6 +62,24 @@ static inline void print_plan(FILE* f, const Plan* p, const Options* o, int rank
     fprintf(f, "plan    %s of %s tokens (%d x %d x %d%s), %s of %s tokens\n", steps,
             text_count((uint64_t)p->tokens_per_step, b, sizeof b), p->accumulate, o->batch, o->seq, by_ranks, epochs,
             text_count(num_tokens, c, sizeof c));
+}
+
+/* Prints what the rows of `d` hold, if they are not simply consecutive tokens, and what it took to find them. */
+static inline void print_rows(FILE* f, const char* name, const DataLoader* d) {
+    const RowCounts* c = &d->counts;
+    const double tokens = (double)c->rows * d->T;
+    char a[32], b[32];
+    if (!d->indexed) { return; }
+    fprintf(f, "rows    %s: %s rows of %d tokens (%s)", name, text_count(c->rows, a, sizeof a), d->T,
+            documents_names[d->documents]);
+    if (c->documents > 0) {
+        fprintf(f, ", %s documents, %.1f %% padding", text_count(c->documents, b, sizeof b), 100 * (double)c->padding / tokens);
+    }
+    if (d->masked) {
+        fprintf(f, ", %.1f %% of the tokens are trained; %s answers are cut by the end of a row",
+                100 * (double)c->trained / tokens, text_count(c->cut, b, sizeof b));
+    }
+    fprintf(f, "\n        an index of %.1f MB, made in %.1f s\n", 1e-6 * (double)c->bytes, c->seconds);
 }
 
 enum { MINUTES_MEASURE = 3 };  // steps timed for --minutes; the fastest counts

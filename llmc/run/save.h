@@ -8,6 +8,7 @@
 
 #include "llmc/files/checkpoint.h"      // defines: Checkpoint, checkpoint_begin, checkpoint_commit, checkpoint_prune
 #include "llmc/files/logger.h"          // defines: logger_reopen, log_checkpoint
+#include "llmc/run/lora_base.h"         // defines: session_base_path
 #include "llmc/run/session.h"           // defines: Session, session_resolved
 #include "llmc/text/tokenizer_write.h"  // defines: tokenizer_save
 
@@ -21,6 +22,7 @@ static inline void session_add_flags(const Options* o, Checkpoint* k) {
     xclose_memory(f, &text);
     if (!path_join(path, k->tmp, "run.flags", &e) || !write_file(path, text, size, &e)) {
         warn("%s: this checkpoint will not have its flags", e.msg);
+        checkpoint_drop(k, "run.flags");
     }
     free(text);
     checkpoint_add_optional(k, "run.flags");
@@ -66,6 +68,15 @@ static inline bool session_seal(Session* s, Checkpoint* k, SafeDtype dtype, Erro
     return ok;
 }
 
+/* Writes the weights, or with LoRA the adapters. */
+static inline bool session_add_weights(const Session* s, Checkpoint* k, SafeDtype dtype, TensorSource weights, void* ctx,
+                                       Error* e) {
+    char base[PATH_CAP];
+    if (s->config.lora.rank == 0) { return checkpoint_model(k, &s->config, &s->table, dtype, weights, ctx, e); }
+    session_base_path(s, base);
+    return checkpoint_adapter(k, &s->config, base, &s->trained, weights, ctx, e);
+}
+
 /* Writes the checkpoint OUT/step_N of step state.step: the weights (F32, BF16 or F16), the optimizer state, the files of `add`
  * (or NULL), then the optional files. Then removes old checkpoints by --keep, unless the last step was not finite. Every rank
  * calls this: rank 0 makes the folder, writes the model and at the end seals the folder; each rank writes its own state in
@@ -78,10 +89,10 @@ static inline bool session_checkpoint(Session* s, SafeDtype dtype, TensorSource 
     const Options* o = &s->options;
     const bool first = s->rank == 0;
     memset(&k, 0, sizeof k);
-    bool ok = (s->lock < 0 || out_keep(&s->lock, o->out, e)) &&
-              (first ? checkpoint_begin(&k, o->out, s->state.step, e) &&
-                           checkpoint_model(&k, &s->config, &s->table, dtype, weights, weights_ctx, e)
-                     : checkpoint_join(&k, o->out, s->state.step, e));
+    bool ok =
+        (s->lock < 0 || out_keep(&s->lock, o->out, e)) &&
+        (first ? checkpoint_begin(&k, o->out, s->state.step, e) && session_add_weights(s, &k, dtype, weights, weights_ctx, e)
+               : checkpoint_join(&k, o->out, s->state.step, e));
     ok = ok && checkpoint_state(&k, s->rank, &s->trained, 0, s->trained.elements, slots, num_slots, e);
     if (first) { ok = ok && (!add || add(add_ctx, &k, e)) && session_seal(s, &k, dtype, &log_error, e); }
     if (!ok) {

@@ -23,6 +23,17 @@ static inline void print_model(FILE* f, const char* name, const ModelConfig* c, 
             c->rope_llama3 ? " scaled as llama3" : "", (double)c->rms_eps);
 }
 
+/* Prints the adapters of LoRA and their share of the model. */
+static inline void print_lora(FILE* f, const LoraConfig* l, uint64_t trained, uint64_t frozen) {
+    char count[32];
+    fprintf(f, "lora    rank %d, alpha %g, on", l->rank, l->alpha);
+    for (int i = 0; i < NUM_LORA_PAIRS; i++) {
+        if (l->on >> i & 1) { fprintf(f, " %s", lora_pairs[i].name); }
+    }
+    fprintf(f, ": %s parameters are trained, %.2f %% of the model\n", text_count(trained, count, sizeof count),
+            100.0 * (double)trained / (double)(trained + frozen));
+}
+
 typedef struct {
     int64_t steps;
     double tokens_per_step, flops_per_token;

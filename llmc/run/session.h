@@ -44,8 +44,10 @@ typedef struct {
     ModelConfig config;
     ParamTable table;          // of the weights
     ParamTable trained;        // of the tensors that are trained
-    char model_dir[PATH_CAP];  // folder with the weights to start from; "": a new model
+    char model_dir[PATH_CAP];  // folder to start from, with a model or with adapters; "": a new model
     FileSums sums;             // checksums of its files, verified on loading; none: unknown, or already verified
+    char base_dir[PATH_CAP];   // folder with the weights: model_dir, or the base of its adapters
+    FileSums base_sums;        // the same of base_dir, if it is another
     SideFiles side_files;      // copied from model_dir into the checkpoints of this run
     bool resumed;              // model_dir is the checkpoint that this run resumes from
     bool saved_master;         // its weights are rounded: the master weights are in its state, as "master"
@@ -69,6 +71,9 @@ typedef struct {
     char build[160];  // what the bits of the results depend on besides the options, to compare with the checkpoint's
 } Session;
 
+/* Returns whether rows of the session's data hold documents that do not see each other. */
+static inline bool session_documents(const Session* s) { return s->train.starts || s->val.starts; }
+
 /* Returns whether this process writes into --out. */
 static inline bool session_writes(const Session* s) {
     return s->job == JOB_TRAIN && s->rank == 0 && (s->options.profile == 0 || s->options.tune);
@@ -79,8 +84,10 @@ static inline ExportDtype export_dtype_of(SafeDtype dtype) {
     return dtype == SAFE_BF16 ? EXPORT_BF16 : dtype == SAFE_F16 ? EXPORT_F16 : EXPORT_F32;
 }
 
-/* Returns the dtype of the weights in checkpoints; `own` is the dtype of the build, for --export-dtype auto. */
+/* Returns the dtype of the weights in checkpoints; `own` is the dtype of the build, for --export-dtype auto. Adapters are exact,
+ * since they are small. */
 static inline SafeDtype session_export_dtype(const Session* s, SafeDtype own) {
+    if (s->config.lora.rank > 0) { return SAFE_F32; }
     static const SafeDtype dtypes[] = {SAFE_F32, SAFE_F32, SAFE_BF16, SAFE_F16};
     return s->options.export_dtype == EXPORT_AUTO ? own : dtypes[s->options.export_dtype];
 }
@@ -92,13 +99,17 @@ static inline Options session_resolved(const Session* s, SafeDtype dtype) {
     return o;
 }
 
+/* Returns whether model_dir holds adapters. */
+static inline bool session_has_adapters(const Session* s) { return s->model_dir[0] && strcmp(s->model_dir, s->base_dir) != 0; }
+
 /* Prints options, machine, model and data before anything is allocated. `precision`: FP32, BF16 or FP16. */
 static inline void session_print(const Session* s, const char* precision) {
     char count[32];
     if (s->rank != 0) { return; }
     options_print(stdout, &s->options);
     printf("machine %s\n", s->machine);
-    print_model(stdout, s->model_dir[0] ? s->model_dir : s->options.model, &s->config, &s->table, precision);
+    print_model(stdout, s->model_dir[0] ? s->base_dir : s->options.model, &s->config, &s->table, precision);
+    if (s->config.lora.rank > 0) { print_lora(stdout, &s->config.lora, s->trained.num_params, s->table.num_params); }
     printf("data    %s: %s tokens in %d file%s\n", s->options.train, text_count(s->train.num_tokens, count, sizeof count),
            mix_num_files(&s->mix), mix_num_files(&s->mix) == 1 ? "" : "s");
     if (s->has_val) {
@@ -147,14 +158,33 @@ static inline void session_must_read(const Session* s, bool ok, const char* fold
     must(ok, e);
 }
 
-/* Loads the weights of model_dir into the trainer's sink. */
-static inline void session_load_weights(const Session* s, TensorSink sink, void* ctx) {
-    const FileSums* sums = s->sums.count > 0 ? &s->sums : NULL;
+/* Loads the weights of base_dir into the trainer's sink. With LoRA, checks that they are those that the adapters were trained
+ * beside, as far as that is known, and remembers their checksum. */
+static inline void session_load_weights(Session* s, TensorSink sink, void* ctx) {
+    const FileSums* known = session_has_adapters(s) ? &s->base_sums : &s->sums;
+    const FileSums* sums = known->count > 0 ? known : NULL;
+    const bool lora = s->config.lora.rank > 0;
     char folder[PATH_CAP];
+    uint32_t crc = 0;
     Error e = NO_ERROR;
-    const bool ok = checkpoint_parent(s->model_dir, folder, &e) &&
-                    model_load_sums(s->model_dir, &s->config, &s->table, sums, sink, ctx, &e);
+    const bool ok = checkpoint_parent(s->base_dir, folder, &e) &&
+                    model_load_sums(s->base_dir, &s->config, &s->table, sums, lora ? &crc : NULL, sink, ctx, &e);
     session_must_read(s, ok, folder, &e);
+    if (s->state.base && lora && s->state.base != crc) {
+        die("%s: the weights' checksum is %" PRIu32 ", but the adapters of %s were trained beside weights with %" PRIu64
+            "\n  hint: give their base model with --lora-base",
+            s->base_dir, crc, s->model_dir, s->state.base);
+    }
+    s->state.base = crc;
+}
+
+/* Loads the adapters of model_dir into the sink, or draws new ones. */
+static inline void session_load_adapters(const Session* s, TensorSink sink, void* ctx) {
+    const FileSums* sums = s->sums.count > 0 ? &s->sums : NULL;
+    Error e = NO_ERROR;
+    must(session_has_adapters(s) ? adapter_load(s->model_dir, &s->trained, sums, sink, ctx, &e)
+                                 : adapter_draw(&s->config, &s->trained, (uint64_t)s->options.seed, sink, ctx, &e),
+         &e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -172,6 +202,7 @@ static inline void session_close(Session* s) {
     logger_close(&s->log);
     out_unlock(&s->lock);
     file_sums_free(&s->sums);
+    file_sums_free(&s->base_sums);
     side_files_free(&s->side_files);
     param_table_free(&s->table);
     param_table_free(&s->trained);

@@ -26,6 +26,7 @@ typedef struct {
     int rows;
     int num_sources;         // of the data; 0: there is only one
     const int32_t* sources;  // (rows) of the last batch, if there are several
+    const int32_t* starts;   // (B, T) of the last batch, whose rows hold documents (rows.h); NULL: each row is one
 } BatchSource;
 
 static inline bool batches_from_loader(void* loader, int32_t* x, int32_t* y, Error* e) {
@@ -33,14 +34,14 @@ static inline bool batches_from_loader(void* loader, int32_t* x, int32_t* y, Err
 }
 
 static inline BatchSource batches_of(DataLoader* d) {
-    const BatchSource source = {batches_from_loader, d, d->B, 0, NULL};
+    const BatchSource source = {batches_from_loader, d, d->B, 0, NULL, d->starts};
     return source;
 }
 
 static inline bool batches_from_mix(void* mix, int32_t* x, int32_t* y, Error* e) { return mix_next((Mix*)mix, x, y, e); }
 
 static inline BatchSource batches_of_mix(Mix* m) {
-    const BatchSource source = {batches_from_mix, m, m->stream->B, m->count, m->taken};
+    const BatchSource source = {batches_from_mix, m, m->stream->B, m->count, m->taken, m->stream->starts};
     return m->count == 1 ? batches_of(m->stream) : source;
 }
 
@@ -50,6 +51,13 @@ static inline bool batch_read(const BatchSource* source, int B, int T, int32_t* 
         if (!source->next(source->ctx, x + (size_t)b * T, y + (size_t)b * T, e)) { return false; }
     }
     return true;
+}
+
+/* Counts the targets that are trained. */
+static inline uint64_t count_trained(const int32_t* y, size_t n) {
+    uint64_t count = 0;
+    for (size_t i = 0; i < n; i++) { count += y[i] >= 0; }
+    return count;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -68,24 +76,26 @@ typedef struct {
 // the result of a step
 
 typedef struct {
-    double loss;  // mean over the step's tokens, before the update
+    double loss;  // mean over the step's trained targets, before the update
     double norm;  // of the gradient, before clipping
     double lr;
     double ms;
     UpdateVerdict verdict;
     double loss_z, norm_z;  // z-scores against recent steps; NaN if there are too few
     double loss_scale;      // after the step
-    SourceLosses sources;   // of the step's tokens, by the source of their rows
+    double trained;         // targets of the step; the others are -1
+    SourceLosses sources;   // of these targets, by the source of their rows
 } StepResult;
 
-/* Adds the losses (B, T) of the last batch of `data` to those of its sources; nothing if there is only one. */
-static inline void step_add_sources(StepResult* r, const BatchSource* data, const float* losses, int T) {
+/* Adds the losses (B, T) of the last batch of `data`, whose targets are y, to those of its sources; nothing if there is only
+ * one. */
+static inline void step_add_sources(StepResult* r, const BatchSource* data, const float* losses, const int32_t* y, int T) {
     SourceLosses* all = &r->sources;
     all->count = data->num_sources;
     for (int b = 0; all->count > 0 && b < data->rows; b++) {
         const int s = data->sources[b];
         for (int t = 0; t < T; t++) { all->sum[s] += losses[(size_t)b * (size_t)T + t]; }
-        all->tokens[s] += T;
+        all->tokens[s] += (double)count_trained(y + (size_t)b * (size_t)T, (size_t)T);
     }
 }
 

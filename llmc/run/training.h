@@ -31,6 +31,7 @@
 #include "llmc/run/resume.h"
 #include "llmc/run/save.h"
 #include "llmc/run/signals.h"
+#include "llmc/run/timing.h"
 #include "llmc/run/trainer.h"
 
 #include <math.h>
@@ -84,7 +85,8 @@ static inline StepPlan step_plan(const Trainer* trainer, Session* s) {
     p.hyper.grad_clip = o->grad_clip;
     p.hyper.skip_loss_z = o->skip_loss_z;
     p.hyper.skip_norm_z = o->skip_norm_z;
-    p.hyper.loss_weight = 1.0 / (double)s->plan.tokens_per_step;
+    p.hyper.tokens = (double)s->plan.tokens_per_step;
+    p.hyper.loss_weight = 1.0 / p.hyper.tokens;
     p.hyper.scale_interval = trainer->scales_loss ? 1000 : 0;
     p.accumulate = s->plan.accumulate;
     p.tokens = (uint64_t)s->plan.tokens_per_step;
@@ -102,31 +104,20 @@ static inline int state_slots(const Trainer* trainer, void* model, bool with_mas
     return count;
 }
 
-/* Times a few steps at learning rate 0, at most about ten seconds of them, and returns the milliseconds of the fastest. */
-static inline double training_time_steps(Training* t) {
-    const double start = now_seconds();
-    double best = INFINITY;
-    Error e = NO_ERROR;
-    for (int i = 0; i < MINUTES_MEASURE && (i == 0 || now_seconds() - start < 10.0); i++) {
-        must(t->trainer->step(t->model, &t->plan, 0.0, &e), &e);
-        best = fmin(best, t->trainer->result(t->model, &t->plan).ms);
-    }
-    return best;
-}
-
 /* Turns --minutes into a number of steps: times a few steps, then wipes their traces. */
 static inline void training_measure(Training* t) {
     Session* s = t->s;
     const TrainerState before = s->state;  // of a new run, which owns no memory
     const uint64_t row = s->train.row;
     Error e = NO_ERROR;
-    const double best = training_time_steps(t);
+    StepTime time;
+    must(time_steps(t->trainer, t->model, &t->plan, s->options.batch, INFINITY, stdout, &time, &e), &e);
     s->state = before;
     t->trainer->forget(t->model, &t->plan);
     dataloader_seek(&s->train, row);
-    s->options.steps = (int)steps_for_minutes(s->options.minutes, now_seconds() - s->started, best * 1e-3);
+    s->options.steps = (int)steps_for_minutes(s->options.minutes, now_seconds() - s->started, time.ms * 1e-3);
     must(plan_make(&s->plan, &s->options, s->ranks, s->train.rows_per_epoch, &e), &e);
-    printf("timed   %.1f ms a step: %lld steps fit into %g minutes\n", best, (long long)s->plan.steps, s->options.minutes);
+    printf("timed   %.1f ms a step: %lld steps fit into %g minutes\n", time.ms, (long long)s->plan.steps, s->options.minutes);
 }
 
 /* Reads all data of the run: --dry-run finds at once what training would find hours later. */
@@ -144,6 +135,8 @@ static inline void training_print_plan(const Session* s) {
     uint64_t counts[MIX_MOST];
     char tokens[32];
     print_plan(stdout, &s->plan, &s->options, s->ranks, s->train.num_tokens);
+    for (int i = 0; i < m->count; i++) { print_rows(stdout, m->parts[i].pattern, &m->sources[i]); }
+    if (s->has_val) { print_rows(stdout, s->options.val, &s->val); }
     if (m->count == 1) { return; }
     const bool known = s->options.minutes == 0 || s->options.steps >= 0;
     mix_count(m, known ? (uint64_t)s->plan.steps * rows : 0, counts);
@@ -168,27 +161,44 @@ static inline void training_prepare(Training* t) {
     if (trainer->prepare) { trainer->prepare(t->model, &t->plan, s); }
 }
 
-/* Reads every file of the run and tells how long it takes, by a few steps of a model of its size. */
-static inline void training_dry_run(Training* t) {
-    Session* s = t->s;
+/* Prints how long the run takes. */
+static inline void training_print_time(const Session* s, const StepTime* time) {
     const Options* o = &s->options;
     const int64_t steps = s->plan.stop - (int64_t)s->state.step;
-    char clock[32];
+    const bool least = !time->whole && !time->parts;
+    const char* about = time->whole ? "" : least ? "more than " : "about ";
+    char clock[32], parts[64] = "";
+    if (time->parts) { snprintf(parts, sizeof parts, " (%d of its %d micro-batches)", time->parts, s->plan.accumulate); }
+    const bool long_step = time->ms >= 1e4;
+    printf("timed   %s%.1f %s a step%s: ", about, time->ms * (long_step ? 1e-3 : 1), long_step ? "s" : "ms", parts);
+    if (o->minutes > 0 && o->steps < 0) {
+        printf("%s%lld steps fit into %g minutes\n", least ? "at most " : about,
+               (long long)steps_for_minutes(o->minutes, now_seconds() - s->started, time->ms * 1e-3), o->minutes);
+    } else {
+        printf("%lld steps take %s%s, validations, samples and checkpoints apart\n", (long long)steps, about,
+               text_clock(time->ms * 1e-3 * (double)steps, clock, sizeof clock));
+    }
+}
+
+/* Reads every file of the run and tells how long it takes, by a few steps of a model of its size, or in a minute at most. */
+static inline void training_dry_run(Training* t) {
+    enum { MOST_SECONDS = 60 };
+    Session* s = t->s;
+    const Options* o = &s->options;
+    StepTime time;
+    Error e = NO_ERROR;
     t->model = job_open_model(t->trainer, s);
     training_scan_data(s);
-    if (!o->tune && o->profile == 0 && (steps > 0 || o->minutes > 0)) {  // those two write files, or time steps themselves
+    // --tune and --profile write files, or time steps themselves
+    if (!o->tune && o->profile == 0 && (s->plan.stop > (int64_t)s->state.step || o->minutes > 0)) {
         training_prepare(t);
-        const double ms = training_time_steps(t);
-        if (o->minutes > 0 && o->steps < 0) {
-            printf("timed   %.1f ms a step: %lld steps fit into %g minutes\n", ms,
-                   (long long)steps_for_minutes(o->minutes, now_seconds() - s->started, ms * 1e-3), o->minutes);
-        } else {
-            printf("timed   %.1f ms a step: %lld steps take %s, validations, samples and checkpoints apart\n", ms,
-                   (long long)steps, text_clock(ms * 1e-3 * (double)steps, clock, sizeof clock));
-        }
+        must(time_steps(t->trainer, t->model, &t->plan, o->batch, MOST_SECONDS, stdout, &time, &e), &e);
+        training_print_time(s, &time);
     }
     t->trainer->destroy(t->model);
 }
+
+static inline void training_catch_up(Training* t);
 
 /* Does everything before the first step. Returns false for --dry-run and --profile, which do not train. */
 static inline bool training_open(Training* t, const Trainer* trainer, Session* s) {
@@ -245,16 +255,20 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     if (s->resumed && !s->state.not_finite) { snprintf(t->healthy, sizeof t->healthy, "%s", s->model_dir); }
     step_lines_init(&t->lines, &s->plan, t->queued, flops_per_token(&s->config, &s->table, o->seq),
                     trainer->peak_flops * s->ranks);
+    if (s->resumed) { training_catch_up(t); }
     return true;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // a step
 
-/* Tells whether the run ends before its last step. Once true, it stays so. */
-static inline bool training_stops(const Training* t) {
-    return run_stop_requested() || t->error.msg[0] || t->not_finite >= MOST_NOT_FINITE || t->out_of_patience;
+/* Tells whether the run breaks off: what is due at this step is left out. Once true, it stays so. */
+static inline bool training_breaks_off(const Training* t) {
+    return run_stop_requested() || t->error.msg[0] || t->not_finite >= MOST_NOT_FINITE;
 }
+
+/* Tells whether the run ends before its last step. Once true, it stays so. */
+static inline bool training_stops(const Training* t) { return training_breaks_off(t) || t->out_of_patience; }
 
 /* Tells whether --checkpoint-minutes asks for a checkpoint. */
 static inline bool training_time_is_up(const Training* t) {
@@ -305,8 +319,9 @@ static inline void training_report(Training* t, const StepResult* r) {
     if (s->options.trainer == ON_CPU) { busy_step(&t->cores, r->ms, (int)max_threads()); }
     const double tok_s = step_line(stdout, &t->lines, t->reported, s->plan.stop, r->loss, r->norm, r->lr, r->ms,
                                    t->trainer->memory_used(t->model), skipped);
-    training_logged(t, log_step(&s->log, t->reported, r->loss, r->norm, r->lr, r->ms, tok_s, now_seconds() - s->started,
-                                (int64_t)t->tokens, &r->sources, skipped, &t->error));
+    training_logged(
+        t, log_step(&s->log, t->reported, r->loss, r->norm, r->lr, r->ms, tok_s, now_seconds() - s->started, (int64_t)t->tokens,
+                    s->train.indexed ? (int64_t)r->trained : -1, &r->sources, skipped, &t->error));
     if (s->options.debug && r->verdict == UPDATE_NOT_FINITE) {
         training_name_not_finite(t, name);
         printf("debug   not finite: %s\n", name);
@@ -334,12 +349,21 @@ static inline void training_validate(Training* t, Due* due) {
     Session* s = t->s;
     const uint64_t rows = (uint64_t)s->options.val_batches * (uint64_t)s->options.batch;
     ValidationLoss l;
-    if (training_stops(t) || !validate(t->trainer, s, t->model, rows, &l, &t->error)) { return; }
+    if (training_breaks_off(t) || !validate(t->trainer, s, t->model, rows, &l, &t->error)) { return; }
     print_validation(stdout, &t->lines, t->reported, l.loss, l.bpb);
     training_logged(t, log_val(&s->log, t->reported, l.loss, l.bpb, &t->error));
     if (training_take_validation(t, l.loss) && s->options.checkpoint_best && t->saved != t->reported) {
         due->checkpoint = true;
     }
+}
+
+/* Makes the validation that was due where a run is resumed, if a signal or an error ended it meanwhile. */
+static inline void training_catch_up(Training* t) {
+    const TrainerState* state = &t->s->state;
+    Due due = training_due(t);
+    if (!due.validation || state->val.step == state->step) { return; }
+    training_validate(t, &due);
+    t->saved_timed = true;  // a checkpoint without it does not stay
 }
 
 /* Answers --tasks, unless a signal ends the run meanwhile. */
@@ -349,7 +373,7 @@ static inline void training_answer(Training* t) {
         const TaskFile* file = &s->tasks.files[i];
         const char* name = file_name(file->path);
         TaskScore score;
-        if (training_stops(t) || !answer_tasks(t->trainer, s, t->model, file, &score, &t->error)) { return; }
+        if (training_breaks_off(t) || !answer_tasks(t->trainer, s, t->model, file, &score, &t->error)) { return; }
         print_task(stdout, t->reported, name, score.acc, score.acc_norm, file->count);
         training_logged(t, log_task(&s->log, t->reported, name, score.acc, score.acc_norm, file->count, &t->error));
     }
@@ -364,7 +388,7 @@ static inline void training_sample(Training* t) {
     Session* s = t->s;
     Generator* g = &t->generator;
     Error e = NO_ERROR;
-    if (training_stops(t)) { return; }
+    if (training_breaks_off(t)) { return; }
     printf("sample  ");
     g->stream = (uint32_t)t->reported;
     if (!generate(g, s->options.prompt, s->options.sample_tokens, &e)) { warn("no sample: %s", e.msg); }
@@ -376,7 +400,7 @@ static inline void training_sample(Training* t) {
 static inline void training_die_unsaved(const Training* t, const Error* e, SafeDtype dtype, const StateSlot* slots,
                                         int num_slots) {
     const Session* s = t->s;
-    double bytes = (double)s->table.num_params * (double)safe_dtypes[dtype].bytes;
+    double bytes = (double)s->trained.num_params * (double)safe_dtypes[dtype].bytes;
     char size[32];
     for (int i = 0; i < num_slots; i++) { bytes += (double)s->trained.num_params * (double)safe_dtypes[slots[i].dtype].bytes; }
     text_bytes((uint64_t)bytes, size, sizeof size);

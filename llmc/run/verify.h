@@ -18,17 +18,27 @@ static inline bool verify_tensor(void* ctx, const Param* p, size_t first, size_t
     return true;
 }
 
+/* Reads the configuration of a checkpoint's model; with LoRA that of the base, which must be there to go on. */
+static inline bool verify_config(const char* dir, ModelConfig* c, Error* e) {
+    AdapterConfig a;
+    if (!folder_is_adapter(dir)) { return model_check(dir, c, e); }
+    if (!adapter_read_config(dir, &a, e) || !model_check(a.base, c, e)) { return false; }
+    c->lora = a.lora;
+    return true;
+}
+
 /* Checks the tensors of a checkpoint whose files are those that were written. */
 static inline bool verify_tensors(const char* dir, const TrainerState* s, Error* e) {
     ModelConfig c;
-    if (!model_check(dir, &c, e)) { return false; }
+    if (!verify_config(dir, &c, e)) { return false; }
     ParamTable table = param_table(&c), trained = trained_table(&c);
     const StateSlot slots[] = {{"m", SAFE_F32, NULL, verify_tensor, NULL},
                                {"v", SAFE_F32, NULL, verify_tensor, NULL},
                                {"master", SAFE_F32, NULL, verify_tensor, NULL}};
     const int num_slots = trainer_state_has_master(s) ? 3 : 2;
-    const bool ok = model_load(dir, &c, &table, verify_tensor, NULL, e) &&
-                    state_load(dir, s->world_size, &trained, 0, trained.elements, slots, num_slots, e);
+    const bool read = c.lora.rank > 0 ? adapter_load(dir, &trained, NULL, verify_tensor, NULL, e)
+                                      : model_load(dir, &c, &table, verify_tensor, NULL, e);
+    const bool ok = read && state_load(dir, s->world_size, &trained, 0, trained.elements, slots, num_slots, e);
     param_table_free(&table);
     param_table_free(&trained);
     return ok;

@@ -39,8 +39,8 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------------------
 // the form
 
-/* Finds the format's tokens in a tokenizer (or NULL) and checks that the model's vocabulary has them; fails with the name of
- * the first one missing. */
+/* Finds the format's tokens in a tokenizer (or NULL) and checks that the model's vocabulary has them, and that no text can be
+ * one of them; fails with the name of the first one that is not so. */
 static inline bool chat_tokens(ChatFormat* c, const Tokenizer* t, int vocab_size, Error* e) {
     static const char* const names[] = {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"};
     int* ids[] = {&c->begin, &c->start_header, &c->end_header, &c->eot};
@@ -48,6 +48,9 @@ static inline bool chat_tokens(ChatFormat* c, const Tokenizer* t, int vocab_size
     for (int i = 0; i < 4; i++) {
         *ids[i] = tokenizer_find(t, names[i]);
         if (*ids[i] < 0) { return fail(e, "--chat: the tokenizer has no token %s, wanted Llama 3's chat tokens", names[i]); }
+        if (!(t->flags[*ids[i]] & TOKEN_SPECIAL)) {
+            return fail(e, "--chat: the tokenizer's %s is no special token: a text could hold it", names[i]);
+        }
         if (*ids[i] >= vocab_size) {
             return fail(e, "--chat: %s is token %d, but the model's vocabulary has only %d", names[i], *ids[i], vocab_size);
         }
@@ -81,9 +84,9 @@ static inline char* chat_template_of_config(const char* config) {
 
 /* Sets *dated: whether a template is of Llama 3.1's form. Fails if it is of neither form; `path` is the file that has it. */
 static inline bool chat_template_form(const char* text, const char* path, bool* dated, Error* e) {
-    static const char* const wanted[] = {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"};
+    static const char* const wanted[] = {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "trim"};
     *dated = strstr(text, "Cutting Knowledge Date") != NULL;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         if (strstr(text, wanted[i])) { continue; }
         return fail(e, "%s: the chat template has no %s, wanted Llama 3's or Llama 3.1's template", path, wanted[i]);
     }
@@ -111,30 +114,27 @@ static inline bool chat_read_form(const Tokenizer* t, bool* dated, Error* e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // messages
 
-/* Returns the text without the white space at its start, and sets *len to its length without that at its end, as a template's
- * trim does. */
+/* Returns the text without the white space at its start, and sets *len, its length, to that without the white space at its
+ * end, too, as a template's trim does. */
 static inline const char* chat_strip(const char* text, size_t* len) {
-    const char *end = text, *last = text;  // `last`: behind the last character that is no white space
-    for (bool inside = false; *end;) {
+    const char *end = text + *len, *first = end, *last = end;  // of what is left; `last` is behind it
+    for (const char* s = text; s < end;) {
         uint32_t c;
-        const int bytes = utf8_decode((const uint8_t*)end, strlen(end) < 4 ? strlen(end) : 4, &c);
-        end += bytes ? bytes : 1;
-        if (bytes && unicode_is_stripped(c)) {
-            text = inside ? text : end;
-        } else {
-            inside = true;
-            last = end;
-        }
+        const int bytes = utf8_decode((const uint8_t*)s, (size_t)(end - s), &c);
+        const bool stripped = bytes && unicode_is_stripped(c);
+        if (!stripped && first == end) { first = s; }
+        s += bytes ? bytes : 1;
+        if (!stripped) { last = s; }
     }
-    *len = last > text ? (size_t)(last - text) : 0;
-    return text;
+    *len = (size_t)(last - first);
+    return first;
 }
 
-/* Appends the header of a role and what stands behind it: Llama 3.1's dates unless `date` is NULL, and the text, stripped. All
- * of it is one string, which the tokenizer splits as such. */
+/* Appends the header of a role and what stands behind it: Llama 3.1's dates unless `date` is NULL, and the text of `len`
+ * bytes, stripped. All of it is one string, which the tokenizer splits as such. */
 static inline void chat_part(TokenList* l, const ChatFormat* c, const Tokenizer* t, const char* role, const char* date,
-                             const char* text) {
-    size_t len = 0, size = 0;
+                             const char* text, size_t len) {
+    size_t size = 0;
     char* whole = NULL;
     text = chat_strip(text, &len);
     FILE* f = xopen_memory(&whole, &size);
@@ -151,23 +151,37 @@ static inline void chat_part(TokenList* l, const ChatFormat* c, const Tokenizer*
 
 /* Appends the header of a message. */
 static inline void chat_header(TokenList* l, const ChatFormat* c, const Tokenizer* t, const char* role) {
-    chat_part(l, c, t, role, NULL, "");
+    chat_part(l, c, t, role, NULL, "", 0);
 }
 
 /* Appends a whole message: header, stripped text, <|eot_id|>. */
-static inline void chat_message(TokenList* l, const ChatFormat* c, const Tokenizer* t, const char* role, const char* text) {
-    chat_part(l, c, t, role, NULL, text);
+static inline void chat_message(TokenList* l, const ChatFormat* c, const Tokenizer* t, const char* role, const char* text,
+                                size_t len) {
+    chat_part(l, c, t, role, NULL, text, len);
     token_list_add(l, c->eot);
 }
 
-/* Appends the start of a conversation: <|begin_of_text|> and the system message. `system` may be NULL. */
-static inline void chat_begin(TokenList* l, const ChatFormat* c, const Tokenizer* t, const char* system) {
+/* Returns the place in the list of the first token of a message's text, or of its <|eot_id|>, if the text is empty; `from` is
+ * the place of its header. A token that begins in the newlines of the header and ends in the text belongs to the text. */
+static inline size_t chat_text_start(const TokenList* l, const ChatFormat* c, const Tokenizer* t, size_t from) {
+    size_t at = from, len;
+    while (l->ids[at++] != c->end_header) {}
+    for (size_t bytes = 0; l->ids[at] != c->eot; at++) {
+        tokenizer_token(t, l->ids[at], &len);
+        bytes += len;
+        if (bytes > strlen("\n\n")) { break; }
+    }
+    return at;
+}
+
+/* Appends the start of a conversation: <|begin_of_text|> and the system message, of `len` bytes; 0: none. */
+static inline void chat_begin(TokenList* l, const ChatFormat* c, const Tokenizer* t, const char* system, size_t len) {
     token_list_add(l, c->begin);
     if (c->date) {
-        chat_part(l, c, t, "system", c->date, system ? system : "");
+        chat_part(l, c, t, "system", c->date, system, len);
         token_list_add(l, c->eot);
-    } else if (system && *system) {
-        chat_message(l, c, t, "system", system);
+    } else if (len > 0) {
+        chat_message(l, c, t, "system", system, len);
     }
 }
 

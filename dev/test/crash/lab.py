@@ -6,7 +6,7 @@ which is drawn, and the files that a run may lose with a warning."""
 import atexit, concurrent.futures, json, os, re, shutil, signal, subprocess, sys, tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-SIDE_FILES = re.compile(r"tokenizer|special_tokens|generation_config|chat_template")
+SIDE_FILES = re.compile(r"run\.flags|tokenizer|special_tokens|generation_config|chat_template")
 DRAWN = ("crc32c", "files", "run", "parent_run", "parent_step")  # members of trainer_state.json that two equal runs differ in
 STEP = re.compile(r"step_\d{8}$")
 
@@ -59,6 +59,7 @@ def checkpoint(folder):
         listed = {f["name"]: f["size"] for f in state["files"]}
         present = {name: len(data) for name, data in files.items() if name != "trainer_state.json"}
         files["listed"] = b"as it is" if listed == present else b"otherwise"
+        files["validation"] = json.dumps(state.pop("validation", None)).encode()
         files["trainer_state.json"] = json.dumps({k: v for k, v in state.items() if k not in DRAWN}).encode()
     return files
 
@@ -69,7 +70,7 @@ def steps_of_log(path):
         events = [json.loads(line) for line in read(path).decode("utf-8").splitlines()]
     except (OSError, ValueError):
         return None
-    return [{k: v for k, v in e.items() if k not in ("ms", "tok_s")} for e in events if e["event"] in ("step", "val", "sample")]
+    return [{k: v for k, v in e.items() if k not in ("ms", "tok_s", "seconds")} for e in events if e["event"] in ("step", "val", "sample")]
 
 
 class Run:
@@ -114,13 +115,16 @@ class Run:
         except subprocess.TimeoutExpired as e:
             return Result("hang", e.stdout or b"", e.stderr or b"")
 
-    def lost(self, out, warned):
-        """What a folder's checkpoints lack; "" if all are whole. Side files may be missing where a warning says so."""
+    def lost(self, out, warned, cut_short=None):
+        """What a folder's checkpoints lack; "" if all are whole. Side files may be missing where a warning says so, and the
+        validation of step `cut_short`, which a resumed run makes."""
         steps = [s for s in os.listdir(out) if STEP.match(s)] if os.path.isdir(out) else []
         for s in steps:
             got, wanted = checkpoint(os.path.join(out, s)), self.whole.get(s, {})
             for name in sorted(set(got) | set(wanted)):
-                if got.get(name) != wanted.get(name) and not (warned and name not in got and SIDE_FILES.search(name)):
+                missing = warned and name not in got and SIDE_FILES.search(name)
+                to_come = name == "validation" and s == "step_%08d" % (cut_short or 0)
+                if got.get(name) != wanted.get(name) and not missing and not to_come:
                     return "%s/%s" % (s, name)
         return "" if steps else "every checkpoint"
 

@@ -11,7 +11,8 @@ Then the run is resumed without a fault. Wanted of each:
   silent   0  exit 0 means that nothing is lost
   form     0  exit 1 comes with one line "error: ...", and no line is of another kind
   changed  0  the resumed run ends in the bits of the run without a fault. Where an error of log or data ended the run, which
-              then says what step is saved, the log may lack lines of that step
+              then says what step is saved, the log may lack lines of that step, and its checkpoint the validation, which
+              the resumed run makes
 --sample N takes N faults of each sweep, evenly spread. --card is for the GPU trainer: only calls on files below --out, from the
 first checkpoint on, since the CUDA driver's calls before are not the program's."""
 import argparse, errno, os, shutil, sys
@@ -79,8 +80,8 @@ class Sweeper:
             bad("signals", "status %s %s" % (broken.status, broken.err))
         if broken.bad_form():
             bad("form", broken.err)
-        if self.run.lost(out, warned):
-            bad("damaged", self.run.lost(out, warned))
+        if self.run.lost(out, warned, broken.cut_short()):
+            bad("damaged", self.run.lost(out, warned, broken.cut_short()))
         if broken.status == 0 and self.run.same_end(out, warned):
             bad("silent", self.run.same_end(out, warned))
         found.append("errors" if broken.status == 1 else "passed" if broken.status == 0 else "killed")

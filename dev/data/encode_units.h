@@ -1,0 +1,253 @@
+/* encode_units.h -- encodes or decodes the units of a batch in parallel.
+ *
+ * Part k of a job gets the k-th run of about equal bytes, and keeps its result: ids in its encoder, or lines of JSON. So the
+ * results are in order whatever the number of threads.
+ */
+#ifndef DATA_ENCODE_UNITS_H
+#define DATA_ENCODE_UNITS_H
+
+#include "dev/data/chat_data.h"
+#include "dev/data/tokenize_flags.h"
+#include "dev/data/units.h"
+#include "llmc/base/utf8.h"       // defines: utf8_char_length
+#include "llmc/files/json.h"      // defines: json_parse_line, json_get, json_string, json_write_string
+#include "llmc/text/tokenizer.h"  // defines: TokenEncoder, TokenDecoder, encoder_text, decoder_push
+
+/* The result of one run of units: ids in the encoder, or lines of JSON. */
+typedef struct {
+    TokenEncoder encoder;
+    TokenDecoder decoder;
+    ChatMask mask;  // of --chat: which ids are trained
+    char* lines;    // the lines of JSON, from a memory stream
+    size_t lines_len;
+    uint64_t documents, text_bytes, text_tokens;
+    uint64_t no_characters;  // bytes of this run's texts that are no part of a UTF-8 character
+    Error error;
+} Part;
+
+typedef struct {
+    const Tokenizer* t;
+    const Args* args;
+    const char* path;  // of the input, for messages
+    int separator;     // id put in front of each document; -1: none
+    ChatFormat chat;   // of --chat
+    Part* parts;
+    int num_parts;
+} Job;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// one unit
+
+/* Parses one line of JSON. An error names file, line and column. */
+static inline bool parse_line(Json* j, const Unit* u, const char* path, Error* e) {
+    char at[PATH_CAP + 32];
+    snprintf(at, sizeof at, "%s:%llu", path, (unsigned long long)u->line);
+    return json_parse_line(j, u->text, u->len, at, e);
+}
+
+/* Returns the name of the field that holds the text. */
+static inline const char* text_field(const Args* a) { return a->field ? a->field : "text"; }
+
+/* Returns the hint for a line whose field is missing: the first one that holds a text, or --chat; or "". */
+static inline const char* other_field_hint(char* out, size_t cap, const Json* j) {
+    for (size_t i = 0; i < sizeof chat_spellings / sizeof *chat_spellings; i++) {
+        if (json_get(j, json_root(j), chat_spellings[i].list)) { return "a conversation is no text; --chat takes it as such"; }
+    }
+    for (const JsonNode* n = json_first(j, json_root(j)); n; n = json_next(j, n)) {
+        char name[64];
+        if (n->type != JSON_STRING) { continue; }
+        snprintf(out, cap, "--field %s, if that is the text", show_text(name, sizeof name, json_key(j, n, NULL), n->key_len));
+        return out;
+    }
+    return "";
+}
+
+static inline bool line_member(Json* j, const JsonNode** member, const char* key, JsonType type, const Unit* u,
+                               const char* path, Error* e) {
+    *member = json_get(j, json_root(j), key);
+    if (*member && (*member)->type == (uint32_t)type) { return true; }
+    char found[64];
+    const bool is_object = json_root(j)->type == JSON_OBJECT;
+    char space[128];
+    const char* hint = is_object && !*member && type == JSON_STRING ? other_field_hint(space, sizeof space, j) : "";
+    if (*hint) {
+        return fail(e, "%s:%llu: %s is missing, wanted a string\n  hint: %s", path, (unsigned long long)u->line, key, hint);
+    }
+    return fail(e, "%s:%llu: %s is %s, wanted %s", path, (unsigned long long)u->line, key,
+                is_object ? json_show(found, sizeof found, j, *member) : "missing: the line is not an object",
+                type == JSON_STRING ? "a string" : "an array");
+}
+
+static inline void encode_counted(Part* p, const char* text, size_t len, bool specials) {
+    const size_t before = p->encoder.count;
+    encoder_text(&p->encoder, text, len, specials);
+    p->text_bytes += len;
+    p->text_tokens += p->encoder.count - before;
+}
+
+/* Counts the bytes that are no part of a UTF-8 character. Most bytes are ASCII, which it skips eight at a time. */
+static inline uint64_t count_no_characters(const char* s, size_t n) {
+    uint64_t count = 0, eight;
+    for (size_t i = 0; i < n;) {
+        if (i + 8 <= n && (memcpy(&eight, s + i, 8), (eight & UINT64_C(0x8080808080808080)) == 0)) {
+            i += 8;
+            continue;
+        }
+        const size_t length = utf8_char_length(s + i, n - i);
+        count += length == 0;
+        i += length ? length : 1;
+    }
+    return count;
+}
+
+/* Encodes one unit of a file into p->encoder. */
+static inline bool encode_unit(const Job* job, Part* p, const Unit* u) {
+    if (u->line && strspn(u->text, " \t\r\n") >= u->len) { return true; }  // the text ends in a newline or a NUL
+    if (u->starts_document) {
+        p->documents++;
+        if (job->separator >= 0) {
+            encoder_reserve(&p->encoder, 1);
+            p->encoder.ids[p->encoder.count++] = job->separator;
+        }
+    }
+    if (!u->line) {
+        p->no_characters += count_no_characters(u->text, u->len);
+        encode_counted(p, u->text, u->len, job->args->specials);
+        return true;
+    }
+    Json j;
+    const JsonNode* member;
+    if (!parse_line(&j, u, job->path, &p->error)) { return false; }
+    const bool ok = line_member(&j, &member, text_field(job->args), JSON_STRING, u, job->path, &p->error);
+    if (ok) {
+        size_t len = 0;
+        const char* text = json_string(&j, member, &len);
+        encode_counted(p, text, len, job->args->specials);
+    }
+    json_free(&j);
+    return ok;
+}
+
+/* Encodes a line's conversation into p->encoder and p->mask. */
+static inline bool encode_chat(const Job* job, Part* p, const Unit* u) {
+    char at[PATH_CAP + 32];
+    Json j;
+    ChatMessages messages = {NULL, 0, 0};
+    if (strspn(u->text, " \t\r\n") >= u->len) { return true; }
+    snprintf(at, sizeof at, "%s:%llu", job->path, (unsigned long long)u->line);
+    if (!json_parse_line(&j, u->text, u->len, at, &p->error)) { return false; }
+    const bool ok = chat_read(&messages, &j, &p->error);
+    if (ok) {
+        TokenList l = {p->encoder.ids, p->encoder.cap, p->encoder.count};
+        chat_write(&l, &p->mask, &messages, &job->chat, job->t);
+        p->encoder.ids = l.ids;
+        p->encoder.cap = l.cap;
+        p->encoder.count = l.count;
+        p->documents++;
+    }
+    chat_messages_free(&messages);
+    json_free(&j);
+    return ok;
+}
+
+/* Encodes one line of stdin to a line of `out`. */
+static inline bool answer_encode(const Job* job, Part* p, const Unit* u, FILE* out) {
+    Json j;
+    const JsonNode* member;
+    if (!parse_line(&j, u, job->path, &p->error)) { return false; }
+    const bool ok = line_member(&j, &member, text_field(job->args), JSON_STRING, u, job->path, &p->error);
+    if (ok) {
+        size_t len = 0;
+        const char* text = json_string(&j, member, &len);
+        p->encoder.count = 0;
+        encode_counted(p, text, len, job->args->specials);
+        fputs("{\"ids\": [", out);
+        for (size_t i = 0; i < p->encoder.count; i++) {
+            char digits[16];
+            int n = 16;
+            for (uint32_t v = (uint32_t)p->encoder.ids[i]; n == 16 || v; v /= 10) { digits[--n] = (char)('0' + v % 10); }
+            if (i) { fputs(", ", out); }
+            fwrite(digits + n, 1, (size_t)(16 - n), out);
+        }
+        fputs("]}\n", out);
+    }
+    json_free(&j);
+    return ok;
+}
+
+static inline bool answer_decode(const Job* job, Part* p, const Unit* u, FILE* out) {
+    Json j;
+    const JsonNode* member;
+    if (!parse_line(&j, u, job->path, &p->error)) { return false; }
+    bool ok = line_member(&j, &member, "ids", JSON_ARRAY, u, job->path, &p->error);
+    char* text = NULL;
+    size_t text_len = 0, len;
+    FILE* whole = ok ? xopen_memory(&text, &text_len) : NULL;
+    for (const JsonNode* n = ok ? json_first(&j, member) : NULL; ok && n; n = json_next(&j, n)) {
+        int64_t id = -1;
+        if (!json_node_int(&j, n, &id) || id < 0 || id >= job->t->vocab_size) {
+            char found[64];
+            ok = fail(&p->error, "%s:%llu: ids has %s, wanted numbers from 0 to %d", job->path, (unsigned long long)u->line,
+                      json_show(found, sizeof found, &j, n), job->t->vocab_size - 1);
+            break;
+        }
+        const char* piece = decoder_push(&p->decoder, (int)id, &len);
+        fwrite(piece, 1, len, whole);
+    }
+    if (whole) {
+        const char* rest = decoder_flush(&p->decoder, &len);
+        fwrite(rest, 1, len, whole);
+        xclose_memory(whole, &text);
+    }
+    if (ok) {
+        fputs("{\"text\": ", out);
+        json_write_string(out, text, text_len);
+        fputs("}\n", out);
+    }
+    free(text);
+    json_free(&j);
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// all units of a batch
+
+static inline void run_part(const Job* job, Part* p, const Unit* units, size_t count) {
+    bool ok = true;
+    if (job->args->jsonl || job->args->decode) {
+        FILE* out = xopen_memory(&p->lines, &p->lines_len);
+        for (size_t i = 0; ok && i < count; i++) {
+            ok = job->args->jsonl ? answer_encode(job, p, &units[i], out) : answer_decode(job, p, &units[i], out);
+        }
+        xclose_memory(out, &p->lines);
+        return;
+    }
+    p->encoder.count = 0;
+    p->no_characters = 0;
+    p->mask.count = 0;
+    for (size_t i = 0; ok && i < count; i++) {
+        ok = job->args->chat ? encode_chat(job, p, &units[i]) : encode_unit(job, p, &units[i]);
+    }
+}
+
+/* Encodes or decodes the units in parallel: part k gets the k-th run of about equal bytes. Returns the number of parts used. */
+static inline int run_units(Job* job, const UnitList* list) {
+    if (list->count == 0) { return 0; }
+    size_t* first = (size_t*)xcalloc((size_t)job->num_parts + 1, sizeof(size_t));
+    size_t bytes = 0, done = 0, unit = 0;
+    for (size_t i = 0; i < list->count; i++) { bytes += list->units[i].len + 1; }
+    const int parts = bytes < UNIT_BYTES ? 1 : job->num_parts;  // a few lines do not pay for threads
+    for (int k = 0; k < parts; k++) {
+        first[k] = unit;
+        for (; unit < list->count && done < bytes / (size_t)parts * (size_t)(k + 1); unit++) {
+            done += list->units[unit].len + 1;
+        }
+    }
+    first[parts] = list->count;
+#pragma omp parallel for schedule(dynamic, 1) if (parts > 1)
+    for (int k = 0; k < parts; k++) { run_part(job, &job->parts[k], list->units + first[k], first[k + 1] - first[k]); }
+    free(first);
+    return parts;
+}
+
+#endif

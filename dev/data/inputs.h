@@ -1,0 +1,87 @@
+/* inputs.h -- opens the inputs of ./tokenize, files and streams, and refuses by name what is no UTF-8 text (filekind.h), with
+ * the command that converts it: nothing is decompressed or decoded here.
+ */
+#ifndef DATA_INPUTS_H
+#define DATA_INPUTS_H
+
+#include "dev/data/encode_units.h"
+#include "dev/data/tokenize_flags.h"
+#include "llmc/base/utils.h"      // defines: fail, open_to_read
+#include "llmc/files/filekind.h"  // defines: text_kind_of
+
+typedef struct {
+    const char *path, *name;  // as given; for messages
+    FILE* f;
+    uint64_t size;  // 0 if `endless`
+    bool endless;   // a pipe, a socket or a terminal
+    bool lines;     // a document a line
+} Input;
+
+/* Opens a file, or the stream that -, /dev/stdin or /dev/fd/N names. */
+static inline bool input_open(Input* in, const Args* a, const char* path, Error* e) {
+    const int given = descriptor_of(path);
+    struct stat st;
+    memset(in, 0, sizeof *in);
+    in->path = path;
+    in->name = given == 0 ? "stdin" : path;
+    in->lines = holds_lines(a, path);
+    if (given < 0) {
+        const int fd = open_to_read(path, "a regular file, or - for stdin", &in->size, e);
+        in->f = fd >= 0 ? fdopen(fd, "rb") : NULL;
+        return in->f != NULL || fail(e, "%s: cannot open: %s", path, strerror(errno));
+    }
+    const int fd = fcntl(given, F_DUPFD_CLOEXEC, 0);
+    in->f = fd >= 0 && fstat(fd, &st) == 0 ? fdopen(fd, "rb") : NULL;
+    if (!in->f) { return fail(e, "%s: cannot read: %s", in->name, strerror(errno)); }
+    in->endless = !S_ISREG(st.st_mode);
+    in->size = in->endless ? 0 : (uint64_t)st.st_size;
+    return true;
+}
+
+/* Writes the end of the command that reads the input from another program. */
+static inline const char* reading_command(char* out, size_t cap, const Args* a, bool lines) {
+    char fraction[48] = "";
+    if (a->val_fraction > 0) { snprintf(fraction, sizeof fraction, " --val-fraction %g", a->val_fraction); }
+    snprintf(out, cap, "./tokenize%s%s%s%s%s -o %s -", a->tokenizer ? " --tokenizer " : "", a->tokenizer ? a->tokenizer : "",
+             a->chat ? " --chat"
+             : lines ? " --field "
+                     : "",
+             lines && !a->chat ? text_field(a) : "", fraction, a->out);
+    return out;
+}
+
+/* Returns the length of the byte order mark in front of an input, which is no text. */
+static inline size_t mark_length(const Args* a, const char* head, size_t n) {
+    return !a->bytes && n >= 3 && memcmp(head, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
+}
+
+static inline bool is_blank(const char* s, size_t n) {
+    size_t i = 0;
+    while (i < n && s[i] && strchr(" \t\r\n\f\v", s[i])) { i++; }
+    return i == n;
+}
+
+/* Checks by its first bytes that an input is text. */
+static inline bool input_check_start(const Input* in, const Args* a, const char* head, size_t n, Error* e) {
+    char command[2 * PATH_CAP];
+    const FileKind kind = text_kind_of(head, n);
+    if (n == mark_length(a, head, n)) { return fail(e, "%s: holds no text: it is empty", in->name); }
+    if (kind.is_text || a->bytes) { return true; }
+    if (!kind.to_text) { return fail(e, "%s: is %s, wanted UTF-8 text", in->name, kind.what); }
+    reading_command(command, sizeof command, a, kind.to_lines || in->lines || strstr(in->path, ".json"));
+    return fail(e, "%s: is %s, wanted UTF-8 text\n  hint: %s %s | %s", in->name, kind.what, kind.to_text,
+                descriptor_of(in->path) < 0 ? in->path : "FILE", command);
+}
+
+/* Checks that at most one byte in a hundred of those read so far is no part of a character. */
+static inline bool input_check_characters(const Input* in, const Args* a, uint64_t no_characters, uint64_t bytes, Error* e) {
+    char command[2 * PATH_CAP];
+    if (a->bytes || no_characters * 100 <= bytes) { return true; }
+    return fail(e,
+                "%s: %.1f %% of its bytes are no UTF-8, wanted at most 1 %%\n"
+                "  hint: iconv -f LATIN1 -t UTF-8 %s | %s, if it is Latin-1; --bytes takes them as they are",
+                in->name, 100.0 * (double)no_characters / (double)bytes, descriptor_of(in->path) < 0 ? in->path : "FILE",
+                reading_command(command, sizeof command, a, false));
+}
+
+#endif

@@ -1,0 +1,62 @@
+/* show_document.h -- --show: prints a document of a token file as text, with [[ ]] around what is trained, if the file has a
+ * mask. What a terminal would obey is printed as \xNN.
+ */
+#ifndef DATA_SHOW_DOCUMENT_H
+#define DATA_SHOW_DOCUMENT_H
+
+#include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
+
+#include "llmc/files/tokenfile.h"  // defines: tokenfile_open, tokenfile_widen, tokenfile_mask_at, tokenfile_bit
+#include "llmc/text/text.h"        // defines: print_escaped
+#include "llmc/text/tokenizer.h"   // defines: Tokenizer, TokenDecoder, decoder_push, decoder_flush
+
+enum { SHOW_TOKENS = 1 << 12 };  // read at a time; a multiple of 8, for the mask
+
+/* Prints what is left of a stretch of text, and then a mark. */
+static inline void show_mark(TokenDecoder* d, const char* mark) {
+    size_t len;
+    const char* rest = decoder_flush(d, &len);
+    fwrite(rest, 1, len, stdout);
+    fputs(mark, stdout);
+}
+
+/* Prints document `number`, from 1. A document starts with the separator (-1: none, all is one). */
+static inline bool show_document(const Tokenizer* t, int separator, const char* path, uint64_t number, Error* e) {
+    unsigned char raw[4 * SHOW_TOKENS], mask[SHOW_TOKENS / 8];
+    int32_t ids[SHOW_TOKENS];
+    TokenFileHeader h;
+    TokenDecoder d;
+    FILE* f = tokenfile_open(&h, path, e);
+    if (!f) { return false; }
+    bool ok = h.fingerprint == 0 || h.fingerprint == t->fingerprint ||
+              fail(e, "%s: was made with another tokenizer, wanted --tokenizer with the one it was made with", path);
+    bool trained = false;
+    uint64_t document = 0;
+    decoder_init(&d, t);
+    for (uint64_t at = 0, n; ok && at < h.num_tokens && document <= number; at += n) {
+        n = size_min(h.num_tokens - at, SHOW_TOKENS);
+        ok = read_exact(f, raw, n * (size_t)h.token_bytes, path, "the tokens", e) &&
+             tokenfile_widen(ids, raw, n, h.token_bytes, t->vocab_size, at, path, e) &&
+             (!h.masked || read_at(fileno(f), tokenfile_mask_at(&h) + at / 8, mask, (n + 7) / 8, path, "the mask", e));
+        for (uint64_t i = 0; ok && i < n && document <= number; i++) {
+            document += ids[i] == separator || at + i == 0;
+            if (document != number) { continue; }
+            if (h.masked && tokenfile_bit(mask, i) != trained) {
+                trained = !trained;
+                show_mark(&d, trained ? "[[" : "]]");
+            }
+            size_t len;
+            const char* text = decoder_push(&d, ids[i], &len);
+            print_escaped(stdout, text, len);
+        }
+    }
+    if (ok && document < number) {
+        ok = fail(e, "%s: has %llu documents, wanted --show with at most that", path, (unsigned long long)document);
+    }
+    if (ok) { show_mark(&d, trained ? "]]\n" : "\n"); }
+    decoder_free(&d);
+    fclose(f);
+    return ok;
+}
+
+#endif

@@ -1,0 +1,212 @@
+/* token_writer.h -- writes a token file (tokenfile.h), and moves the end of one to another for validation.
+ *
+ * A file is written as PATH.tmp, which is locked, and gets its name when it is complete. Before that all of it is read back.
+ * The mask, if there is one, is kept in memory till then: a bit a token, since the tokens stand before it.
+ */
+#ifndef DATA_TOKEN_WRITER_H
+#define DATA_TOKEN_WRITER_H
+
+#include "llmc/base/crc.h"         // defines: Crc, crc_begin, crc_add, crc_end, crc_shift
+#include "llmc/files/folder.h"     // defines: folder_of
+#include "llmc/files/output.h"     // defines: create_temporary, rename_output, close_output, sync_directory
+#include "llmc/files/tokenfile.h"  // defines: tokenfile_header, tokenfile_scan
+#include "llmc/text/tokenizer.h"   // defines: Tokenizer
+
+#include <signal.h>
+
+enum { CONVERT_TOKENS = 1 << 13 };  // tokens converted or copied at a time
+
+typedef struct {
+    FILE* f;
+    int lock;  // a second descriptor of the file, which keeps it locked until it has its name
+    char path[PATH_CAP], tmp[PATH_CAP];
+    volatile sig_atomic_t unfinished;  // tmp is there
+    int token_bytes;
+    uint64_t count;
+    Crc crc;  // of the tokens as stored
+    bool masked;
+    uint8_t* mask;      // of `masked`: (mask_cap) a bit a token; 0 behind the last one
+    uint64_t mask_cap;  // bytes
+    uint64_t trained;   // tokens whose bit is 1
+} TokenFile;
+
+static inline bool token_file_create(TokenFile* w, const char* path, int token_bytes, bool masked, Error* e) {
+    static const char header[TOKENFILE_HEADER_BYTES] = {0};
+    if (snprintf(w->tmp, sizeof w->tmp, "%s.tmp", path) >= PATH_CAP) {
+        return fail(e, "%.100s...: the path is too long", path);
+    }
+    snprintf(w->path, sizeof w->path, "%s", path);
+    if (!is_replaceable(path, e)) { return false; }
+    w->f = create_temporary(w->tmp, e);
+    if (!w->f) { return false; }
+    w->unfinished = 1;
+    w->lock = dup(fileno(w->f));
+    w->token_bytes = token_bytes;
+    w->masked = masked;
+    crc_begin(&w->crc);
+    return fwrite(header, 1, sizeof header, w->f) == sizeof header ||
+           fail(e, "%s: writing failed: %s", w->tmp, strerror(errno));
+}
+
+static inline bool token_file_add(TokenFile* w, const int32_t* ids, size_t n, Error* e) {
+    uint16_t small[CONVERT_TOKENS];
+    bool ok = true;
+    if (w->token_bytes == 4) {
+        ok = fwrite(ids, 4, n, w->f) == n;
+        crc_add(&w->crc, ids, ok ? 4 * n : 0);
+    } else {
+        for (size_t i = 0, m; ok && i < n; i += m) {
+            m = size_min(n - i, CONVERT_TOKENS);
+            for (size_t k = 0; k < m; k++) { small[k] = (uint16_t)ids[i + k]; }
+            ok = fwrite(small, 2, m, w->f) == m;
+            crc_add(&w->crc, small, 2 * m);
+        }
+    }
+    w->count += n;
+    return ok || fail(e, "%s: writing failed: %s", w->tmp, strerror(errno));
+}
+
+/* Gives the last n tokens their bits. */
+static inline void token_file_mask(TokenFile* w, const uint8_t* trained /* (n) 0 or 1 */, size_t n) {
+    const uint64_t bytes = w->count / 8 + 1;
+    if (bytes > w->mask_cap) {
+        w->mask = (uint8_t*)xrealloc(w->mask, bytes * 2);
+        memset(w->mask + w->mask_cap, 0, bytes * 2 - w->mask_cap);
+        w->mask_cap = bytes * 2;
+    }
+    for (size_t i = 0; i < n; i++) {
+        const uint64_t at = w->count - n + i;
+        w->mask[at / 8] |= (uint8_t)(trained[i] << at % 8);
+        w->trained += trained[i];
+    }
+}
+
+/* Writes mask and header, flushes the file, and reads it back to check every id and the checksum. */
+static inline bool token_file_finish(TokenFile* w, const Tokenizer* t, Error* e) {
+    int32_t words[TOKENFILE_WORDS];
+    TokenFileHeader h = {w->token_bytes, t->vocab_size, w->count, t->fingerprint, true, 0, w->masked};
+    const uint64_t mask_at = tokenfile_mask_at(&h), mask_bytes = tokenfile_bytes(&h) - mask_at;
+    bool ok = fseeko(w->f, (off_t)mask_at, SEEK_SET) == 0 && (mask_bytes == 0 || fwrite(w->mask, mask_bytes, 1, w->f) == 1);
+    crc_add(&w->crc, w->mask, mask_bytes);
+    h.crc = crc_end(&w->crc);
+    tokenfile_header(words, &h);
+    ok = ok && fseeko(w->f, 0, SEEK_SET) == 0 && fwrite(words, sizeof words, 1, w->f) == 1 && fflush(w->f) == 0;
+    if (!ok) { return fail(e, "%s: writing failed: %s", w->tmp, strerror(errno)); }
+    if (!tokenfile_scan(w->f, &h, t->vocab_size, w->tmp, NULL, NULL, e)) { return false; }
+    ok = close_output(w->f, w->tmp, e);
+    w->f = NULL;
+    free(w->mask);
+    w->mask = NULL;
+    return ok;
+}
+
+/* Gives the finished file its name. */
+static inline bool token_file_publish(TokenFile* w, Error* e) {
+    if (!rename_output(w->tmp, w->path, e)) { return false; }
+    w->unfinished = 0;
+    close(w->lock);
+    return true;
+}
+
+/* Gives both finished files their names. An old validation file goes first: were the process to die in between, it would lie
+ * beside a training file that may hold its text. */
+static inline bool token_files_publish(TokenFile* train, TokenFile* val, Error* e) {
+    char folder[PATH_CAP];
+    folder_of(train->path, folder);
+    if (val->unfinished && unlink(val->path) != 0 && errno != ENOENT) {
+        return fail(e, "%s: cannot remove the old file: %s", val->path, strerror(errno));
+    }
+    return sync_directory(folder, e) && token_file_publish(train, e) && (!val->unfinished || token_file_publish(val, e)) &&
+           sync_directory(folder, e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// splitting a file
+
+/* Reads n tokens from token `at` on. */
+static inline bool token_file_read(TokenFile* w, int32_t* ids, uint64_t at, size_t n, Error* e) {
+    if (fseeko(w->f, (off_t)(TOKENFILE_HEADER_BYTES + at * (uint64_t)w->token_bytes), SEEK_SET) != 0 ||
+        !read_exact(w->f, ids, n * (size_t)w->token_bytes, w->tmp, "the tokens", e)) {
+        return fail(e, "%s: reading back failed: %s", w->tmp, strerror(errno));
+    }
+    if (w->token_bytes == 2) {
+        const uint16_t* small = (const uint16_t*)ids;
+        for (size_t i = n; i-- > 0;) { ids[i] = small[i]; }  // from the end: overwrites only values already read
+    }
+    return true;
+}
+
+/* Finds the token where validation starts: the document border nearest to the wanted place, or that place itself if there is
+ * no border within half the validation size. Conversations are not cut: with a mask, it is a border wherever it is. */
+static inline bool find_cut(TokenFile* w, double fraction, int separator, uint64_t* cut, Error* e) {
+    if (w->count < 2) {
+        return fail(e, "--val-fraction: the text has %llu tokens, wanted at least 2 to split", (unsigned long long)w->count);
+    }
+    uint64_t val = (uint64_t)((double)w->count * fraction + 0.5);
+    val = val < 1 ? 1 : val > w->count - 1 ? w->count - 1 : val;
+    const uint64_t target = w->count - val, near = val / 2;
+    const uint64_t from = w->masked ? 1 : target - size_min(near, target - 1), to = w->masked ? w->count : target + near;
+    uint64_t nearest = UINT64_MAX;
+    int32_t ids[CONVERT_TOKENS];
+    *cut = target;
+    for (uint64_t at = from; separator >= 0 && at < to; at += CONVERT_TOKENS) {
+        const size_t n = size_min(to - at, CONVERT_TOKENS);
+        if (!token_file_read(w, ids, at, n, e)) { return false; }
+        for (size_t i = 0; i < n; i++) {
+            const uint64_t place = at + i, distance = place > target ? place - target : target - place;
+            if (ids[i] != separator || distance >= nearest) { continue; }
+            nearest = distance;
+            *cut = place;
+        }
+    }
+    if (w->masked && nearest == UINT64_MAX) {
+        return fail(e, "--val-fraction: there is one conversation, wanted at least two");
+    }
+    return true;
+}
+
+/* Reads back the first `count` tokens for their checksum. */
+static inline bool crc_of_first(TokenFile* w, uint64_t count, Error* e) {
+    unsigned char raw[1 << 14];
+    const uint64_t bytes = count * (uint64_t)w->token_bytes;
+    crc_begin(&w->crc);
+    for (uint64_t at = 0, n; at < bytes; at += n) {
+        n = size_min(bytes - at, sizeof raw);
+        if (!read_at(fileno(w->f), TOKENFILE_HEADER_BYTES + at, raw, n, w->tmp, "the tokens", e)) { return false; }
+        crc_add(&w->crc, raw, n);
+    }
+    return true;
+}
+
+/* Moves the mask from token `cut` on to the validation file. */
+static inline void split_mask(TokenFile* train, TokenFile* val, uint64_t cut) {
+    const uint64_t moved = val->count;
+    val->count = 0;
+    for (uint64_t at = cut; at < cut + moved; at++) {
+        const uint8_t trained = tokenfile_bit(train->mask, at);
+        val->count++;
+        token_file_mask(val, &trained, 1);
+        train->mask[at / 8] &= (uint8_t) ~(1 << at % 8);
+        train->trained -= trained;
+    }
+}
+
+/* Moves the tokens from `cut` on to the validation file. The checksums of both parts must make that of the whole. */
+static inline bool split_off(TokenFile* train, TokenFile* val, uint64_t cut, Error* e) {
+    int32_t ids[CONVERT_TOKENS];
+    const uint32_t whole = crc_end(&train->crc);
+    for (uint64_t at = cut; at < train->count; at += CONVERT_TOKENS) {
+        const size_t n = size_min(train->count - at, CONVERT_TOKENS);
+        if (!token_file_read(train, ids, at, n, e) || !token_file_add(val, ids, n, e)) { return false; }
+    }
+    if (!crc_of_first(train, cut, e)) { return false; }
+    const uint32_t parts = crc_shift(crc_end(&train->crc), val->count * (uint64_t)val->token_bytes) ^ crc_end(&val->crc);
+    if (parts != whole) { return fail(e, "%s: reads back as other tokens than were written", train->tmp); }
+    if (train->masked) { split_mask(train, val, cut); }
+    train->count = cut;
+    const off_t end = (off_t)(TOKENFILE_HEADER_BYTES + cut * (uint64_t)train->token_bytes);
+    return (fflush(train->f) == 0 && ftruncate(fileno(train->f), end) == 0) ||
+           fail(e, "%s: writing failed: %s", train->tmp, strerror(errno));
+}
+
+#endif

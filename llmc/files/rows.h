@@ -1,0 +1,325 @@
+/* rows.h -- which tokens of a token file make up a row of T tokens, for data with documents or a mask. dataloader.h asks for
+ * row r; a plain file read across its documents needs none of this.
+ *
+ * A document begins at a BOS token, and at the file's first. A piece is what a row takes of a document: the whole, or of one
+ * longer than T its tokens 0 ... T-1, T ... 2T-1 and so on. The target of a token is the file's next token, also where that is
+ * the BOS of the next document, which says "end"; -1 if the mask says that it is not trained, or if there is none. A piece
+ * without a trained target is dropped.
+ *
+ *   cross   rows begin at the multiples of T, whatever the documents; the row is its only piece
+ *   pack    pieces are packed into rows; what is left of a row is padding: token 0, target -1
+ *   mask    as pack, and attention stays inside a piece: starts[t] is the row's index of the first token of t's piece.
+ *           The padding counts as a piece
+ *
+ * Packing is best fit in a bounded window. Rows that have room are open, at most ROWS_WINDOW of them, without a mask one.
+ * Each piece, in the file's order, goes into the open row with the least room that is enough, among equals the oldest. If no
+ * row has enough, a new one is opened, and if there are too many, the one with the least room is closed before. A full row
+ * closes at once, and the others, by age, at the end. The row that closes first is row 0.
+ *
+ * The index has 8 bytes a piece, and a number for every 64th row. It is made when the loader opens, in one pass over the file's
+ * tokens (cross: over its mask).
+ */
+#ifndef LLMC_ROWS_H
+#define LLMC_ROWS_H
+
+#include "llmc/base/utils.h"       // defines: fail, read_at, xmalloc, size_min, now_seconds
+#include "llmc/files/tokenfile.h"  // defines: TokenFileHeader, TokenFileProgress, tokenfile_widen, tokenfile_bit
+
+typedef enum { DOCUMENTS_AUTO, DOCUMENTS_CROSS, DOCUMENTS_PACK, DOCUMENTS_MASK } Documents;
+static const char* const documents_names[] = {"auto", "cross", "pack", "mask"};
+
+/* How rows are made. */
+typedef struct {
+    Documents documents;   // auto: mask if the file has a mask, else cross
+    int32_t bos;           // what documents begin with; -1: unknown
+    uint64_t fingerprint;  // of the tokenizer that has this BOS; 0: unknown
+    bool certain;          // data that does not name its tokenizer is of this one
+    TokenFileProgress progress;
+    void* progress_ctx;
+} RowRule;
+
+/* What the rows hold. */
+typedef struct {
+    uint64_t rows, documents;
+    uint64_t trained;  // targets
+    uint64_t padding;  // tokens
+    uint64_t cut;      // answers (targets in a row that are trained) of which a row's end cuts off the rest
+    uint64_t bytes;    // of the index
+    double seconds;    // that it took to make
+} RowCounts;
+
+enum {
+    ROWS_WINDOW = 256,
+    ROWS_STEP = 64,
+    PIECE_LENGTH_BITS = 24,  // T <= 2^24, as --seq says
+    PIECE_START_BITS = 39,
+};
+
+typedef struct {
+    uint64_t* pieces;  // (num_pieces) of row 0, 1, ...: start << 25 | (length - 1) << 1 | whether it is its row's first
+    uint64_t* steps;   // (ceil(rows / ROWS_STEP)) the first piece of each ROWS_STEP-th row
+    size_t num_pieces;
+    RowCounts counts;
+} RowIndex;
+
+static inline uint64_t piece_start(uint64_t piece) { return piece >> (PIECE_LENGTH_BITS + 1); }
+static inline size_t piece_length(uint64_t piece) { return (piece >> 1 & ((1u << PIECE_LENGTH_BITS) - 1)) + 1; }
+
+static inline void rows_free(RowIndex* r) {
+    free(r->pieces);
+    free(r->steps);
+    memset(r, 0, sizeof *r);
+}
+
+/* Adds the counts of one file to those of all. */
+static inline void rows_add_counts(RowCounts* all, const RowCounts* c) {
+    all->rows += c->rows;
+    all->documents += c->documents;
+    all->trained += c->trained;
+    all->padding += c->padding;
+    all->cut += c->cut;
+    all->bytes += c->bytes;
+    all->seconds += c->seconds;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// making the index
+
+typedef struct {
+    size_t room;  // tokens
+    uint64_t* pieces;
+    size_t count, cap;
+} OpenRow;
+
+enum { MASK_BLOCK = 1 << 16 };  // bytes
+
+typedef struct {
+    RowIndex* index;
+    size_t cap;  // of index->pieces
+    size_t T;
+    FILE* f;
+    const TokenFileHeader* h;
+    const char* path;
+    unsigned char* block;       // (MASK_BLOCK) of the mask
+    uint64_t block_at;          // its first byte's number in the mask
+    OpenRow open[ROWS_WINDOW];  // the oldest first
+    int num_open, window;
+} RowMaker;
+
+/* Makes room for one more element. */
+static uint64_t* rows_grow(uint64_t* list, size_t count, size_t* cap) {
+    if (count < *cap) { return list; }
+    *cap = *cap ? 2 * *cap : 16;
+    return (uint64_t*)xrealloc(list, *cap * sizeof *list);
+}
+
+/* Ends the open row i: appends its pieces to the index. */
+static void rows_close(RowMaker* m, int i) {
+    RowIndex* x = m->index;
+    const OpenRow row = m->open[i];
+    if (x->counts.rows % ROWS_STEP == 0) {
+        const size_t n = x->counts.rows / ROWS_STEP;
+        if ((n & (n - 1)) == 0) { x->steps = (uint64_t*)xrealloc(x->steps, (n ? 2 * n : 1) * sizeof *x->steps); }
+        x->steps[n] = x->num_pieces;
+    }
+    for (size_t k = 0; k < row.count; k++) {
+        x->pieces = rows_grow(x->pieces, x->num_pieces, &m->cap);
+        x->pieces[x->num_pieces++] = row.pieces[k] | (k == 0);
+    }
+    x->counts.rows++;
+    x->counts.padding += row.room;
+    m->num_open--;
+    memmove(m->open + i, m->open + i + 1, (size_t)(m->num_open - i) * sizeof row);
+    m->open[m->num_open] = row;  // keeps its memory
+}
+
+/* Returns the open row with the least room that is enough for `length` tokens, the oldest of several; -1: none. */
+static int rows_best(const RowMaker* m, size_t length) {
+    int best = -1;
+    for (int i = 0; i < m->num_open; i++) {
+        if (m->open[i].room >= length && (best < 0 || m->open[i].room < m->open[best].room)) { best = i; }
+    }
+    return best;
+}
+
+static void rows_place(RowMaker* m, uint64_t start, size_t length) {
+    int i = rows_best(m, length);
+    if (i < 0) {
+        if (m->num_open == m->window) { rows_close(m, rows_best(m, 0)); }
+        i = m->num_open++;
+        m->open[i].room = m->T;
+        m->open[i].count = 0;
+    }
+    OpenRow* row = &m->open[i];
+    row->pieces = rows_grow(row->pieces, row->count, &row->cap);
+    row->pieces[row->count++] = (start << PIECE_LENGTH_BITS | (length - 1)) << 1;
+    row->room -= length;
+    if (row->room == 0) { rows_close(m, i); }
+}
+
+/* Counts the trained ones among the tokens from `from` up to, but without, `to`. */
+static bool rows_count_trained(RowMaker* m, uint64_t from, uint64_t to, uint64_t* count, Error* e) {
+    const uint64_t mask = tokenfile_mask_at(m->h), end = tokenfile_bytes(m->h) - mask;
+    *count = m->h->masked || from >= to ? 0 : to - from;
+    while (m->h->masked && from < to) {
+        const uint64_t byte = from / 8;
+        if (byte - m->block_at >= MASK_BLOCK) {
+            m->block_at = byte / MASK_BLOCK * MASK_BLOCK;
+            const size_t n = size_min(end - m->block_at, MASK_BLOCK);
+            if (!read_at(fileno(m->f), mask + m->block_at, m->block, n, m->path, "the mask", e)) { return false; }
+        }
+        const unsigned skip = from % 8, n = (unsigned)size_min(8 - skip, to - from);
+        *count += (uint64_t)__builtin_popcount(m->block[byte - m->block_at] >> skip & ((1u << n) - 1));
+        from += n;
+    }
+    return true;
+}
+
+/* Takes a piece; `goes_on`: its document has more tokens. */
+static bool rows_add_piece(RowMaker* m, uint64_t start, size_t length, bool goes_on, Error* e) {
+    const uint64_t last = start + length;  // its last target
+    uint64_t trained, around;
+    if (!rows_count_trained(m, start + 1, size_min(last + 1, m->h->num_tokens), &trained, e)) { return false; }
+    if (trained == 0) { return true; }
+    m->index->counts.trained += trained;
+    rows_place(m, start, length);
+    if (!m->h->masked || !goes_on || last + 1 >= m->h->num_tokens) { return true; }
+    if (!rows_count_trained(m, last, last + 2, &around, e)) { return false; }
+    m->index->counts.cut += around == 2;
+    return true;
+}
+
+/* Takes the document of the tokens from `start` up to, but without, `end`. */
+static bool rows_add_document(RowMaker* m, uint64_t start, uint64_t end, Error* e) {
+    bool ok = true;
+    m->index->counts.documents++;
+    for (size_t n; ok && start < end; start += n) {
+        n = size_min(m->T, end - start);
+        ok = rows_add_piece(m, start, n, start + n < end, e);
+    }
+    return ok;
+}
+
+/* Finds the documents of the file and takes each. */
+static bool rows_pack(RowMaker* m, const RowRule* rule, Error* e) {
+    const size_t width = (size_t)m->h->token_bytes, most = 1 << 18;  // tokens at a time
+    unsigned char* raw = (unsigned char*)xmalloc(most * width);
+    uint64_t start = 0, found = 0;
+    bool ok = true;
+    for (uint64_t at = 0, n; ok && at < m->h->num_tokens; at += n) {
+        n = size_min(m->h->num_tokens - at, most);
+        ok = read_at(fileno(m->f), TOKENFILE_HEADER_BYTES + at * width, raw, n * width, m->path, "the file", e);
+        for (uint64_t i = 0; ok && i < n; i++) {
+            uint32_t id = 0;
+            memcpy(&id, raw + i * width, width == 2 ? 2 : 4);
+            if (id != (uint32_t)rule->bos) { continue; }
+            found++;
+            if (at + i > start) { ok = rows_add_document(m, start, at + i, e); }
+            start = at + i;
+        }
+        if (ok && rule->progress) { rule->progress(rule->progress_ctx, n * width); }
+    }
+    free(raw);
+    if (ok && found == 0) {
+        ok = fail(e,
+                  "%s: holds no BOS token (id %d), so nothing tells where its documents begin\n"
+                  "  hint: tokenize the text again, or read across documents with --documents cross",
+                  m->path, rule->bos);
+    }
+    return ok && rows_add_document(m, start, m->h->num_tokens, e);
+}
+
+/* Takes the rows at the multiples of T. */
+static bool rows_cross(RowMaker* m, Error* e) {
+    bool ok = true;
+    for (uint64_t start = 0; ok && start + m->T < m->h->num_tokens; start += m->T) {
+        ok = rows_add_piece(m, start, m->T, true, e);
+    }
+    return ok;
+}
+
+/* Makes the index of the rows of an open file. `documents` is not auto. Free with rows_free(), also if it fails. */
+static inline bool rows_open(RowIndex* x, FILE* f, const TokenFileHeader* h, size_t T, Documents documents, const RowRule* rule,
+                             const char* path, Error* e) {
+    const double began = now_seconds();
+    memset(x, 0, sizeof *x);
+    if (h->num_tokens >> PIECE_START_BITS) {
+        return fail(e, "%s: holds %llu tokens, wanted fewer than 2^%d for rows of documents or with a mask", path,
+                    (unsigned long long)h->num_tokens, PIECE_START_BITS);
+    }
+    RowMaker* m = (RowMaker*)xcalloc(1, sizeof *m);
+    m->index = x;
+    m->T = T;
+    m->f = f;
+    m->h = h;
+    m->path = path;
+    m->block = (unsigned char*)xmalloc(MASK_BLOCK);
+    m->block_at = UINT64_MAX - MASK_BLOCK;  // none
+    m->window = h->masked ? ROWS_WINDOW : 1;
+    const bool ok = documents == DOCUMENTS_CROSS ? rows_cross(m, e) : rows_pack(m, rule, e);
+    while (ok && m->num_open > 0) { rows_close(m, 0); }
+    for (int i = 0; i < ROWS_WINDOW; i++) { free(m->open[i].pieces); }
+    free(m->block);
+    free(m);
+    if (ok && x->counts.rows == 0) {
+        return fail(e, "%s: holds no trained token in rows of --seq %zu\n  hint: %s", path, T,
+                    h->masked ? "a mask of zeros trains nothing: make the file again" : "the file has no text in it");
+    }
+    if (ok) { x->pieces = (uint64_t*)xrealloc(x->pieces, x->num_pieces * sizeof *x->pieces); }
+    x->counts.bytes = x->num_pieces * sizeof *x->pieces + ceil_div(x->counts.rows, ROWS_STEP) * sizeof *x->steps;
+    x->counts.seconds = now_seconds() - began;
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// reading
+
+/* Returns the bytes of scratch that rows_read() needs. */
+static inline size_t rows_scratch(const TokenFileHeader* h, size_t T) { return (T + 1) * (size_t)h->token_bytes + T / 8 + 2; }
+
+/* Reads a piece of n tokens and their targets. */
+static bool rows_read_piece(FILE* f, const TokenFileHeader* h, uint64_t first, size_t n, int64_t limit, int32_t* x, int32_t* y,
+                            unsigned char* scratch, const char* path, Error* e) {
+    const size_t width = (size_t)h->token_bytes, have = size_min(n + 1, h->num_tokens - first);
+    const uint64_t mask_first = (first + 1) / 8, mask_end = (first + have + 7) / 8;  // bytes
+    unsigned char* mask = scratch + (n + 1) * width;
+    if (!read_at(fileno(f), TOKENFILE_HEADER_BYTES + first * width, scratch, have * width, path, "a row", e) ||
+        !tokenfile_widen(x, scratch, n, h->token_bytes, limit, first, path, e) ||
+        !tokenfile_widen(y, scratch + width, have - 1, h->token_bytes, limit, first + 1, path, e)) {
+        return false;
+    }
+    if (have == n) { y[n - 1] = -1; }
+    if (!h->masked || have == 1) { return true; }
+    const uint64_t at = tokenfile_mask_at(h) + mask_first;
+    if (!read_at(fileno(f), at, mask, mask_end - mask_first, path, "a row's mask", e)) { return false; }
+    for (size_t i = 0; i + 1 < have; i++) {
+        if (!tokenfile_bit(mask, first + 1 + i - 8 * mask_first)) { y[i] = -1; }
+    }
+    return true;
+}
+
+/* Reads row r: tokens x, targets y and the starts of the documents, each (T). `mask`: the mode is mask, else starts are 0. */
+static inline bool rows_read(const RowIndex* index, FILE* f, const TokenFileHeader* h, uint64_t r, size_t T, bool mask,
+                             int64_t limit, int32_t* x, int32_t* y, int32_t* starts, unsigned char* scratch, const char* path,
+                             Error* e) {
+    uint64_t k = index->steps[r / ROWS_STEP];
+    for (uint64_t row = r / ROWS_STEP * ROWS_STEP; row < r; row++) {
+        do { k++; } while (!(index->pieces[k] & 1));
+    }
+    size_t t = 0;
+    do {
+        const size_t n = piece_length(index->pieces[k]);
+        if (!rows_read_piece(f, h, piece_start(index->pieces[k]), n, limit, x + t, y + t, scratch, path, e)) { return false; }
+        for (size_t i = 0; i < n; i++) { starts[t + i] = mask ? (int32_t)t : 0; }
+        t += n;
+        k++;
+    } while (k < index->num_pieces && !(index->pieces[k] & 1));
+    for (size_t i = t; i < T; i++) {
+        x[i] = 0;
+        y[i] = -1;
+        starts[i] = mask ? (int32_t)t : 0;
+    }
+    return true;
+}
+
+#endif

@@ -1,0 +1,201 @@
+/* lora.h -- LoRA (Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021). A weight matrix W stays as it is; two
+ * small matrices beside it, A (r, C) and B (OC, r), are trained instead. fp32.
+ *
+ *   t  = s x A^T            s = alpha / r             x: (N, C), t: (N, r), kept for backward
+ *   y += t B^T              y = x W^T, the product that they are beside
+ *
+ *   dt  = s dy B
+ *   dx += dt A,    dA += dt^T x,    dB += dy^T t
+ *
+ * B begins as zero, so a new adapter has no effect. Up to three matrices share their input x and the rows of y: q, k, v, and
+ * gate, up. Their A's lie one below the other, so one product makes t (N, parts r) for all; their B's stand each for a part of
+ * y's columns. The products are those of matmul.h, on views of y, t and their gradients.
+ */
+#ifndef LLMC_LORA_H
+#define LLMC_LORA_H
+
+#include "llmc/config.h"  // defines: ModelConfig, ParamTable, lora_pairs, adapter_find, lora_scale
+#include "llmc/matmul.h"  // defines: matmul_vectors
+
+/* The matrices of a block that one product computes. */
+typedef enum { LORA_QKV, LORA_O, LORA_GATE_UP, LORA_DOWN, NUM_LORA } LoraPlace;
+
+enum { LORA_PARTS = 3 };
+
+/* The adapters beside one product. Offsets are those of the arena that holds the adapters, or their gradients. */
+typedef struct {
+    int parts;  // 0: no adapters, all functions return at once
+    int r;
+    float scale;
+    int C, OC;                                 // widths of x and y
+    size_t a;                                  // offset of A (parts r, C)
+    size_t b[LORA_PARTS];                      // offset of each B (width, r)
+    int first[LORA_PARTS], width[LORA_PARTS];  // its columns of y
+} Lora;
+
+typedef struct {
+    Lora at[NUM_LORA];
+} LoraBlock;
+
+/* Returns the first of lora_pairs at a place; the last place ends at NUM_LORA_PAIRS. */
+static inline int lora_first_pair(int place) {
+    static const int first[NUM_LORA + 1] = {0, 3, 4, 6, NUM_LORA_PAIRS};
+    return first[place];
+}
+
+/* Returns the elements of a row of t at a place. */
+static inline int lora_width(const LoraConfig* l, int place) {
+    int width = 0;
+    for (int i = lora_first_pair(place); i < lora_first_pair(place + 1); i++) { width += l->on >> i & 1 ? l->rank : 0; }
+    return width;
+}
+
+/* Returns the largest of them. */
+static inline int lora_most_width(const LoraConfig* l) {
+    int most = 0;
+    for (int place = 0; place < NUM_LORA; place++) {
+        if (lora_width(l, place) > most) { most = lora_width(l, place); }
+    }
+    return most;
+}
+
+/* Finds the adapters of a block in the table of adapters. */
+static inline LoraBlock lora_block(const ModelConfig* c, const ParamTable* adapters, int layer) {
+    LoraBlock block;
+    memset(&block, 0, sizeof block);
+    for (int place = 0; c->lora.rank > 0 && place < NUM_LORA; place++) {
+        Lora* l = &block.at[place];
+        l->r = c->lora.rank;
+        l->scale = lora_scale(&c->lora);
+        for (int i = lora_first_pair(place); i < lora_first_pair(place + 1); i++) {
+            size_t rows = 0, cols = 0;
+            param_shape(c, lora_pairs[i].matrix, &rows, &cols);
+            if (c->lora.on >> i & 1) {
+                if (l->parts == 0) { l->a = adapter_find(adapters, lora_pairs[i].a, layer)->offset; }
+                l->b[l->parts] = adapter_find(adapters, lora_pairs[i].b, layer)->offset;
+                l->first[l->parts] = l->OC;
+                l->width[l->parts++] = (int)rows;
+            }
+            l->OC += (int)rows;
+            l->C = (int)cols;
+        }
+    }
+    return block;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the plain loops
+
+/* Writes t (N, parts r) and adds to y (N, OC) from x (N, C) and the arena w of adapters. */
+static inline void lora_forward_plain(float* y, float* t, const float* x, const float* w, const Lora* l, size_t N) {
+    const size_t C = (size_t)l->C, OC = (size_t)l->OC, r = (size_t)l->r, R = (size_t)l->parts * r;
+#pragma omp parallel for
+    for (size_t n = 0; n < N; n++) {
+        float *t_row = t + n * R, *y_row = y + n * OC;
+        for (size_t k = 0; k < R; k++) {
+            float sum = 0;
+            for (size_t c = 0; c < C; c++) { sum += x[n * C + c] * w[l->a + k * C + c]; }
+            t_row[k] = l->scale * sum;
+        }
+        for (int p = 0; p < l->parts; p++) {
+            for (size_t o = 0; o < (size_t)l->width[p]; o++) {
+                const float* b = w + l->b[p] + o * r;
+                for (size_t k = 0; k < r; k++) { y_row[(size_t)l->first[p] + o] += t_row[(size_t)p * r + k] * b[k]; }
+            }
+        }
+    }
+}
+
+/* Adds to dx (N, C) and to the arena dw of the adapters' gradients, from dy (N, OC), x (N, C) and the forward pass's t. Writes
+ * dt (N, parts r). */
+static inline void lora_backward_plain(float* dx, float* dw, float* dt, const float* dy, const float* x, const float* t,
+                                       const float* w, const Lora* l, size_t N) {
+    const size_t C = (size_t)l->C, OC = (size_t)l->OC, r = (size_t)l->r, R = (size_t)l->parts * r;
+    for (size_t n = 0; n < N; n++) {
+        for (size_t i = 0; i < R; i++) {
+            const size_t p = i / r, k = i % r, first = (size_t)l->first[p];
+            float sum = 0;
+            for (size_t o = 0; o < (size_t)l->width[p]; o++) {
+                sum += dy[n * OC + first + o] * w[l->b[p] + o * r + k];
+                dw[l->b[p] + o * r + k] += dy[n * OC + first + o] * t[n * R + i];
+            }
+            dt[n * R + i] = l->scale * sum;
+            for (size_t c = 0; c < C; c++) {
+                dx[n * C + c] += dt[n * R + i] * w[l->a + i * C + c];
+                dw[l->a + i * C + c] += dt[n * R + i] * x[n * C + c];
+            }
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// what the model calls: arguments are those of the plain loops, and scratch of matmul_scratch() bytes
+
+#ifdef LLMC_PLAIN
+
+static inline void lora_forward(float* y, float* t, void* scratch, const float* x, const float* w, const Lora* l, size_t N) {
+    (void)scratch;
+    if (l->parts > 0) { lora_forward_plain(y, t, x, w, l, N); }
+}
+
+static inline void lora_backward(float* dx, float* dw, float* dt, void* scratch, const float* dy, const float* x,
+                                 const float* t, const float* w, const Lora* l, size_t N) {
+    (void)scratch;
+    if (l->parts > 0) { lora_backward_plain(dx, dw, dt, dy, x, t, w, l, N); }
+}
+
+#else
+
+static inline void lora_rescale(float* t, float scale, size_t n) {
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < n; i++) { t[i] *= scale; }
+}
+
+static inline void lora_forward(float* y, float* t, void* scratch, const float* x, const float* w, const Lora* l, size_t N) {
+    if (l->parts == 0) { return; }
+    const size_t C = (size_t)l->C, OC = (size_t)l->OC, r = (size_t)l->r, R = (size_t)l->parts * r;
+    matmul_vectors(t, R, scratch, NULL, by_rows(x, C), transposed(by_rows(w + l->a, C)), N, R, C);
+    lora_rescale(t, l->scale, N * R);
+    for (size_t p = 0; p < (size_t)l->parts; p++) {
+        float* part = y + l->first[p];
+        matmul_vectors(part, OC, scratch, part, by_rows(t + p * r, R), transposed(by_rows(w + l->b[p], r)), N,
+                       (size_t)l->width[p], r);
+    }
+}
+
+static inline void lora_backward(float* dx, float* dw, float* dt, void* scratch, const float* dy, const float* x,
+                                 const float* t, const float* w, const Lora* l, size_t N) {
+    if (l->parts == 0) { return; }
+    const size_t C = (size_t)l->C, OC = (size_t)l->OC, r = (size_t)l->r, R = (size_t)l->parts * r;
+    for (size_t p = 0; p < (size_t)l->parts; p++) {
+        const size_t width = (size_t)l->width[p];
+        const MatrixView d = by_rows(dy + l->first[p], OC);
+        float* db = dw + l->b[p];
+        matmul_vectors(dt + p * r, R, scratch, NULL, d, by_rows(w + l->b[p], r), N, r, width);
+        matmul_vectors(db, r, scratch, db, transposed(d), by_rows(t + p * r, R), width, r, N);
+    }
+    lora_rescale(dt, l->scale, N * R);
+    float* da = dw + l->a;
+    matmul_vectors(da, C, scratch, da, transposed(by_rows(dt, R)), by_rows(x, C), R, C, N);
+    matmul_vectors(dx, C, scratch, dx, by_rows(dt, R), by_rows(w + l->a, C), N, C, R);
+}
+
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------------
+// merging
+
+/* Adds s B A to elements [first, first + n) of a matrix (rows, C). */
+static inline void lora_merge(float* w, size_t first, size_t n, const float* a, const float* b, const LoraConfig* l, size_t C) {
+    const size_t r = (size_t)l->rank;
+    const float scale = lora_scale(l);
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < n; i++) {
+        const size_t row = (first + i) / C, c = (first + i) % C;
+        float sum = 0;
+        for (size_t k = 0; k < r; k++) { sum += b[row * r + k] * a[k * C + c]; }
+        w[i] += scale * sum;
+    }
+}
+
+#endif
