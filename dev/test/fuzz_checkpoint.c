@@ -2,7 +2,9 @@
  * or folders; checkpoints renamed), then finds, verifies, cleans, prunes and sets aside. The checkpoint that is found must be
  * whole, every newer one damaged or of a run that was set back; nothing outside of the folder may change. The first byte says
  * what is done beside that. */
-#define FILE_SUM_PIECE 256  // small: allocating is what takes the time
+#define FILE_SUM_PIECE 256  // small buffers: allocating is what takes the time
+#define TENSOR_READ_PIECE 64
+#define LOG_LINE_MAX 1024
 #include "fuzz.h"
 #include "llmc/run/verify.h"
 

@@ -5,7 +5,7 @@
 #include "llmc/run/chat.h"
 #include "llmc/text/tokenizer_read.h"
 
-enum { CONTEXT = 48, ANSWER = 6, MODEL_VOCAB = 300 };
+enum { CONTEXT = 48, ANSWER = 6, MODEL_VOCAB = 300, MOST_LINES = 32 };  // 3 lines of a chat fill the context
 
 /* A model whose logits favor one token: its next byte. */
 typedef struct {
@@ -45,7 +45,9 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         chat_tokenizer(&t);
         config_preset(&c, "d1", MODEL_VOCAB);
     }
-    if (size < 2) { return 0; }
+    size_t lines = 0;
+    for (size_t i = 0; i < size; i++) { lines += data[i] == '\n'; }
+    if (size < 2 || lines > MOST_LINES) { return 0; }
     enum { CHAT, TEXT, IDS, NUM_KINDS };
     const int kind = data[0] % NUM_KINDS, max_tokens = data[0] / NUM_KINDS % ANSWER;
     char* input = fuzz_text(data + 1, size - 1);

@@ -24,7 +24,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         REQUIRE(memcmp(&s.loss, &back.loss, sizeof s.loss) == 0 && memcmp(&s.grad_norm, &back.grad_norm, sizeof s.loss) == 0);
         REQUIRE(memcmp(&s.loss_scale, &back.loss_scale, sizeof s.loss_scale) == 0);
         REQUIRE(strcmp(s.run, back.run) == 0 && strcmp(s.parent_run, back.parent_run) == 0 && strcmp(s.build, back.build) == 0);
-        REQUIRE(s.parent_step == back.parent_step && s.not_finite == back.not_finite);
+        REQUIRE(s.parent_step == back.parent_step && s.not_finite == back.not_finite && s.base == back.base);
         trainer_state_free(&back);
     }
     trainer_state_free(&s);

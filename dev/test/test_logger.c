@@ -109,6 +109,23 @@ static void a_line_without_an_end_is_refused(void) {
     unlink(path);
 }
 
+static void a_line_of_the_longest_length_is_read(void) {
+    static const char head[] = "{\"event\":\"checkpoint\",\"step\":2,\"weights_crc32c\":7,\"x\":\"", tail[] = "\"}\n";
+    char* text = (char*)malloc(2 * LOG_LINE_MAX);
+    memset(text, 'x', 2 * LOG_LINE_MAX);
+    for (int line = 0; line < 2; line++) {
+        memcpy(text + line * LOG_LINE_MAX, head, sizeof head - 1);
+        memcpy(text + (line + 1) * LOG_LINE_MAX - (sizeof tail - 1), tail, sizeof tail - 1);
+    }
+    text[LOG_LINE_MAX + sizeof head] = 0;  // the second is no event
+    put(path, text, 2 * LOG_LINE_MAX);
+    LogHistory h;
+    Error e = NO_ERROR;
+    CHECK(log_history_read(&h, folder, 2, &e) && h.has_weights && h.weights == 7, "%s", e.msg);
+    free(text);
+    unlink(path);
+}
+
 static void only_a_regular_file_is_a_log(void) {
     Logger g;
     put(other, "precious", 8);
@@ -150,6 +167,7 @@ int main(void) {
     RUN(lines_lie_anywhere_in_a_log_of_any_length);
     RUN(missing_memory_is_not_the_end_of_the_log);
     RUN(a_line_without_an_end_is_refused);
+    RUN(a_line_of_the_longest_length_is_read);
     RUN(only_a_regular_file_is_a_log);
     RUN(a_log_that_was_moved_away_begins_again);
     unlink(path);

@@ -11,7 +11,9 @@
 #include "llmc/files/json.h"  // defines: json_parse, json_get, json_string, json_node_int, json_node_u64
 #include "llmc/files/trainer_state.h"
 
-enum { LOG_LINE_MAX = 1 << 20 };  // most bytes of a line that is read back
+#ifndef LOG_LINE_MAX
+#define LOG_LINE_MAX (1 << 20)  // most bytes of a line that is read back; tests set it smaller
+#endif
 
 /* Fails because of the line that begins at byte `at`: a log has no such lines, but a hole in a file is one. */
 static inline bool log_line_too_long(const char* path, off_t at, Error* e) {
@@ -64,14 +66,14 @@ static inline bool log_history_read(LogHistory* h, const char* out, uint64_t ste
     if (!f) { return fail(e, "%s: cannot open: %s", path, strerror(errno)); }
     char* line = (char*)xmalloc(CAP);
     bool ok = true;
-    line[CAP - 1] = 1;  // fgets() puts a 0 here only when it fills the buffer; strlen() would stop at the 0s of a hole
-    while (ok && fgets(line, CAP, f)) {
+    while (ok) {
+        line[CAP - 1] = 1;  // fgets() puts a 0 here only when it fills the buffer; strlen() would stop at the 0s of a hole
+        if (!fgets(line, CAP, f)) { break; }
         Json j;
         Error ignored = NO_ERROR;
         const size_t length = strlen(line);
         const bool whole = length > 0 && line[length - 1] == '\n';
-        if (!line[CAP - 1] && !whole) { ok = log_line_too_long(path, ftello(f) - LOG_LINE_MAX, e); }
-        line[CAP - 1] = 1;
+        if (!line[CAP - 1] && line[CAP - 2] != '\n') { ok = log_line_too_long(path, ftello(f) - LOG_LINE_MAX, e); }
         // nearly all lines are steps, which tell nothing here
         if (!whole || strncmp(line, "{\"event\":\"step\"", 15) == 0) { continue; }
         if (!json_parse(&j, xstrdup(line), length, path, &ignored)) { continue; }
