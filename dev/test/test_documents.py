@@ -122,7 +122,7 @@ def unequal_micro_batches(folder, trainer, name):
 
 
 def test_micro_batches_of_unequal_rows_equal_one_large_batch(folder):
-    assert unequal_micro_batches(folder, TRAINER, "equal") <= 2e-6
+    assert unequal_micro_batches(folder, TRAINER, "equal") <= 1e-6
 
 
 def build_with(folder, fault):
