@@ -448,6 +448,17 @@ def test_a_model_for_chats_stops_at_the_end_of_an_answer(tmp_path):
     want = [tok.token_to_id("<|end_of_text|>"), tok.token_to_id("<|eot_id|>")]
     for file in ("config.json", "generation_config.json"):
         assert json.loads((tmp_path / "o" / "step_00000001" / file).read_text())["eos_token_id"] == want, file
+    assert "--generate" in done.stdout and "--chat" not in done.stdout
+
+
+@pytest.mark.skipif(not os.path.exists(TRAINER), reason="the trainer has not been built")
+def test_a_run_on_conversations_proposes_to_chat(tmp_path):
+    made(tmp_path, "--count", "20")
+    tales = os.path.join(ROOT, "dev", "data", "tinytales")
+    tokenize(tales, "--chat", "-o", tmp_path / "a.bin", tmp_path / "train.jsonl")
+    command = [TRAINER, "--model", "d1", "--tokenizer", tales, "--train", tmp_path / "a.bin", "--batch", "1", "--seq", "256"]
+    done = subprocess.run([*map(str, command), "--steps", "1", "--out", str(tmp_path / "o")], capture_output=True, text=True)
+    assert done.returncode == 0 and "step_00000001 --chat\n" in done.stdout and "--generate" not in done.stdout, done.stderr
 
 
 # ---------------------------------------------------------------------------------------------------------------------
