@@ -162,10 +162,9 @@ static inline void training_prepare(Training* t) {
     if (trainer->prepare) { trainer->prepare(t->model, &t->plan, s); }
 }
 
-/* Prints how long the run takes. */
-static inline void training_print_time(const Session* s, const StepTime* time) {
+/* Prints how long the run's `steps` take. */
+static inline void training_print_time(const Session* s, const StepTime* time, int64_t steps) {
     const Options* o = &s->options;
-    const int64_t steps = s->plan.stop - (int64_t)s->state.step;
     const bool least = !time->whole && !time->parts;
     const char* about = time->whole ? "" : least ? "more than " : "about ";
     char clock[32], parts[64] = "";
@@ -186,15 +185,16 @@ static inline void training_dry_run(Training* t) {
     enum { MOST_SECONDS = 60 };
     Session* s = t->s;
     const Options* o = &s->options;
+    const int64_t steps = s->plan.stop - (int64_t)s->state.step;  // before the timed ones count
     StepTime time;
     Error e = NO_ERROR;
     t->model = job_open_model(t->trainer, s);
     training_scan_data(s);
     // --tune and --profile write files, or time steps themselves
-    if (!o->tune && o->profile == 0 && (s->plan.stop > (int64_t)s->state.step || o->minutes > 0)) {
+    if (!o->tune && o->profile == 0 && (steps > 0 || o->minutes > 0)) {
         training_prepare(t);
         must(time_steps(t->trainer, t->model, &t->plan, o->batch, MOST_SECONDS, stdout, &time, &e), &e);
-        training_print_time(s, &time);
+        training_print_time(s, &time, steps);
     }
     t->trainer->destroy(t->model);
 }
