@@ -524,7 +524,8 @@ static void llama_loss(const Llama* m, float dloss, bool first) {
  * gradient llama_loss() has already written. */
 static void llama_zero_gradients(const Llama* m) {
     const ModelConfig* c = &m->config;
-    CUDA_CHECK(cudaMemsetAsync(m->grads32, 0, norm_rows_size(c) * sizeof(float), m->queue.stream));
+    const size_t norms = norm_rows_size(c);  // 0: frozen
+    if (norms > 0) { CUDA_CHECK(cudaMemsetAsync(m->grads32, 0, norms * sizeof(float), m->queue.stream)); }
     const Gradient g = grad_at(m, P_EMBEDDING, -1);
     if (!c->tied && g.data) {
         const size_t bytes = (size_t)c->vocab_size * c->hidden_size * (g.fp32 ? sizeof(float) : sizeof(floatX));

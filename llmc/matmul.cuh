@@ -126,7 +126,7 @@ typedef struct {
 static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof(MatmulChoice::algo), "a MatmulChoice holds the image of an algorithm");
 
 enum {
-    MATMUL_MAX_PLANS = 1024,
+    MATMUL_MAX_PLANS = 2048,
     MATMUL_SPLIT_WIDTH = 128,          // odd widths from here on are split
     MATMUL_WORKSPACE_SM90 = 32 << 20,  // bytes; the advice of cuBLAS' documentation for Hopper, and for older cards
     MATMUL_WORKSPACE = 4 << 20,

@@ -38,6 +38,7 @@ adapters_resume() {
     flags="--model $tmp/lora_base/step_00000030 --train $tmp/data_train.bin --lora 5 --batch 4 --seq 250 --steps 20 --lr 5e-3 $*"
     cu $v $flags --out "$name.whole" && cu $v $flags --out "$name.parts" --stop-after 10 && cu $v --out "$name.parts" --resume &&
         same_adapters "$name.whole" "$name.parts" 20 || return 1
+    cu $v $flags --no-graph --out "$name.eager" && same_adapters "$name.whole" "$name.eager" 20 || return 1
     cu $v $flags --recompute block --out "$name.block" && same_adapters "$name.whole" "$name.block" 20
 }
 

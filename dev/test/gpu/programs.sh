@@ -23,7 +23,7 @@ program() {
 
 # committed LIMIT VARIANT: only the committed pairs, without the tests of memory and of equal bits
 committed() {
-    for pair in mha_odd gqa2_untied_rope8 tied_gqa4_rope32 lora_all lora_some; do
+    for pair in mha_odd gqa2_untied_rope8 tied_gqa4_rope32 documents lora_all lora_some; do
         program "$1" "$2" test_llama3cu "dev/test/pairs/$pair" "dev/test/pairs/$pair.state.safetensors" || return 1
     done
 }
@@ -32,7 +32,7 @@ has_torch() { "$python" -c 'import torch, safetensors' 2>/dev/null || { echo "$p
 
 pairs_written() {
     has_torch || return 77
-    if in_all; then set -- ; else set -- --seeds 1 --cases hd10 hd64_groups2 hd128_groups2 hd256_groups1 one_token tiny; fi
+    if in_all; then set -- ; else set -- --seeds 1 --cases hd10 hd64_documents hd64_groups2 hd128_groups2 hd256_groups1 one_token tiny; fi
     limit 240 "$python" dev/test/gpu_pairs.py --out "$tmp/pairs" --jobs $((cores / 2 + 1)) "$@" && touch "$tmp/pairs/whole"
 }
 

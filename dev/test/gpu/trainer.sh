@@ -43,17 +43,25 @@ masked_copy() {
         head -c "$mc_mask" /dev/zero | tr '\000' '\025'; } >"$2"
 }
 
+# documents_written DIR: token files of documents, a line of the text each: documents.bin and, with a mask, masked.bin
+documents_written() {
+    mkdir -p "$1"
+    sed -n '/./ { s/[\\"]/\\&/g; s/.*/{"text": "&"}/p; }' "$text" | tr '\t' ' ' >"$1/documents.jsonl"
+    "$bin/tokenize" -o "$1/documents.bin" "$1/documents.jsonl" >/dev/null && masked_copy "$1/documents.bin" "$1/masked.bin"
+}
+
 # rows of documents, with and without a mask, in micro-batches whose trained targets differ in number
 documents_train_alike() {
-    sed -n '/./ { s/[\\"]/\\&/g; s/.*/{"text": "&"}/p; }' "$text" | tr '\t' ' ' >"$tmp/documents.jsonl"
-    "$bin/tokenize" -o "$tmp/documents.bin" "$tmp/documents.jsonl" >/dev/null && masked_copy "$tmp/documents.bin" "$tmp/masked.bin" || return 1
+    documents_written "$tmp" || return 1
     for data in documents masked; do
         for mode in cross pack mask; do
             d=$tmp/documents_${data}_$mode
             flags="--model d3 --train $tmp/$data.bin --val $tmp/$data.bin --val-batches 2 --documents $mode --batch 2 --seq 128
-                   --total-batch 512 --steps 20 --lr 1e-3 --warmup 5"
+                   --total-batch 512 --steps 20 --lr 1e-3 --warmup 5 --val-every 5"
             cu fp32 $flags --out "${d}_gpu" && limit 100 "$bin/train_llama3" --sample-tokens 0 $flags --out "${d}_cpu" &&
                 close_losses 1e-4 "${d}_gpu/log.jsonl" "${d}_cpu/log.jsonl" || return 1
+            for on in gpu cpu; do grep '"event":"val"' "${d}_$on/log.jsonl" | sed 's/"val"/"step"/' >"$tmp/val_$on"; done
+            close_losses 1e-4 "$tmp/val_gpu" "$tmp/val_cpu" || return 1
             for on in gpu cpu; do sed -n 's/.*"trained":\([0-9]*\).*/\1/p' "${d}_$on/log.jsonl" >"$tmp/trained_$on"; done
             cmp "$tmp/trained_gpu" "$tmp/trained_cpu" || return 1
         done
@@ -135,6 +143,12 @@ graph_changes_no_bit() {
             cu bf16 $long --train "$tmp/data_train.bin" --total-batch $total --steps 5 --out "$d/off_$total" --no-graph &&
             same_end "$d/on_$total" "$d/off_$total" 5 || return 1
     done
+    documents_written "$d" || return 1
+    for graph in on off; do
+        cu bf16 $long --train "$d/masked.bin" --val "$d/documents.bin" --val-every 2 --total-batch 32768 --steps 5 \
+            --out "$d/documents_$graph" $([ $graph = on ] || echo --no-graph) || return 1
+    done
+    same_end "$d/documents_on" "$d/documents_off" 5
 }
 
 # killed_runs_go_on N: kills with -9 N times, at moments spread over the time of about six steps
