@@ -120,9 +120,10 @@ build/%_cu: dev/test/%.cu $(CUDA_HEADERS) build/cuda_flags | build require-nvcc
 
 # --- the embedded data set and the first run ---------------------------------------------------------------------------
 
+# a story ends in the token that ends an answer: LoRA can teach a model to chat, but not a token that it has never seen
 $(TALES)/tinytales_train.bin: build/tinytales tokenize $(TALES)/tokenizer.json
-	./build/tinytales -o $(TALES)/tinytales.jsonl
-	./tokenize --tokenizer $(TALES)/tokenizer.json --val-fraction 0.02 -o $(TALES)/tinytales.bin $(TALES)/tinytales.jsonl
+	./build/tinytales --end "<|eot_id|>" -o $(TALES)/tinytales.jsonl
+	./tokenize --tokenizer $(TALES)/tokenizer.json --specials --val-fraction 0.02 -o $(TALES)/tinytales.bin $(TALES)/tinytales.jsonl
 
 # trains on the GPU if there are a GPU and nvcc, else on the CPU; each run has its own output folder
 HAS_GPU := $(if $(NVCC),$(USABLE_ARCH))

@@ -316,9 +316,10 @@ static void llama_forward(Llama* m) {
     rmsnorm_forward(m->norm_final, m->rstd_final, m->h_final, ends.final_norm, N, C, c->rms_eps);
 }
 
-/* Runs head and loss after llama_forward(). Returns the cross-entropy of the targets m->y, -1 with loss 0, over B*T. Works on CLASSIFIER_ROWS
- * tokens at a time, so full (B, T, V) logits never exist. If dloss is not 0, also runs the head's backward pass while the
- * logits are there: writes dnorm (N, C) and adds to the head's gradient. dloss is the weight of one token's loss. */
+/* Runs head and loss after llama_forward(). Returns the cross-entropy of the targets m->y, -1 with loss 0, over B*T. Works on
+ * CLASSIFIER_ROWS tokens at a time, so full (B, T, V) logits never exist. If dloss is not 0, also runs the head's backward
+ * pass while the logits are there: writes dnorm (N, C) and adds to the head's gradient. dloss is the weight of one token's
+ * loss. */
 static double llama_loss(Llama* m, float dloss) {
     const int C = m->config.hidden_size, V = m->config.vocab_size;
     const size_t N = (size_t)m->B * m->T;
@@ -467,11 +468,6 @@ static const float* llama_decode(void* model, const int32_t* tokens, int count, 
 // ---------------------------------------------------------------------------------------------------------------------
 // training step
 
-static bool read_batch(Llama* m, const BatchSource* data, Error* e) {
-    m->starts = data->starts;
-    return batch_read(data, m->B, m->T, m->x, m->y, e);
-}
-
 /* Runs forward and backward over the step's micro-batches, then updates, unless the step is dropped before that (step.h). */
 static bool train_step(void* model, const StepPlan* plan, double lr, Error* e) {
     Llama* m = (Llama*)model;
@@ -481,7 +477,8 @@ static bool train_step(void* model, const StepPlan* plan, double lr, Error* e) {
     r->lr = lr;
     llama_zero_gradients(m);
     for (int k = 0; k < plan->accumulate; k++) {
-        if (!read_batch(m, &plan->data, e)) { return false; }
+        m->starts = plan->data.starts;
+        if (!batch_read(&plan->data, m->B, m->T, m->x, m->y, e)) { return false; }
         llama_forward(m);
         r->loss += llama_loss(m, (float)plan->hyper.loss_weight) / plan->accumulate;
         r->trained += (double)count_trained(m->y, (size_t)m->B * m->T);
@@ -626,7 +623,8 @@ static bool trainer_name_not_finite(void* model, char name[TENSOR_TEXT]) {
 
 static bool queue_losses(void* model, const BatchSource* data, Error* e) {
     Llama* m = (Llama*)model;
-    if (!read_batch(m, data, e)) { return false; }
+    m->starts = data->starts;
+    if (!batch_read(data, m->B, m->T, m->x, m->y, e)) { return false; }
     llama_forward(m);
     llama_loss(m, 0.0f);
     return !run_stop_requested();

@@ -705,7 +705,7 @@ LORA_PAIRS = {
 
 
 def pair_seed(name):
-    return 1 + (list(PAIRS) + list(LORA_PAIRS)).index(name)
+    return 4 + list(LORA_PAIRS).index(name) if name in LORA_PAIRS else 1 + list(PAIRS).index(name)
 
 
 def pair_model(name):
@@ -750,7 +750,8 @@ ROWS_WINDOW = 256
 class TokenFile:
     def __init__(self, path):
         head = np.fromfile(path, dtype="<i4", count=256)
-        kinds = {(20240520, 1): ("<u2", False), (20240801, 7): ("<u4", False), (20240520, 2): ("<u2", True), (20240801, 8): ("<u4", True)}
+        kinds = {(20240520, 1): ("<u2", False), (20240801, 7): ("<u4", False),
+                 (20240520, 2): ("<u2", True), (20240801, 8): ("<u4", True)}
         kind, self.masked = kinds.get((int(head[0]), int(head[1])) if len(head) == 256 else None, (None, False))
         if kind is None:
             die(f"{path}: is no token file\n  hint: make one from text with ./tokenize --tokenizer DIR -o OUT.bin FILE")

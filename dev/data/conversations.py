@@ -1,10 +1,10 @@
 """Writes conversations about little tales, to teach the quickstart's model to answer, and questions to test it.
 
-    python dev/data/conversations.py -o chat
-    ./tokenize --tokenizer DIR --chat -o chat/train.bin chat/train.jsonl
+    python dev/data/conversations.py -o data/chat
+    ./tokenize --tokenizer DIR --chat -o data/chat/train.bin data/chat/train.jsonl
 
-chat/train.jsonl and chat/val.jsonl hold a conversation a line ("messages"): a tale of somebody who lost something, in the words
-of tinytales, and two questions about it, with their answers. chat/questions.jsonl asks the same about tales that are in neither,
+train.jsonl and val.jsonl hold a conversation a line ("messages"): a tale of somebody who lost something, in the words
+of tinytales, and two questions about it, with their answers. questions.jsonl asks the same about tales that are in neither,
 for --eval --tasks: the model chooses among four ends of an answer, so that chance is 25 %. Nobody loses the same thing in two
 of the files, so the answers have to be read in the tale. The same bytes for the same --seed, everywhere; standard library.
 """
@@ -85,7 +85,7 @@ def write(path, count, make, rng, pairs):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("-o", "--out", default="chat", metavar="DIR", help="folder to write to (default %(default)s)")
+    p.add_argument("-o", "--out", default="data/chat", metavar="DIR", help="folder to write to (default %(default)s)")
     p.add_argument("--count", type=int, default=200, metavar="N", help="conversations to train on (%(default)s)")
     p.add_argument("--val", type=int, default=40, metavar="N", help="conversations for validation (%(default)s)")
     p.add_argument("--questions", type=int, default=200, metavar="N", help="questions of the task (%(default)s)")

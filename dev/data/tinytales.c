@@ -1,7 +1,7 @@
 /* tinytales.c -- writes the embedded data set: short stories for children, from a grammar and counter-based random numbers.
  * Every machine gets the same bytes, without a download.
  *
- *   tinytales [--stories N] [--seed S] [--text] [-o FILE]
+ *   tinytales [--stories N] [--seed S] [--end TEXT] [--text] [-o FILE]
  *
  * Output: one {"text": "..."} line per story, or with --text plain text with an empty line between stories.
  *
@@ -828,17 +828,22 @@ static void tell_story(Story* s, uint64_t seed, uint32_t number) {
 // ---------------------------------------------------------------------------------------------------------------------
 // the program
 
-static void write_json(FILE* f, const Story* s) {
-    fputs("{\"text\": \"", f);
-    for (size_t i = 0; i < s->length; i++) {
-        char c = s->text[i];
-        if (c == '"') { fputc('\\', f); }
-        if (c == '\n') {
+/* Writes a text as the inside of a JSON string. */
+static void write_inside(FILE* f, const char* text) {
+    for (; *text; text++) {
+        if (*text == '"' || *text == '\\') { fputc('\\', f); }
+        if (*text == '\n') {
             fputs("\\n", f);
         } else {
-            fputc(c, f);
+            fputc(*text, f);
         }
     }
+}
+
+static void write_json(FILE* f, const Story* s, const char* end) {
+    fputs("{\"text\": \"", f);
+    write_inside(f, s->text);
+    write_inside(f, end);
     fputs("\"}\n", f);
 }
 
@@ -855,13 +860,14 @@ static uint64_t parse_number(const char* flag, const char* text, uint64_t min, u
 
 int main(int argc, char** argv) {
     const char* const usage =
-        "usage: tinytales [--stories N] [--seed S] [--text] [-o FILE]\n"
+        "usage: tinytales [--stories N] [--seed S] [--end TEXT] [--text] [-o FILE]\n"
         "  --stories N  number of stories (default 8000, about 8 MB)\n"
         "  --seed S     seed; another seed gives other stories (default 1)\n"
+        "  --end TEXT   write this behind each story, such as the name of a special token\n"
         "  --text       write plain text with an empty line between stories, not {\"text\": ...} lines\n"
         "  -o FILE      file to write (default: standard output)\n";
     uint64_t stories = DEFAULT_STORIES, seed = 1;
-    const char* path = NULL;
+    const char *path = NULL, *end = "";
     bool plain = false;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--stories") == 0) {
@@ -870,6 +876,8 @@ int main(int argc, char** argv) {
         } else if (strcmp(argv[i], "--seed") == 0) {
             seed = parse_number(argv[i], argv[i + 1], 0, UINT64_MAX);
             i++;
+        } else if (strcmp(argv[i], "--end") == 0 && i + 1 < argc) {
+            end = argv[++i];
         } else if (strcmp(argv[i], "--text") == 0) {
             plain = true;
         } else if (strcmp(argv[i], "-o") == 0 && i + 1 < argc) {
@@ -887,9 +895,9 @@ int main(int argc, char** argv) {
     for (uint64_t i = 0; i < stories; i++) {
         tell_story(s, seed, (uint32_t)i);
         if (plain) {
-            fprintf(f, "%s%s\n", i ? "\n" : "", s->text);
+            fprintf(f, "%s%s%s\n", i ? "\n" : "", s->text, end);
         } else {
-            write_json(f, s);
+            write_json(f, s, end);
         }
     }
     free(s);

@@ -3,6 +3,7 @@ return_assistant_tokens_mask with copies of them that mark the answers; what is 
 into a copy of the sources must show. TEST_DATA: a folder with Llama 3's own tokenizer (default: none)."""
 import functools
 import gzip
+import hashlib
 import json
 import os
 import random
@@ -16,9 +17,13 @@ import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 TOKENIZE = os.path.join(ROOT, "tokenize")
+TRAINER = os.environ.get("TRAINER", os.path.join(ROOT, "train_llama3"))
 DATA = os.environ.get("TEST_DATA", "")
 CC = os.environ.get("CC") or shutil.which("cc") or "gcc"
 sys.path[:0] = [os.path.join(ROOT, "dev", "test"), os.path.join(ROOT, "dev", "data")]
+import conversations as maker  # noqa: E402
+
+CONVERSATIONS_SHA256 = "98819fedfa60cede571ee554f99616609745ed71a0223a34ecd302c733faca1d"
 pytestmark = pytest.mark.skipif(not os.path.exists(TOKENIZE), reason="./tokenize has not been built")
 SPECIALS = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 
@@ -178,7 +183,8 @@ def test_ids_and_masks_are_those_of_transformers(transformers, tmp_path, kind, v
     usual = {} if version == "3.0" else {"date_string": "26 Jul 2024"}
     assert encode(folder, conversations) == expected(fast, version, conversations, **usual)
     if version != "3.0":
-        assert encode(folder, conversations[:9], "--date", "1 May 2030") == expected(fast, version, conversations[:9], date_string="1 May 2030")
+        dated = expected(fast, version, conversations[:9], date_string="1 May 2030")
+        assert encode(folder, conversations[:9], "--date", "1 May 2030") == dated
     if version == "3.1":
         assert expected(fast, version, conversations[:9]) == expected(fast, version, conversations[:9], **usual)
 
@@ -189,7 +195,8 @@ def test_a_conversation_is_written_out(tmp_path):
     parts = [("<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\n"
               "Today Date: 26 Jul 2024\n\nBe kind.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
               "<|start_header_id|>assistant<|end_header_id|>\n\n", 0), ("Hello.<|eot_id|>", 1),
-             ("<|start_header_id|>user<|end_header_id|>\n\nBye<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n", 0), ("<|eot_id|>", 1)]
+             ("<|start_header_id|>user<|end_header_id|>\n\nBye<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n", 0),
+             ("<|eot_id|>", 1)]
     ids, mask = [], []
     for text, trained in parts:
         ids += tok.encode(text, add_special_tokens=False).ids
@@ -230,7 +237,7 @@ def test_all_spellings_are_one_conversation(tmp_path):
     same = [{"conversations": [{"from": "human", "value": "Hi there"}, {"from": "gpt", "value": "Hello."}], "id": "x"},
             {"conversations": [{"from": "user", "value": "Hi there"}, {"from": "assistant", "value": "Hello."}], "tools": []},
             {"prompt": "Hi there", "completion": "Hello."},
-            {"prompt": "no", "messages": [{"role": "user", "content": "Hi there"}, {"role": "assistant", "content": "Hello.", "weight": 1}]},
+            {"messages": [{"role": "user", "content": "Hi there"}, {"role": "assistant", "content": "Hello.", "weight": 1}], "prompt": "no"},
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi "}, {"type": "text", "text": "there"}]},
                           {"role": "assistant", "content": [{"type": "text", "text": "Hello."}], "tool_calls": None}], "tools": None}]
     lines = write_lines(tmp_path / "same.jsonl", ["", *same, "  "])
@@ -379,6 +386,79 @@ def test_flags_and_folders_that_do_not_fit_are_refused(tmp_path):
     assert "<|eot_id|> is no special token" in error(folder, "--chat", *out)[1]
     done = subprocess.run([TOKENIZE, "--chat", *map(str, out)], capture_output=True, text=True)
     assert done.returncode == 1 and "the tokenizer has no token <|start_header_id|>" in done.stderr
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# conversations.py
+
+def made(folder, *flags):
+    program = os.path.join(ROOT, "dev", "data", "conversations.py")
+    done = subprocess.run([sys.executable, program, "-o", folder, *flags], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [[json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()] for name in ("train", "val", "questions")]
+
+
+def test_made_conversations_have_their_answers_in_the_tale(tmp_path):
+    train, val, questions = made(tmp_path / "a")
+    assert [len(train), len(val), len(questions)] == [200, 40, 200]
+    assert made(tmp_path / "b") == [train, val, questions] and made(tmp_path / "c", "--seed", "2")[0] != train
+    digest = hashlib.sha256((tmp_path / "a" / "train.jsonl").read_bytes()).hexdigest()
+    assert digest == CONVERSATIONS_SHA256, "the conversations changed: was that meant? then note the new sum here"
+    name, thing, place = (f"(?:{'|'.join(words)})" for words in ([h[0] for h in maker.HEROES], maker.THINGS, maker.PLACES))
+    end = re.compile(rf"(?:The {thing} was lost by ({name})|{name} lost the ({thing})|The {thing} was ({place}))\.")
+    pairs = []
+    for talks in (train, val):
+        pairs.append(set())
+        for talk in talks:
+            roles = [m["role"] for m in talk["messages"]]
+            assert roles == ["user", "assistant"] * 2, talk
+            tale = talk["messages"][0]["content"]
+            for answer in talk["messages"][1::2]:
+                answered = next(group for group in end.fullmatch(answer["content"]).groups() if group)
+                assert answered in tale.split("?")[0], talk
+            assert len(re.findall(rf"\b{place}\b", tale)) == 1, tale
+            pairs[-1].add((re.search(rf"\b{name}\b", tale).group(), re.search(rf"\b{thing}\b", tale).group()))
+    pairs.append(set())
+    for q in questions:
+        tale = q["ctx"].split("<|eot_id|>")[0]
+        told = [re.search(rf"\b{choice}\b", tale) is not None for choice in q["choices"]]
+        assert len(set(q["choices"])) == 4 and told == [i == q["label"] for i in range(4)], q
+        pairs[-1].add((re.search(rf"\b{name}\b", tale).group(), re.search(rf"\b{thing}\b", tale).group()))
+    assert not pairs[0] & pairs[1] and not pairs[0] & pairs[2] and not pairs[1] & pairs[2]
+    assert all(20 < [q["label"] for q in questions].count(i) < 80 for i in range(4))
+
+
+def test_the_embedded_tokenizer_takes_made_conversations(tmp_path):
+    made(tmp_path, "--count", "20")
+    tales = os.path.join(ROOT, "dev", "data", "tinytales")
+    done = tokenize(tales, "--chat", "-o", tmp_path / "a.bin", tmp_path / "train.jsonl")
+    assert done.returncode == 0 and done.stdout.startswith("20 conversations, "), done.stderr
+    assert all(len(ids) < 256 for ids, _ in read_documents(tmp_path / "a.bin"))
+
+
+@pytest.mark.skipif(not os.path.exists(TRAINER), reason="the trainer has not been built")
+def test_a_model_for_chats_stops_at_the_end_of_an_answer(tmp_path):
+    folder = make_folder(tmp_path / "t", "3.0")
+    (tmp_path / "a.txt").write_text("the cat sat there " * 50)
+    tokenize(folder, "-o", tmp_path / "a.bin", tmp_path / "a.txt")
+    command = [TRAINER, "--model", "d1", "--tokenizer", folder, "--train", tmp_path / "a.bin", "--batch", "1", "--seq", "16"]
+    done = subprocess.run([*map(str, command), "--steps", "1", "--out", str(tmp_path / "o")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    tok = __import__("tokenizers").Tokenizer.from_file(str(folder / "tokenizer.json"))
+    want = [tok.token_to_id("<|end_of_text|>"), tok.token_to_id("<|eot_id|>")]
+    for file in ("config.json", "generation_config.json"):
+        assert json.loads((tmp_path / "o" / "step_00000001" / file).read_text())["eos_token_id"] == want, file
+    assert "--generate" in done.stdout and "--chat" not in done.stdout
+
+
+@pytest.mark.skipif(not os.path.exists(TRAINER), reason="the trainer has not been built")
+def test_a_run_on_conversations_proposes_to_chat(tmp_path):
+    made(tmp_path, "--count", "20")
+    tales = os.path.join(ROOT, "dev", "data", "tinytales")
+    tokenize(tales, "--chat", "-o", tmp_path / "a.bin", tmp_path / "train.jsonl")
+    command = [TRAINER, "--model", "d1", "--tokenizer", tales, "--train", tmp_path / "a.bin", "--batch", "1", "--seq", "256"]
+    done = subprocess.run([*map(str, command), "--steps", "1", "--out", str(tmp_path / "o")], capture_output=True, text=True)
+    assert done.returncode == 0 and "step_00000001 --chat\n" in done.stdout and "--generate" not in done.stdout, done.stderr
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -67,6 +67,13 @@ def test_no_two_stories_are_alike_and_seeds_differ(tinytales, stories):
     assert not set(json.loads(line)["text"] for line in other.splitlines()) & set(stories[1])
 
 
+def test_what_ends_a_story_is_written_behind_each(tinytales, stories):
+    for flag in ([], ["--text"]):
+        out = subprocess.run([tinytales, "--stories", "3", "--end", '<|eot_id|>"\\', *flag], capture_output=True, text=True, check=True).stdout
+        told = out.rstrip("\n").split("\n\n") if flag else [json.loads(line)["text"] for line in out.splitlines()]
+        assert told == [text + '<|eot_id|>"\\' for text in stories[1][:3]]
+
+
 def test_text_and_file_output_hold_the_same_stories(tinytales, stories, tmp_path):
     path = tmp_path / "stories.txt"
     subprocess.run([tinytales, "--stories", "20", "--text", "-o", str(path)], check=True)
@@ -139,7 +146,7 @@ def test_the_committed_tokenizer_fits_the_stories(stories, tmp_path):
                    capture_output=True)
     tokens = read_tokens(out)
     assert max(tokens) < 2048
-    assert tokens.count(2046) == 8000 and tokens[0] == 2046, "one <|begin_of_text|> before each story"
+    assert tokens.count(2040) == 8000 and tokens[0] == 2040, "one <|begin_of_text|> before each story"
     pieces = sum(len(re.findall(r"\w+|[^\w\s]+|\n", text)) for text in stories[1])
     assert len(tokens) - 8000 < 1.01 * pieces
 

@@ -59,6 +59,7 @@ tests() {
     quick "20 steps of FP32 have the CPU trainer's losses" cpu_and_gpu_train_alike
     quick "20 steps of FP32 from PyTorch's folder have the CPU trainer's losses" a_folder_trains_alike
     quick "20 steps over two sources have the CPU trainer's losses, source by source" a_mix_trains_alike
+    quick "20 steps over rows of documents, with and without a mask, have the CPU trainer's losses" documents_train_alike
     quick "20 steps whole, and 10 and 10: the same bits, BF16" parts_are_the_whole bf16 bf16
     quick "$greedy" greedy_text_is_the_cpu_s
     quick "a captured graph changes no bit" graph_changes_no_bit

@@ -291,6 +291,8 @@ def test_flags_that_do_not_fit_are_refused(work):
             (["--model", "lora", "--lora-base", "lora/step_00000002", "--out", "x"], "wanted their base model")]:
         error = run(*TRAIN, "--steps", 4, *flags, cwd=work, code=1)
         assert part in error, error
+    done = subprocess.run([ROOT / "train_llama3", "--model", "base", "--lora-r", "4"], cwd=work, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "did you mean --lora?" in done.stderr
     assert "were trained beside" in run("--model", "lora", "--lora-base", "other", "--generate", "1 2", cwd=work, code=1)
     assert "were trained beside" in run("--model", "lora", "--lora-base", "other", "--export", "y", cwd=work, code=1)
     assert sorted(p.name for p in work.iterdir()) == before

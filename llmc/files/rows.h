@@ -200,6 +200,21 @@ static bool rows_add_document(RowMaker* m, uint64_t start, uint64_t end, Error* 
     return ok;
 }
 
+/* Returns the first place from i on of the id `bos` among n tokens as the file stores them; n: there is none. */
+static uint64_t rows_find_bos(const unsigned char* raw, uint64_t i, uint64_t n, size_t width, uint32_t bos) {
+    uint16_t narrow;
+    uint32_t wide;
+    for (; width == 2 && i < n; i++) {
+        memcpy(&narrow, raw + 2 * i, 2);
+        if (narrow == bos) { return i; }
+    }
+    for (; width == 4 && i < n; i++) {
+        memcpy(&wide, raw + 4 * i, 4);
+        if (wide == bos) { return i; }
+    }
+    return n;
+}
+
 /* Finds the documents of the file and takes each. */
 static bool rows_pack(RowMaker* m, const RowRule* rule, Error* e) {
     const size_t width = (size_t)m->h->token_bytes, most = 1 << 18;  // tokens at a time
@@ -209,10 +224,7 @@ static bool rows_pack(RowMaker* m, const RowRule* rule, Error* e) {
     for (uint64_t at = 0, n; ok && at < m->h->num_tokens; at += n) {
         n = size_min(m->h->num_tokens - at, most);
         ok = read_at(fileno(m->f), TOKENFILE_HEADER_BYTES + at * width, raw, n * width, m->path, "the file", e);
-        for (uint64_t i = 0; ok && i < n; i++) {
-            uint32_t id = 0;
-            memcpy(&id, raw + i * width, width == 2 ? 2 : 4);
-            if (id != (uint32_t)rule->bos) { continue; }
+        for (uint64_t i = 0; ok && (i = rows_find_bos(raw, i, n, width, (uint32_t)rule->bos)) < n; i++) {
             found++;
             if (at + i > start) { ok = rows_add_document(m, start, at + i, e); }
             start = at + i;

@@ -324,7 +324,10 @@ static inline bool trainer_state_whole(const char* text, size_t length) {
  * failure. */
 static inline bool trainer_state_from_text(TrainerState* s, char* text, size_t length, const char* path, Error* e) {
     memset(s, 0, sizeof *s);
-    snprintf(s->path, sizeof s->path, "%s", path);
+    if (snprintf(s->path, sizeof s->path, "%s", path) >= (int)sizeof s->path) {
+        free(text);
+        return fail(e, "%.100s...: the path is too long", path);
+    }
     const bool whole = trainer_state_whole(text, length);  // before the parser decodes strings in place
     if (!json_parse(&s->json, text, length, s->path, e)) { return false; }
     if (!whole) {

@@ -281,7 +281,10 @@ static inline void session_new_config(Session* s) {
     config_preset(&s->config, s->options.model, vocab);
     if (s->has_tokenizer && s->config.bos_id < 0) { s->config.bos_id = s->tokenizer.bos_id; }
     if (s->has_tokenizer && s->config.num_eos == 0 && s->tokenizer.eos_id >= 0) {
+        // it ends an answer: who loads the folder to chat has to stop there
+        const int eot = tokenizer_find(&s->tokenizer, "<|eot_id|>");
         s->config.eos_ids[s->config.num_eos++] = s->tokenizer.eos_id;
+        if (eot >= 0 && eot != s->tokenizer.eos_id) { s->config.eos_ids[s->config.num_eos++] = eot; }
     }
 }
 

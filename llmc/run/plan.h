@@ -4,7 +4,7 @@
 #define LLMC_PLAN_H
 
 #include "llmc/base/utils.h"        // defines: fail
-#include "llmc/files/dataloader.h"  // defines: DataLoader, RowCounts
+#include "llmc/files/dataloader.h"  // defines: DataLoader
 #include "llmc/run/options.h"       // defines: Options
 #include "llmc/text/text.h"         // defines: text_count
 
@@ -68,16 +68,15 @@ static inline void print_plan(FILE* f, const Plan* p, const Options* o, int rank
 static inline void print_rows(FILE* f, const char* name, const DataLoader* d) {
     const RowCounts* c = &d->counts;
     const double tokens = (double)c->rows * d->T;
-    char a[32], b[32];
+    char rows[32], documents[32];
     if (!d->indexed) { return; }
-    fprintf(f, "rows    %s: %s rows of %d tokens (%s)", name, text_count(c->rows, a, sizeof a), d->T,
-            documents_names[d->documents]);
-    if (c->documents > 0) {
-        fprintf(f, ", %s documents, %.1f %% padding", text_count(c->documents, b, sizeof b), 100 * (double)c->padding / tokens);
-    }
+    text_count(c->rows, rows, sizeof rows);
+    text_count(c->documents, documents, sizeof documents);
+    fprintf(f, "rows    %s: %s rows of %d tokens (%s)", name, rows, d->T, documents_names[d->documents]);
+    if (c->documents > 0) { fprintf(f, ", %s documents, %.1f %% padding", documents, 100 * (double)c->padding / tokens); }
     if (d->masked) {
-        fprintf(f, ", %.1f %% of the tokens are trained; %s answers are cut by the end of a row",
-                100 * (double)c->trained / tokens, text_count(c->cut, b, sizeof b));
+        fprintf(f, ", %.1f %% of the tokens are trained, answers cut by the end of a row: %llu",
+                100 * (double)c->trained / tokens, (unsigned long long)c->cut);
     }
     fprintf(f, "\n        an index of %.1f MB, made in %.1f s\n", 1e-6 * (double)c->bytes, c->seconds);
 }

@@ -131,7 +131,7 @@ static inline void print_quoted(FILE* f, const char* text) {
 }
 
 /* Prints the summary of a run: steps, speed, the checkpoint, and the commands to use it. `checkpoint` may be NULL. `prompt` is
- * what the proposed command goes on with. */
+ * what the proposed command goes on with; NULL: it chats. */
 static inline void print_summary(FILE* f, const StepLines* s, const char* program, const char* checkpoint, const char* prompt,
                                  uint64_t memory) {
     const int64_t steps = s->last_step - s->first_step;
@@ -146,8 +146,8 @@ static inline void print_summary(FILE* f, const StepLines* s, const char* progra
     fprintf(f, ", peak memory %s\n", text_bytes(memory, bytes, sizeof bytes));
     if (!checkpoint) { return; }
     fprintf(f, "%s %s\n", steps > 0 || s->first_step == 0 ? "saved  " : "newest ", checkpoint);
-    fprintf(f, "next    %s --model %s --generate ", program, checkpoint);
-    print_quoted(f, prompt);
+    fprintf(f, "next    %s --model %s --%s", program, checkpoint, prompt ? "generate " : "chat");
+    if (prompt) { print_quoted(f, prompt); }
     fputc('\n', f);
     if (s->last_step < s->steps) { fprintf(f, "        to continue training: the same command with --resume\n"); }
 }

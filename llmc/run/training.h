@@ -33,6 +33,7 @@
 #include "llmc/run/signals.h"
 #include "llmc/run/timing.h"
 #include "llmc/run/trainer.h"
+#include "llmc/text/chat.h"  // defines: chat_template_fits
 
 #include <math.h>
 
@@ -489,8 +490,12 @@ static inline void training_close(Training* t) {
                (unsigned long long)s->state.val.best_step);
     }
     char words[256];
+    const bool chats = s->train.masked && s->has_tokenizer && chat_template_fits(&s->tokenizer);
     first_words(&s->mix.sources[0], s->has_tokenizer ? &s->tokenizer : NULL, words, sizeof words);
-    print_summary(stdout, &t->lines, s->argv[0], s->newest, *s->options.prompt ? s->options.prompt : words,
+    print_summary(stdout, &t->lines, s->argv[0], s->newest,
+                  *s->options.prompt ? s->options.prompt
+                  : chats            ? NULL
+                                     : words,
                   t->trainer->memory_used(t->model));
     double loss = 0;
     const uint64_t best = checkpoint_best(s->options.out, s->state.step, &loss);

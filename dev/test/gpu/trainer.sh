@@ -36,6 +36,30 @@ a_mix_trains_alike() {
         END { exit bad > 0 || NR != 40 }'
 }
 
+# masked_copy FROM TO: a token file of two bytes a token with a mask: of each 8 tokens, 3 are trained
+masked_copy() {
+    mc_mask=$((($(wc -c <"$1") - 1024 + 15) / 16))
+    { head -c 4 "$1" && printf '\002\000\000\000' && head -c 32 "$1" | tail -c 24 && head -c 8 /dev/zero && tail -c +41 "$1" &&
+        head -c "$mc_mask" /dev/zero | tr '\000' '\025'; } >"$2"
+}
+
+# rows of documents, with and without a mask, in micro-batches whose trained targets differ in number
+documents_train_alike() {
+    sed -n '/./ { s/[\\"]/\\&/g; s/.*/{"text": "&"}/p; }' "$text" | tr '\t' ' ' >"$tmp/documents.jsonl"
+    "$bin/tokenize" -o "$tmp/documents.bin" "$tmp/documents.jsonl" >/dev/null && masked_copy "$tmp/documents.bin" "$tmp/masked.bin" || return 1
+    for data in documents masked; do
+        for mode in cross pack mask; do
+            d=$tmp/documents_${data}_$mode
+            flags="--model d3 --train $tmp/$data.bin --val $tmp/$data.bin --val-batches 2 --documents $mode --batch 2 --seq 128
+                   --total-batch 512 --steps 20 --lr 1e-3 --warmup 5"
+            cu fp32 $flags --out "${d}_gpu" && limit 100 "$bin/train_llama3" --sample-tokens 0 $flags --out "${d}_cpu" &&
+                close_losses 1e-4 "${d}_gpu/log.jsonl" "${d}_cpu/log.jsonl" || return 1
+            for on in gpu cpu; do sed -n 's/.*"trained":\([0-9]*\).*/\1/p' "${d}_$on/log.jsonl" >"$tmp/trained_$on"; done
+            cmp "$tmp/trained_gpu" "$tmp/trained_cpu" || return 1
+        done
+    done
+}
+
 # starts from a folder that PyTorch wrote: grouped heads, RoPE scaling, an untied head
 a_folder_trains_alike() {
     token_file "$tmp/folder.bin" 20000 97
