@@ -43,9 +43,10 @@ fuzz() {
     dict=dev/test/corpus/$stem.dict
     start=$(date +%s)
     [ "$job" = seconds ] && bound=-max_total_time=$limit || bound=-runs=$limit
-    # the targets' own output is closed: warnings would fill the log. An input frees far less than the memory that stays apart
+    # the targets' own output is closed: warnings would fill the log. An input frees far less than the memory that stays apart,
+    # and takes milliseconds; the timeout is that of a hang, since a busy machine may not run a target for many seconds
     ASAN_OPTIONS=quarantine_size_mb=16:${ASAN_OPTIONS-} \
-        "$here/fuzz_$stem" "$bound" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=1 -close_fd_mask=3 \
+        "$here/fuzz_$stem" "$bound" -timeout=120 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=1 -close_fd_mask=3 \
         $([ -f "$dict" ] && echo "-dict=$dict") -artifact_prefix="$here/$stem-" "$here/$stem" >"$here/$stem.log" 2>&1
     status=$?
     seconds=$(($(date +%s) - start))

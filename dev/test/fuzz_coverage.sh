@@ -24,7 +24,7 @@ for stem in "$@"; do
     fi
     mkdir -p "build/fuzz/$stem"
     rm -f "$here/$stem.lcov"
-    LLVM_PROFILE_FILE=$here/$stem.raw "$target" -runs=0 -timeout=10 -close_fd_mask=3 -artifact_prefix="build/fuzz/$stem-" \
+    LLVM_PROFILE_FILE=$here/$stem.raw "$target" -runs=0 -timeout=120 -close_fd_mask=3 -artifact_prefix="build/fuzz/$stem-" \
         "build/fuzz/$stem" "dev/test/corpus/$stem" >"$here/$stem.log" 2>&1 || fail "$stem" "fails: see $here/$stem.log"
     llvm-profdata merge -sparse "$here/$stem.raw" -o "$here/$stem.profdata" &&
         llvm-cov export -format=lcov -instr-profile="$here/$stem.profdata" "$target" >"$here/$stem.lcov" || exit 1
