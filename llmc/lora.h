@@ -189,7 +189,7 @@ static inline void lora_backward(float* dx, float* dw, float* dt, void* scratch,
 static inline void lora_merge(float* w, size_t first, size_t n, const float* a, const float* b, const LoraConfig* l, size_t C) {
     const size_t r = (size_t)l->rank;
     const float scale = lora_scale(l);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (n * r > 1 << 16)  // GGUF takes a row at a time
     for (size_t i = 0; i < n; i++) {
         const size_t row = (first + i) / C, c = (first + i) % C;
         float sum = 0;

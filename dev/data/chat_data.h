@@ -122,6 +122,7 @@ static inline bool chat_read_message(ChatMessages* m, const Json* j, const JsonN
     for (int i = 0; i < 6 && s->roles[i][0]; i++) { role = json_is_string(j, name, s->roles[i][0]) ? s->roles[i][1] : role; }
     if (!role) { return json_wanted(j, object, s->role, e, "%s", s->wanted); }
     return chat_check_absent(j, object, refused, e) && json_double_or(j, object, "weight", 0, 1, 1, &weight, e) &&
+           (weight == 0 || weight == 1 || json_wanted(j, object, "weight", e, "0 or 1")) &&
            chat_read_text(m, j, object, s->text, role, weight > 0, e);
 }
 

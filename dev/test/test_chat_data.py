@@ -316,6 +316,7 @@ REFUSED = [
     ({"messages": [{"role": "user", "content": "a"}]}, "no message is of the assistant, wanted one"),
     ({"messages": [dict(ANSWER, weight=0)]}, "no message is of the assistant"),
     ({"messages": [dict(ANSWER, weight=2)]}, "messages.0.weight is 2, wanted a number from 0 to 1"),
+    ({"messages": [dict(ANSWER, weight=0.5)]}, "messages.0.weight is 0.5, wanted 0 or 1"),
     ({"messages": [ANSWER, "a"]}, "messages.1.role is missing"),
     ({"messages": [ANSWER, {"content": "a"}]}, "messages.1.role is missing, wanted \"system\", \"user\" or \"assistant\""),
     ({"messages": [ANSWER, {"role": "User", "content": "a"}]}, 'messages.1.role is "User", wanted'),

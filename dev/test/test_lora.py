@@ -228,6 +228,8 @@ def test_a_run_resumes_to_the_same_bits(work):
     shutil.move(work / "base", work / "moved")
     error = run("--out", "b", "--resume", "--steps", 14, cwd=work, code=1)
     assert "is no folder here" in error and "--lora-base" in error
+    run("--verify", "b", cwd=work, code=1)
+    assert "whole " in run("--verify", "b", "--lora-base", "moved", cwd=work)
     run("--out", "b", "--resume", "--steps", 14, "--lora-base", "moved", cwd=work)
     run("--out", "b", "--resume", "--steps", 15, cwd=work)
 
@@ -282,18 +284,23 @@ def test_flags_that_do_not_fit_are_refused(work):
     for flags, part in [
             (["--model", "d2", "--lora", 4, "--out", "x"], "d2 is a new model"), (["--model", "work", "--lora", 4], "neither a folder"),
             (["--model", "base", "--lora-alpha", 4, "--out", "x"], "without --lora R"),
+            (["--model", "base", "--lora-on", "ffn", "--out", "x"], "without --lora R"),
             (["--model", "base", "--lora-base", "base", "--out", "x"], "base holds no adapters"),
+            (["--model", "base", "--lora", 4, "--lora-base", "other", "--out", "x"], "new adapters stand beside"),
+            (["--model", "base", "--lora", 4, "--lora-alpha", 1e-9, "--out", "x"], "at least 1e-06"),
             (["--resume", "--out", "full", "--lora", 4, "--steps", 4], "trains all weights"),
             (["--resume", "--out", "lora", "--lora", 8, "--steps", 4], "have rank 4"),
             (["--resume", "--out", "lora", "--lora-base", "other", "--steps", 4], "were trained beside weights with"),
             (["--model", "lora", "--lora-base", "other", "--out", "x"], "were trained beside weights with"),
             (["--model", "lora", "--lora-alpha", 3, "--out", "x"], "have 8"), (["--model", "lora", "--lora-on", "ffn", "--out", "x"], "other matrices"),
-            (["--model", "lora", "--lora-base", "lora/step_00000002", "--out", "x"], "wanted their base model")]:
+            (["--model", "lora", "--lora-base", "lora/step_00000002", "--out", "x"], "wanted their base model"),
+            (["--model", "lora", "--lora-base", "full", "--out", "x"], "one checkpoint, not a folder of them")]:
         error = run(*TRAIN, "--steps", 4, *flags, cwd=work, code=1)
         assert part in error, error
     done = subprocess.run([ROOT / "train_llama3", "--model", "base", "--lora-r", "4"], cwd=work, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "did you mean --lora?" in done.stderr
     assert "were trained beside" in run("--model", "lora", "--lora-base", "other", "--generate", "1 2", cwd=work, code=1)
     assert "were trained beside" in run("--model", "lora", "--lora-base", "other", "--export", "y", cwd=work, code=1)
+    run("--verify", "lora", "--lora-base", "other", cwd=work, code=1)
     assert sorted(p.name for p in work.iterdir()) == before
     assert [p.name for p in (work / "lora").iterdir() if p.is_dir()] == ["step_00000002"]

@@ -207,6 +207,7 @@ expect "a validation that cannot be read ends the run" 1 "step 2 is saved in cut
 cp other.bin val.bin
 expect "a resumed run makes it" 0 "saved   cut/step_00000006" resume --out cut
 check "in its place" same_steps seen/log.jsonl cut/log.jsonl
+check "and saves it in that step's checkpoint" test "$(validation_of cut/step_00000002)" = "$(validation_of seen/step_00000002)"
 check "and ends as one that was not cut" same_checkpoint seen/step_00000006 cut/step_00000006
 cp -r seen cut4 && rm -r cut4/step_00000006 cut4/step_00000005 cut4/step_00000004 && spoil
 expect "the last one fails" 1 "step 4 is saved in cut4/step_00000004" resume --out cut4 --stop-after 4

@@ -19,6 +19,7 @@
 #define ADAPTER_WEIGHTS "adapter_model.safetensors"
 
 enum { LORA_MOST_RANK = 4096 };
+static const double LORA_LEAST_ALPHA = 1e-6;
 
 /* What adapter_config.json says. */
 typedef struct {
@@ -103,7 +104,7 @@ static inline bool adapter_parse_config(const Json* j, AdapterConfig* a, Error* 
     int64_t rank = 0;
     if (!adapter_check_plain(j, e) || !adapter_read_targets(j, &a->lora.on, e) ||
         !json_int(j, root, "r", 1, LORA_MOST_RANK, &rank, e) ||
-        !json_double(j, root, "lora_alpha", 1e-6, 1e6, &a->lora.alpha, e) ||
+        !json_double(j, root, "lora_alpha", LORA_LEAST_ALPHA, 1e6, &a->lora.alpha, e) ||
         !json_double_or(j, root, "lora_dropout", 0, 1, 0, &a->dropout, e) ||
         !json_text(j, root, "base_model_name_or_path", &base, e)) {
         return false;

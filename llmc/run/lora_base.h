@@ -40,14 +40,19 @@ static inline void session_new_lora(Session* s) {
     }
     if (!job_trains(s->job) || o->lora == 0) {
         if (o->lora_alpha > 0 && job_trains(s->job)) { die("--lora-alpha: is of no use without --lora R"); }
+        if (o->given[OPT_lora_on] && job_trains(s->job)) { die("--lora-on: is of no use without --lora R"); }
         if (o->lora_base) { die("--lora-base: %s holds no adapters", s->model_dir[0] ? s->model_dir : o->model); }
         return;
     }
     if (!s->model_dir[0] && s->job == JOB_TRAIN) {
         die("--lora: %s is a new model, wanted a trained one in --model, whose weights stay as they are", o->model);
     }
+    if (o->lora_base) { die("--lora-base: new adapters stand beside the folder that --model names"); }
     l->rank = o->lora;
     if (o->lora_alpha == 0) { o->lora_alpha = 2.0 * o->lora; }
+    if (o->lora_alpha < LORA_LEAST_ALPHA) {
+        die("--lora-alpha: is %g, wanted 0 for twice the rank, or at least %g", o->lora_alpha, LORA_LEAST_ALPHA);
+    }
     l->alpha = o->lora_alpha;
     l->on = lora_on_bits(o->lora_on);
 }
@@ -79,6 +84,9 @@ static inline void session_read_adapters(Session* s) {
             ": base_model_name_or_path is %s, which is no folder here\n"
             "  hint: give the base model's folder with --lora-base DIR",
             s->model_dir, base);
+    }
+    if (!folder_has(base, "config.json") && !folder_is_adapter(base)) {
+        die("%s: has no config.json, wanted the folder of the base model: one checkpoint, not a folder of them", base);
     }
     if (folder_is_adapter(base)) { die("%s: holds adapters, wanted their base model in --lora-base", base); }
     snprintf(s->base_dir, sizeof s->base_dir, "%s", base);

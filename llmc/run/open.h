@@ -316,9 +316,14 @@ static inline void session_check_sense(Session* s) {
         warn("--warmup: %d of %lld steps: the learning rate never gets to --lr", o->warmup, (long long)s->plan.steps);
     }
     if (o->seq <= s->config.max_positions) { return; }
+    const char* model = s->model_dir[0] ? s->base_dir : o->model;
+    if (s->config.lora.rank > 0) {
+        if (s->rank == 0) { warn("--seq: is %d, but %s is for %d positions", o->seq, model, s->config.max_positions); }
+        return;
+    }
     if (s->rank == 0) {
-        warn("--seq: is %d, but %s is for %d positions: the config.json of its checkpoints will say %d", o->seq,
-             s->model_dir[0] ? s->model_dir : o->model, s->config.max_positions, o->seq);
+        warn("--seq: is %d, but %s is for %d positions: the config.json of its checkpoints will say %d", o->seq, model,
+             s->config.max_positions, o->seq);
     }
     s->config.max_positions = o->seq;
 }
@@ -337,7 +342,7 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
     signal(SIGXFSZ, SIG_IGN);  // a write past the file-size limit then fails with a message instead of killing the process
     session_flags(s, argc, argv, trainer);
     if (o->verify) {  // needs no model, so no GPU
-        verify(o->verify);
+        verify(o->verify, o->lora_base);
         exit(fflush(stdout) == 0 ? 0 : 1);
     }
     if (trainer == ON_CPU) { cpu_build(s->build, sizeof s->build); }  // the other trainer does not know its card yet

@@ -200,6 +200,7 @@ static inline void training_dry_run(Training* t) {
 }
 
 static inline void training_catch_up(Training* t);
+static inline void training_checkpoint(Training* t, bool timed);
 
 /* Does everything before the first step. Returns false for --dry-run and --profile, which do not train. */
 static inline bool training_open(Training* t, const Trainer* trainer, Session* s) {
@@ -364,7 +365,7 @@ static inline void training_catch_up(Training* t) {
     Due due = training_due(t);
     if (!due.validation || state->val.step == state->step) { return; }
     training_validate(t, &due);
-    t->saved_timed = true;  // a checkpoint without it does not stay
+    if (state->val.step == state->step) { training_checkpoint(t, t->saved_timed); }  // so that it is made once
 }
 
 /* Answers --tasks, unless a signal ends the run meanwhile. */
