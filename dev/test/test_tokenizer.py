@@ -497,7 +497,7 @@ def run(*args, **kwargs):
 
 def test_wrong_usage_ends_with_2_and_names_the_flag(tmp_path):
     for args, says in [(["--tokeniser", "x"], "--tokenizer"), (["--val-fracton=0.1"], "--val-fraction"), ([], "--out"),
-                       (["-o", "x.bin"], "no input"), (["-o"], "needs a value"), (["--jsonl", "--decode"], "one of them"),
+                       (["-o", "x.bin"], "no input"), (["-o"], "needs a value"), (["--jsonl", "--decode"], "goes without"),
                        (["--jsonl", "file"], "stdin"), (["--val-fraction", "1.5", "-o", "x", "y"], "fraction"), (["--zzzzz"], "--help"),
                        (["--threads", "0"], "threads"), (["--specials=1"], "no value")]:
         code, out, err = run(*args, cwd=tmp_path, stdin=subprocess.DEVNULL)
