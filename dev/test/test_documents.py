@@ -130,7 +130,7 @@ def build_with(folder, fault):
     shutil.copytree(os.path.join(ROOT, "llmc"), folder / "llmc")
     shutil.copy(os.path.join(ROOT, "train_llama3.c"), folder)
     for name, old, new in fault:
-        text, count = re.subn(old, lambda match: new, (folder / name).read_text())
+        text, count = re.subn(old, lambda match, new=new: new, (folder / name).read_text())
         assert count == 1, f"{old} is {count} times in {name}"
         (folder / name).write_text(text)
     subprocess.run([os.environ.get("CC", "cc"), "-std=c11", "-O0", "-w", "-I", str(folder), str(folder / "train_llama3.c"), "-o",
