@@ -17,8 +17,8 @@
  *   attention_decode.cuh   one new token against a cache
  *   attention_common.cuh   what they share
  *
- * starts (B, T) divide a row into documents, as in attention.h; NULL: a row is one. The kernels of attention_sm90.cuh do not know
- * documents, so with starts Hopper, too, runs those of attention_mma.cuh.
+ * starts (B, T) divide a row into documents, as in attention.h; NULL: a row is one. The kernels of attention_sm90.cuh do not
+ * know documents, so with starts Hopper, too, runs those of attention_mma.cuh.
  *
  * Layouts: qkv rows are [NH q heads | NKV k heads | NKV v heads] x HD with RoPE applied; out rows are NH x HD. Both have a row
  * per token, `pitch` elements apart. Pointers and pitches are multiples of 16 bytes. T need not be a multiple of any tile:

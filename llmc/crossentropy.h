@@ -4,8 +4,9 @@
  *   loss      = -log(softmax_target) = log(sum) + max - logit_target
  *   dlogit_v  = (softmax_v - [v = target]) * dloss
  *
- * A row whose target is -1 is not trained: its loss and its gradient are 0. Each row is read three times (maximum, exponentials, scaling) while it stays in a near cache. The functions write one loss
- * a row; the caller sums them in its own order. The caller has checked that -1 <= target < V.
+ * A row whose target is -1 is not trained: its loss and its gradient are 0. Each row is read three times (maximum,
+ * exponentials, scaling) while it stays in a near cache. The functions write one loss a row; the caller sums them in its own
+ * order. The caller has checked that -1 <= target < V.
  */
 #ifndef LLMC_CROSSENTROPY_H
 #define LLMC_CROSSENTROPY_H
@@ -16,8 +17,8 @@
 #include <math.h>
 #include <string.h>
 
-/* Returns the loss of a row with a target and writes *sum, the sum of e^(logit - max). Stores these exponentials in `keep` (V), which may be
- * `row`, unless it is NULL. */
+/* Returns the loss of a row with a target and writes *sum, the sum of e^(logit - max). Stores these exponentials in `keep` (V),
+ * which may be `row`, unless it is NULL. */
 LLMC_INLINE float crossentropy_row(const float* row, float* keep, float* sum, int32_t target, size_t V) {
     const float target_logit = row[target];
     vf lane_max = vf_set(-INFINITY), lane_sum = vf_set(0.0f);

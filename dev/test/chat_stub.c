@@ -5,7 +5,7 @@
  *   chat_stub ids DIR DATE SYSTEM USER    the form that DIR's template has, then the ids of a conversation's start
  */
 #include "llmc/run/chat.h"
-#include "llmc/text/tokenizer_read.h"
+#include "byte_tokens.h"
 
 enum { CONTEXT = 32768, VOCAB = 1024 };
 
@@ -50,16 +50,6 @@ static const float* echo_next(void* model, const int32_t* tokens, int count, int
     return m->logits;
 }
 
-/* A tokenizer of the 256 bytes, with ids equal to the bytes, and Llama 3's chat tokens. */
-static void byte_tokenizer(Tokenizer* t) {
-    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    char text[8192];
-    size_t n = 0;
-    Error e = NO_ERROR;
-    for (int b = 0; b < 256; b++) { n += (size_t)sprintf(text + n, "%c%c== %d\n", digits[b >> 2], digits[(b & 3) << 4], b); }
-    must(tokenizer_parse(t, text, n, "bytes", &e), &e);
-}
-
 static void talk(void) {
     static Echo m;
     Tokenizer t;
@@ -68,7 +58,7 @@ static void talk(void) {
     Generator g;
     Error e = NO_ERROR;
     const ChatOptions options = {"be brief", CHAT_DATE, CONTEXT};
-    byte_tokenizer(&t);
+    byte_tokens(&t, "");
     config_preset(&c, "d1", VOCAB);
     must(chat_tokens(&m.format, &t, VOCAB, &e), &e);
     sampler_init(&sampler, VOCAB, 0, 0, 1, 1);

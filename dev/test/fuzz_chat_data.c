@@ -4,17 +4,7 @@
 #include "fuzz.h"
 
 #include "dev/data/chat_data.h"
-#include "llmc/text/tokenizer_read.h"
-
-/* A tokenizer of the 256 bytes and Llama 3's chat tokens. */
-static void chat_tokenizer(Tokenizer* t) {
-    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    char text[8192];
-    size_t n = 0;
-    Error e = NO_ERROR;
-    for (int b = 0; b < 256; b++) { n += (size_t)sprintf(text + n, "%c%c== %d\n", digits[b >> 2], digits[(b & 3) << 4], b); }
-    must(tokenizer_parse(t, text, n, "fixed", &e), &e);
-}
+#include "byte_tokens.h"
 
 static void check(const ChatMessages* m, const ChatFormat* c, const Tokenizer* t) {
     static const char dates[] = CHAT_CUTOFF "\nToday Date: " CHAT_DATE "\n\n";
@@ -51,7 +41,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     Error e = NO_ERROR;
     if (size < 1) { return 0; }
     if (!t.vocab_size) {
-        chat_tokenizer(&t);
+        byte_tokens(&t, "");
         must(chat_tokens(&c, &t, t.vocab_size, &e), &e);
     }
     c.date = data[0] & 1 ? CHAT_DATE : NULL;

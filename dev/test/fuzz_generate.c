@@ -3,7 +3,7 @@
  * context; what is written must be the text that the log gets. */
 #include "fuzz.h"
 #include "llmc/run/chat.h"
-#include "llmc/text/tokenizer_read.h"
+#include "byte_tokens.h"
 
 enum { CONTEXT = 48, ANSWER = 6, MODEL_VOCAB = 300, MOST_LINES = 32 };  // 3 lines of a chat fill the context
 
@@ -28,21 +28,11 @@ static const float* stub_next(void* model, const int32_t* tokens, int count, int
     return m->logits;
 }
 
-/* A tokenizer of the 256 bytes and Llama 3's chat tokens. */
-static void chat_tokenizer(Tokenizer* t) {
-    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    char text[8192];
-    size_t n = 0;
-    Error e = NO_ERROR;
-    for (int b = 0; b < 256; b++) { n += (size_t)sprintf(text + n, "%c%c== %d\n", digits[b >> 2], digits[(b & 3) << 4], b); }
-    must(tokenizer_parse(t, text, n, "fixed", &e), &e);
-}
-
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static Tokenizer t;
     static ModelConfig c;
     if (!t.vocab_size) {
-        chat_tokenizer(&t);
+        byte_tokens(&t, "");
         config_preset(&c, "d1", MODEL_VOCAB);
     }
     size_t lines = 0;

@@ -1,5 +1,5 @@
-/* test_documents.c -- tests the whole CPU trainer on rows that hold documents: loss and gradients of a row equal those of each of
- * its documents alone. What this would catch: a layer that mixes tokens of two documents, or a position that is off. */
+/* test_documents.c -- tests the whole CPU trainer on rows that hold documents: loss and gradients of a row equal those of each
+ * of its documents alone. What this would catch: a layer that mixes tokens of two documents, or a position that is off. */
 #define main parity_main
 #include "test_llama3.cu"
 #undef main

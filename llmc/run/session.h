@@ -84,8 +84,8 @@ static inline ExportDtype export_dtype_of(SafeDtype dtype) {
     return dtype == SAFE_BF16 ? EXPORT_BF16 : dtype == SAFE_F16 ? EXPORT_F16 : EXPORT_F32;
 }
 
-/* Returns the dtype of the weights in checkpoints; `own` is the dtype of the build, for --export-dtype auto. Adapters are exact,
- * since they are small. */
+/* Returns the dtype of the weights in checkpoints; `own` is the dtype of the build, for --export-dtype auto. Adapters are
+ * exact, since they are small. */
 static inline SafeDtype session_export_dtype(const Session* s, SafeDtype own) {
     if (s->config.lora.rank > 0) { return SAFE_F32; }
     static const SafeDtype dtypes[] = {SAFE_F32, SAFE_F32, SAFE_BF16, SAFE_F16};
