@@ -120,6 +120,7 @@ typedef struct {
     uint64_t bytes;    // of these targets
     double sum;        // of their losses
     int32_t* starts;   // (B, T) of the batch; NULL: rows hold no documents
+    Progress progress;
 } Validation;
 
 /* Reads a row and counts the bytes of its targets: the next() of a BatchSource. The last batch is padded with rows from the
@@ -136,20 +137,25 @@ static inline bool validation_next(void* validation, int32_t* x /* (T) */, int32
 
 static inline void validation_take(void* validation, const float* losses, uint64_t batch) {
     Validation* v = (Validation*)validation;
-    const size_t counted = size_min(v->rows - batch * v->B, v->B) * v->T;
-    for (size_t i = 0; i < counted; i++) { v->sum += losses[i]; }
+    const size_t rows = size_min(v->rows - batch * v->B, v->B);
+    for (size_t i = 0; i < rows * v->T; i++) { v->sum += losses[i]; }
+    progress_add(&v->progress, rows);
 }
 
-/* Computes the loss over the first `max_rows` rows of the validation data (or all rows, if fewer). Fails as take_losses(). */
-static inline bool validate(const Trainer* t, Session* s, void* model, uint64_t max_rows, ValidationLoss* l, Error* e) {
+/* Computes the loss over the first `max_rows` rows of the validation data (or all rows, if fewer), and tells `screen` (or NULL)
+ * how far it is. Fails as take_losses(). */
+static inline bool validate(const Trainer* t, Session* s, void* model, uint64_t max_rows, FILE* screen, ValidationLoss* l,
+                            Error* e) {
     const uint64_t rows = max_rows < s->val.rows_per_epoch ? max_rows : s->val.rows_per_epoch;
     const Options* o = &s->options;
     const uint64_t B = (uint64_t)o->batch, T = (uint64_t)o->seq;
     int32_t* starts = s->val.starts ? (int32_t*)xcalloc(B * T, sizeof *starts) : NULL;
-    Validation v = {&s->val, s->has_tokenizer ? &s->tokenizer : NULL, rows, B, T, 0, 0, 0, 0, starts};
+    const Tokenizer* tokenizer = s->has_tokenizer ? &s->tokenizer : NULL;
+    Validation v = {&s->val, tokenizer, rows, B, T, 0, 0, 0, 0, starts, progress_begin(screen, "val", rows, "rows")};
     const BatchSource data = {validation_next, &v, 1, 0, NULL, starts};
     dataloader_seek(&s->val, 0);
     const bool ok = take_losses(t, model, &data, ceil_div(rows, v.B), validation_take, &v, e);
+    progress_end(&v.progress);
     free(starts);
     l->loss = v.sum / (double)v.trained;
     l->bpb = v.bytes > 0 ? v.sum / (M_LN2 * (double)v.bytes) : NAN;
@@ -199,7 +205,7 @@ static inline void eval_loss(const Trainer* t, Session* s, void* model) {
     Error e = NO_ERROR;
     const uint64_t most = o->given[OPT_val_batches] ? (uint64_t)o->val_batches * (uint64_t)o->batch : UINT64_MAX;
     const uint64_t rows = most < s->val.rows_per_epoch ? most : s->val.rows_per_epoch;
-    must(validate(t, s, model, rows, &l, &e), &e);
+    must(validate(t, s, model, rows, stdout, &l, &e), &e);
     if (!isfinite(l.loss)) {
         die("%s: the loss on %s is %s: a weight is too large for %s, or broken", s->model_dir, o->val,
             isnan(l.loss) ? "nan" : "inf", t->precision);

@@ -351,7 +351,7 @@ static inline void training_validate(Training* t, Due* due) {
     Session* s = t->s;
     const uint64_t rows = (uint64_t)s->options.val_batches * (uint64_t)s->options.batch;
     ValidationLoss l;
-    if (training_breaks_off(t) || !validate(t->trainer, s, t->model, rows, &l, &t->error)) { return; }
+    if (training_breaks_off(t) || !validate(t->trainer, s, t->model, rows, stdout, &l, &t->error)) { return; }
     print_validation(stdout, &t->lines, t->reported, l.loss, l.bpb);
     training_logged(t, log_val(&s->log, t->reported, l.loss, l.bpb, &t->error));
     if (training_take_validation(t, l.loss) && s->options.checkpoint_best && t->saved != t->reported) {
