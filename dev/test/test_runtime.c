@@ -468,6 +468,35 @@ static void minutes_become_a_round_number_of_steps(void) {
     CHECK(steps_for_minutes(1, 0, NAN) >= 10, "no time");
 }
 
+/* Returns what the plan says of packed rows, whose index has these costs. */
+static const char* rows_text(uint64_t bytes, double seconds) {
+    static char text[256];
+    DataLoader d;
+    FILE* f = tmpfile();
+    memset(&d, 0, sizeof d);
+    d.indexed = true;
+    d.documents = DOCUMENTS_PACK;
+    d.T = 32;
+    d.counts.rows = 1000;
+    d.counts.documents = 3000;
+    d.counts.padding = 1600;
+    d.counts.bytes = bytes;
+    d.counts.seconds = seconds;
+    print_rows(f, "a.bin", &d);
+    rewind(f);
+    text[fread(text, 1, sizeof text - 1, f)] = 0;
+    fclose(f);
+    return text;
+}
+
+static void the_plan_tells_of_an_index_that_costs_something(void) {
+#define ROWS "rows    a.bin: 1,000 rows of 32 tokens (pack), 3,000 documents, 5.0 % padding\n"
+    CHECK(strcmp(rows_text(999999, 0.49), ROWS) == 0, "%s", rows_text(999999, 0.49));
+    CHECK(strcmp(rows_text(1000000, 0), ROWS "        an index of 1.0 MB, made in 0.0 s\n") == 0, "%s", rows_text(1000000, 0));
+    CHECK(strcmp(rows_text(24000, 0.5), ROWS "        an index of 0.0 MB, made in 0.5 s\n") == 0, "%s", rows_text(24000, 0.5));
+#undef ROWS
+}
+
 /* Pretends a need of 100 MiB + 1 MiB per row of 256 tokens, less with recomputation and smaller moments. */
 static uint64_t pretend_need(void* ctx, const Options* o) {
     const uint64_t mib = 1 << 20, fixed = *(uint64_t*)ctx;
@@ -820,6 +849,7 @@ int main(void) {
     RUN(a_log_cut_anywhere_ends_in_whole_lines_again);
     RUN(a_full_disk_is_an_error_and_leaves_no_torn_line);
     RUN(the_plan_counts_steps_and_epochs);
+    RUN(the_plan_tells_of_an_index_that_costs_something);
     RUN(minutes_become_a_round_number_of_steps);
     RUN(what_does_not_fit_is_refused_with_flags_that_fit);
     RUN(a_hint_is_measured_with_all_its_flags);

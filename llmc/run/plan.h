@@ -64,7 +64,8 @@ static inline void print_plan(FILE* f, const Plan* p, const Options* o, int rank
             text_count(num_tokens, c, sizeof c));
 }
 
-/* Prints what the rows of `d` hold, if they are not simply consecutive tokens, and what it took to find them. */
+/* Prints what the rows of `d` hold, if they are not simply consecutive tokens, and what it took to find them, if that is worth
+ * a line. */
 static inline void print_rows(FILE* f, const char* name, const DataLoader* d) {
     const RowCounts* c = &d->counts;
     const double tokens = (double)c->rows * d->T;
@@ -78,7 +79,9 @@ static inline void print_rows(FILE* f, const char* name, const DataLoader* d) {
         fprintf(f, ", %.1f %% of the tokens are trained, answers cut by the end of a row: %llu",
                 100 * (double)c->trained / tokens, (unsigned long long)c->cut);
     }
-    fprintf(f, "\n        an index of %.1f MB, made in %.1f s\n", 1e-6 * (double)c->bytes, c->seconds);
+    fprintf(f, "\n");
+    if (c->bytes < 1000000 && c->seconds < 0.5) { return; }
+    fprintf(f, "        an index of %.1f MB, made in %.1f s\n", 1e-6 * (double)c->bytes, c->seconds);
 }
 
 enum { MINUTES_MEASURE = 3 };  // steps timed for --minutes; the fastest counts
