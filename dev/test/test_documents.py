@@ -219,3 +219,17 @@ def test_a_resumed_run_goes_on_and_tells_another_mode(folder):
     shutil.rmtree(folder / "parts" / "step_00000012")
     r = c_run(folder, "masked", "--resume", "--out", "parts", "--documents", "mask")
     assert "warning: --documents: is mask, was pack" in r.stdout, r.stdout
+
+
+def test_what_auto_stands_for_is_no_change(folder):
+    """--strict-resume takes a --documents that reads all data as the run's auto did, and no other."""
+    for kind, val, same, others in (("masked", "masked", "mask", ("cross", "pack")), ("plain", "plain", "cross", ("pack", "mask")),
+                                    ("plain", "masked", "auto", ("cross", "mask"))):
+        out = f"auto_{kind}_{val}"
+        r = c_run(folder, kind, "--val", f"val_{val}.bin", "--steps", 2, "--stop-after", 1, "--out", out)
+        assert r.returncode == 0, r.stdout
+        for mode in others:
+            r = c_run(folder, kind, "--val", f"val_{val}.bin", "--resume", "--out", out, "--documents", mode, "--strict-resume")
+            assert r.returncode == 1 and f"--documents: is {mode}, was auto" in r.stdout, r.stdout
+        r = c_run(folder, kind, "--val", f"val_{val}.bin", "--resume", "--out", out, "--documents", same, "--strict-resume")
+        assert r.returncode == 0 and "--documents" not in r.stdout, r.stdout

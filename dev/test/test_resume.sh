@@ -83,6 +83,7 @@ cp data.bin same.bin && cp data.bin kept.bin && mkdir moved && cp data.bin moved
 rm -rf changed && cp -r whole changed && rm -r changed/step_*[3-6]
 expect "the same data in another folder is no change" 0 "" resume --out changed --stop-after 3 --train moved/data.bin --strict-resume
 expect "nor is what auto stands for" 0 "" resume --out changed --stop-after 3 --export-dtype auto --strict-resume
+expect "of rows, too" 0 "" resume --out changed --stop-after 3 --documents cross --strict-resume
 expect "nor is a flag that says the same again" 0 "" resume --out changed --stop-after 4 --lr 3e-4 --strict-resume
 cp other.bin data.bin
 changed "other data in the same file" "--train: data.bin has the fingerprint"

@@ -383,7 +383,7 @@ static bool dataloader_find_rows(DataLoader* d, int i, const RowRule* rule, Erro
 
 /* Decides how rows are made, once the shards are known. */
 static bool dataloader_take_rule(DataLoader* d, const char* pattern, const RowRule* rule, Error* e) {
-    d->documents = rule->documents != DOCUMENTS_AUTO ? rule->documents : d->masked ? DOCUMENTS_MASK : DOCUMENTS_CROSS;
+    d->documents = documents_of(rule->documents, d->masked);
     d->indexed = d->masked || d->documents != DOCUMENTS_CROSS;
     const bool named = rule->fingerprint && d->fingerprint;
     const bool known = rule->bos >= 0 && (named ? rule->fingerprint == d->fingerprint : rule->certain || !rule->fingerprint);

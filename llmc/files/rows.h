@@ -28,9 +28,14 @@
 typedef enum { DOCUMENTS_AUTO, DOCUMENTS_CROSS, DOCUMENTS_PACK, DOCUMENTS_MASK } Documents;
 static const char* const documents_names[] = {"auto", "cross", "pack", "mask"};
 
+/* Returns how data is read, with a mask or without: what auto stands for there, or `d` itself. */
+static inline Documents documents_of(Documents d, bool masked) {
+    return d != DOCUMENTS_AUTO ? d : masked ? DOCUMENTS_MASK : DOCUMENTS_CROSS;
+}
+
 /* How rows are made. */
 typedef struct {
-    Documents documents;   // auto: mask if the file has a mask, else cross
+    Documents documents;   // see documents_of()
     int32_t bos;           // what documents begin with; -1: unknown
     uint64_t fingerprint;  // of the tokenizer that has this BOS; 0: unknown
     bool certain;          // data that does not name its tokenizer is of this one

@@ -103,6 +103,15 @@ LLMC_PRINTF(2, 3) static void session_differs(const Session* s, const char* fmt,
     warn("%s", e.msg);
 }
 
+/* Returns whether two values of --documents read all data of the run alike: auto may stand for the other. */
+static inline bool session_reads_alike(const Session* s, Documents a, Documents b) {
+    for (int i = 0; i < s->mix.count; i++) {
+        const bool masked = s->mix.sources[i].masked;
+        if (documents_of(a, masked) != documents_of(b, masked)) { return false; }
+    }
+    return !s->has_val || documents_of(a, s->val.masked) == documents_of(b, s->val.masked);
+}
+
 /* Tells of every saved flag on the command line that had another value. Files are compared by their fingerprints, and the
  * model of a run that is resumed is its checkpoint's. */
 static inline void session_compare_options(const Session* s, SafeDtype own) {
@@ -116,6 +125,7 @@ static inline void session_compare_options(const Session* s, SafeDtype own) {
         const char *a = option_text(o, i, now), *b = option_text(&was, i, before);
         const bool compared = option_specs[i].life == OPTION_SAVED && i != OPT_model && i != OPT_train && i != OPT_tokenizer;
         if (!compared || !o->given[i] || strcmp(a, b) == 0) { continue; }
+        if (i == OPT_documents && session_reads_alike(s, (Documents)o->documents, (Documents)was.documents)) { continue; }
         session_differs(s, "%s: is %s, was %s in %s", option_flag(i, flag), a, b, s->model_dir);
     }
     options_free(&was);
