@@ -24,7 +24,7 @@ typedef struct {
     int width;  // of the line at the terminal
 } Progress;
 
-enum { PROGRESS_CAP = 160 };  // bytes of a line
+enum { PROGRESS_CAP = 256 };  // bytes of a line
 
 static inline Progress progress_begin(FILE* screen, const char* what, uint64_t total, const char* unit) {
     const Progress p = {screen, what, unit, 0, total, now_seconds(), 0, screen && isatty(fileno(screen)), 0};
