@@ -24,7 +24,7 @@
 #include "dev/data/units.h"
 #include "llmc/files/folder.h"         // defines: make_directories
 #include "llmc/run/progress.h"         // defines: Progress, progress_begin, progress_add, progress_end
-#include "llmc/text/text.h"            // defines: text_count
+#include "llmc/text/text.h"            // defines: text_count, print_names
 #include "llmc/text/tokenizer_read.h"  // defines: tokenizer_load
 
 #include <signal.h>
@@ -89,7 +89,7 @@ static bool out_path(char* path, const Args* a, const char* kind, Error* e) {
     if (!slash || slash == path) { return true; }
     *slash = 0;
     const bool made = !file_exists(path), ok = make_directories(path, e);
-    if (made && ok) { printf("made folder %s\n", path); }
+    if (made && ok) { print_names(stdout, "made folder %s\n", path); }
     *slash = '/';
     return ok;
 }
@@ -109,15 +109,15 @@ static void print_summary(const Job* job, const TokenFile* train, const TokenFil
     printf("%s %s%s, %s tokens", text_count(documents, a, sizeof a), job->args->chat ? "conversation" : "document",
            documents == 1 ? "" : "s", text_count(count, b, sizeof b));
     if (job->args->chat) {
-        printf(", %.1f %% of them trained; wrote %s", 100 * (double)(train->trained + val->trained) / (double)count,
-               train->path);
+        print_names(stdout, ", %.1f %% of them trained; wrote %s",
+                    100 * (double)(train->trained + val->trained) / (double)count, train->path);
     } else {
-        printf(", %.2f bytes/token, %.1f s (%.1f MB/s); wrote %s", (double)bytes / (double)(tokens ? tokens : 1), seconds,
-               (double)bytes * 1e-6 / (seconds > 0 ? seconds : 1), train->path);
+        print_names(stdout, ", %.2f bytes/token, %.1f s (%.1f MB/s); wrote %s", (double)bytes / (double)(tokens ? tokens : 1),
+                    seconds, (double)bytes * 1e-6 / (seconds > 0 ? seconds : 1), train->path);
     }
     if (val->path[0]) {
-        printf(" (%s tokens) and %s (%s tokens)", text_count(train->count, a, sizeof a), val->path,
-               text_count(val->count, c, sizeof c));
+        print_names(stdout, " (%s tokens) and %s (%s tokens)", text_count(train->count, a, sizeof a), val->path,
+                    text_count(val->count, c, sizeof c));
     }
     printf("\n");
 }

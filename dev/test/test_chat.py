@@ -439,3 +439,25 @@ def test_the_trainer_chats_in_the_folders_form(model, tmp_path):
     (other / "chat_template.jinja").write_text("{{ '[INST]' }}")
     done = run(other, "--chat", input="hi\n")
     assert done.returncode == 1 and done.stderr.startswith(f"error: {other}/chat_template.jinja: the chat template has no")
+
+
+def test_a_terminal_obeys_no_name(tmp_path):
+    """Names of files on the lines of a run: escaped at a terminal, as they are in a pipe."""
+    tokenize, evil = os.path.join(ROOT, "tokenize"), "no\x1b[2J\u009b31m"
+    if not os.path.exists(TRAINER) or not os.path.exists(tokenize):
+        pytest.skip("the programs are not built (make train_llama3 tokenize)")
+    text, data, out = (str(tmp_path / (evil + end)) for end in (".txt", "/data.bin", "_out"))
+    with open(text, "w", encoding="utf-8") as f:
+        f.write("the cat sat on the mat\n" * 50)
+    shape = ["--threads", "1", "--batch", "2", "--seq", "32", "--sample-tokens", "0"]
+    new = ["--model", "d1", "--train", data, "--val", data, "--steps", "2", "--checkpoint-every", "1", *shape]
+    commands = ([tokenize, "-o", data, text], [TRAINER, *new, "--dry-run"], [TRAINER, *new, "--out", out],
+                [TRAINER, "--resume", out + "/step_00000001", "--out", out, *shape], [TRAINER, "--verify", out],
+                [TRAINER, "--eval", "--model", out, "--val", data, *shape], [TRAINER, "--model", out, "--export", out + ".gguf"])
+    for command in commands:
+        t = Terminal(*command)
+        assert t.status() == 0, t.text
+        assert not re.search("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", t.text.replace("\r", "")), (command, t.text)
+        assert "no\\x1b[2J\\xc2\\x9b31m" in t.text, (command, t.text)
+    done = subprocess.run([TRAINER, "--verify", out], capture_output=True)
+    assert done.stdout.count(evil.encode()) == 2

@@ -5,6 +5,7 @@
 #include "llmc/base/utils.h"
 #include "llmc/files/dataloader.h"  // defines: DataLoader, dataloader_scan
 #include "llmc/run/progress.h"      // defines: Progress, progress_begin, progress_add, progress_end
+#include "llmc/text/text.h"         // defines: print_names
 
 /* A TokenFileProgress for a Progress. */
 static inline void data_scan_add(void* progress, size_t bytes) { progress_add((Progress*)progress, bytes); }
@@ -15,7 +16,7 @@ static inline bool data_scan(const DataLoader* d, const char* pattern, FILE* scr
     Progress p = progress_begin(screen, "scan", d->num_tokens * (uint64_t)d->token_bytes + bits, "B");
     const bool ok = dataloader_scan(d, data_scan_add, &p, e);
     progress_end(&p);
-    if (ok) { fprintf(screen, "scan    %s: all ids are below %lld\n", pattern, (long long)d->vocab_limit); }
+    if (ok) { print_names(screen, "scan    %s: all ids are below %lld\n", pattern, (long long)d->vocab_limit); }
     return ok;
 }
 

@@ -157,8 +157,8 @@ static inline void job_export(Session* s) {
     must(export_write(&x, type, path, &e), &e);
     model_close(&x.files);
     free(x.adapters);
-    printf("exported %s, %s parameters, as %s to %s\n", s->model_dir, text_count(s->table.num_params, count, sizeof count),
-           type_names[type], path);
+    print_names(stdout, "exported %s, %s parameters, as %s to %s\n", s->model_dir,
+                text_count(s->table.num_params, count, sizeof count), type_names[type], path);
 }
 
 #endif

@@ -225,9 +225,7 @@ static inline void eval_tasks(const Trainer* t, Session* s, void* model) {
         if (isnan(score.acc)) {
             die("%s: a loss on %s is nan: a weight is too large for %s, or broken", s->model_dir, file->path, t->precision);
         }
-        printf("acc %.4f  acc_norm %.4f  questions %zu  ", score.acc, score.acc_norm, file->count);
-        print_escaped(stdout, file->path, strlen(file->path));
-        printf("\n");
+        print_names(stdout, "acc %.4f  acc_norm %.4f  questions %zu  %s\n", score.acc, score.acc_norm, file->count, file->path);
     }
 }
 
@@ -235,7 +233,7 @@ static inline void eval_tasks(const Trainer* t, Session* s, void* model) {
 static inline void job_eval(const Trainer* t, Session* s) {
     job_check_memory(t, s, stdout);
     if (s->has_val) {
-        printf("data    %s: %llu tokens\n", s->options.val, (unsigned long long)s->val.num_tokens);
+        print_names(stdout, "data    %s: %llu tokens\n", s->options.val, (unsigned long long)s->val.num_tokens);
         print_rows(stdout, s->options.val, &s->val);
     }
     void* model = job_open_model(t, s);

@@ -22,7 +22,7 @@
 #include "llmc/files/json.h"     // defines: json_get, json_text, json_wanted, json_write_text, json_write_double
 #include "llmc/run/flag_file.h"  // defines: FlagFile, flag_file_open, flag_file_next, flag_write
 #include "llmc/run/synonyms.h"   // defines: flag_synonym
-#include "llmc/text/text.h"      // defines: edit_distance
+#include "llmc/text/text.h"      // defines: edit_distance, print_names
 #include <math.h>
 #include <sys/ioctl.h>
 
@@ -595,7 +595,7 @@ static inline void options_print(FILE* f, const Options* o) {
         } else if (column > INDENT) {
             column += fprintf(f, "  ");
         }
-        column += fprintf(f, "%s=%s", flag + 2, value);
+        column += print_names(f, "%s=%s", flag + 2, value);
     }
     fputc('\n', f);
 }

@@ -6,7 +6,7 @@
 #include "llmc/base/utils.h"        // defines: fail
 #include "llmc/files/dataloader.h"  // defines: DataLoader
 #include "llmc/run/options.h"       // defines: Options
-#include "llmc/text/text.h"         // defines: text_count
+#include "llmc/text/text.h"         // defines: text_count, print_names
 
 typedef struct {
     int64_t steps;            // of the whole schedule
@@ -73,7 +73,7 @@ static inline void print_rows(FILE* f, const char* name, const DataLoader* d) {
     if (!d->indexed) { return; }
     text_count(c->rows, rows, sizeof rows);
     text_count(c->documents, documents, sizeof documents);
-    fprintf(f, "rows    %s: %s rows of %d tokens (%s)", name, rows, d->T, documents_names[d->documents]);
+    print_names(f, "rows    %s: %s rows of %d tokens (%s)", name, rows, d->T, documents_names[d->documents]);
     if (c->documents > 0) { fprintf(f, ", %s documents, %.1f %% padding", documents, 100 * (double)c->padding / tokens); }
     if (d->masked) {
         fprintf(f, ", %.1f %% of the tokens are trained, answers cut by the end of a row: %llu",

@@ -72,7 +72,7 @@ static inline void session_resume(Session* s) {
                           : checkpoint_find(o->out, CHECKPOINT_RUN, s->model_dir, &s->state, &e);
     session_must_read(s, ok, named ? o->resume : o->out, &e);
     if (!s->model_dir[0]) {
-        printf("%s holds no checkpoint yet: starting at step 0\n", o->out);
+        print_names(stdout, "%s holds no checkpoint yet: starting at step 0\n", o->out);
         return;
     }
     s->resumed = true;
@@ -191,8 +191,8 @@ static inline void session_set_aside(const Session* s) {
     Error e = NO_ERROR;
     must(checkpoint_set_aside(s->options.out, s->state.step, &count, &e), &e);
     if (count == 0) { return; }
-    printf("aside   %zu checkpoint%s after step %llu in %s %s now step_N.set_back\n", count, count == 1 ? "" : "s",
-           (unsigned long long)s->state.step, s->options.out, count == 1 ? "is" : "are");
+    print_names(stdout, "aside   %zu checkpoint%s after step %llu in %s %s now step_N.set_back\n", count, count == 1 ? "" : "s",
+                (unsigned long long)s->state.step, s->options.out, count == 1 ? "is" : "are");
 }
 
 /* Opens the log in --out, which must be locked, and writes the configuration or the resumption. From then on this is the run

@@ -9,18 +9,18 @@
 #include "llmc/config.h"     // defines: ModelConfig, ParamTable
 #include "llmc/run/mfu.h"    // defines: flops_per_token, mfu_text
 #include "llmc/run/plan.h"   // defines: Plan
-#include "llmc/text/text.h"  // defines: text_count, text_bytes, text_clock, print_escaped
+#include "llmc/text/text.h"  // defines: text_count, text_bytes, text_clock, print_names
 
 #include <math.h>
 
 static inline void print_model(FILE* f, const char* name, const ModelConfig* c, const ParamTable* t, const char* precision) {
     char count[32];
-    fprintf(f,
-            "model   %s: %s parameters, vocabulary %d, width %d, %d layers, %d heads, %d kv heads of %d, ffn %d, %s, %s\n"
-            "        RoPE theta %g%s, RMSNorm eps %g\n",
-            name, text_count(t->num_params, count, sizeof count), c->vocab_size, c->hidden_size, c->num_layers, c->num_heads,
-            c->num_kv_heads, c->head_dim, c->intermediate_size, c->tied ? "tied" : "untied", precision, c->rope_theta,
-            c->rope_llama3 ? " scaled as llama3" : "", (double)c->rms_eps);
+    print_names(f,
+                "model   %s: %s parameters, vocabulary %d, width %d, %d layers, %d heads, %d kv heads of %d, ffn %d, %s, %s\n"
+                "        RoPE theta %g%s, RMSNorm eps %g\n",
+                name, text_count(t->num_params, count, sizeof count), c->vocab_size, c->hidden_size, c->num_layers,
+                c->num_heads, c->num_kv_heads, c->head_dim, c->intermediate_size, c->tied ? "tied" : "untied", precision,
+                c->rope_theta, c->rope_llama3 ? " scaled as llama3" : "", (double)c->rms_eps);
 }
 
 /* Prints the adapters of LoRA and their share of the model. */
@@ -114,9 +114,8 @@ static inline void print_validation(FILE* f, StepLines* s, int64_t step, double 
 }
 
 static inline void print_task(FILE* f, int64_t step, const char* name, double acc, double acc_norm, size_t questions) {
-    fprintf(f, "task    acc %.4f  acc_norm %.4f  questions %zu  ", acc, acc_norm, questions);
-    print_escaped(f, name, strlen(name));
-    fprintf(f, " at step %lld\n", (long long)step);
+    print_names(f, "task    acc %.4f  acc_norm %.4f  questions %zu  %s at step %lld\n", acc, acc_norm, questions, name,
+                (long long)step);
     fflush(f);
 }
 
@@ -145,8 +144,8 @@ static inline void print_summary(FILE* f, const StepLines* s, const char* progra
     }
     fprintf(f, ", peak memory %s\n", text_bytes(memory, bytes, sizeof bytes));
     if (!checkpoint) { return; }
-    fprintf(f, "%s %s\n", steps > 0 || s->first_step == 0 ? "saved  " : "newest ", checkpoint);
-    fprintf(f, "next    %s --model %s --%s", program, checkpoint, prompt ? "generate " : "chat");
+    print_names(f, "%s %s\n", steps > 0 || s->first_step == 0 ? "saved  " : "newest ", checkpoint);
+    print_names(f, "next    %s --model %s --%s", program, checkpoint, prompt ? "generate " : "chat");
     if (prompt) { print_quoted(f, prompt); }
     fputc('\n', f);
     if (s->last_step < s->steps) { fprintf(f, "        to continue training: the same command with --resume\n"); }

@@ -143,8 +143,8 @@ static inline void training_print_plan(const Session* s) {
     mix_count(m, known ? (uint64_t)s->plan.steps * rows : 0, counts);
     for (int i = 0; i < m->count; i++) {
         const DataLoader* d = &m->sources[i];
-        printf("source  %s: %.2f %% of the rows, %s tokens", m->parts[i].pattern, 100.0 * m->share[i] / MIX_BLOCK,
-               text_count(d->num_tokens, tokens, sizeof tokens));
+        print_names(stdout, "source  %s: %.2f %% of the rows, %s tokens", m->parts[i].pattern, 100.0 * m->share[i] / MIX_BLOCK,
+                    text_count(d->num_tokens, tokens, sizeof tokens));
         if (known) { printf(", %.2f epochs", (double)counts[i] / (double)d->rows_per_epoch); }
         printf("\n");
     }
@@ -442,7 +442,9 @@ static inline void training_checkpoint(Training* t, bool timed) {
     t->saved_timed = s->state.timed;
     t->saved_at = now_seconds();
     t->write_seconds = t->saved_at - start;
-    if (t->reported < s->plan.stop && !training_stops(t)) { printf("saved   %s\n", s->newest); }  // the last is in the summary
+    if (t->reported < s->plan.stop && !training_stops(t)) {
+        print_names(stdout, "saved   %s\n", s->newest);
+    }  // the last is in the summary
     if (!s->state.not_finite) { snprintf(t->healthy, sizeof t->healthy, "%s", s->newest); }
 }
 
@@ -500,7 +502,9 @@ static inline void training_close(Training* t) {
                   t->trainer->memory_used(t->model));
     double loss = 0;
     const uint64_t best = checkpoint_best(s->options.out, s->state.step, &loss);
-    if (best > 0) { printf("best    %s/step_%08llu, validation %.4f\n", s->options.out, (unsigned long long)best, loss); }
+    if (best > 0) {
+        print_names(stdout, "best    %s/step_%08llu, validation %.4f\n", s->options.out, (unsigned long long)best, loss);
+    }
     generator_free(&t->generator);
     sampler_free(&t->sampler);
     t->trainer->destroy(t->model);

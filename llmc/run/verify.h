@@ -69,8 +69,9 @@ static inline bool verify_checkpoint(const char* dir, const char* lora_base) {
     if (ok) {
         uint64_t bytes = 0;
         for (size_t i = 0; i < s.files.count; i++) { bytes += s.files.items[i].size; }
-        printf("whole   %s: step %" PRIu64 ", run %s, %zu files, %.1f MiB%s\n", dir, s.step, s.run[0] ? s.run : "unknown",
-               s.files.count, (double)bytes / (1 << 20), s.not_finite ? "; its last step was not finite" : "");
+        print_names(stdout, "whole   %s: step %" PRIu64 ", run %s, %zu files, %.1f MiB%s\n", dir, s.step,
+                    s.run[0] ? s.run : "unknown", s.files.count, (double)bytes / (1 << 20),
+                    s.not_finite ? "; its last step was not finite" : "");
     } else {
         printf("damaged %s\n", e.msg);
     }

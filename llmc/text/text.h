@@ -46,6 +46,26 @@ static inline void print_escaped(FILE* f, const char* s, size_t n) {
     }
 }
 
+/* printf() for a line with names of files and what else the user gave: a terminal gets nothing that it would obey, a pipe or file
+ * gets the bytes as they are. Returns the number of bytes before escaping. */
+LLMC_PRINTF(2, 3) static int print_names(FILE* f, const char* fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    const int n = vsnprintf(NULL, 0, fmt, ap);
+    va_end(ap);
+    char* text = (char*)xmalloc((size_t)(n > 0 ? n : 0) + 1);
+    va_start(ap, fmt);
+    vsnprintf(text, (size_t)(n > 0 ? n : 0) + 1, fmt, ap);
+    va_end(ap);
+    if (isatty(fileno(f))) {
+        print_escaped(f, text, strlen(text));
+    } else {
+        fputs(text, f);
+    }
+    free(text);
+    return n;
+}
+
 /* Returns the number of edits (insert, delete, replace, swap neighbours) that turn a into b; 41 if either word is longer than
  * 40 characters. */
 static inline int edit_distance(const char* a, const char* b) {
