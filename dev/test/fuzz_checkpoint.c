@@ -178,7 +178,7 @@ static void check_newest(const char* found, uint64_t found_step, uint64_t set_ba
         if (!newer && !verified) { continue; }
         const bool sound = checkpoint_read(dir, CHECKPOINT_RUN, &s, &cause);
         REQUIRE(!newer || !sound || s.step > set_back || !checkpoint_check_found(&s, steps[i], &cause));
-        REQUIRE(!verified || !verify_checkpoint(dir) || (sound && (set_back == UINT64_MAX || s.step != 2)));
+        REQUIRE(!verified || !verify_checkpoint(dir, NULL) || (sound && (set_back == UINT64_MAX || s.step != 2)));
         trainer_state_free(&s);
     }
     free(steps);
