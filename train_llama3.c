@@ -468,13 +468,9 @@ static const float* llama_decode(void* model, const int32_t* tokens, int count, 
 // ---------------------------------------------------------------------------------------------------------------------
 // training step
 
-/* Runs forward and backward over the step's micro-batches, then updates, unless the step is dropped before that (step.h). */
-static bool train_step(void* model, const StepPlan* plan, double lr, Error* e) {
-    Llama* m = (Llama*)model;
+/* Runs forward and backward over the step's micro-batches. Fails if the step is dropped (step.h). */
+static bool step_gradients(Llama* m, const StepPlan* plan, Error* e) {
     StepResult* r = &m->result;
-    const double start = now_seconds();
-    memset(r, 0, sizeof *r);
-    r->lr = lr;
     llama_zero_gradients(m);
     for (int k = 0; k < plan->accumulate; k++) {
         m->starts = plan->data.starts;
@@ -486,26 +482,40 @@ static bool train_step(void* model, const StepPlan* plan, double lr, Error* e) {
         llama_backward(m);
         if (run_stop_requested()) { return false; }
     }
-    const double factor = trained_factor(&plan->hyper, r->trained);
+    return true;
+}
+
+/* Decides from the step's loss and the norm of its gradient whether it updates, and how. Counts the step. */
+static bool step_decide(Llama* m, const StepPlan* plan, double norm, AdamW* hyper) {
+    StepResult* r = &m->result;
+    TrainerState* run = plan->run;
+    const StepHyper* h = &plan->hyper;
+    const double factor = trained_factor(h, r->trained);
     r->loss *= factor;
-    r->norm = global_norm(m->grads, m->trained.elements, m->norm_scratch) * factor;
-    r->loss_z = outlier_update(&plan->run->loss, r->loss);
-    r->norm_z = outlier_update(&plan->run->grad_norm, r->norm);
-    r->verdict = update_verdict(r->loss, r->norm, r->loss_z, r->norm_z, &plan->hyper);
-    r->loss_scale = plan->run->loss_scale;
-    plan->run->step++;
-    plan->run->tokens += plan->tokens;
-    if (r->verdict == UPDATE_APPLIED) {
-        AdamW hyper;
-        hyper.lr = lr;
-        hyper.beta1 = plan->hyper.beta1;
-        hyper.beta2 = plan->hyper.beta2;
-        hyper.eps = plan->hyper.eps;
-        hyper.weight_decay = plan->hyper.weight_decay;
-        hyper.grad_scale = (float)(clip_factor(r->norm, plan->hyper.grad_clip) * factor);
-        hyper.step = (int64_t)++plan->run->updates;
-        llama_update(m, hyper);
-    }
+    r->norm = norm * factor;
+    r->loss_z = outlier_update(&run->loss, r->loss);
+    r->norm_z = outlier_update(&run->grad_norm, r->norm);
+    r->verdict = update_verdict(r->loss, r->norm, r->loss_z, r->norm_z, h);
+    r->loss_scale = run->loss_scale;
+    run->step++;
+    run->tokens += plan->tokens;
+    if (r->verdict != UPDATE_APPLIED) { return false; }
+    const float grad_scale = (float)(clip_factor(r->norm, h->grad_clip) * factor);
+    *hyper = (AdamW){r->lr, h->beta1, h->beta2, h->eps, h->weight_decay, grad_scale, (int64_t)++run->updates};
+    return true;
+}
+
+/* Takes a step: gradients, decision, update. */
+static bool train_step(void* model, const StepPlan* plan, double lr, Error* e) {
+    Llama* m = (Llama*)model;
+    StepResult* r = &m->result;
+    AdamW hyper;
+    const double start = now_seconds();
+    memset(r, 0, sizeof *r);
+    r->lr = lr;
+    if (!step_gradients(m, plan, e)) { return false; }
+    const double norm = global_norm(m->grads, m->trained.elements, m->norm_scratch);
+    if (step_decide(m, plan, norm, &hyper)) { llama_update(m, hyper); }
     r->ms = (now_seconds() - start) * 1e3;
     return true;
 }
@@ -662,11 +672,11 @@ static void train(const Trainer* trainer, Session* s) {
     Training t;
     if (!training_open(&t, trainer, s)) { return; }
     for (Due due = training_due(&t); !due.end;) {
-        if (!training_stops(&t)) { t.queued += train_step(t.model, &t.plan, session_lr(s, t.queued), &t.error); }
+        if (!training_stops(&t)) { t.queued += trainer->step(t.model, &t.plan, session_lr(s, t.queued), &t.error); }
         due = training_due(&t);
         // steps may stay in flight until something is due
         while (t.reported < t.queued - (due.drain ? 0 : trainer->in_flight - 1)) {
-            const StepResult r = step_result(t.model, &t.plan);
+            const StepResult r = trainer->result(t.model, &t.plan);
             training_report(&t, &r);
         }
         if (due.validation || due.tasks) { training_evaluate(&t, &due); }

@@ -4,7 +4,7 @@
  * another file (resume) and a fuzzer can go on. A program that cannot continue calls die(): a message on stderr, exit 1.
  * Wrong usage (flags) calls die_usage(): exit 2. A message reads "FILE: FIELD is FOUND, wanted WANTED" and may have a
  * second line "\n  hint: ...". `assert` is for our own bugs, never for a user's file.
- * Valid C11 and C++17; no mutable globals.
+ * Valid C11 and C++17; the only mutable global is the name of a rank in messages.
  */
 #ifndef LLMC_UTILS_H
 #define LLMC_UTILS_H
@@ -118,12 +118,14 @@ LLMC_PRINTF(2, 3) static bool fail(Error* e, const char* fmt, ...) {
     return false;
 }
 
+static char message_rank[32];  // "rank 3: ": who speaks, in a run of several ranks; "": nobody else does
+
 /* Prints one line and at most one hint line on stderr. */
 static inline void print_message(const char* kind, const char* fmt, va_list ap) {
     char text[8192];
     message_text(text, sizeof text, fmt, ap);
     fflush(stdout);
-    fprintf(stderr, "%s: %s\n", kind, text);
+    fprintf(stderr, "%s: %s%s\n", kind, message_rank, text);
 }
 
 LLMC_NORETURN LLMC_PRINTF(2, 0) static void die_v(int code, const char* fmt, va_list ap) {

@@ -12,6 +12,7 @@
 #include "llmc/run/progress.h"
 #include "llmc/run/sampler.h"
 #include "llmc/run/session.h"
+#include "llmc/run/together.h"
 #include "llmc/run/trainer.h"
 
 #include <math.h>
@@ -115,21 +116,30 @@ typedef struct {
     DataLoader* val;
     const Tokenizer* tokenizer;  // NULL: none
     uint64_t rows, B, T;
-    uint64_t read;     // rows given out so far
-    uint64_t trained;  // targets of the first `rows` rows
-    uint64_t bytes;    // of these targets
-    double sum;        // of their losses
-    int32_t* starts;   // (B, T) of the batch; NULL: rows hold no documents
+    uint64_t rank, ranks;  // that share the batches: each takes one of `ranks` in turn
+    uint64_t read;         // rows given out so far
+    uint64_t trained;      // targets of the first `rows` rows, as far as they are this rank's
+    uint64_t bytes;        // of these targets
+    double* sums;          // (rows) of each row's losses; 0 for those of other ranks
+    int32_t* starts;       // (B, T) of the batch; NULL: rows hold no documents
     Progress progress;
 } Validation;
+
+/* Returns the row of the data that this rank has as its i-th. */
+static inline uint64_t validation_row(const Validation* v, uint64_t i) {
+    return (i / v->B * v->ranks + v->rank) * v->B + i % v->B;
+}
 
 /* Reads a row and counts the bytes of its targets: the next() of a BatchSource. The last batch is padded with rows from the
  * start, which do not count. */
 static inline bool validation_next(void* validation, int32_t* x /* (T) */, int32_t* y /* (T) */, Error* e) {
     Validation* v = (Validation*)validation;
+    const uint64_t row = validation_row(v, v->read);
+    if (v->val->row != row) { dataloader_seek(v->val, row); }
     if (!dataloader_next(v->val, x, y, e)) { return false; }
     if (v->starts) { memcpy(v->starts + v->read % v->B * v->T, v->val->starts, v->T * sizeof *v->starts); }
-    if (v->read++ >= v->rows) { return true; }
+    v->read++;
+    if (row >= v->rows) { return true; }
     v->trained += count_trained(y, v->T);
     for (size_t i = 0; v->tokenizer && i < v->T; i++) { v->bytes += y[i] >= 0 ? tokenizer_text_bytes(v->tokenizer, y[i]) : 0; }
     return true;
@@ -137,29 +147,45 @@ static inline bool validation_next(void* validation, int32_t* x /* (T) */, int32
 
 static inline void validation_take(void* validation, const float* losses, uint64_t batch) {
     Validation* v = (Validation*)validation;
-    const size_t rows = size_min(v->rows - batch * v->B, v->B);
-    for (size_t i = 0; i < rows * v->T; i++) { v->sum += losses[i]; }
-    progress_add(&v->progress, rows);
+    const uint64_t first = validation_row(v, batch * v->B), rows = first < v->rows ? size_min(v->rows - first, v->B) : 0;
+    for (size_t i = 0; i < rows * v->T; i++) { v->sums[first + i / v->T] += losses[i]; }
+    progress_add(&v->progress, rows * v->ranks);
 }
 
 /* Computes the loss over the first `max_rows` rows of the validation data (or all rows, if fewer), and tells `screen` (or NULL)
- * how far it is. Fails as take_losses(). */
+ * how far it is. Several ranks share the batches; the losses add up row by row, so their number does not change the result.
+ * Fails as take_losses(). */
 static inline bool validate(const Trainer* t, Session* s, void* model, uint64_t max_rows, FILE* screen, ValidationLoss* l,
                             Error* e) {
     const uint64_t rows = max_rows < s->val.rows_per_epoch ? max_rows : s->val.rows_per_epoch;
-    const Options* o = &s->options;
-    const uint64_t B = (uint64_t)o->batch, T = (uint64_t)o->seq;
-    int32_t* starts = s->val.starts ? (int32_t*)xcalloc(B * T, sizeof *starts) : NULL;
-    const Tokenizer* tokenizer = s->has_tokenizer ? &s->tokenizer : NULL;
-    Validation v = {&s->val, tokenizer, rows, B, T, 0, 0, 0, 0, starts, progress_begin(screen, "val", rows, "rows")};
-    const BatchSource data = {validation_next, &v, 1, 0, NULL, starts};
-    dataloader_seek(&s->val, 0);
-    const bool ok = take_losses(t, model, &data, ceil_div(rows, v.B), validation_take, &v, e);
+    const uint64_t rank = (uint64_t)s->rank, ranks = (uint64_t)s->ranks;
+    Validation v;
+    memset(&v, 0, sizeof v);
+    v.val = &s->val;
+    v.tokenizer = s->has_tokenizer ? &s->tokenizer : NULL;
+    v.rows = rows;
+    v.B = (uint64_t)s->options.batch;
+    v.T = (uint64_t)s->options.seq;
+    v.rank = rank;
+    v.ranks = ranks;
+    v.sums = (double*)xcalloc(rows, sizeof *v.sums);
+    v.starts = s->val.starts ? (int32_t*)xcalloc(v.B * v.T, sizeof *v.starts) : NULL;
+    v.progress = progress_begin(screen, "val", rows, "rows");
+    const BatchSource data = {validation_next, &v, 1, 0, NULL, v.starts};
+    const uint64_t batches = ceil_div(rows, v.B), mine = batches > rank ? ceil_div(batches - rank, ranks) : 0;
+    const bool ok = together_ok(s->team, take_losses(t, model, &data, mine, validation_take, &v, e), e);
     progress_end(&v.progress);
-    free(starts);
-    l->loss = v.sum / (double)v.trained;
-    l->bpb = v.bytes > 0 ? v.sum / (M_LN2 * (double)v.bytes) : NAN;
-    l->trained = v.trained;
+    double counts[2] = {(double)v.trained, (double)v.bytes}, sum = 0;
+    if (ok) {
+        together_add(s->team, v.sums, rows);
+        together_add(s->team, counts, 2);
+    }
+    for (uint64_t i = 0; i < rows; i++) { sum += v.sums[i]; }
+    free(v.sums);
+    free(v.starts);
+    l->loss = sum / counts[0];
+    l->bpb = counts[1] > 0 ? sum / (M_LN2 * counts[1]) : NAN;
+    l->trained = (uint64_t)counts[0];
     return ok;
 }
 

@@ -13,6 +13,7 @@
 #include "llmc/base/utils.h"
 
 #include "llmc/config.h"
+#include "llmc/dist/team.h"  // defines: Team
 #include "llmc/files/checkpoint.h"
 #include "llmc/files/dataloader.h"
 #include "llmc/files/logger.h"
@@ -39,6 +40,7 @@ typedef struct {
     int status;      // exit status of the program
     Job job;
     int rank, ranks;
+    Team* team;  // the ranks of the run; NULL: the process is alone
 
     // the model and its origin
     ModelConfig config;

@@ -7,6 +7,10 @@
  *
  * In a chat at a terminal SIGINT ends the answer, and the chat goes on.
  *
+ * A run of several ranks ends on all of them after the same step: there a signal is only a wish, which counts once the ranks
+ * have told each other (together.h). One Ctrl-C may reach a rank several times, from the terminal and from its launcher: what
+ * comes within RUN_SAME_SIGNAL seconds is one signal.
+ *
  * A handler only sets a flag; that of SIGINT and SIGTERM in a run also says what happens, since a step may take seconds. Loops
  * over layers, micro-batches, validation batches and sampled tokens look at it. Jobs that have nothing to save, and a run that
  * still loads its files, keep the system's handlers: they end at once.
@@ -21,6 +25,11 @@
 static volatile sig_atomic_t run_signal;       // the signal that asked for the end; a handler needs a global
 static volatile sig_atomic_t run_save_signal;  // SIGUSR1 came
 static volatile sig_atomic_t run_terminal;     // stdout is a terminal
+static volatile sig_atomic_t run_together;     // the process is one of several ranks
+static volatile sig_atomic_t run_all_stop;     // and they all have agreed to end
+static volatile sig_atomic_t run_signal_time;  // of the first signal, in seconds
+
+enum { RUN_SAME_SIGNAL = 2 };  // seconds
 
 /* Says what a signal does, on a line of its own at a terminal, which shows ^C. stdio may not be used here. */
 static inline void run_tell_stop(void) {
@@ -29,14 +38,23 @@ static inline void run_tell_stop(void) {
     if (write(STDOUT_FILENO, text + skip, sizeof text - 1 - (size_t)skip) < 0) { errno = cause; }
 }
 
-static inline void run_on_interrupt(int signal_number) {
-    if (run_signal == SIGINT || run_signal == SIGTERM) { _exit(128 + signal_number); }  // the second one ends the process
+/* Notes a signal. The second one ends the process. Returns whether it is the first. */
+static inline bool run_on_interrupt(int signal_number) {
+    struct timespec now = {0, 0};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (run_signal == SIGINT || run_signal == SIGTERM) {
+        if (run_together && (int)now.tv_sec - run_signal_time <= RUN_SAME_SIGNAL) { return false; }
+        _exit(128 + signal_number);
+    }
     run_signal = signal_number;
+    run_signal_time = (int)now.tv_sec;
+    return true;
 }
 
+static inline void run_on_chat_interrupt(int signal_number) { run_on_interrupt(signal_number); }
+
 static inline void run_on_signal(int signal_number) {
-    run_on_interrupt(signal_number);
-    run_tell_stop();
+    if (run_on_interrupt(signal_number)) { run_tell_stop(); }
 }
 
 /* Handles a lost screen: Ctrl-C also ended the tee of `run | tee log`, or the terminal was closed. */
@@ -79,13 +97,17 @@ static inline void run_catch_signals(void) {
 
 /* Catches Ctrl-C in a chat, where it ends an answer; with `ends_reads` also a read that waits, with EINTR. */
 static inline void run_catch_interrupt(bool ends_reads) {
-    run_catch_with(SIGINT, run_on_interrupt, ends_reads ? 0 : SA_RESTART);
+    run_catch_with(SIGINT, run_on_chat_interrupt, ends_reads ? 0 : SA_RESTART);
 }
 
 /* Asks for the end as a signal does: for the clock of run/timing.h. */
 static inline void run_ask_for_end(void) { run_signal = SIGALRM; }
 
-static inline bool run_stop_requested(void) { return run_signal != 0; }
+/* Tells whether the run, or the rank, was asked to end. */
+static inline bool run_signal_came(void) { return run_signal != 0; }
+
+/* Tells whether the run ends for it. */
+static inline bool run_stop_requested(void) { return run_together ? run_all_stop : run_signal_came(); }
 static inline void run_stop_done(void) { run_signal = 0; }
 static inline bool run_save_requested(void) { return run_save_signal != 0; }
 static inline void run_save_done(void) { run_save_signal = 0; }

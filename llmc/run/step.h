@@ -5,13 +5,15 @@
  * trainers have two functions: train_step() and step_result().
  *
  * train_step() returns false for a step that it drops before the update: *e says why, or is empty if a signal asked for the
- * end. Then weights, m, v and the run's state are those of the step before, and step_result() knows nothing of it.
+ * end. Then weights, m, v and the run's state are those of the step before, and step_result() knows nothing of it. Of several
+ * ranks all drop it, or none.
  */
 #ifndef LLMC_STEP_H
 #define LLMC_STEP_H
 
 #include "llmc/base/update.h"  // defines: StepHyper, UpdateVerdict
 #include "llmc/base/utils.h"
+#include "llmc/dist/team.h"            // defines: Team
 #include "llmc/files/trainer_state.h"  // defines: TrainerState
 #include "llmc/files/dataloader.h"     // defines: DataLoader, dataloader_next
 #include "llmc/files/mix.h"            // defines: Mix, mix_next, SourceLosses
@@ -69,6 +71,7 @@ typedef struct {
     int accumulate;     // micro-batches per step
     uint64_t tokens;    // per step, over all ranks
     uint64_t seed;      // of stochastic rounding
+    Team* team;         // the ranks of the run; NULL: the process is alone
     TrainerState* run;  // counts steps, tokens and updates; holds the outlier detectors and the loss scale
 } StepPlan;
 

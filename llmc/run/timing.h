@@ -10,6 +10,7 @@
 #include "llmc/run/progress.h"  // defines: Progress, progress_begin, progress_add, progress_end
 #include "llmc/run/signals.h"   // defines: run_ask_for_end, run_stop_done
 #include "llmc/run/step.h"      // defines: StepPlan, BatchSource
+#include "llmc/run/together.h"  // defines: together_take_first
 #include "llmc/run/trainer.h"   // defines: Trainer
 
 #include <math.h>
@@ -75,7 +76,10 @@ static inline bool time_steps(const Trainer* t, void* model, const StepPlan* ste
     time->parts = 0;
     time->whole = false;
     const double start = clock.progress.start;
-    for (int i = 0; goes_on && i < MINUTES_MEASURE && (i == 0 || now_seconds() - start < 10.0); i++) {
+    for (int i = 0; goes_on && i < MINUTES_MEASURE; i++) {
+        bool another = i == 0 || now_seconds() - start < 10.0;
+        together_take_first(plan.team, &another, sizeof another);
+        if (!another) { break; }
         goes_on = t->step(model, &plan, 0.0, e);
         if (goes_on) { time->ms = fmin(time->ms, t->result(model, &plan).ms); }
         time->whole = time->whole || goes_on;

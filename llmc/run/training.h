@@ -32,6 +32,7 @@
 #include "llmc/run/save.h"
 #include "llmc/run/signals.h"
 #include "llmc/run/timing.h"
+#include "llmc/run/together.h"
 #include "llmc/run/trainer.h"
 #include "llmc/text/chat.h"  // defines: chat_template_fits
 
@@ -57,6 +58,7 @@ typedef struct {
     bool out_of_patience;      // --patience validations without a new lowest loss
     double loss_scale;         // of the next step to report
     Error error;               // what ends the run early; empty: nothing
+    bool failed;               // all ranks know of an error
 } Training;
 
 typedef struct {
@@ -92,6 +94,7 @@ static inline StepPlan step_plan(const Trainer* trainer, Session* s) {
     p.accumulate = s->plan.accumulate;
     p.tokens = (uint64_t)s->plan.tokens_per_step;
     p.seed = (uint64_t)o->seed;
+    p.team = s->team;
     p.run = &s->state;
     return p;
 }
@@ -117,6 +120,7 @@ static inline void training_measure(Training* t) {
     t->trainer->forget(t->model, &t->plan);
     dataloader_seek(&s->train, row);
     s->options.steps = (int)steps_for_minutes(s->options.minutes, now_seconds() - s->started, time.ms * 1e-3);
+    together_take_first(s->team, &s->options.steps, sizeof s->options.steps);
     must(plan_make(&s->plan, &s->options, s->ranks, s->train.rows_per_epoch, &e), &e);
     printf("timed   %.1f ms a step: %lld steps fit into %g minutes\n", time.ms, (long long)s->plan.steps, s->options.minutes);
 }
@@ -225,14 +229,19 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     }
     fflush(stdout);
 
+    together_at(s, PHASE_LOADING, (int64_t)s->state.step);
     t->model = job_open_model(trainer, s);
     if (s->resumed) {
         StateSlot slots[NUM_SLOTS];
         const int num_slots = state_slots(trainer, t->model, s->saved_master, slots);
         must(state_load(s->model_dir, s->state.world_size, &s->trained, 0, s->trained.elements, slots, num_slots, &e), &e);
     }
-    if (o->profile == 0 || o->tune) { session_lock(s); }  // what is refused until here leaves no trace
+    if (o->profile == 0 || o->tune) {
+        session_lock(s);  // what is refused until here leaves no trace
+        together_share_out(s);
+    }
 
+    together_at(s, PHASE_TUNING, (int64_t)s->state.step);
     training_prepare(t);
     if (timed) {
         training_measure(t);
@@ -264,9 +273,11 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
 // ---------------------------------------------------------------------------------------------------------------------
 // a step
 
-/* Tells whether the run breaks off: what is due at this step is left out. Once true, it stays so. */
+/* Tells whether the run breaks off: what is due at this step is left out. Once true, it stays so. Of several ranks, all say the
+ * same: an error of one counts once training_due() has told the others. */
 static inline bool training_breaks_off(const Training* t) {
-    return run_stop_requested() || t->error.msg[0] || t->not_finite >= MOST_NOT_FINITE;
+    const bool failed = t->s->team ? t->failed : t->error.msg[0] != 0;
+    return run_stop_requested() || failed || t->not_finite >= MOST_NOT_FINITE;
 }
 
 /* Tells whether the run ends before its last step. Once true, it stays so. */
@@ -278,10 +289,22 @@ static inline bool training_time_is_up(const Training* t) {
     return interval > 0 && now_seconds() - t->saved_at >= fmax(interval, WRITE_INTERVAL * t->write_seconds);
 }
 
-static inline Due training_due(const Training* t) {
+/* Learns what the ranks ask for, and whether one has an error. */
+static inline Wishes training_wishes(Training* t) {
+    Team* team = t->s->team;
+    const Wishes mine = {run_signal_came(), run_save_requested(), training_time_is_up(t)};
+    together_at(t->s, PHASE_STEP, t->queued);
+    const Wishes all = together_wish(team, mine);
+    run_all_stop = all.end;
+    t->failed = !together_ok(team, !t->error.msg[0], &t->error);
+    return all;
+}
+
+static inline Due training_due(Training* t) {
     const Session* s = t->s;
     const Options* o = &s->options;
     const int64_t step = t->queued;
+    const Wishes wishes = training_wishes(t);
     const bool stops = training_stops(t), unsaved = step != t->saved;
     const bool unkept = unsaved || t->saved_timed;  // a timed one is written again where one is due that stays
     const bool nothing_done = stops && t->error.msg[0] && step == 0;  // the first batch of all could not be read
@@ -289,8 +312,8 @@ static inline Due training_due(const Training* t) {
     d.validation = s->has_val && !stops && session_due(s, o->val_every, step);
     d.tasks = s->has_tasks && !stops && session_due(s, o->eval_every, step);
     d.sample = t->generator.context > 0 && !stops && session_due(s, o->sample_every, step);
-    d.checkpoint = unkept && !nothing_done && (stops || run_save_requested() || session_due(s, o->checkpoint_every, step));
-    d.timed = unsaved && !d.checkpoint && training_time_is_up(t);
+    d.checkpoint = unkept && !nothing_done && (stops || wishes.save || session_due(s, o->checkpoint_every, step));
+    d.timed = unsaved && !d.checkpoint && wishes.timed;
     d.end = stops || step >= s->plan.stop;
     d.drain = d.validation || d.tasks || d.sample || d.checkpoint || d.timed || d.end || o->debug;
     return d;
@@ -351,6 +374,7 @@ static inline void training_validate(Training* t, Due* due) {
     Session* s = t->s;
     const uint64_t rows = (uint64_t)s->options.val_batches * (uint64_t)s->options.batch;
     ValidationLoss l;
+    together_at(s, PHASE_VALIDATION, t->reported);
     if (training_breaks_off(t) || !validate(t->trainer, s, t->model, rows, stdout, &l, &t->error)) { return; }
     print_validation(stdout, &t->lines, t->reported, l.loss, l.bpb);
     training_logged(t, log_val(&s->log, t->reported, l.loss, l.bpb, &t->error));
@@ -371,6 +395,7 @@ static inline void training_catch_up(Training* t) {
 /* Answers --tasks, unless a signal ends the run meanwhile. */
 static inline void training_answer(Training* t) {
     Session* s = t->s;
+    together_at(s, PHASE_VALIDATION, t->reported);
     for (size_t i = 0; i < s->tasks.num_files; i++) {
         const TaskFile* file = &s->tasks.files[i];
         const char* name = file_name(file->path);
@@ -391,11 +416,19 @@ static inline void training_sample(Training* t) {
     Generator* g = &t->generator;
     Error e = NO_ERROR;
     if (training_breaks_off(t)) { return; }
+    together_at(s, PHASE_SAMPLING, t->reported);
     printf("sample  ");
     g->stream = (uint32_t)t->reported;
     if (!generate(g, s->options.prompt, s->options.sample_tokens, &e)) { warn("no sample: %s", e.msg); }
     if (run_stop_requested()) { return; }  // the text is cut off
     training_logged(t, log_sample(&s->log, t->reported, g->text, g->text_len, &t->error));
+}
+
+/* Leaves the other ranks, as they all do. What ends the run is rank 0's to tell. */
+static inline void training_leave(const Training* t, bool failed) {
+    Session* s = t->s;
+    together_close(s);
+    if (failed && s->rank > 0) { exit(1); }
 }
 
 /* Tells that a checkpoint cannot be written, after the error that ended the run if there was one. */
@@ -404,6 +437,7 @@ static inline void training_die_unsaved(const Training* t, const Error* e, SafeD
     const Session* s = t->s;
     double bytes = (double)s->trained.num_params * (double)safe_dtypes[dtype].bytes;
     char size[32];
+    training_leave(t, true);
     for (int i = 0; i < num_slots; i++) { bytes += (double)s->trained.num_params * (double)safe_dtypes[slots[i].dtype].bytes; }
     text_bytes((uint64_t)bytes, size, sizeof size);
     const int length = (int)strcspn(t->error.msg, "\n");  // one hint is enough
@@ -432,6 +466,7 @@ static inline void training_checkpoint(Training* t, bool timed) {
     const int num_slots = state_slots(trainer, t->model, !exact, slots);
     const StateSlot weights = trainer->slot(t->model, exact ? SLOT_MASTER : SLOT_WEIGHTS);
     const int major = s->options.major_every;
+    together_at(s, PHASE_WRITING, t->reported);
     run_save_done();
     s->state.timed = timed && (major == 0 || t->reported % major != 0);
     if (!session_checkpoint(s, dtype, weights.source, weights.ctx, slots, num_slots, trainer->add_files, t->model, &e)) {
@@ -485,6 +520,7 @@ static inline void training_close(Training* t) {
                          : s->plan.stop < s->plan.steps  ? "stop-after"
                                                          : "done";
     log_end(&s->log, (int64_t)s->state.step, reason, now_seconds() - s->started, &t->error);
+    training_leave(t, t->error.msg[0] || t->not_finite > 0);
     if (t->error.msg[0]) { training_die_of_error(t); }
     if (t->not_finite > 0) { training_die_not_finite(t); }
     s->status = stopped && !t->out_of_patience ? s->options.signal_status : 0;

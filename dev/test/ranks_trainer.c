@@ -1,0 +1,146 @@
+/* ranks_trainer.c -- the CPU trainer as a run of several ranks, for tests without a GPU: the program's own session, training
+ * loop, data, checkpoints and layers, with the weights replicated and the optimizer sharded (ZeRO 1).
+ *
+ *   ranks_trainer --ranks N FLAGS...   starts N ranks on this machine; FLAGS are those of train_llama3
+ *   ranks_trainer FLAGS...             is a rank of torchrun, mpirun or srun, or alone
+ *
+ * In the place of a GPU's network stands a file that the ranks map into memory, $RANKS_MEMORY: each rank writes its gradients
+ * there, adds up the shards that it owns in rank order, updates them, and leaves the new weights for the others.
+ */
+#define main train_llama3_main  // its loop is wanted, but another main
+#include "train_llama3.c"
+#undef main
+
+#include "llmc/dist/buckets.h"  // defines: Buckets, buckets_list, shard_of, ordered_sum
+#include "llmc/dist/launch.h"   // defines: launch_ranks
+#include "llmc/dist/ranks.h"    // defines: Ranks, RANKS_MAX, ranks_find
+#include "llmc/run/together.h"  // defines: together_open, together_ok, together_gather
+
+#include <sys/mman.h>
+
+/* The memory that all ranks see. */
+typedef struct {
+    float* grads;   // (ranks, elements)
+    float* params;  // (elements) the weights after an update
+    Buckets buckets;
+} Exchange;
+static Exchange exchange;  // one model a process
+
+/* Maps the exchange of a model with `elements` trained elements. */
+static void exchange_open(const Session* s) {
+    const size_t elements = s->trained.elements, bytes = ((size_t)s->ranks + 1) * elements * sizeof(float);
+    const char* path = getenv("RANKS_MEMORY");
+    const int fd = path ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600) : -1;
+    if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0) { die("RANKS_MEMORY: wanted a file that can be written"); }
+    float* all = (float*)mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (all == MAP_FAILED) { die("%s: cannot be mapped", path); }
+    close(fd);
+    exchange.grads = all;
+    exchange.params = all + (size_t)s->ranks * elements;
+    exchange.buckets = buckets_list(&s->trained);
+}
+
+static void barrier(const StepPlan* plan) {
+    Error e = NO_ERROR;
+    must(team_barrier(plan->team, &e), &e);
+}
+
+/* Adds up the gradients of this rank's shards over all ranks. Returns the sum of their squares. */
+static double sum_shards(Llama* m, const StepPlan* plan) {
+    const Ranks* r = &plan->team->ranks;
+    const size_t elements = m->trained.elements;
+    double square = 0;
+    memcpy(exchange.grads + (size_t)r->rank * elements, m->grads, elements * sizeof(float));
+    barrier(plan);
+    for (int b = 0; b < exchange.buckets.count; b++) {
+        const ArenaRange shard = shard_of(&exchange.buckets.items[b], r->rank, r->ranks);
+        const float* parts[RANKS_MAX];
+        for (int i = 0; i < r->ranks; i++) { parts[i] = exchange.grads + (size_t)i * elements + shard.first; }
+        square += ordered_sum(m->grads + shard.first, parts, r->ranks, shard.count);
+    }
+    return square;
+}
+
+/* Adds up over all ranks, in their order. */
+static double sum_ranks(const StepPlan* plan, double mine) {
+    double all[RANKS_MAX], sum = 0;
+    together_gather(plan->team, &mine, sizeof mine, all);
+    for (int i = 0; i < plan->team->ranks.ranks; i++) { sum += all[i]; }
+    return sum;
+}
+
+/* Updates this rank's shards and takes the others' weights. */
+static void update_shards(Llama* m, const StepPlan* plan, AdamW hyper) {
+    const Ranks* r = &plan->team->ranks;
+    const double weight_decay = hyper.weight_decay;
+    float* params = trained_params(m);
+    for (int b = 0; b < exchange.buckets.count; b++) {
+        const ArenaRange shard = shard_of(&exchange.buckets.items[b], r->rank, r->ranks);
+        for (int i = 0; i < m->trained.count; i++) {
+            const Param* p = &m->trained.items[i];
+            size_t first = 0;
+            const size_t n = state_part(p, shard.first, shard.first + shard.count, &first), at = p->offset + first;
+            hyper.weight_decay = param_specs[p->kind].matrix ? weight_decay : 0.0;
+            if (n > 0) { adamw_update(params + at, m->grads + at, m->m + at, m->v + at, n, &hyper); }
+        }
+        memcpy(exchange.params + shard.first, params + shard.first, shard.count * sizeof(float));
+    }
+    barrier(plan);
+    memcpy(params, exchange.params, m->trained.elements * sizeof(float));
+}
+
+/* train_step() of several ranks. */
+static bool ranks_step(void* model, const StepPlan* plan, double lr, Error* e) {
+    Llama* m = (Llama*)model;
+    StepResult* r = &m->result;
+    AdamW hyper;
+    const double start = now_seconds();
+    memset(r, 0, sizeof *r);
+    r->lr = lr;
+    if (!together_ok(plan->team, step_gradients(m, plan, e), e)) { return false; }
+    const double square = sum_ranks(plan, sum_shards(m, plan));
+    r->loss = sum_ranks(plan, r->loss) / plan->team->ranks.ranks;
+    r->trained = sum_ranks(plan, r->trained);
+    for (int s = 0; s < r->sources.count; s++) {
+        r->sources.sum[s] = sum_ranks(plan, r->sources.sum[s]);
+        r->sources.tokens[s] = sum_ranks(plan, r->sources.tokens[s]);
+    }
+    if (step_decide(m, plan, sqrt(square), &hyper)) { update_shards(m, plan, hyper); }
+    r->ms = (now_seconds() - start) * 1e3;
+    return true;
+}
+
+/* Removes "--ranks N" from the command line. Returns N; 0: it is not there. */
+static int take_ranks_flag(int* argc, char** argv) {
+    if (*argc < 3 || strcmp(argv[1], "--ranks") != 0) { return 0; }
+    const int ranks = atoi(argv[2]);
+    memmove(argv + 1, argv + 3, (size_t)(*argc - 2) * sizeof *argv);  // and the NULL behind
+    *argc -= 2;
+    return ranks;
+}
+
+int main(int argc, char** argv) {
+    Error e = NO_ERROR;
+    Session s;
+    Ranks ranks;
+    Team team;
+    must(ranks_find(&ranks, getenv_const, 0, &e), &e);
+    if (!ranks.launcher && argc > 2 && strcmp(argv[1], "--ranks") == 0) {
+        const int status = launch_ranks(atoi(argv[2]), argc, argv, &e);
+        must(!e.msg[0], &e);
+        return status;
+    }
+    take_ranks_flag(&argc, argv);
+    together_begin(&ranks);
+    session_open(&s, argc, argv, ON_CPU, ranks.rank, ranks.ranks);
+    run_machine(NULL, machine_threads(s.options.threads), s.machine, sizeof s.machine);
+    together_open(&s, &team, &ranks);
+    Trainer trainer = cpu_trainer;
+    if (s.team) {
+        trainer.step = ranks_step;
+        exchange_open(&s);
+    }
+    run_job(&trainer, &s, train);
+    session_close(&s);
+    return s.status;
+}

@@ -1,0 +1,121 @@
+#!/bin/sh
+# test_several_ranks.sh -- a run of several ranks: they see the rows of one process, agree on every decision, own shards of the
+# optimizer, write one checkpoint, and end together. The trainer is the CPU's (ranks_trainer.c). Run from the project's root.
+. dev/test/lib.sh
+trainer=$bin/build/ranks_trainer
+[ -n "${BIN:-}" ] && trainer=$bin/ranks_trainer
+cd "$tmp" || exit 1
+words 4000 1 >text.txt && words 1500 2 >val.txt
+"$bin/tokenize" -o data.bin text.txt >/dev/null && "$bin/tokenize" -o val.bin val.txt >/dev/null || exit 1
+
+# ranks N FLAGS...: a run of 24 rows a step on N ranks, with small steps
+ranks() {
+    n=$1
+    shift
+    RANKS_MEMORY=$tmp/memory.$$ "$trainer" --ranks "$n" --threads 1 --model d1 --train data.bin --val val.bin --seq 32 \
+        --batch 1 --total-batch 768 --lr 3e-3 --sample-tokens 0 --steps 20 --val-every 10 "$@"
+    status=$?
+    rm -f "$tmp/memory.$$"
+    return $status
+}
+background_ranks() {
+    ranks "$@" >"$tmp/background" 2>&1 </dev/null &
+    pid=$!
+    started="${started:-} $pid"
+}
+# column KEY EVENT LOG: prints a number of each such event of the log
+column() { sed -n "s/^{\"event\":\"$2\".*\"$1\":\([^,}]*\).*/\1/p" "$3"; }
+# close_to LIMIT KEY A B: the steps' numbers of two logs differ by at most LIMIT, relative to the larger one
+close_to() {
+    column "$2" step "$3" >"$tmp/a" && column "$2" step "$4" >"$tmp/b"
+    paste "$tmp/a" "$tmp/b" | awk -v limit="$1" '
+        { d = $1 - $2; d = d < 0 ? -d : d; m = $1 > $2 ? $1 : $2; if (d > limit * m) { exit bad = 1 } n++ }
+        END { exit bad || n < 1 }'
+}
+first_step() { head -n 4 "$1/log.jsonl" >"$tmp/first.$2"; }
+ends_named() { wait_for test ! -e "/proc/$pid" && finish; }
+
+# --- the same run on 1 to 6 processes ----------------------------------------------------------------------------------------
+
+"$bin/train_llama3" --threads 1 --model d1 --train data.bin --val val.bin --seq 32 --batch 1 --total-batch 768 --lr 3e-3 \
+    --sample-tokens 0 --steps 20 --val-every 10 --out one >/dev/null 2>&1
+for n in 2 3 6; do
+    expect "$n ranks" 0 "saved   out$n/step_00000020" ranks $n --out out$n
+    first_step one a && first_step out$n b
+    check "$n ranks: loss of the first step within 1e-6" close_to 1e-6 loss "$tmp/first.a" "$tmp/first.b"
+    check "$n ranks: norm of the first step within 1e-6" close_to 1e-6 gnorm "$tmp/first.a" "$tmp/first.b"
+    check "$n ranks: losses of all steps within 1e-4" close_to 1e-4 loss one/log.jsonl out$n/log.jsonl
+    check "$n ranks: a state file each" test "$(find out$n/step_00000020 -name 'state_rank*' | wc -l)" -eq $n
+    check "$n ranks: the checkpoint is whole" "$bin/train_llama3" --verify out$n/step_00000020
+    check "$n ranks: one line a step" test "$(column loss step out$n/log.jsonl | wc -l)" -eq 20
+done
+check "one of them alone is the plain trainer" sh -c "RANKS_MEMORY=m '$trainer' --threads 1 --model d1 --train data.bin --val val.bin \
+    --seq 32 --batch 1 --total-batch 768 --lr 3e-3 --sample-tokens 0 --steps 20 --val-every 10 --out alone"
+check "with its bits" same_checkpoint one/step_00000020 alone/step_00000020
+ranks 3 --out again >/dev/null 2>&1
+check "twice the same bits" same_checkpoint out3/step_00000020 again/step_00000020
+
+# a model that one process trained, validated by several: the rows' sums add up in their order
+for n in 1 2 5; do
+    ranks $n --model one/step_00000020 --lr 0 --steps 1 --batch 3 --total-batch 1440 --val-batches 4 --out eval$n >/dev/null 2>&1
+done
+check "a validation" test -n "$(column loss val eval1/log.jsonl)"
+check "2 ranks: the same digits" test "$(column loss val eval2/log.jsonl)" = "$(column loss val eval1/log.jsonl)"
+check "5 ranks, one of which has no batch: the same digits" test "$(column loss val eval5/log.jsonl)" = "$(column loss val eval1/log.jsonl)"
+
+# --- resuming ----------------------------------------------------------------------------------------------------------------
+
+ranks 3 --out parts --stop-after 7 >/dev/null 2>&1
+expect "stopped and resumed" 0 "saved   parts/step_00000020" ranks 3 --out parts --resume
+check "it has the same bits" same_checkpoint out3/step_00000020 parts/step_00000020
+ranks 4 --out chain --stop-after 5 >/dev/null 2>&1
+expect "4 ranks go on as 2" 0 "saved   chain/step_00000010" ranks 2 --out chain --resume --stop-after 10
+expect "as 1" 0 "saved   chain/step_00000015" \
+    "$bin/train_llama3" --threads 1 --out chain --resume --stop-after 15
+expect "as 6" 0 "saved   chain/step_00000020" ranks 6 --out chain --resume
+check "the losses are those of one process" close_to 1e-4 loss one/log.jsonl chain/log.jsonl
+expect "5 ranks cannot take the step's tokens" 1 "--total-batch" ranks 5 --out chain --resume --steps 30
+
+# --- ending ------------------------------------------------------------------------------------------------------------------
+
+background_ranks 3 --out stopped --steps 100000 --val-every 0
+wait_for has_steps stopped/log.jsonl 3
+kill -TERM $(pgrep -f -P $$ ranks_trainer | head -n 1) $pid 2>/dev/null
+finish
+check "SIGTERM ends a run well" test "$finished" -eq 0
+check "with a checkpoint" "$bin/train_llama3" --verify stopped
+last=$(column step step stopped/log.jsonl | tail -n 1)
+check "of the last step" test -d "stopped/step_$(printf %08d "$last")"
+
+background_ranks 3 --out killed --steps 100000 --val-every 0 --checkpoint-every 2
+wait_for has_steps killed/log.jsonl 3
+victim=$(for p in $(pgrep ranks_trainer); do tr '\0' '\n' <"/proc/$p/environ" 2>/dev/null | grep -qx 'LLAMA3_RANK=2' && echo "$p"; done | head -n 1)
+kill -9 "$victim"
+finish
+check "a rank that is killed ends the run" test "$finished" -ne 0
+check "and is named" grep -q "rank 2" "$tmp/background"
+check "its checkpoints are whole" "$bin/train_llama3" --verify killed
+expect "and the run goes on" 0 "" ranks 2 --out killed --resume --steps 0 --stop-after 0
+
+# --- what does not fit together ----------------------------------------------------------------------------------------------
+
+# by_hand RANK FLAGS...: one rank of two, as torchrun's variables would start it
+by_hand() {
+    rank=$1
+    shift
+    RANK=$rank WORLD_SIZE=2 LOCAL_RANK=$rank LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port RANKS_MEMORY=$tmp/hand \
+        "$trainer" --threads 1 --model d1 --train "$tmp/data.bin" --seq 32 --batch 1 --sample-tokens 0 --steps 3 "$@"
+}
+port=$((21000 + $$ % 9000))
+by_hand 0 --out flags --lr 1e-3 >"$tmp/zero" 2>&1 &
+expect "another flag on another rank is refused" 1 "--lr" by_hand 1 --out flags --lr 2e-3
+wait $!
+check "by both" grep -q "error: rank 1.*--lr.*0.002.*0.001" "$tmp/zero"
+check "and nothing is written" test ! -e flags
+mkdir other
+port=$((port + 1))
+by_hand 0 --out shared >"$tmp/zero" 2>&1 &
+(cd other && expect "an --out that is not shared is refused" 1 "--out" by_hand 1 --out shared)
+wait $!
+check "by both, too" grep -q "error: rank 1.*--out" "$tmp/zero"
+summary
