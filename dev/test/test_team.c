@@ -218,6 +218,25 @@ static void wait_and_gather(Team* t, int odd) {
 // ---------------------------------------------------------------------------------------------------------------------
 // gathering
 
+static void a_place_reads_well(void) {
+    static const struct {
+        TeamPhase phase;
+        uint64_t step;
+        const char* text;
+    } cases[] = {{PHASE_STEP, 1200, "in step 1200"},
+                 {PHASE_WRITING, 1000000000000, "in phase writing, step 1000000000000"},
+                 {PHASE_STARTING, 0, "in phase starting"},
+                 {PHASE_VALIDATION, 3, "in phase validation, step 3"},
+                 {(TeamPhase)200, 0, "in phase unknown"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Team t;
+        char seen[64];
+        team_at(&t, cases[i].phase, cases[i].step, 65535);
+        team_seen(seen, sizeof seen, t.place);
+        CHECK(strcmp(seen, cases[i].text) == 0, "%s", seen);
+    }
+}
+
 static int open_files(void) {
     int count = 0;
     DIR* dir = opendir("/proc/self/fd");
@@ -786,7 +805,8 @@ static void who_is_silent_or_stands_still_is_named_and_nobody_else(void) {
     for (int i = 0; i < 2; i++) {
         for (int r = 0; r < 3; r++) {
             expect_error(&hanging[i]->child[r],
-                         "rank %d on host %s hangs: it is alone behind all others for 2.5 s, last seen in step 7", 1 - i, host);
+                         "rank %d on host %s hangs: it has been alone behind all others for 2.5 s, last seen in step 7", 1 - i,
+                         host);
         }
         group_end(hanging[i]);
         group_end(waiting[i]);
@@ -794,29 +814,74 @@ static void who_is_silent_or_stands_still_is_named_and_nobody_else(void) {
     group_end(&paused);
 }
 
+// ---------------------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    const char* name;
+    void (*run)(void);
+    pid_t pid;
+    int out;
+} Waiting;
+
+/* Runs tests that mostly wait side by side, each in a process of its own, and prints what they print one after another. */
+static void run_side_by_side(Waiting* tests, int count) {
+    fflush(stdout);
+    for (int i = 0; i < count; i++) {
+        int out[2];
+        if (pipe(out) != 0) { die("pipe: %s", strerror(errno)); }
+        tests[i].out = out[0];
+        tests[i].pid = fork();
+        if (tests[i].pid == 0) {
+            dup2(out[1], STDOUT_FILENO);
+            close(out[1]);
+            checks_failed = 0;
+            tests[i].run();
+            exit(checks_failed > 0);
+        }
+        close(out[1]);
+    }
+    for (int i = 0; i < count; i++) {
+        char text[4096];
+        int status = 0;
+        for (ssize_t n; (n = read(tests[i].out, text, sizeof text)) > 0;) { printf("%.*s", (int)n, text); }
+        waitpid(tests[i].pid, &status, 0);
+        close(tests[i].out);
+        printf("%s %s\n", status ? "FAIL" : "ok  ", tests[i].name);
+        tests_passed += status == 0;
+        tests_failed += status != 0;
+    }
+}
+
+#define WAITING(test) \
+    { #test, test, 0, -1 }
+
 int main(void) {
     signal(SIGPIPE, SIG_IGN);
     gethostname(host, sizeof host - 1);
+    RUN(a_place_reads_well);
     RUN(one_rank_alone_opens_no_socket);
     RUN(all_ranks_get_the_bytes_of_all_in_order);
     RUN(a_part_that_is_too_large_is_refused);
     RUN(teams_open_and_close_again_and_again);
     RUN(a_rank_in_another_collective_is_named);
-    RUN(rank_0_waits_for_late_ranks_and_says_so);
-    RUN(missing_ranks_are_named_at_the_deadline);
-    RUN(a_rank_of_another_run_is_turned_away);
-    RUN(a_rank_of_another_build_is_refused_on_every_rank);
     RUN(values_are_compared_to_their_last_byte);
     RUN(another_number_of_ranks_or_of_fields_is_refused);
     RUN(a_second_rank_of_the_same_number_is_refused);
-    RUN(a_port_that_is_taken_and_an_address_elsewhere_are_named);
     RUN(strangers_do_no_harm);
-    RUN(strangers_that_take_all_places_are_dropped_in_time);
     RUN(a_member_that_sends_nonsense_is_named);
-    RUN(a_rank_that_is_killed_is_named_on_every_other);
-    RUN(a_rank_that_is_killed_before_all_have_joined_is_named);
     RUN(the_cause_of_a_rank_that_fails_reaches_all);
-    RUN(ranks_end_with_the_process_that_started_them);
-    RUN(who_is_silent_or_stands_still_is_named_and_nobody_else);
+    Waiting waiting[] = {
+        WAITING(rank_0_waits_for_late_ranks_and_says_so),
+        WAITING(missing_ranks_are_named_at_the_deadline),
+        WAITING(a_rank_of_another_run_is_turned_away),
+        WAITING(a_rank_of_another_build_is_refused_on_every_rank),
+        WAITING(a_port_that_is_taken_and_an_address_elsewhere_are_named),
+        WAITING(strangers_that_take_all_places_are_dropped_in_time),
+        WAITING(a_rank_that_is_killed_is_named_on_every_other),
+        WAITING(a_rank_that_is_killed_before_all_have_joined_is_named),
+        WAITING(ranks_end_with_the_process_that_started_them),
+        WAITING(who_is_silent_or_stands_still_is_named_and_nobody_else),
+    };
+    run_side_by_side(waiting, (int)(sizeof waiting / sizeof *waiting));
     return test_summary();
 }

@@ -4,7 +4,7 @@
  *
  *     at   bytes
  *      0       8  token     of the run: what has another one is not of this run
- *      8       4  kind      1 and up, 255 at most; team.h lists them
+ *      8       4  kind      1 and up; team_state.h lists them
  *     12       4  rank      of the sender
  *     16       8  sequence  how many collectives the sender has entered
  *     24       8  place     what the sender is at: step << 24 | bucket << 8 | phase
