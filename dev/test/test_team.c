@@ -1,0 +1,886 @@
+/* test_team.c -- the ranks of a run as a team: real processes that meet over loopback, gather, fail and end. */
+#include "dev/test/test.h"
+#include "llmc/dist/team.h"
+#include <dirent.h>
+#include <sys/wait.h>
+
+enum { MOST = 17, PATIENCE = 60 };  // children of a group; seconds after which a test gives up
+
+typedef struct {
+    pid_t pid;
+    int err;  // what it prints on stderr
+    char text[4096];
+    size_t used;
+    int status;  // of waitpid()
+    bool ended;
+} Child;
+
+/* Processes of one run. Its settings are those that every child opens its team with. */
+typedef struct {
+    Ranks run;
+    TeamField fields[3];
+    int num_fields;
+    double timeout, heartbeat, silent, hang;
+    int parent[2];                 // the pipe of the parent; -1: none
+    int ready[2], go[2];           // pipes: children that have opened their team; bytes that let one go on
+    int odd;                       // the rank that does something else; -1: none
+    void (*body)(Team*, int odd);  // what a child does between opening and closing
+    int count;
+    Child child[MOST];
+} Group;
+
+static char host[TEAM_HOST];
+
+static void nap(double seconds) { poll(NULL, 0, (int)(1e3 * seconds)); }
+
+/* A port of loopback that is free, outside of the range from which the system gives ports to others. */
+static int free_port(void) {
+    static int next;
+    for (;;) {
+        Error e = NO_ERROR;
+        char numeric[64];
+        const int port = 20000 + ((int)getpid() * 37 + next++) % 12000;
+        const int fd = link_listen("127.0.0.1", port, numeric, sizeof numeric, &e);
+        if (fd < 0) { continue; }
+        close(fd);
+        return port;
+    }
+}
+
+static void group_init(Group* g, int ranks, void (*body)(Team*, int)) {
+    memset(g, 0, sizeof *g);
+    g->run.ranks = g->run.local_ranks = ranks;
+    snprintf(g->run.address, sizeof g->run.address, "127.0.0.1");
+    g->run.port = free_port();
+    g->run.token = 0x1234567890ABCDEFu ^ (uint64_t)getpid();
+    g->run.launcher = "--gpus";
+    g->timeout = PATIENCE;
+    g->heartbeat = 0.1;
+    g->silent = 20;
+    g->parent[0] = g->parent[1] = g->odd = -1;
+    g->body = body;
+    if (pipe(g->ready) != 0 || pipe(g->go) != 0) { die("pipe: %s", strerror(errno)); }
+}
+
+static void child_run(Group* g, int rank) {
+    Team t;
+    Error e = NO_ERROR;
+    alarm(2 * PATIENCE);
+    if (g->parent[1] >= 0) { close(g->parent[1]); }
+    close(g->go[1]);
+    g->run.rank = g->run.local_rank = rank;
+    team_init(&t);
+    t.heartbeat_seconds = g->heartbeat;
+    t.silent_seconds = g->silent;
+    t.hang_seconds = g->hang;
+    t.parent_fd = g->parent[0];
+    if (!team_open(&t, &g->run, g->fields, g->num_fields, g->timeout, &e)) { die("%s", e.msg); }
+    if (write(g->ready[1], "", 1) != 1) { die("ready: %s", strerror(errno)); }
+    g->body(&t, g->odd);
+    team_close(&t);
+    exit(0);
+}
+
+/* Starts one more child as this rank. */
+static Child* start(Group* g, int rank) {
+    Child* c = &g->child[g->count++];
+    int err[2];
+    if (pipe(err) != 0) { die("pipe: %s", strerror(errno)); }
+    fflush(stdout);
+    c->pid = fork();
+    if (c->pid == 0) {
+        dup2(err[1], STDERR_FILENO);
+        close(err[0]);
+        close(err[1]);
+        child_run(g, rank);
+    }
+    close(err[1]);
+    c->err = err[0];
+    return c;
+}
+
+static void start_all(Group* g) {
+    for (int r = 0; r < g->run.ranks; r++) { start(g, r); }
+}
+
+/* Waits until `count` more children have opened their team. */
+static void await_ready(Group* g, int count) {
+    char byte;
+    struct pollfd p = {g->ready[0], POLLIN, 0};
+    for (int i = 0; i < count; i++) {
+        if (poll(&p, 1, 1000 * PATIENCE) != 1 || read(g->ready[0], &byte, 1) != 1) {
+            CHECK(false, "%d of %d ranks opened their team", i, count);
+            return;
+        }
+    }
+}
+
+/* Lets `count` children go on that wait_to_go(). */
+static void let_go(Group* g, int count) {
+    for (int i = 0; i < count; i++) {
+        if (write(g->go[1], "", 1) != 1) { die("go: %s", strerror(errno)); }
+    }
+}
+
+/* Reads what a child prints until it ends; kills it if it does not. */
+static void await_end(Child* c) {
+    struct pollfd p = {c->err, POLLIN, 0};
+    const double until = now_seconds() + PATIENCE;
+    for (ssize_t n = 1; n > 0 && !c->ended;) {
+        if (poll(&p, 1, (int)(1e3 * fmax(0, until - now_seconds()))) != 1) {
+            CHECK(false, "a rank does not end; it has printed: %s", c->text);
+            break;
+        }
+        n = read(c->err, c->text + c->used, sizeof c->text - 1 - c->used);
+        c->used += n > 0 ? (size_t)n : 0;
+    }
+    if (c->ended) { return; }
+    if (now_seconds() >= until) { kill(c->pid, SIGKILL); }
+    waitpid(c->pid, &c->status, 0);
+    close(c->err);
+    c->ended = true;
+}
+
+static void group_end(Group* g) {
+    for (int i = 0; i < g->count; i++) { await_end(&g->child[i]); }
+    for (int i = 0; i < 2; i++) {
+        close(g->ready[i]);
+        close(g->go[i]);
+        if (g->parent[i] >= 0) { close(g->parent[i]); }
+    }
+}
+
+/* Returns what a child has printed but for the line that it waits for others, which any may print that had to wait for long. */
+static const char* said(const Child* c) {
+    const char* newline = strchr(c->text, '\n');
+    return newline && strncmp(c->text, "waiting for ", 12) == 0 ? newline + 1 : c->text;
+}
+
+/* The child ended with status 0 and said nothing. */
+static void expect_success(Child* c) {
+    await_end(c);
+    CHECK(WIFEXITED(c->status) && WEXITSTATUS(c->status) == 0 && !*said(c), "status %x: %s", (unsigned)c->status, c->text);
+}
+
+/* The child ended with status 1 and said this error alone. */
+LLMC_PRINTF(2, 3) static void expect_error(Child* c, const char* fmt, ...) {
+    char wanted[1024], line[1100];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(wanted, sizeof wanted, fmt, ap);
+    va_end(ap);
+    snprintf(line, sizeof line, "error: %s\n", wanted);
+    await_end(c);
+    CHECK(WIFEXITED(c->status) && WEXITSTATUS(c->status) == 1, "status %x: %s", (unsigned)c->status, c->text);
+    CHECK(strcmp(said(c), line) == 0, "wanted %s    but it printed: %s", line, c->text);
+}
+
+/* Connects as anybody may, once rank 0 listens. */
+static int connect_to(const Group* g) {
+    for (int i = 0; i < 20 * PATIENCE; i++) {
+        Error e = NO_ERROR;
+        const int fd = link_connect(g->run.address, g->run.port, 5, &e);
+        if (fd >= 0) { return fd; }
+        nap(0.05);
+    }
+    CHECK(false, "rank 0 does not listen");
+    return -1;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// what the children do
+
+static void wait_to_go(Group* g) {
+    char byte;
+    if (read(g->go[0], &byte, 1) != 1) { die("go: %s", strerror(errno)); }
+}
+
+static Group* this_group;  // of a child that waits
+
+static void do_nothing(Team* t, int odd) { (void)t, (void)odd; }
+
+static unsigned char byte_of(int round, int rank, size_t i) { return (unsigned char)(31 * round + 7 * rank + (int)i); }
+
+static void gather_rounds(Team* t, int rounds) {
+    static unsigned char all[MOST * TEAM_PAYLOAD];
+    for (int round = 0; round < rounds; round++) {
+        Error e = NO_ERROR;
+        unsigned char mine[TEAM_PAYLOAD];
+        const size_t bytes = round % 3 == 0 ? 8 : (size_t)(round * 5) % (TEAM_PAYLOAD + 1);
+        for (size_t i = 0; i < bytes; i++) { mine[i] = byte_of(round, t->run.rank, i); }
+        memset(all, 0, sizeof all);
+        must(team_gather(t, mine, bytes, all, &e), &e);
+        for (int r = 0; r < t->run.ranks; r++) {
+            for (size_t i = 0; i < bytes; i++) {
+                if (all[(size_t)r * bytes + i] != byte_of(round, r, i)) { die("round %d: byte %zu of rank %d", round, i, r); }
+            }
+        }
+    }
+}
+
+static void gather_1000(Team* t, int odd) {
+    (void)odd;
+    gather_rounds(t, 1000);
+}
+
+static void wait_and_gather(Team* t, int odd) {
+    (void)odd;
+    gather_rounds(t, 5);
+    team_at(t, PHASE_STEP, 1200, 3);
+    gather_rounds(t, 1);  // tells the others where this rank is
+    if (write(this_group->ready[1], "", 1) != 1) { die("ready: %s", strerror(errno)); }
+    wait_to_go(this_group);
+    gather_rounds(t, 50);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// gathering
+
+static void a_place_reads_well(void) {
+    static const struct {
+        TeamPhase phase;
+        uint64_t step;
+        const char* text;
+    } cases[] = {{PHASE_STEP, 1200, "in step 1200"},
+                 {PHASE_WRITING, 1000000000000, "in phase writing, step 1000000000000"},
+                 {PHASE_STARTING, 0, "in phase starting"},
+                 {PHASE_VALIDATION, 3, "in phase validation, step 3"},
+                 {(TeamPhase)200, 0, "in phase unknown"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Team t;
+        char seen[64];
+        team_at(&t, cases[i].phase, cases[i].step, 65535);
+        team_seen(seen, sizeof seen, t.place);
+        CHECK(strcmp(seen, cases[i].text) == 0, "%s", seen);
+    }
+}
+
+static int open_files(void) {
+    int count = 0;
+    DIR* dir = opendir("/proc/self/fd");
+    while (dir && readdir(dir)) { count++; }
+    if (dir) { closedir(dir); }
+    return count;
+}
+
+static void one_rank_alone_opens_no_socket(void) {
+    Team t;
+    Error e = NO_ERROR;
+    Ranks alone;
+    int all = 0;
+    const int seven = 7, before = open_files();
+    memset(&alone, 0, sizeof alone);
+    alone.ranks = alone.local_ranks = 1;
+    team_init(&t);
+    CHECK(t.heartbeat_seconds == 2 && t.silent_seconds == 20 && t.hang_seconds == 60 && t.parent_fd == -1, "defaults");
+    CHECK(team_open(&t, &alone, NULL, 0, 1, &e), "%s", e.msg);
+    CHECK(open_files() == before, "%d files were open, now %d", before, open_files());
+    CHECK(team_gather(&t, &seven, sizeof seven, &all, &e) && all == 7, "got %d", all);
+    CHECK(team_barrier(&t, &e), "%s", e.msg);
+    team_at(&t, PHASE_STEP, 1, 0);
+    team_close(&t);
+    team_close(&t);
+    CHECK(!team_barrier(&t, &e) && strstr(e.msg, "closed"), "closed: %s", e.msg);
+}
+
+static void all_ranks_get_the_bytes_of_all_in_order(void) {
+    static const int counts[] = {2, 8, 16};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        Group g;
+        const double begin = now_seconds();
+        group_init(&g, counts[i], gather_1000);
+        start_all(&g);
+        for (int r = 0; r < counts[i]; r++) { expect_success(&g.child[r]); }
+        group_end(&g);
+        printf("    1000 rounds of %d ranks: %.2f s\n", counts[i], now_seconds() - begin);
+    }
+}
+
+static void too_many_bytes(Team* t, int odd) {
+    Error e = NO_ERROR;
+    char mine[TEAM_PAYLOAD + 1] = {0}, all[2 * sizeof mine];
+    (void)odd;
+    if (team_gather(t, mine, sizeof mine, all, &e) || !strstr(e.msg, "217 bytes, wanted at most 216")) { die("%s", e.msg); }
+}
+
+static void a_part_that_is_too_large_is_refused(void) {
+    Group g;
+    group_init(&g, 2, too_many_bytes);
+    start_all(&g);
+    for (int r = 0; r < 2; r++) { expect_success(&g.child[r]); }
+    group_end(&g);
+}
+
+static void teams_open_and_close_again_and_again(void) {
+    for (int i = 0; i < 20; i++) {
+        Group g;
+        group_init(&g, 5, do_nothing);
+        start_all(&g);
+        for (int r = 0; r < 5; r++) { expect_success(&g.child[r]); }
+        group_end(&g);
+    }
+}
+
+static void odd_sequence(Team* t, int odd) {
+    gather_rounds(t, 4);
+    if (t->run.rank == odd) { t->sequence++; }
+    gather_rounds(t, 1);
+}
+
+static void odd_size(Team* t, int odd) {
+    Error e = NO_ERROR;
+    char mine[16] = {0}, all[3 * sizeof mine];
+    must(team_gather(t, mine, t->run.rank == odd ? 4 : 16, all, &e), &e);
+}
+
+static void a_rank_in_another_collective_is_named(void) {
+    Group g;
+    group_init(&g, 3, odd_sequence);
+    g.odd = 2;
+    start_all(&g);
+    for (int r = 0; r < 3; r++) {
+        expect_error(&g.child[r], "rank 2 on host %s gives 8 bytes to collective 6, but rank 0 gives 8 bytes to collective 5",
+                     host);
+    }
+    group_end(&g);
+    group_init(&g, 3, odd_size);
+    g.odd = 1;
+    start_all(&g);
+    for (int r = 0; r < 3; r++) {
+        expect_error(&g.child[r], "rank 1 on host %s gives 4 bytes to collective 1, but rank 0 gives 16 bytes to collective 1",
+                     host);
+    }
+    group_end(&g);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// meeting
+
+static void rank_0_waits_for_late_ranks_and_says_so(void) {
+    Group g;
+    char line[256];
+    group_init(&g, 4, gather_1000);
+    start(&g, 2);
+    nap(0.3);  // it finds nobody at first
+    struct pollfd p = {start(&g, 0)->err, POLLIN, 0};
+    CHECK(poll(&p, 1, 1000 * PATIENCE) == 1, "it says nothing");
+    start(&g, 1);
+    start(&g, 3);
+    expect_success(&g.child[1]);
+    snprintf(line, sizeof line, "waiting for ranks 1, 3 of 4 at 127.0.0.1 (127.0.0.1), port %d\n", g.run.port);
+    CHECK(strcmp(g.child[1].text, line) == 0, "%s", g.child[1].text);
+    for (int i = 0; i < 4; i++) {
+        if (i != 1) { expect_success(&g.child[i]); }
+    }
+    group_end(&g);
+}
+
+static void missing_ranks_are_named_at_the_deadline(void) {
+    Group g;
+    group_init(&g, 12, do_nothing);
+    g.timeout = 4;
+    start(&g, 0);
+    g.timeout = PATIENCE;
+    start(&g, 3);
+    for (int i = 0; i < 2; i++) {
+        expect_error(&g.child[i],
+                     "ranks 1, 2, 4, 5, 6, 7, 8, 9 and 2 more of 12 did not join at 127.0.0.1 (127.0.0.1), port %d, within 4 s",
+                     g.run.port);
+    }
+    group_end(&g);
+    group_init(&g, 2, do_nothing);
+    g.timeout = 1;
+    start(&g, 1);
+    expect_error(&g.child[0], "rank 0 did not answer at 127.0.0.1, port %d, within 1 s: Connection refused", g.run.port);
+    group_end(&g);
+}
+
+static void a_rank_of_another_run_is_turned_away(void) {
+    Group g;
+    group_init(&g, 3, gather_1000);
+    start(&g, 0);
+    start(&g, 1);
+    close(connect_to(&g));
+    g.run.token++;
+    g.timeout = 2;
+    Child* other = start(&g, 2);
+    g.run.token--;
+    g.timeout = PATIENCE;
+    expect_error(other, "rank 0 did not answer at 127.0.0.1, port %d, within 2 s: what listens there is not rank 0 of this run",
+                 g.run.port);
+    start(&g, 2);
+    expect_success(&g.child[0]);
+    expect_success(&g.child[1]);
+    expect_success(&g.child[3]);
+    group_end(&g);
+}
+
+static void set_fields(Group* g, const char* build) {
+    static const char* const names[] = {"data", "build", "flags"};
+    g->num_fields = 3;
+    for (int i = 0; i < 3; i++) {
+        g->fields[i].name = names[i];
+        snprintf(g->fields[i].value, sizeof g->fields[i].value, "%s", i == 1 ? build : "the same");
+    }
+}
+
+static void a_rank_of_another_build_is_refused_on_every_rank(void) {
+    Group g;
+    group_init(&g, 4, do_nothing);
+    set_fields(&g, "BF16, CUDA 12.6");
+    start(&g, 0);
+    start(&g, 1);
+    set_fields(&g, "BF16, CUDA 12.8");
+    start(&g, 3);
+    set_fields(&g, "BF16, CUDA 12.6");
+    nap(0.5);  // a rank that comes later hears of it, too
+    start(&g, 2);
+    for (int i = 0; i < 4; i++) {
+        expect_error(&g.child[i], "rank 3 on host %s: build is \"BF16, CUDA 12.8\", but rank 0 has \"BF16, CUDA 12.6\"", host);
+    }
+    group_end(&g);
+}
+
+static void values_are_compared_to_their_last_byte(void) {
+    for (int same = 0; same < 2; same++) {
+        Group g;
+        char build[TEAM_VALUE];
+        memset(build, 'x', sizeof build);
+        build[TEAM_VALUE - 1] = 0;
+        group_init(&g, 2, do_nothing);
+        set_fields(&g, build);
+        start(&g, 0);
+        if (!same) { g.fields[1].value[TEAM_VALUE - 2] = 'y'; }
+        start(&g, 1);
+        for (int i = 0; i < 2; i++) {
+            await_end(&g.child[i]);
+            CHECK(WEXITSTATUS(g.child[i].status) == !same, "same %d: %s", same, g.child[i].text);
+            CHECK(same || strstr(g.child[i].text, "xxy\", but rank 0 has \"xxx"), "%s", g.child[i].text);
+        }
+        group_end(&g);
+    }
+}
+
+static void another_number_of_ranks_or_of_fields_is_refused(void) {
+    for (int i = 0; i < 3; i++) {
+        Group g;
+        group_init(&g, 2, do_nothing);
+        set_fields(&g, "a");
+        start(&g, 0);
+        if (i == 2) { g.num_fields = 2; }
+        if (i < 2) { g.run.ranks = 5; }
+        Child* c = start(&g, i == 1 ? 4 : 1);
+        if (i == 2) {
+            expect_error(c, "rank 1 on host %s: the number of fields is \"2\", but rank 0 has \"3\"", host);
+        } else {
+            expect_error(c, "rank %d on host %s: the number of ranks is \"5\", but rank 0 has \"2\"", i == 1 ? 4 : 1, host);
+        }
+        if (i == 1) { kill(g.child[0].pid, SIGKILL); }  // it waits for rank 1, to tell it, too
+        group_end(&g);
+    }
+}
+
+static void a_second_rank_of_the_same_number_is_refused(void) {
+    Group g;
+    group_init(&g, 3, gather_1000);
+    start(&g, 0);
+    start(&g, 1);
+    start(&g, 1);
+    struct pollfd p[2] = {{g.child[1].err, POLLIN, 0}, {g.child[2].err, POLLIN, 0}};
+    CHECK(poll(p, 2, 1000 * PATIENCE) == 1, "none or both were refused");
+    const int refused = p[0].revents ? 1 : 2;
+    expect_error(&g.child[refused], "rank 1 has already joined this run, from host %s", host);
+    start(&g, 2);
+    expect_success(&g.child[0]);
+    expect_success(&g.child[3 - refused]);
+    expect_success(&g.child[3]);
+    group_end(&g);
+}
+
+static void a_port_that_is_taken_and_an_address_elsewhere_are_named(void) {
+    Group g;
+    Error e = NO_ERROR;
+    char numeric[64];
+    group_init(&g, 2, do_nothing);
+    const int fd = link_listen("127.0.0.1", g.run.port, numeric, sizeof numeric, &e);
+    g.timeout = 1.5;
+    g.silent = 0.5;
+    start(&g, 0);
+    start(&g, 1);  // what listens there says nothing
+    expect_error(&g.child[0], "port %d of 127.0.0.1 is taken by another program\n  hint: choose another one with --port",
+                 g.run.port);
+    expect_error(&g.child[1], "rank 0 did not answer at 127.0.0.1, port %d, within 1.5 s: what listens there says nothing",
+                 g.run.port);
+    close(fd);
+    group_end(&g);
+    group_init(&g, 2, do_nothing);
+    snprintf(g.run.address, sizeof g.run.address, "192.0.2.1");  // of the addresses that are for documentation
+    start(&g, 0);
+    expect_error(&g.child[0], "192.0.2.1: is not an address of this host, wanted that of the host where rank 0 runs");
+    group_end(&g);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// strangers
+
+static Message message_of(const Group* g, uint32_t kind, uint32_t rank) {
+    Message m;
+    memset(&m, 0, sizeof m);
+    m.token = g->run.token;
+    m.kind = kind;
+    m.rank = rank;
+    return m;
+}
+
+static void say(int fd, const void* data, size_t size) {
+    CHECK(send(fd, data, size, MSG_NOSIGNAL) == (ssize_t)size, "%s", strerror(errno));
+}
+
+/* The other end closes the connection, or resets it, without a word. */
+static void expect_closed(int fd, int i) {
+    char byte;
+    struct pollfd p = {fd, POLLIN, 0};
+    CHECK(poll(&p, 1, 1000 * PATIENCE) == 1 && recv(fd, &byte, 1, MSG_DONTWAIT) <= 0, "stranger %d is not dropped", i);
+    close(fd);
+}
+
+static void strangers_do_no_harm(void) {
+    enum { IDLE = 60 };
+    Group g;
+    int idle[IDLE];
+    unsigned char noise[10000];
+    group_init(&g, 3, wait_and_gather);
+    this_group = &g;
+    start(&g, 0);
+    for (int i = 0; i < IDLE; i++) { idle[i] = connect_to(&g); }
+    uint32_t random = 1;
+    for (size_t i = 0; i < sizeof noise; i++) { noise[i] = (unsigned char)((random = random * 1664525u + 1013904223u) >> 24); }
+    const Message messages[] = {message_of(&g, 99, 1), message_of(&g, TEAM_FIELD, 1), message_of(&g, TEAM_BEAT, 1),
+                                message_of(&g, TEAM_ERROR, 1)};
+    for (int i = 0; i < 8; i++) {
+        const int fd = connect_to(&g);
+        if (i < 4) { say(fd, &messages[i], MESSAGE_BYTES); }
+        if (i == 4) { say(fd, noise, sizeof noise); }
+        if (i == 5) { say(fd, noise, MESSAGE_BYTES); }
+        if (i == 6) { say(fd, "GET / HTTP/1.0\r\n\r\n", 18); }
+        if (i == 6 || i == 7) {
+            close(fd);
+        } else {
+            expect_closed(fd, i);
+        }
+    }
+    say(idle[0], noise, 100);  // half a message
+    start(&g, 1);
+    start(&g, 2);
+    await_ready(&g, 6);
+    Error e = NO_ERROR;
+    CHECK(link_connect(g.run.address, g.run.port, 5, &e) < 0, "rank 0 still listens");
+    for (int i = 0; i < IDLE; i++) { expect_closed(idle[i], 100 + i); }
+    let_go(&g, 3);
+    expect_success(&g.child[0]);
+    for (int r = 1; r < 3; r++) { expect_success(&g.child[r]); }
+    group_end(&g);
+}
+
+static void strangers_that_take_all_places_are_dropped_in_time(void) {
+    enum { IDLE = TEAM_STRANGERS + 20 };
+    Group g;
+    int idle[IDLE];
+    group_init(&g, 2, do_nothing);
+    g.silent = 3;
+    start(&g, 0);
+    for (int i = 0; i < IDLE; i++) { idle[i] = connect_to(&g); }
+    start(&g, 1);
+    for (int r = 0; r < 2; r++) { expect_success(&g.child[r]); }
+    for (int i = 0; i < IDLE; i++) { close(idle[i]); }
+    group_end(&g);
+}
+
+/* Joins as rank 1 of host "a\x1b[2Jb" and sends `m`. Returns the connection. */
+static int join_by_hand(const Group* g, const Message* m) {
+    Message hello = message_of(g, TEAM_HELLO, 1);
+    const TeamHello text = {(uint32_t)g->run.ranks, 0, "a\033[2Jb"};
+    Link l;
+    link_begin(&l, connect_to(g));
+    memcpy(hello.payload, &text, sizeof text);
+    hello.size = sizeof text;
+    say(l.fd, &hello, sizeof hello);
+    LinkState state = LINK_WAITS;
+    for (int i = 0; i < 100 * PATIENCE && state == LINK_WAITS; i++) {
+        nap(0.01);
+        state = link_receive(&l);
+    }
+    CHECK(state == LINK_MESSAGE && l.in.kind == TEAM_JOINED, "not joined: %d, kind %u", state, l.in.kind);
+    say(l.fd, m, sizeof *m);
+    return l.fd;
+}
+
+static void a_member_that_sends_nonsense_is_named(void) {
+    for (int i = 0; i < 5; i++) {
+        Group g;
+        group_init(&g, 2, gather_1000);
+        start(&g, 0);
+        Message m = message_of(&g, TEAM_GIVE, 1);
+        if (i == 0) { m.token++; }
+        if (i == 1) { m.kind = TEAM_HELLO; }
+        if (i == 2) { m.rank = 0; }
+        if (i == 3) { m.size = TEAM_PAYLOAD + 1; }
+        if (i == 4) { m.rest = 8; }
+        const int fd = join_by_hand(&g, &m);
+        await_end(&g.child[0]);
+        CHECK(
+            WEXITSTATUS(g.child[0].status) == 1 && strstr(g.child[0].text, "rank 1 on host a\\x1b[2Jb sent what is no message"),
+            "case %d: %s", i, g.child[0].text);
+        close(fd);
+        group_end(&g);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// failing
+
+static void a_rank_that_is_killed_is_named_on_every_other(void) {
+    for (int victim = 0; victim < 4; victim += 3) {
+        Group g;
+        group_init(&g, 4, wait_and_gather);
+        this_group = &g;
+        start_all(&g);
+        await_ready(&g, 8);
+        kill(g.child[victim].pid, SIGKILL);
+        for (int r = 0; r < 4; r++) {
+            if (r == victim) { continue; }
+            expect_error(&g.child[r], "rank %d on host %s ended or was killed: its connection closed, last seen in step 1200",
+                         victim, host);
+        }
+        group_end(&g);
+    }
+}
+
+static void a_rank_that_is_gone_before_all_have_joined_is_named(void) {
+    Group g;
+    group_init(&g, 4, do_nothing);
+    g.silent = 5;  // that long rank 0 waits for others, to tell them, too
+    start(&g, 0);
+    const Message beat = message_of(&g, TEAM_BEAT, 1);
+    close(join_by_hand(&g, &beat));
+    start(&g, 2);
+    for (int i = 0; i < 2; i++) {
+        await_end(&g.child[i]);
+        CHECK(WEXITSTATUS(g.child[i].status) == 1, "status %x", (unsigned)g.child[i].status);
+        CHECK(strstr(g.child[i].text,
+                     "error: rank 1 on host a\\x1b[2Jb ended or was killed: its connection closed, last seen in "
+                     "phase starting\n"),
+              "%s", g.child[i].text);
+    }
+    group_end(&g);
+}
+
+static void fail_odd(Team* t, int odd) {
+    gather_rounds(t, 3);
+    if (t->run.rank == odd) {
+        team_fail(t, "GPU 0: out of memory\n  hint: not for the others");
+        team_fail(t, "again");
+        die("mine");
+    }
+    gather_rounds(t, 1000);
+}
+
+static void the_cause_of_a_rank_that_fails_reaches_all(void) {
+    for (int odd = 0; odd < 3; odd += 2) {
+        Group g;
+        group_init(&g, 4, fail_odd);
+        g.odd = odd;
+        start_all(&g);
+        for (int r = 0; r < 4; r++) {
+            if (r == odd) {
+                expect_error(&g.child[r], "mine");
+            } else {
+                expect_error(&g.child[r], "rank %d on host %s: GPU 0: out of memory", odd, host);
+            }
+        }
+        group_end(&g);
+    }
+}
+
+static void ranks_end_with_the_process_that_started_them(void) {
+    for (int ranks = 1; ranks <= 3; ranks++) {
+        Group g;
+        group_init(&g, ranks, wait_and_gather);
+        this_group = &g;
+        CHECK(pipe(g.parent) == 0, "pipe");
+        start_all(&g);
+        if (ranks == 3) { kill(g.child[0].pid, SIGKILL), nap(1); }  // the others still look for it
+        if (ranks < 3) { await_ready(&g, 2 * ranks); }
+        close(g.parent[1]);
+        g.parent[1] = -1;
+        for (int r = ranks == 3; r < ranks; r++) {
+            await_end(&g.child[r]);
+            CHECK(WEXITSTATUS(g.child[r].status) == 1, "status %x", (unsigned)g.child[r].status);
+            CHECK(strstr(g.child[r].text, "the process that started this run is gone") || ranks == 3, "%s", g.child[r].text);
+        }
+        group_end(&g);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// silence and standing still. The groups run side by side, since each has to wait
+
+static void stay_in_step_7(Team* t, int odd) {
+    Error e = NO_ERROR;
+    team_at(t, PHASE_STEP, 7, 0);
+    if (t->run.rank == odd) { wait_to_go(this_group); }
+    team_at(t, PHASE_STEP, 8, 0);
+    must(team_barrier(t, &e), &e);
+}
+
+static void stay_writing(Team* t, int odd) {
+    Error e = NO_ERROR;
+    team_at(t, t->run.rank == odd ? PHASE_WRITING : PHASE_STEP, 7, 0);
+    if (t->run.rank == odd) { nap(5); }
+    must(team_barrier(t, &e), &e);
+}
+
+static void go_on_slowly(Team* t, int odd) {
+    Error e = NO_ERROR;
+    team_at(t, PHASE_STEP, 100, 0);
+    for (int i = 0; i < 10 && t->run.rank == odd; i++) {
+        team_at(t, PHASE_STEP, 7, i);
+        nap(0.5);
+    }
+    must(team_barrier(t, &e), &e);
+}
+
+static void both_stay(Team* t, int odd) {
+    Error e = NO_ERROR;
+    team_at(t, PHASE_STEP, 7, 0);
+    if (t->run.rank != odd) { nap(5); }
+    must(team_barrier(t, &e), &e);
+}
+
+static void who_is_silent_or_stands_still_is_named_and_nobody_else(void) {
+    static Group stopped, zero, paused, hangs, zero_hangs, quiet[3];
+    static void (*const bodies[])(Team*, int) = {stay_writing, go_on_slowly, both_stay};
+    Group* const waiting[] = {&stopped, &zero, &paused};
+    Group* const hanging[] = {&hangs, &zero_hangs};
+    for (int i = 0; i < 3; i++) {
+        this_group = waiting[i];
+        group_init(waiting[i], 3, wait_and_gather);
+        waiting[i]->silent = 4;
+        start_all(waiting[i]);
+    }
+    for (int i = 0; i < 2; i++) {
+        this_group = hanging[i];
+        group_init(hanging[i], 3, stay_in_step_7);
+        hanging[i]->hang = 2.5;
+        hanging[i]->odd = 1 - i;
+        start_all(hanging[i]);
+    }
+    for (int i = 0; i < 3; i++) {
+        group_init(&quiet[i], 3, bodies[i]);
+        quiet[i].hang = 3;
+        quiet[i].odd = 1;
+        start_all(&quiet[i]);
+    }
+    for (int i = 0; i < 3; i++) { await_ready(waiting[i], 6); }
+    kill(stopped.child[2].pid, SIGSTOP);
+    kill(zero.child[0].pid, SIGSTOP);
+    for (int r = 0; r < 3; r++) { kill(paused.child[r].pid, SIGSTOP); }
+    nap(5);
+    for (int r = 0; r < 3; r++) { kill(paused.child[r].pid, SIGCONT); }
+    let_go(&paused, 3);
+    for (int r = 0; r < 3; r++) { expect_success(&paused.child[r]); }
+    for (int i = 0; i < 3; i++) {
+        for (int r = 0; r < 3; r++) { expect_success(&quiet[i].child[r]); }
+        group_end(&quiet[i]);
+    }
+    for (int r = 0; r < 3; r++) {
+        if (r == 2) { kill(stopped.child[2].pid, SIGCONT); }  // it is told when it wakes
+        expect_error(&stopped.child[r], "rank 2 on host %s was silent for 4 s, last seen in step 1200", host);
+    }
+    for (int r = 1; r < 3; r++) {
+        expect_error(&zero.child[r], "rank 0 on host %s was silent for 4 s, last seen in step 1200", host);
+    }
+    kill(zero.child[0].pid, SIGKILL);
+    for (int i = 0; i < 2; i++) {
+        for (int r = 0; r < 3; r++) {
+            expect_error(&hanging[i]->child[r],
+                         "rank %d on host %s hangs: it has been alone behind all others for 2.5 s, last seen in step 7", 1 - i,
+                         host);
+        }
+        group_end(hanging[i]);
+        group_end(waiting[i]);
+    }
+    group_end(&paused);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    const char* name;
+    void (*run)(void);
+    pid_t pid;
+    int out;
+} Waiting;
+
+/* Runs tests that mostly wait side by side, each in a process of its own, and prints what they print one after another. */
+static void run_side_by_side(Waiting* tests, int count) {
+    fflush(stdout);
+    for (int i = 0; i < count; i++) {
+        int out[2];
+        if (pipe(out) != 0) { die("pipe: %s", strerror(errno)); }
+        tests[i].out = out[0];
+        tests[i].pid = fork();
+        if (tests[i].pid == 0) {
+            dup2(out[1], STDOUT_FILENO);
+            close(out[1]);
+            checks_failed = 0;
+            tests[i].run();
+            exit(checks_failed > 0);
+        }
+        close(out[1]);
+    }
+    for (int i = 0; i < count; i++) {
+        char text[4096];
+        int status = 0;
+        for (ssize_t n; (n = read(tests[i].out, text, sizeof text)) > 0;) { printf("%.*s", (int)n, text); }
+        waitpid(tests[i].pid, &status, 0);
+        close(tests[i].out);
+        printf("%s %s\n", status ? "FAIL" : "ok  ", tests[i].name);
+        tests_passed += status == 0;
+        tests_failed += status != 0;
+    }
+}
+
+#define WAITING(test) \
+    { #test, test, 0, -1 }
+
+int main(void) {
+    signal(SIGPIPE, SIG_IGN);
+    gethostname(host, sizeof host - 1);
+    RUN(a_place_reads_well);
+    RUN(one_rank_alone_opens_no_socket);
+    RUN(all_ranks_get_the_bytes_of_all_in_order);
+    RUN(a_part_that_is_too_large_is_refused);
+    RUN(teams_open_and_close_again_and_again);
+    RUN(a_rank_in_another_collective_is_named);
+    RUN(values_are_compared_to_their_last_byte);
+    RUN(another_number_of_ranks_or_of_fields_is_refused);
+    RUN(a_second_rank_of_the_same_number_is_refused);
+    RUN(strangers_do_no_harm);
+    RUN(a_member_that_sends_nonsense_is_named);
+    RUN(the_cause_of_a_rank_that_fails_reaches_all);
+    Waiting waiting[] = {
+        WAITING(rank_0_waits_for_late_ranks_and_says_so),
+        WAITING(missing_ranks_are_named_at_the_deadline),
+        WAITING(a_rank_of_another_run_is_turned_away),
+        WAITING(a_rank_of_another_build_is_refused_on_every_rank),
+        WAITING(a_port_that_is_taken_and_an_address_elsewhere_are_named),
+        WAITING(strangers_that_take_all_places_are_dropped_in_time),
+        WAITING(a_rank_that_is_killed_is_named_on_every_other),
+        WAITING(a_rank_that_is_gone_before_all_have_joined_is_named),
+        WAITING(ranks_end_with_the_process_that_started_them),
+        WAITING(who_is_silent_or_stands_still_is_named_and_nobody_else),
+    };
+    run_side_by_side(waiting, (int)(sizeof waiting / sizeof *waiting));
+    return test_summary();
+}

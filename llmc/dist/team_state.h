@@ -1,0 +1,215 @@
+/* team_state.h -- what a rank knows of its team (team.h), and how it sends to the others.
+ *
+ * Rank 0 listens on the run's address; every other rank has one connection, to rank 0, over which messages of one size go
+ * (link.h):
+ *
+ *   HELLO   to 0    how many ranks and fields there are, the host; then FIELD for each: its name and value, which must be as
+ *                   those of rank 0
+ *   JOINED  from 0  the host of rank 0. START: all have joined; rank 0 then no longer listens
+ *   BEAT    both    every heartbeat_seconds. It says only what is in the head of every message: where the sender is
+ *   GIVE    to 0    this rank's part of a collective. RESULT from 0: the parts of all, in as many messages as they need
+ *   ERROR   to 0    the cause why this rank ends. From 0: the line that every rank prints, in as many messages as it needs
+ */
+#ifndef LLMC_TEAM_STATE_H
+#define LLMC_TEAM_STATE_H
+
+#include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11; defines: Error, fail, size_min, now_seconds
+#include "llmc/dist/link.h"   // defines: Link, Message, link_send, link_flush, link_receive, link_close
+#include "llmc/dist/ranks.h"  // defines: Ranks
+
+#include <pthread.h>
+
+enum {
+    TEAM_PAYLOAD = MESSAGE_PAYLOAD,  // most bytes that a rank gives to a collective
+    TEAM_NAME = 32,                  // bytes of a field's name, with the NUL
+    TEAM_VALUE = TEAM_PAYLOAD - TEAM_NAME,
+    TEAM_HOST = 72,
+    TEAM_STRANGERS = 64,      // connections that have not said hello
+    TEAM_LINGER_SECONDS = 2,  // to pass on why the run ends
+    TEAM_CONNECT_SECONDS = 3,
+};
+
+/* What a rank is doing. Only PHASE_STEP has a limit of time. */
+typedef enum {
+    PHASE_STARTING,
+    PHASE_LOADING,
+    PHASE_TUNING,
+    PHASE_STEP,
+    PHASE_VALIDATION,
+    PHASE_SAMPLING,
+    PHASE_WRITING,
+    PHASES
+} TeamPhase;
+
+/* What must be the same on all ranks. Longer values are hashed by the caller; they are cut here. */
+typedef struct {
+    const char* name;  // up to 31 bytes
+    char value[TEAM_VALUE];
+} TeamField;
+
+typedef enum {
+    TEAM_HELLO = 1,
+    TEAM_FIELD,
+    TEAM_JOINED,
+    TEAM_START,
+    TEAM_BEAT,
+    TEAM_GIVE,
+    TEAM_RESULT,
+    TEAM_ERROR,
+} TeamKind;
+
+/* The payload of HELLO. */
+typedef struct {
+    uint32_t ranks, fields;
+    char host[TEAM_HOST];
+} TeamHello;
+
+/* The other end of a connection. */
+typedef struct {
+    Link link;
+    bool joined, refused, greeted;  // greeted: it has said HELLO, and `fields_seen` of its fields
+    uint32_t rank, fields, fields_seen;
+    char host[TEAM_HOST];
+    uint64_t sequence, place;  // where it was last; see link.h
+    bool has_given;            // its part of the collective came: given_size bytes
+    size_t given_size;
+    unsigned char given[TEAM_PAYLOAD];
+} TeamMember;
+
+typedef struct {
+    // set by team_init(); may be changed before team_open()
+    double heartbeat_seconds, silent_seconds;
+    double hang_seconds;  // 0: no limit
+    int parent_fd;        // the reading end of a pipe whose writing end the parent holds; -1: none
+
+    Ranks run;
+    bool open, threaded;
+    char host[TEAM_HOST];  // of this rank
+    pthread_t thread;
+    int wake[2];     // a pipe: a byte ends the thread's poll()
+    uint64_t place;  // where the training thread is; atomic
+
+    // between the training thread and the other, under the mutex
+    pthread_mutex_t mutex;
+    pthread_cond_t given;  // `asked` is false again
+    bool asked;            // the training thread waits in a collective
+    bool closing;          // that is the last one
+    bool quit;
+    uint64_t sequence;  // of collectives
+    size_t bytes;       // each rank's part
+    unsigned char mine[TEAM_PAYLOAD];
+    unsigned char* all;  // (ranks, bytes)
+
+    // the thread's own
+    const TeamField* fields;  // (count), until all have joined
+    int count;
+    int listener;          // -1: none
+    char numeric[64];      // its address in digits
+    TeamMember* members;   // (slots). Rank 0: the ranks and, behind them, strangers; members[0] is itself. Others: rank 0
+    struct pollfd* polls;  // (3 + slots)
+    int slots, arrived;    // arrived: members that have joined, with this one
+    bool started, collecting;
+    bool ended;  // the last collective is done: connections may close
+    uint64_t entered;
+    double turned, beaten;  // when the loop ran last, and when it sent its last beat
+    int behind;             // rank 0: who alone is behind all others, -1: nobody; since when, and where it was then
+    double behind_since;
+    uint64_t behind_sequence, behind_place;
+    Error failure;  // why the run ends
+    Error cause;    // why rank 0 could not be reached
+    char text[1024];
+    size_t text_size;  // of an ERROR that is being read
+} Team;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// words
+
+/* Returns the name of a phase. */
+static inline const char* team_phase_name(TeamPhase phase) {
+    static const char* const names[PHASES] = {"starting", "loading", "tuning", "step", "validation", "sampling", "writing"};
+    return (unsigned)phase < PHASES ? names[phase] : "unknown";
+}
+
+/* Writes where a rank was: "in step 1200", "in phase writing, step 1200". */
+static inline void team_seen(char* out, size_t cap, uint64_t place) {
+    const TeamPhase phase = (TeamPhase)(place & 0xFF);
+    const unsigned long long step = place >> 24;
+    if (phase == PHASE_STEP) {
+        snprintf(out, cap, "in step %llu", step);
+    } else {
+        snprintf(out, cap, step ? "in phase %s, step %llu" : "in phase %s", team_phase_name(phase), step);
+    }
+}
+
+/* Records that the run ends, for what member `rank` did. */
+static inline void team_blame(Team* t, int rank, const char* what) {
+    const TeamMember* m = &t->members[rank];
+    char seen[64];
+    team_seen(seen, sizeof seen, m->place);
+    fail(&t->failure, "rank %d on host %s %s, last seen %s", rank, m->host, what, seen);
+}
+
+/* Prints a line on stderr, unless nobody takes it. stdio may be locked by a thread that is stuck. */
+static inline void team_print(const char* kind, const char* text) {
+    char line[1100];
+    struct pollfd p = {STDERR_FILENO, POLLOUT, 0};
+    const int n = snprintf(line, sizeof line, "%s%s\n", kind, text);
+    if (poll(&p, 1, 1000) > 0 && write(STDERR_FILENO, line, (size_t)n) < 0) { return; }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// sending
+
+/* Sends a text or table in as many messages as it needs, one at least. */
+static inline void team_send(Team* t, TeamMember* to, TeamKind kind, const void* data, size_t size) {
+    const unsigned char* from = (const unsigned char*)data;
+    do {
+        Message m;
+        memset(&m, 0, sizeof m);
+        m.token = t->run.token;
+        m.kind = kind;
+        m.rank = (uint32_t)t->run.rank;
+        m.sequence = t->entered;
+        m.place = __atomic_load_n(&t->place, __ATOMIC_RELAXED);
+        m.size = (uint32_t)size_min(size, TEAM_PAYLOAD);
+        m.rest = (uint32_t)(size - m.size);
+        if (m.size > 0) { memcpy(m.payload, from, m.size); }
+        from += m.size;
+        size -= m.size;
+        link_send(&to->link, &m);
+    } while (size > 0);
+}
+
+/* Sends to every member. */
+static inline void team_send_all(Team* t, TeamKind kind, const void* data, size_t size) {
+    for (int i = 0; i < t->slots; i++) {
+        if (t->members[i].joined) { team_send(t, &t->members[i], kind, data, size); }
+    }
+}
+
+/* Rank 0 tells all others why the run ends. */
+static inline void team_tell_failure(Team* t) {
+    if (t->run.rank == 0) { team_send_all(t, TEAM_ERROR, t->failure.msg, strlen(t->failure.msg)); }
+}
+
+/* Sends what is still to be sent and waits until the other ends have closed: who closes a connection with unread bytes in it
+ * resets it, and the other end may lose what it has not read. */
+static inline void team_linger(Team* t, double seconds) {
+    const double until = now_seconds() + seconds;
+    for (bool waits = true; waits && now_seconds() < until;) {
+        waits = false;
+        for (int i = 0; i < t->slots; i++) {
+            TeamMember* m = &t->members[i];
+            LinkState state = m->joined || m->refused ? LINK_MESSAGE : LINK_CLOSED;
+            if (m->link.fd < 0) { continue; }
+            link_flush(&m->link);
+            if (!link_is_sending(&m->link)) { shutdown(m->link.fd, SHUT_WR); }
+            while (state == LINK_MESSAGE) { state = link_receive(&m->link); }
+            if (state == LINK_CLOSED) { link_close(&m->link); }
+            waits = waits || state == LINK_WAITS;
+        }
+        if (waits) { poll(NULL, 0, 5); }
+    }
+}
+
+#endif
