@@ -23,7 +23,7 @@ TALES = dev/data/tinytales
 DATA_HEADERS = $(HEADERS) $(wildcard dev/data/*.h)
 
 comma := ,
-.PHONY: all help require-nvcc quickstart test test-programs test-kill test-crash sanitize sanitize-programs \
+.PHONY: all help require-nvcc quickstart test test-programs test-kill test-crash test-no-gpu sanitize sanitize-programs \
         fuzz fuzz-minimize fuzz-coverage format format-check lint clean FORCE
 all: train_llama3 tokenize
 
@@ -34,6 +34,7 @@ help:
 	@echo "make test-crash            fail, kill and cut the power at each call of a run; feed it damaged files (minutes)"
 	@echo "make train_llama3 test_llama3 tokenize             build the CPU programs"
 	@echo "make train_llama3cu test_llama3cu [PRECISION=BF16|FP16|FP32] [GPU_ARCH=75|80|90|\"75 80 90\"]"
+	@echo "make test-no-gpu           build train_llama3cu and test what it does where no GPU is (minutes)"
 	@echo "make sanitize              run the tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make fuzz [SECONDS=20] [INPUTS=N] [JOBS=1]  run each fuzz target for SECONDS, or for N inputs (needs clang)"
 	@echo "make fuzz-coverage         tell which lines of the readers of input the fuzzers' inputs reach (needs llvm)"
@@ -169,6 +170,9 @@ test-kill: train_llama3 tokenize
 
 test-crash: train_llama3 tokenize
 	dev/test/crash/test_crash.sh full
+
+test-no-gpu: train_llama3cu train_llama3
+	@dev/test/run.sh none dev/test/test_no_gpu.sh
 
 # the same programs and tests under AddressSanitizer and UndefinedBehaviorSanitizer; data loader and mix under ThreadSanitizer
 SANITIZE = -std=c11 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer \

@@ -21,7 +21,7 @@
 #include "llmc/run/signals.h"     // defines: run_stop_requested
 #include "llmc/run/not_finite.h"  // defines: NamedTensor, TENSOR_TEXT
 #include "llmc/gpu/cuda_common.cuh"  // defines: floatX, CUDA_CHECK, to_float, ProfileRange
-#include "llmc/gpu/device.cuh"       // defines: Device, device_open, device_memory, device_load_plans, device_save_plans
+#include "llmc/gpu/device.cuh"       // defines: Device, device_open, device_close, device_memory, device_load_plans
 #include "llmc/gpu/weights.cuh"      // defines: WeightArena, weights_slot, weights_init, copy_in, copy_out
 #include "llmc/gpu/feed.cuh"         // defines: Feed, feed_next, IN_FLIGHT
 #include "llmc/gpu/steps.cuh"        // defines: Steps, steps_begin, steps_end, steps_wait, steps_capture, steps_restore
@@ -789,8 +789,11 @@ static void trainer_measure(const Trainer* t, const Session* s, const Options* o
     size_t bytes[NUM_MEM];
     const Layout layout = layout_of(s, o);
     llama_measure(&s->config, &layout, device_of(t)->matmul, bytes);
-    memory_add(table, "context", device_of(t)->context);
-    for (int i = 0; i < MEM_PINNED; i++) { memory_add(table, memory_names[i], bytes[i]); }
+    memory_add(table, t->missing ? "context, estimated" : "context", device_of(t)->context);
+    for (int i = 0; i < MEM_PINNED; i++) {
+        const bool estimated = t->missing && i == MEM_WORKSPACE;  // that of cuBLAS depends on the card
+        memory_add(table, estimated ? "workspace, estimated" : memory_names[i], bytes[i]);
+    }
     memory_add_apart(table, memory_names[MEM_PINNED], bytes[MEM_PINNED]);
 }
 
@@ -958,8 +961,9 @@ static Trainer cuda_trainer(Device* d) {
     memset(&t, 0, sizeof t);
     t.precision = PRECISION_NAME;
     t.dtype = IS_BF16 ? SAFE_BF16 : IS_FP16 ? SAFE_F16 : SAFE_F32;
-    t.memory = d->name;
+    t.memory = d->missing ? "--max-memory" : d->name;
     t.device = d;
+    t.missing = d->missing;
     t.scales_loss = IS_FP16;
     t.in_flight = IN_FLIGHT;
     t.peak_flops = d->peak_flops;
@@ -1019,11 +1023,11 @@ int main(int argc, char** argv) {
     }
     Device d = device_open(&s.options, job_trains(s.job));
     run_machine(d.name, 1, s.machine, sizeof s.machine);
-    device_build(&d, s.build, sizeof s.build);
+    if (!d.missing) { device_build(&d, s.build, sizeof s.build); }
     const Trainer trainer = cuda_trainer(&d);
     run_job(&trainer, &s, train);
     session_close(&s);
-    matmul_destroy(d.matmul);
+    device_close(&d);
     return s.status;
 }
 

@@ -19,6 +19,7 @@ enum {
     RMSNORM_THREADS = 512,  // threads of a block, at most
     RMSNORM_FORWARD_THREADS = 256,
     RMSNORM_BACKWARD_THREADS = 384,
+    RMSNORM_BACKWARD_BLOCKS = 1024,                     // at most, so that the scratch is the same on every card
     RMSNORM_SUM_COLUMNS = 8,                            // weight gradients that a block adds up from the partial rows
     RMSNORM_MAX_C = RMSNORM_THREADS * RMSNORM_SCALARS,  // widest row
 };
@@ -258,13 +259,13 @@ static inline RmsnormBackwardPlan rmsnorm_backward_plan(size_t N, int C, int thr
     p.shared = block.z * row;
     CUDA_CHECK(cudaFuncSetAttribute((const void*)p.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)p.shared));
     const size_t wave = blocks_at_once(p.kernel, (int)(block.x * block.y * block.z), p.shared);
-    p.blocks = size_min(wave, ceil_div(N, block.z));
+    p.blocks = size_min(size_min(wave, RMSNORM_BACKWARD_BLOCKS), ceil_div(N, block.z));
     return p;
 }
 
-/* Returns the bytes of scratch that rmsnorm_backward_cuda() needs. */
+/* Returns the bytes of scratch that rmsnorm_backward_cuda() needs on any card. */
 static inline size_t rmsnorm_backward_scratch_cuda(size_t N, int C) {
-    return rmsnorm_backward_plan(N, C, RMSNORM_BACKWARD_THREADS).blocks * (size_t)C * sizeof(float);
+    return size_min(N, RMSNORM_BACKWARD_BLOCKS) * (size_t)C * sizeof(float);
 }
 
 /* Launches both kernels of a plan. scratch: (plan->blocks, C) floats */

@@ -3,6 +3,8 @@
  * Other processes may use the card as well, so what a run takes is counted: the sizes of its own allocations, and the drop in
  * free memory while the context, cuBLAS and the kernels load. NVML, which comes with the driver, reports the free memory before
  * there is a context. Without NVML, all memory in use counts as the context's.
+ *
+ * --dry-run with --max-memory needs no card: device_missing() then stands for one, with what it is expected to take.
  */
 #ifndef LLMC_DEVICE_CUH
 #define LLMC_DEVICE_CUH
@@ -23,7 +25,12 @@ typedef struct {
     size_t context;     // taken by this process before its model
     double peak_flops;  // 0: unknown
     MatmulContext* matmul;
+    const char* missing;  // why there is no card: context and workspace are then estimates; NULL: there is one
 } Device;
+
+/* The bytes that context, cuBLAS and all kernels are expected to take of a card that is missing. On an H200 (dev/results, code
+ * for sm_90a) it was 860 MiB by cudaMemGetInfo(), 900 by nvidia-smi. */
+#define EXPECTED_CONTEXT ((size_t)900 << 20)
 
 /* Returns the bytes in use on a card according to NVML, which needs no context; 0 if NVML is missing. */
 static inline size_t device_memory_in_use(const char* pci_bus_id) {
@@ -48,8 +55,21 @@ static inline size_t device_memory_in_use(const char* pci_bus_id) {
     return used;
 }
 
+/* Returns what stands for a card that is missing: it can measure a model, but hold none. Its workspace is the largest of any
+ * card. No call of CUDA may be made. */
+static inline Device device_missing(const char* why) {
+    Device d;
+    memset(&d, 0, sizeof d);
+    snprintf(d.name, sizeof d.name, "no GPU");
+    d.context = EXPECTED_CONTEXT;
+    d.missing = why;
+    d.matmul = (MatmulContext*)xcalloc(1, sizeof *d.matmul);
+    d.matmul->workspace_bytes = MATMUL_WORKSPACE_SM90;
+    return d;
+}
+
 /* Opens the card. With `trains`, loads all kernels; afterwards only the model takes memory. Ends the program if there is no
- * card. */
+ * card, except for a --dry-run that is told how much memory it would have. */
 static inline Device device_open(const Options* o, bool trains) {
     Device d;
     cudaDeviceProp properties;
@@ -62,8 +82,11 @@ static inline Device device_open(const Options* o, bool trains) {
     int count = 0;
     const cudaError_t status = cudaGetDeviceCount(&count);
     if (status != cudaSuccess || count == 0) {
-        die("no GPU can be used: %s\n  hint: ./train_llama3 runs on the CPU, with the same flags",
-            status != cudaSuccess ? cudaGetErrorString(status) : "the machine has none");
+        const char* why = status != cudaSuccess ? cudaGetErrorString(status) : "the machine has none";
+        if (o->dry_run && o->max_memory > 0) { return device_missing(why); }
+        die("no GPU can be used: %s\n  hint: ./train_llama3 runs on the CPU, with the same flags; --dry-run --max-memory 80G "
+            "tells what would fit into a GPU of 80 GiB",
+            why);
     }
     CUDA_CHECK(cudaDeviceGetPCIBusId(bus, sizeof bus, 0));
     d.others = device_memory_in_use(bus);
@@ -75,6 +98,14 @@ static inline Device device_open(const Options* o, bool trains) {
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &d.total));
     d.context = d.total - free_bytes - size_min(d.others, d.total - free_bytes);
     return d;
+}
+
+static inline void device_close(Device* d) {
+    if (d->missing) {
+        free(d->matmul);
+    } else {
+        matmul_destroy(d->matmul);
+    }
 }
 
 #define TEXT_OF(...) #__VA_ARGS__

@@ -14,6 +14,7 @@
 #include "llmc/run/session.h"
 #include "llmc/run/together.h"
 #include "llmc/run/trainer.h"
+#include "llmc/run/verify.h"
 
 #include <math.h>
 
@@ -37,8 +38,11 @@ static inline uint64_t job_memory_need(void* question, const Options* o) {
 /* Names what the memory is for: the files whose numbers decide its size. */
 static inline void job_memory_text(const Trainer* t, const Session* s, char* text, size_t cap) {
     const char* words = !s->has_tokenizer ? s->options.train : s->tokenizer.path ? s->tokenizer.path : "the built-in tokenizer";
+    ModelConfig preset;
     if (s->model_dir[0]) {
         snprintf(text, cap, "%s: the model of %s/config.json", t->memory, s->base_dir);
+    } else if (config_preset(&preset, s->options.model, 1) && preset.vocab_size != 1) {  // it has its own vocabulary
+        snprintf(text, cap, "%s: the model %s", t->memory, s->options.model);
     } else {
         snprintf(text, cap, "%s: the model %s with the vocabulary of %s", t->memory, s->options.model, words);
     }
@@ -73,6 +77,12 @@ static inline void* job_open_model(const Trainer* t, Session* s) {
         session_load_adapters(s, adapters.sink, adapters.ctx);
     }
     return model;
+}
+
+/* Reads the weights that job_open_model() would load. Nothing holds them, but reading checks them. */
+static inline void job_check_weights(Session* s) {
+    if (s->model_dir[0]) { session_load_weights(s, verify_tensor, NULL); }
+    if (session_has_adapters(s)) { session_load_adapters(s, verify_tensor, NULL); }
 }
 
 /* Sets up a generator and its sampler for the session's model and options. */

@@ -131,8 +131,8 @@ static inline void session_compare_options(const Session* s, SafeDtype own) {
     options_free(&was);
 }
 
-/* Tells of what else the bits of the results depend on. What the checkpoint does not know is not compared. Then the state
- * holds the values of this run. `own` is the dtype of the build. */
+/* Tells of what else the bits of the results depend on. What the checkpoint, or a dry run without a GPU, does not know is not
+ * compared. Then the state holds the values of this run. `own` is the dtype of the build. */
 static inline void session_compare(Session* s, SafeDtype own) {
     TrainerState* was = &s->state;
     uint64_t data = 0;
@@ -150,7 +150,7 @@ static inline void session_compare(Session* s, SafeDtype own) {
             session_differs(s, "--tokenizer: has the fingerprint %016" PRIx64 ", that of %s had %016" PRIx64, tokenizer,
                             s->model_dir, was->fingerprint);
         }
-        if (was->build[0] && strcmp(was->build, s->build) != 0) {
+        if (was->build[0] && s->build[0] && strcmp(was->build, s->build) != 0) {
             session_differs(s, "this build is (%s), that of %s was (%s): it may round elsewhere", s->build, s->model_dir,
                             was->build);
         }

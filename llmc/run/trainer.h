@@ -20,6 +20,7 @@ struct Trainer {
     SafeDtype dtype;        // of the weights it computes with
     const char* memory;     // subject of messages about memory: "memory", or the GPU's name
     void* device;           // the trainer's own data; NULL on the CPU
+    const char* missing;    // why there is no device: then only measure() and available() may be called; NULL: there is one
     bool scales_loss;       // FP16: gradients are computed with a loss scale
     int in_flight;          // maximum number of queued steps, or of queued validation batches
     double peak_flops;      // FLOP/s of the device; 0: unknown

@@ -184,7 +184,8 @@ static inline void training_print_time(const Session* s, const StepTime* time, i
     }
 }
 
-/* Reads every file of the run and tells how long it takes, by a few steps of a model of its size, or in a minute at most. */
+/* Reads every file of the run and tells how long it takes, by a few steps of a model of its size, or in a minute at most.
+ * Without a device, only reads. */
 static inline void training_dry_run(Training* t) {
     enum { MOST_SECONDS = 60 };
     Session* s = t->s;
@@ -192,6 +193,12 @@ static inline void training_dry_run(Training* t) {
     const int64_t steps = s->plan.stop - (int64_t)s->state.step;  // before the timed ones count
     StepTime time;
     Error e = NO_ERROR;
+    if (t->trainer->missing) {
+        job_check_weights(s);
+        training_scan_data(s);
+        printf("timed   nothing: no GPU can be used here: %s\n", t->trainer->missing);
+        return;
+    }
     t->model = job_open_model(t->trainer, s);
     training_scan_data(s);
     // --tune and --profile write files, or time steps themselves

@@ -1,0 +1,125 @@
+#!/bin/sh
+# test_no_gpu.sh -- ./train_llama3cu where no GPU can be used: --dry-run --max-memory SIZE tells what would fit into one. A GPU
+# that is here is hidden. The memory tables are compared with what an H200 held. Run from the project's root.
+. dev/test/lib.sh
+[ -x "$bin/train_llama3cu" ] || {
+    skip "what a run on a GPU would take" "there is no train_llama3cu" 50
+    summary
+    exit
+}
+export CUDA_VISIBLE_DEVICES=
+mkdir "$tmp/work" && cd "$tmp/work" || exit 1
+data=$tmp/data.bin words=$tmp/words.bin
+
+# zeros OUT VOCAB: writes a token file with 70,000 times the token 0; VOCAB 0: the vocabulary is unknown
+zeros() {
+    printf "$(little_endian 4 20240520 1 70000 "$2")"
+    dd if=/dev/zero bs=1008 count=1 2>/dev/null
+    dd if=/dev/zero bs=1000 count=140 2>/dev/null
+} >"$1"
+zeros "$data" 0
+zeros "$words" 32768
+
+cu() { "$bin/train_llama3cu" --train "$data" "$@"; }
+plan() { cu --sample-tokens 0 --dry-run "$@"; }
+
+# ---------------------------------------------------------------------------------------------------------------------
+# what it says, and does not do
+
+expect "without --max-memory a dry run needs a GPU" 1 "no GPU can be used: " cu --model d2 --dry-run
+check "and is told how it does not" grep -q "^  hint: .*--dry-run --max-memory 80G" "$tmp/stderr"
+expect "training needs a GPU" 1 "no GPU can be used: " cu --model d2 --max-memory 80G
+expect "evaluating needs a GPU" 1 "no GPU can be used: " cu --model "$pairs/gqa2_untied_rope8" --eval --val "$data" --max-memory 80G
+expect "a dry run with --max-memory needs none" 0 "timed   nothing: no GPU can be used here: " cu --model d2 --dry-run --max-memory 80G
+check "it names no card" grep -q "^machine no GPU, " "$tmp/stdout"
+check "it shows the memory" grep -q "^memory  need .* of 80.00 GiB$" "$tmp/stdout"
+check "the context is an estimate" grep -q "^memory  context, estimated   *[0-9.]* MiB$" "$tmp/stdout"
+check "the workspace is an estimate" grep -q "^memory  workspace, estimated  *[0-9.]* [MG]iB$" "$tmp/stdout"
+check "it shows the plan" grep -q "^plan    68 steps of 1,024 tokens (1 x 4 x 256)" "$tmp/stdout"
+check "it reads the data" grep -q "^scan    .*data.bin: all ids are below 50257$" "$tmp/stdout"
+check "it writes nothing" test -z "$(ls -A)"
+expect "the plan of --minutes" 0 "plan    the steps that fit into 3 minutes" plan --model d2 --minutes 3 --max-memory 80G
+expect "a plan that is too large" 1 "error: --max-memory: the model d12 with the vocabulary of $words needs " \
+    plan --model d12 --train "$words" --seq 1024 --batch 64 --max-memory 15G
+check "is refused with flags that fit" grep -q "^  hint: these flags fit: --recompute " "$tmp/stderr"
+expect "a preset has its own vocabulary" 1 "error: --max-memory: the model llama3.2-1b needs " plan --model llama3.2-1b --max-memory 10G
+
+# ---------------------------------------------------------------------------------------------------------------------
+# every file is read
+
+token_file "$tmp/high.bin" 500 90 97
+expect "a token that the model does not have" 1 "high.bin: token 500 is id 97, wanted below 97" \
+    plan --model "$pairs/gqa2_untied_rope8" --seq 20 --train "$tmp/high.bin" --max-memory 80G
+cp -r "$pairs/gqa2_untied_rope8" broken
+printf '\377\377\377\177' | dd of=broken/model.safetensors bs=1 seek=$(($(wc -c <broken/model.safetensors) - 4)) conv=notrunc 2>/dev/null
+token_file "$tmp/low.bin" 500 90
+expect "a folder's weights" 0 "timed   nothing: " plan --model "$pairs/gqa2_untied_rope8" --train "$tmp/low.bin" --seq 20 --max-memory 80G
+expect "a weight that is nan" 1 "broken/model.safetensors: " plan --model broken --train "$tmp/low.bin" --seq 20 --max-memory 80G
+train --model d1 --train "$words" --steps 4 --stop-after 2 --out run >/dev/null 2>&1
+expect "a run that goes on" 0 "resume  run/step_00000002, step 2" plan --resume run --max-memory 80G
+check "the card that it will have is not guessed" test "$(grep -c 'this build is' "$tmp/stderr")" -eq 0
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the usual shapes fit, or are refused with flags that fit
+
+gib() { sed -n 's/^memory  need  *\([0-9.]* [KMG]iB\) of .*/\1/p' "$1" | awk '{ print $1 / ($2 == "MiB" ? 1024 : $2 == "KiB" ? 1048576 : 1) }'; }
+
+# fits SIZE FLAGS...: a plan within SIZE GiB, with the flags of the hint if it has one
+fits() {
+    size=$1
+    shift
+    if ! plan "$@" --max-memory "${size}G" >first 2>refused; then
+        hint=$(sed -n 's/^  hint: these flags fit: *//p' refused)
+        [ -n "$hint" ] || { cat refused && return 1; }
+        awk -v need="$(gib first)" -v size="$size" 'BEGIN { exit !(need > size) }' || return 1
+        plan "$@" $hint --max-memory "${size}G" >first || return 1
+    fi
+    awk -v need="$(gib first)" -v size="$size" 'BEGIN { exit !(need > 0.9 && need <= size) }'
+}
+
+for card in 15 24 80; do check "126M fits into $card GiB" fits $card --model d12 --train "$words" --seq 1024 --batch 64; done
+for card in 24 48 80; do check "1B T=2048 fits into $card GiB" fits $card --model llama3.2-1b --seq 2048 --batch 16; done
+check "1B T=8192 fits into 40 GiB" fits 40 --model llama3.2-1b --seq 8192 --batch 4
+check "3B T=8192 fits into 48 GiB" fits 48 --model llama3.2-3b --seq 8192 --batch 1
+for card in 79 141 180; do check "8B T=8192 fits into $card GiB" fits $card --model llama3.1-8b --seq 8192 --batch 1; done
+check "adapters of 1B T=4096 fit into 7 GiB" fits 7 --model llama3.2-1b --lora 16 --seq 4096 --batch 1
+check "adapters of 8B T=4096 fit into 22 GiB" fits 22 --model llama3.1-8b --lora 16 --seq 4096 --batch 1
+check "adapters of 70B T=8192 fit into 180 GiB" fits 180 --model llama3.1-70b --lora 16 --seq 8192 --batch 1
+expect "70B does not fit into 180 GiB" 1 "try a smaller --model" plan --model llama3.1-70b --seq 8192 --batch 1 --max-memory 180G
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the tables are those of a card: GiB by nvidia-smi on an H200, from dev/results/nvidia-h200.md and nvidia-h200-tests.md
+
+precision=$(plan --model d1 --max-memory 80G 2>/dev/null | sed -n 's/^model .*, \([BFP0-9]*\)$/\1/p')
+
+# near NEED CARD: both are within 0.1 GiB
+near() {
+    echo "the table needs $1 GiB"
+    awk -v need="$1" -v card="$2" 'BEGIN { d = need - card; exit !(need > 0 && d < 0.1 && d > -0.1) }'
+}
+
+# held PRECISION GIB WHAT FLAGS...: the table of this build needs what the card held
+held() {
+    held_as=$1 card=$2 what=$3
+    shift 3
+    [ "$held_as" = "$precision" ] || { skip "$what: an H200 held $card GiB" "this build is for $precision, wanted $held_as" && return; }
+    plan "$@" --max-memory 141G >table 2>&1
+    check "$what: an H200 held $card GiB" near "$(gib table)" "$card"
+}
+
+lean="--master split --moments bf16" wide="--model d12 --train $words" d12="--model d12 --seq 1024"
+held BF16 20.5 "126M" $wide --seq 1024 --batch 64
+held BF16 19.8 "126M, lean" $wide --seq 1024 --batch 64 $lean
+held BF16 58.7 "1B T=2048" --model llama3.2-1b --seq 2048 --batch 16
+held BF16 51.8 "1B T=2048, lean" --model llama3.2-1b --seq 2048 --batch 16 $lean
+held BF16 58.7 "1B T=8192" --model llama3.2-1b --seq 8192 --batch 4
+held BF16 51.8 "1B T=8192, lean" --model llama3.2-1b --seq 8192 --batch 4 $lean
+held BF16 111.4 "8B T=8192, lean" --model llama3.1-8b --seq 8192 --batch 1 $lean
+held BF16 10.716 "d12 B=64, ffn recomputed" $d12 --batch 64 --recompute ffn
+held FP16 10.724 "d12 B=64, ffn recomputed" $d12 --batch 64 --recompute ffn
+held BF16 7.96 "d12 B=16" $d12 --batch 16
+held BF16 4.43 "d12 B=16, block recomputed" $d12 --batch 16 --recompute block
+held BF16 4.92 "d12 B=8, lean" $d12 --batch 8 $lean
+held BF16 4.70 "d12 B=4, samples and validation" $d12 --batch 4 --sample-tokens 64 --val "$data"
+held FP32 8.32 "d12 B=8" $d12 --batch 8
+summary
