@@ -9,7 +9,8 @@
  *     show       prints who it is                      exit:N     exits with N. late-exit:N: a moment later
  *     sleep      sleeps                                kill:N     gets signal N. late-kill:N: a moment later
  *     stay       ignores SIGTERM                       watch      sees by the pipe that its parent is gone: DIR/gone.RANK
- *     count      writes a line for each signal to DIR/came.RANK, and to DIR/counted.RANK if it counts; exits when DIR/end appears
+ *     count      writes a line for each signal to DIR/came.RANK, and to DIR/counted.RANK if it counts; exits when DIR/end is
+ *                there
  *
  * With LATE set, a new process waits for the death of its parent before it does anything.
  * A rank first writes its process id to DIR/pid.RANK and waits until all have. No process lives for more than 100 s.

@@ -1,5 +1,6 @@
-/* test_ranks.c -- tests who a process is by the variables of each launcher, Slurm's lists, and the refusals. */
-#include "llmc/dist/ranks.h"
+/* test_ranks.c -- tests who a process is by the variables of each launcher, Slurm's lists, the refusals, and which signals
+ * count. test_launch.sh has the processes. */
+#include "llmc/dist/launch.h"
 #include "test.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -373,6 +374,81 @@ static void a_rank_takes_the_device_of_its_local_rank(void) {
     CHECK(ranks_device(&r, 8) == 0 && ranks_device(&r, 1) == 0 && ranks_device(&r, 0) == -1, "a process alone");
 }
 
+// ---------------------------------------------------------------------------------------------------------------------
+
+/* Tells which of the signals count, as "+" and "-": 'd' comes from elsewhere, 'p' is passed on by the parent; ' ' lets three
+ * seconds pass. */
+static const char* counted(const char* events, int number) {
+    static char marks[32];
+    LaunchSignals signals;
+    memset(&signals, 0, sizeof signals);
+    size_t n = 0;
+    for (const char* event = events; *event; event++) {
+        siginfo_t info;
+        memset(&info, 0, sizeof info);
+        info.si_signo = number;
+        info.si_code = *event == 'p' ? SI_QUEUE : SI_USER;
+        info.si_pid = getppid();
+        if (*event == ' ') {
+            signals.at[number % LAUNCH_SIGNALS] -= 3000;
+        } else {
+            marks[n++] = launch_signal_counts(&signals, &info) ? '+' : '-';
+        }
+    }
+    marks[n] = 0;
+    return marks;
+}
+
+static void the_copy_of_a_signal_does_not_count(void) {
+    static const char* const cases[][2] = {
+        {"d", "+"},       {"p", "+"},       {"dd", "++"},     {"ppp", "+++"}, {"dp", "+-"},  {"pd", "+-"},    {"ddpp", "++--"},
+        {"ppdd", "++--"}, {"dpdp", "+-+-"}, {"dppd", "+-+-"}, {"d p", "++"},  {"p d", "++"}, {"d pd", "++-"}, {"dd p", "+++"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const char* marks = counted(cases[i][0], SIGTERM);
+        CHECK(strcmp(marks, cases[i][1]) == 0, "\"%s\": %s, wanted %s", cases[i][0], marks, cases[i][1]);
+    }
+    CHECK(strcmp(counted("dp", 31), "+-") == 0, "the last of the classic ones");
+    CHECK(strcmp(counted("dp", 32), "++") == 0 && strcmp(counted("dp", 64), "++") == 0, "others are not looked at");
+    LaunchSignals signals;
+    siginfo_t info;
+    memset(&signals, 0, sizeof signals);
+    memset(&info, 0, sizeof info);
+    info.si_signo = SIGINT;
+    CHECK(launch_signal_counts(&signals, &info), "Ctrl-C");
+    info.si_signo = SIGTERM;
+    info.si_code = SI_QUEUE;
+    info.si_pid = getppid();
+    CHECK(launch_signal_counts(&signals, &info), "another signal");
+    info.si_pid = getpid();
+    CHECK(!launch_signal_counts(&signals, &info), "only the parent passes on");
+}
+
+static void without_a_parent_there_is_no_pipe(void) {
+    int ends[2];
+    char number[16];
+    CHECK(pipe(ends) == 0, "a pipe");
+    unsetenv("LLAMA3_PARENT_FD");
+    CHECK(launch_parent_fd() == -1, "no variable");
+    static const char* const wrong[] = {"", "x", "-1", "999999", "99999999999999999999", "0x1"};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        setenv("LLAMA3_PARENT_FD", wrong[i], 1);
+        CHECK(launch_parent_fd() == -1, "\"%s\"", wrong[i]);
+    }
+    const int file = open("/dev/null", O_RDONLY);
+    snprintf(number, sizeof number, "%d", file);
+    setenv("LLAMA3_PARENT_FD", number, 1);
+    CHECK(launch_parent_fd() == -1, "no pipe");
+    snprintf(number, sizeof number, "%dx", ends[0]);
+    setenv("LLAMA3_PARENT_FD", number, 1);
+    CHECK(launch_parent_fd() == -1, "no number");
+    snprintf(number, sizeof number, "%d", ends[0]);
+    setenv("LLAMA3_PARENT_FD", number, 1);
+    CHECK(launch_parent_fd() == ends[0] && fcntl(ends[0], F_GETFD) == FD_CLOEXEC, "that is it");
+    close(file);
+    close(ends[0]);
+    close(ends[1]);
+}
+
 int main(void) {
     RUN(without_a_launcher_a_process_is_alone);
     RUN(each_launcher_tells_the_rank);
@@ -389,5 +465,7 @@ int main(void) {
     RUN(wrong_numbers_are_refused_by_name);
     RUN(wrong_ports_and_tokens_are_refused_by_name);
     RUN(a_rank_takes_the_device_of_its_local_rank);
+    RUN(the_copy_of_a_signal_does_not_count);
+    RUN(without_a_parent_there_is_no_pipe);
     return test_summary();
 }

@@ -6,18 +6,18 @@
  * --gpus needs the number of devices, launch_count() asks a child for it.
  *
  * When a rank fails, the others normally learn it from their connection to each other (dist/team.h), say so, and end with
- * status 1. Those left after LAUNCH_GRACE_SECONDS get SIGTERM, and those left after as long again SIGKILL. The status is that of
- * the rank that failed first, 128 + N for signal N, which the parent reports, since a killed rank cannot. A rank that ended with
- * 1 gives way to one that is then seen to have failed otherwise: the connections of a dying process close at once, but it takes
- * seconds to give back the memory of a large one, and only then the parent sees its end.
+ * status 1. Those left after LAUNCH_GRACE_SECONDS get SIGTERM, and those left after as long again SIGKILL. The status is that
+ * of the rank that failed first, 128 + N for signal N, which the parent reports, since a killed rank cannot. A rank that ended
+ * with 1 gives way to one that is then seen to have failed otherwise: the connections of a dying process close at once, but it
+ * takes seconds to give back the memory of a large one, and only then the parent sees its end.
  *
  * When the parent dies, by SIGKILL too, the kernel kills the ranks (PR_SET_PDEATHSIG). Besides, each rank has the read end of a
  * pipe whose only writer is the parent: poll() reports POLLHUP there when the parent is gone; see launch_parent_fd().
  *
  * SIGINT, SIGTERM, SIGHUP and SIGUSR1 are for the ranks: the parent passes them on, and stays until all ranks have ended. Only
  * a SIGINT with si_code SI_KERNEL is not passed on: Ctrl-C, which the terminal sends to all processes of the group. Others send
- * to all of them, too: `kill -TERM -PGID`, timeout, Slurm. The parent cannot tell that from a signal for it alone, so a rank may
- * get such a signal twice. launch_signal_counts() finds out the second one.
+ * to all of them, too: `kill -TERM -PGID`, timeout, Slurm. The parent cannot tell that from a signal for it alone, so a rank
+ * may get such a signal twice. launch_signal_counts() finds out the second one.
  */
 #ifndef LLMC_LAUNCH_H
 #define LLMC_LAUNCH_H
@@ -95,8 +95,8 @@ static inline void launch_end_with(pid_t parent) {
     if (getppid() != parent) { _exit(1); }
 }
 
-/* Returns a port of 127.0.0.1 that is free now; 0: none was found. The kernel gives none of this range to anyone who did not ask
- * for it, so it most likely stays free until rank 0 listens there. */
+/* Returns a port of 127.0.0.1 that is free now; 0: none was found. The kernel gives none of this range to anyone who did not
+ * ask for it, so it most likely stays free until rank 0 listens there. */
 static inline int launch_free_port(uint64_t random) {
     const int ports = RANKS_PORT_LAST - RANKS_PORT_FIRST + 1;
     for (int i = 0; i < ports; i++) {
@@ -250,9 +250,9 @@ static inline void launch_wait(Launch* l) {
     }
 }
 
-/* Starts `count` ranks, waits until all have ended, and returns the status for main() to return soon: the signals that the ranks
- * get stay blocked here. -1: they could not be started, by the error. To be called once, in a process with one thread that has
- * not called CUDA. */
+/* Starts `count` ranks, waits until all have ended, and returns the status for main() to return soon: the signals that are for
+ * the ranks stay blocked here. -1: they could not be started, by the error. To be called once, in a process with one thread
+ * that has not called CUDA. */
 static inline int launch_ranks(int count, int argc, char** argv, Error* e) {
     Launch l;
     (void)argc;  // argv ends with NULL
