@@ -1,0 +1,297 @@
+/* launch.h -- the parent of --gpus N: starts N copies of this program, one a rank, and ends with them as they end with it.
+ *
+ * launch_ranks() starts /proc/self/exe with the same arguments; a copy knows by LLAMA3_RANK and the other variables that
+ * dist/ranks.h reads that it is a rank. All must connect to 127.0.0.1 at a port that was free, and share a random token. Output
+ * goes where the parent's goes. The parent has no threads and never calls CUDA, whose state would not survive fork(): where
+ * --gpus needs the number of devices, launch_count() asks a child for it.
+ *
+ * When a rank fails, the others normally learn it from their connection to each other (dist/team.h), say so, and end with
+ * status 1. Those left after LAUNCH_GRACE_SECONDS get SIGTERM, and those left after as long again SIGKILL. The status is that
+ * of the rank that failed first, 128 + N for signal N, which the parent reports, since a killed rank cannot. A rank that ended
+ * with 1 gives way to one that is then seen to have failed otherwise: the connections of a dying process close at once, but it
+ * takes seconds to give back the memory of a large one, and only then the parent sees its end.
+ *
+ * When the parent dies, by SIGKILL too, the kernel kills the ranks (PR_SET_PDEATHSIG). Besides, each rank has the read end of a
+ * pipe whose only writer is the parent: poll() reports POLLHUP there when the parent is gone; see launch_parent_fd().
+ *
+ * SIGINT, SIGTERM, SIGHUP and SIGUSR1 are for the ranks: the parent passes them on, and stays until all ranks have ended. Only
+ * a SIGINT with si_code SI_KERNEL is not passed on: Ctrl-C, which the terminal sends to all processes of the group. Others send
+ * to all of them, too: `kill -TERM -PGID`, timeout, Slurm. The parent cannot tell that from a signal for it alone, so a rank
+ * may get such a signal twice. launch_signal_counts() finds out the second one.
+ */
+#ifndef LLMC_LAUNCH_H
+#define LLMC_LAUNCH_H
+
+#include "llmc/base/utils.h"
+#include "llmc/dist/ranks.h"  // defines: RANKS_MAX, RANKS_PORT_FIRST, RANKS_PORT_LAST
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#ifndef LAUNCH_GRACE_SECONDS
+#define LAUNCH_GRACE_SECONDS 10.0
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------------
+// in a rank
+
+/* Returns the read end of the parent's pipe: poll() reports POLLHUP, and read() the end of the file, once the parent is gone.
+ * Nothing is ever written to it. -1: this process was not started by launch_ranks(). */
+static inline int launch_parent_fd(void) {
+    const char* text = getenv("LLAMA3_PARENT_FD");
+    char* end = NULL;
+    const long fd = text && *text ? strtol(text, &end, 10) : -1;
+    struct stat st;
+    if (fd < 0 || fd > 1 << 20 || *end || fstat((int)fd, &st) != 0 || !S_ISFIFO(st.st_mode)) { return -1; }
+    fcntl((int)fd, F_SETFD, FD_CLOEXEC);  // what the rank itself starts has no use for it
+    return (int)fd;
+}
+
+enum { LAUNCH_SIGNALS = 32 };  // the numbers below are the signals without a queue
+
+/* What a rank's handler remembers. A handler needs a global for it; zero at the start. */
+typedef struct {
+    int64_t at[LAUNCH_SIGNALS];  // when one came, in ms
+    int direct[LAUNCH_SIGNALS];  // how many came from elsewhere without their copy from the parent; negative: the reverse
+} LaunchSignals;
+
+/* Tells whether a signal counts: false if it is the copy of one that came within the last two seconds, one of them from
+ * launch_ranks(), the other from elsewhere. For handlers with SA_SIGINFO, in any thread. */
+static inline bool launch_signal_counts(LaunchSignals* s, const siginfo_t* info) {
+    const int number = info->si_signo;
+    if (number <= 0 || number >= LAUNCH_SIGNALS) { return true; }
+    const int step = info->si_code == SI_QUEUE && info->si_pid == getppid() ? -1 : 1;
+    const int64_t now = (int64_t)(now_seconds() * 1e3), last = __atomic_exchange_n(&s->at[number], now, __ATOMIC_RELAXED);
+    if (now - last > 2000) { __atomic_store_n(&s->direct[number], 0, __ATOMIC_RELAXED); }
+    return __atomic_fetch_add(&s->direct[number], step, __ATOMIC_RELAXED) * step >= 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// starting
+
+typedef struct {
+    int count, alive;
+    pid_t parent, pids[RANKS_MAX];  // 0: has ended
+    int port, parent_fd;
+    uint64_t token;
+    char program[PATH_CAP];
+    sigset_t before, awaited;  // the signals that were blocked before, and those that launch_wait() takes
+    sigset_t asked;            // those that came for the ranks, whose death by one is no news
+    int failed, status;        // the rank whose status is ours, -1: none; and that status
+    bool signalled;            // the ranks got `next` after a failure
+    int next;                  // the signal for the ranks that are left at `deadline`; 0: none
+    double deadline;
+} Launch;
+
+/* Ends this process when `parent` ends. A parent that ended before the call sends no signal any more. */
+static inline void launch_end_with(pid_t parent) {
+    LLMC_FAULT_POINT("forked");
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) { _exit(1); }
+}
+
+/* Returns a port of 127.0.0.1 that is free now; 0: none was found. The kernel gives none of this range to anyone who did not
+ * ask for it, so it most likely stays free until rank 0 listens there. */
+static inline int launch_free_port(uint64_t random) {
+    const int ports = RANKS_PORT_LAST - RANKS_PORT_FIRST + 1;
+    for (int i = 0; i < ports; i++) {
+        struct sockaddr_in address;
+        memset(&address, 0, sizeof address);
+        address.sin_family = AF_INET;
+        address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        const int port = RANKS_PORT_FIRST + (int)((random + (uint64_t)i) % (uint64_t)ports);
+        address.sin_port = htons((uint16_t)port);
+        const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        const bool is_free = fd >= 0 && bind(fd, (const struct sockaddr*)&address, sizeof address) == 0;
+        if (fd >= 0) { close(fd); }
+        if (is_free) { return port; }
+    }
+    return 0;
+}
+
+/* Finds this program's path, by which tools such as top show a process; /proc/self/exe if another file is there by now. */
+static inline void launch_program(char* path /* PATH_CAP */) {
+    static const char self[] = "/proc/self/exe";
+    struct stat ours, found;
+    const ssize_t length = readlink(self, path, PATH_CAP - 1);
+    path[length > 0 ? length : 0] = 0;
+    const bool same =
+        stat(self, &ours) == 0 && stat(path, &found) == 0 && ours.st_dev == found.st_dev && ours.st_ino == found.st_ino;
+    if (!same) { memcpy(path, self, sizeof self); }
+}
+
+static inline bool launch_set(const char* name, long long value) {
+    char text[32];
+    snprintf(text, sizeof text, "%lld", value);
+    return setenv(name, text, 1) == 0;
+}
+
+/* Becomes a rank: runs in the new process. */
+LLMC_NORETURN static inline void launch_become(const Launch* l, int rank, char** argv) {
+    char token[32];
+    snprintf(token, sizeof token, "%016llx", (unsigned long long)l->token);
+    launch_end_with(l->parent);
+    // without them all this copy would take itself for a parent
+    const bool set = launch_set("LLAMA3_RANK", rank) && launch_set("LLAMA3_RANKS", l->count) &&
+                     launch_set("LLAMA3_LOCAL_RANK", rank) && launch_set("LLAMA3_LOCAL_RANKS", l->count) &&
+                     setenv("LLAMA3_ADDRESS", "127.0.0.1", 1) == 0 && launch_set("LLAMA3_PORT", l->port) &&
+                     setenv("LLAMA3_TOKEN", token, 1) == 0 && launch_set("LLAMA3_PARENT_FD", l->parent_fd);
+    fcntl(l->parent_fd, F_SETFD, 0);  // it stays open
+    sigprocmask(SIG_SETMASK, &l->before, NULL);
+    if (set) { execv(l->program, argv); }
+    dprintf(STDERR_FILENO, "error: rank %d: cannot start %s: %s\n", rank, l->program, strerror(errno));
+    _exit(127);
+}
+
+/* Blocks the signals that the parent takes when it waits. SIGHUP stays ignored under nohup. */
+static inline void launch_block_signals(Launch* l) {
+    struct sigaction hangup;
+    sigemptyset(&l->asked);
+    sigemptyset(&l->awaited);
+    sigaddset(&l->awaited, SIGCHLD);
+    sigaddset(&l->awaited, SIGINT);
+    sigaddset(&l->awaited, SIGTERM);
+    sigaddset(&l->awaited, SIGUSR1);
+    if (sigaction(SIGHUP, NULL, &hangup) != 0 || hangup.sa_handler != SIG_IGN) { sigaddset(&l->awaited, SIGHUP); }
+    sigset_t blocked = l->awaited;
+    sigaddset(&blocked, SIGPIPE);  // a lost screen does not end the parent: it ends with the ranks
+    sigprocmask(SIG_BLOCK, &blocked, &l->before);
+    signal(SIGCHLD, SIG_DFL);  // where it is ignored, the kernel keeps no status
+}
+
+static inline bool launch_start(Launch* l, char** argv, Error* e) {
+    int ends[2];
+    l->parent = getpid();
+    launch_program(l->program);
+    if (getrandom(&l->token, sizeof l->token, 0) != (ssize_t)sizeof l->token) {
+        return fail(e, "--gpus: the system has no random numbers: %s", strerror(errno));
+    }
+    l->port = launch_free_port(l->token);
+    if (!l->port) { return fail(e, "--gpus: no port of 127.0.0.1 from %d to %d is free", RANKS_PORT_FIRST, RANKS_PORT_LAST); }
+    if (pipe2(ends, O_CLOEXEC) != 0) { return fail(e, "--gpus: cannot make a pipe: %s", strerror(errno)); }
+    l->parent_fd = ends[0];  // ends[1] stays open as long as this process lives
+    fflush(NULL);
+    bool started = true;
+    for (int rank = 0; rank < l->count && started; rank++) {
+        const pid_t pid = fork();
+        if (pid == 0) { launch_become(l, rank, argv); }
+        started = pid > 0 || fail(e, "--gpus: cannot start rank %d of %d: %s", rank, l->count, strerror(errno));
+        l->pids[rank] = started ? pid : 0;
+        l->alive += started;
+    }
+    close(ends[0]);
+    return started;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// waiting
+
+/* Sends a signal to the ranks that are left; as sigqueue() does it, so that launch_signal_counts() knows it. */
+static inline void launch_send(const Launch* l, int signal_number) {
+    union sigval none;
+    memset(&none, 0, sizeof none);
+    for (int rank = 0; rank < l->count; rank++) {
+        if (l->pids[rank]) { sigqueue(l->pids[rank], signal_number, none); }
+    }
+}
+
+/* Notes how a rank ended: `status` is that of waitpid(). */
+static inline void launch_note(Launch* l, int rank, int status) {
+    const int signal_number = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    const int code = signal_number ? 128 + signal_number : WEXITSTATUS(status);
+    const bool cause = l->failed < 0 || (l->status == 1 && code != 1 && !l->signalled);
+    if (code == 0 || !cause) { return; }
+    if (l->failed < 0) {
+        l->next = SIGTERM;
+        l->deadline = now_seconds() + LAUNCH_GRACE_SECONDS;
+    }
+    l->failed = rank;
+    l->status = code;
+    if (signal_number && !sigismember(&l->asked, signal_number)) {
+        fprintf(stderr, "error: rank %d was killed by signal %d (%s)\n", rank, signal_number, strsignal(signal_number));
+    }
+}
+
+/* Notes the ranks that have ended. */
+static inline void launch_reap(Launch* l) {
+    for (int rank = 0; rank < l->count; rank++) {
+        int status = 0;
+        if (!l->pids[rank] || waitpid(l->pids[rank], &status, WNOHANG) != l->pids[rank]) { continue; }
+        l->pids[rank] = 0;
+        l->alive--;
+        launch_note(l, rank, status);
+    }
+}
+
+/* Waits for a signal, or until the deadline, and does what it asks for. */
+static inline void launch_wait(Launch* l) {
+    siginfo_t info;
+    const double left = l->next ? l->deadline - now_seconds() : 3600.0;
+    struct timespec time = {0, 0};
+    if (left > 0) {
+        time.tv_sec = (time_t)left;
+        time.tv_nsec = (long)((left - (double)time.tv_sec) * 1e9);
+    }
+    const int got = sigtimedwait(&l->awaited, &info, &time);
+    if (got > 0 && got != SIGCHLD) {
+        sigaddset(&l->asked, got);
+        if (got != SIGINT || info.si_code != SI_KERNEL) { launch_send(l, got); }
+    }
+    if (l->next && now_seconds() >= l->deadline) {
+        launch_send(l, l->next);
+        l->signalled = true;
+        l->next = SIGKILL;
+        l->deadline = now_seconds() + LAUNCH_GRACE_SECONDS;
+    }
+}
+
+/* Starts `count` ranks, waits until all have ended, and returns the status for main() to return soon: the signals that are for
+ * the ranks stay blocked here. -1: they could not be started, by the error. To be called once, in a process with one thread
+ * that has not called CUDA. */
+static inline int launch_ranks(int count, int argc, char** argv, Error* e) {
+    Launch l;
+    (void)argc;  // argv ends with NULL
+    memset(&l, 0, sizeof l);
+    l.count = count;
+    l.failed = -1;
+    if (count < 1 || count > RANKS_MAX) {
+        fail(e, "--gpus: %d processes, wanted 1 to %d", count, RANKS_MAX);
+        return -1;
+    }
+    launch_block_signals(&l);
+    const bool started = launch_start(&l, argv, e);
+    if (!started) {
+        sigaddset(&l.asked, SIGKILL);
+        launch_send(&l, SIGKILL);
+    }
+    for (launch_reap(&l); l.alive > 0; launch_reap(&l)) { launch_wait(&l); }
+    return started ? l.status : -1;
+}
+
+/* Returns what count_devices() returns in a child process, where it may call CUDA. -1: the child died, or could not be
+ * started. */
+static inline int launch_count(int (*count_devices)(void)) {
+    int ends[2], count = -1;
+    const pid_t parent = getpid();
+    if (pipe2(ends, O_CLOEXEC) != 0) { return -1; }
+    fflush(NULL);
+    const pid_t child = fork();
+    if (child == 0) {
+        launch_end_with(parent);
+        count = count_devices();
+        _exit(write(ends[1], &count, sizeof count) == (ssize_t)sizeof count ? 0 : 1);
+    }
+    close(ends[1]);
+    ssize_t got = 0;
+    while (child > 0 && (got = read(ends[0], &count, sizeof count)) < 0 && errno == EINTR) {}
+    while (child > 0 && waitpid(child, NULL, 0) < 0 && errno == EINTR) {}
+    close(ends[0]);
+    return got == (ssize_t)sizeof count ? count : -1;
+}
+
+#endif
