@@ -187,9 +187,9 @@ static inline bool checkpoint_adapter(Checkpoint* k, const ModelConfig* c, const
 }
 
 /* Writes the optimizer state of this process's rank. Other ranks call state_save() on the same folder. */
-static inline bool checkpoint_state(Checkpoint* k, int rank, const ParamTable* t, size_t lo, size_t hi, const StateSlot* slots,
-                                    int num_slots, Error* e) {
-    return state_save(k->tmp, rank, t, lo, hi, slots, num_slots, &k->sums, e);
+static inline bool checkpoint_state(Checkpoint* k, int rank, const ParamTable* t, const ArenaRanges* own,
+                                    const StateSlot* slots, int num_slots, Error* e) {
+    return state_save(k->tmp, rank, t, own, slots, num_slots, &k->sums, e);
 }
 
 /* Writes the files that a run can do without; only warns if that fails. Keeps files that are there already. */

@@ -93,7 +93,7 @@ static inline bool session_checkpoint(Session* s, SafeDtype dtype, TensorSource 
         (s->lock < 0 || out_keep(&s->lock, o->out, e)) &&
         (first ? checkpoint_begin(&k, o->out, s->state.step, e) && session_add_weights(s, &k, dtype, weights, weights_ctx, e)
                : checkpoint_join(&k, o->out, s->state.step, e));
-    ok = ok && checkpoint_state(&k, s->rank, &s->trained, 0, s->trained.elements, slots, num_slots, e);
+    ok = ok && checkpoint_state(&k, s->rank, &s->trained, &s->owned, slots, num_slots, e);
     if (first) { ok = ok && (!add || add(add_ctx, &k, e)) && session_seal(s, &k, dtype, &log_error, e); }
     if (!ok) {
         checkpoint_abort(&k);

@@ -229,7 +229,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     if (s->resumed) {
         StateSlot slots[NUM_SLOTS];
         const int num_slots = state_slots(trainer, t->model, s->saved_master, slots);
-        must(state_load(s->model_dir, s->state.world_size, &s->trained, 0, s->trained.elements, slots, num_slots, &e), &e);
+        must(state_load(s->model_dir, s->state.world_size, &s->trained, &s->owned, slots, num_slots, &e), &e);
     }
     if (o->profile == 0 || o->tune) { session_lock(s); }  // what is refused until here leaves no trace
 
