@@ -1,5 +1,12 @@
-/* test_session.c -- tests which rows of the data each rank gets from the session. */
+/* test_session.c -- tests which rows of the data each rank gets from the session, and the checkpoint that several ranks write
+ * together, each a process. */
+#include "llmc/base/threads.h"
 #include "llmc/run/open.h"
+#include "llmc/run/save.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
 
 #include "test.h"
 
@@ -62,11 +69,208 @@ static void every_rank_trains_on_rows_of_its_own_and_validates_on_all(void) {
     }
 }
 
+// ---------------------------------------------------------------------------------------------------------------------
+// checkpoints
+
+enum { MOST_RANKS = 5, CELL = 64 };
+
+/* The memory that the ranks share: it stands for the network. */
+typedef struct {
+    pthread_barrier_t barrier;
+    unsigned char cells[MOST_RANKS][CELL];
+} Shared;
+
+/* What goes wrong in a checkpoint. */
+typedef enum { NOTHING, NO_FOLDER, NO_WEIGHTS, NO_STATE, NO_FILE, CUT_STATE, OTHER_SUM } Fault;
+
+/* One rank, for its functions. */
+typedef struct {
+    Session* session;
+    Shared* shared;
+    Fault fault;  // of this rank
+    int gathered;
+} Process;
+
+/* A RankGather; it damages what the rank wrote, or tells, once that is written. */
+static bool gather(void* ctx, const void* mine, size_t bytes, void* all, Error* e) {
+    Process* p = (Process*)ctx;
+    const Session* s = p->session;
+    RankPart part;
+    char path[PATH_CAP + 64];
+    (void)e;
+    memcpy(&part, mine, sizeof part);
+    if (++p->gathered == 2 && p->fault == OTHER_SUM) { part.crc ^= 1; }
+    if (p->gathered == 2 && p->fault == CUT_STATE) {
+        snprintf(path, sizeof path, "%s/step_00000002.tmp/state_rank%05d.safetensors", folder, s->rank);
+        if (truncate(path, 1000) != 0) { die("%s: %s", path, strerror(errno)); }
+    }
+    memcpy(p->shared->cells[s->rank], &part, bytes);
+    pthread_barrier_wait(&p->shared->barrier);
+    for (int r = 0; r < s->ranks; r++) { memcpy((char*)all + (size_t)r * bytes, p->shared->cells[r], bytes); }
+    pthread_barrier_wait(&p->shared->barrier);
+    return true;
+}
+
+static float value_of(const Param* p, size_t i) { return (float)(p->kind * 1000 + p->layer + 2) + (float)i; }
+
+static bool give(void* ctx, const Param* p, size_t first, size_t n, float* dst, Error* e) {
+    const Process* process = (const Process*)ctx;
+    if (process->fault == NO_STATE) { return fail(e, "the disk is full"); }
+    for (size_t i = 0; i < n; i++) { dst[i] = value_of(p, first + i); }
+    return true;
+}
+
+static bool give_weights(void* ctx, const Param* p, size_t first, size_t n, float* dst, Error* e) {
+    Process sound = *(const Process*)ctx;
+    if (sound.fault == NO_WEIGHTS) { return fail(e, "the disk is full"); }
+    sound.fault = NOTHING;
+    return give(&sound, p, first, n, dst, e);
+}
+
+static bool take(void* ctx, const Param* p, size_t first, size_t n, const float* src, Error* e) {
+    (void)e;
+    for (size_t i = 0; i < n; i++) { *(size_t*)ctx += src[i] == value_of(p, first + i); }
+    return true;
+}
+
+static bool add_none(void* ctx, Checkpoint* k, Error* e) {
+    (void)k;
+    return ((Process*)ctx)->fault != NO_FILE || fail(e, "the disk is full");
+}
+
+/* Makes what a session has when it writes step `step`. */
+static void make_session(Session* s, int rank, int ranks, uint64_t step) {
+    memset(s, 0, sizeof *s);
+    options_default(&s->options, ON_CPU);
+    s->options.out = folder;
+    s->rank = rank;
+    s->ranks = ranks;
+    s->lock = -1;
+    logger_none(&s->log);
+    if (!config_preset(&s->config, "d2", 40)) { die("no preset"); }
+    s->state.step = step;
+    s->state.loss_scale = 1;
+    strcpy(s->state.run, "00000000000000aa");
+    session_lay_out(s);
+}
+
+/* The life of one rank: writes step 2, in which rank `bad` has a fault. Returns whether all is as it should be. */
+static bool write_as_rank(Shared* shared, int rank, int ranks, Fault fault, int bad) {
+    static Session s;
+    Error e = NO_ERROR;
+    Process p = {&s, shared, rank == bad ? fault : NOTHING, 0};
+    make_session(&s, rank, ranks, 2);
+    s.gather = gather;
+    s.gather_ctx = &p;
+    if (p.fault == NO_FOLDER) { s.options.out = file; }
+    const StateSlot slots[] = {{"m", SAFE_F32, give, NULL, &p}, {"v", SAFE_BF16, give, NULL, &p}};
+    const bool saved = session_checkpoint(&s, SAFE_F32, give_weights, &p, slots, 2, add_none, &p, &e);
+    // the size and the checksum that a rank tells are checked by rank 0 and by a reader
+    const bool wanted = fault == NOTHING || fault == OTHER_SUM;
+    const int who = fault == CUT_STATE ? 0 : bad;
+    char other[64];
+    snprintf(other, sizeof other, "rank %d could not write its part", who);
+    CHECK(saved == wanted, "fault %d, rank %d of %d: %s", fault, rank, ranks, e.msg);
+    CHECK(wanted || (strstr(e.msg, other) != NULL) == (rank != who), "fault %d, rank %d of %d: %s", fault, rank, ranks, e.msg);
+    CHECK(wanted || rank != who || e.msg[0], "fault %d, rank %d: no cause", fault, rank);
+    CHECK(fault != CUT_STATE || rank != 0 || strstr(e.msg, "state_rank"), "%s", e.msg);
+    CHECK(!s.newest[0] == !saved, "fault %d, rank %d: the newest is \"%s\"", fault, rank, s.newest);
+    session_close(&s);
+    return checks_failed == 0;
+}
+
+/* Lets so many processes write step 2 together. */
+static void write_as_ranks(int ranks, Fault fault, int bad) {
+    Shared* shared = (Shared*)mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    pthread_barrierattr_t shares;
+    if (shared == MAP_FAILED) { die("mmap: %s", strerror(errno)); }
+    pthread_barrierattr_init(&shares);
+    pthread_barrierattr_setpshared(&shares, PTHREAD_PROCESS_SHARED);
+    pthread_barrier_init(&shared->barrier, &shares, (unsigned)ranks);
+    fflush(stdout);
+    pid_t pids[MOST_RANKS];
+    for (int r = 0; r < ranks; r++) {
+        pids[r] = fork();
+        if (pids[r] != 0) { continue; }
+        alarm(120);  // if the others wait for one that is gone
+        const bool ok = write_as_rank(shared, r, ranks, fault, bad);
+        fflush(stdout);
+        _exit(ok ? 0 : 1);
+    }
+    for (int r = 0; r < ranks; r++) {
+        int status = 0;
+        CHECK(waitpid(pids[r], &status, 0) == pids[r] && status == 0, "fault %d: rank %d of %d ended with %d", fault, r, ranks,
+              status);
+    }
+    munmap(shared, sizeof *shared);
+}
+
+/* Returns how many elements of m one rank gets back otherwise than `ranks` wrote them. */
+static size_t wrong_elements(const char* dir, int ranks) {
+    Session s;
+    Error e = NO_ERROR;
+    size_t right = 0;
+    make_session(&s, 0, 1, 2);
+    const StateSlot slots[] = {{"m", SAFE_F32, NULL, take, &right}, {"v", SAFE_BF16, NULL, NULL, NULL}};
+    CHECK(state_load(dir, ranks, &s.trained, &s.owned, slots, 2, &e), "%s", e.msg);
+    const size_t wrong = s.trained.num_params - right;
+    session_close(&s);
+    return wrong;
+}
+
+static void several_ranks_write_one_checkpoint(void) {
+    char dir[PATH_CAP + 32];
+    snprintf(dir, sizeof dir, "%s/step_00000002", folder);
+    for (int ranks = 1; ranks <= MOST_RANKS; ranks++) {
+        TrainerState state;
+        ModelConfig c;
+        Error e = NO_ERROR;
+        write_as_ranks(ranks, NOTHING, -1);
+        CHECK(checkpoint_read(dir, CHECKPOINT_RUN, &state, &e) && model_check(dir, &c, &e), "%d ranks: %s", ranks, e.msg);
+        CHECK(state.world_size == ranks, "%d ranks: world_size is %d", ranks, state.world_size);
+        trainer_state_free(&state);
+        CHECK(wrong_elements(dir, ranks) == 0, "%d ranks: the state differs", ranks);
+        CHECK(remove_tree(dir, &e), "%s", e.msg);
+    }
+}
+
+static void if_one_rank_fails_there_is_no_checkpoint_and_all_know(void) {
+    static const Fault faults[] = {NO_FOLDER, NO_WEIGHTS, NO_STATE, NO_FILE, CUT_STATE};
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        for (int bad = 0; bad < 3; bad++) {
+            const bool only_first = faults[i] == NO_FOLDER || faults[i] == NO_WEIGHTS || faults[i] == NO_FILE;
+            if (only_first && bad > 0) { continue; }
+            write_as_ranks(3, faults[i], bad);
+            CHECK(!folder_has(folder, "step_00000002") && !folder_has(folder, "step_00000002.tmp"), "fault %d of rank %d",
+                  faults[i], bad);
+        }
+    }
+}
+
+static void a_wrong_checksum_of_another_rank_is_found_by_the_reader(void) {
+    char dir[PATH_CAP + 32];
+    TrainerState state;
+    Error e = NO_ERROR;
+    snprintf(dir, sizeof dir, "%s/step_00000002", folder);
+    write_as_ranks(3, OTHER_SUM, 2);
+    CHECK(!checkpoint_read(dir, CHECKPOINT_RUN, &state, &e) && strstr(e.msg, "state_rank00002") &&
+              strstr(e.msg, "the checksum is"),
+          "%s", e.msg);
+    trainer_state_free(&state);
+    CHECK(remove_tree(dir, &e), "%s", e.msg);
+}
+
 int main(void) {
+#ifdef _OPENMP
+    omp_set_num_threads(1);  // a child of fork() cannot use threads that OpenMP started before
+#endif
     test_folder(folder);
     snprintf(file, sizeof file, "%s/tokens.bin", folder);
     write_tokens();
     RUN(every_rank_trains_on_rows_of_its_own_and_validates_on_all);
+    RUN(several_ranks_write_one_checkpoint);
+    RUN(if_one_rank_fails_there_is_no_checkpoint_and_all_know);
+    RUN(a_wrong_checksum_of_another_rank_is_found_by_the_reader);
     unlink(file);
     rmdir(folder);
     return test_summary();

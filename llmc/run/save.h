@@ -77,24 +77,72 @@ static inline bool session_add_weights(const Session* s, Checkpoint* k, SafeDtyp
     return checkpoint_adapter(k, &s->config, base, &s->trained, weights, ctx, e);
 }
 
+/* What a rank tells the others of its part in a checkpoint. */
+typedef struct {
+    uint64_t ok, size, crc;  // whether all went well; size and checksum of its state file, once that is written
+} RankPart;
+
+/* Waits until all ranks are as far. Fails on all of them unless all have ok; those that have get the number of one that has
+ * not. `all` (ranks) gets what they told. */
+static inline bool session_agree(const Session* s, RankPart mine, RankPart* all, Error* e) {
+    if (s->ranks == 1) {
+        all[0] = mine;
+    } else if (!s->gather(s->gather_ctx, &mine, sizeof mine, all, e)) {
+        return false;
+    }
+    for (int r = 0; r < s->ranks; r++) {
+        if (!all[r].ok) { return mine.ok && fail(e, "rank %d could not write its part of the checkpoint", r); }
+    }
+    return true;
+}
+
+/* Begins a checkpoint: rank 0 makes the folder, the others wait for it. */
+static inline bool session_begin_checkpoint(Session* s, Checkpoint* k, RankPart* all, Error* e) {
+    const char* out = s->options.out;
+    RankPart mine = {0, 0, 0};
+    memset(k, 0, sizeof *k);
+    mine.ok = s->rank > 0 ? checkpoint_join(k, out, s->state.step, e)
+                          : (s->lock < 0 || out_keep(&s->lock, out, e)) && checkpoint_begin(k, out, s->state.step, e);
+    return session_agree(s, mine, all, e);
+}
+
+/* Writes this rank's state, and waits for those of the others. Rank 0 lists them. */
+static inline bool session_add_states(const Session* s, Checkpoint* k, bool ok, const StateSlot* slots, int num_slots,
+                                      RankPart* all, Error* e) {
+    RankPart mine = {0, 0, 0};
+    if (ok && checkpoint_state(k, s->rank, &s->trained, &s->owned, slots, num_slots, e)) {
+        const FileSum* state = &k->sums.items[k->sums.count - 1];
+        mine.ok = 1;
+        mine.size = state->size;
+        mine.crc = state->crc;
+    }
+    if (!session_agree(s, mine, all, e)) { return false; }
+    for (int r = 1; s->rank == 0 && r < s->ranks; r++) { checkpoint_list_state(k, r, all[r].size, (uint32_t)all[r].crc); }
+    return true;
+}
+
 /* Writes the checkpoint OUT/step_N of step state.step: the weights (F32, BF16 or F16), the optimizer state, the files of `add`
  * (or NULL), then the optional files. Then removes old checkpoints by --keep, unless the last step was not finite. Every rank
- * calls this: rank 0 makes the folder, writes the model and at the end seals the folder; each rank writes its own state in
- * between. Returns false if it cannot be written. A log that cannot be written does not hinder it: then the log is closed, and
- * *e says so. */
+ * calls this: rank 0 makes the folder and writes the model; then each writes its own state; when all have, rank 0 seals the
+ * folder. Returns false, on all ranks, if one of them could not write its part. A log that cannot be written does not hinder it:
+ * then the log is closed, and *e says so. */
 static inline bool session_checkpoint(Session* s, SafeDtype dtype, TensorSource weights, void* weights_ctx,
                                       const StateSlot* slots, int num_slots, AddFiles add, void* add_ctx, Error* e) {
     Checkpoint k;
     Error log_error = NO_ERROR;
     const Options* o = &s->options;
     const bool first = s->rank == 0;
-    memset(&k, 0, sizeof k);
-    bool ok =
-        (s->lock < 0 || out_keep(&s->lock, o->out, e)) &&
-        (first ? checkpoint_begin(&k, o->out, s->state.step, e) && session_add_weights(s, &k, dtype, weights, weights_ctx, e)
-               : checkpoint_join(&k, o->out, s->state.step, e));
-    ok = ok && checkpoint_state(&k, s->rank, &s->trained, &s->owned, slots, num_slots, e);
-    if (first) { ok = ok && (!add || add(add_ctx, &k, e)) && session_seal(s, &k, dtype, &log_error, e); }
+    RankPart* all = (RankPart*)xcalloc((size_t)s->ranks, sizeof(RankPart));
+    bool ok = session_begin_checkpoint(s, &k, all, e);
+    if (ok) {
+        RankPart mine = {0, 0, 0};
+        ok = !first || session_add_weights(s, &k, dtype, weights, weights_ctx, e);
+        ok = session_add_states(s, &k, ok, slots, num_slots, all, e);
+        mine.ok = ok && (!first || ((!add || add(add_ctx, &k, e)) && session_seal(s, &k, dtype, &log_error, e)));
+        ok = ok && session_agree(s, mine, all, e);
+    }
+    free(all);
+    if (!first) { checkpoint_leave(&k); }
     if (!ok) {
         checkpoint_abort(&k);
         return false;

@@ -30,6 +30,9 @@ typedef enum { JOB_TRAIN, JOB_DRY_RUN, JOB_EVAL, JOB_GENERATE, JOB_CHAT, JOB_EXP
 /* Returns whether a job sets up training; a dry run does so without training. The other jobs need a trained model. */
 static inline bool job_trains(Job job) { return job == JOB_TRAIN || job == JOB_DRY_RUN; }
 
+/* Gives each rank the `bytes` of every rank, in their order: `all` is (ranks, bytes). All ranks call it. */
+typedef bool (*RankGather)(void* ctx, const void* mine, size_t bytes, void* all, Error* e);
+
 typedef struct {
     // the command line
     Options options;
@@ -38,7 +41,11 @@ typedef struct {
     double started;  // now_seconds() at the start of the program
     int status;      // exit status of the program
     Job job;
+
+    // the processes of the run
     int rank, ranks;
+    RankGather gather;  // how they speak to each other; unused with one rank
+    void* gather_ctx;
 
     // the model and its origin
     ModelConfig config;
