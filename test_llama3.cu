@@ -117,7 +117,7 @@ static void* cpu_open(const char* dir, int B, int T) {
     tested_config(dir, &config, base);
     Tested* t = (Tested*)xcalloc(1, sizeof *t);
     t->model = (Llama*)xmalloc(sizeof *t->model);
-    *t->model = llama_create(&config, B, T, true, 0);
+    *t->model = llama_create(&config, 1, B, T, true, 0);
     tested_load(dir, base, t->model, cpu_trainer.slot(t->model, SLOT_WEIGHTS), cpu_trainer.slot(t->model, SLOT_MASTER));
     return t;
 }

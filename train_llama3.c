@@ -233,39 +233,42 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], int B, int T, bool train
     }
 }
 
-/* Computes the bytes of each kind of memory that llama_create() would map. */
-static void llama_measure(const ModelConfig* c, int B, int T, bool train, int cache_len, size_t bytes[NUM_MEM]) {
+/* Makes a model without memory, laid out for the ranks of a run. Free with llama_close(). */
+static Llama llama_open(const ModelConfig* c, int ranks) {
     Llama m;
-    Arena mem[NUM_MEM];
     memset(&m, 0, sizeof m);
-    memset(mem, 0, sizeof mem);
     m.config = *c;
-    m.table = param_table(c);
-    m.trained = trained_table(c);
+    m.table = param_table_for(c, ranks);
+    m.trained = trained_table_for(c, ranks);
     m.blocks = (BlockActivations*)xcalloc(c->num_layers, sizeof *m.blocks);
+    return m;
+}
+
+static void llama_close(Llama* m) {
+    free(m->blocks);
+    param_table_free(&m->table);
+    param_table_free(&m->trained);
+}
+
+/* Computes the bytes of each kind of memory that llama_create() would map. */
+static void llama_measure(const ModelConfig* c, int ranks, int B, int T, bool train, int cache_len, size_t bytes[NUM_MEM]) {
+    Llama m = llama_open(c, ranks);
+    Arena mem[NUM_MEM];
+    memset(mem, 0, sizeof mem);
     llama_lay_out(&m, mem, B, T, train, cache_len);
     for (int i = 0; i < NUM_MEM; i++) { bytes[i] = round_up(mem[i].used * sizeof(float), (size_t)2 << 20); }
-    free(m.blocks);
-    param_table_free(&m.table);
-    param_table_free(&m.trained);
+    llama_close(&m);
 }
 
 /* Maps all memory of a model: its weights and the buffers of the given uses. Weights are zero until they are read or drawn. */
-static Llama llama_create(const ModelConfig* c, int B, int T, bool train, int cache_len) {
-    Llama m;
+static Llama llama_create(const ModelConfig* c, int ranks, int B, int T, bool train, int cache_len) {
+    Llama m = llama_open(c, ranks);
     Arena mem[NUM_MEM];
-    size_t bytes[NUM_MEM];
-    llama_measure(c, B, T, train, cache_len, bytes);
-    memset(&m, 0, sizeof m);
+    llama_measure(c, ranks, B, T, train, cache_len, m.mapped_bytes);
     memset(mem, 0, sizeof mem);
     for (int i = 0; i < NUM_MEM; i++) {
-        if (bytes[i] > 0) { m.mapped[i] = mem[i].base = map_memory(bytes[i], memory_names[i]); }
-        m.mapped_bytes[i] = bytes[i];
+        if (m.mapped_bytes[i] > 0) { m.mapped[i] = mem[i].base = map_memory(m.mapped_bytes[i], memory_names[i]); }
     }
-    m.config = *c;
-    m.table = param_table(c);
-    m.trained = trained_table(c);
-    m.blocks = (BlockActivations*)xcalloc(c->num_layers, sizeof *m.blocks);
     llama_lay_out(&m, mem, B, T, train, cache_len);
     if (B > 0) { rope_table(m.rope, T, c); }
     if (cache_len > 0) { rope_table(m.decode_rope, cache_len, c); }
@@ -276,9 +279,7 @@ static void llama_free(Llama* m) {
     for (int i = 0; i < NUM_MEM; i++) {
         if (m->mapped[i]) { munmap(m->mapped[i], m->mapped_bytes[i]); }
     }
-    free(m->blocks);
-    param_table_free(&m->table);
-    param_table_free(&m->trained);
+    llama_close(m);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -535,7 +536,7 @@ static int batch_of(const Session* s, const Options* o) { return job_trains(s->j
 static void trainer_measure(const Trainer* t, const Session* s, const Options* o, MemoryTable* table) {
     size_t bytes[NUM_MEM];
     (void)t;
-    llama_measure(&s->config, batch_of(s, o), o->seq, job_trains(s->job), session_context(s), bytes);
+    llama_measure(&s->config, s->ranks, batch_of(s, o), o->seq, job_trains(s->job), session_context(s), bytes);
     for (int i = 0; i < NUM_MEM; i++) { memory_add(table, memory_names[i], bytes[i]); }
 }
 
@@ -552,7 +553,7 @@ static uint64_t trainer_memory_used(const void* model) {
 static void* trainer_create(const Trainer* t, const Session* s) {
     Llama* m = (Llama*)xmalloc(sizeof *m);
     (void)t;
-    *m = llama_create(&s->config, batch_of(s, &s->options), s->options.seq, job_trains(s->job), session_context(s));
+    *m = llama_create(&s->config, s->ranks, batch_of(s, &s->options), s->options.seq, job_trains(s->job), session_context(s));
     return m;
 }
 

@@ -8,10 +8,12 @@
  * A block is input_norm, q k v, o, post_norm, gate up, down. q, k, v are adjacent, and so are gate and up: one GEMM
  * with (NH + 2 NKV) HD or 2F output rows computes them together, and reading or writing files is a plain copy. Every other
  * tensor starts at a multiple of PARAM_ALIGN elements. Gaps hold zeros and stay zero under AdamW.
+ * The embedding, each block, and the final norm with the head are the buckets that travel between the ranks of a run. A table
+ * for several ranks pads each bucket, so that every rank owns an equal, aligned share of it (dist/buckets.h).
  *
  * With LoRA (lora.h) the weights above are frozen. Only the adapters A and B beside some matrices are trained; they lie in an
  * arena of their own, block behind block: A of q k v, their B, A and B of o, A of gate up, their B, A and B of down. A's of one
- * input are adjacent. Their names are those of PEFT.
+ * input are adjacent. The adapters of a block are a bucket. Their names are those of PEFT.
  *
  * files/config_file.h reads and writes config.json.
  */
@@ -217,12 +219,40 @@ typedef struct {
 typedef struct {
     Param* items;  // `count` of them in arena order; the index is the tensor's ordinal for its random numbers
     int count;
+    int ranks;          // that can own equal shares of every bucket
     size_t elements;    // length of the arena, gaps included
     size_t num_params;  // without gaps
     size_t num_matmul;  // elements of the matrices that multiply tokens: blocks and head (tied or not)
 } ParamTable;
 
+/* Elements [first, first + count) of an arena. */
+typedef struct {
+    size_t first, count;
+} ArenaRange;
+
+/* Ranges of an arena in its order, without overlap. */
+typedef struct {
+    ArenaRange* items;
+    size_t count;
+} ArenaRanges;
+
 static inline size_t param_size(const Param* p) { return p->rows * p->cols; }
+
+/* Returns the whole arena as ranges: what the only rank owns. `range` holds it. */
+static inline ArenaRanges whole_arena(const ParamTable* t, ArenaRange* range) {
+    const ArenaRanges all = {range, 1};
+    range->first = 0;
+    range->count = t->elements;
+    return all;
+}
+
+/* Tells whether the i-th tensor is the first of its bucket: of the embedding, of a block, or of the end (final norm, head). */
+static inline bool param_begins_bucket(const ParamTable* t, int i) {
+    return i == 0 || t->items[i].layer != t->items[i - 1].layer;
+}
+
+/* Buckets begin and end at multiples of this many elements. */
+static inline size_t bucket_align(const ParamTable* t) { return (size_t)PARAM_ALIGN * (size_t)t->ranks; }
 
 /* Tells whether a tensor of this kind joins the last one of the table. Not every matrix need have adapters: v's A may follow
  * q's, or be the first. */
@@ -241,7 +271,8 @@ static inline void param_table_add(ParamTable* t, const ModelConfig* c, ParamKin
     p->layer = layer;
     p->joined = joined;
     param_shape(c, kind, &p->rows, &p->cols);
-    if (!joined) { t->elements = round_up(t->elements, PARAM_ALIGN); }
+    const size_t align = param_begins_bucket(t, t->count - 1) ? bucket_align(t) : (size_t)PARAM_ALIGN;
+    if (!joined) { t->elements = round_up(t->elements, align); }
     p->offset = t->elements;
     // the format is one of param_specs; only per-layer names hold a %d
     if (layer >= 0) {
@@ -254,20 +285,29 @@ static inline void param_table_add(ParamTable* t, const ModelConfig* c, ParamKin
     if (param_specs[kind].matrix && (kind != P_EMBEDDING || c->tied)) { t->num_matmul += param_size(p); }
 }
 
-/* Builds the table of a checked configuration. Free it with param_table_free(). */
-static inline ParamTable param_table(const ModelConfig* c) {
+static inline ParamTable param_table_open(size_t most, int ranks) {
     ParamTable t;
     memset(&t, 0, sizeof t);
-    t.items = (Param*)xcalloc((size_t)c->num_layers * (P_DOWN - P_INPUT_NORM + 1) + 3, sizeof(Param));
+    t.items = (Param*)xcalloc(most, sizeof(Param));
+    t.ranks = ranks;
+    return t;
+}
+
+/* Builds the table of a checked configuration, laid out for so many ranks. Free it with param_table_free(). */
+static inline ParamTable param_table_for(const ModelConfig* c, int ranks) {
+    ParamTable t = param_table_open((size_t)c->num_layers * (P_DOWN - P_INPUT_NORM + 1) + 3, ranks);
     param_table_add(&t, c, P_EMBEDDING, -1);
     for (int l = 0; l < c->num_layers; l++) {
         for (int kind = P_INPUT_NORM; kind <= P_DOWN; kind++) { param_table_add(&t, c, (ParamKind)kind, l); }
     }
     param_table_add(&t, c, P_FINAL_NORM, -1);
     if (!c->tied) { param_table_add(&t, c, P_LM_HEAD, -1); }
-    t.elements = round_up(t.elements, PARAM_ALIGN);
+    t.elements = round_up(t.elements, bucket_align(&t));
     return t;
 }
+
+/* The table for one rank, and for those who only want the names and shapes. */
+static inline ParamTable param_table(const ModelConfig* c) { return param_table_for(c, 1); }
 
 /* Returns whether an adapter of this kind is beside a matrix that has them. */
 static inline bool lora_has(const LoraConfig* l, ParamKind kind) {
@@ -277,22 +317,22 @@ static inline bool lora_has(const LoraConfig* l, ParamKind kind) {
     return false;
 }
 
-/* Makes the table of the tensors that a run trains: all of param_table(), or with LoRA the adapters alone. Gradients, master
- * weights, m and v follow this table, and so do the adapters; all other weights follow param_table(). Free with
+/* Makes the table of the tensors that a run trains: all of param_table_for(), or with LoRA the adapters alone. Gradients,
+ * master weights, m and v follow this table, and so do the adapters; all other weights follow param_table_for(). Free with
  * param_table_free(). */
-static inline ParamTable trained_table(const ModelConfig* c) {
-    if (c->lora.rank == 0) { return param_table(c); }
-    ParamTable t;
-    memset(&t, 0, sizeof t);
-    t.items = (Param*)xcalloc((size_t)c->num_layers * (P_DOWN_B - P_Q_A + 1), sizeof(Param));
+static inline ParamTable trained_table_for(const ModelConfig* c, int ranks) {
+    if (c->lora.rank == 0) { return param_table_for(c, ranks); }
+    ParamTable t = param_table_open((size_t)c->num_layers * (P_DOWN_B - P_Q_A + 1), ranks);
     for (int l = 0; l < c->num_layers; l++) {
         for (int kind = P_Q_A; kind <= P_DOWN_B; kind++) {
             if (lora_has(&c->lora, (ParamKind)kind)) { param_table_add(&t, c, (ParamKind)kind, l); }
         }
     }
-    t.elements = round_up(t.elements, PARAM_ALIGN);
+    t.elements = round_up(t.elements, bucket_align(&t));
     return t;
 }
+
+static inline ParamTable trained_table(const ModelConfig* c) { return trained_table_for(c, 1); }
 
 static inline void param_table_free(ParamTable* t) {
     free(t->items);

@@ -28,6 +28,8 @@ static void make_checkpoints(void) {
     Error e = NO_ERROR;
     fuzz_tiny_model(&config);
     table = param_table(&config);
+    ArenaRange range;
+    const ArenaRanges owned = whole_arena(&table, &range);
     fuzz_path(out, "out");
     fuzz_path(whole, "whole");
     fuzz_path(outside, "outside");
@@ -43,7 +45,7 @@ static void make_checkpoints(void) {
         s.world_size = 1;
         s.loss_scale = 1;
         must(checkpoint_begin(&k, whole, step, &e) && checkpoint_model(&k, &config, &table, SAFE_F32, give, NULL, &e) &&
-                 checkpoint_state(&k, 0, &table, 0, table.elements, slots, 2, &e) && checkpoint_commit(&k, &s, &e),
+                 checkpoint_state(&k, 0, &table, &owned, slots, 2, &e) && checkpoint_commit(&k, &s, &e),
              &e);
     }
     char path[PATH_CAP];

@@ -40,9 +40,11 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     Seen m, v;
     memset(&m, 0, sizeof m);
     memset(&v, 0, sizeof v);
+    ArenaRange range = {lo, t.elements - lo};
+    const ArenaRanges own = {&range, 1};
     const StateSlot slots[2] = {{"m", SAFE_F32, NULL, take, &m}, {"v", SAFE_F32, NULL, take, &v}};
     Error e = NO_ERROR;
-    const bool ok = state_load(fuzz_folder(), ranks, &t, lo, t.elements, slots, 2, &e);
+    const bool ok = state_load(fuzz_folder(), ranks, &t, &own, slots, 2, &e);
     fuzz_check_error(ok, &e);
     for (int k = 0; ok && k < t.count; k++) {
         const Param* p = &t.items[k];

@@ -9,13 +9,13 @@
  *     show       prints who it is                      exit:N     exits with N. late-exit:N: a moment later
  *     sleep      sleeps                                kill:N     gets signal N. late-kill:N: a moment later
  *     stay       ignores SIGTERM                       watch      sees by the pipe that its parent is gone: DIR/gone.RANK
- *     count      writes a line for each signal to DIR/came.RANK, and to DIR/counted.RANK if it counts; exits when DIR/end is
- *                there
+ *     count      writes a line for each signal to DIR/came.RANK; exits when DIR/end is there
  *
  * With LATE set, a new process waits for the death of its parent before it does anything.
  * A rank first writes its process id to DIR/pid.RANK and waits until all have. No process lives for more than 100 s.
  */
-#define LAUNCH_GRACE_SECONDS 1.0
+#define LAUNCH_TERM_SECONDS 1.0
+#define LAUNCH_KILL_SECONDS 1.0
 #define LLMC_FAULT_POINT(where) wait_if_late()
 static void wait_if_late(void);
 #include "llmc/dist/launch.h"
@@ -56,26 +56,20 @@ static int open_line(const char* folder, const char* name, int rank) {
     return fd;
 }
 
-static int came_fd, counted_fd;
-static LaunchSignals signals;
+static int came_fd;
 
-static void on_signal(int number, siginfo_t* info, void* context) {
+static void on_signal(int number) {
     const char* line = number == SIGINT ? "INT\n" : number == SIGTERM ? "TERM\n" : number == SIGHUP ? "HUP\n" : "USR1\n";
     const size_t length = strlen(line);
-    const bool counts = launch_signal_counts(&signals, info);
-    (void)context;
     if (write(came_fd, line, length) != (ssize_t)length) { _exit(99); }
-    if (counts && write(counted_fd, line, length) != (ssize_t)length) { _exit(99); }
 }
 
 static void catch_signals(const char* folder, int rank) {
     static const int caught[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
     struct sigaction action;
     came_fd = open_line(folder, "came", rank);
-    counted_fd = open_line(folder, "counted", rank);
     memset(&action, 0, sizeof action);
-    action.sa_sigaction = on_signal;
-    action.sa_flags = SA_SIGINFO;
+    action.sa_handler = on_signal;
     sigfillset(&action.sa_mask);
     for (int i = 0; i < 4; i++) { sigaction(caught[i], &action, NULL); }
 }

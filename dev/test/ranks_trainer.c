@@ -14,7 +14,7 @@
 #include "llmc/dist/buckets.h"  // defines: Buckets, buckets_list, shard_of, ordered_sum
 #include "llmc/dist/launch.h"   // defines: launch_ranks
 #include "llmc/dist/ranks.h"    // defines: Ranks, RANKS_MAX, ranks_find
-#include "llmc/run/together.h"  // defines: together_open, together_ok, together_gather
+#include "llmc/run/together.h"  // defines: together_open, together_ok, together_add
 
 #include <sys/mman.h>
 
@@ -47,7 +47,7 @@ static void barrier(const StepPlan* plan) {
 
 /* Adds up the gradients of this rank's shards over all ranks. Returns the sum of their squares. */
 static double sum_shards(Llama* m, const StepPlan* plan) {
-    const Ranks* r = &plan->team->ranks;
+    const Ranks* r = &plan->team->run;
     const size_t elements = m->trained.elements;
     double square = 0;
     memcpy(exchange.grads + (size_t)r->rank * elements, m->grads, elements * sizeof(float));
@@ -61,17 +61,9 @@ static double sum_shards(Llama* m, const StepPlan* plan) {
     return square;
 }
 
-/* Adds up over all ranks, in their order. */
-static double sum_ranks(const StepPlan* plan, double mine) {
-    double all[RANKS_MAX], sum = 0;
-    together_gather(plan->team, &mine, sizeof mine, all);
-    for (int i = 0; i < plan->team->ranks.ranks; i++) { sum += all[i]; }
-    return sum;
-}
-
 /* Updates this rank's shards and takes the others' weights. */
 static void update_shards(Llama* m, const StepPlan* plan, AdamW hyper) {
-    const Ranks* r = &plan->team->ranks;
+    const Ranks* r = &plan->team->run;
     const double weight_decay = hyper.weight_decay;
     float* params = trained_params(m);
     for (int b = 0; b < exchange.buckets.count; b++) {
@@ -79,7 +71,7 @@ static void update_shards(Llama* m, const StepPlan* plan, AdamW hyper) {
         for (int i = 0; i < m->trained.count; i++) {
             const Param* p = &m->trained.items[i];
             size_t first = 0;
-            const size_t n = state_part(p, shard.first, shard.first + shard.count, &first), at = p->offset + first;
+            const size_t n = state_part(p, shard, &first), at = p->offset + first;
             hyper.weight_decay = param_specs[p->kind].matrix ? weight_decay : 0.0;
             if (n > 0) { adamw_update(params + at, m->grads + at, m->m + at, m->v + at, n, &hyper); }
         }
@@ -98,40 +90,36 @@ static bool ranks_step(void* model, const StepPlan* plan, double lr, Error* e) {
     memset(r, 0, sizeof *r);
     r->lr = lr;
     if (!together_ok(plan->team, step_gradients(m, plan, e), e)) { return false; }
-    const double square = sum_ranks(plan, sum_shards(m, plan));
-    r->loss = sum_ranks(plan, r->loss) / plan->team->ranks.ranks;
-    r->trained = sum_ranks(plan, r->trained);
-    for (int s = 0; s < r->sources.count; s++) {
-        r->sources.sum[s] = sum_ranks(plan, r->sources.sum[s]);
-        r->sources.tokens[s] = sum_ranks(plan, r->sources.tokens[s]);
-    }
-    if (step_decide(m, plan, sqrt(square), &hyper)) { update_shards(m, plan, hyper); }
+    double sums[3] = {sum_shards(m, plan), r->loss, r->trained};
+    together_add(plan->team, sums, 3);
+    together_add(plan->team, r->sources.sum, (size_t)r->sources.count);
+    together_add(plan->team, r->sources.tokens, (size_t)r->sources.count);
+    r->loss = sums[1] / plan->team->run.ranks;
+    r->trained = sums[2];
+    if (step_decide(m, plan, sqrt(sums[0]), &hyper)) { update_shards(m, plan, hyper); }
     r->ms = (now_seconds() - start) * 1e3;
     return true;
 }
 
-/* Removes "--ranks N" from the command line. Returns N; 0: it is not there. */
-static int take_ranks_flag(int* argc, char** argv) {
-    if (*argc < 3 || strcmp(argv[1], "--ranks") != 0) { return 0; }
-    const int ranks = atoi(argv[2]);
-    memmove(argv + 1, argv + 3, (size_t)(*argc - 2) * sizeof *argv);  // and the NULL behind
-    *argc -= 2;
-    return ranks;
-}
+static const char* variable(const char* name) { return getenv(name); }
 
 int main(int argc, char** argv) {
     Error e = NO_ERROR;
     Session s;
     Ranks ranks;
     Team team;
-    must(ranks_find(&ranks, getenv_const, 0, &e), &e);
-    if (!ranks.launcher && argc > 2 && strcmp(argv[1], "--ranks") == 0) {
+    must(ranks_find(&ranks, variable, 0, &e), &e);
+    const bool counted = argc > 2 && strcmp(argv[1], "--ranks") == 0;
+    if (counted && !ranks.launcher) {
         const int status = launch_ranks(atoi(argv[2]), argc, argv, &e);
         must(!e.msg[0], &e);
         return status;
     }
-    take_ranks_flag(&argc, argv);
-    together_begin(&ranks);
+    if (counted) {
+        memmove(argv + 1, argv + 3, (size_t)(argc - 2) * sizeof *argv);  // and the NULL behind
+        argc -= 2;
+    }
+    together_begin(&team, &ranks);
     session_open(&s, argc, argv, ON_CPU, ranks.rank, ranks.ranks);
     run_machine(NULL, machine_threads(s.options.threads), s.machine, sizeof s.machine);
     together_open(&s, &team, &ranks);
@@ -141,6 +129,7 @@ int main(int argc, char** argv) {
         exchange_open(&s);
     }
     run_job(&trainer, &s, train);
+    together_close(&s, false);
     session_close(&s);
     return s.status;
 }

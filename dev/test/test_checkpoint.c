@@ -49,6 +49,19 @@ typedef struct {
     size_t lo, hi;
 } Side;
 
+/* Elements [lo, hi) of the arena as ranges. Stays valid for the next seven calls. */
+static const ArenaRanges* range(size_t lo, size_t hi) {
+    static ArenaRange items[8];
+    static ArenaRanges lists[8];
+    static int next;
+    const int i = next++ % 8;
+    items[i].first = lo;
+    items[i].count = hi - lo;
+    lists[i].items = &items[i];
+    lists[i].count = 1;
+    return &lists[i];
+}
+
 static ModelConfig small_config(void) {
     ModelConfig c;
     config_preset(&c, "d1", 50);
@@ -130,7 +143,7 @@ static bool save(const char* out, uint64_t step, int world_size, const char* sou
     ok = ok && checkpoint_model(&k, &c, &t, SAFE_F32, give, &w, e);
     for (int r = 0; ok && r < world_size; r++) {
         const size_t lo = t.elements * (size_t)r / (size_t)world_size, hi = t.elements * (size_t)(r + 1) / (size_t)world_size;
-        ok = checkpoint_state(&k, r, &t, lo, hi, slots, 2, e);
+        ok = checkpoint_state(&k, r, &t, range(lo, hi), slots, 2, e);
     }
     if (ok) { checkpoint_side_files(&k, &files, &c); }
     ok = ok && checkpoint_commit(&k, &s, e);
@@ -178,7 +191,7 @@ static uint64_t load_newest(const char* out, int ranks) {
             side[i].lo = t.elements * (size_t)r / (size_t)ranks;
             side[i].hi = t.elements * (size_t)(r + 1) / (size_t)ranks;
         }
-        CHECK(state_load(dir, s.world_size, &t, side[1].lo, side[1].hi, slots, 2, &e), "%s", e.msg);
+        CHECK(state_load(dir, s.world_size, &t, range(side[1].lo, side[1].hi), slots, 2, &e), "%s", e.msg);
     }
     for (int i = 0; i < 3; i++) {
         fill(want, &t, s.step, i);
@@ -324,21 +337,23 @@ static void a_state_that_lacks_or_repeats_elements_is_refused(void) {
     side.lo = 0;
     side.hi = t.elements;
     const StateSlot m = {"m", SAFE_F32, give, take, &side}, other = {"master", SAFE_BF16, give, NULL, &side};
-    CHECK(state_save(out, 0, &t, 0, 1000, &m, 1, NULL, &e), "%s", e.msg);
-    CHECK(state_save(out, 1, &t, 1001, t.elements, &m, 1, NULL, &e), "%s", e.msg);
-    CHECK(!state_load(out, 2, &t, 0, t.elements, &m, 1, &e) && contains(e.msg, "each once"), "one element is missing: %s",
-          e.msg);
+    CHECK(state_save(out, 0, &t, range(0, 1000), &m, 1, NULL, &e), "%s", e.msg);
+    CHECK(state_save(out, 1, &t, range(1001, t.elements), &m, 1, NULL, &e), "%s", e.msg);
+    CHECK(!state_load(out, 2, &t, range(0, t.elements), &m, 1, &e) && contains(e.msg, "each once"),
+          "one element is missing: %s", e.msg);
     memset(&e, 0, sizeof e);
-    CHECK(state_save(out, 1, &t, 999, t.elements, &m, 1, NULL, &e), "%s", e.msg);
-    CHECK(!state_load(out, 2, &t, 0, t.elements, &m, 1, &e) && contains(e.msg, "each once"), "one element is doubled: %s",
-          e.msg);
+    CHECK(state_save(out, 1, &t, range(999, t.elements), &m, 1, NULL, &e), "%s", e.msg);
+    CHECK(!state_load(out, 2, &t, range(0, t.elements), &m, 1, &e) && contains(e.msg, "each once"),
+          "one element is doubled: %s", e.msg);
     memset(&e, 0, sizeof e);
-    CHECK(state_save(out, 1, &t, 1000, t.elements, &m, 1, NULL, &e), "%s", e.msg);
-    CHECK(state_load(out, 2, &t, 0, t.elements, &m, 1, &e), "%s", e.msg);
-    CHECK(!state_load(out, 2, &t, 0, t.elements, &other, 1, &e) && contains(e.msg, "does not keep"), "another slot: %s", e.msg);
+    CHECK(state_save(out, 1, &t, range(1000, t.elements), &m, 1, NULL, &e), "%s", e.msg);
+    CHECK(state_load(out, 2, &t, range(0, t.elements), &m, 1, &e), "%s", e.msg);
+    CHECK(!state_load(out, 2, &t, range(0, t.elements), &other, 1, &e) && contains(e.msg, "does not keep"), "another slot: %s",
+          e.msg);
     memset(&e, 0, sizeof e);
     StateSlot two[2] = {m, other};
-    CHECK(!state_load(out, 2, &t, 0, t.elements, two, 2, &e) && contains(e.msg, "master."), "a slot is missing: %s", e.msg);
+    CHECK(!state_load(out, 2, &t, range(0, t.elements), two, 2, &e) && contains(e.msg, "master."), "a slot is missing: %s",
+          e.msg);
     free(side.arena);
     param_table_free(&t);
     clean(out);
@@ -357,9 +372,9 @@ static void a_state_that_is_not_finite_is_refused_by_file_tensor_and_index(void)
         const StateSlot slot = {i % 2 ? "v" : "master", SAFE_F32, give, take, &side};
         test_folder(out);
         side.arena[p->offset + at] = bad[i / 3];
-        CHECK(state_save(out, 0, &t, 0, t.elements, &slot, 1, NULL, &e), "%s", e.msg);
+        CHECK(state_save(out, 0, &t, range(0, t.elements), &slot, 1, NULL, &e), "%s", e.msg);
         side.arena[p->offset + at] = 0;
-        CHECK(!state_load(out, 1, &t, 0, t.elements, &slot, 1, &e), "%s %g was taken", p->name, bad[i / 3]);
+        CHECK(!state_load(out, 1, &t, range(0, t.elements), &slot, 1, &e), "%s %g was taken", p->name, bad[i / 3]);
         snprintf(where, sizeof where, p->rows > 1 ? "at [3, 5]" : "at [5]");
         CHECK(contains(e.msg, "state_rank00000.safetensors: tensor ") && contains(e.msg, p->name) && contains(e.msg, where),
               "%s", e.msg);
@@ -381,8 +396,9 @@ static void a_mean_of_squares_below_0_is_refused(void) {
         const StateSlot slot = {i < 4 ? "v" : "m", SAFE_F32, give, take, &side};
         test_folder(out);
         side.arena[t.items[0].offset + 3] = values[i % 4];
-        CHECK(state_save(out, 0, &t, 0, t.elements, &slot, 1, NULL, &e), "%s", e.msg);
-        CHECK(state_load(out, 1, &t, 0, t.elements, &slot, 1, &e) == (i != 0), "%s %g: %s", slot.name, values[i % 4], e.msg);
+        CHECK(state_save(out, 0, &t, range(0, t.elements), &slot, 1, NULL, &e), "%s", e.msg);
+        CHECK(state_load(out, 1, &t, range(0, t.elements), &slot, 1, &e) == (i != 0), "%s %g: %s", slot.name, values[i % 4],
+              e.msg);
         CHECK(i != 0 || (contains(e.msg, "tensor v.") && contains(e.msg, "is -1e-30 at [0, 3], wanted a number of at least 0")),
               "%s", e.msg);
         clean(out);
@@ -405,8 +421,8 @@ static void moments_in_bf16_come_back_exactly(void) {
     fill(a.arena, &t, 1, 3);
     for (size_t i = 0; i < t.elements; i++) { a.arena[i] = f32_from_bf16(bf16_from_f32(a.arena[i])); }
     const StateSlot slot = {"m", SAFE_BF16, give, NULL, &a}, back = {"m", SAFE_BF16, NULL, take, &b};
-    CHECK(state_save(out, 0, &t, 0, t.elements, &slot, 1, NULL, &e), "%s", e.msg);
-    CHECK(state_load(out, 1, &t, 0, t.elements, &back, 1, &e), "%s", e.msg);
+    CHECK(state_save(out, 0, &t, range(0, t.elements), &slot, 1, NULL, &e), "%s", e.msg);
+    CHECK(state_load(out, 1, &t, range(0, t.elements), &back, 1, &e), "%s", e.msg);
     CHECK(same_params(a.arena, b.arena, &t), "differs");
     free(a.arena);
     free(b.arena);
@@ -798,7 +814,7 @@ static void a_file_that_is_lost_before_the_end_is_missed(void) {
             const TrainerState s = small_state(1, 1);
             test_folder(out);
             CHECK(checkpoint_begin(&k, out, 1, &e) && checkpoint_model(&k, &c, &t, SAFE_F32, give, &w, &e) &&
-                      checkpoint_state(&k, 0, &t, 0, t.elements, &m, 1, &e),
+                      checkpoint_state(&k, 0, &t, range(0, t.elements), &m, 1, &e),
                   "%s", e.msg);
             snprintf(path, sizeof path, "%s/%s", k.tmp, files[i]);
             damage(path, how ? 'c' : 'd', 0);

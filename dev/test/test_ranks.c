@@ -376,53 +376,6 @@ static void a_rank_takes_the_device_of_its_local_rank(void) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-/* Tells which of the signals count, as "+" and "-": 'd' comes from elsewhere, 'p' is passed on by the parent; ' ' lets three
- * seconds pass. */
-static const char* counted(const char* events, int number) {
-    static char marks[32];
-    LaunchSignals signals;
-    memset(&signals, 0, sizeof signals);
-    size_t n = 0;
-    for (const char* event = events; *event; event++) {
-        siginfo_t info;
-        memset(&info, 0, sizeof info);
-        info.si_signo = number;
-        info.si_code = *event == 'p' ? SI_QUEUE : SI_USER;
-        info.si_pid = getppid();
-        if (*event == ' ') {
-            signals.at[number % LAUNCH_SIGNALS] -= 3000;
-        } else {
-            marks[n++] = launch_signal_counts(&signals, &info) ? '+' : '-';
-        }
-    }
-    marks[n] = 0;
-    return marks;
-}
-
-static void the_copy_of_a_signal_does_not_count(void) {
-    static const char* const cases[][2] = {
-        {"d", "+"},       {"p", "+"},       {"dd", "++"},     {"ppp", "+++"}, {"dp", "+-"},  {"pd", "+-"},    {"ddpp", "++--"},
-        {"ppdd", "++--"}, {"dpdp", "+-+-"}, {"dppd", "+-+-"}, {"d p", "++"},  {"p d", "++"}, {"d pd", "++-"}, {"dd p", "+++"}};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const char* marks = counted(cases[i][0], SIGTERM);
-        CHECK(strcmp(marks, cases[i][1]) == 0, "\"%s\": %s, wanted %s", cases[i][0], marks, cases[i][1]);
-    }
-    CHECK(strcmp(counted("dp", 31), "+-") == 0, "the last of the classic ones");
-    CHECK(strcmp(counted("dp", 32), "++") == 0 && strcmp(counted("dp", 64), "++") == 0, "others are not looked at");
-    LaunchSignals signals;
-    siginfo_t info;
-    memset(&signals, 0, sizeof signals);
-    memset(&info, 0, sizeof info);
-    info.si_signo = SIGINT;
-    CHECK(launch_signal_counts(&signals, &info), "Ctrl-C");
-    info.si_signo = SIGTERM;
-    info.si_code = SI_QUEUE;
-    info.si_pid = getppid();
-    CHECK(launch_signal_counts(&signals, &info), "another signal");
-    info.si_pid = getpid();
-    CHECK(!launch_signal_counts(&signals, &info), "only the parent passes on");
-}
-
 static void without_a_parent_there_is_no_pipe(void) {
     int ends[2];
     char number[16];
@@ -465,7 +418,6 @@ int main(void) {
     RUN(wrong_numbers_are_refused_by_name);
     RUN(wrong_ports_and_tokens_are_refused_by_name);
     RUN(a_rank_takes_the_device_of_its_local_rank);
-    RUN(the_copy_of_a_signal_does_not_count);
     RUN(without_a_parent_there_is_no_pipe);
     return test_summary();
 }

@@ -8,18 +8,23 @@ cd "$tmp" || exit 1
 words 4000 1 >text.txt && words 1500 2 >val.txt
 "$bin/tokenize" -o data.bin text.txt >/dev/null && "$bin/tokenize" -o val.bin val.txt >/dev/null || exit 1
 
-# ranks N FLAGS...: a run of 24 rows a step on N ranks, with small steps
+# of 24 rows a step, on one thread for each rank
+flags="--threads 1 --model d1 --train data.bin --val val.bin --seq 32 --batch 1 --total-batch 768 --lr 3e-3 --sample-tokens 0 \
+    --steps 20 --val-every 10"
+export RANKS_MEMORY="$tmp/memory"
+# ranks N FLAGS...: such a run on N ranks
 ranks() {
     n=$1
     shift
-    RANKS_MEMORY=$tmp/memory.$$ "$trainer" --ranks "$n" --threads 1 --model d1 --train data.bin --val val.bin --seq 32 \
-        --batch 1 --total-batch 768 --lr 3e-3 --sample-tokens 0 --steps 20 --val-every 10 "$@"
-    status=$?
-    rm -f "$tmp/memory.$$"
-    return $status
+    rm -f "$RANKS_MEMORY"
+    "$trainer" --ranks "$n" $flags "$@"
 }
+# background_ranks N FLAGS...: the same in the background, as process $pid
 background_ranks() {
-    ranks "$@" >"$tmp/background" 2>&1 </dev/null &
+    n=$1
+    shift
+    rm -f "$RANKS_MEMORY"
+    "$trainer" --ranks "$n" $flags --steps 100000 --val-every 0 "$@" >"$tmp/background" 2>&1 </dev/null &
     pid=$!
     started="${started:-} $pid"
 }
@@ -32,13 +37,11 @@ close_to() {
         { d = $1 - $2; d = d < 0 ? -d : d; m = $1 > $2 ? $1 : $2; if (d > limit * m) { exit bad = 1 } n++ }
         END { exit bad || n < 1 }'
 }
-first_step() { head -n 4 "$1/log.jsonl" >"$tmp/first.$2"; }
-ends_named() { wait_for test ! -e "/proc/$pid" && finish; }
+first_step() { grep -m 1 '"event":"step"' "$1/log.jsonl" >"$tmp/first.$2"; }
 
 # --- the same run on 1 to 6 processes ----------------------------------------------------------------------------------------
 
-"$bin/train_llama3" --threads 1 --model d1 --train data.bin --val val.bin --seq 32 --batch 1 --total-batch 768 --lr 3e-3 \
-    --sample-tokens 0 --steps 20 --val-every 10 --out one >/dev/null 2>&1
+"$bin/train_llama3" $flags --out one >/dev/null 2>&1
 for n in 2 3 6; do
     expect "$n ranks" 0 "saved   out$n/step_00000020" ranks $n --out out$n
     first_step one a && first_step out$n b
@@ -49,15 +52,14 @@ for n in 2 3 6; do
     check "$n ranks: the checkpoint is whole" "$bin/train_llama3" --verify out$n/step_00000020
     check "$n ranks: one line a step" test "$(column loss step out$n/log.jsonl | wc -l)" -eq 20
 done
-check "one of them alone is the plain trainer" sh -c "RANKS_MEMORY=m '$trainer' --threads 1 --model d1 --train data.bin --val val.bin \
-    --seq 32 --batch 1 --total-batch 768 --lr 3e-3 --sample-tokens 0 --steps 20 --val-every 10 --out alone"
+check "one of them alone is the plain trainer" "$trainer" $flags --out alone
 check "with its bits" same_checkpoint one/step_00000020 alone/step_00000020
 ranks 3 --out again >/dev/null 2>&1
 check "twice the same bits" same_checkpoint out3/step_00000020 again/step_00000020
 
 # a model that one process trained, validated by several: the rows' sums add up in their order
 for n in 1 2 5; do
-    ranks $n --model one/step_00000020 --lr 0 --steps 1 --batch 3 --total-batch 1440 --val-batches 4 --out eval$n >/dev/null 2>&1
+    ranks $n --model one/step_00000020 --lr 0 --steps 1 --batch 3 --total-batch 2880 --val-batches 4 --out eval$n >/dev/null 2>&1
 done
 check "a validation" test -n "$(column loss val eval1/log.jsonl)"
 check "2 ranks: the same digits" test "$(column loss val eval2/log.jsonl)" = "$(column loss val eval1/log.jsonl)"
@@ -78,24 +80,31 @@ expect "5 ranks cannot take the step's tokens" 1 "--total-batch" ranks 5 --out c
 
 # --- ending ------------------------------------------------------------------------------------------------------------------
 
-background_ranks 3 --out stopped --steps 100000 --val-every 0
+background_ranks 3 --out stopped
 wait_for has_steps stopped/log.jsonl 3
-kill -TERM $(pgrep -f -P $$ ranks_trainer | head -n 1) $pid 2>/dev/null
+kill -TERM $pid
 finish
 check "SIGTERM ends a run well" test "$finished" -eq 0
 check "with a checkpoint" "$bin/train_llama3" --verify stopped
 last=$(column step step stopped/log.jsonl | tail -n 1)
 check "of the last step" test -d "stopped/step_$(printf %08d "$last")"
 
-background_ranks 3 --out killed --steps 100000 --val-every 0 --checkpoint-every 2
+# rank_pid RANK: prints its process
+rank_pid() {
+    for p in /proc/[0-9]*; do
+        [ "$(sed -n 's/^PPid:[[:space:]]*//p' "$p/status" 2>/dev/null)" = "$pid" ] &&
+            tr '\0' '\n' <"$p/environ" | grep -qx "LLAMA3_RANK=$1" && echo "${p#/proc/}"
+    done
+}
+background_ranks 3 --out killed --checkpoint-every 2
 wait_for has_steps killed/log.jsonl 3
-victim=$(for p in $(pgrep ranks_trainer); do tr '\0' '\n' <"/proc/$p/environ" 2>/dev/null | grep -qx 'LLAMA3_RANK=2' && echo "$p"; done | head -n 1)
-kill -9 "$victim"
+kill -9 "$(rank_pid 2)"
 finish
 check "a rank that is killed ends the run" test "$finished" -ne 0
 check "and is named" grep -q "rank 2" "$tmp/background"
 check "its checkpoints are whole" "$bin/train_llama3" --verify killed
-expect "and the run goes on" 0 "" ranks 2 --out killed --resume --steps 0 --stop-after 0
+last=$(ls killed | sed -n 's/^step_0*\([0-9]*\)$/\1/p' | tail -n 1)
+expect "and the run goes on" 0 "saved   killed/step_" ranks 2 --out killed --resume --stop-after $((last + 2))
 
 # --- what does not fit together ----------------------------------------------------------------------------------------------
 
@@ -103,19 +112,22 @@ expect "and the run goes on" 0 "" ranks 2 --out killed --resume --steps 0 --stop
 by_hand() {
     rank=$1
     shift
-    RANK=$rank WORLD_SIZE=2 LOCAL_RANK=$rank LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port RANKS_MEMORY=$tmp/hand \
+    RANK=$rank WORLD_SIZE=2 LOCAL_RANK=$rank LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
         "$trainer" --threads 1 --model d1 --train "$tmp/data.bin" --seq 32 --batch 1 --sample-tokens 0 --steps 3 "$@"
 }
 port=$((21000 + $$ % 9000))
-by_hand 0 --out flags --lr 1e-3 >"$tmp/zero" 2>&1 &
-expect "another flag on another rank is refused" 1 "--lr" by_hand 1 --out flags --lr 2e-3
-wait $!
-check "by both" grep -q "error: rank 1.*--lr.*0.002.*0.001" "$tmp/zero"
+# refused NAME PATTERN DIR FLAGS_0 FLAGS_1: the two ranks, the second in DIR, end with 1, and rank 0 says PATTERN
+refused() {
+    port=$((port + 1))
+    by_hand 0 $4 >"$tmp/zero" 2>&1 </dev/null &
+    (cd "$3" && by_hand 1 $5) >"$tmp/rank1" 2>&1 </dev/null
+    one=$?
+    wait $!
+    check "$1: ends both" test "$one $?" = "1 1"
+    check "$1: is told once" sh -c "cat '$tmp/zero' '$tmp/rank1' | grep -c '^error: ' | grep -qx 1 && grep -q '$2' '$tmp/zero'"
+}
+refused "another flag" '^error: rank 1: --lr is "0.002", but rank 0 has "0.001"' . "--out flags --lr 1e-3" "--out flags --lr 2e-3"
 check "and nothing is written" test ! -e flags
 mkdir other
-port=$((port + 1))
-by_hand 0 --out shared >"$tmp/zero" 2>&1 &
-(cd other && expect "an --out that is not shared is refused" 1 "--out" by_hand 1 --out shared)
-wait $!
-check "by both, too" grep -q "error: rank 1.*--out" "$tmp/zero"
+refused "an --out that is not shared" '^error: rank 1: --out: shared on host .* is not the folder of rank 0' other "--out shared" "--out shared"
 summary

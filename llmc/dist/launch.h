@@ -33,8 +33,10 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
-#ifndef LAUNCH_GRACE_SECONDS
-#define LAUNCH_GRACE_SECONDS 10.0
+// until the ranks that are left get SIGTERM, and then until they get SIGKILL; tests have shorter times
+#ifndef LAUNCH_TERM_SECONDS
+#define LAUNCH_TERM_SECONDS 2.0
+#define LAUNCH_KILL_SECONDS 10.0
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -50,25 +52,6 @@ static inline int launch_parent_fd(void) {
     if (fd < 0 || fd > 1 << 20 || *end || fstat((int)fd, &st) != 0 || !S_ISFIFO(st.st_mode)) { return -1; }
     fcntl((int)fd, F_SETFD, FD_CLOEXEC);  // what the rank itself starts has no use for it
     return (int)fd;
-}
-
-enum { LAUNCH_SIGNALS = 32 };  // the numbers below are the signals without a queue
-
-/* What a rank's handler remembers. A handler needs a global for it; zero at the start. */
-typedef struct {
-    int64_t at[LAUNCH_SIGNALS];  // when one came, in ms
-    int direct[LAUNCH_SIGNALS];  // how many came from elsewhere without their copy from the parent; negative: the reverse
-} LaunchSignals;
-
-/* Tells whether a signal counts: false if it is the copy of one that came within the last two seconds, one of them from
- * launch_ranks(), the other from elsewhere. For handlers with SA_SIGINFO, in any thread. */
-static inline bool launch_signal_counts(LaunchSignals* s, const siginfo_t* info) {
-    const int number = info->si_signo;
-    if (number <= 0 || number >= LAUNCH_SIGNALS) { return true; }
-    const int step = info->si_code == SI_QUEUE && info->si_pid == getppid() ? -1 : 1;
-    const int64_t now = (int64_t)(now_seconds() * 1e3), last = __atomic_exchange_n(&s->at[number], now, __ATOMIC_RELAXED);
-    if (now - last > 2000) { __atomic_store_n(&s->direct[number], 0, __ATOMIC_RELAXED); }
-    return __atomic_fetch_add(&s->direct[number], step, __ATOMIC_RELAXED) * step >= 0;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -191,12 +174,10 @@ static inline bool launch_start(Launch* l, char** argv, Error* e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // waiting
 
-/* Sends a signal to the ranks that are left; as sigqueue() does it, so that launch_signal_counts() knows it. */
+/* Sends a signal to the ranks that are left. */
 static inline void launch_send(const Launch* l, int signal_number) {
-    union sigval none;
-    memset(&none, 0, sizeof none);
     for (int rank = 0; rank < l->count; rank++) {
-        if (l->pids[rank]) { sigqueue(l->pids[rank], signal_number, none); }
+        if (l->pids[rank]) { kill(l->pids[rank], signal_number); }
     }
 }
 
@@ -208,7 +189,7 @@ static inline void launch_note(Launch* l, int rank, int status) {
     if (code == 0 || !cause) { return; }
     if (l->failed < 0) {
         l->next = SIGTERM;
-        l->deadline = now_seconds() + LAUNCH_GRACE_SECONDS;
+        l->deadline = now_seconds() + LAUNCH_TERM_SECONDS;
     }
     l->failed = rank;
     l->status = code;
@@ -246,7 +227,7 @@ static inline void launch_wait(Launch* l) {
         launch_send(l, l->next);
         l->signalled = true;
         l->next = SIGKILL;
-        l->deadline = now_seconds() + LAUNCH_GRACE_SECONDS;
+        l->deadline = now_seconds() + LAUNCH_TERM_SECONDS;
     }
 }
 

@@ -13,6 +13,8 @@
  *      list each file; trainer_state.json, which holds the list, last; fsync the folder; rename it; fsync OUT. The list comes
  *      from the writers, not from reading the folder, and must pass the reader's own checks before the rename. Removal
  *      renames to .tmp first. So a process may die at any moment.
+ *      With several ranks, rank 0 makes the folder; then each rank writes and flushes its own state, and tells rank 0 the file's
+ *      size and checksum; then rank 0 goes on (save.h).
  *   2. Resuming trusts nothing. It first compares the sizes and checksums of all files, trainer_state.json included. If
  *      the newest checkpoint is damaged, it warns and takes the one before. Loading the model alone does not open the
  *      optimizer state; it checks the weights' checksums while it reads them.
@@ -130,7 +132,13 @@ static inline void checkpoint_abort(Checkpoint* k) {
     file_sums_free(&k->sums);
 }
 
-/* Joins a checkpoint that rank 0 has begun: another rank adds its state to it. */
+/* Ends another rank's part in a checkpoint, written or not: rank 0 commits or removes the folder. */
+static inline void checkpoint_leave(Checkpoint* k) {
+    k->tmp[0] = 0;
+    file_sums_free(&k->sums);
+}
+
+/* Joins a checkpoint that rank 0 has begun: another rank adds its state to it, then calls checkpoint_leave(). */
 static inline bool checkpoint_join(Checkpoint* k, const char* out, uint64_t step, Error* e) {
     memset(k, 0, sizeof *k);
     if (!checkpoint_paths(out, step, k->dir, k->tmp, e)) { return false; }
@@ -186,10 +194,17 @@ static inline bool checkpoint_adapter(Checkpoint* k, const ModelConfig* c, const
     return adapter_save(k->tmp, &c->lora, base, adapters, source, ctx, &k->sums, e) && checkpoint_add(k, ADAPTER_CONFIG, e);
 }
 
-/* Writes the optimizer state of this process's rank. Other ranks call state_save() on the same folder. */
-static inline bool checkpoint_state(Checkpoint* k, int rank, const ParamTable* t, size_t lo, size_t hi, const StateSlot* slots,
-                                    int num_slots, Error* e) {
-    return state_save(k->tmp, rank, t, lo, hi, slots, num_slots, &k->sums, e);
+/* Writes the optimizer state of this process's rank, what it owns. Other ranks do so after checkpoint_join(). */
+static inline bool checkpoint_state(Checkpoint* k, int rank, const ParamTable* t, const ArenaRanges* own,
+                                    const StateSlot* slots, int num_slots, Error* e) {
+    return state_save(k->tmp, rank, t, own, slots, num_slots, &k->sums, e);
+}
+
+/* Lists the state that another rank has written, by the size and checksum that it told. */
+static inline void checkpoint_list_state(Checkpoint* k, int rank, uint64_t size, uint32_t crc) {
+    char name[64];
+    state_file_name(name, rank);
+    file_sums_add(&k->sums, name, size, crc);
 }
 
 /* Writes the files that a run can do without; only warns if that fails. Keeps files that are there already. */
@@ -231,15 +246,9 @@ static inline bool checkpoint_check_list(const FileSums* files, int ranks, const
     return true;
 }
 
-/* Lists the states that other ranks wrote. Then checks the list as a reader will, and flushes the folders. */
+/* Checks the list as a reader will, with the states of all ranks, and flushes the folders. */
 static inline bool checkpoint_seal(Checkpoint* k, int ranks, const char* path, Error* e) {
-    char name[64];
-    bool ok = true;
-    for (int rank = 0; ok && rank < ranks; rank++) {
-        state_file_name(name, rank);
-        ok = file_sums_find(&k->sums, name) || checkpoint_add(k, name, e);
-    }
-    ok = ok && checkpoint_check_list(&k->sums, ranks, path, e);
+    bool ok = checkpoint_check_list(&k->sums, ranks, path, e);
     for (size_t i = 0; ok && i < k->sums.count; i++) { ok = checkpoint_check_size(k->tmp, &k->sums.items[i], e); }
     if (ok && folder_has(k->tmp, "original")) {
         char original[PATH_CAP];

@@ -1,9 +1,9 @@
 /* optimizer_state.h -- saves and loads the optimizer state: one file per rank, state_rank00000.safetensors ..., with tensors
  * "SLOT.PARAMETER".
  *
- * SLOT is m, v or master. A rank that owns elements [lo, hi) of the arena writes the parts of the parameters in that range.
- * A part that starts at element 96 of its parameter is named "m.NAME@96". A later run may have another number of ranks:
- * each rank reads all files and keeps what it owns.
+ * SLOT is m, v or master. A rank owns ranges of the arena, and writes the parts of the parameters in them. A part that starts at
+ * element 96 of its parameter is named "m.NAME@96"; a parameter may have several parts in a file. A later run may have another
+ * number of ranks: each rank opens all files, checks that they hold each element once, and reads what it owns.
  */
 #ifndef LLMC_OPTIMIZER_STATE_H
 #define LLMC_OPTIMIZER_STATE_H
@@ -39,35 +39,61 @@ typedef enum {
 } SlotKind;
 static const char* const slot_names[NUM_SLOTS] = {"weights", "master", "m", "v"};  // as state files name them
 
-/* Finds the part of parameter p in [lo, hi) of the arena: returns its number of elements, sets *first to its first one. */
-static inline size_t state_part(const Param* p, size_t lo, size_t hi, size_t* first) {
-    const size_t begin = size_max(p->offset, lo), end = size_min(p->offset + param_size(p), hi);
+/* Finds the part of parameter p in a range of the arena: returns its number of elements, sets *first to its first one. */
+static inline size_t state_part(const Param* p, ArenaRange range, size_t* first) {
+    const size_t begin = size_max(p->offset, range.first);
+    const size_t end = size_min(p->offset + param_size(p), range.first + range.count);
     *first = begin - p->offset;
     return end > begin ? end - begin : 0;
 }
 
+/* Returns the first of the ranges that ends behind element `at` of the arena; their number if none does. */
+static inline size_t state_range_at(const ArenaRanges* own, size_t at) {
+    size_t below = 0, above = own->count;
+    while (below < above) {
+        const size_t middle = (below + above) / 2;
+        if (own->items[middle].first + own->items[middle].count > at) {
+            above = middle;
+        } else {
+            below = middle + 1;
+        }
+    }
+    return below;
+}
+
 static inline void state_file_name(char* out /* 64 */, int rank) { snprintf(out, 64, "state_rank%05d.safetensors", rank); }
 
-typedef char StateTensorName[112];
+/* Elements [first, first + n) of a parameter, as a tensor of a rank's file. */
+typedef struct {
+    int slot;
+    const Param* param;
+    size_t first, n;
+    char name[112];
+} StateSpan;
 
-/* Lists the tensors of a rank's file: for every slot, every part of a parameter in [lo, hi). Returns how many. */
-static inline size_t state_list(const ParamTable* t, size_t lo, size_t hi, const StateSlot* slots, int num_slots,
-                                SafeTensor* tensors, StateTensorName* names) {
-    size_t count = 0, first = 0;
+/* Lists the tensors of a rank's file: for every slot, every part of a parameter in the ranges, in the order of the arena.
+ * Returns how many: at most num_slots * (parameters + ranges). */
+static inline size_t state_list(const ParamTable* t, const ArenaRanges* own, const StateSlot* slots, int num_slots,
+                                SafeTensor* tensors, StateSpan* spans) {
+    size_t count = 0;
     for (int s = 0; s < num_slots; s++) {
         for (int i = 0; i < t->count; i++) {
             const Param* p = &t->items[i];
-            const size_t n = state_part(p, lo, hi, &first);
-            if (n == 0) { continue; }
-            SafeTensor* tensor = &tensors[count];
-            const bool whole = n == param_size(p);
-            snprintf(names[count], sizeof names[count], "%s.%s", slots[s].name, p->name);
-            if (!whole) { snprintf(names[count], sizeof names[count], "%s.%s@%zu", slots[s].name, p->name, first); }
-            tensor->name = names[count];
-            tensor->dtype = slots[s].dtype;
-            if (whole && param_specs[p->kind].matrix) { tensor->shape[tensor->ndim++] = p->rows; }
-            tensor->shape[tensor->ndim++] = whole ? p->cols : n;
-            count++;
+            const size_t end = p->offset + param_size(p);
+            for (size_t r = state_range_at(own, p->offset); r < own->count && own->items[r].first < end; r++) {
+                SafeTensor* tensor = &tensors[count];
+                StateSpan* span = &spans[count++];
+                span->slot = s;
+                span->param = p;
+                span->n = state_part(p, own->items[r], &span->first);
+                const bool whole = span->n == param_size(p);
+                snprintf(span->name, sizeof span->name, "%s.%s", slots[s].name, p->name);
+                if (!whole) { snprintf(span->name, sizeof span->name, "%s.%s@%zu", slots[s].name, p->name, span->first); }
+                tensor->name = span->name;
+                tensor->dtype = slots[s].dtype;
+                if (whole && param_specs[p->kind].matrix) { tensor->shape[tensor->ndim++] = p->rows; }
+                tensor->shape[tensor->ndim++] = whole ? p->cols : span->n;
+            }
         }
     }
     return count;
@@ -76,29 +102,26 @@ static inline size_t state_list(const ParamTable* t, size_t lo, size_t hi, const
 // ---------------------------------------------------------------------------------------------------------------------
 // writing
 
-/* Writes the state of elements [lo, hi) of the arena into dir/state_rankRRRRR.safetensors and flushes it. */
-static inline bool state_save(const char* dir, int rank, const ParamTable* t, size_t lo, size_t hi, const StateSlot* slots,
+/* Writes the state of what a rank owns into dir/state_rankRRRRR.safetensors and flushes it. */
+static inline bool state_save(const char* dir, int rank, const ParamTable* t, const ArenaRanges* own, const StateSlot* slots,
                               int num_slots, FileSums* sums, Error* e) {
     char name[64], path[PATH_CAP];
     state_file_name(name, rank);
     if (!path_join(path, dir, name, e)) { return false; }
-    const size_t most = (size_t)num_slots * (size_t)t->count;
+    const size_t most = (size_t)num_slots * ((size_t)t->count + own->count);
     SafeTensor* tensors = (SafeTensor*)xcalloc(most, sizeof(SafeTensor));
-    StateTensorName* names = (StateTensorName*)xcalloc(most, sizeof(StateTensorName));
-    const size_t count = state_list(t, lo, hi, slots, num_slots, tensors, names);
+    StateSpan* spans = (StateSpan*)xcalloc(most, sizeof(StateSpan));
+    const size_t count = state_list(t, own, slots, num_slots, tensors, spans);
     SafeWriter w;
     bool ok = safewriter_open(&w, path, tensors, count, e);
     float* buffer = (float*)xmalloc(MODEL_PIECE * sizeof(float));
-    for (int s = 0; ok && s < num_slots; s++) {
-        for (int i = 0; ok && i < t->count; i++) {
-            size_t first = 0;
-            const size_t n = state_part(&t->items[i], lo, hi, &first);
-            ok = tensor_write(&w, slots[s].dtype, &t->items[i], first, n, slots[s].source, slots[s].ctx, buffer, e);
-        }
+    for (size_t i = 0; ok && i < count; i++) {
+        const StateSlot* slot = &slots[spans[i].slot];
+        ok = tensor_write(&w, slot->dtype, spans[i].param, spans[i].first, spans[i].n, slot->source, slot->ctx, buffer, e);
     }
     free(buffer);
     free(tensors);
-    free(names);
+    free(spans);
     ok = ok && safewriter_finish(&w, e);
     if (!ok) { safewriter_abort(&w); }
     if (ok) { file_sums_add(sums, name, w.written, crc_end(&w.crc)); }
@@ -124,9 +147,33 @@ static inline int state_compare(const void* a, const void* b) {
     return x->first < y->first ? -1 : x->first > y->first;
 }
 
+static inline int state_compare_names(const void* a, const void* b) {
+    return strcmp((*(const Param* const*)a)->name, (*(const Param* const*)b)->name);
+}
+
+/* Lists the parameters by name, for state_find(): the files of many ranks hold many parts. The list is for free(). */
+static inline const Param** state_names(const ParamTable* t) {
+    const Param** names = (const Param**)xmalloc((size_t)t->count * sizeof(Param*));
+    for (int i = 0; i < t->count; i++) { names[i] = &t->items[i]; }
+    qsort(names, (size_t)t->count, sizeof(Param*), state_compare_names);
+    return names;
+}
+
+/* Returns the index of the parameter with this name of `len` bytes; -1 if there is none. */
+static inline int state_find(const ParamTable* t, const Param* const* names, const char* name, size_t len) {
+    Param key;
+    const Param* wanted = &key;
+    if (len >= sizeof key.name) { return -1; }
+    memcpy(key.name, name, len);
+    key.name[len] = 0;
+    const Param* const* found =
+        (const Param* const*)bsearch(&wanted, names, (size_t)t->count, sizeof(Param*), state_compare_names);
+    return found ? (int)(*found - t->items) : -1;
+}
+
 /* Parses a tensor's name, "SLOT.PARAMETER" or "SLOT.PARAMETER@FIRST", and checks its dtype and size. */
-static inline bool state_parse(const SafeTensors* file, const SafeTensor* tensor, const ParamTable* t, const StateSlot* slots,
-                               int num_slots, StatePart* part, Error* e) {
+static inline bool state_parse(const SafeTensors* file, const SafeTensor* tensor, const ParamTable* t,
+                               const Param* const* names, const StateSlot* slots, int num_slots, StatePart* part, Error* e) {
     const char* dot = strchr(tensor->name, '.');
     const char* at = strrchr(tensor->name, '@');
     const size_t slot_len = dot ? (size_t)(dot - tensor->name) : 0;
@@ -144,13 +191,8 @@ static inline bool state_parse(const SafeTensors* file, const SafeTensor* tensor
                     file->path, shown);
     }
     const size_t len = at ? (size_t)(at - dot - 1) : strlen(dot + 1);
-    for (part->param = 0; part->param < t->count; part->param++) {
-        const char* name = t->items[part->param].name;
-        if (strlen(name) == len && strncmp(name, dot + 1, len) == 0) { break; }
-    }
-    if (part->param == t->count) {
-        return fail(e, "%s: tensor \"%s\" belongs to no parameter of this model", file->path, shown);
-    }
+    part->param = state_find(t, names, dot + 1, len);
+    if (part->param < 0) { return fail(e, "%s: tensor \"%s\" belongs to no parameter of this model", file->path, shown); }
     if (at) {
         char* end = NULL;
         errno = 0;
@@ -181,7 +223,11 @@ static inline bool state_check_cover(const char* dir, const StatePart* parts, si
                    parts[k].tensor->count > 0) {
                 covered += parts[k++].tensor->count;
             }
-            if (covered == param_size(&t->items[i]) && !(k < count && parts[k].slot == s && parts[k].param == i)) { continue; }
+            if (k < count && parts[k].slot == s && parts[k].param == i) {
+                return fail(e, "%s: tensor \"%s\" starts at element %zu, but the parts before it end at %zu, wanted each once",
+                            parts[k].file->path, parts[k].tensor->name, parts[k].first, covered);
+            }
+            if (covered == param_size(&t->items[i])) { continue; }
             return fail(e, "%s: tensor \"%s.%s\" has %zu of its %zu elements in the state files, wanted each once", dir,
                         slots[s].name, t->items[i].name, covered, param_size(&t->items[i]));
         }
@@ -189,37 +235,42 @@ static inline bool state_check_cover(const char* dir, const StatePart* parts, si
     return true;
 }
 
-/* Lists the pieces of the parts in [lo, hi) of the arena, for the sinks. */
-static inline TensorPieces state_pieces(const StatePart* parts, size_t count, const ParamTable* t, size_t lo, size_t hi,
+/* Lists the pieces of the parts in the ranges, for the sinks. */
+static inline TensorPieces state_pieces(const StatePart* parts, size_t count, const ParamTable* t, const ArenaRanges* own,
                                         const StateSlot* slots) {
     TensorPieces list = {NULL, 0};
     for (size_t k = 0; k < count; k++) {
         const StatePart* part = &parts[k];
+        const Param* p = &t->items[part->param];
+        const size_t begin = p->offset + part->first, end = begin + part->tensor->count;
         TensorPiece piece;
         memset(&piece, 0, sizeof piece);
         piece.file = part->file;
         piece.tensor = part->tensor;
-        piece.param = &t->items[part->param];
+        piece.param = p;
         piece.sink = slots[part->slot].sink;
         piece.ctx = slots[part->slot].ctx;
         piece.squares = strcmp(slots[part->slot].name, slot_names[SLOT_V]) == 0;
-        const size_t n = state_part(piece.param, lo, hi, &piece.first), last = piece.first + n;
-        piece.first = size_max(piece.first, part->first);
-        piece.at = piece.first - part->first;
-        const size_t end = size_min(last, part->first + part->tensor->count);
-        if (!piece.sink || end <= piece.first) { continue; }
-        piece.n = end - piece.first;
-        tensor_pieces_add(&list, piece);
+        if (!piece.sink) { continue; }
+        for (size_t r = state_range_at(own, begin); r < own->count && own->items[r].first < end; r++) {
+            const size_t from = size_max(begin, own->items[r].first);
+            piece.first = from - p->offset;
+            piece.at = from - begin;
+            piece.n = size_min(end, own->items[r].first + own->items[r].count) - from;
+            tensor_pieces_add(&list, piece);
+        }
     }
     return list;
 }
 
-/* Reads the state files of all `world_size` ranks of a checkpoint and passes the slots' elements in [lo, hi) of the arena to
- * their sinks. Checks all files before it passes the first element. Refuses values that are not finite, and a v below 0; after
- * a failure, discard what the sinks received. */
-static inline bool state_load(const char* dir, int world_size, const ParamTable* t, size_t lo, size_t hi,
+/* Reads the state files of all `world_size` ranks of a checkpoint and passes the slots' elements in the ranges to their sinks;
+ * a sink's piece lies in one range. Checks all files before it passes the first element. Reads the headers of all files, but
+ * only the elements in the ranges. Refuses values that are not finite, and a v below 0; after a failure, discard what the sinks
+ * received. */
+static inline bool state_load(const char* dir, int world_size, const ParamTable* t, const ArenaRanges* own,
                               const StateSlot* slots, int num_slots, Error* e) {
     SafeTensors* files = (SafeTensors*)xcalloc((size_t)world_size, sizeof(SafeTensors));
+    const Param** names = state_names(t);
     StatePart* parts = NULL;
     size_t count = 0;
     bool ok = true;
@@ -231,18 +282,19 @@ static inline bool state_load(const char* dir, int world_size, const ParamTable*
         if (!ok) { break; }
         parts = (StatePart*)xrealloc(parts, (count + st->count) * sizeof(StatePart));
         for (size_t i = 0; ok && i < st->count; i++) {
-            ok = state_parse(st, &st->tensors[i], t, slots, num_slots, &parts[count++], e);
+            ok = state_parse(st, &st->tensors[i], t, names, slots, num_slots, &parts[count++], e);
         }
     }
     if (ok && count > 0) { qsort(parts, count, sizeof(StatePart), state_compare); }
     if (ok && state_check_cover(dir, parts, count, t, slots, num_slots, e)) {
-        TensorPieces pieces = state_pieces(parts, count, t, lo, hi, slots);
+        TensorPieces pieces = state_pieces(parts, count, t, own, slots);
         Error value = NO_ERROR;
         ok = tensor_pieces_read(&pieces, &value, e) && (!value.msg[0] || fail(e, "%s", value.msg));
         tensor_pieces_free(&pieces);
     } else {
         ok = false;
     }
+    free(names);
     free(parts);
     for (int rank = 0; rank < world_size; rank++) { safetensors_close(&files[rank]); }
     free(files);

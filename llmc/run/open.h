@@ -15,6 +15,7 @@
 
 #include "llmc/base/utils.h"
 
+#include "llmc/dist/buckets.h"         // defines: Buckets, buckets_list, buckets_free, shard_ranges
 #include "llmc/run/data_scan.h"        // defines: data_scan_add
 #include "llmc/run/lora_base.h"        // defines: session_find_base
 #include "llmc/run/progress.h"         // defines: Progress, progress_begin, progress_end
@@ -328,6 +329,15 @@ static inline void session_check_sense(Session* s) {
     s->config.max_positions = o->seq;
 }
 
+/* Lays out the tensors for the ranks of the run. */
+static inline void session_lay_out(Session* s) {
+    s->table = param_table_for(&s->config, s->ranks);
+    s->trained = trained_table_for(&s->config, s->ranks);
+    Buckets buckets = buckets_list(&s->trained);
+    s->owned = shard_ranges(&buckets, s->rank);
+    buckets_free(&buckets);
+}
+
 /* Opens a session, except for memory and --out, in the order above. This process is `rank` of `ranks`. */
 static inline void session_open(Session* s, int argc, char** argv, OptionScope trainer, int rank, int ranks) {
     const Options* o = &s->options;
@@ -364,8 +374,7 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
     if (!s->has_tokenizer && s->job != JOB_EVAL && s->rank == 0) { warn("there is no tokenizer: texts are shown as ids"); }
     session_check_data(s);
     session_open_tasks(s);
-    s->table = param_table(&s->config);
-    s->trained = trained_table(&s->config);
+    session_lay_out(s);
     if (!job_trains(s->job)) { return; }
     must(plan_make(&s->plan, o, ranks, s->train.rows_per_epoch, &e), &e);
     if (o->epochs > 0) {  // from here on the run is one with --steps

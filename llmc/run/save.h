@@ -10,6 +10,7 @@
 #include "llmc/files/logger.h"          // defines: logger_reopen, log_checkpoint
 #include "llmc/run/lora_base.h"         // defines: session_base_path
 #include "llmc/run/session.h"           // defines: Session, session_resolved
+#include "llmc/run/together.h"          // defines: together_ok, together_gather
 #include "llmc/text/tokenizer_write.h"  // defines: tokenizer_save
 
 /* Writes the run's flags into a checkpoint, for @FILE. A failure is only a warning. */
@@ -77,24 +78,51 @@ static inline bool session_add_weights(const Session* s, Checkpoint* k, SafeDtyp
     return checkpoint_adapter(k, &s->config, base, &s->trained, weights, ctx, e);
 }
 
+/* Begins a checkpoint: rank 0 makes the folder, the others wait for it. */
+static inline bool session_begin_checkpoint(Session* s, Checkpoint* k, Error* e) {
+    const char* out = s->options.out;
+    const bool first = s->rank == 0;
+    memset(k, 0, sizeof *k);
+    const bool ok = first ? (s->lock < 0 || out_keep(&s->lock, out, e)) && checkpoint_begin(k, out, s->state.step, e)
+                          : checkpoint_join(k, out, s->state.step, e);
+    return together_ok(s->team, ok, e);
+}
+
+/* Writes this rank's state, waits for those of the others, and lists them. */
+static inline bool session_add_states(const Session* s, Checkpoint* k, const StateSlot* slots, int num_slots, Error* e) {
+    typedef struct {
+        uint64_t size, crc;
+    } Sum;
+    const bool ok = checkpoint_state(k, s->rank, &s->trained, &s->owned, slots, num_slots, e);
+    if (!together_ok(s->team, ok, e) || !s->team) { return ok && !s->team; }
+    Sum* all = (Sum*)xmalloc((size_t)s->ranks * sizeof *all);
+    const FileSum* state = &k->sums.items[k->sums.count - 1];
+    const Sum mine = {state->size, state->crc};
+    together_gather(s->team, &mine, sizeof mine, all);
+    for (int r = 1; s->rank == 0 && r < s->ranks; r++) { checkpoint_list_state(k, r, all[r].size, (uint32_t)all[r].crc); }
+    free(all);
+    return true;
+}
+
 /* Writes the checkpoint OUT/step_N of step state.step: the weights (F32, BF16 or F16), the optimizer state, the files of `add`
  * (or NULL), then the optional files. Then removes old checkpoints by --keep, unless the last step was not finite. Every rank
- * calls this: rank 0 makes the folder, writes the model and at the end seals the folder; each rank writes its own state in
- * between. Returns false if it cannot be written. A log that cannot be written does not hinder it: then the log is closed, and
- * *e says so. */
+ * calls this: rank 0 makes the folder and writes the model; then each writes its own state; when all have, rank 0 seals the
+ * folder. Returns false, on all ranks, if one of them could not write its part. A log that cannot be written does not hinder it:
+ * then the log is closed, and *e says so. */
 static inline bool session_checkpoint(Session* s, SafeDtype dtype, TensorSource weights, void* weights_ctx,
                                       const StateSlot* slots, int num_slots, AddFiles add, void* add_ctx, Error* e) {
     Checkpoint k;
     Error log_error = NO_ERROR;
     const Options* o = &s->options;
     const bool first = s->rank == 0;
-    memset(&k, 0, sizeof k);
-    bool ok =
-        (s->lock < 0 || out_keep(&s->lock, o->out, e)) &&
-        (first ? checkpoint_begin(&k, o->out, s->state.step, e) && session_add_weights(s, &k, dtype, weights, weights_ctx, e)
-               : checkpoint_join(&k, o->out, s->state.step, e));
-    ok = ok && checkpoint_state(&k, s->rank, &s->trained, 0, s->trained.elements, slots, num_slots, e);
-    if (first) { ok = ok && (!add || add(add_ctx, &k, e)) && session_seal(s, &k, dtype, &log_error, e); }
+    bool ok = session_begin_checkpoint(s, &k, e);
+    ok = ok && together_ok(s->team, !first || session_add_weights(s, &k, dtype, weights, weights_ctx, e), e);
+    ok = ok && session_add_states(s, &k, slots, num_slots, e);
+    if (ok) {
+        ok = !first || ((!add || add(add_ctx, &k, e)) && session_seal(s, &k, dtype, &log_error, e));
+        ok = together_ok(s->team, ok, e);
+    }
+    if (!first) { checkpoint_leave(&k); }
     if (!ok) {
         checkpoint_abort(&k);
         return false;

@@ -39,6 +39,8 @@ typedef struct {
     double started;  // now_seconds() at the start of the program
     int status;      // exit status of the program
     Job job;
+
+    // the processes of the run
     int rank, ranks;
     Team* team;  // the ranks of the run; NULL: the process is alone
 
@@ -46,6 +48,7 @@ typedef struct {
     ModelConfig config;
     ParamTable table;          // of the weights
     ParamTable trained;        // of the tensors that are trained
+    ArenaRanges owned;         // what of them this rank updates, and whose optimizer state it keeps
     char model_dir[PATH_CAP];  // folder to start from, with a model or with adapters; "": a new model
     FileSums sums;             // checksums of its files, verified on loading; none: unknown, or already verified
     char base_dir[PATH_CAP];   // folder with the weights: model_dir, or the base of its adapters
@@ -210,6 +213,7 @@ static inline void session_close(Session* s) {
     side_files_free(&s->side_files);
     param_table_free(&s->table);
     param_table_free(&s->trained);
+    free(s->owned.items);
     options_free(&s->options);
 }
 

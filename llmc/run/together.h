@@ -13,7 +13,7 @@
 #include "llmc/base/utils.h"
 #include "llmc/dist/launch.h"  // defines: launch_parent_fd
 #include "llmc/dist/ranks.h"   // defines: Ranks
-#include "llmc/dist/team.h"    // defines: Team, TeamField, team_open, team_gather, team_close, TEAM_PAYLOAD
+#include "llmc/dist/team.h"    // defines: Team, TeamField, team_open, team_gather, team_at, team_close, TEAM_PAYLOAD
 #include "llmc/run/session.h"  // defines: Session
 #include "llmc/run/signals.h"  // defines: run_together
 
@@ -100,92 +100,111 @@ static inline Wishes together_wish(Team* team, Wishes mine) {
 
 enum { TOGETHER_SECONDS = 300 };  // that the ranks have to meet: the first run on a machine loads from cold disks
 
-/* Makes the process one of several ranks, before it prints a line. */
-static inline void together_begin(const Ranks* r) {
+/* Leaves the others: all ranks do so at the end. With `failed`, for an error that all ranks know, one rank of each host goes on
+ * and tells it; the others end here. */
+static inline void together_close(Session* s, bool failed) {
+    if (!s->team) { return; }
+    const bool tells = s->team->run.local_rank == 0;
+    team_close(s->team);
+    s->team = NULL;
+    if (failed && !tells) { exit(1); }
+}
+
+/* Ends the run for an error that all ranks know. */
+LLMC_NORETURN static inline void together_die(Session* s, const Error* e) {
+    together_close(s, true);
+    die("%s", e->msg);
+}
+
+/* Connects to the other ranks, or refuses one that runs another version. */
+static inline void together_meet(Team* team, const Ranks* r) {
+    TeamField version = {"the version of llama3.c", LLMC_VERSION};
+    Error e = NO_ERROR;
+    team_init(team);
+    team->parent_fd = launch_parent_fd();
+    must(team_open(team, r, &version, 1, TOGETHER_SECONDS, &e), &e);
+}
+
+/* Makes the process one of several ranks, before it opens its session. Rank 0 opens its own first: what is wrong with flags or
+ * files is told once, and the others find --out as it has cleaned it. */
+static inline void together_begin(Team* team, const Ranks* r) {
     if (r->ranks == 1) { return; }
     run_together = 1;
     if (r->rank == 0) { return; }
     snprintf(message_rank, sizeof message_rank, "rank %d: ", r->rank);
     if (!freopen("/dev/null", "w", stdout)) { die("/dev/null: cannot be opened: %s", strerror(errno)); }
+    together_meet(team, r);
 }
 
-/* Writes a value that must be the same on all ranks; of one that is too long, its end and a hash. */
-static inline void together_field(TeamField* f, const char* name, const char* value) {
-    const size_t length = strlen(value), most = sizeof f->value - 24;
-    f->name = name;
-    if (length < most) {
-        snprintf(f->value, sizeof f->value, "%s", value);
+/* Ends the run if a text is not the same on all ranks. Of a text too long for a message, its end and a checksum count. */
+static inline void together_compare(Session* s, const char* name, const char* text) {
+    enum { MOST = TEAM_PAYLOAD };
+    char mine[MOST] = {0};
+    const size_t length = strlen(text);
+    Error e = NO_ERROR;
+    if (length < MOST) {
+        memcpy(mine, text, length);
     } else {
-        const uint32_t crc = crc_of(value, length);
-        snprintf(f->value, sizeof f->value, "%08" PRIx32 " ..%s", crc, value + length - (most - 16));
+        snprintf(mine, MOST, "%08" PRIx32 " ..%s", crc_of(text, length), text + length - (MOST - 16));
     }
+    char* all = (char*)xmalloc((size_t)s->ranks * MOST);
+    together_gather(s->team, mine, MOST, all);
+    for (int r = 1; r < s->ranks; r++) {
+        const char* theirs = all + (size_t)r * MOST;
+        if (strcmp(theirs, all) != 0) { fail(&e, "rank %d: %s is \"%s\", but rank 0 has \"%s\"", r, name, theirs, all); }
+    }
+    free(all);
+    if (e.msg[0]) { together_die(s, &e); }
 }
 
-/* Meets the other ranks, and compares what must be the same on all: the build, all flags but --threads, the data, the checkpoint
- * that the run resumes. Does nothing if the process is alone. */
+/* Meets the other ranks once the session is open, and compares what must be the same on all: the build, all flags but
+ * --threads, the data, the checkpoint that the run resumes. Does nothing if the process is alone. */
 static inline void together_open(Session* s, Team* team, const Ranks* r) {
-    enum { MOST = NUM_OPTIONS + 4 };
     const Options* o = &s->options;
-    char names[NUM_OPTIONS][OPTION_TEXT], value[OPTION_TEXT], text[128];
-    int count = 0;
+    char name[OPTION_TEXT], value[OPTION_TEXT], text[64];
     uint64_t data = 0;
     Error e = NO_ERROR;
     if (r->ranks == 1) { return; }
-    TeamField* fields = (TeamField*)xcalloc(MOST, sizeof *fields);
-    together_field(&fields[count++], "this build", s->build);
-    for (int i = 0; i < NUM_OPTIONS; i++) {
-        if (i == OPT_threads) { continue; }
-        together_field(&fields[count++], option_flag(i, names[i]), option_text(o, i, value));
-    }
-    if (s->has_train) {
-        must(mix_fingerprint(&s->mix, &data, &e), &e);
-        snprintf(text, sizeof text, "%016" PRIx64, data);
-        together_field(&fields[count++], "the fingerprint of the data", text);
-    }
-    snprintf(text, sizeof text, s->resumed ? "step %llu" : "none", (unsigned long long)s->state.step);
-    together_field(&fields[count++], "the checkpoint to resume", text);
-    team_init(team);
-    team->parent_fd = launch_parent_fd();
-    must(team_open(team, r, fields, count, TOGETHER_SECONDS, &e), &e);
-    free(fields);
+    if (r->rank == 0) { together_meet(team, r); }
     s->team = team;
+    together_compare(s, "this build", s->build);
+    for (int i = 0; i < NUM_OPTIONS; i++) {
+        if (i != OPT_threads) { together_compare(s, option_flag(i, name), option_text(o, i, value)); }
+    }
+    must(!s->has_train || mix_fingerprint(&s->mix, &data, &e), &e);
+    snprintf(text, sizeof text, "%016" PRIx64, data);
+    together_compare(s, "the fingerprint of --train", text);
+    snprintf(text, sizeof text, s->resumed ? "step %llu" : "none", (unsigned long long)s->state.step);
+    together_compare(s, "the checkpoint to resume", text);
 }
 
 /* Checks that all ranks see the same --out: each reads a token that rank 0 writes there. */
-static inline void together_share_out(const Session* s) {
-    char path[PATH_CAP], text[32], name[TEAM_HOST];
+static inline void together_share_out(Session* s) {
+    char path[PATH_CAP], text[32];
     size_t size = 0;
     Error e = NO_ERROR;
     if (!s->team) { return; }
-    const int length = snprintf(text, sizeof text, "%016" PRIx64 "\n", s->team->run.token);
-    bool ok = path_join(path, s->options.out, ".ranks", &e);
-    if (ok && s->rank == 0) { ok = write_file(path, text, (size_t)length, &e); }
-    if (!together_ok(s->team, ok, &e)) { must(false, &e); }
+    const size_t length = (size_t)snprintf(text, sizeof text, "%016" PRIx64 "\n", s->team->run.token);
+    bool ok = path_join(path, s->options.out, ".ranks", &e) && (s->rank > 0 || write_file(path, text, length, &e));
+    if (!together_ok(s->team, ok, &e)) { together_die(s, &e); }
     if (s->rank > 0) {
-        char* found = read_file(path, &size, 64, &e);
-        ok = found && size == (size_t)length && memcmp(found, text, size) == 0;
+        Error ignored = NO_ERROR;
+        char* found = read_file(path, &size, 64, &ignored);
+        ok = found && size == length && memcmp(found, text, size) == 0;
         free(found);
-        snprintf(name, sizeof name, "%s", s->team->host);
         if (!ok) {
-            e.msg[0] = 0;
-            fail(&e, "--out: %s on host %s is not the folder that rank 0 writes: all ranks need one they share", s->options.out,
-                 name);
+            fail(&e, "--out: %s on host %s is not the folder of rank 0: all ranks must share it", s->options.out,
+                 s->team->host);
         }
     }
     const bool shared = together_ok(s->team, ok, &e);
     if (s->rank == 0) { unlink(path); }
-    must(shared, &e);
+    if (!shared) { together_die(s, &e); }
 }
 
 /* Tells the others where this rank is. */
 static inline void together_at(const Session* s, TeamPhase phase, int64_t step) {
     if (s->team) { team_at(s->team, phase, (uint64_t)step, 0); }
-}
-
-/* Leaves the others: all ranks do so at the end. */
-static inline void together_close(Session* s) {
-    if (s->team) { team_close(s->team); }
-    s->team = NULL;
 }
 
 #endif

@@ -241,7 +241,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     if (s->resumed) {
         StateSlot slots[NUM_SLOTS];
         const int num_slots = state_slots(trainer, t->model, s->saved_master, slots);
-        must(state_load(s->model_dir, s->state.world_size, &s->trained, 0, s->trained.elements, slots, num_slots, &e), &e);
+        must(state_load(s->model_dir, s->state.world_size, &s->trained, &s->owned, slots, num_slots, &e), &e);
     }
     if (o->profile == 0 || o->tune) {
         session_lock(s);  // what is refused until here leaves no trace
@@ -431,20 +431,13 @@ static inline void training_sample(Training* t) {
     training_logged(t, log_sample(&s->log, t->reported, g->text, g->text_len, &t->error));
 }
 
-/* Leaves the other ranks, as they all do. What ends the run is rank 0's to tell. */
-static inline void training_leave(const Training* t, bool failed) {
-    Session* s = t->s;
-    together_close(s);
-    if (failed && s->rank > 0) { exit(1); }
-}
-
 /* Tells that a checkpoint cannot be written, after the error that ended the run if there was one. */
 static inline void training_die_unsaved(const Training* t, const Error* e, SafeDtype dtype, const StateSlot* slots,
                                         int num_slots) {
     const Session* s = t->s;
     double bytes = (double)s->trained.num_params * (double)safe_dtypes[dtype].bytes;
     char size[32];
-    training_leave(t, true);
+    together_close(t->s, true);
     for (int i = 0; i < num_slots; i++) { bytes += (double)s->trained.num_params * (double)safe_dtypes[slots[i].dtype].bytes; }
     text_bytes((uint64_t)bytes, size, sizeof size);
     const int length = (int)strcspn(t->error.msg, "\n");  // one hint is enough
@@ -527,7 +520,7 @@ static inline void training_close(Training* t) {
                          : s->plan.stop < s->plan.steps  ? "stop-after"
                                                          : "done";
     log_end(&s->log, (int64_t)s->state.step, reason, now_seconds() - s->started, &t->error);
-    training_leave(t, t->error.msg[0] || t->not_finite > 0);
+    together_close(s, t->error.msg[0] || t->not_finite > 0);
     if (t->error.msg[0]) { training_die_of_error(t); }
     if (t->not_finite > 0) { training_die_not_finite(t); }
     s->status = stopped && !t->out_of_patience ? s->options.signal_status : 0;

@@ -46,6 +46,8 @@ static inline bool verify_tensors(const char* dir, const TrainerState* s, const 
     snprintf(base, sizeof base, "%s", lora_base ? lora_base : "");
     if (!verify_config(dir, &c, base, e)) { return false; }
     ParamTable table = param_table(&c), trained = trained_table(&c);
+    ArenaRange range;
+    const ArenaRanges whole = whole_arena(&trained, &range);
     const StateSlot slots[] = {{"m", SAFE_F32, NULL, verify_tensor, NULL},
                                {"v", SAFE_F32, NULL, verify_tensor, NULL},
                                {"master", SAFE_F32, NULL, verify_tensor, NULL}};
@@ -53,7 +55,7 @@ static inline bool verify_tensors(const char* dir, const TrainerState* s, const 
     const bool read = c.lora.rank == 0
                           ? model_load(dir, &c, &table, verify_tensor, NULL, e)
                           : adapter_load(dir, &trained, NULL, verify_tensor, NULL, e) && verify_base(base, &c, &table, s, e);
-    const bool ok = read && state_load(dir, s->world_size, &trained, 0, trained.elements, slots, num_slots, e);
+    const bool ok = read && state_load(dir, s->world_size, &trained, &whole, slots, num_slots, e);
     param_table_free(&table);
     param_table_free(&trained);
     return ok;

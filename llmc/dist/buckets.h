@@ -1,0 +1,155 @@
+/* buckets.h -- which part of the trained tensors each rank of a run owns, and the sum of the ranks' gradients in rank order.
+ *
+ * A bucket is what travels at once: the embedding, a block, or the final norm with the head; with LoRA the adapters of a block.
+ * Buckets of more than BUCKET_MOST elements are cut into pieces. Every rank owns 1 / ranks of each piece, its shard: so all
+ * ranks send and receive alike, whichever bucket travels. (If each rank owned one stretch of the whole arena, all would send a
+ * bucket to the same one.)
+ *
+ *   arena   | piece 0: rank 0 | rank 1 | rank 2 | piece 1: rank 0 | rank 1 | rank 2 | ...
+ *   rank 1            | piece 0's shard | piece 1's shard | ...       its m, v and master weights, its "local" elements
+ *
+ * The pieces tile the arena. Each begins at, and is as long as, a multiple of PARAM_ALIGN * ranks (config.h pads the buckets), so
+ * shards are equal and aligned.
+ *
+ * Gradients: every rank sends each shard of its own to the owner. The owner adds what arrived in rank order, in fp32: the
+ * result does not depend on who came first or on how the network adds. ordered_sum() is the oracle of the CUDA kernel.
+ */
+#ifndef LLMC_BUCKETS_H
+#define LLMC_BUCKETS_H
+
+#include "llmc/base/float16.h"  // defines: f32_from_bf16, f32_from_f16, bf16_from_f32, f16_from_f32
+#include "llmc/base/utils.h"
+#include "llmc/config.h"  // defines: ArenaRange, ArenaRanges, ParamTable, bucket_align, param_begins_bucket
+
+#ifndef BUCKET_MOST
+#define BUCKET_MOST ((size_t)64 << 20)  // elements: 256 MiB in fp32; tests set it smaller
+#endif
+
+/* A bucket, or a piece of one. */
+typedef struct {
+    size_t first, count;  // elements [first, first + count) of the arena
+    int layer;            // of the block; -1: the embedding; number of blocks: final norm and head
+} Bucket;
+
+typedef struct {
+    Bucket* items;  // in the order of the arena
+    int count;
+    int ranks;
+} Buckets;
+
+static inline void buckets_free(Buckets* list) {
+    free(list->items);
+    memset(list, 0, sizeof *list);
+}
+
+/* Appends elements [first, end) of the arena, cut into as few pieces as possible, whose lengths differ by one unit at most. */
+static inline void buckets_add(Buckets* list, size_t first, size_t end, int layer, size_t unit) {
+    const size_t units = (end - first) / unit, pieces = ceil_div(units, BUCKET_MOST / unit);
+    list->items = (Bucket*)xrealloc(list->items, ((size_t)list->count + pieces) * sizeof(Bucket));
+    for (size_t i = 0; i < pieces; i++) {
+        const size_t begin = units * i / pieces, stop = units * (i + 1) / pieces;
+        const Bucket piece = {first + begin * unit, (stop - begin) * unit, layer};
+        list->items[list->count++] = piece;
+    }
+}
+
+/* Lists the buckets of a table, cut for the table's ranks. Free with buckets_free(). */
+static inline Buckets buckets_list(const ParamTable* t) {
+    Buckets list = {NULL, 0, t->ranks};
+    int blocks = 0;
+    for (int i = 0, next; i < t->count; i = next) {
+        for (next = i + 1; next < t->count && !param_begins_bucket(t, next);) { next++; }
+        const int layer = t->items[i].layer;
+        const size_t end = next < t->count ? t->items[next].offset : t->elements;
+        buckets_add(&list, t->items[i].offset, end, layer < 0 && i > 0 ? blocks : layer, bucket_align(t));
+        blocks += layer >= 0;
+    }
+    return list;
+}
+
+/* Returns the part of a bucket that a rank owns. */
+static inline ArenaRange shard_of(const Bucket* b, int rank, int ranks) {
+    const size_t count = b->count / (size_t)ranks;
+    const ArenaRange shard = {b->first + (size_t)rank * count, count};
+    return shard;
+}
+
+/* Returns the elements that each rank owns. */
+static inline size_t shard_elements(const Buckets* list) {
+    const Bucket* last = &list->items[list->count - 1];
+    return (last->first + last->count) / (size_t)list->ranks;
+}
+
+/* Returns the rank that owns element `at` of the arena, and sets *local to its place among all that this rank owns, shard
+ * behind shard. */
+static inline int shard_owner(const Buckets* list, size_t at, size_t* local) {
+    int below = 0, above = list->count;
+    while (above - below > 1) {
+        const int middle = (below + above) / 2;
+        if (list->items[middle].first <= at) {
+            below = middle;
+        } else {
+            above = middle;
+        }
+    }
+    const Bucket* b = &list->items[below];
+    const size_t count = b->count / (size_t)list->ranks, in_piece = at - b->first;
+    *local = b->first / (size_t)list->ranks + in_piece % count;  // the rank owns as much of each piece before
+    return (int)(in_piece / count);
+}
+
+/* Sets *local to the place of element `at` of the arena among those of `rank`. Returns false if another rank owns it. */
+static inline bool shard_local(const Buckets* list, int rank, size_t at, size_t* local) {
+    return shard_owner(list, at, local) == rank;
+}
+
+/* Lists what a rank owns; adjacent shards (of the only rank) become one range. `items` is for free(). */
+static inline ArenaRanges shard_ranges(const Buckets* list, int rank) {
+    ArenaRanges own = {(ArenaRange*)xmalloc((size_t)list->count * sizeof(ArenaRange)), 0};
+    for (int i = 0; i < list->count; i++) {
+        const ArenaRange shard = shard_of(&list->items[i], rank, list->ranks);
+        ArenaRange* last = own.count > 0 ? &own.items[own.count - 1] : NULL;
+        if (last && last->first + last->count == shard.first) {
+            last->count += shard.count;
+        } else {
+            own.items[own.count++] = shard;
+        }
+    }
+    return own;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the sum in rank order
+
+/* out (n) = parts[0] + parts[1] + ... of all ranks, (n) each, added from left to right in fp32. `out` may be one of
+ * the parts. Returns
+ * the sum of the squares of `out` in double: this slice's share of the gradient's norm. */
+static inline double ordered_sum(float* out, const float* const* parts, int ranks, size_t n) {
+    double squares = 0;
+    for (size_t i = 0; i < n; i++) {
+        float sum = parts[0][i];
+        for (int r = 1; r < ranks; r++) { sum += parts[r][i]; }
+        out[i] = sum;
+        squares += (double)sum * (double)sum;
+    }
+    return squares;
+}
+
+/* The same of 16-bit slices. `wide` is f32_from_bf16 or f32_from_f16. */
+static inline double ordered_sum_16bit(float* out, const uint16_t* const* parts, float (*wide)(uint16_t), int ranks, size_t n) {
+    double squares = 0;
+    for (size_t i = 0; i < n; i++) {
+        float sum = wide(parts[0][i]);
+        for (int r = 1; r < ranks; r++) { sum += wide(parts[r][i]); }
+        out[i] = sum;
+        squares += (double)sum * (double)sum;
+    }
+    return squares;
+}
+
+/* Rounds a sum (n) to 16 bits, once. `narrow` is bf16_from_f32 or f16_from_f32. */
+static inline void round_sum(uint16_t* out, const float* sum, size_t n, uint16_t (*narrow)(float)) {
+    for (size_t i = 0; i < n; i++) { out[i] = narrow(sum[i]); }
+}
+
+#endif
