@@ -199,6 +199,11 @@ static inline void training_dry_run(Training* t) {
     t->trainer->destroy(t->model);
 }
 
+/* Tells whether --patience validations in a row were above the lowest loss. */
+static inline bool training_patience_is_over(const Session* s) {
+    return s->options.patience > 0 && s->state.val.since_best >= (uint64_t)s->options.patience;
+}
+
 static inline void training_catch_up(Training* t);
 static inline void training_checkpoint(Training* t, bool timed);
 
@@ -257,6 +262,8 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     if (s->resumed && !s->state.not_finite) { snprintf(t->healthy, sizeof t->healthy, "%s", s->model_dir); }
     step_lines_init(&t->lines, &s->plan, t->queued, flops_per_token(&s->config, &s->table, o->seq),
                     trainer->peak_flops * s->ranks);
+    // a run that has ended so, or died behind its last checkpoint, does not go on
+    t->out_of_patience = s->resumed && s->has_val && training_patience_is_over(s);
     if (s->resumed) { training_catch_up(t); }
     return true;
 }
@@ -334,7 +341,7 @@ static inline void training_report(Training* t, const StepResult* r) {
  * not as one of the run, which goes on as if it never stopped. Returns whether the loss is the lowest so far. */
 static inline bool training_take_validation(Training* t, double loss) {
     const Session* s = t->s;
-    const int every = s->options.val_every, patience = s->options.patience;
+    const int every = s->options.val_every;
     Validations* v = &t->s->state.val;
     if ((every == 0 || t->reported % every != 0) && t->reported != s->plan.steps) {
         v->step = (uint64_t)t->reported;
@@ -342,7 +349,7 @@ static inline bool training_take_validation(Training* t, double loss) {
         return false;
     }
     const bool best = validations_add(v, (uint64_t)t->reported, loss);
-    t->out_of_patience = patience > 0 && v->since_best >= (uint64_t)patience;
+    t->out_of_patience = training_patience_is_over(s);
     return best;
 }
 
@@ -442,9 +449,8 @@ static inline void training_checkpoint(Training* t, bool timed) {
     t->saved_timed = s->state.timed;
     t->saved_at = now_seconds();
     t->write_seconds = t->saved_at - start;
-    if (t->reported < s->plan.stop && !training_stops(t)) {
-        print_names(stdout, "saved   %s\n", s->newest);
-    }  // the last is in the summary
+    const bool last = t->reported >= s->plan.stop || training_stops(t);
+    if (!last) { print_names(stdout, "saved   %s\n", s->newest); }  // the last is in the summary
     if (!s->state.not_finite) { snprintf(t->healthy, sizeof t->healthy, "%s", s->newest); }
 }
 
@@ -476,7 +482,7 @@ static inline void training_die_not_finite(Training* t) {
 static inline void training_close(Training* t) {
     Session* s = t->s;
     // --steps 0 exports a new model; a run resumed at its last step keeps a timed checkpoint
-    if ((t->saved < 0 || t->saved_timed) && !training_stops(t)) { training_checkpoint(t, false); }
+    if ((t->saved < 0 || t->saved_timed) && !training_breaks_off(t)) { training_checkpoint(t, false); }
     const bool stopped = t->reported < s->plan.stop;
     const char* reason = t->error.msg[0]                 ? "error"
                          : t->not_finite > 0             ? "not finite"
