@@ -535,11 +535,15 @@ check "tokenize: a long stream gives the file's tokens" sh -c "cat long.txt | $t
 rm -f long*
 printf '%s\n' '{"body":"a cat","text":1}' '' '{"body":"b"}' >field.jsonl && printf '{"text":"a cat"}\n{"text":"b"}\n' >named.jsonl
 $tokens -o named.bin named.jsonl >/dev/null
+expect "tokenize: --show into a full disk" 1 "stdout: writing failed" sh -c "$tokens --show 1 named.bin >/dev/full"
 check "tokenize: --field names the text of a .jsonl" sh -c "$tokens --field body -o field.bin field.jsonl && cmp named.bin field.bin"
 check "tokenize: with --field, stdin is lines of JSON" sh -c "cat field.jsonl | $tokens --field body -o field.bin - && cmp named.bin field.bin"
 check "tokenize: without it, plain text" sh -c "cat named.jsonl | $tokens -o field.bin - | grep '^1 document'"
 expect "tokenize: a line of stdin without the field" 1 "stdin:3: text is missing" sh -c "{ cat named.jsonl; echo '{}'; } | $tokens --field text -o bad.bin -"
 expect "tokenize: --field on a plain text" 2 "cat text.txt | ./tokenize --field body -o bad.bin -" $tokens --field body -o bad.bin text.txt
+expect "tokenize: a stream of lines of JSON without --field" 0 "warning: stdin: begins with a line of JSON" sh -c "cat named.jsonl | $tokens -o field.bin -"
+check "tokenize: --bytes takes it as it is" sh -c "! cat named.jsonl | $tokens --bytes -o field.bin - 2>&1 | grep warning"
+expect "tokenize: no stream of tokens" 2 "--out is -, wanted the name of a file" $tokens -o - text.txt
 expect "tokenize: stdin twice" 2 "given twice" $tokens -o bad.bin - /dev/stdin
 mkfifo pipe && expect "tokenize: a pipe by its name" 1 "pipe: is a pipe, wanted a regular file, or - for stdin" $tokens -o bad.bin pipe
 printf '\357\273\277' | cat - text.txt >mark.txt
@@ -548,6 +552,7 @@ check "tokenize: a byte order mark is no text" sh -c "$tokens -o mark.bin mark.t
 printf '\037\213\010\000abc' >k.gz && printf '\050\265\057\375abc' >k.zst && printf '\3757zXZ\000abc' >k.xz && printf 'BZh91AY&SYabc' >k.bz2
 printf 'PAR1\025\004' >k.parquet && printf 'ARROW1\000\000' >k.arrow && printf '\377\376a\000b\000' >k.utf16
 printf 'm\000e\000o\000w\000' >k.utf16le && printf '\000m\000e\000o\000w' >k.utf16be && printf '[\n {"text": "a"}]' >k.json
+printf '\377\376\000\000m\000\000\000' >k.utf32
 { words 10 1 && printf '\351\n'; } >k.latin1 && cp k.gz k.jsonl.gz && : >k.empty && printf '\357\273\277' >k.mark
 printf '%%PDF-1.7\n%%\342\343\317\323\n' >k.pdf && printf ' \n\t\r\n' >k.blank
 cp whole.bin k.tokens && { words 300000 1 && head -c 200000 /dev/urandom; } >k.tail
@@ -565,6 +570,7 @@ refuses k.parquet "is a Parquet file" "hf.py --rows k.parquet | ./tokenize --fie
 refuses k.arrow "is an Arrow file" "hf.py --rows k.arrow | "
 refuses k.utf16 "is UTF-16 text" "iconv -f UTF-16 -t UTF-8 k.utf16 | ./tokenize -o bad.bin -"
 refuses k.utf16le "is UTF-16 text" "iconv -f UTF-16LE -t UTF-8 k.utf16le | "
+refuses k.utf32 "is UTF-32 text" "iconv -f UTF-32 -t UTF-8 k.utf32 | "
 refuses k.utf16be "is UTF-16 text" "iconv -f UTF-16BE -t UTF-8 k.utf16be | "
 refuses k.json "is a JSON array" "jq -c '.[]' k.json | ./tokenize --field text -o bad.bin -"
 refuses k.latin1 "2.0 % of its bytes are no UTF-8" "iconv -f LATIN1 -t UTF-8 k.latin1 | ./tokenize -o bad.bin -"
