@@ -127,6 +127,7 @@ if python3 -c '' 2>/dev/null; then
     rm -rf ruined && cp -r whole ruined && rm -r ruined/step_*[1-5]
     state 's/"not_finite": false/"not_finite": true/' ruined/step_00000006
     expect "the only one is not taken either" 1 "not_finite is true" resume --out ruined
+    expect "the hint is that of the job" 1 "hint: --model PATH takes it all the same" train --model ruined --generate x
     expect "but by name" 0 "" resume ruined/step_00000006 --out ruined
     rm -rf mute && cp -r whole mute && echo '{' >mute/step_00000006/tokenizer.json && state '' mute/step_00000006
     expect "a run does not go on without the tokenizer that it had" 1 "mute/step_00000006/tokenizer.json" resume --out mute
