@@ -82,3 +82,8 @@ def test_each_new_best_is_written_with_checkpoint_best(work):
     text = train(work, *FLAGS, "--lr", 1e-3, "--steps", 6, "--checkpoint-best", "--keep", 1, "--out", "c")
     assert kept(work / "c") == ["step_00000006"] and "best    c/step_00000006" in text  # each replaced the one before
     assert last_event(work / "c")["reason"] == "done"
+
+
+def test_a_new_best_stays_where_one_by_time_is_due_too(work):
+    train(work, *FLAGS, "--lr", 1e-3, "--steps", 3, "--val-every", 1, "--checkpoint-best", "--checkpoint-minutes", 1e-6, "--out", "d")
+    assert kept(work / "d") == ["step_00000001", "step_00000002", "step_00000003"]

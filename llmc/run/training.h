@@ -363,6 +363,7 @@ static inline void training_validate(Training* t, Due* due) {
     training_logged(t, log_val(&s->log, t->reported, l.loss, l.bpb, &t->error));
     if (training_take_validation(t, l.loss) && s->options.checkpoint_best && t->saved != t->reported) {
         due->checkpoint = true;
+        due->timed = false;  // it stays
     }
 }
 
