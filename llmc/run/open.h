@@ -179,9 +179,20 @@ static inline void session_find_tokenizer(Session* s) {
     if (!dir[0] && o->train) { must(mix_folder(o->train, dir, &e), &e); }
     if (dir[0] && folder_has_tokenizer(dir)) {
         s->has_tokenizer = tokenizer_load(&s->tokenizer, dir, &e);
+        if (!s->has_tokenizer && options_export_gguf(o)) { die("%s", e.msg); }
         if (!s->has_tokenizer && !had) { warn("%s: continuing without a tokenizer, texts are shown as ids", e.msg); }
     }
     if (had && !s->has_tokenizer) { die("%s\n  hint: give the run's tokenizer with --tokenizer", e.msg); }
+}
+
+/* Tells what comes of having no tokenizer. An export copies one that only cannot be read here. */
+static inline void session_warn_of_no_tokenizer(const Session* s) {
+    if (s->has_tokenizer || s->job == JOB_EVAL || s->rank != 0) { return; }
+    if (s->job != JOB_EXPORT) {
+        warn("there is no tokenizer: texts are shown as ids");
+    } else if (!folder_has_tokenizer(session_text_dir(s)) && !options_export_gguf(&s->options)) {
+        warn("there is no tokenizer: the export has none either");
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -361,7 +372,7 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
             s->tokenizer.path ? s->tokenizer.path : "the built-in tokenizer", s->tokenizer.vocab_size,
             s->model_dir[0] ? s->base_dir : o->model, s->config.vocab_size);
     }
-    if (!s->has_tokenizer && s->job != JOB_EVAL && s->rank == 0) { warn("there is no tokenizer: texts are shown as ids"); }
+    session_warn_of_no_tokenizer(s);
     session_check_data(s);
     session_open_tasks(s);
     s->table = param_table(&s->config);
