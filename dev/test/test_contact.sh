@@ -66,6 +66,7 @@ train @first/step_00000004/run.flags --out again >/dev/null 2>&1
 check "and start the same run" same_checkpoint first/step_00000004 again/step_00000004
 check "with the same log" same_steps first/log.jsonl again/log.jsonl
 expect "the flags are summed up with the rest" 0 "whole " "$bin/train_llama3" --verify first
+expect "which is an error if it cannot be told" 1 "standard output: writing failed" sh -c "'$bin/train_llama3' --verify first >/dev/full"
 echo "--lr 9" >>first/step_00000004/run.flags
 expect "and so cannot change unseen" 1 "run.flags" train --resume first/step_00000004 --out other
 
@@ -81,9 +82,16 @@ train --model d1 --train val.bin --epochs 2 --out epochs >/dev/null 2>&1
 steps=$(ls epochs | sed -n 's/^step_0*//p')
 train --model d1 --train val.bin --steps "${steps:-0}" --out steps >/dev/null 2>&1
 check "--epochs is the run that --steps with its number makes" same_checkpoint epochs/step_* steps/step_*
+expect "a part of an epoch that holds no step" 1 "--epochs: 0.0001 of" train --model d1 --train data.bin --epochs 0.0001 --dry-run
 expect "a warm-up as long as the run" 0 "warning: --warmup: 4 of 4 steps" train @mine.flags --warmup 4 --dry-run
 train @mine.flags --warmup 3 --dry-run >/dev/null 2>stderr
 check "a shorter one is no matter" sh -c '! grep -q warmup stderr'
+for flag in --patience=--val --checkpoint-best=--val --eval-every=--tasks; do
+    given="${flag%%=*} 3" && [ "$given" != "--checkpoint-best 3" ] || given=--checkpoint-best
+    expect "${flag%%=*} wants ${flag#*=}" 0 "warning: ${flag%%=*}: does nothing without ${flag#*=}" train @mine.flags $given --dry-run
+done
+train @mine.flags --val val.bin --patience 3 --checkpoint-best --dry-run >/dev/null 2>stderr
+check "with it there is nothing to say" sh -c '! grep -q "does nothing" stderr'
 
 # --- the lines of a run --------------------------------------------------------------------------------------------------------
 
@@ -108,6 +116,7 @@ expect "evaluation names its data" 0 "data    val.bin: " train --eval --model li
 
 expect "a dry run tells how long the run takes" 0 " ms a step: 50 steps take 0:0" train --model d1 --train data.bin --steps 50 --dry-run
 expect "of a run with --minutes, how far it gets" 0 " steps fit into 1 minutes" train --model d1 --train data.bin --minutes 1 --dry-run
+expect "a run that goes on has the steps that it began with" 0 "--minutes set the number of steps when the run began: it has 121" resume --out lines --minutes 1 --dry-run
 cp -r lines lines2
 expect "of a run that goes on, the rest" 0 " ms a step: 10 steps take 0:0" resume --out lines --steps 131 --dry-run
 check "and leaves it alone" diff -r lines lines2
@@ -121,6 +130,11 @@ expect "or with --prompt" 0 '--generate "a \"b\" \$c"' train --model d1 --train 
 token_file ids.bin 400 99
 train --model d1 --train ids.bin --steps 1 --out ids >ids.txt 2>&1
 check "or with ids, if there is no tokenizer" grep -qE -- '--generate "[0-9]+ [0-9]+ [0-9]+ [0-9]+"' ids.txt
+
+"$bin/tokenize" --tokenizer "$root/dev/data/tinytales" -o tales.bin text.txt >/dev/null
+train --model d1 --tokenizer "$root/dev/data/tinytales" --train tales.bin --steps 1 --out talks >/dev/null 2>&1
+expect "a date in a form that has none" 1 "--date: the chat template is Llama 3's, which has no date" train --model talks --chat --date x
+expect "the form does without" 0 "" train --model talks --chat
 
 background --model d1 --train data.bin --steps 100000 --out stopped
 wait_for has_steps stopped/log.jsonl 2

@@ -320,12 +320,32 @@ static inline void session_read_sampling(Session* s) {
     json_free(&j);
 }
 
+/* Warns of flags that do nothing without --val or --tasks. */
+static inline void session_warn_of_no_data(const Session* s) {
+    const Options* o = &s->options;
+    const struct {
+        int flag;
+        bool on, has_data;
+        const char* data;
+    } flags[] = {
+        {OPT_patience, o->patience > 0, s->has_val, "--val"},
+        {OPT_checkpoint_best, o->checkpoint_best, s->has_val, "--val"},
+        {OPT_eval_every, o->eval_every > 0, s->has_tasks, "--tasks"},
+    };
+    for (size_t i = 0; s->rank == 0 && i < sizeof flags / sizeof *flags; i++) {
+        char flag[OPTION_TEXT];
+        if (!flags[i].on || flags[i].has_data) { continue; }
+        warn("%s: does nothing without %s", option_flag(flags[i].flag, flag), flags[i].data);
+    }
+}
+
 /* Warns of flags that are possible, but hardly meant. A model that learns longer rows is one for these. */
 static inline void session_check_sense(Session* s) {
     const Options* o = &s->options;
     if (s->plan.steps > 0 && o->warmup >= s->plan.steps && s->rank == 0) {
         warn("--warmup: %d of %lld steps: the learning rate never gets to --lr", o->warmup, (long long)s->plan.steps);
     }
+    session_warn_of_no_data(s);
     if (o->seq <= s->config.max_positions) { return; }
     const char* model = s->model_dir[0] ? s->base_dir : o->model;
     if (s->config.lora.rank > 0) {
@@ -354,7 +374,8 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
     session_flags(s, argc, argv, trainer);
     if (o->verify) {  // needs no model, so no GPU
         verify(o->verify, o->lora_base);
-        exit(fflush(stdout) == 0 ? 0 : 1);
+        if (fflush(stdout) != 0 || ferror(stdout)) { die("standard output: writing failed"); }
+        exit(0);
     }
     if (trainer == ON_CPU) { cpu_build(s->build, sizeof s->build); }  // the other trainer does not know its card yet
     session_find_model(s);

@@ -220,6 +220,9 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     session_compare(s, trainer->dtype);
     job_check_memory(trainer, s, stdout);
     if (!timed || s->job == JOB_DRY_RUN) { training_print_plan(s); }
+    if (s->resumed && o->given[OPT_minutes]) {
+        printf("resume  --minutes set the number of steps when the run began: it has %lld\n", (long long)s->plan.steps);
+    }
     if (s->resumed && (int64_t)s->state.step >= s->plan.stop) {
         printf("resume  already at step %llu of %s %lld: nothing is left to train\n", (unsigned long long)s->state.step,
                s->plan.stop < s->plan.steps ? "--stop-after" : "--steps", (long long)s->plan.stop);
