@@ -22,15 +22,18 @@ for columns in 80 72 100; do
 done
 
 expect "a model of the hub is not here" 1 "hint: python dev/data/model.py OWNER/NAME" train --model owner/name --train data.bin
-expect "nor is its tokenizer" 1 "hint: python dev/data/model.py OWNER/NAME" train --model d1 --tokenizer owner/name --train data.bin
+expect "nor is its tokenizer" 1 "hint: python dev/data/model.py OWNER/NAME" \
+    train --model d1 --tokenizer owner/name --train data.bin
 check "with the hint on a line of its own" grep -q '^  hint: python' stderr
 printf '{"id":1,"content":"a"}\n' >named.jsonl && printf '{"messages":[{"role":"user","content":"a"}]}\n' >chat.jsonl
 expect "a text in another field is found" 1 "  hint: --field content" "$bin/tokenize" -o named.bin named.jsonl
 check "on a line of its own" grep -q '^  hint: --field content' stderr
-expect "a chat is told that --chat takes it" 1 "  hint: a conversation is no text; --chat" "$bin/tokenize" -o chat.bin chat.jsonl
+expect "a chat is told that --chat takes it" 1 "  hint: a conversation is no text; --chat" \
+    "$bin/tokenize" -o chat.bin chat.jsonl
 check "on a line of its own, too" grep -q '^  hint: a conversation is no text' stderr
 expect "what is not set is not shown" 0 "checkpoint-minutes=10" train --model d1 --train data.bin --total-batch 64 --dry-run
-check "such as other lengths" sh -c "grep -q ' total-batch=64 ' stdout && ! grep -qE 'steps=-1|minutes=0|epochs=0|top-k=0' stdout"
+check "such as other lengths" \
+    sh -c "grep -q ' total-batch=64 ' stdout && ! grep -qE 'steps=-1|minutes=0|epochs=0|top-k=0' stdout"
 
 # --- flags in a file ---------------------------------------------------------------------------------------------------------
 
@@ -106,8 +109,10 @@ check "without saving it again" sh -c '! grep -q "^saved" stdout'
 expect "the short form of resuming takes the run's flags" 0 "plan    121 steps of 64 tokens" resume --out lines --steps 121
 expect "evaluation names its data" 0 "data    val.bin: " train --eval --model lines --val val.bin
 
-expect "a dry run tells how long the run takes" 0 " ms a step: 50 steps take 0:0" train --model d1 --train data.bin --steps 50 --dry-run
-expect "of a run with --minutes, how far it gets" 0 " steps fit into 1 minutes" train --model d1 --train data.bin --minutes 1 --dry-run
+expect "a dry run tells how long the run takes" 0 " ms a step: 50 steps take 0:0" \
+    train --model d1 --train data.bin --steps 50 --dry-run
+expect "of a run with --minutes, how far it gets" 0 " steps fit into 1 minutes" \
+    train --model d1 --train data.bin --minutes 1 --dry-run
 cp -r lines lines2
 expect "of a run that goes on, the rest" 0 " ms a step: 10 steps take 0:0" resume --out lines --steps 131 --dry-run
 check "and leaves it alone" diff -r lines lines2
@@ -116,8 +121,10 @@ check "a sample that is cut says so" grep -q '^sample  .* …$' cut.txt
 check "the log has the text alone" sh -c '! grep -q … cut/log.jsonl'
 expect "so has --generate" 0 "the" train --generate "the" --tokens 3 --model cut
 check "to the last byte" sh -c '! grep -q … stdout'
-check "the next command goes on with the data's words" grep -qF -- "--generate \"$(head -n 1 text.txt | cut -d ' ' -f 1-4)\"" cut.txt
-expect "or with --prompt" 0 '--generate "a \"b\" \$c"' train --model d1 --train data.bin --steps 1 --prompt 'a "b" $c' --out prompt
+check "the next command goes on with the data's words" \
+    grep -qF -- "--generate \"$(head -n 1 text.txt | cut -d ' ' -f 1-4)\"" cut.txt
+expect "or with --prompt" 0 '--generate "a \"b\" \$c"' \
+    train --model d1 --train data.bin --steps 1 --prompt 'a "b" $c' --out prompt
 token_file ids.bin 400 99
 train --model d1 --train ids.bin --steps 1 --out ids >ids.txt 2>&1
 check "or with ids, if there is no tokenizer" grep -qE -- '--generate "[0-9]+ [0-9]+ [0-9]+ [0-9]+"' ids.txt
@@ -132,7 +139,8 @@ check "and then does it" grep -q '^saved   stopped/step_' background
 # --- longer rows than the model is for ---------------------------------------------------------------------------------------
 
 cp -r first/step_00000004 short && rm short/trainer_state.json && sed -i 's/"max_position_embeddings": [0-9]*/"max_position_embeddings": 16/' short/config.json
-expect "rows longer than the model's" 0 "warning: --seq: is 32, but short is for 16 positions" train --model short --train data.bin --steps 1 --out longer
+expect "rows longer than the model's" 0 "warning: --seq: is 32, but short is for 16 positions" \
+    train --model short --train data.bin --steps 1 --out longer
 check "their length is in the checkpoint" grep -q '"max_position_embeddings": 32' longer/step_00000001/config.json
 check "the source's else" grep -q '"max_position_embeddings": 8192' first/step_00000004/config.json
 summary
