@@ -6,8 +6,9 @@
 
 #include "dev/data/encode_units.h"
 #include "dev/data/tokenize_flags.h"
-#include "llmc/base/utils.h"      // defines: fail, open_to_read
+#include "llmc/base/utils.h"      // defines: fail, warn, open_to_read
 #include "llmc/files/filekind.h"  // defines: text_kind_of
+#include "llmc/files/json.h"      // defines: Json, json_parse_line, json_free
 
 typedef struct {
     const char *path, *name;  // as given; for messages
@@ -71,6 +72,18 @@ static inline bool input_check_start(const Input* in, const Args* a, const char*
     reading_command(command, sizeof command, a, kind.to_lines || in->lines || strstr(in->path, ".json"));
     return fail(e, "%s: is %s, wanted UTF-8 text\n  hint: %s %s | %s", in->name, kind.what, kind.to_text,
                 descriptor_of(in->path) < 0 ? in->path : "FILE", command);
+}
+
+/* Warns of lines of JSON that are read as one text: without --field a stream is plain text, as any file but .jsonl. */
+static inline void input_warn_of_json(const Input* in, const Args* a, const char* text, size_t n) {
+    const char* newline = (const char*)memchr(text, '\n', n);
+    Json j;
+    Error no_json = NO_ERROR;
+    if (in->lines || a->bytes || !newline || *text != '{') { return; }
+    if (!json_parse_line(&j, text, (size_t)(newline - text), in->name, &no_json)) { return; }
+    json_free(&j);
+    warn("%s: begins with a line of JSON, and is taken as text: %s, if each line is a document", in->name,
+         descriptor_of(in->path) >= 0 ? "give --field NAME" : "give it a name that ends with .jsonl");
 }
 
 /* Checks that at most one byte in a hundred of those read so far is no part of a character. */

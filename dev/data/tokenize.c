@@ -180,6 +180,7 @@ static bool tokenize_input(Job* job, TokenFile* w, Progress* progress, const cha
         buffer[have] = 0;
         ok = ok && (!first || input_check_start(&in, job->args, buffer, size_min(have, HEAD_BYTES), e));
         const size_t mark = first ? mark_length(job->args, buffer, n) : 0;
+        if (ok && first) { input_warn_of_json(&in, job->args, buffer + mark, n - mark); }
         list.count = 0;
         if (in.lines) {
             cut_lines(&list, buffer + mark, n - mark, &line);
@@ -330,5 +331,6 @@ int main(int argc, char** argv) {
     tokenizer_free(&t);
     free(args.files);
     if (!ok) { die("%s", e.msg); }
+    if (args.show && (fflush(stdout) != 0 || ferror(stdout))) { die("stdout: writing failed: %s", strerror(errno)); }
     return 0;
 }

@@ -215,6 +215,7 @@ static inline void parse_args(Args* a, int argc, char** argv) {
     if (!a->out || !*a->out) {
         die_usage("--out is missing, wanted -o OUT.bin, --jsonl, --decode or --show\n  hint: --help shows the usage");
     }
+    if (strcmp(a->out, "-") == 0) { die_usage("--out is -, wanted the name of a file: a token file is no stream"); }
     if (!a->num_files) { die_usage("no input file, wanted at least one text or .jsonl file, or -, after -o %s", a->out); }
     check_inputs(a);
 }

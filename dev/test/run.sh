@@ -58,7 +58,7 @@ run_two() { # run_two FILE [FILE]: runs two Python test files in parallel; each 
     start=$(date +%s)
     for file in "$@"; do
         {
-            "$python" -m pytest -q -rs -p no:cacheprovider "$file" >"$log.$(basename "$file")" 2>&1
+            "$python" -m pytest -q -rfEs -p no:cacheprovider "$file" >"$log.$(basename "$file")" 2>&1
             echo $? >"$log.$(basename "$file").status"
         } &
     done

@@ -167,7 +167,8 @@ verdict "flipped bits of headers and under checksums are refused"
 mv broken/trainer_state.json state.json
 for job in "--generate x --tokens 2" "--eval --val data.bin --batch 2 --seq 32" "--train data.bin --batch 2 --seq 32 --steps 1 --out out"; do
     what="a weight that is nan, $job"
-    refused "broken/model.safetensors: tensor lm_head.weight is nan at [256, 63], wanted a finite number" "$bin/train_llama3" --threads 1 --model broken $job
+    refused "broken/model.safetensors: tensor lm_head.weight is nan at [256, 63], wanted a finite number" \
+        "$bin/train_llama3" --threads 1 --model broken $job
 done
 cp good/model.safetensors broken/model.safetensors && mv state.json broken/trainer_state.json
 verdict "a weight that is not finite is refused by name"

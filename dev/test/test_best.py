@@ -67,9 +67,23 @@ def test_a_resumed_run_has_the_patience_of_one_that_never_stopped(work):
     assert state(work / "whole", 8) == state(work / "parts", 8)
 
 
+def test_a_run_out_of_patience_goes_on_only_with_more(work):
+    train(work, *FLAGS, "--lr", 0, "--patience", 2, "--out", "over")
+    text = train(work, "--resume", "--out", "over")
+    assert kept(work / "over") == ["step_00000006"] and last_event(work / "over")["reason"] == "patience"
+    assert "done    0 steps" in text and "2 validations in a row" in text
+    train(work, "--resume", "--out", "over", "--patience", 3)
+    assert last_event(work / "over")["step"] == 8
+
+
 def test_each_new_best_is_written_with_checkpoint_best(work):
     text = train(work, *FLAGS, "--lr", 0, "--steps", 7, "--checkpoint-best", "--out", "b")
     assert kept(work / "b") == ["step_00000002", "step_00000007"] and "best    b/step_00000002" in text
     text = train(work, *FLAGS, "--lr", 1e-3, "--steps", 6, "--checkpoint-best", "--keep", 1, "--out", "c")
     assert kept(work / "c") == ["step_00000006"] and "best    c/step_00000006" in text  # each replaced the one before
     assert last_event(work / "c")["reason"] == "done"
+
+
+def test_a_new_best_stays_where_one_by_time_is_due_too(work):
+    train(work, *FLAGS, "--lr", 1e-3, "--steps", 3, "--val-every", 1, "--checkpoint-best", "--checkpoint-minutes", 1e-6, "--out", "d")
+    assert kept(work / "d") == ["step_00000001", "step_00000002", "step_00000003"]

@@ -30,20 +30,24 @@ else
     # shellcheck disable=SC3045  # dash and bash have it
     little() { (ulimit -s 256 && OMP_STACKSIZE=128k "$@"); }
     little_train() { little "$bin/train_llama3" --threads 3 --batch 2 --seq 32 "$@"; }
-    check "tokenize runs with little stack" little "$bin/tokenize" --tokenizer "$root/dev/data/tinytales" --val-fraction 0.1 -o little.bin text.txt
+    check "tokenize runs with little stack" little \
+        "$bin/tokenize" --tokenizer "$root/dev/data/tinytales" --val-fraction 0.1 -o little.bin text.txt
     for preset in d2 d6; do
-        check "$preset trains with little stack" little_train --model $preset --train data.bin --val data.bin --val-every 2 --steps 2 \
+        check "$preset trains with little stack" \
+            little_train --model $preset --train data.bin --val data.bin --val-every 2 --steps 2 \
             --sample-every 2 --sample-tokens 4 --out little_$preset
     done
     check "a run resumes with little stack" little_train --resume little_d2 --steps 3
     check "a model is evaluated with little stack" little_train --eval --model little_d2 --val data.bin
     check "a model generates with little stack" little_train --generate "the cat" --model little_d2
 fi
-expect "a model that does not fit is refused with the shortfall" 1 " short)" train --model llama3.1-70b --train data.bin --out bad
+expect "a model that does not fit is refused with the shortfall" 1 " short)" \
+    train --model llama3.1-70b --train data.bin --out bad
 
 mkdir empty && cp data.bin empty && cd empty || exit 1
 expect "a dry run shows the plan" 0 "plan    12 steps" train --model d1 --train data.bin --steps 12 --dry-run
-expect "a dry run shows the plan of --minutes" 0 "plan    the steps that fit into 3 minutes" train --model d1 --train data.bin --minutes 3 --dry-run
+expect "a dry run shows the plan of --minutes" 0 "plan    the steps that fit into 3 minutes" \
+    train --model d1 --train data.bin --minutes 3 --dry-run
 check "a dry run shows the memory" grep -q "^memory  need" "$tmp/stdout"
 check "a dry run writes nothing" test "$(ls -A)" = data.bin
 cd "$tmp" || exit 1
@@ -64,18 +68,22 @@ resumed() {
     check "$r_name: the same checkpoint" same_checkpoint "whole/$r_last" "parts/$r_last"
     check "$r_name: the same log" same_steps whole/log.jsonl parts/log.jsonl
 }
-resumed "stopped and resumed" 20 10 --train data.bin --val val.bin --val-every 5 --val-batches 3 --sample-every 5 --sample-tokens 16 --warmup 4
+resumed "stopped and resumed" 20 10 --train data.bin --val val.bin --val-every 5 --val-batches 3 --sample-every 5 \
+    --sample-tokens 16 --warmup 4
 check "samples and validations are in the log" test "$(steps_of whole/log.jsonl | wc -l)" -eq 28
 check "the log is one JSON object a line" test "$(grep -cv '^{"event":.*}$' parts/log.jsonl)" -eq 0
 check "the resumed log tells of both runs" test "$(grep -cE '"event":"(config|resume|end)"' parts/log.jsonl)" -eq 3
 resumed "over shuffled shards and epochs, in several micro-batches" 20 7 --train 'shard*.bin' --total-batch 192 --seq 48
 check "epochs were passed" grep -qE ' ([2-9]|[1-9][0-9])\.[0-9]+ epochs' whole.txt
 resumed "with weights exported as bf16" 12 5 --train data.bin --export-dtype bf16 --schedule wsd
-check "a bf16 checkpoint keeps the exact weights" grep -q '"master.model.norm.weight"' whole/step_00000012/state_rank00000.safetensors
+check "a bf16 checkpoint keeps the exact weights" \
+    grep -q '"master.model.norm.weight"' whole/step_00000012/state_rank00000.safetensors
 check "a bf16 export says so" grep -q '"torch_dtype": "bfloat16"' whole/step_00000012/config.json
 resumed "with f16 weights and the linear schedule" 6 3 --train data.bin --export-dtype f16 --schedule linear
-resumed "with updates skipped as outliers" 150 140 --train data.bin --skip-norm-z 1 --skip-loss-z 1 --lr 1e-6 --schedule constant
-check "updates were skipped before and after" test "$(grep '"skipped"' whole/log.jsonl | grep -cE '"step":1(3[0-9]|4[1-9])')" -ge 2
+resumed "with updates skipped as outliers" 150 140 --train data.bin --skip-norm-z 1 --skip-loss-z 1 --lr 1e-6 \
+    --schedule constant
+check "updates were skipped before and after" \
+    test "$(grep '"skipped"' whole/log.jsonl | grep -cE '"step":1(3[0-9]|4[1-9])')" -ge 2
 
 rm -rf parts
 for stop in 3 4 9 15; do train --model d1 --steps 15 --out parts --train data.bin --resume --stop-after $stop >/dev/null 2>&1; done
@@ -93,14 +101,16 @@ for place in link file; do
     rm -rf placed elsewhere && cp -r back0 placed && mv placed/step_00000008 elsewhere
     if [ $place = link ]; then ln -s ../elsewhere placed/step_00000008; else echo mine >placed/step_00000008; fi
     touch placed/step_00000006.tmp
-    expect "a $place in a checkpoint's place is no end" 0 "saved   placed/step_00000008" resume placed/step_00000004 --out placed
+    expect "a $place in a checkpoint's place is no end" 0 "saved   placed/step_00000008" \
+        resume placed/step_00000004 --out placed
     check "a $place in a checkpoint's place: it is replaced" test ! -L placed/step_00000008
     check "a $place in a checkpoint's place: by the run's own" same_checkpoint first8 placed/step_00000008
     check "a $place in a checkpoint's place: the folder that a link leads to stays" diff -r first8 elsewhere
     check "a $place in a checkpoint's place: nothing else is left" sh -c "! ls placed | grep tmp"
 done
 
-expect "going on elsewhere does not touch another run" 1 "back holds the checkpoints of another run" resume back0/step_00000002 --out back
+expect "going on elsewhere does not touch another run" 1 "back holds the checkpoints of another run" \
+    resume back0/step_00000002 --out back
 check "nor its log" test "$(grep -c '"event":"step"' back/log.jsonl)" -eq 8
 expect "going on in a new folder" 0 "aside/step_00000008" resume back0/step_00000002 --out aside
 check "ends the same" cmp back/step_00000008/model.safetensors aside/step_00000008/model.safetensors
@@ -127,8 +137,10 @@ check "and its checkpoint is there" test -s zero/step_00000000/model.safetensors
 # --- checkpoints -----------------------------------------------------------------------------------------------------------
 
 train --model d1 --steps 12 --out kept --train data.bin --checkpoint-every 1 --keep 2 --major-every 5 >/dev/null
-check "--keep and --major-every keep what they say" test "$(cd kept && echo step_*)" = "step_00000005 step_00000010 step_00000011 step_00000012"
-expect "a new run over old checkpoints is refused" 1 "kept holds the checkpoints of another run, up to step 12" train --model d1 --steps 3 --out kept --train data.bin
+check "--keep and --major-every keep what they say" \
+    test "$(cd kept && echo step_*)" = "step_00000005 step_00000010 step_00000011 step_00000012"
+expect "a new run over old checkpoints is refused" 1 "kept holds the checkpoints of another run, up to step 12" \
+    train --model d1 --steps 3 --out kept --train data.bin
 expect "a run that is over has nothing to resume" 0 "nothing is left to train" resume --out kept
 
 # damaged NAME COMMAND: damages the newest checkpoint with COMMAND; the one before it must be used
@@ -146,12 +158,14 @@ damaged "a changed trainer_state.json" 'sed -i s/64/65/ trainer_state.json'
 damaged "an empty trainer_state.json" ': >trainer_state.json'
 rm -rf hurt && cp -r damage hurt && rm hurt/*/config.json
 expect "all damaged: refused" 1 "config.json" resume --out hurt
-expect "a checkpoint that is named must be whole" 1 "hurt/step_00000003/config.json" train --out other --resume hurt/step_00000003
+expect "a checkpoint that is named must be whole" 1 "hurt/step_00000003/config.json" \
+    train --out other --resume hurt/step_00000003
 expect "resuming from a folder without one is refused" 1 "empty: holds no checkpoint" train --out other --resume empty
 
 mkdir model && cp "$pairs"/gqa2_untied_rope8/* model && echo terms >model/LICENSE
 token_file ids.bin 2000 97
-expect "fine-tuning a folder on llm.c's own token files" 0 "there is no tokenizer" train --model model --steps 2 --out tuned --train ids.bin
+expect "fine-tuning a folder on llm.c's own token files" 0 "there is no tokenizer" \
+    train --model model --steps 2 --out tuned --train ids.bin
 check "files beside the weights come along" cmp model/LICENSE tuned/step_00000002/LICENSE
 cp -r model model0 && rm -rf model && resume --out tuned --steps 4 >/dev/null 2>&1
 check "and the run goes on without the folder it began with" cmp tuned/step_00000004/LICENSE tuned/step_00000002/LICENSE
@@ -170,7 +184,8 @@ kill -INT $pid
 finish
 last=$(ls removed | grep '^step_' | tail -n 1)
 check "removing the model's folder or the newest checkpoint ends no run" test $finished -eq 0
-check "and checkpoints keep the files beside the weights" sh -c "cmp model0/LICENSE removed/$last/LICENSE && test -s removed/$last/README.md -a -s removed/$last/original/tokenizer.model"
+check "and checkpoints keep the files beside the weights" \
+    sh -c "cmp model0/LICENSE removed/$last/LICENSE && test -s removed/$last/README.md -a -s removed/$last/original/tokenizer.model"
 check "the last one is told" grep -qx "saved   removed/$last" "$tmp/background"
 resume --out removed --stop-after 1 >/dev/null 2>&1
 check "and can be resumed" test $? -eq 0
@@ -196,10 +211,12 @@ printf X | dd of=$weights bs=1 seek=100000 conv=notrunc 2>/dev/null
 for job in "--generate x" "--eval --val val.bin" "--train data.bin --steps 1 --out damaged" "--train data.bin --dry-run"; do
     expect "a flipped byte of the weights is found: $job" 1 "model.safetensors: the checksum is" train --model model1 $job
 done
-expect "also where the folder is named outright" 1 "the file is damaged" "$bin/train_llama3" --model model1/step_00000002 --generate x
+expect "also where the folder is named outright" 1 "the file is damaged" \
+    "$bin/train_llama3" --model model1/step_00000002 --generate x
 cp whole.safetensors $weights
 cp -r model0 trained && echo '{"best_metric": null, "epoch": 1.0}' >trained/trainer_state.json
-expect "a trainer_state.json of transformers' Trainer is no hindrance" 0 "5 6" "$bin/train_llama3" --model trained --generate "5 6" --tokens 2
+expect "a trainer_state.json of transformers' Trainer is no hindrance" 0 "5 6" \
+    "$bin/train_llama3" --model trained --generate "5 6" --tokens 2
 
 # --- signals and the lock ----------------------------------------------------------------------------------------------------
 
@@ -207,29 +224,36 @@ for signal in INT TERM; do
     background --model d1 --steps 1000000 --out signal$signal --train data.bin --schedule constant
     wait_for has_steps signal$signal/log.jsonl 3
     if [ $signal = INT ]; then
-        expect "a second run in the same --out is refused" 1 "another run (process" train --model d1 --steps 3 --out signalINT --train data.bin
-        expect "so is resuming there" 1 "another run (process" train --model d1 --train data.bin --steps 3 --out signalINT --resume
+        expect "a second run in the same --out is refused" 1 "another run (process" \
+            train --model d1 --steps 3 --out signalINT --train data.bin
+        expect "so is resuming there" 1 "another run (process" \
+            train --model d1 --train data.bin --steps 3 --out signalINT --resume
     fi
     kill -$signal $pid
     finish
     last=$(grep '"event":"step"' signal$signal/log.jsonl | tail -n 1 | sed 's/.*"step":\([0-9]*\).*/\1/')
     check "SIG$signal: the run ends with status 0" test $finished -eq 0
-    check "SIG$signal: with a checkpoint of its last step" test -s "signal$signal/$(printf 'step_%08d' "$last")/trainer_state.json"
+    check "SIG$signal: with a checkpoint of its last step" \
+        test -s "signal$signal/$(printf 'step_%08d' "$last")/trainer_state.json"
     check "SIG$signal: and says so" grep -q '"event":"end","step":'"$last"',"reason":"signal"' signal$signal/log.jsonl
 done
 train --model d1 --steps "$last" --out unsignalled --train data.bin --schedule constant >/dev/null
-check "and the weights are those of that step" cmp "signalTERM/$(printf 'step_%08d' "$last")/model.safetensors" "unsignalled/$(printf 'step_%08d' "$last")/model.safetensors"
+check "and the weights are those of that step" \
+    cmp "signalTERM/$(printf 'step_%08d' "$last")/model.safetensors" "unsignalled/$(printf 'step_%08d' "$last")/model.safetensors"
 
 # a grace period is short: the step is dropped, and nothing but the checkpoint comes between a signal and the end
-background --model d4 --batch 4 --seq 256 --total-batch 262144 --steps 9 --val-every 1 --out grace --train data.bin --val val.bin
+background --model d4 --batch 4 --seq 256 --total-batch 262144 --steps 9 --val-every 1 --out grace --train data.bin \
+    --val val.bin
 wait_for test -s grace/log.jsonl
 sleep 0.3
 kill -TERM $pid
 finish
-check "a signal in a step: it is dropped, its validation left out" test "$(grep -oE '"event":"(step|val|checkpoint)"' grace/log.jsonl | tr -d '\n')" = '"event":"checkpoint"'
+check "a signal in a step: it is dropped, its validation left out" \
+    test "$(grep -oE '"event":"(step|val|checkpoint)"' grace/log.jsonl | tr -d '\n')" = '"event":"checkpoint"'
 resume --model d4 --out grace --total-batch 1024 --steps 1 >/dev/null
 train --model d4 --batch 4 --seq 256 --steps 1 --out graceless --train data.bin --val val.bin >/dev/null
-check "a dropped step leaves no trace in the next" cmp grace/step_00000001/model.safetensors graceless/step_00000001/model.safetensors
+check "a dropped step leaves no trace in the next" \
+    cmp grace/step_00000001/model.safetensors graceless/step_00000001/model.safetensors
 
 background --model d6 --batch 8 --seq 256 --steps 5 --out twice --train data.bin --tokenizer "$tmp/none"
 finish
@@ -259,7 +283,8 @@ else
     kill -TERM $pid
     check "a signal in a long step: saving begins soon" test "$(ms_until sh -c 'ls -d soon/step_*')" -lt 3000
     finish
-    background --threads 2 --model d6 --batch 4 --seq 256 --steps 5 --val-every 1 --val-batches 1000000 --out sooner --train data.bin --val data.bin
+    background --threads 2 --model d6 --batch 4 --seq 256 --steps 5 --val-every 1 --val-batches 1000000 --out sooner \
+        --train data.bin --val data.bin
     wait_for has_steps sooner/log.jsonl 1
     kill -TERM $pid
     check "a signal in a validation: so it does" test "$(ms_until sh -c 'ls -d sooner/step_00000001*')" -lt 3000
@@ -280,7 +305,8 @@ check "and the run goes on" kill -0 $pid
 kill -TERM $pid
 finish
 check "--signal-status is the status of a stopped run" test $finished -eq 75
-expect "a run that ends by itself has status 0" 0 "done" resume --out usr1 --signal-status 75 --stop-after $(($(grep -c '"event":"step"' usr1/log.jsonl) + 2))
+expect "a run that ends by itself has status 0" 0 "done" \
+    resume --out usr1 --signal-status 75 --stop-after $(($(grep -c '"event":"step"' usr1/log.jsonl) + 2))
 
 # --- timed checkpoints -------------------------------------------------------------------------------------------------------
 
@@ -296,7 +322,8 @@ rm -rf timed/*.tmp
 check "there is never more than one" test "$(ls -d timed/step_* | wc -l)" -eq 1
 at=$(ls timed | sed -n 's/step_0*//p')
 resume --out timed --stop-after $((at + 3)) >/dev/null
-train --model d1 --train data.bin --steps 1000000 --schedule constant --checkpoint-minutes 0 --out untimed --stop-after $((at + 3)) >/dev/null
+train --model d1 --train data.bin --steps 1000000 --schedule constant --checkpoint-minutes 0 --out untimed \
+    --stop-after $((at + 3)) >/dev/null
 last=$(printf 'step_%08d' $((at + 3)))
 check "the last checkpoint replaces a timed one" test "$(cd timed && ls -d step_*)" = "$last"
 check "and timed checkpoints change no bit" cmp timed/$last/model.safetensors untimed/$last/model.safetensors
@@ -332,9 +359,11 @@ expect "resumed over the same data: the same end" 1 "token 3008 is id 97" resume
 check "and the same hint" test "$(saved_at late)" = "$last"
 cp clean.bin late.bin
 expect "with the data mended the run goes on" 0 "saved   late" resume --out late --stop-after $((last + 2))
-expect "a bad token in the first batch: nothing is saved" 1 "nothing is saved" train --model "$pairs/gqa2_untied_rope8" --train high.bin --batch 24 --seq 20 --steps 3 --out none_done
+expect "a bad token in the first batch: nothing is saved" 1 "nothing is saved" \
+    train --model "$pairs/gqa2_untied_rope8" --train high.bin --batch 24 --seq 20 --steps 3 --out none_done
 check "nor is a checkpoint there" test -z "$(ls none_done | grep step)"
-expect "bad validation data ends a run, too" 1 "badval.bin: token 3008 is id 97" train $data --train clean.bin --val badval.bin --val-every 2 --val-batches 1000 --out badval
+expect "bad validation data ends a run, too" 1 "badval.bin: token 3008 is id 97" \
+    train $data --train clean.bin --val badval.bin --val-every 2 --val-batches 1000 --out badval
 check "with its checkpoint" test "$(saved_at badval)" = 2
 cp data.bin cut.bin
 background --model d1 --train cut.bin --steps 1000000 --schedule constant --out cut --checkpoint-minutes 0
@@ -359,20 +388,24 @@ check "with a checkpoint all the same" test "${last:-0}" -gt 2
 # --- divergence --------------------------------------------------------------------------------------------------------------
 
 ruin="--lr 1e3 --weight-decay 1000 --grad-clip 0 --schedule constant"
-train --model d1 --train data.bin --steps 60 --schedule constant --checkpoint-every 2 --keep 1 --stop-after 4 --out ruined >/dev/null
+train --model d1 --train data.bin --steps 60 --schedule constant --checkpoint-every 2 --keep 1 --stop-after 4 \
+    --out ruined >/dev/null
 expect "ten steps that are not finite end the run" 1 "the last 10 steps is not finite, first in " resume --out ruined $ruin
 healthy=$(sed -n 's/^  hint: \(.*\) is from before: .*/\1/p' "$tmp/stderr")
 check "the hint names a checkpoint from before" grep -q '"not_finite": false' "$healthy/trainer_state.json"
-check "which --keep has not removed, and later ones say what they are" test "$(grep -l '"not_finite": true' ruined/*/trainer_state.json | wc -l)" -ge 5
+check "which --keep has not removed, and later ones say what they are" \
+    test "$(grep -l '"not_finite": true' ruined/*/trainer_state.json | wc -l)" -ge 5
 check "the log tells the reason" grep -q '"reason":"not finite"' ruined/log.jsonl
 last=$(grep -c '"event":"step"' ruined/log.jsonl)
 rm -rf ruined
-expect "so does a run whose last step is not finite" 1 "is not finite, first in " train --model d1 --train data.bin --steps $((last - 8)) $ruin --out ruined2
+expect "so does a run whose last step is not finite" 1 "is not finite, first in " \
+    train --model d1 --train data.bin --steps $((last - 8)) $ruin --out ruined2
 
 cp -r "$pairs/mha_odd" huge && chmod u+w huge/*
 printf '\000\000\177\177%.0s' $(seq 1024) | dd of=huge/model.safetensors bs=1 seek=$(($(wc -c <huge/model.safetensors) - 4096)) conv=notrunc 2>/dev/null
 token_file huge.bin 3000 97
-expect "--eval of a loss that is not finite is an error" 1 "huge: the loss on huge.bin is " "$bin/train_llama3" --model huge --val huge.bin --batch 2 --seq 16 --eval
+expect "--eval of a loss that is not finite is an error" 1 "huge: the loss on huge.bin is " \
+    "$bin/train_llama3" --model huge --val huge.bin --batch 2 --seq 16 --eval
 
 # --- a screen that is gone ---------------------------------------------------------------------------------------------------
 
@@ -384,12 +417,14 @@ else
     wait_for has_steps hangup/log.jsonl 3
     kill -HUP $pid
     finish
-    check "a closed terminal: the run ends with a checkpoint" sh -c "test $finished -eq 0 && test -s hangup/step_*/trainer_state.json"
+    check "a closed terminal: the run ends with a checkpoint" \
+        sh -c "test $finished -eq 0 && test -s hangup/step_*/trainer_state.json"
 fi
 train --model d1 --steps 1000000 --out piped --train data.bin --schedule constant | head -n 1 >/dev/null
 check "a screen that nobody reads any longer: with a checkpoint, too" sh -c "test -s piped/step_*/trainer_state.json"
 train --model d1 --steps 3 --out closed --train data.bin --sample-tokens 4 --sample-every 2 <&- >&- 2>&-
-check "without stdin, stdout and stderr a run is the same" sh -c "grep -qx '[0-9]*' closed/.lock && test -s closed/step_00000003/trainer_state.json"
+check "without stdin, stdout and stderr a run is the same" \
+    sh -c "grep -qx '[0-9]*' closed/.lock && test -s closed/step_00000003/trainer_state.json"
 
 # --- a full disk -------------------------------------------------------------------------------------------------------------
 
@@ -439,15 +474,20 @@ expect "a folder for a file" 1 "empty: is a folder" train --model d1 --train emp
 expect "a shard shorter than a row" 1 "val.bin: holds" train --model d1 --train val.bin --seq 4096 --out bad
 expect "fewer rows than a batch" 1 "wanted at least 128" train --model d1 --train val.bin --batch 128 --out bad
 expect "text for a token file" 1 "text.txt: magic is" train --model d1 --train text.txt --out bad
-expect "a vocabulary larger than the model's" 1 "vocabulary is 257 tokens, but the model has only 97" train --model "$pairs/gqa2_untied_rope8" --train data.bin --out bad
+expect "a vocabulary larger than the model's" 1 "vocabulary is 257 tokens, but the model has only 97" \
+    train --model "$pairs/gqa2_untied_rope8" --train data.bin --out bad
 for words in '\002\000\000\000' '\000\000\000\177'; do
     cp data.bin words.bin && printf "$words" | dd of=words.bin bs=1 seek=12 conv=notrunc 2>/dev/null
-    expect "a wrong vocabulary size in the header of the data" 1 "words.bin: vocabulary is" train --model d1 --train words.bin --out bad
+    expect "a wrong vocabulary size in the header of the data" 1 "words.bin: vocabulary is" \
+        train --model d1 --train words.bin --out bad
 done
 printf '\000\000\000\000\000\000\000\000' | dd of=words.bin bs=1 seek=24 conv=notrunc 2>/dev/null
-expect "a model too large for the memory is told with what makes it large" 1 "with the vocabulary of words.bin needs" train --model d1 --train words.bin --out bad
-expect "data of another tokenizer" 1 "made with another tokenizer" train --model d1 --train data.bin --tokenizer "$root/dev/data/tinytales/tokenizer.json" --out bad
-expect "a token beyond the vocabulary" 1 "token 500 is id 97, wanted below 97" train --model "$pairs/gqa2_untied_rope8" --train high.bin --seq 20 --steps 30 --out high
+expect "a model too large for the memory is told with what makes it large" 1 "with the vocabulary of words.bin needs" \
+    train --model d1 --train words.bin --out bad
+expect "data of another tokenizer" 1 "made with another tokenizer" \
+    train --model d1 --train data.bin --tokenizer "$root/dev/data/tinytales/tokenizer.json" --out bad
+expect "a token beyond the vocabulary" 1 "token 500 is id 97, wanted below 97" \
+    train --model "$pairs/gqa2_untied_rope8" --train high.bin --seq 20 --steps 30 --out high
 check "and the steps before it are saved" test -n "$(saved_at high)"
 for file in "--train high.bin" "--train data97.bin --val high.bin"; do
     token_file data97.bin 500 97
@@ -456,10 +496,13 @@ for file in "--train high.bin" "--train data97.bin --val high.bin"; do
 done
 cp val.bin flipped.bin && printf X | dd of=flipped.bin bs=1 seek=2000 conv=notrunc 2>/dev/null
 for file in "--train flipped.bin" "--train data.bin --val flipped.bin"; do
-    expect "a dry run finds a changed byte: $file" 1 "flipped.bin: the checksum of its tokens is" train --model d1 --dry-run $file
+    expect "a dry run finds a changed byte: $file" 1 "flipped.bin: the checksum of its tokens is" \
+        train --model d1 --dry-run $file
 done
-expect "a dry run says that the data is whole" 0 "scan    val.bin: all ids are below 257" train --model d1 --dry-run --train data.bin --val val.bin
-expect "a file of llm.c's, without a checksum, is whole too" 0 "scan    data97.bin" train --model "$pairs/gqa2_untied_rope8" --dry-run --train data97.bin
+expect "a dry run says that the data is whole" 0 "scan    val.bin: all ids are below 257" \
+    train --model d1 --dry-run --train data.bin --val val.bin
+expect "a file of llm.c's, without a checksum, is whole too" 0 "scan    data97.bin" \
+    train --model "$pairs/gqa2_untied_rope8" --dry-run --train data97.bin
 : >empty.jsonl
 expect "an empty .jsonl holds no text" 1 "empty.jsonl: holds no text" "$bin/tokenize" -o none.bin empty.jsonl
 token_file mixed1.bin 500 97 && cp data.bin mixed2.bin
@@ -467,12 +510,16 @@ token_file mixed1.bin 500 97 && cp data.bin mixed2.bin
 expect "shards of two tokenizers" 1 "mixed3.bin: " train --model d1 --train 'mixed[23].bin' --out bad
 expect "a folder that cannot be made" 1 "text.txt" train --model d1 --steps 1 --train data.bin --out text.txt/out
 check "none of these made a folder" test ! -e bad
-expect "a validation file shorter than a batch is used whole" 0 "validation loss" train --model d1 --steps 2 --out short --train data.bin --val shard1.bin --batch 20 --val-batches 50
+expect "a validation file shorter than a batch is used whole" 0 "validation loss" \
+    train --model d1 --steps 2 --out short --train data.bin --val shard1.bin --batch 20 --val-batches 50
 loss=$(sed -n 's/.*"event":"val","step":2,"loss":\([0-9.]*\).*/\1/p' short/log.jsonl)
-expect "--eval says what validation said" 0 "loss $(printf '%.6f' "$loss")" train --eval --model short --val shard1.bin --batch 20
+expect "--eval says what validation said" 0 "loss $(printf '%.6f' "$loss")" \
+    train --eval --model short --val shard1.bin --batch 20
 check "its tables are not on stderr" test "$(grep -cvE '^(warning|error|  hint|using)' "$tmp/stderr")" -eq 0
-expect "in batches of any size" 0 "loss $(printf '%.6f' "$loss" | cut -c 1-6)" train --eval --model short --val shard1.bin --batch 3
-expect "--eval into a full disk" 1 "standard output" sh -c "'$bin/train_llama3' --eval --model short --val shard1.bin --seq 32 >/dev/full"
+expect "in batches of any size" 0 "loss $(printf '%.6f' "$loss" | cut -c 1-6)" \
+    train --eval --model short --val shard1.bin --batch 3
+expect "--eval into a full disk" 1 "standard output" \
+    sh -c "'$bin/train_llama3' --eval --model short --val shard1.bin --seq 32 >/dev/full"
 expect "--eval of a preset is refused" 1 "is a preset" train --eval --model d1 --val val.bin
 expect "a model that is not there" 1 "nowhere is neither a folder nor a preset" train --model nowhere --train data.bin
 
@@ -485,7 +532,8 @@ check "and begins with the prompt" grep -q '^the cat' greedy1
 generate --seed 5 >sampled1 && generate --seed 5 >sampled2 && generate --seed 6 >sampled3
 check "sampled text is the same for one seed" cmp sampled1 sampled2
 check "and another for another" sh -c '! cmp -s sampled1 sampled3'
-expect "text into a full disk is an error" 1 "standard output: writing failed" sh -c "'$bin/train_llama3' --model short --generate x >/dev/full"
+expect "text into a full disk is an error" 1 "standard output: writing failed" \
+    sh -c "'$bin/train_llama3' --model short --generate x >/dev/full"
 "$bin/train_llama3" --model short --generate x --tokens 2 >newest && "$bin/train_llama3" --model short/step_00000002 --generate x --tokens 2 >named
 check "the newest checkpoint of a folder is taken" cmp newest named
 expect "chat without the template's tokens is refused by name" 1 "no token <|start_header_id|>" train --chat --model short
@@ -493,14 +541,17 @@ names='<|start_header_id|> <|end_header_id|> <|eot_id|>' id=257
 added=$(for name in $names; do echo ",{\"id\":$id,\"content\":\"$name\",\"special\":true}" && id=$((id + 1)); done | tr -d '\n')
 mkdir words && sed "s/\"special\":true}],/\"special\":true}$added],/" short/step_00000002/tokenizer.json >words/tokenizer.json
 "$bin/tokenize" --tokenizer words -o words/data.bin text.txt >/dev/null
-expect "a tokenizer with the template's tokens trains a model" 0 "vocabulary 260" train --model d1 --steps 2 --train words/data.bin --out talker
+expect "a tokenizer with the template's tokens trains a model" 0 "vocabulary 260" \
+    train --model d1 --steps 2 --train words/data.bin --out talker
 printf 'hello\n\n/clear\nhow are you?\n/quit\nunread\n' | "$bin/train_llama3" --model talker --chat --system 'be brief' --tokens 8 --temperature 0 >answers 2>"$tmp/stderr"
 check "which chats" test $? -eq 0 -a "$(wc -l <answers)" -ge 2
 check "and which is taken over with its template" grep -q 'start_header_id' talker/step_00000002/tokenizer_config.json
 expect "generating without a model" 1 "is missing" train --generate x --out nowhere
-expect "ids stand for text without a tokenizer" 0 "5 6 7" "$bin/train_llama3" --model "$pairs/gqa2_untied_rope8" --generate "5 6 7" --tokens 3
+expect "ids stand for text without a tokenizer" 0 "5 6 7" \
+    "$bin/train_llama3" --model "$pairs/gqa2_untied_rope8" --generate "5 6 7" --tokens 3
 expect "a prompt that is no ids then" 1 "wanted ids from 0 to 96" train --model "$pairs/gqa2_untied_rope8" --generate "the cat"
-expect "a tokenizer larger than the model" 1 "tokenizer.json: has 257 tokens, but the model $pairs/gqa2_untied_rope8 has only 97" train --model "$pairs/gqa2_untied_rope8" --tokenizer short/step_00000002 --generate "the cat"
+expect "a tokenizer larger than the model" 1 \
+    "tokenizer.json: has 257 tokens, but the model $pairs/gqa2_untied_rope8 has only 97" train --model "$pairs/gqa2_untied_rope8" --tokenizer short/step_00000002 --generate "the cat"
 expect "the trained model's tokenizer is its own" 0 "the cat" train --model short/step_00000002 --generate "the cat" --tokens 2
 
 printf '%s\n' '{"text":"a cat \u00e9\ud83d\ude00\n\u0000b"}' '{"text":""}' >lines.jsonl
@@ -516,38 +567,48 @@ cp text.txt only.txt && ln only.txt link.bin
 expect "tokenize: a text is not written over" 1 "would be overwritten" "$bin/tokenize" -o only.txt only.txt
 expect "tokenize: nor under another name" 1 "would be overwritten" "$bin/tokenize" -o link.bin short.txt only.txt
 check "tokenize: and is as it was" cmp text.txt only.txt
-expect "tokenize: a file that may not grow is an error" 1 "File too large" sh -c "ulimit -f 1; '$bin/tokenize' -o limited.bin text.txt"
+expect "tokenize: a file that may not grow is an error" 1 "File too large" \
+    sh -c "ulimit -f 1; '$bin/tokenize' -o limited.bin text.txt"
 check "tokenize: and nothing of it is left" sh -c '! ls | grep ^limited'
 expect "tokenize: a folder for the token file" 1 "wanted the name of a file" "$bin/tokenize" -o words text.txt
-expect "tokenize: makes the folder it writes into" 0 "new/folder/x_val.bin" "$bin/tokenize" --val-fraction 0.1 -o new/folder/x.bin text.txt
+expect "tokenize: makes the folder it writes into" 0 "new/folder/x_val.bin" \
+    "$bin/tokenize" --val-fraction 0.1 -o new/folder/x.bin text.txt
 
 # ./tokenize reads streams like files, and refuses what is no text by name, with the command that converts it
 tokens="$bin/tokenize --threads 1"
 $tokens -o whole.bin text.txt >/dev/null
 for input in '-' '/dev/stdin' '/dev/fd/0'; do
     rm -f piped.bin
-    check "tokenize: $input gives the file's tokens" sh -c "cat text.txt | $tokens -o piped.bin $input && cmp whole.bin piped.bin"
+    check "tokenize: $input gives the file's tokens" \
+        sh -c "cat text.txt | $tokens -o piped.bin $input && cmp whole.bin piped.bin"
 done
 rm -f piped.bin
 check "tokenize: a file as stdin, too" sh -c "$tokens -o piped.bin - <text.txt && cmp whole.bin piped.bin"
 words 3000000 3 >long.txt && $tokens -o long_file.bin long.txt >/dev/null  # longer than a batch
-check "tokenize: a long stream gives the file's tokens" sh -c "cat long.txt | $tokens -o long_pipe.bin - && cmp long_file.bin long_pipe.bin"
+check "tokenize: a long stream gives the file's tokens" \
+    sh -c "cat long.txt | $tokens -o long_pipe.bin - && cmp long_file.bin long_pipe.bin"
 rm -f long*
 printf '%s\n' '{"body":"a cat","text":1}' '' '{"body":"b"}' >field.jsonl && printf '{"text":"a cat"}\n{"text":"b"}\n' >named.jsonl
 $tokens -o named.bin named.jsonl >/dev/null
+expect "tokenize: --show into a full disk" 1 "stdout: writing failed" sh -c "$tokens --show 1 named.bin >/dev/full"
 check "tokenize: --field names the text of a .jsonl" sh -c "$tokens --field body -o field.bin field.jsonl && cmp named.bin field.bin"
 check "tokenize: with --field, stdin is lines of JSON" sh -c "cat field.jsonl | $tokens --field body -o field.bin - && cmp named.bin field.bin"
 check "tokenize: without it, plain text" sh -c "cat named.jsonl | $tokens -o field.bin - | grep '^1 document'"
 expect "tokenize: a line of stdin without the field" 1 "stdin:3: text is missing" sh -c "{ cat named.jsonl; echo '{}'; } | $tokens --field text -o bad.bin -"
 expect "tokenize: --field on a plain text" 2 "cat text.txt | ./tokenize --field body -o bad.bin -" $tokens --field body -o bad.bin text.txt
+expect "tokenize: a stream of lines of JSON without --field" 0 "warning: stdin: begins with a line of JSON" sh -c "cat named.jsonl | $tokens -o field.bin -"
+check "tokenize: --bytes takes it as it is" sh -c "! cat named.jsonl | $tokens --bytes -o field.bin - 2>&1 | grep warning"
+expect "tokenize: no stream of tokens" 2 "--out is -, wanted the name of a file" $tokens -o - text.txt
 expect "tokenize: stdin twice" 2 "given twice" $tokens -o bad.bin - /dev/stdin
 mkfifo pipe && expect "tokenize: a pipe by its name" 1 "pipe: is a pipe, wanted a regular file, or - for stdin" $tokens -o bad.bin pipe
 printf '\357\273\277' | cat - text.txt >mark.txt
-check "tokenize: a byte order mark is no text" sh -c "$tokens -o mark.bin mark.txt && cmp whole.bin mark.bin && cat mark.txt | $tokens -o mark.bin - && cmp whole.bin mark.bin"
+check "tokenize: a byte order mark is no text" \
+    sh -c "$tokens -o mark.bin mark.txt && cmp whole.bin mark.bin && cat mark.txt | $tokens -o mark.bin - && cmp whole.bin mark.bin"
 
 printf '\037\213\010\000abc' >k.gz && printf '\050\265\057\375abc' >k.zst && printf '\3757zXZ\000abc' >k.xz && printf 'BZh91AY&SYabc' >k.bz2
 printf 'PAR1\025\004' >k.parquet && printf 'ARROW1\000\000' >k.arrow && printf '\377\376a\000b\000' >k.utf16
 printf 'm\000e\000o\000w\000' >k.utf16le && printf '\000m\000e\000o\000w' >k.utf16be && printf '[\n {"text": "a"}]' >k.json
+printf '\377\376\000\000m\000\000\000' >k.utf32
 { words 10 1 && printf '\351\n'; } >k.latin1 && cp k.gz k.jsonl.gz && : >k.empty && printf '\357\273\277' >k.mark
 printf '%%PDF-1.7\n%%\342\343\317\323\n' >k.pdf && printf ' \n\t\r\n' >k.blank
 cp whole.bin k.tokens && { words 300000 1 && head -c 200000 /dev/urandom; } >k.tail
@@ -565,6 +626,7 @@ refuses k.parquet "is a Parquet file" "hf.py --rows k.parquet | ./tokenize --fie
 refuses k.arrow "is an Arrow file" "hf.py --rows k.arrow | "
 refuses k.utf16 "is UTF-16 text" "iconv -f UTF-16 -t UTF-8 k.utf16 | ./tokenize -o bad.bin -"
 refuses k.utf16le "is UTF-16 text" "iconv -f UTF-16LE -t UTF-8 k.utf16le | "
+refuses k.utf32 "is UTF-32 text" "iconv -f UTF-32 -t UTF-8 k.utf32 | "
 refuses k.utf16be "is UTF-16 text" "iconv -f UTF-16BE -t UTF-8 k.utf16be | "
 refuses k.json "is a JSON array" "jq -c '.[]' k.json | ./tokenize --field text -o bad.bin -"
 refuses k.latin1 "2.0 % of its bytes are no UTF-8" "iconv -f LATIN1 -t UTF-8 k.latin1 | ./tokenize -o bad.bin -"

@@ -22,15 +22,18 @@ for columns in 80 72 100; do
 done
 
 expect "a model of the hub is not here" 1 "hint: python dev/data/model.py OWNER/NAME" train --model owner/name --train data.bin
-expect "nor is its tokenizer" 1 "hint: python dev/data/model.py OWNER/NAME" train --model d1 --tokenizer owner/name --train data.bin
+expect "nor is its tokenizer" 1 "hint: python dev/data/model.py OWNER/NAME" \
+    train --model d1 --tokenizer owner/name --train data.bin
 check "with the hint on a line of its own" grep -q '^  hint: python' stderr
 printf '{"id":1,"content":"a"}\n' >named.jsonl && printf '{"messages":[{"role":"user","content":"a"}]}\n' >chat.jsonl
 expect "a text in another field is found" 1 "  hint: --field content" "$bin/tokenize" -o named.bin named.jsonl
 check "on a line of its own" grep -q '^  hint: --field content' stderr
-expect "a chat is told that --chat takes it" 1 "  hint: a conversation is no text; --chat" "$bin/tokenize" -o chat.bin chat.jsonl
+expect "a chat is told that --chat takes it" 1 "  hint: a conversation is no text; --chat" \
+    "$bin/tokenize" -o chat.bin chat.jsonl
 check "on a line of its own, too" grep -q '^  hint: a conversation is no text' stderr
 expect "what is not set is not shown" 0 "checkpoint-minutes=10" train --model d1 --train data.bin --total-batch 64 --dry-run
-check "such as other lengths" sh -c "grep -q ' total-batch=64 ' stdout && ! grep -qE 'steps=-1|minutes=0|epochs=0|top-k=0' stdout"
+check "such as other lengths" \
+    sh -c "grep -q ' total-batch=64 ' stdout && ! grep -qE 'steps=-1|minutes=0|epochs=0|top-k=0' stdout"
 
 # --- flags in a file ---------------------------------------------------------------------------------------------------------
 
@@ -66,6 +69,7 @@ train @first/step_00000004/run.flags --out again >/dev/null 2>&1
 check "and start the same run" same_checkpoint first/step_00000004 again/step_00000004
 check "with the same log" same_steps first/log.jsonl again/log.jsonl
 expect "the flags are summed up with the rest" 0 "whole " "$bin/train_llama3" --verify first
+expect "which is an error if it cannot be told" 1 "standard output: writing failed" sh -c "'$bin/train_llama3' --verify first >/dev/full"
 echo "--lr 9" >>first/step_00000004/run.flags
 expect "and so cannot change unseen" 1 "run.flags" train --resume first/step_00000004 --out other
 
@@ -81,9 +85,16 @@ train --model d1 --train val.bin --epochs 2 --out epochs >/dev/null 2>&1
 steps=$(ls epochs | sed -n 's/^step_0*//p')
 train --model d1 --train val.bin --steps "${steps:-0}" --out steps >/dev/null 2>&1
 check "--epochs is the run that --steps with its number makes" same_checkpoint epochs/step_* steps/step_*
+expect "a part of an epoch that holds no step" 1 "--epochs: 0.0001 of" train --model d1 --train data.bin --epochs 0.0001 --dry-run
 expect "a warm-up as long as the run" 0 "warning: --warmup: 4 of 4 steps" train @mine.flags --warmup 4 --dry-run
 train @mine.flags --warmup 3 --dry-run >/dev/null 2>stderr
 check "a shorter one is no matter" sh -c '! grep -q warmup stderr'
+for flag in --patience=--val --checkpoint-best=--val --eval-every=--tasks; do
+    given="${flag%%=*} 3" && [ "$given" != "--checkpoint-best 3" ] || given=--checkpoint-best
+    expect "${flag%%=*} wants ${flag#*=}" 0 "warning: ${flag%%=*}: does nothing without ${flag#*=}" train @mine.flags $given --dry-run
+done
+train @mine.flags --val val.bin --patience 3 --checkpoint-best --dry-run >/dev/null 2>stderr
+check "with it there is nothing to say" sh -c '! grep -q "does nothing" stderr'
 
 # --- the lines of a run --------------------------------------------------------------------------------------------------------
 
@@ -108,6 +119,7 @@ expect "evaluation names its data" 0 "data    val.bin: " train --eval --model li
 
 expect "a dry run tells how long the run takes" 0 " ms a step: 50 steps take 0:0" train --model d1 --train data.bin --steps 50 --dry-run
 expect "of a run with --minutes, how far it gets" 0 " steps fit into 1 minutes" train --model d1 --train data.bin --minutes 1 --dry-run
+expect "a run that goes on has the steps that it began with" 0 "--minutes set the number of steps when the run began: it has 121" resume --out lines --minutes 1 --dry-run
 cp -r lines lines2
 expect "of a run that goes on, the rest" 0 " ms a step: 10 steps take 0:0" resume --out lines --steps 131 --dry-run
 check "and leaves it alone" diff -r lines lines2
@@ -116,11 +128,18 @@ check "a sample that is cut says so" grep -q '^sample  .* …$' cut.txt
 check "the log has the text alone" sh -c '! grep -q … cut/log.jsonl'
 expect "so has --generate" 0 "the" train --generate "the" --tokens 3 --model cut
 check "to the last byte" sh -c '! grep -q … stdout'
-check "the next command goes on with the data's words" grep -qF -- "--generate \"$(head -n 1 text.txt | cut -d ' ' -f 1-4)\"" cut.txt
-expect "or with --prompt" 0 '--generate "a \"b\" \$c"' train --model d1 --train data.bin --steps 1 --prompt 'a "b" $c' --out prompt
+check "the next command goes on with the data's words" \
+    grep -qF -- "--generate \"$(head -n 1 text.txt | cut -d ' ' -f 1-4)\"" cut.txt
+expect "or with --prompt" 0 '--generate "a \"b\" \$c"' \
+    train --model d1 --train data.bin --steps 1 --prompt 'a "b" $c' --out prompt
 token_file ids.bin 400 99
 train --model d1 --train ids.bin --steps 1 --out ids >ids.txt 2>&1
 check "or with ids, if there is no tokenizer" grep -qE -- '--generate "[0-9]+ [0-9]+ [0-9]+ [0-9]+"' ids.txt
+
+"$bin/tokenize" --tokenizer "$root/dev/data/tinytales" -o tales.bin text.txt >/dev/null
+train --model d1 --tokenizer "$root/dev/data/tinytales" --train tales.bin --steps 1 --out talks >/dev/null 2>&1
+expect "a date in a form that has none" 1 "--date: the chat template is Llama 3's, which has no date" train --model talks --chat --date x
+expect "the form does without" 0 "" train --model talks --chat
 
 background --model d1 --train data.bin --steps 100000 --out stopped
 wait_for has_steps stopped/log.jsonl 2
@@ -132,7 +151,8 @@ check "and then does it" grep -q '^saved   stopped/step_' background
 # --- longer rows than the model is for ---------------------------------------------------------------------------------------
 
 cp -r first/step_00000004 short && rm short/trainer_state.json && sed -i 's/"max_position_embeddings": [0-9]*/"max_position_embeddings": 16/' short/config.json
-expect "rows longer than the model's" 0 "warning: --seq: is 32, but short is for 16 positions" train --model short --train data.bin --steps 1 --out longer
+expect "rows longer than the model's" 0 "warning: --seq: is 32, but short is for 16 positions" \
+    train --model short --train data.bin --steps 1 --out longer
 check "their length is in the checkpoint" grep -q '"max_position_embeddings": 32' longer/step_00000001/config.json
 check "the source's else" grep -q '"max_position_embeddings": 8192' first/step_00000004/config.json
 summary

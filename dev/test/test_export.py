@@ -169,6 +169,17 @@ def test_the_three_split_patterns_have_names_and_another_is_refused(tmp_path):
     done = export("--model", tmp_path / "m", "--export", tmp_path / "m.gguf")
     assert done.returncode == 1 and "split pattern" in done.stderr and done.stderr.count("error:") == 1
     assert not list(tmp_path.glob("m.gguf*"))
+    unknown = {"type": "Split", "pattern": {"Regex": "a+"}, "behavior": "Isolated", "invert": False}
+    write_tokenizer(tmp_path / "m", 320, {"type": "Sequence", "pretokenizers": [unknown, bytes_]})
+    done = export("--model", tmp_path / "m", "--export", tmp_path / "m.gguf")
+    assert done.returncode == 1 and done.stderr.startswith("error: ") and 'Regex is "a+", wanted' in done.stderr, done.stderr
+    assert not list(tmp_path.glob("m.gguf*"))
+    done = export("--model", tmp_path / "m", "--export", tmp_path / "x")
+    assert done.returncode == 0 and "has none" not in done.stderr, "the file is copied as it is"
+    assert (tmp_path / "x/tokenizer.json").read_bytes() == (tmp_path / "m/tokenizer.json").read_bytes()
+    (tmp_path / "m/tokenizer.json").unlink()
+    done = export("--model", tmp_path / "m", "--export", tmp_path / "y")
+    assert done.stderr == "warning: there is no tokenizer: the export has none either\n"
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])

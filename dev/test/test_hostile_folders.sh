@@ -107,15 +107,20 @@ mkdir -p cache/blobs cache/snapshots/1 && for file in config.json model.safetens
 done
 echo card >cache/blobs/card && ln -s ../../blobs/card cache/snapshots/1/README.md
 precious secret && ln -s ../../../secret cache/snapshots/1/LICENSE && ln -s nowhere cache/snapshots/1/NOTICE && mkfifo cache/snapshots/1/USE_POLICY.md
-check "a download cache, which is nothing but links, is a model" sh -c "'$bin/train_llama3' --threads 1 --model cache/snapshots/1 --train data.bin --batch 1 --seq 32 --steps 1 --sample-tokens 0 --out fromcache 2>'$tmp/warned'"
-check "its files come along" sh -c "cmp fromcache/step_00000001/README.md cache/blobs/card && cmp fromcache/step_00000001/generation_config.json $model/generation_config.json"
+check "a download cache, which is nothing but links, is a model" \
+    sh -c "'$bin/train_llama3' --threads 1 --model cache/snapshots/1 --train data.bin --batch 1 --seq 32 --steps 1 --sample-tokens 0 --out fromcache 2>'$tmp/warned'"
+check "its files come along" \
+    sh -c "cmp fromcache/step_00000001/README.md cache/blobs/card && cmp fromcache/step_00000001/generation_config.json $model/generation_config.json"
 check "a secret outside of it does not" sh -c "! grep -rq precious fromcache"
-check "what is left out is named in one line" sh -c "test \$(grep -c '^warning: ' warned) -eq 1 && grep LICENSE warned | grep NOTICE | grep -q USE_POLICY.md"
+check "what is left out is named in one line" \
+    sh -c "test \$(grep -c '^warning: ' warned) -eq 1 && grep LICENSE warned | grep NOTICE | grep -q USE_POLICY.md"
 
 cp -r $model nowhere && rm nowhere/config.json nowhere/trainer_state.json && ln -s gone nowhere/config.json
-expect "a broken link config.json is named" 1 "nowhere/config.json: cannot open what this link points to" "$bin/train_llama3" --model nowhere --generate x
+expect "a broken link config.json is named" 1 "nowhere/config.json: cannot open what this link points to" \
+    "$bin/train_llama3" --model nowhere --generate x
 cp $model/config.json nowhere/gone && rm nowhere/model.safetensors && sed 's/"model.safetensors"/"part\\u001b[2J\\n  hint: fake.safetensors"/' $model/model.safetensors.index.json >nowhere/model.safetensors.index.json
-expect "an index that names a missing file is named" 1 "nowhere/model.safetensors.index.json: weight_map names part?[2J?  hint: fake.safetensors, which is not in the folder" \
+expect "an index that names a missing file is named" 1 \
+    "nowhere/model.safetensors.index.json: weight_map names part?[2J?  hint: fake.safetensors, which is not in the folder" \
     "$bin/train_llama3" --model nowhere --generate x
 
 # --- names that would drive the terminal -------------------------------------------------------------------------------------
@@ -128,10 +133,12 @@ for job in "--model $evil --generate x" "--resume=$evil --train data.bin" "--mod
         *--resume=*) "$bin/train_llama3" --model d1 --resume "$evil" --train data.bin ;;
         *) "$bin/train_llama3" --model "$evil" --generate x ;;
     esac >stdout 2>stderr </dev/null
-    check "control bytes of a name are shown, not obeyed: ${flag%%=*}" sh -c "! LC_ALL=C grep -q '[^[:print:][:space:]]' stderr && grep -qF 'no\\x1b[2J\\x0aerror: fake.bin\\x0a  hint: run this\\xc2\\x9b\\x7f' stderr && test \$(grep -c '^error: ' stderr) -eq 1"
+    check "control bytes of a name are shown, not obeyed: ${flag%%=*}" \
+        sh -c "! LC_ALL=C grep -q '[^[:print:][:space:]]' stderr && grep -qF 'no\\x1b[2J\\x0aerror: fake.bin\\x0a  hint: run this\\xc2\\x9b\\x7f' stderr && test \$(grep -c '^error: ' stderr) -eq 1"
 done
 "$bin/tokenize" -o out.bin "$evil" >stdout 2>stderr
-check "so they are by tokenize" grep -qF 'error: no\x1b[2J\x0aerror: fake.bin\x0a  hint: run this\xc2\x9b\x7f: cannot open' stderr
+check "so they are by tokenize" \
+    grep -qF 'error: no\x1b[2J\x0aerror: fake.bin\x0a  hint: run this\xc2\x9b\x7f: cannot open' stderr
 
 # --- tokenize ----------------------------------------------------------------------------------------------------------------
 
@@ -186,7 +193,8 @@ check "tokenize: SIGINT leaves nothing half-made" test "$(ls)" = big.txt
 one=$!
 started=$one
 wait_for test -s both.bin.tmp
-expect "two tokenize into one file: the second is refused" 1 "both.bin.tmp: another process is writing this file" tokens -o both.bin ../other.txt
+expect "two tokenize into one file: the second is refused" 1 "both.bin.tmp: another process is writing this file" \
+    tokens -o both.bin ../other.txt
 wait $one
 check "two tokenize into one file: the first ends well" test $? -eq 0
 started=
@@ -198,7 +206,8 @@ rm -f ./*
 check "tokenize: both parts of a split have their names, and nothing else stays" test "$(ls)" = "z_train.bin
 z_val.bin"
 rm z_val.bin && mkdir z_val.bin
-expect "tokenize: a name that cannot be taken is found before the work" 1 "z_val.bin is a folder" tokens -o z.bin --val-fraction 0.2 ../text.txt
+expect "tokenize: a name that cannot be taken is found before the work" 1 "z_val.bin is a folder" \
+    tokens -o z.bin --val-fraction 0.2 ../text.txt
 
 cd "$root" || exit 1
 summary

@@ -40,17 +40,22 @@ check "a source without a row in a step has none" grep -q '"sources":\[[^]]*null
 
 changed() { rm -rf changed && cp -r parts changed && rm -r changed/step_*[4-8] changed/log.jsonl; }
 changed
-expect "other weights: a warning" 0 "--train: a.bin:0.6,b.bin:0.2,c.bin:0.2 has the fingerprint" resume --out changed --stop-after 4 --train 'a.bin:0.6,b.bin:0.2,c.bin:0.2'
+expect "other weights: a warning" 0 "--train: a.bin:0.6,b.bin:0.2,c.bin:0.2 has the fingerprint" \
+    resume --out changed --stop-after 4 --train 'a.bin:0.6,b.bin:0.2,c.bin:0.2'
 changed
-expect "refused by --strict-resume" 1 "--train: a.bin:0.6,b.bin:0.2,c.bin:0.2 has the fingerprint" resume --out changed --strict-resume --train 'a.bin:0.6,b.bin:0.2,c.bin:0.2'
-expect "the same weights in other numbers are no change" 0 "" resume --out changed --strict-resume --train 'a.bin:6,b.bin:3,c.bin:1'
+expect "refused by --strict-resume" 1 "--train: a.bin:0.6,b.bin:0.2,c.bin:0.2 has the fingerprint" \
+    resume --out changed --strict-resume --train 'a.bin:0.6,b.bin:0.2,c.bin:0.2'
+expect "the same weights in other numbers are no change" 0 "" \
+    resume --out changed --strict-resume --train 'a.bin:6,b.bin:3,c.bin:1'
 
 mix=a.bin && go --out one >/dev/null 2>&1 && mix=a.bin:3 && go --out three >/dev/null 2>&1
-check "the weight of a single source changes nothing" cmp one/step_00000008/model.safetensors three/step_00000008/model.safetensors
+check "the weight of a single source changes nothing" \
+    cmp one/step_00000008/model.safetensors three/step_00000008/model.safetensors
 check "its log has no sources" test "$(grep -c '"sources"' three/log.jsonl)" -eq 0
 mix='c.bin:1,a.bin:1'
 expect "--dry-run reads every source" 0 "scan    a.bin: all ids are below 257" go --out dry --dry-run
-expect "--minutes does not know the epochs yet" 0 "source  a.bin: 50.00 % of the rows" train --model d1 --train "$mix" --minutes 1 --out dry --dry-run
+expect "--minutes does not know the epochs yet" 0 "source  a.bin: 50.00 % of the rows" \
+    train --model d1 --train "$mix" --minutes 1 --out dry --dry-run
 mkdir folder && cp a.bin folder && echo '{' >folder/tokenizer.json
 mix='folder/a.bin:1,b.bin:1'
 expect "the tokenizer beside the first source is used" 0 "folder/tokenizer.json" go --out dry --dry-run

@@ -17,15 +17,34 @@ static double planted_error(void* model, const int* x, const int* y, const float
     return loss;
 }
 
-/* Returns the number of failed comparisons on a state with the error planted at `step` (0: nowhere). */
-static int failures_with_error_at(int step, const char* state) {
+/* Returns the number of failed comparisons on a state with the error planted at `step` (0: nowhere). The comparisons go to
+ * `report`, since those that fail are wanted. */
+static int failures_with_error_at(int step, const char* state, FILE* report) {
     TestedTrainer t = tested_cpu;
     t.bits = 16;
     t.bf16 = 1;
     t.step = planted_error;
     planted_step = step;
     steps_made = 0;
-    return check_pair(&t, model_dir, state);
+    fflush(stdout);
+    const int screen = dup(1);
+    if (screen < 0 || dup2(fileno(report), 1) < 0) { die("cannot redirect stdout: %s", strerror(errno)); }
+    const int failures = check_pair(&t, model_dir, state);
+    fflush(stdout);
+    dup2(screen, 1);
+    close(screen);
+    return failures;
+}
+
+/* Checks how many comparisons fail with the error planted at `step`, and shows all of them if it is another number. */
+static void expect_failures(int wanted, int step, const char* state, const char* otherwise) {
+    FILE* report = tmpfile();
+    if (!report) { die("no temporary file: %s", strerror(errno)); }
+    const int failures = failures_with_error_at(step, state, report);
+    CHECK(failures == wanted, "%s: %d comparisons fail, wanted %d", otherwise, failures, wanted);
+    rewind(report);
+    for (int c = getc(report); failures != wanted && c != EOF; c = getc(report)) { putchar(c); }
+    fclose(report);
 }
 
 /* Copies the committed state, replacing every `from` by `to`, a word of the same length. Returns the copy's path. */
@@ -45,14 +64,14 @@ static const char* copy_with(const char* from, const char* to) {
 }
 
 static void a_late_norm_2_percent_off_fails(void) {
-    CHECK(failures_with_error_at(0, committed) == 0, "the trainer is wrong without a planted error");
-    CHECK(failures_with_error_at(LATE_STEP, committed) == 1, "the error passes");
+    expect_failures(0, 0, committed, "the trainer is wrong without a planted error");
+    expect_failures(1, LATE_STEP, committed, "the error passes");
 }
 
 static void without_the_yardstick_late_steps_are_not_judged(void) {
     const char* state = copy_with("bf16_error.grad_norms", "bf16_ERROR.grad_norms");
-    CHECK(failures_with_error_at(LATE_STEP, state) == 0, "the error is judged");
-    CHECK(failures_with_error_at(1, state) == 1, "the first step is not judged");
+    expect_failures(0, LATE_STEP, state, "the error is judged");
+    expect_failures(1, 1, state, "the first step is not judged");
 }
 
 /* Returns a State whose metadata holds only these fp16 errors of the losses. */

@@ -23,18 +23,21 @@ check "keeps the id" test "$(member run parts/step_00000006)" = "$(member run pa
 check "has no parent" test -z "$(member parent_run parts/step_00000006)"
 check "and is silent" no_warning
 check "the same run twice differs in its id alone" same_checkpoint whole/step_00000006 parts/step_00000006
-check "the log has the id" sh -c "grep '\"event\":\"config\"' parts/log.jsonl | grep -q '\"run\":\"$(member run parts/step_00000003)\"'"
+check "the log has the id" \
+    sh -c "grep '\"event\":\"config\"' parts/log.jsonl | grep -q '\"run\":\"$(member run parts/step_00000003)\"'"
 
 cp -r whole back
 expect "a run that is set back says where later checkpoints are" 0 "aside   3 checkpoints after step 3 in back" \
     resume back/step_00000003 --out back --lr 1e-2 --stop-after 4
 check "they are kept" same_checkpoint whole/step_00000006 back/step_00000006.set_back
 check "it is a new run" test "$(member run back/step_00000004)" != "$(member run whole/step_00000006)"
-check "which knows its parent" test "$(member parent_run back/step_00000004) $(member parent_step back/step_00000004)" = "$(member run whole/step_00000006) 3"
+check "which knows its parent" \
+    test "$(member parent_run back/step_00000004) $(member parent_step back/step_00000004)" = "$(member run whole/step_00000006) 3"
 expect "--resume goes on with the run that wrote last" 0 "" resume --out back --stop-after 5
 check "from its step" resumed_from 4
 check "as that run" test "$(member run back/step_00000005)" = "$(member run back/step_00000004)"
-expect "set back a second time" 0 "aside   2 checkpoints after step 3 in back" resume back/step_00000003 --out back --stop-after 4
+expect "set back a second time" 0 "aside   2 checkpoints after step 3 in back" \
+    resume back/step_00000003 --out back --stop-after 4
 check "nothing is overwritten" sh -c "ls back | grep -c 'step_00000004.set_back' | grep -qx 2"
 expect "the newest checkpoint by name is a plain resume" 0 "" resume back/step_00000004 --out back --stop-after 5
 check "of the same run" test "$(member run back/step_00000005)" = "$(member run back/step_00000004)"
@@ -46,7 +49,8 @@ kill -9 $pid
 finish
 expect "a run set back and killed before its first checkpoint goes on" 0 "" resume --out killed --stop-after 4
 check "from where it was set back" resumed_from 3
-check "as a run of its own" test "$(member parent_run killed/step_00000004) $(member parent_step killed/step_00000004)" = "$(member run whole/step_00000006) 3"
+check "as a run of its own" \
+    test "$(member parent_run killed/step_00000004) $(member parent_step killed/step_00000004)" = "$(member run whole/step_00000006) 3"
 check "whose id the log had already" test "$(grep -c "\"run\":\"$(member run killed/step_00000004)\"" killed/log.jsonl)" -eq 2
 
 # killed between the log's line and the renaming: later steps of the run that was left are still there
@@ -58,13 +62,15 @@ check "as itself" test "$(member run killed/step_00000004)" = "$(member run back
 check "and the other run's checkpoints are moved aside" test -d killed/step_00000006.set_back -a ! -e killed/step_00000006
 
 expect "a run that goes on in another folder" 0 "" resume whole/step_00000002 --out elsewhere --stop-after 3
-check "is a new one, too" test "$(member parent_run elsewhere/step_00000003) $(member parent_step elsewhere/step_00000003)" = "$(member run whole/step_00000002) 2"
+check "is a new one, too" \
+    test "$(member parent_run elsewhere/step_00000003) $(member parent_step elsewhere/step_00000003)" = "$(member run whole/step_00000002) 2"
 mkdir disk && mv elsewhere/step_00000003 disk && ln -s ../disk/step_00000003 elsewhere/step_00000003
 expect "a checkpoint may be a link to another disk" 0 "" resume elsewhere/step_00000003 --out elsewhere --stop-after 4
 
 go --out pruned --keep 2 --stop-after 4 >/dev/null 2>&1 && cp -r whole/step_00000002 pruned
 resume --out pruned --stop-after 4 >/dev/null 2>&1
-check "a run that died before it removed an old checkpoint removes it when it goes on" test "$(cd pruned && echo step_*)" = "step_00000003 step_00000004"
+check "a run that died before it removed an old checkpoint removes it when it goes on" \
+    test "$(cd pruned && echo step_*)" = "step_00000003 step_00000004"
 
 # --- what has changed --------------------------------------------------------------------------------------------------------
 
@@ -81,7 +87,8 @@ changed "a flag" "--lr: is 0.01, was 0.0003 in changed/step_00000002" --lr 1e-2
 changed "other data" "--train: other.bin has the fingerprint" --train other.bin
 cp data.bin same.bin && cp data.bin kept.bin && mkdir moved && cp data.bin moved
 rm -rf changed && cp -r whole changed && rm -r changed/step_*[3-6]
-expect "the same data in another folder is no change" 0 "" resume --out changed --stop-after 3 --train moved/data.bin --strict-resume
+expect "the same data in another folder is no change" 0 "" \
+    resume --out changed --stop-after 3 --train moved/data.bin --strict-resume
 expect "nor is what auto stands for" 0 "" resume --out changed --stop-after 3 --export-dtype auto --strict-resume
 expect "of rows, too" 0 "" resume --out changed --stop-after 3 --documents cross --strict-resume
 expect "nor is a flag that says the same again" 0 "" resume --out changed --stop-after 4 --lr 3e-4 --strict-resume
@@ -90,7 +97,8 @@ changed "other data in the same file" "--train: data.bin has the fingerprint"
 cp kept.bin data.bin
 
 cp -r whole sparse && truncate -s 1G sparse/log.jsonl
-expect "a log with a hole in it is refused, not read through" 1 "sparse/log.jsonl: the line at byte $(stat -c %s whole/log.jsonl) is longer than" resume --out sparse
+expect "a log with a hole in it is refused, not read through" 1 \
+    "sparse/log.jsonl: the line at byte $(stat -c %s whole/log.jsonl) is longer than" resume --out sparse
 
 # state SCRIPT CHECKPOINT: edits its trainer_state.json and makes all sizes and checksums right
 state() {
@@ -117,7 +125,8 @@ if python3 -c '' 2>/dev/null; then
     state 's/"build": "[^"]*"/"build": "another"/' edited/step_00000003
     expect "another build is told" 0 "was (another): it may round elsewhere" resume --out edited --stop-after 3
     state 's/"build": "[^"]*"/"build": ""/; s/"format": 2/"format": 1/' edited/step_00000003
-    expect "so is a checkpoint of format 1" 0 "in edited/step_00000003 it was 1: rows of this epoch may come twice" resume --out edited --stop-after 3
+    expect "so is a checkpoint of format 1" 0 "in edited/step_00000003 it was 1: rows of this epoch may come twice" \
+        resume --out edited --stop-after 3
     state 's/"format": 1/"format": 3/' edited/step_00000003
     expect "a later format is passed over" 0 "trainer_state.json: format is 3" resume --out edited --stop-after 2
     check "and the checkpoint before it taken" resumed_from 2
@@ -128,15 +137,18 @@ if python3 -c '' 2>/dev/null; then
     rm -rf ruined && cp -r whole ruined && rm -r ruined/step_*[1-5]
     state 's/"not_finite": false/"not_finite": true/' ruined/step_00000006
     expect "the only one is not taken either" 1 "not_finite is true" resume --out ruined
+    expect "the hint is that of the job" 1 "hint: --model PATH takes it all the same" train --model ruined --generate x
     expect "but by name" 0 "" resume ruined/step_00000006 --out ruined
     rm -rf mute && cp -r whole mute && echo '{' >mute/step_00000006/tokenizer.json && state '' mute/step_00000006
     expect "a run does not go on without the tokenizer that it had" 1 "mute/step_00000006/tokenizer.json" resume --out mute
     state '/"name": "tokenizer.json"/d' mute/step_00000006 && rm mute/step_00000006/tokenizer.json
     rm -rf strange && cp -r mute strange && cp -r mute mixed && mkdir beside && cp data.bin whole/step_00000006/tokenizer.json beside
-    expect "where it is gone, the same one from elsewhere serves" 0 "mute/step_00000006: holds no tokenizer: taking the built-in one" resume --out mute --steps 7
+    expect "where it is gone, the same one from elsewhere serves" 0 \
+        "mute/step_00000006: holds no tokenizer: taking the built-in one" resume --out mute --steps 7
     check "and the next checkpoint has it again" cmp mute/step_00000007/tokenizer.json whole/step_00000006/tokenizer.json
     state 's/"tokenizer_fingerprint": [0-9]*/"tokenizer_fingerprint": 7/' strange/step_00000006
-    expect "also one beside the first of several sources" 0 "holds no tokenizer: taking beside, which is the same" resume --out mixed --train 'beside/data.bin:1,moved/data.bin:1' --steps 7
+    expect "also one beside the first of several sources" 0 "holds no tokenizer: taking beside, which is the same" \
+        resume --out mixed --train 'beside/data.bin:1,moved/data.bin:1' --steps 7
     expect "but no other one" 1 "strange/step_00000006: holds no tokenizer, but the run had one" resume --out strange
     rm -rf timed && cp -r whole timed && state 's/"kind": "kept"/"kind": "timed"/' timed/step_00000006
     expect "a run that ends at a timed checkpoint" 0 "" resume --out timed --stop-after 6
@@ -156,7 +168,8 @@ expect "weights that the log does not know are refused" 1 "hurt/log.jsonl says 7
 # --- --verify ----------------------------------------------------------------------------------------------------------------
 
 verify() { "$bin/train_llama3" --verify "$@"; }
-expect "every checkpoint of a folder is checked" 0 "whole   parts/step_00000003: step 3, run $(member run parts/step_00000003)" verify parts
+expect "every checkpoint of a folder is checked" 0 \
+    "whole   parts/step_00000003: step 3, run $(member run parts/step_00000003)" verify parts
 check "a line each" test "$(grep -c '^whole ' "$tmp/stdout")" -eq 6
 expect "or one that is named" 0 "whole   parts/step_00000004: step 4" verify parts/step_00000004
 expect "a folder without any is an error" 1 "moved: holds no checkpoint" verify moved
@@ -181,7 +194,8 @@ at = 8 + size + json.loads(data[8:8 + size])[tensor]["data_offsets"][0]
 data[at:at + len(octets)] = octets
 open(path, "wb").write(data)' "$@"
 }
-unsound "a flipped byte" "state_rank00000.safetensors: the checksum is" 'printf X | dd of=state_rank00000.safetensors bs=1 seek=100000 conv=notrunc'
+unsound "a flipped byte" "state_rank00000.safetensors: the checksum is" \
+    'printf X | dd of=state_rank00000.safetensors bs=1 seek=100000 conv=notrunc'
 unsound "a file cut short" "model.safetensors: is" 'truncate -s -1 model.safetensors'
 unsound "a file gone" "tokenizer.json: is missing" 'rm tokenizer.json'
 unsound "a changed state" "trainer_state.json: crc32c" 'sed -i s/64/65/ trainer_state.json'
@@ -189,11 +203,15 @@ if python3 -c '' 2>/dev/null; then
     norm=model.norm.weight
     unsound "weights that are not finite, with the right checksum" "tensor $norm is nan at .0" \
         "number model.safetensors $norm 0000c07f; state '' .; rm ../log.jsonl"
-    unsound "a state that is not finite" "tensor m.$norm is inf at .0" "number state_rank00000.safetensors m.$norm 0000807f; state '' ."
-    unsound "a mean of squares below 0" "tensor v.$norm is -1 at .0" "number state_rank00000.safetensors v.$norm 000080bf; state '' ."
+    unsound "a state that is not finite" "tensor m.$norm is inf at .0" \
+        "number state_rank00000.safetensors m.$norm 0000807f; state '' ."
+    unsound "a mean of squares below 0" "tensor v.$norm is -1 at .0" \
+        "number state_rank00000.safetensors v.$norm 000080bf; state '' ."
     rm -rf bad && cp -r parts bad && number bad/step_00000005/state_rank00000.safetensors m.$norm 0000c07f && state '' bad/step_00000005
-    expect "nor is one that is not finite" 1 "state_rank00000.safetensors: tensor m.$norm is nan at [0]" resume bad/step_00000005 --out bad
-    unsound "weights that are not those in the log" "log.jsonl says" "number model.safetensors $norm 0000803f0000803f; state '' ."
+    expect "nor is one that is not finite" 1 "state_rank00000.safetensors: tensor m.$norm is nan at [0]" \
+        resume bad/step_00000005 --out bad
+    unsound "weights that are not those in the log" "log.jsonl says" \
+        "number model.safetensors $norm 0000803f0000803f; state '' ."
 else
     skip "tensors that are not finite" "there is no python3" 9
 fi
@@ -222,7 +240,8 @@ background --model d1 --train data.bin --steps 1000000 --schedule constant --che
 wait_for test -e busy/step_00000002
 expect "a run that resumes asks for the lock before it looks" 1 "busy: another run (process $pid) is writing" resume --out busy
 kill -STOP $pid && rm -rf busy/step_*/model.safetensors
-expect "a reader beside a run is told of it" 1 "hint: another run is writing into busy" "$bin/train_llama3" --model busy --generate x --tokens 1
+expect "a reader beside a run is told of it" 1 "hint: another run is writing into busy" \
+    "$bin/train_llama3" --model busy --generate x --tokens 1
 kill -KILL $pid && kill -CONT $pid 2>/dev/null
 finish
 expect "a dry run takes no lock" 0 "" train --model d1 --train data.bin --out dry --resume --dry-run

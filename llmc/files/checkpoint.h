@@ -407,7 +407,11 @@ static inline bool checkpoint_find(const char* out, CheckpointUse use, char* dir
         if (found) { break; }
         trainer_state_free(s);
         if (i + 1 == count) {
-            fail(e, s->not_finite ? "%s\n  hint: --resume PATH takes it all the same" : "%s", cause.msg);
+            fail(e,
+                 !s->not_finite          ? "%s"
+                 : use == CHECKPOINT_RUN ? "%s\n  hint: --resume PATH takes it all the same"
+                                         : "%s\n  hint: --model PATH takes it all the same",
+                 cause.msg);
         } else if (!abandoned) {
             warn("%s: taking the checkpoint before it", cause.msg);
         }

@@ -55,12 +55,14 @@ static inline FileKind file_kind_of(const char* head, size_t n) {
         {"IQ== ", {"a tiktoken vocabulary", NULL, true, false}},
     };
     const FileKind empty = {"an empty file", NULL, false, false}, safetensors = {"a safetensors file", NULL, false, false},
+                   utf32 = {"UTF-32 text", "iconv -f UTF-32 -t UTF-8", false, false},
                    json = {"JSON text", NULL, true, false}, unknown = {NULL, NULL, true, false};
     // clang-format on
     if (n == 0) { return empty; }
     // a safetensors file: 8 bytes of header length, the upper four 0, then an object. Check it first: the lower bytes of
     // the length may equal the first bytes of any other kind
     if (n >= 9 && memcmp(head + 4, "\0\0\0\0{", 5) == 0) { return safetensors; }
+    if (n >= 4 && (memcmp(head, "\377\376\0\0", 4) == 0 || memcmp(head, "\0\0\376\377", 4) == 0)) { return utf32; }
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         const size_t length = strlen(kinds[i].start);
         if (n >= length && memcmp(head, kinds[i].start, length) == 0) { return kinds[i].kind; }

@@ -291,6 +291,9 @@ static inline ChatOptions job_chat_options(const Session* s) {
     must(!chats || chat_read_form(&s->tokenizer, &dated, &e), &e);
     ChatOptions c = {o->system, NULL, o->tokens};
     if (dated) { c.date = o->date ? o->date : CHAT_DATE; }
+    if (chats && o->date && !dated) {
+        die("--date: the chat template is Llama 3's, which has no date, wanted none or Llama 3.1's");
+    }
     return c;
 }
 

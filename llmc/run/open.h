@@ -180,9 +180,20 @@ static inline void session_find_tokenizer(Session* s) {
     if (!dir[0] && o->train) { must(mix_folder(o->train, dir, &e), &e); }
     if (dir[0] && folder_has_tokenizer(dir)) {
         s->has_tokenizer = tokenizer_load(&s->tokenizer, dir, &e);
+        if (!s->has_tokenizer && options_export_gguf(o)) { die("%s", e.msg); }
         if (!s->has_tokenizer && !had) { warn("%s: continuing without a tokenizer, texts are shown as ids", e.msg); }
     }
     if (had && !s->has_tokenizer) { die("%s\n  hint: give the run's tokenizer with --tokenizer", e.msg); }
+}
+
+/* Tells what comes of having no tokenizer. An export copies one that only cannot be read here. */
+static inline void session_warn_of_no_tokenizer(const Session* s) {
+    if (s->has_tokenizer || s->job == JOB_EVAL || s->rank != 0) { return; }
+    if (s->job != JOB_EXPORT) {
+        warn("there is no tokenizer: texts are shown as ids");
+    } else if (!folder_has_tokenizer(session_text_dir(s)) && !options_export_gguf(&s->options)) {
+        warn("there is no tokenizer: the export has none either");
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -310,12 +321,32 @@ static inline void session_read_sampling(Session* s) {
     json_free(&j);
 }
 
+/* Warns of flags that do nothing without --val or --tasks. */
+static inline void session_warn_of_no_data(const Session* s) {
+    const Options* o = &s->options;
+    const struct {
+        int flag;
+        bool on, has_data;
+        const char* data;
+    } flags[] = {
+        {OPT_patience, o->patience > 0, s->has_val, "--val"},
+        {OPT_checkpoint_best, o->checkpoint_best, s->has_val, "--val"},
+        {OPT_eval_every, o->eval_every > 0, s->has_tasks, "--tasks"},
+    };
+    for (size_t i = 0; s->rank == 0 && i < sizeof flags / sizeof *flags; i++) {
+        char flag[OPTION_TEXT];
+        if (!flags[i].on || flags[i].has_data) { continue; }
+        warn("%s: does nothing without %s", option_flag(flags[i].flag, flag), flags[i].data);
+    }
+}
+
 /* Warns of flags that are possible, but hardly meant. A model that learns longer rows is one for these. */
 static inline void session_check_sense(Session* s) {
     const Options* o = &s->options;
     if (s->plan.steps > 0 && o->warmup >= s->plan.steps && s->rank == 0) {
         warn("--warmup: %d of %lld steps: the learning rate never gets to --lr", o->warmup, (long long)s->plan.steps);
     }
+    session_warn_of_no_data(s);
     if (o->seq <= s->config.max_positions) { return; }
     const char* model = s->model_dir[0] ? s->base_dir : o->model;
     if (s->config.lora.rank > 0) {
@@ -353,7 +384,8 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
     session_flags(s, argc, argv, trainer);
     if (o->verify) {  // needs no model, so no GPU
         verify(o->verify, o->lora_base);
-        exit(fflush(stdout) == 0 ? 0 : 1);
+        if (fflush(stdout) != 0 || ferror(stdout)) { die("standard output: writing failed"); }
+        exit(0);
     }
     if (trainer == ON_CPU) { cpu_build(s->build, sizeof s->build); }  // the other trainer does not know its card yet
     session_find_model(s);
@@ -371,7 +403,7 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
             s->tokenizer.path ? s->tokenizer.path : "the built-in tokenizer", s->tokenizer.vocab_size,
             s->model_dir[0] ? s->base_dir : o->model, s->config.vocab_size);
     }
-    if (!s->has_tokenizer && s->job != JOB_EVAL && s->rank == 0) { warn("there is no tokenizer: texts are shown as ids"); }
+    session_warn_of_no_tokenizer(s);
     session_check_data(s);
     session_open_tasks(s);
     session_lay_out(s);

@@ -37,6 +37,11 @@ static inline bool plan_make(Plan* p, const Options* o, int ranks, uint64_t rows
         const double steps = o->epochs * (double)rows_per_epoch / (double)rows_per_step;
         if (steps > 2e9) { return fail(e, "--epochs: %g are %.0f steps, wanted at most 2e9", o->epochs, steps); }
         p->steps = o->epochs > 0 ? (int64_t)steps : (int64_t)(rows_per_epoch / rows_per_step);
+        if (p->steps == 0 && o->epochs > 0) {
+            return fail(e, "--epochs: %g of %llu rows are less than a step, which takes %llu, wanted at least %g", o->epochs,
+                        (unsigned long long)rows_per_epoch, (unsigned long long)rows_per_step,
+                        (double)rows_per_step / (double)rows_per_epoch);
+        }
         if (p->steps == 0) {
             return fail(e,
                         "--train: one epoch has %llu rows of %d tokens, but a step takes %llu\n"

@@ -210,6 +210,11 @@ static inline void training_dry_run(Training* t) {
     t->trainer->destroy(t->model);
 }
 
+/* Tells whether --patience validations in a row were above the lowest loss. */
+static inline bool training_patience_is_over(const Session* s) {
+    return s->options.patience > 0 && s->state.val.since_best >= (uint64_t)s->options.patience;
+}
+
 static inline void training_catch_up(Training* t);
 static inline void training_checkpoint(Training* t, bool timed);
 
@@ -226,6 +231,9 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     session_compare(s, trainer->dtype);
     job_check_memory(trainer, s, stdout);
     if (!timed || s->job == JOB_DRY_RUN) { training_print_plan(s); }
+    if (s->resumed && o->given[OPT_minutes]) {
+        printf("resume  --minutes set the number of steps when the run began: it has %lld\n", (long long)s->plan.steps);
+    }
     if (s->resumed && (int64_t)s->state.step >= s->plan.stop) {
         printf("resume  already at step %llu of %s %lld: nothing is left to train\n", (unsigned long long)s->state.step,
                s->plan.stop < s->plan.steps ? "--stop-after" : "--steps", (long long)s->plan.stop);
@@ -273,6 +281,8 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     if (s->resumed && !s->state.not_finite) { snprintf(t->healthy, sizeof t->healthy, "%s", s->model_dir); }
     step_lines_init(&t->lines, &s->plan, t->queued, flops_per_token(&s->config, &s->table, o->seq),
                     trainer->peak_flops * s->ranks);
+    // a run that has ended so, or died behind its last checkpoint, does not go on
+    t->out_of_patience = s->resumed && s->has_val && training_patience_is_over(s);
     if (s->resumed) { training_catch_up(t); }
     return true;
 }
@@ -364,7 +374,7 @@ static inline void training_report(Training* t, const StepResult* r) {
  * not as one of the run, which goes on as if it never stopped. Returns whether the loss is the lowest so far. */
 static inline bool training_take_validation(Training* t, double loss) {
     const Session* s = t->s;
-    const int every = s->options.val_every, patience = s->options.patience;
+    const int every = s->options.val_every;
     Validations* v = &t->s->state.val;
     if ((every == 0 || t->reported % every != 0) && t->reported != s->plan.steps) {
         v->step = (uint64_t)t->reported;
@@ -372,7 +382,7 @@ static inline bool training_take_validation(Training* t, double loss) {
         return false;
     }
     const bool best = validations_add(v, (uint64_t)t->reported, loss);
-    t->out_of_patience = patience > 0 && v->since_best >= (uint64_t)patience;
+    t->out_of_patience = training_patience_is_over(s);
     return best;
 }
 
@@ -387,6 +397,7 @@ static inline void training_validate(Training* t, Due* due) {
     training_logged(t, log_val(&s->log, t->reported, l.loss, l.bpb, &t->error));
     if (training_take_validation(t, l.loss) && s->options.checkpoint_best && t->saved != t->reported) {
         due->checkpoint = true;
+        due->timed = false;  // it stays
     }
 }
 
@@ -477,9 +488,8 @@ static inline void training_checkpoint(Training* t, bool timed) {
     t->saved_timed = s->state.timed;
     t->saved_at = now_seconds();
     t->write_seconds = t->saved_at - start;
-    if (t->reported < s->plan.stop && !training_stops(t)) {
-        print_names(stdout, "saved   %s\n", s->newest);
-    }  // the last is in the summary
+    const bool last = t->reported >= s->plan.stop || training_stops(t);
+    if (!last) { print_names(stdout, "saved   %s\n", s->newest); }  // the last is in the summary
     if (!s->state.not_finite) { snprintf(t->healthy, sizeof t->healthy, "%s", s->newest); }
 }
 
@@ -511,7 +521,7 @@ static inline void training_die_not_finite(Training* t) {
 static inline void training_close(Training* t) {
     Session* s = t->s;
     // --steps 0 exports a new model; a run resumed at its last step keeps a timed checkpoint
-    if ((t->saved < 0 || t->saved_timed) && !training_stops(t)) { training_checkpoint(t, false); }
+    if ((t->saved < 0 || t->saved_timed) && !training_breaks_off(t)) { training_checkpoint(t, false); }
     const bool stopped = t->reported < s->plan.stop;
     const char* reason = t->error.msg[0]                 ? "error"
                          : t->not_finite > 0             ? "not finite"

@@ -46,8 +46,8 @@ static inline void print_escaped(FILE* f, const char* s, size_t n) {
     }
 }
 
-/* printf() for a line with names of files and what else the user gave: a terminal gets nothing that it would obey, a pipe or file
- * gets the bytes as they are. Returns the number of bytes before escaping. */
+/* printf() for a line with names of files and what else the user gave: a terminal gets nothing that it would obey, a pipe or
+ * file gets the bytes as they are. Returns the number of bytes before escaping. */
 LLMC_PRINTF(2, 3) static int print_names(FILE* f, const char* fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
