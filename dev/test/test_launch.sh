@@ -102,6 +102,7 @@ ends() {
         ok "$ends_name"
     fi
 }
+ends "also where they must be killed and it has 1" 1 "" exit:1 sleep
 killed="error: rank 1 was killed by signal 9 (Killed)"
 ends "when all end well the run does" 0 "" exit:0 exit:0 exit:0
 ends "a rank that fails ends the others with its status" 3 "" sleep exit:3 sleep
