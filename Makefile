@@ -170,7 +170,7 @@ test-kill: train_llama3 tokenize
 test-crash: train_llama3 tokenize
 	dev/test/crash/test_crash.sh full
 
-# the same programs and tests under AddressSanitizer and UndefinedBehaviorSanitizer; data loader and mix under ThreadSanitizer
+# the same programs and tests under AddressSanitizer and UndefinedBehaviorSanitizer; data loader, mix and team under ThreadSanitizer
 SANITIZE = -std=c11 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer \
            $(if $(filter 1,$(OPENMP)),-fopenmp,-Wno-unknown-pragmas) -I.
 SANITIZED = $(addprefix build/sanitize/,train_llama3 tokenize test_llama3 $(notdir $(UNIT_TESTS)))
@@ -187,11 +187,11 @@ build/sanitize/test_%: dev/test/test_%.c $(HEADERS) | build/sanitize
 build/sanitize/threads_%: dev/test/test_%.c $(HEADERS) | build/sanitize
 	$(CC) -std=c11 -O1 -g -fsanitize=thread -Wno-unknown-pragmas -I. $< -o $@ $(LDLIBS)
 
-sanitize-programs: $(SANITIZED) build/sanitize/threads_dataloader build/sanitize/threads_mix
+THREADED = $(addprefix build/sanitize/threads_,dataloader mix team)
+sanitize-programs: $(SANITIZED) $(THREADED)
 sanitize: sanitize-programs
 	@BIN=build/sanitize MEMORY=unlimited dev/test/run.sh none build/sanitize/test_llama3 \
-	    $(patsubst build/%,build/sanitize/%,$(UNIT_TESTS)) build/sanitize/threads_dataloader build/sanitize/threads_mix \
-	    $(SHELL_TESTS)
+	    $(patsubst build/%,build/sanitize/%,$(UNIT_TESTS)) $(THREADED) $(SHELL_TESTS)
 
 # make fuzz TARGETS="json config" for some; minimized seeds go into dev/test/corpus
 fuzz:

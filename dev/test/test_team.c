@@ -636,6 +636,50 @@ static void a_member_that_sends_nonsense_is_named(void) {
     }
 }
 
+/* A rank 1 meets this process as rank 0, which answers its hello with JOINED, START and six messages like `m`. */
+static void answer_by_hand(Group* g, const Message* m) {
+    Error e = NO_ERROR;
+    char numeric[64];
+    const int listener = link_listen(g->run.address, g->run.port, numeric, sizeof numeric, &e);
+    start(g, 1);
+    struct pollfd p = {listener, POLLIN, 0};
+    CHECK(poll(&p, 1, 1000 * PATIENCE) == 1, "nobody comes");
+    const int fd = accept(listener, NULL, NULL);
+    Message joined = message_of(g, TEAM_JOINED, 0);
+    const Message begin = message_of(g, TEAM_START, 0);
+    snprintf((char*)joined.payload, sizeof joined.payload, "zero");
+    say(fd, &joined, sizeof joined);
+    say(fd, &begin, sizeof begin);
+    await_ready(g, 1);
+    for (int i = 0; i < 6; i++) { send(fd, m, sizeof *m, MSG_NOSIGNAL); }
+    await_end(&g->child[0]);
+    close(fd);
+    close(listener);
+}
+
+static void a_rank_0_that_sends_nonsense_is_named(void) {
+    for (int i = 0; i < 6; i++) {
+        Group g;
+        group_init(&g, 2, gather_1000);
+        Message m = message_of(&g, TEAM_RESULT, 0);
+        m.sequence = 1;
+        if (i == 0) { m.token++; }
+        if (i == 1) { m.kind = TEAM_HELLO; }
+        if (i == 2) { m.sequence = 5; }
+        if (i == 3) { m.rest = 1 << 30; }
+        if (i == 4) { m.size = 400; }
+        if (i == 5) {  // a text that has no end
+            m.kind = TEAM_ERROR;
+            m.size = TEAM_PAYLOAD;
+            m.rest = 1 << 30;
+            memset(m.payload, 'x', sizeof m.payload);
+        }
+        answer_by_hand(&g, &m);
+        expect_error(&g.child[0], "rank 0 on host zero sent what is no message of this run, last seen in phase starting");
+        group_end(&g);
+    }
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // failing
 
@@ -868,6 +912,7 @@ int main(void) {
     RUN(a_second_rank_of_the_same_number_is_refused);
     RUN(strangers_do_no_harm);
     RUN(a_member_that_sends_nonsense_is_named);
+    RUN(a_rank_0_that_sends_nonsense_is_named);
     RUN(the_cause_of_a_rank_that_fails_reaches_all);
     Waiting waiting[] = {
         WAITING(rank_0_waits_for_late_ranks_and_says_so),
