@@ -23,6 +23,7 @@ typedef struct {
     double timeout, heartbeat, silent, hang;
     int parent[2];                 // the pipe of the parent; -1: none
     int ready[2], go[2];           // pipes: children that have opened their team; bytes that let one go on
+    bool apart;                    // each rank is the first of its host
     int odd;                       // the rank that does something else; -1: none
     void (*body)(Team*, int odd);  // what a child does between opening and closing
     int count;
@@ -68,7 +69,8 @@ static void child_run(Group* g, int rank) {
     alarm(2 * PATIENCE);
     if (g->parent[1] >= 0) { close(g->parent[1]); }
     close(g->go[1]);
-    g->run.rank = g->run.local_rank = rank;
+    g->run.rank = rank;
+    g->run.local_rank = g->apart ? 0 : rank;
     team_init(&t);
     t.heartbeat_seconds = g->heartbeat;
     t.silent_seconds = g->silent;
@@ -389,9 +391,13 @@ static void missing_ranks_are_named_at_the_deadline(void) {
     }
     group_end(&g);
     group_init(&g, 2, do_nothing);
-    g.timeout = 1;
+    g.timeout = 3;
+    g.apart = true;
     start(&g, 1);
-    expect_error(&g.child[0], "rank 0 did not answer at 127.0.0.1, port %d, within 1 s: Connection refused", g.run.port);
+    expect_error(&g.child[0], "rank 0 did not answer at 127.0.0.1, port %d, within 3 s: Connection refused", g.run.port);
+    char line[128];
+    snprintf(line, sizeof line, "waiting for rank 0 at 127.0.0.1, port %d\n", g.run.port);
+    CHECK(strncmp(g.child[0].text, line, strlen(line)) == 0, "%s", g.child[0].text);
     group_end(&g);
 }
 
