@@ -298,6 +298,40 @@ static void all_ranks_get_the_bytes_of_all_in_order(void) {
     }
 }
 
+static void what_is_sent_last_arrives_though_it_is_read_late(void) {
+    enum { COUNT = 4000 };  // more than the system takes at once
+    int pair[2], count = 0, status = 0;
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0, "no sockets");
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        Team t;
+        TeamMember m;
+        close(pair[1]);
+        team_init(&t);
+        memset(&m, 0, sizeof m);
+        link_begin(&m.link, pair[0]);
+        m.joined = true;
+        t.members = &m;
+        t.slots = 1;
+        for (int i = 0; i < COUNT; i++) { team_send(&t, &m, TEAM_BEAT, NULL, 0); }
+        team_linger(&t, PATIENCE);
+        _exit(0);
+    }
+    close(pair[0]);
+    nap(0.1);
+    Link l;
+    link_begin(&l, pair[1]);
+    for (LinkState state = LINK_WAITS; state != LINK_CLOSED; state = link_receive(&l)) {
+        struct pollfd p = {l.fd, POLLIN, 0};
+        count += state == LINK_MESSAGE && l.in.kind == TEAM_BEAT;
+        if (state == LINK_WAITS && poll(&p, 1, 1000 * PATIENCE) != 1) { break; }
+    }
+    CHECK(count == COUNT, "%d of %d messages came", count, COUNT);
+    link_close(&l);
+    waitpid(child, &status, 0);
+}
+
 static void too_many_bytes(Team* t, int odd) {
     Error e = NO_ERROR;
     char mine[TEAM_PAYLOAD + 1] = {0}, all[2 * sizeof mine];
@@ -910,6 +944,7 @@ int main(void) {
     RUN(a_place_reads_well);
     RUN(one_rank_alone_opens_no_socket);
     RUN(all_ranks_get_the_bytes_of_all_in_order);
+    RUN(what_is_sent_last_arrives_though_it_is_read_late);
     RUN(a_part_that_is_too_large_is_refused);
     RUN(teams_open_and_close_again_and_again);
     RUN(a_rank_in_another_collective_is_named);
