@@ -140,7 +140,7 @@ quickstart: $(QUICKSTART_TRAINER) $(TALES)/tinytales_train.bin
 
 SHELL_TESTS = dev/test/test_loop.sh dev/test/test_cli.sh dev/test/test_contact.sh dev/test/test_bad_input.sh \
               dev/test/test_hostile_folders.sh dev/test/test_resume.sh dev/test/test_mix.sh dev/test/test_launch.sh \
-              dev/test/kill_resume.sh
+              dev/test/test_several_ranks.sh dev/test/kill_resume.sh
 CRASH_TESTS = dev/test/crash/test_crash.sh
 KILLS ?= 50
 SECONDS ?= 20
@@ -158,9 +158,13 @@ build/%_no_amx: dev/test/%.c $(HEADERS) | build
 build/test_llama3_no_amx: test_llama3.cu train_llama3.c $(HEADERS) | build
 	$(CC) $(CFLAGS) -DLLMC_NO_AMX -I. -x c $< -x none -o $@ $(LDLIBS)
 
+# a run of several ranks on the CPU
+build/ranks_trainer: dev/test/ranks_trainer.c train_llama3.c $(HEADERS) | build
+	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
+
 build/test_parity build/test_documents build/sanitize/test_parity build/sanitize/test_documents: test_llama3.cu train_llama3.c
 CPU_PARITY = ./test_llama3 build/test_llama3_plain build/test_llama3_no_amx
-test-programs: train_llama3 tokenize $(CPU_PARITY:./%=%) $(UNIT_TESTS) build/test_layers_no_amx
+test-programs: train_llama3 tokenize $(CPU_PARITY:./%=%) $(UNIT_TESTS) build/test_layers_no_amx build/ranks_trainer
 
 test: test-programs
 	@CC="$(CC)" PYTHON="$(PYTHON)" dev/test/run.sh "$(PYTHON)" $(CPU_PARITY) $(UNIT_TESTS) build/test_layers_no_amx \
@@ -175,14 +179,16 @@ test-crash: train_llama3 tokenize
 test-no-gpu: train_llama3cu train_llama3
 	@dev/test/run.sh none dev/test/test_no_gpu.sh
 
-# the same programs and tests under AddressSanitizer and UndefinedBehaviorSanitizer; data loader and mix under ThreadSanitizer
+# the same programs and tests under AddressSanitizer and UndefinedBehaviorSanitizer; data loader, mix and team under ThreadSanitizer
 SANITIZE = -std=c11 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer \
            $(if $(filter 1,$(OPENMP)),-fopenmp,-Wno-unknown-pragmas) -I.
-SANITIZED = $(addprefix build/sanitize/,train_llama3 tokenize test_llama3 $(notdir $(UNIT_TESTS)))
+SANITIZED = $(addprefix build/sanitize/,train_llama3 tokenize test_llama3 ranks_trainer $(notdir $(UNIT_TESTS)))
 build/sanitize:
 	@mkdir -p $@
 build/sanitize/train_llama3: train_llama3.c $(HEADERS) | build/sanitize
 	$(CC) $(SANITIZE) $(EDIT_FLAGS) $< -o $@ $(LDLIBS) $(EDIT_LIBS)
+build/sanitize/ranks_trainer: dev/test/ranks_trainer.c train_llama3.c $(HEADERS) | build/sanitize
+	$(CC) $(SANITIZE) $< -o $@ $(LDLIBS)
 build/sanitize/tokenize: dev/data/tokenize.c $(DATA_HEADERS) | build/sanitize
 	$(CC) $(SANITIZE) $< -o $@ $(LDLIBS)
 build/sanitize/test_llama3: test_llama3.cu train_llama3.c $(HEADERS) | build/sanitize
@@ -192,11 +198,11 @@ build/sanitize/test_%: dev/test/test_%.c $(HEADERS) | build/sanitize
 build/sanitize/threads_%: dev/test/test_%.c $(HEADERS) | build/sanitize
 	$(CC) -std=c11 -O1 -g -fsanitize=thread -Wno-unknown-pragmas -I. $< -o $@ $(LDLIBS)
 
-sanitize-programs: $(SANITIZED) build/sanitize/threads_dataloader build/sanitize/threads_mix
+THREADED = $(addprefix build/sanitize/threads_,dataloader mix team)
+sanitize-programs: $(SANITIZED) $(THREADED)
 sanitize: sanitize-programs
 	@BIN=build/sanitize MEMORY=unlimited dev/test/run.sh none build/sanitize/test_llama3 \
-	    $(patsubst build/%,build/sanitize/%,$(UNIT_TESTS)) build/sanitize/threads_dataloader build/sanitize/threads_mix \
-	    $(SHELL_TESTS)
+	    $(patsubst build/%,build/sanitize/%,$(UNIT_TESTS)) $(THREADED) $(SHELL_TESTS)
 
 # make fuzz TARGETS="json config" for some; minimized seeds go into dev/test/corpus
 fuzz:

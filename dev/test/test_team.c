@@ -23,6 +23,7 @@ typedef struct {
     double timeout, heartbeat, silent, hang;
     int parent[2];                 // the pipe of the parent; -1: none
     int ready[2], go[2];           // pipes: children that have opened their team; bytes that let one go on
+    bool apart;                    // each rank is the first of its host
     int odd;                       // the rank that does something else; -1: none
     void (*body)(Team*, int odd);  // what a child does between opening and closing
     int count;
@@ -68,7 +69,8 @@ static void child_run(Group* g, int rank) {
     alarm(2 * PATIENCE);
     if (g->parent[1] >= 0) { close(g->parent[1]); }
     close(g->go[1]);
-    g->run.rank = g->run.local_rank = rank;
+    g->run.rank = rank;
+    g->run.local_rank = g->apart ? 0 : rank;
     team_init(&t);
     t.heartbeat_seconds = g->heartbeat;
     t.silent_seconds = g->silent;
@@ -296,6 +298,40 @@ static void all_ranks_get_the_bytes_of_all_in_order(void) {
     }
 }
 
+static void what_is_sent_last_arrives_though_it_is_read_late(void) {
+    enum { COUNT = 4000 };  // more than the system takes at once
+    int pair[2], count = 0, status = 0;
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0, "no sockets");
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        Team t;
+        TeamMember m;
+        close(pair[1]);
+        team_init(&t);
+        memset(&m, 0, sizeof m);
+        link_begin(&m.link, pair[0]);
+        m.joined = true;
+        t.members = &m;
+        t.slots = 1;
+        for (int i = 0; i < COUNT; i++) { team_send(&t, &m, TEAM_BEAT, NULL, 0); }
+        team_linger(&t, PATIENCE);
+        _exit(0);
+    }
+    close(pair[0]);
+    nap(0.1);
+    Link l;
+    link_begin(&l, pair[1]);
+    for (LinkState state = LINK_WAITS; state != LINK_CLOSED; state = link_receive(&l)) {
+        struct pollfd p = {l.fd, POLLIN, 0};
+        count += state == LINK_MESSAGE && l.in.kind == TEAM_BEAT;
+        if (state == LINK_WAITS && poll(&p, 1, 1000 * PATIENCE) != 1) { break; }
+    }
+    CHECK(count == COUNT, "%d of %d messages came", count, COUNT);
+    link_close(&l);
+    waitpid(child, &status, 0);
+}
+
 static void too_many_bytes(Team* t, int odd) {
     Error e = NO_ERROR;
     char mine[TEAM_PAYLOAD + 1] = {0}, all[2 * sizeof mine];
@@ -389,9 +425,13 @@ static void missing_ranks_are_named_at_the_deadline(void) {
     }
     group_end(&g);
     group_init(&g, 2, do_nothing);
-    g.timeout = 1;
+    g.timeout = 3;
+    g.apart = true;
     start(&g, 1);
-    expect_error(&g.child[0], "rank 0 did not answer at 127.0.0.1, port %d, within 1 s: Connection refused", g.run.port);
+    expect_error(&g.child[0], "rank 0 did not answer at 127.0.0.1, port %d, within 3 s: Connection refused", g.run.port);
+    char line[128];
+    snprintf(line, sizeof line, "waiting for rank 0 at 127.0.0.1, port %d\n", g.run.port);
+    CHECK(strncmp(g.child[0].text, line, strlen(line)) == 0, "%s", g.child[0].text);
     group_end(&g);
 }
 
@@ -636,6 +676,50 @@ static void a_member_that_sends_nonsense_is_named(void) {
     }
 }
 
+/* A rank 1 meets this process as rank 0, which answers its hello with JOINED, START and six messages like `m`. */
+static void answer_by_hand(Group* g, const Message* m) {
+    Error e = NO_ERROR;
+    char numeric[64];
+    const int listener = link_listen(g->run.address, g->run.port, numeric, sizeof numeric, &e);
+    start(g, 1);
+    struct pollfd p = {listener, POLLIN, 0};
+    CHECK(poll(&p, 1, 1000 * PATIENCE) == 1, "nobody comes");
+    const int fd = accept(listener, NULL, NULL);
+    Message joined = message_of(g, TEAM_JOINED, 0);
+    const Message begin = message_of(g, TEAM_START, 0);
+    snprintf((char*)joined.payload, sizeof joined.payload, "zero");
+    say(fd, &joined, sizeof joined);
+    say(fd, &begin, sizeof begin);
+    await_ready(g, 1);
+    for (int i = 0; i < 6; i++) { send(fd, m, sizeof *m, MSG_NOSIGNAL); }
+    await_end(&g->child[0]);
+    close(fd);
+    close(listener);
+}
+
+static void a_rank_0_that_sends_nonsense_is_named(void) {
+    for (int i = 0; i < 6; i++) {
+        Group g;
+        group_init(&g, 2, gather_1000);
+        Message m = message_of(&g, TEAM_RESULT, 0);
+        m.sequence = 1;
+        if (i == 0) { m.token++; }
+        if (i == 1) { m.kind = TEAM_HELLO; }
+        if (i == 2) { m.sequence = 5; }
+        if (i == 3) { m.rest = 1 << 30; }
+        if (i == 4) { m.size = 400; }
+        if (i == 5) {  // a text that has no end
+            m.kind = TEAM_ERROR;
+            m.size = TEAM_PAYLOAD;
+            m.rest = 1 << 30;
+            memset(m.payload, 'x', sizeof m.payload);
+        }
+        answer_by_hand(&g, &m);
+        expect_error(&g.child[0], "rank 0 on host zero sent what is no message of this run, last seen in phase starting");
+        group_end(&g);
+    }
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // failing
 
@@ -860,6 +944,7 @@ int main(void) {
     RUN(a_place_reads_well);
     RUN(one_rank_alone_opens_no_socket);
     RUN(all_ranks_get_the_bytes_of_all_in_order);
+    RUN(what_is_sent_last_arrives_though_it_is_read_late);
     RUN(a_part_that_is_too_large_is_refused);
     RUN(teams_open_and_close_again_and_again);
     RUN(a_rank_in_another_collective_is_named);
@@ -868,6 +953,7 @@ int main(void) {
     RUN(a_second_rank_of_the_same_number_is_refused);
     RUN(strangers_do_no_harm);
     RUN(a_member_that_sends_nonsense_is_named);
+    RUN(a_rank_0_that_sends_nonsense_is_named);
     RUN(the_cause_of_a_rank_that_fails_reaches_all);
     Waiting waiting[] = {
         WAITING(rank_0_waits_for_late_ranks_and_says_so),

@@ -6,8 +6,8 @@
  * --gpus needs the number of devices, launch_count() asks a child for it.
  *
  * When a rank fails, the others normally learn it from their connection to each other (dist/team.h), say so, and end with
- * status 1. Those left after LAUNCH_GRACE_SECONDS get SIGTERM, and those left after as long again SIGKILL. The status is that
- * of the rank that failed first, 128 + N for signal N, which the parent reports, since a killed rank cannot. A rank that ended
+ * status 1. Those left after LAUNCH_TERM_SECONDS, such as those that wait for one that never came, get SIGTERM, and those left
+ * LAUNCH_KILL_SECONDS later SIGKILL. The status is that of the rank that failed first, 128 + N for signal N, which the parent reports, since a killed rank cannot. A rank that ended
  * with 1 gives way to one that is then seen to have failed otherwise: the connections of a dying process close at once, but it
  * takes seconds to give back the memory of a large one, and only then the parent sees its end.
  *
@@ -17,7 +17,7 @@
  * SIGINT, SIGTERM, SIGHUP and SIGUSR1 are for the ranks: the parent passes them on, and stays until all ranks have ended. Only
  * a SIGINT with si_code SI_KERNEL is not passed on: Ctrl-C, which the terminal sends to all processes of the group. Others send
  * to all of them, too: `kill -TERM -PGID`, timeout, Slurm. The parent cannot tell that from a signal for it alone, so a rank
- * may get such a signal twice. launch_signal_counts() finds out the second one.
+ * may get such a signal twice (run/signals.h counts it once).
  */
 #ifndef LLMC_LAUNCH_H
 #define LLMC_LAUNCH_H

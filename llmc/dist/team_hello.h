@@ -36,6 +36,7 @@ static inline void team_admit(Team* t, TeamMember* m) {
     memset(m, 0, sizeof *m);
     m->link.fd = -1;
     seat->joined = true;
+    seat->link.heard = now_seconds();
     t->arrived++;
     team_send(t, seat, TEAM_JOINED, t->host, sizeof t->host);
 }
