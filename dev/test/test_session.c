@@ -192,7 +192,7 @@ static void write_as_ranks(int ranks, Fault fault, int bad) {
     for (int r = 0; r < ranks; r++) {
         pids[r] = fork();
         if (pids[r] != 0) { continue; }
-        alarm(120);  // if the others wait for one that is gone
+        alarm(60);  // if the others wait for one that is gone
         const bool ok = write_as_rank(shared, r, ranks, fault, bad);
         fflush(stdout);
         _exit(ok ? 0 : 1);
