@@ -17,7 +17,6 @@
 #ifndef LLMC_BUCKETS_H
 #define LLMC_BUCKETS_H
 
-#include "llmc/base/float16.h"  // defines: f32_from_bf16, f32_from_f16, bf16_from_f32, f16_from_f32
 #include "llmc/base/utils.h"
 #include "llmc/config.h"  // defines: ArenaRange, ArenaRanges, ParamTable, bucket_align, param_begins_bucket
 
@@ -135,7 +134,7 @@ static inline double ordered_sum(float* out, const float* const* parts, int rank
     return squares;
 }
 
-/* The same of 16-bit slices. `wide` is f32_from_bf16 or f32_from_f16. */
+/* The same of 16-bit slices. `wide` is f32_from_bf16 or f32_from_f16 (base/float16.h). */
 static inline double ordered_sum_16bit(float* out, const uint16_t* const* parts, float (*wide)(uint16_t), int ranks, size_t n) {
     double squares = 0;
     for (size_t i = 0; i < n; i++) {
