@@ -817,6 +817,29 @@ static void the_first_signal_asks_and_the_second_ends_at_once(void) {
     }
 }
 
+static void of_several_ranks_one_signal_is_a_wish_and_its_copies_are_none(void) {
+    static const struct {
+        int later, status;  // seconds between the two signals
+    } cases[] = {{0, 0}, {RUN_SAME_SIGNAL, 0}, {RUN_SAME_SIGNAL + 1, 143}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fflush(stdout);
+        const pid_t child = fork();
+        if (child == 0) {
+            run_catch_signals();
+            run_together = 1;
+            raise(SIGINT);
+            if (!run_signal_came() || run_stop_requested()) { _exit(1); }
+            run_signal_time -= cases[i].later;
+            raise(SIGTERM);
+            run_all_stop = 1;
+            _exit(run_stop_requested() ? 0 : 2);
+        }
+        int status = 0;
+        waitpid(child, &status, 0);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == cases[i].status, "%d s later: status %d", cases[i].later, status);
+    }
+}
+
 static void sigusr1_asks_for_a_checkpoint_and_for_no_end(void) {
     run_catch_save_signal();
     CHECK(!run_save_requested(), "asked before it came");
@@ -861,6 +884,7 @@ int main(void) {
     RUN(steps_are_timed_and_given_up_after_a_while);
     RUN(the_columns_of_the_step_line_stand_below_their_names);
     RUN(the_first_signal_asks_and_the_second_ends_at_once);
+    RUN(of_several_ranks_one_signal_is_a_wish_and_its_copies_are_none);
     RUN(sigusr1_asks_for_a_checkpoint_and_for_no_end);
     RUN(the_first_tensor_that_is_not_finite_is_named);
     return test_summary();
