@@ -39,16 +39,24 @@ def run_script(name, *arguments, **environment):
                           env={**os.environ, **environment})
 
 
+def build(source, program):
+    """Compiles a C program. Returns its path."""
+    command = [os.environ.get("CC", "cc"), "-std=c11", "-O1", "-w", "-I", ROOT, source, "-o", program, "-lm", "-lpthread"]
+    subprocess.run(command, check=True)
+    return program
+
+
+def write_zeros(path, count):
+    """Writes a token file of so many zeros."""
+    path.write_bytes(struct.pack("<256i", 20240520, 1, count, *[0] * 253) + bytes(2 * count))
+
+
 # --- tinytales ---
 
 
 @pytest.fixture(scope="module")
 def tinytales(tmp_path_factory):
-    program = str(tmp_path_factory.mktemp("tales") / "tinytales")
-    subprocess.run([os.environ.get("CC", "cc"), "-std=c11", "-O1", "-w", "-I", ROOT, os.path.join(DATA, "tinytales.c"),
-                    "-o", program, "-lm"],
-                   check=True)
-    return program
+    return build(os.path.join(DATA, "tinytales.c"), str(tmp_path_factory.mktemp("tales") / "tinytales"))
 
 
 @pytest.fixture(scope="module")
@@ -334,13 +342,9 @@ def test_the_python_reference_reads_the_same_rows(tmp_path):
     sys.path.insert(0, ROOT)
     import train_llama3
     for i, n in enumerate((1000, 17, 333, 5000)):
-        header = [20240520, 1, n] + [0] * 253
-        (tmp_path / f"part{i}.bin").write_bytes(struct.pack("<256i", *header) + bytes(2 * n))
+        write_zeros(tmp_path / f"part{i}.bin", n)
     (tmp_path / "order.c").write_text(ORDER_PROGRAM)
-    program, pattern = str(tmp_path / "order"), str(tmp_path / "part*.bin")
-    subprocess.run([os.environ.get("CC", "cc"), "-std=c11", "-O1", "-w", "-I", ROOT, str(tmp_path / "order.c"), "-o", program,
-                    "-lm", "-lpthread"],
-                   check=True)
+    program, pattern = build(tmp_path / "order.c", tmp_path / "order"), str(tmp_path / "part*.bin")
     out = subprocess.run([program, pattern], capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
     loader = train_llama3.DataLoader(pattern, 1, 16, seed=1234567890123, shuffle=True)
     places = (loader.locate(row) for row in range(3 * loader.rows_per_epoch))
@@ -373,13 +377,9 @@ def test_the_python_reference_mixes_the_same_rows(tmp_path):
     sys.path.insert(0, ROOT)
     import train_llama3
     for name, n in (("a0", 1000), ("a1", 5000), ("b,c", 333), ("d:1", 17)):
-        header = [20240520, 1, n] + [0] * 253
-        (tmp_path / f"{name}.bin").write_bytes(struct.pack("<256i", *header) + bytes(2 * n))
+        write_zeros(tmp_path / f"{name}.bin", n)
     (tmp_path / "mix.c").write_text(MIX_PROGRAM)
-    program = str(tmp_path / "mix")
-    subprocess.run([os.environ.get("CC", "cc"), "-std=c11", "-O1", "-w", "-I", ROOT, str(tmp_path / "mix.c"), "-o", program,
-                    "-lm", "-lpthread"],
-                   check=True)
+    program = build(tmp_path / "mix.c", tmp_path / "mix")
     for weights in (("0.6", "0.3", "0.1"), ("1", "1", "1"), ("1e-3", "2", ".5")):
         text = ",".join(f"{tmp_path}/{name}:{weight}" for name, weight in zip(("a*.bin", "b,c.bin", "d:1.bin"), weights))
         out = subprocess.run([program, text], capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
