@@ -510,7 +510,8 @@ def save_adapters(model, folder, base):
     os.makedirs(folder, exist_ok=True)
     with open(os.path.join(folder, "adapter_config.json"), "w", encoding="utf-8") as f:
         json.dump(dict(peft_type="LORA", task_type="CAUSAL_LM", base_model_name_or_path=base, r=model.lora["rank"],
-                       lora_alpha=model.lora["alpha"], lora_dropout=0.0, bias="none", target_modules=model.lora["on"]), f, indent=2)
+                       lora_alpha=model.lora["alpha"], lora_dropout=0.0, bias="none", target_modules=model.lora["on"]), f,
+                  indent=2)
     save_file({name: w.detach().to("cpu", torch.float32).contiguous() for name, w in adapters(model)},
               os.path.join(folder, "adapter_model.safetensors"), metadata={"format": "pt"})
 
@@ -564,7 +565,8 @@ def save_model(model, folder, dtype=None, spelling="both"):
     save_file(tensors, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
     size = sum(w.numel() * w.element_size() for w in tensors.values())
     with open(os.path.join(folder, "model.safetensors.index.json"), "w", encoding="utf-8") as f:
-        json.dump({"metadata": {"total_size": size}, "weight_map": {name: "model.safetensors" for name in tensors}}, f, indent=2)
+        json.dump({"metadata": {"total_size": size}, "weight_map": {name: "model.safetensors" for name in tensors}}, f,
+                  indent=2)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -628,7 +630,8 @@ def errors_16bit(model, new_optimizer, dtype, loss_scale, batch, want, clip):
 def write_state(model, path, B, T, steps, seed=1337, lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, clip=1.0,
                 device_16bit=None, documents=None):
     """Writes what another implementation must reproduce from this fp32 model's weights, on one random batch:
-      x, y I32 (B, T); with `documents`, a list of lengths for each row, starts I32 (B, T), see document_mask(); logits F32 (B, T, V); loss F32 (); grad.<name> F32 of the loss by each tensor;
+      x, y I32 (B, T); with `documents`, a list of lengths for each row, starts I32 (B, T), see document_mask();
+      logits F32 (B, T, V); loss F32 (); grad.<name> F32 of the loss by each tensor;
       losses, grad_norms F32 (steps): loss and global gradient norm before clipping at each of `steps` AdamW steps.
     Metadata holds the hyper-parameters as strings, and PyTorch's own errors in BF16 and FP16, the yardstick of 16-bit builds:
       bf16_error.<name>, fp16_error.<name>          the relative L2 error of a tensor's gradient
@@ -1340,8 +1343,8 @@ def train(a):
             ms = (end - begin) * 1e3
         loss, norm = numbers.tolist()
         if len(times) % 40 == 0:
-            print(f"{'step':>{2 * width + 1}} {'loss':>9} {'gnorm':>8} {'lr':>9} {'ms':>8} {'tok/s':>9} {'MFU' if peak else 'flop/s':>6} {'mem':>7} "
-                  f"{'eta':>8}")
+            print(f"{'step':>{2 * width + 1}} {'loss':>9} {'gnorm':>8} {'lr':>9} {'ms':>8} {'tok/s':>9} "
+                  f"{'MFU' if peak else 'flop/s':>6} {'mem':>7} {'eta':>8}")
         times.append(ms)
         last.update(step=step, loss=loss)
         rate = flops / ms * 1e3
@@ -1413,7 +1416,8 @@ FLAGS = (
     ("tokenizer", "", str, None, "folder with tokenizer.json, for samples and a preset's vocabulary"),
     ("train", "-i", str, None, "token files for training (a pattern), or several by weight: 'a*.bin:0.7,b.bin:0.3'"),
     ("val", "-j", str, None, "token files for validation (a pattern)"),
-    ("documents", "", ("auto", "cross", "pack", "mask"), "auto", "rows of documents; auto: mask for data with a mask, else cross"),
+    ("documents", "", ("auto", "cross", "pack", "mask"), "auto",
+     "rows of documents; auto: mask for data with a mask, else cross"),
     ("out", "-o", str, "out", "folder for checkpoints and log.jsonl"),
     ("export-dtype", "", ("auto", "f32", "bf16", "f16"), "auto", "type of the weights in checkpoints"),
     ("steps", "-x", int, -1, "optimizer steps; -1: one epoch"),

@@ -21,15 +21,16 @@ HEROES = [("Lily", "girl", "curious", "She", "her", "Pip"), ("Tom", "boy", "drea
 THINGS = ["kite", "hat", "key", "doll", "boat", "scarf", "drum", "whistle", "book", "lantern", "bicycle", "flute"]
 PLACES = ["in the barn", "behind the well", "under the bed", "under the table", "by the gate", "in the big chest",
           "behind the stove", "in the shed", "in the garden", "under the stairs", "behind the cupboard", "in the haystack"]
-OPENINGS = ["Once there was a {adjective} {kind} named {name}.", "Once upon a time, there was a {adjective} {kind} named {name}.",
+OPENINGS = ["Once there was a {adjective} {kind} named {name}.",
+            "Once upon a time, there was a {adjective} {kind} named {name}.",
             "There was once a {adjective} {kind} named {name}.", "This is the story of {name}, a {adjective} {kind}."]
 EVENTS = ["One {weather} morning, {possessive} {thing} was gone.", "One {weather} day, {name} lost {possessive} {thing}."]
 FINDS = ["{name} looked and looked, and there it was, {place}!", "{he} ran to {friend}, and they found it {place}.",
          "\"Look {place},\" said {friend}. And there it was!"]
 WEATHERS = ["windy", "rainy", "sunny", "cold", "misty", "frosty"]
 # a question, the start of its answer, and the field that ends it
-QUESTIONS = [("Who lost the {thing}?", "The {thing} was lost by", "name"), ("What did {name} lose?", "{name} lost the", "thing"),
-             ("Where was the {thing}?", "The {thing} was", "place")]
+QUESTIONS = [("Who lost the {thing}?", "The {thing} was lost by", "name"),
+             ("What did {name} lose?", "{name} lost the", "thing"), ("Where was the {thing}?", "The {thing} was", "place")]
 CHOICES = {"name": [hero[0] for hero in HEROES], "thing": THINGS, "place": PLACES}
 HEAD, END = "<|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>"  # of Llama 3's chat format
 

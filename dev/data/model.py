@@ -4,7 +4,8 @@
     ./train_llama3 --model models/SmolLM2-135M --generate "Gravity is"
 
 Only what the trainers read is fetched: config.json, *.safetensors with their index, the tokenizer's files, generation
-settings, licence and model card. A gated model (meta-llama's) needs a token: accept its licence on its page, then `hf auth login`.
+settings, licence and model card. A gated model (meta-llama's) needs a token: accept its licence on its page, then run
+`hf auth login`.
 """
 import argparse
 import os
@@ -13,8 +14,8 @@ import sys
 from data_common import ROOT, fail, shown
 
 WANTED = ["config.json", "*.safetensors", "model.safetensors.index.json", "tokenizer*", "original/tokenizer.model",
-          "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template*", "generation_config.json",
-          "LICENSE*", "NOTICE*", "USE_POLICY*", "README.md"]
+          "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template*",
+          "generation_config.json", "LICENSE*", "NOTICE*", "USE_POLICY*", "README.md"]
 
 
 def main():

@@ -70,7 +70,8 @@ def main():
         try:
             rows = datasets.load_dataset(args.source or name, None if args.source else config, split=split)
         except Exception as e:  # the library raises many kinds
-            fail(f"{args.source or name}: cannot be read: {str(e).splitlines()[0]}", "without a network, give a copy: --from DIR")
+            fail(f"{args.source or name}: cannot be read: {str(e).splitlines()[0]}",
+                 "without a network, give a copy: --from DIR")
         path = os.path.join(args.out, task + ".jsonl")
         count = 0
         with open(path + ".tmp", "w", encoding="utf-8") as f:

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""check_llama_cpp.py FOLDER TEXT... -- holds --export to llama.cpp, by hand: it needs `pip install llama-cpp-python`, which compiles.
+"""check_llama_cpp.py FOLDER TEXT... -- holds --export to llama.cpp, by hand: it needs `pip install llama-cpp-python`, which
+compiles.
 
     python dev/test/check_llama_cpp.py out/mine some.txt                     prints a table; exits with 1 if a line of it fails
 
@@ -116,7 +117,8 @@ def main():
     # Q8_0 token by token: llama-cpp-python 0.3.36 crashed on Q8_0 products of several rows, on a CPU with AMX
     for name, limit, m in (("F32", 1e-3, model), ("Q8_0", 1e-2, open_model(small, 2 * a.seq, 1))):
         theirs = loss_of(m, data, a.seq, a.rows)
-        lines.append((abs(theirs / ours - 1) <= limit, f"loss     {name} {theirs:.6f}, --eval {ours:.6f}: {theirs / ours - 1:+.1e}"))
+        lines.append((abs(theirs / ours - 1) <= limit,
+                      f"loss     {name} {theirs:.6f}, --eval {ours:.6f}: {theirs / ours - 1:+.1e}"))
     print(f"{a.folder}, {os.path.getsize(plain):,} and {os.path.getsize(small):,} bytes as F32 and Q8_0")
     for good, line in lines:
         print(("ok   " if good else "FAIL ") + line)

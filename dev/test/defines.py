@@ -11,7 +11,8 @@ def definitions(path):
     text = re.sub(r"^LLMC_\w+(?: LLMC_PRINTF)?(?:\([^)]*\))? ", "", open(path).read(), flags=re.M)  # attributes of functions
     names = set(re.findall(r"^#define (\w+)", text, re.M)) | set(re.findall(r"^(?:typedef enum \{.*)?} (\w+);", text, re.M))
     names |= set(re.findall(r"^(?:typedef )?(?:struct|union|enum) (\w+)", text, re.M))
-    names |= set(re.findall(r"^typedef [^;{]*?\(\*(\w+)\)", text, re.M)) | set(re.findall(r"^typedef [^;{(]*\b(\w+);", text, re.M))
+    names |= set(re.findall(r"^typedef [^;{]*?\(\*(\w+)\)", text, re.M))
+    names |= set(re.findall(r"^typedef [^;{(]*\b(\w+);", text, re.M))
     names |= set(re.findall(r"^[A-Za-z_][^;=#(]*?\b(\w+)\(", text, re.M))  # functions
     names |= set(re.findall(r"^(?:static|constexpr)[^;(]*?\b(\w+)(?:\[[^\]]*\])* =", text, re.M))  # constants and tables
     for body in re.findall(r"\benum(?: \w+)? \{(.*?)\}", text, re.S):

@@ -6,10 +6,10 @@
     python dev/test/gpu_pairs.py --gap MODEL PROMPT A.txt B.txt      do two greedy texts first differ at a tie?
 
 The cases cover every head_dim with its own kernel (and odd ones), all group sizes, odd vocabulary sizes, T of one token, one
-tile and many tiles, tied and untied heads, RoPE without scaling and with factors 8 and 32, rows of documents. The seeds are fixed, not
-selected: each case is written for seeds 1, 2 and 3, with the default learning rate. PyTorch computes in fp32 on the CPU, where
-TF32 is impossible, and its 16-bit runs on a GPU if there is one. Prints "ok" or "FAIL" for each pair and program; exits with 0
-if all pass. --out without --trainer only writes.
+tile and many tiles, tied and untied heads, RoPE without scaling and with factors 8 and 32, rows of documents. The seeds are
+fixed, not selected: each case is written for seeds 1, 2 and 3, with the default learning rate. PyTorch computes in fp32 on the
+CPU, where TF32 is impossible, and its 16-bit runs on a GPU if there is one. Prints "ok" or "FAIL" for each pair and program;
+exits with 0 if all pass. --out without --trainer only writes.
 """
 import argparse
 import concurrent.futures as futures
@@ -111,7 +111,8 @@ def write_case(out, name, seed):
 def check_pair(out, pair, trainer, limit):
     command = [trainer, os.path.join(out, pair), os.path.join(out, pair + ".state.safetensors")]
     try:
-        r = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=limit)
+        r = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                           timeout=limit)
     except subprocess.TimeoutExpired:
         return [f"no end after {limit} s"]
     lines = r.stdout.splitlines()

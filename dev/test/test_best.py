@@ -11,8 +11,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def train(folder, *flags):
-    done = subprocess.run([ROOT / "train_llama3", "--threads", "1", *map(str, flags)], cwd=folder, capture_output=True, text=True,
-                          check=False)
+    done = subprocess.run([ROOT / "train_llama3", "--threads", "1", *map(str, flags)], cwd=folder, capture_output=True,
+                          text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -25,8 +25,8 @@ def work(tmp_path_factory):
     return folder
 
 
-FLAGS = ["--model", "d1", "--train", "data.bin", "--val", "data.bin", "--batch", 2, "--seq", 16, "--val-batches", 2, "--sample-tokens", 0,
-         "--steps", 20, "--val-every", 2]
+FLAGS = ["--model", "d1", "--train", "data.bin", "--val", "data.bin", "--batch", 2, "--seq", 16, "--val-batches", 2,
+         "--sample-tokens", 0, "--steps", 20, "--val-every", 2]
 
 
 def kept(out):
@@ -51,8 +51,8 @@ def test_patience_ends_the_run_and_the_best_checkpoint_is_kept_and_named(work):
 
 def test_what_is_due_at_the_step_of_the_last_patience_is_done(work):
     (work / "task.jsonl").write_text('{"ctx": "the cat", "choices": ["sat", "flew"], "label": 0}\n', encoding="utf-8")
-    text = train(work, *FLAGS, "--lr", 0, "--patience", 2, "--tasks", "task.jsonl", "--eval-every", 6, "--sample-every", 6, "--sample-tokens",
-                 4, "--out", "due")
+    text = train(work, *FLAGS, "--lr", 0, "--patience", 2, "--tasks", "task.jsonl", "--eval-every", 6, "--sample-every", 6,
+                 "--sample-tokens", 4, "--out", "due")
     events = [json.loads(line) for line in (work / "due/log.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [e["event"] for e in events if e.get("step") == 6] == ["step", "val", "task", "sample", "checkpoint", "end"]
     assert text.index("acc_norm") < text.index("sample  ") < text.index("2 validations in a row")

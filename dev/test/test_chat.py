@@ -334,7 +334,8 @@ def test_the_dated_form_is_written_out(plain, tmp_path):
     folder = saved(tmp_path / "t", "llama3", LLAMA31, "jinja")
     tok = __import__("tokenizers").Tokenizer.from_file(str(folder / "tokenizer.json"))
     text = ("<|begin_of_text|>" + HEAD.format("system") +
-            "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n<|eot_id|>" + HEAD.format("user") + "Hi<|eot_id|>" + HEAD.format("assistant"))
+            "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n<|eot_id|>" + HEAD.format("user") +
+            "Hi<|eot_id|>" + HEAD.format("assistant"))
     assert ids_of(plain, folder, user=" Hi ") == ("dated", tok.encode(text, add_special_tokens=False).ids)
 
 
@@ -373,7 +374,8 @@ def model(tmp_path_factory):
     torch.manual_seed(1)
     shape = dict(vocab_size=800, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4)
     shape["initializer_range"] = 0.3  # so that each token matters
-    config = transformers.LlamaConfig(num_key_value_heads=2, max_position_embeddings=8192, bos_token_id=0, eos_token_id=1, **shape)
+    config = transformers.LlamaConfig(num_key_value_heads=2, max_position_embeddings=8192, bos_token_id=0, eos_token_id=1,
+                                      **shape)
     transformers.LlamaForCausalLM(config).save_pretrained(str(folder))
     sampling = {"bos_token_id": 0, "eos_token_id": 1, "temperature": 0.05, "top_k": 1, "top_p": 0.9, "do_sample": True}
     (folder / "generation_config.json").write_text(json.dumps(sampling))

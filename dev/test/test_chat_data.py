@@ -1,6 +1,6 @@
-"""./tokenize --chat: ids against transformers' apply_chat_template with the templates of Llama 3.0, 3.1 and 3.2, masks against its
-return_assistant_tokens_mask with copies of them that mark the answers; what is refused; --val-fraction and --show. Faults planted
-into a copy of the sources must show. TEST_DATA: a folder with Llama 3's own tokenizer (default: none)."""
+"""./tokenize --chat: ids against transformers' apply_chat_template with the templates of Llama 3.0, 3.1 and 3.2, masks against
+its return_assistant_tokens_mask with copies of them that mark the answers; what is refused; --val-fraction and --show. Faults
+planted into a copy of the sources must show. TEST_DATA: a folder with Llama 3's own tokenizer (default: none)."""
 import functools
 import gzip
 import hashlib
@@ -149,9 +149,9 @@ def expected(fast, version, conversations, **date):
     return documents
 
 
-PIECES = ["a", "The cat", " sat", "\n", "\n\n", "\r\n", " ", "\t", "\u00e9", "e\u0301", "\u00a0", "\u3000", "\x1f", "\x0b", "\u200b",
-          "\x85", "\ufeff", "3.5", "1234567", "!?", "it's", "\U0001f600", "\U0001f468\u200d\U0001f469", "\u2028", "\x00", "\u65e5\u672c",
-          "...", "\\", '"', "<|", "|>", "\u0939\u093f", "\ufffd", "[[", "{{ x }}"]
+PIECES = ["a", "The cat", " sat", "\n", "\n\n", "\r\n", " ", "\t", "\u00e9", "e\u0301", "\u00a0", "\u3000", "\x1f", "\x0b",
+          "\u200b", "\x85", "\ufeff", "3.5", "1234567", "!?", "it's", "\U0001f600", "\U0001f468\u200d\U0001f469", "\u2028",
+          "\x00", "\u65e5\u672c", "...", "\\", '"', "<|", "|>", "\u0939\u093f", "\ufffd", "[[", "{{ x }}"]
 
 
 def random_conversations(seed, count):
@@ -201,8 +201,9 @@ def test_a_conversation_is_written_out(tmp_path):
     for text, trained in parts:
         ids += tok.encode(text, add_special_tokens=False).ids
         mask += [trained] * (len(ids) - len(mask))
-    talk = [{"role": "system", "content": "Be kind.\n"}, {"role": "user", "content": " Hi"}, {"role": "assistant", "content": "Hello. "},
-            {"role": "user", "content": "Bye"}, {"role": "assistant", "content": " \n "}]
+    talk = [{"role": "system", "content": "Be kind.\n"}, {"role": "user", "content": " Hi"},
+            {"role": "assistant", "content": "Hello. "}, {"role": "user", "content": "Bye"},
+            {"role": "assistant", "content": " \n "}]
     assert encode(tmp_path / "a", [talk]) == [(ids, mask)]
     assert encode(make_folder(tmp_path / "b", None), [talk[1:3]]) == encode(make_folder(tmp_path / "c", "3.0"), [talk[1:3]])
 
@@ -237,9 +238,11 @@ def test_all_spellings_are_one_conversation(tmp_path):
     same = [{"conversations": [{"from": "human", "value": "Hi there"}, {"from": "gpt", "value": "Hello."}], "id": "x"},
             {"conversations": [{"from": "user", "value": "Hi there"}, {"from": "assistant", "value": "Hello."}], "tools": []},
             {"prompt": "Hi there", "completion": "Hello."},
-            {"messages": [{"role": "user", "content": "Hi there"}, {"role": "assistant", "content": "Hello.", "weight": 1}], "prompt": "no"},
+            {"messages": [{"role": "user", "content": "Hi there"}, {"role": "assistant", "content": "Hello.", "weight": 1}],
+             "prompt": "no"},
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi "}, {"type": "text", "text": "there"}]},
-                          {"role": "assistant", "content": [{"type": "text", "text": "Hello."}], "tool_calls": None}], "tools": None}]
+                          {"role": "assistant", "content": [{"type": "text", "text": "Hello."}], "tool_calls": None}],
+             "tools": None}]
     lines = write_lines(tmp_path / "same.jsonl", ["", *same, "  "])
     done = tokenize(folder, "--chat", "-o", tmp_path / "same.bin", lines)
     assert done.returncode == 0 and done.stdout.startswith("5 conversations, "), done.stderr
@@ -256,7 +259,8 @@ def test_an_answer_of_weight_0_is_not_trained(tmp_path):
     half = [dict(m, weight=0) if i == 1 else m for i, m in enumerate(talk)]
     (same, less), = encode(folder, [half])
     first = mask.index(1)
-    assert ids == same and less == [bit if i > first + 1 else 0 for i, bit in enumerate(mask)] and sum(less) == sum(mask) / 2 > 0
+    assert ids == same and less == [bit if i > first + 1 else 0 for i, bit in enumerate(mask)]
+    assert sum(less) == sum(mask) / 2 > 0
 
 
 def test_the_number_of_threads_changes_nothing(tmp_path):
@@ -291,9 +295,10 @@ def test_show_marks_what_is_trained(tmp_path):
     tokenize(folder, "--chat", "-o", tmp_path / "a.bin", write_lines(tmp_path / "a.jsonl", lines))
     head = "<|start_header_id|>{}<|end_header_id|>\n\n"
     shown = [tokenize(folder, "--show", n, tmp_path / "a.bin") for n in (1, 2, 3)]
-    assert shown[0].stdout == ("<|begin_of_text|>" + head.format("user") + "What\\x1b[2J?<|eot_id|>" + head.format("assistant") +
-                               "[[\u00e9!<|eot_id|>]]\n")
-    assert shown[1].stdout == "<|begin_of_text|>" + head.format("user") + "Why?<|eot_id|>" + head.format("assistant") + "[[so<|eot_id|>]]\n"
+    assert shown[0].stdout == ("<|begin_of_text|>" + head.format("user") + "What\\x1b[2J?<|eot_id|>" +
+                               head.format("assistant") + "[[\u00e9!<|eot_id|>]]\n")
+    assert shown[1].stdout == ("<|begin_of_text|>" + head.format("user") + "Why?<|eot_id|>" + head.format("assistant") +
+                               "[[so<|eot_id|>]]\n")
     assert shown[2].returncode == 1 and "has 2 documents" in shown[2].stderr and not shown[2].stdout
     (tmp_path / "text.txt").write_text("plain \u00e9")
     tokenize(folder, "-o", tmp_path / "b.bin", tmp_path / "text.txt")
@@ -351,7 +356,8 @@ def test_other_lines_are_refused_by_name(tmp_path):
     for line, message in REFUSED:
         path = write_lines(tmp_path / "bad.jsonl", [good, "", line, good])
         done = tokenize(folder, "--chat", "-o", tmp_path / "bad.bin", path)
-        assert done.returncode == 1 and done.stderr.startswith(f"error: {path}:3:") and message in done.stderr, (line, done.stderr)
+        assert done.returncode == 1 and done.stderr.startswith(f"error: {path}:3:"), (line, done.stderr)
+        assert message in done.stderr, (line, done.stderr)
         assert done.stderr.count("\n") == 1 and not list(tmp_path.glob("bad.bin*")), (line, done.stderr)
 
 
@@ -361,7 +367,8 @@ def test_flags_and_folders_that_do_not_fit_are_refused(tmp_path):
 
     def error(where, *flags):
         done = tokenize(where, *flags)
-        assert done.returncode in (1, 2) and done.stderr.startswith("error: ") and not list(tmp_path.glob("a.bin*")), done.stderr
+        assert done.returncode in (1, 2) and done.stderr.startswith("error: "), done.stderr
+        assert not list(tmp_path.glob("a.bin*")), done.stderr
         return done.returncode, done.stderr
     out = ("-o", tmp_path / "a.bin", path)
     for flags in (["--field", "x"], ["--specials"], ["--bytes"]):
@@ -372,7 +379,8 @@ def test_flags_and_folders_that_do_not_fit_are_refused(tmp_path):
     assert "the chat template is Llama 3's, which has no date" in error(folder, "--chat", "--date", "today", *out)[1]
     assert error(folder, *out) == (1, f"error: {path}:1: text is missing, wanted a string\n"
                                       "  hint: a conversation is no text; --chat takes it as such\n")
-    assert "--chat" in error(folder, "-o", tmp_path / "a.bin", write_lines(tmp_path / "b.jsonl", [{"id": "x", "messages": []}]))[1]
+    mute = write_lines(tmp_path / "b.jsonl", [{"id": "x", "messages": []}])
+    assert "--chat" in error(folder, "-o", tmp_path / "a.bin", mute)[1]
     config = json.loads((folder / "tokenizer_config.json").read_text())
     for text, message in (("{{ '[INST]' }}", "the chat template has no <|start_header_id|>"),
                           (template("3.0").replace(" | trim", ""), "the chat template has no trim"),
@@ -396,7 +404,8 @@ def made(folder, *flags):
     program = os.path.join(ROOT, "dev", "data", "conversations.py")
     done = subprocess.run([sys.executable, program, "-o", folder, *flags], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return [[json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()] for name in ("train", "val", "questions")]
+    return [[json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+            for name in ("train", "val", "questions")]
 
 
 def test_made_conversations_have_their_answers_in_the_tale(tmp_path):
@@ -470,9 +479,11 @@ FAULTS = [
     ("<|eot_id|> is not trained", "dev/data/chat_data.h", "chat_mask_extend(mask, l->count, true);",
      "chat_mask_extend(mask, l->count - message->trained, true); chat_mask_extend(mask, l->count, false);"),
     ("the mask is shifted by one", "dev/data/token_writer.h", "at = w->count - n + i;", "at = w->count - n + i - (i > 0);"),
-    ("the user's words are trained, too", "dev/data/chat_data.h", 'strcmp(role, "assistant") == 0', 'strcmp(role, "system") != 0'),
+    ("the user's words are trained, too", "dev/data/chat_data.h", 'strcmp(role, "assistant") == 0',
+     'strcmp(role, "system") != 0'),
     ("texts are not stripped at their end", "llmc/text/chat.h", "(size_t)(last - first)", "(size_t)(end - first)"),
-    ("a system message is one of its own", "dev/data/chat_data.h", "const bool system = c->date &&", "const bool system = false &&"),
+    ("a system message is one of its own", "dev/data/chat_data.h", "const bool system = c->date &&",
+     "const bool system = false &&"),
 ]
 
 
@@ -484,7 +495,8 @@ def test_planted_faults_show(transformers, tmp_path):
     for name, file, before, after in [("none", "dev/data/chat_data.h", "", "")] + FAULTS:
         copy = tmp_path / re.sub(r"\W", "", name)
         for part in ("llmc", "dev/data"):
-            shutil.copytree(os.path.join(ROOT, part), copy / part, ignore=shutil.ignore_patterns("tiny*", "__pycache__", "*.cuh"))
+            unused = shutil.ignore_patterns("tiny*", "__pycache__", "*.cuh")
+            shutil.copytree(os.path.join(ROOT, part), copy / part, ignore=unused)
         text = (copy / file).read_text()
         assert text.count(before) == 1 or not before, name
         (copy / file).write_text(text.replace(before, after) if before else text)

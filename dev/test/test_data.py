@@ -39,15 +39,24 @@ def run_script(name, *arguments, **environment):
                           env={**os.environ, **environment})
 
 
+def build(source, program):
+    """Compiles a C program. Returns its path."""
+    command = [os.environ.get("CC", "cc"), "-std=c11", "-O1", "-w", "-I", ROOT, source, "-o", program, "-lm", "-lpthread"]
+    subprocess.run(command, check=True)
+    return program
+
+
+def write_zeros(path, count):
+    """Writes a token file of so many zeros."""
+    path.write_bytes(struct.pack("<256i", 20240520, 1, count, *[0] * 253) + bytes(2 * count))
+
+
 # --- tinytales ---
 
 
 @pytest.fixture(scope="module")
 def tinytales(tmp_path_factory):
-    program = str(tmp_path_factory.mktemp("tales") / "tinytales")
-    subprocess.run([os.environ.get("CC", "cc"), "-std=c11", "-O1", "-w", "-I", ROOT, os.path.join(DATA, "tinytales.c"), "-o", program, "-lm"],
-                   check=True)
-    return program
+    return build(os.path.join(DATA, "tinytales.c"), str(tmp_path_factory.mktemp("tales") / "tinytales"))
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +78,8 @@ def test_no_two_stories_are_alike_and_seeds_differ(tinytales, stories):
 
 def test_what_ends_a_story_is_written_behind_each(tinytales, stories):
     for flag in ([], ["--text"]):
-        out = subprocess.run([tinytales, "--stories", "3", "--end", '<|eot_id|>"\\', *flag], capture_output=True, text=True, check=True).stdout
+        out = subprocess.run([tinytales, "--stories", "3", "--end", '<|eot_id|>"\\', *flag], capture_output=True, text=True,
+                             check=True).stdout
         told = out.rstrip("\n").split("\n\n") if flag else [json.loads(line)["text"] for line in out.splitlines()]
         assert told == [text + '<|eot_id|>"\\' for text in stories[1][:3]]
 
@@ -142,8 +152,8 @@ def test_the_committed_tokenizer_fits_the_stories(stories, tmp_path):
     """Checks that a word is one token, apart from punctuation. A tokenizer made from other stories would need more tokens."""
     (tmp_path / "stories.jsonl").write_bytes(stories[0])
     out = tmp_path / "stories.bin"
-    subprocess.run([TOKENIZE, "--tokenizer", os.path.join(DATA, "tinytales"), "-o", str(out), str(tmp_path / "stories.jsonl")], check=True,
-                   capture_output=True)
+    subprocess.run([TOKENIZE, "--tokenizer", os.path.join(DATA, "tinytales"), "-o", str(out), str(tmp_path / "stories.jsonl")],
+                   check=True, capture_output=True)
     tokens = read_tokens(out)
     assert max(tokens) < 2048
     assert tokens.count(2040) == 8000 and tokens[0] == 2040, "one <|begin_of_text|> before each story"
@@ -159,7 +169,8 @@ def test_what_the_readme_s_commands_write_is_ignored_or_committed():
         assert len(outputs) >= 4, readme
         for output in outputs - {"-"}:
             known = [subprocess.run(["git", *command], cwd=ROOT, capture_output=True).returncode == 0 for command in (
-                ["check-ignore", "-q", output], ["check-ignore", "-q", output + "/file"], ["ls-files", "--error-unmatch", output])]
+                ["check-ignore", "-q", output], ["check-ignore", "-q", output + "/file"],
+                ["ls-files", "--error-unmatch", output])]
             assert any(known), f"{readme}: git status would show {output}"
 
 
@@ -214,12 +225,13 @@ def test_tinystories_from_text_and_from_json_lines_agree(tmp_path):
     wanted = [f"Story {i}.\n\nIt is about {i * i} cats." for i in range(300)]
     separated = "\n<|endoftext|>\n".join(wanted)
     (tmp_path / "a.txt").write_text("\n" + separated + "\n<|endoftext|>\n")
-    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"story" if i % 2 else "text": s}) + "\n" for i, s in enumerate(wanted)))
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"story" if i % 2 else "text": s}) + "\n"
+                                              for i, s in enumerate(wanted)))
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "tinystories_train_007.bin").write_bytes(b"left over from a longer set")
     for name in ("a.txt", "b.jsonl"):
-        done = run_script("tinystories.py", "--input", str(tmp_path / name), "--out", str(tmp_path / "out"), "--shard-mb", "0.003",
-                          "--val-fraction", "0.1")
+        done = run_script("tinystories.py", "--input", str(tmp_path / name), "--out", str(tmp_path / "out"),
+                          "--shard-mb", "0.003", "--val-fraction", "0.1")
         assert done.returncode == 0, done.stderr
         files = sorted(os.listdir(tmp_path / "out"))
         assert len(files) >= 3 and files[-1] == "tinystories_val.bin" and "tinystories_train_007.bin" not in files, files
@@ -233,7 +245,8 @@ def test_tinystories_from_text_and_from_json_lines_agree(tmp_path):
 def test_a_file_to_validate_on_is_used_whole(tmp_path):
     (tmp_path / "train.txt").write_text("one\n<|endoftext|>\ntwo\n")
     (tmp_path / "val.txt").write_text("three\n<|endoftext|>\n")
-    done = run_script("tinystories.py", "--input", str(tmp_path / "train.txt"), "--val-input", str(tmp_path / "val.txt"), "--out", str(tmp_path))
+    done = run_script("tinystories.py", "--input", str(tmp_path / "train.txt"), "--val-input", str(tmp_path / "val.txt"),
+                      "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert documents(read_tokens(tmp_path / "tinystories_train_000.bin")) == ["one", "two"]
     assert documents(read_tokens(tmp_path / "tinystories_val.bin")) == ["three"]
@@ -287,7 +300,8 @@ def test_downloads_are_whole_or_not_there(tmp_path, monkeypatch):
     try:
         base = f"http://127.0.0.1:{server.server_port}"
         path = str(tmp_path / "folder" / "file")
-        for url, size, words in ((base + "/missing", None, "cannot download: Not Found"), (base + "/broken", None, "1,000,000 bytes"),
+        for url, size, words in ((base + "/missing", None, "cannot download: Not Found"),
+                                 (base + "/broken", None, "1,000,000 bytes"),
                                  (base + "/file", 5, "sent 3,000,000 bytes, wanted 5")):
             with pytest.raises(SystemExit) as stop:
                 data_common.download(url, path, size, "a hint")
@@ -328,12 +342,9 @@ def test_the_python_reference_reads_the_same_rows(tmp_path):
     sys.path.insert(0, ROOT)
     import train_llama3
     for i, n in enumerate((1000, 17, 333, 5000)):
-        header = [20240520, 1, n] + [0] * 253
-        (tmp_path / f"part{i}.bin").write_bytes(struct.pack("<256i", *header) + bytes(2 * n))
+        write_zeros(tmp_path / f"part{i}.bin", n)
     (tmp_path / "order.c").write_text(ORDER_PROGRAM)
-    program, pattern = str(tmp_path / "order"), str(tmp_path / "part*.bin")
-    subprocess.run([os.environ.get("CC", "cc"), "-std=c11", "-O1", "-w", "-I", ROOT, str(tmp_path / "order.c"), "-o", program, "-lm", "-lpthread"],
-                   check=True)
+    program, pattern = build(tmp_path / "order.c", tmp_path / "order"), str(tmp_path / "part*.bin")
     out = subprocess.run([program, pattern], capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
     loader = train_llama3.DataLoader(pattern, 1, 16, seed=1234567890123, shuffle=True)
     places = (loader.locate(row) for row in range(3 * loader.rows_per_epoch))
@@ -366,12 +377,9 @@ def test_the_python_reference_mixes_the_same_rows(tmp_path):
     sys.path.insert(0, ROOT)
     import train_llama3
     for name, n in (("a0", 1000), ("a1", 5000), ("b,c", 333), ("d:1", 17)):
-        header = [20240520, 1, n] + [0] * 253
-        (tmp_path / f"{name}.bin").write_bytes(struct.pack("<256i", *header) + bytes(2 * n))
+        write_zeros(tmp_path / f"{name}.bin", n)
     (tmp_path / "mix.c").write_text(MIX_PROGRAM)
-    program = str(tmp_path / "mix")
-    subprocess.run([os.environ.get("CC", "cc"), "-std=c11", "-O1", "-w", "-I", ROOT, str(tmp_path / "mix.c"), "-o", program, "-lm", "-lpthread"],
-                   check=True)
+    program = build(tmp_path / "mix.c", tmp_path / "mix")
     for weights in (("0.6", "0.3", "0.1"), ("1", "1", "1"), ("1e-3", "2", ".5")):
         text = ",".join(f"{tmp_path}/{name}:{weight}" for name, weight in zip(("a*.bin", "b,c.bin", "d:1.bin"), weights))
         out = subprocess.run([program, text], capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
@@ -387,8 +395,8 @@ def test_the_python_reference_refuses_what_makes_no_mix(tmp_path, capsys):
     path = str(tmp_path / "a.bin")
     open(path, "w").close()
     assert train_llama3.mix_parts(path) == [[path, 0]]
-    for tail, words in ((":x", "weight"), (":0", "weight"), (":-1", "weight"), (":inf", "weight"), (":nan", "weight"), (f",{path}:1", "has no weight"),
-                        (":1,", "empty")):
+    for tail, words in ((":x", "weight"), (":0", "weight"), (":-1", "weight"), (":inf", "weight"), (":nan", "weight"),
+                        (f",{path}:1", "has no weight"), (":1,", "empty")):
         with pytest.raises(SystemExit) as stop:
             train_llama3.mix_parts(path + tail)
         assert stop.value.code == 1 and words in capsys.readouterr().err
@@ -400,7 +408,8 @@ def test_the_python_reference_refuses_what_makes_no_mix(tmp_path, capsys):
 @needs_tokenize
 def test_progress_goes_to_the_terminal_of_stdout_and_not_to_stderr(tmp_path):
     screen, other = pty.openpty()
-    done = subprocess.Popen([TOKENIZE, "-o", str(tmp_path / "x.bin"), "-"], stdin=subprocess.PIPE, stdout=other, stderr=subprocess.PIPE)
+    done = subprocess.Popen([TOKENIZE, "-o", str(tmp_path / "x.bin"), "-"], stdin=subprocess.PIPE, stdout=other,
+                            stderr=subprocess.PIPE)
     os.close(other)
     time.sleep(2.2)  # nothing is told of what takes less than two seconds
     _, errors = done.communicate(b"a text\n" * 200000)

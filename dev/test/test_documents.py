@@ -66,7 +66,8 @@ def command(program, kind, *flags):
 
 
 def c_run(folder, kind, *flags, trainer=TRAINER):
-    return subprocess.run(command([trainer], kind, *flags), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.run(command([trainer], kind, *flags), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          text=True)
 
 
 def py_run(folder, kind, *flags):
@@ -133,8 +134,8 @@ def build_with(folder, fault):
         text, count = re.subn(old, lambda match, new=new: new, (folder / name).read_text())
         assert count == 1, f"{old} is {count} times in {name}"
         (folder / name).write_text(text)
-    subprocess.run([os.environ.get("CC", "cc"), "-std=c11", "-O0", "-w", "-I", str(folder), str(folder / "train_llama3.c"), "-o",
-                    str(folder / "train"), "-lm", "-lpthread"], check=True)
+    subprocess.run([os.environ.get("CC", "cc"), "-std=c11", "-O0", "-w", "-I", str(folder), str(folder / "train_llama3.c"),
+                    "-o", str(folder / "train"), "-lm", "-lpthread"], check=True)
     return str(folder / "train")
 
 
@@ -223,7 +224,8 @@ def test_a_resumed_run_goes_on_and_tells_another_mode(folder):
 
 def test_what_auto_stands_for_is_no_change(folder):
     """--strict-resume takes a --documents that reads all data as the run's auto did, and no other."""
-    for kind, val, same, others in (("masked", "masked", "mask", ("cross", "pack")), ("plain", "plain", "cross", ("pack", "mask")),
+    for kind, val, same, others in (("masked", "masked", "mask", ("cross", "pack")),
+                                    ("plain", "plain", "cross", ("pack", "mask")),
                                     ("plain", "masked", "auto", ("cross", "mask"))):
         out = f"auto_{kind}_{val}"
         r = c_run(folder, kind, "--val", f"val_{val}.bin", "--steps", 2, "--stop-after", 1, "--out", out)

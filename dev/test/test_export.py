@@ -31,7 +31,8 @@ def write_tokenizer(folder, vocab, pre=None, merges=None):
     merges = merges or [["t", "h"], ["th", "e"], ["Ġ", "the"], ["i", "n"]]
     names += ["".join(m) for m in merges]
     added = [{"id": len(names) + i, "content": text, "single_word": False, "lstrip": False, "rstrip": False,
-              "normalized": False, "special": i < 2} for i, text in enumerate(["<|begin_of_text|>", "<|end_of_text|>", "[name]"])]
+              "normalized": False, "special": i < 2}
+             for i, text in enumerate(["<|begin_of_text|>", "<|end_of_text|>", "[name]"])]
     assert len(names) + len(added) <= vocab
     (folder / "tokenizer.json").write_text(json.dumps({
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
@@ -159,7 +160,8 @@ def test_the_three_split_patterns_have_names_and_another_is_refused(tmp_path):
     def split(digits):
         step = {"type": "Split", "pattern": {"Regex": llama % digits}, "behavior": "Isolated", "invert": False}
         return {"type": "Sequence", "pretokenizers": [step, bytes_]}
-    digits = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, {**bytes_, "use_regex": True}]}
+    digits = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True},
+                                                    {**bytes_, "use_regex": True}]}
     for pre, name in ((None, "gpt-2"), (digits, "smollm"), (split("\\p{N}{1,3}"), "llama-bpe")):
         write_tokenizer(tmp_path / "m", 320, pre)
         assert export("--model", tmp_path / "m", "--export", tmp_path / "m.gguf").returncode == 0
@@ -229,8 +231,8 @@ def test_loaders_that_take_every_safetensors_file_take_the_weights_alone(tmp_pat
     text = tmp_path / "t.txt"
     text.write_text("a word and another\n" * 200, encoding="utf-8")
     assert subprocess.run([ROOT / "tokenize", "-o", data, text], capture_output=True, check=False).returncode == 0
-    done = export("--model", "d1", "--train", data, "--seq", 16, "--batch", 1, "--steps", 1, "--sample-tokens", 0, "--threads", 1,
-                  "--out", tmp_path / "out")
+    done = export("--model", "d1", "--train", data, "--seq", 16, "--batch", 1, "--steps", 1, "--sample-tokens", 0,
+                  "--threads", 1, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     step = tmp_path / "out/step_00000001"
     assert export("--model", step, "--export", tmp_path / "clean").returncode == 0

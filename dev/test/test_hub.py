@@ -36,7 +36,8 @@ class Hub(http.server.BaseHTTPRequestHandler):
         if "small" not in parts:
             return self.answer(404, X_Error_Code="RepoNotFound")
         if parts[0] == "api":
-            listed = [{"rfilename": name, "type": "file", "path": name, "size": len(body), "oid": hashlib.sha1(body).hexdigest()}
+            listed = [{"rfilename": name, "type": "file", "path": name, "size": len(body),
+                       "oid": hashlib.sha1(body).hexdigest()}
                       for name, body in FILES.items()]
             if "tree" in parts:
                 return self.answer(200, json.dumps(listed).encode(), Content_Type="application/json")
@@ -69,7 +70,8 @@ def run(script, *flags, **env):
 
 
 def test_a_model_is_downloaded_without_what_no_trainer_reads(hub, tmp_path):
-    done = run("model.py", "owner/small", "-o", tmp_path / "m", HF_ENDPOINT=hub, HF_HOME=str(tmp_path / "home"), HF_HUB_DISABLE_XET="1")
+    done = run("model.py", "owner/small", "-o", tmp_path / "m", HF_ENDPOINT=hub, HF_HOME=str(tmp_path / "home"),
+               HF_HUB_DISABLE_XET="1")
     assert done.returncode == 0, done.stderr
     found = {str(p.relative_to(tmp_path / "m")) for p in (tmp_path / "m").rglob("*") if p.is_file() and ".cache" not in p.parts}
     assert found == {"config.json", "model.safetensors", "tokenizer.json", "README.md"}

@@ -1,5 +1,5 @@
-"""Tests LoRA of ./train_llama3 against the package peft: losses of a run that begins with peft's adapter, our checkpoint in peft,
-the merged model; and resuming, what is refused, and what a checkpoint holds."""
+"""Tests LoRA of ./train_llama3 against the package peft: losses of a run that begins with peft's adapter, our checkpoint in
+peft, the merged model; and resuming, what is refused, and what a checkpoint holds."""
 
 import json
 import shutil
@@ -22,7 +22,8 @@ import train_llama3 as ref  # noqa: E402
 
 VOCAB, B, T, STEPS, LR = 97, 2, 32, 20, 5e-3
 ATTENTION, FFN = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]
-TRAIN = ["--train", "data.bin", "--batch", B, "--seq", T, "--sample-tokens", 0, "--threads", 1, "--schedule", "constant", "--lr", LR]
+TRAIN = ["--train", "data.bin", "--batch", B, "--seq", T, "--sample-tokens", 0, "--threads", 1, "--schedule", "constant",
+         "--lr", LR]
 
 
 def run(*flags, cwd=None, code=0, program=None):
@@ -54,8 +55,8 @@ def base_model(folder, tied=False, seed=1):
 def with_adapter(model, targets, rank, alpha, telling=True, **more):
     """Wraps a model in peft's adapters, whose B is not zero if `telling`."""
     torch.manual_seed(3)
-    wrapped = peft.get_peft_model(model, peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM",
-                                                        **more))
+    config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM", **more)
+    wrapped = peft.get_peft_model(model, config)
     for name, w in wrapped.named_parameters():
         if telling and "lora_B" in name:
             torch.nn.init.normal_(w, std=0.1)
@@ -122,7 +123,8 @@ def test_the_python_trainer_draws_the_same_adapters_and_prints_the_same_losses(w
     base_model(work / "base", tied=on == "ffn")
     flags = ["--model", "base", "--lora", 5, "--lora-on", on, "--lora-alpha", 7, "--seed", 9, *TRAIN, "--steps", STEPS]
     run(*flags, "--total-batch", 2 * B * T, "--out", "c", cwd=work)
-    run(*flags, "--total-batch", 2 * B * T, "--out", "py", "--device", "cpu", cwd=work, program=[sys.executable, ROOT / "train_llama3.py"])
+    run(*flags, "--total-batch", 2 * B * T, "--out", "py", "--device", "cpu", cwd=work,
+        program=[sys.executable, ROOT / "train_llama3.py"])
     assert np.abs(np.array(losses(work / "c")) - losses(work / "py")).max() <= 1e-4
     ours, theirs = (load_file(work / f"{out}/step_00000020/adapter_model.safetensors") for out in ("c", "py"))
     assert ours.keys() == theirs.keys()
@@ -254,10 +256,12 @@ def test_what_is_no_adapter_of_this_kind_is_refused(work):
     tensors = load_file(work / "adapter/adapter_model.safetensors")
     first = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
     for change, part in [
-            ({"peft_type": "IA3"}, 'peft_type is "IA3"'), ({"use_dora": True}, "use_dora is true"), ({"bias": "all"}, 'bias is "all"'),
-            ({"use_rslora": True}, "use_rslora is true"), ({"r": 5}, "lora_A.weight.shape is [4, 48], wanted [5, 48]"),
+            ({"peft_type": "IA3"}, 'peft_type is "IA3"'), ({"use_dora": True}, "use_dora is true"),
+            ({"bias": "all"}, 'bias is "all"'), ({"use_rslora": True}, "use_rslora is true"),
+            ({"r": 5}, "lora_A.weight.shape is [4, 48], wanted [5, 48]"),
             ({"target_modules": ["q_proj", "lm_head"]}, 'target_modules holds "lm_head"'),
-            ({"target_modules": "all-linear"}, "target_modules is"), ({"rank_pattern": {"q_proj": 2}}, "rank_pattern is an object"),
+            ({"target_modules": "all-linear"}, "target_modules is"),
+            ({"rank_pattern": {"q_proj": 2}}, "rank_pattern is an object"),
             ({"modules_to_save": ["embed_tokens"]}, "modules_to_save is an array"), ({"lora_alpha": "x"}, 'lora_alpha is "x"'),
             ({"init_lora_weights": "pissa"}, 'init_lora_weights is "pissa"'),
             ({"target_modules": ["q_proj"]}, "is not one of the 4 adapters"),
@@ -268,7 +272,8 @@ def test_what_is_no_adapter_of_this_kind_is_refused(work):
         assert part in error, error
     (work / "adapter/adapter_config.json").write_text(json.dumps(config))
     for changed, part in [({first: torch.zeros(4, 40)}, "shape is [4, 40]"), ({first: torch.full((4, 48), np.nan)}, "is nan"),
-                          ({"extra": torch.zeros(1)}, '"extra" is not one of'), ({first: tensors[first].to(torch.int8)}, "dtype is I8")]:
+                          ({"extra": torch.zeros(1)}, '"extra" is not one of'),
+                          ({first: tensors[first].to(torch.int8)}, "dtype is I8")]:
         save_file(tensors | changed, work / "adapter/adapter_model.safetensors")
         error = run("--model", "adapter", *TRAIN, "--steps", 2, "--out", "out", cwd=work, code=1)
         assert part in error, error
@@ -282,7 +287,8 @@ def test_flags_that_do_not_fit_are_refused(work):
     run("--model", "base", *TRAIN, "--steps", 2, "--out", "full", cwd=work)
     before = sorted(p.name for p in work.iterdir())
     for flags, part in [
-            (["--model", "d2", "--lora", 4, "--out", "x"], "d2 is a new model"), (["--model", "work", "--lora", 4], "neither a folder"),
+            (["--model", "d2", "--lora", 4, "--out", "x"], "d2 is a new model"),
+            (["--model", "work", "--lora", 4], "neither a folder"),
             (["--model", "base", "--lora-alpha", 4, "--out", "x"], "without --lora R"),
             (["--model", "base", "--lora-on", "ffn", "--out", "x"], "without --lora R"),
             (["--model", "base", "--lora-base", "base", "--out", "x"], "base holds no adapters"),
@@ -292,12 +298,14 @@ def test_flags_that_do_not_fit_are_refused(work):
             (["--resume", "--out", "lora", "--lora", 8, "--steps", 4], "have rank 4"),
             (["--resume", "--out", "lora", "--lora-base", "other", "--steps", 4], "were trained beside weights with"),
             (["--model", "lora", "--lora-base", "other", "--out", "x"], "were trained beside weights with"),
-            (["--model", "lora", "--lora-alpha", 3, "--out", "x"], "have 8"), (["--model", "lora", "--lora-on", "ffn", "--out", "x"], "other matrices"),
+            (["--model", "lora", "--lora-alpha", 3, "--out", "x"], "have 8"),
+            (["--model", "lora", "--lora-on", "ffn", "--out", "x"], "other matrices"),
             (["--model", "lora", "--lora-base", "lora/step_00000002", "--out", "x"], "wanted their base model"),
             (["--model", "lora", "--lora-base", "full", "--out", "x"], "one checkpoint, not a folder of them")]:
         error = run(*TRAIN, "--steps", 4, *flags, cwd=work, code=1)
         assert part in error, error
-    done = subprocess.run([ROOT / "train_llama3", "--model", "base", "--lora-r", "4"], cwd=work, capture_output=True, text=True, check=False)
+    done = subprocess.run([ROOT / "train_llama3", "--model", "base", "--lora-r", "4"], cwd=work, capture_output=True, text=True,
+                          check=False)
     assert done.returncode == 2 and "did you mean --lora?" in done.stderr
     assert "were trained beside" in run("--model", "lora", "--lora-base", "other", "--generate", "1 2", cwd=work, code=1)
     assert "were trained beside" in run("--model", "lora", "--lora-base", "other", "--export", "y", cwd=work, code=1)

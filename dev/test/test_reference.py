@@ -195,10 +195,10 @@ int main(void) {
 }
 """
 
-DEVICES = ["NVIDIA H200", "NVIDIA H200 NVL", "NVIDIA GH200 480GB", "NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H100 NVL",
-           "NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA A10", "NVIDIA A10G", "NVIDIA L4", "NVIDIA L40S",
-           "NVIDIA T4G", "Tesla T4", "Tesla V100-PCIE-16GB", "NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090 Laptop GPU",
-           "NVIDIA X999", ""]
+DEVICES = ["NVIDIA H200", "NVIDIA H200 NVL", "NVIDIA GH200 480GB", "NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe",
+           "NVIDIA H100 NVL", "NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA A10", "NVIDIA A10G",
+           "NVIDIA L4", "NVIDIA L40S", "NVIDIA T4G", "Tesla T4", "Tesla V100-PCIE-16GB", "NVIDIA GeForce RTX 4090",
+           "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA X999", ""]
 
 
 @pytest.fixture(scope="module")
@@ -404,8 +404,8 @@ def test_rows_come_once_an_epoch_and_in_another_order_each(tokens):
     assert x[0].tolist() == f.tokens[i * 16:i * 16 + 16].tolist() and y[0].tolist() == f.tokens[i * 16 + 1:i * 16 + 17].tolist()
 
 
-@pytest.mark.parametrize("words, fine", [({}, True), ({8: 1, 9: -5}, True), ({9: 5}, False), ({8: 2}, False), ({8: 1, 10: 1}, False),
-                                         ({255: 1}, False)])
+@pytest.mark.parametrize("words, fine", [({}, True), ({8: 1, 9: -5}, True), ({9: 5}, False), ({8: 2}, False),
+                                         ({8: 1, 10: 1}, False), ({255: 1}, False)])
 def test_spare_words_of_a_token_file_are_zero(tmp_path, words, fine, capsys):
     path = tmp_path / "t.bin"
     write_tokens(path, np.arange(600) % 97, 97)
@@ -499,7 +499,8 @@ def test_small_models_with_any_shape_can_be_written(tmp_path):
 
 
 def test_refusals_are_one_line(tokens):
-    for code, text, flags in ((2, "error: --batch: is 0", ("--batch", 0)), (1, "cannot make the folder", ("--out", "t1.bin/out"))):
+    for code, text, flags in ((2, "error: --batch: is 0", ("--batch", 0)),
+                              (1, "cannot make the folder", ("--out", "t1.bin/out"))):
         r = run(tokens, "--model", "d1", "--train", "t*.bin", "--steps", 1, *flags)
         assert r.returncode == code and text in r.stdout and "Traceback" not in r.stdout, r.stdout
 
@@ -509,7 +510,7 @@ def test_plot_draws_several_runs_and_names_a_broken_log(tmp_path):
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         step = dict(event="step", loss=3.0, gnorm=1.0, lr=1e-3, ms=10.0, tok_s=5e4)
-        lines = [dict(event="config")] + [dict(step, step=i) for i in range(1, 9)] + [dict(event="val", step=8, loss=2.9, bpb=1.1)]
+        lines = [dict(event="config"), *(dict(step, step=i) for i in range(1, 9)), dict(event="val", step=8, loss=2.9, bpb=1.1)]
         (tmp_path / name / "log.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"event":"st')
     command = [sys.executable, os.path.join(ROOT, "dev", "plot.py"), "first", "second/log.jsonl", "--smooth", "3",
                "-o", "a.png"]

@@ -1,5 +1,6 @@
 """Tests --tasks: each question's answer, by likelihood and by likelihood a character, is that of transformers under lm-eval's
-rules, and that of lm-eval itself where it is installed. Also the errors of a task file, --eval-every in training, bits per byte."""
+rules, and that of lm-eval itself where it is installed. Also the errors of a task file, --eval-every in training, bits per
+byte."""
 
 import itertools
 import json
@@ -30,7 +31,8 @@ def sentence(r, low, high):
 
 
 def questions():
-    """Returns questions of all kinds: white space at the context's end, no context, long ones, special names, no ASCII, ties."""
+    """Returns questions of all kinds: white space at the context's end, no context, long ones, special names, no ASCII,
+    ties."""
     r = random.Random(5)
     ends = itertools.cycle(["", " ", "\n", "  \t", "\u00a0", "\u3000 ", "\x1f", "."])
     rows = [{"ctx": sentence(r, 1, 20) + end, "choices": [sentence(r, 1, 6) for _ in range(r.randint(2, 5))]}
@@ -58,8 +60,8 @@ def work(tmp_path_factory):
     r = random.Random(1)
     (folder / "text.txt").write_text("".join(sentence(r, 4, 12) + ".\n" for _ in range(400)), encoding="utf-8")
     assert run("tokenize", "--tokenizer", TOKENIZER, "-o", folder / "data.bin", folder / "text.txt").returncode == 0
-    done = run("train_llama3", "--model", "d1", "--tokenizer", TOKENIZER, "--train", folder / "data.bin", "--seq", 32, "--steps", 30,
-               "--lr", "3e-3", "--sample-tokens", 0, "--threads", 1, "--out", folder / "out")
+    done = run("train_llama3", "--model", "d1", "--tokenizer", TOKENIZER, "--train", folder / "data.bin", "--seq", 32,
+               "--steps", 30, "--lr", "3e-3", "--sample-tokens", 0, "--threads", 1, "--out", folder / "out")
     assert done.returncode == 0, done.stderr
     shutil.copytree(folder / "out/step_00000030", folder / "model")
     for name, key in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", "model_max_length")):
@@ -136,7 +138,8 @@ def test_each_answer_is_that_of_a_tokenizer_without_bos(work):
     try:
         rows = [row for row in questions() if row["ctx"].strip()]
         oracle = Oracle(work / "model")
-        assert oracle.encode("the") != [oracle.tokenizer.bos_token_id, *oracle.tokenizer.encode("the", add_special_tokens=False)]
+        t = oracle.tokenizer
+        assert oracle.encode("the") != [t.bos_token_id, *t.encode("the", add_special_tokens=False)]
         assert answers(work, rows) == [oracle.answer(row) for row in rows]
     finally:
         path.write_text(text, encoding="utf-8")
@@ -203,8 +206,8 @@ def test_training_answers_tasks_as_eval_does(work):
     """The run's weights are those of its checkpoint, so are its answers; questions longer than --seq are told."""
     write(work / "some.jsonl", questions())
     flags = ["--threads", 1, "--tasks", work / "some.jsonl"]
-    done = run("train_llama3", "--model", "d1", "--tokenizer", TOKENIZER, "--train", work / "data.bin", "--seq", 32, "--steps", 6,
-               "--eval-every", 4, "--checkpoint-every", 4, "--sample-tokens", 0, "--out", work / "run", *flags)
+    done = run("train_llama3", "--model", "d1", "--tokenizer", TOKENIZER, "--train", work / "data.bin", "--seq", 32,
+               "--steps", 6, "--eval-every", 4, "--checkpoint-every", 4, "--sample-tokens", 0, "--out", work / "run", *flags)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("longer than 32 tokens: they lose the start of their context") == 1
     events = [json.loads(line) for line in (work / "run/log.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -237,7 +240,8 @@ def test_bits_per_byte_count_the_raw_bytes_of_the_targets(work):
     loss, bpb = map(float, re.search(r"loss (\S+)  perplexity .*  bits per byte (\S+)", done.stdout).groups())
     assert abs(bpb - loss * rows * 32 / (math.log(2) * count)) < 1e-4
     # in training, on screen and in the log
-    done = run("train_llama3", "--resume", work / "out/step_00000030", "--steps", 31, "--val", cut, "--batch", 3, "--out", work / "bpb")
+    done = run("train_llama3", "--resume", work / "out/step_00000030", "--steps", 31, "--val", cut, "--batch", 3,
+               "--out", work / "bpb")
     event = [json.loads(line) for line in (work / "bpb/log.jsonl").read_text(encoding="utf-8").splitlines()
              if '"val"' in line[:20]][-1]
     assert abs(event["bpb"] - event["loss"] * rows * 32 / (math.log(2) * count)) < 1e-4

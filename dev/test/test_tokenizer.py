@@ -155,7 +155,8 @@ def llama3_tiktoken():
     from train_tokenizer import LLAMA3_PATTERN
     with open(MODEL, "rb") as f:
         ranks = {base64.b64decode(line.split()[0]): int(line.split()[1]) for line in f}
-    return tiktoken.Encoding("llama3", pat_str=LLAMA3_PATTERN, mergeable_ranks=ranks, special_tokens={"<|begin_of_text|>": 128000})
+    return tiktoken.Encoding("llama3", pat_str=LLAMA3_PATTERN, mergeable_ranks=ranks,
+                             special_tokens={"<|begin_of_text|>": 128000})
 
 
 def training_text():
@@ -324,7 +325,8 @@ def test_added_tokens_that_are_not_special(tmp_path):
     path = tmp_path / "tokenizer.json"
     tok.save(str(path))
     rng = random.Random(8)
-    words = ["foo", "foobar", "bar", " baz", "cat", "the", "<|eot_id|>", "<|start_header_id|>", "eot", "eot_id", "tart", " ", "r b", "x"]
+    words = ["foo", "foobar", "bar", " baz", "cat", "the", "<|eot_id|>", "<|start_header_id|>", "eot", "eot_id", "tart", " ",
+             "r b", "x"]
     texts = ["".join(rng.choice(words) for _ in range(rng.randrange(1, 12))) for _ in range(5000)]
     check_against(path, tok, texts)
 
@@ -357,7 +359,8 @@ def test_the_trainer_writes_what_transformers_and_tiktoken_read_alike(tmp_path):
     text.write_text("".join(json.dumps({"text": t}) + "\n" for t in training_text()))
     script = os.path.join(ROOT, "dev", "data", "train_tokenizer.py")
     out = tmp_path / "tokenizer.json"
-    subprocess.run([sys.executable, script, text, "--vocab-size", "600", "--chat", "-o", out], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, script, text, "--vocab-size", "600", "--chat", "-o", out], check=True,
+                   stdout=subprocess.DEVNULL)
     texts = random_strings(5000, seed=11) + training_text()
     tok = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     check_against(tmp_path, tok, texts)
@@ -480,7 +483,8 @@ def test_token_files_hold_bos_and_documents_in_order(tmp_path):
         subprocess.run(command + [str(tmp_path / "out.bin")] + inputs, check=True, stdout=subprocess.DEVNULL)
         words, tokens = read_tokens(tmp_path / "out.bin")
         assert tokens == want and words[3] == tok.get_vocab_size()
-    subprocess.run(command + [str(tmp_path / "cut.bin"), "--val-fraction", "0.3"] + inputs, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command + [str(tmp_path / "cut.bin"), "--val-fraction", "0.3"] + inputs, check=True,
+                   stdout=subprocess.DEVNULL)
     first, second = read_tokens(tmp_path / "cut_train.bin")[1], read_tokens(tmp_path / "cut_val.bin")[1]
     assert first + second == want
     command += [str(tmp_path / "docs.bin"), "--val-fraction", "0.3", inputs[0]]
@@ -498,8 +502,8 @@ def run(*args, **kwargs):
 def test_wrong_usage_ends_with_2_and_names_the_flag(tmp_path):
     for args, says in [(["--tokeniser", "x"], "--tokenizer"), (["--val-fracton=0.1"], "--val-fraction"), ([], "--out"),
                        (["-o", "x.bin"], "no input"), (["-o"], "needs a value"), (["--jsonl", "--decode"], "goes without"),
-                       (["--jsonl", "file"], "stdin"), (["--val-fraction", "1.5", "-o", "x", "y"], "fraction"), (["--zzzzz"], "--help"),
-                       (["--threads", "0"], "threads"), (["--specials=1"], "no value")]:
+                       (["--jsonl", "file"], "stdin"), (["--val-fraction", "1.5", "-o", "x", "y"], "fraction"),
+                       (["--zzzzz"], "--help"), (["--threads", "0"], "threads"), (["--specials=1"], "no value")]:
         code, out, err = run(*args, cwd=tmp_path, stdin=subprocess.DEVNULL)
         assert code == 2 and not out and says in err and err.count("\n") <= 2, (args, err)
     code, out, err = run("--help")
@@ -513,15 +517,17 @@ def test_bad_input_ends_with_1_names_the_place_and_leaves_nothing(tmp_path):
     (tmp_path / "cut.jsonl").write_text('{"text": "a"}\n{"text": "b\n')
     (tmp_path / "array.jsonl").write_text('[1]\n')
     before = sorted(os.listdir(tmp_path))
-    for file, says in [("missing.txt", "missing.txt: cannot open"), (".", "is a folder"), ("bad.jsonl", "bad.jsonl:3: text is 5"),
-                       ("cut.jsonl", "cut.jsonl:2:"), ("array.jsonl", "array.jsonl:1: text is missing")]:
+    for file, says in [("missing.txt", "missing.txt: cannot open"), (".", "is a folder"),
+                       ("bad.jsonl", "bad.jsonl:3: text is 5"), ("cut.jsonl", "cut.jsonl:2:"),
+                       ("array.jsonl", "array.jsonl:1: text is missing")]:
         code, out, err = run("-o", "out.bin", file, cwd=tmp_path)
         assert code == 1 and not out and says in err and err.count("\n") == 1, (file, err)
         assert sorted(os.listdir(tmp_path)) == before
     code, _, err = run("--tokenizer", "bad.jsonl", "-o", "out.bin", "empty.txt", cwd=tmp_path)
     assert code == 1 and "bad.jsonl" in err
-    for flag, line in [("--jsonl", '{"text": 1}'), ("--jsonl", ""), ("--jsonl", '{"text": "\\ud800"}'), ("--decode", '{"ids": [257]}'),
-                       ("--decode", '{"ids": [-1]}'), ("--decode", '{"ids": ["a"]}'), ("--decode", '{"ids": 1}')]:
+    for flag, line in [("--jsonl", '{"text": 1}'), ("--jsonl", ""), ("--jsonl", '{"text": "\\ud800"}'),
+                       ("--decode", '{"ids": [257]}'), ("--decode", '{"ids": [-1]}'), ("--decode", '{"ids": ["a"]}'),
+                       ("--decode", '{"ids": 1}')]:
         code, out, err = run(flag, input='{"text": "a", "ids": [97]}\n' + line + "\n")
         assert code == 1 and err.startswith("error: stdin:2:") and err.count("\n") == 1, (line, err)
         assert json.loads(out) == ({"ids": [97]} if flag == "--jsonl" else {"text": "a"})

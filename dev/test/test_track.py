@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 TRACK = Path(__file__).resolve().parents[1] / "track.py"
-START = {"event": "config", "time": "2026-01-02T03:04:05Z", "options": {"lr": 1e-3}, "model": {}, "precision": "FP32", "machine": "m"}
+START = {"event": "config", "time": "2026-01-02T03:04:05Z", "options": {"lr": 1e-3}, "model": {}, "precision": "FP32",
+         "machine": "m"}
 
 
 def step(n, loss):
@@ -59,7 +60,8 @@ def test_tensorboard_gets_each_step_once_also_after_a_set_back(tmp_path):
 def test_wandb_keeps_a_run_offline(tmp_path):
     pytest.importorskip("wandb")
     log = tmp_path / "mine/log.jsonl"
-    write(log, START, step(1, 4.0), {"event": "val", "step": 1, "loss": 3.5}, step(2, 3.0), {"event": "sample", "step": 2, "text": "<a>"})
+    write(log, START, step(1, 4.0), {"event": "val", "step": 1, "loss": 3.5}, step(2, 3.0),
+          {"event": "sample", "step": 2, "text": "<a>"})
     done = track(log, "--wandb", "p", WANDB_MODE="offline", WANDB_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     files = list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))

@@ -70,7 +70,8 @@ def steps_of_log(path):
         events = [json.loads(line) for line in read(path).decode("utf-8").splitlines()]
     except (OSError, ValueError):
         return None
-    return [{k: v for k, v in e.items() if k not in ("ms", "tok_s", "seconds")} for e in events if e["event"] in ("step", "val", "sample")]
+    return [{k: v for k, v in e.items() if k not in ("ms", "tok_s", "seconds")} for e in events
+            if e["event"] in ("step", "val", "sample")]
 
 
 class Run:

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""stop_latency.py [TRIES] -- how long after SIGTERM a d6 run (B = 4, T = 256, 4,096 tokens of vocabulary) begins to save: each try
-starts it anew, sends the signal at a random moment of a later step, and waits for the folder that the checkpoint is made in.
-Prints a line a try, then the smallest, median and largest time; ends with 1 if one is above 500 ms. The time is the machine's,
-too: run it on one that does nothing else. TRAINER: the program under test. Run from the project's root after `make`."""
+"""stop_latency.py [TRIES] -- how long after SIGTERM a d6 run (B = 4, T = 256, 4,096 tokens of vocabulary) begins to save: each
+try starts it anew, sends the signal at a random moment of a later step, and waits for the folder that the checkpoint is made
+in. Prints a line a try, then the smallest, median and largest time; ends with 1 if one is above 500 ms. The time is the
+machine's, too: run it on one that does nothing else. TRAINER: the program under test. Run from the project's root after
+`make`."""
 import os, random, signal, struct, subprocess, sys, tempfile, time
 
 TRIES = int(sys.argv[1]) if len(sys.argv) > 1 else 20
