@@ -62,6 +62,15 @@ check "the card that it will have is not guessed" test "$(grep -c 'this build is
 # ---------------------------------------------------------------------------------------------------------------------
 # the usual shapes fit, or are refused with flags that fit
 
+precision=$(plan --model d1 --max-memory 80G 2>/dev/null | sed -n 's/^model .*, \([BFP0-9]*\)$/\1/p')
+
+# built_for PRECISIONS NAME: succeeds if this build is for one of them, else skips the test
+built_for() {
+    case " $1 " in *" $precision "*) return 0 ;; esac
+    skip "$2" "this build is for $precision, wanted $1"
+    return 1
+}
+
 gib() { sed -n 's/^memory  need  *\([0-9.]* [KMG]iB\) of .*/\1/p' "$1" | awk '{ print $1 / ($2 == "MiB" ? 1024 : $2 == "KiB" ? 1048576 : 1) }'; }
 
 # fits SIZE FLAGS...: a plan within SIZE GiB, with the flags of the hint if it has one
@@ -81,16 +90,18 @@ for card in 15 24 80; do check "126M fits into $card GiB" fits $card --model d12
 for card in 24 48 80; do check "1B T=2048 fits into $card GiB" fits $card --model llama3.2-1b --seq 2048 --batch 16; done
 check "1B T=8192 fits into 40 GiB" fits 40 --model llama3.2-1b --seq 8192 --batch 4
 check "3B T=8192 fits into 48 GiB" fits 48 --model llama3.2-3b --seq 8192 --batch 1
-for card in 79 141 180; do check "8B T=8192 fits into $card GiB" fits $card --model llama3.1-8b --seq 8192 --batch 1; done
+for card in 141 180; do check "8B T=8192 fits into $card GiB" fits $card --model llama3.1-8b --seq 8192 --batch 1; done
+name="8B T=8192 fits into 79 GiB"
+built_for BF16 "$name" && check "$name" fits 79 --model llama3.1-8b --seq 8192 --batch 1
 check "adapters of 1B T=4096 fit into 7 GiB" fits 7 --model llama3.2-1b --lora 16 --seq 4096 --batch 1
-check "adapters of 8B T=4096 fit into 22 GiB" fits 22 --model llama3.1-8b --lora 16 --seq 4096 --batch 1
-check "adapters of 70B T=8192 fit into 180 GiB" fits 180 --model llama3.1-70b --lora 16 --seq 8192 --batch 1
+name="adapters of 8B T=4096 fit into 22 GiB"
+built_for "BF16 FP16" "$name" && check "$name" fits 22 --model llama3.1-8b --lora 16 --seq 4096 --batch 1
+name="adapters of 70B T=8192 fit into 180 GiB"
+built_for "BF16 FP16" "$name" && check "$name" fits 180 --model llama3.1-70b --lora 16 --seq 8192 --batch 1
 expect "70B does not fit into 180 GiB" 1 "try a smaller --model" plan --model llama3.1-70b --seq 8192 --batch 1 --max-memory 180G
 
 # ---------------------------------------------------------------------------------------------------------------------
 # the tables are those of a card: GiB by nvidia-smi on an H200, from dev/results/nvidia-h200.md and nvidia-h200-tests.md
-
-precision=$(plan --model d1 --max-memory 80G 2>/dev/null | sed -n 's/^model .*, \([BFP0-9]*\)$/\1/p')
 
 # near NEED CARD: both are within 0.1 GiB
 near() {
@@ -102,7 +113,7 @@ near() {
 held() {
     held_as=$1 card=$2 what=$3
     shift 3
-    [ "$held_as" = "$precision" ] || { skip "$what: an H200 held $card GiB" "this build is for $precision, wanted $held_as" && return; }
+    built_for "$held_as" "$what: an H200 held $card GiB" || return
     plan "$@" --max-memory 141G >table 2>&1
     check "$what: an H200 held $card GiB" near "$(gib table)" "$card"
 }
