@@ -11,7 +11,8 @@
  *     stay       ignores SIGTERM                       watch      sees by the pipe that its parent is gone: DIR/gone.RANK
  *     count      writes a line for each signal to DIR/came.RANK; exits when DIR/end is there
  *
- * With LATE set, a new process waits for the death of its parent before it does anything.
+ * With LATE set, a new process waits for the death of its parent before it does anything. With IGNORE_CHILDREN set, SIGCHLD is
+ * ignored when the parent begins.
  * A rank first writes its process id to DIR/pid.RANK and waits until all have. No process lives for more than 100 s.
  */
 #define LAUNCH_TERM_SECONDS 1.0
@@ -181,6 +182,7 @@ int main(int argc, char** argv) {
     } else if (argc >= 4 && strcmp(argv[1], "run") == 0) {
         const char* rank = getenv("LLAMA3_RANK");
         if (rank) { return be_rank(argv[2], atoi(rank), argc - 3, argv[3 + atoi(rank)]); }
+        if (getenv("IGNORE_CHILDREN")) { signal(SIGCHLD, SIG_IGN); }
         const int status = launch_ranks(argc - 3, argc, argv, &e);
         must(status >= 0, &e);
         return status;
