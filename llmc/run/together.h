@@ -32,8 +32,8 @@ static inline void together_take_first(Team* team, void* value, size_t bytes) {
     free(all);
 }
 
-/* Returns whether all ranks are well. If not, *e is the first error that a rank has, with its number, or stays this rank's
- * own. */
+/* Returns whether all ranks are well. If not, *e becomes the error of the first that is not, with its number; on that rank it
+ * stays as it is. */
 static inline bool together_ok(Team* team, bool ok, Error* e) {
     if (!team) { return ok; }
     const int ranks = team->run.ranks;
