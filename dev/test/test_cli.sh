@@ -131,6 +131,7 @@ last=$(printf 'step_%08d' "${steps:-0}")
 train --model d1 --steps "${steps:-0}" --out counted --train data.bin >/dev/null
 check "--minutes is the run that --steps with its number makes" same_checkpoint "minutes/$last" "counted/$last"
 
+expect "an --out without a name" 2 "--out: is empty" train --model d1 --steps 0 --out "" --train data.bin
 expect "no step at all exports the new model" 0 "saved" train --model d1 --steps 0 --out zero --train data.bin
 check "and its checkpoint is there" test -s zero/step_00000000/model.safetensors
 

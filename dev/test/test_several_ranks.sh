@@ -130,4 +130,48 @@ refused "another flag" '^error: rank 1: --lr is "0.002", but rank 0 has "0.001"'
 check "and nothing is written" test ! -e flags
 mkdir other
 refused "an --out that is not shared" '^error: rank 1: --out: shared on host .* is not the folder of rank 0' other "--out shared" "--out shared"
+
+# --- two hosts: network namespaces with a cable between them -------------------------------------------------------------------
+
+host_a=llmc_a_$$ host_b=llmc_b_$$
+cut_hosts() { ip netns del $host_a 2>/dev/null; ip netns del $host_b 2>/dev/null; }
+make_hosts() {
+    ip netns add $host_a && ip netns add $host_b &&
+        ip link add cable netns $host_a type veth peer name cable netns $host_b &&
+        ip -n $host_a addr add 10.83.0.1/24 dev cable && ip -n $host_b addr add 10.83.0.2/24 dev cable &&
+        for host in $host_a $host_b; do ip -n $host link set lo up && ip -n $host link set cable up; done
+}
+# on_host RANK FLAGS...: one rank of two, each on a host of its own
+on_host() {
+    rank=$1 host=$host_a
+    shift
+    [ "$rank" -eq 0 ] || host=$host_b
+    RANK=$rank WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=10.83.0.1 MASTER_PORT=29500 \
+        ip netns exec $host "$trainer" $flags "$@" </dev/null
+}
+trap 'ended=$?; cut_hosts; (exit $ended); cleanup' EXIT
+if make_hosts 2>/dev/null; then
+    rm -f "$RANKS_MEMORY"
+    on_host 1 --out hosts >"$tmp/rank1" 2>&1 &
+    expect "two hosts" 0 "saved   hosts/step_00000020" on_host 0 --out hosts
+    wait $!
+    check "both end well" test $? -eq 0
+    check "with the bits of two ranks on one host" same_checkpoint out2/step_00000020 hosts/step_00000020
+    rm -f "$RANKS_MEMORY"
+    on_host 1 --out cut --steps 1000000 --val-every 0 --checkpoint-every 5 >"$tmp/rank1" 2>&1 &
+    second=$!
+    on_host 0 --out cut --steps 1000000 --val-every 0 --checkpoint-every 5 >"$tmp/rank0" 2>&1 &
+    first=$!
+    wait_for has_steps cut/log.jsonl 6
+    ip -n $host_a link set cable down
+    wait $first
+    check "a cut cable ends rank 0" test $? -eq 1
+    wait $second
+    check "and rank 1" test $? -eq 1
+    check "each names the other" sh -c "grep -q '^error: rank 1 on host .* silent for 20 s' '$tmp/rank0' &&
+        grep -q '^error: .*rank 0 on host .* silent for 20 s' '$tmp/rank1'"
+    check "the last checkpoint is whole" "$bin/train_llama3" --verify cut
+else
+    skip "two hosts" "network namespaces cannot be made here" 7
+fi
 summary

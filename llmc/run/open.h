@@ -38,6 +38,7 @@ static inline void session_flags(Session* s, int argc, char** argv, OptionScope 
     options_or_exit(&s->options, argc, argv, trainer);
     s->job = o->generate ? JOB_GENERATE : o->chat ? JOB_CHAT : o->eval ? JOB_EVAL : o->dry_run ? JOB_DRY_RUN : JOB_TRAIN;
     if (o->export_) { s->job = JOB_EXPORT; }
+    if (!*o->out) { die_usage("--out: is empty, wanted the name of a folder"); }
     Error e = NO_ERROR;
     must(options_read_text(&s->options, OPT_generate, &e) && options_read_text(&s->options, OPT_system, &e), &e);
 }
