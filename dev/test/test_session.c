@@ -157,7 +157,9 @@ static bool add_none(void* ctx, Checkpoint* k, Error* e) {
     const Process* p = (const Process*)ctx;
     char name[64], path[PATH_CAP];
     state_file_name(name, p->bad < 0 ? 0 : p->bad);
-    if (p->any == CUT_STATE && path_join(path, k->tmp, name, e) && truncate(path, 1000) != 0) { die("%s: %s", path, strerror(errno)); }
+    if (p->any == CUT_STATE && path_join(path, k->tmp, name, e) && truncate(path, 1000) != 0) {
+        die("%s: %s", path, strerror(errno));
+    }
     for (size_t i = 0; p->any == OTHER_SUM && i < k->sums.count; i++) {
         if (strcmp(k->sums.items[i].name, name) == 0) { k->sums.items[i].crc ^= 1; }
     }
