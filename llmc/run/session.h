@@ -13,7 +13,7 @@
 #include "llmc/base/utils.h"
 
 #include "llmc/config.h"
-#include "llmc/dist/team.h"  // defines: Team
+#include "llmc/dist/team_state.h"  // defines: Team
 #include "llmc/files/checkpoint.h"
 #include "llmc/files/dataloader.h"
 #include "llmc/files/logger.h"

@@ -13,7 +13,7 @@
 
 #include "llmc/base/update.h"  // defines: StepHyper, UpdateVerdict
 #include "llmc/base/utils.h"
-#include "llmc/dist/team.h"            // defines: Team
+#include "llmc/dist/team_state.h"      // defines: Team
 #include "llmc/files/trainer_state.h"  // defines: TrainerState
 #include "llmc/files/dataloader.h"     // defines: DataLoader, dataloader_next
 #include "llmc/files/mix.h"            // defines: Mix, mix_next, SourceLosses

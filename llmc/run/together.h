@@ -11,11 +11,12 @@
 
 #include "llmc/base/crc.h"  // defines: crc_of
 #include "llmc/base/utils.h"
-#include "llmc/dist/launch.h"  // defines: launch_parent_fd
-#include "llmc/dist/ranks.h"   // defines: Ranks
-#include "llmc/dist/team.h"    // defines: Team, TeamField, team_open, team_gather, team_at, team_close, TEAM_PAYLOAD
-#include "llmc/run/session.h"  // defines: Session
-#include "llmc/run/signals.h"  // defines: run_together
+#include "llmc/dist/launch.h"      // defines: launch_parent_fd
+#include "llmc/dist/ranks.h"       // defines: Ranks
+#include "llmc/dist/team.h"        // defines: team_open, team_gather, team_at, team_close
+#include "llmc/dist/team_state.h"  // defines: Team, TeamField, TEAM_PAYLOAD
+#include "llmc/run/session.h"      // defines: Session
+#include "llmc/run/signals.h"      // run_together
 
 /* Gets every rank's `bytes` bytes, in rank order. */
 static inline void together_gather(Team* team, const void* mine, size_t bytes, void* all /* (ranks, bytes) */) {
