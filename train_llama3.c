@@ -22,7 +22,7 @@
 #include "llmc/base/arena.h"    // defines: Arena, take, map_memory
 #include "llmc/base/outlier.h"  // defines: outlier_update
 #include "llmc/base/update.h"   // defines: update_verdict, clip_factor
-#include "llmc/config.h"        // defines: ModelConfig, ParamTable, param_table_for, trained_table_for, param_offset, attention_shape
+#include "llmc/config.h"        // defines: ModelConfig, ParamTable, param_table_for, trained_table_for, param_offset
 #include "llmc/run/machine.h"   // defines: machine_threads, run_machine, host_memory_available, host_memory_peak
 #include "llmc/run/session.h"   // defines: Session, session_close, session_lr, session_context
 #include "llmc/run/open.h"      // defines: session_open
