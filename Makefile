@@ -90,7 +90,7 @@ endif
 gencode = -gencode arch=compute_$(1)$(comma)code=$(2)_$(1)
 CODE = $(foreach a,$(filter-out 90,$(ARCHS)),$(call gencode,$(a),sm)) $(if $(filter 90,$(ARCHS)),$(call gencode,90a,sm))
 GENCODE = $(if $(PTX_ONLY),,$(CODE)) $(call gencode,$(lastword $(ARCHS)),compute)
-NVCCFLAGS = -std=c++17 -O3 -DPRECISION_$(PRECISION) $(GENCODE) -Xcompiler "$(if $(filter 1,$(OPENMP)),-fopenmp) $(MARCH)" \
+NVCCFLAGS = -std=c++17 -O3 --threads 0 -DPRECISION_$(PRECISION) $(GENCODE) -Xcompiler "$(if $(filter 1,$(OPENMP)),-fopenmp) $(MARCH)" \
             -Xptxas -warn-spills -diag-suppress 177 -I.
 CUDA_LDLIBS = -lcublas -lcublasLt -ldl -lpthread
 CUDA_HEADERS = $(HEADERS) $(wildcard llmc/*.cuh llmc/*/*.cuh)
@@ -138,9 +138,9 @@ quickstart: $(QUICKSTART_TRAINER) $(TALES)/tinytales_train.bin
 
 # --- tests ---------------------------------------------------------------------------------------------------------------
 
-SHELL_TESTS = dev/test/test_loop.sh dev/test/test_cli.sh dev/test/test_contact.sh dev/test/test_bad_input.sh \
-              dev/test/test_hostile_folders.sh dev/test/test_resume.sh dev/test/test_mix.sh dev/test/test_launch.sh \
-              dev/test/test_several_ranks.sh dev/test/kill_resume.sh
+# "A+B": side by side, since they mostly wait
+SHELL_TESTS = dev/test/test_launch.sh+dev/test/test_several_ranks.sh dev/test/test_loop.sh dev/test/test_cli.sh dev/test/test_contact.sh dev/test/test_bad_input.sh \
+              dev/test/test_hostile_folders.sh dev/test/test_resume.sh dev/test/test_mix.sh dev/test/kill_resume.sh
 CRASH_TESTS = dev/test/crash/test_crash.sh
 KILLS ?= 50
 SECONDS ?= 20

@@ -1,7 +1,8 @@
 #!/bin/sh
 # run.sh PYTHON TEST_PROGRAM... -- runs the test programs and the Python tests and adds up their results.
 # A test program ends with "N passed, N failed, N skipped"; one that ends otherwise, such as by a crash, counts as one failure.
-# Python tests (dev/test/test_*.py) need pytest; if PYTHON lacks it, they are skipped by name. PYTHON=none runs no Python tests.
+# A+B are run side by side. Python tests (dev/test/test_*.py) need pytest; if PYTHON lacks it, they are skipped by name.
+# PYTHON=none runs no Python tests.
 # A test that vanishes is a failure, too: passed + failed + skipped of each program is the number in dev/test/counts.txt. A file
 # of Python tests may be skipped whole. COUNTS=write writes the numbers of this run there.
 python=$1
@@ -54,27 +55,36 @@ run() { # run NAME COMMAND...: shows stdout as it comes, and stderr, which holds
     echo "   $(($(date +%s) - start)) s"
 }
 
-run_two() { # run_two FILE [FILE]: runs two Python test files in parallel; each keeps one core busy
+# side_by_side TEST...: runs them at the same time, and then shows them one after the other
+side_by_side() {
     start=$(date +%s)
-    for file in "$@"; do
+    for test in "$@"; do
         {
-            "$python" -m pytest -q -rfEs -p no:cacheprovider "$file" >"$log.$(basename "$file")" 2>&1
-            echo $? >"$log.$(basename "$file").status"
+            case $test in
+                *.py) "$python" -m pytest -q -rfEs -p no:cacheprovider "$test" 2>&1 ;;
+                *) "$test" 2>"$log.$(basename "$test").errors" ;;
+            esac >"$log.$(basename "$test")"
+            echo $? >"$log.$(basename "$test").status"
         } &
     done
     wait
-    for file in "$@"; do
-        echo "== $file"
-        mv "$log.$(basename "$file")" "$log"
+    for test in "$@"; do
+        side=$log.$(basename "$test")
+        echo "== $test"
+        mv "$side" "$log"
         cat "$log"
-        count "$file" "$(cat "$log.$(basename "$file").status")"
-        rm -f "$log.$(basename "$file").status"
+        [ "$(cat "$side.status")" -eq 0 ] || tail -n 50 "$side.errors" 2>/dev/null
+        count "$test" "$(cat "$side.status")"
+        rm -f "$side.status" "$side.errors"
     done
     echo "   $(($(date +%s) - start)) s"
 }
 
 for program in "$@"; do
-    run "$program" "$program"
+    case $program in
+        *+*) side_by_side $(echo "$program" | tr + ' ') ;;
+        *) run "$program" "$program" ;;
+    esac
 done
 
 set --
@@ -86,9 +96,9 @@ for file in dev/test/test_*.py; do
         continue
     fi
     set -- "$@" "$file"
-    [ $# -lt 2 ] || { run_two "$@" && set --; }
+    [ $# -lt 2 ] || { side_by_side "$@" && set --; }
 done
-[ $# -eq 0 ] || run_two "$@"
+[ $# -eq 0 ] || side_by_side "$@"
 
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]

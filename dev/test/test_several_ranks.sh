@@ -80,6 +80,21 @@ expect "5 ranks cannot take the step's tokens" 1 "--total-batch" ranks 5 --out c
 
 # --- ending ------------------------------------------------------------------------------------------------------------------
 
+# rank_pid RANK: prints the process of a rank of $pid
+rank_pid() {
+    for p in /proc/[0-9]*; do
+        [ "$(sed -n 's/^PPid:[[:space:]]*//p' "$p/status" 2>/dev/null)" = "$pid" ] &&
+            tr '\0' '\n' <"$p/environ" | grep -qx "LLAMA3_RANK=$1" && echo "${p#/proc/}"
+    done
+}
+background_ranks 3 --out asked
+wait_for has_steps asked/log.jsonl 3
+kill -USR1 "$(rank_pid 2)"
+check "SIGUSR1 to one rank saves" wait_for sh -c 'ls asked | grep -q step_'
+kill -INT "$(rank_pid 1)"
+finish
+check "SIGINT to one rank ends them all" test "$finished" -eq 0
+check "with the last step" test -d "asked/step_$(printf %08d "$(column step step asked/log.jsonl | tail -n 1)")"
 background_ranks 3 --out stopped
 wait_for has_steps stopped/log.jsonl 3
 kill -TERM $pid
@@ -89,13 +104,6 @@ check "with a checkpoint" "$bin/train_llama3" --verify stopped
 last=$(column step step stopped/log.jsonl | tail -n 1)
 check "of the last step" test -d "stopped/step_$(printf %08d "$last")"
 
-# rank_pid RANK: prints its process
-rank_pid() {
-    for p in /proc/[0-9]*; do
-        [ "$(sed -n 's/^PPid:[[:space:]]*//p' "$p/status" 2>/dev/null)" = "$pid" ] &&
-            tr '\0' '\n' <"$p/environ" | grep -qx "LLAMA3_RANK=$1" && echo "${p#/proc/}"
-    done
-}
 background_ranks 3 --out killed --checkpoint-every 2
 wait_for has_steps killed/log.jsonl 3
 kill -9 "$(rank_pid 2)"
