@@ -114,6 +114,8 @@ check "its checkpoints are whole" "$bin/train_llama3" --verify killed
 last=$(ls killed | sed -n 's/^step_0*\([0-9]*\)$/\1/p' | tail -n 1)
 expect "and the run goes on" 0 "saved   killed/step_" ranks 2 --out killed --resume --stop-after $((last + 2))
 
+expect "what rank 0 alone refuses is told once" 1 "one holds the checkpoints of another run" ranks 3 --out one
+
 # --- what does not fit together ----------------------------------------------------------------------------------------------
 
 # by_hand RANK FLAGS...: one rank of two, as torchrun's variables would start it

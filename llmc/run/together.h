@@ -117,6 +117,15 @@ LLMC_NORETURN static inline void together_die(Session* s, const Error* e) {
     die("%s", e->msg);
 }
 
+static Team* together_team;  // that hears of the error that ends this rank; a hook needs a global
+
+/* Passes on the error that ends this rank: message_last of utils.h. The team's own thread cannot, and just ends. */
+static inline void together_tell(const char* text) {
+    Team* t = together_team;
+    message_last = NULL;
+    if (!t->threaded || !pthread_equal(pthread_self(), t->thread)) { team_fail(t, text); }
+}
+
 /* Connects to the other ranks, or refuses one that runs another version. */
 static inline void together_meet(Team* team, const Ranks* r) {
     TeamField version = {"the version of llama3.c", LLMC_VERSION};
@@ -124,6 +133,8 @@ static inline void together_meet(Team* team, const Ranks* r) {
     team_init(team);
     team->parent_fd = launch_parent_fd();
     must(team_open(team, r, &version, 1, TOGETHER_SECONDS, &e), &e);
+    together_team = team;
+    message_last = together_tell;
 }
 
 /* Tells whether the command line asks for what one process does alone, such as --help or a chat. Wrong usage is for rank 0 to
