@@ -9,6 +9,7 @@
  *     show       prints who it is                      exit:N     exits with N. late-exit:N: a moment later
  *     sleep      sleeps                                kill:N     gets signal N. late-kill:N: a moment later
  *     stay       ignores SIGTERM                       watch      sees by the pipe that its parent is gone: DIR/gone.RANK
+ *     slow       ends 1.5 s after SIGTERM: DIR/done.RANK
  *     count      writes a line for each signal to DIR/came.RANK; exits when DIR/end is there
  *
  * With LATE set, a new process waits for the death of its parent before it does anything. With IGNORE_CHILDREN set, SIGCHLD is
@@ -16,7 +17,7 @@
  * A rank first writes its process id to DIR/pid.RANK and waits until all have. No process lives for more than 100 s.
  */
 #define LAUNCH_TERM_SECONDS 1.0
-#define LAUNCH_KILL_SECONDS 1.0
+#define LAUNCH_KILL_SECONDS 3.0
 #define LLMC_FAULT_POINT(where) wait_if_late()
 static void wait_if_late(void);
 #include "llmc/dist/launch.h"
@@ -93,12 +94,26 @@ static int watch(const char* folder, int rank) {
     return 1;
 }
 
+static int end_slowly(const char* folder, int rank, int ranks) {
+    sigset_t term;
+    int got = 0;
+    sigemptyset(&term);
+    sigaddset(&term, SIGTERM);
+    sigprocmask(SIG_BLOCK, &term, NULL);
+    wait_for_all(folder, rank, ranks);
+    sigwait(&term, &got);
+    nap(LAUNCH_TERM_SECONDS + 0.5);
+    close(open_line(folder, "done", rank));
+    return 0;
+}
+
 static int be_rank(const char* folder, int rank, int ranks, const char* word) {
     const char* number = strchr(word, ':');
     const int n = number ? atoi(number + 1) : 0;
     if (strcmp(word, "count") == 0) { catch_signals(folder, rank); }
     if (strcmp(word, "stay") == 0) { signal(SIGTERM, SIG_IGN); }
     if (strcmp(word, "watch") == 0) { return watch(folder, rank); }
+    if (strcmp(word, "slow") == 0) { return end_slowly(folder, rank, ranks); }
     wait_for_all(folder, rank, ranks);
     if (strcmp(word, "show") == 0) {
         show();

@@ -14,7 +14,7 @@
 #include "llmc/dist/buckets.h"  // defines: Buckets, buckets_list, shard_of, ordered_sum
 #include "llmc/dist/launch.h"   // defines: launch_ranks
 #include "llmc/dist/ranks.h"    // defines: Ranks, RANKS_MAX, ranks_find
-#include "llmc/run/together.h"  // defines: together_open, together_ok, together_add
+#include "llmc/run/together.h"  // defines: together_begin, together_open, together_ok, together_add
 
 #include <sys/mman.h>
 
@@ -119,7 +119,7 @@ int main(int argc, char** argv) {
         memmove(argv + 1, argv + 3, (size_t)(argc - 2) * sizeof *argv);  // and the NULL behind
         argc -= 2;
     }
-    together_begin(&team, &ranks);
+    together_begin(&team, &ranks, argc, argv, ON_CPU);
     session_open(&s, argc, argv, ON_CPU, ranks.rank, ranks.ranks);
     run_machine(NULL, machine_threads(s.options.threads), s.machine, sizeof s.machine);
     together_open(&s, &team, &ranks);

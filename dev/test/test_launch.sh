@@ -109,6 +109,8 @@ ends "a rank that fails ends the others with its status" 3 "" sleep exit:3 sleep
 ends "one that is killed is named" 137 "$killed" sleep kill:9 sleep
 ends "and one that crashes" 134 "error: rank 0 was killed by signal 6 (Aborted)" kill:6 sleep
 ends "what ignores SIGTERM is killed" 3 "" stay exit:3 stay
+ends "what obeys it may take a while" 3 "" slow exit:3 slow
+check "both have ended by themselves" test -e "$folder/done.0" -a -e "$folder/done.2"
 ends "the status is that of the first" 3 "" exit:3 late-kill:9
 ends "a rank that lost one which dies slowly is not the cause" 137 "$killed" exit:1 late-kill:9
 ends "nor which ends slowly" 4 "" exit:1 late-exit:4

@@ -65,6 +65,14 @@ check "a validation" test -n "$(column loss val eval1/log.jsonl)"
 check "2 ranks: the same digits" test "$(column loss val eval2/log.jsonl)" = "$(column loss val eval1/log.jsonl)"
 check "5 ranks, one of which has no batch: the same digits" test "$(column loss val eval5/log.jsonl)" = "$(column loss val eval1/log.jsonl)"
 
+# --- what one process does alone ---------------------------------------------------------------------------------------------
+
+expect "--help ends all ranks" 0 "--total-batch" "$trainer" --ranks 3 --help
+expect "--verify, too" 0 "whole   one/step_00000020" "$trainer" --ranks 3 --verify one
+expect "a model is exported once" 0 "exported one/step_00000020" "$trainer" --ranks 3 --model one --export exported
+"$trainer" --ranks 3 --model exported --generate "the cat" --tokens 4 >"$tmp/text" 2>&1
+check "a text comes once" sh -c "grep -o 'the cat' '$tmp/text' | grep -c . | grep -qx 1"
+
 # --- resuming ----------------------------------------------------------------------------------------------------------------
 
 ranks 3 --out parts --stop-after 7 >/dev/null 2>&1
@@ -113,6 +121,8 @@ check "and is named" grep -q "rank 2" "$tmp/background"
 check "its checkpoints are whole" "$bin/train_llama3" --verify killed
 last=$(ls killed | sed -n 's/^step_0*\([0-9]*\)$/\1/p' | tail -n 1)
 expect "and the run goes on" 0 "saved   killed/step_" ranks 2 --out killed --resume --stop-after $((last + 2))
+
+expect "what rank 0 alone refuses is told once" 1 "one holds the checkpoints of another run" ranks 3 --out one
 
 # --- what does not fit together ----------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ typedef struct {
     double timeout, heartbeat, silent, hang;
     int parent[2];                 // the pipe of the parent; -1: none
     int ready[2], go[2];           // pipes: children that have opened their team; bytes that let one go on
-    bool apart;                    // each rank is the first of its host
+    bool apart;                    // each rank is the first of a host of its own, so that each prints why the run ends
     int odd;                       // the rank that does something else; -1: none
     void (*body)(Team*, int odd);  // what a child does between opening and closing
     int count;
@@ -58,6 +58,7 @@ static void group_init(Group* g, int ranks, void (*body)(Team*, int)) {
     g->timeout = PATIENCE;
     g->heartbeat = 0.1;
     g->silent = 20;
+    g->apart = true;
     g->parent[0] = g->parent[1] = g->odd = -1;
     g->body = body;
     if (pipe(g->ready) != 0 || pipe(g->go) != 0) { die("pipe: %s", strerror(errno)); }
@@ -77,6 +78,7 @@ static void child_run(Group* g, int rank) {
     t.hang_seconds = g->hang;
     t.parent_fd = g->parent[0];
     if (!team_open(&t, &g->run, g->fields, g->num_fields, g->timeout, &e)) { die("%s", e.msg); }
+    if (g->apart && rank != g->odd) { snprintf(t.host, sizeof t.host, "another"); }
     if (write(g->ready[1], "", 1) != 1) { die("ready: %s", strerror(errno)); }
     g->body(&t, g->odd);
     team_close(&t);
@@ -786,6 +788,44 @@ static void the_cause_of_a_rank_that_fails_reaches_all(void) {
     }
 }
 
+/* The child ended with status 1 and left it to others to say why. */
+static void expect_silence(Child* c) {
+    await_end(c);
+    CHECK(WIFEXITED(c->status) && WEXITSTATUS(c->status) == 1 && !*said(c), "status %x: %s", (unsigned)c->status, c->text);
+}
+
+static void one_rank_of_a_host_tells_why_a_run_ends(void) {
+    for (int victim = 0; victim < 2; victim++) {
+        Group g;
+        group_init(&g, 4, wait_and_gather);
+        g.apart = false;
+        this_group = &g;
+        start_all(&g);
+        await_ready(&g, 8);
+        kill(g.child[victim].pid, SIGKILL);
+        expect_error(&g.child[1 - victim],
+                     "rank %d on host %s ended or was killed: its connection closed, last seen in step 1200", victim, host);
+        expect_silence(&g.child[2]);
+        expect_silence(&g.child[3]);
+        group_end(&g);
+    }
+    for (int odd = 0; odd < 3; odd += 2) {
+        Group g;
+        group_init(&g, 4, fail_odd);
+        g.apart = false;
+        g.odd = odd;
+        start_all(&g);
+        for (int r = 0; r < 4; r++) {
+            if (r == odd) {
+                expect_error(&g.child[r], "mine");
+            } else {
+                expect_silence(&g.child[r]);
+            }
+        }
+        group_end(&g);
+    }
+}
+
 static void ranks_end_with_the_process_that_started_them(void) {
     for (int ranks = 1; ranks <= 3; ranks++) {
         Group g;
@@ -955,6 +995,7 @@ int main(void) {
     RUN(a_member_that_sends_nonsense_is_named);
     RUN(a_rank_0_that_sends_nonsense_is_named);
     RUN(the_cause_of_a_rank_that_fails_reaches_all);
+    RUN(one_rank_of_a_host_tells_why_a_run_ends);
     Waiting waiting[] = {
         WAITING(rank_0_waits_for_late_ranks_and_says_so),
         WAITING(missing_ranks_are_named_at_the_deadline),

@@ -4,7 +4,7 @@
  * another file (resume) and a fuzzer can go on. A program that cannot continue calls die(): a message on stderr, exit 1.
  * Wrong usage (flags) calls die_usage(): exit 2. A message reads "FILE: FIELD is FOUND, wanted WANTED" and may have a
  * second line "\n  hint: ...". `assert` is for our own bugs, never for a user's file.
- * Valid C11 and C++17; the only mutable global is the name of a rank in messages.
+ * Valid C11 and C++17; the only mutable globals are those of a rank's messages.
  */
 #ifndef LLMC_UTILS_H
 #define LLMC_UTILS_H
@@ -118,18 +118,20 @@ LLMC_PRINTF(2, 3) static bool fail(Error* e, const char* fmt, ...) {
     return false;
 }
 
-static char message_rank[32];  // "rank 3: ": who speaks, in a run of several ranks; "": nobody else does
+static char message_rank[32];                   // "rank 3: ": who speaks, in a run of several ranks; "": nobody else does
+static void (*message_last)(const char* text);  // passes the error that ends this rank on to the others; NULL: there are none
 
 /* Prints one line and at most one hint line on stderr. */
-static inline void print_message(const char* kind, const char* fmt, va_list ap) {
-    char text[8192];
-    message_text(text, sizeof text, fmt, ap);
+static inline void print_message(const char* kind, const char* text) {
     fflush(stdout);
     fprintf(stderr, "%s: %s%s\n", kind, message_rank, text);
 }
 
 LLMC_NORETURN LLMC_PRINTF(2, 0) static void die_v(int code, const char* fmt, va_list ap) {
-    print_message("error", fmt, ap);
+    char text[8192];
+    message_text(text, sizeof text, fmt, ap);
+    print_message("error", text);
+    if (message_last) { message_last(text); }
     exit(code);
 }
 
@@ -153,10 +155,12 @@ LLMC_NORETURN LLMC_PRINTF(1, 2) static void die_usage(const char* fmt, ...) {
 }
 
 LLMC_PRINTF(1, 2) static void warn(const char* fmt, ...) {
+    char text[8192];
     va_list ap;
     va_start(ap, fmt);
-    print_message("warning", fmt, ap);
+    message_text(text, sizeof text, fmt, ap);
     va_end(ap);
+    print_message("warning", text);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@
  *
  * Rank 0 watches the others: whose connection closes, who is silent for silent_seconds, and who alone is behind all others for
  * hang_seconds while it stands still in phase "step" (compared are the collectives entered, then step, then bucket). The others
- * watch rank 0 alike, but for the last. What is found ends every rank: each prints one line, "error: rank 3 on host node7 was
- * silent for 20 s, last seen in step 1200", and ends with status 1 from a thread of its own, whatever its training thread waits
- * for. So does a rank whose parent is gone. Ranks that hang together are not told from ranks that work long. Time in which this
+ * watch rank 0 alike, but for the last. What is found ends every rank: one of each host prints a line, "error: rank 3 on host
+ * node7 was silent for 20 s, last seen in step 1200", and each ends with status 1 from a thread of its own, whatever its training
+ * thread waits for. So does a rank whose parent is gone. Ranks that hang together are not told from ranks that work long. Time in which this
  * process itself did not run (Ctrl-Z, a machine that sleeps) is not counted as silence of the others.
  *
  * How: link.h has the messages, team_state.h their kinds, team_hello.h how ranks join, team_loop.h the thread.
@@ -233,14 +233,14 @@ static inline bool team_gather(Team* t, const void* mine, size_t bytes, void* al
 /* Waits until all ranks are here. */
 static inline bool team_barrier(Team* t, Error* e) { return team_gather(t, NULL, 0, NULL, e); }
 
-/* Tells all other ranks that this one ends, and why: they print the first line of `cause` with its name, and end. For the
- * training thread, before it ends the process with its own error. Takes two seconds at most. */
+/* Tells all other ranks that this one ends, and why: they end, and on other hosts print the first line of `cause` with its name.
+ * For the training thread, which prints the error itself and ends the process. Takes two seconds at most. */
 static inline void team_fail(Team* t, const char* cause) {
     const int length = (int)strcspn(cause, "\n");
     if (!t->open) { return; }
     team_stop_thread(t);
     if (t->run.ranks > 1) {
-        fail(&t->failure, "rank %d on host %s: %.*s", t->run.rank, t->host, length, cause);
+        team_take_cause(t, t->run.rank, t->host, cause, length);
         team_tell_failure(t);
         if (t->run.rank > 0) { team_send(t, &t->members[0], TEAM_ERROR, cause, size_min((size_t)length, TEAM_PAYLOAD)); }
         team_linger(t, TEAM_LINGER_SECONDS);

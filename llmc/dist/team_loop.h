@@ -12,7 +12,7 @@
 #include "llmc/base/utils.h"       // first, since it asks for the functions beyond C11; defines: fail, now_seconds
 #include "llmc/dist/link.h"        // defines: Message, link_receive, link_flush, link_close
 #include "llmc/dist/team_hello.h"  // defines: team_take_hello, team_accept
-#include "llmc/dist/team_state.h"  // defines: Team, TeamMember, team_send, team_send_all, team_blame, team_tell_failure
+#include "llmc/dist/team_state.h"  // defines: Team, TeamMember, team_send, team_send_all, team_blame, team_tell_failure, team_speaks
 
 #include <math.h>
 
@@ -45,6 +45,7 @@ static inline bool team_take_from_zero(Team* t, TeamMember* zero) {
             memcpy(t->all + (size_t)t->run.ranks * t->bytes - brought, in->payload, in->size);
             if (in->rest == 0) { team_end_collective(t); }
             return true;
+        case TEAM_TOLD: snprintf(t->told, sizeof t->told, "%.*s", (int)in->size, (const char*)in->payload); return true;
         case TEAM_ERROR:
             if (t->text_size + in->size >= sizeof t->text) { return false; }
             memcpy(t->text + t->text_size, in->payload, in->size);
@@ -62,7 +63,7 @@ static inline bool team_take_from_member(Team* t, TeamMember* m) {
     m->sequence = in->sequence;
     m->place = in->place;
     if (in->kind == TEAM_ERROR) {
-        fail(&t->failure, "rank %u on host %s: %.*s", m->rank, m->host, (int)in->size, (const char*)in->payload);
+        team_take_cause(t, (int)m->rank, m->host, (const char*)in->payload, (int)in->size);
         return true;
     }
     if (in->kind != TEAM_GIVE) { return in->kind == TEAM_BEAT; }
@@ -259,7 +260,7 @@ static inline void team_turn(Team* t, double seconds) {
 /* Ends this process, and with it the run. */
 LLMC_NORETURN static inline void team_end(Team* t) {
     team_tell_failure(t);
-    team_print("error: ", t->failure.msg);
+    if (team_speaks(t)) { team_print("error: ", t->failure.msg); }
     if (t->run.rank == 0) { team_linger(t, TEAM_LINGER_SECONDS); }
     _exit(1);
 }

@@ -8,7 +8,8 @@
  *   JOINED  from 0  the host of rank 0. START: all have joined; rank 0 then no longer listens
  *   BEAT    both    every heartbeat_seconds. It says only what is in the head of every message: where the sender is
  *   GIVE    to 0    this rank's part of a collective. RESULT from 0: the parts of all, in as many messages as they need
- *   ERROR   to 0    the cause why this rank ends. From 0: the line that every rank prints, in as many messages as it needs
+ *   ERROR   to 0    the cause why this rank ends. From 0: the line that is printed, in as many messages as it needs
+ *   TOLD    from 0  before an ERROR: the host where the rank that fails prints its error itself
  */
 #ifndef LLMC_TEAM_STATE_H
 #define LLMC_TEAM_STATE_H
@@ -56,6 +57,7 @@ typedef enum {
     TEAM_GIVE,
     TEAM_RESULT,
     TEAM_ERROR,
+    TEAM_TOLD,
 } TeamKind;
 
 /* The payload of HELLO. */
@@ -115,8 +117,10 @@ typedef struct {
     int behind;             // rank 0: who alone is behind all others, -1: nobody; since when, and where it was then
     double behind_since;
     uint64_t behind_sequence, behind_place;
-    Error failure;  // why the run ends
-    Error cause;    // why rank 0 could not be reached
+    Error failure;         // why the run ends
+    bool lost;             // it is that another one is lost, as this rank has found
+    char told[TEAM_HOST];  // the host where it is already told; "": none
+    Error cause;           // why rank 0 could not be reached
     char text[1024];
     size_t text_size;  // of an ERROR that is being read
 } Team;
@@ -146,6 +150,7 @@ static inline void team_blame(Team* t, int rank, const char* what) {
     const TeamMember* m = &t->members[rank];
     char seen[64];
     team_seen(seen, sizeof seen, m->place);
+    t->lost = t->lost || !t->failure.msg[0];
     fail(&t->failure, "rank %d on host %s %s, last seen %s", rank, m->host, what, seen);
 }
 
@@ -189,7 +194,23 @@ static inline void team_send_all(Team* t, TeamKind kind, const void* data, size_
 
 /* Rank 0 tells all others why the run ends. */
 static inline void team_tell_failure(Team* t) {
-    if (t->run.rank == 0) { team_send_all(t, TEAM_ERROR, t->failure.msg, strlen(t->failure.msg)); }
+    if (t->run.rank > 0) { return; }
+    if (t->told[0]) { team_send_all(t, TEAM_TOLD, t->told, strlen(t->told)); }
+    team_send_all(t, TEAM_ERROR, t->failure.msg, strlen(t->failure.msg));
+}
+
+/* Records that the run ends for an error that a rank on this host has told itself. */
+static inline void team_take_cause(Team* t, int rank, const char* host, const char* cause, int length) {
+    if (t->failure.msg[0]) { return; }
+    snprintf(t->told, sizeof t->told, "%s", host);
+    fail(&t->failure, "rank %d on host %s: %.*s", rank, host, length, cause);
+}
+
+/* Tells whether this rank prints why the run ends. One rank of a host does: its first, or where that is rank 0, which is lost,
+ * its second. */
+static inline bool team_speaks(const Team* t) {
+    const bool beside_lost_zero = t->run.rank > 0 && t->lost && strcmp(t->members[0].host, t->host) == 0;
+    return strcmp(t->told, t->host) != 0 && t->run.local_rank == (beside_lost_zero ? 1 : 0);
 }
 
 /* Sends what is still to be sent and waits until the other ends have closed: who closes a connection with unread bytes in it

@@ -15,6 +15,7 @@
 #include "llmc/dist/ranks.h"       // defines: Ranks
 #include "llmc/dist/team.h"        // defines: team_open, team_gather, team_at, team_close
 #include "llmc/dist/team_state.h"  // defines: Team, TeamField, TEAM_PAYLOAD
+#include "llmc/run/options.h"      // defines: Options, options_parse
 #include "llmc/run/session.h"      // defines: Session
 #include "llmc/run/signals.h"      // run_together
 
@@ -117,6 +118,15 @@ LLMC_NORETURN static inline void together_die(Session* s, const Error* e) {
     die("%s", e->msg);
 }
 
+static Team* together_team;  // that hears of the error that ends this rank; a hook needs a global
+
+/* Passes on the error that ends this rank: message_last of utils.h. The team's own thread cannot, and just ends. */
+static inline void together_tell(const char* text) {
+    Team* t = together_team;
+    message_last = NULL;
+    if (!t->threaded || !pthread_equal(pthread_self(), t->thread)) { team_fail(t, text); }
+}
+
 /* Connects to the other ranks, or refuses one that runs another version. */
 static inline void together_meet(Team* team, const Ranks* r) {
     TeamField version = {"the version of llama3.c", LLMC_VERSION};
@@ -124,11 +134,29 @@ static inline void together_meet(Team* team, const Ranks* r) {
     team_init(team);
     team->parent_fd = launch_parent_fd();
     must(team_open(team, r, &version, 1, TOGETHER_SECONDS, &e), &e);
+    together_team = team;
+    message_last = together_tell;
+}
+
+/* Tells whether the command line asks for what one process does alone, such as --help or a chat. Wrong usage is for rank 0 to
+ * tell. */
+static inline bool together_is_for_one(int argc, char** argv, OptionScope trainer) {
+    Options o;
+    Error ignored = NO_ERROR;
+    const OptionsResult result = options_parse(&o, argc, argv, trainer, &ignored);
+    const bool is = o.generate || o.chat || o.export_ || o.verify;
+    options_free(&o);
+    return result == OPTIONS_HELP || result == OPTIONS_SHOW_VERSION || (result == OPTIONS_OK && is);
 }
 
 /* Makes the process one of several ranks, before it opens its session. Rank 0 opens its own first: what is wrong with flags or
- * files is told once, and the others find --out as it has cleaned it. */
-static inline void together_begin(Team* team, const Ranks* r) {
+ * files is told once, and the others find --out as it has cleaned it. What is for one process rank 0 does alone: then *r says
+ * so, and the others end here. */
+static inline void together_begin(Team* team, Ranks* r, int argc, char** argv, OptionScope trainer) {
+    if (r->ranks > 1 && together_is_for_one(argc, argv, trainer)) {
+        if (r->rank > 0) { exit(0); }
+        r->ranks = r->local_ranks = 1;
+    }
     if (r->ranks == 1) { return; }
     run_together = 1;
     if (r->rank == 0) { return; }
