@@ -4,16 +4,16 @@
     make train_llama3cu tokenize && python dev/bench_lora.py [--parts speed memory ...] [--out FILE.md]
 
 speed      tokens/s of LoRA (rank 16, on all matrices) at 1B T=2048, beside PyTorch twice: transformers' Llama with peft's
-           adapters, and train_llama3.py --lora, whose adapters stand beside fused matrices                 (about 200 s)
-memory     what 3 steps of LoRA hold at T=4096: 8B within 22 GiB, 1B within 7 GiB, all of the card that is taken (70 s)
-documents  a whole training step at 1B T=8192, rows across documents beside rows of documents that see themselves (100 s)
-chat       200 conversations on a 1B of random weights with tinytales' tokenizer: the loss on answers, the merged export,
-           and what it generates                                                                                  (50 s)
-8B         `speed` at 8B T=4096 B=1                                                                              (200 s)
+           adapters, and train_llama3.py --lora, whose adapters stand beside fused matrices                  (200 s)
+memory     3 steps of LoRA at T=4096 within a limit: 8B 22 GiB, 1B 7 GiB, all that is taken of the card       (70 s)
+documents  training the whole model at 1B T=8192: rows across documents beside rows of documents of 500      (100 s)
+chat       200 conversations on a 1B of random weights with tinytales' tokenizer: the loss on answers, the merged
+           export, and what it generates                                                                      (50 s)
+8B         `speed` at 8B T=4096 B=1                                                                          (200 s)
 
-The seconds are estimates for an H200. A part that would not end before --budget is skipped by name; each has a limit of twice
-its estimate. The page is written again after each part. Base models are folders of random weights that this script writes to
---work (1B 2.3 GiB, 8B 15 GiB); --device cpu tries everything with ./train_llama3 at tiny shapes.
+The seconds are estimates for an H200. A part whose estimate goes beyond --budget is skipped by name; each is stopped after
+twice its estimate. The page is written again after each part. Base models are folders of random weights that this script
+writes to --work (1B 2.3 GiB, 8B 15 GiB); --device cpu tries everything with ./train_llama3 at tiny shapes.
 
 Both peers compile blocks one by one, compute the head in chunks, keep every activation, and take the fastest of PyTorch's
 attention backends at the shape (train_llama3.py's Engine); adapters, gradients and AdamW's moments (fused) are bf16. The batch
@@ -380,9 +380,9 @@ def documents(b):
              side("one document a row", whole, "mask", "mma")]
     for contestant in (*sides, *reversed(sides)):
         b.turn(contestant)
-    about = (f"Documents have {length * 4 // 5} to {length * 6 // 5} tokens. Hopper's own attention kernels (wgmma) have no "
-             "documents yet, so that rows of documents take those of sm_80 (mma); `one document a row` does the work of `across "
-             "documents` with them. tokens/s do not count padding.")
+    about = (f"Documents have {length * 4 // 5} to {length * 6 // 5} tokens. Hopper's own attention kernels (wgmma) have none "
+             "yet, so that rows of documents take those of sm_80 (mma); `one document a row` does the work of "
+             "`across documents` with them. tokens/s do not count padding.")
     page = [f"### Documents: {model}, the whole model is trained, T={seq}, B={batch}", "", about, "",
             "| rows | attention kernels | ms a step (min … max) | tokens/s | padding | W |", "|---|---|---|---|---|---|"]
     medians = []
@@ -396,8 +396,9 @@ def documents(b):
         page.append(f"| {s.name} | {s.note} | {ms:.2f} ({min(s.ms):.2f} … {max(s.ms):.2f}) | "
                     f"{batch * seq * (1 - padding / 100) / ms * 1e3:,.0f} | {padding} % | {watts} |")
     if len(medians) == 3:
+        counts = ", ".join(str(len(s.ms)) for s in sides)
         page += ["", f"**Ratio {medians[0] / medians[1]:.3f}** (step across documents ÷ step of documents), "
-                 f"{medians[2] / medians[1]:.3f} with the same kernels; steps counted: {', '.join(str(len(s.ms)) for s in sides)}"]
+                 f"{medians[2] / medians[1]:.3f} with the same kernels; steps counted: {counts}"]
     return [*page, ""]
 
 
@@ -443,11 +444,12 @@ def chat(b):
     for path in (out, merged, folder):
         shutil.rmtree(path)
     falls = "it falls" if losses[-1] < losses[0] else "**it does not fall**"
-    text = (f"The loss on answers is {losses[0]:.4f} at the first step, {losses[-1]:.4f} at the last: {falls}. The ends of what "
-            f"adapters and merged model say to `{asked}`, where `{answer}` was wanted:")
+    text = (f"The loss on answers is {losses[0]:.4f} at the first step, {losses[-1]:.4f} at the last: {falls}. What the "
+            f"adapters and the merged model say to `{asked}`, where `{answer}` was wanted:")
+    said = [f"{name}: {answer.rpartition('<|end_header_id|>')[2].strip()}"
+            for name, answer in zip(("adapters", "merged"), answers)]
     return [f"### Conversations: 200, {model} of random weights, LoRA 8, B={batch}, T=256, {steps} steps", "", "```", *kept,
-            "```", "", text, "", "```", *(f"{name}: {said.strip()[-100:]}" for name, said in zip(("adapters", "merged"), answers)),
-            "```", ""]
+            "```", "", text, "", "```", *said, "```", ""]
 
 
 PARTS = {"speed": (speed_1b, 200), "memory": (memory, 70), "documents": (documents, 100), "chat": (chat, 50),
@@ -458,10 +460,10 @@ def late(*_):
     raise TimeoutError("ran out of its time")
 
 
-def run_part(b, name):
-    """Runs a part for at most twice its estimate. Returns its lines, or what went wrong."""
+def run_part(b, name, left):
+    """Runs a part for at most twice its estimate, and the `left` seconds. Returns its lines, or what went wrong."""
     work, estimate = PARTS[name]
-    signal.alarm(0 if b.a.device == "cpu" else 2 * estimate)
+    signal.alarm(0 if b.a.device == "cpu" else int(min(2 * estimate, left)))
     begin = time.monotonic()
     try:
         lines = work(b)
@@ -504,15 +506,15 @@ def main():
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     if a.work:
         os.makedirs(a.work, exist_ok=True)
-    page, begin = page_head(a.gpu, a.device, "random tokens and weights, optimizer step included, turns A B B A"), time.monotonic()
-    monitor, work = Monitor(), tempfile.mkdtemp(dir=a.work)
+    page = page_head(a.gpu, a.device, "random tokens and weights, optimizer step included, turns A B B A")
+    begin, monitor, work = time.monotonic(), Monitor(), tempfile.mkdtemp(dir=a.work)
     signal.signal(signal.SIGALRM, late)
     try:
         b = Bench(a, monitor, work)
         for name in a.parts:
             left = a.budget - (time.monotonic() - begin)
             if cpu or PARTS[name][1] <= left:
-                page += run_part(b, name)
+                page += run_part(b, name, left)
             else:
                 page += [f"### {name}", "", f"skipped: {left:.0f} s are left", ""]
             with open(path, "w", encoding="utf-8") as f:
