@@ -209,7 +209,7 @@ static inline void team_take_cause(Team* t, int rank, const char* host, const ch
 /* Tells whether this rank prints why the run ends. One rank of a host does: its first, or where that is rank 0, which is lost,
  * its second. */
 static inline bool team_speaks(const Team* t) {
-    const bool beside_lost_zero = t->run.rank > 0 && t->lost && strcmp(t->members[0].host, t->host) == 0;
+    const bool beside_lost_zero = t->run.rank > 0 && t->lost && t->run.rank == t->run.local_rank;
     return strcmp(t->told, t->host) != 0 && t->run.local_rank == (beside_lost_zero ? 1 : 0);
 }
 
