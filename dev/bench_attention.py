@@ -6,7 +6,8 @@
 Times our kernels (build/bench_attention_cu) before and after PyTorch's scaled_dot_product_attention (its flash backend, which
 is FlashAttention 2, and cuDNN's) at the same shapes: causal, bf16, grouped heads, random data; medians. TFLOP/s count the
 causal half of the square: two products in the forward pass, 2.5 times as much in the backward pass. Our backward pass and
-the deterministic one of flash give the same bits each time; plain flash and cuDNN add up in any order."""
+the deterministic one of flash give the same bits each time; plain flash and cuDNN add up in any order. A second table has our
+times for rows of documents beside those of whole rows."""
 import argparse
 import os
 import re
@@ -23,7 +24,7 @@ ROW = re.compile(r"^(\w+)\s+(\w+)\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+) \|\s*(
 
 
 def ours(program):
-    """Returns {(model, T, HD, B, NH, NKV): (forward ms, backward ms)} of our fastest kernels."""
+    """Returns {(model, T, HD, B, NH, NKV): ms of forward and backward} of our fastest kernels; 1B_500: of documents of 500."""
     times = {}
     for line in subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines():
         row = ROW.match(line)
@@ -66,6 +67,19 @@ def theirs(shape, backend, deterministic):
         torch.use_deterministic_algorithms(False)
 
 
+def documents(times):
+    """Returns the lines of a table of rows of documents beside whole rows."""
+    lines = ["", "| T | head_dim | B | documents of | whole rows, ms forward / backward | documents | times as fast |",
+             "|---|---|---|---|---|---|---|"]
+    for shape, (forward, backward) in times.items():
+        model, _, length = shape[0].partition("_")
+        if length:
+            whole = times[(model, *shape[1:])]
+            lines.append(f"| {shape[1]} | {shape[2]} | {shape[3]} | {length} | {whole[0]:.3f} / {whole[1]:.3f} | "
+                         f"{forward:.3f} / {backward:.3f} | {whole[0] / forward:.2f} / {whole[1] / backward:.2f} |")
+    return lines
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--program", default=os.path.join(ROOT, "build/bench_attention_cu"))
@@ -81,19 +95,22 @@ def main():
     print("\n".join(lines), flush=True)
     before = ours(a.program)
     others = {}
-    for shape in before:
+    for shape in [shape for shape in before if "_" not in shape[0]]:
         others[shape] = [theirs(shape, SDPBackend.FLASH_ATTENTION, False), theirs(shape, SDPBackend.FLASH_ATTENTION, True),
                          theirs(shape, SDPBackend.CUDNN_ATTENTION, False)]
         torch.cuda.empty_cache()
     after = ours(a.program)
-    for shape, ms in before.items():
+    means = {shape: [(x + y) / 2 for x, y in zip(ms, after[shape])] for shape, ms in before.items()}
+    for shape in others:
         _, T, HD, B, NH, NKV = shape
-        own = [(x + y) / 2 for x, y in zip(ms, after[shape])]
+        own = means[shape]
         tflop = 2e-9 * B * NH * HD * T * T
         rates = [f"{tflop / t[0]:.0f} / {2.5 * tflop / t[1]:.0f}" if t else "-" for t in [own, *others[shape]]]
         ratios = [f"{t[0] / own[0]:.2f} / {t[1] / own[1]:.2f}" if t else "-" for t in others[shape][:2]]
         lines.append("| " + " | ".join([str(T), str(HD), str(B), f"{NH} / {NKV}", *rates, *ratios]) + " |")
         print(lines[-1], flush=True)
+    lines += documents(means)
+    print("\n".join(lines[len(others) + 4:]))
     if a.out:
         with open(a.out, "w", encoding="utf-8") as f:
             f.write("\n".join(lines) + "\n")

@@ -34,8 +34,8 @@ static const Shape shapes[] = {
     {{  8, 1024, 32, 8, 128}, "8B"},
     {{  4, 2048, 32, 8, 128}, "8B"},
     {{  1, 8192, 32, 8, 128}, "8B"},
-    {{  4, 8192, 32, 8,  64}, "1B", 500},
-    {{  1, 8192, 32, 8, 128}, "8B", 500},
+    {{  4, 8192, 32, 8,  64}, "1B_500", 500},
+    {{  1, 8192, 32, 8, 128}, "8B_500", 500},
 };
 // clang-format on
 
@@ -118,7 +118,7 @@ static float time_ms(F launch) {
 static double forward_flops(const Shape* s) { return 2.0 * s->B * s->T * (double)s->T * s->NH * s->HD; }
 
 static void bench_kernels(void) {
-    printf("%-6s %-5s %5s %3s %3s %6s %3s | %10s %8s | %10s %8s\n", "kernel", "model", "T", "HD", "B", "NH", "NKV",
+    printf("%-6s %-6s %5s %3s %3s %6s %3s | %10s %8s | %10s %8s\n", "kernel", "model", "T", "HD", "B", "NH", "NKV",
            "forward ms", "TFLOP/s", "backwd ms", "TFLOP/s");
     for (const Shape& s : shapes) {
         Buffers b = allocate(&s);
@@ -129,7 +129,7 @@ static void bench_kernels(void) {
             const float forward = time_ms([&]() { attention_forward_by(kernel, b.out, b.lse, b.qkv, s.B, b.args, 0); });
             const float backward = time_ms(
                 [&]() { attention_backward_by(kernel, b.dqkv, b.scratch, b.dout, b.out, b.lse, b.qkv, s.B, b.args, 0); });
-            printf("%-6s %-5s %5d %3d %3d %6d %3d | %10.3f %8.1f | %10.3f %8.1f\n", kernel_names[k], s.name, s.T, s.HD, s.B,
+            printf("%-6s %-6s %5d %3d %3d %6d %3d | %10.3f %8.1f | %10.3f %8.1f\n", kernel_names[k], s.name, s.T, s.HD, s.B,
                    s.NH, s.NKV, forward, forward_flops(&s) / forward * 1e-9, backward,
                    2.5 * forward_flops(&s) / backward * 1e-9);
             fflush(stdout);
