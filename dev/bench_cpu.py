@@ -30,10 +30,14 @@ import train_llama3 as ref  # noqa: E402
 
 def write_tokens(path, count, vocab):
     """Writes a token file of uniformly random tokens."""
-    wide = vocab > 1 << 16
+    write_token_file(path, np.random.default_rng(0).integers(0, vocab, count), vocab)
+
+
+def write_token_file(path, tokens, vocab):
+    """Writes a token file, without a mask, of an array of tokens."""
+    wide, count = vocab > 1 << 16, len(tokens)
     head = np.zeros(256, dtype="<i4")
     head[:4] = (20240801, 7, count, vocab) if wide else (20240520, 1, count, vocab)
-    tokens = np.random.default_rng(0).integers(0, vocab, count)
     with open(path, "wb") as f:
         f.write(head.tobytes() + tokens.astype("<u4" if wide else "<u2").tobytes())
 

@@ -177,9 +177,8 @@ def tune(name, trainer, flags, work):
     return ["--plan", plan]
 
 
-def table(sides, model, vocab, batch, seq, gpu):
-    """Returns the lines of the table, and tokens/s by side."""
-    c = ref.preset(model, vocab)
+def table(sides, tokens, flops, gpu):
+    """Returns the lines of the table, and tokens/s by side. `tokens` in a step, `flops` of each token."""
     peak = ref.gpu_peak(gpu) or math.nan
     speed, lines = {}, ["| | tokens/s | ms a step (min … max) | TFLOP/s | at SM MHz | MFU | memory GiB | bytes a parameter | W "
                         "| J/1000 tokens | mode |",
@@ -190,8 +189,8 @@ def table(sides, model, vocab, batch, seq, gpu):
             lines.append(f"| {side.name} | failed | {error} | | | | | {side.state_bytes} | | | {side.note} |")
             continue
         ms = statistics.median(side.ms)
-        speed[side.name] = tok_s = batch * seq / ms * 1e3
-        tflops = tok_s * c.flops_per_token(seq) / 1e12
+        speed[side.name] = tok_s = tokens / ms * 1e3
+        tflops = tok_s * flops / 1e12
         lines.append(f"| {side.name} | {tok_s:,.0f} | {ms:.2f} ({min(side.ms):.2f} … {max(side.ms):.2f}) | {tflops:.1f} | "
                      f"{side.mean(0):.0f} | {100 * tflops / peak:.1f}% | {side.memory():.1f} | {side.state_bytes} | "
                      f"{side.mean(1):.0f} | {1000 * side.mean(1) / tok_s:.3f} | {' '.join([side.note, *side.flags])} |")
@@ -224,7 +223,7 @@ def compare(name, shape, a, monitor, work):
                           f"{a.torch_dtype}, compiled", FALLBACKS))
     for side in (*sides, *reversed(sides)) * a.rounds:
         side.turn(work, monitor, a.seconds, a.warm)
-    lines, speed = table(sides, model, vocab, batch, seq, a.gpu)
+    lines, speed = table(sides, batch * seq, ref.preset(model, vocab).flops_per_token(seq), a.gpu)
     other = sides[-1].name
     ratio = speed["ours"] / speed[other] if "ours" in speed and other in speed else math.nan
     counts = ", ".join(f"{side.name} {len(side.ms)}" for side in sides)
@@ -299,6 +298,17 @@ def text_of(command):
     return r.stdout.strip()
 
 
+def page_head(gpu, device, how):
+    """Returns the first lines of a page of results: the machine, the commit, this command, and `how` it was measured."""
+    driver = "-"
+    if device == "cuda":
+        driver = text_of(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]).split("\n")[0]
+    return [f"# {gpu}", "", f"- {datetime.date.today()}, commit {text_of(['git', 'rev-parse', '--short', 'HEAD'])}"
+            + ("" if not text_of(["git", "status", "--porcelain", "-uno"]) else " with changes"),
+            f"- `python {' '.join(map(shlex.quote, sys.argv))}`",
+            f"- PyTorch {ref.torch.__version__}, CUDA {ref.torch.version.cuda}, driver {driver}", f"- {how}", ""]
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--shapes", nargs="+", default=list(SHAPES), help=f"among {', '.join(SHAPES)}, or MODEL:VOCAB:BATCH:SEQ")
@@ -329,15 +339,8 @@ def main():
             sys.exit(f"error: {trainer}: not found\n  hint: make train_llama3cu")
     a.gpu = ref.torch.cuda.get_device_name() if a.device == "cuda" else "CPU"
     a.torch_flags += f" --device {a.device}"
-    driver = "-"
-    if a.device == "cuda":
-        driver = text_of(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]).split("\n")[0]
-    lines = [f"# {a.gpu}", "", f"- {datetime.date.today()}, commit {text_of(['git', 'rev-parse', '--short', 'HEAD'])}"
-             + ("" if not text_of(["git", "status", "--porcelain", "-uno"]) else " with changes"),
-             f"- `python {' '.join(map(shlex.quote, sys.argv))}`",
-             f"- PyTorch {ref.torch.__version__}, CUDA {ref.torch.version.cuda}, driver {driver}",
-             "- random tokens and weights, optimizer step included, turns A B B A; MFU by 6·(matmul weights) + 6·L·H·hd·T "
-             "against the dense bf16 peak", ""]
+    lines = page_head(a.gpu, a.device, "random tokens and weights, optimizer step included, turns A B B A; MFU by 6·(matmul "
+                      "weights) + 6·L·H·hd·T against the dense bf16 peak")
     summary, monitor, work = [], Monitor(), tempfile.mkdtemp()
     other = "ours before" if a.trainer_before else "ours b" if a.ours_b is not None else "PyTorch"
     gpu = re.sub(r"[^a-z0-9]+", "-", a.gpu.lower()).strip("-") + {"ours before": "-before", "ours b": "-b"}.get(other, "")
