@@ -202,7 +202,8 @@ THREADED = $(addprefix build/sanitize/threads_,dataloader mix team)
 sanitize-programs: $(SANITIZED) $(THREADED)
 sanitize: sanitize-programs
 	@BIN=build/sanitize MEMORY=unlimited dev/test/run.sh none build/sanitize/test_llama3 \
-	    $(patsubst build/%,build/sanitize/%,$(UNIT_TESTS)) $(THREADED) $(SHELL_TESTS)
+	    $(patsubst build/%,build/sanitize/%,$(UNIT_TESTS)) $(THREADED) \
+	    $(filter-out %test_several_ranks.sh,$(SHELL_TESTS))
 
 # make fuzz TARGETS="json config" for some; minimized seeds go into dev/test/corpus
 fuzz:

@@ -14,6 +14,26 @@ run() { # run NAME COMMAND...
 }
 have() { command -v "$1" >/dev/null || { echo "skip $1: it is not installed" && false; }; }
 
+nvcc=$(command -v "${NVCC:-nvcc}" || command -v /usr/local/cuda/bin/nvcc || echo nvcc)
+sources() {
+    if have clang; then
+        for file in *.c test_llama3.cu dev/data/*.c dev/test/*.c dev/test/crash/*.c; do
+            run "clang: $file" clang -std=c11 -O1 -march=native -c -o /dev/null $warnings -I. -x c "$file"
+        done
+    fi
+    if have "$nvcc"; then
+        for header in llmc/*.cuh llmc/*/*.cuh; do # compiling to PTX is the fastest way to check host functions and kernels
+            echo "#include \"$header\"" | run "nvcc: $header" "$nvcc" -x cu - -ptx -o /dev/null -arch=compute_90a -std=c++17 \
+                -DPRECISION_BF16 -Werror all-warnings -diag-suppress 177 -I.
+        done
+    fi
+    [ $failed -eq 0 ]
+}
+log=$(mktemp) || exit 1
+trap 'rm -f "$log"' EXIT
+sources >"$log" 2>&1 & # beside all that follows: it takes about half of the time
+sources=$!
+
 for cc in gcc clang; do
     have $cc || continue
     for header in llmc/*.h llmc/*/*.h dev/data/*.h; do
@@ -29,18 +49,6 @@ if have gcc; then
             -I. "$file"
     done
 fi
-if have clang; then
-    for file in *.c test_llama3.cu dev/data/*.c dev/test/*.c dev/test/crash/*.c; do
-        run "clang: $file" clang -std=c11 -O1 -march=native -c -o /dev/null $warnings -I. -x c "$file"
-    done
-fi
-nvcc=$(command -v "${NVCC:-nvcc}" || command -v /usr/local/cuda/bin/nvcc || echo nvcc)
-if have "$nvcc"; then
-    for header in llmc/*.cuh llmc/*/*.cuh; do  # compiling to PTX is the fastest way to check host functions and kernels
-        echo "#include \"$header\"" | run "nvcc: $header" "$nvcc" -x cu - -ptx -o /dev/null -arch=compute_90a -std=c++17 \
-            -DPRECISION_BF16 -Werror all-warnings -diag-suppress 177 -I.
-    done
-fi
 if have shellcheck; then
     run shellcheck shellcheck -s sh -S warning -e SC1091,SC2010,SC2034,SC2046,SC2154 dev/test/*.sh dev/test/*/*.sh
 fi
@@ -51,4 +59,6 @@ fi
 # without effect, unused or late-bound loop variables
 ruff=$(command -v ruff || command -v build/venv/bin/ruff || echo ruff)
 if have "$ruff"; then run ruff "$ruff" check --quiet --no-cache --isolated --select F,E9,PLE,B006,B007,B018,B023 *.py dev; fi
+wait $sources || failed=$((failed + 1))
+cat "$log"
 [ $failed -eq 0 ] && echo "no complaints"
