@@ -469,9 +469,11 @@ static const float* llama_decode(void* model, const int32_t* tokens, int count, 
 // ---------------------------------------------------------------------------------------------------------------------
 // training step
 
-/* Runs forward and backward over the step's micro-batches. Fails if the step is dropped (step.h). */
-static bool step_gradients(Llama* m, const StepPlan* plan, Error* e) {
+/* Begins the step's result, and runs forward and backward over its micro-batches. Fails if the step is dropped (step.h). */
+static bool step_gradients(Llama* m, const StepPlan* plan, double lr, Error* e) {
     StepResult* r = &m->result;
+    memset(r, 0, sizeof *r);
+    r->lr = lr;
     llama_zero_gradients(m);
     for (int k = 0; k < plan->accumulate; k++) {
         m->starts = plan->data.starts;
@@ -509,15 +511,12 @@ static bool step_decide(Llama* m, const StepPlan* plan, double norm, AdamW* hype
 /* Takes a step: gradients, decision, update. */
 static bool train_step(void* model, const StepPlan* plan, double lr, Error* e) {
     Llama* m = (Llama*)model;
-    StepResult* r = &m->result;
     AdamW hyper;
     const double start = now_seconds();
-    memset(r, 0, sizeof *r);
-    r->lr = lr;
-    if (!step_gradients(m, plan, e)) { return false; }
+    if (!step_gradients(m, plan, lr, e)) { return false; }
     const double norm = global_norm(m->grads, m->trained.elements, m->norm_scratch);
     if (step_decide(m, plan, norm, &hyper)) { llama_update(m, hyper); }
-    r->ms = (now_seconds() - start) * 1e3;
+    m->result.ms = (now_seconds() - start) * 1e3;
     return true;
 }
 

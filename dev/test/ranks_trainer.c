@@ -87,9 +87,7 @@ static bool ranks_step(void* model, const StepPlan* plan, double lr, Error* e) {
     StepResult* r = &m->result;
     AdamW hyper;
     const double start = now_seconds();
-    memset(r, 0, sizeof *r);
-    r->lr = lr;
-    if (!together_ok(plan->team, step_gradients(m, plan, e), e)) { return false; }
+    if (!together_ok(plan->team, step_gradients(m, plan, lr, e), e)) { return false; }
     double sums[3] = {sum_shards(m, plan), r->loss, r->trained};
     together_add(plan->team, sums, 3);
     together_add(plan->team, r->sources.sum, (size_t)r->sources.count);

@@ -100,6 +100,7 @@ wait_for has_steps asked/log.jsonl 3
 kill -USR1 "$(rank_pid 2)"
 check "SIGUSR1 to one rank saves" wait_for sh -c 'ls asked | grep -q step_'
 kill -INT "$(rank_pid 1)"
+wait_for grep -q '"event":"end"' asked/log.jsonl || kill -9 $pid
 finish
 check "SIGINT to one rank ends them all" test "$finished" -eq 0
 check "with the last step" test -d "asked/step_$(printf %08d "$(column step step asked/log.jsonl | tail -n 1)")"

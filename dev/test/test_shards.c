@@ -50,7 +50,8 @@ static void check_layout(const char* name, const ParamTable* t) {
           t->elements);
 }
 
-/* Checks that the pieces tile the arena, that each is of one bucket, aligned and bounded, and that there are as few as can be. */
+/* Checks that the pieces tile the arena, that each is of one bucket, aligned and bounded, and that there are as few as can
+ * be. */
 static void check_pieces(const char* name, const ModelConfig* c, const ParamTable* t, const Buckets* list) {
     const size_t unit = (size_t)PARAM_ALIGN * (size_t)t->ranks, most = bucket_most / unit * unit;
     size_t at = 0;
@@ -309,7 +310,8 @@ static double step_whole(const Update* u, const ParamTable* t, float* const* gra
     return norm;
 }
 
-/* Takes the same step on the shards of all ranks, with the norm of the whole arena. Returns the norm from the ranks' squares. */
+/* Takes the same step on the shards of all ranks, with the norm of the whole arena. Returns the norm from the ranks'
+ * squares. */
 static double step_shards(const Update* own, const ParamTable* t, const Buckets* list, float* const* grads, int step,
                           double norm) {
     double squares = 0;

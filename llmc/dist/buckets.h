@@ -8,8 +8,8 @@
  *   arena   | piece 0: rank 0 | rank 1 | rank 2 | piece 1: rank 0 | rank 1 | rank 2 | ...
  *   rank 1            | piece 0's shard | piece 1's shard | ...       its m, v and master weights, its "local" elements
  *
- * The pieces tile the arena. Each begins at, and is as long as, a multiple of PARAM_ALIGN * ranks (config.h pads the buckets), so
- * shards are equal and aligned.
+ * The pieces tile the arena. Each begins at, and is as long as, a multiple of PARAM_ALIGN * ranks (config.h pads the buckets),
+ * so shards are equal and aligned.
  *
  * Gradients: every rank sends each shard of its own to the owner. The owner adds what arrived in rank order, in fp32: the
  * result does not depend on who came first or on how the network adds. ordered_sum() is the oracle of the CUDA kernel.

@@ -8,9 +8,9 @@
  * When a rank fails, the others normally learn it from their connection to each other (dist/team.h), say so, and end with
  * status 1. Those left after LAUNCH_TERM_SECONDS, such as those that wait for one that never came, get SIGTERM, and those left
  * LAUNCH_KILL_SECONDS later SIGKILL. The status is that of the rank that failed first, 128 + N for signal N, which the parent
- * reports, since a killed rank cannot. A rank that ended with 1 gives way to one that is then seen to have failed otherwise: the
- * connections of a dying process close at once, but it takes seconds to give back the memory of a large one, and only then the
- * parent sees its end.
+ * reports, since a killed rank cannot. A rank that ended with 1 gives way to one that is then seen to have failed otherwise:
+ * the connections of a dying process close at once, but it takes seconds to give back the memory of a large one, and only then
+ * the parent sees its end.
  *
  * When the parent dies, by SIGKILL too, the kernel kills the ranks (PR_SET_PDEATHSIG). Besides, each rank has the read end of a
  * pipe whose only writer is the parent: poll() reports POLLHUP there when the parent is gone; see launch_parent_fd().

@@ -12,8 +12,8 @@
  *     36       4  rest      bytes of the same text or table that the next messages of this kind will bring
  *     40     216  payload
  *
- * A link neither waits nor fails when it sends: what the system does not take at once is kept and sent later. That the other end
- * is gone is found by reading, after everything that it sent before was read.
+ * A link neither waits nor fails when it sends: what the system does not take at once is kept and sent later. That the other
+ * end is gone is found by reading, after everything that it sent before was read.
  */
 #ifndef LLMC_LINK_H
 #define LLMC_LINK_H
@@ -167,8 +167,8 @@ static inline bool link_connected(int fd, double seconds) {
     return cause == 0;
 }
 
-/* Tries each address of a host once, for at most `seconds`. Returns a connected socket, or -1 on an error, which is no more than
- * the system's words for the cause. */
+/* Tries each address of a host once, for at most `seconds`. Returns a connected socket, or -1 on an error, which is no more
+ * than the system's words for the cause. */
 static inline int link_connect(const char* address, int port, double seconds, Error* e) {
     struct addrinfo* all = link_resolve(address, port, e);
     int cause = 0;

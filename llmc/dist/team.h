@@ -7,14 +7,15 @@
  *   team_gather(&t, &mine, sizeof mine, all, &e);             // the one collective
  *   team_close(&t);                                           // or team_fail(&t, cause), and the others print it
  *
- * Barrier, broadcast (the part of rank 0), maximum, agreement and the decision to stop are made of team_gather() by its callers.
+ * Barrier, broadcast (the part of rank 0), maximum, agreement and the decision to stop are made of team_gather() by its
+ * callers.
  *
  * Rank 0 watches the others: whose connection closes, who is silent for silent_seconds, and who alone is behind all others for
  * hang_seconds while it stands still in phase "step" (compared are the collectives entered, then step, then bucket). The others
  * watch rank 0 alike, but for the last. What is found ends every rank: one of each host prints a line, "error: rank 3 on host
- * node7 was silent for 20 s, last seen in step 1200", and each ends with status 1 from a thread of its own, whatever its training
- * thread waits for. So does a rank whose parent is gone. Ranks that hang together are not told from ranks that work long. Time in which this
- * process itself did not run (Ctrl-Z, a machine that sleeps) is not counted as silence of the others.
+ * node7 was silent for 20 s, last seen in step 1200", and each ends with status 1 from a thread of its own, whatever its
+ * training thread waits for. So does a rank whose parent is gone. Ranks that hang together are not told from ranks that work
+ * long. Time in which this process itself did not run (Ctrl-Z, a machine that sleeps) is not counted as silence of the others.
  *
  * How: link.h has the messages, team_state.h their kinds, team_hello.h how ranks join, team_loop.h the thread.
  */
@@ -191,8 +192,9 @@ static inline void team_stop_thread(Team* t) {
 }
 
 /* Meets the other ranks of `r` within `timeout` seconds and compares the fields (count) with those of rank 0, in their order.
- * team_init() comes first. Fails if a rank is missing, has other fields, or ends meanwhile: all that have come then get the same
- * error; and if rank 0 cannot listen. A run of one rank opens no socket. Do not move the team in memory until it is closed. */
+ * team_init() comes first. Fails if a rank is missing, has other fields, or ends meanwhile: all that have come then get the
+ * same error; and if rank 0 cannot listen. A run of one rank opens no socket. Do not move the team in memory until it is
+ * closed. */
 static inline bool team_open(Team* t, const Ranks* r, const TeamField* fields, int count, double timeout, Error* e) {
     team_prepare(t, r, fields, count);
     const bool watches = r->ranks > 1 || t->parent_fd >= 0;
@@ -209,8 +211,8 @@ static inline void team_at(Team* t, TeamPhase phase, uint64_t step, int bucket) 
     __atomic_store_n(&t->place, step << 24 | (uint64_t)(bucket & 0xFFFF) << 8 | (uint64_t)phase, __ATOMIC_RELAXED);
 }
 
-/* Gives `bytes` (at most TEAM_PAYLOAD, as many on every rank) and gets those of all ranks, in their order. All ranks call it, one
- * thread of each. If another rank fails meanwhile, this process ends. */
+/* Gives `bytes` (at most TEAM_PAYLOAD, as many on every rank) and gets those of all ranks, in their order. All ranks call it,
+ * one thread of each. If another rank fails meanwhile, this process ends. */
 static inline bool team_gather(Team* t, const void* mine, size_t bytes, void* all /* (ranks, bytes) */, Error* e) {
     if (!t->open) { return fail(e, "the team of the ranks is closed"); }
     if (bytes > TEAM_PAYLOAD) { return fail(e, "a rank gives %zu bytes, wanted at most %d", bytes, TEAM_PAYLOAD); }
@@ -233,8 +235,8 @@ static inline bool team_gather(Team* t, const void* mine, size_t bytes, void* al
 /* Waits until all ranks are here. */
 static inline bool team_barrier(Team* t, Error* e) { return team_gather(t, NULL, 0, NULL, e); }
 
-/* Tells all other ranks that this one ends, and why: they end, and on other hosts print the first line of `cause` with its name.
- * For the training thread, which prints the error itself and ends the process. Takes two seconds at most. */
+/* Tells all other ranks that this one ends, and why: they end, and on other hosts print the first line of `cause` with its
+ * name. For the training thread, which prints the error itself and ends the process. Takes two seconds at most. */
 static inline void team_fail(Team* t, const char* cause) {
     const int length = (int)strcspn(cause, "\n");
     if (!t->open) { return; }

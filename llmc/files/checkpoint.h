@@ -13,8 +13,8 @@
  *      list each file; trainer_state.json, which holds the list, last; fsync the folder; rename it; fsync OUT. The list comes
  *      from the writers, not from reading the folder, and must pass the reader's own checks before the rename. Removal
  *      renames to .tmp first. So a process may die at any moment.
- *      With several ranks, rank 0 makes the folder; then each rank writes and flushes its own state, and tells rank 0 the file's
- *      size and checksum; then rank 0 goes on (save.h).
+ *      With several ranks, rank 0 makes the folder; then each rank writes and flushes its own state, and tells rank 0 the
+ *      file's size and checksum; then rank 0 goes on (save.h).
  *   2. Resuming trusts nothing. It first compares the sizes and checksums of all files, trainer_state.json included. If
  *      the newest checkpoint is damaged, it warns and takes the one before. Loading the model alone does not open the
  *      optimizer state; it checks the weights' checksums while it reads them.

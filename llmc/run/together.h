@@ -1,5 +1,5 @@
-/* together.h -- a run of several ranks: how they meet, and what they decide together: whether all are well, whether to end or to
- * save, what rank 0 measured.
+/* together.h -- a run of several ranks: how they meet, and what they decide together: whether all are well, whether to end or
+ * to save, what rank 0 measured.
  *
  * All ranks call the same functions in the same order, and get the same answer. A process that is alone has no team (NULL)
  * and decides at once. Where a rank is lost, the team ends the process itself and names the cause (dist/team.h).
