@@ -64,6 +64,7 @@ build:
 # GPU_ARCH: the architectures of this machine's GPUs by nvidia-smi; 80 if there is none, 90 if all are of other architectures.
 # Each gets its machine code (90: sm_90a); the highest also its PTX, which newer GPUs compile. GPUs older than 75 (T4) are
 # ignored.
+# NCCL (several GPUs) is opened at run time; nccl.h is in CUDA_HOME, the system's headers or NCCL_HOME/include.
 # PTX_ONLY=75 builds only the PTX of that architecture, to test the code for an older GPU on a newer one.
 
 CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda /usr/lib/cuda /opt/cuda))
@@ -91,7 +92,7 @@ gencode = -gencode arch=compute_$(1)$(comma)code=$(2)_$(1)
 CODE = $(foreach a,$(filter-out 90,$(ARCHS)),$(call gencode,$(a),sm)) $(if $(filter 90,$(ARCHS)),$(call gencode,90a,sm))
 GENCODE = $(if $(PTX_ONLY),,$(CODE)) $(call gencode,$(lastword $(ARCHS)),compute)
 NVCCFLAGS = -std=c++17 -O3 --threads 0 -DPRECISION_$(PRECISION) $(GENCODE) -Xcompiler "$(if $(filter 1,$(OPENMP)),-fopenmp) $(MARCH)" \
-            -Xptxas -warn-spills -diag-suppress 177 -I.
+            -Xptxas -warn-spills -diag-suppress 177 -I. $(if $(NCCL_HOME),-I$(NCCL_HOME)/include)
 CUDA_LDLIBS = -lcublas -lcublasLt -ldl -lpthread
 CUDA_HEADERS = $(HEADERS) $(wildcard llmc/*.cuh llmc/*/*.cuh)
 # ptxas only warns of spills and serialized wgmma, which ruin a kernel, and the host compiler of a stack frame past 64 KiB,
