@@ -42,7 +42,7 @@ static const int bucket_repeats[NUM_BUCKETS] = {200, 50, 20};
 
 typedef enum { ALL_TO_ALL, SEND_RECV, REDUCE_SCATTER, COPIES, ALL_GATHER } Op;
 typedef enum { PLAIN, SYMMETRIC } Memory;
-typedef enum { WAYS, GRAPH, OVERLAP, START, SHARE, ABORT_START, ABORT_OP } Kind;
+typedef enum { WAYS, GRAPH, OVERLAP, START, SHARE, ABORT_START, ABORT_OP, ABORT_GRAPH } Kind;
 
 typedef struct {
     const char* name;
@@ -424,6 +424,11 @@ static Captured capture(const Way* way, size_t count) {
     return c;
 }
 
+static void drop_captured(Captured* c) {
+    CUDA_CHECK(cudaGraphExecDestroy(c->exec));
+    CUDA_CHECK(cudaGraphDestroy(c->graph));
+}
+
 static void ask_graph(const Question* q) {
     prepare(q->config, q->way);
     const size_t count = slice_of(1);
@@ -438,8 +443,7 @@ static void ask_graph(const Question* q) {
     wrong = total(wrong);
     say("%s | %zu MB, %d kernels, %d copies, %d other nodes | %d replays: %u wrong | %7.3f ms %6.1f GB/s\n", q->name,
         bucket_mb[1], c.kernels, c.copies, c.others, (int)REPLAYS, wrong, ms, sent_bytes(count) / ms * 1e-6);
-    CUDA_CHECK(cudaGraphExecDestroy(c.exec));
-    CUDA_CHECK(cudaGraphDestroy(c.graph));
+    drop_captured(&c);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -561,7 +565,8 @@ static void ask_abort_start(const Question* q) {
     barrier();
 }
 
-/* Rank 0 starts an exchange that the others never start, and aborts the communicator. */
+/* Rank 0 starts an exchange that the others never start, as it is or in a graph, and aborts the communicator. Graphs that use
+ * it are destroyed first, since NCCL waits for their end. */
 static void ask_abort_op(const Question* q) {
     prepare(q->config, q->way);
     const size_t count = slice_of(0);
@@ -570,11 +575,19 @@ static void ask_abort_op(const Question* q) {
         wrong += checked(q->way, count, round, [&] { exchange(q->way, count, self.side); });
     }
     barrier();
+    Captured c = {NULL, NULL, 0, 0, 0};
+    if (q->kind == ABORT_GRAPH) { c = capture(q->way, count); }
+    barrier();
     if (rank == 0) {
-        exchange(q->way, count, self.side);
+        if (c.exec) {
+            CUDA_CHECK(cudaGraphLaunch(c.exec, self.side));
+        } else {
+            exchange(q->way, count, self.side);
+        }
         sleep(1);
         const cudaError_t before = cudaStreamQuery(self.side);
         const double start = now_seconds();
+        if (c.exec) { drop_captured(&c); }
         const ncclResult_t result = nccl.CommAbort(self.comm);
         const double aborted = now_seconds();
         say("%s | %u wrong before | after 1 s: %s | abort returns after %.2f s: %s\n", q->name, wrong, cudaGetErrorName(before),
@@ -593,14 +606,15 @@ static void ask(const Question* q) {
         case START: ask_start(q); break;
         case SHARE: ask_share(q); break;
         case ABORT_START: ask_abort_start(q); break;
-        case ABORT_OP: ask_abort_op(q); break;
+        case ABORT_OP:
+        case ABORT_GRAPH: ask_abort_op(q); break;
     }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // processes
 
-/* Tells whether the processes that answer `a` can answer `b` after it. */
+/* Tells whether the processes that answer `a` can answer `b` after it: not after an abort. */
 static bool same_processes(const Question* a, const Question* b) {
     return a->ranks == b->ranks && a->gpus == b->gpus && a->host_ranks == b->host_ranks && a->kind < ABORT_START;
 }
@@ -792,6 +806,7 @@ int main(int argc, char** argv) {
     if (has_part(parts, "abort")) {
         add("abort", "a rank does not start", {ABORT_START, NONBLOCKING, NULL, 15, 0, gpus, gpus, NULL});
         add("abort", "a rank sends nothing", {ABORT_OP, DEFAULT, &ways[0], 15, 0, gpus, gpus, NULL});
+        add("abort", "a rank replays nothing", {ABORT_GRAPH, DEFAULT, &ways[0], 15, 0, gpus, gpus, NULL});
         add("abort", "a rank sends nothing", {ABORT_OP, ZERO, &ways[1], 15, 0, gpus, gpus, NULL});
     }
     ask_all(questions, num_questions);

@@ -15,6 +15,8 @@
  * - Policy NCCL_CTA_POLICY_ZERO lets copy engines move the data of AllGather, AlltoAll, Gather and Scatter, if both buffers are
  *   in symmetric windows and all ranks on one host. Otherwise, and in all that reduces, NCCL launches its kernels as usual.
  * - The first call of a kind allocates and connects: it is made before a stream is captured.
+ * - CommDestroy and CommAbort wait until each graph that captured a call of the communicator is destroyed: it goes first.
+ * - Replays and other calls of one communicator follow one another: on one stream, or with events between.
  */
 #ifndef LLMC_NCCL_CUH
 #define LLMC_NCCL_CUH
