@@ -326,7 +326,7 @@ static double cuda_gradients(void* tested, const int* x, const int* y) {
     Error e = NO_ERROR;
     step_begin_cuda(m->steps.state, 0, 0.0, m->queue.stream);
     must(feed_next(&m->feed, &plan.data, &e), &e);
-    micro_step(m, &plan, true);
+    micro_step(m, &plan, MICRO_FIRST);
     copy_out(&state, m->steps.state, sizeof state, m->queue.stream);
     return state.loss_sum / (double)batch.count;
 }

@@ -549,7 +549,7 @@ static uint64_t trainer_memory_used(const void* model) {
     return host_memory_peak();
 }
 
-static void* trainer_create(const Trainer* t, const Session* s) {
+static void* trainer_create(const Trainer* t, Session* s) {
     Llama* m = (Llama*)xmalloc(sizeof *m);
     (void)t;
     *m = llama_create(&s->config, s->ranks, batch_of(s, &s->options), s->options.seq, job_trains(s->job), session_context(s));

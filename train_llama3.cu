@@ -1,4 +1,4 @@
-/* train_llama3.cu -- trains Llama 3 on one GPU, in FP32, BF16 or FP16 (-DPRECISION_...), with the layers of llmc/<layer>.cuh.
+/* train_llama3.cu -- trains Llama 3 on GPUs, one process each, in FP32, BF16 or FP16 (-DPRECISION_...), with the layers of llmc/<layer>.cuh.
  *
  * Read train_llama3.c first: its header says what is computed, and this file has the same parts in the same order. It differs
  * in four points:
@@ -27,6 +27,7 @@
 #include "llmc/gpu/steps.cuh"        // defines: Steps, steps_begin, steps_end, steps_wait, steps_capture, steps_restore
 #include "llmc/gpu/profile.cuh"      // defines: Profiler, Op, LayerRange, print_profile
 #include "llmc/gpu/debug.cuh"        // defines: debug_name
+#include "llmc/gpu/exchange.cuh"     // defines: Exchange, exchange_join, exchange_send, exchange_finish, exchange_gather
 #include "llmc/gpu/layers.cuh"       // defines: Queue, Gradient, embedding, rmsnorm, rope, attention, swiglu, linear
 #include "llmc/rope.h"               // defines: rope_table
 #include "llmc/gpu/step_state.cuh"   // defines: StepState, loss_sum_cuda, norm_square_cuda, step_decide_cuda
@@ -80,13 +81,14 @@ typedef enum {
     MEM_ACTIVATIONS,
     MEM_LOGITS,
     MEM_WORKSPACE,
+    MEM_EXCHANGE,  // between ranks
     MEM_CACHE,
     MEM_PINNED,  // on the host
     NUM_MEM
 } MemoryKind;
-static const char* const memory_names[NUM_MEM] = {"weights",   "adapters", "gradients",          "master",
-                                                  "m",         "v",        "activations",        "logits",
-                                                  "workspace", "KV cache", "pinned, on the host"};
+static const char* const memory_names[NUM_MEM] = {"weights",   "adapters", "gradients",   "master",
+                                                  "m",         "v",        "activations", "logits",
+                                                  "workspace", "exchange", "KV cache",    "pinned, on the host"};
 
 enum { CLASSIFIER_ROWS = 4096 };  // tokens whose logits exist at one time; fewer would give the products too few tiles
 enum { DECODE_ROWS = 64 };        // tokens of a prompt that one pass of generation takes
@@ -96,10 +98,12 @@ enum { CAN_SPLIT = IS_BF16 };     // a master weight = its BF16 weight and 16 bi
 
 /* The buffers that a model needs. */
 typedef struct {
-    int B, T;        // of the micro-batch; B = 0: none
-    bool train;      // with gradients and optimizer
-    bool documents;  // of data whose rows hold some
-    int cache_len;   // positions of the KV cache; 0: no generation
+    int rank, ranks;   // that share the optimizer's state
+    NcclGroup* group;  // of several ranks that train
+    int B, T;          // of the micro-batch; B = 0: none
+    bool train;        // with gradients and optimizer
+    bool documents;    // of data whose rows hold some
+    int cache_len;     // positions of the KV cache; 0: no generation
     Recompute level;
     bool fp32_grads;  // of all matrices, else floatX
     bool fp32_head;   // of the head alone
@@ -125,6 +129,7 @@ typedef struct {
 
     Feed feed;  // x and y hold the batch
     Steps steps;
+    Exchange exchange;         // with the other ranks
     float* rope;               // (T, HD)
     BlockActivations* blocks;  // (L)
     floatX* h_final;           // (N, C)
@@ -167,11 +172,12 @@ static T* take(Arena* a, size_t count) {
 
 static size_t grad_bytes(const Layout* o) { return o->fp32_grads ? sizeof(float) : sizeof(floatX); }
 
-/* Returns the weights of block l; end_weights() returns those outside of the blocks. A layer gets its weights only through
- * these two. */
+/* Returns the weights of block l, for what is queued from now on; end_weights() returns those outside of the blocks. A layer
+ * gets its weights only through these two. */
 static Block block_weights(const Llama* m, int l) {
     const floatX* w = m->weights.params;
     Block b;
+    exchange_await(&m->exchange, l);
     b.input_norm = w + param_offset(&m->table, P_INPUT_NORM, l);
     b.qkv = w + param_offset(&m->table, P_Q, l);
     b.o = w + param_offset(&m->table, P_O, l);
@@ -184,6 +190,8 @@ static Block block_weights(const Llama* m, int l) {
 static Ends end_weights(const Llama* m) {
     const floatX* w = m->weights.params;
     Ends e;
+    exchange_await(&m->exchange, -1);
+    exchange_await(&m->exchange, m->config.num_layers);
     e.embedding = w + param_offset(&m->table, P_EMBEDDING, -1);
     e.final_norm = w + param_offset(&m->table, P_FINAL_NORM, -1);
     e.head = w + param_offset(&m->table, P_LM_HEAD, -1);
@@ -191,14 +199,33 @@ static Ends end_weights(const Llama* m) {
 }
 
 /* Returns the elements of one norm's row among the fp32 gradients, and of all rows: two per block, then the final norm. A row
- * is as long as the norm's stretch of the arena, so the gap behind a norm has a gradient as well: zero. */
+ * is as long as the norm's stretch of the arena, so the gap behind a norm has a gradient as well: zero. A final norm without a
+ * head behind it fills a bucket. */
 static size_t norm_row(const ModelConfig* c) { return round_up(c->hidden_size, PARAM_ALIGN); }
-static size_t norm_rows_size(const ModelConfig* c) {
-    return c->lora.rank > 0 ? 0 : (2 * (size_t)c->num_layers + 1) * norm_row(c);
+static size_t norm_rows_size(const Llama* m) {
+    const ModelConfig* c = &m->config;
+    const size_t last = c->tied ? m->trained.elements - param_offset(&m->table, P_FINAL_NORM, -1) : norm_row(c);
+    return c->lora.rank > 0 ? 0 : 2 * (size_t)c->num_layers * norm_row(c) + last;
+}
+
+/* Returns the elements of the bucket of the head, or of an embedding that is tied to it, and its first in *first. */
+static size_t head_bucket(const Llama* m, size_t* first) {
+    *first = m->config.tied ? 0 : param_offset(&m->trained, P_FINAL_NORM, -1);
+    return (m->config.tied ? param_offset(&m->trained, P_INPUT_NORM, 0) : m->trained.elements) - *first;
 }
 
 /* Returns whether this tensor is the head, or an embedding that is tied to it. */
 static bool is_head(const ModelConfig* c, ParamKind kind) { return kind == P_LM_HEAD || (c->tied && kind == P_EMBEDDING); }
+
+/* Finds the gradient of an element of the trained tensors that belongs to no norm. */
+static Gradient grad_of_element(const Llama* m, size_t at) {
+    if (at >= m->grads_first && at < m->grads_end) {
+        return {(char*)m->grads + (at - m->grads_first) * grad_bytes(&m->layout), m->layout.fp32_grads};
+    }
+    size_t first = 0;
+    head_bucket(m, &first);
+    return {m->grads32 + norm_rows_size(m) + (at - first), true};
+}
 
 /* Finds the gradient of a tensor; {NULL} if it is frozen. */
 static Gradient grad_at(const Llama* m, ParamKind kind, int l) {
@@ -211,20 +238,18 @@ static Gradient grad_at(const Llama* m, ParamKind kind, int l) {
         const size_t row = kind == P_FINAL_NORM ? 2 * (size_t)c->num_layers : 2 * (size_t)l + (kind == P_POST_NORM);
         return {m->grads32 + row * norm_row(c), true};
     }
-    if (m->layout.fp32_head && is_head(c, kind)) { return {m->grads32 + norm_rows_size(c), true}; }
-    const size_t at = param_offset(&m->trained, kind, l) - m->grads_first;
-    return {(char*)m->grads + at * grad_bytes(&m->layout), m->layout.fp32_grads};
+    return grad_of_element(m, param_offset(&m->trained, kind, l));
 }
 
-/* Lays out the gradients. With fp32_head, the gradient of the head, which is the first tensor (tied) or the last, moves from
- * `grads` to `grads32`. */
+/* Lays out the gradients. With fp32_head, those of the head's bucket, which is the first (tied) or the last, move from `grads`
+ * to `grads32`. */
 static void lay_out_gradients(Llama* m, Arena* a) {
-    const ModelConfig* c = &m->config;
-    const size_t head = round_up((size_t)c->vocab_size * c->hidden_size, PARAM_ALIGN);
-    const bool apart = m->layout.fp32_head && c->lora.rank == 0;
-    m->grads_first = apart && c->tied ? param_offset(&m->trained, P_INPUT_NORM, 0) : 0;
-    m->grads_end = apart && !c->tied ? param_offset(&m->trained, P_LM_HEAD, -1) : m->trained.elements;
-    m->grads32_size = norm_rows_size(c) + (apart ? head : 0);
+    const bool apart = m->layout.fp32_head && m->config.lora.rank == 0;
+    size_t first = 0;
+    const size_t head = apart ? head_bucket(m, &first) : 0;
+    m->grads_first = apart && first == 0 ? head : 0;
+    m->grads_end = apart && first > 0 ? first : m->trained.elements;
+    m->grads32_size = norm_rows_size(m) + head;
     m->grads = take<char>(a, (m->grads_end - m->grads_first) * grad_bytes(&m->layout));
     m->grads32 = take<float>(a, m->grads32_size);
 }
@@ -303,6 +328,18 @@ static void lay_out_batches(Llama* m, Arena* device, Arena* pinned) {
     }
 }
 
+/* Lays out what the ranks of a run exchange. */
+static void lay_out_exchange(Llama* m, Arena* a) {
+    Exchange* x = &m->exchange;
+    const size_t wide = m->layout.fp32_grads || m->layout.fp32_head ? sizeof(float) : sizeof(floatX);
+    x->norm_elements = norm_rows_size(m);
+    x->sums = take<float>(a, shard_elements(&x->buckets));
+    x->landing = take<char>(a, exchange_most(&x->buckets) * wide);
+    x->norms = take<float>(a, (size_t)x->ranks * x->norm_elements);
+    x->partials = take<double>(a, ((size_t)x->buckets.count + 1) * SUM_BLOCKS);
+    x->states = take<StepState>(a, x->ranks);
+}
+
 /* Lays out a model's buffers, as in train_llama3.c. */
 static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
     const ModelConfig* c = &m->config;
@@ -326,8 +363,10 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         m->logits = take<floatX>(&mem[MEM_LOGITS], size_min(N, CLASSIFIER_ROWS) * V);
     }
     if (o->train) {
-        const size_t elements = m->trained.elements;
+        const bool alone = o->ranks <= 1;
+        const size_t elements = alone ? m->trained.elements : shard_elements(&m->exchange.buckets);
         lay_out_gradients(m, &mem[MEM_GRADIENTS]);
+        if (!alone) { lay_out_exchange(m, &mem[MEM_EXCHANGE]); }
         if (o->master != MASTER_NONE) { m->weights.master = take<char>(&mem[MEM_MASTER], elements * master_bytes(o->master)); }
         m->weights.m = take<char>(&mem[MEM_M], elements * moment_bytes(o->bf16_moments));
         m->weights.v = take<char>(&mem[MEM_V], elements * moment_bytes(o->bf16_moments));
@@ -364,9 +403,16 @@ static Llama llama_open(const ModelConfig* c, const Layout* layout, MatmulContex
     m.config = *c;
     m.layout = *layout;
     m.queue.matmul = matmul;
-    m.table = param_table(c);
-    m.trained = trained_table(c);
+    const int ranks = layout->ranks > 1 ? layout->ranks : 1;
+    m.table = param_table_for(c, ranks);
+    m.trained = trained_table_for(c, ranks);
     m.blocks = (BlockActivations*)xcalloc(c->num_layers, sizeof *m.blocks);
+    if (ranks > 1) {
+        m.exchange.rank = m.weights.rank = layout->rank;
+        m.exchange.ranks = ranks;
+        m.exchange.group = layout->group;
+        m.exchange.buckets = m.weights.shards = buckets_list(&m.trained);
+    }
     return m;
 }
 
@@ -374,6 +420,7 @@ static void llama_close(Llama* m) {
     free(m->blocks);
     param_table_free(&m->table);
     param_table_free(&m->trained);
+    buckets_free(&m->exchange.buckets);
 }
 
 /* Computes the bytes of each kind of memory that llama_create() would take, with the workspace of `matmul`. */
@@ -393,7 +440,9 @@ static void llama_make_stretches(Llama* m) {
         const Param* p = &m->trained.items[i];
         if (p->joined) { continue; }
         AdamWStretch* s = &list[m->num_stretches++];
-        const bool apart = !param_specs[p->kind].matrix || (m->layout.fp32_head && is_head(&m->config, p->kind));
+        // of several ranks, the sums of all but the norms' lie in the exchange
+        const bool head = m->layout.fp32_head && m->layout.ranks <= 1 && is_head(&m->config, p->kind);
+        const bool apart = !param_specs[p->kind].matrix || head;
         s->first = p->offset;
         s->tensor = (uint32_t)i;
         s->decays = param_specs[p->kind].matrix;
@@ -412,6 +461,12 @@ static void upload_rope(const Llama* m, float* device, int positions) {
     free(host);
 }
 
+/* Tells whether other ranks send to this memory, or get what is sent from there. */
+static bool is_exchanged(const Llama* m, int kind) {
+    const MemoryKind weights = m->config.lora.rank > 0 ? MEM_ADAPTERS : MEM_WEIGHTS;
+    return m->exchange.group && (kind == (int)weights || kind == MEM_GRADIENTS || kind == MEM_EXCHANGE);
+}
+
 /* Allocates all memory of a model. Fills activations and workspace with the byte `fill`, or with NO_FILL leaves them: no result
  * depends on it. Weights, gradients and optimizer state are zero until they are read, drawn or computed. */
 static Llama llama_create(const ModelConfig* c, const Layout* layout, MatmulContext* matmul, int fill) {
@@ -424,7 +479,9 @@ static Llama llama_create(const ModelConfig* c, const Layout* layout, MatmulCont
         const size_t bytes = m.mapped_bytes[i];
         if (bytes == 0) { continue; }
         const bool host = i == MEM_PINNED, keeps_zero = i <= MEM_V;  // gaps between tensors must stay zero
-        const cudaError_t status = host ? cudaMallocHost(&m.mapped[i], bytes) : cudaMalloc(&m.mapped[i], bytes);
+        const cudaError_t status = host                  ? cudaMallocHost(&m.mapped[i], bytes)
+                                   : is_exchanged(&m, i) ? exchange_alloc(&m.exchange, &m.mapped[i], bytes)
+                                                         : cudaMalloc(&m.mapped[i], bytes);
         if (status != cudaSuccess) {
             die("out of %s memory: could not allocate %.2f GiB for %s: %s\n  hint: does another process use the card?",
                 host ? "main" : "GPU", (double)bytes / (1 << 30), memory_names[i], cudaGetErrorString(status));
@@ -439,6 +496,7 @@ static Llama llama_create(const ModelConfig* c, const Layout* layout, MatmulCont
     weights_open(&m.weights, m.queue.stream);
     feed_open(&m.feed, m.queue.stream);
     steps_open(&m.steps, m.queue.stream);
+    exchange_open(&m.exchange, m.queue.stream);
     if (layout->B > 0) { upload_rope(&m, m.rope, layout->T); }
     if (layout->cache_len > 0) { upload_rope(&m, m.decode_rope, layout->cache_len); }
     if (layout->train) {
@@ -453,8 +511,16 @@ static void llama_free(Llama* m) {
     CUDA_CHECK(cudaDeviceSynchronize());
     weights_close(&m->weights);
     feed_close(&m->feed);
-    steps_close(&m->steps);
-    for (int i = 0; i < NUM_MEM; i++) { CUDA_CHECK(i == MEM_PINNED ? cudaFreeHost(m->mapped[i]) : cudaFree(m->mapped[i])); }
+    steps_close(&m->steps);  // its graphs hold calls of the exchange
+    exchange_close(&m->exchange);
+    for (int i = 0; i < NUM_MEM; i++) {
+        if (is_exchanged(m, i) && m->mapped[i]) {
+            nccl_free(m->exchange.group, m->mapped[i]);
+        } else {
+            CUDA_CHECK(i == MEM_PINNED ? cudaFreeHost(m->mapped[i]) : cudaFree(m->mapped[i]));
+        }
+    }
+    free(m->exchange.group);
     CUDA_CHECK(cudaStreamDestroy(m->queue.stream));
     free(m->queue.profiler);
     llama_close(m);
@@ -524,7 +590,7 @@ static void llama_loss(const Llama* m, float dloss, bool first) {
  * gradient llama_loss() has already written. */
 static void llama_zero_gradients(const Llama* m) {
     const ModelConfig* c = &m->config;
-    const size_t norms = norm_rows_size(c);  // 0: frozen
+    const size_t norms = norm_rows_size(m);  // 0: frozen
     if (norms > 0) { CUDA_CHECK(cudaMemsetAsync(m->grads32, 0, norms * sizeof(float), m->queue.stream)); }
     const Gradient g = grad_at(m, P_EMBEDDING, -1);
     if (!c->tied && g.data) {
@@ -562,9 +628,19 @@ static void block_recompute(const Llama* m, int l) {
     }
 }
 
+/* Sends the gradients of a layer to their owners once the last micro-step has added to them: of the embedding (-1), a block,
+ * or final norm and head (the number of layers). */
+static void send_gradients(Llama* m, int layer, bool last) {
+    Exchange* x = &m->exchange;
+    for (int i = 0; last && i < x->buckets.count; i++) {
+        const Bucket* b = &x->buckets.items[i];
+        if (b->layer == layer) { exchange_send(x, i, grad_of_element(m, b->first)); }
+    }
+}
+
 /* Runs the backward pass after llama_forward() and llama_loss(dloss != 0). Carries dh from the last block to the first. Adds to
- * the gradients of matrices, or with `first` overwrites them. */
-static void llama_backward(const Llama* m, bool first) {
+ * the gradients of matrices, or with `first` overwrites them. After the `last` micro-step of several ranks sends them. */
+static void llama_backward(Llama* m, bool first, bool last) {
     const Queue* q = &m->queue;
     const ModelConfig* c = &m->config;
     const AttentionShape shape = attention_shape(c, m->layout.B, m->layout.T);
@@ -579,6 +655,7 @@ static void llama_backward(const Llama* m, bool first) {
     if (first) { llama_zero_gradients(m); }
     CUDA_CHECK(cudaMemsetAsync(m->dh, 0, N * pitch_of(C) * sizeof(floatX), m->queue.stream));
     rmsnorm_backward(q, m->dh, grad_at(m, P_FINAL_NORM, -1), m->dnorm, m->h_final, ends.final_norm, m->rstd_final, N, C);
+    send_gradients(m, L, last);
     for (int l = L - 1; l >= 0; l--) {
         LayerRange layer(l);
         const Block w = block_weights(m, l);
@@ -609,45 +686,71 @@ static void llama_backward(const Llama* m, bool first) {
         lora_backward_input(q, m->dnorm, m->dt, m->dqkv, trained, &adapters.at[LORA_QKV], N);
         lora_backward_weight(q, grads, m->dt, m->dqkv, s->norm1, s->t[LORA_QKV], &adapters.at[LORA_QKV], N, add);
         rmsnorm_backward(q, m->dh, grad_at(m, P_INPUT_NORM, l), m->dnorm, s->h, w.input_norm, s->rstd1, N, C);
+        send_gradients(m, l, last);
     }
     embedding_backward(q, grad_at(m, P_EMBEDDING, -1), m->dh, m->feed.x, N, C, c->vocab_size);
+    send_gradients(m, -1, last);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // update
 
+/* Updates elements [first, end) of the trained tensors, whose gradients are grads[0] on, and whose state begins at element
+ * state_first. */
 template <typename Grad>
-static void update_with(const Llama* m, const StepPlan* plan) {
+static void update_range(const Llama* m, const StepPlan* plan, const void* grads, ArenaRange of_grads, size_t state_first,
+                         ArenaRange r) {
     const Layout* o = &m->layout;
-    const size_t n = m->grads_end - m->grads_first;
     const double moved = 4 * moment_bytes(o->bf16_moments) + 2 * master_bytes(o->master) + sizeof(Grad) +
                          sizeof(floatX) * (o->master == MASTER_FP32 ? 1 : 2);
-    {
-        Op op(m->queue.profiler, m->queue.stream, "gradient norm", 0, (double)n * sizeof(Grad));
-        norm_square_cuda(m->steps.state, m->queue.scratch, (const Grad*)m->grads, n, m->queue.stream);
-        norm_square_cuda(m->steps.state, m->queue.scratch, m->grads32, m->grads32_size, m->queue.stream);
-    }
-    step_decide_cuda(m->steps.state, &plan->hyper, m->queue.stream);
-    Op op(m->queue.profiler, m->queue.stream, "adamw", 0, (double)m->trained.elements * moved);
+    Op op(m->queue.profiler, m->queue.stream, "adamw", 0, (double)r.count * moved);
     AdamWTensors<Grad> t;
     t.params = m->weights.trained;
-    t.grads = (const Grad*)m->grads;
-    t.grads_first = m->grads_first;
-    t.grads_end = m->grads_end;
+    t.grads = (const Grad*)grads;
+    t.grads_first = of_grads.first;
+    t.grads_end = of_grads.first + of_grads.count;
     t.master = m->weights.master;
     t.m = m->weights.m;
     t.v = m->weights.v;
-    t.state_first = 0;
+    t.state_first = state_first;
     t.stretches = m->stretches;
     t.num_stretches = m->num_stretches;
-    adamw_update_cuda(&t, 0, m->trained.elements, m->steps.state, &plan->hyper, o->master, o->bf16_moments, plan->seed,
+    adamw_update_cuda(&t, r.first, r.first + r.count, m->steps.state, &plan->hyper, o->master, o->bf16_moments, plan->seed,
                       m->queue.stream);
 }
 
+template <typename Grad>
+static void update_with(const Llama* m, const StepPlan* plan) {
+    const ArenaRange all = {0, m->trained.elements}, of_grads = {m->grads_first, m->grads_end - m->grads_first};
+    {
+        Op op(m->queue.profiler, m->queue.stream, "gradient norm", 0, (double)of_grads.count * sizeof(Grad));
+        norm_square_cuda(m->steps.state, m->queue.scratch, (const Grad*)m->grads, of_grads.count, m->queue.stream);
+        norm_square_cuda(m->steps.state, m->queue.scratch, m->grads32, m->grads32_size, m->queue.stream);
+    }
+    step_decide_cuda(m->steps.state, &plan->hyper, m->queue.stream);
+    update_range<Grad>(m, plan, m->grads, of_grads, 0, all);
+}
+
+/* One rank of several updates its shards, whose sums and norm are there, bucket by bucket in the order in which the forward
+ * pass needs them, and gives them to the others. */
+static void update_shards(Llama* m, const StepPlan* plan) {
+    Exchange* x = &m->exchange;
+    step_decide_cuda(m->steps.state, &plan->hyper, m->queue.stream);
+    for (int i = 0; i < x->buckets.count; i++) {
+        const ArenaRange mine = shard_of(&x->buckets.items[i], x->rank, x->ranks);
+        const size_t local = x->buckets.items[i].first / (size_t)x->ranks;  // its first sum, m, v and master weight
+        const ArenaRange of_sums = {mine.first, mine.count};
+        update_range<float>(m, plan, x->sums + local, of_sums, mine.first - local, mine);
+        exchange_gather(x, i, m->weights.trained);
+    }
+}
+
 /* Queues norm, decision and AdamW. The host reads the outcome from the StepState later. */
-static void llama_update(const Llama* m, const StepPlan* plan) {
+static void llama_update(Llama* m, const StepPlan* plan) {
     ProfileRange phase("update");
-    if (m->layout.fp32_grads) {
+    if (m->layout.ranks > 1) {
+        update_shards(m, plan);
+    } else if (m->layout.fp32_grads) {
         update_with<float>(m, plan);
     } else {
         update_with<floatX>(m, plan);
@@ -722,9 +825,11 @@ static const float* llama_decode(void* model, const int32_t* tokens, int count, 
 // ---------------------------------------------------------------------------------------------------------------------
 // training step
 
-/* Runs one micro-batch, which lies in feed.x and feed.y: adds to the gradients and to the sum of losses. */
-static void micro_step(void* model, const StepPlan* plan, bool first) {
-    const Llama* m = (Llama*)model;
+/* Runs one micro-batch, which lies in feed.x and feed.y: adds to the gradients and to the sum of losses. After the last of a
+ * step, several ranks add up both. */
+static void micro_step(void* model, const StepPlan* plan, MicroKind kind) {
+    Llama* m = (Llama*)model;
+    const bool first = kind & MICRO_FIRST, last = kind & MICRO_LAST;
     llama_forward(m);
     llama_loss(m, (float)plan->hyper.loss_weight, first);
     const int sources = plan->data.num_sources;
@@ -733,23 +838,25 @@ static void micro_step(void* model, const StepPlan* plan, bool first) {
         source_losses_cuda(m->steps.state, m->losses, m->feed.y, m->feed.sources, sources, m->feed.B, m->feed.T, first,
                            m->queue.stream);
     }
-    llama_backward(m, first);
+    llama_backward(m, first, last);
+    if (last) { exchange_finish(&m->exchange, m->steps.state, m->grads32); }
 }
 
 /* Queues forward and backward over the step's micro-batches, then the update with learning rate `lr`. Until the update, a step
  * can be dropped (step.h): the next one overwrites what it left in gradients and sums. */
 static bool train_step(void* model, const StepPlan* plan, double lr, Error* e) {
     Llama* m = (Llama*)model;
+    bool ok = true;
     steps_begin(&m->steps, lr);
-    for (int k = 0; k < plan->accumulate; k++) {
-        const cudaGraphExec_t captured = m->steps.micro[k == 0];
-        if (run_stop_requested() || !feed_next(&m->feed, &plan->data, e)) { return false; }
-        if (captured) {
-            CUDA_CHECK(cudaGraphLaunch(captured, m->queue.stream));
-        } else {
-            micro_step(m, plan, k == 0);
-        }
+    for (int k = 0; ok && k < plan->accumulate; k++) {
+        const MicroKind kind = micro_kind(plan, k);
+        const cudaGraphExec_t captured = m->steps.micro[kind];
+        ok = !run_stop_requested() && feed_next(&m->feed, &plan->data, e);
+        if (!ok || kind & MICRO_LAST) { ok = together_ok(plan->team, ok, e); }  // or a rank would wait for what never comes
+        if (ok && captured) { CUDA_CHECK(cudaGraphLaunch(captured, m->queue.stream)); }
+        if (ok && !captured) { micro_step(m, plan, kind); }
     }
+    if (!ok) { return false; }
     llama_update(m, plan);
     steps_end(&m->steps);
     return true;
@@ -767,6 +874,8 @@ static Layout layout_of(const Session* s, const Options* o) {
     Layout l;
     memset(&l, 0, sizeof l);
     l.train = job_trains(s->job);
+    l.rank = s->rank;
+    l.ranks = s->ranks;
     l.B = l.train || s->job == JOB_EVAL ? o->batch : 0;
     l.T = o->seq;
     l.documents = session_documents(s);
@@ -807,9 +916,10 @@ static uint64_t trainer_memory_used(const void* model) {
     return bytes;
 }
 
-static void* trainer_create(const Trainer* t, const Session* s) {
+static void* trainer_create(const Trainer* t, Session* s) {
     Llama* m = (Llama*)xmalloc(sizeof *m);
-    const Layout layout = layout_of(s, &s->options);
+    Layout layout = layout_of(s, &s->options);
+    if (s->team && layout.train) { layout.group = exchange_join(s); }
     *m = llama_create(&s->config, &layout, device_of(t)->matmul, 0);
     m->device = device_of(t);
     return m;
@@ -825,7 +935,11 @@ static void trainer_init(void* model, uint64_t seed) {
     weights_init(&m->weights, &m->table, &m->config, seed);
 }
 
-static StateSlot trainer_slot(void* model, SlotKind kind) { return weights_slot(&((Llama*)model)->weights, kind); }
+static StateSlot trainer_slot(void* model, SlotKind kind) {
+    Llama* m = (Llama*)model;
+    exchange_settle(&m->exchange);
+    return weights_slot(&m->weights, kind);
+}
 
 /* Adds the plans of the matrix products to a checkpoint. */
 static bool trainer_add_files(void* model, Checkpoint* k, Error* e) {
@@ -859,22 +973,23 @@ static void trainer_prepare(void* model, const StepPlan* plan, const Session* s)
     const Options* o = &s->options;
     if (!o->tune) { device_load_plans(m->queue.matmul, s); }
     if (!plan) { return; }
-    const int kinds = plan->accumulate > 1 ? 2 : 1;  // of micro-steps: the first of a step, and the others
+    MicroKind kinds[MICRO_KINDS];
+    const int count = micro_kinds(plan, kinds);
     steps_restore(&m->steps, plan->run);
     feed_aim(&m->feed, &plan->data);
     clear_batch(m);
-    for (int k = 0; k < kinds; k++) { micro_step(m, plan, k == 0); }
+    for (int k = 0; k < count; k++) { micro_step(m, plan, kinds[k]); }
     CUDA_CHECK(cudaStreamSynchronize(m->queue.stream));
     if (o->tune) { tune(m, o); }
     if (!o->graph || o->profile > 0) { return; }
-    for (int k = 0; k < kinds; k++) { steps_capture(&m->steps, micro_step, m, plan, k == 0); }
+    for (int k = 0; k < count; k++) { steps_capture(&m->steps, micro_step, m, plan, kinds[k]); }
 }
 
 /* Wipes the traces of steps at learning rate 0. */
 static void trainer_forget(void* model, const StepPlan* plan) {
     Llama* m = (Llama*)model;
-    CUDA_CHECK(cudaMemsetAsync(m->weights.m, 0, m->trained.elements * moment_bytes(m->layout.bf16_moments), m->queue.stream));
-    CUDA_CHECK(cudaMemsetAsync(m->weights.v, 0, m->trained.elements * moment_bytes(m->layout.bf16_moments), m->queue.stream));
+    CUDA_CHECK(cudaMemsetAsync(m->weights.m, 0, m->mapped_bytes[MEM_M], m->queue.stream));
+    CUDA_CHECK(cudaMemsetAsync(m->weights.v, 0, m->mapped_bytes[MEM_V], m->queue.stream));
     steps_restore(&m->steps, plan->run);
 }
 
@@ -1011,8 +1126,11 @@ static void train(const Trainer* trainer, Session* s) {
 }
 
 int main(int argc, char** argv) {
+    Ranks ranks;
     Session s;
-    session_open(&s, argc, argv, ON_GPU, 0, 1);
+    Team team;
+    together_start(&team, &ranks, argc, argv, ON_GPU, device_count);
+    session_open(&s, argc, argv, ON_GPU, ranks.rank, ranks.ranks);
     if (s.config.hidden_size > RMSNORM_MAX_C) {
         die("%s: hidden_size is %d, wanted at most %d on a GPU", s.model_dir[0] ? s.model_dir : s.options.model,
             s.config.hidden_size, RMSNORM_MAX_C);
@@ -1021,11 +1139,13 @@ int main(int argc, char** argv) {
         die_usage("--master split: a weight's upper half is its BF16 value; this is a build for %s, wanted PRECISION=BF16",
                   PRECISION_NAME);
     }
-    Device d = device_open(&s.options, job_trains(s.job));
+    Device d = device_open(&s.options, &ranks, job_trains(s.job));
     run_machine(d.name, 1, s.machine, sizeof s.machine);
     if (!d.missing) { device_build(&d, s.build, sizeof s.build); }
+    together_open(&s, &team, &ranks);
     const Trainer trainer = cuda_trainer(&d);
     run_job(&trainer, &s, train);
+    together_close(&s, false);
     session_close(&s);
     device_close(&d);
     return s.status;

@@ -12,7 +12,7 @@
 . dev/test/lib.sh
 python=${PYTHON:-python3}
 # shellcheck disable=SC1090
-for part in lanes programs sanitizer trainer lora memory; do . "dev/test/gpu/$part.sh"; done
+for part in lanes programs sanitizer trainer lora memory ranks; do . "dev/test/gpu/$part.sh"; done
 
 written="larger pairs are written by PyTorch" greedy="greedy text of a trained model is the CPU trainer's"
 
@@ -99,6 +99,16 @@ tests() {
     quick "adapters: 10 and 10, and blocks recomputed: the same bits, BF16" adapters_resume bf16 bf16
     full "adapters: 10 and 10, and blocks recomputed: the same bits, FP32 in 2 micro-batches" adapters_resume fp32 fp32 --total-batch 2000
     full "adapters train alike in FP32, BF16 and FP16" adapters_train_alike_in_16_bits
+
+    lane ranks alone
+    quick "2 GPUs are one, FP32" two_are_one plain
+    full "2 GPUs are one, FP32, blocks recomputed" two_are_one block --recompute block
+    quick "2 GPUs are near one, BF16" two_are_near_in_16_bits
+    quick "2 GPUs have the same bits with and without graph, by each of NCCL's ways" two_have_one_result
+    quick "2 GPUs stop and go on, also as 1 and as 2 again, BF16" two_go_on_as_one
+    full "2 GPUs: 10 and 10, split master, bf16 moments, fp32 gradients: the same bits" two_split_and_lean
+    quick "2 GPUs skip a step that is not finite on one of them" two_skip_together
+    full "2 GPUs survive kills of one rank" two_survive_kills
 
     lane memory alone
     quick "15 GiB: refused with flags that run, BF16" hint_fits bf16

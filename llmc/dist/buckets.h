@@ -79,9 +79,8 @@ static inline size_t shard_elements(const Buckets* list) {
     return (last->first + last->count) / (size_t)list->ranks;
 }
 
-/* Returns the rank that owns element `at` of the arena, and sets *local to its place among all that this rank owns, shard
- * behind shard. */
-static inline int shard_owner(const Buckets* list, size_t at, size_t* local) {
+/* Returns the bucket of element `at` of the arena. */
+static inline const Bucket* bucket_at(const Buckets* list, size_t at) {
     int below = 0, above = list->count;
     while (above - below > 1) {
         const int middle = (below + above) / 2;
@@ -91,7 +90,20 @@ static inline int shard_owner(const Buckets* list, size_t at, size_t* local) {
             above = middle;
         }
     }
-    const Bucket* b = &list->items[below];
+    return &list->items[below];
+}
+
+/* Returns the elements from `at` to the end of the shard that holds it. */
+static inline size_t shard_left(const Buckets* list, size_t at) {
+    const Bucket* b = bucket_at(list, at);
+    const size_t count = b->count / (size_t)list->ranks;
+    return count - (at - b->first) % count;
+}
+
+/* Returns the rank that owns element `at` of the arena, and sets *local to its place among all that this rank owns, shard
+ * behind shard. */
+static inline int shard_owner(const Buckets* list, size_t at, size_t* local) {
+    const Bucket* b = bucket_at(list, at);
     const size_t count = b->count / (size_t)list->ranks, in_piece = at - b->first;
     *local = b->first / (size_t)list->ranks + in_piece % count;  // the rank owns as much of each piece before
     return (int)(in_piece / count);

@@ -13,6 +13,7 @@
 #include "llmc/gpu/cuda_common.cuh"  // defines: IS_BF16, CUDA_CHECK
 #include "llmc/matmul.cuh"           // defines: MatmulContext, matmul_create
 #include "llmc/matmul_tune.cuh"      // defines: matmul_load_plans, matmul_save_plans
+#include "llmc/dist/ranks.h"         // defines: Ranks, ranks_device
 #include "llmc/run/mfu.h"            // defines: gpu_peak_flops
 #include "llmc/run/session.h"        // defines: Session
 
@@ -68,9 +69,15 @@ static inline Device device_missing(const char* why) {
     return d;
 }
 
-/* Opens the card. With `trains`, loads all kernels; afterwards only the model takes memory. Ends the program if there is no
- * card, except for a --dry-run that is told how much memory it would have. */
-static inline Device device_open(const Options* o, bool trains) {
+/* Returns the number of cards that this process sees. */
+static inline int device_count(void) {
+    int count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
+/* Opens the card of this rank. With `trains`, loads all kernels; afterwards only the model takes memory. Ends the program if
+ * there is no card, except for a --dry-run that is told how much memory it would have. */
+static inline Device device_open(const Options* o, const Ranks* ranks, bool trains) {
     Device d;
     cudaDeviceProp properties;
     size_t free_bytes = 0;
@@ -88,9 +95,12 @@ static inline Device device_open(const Options* o, bool trains) {
             "tells what would fit into a GPU of 80 GiB",
             why);
     }
-    CUDA_CHECK(cudaDeviceGetPCIBusId(bus, sizeof bus, 0));
+    const int card = ranks_device(ranks, count);
+    if (card < 0) { die("%d ranks are on this host, wanted at most %d, one for each GPU", ranks->local_ranks, count); }
+    CUDA_CHECK(cudaSetDevice(card));
+    CUDA_CHECK(cudaDeviceGetPCIBusId(bus, sizeof bus, card));
     d.others = device_memory_in_use(bus);
-    CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, card));
     snprintf(d.name, sizeof d.name, "%s", properties.name);
     const PeakKind kinds[] = {o->tf32 ? PEAK_TF32 : PEAK_FP32, PEAK_BF16, PEAK_FP16};
     d.peak_flops = gpu_peak_flops(d.name, kinds[IS_BF16 ? 1 : IS_FP16 ? 2 : 0]);

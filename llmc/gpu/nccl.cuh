@@ -35,19 +35,34 @@
 #define LLMC_NCCL 0
 #endif
 
+/* The invitation that rank 0 writes and all ranks need to join. */
+typedef struct {
+    char bytes[128];
+} NcclId;
+
 #if !LLMC_NCCL
 
+/* The ranks of a run, as NCCL connects them. */
 typedef struct {
-    int version;
-} Nccl;
+    int ranks;
+} NcclGroup;
 
 /* Fails: there was no nccl.h when the program was built. */
-static inline bool nccl_open(Nccl* n, Error* e) {
-    n->version = 0;
+static inline bool nccl_invite(NcclId* id, Error* e) {
+    (void)id;
     return fail(e,
                 "NCCL: this program was built without it, wanted for several GPUs\n"
                 "  hint: install nccl.h of NCCL 2.19 or newer (libnccl-dev), or set NCCL_HOME, and build again");
 }
+static inline bool nccl_join(NcclGroup* g, const NcclId* id, int rank, int ranks, double seconds, Error* e) {
+    (void)g, (void)rank, (void)ranks, (void)seconds;
+    return nccl_invite((NcclId*)id, e);
+}
+static inline void nccl_leave(NcclGroup* g) { (void)g; }
+static inline bool nccl_alloc(NcclGroup*, void**, size_t) { return false; }
+static inline void nccl_free(const NcclGroup*, void*) {}
+static inline void nccl_all_to_all(const NcclGroup*, const void*, void*, size_t, cudaStream_t, const char*) {}
+static inline void nccl_all_gather(const NcclGroup*, const void*, void*, size_t, cudaStream_t, const char*) {}
 
 #else
 
@@ -177,8 +192,107 @@ static inline bool nccl_wait(const Nccl* n, ncclComm_t comm, double seconds, con
         if (state == ncclSuccess) { return true; }
         if (now_seconds() - start > seconds) { return fail(e, "NCCL: %s: not done after %.0f s", what, seconds); }
         const struct timespec pause = {0, 1000000};
-        nanosleep(&pause, NULL);
+        if (now_seconds() - start > 2e-3) { nanosleep(&pause, NULL); }  // a step's calls are done at once
     }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the ranks of a run
+
+enum { NCCL_WINDOWS = 8 };
+
+typedef struct {
+    Nccl api;
+    ncclComm_t comm;
+    int rank, ranks;
+    void* windows[NCCL_WINDOWS];  // that nccl_alloc() registered
+    int num_windows;
+} NcclGroup;
+
+/* Waits until the group has done what was asked for; ends the program if it cannot. */
+static inline void nccl_must(const NcclGroup* g, ncclResult_t result, const char* what) {
+    enum { NCCL_SECONDS = 60 };
+    Error e = NO_ERROR;
+    // also where the call succeeded: NCCL 2.28 says so of a window that it still registers
+    must(nccl_ok(&g->api, result, g->comm, what, &e) && nccl_wait(&g->api, g->comm, NCCL_SECONDS, what, &e), &e);
+}
+
+/* Opens NCCL and writes the invitation of a new group. */
+static inline bool nccl_invite(NcclId* id, Error* e) {
+    Nccl n;
+    ncclUniqueId unique;
+    static_assert(sizeof unique == sizeof *id, "an id has 128 bytes");
+    if (!nccl_open(&n, e) || !nccl_ok(&n, n.GetUniqueId(&unique), NULL, "a new group", e)) { return false; }
+    memcpy(id, &unique, sizeof *id);
+    return true;
+}
+
+/* Becomes rank `rank` of the group that `id` invites to, on the current device. All ranks call this; fails if one does not come
+ * within `seconds`. */
+static inline bool nccl_join(NcclGroup* g, const NcclId* id, int rank, int ranks, double seconds, Error* e) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclUniqueId unique;
+    memset(g, 0, sizeof *g);
+    g->rank = rank;
+    g->ranks = ranks;
+    config.blocking = 0;
+    memcpy(&unique, id, sizeof unique);
+    return nccl_open(&g->api, e) &&
+           nccl_ok(&g->api, g->api.CommInitRankConfig(&g->comm, ranks, unique, rank, &config), NULL, "joining", e) &&
+           nccl_wait(&g->api, g->comm, seconds, "joining", e);
+}
+
+/* Leaves the group. Graphs that hold its calls are gone by then. */
+static inline void nccl_leave(NcclGroup* g) {
+    for (int i = 0; i < g->num_windows; i++) {
+        nccl_must(g, g->api.CommWindowDeregister(g->comm, g->windows[i]), "leaving a window");
+    }
+    g->num_windows = 0;
+    if (!g->comm) { return; }
+    nccl_must(g, g->api.CommFinalize(g->comm), "leaving");
+    g->api.CommDestroy(g->comm);  // frees what is left of it: nothing can be asked of it any more
+    g->comm = NULL;
+}
+
+/* Takes memory of the GPU that all ranks may reach where the hardware lets them. All ranks call this in the same order, with
+ * the same size. Returns false if there is too little memory. */
+static inline bool nccl_alloc(NcclGroup* g, void** memory, size_t bytes) {
+    const Nccl* n = &g->api;
+    if (n->MemAlloc(memory, bytes) != ncclSuccess) { return false; }
+#if NCCL_VERSION_CODE >= 22700
+    if (n->CommWindowRegister && n->CommWindowDeregister && g->num_windows < NCCL_WINDOWS) {
+        void** window = &g->windows[g->num_windows++];
+        nccl_must(g, n->CommWindowRegister(g->comm, *memory, bytes, window, NCCL_WIN_COLL_SYMMETRIC), "a window");
+    }
+#endif
+    return true;
+}
+
+/* Gives back what nccl_alloc() took, after nccl_leave(). */
+static inline void nccl_free(const NcclGroup* g, void* memory) {
+    if (g->api.MemFree(memory) != ncclSuccess) { die("NCCL: memory could not be given back"); }
+}
+
+/* Sends part r of `from` (ranks, bytes) to rank r, and puts what rank r sent here into part r of `to` (ranks, bytes). */
+static inline void nccl_all_to_all(const NcclGroup* g, const void* from, void* to, size_t bytes, cudaStream_t stream,
+                                   const char* what) {
+    const Nccl* n = &g->api;
+    if (n->AlltoAll) {
+        nccl_must(g, n->AlltoAll(from, to, bytes, ncclUint8, g->comm, stream), what);
+        return;
+    }
+    nccl_must(g, n->GroupStart(), what);
+    for (int r = 0; r < g->ranks; r++) {
+        nccl_must(g, n->Send((const char*)from + (size_t)r * bytes, bytes, ncclUint8, r, g->comm, stream), what);
+        nccl_must(g, n->Recv((char*)to + (size_t)r * bytes, bytes, ncclUint8, r, g->comm, stream), what);
+    }
+    nccl_must(g, n->GroupEnd(), what);
+}
+
+/* Puts every rank's `from` (bytes) into its part of `to` (ranks, bytes). `from` may be this rank's part of `to`. */
+static inline void nccl_all_gather(const NcclGroup* g, const void* from, void* to, size_t bytes, cudaStream_t stream,
+                                   const char* what) {
+    nccl_must(g, g->api.AllGather(from, to, bytes, ncclUint8, g->comm, stream), what);
 }
 
 #endif  // LLMC_NCCL

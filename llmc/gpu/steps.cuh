@@ -1,5 +1,5 @@
 /* steps.cuh -- keeps steps in flight: the host queues a step and reads the result of the previous one. A micro-step is captured
- * in a CUDA graph: one graph for a step's first, which overwrites gradients, and one for the others, which add to them.
+ * in a CUDA graph, one for each kind.
  * Validation batches are queued in the same way, and their losses copied back.
  */
 #ifndef LLMC_STEPS_CUH
@@ -10,12 +10,31 @@
 #include "llmc/gpu/weights.cuh"     // defines: copy_in
 #include "llmc/run/step.h"          // defines: StepPlan, StepResult
 
+/* A micro-step by its place in its step: the first overwrites gradients, the last of several ranks exchanges them. */
+typedef unsigned MicroKind;
+enum { MICRO_FIRST = 1, MICRO_LAST = 2, MICRO_KINDS = 4 };
+
+/* Returns the kind of a step's micro-step k. A process that is alone has no last one. */
+static inline MicroKind micro_kind(const StepPlan* plan, int k) {
+    return (k == 0 ? MICRO_FIRST : 0u) | (plan->team && k == plan->accumulate - 1 ? MICRO_LAST : 0u);
+}
+
+/* Lists the kinds of micro-steps that a step has, in their order. Returns their number. */
+static inline int micro_kinds(const StepPlan* plan, MicroKind list[MICRO_KINDS]) {
+    int count = 0;
+    for (int k = 0; k < plan->accumulate; k++) {
+        const MicroKind kind = micro_kind(plan, k);
+        if (count == 0 || list[count - 1] != kind) { list[count++] = kind; }
+    }
+    return count;
+}
+
 typedef struct {
     StepState* state;              // on the device
     StepState* result[IN_FLIGHT];  // pinned
     cudaEvent_t begin[IN_FLIGHT], end[IN_FLIGHT];
-    cudaGraphExec_t micro[2];  // [whether it is the first of its step]; NULL: not captured
-    int64_t queued, reported;  // steps, counted from the schedule's step 0
+    cudaGraphExec_t micro[MICRO_KINDS];  // NULL: not captured
+    int64_t queued, reported;            // steps, counted from the schedule's step 0
     cudaStream_t stream;
 
     const float* losses;            // (N) of the batch, on the device
@@ -41,8 +60,8 @@ static inline void steps_close(Steps* t) {
         CUDA_CHECK(cudaEventDestroy(t->end[i]));
         CUDA_CHECK(cudaEventDestroy(t->losses_end[i]));
     }
-    for (int first = 0; first <= 1; first++) {
-        if (t->micro[first]) { CUDA_CHECK(cudaGraphExecDestroy(t->micro[first])); }
+    for (int kind = 0; kind < MICRO_KINDS; kind++) {
+        if (t->micro[kind]) { CUDA_CHECK(cudaGraphExecDestroy(t->micro[kind])); }
     }
 }
 
@@ -59,14 +78,14 @@ static inline void steps_restore(Steps* t, const TrainerState* run) {
     t->queued = t->reported = (int64_t)run->step;
 }
 
-/* Captures into the graph t->micro[first] what `micro_step` queues. */
-static inline void steps_capture(Steps* t, void (*micro_step)(void* model, const StepPlan* plan, bool first), void* model,
-                                 const StepPlan* plan, bool first) {
+/* Captures into the graph t->micro[kind] what `micro_step` queues. */
+static inline void steps_capture(Steps* t, void (*micro_step)(void* model, const StepPlan* plan, MicroKind kind), void* model,
+                                 const StepPlan* plan, MicroKind kind) {
     cudaGraph_t graph;
     CUDA_CHECK(cudaStreamBeginCapture(t->stream, cudaStreamCaptureModeThreadLocal));
-    micro_step(model, plan, first);
+    micro_step(model, plan, kind);
     CUDA_CHECK(cudaStreamEndCapture(t->stream, &graph));
-    CUDA_CHECK(cudaGraphInstantiate(&t->micro[first], graph, 0));
+    CUDA_CHECK(cudaGraphInstantiate(&t->micro[kind], graph, 0));
     CUDA_CHECK(cudaGraphDestroy(graph));
 }
 

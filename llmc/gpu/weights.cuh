@@ -7,6 +7,7 @@
 
 #include "llmc/gpu/master.cuh"           // defines: MasterKind, master_set_cuda, master_get_cuda
 #include "llmc/base/float16.h"           // defines: bf16_from_f32, f32_from_bf16
+#include "llmc/dist/buckets.h"           // defines: Buckets, shard_local, shard_left
 #include "llmc/files/optimizer_state.h"  // defines: StateSlot, SlotKind, slot_names
 #include "llmc/gpu/cuda_common.cuh"
 
@@ -20,6 +21,8 @@ typedef struct {
     void* v;
     MasterKind master_kind;
     bool bf16_moments;
+    Buckets shards;  // one rank of several holds master, m and v of its shards alone; else all zero
+    int rank;
     cudaStream_t stream;
 
     // pieces on their way between host and device, several at a time
@@ -55,37 +58,51 @@ static inline void copy_out(void* host, const void* device, size_t bytes, cudaSt
     CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
-/* Returns where the master weight of element `at` lies. */
-static inline void* master_at(const WeightArena* a, size_t at) {
-    return a->master ? (char*)a->master + at * master_bytes(a->master_kind) : NULL;
+/* Returns where master weight, m and v of element `at` lie in their arenas; SIZE_MAX: on another rank. */
+static inline size_t state_at(const WeightArena* a, size_t at) {
+    size_t local = at;
+    return a->shards.ranks <= 1 || shard_local(&a->shards, a->rank, at, &local) ? local : SIZE_MAX;
 }
 
-/* Sets n weights from element `at` of `weights`, and their master (NULL: none). Returns when `src` is free again, before the
- * device has them all. */
-static inline void store_piece(WeightArena* a, floatX* weights, void* master, size_t at, size_t n, const float* src) {
+/* Returns the elements from `at` on that are on one rank. */
+static inline size_t state_run(const WeightArena* a, size_t at) {
+    return a->shards.ranks <= 1 ? SIZE_MAX : shard_left(&a->shards, at);
+}
+
+/* Returns where the master weight of element `at` lies; NULL: it has none here. */
+static inline void* master_at(const WeightArena* a, size_t at) {
+    const size_t local = state_at(a, at);
+    return a->master && local != SIZE_MAX ? (char*)a->master + local * master_bytes(a->master_kind) : NULL;
+}
+
+/* Sets n weights from element `at` of `weights`, and their master weights if these are trained. Returns when `src` is free
+ * again, before the device has them all. */
+static inline void store_piece(WeightArena* a, floatX* weights, size_t at, size_t n, const float* src) {
     const int slot = (int)(a->pieces++ % WEIGHTS_STAGED);
     CUDA_CHECK(cudaEventSynchronize(a->staged[slot]));  // of WEIGHTS_STAGED pieces ago
     memcpy(a->pinned[slot], src, n * sizeof(float));
     CUDA_CHECK(cudaMemcpyAsync(a->staging[slot], a->pinned[slot], n * sizeof(float), cudaMemcpyHostToDevice, a->stream));
-    master_set_cuda(weights + at, master, master ? a->master_kind : MASTER_NONE, a->staging[slot], n, a->stream);
+    for (size_t i = 0, run; i < n; i += run) {
+        void* master = weights == a->trained ? master_at(a, at + i) : NULL;
+        run = weights == a->trained ? size_min(state_run(a, at + i), n - i) : n;
+        master_set_cuda(weights + at + i, master, master ? a->master_kind : MASTER_NONE, a->staging[slot] + i, run, a->stream);
+    }
     CUDA_CHECK(cudaEventRecord(a->staged[slot], a->stream));
 }
 
 /* Sets weights that the model computes with. */
 static bool store_weights(void* arena, const Param* p, size_t first, size_t n, const float* src, Error* e) {
     WeightArena* a = (WeightArena*)arena;
-    const size_t at = p->offset + first;
     (void)e;
-    store_piece(a, a->params, a->trained == a->params ? master_at(a, at) : NULL, at, n, src);
+    store_piece(a, a->params, p->offset + first, n, src);
     return true;
 }
 
 /* Sets exact weights of what is trained. */
 static bool store_trained(void* arena, const Param* p, size_t first, size_t n, const float* src, Error* e) {
     WeightArena* a = (WeightArena*)arena;
-    const size_t at = p->offset + first;
     (void)e;
-    store_piece(a, a->trained, master_at(a, at), at, n, src);
+    store_piece(a, a->trained, p->offset + first, n, src);
     return true;
 }
 
@@ -104,22 +121,22 @@ static bool fetch_weights(void* arena, const Param* p, size_t first, size_t n, f
     return true;
 }
 
-/* Reads the exact weights, which AdamW updates. */
+/* Reads the exact weights, which AdamW updates: all on this rank, or none of them. */
 static bool fetch_trained(void* arena, const Param* p, size_t first, size_t n, float* dst, Error* e) {
     const WeightArena* a = (const WeightArena*)arena;
     const size_t at = p->offset + first;
-    const MasterKind kind = a->master ? a->master_kind : MASTER_NONE;
+    void* master = master_at(a, at);
     (void)e;
-    master_get_cuda(a->staging[0], a->trained + at, master_at(a, at), kind, n, a->stream);
+    master_get_cuda(a->staging[0], a->trained + at, master, master ? a->master_kind : MASTER_NONE, n, a->stream);
     copy_out_staged(a, dst, n);
     return true;
 }
 
-/* Sets m or v. It is fp32, or bfloat16, whose values floats hold exactly. */
+/* Sets m or v of elements of this rank. It is fp32, or bfloat16, whose values floats hold exactly. */
 template <SlotKind KIND>
 static bool store_moment(void* arena, const Param* p, size_t first, size_t n, const float* src, Error* e) {
     const WeightArena* a = (const WeightArena*)arena;
-    char* device = (char*)(KIND == SLOT_M ? a->m : a->v) + (p->offset + first) * moment_bytes(a->bf16_moments);
+    char* device = (char*)(KIND == SLOT_M ? a->m : a->v) + state_at(a, p->offset + first) * moment_bytes(a->bf16_moments);
     (void)e;
     if (!a->bf16_moments) {
         copy_in(device, src, n * sizeof(float), a->stream);
@@ -135,7 +152,8 @@ static bool store_moment(void* arena, const Param* p, size_t first, size_t n, co
 template <SlotKind KIND>
 static bool fetch_moment(void* arena, const Param* p, size_t first, size_t n, float* dst, Error* e) {
     const WeightArena* a = (const WeightArena*)arena;
-    const char* device = (const char*)(KIND == SLOT_M ? a->m : a->v) + (p->offset + first) * moment_bytes(a->bf16_moments);
+    const char* device =
+        (const char*)(KIND == SLOT_M ? a->m : a->v) + state_at(a, p->offset + first) * moment_bytes(a->bf16_moments);
     (void)e;
     if (!a->bf16_moments) {
         copy_out(dst, device, n * sizeof(float), a->stream);

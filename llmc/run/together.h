@@ -165,6 +165,49 @@ static inline void together_begin(Team* team, Ranks* r, int argc, char** argv, O
     together_meet(team, r);
 }
 
+/* Reads --gpus: the number of ranks that this process is to start; 0: none, it is a rank itself, or alone. Wrong usage is for
+ * the session to tell. */
+static inline int together_count(const Options* o, const Ranks* r, int (*count_devices)(void)) {
+    if (!o->gpus || r->launcher) { return 0; }
+    if (strcmp(o->gpus, "all") != 0) {
+        char* end = NULL;
+        const long count = strtol(o->gpus, &end, 10);
+        if (*end || end == o->gpus || count < 1 || count > RANKS_MAX) {
+            die_usage("--gpus: is %.80s, wanted a number from 1 to %d, or all", o->gpus, RANKS_MAX);
+        }
+        return (int)count;
+    }
+    const int count = launch_count(count_devices);
+    if (count < 1) { die("--gpus all: no GPU can be used here"); }
+    return count;
+}
+
+/* Finds out who this process is, before it opens its session. With --gpus N it becomes the parent of N ranks, and ends when
+ * they have ended. A dry run is one process that measures as rank 0 of them. */
+static inline void together_start(Team* team, Ranks* r, int argc, char** argv, OptionScope trainer,
+                                  int (*count_devices)(void)) {
+    Options o;
+    Error e = NO_ERROR, ignored = NO_ERROR;
+    const bool read = options_parse(&o, argc, argv, trainer, &ignored) == OPTIONS_OK;
+    must(ranks_find(r, ranks_environment, read ? o.port : 0, &e), &e);
+    const int count = read && !together_is_for_one(argc, argv, trainer) ? together_count(&o, r, count_devices) : 0;
+    const bool dry = read && o.dry_run;
+    options_free(&o);
+    if (dry) {
+        if (r->rank > 0) { exit(0); }
+        if (count > 0) { r->ranks = count; }
+        r->local_ranks = 1;
+        r->launcher = NULL;
+        return;
+    }
+    if (count > 1) {
+        const int status = launch_ranks(count, argc, argv, &e);
+        must(!e.msg[0], &e);
+        exit(status);
+    }
+    together_begin(team, r, argc, argv, trainer);
+}
+
 /* Ends the run if a text is not the same on all ranks. Of a text too long for a message, its end and a checksum count. */
 static inline void together_compare(Session* s, const char* name, const char* text) {
     enum { MOST = TEAM_PAYLOAD };
@@ -193,7 +236,7 @@ static inline void together_open(Session* s, Team* team, const Ranks* r) {
     char name[OPTION_TEXT], value[OPTION_TEXT], text[64];
     uint64_t data = 0;
     Error e = NO_ERROR;
-    if (r->ranks == 1) { return; }
+    if (r->ranks == 1 || s->job == JOB_DRY_RUN) { return; }
     if (r->rank == 0) { together_meet(team, r); }
     s->team = team;
     together_compare(s, "this build", s->build);

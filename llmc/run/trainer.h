@@ -29,7 +29,7 @@ struct Trainer {
     // bytes that the process holds (GPU) or its peak (CPU)
     void (*measure)(const Trainer* t, const Session* s, const Options* o, MemoryTable* table);
     uint64_t (*available)(const Trainer* t, const Options* o);
-    void* (*create)(const Trainer* t, const Session* s);
+    void* (*create)(const Trainer* t, Session* s);  // ranks meet on their devices
     void (*destroy)(void* model);
     uint64_t (*memory_used)(const void* model);
 

@@ -193,10 +193,11 @@ static inline void training_dry_run(Training* t) {
     const int64_t steps = s->plan.stop - (int64_t)s->state.step;  // before the timed ones count
     StepTime time;
     Error e = NO_ERROR;
-    if (t->trainer->missing) {
+    if (t->trainer->missing || s->ranks > 1) {
+        const char* why = t->trainer->missing ? t->trainer->missing : "";
         job_check_weights(s);
         training_scan_data(s);
-        printf("timed   nothing: no GPU can be used here: %s\n", t->trainer->missing);
+        printf("timed   nothing: %s%s\n", *why ? "no GPU can be used here: " : "a dry run is one process", why);
         return;
     }
     t->model = job_open_model(t->trainer, s);

@@ -1,0 +1,231 @@
+/* exchange.cuh -- what the ranks of a run exchange between their GPUs: gradients, which the owner of each shard adds up in rank
+ * order, and the weights that it has updated (ZeRO 1: every rank holds all weights and gradients, and the optimizer state of
+ * its own shards, dist/buckets.h).
+ *
+ *   compute    forward ... backward of block l | ... of block l - 1 ...          | decide | AdamW of bucket 0 | of bucket 1 ...
+ *   exchange               all-to-all of block l, its sum in rank order | ... | norms | all-gather of bucket 0 | ... of 1 ...
+ *
+ * The two streams wait for each other by events only. The next forward pass waits, layer by layer, for the weights that it
+ * needs. Gradients and weights travel as bytes, and only our kernels add: the bits depend neither on NCCL's algorithms nor on
+ * the time at which something arrives. A gradient is rounded once, when its rank computes it, and all sums are fp32.
+ *
+ * Sends belong to the last micro-step of a step and are captured in its graph. So are the waits for weights, whose events lie
+ * outside of the graph.
+ */
+#ifndef LLMC_EXCHANGE_CUH
+#define LLMC_EXCHANGE_CUH
+
+#include "llmc/dist/buckets.h"      // defines: Bucket, Buckets, shard_of, shard_elements
+#include "llmc/gpu/layers.cuh"      // defines: Gradient
+#include "llmc/gpu/nccl.cuh"        // defines: NcclGroup, NcclId, nccl_join, nccl_all_to_all, nccl_all_gather
+#include "llmc/gpu/step_state.cuh"  // defines: StepState, norm_finish_kernel
+#include "llmc/run/together.h"      // defines: together_ok, together_take_first
+
+enum { SUM_BLOCKS = 264, SUM_THREADS = 256, JOIN_SECONDS = 120 };
+
+typedef struct {
+    int rank, ranks;  // ranks <= 1: nothing is exchanged, and all functions do nothing
+    Buckets buckets;  // of the trained tensors
+    float* sums;      // (shard_elements) the gradients of this rank's shards, added up over the ranks
+    void* landing;    // (ranks, shard) one bucket's, as they arrive: float or floatX
+    float* norms;     // (ranks, norm_elements) gradients of the norms, which are small: every rank adds up all of them
+    size_t norm_elements;
+    double* partials;              // (buckets + 1, SUM_BLOCKS) sums of squares: of the buckets, then of the norms
+    StepState* states;             // (ranks)
+    NcclGroup* group;              // NULL: the model is not trained
+    cudaStream_t compute, stream;  // the model's, and that of the exchange
+    cudaEvent_t* ready;            // (buckets) the gradients are complete
+    cudaEvent_t* updated;          // (buckets) AdamW has been there
+    cudaEvent_t* gathered;         // (buckets) all weights are there
+    cudaEvent_t summed;            // the norms are complete, and all sums are there
+} Exchange;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// kernels
+
+/* out (n) = parts[0] + parts[1] + ... of all ranks, (n) each, added in rank order in fp32: ordered_sum() of dist/buckets.h.
+ * Each block writes the sum of squares of its share of `out` to partials (SUM_BLOCKS). n is a multiple of a vector. */
+template <typename Grad>
+__global__ void __launch_bounds__(SUM_THREADS)
+    ordered_sum_kernel(float* out, double* partials, const Grad* parts, int ranks, size_t n) {
+    constexpr int W = VECTOR<Grad>;
+    __shared__ double shared[32];
+    double squares = 0;
+    for (size_t i = ((size_t)blockIdx.x * SUM_THREADS + threadIdx.x) * W; i < n; i += (size_t)SUM_BLOCKS * SUM_THREADS * W) {
+        Vec<Grad, W> part = load_stream<W>(parts + i);
+        Vec<float, W> sum;
+        float square = 0;
+#pragma unroll
+        for (int k = 0; k < W; k++) { sum.v[k] = to_float(part.v[k]); }
+        for (int r = 1; r < ranks; r++) {
+            part = load_stream<W>(parts + (size_t)r * n + i);
+#pragma unroll
+            for (int k = 0; k < W; k++) { sum.v[k] += to_float(part.v[k]); }
+        }
+#pragma unroll
+        for (int k = 0; k < W; k++) { square += sum.v[k] * sum.v[k]; }
+        squares += (double)square;
+        store_vec(out + i, sum);
+    }
+    squares = block_sum(squares, shared);
+    if (threadIdx.x == 0) { partials[blockIdx.x] = squares; }
+}
+
+/* Adds up gradients (ranks, n) as above. */
+static inline void ordered_sum_cuda(float* out, double* partials, const void* parts, bool fp32, int ranks, size_t n,
+                                    cudaStream_t stream) {
+    if (fp32) {
+        ordered_sum_kernel<float><<<SUM_BLOCKS, SUM_THREADS, 0, stream>>>(out, partials, (const float*)parts, ranks, n);
+    } else {
+        ordered_sum_kernel<floatX><<<SUM_BLOCKS, SUM_THREADS, 0, stream>>>(out, partials, (const floatX*)parts, ranks, n);
+    }
+    CUDA_CHECK_LAUNCH("ordered_sum_kernel");
+}
+
+/* Replaces the sums of a step by those over the ranks, added in rank order. */
+__global__ void add_states_kernel(StepState* s, const StepState* states, int ranks) {
+    s->loss_sum = s->trained = s->norm_square = 0;
+    for (int i = 0; i < MIX_MOST; i++) { s->sources.sum[i] = s->sources.tokens[i] = 0; }
+    for (int r = 0; r < ranks; r++) {
+        s->loss_sum += states[r].loss_sum;
+        s->trained += states[r].trained;
+        s->norm_square += states[r].norm_square;
+        for (int i = 0; i < MIX_MOST; i++) {
+            s->sources.sum[i] += states[r].sources.sum[i];
+            s->sources.tokens[i] += states[r].sources.tokens[i];
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// opening
+
+/* Returns the elements of the largest bucket. */
+static inline size_t exchange_most(const Buckets* list) {
+    size_t most = 0;
+    for (int i = 0; i < list->count; i++) { most = size_max(most, list->items[i].count); }
+    return most;
+}
+
+static inline cudaEvent_t* exchange_events(const Exchange* x) {
+    cudaEvent_t* events = (cudaEvent_t*)xcalloc((size_t)x->buckets.count, sizeof *events);
+    for (int i = 0; i < x->buckets.count; i++) { CUDA_CHECK(cudaEventCreateWithFlags(&events[i], cudaEventDisableTiming)); }
+    return events;
+}
+
+/* Connects the GPUs of the ranks. Ends the run if one of them cannot. Returns the group, for exchange_close(). */
+static inline NcclGroup* exchange_join(Session* s) {
+    NcclGroup* group = (NcclGroup*)xmalloc(sizeof *group);
+    NcclId id;
+    Error e = NO_ERROR;
+    memset(&id, 0, sizeof id);
+    if (!together_ok(s->team, s->rank > 0 || nccl_invite(&id, &e), &e)) { together_die(s, &e); }
+    together_take_first(s->team, &id, sizeof id);
+    const bool joined = nccl_join(group, &id, s->rank, s->ranks, JOIN_SECONDS, &e);
+    if (!together_ok(s->team, joined, &e)) { together_die(s, &e); }
+    return group;
+}
+
+/* Makes the stream and the events. The model lays out the buffers. */
+static inline void exchange_open(Exchange* x, cudaStream_t compute) {
+    int lowest = 0, highest = 0;
+    if (x->ranks <= 1) { return; }
+    x->compute = compute;
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&x->stream, cudaStreamNonBlocking, highest));
+    x->ready = exchange_events(x);
+    x->updated = exchange_events(x);
+    x->gathered = exchange_events(x);
+    CUDA_CHECK(cudaEventCreateWithFlags(&x->summed, cudaEventDisableTiming));
+}
+
+static inline void exchange_close(Exchange* x) {
+    if (x->ranks <= 1) { return; }
+    if (x->group) { nccl_leave(x->group); }
+    for (int i = 0; i < x->buckets.count; i++) {
+        CUDA_CHECK(cudaEventDestroy(x->ready[i]));
+        CUDA_CHECK(cudaEventDestroy(x->updated[i]));
+        CUDA_CHECK(cudaEventDestroy(x->gathered[i]));
+    }
+    free(x->ready);
+    free(x->updated);
+    free(x->gathered);
+    CUDA_CHECK(cudaEventDestroy(x->summed));
+    CUDA_CHECK(cudaStreamDestroy(x->stream));
+}
+
+/* Takes memory that is exchanged. */
+static inline cudaError_t exchange_alloc(const Exchange* x, void** memory, size_t bytes) {
+    return nccl_alloc(x->group, memory, bytes) ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// gradients to their owners
+
+/* Sends the gradients of a bucket, which the compute stream has queued all work for, and adds up the shard of this rank.
+ * grads: (bucket's count) */
+static inline void exchange_send(Exchange* x, int bucket, Gradient grads) {
+    const Bucket* b = &x->buckets.items[bucket];
+    const size_t shard = b->count / (size_t)x->ranks, bytes = shard * (grads.fp32 ? sizeof(float) : sizeof(floatX));
+    float* sum = x->sums + b->first / (size_t)x->ranks;
+    CUDA_CHECK(cudaEventRecord(x->ready[bucket], x->compute));
+    CUDA_CHECK(cudaStreamWaitEvent(x->stream, x->ready[bucket]));
+    nccl_all_to_all(x->group, grads.data, x->landing, bytes, x->stream, "the exchange of gradients");
+    ordered_sum_cuda(sum, x->partials + (size_t)bucket * SUM_BLOCKS, x->landing, grads.fp32, x->ranks, shard, x->stream);
+}
+
+/* Behind the last send: adds up the gradients of the norms (norm_elements, in place) and the sums of the step over the ranks,
+ * with the norm of the gradients. Then the compute stream may go on. */
+static inline void exchange_finish(Exchange* x, StepState* state, float* norms) {
+    if (x->ranks <= 1) { return; }
+    const int count = x->buckets.count * SUM_BLOCKS;
+    double* of_norms = x->partials + count;
+    CUDA_CHECK(cudaEventRecord(x->summed, x->compute));
+    CUDA_CHECK(cudaStreamWaitEvent(x->stream, x->summed));
+    norm_finish_kernel<<<1, 1024, 0, x->stream>>>(state, x->partials, count);
+    nccl_all_gather(x->group, state, x->states, sizeof(StepState), x->stream, "the exchange of losses");
+    add_states_kernel<<<1, 1, 0, x->stream>>>(state, x->states, x->ranks);
+    if (x->norm_elements > 0) {
+        nccl_all_gather(x->group, norms, x->norms, x->norm_elements * sizeof(float), x->stream, "the exchange of norms");
+        ordered_sum_cuda(norms, of_norms, x->norms, true, x->ranks, x->norm_elements, x->stream);
+        norm_finish_kernel<<<1, 1024, 0, x->stream>>>(state, of_norms, SUM_BLOCKS);
+    }
+    CUDA_CHECK_LAUNCH("add_states_kernel");
+    CUDA_CHECK(cudaEventRecord(x->summed, x->stream));
+    CUDA_CHECK(cudaStreamWaitEvent(x->compute, x->summed));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// weights to all
+
+/* Gathers the weights of a bucket, whose shards the compute streams of their owners have updated. `arena`: of the trained
+ * tensors */
+static inline void exchange_gather(Exchange* x, int bucket, floatX* arena) {
+    const Bucket* b = &x->buckets.items[bucket];
+    const ArenaRange mine = shard_of(b, x->rank, x->ranks);
+    CUDA_CHECK(cudaEventRecord(x->updated[bucket], x->compute));
+    CUDA_CHECK(cudaStreamWaitEvent(x->stream, x->updated[bucket]));
+    nccl_all_gather(x->group, arena + mine.first, arena + b->first, mine.count * sizeof(floatX), x->stream,
+                    "the exchange of weights");
+    CUDA_CHECK(cudaEventRecord(x->gathered[bucket], x->stream));
+}
+
+/* Lets the compute stream wait for the weights of a layer: -1 the embedding, the number of layers final norm and head. */
+static inline void exchange_await(const Exchange* x, int layer) {
+    if (x->ranks <= 1) { return; }
+    cudaStreamCaptureStatus status;
+    CUDA_CHECK(cudaStreamIsCapturing(x->compute, &status));
+    const unsigned flags = status == cudaStreamCaptureStatusActive ? cudaEventWaitExternal : cudaEventWaitDefault;
+    for (int i = 0; i < x->buckets.count; i++) {
+        if (x->buckets.items[i].layer != layer) { continue; }
+        const bool last = i + 1 == x->buckets.count || x->buckets.items[i + 1].layer != layer;
+        if (last) { CUDA_CHECK(cudaStreamWaitEvent(x->compute, x->gathered[i], flags)); }  // they arrive in order
+    }
+}
+
+/* Lets the compute stream wait for all weights. */
+static inline void exchange_settle(const Exchange* x) {
+    if (x->ranks > 1) { CUDA_CHECK(cudaStreamWaitEvent(x->compute, x->gathered[x->buckets.count - 1])); }
+}
+
+#endif
