@@ -294,7 +294,7 @@ def test_committed_pairs_are_what_this_script_writes(tmp_path, pair):
 
 
 def over_the_limits(kind, name, fault=None):
-    """Returns how many times its limit in test_llama3.cu the worst 16-bit gradient of PyTorch is off, on a committed pair, with a
+    """Returns how many times its limit in test_llama3.cu PyTorch's worst 16-bit gradient is off, on a committed pair, with a
     fault in the model."""
     dtype, scale = next((dtype, scale) for k, dtype, scale in ref.TYPES_16BIT if k == kind)
     path, model = os.path.join(PAIRS, name + ".state.safetensors"), ref.pair_model(name).to(dtype)
