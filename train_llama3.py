@@ -1283,6 +1283,23 @@ def peak_memory(device):
         return next(int(line.split()[1]) * 1024 for line in f if line.startswith("VmHWM"))
 
 
+def mark(device):
+    """Returns a point in time of the device, for milliseconds(): on a GPU one that the work queued so far must reach."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def milliseconds(begin, end):
+    """Returns the time between two marks; on a GPU, waits for the second."""
+    if isinstance(end, float):
+        return (end - begin) * 1e3
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
 def clock(seconds):
     s = int(seconds + 0.5)
     return f"{s // 3600}:{s // 60 % 60:02d}:{s % 60:02d}" if s >= 3600 else f"{s // 60}:{s % 60:02d}"
@@ -1359,21 +1376,10 @@ def train(a):
     run.log("resume" if resumed else "config", step=start, trainer="train_llama3.py", torch=torch.__version__, device=name,
             sdpa=sdpa, parameters=count, flops_per_step=flops, options={k: v for k, v in vars(a).items()}, model=asdict(c))
 
-    def mark():
-        if device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
     times, last, width = [], {}, len(str(a.steps))
 
     def report(step, numbers, lr, begin, end):
-        if device.type == "cuda":
-            end.synchronize()
-            ms = begin.elapsed_time(end)
-        else:
-            ms = (end - begin) * 1e3
+        ms = milliseconds(begin, end)  # waits for the step, and so for its numbers
         loss, norm = numbers.tolist()
         if len(times) % 40 == 0:
             print(f"{'step':>{2 * width + 1}} {'loss':>9} {'gnorm':>8} {'lr':>9} {'ms':>8} {'tok/s':>9} "
@@ -1408,14 +1414,14 @@ def train(a):
     stop = min(a.steps, a.stop_after or a.steps)
     pending, begun, path = None, time.perf_counter(), None
     for step in range(start, stop):
-        begin, lr, loss = mark(), learning_rate(a, step), 0.0
+        begin, lr, loss = mark(device), learning_rate(a, step), 0.0
         batches = [loader.next(device, c.vocab_size) for _ in range(accumulate)]
         counts = [int((y >= 0).sum()) if loader.partial else y.numel() for _, y, *_ in batches]
         for (x, y, *starts), count in zip(batches, counts):  # a step's loss is the mean over its trained targets
             loss = loss + engine.micro_step(x, y, count, count / sum(counts), *starts)
         norm = engine.update(lr)
         numbers = torch.stack((loss.float(), norm.float())).to("cpu", non_blocking=True)
-        end, done = mark(), step + 1
+        end, done = mark(device), step + 1
         if pending:
             report(*pending)
         pending = (done, numbers, lr, begin, end)
