@@ -793,26 +793,36 @@ static double l2_norm(const float* a, size_t n) {
     return sqrt(sum);
 }
 
-/* The key under which the state's metadata carry PyTorch's own 16-bit error of a tensor, of the losses or of the norms. */
-static const char* error_key(const State* s, const char* name, char* key, size_t size) {
-    snprintf(key, size, "%s_error.%s", s->bf16 ? "bf16" : "fp16", name);
+/* The key under which the state's metadata carry PyTorch's own 16-bit error of a tensor, of the losses or of the norms; what:
+ * "error", or "norm_error". */
+static const char* error_key(const State* s, const char* what, const char* name, char* key, size_t size) {
+    snprintf(key, size, "%s_%s.%s", s->bf16 ? "bf16" : "fp16", what, name);
     return key;
 }
 
-/* What a gradient may be off in 16 bits: 2 %, or 1.5 times PyTorch's own error. */
-static double limit_16bit(State* s, const char* name) {
+/* What a gradient may be off in 16 bits: `least`, or `times` PyTorch's own error, which the state tells: the largest of 16 runs
+ * whose roundings are independent. A single run is no yardstick: most of an error is chance, that of a norm even in its sign.
+ * Of 160 models, each a pair's with its weights perturbed, rounding alone fails one in 70 for lora_all, and one in 180 or fewer
+ * for the others. An adapters' product that is 5 % too large is 4 to 6 times over the limit. */
+static double limit_16bit(State* s, const char* what, const char* name, double least, double times) {
     char key[96];
-    error_key(s, name, key, sizeof key);
-    return safetensors_metadata(&s->st, key) ? fmax(0.02, 1.5 * state_number(s, key)) : 0.02;
+    error_key(s, what, name, key, sizeof key);
+    return safetensors_metadata(&s->st, key) ? fmax(least, times * state_number(s, key)) : least;
 }
 
-/* What the loss or the norm of 16-bit step `step` (from 1) may be off, relative: at the first step 1 %, later also 3 times
- * the largest error of PyTorch's own 16-bit runs up to that step, since rounding grows from step to step. INFINITY where the
- * state does not tell that error: nothing can be said of the step then. */
+/* 2 %, or 1.5 times PyTorch's own error. */
+static double l2_limit_16bit(State* s, const char* name) { return limit_16bit(s, "error", name, 0.02, 1.5); }
+
+/* 1 %, or twice PyTorch's own error. name: "all" for the norm of all gradients. */
+static double norm_limit_16bit(State* s, const char* name) { return limit_16bit(s, "norm_error", name, 0.01, 2); }
+
+/* What the loss or the norm of 16-bit step `step` (from 1) may be off, relative: at the first step 1 %, for the norm that of
+ * gradients; later also 3 times the largest error of PyTorch's own 16-bit runs up to that step, since rounding grows from step
+ * to step. INFINITY where the state does not tell that error: nothing can be said of the step then. */
 static double step_limit_16bit(State* s, const char* name, int step) {
     char key[96];
-    const char* text = safetensors_metadata(&s->st, error_key(s, name, key, sizeof key));
-    if (step == 1) { return 0.01; }
+    const char* text = safetensors_metadata(&s->st, error_key(s, "error", name, key, sizeof key));
+    if (step == 1) { return strcmp(name, "grad_norms") == 0 ? norm_limit_16bit(s, "all") : 0.01; }
     if (!text) { return INFINITY; }
     double error = 0;
     for (int i = 0; i < step; i++) {
@@ -831,11 +841,11 @@ static void check_l2(State* s, const char* name, const float* got, const float* 
     report(s, diff <= limit, name, "L2 ", diff, limit);
 }
 
-/* 16-bit arithmetic: relative L2 error as above, and the norm within 1 %. Cosine alone would be blind to scale. */
+/* 16-bit arithmetic: relative L2 error, and the norm. Cosine alone would be blind to scale. */
 static void check_gradient_16bit(State* s, const char* name, const float* got, const float* want, size_t n) {
-    const double off = fabs(l2_norm(got, n) / l2_norm(want, n) - 1);
-    check_l2(s, name, got, want, n, limit_16bit(s, name));
-    if (!(off <= 0.01)) { report(s, false, name, "norm off by", off, 0.01); }
+    const double off = fabs(l2_norm(got, n) / l2_norm(want, n) - 1), limit = norm_limit_16bit(s, name);
+    check_l2(s, name, got, want, n, l2_limit_16bit(s, name));
+    if (!(off <= limit)) { report(s, false, name, "norm off by", off, limit); }
 }
 
 static void check_gradient(State* s, const char* name, const float* got, const float* want, size_t n) {

@@ -408,7 +408,8 @@ def init_weights(model, seed):
 def init_telling(model, seed, embedding_std=0.02):
     """Weights for tests, large enough for every detail of the model to show in its logits: attention that is not flat, uneven
     gains, a first residual stream small enough for eps to matter. And no larger than that: rounding to BF16 takes the norm of
-    a small gradient off by 0.3 % (root mean square, seeds 500 to 529), and 16-bit builds must keep it within 1 %."""
+    a small gradient off by 0.3 % (root mean square, seeds 500 to 529), and 16-bit builds must keep it within 1 % where
+    PyTorch does."""
     for ordinal, (name, w) in enumerate(hf_tensors(model)):
         if w.dim() == 1:
             rand_normal_(w, 0.25, seed, ordinal, mean=1.0)
@@ -592,6 +593,42 @@ def random_tokens(c, B, T, seed):
 # the types of 16-bit builds with their loss scales; FP16's keeps small gradients out of the denormals
 TYPES_16BIT = (("bf16", torch.bfloat16, 1.0), ("fp16", torch.float16, 1024.0))
 RUNS_16BIT = 8
+GRADIENT_RUNS_16BIT = 16
+
+
+def perturbed(model, dtype, run):
+    """Returns a copy of a model whose weights differ from it by at most one rounding to `dtype`, in each run others."""
+    rounding, generator, out = torch.finfo(dtype).eps / 2, torch.Generator().manual_seed(run), copy.deepcopy(model)
+    with torch.no_grad():
+        for w in out.parameters():
+            w.mul_(1 + rounding * (2 * torch.rand(w.shape, generator=generator) - 1).to(w.device))
+    return out
+
+
+def gradients(model, batch, loss_scale=1.0):
+    """Returns {name: gradient in fp32} of what is trained."""
+    model.zero_grad()
+    (model(*batch) * loss_scale).backward()
+    return {name: g.float() / loss_scale for name, g in trained_tensors(model, lambda p: p.grad)}
+
+
+def gradient_errors_16bit(model, dtype, loss_scale, batch):
+    """Returns how far the gradients of PyTorch's own 16-bit runs are off fp32's from the same weights, as {name: (relative L2
+    error, relative error of the norm)}, the largest of GRADIENT_RUNS_16BIT runs; under "all" those of all gradients as one.
+
+    One run is no yardstick: a norm's error is a sum of many roundings and scatters about zero, so that it is small in some run
+    of any arithmetic. Each run starts from other perturbed() weights, which draws all roundings anew."""
+    worst = {}
+    for run in range(GRADIENT_RUNS_16BIT):
+        exact = perturbed(model, dtype, run)
+        want, got = gradients(exact, batch), gradients(exact.to(dtype), batch, loss_scale)
+        for grads in (want, got):
+            grads["all"] = torch.cat([g.flatten() for g in grads.values()])
+        for name, w in want.items():
+            g, size = got[name], w.norm()
+            errors = torch.stack(((g - w).norm() / size, (g.norm() / size - 1).abs()))
+            worst[name] = torch.maximum(worst[name], errors) if run else errors
+    return {name: errors.tolist() for name, errors in worst.items()}
 
 
 def adamw_steps(master, opt, dtype, loss_scale, batch, steps, clip):
@@ -616,12 +653,9 @@ def adamw_steps(master, opt, dtype, loss_scale, batch, steps, clip):
 def errors_16bit(model, new_optimizer, dtype, loss_scale, batch, want, clip):
     """Returns how far PyTorch's own 16-bit runs deviate from the fp32 run `want` (2, steps): the largest relative error up to
     each step over RUNS_16BIT runs, each from weights that differ from the model's by at most one rounding to 16 bits."""
-    rounding, worst = torch.finfo(dtype).eps / 2, torch.zeros(want.shape)
+    worst = torch.zeros(want.shape)
     for run in range(RUNS_16BIT):
-        master, generator = copy.deepcopy(model), torch.Generator().manual_seed(run)
-        with torch.no_grad():
-            for w in master.parameters():
-                w.mul_(1 + rounding * (2 * torch.rand(w.shape, generator=generator) - 1).to(w.device))
+        master = perturbed(model, dtype, run)
         got = adamw_steps(master, new_optimizer(master), dtype, loss_scale, batch, want.shape[1], clip)
         worst = torch.maximum(worst, (got / want - 1).abs())
     return worst.cummax(dim=1).values
@@ -634,7 +668,8 @@ def write_state(model, path, B, T, steps, seed=1337, lr=1e-3, betas=(0.9, 0.95),
       logits F32 (B, T, V); loss F32 (); grad.<name> F32 of the loss by each tensor;
       losses, grad_norms F32 (steps): loss and global gradient norm before clipping at each of `steps` AdamW steps.
     Metadata holds the hyper-parameters as strings, and PyTorch's own errors in BF16 and FP16, the yardstick of 16-bit builds:
-      bf16_error.<name>, fp16_error.<name>          the relative L2 error of a tensor's gradient
+      bf16_error.<name>, fp16_error.<name>          the relative L2 error of a tensor's gradient: see gradient_errors_16bit()
+      bf16_norm_error.<name>, ...                   the relative error of its norm; "all" as <name>: of all gradients as one
       bf16_error.losses, bf16_error.grad_norms, ... `steps` numbers each: see errors_16bit()
     The 16-bit runs are computed on `device_16bit`, by default the model's device."""
     c = model.c
@@ -648,8 +683,7 @@ def write_state(model, path, B, T, steps, seed=1337, lr=1e-3, betas=(0.9, 0.95),
     out |= dict(logits=model.logits(batch[0], *batch[2:]).detach())
     loss = model(*batch)
     loss.backward()
-    grads = {name: g.clone() for name, g in trained_tensors(model, lambda p: p.grad)}
-    out |= dict(loss=loss.detach()) | {"grad." + name: g for name, g in grads.items()}
+    out |= dict(loss=loss.detach()) | {"grad." + name: g.clone() for name, g in trained_tensors(model, lambda p: p.grad)}
     meta = dict(steps=steps, learning_rate=lr, beta1=betas[0], beta2=betas[1], eps=eps, weight_decay=weight_decay,
                 grad_clip=clip)
     model.zero_grad()
@@ -662,11 +696,10 @@ def write_state(model, path, B, T, steps, seed=1337, lr=1e-3, betas=(0.9, 0.95),
     *batch, model = (t.to(device_16bit or device) for t in (*batch, copy.deepcopy(model)))
     model.set_context(T, batch[0].device)
     for kind, dtype, loss_scale in TYPES_16BIT:
-        half = copy.deepcopy(model).to(dtype)
-        (half(*batch) * loss_scale).backward()
-        for name, g in trained_tensors(half, lambda p: p.grad):
-            error = (g.float().to(device) / loss_scale - grads[name]).norm() / grads[name].norm()
-            meta[f"{kind}_error.{name}"] = f"{error.item():.4g}"
+        for name, errors in gradient_errors_16bit(model, dtype, loss_scale, batch).items():
+            for what, error in zip(("error", "norm_error"), errors):
+                if math.isfinite(error):  # as below
+                    meta[f"{kind}_{what}.{name}"] = f"{error:.4g}"
         errors = errors_16bit(model, new_optimizer, dtype, loss_scale, batch, want, clip)
         for name, row in zip(("losses", "grad_norms"), errors):
             if row.isfinite().all():  # skip an FP16 run that overflows: it is no yardstick
@@ -1250,6 +1283,23 @@ def peak_memory(device):
         return next(int(line.split()[1]) * 1024 for line in f if line.startswith("VmHWM"))
 
 
+def mark(device):
+    """Returns a point in time of the device, for milliseconds(): on a GPU one that the work queued so far must reach."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def milliseconds(begin, end):
+    """Returns the time between two marks; on a GPU, waits for the second."""
+    if isinstance(end, float):
+        return (end - begin) * 1e3
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
 def clock(seconds):
     s = int(seconds + 0.5)
     return f"{s // 3600}:{s // 60 % 60:02d}:{s % 60:02d}" if s >= 3600 else f"{s // 60}:{s % 60:02d}"
@@ -1326,21 +1376,10 @@ def train(a):
     run.log("resume" if resumed else "config", step=start, trainer="train_llama3.py", torch=torch.__version__, device=name,
             sdpa=sdpa, parameters=count, flops_per_step=flops, options={k: v for k, v in vars(a).items()}, model=asdict(c))
 
-    def mark():
-        if device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
     times, last, width = [], {}, len(str(a.steps))
 
     def report(step, numbers, lr, begin, end):
-        if device.type == "cuda":
-            end.synchronize()
-            ms = begin.elapsed_time(end)
-        else:
-            ms = (end - begin) * 1e3
+        ms = milliseconds(begin, end)  # waits for the step, and so for its numbers
         loss, norm = numbers.tolist()
         if len(times) % 40 == 0:
             print(f"{'step':>{2 * width + 1}} {'loss':>9} {'gnorm':>8} {'lr':>9} {'ms':>8} {'tok/s':>9} "
@@ -1375,14 +1414,14 @@ def train(a):
     stop = min(a.steps, a.stop_after or a.steps)
     pending, begun, path = None, time.perf_counter(), None
     for step in range(start, stop):
-        begin, lr, loss = mark(), learning_rate(a, step), 0.0
+        begin, lr, loss = mark(device), learning_rate(a, step), 0.0
         batches = [loader.next(device, c.vocab_size) for _ in range(accumulate)]
         counts = [int((y >= 0).sum()) if loader.partial else y.numel() for _, y, *_ in batches]
         for (x, y, *starts), count in zip(batches, counts):  # a step's loss is the mean over its trained targets
             loss = loss + engine.micro_step(x, y, count, count / sum(counts), *starts)
         norm = engine.update(lr)
         numbers = torch.stack((loss.float(), norm.float())).to("cpu", non_blocking=True)
-        end, done = mark(), step + 1
+        end, done = mark(device), step + 1
         if pending:
             report(*pending)
         pending = (done, numbers, lr, begin, end)

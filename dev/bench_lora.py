@@ -114,28 +114,19 @@ def peer(argv):
     os.makedirs(a.out, exist_ok=True)
     print(f"attention: {sdpa}", flush=True)
 
-    def mark():
-        if device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
     def report(step, loss, begin, end):
-        if device.type == "cuda":
-            end.synchronize()
-        ms = begin.elapsed_time(end) if device.type == "cuda" else (end - begin) * 1e3
+        ms = ref.milliseconds(begin, end)
         print(json.dumps(dict(event="step", step=step, loss=loss.item(), ms=ms, memory=ref.peak_memory(device))), file=log,
               flush=True)
 
     with open(os.path.join(a.out, "log.jsonl"), "w", encoding="utf-8") as log:
         pending = None
         for step in range(1, a.steps + 1):
-            begin = mark()
+            begin = ref.mark(device)
             x, y = loader.next(device, c.vocab_size)
             loss = engine.micro_step(x, y, y.numel(), 1.0)
             engine.update(a.lr)
-            end = mark()
+            end = ref.mark(device)
             if pending:  # read one step late, so that the GPU never waits for the host
                 report(*pending)
             pending = step, loss, begin, end
@@ -420,7 +411,8 @@ def chat_base(b, model, tales):
 
 
 def chat(b):
-    """Tunes a base of random weights, so that the loss on answers can only fall by training, then merges and generates."""
+    """Tunes a base of random weights, so that the loss on answers can only fall by training, then merges and generates. The few
+    conversations are seen often enough to be learned by heart: this shows that tuning works, not that it teaches."""
     model, batch, steps, rate = ("d3", 4, 40, "5e-3") if b.a.device == "cpu" else ("llama3.2-1b", 16, 200, "1e-3")
     tales, data, out, merged = os.path.join(ROOT, "dev", "data", "tinytales"), *map(b.path, ("chat", "tuned", "merged"))
     folder = chat_base(b, model, tales)
@@ -434,7 +426,9 @@ def chat(b):
     kept = [line.replace(b.work + os.sep, "") for line in screen.splitlines()
             if re.match(r"lora |rows |validation |done |warning|exported", line)]
     with open(os.path.join(out, "log.jsonl"), encoding="utf-8") as f:
-        losses = [e["loss"] for e in map(json.loads, f) if e["event"] == "step"]
+        events = [json.loads(line) for line in f]
+    losses, held_out = ([e["loss"] for e in events if e["event"] == kind] for kind in ("step", "val"))
+    rows = int(re.search(r"^rows .*?: ([\d,]+) rows", screen, re.MULTILINE)[1].replace(",", ""))
     with open(f"{data}/val.jsonl", encoding="utf-8") as f:
         asked, answer, *_ = [m["content"] for m in json.loads(f.readline())["messages"]]
     head = "<|start_header_id|>{}<|end_header_id|>\n\n"
@@ -444,8 +438,10 @@ def chat(b):
     for path in (out, merged, folder):
         shutil.rmtree(path)
     falls = "it falls" if losses[-1] < losses[0] else "**it does not fall**"
-    text = (f"The loss on answers is {losses[0]:.4f} at the first step, {losses[-1]:.4f} at the last: {falls}. What the "
-            f"adapters and the merged model say to `{asked}`, where `{answer}` was wanted:")
+    text = (f"The loss on answers is {losses[0]:.4f} at the first step, {losses[-1]:.4f} at the last: {falls}. It is that of "
+            f"conversations which were seen {steps * batch / rows:.0f} times each; on others, by validation, it ends at "
+            f"{held_out[-1]:.4f}. A base of random weights knows no language, so an answer to what was not trained need not be "
+            f"right. What the adapters and the merged model say to such a question, `{asked}`, where `{answer}` was wanted:")
     said = [f"{name}: {answer.rpartition('<|end_header_id|>')[2].strip()}"
             for name, answer in zip(("adapters", "merged"), answers)]
     return [f"### Conversations: 200, {model} of random weights, LoRA 8, B={batch}, T=256, {steps} steps", "", "```", *kept,

@@ -11,7 +11,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}  # threads of the CPU oracles
 case $mode in run | compile) ;; *) echo "usage: $0 [run|compile]" >&2 && exit 2 ;; esac
 
 # NAME | PRECISION | TEST and its arguments | FILE | SED
-pair=dev/test/pairs/gqa2_untied_rope8 tied=dev/test/pairs/tied_gqa4_rope32 documents=dev/test/pairs/documents
+pair=dev/test/pairs/gqa2_untied_rope8 tied=dev/test/pairs/tied_gqa4_rope32 documents=dev/test/pairs/documents lora=dev/test/pairs/lora_all
 faults() {
     cat <<END
 kv head h % NKV for h / group, plain | FP32 | test_attention_cu plain every_group | llmc/attention_plain.cuh | s/kv_head = h \/ (s.NH \/ s.NKV);/kv_head = h % s.NKV;/
@@ -37,6 +37,8 @@ weight decay on norms | FP32 | test_llama3cu $pair | llmc/adamw.cuh | s/stretch\
 a row without a target trains token 0 | BF16 | test_kernels_cu crossentropy_plans_agree | llmc/crossentropy.cuh | s/return target < 0 ? 0.0f : dloss \/ s.sum;/return dloss \/ s.sum;/
 a row without a target has a loss | FP32 | test_kernels_cu crossentropy_agrees | llmc/crossentropy.cuh | s/return target < 0 ? 0.0f : (float)/return (float)/
 a mean over all tokens for one over the trained targets | BF16 | test_kernels_cu a_step_is_divided | llmc/gpu/step_state.cuh | s/factor = trained_factor(&h, s->trained)/factor = 1/
+alpha / rank forgotten | BF16 | test_llama3cu $lora | llmc/lora.cuh | s/stream, l->scale)/stream)/
+only the first adapter of a product in dx | BF16 | test_llama3cu $lora | llmc/lora.cuh | s/{N, C, R},$/{N, C, r},/
 the split master's low half dropped | BF16 | test_kernels_cu adamw_agrees | llmc/adamw.cuh | s/master\.v\[k\] = split_low(p)/master.v[k] = 0/
 END
 }

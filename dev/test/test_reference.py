@@ -15,6 +15,7 @@ import pytest
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
+from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -290,6 +291,54 @@ def test_committed_pairs_are_what_this_script_writes(tmp_path, pair):
         assert (again[key].double() - state[key].double()).abs().max() <= 1e-5 * max(1.0, state[key].abs().max()), key
     for (key, a), (_, b) in zip(ref.hf_tensors(ref.pair_model(name)), ref.hf_tensors(model)):
         assert (a - b).abs().max() <= 1e-7, key
+
+
+def over_the_limits(kind, name, fault=None):
+    """Returns how many times its limit in test_llama3.cu PyTorch's worst 16-bit gradient is off, on a committed pair, with a
+    fault in the model."""
+    dtype, scale = next((dtype, scale) for k, dtype, scale in ref.TYPES_16BIT if k == kind)
+    path, model = os.path.join(PAIRS, name + ".state.safetensors"), ref.pair_model(name).to(dtype)
+    if fault:
+        fault(model)
+    with safe_open(path, framework="pt") as f:
+        meta, state = f.metadata(), {key: f.get_tensor(key) for key in f.keys()}
+    batch = [state["x"].long(), state["y"].long()] + ([state["starts"].long()] if "starts" in state else [])
+    model.set_context(batch[0].shape[1], "cpu")
+    worst = 0.0
+    for key, g in ref.gradients(model, batch, scale).items():
+        want = state["grad." + key]
+        l2, norm = (g - want).norm() / want.norm(), abs(g.norm() / want.norm() - 1)
+        worst = max(worst, l2.item() / max(0.02, 1.5 * float(meta[f"{kind}_error.{key}"])),
+                    norm.item() / max(0.01, 2 * float(meta[f"{kind}_norm_error.{key}"])))
+    return worst
+
+
+def exchange_b(model):
+    b = model.blocks[0].qkv.b
+    b["k_proj"], b["v_proj"] = b["v_proj"], b["k_proj"]
+
+
+def scale_adapters(factor):
+    def fault(model):
+        for block in model.blocks:
+            for part in (block.qkv, block.o, block.gate_up, block.down):
+                part.scale *= factor
+    return fault
+
+
+def drop_dx(model):
+    """The adapters of block 1's o pass no gradient on to their input."""
+    part = model.blocks[1].o
+    part.forward = lambda x: part.base(x) + ref.Lora.forward(part, x.detach()) - part.base(x.detach())
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", list(ref.PAIRS | ref.LORA_PAIRS))
+def test_16_bit_limits_pass_pytorch_and_fail_faults(kind, name):
+    assert over_the_limits(kind, name) <= 1
+    if name in ref.LORA_PAIRS:
+        for fault in (scale_adapters(1.05), scale_adapters(1 / 1.5), exchange_b, drop_dx):
+            assert over_the_limits(kind, name, fault) > 2
 
 
 def test_committed_pairs_equal_transformers(pair):

@@ -26,13 +26,17 @@ cpu_and_gpu_train_alike() {
 # sources_of LOG: prints each step's losses by source, a line each
 sources_of() { sed -n 's/.*"event":"step","step":\([0-9]*\),.*"sources":\[\([^]]*\)\].*/\1,\2/p' "$1" | awk -F, '{ for (i = 2; i <= NF; i++) { print $1 "." i " " $i } }'; }
 
+# At the default learning rate. At 1e-3 this run is no measure: its gradient jumps from norm 2 to 63 at step 10, in PyTorch's
+# fp64 as well, and turns roundings of the weights into losses. There three builds of the CPU trainer and PyTorch's fp32 are up
+# to 8e-5 apart, and 2e-5 to 5e-5 off fp64. Here two builds are 3e-8 apart, and the limit is 1e-5: gradients of the second
+# micro-batch that are 1 % too small make 4e-5.
 a_mix_trains_alike() {
-    flags="--model d3 --train $tmp/data_train.bin:0.7,$tmp/data_val.bin:0.3 --batch 4 --seq 256 --total-batch 2048 --steps 20 --lr 1e-3 --warmup 5"
+    flags="--model d3 --train $tmp/data_train.bin:0.7,$tmp/data_val.bin:0.3 --batch 4 --seq 256 --total-batch 2048 --steps 20 --warmup 5"
     cu fp32 $flags --out "$tmp/mix_gpu" && limit 100 "$bin/train_llama3" --sample-tokens 0 $flags --out "$tmp/mix_cpu" &&
-        close_losses 1e-4 "$tmp/mix_gpu/log.jsonl" "$tmp/mix_cpu/log.jsonl" || return 1
+        close_losses 1e-5 "$tmp/mix_gpu/log.jsonl" "$tmp/mix_cpu/log.jsonl" || return 1
     for on in gpu cpu; do sources_of "$tmp/mix_$on/log.jsonl" >"$tmp/sources_$on"; done
     paste -d ' ' "$tmp/sources_gpu" "$tmp/sources_cpu" | awk '
-        $1 != $3 || ($2 == "null") != ($4 == "null") || $2 - $4 > 1e-4 || $4 - $2 > 1e-4 { bad++; print "FAIL step and source " $1 ": " $2 " and " $4 }
+        $1 != $3 || ($2 == "null") != ($4 == "null") || $2 - $4 > 1e-5 || $4 - $2 > 1e-5 { bad++; print "FAIL step and source " $1 ": " $2 " and " $4 }
         END { exit bad > 0 || NR != 40 }'
 }
 
