@@ -77,9 +77,10 @@ static inline void together_add(Team* team, double* values, size_t count) {
 
 /* What the ranks ask for between two steps. */
 typedef struct {
-    bool end;    // any rank got a signal
-    bool save;   // any rank got SIGUSR1
-    bool timed;  // by rank 0's clock --checkpoint-minutes asks for a checkpoint
+    bool end;     // any rank got a signal
+    bool save;    // any rank got SIGUSR1
+    bool timed;   // by rank 0's clock --checkpoint-minutes asks for a checkpoint
+    bool failed;  // any rank has an error
 } Wishes;
 
 /* Joins the wishes of all ranks. */
@@ -92,6 +93,7 @@ static inline Wishes together_wish(Team* team, Wishes mine) {
     for (int i = 1; i < ranks; i++) {
         w.end = w.end || all[i].end;
         w.save = w.save || all[i].save;
+        w.failed = w.failed || all[i].failed;
     }
     free(all);
     return w;

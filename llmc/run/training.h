@@ -310,11 +310,11 @@ static inline bool training_time_is_up(const Training* t) {
 /* Learns what the ranks ask for, and whether one has an error. */
 static inline Wishes training_wishes(Training* t) {
     Team* team = t->s->team;
-    const Wishes mine = {run_signal_came(), run_save_requested(), training_time_is_up(t)};
+    const Wishes mine = {run_signal_came(), run_save_requested(), training_time_is_up(t), t->error.msg[0] != 0};
     together_at(t->s, PHASE_STEP, t->queued);
     const Wishes all = together_wish(team, mine);
     run_all_stop = all.end;
-    t->failed = !together_ok(team, !t->error.msg[0], &t->error);
+    t->failed = all.failed && !together_ok(team, !mine.failed, &t->error);  // which tells the others the error
     return all;
 }
 
