@@ -76,14 +76,18 @@ static inline void attention_forward_slice(AttentionKernel kernel, floatX* out, 
     attention_plain_forward<256>(out, lse, qkv, B, s, stream);
 }
 
-/* Runs backward for B <= MAX_GRID_YZ sequences. */
-static inline void attention_backward_slice(AttentionKernel kernel, floatX* dqkv, const float2* stats, const floatX* dout,
-                                            const floatX* qkv, int B, const AttentionArgs& s, cudaStream_t stream) {
+/* Runs backward for B <= MAX_GRID_YZ sequences. The wgmma kernels compute the statistics themselves. */
+static inline void attention_backward_slice(AttentionKernel kernel, floatX* dqkv, float2* stats, const floatX* dout,
+                                            const floatX* out, const float* lse, const floatX* qkv, int B,
+                                            const AttentionArgs& s, cudaStream_t stream) {
 #ifndef PRECISION_FP32
     if (kernel == ATTENTION_WGMMA) {
-        return s.HD == 64 ? attention_wgmma_backward<64>(dqkv, stats, dout, qkv, B, s, stream)
-                          : attention_wgmma_backward<128>(dqkv, stats, dout, qkv, B, s, stream);
+        return s.HD == 64 ? attention_wgmma_backward<64>(dqkv, stats, dout, out, lse, qkv, B, s, stream)
+                          : attention_wgmma_backward<128>(dqkv, stats, dout, out, lse, qkv, B, s, stream);
     }
+#endif
+    attention_stats(stats, dout, out, lse, B, s, stream);
+#ifndef PRECISION_FP32
     if (kernel == ATTENTION_MMA) {
         return s.HD == 64 ? attention_mma_backward<64>(dqkv, stats, dout, qkv, B, s, stream)
                           : attention_mma_backward<128>(dqkv, stats, dout, qkv, B, s, stream);
@@ -118,13 +122,12 @@ static inline void attention_backward_by(AttentionKernel kernel, floatX* dqkv, v
                                          cudaStream_t stream) {
     if (s.T == 0 || B == 0) { return; }
     float2* stats = (float2*)scratch;
-    attention_stats(stats, dout, out, lse, B, s, stream);
     kernel = attention_choose(kernel, s.HD, s.starts != NULL);
     for (int b = 0; b < B; b += MAX_GRID_YZ) {
         const size_t row = (size_t)b * s.T;
         attention_backward_slice(kernel, dqkv + row * s.qkv_pitch, stats + (size_t)b * s.NH * s.stat_rows,
-                                 dout + row * s.out_pitch, qkv + row * s.qkv_pitch, (int)size_min(B - b, MAX_GRID_YZ),
-                                 attention_slice(s, row), stream);
+                                 dout + row * s.out_pitch, out + row * s.out_pitch, lse + row * s.NH, qkv + row * s.qkv_pitch,
+                                 (int)size_min(B - b, MAX_GRID_YZ), attention_slice(s, row), stream);
     }
 }
 

@@ -19,7 +19,8 @@
  *             so that both run under the softmax.
  *   dK, dV    owns keys, walks over q and dout of all query heads of the group. S^T = k q^T, dP^T = v dout^T, dv += p^T dout,
  *             dk += ds^T q. Transposed, p^T and ds^T already lie in registers as left operands of these products.
- *   dQ        owns queries, walks over K and V. S = q k^T, dP = dout v^T, dq += ds k.
+ *   dQ        owns queries, walks over K and V. S = q k^T, dP = dout v^T, dq += ds k. It runs before the kernel of dK and dV and
+ *             computes D = rowsum(dout * out) of its queries for both.
  *
  * Tiles lie in shared memory in blocks of 64 columns with 128-byte swizzle (ptx.cuh), as TMA writes them. Sums over head_dim
  * read a tile by rows, sums over tokens read it by columns. Each operand has a tensor map with the dimensions (64 columns,
@@ -148,6 +149,24 @@ __device__ __forceinline__ void wgmma_store(floatX* rows, size_t pitch, int vali
             }
         }
     }
+}
+
+/* Writes to sums[r] the product of row g + 8 r of a warp's 16 rows of x with that of y. x and y point at the first of these rows
+ * in swizzled tiles, whose next 64 columns are block_bytes further. Two lanes share a row. */
+template <int HD>
+__device__ __forceinline__ void swizzled_row_products(float (&sums)[2], const char* x, const char* y, int block_bytes) {
+    const int lane = threadIdx.x % 32, row = lane / 2;
+    float sum = 0;
+#pragma unroll
+    for (int c = 0; c < HD / 16; c++) {
+        const int at = c / 4 * block_bytes + row * 128 + ((lane % 2 * 4 + c % 4) ^ row % 8) * 16;
+        const Vec<floatX, 8> a = load_vec<8>((const floatX*)(x + at)), b = load_vec<8>((const floatX*)(y + at));
+#pragma unroll
+        for (int k = 0; k < 8; k++) { sum += to_float(a.v[k]) * to_float(b.v[k]); }
+    }
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+#pragma unroll
+    for (int r = 0; r < 2; r++) { sums[r] = __shfl_sync(0xffffffffu, sum, lane / 4 * 2 + r * 16); }
 }
 
 /* Returns shared memory from the next multiple of 1024 on, as swizzled tiles need it. */
@@ -443,27 +462,27 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
 // ---------------------------------------------------------------------------------------------------------------------
 // dQ
 
-/* WGS x 64 queries; keys in tiles of BN; shared memory holds q and dout of Q_STAGES pieces of work. */
+/* WGS x 64 queries; keys in tiles of BN; shared memory holds q, dout and out of Q_STAGES pieces of work. */
 template <int HD_, int BN_, int WGS_, int STAGES_, int Q_STAGES_, int BLOCKS_>
 struct WgmmaQTiles : WarpgroupSplit<WGS_, BLOCKS_> {
     static constexpr int HD = HD_, BN = BN_, WGS = WGS_, STAGES = STAGES_, Q_STAGES = Q_STAGES_, BLOCKS = BLOCKS_;
     static constexpr int BM = 64 * WGS, KV_BYTES = BN * HD * 2, Q_BYTES = BM * HD * 2;
-    static constexpr int SMEM = 2 * Q_STAGES * Q_BYTES + STAGES * 2 * KV_BYTES + 1024;
+    static constexpr int SMEM = 3 * Q_STAGES * Q_BYTES + STAGES * 2 * KV_BYTES + 1024;
     static_assert(STAGES >= 2, "the ring is too short");
 };
 
 template <typename Tiles>
 __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
-    attention_backward_q_wgmma_kernel(floatX* dqkv, const float2* stats, const __grid_constant__ CUtensorMap q_map,
+    attention_backward_q_wgmma_kernel(floatX* dqkv, float2* stats, const float* lse, const __grid_constant__ CUtensorMap q_map,
                                       const __grid_constant__ CUtensorMap kv_map, const __grid_constant__ CUtensorMap dout_map,
-                                      AttentionArgs s, uint32_t B) {
+                                      const __grid_constant__ CUtensorMap out_map, AttentionArgs s, uint32_t B) {
 #if PTX_HAS_SM90A
     constexpr int HD = Tiles::HD, BM = Tiles::BM, BN = Tiles::BN;
     constexpr uint32_t KV_BYTES = Tiles::KV_BYTES, Q_BYTES = Tiles::Q_BYTES;
     extern __shared__ __align__(128) char smem[];
     __shared__ uint64_t kv_barriers[2 * Tiles::STAGES], q_barriers[2 * Tiles::Q_STAGES];
-    // layout: q, dout of each of Q_STAGES; K, V of each of STAGES
-    const uint32_t q_smem = shared_address(wgmma_tiles(smem)), kv_smem = q_smem + 2 * Tiles::Q_STAGES * Q_BYTES;
+    // layout: q, dout, out of each of Q_STAGES; K, V of each of STAGES
+    const uint32_t q_smem = shared_address(wgmma_tiles(smem)), kv_smem = q_smem + 3 * Tiles::Q_STAGES * Q_BYTES;
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), group = s.NH / s.NKV, tiles = (s.T + BM - 1) / BM;
     const uint32_t heads = B * s.NH;
     Ring<Tiles::STAGES> kv_ring(kv_barriers);
@@ -481,10 +500,11 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
         for (uint32_t piece; work.next(&piece);) {
             const int q0 = (tiles - 1 - (int)(piece / heads)) * BM, b = piece % heads / s.NH, h = piece % heads % s.NH;
             const int k_block = (s.NH + h / group) * (HD / 64), v_block = k_block + s.NKV * (HD / 64);
-            const uint32_t q_tile = q_smem + q_ring.stage * 2 * Q_BYTES;
-            q_ring.begin_fill(2 * Q_BYTES);
+            const uint32_t q_tile = q_smem + q_ring.stage * 3 * Q_BYTES;
+            q_ring.begin_fill(3 * Q_BYTES);
             copy_box_4d(q_tile, &q_map, 0, q0, h * (HD / 64), b, q_ring.full());
             copy_box_4d(q_tile + Q_BYTES, &dout_map, 0, q0, h * (HD / 64), b, q_ring.full());
+            copy_box_4d(q_tile + 2 * Q_BYTES, &out_map, 0, q0, h * (HD / 64), b, q_ring.full());
             q_ring.advance();
             for (int k0 = (min(s.T, q0 + BM) - 1) / BN * BN; k0 >= 0; k0 -= BN) {
                 const uint32_t kv_tile = kv_smem + kv_ring.stage * 2 * KV_BYTES;
@@ -502,14 +522,21 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
         for (uint32_t piece; work.next(&piece);) {
             const int q0 = (tiles - 1 - (int)(piece / heads)) * BM, b = piece % heads / s.NH, h = piece % heads % s.NH;
             const int my_q0 = q0 + consumer * 64, row = my_q0 + warp * 16 + g;
-            float2 stat[2];
+            const size_t head = (size_t)b * s.NH + h;
+            float log_sum[2], D[2];
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                const int at = row + r * 8;
-                stat[r] = at < s.T ? stats[((size_t)b * s.NH + h) * s.stat_rows + at] : make_float2(INFINITY, 0);
+                log_sum[r] = row + r * 8 < s.T ? lse[head * s.T + row + r * 8] * (float)LOG2_E : INFINITY;
             }
             q_ring.wait_full();
-            const uint32_t q_rows = matrix_rows(q_smem + q_ring.stage * 2 * Q_BYTES + consumer * 64 * 128);
+            const char* dout_warp = wgmma_tiles(smem) + (q_ring.stage * 3 + 1) * Q_BYTES + (consumer * 64 + warp * 16) * 128;
+            swizzled_row_products<HD>(D, dout_warp, dout_warp + Q_BYTES, BM * 128);
+            const float2 stat[2] = {make_float2(log_sum[0], D[0]), make_float2(log_sum[1], D[1])};
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                if (t == 0 && row + r * 8 < s.stat_rows) { stats[head * s.stat_rows + row + r * 8] = stat[r]; }
+            }
+            const uint32_t q_rows = matrix_rows(q_smem + q_ring.stage * 3 * Q_BYTES + consumer * 64 * 128);
             const uint32_t dout_rows = q_rows + (Q_BYTES >> 4);
             uint32_t held = NO_BARRIER;
             fragment_clear(dq);
@@ -655,11 +682,13 @@ static inline void attention_wgmma_backward_kv(floatX* dqkv, const float2* stats
 }
 
 template <typename Tiles>
-static inline void attention_wgmma_backward_q(floatX* dqkv, const float2* stats, const floatX* dout, const floatX* qkv, int B,
-                                              const AttentionArgs& s, cudaStream_t stream) {
+static inline void attention_wgmma_backward_q(floatX* dqkv, float2* stats, const floatX* dout, const floatX* out,
+                                              const float* lse, const floatX* qkv, int B, const AttentionArgs& s,
+                                              cudaStream_t stream) {
     attention_launch(attention_backward_q_wgmma_kernel<Tiles>, attention_wgmma_blocks<Tiles>(B, s.NH, s.T, Tiles::BM),
-                     Tiles::THREADS, Tiles::SMEM, stream, dqkv, stats, attention_qkv_map(qkv, B, s, Tiles::BM),
-                     attention_qkv_map(qkv, B, s, Tiles::BN), attention_out_map(dout, B, s, Tiles::BM), s, (uint32_t)B);
+                     Tiles::THREADS, Tiles::SMEM, stream, dqkv, stats, lse, attention_qkv_map(qkv, B, s, Tiles::BM),
+                     attention_qkv_map(qkv, B, s, Tiles::BN), attention_out_map(dout, B, s, Tiles::BM),
+                     attention_out_map(out, B, s, Tiles::BM), s, (uint32_t)B);
 }
 
 // Tiles by head dimension: HD, rows of a tile walked over, warpgroups, ring, pieces of work at a time, blocks.
@@ -684,11 +713,13 @@ static inline void attention_wgmma_forward(floatX* out, float* lse, const floatX
     attention_wgmma_forward_tiles<typename WgmmaTiles<HD>::Forward>(out, lse, qkv, B, s, stream);
 }
 
+/* Fills stats as attention_stats does. */
 template <int HD>
-static inline void attention_wgmma_backward(floatX* dqkv, const float2* stats, const floatX* dout, const floatX* qkv, int B,
-                                            const AttentionArgs& s, cudaStream_t stream) {
+static inline void attention_wgmma_backward(floatX* dqkv, float2* stats, const floatX* dout, const floatX* out,
+                                            const float* lse, const floatX* qkv, int B, const AttentionArgs& s,
+                                            cudaStream_t stream) {
+    attention_wgmma_backward_q<typename WgmmaTiles<HD>::BackwardQ>(dqkv, stats, dout, out, lse, qkv, B, s, stream);
     attention_wgmma_backward_kv<typename WgmmaTiles<HD>::BackwardKV>(dqkv, stats, dout, qkv, B, s, stream);
-    attention_wgmma_backward_q<typename WgmmaTiles<HD>::BackwardQ>(dqkv, stats, dout, qkv, B, s, stream);
 }
 
 #endif  // PRECISION_FP32

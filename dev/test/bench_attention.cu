@@ -171,7 +171,7 @@ static void launch_wgmma_kv(const Buffers* b, int B) {
 }
 template <typename Tiles>
 static void launch_wgmma_q(const Buffers* b, int B) {
-    attention_wgmma_backward_q<Tiles>(b->dqkv, (const float2*)b->scratch, b->dout, b->qkv, B, b->args, 0);
+    attention_wgmma_backward_q<Tiles>(b->dqkv, (float2*)b->scratch, b->dout, b->out, b->lse, b->qkv, B, b->args, 0);
 }
 
 typedef struct {
