@@ -164,20 +164,29 @@ __device__ __forceinline__ void fragment_clear_before(float (&p)[N], int first, 
     }
 }
 
+/* Masks, in row g + 8 r, the columns before first[r], or those from end[r] on, counted from column 2 t. */
+template <int N>
+__device__ __forceinline__ void fragment_mask_before(float (&p)[N], const int (&first)[2], float value) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        if (i / 4 * 8 + i % 2 < first[i % 4 / 2]) { p[i] = value; }
+    }
+}
+template <int N>
+__device__ __forceinline__ void fragment_mask_from(float (&p)[N], const int (&end)[2], float value) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        if (i / 4 * 8 + i % 2 >= end[i % 4 / 2]) { p[i] = value; }
+    }
+}
+
 /* Masks the keys of earlier documents. The thread's first row is that of query `row`, its first column that of key `column`.
  * starts: (T) of the row */
 template <int N>
 __device__ __forceinline__ void fragment_mask_documents(float (&p)[N], const int32_t* starts, int row, int column, int T,
                                                         float value) {
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const int first = row + 8 * r < T ? starts[row + 8 * r] - column : 0;
-#pragma unroll
-        for (int n = 0; n < N / 4; n++) {
-            if (8 * n < first) { p[4 * n + 2 * r] = value; }
-            if (8 * n + 1 < first) { p[4 * n + 2 * r + 1] = value; }
-        }
-    }
+    const int first[2] = {row < T ? starts[row] - column : 0, row + 8 < T ? starts[row + 8] - column : 0};
+    fragment_mask_before(p, first, value);
 }
 
 /* Does the transposed case, where rows are keys: clears the queries of later documents. */

@@ -26,6 +26,9 @@
  * read a tile by rows, sums over tokens read it by columns. Each operand has a tensor map with the dimensions (64 columns,
  * T tokens, blocks of a row, B sequences), so tokens past T read as zeros, whatever memory lies behind them.
  *
+ * With documents, a block's tiles end where the documents of its first query or of its last key do. A warpgroup passes over the
+ * tiles of which only another one's tokens see something, and masks those that a border of its documents divides.
+ *
  * Blocks are persistent: each takes pieces of work from a list that is the same in every run. The list starts with the longest
  * pieces and is dealt out in turns of alternating direction: the block with the longest piece of one turn gets the shortest of
  * the next.
@@ -50,6 +53,14 @@ struct WarpgroupSplit {
     static constexpr int PRODUCER = 24, FAIR = (ENTRY * (WGS + 1) - PRODUCER) / WGS / 8 * 8;
     static constexpr int CONSUMER = FAIR < 240 ? FAIR : 240;
 };
+
+constexpr uint32_t NO_BARRIER = 1;  // stands for "no buffer is held"
+
+/* Releases a buffer that the calling consumer warp has finished reading. */
+__device__ __forceinline__ void ring_release(uint32_t empty) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) { barrier_arrive(empty); }
+}
 
 /* A position in a ring of STAGES buffers. The barriers `full` and `empty` of a buffer lie side by side. */
 template <int STAGES>
@@ -81,15 +92,13 @@ struct Ring {
         barrier_arrive_expect(full(), bytes);
     }
     __device__ __forceinline__ void wait_full() const { barrier_wait(full(), phase); }
+    /* Goes past a buffer that the calling consumer warp has no use for. */
+    __device__ __forceinline__ void pass() {
+        wait_full();
+        ring_release(empty());
+        advance();
+    }
 };
-
-constexpr uint32_t NO_BARRIER = 1;  // stands for "no buffer is held"
-
-/* Releases a buffer that the calling consumer warp has finished reading. */
-__device__ __forceinline__ void ring_release(uint32_t empty) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) { barrier_arrive(empty); }
-}
 
 /* One block's pieces of work, out of `count` in all. Piece p is head p % heads and tile p / heads, the longest tile first. */
 struct WorkList {
@@ -99,6 +108,23 @@ struct WorkList {
         *piece = turn * gridDim.x + (turn % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
         turn++;
         return *piece < count;
+    }
+};
+
+/* Where documents end the view of a consumer's tokens: for its queries the first key that each sees, for its keys the first
+ * query that does not see them anymore. Both grow with the token, so the block, the warpgroup and the warp have it from one of
+ * their tokens. Tokens past T count as the last one. Without documents everything is `all`, which the compiler knows. */
+template <bool DOCUMENTS>
+struct DocumentEdges {
+    int block, warpgroup, warp, rows[2];  // rows: of rows g and g + 8 of the warp
+    /* edges (T): the edge of each token; block_at, warpgroup_at, warp_at: the tokens that stand for these; row: that of row g */
+    __device__ __forceinline__ DocumentEdges(const int32_t* edges, int T, int all, int block_at, int warpgroup_at, int warp_at,
+                                             int row) {
+        block = DOCUMENTS ? edges[min(block_at, T - 1)] : all;
+        warpgroup = DOCUMENTS ? edges[min(warpgroup_at, T - 1)] : all;
+        warp = DOCUMENTS ? edges[min(warp_at, T - 1)] : all;
+        rows[0] = DOCUMENTS ? edges[min(row, T - 1)] : all;
+        rows[1] = DOCUMENTS ? edges[min(row + 8, T - 1)] : all;
     }
 };
 
@@ -184,7 +210,7 @@ struct WgmmaForwardTiles : WarpgroupSplit<WGS_, BLOCKS_> {
     static_assert(STAGES >= 2, "the ring is too short");
 };
 
-template <typename Tiles>
+template <typename Tiles, bool DOCUMENTS = false>
 __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
     attention_forward_wgmma_kernel(floatX* out, float* lse, const __grid_constant__ CUtensorMap q_map,
                                    const __grid_constant__ CUtensorMap kv_map, AttentionArgs s, uint32_t B) {
@@ -217,7 +243,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             q_ring.begin_fill(Q_BYTES);
             copy_box_4d(q_smem + q_ring.stage * Q_BYTES, &q_map, 0, q0, h * (HD / 64), b, q_ring.full());
             q_ring.advance();
-            for (int k0 = (min(s.T, q0 + BM) - 1) / BN * BN; k0 >= 0; k0 -= BN) {
+            const int first_k0 = DOCUMENTS ? s.starts[(size_t)b * s.T + q0] / BN * BN : 0;
+            for (int k0 = (min(s.T, q0 + BM) - 1) / BN * BN; k0 >= first_k0; k0 -= BN) {
                 k_ring.begin_fill(KV_BYTES);
                 copy_box_4d(k_smem + k_ring.stage * KV_BYTES, &kv_map, 0, k0, k_block, b, k_ring.full());
                 k_ring.advance();
@@ -232,28 +259,29 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
         float acc[HD / 2], p[BN / 2], m[2], l[2], rescale[2];
         uint32_t operand[BN / 16][4];
         // turns p into exp(p - m) of the tile whose keys start at k0; `rescale` becomes the factor for all earlier sums
-        auto softmax = [&](int k0, int my_q0) {
+        auto softmax = [&](int k0, int my_q0, const DocumentEdges<DOCUMENTS>& first) {
             if (k0 + BN - 1 > my_q0) {
                 // the last column of this tile, counted from 2 t, that row g of the warp sees
                 fragment_mask_behind(p, my_q0 + warp * 16 + g - k0 - t * 2, ATTENTION_MASKED);
+            }
+            if (DOCUMENTS && k0 < first.warp) {
+                const int columns[2] = {first.rows[0] - k0 - t * 2, first.rows[1] - k0 - t * 2};
+                fragment_mask_before(p, columns, ATTENTION_MASKED);
             }
 #pragma unroll
             for (int r = 0; r < 2; r++) { rescale[r] = fragment_softmax(p, r, m[r], l[r], s.scale_log2); }
         };
         for (uint32_t piece; work.next(&piece);) {
             const int q0 = (tiles - 1 - (int)(piece / heads)) * BM, b = piece % heads / s.NH, h = piece % heads % s.NH;
-            const int my_q0 = q0 + consumer * 64;
+            const int my_q0 = q0 + consumer * 64, warp_q0 = my_q0 + warp * 16;
+            const DocumentEdges<DOCUMENTS> first(s.starts + (size_t)b * s.T, s.T, 0, q0, my_q0, warp_q0 + 15, warp_q0 + g);
             q_ring.wait_full();
             const uint32_t q_rows = matrix_rows(q_smem + q_ring.stage * Q_BYTES + consumer * 64 * 128);
             int k0 = (min(s.T, q0 + BM) - 1) / BN * BN;
 #pragma unroll 1
             for (; k0 > my_q0 + 63; k0 -= BN) {  // no query of this warpgroup sees these keys
-                k_ring.wait_full();
-                ring_release(k_ring.empty());
-                k_ring.advance();
-                v_ring.wait_full();
-                ring_release(v_ring.empty());
-                v_ring.advance();
+                k_ring.pass();
+                v_ring.pass();
             }
             fragment_clear(acc);
             m[0] = m[1] = ATTENTION_MASKED;
@@ -266,10 +294,11 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             wgmma_hold(p);
             ring_release(k_ring.empty());
             k_ring.advance();
-            softmax(k0, my_q0);
+            softmax(k0, my_q0, first);
             fragment_operand(operand, p);
+            const int my_first_k0 = first.warpgroup / BN * BN;
 #pragma unroll 1
-            for (k0 -= BN; k0 >= 0; k0 -= BN) {
+            for (k0 -= BN; k0 >= my_first_k0; k0 -= BN) {
                 k_ring.wait_full();
                 wgmma_fence();
                 wgmma_scores<HD, BN, BM>(p, q_rows, matrix_rows(k_smem + k_ring.stage * KV_BYTES));
@@ -282,7 +311,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                 wgmma_hold(p);
                 ring_release(k_ring.empty());
                 k_ring.advance();
-                softmax(k0, my_q0);
+                softmax(k0, my_q0, first);
                 wgmma_wait<0>();
                 wgmma_hold(acc);
                 ring_release(v_ring.empty());
@@ -301,15 +330,21 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             wgmma_hold(acc);
             ring_release(v_ring.empty());
             v_ring.advance();
-            const int row = my_q0 + warp * 16;
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 l[r] = fragment_row_sum(l[r]);
-                const int at = row + g + r * 8;
+                const int at = warp_q0 + g + r * 8;
                 if (t == 0 && at < s.T) { lse[((size_t)b * s.NH + h) * s.T + at] = m[r] * s.scale + logf(l[r]); }
             }
-            wgmma_store<HD>(attention_row(out, (size_t)b * s.T + row, s.out_pitch, h, HD), s.out_pitch, s.T - row, acc,
+            wgmma_store<HD>(attention_row(out, (size_t)b * s.T + warp_q0, s.out_pitch, h, HD), s.out_pitch, s.T - warp_q0, acc,
                             1 / l[0], 1 / l[1]);
+            if constexpr (DOCUMENTS) {  // the other warpgroups' queries see keys further back
+#pragma unroll 1
+                for (; k0 >= first.block / BN * BN; k0 -= BN) {
+                    k_ring.pass();
+                    v_ring.pass();
+                }
+            }
         }
     }
 #else
@@ -333,11 +368,12 @@ struct WgmmaKVTiles : WarpgroupSplit<WGS_, BLOCKS_> {
     static_assert(BM == 64 || BM == 128, "statistics are padded to multiples of 128");
 };
 
-template <typename Tiles>
+/* ends (B, T): the end of each token's document in its row, used with DOCUMENTS. */
+template <typename Tiles, bool DOCUMENTS = false>
 __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
-    attention_backward_kv_wgmma_kernel(floatX* dqkv, const float2* stats, const __grid_constant__ CUtensorMap q_map,
-                                       const __grid_constant__ CUtensorMap kv_map, const __grid_constant__ CUtensorMap dout_map,
-                                       AttentionArgs s, uint32_t B) {
+    attention_backward_kv_wgmma_kernel(floatX* dqkv, const float2* stats, const int32_t* ends,
+                                       const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap kv_map,
+                                       const __grid_constant__ CUtensorMap dout_map, AttentionArgs s, uint32_t B) {
 #if PTX_HAS_SM90A
     constexpr int HD = Tiles::HD, BM = Tiles::BM, BN = Tiles::BN;
     constexpr uint32_t KV_BYTES = Tiles::KV_BYTES, Q_BYTES = Tiles::Q_BYTES, STATS_BYTES = Tiles::STATS_BYTES;
@@ -368,9 +404,10 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             copy_box_4d(kv_tile, &kv_map, 0, k0, (s.NH + kv_head) * (HD / 64), b, kv_ring.full());
             copy_box_4d(kv_tile + KV_BYTES, &kv_map, 0, k0, (s.NH + s.NKV + kv_head) * (HD / 64), b, kv_ring.full());
             kv_ring.advance();
+            const int end_q = DOCUMENTS ? ends[(size_t)b * s.T + min(s.T, k0 + BN) - 1] : s.T;
             for (int h = kv_head * group; h < (kv_head + 1) * group; h++) {
                 const float2* head_stats = stats + ((size_t)b * s.NH + h) * s.stat_rows;
-                for (int q0 = k0 / BM * BM; q0 < s.T; q0 += BM) {
+                for (int q0 = k0 / BM * BM; q0 < end_q; q0 += BM) {
                     const uint32_t q_tile = q_smem + q_ring.stage * 2 * Q_BYTES;
                     q_ring.begin_fill(2 * Q_BYTES + STATS_BYTES);
                     copy_box_4d(q_tile, &q_map, 0, q0, h * (HD / 64), b, q_ring.full());
@@ -387,23 +424,31 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
         uint32_t p_operand[BM / 16][4], ds_operand[BM / 16][4];
         for (uint32_t piece; work.next(&piece);) {
             const int k0 = piece / heads * BN, b = piece % heads / s.NKV, kv_head = piece % heads % s.NKV;
-            const int my_k0 = k0 + consumer * 64;
+            const int my_k0 = k0 + consumer * 64, warp_k0 = my_k0 + warp * 16;
+            const DocumentEdges<DOCUMENTS> end(ends + (size_t)b * s.T, s.T, s.T, k0 + BN - 1, my_k0 + 63, warp_k0, warp_k0 + g);
             kv_ring.wait_full();
             const uint32_t k_rows = matrix_rows(kv_smem + kv_ring.stage * 2 * KV_BYTES + consumer * 64 * 128);
             const uint32_t v_rows = k_rows + (KV_BYTES >> 4);
             uint32_t held = NO_BARRIER;  // the `empty` barrier of the buffer that pending products read
+            auto release_held = [&]() {
+                wgmma_wait<0>();
+                wgmma_hold(dk);
+                wgmma_hold(dv);
+                if (held != NO_BARRIER) { ring_release(held); }
+                held = NO_BARRIER;
+            };
             fragment_clear(dk);
             fragment_clear(dv);
 #pragma unroll 1
             for (int h = 0; h < group; h++) {
+                int q0 = k0 / BM * BM;
 #pragma unroll 1
-                for (int q0 = k0 / BM * BM; q0 < s.T; q0 += BM) {
+                for (; q0 < end.block && q0 + BM <= my_k0; q0 += BM) {  // no key of this warpgroup is seen by these queries
+                    q_ring.pass();
+                }
+#pragma unroll 1
+                for (; q0 < end.warpgroup; q0 += BM) {
                     q_ring.wait_full();
-                    if (q0 + BM <= my_k0) {  // none of these queries sees a key of this warpgroup
-                        ring_release(q_ring.empty());
-                        q_ring.advance();
-                        continue;
-                    }
                     const uint32_t q_tile = q_smem + q_ring.stage * 2 * Q_BYTES, dout_tile = q_tile + Q_BYTES;
                     const float4* tile_stats = (const float4*)(all_stats + q_ring.stage * STATS_BYTES) + t;  // two queries each
                     wgmma_fence();
@@ -418,6 +463,10 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                     if (q0 < my_k0 + 63) {
                         // the first column of this tile, counted from 2 t, whose query sees key g of the warp
                         fragment_clear_before(p, my_k0 + warp * 16 + g - q0 - t * 2);
+                    }
+                    if (DOCUMENTS && q0 + BM > end.warp) {
+                        const int columns[2] = {end.rows[0] - q0 - t * 2, end.rows[1] - q0 - t * 2};
+                        fragment_mask_from(p, columns, 0);
                     }
                     fragment_operand(p_operand, p);
                     wgmma_fence();
@@ -441,17 +490,18 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                     }
                     q_ring.advance();
                 }
+                if (DOCUMENTS && q0 < end.block) {  // another warpgroup's keys are seen by queries further on
+                    release_held();
+#pragma unroll 1
+                    for (; q0 < end.block; q0 += BM) { q_ring.pass(); }
+                }
             }
-            wgmma_wait<0>();
-            wgmma_hold(dk);
-            wgmma_hold(dv);
-            if (held != NO_BARRIER) { ring_release(held); }
+            release_held();
             ring_release(kv_ring.empty());
             kv_ring.advance();
-            const int row = my_k0 + warp * 16;
-            floatX* dk_rows = attention_row(dqkv, (size_t)b * s.T + row, s.qkv_pitch, s.NH + kv_head, HD);
-            wgmma_store<HD>(dk_rows, s.qkv_pitch, s.T - row, dk, s.scale, s.scale);
-            wgmma_store<HD>(dk_rows + (size_t)s.NKV * HD, s.qkv_pitch, s.T - row, dv, 1, 1);
+            floatX* dk_rows = attention_row(dqkv, (size_t)b * s.T + warp_k0, s.qkv_pitch, s.NH + kv_head, HD);
+            wgmma_store<HD>(dk_rows, s.qkv_pitch, s.T - warp_k0, dk, s.scale, s.scale);
+            wgmma_store<HD>(dk_rows + (size_t)s.NKV * HD, s.qkv_pitch, s.T - warp_k0, dv, 1, 1);
         }
     }
 #else
@@ -471,7 +521,7 @@ struct WgmmaQTiles : WarpgroupSplit<WGS_, BLOCKS_> {
     static_assert(STAGES >= 2, "the ring is too short");
 };
 
-template <typename Tiles>
+template <typename Tiles, bool DOCUMENTS = false>
 __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
     attention_backward_q_wgmma_kernel(floatX* dqkv, float2* stats, const float* lse, const __grid_constant__ CUtensorMap q_map,
                                       const __grid_constant__ CUtensorMap kv_map, const __grid_constant__ CUtensorMap dout_map,
@@ -506,7 +556,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             copy_box_4d(q_tile + Q_BYTES, &dout_map, 0, q0, h * (HD / 64), b, q_ring.full());
             copy_box_4d(q_tile + 2 * Q_BYTES, &out_map, 0, q0, h * (HD / 64), b, q_ring.full());
             q_ring.advance();
-            for (int k0 = (min(s.T, q0 + BM) - 1) / BN * BN; k0 >= 0; k0 -= BN) {
+            const int first_k0 = DOCUMENTS ? s.starts[(size_t)b * s.T + q0] / BN * BN : 0;
+            for (int k0 = (min(s.T, q0 + BM) - 1) / BN * BN; k0 >= first_k0; k0 -= BN) {
                 const uint32_t kv_tile = kv_smem + kv_ring.stage * 2 * KV_BYTES;
                 kv_ring.begin_fill(2 * KV_BYTES);
                 copy_box_4d(kv_tile, &kv_map, 0, k0, k_block, b, kv_ring.full());
@@ -521,7 +572,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
         uint32_t ds_operand[BN / 16][4];
         for (uint32_t piece; work.next(&piece);) {
             const int q0 = (tiles - 1 - (int)(piece / heads)) * BM, b = piece % heads / s.NH, h = piece % heads % s.NH;
-            const int my_q0 = q0 + consumer * 64, row = my_q0 + warp * 16 + g;
+            const int my_q0 = q0 + consumer * 64, warp_q0 = my_q0 + warp * 16, row = warp_q0 + g;
+            const DocumentEdges<DOCUMENTS> first(s.starts + (size_t)b * s.T, s.T, 0, q0, my_q0, warp_q0 + 15, row);
             const size_t head = (size_t)b * s.NH + h;
             float log_sum[2], D[2];
 #pragma unroll
@@ -543,12 +595,11 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             int k0 = (min(s.T, q0 + BM) - 1) / BN * BN;
 #pragma unroll 1
             for (; k0 > my_q0 + 63; k0 -= BN) {  // no query of this warpgroup sees these keys
-                kv_ring.wait_full();
-                ring_release(kv_ring.empty());
-                kv_ring.advance();
+                kv_ring.pass();
             }
+            const int my_first_k0 = first.warpgroup / BN * BN;
 #pragma unroll 1
-            for (; k0 >= 0; k0 -= BN) {
+            for (; k0 >= my_first_k0; k0 -= BN) {
                 const uint32_t k_tile = kv_smem + kv_ring.stage * 2 * KV_BYTES, v_tile = k_tile + KV_BYTES;
                 kv_ring.wait_full();
                 wgmma_fence();
@@ -565,6 +616,10 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                     // the last column of this tile, counted from 2 t, that row g of the warp sees
                     fragment_mask_behind(p, row - k0 - t * 2, 0);
                 }
+                if (DOCUMENTS && k0 < first.warp) {
+                    const int columns[2] = {first.rows[0] - k0 - t * 2, first.rows[1] - k0 - t * 2};
+                    fragment_mask_before(p, columns, 0);
+                }
                 wgmma_wait<0>();
                 wgmma_hold(ds);
                 fragment_ds(ds, p, stat);
@@ -579,8 +634,12 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             if (held != NO_BARRIER) { ring_release(held); }
             ring_release(q_ring.empty());
             q_ring.advance();
-            floatX* dq_rows = attention_row(dqkv, (size_t)b * s.T + my_q0 + warp * 16, s.qkv_pitch, h, HD);
-            wgmma_store<HD>(dq_rows, s.qkv_pitch, s.T - my_q0 - warp * 16, dq, s.scale, s.scale);
+            floatX* dq_rows = attention_row(dqkv, (size_t)b * s.T + warp_q0, s.qkv_pitch, h, HD);
+            wgmma_store<HD>(dq_rows, s.qkv_pitch, s.T - warp_q0, dq, s.scale, s.scale);
+            if constexpr (DOCUMENTS) {  // the other warpgroups' queries see keys further back
+#pragma unroll 1
+                for (; k0 >= first.block / BN * BN; k0 -= BN) { kv_ring.pass(); }
+            }
         }
     }
 #else
@@ -668,27 +727,30 @@ static inline dim3 attention_wgmma_blocks(int B, int heads, int T, int rows) {
 template <typename Tiles>
 static inline void attention_wgmma_forward_tiles(floatX* out, float* lse, const floatX* qkv, int B, const AttentionArgs& s,
                                                  cudaStream_t stream) {
-    attention_launch(attention_forward_wgmma_kernel<Tiles>, attention_wgmma_blocks<Tiles>(B, s.NH, s.T, Tiles::BM),
-                     Tiles::THREADS, Tiles::SMEM, stream, out, lse, attention_qkv_map(qkv, B, s, Tiles::BM),
-                     attention_qkv_map(qkv, B, s, Tiles::BN), s, (uint32_t)B);
+    auto* kernel = s.starts ? attention_forward_wgmma_kernel<Tiles, true> : attention_forward_wgmma_kernel<Tiles, false>;
+    attention_launch(kernel, attention_wgmma_blocks<Tiles>(B, s.NH, s.T, Tiles::BM), Tiles::THREADS, Tiles::SMEM, stream, out,
+                     lse, attention_qkv_map(qkv, B, s, Tiles::BM), attention_qkv_map(qkv, B, s, Tiles::BN), s, (uint32_t)B);
 }
 
+/* ends: where each token's document ends, if s has documents. */
 template <typename Tiles>
-static inline void attention_wgmma_backward_kv(floatX* dqkv, const float2* stats, const floatX* dout, const floatX* qkv, int B,
-                                               const AttentionArgs& s, cudaStream_t stream) {
-    attention_launch(attention_backward_kv_wgmma_kernel<Tiles>, attention_wgmma_blocks<Tiles>(B, s.NKV, s.T, Tiles::BN),
-                     Tiles::THREADS, Tiles::SMEM, stream, dqkv, stats, attention_qkv_map(qkv, B, s, Tiles::BM),
-                     attention_qkv_map(qkv, B, s, Tiles::BN), attention_out_map(dout, B, s, Tiles::BM), s, (uint32_t)B);
+static inline void attention_wgmma_backward_kv(floatX* dqkv, const float2* stats, const int32_t* ends, const floatX* dout,
+                                               const floatX* qkv, int B, const AttentionArgs& s, cudaStream_t stream) {
+    auto* kernel =
+        s.starts ? attention_backward_kv_wgmma_kernel<Tiles, true> : attention_backward_kv_wgmma_kernel<Tiles, false>;
+    attention_launch(kernel, attention_wgmma_blocks<Tiles>(B, s.NKV, s.T, Tiles::BN), Tiles::THREADS, Tiles::SMEM, stream, dqkv,
+                     stats, ends, attention_qkv_map(qkv, B, s, Tiles::BM), attention_qkv_map(qkv, B, s, Tiles::BN),
+                     attention_out_map(dout, B, s, Tiles::BM), s, (uint32_t)B);
 }
 
 template <typename Tiles>
 static inline void attention_wgmma_backward_q(floatX* dqkv, float2* stats, const floatX* dout, const floatX* out,
                                               const float* lse, const floatX* qkv, int B, const AttentionArgs& s,
                                               cudaStream_t stream) {
-    attention_launch(attention_backward_q_wgmma_kernel<Tiles>, attention_wgmma_blocks<Tiles>(B, s.NH, s.T, Tiles::BM),
-                     Tiles::THREADS, Tiles::SMEM, stream, dqkv, stats, lse, attention_qkv_map(qkv, B, s, Tiles::BM),
-                     attention_qkv_map(qkv, B, s, Tiles::BN), attention_out_map(dout, B, s, Tiles::BM),
-                     attention_out_map(out, B, s, Tiles::BM), s, (uint32_t)B);
+    auto* kernel = s.starts ? attention_backward_q_wgmma_kernel<Tiles, true> : attention_backward_q_wgmma_kernel<Tiles, false>;
+    attention_launch(kernel, attention_wgmma_blocks<Tiles>(B, s.NH, s.T, Tiles::BM), Tiles::THREADS, Tiles::SMEM, stream, dqkv,
+                     stats, lse, attention_qkv_map(qkv, B, s, Tiles::BM), attention_qkv_map(qkv, B, s, Tiles::BN),
+                     attention_out_map(dout, B, s, Tiles::BM), attention_out_map(out, B, s, Tiles::BM), s, (uint32_t)B);
 }
 
 // Tiles by head dimension: HD, rows of a tile walked over, warpgroups, ring, pieces of work at a time, blocks.
@@ -713,13 +775,25 @@ static inline void attention_wgmma_forward(floatX* out, float* lse, const floatX
     attention_wgmma_forward_tiles<typename WgmmaTiles<HD>::Forward>(out, lse, qkv, B, s, stream);
 }
 
-/* Fills stats as attention_stats does. */
+/* Writes where each of N tokens' document ends, in rows of T tokens. */
+__global__ static void attention_ends_kernel(int32_t* ends, const int32_t* starts, size_t N, int T) {
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, row = i / T * T;
+    if (i < N) { ends[i] = attention_document_end(starts + row, (int)(i - row), T); }
+}
+
+/* Fills stats as attention_stats does, and with documents the B * T integers behind them. */
 template <int HD>
 static inline void attention_wgmma_backward(floatX* dqkv, float2* stats, const floatX* dout, const floatX* out,
                                             const float* lse, const floatX* qkv, int B, const AttentionArgs& s,
                                             cudaStream_t stream) {
+    const size_t N = (size_t)B * s.T;
+    int32_t* ends = (int32_t*)(stats + (size_t)B * s.NH * s.stat_rows);
+    if (s.starts) {
+        attention_launch(attention_ends_kernel, dim3((unsigned)ceil_div(N, (size_t)256)), 256, 0, stream, ends, s.starts, N,
+                         s.T);
+    }
     attention_wgmma_backward_q<typename WgmmaTiles<HD>::BackwardQ>(dqkv, stats, dout, out, lse, qkv, B, s, stream);
-    attention_wgmma_backward_kv<typename WgmmaTiles<HD>::BackwardKV>(dqkv, stats, dout, qkv, B, s, stream);
+    attention_wgmma_backward_kv<typename WgmmaTiles<HD>::BackwardKV>(dqkv, stats, ends, dout, qkv, B, s, stream);
 }
 
 #endif  // PRECISION_FP32

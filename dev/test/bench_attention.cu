@@ -125,7 +125,7 @@ static void bench_kernels(void) {
         for (int k = ATTENTION_PLAIN; k < NUM_ATTENTION_KERNELS; k++) {
             const AttentionKernel kernel = (AttentionKernel)k;
             // the plain kernels take seconds at length 8192
-            if (!attention_has_kernel(kernel, s.HD, s.document > 0) || (k == ATTENTION_PLAIN && s.T > 2048)) { continue; }
+            if (!attention_has_kernel(kernel, s.HD) || (k == ATTENTION_PLAIN && s.T > 2048)) { continue; }
             const float forward = time_ms([&]() { attention_forward_by(kernel, b.out, b.lse, b.qkv, s.B, b.args, 0); });
             const float backward = time_ms(
                 [&]() { attention_backward_by(kernel, b.dqkv, b.scratch, b.dout, b.out, b.lse, b.qkv, s.B, b.args, 0); });
@@ -167,7 +167,7 @@ static void launch_wgmma_forward(const Buffers* b, int B) {
 }
 template <typename Tiles>
 static void launch_wgmma_kv(const Buffers* b, int B) {
-    attention_wgmma_backward_kv<Tiles>(b->dqkv, (const float2*)b->scratch, b->dout, b->qkv, B, b->args, 0);
+    attention_wgmma_backward_kv<Tiles>(b->dqkv, (const float2*)b->scratch, NULL, b->dout, b->qkv, B, b->args, 0);
 }
 template <typename Tiles>
 static void launch_wgmma_q(const Buffers* b, int B) {
@@ -256,7 +256,7 @@ static void bench_variants(void) {
     for (int T : {1024, 2048, 8192}) { printf(" T %5d ms TFLOP/s", T); }
     printf("\n");
     for (const Variant& v : variants) {
-        if (!attention_has_kernel(v.family, v.HD, false)) { continue; }
+        if (!attention_has_kernel(v.family, v.HD)) { continue; }
         cudaFuncAttributes f;
         CUDA_CHECK(cudaFuncGetAttributes(&f, v.kernel));
         printf("%-6s %-8s %3d %-16s %9.1e %5d %5zu |", kernel_names[v.family], part_names[v.part], v.HD, v.tiles,
