@@ -1,11 +1,12 @@
 /* bench_attention.cu -- times attention by kernel, head dimension and length, on random data.
  *
  *   nvcc -std=c++17 -O3 -DPRECISION_BF16 -gencode arch=compute_90a,code=sm_90a -diag-suppress 1675 -I. \
- *        -o bench_attention dev/test/bench_attention.cu && ./bench_attention [variants]
+ *        -o bench_attention dev/test/bench_attention.cu && ./bench_attention [variants|auto]
  *
  * TFLOP/s use the common count: forward 4 B T^2 NH HD / 2 (the causal half), backward 2.5 times that, although our backward
  * computes 3.5 times. Each number is the median of single launches between events, after a warm-up. The last lines are of rows
- * of 8192 tokens in documents of 500: their TFLOP/s count whole rows, too, so that they compare with those above by time.
+ * of 8192 tokens in documents of 400 to 600: their TFLOP/s count whole rows, too, so that they compare with those above by time.
+ * `./bench_attention auto` runs only those kernels that the program would choose.
  *
  * `./bench_attention variants` then runs each mma and wgmma kernel alone with other tiles (a minute). It prints one line a
  * variant: its error against the plain kernel (about 2e-3 in BF16; more is a bug), registers at its start, bytes of stack, and
@@ -22,20 +23,28 @@ static const char* kernel_names[NUM_ATTENTION_KERNELS] = {"auto", "plain", "mma"
 
 struct Shape : AttentionShape {
     const char* name;
-    int document;  // tokens of each document; 0: rows are not divided
+    int document;  // mean tokens of a document; 0: rows are not divided
 };
 
 // clang-format off
 static const Shape shapes[] = {
-    {{ 64, 1024, 12, 4,  64}, "126M"},
-    {{ 32, 1024, 32, 8,  64}, "1B"},
-    {{ 16, 2048, 32, 8,  64}, "1B"},
-    {{  4, 8192, 32, 8,  64}, "1B"},
-    {{  8, 1024, 32, 8, 128}, "8B"},
-    {{  4, 2048, 32, 8, 128}, "8B"},
-    {{  1, 8192, 32, 8, 128}, "8B"},
-    {{  4, 8192, 32, 8,  64}, "1B_500", 500},
-    {{  1, 8192, 32, 8, 128}, "8B_500", 500},
+    {{128,   512, 12, 4,  64}, "126M"},
+    {{ 64,  1024, 12, 4,  64}, "126M"},
+    {{ 32,  1024, 32, 8,  64}, "1B"},
+    {{ 16,  2048, 32, 8,  64}, "1B"},
+    {{  8,  4096, 32, 8,  64}, "1B"},
+    {{  4,  8192, 32, 8,  64}, "1B"},
+    {{  2, 16384, 32, 8,  64}, "1B"},
+    {{  1, 32768, 32, 8,  64}, "1B"},
+    {{ 16,   512, 32, 8, 128}, "8B"},
+    {{  8,  1024, 32, 8, 128}, "8B"},
+    {{  4,  2048, 32, 8, 128}, "8B"},
+    {{  2,  4096, 32, 8, 128}, "8B"},
+    {{  1,  8192, 32, 8, 128}, "8B"},
+    {{  1, 16384, 32, 8, 128}, "8B"},
+    {{  1, 32768, 32, 8, 128}, "8B"},
+    {{  4,  8192, 32, 8,  64}, "1B_500", 500},
+    {{  1,  8192, 32, 8, 128}, "8B_500", 500},
 };
 // clang-format on
 
@@ -58,9 +67,19 @@ __global__ void fill_kernel(floatX* x, size_t n, uint32_t seed) {
     }
 }
 
-__global__ void starts_kernel(int32_t* starts, size_t N, int T, int document) {
+/* Returns where document n of a row starts: within a tenth of n * mean, so that it has 0.8 to 1.2 * mean tokens. */
+__device__ int document_start(int n, int mean, int row) {
+    const int span = mean / 5;
+    return n <= 0 ? 0 : n * mean + (int)((uint32_t)(n * 7919 + row * 104729) % (uint32_t)(span + 1)) - span / 2;
+}
+
+__global__ void starts_kernel(int32_t* starts, size_t N, int T, int mean) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < N) { starts[i] = (int)(i % T) / document * document; }
+    if (i >= N) { return; }
+    const int t = (int)(i % T), row = (int)(i / T);
+    int n = t / mean + 1;
+    while (document_start(n, mean, row) > t) { n--; }
+    starts[i] = document_start(n, mean, row);
 }
 
 static Buffers allocate(const Shape* s) {
@@ -117,15 +136,17 @@ static float time_ms(F launch) {
 
 static double forward_flops(const Shape* s) { return 2.0 * s->B * s->T * (double)s->T * s->NH * s->HD; }
 
-static void bench_kernels(void) {
+/* Times every kernel, or only those of the launchers' choice. */
+static void bench_kernels(bool chosen) {
     printf("%-6s %-6s %5s %3s %3s %6s %3s | %10s %8s | %10s %8s\n", "kernel", "model", "T", "HD", "B", "NH", "NKV",
            "forward ms", "TFLOP/s", "backwd ms", "TFLOP/s");
     for (const Shape& s : shapes) {
         Buffers b = allocate(&s);
-        for (int k = ATTENTION_PLAIN; k < NUM_ATTENTION_KERNELS; k++) {
+        for (int k = ATTENTION_AUTO; k < NUM_ATTENTION_KERNELS; k++) {
             const AttentionKernel kernel = (AttentionKernel)k;
             // the plain kernels take seconds at length 8192
             if (!attention_has_kernel(kernel, s.HD) || (k == ATTENTION_PLAIN && s.T > 2048)) { continue; }
+            if (chosen != (k == ATTENTION_AUTO)) { continue; }
             const float forward = time_ms([&]() { attention_forward_by(kernel, b.out, b.lse, b.qkv, s.B, b.args, 0); });
             const float backward = time_ms(
                 [&]() { attention_backward_by(kernel, b.dqkv, b.scratch, b.dout, b.out, b.lse, b.qkv, s.B, b.args, 0); });
@@ -278,11 +299,12 @@ static void bench_variants(void) {
 
 int main(int argc, char** argv) {
     const bool with_variants = argc == 2 && strcmp(argv[1], "variants") == 0;
-    if (argc > 2 || (argc == 2 && !with_variants)) { die_usage("usage: %s [variants]", argv[0]); }
+    const bool chosen = argc == 2 && strcmp(argv[1], "auto") == 0;
+    if (argc > 2 || (argc == 2 && !with_variants && !chosen)) { die_usage("usage: %s [variants|auto]", argv[0]); }
     cudaDeviceProp p;
     CUDA_CHECK(cudaGetDeviceProperties(&p, 0));
     printf("%s, %s, code for sm_%d\n", p.name, PRECISION_NAME, compiled_arch(attention_stats_kernel<32, 2>));
-    bench_kernels();
+    bench_kernels(chosen);
 #ifndef PRECISION_FP32
     if (with_variants) { bench_variants(); }
 #endif
