@@ -275,5 +275,16 @@ __device__ __forceinline__ void fragment_operand(uint32_t (&a)[N / 8][4], const 
     for (int i = 0; i < N / 2; i++) { a[i / 4][i % 4] = pack2(p[2 * i], p[2 * i + 1]); }
 }
 
+/* Returns to p what fragment_operand rounded. */
+template <int N>
+__device__ __forceinline__ void fragment_rounded(float (&p)[N], const uint32_t (&a)[N / 8][4]) {
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        const float2 v = unpack2(a[i / 4][i % 4]);
+        p[2 * i] = v.x;
+        p[2 * i + 1] = v.y;
+    }
+}
+
 #endif  // PRECISION_FP32
 #endif

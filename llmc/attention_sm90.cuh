@@ -26,6 +26,18 @@
  * read a tile by rows, sums over tokens read it by columns. Each operand has a tensor map with the dimensions (64 columns,
  * T tokens, blocks of a row, B sequences), so tokens past T read as zeros, whatever memory lies behind them.
  *
+ * The backward kernels, too, keep products of their own under way while they compute (AHEAD), from before exp on dP and the last
+ * product of the tile before, and S of the next tile from before ds on:
+ *
+ *   issued       dk dP             dv S             dk dP             dv S           dk: of the tile before
+ *   computed           exp               ds               exp               ds       S: of the next tile
+ *
+ * ptxas keeps products under way only if what a loop reads of them was issued in the same turn of the loop. So a turn begins with
+ * all earlier products done, and the product that was held back is the first one issued. At head_dim 128 the kernel of dK and dV
+ * has no registers for ds and p of two tiles: it computes ds from the p that was rounded for dv (ROUNDED), then issues dv and dk
+ * together. A left operand of S or dP that a warpgroup needs in every tile may stay in registers (LEFT), since at 64 columns
+ * products with both operands in shared memory take all of its bandwidth.
+ *
  * With documents, a block's tiles end where the documents of its first query or of its last key do. A warpgroup passes over the
  * tiles of which only another one's tokens see something, and masks those that a border of its documents divides.
  *
@@ -136,6 +148,35 @@ __device__ __forceinline__ void wgmma_scores(float (&d)[N / 2], uint32_t a, uint
         wgmma_shared<N, 0>(d, a + k / 4 * A_ROWS * 8 + k % 4 * 2, b + k / 4 * N * 8 + k % 4 * 2, k > 0);
     }
 }
+
+/* The left operand of scores: 64 rows of a tile of ROWS. In registers, or else read from shared memory by each product. */
+template <int HD, int ROWS, bool REGISTERS>
+struct ScoresLeft {
+    uint32_t rows;  // as by matrix_rows
+    uint32_t a[REGISTERS ? HD / 16 : 1][4];
+
+    /* address: of the warpgroup's first row */
+    __device__ __forceinline__ explicit ScoresLeft(uint32_t address) : rows(matrix_rows(address)) {
+        if constexpr (REGISTERS) {
+            const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+            const uint32_t row = address + (warp * 16 + lane % 16) * 128;
+#pragma unroll
+            for (int k = 0; k < HD / 16; k++) {
+                load_matrix_x4(a[k], row + k / 4 * ROWS * 128 + ((k % 4 * 2 + lane / 16) ^ lane % 8) * 16);
+            }
+        }
+    }
+    /* Computes d (64 x N) = these rows times b (tile of N rows)^T. */
+    template <int N>
+    __device__ __forceinline__ void product(float (&d)[N], uint32_t b) const {
+        if constexpr (REGISTERS) {
+#pragma unroll
+            for (int k = 0; k < HD / 16; k++) { wgmma_registers<2 * N, 0>(d, a[k], b + k / 4 * N * 16 + k % 4 * 2, k > 0); }
+        } else {
+            wgmma_scores<HD, 2 * N, ROWS>(d, rows, b);
+        }
+    }
+};
 
 /* Adds a (64 x K) b (tile of K rows) to d (64 x HD). */
 template <int HD, int K>
@@ -356,8 +397,11 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
 // dK, dV
 
 /* WGS x 64 keys; queries in tiles of BM; shared memory holds K and V of KV_STAGES pieces of work. */
-template <int HD_, int BM_, int WGS_, int STAGES_, int KV_STAGES_, int BLOCKS_>
+template <int HD_, int BM_, int WGS_, int STAGES_, int KV_STAGES_, int BLOCKS_, bool AHEAD_ = false, bool ROUNDED_ = false,
+          int LEFT_ = 0>
 struct WgmmaKVTiles : WarpgroupSplit<WGS_, BLOCKS_> {
+    static constexpr bool AHEAD = AHEAD_, ROUNDED = ROUNDED_;
+    static constexpr int LEFT = LEFT_;
     static constexpr int HD = HD_, BM = BM_, WGS = WGS_, STAGES = STAGES_, KV_STAGES = KV_STAGES_, BLOCKS = BLOCKS_;
     static constexpr int BN = 64 * WGS, KV_BYTES = BN * HD * 2, Q_BYTES = BM * HD * 2, STATS_BYTES = BM * 8;
     static constexpr int SMEM = 2 * KV_STAGES * KV_BYTES + STAGES * (2 * Q_BYTES + STATS_BYTES) + 1024;
@@ -427,8 +471,9 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             const int my_k0 = k0 + consumer * 64, warp_k0 = my_k0 + warp * 16;
             const DocumentEdges<DOCUMENTS> end(ends + (size_t)b * s.T, s.T, s.T, k0 + BN - 1, my_k0 + 63, warp_k0, warp_k0 + g);
             kv_ring.wait_full();
-            const uint32_t k_rows = matrix_rows(kv_smem + kv_ring.stage * 2 * KV_BYTES + consumer * 64 * 128);
-            const uint32_t v_rows = k_rows + (KV_BYTES >> 4);
+            const uint32_t k_tile = kv_smem + kv_ring.stage * 2 * KV_BYTES + consumer * 64 * 128;
+            const ScoresLeft<HD, BN, (Tiles::LEFT > 0)> k_left(k_tile);
+            const ScoresLeft<HD, BN, (Tiles::LEFT > 1)> v_left(k_tile + KV_BYTES);
             uint32_t held = NO_BARRIER;  // the `empty` barrier of the buffer that pending products read
             auto release_held = [&]() {
                 wgmma_wait<0>();
@@ -437,37 +482,126 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                 if (held != NO_BARRIER) { ring_release(held); }
                 held = NO_BARRIER;
             };
+            int h = 0, q0 = 0;  // the tile: head of the group, first query
+            auto head_begin = [&]() {
+#pragma unroll 1
+                for (q0 = k0 / BM * BM; q0 < end.block && q0 + BM <= my_k0; q0 += BM) {
+                    q_ring.pass();  // no key of this warpgroup is seen by these queries
+                }
+            };
+            // turns S^T into p^T = exp(S^T - lse)
+            auto exponentials = [&](float(&x)[BM / 2], const float4* tile_stats) {
+                fragment_p_transposed(x, tile_stats, s.scale_log2);
+                if (q0 < my_k0 + 63) {
+                    // the first column of this tile, counted from 2 t, whose query sees key g of the warp
+                    fragment_clear_before(x, my_k0 + warp * 16 + g - q0 - t * 2);
+                }
+                if (DOCUMENTS && q0 + BM > end.warp) {
+                    const int columns[2] = {end.rows[0] - q0 - t * 2, end.rows[1] - q0 - t * 2};
+                    fragment_mask_from(x, columns, 0);
+                }
+            };
+            // goes to the next tile; false if there is none, or if tiles that only other warpgroups need are before it
+            auto next_tile = [&]() {
+                q0 += BM;
+                if (q0 < end.warpgroup) { return true; }
+                if ((DOCUMENTS && q0 < end.block) || h + 1 == group) { return false; }
+                h++;
+                head_begin();
+                return q0 < end.warpgroup;
+            };
             fragment_clear(dk);
             fragment_clear(dv);
 #pragma unroll 1
-            for (int h = 0; h < group; h++) {
-                int q0 = k0 / BM * BM;
+            for (; h < group; h++) {
+                head_begin();
+                if constexpr (Tiles::AHEAD) {
+                    if (q0 < end.warpgroup) {
+                        float e[BM / 2];
+                        int stage = q_ring.stage;
+                        uint32_t q_tile = q_smem + stage * 2 * Q_BYTES, q_before = 0;
+                        q_ring.wait_full();
+                        wgmma_fence();
+                        k_left.product(p, matrix_rows(q_tile));
+                        wgmma_commit();
+                        wgmma_wait<0>();
+                        wgmma_hold(p);
+                        bool more;
 #pragma unroll 1
-                for (; q0 < end.block && q0 + BM <= my_k0; q0 += BM) {  // no key of this warpgroup is seen by these queries
-                    q_ring.pass();
+                        do {  // S of this tile is there, and ds of the one before
+                            const float4* tile_stats = (const float4*)(all_stats + stage * STATS_BYTES) + t;
+                            wgmma_fence();
+                            if (!Tiles::ROUNDED && held != NO_BARRIER) {
+                                wgmma_values<HD, BM>(dk, ds_operand, matrix_columns(q_before, BM * 128));
+                                wgmma_commit();
+                            }
+                            v_left.product(ds, matrix_rows(q_tile + Q_BYTES));
+                            wgmma_commit();
+#pragma unroll
+                            for (int i = 0; i < BM / 2; i++) { e[i] = p[i]; }
+                            exponentials(e, tile_stats);
+                            fragment_operand(p_operand, e);
+                            if constexpr (!Tiles::ROUNDED) {
+                                wgmma_fence();
+                                wgmma_values<HD, BM>(dv, p_operand, matrix_columns(q_tile + Q_BYTES, BM * 128));
+                                wgmma_commit();
+                                wgmma_wait<2>();
+                                if (held != NO_BARRIER) { ring_release(held); }
+                            }
+                            held = q_ring.empty();
+                            q_ring.advance();
+                            q_before = q_tile;
+                            more = next_tile();
+                            if (more) {
+                                stage = q_ring.stage;
+                                q_tile = q_smem + stage * 2 * Q_BYTES;
+                                q_ring.wait_full();
+                                wgmma_fence();
+                                k_left.product(p, matrix_rows(q_tile));
+                                wgmma_commit();
+                                wgmma_wait<Tiles::ROUNDED ? 1 : 2>();
+                            } else {
+                                wgmma_wait<Tiles::ROUNDED ? 0 : 1>();
+                            }
+                            wgmma_hold(ds);
+                            if constexpr (Tiles::ROUNDED) { fragment_rounded(e, p_operand); }
+                            fragment_ds_transposed(ds, e, tile_stats);
+                            fragment_operand(ds_operand, ds);
+                            if constexpr (Tiles::ROUNDED) {
+                                wgmma_fence();
+                                wgmma_values<HD, BM>(dv, p_operand, matrix_columns(q_before + Q_BYTES, BM * 128));
+                                wgmma_values<HD, BM>(dk, ds_operand, matrix_columns(q_before, BM * 128));
+                                wgmma_commit();
+                            }
+                            wgmma_wait<0>();
+                            wgmma_hold(p);
+                            if constexpr (Tiles::ROUNDED) {
+                                ring_release(held);
+                                held = NO_BARRIER;
+                            }
+                        } while (more);
+                        if constexpr (!Tiles::ROUNDED) {
+                            wgmma_fence();
+                            wgmma_values<HD, BM>(dk, ds_operand, matrix_columns(q_before, BM * 128));
+                            wgmma_commit();
+                        }
+                        release_held();
+                    }
                 }
 #pragma unroll 1
-                for (; q0 < end.warpgroup; q0 += BM) {
+                for (; !Tiles::AHEAD && q0 < end.warpgroup; q0 += BM) {
                     q_ring.wait_full();
                     const uint32_t q_tile = q_smem + q_ring.stage * 2 * Q_BYTES, dout_tile = q_tile + Q_BYTES;
                     const float4* tile_stats = (const float4*)(all_stats + q_ring.stage * STATS_BYTES) + t;  // two queries each
                     wgmma_fence();
-                    wgmma_scores<HD, BM, BN>(p, k_rows, matrix_rows(q_tile));
+                    k_left.product(p, matrix_rows(q_tile));
                     wgmma_commit();
-                    wgmma_scores<HD, BM, BN>(ds, v_rows, matrix_rows(dout_tile));
+                    v_left.product(ds, matrix_rows(dout_tile));
                     wgmma_commit();
                     wgmma_wait<1>();
                     wgmma_hold(p);
                     if (held != NO_BARRIER) { ring_release(held); }
-                    fragment_p_transposed(p, tile_stats, s.scale_log2);
-                    if (q0 < my_k0 + 63) {
-                        // the first column of this tile, counted from 2 t, whose query sees key g of the warp
-                        fragment_clear_before(p, my_k0 + warp * 16 + g - q0 - t * 2);
-                    }
-                    if (DOCUMENTS && q0 + BM > end.warp) {
-                        const int columns[2] = {end.rows[0] - q0 - t * 2, end.rows[1] - q0 - t * 2};
-                        fragment_mask_from(p, columns, 0);
-                    }
+                    exponentials(p, tile_stats);
                     fragment_operand(p_operand, p);
                     wgmma_fence();
                     wgmma_values<HD, BM>(dv, p_operand, matrix_columns(dout_tile, BM * 128));
@@ -513,8 +647,11 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
 // dQ
 
 /* WGS x 64 queries; keys in tiles of BN; shared memory holds q, dout and out of Q_STAGES pieces of work. */
-template <int HD_, int BN_, int WGS_, int STAGES_, int Q_STAGES_, int BLOCKS_>
+template <int HD_, int BN_, int WGS_, int STAGES_, int Q_STAGES_, int BLOCKS_, bool AHEAD_ = false, bool ROUNDED_ = false,
+          int LEFT_ = 0>
 struct WgmmaQTiles : WarpgroupSplit<WGS_, BLOCKS_> {
+    static constexpr bool AHEAD = AHEAD_, ROUNDED = ROUNDED_;
+    static constexpr int LEFT = LEFT_;
     static constexpr int HD = HD_, BN = BN_, WGS = WGS_, STAGES = STAGES_, Q_STAGES = Q_STAGES_, BLOCKS = BLOCKS_;
     static constexpr int BM = 64 * WGS, KV_BYTES = BN * HD * 2, Q_BYTES = BM * HD * 2;
     static constexpr int SMEM = 3 * Q_STAGES * Q_BYTES + STAGES * 2 * KV_BYTES + 1024;
@@ -581,15 +718,20 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                 log_sum[r] = row + r * 8 < s.T ? lse[head * s.T + row + r * 8] * (float)LOG2_E : INFINITY;
             }
             q_ring.wait_full();
-            const char* dout_warp = wgmma_tiles(smem) + (q_ring.stage * 3 + 1) * Q_BYTES + (consumer * 64 + warp * 16) * 128;
-            swizzled_row_products<HD>(D, dout_warp, dout_warp + Q_BYTES, BM * 128);
-            const float2 stat[2] = {make_float2(log_sum[0], D[0]), make_float2(log_sum[1], D[1])};
+            const uint32_t q_tile = q_smem + q_ring.stage * 3 * Q_BYTES + consumer * 64 * 128;
+            const ScoresLeft<HD, BM, (Tiles::LEFT > 0)> q_left(q_tile);
+            const ScoresLeft<HD, BM, (Tiles::LEFT > 1)> dout_left(q_tile + Q_BYTES);
+            float2 stat[2];  // lse in base 2 and D
+            auto statistics = [&]() {
+                const char* dout_warp =
+                    wgmma_tiles(smem) + (q_ring.stage * 3 + 1) * Q_BYTES + (consumer * 64 + warp * 16) * 128;
+                swizzled_row_products<HD>(D, dout_warp, dout_warp + Q_BYTES, BM * 128);
 #pragma unroll
-            for (int r = 0; r < 2; r++) {
-                if (t == 0 && row + r * 8 < s.stat_rows) { stats[head * s.stat_rows + row + r * 8] = stat[r]; }
-            }
-            const uint32_t q_rows = matrix_rows(q_smem + q_ring.stage * 3 * Q_BYTES + consumer * 64 * 128);
-            const uint32_t dout_rows = q_rows + (Q_BYTES >> 4);
+                for (int r = 0; r < 2; r++) {
+                    stat[r] = make_float2(log_sum[r], D[r]);
+                    if (t == 0 && row + r * 8 < s.stat_rows) { stats[head * s.stat_rows + row + r * 8] = stat[r]; }
+                }
+            };
             uint32_t held = NO_BARRIER;
             fragment_clear(dq);
             int k0 = (min(s.T, q0 + BM) - 1) / BN * BN;
@@ -598,28 +740,86 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                 kv_ring.pass();
             }
             const int my_first_k0 = first.warpgroup / BN * BN;
+            // turns S into p = exp(S - lse)
+            auto exponentials = [&](float(&x)[BN / 2]) {
+                fragment_p(x, stat, s.scale_log2);
+                if (k0 + BN - 1 > my_q0) {
+                    // the last column of this tile, counted from 2 t, that row g of the warp sees
+                    fragment_mask_behind(x, row - k0 - t * 2, 0);
+                }
+                if (DOCUMENTS && k0 < first.warp) {
+                    const int columns[2] = {first.rows[0] - k0 - t * 2, first.rows[1] - k0 - t * 2};
+                    fragment_mask_before(x, columns, 0);
+                }
+            };
+            if constexpr (Tiles::AHEAD) {
+                float e[BN / 2];
+                uint32_t p_operand[BN / 16][4], k_tile = kv_smem + kv_ring.stage * 2 * KV_BYTES, k_before = 0;
+                kv_ring.wait_full();
+                wgmma_fence();
+                q_left.product(p, matrix_rows(k_tile));
+                wgmma_commit();
+                statistics();
+                wgmma_wait<0>();
+                wgmma_hold(p);
+                bool more;
 #pragma unroll 1
-            for (; k0 >= my_first_k0; k0 -= BN) {
+                do {  // S of this tile is there, and ds of the one before
+                    wgmma_fence();
+                    if (held != NO_BARRIER) {
+                        wgmma_values<HD, BN>(dq, ds_operand, matrix_columns(k_before, BN * 128));
+                        wgmma_commit();
+                    }
+                    dout_left.product(ds, matrix_rows(k_tile + KV_BYTES));
+                    wgmma_commit();
+#pragma unroll
+                    for (int i = 0; i < BN / 2; i++) { e[i] = p[i]; }
+                    exponentials(e);
+                    if constexpr (Tiles::ROUNDED) { fragment_operand(p_operand, e); }
+                    wgmma_wait<1>();
+                    if (held != NO_BARRIER) { ring_release(held); }
+                    held = kv_ring.empty();
+                    kv_ring.advance();
+                    k_before = k_tile;
+                    k0 -= BN;
+                    more = k0 >= my_first_k0;
+                    if (more) {
+                        k_tile = kv_smem + kv_ring.stage * 2 * KV_BYTES;
+                        kv_ring.wait_full();
+                        wgmma_fence();
+                        q_left.product(p, matrix_rows(k_tile));
+                        wgmma_commit();
+                        wgmma_wait<1>();
+                    } else {
+                        wgmma_wait<0>();
+                    }
+                    wgmma_hold(ds);
+                    if constexpr (Tiles::ROUNDED) { fragment_rounded(e, p_operand); }
+                    fragment_ds(ds, e, stat);
+                    fragment_operand(ds_operand, ds);
+                    wgmma_wait<0>();
+                    wgmma_hold(p);
+                } while (more);
+                wgmma_fence();
+                wgmma_values<HD, BN>(dq, ds_operand, matrix_columns(k_before, BN * 128));
+                wgmma_commit();
+            } else {
+                statistics();
+            }
+#pragma unroll 1
+            for (; !Tiles::AHEAD && k0 >= my_first_k0; k0 -= BN) {
                 const uint32_t k_tile = kv_smem + kv_ring.stage * 2 * KV_BYTES, v_tile = k_tile + KV_BYTES;
                 kv_ring.wait_full();
                 wgmma_fence();
-                wgmma_scores<HD, BN, BM>(p, q_rows, matrix_rows(k_tile));
+                q_left.product(p, matrix_rows(k_tile));
                 wgmma_commit();
-                wgmma_scores<HD, BN, BM>(ds, dout_rows, matrix_rows(v_tile));
+                dout_left.product(ds, matrix_rows(v_tile));
                 wgmma_commit();
                 wgmma_wait<1>();
                 wgmma_hold(p);
                 if (held != NO_BARRIER) { ring_release(held); }
                 held = kv_ring.empty();
-                fragment_p(p, stat, s.scale_log2);
-                if (k0 + BN - 1 > my_q0) {
-                    // the last column of this tile, counted from 2 t, that row g of the warp sees
-                    fragment_mask_behind(p, row - k0 - t * 2, 0);
-                }
-                if (DOCUMENTS && k0 < first.warp) {
-                    const int columns[2] = {first.rows[0] - k0 - t * 2, first.rows[1] - k0 - t * 2};
-                    fragment_mask_before(p, columns, 0);
-                }
+                exponentials(p);
                 wgmma_wait<0>();
                 wgmma_hold(ds);
                 fragment_ds(ds, p, stat);
@@ -753,20 +953,21 @@ static inline void attention_wgmma_backward_q(floatX* dqkv, float2* stats, const
                      attention_out_map(dout, B, s, Tiles::BM), attention_out_map(out, B, s, Tiles::BM), s, (uint32_t)B);
 }
 
-// Tiles by head dimension: HD, rows of a tile walked over, warpgroups, ring, pieces of work at a time, blocks.
+// Tiles by head dimension: HD, rows of a tile walked over, warpgroups, ring, pieces of work at a time, blocks; backward: whether
+// the next scores are computed ahead, whether ds is computed from the rounded p, left operands of scores in registers.
 template <int HD>
 struct WgmmaTiles;
 template <>
 struct WgmmaTiles<64> {
     typedef WgmmaForwardTiles<64, 128, 3, 2, 2, 1> Forward;
-    typedef WgmmaKVTiles<64, 64, 2, 5, 2, 1> BackwardKV;
-    typedef WgmmaQTiles<64, 64, 3, 4, 2, 1> BackwardQ;
+    typedef WgmmaKVTiles<64, 64, 2, 5, 2, 1, true, false, 0> BackwardKV;
+    typedef WgmmaQTiles<64, 64, 2, 4, 2, 1, true, false, 2> BackwardQ;
 };
 template <>
 struct WgmmaTiles<128> {
     typedef WgmmaForwardTiles<128, 128, 2, 2, 1, 1> Forward;
-    typedef WgmmaKVTiles<128, 64, 2, 4, 1, 1> BackwardKV;
-    typedef WgmmaQTiles<128, 96, 2, 2, 1, 1> BackwardQ;
+    typedef WgmmaKVTiles<128, 64, 2, 4, 1, 1, true, true, 0> BackwardKV;
+    typedef WgmmaQTiles<128, 64, 2, 4, 1, 1, true, false, 1> BackwardQ;
 };
 
 template <int HD>

@@ -1,14 +1,15 @@
 /* bench_attention.cu -- times attention by kernel, head dimension and length, on random data.
  *
  *   nvcc -std=c++17 -O3 -DPRECISION_BF16 -gencode arch=compute_90a,code=sm_90a -diag-suppress 1675 -I. \
- *        -o bench_attention dev/test/bench_attention.cu && ./bench_attention [variants|auto]
+ *        -o bench_attention dev/test/bench_attention.cu && ./bench_attention [auto|variants [mma|wgmma]]
  *
  * TFLOP/s use the common count: forward 4 B T^2 NH HD / 2 (the causal half), backward 2.5 times that, although our backward
  * computes 3.5 times. Each number is the median of single launches between events, after a warm-up. The last lines are of rows
  * of 8192 tokens in documents of 400 to 600: their TFLOP/s count whole rows, too, so that they compare with those above by time.
  * `./bench_attention auto` runs only those kernels that the program would choose.
  *
- * `./bench_attention variants` then runs each mma and wgmma kernel alone with other tiles (a minute). It prints one line a
+ * `./bench_attention variants` then runs each mma and wgmma kernel alone with other tiles (a minute); with a third word only
+ * that, of one kind. It prints one line a
  * variant: its error against the plain kernel (about 2e-3 in BF16; more is a bug), registers at its start, bytes of stack, and
  * for T = 1024, 2048 and 8192 the time and the TFLOP/s of the operations it really does (dK dV four products, dQ three). The
  * best line of each (kernel, part, HD) belongs into MmaTiles of attention_mma.cuh or WgmmaTiles of attention_sm90.cuh, whose
@@ -223,10 +224,13 @@ static const Variant variants[] = {
     WFORWARD(64, 128, 1, 2, 1, 2), WFORWARD(64, 64, 1, 2, 1, 3),
     WFORWARD(128, 128, 2, 2, 1, 1), WFORWARD(128, 96, 2, 3, 1, 1), WFORWARD(128, 64, 2, 4, 2, 1), WFORWARD(128, 64, 3, 3, 1, 1),
     WFORWARD(128, 64, 1, 2, 1, 2),
-    WKV(64, 64, 2, 5, 2, 1), WKV(64, 64, 2, 4, 1, 1), WKV(64, 64, 1, 4, 2, 2),
-    WKV(128, 64, 2, 4, 1, 1), WKV(128, 64, 2, 3, 1, 1),
-    WQ(64, 64, 3, 4, 2, 1), WQ(64, 64, 2, 4, 2, 1), WQ(64, 96, 2, 3, 2, 1), WQ(64, 128, 2, 3, 2, 1), WQ(64, 64, 1, 3, 1, 2),
-    WQ(128, 96, 2, 2, 1, 1), WQ(128, 64, 2, 4, 1, 1), WQ(128, 64, 1, 2, 1, 2),
+    WKV(64, 64, 2, 5, 2, 1), WKV(64, 64, 2, 5, 2, 1, false, false, 2), WKV(64, 64, 2, 5, 2, 1, true),
+    WKV(64, 64, 2, 5, 2, 1, true, false, 1), WKV(64, 64, 2, 5, 2, 1, true, true, 0), WKV(64, 64, 2, 5, 2, 1, true, true, 2),
+    WKV(128, 64, 2, 4, 1, 1), WKV(128, 64, 2, 4, 1, 1, true, true),
+    WQ(64, 64, 3, 4, 2, 1), WQ(64, 64, 3, 4, 2, 1, true, true), WQ(64, 64, 2, 4, 2, 1), WQ(64, 64, 2, 4, 2, 1, false, false, 2),
+    WQ(64, 64, 2, 4, 2, 1, true), WQ(64, 64, 2, 4, 2, 1, true, false, 2), WQ(64, 96, 2, 4, 2, 1, true),
+    WQ(128, 96, 2, 2, 1, 1), WQ(128, 64, 2, 4, 1, 1), WQ(128, 64, 2, 4, 1, 1, false, false, 1), WQ(128, 64, 2, 4, 1, 1, true),
+    WQ(128, 64, 2, 4, 1, 1, true, false, 1), WQ(128, 64, 2, 4, 1, 1, true, true),
     FORWARD(64, 64, 2, 4, 2), FORWARD(64, 128, 2, 4, 2), FORWARD(64, 64, 1, 4, 4), FORWARD(64, 64, 1, 8, 2),
     FORWARD(64, 32, 2, 4, 3),
     FORWARD(128, 32, 2, 4, 2), FORWARD(128, 64, 2, 4, 2), FORWARD(128, 48, 2, 4, 2),
@@ -271,16 +275,17 @@ static double variant_error(const Variant* v) {
     return sqrt(diff / norm);
 }
 
-static void bench_variants(void) {
+/* Times the variants of one family, or of all (AUTO). */
+static void bench_variants(AttentionKernel family) {
     const double products[NUM_PARTS] = {1, 2, 1.5};  // relative to the forward pass's two products
-    printf("\n%-6s %-8s %3s %-16s %9s %5s %5s |", "kernel", "part", "HD", "tiles", "error", "regs", "stack");
+    printf("\n%-6s %-8s %3s %-30s %9s %5s %5s |", "kernel", "part", "HD", "tiles", "error", "regs", "stack");
     for (int T : {1024, 2048, 8192}) { printf(" T %5d ms TFLOP/s", T); }
     printf("\n");
     for (const Variant& v : variants) {
-        if (!attention_has_kernel(v.family, v.HD)) { continue; }
+        if (!attention_has_kernel(v.family, v.HD) || (family != ATTENTION_AUTO && v.family != family)) { continue; }
         cudaFuncAttributes f;
         CUDA_CHECK(cudaFuncGetAttributes(&f, v.kernel));
-        printf("%-6s %-8s %3d %-16s %9.1e %5d %5zu |", kernel_names[v.family], part_names[v.part], v.HD, v.tiles,
+        printf("%-6s %-8s %3d %-30s %9.1e %5d %5zu |", kernel_names[v.family], part_names[v.part], v.HD, v.tiles,
                variant_error(&v), f.numRegs, f.localSizeBytes);
         for (int T : {1024, 2048, 8192}) {
             const Shape s = {{(v.HD == 64 ? 32768 : 16384) / T, T, 32, 8, v.HD}, ""};
@@ -298,15 +303,21 @@ static void bench_variants(void) {
 #endif  // PRECISION_FP32
 
 int main(int argc, char** argv) {
-    const bool with_variants = argc == 2 && strcmp(argv[1], "variants") == 0;
+    const bool with_variants = argc > 1 && strcmp(argv[1], "variants") == 0;
     const bool chosen = argc == 2 && strcmp(argv[1], "auto") == 0;
-    if (argc > 2 || (argc == 2 && !with_variants && !chosen)) { die_usage("usage: %s [variants|auto]", argv[0]); }
+    AttentionKernel family = ATTENTION_AUTO;
+    for (int k = ATTENTION_MMA; argc == 3 && k < NUM_ATTENTION_KERNELS; k++) {
+        if (strcmp(argv[2], kernel_names[k]) == 0) { family = (AttentionKernel)k; }
+    }
+    if (argc > 3 || (argc > 1 && !with_variants && !chosen) || (argc == 3 && (!with_variants || family == ATTENTION_AUTO))) {
+        die_usage("usage: %s [auto|variants [mma|wgmma]]", argv[0]);
+    }
     cudaDeviceProp p;
     CUDA_CHECK(cudaGetDeviceProperties(&p, 0));
     printf("%s, %s, code for sm_%d\n", p.name, PRECISION_NAME, compiled_arch(attention_stats_kernel<32, 2>));
-    bench_kernels(chosen);
+    if (family == ATTENTION_AUTO) { bench_kernels(chosen); }
 #ifndef PRECISION_FP32
-    if (with_variants) { bench_variants(); }
+    if (with_variants) { bench_variants(family); }
 #endif
     return 0;
 }
