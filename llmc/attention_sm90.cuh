@@ -26,11 +26,11 @@
  * read a tile by rows, sums over tokens read it by columns. Each operand has a tensor map with the dimensions (64 columns,
  * T tokens, blocks of a row, B sequences), so tokens past T read as zeros, whatever memory lies behind them.
  *
- * The backward kernels, too, keep products of their own under way while they compute (AHEAD), from before exp on dP and the last
- * product of the tile before, and S of the next tile from before ds on:
+ * The backward kernels, too, keep products of their own under way while they compute (AHEAD): under exp dP and the last product
+ * of the tile before, under ds S of the next tile.
  *
- *   issued       dk dP             dv S             dk dP             dv S           dk: of the tile before
- *   computed           exp               ds               exp               ds       S: of the next tile
+ *   issued       dk' dP            dv S"            dk' dP            dv S"          ' of the tile before
+ *   computed            exp               ds               exp              ds       " of the next tile
  *
  * ptxas keeps products under way only if what a loop reads of them was issued in the same turn of the loop. So a turn begins with
  * all earlier products done, and the product that was held back is the first one issued. At head_dim 128 the kernel of dK and dV
@@ -530,11 +530,12 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
 #pragma unroll 1
                         do {  // S of this tile is there, and ds of the one before
                             const float4* tile_stats = (const float4*)(all_stats + stage * STATS_BYTES) + t;
-                            wgmma_fence();
                             if (!Tiles::ROUNDED && held != NO_BARRIER) {
+                                wgmma_fence();
                                 wgmma_values<HD, BM>(dk, ds_operand, matrix_columns(q_before, BM * 128));
                                 wgmma_commit();
                             }
+                            wgmma_fence();
                             v_left.product(ds, matrix_rows(q_tile + Q_BYTES));
                             wgmma_commit();
 #pragma unroll
@@ -765,11 +766,12 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                 bool more;
 #pragma unroll 1
                 do {  // S of this tile is there, and ds of the one before
-                    wgmma_fence();
                     if (held != NO_BARRIER) {
+                        wgmma_fence();
                         wgmma_values<HD, BN>(dq, ds_operand, matrix_columns(k_before, BN * 128));
                         wgmma_commit();
                     }
+                    wgmma_fence();
                     dout_left.product(ds, matrix_rows(k_tile + KV_BYTES));
                     wgmma_commit();
 #pragma unroll
