@@ -35,6 +35,7 @@
 #include "llmc/attention_mma.cuh"     // defines: attention_mma_forward, attention_mma_backward
 #include "llmc/attention_plain.cuh"   // defines: attention_plain_forward, attention_plain_backward
 #include "llmc/attention_sm90.cuh"    // defines: attention_wgmma_forward, attention_wgmma_backward, attention_has_wgmma
+#include "llmc/rope.cuh"              // defines: rope_backward_cuda
 
 /* Which kernels a launcher uses; tests and benchmarks choose one, the program uses AUTO. */
 typedef enum { ATTENTION_AUTO, ATTENTION_PLAIN, ATTENTION_MMA, ATTENTION_WGMMA, NUM_ATTENTION_KERNELS } AttentionKernel;
@@ -126,6 +127,9 @@ static inline void attention_backward_by(AttentionKernel kernel, floatX* dqkv, v
                                  out + row * s.out_pitch, lse + row * s.NH, qkv + row * s.qkv_pitch,
                                  (int)size_min(B - b, MAX_GRID_YZ), attention_slice(s, row), stream);
     }
+    if (s.cos_sin && kernel != ATTENTION_WGMMA) {
+        rope_backward_cuda(dqkv, s.starts, s.cos_sin, 0, {B, s.T, s.NH, s.NKV, s.HD}, s.qkv_pitch, stream);
+    }
 }
 
 /* Writes out (B, T, NH HD) and lse (B, NH, T) from qkv (B, T, (NH + 2 NKV) HD). starts: (B, T) or NULL. Pitches: elements
@@ -142,12 +146,14 @@ static inline size_t attention_backward_scratch_cuda(AttentionShape s) {
     return B * s.NH * attention_stat_rows(s.T) * sizeof(float2) + B * s.T * sizeof(int32_t);
 }
 
-/* Overwrites dqkv, laid out like qkv, from dout and the forward pass's out and lse. scratch is aligned to 16 bytes. */
+/* Overwrites dqkv, laid out like qkv, from dout and the forward pass's out and lse. scratch is aligned to 16 bytes. cos_sin, the
+ * table of rope.cuh (T, HD): dqkv is the gradient before the rotation of qkv; NULL: that after it. */
 static inline void attention_backward_cuda(floatX* dqkv, void* scratch, const floatX* dout, const floatX* out, const float* lse,
-                                           const floatX* qkv, const int32_t* starts, AttentionShape s, size_t qkv_pitch,
-                                           size_t out_pitch, cudaStream_t stream) {
-    attention_backward_by(ATTENTION_AUTO, dqkv, scratch, dout, out, lse, qkv, s.B,
-                          attention_args(s, qkv_pitch, out_pitch, starts), stream);
+                                           const floatX* qkv, const int32_t* starts, const float* cos_sin, AttentionShape s,
+                                           size_t qkv_pitch, size_t out_pitch, cudaStream_t stream) {
+    AttentionArgs args = attention_args(s, qkv_pitch, out_pitch, starts);
+    args.cos_sin = cos_sin;
+    attention_backward_by(ATTENTION_AUTO, dqkv, scratch, dout, out, lse, qkv, s.B, args, stream);
 }
 
 #endif

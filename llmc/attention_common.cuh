@@ -18,6 +18,7 @@ struct AttentionArgs {
     float scale;                  // 1 / sqrt(HD)
     float scale_log2;             // scale * log2(e): the kernels' exponentials have base 2
     const int32_t* starts;        // (B, T) where each token's document starts in its row (attention.h); NULL: a row is one
+    const float* cos_sin;         // (T, HD) the table of rope.cuh by which dq and dk are turned back; NULL: they are not
 };
 
 // The value of a score above the causal diagonal. exp2(-inf - m) is 0 for a finite row max m. If a whole row is masked so far,
@@ -39,6 +40,7 @@ static inline AttentionArgs attention_args(AttentionShape s, size_t qkv_pitch, s
     a.qkv_pitch = qkv_pitch, a.out_pitch = out_pitch;
     a.scale = (float)scale, a.scale_log2 = (float)(scale * LOG2_E);
     a.starts = starts;
+    a.cos_sin = NULL;
     return a;
 }
 
@@ -223,6 +225,29 @@ __device__ __forceinline__ float fragment_softmax(float (&p)[N], int r, float& m
         l += p[4 * n + 2 * r] + p[4 * n + 2 * r + 1];
     }
     return rescale;
+}
+
+/* Turns 16 rows of dq or dk back from RoPE's rotation, as rope_backward_cuda does. row: the first one in its sequence, and so its
+ * position, unless documents start anew. Column c and its partner c + HD / 2 are in the same thread. */
+template <int HD>
+__device__ __forceinline__ void fragment_turn_back(float (&d)[HD / 2], const AttentionArgs& s, size_t b, int row) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int at = min(row + lane / 4 + r * 8, s.T - 1), position = at - (s.starts ? s.starts[b * s.T + at] : 0);
+        const float* table = s.cos_sin + (size_t)position * HD + lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < HD / 16; n++) {
+            const Vec<float, 2> cosine = load_vec<2>(table + n * 8), sine = load_vec<2>(table + HD / 2 + n * 8);
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                float &x = d[4 * n + 2 * r + e], &y = d[4 * (n + HD / 16) + 2 * r + e];
+                const float turned = x * cosine.v[e] + y * sine.v[e];
+                y = y * cosine.v[e] - x * sine.v[e];
+                x = turned;
+            }
+        }
+    }
 }
 
 /* Adds up l over the four threads of a row. */

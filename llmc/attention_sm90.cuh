@@ -635,6 +635,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             ring_release(kv_ring.empty());
             kv_ring.advance();
             floatX* dk_rows = attention_row(dqkv, (size_t)b * s.T + warp_k0, s.qkv_pitch, s.NH + kv_head, HD);
+            if (s.cos_sin) { fragment_turn_back<HD>(dk, s, b, warp_k0); }
             wgmma_store<HD>(dk_rows, s.qkv_pitch, s.T - warp_k0, dk, s.scale, s.scale);
             wgmma_store<HD>(dk_rows + (size_t)s.NKV * HD, s.qkv_pitch, s.T - warp_k0, dv, 1, 1);
         }
@@ -836,11 +837,14 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             if (held != NO_BARRIER) { ring_release(held); }
             ring_release(q_ring.empty());
             q_ring.advance();
+            if (s.cos_sin) { fragment_turn_back<HD>(dq, s, b, warp_q0); }
             floatX* dq_rows = attention_row(dqkv, (size_t)b * s.T + warp_q0, s.qkv_pitch, h, HD);
             wgmma_store<HD>(dq_rows, s.qkv_pitch, s.T - warp_q0, dq, s.scale, s.scale);
             if constexpr (DOCUMENTS) {  // the other warpgroups' queries see keys further back
 #pragma unroll 1
-                for (; k0 >= first.block / BN * BN; k0 -= BN) { kv_ring.pass(); }
+                for (const int first_k0 = s.starts[(size_t)b * s.T + q0] / BN * BN; k0 >= first_k0; k0 -= BN) {
+                    kv_ring.pass();
+                }
             }
         }
     }

@@ -430,6 +430,102 @@ static void documents_with_scores_in_the_hundreds(void) {
     }
 }
 
+__global__ void fill_kernel(floatX* x, size_t n, uint32_t seed) {
+    const size_t stride = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
+        uint32_t z = (uint32_t)i * 2654435761u + (uint32_t)(i >> 32) * 40503u + seed;
+        z = (z ^ z >> 16) * 0x85ebca6bu;
+        z = (z ^ z >> 13) * 0xc2b2ae35u;
+        x[i] = from_float<floatX>((float)(z >> 8) * (2.0f / 16777216.0f) - 1.0f);
+    }
+}
+
+/* The GPU outputs of a kernel. */
+typedef struct {
+    floatX *out, *dqkv;
+    float* lse;
+} Results;
+
+static Results new_results(AttentionShape s) {
+    const size_t N = (size_t)s.B * s.T, W = (size_t)(s.NH + 2 * s.NKV) * s.HD, O = (size_t)s.NH * s.HD;
+    Results r;
+    CUDA_CHECK(cudaMalloc((void**)&r.out, N * O * sizeof(floatX)));
+    CUDA_CHECK(cudaMalloc((void**)&r.dqkv, N * W * sizeof(floatX)));
+    CUDA_CHECK(cudaMalloc((void**)&r.lse, N * s.NH * sizeof(float)));
+    return r;
+}
+
+static void free_results(Results* r) {
+    CUDA_CHECK(cudaFree(r->out));
+    CUDA_CHECK(cudaFree(r->dqkv));
+    CUDA_CHECK(cudaFree(r->lse));
+}
+
+/* Runs backward with a table of RoPE: dq and dk must be those without it, turned back by rope_backward_cuda, up to one rounding. */
+static void turned_back(AttentionKernel kernel, AttentionShape s, int longest) {
+    const size_t N = (size_t)s.B * s.T, W = (size_t)(s.NH + 2 * s.NKV) * s.HD, O = (size_t)s.NH * s.HD, half = s.HD / 2;
+    const size_t table_size = (size_t)s.T * s.HD, KV = (size_t)s.NKV * s.HD;
+    float *host = (float*)xmalloc(table_size * sizeof(float)), *table;
+    for (size_t i = 0; i < table_size; i++) {
+        const double angle = (double)(i / s.HD) * pow(0.9, (double)(i % half));
+        host[i] = (float)(i % s.HD < half ? cos(angle) : sin(angle));
+    }
+    CUDA_CHECK(cudaMalloc((void**)&table, table_size * sizeof(float)));
+    CUDA_CHECK(cudaMemcpy(table, host, table_size * sizeof(float), cudaMemcpyHostToDevice));
+    int32_t *starts = random_starts(s.B, s.T, longest), *d_starts = upload_starts(starts, N);
+    AttentionArgs args = attention_args(s, W, O, d_starts);
+    Results turned = new_results(s), plain = new_results(s);
+    floatX *qkv, *dout;
+    void* scratch;
+    CUDA_CHECK(cudaMalloc((void**)&qkv, N * W * sizeof(floatX)));
+    CUDA_CHECK(cudaMalloc((void**)&dout, N * O * sizeof(floatX)));
+    CUDA_CHECK(cudaMalloc(&scratch, attention_backward_scratch_cuda(s)));
+    fill_kernel<<<1024, 256>>>(qkv, N * W, 1);
+    fill_kernel<<<1024, 256>>>(dout, N * O, 2);
+    CUDA_CHECK_LAUNCH("fill_kernel");
+    attention_forward_by(kernel, plain.out, plain.lse, qkv, s.B, args, 0);
+    attention_backward_by(kernel, plain.dqkv, scratch, dout, plain.out, plain.lse, qkv, s.B, args, 0);
+    rope_backward_cuda(plain.dqkv, d_starts, table, 0, s, W, 0);
+    args.cos_sin = table;
+    CUDA_CHECK(cudaMemset(turned.dqkv, 0xff, N * W * sizeof(floatX)));
+    attention_backward_by(kernel, turned.dqkv, scratch, dout, plain.out, plain.lse, qkv, s.B, args, 0);
+    CUDA_CHECK(cudaDeviceSynchronize());
+    float *got = (float*)xmalloc(N * W * sizeof(float)), *want = (float*)xmalloc(N * W * sizeof(float));
+    double* reference = new_doubles(N * W);
+    download(got, turned.dqkv, N * W);
+    download(want, plain.dqkv, N * W);
+    for (size_t i = 0; i < N * W; i++) { reference[i] = want[i]; }
+    const double e_dq = error_of(got, W, reference, W, N, 0, O, 0), e_dk = error_of(got, W, reference, W, N, O, O + KV, 0);
+    const double e_dv = error_of(got, W, reference, W, N, O + KV, W, 0), limit = kernel == ATTENTION_WGMMA ? 4e-3 : 0;
+    CHECK(e_dq <= limit && e_dk <= limit && e_dv == 0,
+          "%s B %d T %d HD %d documents %d: turned back, dq differs by %.1e, dk by %.1e, dv by %.1e, limit %.1e",
+          kernel_names[kernel], s.B, s.T, s.HD, longest, e_dq, e_dk, e_dv, limit);
+    CUDA_CHECK(cudaFree(table));
+    CUDA_CHECK(cudaFree(d_starts));
+    CUDA_CHECK(cudaFree(qkv));
+    CUDA_CHECK(cudaFree(dout));
+    CUDA_CHECK(cudaFree(scratch));
+    free_results(&turned);
+    free_results(&plain);
+    free(host);
+    free(starts);
+    free(got);
+    free(want);
+    free(reference);
+}
+
+static void gradients_turned_back_by_rope(void) {
+    for (int HD : {64, 96, 128}) {
+        for (int longest : {0, 150}) {
+            for (int k = ATTENTION_PLAIN; k < NUM_ATTENTION_KERNELS; k++) {
+                if ((only == ATTENTION_AUTO || only == k) && attention_has_kernel((AttentionKernel)k, HD)) {
+                    turned_back((AttentionKernel)k, {2, 331, 4, 2, HD}, longest);
+                }
+            }
+        }
+    }
+}
+
 static void one_token_against_a_cache(void) {
     const int positions[] = {1, 3, 17, 256, 1000};
     int turn = 0;
@@ -464,37 +560,6 @@ static void one_token_against_a_cache(void) {
             free(got);
         }
     }
-}
-
-__global__ void fill_kernel(floatX* x, size_t n, uint32_t seed) {
-    const size_t stride = (size_t)gridDim.x * blockDim.x;
-    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
-        uint32_t z = (uint32_t)i * 2654435761u + (uint32_t)(i >> 32) * 40503u + seed;
-        z = (z ^ z >> 16) * 0x85ebca6bu;
-        z = (z ^ z >> 13) * 0xc2b2ae35u;
-        x[i] = from_float<floatX>((float)(z >> 8) * (2.0f / 16777216.0f) - 1.0f);
-    }
-}
-
-/* The GPU outputs of a kernel. */
-typedef struct {
-    floatX *out, *dqkv;
-    float* lse;
-} Results;
-
-static Results new_results(AttentionShape s) {
-    const size_t N = (size_t)s.B * s.T, W = (size_t)(s.NH + 2 * s.NKV) * s.HD, O = (size_t)s.NH * s.HD;
-    Results r;
-    CUDA_CHECK(cudaMalloc((void**)&r.out, N * O * sizeof(floatX)));
-    CUDA_CHECK(cudaMalloc((void**)&r.dqkv, N * W * sizeof(floatX)));
-    CUDA_CHECK(cudaMalloc((void**)&r.lse, N * s.NH * sizeof(float)));
-    return r;
-}
-
-static void free_results(Results* r) {
-    CUDA_CHECK(cudaFree(r->out));
-    CUDA_CHECK(cudaFree(r->dqkv));
-    CUDA_CHECK(cudaFree(r->lse));
 }
 
 static bool same_bytes(const void* a, const void* b, size_t n) {
@@ -622,6 +687,7 @@ int main(int argc, char** argv) {
     RUN_NAMED(documents_at_every_offset_in_a_tile);
     RUN_NAMED(documents_at_odds_with_tiles);
     RUN_NAMED(documents_with_scores_in_the_hundreds);
+    RUN_NAMED(gradients_turned_back_by_rope);
     RUN_NAMED(one_token_against_a_cache);
     RUN_NAMED(more_sequences_than_a_grid_has_room_for);
     if (!strstr("offsets_past_two_to_the_31", named)) { return test_summary(); }
