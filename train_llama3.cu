@@ -679,8 +679,7 @@ static void llama_backward(Llama* m, bool first, bool last) {
         linear_backward_input(q, "o dx", m->datt, m->dh, w.o, N, Q, C);
         lora_backward_input(q, m->datt, m->dt, m->dh, trained, &adapters.at[LORA_O], N);
         lora_backward_weight(q, grads, m->dt, m->dh, s->att, s->t[LORA_O], &adapters.at[LORA_O], N, add);
-        attention_backward(q, m->dqkv, m->datt, s->att, s->lse, s->qkv, m->feed.starts, shape);
-        rope_backward(q, m->dqkv, m->feed.starts, m->rope, 0, shape);
+        attention_backward(q, m->dqkv, m->datt, s->att, s->lse, s->qkv, m->feed.starts, m->rope, shape);
         linear_backward_weight(q, "qkv dw", grad_at(m, P_Q, l), m->dqkv, s->norm1, N, C, QKV, add);
         linear_backward_input(q, "qkv dx", m->dnorm, m->dqkv, w.qkv, N, C, QKV);
         lora_backward_input(q, m->dnorm, m->dt, m->dqkv, trained, &adapters.at[LORA_QKV], N);

@@ -17,8 +17,7 @@
  *   attention_decode.cuh   one new token against a cache
  *   attention_common.cuh   what they share
  *
- * starts (B, T) divide a row into documents, as in attention.h; NULL: a row is one. The kernels of attention_sm90.cuh do not
- * know documents, so with starts Hopper, too, runs those of attention_mma.cuh.
+ * starts (B, T) divide a row into documents, as in attention.h; NULL: a row is one.
  *
  * Layouts: qkv rows are [NH q heads | NKV k heads | NKV v heads] x HD with RoPE applied; out rows are NH x HD. Both have a row
  * per token, `pitch` elements apart. Pointers and pitches are multiples of 16 bytes. T need not be a multiple of any tile:
@@ -36,24 +35,24 @@
 #include "llmc/attention_mma.cuh"     // defines: attention_mma_forward, attention_mma_backward
 #include "llmc/attention_plain.cuh"   // defines: attention_plain_forward, attention_plain_backward
 #include "llmc/attention_sm90.cuh"    // defines: attention_wgmma_forward, attention_wgmma_backward, attention_has_wgmma
+#include "llmc/rope.cuh"              // defines: rope_backward_cuda
 
 /* Which kernels a launcher uses; tests and benchmarks choose one, the program uses AUTO. */
 typedef enum { ATTENTION_AUTO, ATTENTION_PLAIN, ATTENTION_MMA, ATTENTION_WGMMA, NUM_ATTENTION_KERNELS } AttentionKernel;
 
-/* Returns whether a kernel for this head dimension, with or without documents, exists in this build and runs on this GPU with
- * the code it loaded. */
-static inline bool attention_has_kernel(AttentionKernel kernel, int HD, bool documents) {
+/* Returns whether a kernel for this head dimension exists in this build and runs on this GPU with the code it loaded. */
+static inline bool attention_has_kernel(AttentionKernel kernel, int HD) {
 #ifndef PRECISION_FP32
-    if (kernel == ATTENTION_WGMMA) { return (HD == 64 || HD == 128) && !documents && attention_has_wgmma(); }
+    if (kernel == ATTENTION_WGMMA) { return (HD == 64 || HD == 128) && attention_has_wgmma(); }
     if (kernel == ATTENTION_MMA) { return HD == 64 || HD == 128; }
 #endif
     return kernel == ATTENTION_AUTO || (kernel == ATTENTION_PLAIN && HD > 0 && HD <= MAX_HEAD_DIM && HD % 2 == 0);
 }
 
-static inline AttentionKernel attention_choose(AttentionKernel kernel, int HD, bool documents) {
+static inline AttentionKernel attention_choose(AttentionKernel kernel, int HD) {
     if (kernel != ATTENTION_AUTO) { return kernel; }
     for (int k = NUM_ATTENTION_KERNELS - 1; k > ATTENTION_PLAIN; k--) {
-        if (attention_has_kernel((AttentionKernel)k, HD, documents)) { return (AttentionKernel)k; }
+        if (attention_has_kernel((AttentionKernel)k, HD)) { return (AttentionKernel)k; }
     }
     return ATTENTION_PLAIN;
 }
@@ -76,14 +75,18 @@ static inline void attention_forward_slice(AttentionKernel kernel, floatX* out, 
     attention_plain_forward<256>(out, lse, qkv, B, s, stream);
 }
 
-/* Runs backward for B <= MAX_GRID_YZ sequences. */
-static inline void attention_backward_slice(AttentionKernel kernel, floatX* dqkv, const float2* stats, const floatX* dout,
-                                            const floatX* qkv, int B, const AttentionArgs& s, cudaStream_t stream) {
+/* Runs backward for B <= MAX_GRID_YZ sequences; stats is the scratch. The wgmma kernels compute the statistics themselves. */
+static inline void attention_backward_slice(AttentionKernel kernel, floatX* dqkv, float2* stats, const floatX* dout,
+                                            const floatX* out, const float* lse, const floatX* qkv, int B,
+                                            const AttentionArgs& s, cudaStream_t stream) {
 #ifndef PRECISION_FP32
     if (kernel == ATTENTION_WGMMA) {
-        return s.HD == 64 ? attention_wgmma_backward<64>(dqkv, stats, dout, qkv, B, s, stream)
-                          : attention_wgmma_backward<128>(dqkv, stats, dout, qkv, B, s, stream);
+        return s.HD == 64 ? attention_wgmma_backward<64>(dqkv, stats, dout, out, lse, qkv, B, s, stream)
+                          : attention_wgmma_backward<128>(dqkv, stats, dout, out, lse, qkv, B, s, stream);
     }
+#endif
+    attention_stats(stats, dout, out, lse, B, s, stream);
+#ifndef PRECISION_FP32
     if (kernel == ATTENTION_MMA) {
         return s.HD == 64 ? attention_mma_backward<64>(dqkv, stats, dout, qkv, B, s, stream)
                           : attention_mma_backward<128>(dqkv, stats, dout, qkv, B, s, stream);
@@ -104,7 +107,7 @@ static inline AttentionArgs attention_slice(AttentionArgs s, size_t row) {
 static inline void attention_forward_by(AttentionKernel kernel, floatX* out, float* lse, const floatX* qkv, int B,
                                         const AttentionArgs& s, cudaStream_t stream) {
     if (s.T == 0) { return; }
-    kernel = attention_choose(kernel, s.HD, s.starts != NULL);
+    kernel = attention_choose(kernel, s.HD);
     for (int b = 0; b < B; b += MAX_GRID_YZ) {
         const size_t row = (size_t)b * s.T;
         attention_forward_slice(kernel, out + row * s.out_pitch, lse + row * s.NH, qkv + row * s.qkv_pitch,
@@ -112,19 +115,20 @@ static inline void attention_forward_by(AttentionKernel kernel, floatX* out, flo
     }
 }
 
-/* Runs attention_backward_cuda with the given kernel. */
+/* Runs attention_backward_cuda with the given kernel. Slices run one after another in the same scratch. */
 static inline void attention_backward_by(AttentionKernel kernel, floatX* dqkv, void* scratch, const floatX* dout,
                                          const floatX* out, const float* lse, const floatX* qkv, int B, const AttentionArgs& s,
                                          cudaStream_t stream) {
     if (s.T == 0 || B == 0) { return; }
-    float2* stats = (float2*)scratch;
-    attention_stats(stats, dout, out, lse, B, s, stream);
-    kernel = attention_choose(kernel, s.HD, s.starts != NULL);
+    kernel = attention_choose(kernel, s.HD);
     for (int b = 0; b < B; b += MAX_GRID_YZ) {
         const size_t row = (size_t)b * s.T;
-        attention_backward_slice(kernel, dqkv + row * s.qkv_pitch, stats + (size_t)b * s.NH * s.stat_rows,
-                                 dout + row * s.out_pitch, qkv + row * s.qkv_pitch, (int)size_min(B - b, MAX_GRID_YZ),
-                                 attention_slice(s, row), stream);
+        attention_backward_slice(kernel, dqkv + row * s.qkv_pitch, (float2*)scratch, dout + row * s.out_pitch,
+                                 out + row * s.out_pitch, lse + row * s.NH, qkv + row * s.qkv_pitch,
+                                 (int)size_min(B - b, MAX_GRID_YZ), attention_slice(s, row), stream);
+    }
+    if (s.cos_sin && kernel != ATTENTION_WGMMA) {
+        rope_backward_cuda(dqkv, s.starts, s.cos_sin, 0, {B, s.T, s.NH, s.NKV, s.HD}, s.qkv_pitch, stream);
     }
 }
 
@@ -135,17 +139,21 @@ static inline void attention_forward_cuda(floatX* out, float* lse, const floatX*
     attention_forward_by(ATTENTION_AUTO, out, lse, qkv, s.B, attention_args(s, qkv_pitch, out_pitch, starts), stream);
 }
 
-/* Returns the bytes of scratch for attention_backward_cuda: lse and D of every query, T rounded up. */
+/* Returns the bytes of scratch for attention_backward_cuda: lse and D of every query, T rounded up, and the end of every token's
+ * document, for as many sequences as run at a time. */
 static inline size_t attention_backward_scratch_cuda(AttentionShape s) {
-    return (size_t)s.B * s.NH * attention_stat_rows(s.T) * sizeof(float2);
+    const size_t B = size_min((size_t)s.B, (size_t)MAX_GRID_YZ);
+    return B * s.NH * attention_stat_rows(s.T) * sizeof(float2) + B * s.T * sizeof(int32_t);
 }
 
-/* Overwrites dqkv, laid out like qkv, from dout and the forward pass's out and lse. scratch is aligned to 16 bytes. */
+/* Overwrites dqkv, laid out like qkv, from dout and the forward pass's out and lse. scratch is aligned to 16 bytes. cos_sin, the
+ * table of rope.cuh (T, HD): dqkv is the gradient before the rotation of qkv; NULL: that after it. */
 static inline void attention_backward_cuda(floatX* dqkv, void* scratch, const floatX* dout, const floatX* out, const float* lse,
-                                           const floatX* qkv, const int32_t* starts, AttentionShape s, size_t qkv_pitch,
-                                           size_t out_pitch, cudaStream_t stream) {
-    attention_backward_by(ATTENTION_AUTO, dqkv, scratch, dout, out, lse, qkv, s.B,
-                          attention_args(s, qkv_pitch, out_pitch, starts), stream);
+                                           const floatX* qkv, const int32_t* starts, const float* cos_sin, AttentionShape s,
+                                           size_t qkv_pitch, size_t out_pitch, cudaStream_t stream) {
+    AttentionArgs args = attention_args(s, qkv_pitch, out_pitch, starts);
+    args.cos_sin = cos_sin;
+    attention_backward_by(ATTENTION_AUTO, dqkv, scratch, dout, out, lse, qkv, s.B, args, stream);
 }
 
 #endif

@@ -18,6 +18,7 @@ struct AttentionArgs {
     float scale;                  // 1 / sqrt(HD)
     float scale_log2;             // scale * log2(e): the kernels' exponentials have base 2
     const int32_t* starts;        // (B, T) where each token's document starts in its row (attention.h); NULL: a row is one
+    const float* cos_sin;         // (T, HD) the table of rope.cuh by which dq and dk are turned back; NULL: they are not
 };
 
 // The value of a score above the causal diagonal. exp2(-inf - m) is 0 for a finite row max m. If a whole row is masked so far,
@@ -39,6 +40,7 @@ static inline AttentionArgs attention_args(AttentionShape s, size_t qkv_pitch, s
     a.qkv_pitch = qkv_pitch, a.out_pitch = out_pitch;
     a.scale = (float)scale, a.scale_log2 = (float)(scale * LOG2_E);
     a.starts = starts;
+    a.cos_sin = NULL;
     return a;
 }
 
@@ -164,20 +166,29 @@ __device__ __forceinline__ void fragment_clear_before(float (&p)[N], int first, 
     }
 }
 
+/* Masks, in row g + 8 r, the columns before first[r], or those from end[r] on, counted from column 2 t. */
+template <int N>
+__device__ __forceinline__ void fragment_mask_before(float (&p)[N], const int (&first)[2], float value) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        if (i / 4 * 8 + i % 2 < first[i % 4 / 2]) { p[i] = value; }
+    }
+}
+template <int N>
+__device__ __forceinline__ void fragment_mask_from(float (&p)[N], const int (&end)[2], float value) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        if (i / 4 * 8 + i % 2 >= end[i % 4 / 2]) { p[i] = value; }
+    }
+}
+
 /* Masks the keys of earlier documents. The thread's first row is that of query `row`, its first column that of key `column`.
  * starts: (T) of the row */
 template <int N>
 __device__ __forceinline__ void fragment_mask_documents(float (&p)[N], const int32_t* starts, int row, int column, int T,
                                                         float value) {
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const int first = row + 8 * r < T ? starts[row + 8 * r] - column : 0;
-#pragma unroll
-        for (int n = 0; n < N / 4; n++) {
-            if (8 * n < first) { p[4 * n + 2 * r] = value; }
-            if (8 * n + 1 < first) { p[4 * n + 2 * r + 1] = value; }
-        }
-    }
+    const int first[2] = {row < T ? starts[row] - column : 0, row + 8 < T ? starts[row + 8] - column : 0};
+    fragment_mask_before(p, first, value);
 }
 
 /* Does the transposed case, where rows are keys: clears the queries of later documents. */
@@ -214,6 +225,29 @@ __device__ __forceinline__ float fragment_softmax(float (&p)[N], int r, float& m
         l += p[4 * n + 2 * r] + p[4 * n + 2 * r + 1];
     }
     return rescale;
+}
+
+/* Turns 16 rows of dq or dk back from RoPE's rotation, as rope_backward_cuda does. row: the first one in its sequence, and so its
+ * position, unless documents start anew. Column c and its partner c + HD / 2 are in the same thread. */
+template <int HD>
+__device__ __forceinline__ void fragment_turn_back(float (&d)[HD / 2], const AttentionArgs& s, size_t b, int row) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int at = min(row + lane / 4 + r * 8, s.T - 1), position = at - (s.starts ? s.starts[b * s.T + at] : 0);
+        const float* table = s.cos_sin + (size_t)position * HD + lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < HD / 16; n++) {
+            const Vec<float, 2> cosine = load_vec<2>(table + n * 8), sine = load_vec<2>(table + HD / 2 + n * 8);
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                float &x = d[4 * n + 2 * r + e], &y = d[4 * (n + HD / 16) + 2 * r + e];
+                const float turned = x * cosine.v[e] + y * sine.v[e];
+                y = y * cosine.v[e] - x * sine.v[e];
+                x = turned;
+            }
+        }
+    }
 }
 
 /* Adds up l over the four threads of a row. */
@@ -264,6 +298,17 @@ template <int N>
 __device__ __forceinline__ void fragment_operand(uint32_t (&a)[N / 8][4], const float (&p)[N]) {
 #pragma unroll
     for (int i = 0; i < N / 2; i++) { a[i / 4][i % 4] = pack2(p[2 * i], p[2 * i + 1]); }
+}
+
+/* Returns to p what fragment_operand rounded. */
+template <int N>
+__device__ __forceinline__ void fragment_rounded(float (&p)[N], const uint32_t (&a)[N / 8][4]) {
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        const float2 v = unpack2(a[i / 4][i % 4]);
+        p[2 * i] = v.x;
+        p[2 * i + 1] = v.y;
+    }
 }
 
 #endif  // PRECISION_FP32

@@ -19,11 +19,27 @@
  *             so that both run under the softmax.
  *   dK, dV    owns keys, walks over q and dout of all query heads of the group. S^T = k q^T, dP^T = v dout^T, dv += p^T dout,
  *             dk += ds^T q. Transposed, p^T and ds^T already lie in registers as left operands of these products.
- *   dQ        owns queries, walks over K and V. S = q k^T, dP = dout v^T, dq += ds k.
+ *   dQ        owns queries, walks over K and V. S = q k^T, dP = dout v^T, dq += ds k. It runs before the kernel of dK and dV and
+ *             computes D = rowsum(dout * out) of its queries for both.
  *
  * Tiles lie in shared memory in blocks of 64 columns with 128-byte swizzle (ptx.cuh), as TMA writes them. Sums over head_dim
  * read a tile by rows, sums over tokens read it by columns. Each operand has a tensor map with the dimensions (64 columns,
  * T tokens, blocks of a row, B sequences), so tokens past T read as zeros, whatever memory lies behind them.
+ *
+ * The backward kernels, too, keep products of their own under way while they compute (AHEAD): under exp dP and the last product
+ * of the tile before, under ds S of the next tile.
+ *
+ *   issued       dk' dP            dv S"            dk' dP            dv S"          ' of the tile before
+ *   computed            exp               ds               exp              ds       " of the next tile
+ *
+ * ptxas keeps products under way only if what a loop reads of them was issued in the same turn of the loop. So a turn begins with
+ * all earlier products done, and the product that was held back is the first one issued. At head_dim 128 the kernel of dK and dV
+ * has no registers for ds and p of two tiles: it computes ds from the p that was rounded for dv (ROUNDED), then issues dv and dk
+ * together. A left operand of S or dP that a warpgroup needs in every tile may stay in registers (LEFT), since at 64 columns
+ * products with both operands in shared memory take all of its bandwidth.
+ *
+ * With documents, a block's tiles end where the documents of its first query or of its last key do. A warpgroup passes over the
+ * tiles of which only another one's tokens see something, and masks those that a border of its documents divides.
  *
  * Blocks are persistent: each takes pieces of work from a list that is the same in every run. The list starts with the longest
  * pieces and is dealt out in turns of alternating direction: the block with the longest piece of one turn gets the shortest of
@@ -49,6 +65,14 @@ struct WarpgroupSplit {
     static constexpr int PRODUCER = 24, FAIR = (ENTRY * (WGS + 1) - PRODUCER) / WGS / 8 * 8;
     static constexpr int CONSUMER = FAIR < 240 ? FAIR : 240;
 };
+
+constexpr uint32_t NO_BARRIER = 1;  // stands for "no buffer is held"
+
+/* Releases a buffer that the calling consumer warp has finished reading. */
+__device__ __forceinline__ void ring_release(uint32_t empty) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) { barrier_arrive(empty); }
+}
 
 /* A position in a ring of STAGES buffers. The barriers `full` and `empty` of a buffer lie side by side. */
 template <int STAGES>
@@ -80,15 +104,13 @@ struct Ring {
         barrier_arrive_expect(full(), bytes);
     }
     __device__ __forceinline__ void wait_full() const { barrier_wait(full(), phase); }
+    /* Goes past a buffer that the calling consumer warp has no use for. */
+    __device__ __forceinline__ void pass() {
+        wait_full();
+        ring_release(empty());
+        advance();
+    }
 };
-
-constexpr uint32_t NO_BARRIER = 1;  // stands for "no buffer is held"
-
-/* Releases a buffer that the calling consumer warp has finished reading. */
-__device__ __forceinline__ void ring_release(uint32_t empty) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) { barrier_arrive(empty); }
-}
 
 /* One block's pieces of work, out of `count` in all. Piece p is head p % heads and tile p / heads, the longest tile first. */
 struct WorkList {
@@ -101,6 +123,23 @@ struct WorkList {
     }
 };
 
+/* Where documents end the view of a consumer's tokens: for its queries the first key that each sees, for its keys the first
+ * query that does not see them anymore. Both grow with the token, so the block, the warpgroup and the warp have it from one of
+ * their tokens. Tokens past T count as the last one. Without documents everything is `all`, which the compiler knows. */
+template <bool DOCUMENTS>
+struct DocumentEdges {
+    int block, warpgroup, warp, rows[2];  // rows: of rows g and g + 8 of the warp
+    /* edges (T): the edge of each token; block_at, warpgroup_at, warp_at: the tokens that stand for these; row: that of row g */
+    __device__ __forceinline__ DocumentEdges(const int32_t* edges, int T, int all, int block_at, int warpgroup_at, int warp_at,
+                                             int row) {
+        block = DOCUMENTS ? edges[min(block_at, T - 1)] : all;
+        warpgroup = DOCUMENTS ? edges[min(warpgroup_at, T - 1)] : all;
+        warp = DOCUMENTS ? edges[min(warp_at, T - 1)] : all;
+        rows[0] = DOCUMENTS ? edges[min(row, T - 1)] : all;
+        rows[1] = DOCUMENTS ? edges[min(row + 8, T - 1)] : all;
+    }
+};
+
 /* Computes d (64 x N) = a (64 rows of a tile of A_ROWS) b (tile of N rows)^T over HD columns. */
 template <int HD, int N, int A_ROWS>
 __device__ __forceinline__ void wgmma_scores(float (&d)[N / 2], uint32_t a, uint32_t b) {
@@ -109,6 +148,35 @@ __device__ __forceinline__ void wgmma_scores(float (&d)[N / 2], uint32_t a, uint
         wgmma_shared<N, 0>(d, a + k / 4 * A_ROWS * 8 + k % 4 * 2, b + k / 4 * N * 8 + k % 4 * 2, k > 0);
     }
 }
+
+/* The left operand of scores: 64 rows of a tile of ROWS. In registers, or else read from shared memory by each product. */
+template <int HD, int ROWS, bool REGISTERS>
+struct ScoresLeft {
+    uint32_t rows;  // as by matrix_rows
+    uint32_t a[REGISTERS ? HD / 16 : 1][4];
+
+    /* address: of the warpgroup's first row */
+    __device__ __forceinline__ explicit ScoresLeft(uint32_t address) : rows(matrix_rows(address)) {
+        if constexpr (REGISTERS) {
+            const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+            const uint32_t row = address + (warp * 16 + lane % 16) * 128;
+#pragma unroll
+            for (int k = 0; k < HD / 16; k++) {
+                load_matrix_x4(a[k], row + k / 4 * ROWS * 128 + ((k % 4 * 2 + lane / 16) ^ lane % 8) * 16);
+            }
+        }
+    }
+    /* Computes d (64 x N) = these rows times b (tile of N rows)^T. */
+    template <int N>
+    __device__ __forceinline__ void product(float (&d)[N], uint32_t b) const {
+        if constexpr (REGISTERS) {
+#pragma unroll
+            for (int k = 0; k < HD / 16; k++) { wgmma_registers<2 * N, 0>(d, a[k], b + k / 4 * N * 16 + k % 4 * 2, k > 0); }
+        } else {
+            wgmma_scores<HD, 2 * N, ROWS>(d, rows, b);
+        }
+    }
+};
 
 /* Adds a (64 x K) b (tile of K rows) to d (64 x HD). */
 template <int HD, int K>
@@ -150,6 +218,24 @@ __device__ __forceinline__ void wgmma_store(floatX* rows, size_t pitch, int vali
     }
 }
 
+/* Writes to sums[r] the product of row g + 8 r of a warp's 16 rows of x with that of y. x and y point at the first of these rows
+ * in swizzled tiles, whose next 64 columns are block_bytes further. Two lanes share a row. */
+template <int HD>
+__device__ __forceinline__ void swizzled_row_products(float (&sums)[2], const char* x, const char* y, int block_bytes) {
+    const int lane = threadIdx.x % 32, row = lane / 2;
+    float sum = 0;
+#pragma unroll
+    for (int c = 0; c < HD / 16; c++) {
+        const int at = c / 4 * block_bytes + row * 128 + ((lane % 2 * 4 + c % 4) ^ row % 8) * 16;
+        const Vec<floatX, 8> a = load_vec<8>((const floatX*)(x + at)), b = load_vec<8>((const floatX*)(y + at));
+#pragma unroll
+        for (int k = 0; k < 8; k++) { sum += to_float(a.v[k]) * to_float(b.v[k]); }
+    }
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+#pragma unroll
+    for (int r = 0; r < 2; r++) { sums[r] = __shfl_sync(0xffffffffu, sum, lane / 4 * 2 + r * 16); }
+}
+
 /* Returns shared memory from the next multiple of 1024 on, as swizzled tiles need it. */
 __device__ __forceinline__ char* wgmma_tiles(char* smem) { return smem + (0u - shared_address(smem)) % 1024; }
 
@@ -165,7 +251,7 @@ struct WgmmaForwardTiles : WarpgroupSplit<WGS_, BLOCKS_> {
     static_assert(STAGES >= 2, "the ring is too short");
 };
 
-template <typename Tiles>
+template <typename Tiles, bool DOCUMENTS = false>
 __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
     attention_forward_wgmma_kernel(floatX* out, float* lse, const __grid_constant__ CUtensorMap q_map,
                                    const __grid_constant__ CUtensorMap kv_map, AttentionArgs s, uint32_t B) {
@@ -198,7 +284,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             q_ring.begin_fill(Q_BYTES);
             copy_box_4d(q_smem + q_ring.stage * Q_BYTES, &q_map, 0, q0, h * (HD / 64), b, q_ring.full());
             q_ring.advance();
-            for (int k0 = (min(s.T, q0 + BM) - 1) / BN * BN; k0 >= 0; k0 -= BN) {
+            const int first_k0 = DOCUMENTS ? s.starts[(size_t)b * s.T + q0] / BN * BN : 0;
+            for (int k0 = (min(s.T, q0 + BM) - 1) / BN * BN; k0 >= first_k0; k0 -= BN) {
                 k_ring.begin_fill(KV_BYTES);
                 copy_box_4d(k_smem + k_ring.stage * KV_BYTES, &kv_map, 0, k0, k_block, b, k_ring.full());
                 k_ring.advance();
@@ -213,28 +300,29 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
         float acc[HD / 2], p[BN / 2], m[2], l[2], rescale[2];
         uint32_t operand[BN / 16][4];
         // turns p into exp(p - m) of the tile whose keys start at k0; `rescale` becomes the factor for all earlier sums
-        auto softmax = [&](int k0, int my_q0) {
+        auto softmax = [&](int k0, int my_q0, const DocumentEdges<DOCUMENTS>& first) {
             if (k0 + BN - 1 > my_q0) {
                 // the last column of this tile, counted from 2 t, that row g of the warp sees
                 fragment_mask_behind(p, my_q0 + warp * 16 + g - k0 - t * 2, ATTENTION_MASKED);
+            }
+            if (DOCUMENTS && k0 < first.warp) {
+                const int columns[2] = {first.rows[0] - k0 - t * 2, first.rows[1] - k0 - t * 2};
+                fragment_mask_before(p, columns, ATTENTION_MASKED);
             }
 #pragma unroll
             for (int r = 0; r < 2; r++) { rescale[r] = fragment_softmax(p, r, m[r], l[r], s.scale_log2); }
         };
         for (uint32_t piece; work.next(&piece);) {
             const int q0 = (tiles - 1 - (int)(piece / heads)) * BM, b = piece % heads / s.NH, h = piece % heads % s.NH;
-            const int my_q0 = q0 + consumer * 64;
+            const int my_q0 = q0 + consumer * 64, warp_q0 = my_q0 + warp * 16;
+            const DocumentEdges<DOCUMENTS> first(s.starts + (size_t)b * s.T, s.T, 0, q0, my_q0, warp_q0 + 15, warp_q0 + g);
             q_ring.wait_full();
             const uint32_t q_rows = matrix_rows(q_smem + q_ring.stage * Q_BYTES + consumer * 64 * 128);
             int k0 = (min(s.T, q0 + BM) - 1) / BN * BN;
 #pragma unroll 1
             for (; k0 > my_q0 + 63; k0 -= BN) {  // no query of this warpgroup sees these keys
-                k_ring.wait_full();
-                ring_release(k_ring.empty());
-                k_ring.advance();
-                v_ring.wait_full();
-                ring_release(v_ring.empty());
-                v_ring.advance();
+                k_ring.pass();
+                v_ring.pass();
             }
             fragment_clear(acc);
             m[0] = m[1] = ATTENTION_MASKED;
@@ -247,10 +335,11 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             wgmma_hold(p);
             ring_release(k_ring.empty());
             k_ring.advance();
-            softmax(k0, my_q0);
+            softmax(k0, my_q0, first);
             fragment_operand(operand, p);
+            const int my_first_k0 = first.warpgroup / BN * BN;
 #pragma unroll 1
-            for (k0 -= BN; k0 >= 0; k0 -= BN) {
+            for (k0 -= BN; k0 >= my_first_k0; k0 -= BN) {
                 k_ring.wait_full();
                 wgmma_fence();
                 wgmma_scores<HD, BN, BM>(p, q_rows, matrix_rows(k_smem + k_ring.stage * KV_BYTES));
@@ -263,7 +352,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                 wgmma_hold(p);
                 ring_release(k_ring.empty());
                 k_ring.advance();
-                softmax(k0, my_q0);
+                softmax(k0, my_q0, first);
                 wgmma_wait<0>();
                 wgmma_hold(acc);
                 ring_release(v_ring.empty());
@@ -282,15 +371,21 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             wgmma_hold(acc);
             ring_release(v_ring.empty());
             v_ring.advance();
-            const int row = my_q0 + warp * 16;
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 l[r] = fragment_row_sum(l[r]);
-                const int at = row + g + r * 8;
+                const int at = warp_q0 + g + r * 8;
                 if (t == 0 && at < s.T) { lse[((size_t)b * s.NH + h) * s.T + at] = m[r] * s.scale + logf(l[r]); }
             }
-            wgmma_store<HD>(attention_row(out, (size_t)b * s.T + row, s.out_pitch, h, HD), s.out_pitch, s.T - row, acc,
+            wgmma_store<HD>(attention_row(out, (size_t)b * s.T + warp_q0, s.out_pitch, h, HD), s.out_pitch, s.T - warp_q0, acc,
                             1 / l[0], 1 / l[1]);
+            if constexpr (DOCUMENTS) {  // the other warpgroups' queries see keys further back
+#pragma unroll 1
+                for (; k0 >= first.block / BN * BN; k0 -= BN) {
+                    k_ring.pass();
+                    v_ring.pass();
+                }
+            }
         }
     }
 #else
@@ -302,8 +397,11 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
 // dK, dV
 
 /* WGS x 64 keys; queries in tiles of BM; shared memory holds K and V of KV_STAGES pieces of work. */
-template <int HD_, int BM_, int WGS_, int STAGES_, int KV_STAGES_, int BLOCKS_>
+template <int HD_, int BM_, int WGS_, int STAGES_, int KV_STAGES_, int BLOCKS_, bool AHEAD_ = false, bool ROUNDED_ = false,
+          int LEFT_ = 0>
 struct WgmmaKVTiles : WarpgroupSplit<WGS_, BLOCKS_> {
+    static constexpr bool AHEAD = AHEAD_, ROUNDED = ROUNDED_;
+    static constexpr int LEFT = LEFT_;
     static constexpr int HD = HD_, BM = BM_, WGS = WGS_, STAGES = STAGES_, KV_STAGES = KV_STAGES_, BLOCKS = BLOCKS_;
     static constexpr int BN = 64 * WGS, KV_BYTES = BN * HD * 2, Q_BYTES = BM * HD * 2, STATS_BYTES = BM * 8;
     static constexpr int SMEM = 2 * KV_STAGES * KV_BYTES + STAGES * (2 * Q_BYTES + STATS_BYTES) + 1024;
@@ -314,11 +412,12 @@ struct WgmmaKVTiles : WarpgroupSplit<WGS_, BLOCKS_> {
     static_assert(BM == 64 || BM == 128, "statistics are padded to multiples of 128");
 };
 
-template <typename Tiles>
+/* ends (B, T): the end of each token's document in its row, used with DOCUMENTS. */
+template <typename Tiles, bool DOCUMENTS = false>
 __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
-    attention_backward_kv_wgmma_kernel(floatX* dqkv, const float2* stats, const __grid_constant__ CUtensorMap q_map,
-                                       const __grid_constant__ CUtensorMap kv_map, const __grid_constant__ CUtensorMap dout_map,
-                                       AttentionArgs s, uint32_t B) {
+    attention_backward_kv_wgmma_kernel(floatX* dqkv, const float2* stats, const int32_t* ends,
+                                       const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap kv_map,
+                                       const __grid_constant__ CUtensorMap dout_map, AttentionArgs s, uint32_t B) {
 #if PTX_HAS_SM90A
     constexpr int HD = Tiles::HD, BM = Tiles::BM, BN = Tiles::BN;
     constexpr uint32_t KV_BYTES = Tiles::KV_BYTES, Q_BYTES = Tiles::Q_BYTES, STATS_BYTES = Tiles::STATS_BYTES;
@@ -349,9 +448,10 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             copy_box_4d(kv_tile, &kv_map, 0, k0, (s.NH + kv_head) * (HD / 64), b, kv_ring.full());
             copy_box_4d(kv_tile + KV_BYTES, &kv_map, 0, k0, (s.NH + s.NKV + kv_head) * (HD / 64), b, kv_ring.full());
             kv_ring.advance();
+            const int end_q = DOCUMENTS ? ends[(size_t)b * s.T + min(s.T, k0 + BN) - 1] : s.T;
             for (int h = kv_head * group; h < (kv_head + 1) * group; h++) {
                 const float2* head_stats = stats + ((size_t)b * s.NH + h) * s.stat_rows;
-                for (int q0 = k0 / BM * BM; q0 < s.T; q0 += BM) {
+                for (int q0 = k0 / BM * BM; q0 < end_q; q0 += BM) {
                     const uint32_t q_tile = q_smem + q_ring.stage * 2 * Q_BYTES;
                     q_ring.begin_fill(2 * Q_BYTES + STATS_BYTES);
                     copy_box_4d(q_tile, &q_map, 0, q0, h * (HD / 64), b, q_ring.full());
@@ -368,38 +468,141 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
         uint32_t p_operand[BM / 16][4], ds_operand[BM / 16][4];
         for (uint32_t piece; work.next(&piece);) {
             const int k0 = piece / heads * BN, b = piece % heads / s.NKV, kv_head = piece % heads % s.NKV;
-            const int my_k0 = k0 + consumer * 64;
+            const int my_k0 = k0 + consumer * 64, warp_k0 = my_k0 + warp * 16;
+            const DocumentEdges<DOCUMENTS> end(ends + (size_t)b * s.T, s.T, s.T, k0 + BN - 1, my_k0 + 63, warp_k0, warp_k0 + g);
             kv_ring.wait_full();
-            const uint32_t k_rows = matrix_rows(kv_smem + kv_ring.stage * 2 * KV_BYTES + consumer * 64 * 128);
-            const uint32_t v_rows = k_rows + (KV_BYTES >> 4);
+            const uint32_t k_tile = kv_smem + kv_ring.stage * 2 * KV_BYTES + consumer * 64 * 128;
+            const ScoresLeft<HD, BN, (Tiles::LEFT > 0)> k_left(k_tile);
+            const ScoresLeft<HD, BN, (Tiles::LEFT > 1)> v_left(k_tile + KV_BYTES);
             uint32_t held = NO_BARRIER;  // the `empty` barrier of the buffer that pending products read
+            auto release_held = [&]() {
+                wgmma_wait<0>();
+                wgmma_hold(dk);
+                wgmma_hold(dv);
+                if (held != NO_BARRIER) { ring_release(held); }
+                held = NO_BARRIER;
+            };
+            int h = 0, q0 = 0;  // the tile: head of the group, first query
+            auto head_begin = [&]() {
+#pragma unroll 1
+                for (q0 = k0 / BM * BM; q0 < end.block && q0 + BM <= my_k0; q0 += BM) {
+                    q_ring.pass();  // no key of this warpgroup is seen by these queries
+                }
+            };
+            // turns S^T into p^T = exp(S^T - lse)
+            auto exponentials = [&](float(&x)[BM / 2], const float4* tile_stats) {
+                fragment_p_transposed(x, tile_stats, s.scale_log2);
+                if (q0 < my_k0 + 63) {
+                    // the first column of this tile, counted from 2 t, whose query sees key g of the warp
+                    fragment_clear_before(x, my_k0 + warp * 16 + g - q0 - t * 2);
+                }
+                if (DOCUMENTS && q0 + BM > end.warp) {
+                    const int columns[2] = {end.rows[0] - q0 - t * 2, end.rows[1] - q0 - t * 2};
+                    fragment_mask_from(x, columns, 0);
+                }
+            };
+            // goes to the next tile; false if there is none, or if tiles that only other warpgroups need are before it
+            auto next_tile = [&]() {
+                q0 += BM;
+                if (q0 < end.warpgroup) { return true; }
+                if ((DOCUMENTS && q0 < end.block) || h + 1 == group) { return false; }
+                h++;
+                head_begin();
+                return q0 < end.warpgroup;
+            };
             fragment_clear(dk);
             fragment_clear(dv);
 #pragma unroll 1
-            for (int h = 0; h < group; h++) {
+            for (; h < group; h++) {
+                head_begin();
+                if constexpr (Tiles::AHEAD) {
+                    if (q0 < end.warpgroup) {
+                        float e[BM / 2];
+                        int stage = q_ring.stage;
+                        uint32_t q_tile = q_smem + stage * 2 * Q_BYTES, q_before = 0;
+                        q_ring.wait_full();
+                        wgmma_fence();
+                        k_left.product(p, matrix_rows(q_tile));
+                        wgmma_commit();
+                        wgmma_wait<0>();
+                        wgmma_hold(p);
+                        bool more;
 #pragma unroll 1
-                for (int q0 = k0 / BM * BM; q0 < s.T; q0 += BM) {
-                    q_ring.wait_full();
-                    if (q0 + BM <= my_k0) {  // none of these queries sees a key of this warpgroup
-                        ring_release(q_ring.empty());
-                        q_ring.advance();
-                        continue;
+                        do {  // S of this tile is there, and ds of the one before
+                            const float4* tile_stats = (const float4*)(all_stats + stage * STATS_BYTES) + t;
+                            if (!Tiles::ROUNDED && held != NO_BARRIER) {
+                                wgmma_fence();
+                                wgmma_values<HD, BM>(dk, ds_operand, matrix_columns(q_before, BM * 128));
+                                wgmma_commit();
+                            }
+                            wgmma_fence();
+                            v_left.product(ds, matrix_rows(q_tile + Q_BYTES));
+                            wgmma_commit();
+#pragma unroll
+                            for (int i = 0; i < BM / 2; i++) { e[i] = p[i]; }
+                            exponentials(e, tile_stats);
+                            fragment_operand(p_operand, e);
+                            if constexpr (!Tiles::ROUNDED) {
+                                wgmma_fence();
+                                wgmma_values<HD, BM>(dv, p_operand, matrix_columns(q_tile + Q_BYTES, BM * 128));
+                                wgmma_commit();
+                                wgmma_wait<2>();
+                                if (held != NO_BARRIER) { ring_release(held); }
+                            }
+                            held = q_ring.empty();
+                            q_ring.advance();
+                            q_before = q_tile;
+                            more = next_tile();
+                            if (more) {
+                                stage = q_ring.stage;
+                                q_tile = q_smem + stage * 2 * Q_BYTES;
+                                q_ring.wait_full();
+                                wgmma_fence();
+                                k_left.product(p, matrix_rows(q_tile));
+                                wgmma_commit();
+                                wgmma_wait<Tiles::ROUNDED ? 1 : 2>();
+                            } else {
+                                wgmma_wait<Tiles::ROUNDED ? 0 : 1>();
+                            }
+                            wgmma_hold(ds);
+                            if constexpr (Tiles::ROUNDED) { fragment_rounded(e, p_operand); }
+                            fragment_ds_transposed(ds, e, tile_stats);
+                            fragment_operand(ds_operand, ds);
+                            if constexpr (Tiles::ROUNDED) {
+                                wgmma_fence();
+                                wgmma_values<HD, BM>(dv, p_operand, matrix_columns(q_before + Q_BYTES, BM * 128));
+                                wgmma_values<HD, BM>(dk, ds_operand, matrix_columns(q_before, BM * 128));
+                                wgmma_commit();
+                            }
+                            wgmma_wait<0>();
+                            wgmma_hold(p);
+                            if constexpr (Tiles::ROUNDED) {
+                                ring_release(held);
+                                held = NO_BARRIER;
+                            }
+                        } while (more);
+                        if constexpr (!Tiles::ROUNDED) {
+                            wgmma_fence();
+                            wgmma_values<HD, BM>(dk, ds_operand, matrix_columns(q_before, BM * 128));
+                            wgmma_commit();
+                        }
+                        release_held();
                     }
+                }
+#pragma unroll 1
+                for (; !Tiles::AHEAD && q0 < end.warpgroup; q0 += BM) {
+                    q_ring.wait_full();
                     const uint32_t q_tile = q_smem + q_ring.stage * 2 * Q_BYTES, dout_tile = q_tile + Q_BYTES;
                     const float4* tile_stats = (const float4*)(all_stats + q_ring.stage * STATS_BYTES) + t;  // two queries each
                     wgmma_fence();
-                    wgmma_scores<HD, BM, BN>(p, k_rows, matrix_rows(q_tile));
+                    k_left.product(p, matrix_rows(q_tile));
                     wgmma_commit();
-                    wgmma_scores<HD, BM, BN>(ds, v_rows, matrix_rows(dout_tile));
+                    v_left.product(ds, matrix_rows(dout_tile));
                     wgmma_commit();
                     wgmma_wait<1>();
                     wgmma_hold(p);
                     if (held != NO_BARRIER) { ring_release(held); }
-                    fragment_p_transposed(p, tile_stats, s.scale_log2);
-                    if (q0 < my_k0 + 63) {
-                        // the first column of this tile, counted from 2 t, whose query sees key g of the warp
-                        fragment_clear_before(p, my_k0 + warp * 16 + g - q0 - t * 2);
-                    }
+                    exponentials(p, tile_stats);
                     fragment_operand(p_operand, p);
                     wgmma_fence();
                     wgmma_values<HD, BM>(dv, p_operand, matrix_columns(dout_tile, BM * 128));
@@ -422,17 +625,19 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                     }
                     q_ring.advance();
                 }
+                if (DOCUMENTS && q0 < end.block) {  // another warpgroup's keys are seen by queries further on
+                    release_held();
+#pragma unroll 1
+                    for (; q0 < end.block; q0 += BM) { q_ring.pass(); }
+                }
             }
-            wgmma_wait<0>();
-            wgmma_hold(dk);
-            wgmma_hold(dv);
-            if (held != NO_BARRIER) { ring_release(held); }
+            release_held();
             ring_release(kv_ring.empty());
             kv_ring.advance();
-            const int row = my_k0 + warp * 16;
-            floatX* dk_rows = attention_row(dqkv, (size_t)b * s.T + row, s.qkv_pitch, s.NH + kv_head, HD);
-            wgmma_store<HD>(dk_rows, s.qkv_pitch, s.T - row, dk, s.scale, s.scale);
-            wgmma_store<HD>(dk_rows + (size_t)s.NKV * HD, s.qkv_pitch, s.T - row, dv, 1, 1);
+            floatX* dk_rows = attention_row(dqkv, (size_t)b * s.T + warp_k0, s.qkv_pitch, s.NH + kv_head, HD);
+            if (s.cos_sin) { fragment_turn_back<HD>(dk, s, b, warp_k0); }
+            wgmma_store<HD>(dk_rows, s.qkv_pitch, s.T - warp_k0, dk, s.scale, s.scale);
+            wgmma_store<HD>(dk_rows + (size_t)s.NKV * HD, s.qkv_pitch, s.T - warp_k0, dv, 1, 1);
         }
     }
 #else
@@ -443,27 +648,30 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
 // ---------------------------------------------------------------------------------------------------------------------
 // dQ
 
-/* WGS x 64 queries; keys in tiles of BN; shared memory holds q and dout of Q_STAGES pieces of work. */
-template <int HD_, int BN_, int WGS_, int STAGES_, int Q_STAGES_, int BLOCKS_>
+/* WGS x 64 queries; keys in tiles of BN; shared memory holds q, dout and out of Q_STAGES pieces of work. */
+template <int HD_, int BN_, int WGS_, int STAGES_, int Q_STAGES_, int BLOCKS_, bool AHEAD_ = false, bool ROUNDED_ = false,
+          int LEFT_ = 0>
 struct WgmmaQTiles : WarpgroupSplit<WGS_, BLOCKS_> {
+    static constexpr bool AHEAD = AHEAD_, ROUNDED = ROUNDED_;
+    static constexpr int LEFT = LEFT_;
     static constexpr int HD = HD_, BN = BN_, WGS = WGS_, STAGES = STAGES_, Q_STAGES = Q_STAGES_, BLOCKS = BLOCKS_;
     static constexpr int BM = 64 * WGS, KV_BYTES = BN * HD * 2, Q_BYTES = BM * HD * 2;
-    static constexpr int SMEM = 2 * Q_STAGES * Q_BYTES + STAGES * 2 * KV_BYTES + 1024;
+    static constexpr int SMEM = 3 * Q_STAGES * Q_BYTES + STAGES * 2 * KV_BYTES + 1024;
     static_assert(STAGES >= 2, "the ring is too short");
 };
 
-template <typename Tiles>
+template <typename Tiles, bool DOCUMENTS = false>
 __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
-    attention_backward_q_wgmma_kernel(floatX* dqkv, const float2* stats, const __grid_constant__ CUtensorMap q_map,
+    attention_backward_q_wgmma_kernel(floatX* dqkv, float2* stats, const float* lse, const __grid_constant__ CUtensorMap q_map,
                                       const __grid_constant__ CUtensorMap kv_map, const __grid_constant__ CUtensorMap dout_map,
-                                      AttentionArgs s, uint32_t B) {
+                                      const __grid_constant__ CUtensorMap out_map, AttentionArgs s, uint32_t B) {
 #if PTX_HAS_SM90A
     constexpr int HD = Tiles::HD, BM = Tiles::BM, BN = Tiles::BN;
     constexpr uint32_t KV_BYTES = Tiles::KV_BYTES, Q_BYTES = Tiles::Q_BYTES;
     extern __shared__ __align__(128) char smem[];
     __shared__ uint64_t kv_barriers[2 * Tiles::STAGES], q_barriers[2 * Tiles::Q_STAGES];
-    // layout: q, dout of each of Q_STAGES; K, V of each of STAGES
-    const uint32_t q_smem = shared_address(wgmma_tiles(smem)), kv_smem = q_smem + 2 * Tiles::Q_STAGES * Q_BYTES;
+    // layout: q, dout, out of each of Q_STAGES; K, V of each of STAGES
+    const uint32_t q_smem = shared_address(wgmma_tiles(smem)), kv_smem = q_smem + 3 * Tiles::Q_STAGES * Q_BYTES;
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), group = s.NH / s.NKV, tiles = (s.T + BM - 1) / BM;
     const uint32_t heads = B * s.NH;
     Ring<Tiles::STAGES> kv_ring(kv_barriers);
@@ -481,12 +689,14 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
         for (uint32_t piece; work.next(&piece);) {
             const int q0 = (tiles - 1 - (int)(piece / heads)) * BM, b = piece % heads / s.NH, h = piece % heads % s.NH;
             const int k_block = (s.NH + h / group) * (HD / 64), v_block = k_block + s.NKV * (HD / 64);
-            const uint32_t q_tile = q_smem + q_ring.stage * 2 * Q_BYTES;
-            q_ring.begin_fill(2 * Q_BYTES);
+            const uint32_t q_tile = q_smem + q_ring.stage * 3 * Q_BYTES;
+            q_ring.begin_fill(3 * Q_BYTES);
             copy_box_4d(q_tile, &q_map, 0, q0, h * (HD / 64), b, q_ring.full());
             copy_box_4d(q_tile + Q_BYTES, &dout_map, 0, q0, h * (HD / 64), b, q_ring.full());
+            copy_box_4d(q_tile + 2 * Q_BYTES, &out_map, 0, q0, h * (HD / 64), b, q_ring.full());
             q_ring.advance();
-            for (int k0 = (min(s.T, q0 + BM) - 1) / BN * BN; k0 >= 0; k0 -= BN) {
+            const int first_k0 = DOCUMENTS ? s.starts[(size_t)b * s.T + q0] / BN * BN : 0;
+            for (int k0 = (min(s.T, q0 + BM) - 1) / BN * BN; k0 >= first_k0; k0 -= BN) {
                 const uint32_t kv_tile = kv_smem + kv_ring.stage * 2 * KV_BYTES;
                 kv_ring.begin_fill(2 * KV_BYTES);
                 copy_box_4d(kv_tile, &kv_map, 0, k0, k_block, b, kv_ring.full());
@@ -501,43 +711,118 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
         uint32_t ds_operand[BN / 16][4];
         for (uint32_t piece; work.next(&piece);) {
             const int q0 = (tiles - 1 - (int)(piece / heads)) * BM, b = piece % heads / s.NH, h = piece % heads % s.NH;
-            const int my_q0 = q0 + consumer * 64, row = my_q0 + warp * 16 + g;
-            float2 stat[2];
+            const int my_q0 = q0 + consumer * 64, warp_q0 = my_q0 + warp * 16, row = warp_q0 + g;
+            const DocumentEdges<DOCUMENTS> first(s.starts + (size_t)b * s.T, s.T, 0, q0, my_q0, warp_q0 + 15, row);
+            const size_t head = (size_t)b * s.NH + h;
+            float log_sum[2], D[2];
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                const int at = row + r * 8;
-                stat[r] = at < s.T ? stats[((size_t)b * s.NH + h) * s.stat_rows + at] : make_float2(INFINITY, 0);
+                log_sum[r] = row + r * 8 < s.T ? lse[head * s.T + row + r * 8] * (float)LOG2_E : INFINITY;
             }
             q_ring.wait_full();
-            const uint32_t q_rows = matrix_rows(q_smem + q_ring.stage * 2 * Q_BYTES + consumer * 64 * 128);
-            const uint32_t dout_rows = q_rows + (Q_BYTES >> 4);
+            const uint32_t q_tile = q_smem + q_ring.stage * 3 * Q_BYTES + consumer * 64 * 128;
+            const ScoresLeft<HD, BM, (Tiles::LEFT > 0)> q_left(q_tile);
+            const ScoresLeft<HD, BM, (Tiles::LEFT > 1)> dout_left(q_tile + Q_BYTES);
+            float2 stat[2];  // lse in base 2 and D
+            auto statistics = [&]() {
+                const char* dout_warp =
+                    wgmma_tiles(smem) + (q_ring.stage * 3 + 1) * Q_BYTES + (consumer * 64 + warp * 16) * 128;
+                swizzled_row_products<HD>(D, dout_warp, dout_warp + Q_BYTES, BM * 128);
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    stat[r] = make_float2(log_sum[r], D[r]);
+                    if (t == 0 && row + r * 8 < s.stat_rows) { stats[head * s.stat_rows + row + r * 8] = stat[r]; }
+                }
+            };
             uint32_t held = NO_BARRIER;
             fragment_clear(dq);
             int k0 = (min(s.T, q0 + BM) - 1) / BN * BN;
 #pragma unroll 1
             for (; k0 > my_q0 + 63; k0 -= BN) {  // no query of this warpgroup sees these keys
+                kv_ring.pass();
+            }
+            const int my_first_k0 = first.warpgroup / BN * BN;
+            // turns S into p = exp(S - lse)
+            auto exponentials = [&](float(&x)[BN / 2]) {
+                fragment_p(x, stat, s.scale_log2);
+                if (k0 + BN - 1 > my_q0) {
+                    // the last column of this tile, counted from 2 t, that row g of the warp sees
+                    fragment_mask_behind(x, row - k0 - t * 2, 0);
+                }
+                if (DOCUMENTS && k0 < first.warp) {
+                    const int columns[2] = {first.rows[0] - k0 - t * 2, first.rows[1] - k0 - t * 2};
+                    fragment_mask_before(x, columns, 0);
+                }
+            };
+            if constexpr (Tiles::AHEAD) {
+                float e[BN / 2];
+                uint32_t p_operand[BN / 16][4], k_tile = kv_smem + kv_ring.stage * 2 * KV_BYTES, k_before = 0;
                 kv_ring.wait_full();
-                ring_release(kv_ring.empty());
-                kv_ring.advance();
+                wgmma_fence();
+                q_left.product(p, matrix_rows(k_tile));
+                wgmma_commit();
+                statistics();
+                wgmma_wait<0>();
+                wgmma_hold(p);
+                bool more;
+#pragma unroll 1
+                do {  // S of this tile is there, and ds of the one before
+                    if (held != NO_BARRIER) {
+                        wgmma_fence();
+                        wgmma_values<HD, BN>(dq, ds_operand, matrix_columns(k_before, BN * 128));
+                        wgmma_commit();
+                    }
+                    wgmma_fence();
+                    dout_left.product(ds, matrix_rows(k_tile + KV_BYTES));
+                    wgmma_commit();
+#pragma unroll
+                    for (int i = 0; i < BN / 2; i++) { e[i] = p[i]; }
+                    exponentials(e);
+                    if constexpr (Tiles::ROUNDED) { fragment_operand(p_operand, e); }
+                    wgmma_wait<1>();
+                    if (held != NO_BARRIER) { ring_release(held); }
+                    held = kv_ring.empty();
+                    kv_ring.advance();
+                    k_before = k_tile;
+                    k0 -= BN;
+                    more = k0 >= my_first_k0;
+                    if (more) {
+                        k_tile = kv_smem + kv_ring.stage * 2 * KV_BYTES;
+                        kv_ring.wait_full();
+                        wgmma_fence();
+                        q_left.product(p, matrix_rows(k_tile));
+                        wgmma_commit();
+                        wgmma_wait<1>();
+                    } else {
+                        wgmma_wait<0>();
+                    }
+                    wgmma_hold(ds);
+                    if constexpr (Tiles::ROUNDED) { fragment_rounded(e, p_operand); }
+                    fragment_ds(ds, e, stat);
+                    fragment_operand(ds_operand, ds);
+                    wgmma_wait<0>();
+                    wgmma_hold(p);
+                } while (more);
+                wgmma_fence();
+                wgmma_values<HD, BN>(dq, ds_operand, matrix_columns(k_before, BN * 128));
+                wgmma_commit();
+            } else {
+                statistics();
             }
 #pragma unroll 1
-            for (; k0 >= 0; k0 -= BN) {
+            for (; !Tiles::AHEAD && k0 >= my_first_k0; k0 -= BN) {
                 const uint32_t k_tile = kv_smem + kv_ring.stage * 2 * KV_BYTES, v_tile = k_tile + KV_BYTES;
                 kv_ring.wait_full();
                 wgmma_fence();
-                wgmma_scores<HD, BN, BM>(p, q_rows, matrix_rows(k_tile));
+                q_left.product(p, matrix_rows(k_tile));
                 wgmma_commit();
-                wgmma_scores<HD, BN, BM>(ds, dout_rows, matrix_rows(v_tile));
+                dout_left.product(ds, matrix_rows(v_tile));
                 wgmma_commit();
                 wgmma_wait<1>();
                 wgmma_hold(p);
                 if (held != NO_BARRIER) { ring_release(held); }
                 held = kv_ring.empty();
-                fragment_p(p, stat, s.scale_log2);
-                if (k0 + BN - 1 > my_q0) {
-                    // the last column of this tile, counted from 2 t, that row g of the warp sees
-                    fragment_mask_behind(p, row - k0 - t * 2, 0);
-                }
+                exponentials(p);
                 wgmma_wait<0>();
                 wgmma_hold(ds);
                 fragment_ds(ds, p, stat);
@@ -552,8 +837,15 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             if (held != NO_BARRIER) { ring_release(held); }
             ring_release(q_ring.empty());
             q_ring.advance();
-            floatX* dq_rows = attention_row(dqkv, (size_t)b * s.T + my_q0 + warp * 16, s.qkv_pitch, h, HD);
-            wgmma_store<HD>(dq_rows, s.qkv_pitch, s.T - my_q0 - warp * 16, dq, s.scale, s.scale);
+            if (s.cos_sin) { fragment_turn_back<HD>(dq, s, b, warp_q0); }
+            floatX* dq_rows = attention_row(dqkv, (size_t)b * s.T + warp_q0, s.qkv_pitch, h, HD);
+            wgmma_store<HD>(dq_rows, s.qkv_pitch, s.T - warp_q0, dq, s.scale, s.scale);
+            if constexpr (DOCUMENTS) {  // the other warpgroups' queries see keys further back
+#pragma unroll 1
+                for (const int first_k0 = s.starts[(size_t)b * s.T + q0] / BN * BN; k0 >= first_k0; k0 -= BN) {
+                    kv_ring.pass();
+                }
+            }
         }
     }
 #else
@@ -641,41 +933,47 @@ static inline dim3 attention_wgmma_blocks(int B, int heads, int T, int rows) {
 template <typename Tiles>
 static inline void attention_wgmma_forward_tiles(floatX* out, float* lse, const floatX* qkv, int B, const AttentionArgs& s,
                                                  cudaStream_t stream) {
-    attention_launch(attention_forward_wgmma_kernel<Tiles>, attention_wgmma_blocks<Tiles>(B, s.NH, s.T, Tiles::BM),
-                     Tiles::THREADS, Tiles::SMEM, stream, out, lse, attention_qkv_map(qkv, B, s, Tiles::BM),
-                     attention_qkv_map(qkv, B, s, Tiles::BN), s, (uint32_t)B);
+    auto* kernel = s.starts ? attention_forward_wgmma_kernel<Tiles, true> : attention_forward_wgmma_kernel<Tiles, false>;
+    attention_launch(kernel, attention_wgmma_blocks<Tiles>(B, s.NH, s.T, Tiles::BM), Tiles::THREADS, Tiles::SMEM, stream, out,
+                     lse, attention_qkv_map(qkv, B, s, Tiles::BM), attention_qkv_map(qkv, B, s, Tiles::BN), s, (uint32_t)B);
+}
+
+/* ends: where each token's document ends, if s has documents. */
+template <typename Tiles>
+static inline void attention_wgmma_backward_kv(floatX* dqkv, const float2* stats, const int32_t* ends, const floatX* dout,
+                                               const floatX* qkv, int B, const AttentionArgs& s, cudaStream_t stream) {
+    auto* kernel =
+        s.starts ? attention_backward_kv_wgmma_kernel<Tiles, true> : attention_backward_kv_wgmma_kernel<Tiles, false>;
+    attention_launch(kernel, attention_wgmma_blocks<Tiles>(B, s.NKV, s.T, Tiles::BN), Tiles::THREADS, Tiles::SMEM, stream, dqkv,
+                     stats, ends, attention_qkv_map(qkv, B, s, Tiles::BM), attention_qkv_map(qkv, B, s, Tiles::BN),
+                     attention_out_map(dout, B, s, Tiles::BM), s, (uint32_t)B);
 }
 
 template <typename Tiles>
-static inline void attention_wgmma_backward_kv(floatX* dqkv, const float2* stats, const floatX* dout, const floatX* qkv, int B,
-                                               const AttentionArgs& s, cudaStream_t stream) {
-    attention_launch(attention_backward_kv_wgmma_kernel<Tiles>, attention_wgmma_blocks<Tiles>(B, s.NKV, s.T, Tiles::BN),
-                     Tiles::THREADS, Tiles::SMEM, stream, dqkv, stats, attention_qkv_map(qkv, B, s, Tiles::BM),
-                     attention_qkv_map(qkv, B, s, Tiles::BN), attention_out_map(dout, B, s, Tiles::BM), s, (uint32_t)B);
+static inline void attention_wgmma_backward_q(floatX* dqkv, float2* stats, const floatX* dout, const floatX* out,
+                                              const float* lse, const floatX* qkv, int B, const AttentionArgs& s,
+                                              cudaStream_t stream) {
+    auto* kernel = s.starts ? attention_backward_q_wgmma_kernel<Tiles, true> : attention_backward_q_wgmma_kernel<Tiles, false>;
+    attention_launch(kernel, attention_wgmma_blocks<Tiles>(B, s.NH, s.T, Tiles::BM), Tiles::THREADS, Tiles::SMEM, stream, dqkv,
+                     stats, lse, attention_qkv_map(qkv, B, s, Tiles::BM), attention_qkv_map(qkv, B, s, Tiles::BN),
+                     attention_out_map(dout, B, s, Tiles::BM), attention_out_map(out, B, s, Tiles::BM), s, (uint32_t)B);
 }
 
-template <typename Tiles>
-static inline void attention_wgmma_backward_q(floatX* dqkv, const float2* stats, const floatX* dout, const floatX* qkv, int B,
-                                              const AttentionArgs& s, cudaStream_t stream) {
-    attention_launch(attention_backward_q_wgmma_kernel<Tiles>, attention_wgmma_blocks<Tiles>(B, s.NH, s.T, Tiles::BM),
-                     Tiles::THREADS, Tiles::SMEM, stream, dqkv, stats, attention_qkv_map(qkv, B, s, Tiles::BM),
-                     attention_qkv_map(qkv, B, s, Tiles::BN), attention_out_map(dout, B, s, Tiles::BM), s, (uint32_t)B);
-}
-
-// Tiles by head dimension: HD, rows of a tile walked over, warpgroups, ring, pieces of work at a time, blocks.
+// Tiles by head dimension: HD, rows of a tile walked over, warpgroups, ring, pieces of work at a time, blocks; backward: whether
+// the next scores are computed ahead, whether ds is computed from the rounded p, left operands of scores in registers.
 template <int HD>
 struct WgmmaTiles;
 template <>
 struct WgmmaTiles<64> {
     typedef WgmmaForwardTiles<64, 128, 3, 2, 2, 1> Forward;
-    typedef WgmmaKVTiles<64, 64, 2, 5, 2, 1> BackwardKV;
-    typedef WgmmaQTiles<64, 64, 3, 4, 2, 1> BackwardQ;
+    typedef WgmmaKVTiles<64, 64, 2, 5, 2, 1, true, false, 0> BackwardKV;
+    typedef WgmmaQTiles<64, 64, 2, 4, 2, 1, true, false, 2> BackwardQ;
 };
 template <>
 struct WgmmaTiles<128> {
     typedef WgmmaForwardTiles<128, 128, 2, 2, 1, 1> Forward;
-    typedef WgmmaKVTiles<128, 64, 2, 4, 1, 1> BackwardKV;
-    typedef WgmmaQTiles<128, 96, 2, 2, 1, 1> BackwardQ;
+    typedef WgmmaKVTiles<128, 64, 2, 4, 1, 1, true, true, 0> BackwardKV;
+    typedef WgmmaQTiles<128, 64, 2, 4, 1, 1, true, false, 1> BackwardQ;
 };
 
 template <int HD>
@@ -684,11 +982,25 @@ static inline void attention_wgmma_forward(floatX* out, float* lse, const floatX
     attention_wgmma_forward_tiles<typename WgmmaTiles<HD>::Forward>(out, lse, qkv, B, s, stream);
 }
 
+/* Writes where each of N tokens' document ends, in rows of T tokens. */
+__global__ static void attention_ends_kernel(int32_t* ends, const int32_t* starts, size_t N, int T) {
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, row = i / T * T;
+    if (i < N) { ends[i] = attention_document_end(starts + row, (int)(i - row), T); }
+}
+
+/* Fills stats as attention_stats does, and with documents the B * T integers behind them. */
 template <int HD>
-static inline void attention_wgmma_backward(floatX* dqkv, const float2* stats, const floatX* dout, const floatX* qkv, int B,
-                                            const AttentionArgs& s, cudaStream_t stream) {
-    attention_wgmma_backward_kv<typename WgmmaTiles<HD>::BackwardKV>(dqkv, stats, dout, qkv, B, s, stream);
-    attention_wgmma_backward_q<typename WgmmaTiles<HD>::BackwardQ>(dqkv, stats, dout, qkv, B, s, stream);
+static inline void attention_wgmma_backward(floatX* dqkv, float2* stats, const floatX* dout, const floatX* out,
+                                            const float* lse, const floatX* qkv, int B, const AttentionArgs& s,
+                                            cudaStream_t stream) {
+    const size_t N = (size_t)B * s.T;
+    int32_t* ends = (int32_t*)(stats + (size_t)B * s.NH * s.stat_rows);
+    if (s.starts) {
+        attention_launch(attention_ends_kernel, dim3((unsigned)ceil_div(N, (size_t)256)), 256, 0, stream, ends, s.starts, N,
+                         s.T);
+    }
+    attention_wgmma_backward_q<typename WgmmaTiles<HD>::BackwardQ>(dqkv, stats, dout, out, lse, qkv, B, s, stream);
+    attention_wgmma_backward_kv<typename WgmmaTiles<HD>::BackwardKV>(dqkv, stats, ends, dout, qkv, B, s, stream);
 }
 
 #endif  // PRECISION_FP32

@@ -1,13 +1,15 @@
 /* bench_attention.cu -- times attention by kernel, head dimension and length, on random data.
  *
  *   nvcc -std=c++17 -O3 -DPRECISION_BF16 -gencode arch=compute_90a,code=sm_90a -diag-suppress 1675 -I. \
- *        -o bench_attention dev/test/bench_attention.cu && ./bench_attention [variants]
+ *        -o bench_attention dev/test/bench_attention.cu && ./bench_attention [auto|variants [mma|wgmma]]
  *
  * TFLOP/s use the common count: forward 4 B T^2 NH HD / 2 (the causal half), backward 2.5 times that, although our backward
  * computes 3.5 times. Each number is the median of single launches between events, after a warm-up. The last lines are of rows
- * of 8192 tokens in documents of 500: their TFLOP/s count whole rows, too, so that they compare with those above by time.
+ * of 8192 tokens in documents of 400 to 600: their TFLOP/s count whole rows, too, so that they compare with those above by time.
+ * `./bench_attention auto` runs only those kernels that the program would choose.
  *
- * `./bench_attention variants` then runs each mma and wgmma kernel alone with other tiles (a minute). It prints one line a
+ * `./bench_attention variants` then runs each mma and wgmma kernel alone with other tiles (a minute); with a third word only
+ * that, of one kind. It prints one line a
  * variant: its error against the plain kernel (about 2e-3 in BF16; more is a bug), registers at its start, bytes of stack, and
  * for T = 1024, 2048 and 8192 the time and the TFLOP/s of the operations it really does (dK dV four products, dQ three). The
  * best line of each (kernel, part, HD) belongs into MmaTiles of attention_mma.cuh or WgmmaTiles of attention_sm90.cuh, whose
@@ -22,20 +24,28 @@ static const char* kernel_names[NUM_ATTENTION_KERNELS] = {"auto", "plain", "mma"
 
 struct Shape : AttentionShape {
     const char* name;
-    int document;  // tokens of each document; 0: rows are not divided
+    int document;  // mean tokens of a document; 0: rows are not divided
 };
 
 // clang-format off
 static const Shape shapes[] = {
-    {{ 64, 1024, 12, 4,  64}, "126M"},
-    {{ 32, 1024, 32, 8,  64}, "1B"},
-    {{ 16, 2048, 32, 8,  64}, "1B"},
-    {{  4, 8192, 32, 8,  64}, "1B"},
-    {{  8, 1024, 32, 8, 128}, "8B"},
-    {{  4, 2048, 32, 8, 128}, "8B"},
-    {{  1, 8192, 32, 8, 128}, "8B"},
-    {{  4, 8192, 32, 8,  64}, "1B_500", 500},
-    {{  1, 8192, 32, 8, 128}, "8B_500", 500},
+    {{128,   512, 12, 4,  64}, "126M"},
+    {{ 64,  1024, 12, 4,  64}, "126M"},
+    {{ 32,  1024, 32, 8,  64}, "1B"},
+    {{ 16,  2048, 32, 8,  64}, "1B"},
+    {{  8,  4096, 32, 8,  64}, "1B"},
+    {{  4,  8192, 32, 8,  64}, "1B"},
+    {{  2, 16384, 32, 8,  64}, "1B"},
+    {{  1, 32768, 32, 8,  64}, "1B"},
+    {{ 16,   512, 32, 8, 128}, "8B"},
+    {{  8,  1024, 32, 8, 128}, "8B"},
+    {{  4,  2048, 32, 8, 128}, "8B"},
+    {{  2,  4096, 32, 8, 128}, "8B"},
+    {{  1,  8192, 32, 8, 128}, "8B"},
+    {{  1, 16384, 32, 8, 128}, "8B"},
+    {{  1, 32768, 32, 8, 128}, "8B"},
+    {{  4,  8192, 32, 8,  64}, "1B_500", 500},
+    {{  1,  8192, 32, 8, 128}, "8B_500", 500},
 };
 // clang-format on
 
@@ -58,9 +68,19 @@ __global__ void fill_kernel(floatX* x, size_t n, uint32_t seed) {
     }
 }
 
-__global__ void starts_kernel(int32_t* starts, size_t N, int T, int document) {
+/* Returns where document n of a row starts: within a tenth of n * mean, so that it has 0.8 to 1.2 * mean tokens. */
+__device__ int document_start(int n, int mean, int row) {
+    const int span = mean / 5;
+    return n <= 0 ? 0 : n * mean + (int)((uint32_t)(n * 7919 + row * 104729) % (uint32_t)(span + 1)) - span / 2;
+}
+
+__global__ void starts_kernel(int32_t* starts, size_t N, int T, int mean) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < N) { starts[i] = (int)(i % T) / document * document; }
+    if (i >= N) { return; }
+    const int t = (int)(i % T), row = (int)(i / T);
+    int n = t / mean + 1;
+    while (document_start(n, mean, row) > t) { n--; }
+    starts[i] = document_start(n, mean, row);
 }
 
 static Buffers allocate(const Shape* s) {
@@ -117,15 +137,17 @@ static float time_ms(F launch) {
 
 static double forward_flops(const Shape* s) { return 2.0 * s->B * s->T * (double)s->T * s->NH * s->HD; }
 
-static void bench_kernels(void) {
+/* Times every kernel, or only those of the launchers' choice. */
+static void bench_kernels(bool chosen) {
     printf("%-6s %-6s %5s %3s %3s %6s %3s | %10s %8s | %10s %8s\n", "kernel", "model", "T", "HD", "B", "NH", "NKV",
            "forward ms", "TFLOP/s", "backwd ms", "TFLOP/s");
     for (const Shape& s : shapes) {
         Buffers b = allocate(&s);
-        for (int k = ATTENTION_PLAIN; k < NUM_ATTENTION_KERNELS; k++) {
+        for (int k = ATTENTION_AUTO; k < NUM_ATTENTION_KERNELS; k++) {
             const AttentionKernel kernel = (AttentionKernel)k;
             // the plain kernels take seconds at length 8192
-            if (!attention_has_kernel(kernel, s.HD, s.document > 0) || (k == ATTENTION_PLAIN && s.T > 2048)) { continue; }
+            if (!attention_has_kernel(kernel, s.HD) || (k == ATTENTION_PLAIN && s.T > 2048)) { continue; }
+            if (chosen != (k == ATTENTION_AUTO)) { continue; }
             const float forward = time_ms([&]() { attention_forward_by(kernel, b.out, b.lse, b.qkv, s.B, b.args, 0); });
             const float backward = time_ms(
                 [&]() { attention_backward_by(kernel, b.dqkv, b.scratch, b.dout, b.out, b.lse, b.qkv, s.B, b.args, 0); });
@@ -167,11 +189,11 @@ static void launch_wgmma_forward(const Buffers* b, int B) {
 }
 template <typename Tiles>
 static void launch_wgmma_kv(const Buffers* b, int B) {
-    attention_wgmma_backward_kv<Tiles>(b->dqkv, (const float2*)b->scratch, b->dout, b->qkv, B, b->args, 0);
+    attention_wgmma_backward_kv<Tiles>(b->dqkv, (const float2*)b->scratch, NULL, b->dout, b->qkv, B, b->args, 0);
 }
 template <typename Tiles>
 static void launch_wgmma_q(const Buffers* b, int B) {
-    attention_wgmma_backward_q<Tiles>(b->dqkv, (const float2*)b->scratch, b->dout, b->qkv, B, b->args, 0);
+    attention_wgmma_backward_q<Tiles>(b->dqkv, (float2*)b->scratch, b->dout, b->out, b->lse, b->qkv, B, b->args, 0);
 }
 
 typedef struct {
@@ -202,10 +224,13 @@ static const Variant variants[] = {
     WFORWARD(64, 128, 1, 2, 1, 2), WFORWARD(64, 64, 1, 2, 1, 3),
     WFORWARD(128, 128, 2, 2, 1, 1), WFORWARD(128, 96, 2, 3, 1, 1), WFORWARD(128, 64, 2, 4, 2, 1), WFORWARD(128, 64, 3, 3, 1, 1),
     WFORWARD(128, 64, 1, 2, 1, 2),
-    WKV(64, 64, 2, 5, 2, 1), WKV(64, 64, 2, 4, 1, 1), WKV(64, 64, 1, 4, 2, 2),
-    WKV(128, 64, 2, 4, 1, 1), WKV(128, 64, 2, 3, 1, 1),
-    WQ(64, 64, 3, 4, 2, 1), WQ(64, 64, 2, 4, 2, 1), WQ(64, 96, 2, 3, 2, 1), WQ(64, 128, 2, 3, 2, 1), WQ(64, 64, 1, 3, 1, 2),
-    WQ(128, 96, 2, 2, 1, 1), WQ(128, 64, 2, 4, 1, 1), WQ(128, 64, 1, 2, 1, 2),
+    WKV(64, 64, 2, 5, 2, 1), WKV(64, 64, 2, 5, 2, 1, false, false, 2), WKV(64, 64, 2, 5, 2, 1, true),
+    WKV(64, 64, 2, 5, 2, 1, true, false, 1), WKV(64, 64, 2, 5, 2, 1, true, true, 0), WKV(64, 64, 2, 5, 2, 1, true, true, 2),
+    WKV(128, 64, 2, 4, 1, 1), WKV(128, 64, 2, 4, 1, 1, true, true),
+    WQ(64, 64, 3, 4, 2, 1), WQ(64, 64, 3, 4, 2, 1, true, true), WQ(64, 64, 2, 4, 2, 1), WQ(64, 64, 2, 4, 2, 1, false, false, 2),
+    WQ(64, 64, 2, 4, 2, 1, true), WQ(64, 64, 2, 4, 2, 1, true, false, 2), WQ(64, 96, 2, 4, 2, 1, true),
+    WQ(128, 96, 2, 2, 1, 1), WQ(128, 64, 2, 4, 1, 1), WQ(128, 64, 2, 4, 1, 1, false, false, 1), WQ(128, 64, 2, 4, 1, 1, true),
+    WQ(128, 64, 2, 4, 1, 1, true, false, 1), WQ(128, 64, 2, 4, 1, 1, true, true),
     FORWARD(64, 64, 2, 4, 2), FORWARD(64, 128, 2, 4, 2), FORWARD(64, 64, 1, 4, 4), FORWARD(64, 64, 1, 8, 2),
     FORWARD(64, 32, 2, 4, 3),
     FORWARD(128, 32, 2, 4, 2), FORWARD(128, 64, 2, 4, 2), FORWARD(128, 48, 2, 4, 2),
@@ -250,16 +275,17 @@ static double variant_error(const Variant* v) {
     return sqrt(diff / norm);
 }
 
-static void bench_variants(void) {
+/* Times the variants of one family, or of all (AUTO). */
+static void bench_variants(AttentionKernel family) {
     const double products[NUM_PARTS] = {1, 2, 1.5};  // relative to the forward pass's two products
-    printf("\n%-6s %-8s %3s %-16s %9s %5s %5s |", "kernel", "part", "HD", "tiles", "error", "regs", "stack");
+    printf("\n%-6s %-8s %3s %-30s %9s %5s %5s |", "kernel", "part", "HD", "tiles", "error", "regs", "stack");
     for (int T : {1024, 2048, 8192}) { printf(" T %5d ms TFLOP/s", T); }
     printf("\n");
     for (const Variant& v : variants) {
-        if (!attention_has_kernel(v.family, v.HD, false)) { continue; }
+        if (!attention_has_kernel(v.family, v.HD) || (family != ATTENTION_AUTO && v.family != family)) { continue; }
         cudaFuncAttributes f;
         CUDA_CHECK(cudaFuncGetAttributes(&f, v.kernel));
-        printf("%-6s %-8s %3d %-16s %9.1e %5d %5zu |", kernel_names[v.family], part_names[v.part], v.HD, v.tiles,
+        printf("%-6s %-8s %3d %-30s %9.1e %5d %5zu |", kernel_names[v.family], part_names[v.part], v.HD, v.tiles,
                variant_error(&v), f.numRegs, f.localSizeBytes);
         for (int T : {1024, 2048, 8192}) {
             const Shape s = {{(v.HD == 64 ? 32768 : 16384) / T, T, 32, 8, v.HD}, ""};
@@ -277,14 +303,21 @@ static void bench_variants(void) {
 #endif  // PRECISION_FP32
 
 int main(int argc, char** argv) {
-    const bool with_variants = argc == 2 && strcmp(argv[1], "variants") == 0;
-    if (argc > 2 || (argc == 2 && !with_variants)) { die_usage("usage: %s [variants]", argv[0]); }
+    const bool with_variants = argc > 1 && strcmp(argv[1], "variants") == 0;
+    const bool chosen = argc == 2 && strcmp(argv[1], "auto") == 0;
+    AttentionKernel family = ATTENTION_AUTO;
+    for (int k = ATTENTION_MMA; argc == 3 && k < NUM_ATTENTION_KERNELS; k++) {
+        if (strcmp(argv[2], kernel_names[k]) == 0) { family = (AttentionKernel)k; }
+    }
+    if (argc > 3 || (argc > 1 && !with_variants && !chosen) || (argc == 3 && (!with_variants || family == ATTENTION_AUTO))) {
+        die_usage("usage: %s [auto|variants [mma|wgmma]]", argv[0]);
+    }
     cudaDeviceProp p;
     CUDA_CHECK(cudaGetDeviceProperties(&p, 0));
     printf("%s, %s, code for sm_%d\n", p.name, PRECISION_NAME, compiled_arch(attention_stats_kernel<32, 2>));
-    bench_kernels();
+    if (family == ATTENTION_AUTO) { bench_kernels(chosen); }
 #ifndef PRECISION_FP32
-    if (with_variants) { bench_variants(); }
+    if (with_variants) { bench_variants(family); }
 #endif
     return 0;
 }

@@ -261,7 +261,7 @@ static void attention_forward_launch(const Attention& a) {
     attention_forward_cuda(a.out, a.lse, a.qkv, NULL, a.shape, a.qkv_pitch, a.out_pitch, 0);
 }
 static void attention_backward_launch(const Attention& a) {
-    attention_backward_cuda(a.dqkv, a.scratch, a.dout, a.out, a.lse, a.qkv, NULL, a.shape, a.qkv_pitch, a.out_pitch, 0);
+    attention_backward_cuda(a.dqkv, a.scratch, a.dout, a.out, a.lse, a.qkv, NULL, NULL, a.shape, a.qkv_pitch, a.out_pitch, 0);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -108,6 +108,22 @@ static double error_of(const float* x, size_t pitch, const double* ref, size_t w
     return sqrt(diff) / fmax(sqrt(norm), floor);
 }
 
+/* Returns the worst error_of of a row's documents, one after another: in the whole tensor's, a few wrong keys would drown. The
+ * floor of a document is `part` of its dv. */
+static double worst_document(const Case* c, const int32_t* starts, const float* x, size_t pitch, const double* ref,
+                             size_t width, size_t from, size_t to, const double* dqkv, double part) {
+    const size_t N = (size_t)c->B * c->T, O = (size_t)c->NH * c->HD, KV = (size_t)c->NKV * c->HD, W = O + 2 * KV;
+    double worst = 0;
+    for (size_t first = 0, end = 0; first < N; first = end) {
+        for (end = first + 1; end < N && end % c->T != 0 && starts[end] == starts[first]; end++) {}
+        double dv = 0;
+        for (size_t i = first * W; i < end * W; i++) { dv += i % W >= O + KV ? dqkv[i] * dqkv[i] : 0; }
+        const double e = error_of(x + first * pitch, pitch, ref + first * width, width, end - first, from, to, part * sqrt(dv));
+        worst = e > worst || isnan(e) ? e : worst;
+    }
+    return worst;
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // one case on the GPU
 
@@ -213,6 +229,16 @@ static void run_kernel(const Case* c, AttentionKernel kernel, const float* qkv, 
           "%.1e",
           kernel_names[kernel], c->B, c->T, c->NH, c->NKV, c->HD, c->amplitude, c->longest, e_out, e_lse, e_dq, e_dk, e_dv,
           limit);
+    if (starts && !steep) {
+        const double w_out = worst_document(c, starts, got[0][0], out_pitch, out, O, 0, O, dqkv, 0);
+        const double w_dq = worst_document(c, starts, got[0][2], qkv_pitch, dqkv, W, 0, O, dqkv, 0.1);
+        const double w_dk = worst_document(c, starts, got[0][2], qkv_pitch, dqkv, W, O, O + KV, dqkv, 0.1);
+        const double w_dv = worst_document(c, starts, got[0][2], qkv_pitch, dqkv, W, O + KV, W, dqkv, 0);
+        const double worst = sizeof(floatX) == 4 ? 1e-4 : 6e-2;
+        CHECK(w_out <= worst && w_dq <= worst && w_dk <= worst && w_dv <= worst,
+              "%s B %d T %d NH %d NKV %d HD %d: errors of a document: out %.1e dq %.1e dk %.1e dv %.1e, limit %.1e",
+              kernel_names[kernel], c->B, c->T, c->NH, c->NKV, c->HD, w_out, w_dq, w_dk, w_dv, worst);
+    }
     CHECK(gaps_untouched(got[0][0], N, O, out_pitch) && gaps_untouched(got[0][2], N, W, qkv_pitch),
           "%s T %d HD %d wrote between rows", kernel_names[kernel], c->T, c->HD);
     CHECK(memcmp(got[0][0], got[1][0], N * out_pitch * sizeof(float)) == 0 &&
@@ -229,12 +255,11 @@ static void run_kernel(const Case* c, AttentionKernel kernel, const float* qkv, 
     CUDA_CHECK(cudaFree(d_scratch));
 }
 
-/* Runs all kernels of this build on one case; `oracle` also checks attention.h. */
-static void run_case(Case c, bool oracle) {
+/* Runs all kernels of this build on one case with these starts, (B, T) or NULL; `oracle` also checks attention.h. */
+static void run_case_with(Case c, const int32_t* starts, bool oracle) {
     const size_t N = (size_t)c.B * c.T, O = (size_t)c.NH * c.HD, W = (size_t)(c.NH + 2 * c.NKV) * c.HD, stats = N * c.NH;
     float *qkv = (float*)xmalloc(N * W * sizeof(float)), *dout = (float*)xmalloc(N * O * sizeof(float));
     double *out = new_doubles(N * O), *lse = new_doubles(stats), *dqkv = new_doubles(N * W);
-    int32_t* starts = random_starts(c.B, c.T, c.longest);
     fill(qkv, N * W, 1, (uint32_t)(c.T * 1000 + c.HD));
     fill(dout, N * O, 1, (uint32_t)(c.T * 1000 + c.HD + 1));
     for (size_t i = 0; i < N * W; i++) {
@@ -255,16 +280,22 @@ static void run_case(Case c, bool oracle) {
         free(scratch);
     }
     for (int k = ATTENTION_PLAIN; k < NUM_ATTENTION_KERNELS; k++) {
-        if ((only == ATTENTION_AUTO || only == k) && attention_has_kernel((AttentionKernel)k, c.HD, c.longest > 0)) {
+        if ((only == ATTENTION_AUTO || only == k) && attention_has_kernel((AttentionKernel)k, c.HD)) {
             run_kernel(&c, (AttentionKernel)k, qkv, starts, dout, out, lse, dqkv);
         }
     }
-    free(starts);
     free(qkv);
     free(dout);
     free(out);
     free(lse);
     free(dqkv);
+}
+
+/* Does so with random documents, if the case has any. */
+static void run_case(Case c, bool oracle) {
+    int32_t* starts = random_starts(c.B, c.T, c.longest);
+    run_case_with(c, starts, oracle);
+    free(starts);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -343,10 +374,155 @@ static void documents_around_every_tile_edge(void) {
     }
 }
 
+/* Returns the starts (B, T) of rows with documents of these lengths over and over. Row b begins with length b * skip, which
+ * has lost b * cut of its tokens. */
+static int32_t* repeated_starts(int B, int T, const int* lengths, int count, int skip, int cut) {
+    int32_t* starts = (int32_t*)xmalloc((size_t)B * T * sizeof *starts);
+    for (int b = 0; b < B; b++) {
+        int at = b * skip % count, start = 0, end = lengths[at] - b * cut % lengths[at];
+        for (int t = 0; t < T; t++) {
+            if (t == end) {
+                start = t;
+                at = (at + 1) % count;
+                end += lengths[at];
+            }
+            starts[(size_t)b * T + t] = start;
+        }
+    }
+    return starts;
+}
+
+/* Documents of 193 tokens begin at every offset in tiles of 64, 96, 128 and 192 rows: each one document further, and in each of
+ * eight rows 24 documents further. */
+static void documents_at_every_offset_in_a_tile(void) {
+    const int length = 193, B = 8, T = 24 * length + 70;
+    int32_t* starts = repeated_starts(B, T, &length, 1, 0, length - 24);
+    for (int HD : {64, 128}) {
+        Case c = {{B, T, 2, HD == 64 ? 1 : 2, HD}, 1, length};
+        run_case_with(c, starts, false);
+    }
+    free(starts);
+}
+
+/* Beside each other: single tokens, documents that end with a tile or with a warpgroup's half of one, one that is longer than all
+ * tiles that a kernel holds at a time, and a rest, such as padding. */
+static void documents_at_odds_with_tiles(void) {
+    const int lengths[] = {64, 700, 1, 1, 1, 63, 128, 65, 2, 17, 191, 1, 400}, count = sizeof lengths / sizeof *lengths;
+    const int B = 7, T = 1200;
+    int32_t* starts = repeated_starts(B, T, lengths, count, 1, 0);
+    int turn = 0;
+    for (int HD : {64, 128}) {
+        for (const int* h : heads) {
+            Case c = {{HD == 64 ? B : 4, T - 37 * turn++, h[0], h[1], HD}, 1, 700};
+            int32_t* rows = (int32_t*)xmalloc((size_t)c.B * c.T * sizeof *rows);
+            for (size_t i = 0; i < (size_t)c.B * c.T; i++) { rows[i] = starts[i / c.T * T + i % c.T]; }
+            run_case_with(c, rows, false);
+            free(rows);
+        }
+    }
+    free(starts);
+}
+
 static void documents_with_scores_in_the_hundreds(void) {
     for (int HD : head_dims) {
         Case c = {{1, 300, 4, 2, HD}, 20, 120};
         run_case(c, false);
+    }
+}
+
+__global__ void fill_kernel(floatX* x, size_t n, uint32_t seed) {
+    const size_t stride = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
+        uint32_t z = (uint32_t)i * 2654435761u + (uint32_t)(i >> 32) * 40503u + seed;
+        z = (z ^ z >> 16) * 0x85ebca6bu;
+        z = (z ^ z >> 13) * 0xc2b2ae35u;
+        x[i] = from_float<floatX>((float)(z >> 8) * (2.0f / 16777216.0f) - 1.0f);
+    }
+}
+
+/* The GPU outputs of a kernel. */
+typedef struct {
+    floatX *out, *dqkv;
+    float* lse;
+} Results;
+
+static Results new_results(AttentionShape s) {
+    const size_t N = (size_t)s.B * s.T, W = (size_t)(s.NH + 2 * s.NKV) * s.HD, O = (size_t)s.NH * s.HD;
+    Results r;
+    CUDA_CHECK(cudaMalloc((void**)&r.out, N * O * sizeof(floatX)));
+    CUDA_CHECK(cudaMalloc((void**)&r.dqkv, N * W * sizeof(floatX)));
+    CUDA_CHECK(cudaMalloc((void**)&r.lse, N * s.NH * sizeof(float)));
+    return r;
+}
+
+static void free_results(Results* r) {
+    CUDA_CHECK(cudaFree(r->out));
+    CUDA_CHECK(cudaFree(r->dqkv));
+    CUDA_CHECK(cudaFree(r->lse));
+}
+
+/* Runs backward with a table of RoPE: dq and dk must be those without it, turned back by rope_backward_cuda, up to one rounding. */
+static void turned_back(AttentionKernel kernel, AttentionShape s, int longest) {
+    const size_t N = (size_t)s.B * s.T, W = (size_t)(s.NH + 2 * s.NKV) * s.HD, O = (size_t)s.NH * s.HD, half = s.HD / 2;
+    const size_t table_size = (size_t)s.T * s.HD, KV = (size_t)s.NKV * s.HD;
+    float *host = (float*)xmalloc(table_size * sizeof(float)), *table;
+    for (size_t i = 0; i < table_size; i++) {
+        const double angle = (double)(i / s.HD) * pow(0.9, (double)(i % half));
+        host[i] = (float)(i % s.HD < half ? cos(angle) : sin(angle));
+    }
+    CUDA_CHECK(cudaMalloc((void**)&table, table_size * sizeof(float)));
+    CUDA_CHECK(cudaMemcpy(table, host, table_size * sizeof(float), cudaMemcpyHostToDevice));
+    int32_t *starts = random_starts(s.B, s.T, longest), *d_starts = upload_starts(starts, N);
+    AttentionArgs args = attention_args(s, W, O, d_starts);
+    Results turned = new_results(s), plain = new_results(s);
+    floatX *qkv, *dout;
+    void* scratch;
+    CUDA_CHECK(cudaMalloc((void**)&qkv, N * W * sizeof(floatX)));
+    CUDA_CHECK(cudaMalloc((void**)&dout, N * O * sizeof(floatX)));
+    CUDA_CHECK(cudaMalloc(&scratch, attention_backward_scratch_cuda(s)));
+    fill_kernel<<<1024, 256>>>(qkv, N * W, 1);
+    fill_kernel<<<1024, 256>>>(dout, N * O, 2);
+    CUDA_CHECK_LAUNCH("fill_kernel");
+    attention_forward_by(kernel, plain.out, plain.lse, qkv, s.B, args, 0);
+    attention_backward_by(kernel, plain.dqkv, scratch, dout, plain.out, plain.lse, qkv, s.B, args, 0);
+    rope_backward_cuda(plain.dqkv, d_starts, table, 0, s, W, 0);
+    args.cos_sin = table;
+    CUDA_CHECK(cudaMemset(turned.dqkv, 0xff, N * W * sizeof(floatX)));
+    attention_backward_by(kernel, turned.dqkv, scratch, dout, plain.out, plain.lse, qkv, s.B, args, 0);
+    CUDA_CHECK(cudaDeviceSynchronize());
+    float *got = (float*)xmalloc(N * W * sizeof(float)), *want = (float*)xmalloc(N * W * sizeof(float));
+    double* reference = new_doubles(N * W);
+    download(got, turned.dqkv, N * W);
+    download(want, plain.dqkv, N * W);
+    for (size_t i = 0; i < N * W; i++) { reference[i] = want[i]; }
+    const double e_dq = error_of(got, W, reference, W, N, 0, O, 0), e_dk = error_of(got, W, reference, W, N, O, O + KV, 0);
+    const double e_dv = error_of(got, W, reference, W, N, O + KV, W, 0), limit = kernel == ATTENTION_WGMMA ? 4e-3 : 0;
+    CHECK(e_dq <= limit && e_dk <= limit && e_dv == 0,
+          "%s B %d T %d HD %d documents %d: turned back, dq differs by %.1e, dk by %.1e, dv by %.1e, limit %.1e",
+          kernel_names[kernel], s.B, s.T, s.HD, longest, e_dq, e_dk, e_dv, limit);
+    CUDA_CHECK(cudaFree(table));
+    CUDA_CHECK(cudaFree(d_starts));
+    CUDA_CHECK(cudaFree(qkv));
+    CUDA_CHECK(cudaFree(dout));
+    CUDA_CHECK(cudaFree(scratch));
+    free_results(&turned);
+    free_results(&plain);
+    free(host);
+    free(starts);
+    free(got);
+    free(want);
+    free(reference);
+}
+
+static void gradients_turned_back_by_rope(void) {
+    for (int HD : {64, 96, 128}) {
+        for (int longest : {0, 150}) {
+            for (int k = ATTENTION_PLAIN; k < NUM_ATTENTION_KERNELS; k++) {
+                if ((only == ATTENTION_AUTO || only == k) && attention_has_kernel((AttentionKernel)k, HD)) {
+                    turned_back((AttentionKernel)k, {2, 331, 4, 2, HD}, longest);
+                }
+            }
+        }
     }
 }
 
@@ -384,37 +560,6 @@ static void one_token_against_a_cache(void) {
             free(got);
         }
     }
-}
-
-__global__ void fill_kernel(floatX* x, size_t n, uint32_t seed) {
-    const size_t stride = (size_t)gridDim.x * blockDim.x;
-    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
-        uint32_t z = (uint32_t)i * 2654435761u + (uint32_t)(i >> 32) * 40503u + seed;
-        z = (z ^ z >> 16) * 0x85ebca6bu;
-        z = (z ^ z >> 13) * 0xc2b2ae35u;
-        x[i] = from_float<floatX>((float)(z >> 8) * (2.0f / 16777216.0f) - 1.0f);
-    }
-}
-
-/* The GPU outputs of a kernel. */
-typedef struct {
-    floatX *out, *dqkv;
-    float* lse;
-} Results;
-
-static Results new_results(AttentionShape s) {
-    const size_t N = (size_t)s.B * s.T, W = (size_t)(s.NH + 2 * s.NKV) * s.HD, O = (size_t)s.NH * s.HD;
-    Results r;
-    CUDA_CHECK(cudaMalloc((void**)&r.out, N * O * sizeof(floatX)));
-    CUDA_CHECK(cudaMalloc((void**)&r.dqkv, N * W * sizeof(floatX)));
-    CUDA_CHECK(cudaMalloc((void**)&r.lse, N * s.NH * sizeof(float)));
-    return r;
-}
-
-static void free_results(Results* r) {
-    CUDA_CHECK(cudaFree(r->out));
-    CUDA_CHECK(cudaFree(r->dqkv));
-    CUDA_CHECK(cudaFree(r->lse));
 }
 
 static bool same_bytes(const void* a, const void* b, size_t n) {
@@ -473,7 +618,7 @@ static void compare_with_alone(AttentionKernel kernel, AttentionShape s, const i
 static void compare_all_kernels_with_alone(AttentionShape s, int longest, std::initializer_list<int> chosen) {
     int32_t *starts = random_starts(s.B, s.T, longest), *d_starts = upload_starts(starts, (size_t)s.B * s.T);
     for (int k = ATTENTION_PLAIN; k < NUM_ATTENTION_KERNELS; k++) {
-        if ((only == ATTENTION_AUTO || only == k) && attention_has_kernel((AttentionKernel)k, s.HD, longest > 0)) {
+        if ((only == ATTENTION_AUTO || only == k) && attention_has_kernel((AttentionKernel)k, s.HD)) {
             compare_with_alone((AttentionKernel)k, s, d_starts, chosen);
         }
     }
@@ -530,7 +675,7 @@ int main(int argc, char** argv) {
         return test_summary();
     }
     printf("%s, code for sm_%d;", PRECISION_NAME, compiled_arch(attention_stats_kernel<32, 2>));
-    for (int HD : {64, 128}) { printf(" head_dim %d runs %s", HD, kernel_names[attention_choose(ATTENTION_AUTO, HD, false)]); }
+    for (int HD : {64, 128}) { printf(" head_dim %d runs %s", HD, kernel_names[attention_choose(ATTENTION_AUTO, HD)]); }
     printf("\n");
     RUN_NAMED(every_head_dim_at_short_and_odd_lengths);
     RUN_NAMED(every_group_on_the_tensor_core_head_dims);
@@ -539,7 +684,10 @@ int main(int argc, char** argv) {
     RUN_NAMED(a_thousand_tokens);
     RUN_NAMED(documents_at_every_head_dim);
     RUN_NAMED(documents_around_every_tile_edge);
+    RUN_NAMED(documents_at_every_offset_in_a_tile);
+    RUN_NAMED(documents_at_odds_with_tiles);
     RUN_NAMED(documents_with_scores_in_the_hundreds);
+    RUN_NAMED(gradients_turned_back_by_rope);
     RUN_NAMED(one_token_against_a_cache);
     RUN_NAMED(more_sequences_than_a_grid_has_room_for);
     if (!strstr("offsets_past_two_to_the_31", named)) { return test_summary(); }

@@ -13,7 +13,7 @@
 #include "llmc/lora.cuh"             // defines: lora_forward_cuda, lora_backward_input_cuda, lora_backward_weight_cuda
 #include "llmc/matmul.cuh"           // defines: matmul_forward_cuda, matmul_backward_input_cuda, matmul_backward_weight_cuda
 #include "llmc/rmsnorm.cuh"          // defines: rmsnorm_forward_cuda, rmsnorm_backward_cuda
-#include "llmc/rope.cuh"             // defines: rope_forward_cuda, rope_backward_cuda
+#include "llmc/rope.cuh"             // defines: rope_forward_cuda
 #include "llmc/swiglu.cuh"           // defines: swiglu_forward_cuda, swiglu_backward_cuda
 
 /* What a model's layers share. */
@@ -75,12 +75,6 @@ static inline void rope(const Queue* q, floatX* qkv, const int32_t* starts, cons
     rope_forward_cuda(qkv, starts, table, first_pos, s, pitch_of(qkv_width(s)), q->stream);
 }
 
-static inline void rope_backward(const Queue* q, floatX* dqkv, const int32_t* starts, const float* table, int first_pos,
-                                 AttentionShape s) {
-    Op op(q->profiler, q->stream, "rope backward", 0, bytes_x(2.0 * s.B * s.T * (s.NH + s.NKV) * s.HD));
-    rope_backward_cuda(dqkv, starts, table, first_pos, s, pitch_of(qkv_width(s)), q->stream);
-}
-
 /* The profile of attention counts no operations with documents: how many they are depends on the data. */
 static inline void attention(const Queue* q, floatX* out, float* lse, const floatX* qkv, const int32_t* starts,
                              AttentionShape s) {
@@ -89,11 +83,12 @@ static inline void attention(const Queue* q, floatX* out, float* lse, const floa
     attention_forward_cuda(out, lse, qkv, starts, s, pitch_of(QKV), pitch_of(Q), q->stream);
 }
 
+/* dqkv is the gradient before the rotation by `table`, at positions from 0 on. */
 static inline void attention_backward(const Queue* q, floatX* dqkv, const floatX* dout, const floatX* out, const float* lse,
-                                      const floatX* qkv, const int32_t* starts, AttentionShape s) {
+                                      const floatX* qkv, const int32_t* starts, const float* table, AttentionShape s) {
     const size_t N = (size_t)s.B * s.T, Q = (size_t)s.NH * s.HD, QKV = qkv_width(s);
     Op op(q->profiler, q->stream, "attention backward", starts ? 0 : 5.0 * N * s.T * Q, bytes_x(2.0 * N * (QKV + Q)));
-    attention_backward_cuda(dqkv, q->scratch, dout, out, lse, qkv, starts, s, pitch_of(QKV), pitch_of(Q), q->stream);
+    attention_backward_cuda(dqkv, q->scratch, dout, out, lse, qkv, starts, table, s, pitch_of(QKV), pitch_of(Q), q->stream);
 }
 
 static inline void swiglu(const Queue* q, floatX* out, const floatX* gate_up, size_t N, int F) {

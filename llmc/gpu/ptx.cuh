@@ -72,6 +72,15 @@ __device__ __forceinline__ uint32_t pack2(float lo, float hi) {
     return *reinterpret_cast<uint32_t*>(&v);
 }
 
+/* Returns what pack2 packed. */
+__device__ __forceinline__ float2 unpack2(uint32_t x) {
+#ifdef PRECISION_BF16
+    return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
+#else
+    return __half22float2(*reinterpret_cast<__half2*>(&x));
+#endif
+}
+
 /* Loads four 8x8 matrices; lanes 8i .. 8i+7 give the addresses of the rows of matrix i (16 bytes each). */
 __device__ __forceinline__ void load_matrix_x4(uint32_t r[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
