@@ -125,7 +125,7 @@ two_skip_together() {
     cu bf16 --model d1 --train "$d/rows.bin" --batch 1 --seq 16 --steps 0 --out "$d/base" || return 1
     printf '\140\000' | dd of="$d/rows.bin" bs=1 seek=$((1024 + 2 * 37)) conv=notrunc 2>/dev/null
     poisoned_model "$d/base/step_00000000" "$d/model" 96 || return 1
-    for seed in 1 2 3; do
+    for seed in 1 2; do
         two bf16 --model "$d/model" --train "$d/rows.bin" --batch 1 --seq 16 --steps 6 --seed $seed --out "$d/two_$seed" || exit $?
         cu bf16 --model "$d/model" --train "$d/rows.bin" --batch 2 --seq 16 --steps 6 --seed $seed --out "$d/one_$seed" || return 1
         for n in one two; do sed -n 's/.*"event":"step","step":\([0-9]*\),.*"skipped":"skipped: not finite.*/\1/p' "$d/${n}_$seed/log.jsonl" >"$d/$n"; done
