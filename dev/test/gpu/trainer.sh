@@ -4,8 +4,9 @@ losses_of() { sed -n 's/.*"event":"step","step":\([0-9]*\),"loss":\([^,]*\),.*/\
 
 # close_losses LIMIT A B: two logs have the same steps, with losses at most LIMIT apart
 close_losses() {
-    losses_of "$2" >"$tmp/losses_a" && losses_of "$3" >"$tmp/losses_b"
-    paste -d ' ' "$tmp/losses_a" "$tmp/losses_b" | awk -v limit="$1" '
+    cl=$(mktemp -d "$tmp/losses_XXXXXX") # lanes run side by side
+    losses_of "$2" >"$cl/a" && losses_of "$3" >"$cl/b"
+    paste -d ' ' "$cl/a" "$cl/b" | awk -v limit="$1" '
         $1 != $3 || !($2 - $4 <= limit && $4 - $2 <= limit) { bad++; print "FAIL step " $1 ": " $2 " and " $4 }
         { d = $2 > $4 ? $2 - $4 : $4 - $2; if (d > worst) { worst = d } }
         END { printf "REMARK %d steps, %.1e apart\n", NR, worst; exit bad > 0 || NR == 0 }'
