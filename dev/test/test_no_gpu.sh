@@ -193,7 +193,7 @@ torch() {
     rank=$1 ranks=$2
     shift 2
     RANK=$rank WORLD_SIZE=$ranks LOCAL_RANK=$rank LOCAL_WORLD_SIZE=$ranks MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 \
-        "$bin/train_llama3cu" --train "$data" "$@"
+        timeout 60 "$bin/train_llama3cu" --train "$data" "$@"
 }
 dry="--model d1 --sample-tokens 0 --steps 9 --dry-run --max-memory 80G"
 expect "a dry run of torchrun's four is that of rank 0" 0 "x 4 processes)" torch 0 4 $dry
