@@ -29,6 +29,8 @@ done
 
 # last_step OUT: prints the folder of its log's last step
 last_step() { sed -n 's/^{"event":"step","step":\([0-9]*\).*/\1/p' "$1/log.jsonl" | tail -n 1 | xargs printf "$1/step_%08d"; }
+# goes_on OUT: it makes steps after those that it has made
+goes_on() { wait_for has_steps "$1/log.jsonl" $(($(grep -c '"event":"step"' "$1/log.jsonl") + 3)); }
 saved() { ls "$1" | grep -q '^step_[0-9]*$'; }
 
 # --- one host ----------------------------------------------------------------------------------------------------------------
@@ -45,6 +47,7 @@ pid=$! started=$!
 wait_for has_steps asked/log.jsonl 3
 kill -USR1 $pid
 check "SIGUSR1 writes a checkpoint" wait_for saved asked
+check "and the run goes on" goes_on asked
 kill -TERM $pid
 finish
 check "SIGTERM ends it" test $finished -eq 75
@@ -75,6 +78,10 @@ both_end() { # both_end: waits for them, and sets $ended to their statuses
 }
 "$scripts/two_hosts.sh" 0 2 127.0.0.1 1 >out.txt 2>&1
 check "two_hosts.sh with wrong words tells its usage" test $? -eq 2 -a "$(grep -c usage out.txt)" -eq 1
+printf '#!/bin/sh\necho "$RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE"\n' >show && chmod +x show
+TRAINER=$tmp/show "$scripts/two_hosts.sh" 1 of 2 127.0.0.1 2 | sort >out.txt
+check "the ranks of a host follow one another" test "$(cat out.txt)" = "2 of 4, 0 of 2
+3 of 4, 1 of 2"
 two_hosts 2 $short --out two --stop-after 7
 both_end
 check "two_hosts.sh" test "$ended" = "0 0" -a -d two/step_00000007
@@ -87,6 +94,7 @@ two_hosts 1 $long --out both --signal-status 75
 wait_for has_steps both/log.jsonl 3
 kill -USR1 $first
 check "SIGUSR1 to one writes a checkpoint" wait_for saved both
+check "and both go on" goes_on both
 kill -TERM $second
 both_end
 check "SIGTERM to one ends both" test "$ended" = "75 75"
