@@ -140,7 +140,8 @@ quickstart: $(QUICKSTART_TRAINER) $(TALES)/tinytales_train.bin
 # --- tests ---------------------------------------------------------------------------------------------------------------
 
 # "A+B": side by side, since they mostly wait
-SHELL_TESTS = dev/test/test_launch.sh+dev/test/test_several_ranks.sh dev/test/test_loop.sh dev/test/test_cli.sh dev/test/test_contact.sh dev/test/test_bad_input.sh \
+SHELL_TESTS = dev/test/test_launch.sh+dev/test/test_scripts.sh+dev/test/test_several_ranks.sh dev/test/test_loop.sh \
+              dev/test/test_cli.sh dev/test/test_contact.sh dev/test/test_bad_input.sh \
               dev/test/test_hostile_folders.sh dev/test/test_resume.sh dev/test/test_mix.sh dev/test/kill_resume.sh
 CRASH_TESTS = dev/test/crash/test_crash.sh
 KILLS ?= 50

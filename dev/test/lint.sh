@@ -50,7 +50,8 @@ if have gcc; then
     done
 fi
 if have shellcheck; then
-    run shellcheck shellcheck -s sh -S warning -e SC1091,SC2010,SC2034,SC2046,SC2154 dev/test/*.sh dev/test/*/*.sh
+    run shellcheck shellcheck -s sh -S warning -e SC1091,SC2010,SC2034,SC2046,SC2154 dev/test/*.sh dev/test/*/*.sh dev/scripts/*.sh
+    run "shellcheck: slurm.sbatch" shellcheck -s bash -S warning dev/scripts/slurm.sbatch
 fi
 if have python3; then
     run "comments behind includes" python3 dev/test/defines.py

@@ -3,7 +3,7 @@
 # that is here is hidden. The memory tables are compared with what an H200 held. Run from the project's root.
 . dev/test/lib.sh
 [ -x "$bin/train_llama3cu" ] || {
-    skip "what a run on a GPU would take" "there is no train_llama3cu" 50
+    skip "what a run on a GPU would take" "there is no train_llama3cu" 120
     summary
     exit
 }
@@ -11,14 +11,15 @@ export CUDA_VISIBLE_DEVICES=
 mkdir "$tmp/work" && cd "$tmp/work" || exit 1
 data=$tmp/data.bin words=$tmp/words.bin
 
-# zeros OUT VOCAB: writes a token file with 70,000 times the token 0; VOCAB 0: the vocabulary is unknown
+# zeros OUT VOCAB THOUSANDS: writes a token file with so many times the token 0; VOCAB 0: the vocabulary is unknown
 zeros() {
-    printf "$(little_endian 4 20240520 1 70000 "$2")"
+    printf "$(little_endian 4 20240520 1 $(($3 * 1000)) "$2")"
     dd if=/dev/zero bs=1008 count=1 2>/dev/null
-    dd if=/dev/zero bs=1000 count=140 2>/dev/null
+    dd if=/dev/zero bs=2000 count="$3" 2>/dev/null
 } >"$1"
-zeros "$data" 0
-zeros "$words" 32768
+zeros "$data" 0 70
+zeros "$words" 32768 70
+zeros "$tmp/long.bin" 0 600
 
 cu() { "$bin/train_llama3cu" --train "$data" "$@"; }
 plan() { cu --sample-tokens 0 --dry-run "$@"; }
@@ -99,6 +100,125 @@ built_for "BF16 FP16" "$name" && check "$name" fits 22 --model llama3.1-8b --lor
 name="adapters of 70B T=8192 fit into 180 GiB"
 built_for "BF16 FP16" "$name" && check "$name" fits 180 --model llama3.1-70b --lora 16 --seq 8192 --batch 1
 expect "70B does not fit into 180 GiB" 1 "try a smaller --model" plan --model llama3.1-70b --seq 8192 --batch 1 --max-memory 180G
+
+# ---------------------------------------------------------------------------------------------------------------------
+# several GPUs: a rank's table. Optimizer state is shared out (ZeRO 1), weights and gradients are not
+
+# mib RANKS TABLE: prints a line "RANKS MIB ROUNDING NAME" for each of the table's; ROUNDING: how much the text may hide
+mib() {
+    awk -v ranks="$1" '/^memory  / {
+        at = /^memory  need / ? 3 : NF - 1
+        unit = $(at + 1) == "GiB" ? 1024 : $(at + 1) == "KiB" ? 1 / 1024 : 1
+        name = $2
+        for (i = 3; i < at; i++) { name = name " " $i }
+        print ranks, $at * unit, unit * (unit > 1 ? 0.005 : 0.05), name
+    }' "$2"
+}
+
+# tables FLAGS...: writes those of 1 to 64 ranks, in an H200 that is large enough, to the file tables
+tables() {
+    : >tables
+    for n in 1 2 4 8 16 32 64; do
+        plan "$@" --gpus $n --steps 9 --max-memory 4000G >table 2>&1 || { cat table && return 1; }
+        mib $n table >>tables
+        [ $n -eq 1 ] || grep -q "^plan .* x $n processes)" table || return 1
+    done
+}
+
+adds_up() {
+    awk '{ slack[$1] += $3 } $4 == "need" { need[$1] = $2; next } !/pinned/ { sum[$1] += $2 }
+         END { for (n in need) { d = sum[n] - need[n]; ranks++; if (d > slack[n] || -d > slack[n]) { exit bad = 1 } }
+               exit bad || ranks != 7 }' tables
+}
+
+# divided NAME: the row is that of one rank, divided by the ranks; whole NAME: it is the same. Both but for padding, which is
+# less than 1 %, and cudaMalloc's 2 MiB
+divided() { same_but "$1" 1; }
+whole() { same_but "$1" 0; }
+same_but() {
+    awk -v name="$1" -v divides="$2" '$1 == 1 && $0 ~ " " name "$" { one = $2; slack = $3 }
+        $0 ~ " " name "$" { n = divides ? $1 : 1; d = $2 - one / n; most = $3 + slack / n + 0.01 * one / n + 2
+                            rows++; if (d > most || -d > most) { print; exit bad = 1 } }
+        END { exit bad || rows != 7 }' tables
+}
+optimizer() {
+    [ "$precision" = FP32 ] || divided master || return 1
+    divided m && divided v
+}
+exchange() { awk '$4 == "exchange" { rows++; if ($1 == 1 || $2 <= 0) { bad = 1 } } END { exit bad || rows != 6 }' tables; }
+
+# refused MODEL RANKS: in 70 % of what a rank needs it is refused in one line, and with the hint's flags, if it has some, it fits
+refused() {
+    plan $1 --gpus "$2" --steps 9 --max-memory 4000G >table 2>&1
+    size=$(mib "$2" table | awk '$4 == "need" { print int(0.7 * $2) "M" }')
+    ! plan $1 --gpus "$2" --steps 9 --max-memory "$size" >first 2>"$tmp/stderr" || return 1
+    cat "$tmp/stderr"
+    error_is_well_formed && grep -q "^error: --max-memory: the model " "$tmp/stderr" || return 1
+    hint=$(sed -n 's/^  hint: these flags fit: *//p' "$tmp/stderr")
+    [ -n "$hint" ] || { grep -q "^  hint: try a smaller --model; " "$tmp/stderr" && return 0; }
+    plan $1 --gpus "$2" --steps 9 $hint --max-memory "$size" >first
+}
+all_refused() { for n in 2 8 64; do refused "$1" $n || return 1; done; }
+
+for model in d2 d12 llama3.2-1b llama3.2-3b llama3.1-8b llama3.1-70b; do
+    shape="--model $model --train $tmp/long.bin --seq 2048 --batch 4"
+    check "$model: there are tables for 1 to 64 ranks" tables $shape
+    check "$model: they add up" adds_up
+    check "$model: optimizer state is shared out" optimizer
+    check "$model: weights and gradients are not" eval 'whole weights && whole gradients'
+    check "$model: activations, logits and context neither" eval 'whole activations && whole logits && whole "context, estimated"'
+    check "$model: an exchange from two ranks on" exchange
+    check "$model: what is refused tells flags that fit" all_refused "$shape"
+done
+name="8B T=8192 with fp32 master weights and moments fits into 79 GiB on 8 GPUs"
+eight="--model llama3.1-8b --seq 8192 --batch 1 --recompute norm+swiglu"
+built_for BF16 "$name" && check "$name" plan $eight --gpus 8 --max-memory 79G
+
+# ---------------------------------------------------------------------------------------------------------------------
+# several GPUs: who starts them, and what they do not do
+
+for wrong in 0 x 2x -1 1025 ""; do
+    expect "--gpus '$wrong'" 2 "--gpus: is \"$wrong\", wanted a number from 1 to 1024, or all" cu --model d1 --gpus "$wrong"
+done
+expect "--gpus all needs a GPU" 1 "--gpus all: no GPU can be used here" cu --model d1 --gpus all
+expect "a dry run, too, and asks for a number" 1 "hint: give their number" plan --model d1 --gpus all --max-memory 80G
+expect "no GPU for two ranks is told once" 1 "error: no GPU can be used: " cu --model d1 --gpus 2 --out none
+check "and nothing is written" test ! -e none
+cp -r run text
+expect "a text is for one process" 1 "error: no GPU can be used: " cu --gpus 2 --model text --generate "the"
+check "which is not one of several" sh -c "! grep -q 'rank [0-9]' '$tmp/stderr'"
+
+# torch RANK RANKS FLAGS...: one of so many processes that torchrun started on this host
+torch() {
+    rank=$1 ranks=$2
+    shift 2
+    RANK=$rank WORLD_SIZE=$ranks LOCAL_RANK=$rank LOCAL_WORLD_SIZE=$ranks MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 \
+        timeout 60 "$bin/train_llama3cu" --train "$data" "$@"
+}
+dry="--model d1 --sample-tokens 0 --steps 9 --dry-run --max-memory 80G"
+expect "a dry run of torchrun's four is that of rank 0" 0 "x 4 processes)" torch 0 4 $dry
+torch 1 4 $dry >"$tmp/stdout" 2>&1
+check "the others have nothing to say" test $? -eq 0 -a ! -s "$tmp/stdout"
+expect "--gpus may say the same" 0 "x 4 processes)" torch 0 4 $dry --gpus 4
+expect "but not another number" 1 "--gpus: is 2, but torchrun started 4 processes on this host" torch 0 4 --model d1 --gpus 2
+torch 3 4 --model d1 --gpus 2 >"$tmp/stdout" 2>"$tmp/stderr"
+check "which is told once" test $? -eq 1 -a ! -s "$tmp/stderr"
+expect "a launcher of one process leaves it to --gpus" 0 "x 2 processes)" torch 0 1 $dry --gpus 2
+
+expect "--tune is for one GPU" 1 "--tune: each of 2 processes would " cu --model d1 --gpus 2 --tune --out none
+expect "--tune of a dry run, too" 1 "--tune: each of 2 processes would " plan --model d1 --gpus 2 --tune --max-memory 80G
+name="exact adapters are for one GPU"
+small="--model $pairs/gqa2_untied_rope8 --train $tmp/low.bin --seq 20"
+built_for "BF16 FP16" "$name" && expect "$name" 1 "error: --lora: each of 2 processes " cu $small --lora 4 --gpus 2 --out none
+name="exact weights are for one GPU"
+built_for "BF16 FP16" "$name" && expect "$name" 1 "--export-dtype f32: each of 2 " cu --model d1 --gpus 2 --export-dtype f32 --out none
+name="those of a run in FP32, too"
+built_for "BF16 FP16" "$name" && expect "$name" 1 "--export-dtype f32: each of 2 " plan --resume run --gpus 2 --max-memory 80G
+expect "where a run goes on in 16 bits" 0 "x 2 processes)" plan --resume run --gpus 2 --export-dtype bf16 --max-memory 80G
+check "what is refused leaves nothing" test ! -e none
+for flag in "--lora 4" "--export-dtype f32"; do
+    expect "one GPU takes $flag" 0 "timed   nothing: " plan $small $flag --gpus 1 --max-memory 80G
+done
 
 # ---------------------------------------------------------------------------------------------------------------------
 # the tables are those of a card: GiB by nvidia-smi on an H200, from dev/results/nvidia-h200.md and nvidia-h200-tests.md

@@ -86,6 +86,13 @@ expect "as 6" 0 "saved   chain/step_00000020" ranks 6 --out chain --resume
 check "the losses are those of one process" close_to 1e-4 loss one/log.jsonl chain/log.jsonl
 expect "5 ranks cannot take the step's tokens" 1 "--total-batch" ranks 5 --out chain --resume --steps 30
 
+# of a checkpoint in 16 bits, the exact weights lie in the ranks' states: one process writes them, by a step at rate 0
+ranks 3 --out half --export-dtype bf16 --stop-after 7 >/dev/null 2>&1
+ranks 3 --out exact --stop-after 7 >/dev/null 2>&1
+check "a checkpoint in 16 bits goes on alone" "$bin/train_llama3" --threads 1 --resume half/step_00000007 --out written \
+    --export-dtype f32 --lr 0 --steps 8
+check "and its exact weights are written" cmp exact/step_00000007/model.safetensors written/step_00000008/model.safetensors
+
 # --- ending ------------------------------------------------------------------------------------------------------------------
 
 # rank_pid RANK: prints the process of a rank of $pid

@@ -167,19 +167,32 @@ static inline void together_begin(Team* team, Ranks* r, int argc, char** argv, O
     together_meet(team, r);
 }
 
-/* Reads --gpus: the number of ranks that this process is to start; 0: none, it is a rank itself, or alone. Wrong usage is for
- * the session to tell. */
-static inline int together_count(const Options* o, const Ranks* r, int (*count_devices)(void)) {
-    if (!o->gpus || r->launcher) { return 0; }
-    if (strcmp(o->gpus, "all") != 0) {
-        char* end = NULL;
-        const long count = strtol(o->gpus, &end, 10);
-        if (*end || end == o->gpus || count < 1 || count > RANKS_MAX) {
-            die_usage("--gpus: is %.80s, wanted a number from 1 to %d, or all", o->gpus, RANKS_MAX);
-        }
-        return (int)count;
+/* Reads --gpus: a number, -1 for all, 0 if it is not given. Ends the program if it is neither. */
+static inline int together_gpus(const Options* o) {
+    if (!o->gpus) { return 0; }
+    if (strcmp(o->gpus, "all") == 0) { return -1; }
+    char* end = NULL;
+    const long count = strtol(o->gpus, &end, 10);
+    if (*end || end == o->gpus || count < 1 || count > RANKS_MAX) {
+        die_usage("--gpus: is \"%.80s\", wanted a number from 1 to %d, or all", o->gpus, RANKS_MAX);
     }
+    return (int)count;
+}
+
+/* Returns the number of ranks that this process is to start by --gpus; 0: none, it is a rank itself, or alone. Where a launcher
+ * started several, these are the ranks, and --gpus may only say so. A launcher of a single process leaves it the choice. */
+static inline int together_count(const Options* o, const Ranks* r, int (*count_devices)(void)) {
+    const int gpus = together_gpus(o);
+    if (r->ranks > 1 && gpus > 0 && gpus != r->local_ranks) {
+        if (r->local_rank > 0) { exit(1); }  // one of a host tells it
+        die("--gpus: is %d, but %s started %d %s on this host\n"
+            "  hint: leave out --gpus, or start one process without %s",
+            gpus, r->launcher, r->local_ranks, r->local_ranks == 1 ? "process" : "processes", r->launcher);
+    }
+    if (r->ranks > 1) { return 0; }
+    if (gpus >= 0) { return gpus; }
     const int count = launch_count(count_devices);
+    if (count < 1 && o->dry_run) { die("--gpus all: no GPU can be used here\n  hint: give their number, such as --gpus 8"); }
     if (count < 1) { die("--gpus all: no GPU can be used here"); }
     return count;
 }

@@ -1,0 +1,53 @@
+#!/bin/sh
+# two_hosts.sh -- trains on the GPUs of two machines, or more, without torchrun, mpirun or Slurm. On each, with its number and
+# otherwise the same arguments, within five minutes:
+#
+#   dev/scripts/two_hosts.sh 0 of 2 node1 8 --model llama3.1-8b --train 'data/*.bin' --batch 1 --seq 8192 --out /shared/run
+#   dev/scripts/two_hosts.sh 1 of 2 node1 8 --model llama3.1-8b --train 'data/*.bin' --batch 1 --seq 8192 --out /shared/run
+#
+# These are: this host's number, the number of hosts, the name or address of host 0, the GPUs of each host, and the flags of
+# train_llama3cu. The hosts share --out and have the same build and data; another one is refused by name. Host 0 has the screen.
+#
+# PORT (29500) of host 0 must be reachable, and what NCCL connects by: NCCL_SOCKET_IFNAME names its interface, NCCL_DEBUG=INFO
+# tells what it chose. TRAINER: the program, if not ./train_llama3cu. RUN_NAME: another one for each run that shares a port.
+#
+# SIGTERM or SIGINT to one of the scripts ends the run on all hosts with a checkpoint, SIGUSR1 writes one. A rank that dies ends
+# all. The same commands go on from the newest whole checkpoint.
+set -u
+if [ $# -lt 5 ] || [ "$2" != of ]; then
+    echo "usage: two_hosts.sh NUMBER of HOSTS ADDRESS_OF_HOST_0 GPUS FLAGS..." >&2
+    exit 2
+fi
+host=$1 hosts=$3 gpus=$5
+export MASTER_ADDR="$4" MASTER_PORT="${PORT:-29500}" TORCHELASTIC_RUN_ID="${RUN_NAME:-two_hosts}"
+export WORLD_SIZE=$((hosts * gpus)) LOCAL_WORLD_SIZE="$gpus"
+shift 5
+
+# the ranks of a host follow one another, as those of torchrun
+pids=
+for local in $(seq 0 $((gpus - 1))); do
+    RANK=$((host * gpus + local)) LOCAL_RANK=$local "${TRAINER:-./train_llama3cu}" --resume "$@" </dev/null &
+    pids="$pids $!"
+done
+
+# a signal interrupts `wait`, which is then called again
+came=
+pass_on() {
+    came=1
+    # shellcheck disable=SC2086  # one word a process
+    kill -s "$1" $pids 2>/dev/null
+}
+trap 'pass_on TERM' INT TERM  # a shell's background processes ignore SIGINT at first
+trap 'pass_on USR1' USR1
+trap 'pass_on HUP' HUP
+status=0
+for pid in $pids; do
+    came=1
+    while [ -n "$came" ]; do
+        came=
+        wait "$pid"
+        got=$?
+    done
+    [ "$got" -eq 0 ] || status=$got
+done
+exit "$status"
