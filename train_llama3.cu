@@ -27,7 +27,7 @@
 #include "llmc/gpu/steps.cuh"        // defines: Steps, steps_begin, steps_end, steps_wait, steps_capture, steps_restore
 #include "llmc/gpu/profile.cuh"      // defines: Profiler, Op, LayerRange, print_profile
 #include "llmc/gpu/debug.cuh"        // defines: debug_name
-#include "llmc/gpu/exchange.cuh"     // defines: Exchange, exchange_join, exchange_send, exchange_finish, exchange_gather
+#include "llmc/gpu/exchange.cuh"     // defines: Exchange, exchange_check, exchange_join, exchange_send, exchange_gather
 #include "llmc/gpu/layers.cuh"       // defines: Queue, Gradient, embedding, rmsnorm, rope, attention, swiglu, linear
 #include "llmc/rope.h"               // defines: rope_table
 #include "llmc/gpu/step_state.cuh"   // defines: StepState, loss_sum_cuda, norm_square_cuda, step_decide_cuda
@@ -1124,31 +1124,6 @@ static void train(const Trainer* trainer, Session* s) {
     training_close(&t);
 }
 
-/* Refuses what several ranks cannot do yet. The exact weights of a 16-bit build lie in shards, one on each rank, and rank 0,
- * which writes the model, has only its own. */
-static void refuse_of_several(const Session* s) {
-    const Options* o = &s->options;
-    if (s->ranks == 1 || !job_trains(s->job)) { return; }
-    if (o->tune) {
-        die("--tune: each of %d processes would choose its own plans, wanted one GPU\n"
-            "  hint: --tune --plan FILE on one GPU, then all read them with --plan FILE",
-            s->ranks);
-    }
-    if (sizeof(floatX) == 4) { return; }
-    if (s->config.lora.rank > 0) {
-        die("--lora: each of %d processes holds the exact adapters of its shards alone, wanted one GPU, or a build for FP32\n"
-            "  hint: train adapters without --gpus",
-            s->ranks);
-    }
-    if (o->export_dtype == EXPORT_F32) {
-        const char* own = IS_BF16 ? "bf16" : "f16";
-        die("--export-dtype f32: each of %d processes holds the exact weights of its shards alone, wanted auto, bf16 or f16\n"
-            "  hint: --export-dtype %s keeps them in the checkpoint's state, and a run that goes on from there on one GPU with "
-            "--export-dtype f32 writes them",
-            s->ranks, own);
-    }
-}
-
 int main(int argc, char** argv) {
     Ranks ranks;
     Session s;
@@ -1163,7 +1138,7 @@ int main(int argc, char** argv) {
         die_usage("--master split: a weight's upper half is its BF16 value; this is a build for %s, wanted PRECISION=BF16",
                   PRECISION_NAME);
     }
-    refuse_of_several(&s);
+    exchange_check(&s);
     Device d = device_open(&s.options, &ranks, job_trains(s.job));
     run_machine(d.name, 1, s.machine, sizeof s.machine);
     if (!d.missing) { device_build(&d, s.build, sizeof s.build); }

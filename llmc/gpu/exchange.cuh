@@ -100,6 +100,31 @@ __global__ void add_states_kernel(StepState* s, const StepState* states, int ran
 // ---------------------------------------------------------------------------------------------------------------------
 // opening
 
+/* Refuses what several ranks cannot do yet. The exact weights of a 16-bit build lie in shards, one on each rank, and rank 0,
+ * which writes the model, has only its own. */
+static inline void exchange_check(const Session* s) {
+    const Options* o = &s->options;
+    if (s->ranks == 1 || !job_trains(s->job)) { return; }
+    if (o->tune) {
+        die("--tune: each of %d processes would choose its own plans, wanted one GPU\n"
+            "  hint: --tune --plan FILE on one GPU, then all read them with --plan FILE",
+            s->ranks);
+    }
+    if (sizeof(floatX) == 4) { return; }
+    if (s->config.lora.rank > 0) {
+        die("--lora: each of %d processes holds the exact adapters of its shards alone, wanted one GPU, or a build for FP32\n"
+            "  hint: train adapters without --gpus",
+            s->ranks);
+    }
+    if (o->export_dtype == EXPORT_F32) {
+        const char* own = IS_BF16 ? "bf16" : "f16";
+        die("--export-dtype f32: each of %d processes holds the exact weights of its shards alone, wanted auto, bf16 or f16\n"
+            "  hint: --export-dtype %s keeps them in the checkpoint's state, and a run that goes on from there on one GPU with "
+            "--export-dtype f32 writes them",
+            s->ranks, own);
+    }
+}
+
 /* Returns the elements of the largest bucket. */
 static inline size_t exchange_most(const Buckets* list) {
     size_t most = 0;
