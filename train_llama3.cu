@@ -10,16 +10,16 @@
  *
  * Every sum has a fixed order, so two runs of one build on one kind of card give the same bits.
  */
-#include "llmc/base/utils.h"      // defines: Error, die, must, xcalloc, round_up, size_min, size_max
-#include "llmc/config.h"          // defines: ModelConfig, ParamTable, param_table, trained_table, param_offset, attention_shape
-#include "llmc/run/session.h"     // defines: Session, session_close, session_lr, session_context
-#include "llmc/run/open.h"        // defines: session_open
-#include "llmc/run/step.h"        // defines: StepPlan, StepResult, BatchSource
-#include "llmc/run/trainer.h"     // defines: Trainer
-#include "llmc/run/training.h"    // defines: Training, Due, training_open, training_due, training_report, training_close
-#include "llmc/run/jobs.h"        // defines: run_job
-#include "llmc/run/signals.h"     // defines: run_stop_requested
-#include "llmc/run/not_finite.h"  // defines: NamedTensor, TENSOR_TEXT
+#include "llmc/base/utils.h"  // defines: Error, die, must, xcalloc, round_up, size_min, size_max
+#include "llmc/config.h"  // defines: ModelConfig, ParamTable, param_table_for, trained_table_for, param_offset, attention_shape
+#include "llmc/run/session.h"        // defines: Session, session_close, session_lr, session_context
+#include "llmc/run/open.h"           // defines: session_open
+#include "llmc/run/step.h"           // defines: StepPlan, StepResult, BatchSource
+#include "llmc/run/trainer.h"        // defines: Trainer
+#include "llmc/run/training.h"       // defines: Training, Due, training_open, training_due, training_report, training_close
+#include "llmc/run/jobs.h"           // defines: run_job
+#include "llmc/run/signals.h"        // defines: run_stop_requested
+#include "llmc/run/not_finite.h"     // defines: NamedTensor, TENSOR_TEXT
 #include "llmc/gpu/cuda_common.cuh"  // defines: floatX, CUDA_CHECK, to_float, ProfileRange
 #include "llmc/gpu/device.cuh"       // defines: Device, device_open, device_close, device_memory, device_load_plans
 #include "llmc/gpu/weights.cuh"      // defines: WeightArena, weights_slot, weights_init, copy_in, copy_out

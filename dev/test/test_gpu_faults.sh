@@ -27,7 +27,7 @@ positions in documents count from the row's start | FP32 | test_kernels_cu rope_
 RoPE turns back by positions in the row | FP32 | test_llama3cu $documents | llmc/rope.cuh | s/rope_rotate_cuda(dqkv, starts,/rope_rotate_cuda(dqkv, NULL,/
 sums not rescaled to the new row max, wgmma | BF16 | test_attention_cu wgmma a_thousand | llmc/attention_sm90.cuh | s/acc\[i\] \*= rescale\[i % 4 \/ 2\];//
 dK and dV from one query of the past, wgmma | BF16 | test_attention_cu wgmma a_thousand | llmc/attention_sm90.cuh | s/my_k0 + warp \* 16 + g - q0 - t \* 2);/my_k0 + warp * 16 + g - q0 - t * 2 - 1);/
-D without half of its columns, wgmma | BF16 | test_attention_cu wgmma every_group | llmc/attention_sm90.cuh | s/sum += __shfl_xor_sync(0xffffffffu, sum, 1);//
+D without half of its columns, wgmma | BF16 | test_attention_cu wgmma every_group | llmc/attention_sm90_parts.cuh | s/sum += __shfl_xor_sync(0xffffffffu, sum, 1);//
 RoPE turned back with one element of a pair twice, wgmma | BF16 | test_attention_cu wgmma turned_back | llmc/attention_common.cuh | s/const float turned = x \* cosine/const float turned = y * cosine/
 a query sees the document before, wgmma | BF16 | test_attention_cu wgmma documents_at | llmc/attention_sm90.cuh | s/k0 < first\.warp)/k0 + BN <= first.warp)/
 a query skips a tile of its own document, wgmma | BF16 | test_attention_cu wgmma documents_at | llmc/attention_sm90.cuh | s/first\.warpgroup \/ BN \* BN/(first.warpgroup + BN) \/ BN * BN/

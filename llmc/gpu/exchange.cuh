@@ -15,10 +15,10 @@
 #ifndef LLMC_EXCHANGE_CUH
 #define LLMC_EXCHANGE_CUH
 
-#include "llmc/dist/buckets.h"      // defines: Bucket, Buckets, shard_of, shard_elements
+#include "llmc/dist/buckets.h"      // defines: Bucket, Buckets, shard_of
 #include "llmc/gpu/layers.cuh"      // defines: Gradient
 #include "llmc/gpu/nccl.cuh"        // defines: NcclGroup, NcclId, nccl_join, nccl_all_to_all, nccl_all_gather
-#include "llmc/gpu/step_state.cuh"  // defines: StepState, norm_finish_kernel
+#include "llmc/gpu/step_state.cuh"  // defines: StepState
 #include "llmc/run/together.h"      // defines: together_ok, together_take_first
 
 enum { SUM_BLOCKS = 264, SUM_THREADS = 256, JOIN_SECONDS = 120 };
