@@ -85,6 +85,10 @@ expect "as 1" 0 "saved   chain/step_00000015" \
 expect "as 6" 0 "saved   chain/step_00000020" ranks 6 --out chain --resume
 check "the losses are those of one process" close_to 1e-4 loss one/log.jsonl chain/log.jsonl
 expect "5 ranks cannot take the step's tokens" 1 "--total-batch" ranks 5 --out chain --resume --steps 30
+ranks 2 --total-batch 0 --batch 6 --seq 32 --steps 4 --stop-after 2 --out pinned >/dev/null 2>&1
+expect "the tokens of a step stay on another number of ranks" 0 "384 tokens (4 x 3 x 32)" \
+    "$trainer" --threads 1 --out pinned --resume --batch 3
+expect "also where they don't fit, which tells what does" 1 "these flags fit: --batch 4" ranks 3 --out pinned --resume --batch 5 --steps 8
 
 # of a checkpoint in 16 bits, the exact weights lie in the ranks' states: one process writes them, by a step at rate 0
 ranks 3 --out half --export-dtype bf16 --stop-after 7 >/dev/null 2>&1

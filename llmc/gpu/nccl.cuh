@@ -125,6 +125,7 @@ static inline NcclVersion nccl_version_text(int version) {
 
 /* Loads the library. If a file is there but cannot be loaded, the error tells the loader's reason. */
 static inline void* nccl_load(Error* e) {
+    setenv("NCCL_NVLS_ENABLE", "0", 0);  // what only moves bytes has no use for NVLink's multicast
     static const char* const places[][2] = {{"", "libnccl.so.2"},
                                             {"NCCL_HOME", "lib/libnccl.so.2"},
                                             {"NCCL_HOME", "lib64/libnccl.so.2"},

@@ -23,8 +23,14 @@ static inline bool plan_make(Plan* p, const Options* o, int ranks, uint64_t rows
     const int64_t micro = (int64_t)o->batch * o->seq * ranks;
     p->tokens_per_step = o->total_batch ? o->total_batch : micro;
     if (p->tokens_per_step % micro != 0) {
-        return fail(e, "--total-batch: is %lld, wanted a multiple of batch * seq * processes = %d * %d * %d = %lld",
-                    (long long)p->tokens_per_step, o->batch, o->seq, ranks, (long long)micro);
+        char hint[64] = "";
+        for (int batch = o->batch; batch >= 1; batch--) {
+            if (p->tokens_per_step % ((int64_t)batch * o->seq * ranks) != 0) { continue; }
+            snprintf(hint, sizeof hint, "\n  hint: these flags fit: --batch %d", batch);
+            break;
+        }
+        return fail(e, "--total-batch: is %lld, wanted a multiple of batch * seq * processes = %d * %d * %d = %lld%s",
+                    (long long)p->tokens_per_step, o->batch, o->seq, ranks, (long long)micro, hint);
     }
     if (p->tokens_per_step / micro > INT32_MAX) {
         return fail(e, "--total-batch: is %lld, wanted at most 2^31 micro-steps of %lld tokens", (long long)p->tokens_per_step,

@@ -61,6 +61,17 @@ static inline void session_identify(Session* s) {
     }
 }
 
+/* Keeps the tokens of a step as they were: another number of processes takes other micro-batches, not other steps. */
+static inline void session_keep_step(Session* s) {
+    Options was;
+    Error e = NO_ERROR;
+    if (s->state.world_size == s->ranks || s->options.total_batch != 0) { return; }
+    options_default(&was, s->options.trainer);
+    must(options_merge(&was, &s->state.json, s->state.saved_options, &e), &e);
+    s->options.total_batch = (int64_t)was.batch * was.seq * s->state.world_size;
+    options_free(&was);
+}
+
 /* Finds the checkpoint to resume from and restores its options. If --out has none, the run starts at step 0, so that a script
  * can always pass --resume. Locks --out first: what another run still writes there must not be missed. */
 static inline void session_resume(Session* s) {
@@ -87,6 +98,7 @@ static inline void session_resume(Session* s) {
         o->given[OPT_model] = false;
     }
     must(options_merge(o, j, saved, &e), &e);
+    session_keep_step(s);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
