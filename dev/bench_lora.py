@@ -408,6 +408,32 @@ def chat_base(b, model, tales):
     return folder
 
 
+def score(b, model, questions):
+    """Returns the share of questions that a model answers right."""
+    return float(re.search(r"\bacc ([\d.]+)", call([b.a.trainer, "--model", model, "--eval", "--tasks", questions]))[1])
+
+
+def answers_of_libraries(b, base, adapters, merged, prompt):
+    """Returns what transformers says with the merged model, and peft with the adapters, or why they do not."""
+    try:
+        import peft
+        import transformers
+    except ImportError as e:
+        return [f"transformers, peft: {e}"]
+    dtype = torch.float32 if b.a.torch_dtype == "fp32" else torch.bfloat16
+    tokenizer, said = transformers.AutoTokenizer.from_pretrained(merged), []
+    ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids
+    ids = torch.cat([torch.tensor([[tokenizer.bos_token_id]]), ids], 1).to(b.a.device)
+    kinds = {"transformers, merged": lambda m: m.from_pretrained(merged, dtype=dtype),
+             "peft, adapters": lambda m: peft.PeftModel.from_pretrained(m.from_pretrained(base, dtype=dtype), adapters)}
+    for name, load in kinds.items():
+        model = load(transformers.AutoModelForCausalLM).to(b.a.device).eval()
+        with torch.no_grad():
+            out = model.generate(input_ids=ids, max_new_tokens=24, do_sample=False)
+        said.append(f"{name}: {tokenizer.decode(out[0, ids.shape[1]:]).strip()}")
+    return said
+
+
 def chat(b):
     """Tunes a base of random weights, so that the loss on answers can only fall by training, then merges and generates. The few
     conversations are seen often enough to be learned by heart: this shows that tuning works, not that it teaches."""
@@ -420,6 +446,7 @@ def chat(b):
     screen = call([b.a.trainer, "--model", folder, "--lora", "8", "--train", f"{data}/train.bin", "--val", f"{data}/val.bin",
                    "--batch", str(batch), "--seq", "256", "--steps", str(steps), "--lr", rate, "--warmup", "10",
                    "--weight-decay", "0", "--val-every", str(steps // 4), "--sample-tokens", "0", "--out", out])
+    scores = [score(b, path, f"{data}/questions.jsonl") for path in (folder, out)]
     screen += call([b.a.trainer, "--model", out, "--export", merged])
     kept = [line.replace(b.work + os.sep, "") for line in screen.splitlines()
             if re.match(r"lora |rows |validation |done |warning|exported", line)]
@@ -433,15 +460,18 @@ def chat(b):
     prompt = head.format("user") + asked + "<|eot_id|>" + head.format("assistant")
     answers = [call([b.a.trainer, "--model", path, "--generate", prompt, "--tokens", "24", "--temperature", "0"])
                for path in (out, merged)]
+    adapters = os.path.join(out, sorted(name for name in os.listdir(out) if name.startswith("step_"))[-1])
+    libraries = answers_of_libraries(b, folder, adapters, merged, prompt)
     for path in (out, merged, folder):
         shutil.rmtree(path)
     falls = "it falls" if losses[-1] < losses[0] else "**it does not fall**"
     text = (f"The loss on answers is {losses[0]:.4f} at the first step, {losses[-1]:.4f} at the last: {falls}. It is that of "
             f"conversations which were seen {steps * batch / rows:.0f} times each; on others, by validation, it ends at "
-            f"{held_out[-1]:.4f}. A base of random weights knows no language, so an answer to what was not trained need not be "
+            f"{held_out[-1]:.4f}. Of questions.jsonl the base answers {scores[0]:.4f} right, the tuned model {scores[1]:.4f}; "
+            f"guessing is 0.25. A base of random weights knows no language, so an answer to what was not trained need not be "
             f"right. What the adapters and the merged model say to such a question, `{asked}`, where `{answer}` was wanted:")
     said = [f"{name}: {answer.rpartition('<|end_header_id|>')[2].strip()}"
-            for name, answer in zip(("adapters", "merged"), answers)]
+            for name, answer in zip(("adapters", "merged"), answers)] + libraries
     return [f"### Conversations: 200, {model} of random weights, LoRA 8, B={batch}, T=256, {steps} steps", "", "```", *kept,
             "```", "", text, "", "```", *said, "```", ""]
 

@@ -104,6 +104,13 @@ static inline Wishes together_wish(Team* team, Wishes mine) {
 
 enum { TOGETHER_SECONDS = 300 };  // that the ranks have to meet: the first run on a machine loads from cold disks
 
+/* Ends a rank that failed. exit() would unload libraries under threads of their own, such as NCCL's, and a crash there would
+ * hide the error. */
+LLMC_NORETURN static inline void together_exit(void) {
+    fflush(NULL);
+    _exit(1);
+}
+
 /* Leaves the others: all ranks do so at the end. With `failed`, for an error that all ranks know, one rank of each host goes on
  * and tells it; the others end here. */
 static inline void together_close(Session* s, bool failed) {
@@ -111,7 +118,7 @@ static inline void together_close(Session* s, bool failed) {
     const bool tells = s->team->run.local_rank == 0;
     team_close(s->team);
     s->team = NULL;
-    if (failed && !tells) { exit(1); }
+    if (failed && !tells) { together_exit(); }
 }
 
 /* Ends the run for an error that all ranks know. */
@@ -127,6 +134,7 @@ static inline void together_tell(const char* text) {
     Team* t = together_team;
     message_last = NULL;
     if (!t->threaded || !pthread_equal(pthread_self(), t->thread)) { team_fail(t, text); }
+    together_exit();
 }
 
 /* Connects to the other ranks, or refuses one that runs another version. */
