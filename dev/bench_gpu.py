@@ -4,6 +4,7 @@
     make train_llama3cu && python dev/bench_gpu.py [--tune] [--torch-step OTHER_BASELINE.py] [--shapes 126M 1B-2k 1B-8k 8B]
     python dev/bench_gpu.py --trainer-before OLD/train_llama3cu       compares two builds of ours, new and old
     python dev/bench_gpu.py --tune --ours-b="FLAGS"                   compares ours with ours under more flags, never tuned
+    python dev/bench_gpu.py --gpus N [--torch-dist BASELINE.py]       compares N GPUs of this host with each of them alone
 
 PyTorch is train_llama3.py --compile: blocks compiled one by one, the fastest attention backend for the shape, the head in
 chunks, fused AdamW. It keeps every activation; if memory runs out, it recomputes some blocks, and the table says so. With
@@ -15,6 +16,10 @@ each. A turn is killed when it has enough steps, so that it writes no checkpoint
 without the first --warm steps. nvidia-smi gives clock, power and memory ten times a second while the counted steps run;
 memory is that of the whole GPU. The forward pass alone (with loss, no gradients, B=4, T=1024, 12 layers) is timed by --eval
 over few and over many batches; the difference excludes the start-up.
+
+--gpus: each card trains alone, then all together, each rank with the batch of one; the figures are those of a card, and the
+bar is the slowest card. --torch-dist is a script for torchrun that trains a shape (the flags of TORCH_MODES) and prints
+"RESULT {json}" with tok_s_gpu; the fastest of its ways counts.
 """
 import argparse
 import datetime
@@ -49,14 +54,19 @@ LEAN = ["--master", "split", "--moments", "bf16"]
 FALLBACKS = (["--recompute-every", "4"], ["--recompute-every", "2"], ["--recompute-every", "1"])
 
 
+# ways of --torch-dist
+TORCH_MODES = ("--mode ddp --params bf16", "--mode ddp", "--mode zero1", "--mode fsdp --keep", "--mode fsdp",
+               "--mode fsdp --keep --reduce bf16", "--mode fsdp --params bf16")
+
+
 class Monitor:
     """Samples (time, SM clock MHz, power W, memory used MiB) with nvidia-smi; no samples if it is not installed."""
 
-    def __init__(self):
+    def __init__(self, gpu=None):
         self.samples, self.process = [], None
         if not shutil.which("nvidia-smi"):
             return
-        gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
+        gpu = gpu or os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
         self.process = subprocess.Popen(
             ["nvidia-smi", "-i", gpu, "--query-gpu=clocks.sm,power.draw,memory.used", "--format=csv,noheader,nounits",
              "-lms", "100"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -197,15 +207,66 @@ def table(sides, tokens, flops, gpu):
     return [line.replace(" nan% ", " - ").replace(" nan ", " - ") for line in lines], speed  # unknown values
 
 
+def same_run(model, vocab, batch, seq, gpus, work):
+    """Writes random tokens and returns the flags of an endless run over them."""
+    tokens = os.path.join(work, "tokens.bin")
+    write_tokens(tokens, max(50 * gpus * batch * (seq + 1), 1_000_000), vocab)
+    return ["--model", model, "--train", tokens, "--batch", str(batch), "--seq", str(seq), "--steps", "1000000",
+            "--lr", "1e-4", "--schedule", "constant", "--sample-tokens", "0"]
+
+
+def torch_dist(a, step_args):
+    """Runs --torch-dist in each of its ways. Returns a line for each, and the most tokens/s of a card."""
+    lines, most = ["| PyTorch | tokens/s of a card | |", "|---|---|---|"], math.nan
+    for mode in TORCH_MODES:
+        r = subprocess.run(["torchrun", "--standalone", "--nproc_per_node", str(a.gpus), a.torch_dist, *shlex.split(step_args),
+                            *shlex.split(mode)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+        found = re.search(r"^RESULT (.*)$", r.stdout, re.M)
+        if not found:
+            cause = [line for line in r.stdout.splitlines() if "out of memory" in line or "Error" in line][:1]
+            lines.append(f"| {mode} | - | {' '.join(cause)[:120].replace('|', '/')} |")
+            continue
+        rate = json.loads(found.group(1))["tok_s_gpu"]
+        most = rate if math.isnan(most) else max(most, rate)
+        lines.append(f"| {mode} | {rate:,.0f} | |")
+        print(f"  PyTorch {mode}: {rate:,.0f} tokens/s of a card", flush=True)
+    return lines, most
+
+
+def compare_gpus(name, shape, a, monitors, work):
+    """Runs one shape on each card alone and on all together, in turns. Returns the lines to write, and the share of the slowest
+    card's speed that each has together."""
+    model, vocab, batch, seq, ours_flags, step_args = shape
+    ours_flags = shlex.split(a.ours.get(name, ours_flags))
+    flags = same_run(model, vocab, batch, seq, a.gpus, work)
+    print(f"{name}: {model}, V={vocab}, B={batch} a card, T={seq}, {a.gpus} cards", flush=True)
+    alone = [ours(f"card {i} alone", a.trainer, flags, ours_flags, a) for i in range(a.gpus)]
+    for i, side in enumerate(alone):
+        side.command = ["env", f"CUDA_VISIBLE_DEVICES={i}", *side.command]
+    together = ours(f"{a.gpus} cards", a.trainer, [*flags, "--gpus", str(a.gpus)], ours_flags, a)
+    turns = [*zip(alone, monitors), (together, monitors[0])]
+    for side, monitor in (*turns, *reversed(turns)) * a.rounds:
+        side.turn(work, monitor, a.seconds, a.warm)
+    lines, speed = table([*alone, together], batch * seq, ref.preset(model, vocab).flops_per_token(seq), a.gpu)
+    slowest = min((speed[side.name] for side in alone if side.name in speed), default=math.nan)
+    share = speed.get(together.name, math.nan) / slowest
+    counts = ", ".join(f"{side.name} {len(side.ms)}" for side in (*alone, together))
+    lines = [f"### {name}: {model}, vocabulary {vocab}, T={seq}, B={batch} a card", "", *lines, "",
+             f"**{100 * share:.1f} %** of the slowest card alone (figures are those of a card; clock, power and memory of the "
+             f"{a.gpus} are card 0's; steps counted: {counts})", ""]
+    if a.torch_dist and step_args:
+        theirs, most = torch_dist(a, step_args)
+        lines += [*theirs, "", f"**Ratio {speed.get(together.name, math.nan) / most:.3f}** (ours ÷ PyTorch's fastest way)", ""]
+    print("\n".join(lines))
+    return lines, share
+
+
 def compare(name, shape, a, monitor, work):
     """Runs one shape in turns: ours, ours lean and PyTorch, or two builds or two sets of flags of ours. Returns the lines to
     write, and the ratio of our speed to that of the last side."""
     model, vocab, batch, seq, ours_flags, step_args = shape
     ours_flags = shlex.split(a.ours.get(name, ours_flags))
-    tokens = os.path.join(work, "tokens.bin")
-    write_tokens(tokens, max(50 * batch * (seq + 1), 1_000_000), vocab)
-    flags = ["--model", model, "--train", tokens, "--batch", str(batch), "--seq", str(seq), "--steps", "1000000",
-             "--lr", "1e-4", "--schedule", "constant", "--sample-tokens", "0"]
+    flags = same_run(model, vocab, batch, seq, 1, work)
     print(f"{name}: {model}, V={vocab}, B={batch}, T={seq}", flush=True)
 
     def tuned(trainer):
@@ -318,6 +379,8 @@ def main():
     p.add_argument("--precision", default="BF16", help="precision of --trainer (BF16)")
     p.add_argument("--ours", action="append", default=[], metavar="SHAPE=FLAGS", help='such as --ours "8B=--recompute ffn"')
     p.add_argument("--ours-b", metavar="FLAGS", help='compare with ours under these flags, too, instead of PyTorch; "": none')
+    p.add_argument("--gpus", type=int, default=0, metavar="N", help="compare N cards of this host with each of them alone")
+    p.add_argument("--torch-dist", metavar="PATH", help="with --gpus: a PyTorch baseline for torchrun")
     p.add_argument("--tune", action="store_true", help="tune our matrix products first")
     p.add_argument("--torch-dtype", default="bf16", choices=list(TORCH_BYTES), help="--dtype of train_llama3.py (bf16)")
     p.add_argument("--torch-flags", default="", help="more flags of train_llama3.py")
@@ -341,9 +404,12 @@ def main():
     a.torch_flags += f" --device {a.device}"
     lines = page_head(a.gpu, a.device, "random tokens and weights, optimizer step included, turns A B B A; MFU by 6·(matmul "
                       "weights) + 6·L·H·hd·T against the dense bf16 peak")
-    summary, monitor, work = [], Monitor(), tempfile.mkdtemp()
-    other = "ours before" if a.trainer_before else "ours b" if a.ours_b is not None else "PyTorch"
-    gpu = re.sub(r"[^a-z0-9]+", "-", a.gpu.lower()).strip("-") + {"ours before": "-before", "ours b": "-b"}.get(other, "")
+    summary, work = [], tempfile.mkdtemp()
+    monitors = [Monitor(str(i)) for i in range(a.gpus)] or [Monitor()]
+    other = f"slowest card alone, {a.gpus} cards" if a.gpus else "ours before" if a.trainer_before else \
+        "ours b" if a.ours_b is not None else "PyTorch"
+    suffix = f"-x{a.gpus}" if a.gpus else {"ours before": "-before", "ours b": "-b"}.get(other, "")
+    gpu = re.sub(r"[^a-z0-9]+", "-", a.gpu.lower()).strip("-") + suffix
     path = a.out or os.path.join(ROOT, "dev", "results", gpu + ".md")
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     try:
@@ -352,7 +418,7 @@ def main():
             if not shape:
                 model, vocab, batch, seq = name.split(":")
                 shape = (model, int(vocab), int(batch), int(seq), "", "")
-            part, ratio = compare(name, shape, a, monitor, work)
+            part, ratio = compare_gpus(name, shape, a, monitors, work) if a.gpus else compare(name, shape, a, monitors[0], work)
             summary.append(f"{name} {ratio:.3f}")
             lines += part
             with open(path, "w", encoding="utf-8") as f:  # after each shape, so that an interrupted run keeps its results
@@ -362,7 +428,8 @@ def main():
         with open(path, "w", encoding="utf-8") as f:
             f.write("\n".join(lines))
     finally:
-        monitor.close()
+        for monitor in monitors:
+            monitor.close()
         shutil.rmtree(work, ignore_errors=True)
     print(f"ours / {other}: {', '.join(summary)}\nwrote {path}")
 

@@ -317,10 +317,10 @@ def speed_8b(b):
     return speed(b, *(("d4", [1], 128) if b.a.device == "cpu" else ("llama3.1-8b", [1], 4096)))
 
 
-def call(command):
-    """Runs a command to its end. Returns what it printed; ends this part if it fails."""
+def call(command, text=None):
+    """Runs a command to its end, with `text` as its input. Returns what it printed; ends this part if it fails."""
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                          check=False)
+                          check=False, input=text)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command[:3])} ... ended with exit code {done.returncode}: {done.stdout[-400:]}")
     return done.stdout
@@ -458,7 +458,7 @@ def chat(b):
         asked, answer, *_ = [m["content"] for m in json.loads(f.readline())["messages"]]
     head = "<|start_header_id|>{}<|end_header_id|>\n\n"
     prompt = head.format("user") + asked + "<|eot_id|>" + head.format("assistant")
-    answers = [call([b.a.trainer, "--model", path, "--generate", prompt, "--tokens", "24", "--temperature", "0"])
+    answers = [call([b.a.trainer, "--model", path, "--chat", "--tokens", "24", "--temperature", "0"], asked + "\n\n")
                for path in (out, merged)]
     adapters = os.path.join(out, sorted(name for name in os.listdir(out) if name.startswith("step_"))[-1])
     libraries = answers_of_libraries(b, folder, adapters, merged, prompt)
@@ -470,8 +470,7 @@ def chat(b):
             f"{held_out[-1]:.4f}. Of questions.jsonl the base answers {scores[0]:.4f} right, the tuned model {scores[1]:.4f}; "
             f"guessing is 0.25. A base of random weights knows no language, so an answer to what was not trained need not be "
             f"right. What the adapters and the merged model say to such a question, `{asked}`, where `{answer}` was wanted:")
-    said = [f"{name}: {answer.rpartition('<|end_header_id|>')[2].strip()}"
-            for name, answer in zip(("adapters", "merged"), answers)] + libraries
+    said = [f"{name}: {answer.strip()}" for name, answer in zip(("adapters", "merged"), answers)] + libraries
     return [f"### Conversations: 200, {model} of random weights, LoRA 8, B={batch}, T=256, {steps} steps", "", "```", *kept,
             "```", "", text, "", "```", *said, "```", ""]
 
