@@ -12,7 +12,7 @@ expect "no flag at all is no run" 2 "make quickstart" "$bin/train_llama3"
 check "but tells what there is" grep -q '^usage: ' stdout
 check "and makes nothing" test ! -e out
 for flag in --learning-rate=--lr --max-steps=--steps --num-epochs=--epochs --block-size=--seq --save-every=--checkpoint-every \
-    --gradient_accumulation_steps=--total-batch --max-length=--seq --gpus=CUDA_VISIBLE_DEVICES \
+    --gradient_accumulation_steps=--total-batch --max-length=--seq --num-gpus=--gpus \
     --device=train_llama3cu --dtype=PRECISION --bf16=PRECISION; do
     expect "a peer's ${flag%%=*} is known" 2 "${flag#*=}" train "${flag%%=*}" 3
 done

@@ -45,7 +45,7 @@ static const FlagSynonym flag_synonyms[] = {
     {"num-threads", "did you mean --threads?"},
     {"log-every log-interval logging-steps", "log.jsonl in --out has every step; the screen shows about one a second"},
     {"wandb report-to", "dev/track.py follows log.jsonl into TensorBoard or Weights & Biases"},
-    {"gpus num-gpus nproc-per-node", "one process trains on one GPU; CUDA_VISIBLE_DEVICES=N chooses it"},
+    {"num-gpus nproc-per-node", "train_llama3cu has --gpus; CUDA_VISIBLE_DEVICES=N chooses a single one"},
     {"device", "train_llama3 runs on the CPU, train_llama3cu on the GPU"},
     {"dtype precision bf16 fp16", "train_llama3 computes in FP32, train_llama3cu in the PRECISION it is built with"},
     {"gradient-checkpointing activation-checkpointing", "train_llama3cu has --recompute"},
