@@ -213,8 +213,8 @@ built_for "BF16 FP16" "$name" && expect "$name" 1 "error: --lora: each of 2 proc
 name="exact weights are for one GPU"
 built_for "BF16 FP16" "$name" && expect "$name" 1 "--export-dtype f32: each of 2 " cu --model d1 --gpus 2 --export-dtype f32 --out none
 name="those of a run in FP32, too"
-built_for "BF16 FP16" "$name" && expect "$name" 1 "--export-dtype f32: each of 2 " plan --resume run --gpus 2 --max-memory 80G
-expect "where a run goes on in 16 bits" 0 "x 2 processes)" plan --resume run --gpus 2 --export-dtype bf16 --max-memory 80G
+built_for "BF16 FP16" "$name" && expect "$name" 1 "--export-dtype f32: each of 2 " plan --resume run --batch 1 --gpus 2 --max-memory 80G
+expect "where a run goes on in 16 bits" 0 "x 2 processes)" plan --resume run --batch 1 --gpus 2 --export-dtype bf16 --max-memory 80G
 check "what is refused leaves nothing" test ! -e none
 for flag in "--lora 4" "--export-dtype f32"; do
     expect "one GPU takes $flag" 0 "timed   nothing: " plan $small $flag --gpus 1 --max-memory 80G
