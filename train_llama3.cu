@@ -172,8 +172,8 @@ static T* take(Arena* a, size_t count) {
 
 static size_t grad_bytes(const Layout* o) { return o->fp32_grads ? sizeof(float) : sizeof(floatX); }
 
-/* Returns the weights of block l, for what is queued from now on; end_weights() returns those outside of the blocks. A layer
- * gets its weights only through these two. */
+/* Returns the weights of block l, for what is queued from now on; end_weights() returns those outside of the blocks, with
+ * `behind` also those behind them. A layer gets its weights only through these two. */
 static Block block_weights(const Llama* m, int l) {
     const floatX* w = m->weights.params;
     Block b;
@@ -187,11 +187,11 @@ static Block block_weights(const Llama* m, int l) {
     return b;
 }
 
-static Ends end_weights(const Llama* m) {
+static Ends end_weights(const Llama* m, bool behind) {
     const floatX* w = m->weights.params;
     Ends e;
     exchange_await(&m->exchange, -1);
-    exchange_await(&m->exchange, m->config.num_layers);
+    if (behind) { exchange_await(&m->exchange, m->config.num_layers); }
     e.embedding = w + param_offset(&m->table, P_EMBEDDING, -1);
     e.final_norm = w + param_offset(&m->table, P_FINAL_NORM, -1);
     e.head = w + param_offset(&m->table, P_LM_HEAD, -1);
@@ -536,7 +536,7 @@ static void llama_forward(const Llama* m) {
     const AttentionShape shape = attention_shape(c, m->layout.B, m->layout.T);
     const size_t N = (size_t)m->layout.B * m->layout.T;
     const int C = c->hidden_size, F = c->intermediate_size, L = c->num_layers, Q = q_width(c), QKV = qkv_width(c);
-    const Ends ends = end_weights(m);
+    const Ends ends = end_weights(m, false);
     ProfileRange phase("forward");
 
     embedding(q, m->blocks[0].h, ends.embedding, m->feed.x, N, C);
@@ -560,7 +560,8 @@ static void llama_forward(const Llama* m) {
         linear(q, "down", h_next, s->act, w.down, s->mid, N, F, C);
         lora(q, h_next, s->t[LORA_DOWN], s->act, m->weights.trained, &adapters.at[LORA_DOWN], N);
     }
-    rmsnorm(q, m->norm_final, m->rstd_final, m->h_final, ends.final_norm, N, C, c->rms_eps);
+    const floatX* final_norm = end_weights(m, true).final_norm;
+    rmsnorm(q, m->norm_final, m->rstd_final, m->h_final, final_norm, N, C, c->rms_eps);
 }
 
 /* Runs head and loss after llama_forward(), as in train_llama3.c: writes losses (N). If dloss is not 0, also writes dnorm
@@ -569,7 +570,7 @@ static void llama_loss(const Llama* m, float dloss, bool first) {
     const Queue* q = &m->queue;
     const int C = m->config.hidden_size, V = m->config.vocab_size;
     const size_t N = (size_t)m->layout.B * m->layout.T;
-    const floatX* head = end_weights(m).head;
+    const floatX* head = end_weights(m, true).head;
     const float* loss_scale = m->steps.state ? &m->steps.state->loss_scale : NULL;
     ProfileRange phase("head and loss");
     for (size_t at = 0; at < N; at += CLASSIFIER_ROWS) {
@@ -646,7 +647,7 @@ static void llama_backward(Llama* m, bool first, bool last) {
     const AttentionShape shape = attention_shape(c, m->layout.B, m->layout.T);
     const size_t N = (size_t)m->layout.B * m->layout.T;
     const int C = c->hidden_size, F = c->intermediate_size, L = c->num_layers, Q = q_width(c), QKV = qkv_width(c);
-    const Ends ends = end_weights(m);
+    const Ends ends = end_weights(m, true);
     const bool add = !first;
     const Gradient grads = {m->grads, m->layout.fp32_grads};  // of the adapters
     const floatX* trained = m->weights.trained;
@@ -777,7 +778,7 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
     floatX* t = take<floatX>(&a, DECODE_ROWS * pitch_of(lora_most_width(&c->lora)));
     floatX* logits = take<floatX>(&a, pitch_of(V));
     float* rstd = m->decode_rstd;
-    const Ends ends = end_weights(m);
+    const Ends ends = end_weights(m, true);
 
     CUDA_CHECK(cudaMemcpyAsync(m->decode_ids, tokens, rows * sizeof(int32_t), cudaMemcpyHostToDevice, m->queue.stream));
     embedding(q, h, ends.embedding, m->decode_ids, rows, C);

@@ -139,15 +139,15 @@ static inline void attention_forward_cuda(floatX* out, float* lse, const floatX*
     attention_forward_by(ATTENTION_AUTO, out, lse, qkv, s.B, attention_args(s, qkv_pitch, out_pitch, starts), stream);
 }
 
-/* Returns the bytes of scratch for attention_backward_cuda: lse and D of every query, T rounded up, and the end of every token's
- * document, for as many sequences as run at a time. */
+/* Returns the bytes of scratch for attention_backward_cuda: lse and D of every query, T rounded up, and the end of every
+ * token's document, for as many sequences as run at a time. */
 static inline size_t attention_backward_scratch_cuda(AttentionShape s) {
     const size_t B = size_min((size_t)s.B, (size_t)MAX_GRID_YZ);
     return B * s.NH * attention_stat_rows(s.T) * sizeof(float2) + B * s.T * sizeof(int32_t);
 }
 
-/* Overwrites dqkv, laid out like qkv, from dout and the forward pass's out and lse. scratch is aligned to 16 bytes. cos_sin, the
- * table of rope.cuh (T, HD): dqkv is the gradient before the rotation of qkv; NULL: that after it. */
+/* Overwrites dqkv, laid out like qkv, from dout and the forward pass's out and lse. scratch is aligned to 16 bytes. cos_sin,
+ * the table of rope.cuh (T, HD): dqkv is the gradient before the rotation of qkv; NULL: that after it. */
 static inline void attention_backward_cuda(floatX* dqkv, void* scratch, const floatX* dout, const floatX* out, const float* lse,
                                            const floatX* qkv, const int32_t* starts, const float* cos_sin, AttentionShape s,
                                            size_t qkv_pitch, size_t out_pitch, cudaStream_t stream) {

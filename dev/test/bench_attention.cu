@@ -5,7 +5,7 @@
  *
  * TFLOP/s use the common count: forward 4 B T^2 NH HD / 2 (the causal half), backward 2.5 times that, although our backward
  * computes 3.5 times. Each number is the median of single launches between events, after a warm-up. The last lines are of rows
- * of 8192 tokens in documents of 400 to 600: their TFLOP/s count whole rows, too, so that they compare with those above by time.
+ * of 8192 tokens in documents of 400 to 600: their TFLOP/s count whole rows, too: they compare with those above by time.
  * `./bench_attention auto` runs only those kernels that the program would choose.
  *
  * `./bench_attention variants` then runs each mma and wgmma kernel alone with other tiles (a minute); with a third word only

@@ -404,8 +404,8 @@ static void documents_at_every_offset_in_a_tile(void) {
     free(starts);
 }
 
-/* Beside each other: single tokens, documents that end with a tile or with a warpgroup's half of one, one that is longer than all
- * tiles that a kernel holds at a time, and a rest, such as padding. */
+/* Beside each other: single tokens, documents that end with a tile or with a warpgroup's half of one, one that is longer than
+ * all tiles that a kernel holds at a time, and a rest, such as padding. */
 static void documents_at_odds_with_tiles(void) {
     const int lengths[] = {64, 700, 1, 1, 1, 63, 128, 65, 2, 17, 191, 1, 400}, count = sizeof lengths / sizeof *lengths;
     const int B = 7, T = 1200;
@@ -461,7 +461,8 @@ static void free_results(Results* r) {
     CUDA_CHECK(cudaFree(r->lse));
 }
 
-/* Runs backward with a table of RoPE: dq and dk must be those without it, turned back by rope_backward_cuda, up to one rounding. */
+/* Runs backward with a table of RoPE: dq and dk must be those without it, turned back by rope_backward_cuda, up to one
+ * rounding. */
 static void turned_back(AttentionKernel kernel, AttentionShape s, int longest) {
     const size_t N = (size_t)s.B * s.T, W = (size_t)(s.NH + 2 * s.NKV) * s.HD, O = (size_t)s.NH * s.HD, half = s.HD / 2;
     const size_t table_size = (size_t)s.T * s.HD, KV = (size_t)s.NKV * s.HD;

@@ -182,8 +182,8 @@ static inline bool nccl_ok(const Nccl* n, ncclResult_t result, ncclComm_t comm, 
     return fail(e, "NCCL: %s: %s%s%s", what, n->GetErrorString(result), last && last[0] ? ": " : "", last ? last : "");
 }
 
-/* Waits until a non-blocking communicator has done what was asked for. Fails on its error and after `seconds`; the caller then
- * calls CommAbort(). */
+/* Waits until a non-blocking communicator has done what was asked for. Fails on its error and after `seconds`: then
+ * it cannot be used any more. */
 static inline bool nccl_wait(const Nccl* n, ncclComm_t comm, double seconds, const char* what, Error* e) {
     for (const double start = now_seconds();;) {
         ncclResult_t state = ncclSuccess;
