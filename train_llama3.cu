@@ -1,4 +1,5 @@
-/* train_llama3.cu -- trains Llama 3 on GPUs, one process each, in FP32, BF16 or FP16 (-DPRECISION_...), with the layers of llmc/<layer>.cuh.
+/* train_llama3.cu -- trains Llama 3 on GPUs, one process each, in FP32, BF16 or FP16 (-DPRECISION_...), with the layers of
+ * llmc/<layer>.cuh.
  *
  * Read train_llama3.c first: its header says what is computed, and this file has the same parts in the same order. It differs
  * in four points:

@@ -227,8 +227,8 @@ __device__ __forceinline__ float fragment_softmax(float (&p)[N], int r, float& m
     return rescale;
 }
 
-/* Turns 16 rows of dq or dk back from RoPE's rotation, as rope_backward_cuda does. row: the first one in its sequence, and so its
- * position, unless documents start anew. Column c and its partner c + HD / 2 are in the same thread. */
+/* Turns 16 rows of dq or dk back from RoPE's rotation, as rope_backward_cuda does. row: the first one in its sequence, and so
+ * its position, unless documents start anew. Column c and its partner c + HD / 2 are in the same thread. */
 template <int HD>
 __device__ __forceinline__ void fragment_turn_back(float (&d)[HD / 2], const AttentionArgs& s, size_t b, int row) {
     const int lane = threadIdx.x % 32;

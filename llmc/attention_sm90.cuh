@@ -19,8 +19,8 @@
  *             so that both run under the softmax.
  *   dK, dV    owns keys, walks over q and dout of all query heads of the group. S^T = k q^T, dP^T = v dout^T, dv += p^T dout,
  *             dk += ds^T q. Transposed, p^T and ds^T already lie in registers as left operands of these products.
- *   dQ        owns queries, walks over K and V. S = q k^T, dP = dout v^T, dq += ds k. It runs before the kernel of dK and dV and
- *             computes D = rowsum(dout * out) of its queries for both.
+ *   dQ        owns queries, walks over K and V. S = q k^T, dP = dout v^T, dq += ds k. It runs before the kernel of dK and dV
+ *             and computes D = rowsum(dout * out) of its queries for both.
  *
  * Tiles lie in shared memory in blocks of 64 columns with 128-byte swizzle (ptx.cuh), as TMA writes them. Sums over head_dim
  * read a tile by rows, sums over tokens read it by columns. Each operand has a tensor map with the dimensions (64 columns,
@@ -32,11 +32,11 @@
  *   issued       dk' dP            dv S"            dk' dP            dv S"          ' of the tile before
  *   computed            exp               ds               exp              ds       " of the next tile
  *
- * ptxas keeps products under way only if what a loop reads of them was issued in the same turn of the loop. So a turn begins with
- * all earlier products done, and the product that was held back is the first one issued. At head_dim 128 the kernel of dK and dV
- * has no registers for ds and p of two tiles: it computes ds from the p that was rounded for dv (ROUNDED), then issues dv and dk
- * together. A left operand of S or dP that a warpgroup needs in every tile may stay in registers (LEFT), since at 64 columns
- * products with both operands in shared memory take all of its bandwidth.
+ * ptxas keeps products under way only if what a loop reads of them was issued in the same turn of the loop. So a turn begins
+ * with all earlier products done, and the product that was held back is the first one issued. At head_dim 128 the kernel of dK
+ * and dV has no registers for ds and p of two tiles: it computes ds from the p that was rounded for dv (ROUNDED), then issues
+ * dv and dk together. A left operand of S or dP that a warpgroup needs in every tile may stay in registers (LEFT), since at 64
+ * columns products with both operands in shared memory take all of its bandwidth.
  *
  * With documents, a block's tiles end where the documents of its first query or of its last key do. A warpgroup passes over the
  * tiles of which only another one's tokens see something, and masks those that a border of its documents divides.
@@ -54,7 +54,7 @@
 #include <cuda.h>
 
 #include "llmc/attention_common.cuh"
-#include "llmc/attention_sm90_parts.cuh"  // defines: WarpgroupSplit, Ring, WorkList, DocumentEdges, ScoresLeft, wgmma_scores, wgmma_store
+#include "llmc/attention_sm90_parts.cuh"  // defines: WarpgroupSplit, Ring, WorkList, DocumentEdges, wgmma_store
 
 #ifndef PRECISION_FP32
 
@@ -778,8 +778,8 @@ static inline void attention_wgmma_backward_q(floatX* dqkv, float2* stats, const
                      attention_out_map(dout, B, s, Tiles::BM), attention_out_map(out, B, s, Tiles::BM), s, (uint32_t)B);
 }
 
-// Tiles by head dimension: HD, rows of a tile walked over, warpgroups, ring, pieces of work at a time, blocks; backward: whether
-// the next scores are computed ahead, whether ds is computed from the rounded p, left operands of scores in registers.
+// Tiles by head dimension: HD, rows of a tile walked over, warpgroups, ring, pieces of work at a time, blocks; backward:
+// whether the next scores are computed ahead, whether ds is computed from the rounded p, left operands of scores in registers.
 template <int HD>
 struct WgmmaTiles;
 template <>

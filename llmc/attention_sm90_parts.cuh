@@ -80,7 +80,7 @@ struct WorkList {
 template <bool DOCUMENTS>
 struct DocumentEdges {
     int block, warpgroup, warp, rows[2];  // rows: of rows g and g + 8 of the warp
-    /* edges (T): the edge of each token; block_at, warpgroup_at, warp_at: the tokens that stand for these; row: that of row g */
+    /* edges (T): the edge of each token; block_at, warpgroup_at, warp_at: the tokens for these; row: of row g */
     __device__ __forceinline__ DocumentEdges(const int32_t* edges, int T, int all, int block_at, int warpgroup_at, int warp_at,
                                              int row) {
         block = DOCUMENTS ? edges[min(block_at, T - 1)] : all;
@@ -169,8 +169,8 @@ __device__ __forceinline__ void wgmma_store(floatX* rows, size_t pitch, int vali
     }
 }
 
-/* Writes to sums[r] the product of row g + 8 r of a warp's 16 rows of x with that of y. x and y point at the first of these rows
- * in swizzled tiles, whose next 64 columns are block_bytes further. Two lanes share a row. */
+/* Writes to sums[r] the product of row g + 8 r of a warp's 16 rows of x with that of y. x and y point at the first of these
+ * rows in swizzled tiles, whose next 64 columns are block_bytes further. Two lanes share a row. */
 template <int HD>
 __device__ __forceinline__ void swizzled_row_products(float (&sums)[2], const char* x, const char* y, int block_bytes) {
     const int lane = threadIdx.x % 32, row = lane / 2;
