@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "llmc/attention.cuh"
+#include "uniform.cuh"
 
 static const char* kernel_names[NUM_ATTENTION_KERNELS] = {"auto", "plain", "mma", "wgmma"};
 
@@ -57,17 +58,6 @@ typedef struct {
     AttentionArgs args;
 } Buffers;
 
-__global__ void fill_kernel(floatX* x, size_t n, uint32_t seed) {
-    const size_t stride = (size_t)gridDim.x * blockDim.x;
-    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
-        uint32_t z = (uint32_t)i * 2654435761u + (uint32_t)(i >> 32) * 40503u + seed;
-        z = (z ^ z >> 16) * 0x85ebca6bu;
-        z = (z ^ z >> 13) * 0xc2b2ae35u;
-        z ^= z >> 16;
-        x[i] = from_float<floatX>((float)(z >> 8) * (2.0f / 16777216.0f) - 1.0f);
-    }
-}
-
 /* Returns where document n of a row starts: within a tenth of n * mean, so that it has 0.8 to 1.2 * mean tokens. */
 __device__ int document_start(int n, int mean, int row) {
     const int span = mean / 5;
@@ -99,9 +89,8 @@ static Buffers allocate(const Shape* s) {
     CUDA_CHECK(cudaMalloc((void**)&b.dout, N * b.args.out_pitch * sizeof(floatX)));
     CUDA_CHECK(cudaMalloc((void**)&b.lse, N * s->NH * sizeof(float)));
     CUDA_CHECK(cudaMalloc(&b.scratch, attention_backward_scratch_cuda(*s)));
-    fill_kernel<<<1024, 256>>>(b.qkv, N * b.args.qkv_pitch, 1);
-    fill_kernel<<<1024, 256>>>(b.dout, N * b.args.out_pitch, 2);
-    CUDA_CHECK_LAUNCH("fill_kernel");
+    uniform_fill_cuda(b.qkv, N * b.args.qkv_pitch, 1);
+    uniform_fill_cuda(b.dout, N * b.args.out_pitch, 2);
     return b;
 }
 

@@ -20,6 +20,7 @@
 #include "llmc/base/rand.h"
 #include "documents.h"
 #include "test.h"
+#include "uniform.cuh"
 
 static const char* kernel_names[NUM_ATTENTION_KERNELS] = {"auto", "plain", "mma", "wgmma"};
 static AttentionKernel only = ATTENTION_AUTO;  // AUTO: all kernels that this build has
@@ -430,16 +431,6 @@ static void documents_with_scores_in_the_hundreds(void) {
     }
 }
 
-__global__ void fill_kernel(floatX* x, size_t n, uint32_t seed) {
-    const size_t stride = (size_t)gridDim.x * blockDim.x;
-    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
-        uint32_t z = (uint32_t)i * 2654435761u + (uint32_t)(i >> 32) * 40503u + seed;
-        z = (z ^ z >> 16) * 0x85ebca6bu;
-        z = (z ^ z >> 13) * 0xc2b2ae35u;
-        x[i] = from_float<floatX>((float)(z >> 8) * (2.0f / 16777216.0f) - 1.0f);
-    }
-}
-
 /* The GPU outputs of a kernel. */
 typedef struct {
     floatX *out, *dqkv;
@@ -481,9 +472,8 @@ static void turned_back(AttentionKernel kernel, AttentionShape s, int longest) {
     CUDA_CHECK(cudaMalloc((void**)&qkv, N * W * sizeof(floatX)));
     CUDA_CHECK(cudaMalloc((void**)&dout, N * O * sizeof(floatX)));
     CUDA_CHECK(cudaMalloc(&scratch, attention_backward_scratch_cuda(s)));
-    fill_kernel<<<1024, 256>>>(qkv, N * W, 1);
-    fill_kernel<<<1024, 256>>>(dout, N * O, 2);
-    CUDA_CHECK_LAUNCH("fill_kernel");
+    uniform_fill_cuda(qkv, N * W, 1);
+    uniform_fill_cuda(dout, N * O, 2);
     attention_forward_by(kernel, plain.out, plain.lse, qkv, s.B, args, 0);
     attention_backward_by(kernel, plain.dqkv, scratch, dout, plain.out, plain.lse, qkv, s.B, args, 0);
     rope_backward_cuda(plain.dqkv, d_starts, table, 0, s, W, 0);
@@ -587,9 +577,8 @@ static void compare_with_alone(AttentionKernel kernel, AttentionShape s, const i
     CUDA_CHECK(cudaMalloc((void**)&qkv, N * W * sizeof(floatX)));
     CUDA_CHECK(cudaMalloc((void**)&dout, N * O * sizeof(floatX)));
     CUDA_CHECK(cudaMalloc(&scratch, attention_backward_scratch_cuda(s)));
-    fill_kernel<<<1024, 256>>>(qkv, N * W, 1);
-    fill_kernel<<<1024, 256>>>(dout, N * O, 2);
-    CUDA_CHECK_LAUNCH("fill_kernel");
+    uniform_fill_cuda(qkv, N * W, 1);
+    uniform_fill_cuda(dout, N * O, 2);
     CUDA_CHECK(cudaMemset(all.out, 0xff, N * O * sizeof(floatX)));
     CUDA_CHECK(cudaMemset(all.dqkv, 0xff, N * W * sizeof(floatX)));
     attention_forward_by(kernel, all.out, all.lse, qkv, s.B, args, 0);
