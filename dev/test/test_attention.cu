@@ -452,6 +452,29 @@ static void free_results(Results* r) {
     CUDA_CHECK(cudaFree(r->lse));
 }
 
+/* The GPU inputs of a kernel, uniform numbers in rows without gaps, and the scratch of its backward pass. */
+typedef struct {
+    floatX *qkv, *dout;
+    void* scratch;
+} Inputs;
+
+static Inputs new_inputs(AttentionShape s) {
+    const size_t N = (size_t)s.B * s.T, W = (size_t)(s.NH + 2 * s.NKV) * s.HD, O = (size_t)s.NH * s.HD;
+    Inputs in;
+    CUDA_CHECK(cudaMalloc((void**)&in.qkv, N * W * sizeof(floatX)));
+    CUDA_CHECK(cudaMalloc((void**)&in.dout, N * O * sizeof(floatX)));
+    CUDA_CHECK(cudaMalloc(&in.scratch, attention_backward_scratch_cuda(s)));
+    uniform_fill_cuda(in.qkv, N * W, 1);
+    uniform_fill_cuda(in.dout, N * O, 2);
+    return in;
+}
+
+static void free_inputs(Inputs* in) {
+    CUDA_CHECK(cudaFree(in->qkv));
+    CUDA_CHECK(cudaFree(in->dout));
+    CUDA_CHECK(cudaFree(in->scratch));
+}
+
 /* Runs backward with a table of RoPE: dq and dk must be those without it, turned back by rope_backward_cuda, up to one
  * rounding. */
 static void turned_back(AttentionKernel kernel, AttentionShape s, int longest) {
@@ -467,19 +490,13 @@ static void turned_back(AttentionKernel kernel, AttentionShape s, int longest) {
     int32_t *starts = random_starts(s.B, s.T, longest), *d_starts = upload_starts(starts, N);
     AttentionArgs args = attention_args(s, W, O, d_starts);
     Results turned = new_results(s), plain = new_results(s);
-    floatX *qkv, *dout;
-    void* scratch;
-    CUDA_CHECK(cudaMalloc((void**)&qkv, N * W * sizeof(floatX)));
-    CUDA_CHECK(cudaMalloc((void**)&dout, N * O * sizeof(floatX)));
-    CUDA_CHECK(cudaMalloc(&scratch, attention_backward_scratch_cuda(s)));
-    uniform_fill_cuda(qkv, N * W, 1);
-    uniform_fill_cuda(dout, N * O, 2);
-    attention_forward_by(kernel, plain.out, plain.lse, qkv, s.B, args, 0);
-    attention_backward_by(kernel, plain.dqkv, scratch, dout, plain.out, plain.lse, qkv, s.B, args, 0);
+    Inputs in = new_inputs(s);
+    attention_forward_by(kernel, plain.out, plain.lse, in.qkv, s.B, args, 0);
+    attention_backward_by(kernel, plain.dqkv, in.scratch, in.dout, plain.out, plain.lse, in.qkv, s.B, args, 0);
     rope_backward_cuda(plain.dqkv, d_starts, table, 0, s, W, 0);
     args.cos_sin = table;
     CUDA_CHECK(cudaMemset(turned.dqkv, 0xff, N * W * sizeof(floatX)));
-    attention_backward_by(kernel, turned.dqkv, scratch, dout, plain.out, plain.lse, qkv, s.B, args, 0);
+    attention_backward_by(kernel, turned.dqkv, in.scratch, in.dout, plain.out, plain.lse, in.qkv, s.B, args, 0);
     CUDA_CHECK(cudaDeviceSynchronize());
     float *got = (float*)xmalloc(N * W * sizeof(float)), *want = (float*)xmalloc(N * W * sizeof(float));
     double* reference = new_doubles(N * W);
@@ -493,9 +510,7 @@ static void turned_back(AttentionKernel kernel, AttentionShape s, int longest) {
           kernel_names[kernel], s.B, s.T, s.HD, longest, e_dq, e_dk, e_dv, limit);
     CUDA_CHECK(cudaFree(table));
     CUDA_CHECK(cudaFree(d_starts));
-    CUDA_CHECK(cudaFree(qkv));
-    CUDA_CHECK(cudaFree(dout));
-    CUDA_CHECK(cudaFree(scratch));
+    free_inputs(&in);
     free_results(&turned);
     free_results(&plain);
     free(host);
@@ -572,24 +587,19 @@ static void compare_with_alone(AttentionKernel kernel, AttentionShape s, const i
     AttentionShape one = s;
     one.B = 1;
     Results all = new_results(s), alone = new_results(one);
-    floatX *qkv, *dout;
-    void* scratch;
-    CUDA_CHECK(cudaMalloc((void**)&qkv, N * W * sizeof(floatX)));
-    CUDA_CHECK(cudaMalloc((void**)&dout, N * O * sizeof(floatX)));
-    CUDA_CHECK(cudaMalloc(&scratch, attention_backward_scratch_cuda(s)));
-    uniform_fill_cuda(qkv, N * W, 1);
-    uniform_fill_cuda(dout, N * O, 2);
+    Inputs in = new_inputs(s);
     CUDA_CHECK(cudaMemset(all.out, 0xff, N * O * sizeof(floatX)));
     CUDA_CHECK(cudaMemset(all.dqkv, 0xff, N * W * sizeof(floatX)));
-    attention_forward_by(kernel, all.out, all.lse, qkv, s.B, args, 0);
-    attention_backward_by(kernel, all.dqkv, scratch, dout, all.out, all.lse, qkv, s.B, args, 0);
+    attention_forward_by(kernel, all.out, all.lse, in.qkv, s.B, args, 0);
+    attention_backward_by(kernel, all.dqkv, in.scratch, in.dout, all.out, all.lse, in.qkv, s.B, args, 0);
     for (int b : chosen) {
         const size_t row = (size_t)b * s.T;
         const AttentionArgs one_args = attention_args(one, W, O, starts ? starts + row : NULL);
         CUDA_CHECK(cudaMemset(alone.out, 0, s.T * O * sizeof(floatX)));
         CUDA_CHECK(cudaMemset(alone.dqkv, 0, s.T * W * sizeof(floatX)));
-        attention_forward_by(kernel, alone.out, alone.lse, qkv + row * W, 1, one_args, 0);
-        attention_backward_by(kernel, alone.dqkv, scratch, dout + row * O, alone.out, alone.lse, qkv + row * W, 1, one_args, 0);
+        attention_forward_by(kernel, alone.out, alone.lse, in.qkv + row * W, 1, one_args, 0);
+        attention_backward_by(kernel, alone.dqkv, in.scratch, in.dout + row * O, alone.out, alone.lse, in.qkv + row * W, 1,
+                              one_args, 0);
         CUDA_CHECK(cudaDeviceSynchronize());
         CHECK(same_bytes(all.out + row * O, alone.out, s.T * O * sizeof(floatX)) &&
                   same_bytes(all.lse + row * s.NH, alone.lse, (size_t)s.T * s.NH * sizeof(float)),
@@ -597,9 +607,7 @@ static void compare_with_alone(AttentionKernel kernel, AttentionShape s, const i
         CHECK(same_bytes(all.dqkv + row * W, alone.dqkv, s.T * W * sizeof(floatX)),
               "%s, B %d T %d HD %d: gradients of sequence %d differ", kernel_names[kernel], s.B, s.T, s.HD, b);
     }
-    CUDA_CHECK(cudaFree(qkv));
-    CUDA_CHECK(cudaFree(dout));
-    CUDA_CHECK(cudaFree(scratch));
+    free_inputs(&in);
     free_results(&all);
     free_results(&alone);
 }
