@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """plot.py LOG... -o out.png -- plots the loss (training as lines, validation as edged dots), the learning rate and the
 gradient's norm, and the throughput of runs.
+plot.py LOG... --base LOG... -o out.png -- compares runs one by one with others, such as FP8 with BF16 at the same seeds: plots
+the loss, and below it the difference in per cent of the base run's; prints those of the last validations that both have.
 
 LOG is a run's folder or its log.jsonl; the folder's name labels the run. --smooth N averages the training loss over N steps
 (by default 1 % of the run), with the raw line faint behind it. --tokens shows tokens instead of steps, to compare runs with
@@ -55,33 +57,109 @@ def tokens_of(steps):
     return [e["tokens"] if "tokens" in e else e["step"] * e["tok_s"] * e["ms"] / 1e3 for e in steps]
 
 
-def draw_run(axes, run, color, a):
-    """Draws a run into the panels (loss, learning rate, its twin for the norm, throughput)."""
-    loss_axis, rate_axis, norm_axis, speed_axis = axes
+def smoothing(a, steps):
+    return a.smooth or max(1, len(steps) // 100)
+
+
+def places(a, steps):
+    """Returns the place of each step on the horizontal axis."""
+    return dict(zip([e["step"] for e in steps], tokens_of(steps) if a.tokens else [e["step"] for e in steps]))
+
+
+def draw_loss(axis, run, color, a, line="-"):
+    """Draws a run's loss. Returns whether it has validations."""
     label, steps, vals = run
-    x = tokens_of(steps) if a.tokens else [e["step"] for e in steps]
-    place = dict(zip([e["step"] for e in steps], x))
-    smooth = a.smooth or max(1, len(steps) // 100)
+    place = places(a, steps)
+    smooth = smoothing(a, steps)
     if not a.bpb:
         loss = [e["loss"] for e in steps]
         if smooth > 1:
-            loss_axis.plot(x, loss, color=color, alpha=0.18, linewidth=0.7)
-        loss_axis.plot(x, running_mean(loss, smooth), color=color, linewidth=1.4, label=label)
+            axis.plot(place.values(), loss, color=color, alpha=0.18, linewidth=0.7)
+        axis.plot(place.values(), running_mean(loss, smooth), color=color, linewidth=1.4, linestyle=line, label=label)
     key = "bpb" if a.bpb else "loss"
     dots = [(place[e["step"]], e[key]) for e in vals if e["step"] in place and e.get(key) is not None]
     if dots:
-        loss_axis.plot(*zip(*dots), "-o" if a.bpb else "o", color=color, markersize=4.5, markeredgecolor="black",
-                       markeredgewidth=0.7, linewidth=1, label=label if a.bpb else None)
+        axis.plot(*zip(*dots), marker="o" if line == "-" else "s", linestyle=line if a.bpb else "", color=color,
+                  markersize=4.5, markeredgecolor="black", markeredgewidth=0.7, linewidth=1, label=label if a.bpb else None)
+    return bool(dots)
+
+
+def draw_run(axes, run, color, a):
+    """Draws a run into the panels (loss, learning rate, its twin for the norm, throughput)."""
+    loss_axis, rate_axis, norm_axis, speed_axis = axes
+    steps = run[1]
+    x, smooth = places(a, steps).values(), smoothing(a, steps)
     rate_axis.plot(x, [e["lr"] for e in steps], color=color, linewidth=1.2)
     norms = [e["gnorm"] if e["gnorm"] is not None else float("nan") for e in steps]
     norm_axis.plot(x, running_mean(norms, smooth), color=color, linewidth=0.8, linestyle=":")
     speed_axis.plot(x, running_mean([e["tok_s"] / 1e3 for e in steps], smooth), color=color, linewidth=1)
-    return bool(dots)
+    return draw_loss(loss_axis, run, color, a)
+
+
+def draw_runs(a):
+    """Draws each run by itself. Returns the figure and whether a run has validations."""
+    figure, (top, middle, bottom) = plt.subplots(3, 1, figsize=(9, 8.5), sharex=True, height_ratios=(4, 1.2, 1.2),
+                                                 layout="constrained")
+    twin = middle.twinx()
+    drawn = [draw_run((top, middle, twin, bottom), read_log(path), f"C{i % 10}", a) for i, path in enumerate(a.logs)]
+    middle.set_ylabel("learning rate")
+    middle.set_ylim(bottom=0)
+    twin.set_ylabel("gradient norm (dotted)")
+    twin.set_yscale("log")
+    twin.spines["top"].set_visible(False)
+    bottom.set_ylabel("thousand tokens / s")
+    bottom.set_ylim(bottom=0)
+    return figure, any(drawn)
+
+
+def shared(events, base, key):
+    """Returns [(step, value, the base's value)] of the steps that both lists of events have."""
+    values = {e["step"]: e[key] for e in events if e.get(key) is not None}
+    return [(e["step"], values[e["step"]], e[key]) for e in base if e.get(key) is not None and e["step"] in values]
+
+
+def draw_difference(axis, run, base, color, a):
+    """Draws by how much a run's loss is above the base's. Returns the differences in per cent, without signs and
+    without those of the first tenth of the steps."""
+    place, key, late = places(a, base[1]), "bpb" if a.bpb else "loss", []
+    for events, base_events, is_val in ((run[1], base[1], False), (run[2], base[2], True)):
+        both = [row for row in shared(events, base_events, key) if row[0] in place]
+        if not both:
+            continue
+        steps, values, base_values = zip(*both)
+        smooth = 1 if is_val else smoothing(a, steps)
+        percent = [100 * (v / b - 1) for v, b in zip(running_mean(values, smooth), running_mean(base_values, smooth))]
+        x = [place[step] for step in steps]
+        if is_val:
+            axis.plot(x, percent, "o", color=color, markersize=4.5, markeredgecolor="black", markeredgewidth=0.7)
+            print(f"{run[0]}: validation {values[-1]:.4f} at step {steps[-1]}, {base[0]} {base_values[-1]:.4f}: "
+                  f"{100 * (values[-1] / base_values[-1] - 1):+.3f} %")
+        else:
+            axis.plot(x, percent, color=color, linewidth=1.2)
+        late += [abs(p) for step, p in zip(steps, percent) if step > 0.1 * steps[-1]]
+    return late
+
+
+def draw_comparison(a):
+    """Draws each run on that of --base, and their difference. Returns the figure and whether a run has validations."""
+    figure, (top, bottom) = plt.subplots(2, 1, figsize=(9, 8), sharex=True, height_ratios=(3, 2), layout="constrained")
+    drawn, late = [], []
+    for i, pair in enumerate(zip(a.logs, a.base)):
+        run, base = map(read_log, pair)
+        drawn += [draw_loss(top, base, f"C{i % 10}", a), draw_loss(top, run, f"C{i % 10}", a, "--")]
+        late += draw_difference(bottom, run, base, f"C{i % 10}", a)
+    if not late:
+        sys.exit("error: the runs have no steps in common")
+    bottom.axhline(0, color="black", linewidth=0.8)
+    bottom.set_ylim(-1.15 * max(late) - 0.01, 1.15 * max(late) + 0.01)  # the first steps may leave the picture
+    bottom.set_ylabel("difference, % of the base")
+    return figure, any(drawn)
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("logs", nargs="+", metavar="LOG")
+    p.add_argument("--base", nargs="+", metavar="LOG", help="runs to compare with, one for each LOG")
     p.add_argument("-o", "--out", default="loss.png", help="output file; its suffix selects the format (loss.png)")
     p.add_argument("--smooth", type=int, default=0, metavar="N",
                    help="average over N steps; 1: not at all (default: 1 %% of the run)")
@@ -89,27 +167,20 @@ def main():
     p.add_argument("--bpb", action="store_true", help="show bits per byte of the validations instead of the loss")
     p.add_argument("--log-scale", action="store_true", help="logarithmic loss axis")
     a = p.parse_args()
-    figure, (top, middle, bottom) = plt.subplots(3, 1, figsize=(9, 8.5), sharex=True, height_ratios=(4, 1.2, 1.2),
-                                                 layout="constrained")
-    twin = middle.twinx()
-    drawn = [draw_run((top, middle, twin, bottom), read_log(path), f"C{i % 10}", a) for i, path in enumerate(a.logs)]
-    if a.bpb and not any(drawn):
+    if a.base and len(a.base) != len(a.logs):
+        p.error(f"--base: {len(a.base)} runs, wanted one for each of the {len(a.logs)} LOGs")
+    figure, has_vals = draw_comparison(a) if a.base else draw_runs(a)
+    if a.bpb and not has_vals:
         sys.exit("error: no log has bits per byte\n  hint: they are logged with each validation of a run that has a tokenizer")
-    top.set_ylabel("bits per byte, validation" if a.bpb else "loss" + ("  (dots: validation)" if any(drawn) else ""))
+    top, bottom = figure.axes[0], figure.axes[1 if a.base else 2]
+    top.set_ylabel("bits per byte, validation" if a.bpb else "loss" + ("  (dots: validation)" if has_vals else ""))
     if a.log_scale:
         top.set_yscale("log")
     top.legend(frameon=False)
-    middle.set_ylabel("learning rate")
-    middle.set_ylim(bottom=0)
-    twin.set_ylabel("gradient norm (dotted)")
-    twin.set_yscale("log")
-    bottom.set_ylabel("thousand tokens / s")
-    bottom.set_ylim(bottom=0)
     bottom.set_xlabel("tokens" if a.tokens else "step")
-    for axis in (top, middle, bottom):
+    for axis in figure.axes[:3]:
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
-    twin.spines["top"].set_visible(False)
     try:
         figure.savefig(a.out, dpi=120)
     except (OSError, ValueError) as error:  # a missing folder, or an unknown suffix

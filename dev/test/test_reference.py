@@ -572,3 +572,27 @@ def test_plot_draws_several_runs_and_names_a_broken_log(tmp_path):
     (tmp_path / "first" / "log.jsonl").write_text("nonsense\n")
     r = subprocess.run(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     assert r.returncode == 1 and "log.jsonl:1" in r.stderr and "Traceback" not in r.stderr
+
+
+def test_plot_compares_runs_with_others_of_the_same_seed(tmp_path):
+    pytest.importorskip("matplotlib")
+    for name, factor, last in (("bf16-1", 1, 40), ("bf16-2", 1, 40), ("fp8-1", 1.004, 30), ("fp8-2", 0.99, 40), ("late", 1, 0)):
+        (tmp_path / name).mkdir()
+        steps = range(1, last + 1) if last else range(50, 60)
+        lines = [dict(event="step", step=i, loss=factor * (3 - i / 99), gnorm=1, lr=1e-3, ms=10, tok_s=5e4) for i in steps]
+        lines += [dict(event="val", step=i, loss=factor * (4 - i / 99)) for i in steps if i % 10 == 0]
+        (tmp_path / name / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    def plot(*flags):
+        return subprocess.run([sys.executable, os.path.join(ROOT, "dev", "plot.py"), *flags], cwd=tmp_path, capture_output=True,
+                              text=True)
+    r = plot("fp8-1", "fp8-2", "--base", "bf16-1", "bf16-2", "-o", "a.png")
+    assert r.returncode == 0 and (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG", r.stderr
+    assert r.stdout.splitlines() == ["fp8-1: validation 3.7118 at step 30, bf16-1 3.6970: +0.400 %",
+                                     "fp8-2: validation 3.5600 at step 40, bf16-2 3.5960: -1.000 %", "wrote a.png"]
+    assert plot("fp8-1", "fp8-1", "--base", "bf16-1", "bf16-1", "-o", "b.png").returncode == 0
+    assert (tmp_path / "b.png").read_bytes() != (tmp_path / "a.png").read_bytes()
+    for code, flags, words in ((2, ("fp8-1", "fp8-2", "--base", "bf16-1"), "1 runs, wanted one for each of the 2 LOGs"),
+                               (1, ("late", "--base", "bf16-1"), "error: the runs have no steps in common")):
+        r = plot(*flags, "-o", "c.png")
+        assert r.returncode == code and words in r.stderr and "Traceback" not in r.stderr, r.stderr
+    assert not (tmp_path / "c.png").exists()
