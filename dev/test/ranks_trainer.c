@@ -1,11 +1,12 @@
 /* ranks_trainer.c -- the CPU trainer as a run of several ranks, for tests without a GPU: the program's own session, training
  * loop, data, checkpoints and layers, with the weights replicated and the optimizer sharded (ZeRO 1).
  *
- *   ranks_trainer --ranks N FLAGS...   starts N ranks on this machine; FLAGS are those of train_llama3
- *   ranks_trainer FLAGS...             is a rank of torchrun, mpirun or srun, or alone
+ *   ranks_trainer [--ranks N] [--hang-timeout S] FLAGS...   starts N ranks on this machine; without --ranks it is a rank of
+ *                                                           torchrun, mpirun or srun, or alone. FLAGS are train_llama3's
  *
  * In the place of a GPU's network stands a file that the ranks map into memory, $RANKS_MEMORY: each rank writes its gradients
  * there, adds up the shards that it owns in rank order, updates them, and leaves the new weights for the others.
+ * $RANKS_HANG: a rank and a step, such as 1:5, in which it stands still.
  */
 #define main train_llama3_main  // its loop is wanted, but another main
 #include "train_llama3.c"
@@ -81,12 +82,21 @@ static void update_shards(Llama* m, const StepPlan* plan, AdamW hyper) {
     memcpy(params, exchange.params, m->trained.elements * sizeof(float));
 }
 
+/* Stands still where $RANKS_HANG asks for it. */
+static void hang_if_asked(const StepPlan* plan) {
+    const char* text = getenv("RANKS_HANG");
+    char here[64];
+    snprintf(here, sizeof here, "%d:%llu", plan->team->run.rank, (unsigned long long)plan->run->step);
+    while (text && strcmp(text, here) == 0) { pause(); }
+}
+
 /* train_step() of several ranks. */
 static bool ranks_step(void* model, const StepPlan* plan, double lr, Error* e) {
     Llama* m = (Llama*)model;
     StepResult* r = &m->result;
     AdamW hyper;
     const double start = now_seconds();
+    hang_if_asked(plan);
     if (!together_ok(plan->team, step_gradients(m, plan, lr, e), e)) { return false; }
     double sums[3] = {sum_shards(m, plan), r->loss, r->trained};
     together_add(plan->team, sums, 3);
@@ -101,24 +111,35 @@ static bool ranks_step(void* model, const StepPlan* plan, double lr, Error* e) {
 
 static const char* variable(const char* name) { return getenv(name); }
 
+/* Takes the first two words away if they are this flag and its value, which it returns; NULL: they are not. */
+static const char* take_flag(const char* flag, int* argc, char** argv) {
+    if (*argc < 3 || strcmp(argv[1], flag) != 0) { return NULL; }
+    const char* value = argv[2];
+    memmove(argv + 1, argv + 3, (size_t)(*argc - 2) * sizeof *argv);  // and the NULL behind
+    *argc -= 2;
+    return value;
+}
+
 int main(int argc, char** argv) {
+    char* all[256];  // that the parent's ranks get
     Error e = NO_ERROR;
     Session s;
     Ranks ranks;
     Team team;
     must(ranks_find(&ranks, variable, 0, &e), &e);
-    const bool counted = argc > 2 && strcmp(argv[1], "--ranks") == 0;
-    if (counted && !ranks.launcher) {
-        const int status = launch_ranks(atoi(argv[2]), argc, argv, &e);
+    if (argc >= 256) { die("wanted at most 255 words"); }
+    memcpy(all, argv, ((size_t)argc + 1) * sizeof *argv);
+    const int words = argc;
+    const char* count = take_flag("--ranks", &argc, argv);
+    const char* hang = take_flag("--hang-timeout", &argc, argv);
+    if (count && !ranks.launcher) {
+        const int status = launch_ranks(atoi(count), words, all, &e);
         must(!e.msg[0], &e);
         return status;
     }
-    if (counted) {
-        memmove(argv + 1, argv + 3, (size_t)(argc - 2) * sizeof *argv);  // and the NULL behind
-        argc -= 2;
-    }
     together_begin(&team, &ranks, argc, argv, ON_CPU);
     session_open(&s, argc, argv, ON_CPU, ranks.rank, ranks.ranks);
+    if (hang) { s.options.hang_timeout = atof(hang); }  // the CPU trainer has no such flag
     run_machine(NULL, machine_threads(s.options.threads), s.machine, sizeof s.machine);
     together_open(&s, &team, &ranks);
     Trainer trainer = cpu_trainer;

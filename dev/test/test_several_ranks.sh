@@ -19,12 +19,13 @@ ranks() {
     rm -f "$RANKS_MEMORY"
     "$trainer" --ranks "$n" $flags "$@"
 }
-# background_ranks N FLAGS...: the same in the background, as process $pid
+hang= log=background
+# background_ranks N FLAGS...: the same in the background, as process $pid that prints to $tmp/$log, and goes on for long
 background_ranks() {
     n=$1
     shift
     rm -f "$RANKS_MEMORY"
-    "$trainer" --ranks "$n" $flags --steps 100000 --val-every 0 "$@" >"$tmp/background" 2>&1 </dev/null &
+    "$trainer" --ranks "$n" $hang $flags --steps 100000 --val-every 0 "$@" >"$tmp/$log" 2>&1 </dev/null &
     pid=$!
     started="${started:-} $pid"
 }
@@ -133,6 +134,38 @@ check "and is named" grep -q "rank 2" "$tmp/background"
 check "its checkpoints are whole" "$bin/train_llama3" --verify killed
 last=$(ls killed | sed -n 's/^step_0*\([0-9]*\)$/\1/p' | tail -n 1)
 expect "and the run goes on" 0 "saved   killed/step_" ranks 2 --out killed --resume --stop-after $((last + 2))
+
+# named NAME HOW LOG: the run has ended with 1, and one line says this of rank 1
+named() {
+    check "$1: ends the run" test "$finished" -eq 1
+    check "$1: is told once, with rank, host and step" sh -c "grep -c '^error: ' '$3' | grep -qx 1 &&
+        grep -q '^error: rank 1 on host .* $2, last seen in step [0-9]' '$3'"
+}
+# stays NAME OUT: the run, whose rank 1 stands still in step 5, goes on all the same
+stays() {
+    wait_for has_steps "$2/log.jsonl" 5
+    sleep 6
+    check "$1" kill -0 $pid
+    kill -9 $pid
+    finish
+}
+log=silent && background_ranks 3 --out still && log=background
+wait_for has_steps still/log.jsonl 3
+kill -STOP "$(rank_pid 1)"  # which takes 20 s to be seen; more below
+silent=$pid
+export RANKS_HANG=1:5
+background_ranks 3 --out hangs
+stays "by default a rank may stand still for a minute" hangs
+hang="--hang-timeout 0" && background_ranks 3 --out hangs0
+stays "--hang-timeout 0: as long as it likes" hangs0
+hang="--hang-timeout 2" && background_ranks 3 --out hangs2
+finish
+named "a rank that hangs" "hangs: it has been alone behind all others for 2 s" "$tmp/background"
+hang=
+unset RANKS_HANG
+pid=$silent
+finish
+named "a rank that is stopped" "was silent for 20 s" silent
 
 expect "what rank 0 alone refuses is told once" 1 "one holds the checkpoints of another run" ranks 3 --out one
 

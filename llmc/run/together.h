@@ -137,11 +137,13 @@ static inline void together_tell(const char* text) {
     together_exit();
 }
 
-/* Connects to the other ranks, or refuses one that runs another version. */
-static inline void together_meet(Team* team, const Ranks* r) {
+/* Connects to the other ranks, or refuses one that runs another version. `hang_seconds`: of --hang-timeout, for rank 0, which
+ * alone watches for it. */
+static inline void together_meet(Team* team, const Ranks* r, double hang_seconds) {
     TeamField version = {"the version of llama3.c", LLMC_VERSION};
     Error e = NO_ERROR;
     team_init(team);
+    team->hang_seconds = hang_seconds;
     team->parent_fd = launch_parent_fd();
     must(team_open(team, r, &version, 1, TOGETHER_SECONDS, &e), &e);
     together_team = team;
@@ -172,7 +174,7 @@ static inline void together_begin(Team* team, Ranks* r, int argc, char** argv, O
     if (r->rank == 0) { return; }
     snprintf(message_rank, sizeof message_rank, "rank %d: ", r->rank);
     if (!freopen("/dev/null", "w", stdout)) { die("/dev/null: cannot be opened: %s", strerror(errno)); }
-    together_meet(team, r);
+    together_meet(team, r, 0);
 }
 
 /* Reads --gpus: a number, -1 for all, 0 if it is not given. Ends the program if it is neither. */
@@ -260,7 +262,7 @@ static inline void together_open(Session* s, Team* team, const Ranks* r) {
     uint64_t data = 0;
     Error e = NO_ERROR;
     if (r->ranks == 1 || s->job == JOB_DRY_RUN) { return; }
-    if (r->rank == 0) { together_meet(team, r); }
+    if (r->rank == 0) { together_meet(team, r, o->hang_timeout); }
     s->team = team;
     together_compare(s, "this build", s->build);
     for (int i = 0; i < NUM_OPTIONS; i++) {
