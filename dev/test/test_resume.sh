@@ -246,5 +246,62 @@ kill -KILL $pid && kill -CONT $pid 2>/dev/null
 finish
 expect "a dry run takes no lock" 0 "" train --model d1 --train data.bin --out dry --resume --dry-run
 check "and leaves no trace" test ! -e dry
+
+# --- the owner, among hosts --------------------------------------------------------------------------------------------------
+
+# claim OUT AGE: a process on another host wrote into OUT so many seconds ago
+claim() {
+    mkdir -p "$1" && echo "host-b 4711 0123456789abcdef 00000000-0000-0000-0000-000000000000" >"$1/.owner" &&
+        touch -d "@$(($(date +%s) - $2))" "$1/.owner"
+}
+no_owner() { ! ls -A "$1" | grep -q '^\.owner'; }
+owned_by() { grep -q "^$1 $2 [0-9a-f]\{16\} " "$3/.owner"; }
+check "a run that ends well leaves no owner" no_owner whole
+expect "one that fails" 1 "step 2 is saved in broken/step_00000002" sh -c '
+    cp other.bin val.bin && printf "\377\377" | dd of=val.bin bs=1 seek=1064 conv=notrunc 2>/dev/null &&
+        "$@" --val val.bin --val-every 2 --val-batches 1 --out broken' sh "$bin/train_llama3" --threads 1 --batch 2 --seq 32 \
+    --sample-tokens 0 --model d1 --train data.bin --steps 6
+check "leaves none either" no_owner broken
+background --model d1 --train data.bin --steps 1000000 --schedule constant --checkpoint-every 1 --keep 1 --out owned
+wait_for test -e owned/step_00000002
+check "a run names its host and process" owned_by "$(uname -n)" $pid owned
+check "and leaves no other file" test "$(ls -A owned | grep -c '^\.owner')" -eq 1
+kill -TERM $pid
+finish
+check "SIGTERM removes it" no_owner owned
+background --out owned --resume --steps 1000000
+wait_for test -e "owned/.owner"
+kill -9 $pid
+finish
+check "kill -9 leaves it" owned_by "$(uname -n)" $pid owned
+started_at=$(date +%s)
+expect "a killed run goes on at once on its host" 0 "saved   owned/step_" resume --out owned --steps 1000000 --minutes 0 \
+    --stop-after $(($(ls owned | sed -n 's/^step_0*\([0-9]*\)$/\1/p' | sort -n | tail -n 1) + 2))
+check "without waiting" test $(($(date +%s) - started_at)) -lt 150
+claim theirs 20
+expect "a run on another host is named" 1 "error: theirs: a run on host host-b (process 4711) is writing into this folder: it said so " \
+    go --out theirs
+check "and stays the owner" sh -c "owned=\$(cat theirs/.owner) && test \"\$owned\" = 'host-b 4711 0123456789abcdef 00000000-0000-0000-0000-000000000000'"
+check "nothing else is written there" test -z "$(ls theirs)"
+claim theirs 200
+expect "a dead one is taken over" 0 "owner   theirs/.owner was of host host-b (process 4711), 20" go --out theirs --stop-after 3
+check "and the folder is nobody's then" no_owner theirs
+claim theirs 176
+expect "a resumed run waits until another host's owner is old" 0 "waiting up to " resume --out theirs
+check "and goes on" test -d theirs/step_00000006
+claim theirs 0
+(sleep 2 && claim theirs 0) &
+renewer=$!
+expect "unless that is renewed" 1 "a run on host host-b (process 4711) is writing" resume --out theirs --steps 8
+wait $renewer
+background --model d1 --train data.bin --steps 1000000 --schedule constant --checkpoint-minutes 0.02 --out lost
+wait_for test -e lost/.owner
+wait_for sh -c 'ls lost | grep -q "^step_[0-9]*$"'
+claim lost 0
+finish
+check "a run whose folder another host has taken ends" test $finished -eq 1
+check "and names it" grep -q '^error: lost: a run on host host-b (process 4711) has taken this folder over' "$tmp/background"
+check "with a hint" grep -q '^  hint: the steps after [0-9]* are lost: give each run' "$tmp/background"
+check "and does not touch its file" owned_by host-b 4711 lost
 cd "$root" || exit 1
 summary

@@ -28,6 +28,7 @@ enum {
     TEAM_STRANGERS = 64,      // connections that have not said hello
     TEAM_LINGER_SECONDS = 2,  // to pass on why the run ends
     TEAM_CONNECT_SECONDS = 3,
+    TEAM_END_SECONDS = 5,
 };
 
 /* What a rank is doing. Only PHASE_STEP has a limit of time. */
@@ -82,6 +83,7 @@ typedef struct {
     // set by team_init(); may be changed before team_open()
     double heartbeat_seconds, silent_seconds;
     double hang_seconds;  // 0: no limit
+    void (*ends)(void);   // is called before the team ends this process, which then lives for 5 s at most; NULL: none
     int parent_fd;        // the reading end of a pipe whose writing end the parent holds; -1: none
 
     Ranks run;

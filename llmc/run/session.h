@@ -19,6 +19,7 @@
 #include "llmc/files/logger.h"
 #include "llmc/files/mix.h"
 #include "llmc/run/options.h"
+#include "llmc/run/owner.h"  // defines: Owner, owner_release
 #include "llmc/run/plan.h"
 #include "llmc/run/prompt.h"
 #include "llmc/run/scheduler.h"
@@ -71,6 +72,7 @@ typedef struct {
     TrainerState state;     // the trainer keeps it up to date
     char newest[PATH_CAP];  // the checkpoint saved last, or resumed from; "": none yet
     int lock;
+    Owner owner;  // of --out, among the hosts
     Logger log;
     char machine[256];
     char build[160];  // what the bits of the results depend on besides the options, to compare with the checkpoint's
@@ -207,6 +209,7 @@ static inline void session_close(Session* s) {
     if (s->has_tokenizer) { tokenizer_free(&s->tokenizer); }
     if (s->resumed) { trainer_state_free(&s->state); }
     logger_close(&s->log);
+    owner_release(&s->owner);
     out_unlock(&s->lock);
     file_sums_free(&s->sums);
     file_sums_free(&s->base_sums);

@@ -16,6 +16,7 @@
 #include "llmc/dist/team.h"        // defines: team_open, team_gather, team_at, team_close
 #include "llmc/dist/team_state.h"  // defines: Team, TeamField, TEAM_PAYLOAD
 #include "llmc/run/options.h"      // defines: Options, options_parse
+#include "llmc/run/owner.h"        // defines: owner_leave
 #include "llmc/run/session.h"      // defines: Session
 #include "llmc/run/signals.h"      // run_together
 
@@ -108,6 +109,7 @@ enum { TOGETHER_SECONDS = 300 };  // that the ranks have to meet: the first run 
  * hide the error. */
 LLMC_NORETURN static inline void together_exit(void) {
     fflush(NULL);
+    owner_leave();
     _exit(1);
 }
 
@@ -145,6 +147,7 @@ static inline void together_meet(Team* team, const Ranks* r, double hang_seconds
     team_init(team);
     team->hang_seconds = hang_seconds;
     team->parent_fd = launch_parent_fd();
+    team->ends = owner_leave;
     must(team_open(team, r, &version, 1, TOGETHER_SECONDS, &e), &e);
     together_team = team;
     message_last = together_tell;
