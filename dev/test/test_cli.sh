@@ -645,5 +645,17 @@ expect "tokenize: also those of an archive" 0 "1 document" $tokens --bytes -o an
 expect "tokenize: a byte in a hundred may be wrong" 0 "1 document" $tokens -o any.bin few.txt
 expect "tokenize: a new folder is named" 0 "made folder made/by" $tokens -o made/by/it.bin text.txt
 expect "tokenize: --version" 0 "tokenize (llama3.c) " $tokens --version
+
+# --- names of folders --------------------------------------------------------------------------------------------------------
+
+expect "slashes behind --out are not shown" 0 "saved   slash/step_00000001" train --model d1 --train data.bin --steps 1 --out slash//
+check "nor logged with a checkpoint" sh -c 'grep event.:.checkpoint slash/log.jsonl | grep -qv "slash//"'
+cp -r slash spoilt && printf '\377' | dd of=spoilt/step_00000001/model.safetensors bs=1 seek=9000 conv=notrunc 2>/dev/null
+mkdir wanted
+expect "an export that fails" 1 "checksum" "$bin/train_llama3" --model spoilt/step_00000001 --export wanted/
+check "leaves the empty folder that was there" test -d wanted -a -z "$(ls -A wanted)" -a ! -e wanted.tmp
+expect "an empty folder is taken" 0 "exported slash/step_00000001" "$bin/train_llama3" --model slash --export wanted/
+check "and filled" test -s wanted/config.json -a -s wanted/model.safetensors -a ! -e wanted.tmp
+expect "one with files is refused" 1 "--export: wanted exists, wanted a new folder" "$bin/train_llama3" --model slash --export wanted
 cd "$root" || exit 1
 summary

@@ -116,6 +116,21 @@ static inline bool export_path(const Options* o, char path[PATH_CAP], Error* e) 
     return length > 0 || fail(e, "--export: is \"\", wanted the name of a new folder or of a .gguf file");
 }
 
+/* Gives a finished folder its name, which nothing has or an empty folder. */
+static inline bool export_rename(const char* tmp, const char* path, Error* e) {
+    return rename(tmp, path) == 0 || fail(e, "%s: cannot rename to %s: %s", tmp, path, strerror(errno));
+}
+
+/* Tells whether a folder can be read and is empty. */
+static inline bool export_is_empty(const char* path) {
+    struct dirent* entry = NULL;
+    Error ignored = NO_ERROR;
+    DIR* d = opendir(path);
+    const bool empty = d && folder_next(d, path, &entry, &ignored) && !entry;
+    if (d) { closedir(d); }
+    return empty;
+}
+
 /* Writes the export under a temporary name, then renames it. */
 static inline bool export_write(Export* x, ExportDtype type, const char* path, Error* e) {
     char tmp[PATH_CAP], parent[PATH_CAP];
@@ -124,7 +139,7 @@ static inline bool export_write(Export* x, ExportDtype type, const char* path, E
     if (snprintf(tmp, sizeof tmp, "%s.tmp", path) >= (int)sizeof tmp) { return fail(e, "--export: the path is too long"); }
     if (!make_directories(parent, e) || !remove_tree(tmp, e)) { return false; }
     bool ok = options_export_gguf(o) ? export_gguf(x, type, tmp, e) : export_folder(x, type, tmp, e);
-    ok = ok && (rename_output(tmp, path, e));
+    ok = ok && (options_export_gguf(o) ? rename_output(tmp, path, e) : export_rename(tmp, path, e));
     Error ignored = NO_ERROR;
     if (!ok) { remove_tree(tmp, &ignored); }
     return ok && sync_directory(parent, e);
@@ -137,7 +152,8 @@ static inline bool export_check_target(const Options* o, const char* path, Error
     if (options_export_gguf(o)) {
         return S_ISREG(st.st_mode) || fail(e, "--export: %s is not a regular file, wanted a new name", path);
     }
-    return rmdir(path) == 0 || fail(e, "--export: %s exists, wanted a new folder, or a name that ends with .gguf", path);
+    return (S_ISDIR(st.st_mode) && export_is_empty(path)) ||
+           fail(e, "--export: %s exists, wanted a new folder, or a name that ends with .gguf", path);
 }
 
 /* Runs --export. */

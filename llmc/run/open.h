@@ -30,6 +30,14 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // flags
 
+/* Takes the slashes at the end of --out away, which a shell adds to the name of a folder. */
+static inline void session_strip_out(Options* o) {
+    char* text = xstrdup(o->out);
+    for (size_t n = strlen(text); n > 1 && text[n - 1] == '/'; n--) { text[n - 1] = 0; }
+    free(o->merged_text[OPT_out]);
+    o->out = o->merged_text[OPT_out] = text;
+}
+
 /* Parses the command line. Exits after --help and --version, and on wrong usage. */
 static inline void session_flags(Session* s, int argc, char** argv, OptionScope trainer) {
     const Options* o = &s->options;
@@ -39,6 +47,7 @@ static inline void session_flags(Session* s, int argc, char** argv, OptionScope 
     s->job = o->generate ? JOB_GENERATE : o->chat ? JOB_CHAT : o->eval ? JOB_EVAL : o->dry_run ? JOB_DRY_RUN : JOB_TRAIN;
     if (o->export_) { s->job = JOB_EXPORT; }
     if (!*o->out) { die_usage("--out: is empty, wanted the name of a folder"); }
+    session_strip_out(&s->options);
     Error e = NO_ERROR;
     must(options_read_text(&s->options, OPT_generate, &e) && options_read_text(&s->options, OPT_system, &e), &e);
 }
