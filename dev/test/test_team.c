@@ -21,6 +21,7 @@ typedef struct {
     TeamField fields[3];
     int num_fields;
     double timeout, heartbeat, silent, hang;
+    double reads;                  // rank 0 listens, and reads its files for so many seconds; 0: it does not
     int parent[2];                 // the pipe of the parent; -1: none
     int ready[2], go[2];           // pipes: children that have opened their team; bytes that let one go on
     bool apart;                    // each rank is the first of a host of its own, so that each prints why the run ends
@@ -77,6 +78,10 @@ static void child_run(Group* g, int rank) {
     t.silent_seconds = g->silent;
     t.hang_seconds = g->hang;
     t.parent_fd = g->parent[0];
+    if (g->reads > 0 && rank == 0) {
+        must(team_listen(&t, &g->run, &e), &e);
+        nap(g->reads);
+    }
     if (!team_open(&t, &g->run, g->fields, g->num_fields, g->timeout, &e)) { die("%s", e.msg); }
     if (g->apart && rank != g->odd) { snprintf(t.host, sizeof t.host, "another"); }
     if (write(g->ready[1], "", 1) != 1) { die("ready: %s", strerror(errno)); }
@@ -437,6 +442,19 @@ static void missing_ranks_are_named_at_the_deadline(void) {
     group_end(&g);
 }
 
+static void a_rank_0_that_reads_its_files_is_waited_for(void) {
+    Group g;
+    group_init(&g, 2, gather_1000);
+    g.reads = 3;
+    start(&g, 0);
+    close(connect_to(&g));  // now it listens
+    g.timeout = 0.5;        // rank 1 would not wait longer for one that does not
+    start(&g, 1);
+    expect_success(&g.child[1]);
+    expect_success(&g.child[0]);
+    group_end(&g);
+}
+
 static void a_rank_of_another_run_is_turned_away(void) {
     Group g;
     group_init(&g, 3, gather_1000);
@@ -545,13 +563,13 @@ static void a_port_that_is_taken_and_an_address_elsewhere_are_named(void) {
     char numeric[64];
     group_init(&g, 2, do_nothing);
     const int fd = link_listen("127.0.0.1", g.run.port, numeric, sizeof numeric, &e);
-    g.timeout = 1.5;
+    g.timeout = 0.5;
     g.silent = 0.5;
     start(&g, 0);
     start(&g, 1);  // what listens there says nothing
     expect_error(&g.child[0], "port %d of 127.0.0.1 is taken by another program\n  hint: choose another one with --port",
                  g.run.port);
-    expect_error(&g.child[1], "rank 0 did not answer at 127.0.0.1, port %d, within 1.5 s: what listens there says nothing",
+    expect_error(&g.child[1], "rank 0 did not answer at 127.0.0.1, port %d, within 6 s: what listens there says nothing",
                  g.run.port);
     close(fd);
     group_end(&g);
@@ -999,6 +1017,7 @@ int main(void) {
     Waiting waiting[] = {
         WAITING(rank_0_waits_for_late_ranks_and_says_so),
         WAITING(missing_ranks_are_named_at_the_deadline),
+        WAITING(a_rank_0_that_reads_its_files_is_waited_for),
         WAITING(a_rank_of_another_run_is_turned_away),
         WAITING(a_rank_of_another_build_is_refused_on_every_rank),
         WAITING(a_port_that_is_taken_and_an_address_elsewhere_are_named),

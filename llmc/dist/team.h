@@ -2,6 +2,7 @@
  *
  *   Team t;
  *   team_init(&t);                                            // then its times and parent_fd may be changed
+ *   must(team_listen(&t, &ranks, &e), &e);                    // on rank 0, long before the next line, or not at all
  *   must(team_open(&t, &ranks, fields, count, 120, &e), &e);  // meets the others
  *   team_at(&t, PHASE_STEP, step, bucket);                    // says where this rank is
  *   team_gather(&t, &mine, sizeof mine, all, &e);             // the one collective
@@ -69,19 +70,26 @@ static inline void team_miss(Team* t, double timeout) {
         fail(&t->failure, "%s did not join at %s (%s), port %d, within %g s", missing, t->run.address, t->numeric, t->run.port,
              timeout);
     } else {
-        fail(&t->failure, "rank 0 did not answer at %s, port %d, within %g s: %s", t->run.address, t->run.port, timeout,
-             t->cause.msg);
+        fail(&t->failure, "rank 0 did not answer at %s, port %d, within %g s: %s", t->run.address, t->run.port,
+             t->members[0].link.fd >= 0 ? TEAM_PATIENCE * timeout : timeout, t->cause.msg);
     }
 }
 
+/* Tells whether rank 0 has this rank, or at least its connection, for which it may take some time. */
+static inline bool team_is_heard(const Team* t, double waited, double timeout) {
+    const TeamMember* zero = &t->members[0];
+    return zero->joined || (zero->link.fd >= 0 && waited < TEAM_PATIENCE * timeout);
+}
+
 /* Waits until all have joined, or something is wrong: then rank 0 stays for a while, to tell those who come, too. A rank that
- * has joined leaves it to rank 0 how long it waits for the others. */
+ * has joined leaves it to rank 0 how long it waits for the others. One that is connected, but not answered, waits longer: rank
+ * 0 listens, but still reads its files. */
 static inline void team_wait_for_all(Team* t, double timeout) {
     const bool zero = t->run.rank == 0;
     const double begin = now_seconds();
     double until = begin + timeout, next = begin;
     bool told = false, failed = false;
-    for (double now = begin; now < until || (!zero && t->members[0].joined); now = now_seconds()) {
+    for (double now = begin; now < until || (!zero && team_is_heard(t, now - begin, timeout)); now = now_seconds()) {
         if (!zero && t->members[0].link.fd < 0 && now >= next) {
             team_reach(t);
             next = now + fmin(1.0, 0.1 + 0.2 * (now - begin));
@@ -103,10 +111,15 @@ static inline void team_wait_for_all(Team* t, double timeout) {
     team_miss(t, timeout);
 }
 
+/* Begins to listen, on rank 0, where team_open() comes only later: the other ranks then know that rank 0 is there. */
+static inline bool team_listen(Team* t, const Ranks* r, Error* e) {
+    t->listener = link_listen(r->address, r->port, t->numeric, sizeof t->numeric, e);
+    return t->listener >= 0;
+}
+
 static inline bool team_join(Team* t, double timeout, Error* e) {
     const Ranks* r = &t->run;
-    if (r->rank == 0) { t->listener = link_listen(r->address, r->port, t->numeric, sizeof t->numeric, e); }
-    if (r->rank == 0 && t->listener < 0) { return false; }
+    if (r->rank == 0 && t->listener < 0 && !team_listen(t, r, e)) { return false; }
     team_wait_for_all(t, timeout);
     if (t->listener >= 0) { close(t->listener); }
     t->listener = -1;
@@ -132,7 +145,7 @@ static inline void team_init(Team* t) {
     t->heartbeat_seconds = 2;
     t->silent_seconds = 20;
     t->hang_seconds = 60;
-    t->parent_fd = -1;
+    t->parent_fd = t->listener = -1;
 }
 
 static inline void team_free(Team* t) {
@@ -157,7 +170,7 @@ static inline void team_prepare(Team* t, const Ranks* r, const TeamField* fields
     t->run = *r;
     t->fields = fields;
     t->count = count;
-    t->listener = t->wake[0] = t->wake[1] = t->behind = -1;
+    t->wake[0] = t->wake[1] = t->behind = -1;
     t->arrived = 1;
     t->turned = now_seconds();
     t->slots = r->ranks == 1 ? 0 : r->rank == 0 ? r->ranks + TEAM_STRANGERS : 1;

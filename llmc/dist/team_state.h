@@ -28,6 +28,7 @@ enum {
     TEAM_STRANGERS = 64,      // connections that have not said hello
     TEAM_LINGER_SECONDS = 2,  // to pass on why the run ends
     TEAM_CONNECT_SECONDS = 3,
+    TEAM_PATIENCE = 12,  // so many times as long a rank waits whose connection rank 0 has, but does not answer
     TEAM_END_SECONDS = 5,
 };
 

@@ -339,8 +339,9 @@ static inline bool checkpoint_list(const char* out, uint64_t** steps, size_t* co
     return ok;
 }
 
-/* Why a checkpoint is read: to resume its run, or for the model alone. */
-typedef enum { CHECKPOINT_RUN, CHECKPOINT_MODEL } CheckpointUse;
+/* Why a checkpoint is read: to resume its run, for the model alone, or to resume as another rank of its run, after rank 0 has
+ * read all of it. */
+typedef enum { CHECKPOINT_RUN, CHECKPOINT_MODEL, CHECKPOINT_RANK } CheckpointUse;
 
 static inline bool is_state_file(const char* name) { return strncmp(name, "state_rank", 10) == 0; }
 static inline bool is_tensor_file(const char* name) { return fnmatch("*.safetensors", name, 0) == 0; }
@@ -353,8 +354,8 @@ static inline bool checkpoint_check_crc(const char* dir, const FileSum* f, Error
 }
 
 /* Reads dir/trainer_state.json and checks the sizes and checksums of the files it lists. CHECKPOINT_RUN checks them all.
- * CHECKPOINT_MODEL skips the state files, and leaves the weights' checksums to model_load_sums(). Free *s with
- * trainer_state_free(), also after a failure. */
+ * CHECKPOINT_MODEL skips the state files, and leaves the weights' checksums to model_load_sums(). CHECKPOINT_RANK checks the
+ * sizes alone. Free *s with trainer_state_free(), also after a failure. */
 static inline bool checkpoint_read(const char* dir, CheckpointUse use, TrainerState* s, Error* e) {
     char path[PATH_CAP];
     memset(s, 0, sizeof *s);
@@ -362,13 +363,13 @@ static inline bool checkpoint_read(const char* dir, CheckpointUse use, TrainerSt
         return fail(e, "%s: is %s, wanted a checkpoint's folder", dir, file_exists(dir) ? "a file" : "missing");
     }
     if (!path_join(path, dir, "trainer_state.json", e) || !trainer_state_read(s, path, e)) { return false; }
-    if (!checkpoint_check_list(&s->files, use == CHECKPOINT_RUN ? s->world_size : 0, s->path, e)) { return false; }
+    if (!checkpoint_check_list(&s->files, use == CHECKPOINT_MODEL ? 0 : s->world_size, s->path, e)) { return false; }
     for (size_t i = 0; i < s->files.count; i++) {
         const FileSum* f = &s->files.items[i];
         if (use == CHECKPOINT_MODEL && is_state_file(f->name)) { continue; }
         if (!checkpoint_check_size(dir, f, e)) { return false; }
     }
-    for (size_t i = 0; i < s->files.count; i++) {
+    for (size_t i = 0; use != CHECKPOINT_RANK && i < s->files.count; i++) {
         const FileSum* f = &s->files.items[i];
         if (use == CHECKPOINT_MODEL && is_tensor_file(f->name)) { continue; }
         if (!checkpoint_check_crc(dir, f, e)) { return false; }

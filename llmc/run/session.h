@@ -54,6 +54,7 @@ typedef struct {
     FileSums sums;             // checksums of its files, verified on loading; none: unknown, or already verified
     char base_dir[PATH_CAP];   // folder with the weights: model_dir, or the base of its adapters
     FileSums base_sums;        // the same of base_dir, if it is another
+    uint32_t weights;          // the checksum of all weights that were loaded, with LoRA or several ranks; 0: unknown
     SideFiles side_files;      // copied from model_dir into the checkpoints of this run
     bool resumed;              // model_dir is the checkpoint that this run resumes from
     bool saved_master;         // its weights are rounded: the master weights are in its state, as "master"
@@ -77,6 +78,13 @@ typedef struct {
     char machine[256];
     char build[160];  // what the bits of the results depend on besides the options, to compare with the checkpoint's
 } Session;
+
+/* The checkpoint that rank 0 has found and read whole; `resumed` is false if there is none. */
+typedef struct {
+    bool known, resumed;
+    uint64_t step;
+} FoundCheckpoint;
+static FoundCheckpoint session_found;  // what another rank is told before it opens its session: see together.h
 
 /* Returns whether rows of the session's data hold documents that do not see each other. */
 static inline bool session_documents(const Session* s) { return s->train.starts || s->val.starts; }
@@ -177,14 +185,15 @@ static inline void session_load_weights(Session* s, TensorSink sink, void* ctx) 
     uint32_t crc = 0;
     Error e = NO_ERROR;
     const bool ok = checkpoint_parent(s->base_dir, folder, &e) &&
-                    model_load_sums(s->base_dir, &s->config, &s->table, sums, lora ? &crc : NULL, sink, ctx, &e);
+                    model_load_sums(s->base_dir, &s->config, &s->table, sums, lora || s->team ? &crc : NULL, sink, ctx, &e);
     session_must_read(s, ok, folder, &e);
     if (s->state.base && lora && s->state.base != crc) {
         die("%s: the weights' checksum is %" PRIu32 ", but the adapters of %s were trained beside weights with %" PRIu64
             "\n  hint: give their base model with --lora-base",
             s->base_dir, crc, s->model_dir, s->state.base);
     }
-    s->state.base = crc;
+    s->state.base = lora ? crc : 0;
+    s->weights = crc;
 }
 
 /* Loads the adapters of model_dir into the sink, or draws new ones. */

@@ -243,6 +243,24 @@ static inline bool tasks_open(Tasks* t, const char* pattern, const Tokenizer* to
     return ok;
 }
 
+/* Returns what tells these questions from others: a CRC-32C of their tokens, choices and labels. */
+static inline uint32_t tasks_fingerprint(const Tasks* t) {
+    Crc crc;
+    crc_begin(&crc);
+    crc_add(&crc, t->ids.ids, t->ids.count * sizeof *t->ids.ids);
+    for (size_t i = 0; i < t->num_choices; i++) {
+        const TaskChoice* c = &t->choices[i];
+        const uint64_t words[3] = {c->tokens, c->scored, c->chars};
+        crc_add(&crc, words, sizeof words);
+    }
+    for (size_t i = 0; i < t->num_questions; i++) {
+        const TaskQuestion* q = &t->questions[i];
+        const uint64_t words[3] = {q->first, q->count, q->label};
+        crc_add(&crc, words, sizeof words);
+    }
+    return crc_end(&crc);
+}
+
 /* Returns the tokens of the longest row. */
 static inline size_t tasks_longest(const Tasks* t) {
     size_t longest = 1;

@@ -129,6 +129,13 @@ LLMC_NORETURN static inline void together_die(Session* s, const Error* e) {
     die("%s", e->msg);
 }
 
+/* Rank 0 tells the others which checkpoint it has found, before they open their sessions. */
+static inline void together_tell_checkpoint(Team* team, const Session* s) {
+    FoundCheckpoint found = {true, s && s->resumed, s ? s->state.step : 0};
+    together_take_first(team, &found, sizeof found);
+    if (!s) { session_found = found; }
+}
+
 static Team* together_team;  // that hears of the error that ends this rank; a hook needs a global
 
 /* Passes on the error that ends this rank: message_last of utils.h. The team's own thread cannot, and just ends. */
@@ -139,15 +146,10 @@ static inline void together_tell(const char* text) {
     together_exit();
 }
 
-/* Connects to the other ranks, or refuses one that runs another version. `hang_seconds`: of --hang-timeout, for rank 0, which
- * alone watches for it. */
-static inline void together_meet(Team* team, const Ranks* r, double hang_seconds) {
+/* Connects to the other ranks, or refuses one that runs another version. */
+static inline void together_meet(Team* team, const Ranks* r) {
     TeamField version = {"the version of llama3.c", LLMC_VERSION};
     Error e = NO_ERROR;
-    team_init(team);
-    team->hang_seconds = hang_seconds;
-    team->parent_fd = launch_parent_fd();
-    team->ends = owner_leave;
     must(team_open(team, r, &version, 1, TOGETHER_SECONDS, &e), &e);
     together_team = team;
     message_last = together_tell;
@@ -165,7 +167,7 @@ static inline bool together_is_for_one(int argc, char** argv, OptionScope traine
 }
 
 /* Makes the process one of several ranks, before it opens its session. Rank 0 opens its own first: what is wrong with flags or
- * files is told once, and the others find --out as it has cleaned it. What is for one process rank 0 does alone: then *r says
+ * files is told once, the others find --out as it has cleaned it, and take the checkpoint that it has read whole. What is for one process rank 0 does alone: then *r says
  * so, and the others end here. */
 static inline void together_begin(Team* team, Ranks* r, int argc, char** argv, OptionScope trainer) {
     if (r->ranks > 1 && together_is_for_one(argc, argv, trainer)) {
@@ -174,10 +176,18 @@ static inline void together_begin(Team* team, Ranks* r, int argc, char** argv, O
     }
     if (r->ranks == 1) { return; }
     run_together = 1;
-    if (r->rank == 0) { return; }
+    Error e = NO_ERROR;
+    team_init(team);
+    team->parent_fd = launch_parent_fd();
+    team->ends = owner_leave;
+    if (r->rank == 0) {
+        must(team_listen(team, r, &e), &e);  // the others know then that it is there, while it reads its files
+        return;
+    }
     snprintf(message_rank, sizeof message_rank, "rank %d: ", r->rank);
     if (!freopen("/dev/null", "w", stdout)) { die("/dev/null: cannot be opened: %s", strerror(errno)); }
-    together_meet(team, r, 0);
+    together_meet(team, r);
+    together_tell_checkpoint(team, NULL);
 }
 
 /* Reads --gpus: a number, -1 for all, 0 if it is not given. Ends the program if it is neither. */
@@ -257,23 +267,47 @@ static inline void together_compare(Session* s, const char* name, const char* te
     if (e.msg[0]) { together_die(s, &e); }
 }
 
+/* together_compare() for a fingerprint. */
+static inline void together_compare_print(Session* s, const char* name, uint64_t print) {
+    char text[32];
+    snprintf(text, sizeof text, "%016" PRIx64, print);
+    together_compare(s, name, text);
+}
+
+/* Compares the files that each rank has read itself. */
+static inline void together_compare_files(Session* s) {
+    uint64_t train = 0, val = 0;
+    Error e = NO_ERROR;
+    must(!s->has_train || mix_fingerprint(&s->mix, &train, &e), &e);
+    must(!s->has_val || dataloader_fingerprint(&s->val, &val, &e), &e);
+    together_compare_print(s, "the fingerprint of --train", train);
+    together_compare_print(s, "the fingerprint of --val", val);
+    together_compare_print(s, "the fingerprint of the tokenizer", s->has_tokenizer ? s->tokenizer.fingerprint : 0);
+    together_compare_print(s, "the fingerprint of --tasks", s->has_tasks ? tasks_fingerprint(&s->tasks) : 0);
+}
+
+/* Compares the weights that each rank has loaded. */
+static inline void together_compare_weights(Session* s) {
+    if (s->team) { together_compare_print(s, "the checksum of the weights", s->weights); }
+}
+
 /* Meets the other ranks once the session is open, and compares what must be the same on all: the build, all flags but
- * --threads, the data, the checkpoint that the run resumes. Does nothing if the process is alone. */
+ * --threads, the data, the tokenizer, the checkpoint that the run resumes. Does nothing if the process is alone. */
 static inline void together_open(Session* s, Team* team, const Ranks* r) {
     const Options* o = &s->options;
     char name[OPTION_TEXT], value[OPTION_TEXT], text[64];
-    uint64_t data = 0;
-    Error e = NO_ERROR;
     if (r->ranks == 1 || s->job == JOB_DRY_RUN) { return; }
-    if (r->rank == 0) { together_meet(team, r, o->hang_timeout); }
+    if (r->rank == 0) {
+        team->hang_seconds = o->hang_timeout;  // it alone watches for that
+        together_meet(team, r);
+        together_tell_checkpoint(team, s);
+    }
     s->team = team;
     together_compare(s, "this build", s->build);
     for (int i = 0; i < NUM_OPTIONS; i++) {
         if (i != OPT_threads) { together_compare(s, option_flag(i, name), option_text(o, i, value)); }
     }
-    must(!s->has_train || mix_fingerprint(&s->mix, &data, &e), &e);
-    snprintf(text, sizeof text, "%016" PRIx64, data);
-    together_compare(s, "the fingerprint of --train", text);
+    together_compare_files(s);
     snprintf(text, sizeof text, s->resumed ? "step %llu" : "none", (unsigned long long)s->state.step);
     together_compare(s, "the checkpoint to resume", text);
 }

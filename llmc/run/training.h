@@ -247,6 +247,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
 
     together_at(s, PHASE_LOADING, (int64_t)s->state.step);
     t->model = job_open_model(trainer, s);
+    together_compare_weights(s);
     if (s->resumed) {
         StateSlot slots[NUM_SLOTS];
         const int num_slots = state_slots(trainer, t->model, s->saved_master, slots);
