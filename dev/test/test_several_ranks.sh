@@ -85,6 +85,15 @@ expect "as 1" 0 "saved   chain/step_00000015" \
     "$bin/train_llama3" --threads 1 --out chain --resume --stop-after 15
 expect "as 6" 0 "saved   chain/step_00000020" ranks 6 --out chain --resume
 check "the losses are those of one process" close_to 1e-4 loss one/log.jsonl chain/log.jsonl
+cp -r out3 bad && rm -r bad/step_00000020 && ranks 3 --out bad --resume --steps 20 --checkpoint-every 7 >/dev/null 2>&1
+printf '\377' | dd of=bad/step_00000020/state_rank00002.safetensors bs=1 seek=9000 conv=notrunc 2>/dev/null
+expect "the newest checkpoint is damaged: all ranks take the one before" 0 "resume  bad/step_00000014, step 14" ranks 3 --out bad --resume
+check "which one of them tells" test "$(grep -c 'taking the checkpoint before it' "$tmp/stderr")" -eq 1
+check "with the same bits" cmp out3/step_00000020/model.safetensors bad/step_00000020/model.safetensors
+expect "none is left: all start at step 0" 0 "fresh holds no checkpoint yet" ranks 3 --out fresh --resume --stop-after 2
+expect "a checkpoint by its name" 0 "saved   elsewhere/step_00000016" \
+    ranks 3 --resume bad/step_00000014 --out elsewhere --stop-after 16
+expect "a folder of checkpoints" 0 "resume  bad/step_00000020" ranks 3 --resume bad --out further --steps 22
 expect "5 ranks cannot take the step's tokens" 1 "--total-batch" ranks 5 --out chain --resume --steps 30
 ranks 2 --total-batch 0 --batch 6 --seq 32 --steps 4 --stop-after 2 --out pinned >/dev/null 2>&1
 expect "the tokens of a step stay on another number of ranks" 0 "384 tokens (4 x 3 x 32)" \
@@ -194,11 +203,30 @@ refused "another flag" '^error: rank 1: --lr is "0.002", but rank 0 has "0.001"'
 check "and nothing is written" test ! -e flags
 mkdir other
 refused "an --out that is not shared" '^error: rank 1: --out: shared on host .* is not the folder of rank 0' other "--out shared" "--out shared"
+# differs FILE PATTERN FLAGS: on the second rank FILE of the folder is another one
+differs() {
+    refused "another $1" "^error: rank 1: $2 is \"[0-9a-f]*\", but rank 0 has \"[0-9a-f]*\"" other "--out $tmp/x $3" "--out $tmp/x $3"
+}
+token_file plain.bin 4000 256 && cp -r plain.bin val.bin exported other
+echo '{"ctx": "the cat", "choices": [" sat", " ran"], "label": 0}' >tasks.jsonl
+sed 's/ran/sang/' tasks.jsonl >other/tasks.jsonl
+words 1500 3 >other.txt && "$bin/tokenize" -o other/val.bin other.txt >/dev/null
+differs "--val" "the fingerprint of --val" "--val val.bin"
+differs "--tasks" "the fingerprint of --tasks" "--tasks tasks.jsonl"
+sed -i 's/begin_of_text/begin_of_teXt/' other/exported/tokenizer*.json
+differs "tokenizer" "the fingerprint of the tokenizer" "--train plain.bin --tokenizer exported/tokenizer.json"
+printf '\001' | dd of=other/exported/model.safetensors bs=1 seek=9000 conv=notrunc 2>/dev/null
+cp exported/tokenizer*.json other/exported
+differs "model" "the checksum of the weights" "--model exported"
+check "and nothing is written, either" test ! -e x
 
 # --- two hosts: network namespaces with a cable between them -------------------------------------------------------------------
 
 host_a=llmc_a_$$ host_b=llmc_b_$$
-cut_hosts() { ip netns del $host_a 2>/dev/null; ip netns del $host_b 2>/dev/null; }
+end_hosts() { # ends what still runs on them
+    for host in $host_a $host_b; do ip netns pids $host 2>/dev/null; done | xargs -r kill -9
+}
+cut_hosts() { end_hosts; ip netns del $host_a 2>/dev/null; ip netns del $host_b 2>/dev/null; }
 make_hosts() {
     ip netns add $host_a && ip netns add $host_b &&
         ip link add cable netns $host_a type veth peer name cable netns $host_b &&
@@ -210,7 +238,7 @@ on_host() {
     rank=$1 host=$host_a
     shift
     [ "$rank" -eq 0 ] || host=$host_b
-    RANK=$rank WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=10.83.0.1 MASTER_PORT=29500 \
+    RANK=$rank WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=${address:-10.83.0.1} MASTER_PORT=29500 \
         ip netns exec $host "$trainer" $flags "$@" </dev/null
 }
 trap 'ended=$?; cut_hosts; (exit $ended); cleanup' EXIT
@@ -221,6 +249,26 @@ if make_hosts 2>/dev/null; then
     wait $!
     check "both end well" test $? -eq 0
     check "with the bits of two ranks on one host" same_checkpoint out2/step_00000020 hosts/step_00000020
+    # hosts_wait ADDRESS_0 ADDRESS_1: starts both ranks, each of which takes this for the address of rank 0
+    hosts_wait() {
+        rm -f "$RANKS_MEMORY"
+        address=$2 on_host 1 --out wrong >"$tmp/rank1" 2>&1 &
+        second=$!
+        address=$1 on_host 0 --out wrong >"$tmp/rank0" 2>&1 &
+        first=$!
+    }
+    hosts_wait 10.83.0.2 10.83.0.2
+    wait $first
+    check "the address of another host ends rank 0" test $? -eq 1
+    check "which tells it" grep -q '^error: 10.83.0.2: is not an address of this host, wanted that of the host where rank 0 runs' "$tmp/rank0"
+    check "and rank 1 tells where it looks" wait_for grep -q '^waiting for rank 0 at 10.83.0.2, port 29500' "$tmp/rank1"
+    end_hosts
+    hosts_wait 10.83.0.1 10.83.0.9
+    check "an address of nobody: rank 1 tells where it looks" wait_for grep -q '^waiting for rank 0 at 10.83.0.9, port 29500' "$tmp/rank1"
+    check "and rank 0 for whom it waits, and where" \
+        wait_for grep -q '^waiting for rank 1 of 2 at 10.83.0.1 (10.83.0.1), port 29500' "$tmp/rank0"
+    end_hosts
+    wait $first $second 2>/dev/null
     rm -f "$RANKS_MEMORY"
     on_host 1 --out cut --steps 1000000 --val-every 0 --checkpoint-every 5 >"$tmp/rank1" 2>&1 &
     second=$!
@@ -236,6 +284,6 @@ if make_hosts 2>/dev/null; then
         grep -q '^error: .*rank 0 on host .* silent for 20 s' '$tmp/rank1'"
     check "the last checkpoint is whole" "$bin/train_llama3" --verify cut
 else
-    skip "two hosts" "network namespaces cannot be made here" 7
+    skip "two hosts" "network namespaces cannot be made here (as root, with iproute2)" 12
 fi
 summary
