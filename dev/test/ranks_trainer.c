@@ -6,7 +6,7 @@
  *
  * In the place of a GPU's network stands a file that the ranks map into memory, $RANKS_MEMORY: each rank writes its gradients
  * there, adds up the shards that it owns in rank order, updates them, and leaves the new weights for the others.
- * $RANKS_HANG: a rank and a step, such as 1:5, in which it stands still.
+ * $RANKS_HANG: a rank and a step, such as 1:5, in which it stands still. $RANKS_SLOW: a rank that is slow.
  */
 #define main train_llama3_main  // its loop is wanted, but another main
 #include "train_llama3.c"
@@ -82,6 +82,22 @@ static void update_shards(Llama* m, const StepPlan* plan, AdamW hyper) {
     memcpy(params, exchange.params, m->trained.elements * sizeof(float));
 }
 
+/* Takes twice as long, and at least 20 ms, for what this rank computes where $RANKS_SLOW is its number. */
+static void be_slow_if_asked(const StepPlan* plan, double start) {
+    const char* text = getenv("RANKS_SLOW");
+    if (text && atoi(text) == plan->team->run.rank) {
+        const double seconds = fmax(0.02, 2 * (now_seconds() - start));
+        const struct timespec time = {(time_t)seconds, (long)(1e9 * (seconds - floor(seconds)))};
+        nanosleep(&time, NULL);
+    }
+}
+
+static double busy_ms;  // of the last step
+static double ranks_busy_ms(const void* model) {
+    (void)model;
+    return busy_ms;
+}
+
 /* Stands still where $RANKS_HANG asks for it. */
 static void hang_if_asked(const StepPlan* plan) {
     const char* text = getenv("RANKS_HANG");
@@ -97,7 +113,10 @@ static bool ranks_step(void* model, const StepPlan* plan, double lr, Error* e) {
     AdamW hyper;
     const double start = now_seconds();
     hang_if_asked(plan);
-    if (!together_ok(plan->team, step_gradients(m, plan, lr, e), e)) { return false; }
+    const bool ok = step_gradients(m, plan, lr, e);
+    be_slow_if_asked(plan, start);
+    busy_ms = (now_seconds() - start) * 1e3;
+    if (!together_ok(plan->team, ok, e)) { return false; }
     double sums[3] = {sum_shards(m, plan), r->loss, r->trained};
     together_add(plan->team, sums, 3);
     together_add(plan->team, r->sources.sum, (size_t)r->sources.count);
@@ -145,6 +164,7 @@ int main(int argc, char** argv) {
     Trainer trainer = cpu_trainer;
     if (s.team) {
         trainer.step = ranks_step;
+        trainer.busy_ms = ranks_busy_ms;
         exchange_open(&s);
     }
     run_job(&trainer, &s, train);

@@ -19,7 +19,7 @@ ranks() {
     rm -f "$RANKS_MEMORY"
     "$trainer" --ranks "$n" $flags "$@"
 }
-hang= log=background
+hang='' log=background
 # background_ranks N FLAGS...: the same in the background, as process $pid that prints to $tmp/$log, and goes on for long
 background_ranks() {
     n=$1
@@ -57,6 +57,13 @@ check "one of them alone is the plain trainer" "$trainer" $flags --out alone
 check "with its bits" same_checkpoint one/step_00000020 alone/step_00000020
 ranks 3 --out again >/dev/null 2>&1
 check "twice the same bits" same_checkpoint out3/step_00000020 again/step_00000020
+
+RANKS_SLOW=1 && export RANKS_SLOW
+expect "a rank that is slow is told, by the time that it computes" 0 "slow    rank 1 on host $(uname -n) computes " ranks 3 --out slow
+unset RANKS_SLOW
+check "once" test "$(grep -c '^slow ' "$tmp/stdout")" -eq 1
+check "also in the log" grep -q '^{"event":"slowest","step":20,"rank":1,"host":"[^"]*","busy_ms":[0-9.]*,"others_ms":[0-9.]*}$' slow/log.jsonl
+check "the summary has the speed of all and of each" grep -q '^done .* tokens/s ([0-9,]* a rank)' "$tmp/stdout"
 
 # a model that one process trained, validated by several: the rows' sums add up in their order
 for n in 1 2 5; do
@@ -120,6 +127,7 @@ background_ranks 3 --out asked
 wait_for has_steps asked/log.jsonl 3
 kill -USR1 "$(rank_pid 2)"
 check "SIGUSR1 to one rank saves" wait_for sh -c 'ls asked | grep -q step_'
+check "and the run goes on" wait_for has_steps asked/log.jsonl $(($(grep -c '"event":"step"' asked/log.jsonl) + 3))
 kill -INT "$(rank_pid 1)"
 wait_for grep -q '"event":"end"' asked/log.jsonl || kill -9 $pid
 finish
@@ -133,6 +141,14 @@ check "SIGTERM ends a run well" test "$finished" -eq 0
 check "with a checkpoint" "$bin/train_llama3" --verify stopped
 last=$(column step step stopped/log.jsonl | tail -n 1)
 check "of the last step" test -d "stopped/step_$(printf %08d "$last")"
+
+background_ranks 3 --out pressed
+wait_for has_steps pressed/log.jsonl 3
+pids="$(rank_pid 0) $(rank_pid 1) $(rank_pid 2)"
+for times in 1 2 3; do kill -INT $pids $pid 2>/dev/null; done
+finish
+check "one Ctrl-C counts once, however often it arrives" test "$finished" -eq 0
+check "it ends the run with its last step" test -d "pressed/step_$(printf %08d "$(column step step pressed/log.jsonl | tail -n 1)")"
 
 background_ranks 3 --out killed --checkpoint-every 2
 wait_for has_steps killed/log.jsonl 3
@@ -171,7 +187,7 @@ stays "--hang-timeout 0: as long as it likes" hangs0
 hang="--hang-timeout 2" && background_ranks 3 --out hangs2
 finish
 named "a rank that hangs" "hangs: it has been alone behind all others for 2 s" "$tmp/background"
-hang=
+hang=''
 unset RANKS_HANG
 pid=$silent
 finish

@@ -6,6 +6,7 @@
  *       sources "sources": the loss on each one's tokens in the order of --train, null for one without a row)
  *   {"event":"val","step":..,"loss":..,"bpb":..}   {"event":"sample","step":..,"text":".."}
  *   {"event":"task","step":..,"file":"..","acc":..,"acc_norm":..,"questions":..}   one for each file of --tasks
+ *   {"event":"slowest","step":..,"rank":..,"host":"..","busy_ms":..,"others_ms":..}   of several ranks (run/slowest.h)
  *   {"event":"checkpoint","step":..,"path":"..","weights_crc32c":..}
  *   {"event":"resume","step":..,"run":"..","path":"..", ...}   {"event":"end","step":..,"reason":"..","seconds":..}
  *
@@ -262,6 +263,16 @@ static inline bool log_step(Logger* g, int64_t step, double loss, double gnorm, 
     if (trained >= 0) { log_int(f, "trained", trained); }
     if (sources->count > 0) { log_sources(f, sources); }
     if (skipped) { log_text(f, "skipped", skipped); }
+    return logger_end(g, e);
+}
+
+/* Logs the slowest of several ranks: see run/slowest.h. */
+static inline bool log_slowest(Logger* g, int64_t step, int rank, const char* host, double ms, double others_ms, Error* e) {
+    FILE* f = logger_begin(g, "slowest");
+    log_int(f, "step", step);
+    log_int(f, "rank", rank);
+    log_text(f, "host", host);
+    fprintf(f, ",\"busy_ms\":%.3f,\"others_ms\":%.3f", ms, others_ms);
     return logger_end(g, e);
 }
 

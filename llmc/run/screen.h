@@ -46,6 +46,7 @@ typedef struct {
     double step_seconds;  // sum over all steps, for the summary
     int64_t first_step, last_step;
     double last_loss, last_val;
+    int ranks;
 } StepLines;
 
 // Every step is shown for the first seconds, but not more than fit on a screen; then about one a second. The log has them all.
@@ -113,6 +114,15 @@ static inline void print_validation(FILE* f, StepLines* s, int64_t step, double 
     fflush(f);
 }
 
+/* Tells of the slowest of several ranks: see slowest.h. */
+static inline void print_slowest(FILE* f, int64_t step, int rank, const char* host, double ms, double others_ms) {
+    print_names(f,
+                "slow    rank %d on host %s computes %.1f ms a step, %.0f %% longer than the median of the others, %.1f ms, at "
+                "step %lld\n",
+                rank, host, ms, 100 * (ms / others_ms - 1), others_ms, (long long)step);
+    fflush(f);
+}
+
 static inline void print_task(FILE* f, int64_t step, const char* name, double acc, double acc_norm, size_t questions) {
     print_names(f, "task    acc %.4f  acc_norm %.4f  questions %zu  %s at step %lld\n", acc, acc_norm, questions, name,
                 (long long)step);
@@ -139,8 +149,10 @@ static inline void print_summary(FILE* f, const StepLines* s, const char* progra
     if (steps > 0) { fprintf(f, ", loss %.4f", s->last_loss); }
     if (!isnan(s->last_val)) { fprintf(f, ", validation %.4f", s->last_val); }
     if (steps > 0 && s->step_seconds > 0) {
+        const double tok_s = s->tokens_per_step * (double)steps / s->step_seconds;
         fprintf(f, ", %.1f ms a step, %s tokens/s", s->step_seconds / (double)steps * 1e3,
-                text_count((uint64_t)(s->tokens_per_step * (double)steps / s->step_seconds + 0.5), tokens, sizeof tokens));
+                text_count((uint64_t)(tok_s + 0.5), tokens, sizeof tokens));
+        if (s->ranks > 1) { fprintf(f, " (%s a rank)", text_count((uint64_t)(tok_s / s->ranks + 0.5), tokens, sizeof tokens)); }
     }
     fprintf(f, ", peak memory %s\n", text_bytes(memory, bytes, sizeof bytes));
     if (!checkpoint) { return; }

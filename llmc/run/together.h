@@ -78,19 +78,21 @@ static inline void together_add(Team* team, double* values, size_t count) {
 
 /* What the ranks ask for between two steps. */
 typedef struct {
-    bool end;     // any rank got a signal
-    bool save;    // any rank got SIGUSR1
-    bool timed;   // by rank 0's clock --checkpoint-minutes asks for a checkpoint
-    bool failed;  // any rank has an error
+    bool end;       // any rank got a signal
+    bool save;      // any rank got SIGUSR1
+    bool timed;     // by rank 0's clock --checkpoint-minutes asks for a checkpoint
+    bool failed;    // any rank has an error
+    float busy_ms;  // that a rank computed in the step reported last, without waiting for others; 0: unknown
 } Wishes;
 
-/* Joins the wishes of all ranks. */
-static inline Wishes together_wish(Team* team, Wishes mine) {
+/* Joins the wishes of all ranks. `busy_ms` becomes that of each; alone it stays as it is. */
+static inline Wishes together_wish(Team* team, Wishes mine, float* busy_ms /* (ranks) */) {
     if (!team) { return mine; }
     const int ranks = team->run.ranks;
     Wishes* all = (Wishes*)xmalloc((size_t)ranks * sizeof *all);
     together_gather(team, &mine, sizeof mine, all);
     Wishes w = all[0];
+    for (int i = 0; i < ranks; i++) { busy_ms[i] = all[i].busy_ms; }
     for (int i = 1; i < ranks; i++) {
         w.end = w.end || all[i].end;
         w.save = w.save || all[i].save;
@@ -335,6 +337,9 @@ static inline void together_share_out(Session* s) {
     if (s->rank == 0) { unlink(path); }
     if (!shared) { together_die(s, &e); }
 }
+
+/* Returns the host of a rank, as rank 0 knows it. */
+static inline const char* together_host(const Team* team, int rank) { return team->members[rank].host; }
 
 /* Tells the others where this rank is. */
 static inline void together_at(const Session* s, TeamPhase phase, int64_t step) {

@@ -44,6 +44,7 @@ struct Trainer {
     void (*prepare)(void* model, const StepPlan* plan, const Session* s);
     bool (*step)(void* model, const StepPlan* plan, double lr, Error* e);
     StepResult (*result)(void* model, const StepPlan* plan);
+    double (*busy_ms)(const void* model);  // of the step that result() told last: see run/slowest.h; or NULL
     void (*forget)(void* model, const StepPlan* plan);
     void (*profile)(void* model, const StepPlan* plan, int warm_up);  // or NULL
     bool (*name_not_finite)(void* model, char name[TENSOR_TEXT]);

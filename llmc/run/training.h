@@ -31,6 +31,7 @@
 #include "llmc/run/resume.h"
 #include "llmc/run/save.h"
 #include "llmc/run/signals.h"
+#include "llmc/run/slowest.h"
 #include "llmc/run/timing.h"
 #include "llmc/run/together.h"
 #include "llmc/run/trainer.h"
@@ -57,6 +58,8 @@ typedef struct {
     int not_finite;            // steps in a row whose loss or norm is not finite
     bool out_of_patience;      // --patience validations without a new lowest loss
     double loss_scale;         // of the next step to report
+    double busy_ms;            // of the step reported last, until the others are told: see slowest.h
+    Slowest slowest;           // of the ranks
     Error error;               // what ends the run early; empty: nothing
     bool failed;               // all ranks know of an error
 } Training;
@@ -283,6 +286,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     if (s->resumed && !s->state.not_finite) { snprintf(t->healthy, sizeof t->healthy, "%s", s->model_dir); }
     step_lines_init(&t->lines, &s->plan, t->queued, flops_per_token(&s->config, &s->table, o->seq),
                     trainer->peak_flops * s->ranks);
+    t->lines.ranks = s->ranks;
     // a run that has ended so, or died behind its last checkpoint, does not go on
     t->out_of_patience = s->resumed && s->has_val && training_patience_is_over(s);
     if (s->resumed) { training_catch_up(t); }
@@ -308,14 +312,33 @@ static inline bool training_time_is_up(const Training* t) {
     return interval > 0 && now_seconds() - t->saved_at >= fmax(interval, WRITE_INTERVAL * t->write_seconds);
 }
 
+/* Closes the log after a line that could not be written: the run then ends without it. */
+static inline void training_logged(Training* t, bool written) {
+    if (!written) { logger_close(&t->s->log); }
+}
+
+/* Tells of the slowest rank, from the times that all have told. */
+static inline void training_find_slowest(Training* t, const float* busy_ms) {
+    const Team* team = t->s->team;
+    SlowRank r;
+    if (!team || t->s->rank > 0 || !slowest_add(&t->slowest, busy_ms, team->run.ranks, &r)) { return; }
+    const char* host = together_host(team, r.rank);
+    print_slowest(stdout, t->reported, r.rank, host, r.ms, r.others_ms);
+    training_logged(t, log_slowest(&t->s->log, t->reported, r.rank, host, r.ms, r.others_ms, &t->error));
+}
+
 /* Learns what the ranks ask for, and whether one has an error. */
 static inline Wishes training_wishes(Training* t) {
     Team* team = t->s->team;
-    const Wishes mine = {run_signal_came(), run_save_requested(), training_time_is_up(t), t->error.msg[0] != 0};
+    const Wishes mine = {run_signal_came(), run_save_requested(), training_time_is_up(t), t->error.msg[0] != 0,
+                         (float)t->busy_ms};
+    float busy_ms[RANKS_MAX];
     together_at(t->s, PHASE_STEP, t->queued);
-    const Wishes all = together_wish(team, mine);
+    const Wishes all = together_wish(team, mine, busy_ms);
+    t->busy_ms = 0;
     run_all_stop = all.end;
     t->failed = all.failed && !together_ok(team, !mine.failed, &t->error);  // which tells the others the error
+    training_find_slowest(t, busy_ms);
     return all;
 }
 
@@ -338,11 +361,6 @@ static inline Due training_due(Training* t) {
     return d;
 }
 
-/* Closes the log after a line that could not be written: the run then ends without it. */
-static inline void training_logged(Training* t, bool written) {
-    if (!written) { logger_close(&t->s->log); }
-}
-
 /* Writes where the first inf or NaN is. */
 static inline void training_name_not_finite(Training* t, char name[TENSOR_TEXT]) {
     if (!t->trainer->name_not_finite(t->model, name)) {
@@ -359,6 +377,7 @@ static inline void training_report(Training* t, const StepResult* r) {
     t->tokens += t->plan.tokens;
     t->not_finite = not_finite ? t->not_finite + 1 : 0;
     t->loss_scale = r->loss_scale;
+    if (t->trainer->busy_ms) { t->busy_ms = t->trainer->busy_ms(t->model); }
     s->state.not_finite = not_finite;
     if (s->options.trainer == ON_CPU) { busy_step(&t->cores, r->ms, (int)max_threads()); }
     const double tok_s = step_line(stdout, &t->lines, t->reported, s->plan.stop, r->loss, r->norm, r->lr, r->ms,

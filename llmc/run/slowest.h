@@ -1,0 +1,68 @@
+/* slowest.h -- finds the slowest of several ranks, by the time that each computes in a step without waiting for others. All
+ * ranks take the same time for a step, that of the slowest: it alone tells nothing.
+ *
+ * Over a window of SLOWEST_STEPS steps the means are compared. A rank is told if it takes more than SLOWEST_SHARE longer than
+ * the median of the others; again only when it is another one, or after SLOWEST_AGAIN windows.
+ */
+#ifndef LLMC_SLOWEST_H
+#define LLMC_SLOWEST_H
+
+#include "llmc/base/utils.h"
+#include "llmc/dist/ranks.h"  // defines: RANKS_MAX
+
+enum { SLOWEST_STEPS = 20, SLOWEST_AGAIN = 50 };
+#define SLOWEST_SHARE 0.05
+
+typedef struct {
+    double sums[RANKS_MAX];  // ms of each rank in this window
+    int steps;               // of this window
+    int told, windows;       // the rank told last, and how many windows ago; windows 0: none was told
+} Slowest;
+
+typedef struct {
+    int rank;
+    double ms, others_ms;  // a step's mean of this rank, and the median of the others'
+} SlowRank;
+
+static inline int slowest_compare(const void* a, const void* b) {
+    const double x = *(const double*)a, y = *(const double*)b;
+    return (x > y) - (x < y);
+}
+
+/* Returns the slowest of at least two ranks. */
+static inline SlowRank slowest_of(const double* ms /* (ranks) */, int ranks) {
+    double others[RANKS_MAX];
+    SlowRank s = {0, ms[0], 0};
+    for (int i = 1; i < ranks; i++) {
+        if (ms[i] > ms[s.rank]) { s.rank = i; }
+    }
+    int count = 0;
+    for (int i = 0; i < ranks; i++) {
+        if (i != s.rank) { others[count++] = ms[i]; }
+    }
+    qsort(others, (size_t)count, sizeof *others, slowest_compare);
+    s.ms = ms[s.rank];
+    s.others_ms = 0.5 * (others[(count - 1) / 2] + others[count / 2]);
+    return s;
+}
+
+/* Adds the times of a step. Returns whether a rank is to be told, which is *slow. A step whose time one of them does not know
+ * (0) is left out. */
+static inline bool slowest_add(Slowest* s, const float* ms /* (ranks) */, int ranks, SlowRank* slow) {
+    for (int i = 0; i < ranks; i++) {
+        if (!(ms[i] > 0)) { return false; }
+    }
+    for (int i = 0; i < ranks; i++) { s->sums[i] += (double)ms[i] / SLOWEST_STEPS; }
+    if (++s->steps < SLOWEST_STEPS) { return false; }
+    *slow = slowest_of(s->sums, ranks);
+    s->steps = 0;
+    memset(s->sums, 0, sizeof s->sums);
+    const bool again = s->windows == 0 || slow->rank != s->told || s->windows >= SLOWEST_AGAIN;
+    if (s->windows > 0) { s->windows++; }
+    if (slow->ms <= (1 + SLOWEST_SHARE) * slow->others_ms || !again) { return false; }
+    s->told = slow->rank;
+    s->windows = 1;
+    return true;
+}
+
+#endif
