@@ -232,6 +232,18 @@ static void child_takes(const char* letter, End end) {
     exit(0);
 }
 
+static void one_that_cannot_be_read_is_not_taken_for_old(void) {
+    Owner a = on_host("a"), b = on_host("b");
+    Error e = NO_ERROR;
+    if (geteuid() == 0) { return; }  // root reads all: test_crash.sh has such calls fail
+    CHECK(owner_take(&a, out, false, &e), "%s", e.msg);
+    chmod(owner_path(), 0);
+    CHECK(owner_keep(&a, out, &e), "%s", e.msg);
+    CHECK(!owner_take(&b, out, false, &e) && strstr(e.msg, "host unknown"), "%s", e.msg);
+    chmod(owner_path(), 0600);
+    owner_release(&a);
+}
+
 static void an_error_removes_the_file_and_a_kill_leaves_it(void) {
     static const char* const left[] = {"nobody", "nobody", "host-a"};
     for (int end = RETURNS; end <= IS_KILLED; end++) {
@@ -296,6 +308,7 @@ int main(void) {
     RUN(one_that_was_taken_over_notices_and_leaves_the_other_alone);
     RUN(a_file_that_was_removed_is_made_again);
     RUN(what_is_no_owner_is_that_of_an_unknown_host);
+    RUN(one_that_cannot_be_read_is_not_taken_for_old);
     RUN(an_error_removes_the_file_and_a_kill_leaves_it);
     RUN(one_of_many_hosts_gets_the_folder);
     remove_tree(out, &e);

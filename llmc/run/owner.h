@@ -69,9 +69,12 @@ typedef struct {
 
 /* Writes the id of this boot, without /proc the host's name. */
 static inline void owner_boot(char* boot /* OWNER_BOOT */, const char* host) {
-    FILE* f = fopen("/proc/sys/kernel/random/boot_id", "re");
-    if (!f || fscanf(f, "%39s", boot) != 1) { snprintf(boot, OWNER_BOOT, "%.39s", host); }
-    if (f) { fclose(f); }
+    const int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    const ssize_t n = fd >= 0 ? read(fd, boot, OWNER_BOOT - 1) : 0;
+    boot[n > 0 ? n : 0] = 0;
+    boot[strcspn(boot, " \n")] = 0;
+    if (!boot[0]) { snprintf(boot, OWNER_BOOT, "%.39s", host); }
+    if (fd >= 0) { close(fd); }
 }
 
 /* Sets who this process is, and the times that users get. */
@@ -90,7 +93,7 @@ static inline void owner_init(Owner* o) {
 // ---------------------------------------------------------------------------------------------------------------------
 // the file
 
-/* Reads OUT/.owner. What is no such text is that of an unknown host. */
+/* Reads OUT/.owner. What is no such text, or cannot be read, is that of an unknown host, with token 0. */
 static inline OwnerFile owner_look(const Owner* o) {
     OwnerFile f;
     char text[OWNER_TEXT] = "";
@@ -98,7 +101,8 @@ static inline OwnerFile owner_look(const Owner* o) {
     memset(&f, 0, sizeof f);
     const int fd = open(o->path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) {
-        f.there = errno != ENOENT;  // a link, or one that cannot be read
+        f.there = errno != ENOENT;
+        if (lstat(o->path, &st) == 0) { f.time = st.st_mtim; }  // it is there, but cannot be read
     } else {
         const ssize_t n = read(fd, text, sizeof text - 1);
         text[n > 0 ? n : 0] = 0;
@@ -197,6 +201,7 @@ static inline bool owner_write(Owner* o, const char* out, bool waits, Error* e) 
     const int length =
         snprintf(text, sizeof text, "%s %ld %016llx %s\n", o->host, (long)o->process, (unsigned long long)o->token, o->boot);
     if (!path_join(o->path, out, ".owner", e) || !path_join(o->temporary, out, name, e)) { return false; }
+    if (!is_replaceable(o->path, e)) { return false; }
     unlink(o->temporary);  // of a process that was killed: it may be a second name of .owner
     const bool ok = write_file(o->temporary, text, (size_t)length, e) && owner_claim(o, waits, e);
     unlink(o->temporary);
@@ -293,7 +298,7 @@ static inline bool owner_take(Owner* o, const char* out, bool waits, Error* e) {
 static inline bool owner_keep(Owner* o, const char* out, Error* e) {
     if (!o->path[0]) { return true; }
     const OwnerFile f = owner_look(o);
-    if (owner_is_mine(o, &f)) { return true; }
+    if (owner_is_mine(o, &f) || (f.there && f.token == 0)) { return true; }  // or it cannot be read now
     if (!f.there) { return owner_write(o, out, false, e); }
     owner_stop(o);
     o->path[0] = 0;
