@@ -183,8 +183,12 @@ static void one_that_was_taken_over_notices_and_leaves_the_other_alone(void) {
     CHECK(owner_take(&b, out, false, &e), "%s", e.msg);
     make_old(1000);
     owner_renew(&a);
-    OwnerFile f = owner_look(&b);
-    CHECK(owner_age(&b, &f) == 0 || time(NULL) - f.time.tv_sec > 500, "it renews what is not its own");
+    const OwnerFile f = owner_look(&b);
+    CHECK(time(NULL) - f.time.tv_sec > 500, "it renews what is not its own");
+    Owner copy = a;
+    copy.threaded = false;
+    owner_release(&copy);
+    CHECK(strcmp(owner_host(), "host-b") == 0, "it removes what is not its own: of %s", owner_host());
     CHECK(!owner_keep(&a, out, &e) && strstr(e.msg, "host host-b") && !a.path[0] && !a.threaded, "%s", e.msg);
     owner_release(&a);
     CHECK(strcmp(owner_host(), "host-b") == 0, "of %s", owner_host());
@@ -260,6 +264,28 @@ static void an_error_removes_the_file_and_a_kill_leaves_it(void) {
     unlink(owner_path());
 }
 
+static void of_two_that_replace_a_dead_owner_the_first_gives_way(void) {
+    int status = 0;
+    Error e = NO_ERROR;
+    leave_behind("z", 1000);
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        Owner b = on_host("b");
+        b.settle_seconds = 3;
+        if (!freopen("/dev/null", "w", stdout)) { _exit(3); }
+        _exit(owner_take(&b, out, false, &e) ? 10 : strstr(e.msg, "host host-c (process 7) took this folder") ? 11 : 12);
+    }
+    while (strcmp(owner_host(), "host-b") != 0) { owner_nap(0.01); }
+    static const char text[] = "host-c 7 00000000000000ff boot-c\n";
+    CHECK(write_file(test_path(out, "c"), text, sizeof text - 1, &e), "%s", e.msg);
+    CHECK(rename(test_path(out, "c"), owner_path()) == 0, "%s", strerror(errno));
+    waitpid(child, &status, 0);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 11, "status %x", (unsigned)status);
+    CHECK(strcmp(owner_host(), "host-c") == 0 && count_files() == 1, "of %s, %d files", owner_host(), count_files());
+    unlink(owner_path());
+}
+
 static void one_of_many_hosts_gets_the_folder(void) {
     enum { HOSTS = 8 };
     for (int old = 0; old < 2; old++) {  // nobody's, and that of a dead host
@@ -310,6 +336,7 @@ int main(void) {
     RUN(what_is_no_owner_is_that_of_an_unknown_host);
     RUN(one_that_cannot_be_read_is_not_taken_for_old);
     RUN(an_error_removes_the_file_and_a_kill_leaves_it);
+    RUN(of_two_that_replace_a_dead_owner_the_first_gives_way);
     RUN(one_of_many_hosts_gets_the_folder);
     remove_tree(out, &e);
     return test_summary();

@@ -59,7 +59,7 @@ ranks 3 --out again >/dev/null 2>&1
 check "twice the same bits" same_checkpoint out3/step_00000020 again/step_00000020
 
 RANKS_SLOW=1 && export RANKS_SLOW
-expect "a rank that is slow is told, by the time that it computes" 0 "slow    rank 1 on host $(uname -n) computes " ranks 3 --out slow
+expect "a rank that is slow is told, by the time that it computes" 0 "slow    rank 1 on host $(uname -n) computes " ranks 3 --out slow --steps 40
 unset RANKS_SLOW
 check "once" test "$(grep -c '^slow ' "$tmp/stdout")" -eq 1
 check "also in the log" grep -q '^{"event":"slowest","step":20,"rank":1,"host":"[^"]*","busy_ms":[0-9.]*,"others_ms":[0-9.]*}$' slow/log.jsonl
