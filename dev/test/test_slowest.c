@@ -40,6 +40,7 @@ static void a_rank_that_is_five_percent_behind_is_told_after_a_window(void) {
     CHECK(slowest_add(&s, slow, 3, &r), "it is not told");
     CHECK(r.rank == 2 && fabs(r.ms - 107) < 1e-3 && fabs(r.others_ms - 100) < 1e-3, "rank %d, %g, %g", r.rank, r.ms,
           r.others_ms);
+    slowest_free(&s);
 }
 
 static void it_is_told_again_when_it_is_another_one_or_after_long(void) {
@@ -52,6 +53,7 @@ static void it_is_told_again_when_it_is_another_one_or_after_long(void) {
     CHECK(window(&s, one, 2, &r) == 1, "not again after long");
     CHECK(window(&s, zero, 2, &r) == 1 && r.rank == 0, "another one");
     CHECK(window(&s, one, 2, &r) == 1 && r.rank == 1, "and back");
+    slowest_free(&s);
 }
 
 static void a_step_of_unknown_time_is_left_out(void) {
@@ -61,6 +63,7 @@ static void a_step_of_unknown_time_is_left_out(void) {
     memset(&s, 0, sizeof s);
     CHECK(window(&s, unknown, 2, &r) == 0 && window(&s, nan, 2, &r) == 0 && s.steps == 0, "%d steps count", s.steps);
     CHECK(window(&s, slow, 2, &r) == 1 && fabs(r.ms - 12) < 1e-3, "%g ms", r.ms);
+    slowest_free(&s);
 }
 
 int main(void) {

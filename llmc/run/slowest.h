@@ -8,15 +8,14 @@
 #define LLMC_SLOWEST_H
 
 #include "llmc/base/utils.h"
-#include "llmc/dist/ranks.h"  // defines: RANKS_MAX
 
 enum { SLOWEST_STEPS = 20, SLOWEST_AGAIN = 50 };
 #define SLOWEST_SHARE 0.05
 
 typedef struct {
-    double sums[RANKS_MAX];  // ms of each rank in this window
-    int steps;               // of this window
-    int told, windows;       // the rank told last, and how many windows ago; windows 0: none was told
+    double* sums;       // (ranks) ms of each rank in this window
+    int steps;          // of this window
+    int told, windows;  // the rank told last, and how many windows ago; windows 0: none was told
 } Slowest;
 
 typedef struct {
@@ -31,7 +30,7 @@ static inline int slowest_compare(const void* a, const void* b) {
 
 /* Returns the slowest of at least two ranks. */
 static inline SlowRank slowest_of(const double* ms /* (ranks) */, int ranks) {
-    double others[RANKS_MAX];
+    double* others = (double*)xmalloc((size_t)ranks * sizeof *others);
     SlowRank s = {0, ms[0], 0};
     for (int i = 1; i < ranks; i++) {
         if (ms[i] > ms[s.rank]) { s.rank = i; }
@@ -43,6 +42,7 @@ static inline SlowRank slowest_of(const double* ms /* (ranks) */, int ranks) {
     qsort(others, (size_t)count, sizeof *others, slowest_compare);
     s.ms = ms[s.rank];
     s.others_ms = 0.5 * (others[(count - 1) / 2] + others[count / 2]);
+    free(others);
     return s;
 }
 
@@ -52,17 +52,23 @@ static inline bool slowest_add(Slowest* s, const float* ms /* (ranks) */, int ra
     for (int i = 0; i < ranks; i++) {
         if (!(ms[i] > 0)) { return false; }
     }
+    if (!s->sums) { s->sums = (double*)xcalloc((size_t)ranks, sizeof *s->sums); }
     for (int i = 0; i < ranks; i++) { s->sums[i] += (double)ms[i] / SLOWEST_STEPS; }
     if (++s->steps < SLOWEST_STEPS) { return false; }
     *slow = slowest_of(s->sums, ranks);
     s->steps = 0;
-    memset(s->sums, 0, sizeof s->sums);
+    memset(s->sums, 0, (size_t)ranks * sizeof *s->sums);
     const bool again = s->windows == 0 || slow->rank != s->told || s->windows >= SLOWEST_AGAIN;
     if (s->windows > 0) { s->windows++; }
     if (slow->ms <= (1 + SLOWEST_SHARE) * slow->others_ms || !again) { return false; }
     s->told = slow->rank;
     s->windows = 1;
     return true;
+}
+
+static inline void slowest_free(Slowest* s) {
+    free(s->sums);
+    s->sums = NULL;
 }
 
 #endif

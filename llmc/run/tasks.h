@@ -15,7 +15,9 @@
 #ifndef LLMC_TASKS_H
 #define LLMC_TASKS_H
 
-#include "llmc/base/utils.h"            // first, since it asks for the functions beyond C11
+#include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
+
+#include "llmc/base/crc.h"              // defines: Crc, crc_begin, crc_add, crc_end
 #include "llmc/files/json.h"            // defines: Json, json_parse_line, json_wanted
 #include "llmc/text/tokenizer.h"        // defines: Tokenizer, TokenEncoder, encoder_text
 #include "llmc/text/tokenizer_write.h"  // defines: source_adds_bos

@@ -332,13 +332,14 @@ static inline Wishes training_wishes(Training* t) {
     Team* team = t->s->team;
     const Wishes mine = {run_signal_came(), run_save_requested(), training_time_is_up(t), t->error.msg[0] != 0,
                          (float)t->busy_ms};
-    float busy_ms[RANKS_MAX];
+    float* busy_ms = team ? (float*)xcalloc((size_t)team->run.ranks, sizeof *busy_ms) : NULL;
     together_at(t->s, PHASE_STEP, t->queued);
     const Wishes all = together_wish(team, mine, busy_ms);
     t->busy_ms = 0;
     run_all_stop = all.end;
     t->failed = all.failed && !together_ok(team, !mine.failed, &t->error);  // which tells the others the error
     training_find_slowest(t, busy_ms);
+    free(busy_ms);
     return all;
 }
 
@@ -576,6 +577,7 @@ static inline void training_close(Training* t) {
     }
     generator_free(&t->generator);
     sampler_free(&t->sampler);
+    slowest_free(&t->slowest);
     t->trainer->destroy(t->model);
 }
 
