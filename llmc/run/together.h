@@ -169,8 +169,8 @@ static inline bool together_is_for_one(int argc, char** argv, OptionScope traine
 }
 
 /* Makes the process one of several ranks, before it opens its session. Rank 0 opens its own first: what is wrong with flags or
- * files is told once, the others find --out as it has cleaned it, and take the checkpoint that it has read whole. What is for one process rank 0 does alone: then *r says
- * so, and the others end here. */
+ * files is told once, the others find --out as it has cleaned it, and take the checkpoint that it has read whole. What is for
+ * one process rank 0 does alone: then *r says so, and the others end here. */
 static inline void together_begin(Team* team, Ranks* r, int argc, char** argv, OptionScope trainer) {
     if (r->ranks > 1 && together_is_for_one(argc, argv, trainer)) {
         if (r->rank > 0) { exit(0); }
