@@ -56,7 +56,7 @@ static double sum_shards(Llama* m, const StepPlan* plan) {
         const ArenaRange shard = shard_of(&exchange.buckets.items[b], r->rank, r->ranks);
         const float* parts[RANKS_MAX];
         for (int i = 0; i < r->ranks; i++) { parts[i] = exchange.grads + (size_t)i * elements + shard.first; }
-        square += ordered_sum(m->grads + shard.first, parts, r->ranks, shard.count);
+        square += ordered_sum(m->grads + shard.first, parts, r->ranks, shard.count, false);
     }
     return square;
 }
