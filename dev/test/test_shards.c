@@ -298,10 +298,7 @@ static void check_gradient_ring(const char* name, const ModelConfig* c, int rank
         const int part = gradient_part(&r, b->first, &first);
         const bool same = gradient_part(&r, b->first + b->count - 1, &last) == part && last == first && first <= b->first;
         const bool begins = i == 0 || b->layer != list.items[i - 1].layer;
-        const int wanted = b->layer < 0               ? PART_ENDS
-                           : b->layer < c->num_layers ? PART_BLOCK + b->layer % GRADIENT_BLOCKS
-                           : c->tied                  ? PART_LAST_NORM
-                                                      : PART_ENDS;
+        const int wanted = gradient_part_of(b->layer, c->num_layers, c->tied);
         CHECK(same && part == wanted, "%s, %d ranks: bucket %d lies in part %d, wanted %d", name, ranks, i, part, wanted);
         CHECK(!begins || first == b->first, "%s: bucket %d does not begin its part", name, i);
         CHECK(!begins || part != before, "%s: bucket %d takes the part of the one before", name, i);

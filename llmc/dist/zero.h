@@ -46,6 +46,12 @@ static inline GradientRing gradient_ring_of(const ParamTable* t, int blocks, boo
     return r;
 }
 
+/* Returns the part of a layer's bucket: of the embedding (-1), a block, or final norm and head (the number of blocks). */
+static inline int gradient_part_of(int layer, int blocks, bool tied) {
+    if (layer == blocks && tied) { return PART_LAST_NORM; }
+    return layer < 0 || layer == blocks ? (int)PART_ENDS : PART_BLOCK + layer % GRADIENT_BLOCKS;
+}
+
 /* Returns the part that holds element `at` of the arena, and sets *first to the element with which the part then begins. */
 static inline int gradient_part(const GradientRing* r, size_t at, size_t* first) {
     if (at < r->first_block) {
