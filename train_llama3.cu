@@ -7,7 +7,8 @@
  *   - The backward pass may compute activations again instead of keeping them (--recompute), with the same bits.
  *   - All numbers that change from step to step lie in one struct on the device (StepState). So the host queues a step without
  *     waiting: no allocation, no synchronization. It reads the result one step late (llmc/gpu/steps.cuh).
- *   - The first micro-step of a step overwrites the gradients of matrices; the others add to them.
+ *   - The first micro-step of a step overwrites the gradients of matrices; the others add to them (with ZeRO 2 and 3 all
+ *     overwrite, and their owners add them up).
  *
  * Every sum has a fixed order, so two runs of one build on one kind of card give the same bits.
  */

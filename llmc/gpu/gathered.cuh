@@ -17,7 +17,7 @@
 #include "llmc/dist/zero.h"       // defines: GatherRing, gather_ring_next, gather_ring_reset
 #include "llmc/gpu/arena.cuh"     // defines: Arena, take
 #include "llmc/gpu/exchange.cuh"  // defines: Exchange, exchange_settle
-#include "llmc/gpu/weights.cuh"   // defines: WeightArena, weight_at
+#include "llmc/gpu/weights.cuh"   // defines: WeightArena
 
 /* Functions take NULL where every rank has all weights, and then do nothing. */
 typedef struct {
