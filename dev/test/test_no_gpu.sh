@@ -199,7 +199,7 @@ if built_for "BF16 FP16" "8B: what is shared out"; then
     check "8B, ZeRO 3: gradients of the ends and of two blocks" at gradients 8 1836
     check "8B, ZeRO 3: weights of the ends, an eighth of the blocks, and three blocks" at weights 8 4916
 fi
-expect "what does not fit is told --zero" 1 "hint: these flags fit: --zero 2 " \
+expect "what does not fit is told --zero" 1 "hint: these flags fit: --zero 2" \
     plan --model llama3.1-8b --train "$tmp/long.bin" --seq 2048 --batch 1 --recompute block --master split --moments bf16 --gpus 64 --steps 1 --max-memory 24G
 expect "--zero without several GPUs has no effect" 0 "timed   nothing: " plan --model d2 --zero 3 --max-memory 80G
 name="8B T=8192 with fp32 master weights and moments fits into 79 GiB on 8 GPUs"

@@ -237,7 +237,7 @@ two_are_tuned() {
 zeros_are_ruined_together() {
     d=$tmp/zeros_ruined
     two bf16 $ranked --steps 1 --train "$tmp/data_train.bin" --batch 4 --out "$d/begun" || exit $?
-    limit 100 "$build/bf16/train_llama3cu" --sample-tokens 0 $deep --gpus 2 --zero 3 --train "$tmp/data_train.bin" --batch 4 --lr 1e3 --grad-clip 0 \
+    limit 100 "$build/bf16/train_llama3cu" --sample-tokens 0 $deep --gpus 2 --zero 3 --train "$tmp/data_train.bin" --batch 4 --lr 1e3 --weight-decay 1000 --grad-clip 0 \
         --steps 200 --out "$d/run" >"$d/screen" 2>&1
     [ $? -eq 1 ] && grep -q 'is not finite, first in' "$d/screen" || { tail -n 3 "$d/screen" && echo "error: it is not told" && return 1; }
 }

@@ -3,7 +3,7 @@
 # micro-batch a step and (2 and 3) in four, also where what travels is slow. Run from the project's root.
 . dev/test/lib.sh
 trainer=$1/train_llama3cu
-token_file "$tmp/data.bin" 20000 97
+token_file "$tmp/data.bin" 8000 97
 
 # run OUT FLAGS...
 run() {
