@@ -7,7 +7,8 @@
  *   - The backward pass may compute activations again instead of keeping them (--recompute), with the same bits.
  *   - All numbers that change from step to step lie in one struct on the device (StepState). So the host queues a step without
  *     waiting: no allocation, no synchronization. It reads the result one step late (llmc/gpu/steps.cuh).
- *   - The first micro-step of a step overwrites the gradients of matrices; the others add to them.
+ *   - The first micro-step of a step overwrites the gradients of matrices; the others add to them (with ZeRO 2 and 3 all
+ *     overwrite, and their owners add them up).
  *
  * Every sum has a fixed order, so two runs of one build on one kind of card give the same bits.
  */
@@ -28,7 +29,12 @@
 #include "llmc/gpu/steps.cuh"        // defines: Steps, steps_begin, steps_end, steps_wait, steps_capture, steps_restore
 #include "llmc/gpu/profile.cuh"      // defines: Profiler, Op, LayerRange, print_profile
 #include "llmc/gpu/debug.cuh"        // defines: debug_name
-#include "llmc/gpu/exchange.cuh"     // defines: Exchange, exchange_check, exchange_join, exchange_send, exchange_gather
+#include "llmc/gpu/debug_parts.cuh"  // defines: part_not_finite, weights_not_finite, sums_not_finite
+#include "llmc/gpu/exchange.cuh"     // defines: Exchange, exchange_join, exchange_send, exchange_gather, exchange_finish
+#include "llmc/gpu/gathered.cuh"     // defines: Gathered, gathered_begin, gathered_block
+#include "llmc/gpu/gradients.cuh"    // defines: Gradients, gradient_of, gradient_of_element, gradients_zero
+#include "llmc/gpu/collect.cuh"      // defines: Collect, collect_source
+#include "llmc/gpu/arena.cuh"        // defines: Arena, take
 #include "llmc/gpu/layers.cuh"       // defines: Queue, Gradient, embedding, rmsnorm, rope, attention, swiglu, linear
 #include "llmc/rope.h"               // defines: rope_table
 #include "llmc/gpu/step_state.cuh"   // defines: StepState, loss_sum_cuda, norm_square_cuda, step_decide_cuda
@@ -82,14 +88,15 @@ typedef enum {
     MEM_ACTIVATIONS,
     MEM_LOGITS,
     MEM_WORKSPACE,
-    MEM_EXCHANGE,  // between ranks
+    MEM_LANDING,  // what arrives from other ranks
+    MEM_SUMS,     // over the ranks
     MEM_CACHE,
     MEM_PINNED,  // on the host
     NUM_MEM
 } MemoryKind;
-static const char* const memory_names[NUM_MEM] = {"weights",   "adapters", "gradients",   "master",
-                                                  "m",         "v",        "activations", "logits",
-                                                  "workspace", "exchange", "KV cache",    "pinned, on the host"};
+static const char* const memory_names[NUM_MEM] = {
+    "weights",   "adapters", "gradients",          "master", "m", "v", "activations", "logits", "workspace", "landing",
+    "fp32 sums", "KV cache", "pinned, on the host"};
 
 enum { CLASSIFIER_ROWS = 4096 };  // tokens whose logits exist at one time; fewer would give the products too few tiles
 enum { DECODE_ROWS = 64 };        // tokens of a prompt that one pass of generation takes
@@ -100,6 +107,7 @@ enum { CAN_SPLIT = IS_BF16 };     // a master weight = its BF16 weight and 16 bi
 /* The buffers that a model needs. */
 typedef struct {
     int rank, ranks;   // that share the optimizer's state
+    Zero zero;         // what else they share
     NcclGroup* group;  // of several ranks that train
     int B, T;          // of the micro-batch; B = 0: none
     bool train;        // with gradients and optimizer
@@ -121,16 +129,16 @@ typedef struct {
     const Device* device;
     WeightArena weights;  // params (table.elements); with --lora trained (trained.elements); master, m, v (trained.elements)
 
-    void* grads;  // gradients of the matrices: elements [grads_first, grads_end) of the trained tensors
-    size_t grads_first, grads_end;
-    float* grads32;  // (grads32_size) fp32: of the norms, in rows of a multiple of PARAM_ALIGN; then of the head if fp32_head
-    size_t grads32_size;
+    Gradients grads;
     AdamWStretch* stretches;  // on the device
     int num_stretches;
 
     Feed feed;  // x and y hold the batch
     Steps steps;
     Exchange exchange;         // with the other ranks
+    Gathered* gathered;        // ZeRO 3, else NULL
+    Collect collect;           // what rank 0 writes of it
+    Team* team;                // of ranks that have to pass the layers together, else NULL
     float* rope;               // (T, HD)
     BlockActivations* blocks;  // (L)
     floatX* h_final;           // (N, C)
@@ -158,102 +166,37 @@ typedef struct {
     size_t mapped_bytes[NUM_MEM];
 } Llama;
 
-/* A region that the same code first measures (base NULL) and then hands out. Units: bytes. */
-typedef struct {
-    char* base;
-    size_t used;
-} Arena;
-
-template <typename T>
-static T* take(Arena* a, size_t count) {
-    T* p = a->base ? (T*)(a->base + a->used) : NULL;
-    a->used += round_up(count * sizeof(T), 256);
-    return p;
-}
-
-static size_t grad_bytes(const Layout* o) { return o->fp32_grads ? sizeof(float) : sizeof(floatX); }
-
 /* Returns the weights of block l, for what is queued from now on; end_weights() returns those outside of the blocks, with
  * `behind` also those behind them. A layer gets its weights only through these two. */
 static Block block_weights(const Llama* m, int l) {
-    const floatX* w = m->weights.params;
+    const ParamTable* t = &m->table;
+    const size_t first = param_offset(t, P_INPUT_NORM, l);
     Block b;
-    exchange_await(&m->exchange, l);
-    b.input_norm = w + param_offset(&m->table, P_INPUT_NORM, l);
-    b.qkv = w + param_offset(&m->table, P_Q, l);
-    b.o = w + param_offset(&m->table, P_O, l);
-    b.post_norm = w + param_offset(&m->table, P_POST_NORM, l);
-    b.gate_up = w + param_offset(&m->table, P_GATE, l);
-    b.down = w + param_offset(&m->table, P_DOWN, l);
+    if (!m->gathered || m->config.lora.rank > 0) { exchange_await(&m->exchange, l); }  // the block, or its adapters
+    const floatX* w = m->gathered ? gathered_block(m->gathered, &m->exchange, &m->weights, l) : m->weights.params + first;
+    b.input_norm = w;
+    b.qkv = w + (param_offset(t, P_Q, l) - first);
+    b.o = w + (param_offset(t, P_O, l) - first);
+    b.post_norm = w + (param_offset(t, P_POST_NORM, l) - first);
+    b.gate_up = w + (param_offset(t, P_GATE, l) - first);
+    b.down = w + (param_offset(t, P_DOWN, l) - first);
     return b;
 }
 
 static Ends end_weights(const Llama* m, bool behind) {
-    const floatX* w = m->weights.params;
+    const WeightArena* a = &m->weights;
+    size_t run = 0;
     Ends e;
     exchange_await(&m->exchange, -1);
     if (behind) { exchange_await(&m->exchange, m->config.num_layers); }
-    e.embedding = w + param_offset(&m->table, P_EMBEDDING, -1);
-    e.final_norm = w + param_offset(&m->table, P_FINAL_NORM, -1);
-    e.head = w + param_offset(&m->table, P_LM_HEAD, -1);
+    e.embedding = weight_at(a, param_offset(&m->table, P_EMBEDDING, -1), &run);
+    e.final_norm = weight_at(a, param_offset(&m->table, P_FINAL_NORM, -1), &run);
+    e.head = weight_at(a, param_offset(&m->table, P_LM_HEAD, -1), &run);
     return e;
 }
 
-/* Returns the elements of one norm's row among the fp32 gradients, and of all rows: two per block, then the final norm. A row
- * is as long as the norm's stretch of the arena, so the gap behind a norm has a gradient as well: zero. A final norm without a
- * head behind it fills a bucket. */
-static size_t norm_row(const ModelConfig* c) { return round_up(c->hidden_size, PARAM_ALIGN); }
-static size_t norm_rows_size(const Llama* m) {
-    const ModelConfig* c = &m->config;
-    const size_t last = c->tied ? m->trained.elements - param_offset(&m->table, P_FINAL_NORM, -1) : norm_row(c);
-    return c->lora.rank > 0 ? 0 : 2 * (size_t)c->num_layers * norm_row(c) + last;
-}
-
-/* Returns the elements of the bucket of the head, or of an embedding that is tied to it, and its first in *first. */
-static size_t head_bucket(const Llama* m, size_t* first) {
-    *first = m->config.tied ? 0 : param_offset(&m->trained, P_FINAL_NORM, -1);
-    return (m->config.tied ? param_offset(&m->trained, P_INPUT_NORM, 0) : m->trained.elements) - *first;
-}
-
-/* Returns whether this tensor is the head, or an embedding that is tied to it. */
-static bool is_head(const ModelConfig* c, ParamKind kind) { return kind == P_LM_HEAD || (c->tied && kind == P_EMBEDDING); }
-
-/* Finds the gradient of an element of the trained tensors that belongs to no norm. */
-static Gradient grad_of_element(const Llama* m, size_t at) {
-    if (at >= m->grads_first && at < m->grads_end) {
-        return {(char*)m->grads + (at - m->grads_first) * grad_bytes(&m->layout), m->layout.fp32_grads};
-    }
-    size_t first = 0;
-    head_bucket(m, &first);
-    return {m->grads32 + norm_rows_size(m) + (at - first), true};
-}
-
 /* Finds the gradient of a tensor; {NULL} if it is frozen. */
-static Gradient grad_at(const Llama* m, ParamKind kind, int l) {
-    const ModelConfig* c = &m->config;
-    if (c->lora.rank > 0) {
-        const Param* p = adapter_find(&m->trained, kind, l);
-        return {p ? (char*)m->grads + p->offset * grad_bytes(&m->layout) : NULL, m->layout.fp32_grads};
-    }
-    if (!param_specs[kind].matrix) {
-        const size_t row = kind == P_FINAL_NORM ? 2 * (size_t)c->num_layers : 2 * (size_t)l + (kind == P_POST_NORM);
-        return {m->grads32 + row * norm_row(c), true};
-    }
-    return grad_of_element(m, param_offset(&m->trained, kind, l));
-}
-
-/* Lays out the gradients. With fp32_head, those of the head's bucket, which is the first (tied) or the last, move from `grads`
- * to `grads32`. */
-static void lay_out_gradients(Llama* m, Arena* a) {
-    const bool apart = m->layout.fp32_head && m->config.lora.rank == 0;
-    size_t first = 0;
-    const size_t head = apart ? head_bucket(m, &first) : 0;
-    m->grads_first = apart && first == 0 ? head : 0;
-    m->grads_end = apart && first > 0 ? first : m->trained.elements;
-    m->grads32_size = norm_rows_size(m) + head;
-    m->grads = take<char>(a, (m->grads_end - m->grads_first) * grad_bytes(&m->layout));
-    m->grads32 = take<float>(a, m->grads32_size);
-}
+static Gradient grad_at(const Llama* m, ParamKind kind, int l) { return gradient_of(&m->grads, kind, l); }
 
 /* Lays out the activations of a batch in `a`; those that the recompute level does not keep, in the workspace `w`. */
 static void lay_out_activations(Llama* m, Arena* a, Arena* w) {
@@ -330,15 +273,22 @@ static void lay_out_batches(Llama* m, Arena* device, Arena* pinned) {
 }
 
 /* Lays out what the ranks of a run exchange. */
-static void lay_out_exchange(Llama* m, Arena* a) {
+static void lay_out_exchange(Llama* m, Arena* landing, Arena* sums) {
     Exchange* x = &m->exchange;
-    const size_t wide = m->layout.fp32_grads || m->layout.fp32_head ? sizeof(float) : sizeof(floatX);
-    x->norm_elements = norm_rows_size(m);
-    x->sums = take<float>(a, shard_elements(&x->buckets));
-    x->landing = take<char>(a, exchange_most(&x->buckets) * wide);
-    x->norms = take<float>(a, (size_t)x->ranks * x->norm_elements);
-    x->partials = take<double>(a, ((size_t)x->buckets.count + 1) * SUM_BLOCKS);
-    x->states = take<StepState>(a, x->ranks);
+    const size_t wide = gradients_bytes(m->layout.fp32_grads || m->layout.fp32_head);
+    x->norm_elements = norm_rows_size(&m->grads);
+    x->sums = take<float>(sums, shard_elements(&x->buckets));
+    x->landing = take<char>(landing, exchange_most(&x->buckets) * wide);
+    x->norms = take<float>(landing, (size_t)x->ranks * x->norm_elements);
+    x->partials = take<double>(landing, ((size_t)x->buckets.count + 1) * SUM_BLOCKS);
+    x->states = take<StepState>(landing, x->ranks);
+}
+
+/* Lays out the weights: all of them, or with ZeRO 3 all but the blocks, of these the shards, and room to gather some. */
+static void lay_out_weights(Llama* m, Arena* a) {
+    WeightArena* w = &m->weights;
+    w->params = w->trained = take<floatX>(a, m->table.elements - (w->blocks_end - w->blocks_first));
+    if (m->gathered) { gathered_lay_out(m->gathered, w, a); }
 }
 
 /* Lays out a model's buffers, as in train_llama3.c. */
@@ -349,7 +299,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
     const size_t F = pitch_of(c->intermediate_size), F2 = pitch_of(2 * (size_t)c->intermediate_size);
     const size_t QKV = pitch_of(qkv_width(c)), Q = pitch_of(q_width(c));
     Arena* w = &mem[MEM_WORKSPACE];
-    m->weights.params = m->weights.trained = take<floatX>(&mem[MEM_WEIGHTS], m->table.elements);
+    lay_out_weights(m, &mem[MEM_WEIGHTS]);
     if (c->lora.rank > 0) { m->weights.trained = take<floatX>(&mem[MEM_ADAPTERS], m->trained.elements); }
     m->weights.master_kind = o->master;
     m->weights.bf16_moments = o->bf16_moments;
@@ -366,8 +316,8 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
     if (o->train) {
         const bool alone = o->ranks <= 1;
         const size_t elements = alone ? m->trained.elements : shard_elements(&m->exchange.buckets);
-        lay_out_gradients(m, &mem[MEM_GRADIENTS]);
-        if (!alone) { lay_out_exchange(m, &mem[MEM_EXCHANGE]); }
+        gradients_lay_out(&m->grads, &mem[MEM_GRADIENTS]);
+        if (!alone) { lay_out_exchange(m, &mem[MEM_LANDING], &mem[MEM_SUMS]); }
         if (o->master != MASTER_NONE) { m->weights.master = take<char>(&mem[MEM_MASTER], elements * master_bytes(o->master)); }
         m->weights.m = take<char>(&mem[MEM_M], elements * moment_bytes(o->bf16_moments));
         m->weights.v = take<char>(&mem[MEM_V], elements * moment_bytes(o->bf16_moments));
@@ -414,11 +364,18 @@ static Llama llama_open(const ModelConfig* c, const Layout* layout, MatmulContex
         m.exchange.group = layout->group;
         m.exchange.buckets = m.weights.shards = buckets_list(&m.trained);
     }
+    m.grads.config = *c;
+    m.grads.trained = m.trained;
+    m.grads.fp32 = layout->fp32_grads;
+    m.grads.fp32_head = layout->fp32_head;
+    m.grads.in_ring = layout->zero >= ZERO_2 && c->lora.rank == 0;  // adapters' are small
+    if (layout->zero == ZERO_3) { m.gathered = gathered_new(&m.weights, &m.table, c->num_layers, c->tied); }
     return m;
 }
 
 static void llama_close(Llama* m) {
     free(m->blocks);
+    gathered_delete(m->gathered, &m->weights);
     param_table_free(&m->table);
     param_table_free(&m->trained);
     buckets_free(&m->exchange.buckets);
@@ -465,7 +422,8 @@ static void upload_rope(const Llama* m, float* device, int positions) {
 /* Tells whether other ranks send to this memory, or get what is sent from there. */
 static bool is_exchanged(const Llama* m, int kind) {
     const MemoryKind weights = m->config.lora.rank > 0 ? MEM_ADAPTERS : MEM_WEIGHTS;
-    return m->exchange.group && (kind == (int)weights || kind == MEM_GRADIENTS || kind == MEM_EXCHANGE);
+    return m->exchange.group &&
+           (kind == (int)weights || kind == MEM_GRADIENTS || kind == MEM_LANDING || (m->gathered && kind == MEM_WEIGHTS));
 }
 
 /* Allocates all memory of a model. Fills activations and workspace with the byte `fill`, or with NO_FILL leaves them: no result
@@ -498,6 +456,7 @@ static Llama llama_create(const ModelConfig* c, const Layout* layout, MatmulCont
     feed_open(&m.feed, m.queue.stream);
     steps_open(&m.steps, m.queue.stream);
     exchange_open(&m.exchange, m.queue.stream);
+    gathered_open(m.gathered);
     if (layout->B > 0) { upload_rope(&m, m.rope, layout->T); }
     if (layout->cache_len > 0) { upload_rope(&m, m.decode_rope, layout->cache_len); }
     if (layout->train) {
@@ -513,6 +472,7 @@ static void llama_free(Llama* m) {
     weights_close(&m->weights);
     feed_close(&m->feed);
     steps_close(&m->steps);  // its graphs hold calls of the exchange
+    gathered_close(m->gathered);
     exchange_close(&m->exchange);
     for (int i = 0; i < NUM_MEM; i++) {
         if (is_exchanged(m, i) && m->mapped[i]) {
@@ -537,6 +497,7 @@ static void llama_forward(const Llama* m) {
     const AttentionShape shape = attention_shape(c, m->layout.B, m->layout.T);
     const size_t N = (size_t)m->layout.B * m->layout.T;
     const int C = c->hidden_size, F = c->intermediate_size, L = c->num_layers, Q = q_width(c), QKV = qkv_width(c);
+    gathered_begin(m->gathered, &m->exchange);
     const Ends ends = end_weights(m, false);
     ProfileRange phase("forward");
 
@@ -566,8 +527,8 @@ static void llama_forward(const Llama* m) {
 }
 
 /* Runs head and loss after llama_forward(), as in train_llama3.c: writes losses (N). If dloss is not 0, also writes dnorm
- * (N, C) and adds to the head's gradient, or with `first` overwrites it. */
-static void llama_loss(const Llama* m, float dloss, bool first) {
+ * (N, C) and, with `add` adding to it, the head's gradient. */
+static void llama_loss(const Llama* m, float dloss, bool add) {
     const Queue* q = &m->queue;
     const int C = m->config.hidden_size, V = m->config.vocab_size;
     const size_t N = (size_t)m->layout.B * m->layout.T;
@@ -581,25 +542,12 @@ static void llama_loss(const Llama* m, float dloss, bool first) {
         crossentropy(q, m->losses + at, m->logits, m->feed.y + at, dloss, loss_scale, rows, V);
         if (dloss == 0.0f) { continue; }
         linear_backward_input(q, "head dx", m->dnorm + at * pitch_of(C), m->logits, head, rows, C, V);
-        linear_backward_weight(q, "head dw", grad_at(m, P_LM_HEAD, -1), m->logits, x, rows, C, V, !first || at > 0);
+        linear_backward_weight(q, "head dw", grad_at(m, P_LM_HEAD, -1), m->logits, x, rows, C, V, add || at > 0);
     }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // backward
-
-/* Zeroes the gradients that the backward pass adds to: those of the norms, and of the embedding unless it is the head, whose
- * gradient llama_loss() has already written. */
-static void llama_zero_gradients(const Llama* m) {
-    const ModelConfig* c = &m->config;
-    const size_t norms = norm_rows_size(m);  // 0: frozen
-    if (norms > 0) { CUDA_CHECK(cudaMemsetAsync(m->grads32, 0, norms * sizeof(float), m->queue.stream)); }
-    const Gradient g = grad_at(m, P_EMBEDDING, -1);
-    if (!c->tied && g.data) {
-        const size_t bytes = (size_t)c->vocab_size * c->hidden_size * (g.fp32 ? sizeof(float) : sizeof(floatX));
-        CUDA_CHECK(cudaMemsetAsync(g.data, 0, bytes, m->queue.stream));
-    }
-}
 
 /* Computes again what the recompute level did not keep of block l, with the same kernels and so the same bits. The backward
  * pass of swiglu recomputes its output. */
@@ -630,34 +578,43 @@ static void block_recompute(const Llama* m, int l) {
     }
 }
 
-/* Sends the gradients of a layer to their owners once the last micro-step has added to them: of the embedding (-1), a block,
- * or final norm and head (the number of layers). */
-static void send_gradients(Llama* m, int layer, bool last) {
+/* Sends the gradients of a layer to their owners: of the embedding (-1), a block, or final norm and head (the number of
+ * layers). Without a ring only once the last micro-step has added to them. */
+static void send_gradients(Llama* m, int layer, MicroKind kind) {
     Exchange* x = &m->exchange;
-    for (int i = 0; last && i < x->buckets.count; i++) {
+    const bool ring = m->grads.in_ring, add = ring && !(kind & MICRO_FIRST);
+    for (int i = 0; (ring || kind & MICRO_LAST) && i < x->buckets.count; i++) {
         const Bucket* b = &x->buckets.items[i];
-        if (b->layer == layer) { exchange_send(x, i, grad_of_element(m, b->first)); }
+        if (b->layer == layer) { exchange_send(x, i, gradient_of_element(&m->grads, b->first), add); }
     }
+    if (ring) { exchange_sent(x, gradient_part_of(layer, m->config.num_layers, m->config.tied)); }
 }
 
-/* Runs the backward pass after llama_forward() and llama_loss(dloss != 0). Carries dh from the last block to the first. Adds to
- * the gradients of matrices, or with `first` overwrites them. After the `last` micro-step of several ranks sends them. */
-static void llama_backward(Llama* m, bool first, bool last) {
+/* Before the first gradient of block l, or the embedding's (-1): waits until its part of the ring is free, if that was taken
+ * in this micro-step. */
+static void await_ring(const Llama* m, int layer) {
+    const int L = m->config.num_layers;
+    const bool taken = layer < 0 ? !m->config.tied : layer + GRADIENT_BLOCKS < L;
+    if (m->grads.in_ring && taken) { exchange_await_sent(&m->exchange, gradient_part_of(layer, L, m->config.tied)); }
+}
+
+/* Runs the backward pass after llama_forward() and llama_loss(dloss != 0). Carries dh from the last block to the first. With
+ * `add` adds to the gradients of matrices, else overwrites them. Of several ranks, sends them. */
+static void llama_backward(Llama* m, bool add, MicroKind kind) {
     const Queue* q = &m->queue;
     const ModelConfig* c = &m->config;
     const AttentionShape shape = attention_shape(c, m->layout.B, m->layout.T);
     const size_t N = (size_t)m->layout.B * m->layout.T;
     const int C = c->hidden_size, F = c->intermediate_size, L = c->num_layers, Q = q_width(c), QKV = qkv_width(c);
     const Ends ends = end_weights(m, true);
-    const bool add = !first;
-    const Gradient grads = {m->grads, m->layout.fp32_grads};  // of the adapters
+    const Gradient grads = {m->grads.all, m->layout.fp32_grads};  // of the adapters
     const floatX* trained = m->weights.trained;
     ProfileRange phase("backward");
 
-    if (first) { llama_zero_gradients(m); }
+    gradients_zero(&m->grads, kind & MICRO_FIRST, m->queue.stream);
     CUDA_CHECK(cudaMemsetAsync(m->dh, 0, N * pitch_of(C) * sizeof(floatX), m->queue.stream));
     rmsnorm_backward(q, m->dh, grad_at(m, P_FINAL_NORM, -1), m->dnorm, m->h_final, ends.final_norm, m->rstd_final, N, C);
-    send_gradients(m, L, last);
+    send_gradients(m, L, kind);
     for (int l = L - 1; l >= 0; l--) {
         LayerRange layer(l);
         const Block w = block_weights(m, l);
@@ -665,6 +622,7 @@ static void llama_backward(Llama* m, bool first, bool last) {
         const LoraBlock adapters = lora_block(c, &m->trained, l);
         floatX* act_again = m->layout.level >= RECOMPUTE_NORM_SWIGLU ? s->act : NULL;
         block_recompute(m, l);
+        await_ring(m, l);
         // h_next = mid + act Wdown^T: dh is the gradient of both terms. dw comes last: swiglu_backward() may recompute act
         linear_backward_input(q, "down dx", m->dact, m->dh, w.down, N, F, C);
         lora_backward_input(q, m->dact, m->dt, m->dh, trained, &adapters.at[LORA_DOWN], N);
@@ -687,26 +645,28 @@ static void llama_backward(Llama* m, bool first, bool last) {
         lora_backward_input(q, m->dnorm, m->dt, m->dqkv, trained, &adapters.at[LORA_QKV], N);
         lora_backward_weight(q, grads, m->dt, m->dqkv, s->norm1, s->t[LORA_QKV], &adapters.at[LORA_QKV], N, add);
         rmsnorm_backward(q, m->dh, grad_at(m, P_INPUT_NORM, l), m->dnorm, s->h, w.input_norm, s->rstd1, N, C);
-        send_gradients(m, l, last);
+        send_gradients(m, l, kind);
     }
+    await_ring(m, -1);
+    gradients_zero_embedding(&m->grads, m->queue.stream);
     embedding_backward(q, grad_at(m, P_EMBEDDING, -1), m->dh, m->feed.x, N, C, c->vocab_size);
-    send_gradients(m, -1, last);
+    send_gradients(m, -1, kind);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // update
 
-/* Updates elements [first, end) of the trained tensors, whose gradients are grads[0] on, and whose state begins at element
- * state_first. */
+/* Updates a range of the trained tensors, whose weights are at `weights`, whose gradients are grads[0] on, and whose state
+ * begins at element state_first. */
 template <typename Grad>
-static void update_range(const Llama* m, const StepPlan* plan, const void* grads, ArenaRange of_grads, size_t state_first,
-                         ArenaRange r) {
+static void update_range(const Llama* m, const StepPlan* plan, floatX* weights, const void* grads, ArenaRange of_grads,
+                         size_t state_first, ArenaRange r) {
     const Layout* o = &m->layout;
     const double moved = 4 * moment_bytes(o->bf16_moments) + 2 * master_bytes(o->master) + sizeof(Grad) +
                          sizeof(floatX) * (o->master == MASTER_FP32 ? 1 : 2);
     Op op(m->queue.profiler, m->queue.stream, "adamw", 0, (double)r.count * moved);
     AdamWTensors<Grad> t;
-    t.params = m->weights.trained;
+    t.params = weights - r.first;  // as if all lay there
     t.grads = (const Grad*)grads;
     t.grads_first = of_grads.first;
     t.grads_end = of_grads.first + of_grads.count;
@@ -722,27 +682,29 @@ static void update_range(const Llama* m, const StepPlan* plan, const void* grads
 
 template <typename Grad>
 static void update_with(const Llama* m, const StepPlan* plan) {
-    const ArenaRange all = {0, m->trained.elements}, of_grads = {m->grads_first, m->grads_end - m->grads_first};
+    const ArenaRange all = {0, m->trained.elements}, of_grads = {m->grads.first, m->grads.end - m->grads.first};
     {
         Op op(m->queue.profiler, m->queue.stream, "gradient norm", 0, (double)of_grads.count * sizeof(Grad));
-        norm_square_cuda(m->steps.state, m->queue.scratch, (const Grad*)m->grads, of_grads.count, m->queue.stream);
-        norm_square_cuda(m->steps.state, m->queue.scratch, m->grads32, m->grads32_size, m->queue.stream);
+        norm_square_cuda(m->steps.state, m->queue.scratch, (const Grad*)m->grads.all, of_grads.count, m->queue.stream);
+        norm_square_cuda(m->steps.state, m->queue.scratch, m->grads.apart, m->grads.apart_size, m->queue.stream);
     }
     step_decide_cuda(m->steps.state, &plan->hyper, m->queue.stream);
-    update_range<Grad>(m, plan, m->grads, of_grads, 0, all);
+    update_range<Grad>(m, plan, m->weights.trained, m->grads.all, of_grads, 0, all);
 }
 
 /* One rank of several updates its shards, whose sums and norm are there, bucket by bucket in the order in which the forward
- * pass needs them, and gives them to the others. */
+ * pass needs them, and gives them to the others, except the blocks of ZeRO 3. */
 static void update_shards(Llama* m, const StepPlan* plan) {
     Exchange* x = &m->exchange;
     step_decide_cuda(m->steps.state, &plan->hyper, m->queue.stream);
     for (int i = 0; i < x->buckets.count; i++) {
-        const ArenaRange mine = shard_of(&x->buckets.items[i], x->rank, x->ranks);
-        const size_t local = x->buckets.items[i].first / (size_t)x->ranks;  // its first sum, m, v and master weight
-        const ArenaRange of_sums = {mine.first, mine.count};
-        update_range<float>(m, plan, x->sums + local, of_sums, mine.first - local, mine);
-        exchange_gather(x, i, m->weights.trained);
+        const Bucket* b = &x->buckets.items[i];
+        const ArenaRange mine = shard_of(b, x->rank, x->ranks);
+        const size_t local = b->first / (size_t)x->ranks;  // its first sum, m, v and master weight
+        floatX* weights = trained_at(&m->weights, mine.first);
+        update_range<float>(m, plan, weights, x->sums + local, mine, mine.first - local, mine);
+        const bool stays = m->gathered && m->config.lora.rank == 0 && b->layer >= 0 && b->layer < m->config.num_layers;
+        if (!stays) { exchange_gather(x, i, weights - (mine.first - b->first)); }
     }
 }
 
@@ -779,6 +741,7 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
     floatX* t = take<floatX>(&a, DECODE_ROWS * pitch_of(lora_most_width(&c->lora)));
     floatX* logits = take<floatX>(&a, pitch_of(V));
     float* rstd = m->decode_rstd;
+    gathered_begin(m->gathered, &m->exchange);
     const Ends ends = end_weights(m, true);
 
     CUDA_CHECK(cudaMemcpyAsync(m->decode_ids, tokens, rows * sizeof(int32_t), cudaMemcpyHostToDevice, m->queue.stream));
@@ -807,6 +770,7 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
     }
     rmsnorm(q, norm, rstd, h + (rows - 1) * pitch_of(C), ends.final_norm, 1, C, c->rms_eps);
     linear(q, "head", logits, norm, ends.head, NULL, 1, C, V);
+    gathered_take_first(m->gathered, &m->exchange, logits, V * sizeof(floatX));
     copy_out(m->host_logits, logits, V * sizeof(floatX), m->queue.stream);
     for (int i = 0; i < V; i++) { m->float_logits[i] = to_float(m->host_logits[i]); }
     return m->float_logits;
@@ -826,21 +790,25 @@ static const float* llama_decode(void* model, const int32_t* tokens, int count, 
 // ---------------------------------------------------------------------------------------------------------------------
 // training step
 
+/* Tells whether the ranks meet in every micro-step, not only in the last one of a step. */
+static bool meets_always(const Llama* m) { return m->grads.in_ring || m->gathered; }
+
 /* Runs one micro-batch, which lies in feed.x and feed.y: adds to the gradients and to the sum of losses. After the last of a
  * step, several ranks add up both. */
 static void micro_step(void* model, const StepPlan* plan, MicroKind kind) {
     Llama* m = (Llama*)model;
-    const bool first = kind & MICRO_FIRST, last = kind & MICRO_LAST;
+    const bool first = kind & MICRO_FIRST, last = kind & MICRO_LAST, add = !first && !m->grads.in_ring;
     llama_forward(m);
-    llama_loss(m, (float)plan->hyper.loss_weight, first);
+    llama_loss(m, (float)plan->hyper.loss_weight, add);
     const int sources = plan->data.num_sources;
     loss_sum_cuda(m->steps.state, m->losses, m->feed.y, m->steps.num_losses, m->queue.stream);
     if (sources > 0) {
         source_losses_cuda(m->steps.state, m->losses, m->feed.y, m->feed.sources, sources, m->feed.B, m->feed.T, first,
                            m->queue.stream);
     }
-    llama_backward(m, first, last);
-    if (last) { exchange_finish(&m->exchange, m->steps.state, m->grads32); }
+    llama_backward(m, add, kind);
+    if (last) { exchange_finish(&m->exchange, m->steps.state, m->grads.apart); }
+    if (!last && meets_always(m)) { exchange_pause(&m->exchange); }
 }
 
 /* Queues forward and backward over the step's micro-batches, then the update with learning rate `lr`. Until the update, a step
@@ -853,7 +821,8 @@ static bool train_step(void* model, const StepPlan* plan, double lr, Error* e) {
         const MicroKind kind = micro_kind(plan, k);
         const cudaGraphExec_t captured = m->steps.micro[kind];
         ok = !run_stop_requested() && feed_next(&m->feed, &plan->data, e);
-        if (!ok || kind & MICRO_LAST) { ok = together_ok(plan->team, ok, e); }  // or a rank would wait for what never comes
+        // or a rank would wait for what never comes
+        if (!ok || kind & MICRO_LAST || meets_always(m)) { ok = together_ok(plan->team, ok, e); }
         if (ok && captured) { CUDA_CHECK(cudaGraphLaunch(captured, m->queue.stream)); }
         if (ok && !captured) { micro_step(m, plan, kind); }
     }
@@ -870,7 +839,7 @@ static StepResult step_result(void* model, const StepPlan* plan) { return steps_
 // the trainer's table (trainer.h)
 
 /* Returns the buffers that the job needs. With --grad-dtype auto, gradients with many additions per step add up in fp32, and
- * so do the adapters', which are small. */
+ * so do the adapters', which are small. Those of ZeRO 2 and 3 live for a micro-step: their sums are fp32 in any case. */
 static Layout layout_of(const Session* s, const Options* o) {
     Layout l;
     memset(&l, 0, sizeof l);
@@ -878,6 +847,7 @@ static Layout layout_of(const Session* s, const Options* o) {
     l.rank = s->rank;
     l.ranks = s->ranks;
     l.B = l.train || s->job == JOB_EVAL ? o->batch : 0;
+    l.zero = l.train && s->ranks > 1 ? (Zero)o->zero : ZERO_1;
     l.T = o->seq;
     l.documents = session_documents(s);
     l.cache_len = session_context(s);
@@ -885,7 +855,8 @@ static Layout layout_of(const Session* s, const Options* o) {
     l.master = sizeof(floatX) == 4 ? MASTER_NONE : o->master == MASTER_OPTION_SPLIT && CAN_SPLIT ? MASTER_SPLIT : MASTER_FP32;
     l.bf16_moments = o->moments == MOMENTS_BF16;
     const int64_t micro = (int64_t)o->batch * o->seq, step = o->total_batch ? o->total_batch / s->ranks : micro;
-    const int64_t sums = step / micro, head_sums = sums * (int64_t)ceil_div((size_t)micro, CLASSIFIER_ROWS);
+    const bool ring = l.zero >= ZERO_2 && s->config.lora.rank == 0;
+    const int64_t sums = ring ? 1 : step / micro, head_sums = sums * (int64_t)ceil_div((size_t)micro, CLASSIFIER_ROWS);
     const bool automatic = o->grad_dtype == GRAD_DTYPE_AUTO;
     l.fp32_grads = sizeof(floatX) == 4 || o->grad_dtype == GRAD_DTYPE_FP32 ||
                    (automatic && (sums > MOST_16BIT_SUMS || s->config.lora.rank > 0));
@@ -923,6 +894,8 @@ static void* trainer_create(const Trainer* t, Session* s) {
     if (s->team && layout.train) { layout.group = exchange_join(s); }
     *m = llama_create(&s->config, &layout, device_of(t)->matmul, 0);
     m->device = device_of(t);
+    m->collect = {&m->weights, &m->exchange};
+    m->team = m->gathered ? s->team : NULL;
     return m;
 }
 
@@ -940,6 +913,13 @@ static StateSlot trainer_slot(void* model, SlotKind kind) {
     Llama* m = (Llama*)model;
     exchange_settle(&m->exchange);
     return weights_slot(&m->weights, kind);
+}
+
+/* Returns the slot of weights that several ranks read together; without a source if rank 0 has them all. */
+static StateSlot trainer_collect(void* model, SlotKind kind) {
+    Llama* m = (Llama*)model;
+    exchange_settle(&m->exchange);
+    return {slot_names[kind], SAFE_F32, collect_source(&m->collect, kind), NULL, &m->collect};
 }
 
 /* Adds the plans of the matrix products to a checkpoint. */
@@ -968,7 +948,8 @@ static void tune(Llama* m, const Options* o) {
 }
 
 /* Reads the plans of the matrix products. For training, also runs a micro-step of each kind, which makes missing plans, tunes
- * if asked, and captures the graphs. The first real step overwrites what this leaves in gradients and sums. */
+ * if asked, takes over those of rank 0, and captures the graphs. The first real step overwrites what this leaves in gradients
+ * and sums. */
 static void trainer_prepare(void* model, const StepPlan* plan, const Session* s) {
     Llama* m = (Llama*)model;
     const Options* o = &s->options;
@@ -981,7 +962,8 @@ static void trainer_prepare(void* model, const StepPlan* plan, const Session* s)
     clear_batch(m);
     for (int k = 0; k < count; k++) { micro_step(m, plan, kinds[k]); }
     CUDA_CHECK(cudaStreamSynchronize(m->queue.stream));
-    if (o->tune) { tune(m, o); }
+    if (o->tune && s->rank == 0) { tune(m, o); }  // no product needs another rank
+    device_share_plans(m->queue.matmul, s->team);
     if (!o->graph || o->profile > 0) { return; }
     for (int k = 0; k < count; k++) { steps_capture(&m->steps, micro_step, m, plan, kinds[k]); }
 }
@@ -1030,17 +1012,15 @@ static bool trainer_name_not_finite(void* model, char name[TENSOR_TEXT]) {
     const Llama* m = (Llama*)model;
     const ModelConfig* c = &m->config;
     const size_t N = m->steps.num_losses, C = c->hidden_size;
+    llama_forward(m);  // on all ranks, whatever they find
     for (int i = 0; i < m->table.count; i++) {
-        const Param* p = &m->table.items[i];
-        const NamedTensor w = {p->name, -1, m->weights.params + p->offset, false, p->rows, p->cols, p->cols};
-        if (debug_name(&w, 1, m->queue.scratch, m->queue.stream, name)) { return true; }
+        if (weights_not_finite(&m->weights, &m->table.items[i], m->queue.scratch, name)) { return true; }
     }
     for (int i = 0; c->lora.rank > 0 && i < m->trained.count; i++) {
         const Param* p = &m->trained.items[i];
         const NamedTensor w = {p->name, -1, m->weights.trained + p->offset, false, p->rows, p->cols, p->cols};
         if (debug_name(&w, 1, m->queue.scratch, m->queue.stream, name)) { return true; }
     }
-    llama_forward(m);
     for (int l = 0; l < c->num_layers; l++) {
         NamedTensor list[6];
         const int count = block_tensors(m, l, list);
@@ -1052,18 +1032,23 @@ static bool trainer_name_not_finite(void* model, char name[TENSOR_TEXT]) {
     if (debug_name(last, 2, m->queue.scratch, m->queue.stream, name)) { return true; }
     for (int i = 0; i < m->trained.count; i++) {
         const Param* p = &m->trained.items[i];
+        if (m->grads.in_ring && param_specs[p->kind].matrix) {  // whose parts have been overwritten
+            if (sums_not_finite(&m->exchange, p, m->queue.scratch, name)) { return true; }
+            continue;
+        }
         const Gradient grad = grad_at(m, p->kind, p->layer);
-        char text[96];
-        snprintf(text, sizeof text, "the gradient of %s", p->name);
-        const NamedTensor g = {text, -1, grad.data, grad.fp32, p->rows, p->cols, p->cols};
-        if (debug_name(&g, 1, m->queue.scratch, m->queue.stream, name)) { return true; }
+        if (part_not_finite(p, "the gradient of ", grad.data, grad.fp32, 0, param_size(p), m->queue.scratch, m->queue.stream,
+                            name)) {
+            return true;
+        }
     }
     return false;
 }
 
 static bool queue_losses(void* model, const BatchSource* data, Error* e) {
     Llama* m = (Llama*)model;
-    if (run_stop_requested() || !feed_next(&m->feed, data, e)) { return false; }
+    const bool ok = !run_stop_requested() && feed_next(&m->feed, data, e);
+    if (!together_ok(m->team, ok, e)) { return false; }  // all pass the layers, or none
     llama_forward(m);
     llama_loss(m, 0.0f, false);
     steps_queue_losses(&m->steps);
@@ -1090,6 +1075,7 @@ static Trainer cuda_trainer(Device* d) {
     t.destroy = trainer_destroy;
     t.init = trainer_init;
     t.slot = trainer_slot;
+    t.collect = trainer_collect;
     t.add_files = trainer_add_files;
     t.prepare = trainer_prepare;
     t.step = train_step;
@@ -1140,7 +1126,6 @@ int main(int argc, char** argv) {
         die_usage("--master split: a weight's upper half is its BF16 value; this is a build for %s, wanted PRECISION=BF16",
                   PRECISION_NAME);
     }
-    exchange_check(&s);
     Device d = device_open(&s.options, &ranks, job_trains(s.job));
     run_machine(d.name, 1, s.machine, sizeof s.machine);
     if (!d.missing) { device_build(&d, s.build, sizeof s.build); }

@@ -241,10 +241,9 @@ static inline MatmulSetup matmul_setup(const MatmulContext* c) {
     return s;
 }
 
-/* Writes the choices of all plans. */
-static inline bool matmul_save_plans(const MatmulContext* c, const char* path, Error* e) {
-    const MatmulSetup setup = matmul_setup(c);
-    MatmulChoice* choices = (MatmulChoice*)xcalloc((size_t)c->num_plans, sizeof *choices);
+/* Lists the choices of all plans, for free(). */
+static inline MatmulChoice* matmul_choices(const MatmulContext* c) {
+    MatmulChoice* choices = (MatmulChoice*)xcalloc(MATMUL_MAX_PLANS, sizeof *choices);
     for (int i = 0; i < c->num_plans; i++) {
         const MatmulPlan* p = &c->plans[i];
         choices[i].key = p->key;
@@ -252,6 +251,24 @@ static inline bool matmul_save_plans(const MatmulContext* c, const char* path, E
         choices[i].us = p->us;
         choices[i].heuristic_us = p->heuristic_us;
     }
+    return choices;
+}
+
+/* Gives the plans made so far the algorithms of `count` choices, where one is for them. */
+static inline void matmul_adopt(MatmulContext* c, MatmulChoice* choices, int count) {
+    MatmulContext other = *c;
+    other.saved = choices;
+    other.num_saved = count;
+    for (int i = 0; i < c->num_plans; i++) {
+        const MatmulPlan before = c->plans[i];
+        if (!matmul_use_saved(&other, &c->plans[i])) { c->plans[i] = before; }
+    }
+}
+
+/* Writes the choices of all plans. */
+static inline bool matmul_save_plans(const MatmulContext* c, const char* path, Error* e) {
+    const MatmulSetup setup = matmul_setup(c);
+    MatmulChoice* choices = matmul_choices(c);
     const bool ok = matmul_plans_write(path, &setup, choices, c->num_plans, e);
     free(choices);
     return ok;

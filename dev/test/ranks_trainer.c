@@ -7,6 +7,9 @@
  * In the place of a GPU's network stands a file that the ranks map into memory, $RANKS_MEMORY: each rank writes its gradients
  * there, adds up the shards that it owns in rank order, updates them, and leaves the new weights for the others.
  * $RANKS_HANG: a rank and a step, such as 1:5, in which it stands still. $RANKS_SLOW: a rank that is slow.
+ *
+ * With RANKS_ZERO=3 the ranks behave as if each had its shards of the weights alone (--zero 3): a checkpoint gets each piece of
+ * a weight from its owners, and a rank that passes the layers where another one does something else ends the run.
  */
 #define main train_llama3_main  // its loop is wanted, but another main
 #include "train_llama3.c"
@@ -57,7 +60,7 @@ static double sum_shards(Llama* m, const StepPlan* plan) {
         const ArenaRange shard = shard_of(&exchange.buckets.items[b], r->rank, r->ranks);
         const float* parts[RANKS_MAX];
         for (int i = 0; i < r->ranks; i++) { parts[i] = exchange.grads + (size_t)i * elements + shard.first; }
-        square += ordered_sum(m->grads + shard.first, parts, r->ranks, shard.count);
+        square += ordered_sum(m->grads + shard.first, parts, r->ranks, shard.count, false);
     }
     return square;
 }
@@ -128,6 +131,70 @@ static bool ranks_step(void* model, const StepPlan* plan, double lr, Error* e) {
     return true;
 }
 
+// ---------------------------------------------------------------------------------------------------------------------
+// what ranks of ZeRO 3 do together
+
+static Team* zero_team;  // NULL: they have all weights
+
+/* Ends the run if the ranks are not all at the same place, as collectives of another kind would never end. */
+static void meet(const char* place) {
+    char mine[32] = "", all[RANKS_MAX][sizeof mine];
+    Error e = NO_ERROR;
+    if (!zero_team) { return; }
+    snprintf(mine, sizeof mine, "%s", place);
+    must(team_gather(zero_team, mine, sizeof mine, all, &e), &e);
+    for (int r = 0; r < zero_team->run.ranks; r++) {
+        if (strcmp(all[r], mine) != 0) { die("passes apart: here %s, on rank %d %s", mine, r, all[r]); }
+    }
+}
+
+/* A TensorSource: every rank leaves what it owns of a piece for rank 0. */
+static bool zero_piece(void* model, const Param* p, size_t first, size_t n, float* dst, Error* e) {
+    const float* params = trained_params((Llama*)model) + p->offset + first;
+    const Ranks* r = &zero_team->run;
+    float* shared = exchange.grads;
+    size_t local = 0;
+    (void)e;
+    for (size_t i = 0; r->rank == 0 && i < n; i++) { shared[i] = NAN; }
+    meet(p->name);
+    for (size_t i = 0; i < n; i++) {
+        if (shard_owner(&exchange.buckets, p->offset + first + i, &local) == r->rank) { shared[i] = params[i]; }
+    }
+    meet("the piece is there");
+    if (r->rank == 0) { memcpy(dst, shared, n * sizeof *dst); }
+    return true;
+}
+
+static StateSlot zero_collect(void* model, SlotKind kind) {
+    const StateSlot slot = {slot_names[kind], SAFE_F32, zero_team ? zero_piece : NULL, NULL, model};
+    return slot;
+}
+
+static bool zero_queue_losses(void* model, const BatchSource* data, Error* e) {
+    meet("losses");
+    return cpu_trainer.queue_losses(model, data, e);
+}
+
+static const float* zero_next_logits(void* model, const int32_t* tokens, int count, int pos, Error* e) {
+    meet("logits");
+    return cpu_trainer.next_logits(model, tokens, count, pos, e);
+}
+
+static bool zero_name_not_finite(void* model, char name[TENSOR_TEXT]) {
+    meet("name");
+    return cpu_trainer.name_not_finite(model, name);
+}
+
+/* Makes the ranks those of --zero 3. */
+static void zero_open(Trainer* trainer, Session* s) {
+    zero_team = s->team;
+    s->options.zero = ZERO_3;
+    trainer->collect = zero_collect;
+    trainer->queue_losses = zero_queue_losses;
+    trainer->next_logits = zero_next_logits;
+    trainer->name_not_finite = zero_name_not_finite;
+}
+
 static const char* variable(const char* name) { return getenv(name); }
 
 /* Takes the first two words away if they are this flag and its value, which it returns; NULL: they are not. */
@@ -166,6 +233,7 @@ int main(int argc, char** argv) {
         trainer.step = ranks_step;
         trainer.busy_ms = ranks_busy_ms;
         exchange_open(&s);
+        if (getenv("RANKS_ZERO")) { zero_open(&trainer, &s); }
     }
     run_job(&trainer, &s, train);
     together_close(&s, false);

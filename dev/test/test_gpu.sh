@@ -110,6 +110,20 @@ tests() {
     quick "2 GPUs skip a step that is not finite on one of them" two_skip_together
     full "2 GPUs survive kills of one rank" two_survive_kills
 
+    for v in bf16 fp32; do quick "2 GPUs, ZeRO 1, 2 and 3: the same bits, $v" zeros_agree $v $v "1 2 3" --batch 4; done
+    quick "2 GPUs, ZeRO 1, 2 and 3, tied: the same bits, BF16" tied_zeros_agree bf16
+    full "2 GPUs, ZeRO 1, 2 and 3, FP16, blocks recomputed: the same bits" zeros_agree fp16 fp16 "1 2 3" --batch 4 --recompute block
+    quick "2 GPUs, ZeRO 2 and 3 in 4 micro-batches: the same bits" zeros_agree bf16 micro "2 3" --batch 2 --total-batch 4096
+    full "2 GPUs, ZeRO 2 and 3, split master, bf16 moments: the same bits" zeros_agree bf16 split "2 3" --batch 2 --total-batch 4096 --master split --moments bf16
+    quick "2 GPUs, ZeRO 2 in 4 micro-batches is near ZeRO 1" zeros_are_near
+    quick "2 GPUs, ZeRO 2 and 3: the same bits with and without graph, where what travels is slow" zeros_have_one_result
+    quick "2 GPUs stop and go on from ZeRO 3 as 1 and as 3 again: the same bits" zeros_go_on_as_another
+    quick "2 GPUs, ZeRO 3: samples and validation are those of ZeRO 1" zeros_speak_alike
+    quick "2 GPUs, ZeRO 1 and 3: exact weights are written whole" exact_weights_are_collected
+    quick "2 GPUs, ZeRO 1 and 3: exact adapters are written whole" adapters_are_collected
+    full "2 GPUs: rank 0 tunes for both" two_are_tuned
+    full "2 GPUs, ZeRO 3: steps that are not finite end the run" zeros_are_ruined_together
+
     lane memory alone
     quick "15 GiB: refused with flags that run, BF16" hint_fits bf16
     quick "the memory table is true, d12 B=16" table_is_true bf16 --batch 16

@@ -45,6 +45,13 @@ a row without a target has a loss | FP32 | test_kernels_cu crossentropy_agrees |
 a mean over all tokens for one over the trained targets | BF16 | test_kernels_cu a_step_is_divided | llmc/gpu/step_state.cuh | s/factor = trained_factor(&h, s->trained)/factor = 1/
 alpha / rank forgotten | BF16 | test_llama3cu $lora | llmc/lora.cuh | s/stream, l->scale)/stream)/
 only the first adapter of a product in dx | BF16 | test_llama3cu $lora | llmc/lora.cuh | s/{N, C, R},$/{N, C, r},/
+a micro-step's sum overwrites those before it | BF16 | test_kernels_cu ordered_sums_agree | llmc/gpu/exchange.cuh | s/if constexpr (ADD)/if constexpr (false)/
+a part of the ring is written while it travels | BF16 | zero_bits.sh | train_llama3.cu | s/if (m->grads.in_ring && taken)/if (false)/
+the head's gaps in the ring are not zeroed | BF16 | zero_bits.sh | llmc/gpu/gradients.cuh | s/if (g->in_ring && !c->tied) {/if (false) {/
+sums of a step begin with those of the step before | BF16 | zero_bits.sh | train_llama3.cu | s/add = ring && !(kind & MICRO_FIRST)/add = ring/
+a block is gathered into the slot of another | BF16 | zero_bits.sh | llmc/gpu/gathered.cuh | s/const int slot = l % GATHER_SLOTS;/const int slot = (l + (l == 5)) % GATHER_SLOTS;/
+blocks gathered before the update are used after it | BF16 | zero_bits.sh | llmc/gpu/gathered.cuh | s/^    gather_ring_reset(&g->ring);/    if (g->ring.last < 0) { gather_ring_reset(\&g->ring); }/
+a block is overwritten while it computes | BF16 | zero_bits.sh | llmc/gpu/gathered.cuh | s/if (count > 0) {/if (count == GATHER_SLOTS) {/
 the split master's low half dropped | BF16 | test_kernels_cu adamw_agrees | llmc/adamw.cuh | s/master\.v\[k\] = split_low(p)/master.v[k] = 0/
 END
 }
@@ -69,14 +76,22 @@ copy_sources() {
 
 aim() { # aim TEST: sets $target and $arguments; TEST names a pair by its model folder
     target=build/${1%% *} arguments=${1#* }
-    case $1 in test_llama3cu*) target=test_llama3cu arguments="$arguments $arguments.state.safetensors" ;; esac
+    case $1 in
+        test_llama3cu*) target=test_llama3cu arguments="$arguments $arguments.state.safetensors" ;;
+        zero_bits.sh*) target=train_llama3cu arguments= ;;
+    esac
 }
 
 build() { # build PRECISION
     make -s -C "$here" NVCC="$NVCC" PRECISION="$1" ${GPU_ARCH:+GPU_ARCH="$GPU_ARCH"} "$target" >"$here/log" 2>&1
 }
 
-run_test() { (cd "$here" && timeout 120 "./$target" $arguments >log 2>&1); }
+run_test() {
+    case $target in
+        train_llama3cu) dev/test/gpu/zero_bits.sh "$here" >"$here/log" 2>&1 ;;
+        *) (cd "$here" && timeout 120 "./$target" $arguments >log 2>&1) ;;
+    esac
+}
 
 # unfit PRECISION TEST: prints what this GPU lacks for the test; fails if it lacks nothing
 unfit() {
@@ -84,6 +99,7 @@ unfit() {
     case "$1 $2 sm_$capability" in
         *wgmma*sm_90) return 1 ;;
         *wgmma*) echo "needs sm_90" ;;
+        *zero_bits*) [ "$(nvidia-smi -L | grep -c '^GPU')" -lt 2 ] && echo "needs 2 GPUs" ;;
         BF16*sm_7?) echo "needs sm_80 or newer" ;;
         *) return 1 ;;
     esac

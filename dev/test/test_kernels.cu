@@ -15,6 +15,7 @@
 #include "llmc/adamw.cuh"
 #include "llmc/crossentropy.cuh"
 #include "llmc/embedding.cuh"
+#include "llmc/gpu/exchange.cuh"
 #include "llmc/gpu/finite.cuh"
 #include "llmc/lora.cuh"
 #include "llmc/matmul_tune.cuh"
@@ -686,6 +687,51 @@ static void norm_and_loss_sums_agree() {
     }
 }
 
+/* ordered_sum() of `parts` (ranks, n), which hold numbers of type Grad. */
+template <typename Grad>
+static double ordered_sum_oracle(Floats& out, const Floats& parts, int ranks, size_t n, bool add) {
+    std::vector<const float*> list(ranks);
+    for (int r = 0; r < ranks; r++) { list[r] = parts.data() + (size_t)r * n; }
+    return ordered_sum(out.data(), list.data(), ranks, n, add);
+}
+
+/* The sum in rank order has the oracle's bits, alone and added to that of the micro-steps before, and leaves its squares. */
+template <typename Grad>
+static void ordered_sums_agree_with(int ranks, size_t n) {
+    const bool fp32 = sizeof(Grad) == sizeof(float);
+    const Floats parts = random_values<Grad>((size_t)ranks * n, 0.01f), before = random_values<float>(n, 0.01f);
+    const Grad* d_parts = upload_rows<Grad>(parts, 1, (size_t)ranks * n, (size_t)ranks * n);
+    for (const bool add : {false, true}) {
+        Floats want = before, runs[2];
+        const double squares = ordered_sum_oracle<Grad>(want, parts, ranks, n, add);
+        double sums[2] = {0, 0};
+        for (int run = 0; run < 2; run++) {
+            float* out = add ? upload(before) : device_alloc<float>(n);
+            double* partials = device_alloc<double>(SUM_BLOCKS);
+            ordered_sum_cuda(out, partials, d_parts, fp32, ranks, n, add, 0);
+            runs[run] = download(out, n);
+            for (double partial : download(partials, SUM_BLOCKS)) { sums[run] += partial; }
+        }
+        CHECK(memcmp(runs[0].data(), want.data(), n * sizeof(float)) == 0, "%d ranks, %zu elements, add %d: other bits", ranks,
+              n, add);
+        CHECK(memcmp(runs[0].data(), runs[1].data(), n * sizeof(float)) == 0 && sums[0] == sums[1], "%d ranks: two runs differ",
+              ranks);
+        CHECK(fabs(sums[0] - squares) <= 1e-6 * squares, "%d ranks, %zu elements, add %d: squares %.9g, wanted %.9g", ranks, n,
+              add, sums[0], squares);
+    }
+    device_free_all();
+}
+
+static void ordered_sums_agree() {
+    // in vectors of 8: less than a block, a whole grid and one vector more, several rounds of the grid
+    for (size_t n : {(size_t)8, (size_t)1024, (size_t)SUM_BLOCKS * SUM_THREADS * 8 + 8, (size_t)3000000}) {
+        for (int ranks : {1, 2, 3, 8}) {
+            ordered_sums_agree_with<floatX>(ranks, n);
+            if (sizeof(floatX) != sizeof(float)) { ordered_sums_agree_with<float>(ranks, n); }
+        }
+    }
+}
+
 static void losses_add_up_by_source() {
     const int B = 37, T = 1000, S = 5;
     const Floats losses = random_values<float>((size_t)B * T, 1);
@@ -1329,6 +1375,7 @@ static const struct {
     ENTRY(crossentropy_shows_what_is_not_finite),
     ENTRY(the_first_not_finite_is_found),
     ENTRY(norm_and_loss_sums_agree),
+    ENTRY(ordered_sums_agree),
     ENTRY(losses_add_up_by_source),
     ENTRY(decisions_follow_the_host),
     ENTRY(a_step_is_divided_by_its_trained_targets),

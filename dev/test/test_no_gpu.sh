@@ -3,7 +3,7 @@
 # that is here is hidden. The memory tables are compared with what an H200 held. Run from the project's root.
 . dev/test/lib.sh
 [ -x "$bin/train_llama3cu" ] || {
-    skip "what a run on a GPU would take" "there is no train_llama3cu" 120
+    skip "what a run on a GPU would take" "there is no train_llama3cu" 156
     summary
     exit
 }
@@ -102,7 +102,8 @@ built_for "BF16 FP16" "$name" && check "$name" fits 180 --model llama3.1-70b --l
 expect "70B does not fit into 180 GiB" 1 "try a smaller --model" plan --model llama3.1-70b --seq 8192 --batch 1 --max-memory 180G
 
 # ---------------------------------------------------------------------------------------------------------------------
-# several GPUs: a rank's table. Optimizer state is shared out (ZeRO 1), weights and gradients are not
+# several GPUs: a rank's table. Optimizer state is shared out (ZeRO 1), weights and gradients are not; gradients (2), and the
+# blocks' weights (3)
 
 # mib RANKS TABLE: prints a line "RANKS MIB ROUNDING NAME" for each of the table's; ROUNDING: how much the text may hide
 mib() {
@@ -145,7 +146,19 @@ optimizer() {
     [ "$precision" = FP32 ] || divided master || return 1
     divided m && divided v
 }
-exchange() { awk '$4 == "exchange" { rows++; if ($1 == 1 || $2 <= 0) { bad = 1 } } END { exit bad || rows != 6 }' tables; }
+# exchange: from two ranks on there is room for what arrives, and for sums in fp32, as many as there are moments
+exchange() {
+    awk '$4 == "landing" { rows++; if ($1 == 1 || $2 <= 0) { bad = 1 } } $4 == "m" { m[$1] = $2 }
+         $4 == "fp32" && $5 == "sums" { sums[$1] = $2 }
+         END { for (n in sums) { rows++; if (sums[n] != m[n]) { bad = 1 } } exit bad || rows != 12 }' tables
+}
+# row NAME RANKS: its MiB; at NAME RANKS MIB: it is that, to 2 MiB or the digits that are printed
+row() { awk -v name="$1" -v ranks="$2" '$1 == ranks && $0 ~ " " name "$" { print $2 }' tables; }
+at() { row "$1" "$2" | awk -v want="$3" '{ n++; d = $1 - want; bad = d > 8 || -d > 8; print $1 " of " want } END { exit bad || n != 1 }'; }
+less_than() { # less_than FILE: each rank needs less than in that file's tables
+    awk 'NR == FNR { if ($4 == "need") { more[$1] = $2 } next } $4 == "need" && $1 > 1 { n++; if ($2 >= more[$1]) { bad = 1 } }
+         END { exit bad || n != 6 }' "$1" tables
+}
 
 # refused MODEL RANKS: in 70 % of what a rank needs it is refused in one line, and with the hint's flags, if it has some, it fits
 refused() {
@@ -169,10 +182,36 @@ for model in d2 d12 llama3.2-1b llama3.2-3b llama3.1-8b llama3.1-70b; do
     check "$model: activations, logits and context neither" eval 'whole activations && whole logits && whole "context, estimated"'
     check "$model: an exchange from two ranks on" exchange
     check "$model: what is refused tells flags that fit" all_refused "$shape"
+    cp tables before
+    for zero in 2 3; do
+        check "$model: there are tables of ZeRO $zero" tables $shape --zero $zero
+        check "$model: they add up, with optimizer state shared out" eval 'adds_up && optimizer && exchange'
+        case $model in
+            llama3.1*) check "$model: ZeRO $zero needs less than $((zero - 1))" less_than before && cp tables before ;;
+        esac
+    done
 done
+# 128256 x 4096 of the embedding and of the head, 32 blocks of 218112000 (4096 are the final norm)
+wide=1
+[ "$precision" = FP32 ] && wide=2
+tables --model llama3.1-8b --train "$tmp/long.bin" --seq 2048 --batch 4 --zero 2
+check "8B, ZeRO 2: gradients of the ends and of two blocks" at gradients 8 $((1836 * wide))
+tables --model llama3.1-8b --train "$tmp/long.bin" --seq 2048 --batch 4 --zero 3
+check "8B, ZeRO 3: gradients of the ends and of two blocks" at gradients 8 $((1836 * wide))
+check "8B, ZeRO 3: weights of the ends, an eighth of the blocks, and three blocks" at weights 8 $((4916 * wide))
+name="what does not fit is told --zero"
+built_for BF16 "$name" && expect "$name" 1 "hint: these flags fit: --zero 2" \
+    plan --model llama3.1-8b --train "$tmp/long.bin" --seq 2048 --batch 1 --recompute block --master split --moments bf16 --gpus 64 --steps 1 --max-memory 24G
+expect "--zero without several GPUs has no effect" 0 "timed   nothing: " plan --model d2 --zero 3 --max-memory 80G
 name="8B T=8192 with fp32 master weights and moments fits into 79 GiB on 8 GPUs"
 eight="--model llama3.1-8b --seq 8192 --batch 1 --recompute norm+swiglu"
 built_for BF16 "$name" && check "$name" plan $eight --gpus 8 --max-memory 79G
+name="8B T=8192 with fp32 master weights and moments fits into 80 GB on 8 GPUs, nothing recomputed"
+eight="--model llama3.1-8b --seq 8192 --batch 1 --zero 2"
+built_for BF16 "$name" && check "$name" plan $eight --gpus 8 --max-memory 74G # 80 GB are 74.5 GiB
+name="70B T=8192 fits into 141 GB on 8 GPUs"
+seventy="--model llama3.1-70b --seq 8192 --batch 1 --zero 3 --recompute block --master split --moments bf16"
+built_for BF16 "$name" && check "$name" plan $seventy --gpus 8 --max-memory 131G # 141 GB are 131.3 GiB
 
 # ---------------------------------------------------------------------------------------------------------------------
 # several GPUs: who starts them, and what they do not do
@@ -205,20 +244,14 @@ torch 3 4 --model d1 --gpus 2 >"$tmp/stdout" 2>"$tmp/stderr"
 check "which is told once" test $? -eq 1 -a ! -s "$tmp/stderr"
 expect "a launcher of one process leaves it to --gpus" 0 "x 2 processes)" torch 0 1 $dry --gpus 2
 
-expect "--tune is for one GPU" 1 "--tune: each of 2 processes would " cu --model d1 --gpus 2 --tune --out none
-expect "--tune of a dry run, too" 1 "--tune: each of 2 processes would " plan --model d1 --gpus 2 --tune --max-memory 80G
-name="exact adapters are for one GPU"
 small="--model $pairs/gqa2_untied_rope8 --train $tmp/low.bin --seq 20"
-built_for "BF16 FP16" "$name" && expect "$name" 1 "error: --lora: each of 2 processes " cu $small --lora 4 --gpus 2 --out none
-name="exact weights are for one GPU"
-built_for "BF16 FP16" "$name" && expect "$name" 1 "--export-dtype f32: each of 2 " cu --model d1 --gpus 2 --export-dtype f32 --out none
-name="those of a run in FP32, too"
-built_for "BF16 FP16" "$name" && expect "$name" 1 "--export-dtype f32: each of 2 " plan --resume run --batch 1 --gpus 2 --max-memory 80G
-expect "where a run goes on in 16 bits" 0 "x 2 processes)" plan --resume run --batch 1 --gpus 2 --export-dtype bf16 --max-memory 80G
-check "what is refused leaves nothing" test ! -e none
-for flag in "--lora 4" "--export-dtype f32"; do
-    expect "one GPU takes $flag" 0 "timed   nothing: " plan $small $flag --gpus 1 --max-memory 80G
+for n in 1 2; do
+    for flag in "--lora 4" "--lora 4 --zero 3" "--export-dtype f32" "--zero 2 --tune"; do
+        expect "$n GPUs take $flag" 0 "timed   nothing: " plan $small $flag --gpus $n --steps 4 --max-memory 80G
+    done
 done
+expect "a run in FP32 goes on in this build on two" 0 "x 2 processes)" plan --resume run --batch 1 --gpus 2 --max-memory 80G
+check "nothing is written" test ! -e none
 
 # ---------------------------------------------------------------------------------------------------------------------
 # the tables are those of a card: GiB by nvidia-smi on an H200, from dev/results/nvidia-h200.md and nvidia-h200-tests.md

@@ -114,6 +114,38 @@ check "a checkpoint in 16 bits goes on alone" "$bin/train_llama3" --threads 1 --
     --export-dtype f32 --lr 0 --steps 8
 check "and its exact weights are written" cmp exact/step_00000007/model.safetensors written/step_00000008/model.safetensors
 
+# --- weights in shards (--zero 3): all ranks pass the layers at the same places, and write the weights together -----------------
+
+RANKS_ZERO=3
+export RANKS_ZERO
+expect "weights in shards" 0 "saved   parted/step_00000020" ranks 3 --out parted --sample-tokens 5 --sample-every 10
+for file in model state_rank00000 state_rank00001 state_rank00002; do
+    check "they are written whole: $file" cmp out3/step_00000020/$file.safetensors parted/step_00000020/$file.safetensors
+done
+check "with samples" test "$(grep -c '"event":"sample"' parted/log.jsonl)" -eq 2
+check "and the same validation" test "$(column loss val parted/log.jsonl)" = "$(column loss val out3/log.jsonl)"
+ranks 5 --model one/step_00000020 --lr 0 --steps 1 --batch 3 --total-batch 2880 --val-batches 4 --out evalzero >/dev/null 2>&1
+check "a rank without a batch passes one, too: the same digits" test "$(column loss val evalzero/log.jsonl)" = "$(column loss val eval1/log.jsonl)"
+ranks 2 --out parted_half --export-dtype bf16 --stop-after 7 >/dev/null 2>&1
+expect "a checkpoint in 16 bits goes on in other shards" 0 "saved   parted_half/step_00000020" ranks 3 --out parted_half --resume
+(
+    trap '' XFSZ
+    ulimit -f 128
+    timeout 60 "$trainer" --ranks 3 $flags --out full >"$tmp/stdout" 2>"$tmp/stderr"
+    echo $? >"$tmp/status"
+)
+check "a full disk ends all ranks" test "$(cat "$tmp/status")" -eq 1
+check "and is told" grep -q "^error: .*model.safetensors.*File too large" "$tmp/stderr"
+check "nothing half written stays" test -z "$(ls full | grep step_)"
+expect "steps that are not finite are named by all" 1 "is not finite, first in" ranks 3 --lr 1e3 --beta1 0 --beta2 0 --eps 1e-30 --weight-decay 1e3 --val-every 0 --steps 200 --out nan
+for of in plain sharded; do
+    [ $of = sharded ] && export RANKS_ZERO || unset RANKS_ZERO
+    ranks 3 --model one/step_00000020 --lora 3 --steps 5 --out lora_$of >/dev/null 2>&1
+    RANKS_ZERO=3
+done
+check "adapters in shards are written whole" cmp lora_plain/step_00000005/adapter_model.safetensors lora_sharded/step_00000005/adapter_model.safetensors
+unset RANKS_ZERO
+
 # --- ending ------------------------------------------------------------------------------------------------------------------
 
 # rank_pid RANK: prints the process of a rank of $pid

@@ -16,6 +16,7 @@
 #include "llmc/dist/ranks.h"         // defines: Ranks, ranks_device
 #include "llmc/run/mfu.h"            // defines: gpu_peak_flops
 #include "llmc/run/session.h"        // defines: Session
+#include "llmc/run/together.h"       // defines: together_take_first
 
 #include <dlfcn.h>
 
@@ -155,6 +156,18 @@ static inline void device_load_plans(MatmulContext* matmul, const Session* s) {
         must(path_join(path, s->model_dir, PLAN_NAME, &e), &e);
         if (!matmul_load_plans(matmul, path, &e)) { warn("%s: cuBLASLt chooses again, so the bits may differ", e.msg); }
     }
+}
+
+/* Lets all ranks use rank 0's algorithms for the products made so far: their own heuristics may have chosen otherwise, and rank 0
+ * alone tunes. They have the same card and cuBLASLt (device_build). */
+static inline void device_share_plans(MatmulContext* matmul, Team* team) {
+    if (!team) { return; }
+    int count = matmul->num_plans;
+    MatmulChoice* choices = matmul_choices(matmul);
+    together_take_first(team, &count, sizeof count);
+    together_take_first(team, choices, (size_t)count * sizeof *choices);
+    if (team->run.rank > 0) { matmul_adopt(matmul, choices, count); }
+    free(choices);
 }
 
 #endif

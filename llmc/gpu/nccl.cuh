@@ -63,6 +63,7 @@ static inline bool nccl_alloc(NcclGroup*, void**, size_t) { return false; }
 static inline void nccl_free(const NcclGroup*, void*) {}
 static inline void nccl_all_to_all(const NcclGroup*, const void*, void*, size_t, cudaStream_t, const char*) {}
 static inline void nccl_all_gather(const NcclGroup*, const void*, void*, size_t, cudaStream_t, const char*) {}
+static inline void nccl_broadcast(const NcclGroup*, void*, size_t, int, cudaStream_t, const char*) {}
 
 #else
 
@@ -294,6 +295,12 @@ static inline void nccl_all_to_all(const NcclGroup* g, const void* from, void* t
 static inline void nccl_all_gather(const NcclGroup* g, const void* from, void* to, size_t bytes, cudaStream_t stream,
                                    const char* what) {
     nccl_must(g, g->api.AllGather(from, to, bytes, ncclUint8, g->comm, stream), what);
+}
+
+/* Puts rank `root`'s `memory` (bytes) into that of all ranks. */
+static inline void nccl_broadcast(const NcclGroup* g, void* memory, size_t bytes, int root, cudaStream_t stream,
+                                  const char* what) {
+    nccl_must(g, g->api.Broadcast(memory, memory, bytes, ncclUint8, root, g->comm, stream), what);
 }
 
 #endif  // LLMC_NCCL

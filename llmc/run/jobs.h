@@ -182,7 +182,10 @@ static inline bool validate(const Trainer* t, Session* s, void* model, uint64_t 
     v.starts = s->val.starts ? (int32_t*)xcalloc(v.B * v.T, sizeof *v.starts) : NULL;
     v.progress = progress_begin(screen, "val", rows, "rows");
     const BatchSource data = {validation_next, &v, 1, 0, NULL, v.starts};
-    const uint64_t batches = ceil_div(rows, v.B), mine = batches > rank ? ceil_div(batches - rank, ranks) : 0;
+    const uint64_t batches = ceil_div(rows, v.B);
+    // ranks that pass the layers together have as many batches as rank 0; what is behind the last row does not count
+    const uint64_t least = session_passes_together(s) ? 0 : rank;
+    const uint64_t mine = batches > least ? ceil_div(batches - least, ranks) : 0;
     const bool ok = together_ok(s->team, take_losses(t, model, &data, mine, validation_take, &v, e), e);
     progress_end(&v.progress);
     double counts[2] = {(double)v.trained, (double)v.bytes}, sum = 0;

@@ -89,6 +89,12 @@ static FoundCheckpoint session_found;  // what another rank is told before it op
 /* Returns whether rows of the session's data hold documents that do not see each other. */
 static inline bool session_documents(const Session* s) { return s->train.starts || s->val.starts; }
 
+/* Returns whether the ranks pass the layers of the model together: each has a part of the blocks' weights alone (ZeRO 3). Then
+ * all run the model at the same places, or none. */
+static inline bool session_passes_together(const Session* s) {
+    return s->team && job_trains(s->job) && s->options.zero == ZERO_3;
+}
+
 /* Returns whether this process writes into --out. */
 static inline bool session_writes(const Session* s) {
     return s->job == JOB_TRAIN && s->rank == 0 && (s->options.profile == 0 || s->options.tune);

@@ -26,12 +26,15 @@ static inline void together_gather(Team* team, const void* mine, size_t bytes, v
     must(team_gather(team, mine, bytes, all, &e), &e);
 }
 
-/* Replaces the value by rank 0's. */
+/* Replaces the value by rank 0's, in pieces if it is long. */
 static inline void together_take_first(Team* team, void* value, size_t bytes) {
     if (!team) { return; }
-    char* all = (char*)xmalloc((size_t)team->run.ranks * bytes);
-    together_gather(team, value, bytes, all);
-    memcpy(value, all, bytes);
+    char* all = (char*)xmalloc((size_t)team->run.ranks * TEAM_PAYLOAD);
+    for (size_t at = 0; at < bytes; at += TEAM_PAYLOAD) {
+        const size_t n = size_min(TEAM_PAYLOAD, bytes - at);
+        together_gather(team, (char*)value + at, n, all);
+        memcpy((char*)value + at, all, n);
+    }
     free(all);
 }
 

@@ -499,12 +499,16 @@ static inline void training_checkpoint(Training* t, bool timed) {
     StateSlot slots[NUM_SLOTS];
     Error e = NO_ERROR;
     const int num_slots = state_slots(trainer, t->model, !exact, slots);
-    const StateSlot weights = trainer->slot(t->model, exact ? SLOT_MASTER : SLOT_WEIGHTS);
+    const SlotKind kind = exact ? SLOT_MASTER : SLOT_WEIGHTS;
+    const StateSlot own = trainer->slot(t->model, kind), all = trainer->collect ? trainer->collect(t->model, kind) : own;
+    const bool together = trainer->collect && all.source;
+    const StateSlot* weights = together ? &all : &own;
     const int major = s->options.major_every;
     together_at(s, PHASE_WRITING, t->reported);
     run_save_done();
     s->state.timed = timed && (major == 0 || t->reported % major != 0);
-    if (!session_checkpoint(s, dtype, weights.source, weights.ctx, slots, num_slots, trainer->add_files, t->model, &e)) {
+    if (!session_checkpoint(s, dtype, weights->source, weights->ctx, together, slots, num_slots, trainer->add_files, t->model,
+                            &e)) {
         training_die_unsaved(t, &e, dtype, slots, num_slots);
     }
     if (e.msg[0]) { fail(&t->error, "%s", e.msg); }
@@ -528,10 +532,9 @@ static inline void training_die_of_error(const Training* t) {
         (long long)t->saved, t->s->newest);
 }
 
-/* Ends the program after steps that were not finite. */
-static inline void training_die_not_finite(Training* t) {
-    char name[TENSOR_TEXT], count[32] = "step";
-    training_name_not_finite(t, name);
+/* Ends the program after steps that were not finite. `name`: what of them was the first. */
+static inline void training_die_not_finite(Training* t, const char* name) {
+    char count[32] = "step";
     if (t->not_finite > 1) { snprintf(count, sizeof count, "%d steps", t->not_finite); }
     if (!t->healthy[0]) {
         die("the loss or gradient norm of the last %s is not finite, first in %s\n  hint: start again with a lower --lr", count,
@@ -553,10 +556,12 @@ static inline void training_close(Training* t) {
                          : stopped                       ? "signal"
                          : s->plan.stop < s->plan.steps  ? "stop-after"
                                                          : "done";
+    char name[TENSOR_TEXT];
+    if (t->not_finite > 0) { training_name_not_finite(t, name); }  // on all ranks, while they are together
     log_end(&s->log, (int64_t)s->state.step, reason, now_seconds() - s->started, &t->error);
     together_close(s, t->error.msg[0] || t->not_finite > 0);
     if (t->error.msg[0]) { training_die_of_error(t); }
-    if (t->not_finite > 0) { training_die_not_finite(t); }
+    if (t->not_finite > 0) { training_die_not_finite(t, name); }
     s->status = stopped && !t->out_of_patience ? s->options.signal_status : 0;
     if (stopped && t->out_of_patience) {
         printf("ended   %d validations in a row were above %.4f of step %llu\n", s->options.patience, s->state.val.best,
