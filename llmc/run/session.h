@@ -13,6 +13,7 @@
 #include "llmc/base/utils.h"
 
 #include "llmc/config.h"
+#include "llmc/dist/sequence.h"    // defines: RowShare, row_share
 #include "llmc/dist/team_state.h"  // defines: Team
 #include "llmc/files/checkpoint.h"
 #include "llmc/files/dataloader.h"
@@ -78,6 +79,9 @@ typedef struct {
 
 /* Returns whether rows of the session's data hold documents that do not see each other. */
 static inline bool session_documents(const Session* s) { return s->train.starts || s->val.starts; }
+
+/* Returns what this process computes of the rows of a step. */
+static inline RowShare session_share(const Session* s) { return row_share(s->rank, s->ranks, s->options.seq_parallel); }
 
 /* Returns whether this process writes into --out. */
 static inline bool session_writes(const Session* s) {
