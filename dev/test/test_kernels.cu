@@ -16,6 +16,7 @@
 #include "llmc/crossentropy.cuh"
 #include "llmc/embedding.cuh"
 #include "llmc/gpu/finite.cuh"
+#include "llmc/gpu/sequence.cuh"
 #include "llmc/lora.cuh"
 #include "llmc/matmul_tune.cuh"
 #include "llmc/rmsnorm.cuh"
@@ -408,6 +409,45 @@ static void rope_turns_q_and_k_and_leaves_v() {
             CHECK(same, "%s: v was changed", what);
         }
         free(starts);
+        device_free_all();
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// heads for parts of rows
+
+static void heads_are_packed_and_unpacked() {
+    // B, T of a part, NH, NKV (0: attention's output), HD, parts
+    const int shapes[][6] = {{1, 17, 4, 2, 64, 2},  {3, 33, 12, 4, 64, 2},   {3, 33, 12, 4, 64, 4}, {1, 50, 32, 8, 128, 8},
+                             {3, 9, 32, 8, 128, 4}, {1, 129, 32, 0, 128, 2}, {3, 20, 12, 0, 64, 4}, {2, 7, 4, 2, 12, 2},
+                             {2, 5, 2, 2, 10, 2},   {1, 3, 8, 8, 2, 8},      {1, 1, 2, 2, 256, 2},  {3, 4, 6, 3, 6, 1}};
+    for (auto& s : shapes) {
+        const AttentionShape shape = {s[0], s[1], s[2], s[3], s[4]};
+        const int parts = s[5];
+        const size_t N = (size_t)s[0] * s[1], width = heads_width(shape), own = width / parts;
+        const size_t pitch = row_pitch<floatX>(width), own_pitch = row_pitch<floatX>(own);
+        char what[96];
+        snprintf(what, sizeof what, "heads B=%d T=%d NH=%d NKV=%d HD=%d parts=%d", s[0], s[1], s[2], s[3], s[4], parts);
+        Floats rows = random_values<floatX>(N * width, 1), pieces(N * width);
+        heads_pack(pieces.data(), rows.data(), shape, parts, false);
+        compare(what,
+                twice(what,
+                      [&] {
+                          floatX *from = upload_rows<floatX>(rows, N, width, pitch),
+                                 *to = device_alloc<floatX>(N * parts * own_pitch);
+                          heads_pack_cuda(to, from, shape, parts, false, 0);
+                          return download_rows(to, N * parts, own, own_pitch);
+                      }),
+                pieces, 0, 0);
+        compare(what,
+                twice(what,
+                      [&] {
+                          floatX *from = upload_rows<floatX>(pieces, N * parts, own, own_pitch),
+                                 *to = device_alloc<floatX>(N * pitch);
+                          heads_pack_cuda(from, to, shape, parts, true, 0);
+                          return download_rows(to, N, width, pitch);
+                      }),
+                rows, 0, 0);
         device_free_all();
     }
 }
@@ -1323,6 +1363,7 @@ static const struct {
     ENTRY(rmsnorm_forward_agrees),
     ENTRY(rmsnorm_backward_adds_to_both_gradients),
     ENTRY(rope_turns_q_and_k_and_leaves_v),
+    ENTRY(heads_are_packed_and_unpacked),
     ENTRY(swiglu_agrees_in_place_and_apart),
     ENTRY(crossentropy_agrees_for_all_vocabularies),
     ENTRY(crossentropy_plans_agree),
