@@ -29,6 +29,7 @@ train() {
     wait $pid 2>/dev/null
     echo "rows of $seq tokens:"
     grep -E '^memory  need|^plan |^ *step |^ *[0-9]+/1000 |^error|^  hint' "$out/$seq.txt"
+    grep '"event":"step"' "$out/$seq/log.jsonl"
     [ "$(grep -c '"event":"step"' "$out/$seq/log.jsonl" 2>/dev/null)" -ge "$steps" ]
 }
 

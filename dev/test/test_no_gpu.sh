@@ -3,7 +3,7 @@
 # that is here is hidden. The memory tables are compared with what an H200 held. Run from the project's root.
 . dev/test/lib.sh
 [ -x "$bin/train_llama3cu" ] || {
-    skip "what a run on a GPU would take" "there is no train_llama3cu" 120
+    skip "what a run on a GPU would take" "there is no train_llama3cu" 142
     summary
     exit
 }

@@ -145,9 +145,9 @@ two_share_rows() {
         documents) documents_written "$tmp" && set -- "$@" --train "$tmp/masked.bin" --val "$tmp/documents.bin" --documents mask || return 1 ;;
         adapters)
             cu fp32 $ranked --model d6 --train "$tmp/data_train.bin" --batch 4 --steps 5 --out "$d/base" || return 1
-            set -- "$@" --model "$d/base/step_00000005" --lora 4 --train "$tmp/data_train.bin"
+            set -- "$@" --model "$d/base/step_00000005" --lora 4 --train "$tmp/data_train.bin" --val "$tmp/data_train.bin"
             ;;
-        *) set -- "$@" --train "$tmp/data_train.bin" ;;
+        *) set -- "$@" --train "$tmp/data_train.bin" --val "$tmp/data_train.bin" ;;
     esac
     two fp32 $sharing "$@" --val-every 5 --val-batches 3 --seq-parallel 2 --out "$d/two" || exit $?
     cu fp32 $sharing "$@" --val-every 5 --val-batches 3 --out "$d/one" && close_steps 1e-6 1e-4 "$d/one" "$d/two" || return 1
