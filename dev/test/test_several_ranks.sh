@@ -77,6 +77,7 @@ shared() {
 }
 small="--threads 1 --model $pairs/gqa2_untied_rope8 --train ids.bin --val val_ids.bin --seq 20 --batch 1 --total-batch 240 --lr 3e-3 \
     --sample-tokens 0 --steps 20 --val-every 10 --val-batches 11"
+near() { awk -v a="$1" -v b="$2" 'BEGIN { d = a - b; exit !(a > 0 && d < 1e-7 * a && -d < 1e-7 * a) }'; }
 # are_one NAME FLAGS...: 2, 4 and 6 ranks that share rows train as one process does
 are_one() {
     what=$1
@@ -95,12 +96,18 @@ are_one plain
 cp -r "$pairs/gqa2_untied_rope8" separated && sed 's/"bos_token_id": null/"bos_token_id": 7/' "$pairs/gqa2_untied_rope8/config.json" >separated/config.json
 are_one documents --model separated --documents mask
 are_one adapters --lora 4 --batch 2
+{ head -c 4 ids.bin && printf '\002\000\000\000' && tail -c +9 ids.bin && head -c 250 /dev/zero | tr '\000' '\025'; } >masked.bin
+are_one masked --model separated --train masked.bin
+check "masked: as many targets are trained" \
+    test "$(column trained step whole_masked/log.jsonl)" = "$(column trained step shared_masked4/log.jsonl)"
+are_one mixed --train ids.bin:0.7,val_ids.bin:0.3
+check "mixed: the first step's losses by source" \
+    near "$(column sources step whole_mixed/log.jsonl | head -n 1 | tr -d '[')" "$(column sources step shared_mixed4/log.jsonl | head -n 1 | tr -d '[')"
 for n in 2 6; do
     shared $n 2 --model whole_plain/step_00000020 --lr 0 --steps 1 --batch 3 --total-batch 360 --out shared_eval$n >/dev/null 2>&1
 done
 "$bin/train_llama3" $small --model whole_plain/step_00000020 --lr 0 --steps 1 --batch 3 --total-batch 360 --out whole_eval >/dev/null 2>&1
 check "a validation over shared rows" test -n "$(column loss val whole_eval/log.jsonl)"
-near() { awk -v a="$1" -v b="$2" 'BEGIN { d = a - b; exit !(a > 0 && d < 1e-7 * a && -d < 1e-7 * a) }'; }
 check "2 ranks: the same within 1e-7" near "$(column loss val whole_eval/log.jsonl)" "$(column loss val shared_eval2/log.jsonl)"
 check "6 ranks: the same digits" test "$(column loss val shared_eval6/log.jsonl)" = "$(column loss val shared_eval2/log.jsonl)"
 for i in 0 1 2 3 4 5 6 7 8 9; do

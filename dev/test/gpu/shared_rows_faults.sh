@@ -44,7 +44,7 @@ while IFS= read -r line <&3; do
     planted=$((planted + 1))
     [ "${1:-}" != plant ] || continue
     here=$folder/$planted
-    mkdir -p "$here/build" && cp -r llmc Makefile README.md train_llama3.cu tokenize "$here" && cp "$folder/changed" "$here/$file" && cd "$here" || exit 1
+    mkdir -p "$here/build" && cp -r llmc Makefile README.md train_llama3.cu tokenize "$here" && ln -s "$root/dev" "$here/dev" && cp "$folder/changed" "$here/$file" && cd "$here" || exit 1
     make -s train_llama3cu PRECISION=FP32 LIBEDIT=0 >log 2>&1 || { tail -n 5 log && echo "FAIL fault $name compiles" && exit 1; }
     awk 'BEGIN { for (d = 0; d < 40; d++) { t = ""; for (i = 0; i < 40 + d % 7 * 30; i++) { s = (s * 171 + 11213) % 53125; t = t " w" s % 90 } print "{\"text\": \"" t "\"}" } }' >text.jsonl
     ./tokenize -o data.bin text.jsonl >log 2>&1 || exit 1
