@@ -15,6 +15,9 @@ mkdir -p "$out" || exit 1
     head -c 1200000 /dev/urandom
 } >"$out/random.bin"
 
+# steps_done: prints how many steps the log has
+steps_done() { cat "$out/$seq/log.jsonl" 2>/dev/null | grep -c '"event":"step"'; }
+
 # train SEQ STEPS FLAGS...: so many steps of one row
 train() {
     seq=$1 steps=$2
@@ -23,14 +26,14 @@ train() {
     "$trainer" --gpus "$gpus" --seq-parallel "$gpus" --model llama3.1-8b --train "$out/random.bin" --batch 1 --seq "$seq" --recompute block \
         --steps 1000 --lr 1e-5 --schedule constant --sample-tokens 0 --val-every 0 --checkpoint-minutes 0 --out "$out/$seq" "$@" >"$out/$seq.txt" 2>&1 &
     pid=$!
-    while kill -0 $pid 2>/dev/null && [ "$(grep -c '"event":"step"' "$out/$seq/log.jsonl" 2>/dev/null)" -lt "$steps" ] 2>/dev/null; do sleep 1; done
+    while kill -0 $pid 2>/dev/null && [ "$(steps_done)" -lt "$steps" ]; do sleep 1; done
     ranks=$(pgrep -P $pid)
     kill -9 $ranks $pid 2>/dev/null
     wait $pid 2>/dev/null
     echo "rows of $seq tokens:"
     grep -E '^memory  need|^plan |^ *step |^ *[0-9]+/1000 |^error|^  hint' "$out/$seq.txt"
     grep '"event":"step"' "$out/$seq/log.jsonl"
-    [ "$(grep -c '"event":"step"' "$out/$seq/log.jsonl" 2>/dev/null)" -ge "$steps" ]
+    [ "$(steps_done)" -ge "$steps" ]
 }
 
 train 32768 3 "$@" && train 131072 2 "$@"
