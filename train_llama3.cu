@@ -25,10 +25,10 @@
 #include "llmc/gpu/cuda_common.cuh"  // defines: floatX, CUDA_CHECK, to_float, ProfileRange
 #include "llmc/gpu/device.cuh"       // defines: Device, device_open, device_close, device_memory, device_load_plans
 #include "llmc/gpu/weights.cuh"      // defines: WeightArena, weights_slot, weights_init, copy_in, copy_out
-#include "llmc/gpu/feed.cuh"         // defines: Feed, feed_next, IN_FLIGHT
+#include "llmc/gpu/feed.cuh"         // defines: Feed, feed_next, feed_clear, IN_FLIGHT
 #include "llmc/gpu/steps.cuh"        // defines: Steps, steps_begin, steps_end, steps_wait, steps_capture, steps_restore
 #include "llmc/gpu/profile.cuh"      // defines: Profiler, Op, LayerRange, print_profile
-#include "llmc/gpu/debug.cuh"        // defines: debug_name
+#include "llmc/gpu/debug.cuh"        // defines: debug_name, debug_name_params
 #include "llmc/gpu/debug_parts.cuh"  // defines: part_not_finite, weights_not_finite, sums_not_finite
 #include "llmc/gpu/exchange.cuh"     // defines: Exchange, exchange_join, exchange_send, exchange_gather, exchange_finish
 #include "llmc/gpu/gathered.cuh"     // defines: Gathered, gathered_begin, gathered_block
@@ -36,6 +36,7 @@
 #include "llmc/gpu/collect.cuh"      // defines: Collect, collect_source
 #include "llmc/gpu/arena.cuh"        // defines: Arena, take
 #include "llmc/gpu/layers.cuh"       // defines: Queue, Gradient, embedding, rmsnorm, rope, attention, swiglu, linear
+#include "llmc/gpu/sequence.cuh"     // defines: Sequence, sequence_join, sequence_begin, qkv_rows, attend, heads_room
 #include "llmc/rope.h"               // defines: rope_table
 #include "llmc/gpu/step_state.cuh"   // defines: StepState, loss_sum_cuda, norm_square_cuda, step_decide_cuda
 #include "llmc/adamw.cuh"            // defines: AdamWStretch, AdamWTensors, adamw_update_cuda
@@ -67,8 +68,8 @@ typedef struct {
     floatX* h;            // (N, C) the residual stream as it enters; kept at every level
     floatX* norm1;        // (N, C)
     float* rstd1;         // (N)
-    floatX* qkv;          // (N, QKV) after RoPE
-    float* lse;           // (B, NH, T)
+    floatX* qkv;          // (N, QKV) after RoPE; of shared rows (B, T parts, QKV / parts), see dist/sequence.h
+    float* lse;           // (B, NH, T), or (B, NH / parts, T parts)
     floatX* att;          // (N, NH HD)
     floatX* mid;          // (N, C) the residual stream after attention
     floatX* norm2;        // (N, C)
@@ -106,13 +107,15 @@ enum { CAN_SPLIT = IS_BF16 };     // a master weight = its BF16 weight and 16 bi
 
 /* The buffers that a model needs. */
 typedef struct {
-    int rank, ranks;   // that share the optimizer's state
-    Zero zero;         // what else they share
-    NcclGroup* group;  // of several ranks that train
-    int B, T;          // of the micro-batch; B = 0: none
-    bool train;        // with gradients and optimizer
-    bool documents;    // of data whose rows hold some
-    int cache_len;     // positions of the KV cache; 0: no generation
+    int rank, ranks;     // that share the optimizer's state
+    Zero zero;           // what else they share
+    NcclGroup* group;    // of several ranks that train
+    int parts;           // of a row, of which this rank has one; <= 1: whole rows
+    NcclGroup* sharers;  // the ranks with the other parts
+    int B, T;            // of the micro-batch, T of a part; B = 0: none
+    bool train;          // with gradients and optimizer
+    bool documents;      // of data whose rows hold some
+    int cache_len;       // positions of the KV cache; 0: no generation
     Recompute level;
     bool fp32_grads;  // of all matrices, else floatX
     bool fp32_head;   // of the head alone
@@ -138,8 +141,9 @@ typedef struct {
     Exchange exchange;         // with the other ranks
     Gathered* gathered;        // ZeRO 3, else NULL
     Collect collect;           // what rank 0 writes of it
+    Sequence sequence;         // with those that share rows
     Team* team;                // of ranks that have to pass the layers together, else NULL
-    float* rope;               // (T, HD)
+    float* rope;               // (T parts, HD)
     BlockActivations* blocks;  // (L)
     floatX* h_final;           // (N, C)
     floatX* norm_final;        // (N, C)
@@ -148,7 +152,7 @@ typedef struct {
     floatX* logits;            // (min(N, CLASSIFIER_ROWS), V)
     floatX* dh;                // (N, C) gradient of the residual stream
     floatX* dnorm;             // (N, C)
-    floatX* dqkv;              // (N, QKV)
+    floatX* dqkv;              // (N, QKV); of shared rows also qkv on its way
     floatX* datt;              // (N, NH HD)
     floatX* dact;              // (N, F)
     floatX* dt;                // (N, lora_most_width)
@@ -203,7 +207,8 @@ static void lay_out_activations(Llama* m, Arena* a, Arena* w) {
     const ModelConfig* c = &m->config;
     const Layout* o = &m->layout;
     const size_t N = (size_t)o->B * o->T, L = c->num_layers, C = pitch_of(c->hidden_size), F = pitch_of(c->intermediate_size);
-    const size_t F2 = pitch_of(2 * (size_t)c->intermediate_size), QKV = pitch_of(qkv_width(c)), Q = pitch_of(q_width(c));
+    const size_t F2 = pitch_of(2 * (size_t)c->intermediate_size), Q = pitch_of(q_width(c));
+    const size_t QKV = heads_room(qkv_width(c), o->parts);
     const Recompute level = o->train ? o->level : RECOMPUTE_BLOCK;
     // take the buffers that all blocks share here, once; each block takes its own below
     BlockActivations shared;
@@ -222,7 +227,7 @@ static void lay_out_activations(Llama* m, Arena* a, Arena* w) {
         shared.mid = take<floatX>(w, N * C);
         shared.rstd2 = take<float>(w, N);
     }
-    m->rope = take<float>(a, (size_t)o->T * c->head_dim);
+    m->rope = take<float>(a, (size_t)o->T * o->parts * c->head_dim);
     floatX* ping_pong[2] = {NULL, NULL};  // without a backward pass, two residual streams are enough
     if (!o->train) {
         ping_pong[0] = take<floatX>(a, N * C);
@@ -256,13 +261,15 @@ static void lay_out_activations(Llama* m, Arena* a, Arena* w) {
 
 /* Lays out the buffers that carry batches to the device and losses back. */
 static void lay_out_batches(Llama* m, Arena* device, Arena* pinned) {
-    const size_t N = (size_t)m->layout.B * m->layout.T, slot = feed_slot(m->layout.B, m->layout.T, m->layout.documents);
+    const size_t N = (size_t)m->layout.B * m->layout.T, starts = m->layout.documents ? N * m->layout.parts : 0;
+    const size_t slot = feed_slot(m->layout.B, m->layout.T, starts);
     m->feed.B = m->layout.B;
     m->feed.T = m->layout.T;
+    m->feed.parts = m->layout.parts;
     m->feed.x = take<int32_t>(device, N);
     m->feed.y = take<int32_t>(device, N);
     m->feed.sources = take<int32_t>(device, m->feed.B);
-    m->feed.starts_room = m->layout.documents ? take<int32_t>(device, N) : NULL;
+    m->feed.starts_room = starts > 0 ? take<int32_t>(device, starts) : NULL;
     m->steps.losses = m->losses;
     m->steps.num_losses = N;
     for (int i = 0; i < IN_FLIGHT; i++) {
@@ -297,7 +304,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
     const Layout* o = &m->layout;
     const size_t N = (size_t)o->B * o->T, V = pitch_of(c->vocab_size), C = pitch_of(c->hidden_size);
     const size_t F = pitch_of(c->intermediate_size), F2 = pitch_of(2 * (size_t)c->intermediate_size);
-    const size_t QKV = pitch_of(qkv_width(c)), Q = pitch_of(q_width(c));
+    const size_t QKV = heads_room(qkv_width(c), o->parts), Q = heads_room(q_width(c), o->parts);
     Arena* w = &mem[MEM_WORKSPACE];
     lay_out_weights(m, &mem[MEM_WEIGHTS]);
     if (c->lora.rank > 0) { m->weights.trained = take<floatX>(&mem[MEM_ADAPTERS], m->trained.elements); }
@@ -327,9 +334,11 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         m->datt = take<floatX>(w, N * Q);
         m->dact = take<floatX>(w, N * F);
         m->dt = take<floatX>(w, N * pitch_of(lora_most_width(&c->lora)));
+        m->sequence.pieces = take<floatX>(w, o->parts > 1 ? N * QKV : 0);
+        m->sequence.out = take<floatX>(w, o->parts > 1 ? N * Q : 0);
         size_t scratch = size_max(rmsnorm_backward_scratch_cuda(N, c->hidden_size), norm_square_scratch_cuda());
         scratch = size_max(scratch, embedding_backward_scratch_cuda(N, c->hidden_size));
-        scratch = size_max(scratch, attention_backward_scratch_cuda(attention_shape(c, o->B, o->T)));
+        scratch = size_max(scratch, attention_backward_scratch_cuda(heads_shape(attention_shape(c, o->B, o->T), o->parts)));
         m->queue.scratch = take<char>(w, scratch);
         m->stretches = take<AdamWStretch>(w, m->trained.count);
         m->steps.state = take<StepState>(w, 1);
@@ -353,6 +362,8 @@ static Llama llama_open(const ModelConfig* c, const Layout* layout, MatmulContex
     memset(&m, 0, sizeof m);
     m.config = *c;
     m.layout = *layout;
+    m.layout.parts = m.sequence.parts = layout->parts > 1 ? layout->parts : 1;
+    m.sequence.group = layout->sharers;
     m.queue.matmul = matmul;
     const int ranks = layout->ranks > 1 ? layout->ranks : 1;
     m.table = param_table_for(c, ranks);
@@ -457,7 +468,8 @@ static Llama llama_create(const ModelConfig* c, const Layout* layout, MatmulCont
     steps_open(&m.steps, m.queue.stream);
     exchange_open(&m.exchange, m.queue.stream);
     gathered_open(m.gathered);
-    if (layout->B > 0) { upload_rope(&m, m.rope, layout->T); }
+    sequence_open(&m.sequence, m.exchange.stream);
+    if (layout->B > 0) { upload_rope(&m, m.rope, layout->T * m.layout.parts); }
     if (layout->cache_len > 0) { upload_rope(&m, m.decode_rope, layout->cache_len); }
     if (layout->train) {
         llama_make_stretches(&m);
@@ -471,8 +483,9 @@ static void llama_free(Llama* m) {
     CUDA_CHECK(cudaDeviceSynchronize());
     weights_close(&m->weights);
     feed_close(&m->feed);
-    steps_close(&m->steps);  // its graphs hold calls of the exchange
+    steps_close(&m->steps);  // its graphs hold calls of the exchanges
     gathered_close(m->gathered);
+    sequence_close(&m->sequence);
     exchange_close(&m->exchange);
     for (int i = 0; i < NUM_MEM; i++) {
         if (is_exchanged(m, i) && m->mapped[i]) {
@@ -500,19 +513,18 @@ static void llama_forward(const Llama* m) {
     gathered_begin(m->gathered, &m->exchange);
     const Ends ends = end_weights(m, false);
     ProfileRange phase("forward");
-
+    sequence_begin(&m->sequence, &m->exchange);
     embedding(q, m->blocks[0].h, ends.embedding, m->feed.x, N, C);
     for (int l = 0; l < L; l++) {
         LayerRange layer(l);
         const Block w = block_weights(m, l);
         const BlockActivations* s = &m->blocks[l];
         const LoraBlock adapters = lora_block(c, &m->trained, l);
-        floatX* h_next = l + 1 < L ? m->blocks[l + 1].h : m->h_final;
+        floatX *h_next = l + 1 < L ? m->blocks[l + 1].h : m->h_final, *qkv = qkv_rows(&m->sequence, s->qkv, m->dqkv);
         rmsnorm(q, s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps);
-        linear(q, "qkv", s->qkv, s->norm1, w.qkv, NULL, N, C, QKV);
-        lora(q, s->qkv, s->t[LORA_QKV], s->norm1, m->weights.trained, &adapters.at[LORA_QKV], N);
-        rope(q, s->qkv, m->feed.starts, m->rope, 0, shape);
-        attention(q, s->att, s->lse, s->qkv, m->feed.starts, shape);
+        linear(q, "qkv", qkv, s->norm1, w.qkv, NULL, N, C, QKV);
+        lora(q, qkv, s->t[LORA_QKV], s->norm1, m->weights.trained, &adapters.at[LORA_QKV], N);
+        attend(q, &m->sequence, s->att, s->lse, s->qkv, qkv, m->feed.starts, m->rope, shape);
         linear(q, "o", s->mid, s->att, w.o, s->h, N, Q, C);
         lora(q, s->mid, s->t[LORA_O], s->att, m->weights.trained, &adapters.at[LORA_O], N);
         rmsnorm(q, s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps);
@@ -561,13 +573,13 @@ static void block_recompute(const Llama* m, int l) {
     const BlockActivations* s = &m->blocks[l];
     const LoraBlock adapters = lora_block(c, &m->trained, l);
     const Recompute level = m->layout.level;
+    floatX* qkv = qkv_rows(&m->sequence, s->qkv, m->dqkv);
     if (level == RECOMPUTE_NONE) { return; }
     rmsnorm(q, s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps);
     if (level >= RECOMPUTE_BLOCK) {
-        linear(q, "qkv", s->qkv, s->norm1, w.qkv, NULL, N, C, QKV);
-        lora(q, s->qkv, s->t[LORA_QKV], s->norm1, m->weights.trained, &adapters.at[LORA_QKV], N);
-        rope(q, s->qkv, m->feed.starts, m->rope, 0, shape);
-        attention(q, s->att, s->lse, s->qkv, m->feed.starts, shape);
+        linear(q, "qkv", qkv, s->norm1, w.qkv, NULL, N, C, QKV);
+        lora(q, qkv, s->t[LORA_QKV], s->norm1, m->weights.trained, &adapters.at[LORA_QKV], N);
+        attend(q, &m->sequence, s->att, s->lse, s->qkv, qkv, m->feed.starts, m->rope, shape);
         linear(q, "o", s->mid, s->att, w.o, s->h, N, Q, C);
         lora(q, s->mid, s->t[LORA_O], s->att, m->weights.trained, &adapters.at[LORA_O], N);
     }
@@ -639,7 +651,8 @@ static void llama_backward(Llama* m, bool add, MicroKind kind) {
         linear_backward_input(q, "o dx", m->datt, m->dh, w.o, N, Q, C);
         lora_backward_input(q, m->datt, m->dt, m->dh, trained, &adapters.at[LORA_O], N);
         lora_backward_weight(q, grads, m->dt, m->dh, s->att, s->t[LORA_O], &adapters.at[LORA_O], N, add);
-        attention_backward(q, m->dqkv, m->datt, s->att, s->lse, s->qkv, m->feed.starts, m->rope, shape);
+        attend_backward(q, &m->sequence, m->dqkv, m->datt, s->att, m->layout.level == RECOMPUTE_BLOCK, s->lse, s->qkv,
+                        m->feed.starts, m->rope, shape);
         linear_backward_weight(q, "qkv dw", grad_at(m, P_Q, l), m->dqkv, s->norm1, N, C, QKV, add);
         linear_backward_input(q, "qkv dx", m->dnorm, m->dqkv, w.qkv, N, C, QKV);
         lora_backward_input(q, m->dnorm, m->dt, m->dqkv, trained, &adapters.at[LORA_QKV], N);
@@ -791,7 +804,7 @@ static const float* llama_decode(void* model, const int32_t* tokens, int count, 
 // training step
 
 /* Tells whether the ranks meet in every micro-step, not only in the last one of a step. */
-static bool meets_always(const Llama* m) { return m->grads.in_ring || m->gathered; }
+static bool meets_always(const Llama* m) { return m->grads.in_ring || m->team; }
 
 /* Runs one micro-batch, which lies in feed.x and feed.y: adds to the gradients and to the sum of losses. After the last of a
  * step, several ranks add up both. */
@@ -841,6 +854,7 @@ static StepResult step_result(void* model, const StepPlan* plan) { return steps_
 /* Returns the buffers that the job needs. With --grad-dtype auto, gradients with many additions per step add up in fp32, and
  * so do the adapters', which are small. Those of ZeRO 2 and 3 live for a micro-step: their sums are fp32 in any case. */
 static Layout layout_of(const Session* s, const Options* o) {
+    const RowShare share = row_share(s->rank, s->ranks, o->seq_parallel);
     Layout l;
     memset(&l, 0, sizeof l);
     l.train = job_trains(s->job);
@@ -848,15 +862,17 @@ static Layout layout_of(const Session* s, const Options* o) {
     l.ranks = s->ranks;
     l.B = l.train || s->job == JOB_EVAL ? o->batch : 0;
     l.zero = l.train && s->ranks > 1 ? (Zero)o->zero : ZERO_1;
-    l.T = o->seq;
+    l.parts = share.parts;
+    l.T = o->seq / share.parts;
     l.documents = session_documents(s);
     l.cache_len = session_context(s);
     l.level = (Recompute)o->recompute;
     l.master = sizeof(floatX) == 4 ? MASTER_NONE : o->master == MASTER_OPTION_SPLIT && CAN_SPLIT ? MASTER_SPLIT : MASTER_FP32;
     l.bf16_moments = o->moments == MOMENTS_BF16;
-    const int64_t micro = (int64_t)o->batch * o->seq, step = o->total_batch ? o->total_batch / s->ranks : micro;
+    const int64_t micro = (int64_t)o->batch * o->seq, step = o->total_batch ? o->total_batch / share.groups : micro;
     const bool ring = l.zero >= ZERO_2 && s->config.lora.rank == 0;
-    const int64_t sums = ring ? 1 : step / micro, head_sums = sums * (int64_t)ceil_div((size_t)micro, CLASSIFIER_ROWS);
+    const int64_t sums = ring ? 1 : step / micro;
+    const int64_t head_sums = sums * (int64_t)ceil_div((size_t)o->batch * l.T, CLASSIFIER_ROWS);
     const bool automatic = o->grad_dtype == GRAD_DTYPE_AUTO;
     l.fp32_grads = sizeof(floatX) == 4 || o->grad_dtype == GRAD_DTYPE_FP32 ||
                    (automatic && (sums > MOST_16BIT_SUMS || s->config.lora.rank > 0));
@@ -892,10 +908,11 @@ static void* trainer_create(const Trainer* t, Session* s) {
     Llama* m = (Llama*)xmalloc(sizeof *m);
     Layout layout = layout_of(s, &s->options);
     if (s->team && layout.train) { layout.group = exchange_join(s); }
+    if (s->team && layout.train) { layout.sharers = sequence_join(s); }
     *m = llama_create(&s->config, &layout, device_of(t)->matmul, 0);
     m->device = device_of(t);
     m->collect = {&m->weights, &m->exchange};
-    m->team = m->gathered ? s->team : NULL;
+    m->team = session_passes_together(s) ? s->team : NULL;
     return m;
 }
 
@@ -927,15 +944,6 @@ static bool trainer_add_files(void* model, Checkpoint* k, Error* e) {
     return device_save_plans(((Llama*)model)->queue.matmul, k->tmp, e) && checkpoint_add(k, PLAN_NAME, e);
 }
 
-/* Makes a batch of zeros, for micro-steps whose results nobody reads. */
-static void clear_batch(const Llama* m) {
-    CUDA_CHECK(cudaMemsetAsync(m->feed.x, 0, m->steps.num_losses * sizeof(int32_t), m->queue.stream));
-    CUDA_CHECK(cudaMemsetAsync(m->feed.y, 0, m->steps.num_losses * sizeof(int32_t), m->queue.stream));
-    if (m->feed.starts) {
-        CUDA_CHECK(cudaMemsetAsync(m->feed.starts, 0, m->steps.num_losses * sizeof(int32_t), m->queue.stream));
-    }
-}
-
 /* --tune: times the candidates for each product, in the memory of the activations, which is free now. Writes the choice. */
 static void tune(Llama* m, const Options* o) {
     Error e = NO_ERROR;
@@ -943,7 +951,7 @@ static void tune(Llama* m, const Options* o) {
         matmul_tune(m->queue.matmul, m->mapped[MEM_ACTIVATIONS], m->mapped_bytes[MEM_ACTIVATIONS], m->queue.stream);
     printf("tuned   %d of %d matrix products\n", tuned, m->queue.matmul->num_plans);
     upload_rope(m, m->rope, m->layout.T);  // table and tokens lay in that memory
-    clear_batch(m);
+    feed_clear(&m->feed);
     must(o->plan ? matmul_save_plans(m->queue.matmul, o->plan, &e) : device_save_plans(m->queue.matmul, o->out, &e), &e);
 }
 
@@ -959,7 +967,7 @@ static void trainer_prepare(void* model, const StepPlan* plan, const Session* s)
     const int count = micro_kinds(plan, kinds);
     steps_restore(&m->steps, plan->run);
     feed_aim(&m->feed, &plan->data);
-    clear_batch(m);
+    feed_clear(&m->feed);
     for (int k = 0; k < count; k++) { micro_step(m, plan, kinds[k]); }
     CUDA_CHECK(cudaStreamSynchronize(m->queue.stream));
     if (o->tune && s->rank == 0) { tune(m, o); }  // no product needs another rank
@@ -1012,35 +1020,31 @@ static bool trainer_name_not_finite(void* model, char name[TENSOR_TEXT]) {
     const Llama* m = (Llama*)model;
     const ModelConfig* c = &m->config;
     const size_t N = m->steps.num_losses, C = c->hidden_size;
+    const cudaStream_t stream = m->queue.stream;
+    void* scratch = m->queue.scratch;
     llama_forward(m);  // on all ranks, whatever they find
     for (int i = 0; i < m->table.count; i++) {
-        if (weights_not_finite(&m->weights, &m->table.items[i], m->queue.scratch, name)) { return true; }
+        if (weights_not_finite(&m->weights, &m->table.items[i], scratch, name)) { return true; }
     }
-    for (int i = 0; c->lora.rank > 0 && i < m->trained.count; i++) {
-        const Param* p = &m->trained.items[i];
-        const NamedTensor w = {p->name, -1, m->weights.trained + p->offset, false, p->rows, p->cols, p->cols};
-        if (debug_name(&w, 1, m->queue.scratch, m->queue.stream, name)) { return true; }
-    }
+    if (c->lora.rank > 0 && debug_name_params(&m->trained, m->weights.trained, scratch, stream, name)) { return true; }
     for (int l = 0; l < c->num_layers; l++) {
         NamedTensor list[6];
         const int count = block_tensors(m, l, list);
-        if (debug_name(list, count, m->queue.scratch, m->queue.stream, name)) { return true; }
+        if (debug_name(list, count, scratch, stream, name)) { return true; }
     }
     llama_loss(m, 0.0f, false);
     const NamedTensor last[] = {{"the residual stream behind the last layer", -1, m->h_final, false, N, C, pitch_of(C)},
                                 {"the losses", -1, m->losses, true, 1, N, N}};
-    if (debug_name(last, 2, m->queue.scratch, m->queue.stream, name)) { return true; }
+    if (debug_name(last, 2, m->queue.scratch, stream, name)) { return true; }
     for (int i = 0; i < m->trained.count; i++) {
         const Param* p = &m->trained.items[i];
         if (m->grads.in_ring && param_specs[p->kind].matrix) {  // whose parts have been overwritten
-            if (sums_not_finite(&m->exchange, p, m->queue.scratch, name)) { return true; }
+            if (sums_not_finite(&m->exchange, p, scratch, name)) { return true; }
             continue;
         }
         const Gradient grad = grad_at(m, p->kind, p->layer);
-        if (part_not_finite(p, "the gradient of ", grad.data, grad.fp32, 0, param_size(p), m->queue.scratch, m->queue.stream,
-                            name)) {
-            return true;
-        }
+        const size_t size = param_size(p);
+        if (part_not_finite(p, "the gradient of ", grad.data, grad.fp32, 0, size, scratch, stream, name)) { return true; }
     }
     return false;
 }

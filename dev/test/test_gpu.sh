@@ -109,6 +109,12 @@ tests() {
     full "2 GPUs: 10 and 10, split master, bf16 moments, fp32 gradients: the same bits" two_split_and_lean
     quick "2 GPUs skip a step that is not finite on one of them" two_skip_together
     full "2 GPUs survive kills of one rank" two_survive_kills
+    quick "2 GPUs share rows as one has them, FP32" two_share_rows plain
+    full "2 GPUs share rows as one has them, FP32, blocks recomputed" two_share_rows block --recompute block
+    quick "2 GPUs share rows of documents as one has them, FP32" two_share_rows documents
+    full "2 GPUs share rows as one has them, FP32, adapters" two_share_rows adapters
+    quick "2 GPUs share rows: the same bits with and without graph, recomputed, stopped and resumed" two_share_rows_with_one_result
+    quick "2 GPUs share rows, near one, BF16" two_share_rows_in_16_bits
 
     for v in bf16 fp32; do quick "2 GPUs, ZeRO 1, 2 and 3: the same bits, $v" zeros_agree $v $v "1 2 3" --batch 4; done
     quick "2 GPUs, ZeRO 1, 2 and 3, tied: the same bits, BF16" tied_zeros_agree bf16

@@ -33,6 +33,8 @@ a query sees the document before, wgmma | BF16 | test_attention_cu wgmma documen
 a query skips a tile of its own document, wgmma | BF16 | test_attention_cu wgmma documents_at | llmc/attention_sm90.cuh | s/first\.warpgroup \/ BN \* BN/(first.warpgroup + BN) \/ BN * BN/
 a key sees the next document's queries, wgmma | BF16 | test_attention_cu wgmma documents_at | llmc/attention_sm90.cuh | s/q0 + BM > end\.warp)/q0 > end.warp)/
 a tile's first document ends for all its keys, wgmma | BF16 | test_attention_cu wgmma documents_at | llmc/attention_sm90.cuh | s/(int)(i - row), T)/(int)(i - row) \/ 64 * 64, T)/
+keys of the next member, packed | BF16 | test_kernels_cu heads_are_packed | llmc/gpu/sequence.cuh | s/section == 0 ? g.q : g.kv) + (c - before)/section == 0 ? g.q : g.kv) + (c - before) + (section == 1 ? g.kv : 0)/
+pieces without their pitch | FP32 | test_kernels_cu heads_are_packed | llmc/gpu/sequence.cuh | s/pieces + block \* g\.piece_pitch/pieces + block * (g.q + 2 * g.kv)/
 width for pitch in rmsnorm | BF16 | test_kernels_cu rmsnorm_forward_agrees | llmc/rmsnorm.cuh | s/(x + n \* pitch + c)/(x + n * C + c)/
 eps left out of rmsnorm | FP32 | test_llama3cu $tied | llmc/rmsnorm.cuh | s/ \/ (float)C + eps)/ \/ (float)C)/
 RoPE turned forward in backward | FP32 | test_llama3cu $pair | llmc/rope.cuh | s/cos_sin, -1\.0f,/cos_sin, 1.0f,/

@@ -3,7 +3,7 @@
 # that is here is hidden. The memory tables are compared with what an H200 held. Run from the project's root.
 . dev/test/lib.sh
 [ -x "$bin/train_llama3cu" ] || {
-    skip "what a run on a GPU would take" "there is no train_llama3cu" 156
+    skip "what a run on a GPU would take" "there is no train_llama3cu" 178
     summary
     exit
 }
@@ -212,6 +212,47 @@ built_for BF16 "$name" && check "$name" plan $eight --gpus 8 --max-memory 74G # 
 name="70B T=8192 fits into 141 GB on 8 GPUs"
 seventy="--model llama3.1-70b --seq 8192 --batch 1 --zero 3 --recompute block --master split --moments bf16"
 built_for BF16 "$name" && check "$name" plan $seventy --gpus 8 --max-memory 131G # 141 GB are 131.3 GiB
+
+# ---------------------------------------------------------------------------------------------------------------------
+# several GPUs that share rows
+
+share="--model d6 --train $words --seq 256 --batch 2 --steps 9 --max-memory 80G"
+plan $share --gpus 4 >alone && plan $share --gpus 4 --seq-parallel 1 | cmp - alone
+check "--seq-parallel 1 is as without" test $? -eq 0
+expect "two groups of two" 0 "9 steps of 1,024 tokens (1 x 2 x 256 x 2 groups of 2 processes)" plan $share --gpus 4 --seq-parallel 2
+expect "a group of two" 0 "9 steps of 1,024 tokens (2 x 2 x 256 x 1 group of 2 processes)" \
+    plan $share --gpus 2 --seq-parallel 2 --total-batch 1024
+expect "a step of part of the groups' rows" 1 "--total-batch: is 1536, wanted a multiple of batch * seq * groups of processes = 2 * 256 * 2" \
+    plan $share --gpus 4 --seq-parallel 2 --total-batch 1536
+expect "parts that do not divide the processes" 1 "--seq-parallel: is 2, wanted a divisor of the 3 processes" plan $share --gpus 3 --seq-parallel 2
+expect "a row" 1 "--seq-parallel: is 2, wanted a divisor of the 255 tokens of a row" plan $share --gpus 2 --seq-parallel 2 --seq 255
+expect "the query heads" 1 "--seq-parallel: is 4, wanted a divisor of the 6 query heads" plan $share --gpus 4 --seq-parallel 4
+expect "the key heads" 1 "--seq-parallel: is 3, wanted a divisor of the 2 key heads" plan $share --gpus 3 --seq-parallel 3 --seq 255
+expect "a process alone has nothing to share" 1 "--seq-parallel: is 2, but there is one process" plan $share --seq-parallel 2
+check "and is told how there are more" grep -q "^  hint: --gpus 2 " "$tmp/stderr"
+expect "0 parts" 2 "--seq-parallel" plan $share --gpus 2 --seq-parallel 0
+expect "a text is not shared" 2 "--seq-parallel: shares the rows of a training step" cu --model run --generate the --seq-parallel 2
+expect "a validation alone neither" 2 "--seq-parallel: shares the rows of a training step" cu --model run --eval --val "$words" --gpus 2 --seq-parallel 2
+
+# row FILE NAME: the MiB of that row of its table
+row() { mib 1 "$1" | awk -v name="$2" '$4 == name { print $2 }'; }
+# parted PARTS LEVEL: activations of 8B on a card are those of one PARTS-th of a row; weights are all there
+parted() {
+    long="--model llama3.1-8b --train $tmp/long.bin --seq 32768 --batch 1 --steps 1 --recompute $2 --gpus 8 --max-memory 4000G"
+    plan $long >whole && plan $long --seq-parallel "$1" >part || return 1
+    for name in activations weights; do echo "$name $(row whole $name) $(row part $name)"; done |
+        awk -v parts="$1" '{ n = $1 == "weights" ? 1 : parts; d = $3 * n / $2 - 1; if (d > 0.05 || d < -0.05) { print; exit bad = 1 } } END { exit bad || NR != 2 }'
+}
+for level in none block; do for n in 2 4 8; do check "8B in $n parts, $level: activations are divided" parted $n $level; done; done
+zeros "$tmp/longest.bin" 0 140
+for seq in 32768 131072; do
+    name="8B T=$seq fits into two cards of 139 GiB"
+    built_for BF16 "$name" && check "$name" plan --model llama3.1-8b --train "$tmp/longest.bin" --seq $seq --batch 1 --steps 1 \
+        --recompute block --gpus 2 --seq-parallel 2 --max-memory 139G
+done
+name="what does not fit is told flags that do, in parts of rows"
+built_for BF16 "$name" && expect "$name" 1 "hint: these flags fit: --recompute ffn" plan --model llama3.1-8b --train "$words" --seq 32768 --batch 1 \
+    --steps 1 --gpus 2 --seq-parallel 2 --max-memory 139G
 
 # ---------------------------------------------------------------------------------------------------------------------
 # several GPUs: who starts them, and what they do not do

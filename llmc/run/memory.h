@@ -53,7 +53,7 @@ typedef uint64_t (*MemoryNeed)(void* ctx, const Options* o);
 
 /* Writes to `hint` the first change of flags that fits into `have` bytes. Tries, in this order: on several GPUs to share out
  * more; on a GPU recomputation, which does not change the results; a smaller micro-batch with the same tokens per step; on a
- * GPU smaller optimizer state; shorter rows. Returns false if nothing fits. */
+ * GPU smaller optimizer state; shorter rows. ranks: processes, or groups of --seq-parallel. Returns false if nothing fits. */
 static inline bool memory_find_fit(char* hint, size_t cap, const Options* options, int ranks, uint64_t have, MemoryNeed need,
                                    void* ctx) {
     const bool gpu = options->trainer == ON_GPU;
@@ -62,8 +62,9 @@ static inline bool memory_find_fit(char* hint, size_t cap, const Options* option
         for (int state = 0; state < (gpu ? 4 : 1); state++) {  // bit 0: bf16 moments, bit 1: split master
             for (int batch = options->batch; batch >= 1; batch--) {
                 if (total % ((int64_t)batch * seq * ranks) != 0) { continue; }
+                if (options->seq_parallel > 1 && seq % options->seq_parallel != 0) { continue; }
                 const int levels = (gpu ? (int)RECOMPUTE_BLOCK : options->recompute) - options->recompute + 1;
-                const int zeros = (gpu && ranks > 1 ? (int)ZERO_3 : options->zero) - options->zero + 1;
+                const int zeros = (gpu && ranks * options->seq_parallel > 1 ? (int)ZERO_3 : options->zero) - options->zero + 1;
                 for (int k = 0; k < levels * zeros; k++) {
                     const int level = options->recompute + k / zeros;
                     Options o = *options;

@@ -29,6 +29,7 @@
 #include "llmc/run/scheduler.h"
 #include "llmc/run/screen.h"
 #include "llmc/run/resume.h"
+#include "llmc/run/row_parts.h"
 #include "llmc/run/save.h"
 #include "llmc/run/signals.h"
 #include "llmc/run/slowest.h"
@@ -44,6 +45,7 @@ typedef struct {
     Session* s;
     void* model;
     StepPlan plan;
+    RowParts parts;  // that plan.data gives
     Sampler sampler;
     Generator generator;
     StepLines lines;
@@ -124,7 +126,7 @@ static inline void training_measure(Training* t) {
     dataloader_seek(&s->train, row);
     s->options.steps = (int)steps_for_minutes(s->options.minutes, now_seconds() - s->started, time.ms * 1e-3);
     together_take_first(s->team, &s->options.steps, sizeof s->options.steps);
-    must(plan_make(&s->plan, &s->options, s->ranks, s->train.rows_per_epoch, &e), &e);
+    must(plan_make(&s->plan, &s->options, session_share(s).groups, s->train.rows_per_epoch, &e), &e);
     printf("timed   %.1f ms a step: %lld steps fit into %g minutes\n", time.ms, (long long)s->plan.steps, s->options.minutes);
 }
 
@@ -142,7 +144,7 @@ static inline void training_print_plan(const Session* s) {
     const uint64_t rows = (uint64_t)(s->plan.tokens_per_step / s->options.seq);
     uint64_t counts[MIX_MOST];
     char tokens[32];
-    print_plan(stdout, &s->plan, &s->options, s->ranks, s->train.num_tokens);
+    print_plan(stdout, &s->plan, &s->options, session_share(s).groups, s->train.num_tokens);
     for (int i = 0; i < m->count; i++) { print_rows(stdout, m->parts[i].pattern, &m->sources[i]); }
     if (s->has_val) { print_rows(stdout, s->options.val, &s->val); }
     if (m->count == 1) { return; }
@@ -166,6 +168,7 @@ static inline void training_prepare(Training* t) {
     if (trainer->scales_loss && (!s->resumed || unscaled)) { s->state.loss_scale = 65536; }
     if (!trainer->scales_loss) { s->state.loss_scale = 1; }
     t->plan = step_plan(trainer, s);
+    t->plan.data = row_parts_of(&t->parts, &t->plan.data, session_share(s), s->options.seq);
     if (trainer->prepare) { trainer->prepare(t->model, &t->plan, s); }
 }
 
@@ -583,6 +586,7 @@ static inline void training_close(Training* t) {
     generator_free(&t->generator);
     sampler_free(&t->sampler);
     slowest_free(&t->slowest);
+    row_parts_free(&t->parts);
     t->trainer->destroy(t->model);
 }
 

@@ -241,3 +241,51 @@ zeros_are_ruined_together() {
         --steps 200 --out "$d/run" >"$d/screen" 2>&1
     [ $? -eq 1 ] && grep -q 'is not finite, first in' "$d/screen" || { tail -n 3 "$d/screen" && echo "error: it is not told" && return 1; }
 }
+
+# --- two GPUs that share rows; d6 has 2 key heads, one for each
+
+sharing="--model d6 --seq 512 --steps 20 --lr 1e-3 --warmup 5 --batch 2 --total-batch 2048"
+
+# two_share_rows NAME FLAGS...: half of each row on each GPU: the losses of one GPU with the same micro-batches
+two_share_rows() {
+    d=$tmp/shared_$1 name=$1
+    shift
+    case $name in
+        documents) documents_written "$tmp" && set -- "$@" --train "$tmp/masked.bin" --val "$tmp/documents.bin" --documents mask || return 1 ;;
+        adapters)
+            cu fp32 $ranked --model d6 --train "$tmp/data_train.bin" --batch 4 --steps 5 --out "$d/base" || return 1
+            set -- "$@" --model "$d/base/step_00000005" --lora 4 --train "$tmp/data_train.bin" --val "$tmp/data_train.bin"
+            ;;
+        *) set -- "$@" --train "$tmp/data_train.bin" --val "$tmp/data_train.bin" ;;
+    esac
+    two fp32 $sharing "$@" --val-every 5 --val-batches 3 --seq-parallel 2 --out "$d/two" || exit $?
+    cu fp32 $sharing "$@" --val-every 5 --val-batches 3 --out "$d/one" && close_steps 1e-6 1e-4 "$d/one" "$d/two" || return 1
+    for of in one two; do
+        sed -n 's/.*"event":"val".*"loss":\([^,}]*\).*/\1/p' "$d/$of/log.jsonl" >"$d/$of.val"
+        sed -n 's/.*"trained":\([0-9]*\).*/\1/p' "$d/$of/log.jsonl" >"$d/$of.trained"
+    done
+    cmp "$d/one.trained" "$d/two.trained" || { echo "error: other targets are trained" && return 1; }
+    paste "$d/one.val" "$d/two.val" | awk '{ x = $1 / $2 - 1; if (x > 1e-4 || x < -1e-4) { print "error: validations of " $0; exit bad = 1 } }
+        END { exit bad }'
+}
+
+# BF16: twice, without a graph, with blocks computed again, stopped and resumed. Then one GPU goes on, and two that share nothing
+two_share_rows_with_one_result() {
+    d=$tmp/shared_bits
+    shared="$sharing --train $tmp/data_train.bin --seq-parallel 2"
+    two bf16 $shared --out "$d/a" || exit $?
+    two bf16 $shared --out "$d/b" && same_ranks "$d/a" "$d/b" 20 || return 1
+    for change in --no-graph "--recompute block" "--recompute norm+swiglu"; do
+        two bf16 $shared $change --out "$d/$change" && same_ranks "$d/a" "$d/$change" 20 || { echo "error: with $change" && return 1; }
+    done
+    NCCL_P2P_DISABLE=1 two bf16 $shared --out "$d/c" && same_ranks "$d/a" "$d/c" 20 &&
+        two bf16 $shared --out "$d/parts" --stop-after 10 && cp -r "$d/parts" "$d/one" && two bf16 --resume --seq-parallel 2 --out "$d/parts" &&
+        same_ranks "$d/a" "$d/parts" 20 && cu bf16 --resume --out "$d/one" --stop-after 15 && two bf16 --resume --out "$d/one" --batch 1 &&
+        close_steps 1e-3 5e-3 "$d/a" "$d/one"
+}
+
+two_share_rows_in_16_bits() {
+    d=$tmp/shared_16
+    two bf16 $sharing --train "$tmp/data_train.bin" --seq-parallel 2 --out "$d/two" || exit $?
+    cu bf16 $sharing --train "$tmp/data_train.bin" --out "$d/one" && close_steps 1e-3 5e-3 "$d/one" "$d/two"
+}
