@@ -94,7 +94,7 @@ GENCODE = $(if $(PTX_ONLY),,$(CODE)) $(call gencode,$(lastword $(ARCHS)),compute
 NVCCFLAGS = -std=c++17 -O3 --threads 0 -DPRECISION_$(PRECISION) $(GENCODE) -Xcompiler "$(if $(filter 1,$(OPENMP)),-fopenmp) $(MARCH)" \
             -Xptxas -warn-spills -diag-suppress 177 -I. $(if $(NCCL_HOME),-I$(NCCL_HOME)/include)
 CUDA_LDLIBS = -lcublas -lcublasLt -ldl -lpthread
-CUDA_HEADERS = $(HEADERS) $(wildcard llmc/*.cuh llmc/*/*.cuh)
+CUDA_HEADERS = $(HEADERS) $(wildcard llmc/*.cuh llmc/*/*.cuh dev/test/*.cuh)
 # ptxas only warns of spills and serialized wgmma, which ruin a kernel, and the host compiler of a stack frame past 64 KiB,
 # which a small stack cannot hold; with WERROR=1 they fail the build
 ON_REMARKS = { rm -f $@; echo "error: $@: ptxas spills registers or serializes wgmma, or a stack frame is too large"; exit 1; }

@@ -26,6 +26,7 @@
 #include "llmc/gpu/weights.cuh"      // defines: WeightArena, weights_slot, weights_init, copy_in, copy_out
 #include "llmc/gpu/feed.cuh"         // defines: Feed, feed_next, IN_FLIGHT
 #include "llmc/gpu/steps.cuh"        // defines: Steps, steps_begin, steps_end, steps_wait, steps_capture, steps_restore
+#include "llmc/gpu/tune.cuh"         // defines: TunedTrainer, tune_products
 #include "llmc/gpu/profile.cuh"      // defines: Profiler, Op, LayerRange, print_profile
 #include "llmc/gpu/debug.cuh"        // defines: debug_name
 #include "llmc/gpu/exchange.cuh"     // defines: Exchange, exchange_check, exchange_join, exchange_send, exchange_gather
@@ -956,14 +957,11 @@ static void clear_batch(const Llama* m) {
     }
 }
 
-/* --tune: times the candidates for each product, in the memory of the activations, which is free now. Writes the choice. */
-static void tune(Llama* m, const Options* o) {
+/* --tune: chooses the algorithms of the products inside of running steps. Writes the choice. */
+static void tune(Llama* m, const StepPlan* plan, const Options* o) {
+    const TunedTrainer t = {m, micro_step, train_step, step_result, &m->steps, m->queue.matmul, o->graph};
     Error e = NO_ERROR;
-    const int tuned =
-        matmul_tune(m->queue.matmul, m->mapped[MEM_ACTIVATIONS], m->mapped_bytes[MEM_ACTIVATIONS], m->queue.stream);
-    printf("tuned   %d of %d matrix products\n", tuned, m->queue.matmul->num_plans);
-    upload_rope(m, m->rope, m->layout.T);  // table and tokens lay in that memory
-    clear_batch(m);
+    must(tune_products(&t, plan, &e), &e);
     must(o->plan ? matmul_save_plans(m->queue.matmul, o->plan, &e) : device_save_plans(m->queue.matmul, o->out, &e), &e);
 }
 
@@ -981,7 +979,8 @@ static void trainer_prepare(void* model, const StepPlan* plan, const Session* s)
     clear_batch(m);
     for (int k = 0; k < count; k++) { micro_step(m, plan, kinds[k]); }
     CUDA_CHECK(cudaStreamSynchronize(m->queue.stream));
-    if (o->tune) { tune(m, o); }
+    device_check_plans(m->queue.matmul, s);
+    if (o->tune) { tune(m, plan, o); }
     if (!o->graph || o->profile > 0) { return; }
     for (int k = 0; k < count; k++) { steps_capture(&m->steps, micro_step, m, plan, kinds[k]); }
 }

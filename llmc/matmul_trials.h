@@ -388,7 +388,7 @@ static inline int trials_order(const Trials* t, int order[TRIALS_PRODUCTS]) {
 /* One duel of the trials. If the challenger wins, it is chosen; a win against the first choices alone is `proven`. */
 static inline bool trials_meet(Trials* t, const TrialCard* card, const bool* from, const bool* challenger, int product, int n,
                                int turn, int cycles, bool* proven, TrialOutcome* out) {
-    static const bool none[TRIALS_PRODUCTS];
+    static const bool none[TRIALS_PRODUCTS] = {false};
     const bool direct = memcmp(from, none, sizeof none) == 0;
     Duel d;
     if (!trials_duel(card, from, challenger, turn, cycles, &d)) { return false; }
@@ -406,7 +406,7 @@ static inline bool trials_meet(Trials* t, const TrialCard* card, const bool* fro
 /* Lets the challengers fight until `end`. What is in `proven` at the end has won against the first choices. */
 static inline bool trials_fight(Trials* t, const TrialCard* card, const TrialBudget* b, double end, bool* proven,
                                 TrialOutcome* out) {
-    static const bool none[TRIALS_PRODUCTS];
+    static const bool none[TRIALS_PRODUCTS] = {false};
     int order[TRIALS_PRODUCTS];
     bool next[TRIALS_PRODUCTS] = {false};
     const int n = trials_order(t, order);

@@ -64,6 +64,8 @@ tests() {
     quick "$greedy" greedy_text_is_the_cpu_s
     quick "a captured graph changes no bit" graph_changes_no_bit
     quick "tuned plans travel with the checkpoint: the same bits" tuned_parts_are_the_whole
+    quick "the steps of --tune leave no trace, in a new run and in one that goes on" tuning_leaves_no_trace
+    quick "a plan of another card or shape is not used, with one warning" plans_from_elsewhere_are_not_used
     quick "--profile prints a table" profile_has_a_table bf16
     quick "SIGINT ends with a checkpoint and status 0" ends_well_at INT
     quick "killed with -9 and resumed: nothing is lost" killed_runs_go_on "$(in_all && echo 8 || echo 3)"

@@ -144,17 +144,36 @@ static inline bool device_save_plans(MatmulContext* matmul, const char* folder, 
     return path_join(path, folder, PLAN_NAME, e) && matmul_save_plans(matmul, path, e);
 }
 
-/* Reads --plan, or else the checkpoint's plans, which another card or cuBLASLt cannot use. */
-static inline void device_load_plans(MatmulContext* matmul, const Session* s) {
-    const Options* o = &s->options;
-    char path[PATH_CAP];
+/* Finds the plan file: --plan, or else that of the checkpoint that a run goes on from. Returns false if there is none. */
+static inline bool device_plan_path(const Session* s, char path[PATH_CAP]) {
     Error e = NO_ERROR;
-    if (o->plan) {
-        must(matmul_load_plans(matmul, o->plan, &e), &e);
-    } else if (s->resumed && folder_has(s->model_dir, PLAN_NAME)) {
-        must(path_join(path, s->model_dir, PLAN_NAME, &e), &e);
-        if (!matmul_load_plans(matmul, path, &e)) { warn("%s: cuBLASLt chooses again, so the bits may differ", e.msg); }
+    if (s->options.plan) {
+        snprintf(path, PATH_CAP, "%s", s->options.plan);
+        return true;
     }
+    if (!s->resumed || !folder_has(s->model_dir, PLAN_NAME)) { return false; }
+    must(path_join(path, s->model_dir, PLAN_NAME, &e), &e);
+    return true;
+}
+
+/* Reads the plan file. One that another card or cuBLASLt has made is not used, with one warning. */
+static inline void device_load_plans(MatmulContext* matmul, const Session* s) {
+    char path[PATH_CAP];
+    bool elsewhere = false;
+    Error e = NO_ERROR;
+    if (!device_plan_path(s, path) || matmul_load_plans(matmul, path, &elsewhere, &e)) { return; }
+    if (s->options.plan && !elsewhere) { must(false, &e); }
+    if (s->rank == 0) { warn("%s: cuBLASLt chooses again, so the bits may differ", e.msg); }
+}
+
+/* Tells, once the products of a training step have been made, if the plan file lacks some: it is that of other shapes. */
+static inline void device_check_plans(const MatmulContext* matmul, const Session* s) {
+    char path[PATH_CAP];
+    if (matmul->num_unsaved == 0 || s->rank > 0 || !device_plan_path(s, path)) { return; }
+    warn(
+        "%s: has no choice that runs here for %d of the %d matrix products of a step: cuBLASLt chooses for them, so the bits "
+        "may differ",
+        path, matmul->num_unsaved, matmul->num_plans);
 }
 
 #endif

@@ -163,7 +163,9 @@ static inline void training_prepare(Training* t) {
     if (trainer->scales_loss && (!s->resumed || unscaled)) { s->state.loss_scale = 65536; }
     if (!trainer->scales_loss) { s->state.loss_scale = 1; }
     t->plan = step_plan(trainer, s);
+    const uint64_t row = s->train.row;
     if (trainer->prepare) { trainer->prepare(t->model, &t->plan, s); }
+    if (s->options.tune) { dataloader_seek(&s->train, row); }  // it took steps
 }
 
 /* Prints how long the run's `steps` take. */
