@@ -17,6 +17,7 @@
 #include "llmc/run/open.h"           // defines: session_open
 #include "llmc/run/step.h"           // defines: StepPlan, StepResult, BatchSource
 #include "llmc/run/trainer.h"        // defines: Trainer
+#include "llmc/run/head_rows.h"      // defines: head_rows
 #include "llmc/run/training.h"       // defines: Training, Due, training_open, training_due, training_report, training_close
 #include "llmc/run/jobs.h"           // defines: run_job
 #include "llmc/run/signals.h"        // defines: run_stop_requested
@@ -92,11 +93,10 @@ static const char* const memory_names[NUM_MEM] = {"weights",   "adapters", "grad
                                                   "m",         "v",        "activations", "logits",
                                                   "workspace", "exchange", "KV cache",    "pinned, on the host"};
 
-enum { CLASSIFIER_ROWS = 4096 };  // tokens whose logits exist at one time; fewer would give the products too few tiles
-enum { DECODE_ROWS = 64 };        // tokens of a prompt that one pass of generation takes
-enum { NO_FILL = -1 };            // see llama_create()
-enum { MOST_16BIT_SUMS = 64 };    // gradients with more additions per step add up in fp32: in bfloat16, 256 lose more than 1 %
-enum { CAN_SPLIT = IS_BF16 };     // a master weight = its BF16 weight and 16 bits more
+enum { DECODE_ROWS = 64 };      // tokens of a prompt that one pass of generation takes
+enum { NO_FILL = -1 };          // see llama_create()
+enum { MOST_16BIT_SUMS = 64 };  // gradients with more additions per step add up in fp32: in bfloat16, 256 lose more than 1 %
+enum { CAN_SPLIT = IS_BF16 };   // a master weight = its BF16 weight and 16 bits more
 
 /* The buffers that a model needs. */
 typedef struct {
@@ -138,7 +138,7 @@ typedef struct {
     floatX* norm_final;        // (N, C)
     float* rstd_final;         // (N)
     float* losses;             // (N)
-    floatX* logits;            // (min(N, CLASSIFIER_ROWS), V)
+    floatX* logits;            // (min(N, head_rows), V)
     floatX* dh;                // (N, C) gradient of the residual stream
     floatX* dnorm;             // (N, C)
     floatX* dqkv;              // (N, QKV)
@@ -362,7 +362,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
     if (N > 0) {
         lay_out_activations(m, &mem[MEM_ACTIVATIONS], w);
         lay_out_batches(m, &mem[MEM_ACTIVATIONS], &mem[MEM_PINNED]);
-        m->logits = take<floatX>(&mem[MEM_LOGITS], size_min(N, CLASSIFIER_ROWS) * V);
+        m->logits = take<floatX>(&mem[MEM_LOGITS], size_min(N, head_rows(c, o->train, N, sizeof(floatX))) * V);
     }
     if (o->train) {
         const bool alone = o->ranks <= 1;
@@ -571,12 +571,12 @@ static void llama_forward(const Llama* m) {
 static void llama_loss(const Llama* m, float dloss, bool first) {
     const Queue* q = &m->queue;
     const int C = m->config.hidden_size, V = m->config.vocab_size;
-    const size_t N = (size_t)m->layout.B * m->layout.T;
+    const size_t N = (size_t)m->layout.B * m->layout.T, most = head_rows(&m->config, m->layout.train, N, sizeof(floatX));
     const floatX* head = end_weights(m, true).head;
     const float* loss_scale = m->steps.state ? &m->steps.state->loss_scale : NULL;
     ProfileRange phase("head and loss");
-    for (size_t at = 0; at < N; at += CLASSIFIER_ROWS) {
-        const size_t rows = size_min(CLASSIFIER_ROWS, N - at);
+    for (size_t at = 0; at < N; at += most) {
+        const size_t rows = size_min(most, N - at);
         const floatX* x = m->norm_final + at * pitch_of(C);
         linear(q, "head", m->logits, x, head, NULL, rows, C, V);
         crossentropy(q, m->losses + at, m->logits, m->feed.y + at, dloss, loss_scale, rows, V);
@@ -886,7 +886,8 @@ static Layout layout_of(const Session* s, const Options* o) {
     l.master = sizeof(floatX) == 4 ? MASTER_NONE : o->master == MASTER_OPTION_SPLIT && CAN_SPLIT ? MASTER_SPLIT : MASTER_FP32;
     l.bf16_moments = o->moments == MOMENTS_BF16;
     const int64_t micro = (int64_t)o->batch * o->seq, step = o->total_batch ? o->total_batch / s->ranks : micro;
-    const int64_t sums = step / micro, head_sums = sums * (int64_t)ceil_div((size_t)micro, CLASSIFIER_ROWS);
+    const size_t chunk = head_rows(&s->config, l.train, (size_t)micro, sizeof(floatX));
+    const int64_t sums = step / micro, head_sums = sums * (int64_t)ceil_div((size_t)micro, chunk);
     const bool automatic = o->grad_dtype == GRAD_DTYPE_AUTO;
     l.fp32_grads = sizeof(floatX) == 4 || o->grad_dtype == GRAD_DTYPE_FP32 ||
                    (automatic && (sums > MOST_16BIT_SUMS || s->config.lora.rank > 0));
@@ -1143,6 +1144,7 @@ int main(int argc, char** argv) {
     Device d = device_open(&s.options, &ranks, job_trains(s.job));
     run_machine(d.name, 1, s.machine, sizeof s.machine);
     if (!d.missing) { device_build(&d, s.build, sizeof s.build); }
+    s.head_rows = (int)head_rows(&s.config, job_trains(s.job), (size_t)s.options.batch * s.options.seq, sizeof(floatX));
     together_open(&s, &team, &ranks);
     const Trainer trainer = cuda_trainer(&d);
     run_job(&trainer, &s, train);
