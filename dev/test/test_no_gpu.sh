@@ -3,7 +3,7 @@
 # that is here is hidden. The memory tables are compared with what an H200 held. Run from the project's root.
 . dev/test/lib.sh
 [ -x "$bin/train_llama3cu" ] || {
-    skip "what a run on a GPU would take" "there is no train_llama3cu" 120
+    skip "what a run on a GPU would take" "there is no train_llama3cu" 121
     summary
     exit
 }
@@ -36,6 +36,7 @@ check "it names no card" grep -q "^machine no GPU, " "$tmp/stdout"
 check "it shows the memory" grep -q "^memory  need .* of 80.00 GiB$" "$tmp/stdout"
 check "the context is an estimate" grep -q "^memory  context, estimated   *[0-9.]* MiB$" "$tmp/stdout"
 check "the workspace is an estimate" grep -q "^memory  workspace, estimated  *[0-9.]* [MG]iB$" "$tmp/stdout"
+check "and how many tokens' logits there are" grep -q "^head    logits of 4096 tokens at a time$" "$tmp/stdout"
 check "it shows the plan" grep -q "^plan    68 steps of 1,024 tokens (1 x 4 x 256)" "$tmp/stdout"
 check "it reads the data" grep -q "^scan    .*data.bin: all ids are below 50257$" "$tmp/stdout"
 check "it writes nothing" test -z "$(ls -A)"
