@@ -724,12 +724,13 @@ static void update_range(const Llama* m, const StepPlan* plan, const void* grads
 template <typename Grad>
 static void update_with(const Llama* m, const StepPlan* plan) {
     const ArenaRange all = {0, m->trained.elements}, of_grads = {m->grads_first, m->grads_end - m->grads_first};
+    NormSums norm = norm_sums(m->queue.scratch);
     {
         Op op(m->queue.profiler, m->queue.stream, "gradient norm", 0, (double)of_grads.count * sizeof(Grad));
-        norm_square_cuda(m->steps.state, m->queue.scratch, (const Grad*)m->grads, of_grads.count, m->queue.stream);
-        norm_square_cuda(m->steps.state, m->queue.scratch, m->grads32, m->grads32_size, m->queue.stream);
+        norm_square_cuda(&norm, (const Grad*)m->grads, of_grads.count, m->queue.stream);
+        norm_square_cuda(&norm, m->grads32, m->grads32_size, m->queue.stream);
     }
-    step_decide_cuda(m->steps.state, &plan->hyper, m->queue.stream);
+    step_decide_cuda(m->steps.state, &norm, &plan->hyper, m->queue.stream);
     update_range<Grad>(m, plan, m->grads, of_grads, 0, all);
 }
 
@@ -737,7 +738,8 @@ static void update_with(const Llama* m, const StepPlan* plan) {
  * pass needs them, and gives them to the others. */
 static void update_shards(Llama* m, const StepPlan* plan) {
     Exchange* x = &m->exchange;
-    step_decide_cuda(m->steps.state, &plan->hyper, m->queue.stream);
+    const NormSums none = norm_sums(m->queue.scratch);  // the sum is there
+    step_decide_cuda(m->steps.state, &none, &plan->hyper, m->queue.stream);
     for (int i = 0; i < x->buckets.count; i++) {
         const ArenaRange mine = shard_of(&x->buckets.items[i], x->rank, x->ranks);
         const size_t local = x->buckets.items[i].first / (size_t)x->ranks;  // its first sum, m, v and master weight
@@ -834,12 +836,8 @@ static void micro_step(void* model, const StepPlan* plan, MicroKind kind) {
     const bool first = kind & MICRO_FIRST, last = kind & MICRO_LAST;
     llama_forward(m);
     llama_loss(m, (float)plan->hyper.loss_weight, first);
-    const int sources = plan->data.num_sources;
-    loss_sum_cuda(m->steps.state, m->losses, m->feed.y, m->steps.num_losses, m->queue.stream);
-    if (sources > 0) {
-        source_losses_cuda(m->steps.state, m->losses, m->feed.y, m->feed.sources, sources, m->feed.B, m->feed.T, first,
-                           m->queue.stream);
-    }
+    loss_sum_cuda(m->steps.state, m->losses, m->feed.y, m->feed.sources, plan->data.num_sources, m->feed.B, m->feed.T, first,
+                  m->queue.stream);
     llama_backward(m, first, last);
     if (last) { exchange_finish(&m->exchange, m->steps.state, m->grads32); }
 }

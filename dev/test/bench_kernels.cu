@@ -264,7 +264,11 @@ static void bench_memory() {
     t.stretches = d_stretches;
     t.num_stretches = STRETCHES;
     void* scratch = take<char>(norm_square_scratch_cuda());
-    measure("gradient norm", X * n, [&] { norm_square_cuda(state, scratch, t.grads, n, 0); });
+    measure("gradient norm", X * n, [&] {
+        NormSums sums = norm_sums(scratch);
+        norm_square_cuda(&sums, t.grads, n, 0);
+        norm_finish_cuda(state, sums.partial, sums.count[0], 0);
+    });
     const MasterKind masters[] = {sizeof(floatX) == 4 ? MASTER_NONE : MASTER_FP32, MASTER_SPLIT};
 #ifdef PRECISION_BF16
     const int num_masters = 2;

@@ -667,14 +667,33 @@ static void norm_and_loss_sums_agree() {
         double found[2];
         for (int run = 0; run < 2; run++) {
             void* d_scratch = device_alloc<char>(norm_square_scratch_cuda());
+            NormSums sums = norm_sums(d_scratch);
+            const StepHyper h = test_hyper();
             step_begin_cuda(state, 7, 0.5, 0);
-            norm_square_cuda(state, d_scratch, d_g, n, 0);
-            norm_square_cuda(state, d_scratch, d_apart, 1024, 0);
-            loss_sum_cuda(state, d_apart, d_targets, 1000, 0);
-            loss_sum_cuda(state, d_apart, d_targets + 1000, 24, 0);
+            norm_square_cuda(&sums, d_g, n, 0);
+            norm_square_cuda(&sums, d_apart, 1024, 0);
+            loss_sum_cuda(state, d_apart, d_targets, NULL, 0, 10, 100, true, 0);
+            loss_sum_cuda(state, d_apart, d_targets + 1000, NULL, 0, 1, 24, false, 0);
+            step_decide_cuda(state, &sums, &h, 0);
             found[run] = read_state(state).norm_square;
         }
         CHECK(found[0] == found[1], "two runs differ: %.17g %.17g", found[0], found[1]);
+        // what several GPUs do: each list on its own, then a decision without any
+        NormSums sums = norm_sums(device_alloc<char>(norm_square_scratch_cuda()));
+        const NormSums none = norm_sums(sums.partial);
+        const StepHyper hyper = test_hyper();
+        step_begin_cuda(state, 8, 0.5, 0);
+        norm_square_cuda(&sums, d_g, n, 0);
+        norm_square_cuda(&sums, d_apart, 1024, 0);
+        for (int i = 0; i < sums.lists; i++) {
+            norm_finish_cuda(state, sums.partial + (size_t)i * NORM_BLOCKS, sums.count[i], 0);
+        }
+        CHECK(read_state(state).norm_square == found[0], "list by list it is %.17g, at once %.17g",
+              read_state(state).norm_square, found[0]);
+        loss_sum_cuda(state, d_apart, d_targets, NULL, 0, 10, 100, true, 0);
+        loss_sum_cuda(state, d_apart, d_targets + 1000, NULL, 0, 1, 24, false, 0);
+        step_decide_cuda(state, &none, &hyper, 0);
+        CHECK(read_state(state).norm_square == found[0], "a decision without lists changes the sum");
         CHECK(fabs(found[0] - want) <= 1e-6 * want, "sum of squares of %zu is %.9g, wanted %.9g", n, found[0], want);
         double sum = 0;
         for (int i = 0; i < 1000; i++) { sum += (double)apart[i]; }
@@ -705,9 +724,16 @@ static void losses_add_up_by_source() {
     const float* d_losses = upload(losses);
     const int32_t *d_sources = upload(sources), *d_targets = upload(targets);
     for (int step = 0; step < 2; step++) {  // the second one overwrites the first
-        for (int k = 0; k < 2; k++) { source_losses_cuda(state, d_losses, d_targets, d_sources, S, B, T, k == 0, 0); }
+        step_begin_cuda(state, step, 0.5, 0);
+        for (int k = 0; k < 2; k++) { loss_sum_cuda(state, d_losses, d_targets, d_sources, S, B, T, k == 0, 0); }
     }
     const SourceLosses got = read_state(state).sources;
+    double sum = 0, tokens = 0;
+    for (int s = 0; s < S; s++) {
+        sum += want.sum[s];
+        tokens += want.tokens[s];
+    }
+    CHECK(read_state(state).trained == tokens, "%g targets, the sources have %g", read_state(state).trained, tokens);
     for (int s = 0; s < S; s++) {
         CHECK(fabs(got.sum[s] - want.sum[s]) < 1e-9 * B * T && got.tokens[s] == want.tokens[s],
               "source %d: %.12g of %g, wanted %.12g of %g", s, got.sum[s], got.tokens[s], want.sum[s], want.tokens[s]);
@@ -720,10 +746,11 @@ static StepState decide(StepState* state, const StepHyper& h, int64_t step, floa
                         const std::vector<int32_t>& targets = {7}) {
     Floats losses(targets.size(), 0.0f);
     losses[0] = loss;
+    NormSums sums = norm_sums(device_alloc<char>(norm_square_scratch_cuda()));
     step_begin_cuda(state, step, 0.01, 0);
-    loss_sum_cuda(state, upload(losses), upload(targets), targets.size(), 0);
-    norm_square_cuda(state, device_alloc<char>(norm_square_scratch_cuda()), grad, n, 0);
-    step_decide_cuda(state, &h, 0);
+    loss_sum_cuda(state, upload(losses), upload(targets), NULL, 0, 1, (int)targets.size(), true, 0);
+    norm_square_cuda(&sums, grad, n, 0);
+    step_decide_cuda(state, &sums, &h, 0);
     return read_state(state);
 }
 
@@ -746,6 +773,9 @@ static void decisions_follow_the_host() {
               (double)s.loss_z, z);
         updates += !skip;
         CHECK(s.updates == updates && s.step == step, "step %d counts %lld updates", step, (long long)s.updates);
+        const double step_size = 0.01 / (1 - pow(0.9, (double)updates)), correction = sqrt(1 - pow(0.95, (double)updates));
+        CHECK(fabs(s.step_size - step_size) < 1e-6 * step_size && fabs(s.sqrt_correction2 - correction) < 1e-6,
+              "step %d: step size %.9g, wanted %.9g", step, (double)s.step_size, step_size);
         CHECK(fabsf(s.norm - 4) < 1e-5f && fabsf(s.grad_scale - 0.25f / scale) < 1e-6f, "norm %g, scale %g", (double)s.norm,
               (double)s.grad_scale);
     }
