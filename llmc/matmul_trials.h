@@ -309,8 +309,9 @@ static inline bool trials_duel(const TrialCard* card, const bool* chosen, const 
     for (int i = 0; ok && i < 4 * cycles; i++) {
         const bool is_b = i % 4 == 1 || i % 4 == 2;
         if (i % 2 == 1 || i == 0) { card->use(card->ctx, is_b ? challenger : chosen); }  // A | B B | A A | B B | A
+        double* medians = is_b ? b : a;
         ok = card->steps(card->ctx, turn, ms);
-        if (ok) { (is_b ? b : a)[i / 2] = trials_turn(ms, turn, far, &count); }
+        if (ok) { medians[i / 2] = trials_turn(ms, turn, far, &count); }
     }
     if (ok) { *d = duel_judge(a, b, cycles, far, count); }
     free(far);

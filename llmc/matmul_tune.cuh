@@ -29,7 +29,6 @@ typedef struct {
 
 /* How many candidates there may be behind each step of matmul_algos(), so that no knob takes all places. */
 enum { ALGOS_NAMED = 12, ALGOS_CLUSTERS = 24, ALGOS_SWIZZLES = 28, ALGOS_TILES = 40, ALGOS_STAGES = TRIALS_CANDIDATES };
-enum { ALGOS_VARIED = 4 };  // of the named ones that get variants
 
 /* Tells whether an algorithm that splits k joins the parts in fp32, behind the product. */
 static inline bool matmul_sums_in_order(const cublasLtMatmulAlgo_t* algo) {
@@ -91,11 +90,12 @@ static inline MatmulAlgos matmul_algos(MatmulContext* c, const MatmulPlan* p) {
     list.count = 1;
     const int found = matmul_candidates(c, p, named, TRIALS_CANDIDATES);
     for (int i = 0; i < found; i++) { matmul_add_algo(c, p, &list, ALGOS_NAMED, &named[i].algo); }
-    const int varied = list.count < ALGOS_VARIED ? list.count : ALGOS_VARIED;
-    matmul_vary(c, p, &list, ALGOS_CLUSTERS, varied, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, clusters);
-    matmul_vary(c, p, &list, ALGOS_SWIZZLES, varied, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, swizzles);
-    matmul_vary(c, p, &list, ALGOS_TILES, varied, CUBLASLT_ALGO_CONFIG_TILE_ID, tiles);
-    matmul_vary(c, p, &list, ALGOS_STAGES, varied, CUBLASLT_ALGO_CONFIG_STAGES_ID, stages);
+    const int named_count = list.count;
+    matmul_vary(c, p, &list, ALGOS_CLUSTERS, named_count < 3 ? named_count : 3, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID,
+                clusters);
+    matmul_vary(c, p, &list, ALGOS_SWIZZLES, named_count < 4 ? named_count : 4, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, swizzles);
+    matmul_vary(c, p, &list, ALGOS_TILES, named_count < 2 ? named_count : 2, CUBLASLT_ALGO_CONFIG_TILE_ID, tiles);
+    matmul_vary(c, p, &list, ALGOS_STAGES, 1, CUBLASLT_ALGO_CONFIG_STAGES_ID, stages);
     for (int i = 0; i < found; i++) { matmul_add_algo(c, p, &list, ALGOS_STAGES, &named[i].algo); }
     return list;
 }

@@ -16,7 +16,7 @@
 #include "llmc/matmul_tune.cuh"  // defines: MatmulTuner, matmul_tuner_open, matmul_tuner_listen, matmul_tuner_collect
 #include "llmc/run/progress.h"   // defines: Progress, progress_begin, progress_add, progress_end
 
-enum { TUNE_MICRO_STEPS = 2 };
+enum { TUNE_MICRO_STEPS = 2, TUNE_LOSS_SCALE = 1024 };
 
 /* The trainer whose steps run. */
 typedef struct {
@@ -132,6 +132,10 @@ static inline bool tune_products(const TunedTrainer* trainer, const StepPlan* pl
     t.plan.accumulate = plan->accumulate < TUNE_MICRO_STEPS ? plan->accumulate : TUNE_MICRO_STEPS;
     t.plan.hyper.tokens = INFINITY;  // the update is skipped; the weight of each loss, loss_weight, is the run's
     t.plan.hyper.scale_interval = 0;
+    if (plan->hyper.scale_interval > 0) {  // FP16 would look for its scale first: products of inf take less power
+        plan->run->loss_scale = fmin(plan->run->loss_scale, TUNE_LOSS_SCALE);
+        steps_restore(trainer->steps, plan->run);
+    }
     t.progress = progress_begin(stdout, "tuning", 0, "steps");
     t.tuner = matmul_tuner_open(trainer->matmul);
     const bool ok = trials_run(&t.tuner.trials, &card, t.plan.accumulate, &out);
