@@ -24,7 +24,9 @@ static void choices_survive_a_file(void) {
     CHECK(count == 2 && memcmp(choices, read, sizeof choices) == 0, "%d choices, or other ones, came back", count);
     MatmulSetup smaller = setup;
     smaller.sms = 114;
-    CHECK(!matmul_plans_read(path, &smaller, read, MAX_CHOICES, &count, &elsewhere, &e) && elsewhere, "a card of 114 takes it");
+    Error other = NO_ERROR;
+    CHECK(!matmul_plans_read(path, &smaller, read, MAX_CHOICES, &count, &elsewhere, &other) && elsewhere,
+          "a card of 114 takes it");
     CHECK(!matmul_plans_read(path, &setup, read, 1, &count, &elsewhere, &e) && count == 0, "2 choices fit into 1");
     CHECK(strstr(e.msg, "plans is an array, wanted an array of at most 1"), "%s", e.msg);
 }
