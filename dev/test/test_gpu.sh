@@ -101,6 +101,7 @@ tests() {
     quick "adapters: 10 and 10, and blocks recomputed: the same bits, BF16" adapters_resume bf16 bf16
     full "adapters: 10 and 10, and blocks recomputed: the same bits, FP32 in 2 micro-batches" adapters_resume fp32 fp32 --total-batch 2000
     full "adapters train alike in FP32, BF16 and FP16" adapters_train_alike_in_16_bits
+    full "adapters: the steps of --tune leave no trace, blocks recomputed" adapters_tune
 
     lane ranks alone
     quick "2 GPUs are one, FP32" two_are_one plain
