@@ -170,13 +170,24 @@ static void norm_square_cuda(NormSums* sums, const Grad* g, size_t n, cudaStream
     sums->count[sums->lists++] = blocks;
 }
 
-enum { NORM_SUM_THREADS = 1024 };  // that add up a list; the order of additions depends on it
+enum {
+    NORM_SUM_THREADS = 256,  // few enough for the registers of the decision
+    NORM_SUM_EACH = 4,       // sums of a thread: 1024 in all, 32 of them in each warp's turn; the order of additions is theirs
+};
 
 /* Returns the sum of a list in every thread of a block of NORM_SUM_THREADS. */
 __device__ __forceinline__ double norm_list_sum(const double* partial, int count, double (&shared)[32]) {
-    double sum = 0;
-    for (int i = threadIdx.x; i < count; i += NORM_SUM_THREADS) { sum += partial[i]; }
-    return block_sum(sum, shared);
+    constexpr int ALL = NORM_SUM_THREADS * NORM_SUM_EACH;
+    static_assert(ALL == 32 * 32, "a sum for each lane of 32 warps");
+#pragma unroll
+    for (int k = 0; k < NORM_SUM_EACH; k++) {
+        double sum = 0;
+        for (int i = k * NORM_SUM_THREADS + threadIdx.x; i < count; i += ALL) { sum += partial[i]; }
+        sum = warp_sum(sum);
+        if (threadIdx.x % 32 == 0) { shared[(k * NORM_SUM_THREADS + threadIdx.x) / 32] = sum; }
+    }
+    __syncthreads();
+    return warp_sum(shared[threadIdx.x % 32]);
 }
 
 __global__ void __launch_bounds__(NORM_SUM_THREADS) norm_finish_kernel(StepState* s, const double* partial, int count) {
