@@ -18,6 +18,7 @@
 #include "llmc/run/open.h"           // defines: session_open
 #include "llmc/run/step.h"           // defines: StepPlan, StepResult, BatchSource
 #include "llmc/run/trainer.h"        // defines: Trainer
+#include "llmc/run/head_rows.h"      // defines: head_rows
 #include "llmc/run/training.h"       // defines: Training, Due, training_open, training_due, training_report, training_close
 #include "llmc/run/jobs.h"           // defines: run_job
 #include "llmc/run/signals.h"        // defines: run_stop_requested
@@ -27,6 +28,7 @@
 #include "llmc/gpu/weights.cuh"      // defines: WeightArena, weights_slot, weights_init, copy_in, copy_out
 #include "llmc/gpu/feed.cuh"         // defines: Feed, feed_next, feed_clear, IN_FLIGHT
 #include "llmc/gpu/steps.cuh"        // defines: Steps, steps_begin, steps_end, steps_wait, steps_capture, steps_restore
+#include "llmc/gpu/tune.cuh"         // defines: TunedTrainer, tune_products
 #include "llmc/gpu/profile.cuh"      // defines: Profiler, Op, LayerRange, print_profile
 #include "llmc/gpu/debug.cuh"        // defines: debug_name, debug_name_params
 #include "llmc/gpu/debug_parts.cuh"  // defines: part_not_finite, weights_not_finite, sums_not_finite
@@ -99,11 +101,10 @@ static const char* const memory_names[NUM_MEM] = {
     "weights",   "adapters", "gradients",          "master", "m", "v", "activations", "logits", "workspace", "landing",
     "fp32 sums", "KV cache", "pinned, on the host"};
 
-enum { CLASSIFIER_ROWS = 4096 };  // tokens whose logits exist at one time; fewer would give the products too few tiles
-enum { DECODE_ROWS = 64 };        // tokens of a prompt that one pass of generation takes
-enum { NO_FILL = -1 };            // see llama_create()
-enum { MOST_16BIT_SUMS = 64 };    // gradients with more additions per step add up in fp32: in bfloat16, 256 lose more than 1 %
-enum { CAN_SPLIT = IS_BF16 };     // a master weight = its BF16 weight and 16 bits more
+enum { DECODE_ROWS = 64 };      // tokens of a prompt that one pass of generation takes
+enum { NO_FILL = -1 };          // see llama_create()
+enum { MOST_16BIT_SUMS = 64 };  // gradients with more additions per step add up in fp32: in bfloat16, 256 lose more than 1 %
+enum { CAN_SPLIT = IS_BF16 };   // a master weight = its BF16 weight and 16 bits more
 
 /* The buffers that a model needs. */
 typedef struct {
@@ -149,7 +150,7 @@ typedef struct {
     floatX* norm_final;        // (N, C)
     float* rstd_final;         // (N)
     float* losses;             // (N)
-    floatX* logits;            // (min(N, CLASSIFIER_ROWS), V)
+    floatX* logits;            // (min(N, head_rows), V)
     floatX* dh;                // (N, C) gradient of the residual stream
     floatX* dnorm;             // (N, C)
     floatX* dqkv;              // (N, QKV); of shared rows also qkv on its way
@@ -318,7 +319,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
     if (N > 0) {
         lay_out_activations(m, &mem[MEM_ACTIVATIONS], w);
         lay_out_batches(m, &mem[MEM_ACTIVATIONS], &mem[MEM_PINNED]);
-        m->logits = take<floatX>(&mem[MEM_LOGITS], size_min(N, CLASSIFIER_ROWS) * V);
+        m->logits = take<floatX>(&mem[MEM_LOGITS], size_min(N, head_rows(c, o->train, N, sizeof(floatX))) * V);
     }
     if (o->train) {
         const bool alone = o->ranks <= 1;
@@ -543,12 +544,12 @@ static void llama_forward(const Llama* m) {
 static void llama_loss(const Llama* m, float dloss, bool add) {
     const Queue* q = &m->queue;
     const int C = m->config.hidden_size, V = m->config.vocab_size;
-    const size_t N = (size_t)m->layout.B * m->layout.T;
+    const size_t N = (size_t)m->layout.B * m->layout.T, most = head_rows(&m->config, m->layout.train, N, sizeof(floatX));
     const floatX* head = end_weights(m, true).head;
     const float* loss_scale = m->steps.state ? &m->steps.state->loss_scale : NULL;
     ProfileRange phase("head and loss");
-    for (size_t at = 0; at < N; at += CLASSIFIER_ROWS) {
-        const size_t rows = size_min(CLASSIFIER_ROWS, N - at);
+    for (size_t at = 0; at < N; at += most) {
+        const size_t rows = size_min(most, N - at);
         const floatX* x = m->norm_final + at * pitch_of(C);
         linear(q, "head", m->logits, x, head, NULL, rows, C, V);
         crossentropy(q, m->losses + at, m->logits, m->feed.y + at, dloss, loss_scale, rows, V);
@@ -696,12 +697,13 @@ static void update_range(const Llama* m, const StepPlan* plan, floatX* weights, 
 template <typename Grad>
 static void update_with(const Llama* m, const StepPlan* plan) {
     const ArenaRange all = {0, m->trained.elements}, of_grads = {m->grads.first, m->grads.end - m->grads.first};
+    NormSums norm = norm_sums(m->queue.scratch);
     {
         Op op(m->queue.profiler, m->queue.stream, "gradient norm", 0, (double)of_grads.count * sizeof(Grad));
-        norm_square_cuda(m->steps.state, m->queue.scratch, (const Grad*)m->grads.all, of_grads.count, m->queue.stream);
-        norm_square_cuda(m->steps.state, m->queue.scratch, m->grads.apart, m->grads.apart_size, m->queue.stream);
+        norm_square_cuda(&norm, (const Grad*)m->grads.all, of_grads.count, m->queue.stream);
+        norm_square_cuda(&norm, m->grads.apart, m->grads.apart_size, m->queue.stream);
     }
-    step_decide_cuda(m->steps.state, &plan->hyper, m->queue.stream);
+    step_decide_cuda(m->steps.state, &norm, &plan->hyper, m->queue.stream);
     update_range<Grad>(m, plan, m->weights.trained, m->grads.all, of_grads, 0, all);
 }
 
@@ -709,7 +711,8 @@ static void update_with(const Llama* m, const StepPlan* plan) {
  * pass needs them, and gives them to the others, except the blocks of ZeRO 3. */
 static void update_shards(Llama* m, const StepPlan* plan) {
     Exchange* x = &m->exchange;
-    step_decide_cuda(m->steps.state, &plan->hyper, m->queue.stream);
+    const NormSums none = norm_sums(m->queue.scratch);  // the sum is there
+    step_decide_cuda(m->steps.state, &none, &plan->hyper, m->queue.stream);
     for (int i = 0; i < x->buckets.count; i++) {
         const Bucket* b = &x->buckets.items[i];
         const ArenaRange mine = shard_of(b, x->rank, x->ranks);
@@ -813,12 +816,8 @@ static void micro_step(void* model, const StepPlan* plan, MicroKind kind) {
     const bool first = kind & MICRO_FIRST, last = kind & MICRO_LAST, add = !first && !m->grads.in_ring;
     llama_forward(m);
     llama_loss(m, (float)plan->hyper.loss_weight, add);
-    const int sources = plan->data.num_sources;
-    loss_sum_cuda(m->steps.state, m->losses, m->feed.y, m->steps.num_losses, m->queue.stream);
-    if (sources > 0) {
-        source_losses_cuda(m->steps.state, m->losses, m->feed.y, m->feed.sources, sources, m->feed.B, m->feed.T, first,
-                           m->queue.stream);
-    }
+    loss_sum_cuda(m->steps.state, m->losses, m->feed.y, m->feed.sources, plan->data.num_sources, m->feed.B, m->feed.T, first,
+                  m->queue.stream);
     llama_backward(m, add, kind);
     if (last) { exchange_finish(&m->exchange, m->steps.state, m->grads.apart); }
     if (!last && meets_always(m)) { exchange_pause(&m->exchange); }
@@ -871,8 +870,8 @@ static Layout layout_of(const Session* s, const Options* o) {
     l.bf16_moments = o->moments == MOMENTS_BF16;
     const int64_t micro = (int64_t)o->batch * o->seq, step = o->total_batch ? o->total_batch / share.groups : micro;
     const bool ring = l.zero >= ZERO_2 && s->config.lora.rank == 0;
-    const int64_t sums = ring ? 1 : step / micro;
-    const int64_t head_sums = sums * (int64_t)ceil_div((size_t)o->batch * l.T, CLASSIFIER_ROWS);
+    const size_t N = (size_t)o->batch * l.T, chunk = head_rows(&s->config, l.train, N, sizeof(floatX));
+    const int64_t sums = ring ? 1 : step / micro, head_sums = sums * (int64_t)ceil_div(N, chunk);
     const bool automatic = o->grad_dtype == GRAD_DTYPE_AUTO;
     l.fp32_grads = sizeof(floatX) == 4 || o->grad_dtype == GRAD_DTYPE_FP32 ||
                    (automatic && (sums > MOST_16BIT_SUMS || s->config.lora.rank > 0));
@@ -944,19 +943,17 @@ static bool trainer_add_files(void* model, Checkpoint* k, Error* e) {
     return device_save_plans(((Llama*)model)->queue.matmul, k->tmp, e) && checkpoint_add(k, PLAN_NAME, e);
 }
 
-/* --tune: times the candidates for each product, in the memory of the activations, which is free now. Writes the choice. */
-static void tune(Llama* m, const Options* o) {
+/* --tune: chooses the algorithms of the products inside of running steps, which all ranks run. Writes the choice. */
+static void tune(Llama* m, const StepPlan* plan, const Options* o) {
+    const TunedTrainer t = {m, micro_step, train_step, step_result, &m->steps, m->queue.matmul, o->graph};
     Error e = NO_ERROR;
-    const int tuned =
-        matmul_tune(m->queue.matmul, m->mapped[MEM_ACTIVATIONS], m->mapped_bytes[MEM_ACTIVATIONS], m->queue.stream);
-    printf("tuned   %d of %d matrix products\n", tuned, m->queue.matmul->num_plans);
-    upload_rope(m, m->rope, m->layout.T);  // table and tokens lay in that memory
-    feed_clear(&m->feed);
+    must(tune_products(&t, plan, &e), &e);
+    if (m->layout.rank > 0) { return; }
     must(o->plan ? matmul_save_plans(m->queue.matmul, o->plan, &e) : device_save_plans(m->queue.matmul, o->out, &e), &e);
 }
 
-/* Reads the plans of the matrix products. For training, also runs a micro-step of each kind, which makes missing plans, tunes
- * if asked, takes over those of rank 0, and captures the graphs. The first real step overwrites what this leaves in gradients
+/* Reads the plans of the matrix products. For training, also runs a micro-step of each kind, which makes missing plans, takes
+ * over those of rank 0, tunes if asked, and captures the graphs. The first real step overwrites what this leaves in gradients
  * and sums. */
 static void trainer_prepare(void* model, const StepPlan* plan, const Session* s) {
     Llama* m = (Llama*)model;
@@ -970,8 +967,9 @@ static void trainer_prepare(void* model, const StepPlan* plan, const Session* s)
     feed_clear(&m->feed);
     for (int k = 0; k < count; k++) { micro_step(m, plan, kinds[k]); }
     CUDA_CHECK(cudaStreamSynchronize(m->queue.stream));
-    if (o->tune && s->rank == 0) { tune(m, o); }  // no product needs another rank
+    device_check_plans(m->queue.matmul, s);
     device_share_plans(m->queue.matmul, s->team);
+    if (o->tune) { tune(m, plan, o); }
     if (!o->graph || o->profile > 0) { return; }
     for (int k = 0; k < count; k++) { steps_capture(&m->steps, micro_step, m, plan, kinds[k]); }
 }
@@ -1133,6 +1131,8 @@ int main(int argc, char** argv) {
     Device d = device_open(&s.options, &ranks, job_trains(s.job));
     run_machine(d.name, 1, s.machine, sizeof s.machine);
     if (!d.missing) { device_build(&d, s.build, sizeof s.build); }
+    const size_t tokens = (size_t)s.options.batch * s.options.seq / session_share(&s).parts;
+    s.head_rows = (int)head_rows(&s.config, job_trains(s.job), tokens, sizeof(floatX));
     together_open(&s, &team, &ranks);
     const Trainer trainer = cuda_trainer(&d);
     run_job(&trainer, &s, train);

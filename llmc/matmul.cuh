@@ -20,7 +20,7 @@
  * and pointers in the same way.
  *
  * The first call of a shape makes a plan (descriptors and algorithm), which is kept. Its algorithm comes from a plan file if
- * one names it, else it is the first that cuBLAS' heuristic returns for our fixed workspace; matmul_tune.cuh measures better
+ * one names it, else it is the first that cuBLAS' heuristic returns for our fixed workspace; matmul_tune.cuh finds better
  * ones. Sums that are split over k are joined in fp32 and in a fixed order, because the schemes that join them in the output's
  * type are excluded. So an algorithm fixes the order of every sum, and the same plans give the same bits.
  * With C added and a 16-bit output, some kernels of cuBLASLt 13 round the product before they add: out = round(round(x W^T)
@@ -142,6 +142,12 @@ typedef struct {
     int num_plans;
     MatmulChoice* saved;  // choices of a plan file, MATMUL_MAX_PLANS
     int num_saved;
+    int num_unsaved;  // plans that it has no choice for, or none that runs
+    // --tune (matmul_tune.cuh): NULL, or begin() names the algorithm that computes this call of plans[plan], and end() hears
+    // whether it ran
+    void* trials;
+    const cublasLtMatmulAlgo_t* (*trial_begin)(void* trials, int plan, cudaStream_t stream);
+    void (*trial_end)(void* trials, bool ran, cudaStream_t stream);
 } MatmulContext;
 
 /* Returns the bytes of workspace that matmul_create() needs on the current device. */
@@ -225,7 +231,7 @@ static inline void matmul_layout(cublasLtMatrixLayout_t* layout, int64_t type, i
 }
 
 /* Gives a plan the algorithm that the plan file names for it. Returns false if there is none or cuBLASLt rejects it. */
-static inline bool matmul_use_saved(const MatmulContext* c, MatmulPlan* p) {
+static inline bool matmul_use_saved(MatmulContext* c, MatmulPlan* p) {
     for (int i = 0; i < c->num_saved; i++) {
         const MatmulChoice* saved = &c->saved[i];
         if (!matmul_key_equal(&saved->key, &p->key)) { continue; }
@@ -238,9 +244,8 @@ static inline bool matmul_use_saved(const MatmulContext* c, MatmulPlan* p) {
             p->heuristic_us = saved->heuristic_us;
             return true;
         }
-        warn("matrix product %lld x %lld x %lld: the plan file's algorithm does not run here; using cuBLAS' choice",
-             (long long)p->key.v[KEY_M], (long long)p->key.v[KEY_N], (long long)p->key.v[KEY_K]);
     }
+    c->num_unsaved += c->num_saved > 0;
     return false;
 }
 
@@ -307,8 +312,16 @@ static inline void matmul_product(MatmulContext* ctx, Output d, Factor a, Factor
             cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &a.o.scale, sizeof a.o.scale));
     }
     const float beta = c ? 1.0f : 0.0f;
-    CUBLAS_CHECK(cublasLtMatmul(ctx->handle, p->product, &scale, b.o.data, p->a, a.o.data, p->b, &beta, c ? c : d.data, p->c,
-                                d.data, p->d, &p->algo, ctx->workspace, ctx->workspace_bytes, stream));
+    const auto launch = [&](const cublasLtMatmulAlgo_t* algo) {
+        return cublasLtMatmul(ctx->handle, p->product, &scale, b.o.data, p->a, a.o.data, p->b, &beta, c ? c : d.data, p->c,
+                              d.data, p->d, algo, ctx->workspace, ctx->workspace_bytes, stream);
+    };
+    if (ctx->trials) {
+        const bool ran = launch(ctx->trial_begin(ctx->trials, (int)(p - ctx->plans), stream)) == CUBLAS_STATUS_SUCCESS;
+        ctx->trial_end(ctx->trials, ran, stream);
+        if (ran) { return; }
+    }
+    CUBLAS_CHECK(launch(&p->algo));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

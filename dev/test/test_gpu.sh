@@ -64,6 +64,8 @@ tests() {
     quick "$greedy" greedy_text_is_the_cpu_s
     quick "a captured graph changes no bit" graph_changes_no_bit
     quick "tuned plans travel with the checkpoint: the same bits" tuned_parts_are_the_whole
+    quick "the steps of --tune leave no trace, in a new run and in one that goes on" tuning_leaves_no_trace
+    quick "a plan of another card or shape is not used, with one warning" plans_from_elsewhere_are_not_used
     quick "--profile prints a table" profile_has_a_table bf16
     quick "SIGINT ends with a checkpoint and status 0" ends_well_at INT
     quick "killed with -9 and resumed: nothing is lost" killed_runs_go_on "$(in_all && echo 8 || echo 3)"
@@ -99,6 +101,7 @@ tests() {
     quick "adapters: 10 and 10, and blocks recomputed: the same bits, BF16" adapters_resume bf16 bf16
     full "adapters: 10 and 10, and blocks recomputed: the same bits, FP32 in 2 micro-batches" adapters_resume fp32 fp32 --total-batch 2000
     full "adapters train alike in FP32, BF16 and FP16" adapters_train_alike_in_16_bits
+    full "adapters: the steps of --tune leave no trace, blocks recomputed" adapters_tune
 
     lane ranks alone
     quick "2 GPUs are one, FP32" two_are_one plain
@@ -127,7 +130,7 @@ tests() {
     quick "2 GPUs, ZeRO 3: samples and validation are those of ZeRO 1" zeros_speak_alike
     quick "2 GPUs, ZeRO 1 and 3: exact weights are written whole" exact_weights_are_collected
     quick "2 GPUs, ZeRO 1 and 3: exact adapters are written whole" adapters_are_collected
-    full "2 GPUs: rank 0 tunes for both" two_are_tuned
+    full "2 GPUs: both tune by what rank 0 measures" two_are_tuned
     full "2 GPUs, ZeRO 3: steps that are not finite end the run" zeros_are_ruined_together
 
     lane memory alone

@@ -806,14 +806,33 @@ static void norm_and_loss_sums_agree() {
         double found[2];
         for (int run = 0; run < 2; run++) {
             void* d_scratch = device_alloc<char>(norm_square_scratch_cuda());
+            NormSums sums = norm_sums(d_scratch);
+            const StepHyper h = test_hyper();
             step_begin_cuda(state, 7, 0.5, 0);
-            norm_square_cuda(state, d_scratch, d_g, n, 0);
-            norm_square_cuda(state, d_scratch, d_apart, 1024, 0);
-            loss_sum_cuda(state, d_apart, d_targets, 1000, 0);
-            loss_sum_cuda(state, d_apart, d_targets + 1000, 24, 0);
+            norm_square_cuda(&sums, d_g, n, 0);
+            norm_square_cuda(&sums, d_apart, 1024, 0);
+            loss_sum_cuda(state, d_apart, d_targets, NULL, 0, 10, 100, true, 0);
+            loss_sum_cuda(state, d_apart, d_targets + 1000, NULL, 0, 1, 24, false, 0);
+            step_decide_cuda(state, &sums, &h, 0);
             found[run] = read_state(state).norm_square;
         }
         CHECK(found[0] == found[1], "two runs differ: %.17g %.17g", found[0], found[1]);
+        // what several GPUs do: each list on its own, then a decision without any
+        NormSums sums = norm_sums(device_alloc<char>(norm_square_scratch_cuda()));
+        const NormSums none = norm_sums(sums.partial);
+        const StepHyper hyper = test_hyper();
+        step_begin_cuda(state, 8, 0.5, 0);
+        norm_square_cuda(&sums, d_g, n, 0);
+        norm_square_cuda(&sums, d_apart, 1024, 0);
+        for (int i = 0; i < sums.lists; i++) {
+            norm_finish_cuda(state, sums.partial + (size_t)i * NORM_BLOCKS, sums.count[i], 0);
+        }
+        CHECK(read_state(state).norm_square == found[0], "list by list it is %.17g, at once %.17g",
+              read_state(state).norm_square, found[0]);
+        loss_sum_cuda(state, d_apart, d_targets, NULL, 0, 10, 100, true, 0);
+        loss_sum_cuda(state, d_apart, d_targets + 1000, NULL, 0, 1, 24, false, 0);
+        step_decide_cuda(state, &none, &hyper, 0);
+        CHECK(read_state(state).norm_square == found[0], "a decision without lists changes the sum");
         CHECK(fabs(found[0] - want) <= 1e-6 * want, "sum of squares of %zu is %.9g, wanted %.9g", n, found[0], want);
         double sum = 0;
         for (int i = 0; i < 1000; i++) { sum += (double)apart[i]; }
@@ -889,9 +908,16 @@ static void losses_add_up_by_source() {
     const float* d_losses = upload(losses);
     const int32_t *d_sources = upload(sources), *d_targets = upload(targets);
     for (int step = 0; step < 2; step++) {  // the second one overwrites the first
-        for (int k = 0; k < 2; k++) { source_losses_cuda(state, d_losses, d_targets, d_sources, S, B, T, k == 0, 0); }
+        step_begin_cuda(state, step, 0.5, 0);
+        for (int k = 0; k < 2; k++) { loss_sum_cuda(state, d_losses, d_targets, d_sources, S, B, T, k == 0, 0); }
     }
     const SourceLosses got = read_state(state).sources;
+    double sum = 0, tokens = 0;
+    for (int s = 0; s < S; s++) {
+        sum += want.sum[s];
+        tokens += want.tokens[s];
+    }
+    CHECK(read_state(state).trained == tokens, "%g targets, the sources have %g", read_state(state).trained, tokens);
     for (int s = 0; s < S; s++) {
         CHECK(fabs(got.sum[s] - want.sum[s]) < 1e-9 * B * T && got.tokens[s] == want.tokens[s],
               "source %d: %.12g of %g, wanted %.12g of %g", s, got.sum[s], got.tokens[s], want.sum[s], want.tokens[s]);
@@ -904,10 +930,11 @@ static StepState decide(StepState* state, const StepHyper& h, int64_t step, floa
                         const std::vector<int32_t>& targets = {7}) {
     Floats losses(targets.size(), 0.0f);
     losses[0] = loss;
+    NormSums sums = norm_sums(device_alloc<char>(norm_square_scratch_cuda()));
     step_begin_cuda(state, step, 0.01, 0);
-    loss_sum_cuda(state, upload(losses), upload(targets), targets.size(), 0);
-    norm_square_cuda(state, device_alloc<char>(norm_square_scratch_cuda()), grad, n, 0);
-    step_decide_cuda(state, &h, 0);
+    loss_sum_cuda(state, upload(losses), upload(targets), NULL, 0, 1, (int)targets.size(), true, 0);
+    norm_square_cuda(&sums, grad, n, 0);
+    step_decide_cuda(state, &sums, &h, 0);
     return read_state(state);
 }
 
@@ -930,6 +957,9 @@ static void decisions_follow_the_host() {
               (double)s.loss_z, z);
         updates += !skip;
         CHECK(s.updates == updates && s.step == step, "step %d counts %lld updates", step, (long long)s.updates);
+        const double step_size = 0.01 / (1 - pow(0.9, (double)updates)), correction = sqrt(1 - pow(0.95, (double)updates));
+        CHECK(fabs(s.step_size - step_size) < 1e-6 * step_size && fabs(s.sqrt_correction2 - correction) < 1e-6,
+              "step %d: step size %.9g, wanted %.9g", step, (double)s.step_size, step_size);
         CHECK(fabsf(s.norm - 4) < 1e-5f && fabsf(s.grad_scale - 0.25f / scale) < 1e-6f, "norm %g, scale %g", (double)s.norm,
               (double)s.grad_scale);
     }
@@ -1392,6 +1422,114 @@ static void element_sizes_are_those_of_the_types() {
     CHECK(matmul_even(207, fp8) == 192 && matmul_even(207, fp16) == 200 && matmul_even(207, fp32) == 204, "width 207");
 }
 
+/* Checks |got - want| <= 2 % of the largest element (fp32: 1e-4): other algorithms round elsewhere. */
+static void same_product(const char* what, int candidate, const Floats& got, const Floats& want) {
+    float largest = 0, worst = 0;
+    for (size_t i = 0; i < want.size(); i++) {
+        largest = fmaxf(largest, fabsf(want[i]));
+        worst = fmaxf(worst, fabsf(got[i] - want[i]));
+    }
+    CHECK(worst <= (sizeof(floatX) == 4 ? 1e-4f : 0.02f) * largest, "%s, candidate %d: %g off, the largest is %g", what,
+          candidate, (double)worst, (double)largest);
+}
+
+/* The three products of a layer, with and without what is added, for tests of their candidates. */
+struct ThreeProducts {
+    static constexpr size_t N = 1024, C = 768, OC = 1280;
+    floatX *x, *w, *dout, *out, *dx, *dw, *residual;
+    ThreeProducts() {
+        x = upload_rows<floatX>(random_values<floatX>(N * C, 1), N, C, C);
+        w = upload_rows<floatX>(random_values<floatX>(OC * C, 1), OC, C, C);
+        dout = upload_rows<floatX>(random_values<floatX>(N * OC, 1), N, OC, OC);
+        residual = upload_rows<floatX>(random_values<floatX>(N * OC, 1), N, OC, OC);
+        out = device_alloc<floatX>(N * OC);
+        dx = device_alloc<floatX>(N * C);
+        dw = device_alloc<floatX>(OC * C);
+    }
+    void run(MatmulContext* ctx) {
+        matmul_forward_cuda(ctx, out, operand(x, C), operand(w, C), residual, N, (int)C, (int)OC, OC, 0);
+        matmul_backward_input_cuda(ctx, dx, operand(dout, OC), operand(w, C), N, (int)C, (int)OC, C, 0);
+        matmul_backward_weight_cuda(ctx, dw, operand(dout, OC), operand(x, C), N, (int)C, (int)OC, false, 0);
+        matmul_backward_weight_cuda(ctx, dw, operand(dout, OC), operand(x, C), N, (int)C, (int)OC, true, 0);
+    }
+    std::vector<Floats> results() const {
+        return {download_rows(out, N, OC, OC), download_rows(dx, N, C, C), download_rows(dw, OC, C, C)};
+    }
+};
+
+static void every_candidate_agrees_and_repeats_its_bits() {
+    MatmulContext* ctx = matmul_context();
+    ThreeProducts p;
+    p.run(ctx);
+    const std::vector<Floats> want = p.results();
+    static const int result_of[4] = {0, 1, 2, 2};
+    CHECK(ctx->num_plans == 4, "%d plans", ctx->num_plans);
+    for (int i = 0; i < 4; i++) {
+        const MatmulAlgos list = matmul_algos(ctx, &ctx->plans[i]);
+        const cublasLtMatmulAlgo_t first = ctx->plans[i].algo;
+        CHECK(memcmp(&list.algos[0], &first, sizeof first) == 0, "plan %d: the heuristic's choice is not candidate 0", i);
+        for (int k = 0; k < list.count; k++) {
+            ctx->plans[i].algo = list.algos[k];
+            p.run(ctx);
+            const Floats once = p.results()[result_of[i]];
+            p.run(ctx);
+            same_product("a plan", k, once, want[result_of[i]]);
+            CHECK(p.results()[result_of[i]] == once, "plan %d, candidate %d: two runs differ", i, k);
+            CHECK(matmul_sums_in_order(&list.algos[k]), "plan %d, candidate %d joins sums in another type", i, k);
+        }
+        ctx->plans[i].algo = first;
+        printf("    plan %d has %d candidates\n", i, list.count);
+    }
+    matmul_destroy(ctx);
+    device_free_all();
+}
+
+static void a_tuner_times_the_products_of_a_step() {
+    MatmulContext* ctx = matmul_context();
+    ThreeProducts p;
+    p.run(ctx);
+    const std::vector<Floats> want = p.results();
+    MatmulTuner tuner = matmul_tuner_open(ctx);
+    Trials* t = &tuner.trials;
+    CHECK(t->num_products == 4, "%d products", t->num_products);
+    for (int step = 0; step < 20; step++) {
+        if (step == 2) { trials_admit(t, 18); }
+        matmul_tuner_listen(&tuner, true);
+        for (int layer = 0; layer < 12; layer++) { p.run(ctx); }
+        ctx->trials = NULL;
+        CUDA_CHECK(cudaDeviceSynchronize());
+        CHECK(tuner.num_calls == 48, "%d calls in a step", tuner.num_calls);
+        matmul_tuner_read(&tuner);
+        matmul_tuner_record(&tuner);
+        trials_next_step(t);
+        for (int i = 0; i < 3; i++) { same_product("a step's last layer", step, p.results()[i], want[i]); }
+    }
+    trials_fit(t);
+    for (int i = 0; i < 4; i++) {
+        const TrialProduct* product = &t->products[i];
+        CHECK(product->most_calls == 12 && product->seen == 20, "product %d: %d calls, %d steps", i, product->most_calls,
+              product->seen);
+        CHECK(product->num_active > 1 && product->us[0] > 0 && product->us[0] < 1e4,
+              "product %d: %d candidates, the first %g us", i, product->num_active, product->us[0]);
+        for (int k = 0; k < product->num_active; k++) {
+            CHECK(product->us[product->active[k]] > 0, "product %d: candidate %d has no time", i, product->active[k]);
+        }
+    }
+    bool chosen[TRIALS_PRODUCTS] = {false, true};
+    t->products[1].challenger = t->products[1].active[t->products[1].num_active - 1];
+    matmul_tuner_use(&tuner, chosen);
+    CHECK(memcmp(&ctx->plans[1].algo, &tuner.algos[1].algos[t->products[1].challenger], sizeof(cublasLtMatmulAlgo_t)) == 0 &&
+              memcmp(&ctx->plans[0].algo, &tuner.algos[0].algos[0], sizeof(cublasLtMatmulAlgo_t)) == 0,
+          "the plans do not have what is chosen");
+    chosen[1] = false;
+    matmul_tuner_use(&tuner, chosen);
+    matmul_tuner_close(&tuner);
+    p.run(ctx);
+    CHECK(p.results() == want, "after tuning without a choice the bits differ");
+    matmul_destroy(ctx);
+    device_free_all();
+}
+
 static void matmul_plans_survive_a_file() {
     const size_t N = 512, C = 768, OC = 1280;
     const Floats x = random_values<floatX>(N * C, 1), w = random_values<floatX>(OC * C, 1);
@@ -1407,15 +1545,16 @@ static void matmul_plans_survive_a_file() {
     CHECK(path_join(path, folder, "plan.json", &e), "%s", e.msg);
     MatmulContext* ctx = matmul_context();
     product(ctx);
-    size_t bytes[3];
-    const size_t scratch = matmul_tune_bytes(&ctx->plans[0].key, bytes);
-    CHECK(matmul_tune(ctx, device_alloc<char>(scratch), scratch - 1, 0) == 0, "a plan was tuned with too little scratch");
-    CHECK(matmul_tune(ctx, device_alloc<char>(scratch), scratch, 0) == 1, "the plan was not tuned");
+    const MatmulAlgos list = matmul_algos(ctx, &ctx->plans[0]);
+    CHECK(list.count > 1, "a product has %d candidates", list.count);
+    ctx->plans[0].algo = list.algos[list.count - 1];
     const Floats tuned = product(ctx);
+    bool elsewhere = true;
     CHECK(matmul_save_plans(ctx, path, &e), "%s", e.msg);
     MatmulContext* other = matmul_context();
-    CHECK(matmul_load_plans(other, path, &e), "%s", e.msg);
+    CHECK(matmul_load_plans(other, path, &elsewhere, &e) && !elsewhere, "%s", e.msg);
     CHECK(product(other) == tuned, "the same plan gives different bits");
+    CHECK(other->num_unsaved == 0, "%d plans were not in the file", other->num_unsaved);
     CHECK(other->num_plans == 1 && memcmp(&other->plans[0].algo, &ctx->plans[0].algo, sizeof(cublasLtMatmulAlgo_t)) == 0,
           "the file's algorithm was not used");
     FILE* f = fopen(path, "w");
@@ -1424,7 +1563,8 @@ static void matmul_plans_survive_a_file() {
         "\"plans\": []}",
         f);
     fclose(f);
-    CHECK(!matmul_load_plans(other, path, &e) && strstr(e.msg, "gpu is"), "a plan of another GPU was accepted: %s", e.msg);
+    CHECK(!matmul_load_plans(other, path, &elsewhere, &e) && elsewhere && strstr(e.msg, "gpu is"),
+          "a plan of another GPU was accepted: %s", e.msg);
     matmul_destroy(ctx);
     matmul_destroy(other);
     remove(path);
@@ -1525,6 +1665,8 @@ static const struct {
     ENTRY(a_skipped_step_changes_nothing),
     HOST_ENTRY(element_sizes_are_those_of_the_types),
     ENTRY(matmul_agrees_in_all_directions),
+    ENTRY(every_candidate_agrees_and_repeats_its_bits),
+    ENTRY(a_tuner_times_the_products_of_a_step),
     ENTRY(matmul_plans_survive_a_file),
     ENTRY(lora_agrees_with_its_oracle),
 };

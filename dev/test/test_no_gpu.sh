@@ -3,7 +3,7 @@
 # that is here is hidden. The memory tables are compared with what an H200 held. Run from the project's root.
 . dev/test/lib.sh
 [ -x "$bin/train_llama3cu" ] || {
-    skip "what a run on a GPU would take" "there is no train_llama3cu" 178
+    skip "what a run on a GPU would take" "there is no train_llama3cu" 179
     summary
     exit
 }
@@ -36,6 +36,7 @@ check "it names no card" grep -q "^machine no GPU, " "$tmp/stdout"
 check "it shows the memory" grep -q "^memory  need .* of 80.00 GiB$" "$tmp/stdout"
 check "the context is an estimate" grep -q "^memory  context, estimated   *[0-9.]* MiB$" "$tmp/stdout"
 check "the workspace is an estimate" grep -q "^memory  workspace, estimated  *[0-9.]* [MG]iB$" "$tmp/stdout"
+check "and how many tokens' logits there are" grep -q "^head    logits of 4096 tokens at a time$" "$tmp/stdout"
 check "it shows the plan" grep -q "^plan    68 steps of 1,024 tokens (1 x 4 x 256)" "$tmp/stdout"
 check "it reads the data" grep -q "^scan    .*data.bin: all ids are below 50257$" "$tmp/stdout"
 check "it writes nothing" test -z "$(ls -A)"
@@ -251,7 +252,7 @@ for seq in 32768 131072; do
         --recompute block --gpus 2 --seq-parallel 2 --max-memory 139G
 done
 name="what does not fit is told flags that do, in parts of rows"
-built_for BF16 "$name" && expect "$name" 1 "hint: these flags fit: --recompute ffn" plan --model llama3.1-8b --train "$words" --seq 32768 --batch 1 \
+built_for BF16 "$name" && expect "$name" 1 "hint: these flags fit: --zero 2 --recompute norm+swiglu" plan --model llama3.1-8b --train "$words" --seq 32768 --batch 1 \
     --steps 1 --gpus 2 --seq-parallel 2 --max-memory 139G
 
 # ---------------------------------------------------------------------------------------------------------------------

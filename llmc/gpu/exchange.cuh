@@ -228,13 +228,13 @@ static inline void exchange_finish(Exchange* x, StepState* state, float* norms) 
     double* of_norms = x->partials + count;
     CUDA_CHECK(cudaEventRecord(x->summed, x->compute));
     CUDA_CHECK(cudaStreamWaitEvent(x->stream, x->summed));
-    norm_finish_kernel<<<1, 1024, 0, x->stream>>>(state, x->partials, count);
+    norm_finish_cuda(state, x->partials, count, x->stream);
     nccl_all_gather(x->group, state, x->states, sizeof(StepState), x->stream, "the exchange of losses");
     add_states_kernel<<<1, 1, 0, x->stream>>>(state, x->states, x->ranks);
     if (x->norm_elements > 0) {
         nccl_all_gather(x->group, norms, x->norms, x->norm_elements * sizeof(float), x->stream, "the exchange of norms");
         ordered_sum_cuda(norms, of_norms, x->norms, true, x->ranks, x->norm_elements, false, x->stream);
-        norm_finish_kernel<<<1, 1024, 0, x->stream>>>(state, of_norms, SUM_BLOCKS);
+        norm_finish_cuda(state, of_norms, SUM_BLOCKS, x->stream);
     }
     CUDA_CHECK_LAUNCH("add_states_kernel");
     CUDA_CHECK(cudaEventRecord(x->summed, x->stream));

@@ -145,6 +145,7 @@ static inline void training_print_plan(const Session* s) {
     uint64_t counts[MIX_MOST];
     char tokens[32];
     print_plan(stdout, &s->plan, &s->options, session_share(s).groups, s->train.num_tokens);
+    if (s->head_rows > 0) { printf("head    logits of %d tokens at a time\n", s->head_rows); }
     for (int i = 0; i < m->count; i++) { print_rows(stdout, m->parts[i].pattern, &m->sources[i]); }
     if (s->has_val) { print_rows(stdout, s->options.val, &s->val); }
     if (m->count == 1) { return; }
@@ -169,7 +170,9 @@ static inline void training_prepare(Training* t) {
     if (!trainer->scales_loss) { s->state.loss_scale = 1; }
     t->plan = step_plan(trainer, s);
     t->plan.data = row_parts_of(&t->parts, &t->plan.data, session_share(s), s->options.seq);
+    const uint64_t row = s->train.row;
     if (trainer->prepare) { trainer->prepare(t->model, &t->plan, s); }
+    if (s->options.tune) { dataloader_seek(&s->train, row); }  // it took steps
 }
 
 /* Prints how long the run's `steps` take. */

@@ -226,7 +226,7 @@ adapters_are_collected() {
     done
 }
 
-# rank 0 tunes; a run that reads its plans has the same bits
+# both tune by what rank 0 measures; a run that reads its plans has the same bits
 two_are_tuned() {
     d=$tmp/two_tuned
     two bf16 $deep --train "$tmp/data_train.bin" --batch 4 --zero 2 --tune --plan "$d.json" --out "$d/tuned" || exit $?
