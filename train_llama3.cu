@@ -30,22 +30,24 @@
 #include "llmc/gpu/debug.cuh"        // defines: debug_name
 #include "llmc/gpu/exchange.cuh"     // defines: Exchange, exchange_check, exchange_join, exchange_send, exchange_gather
 #include "llmc/gpu/layers.cuh"       // defines: Queue, Gradient, embedding, rmsnorm, rope, attention, swiglu, linear
+#include "llmc/gpu/arena.cuh"        // defines: Arena, take
+#include "llmc/gpu/fp8.cuh"          // defines: Fp8, Weight, fp8_check, fp8_lay_out, fp8_weight, fp8_refresh, linear
 #include "llmc/rope.h"               // defines: rope_table
 #include "llmc/gpu/step_state.cuh"   // defines: StepState, loss_sum_cuda, norm_square_cuda, step_decide_cuda
 #include "llmc/adamw.cuh"            // defines: AdamWStretch, AdamWTensors, adamw_update_cuda
 
 // ---------------------------------------------------------------------------------------------------------------------
 // memory: an arena for the weights; with --lora one for the adapters; one each for gradients, master, m and v, which hold the
-// trained tensors; one each for activations, logits, workspace and KV cache; one of pinned memory on the host
+// trained tensors; one each for fp8 weights, activations, logits, workspace and KV cache; one of pinned memory on the host
 
 /* The weights of one block. */
 typedef struct {
     const floatX* input_norm;  // (C)
-    const floatX* qkv;         // (QKV, C)
-    const floatX* o;           // (C, NH HD)
+    Weight qkv;                // (QKV, C)
+    Weight o;                  // (C, NH HD)
     const floatX* post_norm;   // (C)
-    const floatX* gate_up;     // (2F, C)
-    const floatX* down;        // (C, F)
+    Weight gate_up;            // (2F, C)
+    Weight down;               // (C, F)
 } Block;
 
 /* The weights outside of the blocks. */
@@ -79,6 +81,7 @@ typedef enum {
     MEM_MASTER,
     MEM_M,
     MEM_V,
+    MEM_FP8,
     MEM_ACTIVATIONS,
     MEM_LOGITS,
     MEM_WORKSPACE,
@@ -87,9 +90,9 @@ typedef enum {
     MEM_PINNED,  // on the host
     NUM_MEM
 } MemoryKind;
-static const char* const memory_names[NUM_MEM] = {"weights",   "adapters", "gradients",   "master",
-                                                  "m",         "v",        "activations", "logits",
-                                                  "workspace", "exchange", "KV cache",    "pinned, on the host"};
+static const char* const memory_names[NUM_MEM] = {"weights",  "adapters",    "gradients",          "master", "m",
+                                                  "v",        "fp8 weights", "activations",        "logits", "workspace",
+                                                  "exchange", "KV cache",    "pinned, on the host"};
 
 enum { CLASSIFIER_ROWS = 4096 };  // tokens whose logits exist at one time; fewer would give the products too few tiles
 enum { DECODE_ROWS = 64 };        // tokens of a prompt that one pass of generation takes
@@ -110,6 +113,7 @@ typedef struct {
     bool fp32_head;   // of the head alone
     MasterKind master;
     bool bf16_moments;
+    bool fp8;  // the blocks' products
 } Layout;
 
 typedef struct {
@@ -119,6 +123,7 @@ typedef struct {
     Layout layout;
     Queue queue;
     const Device* device;
+    Fp8 fp8;              // the blocks' weights in 8 bits
     WeightArena weights;  // params (table.elements); with --lora trained (trained.elements); master, m, v (trained.elements)
 
     void* grads;  // gradients of the matrices: elements [grads_first, grads_end) of the trained tensors
@@ -158,19 +163,6 @@ typedef struct {
     size_t mapped_bytes[NUM_MEM];
 } Llama;
 
-/* A region that the same code first measures (base NULL) and then hands out. Units: bytes. */
-typedef struct {
-    char* base;
-    size_t used;
-} Arena;
-
-template <typename T>
-static T* take(Arena* a, size_t count) {
-    T* p = a->base ? (T*)(a->base + a->used) : NULL;
-    a->used += round_up(count * sizeof(T), 256);
-    return p;
-}
-
 static size_t grad_bytes(const Layout* o) { return o->fp32_grads ? sizeof(float) : sizeof(floatX); }
 
 /* Returns the weights of block l, for what is queued from now on; end_weights() returns those outside of the blocks, with
@@ -180,11 +172,11 @@ static Block block_weights(const Llama* m, int l) {
     Block b;
     exchange_await(&m->exchange, l);
     b.input_norm = w + param_offset(&m->table, P_INPUT_NORM, l);
-    b.qkv = w + param_offset(&m->table, P_Q, l);
-    b.o = w + param_offset(&m->table, P_O, l);
+    b.qkv = fp8_weight(&m->fp8, FP8_QKV, l, w + param_offset(&m->table, P_Q, l));
+    b.o = fp8_weight(&m->fp8, FP8_O, l, w + param_offset(&m->table, P_O, l));
     b.post_norm = w + param_offset(&m->table, P_POST_NORM, l);
-    b.gate_up = w + param_offset(&m->table, P_GATE, l);
-    b.down = w + param_offset(&m->table, P_DOWN, l);
+    b.gate_up = fp8_weight(&m->fp8, FP8_GATE_UP, l, w + param_offset(&m->table, P_GATE, l));
+    b.down = fp8_weight(&m->fp8, FP8_DOWN, l, w + param_offset(&m->table, P_DOWN, l));
     return b;
 }
 
@@ -384,7 +376,9 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         m->stretches = take<AdamWStretch>(w, m->trained.count);
         m->steps.state = take<StepState>(w, 1);
         for (int i = 0; i < IN_FLIGHT; i++) { m->steps.result[i] = take<StepState>(&mem[MEM_PINNED], 1); }
+        m->queue.counts = m->steps.state ? m->steps.state->quantised : NULL;
     }
+    if (o->fp8) { fp8_lay_out(&m->fp8, &m->queue, &mem[MEM_FP8], w, c, N); }
     if (o->cache_len > 0) {
         Arena* a = &mem[MEM_CACHE];
         m->kv_cache = take<floatX>(a, (size_t)c->num_layers * o->cache_len * 2 * kv_width(c));
@@ -756,6 +750,7 @@ static void llama_update(Llama* m, const StepPlan* plan) {
     } else {
         update_with<floatX>(m, plan);
     }
+    fp8_refresh(&m->fp8, &m->queue, &m->table, m->weights.params, m->config.num_layers);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -788,7 +783,7 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
         const LoraBlock adapters = lora_block(c, &m->trained, l);
         floatX* cache = m->kv_cache + (size_t)l * m->layout.cache_len * KV2;  // (cache_len, KV2)
         rmsnorm(q, norm, rstd, h, w.input_norm, rows, C, c->rms_eps);
-        linear(q, "qkv", qkv, norm, w.qkv, NULL, rows, C, QKV);
+        linear(q, "qkv", qkv, norm, w.qkv.data, NULL, rows, C, QKV);
         lora(q, qkv, t, norm, m->weights.trained, &adapters.at[LORA_QKV], rows);
         rope(q, qkv, NULL, m->decode_rope, pos, shape);
         CUDA_CHECK(cudaMemcpy2DAsync(cache + (size_t)pos * KV2, KV2 * sizeof(floatX), qkv + Q, pitch_of(QKV) * sizeof(floatX),
@@ -796,13 +791,13 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
         for (int i = 0; i < rows; i++) {
             attention_decode_cuda(att + i * pitch_of(Q), qkv + i * pitch_of(QKV), cache, pos + i + 1, shape, m->queue.stream);
         }
-        linear(q, "o", h, att, w.o, h, rows, Q, C);
+        linear(q, "o", h, att, w.o.data, h, rows, Q, C);
         lora(q, h, t, att, m->weights.trained, &adapters.at[LORA_O], rows);
         rmsnorm(q, norm, rstd, h, w.post_norm, rows, C, c->rms_eps);
-        linear(q, "gate up", gate_up, norm, w.gate_up, NULL, rows, C, 2 * F);
+        linear(q, "gate up", gate_up, norm, w.gate_up.data, NULL, rows, C, 2 * F);
         lora(q, gate_up, t, norm, m->weights.trained, &adapters.at[LORA_GATE_UP], rows);
         swiglu(q, act, gate_up, rows, F);
-        linear(q, "down", h, act, w.down, h, rows, F, C);
+        linear(q, "down", h, act, w.down.data, h, rows, F, C);
         lora(q, h, t, act, m->weights.trained, &adapters.at[LORA_DOWN], rows);
     }
     rmsnorm(q, norm, rstd, h + (rows - 1) * pitch_of(C), ends.final_norm, 1, C, c->rms_eps);
@@ -849,6 +844,7 @@ static bool train_step(void* model, const StepPlan* plan, double lr, Error* e) {
     Llama* m = (Llama*)model;
     bool ok = true;
     steps_begin(&m->steps, lr);
+    if (m->layout.fp8) { CUDA_CHECK(cudaMemsetAsync(m->queue.counts, 0, sizeof m->steps.state->quantised, m->queue.stream)); }
     for (int k = 0; ok && k < plan->accumulate; k++) {
         const MicroKind kind = micro_kind(plan, k);
         const cudaGraphExec_t captured = m->steps.micro[kind];
@@ -884,6 +880,7 @@ static Layout layout_of(const Session* s, const Options* o) {
     l.level = (Recompute)o->recompute;
     l.master = sizeof(floatX) == 4 ? MASTER_NONE : o->master == MASTER_OPTION_SPLIT && CAN_SPLIT ? MASTER_SPLIT : MASTER_FP32;
     l.bf16_moments = o->moments == MOMENTS_BF16;
+    l.fp8 = o->fp8 && l.B > 0;
     const int64_t micro = (int64_t)o->batch * o->seq, step = o->total_batch ? o->total_batch / s->ranks : micro;
     const int64_t sums = step / micro, head_sums = sums * (int64_t)ceil_div((size_t)micro, CLASSIFIER_ROWS);
     const bool automatic = o->grad_dtype == GRAD_DTYPE_AUTO;
@@ -973,6 +970,7 @@ static void trainer_prepare(void* model, const StepPlan* plan, const Session* s)
     Llama* m = (Llama*)model;
     const Options* o = &s->options;
     if (!o->tune) { device_load_plans(m->queue.matmul, s); }
+    fp8_refresh(&m->fp8, &m->queue, &m->table, m->weights.params, m->config.num_layers);
     if (!plan) { return; }
     MicroKind kinds[MICRO_KINDS];
     const int count = micro_kinds(plan, kinds);
@@ -1141,7 +1139,9 @@ int main(int argc, char** argv) {
                   PRECISION_NAME);
     }
     exchange_check(&s);
+    fp8_check(&s);
     Device d = device_open(&s.options, &ranks, job_trains(s.job));
+    fp8_check_device(&s, &d);
     run_machine(d.name, 1, s.machine, sizeof s.machine);
     if (!d.missing) { device_build(&d, s.build, sizeof s.build); }
     together_open(&s, &team, &ranks);

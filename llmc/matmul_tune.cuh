@@ -6,8 +6,8 @@
  * cublasLtMatmulAlgoGetHeuristic and CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID (the cuBLAS manual, "cuBLASLt API").
  * files/matmul_plans.h describes the plan file; runs with one plan file are bitwise equal.
  *
- * Limits: tuning synchronizes and overwrites its scratch, so it runs before training. Products with scales (fp8) keep the
- * heuristic's algorithm.
+ * Limits: tuning synchronizes and overwrites its scratch, so it runs before training. Factors in fp8 keep the scales of their
+ * product's last call, which must not lie in the scratch; those with one scale a factor keep the heuristic's algorithm.
  */
 #ifndef LLMC_MATMUL_TUNE_CUH
 #define LLMC_MATMUL_TUNE_CUH
@@ -35,6 +35,11 @@ __global__ void random_fill_kernel(T* x, size_t n, uint64_t seed) {
         if (i + k < n) { x[i + k] = from_float<T>(radius * c); }
         if (i + k + 1 < n) { x[i + k + 1] = from_float<T>(radius * s); }
     }
+}
+
+template <>
+__host__ __device__ __forceinline__ __nv_fp8_e4m3 from_float<__nv_fp8_e4m3>(float x) {
+    return __nv_fp8_e4m3(x);
 }
 
 template <typename T>
@@ -165,11 +170,13 @@ static inline void matmul_tune_fill(const MatmulPlan* p, char* buffers[3], void*
     char* at = (char*)scratch;
     matmul_tune_bytes(&p->key, bytes);
     for (int i = 0; i < 3; i++) {
-        const bool wide = matmul_type_bytes(p->key.v[i == 0 ? KEY_TYPE_A : i == 1 ? KEY_TYPE_B : KEY_TYPE_D]) == 4;
+        const size_t element = matmul_type_bytes(p->key.v[i == 0 ? KEY_TYPE_A : i == 1 ? KEY_TYPE_B : KEY_TYPE_D]);
         buffers[i] = at;
         at += round_up(bytes[i], 256);
-        if (wide) {
+        if (element == sizeof(float)) {
             random_fill_cuda((float*)buffers[i], bytes[i] / sizeof(float), (uint64_t)i, stream);
+        } else if (element == 1) {
+            random_fill_cuda((__nv_fp8_e4m3*)buffers[i], bytes[i], (uint64_t)i, stream);
         } else {
             random_fill_cuda((floatX*)buffers[i], bytes[i] / sizeof(floatX), (uint64_t)i, stream);
         }
@@ -187,7 +194,7 @@ typedef struct {
 static inline int matmul_tune_plan(MatmulContext* c, MatmulPlan* p, void* scratch, size_t scratch_bytes, MatmulRetimed* retimed,
                                    cudaStream_t stream) {
     size_t bytes[3];
-    if (matmul_tune_bytes(&p->key, bytes) > scratch_bytes || p->key.v[KEY_SCALED]) { return 0; }
+    if (matmul_tune_bytes(&p->key, bytes) > scratch_bytes || p->key.v[KEY_SCALED] == SCALED_TENSORS) { return 0; }
     char* buffers[3];
     matmul_tune_fill(p, buffers, scratch, stream);
     cublasLtMatmulHeuristicResult_t results[MATMUL_CANDIDATES];

@@ -21,11 +21,11 @@
 enum {
     QUANTISE_WIDTH = 16,  // elements of a thread; widths are multiples of it
     QUANTISE_ROW_THREADS = 512,
-    QUANTISE_SAMPLE = 64,         // of so many rows one is counted
-    QUANTISE_MAX_ROWS = 64,       // rows of a tile of the pass for maxima
-    QUANTISE_MAX_COLUMNS = 256,   // its columns: 32 lanes of 8
-    QUANTISE_TILE = 64,           // rows and columns of a tile of the pass that converts
-    QUANTISE_PITCH = 64 + 4,      // bytes of its rows in shared memory
+    QUANTISE_SAMPLE = 64,        // of so many rows one is counted
+    QUANTISE_MAX_ROWS = 64,      // rows of a tile of the pass for maxima
+    QUANTISE_MAX_COLUMNS = 256,  // its columns: 32 lanes of 8
+    QUANTISE_TILE = 64,          // rows and columns of a tile of the pass that converts
+    QUANTISE_PITCH = 64 + 4,     // bytes of its rows in shared memory
     QUANTISE_THREADS = 256,
 };
 
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(QUANTISE_THREADS) quantise_scales_kernel(float
 
 /* Tile: QUANTISE_TILE rows x as many columns. First a thread has 16 elements of row threadIdx.x / 4; the columns' copy goes
  * through shared memory, `tile` (row, column), from which a thread takes 16 rows of column threadIdx.x / 4: four threads write
- * the 64 bytes of a row of the transpose. Counts the first row and column of the tiles on a diagonal. */
+ * the 64 bytes of a row of the transpose. Counts the first row of the tiles on a diagonal, in both copies. */
 template <typename T>
 __global__ void __launch_bounds__(QUANTISE_THREADS)
     quantise_weights_kernel(QuantisedWeights q, const T* w, size_t stride, QuantiseCounts* counts) {

@@ -375,11 +375,6 @@ static void bench_power() {
 // ---------------------------------------------------------------------------------------------------------------------
 // fp8: cuBLASLt's ways to scale
 
-template <>
-__host__ __device__ __forceinline__ __nv_fp8_e4m3 from_float<__nv_fp8_e4m3>(float x) {
-    return __nv_fp8_e4m3(x);
-}
-
 constexpr double FP8_SECONDS = 0.3;
 enum { CANDIDATES = 8 };
 

@@ -11,7 +11,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}  # threads of the CPU oracles
 case $mode in run | compile) ;; *) echo "usage: $0 [run|compile]" >&2 && exit 2 ;; esac
 
 # NAME | PRECISION | TEST and its arguments | FILE | SED
-pair=dev/test/pairs/gqa2_untied_rope8 tied=dev/test/pairs/tied_gqa4_rope32 documents=dev/test/pairs/documents lora=dev/test/pairs/lora_all
+pair=dev/test/pairs/gqa2_untied_rope8 tied=dev/test/pairs/tied_gqa4_rope32 documents=dev/test/pairs/documents lora=dev/test/pairs/lora_all fp8=dev/test/pairs/fp8
 faults() {
     cat <<END
 kv head h % NKV for h / group, plain | FP32 | test_attention_cu plain every_group | llmc/attention_plain.cuh | s/kv_head = h \/ (s.NH \/ s.NKV);/kv_head = h % s.NKV;/
@@ -45,6 +45,12 @@ a row without a target has a loss | FP32 | test_kernels_cu crossentropy_agrees |
 a mean over all tokens for one over the trained targets | BF16 | test_kernels_cu a_step_is_divided | llmc/gpu/step_state.cuh | s/factor = trained_factor(&h, s->trained)/factor = 1/
 alpha / rank forgotten | BF16 | test_llama3cu $lora | llmc/lora.cuh | s/stream, l->scale)/stream)/
 only the first adapter of a product in dx | BF16 | test_llama3cu $lora | llmc/lora.cuh | s/{N, C, R},$/{N, C, r},/
+scales of the two factors swapped | BF16 | test_kernels_cu products_of_quantised | llmc/matmul.cuh | s/A_SCALE_POINTER, &b, sizeof b/A_SCALE_POINTER, \&a, sizeof a/; s/B_SCALE_POINTER, &a, sizeof a/B_SCALE_POINTER, \&b, sizeof b/
+scales of the weights' outputs for those of their inputs in dx | BF16 | test_llama3cu $fp8 | llmc/gpu/fp8.cuh | s/w.columns.data, w.columns.scale/w.columns.data, w.rows.scale/
+8-bit weights are those before the update | BF16 | test_llama3cu $fp8 | train_llama3.cu | /^static void llama_update/,/^}/ s/^    fp8_refresh.*//
+the transpose is not transposed | BF16 | test_kernels_cu quantised_weights | llmc/quantise.cuh | s/tile\[part + k\]\[line\]/tile[line][part + k]/
+rows of activations lose their scales | BF16 | test_llama3cu $fp8 | llmc/quantise.cuh | s/q\.scale\[n\] = scale;/q.scale[n] = 1;/
+a column's scale from its row | BF16 | test_kernels_cu quantised_weights | llmc/quantise.cuh | s/quantise_factor(column_scales\[c + k\])/factor/
 the split master's low half dropped | BF16 | test_kernels_cu adamw_agrees | llmc/adamw.cuh | s/master\.v\[k\] = split_low(p)/master.v[k] = 0/
 END
 }
@@ -84,6 +90,8 @@ unfit() {
     case "$1 $2 sm_$capability" in
         *wgmma*sm_90) return 1 ;;
         *wgmma*) echo "needs sm_90" ;;
+        *products_of_quantised*sm_90 | *pairs/fp8*sm_90) return 1 ;;
+        *products_of_quantised* | *pairs/fp8*) echo "needs compute capability 9.0" ;;
         BF16*sm_7?) echo "needs sm_80 or newer" ;;
         *) return 1 ;;
     esac

@@ -42,7 +42,8 @@ static void floats_between_two_values_become_the_nearer(void) {
         const int even = bits + (bits & 1);
         CHECK(e4m3_from_f32(middle) == even, "a tie above 0x%02X", (unsigned)bits);
         CHECK(e4m3_from_f32(nextafterf(middle, 0)) == bits, "just below the middle above 0x%02X", (unsigned)bits);
-        CHECK(e4m3_from_f32(-nextafterf(middle, 1000)) == (0x80 | (bits + 1)), "just above the middle above 0x%02X", (unsigned)bits);
+        CHECK(e4m3_from_f32(-nextafterf(middle, 1000)) == (0x80 | (bits + 1)), "just above the middle above 0x%02X",
+              (unsigned)bits);
     }
 }
 
@@ -64,7 +65,8 @@ static void a_scale_is_the_smallest_that_fits(void) {
         CHECK(half == 0.5f && k - 1 >= -126, "%g has the scale %g", (double)x, (double)scale);
         CHECK((double)x / scale <= 448 && (k - 1 == -126 || (double)x / scale > 224), "%g has the scale %g", (double)x,
               (double)scale);
-        CHECK((double)quantise_factor(scale) * scale == 1, "the factor of %g is %g", (double)scale, (double)quantise_factor(scale));
+        CHECK((double)quantise_factor(scale) * scale == 1, "the factor of %g is %g", (double)scale,
+              (double)quantise_factor(scale));
     }
     CHECK(quantise_scale(0) == 1 && quantise_factor(1) == 1, "a row of zeros has the scale %g", (double)quantise_scale(0));
     CHECK(quantise_scale(float_bits(448)) == 1 && quantise_scale(float_bits(nextafterf(448, 500))) == 2, "at 448");
@@ -78,13 +80,16 @@ static void rows_that_are_not_finite_are_nan(void) {
         float row_scale[2], column_scale[4];
         quantise_rows(rows, row_scale, x[0], 2, 4);
         quantise_columns(columns, column_scale, x[0], 2, 4);
-        for (int c = 0; c < 4; c++) { CHECK(rows[c] == E4M3_NAN && rows[4 + c] != E4M3_NAN, "%g: column %d", (double)bad[i], c); }
+        for (int c = 0; c < 4; c++) {
+            CHECK(rows[c] == E4M3_NAN && rows[4 + c] != E4M3_NAN, "%g: column %d", (double)bad[i], c);
+        }
         for (int c = 0; c < 4; c++) {
             const bool nan = columns[2 * c] == E4M3_NAN && columns[2 * c + 1] == E4M3_NAN;
             CHECK(nan == (c == 2), "%g: column %d of the transpose", (double)bad[i], c);
         }
         CHECK(isnan(row_scale[0]) && isnan(column_scale[2]), "scales %g and %g", (double)row_scale[0], (double)column_scale[2]);
-        CHECK(row_scale[1] == 0x1p-6f && !isnan(column_scale[0]), "scales %g and %g", (double)row_scale[1], (double)column_scale[0]);
+        CHECK(row_scale[1] == 0x1p-6f && !isnan(column_scale[0]), "scales %g and %g", (double)row_scale[1],
+              (double)column_scale[0]);
     }
 }
 
