@@ -84,7 +84,9 @@ static inline float quantise_values(uint8_t* q, const float* x, size_t n, size_t
         if (magnitude > largest) { largest = magnitude; }
     }
     const float scale = quantise_scale(largest), factor = quantise_factor(scale);
-    for (size_t i = 0; i < n; i++) { q[i] = largest >= 0x7F800000u ? E4M3_NAN : e4m3_from_f32(x[i * stride] * factor); }
+    for (size_t i = 0; i < n; i++) {
+        q[i] = largest >= 0x7F800000u ? (uint8_t)E4M3_NAN : e4m3_from_f32(x[i * stride] * factor);
+    }
     return scale;
 }
 
