@@ -551,7 +551,7 @@ static void llama_forward(const Llama* m) {
         rmsnorm(q, s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps);
         linear(q, "gate up", s->gate_up, s->norm2, w.gate_up, NULL, N, C, 2 * F);
         lora(q, s->gate_up, s->t[LORA_GATE_UP], s->norm2, m->weights.trained, &adapters.at[LORA_GATE_UP], N);
-        swiglu(q, s->act, s->gate_up, N, F);
+        swiglu(q, s->act, s->gate_up, N, F, w.down);
         linear(q, "down", h_next, s->act, w.down, s->mid, N, F, C);
         lora(q, h_next, s->t[LORA_DOWN], s->act, m->weights.trained, &adapters.at[LORA_DOWN], N);
     }
@@ -662,7 +662,7 @@ static void llama_backward(Llama* m, bool first, bool last) {
         // h_next = mid + act Wdown^T: dh is the gradient of both terms. dw comes last: swiglu_backward() may recompute act
         linear_backward_input(q, "down dx", m->dact, m->dh, w.down, N, F, C);
         lora_backward_input(q, m->dact, m->dt, m->dh, trained, &adapters.at[LORA_DOWN], N);
-        swiglu_backward(q, s->gate_up, act_again, m->dact, s->gate_up, N, F);
+        swiglu_backward(q, s->gate_up, act_again, m->dact, s->gate_up, N, F, w.gate_up);
         linear_backward_weight(q, "down dw", grad_at(m, P_DOWN, l), m->dh, s->act, N, F, C, add);
         lora_backward_weight(q, grads, m->dt, m->dh, s->act, s->t[LORA_DOWN], &adapters.at[LORA_DOWN], N, add);
         linear_backward_weight(q, "gate up dw", grad_at(m, P_GATE, l), s->gate_up, s->norm2, N, C, 2 * F, add);

@@ -2,7 +2,7 @@
  * quantise.h, where format and scales are described; the bits are the oracle's.
  *
  * Rows: a block takes one, and reads it twice: for the largest value, and, from the cache, to convert it. 3 bytes an element
- * of memory (BF16).
+ * of memory (BF16). A kernel that writes a row can end with quantise_row() and saves the first read: swiglu_quantised.cuh.
  * Weights: a product in fp8 wants both factors with the summed index innermost. Forward sums over the inputs, dx over the
  * outputs, so a weight W (OC, C) has two copies: `rows` (OC, C) with a scale for each output, and `columns` (C, OC), its
  * transpose, with a scale for each input. One pass takes both kinds of maxima, in the arrays of the scales, by integer maxima,
@@ -96,17 +96,15 @@ __device__ __forceinline__ void add_counts(QuantiseCounts* to, unsigned long lon
 // ---------------------------------------------------------------------------------------------------------------------
 // rows
 
+/* Quantises row n, which lies in memory: what threads of this block wrote is there. largest: of the elements that the thread has
+ * seen; those of the block are the whole row. For all threads of a block of whole warps, which has but this row. */
 template <typename T>
-__global__ void __launch_bounds__(QUANTISE_ROW_THREADS)
-    quantise_rows_kernel(QuantisedRows q, const T* x, int C, size_t x_pitch, QuantiseCounts* counts) {
+__device__ __forceinline__ void quantise_row(QuantisedRows q, size_t n, const T* row, int C, uint32_t largest,
+                                             QuantiseCounts* counts) {
     constexpr int W = QUANTISE_WIDTH;
     __shared__ uint32_t maxima[32];
     __shared__ unsigned long long sums[32];
-    const size_t n = blockIdx.x;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, step = blockDim.x * W;
-    const T* row = x + n * x_pitch;
-    uint32_t largest = 0;
-    for (int c = threadIdx.x * W; c < C; c += step) { largest = largest_of(load_vec<W>(row + c), largest); }
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     largest = warp_largest(largest);
     if (lane == 0) { maxima[warp] = largest; }
     __syncthreads();
@@ -116,7 +114,7 @@ __global__ void __launch_bounds__(QUANTISE_ROW_THREADS)
     const bool counted = counts && n % QUANTISE_SAMPLE == 0;
     unsigned long long count = 0;
     if (threadIdx.x == 0) { q.scale[n] = scale; }
-    for (int c = threadIdx.x * W; c < C; c += step) {
+    for (int c = threadIdx.x * W; c < C; c += blockDim.x * W) {
         const Vec<T, W> v = load_vec<W>(row + c);
         const Quantised16 to = quantise16(v, [&](int) { return factor; });
         store_vec(q.data + n * q.pitch + c, to);
@@ -127,6 +125,21 @@ __global__ void __launch_bounds__(QUANTISE_ROW_THREADS)
     if (threadIdx.x == 0) { add_counts(counts, count, (unsigned long long)C); }
 }
 
+/* Returns the threads of a block for rows of `width`. */
+static inline unsigned quantise_threads(size_t width) {
+    return (unsigned)size_min(QUANTISE_ROW_THREADS, round_up(width / QUANTISE_WIDTH, 32));
+}
+
+template <typename T>
+__global__ void __launch_bounds__(QUANTISE_ROW_THREADS)
+    quantise_rows_kernel(QuantisedRows q, const T* x, int C, size_t x_pitch, QuantiseCounts* counts) {
+    constexpr int W = QUANTISE_WIDTH;
+    const T* row = x + blockIdx.x * x_pitch;
+    uint32_t largest = 0;
+    for (int c = threadIdx.x * W; c < C; c += blockDim.x * W) { largest = largest_of(load_vec<W>(row + c), largest); }
+    quantise_row(q, blockIdx.x, row, C, largest, counts);
+}
+
 /* Writes q (N, C) from x (N, C), x_pitch. counts: NULL, or those of a sample are added to it. C is a multiple of
  * QUANTISE_WIDTH. */
 template <typename T>
@@ -134,8 +147,7 @@ static void quantise_rows_cuda(QuantisedRows q, const T* x, size_t N, int C, siz
                                cudaStream_t stream) {
     if (N == 0) { return; }
     assert(C % QUANTISE_WIDTH == 0 && q.pitch % QUANTISE_WIDTH == 0);
-    const size_t threads = size_min(QUANTISE_ROW_THREADS, round_up((size_t)C / QUANTISE_WIDTH, 32));
-    quantise_rows_kernel<<<(unsigned)N, (unsigned)threads, 0, stream>>>(q, x, C, x_pitch, counts);
+    quantise_rows_kernel<<<(unsigned)N, quantise_threads((size_t)C), 0, stream>>>(q, x, C, x_pitch, counts);
     CUDA_CHECK_LAUNCH("quantise_rows_kernel");
 }
 

@@ -50,6 +50,7 @@ scales of the weights' outputs for those of their inputs in dx | BF16 | test_lla
 8-bit weights are those before the update | BF16 | test_llama3cu $fp8 | train_llama3.cu | /^static void llama_update/,/^}/ s/^    fp8_refresh.*//
 the transpose is not transposed | BF16 | test_kernels_cu quantised_weights | llmc/quantise.cuh | s/tile\[part + k\]\[line\]/tile[line][part + k]/
 rows of activations lose their scales | BF16 | test_llama3cu $fp8 | llmc/quantise.cuh | s/q\.scale\[n\] = scale;/q.scale[n] = 1;/
+swiglu's 8-bit row is that of its gates alone | BF16 | test_kernels_cu swiglu_quantises | llmc/swiglu_quantised.cuh | s/largest_of(g\.dup, largest_of(g\.dgate, largest))/largest_of(g.dgate, largest)/
 a column's scale from its row | BF16 | test_kernels_cu quantised_weights | llmc/quantise.cuh | s/quantise_factor(column_scales\[c + k\])/factor/
 the split master's low half dropped | BF16 | test_kernels_cu adamw_agrees | llmc/adamw.cuh | s/master\.v\[k\] = split_low(p)/master.v[k] = 0/
 END

@@ -22,7 +22,7 @@
 #include "llmc/quantise.cuh"
 #include "llmc/rmsnorm.cuh"
 #include "llmc/rope.cuh"
-#include "llmc/swiglu.cuh"
+#include "llmc/swiglu_quantised.cuh"
 
 #include "llmc/adamw.h"
 #include "llmc/crossentropy.h"
@@ -1328,6 +1328,56 @@ static void quantised_rows_are_the_oracle_s() {
     device_free_all();
 }
 
+static bool same_bytes(const floatX* a, const floatX* b, size_t n) {
+    return memcmp(download(a, n).data(), download(b, n).data(), n * sizeof *a) == 0;
+}
+
+/* Checks that a layer's own 8-bit rows are those of the pass over what it wrote, w (N, C). */
+static void compare_fused(const char* what, QuantisedRows q, const QuantiseCounts* d_counts, const floatX* w, size_t N,
+                          size_t C, size_t pitch) {
+    const QuantisedRows want = {device_alloc<uint8_t>(N * q.pitch), device_alloc<float>(N), q.pitch};
+    QuantiseCounts* want_counts = upload(std::vector<QuantiseCounts>(1));
+    quantise_rows_cuda(want, w, N, (int)C, pitch, want_counts, 0);
+    compare_quantised(what, download(q.data, N * q.pitch), download(want.data, N * q.pitch), download(q.scale, N),
+                      download(want.scale, N));
+    const QuantiseCounts got = download(d_counts, 1)[0], wanted = download(want_counts, 1)[0];
+    CHECK(memcmp(&got, &wanted, sizeof got) == 0, "%s: the counts differ", what);
+}
+
+/* What swiglu writes beside its rows changes none of their bits, and is what the pass makes of them. */
+static void swiglu_quantises_what_it_writes() {
+    const size_t shapes[][2] = {{1, 16}, {70, 80}, {130, 2048}, {65, 14336}};
+    for (auto& s : shapes) {
+        const size_t N = s[0], F = s[1], pitch = padded(F), pitch2 = padded(2 * F);
+        const Floats gate_up = uneven_values(N, 2 * F), dout = uneven_values(N, F);
+        const floatX *d_dout = upload_rows<floatX>(dout, N, F, pitch),
+                     *d_gate_up = upload_rows<floatX>(gate_up, N, 2 * F, pitch2);
+        char what[64];
+        floatX *plain = device_alloc<floatX>(N * pitch), *out = device_alloc<floatX>(N * pitch);
+        QuantisedRows q = {device_alloc<uint8_t>(N * quantised_pitch(F)), device_alloc<float>(N), quantised_pitch(F)};
+        QuantiseCounts* counts = upload(std::vector<QuantiseCounts>(1));
+        swiglu_forward_cuda(plain, d_gate_up, N, (int)F, pitch2, pitch, 0);
+        swiglu_forward_quantised_cuda(q, out, d_gate_up, N, (int)F, pitch2, pitch, counts, 0);
+        snprintf(what, sizeof what, "swiglu (%zu, %zu)", N, F);
+        CHECK(same_bytes(plain, out, N * pitch), "%s: the output differs", what);
+        compare_fused(what, q, counts, out, N, F, pitch);
+        for (int again = 0; again < 2; again++) {
+            floatX *in_place = upload_rows<floatX>(gate_up, N, 2 * F, pitch2), *apart = device_alloc<floatX>(N * pitch2);
+            CUDA_CHECK(cudaMemset(apart, 0xff, N * pitch2 * sizeof(floatX)));
+            q = {device_alloc<uint8_t>(N * quantised_pitch(2 * F)), device_alloc<float>(N), quantised_pitch(2 * F)};
+            counts = upload(std::vector<QuantiseCounts>(1));
+            floatX *y = device_alloc<floatX>(N * pitch), *want_y = device_alloc<floatX>(N * pitch);
+            swiglu_backward_cuda(apart, again ? want_y : NULL, d_dout, d_gate_up, N, (int)F, pitch2, pitch, 0);
+            swiglu_backward_quantised_cuda(q, in_place, again ? y : NULL, d_dout, in_place, N, (int)F, pitch2, pitch, counts,
+                                           0);
+            snprintf(what, sizeof what, "swiglu backward (%zu, %zu)", N, F);
+            CHECK(same_bytes(apart, in_place, N * pitch2) && same_bytes(y, want_y, N * pitch), "%s: the rows differ", what);
+            compare_fused(what, q, counts, in_place, N, 2 * F, pitch2);
+        }
+    }
+    device_free_all();
+}
+
 /* Several blocks' matrices with a gap between them; both copies. The sample is the first row of each tile on the diagonal. */
 static void quantised_weights_are_the_oracle_s() {
     const size_t shapes[][3] = {{16, 16, 1}, {48, 80, 3}, {64, 64, 2}, {160, 48, 2}, {272, 528, 2}, {768, 2048, 1}};
@@ -1544,6 +1594,7 @@ static const struct {
     ENTRY(matmul_plans_survive_a_file),
     ENTRY(quantised_rows_are_the_oracle_s),
     ENTRY(quantised_weights_are_the_oracle_s),
+    ENTRY(swiglu_quantises_what_it_writes),
     ENTRY(products_of_quantised_rows_agree),
     ENTRY(lora_agrees_with_its_oracle),
 };

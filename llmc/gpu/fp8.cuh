@@ -8,8 +8,8 @@
  * two, from the tensor as it is now (quantise.h), so a run has nothing more to save, and a resumed one computes the same bits.
  *
  * Weights are quantised once an update, right after AdamW, and before the first step. Activations and gradients are quantised
- * just before their product, in one pass, into a buffer that all products share; a pass that computes a layer again finds the
- * same bits. Validation and --eval --fp8 compute as training does. Text is generated in BF16.
+ * just before their product, those of swiglu as it writes them, the others in one pass, into a buffer that all products share; a
+ * pass that computes a layer again finds the same bits. Validation and --eval --fp8 compute as training does. Text is generated in BF16.
  *
  * The sums: forward keeps them in the tensor cores' own precision until the end (fast), as others do; dx, which sums over twice
  * the feed-forward width, does not. On an H200 (dev/results/nvidia-h200-levers.md) the products of a 1B model run at 1.87 times
@@ -20,25 +20,29 @@
 #ifndef LLMC_FP8_CUH
 #define LLMC_FP8_CUH
 
-#include "llmc/config.h"        // defines: ModelConfig, ParamTable, param_offset
-#include "llmc/gpu/arena.cuh"   // defines: Arena, take
-#include "llmc/gpu/device.cuh"  // defines: Device
-#include "llmc/gpu/layers.cuh"  // defines: Queue, linear, linear_backward_input
-#include "llmc/quantise.cuh"    // defines: QuantisedRows, QuantisedWeights, quantise_rows_cuda, quantise_weights_cuda
-#include "llmc/run/session.h"   // defines: Session
+#include "llmc/config.h"              // defines: ModelConfig, ParamTable, param_offset
+#include "llmc/gpu/arena.cuh"         // defines: Arena, take
+#include "llmc/gpu/device.cuh"        // defines: Device
+#include "llmc/gpu/layers.cuh"        // defines: Queue, linear, linear_backward_input
+#include "llmc/quantise.cuh"          // defines: QuantisedRows, QuantisedWeights, quantise_rows_cuda, quantise_weights_cuda
+#include "llmc/swiglu_quantised.cuh"  // defines: swiglu_forward_quantised_cuda, swiglu_backward_quantised_cuda
+#include "llmc/run/session.h"         // defines: Session
 
 constexpr bool FP8_FAST_FORWARD = true, FP8_FAST_DX = false;
 
 enum { FP8_QKV, FP8_O, FP8_GATE_UP, FP8_DOWN, NUM_FP8 };
 
-/* For each product of a block: its weights, its input, and the gradient of its output. */
-static const struct {
+/* For each product of a block: its weights, its input, and the gradient of its output; and whether swiglu, which makes these
+ * just before, has also quantised them. */
+typedef struct {
     ParamKind weight;
     QuantisedKind x, dout;
-} fp8_products[NUM_FP8] = {{P_Q, QUANTISED_NORM, QUANTISED_DQKV},
-                           {P_O, QUANTISED_ATT, QUANTISED_DH},
-                           {P_GATE, QUANTISED_NORM, QUANTISED_DGATE_UP},
-                           {P_DOWN, QUANTISED_ACT, QUANTISED_DH}};
+    bool x_made, dout_made;
+} Fp8Product;
+static const Fp8Product fp8_products[NUM_FP8] = {{P_Q, QUANTISED_NORM, QUANTISED_DQKV, false, false},
+                                                 {P_O, QUANTISED_ATT, QUANTISED_DH, false, false},
+                                                 {P_GATE, QUANTISED_NORM, QUANTISED_DGATE_UP, false, true},
+                                                 {P_DOWN, QUANTISED_ACT, QUANTISED_DH, true, false}};
 
 /* The 8-bit copies of all blocks' weights; all NULL without --fp8. */
 typedef struct {
@@ -49,7 +53,7 @@ typedef struct {
 typedef struct {
     const floatX* data;
     QuantisedRows rows, columns;  // without --fp8 {NULL}
-    QuantisedKind x, dout;
+    const Fp8Product* product;
 } Weight;
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -121,8 +125,7 @@ static inline Weight fp8_weight(const Fp8* f, int product, int l, const floatX* 
     Weight w;
     memset(&w, 0, sizeof w);
     w.data = data;
-    w.x = fp8_products[product].x;
-    w.dout = fp8_products[product].dout;
+    w.product = &fp8_products[product];
     const QuantisedWeights* all = &f->of[product];
     if (!all->rows) { return w; }
     const size_t R = (size_t)all->R, C = (size_t)all->C;
@@ -149,12 +152,20 @@ static inline void fp8_refresh(const Fp8* f, const Queue* q, const ParamTable* t
 // ---------------------------------------------------------------------------------------------------------------------
 // products
 
-/* Quantises x (N, C) into the shared buffer. Returns it as a factor, for the next product alone. */
-static inline Operand fp8_quantise(const Queue* q, QuantisedKind kind, const floatX* x, size_t N, int C, bool fast) {
-    Op op(q->profiler, q->stream, "quantise", 0, 3.0 * (double)N * C);
-    QuantisedRows to = q->quantised;
-    to.pitch = quantised_pitch((size_t)C);
-    quantise_rows_cuda(to, x, N, C, pitch_of(C), q->counts ? q->counts + kind : NULL, q->stream);
+/* Returns the shared buffer for rows of `width`, and the counts of a kind of tensor, or NULL. */
+static inline QuantisedRows fp8_rows(const Queue* q, size_t width) {
+    return {q->quantised.data, q->quantised.scale, quantised_pitch(width)};
+}
+static inline QuantiseCounts* fp8_counts(const Queue* q, QuantisedKind kind) { return q->counts ? q->counts + kind : NULL; }
+
+/* Quantises x (N, C) into the shared buffer, unless it is `made`, that is there already. Returns it as a factor, for the next
+ * product alone. */
+static inline Operand fp8_quantise(const Queue* q, QuantisedKind kind, bool made, const floatX* x, size_t N, int C, bool fast) {
+    const QuantisedRows to = fp8_rows(q, (size_t)C);
+    if (!made) {
+        Op op(q->profiler, q->stream, "quantise", 0, 3.0 * (double)N * C);
+        quantise_rows_cuda(to, x, N, C, pitch_of(C), fp8_counts(q, kind), q->stream);
+    }
     return operand_e4m3(to.data, to.scale, to.pitch, fast);
 }
 
@@ -165,7 +176,7 @@ static inline void linear(const Queue* q, const char* name, floatX* out, const f
         linear(q, name, out, x, w.data, residual, N, C, OC);
         return;
     }
-    const Operand x8 = fp8_quantise(q, w.x, x, N, C, FP8_FAST_FORWARD);
+    const Operand x8 = fp8_quantise(q, w.product->x, w.product->x_made, x, N, C, FP8_FAST_FORWARD);
     const Operand w8 = operand_e4m3(w.rows.data, w.rows.scale, w.rows.pitch, FP8_FAST_FORWARD);
     const double moved = (double)N * C + (double)OC * C + bytes_x((double)N * OC * (residual ? 2 : 1));
     Op op(q->profiler, q->stream, name, linear_flops(N, C, OC), moved, FP8_RATE);
@@ -179,11 +190,34 @@ static inline void linear_backward_input(const Queue* q, const char* name, float
         linear_backward_input(q, name, dx, dout, w.data, N, C, OC);
         return;
     }
-    const Operand dout8 = fp8_quantise(q, w.dout, dout, N, OC, FP8_FAST_DX);
+    const Operand dout8 = fp8_quantise(q, w.product->dout, w.product->dout_made, dout, N, OC, FP8_FAST_DX);
     const Operand w8 = operand_e4m3(w.columns.data, w.columns.scale, w.columns.pitch, FP8_FAST_DX);
     const double moved = (double)N * OC + (double)OC * C + bytes_x((double)N * C);
     Op op(q->profiler, q->stream, name, linear_flops(N, C, OC), moved, FP8_RATE);
     matmul_forward_cuda(q->matmul, dx, dout8, w8, (const floatX*)NULL, N, OC, C, pitch_of(C), q->stream);
+}
+
+/* next: the weight whose product takes `out` */
+static inline void swiglu(const Queue* q, floatX* out, const floatX* gate_up, size_t N, int F, const Weight& next) {
+    if (!next.rows.data) {
+        swiglu(q, out, gate_up, N, F);
+        return;
+    }
+    Op op(q->profiler, q->stream, "swiglu", 0, 7.0 * N * F);
+    swiglu_forward_quantised_cuda(fp8_rows(q, (size_t)F), out, gate_up, N, F, pitch_of(2 * (size_t)F), pitch_of(F),
+                                  fp8_counts(q, next.product->x), q->stream);
+}
+
+/* next: the weight whose dx takes dgate_up */
+static inline void swiglu_backward(const Queue* q, floatX* dgate_up, floatX* out, const floatX* dout, const floatX* gate_up,
+                                   size_t N, int F, const Weight& next) {
+    if (!next.columns.data) {
+        swiglu_backward(q, dgate_up, out, dout, gate_up, N, F);
+        return;
+    }
+    Op op(q->profiler, q->stream, "swiglu backward", 0, (out ? 14.0 : 12.0) * N * F);
+    swiglu_backward_quantised_cuda(fp8_rows(q, 2 * (size_t)F), dgate_up, out, dout, gate_up, N, F, pitch_of(2 * (size_t)F),
+                                   pitch_of(F), fp8_counts(q, next.product->dout), q->stream);
 }
 
 #endif
