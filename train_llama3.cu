@@ -541,14 +541,14 @@ static void llama_forward(const Llama* m) {
         const BlockActivations* s = &m->blocks[l];
         const LoraBlock adapters = lora_block(c, &m->trained, l);
         floatX* h_next = l + 1 < L ? m->blocks[l + 1].h : m->h_final;
-        rmsnorm(q, s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps);
+        rmsnorm(q, s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps, w.qkv);
         linear(q, "qkv", s->qkv, s->norm1, w.qkv, NULL, N, C, QKV);
         lora(q, s->qkv, s->t[LORA_QKV], s->norm1, m->weights.trained, &adapters.at[LORA_QKV], N);
         rope(q, s->qkv, m->feed.starts, m->rope, 0, shape);
         attention(q, s->att, s->lse, s->qkv, m->feed.starts, shape);
         linear(q, "o", s->mid, s->att, w.o, s->h, N, Q, C);
         lora(q, s->mid, s->t[LORA_O], s->att, m->weights.trained, &adapters.at[LORA_O], N);
-        rmsnorm(q, s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps);
+        rmsnorm(q, s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps, w.gate_up);
         linear(q, "gate up", s->gate_up, s->norm2, w.gate_up, NULL, N, C, 2 * F);
         lora(q, s->gate_up, s->t[LORA_GATE_UP], s->norm2, m->weights.trained, &adapters.at[LORA_GATE_UP], N);
         swiglu(q, s->act, s->gate_up, N, F, w.down);
@@ -608,7 +608,8 @@ static void block_recompute(const Llama* m, int l) {
     const LoraBlock adapters = lora_block(c, &m->trained, l);
     const Recompute level = m->layout.level;
     if (level == RECOMPUTE_NONE) { return; }
-    rmsnorm(q, s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps);
+    const Weight none = {NULL};  // of products that are not computed again
+    rmsnorm(q, s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps, level >= RECOMPUTE_BLOCK ? w.qkv : none);
     if (level >= RECOMPUTE_BLOCK) {
         linear(q, "qkv", s->qkv, s->norm1, w.qkv, NULL, N, C, QKV);
         lora(q, s->qkv, s->t[LORA_QKV], s->norm1, m->weights.trained, &adapters.at[LORA_QKV], N);
@@ -617,7 +618,7 @@ static void block_recompute(const Llama* m, int l) {
         linear(q, "o", s->mid, s->att, w.o, s->h, N, Q, C);
         lora(q, s->mid, s->t[LORA_O], s->att, m->weights.trained, &adapters.at[LORA_O], N);
     }
-    rmsnorm(q, s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps);
+    rmsnorm(q, s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps, level >= RECOMPUTE_FFN ? w.gate_up : none);
     if (level >= RECOMPUTE_FFN) {
         linear(q, "gate up", s->gate_up, s->norm2, w.gate_up, NULL, N, C, 2 * c->intermediate_size);
         lora(q, s->gate_up, s->t[LORA_GATE_UP], s->norm2, m->weights.trained, &adapters.at[LORA_GATE_UP], N);

@@ -2,7 +2,8 @@
  * quantise.h, where format and scales are described; the bits are the oracle's.
  *
  * Rows: a block takes one, and reads it twice: for the largest value, and, from the cache, to convert it. 3 bytes an element
- * of memory (BF16). A kernel that writes a row can end with quantise_row() and saves the first read: swiglu_quantised.cuh.
+ * of memory (BF16). A kernel that writes a row can end with quantise_row() and saves the first read: rmsnorm_quantised.cuh,
+ * swiglu_quantised.cuh.
  * Weights: a product in fp8 wants both factors with the summed index innermost. Forward sums over the inputs, dx over the
  * outputs, so a weight W (OC, C) has two copies: `rows` (OC, C) with a scale for each output, and `columns` (C, OC), its
  * transpose, with a scale for each input. One pass takes both kinds of maxima, in the arrays of the scales, by integer maxima,
@@ -97,32 +98,38 @@ __device__ __forceinline__ void add_counts(QuantiseCounts* to, unsigned long lon
 // rows
 
 /* Quantises row n, which lies in memory: what threads of this block wrote is there. largest: of the elements that the thread has
- * seen; those of the block are the whole row. For all threads of a block of whole warps, which has but this row. */
+ * seen; those of the block are the whole row. For all threads of a block of whole warps, (threads) or (32, warps), which has but
+ * this row. */
 template <typename T>
 __device__ __forceinline__ void quantise_row(QuantisedRows q, size_t n, const T* row, int C, uint32_t largest,
                                              QuantiseCounts* counts) {
     constexpr int W = QUANTISE_WIDTH;
     __shared__ uint32_t maxima[32];
     __shared__ unsigned long long sums[32];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+    const int lane = thread % 32, warp = thread / 32, warps = threads / 32;
     largest = warp_largest(largest);
     if (lane == 0) { maxima[warp] = largest; }
     __syncthreads();
-    largest = warp_largest(lane < (int)blockDim.x / 32 ? maxima[lane] : 0);
+    largest = warp_largest(lane < warps ? maxima[lane] : 0);
 
     const float scale = quantise_scale(largest), factor = quantise_factor(scale);
     const bool counted = counts && n % QUANTISE_SAMPLE == 0;
     unsigned long long count = 0;
-    if (threadIdx.x == 0) { q.scale[n] = scale; }
-    for (int c = threadIdx.x * W; c < C; c += blockDim.x * W) {
+    if (thread == 0) { q.scale[n] = scale; }
+    for (int c = thread * W; c < C; c += threads * W) {
         const Vec<T, W> v = load_vec<W>(row + c);
         const Quantised16 to = quantise16(v, [&](int) { return factor; });
         store_vec(q.data + n * q.pitch + c, to);
         if (counted) { count += counts16(to, v); }
     }
     if (!counted) { return; }  // all threads of the block or none
-    count = block_sum(count, sums);
-    if (threadIdx.x == 0) { add_counts(counts, count, (unsigned long long)C); }
+    count = warp_sum(count);
+    if (lane == 0) { sums[warp] = count; }
+    __syncthreads();
+    if (warp > 0) { return; }
+    count = warp_sum(lane < warps ? sums[lane] : 0);
+    if (lane == 0) { add_counts(counts, count, (unsigned long long)C); }
 }
 
 /* Returns the threads of a block for rows of `width`. */

@@ -20,7 +20,7 @@
 #include "llmc/lora.cuh"
 #include "llmc/matmul_tune.cuh"
 #include "llmc/quantise.cuh"
-#include "llmc/rmsnorm.cuh"
+#include "llmc/rmsnorm_quantised.cuh"
 #include "llmc/rope.cuh"
 #include "llmc/swiglu_quantised.cuh"
 
@@ -1344,6 +1344,28 @@ static void compare_fused(const char* what, QuantisedRows q, const QuantiseCount
     CHECK(memcmp(&got, &wanted, sizeof got) == 0, "%s: the counts differ", what);
 }
 
+static void rmsnorm_quantises_what_it_writes() {
+    const size_t shapes[][2] = {{1, 16}, {70, 80}, {130, 768}, {129, 2048}, {66, 4096}, {3, 8192}};
+    for (auto& s : shapes) {
+        const size_t N = s[0], C = s[1], pitch = padded(C);
+        const Floats x = uneven_values(N, C), w = random_values<floatX>(C, 1);
+        const floatX *d_x = upload_rows<floatX>(x, N, C, pitch), *d_w = upload_rows<floatX>(w, 1, C, C);
+        floatX *plain = device_alloc<floatX>(N * pitch), *out = device_alloc<floatX>(N * pitch);
+        float *plain_rstd = device_alloc<float>(N), *rstd = device_alloc<float>(N);
+        const QuantisedRows q = {device_alloc<uint8_t>(N * quantised_pitch(C)), device_alloc<float>(N), quantised_pitch(C)};
+        QuantiseCounts* counts = upload(std::vector<QuantiseCounts>(1));
+        rmsnorm_forward_cuda(plain, plain_rstd, d_x, d_w, {N, (int)C, pitch}, 1e-5f, 0);
+        rmsnorm_forward_quantised_cuda(q, out, rstd, d_x, d_w, {N, (int)C, pitch}, 1e-5f, counts, 0);
+        char what[64];
+        snprintf(what, sizeof what, "rmsnorm (%zu, %zu)", N, C);
+        CHECK(same_bytes(plain, out, N * pitch), "%s: the output differs", what);
+        CHECK(memcmp(download(plain_rstd, N).data(), download(rstd, N).data(), N * sizeof *rstd) == 0, "%s: rstd differs",
+              what);
+        compare_fused(what, q, counts, out, N, C, pitch);
+    }
+    device_free_all();
+}
+
 /* What swiglu writes beside its rows changes none of their bits, and is what the pass makes of them. */
 static void swiglu_quantises_what_it_writes() {
     const size_t shapes[][2] = {{1, 16}, {70, 80}, {130, 2048}, {65, 14336}};
@@ -1594,6 +1616,7 @@ static const struct {
     ENTRY(matmul_plans_survive_a_file),
     ENTRY(quantised_rows_are_the_oracle_s),
     ENTRY(quantised_weights_are_the_oracle_s),
+    ENTRY(rmsnorm_quantises_what_it_writes),
     ENTRY(swiglu_quantises_what_it_writes),
     ENTRY(products_of_quantised_rows_agree),
     ENTRY(lora_agrees_with_its_oracle),

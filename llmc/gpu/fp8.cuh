@@ -8,7 +8,7 @@
  * two, from the tensor as it is now (quantise.h), so a run has nothing more to save, and a resumed one computes the same bits.
  *
  * Weights are quantised once an update, right after AdamW, and before the first step. Activations and gradients are quantised
- * just before their product, those of swiglu as it writes them, the others in one pass, into a buffer that all products share; a
+ * just before their product, those of rmsnorm and swiglu as these write them, the others in one pass, into a buffer that all products share; a
  * pass that computes a layer again finds the same bits. Validation and --eval --fp8 compute as training does. Text is generated in BF16.
  *
  * The sums: forward keeps them in the tensor cores' own precision until the end (fast), as others do; dx, which sums over twice
@@ -20,28 +20,29 @@
 #ifndef LLMC_FP8_CUH
 #define LLMC_FP8_CUH
 
-#include "llmc/config.h"              // defines: ModelConfig, ParamTable, param_offset
-#include "llmc/gpu/arena.cuh"         // defines: Arena, take
-#include "llmc/gpu/device.cuh"        // defines: Device
-#include "llmc/gpu/layers.cuh"        // defines: Queue, linear, linear_backward_input
-#include "llmc/quantise.cuh"          // defines: QuantisedRows, QuantisedWeights, quantise_rows_cuda, quantise_weights_cuda
-#include "llmc/swiglu_quantised.cuh"  // defines: swiglu_forward_quantised_cuda, swiglu_backward_quantised_cuda
-#include "llmc/run/session.h"         // defines: Session
+#include "llmc/config.h"               // defines: ModelConfig, ParamTable, param_offset
+#include "llmc/gpu/arena.cuh"          // defines: Arena, take
+#include "llmc/gpu/device.cuh"         // defines: Device
+#include "llmc/gpu/layers.cuh"         // defines: Queue, linear, linear_backward_input
+#include "llmc/quantise.cuh"           // defines: QuantisedRows, QuantisedWeights, quantise_rows_cuda, quantise_weights_cuda
+#include "llmc/rmsnorm_quantised.cuh"  // defines: rmsnorm_forward_quantised_cuda
+#include "llmc/swiglu_quantised.cuh"   // defines: swiglu_forward_quantised_cuda, swiglu_backward_quantised_cuda
+#include "llmc/run/session.h"          // defines: Session
 
 constexpr bool FP8_FAST_FORWARD = true, FP8_FAST_DX = false;
 
 enum { FP8_QKV, FP8_O, FP8_GATE_UP, FP8_DOWN, NUM_FP8 };
 
-/* For each product of a block: its weights, its input, and the gradient of its output; and whether swiglu, which makes these
- * just before, has also quantised them. */
+/* For each product of a block: its weights, its input, and the gradient of its output; and whether the layer that makes
+ * these just before has also quantised them. */
 typedef struct {
     ParamKind weight;
     QuantisedKind x, dout;
     bool x_made, dout_made;
 } Fp8Product;
-static const Fp8Product fp8_products[NUM_FP8] = {{P_Q, QUANTISED_NORM, QUANTISED_DQKV, false, false},
+static const Fp8Product fp8_products[NUM_FP8] = {{P_Q, QUANTISED_NORM, QUANTISED_DQKV, true, false},
                                                  {P_O, QUANTISED_ATT, QUANTISED_DH, false, false},
-                                                 {P_GATE, QUANTISED_NORM, QUANTISED_DGATE_UP, false, true},
+                                                 {P_GATE, QUANTISED_NORM, QUANTISED_DGATE_UP, true, true},
                                                  {P_DOWN, QUANTISED_ACT, QUANTISED_DH, true, false}};
 
 /* The 8-bit copies of all blocks' weights; all NULL without --fp8. */
@@ -195,6 +196,18 @@ static inline void linear_backward_input(const Queue* q, const char* name, float
     const double moved = (double)N * OC + (double)OC * C + bytes_x((double)N * C);
     Op op(q->profiler, q->stream, name, linear_flops(N, C, OC), moved, FP8_RATE);
     matmul_forward_cuda(q->matmul, dx, dout8, w8, (const floatX*)NULL, N, OC, C, pitch_of(C), q->stream);
+}
+
+/* next: the weight whose product takes `out` */
+static inline void rmsnorm(const Queue* q, floatX* out, float* rstd, const floatX* x, const floatX* w, size_t N, int C,
+                           float eps, const Weight& next) {
+    if (!next.rows.data) {
+        rmsnorm(q, out, rstd, x, w, N, C, eps);
+        return;
+    }
+    Op op(q->profiler, q->stream, "rmsnorm", 0, 5.0 * N * C);
+    rmsnorm_forward_quantised_cuda(fp8_rows(q, (size_t)C), out, rstd, x, w, {N, C, pitch_of(C)}, eps,
+                                   fp8_counts(q, next.product->x), q->stream);
 }
 
 /* next: the weight whose product takes `out` */
