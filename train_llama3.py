@@ -658,8 +658,8 @@ def gradients(model, batch, loss_scale=1.0):
 
 def gradient_errors_16bit(model, dtype, loss_scale, batch, fp8=False):
     """Returns how far the gradients of PyTorch's own 16-bit runs are off fp32's from the same weights, as {name: (relative L2
-    error, relative error of the norm)}, the largest of GRADIENT_RUNS_16BIT runs; under "all" those of all gradients as one. With
-    fp8, the blocks' products are those of use_fp8(), and under "logits" are the errors of the logits.
+    error, relative error of the norm)}, the largest of GRADIENT_RUNS_16BIT runs; under "all" those of all gradients as one.
+    With fp8, the blocks' products are those of use_fp8(), and under "logits" are the errors of the logits.
 
     One run is no yardstick: a norm's error is a sum of many roundings and scatters about zero, so that it is small in some run
     of any arithmetic. Each run starts from other perturbed() weights, which draws all roundings anew."""
@@ -797,7 +797,8 @@ LORA_PAIRS = {
 }
 
 
-PAIR_SEEDS = {"gqa2_untied_rope8": 1, "tied_gqa4_rope32": 2, "mha_odd": 3, "documents": 4, "lora_all": 4, "lora_some": 5, "fp8": 6}
+PAIR_SEEDS = {"gqa2_untied_rope8": 1, "tied_gqa4_rope32": 2, "mha_odd": 3, "documents": 4, "lora_all": 4, "lora_some": 5,
+              "fp8": 6}
 
 
 def pair_seed(name):

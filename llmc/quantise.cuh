@@ -97,9 +97,9 @@ __device__ __forceinline__ void add_counts(QuantiseCounts* to, unsigned long lon
 // ---------------------------------------------------------------------------------------------------------------------
 // rows
 
-/* Quantises row n, which lies in memory: what threads of this block wrote is there. largest: of the elements that the thread has
- * seen; those of the block are the whole row. For all threads of a block of whole warps, (threads) or (32, warps), which has but
- * this row. */
+/* Quantises row n, which lies in memory: what threads of this block wrote is there. largest: of the elements that the thread
+ * has seen; those of the block are the whole row. For all threads of a block of whole warps, (threads) or (32, warps), which
+ * has but this row. */
 template <typename T>
 __device__ __forceinline__ void quantise_row(QuantisedRows q, size_t n, const T* row, int C, uint32_t largest,
                                              QuantiseCounts* counts) {
@@ -246,8 +246,8 @@ __global__ void __launch_bounds__(QUANTISE_THREADS)
     store_vec(q.columns + blockIdx.z * size + (size_t)column * q.R + row, down);
 }
 
-/* Writes both copies of a matrix (R, C) of each of `blocks` blocks, whose weights lie `stride` elements apart from w on. counts:
- * as above, here of both copies. */
+/* Writes both copies of a matrix (R, C) of each of `blocks` blocks, whose weights lie `stride` elements apart from w on.
+ * counts: as above, here of both copies. */
 template <typename T>
 static void quantise_weights_cuda(QuantisedWeights q, const T* w, size_t stride, int blocks, QuantiseCounts* counts,
                                   cudaStream_t stream) {

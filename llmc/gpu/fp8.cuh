@@ -8,8 +8,9 @@
  * two, from the tensor as it is now (quantise.h), so a run has nothing more to save, and a resumed one computes the same bits.
  *
  * Weights are quantised once an update, right after AdamW, and before the first step. Activations and gradients are quantised
- * just before their product, those of rmsnorm and swiglu as these write them, the others in one pass, into a buffer that all products share; a
- * pass that computes a layer again finds the same bits. Validation and --eval --fp8 compute as training does. Text is generated in BF16.
+ * just before their product: those of rmsnorm and swiglu as these write them, the others in one pass. All products share one
+ * buffer for them; what is computed again has the same bits. Validation and --eval --fp8 compute as training does. Text is
+ * generated in BF16.
  *
  * The sums: forward keeps them in the tensor cores' own precision until the end (fast), as others do; dx, which sums over twice
  * the feed-forward width, does not. On an H200 (dev/results/nvidia-h200-levers.md) the products of a 1B model run at 1.87 times
@@ -136,8 +137,8 @@ static inline Weight fp8_weight(const Fp8* f, int product, int l, const floatX* 
     return w;
 }
 
-/* Makes the 8-bit copies of all blocks' weights; nothing without --fp8. To be called after each change of the weights: when they
- * are loaded or drawn, and after AdamW. params: the arena of `table` */
+/* Makes the 8-bit copies of all blocks' weights; nothing without --fp8. To be called after each change of the weights: when
+ * they are loaded or drawn, and after AdamW. params: the arena of `table` */
 static inline void fp8_refresh(const Fp8* f, const Queue* q, const ParamTable* table, const floatX* params, int blocks) {
     QuantiseCounts* counts = q->counts ? q->counts + QUANTISED_WEIGHT : NULL;
     for (int i = 0; f->of[0].rows && i < NUM_FP8; i++) {
