@@ -38,6 +38,7 @@
 #include "llmc/gpu/collect.cuh"      // defines: Collect, collect_source
 #include "llmc/gpu/arena.cuh"        // defines: Arena, take
 #include "llmc/gpu/layers.cuh"       // defines: Queue, Gradient, embedding, rmsnorm, rope, attention, swiglu, linear
+#include "llmc/gpu/fp8.cuh"          // defines: Fp8, Weight, fp8_check, fp8_lay_out, fp8_weight, fp8_refresh, linear
 #include "llmc/gpu/sequence.cuh"     // defines: Sequence, sequence_join, sequence_begin, qkv_rows, attend, heads_room
 #include "llmc/rope.h"               // defines: rope_table
 #include "llmc/gpu/step_state.cuh"   // defines: StepState, loss_sum_cuda, norm_square_cuda, step_decide_cuda
@@ -45,16 +46,16 @@
 
 // ---------------------------------------------------------------------------------------------------------------------
 // memory: an arena for the weights; with --lora one for the adapters; one each for gradients, master, m and v, which hold the
-// trained tensors; one each for activations, logits, workspace and KV cache; one of pinned memory on the host
+// trained tensors; one each for fp8 weights, activations, logits, workspace and KV cache; one of pinned memory on the host
 
 /* The weights of one block. */
 typedef struct {
     const floatX* input_norm;  // (C)
-    const floatX* qkv;         // (QKV, C)
-    const floatX* o;           // (C, NH HD)
+    Weight qkv;                // (QKV, C)
+    Weight o;                  // (C, NH HD)
     const floatX* post_norm;   // (C)
-    const floatX* gate_up;     // (2F, C)
-    const floatX* down;        // (C, F)
+    Weight gate_up;            // (2F, C)
+    Weight down;               // (C, F)
 } Block;
 
 /* The weights outside of the blocks. */
@@ -88,6 +89,7 @@ typedef enum {
     MEM_MASTER,
     MEM_M,
     MEM_V,
+    MEM_FP8,
     MEM_ACTIVATIONS,
     MEM_LOGITS,
     MEM_WORKSPACE,
@@ -98,8 +100,8 @@ typedef enum {
     NUM_MEM
 } MemoryKind;
 static const char* const memory_names[NUM_MEM] = {
-    "weights",   "adapters", "gradients",          "master", "m", "v", "activations", "logits", "workspace", "landing",
-    "fp32 sums", "KV cache", "pinned, on the host"};
+    "weights",     "adapters", "gradients", "master",  "m",         "v",        "fp8 weights",
+    "activations", "logits",   "workspace", "landing", "fp32 sums", "KV cache", "pinned, on the host"};
 
 enum { DECODE_ROWS = 64 };      // tokens of a prompt that one pass of generation takes
 enum { NO_FILL = -1 };          // see llama_create()
@@ -122,6 +124,7 @@ typedef struct {
     bool fp32_head;   // of the head alone
     MasterKind master;
     bool bf16_moments;
+    bool fp8;  // the blocks' products
 } Layout;
 
 typedef struct {
@@ -131,6 +134,7 @@ typedef struct {
     Layout layout;
     Queue queue;
     const Device* device;
+    Fp8 fp8;              // the blocks' weights in 8 bits
     WeightArena weights;  // params (table.elements); with --lora trained (trained.elements); master, m, v (trained.elements)
 
     Gradients grads;
@@ -180,11 +184,11 @@ static Block block_weights(const Llama* m, int l) {
     if (!m->gathered || m->config.lora.rank > 0) { exchange_await(&m->exchange, l); }  // the block, or its adapters
     const floatX* w = m->gathered ? gathered_block(m->gathered, &m->exchange, &m->weights, l) : m->weights.params + first;
     b.input_norm = w;
-    b.qkv = w + (param_offset(t, P_Q, l) - first);
-    b.o = w + (param_offset(t, P_O, l) - first);
+    b.qkv = fp8_weight(&m->fp8, FP8_QKV, l, w + (param_offset(t, P_Q, l) - first));
+    b.o = fp8_weight(&m->fp8, FP8_O, l, w + (param_offset(t, P_O, l) - first));
     b.post_norm = w + (param_offset(t, P_POST_NORM, l) - first);
-    b.gate_up = w + (param_offset(t, P_GATE, l) - first);
-    b.down = w + (param_offset(t, P_DOWN, l) - first);
+    b.gate_up = fp8_weight(&m->fp8, FP8_GATE_UP, l, w + (param_offset(t, P_GATE, l) - first));
+    b.down = fp8_weight(&m->fp8, FP8_DOWN, l, w + (param_offset(t, P_DOWN, l) - first));
     return b;
 }
 
@@ -344,7 +348,9 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         m->stretches = take<AdamWStretch>(w, m->trained.count);
         m->steps.state = take<StepState>(w, 1);
         for (int i = 0; i < IN_FLIGHT; i++) { m->steps.result[i] = take<StepState>(&mem[MEM_PINNED], 1); }
+        m->queue.counts = m->steps.state ? m->steps.state->quantised : NULL;
     }
+    if (o->fp8) { fp8_lay_out(&m->fp8, &m->queue, &mem[MEM_FP8], w, c, N); }
     if (o->cache_len > 0) {
         Arena* a = &mem[MEM_CACHE];
         m->kv_cache = take<floatX>(a, (size_t)c->num_layers * o->cache_len * 2 * kv_width(c));
@@ -522,16 +528,16 @@ static void llama_forward(const Llama* m) {
         const BlockActivations* s = &m->blocks[l];
         const LoraBlock adapters = lora_block(c, &m->trained, l);
         floatX *h_next = l + 1 < L ? m->blocks[l + 1].h : m->h_final, *qkv = qkv_rows(&m->sequence, s->qkv, m->dqkv);
-        rmsnorm(q, s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps);
+        rmsnorm(q, s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps, w.qkv);
         linear(q, "qkv", qkv, s->norm1, w.qkv, NULL, N, C, QKV);
         lora(q, qkv, s->t[LORA_QKV], s->norm1, m->weights.trained, &adapters.at[LORA_QKV], N);
         attend(q, &m->sequence, s->att, s->lse, s->qkv, qkv, m->feed.starts, m->rope, shape);
         linear(q, "o", s->mid, s->att, w.o, s->h, N, Q, C);
         lora(q, s->mid, s->t[LORA_O], s->att, m->weights.trained, &adapters.at[LORA_O], N);
-        rmsnorm(q, s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps);
+        rmsnorm(q, s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps, w.gate_up);
         linear(q, "gate up", s->gate_up, s->norm2, w.gate_up, NULL, N, C, 2 * F);
         lora(q, s->gate_up, s->t[LORA_GATE_UP], s->norm2, m->weights.trained, &adapters.at[LORA_GATE_UP], N);
-        swiglu(q, s->act, s->gate_up, N, F);
+        swiglu(q, s->act, s->gate_up, N, F, w.down);
         linear(q, "down", h_next, s->act, w.down, s->mid, N, F, C);
         lora(q, h_next, s->t[LORA_DOWN], s->act, m->weights.trained, &adapters.at[LORA_DOWN], N);
     }
@@ -576,7 +582,8 @@ static void block_recompute(const Llama* m, int l) {
     const Recompute level = m->layout.level;
     floatX* qkv = qkv_rows(&m->sequence, s->qkv, m->dqkv);
     if (level == RECOMPUTE_NONE) { return; }
-    rmsnorm(q, s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps);
+    const Weight none = {NULL};  // of products that are not computed again
+    rmsnorm(q, s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps, level >= RECOMPUTE_BLOCK ? w.qkv : none);
     if (level >= RECOMPUTE_BLOCK) {
         linear(q, "qkv", qkv, s->norm1, w.qkv, NULL, N, C, QKV);
         lora(q, qkv, s->t[LORA_QKV], s->norm1, m->weights.trained, &adapters.at[LORA_QKV], N);
@@ -584,7 +591,7 @@ static void block_recompute(const Llama* m, int l) {
         linear(q, "o", s->mid, s->att, w.o, s->h, N, Q, C);
         lora(q, s->mid, s->t[LORA_O], s->att, m->weights.trained, &adapters.at[LORA_O], N);
     }
-    rmsnorm(q, s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps);
+    rmsnorm(q, s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps, level >= RECOMPUTE_FFN ? w.gate_up : none);
     if (level >= RECOMPUTE_FFN) {
         linear(q, "gate up", s->gate_up, s->norm2, w.gate_up, NULL, N, C, 2 * c->intermediate_size);
         lora(q, s->gate_up, s->t[LORA_GATE_UP], s->norm2, m->weights.trained, &adapters.at[LORA_GATE_UP], N);
@@ -639,7 +646,7 @@ static void llama_backward(Llama* m, bool add, MicroKind kind) {
         // h_next = mid + act Wdown^T: dh is the gradient of both terms. dw comes last: swiglu_backward() may recompute act
         linear_backward_input(q, "down dx", m->dact, m->dh, w.down, N, F, C);
         lora_backward_input(q, m->dact, m->dt, m->dh, trained, &adapters.at[LORA_DOWN], N);
-        swiglu_backward(q, s->gate_up, act_again, m->dact, s->gate_up, N, F);
+        swiglu_backward(q, s->gate_up, act_again, m->dact, s->gate_up, N, F, w.gate_up);
         linear_backward_weight(q, "down dw", grad_at(m, P_DOWN, l), m->dh, s->act, N, F, C, add);
         lora_backward_weight(q, grads, m->dt, m->dh, s->act, s->t[LORA_DOWN], &adapters.at[LORA_DOWN], N, add);
         linear_backward_weight(q, "gate up dw", grad_at(m, P_GATE, l), s->gate_up, s->norm2, N, C, 2 * F, add);
@@ -734,6 +741,7 @@ static void llama_update(Llama* m, const StepPlan* plan) {
     } else {
         update_with<floatX>(m, plan);
     }
+    fp8_refresh(&m->fp8, &m->queue, &m->table, m->weights.params, m->config.num_layers);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -767,7 +775,7 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
         const LoraBlock adapters = lora_block(c, &m->trained, l);
         floatX* cache = m->kv_cache + (size_t)l * m->layout.cache_len * KV2;  // (cache_len, KV2)
         rmsnorm(q, norm, rstd, h, w.input_norm, rows, C, c->rms_eps);
-        linear(q, "qkv", qkv, norm, w.qkv, NULL, rows, C, QKV);
+        linear(q, "qkv", qkv, norm, w.qkv.data, NULL, rows, C, QKV);
         lora(q, qkv, t, norm, m->weights.trained, &adapters.at[LORA_QKV], rows);
         rope(q, qkv, NULL, m->decode_rope, pos, shape);
         CUDA_CHECK(cudaMemcpy2DAsync(cache + (size_t)pos * KV2, KV2 * sizeof(floatX), qkv + Q, pitch_of(QKV) * sizeof(floatX),
@@ -775,13 +783,13 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
         for (int i = 0; i < rows; i++) {
             attention_decode_cuda(att + i * pitch_of(Q), qkv + i * pitch_of(QKV), cache, pos + i + 1, shape, m->queue.stream);
         }
-        linear(q, "o", h, att, w.o, h, rows, Q, C);
+        linear(q, "o", h, att, w.o.data, h, rows, Q, C);
         lora(q, h, t, att, m->weights.trained, &adapters.at[LORA_O], rows);
         rmsnorm(q, norm, rstd, h, w.post_norm, rows, C, c->rms_eps);
-        linear(q, "gate up", gate_up, norm, w.gate_up, NULL, rows, C, 2 * F);
+        linear(q, "gate up", gate_up, norm, w.gate_up.data, NULL, rows, C, 2 * F);
         lora(q, gate_up, t, norm, m->weights.trained, &adapters.at[LORA_GATE_UP], rows);
         swiglu(q, act, gate_up, rows, F);
-        linear(q, "down", h, act, w.down, h, rows, F, C);
+        linear(q, "down", h, act, w.down.data, h, rows, F, C);
         lora(q, h, t, act, m->weights.trained, &adapters.at[LORA_DOWN], rows);
     }
     rmsnorm(q, norm, rstd, h + (rows - 1) * pitch_of(C), ends.final_norm, 1, C, c->rms_eps);
@@ -829,6 +837,7 @@ static bool train_step(void* model, const StepPlan* plan, double lr, Error* e) {
     Llama* m = (Llama*)model;
     bool ok = true;
     steps_begin(&m->steps, lr);
+    if (m->layout.fp8) { CUDA_CHECK(cudaMemsetAsync(m->queue.counts, 0, sizeof m->steps.state->quantised, m->queue.stream)); }
     for (int k = 0; ok && k < plan->accumulate; k++) {
         const MicroKind kind = micro_kind(plan, k);
         const cudaGraphExec_t captured = m->steps.micro[kind];
@@ -868,6 +877,7 @@ static Layout layout_of(const Session* s, const Options* o) {
     l.level = (Recompute)o->recompute;
     l.master = sizeof(floatX) == 4 ? MASTER_NONE : o->master == MASTER_OPTION_SPLIT && CAN_SPLIT ? MASTER_SPLIT : MASTER_FP32;
     l.bf16_moments = o->moments == MOMENTS_BF16;
+    l.fp8 = o->fp8 && l.B > 0;
     const int64_t micro = (int64_t)o->batch * o->seq, step = o->total_batch ? o->total_batch / share.groups : micro;
     const bool ring = l.zero >= ZERO_2 && s->config.lora.rank == 0;
     const size_t N = (size_t)o->batch * l.T, chunk = head_rows(&s->config, l.train, N, sizeof(floatX));
@@ -959,6 +969,7 @@ static void trainer_prepare(void* model, const StepPlan* plan, const Session* s)
     Llama* m = (Llama*)model;
     const Options* o = &s->options;
     if (!o->tune) { device_load_plans(m->queue.matmul, s); }
+    fp8_refresh(&m->fp8, &m->queue, &m->table, m->weights.params, m->config.num_layers);
     if (!plan) { return; }
     MicroKind kinds[MICRO_KINDS];
     const int count = micro_kinds(plan, kinds);
@@ -1128,7 +1139,9 @@ int main(int argc, char** argv) {
         die_usage("--master split: a weight's upper half is its BF16 value; this is a build for %s, wanted PRECISION=BF16",
                   PRECISION_NAME);
     }
+    fp8_check(&s);
     Device d = device_open(&s.options, &ranks, job_trains(s.job));
+    fp8_check_device(&s, &d);
     run_machine(d.name, 1, s.machine, sizeof s.machine);
     if (!d.missing) { device_build(&d, s.build, sizeof s.build); }
     const size_t tokens = (size_t)s.options.batch * s.options.seq / session_share(&s).parts;

@@ -12,7 +12,7 @@
 . dev/test/lib.sh
 python=${PYTHON:-python3}
 # shellcheck disable=SC1090
-for part in lanes programs sanitizer trainer lora memory ranks; do . "dev/test/gpu/$part.sh"; done
+for part in lanes programs sanitizer trainer fp8 lora memory ranks; do . "dev/test/gpu/$part.sh"; done
 
 written="larger pairs are written by PyTorch" greedy="greedy text of a trained model is the CPU trainer's"
 
@@ -103,6 +103,15 @@ tests() {
     full "adapters train alike in FP32, BF16 and FP16" adapters_train_alike_in_16_bits
     full "adapters: the steps of --tune leave no trace, blocks recomputed" adapters_tune
 
+    lane fp8
+    quick "--fp8 trains like BF16, and tells what it loses" fp8_trains_like_bf16
+    quick "--fp8: 10 and 10: the same bits" fp8_parts_are_the_whole fp8 --fp8
+    full "--fp8: 10 and 10, blocks recomputed, split master, bf16 moments: the same bits" fp8_parts_are_the_whole fp8_lean --fp8 --recompute block --master split --moments bf16
+    quick "--fp8: a captured graph changes no bit" fp8_graph_changes_no_bit
+    full "--fp8: tuned plans travel with the checkpoint" fp8_plans_travel
+    quick "--fp8 has rows in --profile" fp8_profile_has_rows
+    full "--fp8 is refused by name where it cannot be" fp8_is_refused
+
     lane ranks alone
     quick "2 GPUs are one, FP32" two_are_one plain
     full "2 GPUs are one, FP32, blocks recomputed" two_are_one block --recompute block
@@ -140,6 +149,7 @@ tests() {
     full "the memory table is true, one block recomputed" table_is_true bf16 --batch 16 --recompute block
     full "the memory table is true, split master, bf16 moments" table_is_true bf16 --batch 8 --master split --moments bf16
     full "the memory table is true, FP32" table_is_true fp32 --batch 8
+    quick "the memory table is true, --fp8" fp8_memory_is_true
     full "the memory table is true with samples and validation" table_is_true bf16 --batch 4 --sample-tokens 64 --sample-every 1 --val-every 1 --val-batches 2 --val "$tmp/wide.bin"
     full "adapters of 8B at T=4096 fit into 22 GiB" lora_fits 22G llama3.1-8b --batch 1 --seq 4096 --recompute block
     full "adapters of 1B at T=4096 fit into 7 GiB" lora_fits 7G llama3.2-1b --batch 1 --seq 4096 --recompute block

@@ -11,7 +11,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}  # threads of the CPU oracles
 case $mode in run | compile) ;; *) echo "usage: $0 [run|compile]" >&2 && exit 2 ;; esac
 
 # NAME | PRECISION | TEST and its arguments | FILE | SED
-pair=dev/test/pairs/gqa2_untied_rope8 tied=dev/test/pairs/tied_gqa4_rope32 documents=dev/test/pairs/documents lora=dev/test/pairs/lora_all
+pair=dev/test/pairs/gqa2_untied_rope8 tied=dev/test/pairs/tied_gqa4_rope32 documents=dev/test/pairs/documents lora=dev/test/pairs/lora_all fp8=dev/test/pairs/fp8
 faults() {
     cat <<END
 kv head h % NKV for h / group, plain | FP32 | test_attention_cu plain every_group | llmc/attention_plain.cuh | s/kv_head = h \/ (s.NH \/ s.NKV);/kv_head = h % s.NKV;/
@@ -61,6 +61,13 @@ sums of a step begin with those of the step before | BF16 | zero_bits.sh | train
 a block is gathered into the slot of another | BF16 | zero_bits.sh | llmc/gpu/gathered.cuh | s/const int slot = l % GATHER_SLOTS;/const int slot = (l + (l == 5)) % GATHER_SLOTS;/
 blocks gathered before the update are used after it | BF16 | zero_bits.sh | llmc/gpu/gathered.cuh | s/^    gather_ring_reset(&g->ring);/    if (g->ring.last < 0) { gather_ring_reset(\&g->ring); }/
 a block is overwritten while it computes | BF16 | zero_bits.sh | llmc/gpu/gathered.cuh | s/if (count > 0) {/if (count == GATHER_SLOTS) {/
+scales of the two factors swapped | BF16 | test_kernels_cu products_of_quantised | llmc/matmul.cuh | s/A_SCALE_POINTER, &b, sizeof b/A_SCALE_POINTER, \&a, sizeof a/; s/B_SCALE_POINTER, &a, sizeof a/B_SCALE_POINTER, \&b, sizeof b/
+scales of the weights' outputs for those of their inputs in dx | BF16 | test_llama3cu $fp8 | llmc/gpu/fp8.cuh | s/w.columns.data, w.columns.scale/w.columns.data, w.rows.scale/
+8-bit weights are those before the update | BF16 | test_llama3cu $fp8 | train_llama3.cu | /^static void llama_update/,/^}/ s/^    fp8_refresh.*//
+the transpose is not transposed | BF16 | test_kernels_cu quantised_weights | llmc/quantise.cuh | s/tile\[part + k\]\[line\]/tile[line][part + k]/
+rows of activations lose their scales | BF16 | test_llama3cu $fp8 | llmc/quantise.cuh | s/q\.scale\[n\] = scale;/q.scale[n] = 1;/
+swiglu's 8-bit row is that of its gates alone | BF16 | test_kernels_cu swiglu_quantises | llmc/swiglu_quantised.cuh | s/largest_of(g\.dup, largest_of(g\.dgate, largest))/largest_of(g.dgate, largest)/
+a column's scale from its row | BF16 | test_kernels_cu quantised_weights | llmc/quantise.cuh | s/quantise_factor(column_scales\[c + k\])/factor/
 the split master's low half dropped | BF16 | test_kernels_cu adamw_agrees | llmc/adamw.cuh | s/master\.v\[k\] = split_low(p)/master.v[k] = 0/
 END
 }
@@ -109,6 +116,8 @@ unfit() {
         *wgmma*sm_90) return 1 ;;
         *wgmma*) echo "needs sm_90" ;;
         *zero_bits*) [ "$(nvidia-smi -L | grep -c '^GPU')" -lt 2 ] && echo "needs 2 GPUs" ;;
+        *products_of_quantised*sm_90 | *pairs/fp8*sm_90) return 1 ;;
+        *products_of_quantised* | *pairs/fp8*) echo "needs compute capability 9.0" ;;
         BF16*sm_7?) echo "needs sm_80 or newer" ;;
         *) return 1 ;;
     esac

@@ -9,6 +9,7 @@
  */
 #pragma nv_diag_suppress 1675  // matmul.h: pragmas for GCC
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <vector>
 
@@ -20,9 +21,10 @@
 #include "llmc/gpu/sequence.cuh"
 #include "llmc/lora.cuh"
 #include "llmc/matmul_tune.cuh"
-#include "llmc/rmsnorm.cuh"
+#include "llmc/quantise.cuh"
+#include "llmc/rmsnorm_quantised.cuh"
 #include "llmc/rope.cuh"
-#include "llmc/swiglu.cuh"
+#include "llmc/swiglu_quantised.cuh"
 
 #include "llmc/adamw.h"
 #include "llmc/crossentropy.h"
@@ -1414,7 +1416,8 @@ static void element_sizes_are_those_of_the_types() {
     CHECK(matmul_type_bytes(CUDA_R_8F_E4M3) == 1 && matmul_type_bytes(CUDA_R_8F_E5M2) == 1, "fp8 is not one byte");
     CHECK(data_type<__half>() == CUDA_R_16F && data_type<__nv_fp8_e5m2>() == CUDA_R_8F_E5M2, "types and names do not match");
     const float base[64] = {0};
-    const Operand fp8 = {base, CUDA_R_8F_E4M3, NULL, 10}, fp16 = {base, CUDA_R_16F, NULL, 10}, fp32 = operand(base, 10);
+    const Operand fp8 = operand_e4m3(base, NULL, 10, false), fp16 = {base, CUDA_R_16F, NULL, 10, NOT_SCALED},
+                  fp32 = operand(base, 10);
     CHECK((const char*)operand_from(fp8, 2, 3).data - (const char*)base == 23, "fp8: row 2, column 3");
     CHECK((const char*)operand_from(fp16, 2, 3).data - (const char*)base == 46, "fp16: row 2, column 3");
     CHECK((const char*)operand_from(fp32, 2, 3).data - (const char*)base == 92, "fp32: row 2, column 3");
@@ -1573,6 +1576,278 @@ static void matmul_plans_survive_a_file() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// fp8
+
+/* Returns (R, C) random values whose rows and columns are of very different sizes; some are zero. The last rows hold an
+ * infinity or a NaN, one is all zero, one all the smallest of normal numbers. */
+static Floats uneven_values(size_t R, size_t C) {
+    Floats x = random_values<floatX>(R * C, 1);
+    for (size_t r = 0; r < R; r++) {
+        for (size_t c = 0; c < C; c++) {
+            float& v = x[r * C + c];
+            v = to_float(from_float<floatX>((r + c) % 11 == 0 ? 0.0f : ldexpf(v, (int)(r % 9) - (int)(c % 13))));
+        }
+    }
+    for (size_t c = 0; c < C; c++) {
+        if (R > 5) { x[2 * C + c] = 0; }
+        if (R > 5) { x[3 * C + c] = to_float(from_float<floatX>(6.2e-5f)); }
+    }
+    if (R > 17) {
+        x[(R - 1) * C + 5] = -INFINITY;
+        x[(R - 2) * C + 6] = NAN;
+    }
+    return x;
+}
+
+/* Checks n bytes, and scales, against the oracle's. */
+static void compare_quantised(const char* what, const std::vector<uint8_t>& q, const std::vector<uint8_t>& want_q,
+                              const Floats& scale, const Floats& want_scale) {
+    for (size_t i = 0; i < want_scale.size(); i++) {
+        const bool same = scale[i] == want_scale[i] || (std::isnan(scale[i]) && std::isnan(want_scale[i]));
+        if (!same) {
+            CHECK(same, "%s: scale %zu is %g, wanted %g", what, i, (double)scale[i], (double)want_scale[i]);
+            return;
+        }
+    }
+    for (size_t i = 0; i < want_q.size(); i++) {
+        if (q[i] == want_q[i]) { continue; }
+        CHECK(false, "%s: element %zu of %zu is 0x%02X, wanted 0x%02X", what, i, want_q.size(), q[i], want_q[i]);
+        return;
+    }
+}
+
+static void quantised_rows_are_the_oracle_s() {
+    const size_t shapes[][2] = {{1, 16}, {7, 48}, {130, 768}, {66, 2048}, {65, 8192}, {3, 16400}, {2, 57344}};
+    for (auto& s : shapes) {
+        const size_t N = s[0], C = s[1], pitch_x = padded(C), pitch = quantised_pitch(C) + 16;
+        const Floats x = uneven_values(N, C);
+        const floatX* d_x = upload_rows<floatX>(x, N, C, pitch_x);
+        std::vector<uint8_t> want(N * C);
+        Floats want_scale(N);
+        QuantiseCounts counts = {0, 0, 0};
+        quantise_rows(want.data(), want_scale.data(), x.data(), N, C);
+        for (size_t n = 0; n < N; n += QUANTISE_SAMPLE) { quantise_count(&counts, &want[n * C], &x[n * C], C); }
+        char what[64];
+        snprintf(what, sizeof what, "rows of (%zu, %zu)", N, C);
+        for (int turn = 0; turn < 2; turn++) {
+            const QuantisedRows to = {device_alloc<uint8_t>(N * pitch), device_alloc<float>(N), pitch};
+            QuantiseCounts* d_counts = upload(std::vector<QuantiseCounts>(1));
+            quantise_rows_cuda(to, d_x, N, (int)C, pitch_x, turn == 0 ? d_counts : NULL, 0);
+            const std::vector<uint8_t> rows = download(to.data, N * pitch);
+            std::vector<uint8_t> q;
+            bool padding = true;
+            for (size_t n = 0; n < N; n++) {
+                q.insert(q.end(), rows.begin() + (long)(n * pitch), rows.begin() + (long)(n * pitch + C));
+                for (size_t c = C; c < pitch; c++) { padding = padding && rows[n * pitch + c] == 0xff; }
+            }
+            CHECK(padding, "%s: the padding was overwritten", what);
+            compare_quantised(what, q, want, download(to.scale, N), want_scale);
+            const QuantiseCounts got = download(d_counts, 1)[0];
+            const bool same = got.values == counts.values && got.flushed == counts.flushed && got.subnormal == counts.subnormal;
+            CHECK(turn == 1 ? got.values == 0 : same, "%s: %llu of %llu flushed, %llu subnormal, wanted %llu of %llu and %llu",
+                  what, (unsigned long long)got.flushed, (unsigned long long)got.values, (unsigned long long)got.subnormal,
+                  (unsigned long long)counts.flushed, (unsigned long long)counts.values, (unsigned long long)counts.subnormal);
+        }
+    }
+    device_free_all();
+}
+
+static bool same_bytes(const floatX* a, const floatX* b, size_t n) {
+    return memcmp(download(a, n).data(), download(b, n).data(), n * sizeof *a) == 0;
+}
+
+/* Checks that a layer's own 8-bit rows are those of the pass over what it wrote, w (N, C). */
+static void compare_fused(const char* what, QuantisedRows q, const QuantiseCounts* d_counts, const floatX* w, size_t N,
+                          size_t C, size_t pitch) {
+    const QuantisedRows want = {device_alloc<uint8_t>(N * q.pitch), device_alloc<float>(N), q.pitch};
+    QuantiseCounts* want_counts = upload(std::vector<QuantiseCounts>(1));
+    quantise_rows_cuda(want, w, N, (int)C, pitch, want_counts, 0);
+    compare_quantised(what, download(q.data, N * q.pitch), download(want.data, N * q.pitch), download(q.scale, N),
+                      download(want.scale, N));
+    const QuantiseCounts got = download(d_counts, 1)[0], wanted = download(want_counts, 1)[0];
+    CHECK(memcmp(&got, &wanted, sizeof got) == 0, "%s: the counts differ", what);
+}
+
+static void rmsnorm_quantises_what_it_writes() {
+    const size_t shapes[][2] = {{1, 16}, {70, 80}, {130, 768}, {129, 2048}, {66, 4096}, {3, 8192}};
+    for (auto& s : shapes) {
+        const size_t N = s[0], C = s[1], pitch = padded(C);
+        const Floats x = uneven_values(N, C), w = random_values<floatX>(C, 1);
+        const floatX *d_x = upload_rows<floatX>(x, N, C, pitch), *d_w = upload_rows<floatX>(w, 1, C, C);
+        floatX *plain = device_alloc<floatX>(N * pitch), *out = device_alloc<floatX>(N * pitch);
+        float *plain_rstd = device_alloc<float>(N), *rstd = device_alloc<float>(N);
+        const QuantisedRows q = {device_alloc<uint8_t>(N * quantised_pitch(C)), device_alloc<float>(N), quantised_pitch(C)};
+        QuantiseCounts* counts = upload(std::vector<QuantiseCounts>(1));
+        rmsnorm_forward_cuda(plain, plain_rstd, d_x, d_w, {N, (int)C, pitch}, 1e-5f, 0);
+        rmsnorm_forward_quantised_cuda(q, out, rstd, d_x, d_w, {N, (int)C, pitch}, 1e-5f, counts, 0);
+        char what[64];
+        snprintf(what, sizeof what, "rmsnorm (%zu, %zu)", N, C);
+        CHECK(same_bytes(plain, out, N * pitch), "%s: the output differs", what);
+        CHECK(memcmp(download(plain_rstd, N).data(), download(rstd, N).data(), N * sizeof *rstd) == 0, "%s: rstd differs",
+              what);
+        compare_fused(what, q, counts, out, N, C, pitch);
+    }
+    device_free_all();
+}
+
+/* What swiglu writes beside its rows changes none of their bits, and is what the pass makes of them. */
+static void swiglu_quantises_what_it_writes() {
+    const size_t shapes[][2] = {{1, 16}, {70, 80}, {130, 2048}, {65, 14336}};
+    for (auto& s : shapes) {
+        const size_t N = s[0], F = s[1], pitch = padded(F), pitch2 = padded(2 * F);
+        const Floats gate_up = uneven_values(N, 2 * F), dout = uneven_values(N, F);
+        const floatX *d_dout = upload_rows<floatX>(dout, N, F, pitch),
+                     *d_gate_up = upload_rows<floatX>(gate_up, N, 2 * F, pitch2);
+        char what[64];
+        floatX *plain = device_alloc<floatX>(N * pitch), *out = device_alloc<floatX>(N * pitch);
+        QuantisedRows q = {device_alloc<uint8_t>(N * quantised_pitch(F)), device_alloc<float>(N), quantised_pitch(F)};
+        QuantiseCounts* counts = upload(std::vector<QuantiseCounts>(1));
+        swiglu_forward_cuda(plain, d_gate_up, N, (int)F, pitch2, pitch, 0);
+        swiglu_forward_quantised_cuda(q, out, d_gate_up, N, (int)F, pitch2, pitch, counts, 0);
+        snprintf(what, sizeof what, "swiglu (%zu, %zu)", N, F);
+        CHECK(same_bytes(plain, out, N * pitch), "%s: the output differs", what);
+        compare_fused(what, q, counts, out, N, F, pitch);
+        for (int again = 0; again < 2; again++) {
+            floatX *in_place = upload_rows<floatX>(gate_up, N, 2 * F, pitch2), *apart = device_alloc<floatX>(N * pitch2);
+            CUDA_CHECK(cudaMemset(apart, 0xff, N * pitch2 * sizeof(floatX)));
+            q = {device_alloc<uint8_t>(N * quantised_pitch(2 * F)), device_alloc<float>(N), quantised_pitch(2 * F)};
+            counts = upload(std::vector<QuantiseCounts>(1));
+            floatX *y = device_alloc<floatX>(N * pitch), *want_y = device_alloc<floatX>(N * pitch);
+            swiglu_backward_cuda(apart, again ? want_y : NULL, d_dout, d_gate_up, N, (int)F, pitch2, pitch, 0);
+            swiglu_backward_quantised_cuda(q, in_place, again ? y : NULL, d_dout, in_place, N, (int)F, pitch2, pitch, counts,
+                                           0);
+            snprintf(what, sizeof what, "swiglu backward (%zu, %zu)", N, F);
+            CHECK(same_bytes(apart, in_place, N * pitch2) && same_bytes(y, want_y, N * pitch), "%s: the rows differ", what);
+            compare_fused(what, q, counts, in_place, N, 2 * F, pitch2);
+        }
+    }
+    device_free_all();
+}
+
+/* Several blocks' matrices with a gap between them; both copies. The sample is the first row of each tile on the diagonal. */
+static void quantised_weights_are_the_oracle_s() {
+    const size_t shapes[][3] = {{16, 16, 1}, {48, 80, 3}, {64, 64, 2}, {160, 48, 2}, {272, 528, 2}, {768, 2048, 1}};
+    for (auto& s : shapes) {
+        const size_t R = s[0], C = s[1], blocks = s[2], gap = 128, stride = R * C + gap;
+        Floats all;
+        std::vector<uint8_t> want_rows(blocks * R * C), want_columns(blocks * R * C);
+        Floats want_scale(blocks * (R + C));
+        QuantiseCounts counts = {0, 0, 0};
+        for (size_t b = 0; b < blocks; b++) {
+            const Floats w = uneven_values(R, C);
+            uint8_t *rows = &want_rows[b * R * C], *columns = &want_columns[b * R * C];
+            quantise_rows(rows, &want_scale[b * (R + C)], w.data(), R, C);
+            quantise_columns(columns, &want_scale[b * (R + C) + R], w.data(), R, C);
+            const size_t tiles = ceil_div(C, (size_t)QUANTISE_TILE);
+            for (size_t r = 0; r < R; r += QUANTISE_TILE) {
+                const size_t first = r / QUANTISE_TILE % tiles * QUANTISE_TILE;
+                for (size_t c = first; c < C && c < first + QUANTISE_TILE; c++) {
+                    quantise_count(&counts, &rows[r * C + c], &w[r * C + c], 1);
+                    quantise_count(&counts, &columns[c * R + r], &w[r * C + c], 1);
+                }
+            }
+            all.insert(all.end(), w.begin(), w.end());
+            all.insert(all.end(), gap, 1e30f);
+        }
+        const floatX* d_w = upload_rows<floatX>(all, 1, all.size(), all.size());
+        QuantiseCounts* d_counts = upload(std::vector<QuantiseCounts>(1));
+        const QuantisedWeights q = {device_alloc<uint8_t>(blocks * R * C), device_alloc<uint8_t>(blocks * R * C),
+                                    device_alloc<float>(blocks * (R + C)), (int)R, (int)C};
+        quantise_weights_cuda(q, d_w, stride, (int)blocks, d_counts, 0);
+        char what[64];
+        snprintf(what, sizeof what, "rows of weights (%zu, %zu)", R, C);
+        const Floats scale = download(q.scales, blocks * (R + C));
+        compare_quantised(what, download(q.rows, blocks * R * C), want_rows, scale, want_scale);
+        snprintf(what, sizeof what, "columns of weights (%zu, %zu)", R, C);
+        compare_quantised(what, download(q.columns, blocks * R * C), want_columns, scale, want_scale);
+        const QuantiseCounts got = download(d_counts, 1)[0];
+        CHECK(got.values == counts.values && got.flushed == counts.flushed && got.subnormal == counts.subnormal,
+              "weights (%zu, %zu): %llu of %llu flushed, %llu subnormal, wanted %llu of %llu and %llu", R, C,
+              (unsigned long long)got.flushed, (unsigned long long)got.values, (unsigned long long)got.subnormal,
+              (unsigned long long)counts.flushed, (unsigned long long)counts.values, (unsigned long long)counts.subnormal);
+    }
+    device_free_all();
+}
+
+/* Whether this card has scales for each row of a factor. */
+static bool has_row_scales() {
+    return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
+           device_attribute(cudaDevAttrComputeCapabilityMinor) == 0 && matmul_has_row_scales();
+}
+
+template <typename Out>
+static double product_error(const std::vector<Out>& got, const std::vector<double>& want) {
+    double diff = 0, sum = 0;
+    for (size_t i = 0; i < want.size(); i++) {
+        diff += ((double)to_float(got[i]) - want[i]) * ((double)to_float(got[i]) - want[i]);
+        sum += want[i] * want[i];
+    }
+    return sqrt(diff / sum);
+}
+
+/* Products of quantised rows against those of the values that these stand for, in double. Rows and columns have very different
+ * scales, so that a scale in the wrong place shows. 1e-3 with sums in fp32; the output's rounding comes on top. */
+static void products_of_quantised_rows_agree() {
+    if (!has_row_scales()) {
+        printf("     no card with scales for each row here: no product is tested\n");
+        return;
+    }
+    const size_t shapes[][3] = {{48, 48, 64}, {16, 80, 48}, {256, 2048, 512}, {128, 8192, 256}};
+    MatmulContext* ctx = matmul_context();
+    for (auto& s : shapes) {
+        const size_t N = s[0], C = s[1], OC = s[2];
+        Floats x = random_values<floatX>(N * C, 1), w = random_values<floatX>(OC * C, 1);
+        const Floats r = random_values<__nv_bfloat16>(N * OC, 8);
+        for (size_t i = 0; i < N * C; i++) { x[i] = ldexpf(x[i], (int)(i / C % 9) - 4); }
+        for (size_t i = 0; i < OC * C; i++) { w[i] = ldexpf(w[i], (int)(i / C % 7) - 3); }
+        std::vector<uint8_t> x8(N * C), w8(OC * C);
+        Floats x_scale(N), w_scale(OC);
+        quantise_rows(x8.data(), x_scale.data(), x.data(), N, C);
+        quantise_rows(w8.data(), w_scale.data(), w.data(), OC, C);
+        std::vector<double> want(N * OC), added(N * OC);
+        for (size_t n = 0; n < N; n++) {
+            for (size_t o = 0; o < OC; o++) {
+                double sum = 0;
+                for (size_t c = 0; c < C; c++) {
+                    sum += (double)f32_from_e4m3(x8[n * C + c]) * (double)f32_from_e4m3(w8[o * C + c]);
+                }
+                want[n * OC + o] = sum * x_scale[n] * w_scale[o];
+                added[n * OC + o] = want[n * OC + o] + r[n * OC + o];
+            }
+        }
+        const uint8_t *d_x = upload(x8), *d_w = upload(w8);
+        const float *d_xs = upload(x_scale), *d_ws = upload(w_scale);
+        const __nv_bfloat16* d_r = upload_rows<__nv_bfloat16>(r, N, OC, OC);
+        for (int fast = 0; fast < 2; fast++) {
+            const Operand ox = operand_e4m3(d_x, d_xs, C, fast), ow = operand_e4m3(d_w, d_ws, C, fast);
+            std::vector<float> out32;
+            std::vector<__nv_bfloat16> out16, sum16;
+            for (int turn = 0; turn < 2; turn++) {
+                float* d32 = device_alloc<float>(N * OC);
+                __nv_bfloat16 *d16 = device_alloc<__nv_bfloat16>(N * OC), *dsum = device_alloc<__nv_bfloat16>(N * OC);
+                matmul_forward_cuda(ctx, d32, ox, ow, (const float*)NULL, N, (int)C, (int)OC, OC, 0);
+                matmul_forward_cuda(ctx, d16, ox, ow, (const __nv_bfloat16*)NULL, N, (int)C, (int)OC, OC, 0);
+                matmul_forward_cuda(ctx, dsum, ox, ow, d_r, N, (int)C, (int)OC, OC, 0);
+                const std::vector<float> again = download(d32, N * OC);
+                CHECK(turn == 0 || memcmp(again.data(), out32.data(), N * OC * sizeof(float)) == 0, "two runs differ");
+                out32 = again;
+                out16 = download(d16, N * OC);
+                sum16 = download(dsum, N * OC);
+            }
+            const double e32 = product_error(out32, want), e16 = product_error(out16, want), sum = product_error(sum16, added);
+            printf("     N=%zu C=%zu OC=%zu%s: fp32 %.2e, BF16 %.2e, with addition %.2e\n", N, C, OC, fast ? ", fast" : "", e32,
+                   e16, sum);
+            const double limit = fast ? 1e-2 : 1e-3;
+            CHECK(e32 <= limit, "fp32: relative L2 error %g, wanted at most %g", e32, limit);
+            CHECK(e16 <= limit + 1.5e-3 && sum <= limit + 3e-3, "BF16: relative L2 errors %g and %g", e16, sum);
+        }
+    }
+    CHECK(ctx->num_plans == 4 * 2 * 3, "%d plans: the keys of products with scales", ctx->num_plans);
+    matmul_destroy(ctx);
+    device_free_all();
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // lora
 
 /* Checks |got - want| <= 1e-5 of the largest element; in 16 bits 2 %: t and dt are rounded on the way. */
@@ -1668,6 +1943,11 @@ static const struct {
     ENTRY(every_candidate_agrees_and_repeats_its_bits),
     ENTRY(a_tuner_times_the_products_of_a_step),
     ENTRY(matmul_plans_survive_a_file),
+    ENTRY(quantised_rows_are_the_oracle_s),
+    ENTRY(quantised_weights_are_the_oracle_s),
+    ENTRY(rmsnorm_quantises_what_it_writes),
+    ENTRY(swiglu_quantises_what_it_writes),
+    ENTRY(products_of_quantised_rows_agree),
     ENTRY(lora_agrees_with_its_oracle),
 };
 

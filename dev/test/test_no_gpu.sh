@@ -3,7 +3,7 @@
 # that is here is hidden. The memory tables are compared with what an H200 held. Run from the project's root.
 . dev/test/lib.sh
 [ -x "$bin/train_llama3cu" ] || {
-    skip "what a run on a GPU would take" "there is no train_llama3cu" 179
+    skip "what a run on a GPU would take" "there is no train_llama3cu" 186
     summary
     exit
 }
@@ -101,6 +101,28 @@ built_for "BF16 FP16" "$name" && check "$name" fits 22 --model llama3.1-8b --lor
 name="adapters of 70B T=8192 fit into 180 GiB"
 built_for "BF16 FP16" "$name" && check "$name" fits 180 --model llama3.1-70b --lora 16 --seq 8192 --batch 1
 expect "70B does not fit into 180 GiB" 1 "try a smaller --model" plan --model llama3.1-70b --seq 8192 --batch 1 --max-memory 180G
+
+# ---------------------------------------------------------------------------------------------------------------------
+# --fp8
+
+if [ "$precision" = BF16 ]; then
+    fp8() { plan --fp8 --max-memory 140G "$@"; }
+    expect "--fp8 is planned without a card" 0 "timed   nothing: " fp8 --model llama3.2-1b --seq 2048 --batch 16
+    # a byte for each weight and for its transpose: 16 blocks of 60,817,408 weights, and their scales
+    check "its copies of the weights are in the table" grep -q "^memory  fp8 weights  *1.82 GiB$" "$tmp/stdout"
+    plan --max-memory 140G --model llama3.2-1b --seq 2048 --batch 16 >without
+    check "without it there are none" test "$(grep -c "fp8" without)" -eq 0
+    expect "--fp8 takes one GPU" 2 "error: --fp8: a run of 2 processes, wanted one GPU" fp8 --model d2 --gpus 2
+    expect "--fp8 takes no adapters" 2 "error: --fp8: the run trains adapters (--lora), wanted one that trains all weights" \
+        fp8 --model d2 --lora 4
+    expect "--fp8 takes multiples of 16" 1 "error: --fp8: hidden_size is 40, wanted a multiple of 16" \
+        fp8 --model "$pairs/gqa2_untied_rope8" --train "$tmp/low.bin" --seq 20
+    expect "of tokens as well" 1 "error: --fp8: --batch * --seq is 60, wanted a multiple of 16" fp8 --model d2 --batch 3 --seq 20
+else
+    expect "--fp8 needs a build for BF16" 2 "error: --fp8: this is a build for $precision, wanted PRECISION=BF16" \
+        plan --fp8 --model d2 --max-memory 80G
+    skip "what --fp8 takes" "this build is for $precision, wanted BF16" 6
+fi
 
 # ---------------------------------------------------------------------------------------------------------------------
 # several GPUs: a rank's table. Optimizer state is shared out (ZeRO 1), weights and gradients are not; gradients (2), and the

@@ -6,11 +6,13 @@
 
 #include "llmc/gpu/cuda_common.cuh"  // defines: ProfileRange, CUDA_CHECK
 
+constexpr double FP8_RATE = 2;  // operations in fp8 for one in BF16, on cards of compute capability 9.0
 enum { PROFILE_MAX = 16384, PROFILE_ROWS = 128 };
 
 typedef struct {
     const char* name;
     double flops, bytes;  // the least the operation must do and move
+    double rate;          // of the operations, as a multiple of the build's type
     cudaEvent_t begin, end;
 } ProfiledOp;
 
@@ -35,12 +37,14 @@ struct Op {
     ProfileRange range;
     ProfiledOp* op = NULL;
     cudaStream_t stream;
-    Op(Profiler* profiler, cudaStream_t on, const char* name, double flops, double bytes) : range(name), stream(on) {
+    Op(Profiler* profiler, cudaStream_t on, const char* name, double flops, double bytes, double rate = 1)
+        : range(name), stream(on) {
         if (!profiler || profiler->count == PROFILE_MAX) { return; }
         op = &profiler->ops[profiler->count++];
         op->name = name;
         op->flops = flops;
         op->bytes = bytes;
+        op->rate = rate;
         CUDA_CHECK(cudaEventCreate(&op->begin));
         CUDA_CHECK(cudaEventCreate(&op->end));
         CUDA_CHECK(cudaEventRecord(op->begin, stream));
@@ -75,6 +79,7 @@ typedef struct {
     const char* name;
     int calls;
     double ms, flops, bytes;
+    double rate;  // as in ProfiledOp
 } ProfileRow;
 
 static inline int compare_rows(const void* a, const void* b) {
@@ -93,6 +98,7 @@ static inline int profile_sum(const Profiler* p, ProfileRow rows[PROFILE_ROWS]) 
         if (k == PROFILE_ROWS) { continue; }
         if (k == count) { memset(&rows[count++], 0, sizeof *rows); }
         rows[k].name = p->ops[i].name;
+        rows[k].rate = p->ops[i].rate;
         rows[k].calls++;
         rows[k].ms += ms;
         rows[k].flops += p->ops[i].flops;
@@ -103,7 +109,7 @@ static inline int profile_sum(const Profiler* p, ProfileRow rows[PROFILE_ROWS]) 
 }
 
 /* Prints the operations of one finished step. An operation's last column is its share of the nearer ceiling: the card's peak in
- * FLOP/s, or the bandwidth `copy` (TB/s). step_ms: the whole step's time */
+ * FLOP/s (for products in fp8 twice as high), or the bandwidth `copy` (TB/s). step_ms: the whole step's time */
 static inline void print_profile(const Profiler* p, double peak_flops, double copy, double step_ms) {
     ProfileRow rows[PROFILE_ROWS];
     const int count = profile_sum(p, rows);
@@ -118,7 +124,7 @@ static inline void print_profile(const Profiler* p, double peak_flops, double co
     for (int i = 0; i < count; i++) {
         const ProfileRow* r = &rows[i];
         const double tflops = r->flops / r->ms * 1e-9, gbs = r->bytes / r->ms * 1e-6;
-        const double by_flops = peak_flops > 0 ? tflops * 1e12 / peak_flops : 0, by_bytes = gbs * 1e-3 / copy;
+        const double by_flops = peak_flops > 0 ? tflops * 1e12 / (peak_flops * r->rate) : 0, by_bytes = gbs * 1e-3 / copy;
         printf("%-20s %6d %9.3f %6.1f%% %9.1f %9.0f %7.1f%%\n", r->name, r->calls, r->ms, 100 * r->ms / total, tflops, gbs,
                100 * (by_flops > by_bytes ? by_flops : by_bytes));
     }

@@ -19,6 +19,7 @@
 #include "llmc/base/update.h"
 #include "llmc/files/mix.h"  // defines: SourceLosses
 #include "llmc/gpu/cuda_common.cuh"
+#include "llmc/quantise.h"  // defines: QuantiseCounts, NUM_QUANTISED
 
 typedef struct {
     // kept from step to step: what a checkpoint saves
@@ -43,6 +44,8 @@ typedef struct {
     float step_size;         // lr / (1 - beta1^t)
     float sqrt_correction2;  // sqrt(1 - beta2^t)
     float decay;             // 1 - lr * weight_decay
+    // of this step with --fp8, else zero
+    QuantiseCounts quantised[NUM_QUANTISED];
 } StepState;
 
 enum { LOSS_SCALE_MAX_LOG2 = 24 };

@@ -134,6 +134,7 @@ static inline StepResult steps_wait(Steps* t, const StepPlan* plan) {
     r.trained = s->trained;
     r.sources = s->sources;
     r.sources.count = plan->data.num_sources;
+    memcpy(r.quantised, s->quantised, sizeof r.quantised);
     return r;
 }
 

@@ -391,7 +391,7 @@ static inline void training_report(Training* t, const StepResult* r) {
                                    t->trainer->memory_used(t->model), skipped);
     training_logged(
         t, log_step(&s->log, t->reported, r->loss, r->norm, r->lr, r->ms, tok_s, now_seconds() - s->started, (int64_t)t->tokens,
-                    s->train.indexed ? (int64_t)r->trained : -1, &r->sources, skipped, &t->error));
+                    s->train.indexed ? (int64_t)r->trained : -1, &r->sources, r->quantised, skipped, &t->error));
     if (s->options.debug && r->verdict == UPDATE_NOT_FINITE) {
         training_name_not_finite(t, name);
         printf("debug   not finite: %s\n", name);

@@ -23,7 +23,7 @@ program() {
 
 # committed LIMIT VARIANT: only the committed pairs, without the tests of memory and of equal bits
 committed() {
-    for pair in mha_odd gqa2_untied_rope8 tied_gqa4_rope32 documents lora_all lora_some; do
+    for pair in mha_odd gqa2_untied_rope8 tied_gqa4_rope32 documents fp8 lora_all lora_some; do
         program "$1" "$2" test_llama3cu "dev/test/pairs/$pair" "dev/test/pairs/$pair.state.safetensors" || return 1
     done
 }
