@@ -29,7 +29,7 @@
 #include "llmc/gpu/feed.cuh"         // defines: Feed, feed_next, feed_clear, IN_FLIGHT
 #include "llmc/gpu/steps.cuh"        // defines: Steps, steps_begin, steps_end, steps_wait, steps_capture, steps_restore
 #include "llmc/gpu/tune.cuh"         // defines: TunedTrainer, tune_products
-#include "llmc/gpu/profile.cuh"      // defines: Profiler, Op, LayerRange, print_profile
+#include "llmc/gpu/profile.cuh"      // defines: Op, LayerRange, profiler_new, print_profile
 #include "llmc/gpu/debug.cuh"        // defines: debug_name, debug_name_params
 #include "llmc/gpu/debug_parts.cuh"  // defines: part_not_finite, weights_not_finite, sums_not_finite
 #include "llmc/gpu/exchange.cuh"     // defines: Exchange, exchange_join, exchange_send, exchange_gather, exchange_finish
@@ -855,6 +855,7 @@ static bool train_step(void* model, const StepPlan* plan, double lr, Error* e) {
 
 /* Waits for the oldest queued step and returns its result. */
 static StepResult step_result(void* model, const StepPlan* plan) { return steps_wait(&((Llama*)model)->steps, plan); }
+static double step_busy_ms(const void* model) { return ((const Llama*)model)->steps.busy_ms; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // the trainer's table (trainer.h)
@@ -999,7 +1000,7 @@ static void trainer_profile(void* model, const StepPlan* plan, int warm_up) {
     double ms = 0;
     Error e = NO_ERROR;
     for (int i = 0; i <= warm_up; i++) {
-        if (i == warm_up) { m->queue.profiler = (Profiler*)xcalloc(1, sizeof *m->queue.profiler); }
+        if (i == warm_up) { m->queue.profiler = m->exchange.profiler = profiler_new(m->queue.stream); }
         must(train_step(m, plan, 0.0, &e), &e);
         ms = step_result(m, plan).ms;
     }
@@ -1093,6 +1094,7 @@ static Trainer cuda_trainer(Device* d) {
     t.prepare = trainer_prepare;
     t.step = train_step;
     t.result = step_result;
+    t.busy_ms = step_busy_ms;
     t.forget = trainer_forget;
     t.profile = trainer_profile;
     t.name_not_finite = trainer_name_not_finite;

@@ -33,7 +33,8 @@
 #include "llmc/dist/zero.h"         // defines: GRADIENT_PARTS
 #include "llmc/gpu/layers.cuh"      // defines: Gradient
 #include "llmc/gpu/nccl.cuh"        // defines: NcclGroup, NcclId, nccl_join, nccl_all_to_all, nccl_all_gather
-#include "llmc/gpu/step_state.cuh"  // defines: StepState
+#include "llmc/gpu/profile.cuh"     // defines: Profiler, Op
+#include "llmc/gpu/step_state.cuh"  // defines: StepState, step_computed_cuda, norm_finish_cuda
 #include "llmc/run/together.h"      // defines: together_ok, together_take_first
 
 enum { SUM_BLOCKS = 264, SUM_THREADS = 256, JOIN_SECONDS = 120 };
@@ -49,6 +50,7 @@ typedef struct {
     StepState* states;                 // (ranks)
     NcclGroup* group;                  // NULL: the model is not trained
     cudaStream_t compute, stream;      // the model's, and that of the exchange
+    Profiler* profiler;                // NULL: none
     cudaEvent_t* ready;                // (buckets) the gradients are complete
     cudaEvent_t* updated;              // (buckets) AdamW has been there
     cudaEvent_t* gathered;             // (buckets) all weights are there
@@ -204,18 +206,24 @@ static inline void exchange_send(Exchange* x, int bucket, Gradient grads, bool a
     float* sum = x->sums + b->first / (size_t)x->ranks;
     CUDA_CHECK(cudaEventRecord(x->ready[bucket], x->compute));
     CUDA_CHECK(cudaStreamWaitEvent(x->stream, x->ready[bucket]));
-    nccl_all_to_all(x->group, grads.data, x->landing, bytes, x->stream, "the exchange of gradients");
+    {
+        Op op(x->profiler, x->stream, "gradients to owners", 0, (double)(x->ranks - 1) * (double)bytes);
+        nccl_all_to_all(x->group, grads.data, x->landing, bytes, x->stream, "the exchange of gradients");
+    }
+    Op op(x->profiler, x->stream, "sum in rank order", 0, (double)x->ranks * (double)bytes + (double)shard * sizeof(float));
     ordered_sum_cuda(sum, x->partials + (size_t)bucket * SUM_BLOCKS, x->landing, grads.fp32, x->ranks, shard, add, x->stream);
 }
 
 /* Behind the sends from a part of the ring; exchange_await_sent() lets the compute stream wait until they are done. */
 static inline void exchange_sent(Exchange* x, int part) { CUDA_CHECK(cudaEventRecord(x->sent[part], x->stream)); }
 static inline void exchange_await_sent(const Exchange* x, int part) {
+    Op op(x->profiler, x->compute, "wait: gradients", 0, 0);
     CUDA_CHECK(cudaStreamWaitEvent(x->compute, x->sent[part]));
 }
 
 /* At the end of a micro-step that another one follows: lets the compute stream wait for all that was queued. */
 static inline void exchange_pause(Exchange* x) {
+    Op op(x->profiler, x->compute, "wait: gradients", 0, 0);
     CUDA_CHECK(cudaEventRecord(x->summed, x->stream));
     CUDA_CHECK(cudaStreamWaitEvent(x->compute, x->summed));
 }
@@ -226,6 +234,8 @@ static inline void exchange_finish(Exchange* x, StepState* state, float* norms) 
     if (x->ranks <= 1) { return; }
     const int count = x->buckets.count * SUM_BLOCKS;
     double* of_norms = x->partials + count;
+    step_computed_cuda(state, x->compute);
+    Op wait(x->profiler, x->compute, "wait: gradients", 0, 0);
     CUDA_CHECK(cudaEventRecord(x->summed, x->compute));
     CUDA_CHECK(cudaStreamWaitEvent(x->stream, x->summed));
     norm_finish_cuda(state, x->partials, count, x->stream);
@@ -250,6 +260,7 @@ static inline void exchange_gather(Exchange* x, int bucket, floatX* weights) {
     const size_t shard = b->count / (size_t)x->ranks;
     CUDA_CHECK(cudaEventRecord(x->updated[bucket], x->compute));
     CUDA_CHECK(cudaStreamWaitEvent(x->stream, x->updated[bucket]));
+    Op op(x->profiler, x->stream, "weights to all", 0, (double)(x->ranks - 1) * (double)shard * sizeof(floatX));
     nccl_all_gather(x->group, weights + (size_t)x->rank * shard, weights, shard * sizeof(floatX), x->stream,
                     "the exchange of weights");
     CUDA_CHECK(cudaEventRecord(x->gathered[bucket], x->stream));
@@ -258,6 +269,7 @@ static inline void exchange_gather(Exchange* x, int bucket, floatX* weights) {
 /* Lets the compute stream wait for an event of the exchange that a captured graph may not hold. */
 static inline void exchange_await_outer(const Exchange* x, cudaEvent_t event) {
     cudaStreamCaptureStatus status;
+    Op op(x->profiler, x->compute, "wait: weights", 0, 0);
     CUDA_CHECK(cudaStreamIsCapturing(x->compute, &status));
     const unsigned flags = status == cudaStreamCaptureStatusActive ? cudaEventWaitExternal : cudaEventWaitDefault;
     CUDA_CHECK(cudaStreamWaitEvent(x->compute, event, flags));

@@ -78,6 +78,8 @@ static inline void gathered_queue(Gathered* g, const Exchange* x, const WeightAr
     const int slot = l % GATHER_SLOTS;
     const size_t first = a->blocks_first + (size_t)l * gathered_block_size(g, a), ranks = (size_t)a->blocks.ranks;
     const Bucket* end = a->blocks.items + a->blocks.count;
+    Op op(x->profiler, x->stream, "blocks to all", 0,
+          (double)gathered_block_size(g, a) * sizeof(floatX) * (1 - 1 / (double)ranks));
     for (const Bucket* b = bucket_at(&a->blocks, first); b < end && b->layer == l; b++) {
         const floatX* own = a->own + (b->first - a->blocks_first) / ranks;
         nccl_all_gather(x->group, own, g->slots[slot] + (b->first - first), b->count / ranks * sizeof(floatX), x->stream,
@@ -95,6 +97,7 @@ static inline const floatX* gathered_block(Gathered* g, const Exchange* x, const
         CUDA_CHECK(cudaStreamWaitEvent(x->stream, g->used));
     }
     for (int i = 0; i < count; i++) { gathered_queue(g, x, a, list[i]); }
+    Op op(x->profiler, x->compute, "wait: blocks", 0, 0);
     CUDA_CHECK(cudaStreamWaitEvent(x->compute, g->there[l % GATHER_SLOTS]));
     return g->slots[l % GATHER_SLOTS];
 }

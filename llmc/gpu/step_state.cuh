@@ -40,10 +40,11 @@ typedef struct {
     float loss_z, norm_z;  // z-scores of both against the last steps, NaN if these are too few
     int32_t verdict;       // an UpdateVerdict
     // what AdamW reads
-    float grad_scale;        // clip factor * tokens / trained targets / loss_scale
-    float step_size;         // lr / (1 - beta1^t)
-    float sqrt_correction2;  // sqrt(1 - beta2^t)
-    float decay;             // 1 - lr * weight_decay
+    float grad_scale;          // clip factor * tokens / trained targets / loss_scale
+    float step_size;           // lr / (1 - beta1^t)
+    float sqrt_correction2;    // sqrt(1 - beta2^t)
+    float decay;               // 1 - lr * weight_decay
+    uint64_t began, computed;  // nanoseconds of the card's clock: the step, and with several GPUs the end of its backward pass
     // of this step with --fp8, else zero
     QuantiseCounts quantised[NUM_QUANTISED];
 } StepState;
@@ -53,7 +54,14 @@ enum { LOSS_SCALE_MAX_LOG2 = 24 };
 // ---------------------------------------------------------------------------------------------------------------------
 // the step's numbers
 
+__device__ __forceinline__ uint64_t card_clock(void) {
+    uint64_t nanoseconds;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(nanoseconds));
+    return nanoseconds;
+}
+
 __global__ void step_begin_kernel(StepState* s, int64_t step, double lr) {
+    s->began = s->computed = card_clock();
     s->step = step;
     s->lr = lr;
     s->loss_sum = 0;
@@ -65,6 +73,14 @@ __global__ void step_begin_kernel(StepState* s, int64_t step, double lr) {
 static inline void step_begin_cuda(StepState* state, int64_t step, double lr, cudaStream_t stream) {
     step_begin_kernel<<<1, 1, 0, stream>>>(state, step, lr);
     CUDA_CHECK_LAUNCH("step_begin_kernel");
+}
+
+__global__ void step_computed_kernel(StepState* s) { s->computed = card_clock(); }
+
+/* Tells the time at which the step's backward pass is done, before the ranks wait for one another. */
+static inline void step_computed_cuda(StepState* state, cudaStream_t stream) {
+    step_computed_kernel<<<1, 1, 0, stream>>>(state);
+    CUDA_CHECK_LAUNCH("step_computed_kernel");
 }
 
 /* Block 0 sums up all rows, block 1 + s those of source s. */

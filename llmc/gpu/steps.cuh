@@ -35,6 +35,7 @@ typedef struct {
     cudaEvent_t begin[IN_FLIGHT], end[IN_FLIGHT];
     cudaGraphExec_t micro[MICRO_KINDS];  // NULL: not captured
     int64_t queued, reported;            // steps, counted from the schedule's step 0
+    double busy_ms;                      // until the backward pass of the step reported last was done; 0: one GPU
     cudaStream_t stream;
 
     const float* losses;            // (N) of the batch, on the device
@@ -115,6 +116,7 @@ static inline StepResult steps_wait(Steps* t, const StepPlan* plan) {
     CUDA_CHECK(cudaEventSynchronize(t->end[slot]));
     CUDA_CHECK(cudaEventElapsedTime(&ms, t->begin[slot], t->end[slot]));
     const StepState* s = t->result[slot];
+    t->busy_ms = 1e-6 * (double)(s->computed - s->began);
     TrainerState* run = plan->run;
     run->step = (uint64_t)t->reported;
     run->tokens += plan->tokens;
