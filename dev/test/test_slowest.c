@@ -59,7 +59,7 @@ static void it_is_told_again_when_it_is_another_one_or_after_long(void) {
 static void a_step_of_unknown_time_is_left_out(void) {
     static const float slow[2] = {10, 12}, unknown[2] = {0, 12}, nan[2] = {10, NAN};
     Slowest s;
-    SlowRank r;
+    SlowRank r = {0, 0, 0};
     memset(&s, 0, sizeof s);
     CHECK(window(&s, unknown, 2, &r) == 0 && window(&s, nan, 2, &r) == 0 && s.steps == 0, "%d steps count", s.steps);
     CHECK(window(&s, slow, 2, &r) == 1 && fabs(r.ms - 12) < 1e-3, "%g ms", r.ms);
