@@ -112,7 +112,7 @@ enum { CAN_SPLIT = IS_BF16 };   // a master weight = its BF16 weight and 16 bits
 typedef struct {
     int rank, ranks;     // that share the optimizer's state
     Zero zero;           // what else they share
-    NcclGroup* group;    // of several ranks that train
+    Links links;         // of several ranks that train
     int parts;           // of a row, of which this rank has one; <= 1: whole rows
     NcclGroup* sharers;  // the ranks with the other parts
     int B, T;            // of the micro-batch, T of a part; B = 0: none
@@ -291,6 +291,7 @@ static void lay_out_exchange(Llama* m, Arena* landing, Arena* sums) {
     x->norm_elements = norm_rows_size(&m->grads);
     x->sums = take<float>(sums, shard_elements(&x->buckets));
     x->landing = take<char>(landing, exchange_most(&x->buckets) * wide);
+    x->of_hosts = take<float>(landing, exchange_of_hosts(x));
     x->norms = take<float>(landing, (size_t)x->ranks * x->norm_elements);
     x->partials = take<double>(landing, ((size_t)x->buckets.count + 1) * SUM_BLOCKS);
     x->states = take<StepState>(landing, x->ranks);
@@ -379,7 +380,7 @@ static Llama llama_open(const ModelConfig* c, const Layout* layout, MatmulContex
     if (ranks > 1) {
         m.exchange.rank = m.weights.rank = layout->rank;
         m.exchange.ranks = ranks;
-        m.exchange.group = layout->group;
+        m.exchange.links = layout->links;
         m.exchange.buckets = m.weights.shards = buckets_list(&m.trained);
     }
     m.grads.config = *c;
@@ -440,7 +441,7 @@ static void upload_rope(const Llama* m, float* device, int positions) {
 /* Tells whether other ranks send to this memory, or get what is sent from there. */
 static bool is_exchanged(const Llama* m, int kind) {
     const MemoryKind weights = m->config.lora.rank > 0 ? MEM_ADAPTERS : MEM_WEIGHTS;
-    return m->exchange.group &&
+    return m->exchange.links.all &&
            (kind == (int)weights || kind == MEM_GRADIENTS || kind == MEM_LANDING || (m->gathered && kind == MEM_WEIGHTS));
 }
 
@@ -496,12 +497,12 @@ static void llama_free(Llama* m) {
     exchange_close(&m->exchange);
     for (int i = 0; i < NUM_MEM; i++) {
         if (is_exchanged(m, i) && m->mapped[i]) {
-            nccl_free(m->exchange.group, m->mapped[i]);
+            nccl_free(m->exchange.links.all, m->mapped[i]);
         } else {
             CUDA_CHECK(i == MEM_PINNED ? cudaFreeHost(m->mapped[i]) : cudaFree(m->mapped[i]));
         }
     }
-    free(m->exchange.group);
+    exchange_unlink(&m->exchange);
     CUDA_CHECK(cudaStreamDestroy(m->queue.stream));
     free(m->queue.profiler);
     llama_close(m);
@@ -610,8 +611,7 @@ static void send_gradients(Llama* m, int layer, MicroKind kind) {
     if (ring) { exchange_sent(x, gradient_part_of(layer, m->config.num_layers, m->config.tied)); }
 }
 
-/* Before the first gradient of block l, or the embedding's (-1): waits until its part of the ring is free, if that was taken
- * in this micro-step. */
+/* Waits until the part of the ring for a layer's gradients (-1: the embedding) is free, if this micro-step has taken it. */
 static void await_ring(const Llama* m, int layer) {
     const int L = m->config.num_layers;
     const bool taken = layer < 0 ? !m->config.tied : layer + GRADIENT_BLOCKS < L;
@@ -917,7 +917,7 @@ static uint64_t trainer_memory_used(const void* model) {
 static void* trainer_create(const Trainer* t, Session* s) {
     Llama* m = (Llama*)xmalloc(sizeof *m);
     Layout layout = layout_of(s, &s->options);
-    if (s->team && layout.train) { layout.group = exchange_join(s); }
+    if (s->team && layout.train) { layout.links = exchange_join(s); }
     if (s->team && layout.train) { layout.sharers = sequence_join(s); }
     *m = llama_create(&s->config, &layout, device_of(t)->matmul, 0);
     m->device = device_of(t);

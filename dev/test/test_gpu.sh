@@ -141,6 +141,8 @@ tests() {
     quick "2 GPUs, ZeRO 1 and 3: exact adapters are written whole" adapters_are_collected
     full "2 GPUs: both tune by what rank 0 measures" two_are_tuned
     full "2 GPUs, ZeRO 3: steps that are not finite end the run" zeros_are_ruined_together
+    quick "2 GPUs as two hosts of two ranks are one, FP32" two_hosts_are_one
+    full "2 GPUs as two hosts of two ranks: ZeRO 1, 2 and 3: the same bits" two_hosts_have_one_result
 
     lane memory alone
     quick "15 GiB: refused with flags that run, BF16" hint_fits bf16

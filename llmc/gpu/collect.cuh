@@ -32,7 +32,7 @@ static inline bool collect_piece(const Collect* c, bool exact, const Param* p, s
         const int owner = shard_owner(owners, at, &local);
         run = size_min(shard_left(owners, at), n - i);
         if (owner == a->rank) { collect_own(a, exact, at, run, a->staging[0] + i); }
-        nccl_broadcast(c->exchange->group, a->staging[0] + i, run * sizeof(float), owner, a->stream,
+        nccl_broadcast(c->exchange->links.all, a->staging[0] + i, run * sizeof(float), owner, a->stream,
                        "the weights of a checkpoint");
     }
     if (a->rank == 0) {
@@ -57,7 +57,7 @@ static bool collect_trained(void* collect, const Param* p, size_t first, size_t 
 static inline TensorSource collect_source(const Collect* c, SlotKind kind) {
     const WeightArena* a = c->weights;
     const bool sharded = a->blocks.ranks > 1, adapters = a->trained != a->params;
-    if (!c->exchange->group) { return NULL; }
+    if (!c->exchange->links.all) { return NULL; }
     if (kind == SLOT_WEIGHTS) { return sharded ? collect_weights : NULL; }
     return a->master_kind != MASTER_NONE || (sharded && !adapters) ? collect_trained : NULL;
 }

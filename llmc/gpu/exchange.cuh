@@ -10,6 +10,13 @@
  * needs. Gradients and weights travel as bytes, and only our kernels add: the bits depend neither on NCCL's algorithms nor on
  * the time at which something arrives. A gradient is rounded once, when its rank computes it, and all sums are fp32.
  *
+ * Across hosts, whose network is slower, a sum has two levels: the ranks of a host exchange what belongs to the ranks with the
+ * same place on all hosts, add it up in rank order, and send that sum on, once for the whole host and in fp32. The owner adds
+ * up the hosts' in their order. That is done where all hosts have equally many ranks, which are neighbours.
+ *
+ *   rank h L + l of H hosts with L ranks   grads (H, L, shard) -> landing (L, H, shard) -> sum of the host (H, shard)
+ *                                          -> to the ranks l of all hosts (H, shard) -> sum (shard)
+ *
  * ZeRO 1: sends belong to the last micro-step of a step and are captured in its graph. So are the waits for weights, whose
  * events lie outside of the graph.
  *
@@ -35,20 +42,28 @@
 #include "llmc/gpu/nccl.cuh"        // defines: NcclGroup, NcclId, nccl_join, nccl_all_to_all, nccl_all_gather
 #include "llmc/gpu/profile.cuh"     // defines: Profiler, Op
 #include "llmc/gpu/step_state.cuh"  // defines: StepState, step_computed_cuda, norm_finish_cuda
-#include "llmc/run/together.h"      // defines: together_ok, together_take_first
+#include "llmc/run/together.h"      // defines: together_ok, together_gather, together_hosts
 
 enum { SUM_BLOCKS = 264, SUM_THREADS = 256, JOIN_SECONDS = 120 };
+
+/* The connections of a run's ranks: of all; if sums have two levels, of those on this host, and of those with this one's place
+ * on each host. */
+typedef struct {
+    NcclGroup *all, *inside, *across;
+    int hosts;  // 1: sums have one level
+} Links;
 
 typedef struct {
     int rank, ranks;  // ranks <= 1: nothing is exchanged, and all functions do nothing
     Buckets buckets;  // of the trained tensors
     float* sums;      // (shard_elements) the gradients of this rank's shards, added up over the ranks
     void* landing;    // (ranks, shard) one bucket's, as they arrive: float or floatX
+    float* of_hosts;  // (2, hosts, shard) the host's sums, then what arrives of them from all hosts
     float* norms;     // (ranks, norm_elements) gradients of the norms, which are small: every rank adds up all of them
     size_t norm_elements;
-    double* partials;                  // (buckets + 1, SUM_BLOCKS) sums of squares: of the buckets, then of the norms
-    StepState* states;                 // (ranks)
-    NcclGroup* group;                  // NULL: the model is not trained
+    double* partials;   // (buckets + 1, SUM_BLOCKS) sums of squares: of the buckets, then of the norms
+    StepState* states;  // (ranks)
+    Links links;  // all zero: the model is not trained
     cudaStream_t compute, stream;      // the model's, and that of the exchange
     Profiler* profiler;                // NULL: none
     cudaEvent_t* ready;                // (buckets) the gradients are complete
@@ -147,17 +162,31 @@ static inline cudaEvent_t* exchange_events(const Exchange* x) {
     return events;
 }
 
-/* Connects the GPUs of the ranks. Ends the run if one of them cannot. Returns the group, for exchange_close(). */
-static inline NcclGroup* exchange_join(Session* s) {
+/* Connects the GPUs of the ranks first, first + step, ..., of which there are `count` and this is one; all ranks call this, each
+ * for its own group, which `first` invites. Ends the run if one of them cannot. Returns what nccl_leave() and free() end. */
+static inline NcclGroup* exchange_join_some(Session* s, int first, int step, int count) {
     NcclGroup* group = (NcclGroup*)xmalloc(sizeof *group);
-    NcclId id;
+    NcclId id, *all = (NcclId*)xcalloc((size_t)s->ranks, sizeof *all);
     Error e = NO_ERROR;
     memset(&id, 0, sizeof id);
-    if (!together_ok(s->team, s->rank > 0 || nccl_invite(&id, &e), &e)) { together_die(s, &e); }
-    together_take_first(s->team, &id, sizeof id);
-    const bool joined = nccl_join(group, &id, s->rank, s->ranks, JOIN_SECONDS, &e);
+    if (!together_ok(s->team, s->rank != first || nccl_invite(&id, &e), &e)) { together_die(s, &e); }
+    together_gather(s->team, &id, sizeof id, all);
+    const bool joined = nccl_join(group, &all[first], (s->rank - first) / step, count, JOIN_SECONDS, &e);
     if (!together_ok(s->team, joined, &e)) { together_die(s, &e); }
+    free(all);
     return group;
+}
+
+/* Connects the ranks. exchange_unlink() frees. */
+static inline Links exchange_join(Session* s) {
+    Links links = {exchange_join_some(s, 0, 1, s->ranks), NULL, NULL, together_hosts(s->team)};
+    if (links.hosts > 1) {
+        const int most = s->ranks / links.hosts, place = s->rank % most;
+        links.inside = exchange_join_some(s, s->rank - place, 1, most);
+        links.across = exchange_join_some(s, place, most, links.hosts);
+        printf("hosts   %d of %d ranks: gradients are added up on each host first\n", links.hosts, most);
+    }
+    return links;
 }
 
 /* Makes the stream and the events. The model lays out the buffers. */
@@ -176,7 +205,10 @@ static inline void exchange_open(Exchange* x, cudaStream_t compute) {
 
 static inline void exchange_close(Exchange* x) {
     if (x->ranks <= 1) { return; }
-    if (x->group) { nccl_leave(x->group); }
+    NcclGroup* const groups[] = {x->links.across, x->links.inside, x->links.all};
+    for (int i = 0; i < 3; i++) {
+        if (groups[i]) { nccl_leave(groups[i]); }
+    }
     for (int i = 0; i < x->buckets.count; i++) {
         CUDA_CHECK(cudaEventDestroy(x->ready[i]));
         CUDA_CHECK(cudaEventDestroy(x->updated[i]));
@@ -190,13 +222,42 @@ static inline void exchange_close(Exchange* x) {
     CUDA_CHECK(cudaStreamDestroy(x->stream));
 }
 
+/* Behind the last nccl_free(). */
+static inline void exchange_unlink(Exchange* x) {
+    free(x->links.across);
+    free(x->links.inside);
+    free(x->links.all);
+}
+
 /* Takes memory that is exchanged. */
 static inline cudaError_t exchange_alloc(const Exchange* x, void** memory, size_t bytes) {
-    return nccl_alloc(x->group, memory, bytes) ? cudaSuccess : cudaErrorMemoryAllocation;
+    return nccl_alloc(x->links.all, memory, bytes) ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // gradients to their owners
+
+/* Returns the elements of of_hosts. */
+static inline size_t exchange_of_hosts(const Exchange* x) {
+    const size_t hosts = (size_t)x->links.hosts;
+    return hosts > 1 ? 2 * hosts * (exchange_most(&x->buckets) / (size_t)x->ranks) : 0;
+}
+
+/* Replaces the gradients (hosts, ranks of a host, shard) by what the ranks of all hosts have added up of this rank's shard,
+ * (hosts, shard) in fp32. Returns these. */
+static inline const float* exchange_on_hosts(Exchange* x, Gradient grads, size_t shard, double* unused) {
+    const int hosts = x->links.hosts, most = x->ranks / hosts;
+    const size_t bytes = shard * (grads.fp32 ? sizeof(float) : sizeof(floatX)), n = (size_t)hosts * shard;
+    float *sums = x->of_hosts, *arrived = sums + n;
+    {
+        Op op(x->profiler, x->stream, "gradients on a host", 0, (double)(most - 1) * hosts * (double)bytes);
+        nccl_all_to_all_parts(x->links.inside, grads.data, x->landing, bytes, hosts, x->stream, "the exchange on a host");
+        ordered_sum_cuda(sums, unused, x->landing, grads.fp32, most, n, false, x->stream);
+    }
+    Op op(x->profiler, x->stream, "gradients across", 0, (double)(hosts - 1) * (double)shard * sizeof(float));
+    nccl_all_to_all(x->links.across, sums, arrived, shard * sizeof(float), x->stream, "the exchange across hosts");
+    return arrived;
+}
 
 /* Sends the gradients of a bucket, which the compute stream has queued all work for, and adds up the shard of this rank; with
  * `add`, onto the sums of the micro-steps before.   grads: (bucket's count) */
@@ -206,12 +267,18 @@ static inline void exchange_send(Exchange* x, int bucket, Gradient grads, bool a
     float* sum = x->sums + b->first / (size_t)x->ranks;
     CUDA_CHECK(cudaEventRecord(x->ready[bucket], x->compute));
     CUDA_CHECK(cudaStreamWaitEvent(x->stream, x->ready[bucket]));
+    double* partials = x->partials + (size_t)bucket * SUM_BLOCKS;
+    if (x->links.hosts > 1) {
+        const float* arrived = exchange_on_hosts(x, grads, shard, partials);
+        ordered_sum_cuda(sum, partials, arrived, true, x->links.hosts, shard, add, x->stream);
+        return;
+    }
     {
         Op op(x->profiler, x->stream, "gradients to owners", 0, (double)(x->ranks - 1) * (double)bytes);
-        nccl_all_to_all(x->group, grads.data, x->landing, bytes, x->stream, "the exchange of gradients");
+        nccl_all_to_all(x->links.all, grads.data, x->landing, bytes, x->stream, "the exchange of gradients");
     }
     Op op(x->profiler, x->stream, "sum in rank order", 0, (double)x->ranks * (double)bytes + (double)shard * sizeof(float));
-    ordered_sum_cuda(sum, x->partials + (size_t)bucket * SUM_BLOCKS, x->landing, grads.fp32, x->ranks, shard, add, x->stream);
+    ordered_sum_cuda(sum, partials, x->landing, grads.fp32, x->ranks, shard, add, x->stream);
 }
 
 /* Behind the sends from a part of the ring; exchange_await_sent() lets the compute stream wait until they are done. */
@@ -239,10 +306,10 @@ static inline void exchange_finish(Exchange* x, StepState* state, float* norms) 
     CUDA_CHECK(cudaEventRecord(x->summed, x->compute));
     CUDA_CHECK(cudaStreamWaitEvent(x->stream, x->summed));
     norm_finish_cuda(state, x->partials, count, x->stream);
-    nccl_all_gather(x->group, state, x->states, sizeof(StepState), x->stream, "the exchange of losses");
+    nccl_all_gather(x->links.all, state, x->states, sizeof(StepState), x->stream, "the exchange of losses");
     add_states_kernel<<<1, 1, 0, x->stream>>>(state, x->states, x->ranks);
     if (x->norm_elements > 0) {
-        nccl_all_gather(x->group, norms, x->norms, x->norm_elements * sizeof(float), x->stream, "the exchange of norms");
+        nccl_all_gather(x->links.all, norms, x->norms, x->norm_elements * sizeof(float), x->stream, "the exchange of norms");
         ordered_sum_cuda(norms, of_norms, x->norms, true, x->ranks, x->norm_elements, false, x->stream);
         norm_finish_cuda(state, of_norms, SUM_BLOCKS, x->stream);
     }
@@ -261,7 +328,7 @@ static inline void exchange_gather(Exchange* x, int bucket, floatX* weights) {
     CUDA_CHECK(cudaEventRecord(x->updated[bucket], x->compute));
     CUDA_CHECK(cudaStreamWaitEvent(x->stream, x->updated[bucket]));
     Op op(x->profiler, x->stream, "weights to all", 0, (double)(x->ranks - 1) * (double)shard * sizeof(floatX));
-    nccl_all_gather(x->group, weights + (size_t)x->rank * shard, weights, shard * sizeof(floatX), x->stream,
+    nccl_all_gather(x->links.all, weights + (size_t)x->rank * shard, weights, shard * sizeof(floatX), x->stream,
                     "the exchange of weights");
     CUDA_CHECK(cudaEventRecord(x->gathered[bucket], x->stream));
 }

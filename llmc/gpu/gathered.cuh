@@ -82,7 +82,7 @@ static inline void gathered_queue(Gathered* g, const Exchange* x, const WeightAr
           (double)gathered_block_size(g, a) * sizeof(floatX) * (1 - 1 / (double)ranks));
     for (const Bucket* b = bucket_at(&a->blocks, first); b < end && b->layer == l; b++) {
         const floatX* own = a->own + (b->first - a->blocks_first) / ranks;
-        nccl_all_gather(x->group, own, g->slots[slot] + (b->first - first), b->count / ranks * sizeof(floatX), x->stream,
+        nccl_all_gather(x->links.all, own, g->slots[slot] + (b->first - first), b->count / ranks * sizeof(floatX), x->stream,
                         "the gathering of a block");
     }
     CUDA_CHECK(cudaEventRecord(g->there[slot], x->stream));
@@ -104,7 +104,7 @@ static inline const floatX* gathered_block(Gathered* g, const Exchange* x, const
 
 /* Replaces what each rank has computed (bytes) by rank 0's: what is decided by it, all decide alike. */
 static inline void gathered_take_first(const Gathered* g, const Exchange* x, void* memory, size_t bytes) {
-    if (g) { nccl_broadcast(x->group, memory, bytes, 0, x->compute, "the logits of rank 0"); }
+    if (g) { nccl_broadcast(x->links.all, memory, bytes, 0, x->compute, "the logits of rank 0"); }
 }
 
 #endif

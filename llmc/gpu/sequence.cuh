@@ -20,10 +20,9 @@
 #define LLMC_SEQUENCE_CUH
 
 #include "llmc/dist/sequence.h"   // defines: RowShare, heads_shape, heads_out, heads_width
-#include "llmc/gpu/exchange.cuh"  // defines: Exchange, JOIN_SECONDS
+#include "llmc/gpu/exchange.cuh"  // defines: Exchange, exchange_join_some, exchange_await
 #include "llmc/gpu/layers.cuh"    // defines: Queue, attention, attention_backward, rope, pitch_of
-#include "llmc/gpu/nccl.cuh"      // defines: NcclGroup, nccl_invite, nccl_join, nccl_all_to_all, nccl_leave
-#include "llmc/run/together.h"    // defines: together_ok, together_gather, together_die
+#include "llmc/gpu/nccl.cuh"      // defines: NcclGroup, nccl_all_to_all, nccl_leave
 
 enum { PACK_THREADS = 256 };
 
@@ -89,22 +88,10 @@ static inline void heads_pack_cuda(floatX* pieces, floatX* rows, AttentionShape 
 // ---------------------------------------------------------------------------------------------------------------------
 // opening
 
-/* Connects the GPUs that share rows; the first of each group invites. All ranks call this. Returns NULL where rows are not
- * shared; sequence_close() frees. */
+/* Connects the GPUs that share rows. All ranks call this. Returns NULL where rows are not shared; sequence_close() frees. */
 static inline NcclGroup* sequence_join(Session* s) {
     const RowShare share = session_share(s);
-    if (share.parts == 1) { return NULL; }
-    NcclGroup* group = (NcclGroup*)xmalloc(sizeof *group);
-    NcclId id, *all = (NcclId*)xcalloc((size_t)s->ranks, sizeof *all);
-    Error e = NO_ERROR;
-    memset(&id, 0, sizeof id);
-    if (!together_ok(s->team, share.part > 0 || nccl_invite(&id, &e), &e)) { together_die(s, &e); }
-    together_gather(s->team, &id, sizeof id, all);
-    id = all[s->rank - share.part];
-    free(all);
-    const bool joined = nccl_join(group, &id, share.part, share.parts, JOIN_SECONDS, &e);
-    if (!together_ok(s->team, joined, &e)) { together_die(s, &e); }
-    return group;
+    return share.parts > 1 ? exchange_join_some(s, s->rank - share.part, 1, share.parts) : NULL;
 }
 
 /* Makes the events. The model lays out the buffers. beside: the stream of the exchange */

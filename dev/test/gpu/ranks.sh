@@ -289,3 +289,38 @@ two_share_rows_in_16_bits() {
     two bf16 $sharing --train "$tmp/data_train.bin" --seq-parallel 2 --out "$d/two" || exit $?
     cu bf16 $sharing --train "$tmp/data_train.bin" --out "$d/one" && close_steps 1e-3 5e-3 "$d/one" "$d/two"
 }
+
+# --- sums in two levels
+
+# pretend_hosts PRECISION FLAGS...: four ranks, two on each of two pretended hosts, which have the same two cards
+pretend_hosts() {
+    [ "$(nvidia-smi -L | grep -c '^GPU')" -ge 2 ] || { echo "it needs 2 GPUs" && exit 77; }
+    ph_v=$1 ph_port=$((20000 + $$ % 10000)) ph_pids='' ph_status=0
+    shift
+    need "$ph_v" train_llama3cu || return 1
+    for rank in 0 1 2 3; do
+        RANK=$rank WORLD_SIZE=4 LOCAL_RANK=$((rank % 2)) LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$ph_port \
+            NCCL_HOSTID=pretended$((rank / 2)) NCCL_SOCKET_IFNAME=lo \
+            limit 100 "$build/$ph_v/train_llama3cu" --sample-tokens 0 --val-every 0 "$@" &
+        ph_pids="$ph_pids $!"
+    done
+    for ph_pid in $ph_pids; do wait "$ph_pid" || ph_status=1; done
+    return $ph_status
+}
+
+two_hosts_are_one() {
+    d=$tmp/two_hosts
+    mkdir -p "$d"
+    pretend_hosts fp32 $ranked --train "$tmp/data_train.bin" --batch 2 --out "$d/hosts" >"$d/screen" || exit $?
+    grep -q "^hosts   2 of 2 ranks" "$d/screen" || { echo "error: no sums in two levels" && return 1; }
+    cu fp32 $ranked --train "$tmp/data_train.bin" --batch 8 --out "$d/one" && close_steps 1e-6 1e-4 "$d/one" "$d/hosts"
+}
+
+two_hosts_have_one_result() {
+    d=$tmp/two_hosts_bits
+    for zero in 1 2 3; do pretend_hosts bf16 $deep --train "$tmp/data_train.bin" --batch 2 --zero $zero --out "$d/$zero" || exit $?; done
+    pretend_hosts bf16 $deep --train "$tmp/data_train.bin" --batch 2 --no-graph --out "$d/0" || return 1
+    for of in 0 2 3; do
+        same_ranks "$d/1" "$d/$of" 20 && cmp "$d/1/step_00000020/state_rank00003.safetensors" "$d/$of/step_00000020/state_rank00003.safetensors" || return 1
+    done
+}
