@@ -14,7 +14,7 @@
  */
 #include "llmc/base/utils.h"  // defines: Error, die, must, xcalloc, round_up, size_min, size_max
 #include "llmc/config.h"  // defines: ModelConfig, ParamTable, param_table_for, trained_table_for, param_offset, attention_shape
-#include "llmc/run/session.h"        // defines: Session, session_close, session_lr, session_context
+#include "llmc/run/session.h"        // defines: Session, session_close, session_lr, session_context, session_tokens
 #include "llmc/run/open.h"           // defines: session_open
 #include "llmc/run/step.h"           // defines: StepPlan, StepResult, BatchSource
 #include "llmc/run/trainer.h"        // defines: Trainer
@@ -1011,10 +1011,11 @@ static void trainer_profile(void* model, const StepPlan* plan, int warm_up) {
 /* Lists the activations of block l that a forward pass keeps. Returns their number. */
 static int block_tensors(const Llama* m, int l, NamedTensor list[6]) {
     const ModelConfig* c = &m->config;
-    const size_t N = m->steps.num_losses, C = c->hidden_size, Q = q_width(c), QKV = qkv_width(c), F = c->intermediate_size;
+    const size_t N = m->steps.num_losses, C = c->hidden_size, Q = q_width(c), F = c->intermediate_size;
+    const size_t parts = m->layout.parts, heads = qkv_width(c) / parts;  // of shared rows, q, k, v lie as attention wants them
     const BlockActivations* s = &m->blocks[l];
     const NamedTensor all[6] = {{"the residual stream before attention", l, s->h, false, N, C, pitch_of(C)},
-                                {"q, k, v", l, s->qkv, false, N, QKV, pitch_of(QKV)},
+                                {"q, k, v", l, s->qkv, false, N * parts, heads, pitch_of(heads)},
                                 {"attention's output", l, s->att, false, N, Q, pitch_of(Q)},
                                 {"the residual stream after attention", l, s->mid, false, N, C, pitch_of(C)},
                                 {"gate, up", l, s->gate_up, false, N, 2 * F, pitch_of(2 * F)},
@@ -1146,8 +1147,7 @@ int main(int argc, char** argv) {
     fp8_check_device(&s, &d);
     run_machine(d.name, 1, s.machine, sizeof s.machine);
     if (!d.missing) { device_build(&d, s.build, sizeof s.build); }
-    const size_t tokens = (size_t)s.options.batch * s.options.seq / session_share(&s).parts;
-    s.head_rows = (int)head_rows(&s.config, job_trains(s.job), tokens, sizeof(floatX));
+    s.head_rows = (int)head_rows(&s.config, job_trains(s.job), session_tokens(&s), sizeof(floatX));
     together_open(&s, &team, &ranks);
     const Trainer trainer = cuda_trainer(&d);
     run_job(&trainer, &s, train);

@@ -122,6 +122,11 @@ typedef struct {
     bool timed;          // the call that runs is the last of them
 } MatmulTuner;
 
+/* Counts the candidates for the trials. */
+static inline void matmul_tuner_count(MatmulTuner* t) {
+    for (int i = 0; i < t->trials.num_products; i++) { t->trials.products[i].count = t->algos[i].count; }
+}
+
 /* Lists the candidates of all plans made so far: run a micro-step of each kind first. */
 static inline MatmulTuner matmul_tuner_open(MatmulContext* c) {
     MatmulTuner t;
@@ -131,10 +136,8 @@ static inline MatmulTuner matmul_tuner_open(MatmulContext* c) {
     t.algos = (MatmulAlgos*)xcalloc((size_t)t.trials.num_products + 1, sizeof *t.algos);
     t.calls = (TimedCall*)xcalloc(TUNER_CALLS, sizeof *t.calls);
     t.us = (float*)xcalloc(TUNER_CALLS, sizeof *t.us);
-    for (int i = 0; i < t.trials.num_products; i++) {
-        t.algos[i] = matmul_algos(c, &c->plans[i]);
-        t.trials.products[i].count = t.algos[i].count;
-    }
+    for (int i = 0; i < t.trials.num_products; i++) { t.algos[i] = matmul_algos(c, &c->plans[i]); }
+    matmul_tuner_count(&t);
     for (int i = 0; i < TUNER_CALLS; i++) {
         CUDA_CHECK(cudaEventCreate(&t.calls[i].begin));
         CUDA_CHECK(cudaEventCreate(&t.calls[i].end));

@@ -127,6 +127,7 @@ tests() {
     full "2 GPUs share rows as one has them, FP32, adapters" two_share_rows adapters
     quick "2 GPUs share rows: the same bits with and without graph, recomputed, stopped and resumed" two_share_rows_with_one_result
     quick "2 GPUs share rows, near one, BF16" two_share_rows_in_16_bits
+    quick "2 GPUs share rows, and ZeRO 1, 2 or 3: the same bits, BF16" two_share_rows_and_blocks
 
     for v in bf16 fp32; do quick "2 GPUs, ZeRO 1, 2 and 3: the same bits, $v" zeros_agree $v $v "1 2 3" --batch 4; done
     quick "2 GPUs, ZeRO 1, 2 and 3, tied: the same bits, BF16" tied_zeros_agree bf16

@@ -61,9 +61,9 @@ typedef struct {
     float* of_hosts;  // (2, hosts, shard) the host's sums, then what arrives of them from all hosts
     float* norms;     // (ranks, norm_elements) gradients of the norms, which are small: every rank adds up all of them
     size_t norm_elements;
-    double* partials;   // (buckets + 1, SUM_BLOCKS) sums of squares: of the buckets, then of the norms
-    StepState* states;  // (ranks)
-    Links links;  // all zero: the model is not trained
+    double* partials;                  // (buckets + 1, SUM_BLOCKS) sums of squares: of the buckets, then of the norms
+    StepState* states;                 // (ranks)
+    Links links;                       // all zero: the model is not trained
     cudaStream_t compute, stream;      // the model's, and that of the exchange
     Profiler* profiler;                // NULL: none
     cudaEvent_t* ready;                // (buckets) the gradients are complete

@@ -72,6 +72,7 @@ static inline double measure_copy(void* memory, size_t bytes, cudaStream_t strea
     enum { REPEATS = 5 };
     cudaEvent_t begin, end;
     float ms[REPEATS];
+    CUDA_CHECK(cudaDeviceSynchronize());  // what a step sends may still be on its way
     bytes = size_min(bytes / 2, (size_t)2 << 30);
     CUDA_CHECK(cudaEventCreate(&begin));
     CUDA_CHECK(cudaEventCreate(&end));

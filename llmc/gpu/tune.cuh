@@ -9,13 +9,13 @@
  * In the rotation products change their algorithm at each call, so these steps are not captured. In the duels whole steps run
  * as in training: two in flight, from graphs, which are captured anew for each change.
  *
- * Several ranks step together. All decide by what rank 0 measures, and so decide alike.
+ * Several ranks step together. All try rank 0's candidates and decide by what it measures, and so decide alike.
  */
 #ifndef LLMC_TUNE_CUH
 #define LLMC_TUNE_CUH
 
 #include "llmc/gpu/steps.cuh"    // defines: Steps, steps_capture, steps_release, steps_restore, micro_kinds
-#include "llmc/matmul_tune.cuh"  // defines: MatmulTuner, matmul_tuner_open, matmul_tuner_listen, matmul_tuner_read
+#include "llmc/matmul_tune.cuh"  // defines: MatmulTuner, matmul_tuner_open, matmul_tuner_count, matmul_tuner_listen
 #include "llmc/run/progress.h"   // defines: Progress, progress_begin, progress_add, progress_end
 #include "llmc/run/together.h"   // defines: together_take_first
 
@@ -146,6 +146,8 @@ static inline bool tune_products(const TunedTrainer* trainer, const StepPlan* pl
     }
     t.progress = progress_begin(stdout, "tuning", 0, "steps");
     t.tuner = matmul_tuner_open(trainer->matmul);
+    together_take_first(plan->team, t.tuner.algos, (size_t)t.tuner.trials.num_products * sizeof *t.tuner.algos);
+    matmul_tuner_count(&t.tuner);
     const bool ok = trials_run(&t.tuner.trials, &card, t.plan.accumulate, &out);
     steps_release(trainer->steps);
     *plan->run = before;

@@ -85,7 +85,7 @@ static inline bool memory_find_fit(char* hint, size_t cap, const Options* option
                         if (strcmp(now, option_text(options, changed[i], before)) == 0) { continue; }
                         n += snprintf(hint + n, cap - (size_t)n, " %s %s", option_flag(changed[i], word), now);
                     }
-                    if ((batch != options->batch || seq != options->seq) && !options->total_batch) {
+                    if ((batch != options->batch || seq != options->seq) && !options->given[OPT_total_batch]) {
                         snprintf(hint + n, cap - (size_t)n, " --total-batch %lld", (long long)total);
                     }
                     return true;

@@ -97,8 +97,11 @@ static inline bool session_passes_together(const Session* s) {
     return s->team && job_trains(s->job) && (s->options.zero == ZERO_3 || s->options.seq_parallel > 1);
 }
 
-/* Returns what this process computes of the rows of a step. */
+/* Returns what this process computes of the rows of a step, and of a micro-batch how many tokens. */
 static inline RowShare session_share(const Session* s) { return row_share(s->rank, s->ranks, s->options.seq_parallel); }
+static inline size_t session_tokens(const Session* s) {
+    return (size_t)s->options.batch * (size_t)s->options.seq / (size_t)session_share(s).parts;
+}
 
 /* Returns whether this process writes into --out. */
 static inline bool session_writes(const Session* s) {

@@ -284,6 +284,13 @@ two_share_rows_with_one_result() {
         close_steps 1e-3 5e-3 "$d/a" "$d/one"
 }
 
+# what is shared out otherwise changes no bit
+two_share_rows_and_blocks() {
+    d=$tmp/shared_zero shared="--model d6 --seq 512 --steps 20 --lr 1e-3 --warmup 5 --batch 2 --train $tmp/data_train.bin --seq-parallel 2"
+    for zero in 1 2 3; do two bf16 $shared --zero $zero --out "$d/$zero" || exit $?; done
+    same_ranks "$d/1" "$d/2" 20 && same_ranks "$d/1" "$d/3" 20
+}
+
 two_share_rows_in_16_bits() {
     d=$tmp/shared_16
     two bf16 $sharing --train "$tmp/data_train.bin" --seq-parallel 2 --out "$d/two" || exit $?
