@@ -17,12 +17,11 @@
 #include <cuda_fp8.h>
 
 #include "llmc/gpu/cuda_common.cuh"
-#include "llmc/quantise.h"  // defines: QuantiseCounts, quantise_scale, quantise_factor, E4M3_NAN
+#include "llmc/quantise.h"  // defines: QuantiseCounts, quantise_scale, quantise_factor, E4M3_NAN, QUANTISE_WIDTH
 
 enum {
-    QUANTISE_WIDTH = 16,  // elements of a thread; widths are multiples of it
     QUANTISE_ROW_THREADS = 512,
-    QUANTISE_SAMPLE = 64,        // of so many rows one is counted
+    QUANTISE_SAMPLE = 61,        // of so many rows one is counted; prime, so that these are not the first ones of rows of text
     QUANTISE_MAX_ROWS = 64,      // rows of a tile of the pass for maxima
     QUANTISE_MAX_COLUMNS = 256,  // its columns: 32 lanes of 8
     QUANTISE_TILE = 64,          // rows and columns of a tile of the pass that converts

@@ -19,6 +19,7 @@
 #include "llmc/base/float16.h"  // defines: float_bits, float_from_bits
 
 enum { E4M3_NAN = 0x7F, E4M3_LEAST_NORMAL = 0x08 };  // 2^-6
+enum { QUANTISE_WIDTH = 16 };                        // rows and columns of a factor are a multiple of it: cuBLASLt wants that
 
 /* The kinds of tensors that --fp8 quantises: weights of the blocks' linear layers, the inputs of these in the forward pass, the
  * gradients of their outputs in the backward pass. */

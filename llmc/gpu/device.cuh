@@ -97,6 +97,7 @@ static inline Device device_open(const Options* o, const Ranks* ranks, bool trai
             "tells what would fit into a GPU of 80 GiB",
             why);
     }
+    if (o->tf32 && sizeof(floatX) != 4) { die_usage("--tf32: this is a build for %s, wanted PRECISION=FP32", PRECISION_NAME); }
     const int card = ranks_device(ranks, count);
     if (card < 0) { die("%d ranks are on this host, wanted at most %d, one for each GPU", ranks->local_ranks, count); }
     CUDA_CHECK(cudaSetDevice(card));

@@ -268,6 +268,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     }
 
     together_at(s, PHASE_TUNING, (int64_t)s->state.step);
+    if (o->tune && !s->team) { run_catch_signals(); }  // what is chosen until then stays
     training_prepare(t);
     if (timed) {
         training_measure(t);
