@@ -123,6 +123,9 @@ static inline int profile_sum(const Profiler* p, bool beside, ProfileRow rows[PR
     return count;
 }
 
+/* Returns amount / ms; 0 of what took no time that an event can tell, as a wait for what is there. */
+static inline double profile_rate(double amount, double ms) { return ms > 0 ? amount / ms : 0; }
+
 /* Prints what ran beside a step that waited for it `waited` ms. */
 static inline void print_exchange(const Profiler* p, double waited) {
     ProfileRow rows[PROFILE_ROWS];
@@ -133,7 +136,7 @@ static inline void print_exchange(const Profiler* p, double waited) {
     for (int i = 0; i < count; i++) {
         total += rows[i].ms;
         printf("%-20s %6d %9.3f %7s %9s %9.0f\n", rows[i].name, rows[i].calls, rows[i].ms, "", "",
-               rows[i].bytes / rows[i].ms * 1e-6);
+               profile_rate(rows[i].bytes, rows[i].ms) * 1e-6);
     }
     printf("exchange: %.2f ms, of which the step waited for %.2f ms\n", total, waited);
 }
@@ -156,7 +159,7 @@ static inline void print_profile(const Profiler* p, double peak_flops, double co
     printf("%-20s %6s %9s %7s %9s %9s %8s\n", "operation", "calls", "ms", "share", "TFLOP/s", "GB/s", "ceiling");
     for (int i = 0; i < count; i++) {
         const ProfileRow* r = &rows[i];
-        const double tflops = r->flops / r->ms * 1e-9, gbs = r->bytes / r->ms * 1e-6;
+        const double tflops = profile_rate(r->flops, r->ms) * 1e-9, gbs = profile_rate(r->bytes, r->ms) * 1e-6;
         const double by_flops = peak_flops > 0 ? tflops * 1e12 / (peak_flops * r->rate) : 0, by_bytes = gbs * 1e-3 / copy;
         printf("%-20s %6d %9.3f %6.1f%% %9.1f %9.0f %7.1f%%\n", r->name, r->calls, r->ms, 100 * r->ms / total, tflops, gbs,
                100 * (by_flops > by_bytes ? by_flops : by_bytes));
