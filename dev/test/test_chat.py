@@ -101,10 +101,18 @@ class Terminal:
     def prompt(self):
         """Reads up to the prompt. libedit takes the terminal over only then; what is typed before that may be lost."""
         before = self.expect(r"(?<!\w)> (\x1b\[K)?$|> $")
+        self.wait_until_edited()
+        return before
+
+    def more(self):
+        """Reads up to the prompt of a message's next line, as prompt()."""
+        self.expect(r"\.\.\. ")
+        self.wait_until_edited()
+
+    def wait_until_edited(self):
         end = time.time() + 30
         while self.edits and self.usual() and time.time() < end:
             time.sleep(0.01)
-        return before
 
     def send(self, text):
         os.write(self.fd, text.encode())
@@ -176,16 +184,16 @@ def test_several_lines_between_triple_quotes_are_one_message(either):
     for line in ('"""', "one", "/quit", '"""'):
         t.send(line + "\n")
         if line != '"""' or "one" in t.text:
-            t.expect(r"\.\.\. ")
+            t.more()
     assert "[one|/quit]" in t.expect(r"\]") + "]"
     t.prompt()
     t.send('"""one\n')
-    t.expect(r"\.\.\. ")
+    t.more()
     t.send('two"""\n')
     assert "[one|two]" in t.expect(r"\]") + "]"
     t.prompt()
     t.send('"""\n')
-    t.expect(r"\.\.\. ")
+    t.more()
     t.send("\x03")  # takes the message back
     t.prompt()
     t.send("three\n")
