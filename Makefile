@@ -92,9 +92,9 @@ gencode = -gencode arch=compute_$(1)$(comma)code=$(2)_$(1)
 CODE = $(foreach a,$(filter-out 90,$(ARCHS)),$(call gencode,$(a),sm)) $(if $(filter 90,$(ARCHS)),$(call gencode,90a,sm))
 GENCODE = $(if $(PTX_ONLY),,$(CODE)) $(call gencode,$(lastword $(ARCHS)),compute)
 NVCCFLAGS = -std=c++17 -O3 --threads 0 -DPRECISION_$(PRECISION) $(GENCODE) -Xcompiler "$(if $(filter 1,$(OPENMP)),-fopenmp) $(MARCH)" \
-            -Xptxas -warn-spills -diag-suppress 177 -I. $(if $(NCCL_HOME),-I$(NCCL_HOME)/include)
+            -Xptxas -warn-spills -diag-suppress 177 -I. $(if $(NCCL_HOME),-I$(NCCL_HOME)/include) $(NVCCFLAGS_EXTRA)
 CUDA_LDLIBS = -lcublas -lcublasLt -ldl -lpthread
-CUDA_HEADERS = $(HEADERS) $(wildcard llmc/*.cuh llmc/*/*.cuh) dev/test/uniform.cuh
+CUDA_HEADERS = $(HEADERS) $(wildcard llmc/*.cuh llmc/*/*.cuh dev/test/*.cuh)
 # ptxas only warns of spills and serialized wgmma, which ruin a kernel, and the host compiler of a stack frame past 64 KiB,
 # which a small stack cannot hold; with WERROR=1 they fail the build
 ON_REMARKS = { rm -f $@; echo "error: $@: ptxas spills registers or serializes wgmma, or a stack frame is too large"; exit 1; }

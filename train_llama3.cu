@@ -7,16 +7,18 @@
  *   - The backward pass may compute activations again instead of keeping them (--recompute), with the same bits.
  *   - All numbers that change from step to step lie in one struct on the device (StepState). So the host queues a step without
  *     waiting: no allocation, no synchronization. It reads the result one step late (llmc/gpu/steps.cuh).
- *   - The first micro-step of a step overwrites the gradients of matrices; the others add to them.
+ *   - The first micro-step of a step overwrites the gradients of matrices; the others add to them (with ZeRO 2 and 3 all
+ *     overwrite, and their owners add them up).
  *
  * Every sum has a fixed order, so two runs of one build on one kind of card give the same bits.
  */
 #include "llmc/base/utils.h"  // defines: Error, die, must, xcalloc, round_up, size_min, size_max
 #include "llmc/config.h"  // defines: ModelConfig, ParamTable, param_table_for, trained_table_for, param_offset, attention_shape
-#include "llmc/run/session.h"        // defines: Session, session_close, session_lr, session_context
+#include "llmc/run/session.h"        // defines: Session, session_close, session_lr, session_context, session_tokens
 #include "llmc/run/open.h"           // defines: session_open
 #include "llmc/run/step.h"           // defines: StepPlan, StepResult, BatchSource
 #include "llmc/run/trainer.h"        // defines: Trainer
+#include "llmc/run/head_rows.h"      // defines: head_rows
 #include "llmc/run/training.h"       // defines: Training, Due, training_open, training_due, training_report, training_close
 #include "llmc/run/jobs.h"           // defines: run_job
 #include "llmc/run/signals.h"        // defines: run_stop_requested
@@ -24,28 +26,36 @@
 #include "llmc/gpu/cuda_common.cuh"  // defines: floatX, CUDA_CHECK, to_float, ProfileRange
 #include "llmc/gpu/device.cuh"       // defines: Device, device_open, device_close, device_memory, device_load_plans
 #include "llmc/gpu/weights.cuh"      // defines: WeightArena, weights_slot, weights_init, copy_in, copy_out
-#include "llmc/gpu/feed.cuh"         // defines: Feed, feed_next, IN_FLIGHT
+#include "llmc/gpu/feed.cuh"         // defines: Feed, feed_next, feed_clear, IN_FLIGHT
 #include "llmc/gpu/steps.cuh"        // defines: Steps, steps_begin, steps_end, steps_wait, steps_capture, steps_restore
-#include "llmc/gpu/profile.cuh"      // defines: Profiler, Op, LayerRange, print_profile
-#include "llmc/gpu/debug.cuh"        // defines: debug_name
-#include "llmc/gpu/exchange.cuh"     // defines: Exchange, exchange_check, exchange_join, exchange_send, exchange_gather
+#include "llmc/gpu/tune.cuh"         // defines: TunedTrainer, tune_products
+#include "llmc/gpu/profile.cuh"      // defines: Op, LayerRange, profiler_new, print_profile
+#include "llmc/gpu/debug.cuh"        // defines: debug_name, debug_name_params
+#include "llmc/gpu/debug_parts.cuh"  // defines: part_not_finite, weights_not_finite, sums_not_finite
+#include "llmc/gpu/exchange.cuh"     // defines: Exchange, exchange_join, exchange_send, exchange_gather, exchange_finish
+#include "llmc/gpu/gathered.cuh"     // defines: Gathered, gathered_begin, gathered_block
+#include "llmc/gpu/gradients.cuh"    // defines: Gradients, gradient_of, gradient_of_element, gradients_zero
+#include "llmc/gpu/collect.cuh"      // defines: Collect, collect_source
+#include "llmc/gpu/arena.cuh"        // defines: Arena, take
 #include "llmc/gpu/layers.cuh"       // defines: Queue, Gradient, embedding, rmsnorm, rope, attention, swiglu, linear
+#include "llmc/gpu/fp8.cuh"          // defines: Fp8, Weight, fp8_check, fp8_lay_out, fp8_weight, fp8_refresh, linear
+#include "llmc/gpu/sequence.cuh"     // defines: Sequence, sequence_join, sequence_begin, qkv_rows, attend, heads_room
 #include "llmc/rope.h"               // defines: rope_table
 #include "llmc/gpu/step_state.cuh"   // defines: StepState, loss_sum_cuda, norm_square_cuda, step_decide_cuda
 #include "llmc/adamw.cuh"            // defines: AdamWStretch, AdamWTensors, adamw_update_cuda
 
 // ---------------------------------------------------------------------------------------------------------------------
 // memory: an arena for the weights; with --lora one for the adapters; one each for gradients, master, m and v, which hold the
-// trained tensors; one each for activations, logits, workspace and KV cache; one of pinned memory on the host
+// trained tensors; one each for fp8 weights, activations, logits, workspace and KV cache; one of pinned memory on the host
 
 /* The weights of one block. */
 typedef struct {
     const floatX* input_norm;  // (C)
-    const floatX* qkv;         // (QKV, C)
-    const floatX* o;           // (C, NH HD)
+    Weight qkv;                // (QKV, C)
+    Weight o;                  // (C, NH HD)
     const floatX* post_norm;   // (C)
-    const floatX* gate_up;     // (2F, C)
-    const floatX* down;        // (C, F)
+    Weight gate_up;            // (2F, C)
+    Weight down;               // (C, F)
 } Block;
 
 /* The weights outside of the blocks. */
@@ -61,8 +71,8 @@ typedef struct {
     floatX* h;            // (N, C) the residual stream as it enters; kept at every level
     floatX* norm1;        // (N, C)
     float* rstd1;         // (N)
-    floatX* qkv;          // (N, QKV) after RoPE
-    float* lse;           // (B, NH, T)
+    floatX* qkv;          // (N, QKV) after RoPE; of shared rows (B, T parts, QKV / parts), see dist/sequence.h
+    float* lse;           // (B, NH, T), or (B, NH / parts, T parts)
     floatX* att;          // (N, NH HD)
     floatX* mid;          // (N, C) the residual stream after attention
     floatX* norm2;        // (N, C)
@@ -79,37 +89,42 @@ typedef enum {
     MEM_MASTER,
     MEM_M,
     MEM_V,
+    MEM_FP8,
     MEM_ACTIVATIONS,
     MEM_LOGITS,
     MEM_WORKSPACE,
-    MEM_EXCHANGE,  // between ranks
+    MEM_LANDING,  // what arrives from other ranks
+    MEM_SUMS,     // over the ranks
     MEM_CACHE,
     MEM_PINNED,  // on the host
     NUM_MEM
 } MemoryKind;
-static const char* const memory_names[NUM_MEM] = {"weights",   "adapters", "gradients",   "master",
-                                                  "m",         "v",        "activations", "logits",
-                                                  "workspace", "exchange", "KV cache",    "pinned, on the host"};
+static const char* const memory_names[NUM_MEM] = {
+    "weights",     "adapters", "gradients", "master",  "m",         "v",        "fp8 weights",
+    "activations", "logits",   "workspace", "landing", "fp32 sums", "KV cache", "pinned, on the host"};
 
-enum { CLASSIFIER_ROWS = 4096 };  // tokens whose logits exist at one time; fewer would give the products too few tiles
-enum { DECODE_ROWS = 64 };        // tokens of a prompt that one pass of generation takes
-enum { NO_FILL = -1 };            // see llama_create()
-enum { MOST_16BIT_SUMS = 64 };    // gradients with more additions per step add up in fp32: in bfloat16, 256 lose more than 1 %
-enum { CAN_SPLIT = IS_BF16 };     // a master weight = its BF16 weight and 16 bits more
+enum { DECODE_ROWS = 64 };      // tokens of a prompt that one pass of generation takes
+enum { NO_FILL = -1 };          // see llama_create()
+enum { MOST_16BIT_SUMS = 64 };  // gradients with more additions per step add up in fp32: in bfloat16, 256 lose more than 1 %
+enum { CAN_SPLIT = IS_BF16 };   // a master weight = its BF16 weight and 16 bits more
 
 /* The buffers that a model needs. */
 typedef struct {
-    int rank, ranks;   // that share the optimizer's state
-    NcclGroup* group;  // of several ranks that train
-    int B, T;          // of the micro-batch; B = 0: none
-    bool train;        // with gradients and optimizer
-    bool documents;    // of data whose rows hold some
-    int cache_len;     // positions of the KV cache; 0: no generation
+    int rank, ranks;     // that share the optimizer's state
+    Zero zero;           // what else they share
+    Links links;         // of several ranks that train
+    int parts;           // of a row, of which this rank has one; <= 1: whole rows
+    NcclGroup* sharers;  // the ranks with the other parts
+    int B, T;            // of the micro-batch, T of a part; B = 0: none
+    bool train;          // with gradients and optimizer
+    bool documents;      // of data whose rows hold some
+    int cache_len;       // positions of the KV cache; 0: no generation
     Recompute level;
     bool fp32_grads;  // of all matrices, else floatX
     bool fp32_head;   // of the head alone
     MasterKind master;
     bool bf16_moments;
+    bool fp8;  // the blocks' products
 } Layout;
 
 typedef struct {
@@ -119,28 +134,30 @@ typedef struct {
     Layout layout;
     Queue queue;
     const Device* device;
+    Fp8 fp8;              // the blocks' weights in 8 bits
     WeightArena weights;  // params (table.elements); with --lora trained (trained.elements); master, m, v (trained.elements)
 
-    void* grads;  // gradients of the matrices: elements [grads_first, grads_end) of the trained tensors
-    size_t grads_first, grads_end;
-    float* grads32;  // (grads32_size) fp32: of the norms, in rows of a multiple of PARAM_ALIGN; then of the head if fp32_head
-    size_t grads32_size;
+    Gradients grads;
     AdamWStretch* stretches;  // on the device
     int num_stretches;
 
     Feed feed;  // x and y hold the batch
     Steps steps;
     Exchange exchange;         // with the other ranks
-    float* rope;               // (T, HD)
+    Gathered* gathered;        // ZeRO 3, else NULL
+    Collect collect;           // what rank 0 writes of it
+    Sequence sequence;         // with those that share rows
+    Team* team;                // of ranks that have to pass the layers together, else NULL
+    float* rope;               // (T parts, HD)
     BlockActivations* blocks;  // (L)
     floatX* h_final;           // (N, C)
     floatX* norm_final;        // (N, C)
     float* rstd_final;         // (N)
     float* losses;             // (N)
-    floatX* logits;            // (min(N, CLASSIFIER_ROWS), V)
+    floatX* logits;            // (min(N, head_rows), V)
     floatX* dh;                // (N, C) gradient of the residual stream
     floatX* dnorm;             // (N, C)
-    floatX* dqkv;              // (N, QKV)
+    floatX* dqkv;              // (N, QKV); of shared rows also qkv on its way
     floatX* datt;              // (N, NH HD)
     floatX* dact;              // (N, F)
     floatX* dt;                // (N, lora_most_width)
@@ -158,109 +175,45 @@ typedef struct {
     size_t mapped_bytes[NUM_MEM];
 } Llama;
 
-/* A region that the same code first measures (base NULL) and then hands out. Units: bytes. */
-typedef struct {
-    char* base;
-    size_t used;
-} Arena;
-
-template <typename T>
-static T* take(Arena* a, size_t count) {
-    T* p = a->base ? (T*)(a->base + a->used) : NULL;
-    a->used += round_up(count * sizeof(T), 256);
-    return p;
-}
-
-static size_t grad_bytes(const Layout* o) { return o->fp32_grads ? sizeof(float) : sizeof(floatX); }
-
 /* Returns the weights of block l, for what is queued from now on; end_weights() returns those outside of the blocks, with
  * `behind` also those behind them. A layer gets its weights only through these two. */
 static Block block_weights(const Llama* m, int l) {
-    const floatX* w = m->weights.params;
+    const ParamTable* t = &m->table;
+    const size_t first = param_offset(t, P_INPUT_NORM, l);
     Block b;
-    exchange_await(&m->exchange, l);
-    b.input_norm = w + param_offset(&m->table, P_INPUT_NORM, l);
-    b.qkv = w + param_offset(&m->table, P_Q, l);
-    b.o = w + param_offset(&m->table, P_O, l);
-    b.post_norm = w + param_offset(&m->table, P_POST_NORM, l);
-    b.gate_up = w + param_offset(&m->table, P_GATE, l);
-    b.down = w + param_offset(&m->table, P_DOWN, l);
+    if (!m->gathered || m->config.lora.rank > 0) { exchange_await(&m->exchange, l); }  // the block, or its adapters
+    const floatX* w = m->gathered ? gathered_block(m->gathered, &m->exchange, &m->weights, l) : m->weights.params + first;
+    b.input_norm = w;
+    b.qkv = fp8_weight(&m->fp8, FP8_QKV, l, w + (param_offset(t, P_Q, l) - first));
+    b.o = fp8_weight(&m->fp8, FP8_O, l, w + (param_offset(t, P_O, l) - first));
+    b.post_norm = w + (param_offset(t, P_POST_NORM, l) - first);
+    b.gate_up = fp8_weight(&m->fp8, FP8_GATE_UP, l, w + (param_offset(t, P_GATE, l) - first));
+    b.down = fp8_weight(&m->fp8, FP8_DOWN, l, w + (param_offset(t, P_DOWN, l) - first));
     return b;
 }
 
 static Ends end_weights(const Llama* m, bool behind) {
-    const floatX* w = m->weights.params;
+    const WeightArena* a = &m->weights;
+    size_t run = 0;
     Ends e;
     exchange_await(&m->exchange, -1);
     if (behind) { exchange_await(&m->exchange, m->config.num_layers); }
-    e.embedding = w + param_offset(&m->table, P_EMBEDDING, -1);
-    e.final_norm = w + param_offset(&m->table, P_FINAL_NORM, -1);
-    e.head = w + param_offset(&m->table, P_LM_HEAD, -1);
+    e.embedding = weight_at(a, param_offset(&m->table, P_EMBEDDING, -1), &run);
+    e.final_norm = weight_at(a, param_offset(&m->table, P_FINAL_NORM, -1), &run);
+    e.head = weight_at(a, param_offset(&m->table, P_LM_HEAD, -1), &run);
     return e;
 }
 
-/* Returns the elements of one norm's row among the fp32 gradients, and of all rows: two per block, then the final norm. A row
- * is as long as the norm's stretch of the arena, so the gap behind a norm has a gradient as well: zero. A final norm without a
- * head behind it fills a bucket. */
-static size_t norm_row(const ModelConfig* c) { return round_up(c->hidden_size, PARAM_ALIGN); }
-static size_t norm_rows_size(const Llama* m) {
-    const ModelConfig* c = &m->config;
-    const size_t last = c->tied ? m->trained.elements - param_offset(&m->table, P_FINAL_NORM, -1) : norm_row(c);
-    return c->lora.rank > 0 ? 0 : 2 * (size_t)c->num_layers * norm_row(c) + last;
-}
-
-/* Returns the elements of the bucket of the head, or of an embedding that is tied to it, and its first in *first. */
-static size_t head_bucket(const Llama* m, size_t* first) {
-    *first = m->config.tied ? 0 : param_offset(&m->trained, P_FINAL_NORM, -1);
-    return (m->config.tied ? param_offset(&m->trained, P_INPUT_NORM, 0) : m->trained.elements) - *first;
-}
-
-/* Returns whether this tensor is the head, or an embedding that is tied to it. */
-static bool is_head(const ModelConfig* c, ParamKind kind) { return kind == P_LM_HEAD || (c->tied && kind == P_EMBEDDING); }
-
-/* Finds the gradient of an element of the trained tensors that belongs to no norm. */
-static Gradient grad_of_element(const Llama* m, size_t at) {
-    if (at >= m->grads_first && at < m->grads_end) {
-        return {(char*)m->grads + (at - m->grads_first) * grad_bytes(&m->layout), m->layout.fp32_grads};
-    }
-    size_t first = 0;
-    head_bucket(m, &first);
-    return {m->grads32 + norm_rows_size(m) + (at - first), true};
-}
-
 /* Finds the gradient of a tensor; {NULL} if it is frozen. */
-static Gradient grad_at(const Llama* m, ParamKind kind, int l) {
-    const ModelConfig* c = &m->config;
-    if (c->lora.rank > 0) {
-        const Param* p = adapter_find(&m->trained, kind, l);
-        return {p ? (char*)m->grads + p->offset * grad_bytes(&m->layout) : NULL, m->layout.fp32_grads};
-    }
-    if (!param_specs[kind].matrix) {
-        const size_t row = kind == P_FINAL_NORM ? 2 * (size_t)c->num_layers : 2 * (size_t)l + (kind == P_POST_NORM);
-        return {m->grads32 + row * norm_row(c), true};
-    }
-    return grad_of_element(m, param_offset(&m->trained, kind, l));
-}
-
-/* Lays out the gradients. With fp32_head, those of the head's bucket, which is the first (tied) or the last, move from `grads`
- * to `grads32`. */
-static void lay_out_gradients(Llama* m, Arena* a) {
-    const bool apart = m->layout.fp32_head && m->config.lora.rank == 0;
-    size_t first = 0;
-    const size_t head = apart ? head_bucket(m, &first) : 0;
-    m->grads_first = apart && first == 0 ? head : 0;
-    m->grads_end = apart && first > 0 ? first : m->trained.elements;
-    m->grads32_size = norm_rows_size(m) + head;
-    m->grads = take<char>(a, (m->grads_end - m->grads_first) * grad_bytes(&m->layout));
-    m->grads32 = take<float>(a, m->grads32_size);
-}
+static Gradient grad_at(const Llama* m, ParamKind kind, int l) { return gradient_of(&m->grads, kind, l); }
 
 /* Lays out the activations of a batch in `a`; those that the recompute level does not keep, in the workspace `w`. */
 static void lay_out_activations(Llama* m, Arena* a, Arena* w) {
     const ModelConfig* c = &m->config;
     const Layout* o = &m->layout;
     const size_t N = (size_t)o->B * o->T, L = c->num_layers, C = pitch_of(c->hidden_size), F = pitch_of(c->intermediate_size);
-    const size_t F2 = pitch_of(2 * (size_t)c->intermediate_size), QKV = pitch_of(qkv_width(c)), Q = pitch_of(q_width(c));
+    const size_t F2 = pitch_of(2 * (size_t)c->intermediate_size), Q = pitch_of(q_width(c));
+    const size_t QKV = heads_room(qkv_width(c), o->parts);
     const Recompute level = o->train ? o->level : RECOMPUTE_BLOCK;
     // take the buffers that all blocks share here, once; each block takes its own below
     BlockActivations shared;
@@ -279,7 +232,7 @@ static void lay_out_activations(Llama* m, Arena* a, Arena* w) {
         shared.mid = take<floatX>(w, N * C);
         shared.rstd2 = take<float>(w, N);
     }
-    m->rope = take<float>(a, (size_t)o->T * c->head_dim);
+    m->rope = take<float>(a, (size_t)o->T * o->parts * c->head_dim);
     floatX* ping_pong[2] = {NULL, NULL};  // without a backward pass, two residual streams are enough
     if (!o->train) {
         ping_pong[0] = take<floatX>(a, N * C);
@@ -313,13 +266,15 @@ static void lay_out_activations(Llama* m, Arena* a, Arena* w) {
 
 /* Lays out the buffers that carry batches to the device and losses back. */
 static void lay_out_batches(Llama* m, Arena* device, Arena* pinned) {
-    const size_t N = (size_t)m->layout.B * m->layout.T, slot = feed_slot(m->layout.B, m->layout.T, m->layout.documents);
+    const size_t N = (size_t)m->layout.B * m->layout.T, starts = m->layout.documents ? N * m->layout.parts : 0;
+    const size_t slot = feed_slot(m->layout.B, m->layout.T, starts);
     m->feed.B = m->layout.B;
     m->feed.T = m->layout.T;
+    m->feed.parts = m->layout.parts;
     m->feed.x = take<int32_t>(device, N);
     m->feed.y = take<int32_t>(device, N);
     m->feed.sources = take<int32_t>(device, m->feed.B);
-    m->feed.starts_room = m->layout.documents ? take<int32_t>(device, N) : NULL;
+    m->feed.starts_room = starts > 0 ? take<int32_t>(device, starts) : NULL;
     m->steps.losses = m->losses;
     m->steps.num_losses = N;
     for (int i = 0; i < IN_FLIGHT; i++) {
@@ -330,15 +285,23 @@ static void lay_out_batches(Llama* m, Arena* device, Arena* pinned) {
 }
 
 /* Lays out what the ranks of a run exchange. */
-static void lay_out_exchange(Llama* m, Arena* a) {
+static void lay_out_exchange(Llama* m, Arena* landing, Arena* sums) {
     Exchange* x = &m->exchange;
-    const size_t wide = m->layout.fp32_grads || m->layout.fp32_head ? sizeof(float) : sizeof(floatX);
-    x->norm_elements = norm_rows_size(m);
-    x->sums = take<float>(a, shard_elements(&x->buckets));
-    x->landing = take<char>(a, exchange_most(&x->buckets) * wide);
-    x->norms = take<float>(a, (size_t)x->ranks * x->norm_elements);
-    x->partials = take<double>(a, ((size_t)x->buckets.count + 1) * SUM_BLOCKS);
-    x->states = take<StepState>(a, x->ranks);
+    const size_t wide = gradients_bytes(m->layout.fp32_grads || m->layout.fp32_head);
+    x->norm_elements = norm_rows_size(&m->grads);
+    x->sums = take<float>(sums, shard_elements(&x->buckets));
+    x->landing = take<char>(landing, exchange_most(&x->buckets) * wide);
+    x->of_hosts = take<float>(landing, exchange_of_hosts(x));
+    x->norms = take<float>(landing, (size_t)x->ranks * x->norm_elements);
+    x->partials = take<double>(landing, ((size_t)x->buckets.count + 1) * SUM_BLOCKS);
+    x->states = take<StepState>(landing, x->ranks);
+}
+
+/* Lays out the weights: all of them, or with ZeRO 3 all but the blocks, of these the shards, and room to gather some. */
+static void lay_out_weights(Llama* m, Arena* a) {
+    WeightArena* w = &m->weights;
+    w->params = w->trained = take<floatX>(a, m->table.elements - (w->blocks_end - w->blocks_first));
+    if (m->gathered) { gathered_lay_out(m->gathered, w, a); }
 }
 
 /* Lays out a model's buffers, as in train_llama3.c. */
@@ -347,9 +310,9 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
     const Layout* o = &m->layout;
     const size_t N = (size_t)o->B * o->T, V = pitch_of(c->vocab_size), C = pitch_of(c->hidden_size);
     const size_t F = pitch_of(c->intermediate_size), F2 = pitch_of(2 * (size_t)c->intermediate_size);
-    const size_t QKV = pitch_of(qkv_width(c)), Q = pitch_of(q_width(c));
+    const size_t QKV = heads_room(qkv_width(c), o->parts), Q = heads_room(q_width(c), o->parts);
     Arena* w = &mem[MEM_WORKSPACE];
-    m->weights.params = m->weights.trained = take<floatX>(&mem[MEM_WEIGHTS], m->table.elements);
+    lay_out_weights(m, &mem[MEM_WEIGHTS]);
     if (c->lora.rank > 0) { m->weights.trained = take<floatX>(&mem[MEM_ADAPTERS], m->trained.elements); }
     m->weights.master_kind = o->master;
     m->weights.bf16_moments = o->bf16_moments;
@@ -361,13 +324,13 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
     if (N > 0) {
         lay_out_activations(m, &mem[MEM_ACTIVATIONS], w);
         lay_out_batches(m, &mem[MEM_ACTIVATIONS], &mem[MEM_PINNED]);
-        m->logits = take<floatX>(&mem[MEM_LOGITS], size_min(N, CLASSIFIER_ROWS) * V);
+        m->logits = take<floatX>(&mem[MEM_LOGITS], size_min(N, head_rows(c, o->train, N, sizeof(floatX))) * V);
     }
     if (o->train) {
         const bool alone = o->ranks <= 1;
         const size_t elements = alone ? m->trained.elements : shard_elements(&m->exchange.buckets);
-        lay_out_gradients(m, &mem[MEM_GRADIENTS]);
-        if (!alone) { lay_out_exchange(m, &mem[MEM_EXCHANGE]); }
+        gradients_lay_out(&m->grads, &mem[MEM_GRADIENTS]);
+        if (!alone) { lay_out_exchange(m, &mem[MEM_LANDING], &mem[MEM_SUMS]); }
         if (o->master != MASTER_NONE) { m->weights.master = take<char>(&mem[MEM_MASTER], elements * master_bytes(o->master)); }
         m->weights.m = take<char>(&mem[MEM_M], elements * moment_bytes(o->bf16_moments));
         m->weights.v = take<char>(&mem[MEM_V], elements * moment_bytes(o->bf16_moments));
@@ -377,14 +340,18 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         m->datt = take<floatX>(w, N * Q);
         m->dact = take<floatX>(w, N * F);
         m->dt = take<floatX>(w, N * pitch_of(lora_most_width(&c->lora)));
+        m->sequence.pieces = take<floatX>(w, o->parts > 1 ? N * QKV : 0);
+        m->sequence.out = take<floatX>(w, o->parts > 1 ? N * Q : 0);
         size_t scratch = size_max(rmsnorm_backward_scratch_cuda(N, c->hidden_size), norm_square_scratch_cuda());
         scratch = size_max(scratch, embedding_backward_scratch_cuda(N, c->hidden_size));
-        scratch = size_max(scratch, attention_backward_scratch_cuda(attention_shape(c, o->B, o->T)));
+        scratch = size_max(scratch, attention_backward_scratch_cuda(heads_shape(attention_shape(c, o->B, o->T), o->parts)));
         m->queue.scratch = take<char>(w, scratch);
         m->stretches = take<AdamWStretch>(w, m->trained.count);
         m->steps.state = take<StepState>(w, 1);
         for (int i = 0; i < IN_FLIGHT; i++) { m->steps.result[i] = take<StepState>(&mem[MEM_PINNED], 1); }
+        m->queue.counts = m->steps.state ? m->steps.state->quantised : NULL;
     }
+    if (o->fp8) { fp8_lay_out(&m->fp8, &m->queue, &mem[MEM_FP8], w, c, N); }
     if (o->cache_len > 0) {
         Arena* a = &mem[MEM_CACHE];
         m->kv_cache = take<floatX>(a, (size_t)c->num_layers * o->cache_len * 2 * kv_width(c));
@@ -403,6 +370,8 @@ static Llama llama_open(const ModelConfig* c, const Layout* layout, MatmulContex
     memset(&m, 0, sizeof m);
     m.config = *c;
     m.layout = *layout;
+    m.layout.parts = m.sequence.parts = layout->parts > 1 ? layout->parts : 1;
+    m.sequence.group = layout->sharers;
     m.queue.matmul = matmul;
     const int ranks = layout->ranks > 1 ? layout->ranks : 1;
     m.table = param_table_for(c, ranks);
@@ -411,14 +380,21 @@ static Llama llama_open(const ModelConfig* c, const Layout* layout, MatmulContex
     if (ranks > 1) {
         m.exchange.rank = m.weights.rank = layout->rank;
         m.exchange.ranks = ranks;
-        m.exchange.group = layout->group;
+        m.exchange.links = layout->links;
         m.exchange.buckets = m.weights.shards = buckets_list(&m.trained);
     }
+    m.grads.config = *c;
+    m.grads.trained = m.trained;
+    m.grads.fp32 = layout->fp32_grads;
+    m.grads.fp32_head = layout->fp32_head;
+    m.grads.in_ring = layout->zero >= ZERO_2 && c->lora.rank == 0;  // adapters' are small
+    if (layout->zero == ZERO_3) { m.gathered = gathered_new(&m.weights, &m.table, c->num_layers, c->tied); }
     return m;
 }
 
 static void llama_close(Llama* m) {
     free(m->blocks);
+    gathered_delete(m->gathered, &m->weights);
     param_table_free(&m->table);
     param_table_free(&m->trained);
     buckets_free(&m->exchange.buckets);
@@ -465,7 +441,8 @@ static void upload_rope(const Llama* m, float* device, int positions) {
 /* Tells whether other ranks send to this memory, or get what is sent from there. */
 static bool is_exchanged(const Llama* m, int kind) {
     const MemoryKind weights = m->config.lora.rank > 0 ? MEM_ADAPTERS : MEM_WEIGHTS;
-    return m->exchange.group && (kind == (int)weights || kind == MEM_GRADIENTS || kind == MEM_EXCHANGE);
+    return m->exchange.links.all &&
+           (kind == (int)weights || kind == MEM_GRADIENTS || kind == MEM_LANDING || (m->gathered && kind == MEM_WEIGHTS));
 }
 
 /* Allocates all memory of a model. Fills activations and workspace with the byte `fill`, or with NO_FILL leaves them: no result
@@ -498,7 +475,9 @@ static Llama llama_create(const ModelConfig* c, const Layout* layout, MatmulCont
     feed_open(&m.feed, m.queue.stream);
     steps_open(&m.steps, m.queue.stream);
     exchange_open(&m.exchange, m.queue.stream);
-    if (layout->B > 0) { upload_rope(&m, m.rope, layout->T); }
+    gathered_open(m.gathered);
+    sequence_open(&m.sequence, m.exchange.stream);
+    if (layout->B > 0) { upload_rope(&m, m.rope, layout->T * m.layout.parts); }
     if (layout->cache_len > 0) { upload_rope(&m, m.decode_rope, layout->cache_len); }
     if (layout->train) {
         llama_make_stretches(&m);
@@ -512,16 +491,18 @@ static void llama_free(Llama* m) {
     CUDA_CHECK(cudaDeviceSynchronize());
     weights_close(&m->weights);
     feed_close(&m->feed);
-    steps_close(&m->steps);  // its graphs hold calls of the exchange
+    steps_close(&m->steps);  // its graphs hold calls of the exchanges
+    gathered_close(m->gathered);
+    sequence_close(&m->sequence);
     exchange_close(&m->exchange);
     for (int i = 0; i < NUM_MEM; i++) {
         if (is_exchanged(m, i) && m->mapped[i]) {
-            nccl_free(m->exchange.group, m->mapped[i]);
+            nccl_free(m->exchange.links.all, m->mapped[i]);
         } else {
             CUDA_CHECK(i == MEM_PINNED ? cudaFreeHost(m->mapped[i]) : cudaFree(m->mapped[i]));
         }
     }
-    free(m->exchange.group);
+    exchange_unlink(&m->exchange);
     CUDA_CHECK(cudaStreamDestroy(m->queue.stream));
     free(m->queue.profiler);
     llama_close(m);
@@ -537,27 +518,27 @@ static void llama_forward(const Llama* m) {
     const AttentionShape shape = attention_shape(c, m->layout.B, m->layout.T);
     const size_t N = (size_t)m->layout.B * m->layout.T;
     const int C = c->hidden_size, F = c->intermediate_size, L = c->num_layers, Q = q_width(c), QKV = qkv_width(c);
+    gathered_begin(m->gathered, &m->exchange);
     const Ends ends = end_weights(m, false);
     ProfileRange phase("forward");
-
+    sequence_begin(&m->sequence, &m->exchange);
     embedding(q, m->blocks[0].h, ends.embedding, m->feed.x, N, C);
     for (int l = 0; l < L; l++) {
         LayerRange layer(l);
         const Block w = block_weights(m, l);
         const BlockActivations* s = &m->blocks[l];
         const LoraBlock adapters = lora_block(c, &m->trained, l);
-        floatX* h_next = l + 1 < L ? m->blocks[l + 1].h : m->h_final;
-        rmsnorm(q, s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps);
-        linear(q, "qkv", s->qkv, s->norm1, w.qkv, NULL, N, C, QKV);
-        lora(q, s->qkv, s->t[LORA_QKV], s->norm1, m->weights.trained, &adapters.at[LORA_QKV], N);
-        rope(q, s->qkv, m->feed.starts, m->rope, 0, shape);
-        attention(q, s->att, s->lse, s->qkv, m->feed.starts, shape);
+        floatX *h_next = l + 1 < L ? m->blocks[l + 1].h : m->h_final, *qkv = qkv_rows(&m->sequence, s->qkv, m->dqkv);
+        rmsnorm(q, s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps, w.qkv);
+        linear(q, "qkv", qkv, s->norm1, w.qkv, NULL, N, C, QKV);
+        lora(q, qkv, s->t[LORA_QKV], s->norm1, m->weights.trained, &adapters.at[LORA_QKV], N);
+        attend(q, &m->sequence, s->att, s->lse, s->qkv, qkv, m->feed.starts, m->rope, shape);
         linear(q, "o", s->mid, s->att, w.o, s->h, N, Q, C);
         lora(q, s->mid, s->t[LORA_O], s->att, m->weights.trained, &adapters.at[LORA_O], N);
-        rmsnorm(q, s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps);
+        rmsnorm(q, s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps, w.gate_up);
         linear(q, "gate up", s->gate_up, s->norm2, w.gate_up, NULL, N, C, 2 * F);
         lora(q, s->gate_up, s->t[LORA_GATE_UP], s->norm2, m->weights.trained, &adapters.at[LORA_GATE_UP], N);
-        swiglu(q, s->act, s->gate_up, N, F);
+        swiglu(q, s->act, s->gate_up, N, F, w.down);
         linear(q, "down", h_next, s->act, w.down, s->mid, N, F, C);
         lora(q, h_next, s->t[LORA_DOWN], s->act, m->weights.trained, &adapters.at[LORA_DOWN], N);
     }
@@ -566,40 +547,27 @@ static void llama_forward(const Llama* m) {
 }
 
 /* Runs head and loss after llama_forward(), as in train_llama3.c: writes losses (N). If dloss is not 0, also writes dnorm
- * (N, C) and adds to the head's gradient, or with `first` overwrites it. */
-static void llama_loss(const Llama* m, float dloss, bool first) {
+ * (N, C) and, with `add` adding to it, the head's gradient. */
+static void llama_loss(const Llama* m, float dloss, bool add) {
     const Queue* q = &m->queue;
     const int C = m->config.hidden_size, V = m->config.vocab_size;
-    const size_t N = (size_t)m->layout.B * m->layout.T;
+    const size_t N = (size_t)m->layout.B * m->layout.T, most = head_rows(&m->config, m->layout.train, N, sizeof(floatX));
     const floatX* head = end_weights(m, true).head;
     const float* loss_scale = m->steps.state ? &m->steps.state->loss_scale : NULL;
     ProfileRange phase("head and loss");
-    for (size_t at = 0; at < N; at += CLASSIFIER_ROWS) {
-        const size_t rows = size_min(CLASSIFIER_ROWS, N - at);
+    for (size_t at = 0; at < N; at += most) {
+        const size_t rows = size_min(most, N - at);
         const floatX* x = m->norm_final + at * pitch_of(C);
         linear(q, "head", m->logits, x, head, NULL, rows, C, V);
         crossentropy(q, m->losses + at, m->logits, m->feed.y + at, dloss, loss_scale, rows, V);
         if (dloss == 0.0f) { continue; }
         linear_backward_input(q, "head dx", m->dnorm + at * pitch_of(C), m->logits, head, rows, C, V);
-        linear_backward_weight(q, "head dw", grad_at(m, P_LM_HEAD, -1), m->logits, x, rows, C, V, !first || at > 0);
+        linear_backward_weight(q, "head dw", grad_at(m, P_LM_HEAD, -1), m->logits, x, rows, C, V, add || at > 0);
     }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // backward
-
-/* Zeroes the gradients that the backward pass adds to: those of the norms, and of the embedding unless it is the head, whose
- * gradient llama_loss() has already written. */
-static void llama_zero_gradients(const Llama* m) {
-    const ModelConfig* c = &m->config;
-    const size_t norms = norm_rows_size(m);  // 0: frozen
-    if (norms > 0) { CUDA_CHECK(cudaMemsetAsync(m->grads32, 0, norms * sizeof(float), m->queue.stream)); }
-    const Gradient g = grad_at(m, P_EMBEDDING, -1);
-    if (!c->tied && g.data) {
-        const size_t bytes = (size_t)c->vocab_size * c->hidden_size * (g.fp32 ? sizeof(float) : sizeof(floatX));
-        CUDA_CHECK(cudaMemsetAsync(g.data, 0, bytes, m->queue.stream));
-    }
-}
 
 /* Computes again what the recompute level did not keep of block l, with the same kernels and so the same bits. The backward
  * pass of swiglu recomputes its output. */
@@ -613,51 +581,60 @@ static void block_recompute(const Llama* m, int l) {
     const BlockActivations* s = &m->blocks[l];
     const LoraBlock adapters = lora_block(c, &m->trained, l);
     const Recompute level = m->layout.level;
+    floatX* qkv = qkv_rows(&m->sequence, s->qkv, m->dqkv);
     if (level == RECOMPUTE_NONE) { return; }
-    rmsnorm(q, s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps);
+    const Weight none = {NULL};  // of products that are not computed again
+    rmsnorm(q, s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps, level >= RECOMPUTE_BLOCK ? w.qkv : none);
     if (level >= RECOMPUTE_BLOCK) {
-        linear(q, "qkv", s->qkv, s->norm1, w.qkv, NULL, N, C, QKV);
-        lora(q, s->qkv, s->t[LORA_QKV], s->norm1, m->weights.trained, &adapters.at[LORA_QKV], N);
-        rope(q, s->qkv, m->feed.starts, m->rope, 0, shape);
-        attention(q, s->att, s->lse, s->qkv, m->feed.starts, shape);
+        linear(q, "qkv", qkv, s->norm1, w.qkv, NULL, N, C, QKV);
+        lora(q, qkv, s->t[LORA_QKV], s->norm1, m->weights.trained, &adapters.at[LORA_QKV], N);
+        attend(q, &m->sequence, s->att, s->lse, s->qkv, qkv, m->feed.starts, m->rope, shape);
         linear(q, "o", s->mid, s->att, w.o, s->h, N, Q, C);
         lora(q, s->mid, s->t[LORA_O], s->att, m->weights.trained, &adapters.at[LORA_O], N);
     }
-    rmsnorm(q, s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps);
+    rmsnorm(q, s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps, level >= RECOMPUTE_FFN ? w.gate_up : none);
     if (level >= RECOMPUTE_FFN) {
         linear(q, "gate up", s->gate_up, s->norm2, w.gate_up, NULL, N, C, 2 * c->intermediate_size);
         lora(q, s->gate_up, s->t[LORA_GATE_UP], s->norm2, m->weights.trained, &adapters.at[LORA_GATE_UP], N);
     }
 }
 
-/* Sends the gradients of a layer to their owners once the last micro-step has added to them: of the embedding (-1), a block,
- * or final norm and head (the number of layers). */
-static void send_gradients(Llama* m, int layer, bool last) {
+/* Sends the gradients of a layer to their owners: of the embedding (-1), a block, or final norm and head (the number of
+ * layers). Without a ring only once the last micro-step has added to them. */
+static void send_gradients(Llama* m, int layer, MicroKind kind) {
     Exchange* x = &m->exchange;
-    for (int i = 0; last && i < x->buckets.count; i++) {
+    const bool ring = m->grads.in_ring, add = ring && !(kind & MICRO_FIRST);
+    for (int i = 0; (ring || kind & MICRO_LAST) && i < x->buckets.count; i++) {
         const Bucket* b = &x->buckets.items[i];
-        if (b->layer == layer) { exchange_send(x, i, grad_of_element(m, b->first)); }
+        if (b->layer == layer) { exchange_send(x, i, gradient_of_element(&m->grads, b->first), add); }
     }
+    if (ring) { exchange_sent(x, gradient_part_of(layer, m->config.num_layers, m->config.tied)); }
 }
 
-/* Runs the backward pass after llama_forward() and llama_loss(dloss != 0). Carries dh from the last block to the first. Adds to
- * the gradients of matrices, or with `first` overwrites them. After the `last` micro-step of several ranks sends them. */
-static void llama_backward(Llama* m, bool first, bool last) {
+/* Waits until the part of the ring for a layer's gradients (-1: the embedding) is free, if this micro-step has taken it. */
+static void await_ring(const Llama* m, int layer) {
+    const int L = m->config.num_layers;
+    const bool taken = layer < 0 ? !m->config.tied : layer + GRADIENT_BLOCKS < L;
+    if (m->grads.in_ring && taken) { exchange_await_sent(&m->exchange, gradient_part_of(layer, L, m->config.tied)); }
+}
+
+/* Runs the backward pass after llama_forward() and llama_loss(dloss != 0). Carries dh from the last block to the first. With
+ * `add` adds to the gradients of matrices, else overwrites them. Of several ranks, sends them. */
+static void llama_backward(Llama* m, bool add, MicroKind kind) {
     const Queue* q = &m->queue;
     const ModelConfig* c = &m->config;
     const AttentionShape shape = attention_shape(c, m->layout.B, m->layout.T);
     const size_t N = (size_t)m->layout.B * m->layout.T;
     const int C = c->hidden_size, F = c->intermediate_size, L = c->num_layers, Q = q_width(c), QKV = qkv_width(c);
     const Ends ends = end_weights(m, true);
-    const bool add = !first;
-    const Gradient grads = {m->grads, m->layout.fp32_grads};  // of the adapters
+    const Gradient grads = {m->grads.all, m->layout.fp32_grads};  // of the adapters
     const floatX* trained = m->weights.trained;
     ProfileRange phase("backward");
 
-    if (first) { llama_zero_gradients(m); }
+    gradients_zero(&m->grads, kind & MICRO_FIRST, m->queue.stream);
     CUDA_CHECK(cudaMemsetAsync(m->dh, 0, N * pitch_of(C) * sizeof(floatX), m->queue.stream));
     rmsnorm_backward(q, m->dh, grad_at(m, P_FINAL_NORM, -1), m->dnorm, m->h_final, ends.final_norm, m->rstd_final, N, C);
-    send_gradients(m, L, last);
+    send_gradients(m, L, kind);
     for (int l = L - 1; l >= 0; l--) {
         LayerRange layer(l);
         const Block w = block_weights(m, l);
@@ -665,10 +642,11 @@ static void llama_backward(Llama* m, bool first, bool last) {
         const LoraBlock adapters = lora_block(c, &m->trained, l);
         floatX* act_again = m->layout.level >= RECOMPUTE_NORM_SWIGLU ? s->act : NULL;
         block_recompute(m, l);
+        await_ring(m, l);
         // h_next = mid + act Wdown^T: dh is the gradient of both terms. dw comes last: swiglu_backward() may recompute act
         linear_backward_input(q, "down dx", m->dact, m->dh, w.down, N, F, C);
         lora_backward_input(q, m->dact, m->dt, m->dh, trained, &adapters.at[LORA_DOWN], N);
-        swiglu_backward(q, s->gate_up, act_again, m->dact, s->gate_up, N, F);
+        swiglu_backward(q, s->gate_up, act_again, m->dact, s->gate_up, N, F, w.gate_up);
         linear_backward_weight(q, "down dw", grad_at(m, P_DOWN, l), m->dh, s->act, N, F, C, add);
         lora_backward_weight(q, grads, m->dt, m->dh, s->act, s->t[LORA_DOWN], &adapters.at[LORA_DOWN], N, add);
         linear_backward_weight(q, "gate up dw", grad_at(m, P_GATE, l), s->gate_up, s->norm2, N, C, 2 * F, add);
@@ -681,32 +659,35 @@ static void llama_backward(Llama* m, bool first, bool last) {
         linear_backward_input(q, "o dx", m->datt, m->dh, w.o, N, Q, C);
         lora_backward_input(q, m->datt, m->dt, m->dh, trained, &adapters.at[LORA_O], N);
         lora_backward_weight(q, grads, m->dt, m->dh, s->att, s->t[LORA_O], &adapters.at[LORA_O], N, add);
-        attention_backward(q, m->dqkv, m->datt, s->att, s->lse, s->qkv, m->feed.starts, m->rope, shape);
+        attend_backward(q, &m->sequence, m->dqkv, m->datt, s->att, m->layout.level == RECOMPUTE_BLOCK, s->lse, s->qkv,
+                        m->feed.starts, m->rope, shape);
         linear_backward_weight(q, "qkv dw", grad_at(m, P_Q, l), m->dqkv, s->norm1, N, C, QKV, add);
         linear_backward_input(q, "qkv dx", m->dnorm, m->dqkv, w.qkv, N, C, QKV);
         lora_backward_input(q, m->dnorm, m->dt, m->dqkv, trained, &adapters.at[LORA_QKV], N);
         lora_backward_weight(q, grads, m->dt, m->dqkv, s->norm1, s->t[LORA_QKV], &adapters.at[LORA_QKV], N, add);
         rmsnorm_backward(q, m->dh, grad_at(m, P_INPUT_NORM, l), m->dnorm, s->h, w.input_norm, s->rstd1, N, C);
-        send_gradients(m, l, last);
+        send_gradients(m, l, kind);
     }
+    await_ring(m, -1);
+    gradients_zero_embedding(&m->grads, m->queue.stream);
     embedding_backward(q, grad_at(m, P_EMBEDDING, -1), m->dh, m->feed.x, N, C, c->vocab_size);
-    send_gradients(m, -1, last);
+    send_gradients(m, -1, kind);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // update
 
-/* Updates elements [first, end) of the trained tensors, whose gradients are grads[0] on, and whose state begins at element
- * state_first. */
+/* Updates a range of the trained tensors, whose weights are at `weights`, whose gradients are grads[0] on, and whose state
+ * begins at element state_first. */
 template <typename Grad>
-static void update_range(const Llama* m, const StepPlan* plan, const void* grads, ArenaRange of_grads, size_t state_first,
-                         ArenaRange r) {
+static void update_range(const Llama* m, const StepPlan* plan, floatX* weights, const void* grads, ArenaRange of_grads,
+                         size_t state_first, ArenaRange r) {
     const Layout* o = &m->layout;
     const double moved = 4 * moment_bytes(o->bf16_moments) + 2 * master_bytes(o->master) + sizeof(Grad) +
                          sizeof(floatX) * (o->master == MASTER_FP32 ? 1 : 2);
     Op op(m->queue.profiler, m->queue.stream, "adamw", 0, (double)r.count * moved);
     AdamWTensors<Grad> t;
-    t.params = m->weights.trained;
+    t.params = weights - r.first;  // as if all lay there
     t.grads = (const Grad*)grads;
     t.grads_first = of_grads.first;
     t.grads_end = of_grads.first + of_grads.count;
@@ -722,27 +703,31 @@ static void update_range(const Llama* m, const StepPlan* plan, const void* grads
 
 template <typename Grad>
 static void update_with(const Llama* m, const StepPlan* plan) {
-    const ArenaRange all = {0, m->trained.elements}, of_grads = {m->grads_first, m->grads_end - m->grads_first};
+    const ArenaRange all = {0, m->trained.elements}, of_grads = {m->grads.first, m->grads.end - m->grads.first};
+    NormSums norm = norm_sums(m->queue.scratch);
     {
         Op op(m->queue.profiler, m->queue.stream, "gradient norm", 0, (double)of_grads.count * sizeof(Grad));
-        norm_square_cuda(m->steps.state, m->queue.scratch, (const Grad*)m->grads, of_grads.count, m->queue.stream);
-        norm_square_cuda(m->steps.state, m->queue.scratch, m->grads32, m->grads32_size, m->queue.stream);
+        norm_square_cuda(&norm, (const Grad*)m->grads.all, of_grads.count, m->queue.stream);
+        norm_square_cuda(&norm, m->grads.apart, m->grads.apart_size, m->queue.stream);
     }
-    step_decide_cuda(m->steps.state, &plan->hyper, m->queue.stream);
-    update_range<Grad>(m, plan, m->grads, of_grads, 0, all);
+    step_decide_cuda(m->steps.state, &norm, &plan->hyper, m->queue.stream);
+    update_range<Grad>(m, plan, m->weights.trained, m->grads.all, of_grads, 0, all);
 }
 
 /* One rank of several updates its shards, whose sums and norm are there, bucket by bucket in the order in which the forward
- * pass needs them, and gives them to the others. */
+ * pass needs them, and gives them to the others, except the blocks of ZeRO 3. */
 static void update_shards(Llama* m, const StepPlan* plan) {
     Exchange* x = &m->exchange;
-    step_decide_cuda(m->steps.state, &plan->hyper, m->queue.stream);
+    const NormSums none = norm_sums(m->queue.scratch);  // the sum is there
+    step_decide_cuda(m->steps.state, &none, &plan->hyper, m->queue.stream);
     for (int i = 0; i < x->buckets.count; i++) {
-        const ArenaRange mine = shard_of(&x->buckets.items[i], x->rank, x->ranks);
-        const size_t local = x->buckets.items[i].first / (size_t)x->ranks;  // its first sum, m, v and master weight
-        const ArenaRange of_sums = {mine.first, mine.count};
-        update_range<float>(m, plan, x->sums + local, of_sums, mine.first - local, mine);
-        exchange_gather(x, i, m->weights.trained);
+        const Bucket* b = &x->buckets.items[i];
+        const ArenaRange mine = shard_of(b, x->rank, x->ranks);
+        const size_t local = b->first / (size_t)x->ranks;  // its first sum, m, v and master weight
+        floatX* weights = trained_at(&m->weights, mine.first);
+        update_range<float>(m, plan, weights, x->sums + local, mine, mine.first - local, mine);
+        const bool stays = m->gathered && m->config.lora.rank == 0 && b->layer >= 0 && b->layer < m->config.num_layers;
+        if (!stays) { exchange_gather(x, i, weights - (mine.first - b->first)); }
     }
 }
 
@@ -756,6 +741,7 @@ static void llama_update(Llama* m, const StepPlan* plan) {
     } else {
         update_with<floatX>(m, plan);
     }
+    fp8_refresh(&m->fp8, &m->queue, &m->table, m->weights.params, m->config.num_layers);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -779,6 +765,7 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
     floatX* t = take<floatX>(&a, DECODE_ROWS * pitch_of(lora_most_width(&c->lora)));
     floatX* logits = take<floatX>(&a, pitch_of(V));
     float* rstd = m->decode_rstd;
+    gathered_begin(m->gathered, &m->exchange);
     const Ends ends = end_weights(m, true);
 
     CUDA_CHECK(cudaMemcpyAsync(m->decode_ids, tokens, rows * sizeof(int32_t), cudaMemcpyHostToDevice, m->queue.stream));
@@ -788,7 +775,7 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
         const LoraBlock adapters = lora_block(c, &m->trained, l);
         floatX* cache = m->kv_cache + (size_t)l * m->layout.cache_len * KV2;  // (cache_len, KV2)
         rmsnorm(q, norm, rstd, h, w.input_norm, rows, C, c->rms_eps);
-        linear(q, "qkv", qkv, norm, w.qkv, NULL, rows, C, QKV);
+        linear(q, "qkv", qkv, norm, w.qkv.data, NULL, rows, C, QKV);
         lora(q, qkv, t, norm, m->weights.trained, &adapters.at[LORA_QKV], rows);
         rope(q, qkv, NULL, m->decode_rope, pos, shape);
         CUDA_CHECK(cudaMemcpy2DAsync(cache + (size_t)pos * KV2, KV2 * sizeof(floatX), qkv + Q, pitch_of(QKV) * sizeof(floatX),
@@ -796,17 +783,18 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
         for (int i = 0; i < rows; i++) {
             attention_decode_cuda(att + i * pitch_of(Q), qkv + i * pitch_of(QKV), cache, pos + i + 1, shape, m->queue.stream);
         }
-        linear(q, "o", h, att, w.o, h, rows, Q, C);
+        linear(q, "o", h, att, w.o.data, h, rows, Q, C);
         lora(q, h, t, att, m->weights.trained, &adapters.at[LORA_O], rows);
         rmsnorm(q, norm, rstd, h, w.post_norm, rows, C, c->rms_eps);
-        linear(q, "gate up", gate_up, norm, w.gate_up, NULL, rows, C, 2 * F);
+        linear(q, "gate up", gate_up, norm, w.gate_up.data, NULL, rows, C, 2 * F);
         lora(q, gate_up, t, norm, m->weights.trained, &adapters.at[LORA_GATE_UP], rows);
         swiglu(q, act, gate_up, rows, F);
-        linear(q, "down", h, act, w.down, h, rows, F, C);
+        linear(q, "down", h, act, w.down.data, h, rows, F, C);
         lora(q, h, t, act, m->weights.trained, &adapters.at[LORA_DOWN], rows);
     }
     rmsnorm(q, norm, rstd, h + (rows - 1) * pitch_of(C), ends.final_norm, 1, C, c->rms_eps);
     linear(q, "head", logits, norm, ends.head, NULL, 1, C, V);
+    gathered_take_first(m->gathered, &m->exchange, logits, V * sizeof(floatX));
     copy_out(m->host_logits, logits, V * sizeof(floatX), m->queue.stream);
     for (int i = 0; i < V; i++) { m->float_logits[i] = to_float(m->host_logits[i]); }
     return m->float_logits;
@@ -826,21 +814,21 @@ static const float* llama_decode(void* model, const int32_t* tokens, int count, 
 // ---------------------------------------------------------------------------------------------------------------------
 // training step
 
+/* Tells whether the ranks meet in every micro-step, not only in the last one of a step. */
+static bool meets_always(const Llama* m) { return m->grads.in_ring || m->team; }
+
 /* Runs one micro-batch, which lies in feed.x and feed.y: adds to the gradients and to the sum of losses. After the last of a
  * step, several ranks add up both. */
 static void micro_step(void* model, const StepPlan* plan, MicroKind kind) {
     Llama* m = (Llama*)model;
-    const bool first = kind & MICRO_FIRST, last = kind & MICRO_LAST;
+    const bool first = kind & MICRO_FIRST, last = kind & MICRO_LAST, add = !first && !m->grads.in_ring;
     llama_forward(m);
-    llama_loss(m, (float)plan->hyper.loss_weight, first);
-    const int sources = plan->data.num_sources;
-    loss_sum_cuda(m->steps.state, m->losses, m->feed.y, m->steps.num_losses, m->queue.stream);
-    if (sources > 0) {
-        source_losses_cuda(m->steps.state, m->losses, m->feed.y, m->feed.sources, sources, m->feed.B, m->feed.T, first,
-                           m->queue.stream);
-    }
-    llama_backward(m, first, last);
-    if (last) { exchange_finish(&m->exchange, m->steps.state, m->grads32); }
+    llama_loss(m, (float)plan->hyper.loss_weight, add);
+    loss_sum_cuda(m->steps.state, m->losses, m->feed.y, m->feed.sources, plan->data.num_sources, m->feed.B, m->feed.T, first,
+                  m->queue.stream);
+    llama_backward(m, add, kind);
+    if (last) { exchange_finish(&m->exchange, m->steps.state, m->grads.apart); }
+    if (!last && meets_always(m)) { exchange_pause(&m->exchange); }
 }
 
 /* Queues forward and backward over the step's micro-batches, then the update with learning rate `lr`. Until the update, a step
@@ -849,11 +837,13 @@ static bool train_step(void* model, const StepPlan* plan, double lr, Error* e) {
     Llama* m = (Llama*)model;
     bool ok = true;
     steps_begin(&m->steps, lr);
+    if (m->layout.fp8) { CUDA_CHECK(cudaMemsetAsync(m->queue.counts, 0, sizeof m->steps.state->quantised, m->queue.stream)); }
     for (int k = 0; ok && k < plan->accumulate; k++) {
         const MicroKind kind = micro_kind(plan, k);
         const cudaGraphExec_t captured = m->steps.micro[kind];
         ok = !run_stop_requested() && feed_next(&m->feed, &plan->data, e);
-        if (!ok || kind & MICRO_LAST) { ok = together_ok(plan->team, ok, e); }  // or a rank would wait for what never comes
+        // or a rank would wait for what never comes
+        if (!ok || kind & MICRO_LAST || meets_always(m)) { ok = together_ok(plan->team, ok, e); }
         if (ok && captured) { CUDA_CHECK(cudaGraphLaunch(captured, m->queue.stream)); }
         if (ok && !captured) { micro_step(m, plan, kind); }
     }
@@ -865,27 +855,34 @@ static bool train_step(void* model, const StepPlan* plan, double lr, Error* e) {
 
 /* Waits for the oldest queued step and returns its result. */
 static StepResult step_result(void* model, const StepPlan* plan) { return steps_wait(&((Llama*)model)->steps, plan); }
+static double step_busy_ms(const void* model) { return ((const Llama*)model)->steps.busy_ms; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // the trainer's table (trainer.h)
 
 /* Returns the buffers that the job needs. With --grad-dtype auto, gradients with many additions per step add up in fp32, and
- * so do the adapters', which are small. */
+ * so do the adapters', which are small. Those of ZeRO 2 and 3 live for a micro-step: their sums are fp32 in any case. */
 static Layout layout_of(const Session* s, const Options* o) {
+    const RowShare share = row_share(s->rank, s->ranks, o->seq_parallel);
     Layout l;
     memset(&l, 0, sizeof l);
     l.train = job_trains(s->job);
     l.rank = s->rank;
     l.ranks = s->ranks;
     l.B = l.train || s->job == JOB_EVAL ? o->batch : 0;
-    l.T = o->seq;
+    l.zero = l.train && s->ranks > 1 ? (Zero)o->zero : ZERO_1;
+    l.parts = share.parts;
+    l.T = o->seq / share.parts;
     l.documents = session_documents(s);
     l.cache_len = session_context(s);
     l.level = (Recompute)o->recompute;
     l.master = sizeof(floatX) == 4 ? MASTER_NONE : o->master == MASTER_OPTION_SPLIT && CAN_SPLIT ? MASTER_SPLIT : MASTER_FP32;
     l.bf16_moments = o->moments == MOMENTS_BF16;
-    const int64_t micro = (int64_t)o->batch * o->seq, step = o->total_batch ? o->total_batch / s->ranks : micro;
-    const int64_t sums = step / micro, head_sums = sums * (int64_t)ceil_div((size_t)micro, CLASSIFIER_ROWS);
+    l.fp8 = o->fp8 && l.B > 0;
+    const int64_t micro = (int64_t)o->batch * o->seq, step = o->total_batch ? o->total_batch / share.groups : micro;
+    const bool ring = l.zero >= ZERO_2 && s->config.lora.rank == 0;
+    const size_t N = (size_t)o->batch * l.T, chunk = head_rows(&s->config, l.train, N, sizeof(floatX));
+    const int64_t sums = ring ? 1 : step / micro, head_sums = sums * (int64_t)ceil_div(N, chunk);
     const bool automatic = o->grad_dtype == GRAD_DTYPE_AUTO;
     l.fp32_grads = sizeof(floatX) == 4 || o->grad_dtype == GRAD_DTYPE_FP32 ||
                    (automatic && (sums > MOST_16BIT_SUMS || s->config.lora.rank > 0));
@@ -920,9 +917,12 @@ static uint64_t trainer_memory_used(const void* model) {
 static void* trainer_create(const Trainer* t, Session* s) {
     Llama* m = (Llama*)xmalloc(sizeof *m);
     Layout layout = layout_of(s, &s->options);
-    if (s->team && layout.train) { layout.group = exchange_join(s); }
+    if (s->team && layout.train) { layout.links = exchange_join(s); }
+    if (s->team && layout.train) { layout.sharers = sequence_join(s); }
     *m = llama_create(&s->config, &layout, device_of(t)->matmul, 0);
     m->device = device_of(t);
+    m->collect = {&m->weights, &m->exchange};
+    m->team = session_passes_together(s) ? s->team : NULL;
     return m;
 }
 
@@ -942,46 +942,46 @@ static StateSlot trainer_slot(void* model, SlotKind kind) {
     return weights_slot(&m->weights, kind);
 }
 
+/* Returns the slot of weights that several ranks read together; without a source if rank 0 has them all. */
+static StateSlot trainer_collect(void* model, SlotKind kind) {
+    Llama* m = (Llama*)model;
+    exchange_settle(&m->exchange);
+    return {slot_names[kind], SAFE_F32, collect_source(&m->collect, kind), NULL, &m->collect};
+}
+
 /* Adds the plans of the matrix products to a checkpoint. */
 static bool trainer_add_files(void* model, Checkpoint* k, Error* e) {
     return device_save_plans(((Llama*)model)->queue.matmul, k->tmp, e) && checkpoint_add(k, PLAN_NAME, e);
 }
 
-/* Makes a batch of zeros, for micro-steps whose results nobody reads. */
-static void clear_batch(const Llama* m) {
-    CUDA_CHECK(cudaMemsetAsync(m->feed.x, 0, m->steps.num_losses * sizeof(int32_t), m->queue.stream));
-    CUDA_CHECK(cudaMemsetAsync(m->feed.y, 0, m->steps.num_losses * sizeof(int32_t), m->queue.stream));
-    if (m->feed.starts) {
-        CUDA_CHECK(cudaMemsetAsync(m->feed.starts, 0, m->steps.num_losses * sizeof(int32_t), m->queue.stream));
-    }
-}
-
-/* --tune: times the candidates for each product, in the memory of the activations, which is free now. Writes the choice. */
-static void tune(Llama* m, const Options* o) {
+/* --tune: chooses the algorithms of the products inside of running steps, which all ranks run. Writes the choice. */
+static void tune(Llama* m, const StepPlan* plan, const Options* o) {
+    const TunedTrainer t = {m, micro_step, train_step, step_result, &m->steps, m->queue.matmul, o->graph};
     Error e = NO_ERROR;
-    const int tuned =
-        matmul_tune(m->queue.matmul, m->mapped[MEM_ACTIVATIONS], m->mapped_bytes[MEM_ACTIVATIONS], m->queue.stream);
-    printf("tuned   %d of %d matrix products\n", tuned, m->queue.matmul->num_plans);
-    upload_rope(m, m->rope, m->layout.T);  // table and tokens lay in that memory
-    clear_batch(m);
+    must(tune_products(&t, plan, &e), &e);
+    if (m->layout.rank > 0) { return; }
     must(o->plan ? matmul_save_plans(m->queue.matmul, o->plan, &e) : device_save_plans(m->queue.matmul, o->out, &e), &e);
 }
 
-/* Reads the plans of the matrix products. For training, also runs a micro-step of each kind, which makes missing plans, tunes
- * if asked, and captures the graphs. The first real step overwrites what this leaves in gradients and sums. */
+/* Reads the plans of the matrix products. For training, also runs a micro-step of each kind, which makes missing plans, takes
+ * over those of rank 0, tunes if asked, and captures the graphs. The first real step overwrites what this leaves in gradients
+ * and sums. */
 static void trainer_prepare(void* model, const StepPlan* plan, const Session* s) {
     Llama* m = (Llama*)model;
     const Options* o = &s->options;
     if (!o->tune) { device_load_plans(m->queue.matmul, s); }
+    fp8_refresh(&m->fp8, &m->queue, &m->table, m->weights.params, m->config.num_layers);
     if (!plan) { return; }
     MicroKind kinds[MICRO_KINDS];
     const int count = micro_kinds(plan, kinds);
     steps_restore(&m->steps, plan->run);
     feed_aim(&m->feed, &plan->data);
-    clear_batch(m);
+    feed_clear(&m->feed);
     for (int k = 0; k < count; k++) { micro_step(m, plan, kinds[k]); }
     CUDA_CHECK(cudaStreamSynchronize(m->queue.stream));
-    if (o->tune) { tune(m, o); }
+    device_check_plans(m->queue.matmul, s);
+    device_share_plans(m->queue.matmul, s->team);
+    if (o->tune) { tune(m, plan, o); }
     if (!o->graph || o->profile > 0) { return; }
     for (int k = 0; k < count; k++) { steps_capture(&m->steps, micro_step, m, plan, kinds[k]); }
 }
@@ -1000,7 +1000,7 @@ static void trainer_profile(void* model, const StepPlan* plan, int warm_up) {
     double ms = 0;
     Error e = NO_ERROR;
     for (int i = 0; i <= warm_up; i++) {
-        if (i == warm_up) { m->queue.profiler = (Profiler*)xcalloc(1, sizeof *m->queue.profiler); }
+        if (i == warm_up) { m->queue.profiler = m->exchange.profiler = profiler_new(m->queue.stream); }
         must(train_step(m, plan, 0.0, &e), &e);
         ms = step_result(m, plan).ms;
     }
@@ -1011,10 +1011,11 @@ static void trainer_profile(void* model, const StepPlan* plan, int warm_up) {
 /* Lists the activations of block l that a forward pass keeps. Returns their number. */
 static int block_tensors(const Llama* m, int l, NamedTensor list[6]) {
     const ModelConfig* c = &m->config;
-    const size_t N = m->steps.num_losses, C = c->hidden_size, Q = q_width(c), QKV = qkv_width(c), F = c->intermediate_size;
+    const size_t N = m->steps.num_losses, C = c->hidden_size, Q = q_width(c), F = c->intermediate_size;
+    const size_t parts = m->layout.parts, heads = qkv_width(c) / parts;  // of shared rows, q, k, v lie as attention wants them
     const BlockActivations* s = &m->blocks[l];
     const NamedTensor all[6] = {{"the residual stream before attention", l, s->h, false, N, C, pitch_of(C)},
-                                {"q, k, v", l, s->qkv, false, N, QKV, pitch_of(QKV)},
+                                {"q, k, v", l, s->qkv, false, N * parts, heads, pitch_of(heads)},
                                 {"attention's output", l, s->att, false, N, Q, pitch_of(Q)},
                                 {"the residual stream after attention", l, s->mid, false, N, C, pitch_of(C)},
                                 {"gate, up", l, s->gate_up, false, N, 2 * F, pitch_of(2 * F)},
@@ -1030,40 +1031,39 @@ static bool trainer_name_not_finite(void* model, char name[TENSOR_TEXT]) {
     const Llama* m = (Llama*)model;
     const ModelConfig* c = &m->config;
     const size_t N = m->steps.num_losses, C = c->hidden_size;
+    const cudaStream_t stream = m->queue.stream;
+    void* scratch = m->queue.scratch;
+    llama_forward(m);  // on all ranks, whatever they find
     for (int i = 0; i < m->table.count; i++) {
-        const Param* p = &m->table.items[i];
-        const NamedTensor w = {p->name, -1, m->weights.params + p->offset, false, p->rows, p->cols, p->cols};
-        if (debug_name(&w, 1, m->queue.scratch, m->queue.stream, name)) { return true; }
+        if (weights_not_finite(&m->weights, &m->table.items[i], scratch, name)) { return true; }
     }
-    for (int i = 0; c->lora.rank > 0 && i < m->trained.count; i++) {
-        const Param* p = &m->trained.items[i];
-        const NamedTensor w = {p->name, -1, m->weights.trained + p->offset, false, p->rows, p->cols, p->cols};
-        if (debug_name(&w, 1, m->queue.scratch, m->queue.stream, name)) { return true; }
-    }
-    llama_forward(m);
+    if (c->lora.rank > 0 && debug_name_params(&m->trained, m->weights.trained, scratch, stream, name)) { return true; }
     for (int l = 0; l < c->num_layers; l++) {
         NamedTensor list[6];
         const int count = block_tensors(m, l, list);
-        if (debug_name(list, count, m->queue.scratch, m->queue.stream, name)) { return true; }
+        if (debug_name(list, count, scratch, stream, name)) { return true; }
     }
     llama_loss(m, 0.0f, false);
     const NamedTensor last[] = {{"the residual stream behind the last layer", -1, m->h_final, false, N, C, pitch_of(C)},
                                 {"the losses", -1, m->losses, true, 1, N, N}};
-    if (debug_name(last, 2, m->queue.scratch, m->queue.stream, name)) { return true; }
+    if (debug_name(last, 2, m->queue.scratch, stream, name)) { return true; }
     for (int i = 0; i < m->trained.count; i++) {
         const Param* p = &m->trained.items[i];
+        if (m->grads.in_ring && param_specs[p->kind].matrix) {  // whose parts have been overwritten
+            if (sums_not_finite(&m->exchange, p, scratch, name)) { return true; }
+            continue;
+        }
         const Gradient grad = grad_at(m, p->kind, p->layer);
-        char text[96];
-        snprintf(text, sizeof text, "the gradient of %s", p->name);
-        const NamedTensor g = {text, -1, grad.data, grad.fp32, p->rows, p->cols, p->cols};
-        if (debug_name(&g, 1, m->queue.scratch, m->queue.stream, name)) { return true; }
+        const size_t size = param_size(p);
+        if (part_not_finite(p, "the gradient of ", grad.data, grad.fp32, 0, size, scratch, stream, name)) { return true; }
     }
     return false;
 }
 
 static bool queue_losses(void* model, const BatchSource* data, Error* e) {
     Llama* m = (Llama*)model;
-    if (run_stop_requested() || !feed_next(&m->feed, data, e)) { return false; }
+    const bool ok = !run_stop_requested() && feed_next(&m->feed, data, e);
+    if (!together_ok(m->team, ok, e)) { return false; }  // all pass the layers, or none
     llama_forward(m);
     llama_loss(m, 0.0f, false);
     steps_queue_losses(&m->steps);
@@ -1090,10 +1090,12 @@ static Trainer cuda_trainer(Device* d) {
     t.destroy = trainer_destroy;
     t.init = trainer_init;
     t.slot = trainer_slot;
+    t.collect = trainer_collect;
     t.add_files = trainer_add_files;
     t.prepare = trainer_prepare;
     t.step = train_step;
     t.result = step_result;
+    t.busy_ms = step_busy_ms;
     t.forget = trainer_forget;
     t.profile = trainer_profile;
     t.name_not_finite = trainer_name_not_finite;
@@ -1140,10 +1142,12 @@ int main(int argc, char** argv) {
         die_usage("--master split: a weight's upper half is its BF16 value; this is a build for %s, wanted PRECISION=BF16",
                   PRECISION_NAME);
     }
-    exchange_check(&s);
+    fp8_check(&s);
     Device d = device_open(&s.options, &ranks, job_trains(s.job));
+    fp8_check_device(&s, &d);
     run_machine(d.name, 1, s.machine, sizeof s.machine);
     if (!d.missing) { device_build(&d, s.build, sizeof s.build); }
+    s.head_rows = (int)head_rows(&s.config, job_trains(s.job), session_tokens(&s), sizeof(floatX));
     together_open(&s, &team, &ranks);
     const Trainer trainer = cuda_trainer(&d);
     run_job(&trainer, &s, train);

@@ -303,6 +303,49 @@ def attention(q, k, v, mask=None):
     return F.scaled_dot_product_attention(q, k, v, **seen)
 
 
+def quantised(x):
+    """Returns x with its rows rounded to e4m3 with a scale each, as llmc/quantise.h does: the values, not the 8 bits."""
+    largest = x.float().abs().amax(dim=-1, keepdim=True)
+    mantissa, exponent = torch.frexp(largest)  # in [0.5, 1): 448 = 0.875 * 2^9
+    scale = torch.ldexp(torch.ones_like(largest), (exponent - 9 + (mantissa > 0.875)).clamp(min=-126))
+    out = (x.float() / scale).to(torch.float8_e4m3fn).float() * scale
+    return torch.where(largest == 0, x.float(), torch.where(largest.isfinite(), out, math.nan)).to(x.dtype)
+
+
+class Fp8Product(torch.autograd.Function):
+    """x W^T as --fp8 of train_llama3cu computes it: the product and dx have factors in e4m3, the weight's gradient has not."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return F.linear(quantised(x), quantised(w))
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, w = ctx.saved_tensors
+        return F.linear(quantised(dy), quantised(w.T)), dy.flatten(0, -2).T @ x.flatten(0, -2)
+
+
+class Fp8Linear(nn.Linear):
+    def forward(self, x):
+        return Fp8Product.apply(x, self.weight)
+
+
+def use_fp8(model):
+    """Lets the linear layers of the blocks compute as with --fp8. Returns the model."""
+    for block in model.blocks:
+        for layer in (block.qkv, block.o, block.gate_up, block.down):
+            layer.__class__ = Fp8Linear
+    return model
+
+
+def fits_fp8(c, tokens):
+    """Tells whether --fp8 takes this model and micro-batches of so many tokens."""
+    heads = c.num_attention_heads + 2 * c.num_key_value_heads
+    widths = (c.hidden_size, c.num_attention_heads * c.head_dim, heads * c.head_dim, c.intermediate_size, tokens)
+    return all(n % 16 == 0 for n in widths)
+
+
 class Block(nn.Module):
     def __init__(self, c):
         super().__init__()
@@ -592,6 +635,7 @@ def random_tokens(c, B, T, seed):
 
 # the types of 16-bit builds with their loss scales; FP16's keeps small gradients out of the denormals
 TYPES_16BIT = (("bf16", torch.bfloat16, 1.0), ("fp16", torch.float16, 1024.0))
+FP8 = ("fp8", torch.bfloat16, 1.0)  # BF16 with --fp8
 RUNS_16BIT = 8
 GRADIENT_RUNS_16BIT = 16
 
@@ -612,18 +656,23 @@ def gradients(model, batch, loss_scale=1.0):
     return {name: g.float() / loss_scale for name, g in trained_tensors(model, lambda p: p.grad)}
 
 
-def gradient_errors_16bit(model, dtype, loss_scale, batch):
+def gradient_errors_16bit(model, dtype, loss_scale, batch, fp8=False):
     """Returns how far the gradients of PyTorch's own 16-bit runs are off fp32's from the same weights, as {name: (relative L2
     error, relative error of the norm)}, the largest of GRADIENT_RUNS_16BIT runs; under "all" those of all gradients as one.
+    With fp8, the blocks' products are those of use_fp8(), and under "logits" are the errors of the logits.
 
     One run is no yardstick: a norm's error is a sum of many roundings and scatters about zero, so that it is small in some run
     of any arithmetic. Each run starts from other perturbed() weights, which draws all roundings anew."""
     worst = {}
     for run in range(GRADIENT_RUNS_16BIT):
         exact = perturbed(model, dtype, run)
-        want, got = gradients(exact, batch), gradients(exact.to(dtype), batch, loss_scale)
-        for grads in (want, got):
+        low = copy.deepcopy(exact).to(dtype)
+        low = use_fp8(low) if fp8 else low
+        want, got = gradients(exact, batch), gradients(low, batch, loss_scale)
+        for m, grads in ((exact, want), (low, got)):
             grads["all"] = torch.cat([g.flatten() for g in grads.values()])
+            if fp8:
+                grads["logits"] = m.logits(batch[0], *batch[2:]).detach().float()
         for name, w in want.items():
             g, size = got[name], w.norm()
             errors = torch.stack(((g - w).norm() / size, (g.norm() / size - 1).abs()))
@@ -631,10 +680,11 @@ def gradient_errors_16bit(model, dtype, loss_scale, batch):
     return {name: errors.tolist() for name, errors in worst.items()}
 
 
-def adamw_steps(master, opt, dtype, loss_scale, batch, steps, clip):
-    """Takes `steps` AdamW steps of `opt` on fp32 weights; a copy of them in `dtype` computes, as in the trainers. batch: what
-    the model's forward takes. Returns (2, steps): losses, and gradient norms before clipping."""
+def adamw_steps(master, opt, dtype, loss_scale, batch, steps, clip, fp8=False):
+    """Takes `steps` AdamW steps of `opt` on fp32 weights; a copy of them in `dtype` computes, as in the trainers, with fp8 as
+    use_fp8(). batch: what the model's forward takes. Returns (2, steps): losses, and gradient norms before clipping."""
     rows, model = [], copy.deepcopy(master).to(dtype)
+    model = use_fp8(model) if fp8 else model
     for _ in range(steps):
         with torch.no_grad():
             for w, p in zip(master.parameters(), model.parameters()):
@@ -650,13 +700,13 @@ def adamw_steps(master, opt, dtype, loss_scale, batch, steps, clip):
     return torch.tensor(rows).T
 
 
-def errors_16bit(model, new_optimizer, dtype, loss_scale, batch, want, clip):
+def errors_16bit(model, new_optimizer, dtype, loss_scale, batch, want, clip, fp8=False):
     """Returns how far PyTorch's own 16-bit runs deviate from the fp32 run `want` (2, steps): the largest relative error up to
     each step over RUNS_16BIT runs, each from weights that differ from the model's by at most one rounding to 16 bits."""
     worst = torch.zeros(want.shape)
     for run in range(RUNS_16BIT):
         master = perturbed(model, dtype, run)
-        got = adamw_steps(master, new_optimizer(master), dtype, loss_scale, batch, want.shape[1], clip)
+        got = adamw_steps(master, new_optimizer(master), dtype, loss_scale, batch, want.shape[1], clip, fp8)
         worst = torch.maximum(worst, (got / want - 1).abs())
     return worst.cummax(dim=1).values
 
@@ -671,6 +721,7 @@ def write_state(model, path, B, T, steps, seed=1337, lr=1e-3, betas=(0.9, 0.95),
       bf16_error.<name>, fp16_error.<name>          the relative L2 error of a tensor's gradient: see gradient_errors_16bit()
       bf16_norm_error.<name>, ...                   the relative error of its norm; "all" as <name>: of all gradients as one
       bf16_error.losses, bf16_error.grad_norms, ... `steps` numbers each: see errors_16bit()
+      fp8_error.<name>, ... "logits" as <name> too  of BF16 with --fp8, if it takes such a model (fits_fp8)
     The 16-bit runs are computed on `device_16bit`, by default the model's device."""
     c = model.c
     device = model.final_norm.device
@@ -695,12 +746,13 @@ def write_state(model, path, B, T, steps, seed=1337, lr=1e-3, betas=(0.9, 0.95),
     out |= dict(losses=want[0], grad_norms=want[1])
     *batch, model = (t.to(device_16bit or device) for t in (*batch, copy.deepcopy(model)))
     model.set_context(T, batch[0].device)
-    for kind, dtype, loss_scale in TYPES_16BIT:
-        for name, errors in gradient_errors_16bit(model, dtype, loss_scale, batch).items():
+    for kind, dtype, loss_scale in TYPES_16BIT + ((FP8,) if fits_fp8(c, B * T) and not model.lora else ()):
+        fp8 = kind == "fp8"
+        for name, errors in gradient_errors_16bit(model, dtype, loss_scale, batch, fp8).items():
             for what, error in zip(("error", "norm_error"), errors):
                 if math.isfinite(error):  # as below
                     meta[f"{kind}_{what}.{name}"] = f"{error:.4g}"
-        errors = errors_16bit(model, new_optimizer, dtype, loss_scale, batch, want, clip)
+        errors = errors_16bit(model, new_optimizer, dtype, loss_scale, batch, want, clip, fp8)
         for name, row in zip(("losses", "grad_norms"), errors):
             if row.isfinite().all():  # skip an FP16 run that overflows: it is no yardstick
                 meta[f"{kind}_error.{name}"] = " ".join(f"{e:.4g}" for e in row.tolist())
@@ -730,6 +782,11 @@ PAIRS = {
                     head_dim=16, rms_norm_eps=1e-4, rope_theta=100.0, rope_type="llama3", factor=8.0,
                     original_max_position_embeddings=16),
         batch=3, seq=32, spelling="new", documents=[[5, 1, 14, 12], [32], [3, 4] * 4 + [1] * 4]),
+    "fp8": dict(
+        config=dict(vocab_size=97, hidden_size=48, intermediate_size=80, num_attention_heads=4, num_key_value_heads=2,
+                    head_dim=8, rms_norm_eps=1e-4, rope_theta=100.0, rope_type="llama3", factor=8.0,
+                    original_max_position_embeddings=16),
+        batch=2, seq=24, spelling="new"),
 }
 
 
@@ -740,8 +797,12 @@ LORA_PAIRS = {
 }
 
 
+PAIR_SEEDS = {"gqa2_untied_rope8": 1, "tied_gqa4_rope32": 2, "mha_odd": 3, "documents": 4, "lora_all": 4, "lora_some": 5,
+              "fp8": 6}
+
+
 def pair_seed(name):
-    return 4 + list(LORA_PAIRS).index(name) if name in LORA_PAIRS else 1 + list(PAIRS).index(name)
+    return PAIR_SEEDS[name]
 
 
 def pair_model(name):

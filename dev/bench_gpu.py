@@ -8,8 +8,8 @@
 
 PyTorch is train_llama3.py --compile: blocks compiled one by one, the fastest attention backend for the shape, the head in
 chunks, fused AdamW. It keeps every activation; if memory runs out, it recomputes some blocks, and the table says so. With
---tune, ours first times the candidates for its matrix products, as a user's run would with the same flag, and its turns use
-the fastest. Ours also runs lean, with its fewest bytes per parameter: 10, against 8 of PyTorch all in bf16.
+--tune, ours first chooses algorithms for its matrix products in a run of its own, as a user's run would with the same flag,
+and its turns use this plan. Ours also runs lean, with its fewest bytes per parameter: 10, against 8 of PyTorch all in bf16.
 
 All sides start from the same random weights, read the same random tokens, and run in turns A B B A of at least --seconds
 each. A turn is killed when it has enough steps, so that it writes no checkpoint. Step times come from each run's log.jsonl,
@@ -183,7 +183,8 @@ def tune(name, trainer, flags, work):
     """Runs --tune and returns the flags that make `trainer` use its plan."""
     plan = os.path.join(work, f"plan-{name}.json")
     screen, _ = run([trainer, *flags, "--tune", "--plan", plan, "--profile", "1", "--out", os.path.join(work, "tuned")])
-    print("  " + re.search(r"^tuned .*$", screen, re.M).group(0))
+    for line in re.findall(r"^tuned? .*$", screen, re.M):
+        print("  " + line)
     return ["--plan", plan]
 
 

@@ -8,7 +8,8 @@ power      watts of each kind of work alone (build/bench_levers_cu), and the con
 fp8        cuBLASLt's fp8 products at the blocks' shapes in every way to scale, beside bf16
 adamw      AdamW on a few multiprocessors beside products, against one after the other
 attention  stall reasons and tensor-core share of the attention kernels, by ncu where it is installed
-tune       training steps with --tune against those without, in turns A B B A of 10 s (dev/bench_gpu.py)
+tune       training steps with --tune against those without, in turns A B B A of 10 s (dev/bench_gpu.py), and what --tune chose:
+           --parts tune --seconds 450 gives it the time that it needs
 
 A program that does not run here is built first. Each part has a time limit, and so have all together; a part that fails or
 runs out of time leaves what it had printed. FOLDER ($OUT, else dev/results) gets GPU-levers.md, written again after each part,
@@ -32,7 +33,7 @@ import numpy as np
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PROGRAM, TRAINER = os.path.join(ROOT, "build", "bench_levers_cu"), os.path.join(ROOT, "train_llama3cu")
-LIMITS = dict(power=130, fp8=160, adamw=75, attention=75, tune=260)  # seconds
+LIMITS = dict(power=130, fp8=160, adamw=75, attention=75, tune=440)  # seconds; of tune, 170 choose the plans
 PEAKS = {"bf16": 989.4, "fp8": 1978.9, "GB/s": 4800}  # H200's data sheet: TFLOP/s, GB/s
 
 
@@ -253,13 +254,14 @@ def tune(limit, log, folder):
     path = os.path.join(folder, "levers-tune.md")
     lines, error = run([sys.executable, "-u", "dev/bench_gpu.py", "--shapes", "126M", "1B-2k", "--tune", "--ours-b", "",
                         "--seconds", "10", "--out", path], limit, log)
+    chosen = [line.strip() for line in lines if re.match(r"  tuned? ", line)]
     page = []
     if os.path.exists(path):
         with open(path, encoding="utf-8") as f:
             page = f.read().split("### ", 1)[-1:]
         os.remove(path)
-        page = ["`ours` is tuned, `ours b` is not.", "", "### " + page[0], ""]
-    return page, [line for line in lines if line.startswith(("### ", "| ours", "**Ratio"))], error
+        page = ["`ours` is tuned, `ours b` is not.", "", "```", *chosen, "```", "", "### " + page[0], ""]
+    return page, chosen + [line for line in lines if line.startswith(("### ", "| ours", "**Ratio"))], error
 
 
 PARTS = dict(power=("Watts by kind of work", power), fp8=("fp8 products", fp8), adamw=("AdamW beside products", adamw),

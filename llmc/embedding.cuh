@@ -67,7 +67,7 @@ static inline void embedding_forward_cuda(floatX* out, const floatX* table, cons
 //
 // The list is cut into tiles of whole rounds of SORT_KEYS keys, a block a tile, at most SORT_TILES tiles. That is few enough
 // for each block to add up the counts of all tiles itself, so no scan kernel is needed. The scatter of one digit also counts
-// the next one. A sort by d digits takes d + 1 launches.
+// the next one. A sort by d digits takes d + 1 launches; of a single tile one launch, whose block does all digits.
 
 enum {
     SORT_BITS = 9,  // two digits for a vocabulary of up to 2^18
@@ -80,11 +80,17 @@ enum {
     SORT_TILES = 128,
 };
 
+/* What the blocks of the sort share. */
+typedef struct {
+    int count[SORT_WARPS][SORT_DIGITS];  // each warp's counts; then where its next key goes
+    int sums[SORT_WARPS];
+} SortShared;
+
 /* Writes counts (digits, tiles, SORT_DIGITS): [0] is how often each value of the first digit occurs in each tile; the rest, and
  * *num_runs, become zero. The atomics are on integers, so the order of additions does not matter. */
-__global__ void __launch_bounds__(SORT_THREADS)
-    sort_count_kernel(int* counts, int* num_runs, const int32_t* tokens, int N, int tile_keys, int digits) {
-    __shared__ int histogram[SORT_DIGITS];
+__device__ __forceinline__ void sort_count(SortShared& shared, int* counts, int* num_runs, const int32_t* tokens, int N,
+                                           int tile_keys, int digits) {
+    int* histogram = shared.count[0];
     const int thread = threadIdx.x, tile = blockIdx.x, tiles = gridDim.x;
     histogram[thread] = 0;
     for (int digit = 1; digit < digits; digit++) { counts[(digit * tiles + tile) * SORT_DIGITS + thread] = 0; }
@@ -104,6 +110,12 @@ __global__ void __launch_bounds__(SORT_THREADS)
     counts[tile * SORT_DIGITS + thread] = histogram[thread];
 }
 
+__global__ void __launch_bounds__(SORT_THREADS)
+    sort_count_kernel(int* counts, int* num_runs, const int32_t* tokens, int N, int tile_keys, int digits) {
+    __shared__ SortShared shared;
+    sort_count(shared, counts, num_runs, tokens, N, tile_keys, digits);
+}
+
 /* Loads pairs from `at` on, 32 apart; those at `end` and beyond are never used. If pairs is NULL, pair i is (tokens[i], i). */
 __device__ __forceinline__ void sort_load(int2 (&pair)[SORT_EACH], const int2* pairs, const int32_t* tokens, int at, int end) {
 #pragma unroll
@@ -117,11 +129,10 @@ __device__ __forceinline__ void sort_load(int2 (&pair)[SORT_EACH], const int2* p
 /* Puts each pair where the counts of this digit say, and counts the next digit in the tiles of the new order (next_counts, NULL
  * for the last digit). In each round a warp has 32 * SORT_EACH consecutive keys. Lanes with equal digits find each other and
  * keep the order of lanes: the sort is stable. */
-__global__ void __launch_bounds__(SORT_THREADS)
-    sort_scatter_kernel(int2* out, int* next_counts, const int2* pairs, const int32_t* tokens, const int* counts, int N,
-                        int tile_keys, int shift) {
-    __shared__ int histogram[SORT_WARPS][SORT_DIGITS];  // each warp's counts; then where its next key goes
-    __shared__ int sums[SORT_WARPS];
+__device__ __forceinline__ void sort_scatter(SortShared& shared, int2* out, int* next_counts, const int2* pairs,
+                                             const int32_t* tokens, const int* counts, int N, int tile_keys, int shift) {
+    int(*histogram)[SORT_DIGITS] = shared.count;
+    int* sums = shared.sums;
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, tile = blockIdx.x, tiles = gridDim.x;
     const int first = tile * tile_keys, end = min(N, first + tile_keys);
     int at = first + warp * 32 * SORT_EACH + lane;
@@ -185,6 +196,26 @@ __global__ void __launch_bounds__(SORT_THREADS)
         }
         sort_load(pair, pairs, tokens, at + SORT_KEYS, end);
         __syncthreads();
+    }
+}
+
+__global__ void __launch_bounds__(SORT_THREADS)
+    sort_scatter_kernel(int2* out, int* next_counts, const int2* pairs, const int32_t* tokens, const int* counts, int N,
+                        int tile_keys, int shift) {
+    __shared__ SortShared shared;
+    sort_scatter(shared, out, next_counts, pairs, tokens, counts, N, tile_keys, shift);
+}
+
+/* Sorts a list of one tile by all digits. What a digit leaves in memory is read behind the barrier by the same block. */
+__global__ void __launch_bounds__(SORT_THREADS)
+    sort_tile_kernel(int2* even, int2* odd, int* counts, int* num_runs, const int32_t* tokens, int N, int digits) {
+    __shared__ SortShared shared;
+    sort_count(shared, counts, num_runs, tokens, N, SORT_KEYS, digits);
+    for (int digit = 0; digit < digits; digit++) {
+        __syncthreads();
+        int2 *out = digit % 2 ? odd : even, *pairs = digit == 0 ? NULL : digit % 2 ? even : odd;
+        int* next = digit + 1 < digits ? counts + (digit + 1) * SORT_DIGITS : NULL;
+        sort_scatter(shared, out, next, pairs, tokens, counts + digit * SORT_DIGITS, N, SORT_KEYS, digit * SORT_BITS);
     }
 }
 
@@ -396,6 +427,11 @@ static inline const int2* embedding_sort_cuda(const EmbeddingScratch* s, const i
     const int n = (int)N;
     int digits = 1;
     while (digits < SORT_MAX_DIGITS && (V - 1) >> (digits * SORT_BITS) > 0) { digits++; }
+    if (s->tiles == 1) {
+        sort_tile_kernel<<<1, SORT_THREADS, 0, stream>>>(s->pairs[0], s->pairs[1], s->counts, s->runs, tokens, n, digits);
+        CUDA_CHECK_LAUNCH("sort_tile_kernel");
+        return s->pairs[(digits - 1) % 2];
+    }
     sort_count_kernel<<<s->tiles, SORT_THREADS, 0, stream>>>(s->counts, s->runs, tokens, n, s->tile_keys, digits);
     CUDA_CHECK_LAUNCH("sort_count_kernel");
     const int2* pairs = NULL;

@@ -20,7 +20,7 @@
  * and pointers in the same way.
  *
  * The first call of a shape makes a plan (descriptors and algorithm), which is kept. Its algorithm comes from a plan file if
- * one names it, else it is the first that cuBLAS' heuristic returns for our fixed workspace; matmul_tune.cuh measures better
+ * one names it, else it is the first that cuBLAS' heuristic returns for our fixed workspace; matmul_tune.cuh finds better
  * ones. Sums that are split over k are joined in fp32 and in a fixed order, because the schemes that join them in the output's
  * type are excluded. So an algorithm fixes the order of every sum, and the same plans give the same bits.
  * With C added and a 16-bit output, some kernels of cuBLASLt 13 round the product before they add: out = round(round(x W^T)
@@ -30,8 +30,11 @@
  * OC % 8 outputs (OC % 4 in fp32, OC % 16 in fp8) are a small product of their own, and the rest is even: see matmul_even().
  * In dx, which sums over the outputs, the small product is rounded to the output's type before the rest is added.
  *
- * Limits: one context serves one stream at a time, because its products share the workspace. fp8 has its type and its scales
- * here, but no layer makes such operands yet.
+ * Factors in fp8 have scales, one for each or one for each of its rows (OUTER_VEC, compute capability 9.0), and cuBLASLt takes
+ * them only with the summed index innermost: ours as A B^T, that is matmul_forward_cuda(). gpu/fp8.cuh makes them.
+ *
+ * Limits: one context serves one stream at a time, because its products share the workspace and a plan's descriptor holds the
+ * scales of its last call.
  */
 #ifndef LLMC_MATMUL_CUH
 #define LLMC_MATMUL_CUH
@@ -77,17 +80,24 @@ static inline size_t matmul_type_bytes(int64_t type) {
     }
 }
 
-/* A factor: row-major, rows `ld` elements apart. 8-bit types have a scale, on the device (NULL: 1). */
+/* A factor: row-major, rows `ld` elements apart. 8-bit types have a scale, on the device (NULL: 1), or one for each row. */
 typedef struct {
     const void* data;
     cudaDataType_t type;
     const float* scale;
     size_t ld;
+    MatmulScaling scaling;
 } Operand;
 
 template <typename T>
 static inline Operand operand(const T* data, size_t ld) {
-    const Operand o = {data, data_type<T>(), NULL, ld};
+    const Operand o = {data, data_type<T>(), NULL, ld, NOT_SCALED};
+    return o;
+}
+
+/* Rows in e4m3 with a scale each. */
+static inline Operand operand_e4m3(const void* data, const float* scales, size_t ld, bool fast) {
+    const Operand o = {data, CUDA_R_8F_E4M3, scales, ld, fast ? SCALED_ROWS_FAST : SCALED_ROWS};
     return o;
 }
 
@@ -142,6 +152,12 @@ typedef struct {
     int num_plans;
     MatmulChoice* saved;  // choices of a plan file, MATMUL_MAX_PLANS
     int num_saved;
+    int num_unsaved;  // plans that it has no choice for, or none that runs
+    // --tune (matmul_tune.cuh): NULL, or begin() names the algorithm that computes this call of plans[plan], and end() hears
+    // whether it ran
+    void* trials;
+    const cublasLtMatmulAlgo_t* (*trial_begin)(void* trials, int plan, cudaStream_t stream);
+    void (*trial_end)(void* trials, bool ran, cudaStream_t stream);
 } MatmulContext;
 
 /* Returns the bytes of workspace that matmul_create() needs on the current device. */
@@ -225,7 +241,7 @@ static inline void matmul_layout(cublasLtMatrixLayout_t* layout, int64_t type, i
 }
 
 /* Gives a plan the algorithm that the plan file names for it. Returns false if there is none or cuBLASLt rejects it. */
-static inline bool matmul_use_saved(const MatmulContext* c, MatmulPlan* p) {
+static inline bool matmul_use_saved(MatmulContext* c, MatmulPlan* p) {
     for (int i = 0; i < c->num_saved; i++) {
         const MatmulChoice* saved = &c->saved[i];
         if (!matmul_key_equal(&saved->key, &p->key)) { continue; }
@@ -238,14 +254,42 @@ static inline bool matmul_use_saved(const MatmulContext* c, MatmulPlan* p) {
             p->heuristic_us = saved->heuristic_us;
             return true;
         }
-        warn("matrix product %lld x %lld x %lld: the plan file's algorithm does not run here; using cuBLAS' choice",
-             (long long)p->key.v[KEY_M], (long long)p->key.v[KEY_N], (long long)p->key.v[KEY_K]);
     }
+    c->num_unsaved += c->num_saved > 0;
     return false;
 }
 
-/* Finds or makes the plan of a key. */
-static inline MatmulPlan* matmul_plan(MatmulContext* c, const MatmulKey* key) {
+/* Returns whether cuBLASLt knows scales for each row, and from which version on. */
+#define MATMUL_ROW_SCALES_VERSION 120900
+static inline bool matmul_has_row_scales(void) {
+    return CUBLAS_VERSION >= MATMUL_ROW_SCALES_VERSION && cublasLtGetVersion() >= MATMUL_ROW_SCALES_VERSION;
+}
+
+/* Tells a plan's descriptor how the factors are scaled. */
+static inline void matmul_set_scaling(const MatmulPlan* p) {
+    const int64_t scaling = p->key.v[KEY_SCALED];
+    if (scaling < SCALED_ROWS) { return; }
+#if CUBLAS_VERSION >= MATMUL_ROW_SCALES_VERSION
+    const int32_t rows = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+    const int8_t fast = scaling == SCALED_ROWS_FAST;
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &rows, sizeof rows));
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &rows, sizeof rows));
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast));
+#else
+    die("matrix products: scales for each row need cuBLASLt 12.9; this is a build with %d", CUBLAS_VERSION);
+#endif
+}
+
+/* Sets the scales of our factors A and B on a plan's descriptor. The factors are exchanged, see the top. */
+static inline void matmul_set_scales(const MatmulPlan* p, const float* a, const float* b) {
+    if (p->key.v[KEY_SCALED] == NOT_SCALED) { return; }
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &b, sizeof b));
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &a, sizeof a));
+}
+
+/* Finds or makes the plan of a key. a_scale, b_scale: of a product with scales, which the heuristic may ask for */
+static inline MatmulPlan* matmul_plan(MatmulContext* c, const MatmulKey* key, const float* a_scale = NULL,
+                                      const float* b_scale = NULL) {
     for (int i = 0; i < c->num_plans; i++) {
         if (matmul_key_equal(&c->plans[i].key, key)) { return &c->plans[i]; }
     }
@@ -264,6 +308,8 @@ static inline MatmulPlan* matmul_plan(MatmulContext* c, const MatmulKey* key) {
     matmul_layout(&p->b, v[KEY_TYPE_A], v[KEY_TRANS_A] ? K : M, v[KEY_TRANS_A] ? M : K, v[KEY_LD_A]);
     matmul_layout(&p->c, v[KEY_TYPE_D], M, N, v[KEY_LD_C]);
     matmul_layout(&p->d, v[KEY_TYPE_D], M, N, v[KEY_LD_D]);
+    matmul_set_scaling(p);
+    matmul_set_scales(p, a_scale, b_scale);
 
     if (matmul_use_saved(c, p)) { return p; }
     cublasLtMatmulHeuristicResult_t result;
@@ -294,21 +340,26 @@ static inline void matmul_product(MatmulContext* ctx, Output d, Factor a, Factor
     v[KEY_LD_C] = (int64_t)d.ld;
     v[KEY_LD_D] = (int64_t)d.ld;
     v[KEY_ADD] = c != NULL;
-    v[KEY_SCALED] = a.o.scale != NULL || b.o.scale != NULL;
+    const bool scaled = a.o.scale != NULL || b.o.scale != NULL;
+    assert(a.o.scaling == b.o.scaling);
+    v[KEY_SCALED] = a.o.scaling != NOT_SCALED ? a.o.scaling : scaled ? SCALED_TENSORS : NOT_SCALED;
     v[KEY_ALIGN_A] = alignment_of(a.o.data);
     v[KEY_ALIGN_B] = alignment_of(b.o.data);
     v[KEY_ALIGN_C] = alignment_of(c ? c : d.data);
     v[KEY_ALIGN_D] = alignment_of(d.data);
-    MatmulPlan* p = matmul_plan(ctx, &key);
-    if (v[KEY_SCALED]) {  // the factors are exchanged, see the top
-        CUBLAS_CHECK(
-            cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &b.o.scale, sizeof b.o.scale));
-        CUBLAS_CHECK(
-            cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &a.o.scale, sizeof a.o.scale));
-    }
+    MatmulPlan* p = matmul_plan(ctx, &key, a.o.scale, b.o.scale);
+    matmul_set_scales(p, a.o.scale, b.o.scale);
     const float beta = c ? 1.0f : 0.0f;
-    CUBLAS_CHECK(cublasLtMatmul(ctx->handle, p->product, &scale, b.o.data, p->a, a.o.data, p->b, &beta, c ? c : d.data, p->c,
-                                d.data, p->d, &p->algo, ctx->workspace, ctx->workspace_bytes, stream));
+    const auto launch = [&](const cublasLtMatmulAlgo_t* algo) {
+        return cublasLtMatmul(ctx->handle, p->product, &scale, b.o.data, p->a, a.o.data, p->b, &beta, c ? c : d.data, p->c,
+                              d.data, p->d, algo, ctx->workspace, ctx->workspace_bytes, stream);
+    };
+    if (ctx->trials) {
+        const bool ran = launch(ctx->trial_begin(ctx->trials, (int)(p - ctx->plans), stream)) == CUBLAS_STATUS_SUCCESS;
+        ctx->trial_end(ctx->trials, ran, stream);
+        if (ran) { return; }
+    }
+    CUBLAS_CHECK(launch(&p->algo));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

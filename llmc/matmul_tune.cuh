@@ -1,223 +1,213 @@
-/* matmul_tune.cuh -- measures the algorithms of the matrix products, and keeps the choices in a file.
+/* matmul_tune.cuh -- other algorithms for the matrix products: which there are, how --tune times them inside of a running step,
+ * and the file that keeps the choices.
  *
- * matmul_tune() times, for each plan, the algorithms that cuBLAS' heuristic returns, and each of them with other cluster
- * shapes, and keeps the fastest. A time is the median of rounds in random orders, in microseconds: TFLOP/s = 2e-6 M N K / us.
- * The data is random: on zeros the card clocks higher than it ever will in training. Candidates come from
- * cublasLtMatmulAlgoGetHeuristic and CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID (the cuBLAS manual, "cuBLASLt API").
- * files/matmul_plans.h describes the plan file; runs with one plan file are bitwise equal.
+ * Candidates of a product are the heuristic's algorithms (cublasLtMatmulAlgoGetHeuristic), the first one foremost, and variants
+ * of the best of them with other cluster shapes, another order of blocks (CTA swizzling), other tiles and other numbers of
+ * stages (the cuBLAS manual, "cuBLASLt API"). All of them pass cublasLtMatmulAlgoCheck, fit into our workspace and sum in a
+ * fixed order: what splits k joins the parts in fp32 behind it. So any choice gives the same bits from run to run.
  *
- * Limits: tuning synchronizes and overwrites its scratch, so it runs before training. Products with scales (fp8) keep the
- * heuristic's algorithm.
+ * matmul_trials.h decides. MatmulTuner stands between its numbers and cuBLASLt: while it listens, matmul_product() asks it for
+ * the algorithm of each call, and an event before and behind the call tell how long it took, at the clock and the power of the
+ * step that runs. gpu/tune.cuh runs the steps. files/matmul_plans.h describes the plan file; runs with one plan file are
+ * bitwise equal.
  */
 #ifndef LLMC_MATMUL_TUNE_CUH
 #define LLMC_MATMUL_TUNE_CUH
 
-#include "llmc/base/rand.h"
 #include "llmc/files/matmul_plans.h"  // defines: MatmulSetup, matmul_plans_write, matmul_plans_read
 #include "llmc/matmul.cuh"
+#include "llmc/matmul_trials.h"  // defines: Trials, TRIALS_CANDIDATES, trials_pick, trials_record, trials_open, trials_close
 
-enum {
-    MATMUL_CANDIDATES = 80,  // timed, at most
-    MATMUL_ROUNDS = 5,       // of timing
-};
+// ---------------------------------------------------------------------------------------------------------------------
+// candidates
 
-/* Sets x[i] to a standard normal that is a function of (seed, i): measuring needs the bit patterns of real data. */
-template <typename T>
-__global__ void random_fill_kernel(T* x, size_t n, uint64_t seed) {
-    const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
-    if (i >= n) { return; }
-    const Philox r = philox(seed, RAND_INIT, 0, i / 4);
-#pragma unroll
-    for (int k = 0; k < 4; k += 2) {
-        const float radius = sqrtf(-2.0f * __logf(((float)r.v[k] + 1.0f) * 2.3283064e-10f));
-        float s, c;
-        __sincosf(6.2831853f * ((float)r.v[k + 1] * 2.3283064e-10f), &s, &c);
-        if (i + k < n) { x[i + k] = from_float<T>(radius * c); }
-        if (i + k + 1 < n) { x[i + k + 1] = from_float<T>(radius * s); }
-    }
-}
-
-template <typename T>
-static void random_fill_cuda(T* x, size_t n, uint64_t seed, cudaStream_t stream) {
-    if (n == 0) { return; }
-    random_fill_kernel<<<(unsigned)ceil_div(n, 4 * 256), 256, 0, stream>>>(x, n, seed);
-    CUDA_CHECK_LAUNCH("random_fill_kernel");
-}
-
-/* Queues one product of a plan by `algo`. buffers: A, B, and D, which is also C */
-static inline cublasStatus_t matmul_launch(const MatmulContext* c, const MatmulPlan* p, const cublasLtMatmulAlgo_t* algo,
-                                           char* const buffers[3], cudaStream_t stream) {
-    const float one = 1.0f, beta = p->key.v[KEY_ADD] ? 1.0f : 0.0f;
-    return cublasLtMatmul(c->handle, p->product, &one, buffers[1], p->a, buffers[0], p->b, &beta, buffers[2], p->c, buffers[2],
-                          p->d, algo, c->workspace, c->workspace_bytes, stream);
-}
-
-/* Returns the microseconds of one product, averaged over `repeats`; negative if it does not run. */
-static inline float matmul_time(MatmulContext* c, const MatmulPlan* p, const cublasLtMatmulAlgo_t* algo, char* buffers[3],
-                                int repeats, cudaEvent_t start, cudaEvent_t end, cudaStream_t stream) {
-    CUDA_CHECK(cudaEventRecord(start, stream));
-    for (int i = 0; i < repeats; i++) {
-        if (matmul_launch(c, p, algo, buffers, stream) != CUBLAS_STATUS_SUCCESS) { return -1.0f; }
-    }
-    CUDA_CHECK(cudaEventRecord(end, stream));
-    CUDA_CHECK(cudaEventSynchronize(end));
-    float ms = 0;
-    CUDA_CHECK(cudaEventElapsedTime(&ms, start, end));
-    return ms * 1000.0f / (float)repeats;
-}
-
-/* Returns the bytes of scratch that tuning a plan needs, and in `bytes` those of A, B and D. */
-static inline size_t matmul_tune_bytes(const MatmulKey* key, size_t bytes[3]) {
-    const int64_t* v = key->v;
-    bytes[0] = (size_t)((v[KEY_TRANS_A] ? v[KEY_K] : v[KEY_M]) * v[KEY_LD_A]) * matmul_type_bytes(v[KEY_TYPE_A]);
-    bytes[1] = (size_t)((v[KEY_TRANS_B] ? v[KEY_N] : v[KEY_K]) * v[KEY_LD_B]) * matmul_type_bytes(v[KEY_TYPE_B]);
-    bytes[2] = (size_t)(v[KEY_M] * v[KEY_LD_D]) * matmul_type_bytes(v[KEY_TYPE_D]);
-    return round_up(bytes[0], 256) + round_up(bytes[1], 256) + round_up(bytes[2], 256);
-}
-
-/* Adds to a plan's `count` algorithms their variants with other cluster shapes, if they run. Returns the new count. */
-static inline int matmul_add_clusters(MatmulContext* c, const MatmulPlan* p, cublasLtMatmulHeuristicResult_t* results,
-                                      int count) {
-    static const uint16_t shapes[] = {CUBLASLT_CLUSTER_SHAPE_1x1x1, CUBLASLT_CLUSTER_SHAPE_2x1x1, CUBLASLT_CLUSTER_SHAPE_1x2x1,
-                                      CUBLASLT_CLUSTER_SHAPE_2x2x1, CUBLASLT_CLUSTER_SHAPE_4x1x1, CUBLASLT_CLUSTER_SHAPE_1x4x1,
-                                      CUBLASLT_CLUSTER_SHAPE_4x2x1, CUBLASLT_CLUSTER_SHAPE_2x4x1};
-    const int named = count;
-    for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++) {
-        for (int i = 0; i < named && count < MATMUL_CANDIDATES; i++) {
-            cublasLtMatmulHeuristicResult_t* r = &results[count];
-            cublasLtMatmulAlgo_t algo = results[i].algo;
-            uint16_t own = 0;
-            size_t written;
-            if (cublasLtMatmulAlgoConfigGetAttribute(&algo, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, &own, sizeof own,
-                                                     &written) != CUBLAS_STATUS_SUCCESS ||
-                own == CUBLASLT_CLUSTER_SHAPE_AUTO || own == shapes[k]) {
-                continue;  // algorithms for older cards have none
-            }
-            if (cublasLtMatmulAlgoConfigSetAttribute(&algo, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, &shapes[k],
-                                                     sizeof shapes[k]) == CUBLAS_STATUS_SUCCESS &&
-                cublasLtMatmulAlgoCheck(c->handle, p->product, p->a, p->b, p->c, p->d, &algo, r) == CUBLAS_STATUS_SUCCESS &&
-                r->workspaceSize <= c->workspace_bytes) {
-                r->algo = algo;
-                count++;
-            }
-        }
-    }
-    return count;
-}
-
-/* Times candidates in MATMUL_ROUNDS rounds, each in its own order, which depends on `seed`. us: each candidate's median (its
- * best would be that of a moment when the card was cool); negative for a candidate that does not run, or that at first took 1.3
- * times as long as the fastest and is out. Returns how many ran. */
-static inline int matmul_time_candidates(MatmulContext* c, const MatmulPlan* p, const cublasLtMatmulHeuristicResult_t* results,
-                                         int count, float* us, char* buffers[3], uint64_t seed, cudaStream_t stream) {
-    cudaEvent_t start, end;
-    CUDA_CHECK(cudaEventCreate(&start));
-    CUDA_CHECK(cudaEventCreate(&end));
-    float times[MATMUL_CANDIDATES][MATMUL_ROUNDS], fastest = INFINITY;
-    int order[MATMUL_CANDIDATES], ran = 0;
-    for (int i = 0; i < count; i++) {
-        order[i] = i;
-        us[i] = matmul_time(c, p, &results[i].algo, buffers, 1, start, end, stream);  // also loads its code
-        if (us[i] < 0) { continue; }
-        us[i] = matmul_time(c, p, &results[i].algo, buffers, 2, start, end, stream);
-        fastest = fminf(fastest, us[i]);
-        ran++;
-    }
-    for (int i = 0; i < count; i++) {
-        if (us[i] > 1.3f * fastest) { us[i] = -1.0f; }
-    }
-    for (int round = 0; round < MATMUL_ROUNDS; round++) {
-        for (int i = count - 1; i > 0; i--) {
-            const int j = (int)philox_below(seed, RAND_INIT, (uint32_t)round, (uint64_t)i, (uint64_t)i + 1);
-            const int other = order[i];
-            order[i] = order[j];
-            order[j] = other;
-        }
-        for (int i = 0; i < count; i++) {
-            const int k = order[i];
-            if (us[k] < 0) { continue; }
-            const int repeats = (int)size_max(1, size_min(50, (size_t)(2000.0f / (us[k] + 1.0f))));
-            times[k][round] = matmul_time(c, p, &results[k].algo, buffers, repeats, start, end, stream);
-        }
-    }
-    for (int i = 0; i < count; i++) {
-        if (us[i] < 0) { continue; }
-        qsort(times[i], MATMUL_ROUNDS, sizeof(float), compare_floats);
-        us[i] = times[i][MATMUL_ROUNDS / 2];
-    }
-    CUDA_CHECK(cudaEventDestroy(start));
-    CUDA_CHECK(cudaEventDestroy(end));
-    return ran;
-}
-
-/* Returns the index of the fastest of `count` times; -1 if none ran. */
-static inline int matmul_fastest(const float* us, int count) {
-    int best = -1;
-    for (int k = 0; k < count; k++) {
-        if (us[k] >= 0 && (best < 0 || us[k] < us[best])) { best = k; }
-    }
-    return best;
-}
-
-/* Fills `scratch` with random factors and C of a plan. */
-static inline void matmul_tune_fill(const MatmulPlan* p, char* buffers[3], void* scratch, cudaStream_t stream) {
-    size_t bytes[3];
-    char* at = (char*)scratch;
-    matmul_tune_bytes(&p->key, bytes);
-    for (int i = 0; i < 3; i++) {
-        const bool wide = matmul_type_bytes(p->key.v[i == 0 ? KEY_TYPE_A : i == 1 ? KEY_TYPE_B : KEY_TYPE_D]) == 4;
-        buffers[i] = at;
-        at += round_up(bytes[i], 256);
-        if (wide) {
-            random_fill_cuda((float*)buffers[i], bytes[i] / sizeof(float), (uint64_t)i, stream);
-        } else {
-            random_fill_cuda((floatX*)buffers[i], bytes[i] / sizeof(floatX), (uint64_t)i, stream);
-        }
-    }
-}
-
-/* Times of a second measurement: the heuristic's first algorithm, tuning's choice, the fastest. Negative: not measured. */
+/* The algorithms of a product, the heuristic's first choice first. */
 typedef struct {
-    float first_us, choice_us, best_us;
-} MatmulRetimed;
+    cublasLtMatmulAlgo_t algos[TRIALS_CANDIDATES];
+    int count;
+} MatmulAlgos;
 
-/* Times the candidates of one plan and keeps the fastest; keeps the heuristic's first if nothing is 1 % faster. scratch: device
- * memory, whose contents are lost. Returns how many candidates ran, 0 if it cannot tune the plan. retimed: NULL, or
- * filled from a second measurement in other orders. Synchronizes; for use before training. */
-static inline int matmul_tune_plan(MatmulContext* c, MatmulPlan* p, void* scratch, size_t scratch_bytes, MatmulRetimed* retimed,
-                                   cudaStream_t stream) {
-    size_t bytes[3];
-    if (matmul_tune_bytes(&p->key, bytes) > scratch_bytes || p->key.v[KEY_SCALED]) { return 0; }
-    char* buffers[3];
-    matmul_tune_fill(p, buffers, scratch, stream);
-    cublasLtMatmulHeuristicResult_t results[MATMUL_CANDIDATES];
-    float us[MATMUL_CANDIDATES];
-    const int named = matmul_candidates(c, p, results, MATMUL_CANDIDATES);
-    const int count = matmul_add_clusters(c, p, results, named);
-    const int ran = matmul_time_candidates(c, p, results, count, us, buffers, 0, stream);
-    int choice = matmul_fastest(us, count);
-    if (choice < 0) { return 0; }
-    if (us[0] >= 0 && us[choice] > 0.99f * us[0]) { choice = 0; }
-    p->algo = results[choice].algo;
-    p->us = us[choice];
-    p->heuristic_us = us[0] >= 0 ? us[0] : 0.0f;
-    if (retimed) {
-        matmul_time_candidates(c, p, results, count, us, buffers, 1, stream);
-        const int best = matmul_fastest(us, count);
-        const MatmulRetimed r = {us[0], us[choice], best < 0 ? -1.0f : us[best]};
-        *retimed = r;
-    }
-    return ran;
+/* How many candidates there may be behind each step of matmul_algos(), so that no knob takes all places. */
+enum { ALGOS_NAMED = 12, ALGOS_CLUSTERS = 24, ALGOS_SWIZZLES = 28, ALGOS_TILES = 40, ALGOS_STAGES = TRIALS_CANDIDATES };
+
+/* Tells whether an algorithm that splits k joins the parts in fp32, behind the product. */
+static inline bool matmul_sums_in_order(const cublasLtMatmulAlgo_t* algo) {
+    int32_t splits = 1;
+    uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_NONE;
+    size_t written;
+    cublasLtMatmulAlgoConfigGetAttribute(algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &splits, sizeof splits, &written);
+    cublasLtMatmulAlgoConfigGetAttribute(algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme, sizeof scheme, &written);
+    return splits == 0 || splits == 1 || scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 }
 
-/* Tunes every plan made so far (run one micro-step first) in `scratch`, device memory whose contents are lost. Returns how
- * many it tuned; plans whose matrices are larger than the scratch keep their algorithm. */
-static inline int matmul_tune(MatmulContext* c, void* scratch, size_t scratch_bytes, cudaStream_t stream) {
-    int tuned = 0;
-    for (int i = 0; i < c->num_plans; i++) {
-        if (matmul_tune_plan(c, &c->plans[i], scratch, scratch_bytes, NULL, stream) > 0) { tuned++; }
+/* Adds an algorithm to a list of less than `most` if it runs, sums in a fixed order, and is not there yet. */
+static inline void matmul_add_algo(const MatmulContext* c, const MatmulPlan* p, MatmulAlgos* list, int most,
+                                   const cublasLtMatmulAlgo_t* algo) {
+    cublasLtMatmulHeuristicResult_t result;
+    bool is_new = list->count < most && matmul_sums_in_order(algo);
+    for (int i = 0; is_new && i < list->count; i++) { is_new = memcmp(&list->algos[i], algo, sizeof *algo) != 0; }
+    if (is_new &&
+        cublasLtMatmulAlgoCheck(c->handle, p->product, p->a, p->b, p->c, p->d, algo, &result) == CUBLAS_STATUS_SUCCESS &&
+        result.workspaceSize <= c->workspace_bytes) {
+        list->algos[list->count++] = *algo;
     }
-    return tuned;
+}
+
+/* Adds variants of the first `varied` algorithms of a list with each of the values of one attribute. */
+template <typename T, int COUNT>
+static void matmul_vary(const MatmulContext* c, const MatmulPlan* p, MatmulAlgos* list, int most, int varied,
+                        cublasLtMatmulAlgoConfigAttributes_t attribute, const T (&values)[COUNT]) {
+    for (const T value : values) {
+        for (int i = 0; i < varied; i++) {
+            cublasLtMatmulAlgo_t algo = list->algos[i];
+            T own = 0;
+            size_t written;
+            const cublasStatus_t has = cublasLtMatmulAlgoConfigGetAttribute(&algo, attribute, &own, sizeof own, &written);
+            if (has != CUBLAS_STATUS_SUCCESS || own == value) { continue; }  // algorithms for older cards lack some
+            if (attribute == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID && own == CUBLASLT_CLUSTER_SHAPE_AUTO) { continue; }
+            if (cublasLtMatmulAlgoConfigSetAttribute(&algo, attribute, &value, sizeof value) == CUBLAS_STATUS_SUCCESS) {
+                matmul_add_algo(c, p, list, most, &algo);
+            }
+        }
+    }
+}
+
+/* Lists the candidates of a plan. The first is the heuristic's first choice. */
+static inline MatmulAlgos matmul_algos(MatmulContext* c, const MatmulPlan* p) {
+    static const uint16_t clusters[] = {
+        CUBLASLT_CLUSTER_SHAPE_2x1x1, CUBLASLT_CLUSTER_SHAPE_1x2x1, CUBLASLT_CLUSTER_SHAPE_1x1x1, CUBLASLT_CLUSTER_SHAPE_2x2x1,
+        CUBLASLT_CLUSTER_SHAPE_4x1x1, CUBLASLT_CLUSTER_SHAPE_1x4x1, CUBLASLT_CLUSTER_SHAPE_4x2x1, CUBLASLT_CLUSTER_SHAPE_2x4x1};
+    static const uint32_t swizzles[] = {1, 0};
+    static const uint32_t tiles[] = {CUBLASLT_MATMUL_TILE_128x256, CUBLASLT_MATMUL_TILE_256x128, CUBLASLT_MATMUL_TILE_128x128,
+                                     CUBLASLT_MATMUL_TILE_128x192, CUBLASLT_MATMUL_TILE_192x128, CUBLASLT_MATMUL_TILE_64x256,
+                                     CUBLASLT_MATMUL_TILE_256x64,  CUBLASLT_MATMUL_TILE_64x128,  CUBLASLT_MATMUL_TILE_128x64};
+    static const uint32_t stages[] = {CUBLASLT_MATMUL_STAGES_64x4,  CUBLASLT_MATMUL_STAGES_64x3,  CUBLASLT_MATMUL_STAGES_64x5,
+                                      CUBLASLT_MATMUL_STAGES_64x6,  CUBLASLT_MATMUL_STAGES_128x3, CUBLASLT_MATMUL_STAGES_128x2,
+                                      CUBLASLT_MATMUL_STAGES_128x4, CUBLASLT_MATMUL_STAGES_32x4};
+    cublasLtMatmulHeuristicResult_t named[TRIALS_CANDIDATES];
+    MatmulAlgos list;
+    list.algos[0] = p->algo;
+    list.count = 1;
+    const int found = matmul_candidates(c, p, named, TRIALS_CANDIDATES);
+    for (int i = 0; i < found; i++) { matmul_add_algo(c, p, &list, ALGOS_NAMED, &named[i].algo); }
+    const int named_count = list.count;
+    matmul_vary(c, p, &list, ALGOS_CLUSTERS, named_count < 3 ? named_count : 3, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID,
+                clusters);
+    matmul_vary(c, p, &list, ALGOS_SWIZZLES, named_count < 4 ? named_count : 4, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, swizzles);
+    matmul_vary(c, p, &list, ALGOS_TILES, named_count < 2 ? named_count : 2, CUBLASLT_ALGO_CONFIG_TILE_ID, tiles);
+    matmul_vary(c, p, &list, ALGOS_STAGES, 1, CUBLASLT_ALGO_CONFIG_STAGES_ID, stages);
+    for (int i = 0; i < found; i++) { matmul_add_algo(c, p, &list, ALGOS_STAGES, &named[i].algo); }
+    return list;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// times inside of a step
+
+enum { TUNER_CALLS = 4096 };  // of a step that are timed, at most; the others take their plan's algorithm
+
+/* A call of a step that runs. */
+typedef struct {
+    int product, candidate;
+    bool ran;
+    cudaEvent_t begin, end;
+} TimedCall;
+
+typedef struct {
+    MatmulContext* matmul;
+    Trials trials;       // product i is plan i of the context
+    MatmulAlgos* algos;  // of each product
+    TimedCall* calls;    // TUNER_CALLS
+    float* us;           // (TUNER_CALLS) their times; below 0: it did not run
+    int num_calls;       // of this step
+    bool timed;          // the call that runs is the last of them
+} MatmulTuner;
+
+/* Counts the candidates for the trials. */
+static inline void matmul_tuner_count(MatmulTuner* t) {
+    for (int i = 0; i < t->trials.num_products; i++) { t->trials.products[i].count = t->algos[i].count; }
+}
+
+/* Lists the candidates of all plans made so far: run a micro-step of each kind first. */
+static inline MatmulTuner matmul_tuner_open(MatmulContext* c) {
+    MatmulTuner t;
+    memset(&t, 0, sizeof t);
+    t.matmul = c;
+    trials_open(&t.trials, c->num_plans);
+    t.algos = (MatmulAlgos*)xcalloc((size_t)t.trials.num_products + 1, sizeof *t.algos);
+    t.calls = (TimedCall*)xcalloc(TUNER_CALLS, sizeof *t.calls);
+    t.us = (float*)xcalloc(TUNER_CALLS, sizeof *t.us);
+    for (int i = 0; i < t.trials.num_products; i++) { t.algos[i] = matmul_algos(c, &c->plans[i]); }
+    matmul_tuner_count(&t);
+    for (int i = 0; i < TUNER_CALLS; i++) {
+        CUDA_CHECK(cudaEventCreate(&t.calls[i].begin));
+        CUDA_CHECK(cudaEventCreate(&t.calls[i].end));
+    }
+    return t;
+}
+
+static inline void matmul_tuner_close(MatmulTuner* t) {
+    for (int i = 0; i < TUNER_CALLS; i++) {
+        CUDA_CHECK(cudaEventDestroy(t->calls[i].begin));
+        CUDA_CHECK(cudaEventDestroy(t->calls[i].end));
+    }
+    free(t->calls);
+    free(t->us);
+    free(t->algos);
+    trials_close(&t->trials);
+}
+
+/* Gives every plan the algorithm that is chosen for it. */
+static inline void matmul_tuner_use(MatmulTuner* t, const bool* chosen) {
+    for (int i = 0; i < t->trials.num_products; i++) {
+        MatmulPlan* p = &t->matmul->plans[i];
+        const TrialProduct* product = &t->trials.products[i];
+        const int k = chosen[i] ? product->challenger : 0;
+        p->algo = t->algos[i].algos[k];
+        p->us = (float)product->us[k];
+        p->heuristic_us = (float)product->us[0];
+    }
+}
+
+static inline const cublasLtMatmulAlgo_t* matmul_tuner_begin(void* tuner, int plan, cudaStream_t stream) {
+    MatmulTuner* t = (MatmulTuner*)tuner;
+    t->timed = plan < t->trials.num_products && t->num_calls < TUNER_CALLS;
+    if (!t->timed) { return &t->matmul->plans[plan].algo; }
+    TimedCall* call = &t->calls[t->num_calls++];
+    call->product = plan;
+    call->candidate = trials_pick(&t->trials, plan);
+    CUDA_CHECK(cudaEventRecord(call->begin, stream));
+    return &t->algos[plan].algos[call->candidate];
+}
+
+static inline void matmul_tuner_end(void* tuner, bool ran, cudaStream_t stream) {
+    MatmulTuner* t = (MatmulTuner*)tuner;
+    if (!t->timed) { return; }
+    TimedCall* call = &t->calls[t->num_calls - 1];
+    call->ran = ran;
+    CUDA_CHECK(cudaEventRecord(call->end, stream));
+}
+
+/* Lets the tuner choose the algorithm of each call from now on, or no longer. */
+static inline void matmul_tuner_listen(MatmulTuner* t, bool on) {
+    t->matmul->trials = on ? t : NULL;
+    t->matmul->trial_begin = matmul_tuner_begin;
+    t->matmul->trial_end = matmul_tuner_end;
+    t->num_calls = 0;
+}
+
+/* Reads the times of a step, which the card has finished. */
+static inline void matmul_tuner_read(MatmulTuner* t) {
+    for (int i = 0; i < t->num_calls; i++) {
+        const TimedCall* call = &t->calls[i];
+        float ms = -1;
+        if (call->ran) { CUDA_CHECK(cudaEventElapsedTime(&ms, call->begin, call->end)); }
+        t->us[i] = 1000 * ms;
+    }
+}
+
+/* Takes these times into account. */
+static inline void matmul_tuner_record(MatmulTuner* t) {
+    for (int i = 0; i < t->num_calls; i++) { trials_record(&t->trials, t->calls[i].product, t->calls[i].candidate, t->us[i]); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -231,20 +221,20 @@ static inline void matmul_gpu_name(char name[256]) {
     snprintf(name, 256, "%s", properties.name);
 }
 
-/* Returns what choices depend on: GPU, cuBLASLt, workspace and compute type. */
+/* Returns what choices depend on: GPU, its multiprocessors, cuBLASLt, workspace and compute type. */
 static inline MatmulSetup matmul_setup(const MatmulContext* c) {
     MatmulSetup s;
     matmul_gpu_name(s.gpu);
+    s.sms = device_attribute(cudaDevAttrMultiProcessorCount);
     s.cublaslt = (int64_t)cublasLtGetVersion();
     s.workspace = (int64_t)c->workspace_bytes;
     s.compute = (int64_t)c->compute;
     return s;
 }
 
-/* Writes the choices of all plans. */
-static inline bool matmul_save_plans(const MatmulContext* c, const char* path, Error* e) {
-    const MatmulSetup setup = matmul_setup(c);
-    MatmulChoice* choices = (MatmulChoice*)xcalloc((size_t)c->num_plans, sizeof *choices);
+/* Lists the choices of all plans, for free(). */
+static inline MatmulChoice* matmul_choices(const MatmulContext* c) {
+    MatmulChoice* choices = (MatmulChoice*)xcalloc(MATMUL_MAX_PLANS, sizeof *choices);
     for (int i = 0; i < c->num_plans; i++) {
         const MatmulPlan* p = &c->plans[i];
         choices[i].key = p->key;
@@ -252,16 +242,34 @@ static inline bool matmul_save_plans(const MatmulContext* c, const char* path, E
         choices[i].us = p->us;
         choices[i].heuristic_us = p->heuristic_us;
     }
+    return choices;
+}
+
+/* Gives the plans made so far the algorithms of `count` choices, where one is for them. */
+static inline void matmul_adopt(MatmulContext* c, MatmulChoice* choices, int count) {
+    MatmulContext other = *c;
+    other.saved = choices;
+    other.num_saved = count;
+    for (int i = 0; i < c->num_plans; i++) {
+        const MatmulPlan before = c->plans[i];
+        if (!matmul_use_saved(&other, &c->plans[i])) { c->plans[i] = before; }
+    }
+}
+
+/* Writes the choices of all plans. */
+static inline bool matmul_save_plans(const MatmulContext* c, const char* path, Error* e) {
+    const MatmulSetup setup = matmul_setup(c);
+    MatmulChoice* choices = matmul_choices(c);
     const bool ok = matmul_plans_write(path, &setup, choices, c->num_plans, e);
     free(choices);
     return ok;
 }
 
-/* Reads choices for the plans that will be made from now on. A file from another GPU, cuBLASLt or setting is an error. The
- * caller may turn it into a warning: then the heuristic chooses. */
-static inline bool matmul_load_plans(MatmulContext* c, const char* path, Error* e) {
+/* Reads choices for the plans that will be made from now on. A file from another GPU, cuBLASLt or setting is an error, which
+ * *elsewhere tells. The caller may turn it into a warning: then the heuristic chooses. */
+static inline bool matmul_load_plans(MatmulContext* c, const char* path, bool* elsewhere, Error* e) {
     const MatmulSetup setup = matmul_setup(c);
-    return matmul_plans_read(path, &setup, c->saved, MATMUL_MAX_PLANS, &c->num_saved, e);
+    return matmul_plans_read(path, &setup, c->saved, MATMUL_MAX_PLANS, &c->num_saved, elsewhere, e);
 }
 
 #endif

@@ -51,10 +51,10 @@ __device__ __forceinline__ float row_sum(float x, float* shared) {
     return sum;
 }
 
-template <int W, int K>
-__global__ void __launch_bounds__(RMSNORM_THREADS)
-    rmsnorm_forward_kernel(floatX* out, float* rstd, const floatX* x, const floatX* weight, size_t N, int C, float eps,
-                           size_t pitch) {
+/* Does the rows of a block; calls each() with every vector that this thread has written. */
+template <int W, int K, typename Each>
+__device__ __forceinline__ void rmsnorm_forward_rows(floatX* out, float* rstd, const floatX* x, const floatX* weight, size_t N,
+                                                     int C, float eps, size_t pitch, const Each& each) {
     __shared__ float shared[RMSNORM_THREADS / 32];
     const size_t n = (size_t)blockIdx.x * blockDim.z + threadIdx.z;
     const bool active = n < N;  // the others only meet the barrier
@@ -89,8 +89,16 @@ __global__ void __launch_bounds__(RMSNORM_THREADS)
 #pragma unroll
             for (int i = 0; i < W; i++) { o.v[i] = from_float<floatX>(to_float(o.v[i]) * r * to_float(w.v[i])); }
             store_vec(out + n * pitch + c, o);
+            each(o);
         }
     }
+}
+
+template <int W, int K>
+__global__ void __launch_bounds__(RMSNORM_THREADS)
+    rmsnorm_forward_kernel(floatX* out, float* rstd, const floatX* x, const floatX* weight, size_t N, int C, float eps,
+                           size_t pitch) {
+    rmsnorm_forward_rows<W, K>(out, rstd, x, weight, N, C, eps, pitch, [](const Vec<floatX, W>&) {});
 }
 
 /* Writes partial (gridDim.x, C): the weight gradient of each block's rows. */

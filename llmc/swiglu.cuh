@@ -18,6 +18,37 @@ __device__ __forceinline__ float swiglu_sigmoid(float x) {
 #endif
 }
 
+template <int W>
+__device__ __forceinline__ Vec<floatX, W> swiglu_vector(const Vec<floatX, W>& gate, const Vec<floatX, W>& up) {
+    Vec<floatX, W> y;
+#pragma unroll
+    for (int k = 0; k < W; k++) {
+        const float g = to_float(gate.v[k]);
+        y.v[k] = from_float<floatX>(g * swiglu_sigmoid(g) * to_float(up.v[k]));
+    }
+    return y;
+}
+
+template <int W>
+struct SwigluGradient {
+    Vec<floatX, W> dgate, dup, y;  // y: the forward output again
+};
+
+template <int W>
+__device__ __forceinline__ SwigluGradient<W> swiglu_gradient(const Vec<floatX, W>& gate, const Vec<floatX, W>& up,
+                                                             const Vec<floatX, W>& d) {
+    SwigluGradient<W> r;
+#pragma unroll
+    for (int k = 0; k < W; k++) {
+        const float g = to_float(gate.v[k]), u = to_float(up.v[k]), dy = to_float(d.v[k]);
+        const float s = swiglu_sigmoid(g);
+        r.y.v[k] = from_float<floatX>(g * s * u);
+        r.dup.v[k] = from_float<floatX>(dy * g * s);
+        r.dgate.v[k] = from_float<floatX>(dy * u * s * (1.0f + g * (1.0f - s)));
+    }
+    return r;
+}
+
 enum { SWIGLU_ROWS = 2, SWIGLU_THREADS = 256 };  // rows of a thread: loads of both are in flight at once
 
 template <int W>
@@ -38,15 +69,7 @@ __global__ void __launch_bounds__(SWIGLU_THREADS)
 #pragma unroll
     for (int r = 0; r < SWIGLU_ROWS; r++) {
         const size_t n = first + r * blockDim.y;
-        if (n < N) {
-            Vec<floatX, W> y;
-#pragma unroll
-            for (int k = 0; k < W; k++) {
-                const float g = to_float(gate[r].v[k]);
-                y.v[k] = from_float<floatX>(g * swiglu_sigmoid(g) * to_float(up[r].v[k]));
-            }
-            store_vec(out + n * out_pitch + f, y);
-        }
+        if (n < N) { store_vec(out + n * out_pitch + f, swiglu_vector(gate[r], up[r])); }
     }
 }
 
@@ -72,19 +95,11 @@ __global__ void __launch_bounds__(SWIGLU_THREADS)
     for (int r = 0; r < SWIGLU_ROWS; r++) {
         const size_t n = first + r * blockDim.y;
         if (n < N) {
-            Vec<floatX, W> dgate, dup, y;
-#pragma unroll
-            for (int k = 0; k < W; k++) {
-                const float g = to_float(gate[r].v[k]), u = to_float(up[r].v[k]), dy = to_float(d[r].v[k]);
-                const float s = swiglu_sigmoid(g);
-                y.v[k] = from_float<floatX>(g * s * u);
-                dup.v[k] = from_float<floatX>(dy * g * s);
-                dgate.v[k] = from_float<floatX>(dy * u * s * (1.0f + g * (1.0f - s)));
-            }
+            const SwigluGradient<W> g = swiglu_gradient(gate[r], up[r], d[r]);
             floatX* drow = dgate_up + n * gate_up_pitch + f;
-            store_vec(drow, dgate);
-            store_vec(drow + F, dup);
-            if (out) { store_vec(out + n * out_pitch + f, y); }
+            store_vec(drow, g.dgate);
+            store_vec(drow + F, g.dup);
+            if (out) { store_vec(out + n * out_pitch + f, g.y); }
         }
     }
 }

@@ -5,9 +5,9 @@
  * Memory-bound kernels run on more than 1 GB of data, so that no cache helps, in turns with a device-to-device copy. The last
  * column is the share of that copy's bandwidth. Bytes are those the layer must move: each input once, each output once.
  * `variants` times the launch options from which a layer's launcher chose. Matrix products run at the shapes of Llama models on
- * normally distributed data. Each is tuned as --tune does it; then all candidates that ran (32 and more) are timed again, in
- * five rounds in other orders. Columns: TFLOP/s of the heuristic's first, of tuning's choice and of the fastest, and the
- * shares of the first two in the last.
+ * normally distributed data, each by all candidates of --tune, one after the other; then those that ran are timed again, in
+ * five rounds in other orders. Columns: TFLOP/s of the heuristic's first, of the fastest of the first time and of the second,
+ * and the shares of the first two in the last.
  */
 #include <functional>
 #include <string>
@@ -16,10 +16,10 @@
 #include "llmc/adamw.cuh"
 #include "llmc/crossentropy.cuh"
 #include "llmc/embedding.cuh"
-#include "llmc/matmul_tune.cuh"
 #include "llmc/rmsnorm.cuh"
 #include "llmc/rope.cuh"
 #include "llmc/swiglu.cuh"
+#include "matmul_timing.cuh"
 
 static const char* wanted = "";
 static char* arena;  // all device memory that this program uses
@@ -264,7 +264,11 @@ static void bench_memory() {
     t.stretches = d_stretches;
     t.num_stretches = STRETCHES;
     void* scratch = take<char>(norm_square_scratch_cuda());
-    measure("gradient norm", X * n, [&] { norm_square_cuda(state, scratch, t.grads, n, 0); });
+    measure("gradient norm", X * n, [&] {
+        NormSums sums = norm_sums(scratch);
+        norm_square_cuda(&sums, t.grads, n, 0);
+        norm_finish_cuda(state, sums.partial, sums.count[0], 0);
+    });
     const MasterKind masters[] = {sizeof(floatX) == 4 ? MASTER_NONE : MASTER_FP32, MASTER_SPLIT};
 #ifdef PRECISION_BF16
     const int num_masters = 2;
@@ -296,7 +300,7 @@ static void bench_matmul() {
     };
     MatmulContext* ctx = matmul_create(take<char>(matmul_workspace_bytes()), false);
     const size_t used = arena_used;
-    printf("%-28s %22s %10s %10s %10s %8s %8s %5s\n", "product", "M x N x K", "first", "tuned", "best", "first", "tuned",
+    printf("%-28s %22s %10s %10s %10s %8s %8s %5s\n", "product", "M x N x K", "first", "choice", "best", "first", "choice",
            "ran");
     for (auto& m : models) {
         const struct {
@@ -330,9 +334,9 @@ static void bench_matmul() {
                 MatmulPlan* p = &ctx->plans[before];
                 arena_used = used;
                 size_t bytes[3];
-                const size_t need = matmul_tune_bytes(&p->key, bytes);
+                const size_t need = matmul_timing_bytes(&p->key, bytes);
                 MatmulRetimed again;
-                const int ran = matmul_tune_plan(ctx, p, take<char>(need), need, &again, 0);
+                const int ran = matmul_choose_alone(ctx, p, take<char>(need), need, &again, 0);
                 const double tflop = 2e-6 * (double)l.N * l.C * l.OC;
                 char shape[64];
                 snprintf(shape, sizeof shape, "%lld x %lld x %lld", (long long)p->key.v[KEY_M], (long long)p->key.v[KEY_N],

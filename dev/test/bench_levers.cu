@@ -27,11 +27,11 @@
 #include "llmc/adamw.cuh"
 #include "llmc/attention.cuh"
 #include "llmc/config.h"
-#include "llmc/matmul_tune.cuh"
 #include "llmc/rmsnorm.cuh"
 #include "llmc/rope.cuh"
 #include "llmc/rope.h"
 #include "llmc/swiglu.cuh"
+#include "matmul_timing.cuh"
 
 #ifndef PRECISION_BF16
 #error "bench_levers compares with bf16: build with PRECISION=BF16"
@@ -287,7 +287,7 @@ static void measure_power(const char* name, double products, double attention, d
     fflush(stdout);
 }
 
-/* The 12 products of a block as cuBLASLt's first choice runs them, and tuned. */
+/* The 12 products of a block as cuBLASLt's first choice runs them, and the fastest alone. */
 static void power_products(const Model& m) {
     const ModelConfig c = config_of(m);
     const std::vector<Linear> linears = linears_of(c);
@@ -308,9 +308,10 @@ static void power_products(const Model& m) {
     const std::string name = m.name;
     measure_power((name + " products").c_str(), 6.0 * N * W, 0, bytes, launch);
     size_t need = 0, each[3];
-    for (int i = 0; i < ctx->num_plans; i++) { need = size_max(need, matmul_tune_bytes(&ctx->plans[i].key, each)); }
-    matmul_tune(ctx, take<char>(need), need, 0);
-    measure_power((name + " products, tuned").c_str(), 6.0 * N * W, 0, bytes, launch);
+    for (int i = 0; i < ctx->num_plans; i++) { need = size_max(need, matmul_timing_bytes(&ctx->plans[i].key, each)); }
+    char* scratch = take<char>(need);
+    for (int i = 0; i < ctx->num_plans; i++) { matmul_choose_alone(ctx, &ctx->plans[i], scratch, need, NULL, 0); }
+    measure_power((name + " products, fastest alone").c_str(), 6.0 * N * W, 0, bytes, launch);
     matmul_destroy(ctx);
 }
 
@@ -402,12 +403,14 @@ static MatmulKey product_key(cudaDataType_t type, FactorSide a, FactorSide b, si
 /* Finds the fastest of the heuristic's algorithms for a plan's descriptors. Returns how many ran; 0: none. */
 static int choose(MatmulContext* ctx, const MatmulPlan* p, char* buffers[3], cublasLtMatmulAlgo_t* algo) {
     cublasLtMatmulHeuristicResult_t results[CANDIDATES];
+    cublasLtMatmulAlgo_t algos[CANDIDATES];
     float us[CANDIDATES];
     const int count = matmul_candidates(ctx, p, results, CANDIDATES);
-    const int ran = matmul_time_candidates(ctx, p, results, count, us, buffers, 0, 0);
+    for (int i = 0; i < count; i++) { algos[i] = results[i].algo; }
+    const int ran = matmul_time_candidates(ctx, p, algos, count, us, buffers, 0, 0);
     const int best = matmul_fastest(us, count);
     if (best < 0) { return 0; }
-    *algo = results[best].algo;
+    *algo = algos[best];
     return ran;
 }
 

@@ -24,7 +24,7 @@
 
 #include "llmc/gpu/nccl.cuh"  // defines: Nccl, nccl_open, nccl_ok, nccl_wait
 #include "llmc/matmul.cuh"
-#include "llmc/matmul_tune.cuh"
+#include "matmul_timing.cuh"
 
 #if !LLMC_NCCL || NCCL_VERSION_CODE < 22800
 #error "bench_nccl needs nccl.h of NCCL 2.28 or newer: install libnccl-dev"

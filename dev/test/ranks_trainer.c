@@ -7,15 +7,38 @@
  * In the place of a GPU's network stands a file that the ranks map into memory, $RANKS_MEMORY: each rank writes its gradients
  * there, adds up the shards that it owns in rank order, updates them, and leaves the new weights for the others.
  * $RANKS_HANG: a rank and a step, such as 1:5, in which it stands still. $RANKS_SLOW: a rank that is slow.
+ *
+ * With RANKS_ZERO=3 the ranks behave as if each had its shards of the weights alone (--zero 3): a checkpoint gets each piece of
+ * a weight from its owners, and a rank that passes the layers where another one does something else ends the run.
+ *
+ * With --seq-parallel ranks share rows as those of train_llama3cu do: the trainer's functions see parts of rows, and its calls
+ * of RoPE and attention come here, where the same memory carries heads for parts of rows and back (dist/sequence.h).
  */
+#include "llmc/attention.h"
+#include "llmc/rope.h"
+static void shared_rope_forward(float* qkv, const int32_t* starts, const float* table, int first_pos, AttentionShape s);
+static void shared_rope_backward(float* dqkv, const int32_t* starts, const float* table, int first_pos, AttentionShape s);
+static void shared_attention_forward(float* out, float* lse, void* scratch, const float* qkv, const int32_t* starts,
+                                     AttentionShape s);
+static void shared_attention_backward(float* dqkv, void* scratch, float* dout, const float* out, const float* lse,
+                                      const float* qkv, const int32_t* starts, AttentionShape s);
+#define rope_forward shared_rope_forward
+#define rope_backward shared_rope_backward
+#define attention_forward shared_attention_forward
+#define attention_backward shared_attention_backward
 #define main train_llama3_main  // its loop is wanted, but another main
 #include "train_llama3.c"
 #undef main
+#undef rope_forward
+#undef rope_backward
+#undef attention_forward
+#undef attention_backward
 
-#include "llmc/dist/buckets.h"  // defines: Buckets, buckets_list, shard_of, ordered_sum
-#include "llmc/dist/launch.h"   // defines: launch_ranks
-#include "llmc/dist/ranks.h"    // defines: Ranks, RANKS_MAX, ranks_find
-#include "llmc/run/together.h"  // defines: together_begin, together_open, together_ok, together_add
+#include "llmc/dist/buckets.h"   // defines: Buckets, buckets_list, shard_of, ordered_sum
+#include "llmc/dist/launch.h"    // defines: launch_ranks
+#include "llmc/dist/ranks.h"     // defines: Ranks, RANKS_MAX, ranks_find
+#include "llmc/dist/sequence.h"  // defines: RowShare, heads_pack, heads_shape, heads_out, heads_width
+#include "llmc/run/together.h"   // defines: together_begin, together_open, together_ok, together_add
 
 #include <sys/mman.h>
 
@@ -24,12 +47,22 @@ typedef struct {
     float* grads;   // (ranks, elements)
     float* params;  // (elements) the weights after an update
     Buckets buckets;
+    RowShare share;
+    Team* team;
+    bool shares;   // rows, in what runs now: a step or a validation, but not a text
+    float* rooms;  // (ranks, room) what the ranks give one another around attention
+    size_t room;
+    float* pieces;  // (room) each of this rank alone
+    float* heads;
+    float* table;  // of RoPE, for whole rows
 } Exchange;
 static Exchange exchange;  // one model a process
 
 /* Maps the exchange of a model with `elements` trained elements. */
 static void exchange_open(const Session* s) {
-    const size_t elements = s->trained.elements, bytes = ((size_t)s->ranks + 1) * elements * sizeof(float);
+    const size_t elements = s->trained.elements, ranks = (size_t)s->ranks;
+    const size_t room = (size_t)s->options.batch * (size_t)s->options.seq * (size_t)qkv_width(&s->config);
+    const size_t bytes = ((ranks + 1) * elements + ranks * room) * sizeof(float);
     const char* path = getenv("RANKS_MEMORY");
     const int fd = path ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600) : -1;
     if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0) { die("RANKS_MEMORY: wanted a file that can be written"); }
@@ -37,14 +70,102 @@ static void exchange_open(const Session* s) {
     if (all == MAP_FAILED) { die("%s: cannot be mapped", path); }
     close(fd);
     exchange.grads = all;
-    exchange.params = all + (size_t)s->ranks * elements;
+    exchange.params = all + ranks * elements;
+    exchange.rooms = exchange.params + elements;
+    exchange.room = room;
+    exchange.share = session_share(s);
+    exchange.team = s->team;
+    exchange.pieces = (float*)xmalloc(room * sizeof(float));
+    exchange.heads = (float*)xmalloc(room * sizeof(float));
+    exchange.table = (float*)xmalloc((size_t)s->options.seq * (size_t)s->config.head_dim * sizeof(float));
+    rope_table(exchange.table, s->options.seq, &s->config);
     exchange.buckets = buckets_list(&s->trained);
 }
 
-static void barrier(const StepPlan* plan) {
+static void barrier(void) {
     Error e = NO_ERROR;
-    must(team_barrier(plan->team, &e), &e);
+    must(team_barrier(exchange.team, &e), &e);
 }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// attention of shared rows; s: of a part
+
+/* Block p of each row of `from` goes to member p, and what comes from there takes its place in `to`. */
+static void swap_blocks(float* to, const float* from, AttentionShape s) {
+    const size_t parts = (size_t)exchange.share.parts, part = (size_t)exchange.share.part, group = (size_t)exchange.share.group;
+    const size_t block = (size_t)s.T * heads_width(s) / parts, blocks = (size_t)s.B * parts;
+    memcpy(exchange.rooms + (group * parts + part) * exchange.room, from, blocks * block * sizeof(float));
+    barrier();
+    for (size_t i = 0; i < blocks; i++) {
+        const float* theirs = exchange.rooms + (group * parts + i % parts) * exchange.room;
+        memcpy(to + i * block, theirs + (i - i % parts + part) * block, block * sizeof(float));
+    }
+    barrier();
+}
+
+/* Both may be one buffer. */
+static void rows_to_heads(float* heads, float* rows, AttentionShape s) {
+    heads_pack(exchange.pieces, rows, s, exchange.share.parts, false);
+    swap_blocks(heads, exchange.pieces, s);
+}
+
+static void heads_to_rows(float* rows, const float* heads, AttentionShape s) {
+    swap_blocks(exchange.pieces, heads, s);
+    heads_pack(exchange.pieces, rows, s, exchange.share.parts, true);
+}
+
+static void shared_rope_forward(float* qkv, const int32_t* starts, const float* table, int first_pos, AttentionShape s) {
+    if (exchange.shares) { rows_to_heads(qkv, qkv, s); }
+    rope_forward(qkv, starts, exchange.shares ? exchange.table : table, first_pos,
+                 exchange.shares ? heads_shape(s, exchange.share.parts) : s);
+}
+
+static void shared_rope_backward(float* dqkv, const int32_t* starts, const float* table, int first_pos, AttentionShape s) {
+    rope_backward(dqkv, starts, exchange.shares ? exchange.table : table, first_pos,
+                  exchange.shares ? heads_shape(s, exchange.share.parts) : s);
+    if (exchange.shares) { heads_to_rows(dqkv, dqkv, s); }
+}
+
+static void shared_attention_forward(float* out, float* lse, void* scratch, const float* qkv, const int32_t* starts,
+                                     AttentionShape s) {
+    attention_forward(out, lse, scratch, qkv, starts, exchange.shares ? heads_shape(s, exchange.share.parts) : s);
+    if (exchange.shares) { heads_to_rows(out, out, heads_out(s)); }
+}
+
+static void shared_attention_backward(float* dqkv, void* scratch, float* dout, const float* out, const float* lse,
+                                      const float* qkv, const int32_t* starts, AttentionShape s) {
+    if (!exchange.shares) {
+        attention_backward(dqkv, scratch, dout, out, lse, qkv, starts, s);
+        return;
+    }
+    memcpy(exchange.heads, out, (size_t)s.B * (size_t)s.T * heads_width(heads_out(s)) * sizeof(float));
+    rows_to_heads(exchange.heads, exchange.heads, heads_out(s));
+    rows_to_heads(dout, dout, heads_out(s));
+    const AttentionShape heads = heads_shape(s, exchange.share.parts);
+    void* own = xmalloc(attention_backward_scratch(heads));
+    attention_backward(dqkv, own, dout, exchange.heads, lse, qkv, starts, heads);
+    free(own);
+}
+
+/* Makes a model for batches of parts of rows. */
+static void* ranks_create(const Trainer* t, Session* s) {
+    const int seq = s->options.seq;
+    s->options.seq = seq / session_share(s).parts;
+    void* model = trainer_create(t, s);
+    s->options.seq = seq;
+    return model;
+}
+
+/* queue_losses() of several ranks. */
+static bool ranks_queue_losses(void* model, const BatchSource* data, Error* e) {
+    exchange.shares = exchange.share.parts > 1;
+    const bool ok = queue_losses(model, data, e);
+    exchange.shares = false;
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the optimizer, sharded
 
 /* Adds up the gradients of this rank's shards over all ranks. Returns the sum of their squares. */
 static double sum_shards(Llama* m, const StepPlan* plan) {
@@ -52,12 +173,12 @@ static double sum_shards(Llama* m, const StepPlan* plan) {
     const size_t elements = m->trained.elements;
     double square = 0;
     memcpy(exchange.grads + (size_t)r->rank * elements, m->grads, elements * sizeof(float));
-    barrier(plan);
+    barrier();
     for (int b = 0; b < exchange.buckets.count; b++) {
         const ArenaRange shard = shard_of(&exchange.buckets.items[b], r->rank, r->ranks);
         const float* parts[RANKS_MAX];
         for (int i = 0; i < r->ranks; i++) { parts[i] = exchange.grads + (size_t)i * elements + shard.first; }
-        square += ordered_sum(m->grads + shard.first, parts, r->ranks, shard.count);
+        square += ordered_sum(m->grads + shard.first, parts, r->ranks, shard.count, false);
     }
     return square;
 }
@@ -78,7 +199,7 @@ static void update_shards(Llama* m, const StepPlan* plan, AdamW hyper) {
         }
         memcpy(exchange.params + shard.first, params + shard.first, shard.count * sizeof(float));
     }
-    barrier(plan);
+    barrier();
     memcpy(params, exchange.params, m->trained.elements * sizeof(float));
 }
 
@@ -113,7 +234,9 @@ static bool ranks_step(void* model, const StepPlan* plan, double lr, Error* e) {
     AdamW hyper;
     const double start = now_seconds();
     hang_if_asked(plan);
+    exchange.shares = exchange.share.parts > 1;
     const bool ok = step_gradients(m, plan, lr, e);
+    exchange.shares = false;
     be_slow_if_asked(plan, start);
     busy_ms = (now_seconds() - start) * 1e3;
     if (!together_ok(plan->team, ok, e)) { return false; }
@@ -126,6 +249,70 @@ static bool ranks_step(void* model, const StepPlan* plan, double lr, Error* e) {
     if (step_decide(m, plan, sqrt(sums[0]), &hyper)) { update_shards(m, plan, hyper); }
     r->ms = (now_seconds() - start) * 1e3;
     return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// what ranks of ZeRO 3 do together
+
+static Team* zero_team;  // NULL: they have all weights
+
+/* Ends the run if the ranks are not all at the same place, as collectives of another kind would never end. */
+static void meet(const char* place) {
+    char mine[32] = "", all[RANKS_MAX][sizeof mine];
+    Error e = NO_ERROR;
+    if (!zero_team) { return; }
+    snprintf(mine, sizeof mine, "%s", place);
+    must(team_gather(zero_team, mine, sizeof mine, all, &e), &e);
+    for (int r = 0; r < zero_team->run.ranks; r++) {
+        if (strcmp(all[r], mine) != 0) { die("passes apart: here %s, on rank %d %s", mine, r, all[r]); }
+    }
+}
+
+/* A TensorSource: every rank leaves what it owns of a piece for rank 0. */
+static bool zero_piece(void* model, const Param* p, size_t first, size_t n, float* dst, Error* e) {
+    const float* params = trained_params((Llama*)model) + p->offset + first;
+    const Ranks* r = &zero_team->run;
+    float* shared = exchange.grads;
+    size_t local = 0;
+    (void)e;
+    for (size_t i = 0; r->rank == 0 && i < n; i++) { shared[i] = NAN; }
+    meet(p->name);
+    for (size_t i = 0; i < n; i++) {
+        if (shard_owner(&exchange.buckets, p->offset + first + i, &local) == r->rank) { shared[i] = params[i]; }
+    }
+    meet("the piece is there");
+    if (r->rank == 0) { memcpy(dst, shared, n * sizeof *dst); }
+    return true;
+}
+
+static StateSlot zero_collect(void* model, SlotKind kind) {
+    const StateSlot slot = {slot_names[kind], SAFE_F32, zero_team ? zero_piece : NULL, NULL, model};
+    return slot;
+}
+
+static bool zero_queue_losses(void* model, const BatchSource* data, Error* e) {
+    meet("losses");
+    return cpu_trainer.queue_losses(model, data, e);
+}
+
+static const float* zero_next_logits(void* model, const int32_t* tokens, int count, int pos, Error* e) {
+    meet("logits");
+    return cpu_trainer.next_logits(model, tokens, count, pos, e);
+}
+
+static bool zero_name_not_finite(void* model, char name[TENSOR_TEXT]) {
+    meet("name");
+    return cpu_trainer.name_not_finite(model, name);
+}
+
+/* Makes the ranks those of --zero 3. */
+static void zero_open(Trainer* trainer, Session* s) {
+    zero_team = s->team;
+    s->options.zero = ZERO_3;
+    trainer->collect = zero_collect;
+    trainer->queue_losses = zero_queue_losses;
+    trainer->next_logits = zero_next_logits;
+    trainer->name_not_finite = zero_name_not_finite;
 }
 
 static const char* variable(const char* name) { return getenv(name); }
@@ -156,16 +343,21 @@ int main(int argc, char** argv) {
         must(!e.msg[0], &e);
         return status;
     }
-    together_begin(&team, &ranks, argc, argv, ON_CPU);
-    session_open(&s, argc, argv, ON_CPU, ranks.rank, ranks.ranks);
+    OptionScope scope = ON_CPU;  // --seq-parallel is a flag of the other trainer
+    for (int i = 1; i < argc; i++) { scope = strcmp(argv[i], "--seq-parallel") == 0 ? ON_GPU : scope; }
+    together_begin(&team, &ranks, argc, argv, scope);
+    session_open(&s, argc, argv, scope, ranks.rank, ranks.ranks);
     if (hang) { s.options.hang_timeout = atof(hang); }  // the CPU trainer has no such flag
     run_machine(NULL, machine_threads(s.options.threads), s.machine, sizeof s.machine);
     together_open(&s, &team, &ranks);
     Trainer trainer = cpu_trainer;
     if (s.team) {
+        trainer.create = ranks_create;
         trainer.step = ranks_step;
         trainer.busy_ms = ranks_busy_ms;
+        trainer.queue_losses = ranks_queue_losses;
         exchange_open(&s);
+        if (getenv("RANKS_ZERO")) { zero_open(&trainer, &s); }
     }
     run_job(&trainer, &s, train);
     together_close(&s, false);

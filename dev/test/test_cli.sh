@@ -14,6 +14,7 @@ check "help says nothing on stderr" test ! -s "$tmp/stderr"
 expect "the version is told" 0 "llama3.c" train --version
 expect "an unknown flag names its neighbour" 2 "did you mean --batch" train --batchs 3
 expect "a flag of the GPU is refused by name" 2 "train_llama3cu" train --tf32
+expect "--fp8 too" 2 "train_llama3cu" train --fp8
 expect "a value out of range is refused" 2 "--batch: is \"0\", wanted an integer" train --batch 0
 expect "two jobs at once are refused" 2 "--eval and --dry-run" train --eval --dry-run
 expect "a stray argument is refused" 2 "data.bin" train data.bin

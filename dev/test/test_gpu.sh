@@ -12,7 +12,7 @@
 . dev/test/lib.sh
 python=${PYTHON:-python3}
 # shellcheck disable=SC1090
-for part in lanes programs sanitizer trainer lora memory ranks; do . "dev/test/gpu/$part.sh"; done
+for part in lanes programs sanitizer trainer fp8 lora memory ranks; do . "dev/test/gpu/$part.sh"; done
 
 written="larger pairs are written by PyTorch" greedy="greedy text of a trained model is the CPU trainer's"
 
@@ -64,6 +64,8 @@ tests() {
     quick "$greedy" greedy_text_is_the_cpu_s
     quick "a captured graph changes no bit" graph_changes_no_bit
     quick "tuned plans travel with the checkpoint: the same bits" tuned_parts_are_the_whole
+    quick "the steps of --tune leave no trace, in a new run and in one that goes on" tuning_leaves_no_trace
+    quick "a plan of another card or shape is not used, with one warning" plans_from_elsewhere_are_not_used
     quick "--profile prints a table" profile_has_a_table bf16
     quick "SIGINT ends with a checkpoint and status 0" ends_well_at INT
     quick "killed with -9 and resumed: nothing is lost" killed_runs_go_on "$(in_all && echo 8 || echo 3)"
@@ -99,6 +101,16 @@ tests() {
     quick "adapters: 10 and 10, and blocks recomputed: the same bits, BF16" adapters_resume bf16 bf16
     full "adapters: 10 and 10, and blocks recomputed: the same bits, FP32 in 2 micro-batches" adapters_resume fp32 fp32 --total-batch 2000
     full "adapters train alike in FP32, BF16 and FP16" adapters_train_alike_in_16_bits
+    full "adapters: the steps of --tune leave no trace, blocks recomputed" adapters_tune
+
+    lane fp8
+    quick "--fp8 trains like BF16, and tells what it loses" fp8_trains_like_bf16
+    quick "--fp8: 10 and 10: the same bits" fp8_parts_are_the_whole fp8 --fp8
+    full "--fp8: 10 and 10, blocks recomputed, split master, bf16 moments: the same bits" fp8_parts_are_the_whole fp8_lean --fp8 --recompute block --master split --moments bf16
+    quick "--fp8: a captured graph changes no bit" fp8_graph_changes_no_bit
+    full "--fp8: tuned plans travel with the checkpoint" fp8_plans_travel
+    quick "--fp8 has rows in --profile" fp8_profile_has_rows
+    full "--fp8 is refused by name where it cannot be" fp8_is_refused
 
     lane ranks alone
     quick "2 GPUs are one, FP32" two_are_one plain
@@ -109,6 +121,29 @@ tests() {
     full "2 GPUs: 10 and 10, split master, bf16 moments, fp32 gradients: the same bits" two_split_and_lean
     quick "2 GPUs skip a step that is not finite on one of them" two_skip_together
     full "2 GPUs survive kills of one rank" two_survive_kills
+    quick "2 GPUs share rows as one has them, FP32" two_share_rows plain
+    full "2 GPUs share rows as one has them, FP32, blocks recomputed" two_share_rows block --recompute block
+    quick "2 GPUs share rows of documents as one has them, FP32" two_share_rows documents
+    full "2 GPUs share rows as one has them, FP32, adapters" two_share_rows adapters
+    quick "2 GPUs share rows: the same bits with and without graph, recomputed, stopped and resumed" two_share_rows_with_one_result
+    quick "2 GPUs share rows, near one, BF16" two_share_rows_in_16_bits
+    quick "2 GPUs share rows, and ZeRO 1, 2 or 3: the same bits, BF16" two_share_rows_and_blocks
+
+    for v in bf16 fp32; do quick "2 GPUs, ZeRO 1, 2 and 3: the same bits, $v" zeros_agree $v $v "1 2 3" --batch 4; done
+    quick "2 GPUs, ZeRO 1, 2 and 3, tied: the same bits, BF16" tied_zeros_agree bf16
+    full "2 GPUs, ZeRO 1, 2 and 3, FP16, blocks recomputed: the same bits" zeros_agree fp16 fp16 "1 2 3" --batch 4 --recompute block
+    quick "2 GPUs, ZeRO 2 and 3 in 4 micro-batches: the same bits" zeros_agree bf16 micro "2 3" --batch 2 --total-batch 4096
+    full "2 GPUs, ZeRO 2 and 3, split master, bf16 moments: the same bits" zeros_agree bf16 split "2 3" --batch 2 --total-batch 4096 --master split --moments bf16
+    quick "2 GPUs, ZeRO 2 in 4 micro-batches is near ZeRO 1" zeros_are_near
+    quick "2 GPUs, ZeRO 2 and 3: the same bits with and without graph, where what travels is slow" zeros_have_one_result
+    quick "2 GPUs stop and go on from ZeRO 3 as 1 and as 3 again: the same bits" zeros_go_on_as_another
+    quick "2 GPUs, ZeRO 3: samples and validation are those of ZeRO 1" zeros_speak_alike
+    quick "2 GPUs, ZeRO 1 and 3: exact weights are written whole" exact_weights_are_collected
+    quick "2 GPUs, ZeRO 1 and 3: exact adapters are written whole" adapters_are_collected
+    full "2 GPUs: both tune by what rank 0 measures" two_are_tuned
+    full "2 GPUs, ZeRO 3: steps that are not finite end the run" zeros_are_ruined_together
+    quick "2 GPUs as two hosts of two ranks are one, FP32" two_hosts_are_one
+    full "2 GPUs as two hosts of two ranks: ZeRO 1, 2 and 3: the same bits" two_hosts_have_one_result
 
     lane memory alone
     quick "15 GiB: refused with flags that run, BF16" hint_fits bf16
@@ -117,6 +152,7 @@ tests() {
     full "the memory table is true, one block recomputed" table_is_true bf16 --batch 16 --recompute block
     full "the memory table is true, split master, bf16 moments" table_is_true bf16 --batch 8 --master split --moments bf16
     full "the memory table is true, FP32" table_is_true fp32 --batch 8
+    quick "the memory table is true, --fp8" fp8_memory_is_true
     full "the memory table is true with samples and validation" table_is_true bf16 --batch 4 --sample-tokens 64 --sample-every 1 --val-every 1 --val-batches 2 --val "$tmp/wide.bin"
     full "adapters of 8B at T=4096 fit into 22 GiB" lora_fits 22G llama3.1-8b --batch 1 --seq 4096 --recompute block
     full "adapters of 1B at T=4096 fit into 7 GiB" lora_fits 7G llama3.2-1b --batch 1 --seq 4096 --recompute block

@@ -11,7 +11,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}  # threads of the CPU oracles
 case $mode in run | compile) ;; *) echo "usage: $0 [run|compile]" >&2 && exit 2 ;; esac
 
 # NAME | PRECISION | TEST and its arguments | FILE | SED
-pair=dev/test/pairs/gqa2_untied_rope8 tied=dev/test/pairs/tied_gqa4_rope32 documents=dev/test/pairs/documents lora=dev/test/pairs/lora_all
+pair=dev/test/pairs/gqa2_untied_rope8 tied=dev/test/pairs/tied_gqa4_rope32 documents=dev/test/pairs/documents lora=dev/test/pairs/lora_all fp8=dev/test/pairs/fp8
 faults() {
     cat <<END
 kv head h % NKV for h / group, plain | FP32 | test_attention_cu plain every_group | llmc/attention_plain.cuh | s/kv_head = h \/ (s.NH \/ s.NKV);/kv_head = h % s.NKV;/
@@ -33,18 +33,41 @@ a query sees the document before, wgmma | BF16 | test_attention_cu wgmma documen
 a query skips a tile of its own document, wgmma | BF16 | test_attention_cu wgmma documents_at | llmc/attention_sm90.cuh | s/first\.warpgroup \/ BN \* BN/(first.warpgroup + BN) \/ BN * BN/
 a key sees the next document's queries, wgmma | BF16 | test_attention_cu wgmma documents_at | llmc/attention_sm90.cuh | s/q0 + BM > end\.warp)/q0 > end.warp)/
 a tile's first document ends for all its keys, wgmma | BF16 | test_attention_cu wgmma documents_at | llmc/attention_sm90.cuh | s/(int)(i - row), T)/(int)(i - row) \/ 64 * 64, T)/
+keys of the next member, packed | BF16 | test_kernels_cu heads_are_packed | llmc/gpu/sequence.cuh | s/section == 0 ? g.q : g.kv) + (c - before)/section == 0 ? g.q : g.kv) + (c - before) + (section == 1 ? g.kv : 0)/
+pieces without their pitch | FP32 | test_kernels_cu heads_are_packed | llmc/gpu/sequence.cuh | s/pieces + block \* g\.piece_pitch/pieces + block * (g.q + 2 * g.kv)/
 width for pitch in rmsnorm | BF16 | test_kernels_cu rmsnorm_forward_agrees | llmc/rmsnorm.cuh | s/(x + n \* pitch + c)/(x + n * C + c)/
 eps left out of rmsnorm | FP32 | test_llama3cu $tied | llmc/rmsnorm.cuh | s/ \/ (float)C + eps)/ \/ (float)C)/
 RoPE turned forward in backward | FP32 | test_llama3cu $pair | llmc/rope.cuh | s/cos_sin, -1\.0f,/cos_sin, 1.0f,/
 beta 0 for 1: the second micro-step overwrites | BF16 | test_kernels_cu matmul_agrees | llmc/matmul.cuh | s/accumulate ? dw : NULL/NULL/
-beta 1 for 0: the first micro-step adds to what was there | FP32 | test_llama3cu $pair | train_llama3.cu | s/const bool add = !first;/const bool add = true;/
+what --tune chose is not used | BF16 | test_kernels_cu a_tuner_times | llmc/matmul_tune.cuh | s/const int k = chosen\[i\] ? product->challenger : 0;/const int k = 0;/
+--tune counts calls that it does not time | BF16 | test_kernels_cu a_tuner_times | llmc/matmul_tune.cuh | s/call->candidate = trials_pick(&t->trials, plan);/call->candidate = 0;/
+beta 1 for 0: the first micro-step adds to what was there | FP32 | test_llama3cu $pair | train_llama3.cu | s/add = !first \&\& !m->grads.in_ring/add = true/
 loss scale not divided out | BF16 | test_kernels_cu decisions_follow | llmc/gpu/step_state.cuh | s/h.grad_clip) \* factor \/ scale)/h.grad_clip) * factor)/
+the window of losses is not kept | BF16 | test_kernels_cu decisions_follow | llmc/gpu/step_state.cuh | s/copy_window(&s->loss_window, &loss_window);//
+the norm of the second array is left out | BF16 | test_kernels_cu norm_and_loss_sums_agree | llmc/gpu/step_state.cuh | s/i < NORM_LISTS; i++/i < 1; i++/
+the bias correction is that of the step before | BF16 | test_kernels_cu decisions_follow | llmc/gpu/step_state.cuh | s/pow(h\.beta1, (double)(s->updates + 1))/pow(h.beta1, (double)s->updates)/
+losses of another source's rows | BF16 | test_kernels_cu losses_add_up | llmc/gpu/step_state.cuh | s/if (sources\[b\] != s) { continue; }/if (sources[b] == s) { continue; }/
+a sort of one tile returns the list before the last digit | BF16 | test_kernels_cu embedding_sort | llmc/embedding.cuh | s/s->pairs\[(digits - 1) % 2\]/s->pairs[digits % 2]/
 weight decay on norms | FP32 | test_llama3cu $pair | llmc/adamw.cuh | s/stretch\.decays ? state->decay : 1\.0f/state->decay/
 a row without a target trains token 0 | BF16 | test_kernels_cu crossentropy_plans_agree | llmc/crossentropy.cuh | s/return target < 0 ? 0.0f : dloss \/ s.sum;/return dloss \/ s.sum;/
 a row without a target has a loss | FP32 | test_kernels_cu crossentropy_agrees | llmc/crossentropy.cuh | s/return target < 0 ? 0.0f : (float)/return (float)/
 a mean over all tokens for one over the trained targets | BF16 | test_kernels_cu a_step_is_divided | llmc/gpu/step_state.cuh | s/factor = trained_factor(&h, s->trained)/factor = 1/
 alpha / rank forgotten | BF16 | test_llama3cu $lora | llmc/lora.cuh | s/stream, l->scale)/stream)/
 only the first adapter of a product in dx | BF16 | test_llama3cu $lora | llmc/lora.cuh | s/{N, C, R},$/{N, C, r},/
+a micro-step's sum overwrites those before it | BF16 | test_kernels_cu ordered_sums_agree | llmc/gpu/exchange.cuh | s/if constexpr (ADD)/if constexpr (false)/
+a part of the ring is written while it travels | BF16 | zero_bits.sh | train_llama3.cu | s/if (m->grads.in_ring && taken)/if (false)/
+the head's gaps in the ring are not zeroed | BF16 | zero_bits.sh | llmc/gpu/gradients.cuh | s/if (g->in_ring && !c->tied) {/if (false) {/
+sums of a step begin with those of the step before | BF16 | zero_bits.sh | train_llama3.cu | s/add = ring && !(kind & MICRO_FIRST)/add = ring/
+a block is gathered into the slot of another | BF16 | zero_bits.sh | llmc/gpu/gathered.cuh | s/const int slot = l % GATHER_SLOTS;/const int slot = (l + (l == 5)) % GATHER_SLOTS;/
+blocks gathered before the update are used after it | BF16 | zero_bits.sh | llmc/gpu/gathered.cuh | s/^    gather_ring_reset(&g->ring);/    if (g->ring.last < 0) { gather_ring_reset(\&g->ring); }/
+a block is overwritten while it computes | BF16 | zero_bits.sh | llmc/gpu/gathered.cuh | s/if (count > 0) {/if (count == GATHER_SLOTS) {/
+scales of the two factors swapped | BF16 | test_kernels_cu products_of_quantised | llmc/matmul.cuh | s/A_SCALE_POINTER, &b, sizeof b/A_SCALE_POINTER, \&a, sizeof a/; s/B_SCALE_POINTER, &a, sizeof a/B_SCALE_POINTER, \&b, sizeof b/
+scales of the weights' outputs for those of their inputs in dx | BF16 | test_llama3cu $fp8 | llmc/gpu/fp8.cuh | s/w.columns.data, w.columns.scale/w.columns.data, w.rows.scale/
+8-bit weights are those before the update | BF16 | test_llama3cu $fp8 | train_llama3.cu | /^static void llama_update/,/^}/ s/^    fp8_refresh.*//
+the transpose is not transposed | BF16 | test_kernels_cu quantised_weights | llmc/quantise.cuh | s/tile\[part + k\]\[line\]/tile[line][part + k]/
+rows of activations lose their scales | BF16 | test_llama3cu $fp8 | llmc/quantise.cuh | s/q\.scale\[n\] = scale;/q.scale[n] = 1;/
+swiglu's 8-bit row is that of its gates alone | BF16 | test_kernels_cu swiglu_quantises | llmc/swiglu_quantised.cuh | s/largest_of(g\.dup, largest_of(g\.dgate, largest))/largest_of(g.dgate, largest)/
+a column's scale from its row | BF16 | test_kernels_cu quantised_weights | llmc/quantise.cuh | s/quantise_factor(column_scales\[c + k\])/factor/
 the split master's low half dropped | BF16 | test_kernels_cu adamw_agrees | llmc/adamw.cuh | s/master\.v\[k\] = split_low(p)/master.v[k] = 0/
 END
 }
@@ -69,14 +92,22 @@ copy_sources() {
 
 aim() { # aim TEST: sets $target and $arguments; TEST names a pair by its model folder
     target=build/${1%% *} arguments=${1#* }
-    case $1 in test_llama3cu*) target=test_llama3cu arguments="$arguments $arguments.state.safetensors" ;; esac
+    case $1 in
+        test_llama3cu*) target=test_llama3cu arguments="$arguments $arguments.state.safetensors" ;;
+        zero_bits.sh*) target=train_llama3cu arguments= ;;
+    esac
 }
 
 build() { # build PRECISION
     make -s -C "$here" NVCC="$NVCC" PRECISION="$1" ${GPU_ARCH:+GPU_ARCH="$GPU_ARCH"} "$target" >"$here/log" 2>&1
 }
 
-run_test() { (cd "$here" && timeout 120 "./$target" $arguments >log 2>&1); }
+run_test() {
+    case $target in
+        train_llama3cu) dev/test/gpu/zero_bits.sh "$here" >"$here/log" 2>&1 ;;
+        *) (cd "$here" && timeout 120 "./$target" $arguments >log 2>&1) ;;
+    esac
+}
 
 # unfit PRECISION TEST: prints what this GPU lacks for the test; fails if it lacks nothing
 unfit() {
@@ -84,6 +115,9 @@ unfit() {
     case "$1 $2 sm_$capability" in
         *wgmma*sm_90) return 1 ;;
         *wgmma*) echo "needs sm_90" ;;
+        *zero_bits*) [ "$(nvidia-smi -L | grep -c '^GPU')" -lt 2 ] && echo "needs 2 GPUs" ;;
+        *products_of_quantised*sm_90 | *pairs/fp8*sm_90) return 1 ;;
+        *products_of_quantised* | *pairs/fp8*) echo "needs compute capability 9.0" ;;
         BF16*sm_7?) echo "needs sm_80 or newer" ;;
         *) return 1 ;;
     esac

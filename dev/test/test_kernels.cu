@@ -9,18 +9,22 @@
  */
 #pragma nv_diag_suppress 1675  // matmul.h: pragmas for GCC
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <vector>
 
 #include "llmc/adamw.cuh"
 #include "llmc/crossentropy.cuh"
 #include "llmc/embedding.cuh"
+#include "llmc/gpu/exchange.cuh"
 #include "llmc/gpu/finite.cuh"
+#include "llmc/gpu/sequence.cuh"
 #include "llmc/lora.cuh"
 #include "llmc/matmul_tune.cuh"
-#include "llmc/rmsnorm.cuh"
+#include "llmc/quantise.cuh"
+#include "llmc/rmsnorm_quantised.cuh"
 #include "llmc/rope.cuh"
-#include "llmc/swiglu.cuh"
+#include "llmc/swiglu_quantised.cuh"
 
 #include "llmc/adamw.h"
 #include "llmc/crossentropy.h"
@@ -413,6 +417,143 @@ static void rope_turns_q_and_k_and_leaves_v() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// heads for parts of rows
+
+static void heads_are_packed_and_unpacked() {
+    // B, T of a part, NH, NKV (0: attention's output), HD, parts
+    const int shapes[][6] = {{1, 17, 4, 2, 64, 2},  {3, 33, 12, 4, 64, 2},   {3, 33, 12, 4, 64, 4}, {1, 50, 32, 8, 128, 8},
+                             {3, 9, 32, 8, 128, 4}, {1, 129, 32, 0, 128, 2}, {3, 20, 12, 0, 64, 4}, {2, 7, 4, 2, 12, 2},
+                             {2, 5, 2, 2, 10, 2},   {1, 3, 8, 8, 2, 8},      {1, 1, 2, 2, 256, 2},  {3, 4, 6, 3, 6, 1}};
+    for (auto& s : shapes) {
+        const AttentionShape shape = {s[0], s[1], s[2], s[3], s[4]};
+        const int parts = s[5];
+        const size_t N = (size_t)s[0] * s[1], width = heads_width(shape), own = width / parts;
+        const size_t pitch = row_pitch<floatX>(width), own_pitch = row_pitch<floatX>(own);
+        char what[96];
+        snprintf(what, sizeof what, "heads B=%d T=%d NH=%d NKV=%d HD=%d parts=%d", s[0], s[1], s[2], s[3], s[4], parts);
+        Floats rows = random_values<floatX>(N * width, 1), pieces(N * width);
+        heads_pack(pieces.data(), rows.data(), shape, parts, false);
+        compare(what,
+                twice(what,
+                      [&] {
+                          floatX *from = upload_rows<floatX>(rows, N, width, pitch),
+                                 *to = device_alloc<floatX>(N * parts * own_pitch);
+                          heads_pack_cuda(to, from, shape, parts, false, 0);
+                          return download_rows(to, N * parts, own, own_pitch);
+                      }),
+                pieces, 0, 0);
+        compare(what,
+                twice(what,
+                      [&] {
+                          floatX *from = upload_rows<floatX>(pieces, N * parts, own, own_pitch),
+                                 *to = device_alloc<floatX>(N * pitch);
+                          heads_pack_cuda(from, to, shape, parts, true, 0);
+                          return download_rows(to, N, width, pitch);
+                      }),
+                rows, 0, 0);
+        device_free_all();
+    }
+}
+
+/* What the members' all-to-all does, on one card: block q of member p of each row becomes block p of member q. */
+static void exchange_blocks(const std::vector<floatX*>& to, const std::vector<floatX*>& from, AttentionShape s) {
+    const size_t parts = to.size(), block = (size_t)s.T * row_pitch<floatX>(heads_width(s) / parts);
+    for (size_t i = 0; i < s.B * parts * parts; i++) {
+        const size_t b = i / parts / parts, p = i / parts % parts, q = i % parts;
+        CUDA_CHECK(cudaMemcpyAsync(to[q] + (b * parts + p) * block, from[p] + (b * parts + q) * block, block * sizeof(floatX),
+                                   cudaMemcpyDeviceToDevice, 0));
+    }
+}
+
+/* Returns each member's heads (B, T parts, heads / parts) of rows x (B, T parts, all heads). */
+static std::vector<floatX*> share_rows(const Floats& x, AttentionShape s, int parts) {
+    const size_t width = heads_width(s), part = (size_t)s.T * width, room = (size_t)s.B * s.T * heads_room(width, parts);
+    std::vector<floatX*> pieces, heads;
+    for (int p = 0; p < parts; p++) {
+        Floats rows;
+        for (int b = 0; b < s.B; b++) {
+            const size_t first = (size_t)(b * parts + p) * part;
+            rows.insert(rows.end(), x.begin() + first, x.begin() + first + part);
+        }
+        pieces.push_back(device_alloc<floatX>(room));
+        heads.push_back(device_alloc<floatX>(room));
+        floatX* on_device = upload_rows<floatX>(rows, (size_t)s.B * s.T, width, row_pitch<floatX>(width));
+        heads_pack_cuda(pieces[p], on_device, s, parts, false, 0);
+    }
+    exchange_blocks(heads, pieces, s);
+    return heads;
+}
+
+/* Returns the rows of the members' heads. */
+static Floats unshare_rows(const std::vector<floatX*>& heads, AttentionShape s) {
+    const int parts = (int)heads.size();
+    const size_t width = heads_width(s), part = (size_t)s.T * width, pitch = row_pitch<floatX>(width);
+    std::vector<floatX*> pieces;
+    for (int p = 0; p < parts; p++) { pieces.push_back(device_alloc<floatX>((size_t)s.B * s.T * heads_room(width, parts))); }
+    exchange_blocks(pieces, heads, s);
+    Floats x((size_t)s.B * parts * part);
+    for (int p = 0; p < parts; p++) {
+        floatX* on_device = device_alloc<floatX>((size_t)s.B * s.T * pitch);
+        heads_pack_cuda(pieces[p], on_device, s, parts, true, 0);
+        const Floats rows = download_rows(on_device, (size_t)s.B * s.T, width, pitch);
+        for (int b = 0; b < s.B; b++) {
+            std::copy_n(rows.begin() + b * part, part, x.begin() + (size_t)(b * parts + p) * part);
+        }
+    }
+    return x;
+}
+
+/* Runs RoPE and attention, forward and backward. */
+static void run_attention(floatX* qkv, floatX* out, floatX* dqkv, const floatX* dout, const int32_t* starts, const float* table,
+                          AttentionShape s) {
+    const size_t pitch = row_pitch<floatX>(heads_width(s)), out_pitch = row_pitch<floatX>((size_t)s.NH * s.HD);
+    float* lse = device_alloc<float>((size_t)s.B * s.NH * s.T);
+    char* scratch = device_alloc<char>(attention_backward_scratch_cuda(s));
+    rope_forward_cuda(qkv, starts, table, 0, s, pitch, 0);
+    attention_forward_cuda(out, lse, qkv, starts, s, pitch, out_pitch, 0);
+    attention_backward_cuda(dqkv, scratch, dout, out, lse, qkv, starts, table, s, pitch, out_pitch, 0);
+}
+
+static void attention_by_heads_is_that_over_whole_rows() {
+    // B, T of a part, NH, NKV, HD, parts, longest document (0: none)
+    const int shapes[][7] = {{1, 64, 4, 2, 64, 2, 0},   {2, 33, 12, 4, 64, 4, 0},   {3, 50, 4, 2, 64, 2, 40},
+                             {1, 300, 8, 2, 128, 2, 0}, {2, 20, 16, 8, 128, 8, 30}, {2, 9, 4, 2, 12, 2, 0},
+                             {3, 11, 2, 2, 10, 2, 7}};
+    for (auto& c : shapes) {
+        const int parts = c[5];
+        const AttentionShape s = {c[0], c[1], c[2], c[3], c[4]}, heads = heads_shape(s, parts);
+        const AttentionShape all = {s.B, s.T * parts, s.NH, s.NKV, s.HD};
+        const size_t N = (size_t)s.B * all.T, width = heads_width(s), Q = (size_t)s.NH * s.HD;
+        const size_t pitch = row_pitch<floatX>(width), out_pitch = row_pitch<floatX>(Q);
+        char what[96];
+        snprintf(what, sizeof what, "shared B=%d T=%d NH=%d NKV=%d HD=%d parts=%d", s.B, all.T, s.NH, s.NKV, s.HD, parts);
+        int32_t* starts = random_starts(s.B, all.T, c[6]);
+        const int32_t* d_starts = starts ? upload(std::vector<int32_t>(starts, starts + N)) : NULL;
+        ModelConfig config;
+        memset(&config, 0, sizeof config);
+        config.head_dim = s.HD;
+        config.rope_theta = 500000;
+        Floats table((size_t)all.T * s.HD);
+        rope_table(table.data(), all.T, &config);
+        const float* d_table = upload(table);
+        const Floats qkv = random_values<floatX>(N * width, 1), dout = random_values<floatX>(N * Q, 1);
+        std::vector<floatX*> qkvs = share_rows(qkv, s, parts), douts = share_rows(dout, heads_out(s), parts), outs, dqkvs;
+        for (int p = 0; p < parts; p++) {
+            outs.push_back(device_alloc<floatX>((size_t)s.B * s.T * heads_room(Q, parts)));
+            dqkvs.push_back(device_alloc<floatX>((size_t)s.B * s.T * heads_room(width, parts)));
+            run_attention(qkvs[p], outs[p], dqkvs[p], douts[p], d_starts, d_table, heads);
+        }
+        floatX *w_qkv = upload_rows<floatX>(qkv, N, width, pitch), *w_dout = upload_rows<floatX>(dout, N, Q, out_pitch);
+        floatX *w_out = device_alloc<floatX>(N * out_pitch), *w_dqkv = device_alloc<floatX>(N * pitch);
+        run_attention(w_qkv, w_out, w_dqkv, w_dout, d_starts, d_table, all);
+        compare(what, unshare_rows(outs, heads_out(s)), download_rows(w_out, N, Q, out_pitch), ulp, 1e-4f);
+        compare(what, unshare_rows(dqkvs, s), download_rows(w_dqkv, N, width, pitch), 2 * ulp, 1e-3f);
+        free(starts);
+        device_free_all();
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // swiglu
 
 static void swiglu_agrees_in_place_and_apart() {
@@ -667,14 +808,33 @@ static void norm_and_loss_sums_agree() {
         double found[2];
         for (int run = 0; run < 2; run++) {
             void* d_scratch = device_alloc<char>(norm_square_scratch_cuda());
+            NormSums sums = norm_sums(d_scratch);
+            const StepHyper h = test_hyper();
             step_begin_cuda(state, 7, 0.5, 0);
-            norm_square_cuda(state, d_scratch, d_g, n, 0);
-            norm_square_cuda(state, d_scratch, d_apart, 1024, 0);
-            loss_sum_cuda(state, d_apart, d_targets, 1000, 0);
-            loss_sum_cuda(state, d_apart, d_targets + 1000, 24, 0);
+            norm_square_cuda(&sums, d_g, n, 0);
+            norm_square_cuda(&sums, d_apart, 1024, 0);
+            loss_sum_cuda(state, d_apart, d_targets, NULL, 0, 10, 100, true, 0);
+            loss_sum_cuda(state, d_apart, d_targets + 1000, NULL, 0, 1, 24, false, 0);
+            step_decide_cuda(state, &sums, &h, 0);
             found[run] = read_state(state).norm_square;
         }
         CHECK(found[0] == found[1], "two runs differ: %.17g %.17g", found[0], found[1]);
+        // what several GPUs do: each list on its own, then a decision without any
+        NormSums sums = norm_sums(device_alloc<char>(norm_square_scratch_cuda()));
+        const NormSums none = norm_sums(sums.partial);
+        const StepHyper hyper = test_hyper();
+        step_begin_cuda(state, 8, 0.5, 0);
+        norm_square_cuda(&sums, d_g, n, 0);
+        norm_square_cuda(&sums, d_apart, 1024, 0);
+        for (int i = 0; i < sums.lists; i++) {
+            norm_finish_cuda(state, sums.partial + (size_t)i * NORM_BLOCKS, sums.count[i], 0);
+        }
+        CHECK(read_state(state).norm_square == found[0], "list by list it is %.17g, at once %.17g",
+              read_state(state).norm_square, found[0]);
+        loss_sum_cuda(state, d_apart, d_targets, NULL, 0, 10, 100, true, 0);
+        loss_sum_cuda(state, d_apart, d_targets + 1000, NULL, 0, 1, 24, false, 0);
+        step_decide_cuda(state, &none, &hyper, 0);
+        CHECK(read_state(state).norm_square == found[0], "a decision without lists changes the sum");
         CHECK(fabs(found[0] - want) <= 1e-6 * want, "sum of squares of %zu is %.9g, wanted %.9g", n, found[0], want);
         double sum = 0;
         for (int i = 0; i < 1000; i++) { sum += (double)apart[i]; }
@@ -683,6 +843,51 @@ static void norm_and_loss_sums_agree() {
         CHECK(fabs(read_state(state).loss_sum - sum) < 1e-9 * 1024, "loss sum %.12g, wanted %.12g", read_state(state).loss_sum,
               sum);
         device_free_all();
+    }
+}
+
+/* ordered_sum() of `parts` (ranks, n), which hold numbers of type Grad. */
+template <typename Grad>
+static double ordered_sum_oracle(Floats& out, const Floats& parts, int ranks, size_t n, bool add) {
+    std::vector<const float*> list(ranks);
+    for (int r = 0; r < ranks; r++) { list[r] = parts.data() + (size_t)r * n; }
+    return ordered_sum(out.data(), list.data(), ranks, n, add);
+}
+
+/* The sum in rank order has the oracle's bits, alone and added to that of the micro-steps before, and leaves its squares. */
+template <typename Grad>
+static void ordered_sums_agree_with(int ranks, size_t n) {
+    const bool fp32 = sizeof(Grad) == sizeof(float);
+    const Floats parts = random_values<Grad>((size_t)ranks * n, 0.01f), before = random_values<float>(n, 0.01f);
+    const Grad* d_parts = upload_rows<Grad>(parts, 1, (size_t)ranks * n, (size_t)ranks * n);
+    for (const bool add : {false, true}) {
+        Floats want = before, runs[2];
+        const double squares = ordered_sum_oracle<Grad>(want, parts, ranks, n, add);
+        double sums[2] = {0, 0};
+        for (int run = 0; run < 2; run++) {
+            float* out = add ? upload(before) : device_alloc<float>(n);
+            double* partials = device_alloc<double>(SUM_BLOCKS);
+            ordered_sum_cuda(out, partials, d_parts, fp32, ranks, n, add, 0);
+            runs[run] = download(out, n);
+            for (double partial : download(partials, SUM_BLOCKS)) { sums[run] += partial; }
+        }
+        CHECK(memcmp(runs[0].data(), want.data(), n * sizeof(float)) == 0, "%d ranks, %zu elements, add %d: other bits", ranks,
+              n, add);
+        CHECK(memcmp(runs[0].data(), runs[1].data(), n * sizeof(float)) == 0 && sums[0] == sums[1], "%d ranks: two runs differ",
+              ranks);
+        CHECK(fabs(sums[0] - squares) <= 1e-6 * squares, "%d ranks, %zu elements, add %d: squares %.9g, wanted %.9g", ranks, n,
+              add, sums[0], squares);
+    }
+    device_free_all();
+}
+
+static void ordered_sums_agree() {
+    // in vectors of 8: less than a block, a whole grid and one vector more, several rounds of the grid
+    for (size_t n : {(size_t)8, (size_t)1024, (size_t)SUM_BLOCKS * SUM_THREADS * 8 + 8, (size_t)3000000}) {
+        for (int ranks : {1, 2, 3, 8}) {
+            ordered_sums_agree_with<floatX>(ranks, n);
+            if (sizeof(floatX) != sizeof(float)) { ordered_sums_agree_with<float>(ranks, n); }
+        }
     }
 }
 
@@ -705,9 +910,16 @@ static void losses_add_up_by_source() {
     const float* d_losses = upload(losses);
     const int32_t *d_sources = upload(sources), *d_targets = upload(targets);
     for (int step = 0; step < 2; step++) {  // the second one overwrites the first
-        for (int k = 0; k < 2; k++) { source_losses_cuda(state, d_losses, d_targets, d_sources, S, B, T, k == 0, 0); }
+        step_begin_cuda(state, step, 0.5, 0);
+        for (int k = 0; k < 2; k++) { loss_sum_cuda(state, d_losses, d_targets, d_sources, S, B, T, k == 0, 0); }
     }
     const SourceLosses got = read_state(state).sources;
+    double sum = 0, tokens = 0;
+    for (int s = 0; s < S; s++) {
+        sum += want.sum[s];
+        tokens += want.tokens[s];
+    }
+    CHECK(read_state(state).trained == tokens, "%g targets, the sources have %g", read_state(state).trained, tokens);
     for (int s = 0; s < S; s++) {
         CHECK(fabs(got.sum[s] - want.sum[s]) < 1e-9 * B * T && got.tokens[s] == want.tokens[s],
               "source %d: %.12g of %g, wanted %.12g of %g", s, got.sum[s], got.tokens[s], want.sum[s], want.tokens[s]);
@@ -720,10 +932,11 @@ static StepState decide(StepState* state, const StepHyper& h, int64_t step, floa
                         const std::vector<int32_t>& targets = {7}) {
     Floats losses(targets.size(), 0.0f);
     losses[0] = loss;
+    NormSums sums = norm_sums(device_alloc<char>(norm_square_scratch_cuda()));
     step_begin_cuda(state, step, 0.01, 0);
-    loss_sum_cuda(state, upload(losses), upload(targets), targets.size(), 0);
-    norm_square_cuda(state, device_alloc<char>(norm_square_scratch_cuda()), grad, n, 0);
-    step_decide_cuda(state, &h, 0);
+    loss_sum_cuda(state, upload(losses), upload(targets), NULL, 0, 1, (int)targets.size(), true, 0);
+    norm_square_cuda(&sums, grad, n, 0);
+    step_decide_cuda(state, &sums, &h, 0);
     return read_state(state);
 }
 
@@ -746,6 +959,9 @@ static void decisions_follow_the_host() {
               (double)s.loss_z, z);
         updates += !skip;
         CHECK(s.updates == updates && s.step == step, "step %d counts %lld updates", step, (long long)s.updates);
+        const double step_size = 0.01 / (1 - pow(0.9, (double)updates)), correction = sqrt(1 - pow(0.95, (double)updates));
+        CHECK(fabs(s.step_size - step_size) < 1e-6 * step_size && fabs(s.sqrt_correction2 - correction) < 1e-6,
+              "step %d: step size %.9g, wanted %.9g", step, (double)s.step_size, step_size);
         CHECK(fabsf(s.norm - 4) < 1e-5f && fabsf(s.grad_scale - 0.25f / scale) < 1e-6f, "norm %g, scale %g", (double)s.norm,
               (double)s.grad_scale);
     }
@@ -1200,12 +1416,121 @@ static void element_sizes_are_those_of_the_types() {
     CHECK(matmul_type_bytes(CUDA_R_8F_E4M3) == 1 && matmul_type_bytes(CUDA_R_8F_E5M2) == 1, "fp8 is not one byte");
     CHECK(data_type<__half>() == CUDA_R_16F && data_type<__nv_fp8_e5m2>() == CUDA_R_8F_E5M2, "types and names do not match");
     const float base[64] = {0};
-    const Operand fp8 = {base, CUDA_R_8F_E4M3, NULL, 10}, fp16 = {base, CUDA_R_16F, NULL, 10}, fp32 = operand(base, 10);
+    const Operand fp8 = operand_e4m3(base, NULL, 10, false), fp16 = {base, CUDA_R_16F, NULL, 10, NOT_SCALED},
+                  fp32 = operand(base, 10);
     CHECK((const char*)operand_from(fp8, 2, 3).data - (const char*)base == 23, "fp8: row 2, column 3");
     CHECK((const char*)operand_from(fp16, 2, 3).data - (const char*)base == 46, "fp16: row 2, column 3");
     CHECK((const char*)operand_from(fp32, 2, 3).data - (const char*)base == 92, "fp32: row 2, column 3");
     // the even part of a width ends at a multiple of 16 bytes
     CHECK(matmul_even(207, fp8) == 192 && matmul_even(207, fp16) == 200 && matmul_even(207, fp32) == 204, "width 207");
+}
+
+/* Checks |got - want| <= 2 % of the largest element (fp32: 1e-4): other algorithms round elsewhere. */
+static void same_product(const char* what, int candidate, const Floats& got, const Floats& want) {
+    float largest = 0, worst = 0;
+    for (size_t i = 0; i < want.size(); i++) {
+        largest = fmaxf(largest, fabsf(want[i]));
+        worst = fmaxf(worst, fabsf(got[i] - want[i]));
+    }
+    CHECK(worst <= (sizeof(floatX) == 4 ? 1e-4f : 0.02f) * largest, "%s, candidate %d: %g off, the largest is %g", what,
+          candidate, (double)worst, (double)largest);
+}
+
+/* The three products of a layer, with and without what is added, for tests of their candidates. */
+struct ThreeProducts {
+    static constexpr size_t N = 1024, C = 768, OC = 1280;
+    floatX *x, *w, *dout, *out, *dx, *dw, *residual;
+    ThreeProducts() {
+        x = upload_rows<floatX>(random_values<floatX>(N * C, 1), N, C, C);
+        w = upload_rows<floatX>(random_values<floatX>(OC * C, 1), OC, C, C);
+        dout = upload_rows<floatX>(random_values<floatX>(N * OC, 1), N, OC, OC);
+        residual = upload_rows<floatX>(random_values<floatX>(N * OC, 1), N, OC, OC);
+        out = device_alloc<floatX>(N * OC);
+        dx = device_alloc<floatX>(N * C);
+        dw = device_alloc<floatX>(OC * C);
+    }
+    void run(MatmulContext* ctx) {
+        matmul_forward_cuda(ctx, out, operand(x, C), operand(w, C), residual, N, (int)C, (int)OC, OC, 0);
+        matmul_backward_input_cuda(ctx, dx, operand(dout, OC), operand(w, C), N, (int)C, (int)OC, C, 0);
+        matmul_backward_weight_cuda(ctx, dw, operand(dout, OC), operand(x, C), N, (int)C, (int)OC, false, 0);
+        matmul_backward_weight_cuda(ctx, dw, operand(dout, OC), operand(x, C), N, (int)C, (int)OC, true, 0);
+    }
+    std::vector<Floats> results() const {
+        return {download_rows(out, N, OC, OC), download_rows(dx, N, C, C), download_rows(dw, OC, C, C)};
+    }
+};
+
+static void every_candidate_agrees_and_repeats_its_bits() {
+    MatmulContext* ctx = matmul_context();
+    ThreeProducts p;
+    p.run(ctx);
+    const std::vector<Floats> want = p.results();
+    static const int result_of[4] = {0, 1, 2, 2};
+    CHECK(ctx->num_plans == 4, "%d plans", ctx->num_plans);
+    for (int i = 0; i < 4; i++) {
+        const MatmulAlgos list = matmul_algos(ctx, &ctx->plans[i]);
+        const cublasLtMatmulAlgo_t first = ctx->plans[i].algo;
+        CHECK(memcmp(&list.algos[0], &first, sizeof first) == 0, "plan %d: the heuristic's choice is not candidate 0", i);
+        for (int k = 0; k < list.count; k++) {
+            ctx->plans[i].algo = list.algos[k];
+            p.run(ctx);
+            const Floats once = p.results()[result_of[i]];
+            p.run(ctx);
+            same_product("a plan", k, once, want[result_of[i]]);
+            CHECK(p.results()[result_of[i]] == once, "plan %d, candidate %d: two runs differ", i, k);
+            CHECK(matmul_sums_in_order(&list.algos[k]), "plan %d, candidate %d joins sums in another type", i, k);
+        }
+        ctx->plans[i].algo = first;
+        printf("    plan %d has %d candidates\n", i, list.count);
+    }
+    matmul_destroy(ctx);
+    device_free_all();
+}
+
+static void a_tuner_times_the_products_of_a_step() {
+    MatmulContext* ctx = matmul_context();
+    ThreeProducts p;
+    p.run(ctx);
+    const std::vector<Floats> want = p.results();
+    MatmulTuner tuner = matmul_tuner_open(ctx);
+    Trials* t = &tuner.trials;
+    CHECK(t->num_products == 4, "%d products", t->num_products);
+    for (int step = 0; step < 20; step++) {
+        if (step == 2) { trials_admit(t, 18); }
+        matmul_tuner_listen(&tuner, true);
+        for (int layer = 0; layer < 12; layer++) { p.run(ctx); }
+        ctx->trials = NULL;
+        CUDA_CHECK(cudaDeviceSynchronize());
+        CHECK(tuner.num_calls == 48, "%d calls in a step", tuner.num_calls);
+        matmul_tuner_read(&tuner);
+        matmul_tuner_record(&tuner);
+        trials_next_step(t);
+        for (int i = 0; i < 3; i++) { same_product("a step's last layer", step, p.results()[i], want[i]); }
+    }
+    trials_fit(t);
+    for (int i = 0; i < 4; i++) {
+        const TrialProduct* product = &t->products[i];
+        CHECK(product->most_calls == 12 && product->seen == 20, "product %d: %d calls, %d steps", i, product->most_calls,
+              product->seen);
+        CHECK(product->num_active > 1 && product->us[0] > 0 && product->us[0] < 1e4,
+              "product %d: %d candidates, the first %g us", i, product->num_active, product->us[0]);
+        for (int k = 0; k < product->num_active; k++) {
+            CHECK(product->us[product->active[k]] > 0, "product %d: candidate %d has no time", i, product->active[k]);
+        }
+    }
+    bool chosen[TRIALS_PRODUCTS] = {false, true};
+    t->products[1].challenger = t->products[1].active[t->products[1].num_active - 1];
+    matmul_tuner_use(&tuner, chosen);
+    CHECK(memcmp(&ctx->plans[1].algo, &tuner.algos[1].algos[t->products[1].challenger], sizeof(cublasLtMatmulAlgo_t)) == 0 &&
+              memcmp(&ctx->plans[0].algo, &tuner.algos[0].algos[0], sizeof(cublasLtMatmulAlgo_t)) == 0,
+          "the plans do not have what is chosen");
+    chosen[1] = false;
+    matmul_tuner_use(&tuner, chosen);
+    matmul_tuner_close(&tuner);
+    p.run(ctx);
+    CHECK(p.results() == want, "after tuning without a choice the bits differ");
+    matmul_destroy(ctx);
+    device_free_all();
 }
 
 static void matmul_plans_survive_a_file() {
@@ -1223,15 +1548,16 @@ static void matmul_plans_survive_a_file() {
     CHECK(path_join(path, folder, "plan.json", &e), "%s", e.msg);
     MatmulContext* ctx = matmul_context();
     product(ctx);
-    size_t bytes[3];
-    const size_t scratch = matmul_tune_bytes(&ctx->plans[0].key, bytes);
-    CHECK(matmul_tune(ctx, device_alloc<char>(scratch), scratch - 1, 0) == 0, "a plan was tuned with too little scratch");
-    CHECK(matmul_tune(ctx, device_alloc<char>(scratch), scratch, 0) == 1, "the plan was not tuned");
+    const MatmulAlgos list = matmul_algos(ctx, &ctx->plans[0]);
+    CHECK(list.count > 1, "a product has %d candidates", list.count);
+    ctx->plans[0].algo = list.algos[list.count - 1];
     const Floats tuned = product(ctx);
+    bool elsewhere = true;
     CHECK(matmul_save_plans(ctx, path, &e), "%s", e.msg);
     MatmulContext* other = matmul_context();
-    CHECK(matmul_load_plans(other, path, &e), "%s", e.msg);
+    CHECK(matmul_load_plans(other, path, &elsewhere, &e) && !elsewhere, "%s", e.msg);
     CHECK(product(other) == tuned, "the same plan gives different bits");
+    CHECK(other->num_unsaved == 0, "%d plans were not in the file", other->num_unsaved);
     CHECK(other->num_plans == 1 && memcmp(&other->plans[0].algo, &ctx->plans[0].algo, sizeof(cublasLtMatmulAlgo_t)) == 0,
           "the file's algorithm was not used");
     FILE* f = fopen(path, "w");
@@ -1240,11 +1566,284 @@ static void matmul_plans_survive_a_file() {
         "\"plans\": []}",
         f);
     fclose(f);
-    CHECK(!matmul_load_plans(other, path, &e) && strstr(e.msg, "gpu is"), "a plan of another GPU was accepted: %s", e.msg);
+    CHECK(!matmul_load_plans(other, path, &elsewhere, &e) && elsewhere && strstr(e.msg, "gpu is"),
+          "a plan of another GPU was accepted: %s", e.msg);
     matmul_destroy(ctx);
     matmul_destroy(other);
     remove(path);
     rmdir(folder);
+    device_free_all();
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// fp8
+
+/* Returns (R, C) random values whose rows and columns are of very different sizes; some are zero. The last rows hold an
+ * infinity or a NaN, one is all zero, one all the smallest of normal numbers. */
+static Floats uneven_values(size_t R, size_t C) {
+    Floats x = random_values<floatX>(R * C, 1);
+    for (size_t r = 0; r < R; r++) {
+        for (size_t c = 0; c < C; c++) {
+            float& v = x[r * C + c];
+            v = to_float(from_float<floatX>((r + c) % 11 == 0 ? 0.0f : ldexpf(v, (int)(r % 9) - (int)(c % 13))));
+        }
+    }
+    for (size_t c = 0; c < C; c++) {
+        if (R > 5) { x[2 * C + c] = 0; }
+        if (R > 5) { x[3 * C + c] = to_float(from_float<floatX>(6.2e-5f)); }
+    }
+    if (R > 17) {
+        x[(R - 1) * C + 5] = -INFINITY;
+        x[(R - 2) * C + 6] = NAN;
+    }
+    return x;
+}
+
+/* Checks n bytes, and scales, against the oracle's. */
+static void compare_quantised(const char* what, const std::vector<uint8_t>& q, const std::vector<uint8_t>& want_q,
+                              const Floats& scale, const Floats& want_scale) {
+    for (size_t i = 0; i < want_scale.size(); i++) {
+        const bool same = scale[i] == want_scale[i] || (std::isnan(scale[i]) && std::isnan(want_scale[i]));
+        if (!same) {
+            CHECK(same, "%s: scale %zu is %g, wanted %g", what, i, (double)scale[i], (double)want_scale[i]);
+            return;
+        }
+    }
+    for (size_t i = 0; i < want_q.size(); i++) {
+        if (q[i] == want_q[i]) { continue; }
+        CHECK(false, "%s: element %zu of %zu is 0x%02X, wanted 0x%02X", what, i, want_q.size(), q[i], want_q[i]);
+        return;
+    }
+}
+
+static void quantised_rows_are_the_oracle_s() {
+    const size_t shapes[][2] = {{1, 16}, {7, 48}, {130, 768}, {66, 2048}, {65, 8192}, {3, 16400}, {2, 57344}};
+    for (auto& s : shapes) {
+        const size_t N = s[0], C = s[1], pitch_x = padded(C), pitch = quantised_pitch(C) + 16;
+        const Floats x = uneven_values(N, C);
+        const floatX* d_x = upload_rows<floatX>(x, N, C, pitch_x);
+        std::vector<uint8_t> want(N * C);
+        Floats want_scale(N);
+        QuantiseCounts counts = {0, 0, 0};
+        quantise_rows(want.data(), want_scale.data(), x.data(), N, C);
+        for (size_t n = 0; n < N; n += QUANTISE_SAMPLE) { quantise_count(&counts, &want[n * C], &x[n * C], C); }
+        char what[64];
+        snprintf(what, sizeof what, "rows of (%zu, %zu)", N, C);
+        for (int turn = 0; turn < 2; turn++) {
+            const QuantisedRows to = {device_alloc<uint8_t>(N * pitch), device_alloc<float>(N), pitch};
+            QuantiseCounts* d_counts = upload(std::vector<QuantiseCounts>(1));
+            quantise_rows_cuda(to, d_x, N, (int)C, pitch_x, turn == 0 ? d_counts : NULL, 0);
+            const std::vector<uint8_t> rows = download(to.data, N * pitch);
+            std::vector<uint8_t> q;
+            bool padding = true;
+            for (size_t n = 0; n < N; n++) {
+                q.insert(q.end(), rows.begin() + (long)(n * pitch), rows.begin() + (long)(n * pitch + C));
+                for (size_t c = C; c < pitch; c++) { padding = padding && rows[n * pitch + c] == 0xff; }
+            }
+            CHECK(padding, "%s: the padding was overwritten", what);
+            compare_quantised(what, q, want, download(to.scale, N), want_scale);
+            const QuantiseCounts got = download(d_counts, 1)[0];
+            const bool same = got.values == counts.values && got.flushed == counts.flushed && got.subnormal == counts.subnormal;
+            CHECK(turn == 1 ? got.values == 0 : same, "%s: %llu of %llu flushed, %llu subnormal, wanted %llu of %llu and %llu",
+                  what, (unsigned long long)got.flushed, (unsigned long long)got.values, (unsigned long long)got.subnormal,
+                  (unsigned long long)counts.flushed, (unsigned long long)counts.values, (unsigned long long)counts.subnormal);
+        }
+    }
+    device_free_all();
+}
+
+static bool same_bytes(const floatX* a, const floatX* b, size_t n) {
+    return memcmp(download(a, n).data(), download(b, n).data(), n * sizeof *a) == 0;
+}
+
+/* Checks that a layer's own 8-bit rows are those of the pass over what it wrote, w (N, C). */
+static void compare_fused(const char* what, QuantisedRows q, const QuantiseCounts* d_counts, const floatX* w, size_t N,
+                          size_t C, size_t pitch) {
+    const QuantisedRows want = {device_alloc<uint8_t>(N * q.pitch), device_alloc<float>(N), q.pitch};
+    QuantiseCounts* want_counts = upload(std::vector<QuantiseCounts>(1));
+    quantise_rows_cuda(want, w, N, (int)C, pitch, want_counts, 0);
+    compare_quantised(what, download(q.data, N * q.pitch), download(want.data, N * q.pitch), download(q.scale, N),
+                      download(want.scale, N));
+    const QuantiseCounts got = download(d_counts, 1)[0], wanted = download(want_counts, 1)[0];
+    CHECK(memcmp(&got, &wanted, sizeof got) == 0, "%s: the counts differ", what);
+}
+
+static void rmsnorm_quantises_what_it_writes() {
+    const size_t shapes[][2] = {{1, 16}, {70, 80}, {130, 768}, {129, 2048}, {66, 4096}, {3, 8192}};
+    for (auto& s : shapes) {
+        const size_t N = s[0], C = s[1], pitch = padded(C);
+        const Floats x = uneven_values(N, C), w = random_values<floatX>(C, 1);
+        const floatX *d_x = upload_rows<floatX>(x, N, C, pitch), *d_w = upload_rows<floatX>(w, 1, C, C);
+        floatX *plain = device_alloc<floatX>(N * pitch), *out = device_alloc<floatX>(N * pitch);
+        float *plain_rstd = device_alloc<float>(N), *rstd = device_alloc<float>(N);
+        const QuantisedRows q = {device_alloc<uint8_t>(N * quantised_pitch(C)), device_alloc<float>(N), quantised_pitch(C)};
+        QuantiseCounts* counts = upload(std::vector<QuantiseCounts>(1));
+        rmsnorm_forward_cuda(plain, plain_rstd, d_x, d_w, {N, (int)C, pitch}, 1e-5f, 0);
+        rmsnorm_forward_quantised_cuda(q, out, rstd, d_x, d_w, {N, (int)C, pitch}, 1e-5f, counts, 0);
+        char what[64];
+        snprintf(what, sizeof what, "rmsnorm (%zu, %zu)", N, C);
+        CHECK(same_bytes(plain, out, N * pitch), "%s: the output differs", what);
+        CHECK(memcmp(download(plain_rstd, N).data(), download(rstd, N).data(), N * sizeof *rstd) == 0, "%s: rstd differs",
+              what);
+        compare_fused(what, q, counts, out, N, C, pitch);
+    }
+    device_free_all();
+}
+
+/* What swiglu writes beside its rows changes none of their bits, and is what the pass makes of them. */
+static void swiglu_quantises_what_it_writes() {
+    const size_t shapes[][2] = {{1, 16}, {70, 80}, {130, 2048}, {65, 14336}};
+    for (auto& s : shapes) {
+        const size_t N = s[0], F = s[1], pitch = padded(F), pitch2 = padded(2 * F);
+        const Floats gate_up = uneven_values(N, 2 * F), dout = uneven_values(N, F);
+        const floatX *d_dout = upload_rows<floatX>(dout, N, F, pitch),
+                     *d_gate_up = upload_rows<floatX>(gate_up, N, 2 * F, pitch2);
+        char what[64];
+        floatX *plain = device_alloc<floatX>(N * pitch), *out = device_alloc<floatX>(N * pitch);
+        QuantisedRows q = {device_alloc<uint8_t>(N * quantised_pitch(F)), device_alloc<float>(N), quantised_pitch(F)};
+        QuantiseCounts* counts = upload(std::vector<QuantiseCounts>(1));
+        swiglu_forward_cuda(plain, d_gate_up, N, (int)F, pitch2, pitch, 0);
+        swiglu_forward_quantised_cuda(q, out, d_gate_up, N, (int)F, pitch2, pitch, counts, 0);
+        snprintf(what, sizeof what, "swiglu (%zu, %zu)", N, F);
+        CHECK(same_bytes(plain, out, N * pitch), "%s: the output differs", what);
+        compare_fused(what, q, counts, out, N, F, pitch);
+        for (int again = 0; again < 2; again++) {
+            floatX *in_place = upload_rows<floatX>(gate_up, N, 2 * F, pitch2), *apart = device_alloc<floatX>(N * pitch2);
+            CUDA_CHECK(cudaMemset(apart, 0xff, N * pitch2 * sizeof(floatX)));
+            q = {device_alloc<uint8_t>(N * quantised_pitch(2 * F)), device_alloc<float>(N), quantised_pitch(2 * F)};
+            counts = upload(std::vector<QuantiseCounts>(1));
+            floatX *y = device_alloc<floatX>(N * pitch), *want_y = device_alloc<floatX>(N * pitch);
+            swiglu_backward_cuda(apart, again ? want_y : NULL, d_dout, d_gate_up, N, (int)F, pitch2, pitch, 0);
+            swiglu_backward_quantised_cuda(q, in_place, again ? y : NULL, d_dout, in_place, N, (int)F, pitch2, pitch, counts,
+                                           0);
+            snprintf(what, sizeof what, "swiglu backward (%zu, %zu)", N, F);
+            CHECK(same_bytes(apart, in_place, N * pitch2) && same_bytes(y, want_y, N * pitch), "%s: the rows differ", what);
+            compare_fused(what, q, counts, in_place, N, 2 * F, pitch2);
+        }
+    }
+    device_free_all();
+}
+
+/* Several blocks' matrices with a gap between them; both copies. The sample is the first row of each tile on the diagonal. */
+static void quantised_weights_are_the_oracle_s() {
+    const size_t shapes[][3] = {{16, 16, 1}, {48, 80, 3}, {64, 64, 2}, {160, 48, 2}, {272, 528, 2}, {768, 2048, 1}};
+    for (auto& s : shapes) {
+        const size_t R = s[0], C = s[1], blocks = s[2], gap = 128, stride = R * C + gap;
+        Floats all;
+        std::vector<uint8_t> want_rows(blocks * R * C), want_columns(blocks * R * C);
+        Floats want_scale(blocks * (R + C));
+        QuantiseCounts counts = {0, 0, 0};
+        for (size_t b = 0; b < blocks; b++) {
+            const Floats w = uneven_values(R, C);
+            uint8_t *rows = &want_rows[b * R * C], *columns = &want_columns[b * R * C];
+            quantise_rows(rows, &want_scale[b * (R + C)], w.data(), R, C);
+            quantise_columns(columns, &want_scale[b * (R + C) + R], w.data(), R, C);
+            const size_t tiles = ceil_div(C, (size_t)QUANTISE_TILE);
+            for (size_t r = 0; r < R; r += QUANTISE_TILE) {
+                const size_t first = r / QUANTISE_TILE % tiles * QUANTISE_TILE;
+                for (size_t c = first; c < C && c < first + QUANTISE_TILE; c++) {
+                    quantise_count(&counts, &rows[r * C + c], &w[r * C + c], 1);
+                    quantise_count(&counts, &columns[c * R + r], &w[r * C + c], 1);
+                }
+            }
+            all.insert(all.end(), w.begin(), w.end());
+            all.insert(all.end(), gap, 1e30f);
+        }
+        const floatX* d_w = upload_rows<floatX>(all, 1, all.size(), all.size());
+        QuantiseCounts* d_counts = upload(std::vector<QuantiseCounts>(1));
+        const QuantisedWeights q = {device_alloc<uint8_t>(blocks * R * C), device_alloc<uint8_t>(blocks * R * C),
+                                    device_alloc<float>(blocks * (R + C)), (int)R, (int)C};
+        quantise_weights_cuda(q, d_w, stride, (int)blocks, d_counts, 0);
+        char what[64];
+        snprintf(what, sizeof what, "rows of weights (%zu, %zu)", R, C);
+        const Floats scale = download(q.scales, blocks * (R + C));
+        compare_quantised(what, download(q.rows, blocks * R * C), want_rows, scale, want_scale);
+        snprintf(what, sizeof what, "columns of weights (%zu, %zu)", R, C);
+        compare_quantised(what, download(q.columns, blocks * R * C), want_columns, scale, want_scale);
+        const QuantiseCounts got = download(d_counts, 1)[0];
+        CHECK(got.values == counts.values && got.flushed == counts.flushed && got.subnormal == counts.subnormal,
+              "weights (%zu, %zu): %llu of %llu flushed, %llu subnormal, wanted %llu of %llu and %llu", R, C,
+              (unsigned long long)got.flushed, (unsigned long long)got.values, (unsigned long long)got.subnormal,
+              (unsigned long long)counts.flushed, (unsigned long long)counts.values, (unsigned long long)counts.subnormal);
+    }
+    device_free_all();
+}
+
+/* Whether this card has scales for each row of a factor. */
+static bool has_row_scales() {
+    return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
+           device_attribute(cudaDevAttrComputeCapabilityMinor) == 0 && matmul_has_row_scales();
+}
+
+template <typename Out>
+static double product_error(const std::vector<Out>& got, const std::vector<double>& want) {
+    double diff = 0, sum = 0;
+    for (size_t i = 0; i < want.size(); i++) {
+        diff += ((double)to_float(got[i]) - want[i]) * ((double)to_float(got[i]) - want[i]);
+        sum += want[i] * want[i];
+    }
+    return sqrt(diff / sum);
+}
+
+/* Products of quantised rows against those of the values that these stand for, in double. Rows and columns have very different
+ * scales, so that a scale in the wrong place shows. 1e-3 with sums in fp32; the output's rounding comes on top. */
+static void products_of_quantised_rows_agree() {
+    if (!has_row_scales()) {
+        printf("     no card with scales for each row here: no product is tested\n");
+        return;
+    }
+    const size_t shapes[][3] = {{48, 48, 64}, {16, 80, 48}, {256, 2048, 512}, {128, 8192, 256}};
+    MatmulContext* ctx = matmul_context();
+    for (auto& s : shapes) {
+        const size_t N = s[0], C = s[1], OC = s[2];
+        Floats x = random_values<floatX>(N * C, 1), w = random_values<floatX>(OC * C, 1);
+        const Floats r = random_values<__nv_bfloat16>(N * OC, 8);
+        for (size_t i = 0; i < N * C; i++) { x[i] = ldexpf(x[i], (int)(i / C % 9) - 4); }
+        for (size_t i = 0; i < OC * C; i++) { w[i] = ldexpf(w[i], (int)(i / C % 7) - 3); }
+        std::vector<uint8_t> x8(N * C), w8(OC * C);
+        Floats x_scale(N), w_scale(OC);
+        quantise_rows(x8.data(), x_scale.data(), x.data(), N, C);
+        quantise_rows(w8.data(), w_scale.data(), w.data(), OC, C);
+        std::vector<double> want(N * OC), added(N * OC);
+        for (size_t n = 0; n < N; n++) {
+            for (size_t o = 0; o < OC; o++) {
+                double sum = 0;
+                for (size_t c = 0; c < C; c++) {
+                    sum += (double)f32_from_e4m3(x8[n * C + c]) * (double)f32_from_e4m3(w8[o * C + c]);
+                }
+                want[n * OC + o] = sum * x_scale[n] * w_scale[o];
+                added[n * OC + o] = want[n * OC + o] + r[n * OC + o];
+            }
+        }
+        const uint8_t *d_x = upload(x8), *d_w = upload(w8);
+        const float *d_xs = upload(x_scale), *d_ws = upload(w_scale);
+        const __nv_bfloat16* d_r = upload_rows<__nv_bfloat16>(r, N, OC, OC);
+        for (int fast = 0; fast < 2; fast++) {
+            const Operand ox = operand_e4m3(d_x, d_xs, C, fast), ow = operand_e4m3(d_w, d_ws, C, fast);
+            std::vector<float> out32;
+            std::vector<__nv_bfloat16> out16, sum16;
+            for (int turn = 0; turn < 2; turn++) {
+                float* d32 = device_alloc<float>(N * OC);
+                __nv_bfloat16 *d16 = device_alloc<__nv_bfloat16>(N * OC), *dsum = device_alloc<__nv_bfloat16>(N * OC);
+                matmul_forward_cuda(ctx, d32, ox, ow, (const float*)NULL, N, (int)C, (int)OC, OC, 0);
+                matmul_forward_cuda(ctx, d16, ox, ow, (const __nv_bfloat16*)NULL, N, (int)C, (int)OC, OC, 0);
+                matmul_forward_cuda(ctx, dsum, ox, ow, d_r, N, (int)C, (int)OC, OC, 0);
+                const std::vector<float> again = download(d32, N * OC);
+                CHECK(turn == 0 || memcmp(again.data(), out32.data(), N * OC * sizeof(float)) == 0, "two runs differ");
+                out32 = again;
+                out16 = download(d16, N * OC);
+                sum16 = download(dsum, N * OC);
+            }
+            const double e32 = product_error(out32, want), e16 = product_error(out16, want), sum = product_error(sum16, added);
+            printf("     N=%zu C=%zu OC=%zu%s: fp32 %.2e, BF16 %.2e, with addition %.2e\n", N, C, OC, fast ? ", fast" : "", e32,
+                   e16, sum);
+            const double limit = fast ? 1e-2 : 1e-3;
+            CHECK(e32 <= limit, "fp32: relative L2 error %g, wanted at most %g", e32, limit);
+            CHECK(e16 <= limit + 1.5e-3 && sum <= limit + 3e-3, "BF16: relative L2 errors %g and %g", e16, sum);
+        }
+    }
+    CHECK(ctx->num_plans == 4 * 2 * 3, "%d plans: the keys of products with scales", ctx->num_plans);
+    matmul_destroy(ctx);
     device_free_all();
 }
 
@@ -1323,12 +1922,15 @@ static const struct {
     ENTRY(rmsnorm_forward_agrees),
     ENTRY(rmsnorm_backward_adds_to_both_gradients),
     ENTRY(rope_turns_q_and_k_and_leaves_v),
+    ENTRY(heads_are_packed_and_unpacked),
+    ENTRY(attention_by_heads_is_that_over_whole_rows),
     ENTRY(swiglu_agrees_in_place_and_apart),
     ENTRY(crossentropy_agrees_for_all_vocabularies),
     ENTRY(crossentropy_plans_agree),
     ENTRY(crossentropy_shows_what_is_not_finite),
     ENTRY(the_first_not_finite_is_found),
     ENTRY(norm_and_loss_sums_agree),
+    ENTRY(ordered_sums_agree),
     ENTRY(losses_add_up_by_source),
     ENTRY(decisions_follow_the_host),
     ENTRY(a_step_is_divided_by_its_trained_targets),
@@ -1338,7 +1940,14 @@ static const struct {
     ENTRY(a_skipped_step_changes_nothing),
     HOST_ENTRY(element_sizes_are_those_of_the_types),
     ENTRY(matmul_agrees_in_all_directions),
+    ENTRY(every_candidate_agrees_and_repeats_its_bits),
+    ENTRY(a_tuner_times_the_products_of_a_step),
     ENTRY(matmul_plans_survive_a_file),
+    ENTRY(quantised_rows_are_the_oracle_s),
+    ENTRY(quantised_weights_are_the_oracle_s),
+    ENTRY(rmsnorm_quantises_what_it_writes),
+    ENTRY(swiglu_quantises_what_it_writes),
+    ENTRY(products_of_quantised_rows_agree),
     ENTRY(lora_agrees_with_its_oracle),
 };
 

@@ -5,13 +5,14 @@
 
 enum { MAX_CHOICES = 3 };
 
-static const MatmulSetup setup = {"NVIDIA H200", 130000, 33554432, 68};
+static const MatmulSetup setup = {"NVIDIA H200", 132, 130000, 33554432, 68};
 static char path[PATH_CAP];
 
 static void choices_survive_a_file(void) {
     MatmulChoice choices[2], read[MAX_CHOICES];
     Error e = NO_ERROR;
     int count = 0;
+    bool elsewhere = true;
     memset(choices, 0, sizeof choices);
     for (int i = 0; i < 2; i++) {
         for (int k = 0; k < NUM_KEY_FIELDS; k++) { choices[i].key.v[k] = (int64_t)1 << (2 * k + i); }
@@ -19,24 +20,34 @@ static void choices_survive_a_file(void) {
         choices[i].us = 12.25f, choices[i].heuristic_us = 12.5f;
     }
     CHECK(matmul_plans_write(path, &setup, choices, 2, &e), "%s", e.msg);
-    CHECK(matmul_plans_read(path, &setup, read, MAX_CHOICES, &count, &e), "%s", e.msg);
+    CHECK(matmul_plans_read(path, &setup, read, MAX_CHOICES, &count, &elsewhere, &e), "%s", e.msg);
     CHECK(count == 2 && memcmp(choices, read, sizeof choices) == 0, "%d choices, or other ones, came back", count);
-    CHECK(!matmul_plans_read(path, &setup, read, 1, &count, &e) && count == 0, "2 choices fit into 1");
+    MatmulSetup smaller = setup;
+    smaller.sms = 114;
+    Error other = NO_ERROR;
+    CHECK(!matmul_plans_read(path, &smaller, read, MAX_CHOICES, &count, &elsewhere, &other) && elsewhere,
+          "a card of 114 takes it");
+    CHECK(!matmul_plans_read(path, &setup, read, 1, &count, &elsewhere, &e) && count == 0, "2 choices fit into 1");
     CHECK(strstr(e.msg, "plans is an array, wanted an array of at most 1"), "%s", e.msg);
 }
 
-/* Writes `text` and checks that reading it as a plan file fails with `wanted` after the file's name, in one line. */
-static void refused(const char* text, const char* wanted) {
+/* Writes `text` and checks that reading it as a plan file fails with `wanted` after the file's name, in one line. made_elsewhere:
+ * it is a plan file, of another setup */
+static void refused_as(bool made_elsewhere, const char* text, const char* wanted) {
     MatmulChoice read[MAX_CHOICES];
     Error e = NO_ERROR;
     int count = 7;
+    bool elsewhere = !made_elsewhere;
     FILE* f = fopen(path, "w");
     CHECK(f && fputs(text, f) >= 0 && fclose(f) == 0, "%s: cannot be written", path);
-    const bool ok = matmul_plans_read(path, &setup, read, MAX_CHOICES, &count, &e);
+    const bool ok = matmul_plans_read(path, &setup, read, MAX_CHOICES, &count, &elsewhere, &e);
     CHECK(!ok && count == 0, "taken: %s", text);
+    CHECK(elsewhere == made_elsewhere, "made elsewhere: %d, wanted %d: %s", elsewhere, made_elsewhere, text);
     CHECK(strncmp(e.msg, path, strlen(path)) == 0 && strstr(e.msg, wanted) && !strchr(e.msg, '\n'), "%s, wanted '%s'", e.msg,
           wanted);
 }
+
+static void refused(const char* text, const char* wanted) { refused_as(false, text, wanted); }
 
 static void other_files_are_refused(void) {
     refused("", "is an empty file, wanted JSON text");
@@ -53,14 +64,28 @@ static void other_files_are_refused(void) {
 
 static void files_of_another_machine_are_refused(void) {
     refused(HEAD "\"cublaslt\": 130000}", "gpu is missing, wanted a string");
-    refused(HEAD "\"gpu\": \"T4\", \"cublaslt\": 130000, \"workspace\": 33554432, \"compute\": 68, \"plans\": []}",
-            "gpu is \"T4\", wanted \"NVIDIA H200\"");
-    refused(HEAD "\"gpu\": \"NVIDIA H200\", \"cublaslt\": 7, \"workspace\": 33554432, \"compute\": 68, \"plans\": []}",
-            "cublaslt is 7, wanted 130000");
-    refused(HEAD "\"gpu\": \"NVIDIA H200\", \"cublaslt\": 130000, \"workspace\": 1, \"compute\": 68, \"plans\": []}",
-            "workspace is 1, wanted 33554432 bytes");
-    refused(HEAD "\"gpu\": \"NVIDIA H200\", \"cublaslt\": 130000, \"workspace\": 33554432, \"compute\": 77, \"plans\": []}",
-            "compute is 77, wanted 68");
+    refused_as(true, HEAD "\"gpu\": \"T4\", \"cublaslt\": 130000, \"workspace\": 33554432, \"compute\": 68, \"plans\": []}",
+               "gpu is \"T4\", wanted \"NVIDIA H200\"");
+    refused_as(true, HEAD "\"gpu\": \"NVIDIA H200\", \"cublaslt\": 7, \"workspace\": 33554432, \"compute\": 68, \"plans\": []}",
+               "cublaslt is 7, wanted 130000");
+    refused_as(true, HEAD "\"gpu\": \"NVIDIA H200\", \"cublaslt\": 130000, \"workspace\": 1, \"compute\": 68, \"plans\": []}",
+               "workspace is 1, wanted 33554432 bytes");
+    refused_as(true,
+               HEAD "\"gpu\": \"NVIDIA H200\", \"cublaslt\": 130000, \"workspace\": 33554432, \"compute\": 77, \"plans\": []}",
+               "compute is 77, wanted 68");
+    refused_as(true, HERE "\"sms\": 114, \"plans\": []}", "sms is 114, wanted 132, those of this GPU");
+    refused(HERE "\"sms\": \"many\", \"plans\": []}", "sms is \"many\", wanted an integer");
+}
+
+/* Files that older versions wrote do not tell the number of multiprocessors. */
+static void older_files_are_read(void) {
+    MatmulChoice read[MAX_CHOICES];
+    Error e = NO_ERROR;
+    int count = 7;
+    bool elsewhere = true;
+    FILE* f = fopen(path, "w");
+    CHECK(f && fputs(HERE "\"plans\": []}", f) >= 0 && fclose(f) == 0, "%s: cannot be written", path);
+    CHECK(matmul_plans_read(path, &setup, read, MAX_CHOICES, &count, &elsewhere, &e) && count == 0 && !elsewhere, "%s", e.msg);
 }
 
 static void damaged_entries_are_refused(void) {
@@ -99,6 +124,7 @@ int main(void) {
     RUN(choices_survive_a_file);
     RUN(other_files_are_refused);
     RUN(files_of_another_machine_are_refused);
+    RUN(older_files_are_read);
     RUN(damaged_entries_are_refused);
     RUN(equal_times_compare_as_equal);
     remove(path);

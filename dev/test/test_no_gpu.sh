@@ -3,7 +3,7 @@
 # that is here is hidden. The memory tables are compared with what an H200 held. Run from the project's root.
 . dev/test/lib.sh
 [ -x "$bin/train_llama3cu" ] || {
-    skip "what a run on a GPU would take" "there is no train_llama3cu" 120
+    skip "what a run on a GPU would take" "there is no train_llama3cu" 186
     summary
     exit
 }
@@ -36,6 +36,7 @@ check "it names no card" grep -q "^machine no GPU, " "$tmp/stdout"
 check "it shows the memory" grep -q "^memory  need .* of 80.00 GiB$" "$tmp/stdout"
 check "the context is an estimate" grep -q "^memory  context, estimated   *[0-9.]* MiB$" "$tmp/stdout"
 check "the workspace is an estimate" grep -q "^memory  workspace, estimated  *[0-9.]* [MG]iB$" "$tmp/stdout"
+check "and how many tokens' logits there are" grep -q "^head    logits of 4096 tokens at a time$" "$tmp/stdout"
 check "it shows the plan" grep -q "^plan    68 steps of 1,024 tokens (1 x 4 x 256)" "$tmp/stdout"
 check "it reads the data" grep -q "^scan    .*data.bin: all ids are below 50257$" "$tmp/stdout"
 check "it writes nothing" test -z "$(ls -A)"
@@ -102,7 +103,30 @@ built_for "BF16 FP16" "$name" && check "$name" fits 180 --model llama3.1-70b --l
 expect "70B does not fit into 180 GiB" 1 "try a smaller --model" plan --model llama3.1-70b --seq 8192 --batch 1 --max-memory 180G
 
 # ---------------------------------------------------------------------------------------------------------------------
-# several GPUs: a rank's table. Optimizer state is shared out (ZeRO 1), weights and gradients are not
+# --fp8
+
+if [ "$precision" = BF16 ]; then
+    fp8() { plan --fp8 --max-memory 140G "$@"; }
+    expect "--fp8 is planned without a card" 0 "timed   nothing: " fp8 --model llama3.2-1b --seq 2048 --batch 16
+    # a byte for each weight and for its transpose: 16 blocks of 60,817,408 weights, and their scales
+    check "its copies of the weights are in the table" grep -q "^memory  fp8 weights  *1.82 GiB$" "$tmp/stdout"
+    plan --max-memory 140G --model llama3.2-1b --seq 2048 --batch 16 >without
+    check "without it there are none" test "$(grep -c "fp8" without)" -eq 0
+    expect "--fp8 takes one GPU" 2 "error: --fp8: a run of 2 processes, wanted one GPU" fp8 --model d2 --gpus 2
+    expect "--fp8 takes no adapters" 2 "error: --fp8: the run trains adapters (--lora), wanted one that trains all weights" \
+        fp8 --model d2 --lora 4
+    expect "--fp8 takes multiples of 16" 1 "error: --fp8: hidden_size is 40, wanted a multiple of 16" \
+        fp8 --model "$pairs/gqa2_untied_rope8" --train "$tmp/low.bin" --seq 20
+    expect "of tokens as well" 1 "error: --fp8: --batch * --seq is 60, wanted a multiple of 16" fp8 --model d2 --batch 3 --seq 20
+else
+    expect "--fp8 needs a build for BF16" 2 "error: --fp8: this is a build for $precision, wanted PRECISION=BF16" \
+        plan --fp8 --model d2 --max-memory 80G
+    skip "what --fp8 takes" "this build is for $precision, wanted BF16" 6
+fi
+
+# ---------------------------------------------------------------------------------------------------------------------
+# several GPUs: a rank's table. Optimizer state is shared out (ZeRO 1), weights and gradients are not; gradients (2), and the
+# blocks' weights (3)
 
 # mib RANKS TABLE: prints a line "RANKS MIB ROUNDING NAME" for each of the table's; ROUNDING: how much the text may hide
 mib() {
@@ -145,7 +169,19 @@ optimizer() {
     [ "$precision" = FP32 ] || divided master || return 1
     divided m && divided v
 }
-exchange() { awk '$4 == "exchange" { rows++; if ($1 == 1 || $2 <= 0) { bad = 1 } } END { exit bad || rows != 6 }' tables; }
+# exchange: from two ranks on there is room for what arrives, and for sums in fp32, as many as there are moments
+exchange() {
+    awk '$4 == "landing" { rows++; if ($1 == 1 || $2 <= 0) { bad = 1 } } $4 == "m" { m[$1] = $2 }
+         $4 == "fp32" && $5 == "sums" { sums[$1] = $2 }
+         END { for (n in sums) { rows++; if (sums[n] != m[n]) { bad = 1 } } exit bad || rows != 12 }' tables
+}
+# row NAME RANKS: its MiB; at NAME RANKS MIB: it is that, to 2 MiB or the digits that are printed
+row() { awk -v name="$1" -v ranks="$2" '$1 == ranks && $0 ~ " " name "$" { print $2 }' tables; }
+at() { row "$1" "$2" | awk -v want="$3" '{ n++; d = $1 - want; bad = d > 8 || -d > 8; print $1 " of " want } END { exit bad || n != 1 }'; }
+less_than() { # less_than FILE: each rank needs less than in that file's tables
+    awk 'NR == FNR { if ($4 == "need") { more[$1] = $2 } next } $4 == "need" && $1 > 1 { n++; if ($2 >= more[$1]) { bad = 1 } }
+         END { exit bad || n != 6 }' "$1" tables
+}
 
 # refused MODEL RANKS: in 70 % of what a rank needs it is refused in one line, and with the hint's flags, if it has some, it fits
 refused() {
@@ -169,10 +205,77 @@ for model in d2 d12 llama3.2-1b llama3.2-3b llama3.1-8b llama3.1-70b; do
     check "$model: activations, logits and context neither" eval 'whole activations && whole logits && whole "context, estimated"'
     check "$model: an exchange from two ranks on" exchange
     check "$model: what is refused tells flags that fit" all_refused "$shape"
+    cp tables before
+    for zero in 2 3; do
+        check "$model: there are tables of ZeRO $zero" tables $shape --zero $zero
+        check "$model: they add up, with optimizer state shared out" eval 'adds_up && optimizer && exchange'
+        case $model in
+            llama3.1*) check "$model: ZeRO $zero needs less than $((zero - 1))" less_than before && cp tables before ;;
+        esac
+    done
 done
+# 128256 x 4096 of the embedding and of the head, 32 blocks of 218112000 (4096 are the final norm)
+wide=1
+[ "$precision" = FP32 ] && wide=2
+tables --model llama3.1-8b --train "$tmp/long.bin" --seq 2048 --batch 4 --zero 2
+check "8B, ZeRO 2: gradients of the ends and of two blocks" at gradients 8 $((1836 * wide))
+tables --model llama3.1-8b --train "$tmp/long.bin" --seq 2048 --batch 4 --zero 3
+check "8B, ZeRO 3: gradients of the ends and of two blocks" at gradients 8 $((1836 * wide))
+check "8B, ZeRO 3: weights of the ends, an eighth of the blocks, and three blocks" at weights 8 $((4916 * wide))
+name="what does not fit is told --zero"
+built_for BF16 "$name" && expect "$name" 1 "hint: these flags fit: --zero 2" \
+    plan --model llama3.1-8b --train "$tmp/long.bin" --seq 2048 --batch 1 --recompute block --master split --moments bf16 --gpus 64 --steps 1 --max-memory 24G
+expect "--zero without several GPUs has no effect" 0 "timed   nothing: " plan --model d2 --zero 3 --max-memory 80G
 name="8B T=8192 with fp32 master weights and moments fits into 79 GiB on 8 GPUs"
 eight="--model llama3.1-8b --seq 8192 --batch 1 --recompute norm+swiglu"
 built_for BF16 "$name" && check "$name" plan $eight --gpus 8 --max-memory 79G
+name="8B T=8192 with fp32 master weights and moments fits into 80 GB on 8 GPUs, nothing recomputed"
+eight="--model llama3.1-8b --seq 8192 --batch 1 --zero 2"
+built_for BF16 "$name" && check "$name" plan $eight --gpus 8 --max-memory 74G # 80 GB are 74.5 GiB
+name="70B T=8192 fits into 141 GB on 8 GPUs"
+seventy="--model llama3.1-70b --seq 8192 --batch 1 --zero 3 --recompute block --master split --moments bf16"
+built_for BF16 "$name" && check "$name" plan $seventy --gpus 8 --max-memory 131G # 141 GB are 131.3 GiB
+
+# ---------------------------------------------------------------------------------------------------------------------
+# several GPUs that share rows
+
+share="--model d6 --train $words --seq 256 --batch 2 --steps 9 --max-memory 80G"
+plan $share --gpus 4 >alone && plan $share --gpus 4 --seq-parallel 1 | cmp - alone
+check "--seq-parallel 1 is as without" test $? -eq 0
+expect "two groups of two" 0 "9 steps of 1,024 tokens (1 x 2 x 256 x 2 groups of 2 processes)" plan $share --gpus 4 --seq-parallel 2
+expect "a group of two" 0 "9 steps of 1,024 tokens (2 x 2 x 256 x 1 group of 2 processes)" \
+    plan $share --gpus 2 --seq-parallel 2 --total-batch 1024
+expect "a step of part of the groups' rows" 1 "--total-batch: is 1536, wanted a multiple of batch * seq * groups of processes = 2 * 256 * 2" \
+    plan $share --gpus 4 --seq-parallel 2 --total-batch 1536
+expect "parts that do not divide the processes" 1 "--seq-parallel: is 2, wanted a divisor of the 3 processes" plan $share --gpus 3 --seq-parallel 2
+expect "a row" 1 "--seq-parallel: is 2, wanted a divisor of the 255 tokens of a row" plan $share --gpus 2 --seq-parallel 2 --seq 255
+expect "the query heads" 1 "--seq-parallel: is 4, wanted a divisor of the 6 query heads" plan $share --gpus 4 --seq-parallel 4
+expect "the key heads" 1 "--seq-parallel: is 3, wanted a divisor of the 2 key heads" plan $share --gpus 3 --seq-parallel 3 --seq 255
+expect "a process alone has nothing to share" 1 "--seq-parallel: is 2, but there is one process" plan $share --seq-parallel 2
+check "and is told how there are more" grep -q "^  hint: --gpus 2 " "$tmp/stderr"
+expect "0 parts" 2 "--seq-parallel" plan $share --gpus 2 --seq-parallel 0
+expect "a text is not shared" 2 "--seq-parallel: shares the rows of a training step" cu --model run --generate the --seq-parallel 2
+expect "a validation alone neither" 2 "--seq-parallel: shares the rows of a training step" cu --model run --eval --val "$words" --gpus 2 --seq-parallel 2
+
+# row FILE NAME: the MiB of that row of its table
+row() { mib 1 "$1" | awk -v name="$2" '$4 == name { print $2 }'; }
+# parted PARTS LEVEL: activations of 8B on a card are those of one PARTS-th of a row; weights are all there
+parted() {
+    long="--model llama3.1-8b --train $tmp/long.bin --seq 32768 --batch 1 --steps 1 --recompute $2 --gpus 8 --max-memory 4000G"
+    plan $long >whole && plan $long --seq-parallel "$1" >part || return 1
+    for name in activations weights; do echo "$name $(row whole $name) $(row part $name)"; done |
+        awk -v parts="$1" '{ n = $1 == "weights" ? 1 : parts; d = $3 * n / $2 - 1; if (d > 0.05 || d < -0.05) { print; exit bad = 1 } } END { exit bad || NR != 2 }'
+}
+for level in none block; do for n in 2 4 8; do check "8B in $n parts, $level: activations are divided" parted $n $level; done; done
+zeros "$tmp/longest.bin" 0 140
+for seq in 32768 131072; do
+    name="8B T=$seq fits into two cards of 139 GiB"
+    built_for BF16 "$name" && check "$name" plan --model llama3.1-8b --train "$tmp/longest.bin" --seq $seq --batch 1 --steps 1 \
+        --recompute block --gpus 2 --seq-parallel 2 --max-memory 139G
+done
+name="what does not fit is told flags that do, in parts of rows"
+built_for BF16 "$name" && expect "$name" 1 "hint: these flags fit: --zero 2 --recompute norm+swiglu" plan --model llama3.1-8b --train "$words" --seq 32768 --batch 1 \
+    --steps 1 --gpus 2 --seq-parallel 2 --max-memory 139G
 
 # ---------------------------------------------------------------------------------------------------------------------
 # several GPUs: who starts them, and what they do not do
@@ -205,20 +308,14 @@ torch 3 4 --model d1 --gpus 2 >"$tmp/stdout" 2>"$tmp/stderr"
 check "which is told once" test $? -eq 1 -a ! -s "$tmp/stderr"
 expect "a launcher of one process leaves it to --gpus" 0 "x 2 processes)" torch 0 1 $dry --gpus 2
 
-expect "--tune is for one GPU" 1 "--tune: each of 2 processes would " cu --model d1 --gpus 2 --tune --out none
-expect "--tune of a dry run, too" 1 "--tune: each of 2 processes would " plan --model d1 --gpus 2 --tune --max-memory 80G
-name="exact adapters are for one GPU"
 small="--model $pairs/gqa2_untied_rope8 --train $tmp/low.bin --seq 20"
-built_for "BF16 FP16" "$name" && expect "$name" 1 "error: --lora: each of 2 processes " cu $small --lora 4 --gpus 2 --out none
-name="exact weights are for one GPU"
-built_for "BF16 FP16" "$name" && expect "$name" 1 "--export-dtype f32: each of 2 " cu --model d1 --gpus 2 --export-dtype f32 --out none
-name="those of a run in FP32, too"
-built_for "BF16 FP16" "$name" && expect "$name" 1 "--export-dtype f32: each of 2 " plan --resume run --batch 1 --gpus 2 --max-memory 80G
-expect "where a run goes on in 16 bits" 0 "x 2 processes)" plan --resume run --batch 1 --gpus 2 --export-dtype bf16 --max-memory 80G
-check "what is refused leaves nothing" test ! -e none
-for flag in "--lora 4" "--export-dtype f32"; do
-    expect "one GPU takes $flag" 0 "timed   nothing: " plan $small $flag --gpus 1 --max-memory 80G
+for n in 1 2; do
+    for flag in "--lora 4" "--lora 4 --zero 3" "--export-dtype f32" "--zero 2 --tune"; do
+        expect "$n GPUs take $flag" 0 "timed   nothing: " plan $small $flag --gpus $n --steps 4 --max-memory 80G
+    done
 done
+expect "a run in FP32 goes on in this build on two" 0 "x 2 processes)" plan --resume run --batch 1 --gpus 2 --max-memory 80G
+check "nothing is written" test ! -e none
 
 # ---------------------------------------------------------------------------------------------------------------------
 # the tables are those of a card: GiB by nvidia-smi on an H200, from dev/results/nvidia-h200.md and nvidia-h200-tests.md

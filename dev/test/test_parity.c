@@ -22,7 +22,7 @@ static double planted_error(void* model, const int* x, const int* y, const float
 static int failures_with_error_at(int step, const char* state, FILE* report) {
     TestedTrainer t = tested_cpu;
     t.bits = 16;
-    t.bf16 = 1;
+    t.kind = "bf16";
     t.step = planted_error;
     planted_step = step;
     steps_made = 0;
@@ -90,6 +90,7 @@ static State state_with(const char* losses) {
     }
     s.path = path;
     s.bits = 16;
+    s.kind = "fp16";
     if (!safetensors_open(&s.st, path, &e)) { die("%s", e.msg); }
     return s;
 }

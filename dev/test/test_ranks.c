@@ -402,6 +402,27 @@ static void without_a_parent_there_is_no_pipe(void) {
     close(ends[1]);
 }
 
+static void hosts_are_counted_where_they_are_alike(void) {
+    static const struct {
+        int ranks, hosts;
+        RankPlace places[6];
+    } cases[] = {
+        {4, 2, {{0, 2}, {1, 2}, {0, 2}, {1, 2}}},                  // two of each
+        {6, 2, {{0, 3}, {1, 3}, {2, 3}, {0, 3}, {1, 3}, {2, 3}}},  // three of each
+        {6, 3, {{0, 2}, {1, 2}, {0, 2}, {1, 2}, {0, 2}, {1, 2}}},
+        {4, 1, {{0, 4}, {1, 4}, {2, 4}, {3, 4}}},          // one host
+        {4, 1, {{0, 1}, {0, 1}, {0, 1}, {0, 1}}},          // one rank of each
+        {4, 1, {{0, 2}, {0, 2}, {1, 2}, {1, 2}}},          // dealt out one by one
+        {5, 1, {{0, 3}, {1, 3}, {2, 3}, {0, 2}, {1, 2}}},  // not equally many
+        {4, 1, {{0, 2}, {1, 2}, {1, 2}, {0, 2}}},          // in another order
+        {1, 1, {{0, 1}}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const int hosts = ranks_hosts(cases[i].places, cases[i].ranks);
+        CHECK(hosts == cases[i].hosts, "case %zu: %d hosts, wanted %d", i, hosts, cases[i].hosts);
+    }
+}
+
 int main(void) {
     RUN(without_a_launcher_a_process_is_alone);
     RUN(each_launcher_tells_the_rank);
@@ -419,5 +440,6 @@ int main(void) {
     RUN(wrong_ports_and_tokens_are_refused_by_name);
     RUN(a_rank_takes_the_device_of_its_local_rank);
     RUN(without_a_parent_there_is_no_pipe);
+    RUN(hosts_are_counted_where_they_are_alike);
     return test_summary();
 }

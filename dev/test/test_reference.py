@@ -296,8 +296,9 @@ def test_committed_pairs_are_what_this_script_writes(tmp_path, pair):
 def over_the_limits(kind, name, fault=None):
     """Returns how many times its limit in test_llama3.cu PyTorch's worst 16-bit gradient is off, on a committed pair, with a
     fault in the model."""
-    dtype, scale = next((dtype, scale) for k, dtype, scale in ref.TYPES_16BIT if k == kind)
+    dtype, scale = next((dtype, scale) for k, dtype, scale in ref.TYPES_16BIT + (ref.FP8,) if k == kind)
     path, model = os.path.join(PAIRS, name + ".state.safetensors"), ref.pair_model(name).to(dtype)
+    model = ref.use_fp8(model) if kind == "fp8" else model
     if fault:
         fault(model)
     with safe_open(path, framework="pt") as f:
@@ -339,6 +340,26 @@ def test_16_bit_limits_pass_pytorch_and_fail_faults(kind, name):
     if name in ref.LORA_PAIRS:
         for fault in (scale_adapters(1.05), scale_adapters(1 / 1.5), exchange_b, drop_dx):
             assert over_the_limits(kind, name, fault) > 2
+
+
+def test_fp8_limits_pass_pytorch_and_fail_faults(monkeypatch):
+    assert over_the_limits("fp8", "fp8") <= 1
+    right = ref.quantised
+
+    def unscaled(x):
+        return x.to(torch.float8_e4m3fn).to(x.dtype)
+
+    def scale_of_another_row(x):
+        rows = right(x).flatten(0, -2)
+        sizes = rows.float().abs().amax(dim=-1, keepdim=True).clamp(min=1e-30)
+        return (rows * 2 ** (sizes.roll(1, 0).log2().round() - sizes.log2().round()).to(x.dtype)).view(x.shape)
+
+    def truncated(x):
+        return right(x * (1 - 2.0 ** -4))
+
+    for fault in (unscaled, scale_of_another_row, truncated):
+        monkeypatch.setattr(ref, "quantised", fault)
+        assert over_the_limits("fp8", "fp8") > 1.1, fault.__name__
 
 
 def test_committed_pairs_equal_transformers(pair):

@@ -251,7 +251,9 @@ static char* log_text_of(const char* path) {
     return text ? text : xstrdup("");
 }
 
-static const SourceLosses one;  // what a step without a mix reports
+static const SourceLosses one;                    // what a step without a mix reports
+static const QuantiseCounts none[NUM_QUANTISED];  // and one without --fp8
+static const QuantiseCounts some[NUM_QUANTISED] = {{100, 1, 25}, {64, 0, 16}};
 
 static void put_text(const char* path, const char* mode, const char* text, size_t len) {
     FILE* f = fopen(path, mode);
@@ -280,9 +282,9 @@ static void every_line_of_the_log_is_json_of_its_event(void) {
     char program[] = "train", flag[] = "--out=a\"b\xff";
     char* argv[] = {program, flag};
     CHECK(logger_open(&g, dir, -1, &e), "%s", e.msg);
-    CHECK(log_config(&g, &run, &o, 2, argv, &c, &t, "FP32", "a machine", 123, &e), "%s", e.msg);
-    CHECK(log_step(&g, 1, 3.25, NAN, 3e-4, 41.2, 1000, 1.5, 64, -1, &one, NULL, &e) &&
-              log_step(&g, 2, INFINITY, 1, 0, 1, 1, 2, 128, 77, &one, "loss", &e),
+    CHECK(log_config(&g, &run, &o, 2, argv, &c, &t, "FP32", "a machine", 123, 4096, &e), "%s", e.msg);
+    CHECK(log_step(&g, 1, 3.25, NAN, 3e-4, 41.2, 1000, 1.5, 64, -1, &one, none, NULL, &e) &&
+              log_step(&g, 2, INFINITY, 1, 0, 1, 1, 2, 128, 77, &one, some, "loss", &e),
           "%s", e.msg);
     CHECK(log_val(&g, 2, 3.5, 1.25, &e) && log_sample(&g, 2, "a\nb\0c", 5, &e) &&
               log_checkpoint(&g, 2, "out/step_00000002", 77, &e),
@@ -316,6 +318,12 @@ static void every_line_of_the_log_is_json_of_its_event(void) {
             const bool masked = lines == 2;  // only then it is told
             CHECK((json_get_any(&j, json_root(&j), "trained") != NULL) == masked, "line %d", lines);
             CHECK(!masked || (json_int(&j, json_root(&j), "trained", 0, 99, &trained, &e) && trained == 77), "%s", e.msg);
+        }
+        const JsonNode* shares = json_get(&j, json_root(&j), "quantised");
+        CHECK((shares != NULL) == (lines == 2), "line %d tells what --fp8 lost", lines);
+        if (shares) {
+            const char* want = "\"quantised\":{\"weight\":[0.01,0.25],\"norm\":[0.0,0.25],\"att\":[null,null],";
+            CHECK(strstr(p, want), "%.*s", (int)len, p);
         }
         double bpb = 0;
         CHECK(lines != 3 || (json_double(&j, json_root(&j), "bpb", 0, 9, &bpb, &e) && bpb == 1.25), "%s", e.msg);
@@ -357,7 +365,7 @@ static void a_resumed_log_is_cut_back_to_its_step(void) {
         put_text(path, "w", head, strlen(head));
         put_text(path, "a", cases[i].tail, strlen(cases[i].tail));
         CHECK(logger_open(&g, dir, 2, &e), "%s", e.msg);
-        CHECK(log_step(&g, 3, 1, 1, 1, 1, 1, 1, 64, -1, &one, NULL, &e), "%s", e.msg);
+        CHECK(log_step(&g, 3, 1, 1, 1, 1, 1, 1, 64, -1, &one, none, NULL, &e), "%s", e.msg);
         logger_close(&g);
         char* text = log_text_of(path);
         size_t len = strlen(head) + cases[i].keep;
@@ -416,7 +424,7 @@ static void a_full_disk_is_an_error_and_leaves_no_torn_line(void) {
     small.rlim_cur = 1000;
     setrlimit(RLIMIT_FSIZE, &small);
     int written = 0;
-    while (written < 100 && log_step(&g, written + 1, 1, 1, 1, 1, 1, 1, 64, -1, &one, NULL, &e)) { written++; }
+    while (written < 100 && log_step(&g, written + 1, 1, 1, 1, 1, 1, 1, 64, -1, &one, none, NULL, &e)) { written++; }
     setrlimit(RLIMIT_FSIZE, &old);
     signal(SIGXFSZ, SIG_DFL);
     CHECK(written > 3 && written < 100 && strstr(e.msg, "log.jsonl: writing failed"), "%d: %s", written, e.msg);

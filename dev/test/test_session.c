@@ -195,7 +195,7 @@ static bool write_as_rank(const Ranks* r, Fault fault, int bad) {
     s.team = ranks > 1 ? &team : NULL;
     if (p.fault == NO_FOLDER) { s.options.out = file; }
     const StateSlot slots[] = {{"m", SAFE_F32, give, NULL, &p}, {"v", SAFE_BF16, give, NULL, &p}};
-    const bool saved = session_checkpoint(&s, SAFE_F32, give_weights, &p, slots, 2, add_none, &p, &e);
+    const bool saved = session_checkpoint(&s, SAFE_F32, give_weights, &p, false, slots, 2, add_none, &p, &e);
     team_close(&team);
     // the size and the checksum that a rank tells are checked by rank 0 and by a reader
     const bool wanted = fault == NOTHING || fault == OTHER_SUM;

@@ -73,6 +73,78 @@ check "a validation" test -n "$(column loss val eval1/log.jsonl)"
 check "2 ranks: the same digits" test "$(column loss val eval2/log.jsonl)" = "$(column loss val eval1/log.jsonl)"
 check "5 ranks, one of which has no batch: the same digits" test "$(column loss val eval5/log.jsonl)" = "$(column loss val eval1/log.jsonl)"
 
+# --- ranks that share rows ---------------------------------------------------------------------------------------------------
+
+token_file ids.bin 2000 97 && token_file val_ids.bin 501 97
+# shared N PARTS FLAGS...: a run on N ranks, PARTS of which share each row, of a model with 4 query and 2 key heads
+shared() {
+    n=$1 parts=$2
+    shift 2
+    rm -f "$RANKS_MEMORY"
+    "$trainer" --ranks "$n" $small --seq-parallel "$parts" "$@"
+}
+small="--threads 1 --model $pairs/gqa2_untied_rope8 --train ids.bin --val val_ids.bin --seq 20 --batch 1 --total-batch 240 --lr 3e-3 \
+    --sample-tokens 0 --steps 20 --val-every 10 --val-batches 11"
+near() { awk -v a="$1" -v b="$2" 'BEGIN { d = a - b; exit !(a > 0 && d < 1e-7 * a && -d < 1e-7 * a) }'; }
+# are_one NAME FLAGS...: 2, 4 and 6 ranks that share rows train as one process does
+are_one() {
+    what=$1
+    shift
+    "$bin/train_llama3" $small "$@" --out whole_$what >/dev/null 2>&1
+    for n in 2 4 6; do
+        expect "$n ranks share rows, $what" 0 "saved   shared_$what$n/step_00000020" shared $n 2 "$@" --out shared_$what$n
+        first_step whole_$what a && first_step shared_$what$n b
+        check "$n ranks share rows, $what: loss of the first step within 1e-6" close_to 1e-6 loss "$tmp/first.a" "$tmp/first.b"
+        check "$n ranks share rows, $what: its norm within 1e-6" close_to 1e-6 gnorm "$tmp/first.a" "$tmp/first.b"
+        check "$n ranks share rows, $what: losses of all steps within 1e-4" \
+            close_to 1e-4 loss whole_$what/log.jsonl shared_$what$n/log.jsonl
+    done
+}
+are_one plain
+cp -r "$pairs/gqa2_untied_rope8" separated && sed 's/"bos_token_id": null/"bos_token_id": 7/' "$pairs/gqa2_untied_rope8/config.json" >separated/config.json
+are_one documents --model separated --documents mask
+are_one adapters --lora 4 --batch 2
+{ head -c 4 ids.bin && printf '\002\000\000\000' && tail -c +9 ids.bin && head -c 250 /dev/zero | tr '\000' '\025'; } >masked.bin
+are_one masked --model separated --train masked.bin
+check "masked: as many targets are trained" \
+    test "$(column trained step whole_masked/log.jsonl)" = "$(column trained step shared_masked4/log.jsonl)"
+are_one mixed --train ids.bin:0.7,val_ids.bin:0.3
+check "mixed: the first step's losses by source" \
+    near "$(column sources step whole_mixed/log.jsonl | head -n 1 | tr -d '[')" "$(column sources step shared_mixed4/log.jsonl | head -n 1 | tr -d '[')"
+for n in 2 6; do
+    shared $n 2 --model whole_plain/step_00000020 --lr 0 --steps 1 --batch 3 --total-batch 360 --out shared_eval$n >/dev/null 2>&1
+done
+"$bin/train_llama3" $small --model whole_plain/step_00000020 --lr 0 --steps 1 --batch 3 --total-batch 360 --out whole_eval >/dev/null 2>&1
+check "a validation over shared rows" test -n "$(column loss val whole_eval/log.jsonl)"
+check "2 ranks: the same within 1e-7" near "$(column loss val whole_eval/log.jsonl)" "$(column loss val shared_eval2/log.jsonl)"
+check "6 ranks: the same digits" test "$(column loss val shared_eval6/log.jsonl)" = "$(column loss val shared_eval2/log.jsonl)"
+for i in 0 1 2 3 4 5 6 7 8 9; do
+    echo "{\"ctx\": \"the bird $i sat\", \"choices\": [\"on it\", \"dog $i\", \"over the moon\"], \"label\": $((i % 3))}"
+done >tasks.jsonl
+asked="--model d6 --lr 0 --steps 1 --seq 32 --batch 2 --total-batch 128 --val-every 0 --tasks tasks.jsonl"
+"$bin/train_llama3" $flags $asked --out whole_tasks >/dev/null 2>&1
+ranks 4 $asked --seq-parallel 2 --out shared_tasks >/dev/null 2>&1
+check "questions are answered" test -n "$(column acc_norm task whole_tasks/log.jsonl)"
+check "and alike where rows are shared" \
+    test "$(column acc task whole_tasks/log.jsonl; column acc_norm task whole_tasks/log.jsonl)" = \
+    "$(column acc task shared_tasks/log.jsonl; column acc_norm task shared_tasks/log.jsonl)"
+shared 4 2 --out shared_again >/dev/null 2>&1
+check "shared rows: twice the same bits" same_checkpoint shared_plain4/step_00000020 shared_again/step_00000020
+shared 4 2 --out shared_parts --stop-after 7 >/dev/null 2>&1
+expect "stopped and resumed" 0 "saved   shared_parts/step_00000020" shared 4 2 --out shared_parts --resume
+check "with the same bits" same_checkpoint shared_plain4/step_00000020 shared_parts/step_00000020
+shared 4 2 --total-batch 0 --batch 3 --out shared_pinned --stop-after 7 >/dev/null 2>&1
+expect "a step has the tokens of the groups" 0 "120 tokens (2 x 3 x 20)" \
+    "$bin/train_llama3" --threads 1 --out shared_pinned --resume --stop-after 10
+check "also where one process goes on" grep -q '"total_batch": *120' shared_pinned/step_00000010/trainer_state.json
+rm -f "$RANKS_MEMORY"
+expect "or others share rows" 0 "120 tokens (1 x 6 x 20 x 1 group of 2 processes)" \
+    "$trainer" --ranks 2 --threads 1 --seq-parallel 2 --out shared_pinned --resume --batch 6
+expect "parts that do not divide the ranks" 1 "--seq-parallel: is 2, wanted a divisor of the 3 processes" shared 3 2 --out refused
+expect "a row" 1 "--seq-parallel: is 2, wanted a divisor of the 21 tokens of a row" shared 2 2 --seq 21 --total-batch 0 --out refused
+expect "the heads" 1 "--seq-parallel: is 4, wanted a divisor of the 2 key heads" shared 4 4 --out refused
+check "leave nothing behind" test ! -e refused
+
 # --- what one process does alone ---------------------------------------------------------------------------------------------
 
 expect "--help ends all ranks" 0 "--total-batch" "$trainer" --ranks 3 --help
@@ -113,6 +185,38 @@ ranks 3 --out exact --stop-after 7 >/dev/null 2>&1
 check "a checkpoint in 16 bits goes on alone" "$bin/train_llama3" --threads 1 --resume half/step_00000007 --out written \
     --export-dtype f32 --lr 0 --steps 8
 check "and its exact weights are written" cmp exact/step_00000007/model.safetensors written/step_00000008/model.safetensors
+
+# --- weights in shards (--zero 3): all ranks pass the layers at the same places, and write the weights together -----------------
+
+RANKS_ZERO=3
+export RANKS_ZERO
+expect "weights in shards" 0 "saved   parted/step_00000020" ranks 3 --out parted --sample-tokens 5 --sample-every 10
+for file in model state_rank00000 state_rank00001 state_rank00002; do
+    check "they are written whole: $file" cmp out3/step_00000020/$file.safetensors parted/step_00000020/$file.safetensors
+done
+check "with samples" test "$(grep -c '"event":"sample"' parted/log.jsonl)" -eq 2
+check "and the same validation" test "$(column loss val parted/log.jsonl)" = "$(column loss val out3/log.jsonl)"
+ranks 5 --model one/step_00000020 --lr 0 --steps 1 --batch 3 --total-batch 2880 --val-batches 4 --out evalzero >/dev/null 2>&1
+check "a rank without a batch passes one, too: the same digits" test "$(column loss val evalzero/log.jsonl)" = "$(column loss val eval1/log.jsonl)"
+ranks 2 --out parted_half --export-dtype bf16 --stop-after 7 >/dev/null 2>&1
+expect "a checkpoint in 16 bits goes on in other shards" 0 "saved   parted_half/step_00000020" ranks 3 --out parted_half --resume
+(
+    trap '' XFSZ
+    ulimit -f 128
+    timeout 60 "$trainer" --ranks 3 $flags --out full >"$tmp/stdout" 2>"$tmp/stderr"
+    echo $? >"$tmp/status"
+)
+check "a full disk ends all ranks" test "$(cat "$tmp/status")" -eq 1
+check "and is told" grep -q "^error: .*model.safetensors.*File too large" "$tmp/stderr"
+check "nothing half written stays" test -z "$(ls full | grep step_)"
+expect "steps that are not finite are named by all" 1 "is not finite, first in" ranks 3 --lr 1e3 --beta1 0 --beta2 0 --eps 1e-30 --weight-decay 1e3 --val-every 0 --steps 200 --out nan
+for of in plain sharded; do
+    [ $of = sharded ] && export RANKS_ZERO || unset RANKS_ZERO
+    ranks 3 --model one/step_00000020 --lora 3 --steps 5 --out lora_$of >/dev/null 2>&1
+    RANKS_ZERO=3
+done
+check "adapters in shards are written whole" cmp lora_plain/step_00000005/adapter_model.safetensors lora_sharded/step_00000005/adapter_model.safetensors
+unset RANKS_ZERO
 
 # --- ending ------------------------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ static size_t bucket_most = (size_t)64 << 20;  // a small limit cuts small model
 #include "llmc/base/float16.h"
 #include "llmc/base/threads.h"
 #include "llmc/dist/buckets.h"
+#include "llmc/dist/zero.h"
 #include "llmc/files/folder.h"
 #include "llmc/files/optimizer_state.h"
 
@@ -207,11 +208,19 @@ static void fill_mixed(float* x, size_t n, uint64_t seed) {
     }
 }
 
+/* ordered_sum() of fp32 (kind 0), bfloat16 (1) or half (2). */
+static double sum_kind(int kind, float* out, float** parts, uint16_t** bf16, uint16_t** f16, int ranks, size_t n, bool add) {
+    return kind == 0   ? ordered_sum(out, (const float* const*)parts, ranks, n, add)
+           : kind == 1 ? ordered_sum_16bit(out, (const uint16_t* const*)bf16, f32_from_bf16, ranks, n, add)
+                       : ordered_sum_16bit(out, (const uint16_t* const*)f16, f32_from_f16, ranks, n, add);
+}
+
 static void ranks_are_added_in_their_order(void) {
     enum { N = 1000 };
-    float *parts[MOST_RANKS], out[N];
+    float *parts[MOST_RANKS], out[N], before[N], wanted[N];
     uint16_t *bf16[MOST_RANKS], *f16[MOST_RANKS], narrow[N];
     size_t reversed_differs = 0;
+    fill_mixed(before, N, 77);
     for (int r = 0; r < MOST_RANKS; r++) {
         parts[r] = (float*)xmalloc(N * sizeof(float));
         bf16[r] = (uint16_t*)xmalloc(N * sizeof(uint16_t));
@@ -224,13 +233,11 @@ static void ranks_are_added_in_their_order(void) {
     }
     for (int ranks = 1; ranks <= MOST_RANKS; ranks++) {
         for (int kind = 0; kind < 3; kind++) {
-            const double squares = kind == 0   ? ordered_sum(out, (const float* const*)parts, ranks, N)
-                                   : kind == 1 ? ordered_sum_16bit(out, (const uint16_t* const*)bf16, f32_from_bf16, ranks, N)
-                                               : ordered_sum_16bit(out, (const uint16_t* const*)f16, f32_from_f16, ranks, N);
+            const double squares = sum_kind(kind, out, parts, bf16, f16, ranks, N, false);
             double all = 0;
             size_t wrong = 0;
             for (int i = 0; i < N; i++) {
-                volatile float sum = 0, reversed = 0;  // volatile: each addition is rounded
+                volatile float sum = 0, reversed = 0, both = 0;  // volatile: each addition is rounded
                 for (int r = 0; r < ranks; r++) {
                     const int back = ranks - 1 - r;
                     sum = sum + (kind == 0 ? parts[r][i] : kind == 1 ? f32_from_bf16(bf16[r][i]) : f32_from_f16(f16[r][i]));
@@ -239,9 +246,20 @@ static void ranks_are_added_in_their_order(void) {
                 wrong += float_bits(sum) != float_bits(out[i]);
                 reversed_differs += kind == 0 && float_bits(reversed) != float_bits(out[i]);
                 all += (double)out[i] * (double)out[i];
+                both = before[i] + sum;
+                wanted[i] = both;
             }
             CHECK(wrong == 0, "%d ranks, kind %d: %zu sums are wrong", ranks, kind, wrong);
             CHECK(fabs(squares - all) <= 1e-12 * all, "%d ranks: the squares add up to %g, wanted %g", ranks, squares, all);
+            // the next micro-batch of a step: its sum is added to what is there
+            float added[N];
+            memcpy(added, before, sizeof added);
+            const double squares_added = sum_kind(kind, added, parts, bf16, f16, ranks, N, true);
+            all = 0;
+            for (int i = 0; i < N; i++) { all += (double)wanted[i] * (double)wanted[i]; }
+            CHECK(memcmp(added, wanted, sizeof added) == 0, "%d ranks, kind %d: a sum is added otherwise", ranks, kind);
+            CHECK(fabs(squares_added - all) <= 1e-12 * all, "%d ranks: added squares are %g, wanted %g", ranks, squares_added,
+                  all);
         }
     }
     CHECK(reversed_differs > N, "the order makes no difference: the test cannot fail");
@@ -251,16 +269,115 @@ static void ranks_are_added_in_their_order(void) {
     // the sum may take the place of a part; one rank's is its own, bit for bit; a NaN of any rank stays
     parts[0][0] = -0.0f;
     memcpy(out, parts[0], sizeof out);
-    ordered_sum(parts[0], (const float* const*)parts, 1, N);
+    ordered_sum(parts[0], (const float* const*)parts, 1, N, false);
     CHECK(memcmp(out, parts[0], sizeof out) == 0, "one rank's gradients are changed");
     parts[5][7] = NAN;
-    ordered_sum(out, (const float* const*)parts, 9, N);
-    ordered_sum(parts[3], (const float* const*)parts, 9, N);
+    ordered_sum(out, (const float* const*)parts, 9, N, false);
+    ordered_sum(parts[3], (const float* const*)parts, 9, N, false);
     CHECK(isnan(out[7]) && isnan(parts[3][7]) && memcmp(out, parts[3], sizeof out) == 0, "the sum in the place of a part");
     for (int r = 0; r < MOST_RANKS; r++) {
         free(parts[r]);
         free(bf16[r]);
         free(f16[r]);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// ZeRO 2 and 3: the ring of gradients, and that of gathered blocks
+
+/* Checks the ring of one model's gradients: a bucket lies in one part, neighbours lie in different ones, and the tensors of all
+ * blocks at the same places, so that the gaps between them stay as they are. */
+static void check_gradient_ring(const char* name, const ModelConfig* c, int ranks) {
+    ParamTable t = param_table_for(c, ranks);
+    Buckets list = buckets_list(&t);
+    const GradientRing r = gradient_ring_of(&t, c->num_layers, c->tied);
+    int before = -1;
+    size_t first = 0, last = 0;
+    for (int i = 0; i < list.count; i++) {
+        const Bucket* b = &list.items[i];
+        const int part = gradient_part(&r, b->first, &first);
+        const bool same = gradient_part(&r, b->first + b->count - 1, &last) == part && last == first && first <= b->first;
+        const bool begins = i == 0 || b->layer != list.items[i - 1].layer;
+        const int wanted = gradient_part_of(b->layer, c->num_layers, c->tied);
+        CHECK(same && part == wanted, "%s, %d ranks: bucket %d lies in part %d, wanted %d", name, ranks, i, part, wanted);
+        CHECK(!begins || first == b->first, "%s: bucket %d does not begin its part", name, i);
+        CHECK(!begins || part != before, "%s: bucket %d takes the part of the one before", name, i);
+        before = part;
+    }
+    for (int i = 0; i < t.count; i++) {
+        const Param* p = &t.items[i];
+        const int part = gradient_part(&r, p->offset, &first);
+        if (p->layer < 0) { continue; }
+        CHECK(p->offset - first == param_offset(&t, p->kind, 0) - r.first_block, "%s: %s lies elsewhere than in block 0", name,
+              p->name);
+        CHECK(part >= PART_BLOCK && part < GRADIENT_PARTS, "%s: part %d", name, part);
+    }
+    buckets_free(&list);
+    param_table_free(&t);
+}
+
+static void gradients_take_turns_in_a_ring(void) {
+    for (int ranks = 2; ranks <= 64; ranks *= 2) {
+        const ModelConfig small = preset("d3", 300), one = preset("d1", 97);
+        check_gradient_ring("d3", &small, ranks);
+        check_gradient_ring("d1", &one, ranks);
+        for (size_t i = 0; i < sizeof presets / sizeof *presets; i++) {
+            const ModelConfig c = preset(presets[i].name, 0);
+            check_gradient_ring(presets[i].name, &c, ranks);
+        }
+    }
+}
+
+/* The slots as a device would see them: work is done in the order in which it is queued. */
+typedef struct {
+    GatherRing ring;
+    int holds[GATHER_SLOTS];  // the block in each slot once all that is queued is done
+    int gathers, late;        // gathers, and those of them that a block needs at once
+} Gathering;
+
+/* Asks for block l, as a layer does. */
+static void ask_for(Gathering* g, int l) {
+    int list[GATHER_SLOTS];
+    const int count = gather_ring_next(&g->ring, l, list);
+    for (int i = 0; i < count; i++) {
+        const int slot = list[i] % GATHER_SLOTS;
+        // all that is queued before, the device waits for; but block l itself computes from now on
+        CHECK(g->holds[slot] != l, "block %d is overwritten by %d while it computes", l, list[i]);
+        g->holds[slot] = list[i];
+        g->gathers++;
+        g->late += list[i] == l;
+    }
+    CHECK(g->holds[l % GATHER_SLOTS] == l, "block %d computes with the weights of %d", l, g->holds[l % GATHER_SLOTS]);
+    CHECK(g->holds[0] != g->holds[1] || g->holds[0] < 0, "a block lies in two slots");
+}
+
+static void pass_begins(Gathering* g) {
+    gather_ring_reset(&g->ring);
+    for (int i = 0; i < GATHER_SLOTS; i++) { g->holds[i] = -1; }  // after an update they are stale
+    g->gathers = g->late = 0;
+}
+
+static void blocks_are_gathered_in_time(void) {
+    for (int L = 1; L <= 12; L++) {
+        Gathering g;
+        memset(&g, 0, sizeof g);
+        g.ring.blocks = L;
+        for (int again = 0; again < 2; again++) {  // a micro-step: forward, and backward, which may ask twice (recompute)
+            pass_begins(&g);
+            for (int l = 0; l < L; l++) { ask_for(&g, l); }
+            CHECK(g.gathers == L && g.late == 1, "%d blocks: forward gathers %d, %d late", L, g.gathers, g.late);
+            for (int l = L - 1; l >= 0; l--) {
+                ask_for(&g, l);
+                ask_for(&g, l);
+            }
+            const int wanted = L > GATHER_SLOTS ? 2 * L - GATHER_SLOTS : L;
+            CHECK(g.gathers == wanted && g.late == 1, "%d blocks: a micro-step gathers %d, %d late", L, g.gathers, g.late);
+        }
+        for (int again = 0; again < 3; again++) {  // tokens of a sample
+            pass_begins(&g);
+            for (int l = 0; l < L; l++) { ask_for(&g, l); }
+            CHECK(g.gathers == L && g.late == 1, "%d blocks: a token gathers %d, %d late", L, g.gathers, g.late);
+        }
     }
 }
 
@@ -322,7 +439,7 @@ static double step_shards(const Update* own, const ParamTable* t, const Buckets*
             const ArenaRange shard = shard_of(&list->items[k], rank, t->ranks);
             const float* parts[MOST_RANKS];
             for (int r = 0; r < t->ranks; r++) { parts[r] = grads[r] + shard.first; }
-            mine += ordered_sum(own[rank].g + at, parts, t->ranks, shard.count);
+            mine += ordered_sum(own[rank].g + at, parts, t->ranks, shard.count, false);
             update_range(&own[rank], t, shard.first, shard.count, at, hyper_of(step, norm));
             at += shard.count;
         }
@@ -806,6 +923,8 @@ int main(void) {
     RUN(adapters_are_shared_out_equally);
     RUN(each_element_has_one_owner_and_each_owner_one_element);
     RUN(ranks_are_added_in_their_order);
+    RUN(gradients_take_turns_in_a_ring);
+    RUN(blocks_are_gathered_in_time);
     RUN(adamw_on_shards_gives_the_bits_of_the_whole);
     RUN(any_number_of_ranks_reads_the_shards_of_any_other);
     RUN(a_rank_reads_no_more_than_it_owns);

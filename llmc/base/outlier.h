@@ -27,8 +27,14 @@ LLMC_HOST_DEVICE static inline double outlier_update(Outlier* o, double x) {
     double z = NAN;
     if (o->count == OUTLIER_WINDOW) {
         double mean = 0.0, variance = 0.0;
+#ifdef __CUDA_ARCH__
+#pragma unroll 8  // the whole window would not fit into a thread's registers
+#endif
         for (int i = 0; i < OUTLIER_WINDOW; i++) { mean += o->values[i]; }
         mean /= OUTLIER_WINDOW;
+#ifdef __CUDA_ARCH__
+#pragma unroll 8
+#endif
         for (int i = 0; i < OUTLIER_WINDOW; i++) { variance += (o->values[i] - mean) * (o->values[i] - mean); }
         variance /= OUTLIER_WINDOW;
         z = variance > 0.0 ? (x - mean) / sqrt(variance) : (x == mean ? 0.0 : INFINITY * (x - mean));

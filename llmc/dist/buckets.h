@@ -132,14 +132,15 @@ static inline ArenaRanges shard_ranges(const Buckets* list, int rank) {
 // ---------------------------------------------------------------------------------------------------------------------
 // the sum in rank order
 
-/* out (n) = parts[0] + parts[1] + ... of all ranks, (n) each, added from left to right in fp32. `out` may be one of
- * the parts. Returns
- * the sum of the squares of `out` in double: this slice's share of the gradient's norm. */
-static inline double ordered_sum(float* out, const float* const* parts, int ranks, size_t n) {
+/* out (n) = parts[0] + parts[1] + ... of all ranks, (n) each, added from left to right in fp32; with `add`, `out` plus this sum
+ * (ZeRO 2: the next micro-batch of a step). `out` may be one of the parts. Returns the sum of the squares of `out` in double:
+ * this slice's share of the gradient's norm. */
+static inline double ordered_sum(float* out, const float* const* parts, int ranks, size_t n, bool add) {
     double squares = 0;
     for (size_t i = 0; i < n; i++) {
         float sum = parts[0][i];
         for (int r = 1; r < ranks; r++) { sum += parts[r][i]; }
+        if (add) { sum = out[i] + sum; }
         out[i] = sum;
         squares += (double)sum * (double)sum;
     }
@@ -147,11 +148,13 @@ static inline double ordered_sum(float* out, const float* const* parts, int rank
 }
 
 /* The same of 16-bit slices. `wide` is f32_from_bf16 or f32_from_f16 (base/float16.h). */
-static inline double ordered_sum_16bit(float* out, const uint16_t* const* parts, float (*wide)(uint16_t), int ranks, size_t n) {
+static inline double ordered_sum_16bit(float* out, const uint16_t* const* parts, float (*wide)(uint16_t), int ranks, size_t n,
+                                       bool add) {
     double squares = 0;
     for (size_t i = 0; i < n; i++) {
         float sum = wide(parts[0][i]);
         for (int r = 1; r < ranks; r++) { sum += wide(parts[r][i]); }
+        if (add) { sum = out[i] + sum; }
         out[i] = sum;
         squares += (double)sum * (double)sum;
     }

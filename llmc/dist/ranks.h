@@ -278,4 +278,20 @@ static inline int ranks_device(const Ranks* r, int visible) {
     return visible < r->local_ranks ? -1 : r->local_rank;
 }
 
+/* The place of a rank among those of its host. */
+typedef struct {
+    int local_rank, local_ranks;
+} RankPlace;
+
+/* Returns the number of hosts, if several have equally many ranks each, more than one, and those of a host are neighbours in
+ * their order; else 1.   places: (ranks) */
+static inline int ranks_hosts(const RankPlace* places, int ranks) {
+    const int most = places[0].local_ranks;
+    if (most <= 1 || most >= ranks || ranks % most != 0) { return 1; }
+    for (int i = 0; i < ranks; i++) {
+        if (places[i].local_ranks != most || places[i].local_rank != i % most) { return 1; }
+    }
+    return ranks / most;
+}
+
 #endif

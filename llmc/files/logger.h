@@ -4,6 +4,8 @@
  *   {"event":"step","step":7,"loss":3.9,"gnorm":0.8,"lr":0.0003,"ms":41.2,"tok_s":24854.4,
  *    "seconds":0.9,"tokens":7168}   since this process began; of the run so far   ("skipped": why, if it was; of several
  *       sources "sources": the loss on each one's tokens in the order of --train, null for one without a row)
+ *       with --fp8 "quantised":{"weight":[0.0001,0.02],..}: of each kind of tensor the share of values that became zero, and
+ *       that of those with fewer bits (subnormals), in a sample
  *   {"event":"val","step":..,"loss":..,"bpb":..}   {"event":"sample","step":..,"text":".."}
  *   {"event":"task","step":..,"file":"..","acc":..,"acc_norm":..,"questions":..}   one for each file of --tasks
  *   {"event":"slowest","step":..,"rank":..,"host":"..","busy_ms":..,"others_ms":..}   of several ranks (run/slowest.h)
@@ -29,6 +31,7 @@
 #include "llmc/files/mix.h"            // defines: SourceLosses
 #include "llmc/files/output.h"         // defines: open_output, is_open_file
 #include "llmc/files/trainer_state.h"  // defines: TrainerState
+#include "llmc/quantise.h"             // defines: QuantiseCounts, NUM_QUANTISED, quantised_names
 #include "llmc/run/options.h"          // defines: Options, options_json, trainer_name
 
 typedef struct {
@@ -213,9 +216,10 @@ static inline void log_run(FILE* f, const TrainerState* s) {
 }
 
 /* Logs the first line: all that is needed to repeat the run. `machine` is run_machine()'s text, `precision` is FP32, BF16
- * or FP16, `tokens` counts the tokens of the training files. */
+ * or FP16, `tokens` counts the tokens of the training files, head_rows is that of head_rows.h, or 0. */
 static inline bool log_config(Logger* g, const TrainerState* s, const Options* o, int argc, char** argv, const ModelConfig* c,
-                              const ParamTable* t, const char* precision, const char* machine, uint64_t tokens, Error* e) {
+                              const ParamTable* t, const char* precision, const char* machine, uint64_t tokens, int head_rows,
+                              Error* e) {
     FILE* f = logger_begin(g, "config");
     log_text(f, "version", LLMC_VERSION);
     log_time(f);
@@ -236,6 +240,7 @@ static inline bool log_config(Logger* g, const TrainerState* s, const Options* o
     if (c->rope_llama3) { log_double(f, "rope_factor", c->rope_factor); }
     fputc('}', f);
     log_int(f, "train_tokens", (int64_t)tokens);
+    if (head_rows > 0) { log_int(f, "head_rows", head_rows); }
     return logger_end(g, e);
 }
 
@@ -248,11 +253,26 @@ static inline void log_sources(FILE* f, const SourceLosses* sources) {
     fputc(']', f);
 }
 
+/* Logs shares of counts (NUM_QUANTISED); nothing if there are none. */
+static inline void log_quantised(FILE* f, const QuantiseCounts* counts) {
+    if (counts[QUANTISED_WEIGHT].values == 0) { return; }
+    log_key(f, "quantised");
+    for (int i = 0; i < NUM_QUANTISED; i++) {
+        const QuantiseCounts* c = &counts[i];
+        fprintf(f, "%c\"%s\":[", i ? ',' : '{', quantised_names[i]);
+        json_write_double(f, (double)c->flushed / (double)c->values);
+        fputc(',', f);
+        json_write_double(f, (double)c->subnormal / (double)c->values);
+        fputc(']', f);
+    }
+    fputc('}', f);
+}
+
 /* Logs one optimizer step: `step` counts from 1, `ms` is its whole time, `seconds` the time since the process began, `tokens`
- * those trained on since the run began, `skipped` the reason for a skipped update or NULL. */
+ * those trained on since the run began, `quantised` the counts of --fp8, `skipped` the reason for a skipped update or NULL. */
 static inline bool log_step(Logger* g, int64_t step, double loss, double gnorm, double lr, double ms, double tok_s,
-                            double seconds, int64_t tokens, int64_t trained, const SourceLosses* sources, const char* skipped,
-                            Error* e) {
+                            double seconds, int64_t tokens, int64_t trained, const SourceLosses* sources,
+                            const QuantiseCounts quantised[NUM_QUANTISED], const char* skipped, Error* e) {
     FILE* f = logger_begin(g, "step");
     log_int(f, "step", step);
     log_double(f, "loss", loss);
@@ -262,6 +282,7 @@ static inline bool log_step(Logger* g, int64_t step, double loss, double gnorm, 
     log_int(f, "tokens", tokens);
     if (trained >= 0) { log_int(f, "trained", trained); }
     if (sources->count > 0) { log_sources(f, sources); }
+    log_quantised(f, quantised);
     if (skipped) { log_text(f, "skipped", skipped); }
     return logger_end(g, e);
 }

@@ -3,6 +3,7 @@
 #ifndef LLMC_DEBUG_CUH
 #define LLMC_DEBUG_CUH
 
+#include "llmc/config.h"  // defines: ParamTable
 #include "llmc/gpu/cuda_common.cuh"
 #include "llmc/gpu/finite.cuh"    // defines: FiniteIndex, ALL_FINITE, first_not_finite_cuda
 #include "llmc/run/not_finite.h"  // defines: NamedTensor, TENSOR_TEXT, tensor_element_text
@@ -27,6 +28,17 @@ static inline bool debug_name(const NamedTensor* list, int count, void* scratch,
         if (first == ALL_FINITE) { continue; }
         tensor_element_text(&list[i], (size_t)first, name);
         return true;
+    }
+    return false;
+}
+
+/* The same of the tensors of an arena. */
+static inline bool debug_name_params(const ParamTable* t, const floatX* arena, void* scratch, cudaStream_t stream,
+                                     char name[TENSOR_TEXT]) {
+    for (int i = 0; i < t->count; i++) {
+        const Param* p = &t->items[i];
+        const NamedTensor w = {p->name, -1, arena + p->offset, false, p->rows, p->cols, p->cols};
+        if (debug_name(&w, 1, scratch, stream, name)) { return true; }
     }
     return false;
 }

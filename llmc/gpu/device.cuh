@@ -14,8 +14,10 @@
 #include "llmc/matmul.cuh"           // defines: MatmulContext, matmul_create
 #include "llmc/matmul_tune.cuh"      // defines: matmul_load_plans, matmul_save_plans
 #include "llmc/dist/ranks.h"         // defines: Ranks, ranks_device
+#include "llmc/run/head_rows.h"      // defines: LLMC_HEAD_ROWS, HEAD_ROWS_LEAST
 #include "llmc/run/mfu.h"            // defines: gpu_peak_flops
 #include "llmc/run/session.h"        // defines: Session
+#include "llmc/run/together.h"       // defines: together_take_first
 
 #include <dlfcn.h>
 
@@ -95,6 +97,7 @@ static inline Device device_open(const Options* o, const Ranks* ranks, bool trai
             "tells what would fit into a GPU of 80 GiB",
             why);
     }
+    if (o->tf32 && sizeof(floatX) != 4) { die_usage("--tf32: this is a build for %s, wanted PRECISION=FP32", PRECISION_NAME); }
     const int card = ranks_device(ranks, count);
     if (card < 0) { die("%d ranks are on this host, wanted at most %d, one for each GPU", ranks->local_ranks, count); }
     CUDA_CHECK(cudaSetDevice(card));
@@ -124,8 +127,10 @@ static inline void device_close(Device* d) {
 /* Writes what the results depend on besides the run's options and plans: "BF16, CUDA 12.8 for 900, cuBLASLt 120803, NVIDIA
  * H200". */
 static inline void device_build(const Device* d, char* out, size_t cap) {
-    snprintf(out, cap, "%s, CUDA %d.%d for %s, cuBLASLt %zu, %.80s", PRECISION_NAME, __CUDACC_VER_MAJOR__, __CUDACC_VER_MINOR__,
-             TEXT_OF_MACRO(__CUDA_ARCH_LIST__), cublasLtGetVersion(), d->name);
+    char head[32] = "";
+    if (LLMC_HEAD_ROWS != HEAD_ROWS_LEAST) { snprintf(head, sizeof head, ", head rows %d", LLMC_HEAD_ROWS); }
+    snprintf(out, cap, "%s, CUDA %d.%d for %s, cuBLASLt %zu, %.80s%s", PRECISION_NAME, __CUDACC_VER_MAJOR__,
+             __CUDACC_VER_MINOR__, TEXT_OF_MACRO(__CUDA_ARCH_LIST__), cublasLtGetVersion(), d->name, head);
 }
 
 /* Returns the bytes that this process may use, its context included: --max-memory, or all that others leave. */
@@ -144,17 +149,48 @@ static inline bool device_save_plans(MatmulContext* matmul, const char* folder, 
     return path_join(path, folder, PLAN_NAME, e) && matmul_save_plans(matmul, path, e);
 }
 
-/* Reads --plan, or else the checkpoint's plans, which another card or cuBLASLt cannot use. */
-static inline void device_load_plans(MatmulContext* matmul, const Session* s) {
-    const Options* o = &s->options;
-    char path[PATH_CAP];
+/* Finds the plan file: --plan, or else that of the checkpoint that a run goes on from. Returns false if there is none. */
+static inline bool device_plan_path(const Session* s, char path[PATH_CAP]) {
     Error e = NO_ERROR;
-    if (o->plan) {
-        must(matmul_load_plans(matmul, o->plan, &e), &e);
-    } else if (s->resumed && folder_has(s->model_dir, PLAN_NAME)) {
-        must(path_join(path, s->model_dir, PLAN_NAME, &e), &e);
-        if (!matmul_load_plans(matmul, path, &e)) { warn("%s: cuBLASLt chooses again, so the bits may differ", e.msg); }
+    if (s->options.plan) {
+        snprintf(path, PATH_CAP, "%s", s->options.plan);
+        return true;
     }
+    if (!s->resumed || !folder_has(s->model_dir, PLAN_NAME)) { return false; }
+    must(path_join(path, s->model_dir, PLAN_NAME, &e), &e);
+    return true;
+}
+
+/* Reads the plan file. One that another card or cuBLASLt has made is not used, with one warning. */
+static inline void device_load_plans(MatmulContext* matmul, const Session* s) {
+    char path[PATH_CAP];
+    bool elsewhere = false;
+    Error e = NO_ERROR;
+    if (!device_plan_path(s, path) || matmul_load_plans(matmul, path, &elsewhere, &e)) { return; }
+    if (s->options.plan && !elsewhere) { must(false, &e); }
+    if (s->rank == 0) { warn("%s: cuBLASLt chooses again, so the bits may differ", e.msg); }
+}
+
+/* Tells, once the products of a training step have been made, if the plan file lacks some: it is that of other shapes. */
+static inline void device_check_plans(const MatmulContext* matmul, const Session* s) {
+    char path[PATH_CAP];
+    if (matmul->num_unsaved == 0 || s->rank > 0 || !device_plan_path(s, path)) { return; }
+    warn(
+        "%s: has no choice that runs here for %d of the %d matrix products of a step: cuBLASLt chooses for them, so the bits "
+        "may differ",
+        path, matmul->num_unsaved, matmul->num_plans);
+}
+
+/* Lets all ranks use rank 0's algorithms for the products made so far: their own heuristics may have chosen otherwise. They have the
+ * same card and cuBLASLt (device_build). */
+static inline void device_share_plans(MatmulContext* matmul, Team* team) {
+    if (!team) { return; }
+    int count = matmul->num_plans;
+    MatmulChoice* choices = matmul_choices(matmul);
+    together_take_first(team, &count, sizeof count);
+    together_take_first(team, choices, (size_t)count * sizeof *choices);
+    if (team->run.rank > 0) { matmul_adopt(matmul, choices, count); }
+    free(choices);
 }
 
 #endif

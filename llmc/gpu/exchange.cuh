@@ -1,6 +1,7 @@
 /* exchange.cuh -- what the ranks of a run exchange between their GPUs: gradients, which the owner of each shard adds up in rank
- * order, and the weights that it has updated (ZeRO 1: every rank holds all weights and gradients, and the optimizer state of
- * its own shards, dist/buckets.h).
+ * order, and the weights that it has updated. Every rank holds the optimizer state of its own shards (dist/buckets.h). In ZeRO 1
+ * it holds all weights and gradients; in ZeRO 2 gradients pass through a ring (gradients.cuh); in ZeRO 3 it holds its shards of
+ * the blocks' weights (gathered.cuh).
  *
  *   compute    forward ... backward of block l | ... of block l - 1 ...          | decide | AdamW of bucket 0 | of bucket 1 ...
  *   exchange               all-to-all of block l, its sum in rank order | ... | norms | all-gather of bucket 0 | ... of 1 ...
@@ -9,43 +10,76 @@
  * needs. Gradients and weights travel as bytes, and only our kernels add: the bits depend neither on NCCL's algorithms nor on
  * the time at which something arrives. A gradient is rounded once, when its rank computes it, and all sums are fp32.
  *
- * Sends belong to the last micro-step of a step and are captured in its graph. So are the waits for weights, whose events lie
- * outside of the graph.
+ * Across hosts, whose network is slower, a sum has two levels: the ranks of a host exchange what belongs to the ranks with the
+ * same place on all hosts, add it up in rank order, and send that sum on, once for the whole host and in fp32. The owner adds
+ * up the hosts' in their order. That is done where all hosts have equally many ranks, which are neighbours.
+ *
+ *   rank h L + l of H hosts with L ranks   grads (H, L, shard) -> landing (L, H, shard) -> sum of the host (H, shard)
+ *                                          -> to the ranks l of all hosts (H, shard) -> sum (shard)
+ *
+ * ZeRO 1: sends belong to the last micro-step of a step and are captured in its graph. So are the waits for weights, whose
+ * events lie outside of the graph.
+ *
+ * ZeRO 2 and 3: every micro-step sends, and its sums are added to those before it (fp32, so its gradients may have 16 bits
+ * however many there are). A part of the ring is written again when what was in it has gone:
+ *
+ *   compute    | block l              | block l - 1          | block l - 2, where l was: waits for the send of l | ...
+ *   exchange                          | send l, sum          | send l - 1, sum                                   | ...
+ *
+ * At the end of a micro-step the compute stream waits for the exchange, which a captured stream has to. So the last send, that
+ * of the embedding, is not hidden; and nothing else need be remembered from one graph to the next.
+ *
+ * No deadlock is possible: all collectives are on one stream, in an order that the host's calls decide, the same on all ranks.
+ * The k-th can begin when those before it are done and this rank's compute stream has come to a point that depends on none
+ * after it. So by induction over k each one is begun by all ranks, and ends.
  */
 #ifndef LLMC_EXCHANGE_CUH
 #define LLMC_EXCHANGE_CUH
 
-#include "llmc/dist/buckets.h"      // defines: Bucket, Buckets, shard_of
+#include "llmc/dist/buckets.h"      // defines: Bucket, Buckets
+#include "llmc/dist/zero.h"         // defines: GRADIENT_PARTS
 #include "llmc/gpu/layers.cuh"      // defines: Gradient
 #include "llmc/gpu/nccl.cuh"        // defines: NcclGroup, NcclId, nccl_join, nccl_all_to_all, nccl_all_gather
-#include "llmc/gpu/step_state.cuh"  // defines: StepState
-#include "llmc/run/together.h"      // defines: together_ok, together_take_first
+#include "llmc/gpu/profile.cuh"     // defines: Profiler, Op
+#include "llmc/gpu/step_state.cuh"  // defines: StepState, step_computed_cuda, norm_finish_cuda
+#include "llmc/run/together.h"      // defines: together_ok, together_gather, together_hosts
 
 enum { SUM_BLOCKS = 264, SUM_THREADS = 256, JOIN_SECONDS = 120 };
+
+/* The connections of a run's ranks: of all; if sums have two levels, of those on this host, and of those with this one's place
+ * on each host. */
+typedef struct {
+    NcclGroup *all, *inside, *across;
+    int hosts;  // 1: sums have one level
+} Links;
 
 typedef struct {
     int rank, ranks;  // ranks <= 1: nothing is exchanged, and all functions do nothing
     Buckets buckets;  // of the trained tensors
     float* sums;      // (shard_elements) the gradients of this rank's shards, added up over the ranks
     void* landing;    // (ranks, shard) one bucket's, as they arrive: float or floatX
+    float* of_hosts;  // (2, hosts, shard) the host's sums, then what arrives of them from all hosts
     float* norms;     // (ranks, norm_elements) gradients of the norms, which are small: every rank adds up all of them
     size_t norm_elements;
-    double* partials;              // (buckets + 1, SUM_BLOCKS) sums of squares: of the buckets, then of the norms
-    StepState* states;             // (ranks)
-    NcclGroup* group;              // NULL: the model is not trained
-    cudaStream_t compute, stream;  // the model's, and that of the exchange
-    cudaEvent_t* ready;            // (buckets) the gradients are complete
-    cudaEvent_t* updated;          // (buckets) AdamW has been there
-    cudaEvent_t* gathered;         // (buckets) all weights are there
-    cudaEvent_t summed;            // the norms are complete, and all sums are there
+    double* partials;                  // (buckets + 1, SUM_BLOCKS) sums of squares: of the buckets, then of the norms
+    StepState* states;                 // (ranks)
+    Links links;                       // all zero: the model is not trained
+    cudaStream_t compute, stream;      // the model's, and that of the exchange
+    Profiler* profiler;                // NULL: none
+    cudaEvent_t* ready;                // (buckets) the gradients are complete
+    cudaEvent_t* updated;              // (buckets) AdamW has been there
+    cudaEvent_t* gathered;             // (buckets) all weights are there
+    cudaEvent_t summed;                // the norms are complete, and all sums are there
+    cudaEvent_t sent[GRADIENT_PARTS];  // of the ring: what was in it has gone
 } Exchange;
 
 // ---------------------------------------------------------------------------------------------------------------------
 // kernels
 
-/* out (n) = parts[0] + parts[1] + ... of all ranks, (n) each, added in rank order in fp32: ordered_sum() of dist/buckets.h.
- * Each block writes the sum of squares of its share of `out` to partials (SUM_BLOCKS). n is a multiple of a vector. */
-template <typename Grad>
+/* out (n) = parts[0] + parts[1] + ... of all ranks, (n) each, added in rank order in fp32; with ADD `out` plus this sum:
+ * ordered_sum() of dist/buckets.h. Each block writes the sum of squares of its share of `out` to partials (SUM_BLOCKS). n is a
+ * multiple of a vector. */
+template <typename Grad, bool ADD>
 __global__ void __launch_bounds__(SUM_THREADS)
     ordered_sum_kernel(float* out, double* partials, const Grad* parts, int ranks, size_t n) {
     constexpr int W = VECTOR<Grad>;
@@ -62,6 +96,11 @@ __global__ void __launch_bounds__(SUM_THREADS)
 #pragma unroll
             for (int k = 0; k < W; k++) { sum.v[k] += to_float(part.v[k]); }
         }
+        if constexpr (ADD) {
+            const Vec<float, W> before = load_stream<W>(out + i);
+#pragma unroll
+            for (int k = 0; k < W; k++) { sum.v[k] = before.v[k] + sum.v[k]; }
+        }
 #pragma unroll
         for (int k = 0; k < W; k++) { square += sum.v[k] * sum.v[k]; }
         squares += (double)square;
@@ -72,14 +111,24 @@ __global__ void __launch_bounds__(SUM_THREADS)
 }
 
 /* Adds up gradients (ranks, n) as above. */
-static inline void ordered_sum_cuda(float* out, double* partials, const void* parts, bool fp32, int ranks, size_t n,
-                                    cudaStream_t stream) {
+template <bool ADD>
+static void ordered_sum_with(float* out, double* partials, const void* parts, bool fp32, int ranks, size_t n,
+                             cudaStream_t stream) {
     if (fp32) {
-        ordered_sum_kernel<float><<<SUM_BLOCKS, SUM_THREADS, 0, stream>>>(out, partials, (const float*)parts, ranks, n);
+        ordered_sum_kernel<float, ADD><<<SUM_BLOCKS, SUM_THREADS, 0, stream>>>(out, partials, (const float*)parts, ranks, n);
     } else {
-        ordered_sum_kernel<floatX><<<SUM_BLOCKS, SUM_THREADS, 0, stream>>>(out, partials, (const floatX*)parts, ranks, n);
+        ordered_sum_kernel<floatX, ADD><<<SUM_BLOCKS, SUM_THREADS, 0, stream>>>(out, partials, (const floatX*)parts, ranks, n);
     }
     CUDA_CHECK_LAUNCH("ordered_sum_kernel");
+}
+
+static inline void ordered_sum_cuda(float* out, double* partials, const void* parts, bool fp32, int ranks, size_t n, bool add,
+                                    cudaStream_t stream) {
+    if (add) {
+        ordered_sum_with<true>(out, partials, parts, fp32, ranks, n, stream);
+    } else {
+        ordered_sum_with<false>(out, partials, parts, fp32, ranks, n, stream);
+    }
 }
 
 /* Replaces the sums of a step by those over the ranks, added in rank order. */
@@ -100,31 +149,6 @@ __global__ void add_states_kernel(StepState* s, const StepState* states, int ran
 // ---------------------------------------------------------------------------------------------------------------------
 // opening
 
-/* Refuses what several ranks cannot do yet. The exact weights of a 16-bit build lie in shards, one on each rank, and rank 0,
- * which writes the model, has only its own. */
-static inline void exchange_check(const Session* s) {
-    const Options* o = &s->options;
-    if (s->ranks == 1 || !job_trains(s->job)) { return; }
-    if (o->tune) {
-        die("--tune: each of %d processes would choose its own plans, wanted one GPU\n"
-            "  hint: --tune --plan FILE on one GPU, then all read them with --plan FILE",
-            s->ranks);
-    }
-    if (sizeof(floatX) == 4) { return; }
-    if (s->config.lora.rank > 0) {
-        die("--lora: each of %d processes holds the exact adapters of its shards alone, wanted one GPU, or a build for FP32\n"
-            "  hint: train adapters without --gpus",
-            s->ranks);
-    }
-    if (o->export_dtype == EXPORT_F32) {
-        const char* own = IS_BF16 ? "bf16" : "f16";
-        die("--export-dtype f32: each of %d processes holds the exact weights of its shards alone, wanted auto, bf16 or f16\n"
-            "  hint: --export-dtype %s keeps them in the checkpoint's state, and a run that goes on from there on one GPU with "
-            "--export-dtype f32 writes them",
-            s->ranks, own);
-    }
-}
-
 /* Returns the elements of the largest bucket. */
 static inline size_t exchange_most(const Buckets* list) {
     size_t most = 0;
@@ -138,17 +162,31 @@ static inline cudaEvent_t* exchange_events(const Exchange* x) {
     return events;
 }
 
-/* Connects the GPUs of the ranks. Ends the run if one of them cannot. Returns the group, for exchange_close(). */
-static inline NcclGroup* exchange_join(Session* s) {
+/* Connects the GPUs of the ranks first, first + step, ..., of which there are `count` and this is one; all ranks call this, each
+ * for its own group, which `first` invites. Ends the run if one of them cannot. Returns what nccl_leave() and free() end. */
+static inline NcclGroup* exchange_join_some(Session* s, int first, int step, int count) {
     NcclGroup* group = (NcclGroup*)xmalloc(sizeof *group);
-    NcclId id;
+    NcclId id, *all = (NcclId*)xcalloc((size_t)s->ranks, sizeof *all);
     Error e = NO_ERROR;
     memset(&id, 0, sizeof id);
-    if (!together_ok(s->team, s->rank > 0 || nccl_invite(&id, &e), &e)) { together_die(s, &e); }
-    together_take_first(s->team, &id, sizeof id);
-    const bool joined = nccl_join(group, &id, s->rank, s->ranks, JOIN_SECONDS, &e);
+    if (!together_ok(s->team, s->rank != first || nccl_invite(&id, &e), &e)) { together_die(s, &e); }
+    together_gather(s->team, &id, sizeof id, all);
+    const bool joined = nccl_join(group, &all[first], (s->rank - first) / step, count, JOIN_SECONDS, &e);
     if (!together_ok(s->team, joined, &e)) { together_die(s, &e); }
+    free(all);
     return group;
+}
+
+/* Connects the ranks. exchange_unlink() frees. */
+static inline Links exchange_join(Session* s) {
+    Links links = {exchange_join_some(s, 0, 1, s->ranks), NULL, NULL, together_hosts(s->team)};
+    if (links.hosts > 1) {
+        const int most = s->ranks / links.hosts, place = s->rank % most;
+        links.inside = exchange_join_some(s, s->rank - place, 1, most);
+        links.across = exchange_join_some(s, place, most, links.hosts);
+        printf("hosts   %d of %d ranks: gradients are added up on each host first\n", links.hosts, most);
+    }
+    return links;
 }
 
 /* Makes the stream and the events. The model lays out the buffers. */
@@ -162,11 +200,15 @@ static inline void exchange_open(Exchange* x, cudaStream_t compute) {
     x->updated = exchange_events(x);
     x->gathered = exchange_events(x);
     CUDA_CHECK(cudaEventCreateWithFlags(&x->summed, cudaEventDisableTiming));
+    for (int i = 0; i < GRADIENT_PARTS; i++) { CUDA_CHECK(cudaEventCreateWithFlags(&x->sent[i], cudaEventDisableTiming)); }
 }
 
 static inline void exchange_close(Exchange* x) {
     if (x->ranks <= 1) { return; }
-    if (x->group) { nccl_leave(x->group); }
+    NcclGroup* const groups[] = {x->links.across, x->links.inside, x->links.all};
+    for (int i = 0; i < 3; i++) {
+        if (groups[i]) { nccl_leave(groups[i]); }
+    }
     for (int i = 0; i < x->buckets.count; i++) {
         CUDA_CHECK(cudaEventDestroy(x->ready[i]));
         CUDA_CHECK(cudaEventDestroy(x->updated[i]));
@@ -176,27 +218,81 @@ static inline void exchange_close(Exchange* x) {
     free(x->updated);
     free(x->gathered);
     CUDA_CHECK(cudaEventDestroy(x->summed));
+    for (int i = 0; i < GRADIENT_PARTS; i++) { CUDA_CHECK(cudaEventDestroy(x->sent[i])); }
     CUDA_CHECK(cudaStreamDestroy(x->stream));
+}
+
+/* Behind the last nccl_free(). */
+static inline void exchange_unlink(Exchange* x) {
+    free(x->links.across);
+    free(x->links.inside);
+    free(x->links.all);
 }
 
 /* Takes memory that is exchanged. */
 static inline cudaError_t exchange_alloc(const Exchange* x, void** memory, size_t bytes) {
-    return nccl_alloc(x->group, memory, bytes) ? cudaSuccess : cudaErrorMemoryAllocation;
+    return nccl_alloc(x->links.all, memory, bytes) ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // gradients to their owners
 
-/* Sends the gradients of a bucket, which the compute stream has queued all work for, and adds up the shard of this rank.
- * grads: (bucket's count) */
-static inline void exchange_send(Exchange* x, int bucket, Gradient grads) {
+/* Returns the elements of of_hosts. */
+static inline size_t exchange_of_hosts(const Exchange* x) {
+    const size_t hosts = (size_t)x->links.hosts;
+    return hosts > 1 ? 2 * hosts * (exchange_most(&x->buckets) / (size_t)x->ranks) : 0;
+}
+
+/* Replaces the gradients (hosts, ranks of a host, shard) by what the ranks of all hosts have added up of this rank's shard,
+ * (hosts, shard) in fp32. Returns these. */
+static inline const float* exchange_on_hosts(Exchange* x, Gradient grads, size_t shard, double* unused) {
+    const int hosts = x->links.hosts, most = x->ranks / hosts;
+    const size_t bytes = shard * (grads.fp32 ? sizeof(float) : sizeof(floatX)), n = (size_t)hosts * shard;
+    float *sums = x->of_hosts, *arrived = sums + n;
+    {
+        Op op(x->profiler, x->stream, "gradients on a host", 0, (double)(most - 1) * hosts * (double)bytes);
+        nccl_all_to_all_parts(x->links.inside, grads.data, x->landing, bytes, hosts, x->stream, "the exchange on a host");
+        ordered_sum_cuda(sums, unused, x->landing, grads.fp32, most, n, false, x->stream);
+    }
+    Op op(x->profiler, x->stream, "gradients across", 0, (double)(hosts - 1) * (double)shard * sizeof(float));
+    nccl_all_to_all(x->links.across, sums, arrived, shard * sizeof(float), x->stream, "the exchange across hosts");
+    return arrived;
+}
+
+/* Sends the gradients of a bucket, which the compute stream has queued all work for, and adds up the shard of this rank; with
+ * `add`, onto the sums of the micro-steps before.   grads: (bucket's count) */
+static inline void exchange_send(Exchange* x, int bucket, Gradient grads, bool add) {
     const Bucket* b = &x->buckets.items[bucket];
     const size_t shard = b->count / (size_t)x->ranks, bytes = shard * (grads.fp32 ? sizeof(float) : sizeof(floatX));
     float* sum = x->sums + b->first / (size_t)x->ranks;
     CUDA_CHECK(cudaEventRecord(x->ready[bucket], x->compute));
     CUDA_CHECK(cudaStreamWaitEvent(x->stream, x->ready[bucket]));
-    nccl_all_to_all(x->group, grads.data, x->landing, bytes, x->stream, "the exchange of gradients");
-    ordered_sum_cuda(sum, x->partials + (size_t)bucket * SUM_BLOCKS, x->landing, grads.fp32, x->ranks, shard, x->stream);
+    double* partials = x->partials + (size_t)bucket * SUM_BLOCKS;
+    if (x->links.hosts > 1) {
+        const float* arrived = exchange_on_hosts(x, grads, shard, partials);
+        ordered_sum_cuda(sum, partials, arrived, true, x->links.hosts, shard, add, x->stream);
+        return;
+    }
+    {
+        Op op(x->profiler, x->stream, "gradients to owners", 0, (double)(x->ranks - 1) * (double)bytes);
+        nccl_all_to_all(x->links.all, grads.data, x->landing, bytes, x->stream, "the exchange of gradients");
+    }
+    Op op(x->profiler, x->stream, "sum in rank order", 0, (double)x->ranks * (double)bytes + (double)shard * sizeof(float));
+    ordered_sum_cuda(sum, partials, x->landing, grads.fp32, x->ranks, shard, add, x->stream);
+}
+
+/* Behind the sends from a part of the ring; exchange_await_sent() lets the compute stream wait until they are done. */
+static inline void exchange_sent(Exchange* x, int part) { CUDA_CHECK(cudaEventRecord(x->sent[part], x->stream)); }
+static inline void exchange_await_sent(const Exchange* x, int part) {
+    Op op(x->profiler, x->compute, "wait: gradients", 0, 0);
+    CUDA_CHECK(cudaStreamWaitEvent(x->compute, x->sent[part]));
+}
+
+/* At the end of a micro-step that another one follows: lets the compute stream wait for all that was queued. */
+static inline void exchange_pause(Exchange* x) {
+    Op op(x->profiler, x->compute, "wait: gradients", 0, 0);
+    CUDA_CHECK(cudaEventRecord(x->summed, x->stream));
+    CUDA_CHECK(cudaStreamWaitEvent(x->compute, x->summed));
 }
 
 /* Behind the last send: adds up the gradients of the norms (norm_elements, in place) and the sums of the step over the ranks,
@@ -205,15 +301,17 @@ static inline void exchange_finish(Exchange* x, StepState* state, float* norms) 
     if (x->ranks <= 1) { return; }
     const int count = x->buckets.count * SUM_BLOCKS;
     double* of_norms = x->partials + count;
+    step_computed_cuda(state, x->compute);
+    Op wait(x->profiler, x->compute, "wait: gradients", 0, 0);
     CUDA_CHECK(cudaEventRecord(x->summed, x->compute));
     CUDA_CHECK(cudaStreamWaitEvent(x->stream, x->summed));
-    norm_finish_kernel<<<1, 1024, 0, x->stream>>>(state, x->partials, count);
-    nccl_all_gather(x->group, state, x->states, sizeof(StepState), x->stream, "the exchange of losses");
+    norm_finish_cuda(state, x->partials, count, x->stream);
+    nccl_all_gather(x->links.all, state, x->states, sizeof(StepState), x->stream, "the exchange of losses");
     add_states_kernel<<<1, 1, 0, x->stream>>>(state, x->states, x->ranks);
     if (x->norm_elements > 0) {
-        nccl_all_gather(x->group, norms, x->norms, x->norm_elements * sizeof(float), x->stream, "the exchange of norms");
-        ordered_sum_cuda(norms, of_norms, x->norms, true, x->ranks, x->norm_elements, x->stream);
-        norm_finish_kernel<<<1, 1024, 0, x->stream>>>(state, of_norms, SUM_BLOCKS);
+        nccl_all_gather(x->links.all, norms, x->norms, x->norm_elements * sizeof(float), x->stream, "the exchange of norms");
+        ordered_sum_cuda(norms, of_norms, x->norms, true, x->ranks, x->norm_elements, false, x->stream);
+        norm_finish_cuda(state, of_norms, SUM_BLOCKS, x->stream);
     }
     CUDA_CHECK_LAUNCH("add_states_kernel");
     CUDA_CHECK(cudaEventRecord(x->summed, x->stream));
@@ -223,34 +321,40 @@ static inline void exchange_finish(Exchange* x, StepState* state, float* norms) 
 // ---------------------------------------------------------------------------------------------------------------------
 // weights to all
 
-/* Gathers the weights of a bucket, whose shards the compute streams of their owners have updated. `arena`: of the trained
- * tensors */
-static inline void exchange_gather(Exchange* x, int bucket, floatX* arena) {
+/* Gathers the weights (bucket's count) of a bucket, whose shards the compute streams of their owners have updated. */
+static inline void exchange_gather(Exchange* x, int bucket, floatX* weights) {
     const Bucket* b = &x->buckets.items[bucket];
-    const ArenaRange mine = shard_of(b, x->rank, x->ranks);
+    const size_t shard = b->count / (size_t)x->ranks;
     CUDA_CHECK(cudaEventRecord(x->updated[bucket], x->compute));
     CUDA_CHECK(cudaStreamWaitEvent(x->stream, x->updated[bucket]));
-    nccl_all_gather(x->group, arena + mine.first, arena + b->first, mine.count * sizeof(floatX), x->stream,
+    Op op(x->profiler, x->stream, "weights to all", 0, (double)(x->ranks - 1) * (double)shard * sizeof(floatX));
+    nccl_all_gather(x->links.all, weights + (size_t)x->rank * shard, weights, shard * sizeof(floatX), x->stream,
                     "the exchange of weights");
     CUDA_CHECK(cudaEventRecord(x->gathered[bucket], x->stream));
+}
+
+/* Lets the compute stream wait for an event of the exchange that a captured graph may not hold. */
+static inline void exchange_await_outer(const Exchange* x, cudaEvent_t event) {
+    cudaStreamCaptureStatus status;
+    Op op(x->profiler, x->compute, "wait: weights", 0, 0);
+    CUDA_CHECK(cudaStreamIsCapturing(x->compute, &status));
+    const unsigned flags = status == cudaStreamCaptureStatusActive ? cudaEventWaitExternal : cudaEventWaitDefault;
+    CUDA_CHECK(cudaStreamWaitEvent(x->compute, event, flags));
 }
 
 /* Lets the compute stream wait for the weights of a layer: -1 the embedding, the number of layers final norm and head. */
 static inline void exchange_await(const Exchange* x, int layer) {
     if (x->ranks <= 1) { return; }
-    cudaStreamCaptureStatus status;
-    CUDA_CHECK(cudaStreamIsCapturing(x->compute, &status));
-    const unsigned flags = status == cudaStreamCaptureStatusActive ? cudaEventWaitExternal : cudaEventWaitDefault;
     for (int i = 0; i < x->buckets.count; i++) {
         if (x->buckets.items[i].layer != layer) { continue; }
         const bool last = i + 1 == x->buckets.count || x->buckets.items[i + 1].layer != layer;
-        if (last) { CUDA_CHECK(cudaStreamWaitEvent(x->compute, x->gathered[i], flags)); }  // they arrive in order
+        if (last) { exchange_await_outer(x, x->gathered[i]); }  // they arrive in order
     }
 }
 
 /* Lets the compute stream wait for all weights. */
 static inline void exchange_settle(const Exchange* x) {
-    if (x->ranks > 1) { CUDA_CHECK(cudaStreamWaitEvent(x->compute, x->gathered[x->buckets.count - 1])); }
+    if (x->ranks > 1) { exchange_await_outer(x, x->gathered[x->buckets.count - 1]); }
 }
 
 #endif

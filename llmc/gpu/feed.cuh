@@ -12,12 +12,13 @@ enum { IN_FLIGHT = 2 };  // steps or batches that may be queued
 
 typedef struct {
     int B, T;
+    int parts;   // T is the tokens of one of so many parts of a row (--seq-parallel); starts are those of whole rows
     int32_t* x;  // (B, T) on the device: the model's tokens and targets
     int32_t* y;
-    int32_t* starts;             // (B, T) on the device: where each token's document starts in its row; NULL: a row is one
-    int32_t* starts_room;        // what it points to, if data has documents; else NULL
-    int32_t* sources;            // (B) of each row, if the data has several
-    int32_t* host[IN_FLIGHT];    // (2, B, T), (B) and, with starts_room, (B, T) pinned: x, y, sources, starts
+    int32_t* starts;           // (B, T parts) on the device: where each token's document starts in its row; NULL: a row is one
+    int32_t* starts_room;      // what it points to, if data has documents; else NULL
+    int32_t* sources;          // (B) of each row, if the data has several
+    int32_t* host[IN_FLIGHT];  // (2, B, T), (B) and, with starts_room, (B, T parts) pinned: x, y, sources, starts
     int32_t* device[IN_FLIGHT];  // the same on the device
     cudaEvent_t copied[IN_FLIGHT], consumed[IN_FLIGHT];
     cudaStream_t stream, copy_stream;  // the model's, and the feed's own
@@ -42,8 +43,19 @@ static inline void feed_close(Feed* f) {
     CUDA_CHECK(cudaStreamDestroy(f->copy_stream));
 }
 
-/* Returns the elements of a slot. */
-static inline size_t feed_slot(size_t B, size_t T, bool documents) { return (documents ? 3 : 2) * B * T + B; }
+/* Returns the elements of a slot with so many starts. */
+static inline size_t feed_slot(size_t B, size_t T, size_t starts) { return 2 * B * T + B + starts; }
+
+/* Returns the starts of a batch. */
+static inline size_t feed_starts(const Feed* f) { return (size_t)f->B * f->T * f->parts; }
+
+/* Makes a batch of zeros, for micro-steps whose results nobody reads. */
+static inline void feed_clear(const Feed* f) {
+    const size_t bytes = (size_t)f->B * f->T * sizeof(int32_t);
+    CUDA_CHECK(cudaMemsetAsync(f->x, 0, bytes, f->stream));
+    CUDA_CHECK(cudaMemsetAsync(f->y, 0, bytes, f->stream));
+    if (f->starts) { CUDA_CHECK(cudaMemsetAsync(f->starts, 0, feed_starts(f) * sizeof(int32_t), f->stream)); }
+}
 
 /* Decides whether rows of `data` are one document each. Steps captured in a graph keep what was decided before. */
 static inline void feed_aim(Feed* f, const BatchSource* data) { f->starts = data->starts ? f->starts_room : NULL; }
@@ -51,12 +63,12 @@ static inline void feed_aim(Feed* f, const BatchSource* data) { f->starts = data
 /* Queues the next batch of `data` for x and y, and starts if it has some. Queues nothing if it cannot be read. */
 static inline bool feed_next(Feed* f, const BatchSource* data, Error* e) {
     const size_t N = (size_t)f->B * f->T, B = data->num_sources > 0 ? f->B : 0, starts = 2 * N + f->B;
-    const size_t count = data->starts ? starts + N : 2 * N + B;
+    const size_t num_starts = feed_starts(f), count = data->starts ? starts + num_starts : 2 * N + B;
     const int slot = (int)(f->batches % IN_FLIGHT);
     CUDA_CHECK(cudaEventSynchronize(f->copied[slot]));  // the copy of IN_FLIGHT batches ago: frees the pinned memory
     if (!batch_read(data, f->B, f->T, f->host[slot], f->host[slot] + N, e)) { return false; }
     if (B > 0) { memcpy(f->host[slot] + 2 * N, data->sources, B * sizeof(int32_t)); }
-    if (data->starts) { memcpy(f->host[slot] + starts, data->starts, N * sizeof(int32_t)); }
+    if (data->starts) { memcpy(f->host[slot] + starts, data->starts, num_starts * sizeof(int32_t)); }
     feed_aim(f, data);
     f->batches++;
     CUDA_CHECK(cudaStreamWaitEvent(f->copy_stream, f->consumed[slot]));
@@ -71,8 +83,8 @@ static inline bool feed_next(Feed* f, const BatchSource* data, Error* e) {
             cudaMemcpyAsync(f->sources, f->device[slot] + 2 * N, B * sizeof(int32_t), cudaMemcpyDeviceToDevice, f->stream));
     }
     if (data->starts) {
-        CUDA_CHECK(
-            cudaMemcpyAsync(f->starts, f->device[slot] + starts, N * sizeof(int32_t), cudaMemcpyDeviceToDevice, f->stream));
+        CUDA_CHECK(cudaMemcpyAsync(f->starts, f->device[slot] + starts, num_starts * sizeof(int32_t), cudaMemcpyDeviceToDevice,
+                                   f->stream));
     }
     CUDA_CHECK(cudaEventRecord(f->consumed[slot], f->stream));
     return true;

@@ -12,6 +12,7 @@
 #include "llmc/gpu/profile.cuh"      // defines: Profiler, Op
 #include "llmc/lora.cuh"             // defines: lora_forward_cuda, lora_backward_input_cuda, lora_backward_weight_cuda
 #include "llmc/matmul.cuh"           // defines: matmul_forward_cuda, matmul_backward_input_cuda, matmul_backward_weight_cuda
+#include "llmc/quantise.cuh"         // defines: QuantisedRows
 #include "llmc/rmsnorm.cuh"          // defines: rmsnorm_forward_cuda, rmsnorm_backward_cuda
 #include "llmc/rope.cuh"             // defines: rope_forward_cuda
 #include "llmc/swiglu.cuh"           // defines: swiglu_forward_cuda, swiglu_backward_cuda
@@ -20,8 +21,10 @@
 typedef struct {
     cudaStream_t stream;
     MatmulContext* matmul;
-    void* scratch;       // for the layers that need it
-    Profiler* profiler;  // NULL: off
+    void* scratch;            // for the layers that need it
+    Profiler* profiler;       // NULL: off
+    QuantisedRows quantised;  // room for one factor of a product in fp8 (gpu/fp8.cuh)
+    QuantiseCounts* counts;   // (NUM_QUANTISED) on the device, of what is quantised; or NULL
 } Queue;
 
 /* The gradient of a tensor, in fp32 or floatX. */

@@ -62,7 +62,9 @@ static inline void nccl_leave(NcclGroup* g) { (void)g; }
 static inline bool nccl_alloc(NcclGroup*, void**, size_t) { return false; }
 static inline void nccl_free(const NcclGroup*, void*) {}
 static inline void nccl_all_to_all(const NcclGroup*, const void*, void*, size_t, cudaStream_t, const char*) {}
+static inline void nccl_all_to_all_parts(const NcclGroup*, const void*, void*, size_t, int, cudaStream_t, const char*) {}
 static inline void nccl_all_gather(const NcclGroup*, const void*, void*, size_t, cudaStream_t, const char*) {}
+static inline void nccl_broadcast(const NcclGroup*, void*, size_t, int, cudaStream_t, const char*) {}
 
 #else
 
@@ -274,6 +276,23 @@ static inline void nccl_free(const NcclGroup* g, void* memory) {
     if (g->api.MemFree(memory) != ncclSuccess) { die("NCCL: memory could not be given back"); }
 }
 
+/* Sends parts (k, r) of `from` (count, ranks, bytes) to rank r, and puts what rank r sent here into parts (r, k) of `to`
+ * (ranks, count, bytes). */
+static inline void nccl_all_to_all_parts(const NcclGroup* g, const void* from, void* to, size_t bytes, int count,
+                                         cudaStream_t stream, const char* what) {
+    const Nccl* n = &g->api;
+    nccl_must(g, n->GroupStart(), what);
+    for (int r = 0; r < g->ranks; r++) {
+        for (int k = 0; k < count; k++) {
+            const char* part = (const char*)from + ((size_t)k * (size_t)g->ranks + (size_t)r) * bytes;
+            char* place = (char*)to + ((size_t)r * (size_t)count + (size_t)k) * bytes;
+            nccl_must(g, n->Send(part, bytes, ncclUint8, r, g->comm, stream), what);
+            nccl_must(g, n->Recv(place, bytes, ncclUint8, r, g->comm, stream), what);
+        }
+    }
+    nccl_must(g, n->GroupEnd(), what);
+}
+
 /* Sends part r of `from` (ranks, bytes) to rank r, and puts what rank r sent here into part r of `to` (ranks, bytes). */
 static inline void nccl_all_to_all(const NcclGroup* g, const void* from, void* to, size_t bytes, cudaStream_t stream,
                                    const char* what) {
@@ -282,18 +301,19 @@ static inline void nccl_all_to_all(const NcclGroup* g, const void* from, void* t
         nccl_must(g, n->AlltoAll(from, to, bytes, ncclUint8, g->comm, stream), what);
         return;
     }
-    nccl_must(g, n->GroupStart(), what);
-    for (int r = 0; r < g->ranks; r++) {
-        nccl_must(g, n->Send((const char*)from + (size_t)r * bytes, bytes, ncclUint8, r, g->comm, stream), what);
-        nccl_must(g, n->Recv((char*)to + (size_t)r * bytes, bytes, ncclUint8, r, g->comm, stream), what);
-    }
-    nccl_must(g, n->GroupEnd(), what);
+    nccl_all_to_all_parts(g, from, to, bytes, 1, stream, what);
 }
 
 /* Puts every rank's `from` (bytes) into its part of `to` (ranks, bytes). `from` may be this rank's part of `to`. */
 static inline void nccl_all_gather(const NcclGroup* g, const void* from, void* to, size_t bytes, cudaStream_t stream,
                                    const char* what) {
     nccl_must(g, g->api.AllGather(from, to, bytes, ncclUint8, g->comm, stream), what);
+}
+
+/* Puts rank `root`'s `memory` (bytes) into that of all ranks. */
+static inline void nccl_broadcast(const NcclGroup* g, void* memory, size_t bytes, int root, cudaStream_t stream,
+                                  const char* what) {
+    nccl_must(g, g->api.Broadcast(memory, memory, bytes, ncclUint8, root, g->comm, stream), what);
 }
 
 #endif  // LLMC_NCCL

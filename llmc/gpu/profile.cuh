@@ -1,23 +1,37 @@
 /* profile.cuh -- shows where a step's time goes: ranges for Nsight's timeline and, with --profile, a table of all operations
  * with their share of the card's limits. layers.cuh and train_llama3.cu make an Op for each operation.
+ *
+ * What several GPUs exchange runs on a stream beside the step's, and has a table of its own. Of its time, hidden is what the
+ * step does not wait for: operations "wait: ..." of the step's stream are the rest.
  */
 #ifndef LLMC_PROFILE_CUH
 #define LLMC_PROFILE_CUH
 
 #include "llmc/gpu/cuda_common.cuh"  // defines: ProfileRange, CUDA_CHECK
 
+constexpr double FP8_RATE = 2;  // operations in fp8 for one in BF16, on cards of compute capability 9.0
 enum { PROFILE_MAX = 16384, PROFILE_ROWS = 128 };
 
 typedef struct {
     const char* name;
     double flops, bytes;  // the least the operation must do and move
+    double rate;          // of the operations, as a multiple of the build's type
+    bool beside;          // on another stream than the step's
     cudaEvent_t begin, end;
 } ProfiledOp;
 
 typedef struct {
     ProfiledOp ops[PROFILE_MAX];
     int count;
+    cudaStream_t stream;  // the step's
 } Profiler;
+
+/* Makes a profiler of the steps on this stream, for free(). */
+static inline Profiler* profiler_new(cudaStream_t stream) {
+    Profiler* p = (Profiler*)xcalloc(1, sizeof *p);
+    p->stream = stream;
+    return p;
+}
 
 /* The range of one block's pass. */
 struct LayerRange {
@@ -35,12 +49,15 @@ struct Op {
     ProfileRange range;
     ProfiledOp* op = NULL;
     cudaStream_t stream;
-    Op(Profiler* profiler, cudaStream_t on, const char* name, double flops, double bytes) : range(name), stream(on) {
+    Op(Profiler* profiler, cudaStream_t on, const char* name, double flops, double bytes, double rate = 1)
+        : range(name), stream(on) {
         if (!profiler || profiler->count == PROFILE_MAX) { return; }
         op = &profiler->ops[profiler->count++];
         op->name = name;
         op->flops = flops;
         op->bytes = bytes;
+        op->rate = rate;
+        op->beside = on != profiler->stream;
         CUDA_CHECK(cudaEventCreate(&op->begin));
         CUDA_CHECK(cudaEventCreate(&op->end));
         CUDA_CHECK(cudaEventRecord(op->begin, stream));
@@ -55,6 +72,7 @@ static inline double measure_copy(void* memory, size_t bytes, cudaStream_t strea
     enum { REPEATS = 5 };
     cudaEvent_t begin, end;
     float ms[REPEATS];
+    CUDA_CHECK(cudaDeviceSynchronize());  // what a step sends may still be on its way
     bytes = size_min(bytes / 2, (size_t)2 << 30);
     CUDA_CHECK(cudaEventCreate(&begin));
     CUDA_CHECK(cudaEventCreate(&end));
@@ -75,6 +93,7 @@ typedef struct {
     const char* name;
     int calls;
     double ms, flops, bytes;
+    double rate;  // as in ProfiledOp
 } ProfileRow;
 
 static inline int compare_rows(const void* a, const void* b) {
@@ -82,17 +101,19 @@ static inline int compare_rows(const void* a, const void* b) {
     return (x < y) - (x > y);
 }
 
-/* Sums the operations by name, the longest first; returns the number of rows. */
-static inline int profile_sum(const Profiler* p, ProfileRow rows[PROFILE_ROWS]) {
+/* Sums the operations of the step, or those beside it, by name, the longest first; returns the number of rows. */
+static inline int profile_sum(const Profiler* p, bool beside, ProfileRow rows[PROFILE_ROWS]) {
     int count = 0;
     for (int i = 0; i < p->count; i++) {
         float ms = 0;
         int k = 0;
+        if (p->ops[i].beside != beside) { continue; }
         CUDA_CHECK(cudaEventElapsedTime(&ms, p->ops[i].begin, p->ops[i].end));
         while (k < count && strcmp(rows[k].name, p->ops[i].name) != 0) { k++; }
         if (k == PROFILE_ROWS) { continue; }
         if (k == count) { memset(&rows[count++], 0, sizeof *rows); }
         rows[k].name = p->ops[i].name;
+        rows[k].rate = p->ops[i].rate;
         rows[k].calls++;
         rows[k].ms += ms;
         rows[k].flops += p->ops[i].flops;
@@ -102,13 +123,34 @@ static inline int profile_sum(const Profiler* p, ProfileRow rows[PROFILE_ROWS]) 
     return count;
 }
 
+/* Returns amount / ms; 0 of what took no time that an event can tell, as a wait for what is there. */
+static inline double profile_rate(double amount, double ms) { return ms > 0 ? amount / ms : 0; }
+
+/* Prints what ran beside a step that waited for it `waited` ms. */
+static inline void print_exchange(const Profiler* p, double waited) {
+    ProfileRow rows[PROFILE_ROWS];
+    const int count = profile_sum(p, true, rows);
+    double total = 0;
+    if (count == 0) { return; }
+    printf("%-20s %6s %9s %7s %9s %9s\n", "beside the step", "calls", "ms", "", "", "GB/s");
+    for (int i = 0; i < count; i++) {
+        total += rows[i].ms;
+        printf("%-20s %6d %9.3f %7s %9s %9.0f\n", rows[i].name, rows[i].calls, rows[i].ms, "", "",
+               profile_rate(rows[i].bytes, rows[i].ms) * 1e-6);
+    }
+    printf("exchange: %.2f ms, of which the step waited for %.2f ms\n", total, waited);
+}
+
 /* Prints the operations of one finished step. An operation's last column is its share of the nearer ceiling: the card's peak in
- * FLOP/s, or the bandwidth `copy` (TB/s). step_ms: the whole step's time */
+ * FLOP/s (for products in fp8 twice as high), or the bandwidth `copy` (TB/s). step_ms: the whole step's time */
 static inline void print_profile(const Profiler* p, double peak_flops, double copy, double step_ms) {
     ProfileRow rows[PROFILE_ROWS];
-    const int count = profile_sum(p, rows);
-    double total = 0;
-    for (int i = 0; i < count; i++) { total += rows[i].ms; }
+    const int count = profile_sum(p, false, rows);
+    double total = 0, waited = 0;
+    for (int i = 0; i < count; i++) {
+        total += rows[i].ms;
+        waited += strncmp(rows[i].name, "wait: ", 6) == 0 ? rows[i].ms : 0;
+    }
     printf(
         "profile of one step: %.2f ms, of which %.2f ms in these; ceilings: %.0f TFLOP/s (data sheet), copy %.2f TB/s "
         "(measured)\n",
@@ -117,11 +159,12 @@ static inline void print_profile(const Profiler* p, double peak_flops, double co
     printf("%-20s %6s %9s %7s %9s %9s %8s\n", "operation", "calls", "ms", "share", "TFLOP/s", "GB/s", "ceiling");
     for (int i = 0; i < count; i++) {
         const ProfileRow* r = &rows[i];
-        const double tflops = r->flops / r->ms * 1e-9, gbs = r->bytes / r->ms * 1e-6;
-        const double by_flops = peak_flops > 0 ? tflops * 1e12 / peak_flops : 0, by_bytes = gbs * 1e-3 / copy;
+        const double tflops = profile_rate(r->flops, r->ms) * 1e-9, gbs = profile_rate(r->bytes, r->ms) * 1e-6;
+        const double by_flops = peak_flops > 0 ? tflops * 1e12 / (peak_flops * r->rate) : 0, by_bytes = gbs * 1e-3 / copy;
         printf("%-20s %6d %9.3f %6.1f%% %9.1f %9.0f %7.1f%%\n", r->name, r->calls, r->ms, 100 * r->ms / total, tflops, gbs,
                100 * (by_flops > by_bytes ? by_flops : by_bytes));
     }
+    print_exchange(p, waited);
 }
 
 #endif

@@ -35,6 +35,7 @@ typedef struct {
     cudaEvent_t begin[IN_FLIGHT], end[IN_FLIGHT];
     cudaGraphExec_t micro[MICRO_KINDS];  // NULL: not captured
     int64_t queued, reported;            // steps, counted from the schedule's step 0
+    double busy_ms;                      // until the backward pass of the step reported last was done; 0: one GPU
     cudaStream_t stream;
 
     const float* losses;            // (N) of the batch, on the device
@@ -54,15 +55,21 @@ static inline void steps_open(Steps* t, cudaStream_t stream) {
     }
 }
 
+/* Lets go of all graphs, which may still run. */
+static inline void steps_release(Steps* t) {
+    for (int kind = 0; kind < MICRO_KINDS; kind++) {
+        if (t->micro[kind]) { CUDA_CHECK(cudaGraphExecDestroy(t->micro[kind])); }
+        t->micro[kind] = NULL;
+    }
+}
+
 static inline void steps_close(Steps* t) {
     for (int i = 0; i < IN_FLIGHT; i++) {
         CUDA_CHECK(cudaEventDestroy(t->begin[i]));
         CUDA_CHECK(cudaEventDestroy(t->end[i]));
         CUDA_CHECK(cudaEventDestroy(t->losses_end[i]));
     }
-    for (int kind = 0; kind < MICRO_KINDS; kind++) {
-        if (t->micro[kind]) { CUDA_CHECK(cudaGraphExecDestroy(t->micro[kind])); }
-    }
+    steps_release(t);
 }
 
 /* Puts a run's state on the device: a checkpoint's, or a new one. */
@@ -109,6 +116,7 @@ static inline StepResult steps_wait(Steps* t, const StepPlan* plan) {
     CUDA_CHECK(cudaEventSynchronize(t->end[slot]));
     CUDA_CHECK(cudaEventElapsedTime(&ms, t->begin[slot], t->end[slot]));
     const StepState* s = t->result[slot];
+    t->busy_ms = 1e-6 * (double)(s->computed - s->began);
     TrainerState* run = plan->run;
     run->step = (uint64_t)t->reported;
     run->tokens += plan->tokens;
@@ -128,6 +136,7 @@ static inline StepResult steps_wait(Steps* t, const StepPlan* plan) {
     r.trained = s->trained;
     r.sources = s->sources;
     r.sources.count = plan->data.num_sources;
+    memcpy(r.quantised, s->quantised, sizeof r.quantised);
     return r;
 }
 

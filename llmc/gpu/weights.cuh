@@ -23,6 +23,10 @@ typedef struct {
     bool bf16_moments;
     Buckets shards;  // one rank of several holds master, m and v of its shards alone; else all zero
     int rank;
+    // ZeRO 3: `params` lacks the blocks, elements [blocks_first, blocks_end), of which `own` holds this rank's shards
+    Buckets blocks;  // of all weights; else all zero
+    size_t blocks_first, blocks_end;
+    floatX* own;
     cudaStream_t stream;
 
     // pieces on their way between host and device, several at a time
@@ -75,6 +79,25 @@ static inline void* master_at(const WeightArena* a, size_t at) {
     return a->master && local != SIZE_MAX ? (char*)a->master + local * master_bytes(a->master_kind) : NULL;
 }
 
+/* Returns where the weight of element `at` lies, and in *run how many of those behind it follow it there. NULL: they are shards
+ * of other ranks. */
+static inline floatX* weight_at(const WeightArena* a, size_t at, size_t* run) {
+    size_t local = 0;
+    *run = SIZE_MAX;
+    if (a->blocks.ranks <= 1) { return a->params + at; }
+    if (at >= a->blocks_end) { return a->params + (at - (a->blocks_end - a->blocks_first)); }
+    *run = at < a->blocks_first ? a->blocks_first - at : shard_left(&a->blocks, at);
+    if (at < a->blocks_first) { return a->params + at; }
+    const bool here = shard_local(&a->blocks, a->rank, at, &local);
+    return here ? a->own + (local - a->blocks_first / (size_t)a->blocks.ranks) : NULL;
+}
+
+/* Returns where a weight lies that is trained, by this rank. */
+static inline floatX* trained_at(const WeightArena* a, size_t at) {
+    size_t run = 0;
+    return a->trained == a->params ? weight_at(a, at, &run) : a->trained + at;
+}
+
 /* Sets n weights from element `at` of `weights`, and their master weights if these are trained. Returns when `src` is free
  * again, before the device has them all. */
 static inline void store_piece(WeightArena* a, floatX* weights, size_t at, size_t n, const float* src) {
@@ -84,8 +107,11 @@ static inline void store_piece(WeightArena* a, floatX* weights, size_t at, size_
     CUDA_CHECK(cudaMemcpyAsync(a->staging[slot], a->pinned[slot], n * sizeof(float), cudaMemcpyHostToDevice, a->stream));
     for (size_t i = 0, run; i < n; i += run) {
         void* master = weights == a->trained ? master_at(a, at + i) : NULL;
-        run = weights == a->trained ? size_min(state_run(a, at + i), n - i) : n;
-        master_set_cuda(weights + at + i, master, master ? a->master_kind : MASTER_NONE, a->staging[slot] + i, run, a->stream);
+        floatX* to = weights == a->params ? weight_at(a, at + i, &run) : weights + at + i;
+        if (weights != a->params) { run = n; }
+        run = size_min(run, size_min(weights == a->trained ? state_run(a, at + i) : n, n - i));
+        if (!to) { continue; }  // of another rank
+        master_set_cuda(to, master, master ? a->master_kind : MASTER_NONE, a->staging[slot] + i, run, a->stream);
     }
     CUDA_CHECK(cudaEventRecord(a->staged[slot], a->stream));
 }
@@ -112,7 +138,7 @@ static inline void copy_out_staged(const WeightArena* a, float* dst, size_t n) {
     memcpy(dst, a->pinned[0], n * sizeof(float));
 }
 
-/* The weights that the model computes with. */
+/* The weights that the model computes with, where a rank has all of them (else collect.cuh). */
 static bool fetch_weights(void* arena, const Param* p, size_t first, size_t n, float* dst, Error* e) {
     const WeightArena* a = (const WeightArena*)arena;
     (void)e;
@@ -127,7 +153,7 @@ static bool fetch_trained(void* arena, const Param* p, size_t first, size_t n, f
     const size_t at = p->offset + first;
     void* master = master_at(a, at);
     (void)e;
-    master_get_cuda(a->staging[0], a->trained + at, master, master ? a->master_kind : MASTER_NONE, n, a->stream);
+    master_get_cuda(a->staging[0], trained_at(a, at), master, master ? a->master_kind : MASTER_NONE, n, a->stream);
     copy_out_staged(a, dst, n);
     return true;
 }

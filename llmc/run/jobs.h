@@ -10,6 +10,7 @@
 #include "llmc/run/generate.h"
 #include "llmc/run/memory.h"
 #include "llmc/run/progress.h"
+#include "llmc/run/row_parts.h"
 #include "llmc/run/sampler.h"
 #include "llmc/run/session.h"
 #include "llmc/run/together.h"
@@ -60,7 +61,7 @@ static inline void job_check_memory(const Trainer* t, const Session* s, FILE* sc
     if (screen) { print_memory(screen, &table, have); }
     char what[3 * PATH_CAP];
     job_memory_text(t, s, what, sizeof what);
-    must(memory_check(&table, have, what, o, s->ranks, job_memory_need, &question, &e), &e);
+    must(memory_check(&table, have, what, o, session_share(s).groups, job_memory_need, &question, &e), &e);
 }
 
 /* Creates a model with the weights of the session's folder, or newly initialized. */
@@ -97,7 +98,7 @@ static inline void job_open_generator(const Trainer* t, const Session* s, void* 
 // losses of batches: on validation data, and on --tasks
 
 /* Gets the losses of one batch. */
-typedef void (*TakeLosses)(void* ctx, const float* losses /* (B, T) */, uint64_t batch);
+typedef void (*TakeLosses)(void* ctx, const float* losses /* (B, T / parts) */, uint64_t batch);
 
 /* Gives the losses of `batches` batches of `data` to take(). While the device works on a batch, the host takes the losses of
  * the previous one. Returns false if the data cannot be read, or without an error if a signal asked for the end. */
@@ -126,22 +127,25 @@ typedef struct {
     DataLoader* val;
     const Tokenizer* tokenizer;  // NULL: none
     uint64_t rows, B, T;
-    uint64_t rank, ranks;  // that share the batches: each takes one of `ranks` in turn
-    uint64_t read;         // rows given out so far
-    uint64_t trained;      // targets of the first `rows` rows, as far as they are this rank's
-    uint64_t bytes;        // of these targets
-    double* sums;          // (rows) of each row's losses; 0 for those of other ranks
-    int32_t* starts;       // (B, T) of the batch; NULL: rows hold no documents
+    RowShare share;    // the groups take the batches in turn
+    uint64_t read;     // rows given out so far
+    uint64_t trained;  // targets of this rank's parts of the first `rows` rows
+    uint64_t bytes;    // of these targets
+    double* sums;      // (rows) of this rank's losses of each row
+    int32_t* starts;   // (B, T) of the batch; NULL: rows hold no documents
     Progress progress;
 } Validation;
 
-/* Returns the row of the data that this rank has as its i-th. */
+/* Returns the row of the data that this rank's group has as its i-th. */
 static inline uint64_t validation_row(const Validation* v, uint64_t i) {
-    return (i / v->B * v->ranks + v->rank) * v->B + i % v->B;
+    return (i / v->B * (uint64_t)v->share.groups + (uint64_t)v->share.group) * v->B + i % v->B;
 }
 
-/* Reads a row and counts the bytes of its targets: the next() of a BatchSource. The last batch is padded with rows from the
- * start, which do not count. */
+/* Returns the tokens of a row that this rank computes. */
+static inline uint64_t validation_part(const Validation* v) { return v->T / (uint64_t)v->share.parts; }
+
+/* Reads a row and counts the bytes of this rank's targets: the next() of a BatchSource. The last batch is padded with rows from
+ * the start, which do not count. */
 static inline bool validation_next(void* validation, int32_t* x /* (T) */, int32_t* y /* (T) */, Error* e) {
     Validation* v = (Validation*)validation;
     const uint64_t row = validation_row(v, v->read);
@@ -150,39 +154,47 @@ static inline bool validation_next(void* validation, int32_t* x /* (T) */, int32
     if (v->starts) { memcpy(v->starts + v->read % v->B * v->T, v->val->starts, v->T * sizeof *v->starts); }
     v->read++;
     if (row >= v->rows) { return true; }
-    v->trained += count_trained(y, v->T);
-    for (size_t i = 0; v->tokenizer && i < v->T; i++) { v->bytes += y[i] >= 0 ? tokenizer_text_bytes(v->tokenizer, y[i]) : 0; }
+    const size_t n = validation_part(v);
+    const int32_t* own = y + (size_t)v->share.part * n;
+    v->trained += count_trained(own, n);
+    for (size_t i = 0; v->tokenizer && i < n; i++) { v->bytes += own[i] >= 0 ? tokenizer_text_bytes(v->tokenizer, own[i]) : 0; }
     return true;
 }
 
 static inline void validation_take(void* validation, const float* losses, uint64_t batch) {
     Validation* v = (Validation*)validation;
     const uint64_t first = validation_row(v, batch * v->B), rows = first < v->rows ? size_min(v->rows - first, v->B) : 0;
-    for (size_t i = 0; i < rows * v->T; i++) { v->sums[first + i / v->T] += losses[i]; }
-    progress_add(&v->progress, rows * v->ranks);
+    const size_t n = validation_part(v);
+    for (size_t i = 0; i < rows * n; i++) { v->sums[first + i / n] += losses[i]; }
+    progress_add(&v->progress, rows * (uint64_t)v->share.groups);
 }
 
 /* Computes the loss over the first `max_rows` rows of the validation data (or all rows, if fewer), and tells `screen` (or NULL)
- * how far it is. Several ranks share the batches; the losses add up row by row, so their number does not change the result.
- * Fails as take_losses(). */
+ * how far it is. Several groups of ranks share the batches; the losses add up row by row, those of a row's parts in their
+ * order, so the number of groups does not change the result. Fails as take_losses(). */
 static inline bool validate(const Trainer* t, Session* s, void* model, uint64_t max_rows, FILE* screen, ValidationLoss* l,
                             Error* e) {
     const uint64_t rows = max_rows < s->val.rows_per_epoch ? max_rows : s->val.rows_per_epoch;
-    const uint64_t rank = (uint64_t)s->rank, ranks = (uint64_t)s->ranks;
+    const RowShare share = session_share(s);
+    const uint64_t group = (uint64_t)share.group, groups = (uint64_t)share.groups;
     Validation v;
+    RowParts parts;
     memset(&v, 0, sizeof v);
     v.val = &s->val;
     v.tokenizer = s->has_tokenizer ? &s->tokenizer : NULL;
     v.rows = rows;
     v.B = (uint64_t)s->options.batch;
     v.T = (uint64_t)s->options.seq;
-    v.rank = rank;
-    v.ranks = ranks;
+    v.share = share;
     v.sums = (double*)xcalloc(rows, sizeof *v.sums);
     v.starts = s->val.starts ? (int32_t*)xcalloc(v.B * v.T, sizeof *v.starts) : NULL;
     v.progress = progress_begin(screen, "val", rows, "rows");
-    const BatchSource data = {validation_next, &v, 1, 0, NULL, v.starts};
-    const uint64_t batches = ceil_div(rows, v.B), mine = batches > rank ? ceil_div(batches - rank, ranks) : 0;
+    const BatchSource whole = {validation_next, &v, 1, 0, NULL, v.starts};
+    const BatchSource data = row_parts_of(&parts, &whole, share, s->options.seq);
+    const uint64_t batches = ceil_div(rows, v.B);
+    // ranks that pass the layers together have as many batches as group 0; what is behind the last row does not count
+    const uint64_t first = session_passes_together(s) ? 0 : group;
+    const uint64_t mine = batches > first ? ceil_div(batches - first, groups) : 0;
     const bool ok = together_ok(s->team, take_losses(t, model, &data, mine, validation_take, &v, e), e);
     progress_end(&v.progress);
     double counts[2] = {(double)v.trained, (double)v.bytes}, sum = 0;
@@ -193,6 +205,7 @@ static inline bool validate(const Trainer* t, Session* s, void* model, uint64_t 
     for (uint64_t i = 0; i < rows; i++) { sum += v.sums[i]; }
     free(v.sums);
     free(v.starts);
+    row_parts_free(&parts);
     l->loss = sum / counts[0];
     l->bpb = counts[1] > 0 ? sum / (M_LN2 * counts[1]) : NAN;
     l->trained = (uint64_t)counts[0];
@@ -203,6 +216,7 @@ typedef struct {
     const Tasks* tasks;
     const TaskFile* file;
     uint64_t B;
+    RowShare share;
     double* likelihoods;  // (file->choice_count)
     Progress progress;
 } Answering;
@@ -212,20 +226,29 @@ static inline void answering_take(void* answering, const float* losses, uint64_t
     const size_t first = batch * a->B, count = a->file->choice_count, rows = size_min(count - first, a->B);
     for (size_t i = 0; i < rows; i++) {
         const TaskChoice* c = &a->tasks->choices[a->file->first_choice + first + i];
-        a->likelihoods[first + i] = task_likelihood(a->tasks, c, losses + i * (size_t)a->tasks->T);
+        const size_t n = (size_t)(a->tasks->T / a->share.parts);
+        a->likelihoods[first + i] = task_likelihood(a->tasks, c, losses + i * n, (size_t)a->share.part * n, n);
     }
     progress_add(&a->progress, rows);
 }
 
-/* Answers the questions of a file. Fails as take_losses(). */
+/* Answers the questions of a file, on each rank, or with shared rows on each group. Fails as take_losses(). */
 static inline bool answer_tasks(const Trainer* t, Session* s, void* model, const TaskFile* file, TaskScore* score, Error* e) {
-    const BatchSource data = {tasks_next, &s->tasks, 1, 0, NULL, NULL};
+    const BatchSource whole = {tasks_next, &s->tasks, 1, 0, NULL, NULL};
+    const RowShare share = session_share(s);
+    RowParts parts;
+    const BatchSource data = row_parts_of(&parts, &whole, share, s->tasks.T);
     const uint64_t B = (uint64_t)s->options.batch;
     double* likelihoods = (double*)xcalloc(file->choice_count, sizeof *likelihoods);
-    Answering a = {&s->tasks, file, B, likelihoods, progress_begin(stdout, "tasks", file->choice_count, "choices")};
+    Answering a = {&s->tasks, file, B, share, likelihoods, progress_begin(stdout, "tasks", file->choice_count, "choices")};
     s->tasks.next = file->first_choice;
     const bool ok = take_losses(t, model, &data, ceil_div(file->choice_count, B), answering_take, &a, e);
     progress_end(&a.progress);
+    row_parts_free(&parts);
+    if (ok && share.parts > 1) {  // what the first group's members found of each row
+        if (share.group > 0) { memset(likelihoods, 0, file->choice_count * sizeof *likelihoods); }
+        together_add(s->team, likelihoods, file->choice_count);
+    }
     *score = tasks_score(&s->tasks, file, likelihoods);
     free(likelihoods);
     return ok;

@@ -7,10 +7,11 @@
 #define LLMC_MEMORY_H
 
 #include "llmc/base/utils.h"
+#include "llmc/quantise.h"     // defines: QUANTISE_WIDTH
 #include "llmc/run/options.h"  // defines: Options, option_text, RECOMPUTE_BLOCK
 #include "llmc/text/text.h"    // defines: text_bytes
 
-enum { MEMORY_ROWS = 16 };
+enum { MEMORY_ROWS = 20 };
 
 typedef struct {
     const char* names[MEMORY_ROWS];
@@ -51,9 +52,9 @@ static inline void print_memory(FILE* f, const MemoryTable* m, uint64_t have) {
 /* Returns the bytes that a run with these options needs; the trainer measures its arenas as for the real run. */
 typedef uint64_t (*MemoryNeed)(void* ctx, const Options* o);
 
-/* Writes to `hint` the first change of flags that fits into `have` bytes. Tries, in this order: on a GPU recomputation, which
- * does not change the results; a smaller micro-batch with the same tokens per step; on a GPU smaller optimizer state; shorter
- * rows. Returns false if nothing fits. */
+/* Writes to `hint` the first change of flags that fits into `have` bytes. Tries, in this order: on several GPUs to share out
+ * more; on a GPU recomputation, which does not change the results; a smaller micro-batch with the same tokens per step; on a
+ * GPU smaller optimizer state; shorter rows. ranks: processes, or groups of --seq-parallel. Returns false if nothing fits. */
 static inline bool memory_find_fit(char* hint, size_t cap, const Options* options, int ranks, uint64_t have, MemoryNeed need,
                                    void* ctx) {
     const bool gpu = options->trainer == ON_GPU;
@@ -62,8 +63,14 @@ static inline bool memory_find_fit(char* hint, size_t cap, const Options* option
         for (int state = 0; state < (gpu ? 4 : 1); state++) {  // bit 0: bf16 moments, bit 1: split master
             for (int batch = options->batch; batch >= 1; batch--) {
                 if (total % ((int64_t)batch * seq * ranks) != 0) { continue; }
-                for (int level = options->recompute; level <= (gpu ? (int)RECOMPUTE_BLOCK : options->recompute); level++) {
+                if (options->seq_parallel > 1 && seq % options->seq_parallel != 0) { continue; }
+                if (options->fp8 && (int64_t)batch * seq % QUANTISE_WIDTH != 0) { continue; }
+                const int levels = (gpu ? (int)RECOMPUTE_BLOCK : options->recompute) - options->recompute + 1;
+                const int zeros = (gpu && ranks * options->seq_parallel > 1 ? (int)ZERO_3 : options->zero) - options->zero + 1;
+                for (int k = 0; k < levels * zeros; k++) {
+                    const int level = options->recompute + k / zeros;
                     Options o = *options;
+                    o.zero = options->zero + k % zeros;
                     o.seq = seq;
                     o.batch = batch;
                     if (batch != options->batch || seq != options->seq) { o.total_batch = total; }  // as the hint will say
@@ -73,14 +80,14 @@ static inline bool memory_find_fit(char* hint, size_t cap, const Options* option
                     if (need(ctx, &o) > have) { continue; }
                     int n = snprintf(hint, cap, "these flags fit:");
                     char word[OPTION_TEXT];
-                    const int changed[] = {OPT_recompute, OPT_batch, OPT_moments, OPT_master, OPT_seq};
-                    for (int i = 0; i < 5; i++) {
+                    const int changed[] = {OPT_zero, OPT_recompute, OPT_batch, OPT_moments, OPT_master, OPT_seq};
+                    for (int i = 0; i < 6; i++) {
                         char before[OPTION_TEXT], after[OPTION_TEXT];
                         const char* now = option_text(&o, changed[i], after);
                         if (strcmp(now, option_text(options, changed[i], before)) == 0) { continue; }
                         n += snprintf(hint + n, cap - (size_t)n, " %s %s", option_flag(changed[i], word), now);
                     }
-                    if ((batch != options->batch || seq != options->seq) && !options->total_batch) {
+                    if ((batch != options->batch || seq != options->seq) && !options->given[OPT_total_batch]) {
                         snprintf(hint + n, cap - (size_t)n, " --total-batch %lld", (long long)total);
                     }
                     return true;

@@ -70,6 +70,30 @@ static inline bool default_data(Options* o, Error* e) {
     return true;
 }
 
+/* Refuses a --seq-parallel that does not divide what it shares out, as far as that is known yet. The tokens of a step are those
+ * of the groups: they are put into the options, where a run that goes on without the flag finds them. */
+static inline void session_check_share(Session* s) {
+    Options* o = &s->options;
+    const int parts = o->seq_parallel;
+    const struct {
+        int count;
+        const char* what;
+    } shared[] = {{s->ranks, "processes"},
+                  {o->seq, "tokens of a row (--seq)"},
+                  {s->config.num_heads, "query heads of the model"},
+                  {s->config.num_kv_heads, "key heads of the model"}};
+    if (parts == 1) { return; }
+    if (!job_trains(s->job)) { die_usage("--seq-parallel: shares the rows of a training step, wanted no other job"); }
+    if (s->ranks == 1) {
+        die("--seq-parallel: is %d, but there is one process\n  hint: --gpus %d starts as many", parts, parts);
+    }
+    for (size_t i = 0; i < sizeof shared / sizeof *shared; i++) {
+        if (shared[i].count % parts == 0) { continue; }
+        die("--seq-parallel: is %d, wanted a divisor of the %d %s", parts, shared[i].count, shared[i].what);
+    }
+    if (o->total_batch == 0) { o->total_batch = (int64_t)o->batch * o->seq * session_share(s).groups; }
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // weights
 
@@ -231,16 +255,17 @@ static inline RowRule session_row_rule(const Session* s, Progress* scan) {
     return r;
 }
 
-/* Opens the token files of the job. Each rank reads its own rows of the training data. Every rank reads all validation data,
- * row by row, so that a file shorter than a batch is used whole. */
+/* Opens the token files of the job. Each group of ranks that share rows reads its own of the training data. Every rank
+ * reads all validation data, row by row, so that a file shorter than a batch is used whole. */
 static inline void session_open_data(Session* s) {
     const Options* o = &s->options;
     const uint64_t seed = (uint64_t)o->seed;
+    const RowShare share = session_share(s);
     Progress scan = progress_begin(stdout, "index", 0, "B");
     const RowRule rule = session_row_rule(s, &scan);
     Error e = NO_ERROR;
     if (job_trains(s->job)) {
-        must(mix_open(&s->mix, &s->train, o->train, o->batch, o->seq, s->rank, s->ranks, seed, &rule, &e), &e);
+        must(mix_open(&s->mix, &s->train, o->train, o->batch, o->seq, share.group, share.groups, seed, &rule, &e), &e);
         s->has_train = true;
     }
     if (o->val && (job_trains(s->job) || s->job == JOB_EVAL)) {
@@ -400,6 +425,7 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
     }
     if (trainer == ON_CPU) { cpu_build(s->build, sizeof s->build); }  // the other trainer does not know its card yet
     session_find_model(s);
+    session_check_share(s);
     if (s->job == JOB_GENERATE || s->job == JOB_CHAT) { session_read_sampling(s); }
     if (job_trains(s->job) || s->job == JOB_EVAL) { must(default_data(&s->options, &e), &e); }
     session_find_tokenizer(s);
@@ -409,6 +435,7 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
         session_new_config(s);
         s->config.lora = lora;
     }
+    session_check_share(s);
     if (s->has_tokenizer && s->tokenizer.vocab_size > s->config.vocab_size) {
         die("%s: has %d tokens, but the model %s has only %d\n  hint: give the model's own with --tokenizer",
             s->tokenizer.path ? s->tokenizer.path : "the built-in tokenizer", s->tokenizer.vocab_size,
@@ -419,7 +446,7 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
     session_open_tasks(s);
     session_lay_out(s);
     if (!job_trains(s->job)) { return; }
-    must(plan_make(&s->plan, o, ranks, s->train.rows_per_epoch, &e), &e);
+    must(plan_make(&s->plan, o, session_share(s).groups, s->train.rows_per_epoch, &e), &e);
     if (o->epochs > 0) {  // from here on the run is one with --steps
         s->options.steps = (int)s->plan.steps;
         s->options.given[OPT_steps] = true;

@@ -33,6 +33,7 @@ typedef enum { OPTION_SAVED, OPTION_LOCAL } OptionLife;  // stored in checkpoint
 // Choices, in the order of the words in the table. The enum of --schedule is in scheduler.h.
 typedef enum { EXPORT_AUTO, EXPORT_F32, EXPORT_BF16, EXPORT_F16, EXPORT_Q8_0 } ExportDtype;  // AUTO: see the help
 typedef enum { LORA_ON_QKVO, LORA_ON_FFN, LORA_ON_ALL } LoraOn;
+typedef enum { ZERO_1, ZERO_2, ZERO_3 } Zero;
 typedef enum { RECOMPUTE_NONE, RECOMPUTE_NORM_SWIGLU, RECOMPUTE_FFN, RECOMPUTE_BLOCK } Recompute;
 typedef enum { GRAD_DTYPE_PARAM, GRAD_DTYPE_FP32, GRAD_DTYPE_AUTO } GradDtype;
 typedef enum { MASTER_OPTION_FP32, MASTER_OPTION_SPLIT } MasterOption;

@@ -16,8 +16,8 @@ typedef struct {
     double epochs;            // of the whole schedule
 } Plan;
 
-/* Plans a run of `ranks` processes over data of rows_per_epoch rows of --seq tokens. With --minutes, the number of steps is
- * not known at first: plan once, call steps_for_minutes(), set o->steps, and plan again. */
+/* Plans a run of `ranks` processes, or groups of --seq-parallel, over data of rows_per_epoch rows of --seq tokens. With
+ * --minutes, the number of steps is not known at first: plan once, call steps_for_minutes(), set o->steps, and plan again. */
 static inline bool plan_make(Plan* p, const Options* o, int ranks, uint64_t rows_per_epoch, Error* e) {
     memset(p, 0, sizeof *p);
     const int64_t micro = (int64_t)o->batch * o->seq * ranks;
@@ -29,8 +29,9 @@ static inline bool plan_make(Plan* p, const Options* o, int ranks, uint64_t rows
             snprintf(hint, sizeof hint, "\n  hint: these flags fit: --batch %d", batch);
             break;
         }
-        return fail(e, "--total-batch: is %lld, wanted a multiple of batch * seq * processes = %d * %d * %d = %lld%s",
-                    (long long)p->tokens_per_step, o->batch, o->seq, ranks, (long long)micro, hint);
+        return fail(e, "--total-batch: is %lld, wanted a multiple of batch * seq * %s = %d * %d * %d = %lld%s",
+                    (long long)p->tokens_per_step, o->seq_parallel > 1 ? "groups of processes" : "processes", o->batch, o->seq,
+                    ranks, (long long)micro, hint);
     }
     if (p->tokens_per_step / micro > INT32_MAX) {
         return fail(e, "--total-batch: is %lld, wanted at most 2^31 micro-steps of %lld tokens", (long long)p->tokens_per_step,
@@ -60,9 +61,9 @@ static inline bool plan_make(Plan* p, const Options* o, int ranks, uint64_t rows
     return true;
 }
 
-/* Prints the plan. With --minutes, the number of steps may not be known yet. */
+/* Prints the plan of `ranks` processes or groups. With --minutes, the number of steps may not be known yet. */
 static inline void print_plan(FILE* f, const Plan* p, const Options* o, int ranks, uint64_t num_tokens) {
-    char a[32], b[32], c[32], steps[64], epochs[32] = "epochs", by_ranks[32] = "";
+    char a[32], b[32], c[32], steps[64], epochs[32] = "epochs", by_ranks[64] = "";
     if (o->minutes > 0 && o->steps < 0) {
         snprintf(steps, sizeof steps, "the steps that fit into %g minutes, each", o->minutes);
     } else {
@@ -70,6 +71,9 @@ static inline void print_plan(FILE* f, const Plan* p, const Options* o, int rank
         snprintf(epochs, sizeof epochs, "%.2f epochs", p->epochs);
     }
     if (ranks > 1) { snprintf(by_ranks, sizeof by_ranks, " x %d processes", ranks); }
+    if (o->seq_parallel > 1) {
+        snprintf(by_ranks, sizeof by_ranks, " x %d group%s of %d processes", ranks, ranks == 1 ? "" : "s", o->seq_parallel);
+    }
     fprintf(f, "plan    %s of %s tokens (%d x %d x %d%s), %s of %s tokens\n", steps,
             text_count((uint64_t)p->tokens_per_step, b, sizeof b), p->accumulate, o->batch, o->seq, by_ranks, epochs,
             text_count(num_tokens, c, sizeof c));

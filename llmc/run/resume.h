@@ -61,11 +61,12 @@ static inline void session_identify(Session* s) {
     }
 }
 
-/* Keeps the tokens of a step as they were: another number of processes takes other micro-batches, not other steps. */
+/* Keeps the tokens of a step as they were: another number of processes takes other micro-batches, not other steps. (A run with
+ * --seq-parallel has them in its options, see session_check_share().) */
 static inline void session_keep_step(Session* s) {
     Options was;
     Error e = NO_ERROR;
-    if (s->state.world_size == s->ranks || s->options.total_batch != 0) { return; }
+    if (s->state.world_size == session_share(s).groups || s->options.total_batch != 0) { return; }
     options_default(&was, s->options.trainer);
     must(options_merge(&was, &s->state.json, s->state.saved_options, &e), &e);
     s->options.total_batch = (int64_t)was.batch * was.seq * s->state.world_size;
@@ -243,7 +244,7 @@ static inline void session_begin(Session* s, const char* precision) {
         if (!s->state.not_finite) { checkpoint_prune(o->out, o->keep, (uint64_t)o->major_every, s->state.step); }
     } else {
         must(log_config(&s->log, &s->state, o, s->argc, s->argv, &s->config, &s->table, precision, s->machine,
-                        s->train.num_tokens, &e),
+                        s->train.num_tokens, s->head_rows, &e),
              &e);
     }
 }

@@ -8,6 +8,7 @@
 
 #include "llmc/files/checkpoint.h"      // defines: Checkpoint, checkpoint_begin, checkpoint_commit, checkpoint_prune
 #include "llmc/files/logger.h"          // defines: logger_reopen, log_checkpoint
+#include "llmc/run/collect.h"           // defines: Collected, collected_piece, collected_rest
 #include "llmc/run/lora_base.h"         // defines: session_base_path
 #include "llmc/run/session.h"           // defines: Session, session_resolved
 #include "llmc/run/together.h"          // defines: together_ok, together_gather
@@ -87,6 +88,17 @@ static inline bool session_keep_out(Session* s, Error* e) {
     return kept;
 }
 
+/* Lets rank 0 write the weights, with `together` by asking all ranks for them. */
+static inline bool session_pass_weights(const Session* s, Checkpoint* k, SafeDtype dtype, TensorSource weights, void* ctx,
+                                        bool together, Error* e) {
+    const bool first = s->rank == 0;
+    if (!together) { return !first || session_add_weights(s, k, dtype, weights, ctx, e); }
+    Collected c = {weights, ctx, 0};
+    Error after = NO_ERROR;
+    const bool ok = !first || session_add_weights(s, k, dtype, collected_piece, &c, e);
+    return collected_rest(&c, s->config.lora.rank > 0 ? &s->trained : &s->table, ok ? e : &after) && ok;
+}
+
 /* Begins a checkpoint: rank 0 makes the folder, the others wait for it. */
 static inline bool session_begin_checkpoint(Session* s, Checkpoint* k, Error* e) {
     const char* out = s->options.out;
@@ -115,17 +127,17 @@ static inline bool session_add_states(const Session* s, Checkpoint* k, const Sta
 
 /* Writes the checkpoint OUT/step_N of step state.step: the weights (F32, BF16 or F16), the optimizer state, the files of `add`
  * (or NULL), then the optional files. Then removes old checkpoints by --keep, unless the last step was not finite. Every rank
- * calls this: rank 0 makes the folder and writes the model; then each writes its own state; when all have, rank 0 seals the
+ * calls this: rank 0 makes the folder and writes the model, which with `together` lies on all ranks (collect.h); then each writes its own state; when all have, rank 0 seals the
  * folder. Returns false, on all ranks, if one of them could not write its part. A log that cannot be written does not hinder
  * it: then the log is closed, and *e says so. */
-static inline bool session_checkpoint(Session* s, SafeDtype dtype, TensorSource weights, void* weights_ctx,
+static inline bool session_checkpoint(Session* s, SafeDtype dtype, TensorSource weights, void* weights_ctx, bool together,
                                       const StateSlot* slots, int num_slots, AddFiles add, void* add_ctx, Error* e) {
     Checkpoint k;
     Error log_error = NO_ERROR;
     const Options* o = &s->options;
     const bool first = s->rank == 0;
     bool ok = session_begin_checkpoint(s, &k, e);
-    ok = ok && together_ok(s->team, !first || session_add_weights(s, &k, dtype, weights, weights_ctx, e), e);
+    ok = ok && together_ok(s->team, session_pass_weights(s, &k, dtype, weights, weights_ctx, together, e), e);
     ok = ok && session_add_states(s, &k, slots, num_slots, e);
     if (ok) {
         ok = !first || ((!add || add(add_ctx, &k, e)) && session_seal(s, &k, dtype, &log_error, e));

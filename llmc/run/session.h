@@ -13,6 +13,7 @@
 #include "llmc/base/utils.h"
 
 #include "llmc/config.h"
+#include "llmc/dist/sequence.h"    // defines: RowShare, row_share
 #include "llmc/dist/team_state.h"  // defines: Team
 #include "llmc/files/checkpoint.h"
 #include "llmc/files/dataloader.h"
@@ -77,6 +78,7 @@ typedef struct {
     Logger log;
     char machine[256];
     char build[160];  // what the bits of the results depend on besides the options, to compare with the checkpoint's
+    int head_rows;    // tokens whose logits exist at one time (head_rows.h); 0: of no consequence
 } Session;
 
 /* The checkpoint that rank 0 has found and read whole; `resumed` is false if there is none. */
@@ -88,6 +90,18 @@ static FoundCheckpoint session_found;  // what another rank is told before it op
 
 /* Returns whether rows of the session's data hold documents that do not see each other. */
 static inline bool session_documents(const Session* s) { return s->train.starts || s->val.starts; }
+
+/* Returns whether the ranks pass the layers of the model together: each has a part of the blocks' weights alone (ZeRO 3), or a
+ * part of each row. Then all run the model at the same places, or none. */
+static inline bool session_passes_together(const Session* s) {
+    return s->team && job_trains(s->job) && (s->options.zero == ZERO_3 || s->options.seq_parallel > 1);
+}
+
+/* Returns what this process computes of the rows of a step, and of a micro-batch how many tokens. */
+static inline RowShare session_share(const Session* s) { return row_share(s->rank, s->ranks, s->options.seq_parallel); }
+static inline size_t session_tokens(const Session* s) {
+    return (size_t)s->options.batch * (size_t)s->options.seq / (size_t)session_share(s).parts;
+}
 
 /* Returns whether this process writes into --out. */
 static inline bool session_writes(const Session* s) {

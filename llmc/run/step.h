@@ -17,6 +17,7 @@
 #include "llmc/files/trainer_state.h"  // defines: TrainerState
 #include "llmc/files/dataloader.h"     // defines: DataLoader, dataloader_next
 #include "llmc/files/mix.h"            // defines: Mix, mix_next, SourceLosses
+#include "llmc/quantise.h"             // defines: QuantiseCounts, NUM_QUANTISED
 
 // ---------------------------------------------------------------------------------------------------------------------
 // tokens
@@ -84,10 +85,11 @@ typedef struct {
     double lr;
     double ms;
     UpdateVerdict verdict;
-    double loss_z, norm_z;  // z-scores against recent steps; NaN if there are too few
-    double loss_scale;      // after the step
-    double trained;         // targets of the step; the others are -1
-    SourceLosses sources;   // of these targets, by the source of their rows
+    double loss_z, norm_z;                    // z-scores against recent steps; NaN if there are too few
+    double loss_scale;                        // after the step
+    double trained;                           // targets of the step; the others are -1
+    SourceLosses sources;                     // of these targets, by the source of their rows
+    QuantiseCounts quantised[NUM_QUANTISED];  // with --fp8, of a sample of its tensors; else zero
 } StepResult;
 
 /* Adds the losses (B, T) of the last batch of `data`, whose targets are y, to those of its sources; nothing if there is only

@@ -309,11 +309,11 @@ static inline bool tasks_next(void* tasks, int32_t* x /* (T) */, int32_t* y /* (
     return true;
 }
 
-/* Returns the log-likelihood of a choice from the losses of its row. */
-static inline double task_likelihood(const Tasks* t, const TaskChoice* c, const float* losses /* (T) */) {
-    const size_t n = size_min(c->tokens - 1, (size_t)t->T);
+/* Returns the log-likelihood of a choice from the losses (count) of its row from token `first` on, as far as they tell it. */
+static inline double task_likelihood(const Tasks* t, const TaskChoice* c, const float* losses, size_t first, size_t count) {
+    const size_t n = size_min(c->tokens - 1, (size_t)t->T), end = size_min(n, first + count);
     double sum = 0;
-    for (size_t i = n - c->scored; i < n; i++) { sum -= losses[i]; }
+    for (size_t i = size_max(n - c->scored, first); i < end; i++) { sum -= losses[i - first]; }
     return sum;
 }
 

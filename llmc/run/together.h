@@ -12,7 +12,7 @@
 #include "llmc/base/crc.h"  // defines: crc_of
 #include "llmc/base/utils.h"
 #include "llmc/dist/launch.h"      // defines: launch_parent_fd
-#include "llmc/dist/ranks.h"       // defines: Ranks
+#include "llmc/dist/ranks.h"       // defines: Ranks, RankPlace, ranks_hosts
 #include "llmc/dist/team.h"        // defines: team_open, team_gather, team_at, team_close
 #include "llmc/dist/team_state.h"  // defines: Team, TeamField, TEAM_PAYLOAD
 #include "llmc/run/options.h"      // defines: Options, options_parse
@@ -26,12 +26,15 @@ static inline void together_gather(Team* team, const void* mine, size_t bytes, v
     must(team_gather(team, mine, bytes, all, &e), &e);
 }
 
-/* Replaces the value by rank 0's. */
+/* Replaces the value by rank 0's, in pieces if it is long. */
 static inline void together_take_first(Team* team, void* value, size_t bytes) {
     if (!team) { return; }
-    char* all = (char*)xmalloc((size_t)team->run.ranks * bytes);
-    together_gather(team, value, bytes, all);
-    memcpy(value, all, bytes);
+    char* all = (char*)xmalloc((size_t)team->run.ranks * TEAM_PAYLOAD);
+    for (size_t at = 0; at < bytes; at += TEAM_PAYLOAD) {
+        const size_t n = size_min(TEAM_PAYLOAD, bytes - at);
+        together_gather(team, (char*)value + at, n, all);
+        memcpy((char*)value + at, all, n);
+    }
     free(all);
 }
 
@@ -74,6 +77,17 @@ static inline void together_add(Team* team, double* values, size_t count) {
         }
     }
     free(all);
+}
+
+/* Returns ranks_hosts() of the run. */
+static inline int together_hosts(Team* team) {
+    const int ranks = team->run.ranks;
+    const RankPlace mine = {team->run.local_rank, team->run.local_ranks};
+    RankPlace* all = (RankPlace*)xcalloc((size_t)ranks, sizeof *all);
+    together_gather(team, &mine, sizeof mine, all);
+    const int hosts = ranks_hosts(all, ranks);
+    free(all);
+    return hosts;
 }
 
 /* What the ranks ask for between two steps. */

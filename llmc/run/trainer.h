@@ -36,6 +36,9 @@ struct Trainer {
     // weights and optimizer state
     void (*init)(void* model, uint64_t seed);
     StateSlot (*slot)(void* model, SlotKind kind);
+    // weights that rank 0 writes but does not have all of: a slot whose source all ranks call alike (collect.h); without a
+    // source if slot() has them all. Or NULL
+    StateSlot (*collect)(void* model, SlotKind kind);
     AddFiles add_files;  // adds the trainer's own files to a checkpoint; or NULL
 
     // training: prepare() (or NULL) runs before the first step, and in other jobs with `plan` NULL; step() returns false if

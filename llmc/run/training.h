@@ -29,6 +29,7 @@
 #include "llmc/run/scheduler.h"
 #include "llmc/run/screen.h"
 #include "llmc/run/resume.h"
+#include "llmc/run/row_parts.h"
 #include "llmc/run/save.h"
 #include "llmc/run/signals.h"
 #include "llmc/run/slowest.h"
@@ -44,6 +45,7 @@ typedef struct {
     Session* s;
     void* model;
     StepPlan plan;
+    RowParts parts;  // that plan.data gives
     Sampler sampler;
     Generator generator;
     StepLines lines;
@@ -124,7 +126,7 @@ static inline void training_measure(Training* t) {
     dataloader_seek(&s->train, row);
     s->options.steps = (int)steps_for_minutes(s->options.minutes, now_seconds() - s->started, time.ms * 1e-3);
     together_take_first(s->team, &s->options.steps, sizeof s->options.steps);
-    must(plan_make(&s->plan, &s->options, s->ranks, s->train.rows_per_epoch, &e), &e);
+    must(plan_make(&s->plan, &s->options, session_share(s).groups, s->train.rows_per_epoch, &e), &e);
     printf("timed   %.1f ms a step: %lld steps fit into %g minutes\n", time.ms, (long long)s->plan.steps, s->options.minutes);
 }
 
@@ -142,7 +144,8 @@ static inline void training_print_plan(const Session* s) {
     const uint64_t rows = (uint64_t)(s->plan.tokens_per_step / s->options.seq);
     uint64_t counts[MIX_MOST];
     char tokens[32];
-    print_plan(stdout, &s->plan, &s->options, s->ranks, s->train.num_tokens);
+    print_plan(stdout, &s->plan, &s->options, session_share(s).groups, s->train.num_tokens);
+    if (s->head_rows > 0) { printf("head    logits of %d tokens at a time\n", s->head_rows); }
     for (int i = 0; i < m->count; i++) { print_rows(stdout, m->parts[i].pattern, &m->sources[i]); }
     if (s->has_val) { print_rows(stdout, s->options.val, &s->val); }
     if (m->count == 1) { return; }
@@ -166,7 +169,10 @@ static inline void training_prepare(Training* t) {
     if (trainer->scales_loss && (!s->resumed || unscaled)) { s->state.loss_scale = 65536; }
     if (!trainer->scales_loss) { s->state.loss_scale = 1; }
     t->plan = step_plan(trainer, s);
+    t->plan.data = row_parts_of(&t->parts, &t->plan.data, session_share(s), s->options.seq);
+    const uint64_t row = s->train.row;
     if (trainer->prepare) { trainer->prepare(t->model, &t->plan, s); }
+    if (s->options.tune) { dataloader_seek(&s->train, row); }  // it took steps
 }
 
 /* Prints how long the run's `steps` take. */
@@ -262,6 +268,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     }
 
     together_at(s, PHASE_TUNING, (int64_t)s->state.step);
+    if (o->tune && !s->team) { run_catch_signals(); }  // what is chosen until then stays
     training_prepare(t);
     if (timed) {
         training_measure(t);
@@ -385,7 +392,7 @@ static inline void training_report(Training* t, const StepResult* r) {
                                    t->trainer->memory_used(t->model), skipped);
     training_logged(
         t, log_step(&s->log, t->reported, r->loss, r->norm, r->lr, r->ms, tok_s, now_seconds() - s->started, (int64_t)t->tokens,
-                    s->train.indexed ? (int64_t)r->trained : -1, &r->sources, skipped, &t->error));
+                    s->train.indexed ? (int64_t)r->trained : -1, &r->sources, r->quantised, skipped, &t->error));
     if (s->options.debug && r->verdict == UPDATE_NOT_FINITE) {
         training_name_not_finite(t, name);
         printf("debug   not finite: %s\n", name);
@@ -499,12 +506,16 @@ static inline void training_checkpoint(Training* t, bool timed) {
     StateSlot slots[NUM_SLOTS];
     Error e = NO_ERROR;
     const int num_slots = state_slots(trainer, t->model, !exact, slots);
-    const StateSlot weights = trainer->slot(t->model, exact ? SLOT_MASTER : SLOT_WEIGHTS);
+    const SlotKind kind = exact ? SLOT_MASTER : SLOT_WEIGHTS;
+    const StateSlot own = trainer->slot(t->model, kind), all = trainer->collect ? trainer->collect(t->model, kind) : own;
+    const bool together = trainer->collect && all.source;
+    const StateSlot* weights = together ? &all : &own;
     const int major = s->options.major_every;
     together_at(s, PHASE_WRITING, t->reported);
     run_save_done();
     s->state.timed = timed && (major == 0 || t->reported % major != 0);
-    if (!session_checkpoint(s, dtype, weights.source, weights.ctx, slots, num_slots, trainer->add_files, t->model, &e)) {
+    if (!session_checkpoint(s, dtype, weights->source, weights->ctx, together, slots, num_slots, trainer->add_files, t->model,
+                            &e)) {
         training_die_unsaved(t, &e, dtype, slots, num_slots);
     }
     if (e.msg[0]) { fail(&t->error, "%s", e.msg); }
@@ -528,10 +539,9 @@ static inline void training_die_of_error(const Training* t) {
         (long long)t->saved, t->s->newest);
 }
 
-/* Ends the program after steps that were not finite. */
-static inline void training_die_not_finite(Training* t) {
-    char name[TENSOR_TEXT], count[32] = "step";
-    training_name_not_finite(t, name);
+/* Ends the program after steps that were not finite. `name`: what of them was the first. */
+static inline void training_die_not_finite(Training* t, const char* name) {
+    char count[32] = "step";
     if (t->not_finite > 1) { snprintf(count, sizeof count, "%d steps", t->not_finite); }
     if (!t->healthy[0]) {
         die("the loss or gradient norm of the last %s is not finite, first in %s\n  hint: start again with a lower --lr", count,
@@ -553,10 +563,12 @@ static inline void training_close(Training* t) {
                          : stopped                       ? "signal"
                          : s->plan.stop < s->plan.steps  ? "stop-after"
                                                          : "done";
+    char name[TENSOR_TEXT];
+    if (t->not_finite > 0) { training_name_not_finite(t, name); }  // on all ranks, while they are together
     log_end(&s->log, (int64_t)s->state.step, reason, now_seconds() - s->started, &t->error);
     together_close(s, t->error.msg[0] || t->not_finite > 0);
     if (t->error.msg[0]) { training_die_of_error(t); }
-    if (t->not_finite > 0) { training_die_not_finite(t); }
+    if (t->not_finite > 0) { training_die_not_finite(t, name); }
     s->status = stopped && !t->out_of_patience ? s->options.signal_status : 0;
     if (stopped && t->out_of_patience) {
         printf("ended   %d validations in a row were above %.4f of step %llu\n", s->options.patience, s->state.val.best,
@@ -578,6 +590,7 @@ static inline void training_close(Training* t) {
     generator_free(&t->generator);
     sampler_free(&t->sampler);
     slowest_free(&t->slowest);
+    row_parts_free(&t->parts);
     t->trainer->destroy(t->model);
 }
 

@@ -23,7 +23,7 @@ program() {
 
 # committed LIMIT VARIANT: only the committed pairs, without the tests of memory and of equal bits
 committed() {
-    for pair in mha_odd gqa2_untied_rope8 tied_gqa4_rope32 documents lora_all lora_some; do
+    for pair in mha_odd gqa2_untied_rope8 tied_gqa4_rope32 documents fp8 lora_all lora_some; do
         program "$1" "$2" test_llama3cu "dev/test/pairs/$pair" "dev/test/pairs/$pair.state.safetensors" || return 1
     done
 }
@@ -67,7 +67,7 @@ pairs_pass() {
 faults_are_caught() {
     while [ ! -e "$tmp/built" ]; do sleep 1; done
     # the architecture is the Makefile's choice
-    limit 300 env -u GPU_ARCH NVCC="$nvcc" TEST_TMP="$tmp" JOBS=$((cores > 4 ? cores - 2 : cores)) nice dev/test/test_gpu_faults.sh >"$tmp/faults.out" 2>&1
+    limit 420 env -u GPU_ARCH NVCC="$nvcc" TEST_TMP="$tmp" JOBS=$((cores > 4 ? cores - 2 : cores)) nice dev/test/test_gpu_faults.sh >"$tmp/faults.out" 2>&1
     f_status=$?
     cat "$tmp/faults.out"
     echo "REMARK $(tail -n 1 "$tmp/faults.out")"

@@ -132,3 +132,202 @@ two_skip_together() {
         [ "$(grep -c . "$d/two")" -eq 1 ] && cmp "$d/one" "$d/two" || { echo "error: skipped: $(cat "$d/one") and $(cat "$d/two")" && return 1; }
     done
 }
+
+# --- ZeRO 2 and 3 ------------------------------------------------------------------------------------------------------------
+
+deep="--model d7 --seq 256 --steps 20 --lr 1e-3 --warmup 5" # blocks enough to take turns in all rings
+
+# zeros_agree PRECISION NAME ZEROS FLAGS...: runs of these ZeROs on two GPUs have the same bits
+zeros_agree() {
+    v=$1 d=$tmp/zeros_$2 zeros=$3
+    shift 3
+    for zero in $zeros; do two "$v" $deep --train "$tmp/data_train.bin" "$@" --zero $zero --out "$d/$zero" || exit $?; done
+    for zero in $zeros; do same_ranks "$d/${zeros%% *}" "$d/$zero" 20 || { echo "error: ZeRO $zero" && return 1; }; done
+}
+
+# of a model whose embedding is its head
+tied_zeros_agree() {
+    mkdir -p "$tmp/zeros_tied" && token_file "$tmp/zeros_tied/rows.bin" 4000 50 || return 1
+    zeros_agree "$1" tied "1 2 3" --train "$tmp/zeros_tied/rows.bin" --model "$pairs/tied_gqa4_rope32" --batch 2 --seq 20
+}
+
+# apart A B: prints the largest relative difference between the losses of two runs
+apart() {
+    for of in "$1" "$2"; do sed -n 's/.*"event":"step","step":\([0-9]*\),"loss":\([^,]*\),.*/\1 \2/p' "$of/log.jsonl"; done |
+        awk '!($1 in loss) { loss[$1] = $2; next } { n++; d = (loss[$1] - $2) / $2; d = d < 0 ? -d : d; if (d > most) { most = d } }
+             END { if (n != 20) { most = 1 } print most + 0 }'
+}
+
+# several micro-batches: 2 and 3 round the sum of a step elsewhere than 1 does, and less
+zeros_are_near() {
+    d=$tmp/zeros_near micro="--batch 2 --total-batch 4096"
+    for v in fp32 bf16; do
+        for zero in 1 2; do two $v $deep --train "$tmp/data_train.bin" $micro --zero $zero --out "$d/${v}_$zero" || exit $?; done
+        cu $v $deep --train "$tmp/data_train.bin" $micro --out "$d/${v}_one" || return 1
+    done
+    own=$(apart "$d/bf16_one" "$d/fp32_one") two=$(apart "$d/bf16_2" "$d/fp32_one")
+    echo "REMARK losses apart from FP32: one GPU $own, ZeRO 2 $two"
+    close_steps 1e-6 1e-6 "$d/fp32_1" "$d/fp32_2" && awk -v own="$own" -v two="$two" 'BEGIN { exit !(own > 0 && two <= 1.5 * own) }'
+}
+
+zeros_have_one_result() {
+    for zero in 2 3; do
+        d=$tmp/zero_bits_$zero flags="$deep --train $tmp/data_train.bin --batch 2 --total-batch 4096 --zero $zero"
+        two bf16 $flags --out "$d/a" || exit $?
+        two bf16 $flags --no-graph --out "$d/b" && same_ranks "$d/a" "$d/b" 20 &&
+            NCCL_PROTO=Simple NCCL_P2P_DISABLE=1 two bf16 $flags --out "$d/c" && same_ranks "$d/a" "$d/c" 20 || return 1
+    done
+}
+
+# from shards of the weights to whole ones and back, with one micro-batch, where all have the same bits
+zeros_go_on_as_another() {
+    d=$tmp/zeros_resumed
+    two bf16 $deep --train "$tmp/data_train.bin" --batch 4 --zero 3 --out "$d/whole" || exit $?
+    two bf16 $deep --train "$tmp/data_train.bin" --batch 4 --zero 3 --out "$d/parts" --stop-after 7 &&
+        two bf16 --resume --out "$d/parts" --zero 1 --stop-after 14 && two bf16 --resume --out "$d/parts" --zero 3 &&
+        same_ranks "$d/whole" "$d/parts" 20
+}
+
+# texts and validations are those of whole weights; three batches are not shared out evenly
+zeros_speak_alike() {
+    d=$tmp/zeros_speak
+    for zero in 1 3; do
+        two bf16 $deep --train "$tmp/data_train.bin" --batch 4 --zero $zero --out "$d/$zero" --sample-tokens 20 --sample-every 10 \
+            --val "$tmp/data_train.bin" --val-every 10 --val-batches 3 || exit $?
+        sed -n 's/.*"event":"\(sample\|val\)",\(.*\)/\2/p' "$d/$zero/log.jsonl" >"$d/$zero.said"
+    done
+    [ "$(grep -c . "$d/1.said")" -eq 4 ] && cmp "$d/1.said" "$d/3.said" && same_ranks "$d/1" "$d/3" 20
+}
+
+# exact weights, of which each rank has its shards: 10 and 10 are the whole, and one GPU reads the same from the state
+exact_weights_are_collected() {
+    for zero in 1 3; do
+        d=$tmp/exact_$zero flags="$deep --train $tmp/data_train.bin --batch 4 --zero $zero"
+        two bf16 $flags --export-dtype f32 --out "$d/whole" || exit $?
+        two bf16 $flags --export-dtype f32 --out "$d/parts" --stop-after 10 && two bf16 --resume --out "$d/parts" &&
+            same_ranks "$d/whole" "$d/parts" 20 && two bf16 $flags --out "$d/half" --stop-after 10 &&
+            cu bf16 --resume "$d/half/step_00000010" --out "$d/written" --export-dtype f32 --lr 0 --steps 11 || return 1
+        two bf16 $flags --export-dtype f32 --out "$d/exact" --stop-after 10 &&
+            cmp "$d/exact/step_00000010/model.safetensors" "$d/written/step_00000011/model.safetensors" || return 1
+    done
+}
+
+adapters_are_collected() {
+    for zero in 1 3; do
+        d=$tmp/two_adapters_$zero
+        [ -d "$tmp/adapters_base" ] || cu bf16 --model d4 --train "$tmp/data_train.bin" --seq 256 --steps 5 --out "$tmp/adapters_base" || return 1
+        flags="--model $tmp/adapters_base --lora 4 --train $tmp/data_train.bin --seq 256 --batch 4 --steps 20 --lr 1e-3 --zero $zero"
+        two bf16 $flags --out "$d/whole" || exit $?
+        two bf16 $flags --out "$d/parts" --stop-after 10 && two bf16 --resume --out "$d/parts" || return 1
+        for file in adapter_model state_rank00000 state_rank00001; do
+            cmp "$d/whole/step_00000020/$file.safetensors" "$d/parts/step_00000020/$file.safetensors" || return 1
+        done
+        cmp "$d/whole/step_00000020/adapter_model.safetensors" "$tmp/two_adapters_1/whole/step_00000020/adapter_model.safetensors" || return 1
+    done
+}
+
+# both tune by what rank 0 measures; a run that reads its plans has the same bits
+two_are_tuned() {
+    d=$tmp/two_tuned
+    two bf16 $deep --train "$tmp/data_train.bin" --batch 4 --zero 2 --tune --plan "$d.json" --out "$d/tuned" || exit $?
+    two bf16 $deep --train "$tmp/data_train.bin" --batch 4 --zero 2 --plan "$d.json" --out "$d/read" && same_ranks "$d/tuned" "$d/read" 20
+}
+
+# ten steps that are not finite: all ranks look for the tensor, and the run ends
+zeros_are_ruined_together() {
+    d=$tmp/zeros_ruined
+    two bf16 $ranked --steps 1 --train "$tmp/data_train.bin" --batch 4 --out "$d/begun" || exit $?
+    limit 100 "$build/bf16/train_llama3cu" --sample-tokens 0 $deep --gpus 2 --zero 3 --train "$tmp/data_train.bin" --batch 4 --lr 1e3 --weight-decay 1000 --grad-clip 0 \
+        --steps 200 --out "$d/run" >"$d/screen" 2>&1
+    [ $? -eq 1 ] && grep -q 'is not finite, first in' "$d/screen" || { tail -n 3 "$d/screen" && echo "error: it is not told" && return 1; }
+}
+
+# --- two GPUs that share rows; d6 has 2 key heads, one for each
+
+sharing="--model d6 --seq 512 --steps 20 --lr 1e-3 --warmup 5 --batch 2 --total-batch 2048"
+
+# two_share_rows NAME FLAGS...: half of each row on each GPU: the losses of one GPU with the same micro-batches
+two_share_rows() {
+    d=$tmp/shared_$1 name=$1
+    shift
+    case $name in
+        documents) documents_written "$tmp" && set -- "$@" --train "$tmp/masked.bin" --val "$tmp/documents.bin" --documents mask || return 1 ;;
+        adapters)
+            cu fp32 $ranked --model d6 --train "$tmp/data_train.bin" --batch 4 --steps 5 --out "$d/base" || return 1
+            set -- "$@" --model "$d/base/step_00000005" --lora 4 --train "$tmp/data_train.bin" --val "$tmp/data_train.bin"
+            ;;
+        *) set -- "$@" --train "$tmp/data_train.bin" --val "$tmp/data_train.bin" ;;
+    esac
+    two fp32 $sharing "$@" --val-every 5 --val-batches 3 --seq-parallel 2 --out "$d/two" || exit $?
+    cu fp32 $sharing "$@" --val-every 5 --val-batches 3 --out "$d/one" && close_steps 1e-6 1e-4 "$d/one" "$d/two" || return 1
+    for of in one two; do
+        sed -n 's/.*"event":"val".*"loss":\([^,}]*\).*/\1/p' "$d/$of/log.jsonl" >"$d/$of.val"
+        sed -n 's/.*"trained":\([0-9]*\).*/\1/p' "$d/$of/log.jsonl" >"$d/$of.trained"
+    done
+    cmp "$d/one.trained" "$d/two.trained" || { echo "error: other targets are trained" && return 1; }
+    paste "$d/one.val" "$d/two.val" | awk '{ x = $1 / $2 - 1; if (x > 1e-4 || x < -1e-4) { print "error: validations of " $0; exit bad = 1 } }
+        END { exit bad }'
+}
+
+# BF16: twice, without a graph, with blocks computed again, stopped and resumed. Then one GPU goes on, and two that share nothing
+two_share_rows_with_one_result() {
+    d=$tmp/shared_bits
+    shared="$sharing --train $tmp/data_train.bin --seq-parallel 2"
+    two bf16 $shared --out "$d/a" || exit $?
+    two bf16 $shared --out "$d/b" && same_ranks "$d/a" "$d/b" 20 || return 1
+    for change in --no-graph "--recompute block" "--recompute norm+swiglu"; do
+        two bf16 $shared $change --out "$d/$change" && same_ranks "$d/a" "$d/$change" 20 || { echo "error: with $change" && return 1; }
+    done
+    NCCL_P2P_DISABLE=1 two bf16 $shared --out "$d/c" && same_ranks "$d/a" "$d/c" 20 &&
+        two bf16 $shared --out "$d/parts" --stop-after 10 && cp -r "$d/parts" "$d/one" && two bf16 --resume --seq-parallel 2 --out "$d/parts" &&
+        same_ranks "$d/a" "$d/parts" 20 && cu bf16 --resume --out "$d/one" --stop-after 15 && two bf16 --resume --out "$d/one" --batch 1 &&
+        close_steps 1e-3 5e-3 "$d/a" "$d/one"
+}
+
+# what is shared out otherwise changes no bit
+two_share_rows_and_blocks() {
+    d=$tmp/shared_zero shared="--model d6 --seq 512 --steps 20 --lr 1e-3 --warmup 5 --batch 2 --train $tmp/data_train.bin --seq-parallel 2"
+    for zero in 1 2 3; do two bf16 $shared --zero $zero --out "$d/$zero" || exit $?; done
+    same_ranks "$d/1" "$d/2" 20 && same_ranks "$d/1" "$d/3" 20
+}
+
+two_share_rows_in_16_bits() {
+    d=$tmp/shared_16
+    two bf16 $sharing --train "$tmp/data_train.bin" --seq-parallel 2 --out "$d/two" || exit $?
+    cu bf16 $sharing --train "$tmp/data_train.bin" --out "$d/one" && close_steps 1e-3 5e-3 "$d/one" "$d/two"
+}
+
+# --- sums in two levels
+
+# pretend_hosts PRECISION FLAGS...: four ranks, two on each of two pretended hosts, which have the same two cards
+pretend_hosts() {
+    [ "$(nvidia-smi -L | grep -c '^GPU')" -ge 2 ] || { echo "it needs 2 GPUs" && exit 77; }
+    ph_v=$1 ph_port=$((20000 + $$ % 10000)) ph_pids='' ph_status=0
+    shift
+    need "$ph_v" train_llama3cu || return 1
+    for rank in 0 1 2 3; do
+        RANK=$rank WORLD_SIZE=4 LOCAL_RANK=$((rank % 2)) LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$ph_port \
+            NCCL_HOSTID=pretended$((rank / 2)) NCCL_SOCKET_IFNAME=lo \
+            limit 100 "$build/$ph_v/train_llama3cu" --sample-tokens 0 --val-every 0 "$@" &
+        ph_pids="$ph_pids $!"
+    done
+    for ph_pid in $ph_pids; do wait "$ph_pid" || ph_status=1; done
+    return $ph_status
+}
+
+two_hosts_are_one() {
+    d=$tmp/two_hosts
+    mkdir -p "$d"
+    pretend_hosts fp32 $ranked --train "$tmp/data_train.bin" --batch 2 --out "$d/hosts" >"$d/screen" || exit $?
+    grep -q "^hosts   2 of 2 ranks" "$d/screen" || { echo "error: no sums in two levels" && return 1; }
+    cu fp32 $ranked --train "$tmp/data_train.bin" --batch 8 --out "$d/one" && close_steps 1e-6 1e-4 "$d/one" "$d/hosts"
+}
+
+two_hosts_have_one_result() {
+    d=$tmp/two_hosts_bits
+    for zero in 1 2 3; do pretend_hosts bf16 $deep --train "$tmp/data_train.bin" --batch 2 --zero $zero --out "$d/$zero" || exit $?; done
+    pretend_hosts bf16 $deep --train "$tmp/data_train.bin" --batch 2 --no-graph --out "$d/0" || return 1
+    for of in 0 2 3; do
+        same_ranks "$d/1" "$d/$of" 20 && cmp "$d/1/step_00000020/state_rank00003.safetensors" "$d/$of/step_00000020/state_rank00003.safetensors" || return 1
+    done
+}

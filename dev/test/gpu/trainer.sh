@@ -141,6 +141,34 @@ resuming_does_not_tune_again() {
     ! grep '^tuned' "$d/log" && same_end "$d/whole" "$d/parts" 20
 }
 
+# A run that tunes ends as one that reads its plan: the steps of --tune leave no trace, in a new run and in one that goes on.
+tuning_leaves_no_trace() {
+    d=$tmp/untraced micro="--total-batch 16384 --batch 4"
+    mkdir -p "$d"
+    cu bf16 $long $micro --train "$tmp/data_train.bin" --out "$d/tuned" --tune --plan "$d/plan.json" >"$d/log" && grep '^tuned ' "$d/log" &&
+        cu bf16 $long $micro --train "$tmp/data_train.bin" --out "$d/read" --plan "$d/plan.json" && same_end "$d/tuned" "$d/read" 20 || return 1
+    cu bf16 $long --train "$tmp/data_train.bin" --out "$d/half" --stop-after 10 && cp -r "$d/half" "$d/other" &&
+        cu bf16 --resume --out "$d/half" --tune --plan "$d/again.json" && cu bf16 --resume --out "$d/other" --plan "$d/again.json" &&
+        same_end "$d/half" "$d/other" 20
+}
+
+# A plan of another card, number of multiprocessors, workspace or shape is not used: one warning, and the run goes on.
+plans_from_elsewhere_are_not_used() {
+    d=$tmp/elsewhere run="--model d2 --train $tmp/data_train.bin --seq 64 --steps 2"
+    mkdir -p "$d"
+    cu bf16 $run --batch 2 --out "$d/untuned" && cp "$d/untuned/step_00000002/matmul_plan.json" "$d/own" &&
+        sed 's/"gpu": "[^"]*"/"gpu": "another"/' "$d/own" >"$d/gpu" && sed 's/"sms": [0-9]*/"sms": 1/' "$d/own" >"$d/sms" &&
+        sed 's/"cublaslt": [0-9]*/"cublaslt": 7/' "$d/own" >"$d/cublaslt" && sed 's/"workspace": [0-9]*/"workspace": 1/' "$d/own" >"$d/workspace" || return 1
+    for field in gpu sms cublaslt workspace; do
+        cu bf16 $run --batch 2 --plan "$d/$field" --out "$d/run_$field" >"$d/log" 2>&1 || return 1
+        [ "$(grep -c '^warning: ' "$d/log")" -eq 1 ] && grep "^warning: $d/$field: $field is .*cuBLASLt chooses again" "$d/log" &&
+            same_end "$d/untuned" "$d/run_$field" 2 || return 1
+    done
+    cu bf16 $run --batch 4 --plan "$d/own" --out "$d/shape" >"$d/log" 2>&1 && [ "$(grep -c '^warning: ' "$d/log")" -eq 1 ] &&
+        grep "^warning: $d/own: has no choice that runs here for " "$d/log" || return 1
+    cu bf16 $run --batch 2 --plan "$d/own" --out "$d/same" >"$d/log" 2>&1 && ! grep '^warning: ' "$d/log"
+}
+
 graph_changes_no_bit() {
     d=$tmp/graph
     for total in 8192 32768; do

@@ -1,0 +1,39 @@
+#!/bin/sh
+# long_rows.sh [FOLDER [FLAGS...]] -- trains Llama 3.1's 8B with random weights on two GPUs of 141 GB that share each row: 3 steps
+# of 32,768 tokens, then 2 of 131,072, and prints their lines with memory and tokens/s. The data are random tokens in FOLDER
+# (default out/long_rows). A run is ended after its steps, since its checkpoint would have up to 112 GB. FLAGS go to the trainer.
+# Run from the project's root. GPUS=N: GPUs that share a row (2). TRAINER: the program, if not ./train_llama3cu.
+set -u
+out=${1:-out/long_rows} gpus=${GPUS:-2} trainer=${TRAINER:-./train_llama3cu}
+[ $# -eq 0 ] || shift
+mkdir -p "$out" || exit 1
+
+# llm.c's format: 20240520, version 1, 600,000 tokens of 16 bits
+{
+    printf '\210\330\064\001\001\000\000\000\300\047\011\000'
+    head -c 1012 /dev/zero
+    head -c 1200000 /dev/urandom
+} >"$out/random.bin"
+
+# steps_done: prints how many steps the log has
+steps_done() { cat "$out/$seq/log.jsonl" 2>/dev/null | grep -c '"event":"step"'; }
+
+# train SEQ STEPS FLAGS...: so many steps of one row
+train() {
+    seq=$1 steps=$2
+    shift 2
+    rm -rf "${out:?}/$seq"
+    "$trainer" --gpus "$gpus" --seq-parallel "$gpus" --model llama3.1-8b --train "$out/random.bin" --batch 1 --seq "$seq" --recompute block \
+        --steps 1000 --lr 1e-5 --schedule constant --sample-tokens 0 --val-every 0 --checkpoint-minutes 0 --out "$out/$seq" "$@" >"$out/$seq.txt" 2>&1 &
+    pid=$!
+    while kill -0 $pid 2>/dev/null && [ "$(steps_done)" -lt "$steps" ]; do sleep 1; done
+    ranks=$(pgrep -P $pid)
+    kill -9 $ranks $pid 2>/dev/null
+    wait $pid 2>/dev/null
+    echo "rows of $seq tokens:"
+    grep -E '^memory  need|^plan |^ *step |^ *[0-9]+/1000 |^error|^  hint' "$out/$seq.txt"
+    grep '"event":"step"' "$out/$seq/log.jsonl"
+    [ "$(steps_done)" -ge "$steps" ]
+}
+
+train 32768 3 "$@" && train 131072 2 "$@"

@@ -1,0 +1,89 @@
+# fp8.sh -- tests of test_gpu.sh: runs with --fp8. Kernels and products are in test_kernels_cu, gradients and equal bits in
+# test_llama3cu.
+
+# has_fp8: succeeds on a card of compute capability 9.0, else tells why not
+has_fp8() {
+    case $(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1) in
+        9.0) return 0 ;;
+        *) echo "needs a card of compute capability 9.0" && return 77 ;;
+    esac
+}
+
+# shares_are_small LOG: each step tells of each kind of tensor how much was lost, and that is little
+shares_are_small() {
+    grep '"event":"step"' "$1" | sed 's/.*"quantised":{\(.*\)}.*/\1/; s/"\([a-z_]*\)":\[\([^,]*\),\([^]]*\)\],*/\1 \2 \3\n/g' | awk '
+        NF == 3 {
+            count++
+            flushed[$1] = $2 > flushed[$1] ? $2 : flushed[$1]
+            subnormal[$1] = $3 > subnormal[$1] ? $3 : subnormal[$1]
+            bad += !($2 >= 0 && $2 <= 0.05 && $3 >= 0 && $3 <= 0.5) || $2 == "null"
+        }
+        END {
+            printf "REMARK at most flushed, subnormal:"
+            for (k in flushed) { kinds++; printf " %s %.4f %.4f", k, flushed[k], subnormal[k] }
+            printf "\n"
+            exit bad > 0 || kinds != 7 || count % 7 != 0
+        }'
+}
+
+# a validation and --eval compute as training does: the loss of the checkpoint is that of the last validation
+fp8_trains_like_bf16() {
+    has_fp8 || return
+    flags="--model d3 --train $tmp/data_train.bin --val $tmp/data_val.bin --val-batches 4 --val-every 20 --batch 4 --seq 256 --steps 20 --warmup 5"
+    for flag in "" --fp8; do cu bf16 $flag $flags --out "$tmp/fp8_like$flag" || return 1; done
+    ! grep -q quantised "$tmp/fp8_like/log.jsonl" && shares_are_small "$tmp/fp8_like--fp8/log.jsonl" || return 1
+    m=step_00000020/model.safetensors
+    ! cmp -s "$tmp/fp8_like/$m" "$tmp/fp8_like--fp8/$m" || { echo "error: --fp8 changes no bit" && return 1; }
+    close_losses 0.02 "$tmp/fp8_like/log.jsonl" "$tmp/fp8_like--fp8/log.jsonl" || return 1
+    for flag in "" --fp8; do
+        cu bf16 $flag --eval --model "$tmp/fp8_like--fp8/step_00000020" --val "$tmp/data_val.bin" --val-batches 4 --batch 4 --seq 256 >"$tmp/fp8_eval$flag" || return 1
+    done
+    for flag in "" --fp8; do sed -n 's/^loss \([0-9.]*\) .*/\1/p' "$tmp/fp8_eval$flag" >"$tmp/fp8_loss$flag"; done
+    ! cmp -s "$tmp/fp8_loss" "$tmp/fp8_loss--fp8" || { echo "error: --eval --fp8 is --eval" && return 1; }
+    sed -n 's/.*"event":"val".*"loss":\([0-9.]*\).*/\1/p' "$tmp/fp8_like--fp8/log.jsonl" | tail -n 1 | xargs printf '%.6f\n' | cmp - "$tmp/fp8_loss--fp8"
+}
+
+fp8_graph_changes_no_bit() {
+    has_fp8 || return
+    for graph in on off; do
+        cu bf16 --fp8 $long --train "$tmp/data_train.bin" --total-batch 32768 --steps 5 --out "$tmp/fp8_graph_$graph" $([ $graph = on ] || echo --no-graph) || return 1
+    done
+    same_end "$tmp/fp8_graph_on" "$tmp/fp8_graph_off" 5
+}
+
+fp8_parts_are_the_whole() {
+    has_fp8 || return
+    parts_are_the_whole bf16 "$@"
+}
+
+# the plan file names products with scales, and a resumed run reads them
+fp8_plans_travel() {
+    has_fp8 || return
+    d=$tmp/fp8_tuned
+    cu bf16 --fp8 $long --train "$tmp/data_train.bin" --out "$d/whole" --tune --checkpoint-every 10 >"$d.txt" && grep '^tuned' "$d.txt" || return 1
+    grep -c '"scaled": 3' "$d/whole/step_00000010/matmul_plan.json" && mkdir "$d/parts" && cp -r "$d/whole/step_00000010" "$d/parts" &&
+        cu bf16 --resume --out "$d/parts" && same_end "$d/whole" "$d/parts" 20
+}
+
+# what --fp8 adds is in the memory table and in the profile
+fp8_memory_is_true() {
+    has_fp8 || return
+    table_is_true bf16 --batch 16 --fp8
+}
+
+fp8_profile_has_rows() {
+    has_fp8 || return
+    cu bf16 --fp8 --model d3 --train "$tmp/data_train.bin" --batch 8 --seq 1024 --profile 2 --out "$tmp/fp8_profile" >"$tmp/fp8_profile.txt" || return 1
+    for row in quantise "quantise weights" "gate up" "gate up dx" "gate up dw"; do
+        grep -q "^$row  *[0-9]" "$tmp/fp8_profile.txt" || { cat "$tmp/fp8_profile.txt" && echo "error: no row $row" && return 1; }
+    done
+}
+
+# FP32 and FP16 builds refuse it; on a card of another compute capability BF16 does, by name and before it takes memory
+fp8_is_refused() {
+    cu fp32 --fp8 --model d3 --train "$tmp/data_train.bin" --out "$tmp/fp8_refused" >"$tmp/fp8_refused.txt" 2>&1 && { echo "error: FP32 takes it" && return 1; }
+    grep "^error: --fp8: this is a build for FP32" "$tmp/fp8_refused.txt" || { cat "$tmp/fp8_refused.txt" && return 1; }
+    has_fp8 >"$tmp/fp8_card.txt" && return
+    cu bf16 --fp8 --model d3 --train "$tmp/data_train.bin" --out "$tmp/fp8_refused" >"$tmp/fp8_refused.txt" 2>&1 && { echo "error: this card takes it" && return 1; }
+    grep "^error: --fp8: .* has compute capability" "$tmp/fp8_refused.txt" && [ ! -e "$tmp/fp8_refused" ]
+}

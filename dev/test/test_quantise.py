@@ -1,0 +1,56 @@
+"""Compares the 8-bit rows of llmc/quantise.h, as build/test_quantise --table prints them, with PyTorch's e4m3 and with the
+emulation of --fp8 in train_llama3.py."""
+import os
+import subprocess
+import sys
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, ROOT)
+torch = pytest.importorskip("torch")
+ref = pytest.importorskip("train_llama3")
+PROGRAM = os.path.join(ROOT, "build", "test_quantise")
+
+
+@pytest.fixture(scope="module")
+def table():
+    """Returns every bfloat16 with the bits it becomes, and those and the scale of a row that holds it alone."""
+    if not os.path.exists(PROGRAM):
+        pytest.skip("build/test_quantise is missing: make build/test_quantise")
+    lines = subprocess.run([PROGRAM, "--table"], stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+    columns = list(zip(*(line.split() for line in lines)))
+    x = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    bits, row_bits = (torch.tensor([int(b) for b in c], dtype=torch.uint8) for c in columns[:2])
+    return x, bits, row_bits, torch.tensor([float(s) for s in columns[2]])
+
+
+def test_every_bfloat16_becomes_what_pytorch_makes_of_it(table):
+    x, bits, _, _ = table
+    fits = x.float().abs() <= 448  # above, PyTorch gives NaN
+    assert torch.equal(x[fits].to(torch.float8_e4m3fn).view(torch.uint8), bits[fits])
+    above = x.float().abs() > 448
+    assert torch.equal(bits[above] & 0x7F, torch.full_like(bits[above], 0x7E))
+    assert bool((bits[x.isnan()] & 0x7F == 0x7F).all())
+
+
+def test_the_emulation_has_the_same_rows(table):
+    x, _, row_bits, scale = table
+    want = row_bits.view(torch.float8_e4m3fn).float() * scale
+    got = ref.quantised(x[:, None])[:, 0].float()
+    finite = x.isfinite()
+    assert torch.equal(got[finite], want[finite])
+    assert bool(got[~finite].isnan().all()) and bool(want[~finite].isnan().all())
+
+
+def test_products_with_such_factors_are_near_and_weights_gradients_exact():
+    generator = torch.Generator().manual_seed(1)
+    x, w, dy = (torch.randn(*shape, generator=generator) for shape in ((3, 32, 64), (48, 64), (3, 32, 48)))
+    x, w = x.requires_grad_(), w.requires_grad_()
+    y = ref.Fp8Product.apply(x, w)
+    y.backward(dy)
+    near = ((y, x @ w.T), (x.grad, dy @ w))
+    for got, want in near:
+        error = ((got - want).norm() / want.norm()).item()
+        assert 0.01 < error < 0.06, error
+    assert torch.equal(w.grad, dy.flatten(0, 1).T @ x.flatten(0, 1))

@@ -1,0 +1,72 @@
+/* sequence.h -- which part of each row of tokens a rank computes where several ranks share one (--seq-parallel), and how these
+ * exchange parts of rows for heads around attention (Jacobs et al., "DeepSpeed Ulysses", 2023, arXiv 2309.14509).
+ *
+ *   ranks      0 1 | 2 3 | ...    with parts = 2: neighbours are a group, and each group reads its own rows of a batch
+ *   a row      T tokens: part p is tokens [p T / parts, (p + 1) T / parts); rank r computes part r % parts of the rows of
+ *              group r / parts
+ *   attention  sees whole rows, but each rank only NH / parts query heads and NKV / parts key and value heads: those from
+ *              p NH / parts and from p NKV / parts on. So a query head and its key head are on one rank
+ *
+ * All other layers work on single tokens and see the part alone. To get from parts of rows to heads, a rank packs its tokens by
+ * the heads of each member, the group exchanges them, and what arrives is in place:
+ *
+ *   rows    (B, T / parts, all heads)                of this rank
+ *   pieces  (B, parts, T / parts, heads / parts)     piece (b, p) is for member p
+ *   heads   (B, T, heads / parts)                    piece (b, p) came from member p: its tokens are the p-th of row b
+ *
+ * The way back is the same in the other direction. Below, in an AttentionShape T is the tokens of a part, and NH and NKV are
+ * all heads; NKV = 0 is a row of attention's output.
+ */
+#ifndef LLMC_SEQUENCE_H
+#define LLMC_SEQUENCE_H
+
+#include "llmc/base/utils.h"
+#include "llmc/config.h"  // defines: AttentionShape
+
+/* What a rank has of the rows of a step. */
+typedef struct {
+    int parts, part;    // of each row; parts = 1: whole rows
+    int groups, group;  // of ranks that share rows
+} RowShare;
+
+/* Returns the share of rank `rank` of `ranks`, a multiple of `parts`. */
+static inline RowShare row_share(int rank, int ranks, int parts) {
+    const int n = parts > 1 ? parts : 1;
+    const RowShare share = {n, rank % n, ranks / n, rank / n};
+    return share;
+}
+
+/* Returns the shape of attention on one rank: whole rows, and its heads. */
+static inline AttentionShape heads_shape(AttentionShape s, int parts) {
+    const AttentionShape heads = {s.B, s.T * parts, s.NH / parts, s.NKV / parts, s.HD};
+    return heads;
+}
+
+/* Returns the shape of attention's output. */
+static inline AttentionShape heads_out(AttentionShape s) {
+    const AttentionShape out = {s.B, s.T, s.NH, 0, s.HD};
+    return out;
+}
+
+/* Returns the elements of a row's heads. */
+static inline size_t heads_width(AttentionShape s) { return (size_t)(s.NH + 2 * s.NKV) * (size_t)s.HD; }
+
+/* Packs rows into pieces, or with `back` writes rows from pieces. The oracle of gpu/sequence.cuh. */
+static inline void heads_pack(float* pieces, float* rows, AttentionShape s, int parts, bool back) {
+    const size_t T = (size_t)s.T, P = (size_t)parts, width = heads_width(s), q = (size_t)(s.NH * s.HD) / P;
+    const size_t kv = (size_t)(s.NKV * s.HD) / P, sections[3] = {q, kv, kv};
+    for (size_t n = 0; n < (size_t)s.B * T; n++) {
+        for (size_t p = 0; p < P; p++) {
+            float* piece = pieces + ((n / T * P + p) * T + n % T) * (width / P);
+            float* row = rows + n * width;
+            for (int i = 0; i < 3; i++) {  // queries, keys, values
+                float* mine = row + p * sections[i];
+                memcpy(back ? mine : piece, back ? piece : mine, sections[i] * sizeof(float));
+                piece += sections[i];
+                row += P * sections[i];
+            }
+        }
+    }
+}
+
+#endif

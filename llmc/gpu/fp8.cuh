@@ -1,0 +1,237 @@
+/* fp8.cuh -- --fp8: the linear layers of the blocks multiply in 8 bits (e4m3), where cuBLASLt has a scale for each row.
+ *
+ *   forward   out = x W^T     x: 8 bits, a scale for each token     W: 8 bits, a scale for each output
+ *   dx        dx = dout W     dout: a scale for each token          W: its transposed copy, a scale for each input
+ *   dW        in BF16, from BF16
+ *
+ * All else stays as it is: residual stream, norms, embedding, head, attention, gradients, optimizer. The scales are powers of
+ * two, from the tensor as it is now (quantise.h), so a run has nothing more to save, and a resumed one computes the same bits.
+ *
+ * Weights are quantised once an update, right after AdamW, and before the first step. Activations and gradients are quantised
+ * just before their product: those of rmsnorm and swiglu as these write them, the others in one pass. All products share one
+ * buffer for them; what is computed again has the same bits. Validation and --eval --fp8 compute as training does. Text is
+ * generated in BF16.
+ *
+ * The sums: forward keeps them in the tensor cores' own precision until the end (fast), as others do; dx, which sums over twice
+ * the feed-forward width, does not. On an H200 (dev/results/nvidia-h200-levers.md) the products of a 1B model run at 1.87 times
+ * BF16's speed if both are fast, at 1.66 if none is.
+ *
+ * Limits: BF16, compute capability 9.0, one GPU, no adapters, and widths and tokens of a micro-batch in multiples of 16.
+ */
+#ifndef LLMC_FP8_CUH
+#define LLMC_FP8_CUH
+
+#include "llmc/config.h"               // defines: ModelConfig, ParamTable, param_offset
+#include "llmc/gpu/arena.cuh"          // defines: Arena, take
+#include "llmc/gpu/device.cuh"         // defines: Device
+#include "llmc/gpu/layers.cuh"         // defines: Queue, linear, linear_backward_input
+#include "llmc/quantise.cuh"           // defines: QuantisedRows, QuantisedWeights, quantise_rows_cuda, quantise_weights_cuda
+#include "llmc/rmsnorm_quantised.cuh"  // defines: rmsnorm_forward_quantised_cuda
+#include "llmc/swiglu_quantised.cuh"   // defines: swiglu_forward_quantised_cuda, swiglu_backward_quantised_cuda
+#include "llmc/run/session.h"          // defines: Session
+
+constexpr bool FP8_FAST_FORWARD = true, FP8_FAST_DX = false;
+
+enum { FP8_QKV, FP8_O, FP8_GATE_UP, FP8_DOWN, NUM_FP8 };
+
+/* For each product of a block: its weights, its input, and the gradient of its output; and whether the layer that makes
+ * these just before has also quantised them. */
+typedef struct {
+    ParamKind weight;
+    QuantisedKind x, dout;
+    bool x_made, dout_made;
+} Fp8Product;
+static const Fp8Product fp8_products[NUM_FP8] = {{P_Q, QUANTISED_NORM, QUANTISED_DQKV, true, false},
+                                                 {P_O, QUANTISED_ATT, QUANTISED_DH, false, false},
+                                                 {P_GATE, QUANTISED_NORM, QUANTISED_DGATE_UP, true, true},
+                                                 {P_DOWN, QUANTISED_ACT, QUANTISED_DH, true, false}};
+
+/* The 8-bit copies of all blocks' weights; all NULL without --fp8. */
+typedef struct {
+    QuantisedWeights of[NUM_FP8];  // of block 0; the others follow
+} Fp8;
+
+/* A weight with its copies. */
+typedef struct {
+    const floatX* data;
+    QuantisedRows rows, columns;  // without --fp8 {NULL}
+    const Fp8Product* product;
+} Weight;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// opening
+
+/* Refuses a run that --fp8 does not take, before anything asks for a card. */
+static inline void fp8_check(const Session* s) {
+    const Options* o = &s->options;
+    const ModelConfig* c = &s->config;
+    const bool computes = job_trains(s->job) || s->job == JOB_EVAL;
+    if (!o->fp8 || !computes) { return; }
+    if (!IS_BF16) { die_usage("--fp8: this is a build for %s, wanted PRECISION=BF16", PRECISION_NAME); }
+    if (s->ranks > 1) { die_usage("--fp8: a run of %d processes, wanted one GPU", s->ranks); }
+    if (c->lora.rank > 0) { die_usage("--fp8: the run trains adapters (--lora), wanted one that trains all weights"); }
+    const struct {
+        const char* name;
+        int64_t size;
+    } sizes[] = {{"hidden_size", c->hidden_size},
+                 {"intermediate_size", c->intermediate_size},
+                 {"num_attention_heads * head_dim", q_width(c)},
+                 {"(num_attention_heads + 2 * num_key_value_heads) * head_dim", (int64_t)qkv_width(c)},
+                 {"--batch * --seq", (int64_t)o->batch * o->seq}};
+    for (const auto& size : sizes) {
+        if (size.size % QUANTISE_WIDTH == 0) { continue; }
+        die("--fp8: %s is %lld, wanted a multiple of %d", size.name, (long long)size.size, (int)QUANTISE_WIDTH);
+    }
+}
+
+/* Refuses a card, or a cuBLASLt, without scales for each row, before anything is allocated. */
+static inline void fp8_check_device(const Session* s, const Device* d) {
+    const bool computes = job_trains(s->job) || s->job == JOB_EVAL;
+    if (!s->options.fp8 || !computes || d->missing) { return; }
+    const int major = device_attribute(cudaDevAttrComputeCapabilityMajor);
+    const int minor = device_attribute(cudaDevAttrComputeCapabilityMinor);
+    if (major != 9 || minor != 0) {
+        die("--fp8: %s has compute capability %d.%d, wanted 9.0 (H100, H200), where cuBLASLt scales each row of a factor",
+            d->name, major, minor);
+    }
+    if (!matmul_has_row_scales()) {
+        die("--fp8: cuBLASLt is %zu, of the build %d, wanted at least %d, which scales each row of a factor",
+            cublasLtGetVersion(), (int)CUBLAS_VERSION, (int)MATMUL_ROW_SCALES_VERSION);
+    }
+}
+
+/* Lays out the copies of all weights in `weights`, and the buffer of one operand of N rows in `workspace`. */
+static inline void fp8_lay_out(Fp8* f, Queue* q, Arena* weights, Arena* workspace, const ModelConfig* c, size_t N) {
+    const int C = c->hidden_size, F = c->intermediate_size, Q = q_width(c), QKV = (int)qkv_width(c);
+    const struct { int R, C; } sizes[NUM_FP8] = {{QKV, C}, {C, Q}, {2 * F, C}, {C, F}};
+    size_t widest = 0;
+    for (int i = 0; i < NUM_FP8; i++) {
+        QuantisedWeights* w = &f->of[i];
+        const size_t size = (size_t)c->num_layers * (size_t)sizes[i].R * (size_t)sizes[i].C;
+        w->R = sizes[i].R;
+        w->C = sizes[i].C;
+        w->rows = take<uint8_t>(weights, size);
+        w->columns = take<uint8_t>(weights, size);
+        w->scales = take<float>(weights, (size_t)c->num_layers * (size_t)(w->R + w->C));
+        widest = size_max(widest, size_max(quantised_pitch((size_t)w->R), quantised_pitch((size_t)w->C)));
+    }
+    q->quantised.data = take<uint8_t>(workspace, N * widest);
+    q->quantised.scale = take<float>(workspace, N);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// weights
+
+/* Returns the weight at `data` of a product of block l, with its copies. */
+static inline Weight fp8_weight(const Fp8* f, int product, int l, const floatX* data) {
+    Weight w;
+    memset(&w, 0, sizeof w);
+    w.data = data;
+    w.product = &fp8_products[product];
+    const QuantisedWeights* all = &f->of[product];
+    if (!all->rows) { return w; }
+    const size_t R = (size_t)all->R, C = (size_t)all->C;
+    float* scales = all->scales + (size_t)l * (R + C);
+    w.rows = {all->rows + (size_t)l * R * C, scales, C};
+    w.columns = {all->columns + (size_t)l * R * C, scales + R, R};
+    return w;
+}
+
+/* Makes the 8-bit copies of all blocks' weights; nothing without --fp8. To be called after each change of the weights: when
+ * they are loaded or drawn, and after AdamW. params: the arena of `table` */
+static inline void fp8_refresh(const Fp8* f, const Queue* q, const ParamTable* table, const floatX* params, int blocks) {
+    QuantiseCounts* counts = q->counts ? q->counts + QUANTISED_WEIGHT : NULL;
+    for (int i = 0; f->of[0].rows && i < NUM_FP8; i++) {
+        const QuantisedWeights* w = &f->of[i];
+        const size_t first = param_offset(table, fp8_products[i].weight, 0);
+        const size_t stride = blocks > 1 ? param_offset(table, fp8_products[i].weight, 1) - first : 0;
+        Op op(q->profiler, q->stream, "quantise weights", 0, 6.0 * blocks * w->R * w->C);
+        assert(param_offset(table, fp8_products[i].weight, blocks - 1) == first + (size_t)(blocks - 1) * stride);
+        quantise_weights_cuda(*w, params + first, stride, blocks, counts, q->stream);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// products
+
+/* Returns the shared buffer for rows of `width`, and the counts of a kind of tensor, or NULL. */
+static inline QuantisedRows fp8_rows(const Queue* q, size_t width) {
+    return {q->quantised.data, q->quantised.scale, quantised_pitch(width)};
+}
+static inline QuantiseCounts* fp8_counts(const Queue* q, QuantisedKind kind) { return q->counts ? q->counts + kind : NULL; }
+
+/* Quantises x (N, C) into the shared buffer, unless it is `made`, that is there already. Returns it as a factor, for the next
+ * product alone. */
+static inline Operand fp8_quantise(const Queue* q, QuantisedKind kind, bool made, const floatX* x, size_t N, int C, bool fast) {
+    const QuantisedRows to = fp8_rows(q, (size_t)C);
+    if (!made) {
+        Op op(q->profiler, q->stream, "quantise", 0, 3.0 * (double)N * C);
+        quantise_rows_cuda(to, x, N, C, pitch_of(C), fp8_counts(q, kind), q->stream);
+    }
+    return operand_e4m3(to.data, to.scale, to.pitch, fast);
+}
+
+/* As their namesakes in layers.cuh, in 8 bits if the weight has copies. A profile counts these operations at FP8's rate. */
+static inline void linear(const Queue* q, const char* name, floatX* out, const floatX* x, const Weight& w,
+                          const floatX* residual, size_t N, int C, int OC) {
+    if (!w.rows.data) {
+        linear(q, name, out, x, w.data, residual, N, C, OC);
+        return;
+    }
+    const Operand x8 = fp8_quantise(q, w.product->x, w.product->x_made, x, N, C, FP8_FAST_FORWARD);
+    const Operand w8 = operand_e4m3(w.rows.data, w.rows.scale, w.rows.pitch, FP8_FAST_FORWARD);
+    const double moved = (double)N * C + (double)OC * C + bytes_x((double)N * OC * (residual ? 2 : 1));
+    Op op(q->profiler, q->stream, name, linear_flops(N, C, OC), moved, FP8_RATE);
+    matmul_forward_cuda(q->matmul, out, x8, w8, residual, N, C, OC, pitch_of(OC), q->stream);
+}
+
+/* dx (N, C) = dout (N, OC) w is the forward product of dout with the transpose of w, (C, OC). */
+static inline void linear_backward_input(const Queue* q, const char* name, floatX* dx, const floatX* dout, const Weight& w,
+                                         size_t N, int C, int OC) {
+    if (!w.columns.data) {
+        linear_backward_input(q, name, dx, dout, w.data, N, C, OC);
+        return;
+    }
+    const Operand dout8 = fp8_quantise(q, w.product->dout, w.product->dout_made, dout, N, OC, FP8_FAST_DX);
+    const Operand w8 = operand_e4m3(w.columns.data, w.columns.scale, w.columns.pitch, FP8_FAST_DX);
+    const double moved = (double)N * OC + (double)OC * C + bytes_x((double)N * C);
+    Op op(q->profiler, q->stream, name, linear_flops(N, C, OC), moved, FP8_RATE);
+    matmul_forward_cuda(q->matmul, dx, dout8, w8, (const floatX*)NULL, N, OC, C, pitch_of(C), q->stream);
+}
+
+/* next: the weight whose product takes `out` */
+static inline void rmsnorm(const Queue* q, floatX* out, float* rstd, const floatX* x, const floatX* w, size_t N, int C,
+                           float eps, const Weight& next) {
+    if (!next.rows.data) {
+        rmsnorm(q, out, rstd, x, w, N, C, eps);
+        return;
+    }
+    Op op(q->profiler, q->stream, "rmsnorm", 0, 5.0 * N * C);
+    rmsnorm_forward_quantised_cuda(fp8_rows(q, (size_t)C), out, rstd, x, w, {N, C, pitch_of(C)}, eps,
+                                   fp8_counts(q, next.product->x), q->stream);
+}
+
+/* next: the weight whose product takes `out` */
+static inline void swiglu(const Queue* q, floatX* out, const floatX* gate_up, size_t N, int F, const Weight& next) {
+    if (!next.rows.data) {
+        swiglu(q, out, gate_up, N, F);
+        return;
+    }
+    Op op(q->profiler, q->stream, "swiglu", 0, 7.0 * N * F);
+    swiglu_forward_quantised_cuda(fp8_rows(q, (size_t)F), out, gate_up, N, F, pitch_of(2 * (size_t)F), pitch_of(F),
+                                  fp8_counts(q, next.product->x), q->stream);
+}
+
+/* next: the weight whose dx takes dgate_up */
+static inline void swiglu_backward(const Queue* q, floatX* dgate_up, floatX* out, const floatX* dout, const floatX* gate_up,
+                                   size_t N, int F, const Weight& next) {
+    if (!next.columns.data) {
+        swiglu_backward(q, dgate_up, out, dout, gate_up, N, F);
+        return;
+    }
+    Op op(q->profiler, q->stream, "swiglu backward", 0, (out ? 14.0 : 12.0) * N * F);
+    swiglu_backward_quantised_cuda(fp8_rows(q, 2 * (size_t)F), dgate_up, out, dout, gate_up, N, F, pitch_of(2 * (size_t)F),
+                                   pitch_of(F), fp8_counts(q, next.product->dout), q->stream);
+}
+
+#endif

@@ -1,0 +1,147 @@
+/* gradients.cuh -- where the gradients of a model lie on the device.
+ *
+ * Those of the matrices have one type, or that of the head is fp32; those of the norms are fp32, apart from the others, in rows
+ * of a multiple of PARAM_ALIGN. One GPU, and ZeRO 1, hold all of them, laid out as the trained tensors. In ZeRO 2 and 3 those of
+ * the matrices lie in a ring (dist/zero.h) that every micro-step overwrites: they have gone to their owners, who add them up.
+ *
+ * Gaps between the tensors of a bucket stay zero, since they are sent along. In the ring head and embedding take turns in one
+ * place, where the gaps are zeroed each time.
+ */
+#ifndef LLMC_GRADIENTS_CUH
+#define LLMC_GRADIENTS_CUH
+
+#include "llmc/config.h"        // defines: ModelConfig, ParamTable, param_offset, adapter_find
+#include "llmc/dist/zero.h"     // defines: GradientRing, gradient_part
+#include "llmc/gpu/arena.cuh"   // defines: Arena, take
+#include "llmc/gpu/layers.cuh"  // defines: Gradient
+
+typedef struct {
+    ModelConfig config;
+    ParamTable trained;  // the model's
+    bool fp32;           // of all matrices, else floatX
+    bool fp32_head;      // of the head alone
+    bool in_ring;
+
+    void* all;  // without a ring: of the matrices, elements [first, end) of the trained tensors
+    size_t first, end;
+    float* apart;  // (apart_size) of the norms; then, without a ring, those of the head if fp32_head
+    size_t apart_size;
+    GradientRing ring;
+    void* parts[GRADIENT_PARTS];
+} Gradients;
+
+static inline size_t gradients_bytes(bool fp32) { return fp32 ? sizeof(float) : sizeof(floatX); }
+
+/* Returns the elements of one norm's row among the fp32 gradients, and of all rows: two per block, then the final norm. A row
+ * is as long as the norm's stretch of the arena, so the gap behind a norm has a gradient as well: zero. A final norm without a
+ * head behind it fills a bucket. */
+static inline size_t norm_row(const ModelConfig* c) { return round_up(c->hidden_size, PARAM_ALIGN); }
+static inline size_t norm_rows_size(const Gradients* g) {
+    const ModelConfig* c = &g->config;
+    const size_t last = c->tied ? g->trained.elements - param_offset(&g->trained, P_FINAL_NORM, -1) : norm_row(c);
+    return c->lora.rank > 0 ? 0 : 2 * (size_t)c->num_layers * norm_row(c) + last;
+}
+
+/* Returns the elements of the bucket of the head, or of an embedding that is tied to it, and its first in *first. */
+static inline size_t head_bucket(const Gradients* g, size_t* first) {
+    *first = g->config.tied ? 0 : param_offset(&g->trained, P_FINAL_NORM, -1);
+    return (g->config.tied ? param_offset(&g->trained, P_INPUT_NORM, 0) : g->trained.elements) - *first;
+}
+
+/* Returns whether this tensor is the head, or an embedding that is tied to it. */
+static inline bool is_head(const ModelConfig* c, ParamKind kind) {
+    return kind == P_LM_HEAD || (c->tied && kind == P_EMBEDDING);
+}
+
+/* Finds the gradient of an element in the ring. */
+static inline Gradient gradient_in_ring(const Gradients* g, size_t at) {
+    size_t first = 0, head = 0;
+    const int part = gradient_part(&g->ring, at, &first);
+    head_bucket(g, &head);
+    const bool fp32 = g->fp32 || (g->fp32_head && part == PART_ENDS && first == head);
+    return {(char*)g->parts[part] + (at - first) * gradients_bytes(fp32), fp32};
+}
+
+/* Finds the gradient of an element of the trained tensors that belongs to no norm. */
+static inline Gradient gradient_of_element(const Gradients* g, size_t at) {
+    if (g->in_ring) { return gradient_in_ring(g, at); }
+    if (at >= g->first && at < g->end) { return {(char*)g->all + (at - g->first) * gradients_bytes(g->fp32), g->fp32}; }
+    size_t first = 0;
+    head_bucket(g, &first);
+    return {g->apart + norm_rows_size(g) + (at - first), true};
+}
+
+/* Finds the gradient of a tensor; {NULL} if it is frozen. */
+static inline Gradient gradient_of(const Gradients* g, ParamKind kind, int l) {
+    const ModelConfig* c = &g->config;
+    if (c->lora.rank > 0) {
+        const Param* p = adapter_find(&g->trained, kind, l);
+        return {p ? (char*)g->all + p->offset * gradients_bytes(g->fp32) : NULL, g->fp32};
+    }
+    if (!param_specs[kind].matrix) {
+        const size_t row = kind == P_FINAL_NORM ? 2 * (size_t)c->num_layers : 2 * (size_t)l + (kind == P_POST_NORM);
+        return {g->apart + row * norm_row(c), true};
+    }
+    return gradient_of_element(g, param_offset(&g->trained, kind, l));
+}
+
+/* Lays out the gradients. With fp32_head, those of the head's bucket, which is the first (tied) or the last, move from `all` to
+ * `apart`. */
+static inline void gradients_lay_out_all(Gradients* g, Arena* a) {
+    const bool head_apart = g->fp32_head && g->config.lora.rank == 0;
+    size_t first = 0;
+    const size_t head = head_apart ? head_bucket(g, &first) : 0;
+    g->first = head_apart && first == 0 ? head : 0;
+    g->end = head_apart && first > 0 ? first : g->trained.elements;
+    g->apart_size = norm_rows_size(g) + head;
+    g->all = take<char>(a, (g->end - g->first) * gradients_bytes(g->fp32));
+    g->apart = take<float>(a, g->apart_size);
+}
+
+/* The same of the ring. */
+static inline void gradients_lay_out_ring(Gradients* g, Arena* a) {
+    size_t first = 0;
+    const size_t head = head_bucket(g, &first) * gradients_bytes(g->fp32 || g->fp32_head), own = gradients_bytes(g->fp32);
+    g->ring = gradient_ring_of(&g->trained, g->config.num_layers, g->config.tied);
+    g->parts[PART_ENDS] = take<char>(a, size_max(head, g->ring.first_block * own));
+    g->parts[PART_LAST_NORM] = take<char>(a, g->config.tied ? (g->ring.elements - g->ring.end) * own : 0);
+    for (int i = 0; i < GRADIENT_BLOCKS; i++) { g->parts[PART_BLOCK + i] = take<char>(a, g->ring.block * own); }
+    g->apart_size = norm_rows_size(g);
+    g->apart = take<float>(a, g->apart_size);
+}
+
+static inline void gradients_lay_out(Gradients* g, Arena* a) {
+    if (g->in_ring) {
+        gradients_lay_out_ring(g, a);
+    } else {
+        gradients_lay_out_all(g, a);
+    }
+}
+
+/* Zeroes elements [from, to) of the trained tensors. */
+static inline void gradients_zero_elements(const Gradients* g, size_t from, size_t to, cudaStream_t stream) {
+    const Gradient at = gradient_of_element(g, from);
+    if (to > from) { CUDA_CHECK(cudaMemsetAsync(at.data, 0, (to - from) * gradients_bytes(at.fp32), stream)); }
+}
+
+/* Zeroes, before the backward pass and behind the head, the gradients that a micro-step adds to: those of the norms before the
+ * `first`; and that of the embedding unless it is the head, or not yet the turn of its bucket. In the ring, the gaps beside the
+ * head. */
+static inline void gradients_zero(const Gradients* g, bool first, cudaStream_t stream) {
+    const ModelConfig* c = &g->config;
+    const size_t norms = norm_rows_size(g), V = (size_t)c->vocab_size * c->hidden_size;  // norms 0: frozen
+    if (first && norms > 0) { CUDA_CHECK(cudaMemsetAsync(g->apart, 0, norms * sizeof(float), stream)); }
+    if (g->in_ring && !c->tied) {
+        const size_t head = param_offset(&g->trained, P_LM_HEAD, -1);
+        gradients_zero_elements(g, g->ring.end, head, stream);
+        gradients_zero_elements(g, head + V, g->ring.elements, stream);
+    }
+    if (!g->in_ring && first && !c->tied && c->lora.rank == 0) { gradients_zero_elements(g, 0, V, stream); }
+}
+
+/* Before the embedding's gradient, whose place in the ring held the head's until that was sent: zeroes its bucket. */
+static inline void gradients_zero_embedding(const Gradients* g, cudaStream_t stream) {
+    if (g->in_ring && !g->config.tied) { gradients_zero_elements(g, 0, g->ring.first_block, stream); }
+}
+
+#endif

@@ -1,0 +1,186 @@
+/* sequence.cuh -- attention over rows of which each rank of a group computes a part (--seq-parallel; dist/sequence.h has the
+ * layouts and the oracle): heads for parts of rows before attention, parts of rows for heads behind it, and the same for the
+ * gradients in the opposite order. One exchange sends (parts - 1) / parts of what it moves:
+ *
+ *   forward    qkv of the own tokens -> q, k, v of the own heads, RoPE, attention -> its output for the own tokens
+ *   backward   its gradient for the own tokens -> for the own heads, attention backward -> dqkv for the own tokens
+ *
+ * Forward, qkv and lse stay as attention wants them, the output as the product behind it does: backward exchanges that once
+ * more, unless a recomputed block has just left it. Packing is a pass of its own; what arrives needs none, since a row of the
+ * batch is exchanged at a time.
+ *
+ * The group has a communicator of its own, beside that of all ranks (exchange.cuh). NCCL's kernels wait for one another across
+ * GPUs: its user guide ("Using multiple NCCL communicators concurrently") and its authors (NVIDIA/nccl, issue 195) want the
+ * operations of two communicators in one order on all GPUs, and never two at a time, or each GPU may run the one that the
+ * other cannot start. So what the exchange of gradients has queued on its stream comes before the next exchange of heads
+ * (sequence_turn()), and what it queues later waits for the compute stream anyhow. All ranks queue in the same order. A forward
+ * pass waits for all weights before its first exchange, since they travel outside of its graph.
+ */
+#ifndef LLMC_SEQUENCE_CUH
+#define LLMC_SEQUENCE_CUH
+
+#include "llmc/dist/sequence.h"   // defines: RowShare, heads_shape, heads_out, heads_width
+#include "llmc/gpu/exchange.cuh"  // defines: Exchange, exchange_join_some, exchange_await
+#include "llmc/gpu/layers.cuh"    // defines: Queue, attention, attention_backward, rope, pitch_of
+#include "llmc/gpu/nccl.cuh"      // defines: NcclGroup, nccl_all_to_all, nccl_leave
+
+enum { PACK_THREADS = 256 };
+
+typedef struct {
+    int parts;            // of a row; <= 1: this rank has whole rows, and attention is plain
+    NcclGroup* group;     // that shares rows
+    cudaStream_t beside;  // that of the exchange of gradients and weights
+    cudaEvent_t turn[2];
+    floatX* pieces;  // (heads_room) on their way
+    floatX* out;     // (heads_room) attention's output by heads
+} Sequence;
+
+/* Returns the elements of a row of activations, `width` wide, that holds all heads of a token, or `parts` rows with a part. */
+static inline size_t heads_room(size_t width, int parts) {
+    return size_max(pitch_of(width), (size_t)parts * pitch_of(width / (size_t)parts));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// packing
+
+/* A row of pieces: its queries, then its keys and values, which lie in three places of the row of all heads. */
+typedef struct {
+    int T, parts;               // tokens of a part
+    int q, kv;                  // elements of a piece's queries, and of its keys
+    size_t pitch, piece_pitch;  // of rows with all heads, and of pieces
+} HeadsGrid;
+
+/* Block (b parts + p) T + t copies the heads of member p of token t of row b: column c of the piece is
+ *
+ *   c < q            p q + c                               queries are the first parts q columns of the row
+ *   c < q + kv       parts q + p kv + (c - q)              then parts kv of keys
+ *   else             parts (q + kv) + p kv + (c - q - kv)  then as many of values
+ *
+ * of row b T + t. W divides q and kv. BACK: from pieces to rows. */
+template <int W, bool BACK>
+__global__ void __launch_bounds__(PACK_THREADS) heads_pack_kernel(floatX* pieces, floatX* rows, HeadsGrid g) {
+    const size_t block = blockIdx.x, T = g.T, t = block % T, b = block / T / g.parts;
+    const int p = (int)(block / T % g.parts);
+    floatX *piece = pieces + block * g.piece_pitch, *row = rows + (b * T + t) * g.pitch;
+    for (int c = (int)threadIdx.x * W; c < g.q + 2 * g.kv; c += PACK_THREADS * W) {
+        const int section = (c >= g.q) + (c >= g.q + g.kv);
+        const int before = section == 0 ? 0 : section == 1 ? g.q : g.q + g.kv;  // of the piece
+        const int column = g.parts * before + p * (section == 0 ? g.q : g.kv) + (c - before);
+        floatX *in_piece = piece + c, *in_row = row + column;
+        store_vec(BACK ? in_row : in_piece, load_vec<W>(BACK ? in_piece : in_row));
+    }
+}
+
+/* Packs rows (B T, heads_width) into pieces (B, parts, T, heads_width / parts), or with `back` writes rows from pieces; both
+ * have the pitch of their width. The oracle is heads_pack(). */
+static inline void heads_pack_cuda(floatX* pieces, floatX* rows, AttentionShape s, int parts, bool back, cudaStream_t stream) {
+    const size_t width = heads_width(s), blocks = (size_t)s.B * s.T * parts;
+    const HeadsGrid g = {s.T, parts, s.NH / parts * s.HD, s.NKV / parts * s.HD, pitch_of(width), pitch_of(width / parts)};
+    if (blocks == 0) { return; }
+    assert(blocks <= INT32_MAX);
+    const bool wide = g.q % VECTOR<floatX> == 0 && g.kv % VECTOR<floatX> == 0;
+    auto* pack = wide ? heads_pack_kernel<VECTOR<floatX>, false> : heads_pack_kernel<1, false>;
+    auto* unpack = wide ? heads_pack_kernel<VECTOR<floatX>, true> : heads_pack_kernel<1, true>;
+    (back ? unpack : pack)<<<(unsigned)blocks, PACK_THREADS, 0, stream>>>(pieces, rows, g);
+    CUDA_CHECK_LAUNCH("heads_pack_kernel");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// opening
+
+/* Connects the GPUs that share rows. All ranks call this. Returns NULL where rows are not shared; sequence_close() frees. */
+static inline NcclGroup* sequence_join(Session* s) {
+    const RowShare share = session_share(s);
+    return share.parts > 1 ? exchange_join_some(s, s->rank - share.part, 1, share.parts) : NULL;
+}
+
+/* Makes the events. The model lays out the buffers. beside: the stream of the exchange */
+static inline void sequence_open(Sequence* p, cudaStream_t beside) {
+    p->beside = beside;
+    for (int i = 0; p->parts > 1 && i < 2; i++) { CUDA_CHECK(cudaEventCreateWithFlags(&p->turn[i], cudaEventDisableTiming)); }
+}
+
+static inline void sequence_close(Sequence* p) {
+    for (int i = 0; p->parts > 1 && i < 2; i++) { CUDA_CHECK(cudaEventDestroy(p->turn[i])); }
+    if (p->group) { nccl_leave(p->group); }
+    free(p->group);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// exchanges
+
+/* Lets the compute stream wait for all weights, before the first exchange of a forward pass. They arrive in order. */
+static inline void sequence_begin(const Sequence* p, const Exchange* x) {
+    if (p->parts > 1) { exchange_await(x, x->buckets.items[x->buckets.count - 1].layer); }
+}
+
+/* Lets the compute stream wait for all that the stream beside it has queued. That one first joins it, as a stream must that is
+ * captured into the same graph. */
+static inline void sequence_turn(const Sequence* p, cudaStream_t compute) {
+    CUDA_CHECK(cudaEventRecord(p->turn[0], compute));
+    CUDA_CHECK(cudaStreamWaitEvent(p->beside, p->turn[0]));
+    CUDA_CHECK(cudaEventRecord(p->turn[1], p->beside));
+    CUDA_CHECK(cudaStreamWaitEvent(compute, p->turn[1]));
+}
+
+/* Exchanges pieces (B, parts, T, heads / parts) for heads (B, T parts, heads / parts), which have the same size, or heads for
+ * pieces: block p of each row goes to member p, and what comes from there takes its place. s: of a part */
+static inline void sequence_exchange(const Queue* q, const Sequence* p, floatX* to, const floatX* from, AttentionShape s) {
+    const size_t block = (size_t)s.T * pitch_of(heads_width(s) / p->parts), row = block * p->parts;
+    sequence_turn(p, q->stream);
+    for (size_t b = 0; b < (size_t)s.B; b++) {
+        nccl_all_to_all(p->group, from + b * row, to + b * row, block * sizeof(floatX), q->stream, "the exchange of heads");
+    }
+}
+
+/* Return, for the profile, the bytes that an exchange reads and writes on this card. */
+static inline double exchange_bytes(AttentionShape s) { return bytes_x(4.0 * s.B * s.T * (double)heads_width(s)); }
+
+/* Writes heads from rows; both may be one buffer. */
+static inline void rows_to_heads(const Queue* q, const Sequence* p, floatX* heads, floatX* rows, AttentionShape s) {
+    Op op(q->profiler, q->stream, "exchange of heads", 0, exchange_bytes(s));
+    heads_pack_cuda(p->pieces, rows, s, p->parts, false, q->stream);
+    sequence_exchange(q, p, heads, p->pieces, s);
+}
+
+/* Writes rows from heads; both may be one buffer. */
+static inline void heads_to_rows(const Queue* q, const Sequence* p, floatX* rows, const floatX* heads, AttentionShape s) {
+    Op op(q->profiler, q->stream, "exchange of heads", 0, exchange_bytes(s));
+    sequence_exchange(q, p, p->pieces, heads, s);
+    heads_pack_cuda(p->pieces, rows, s, p->parts, true, q->stream);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// attention, with RoPE
+
+/* Returns where the product in front of attention writes: qkv itself, or `rows` where they are exchanged into qkv. */
+static inline floatX* qkv_rows(const Sequence* p, floatX* qkv, floatX* rows) { return p->parts > 1 ? rows : qkv; }
+
+/* Writes att (B T, NH HD), and lse and qkv by heads, from what lies in qkv_rows(). starts (B, T parts), table (T parts, HD);
+ * s: of a part */
+static inline void attend(const Queue* q, const Sequence* p, floatX* att, float* lse, floatX* qkv, floatX* rows,
+                          const int32_t* starts, const float* table, AttentionShape s) {
+    const bool shared = p->parts > 1;
+    const AttentionShape whole = shared ? heads_shape(s, p->parts) : s;
+    if (shared) { rows_to_heads(q, p, qkv, rows, s); }
+    rope(q, qkv, starts, table, 0, whole);
+    attention(q, shared ? p->out : att, lse, qkv, starts, whole);
+    if (shared) { heads_to_rows(q, p, att, p->out, heads_out(s)); }
+}
+
+/* Writes dqkv (B T, QKV), the gradient before the rotation by `table`, from datt (B T, NH HD), which it may overwrite. `fresh`:
+ * attend() of this block was the last. */
+static inline void attend_backward(const Queue* q, const Sequence* p, floatX* dqkv, floatX* datt, floatX* att, bool fresh,
+                                   const float* lse, const floatX* qkv, const int32_t* starts, const float* table,
+                                   AttentionShape s) {
+    if (p->parts <= 1) {
+        attention_backward(q, dqkv, datt, att, lse, qkv, starts, table, s);
+        return;
+    }
+    rows_to_heads(q, p, datt, datt, heads_out(s));
+    if (!fresh) { rows_to_heads(q, p, p->out, att, heads_out(s)); }
+    attention_backward(q, dqkv, datt, p->out, lse, qkv, starts, table, heads_shape(s, p->parts));
+    heads_to_rows(q, p, dqkv, dqkv, s);
+}
+
+#endif

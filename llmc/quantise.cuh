@@ -1,0 +1,267 @@
+/* quantise.cuh -- rows of activations, and rows and columns of weights, in 8 bits with a scale each, on the GPU. The oracle is
+ * quantise.h, where format and scales are described; the bits are the oracle's.
+ *
+ * Rows: a block takes one, and reads it twice: for the largest value, and, from the cache, to convert it. 3 bytes an element
+ * of memory (BF16). A kernel that writes a row can end with quantise_row() and saves the first read: rmsnorm_quantised.cuh,
+ * swiglu_quantised.cuh.
+ * Weights: a product in fp8 wants both factors with the summed index innermost. Forward sums over the inputs, dx over the
+ * outputs, so a weight W (OC, C) has two copies: `rows` (OC, C) with a scale for each output, and `columns` (C, OC), its
+ * transpose, with a scale for each input. One pass takes both kinds of maxima, in the arrays of the scales, by integer maxima,
+ * whose order does not matter; a second one converts both. 6 bytes a weight, once an update.
+ *
+ * Counts (QuantiseCounts) are of a sample, one row in QUANTISE_SAMPLE, so that they cost nothing: integers, in any order.
+ */
+#ifndef LLMC_QUANTISE_CUH
+#define LLMC_QUANTISE_CUH
+
+#include <cuda_fp8.h>
+
+#include "llmc/gpu/cuda_common.cuh"
+#include "llmc/quantise.h"  // defines: QuantiseCounts, quantise_scale, quantise_factor, E4M3_NAN, QUANTISE_WIDTH
+
+enum {
+    QUANTISE_ROW_THREADS = 512,
+    QUANTISE_SAMPLE = 61,        // of so many rows one is counted; prime, so that these are not the first ones of rows of text
+    QUANTISE_MAX_ROWS = 64,      // rows of a tile of the pass for maxima
+    QUANTISE_MAX_COLUMNS = 256,  // its columns: 32 lanes of 8
+    QUANTISE_TILE = 64,          // rows and columns of a tile of the pass that converts
+    QUANTISE_PITCH = 64 + 4,     // bytes of its rows in shared memory
+    QUANTISE_THREADS = 256,
+};
+
+typedef Vec<uint8_t, QUANTISE_WIDTH> Quantised16;
+
+/* Eight-bit rows on the device, `pitch` bytes apart, with a scale each. */
+typedef struct {
+    uint8_t* data;  // NULL: none
+    float* scale;
+    size_t pitch;
+} QuantisedRows;
+
+/* Returns the bytes from one row of `width` to the next. */
+static inline size_t quantised_pitch(size_t width) { return row_pitch<uint8_t>(width); }
+
+template <typename T>
+__device__ __forceinline__ uint32_t magnitude_bits(T x) {
+    return __float_as_uint(to_float(x)) & 0x7FFFFFFFu;
+}
+
+/* Returns the largest magnitude of W elements, as bits, and `largest`. */
+template <typename T, int W>
+__device__ __forceinline__ uint32_t largest_of(const Vec<T, W>& x, uint32_t largest) {
+#pragma unroll
+    for (int k = 0; k < W; k++) { largest = max(largest, magnitude_bits(x.v[k])); }
+    return largest;
+}
+
+__device__ __forceinline__ uint32_t warp_largest(uint32_t x) {
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) { x = max(x, __shfl_xor_sync(0xffffffffu, x, mask)); }
+    return x;
+}
+
+/* Converts 16 elements with a factor for each; `factor` gives that of element k. A factor that is NaN gives NaN. */
+template <typename T, typename Factor>
+__device__ __forceinline__ Quantised16 quantise16(const Vec<T, QUANTISE_WIDTH>& x, const Factor& factor) {
+    Quantised16 q;
+#pragma unroll
+    for (int k = 0; k < QUANTISE_WIDTH; k += 2) {
+        const float2 pair = make_float2(to_float(x.v[k]) * factor(k), to_float(x.v[k + 1]) * factor(k + 1));
+        const __nv_fp8x2_storage_t two = __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3);
+        q.v[k] = isnan(pair.x) ? E4M3_NAN : (uint8_t)(two & 0xff);
+        q.v[k + 1] = isnan(pair.y) ? E4M3_NAN : (uint8_t)(two >> 8);
+    }
+    return q;
+}
+
+/* Returns the counts of 16 elements: flushed in the upper half, subnormal in the lower. */
+template <typename T>
+__device__ __forceinline__ unsigned long long counts16(const Quantised16& q, const Vec<T, QUANTISE_WIDTH>& x) {
+    unsigned long long counts = 0;
+#pragma unroll
+    for (int k = 0; k < QUANTISE_WIDTH; k++) {
+        const unsigned magnitude = q.v[k] & 0x7Fu;
+        if (magnitude == 0 && to_float(x.v[k]) != 0.0f) { counts += 1ull << 32; }
+        if (magnitude > 0 && magnitude < E4M3_LEAST_NORMAL) { counts++; }
+    }
+    return counts;
+}
+
+__device__ __forceinline__ void add_counts(QuantiseCounts* to, unsigned long long counts, unsigned long long values) {
+    atomicAdd((unsigned long long*)&to->values, values);
+    atomicAdd((unsigned long long*)&to->flushed, counts >> 32);
+    atomicAdd((unsigned long long*)&to->subnormal, counts & 0xffffffffu);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// rows
+
+/* Quantises row n, which lies in memory: what threads of this block wrote is there. largest: of the elements that the thread
+ * has seen; those of the block are the whole row. For all threads of a block of whole warps, (threads) or (32, warps), which
+ * has but this row. */
+template <typename T>
+__device__ __forceinline__ void quantise_row(QuantisedRows q, size_t n, const T* row, int C, uint32_t largest,
+                                             QuantiseCounts* counts) {
+    constexpr int W = QUANTISE_WIDTH;
+    __shared__ uint32_t maxima[32];
+    __shared__ unsigned long long sums[32];
+    const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+    const int lane = thread % 32, warp = thread / 32, warps = threads / 32;
+    largest = warp_largest(largest);
+    if (lane == 0) { maxima[warp] = largest; }
+    __syncthreads();
+    largest = warp_largest(lane < warps ? maxima[lane] : 0);
+
+    const float scale = quantise_scale(largest), factor = quantise_factor(scale);
+    const bool counted = counts && n % QUANTISE_SAMPLE == 0;
+    unsigned long long count = 0;
+    if (thread == 0) { q.scale[n] = scale; }
+    for (int c = thread * W; c < C; c += threads * W) {
+        const Vec<T, W> v = load_vec<W>(row + c);
+        const Quantised16 to = quantise16(v, [&](int) { return factor; });
+        store_vec(q.data + n * q.pitch + c, to);
+        if (counted) { count += counts16(to, v); }
+    }
+    if (!counted) { return; }  // all threads of the block or none
+    count = warp_sum(count);
+    if (lane == 0) { sums[warp] = count; }
+    __syncthreads();
+    if (warp > 0) { return; }
+    count = warp_sum(lane < warps ? sums[lane] : 0);
+    if (lane == 0) { add_counts(counts, count, (unsigned long long)C); }
+}
+
+/* Returns the threads of a block for rows of `width`. */
+static inline unsigned quantise_threads(size_t width) {
+    return (unsigned)size_min(QUANTISE_ROW_THREADS, round_up(width / QUANTISE_WIDTH, 32));
+}
+
+template <typename T>
+__global__ void __launch_bounds__(QUANTISE_ROW_THREADS)
+    quantise_rows_kernel(QuantisedRows q, const T* x, int C, size_t x_pitch, QuantiseCounts* counts) {
+    constexpr int W = QUANTISE_WIDTH;
+    const T* row = x + blockIdx.x * x_pitch;
+    uint32_t largest = 0;
+    for (int c = threadIdx.x * W; c < C; c += blockDim.x * W) { largest = largest_of(load_vec<W>(row + c), largest); }
+    quantise_row(q, blockIdx.x, row, C, largest, counts);
+}
+
+/* Writes q (N, C) from x (N, C), x_pitch. counts: NULL, or those of a sample are added to it. C is a multiple of
+ * QUANTISE_WIDTH. */
+template <typename T>
+static void quantise_rows_cuda(QuantisedRows q, const T* x, size_t N, int C, size_t x_pitch, QuantiseCounts* counts,
+                               cudaStream_t stream) {
+    if (N == 0) { return; }
+    assert(C % QUANTISE_WIDTH == 0 && q.pitch % QUANTISE_WIDTH == 0);
+    quantise_rows_kernel<<<(unsigned)N, quantise_threads((size_t)C), 0, stream>>>(q, x, C, x_pitch, counts);
+    CUDA_CHECK_LAUNCH("quantise_rows_kernel");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// weights
+
+/* The two copies of one matrix (R, C) in each of several blocks, packed; the k-th block's lie k strides further. R and C are
+ * multiples of QUANTISE_WIDTH. */
+typedef struct {
+    uint8_t* rows;     // (R, C)
+    uint8_t* columns;  // (C, R)
+    float* scales;     // (R + C) of the rows, then of the columns; at first the bits of their largest magnitudes
+    int R, C;
+} QuantisedWeights;
+
+/* Tile: QUANTISE_MAX_ROWS rows x QUANTISE_MAX_COLUMNS columns. A warp takes every 8th of its rows, a lane 8 columns. */
+template <typename T>
+__global__ void __launch_bounds__(QUANTISE_THREADS) quantise_maxima_kernel(QuantisedWeights q, const T* w, size_t stride) {
+    constexpr int W = 8, WARPS = QUANTISE_THREADS / 32;
+    __shared__ uint32_t columns[WARPS][QUANTISE_MAX_COLUMNS];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int first_row = blockIdx.y * QUANTISE_MAX_ROWS, first_column = blockIdx.x * QUANTISE_MAX_COLUMNS;
+    const int c = first_column + lane * W;
+    uint32_t* scales = (uint32_t*)q.scales + blockIdx.z * (size_t)(q.R + q.C);
+    uint32_t column[W] = {};
+    w += blockIdx.z * stride;
+    for (int r = first_row + warp; r < min(q.R, first_row + QUANTISE_MAX_ROWS); r += WARPS) {
+        uint32_t row = 0;
+        if (c < q.C) {
+            const Vec<T, W> v = load_vec<W>(w + (size_t)r * q.C + c);
+            row = largest_of(v, 0);
+#pragma unroll
+            for (int k = 0; k < W; k++) { column[k] = max(column[k], magnitude_bits(v.v[k])); }
+        }
+        row = warp_largest(row);
+        if (lane == 0) { atomicMax(&scales[r], row); }
+    }
+#pragma unroll
+    for (int k = 0; k < W; k++) { columns[warp][lane * W + k] = column[k]; }
+    __syncthreads();
+    uint32_t largest = 0;  // a thread's own column: there are as many threads as columns
+    for (int k = 0; k < WARPS; k++) { largest = max(largest, columns[k][threadIdx.x]); }
+    if (first_column + (int)threadIdx.x < q.C) { atomicMax(&scales[q.R + first_column + threadIdx.x], largest); }
+}
+static_assert((int)QUANTISE_MAX_COLUMNS == (int)QUANTISE_THREADS, "a thread has a column of the tile");
+
+/* Turns the bits of largest magnitudes into scales, in place. */
+__global__ void __launch_bounds__(QUANTISE_THREADS) quantise_scales_kernel(float* scales, size_t n) {
+    const size_t i = (size_t)blockIdx.x * QUANTISE_THREADS + threadIdx.x;
+    if (i < n) { scales[i] = quantise_scale(__float_as_uint(scales[i])); }
+}
+
+/* Tile: QUANTISE_TILE rows x as many columns. First a thread has 16 elements of row threadIdx.x / 4; the columns' copy goes
+ * through shared memory, `tile` (row, column), from which a thread takes 16 rows of column threadIdx.x / 4: four threads write
+ * the 64 bytes of a row of the transpose. Counts the first row of the tiles on a diagonal, in both copies. */
+template <typename T>
+__global__ void __launch_bounds__(QUANTISE_THREADS)
+    quantise_weights_kernel(QuantisedWeights q, const T* w, size_t stride, QuantiseCounts* counts) {
+    constexpr int W = QUANTISE_WIDTH, QUARTERS = QUANTISE_TILE / W;
+    __shared__ alignas(16) uint8_t tile[QUANTISE_TILE][QUANTISE_PITCH];
+    const int first_row = blockIdx.y * QUANTISE_TILE, first_column = blockIdx.x * QUANTISE_TILE;
+    const int line = threadIdx.x / QUARTERS, part = threadIdx.x % QUARTERS * W;  // of rows, then of columns
+    const size_t size = (size_t)q.R * q.C;
+    const bool counted = counts && blockIdx.x == blockIdx.y % gridDim.x && line == 0;
+    const float *row_scales = q.scales + blockIdx.z * (size_t)(q.R + q.C), *column_scales = row_scales + q.R;
+    w += blockIdx.z * stride;
+    const int r = first_row + line, c = first_column + part;
+    if (r < q.R && c < q.C) {
+        const Vec<T, W> v = load_vec<W>(w + (size_t)r * q.C + c);
+        const float factor = quantise_factor(row_scales[r]);
+        const Quantised16 row = quantise16(v, [&](int) { return factor; });
+        const Quantised16 columns = quantise16(v, [&](int k) { return quantise_factor(column_scales[c + k]); });
+        store_vec(q.rows + blockIdx.z * size + (size_t)r * q.C + c, row);
+#pragma unroll
+        for (int k = 0; k < W; k += 4) {
+            Vec<uint8_t, 4> four;
+#pragma unroll
+            for (int i = 0; i < 4; i++) { four.v[i] = columns.v[k + i]; }
+            store_vec(&tile[line][part + k], four);
+        }
+        if (counted) { add_counts(counts, counts16(row, v) + counts16(columns, v), 2 * W); }
+    }
+    __syncthreads();
+    const int column = first_column + line, row = first_row + part;
+    if (column >= q.C || row >= q.R) { return; }
+    Quantised16 down;
+#pragma unroll
+    for (int k = 0; k < W; k++) { down.v[k] = tile[part + k][line]; }
+    store_vec(q.columns + blockIdx.z * size + (size_t)column * q.R + row, down);
+}
+
+/* Writes both copies of a matrix (R, C) of each of `blocks` blocks, whose weights lie `stride` elements apart from w on.
+ * counts: as above, here of both copies. */
+template <typename T>
+static void quantise_weights_cuda(QuantisedWeights q, const T* w, size_t stride, int blocks, QuantiseCounts* counts,
+                                  cudaStream_t stream) {
+    assert(q.R % QUANTISE_WIDTH == 0 && q.C % QUANTISE_WIDTH == 0);
+    const size_t scales = (size_t)blocks * (size_t)(q.R + q.C);
+    const auto grid = [&](int rows, int columns) {
+        return dim3((unsigned)ceil_div((size_t)q.C, columns), (unsigned)ceil_div((size_t)q.R, rows), (unsigned)blocks);
+    };
+    CUDA_CHECK(cudaMemsetAsync(q.scales, 0, scales * sizeof(float), stream));
+    quantise_maxima_kernel<<<grid(QUANTISE_MAX_ROWS, QUANTISE_MAX_COLUMNS), QUANTISE_THREADS, 0, stream>>>(q, w, stride);
+    CUDA_CHECK_LAUNCH("quantise_maxima_kernel");
+    quantise_scales_kernel<<<(unsigned)ceil_div(scales, QUANTISE_THREADS), QUANTISE_THREADS, 0, stream>>>(q.scales, scales);
+    CUDA_CHECK_LAUNCH("quantise_scales_kernel");
+    quantise_weights_kernel<<<grid(QUANTISE_TILE, QUANTISE_TILE), QUANTISE_THREADS, 0, stream>>>(q, w, stride, counts);
+    CUDA_CHECK_LAUNCH("quantise_weights_kernel");
+}
+
+#endif
