@@ -17,11 +17,13 @@ without the first --warm steps. nvidia-smi gives clock, power and memory ten tim
 memory is that of the whole GPU. The forward pass alone (with loss, no gradients, B=4, T=1024, 12 layers) is timed by --eval
 over few and over many batches; the difference excludes the start-up.
 
---gpus: each card trains alone, then all together, each rank with the batch of one; the figures are those of a card, and the
-bar is the slowest card. --torch-dist is a script for torchrun that trains a shape (the flags of TORCH_MODES) and prints
-"RESULT {json}" with tok_s_gpu; the fastest of its ways counts.
+--gpus: the cards train alone, all at the same time, then together, each rank with the batch of one; the figures are those of
+a card, and the bar is the slowest card. --together adds a way to train together, such as "--zero 3". --torch-dist is a script
+for torchrun that trains a shape (the flags of TORCH_MODES) and prints "RESULT {json}" with tok_s_gpu; the fastest of its ways
+counts.
 """
 import argparse
+import concurrent.futures
 import datetime
 import json
 import math
@@ -56,7 +58,7 @@ FALLBACKS = (["--recompute-every", "4"], ["--recompute-every", "2"], ["--recompu
 
 # ways of --torch-dist
 TORCH_MODES = ("--mode ddp --params bf16", "--mode ddp", "--mode zero1", "--mode fsdp --keep", "--mode fsdp",
-               "--mode fsdp --keep --reduce bf16", "--mode fsdp --params bf16")
+               "--mode fsdp --keep --reduce bf16", "--mode fsdp --params bf16", "--mode fsdp --keep --params bf16")
 
 
 class Monitor:
@@ -113,9 +115,9 @@ class Side:
 
     def run(self, work, monitor, seconds, warm):
         """Runs one turn. Returns the times of the counted steps, the monitor's samples during them, and an error or None."""
-        out = os.path.join(work, "out")
+        out = os.path.join(work, self.name)
         shutil.rmtree(out, ignore_errors=True)
-        with open(os.path.join(work, "screen"), "w+", encoding="utf-8") as screen:
+        with open(out + ".screen", "w+", encoding="utf-8") as screen:
             p = subprocess.Popen(self.command + self.flags + ["--out", out], stdout=screen, stderr=subprocess.STDOUT, cwd=ROOT,
                                  start_new_session=True)
             begin, ms = None, []
@@ -218,18 +220,24 @@ def same_run(model, vocab, batch, seq, gpus, work):
 
 def torch_dist(a, step_args):
     """Runs --torch-dist in each of its ways. Returns a line for each, and the most tokens/s of a card."""
-    lines, most = ["| PyTorch | tokens/s of a card | |", "|---|---|---|"], math.nan
-    for mode in TORCH_MODES:
-        r = subprocess.run(["torchrun", "--standalone", "--nproc_per_node", str(a.gpus), a.torch_dist, *shlex.split(step_args),
-                            *shlex.split(mode)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
-        found = re.search(r"^RESULT (.*)$", r.stdout, re.M)
+    lines, most = ["| PyTorch | tokens/s of a card | memory GiB | |", "|---|---|---|---|"], math.nan
+    for mode in a.torch_modes:
+        command = ["torchrun", "--standalone", "--nproc_per_node", str(a.gpus), a.torch_dist, *shlex.split(step_args)]
+        try:
+            screen = subprocess.run(command + shlex.split(mode), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                    cwd=ROOT, timeout=a.torch_seconds).stdout
+        except subprocess.TimeoutExpired:
+            screen = f"Error: no end after {a.torch_seconds} s"
+        found = re.search(r"^RESULT (.*)$", screen, re.M)
         if not found:
-            cause = [line for line in r.stdout.splitlines() if "out of memory" in line or "Error" in line][:1]
-            lines.append(f"| {mode} | - | {' '.join(cause)[:120].replace('|', '/')} |")
+            cause = [line for line in screen.splitlines() if "out of memory" in line or "Error" in line][:1]
+            lines.append(f"| {mode} | - | | {' '.join(cause)[:120].replace('|', '/')} |")
+            print(f"  PyTorch {mode}: {' '.join(cause)}", flush=True)
             continue
-        rate = json.loads(found.group(1))["tok_s_gpu"]
+        result = json.loads(found.group(1))
+        rate = result["tok_s_gpu"]
         most = rate if math.isnan(most) else max(most, rate)
-        lines.append(f"| {mode} | {rate:,.0f} | |")
+        lines.append(f"| {mode} | {rate:,.0f} | {result.get('peak_gib', '')} | |")
         print(f"  PyTorch {mode}: {rate:,.0f} tokens/s of a card", flush=True)
     return lines, most
 
@@ -244,22 +252,26 @@ def compare_gpus(name, shape, a, monitors, work):
     alone = [ours(f"card {i} alone", a.trainer, flags, ours_flags, a) for i in range(a.gpus)]
     for i, side in enumerate(alone):
         side.command = ["env", f"CUDA_VISIBLE_DEVICES={i}", *side.command]
-    together = ours(f"{a.gpus} cards", a.trainer, [*flags, "--gpus", str(a.gpus)], ours_flags, a)
-    turns = [*zip(alone, monitors), (together, monitors[0])]
-    for side, monitor in (*turns, *reversed(turns)) * a.rounds:
-        side.turn(work, monitor, a.seconds, a.warm)
-    lines, speed = table([*alone, together], batch * seq, ref.preset(model, vocab).flops_per_token(seq), a.gpu)
+    together = [ours(f"{a.gpus} cards {way}".strip(), a.trainer, [*flags, "--gpus", str(a.gpus), *shlex.split(way)], ours_flags, a)
+                for way in ["", *a.together]]
+    turns = [alone, *([side] for side in together)]
+    for sides in (*turns, *reversed(turns)) * a.rounds:
+        with concurrent.futures.ThreadPoolExecutor() as at_once:
+            list(at_once.map(lambda side, monitor: side.turn(work, monitor, a.seconds, a.warm), sides, monitors))
+    lines, speed = table([*alone, *together], batch * seq, ref.preset(model, vocab).flops_per_token(seq), a.gpu)
     slowest = min((speed[side.name] for side in alone if side.name in speed), default=math.nan)
-    share = speed.get(together.name, math.nan) / slowest
-    counts = ", ".join(f"{side.name} {len(side.ms)}" for side in (*alone, together))
+    shares = [100 * speed.get(side.name, math.nan) / slowest for side in together]
+    counts = ", ".join(f"{side.name} {len(side.ms)}" for side in (*alone, *together))
     lines = [f"### {name}: {model}, vocabulary {vocab}, T={seq}, B={batch} a card", "", *lines, "",
-             f"**{100 * share:.1f} %** of the slowest card alone (figures are those of a card; clock, power and memory of the "
-             f"{a.gpus} are card 0's; steps counted: {counts})", ""]
+             f"**{shares[0]:.1f} %** of the slowest card alone"
+             + "".join(f", {share:.1f} % with {way}" for way, share in zip(a.together, shares[1:]))
+             + f" (figures are those of a card; clock, power and memory of the {a.gpus} are card 0's; steps counted: {counts})", ""]
     if a.torch_dist and step_args:
         theirs, most = torch_dist(a, step_args)
-        lines += [*theirs, "", f"**Ratio {speed.get(together.name, math.nan) / most:.3f}** (ours ÷ PyTorch's fastest way)", ""]
+        ratio = speed.get(together[0].name, math.nan) / most
+        lines += [*theirs, "", f"**Ratio {ratio:.3f}** (ours ÷ PyTorch's fastest way)", ""]
     print("\n".join(lines))
-    return lines, share
+    return lines, shares[0] / 100
 
 
 def compare(name, shape, a, monitor, work):
@@ -381,7 +393,10 @@ def main():
     p.add_argument("--ours", action="append", default=[], metavar="SHAPE=FLAGS", help='such as --ours "8B=--recompute ffn"')
     p.add_argument("--ours-b", metavar="FLAGS", help='compare with ours under these flags, too, instead of PyTorch; "": none')
     p.add_argument("--gpus", type=int, default=0, metavar="N", help="compare N cards of this host with each of them alone")
+    p.add_argument("--together", action="append", default=[], metavar="FLAGS", help='with --gpus: more ways, such as "--zero 3"')
     p.add_argument("--torch-dist", metavar="PATH", help="with --gpus: a PyTorch baseline for torchrun")
+    p.add_argument("--torch-modes", nargs="+", default=TORCH_MODES, metavar="FLAGS", help="ways of --torch-dist (all)")
+    p.add_argument("--torch-seconds", type=float, default=200, help="limit of each way of --torch-dist (200)")
     p.add_argument("--tune", action="store_true", help="tune our matrix products first")
     p.add_argument("--torch-dtype", default="bf16", choices=list(TORCH_BYTES), help="--dtype of train_llama3.py (bf16)")
     p.add_argument("--torch-flags", default="", help="more flags of train_llama3.py")
