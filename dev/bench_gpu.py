@@ -18,9 +18,9 @@ memory is that of the whole GPU. The forward pass alone (with loss, no gradients
 over few and over many batches; the difference excludes the start-up.
 
 --gpus: the cards train alone, all at the same time, then together, each rank with the batch of one; the figures are those of
-a card, and the bar is the slowest card. --together adds a way to train together, such as "--zero 3". --torch-dist is a script
-for torchrun that trains a shape (the flags of TORCH_MODES) and prints "RESULT {json}" with tok_s_gpu; the fastest of its ways
-counts.
+a card, and the bar is the slowest card. --together adds a way to train together: flags, with variables before them, such as
+"NCCL_MAX_CTAS=4 --zero 3". --torch-dist is a script for torchrun that trains a shape (the flags of TORCH_MODES) and prints
+"RESULT {json}" with tok_s_gpu; the fastest of its ways counts.
 """
 import argparse
 import concurrent.futures
@@ -252,8 +252,13 @@ def compare_gpus(name, shape, a, monitors, work):
     alone = [ours(f"card {i} alone", a.trainer, flags, ours_flags, a) for i in range(a.gpus)]
     for i, side in enumerate(alone):
         side.command = ["env", f"CUDA_VISIBLE_DEVICES={i}", *side.command]
-    together = [ours(f"{a.gpus} cards {way}".strip(), a.trainer, [*flags, "--gpus", str(a.gpus), *shlex.split(way)], ours_flags, a)
-                for way in ["", *a.together]]
+    together = []
+    for way in ["", *a.together]:
+        variables = re.match(r"(\w+=\S* *)*", way)[0]
+        side = ours(f"{a.gpus} cards {way}".strip(), a.trainer,
+                    [*flags, "--gpus", str(a.gpus), *shlex.split(way[len(variables):])], ours_flags, a)
+        side.command = ["env", *shlex.split(variables), *side.command]
+        together.append(side)
     turns = [alone, *([side] for side in together)]
     for sides in (*turns, *reversed(turns)) * a.rounds:
         with concurrent.futures.ThreadPoolExecutor() as at_once:
