@@ -110,21 +110,20 @@ enum { CAN_SPLIT = IS_BF16 };   // a master weight = its BF16 weight and 16 bits
 
 /* The buffers that a model needs. */
 typedef struct {
-    int rank, ranks;     // that share the optimizer's state
-    Zero zero;           // what else they share
-    Links links;         // of several ranks that train
-    int parts;           // of a row, of which this rank has one; <= 1: whole rows
-    NcclGroup* sharers;  // the ranks with the other parts
-    int B, T;            // of the micro-batch, T of a part; B = 0: none
-    bool train;          // with gradients and optimizer
-    bool documents;      // of data whose rows hold some
-    int cache_len;       // positions of the KV cache; 0: no generation
+    int rank, ranks;      // that share the optimizer's state
+    Zero zero;            // what else they share
+    Links links;          // of several ranks that train
+    int parts, groups;    // of a row, of which this rank has one (<= 1: whole rows); of NCCL, to which this rank belongs
+    NcclGroup* sharers;   // the ranks with the other parts
+    int B, T;             // of the micro-batch, T of a part; B = 0: none
+    bool train;           // with gradients and optimizer
+    bool documents, fp8;  // rows hold some; the blocks' products are in 8 bits
+    int cache_len;        // positions of the KV cache; 0: no generation
     Recompute level;
     bool fp32_grads;  // of all matrices, else floatX
     bool fp32_head;   // of the head alone
     MasterKind master;
     bool bf16_moments;
-    bool fp8;  // the blocks' products
 } Layout;
 
 typedef struct {
@@ -872,6 +871,7 @@ static Layout layout_of(const Session* s, const Options* o) {
     l.B = l.train || s->job == JOB_EVAL ? o->batch : 0;
     l.zero = l.train && s->ranks > 1 ? (Zero)o->zero : ZERO_1;
     l.parts = share.parts;
+    l.groups = l.train ? (l.ranks > 1) + (l.parts > 1) : 0;
     l.T = o->seq / share.parts;
     l.documents = session_documents(s);
     l.cache_len = session_context(s);
@@ -901,6 +901,7 @@ static void trainer_measure(const Trainer* t, const Session* s, const Options* o
         const bool estimated = t->missing && i == MEM_WORKSPACE;  // that of cuBLAS depends on the card
         memory_add(table, estimated ? "workspace, estimated" : memory_names[i], bytes[i]);
     }
+    memory_add(table, "nccl, estimated", nccl_expected_bytes(layout.groups));
     memory_add_apart(table, memory_names[MEM_PINNED], bytes[MEM_PINNED]);
 }
 
@@ -909,7 +910,7 @@ static uint64_t trainer_available(const Trainer* t, const Options* o) { return d
 /* Returns the bytes of the card that this process holds. */
 static uint64_t trainer_memory_used(const void* model) {
     const Llama* m = (const Llama*)model;
-    uint64_t bytes = m->device->context;
+    uint64_t bytes = m->device->context + nccl_expected_bytes(m->layout.groups);
     for (int i = 0; i < MEM_PINNED; i++) { bytes += m->mapped_bytes[i]; }
     return bytes;
 }

@@ -14,6 +14,7 @@
  * - With NCCL_WIN_COLL_SYMMETRIC a collective's buffers lie at the same offset of the window on all ranks.
  * - Policy NCCL_CTA_POLICY_ZERO lets copy engines move the data of AllGather, AlltoAll, Gather and Scatter, if both buffers are
  *   in symmetric windows and all ranks on one host. Otherwise, and in all that reduces, NCCL launches its kernels as usual.
+ *   On two H200s a step of 1B was 0.3 % shorter with it, and NCCL took 0.43 GiB less (dev/results).
  * - The first call of a kind allocates and connects: it is made before a stream is captured.
  * - CommDestroy and CommAbort wait until each graph that captured a call of the communicator is destroyed: it goes first.
  * - Replays and other calls of one communicator follow one another: on one stream, or with events between.
@@ -39,6 +40,12 @@
 typedef struct {
     char bytes[128];
 } NcclId;
+
+/* The bytes that NCCL takes of a card for a rank's first group, and for each further one. On two H200s with NCCL 2.28.3, by
+ * nvidia-smi. */
+static inline size_t nccl_expected_bytes(int groups) {
+    return groups > 0 ? ((size_t)900 << 20) + (size_t)(groups - 1) * ((size_t)600 << 20) : 0;
+}
 
 #if !LLMC_NCCL
 
@@ -239,6 +246,9 @@ static inline bool nccl_join(NcclGroup* g, const NcclId* id, int rank, int ranks
     g->rank = rank;
     g->ranks = ranks;
     config.blocking = 0;
+#ifdef NCCL_CTA_POLICY_ZERO
+    config.CTAPolicy = NCCL_CTA_POLICY_ZERO;
+#endif
     memcpy(&unique, id, sizeof unique);
     return nccl_open(&g->api, e) &&
            nccl_ok(&g->api, g->api.CommInitRankConfig(&g->comm, ranks, unique, rank, &config), NULL, "joining", e) &&
