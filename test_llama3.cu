@@ -257,7 +257,7 @@ static MatmulContext* test_matmul(void) {
 }
 
 /* As trainer_prepare() does once the weights are there. */
-static void refresh(const Llama* m) { fp8_refresh(&m->fp8, &m->queue, &m->table, m->weights.params, m->config.num_layers); }
+static void refresh(const Llama* m) { fp8_refresh(&m->fp8, &m->queue, m->weights.params); }
 
 /* Whether this card has scales for each row of a factor: only there --fp8 runs. */
 static bool has_fp8(void) {

@@ -1,8 +1,6 @@
-/* train_llama3.cu -- trains Llama 3 on GPUs, one process each, in FP32, BF16 or FP16 (-DPRECISION_...), with the layers of
- * llmc/<layer>.cuh.
+/* train_llama3.cu -- trains Llama 3 on GPUs, one process each, in FP32, BF16 or FP16, with the layers of llmc/<layer>.cuh.
  *
- * Read train_llama3.c first: its header says what is computed, and this file has the same parts in the same order. It differs
- * in four points:
+ * Read train_llama3.c first: its header says what is computed, in the same order of parts. This file differs in four points:
  *   - Weights, activations and gradients are floatX. Master weights, m, v, norm gradients, losses and all sums are fp32.
  *   - The backward pass may compute activations again instead of keeping them (--recompute), with the same bits.
  *   - All numbers that change from step to step lie in one struct on the device (StepState). So the host queues a step without
@@ -32,13 +30,13 @@
 #include "llmc/gpu/profile.cuh"      // defines: Op, LayerRange, profiler_new, print_profile
 #include "llmc/gpu/debug.cuh"        // defines: debug_name, debug_name_params
 #include "llmc/gpu/debug_parts.cuh"  // defines: part_not_finite, weights_not_finite, sums_not_finite
-#include "llmc/gpu/exchange.cuh"     // defines: Exchange, exchange_join, exchange_send, exchange_gather, exchange_finish
+#include "llmc/gpu/exchange.cuh"     // defines: Exchange, exchange_join, exchange_send, exchange_gather, exchange_gathered
 #include "llmc/gpu/gathered.cuh"     // defines: Gathered, gathered_begin, gathered_block
 #include "llmc/gpu/gradients.cuh"    // defines: Gradients, gradient_of, gradient_of_element, gradients_zero
 #include "llmc/gpu/collect.cuh"      // defines: Collect, collect_source
 #include "llmc/gpu/arena.cuh"        // defines: Arena, take
 #include "llmc/gpu/layers.cuh"       // defines: Queue, Gradient, embedding, rmsnorm, rope, attention, swiglu, linear
-#include "llmc/gpu/fp8.cuh"          // defines: Fp8, Weight, fp8_check, fp8_lay_out, fp8_weight, fp8_refresh, linear
+#include "llmc/gpu/fp8.cuh"          // defines: Fp8, Weight, fp8_check, fp8_lay_out, fp8_weight, fp8_refresh, fp8_follow
 #include "llmc/gpu/sequence.cuh"     // defines: Sequence, sequence_join, sequence_begin, qkv_rows, attend, heads_room
 #include "llmc/rope.h"               // defines: rope_table
 #include "llmc/gpu/step_state.cuh"   // defines: StepState, loss_sum_cuda, norm_square_cuda, step_decide_cuda
@@ -178,16 +176,16 @@ typedef struct {
  * `behind` also those behind them. A layer gets its weights only through these two. */
 static Block block_weights(const Llama* m, int l) {
     const ParamTable* t = &m->table;
-    const size_t first = param_offset(t, P_INPUT_NORM, l);
+    const size_t at = param_offset(t, P_INPUT_NORM, l);
     Block b;
     if (!m->gathered || m->config.lora.rank > 0) { exchange_await(&m->exchange, l); }  // the block, or its adapters
-    const floatX* w = m->gathered ? gathered_block(m->gathered, &m->exchange, &m->weights, l) : m->weights.params + first;
+    const floatX* w = m->gathered ? gathered_block(m->gathered, &m->exchange, &m->weights, &m->fp8, l) : m->weights.params + at;
     b.input_norm = w;
-    b.qkv = fp8_weight(&m->fp8, FP8_QKV, l, w + (param_offset(t, P_Q, l) - first));
-    b.o = fp8_weight(&m->fp8, FP8_O, l, w + (param_offset(t, P_O, l) - first));
-    b.post_norm = w + (param_offset(t, P_POST_NORM, l) - first);
-    b.gate_up = fp8_weight(&m->fp8, FP8_GATE_UP, l, w + (param_offset(t, P_GATE, l) - first));
-    b.down = fp8_weight(&m->fp8, FP8_DOWN, l, w + (param_offset(t, P_DOWN, l) - first));
+    b.qkv = fp8_weight(&m->fp8, FP8_QKV, l, w + (param_offset(t, P_Q, l) - at));
+    b.o = fp8_weight(&m->fp8, FP8_O, l, w + (param_offset(t, P_O, l) - at));
+    b.post_norm = w + (param_offset(t, P_POST_NORM, l) - at);
+    b.gate_up = fp8_weight(&m->fp8, FP8_GATE_UP, l, w + (param_offset(t, P_GATE, l) - at));
+    b.down = fp8_weight(&m->fp8, FP8_DOWN, l, w + (param_offset(t, P_DOWN, l) - at));
     return b;
 }
 
@@ -214,8 +212,7 @@ static void lay_out_activations(Llama* m, Arena* a, Arena* w) {
     const size_t F2 = pitch_of(2 * (size_t)c->intermediate_size), Q = pitch_of(q_width(c));
     const size_t QKV = heads_room(qkv_width(c), o->parts);
     const Recompute level = o->train ? o->level : RECOMPUTE_BLOCK;
-    // take the buffers that all blocks share here, once; each block takes its own below
-    BlockActivations shared;
+    BlockActivations shared;  // buffers of all blocks; each block takes its own below
     memset(&shared, 0, sizeof shared);
     if (level >= RECOMPUTE_NORM_SWIGLU) {
         shared.norm1 = take<floatX>(w, N * C);
@@ -350,7 +347,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         for (int i = 0; i < IN_FLIGHT; i++) { m->steps.result[i] = take<StepState>(&mem[MEM_PINNED], 1); }
         m->queue.counts = m->steps.state ? m->steps.state->quantised : NULL;
     }
-    if (o->fp8) { fp8_lay_out(&m->fp8, &m->queue, &mem[MEM_FP8], w, c, N); }
+    if (o->fp8) { fp8_lay_out(&m->fp8, &m->queue, &mem[MEM_FP8], w, c, &m->table, m->gathered ? GATHER_SLOTS : 0, N); }
     if (o->cache_len > 0) {
         Arena* a = &mem[MEM_CACHE];
         m->kv_cache = take<floatX>(a, (size_t)c->num_layers * o->cache_len * 2 * kv_width(c));
@@ -545,8 +542,7 @@ static void llama_forward(const Llama* m) {
     rmsnorm(q, m->norm_final, m->rstd_final, m->h_final, final_norm, N, C, c->rms_eps);
 }
 
-/* Runs head and loss after llama_forward(), as in train_llama3.c: writes losses (N). If dloss is not 0, also writes dnorm
- * (N, C) and, with `add` adding to it, the head's gradient. */
+/* Runs head and loss: writes losses (N) and, if dloss is not 0, dnorm (N, C) and the head's gradient, with `add` onto it. */
 static void llama_loss(const Llama* m, float dloss, bool add) {
     const Queue* q = &m->queue;
     const int C = m->config.hidden_size, V = m->config.vocab_size;
@@ -718,6 +714,7 @@ static void update_with(const Llama* m, const StepPlan* plan) {
 static void update_shards(Llama* m, const StepPlan* plan) {
     Exchange* x = &m->exchange;
     const NormSums none = norm_sums(m->queue.scratch);  // the sum is there
+    fp8_take_counts(&m->fp8, &m->queue);
     step_decide_cuda(m->steps.state, &none, &plan->hyper, m->queue.stream);
     for (int i = 0; i < x->buckets.count; i++) {
         const Bucket* b = &x->buckets.items[i];
@@ -726,7 +723,10 @@ static void update_shards(Llama* m, const StepPlan* plan) {
         floatX* weights = trained_at(&m->weights, mine.first);
         update_range<float>(m, plan, weights, x->sums + local, mine, mine.first - local, mine);
         const bool stays = m->gathered && m->config.lora.rank == 0 && b->layer >= 0 && b->layer < m->config.num_layers;
-        if (!stays) { exchange_gather(x, i, weights - (mine.first - b->first)); }
+        if (stays) { continue; }
+        exchange_gather(x, i, weights - (mine.first - b->first));
+        fp8_follow(&m->fp8, x, i, m->weights.params);
+        exchange_gathered(x, i);
     }
 }
 
@@ -740,7 +740,7 @@ static void llama_update(Llama* m, const StepPlan* plan) {
     } else {
         update_with<floatX>(m, plan);
     }
-    fp8_refresh(&m->fp8, &m->queue, &m->table, m->weights.params, m->config.num_layers);
+    if (m->layout.ranks <= 1) { fp8_refresh(&m->fp8, &m->queue, m->weights.params); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -971,7 +971,7 @@ static void trainer_prepare(void* model, const StepPlan* plan, const Session* s)
     Llama* m = (Llama*)model;
     const Options* o = &s->options;
     if (!o->tune) { device_load_plans(m->queue.matmul, s); }
-    fp8_refresh(&m->fp8, &m->queue, &m->table, m->weights.params, m->config.num_layers);
+    fp8_refresh(&m->fp8, &m->queue, m->weights.params);
     if (!plan) { return; }
     MicroKind kinds[MICRO_KINDS];
     const int count = micro_kinds(plan, kinds);

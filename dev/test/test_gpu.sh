@@ -135,7 +135,7 @@ tests() {
     quick "2 GPUs, ZeRO 2 and 3 in 4 micro-batches: the same bits" zeros_agree bf16 micro "2 3" --batch 2 --total-batch 4096
     full "2 GPUs, ZeRO 2 and 3, split master, bf16 moments: the same bits" zeros_agree bf16 split "2 3" --batch 2 --total-batch 4096 --master split --moments bf16
     quick "2 GPUs, ZeRO 2 in 4 micro-batches is near ZeRO 1" zeros_are_near
-    quick "2 GPUs, ZeRO 2 and 3: the same bits with and without graph, where what travels is slow" zeros_have_one_result
+    quick "2 GPUs, ZeRO 2 and 3: the same bits with and without graph, where what travels is slow" zeros_have_one_result "2 3"
     quick "2 GPUs stop and go on from ZeRO 3 as 1 and as 3 again: the same bits" zeros_go_on_as_another
     quick "2 GPUs, ZeRO 3: samples and validation are those of ZeRO 1" zeros_speak_alike
     quick "2 GPUs, ZeRO 1 and 3: exact weights are written whole" exact_weights_are_collected
@@ -144,6 +144,16 @@ tests() {
     full "2 GPUs, ZeRO 3: steps that are not finite end the run" zeros_are_ruined_together
     quick "2 GPUs as two hosts of two ranks are one, FP32" two_hosts_are_one
     full "2 GPUs as two hosts of two ranks: ZeRO 1, 2 and 3: the same bits" two_hosts_have_one_result
+
+    quick "2 GPUs, --fp8, ZeRO 1, 2 and 3: the same bits" fp8_zeros_agree fp8 "1 2 3" --batch 4 --fp8
+    full "2 GPUs, --fp8, ZeRO 1, 2 and 3, blocks recomputed: the same bits" fp8_zeros_agree fp8_block "1 2 3" --batch 4 --fp8 --recompute block
+    full "2 GPUs, --fp8, ZeRO 2 and 3 in 4 micro-batches: the same bits" fp8_zeros_agree fp8_micro "2 3" --batch 2 --total-batch 4096 --fp8
+    quick "2 GPUs, --fp8, ZeRO 1 and 3: the same bits with and without graph, where what travels is slow" with_fp8 zeros_have_one_result "1 3" --fp8
+    quick "2 GPUs, --fp8, stop and go on from ZeRO 3 as 1 and as 3 again: the same bits" with_fp8 zeros_go_on_as_another --fp8
+    full "2 GPUs, --fp8, ZeRO 3: samples and validation are those of ZeRO 1" with_fp8 zeros_speak_alike --fp8
+    quick "2 GPUs, --fp8, ZeRO 1 and 3 are near one" fp8_two_are_near_one
+    full "2 GPUs, --fp8, share rows, near one" fp8_two_share_rows
+    full "2 GPUs, --fp8, share rows, and ZeRO 1, 2 or 3: the same bits" with_fp8 two_share_rows_and_blocks --fp8
 
     lane memory alone
     quick "15 GiB: refused with flags that run, BF16" hint_fits bf16

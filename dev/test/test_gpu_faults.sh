@@ -63,7 +63,10 @@ blocks gathered before the update are used after it | BF16 | zero_bits.sh | llmc
 a block is overwritten while it computes | BF16 | zero_bits.sh | llmc/gpu/gathered.cuh | s/if (count > 0) {/if (count == GATHER_SLOTS) {/
 scales of the two factors swapped | BF16 | test_kernels_cu products_of_quantised | llmc/matmul.cuh | s/A_SCALE_POINTER, &b, sizeof b/A_SCALE_POINTER, \&a, sizeof a/; s/B_SCALE_POINTER, &a, sizeof a/B_SCALE_POINTER, \&b, sizeof b/
 scales of the weights' outputs for those of their inputs in dx | BF16 | test_llama3cu $fp8 | llmc/gpu/fp8.cuh | s/w.columns.data, w.columns.scale/w.columns.data, w.rows.scale/
-8-bit weights are those before the update | BF16 | test_llama3cu $fp8 | train_llama3.cu | /^static void llama_update/,/^}/ s/^    fp8_refresh.*//
+8-bit weights are those before the update | BF16 | test_llama3cu $fp8 | train_llama3.cu | /^static void llama_update/,/^}/ s/^    if (m->layout.ranks <= 1) { fp8_refresh.*//
+several GPUs, the 8-bit copies of a block are those before the update | BF16 | zero_bits.sh --fp8 | llmc/gpu/fp8.cuh | s/|| b->layer < 0 ||/|| b->layer < 1 ||/
+several GPUs, 8-bit copies are made before the gather | BF16 | zero_bits.sh --fp8 | train_llama3.cu | /^ *exchange_gather(x, i/ { h; d; }; /^ *fp8_follow(/ G
+8-bit copies of a gathered block lie in the slot of another | BF16 | zero_bits.sh --fp8 | llmc/gpu/fp8.cuh | s/fp8_quantise_weights(f, slot, l, 1/fp8_quantise_weights(f, slot, l + (l == 5), 1/
 the transpose is not transposed | BF16 | test_kernels_cu quantised_weights | llmc/quantise.cuh | s/tile\[part + k\]\[line\]/tile[line][part + k]/
 rows of activations lose their scales | BF16 | test_llama3cu $fp8 | llmc/quantise.cuh | s/q\.scale\[n\] = scale;/q.scale[n] = 1;/
 swiglu's 8-bit row is that of its gates alone | BF16 | test_kernels_cu swiglu_quantises | llmc/swiglu_quantised.cuh | s/largest_of(g\.dup, largest_of(g\.dgate, largest))/largest_of(g.dgate, largest)/
@@ -94,7 +97,7 @@ aim() { # aim TEST: sets $target and $arguments; TEST names a pair by its model 
     target=build/${1%% *} arguments=${1#* }
     case $1 in
         test_llama3cu*) target=test_llama3cu arguments="$arguments $arguments.state.safetensors" ;;
-        zero_bits.sh*) target=train_llama3cu arguments= ;;
+        zero_bits.sh*) target=train_llama3cu arguments=${1#zero_bits.sh} ;;
     esac
 }
 
@@ -104,7 +107,7 @@ build() { # build PRECISION
 
 run_test() {
     case $target in
-        train_llama3cu) dev/test/gpu/zero_bits.sh "$here" >"$here/log" 2>&1 ;;
+        train_llama3cu) dev/test/gpu/zero_bits.sh "$here" $arguments >"$here/log" 2>&1 ;;
         *) (cd "$here" && timeout 120 "./$target" $arguments >log 2>&1) ;;
     esac
 }
@@ -115,6 +118,8 @@ unfit() {
     case "$1 $2 sm_$capability" in
         *wgmma*sm_90) return 1 ;;
         *wgmma*) echo "needs sm_90" ;;
+        *zero_bits*fp8*sm_90) [ "$(nvidia-smi -L | grep -c '^GPU')" -lt 2 ] && echo "needs 2 GPUs" ;;
+        *zero_bits*fp8*) echo "needs compute capability 9.0" ;;
         *zero_bits*) [ "$(nvidia-smi -L | grep -c '^GPU')" -lt 2 ] && echo "needs 2 GPUs" ;;
         *products_of_quantised*sm_90 | *pairs/fp8*sm_90) return 1 ;;
         *products_of_quantised* | *pairs/fp8*) echo "needs compute capability 9.0" ;;
@@ -169,7 +174,7 @@ sound() { # sound PRECISION PROGRAM
 }
 
 its_tests_pass() {
-    awk -F ' [|] ' -v precision="$1" -v program="$2 " '$2 == precision && index($3, program) == 1 && !seen[$3]++ { print $3 }' "$folder/table" >"$here/tests"
+    awk -F ' [|] ' -v precision="$1" -v program="$2 " '$2 == precision && index($3 " ", program) == 1 && !seen[$3]++ { print $3 }' "$folder/table" >"$here/tests"
     while IFS= read -r s_test; do
         ! s_lacks=$(unfit "$1" "$s_test") || continue
         aim "$s_test"

@@ -321,7 +321,8 @@ static inline void exchange_finish(Exchange* x, StepState* state, float* norms) 
 // ---------------------------------------------------------------------------------------------------------------------
 // weights to all
 
-/* Gathers the weights (bucket's count) of a bucket, whose shards the compute streams of their owners have updated. */
+/* Gathers the weights (bucket's count) of a bucket, whose shards the compute streams of their owners have updated.
+ * exchange_gathered() comes behind it, and behind what else is made of them on this stream: then others may wait for both. */
 static inline void exchange_gather(Exchange* x, int bucket, floatX* weights) {
     const Bucket* b = &x->buckets.items[bucket];
     const size_t shard = b->count / (size_t)x->ranks;
@@ -330,6 +331,8 @@ static inline void exchange_gather(Exchange* x, int bucket, floatX* weights) {
     Op op(x->profiler, x->stream, "weights to all", 0, (double)(x->ranks - 1) * (double)shard * sizeof(floatX));
     nccl_all_gather(x->links.all, weights + (size_t)x->rank * shard, weights, shard * sizeof(floatX), x->stream,
                     "the exchange of weights");
+}
+static inline void exchange_gathered(const Exchange* x, int bucket) {
     CUDA_CHECK(cudaEventRecord(x->gathered[bucket], x->stream));
 }
 

@@ -7,16 +7,33 @@
  * All else stays as it is: residual stream, norms, embedding, head, attention, gradients, optimizer. The scales are powers of
  * two, from the tensor as it is now (quantise.h), so a run has nothing more to save, and a resumed one computes the same bits.
  *
- * Weights are quantised once an update, right after AdamW, and before the first step. Activations and gradients are quantised
- * just before their product: those of rmsnorm and swiglu as these write them, the others in one pass. All products share one
- * buffer for them; what is computed again has the same bits. Validation and --eval --fp8 compute as training does. Text is
- * generated in BF16.
+ * Weights are quantised once an update, right after AdamW, and before the first step (of several GPUs see below). Activations
+ * and gradients are quantised just before their product: those of rmsnorm and swiglu as these write them, the others in one
+ * pass. All products share one buffer for them; what is computed again has the same bits. Validation and --eval --fp8 compute
+ * as training does. Text is generated in BF16.
  *
  * The sums: forward keeps them in the tensor cores' own precision until the end (fast), as others do; dx, which sums over twice
  * the feed-forward width, does not. On an H200 (dev/results/nvidia-h200-levers.md) the products of a 1B model run at 1.87 times
  * BF16's speed if both are fast, at 1.66 if none is.
  *
- * Limits: BF16, compute capability 9.0, one GPU, no adapters, and widths and tokens of a micro-batch in multiples of 16.
+ * Several GPUs: every rank makes the copies from weights that have been gathered, on the stream of the exchange, right behind
+ * the gather and before the event of it that the compute stream waits for.
+ *
+ *   ZeRO 1, 2  copies of all blocks. Behind the last piece of a block, once an update (fp8_follow()). The old copies are read
+ *              last by the last forward and backward pass before; behind these the compute stream queues AdamW of the piece and
+ *              the event `updated`, which the gather waits for. What reads the new ones waits for `gathered` of the piece.
+ *   ZeRO 3     copies of the blocks that are gathered, in as many slots, behind each gather of a block. What was in the slot
+ *              is read last by products that the compute stream has queued before the event `used`, as is its 16-bit block:
+ *              copies and block are always those of one weight. What reads the new ones waits for `there` of the slot.
+ *
+ * Both orders hold in a captured graph as for the weights themselves, and whatever passes the layers: training, validation,
+ * samples. Since all weights and scales are alike on all ranks, so are the copies.
+ *
+ * Counts: each rank counts what it quantises, and rank 0 tells of its own. Of several, weights are counted beside the step, in
+ * place of their own, which llama_update() takes over at a point where both streams have met (fp8_take_counts()): those of
+ * the weights that the step has computed with. Of one, these are the weights behind its update.
+ *
+ * Limits: BF16, compute capability 9.0, no adapters, and widths and a rank's tokens of a micro-batch in multiples of 16.
  */
 #ifndef LLMC_FP8_CUH
 #define LLMC_FP8_CUH
@@ -24,6 +41,7 @@
 #include "llmc/config.h"               // defines: ModelConfig, ParamTable, param_offset
 #include "llmc/gpu/arena.cuh"          // defines: Arena, take
 #include "llmc/gpu/device.cuh"         // defines: Device
+#include "llmc/gpu/exchange.cuh"       // defines: Exchange
 #include "llmc/gpu/layers.cuh"         // defines: Queue, linear, linear_backward_input
 #include "llmc/quantise.cuh"           // defines: QuantisedRows, QuantisedWeights, quantise_rows_cuda, quantise_weights_cuda
 #include "llmc/rmsnorm_quantised.cuh"  // defines: rmsnorm_forward_quantised_cuda
@@ -46,9 +64,15 @@ static const Fp8Product fp8_products[NUM_FP8] = {{P_Q, QUANTISED_NORM, QUANTISED
                                                  {P_GATE, QUANTISED_NORM, QUANTISED_DGATE_UP, true, true},
                                                  {P_DOWN, QUANTISED_ACT, QUANTISED_DH, true, false}};
 
-/* The 8-bit copies of all blocks' weights; all NULL without --fp8. */
+/* The 8-bit copies of the blocks' weights; all NULL without --fp8. */
 typedef struct {
-    QuantisedWeights of[NUM_FP8];  // of block 0; the others follow
+    QuantisedWeights of[NUM_FP8];  // the first; the others follow
+    int blocks;                    // with room for copies: all, or slots of them; block l has the (l % blocks)-th
+    bool gathered;                 // slots, which are filled as blocks are gathered
+    bool several;                  // GPUs
+    size_t first_block, block;     // elements of the arena before the first block, and from one to the next
+    size_t first[NUM_FP8];         // elements of a block before the weight
+    QuantiseCounts* counts;        // of weights; NULL: none
 } Fp8;
 
 /* A weight with its copies. */
@@ -68,16 +92,16 @@ static inline void fp8_check(const Session* s) {
     const bool computes = job_trains(s->job) || s->job == JOB_EVAL;
     if (!o->fp8 || !computes) { return; }
     if (!IS_BF16) { die_usage("--fp8: this is a build for %s, wanted PRECISION=BF16", PRECISION_NAME); }
-    if (s->ranks > 1) { die_usage("--fp8: a run of %d processes, wanted one GPU", s->ranks); }
     if (c->lora.rank > 0) { die_usage("--fp8: the run trains adapters (--lora), wanted one that trains all weights"); }
     const struct {
         const char* name;
         int64_t size;
-    } sizes[] = {{"hidden_size", c->hidden_size},
-                 {"intermediate_size", c->intermediate_size},
-                 {"num_attention_heads * head_dim", q_width(c)},
-                 {"(num_attention_heads + 2 * num_key_value_heads) * head_dim", (int64_t)qkv_width(c)},
-                 {"--batch * --seq", (int64_t)o->batch * o->seq}};
+    } sizes[] = {
+        {"hidden_size", c->hidden_size},
+        {"intermediate_size", c->intermediate_size},
+        {"num_attention_heads * head_dim", q_width(c)},
+        {"(num_attention_heads + 2 * num_key_value_heads) * head_dim", (int64_t)qkv_width(c)},
+        {session_share(s).parts > 1 ? "--batch * --seq / --seq-parallel" : "--batch * --seq", (int64_t)session_tokens(s)}};
     for (const auto& size : sizes) {
         if (size.size % QUANTISE_WIDTH == 0) { continue; }
         die("--fp8: %s is %lld, wanted a multiple of %d", size.name, (long long)size.size, (int)QUANTISE_WIDTH);
@@ -100,27 +124,46 @@ static inline void fp8_check_device(const Session* s, const Device* d) {
     }
 }
 
-/* Lays out the copies of all weights in `weights`, and the buffer of one operand of N rows in `workspace`. */
-static inline void fp8_lay_out(Fp8* f, Queue* q, Arena* weights, Arena* workspace, const ModelConfig* c, size_t N) {
+/* Lays out the copies of all weights in `weights`, or with `slots` > 0 of so many blocks that are gathered; and the buffer of
+ * one operand of N rows in `workspace`. table: of all weights */
+static inline void fp8_lay_out(Fp8* f, Queue* q, Arena* weights, Arena* workspace, const ModelConfig* c,
+                               const ParamTable* table, int slots, size_t N) {
     const int C = c->hidden_size, F = c->intermediate_size, Q = q_width(c), QKV = (int)qkv_width(c);
     const struct { int R, C; } sizes[NUM_FP8] = {{QKV, C}, {C, Q}, {2 * F, C}, {C, F}};
     size_t widest = 0;
+    f->blocks = slots > 0 ? slots : c->num_layers;
+    f->gathered = slots > 0;
+    f->several = table->ranks > 1;
+    f->first_block = param_offset(table, P_INPUT_NORM, 0);
+    f->block = c->num_layers > 1 ? param_offset(table, P_INPUT_NORM, 1) - f->first_block : 0;
     for (int i = 0; i < NUM_FP8; i++) {
         QuantisedWeights* w = &f->of[i];
-        const size_t size = (size_t)c->num_layers * (size_t)sizes[i].R * (size_t)sizes[i].C;
+        const size_t size = (size_t)f->blocks * (size_t)sizes[i].R * (size_t)sizes[i].C;
+        f->first[i] = param_offset(table, fp8_products[i].weight, 0) - f->first_block;
         w->R = sizes[i].R;
         w->C = sizes[i].C;
         w->rows = take<uint8_t>(weights, size);
         w->columns = take<uint8_t>(weights, size);
-        w->scales = take<float>(weights, (size_t)c->num_layers * (size_t)(w->R + w->C));
+        w->scales = take<float>(weights, (size_t)f->blocks * (size_t)(w->R + w->C));
         widest = size_max(widest, size_max(quantised_pitch((size_t)w->R), quantised_pitch((size_t)w->C)));
     }
     q->quantised.data = take<uint8_t>(workspace, N * widest);
     q->quantised.scale = take<float>(workspace, N);
+    f->counts = f->several ? take<QuantiseCounts>(workspace, 1) : q->counts ? q->counts + QUANTISED_WEIGHT : NULL;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // weights
+
+/* Returns a product's copies of block l. */
+static inline QuantisedWeights fp8_copies(const Fp8* f, int product, int l) {
+    QuantisedWeights w = f->of[product];
+    const size_t at = (size_t)(l % f->blocks), R = (size_t)w.R, C = (size_t)w.C;
+    w.rows += at * R * C;
+    w.columns += at * R * C;
+    w.scales += at * (R + C);
+    return w;
+}
 
 /* Returns the weight at `data` of a product of block l, with its copies. */
 static inline Weight fp8_weight(const Fp8* f, int product, int l, const floatX* data) {
@@ -128,27 +171,52 @@ static inline Weight fp8_weight(const Fp8* f, int product, int l, const floatX* 
     memset(&w, 0, sizeof w);
     w.data = data;
     w.product = &fp8_products[product];
-    const QuantisedWeights* all = &f->of[product];
-    if (!all->rows) { return w; }
-    const size_t R = (size_t)all->R, C = (size_t)all->C;
-    float* scales = all->scales + (size_t)l * (R + C);
-    w.rows = {all->rows + (size_t)l * R * C, scales, C};
-    w.columns = {all->columns + (size_t)l * R * C, scales + R, R};
+    if (!f->of[product].rows) { return w; }
+    const QuantisedWeights copies = fp8_copies(f, product, l);
+    w.rows = {copies.rows, copies.scales, (size_t)copies.C};
+    w.columns = {copies.columns, copies.scales + copies.R, (size_t)copies.R};
     return w;
 }
 
-/* Makes the 8-bit copies of all blocks' weights; nothing without --fp8. To be called after each change of the weights: when
- * they are loaded or drawn, and after AdamW. params: the arena of `table` */
-static inline void fp8_refresh(const Fp8* f, const Queue* q, const ParamTable* table, const floatX* params, int blocks) {
-    QuantiseCounts* counts = q->counts ? q->counts + QUANTISED_WEIGHT : NULL;
-    for (int i = 0; f->of[0].rows && i < NUM_FP8; i++) {
-        const QuantisedWeights* w = &f->of[i];
-        const size_t first = param_offset(table, fp8_products[i].weight, 0);
-        const size_t stride = blocks > 1 ? param_offset(table, fp8_products[i].weight, 1) - first : 0;
-        Op op(q->profiler, q->stream, "quantise weights", 0, 6.0 * blocks * w->R * w->C);
-        assert(param_offset(table, fp8_products[i].weight, blocks - 1) == first + (size_t)(blocks - 1) * stride);
-        quantise_weights_cuda(*w, params + first, stride, blocks, counts, q->stream);
+/* Makes the copies of `count` blocks from block l on, whose first elements lie at `block` and f->block further each. */
+static inline void fp8_quantise_weights(const Fp8* f, const floatX* block, int l, int count, Profiler* profiler,
+                                        cudaStream_t stream) {
+    for (int i = 0; i < NUM_FP8; i++) {
+        const QuantisedWeights w = fp8_copies(f, i, l);
+        Op op(profiler, stream, "quantise weights", 0, 6.0 * count * w.R * w.C);
+        quantise_weights_cuda(w, block + f->first[i], f->block, count, f->counts, stream);
     }
+}
+
+/* Makes the copies of all blocks, unless they are made as blocks are gathered; nothing without --fp8. To be called when weights
+ * are loaded or drawn, and with one GPU after AdamW. params: the arena */
+static inline void fp8_refresh(const Fp8* f, const Queue* q, const floatX* params) {
+    if (!f->of[0].rows) { return; }
+    if (f->several) { CUDA_CHECK(cudaMemsetAsync(f->counts, 0, sizeof *f->counts, q->stream)); }
+    if (!f->gathered) { fp8_quantise_weights(f, params + f->first_block, 0, f->blocks, q->profiler, q->stream); }
+}
+
+/* Behind the gather of a bucket's weights: with the last piece of a block makes its copies. params: the arena of all weights */
+static inline void fp8_follow(const Fp8* f, const Exchange* x, int bucket, const floatX* params) {
+    const Bucket* b = &x->buckets.items[bucket];
+    const bool last = bucket + 1 == x->buckets.count || b[1].layer != b->layer;
+    if (!f->of[0].rows || f->gathered || !last || b->layer < 0 || b->layer >= f->blocks) { return; }
+    fp8_quantise_weights(f, params + f->first_block + (size_t)b->layer * f->block, b->layer, 1, x->profiler, x->stream);
+}
+
+/* Behind the gathers of block l into `slot`, slot l % GATHER_SLOTS: makes its copies. */
+static inline void fp8_follow_slot(const Fp8* f, const Exchange* x, int l, const floatX* slot) {
+    if (f->of[0].rows) { fp8_quantise_weights(f, slot, l, 1, x->profiler, x->stream); }
+}
+
+/* Of several GPUs, in front of AdamW: puts the counts of weights into the step's, and begins them anew. The compute stream has
+ * waited for all copies that the step's passes read, so for all that was counted; and whatever counts next waits for events
+ * that are recorded behind this: `updated`, or `used` of the next pass. */
+static inline void fp8_take_counts(const Fp8* f, const Queue* q) {
+    if (!f->of[0].rows) { return; }
+    CUDA_CHECK(
+        cudaMemcpyAsync(q->counts + QUANTISED_WEIGHT, f->counts, sizeof *f->counts, cudaMemcpyDeviceToDevice, q->stream));
+    CUDA_CHECK(cudaMemsetAsync(f->counts, 0, sizeof *f->counts, q->stream));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -7,8 +7,9 @@
  *
  * gather l - 2 goes where block l + 1 was, so it waits for the compute stream to be through with that, and so does send l + 1:
  * both begin with block l, and block l - 2 finds its weights when they end before block l - 1 does. Forward: the gathers alone.
- * dist/zero.h decides what is gathered when. In a captured graph all events are those of the graph: a pass begins with no block
- * gathered, and behind all gathers of the update.
+ * The 8-bit copies of --fp8 are made behind the gathers of a block, for its slot (fp8.cuh). dist/zero.h decides what is
+ * gathered when. In a captured graph all events are those of the graph: a pass begins with no block gathered, and behind all
+ * gathers of the update.
  */
 #ifndef LLMC_GATHERED_CUH
 #define LLMC_GATHERED_CUH
@@ -17,6 +18,7 @@
 #include "llmc/dist/zero.h"       // defines: GatherRing, gather_ring_next, gather_ring_reset
 #include "llmc/gpu/arena.cuh"     // defines: Arena, take
 #include "llmc/gpu/exchange.cuh"  // defines: Exchange, exchange_settle
+#include "llmc/gpu/fp8.cuh"       // defines: Fp8, fp8_follow_slot
 #include "llmc/gpu/weights.cuh"   // defines: WeightArena
 
 /* Functions take NULL where every rank has all weights, and then do nothing. */
@@ -73,30 +75,33 @@ static inline void gathered_begin(Gathered* g, const Exchange* x) {
     exchange_settle(x);  // so that the first gather follows those of the update, also in a graph
 }
 
-/* Queues the gathers of block l, piece by piece. */
-static inline void gathered_queue(Gathered* g, const Exchange* x, const WeightArena* a, int l) {
+/* Queues the gathers of block l, piece by piece, and what follows them. */
+static inline void gathered_queue(Gathered* g, const Exchange* x, const WeightArena* a, const Fp8* fp8, int l) {
     const int slot = l % GATHER_SLOTS;
     const size_t first = a->blocks_first + (size_t)l * gathered_block_size(g, a), ranks = (size_t)a->blocks.ranks;
     const Bucket* end = a->blocks.items + a->blocks.count;
-    Op op(x->profiler, x->stream, "blocks to all", 0,
-          (double)gathered_block_size(g, a) * sizeof(floatX) * (1 - 1 / (double)ranks));
-    for (const Bucket* b = bucket_at(&a->blocks, first); b < end && b->layer == l; b++) {
-        const floatX* own = a->own + (b->first - a->blocks_first) / ranks;
-        nccl_all_gather(x->links.all, own, g->slots[slot] + (b->first - first), b->count / ranks * sizeof(floatX), x->stream,
-                        "the gathering of a block");
+    {
+        Op op(x->profiler, x->stream, "blocks to all", 0,
+              (double)gathered_block_size(g, a) * sizeof(floatX) * (1 - 1 / (double)ranks));
+        for (const Bucket* b = bucket_at(&a->blocks, first); b < end && b->layer == l; b++) {
+            const floatX* own = a->own + (b->first - a->blocks_first) / ranks;
+            nccl_all_gather(x->links.all, own, g->slots[slot] + (b->first - first), b->count / ranks * sizeof(floatX),
+                            x->stream, "the gathering of a block");
+        }
     }
+    fp8_follow_slot(fp8, x, l, g->slots[slot]);
     CUDA_CHECK(cudaEventRecord(g->there[slot], x->stream));
 }
 
 /* Returns the weights of block l, for what is queued from now on, and lets the next ones come. */
-static inline const floatX* gathered_block(Gathered* g, const Exchange* x, const WeightArena* a, int l) {
+static inline const floatX* gathered_block(Gathered* g, const Exchange* x, const WeightArena* a, const Fp8* fp8, int l) {
     int list[GATHER_SLOTS];
     const int count = gather_ring_next(&g->ring, l, list);
     if (count > 0) {
         CUDA_CHECK(cudaEventRecord(g->used, x->compute));
         CUDA_CHECK(cudaStreamWaitEvent(x->stream, g->used));
     }
-    for (int i = 0; i < count; i++) { gathered_queue(g, x, a, list[i]); }
+    for (int i = 0; i < count; i++) { gathered_queue(g, x, a, fp8, list[i]); }
     Op op(x->profiler, x->compute, "wait: blocks", 0, 0);
     CUDA_CHECK(cudaStreamWaitEvent(x->compute, g->there[l % GATHER_SLOTS]));
     return g->slots[l % GATHER_SLOTS];

@@ -64,7 +64,8 @@ static inline bool memory_find_fit(char* hint, size_t cap, const Options* option
             for (int batch = options->batch; batch >= 1; batch--) {
                 if (total % ((int64_t)batch * seq * ranks) != 0) { continue; }
                 if (options->seq_parallel > 1 && seq % options->seq_parallel != 0) { continue; }
-                if (options->fp8 && (int64_t)batch * seq % QUANTISE_WIDTH != 0) { continue; }
+                const int parts = options->seq_parallel > 1 ? options->seq_parallel : 1;
+                if (options->fp8 && (int64_t)batch * seq / parts % QUANTISE_WIDTH != 0) { continue; }
                 const int levels = (gpu ? (int)RECOMPUTE_BLOCK : options->recompute) - options->recompute + 1;
                 const int zeros = (gpu && ranks * options->seq_parallel > 1 ? (int)ZERO_3 : options->zero) - options->zero + 1;
                 for (int k = 0; k < levels * zeros; k++) {

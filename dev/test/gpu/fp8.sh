@@ -87,3 +87,37 @@ fp8_is_refused() {
     cu bf16 --fp8 --model d3 --train "$tmp/data_train.bin" --out "$tmp/fp8_refused" >"$tmp/fp8_refused.txt" 2>&1 && { echo "error: this card takes it" && return 1; }
     grep "^error: --fp8: .* has compute capability" "$tmp/fp8_refused.txt" && [ ! -e "$tmp/fp8_refused" ]
 }
+
+# --- two GPUs
+
+# with_fp8 TEST ARGUMENTS...: a test of ranks.sh, on cards that have it
+with_fp8() {
+    has_fp8 || return
+    "$@"
+}
+
+# what each rank makes of the gathered weights is the same however they are shared out, and is told of
+fp8_zeros_agree() {
+    has_fp8 || return
+    fza_name=$1
+    fza_zeros=$2
+    zeros_agree bf16 "$@" || return 1
+    for zero in $fza_zeros; do shares_are_small "$tmp/zeros_$fza_name/$zero/log.jsonl" || { echo "error: shares of ZeRO $zero" && return 1; }; done
+}
+
+# as two_are_near_in_16_bits(), whose distance 8-bit sums in another order widen; copies of the weights before, or of none, are
+# farther
+fp8_two_are_near_one() {
+    has_fp8 || return
+    d=$tmp/fp8_two
+    for zero in 1 3; do two bf16 --fp8 $ranked --train "$tmp/data_train.bin" --batch 4 --zero $zero --out "$d/$zero" || exit $?; done
+    cu bf16 --fp8 $ranked --train "$tmp/data_train.bin" --batch 8 --out "$d/one" || return 1
+    for zero in 1 3; do close_steps 2e-3 1e-2 "$d/one" "$d/$zero" || return 1; done
+}
+
+fp8_two_share_rows() {
+    has_fp8 || return
+    d=$tmp/fp8_shared
+    two bf16 --fp8 $sharing --train "$tmp/data_train.bin" --seq-parallel 2 --out "$d/two" || exit $?
+    cu bf16 --fp8 $sharing --train "$tmp/data_train.bin" --out "$d/one" && close_steps 2e-3 1e-2 "$d/one" "$d/two"
+}

@@ -170,29 +170,34 @@ zeros_are_near() {
     close_steps 1e-6 1e-6 "$d/fp32_1" "$d/fp32_2" && awk -v own="$own" -v two="$two" 'BEGIN { exit !(own > 0 && two <= 1.5 * own) }'
 }
 
+# zeros_have_one_result ZEROS FLAGS...
 zeros_have_one_result() {
-    for zero in 2 3; do
-        d=$tmp/zero_bits_$zero flags="$deep --train $tmp/data_train.bin --batch 2 --total-batch 4096 --zero $zero"
+    zeros=$1
+    shift
+    for zero in $zeros; do
+        d=$tmp/zero_bits_$zero$* flags="$deep --train $tmp/data_train.bin --batch 2 --total-batch 4096 --zero $zero $*"
         two bf16 $flags --out "$d/a" || exit $?
         two bf16 $flags --no-graph --out "$d/b" && same_ranks "$d/a" "$d/b" 20 &&
             NCCL_PROTO=Simple NCCL_P2P_DISABLE=1 two bf16 $flags --out "$d/c" && same_ranks "$d/a" "$d/c" 20 || return 1
     done
 }
 
-# from shards of the weights to whole ones and back, with one micro-batch, where all have the same bits
+# zeros_go_on_as_another FLAGS...: from shards of the weights to whole ones and back, with one micro-batch, where all have the
+# same bits
 zeros_go_on_as_another() {
-    d=$tmp/zeros_resumed
-    two bf16 $deep --train "$tmp/data_train.bin" --batch 4 --zero 3 --out "$d/whole" || exit $?
-    two bf16 $deep --train "$tmp/data_train.bin" --batch 4 --zero 3 --out "$d/parts" --stop-after 7 &&
+    d=$tmp/zeros_resumed$*
+    two bf16 $deep --train "$tmp/data_train.bin" --batch 4 --zero 3 "$@" --out "$d/whole" || exit $?
+    two bf16 $deep --train "$tmp/data_train.bin" --batch 4 --zero 3 "$@" --out "$d/parts" --stop-after 7 &&
         two bf16 --resume --out "$d/parts" --zero 1 --stop-after 14 && two bf16 --resume --out "$d/parts" --zero 3 &&
         same_ranks "$d/whole" "$d/parts" 20
 }
 
 # texts and validations are those of whole weights; three batches are not shared out evenly
+# zeros_speak_alike FLAGS...
 zeros_speak_alike() {
-    d=$tmp/zeros_speak
+    d=$tmp/zeros_speak$*
     for zero in 1 3; do
-        two bf16 $deep --train "$tmp/data_train.bin" --batch 4 --zero $zero --out "$d/$zero" --sample-tokens 20 --sample-every 10 \
+        two bf16 $deep --train "$tmp/data_train.bin" --batch 4 --zero $zero "$@" --out "$d/$zero" --sample-tokens 20 --sample-every 10 \
             --val "$tmp/data_train.bin" --val-every 10 --val-batches 3 || exit $?
         sed -n 's/.*"event":"\(sample\|val\)",\(.*\)/\2/p' "$d/$zero/log.jsonl" >"$d/$zero.said"
     done
@@ -284,9 +289,10 @@ two_share_rows_with_one_result() {
         close_steps 1e-3 5e-3 "$d/a" "$d/one"
 }
 
-# what is shared out otherwise changes no bit
+# two_share_rows_and_blocks FLAGS...: what is shared out otherwise changes no bit
 two_share_rows_and_blocks() {
-    d=$tmp/shared_zero shared="--model d6 --seq 512 --steps 20 --lr 1e-3 --warmup 5 --batch 2 --train $tmp/data_train.bin --seq-parallel 2"
+    d=$tmp/shared_zero$*
+    shared="--model d6 --seq 512 --steps 20 --lr 1e-3 --warmup 5 --batch 2 --train $tmp/data_train.bin --seq-parallel 2 $*"
     for zero in 1 2 3; do two bf16 $shared --zero $zero --out "$d/$zero" || exit $?; done
     same_ranks "$d/1" "$d/2" 20 && same_ranks "$d/1" "$d/3" 20
 }

@@ -1,15 +1,17 @@
 #!/bin/sh
-# zero_bits.sh FOLDER -- for test_gpu_faults.sh: FOLDER/train_llama3cu on two GPUs has the same bits with ZeRO 1, 2 and 3, in one
-# micro-batch a step and (2 and 3) in four, also where what travels is slow. Run from the project's root.
+# zero_bits.sh FOLDER [FLAGS...] -- for test_gpu_faults.sh: FOLDER/train_llama3cu on two GPUs, with FLAGS, has the same bits with
+# ZeRO 1, 2 and 3, in one micro-batch a step and (2 and 3) in four, also where what travels is slow. Run from the project's root.
 . dev/test/lib.sh
 trainer=$1/train_llama3cu
+shift
+flags=$*
 token_file "$tmp/data.bin" 8000 97
 
 # run OUT FLAGS...
 run() {
     run_out=$tmp/$1
     shift
-    "$trainer" --gpus 2 --model d7 --train "$tmp/data.bin" --seq 64 --steps 6 --lr 1e-3 --grad-clip 0.01 --sample-tokens 0 --out "$run_out" "$@" >"$tmp/log" 2>&1 || tail -n 3 "$tmp/log"
+    "$trainer" --gpus 2 --model d7 --train "$tmp/data.bin" --seq 64 --steps 6 --lr 1e-3 --grad-clip 0.01 --sample-tokens 0 --out "$run_out" $flags "$@" >"$tmp/log" 2>&1 || tail -n 3 "$tmp/log"
 }
 # same A B: their checkpoints
 same() {
