@@ -102,7 +102,7 @@ run_test() {
         77) say "skip $t_name: $(tail -n 1 "$t_log")" ;;
         *)
             say "FAIL $t_name ($t_s s)"
-            { grep -E 'FAIL|^error|hint:|rror:|no end after' "$t_log" | head -n 12 && echo ... && tail -n 6 "$t_log"; } | cut -c1-180 | sed 's/^/    /'
+            { grep -E 'FAIL|^error|hint:|rror:|no end after|^ +[^ ]+\.(cu|c|h|cuh):[0-9]+: ' "$t_log" | head -n 20 && echo ... && tail -n 6 "$t_log"; } | cut -c1-240 | sed 's/^/    /'
             ;;
     esac
     rm -f "$t_log"
