@@ -38,11 +38,11 @@ all_end() {
     ae_from=$(date +%s) ae_for=$1
     shift
     while kill -0 $pid 2>/dev/null && [ $(($(date +%s) - ae_from)) -lt "$ae_for" ]; do sleep 0.1; done
-    ! kill -0 $pid 2>/dev/null || { give_up "no end after $ae_for s" && return 1; }
+    ! kill -0 $pid 2>/dev/null || { give_up "no end after $ae_for s"; return 1; }
     wait $pid
     ae_status=$?
-    [ $ae_status -ne 0 ] || { give_up "it ended well" && return 1; }
-    ! kill -0 "$@" 2>/dev/null || { give_up "a rank goes on" && return 1; }
+    [ $ae_status -ne 0 ] || { give_up "it ended well"; return 1; }
+    ! kill -0 "$@" 2>/dev/null || { give_up "a rank goes on"; return 1; }
 }
 
 # goes_on DIR: the last checkpoint in DIR/run is whole, and two steps more have the bits of a run without an end
@@ -62,7 +62,7 @@ two_survive_kills() {
     while [ $i -lt "$1" ]; do
         i=$((i + 1))
         begin_two "$d" bf16 --checkpoint-every 1 --resume
-        wait_for has_taken $((last + 2)) || { give_up "no step" && return 1; }
+        wait_for has_taken $((last + 2)) || { give_up "no step"; return 1; }
         ranks=$(rank_pid 0)\ $(rank_pid 1) victim=$(rank_pid $((i % 2)))
         if [ $((i % 3)) -eq 0 ]; then
             for tries in $(seq 2000); do ls "$d/run" | grep -q 'step_.*\.tmp' && break; done
@@ -71,7 +71,7 @@ two_survive_kills() {
         fi
         kill -9 "$victim"
         all_end 40 $ranks || return 1
-        grep -q '^error: .*rank' "$d/screen" || { give_up "the rank is not named" && return 1; }
+        grep -q '^error: .*rank' "$d/screen" || { give_up "the rank is not named"; return 1; }
         ! ls "$d/run" | grep -q '\.tmp' || within=$((within + 1))
         [ "$(newest "$d/run")" -ge $last ] || { echo "error: step $last was lost" && return 1; }
         last=$(newest "$d/run")
@@ -90,7 +90,7 @@ named_in() {
         [ $(($(date +%s) - ni_from)) -lt "$1" ] && kill -0 $pid 2>/dev/null || break
         sleep 0.1
     done
-    grep -qE "$2" "$d/screen" || { give_up "not told in $1 s: $2" && return 1; }
+    grep -qE "$2" "$d/screen" || { give_up "not told in $1 s: $2"; return 1; }
     echo "REMARK after $(($(date +%s) - ni_from)) s: $(grep -m 1 -E "$2" "$d/screen")"
 }
 
@@ -99,7 +99,7 @@ a_stopped_rank_is_named() {
     d=$tmp/two_stopped_$1
     two bf16 $lost --train "$tmp/data_train.bin" --stop-after 1 --out "$d/begun" || exit $?
     begin_two "$d" bf16 --checkpoint-every 50
-    wait_for has_taken 60 || { give_up "no step" && return 1; }
+    wait_for has_steps "$d/run/log.jsonl" 60 || { give_up "no step"; return 1; }
     ranks=$(rank_pid 0)\ $(rank_pid 1)
     kill -STOP "$(rank_pid "$1")"
     named_in 32 "^error: (rank [0-9]: )?rank $1 on host [^ ]+ was silent for 20 s, last seen in " && all_end 40 $ranks && goes_on "$d"
