@@ -12,7 +12,7 @@
 . dev/test/lib.sh
 python=${PYTHON:-python3}
 # shellcheck disable=SC1090
-for part in lanes programs sanitizer trainer fp8 lora memory ranks; do . "dev/test/gpu/$part.sh"; done
+for part in lanes programs sanitizer trainer fp8 lora memory ranks lost_ranks hosts; do . "dev/test/gpu/$part.sh"; done
 
 written="larger pairs are written by PyTorch" greedy="greedy text of a trained model is the CPU trainer's"
 
@@ -47,6 +47,9 @@ tests() {
     quick after "$written" "compute-sanitizer memcheck is silent on our kernels" sanitize memcheck bf16 tiny_hd64_s1 tiny_hd128_s1 tiny_hd12_s1
     for tool in racecheck synccheck initcheck; do
         full after "$written" "compute-sanitizer $tool is silent on our kernels" sanitize $tool bf16 tiny_hd64_s1 tiny_hd128_s1 tiny_hd12_s1
+    done
+    for tool in memcheck racecheck; do
+        for v in bf16 fp32; do full "compute-sanitizer $tool is silent on kernels of several GPUs, $v" sanitize_kernels $tool $v; done
     done
     full after "$written" "compute-sanitizer memcheck, FP32" sanitize memcheck fp32 tiny_hd12_s1
     full after "$written" "compute-sanitizer racecheck, FP32" sanitize racecheck fp32 tiny_hd12_s1
@@ -120,13 +123,15 @@ tests() {
     quick "2 GPUs stop and go on, also as 1 and as 2 again, BF16" two_go_on_as_one
     full "2 GPUs: 10 and 10, split master, bf16 moments, fp32 gradients: the same bits" two_split_and_lean
     quick "2 GPUs skip a step that is not finite on one of them" two_skip_together
-    full "2 GPUs survive kills of one rank" two_survive_kills
+    quick "2 GPUs survive kills of one rank" two_survive_kills "$(in_all && echo 20 || echo 6)"
+    for rank in 1 0; do full "2 GPUs: rank $rank that is stopped is named, and the run goes on" a_stopped_rank_is_named $rank; done
+    full "2 GPUs: a CUDA error of one rank is named, and the run goes on" a_cuda_error_is_named
     quick "2 GPUs share rows as one has them, FP32" two_share_rows plain
     full "2 GPUs share rows as one has them, FP32, blocks recomputed" two_share_rows block --recompute block
     quick "2 GPUs share rows of documents as one has them, FP32" two_share_rows documents
     full "2 GPUs share rows as one has them, FP32, adapters" two_share_rows adapters
     quick "2 GPUs share rows: the same bits with and without graph, recomputed, stopped and resumed" two_share_rows_with_one_result
-    quick "2 GPUs share rows, near one, BF16" two_share_rows_in_16_bits
+    quick "2 GPUs share rows, as near FP32 as one, BF16" two_share_rows_in_16_bits
     quick "2 GPUs share rows, and ZeRO 1, 2 or 3: the same bits, BF16" two_share_rows_and_blocks
 
     for v in bf16 fp32; do quick "2 GPUs, ZeRO 1, 2 and 3: the same bits, $v" zeros_agree $v $v "1 2 3" --batch 4; done
@@ -142,8 +147,11 @@ tests() {
     quick "2 GPUs, ZeRO 1 and 3: exact adapters are written whole" adapters_are_collected
     full "2 GPUs: both tune by what rank 0 measures" two_are_tuned
     full "2 GPUs, ZeRO 3: steps that are not finite end the run" zeros_are_ruined_together
-    quick "2 GPUs as two hosts of two ranks are one, FP32" two_hosts_are_one
-    full "2 GPUs as two hosts of two ranks: ZeRO 1, 2 and 3: the same bits" two_hosts_have_one_result
+    quick "2 GPUs as two hosts of two ranks are one, FP32" hosts_are_one 2
+    full "2 GPUs as two hosts of two ranks: ZeRO 1, 2 and 3: the same bits" hosts_have_one_result 2 20
+    full "2 GPUs as four hosts of two ranks are one, FP32" hosts_are_one 4
+    full "2 GPUs as four hosts of two ranks: ZeRO 1, 2 and 3: the same bits" hosts_have_one_result 4 6
+    full "2 GPUs as four hosts stop and go on as two, as one GPU and as four, FP32" eight_go_on_as_four_and_one
 
     quick "2 GPUs, --fp8, ZeRO 1, 2 and 3: the same bits" fp8_zeros_agree fp8 "1 2 3" --batch 4 --fp8
     full "2 GPUs, --fp8, ZeRO 1, 2 and 3, blocks recomputed: the same bits" fp8_zeros_agree fp8_block "1 2 3" --batch 4 --fp8 --recompute block

@@ -102,7 +102,7 @@ run_test() {
         77) say "skip $t_name: $(tail -n 1 "$t_log")" ;;
         *)
             say "FAIL $t_name ($t_s s)"
-            { grep -E 'FAIL|^error|hint:|rror:|no end after' "$t_log" | head -n 12 && echo ... && tail -n 6 "$t_log"; } | cut -c1-180 | sed 's/^/    /'
+            { grep -E 'FAIL|^error|hint:|rror:|no end after|^ +[^ ]+\.(cu|c|h|cuh):[0-9]+: ' "$t_log" | head -n 20 && echo ... && tail -n 6 "$t_log"; } | cut -c1-240 | sed 's/^/    /'
             ;;
     esac
     rm -f "$t_log"
@@ -122,17 +122,25 @@ run_lanes() {
 variable_of() {
     case $1 in
         fp32) echo PRECISION=FP32 ;;
-        bf16) echo PRECISION=BF16 ;;
+        bf16 | bf16_illegal) echo PRECISION=BF16 ;;
         fp16) echo PRECISION=FP16 ;;
         bf16_ptx80) echo PRECISION=BF16 PTX_ONLY=80 ;;
         fp16_ptx75) echo PRECISION=FP16 PTX_ONLY=75 ;;
     esac
 }
 
+# make_illegal FILE: puts a trainer there whose rank 1 begins its sixth step with a write to an illegal address
+make_illegal() {
+    rm -f "$1"
+    sed 's/^    steps_begin(&m->steps, lr);$/&\n    if (m->layout.rank == 1 \&\& m->steps.queued == 5) { step_begin_cuda((StepState*)4096, 0, lr, m->queue.stream); }/' "$root/train_llama3.cu" >"$1"
+    ! cmp -s "$root/train_llama3.cu" "$1" || { echo "error: no fault could be planted into train_llama3.cu" && return 1; }
+}
+
 # make_variant VARIANT: makes its folder
 make_variant() {
     mkdir -p "$build/$1/build"
     for file in Makefile llmc dev train_llama3.c train_llama3.cu test_llama3.cu; do ln -sfn "$root/$file" "$build/$1/$file"; done
+    [ "$1" != bf16_illegal ] || make_illegal "$build/$1/train_llama3.cu" || exit 1
     case $1.$oldest in bf16*.7?) return ;; esac
     make -s -C "$build/$1" NVCC="$nvcc" $(variable_of "$1") build/cuda_flags # now, before several makes write it at once
 }
@@ -154,7 +162,7 @@ build_all() {
     for v in bf16 fp32; do targets="$targets $v:build/test_kernels_cu $v:build/test_attention_cu"; done
     if in_all; then
         for v in bf16_ptx80 fp16_ptx75; do targets="$targets $v:test_llama3cu $v:build/test_kernels_cu $v:build/test_attention_cu"; done
-        targets="$targets fp16:build/test_kernels_cu fp16:build/test_attention_cu bf16:build/test_wgmma_cu fp16:build/test_wgmma_cu"
+        targets="$targets bf16_illegal:train_llama3cu fp16:build/test_kernels_cu fp16:build/test_attention_cu bf16:build/test_wgmma_cu fp16:build/test_wgmma_cu"
     fi
     running=0 pids=
     for target in $targets; do
@@ -175,7 +183,7 @@ build_all() {
 start_builds() {
     mkdir -p "$build"
     rm -rf "$build"/*.done "$build"/*.claimed
-    for v in fp32 bf16 fp16 $(! in_all || echo bf16_ptx80 fp16_ptx75); do make_variant "$v"; done
+    for v in fp32 bf16 fp16 $(! in_all || echo bf16_ptx80 fp16_ptx75 bf16_illegal); do make_variant "$v"; done
     if [ $# -eq 0 ]; then build_all & else touch "$tmp/built"; fi
 }
 

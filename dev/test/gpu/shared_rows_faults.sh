@@ -1,8 +1,8 @@
 #!/bin/sh
 # shared_rows_faults.sh [plant] -- tests on two GPUs that "2 GPUs share rows" finds faults: plants each into a copy of the sources
 # and trains 3 steps in FP32 on two GPUs that share rows, and on one. The losses must then differ; without a fault they must not.
-# `plant` only tells whether each expression still changes its file. About a minute a fault, for the build. Run from the project's
-# root. GPU_ARCH: as in the Makefile.
+# `plant` only tells whether each expression still changes its file. Builds JOBS at a time, about a minute
+# each, and then runs one after the other. Run from the project's root. GPU_ARCH: as in the Makefile.
 set -u
 root=$PWD folder=$(mktemp -d "${TEST_TMP:-/tmp}/llama3_shared_faults_XXXXXX") || exit 1
 trap 'rm -rf "$folder"' EXIT
@@ -29,23 +29,37 @@ apart() {
     paste "$1" "$2" | awk '{ d = $1 - $2; d = d < 0 ? -d : d; d /= $2; if (!(d <= most)) { most = d } n++ } END { print n == 6 ? most : "nothing" }'
 }
 
-planted=0 failed=0
-[ "${1:-}" = plant ] || [ "$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')" -ge 2 ] || { echo "skip faults of shared rows: it needs 2 GPUs" && exit 0; }
+# plant_one NAME FILE EXPRESSION FLAGS: plants the fault into a copy of the sources, and builds it unless `plant` is asked for
+plant_one() {
+    here=$folder/$planted
+    sed "$3" "$2" >"$folder/changed"
+    if cmp -s "$2" "$folder/changed"; then
+        echo "FAIL fault $1 is planted: the expression changes nothing in $2" && failed=$((failed + 1))
+        return
+    fi
+    planted=$((planted + 1))
+    [ "$mode" != plant ] || return 0
+    mkdir -p "$here/build" && cp -r llmc Makefile README.md train_llama3.cu tokenize "$here" && ln -s "$root/dev" "$here/dev" && cp "$folder/changed" "$here/$2" || exit 1
+    printf '%s | %s | %s\n' "$here" "$4" "$1" >>"$folder/planted"
+    (cd "$here" && make -s train_llama3cu PRECISION=FP32 LIBEDIT=0 >log 2>&1) &
+    [ $((planted % JOBS)) -ne 0 ] || wait
+}
+
+planted=0 failed=0 mode=${1:-run} JOBS=${JOBS:-$(nproc 2>/dev/null || echo 2)}
+[ "$mode" = plant ] || [ "$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')" -ge 2 ] || { echo "skip faults of shared rows: it needs 2 GPUs" && exit 0; }
 faults >"$folder/table"
+: >"$folder/planted"
 while IFS= read -r line <&3; do
     name=${line%% | *} line=${line#* | }
     file=${line%% | *} line=${line#* | }
-    expression=${line%% | *} flags=${line#* | }
-    sed "$expression" "$file" >"$folder/changed"
-    if cmp -s "$file" "$folder/changed"; then
-        echo "FAIL fault $name is planted: the expression changes nothing in $file" && failed=$((failed + 1))
-        continue
-    fi
-    planted=$((planted + 1))
-    [ "${1:-}" != plant ] || continue
-    here=$folder/$planted
-    mkdir -p "$here/build" && cp -r llmc Makefile README.md train_llama3.cu tokenize "$here" && ln -s "$root/dev" "$here/dev" && cp "$folder/changed" "$here/$file" && cd "$here" || exit 1
-    make -s train_llama3cu PRECISION=FP32 LIBEDIT=0 >log 2>&1 || { tail -n 5 log && echo "FAIL fault $name compiles" && exit 1; }
+    plant_one "$name" "$file" "${line%% | *}" "${line#* | }"
+done 3<"$folder/table"
+wait
+while IFS= read -r line <&3; do
+    here=${line%% | *} line=${line#* | }
+    flags=${line%% | *} name=${line#* | }
+    cd "$here" || exit 1
+    [ -x train_llama3cu ] || { tail -n 5 log && echo "FAIL fault $name compiles" && exit 1; }
     awk 'BEGIN { for (d = 0; d < 40; d++) { t = ""; for (i = 0; i < 40 + d % 7 * 30; i++) { s = (s * 171 + 11213) % 53125; t = t " w" s % 90 } print "{\"text\": \"" t "\"}" } }' >text.jsonl
     ./tokenize -o data.bin text.jsonl >log 2>&1 || exit 1
     common="--model d6 --train data.bin --seq 512 --batch 2 --steps 3 --lr 1e-3 --sample-tokens 0 $flags"
@@ -61,6 +75,6 @@ while IFS= read -r line <&3; do
     right=$?
     [ $right -eq 0 ] && echo "ok   fault $name: losses and norms are $far apart" || { echo "FAIL fault $name: losses and norms are $far apart" && failed=$((failed + 1)); }
     cd "$root" && rm -rf "$here"
-done 3<"$folder/table"
+done 3<"$folder/planted"
 echo "$planted planted, $failed failed"
 [ $failed -eq 0 ]
