@@ -897,9 +897,8 @@ static void trainer_measure(const Trainer* t, const Session* s, const Options* o
     const Layout layout = layout_of(s, o);
     llama_measure(&s->config, &layout, device_of(t)->matmul, bytes);
     memory_add(table, t->missing ? "context, estimated" : "context", device_of(t)->context);
-    for (int i = 0; i < MEM_PINNED; i++) {
-        const bool estimated = t->missing && i == MEM_WORKSPACE;  // that of cuBLAS depends on the card
-        memory_add(table, estimated ? "workspace, estimated" : memory_names[i], bytes[i]);
+    for (int i = 0; i < MEM_PINNED; i++) {  // the workspace of cuBLAS depends on the card
+        memory_add(table, t->missing && i == MEM_WORKSPACE ? "workspace, estimated" : memory_names[i], bytes[i]);
     }
     memory_add(table, "nccl, estimated", nccl_expected_bytes(layout.groups));
     memory_add_apart(table, memory_names[MEM_PINNED], bytes[MEM_PINNED]);
