@@ -285,7 +285,7 @@ two_share_rows_in_16_bits() {
     for of in two one one_1 one_4; do
         far=$(apart "$d/$of" "$d/fp32")
         echo "REMARK $of: $far from FP32 at most, $(mean_apart "$d/$of" "$d/fp32") in the mean"
-        case $of in two) two=$far ;; *) own=$(awk -v a="$own" -v b="$far" 'BEGIN { print a > b ? a : b }') ;; esac
+        case $of in two) two=$far ;; *) own=$(awk -v a="$own" -v b="$far" 'BEGIN { print (a > b ? a : b) }') ;; esac
     done
     close_steps 1e-3 1 "$d/one" "$d/two" && awk -v own="$own" -v two="$two" 'BEGIN { exit !(own > 0 && two <= 1.5 * own) }' && return 0
     paste -d ' ' "$d/fp32/losses" "$d/one/losses" "$d/two/losses" | awk '{ print "error: step " $1 ": FP32 " $2 ", one GPU " $4 ", two " $6 }' | tail -n 12
