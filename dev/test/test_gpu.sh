@@ -160,7 +160,7 @@ tests() {
     quick "2 GPUs, --fp8, stop and go on from ZeRO 3 as 1 and as 3 again: the same bits" with_fp8 zeros_go_on_as_another --fp8
     full "2 GPUs, --fp8, ZeRO 3: samples and validation are those of ZeRO 1" with_fp8 zeros_speak_alike --fp8
     quick "2 GPUs, --fp8, ZeRO 1 and 3 are near one" fp8_two_are_near_one
-    full "2 GPUs, --fp8, share rows, near one" fp8_two_share_rows
+    full "2 GPUs, --fp8, share rows, as near FP32 as one" with_fp8 two_share_rows_in_16_bits --fp8
     full "2 GPUs, --fp8, share rows, and ZeRO 1, 2 or 3: the same bits" with_fp8 two_share_rows_and_blocks --fp8
 
     lane memory alone

@@ -114,10 +114,3 @@ fp8_two_are_near_one() {
     cu bf16 --fp8 $ranked --train "$tmp/data_train.bin" --batch 8 --out "$d/one" || return 1
     for zero in 1 3; do close_steps 2e-3 1e-2 "$d/one" "$d/$zero" || return 1; done
 }
-
-fp8_two_share_rows() {
-    has_fp8 || return
-    d=$tmp/fp8_shared
-    two bf16 --fp8 $sharing --train "$tmp/data_train.bin" --seq-parallel 2 --out "$d/two" || exit $?
-    cu bf16 --fp8 $sharing --train "$tmp/data_train.bin" --out "$d/one" && close_steps 2e-3 1e-2 "$d/one" "$d/two"
-}

@@ -277,10 +277,10 @@ mean_apart() {
 # In 20 steps at this rate 16-bit rounding alone changes losses by percents, so two GPUs are compared with what it does on one:
 # with the micro-batches of two, and with others, which round elsewhere
 two_share_rows_in_16_bits() {
-    d=$tmp/shared_16 own=0
-    two bf16 $sharing --train "$tmp/data_train.bin" --seq-parallel 2 --out "$d/two" || exit $?
-    cu fp32 $sharing --train "$tmp/data_train.bin" --out "$d/fp32" && cu bf16 $sharing --train "$tmp/data_train.bin" --out "$d/one" &&
-        cu bf16 $sharing --train "$tmp/data_train.bin" --batch 1 --out "$d/one_1" && cu bf16 $sharing --train "$tmp/data_train.bin" --batch 4 --out "$d/one_4" || return 1
+    d=$tmp/shared_16$* own=0 shared="$sharing --train $tmp/data_train.bin"
+    two bf16 $shared "$@" --seq-parallel 2 --out "$d/two" || exit $?
+    cu fp32 $shared --out "$d/fp32" && cu bf16 $shared "$@" --out "$d/one" && cu bf16 $shared "$@" --batch 1 --out "$d/one_1" &&
+        cu bf16 $shared "$@" --batch 4 --out "$d/one_4" || return 1
     for of in fp32 two one one_1 one_4; do losses_of "$d/$of/log.jsonl" >"$d/$of/losses"; done
     for of in two one one_1 one_4; do
         far=$(apart "$d/$of" "$d/fp32")
