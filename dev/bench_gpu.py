@@ -20,7 +20,7 @@ over few and over many batches; the difference excludes the start-up.
 --gpus: the cards train alone, all at the same time, then together, each rank with the batch of one; the figures are those of
 a card, and the bar is the slowest card. --together adds a way to train together: flags, with variables before them, such as
 "NCCL_MAX_CTAS=4 --zero 3". --torch-dist is a script for torchrun that trains a shape (the flags of TORCH_MODES) and prints
-"RESULT {json}" with tok_s_gpu; the fastest of its ways counts.
+"RESULT {json}" with tok_s_gpu; the fastest of its ways counts, and runs on one card, too, which is the first.
 """
 import argparse
 import concurrent.futures
@@ -218,28 +218,37 @@ def same_run(model, vocab, batch, seq, gpus, work):
             "--lr", "1e-4", "--schedule", "constant", "--sample-tokens", "0"]
 
 
+def torch_way(a, step_args, mode, gpus):
+    """Runs --torch-dist in one way. Returns its result, or why there is none."""
+    command = ["torchrun", "--standalone", "--nproc_per_node", str(gpus), a.torch_dist, *shlex.split(step_args)]
+    try:
+        screen = subprocess.run(command + shlex.split(mode), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                cwd=ROOT, timeout=a.torch_seconds).stdout
+    except subprocess.TimeoutExpired:
+        return None, f"no end after {a.torch_seconds} s"
+    found = re.search(r"^RESULT (.*)$", screen, re.M)
+    cause = [line for line in screen.splitlines() if "out of memory" in line or "Error" in line][:1]
+    return json.loads(found.group(1)) if found else None, " ".join(cause)
+
+
 def torch_dist(a, step_args):
-    """Runs --torch-dist in each of its ways. Returns a line for each, and the most tokens/s of a card."""
-    lines, most = ["| PyTorch | tokens/s of a card | memory GiB | |", "|---|---|---|---|"], math.nan
-    for mode in a.torch_modes:
-        command = ["torchrun", "--standalone", "--nproc_per_node", str(a.gpus), a.torch_dist, *shlex.split(step_args)]
-        try:
-            screen = subprocess.run(command + shlex.split(mode), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                    cwd=ROOT, timeout=a.torch_seconds).stdout
-        except subprocess.TimeoutExpired:
-            screen = f"Error: no end after {a.torch_seconds} s"
-        found = re.search(r"^RESULT (.*)$", screen, re.M)
-        if not found:
-            cause = [line for line in screen.splitlines() if "out of memory" in line or "Error" in line][:1]
-            lines.append(f"| {mode} | - | | {' '.join(cause)[:120].replace('|', '/')} |")
-            print(f"  PyTorch {mode}: {' '.join(cause)}", flush=True)
-            continue
-        result = json.loads(found.group(1))
-        rate = result["tok_s_gpu"]
-        most = rate if math.isnan(most) else max(most, rate)
-        lines.append(f"| {mode} | {rate:,.0f} | {result.get('peak_gib', '')} | |")
-        print(f"  PyTorch {mode}: {rate:,.0f} tokens/s of a card", flush=True)
-    return lines, most
+    """Runs --torch-dist in each of its ways, and in the fastest on one card. Returns a line for each, the most tokens/s of a
+    card, and those of the one."""
+    lines, rates = ["| PyTorch | tokens/s of a card | memory GiB | |", "|---|---|---|---|"], {}
+    for mode in [*a.torch_modes, None]:
+        if mode is None and not rates:
+            break
+        gpus, way = (a.gpus, mode) if mode else (1, max(rates, key=rates.get))
+        result, cause = torch_way(a, step_args, way, gpus)
+        name = way if mode else f"{way}, one card"
+        if result:
+            rates[name] = result["tok_s_gpu"]
+            lines.append(f"| {name} | {rates[name]:,.0f} | {result.get('peak_gib', '')} | |")
+        else:
+            lines.append(f"| {name} | - | | {cause[:120].replace('|', '/')} |")
+        print(f"  PyTorch {name}: {rates.get(name, cause)}", flush=True)
+    most = max((rates[mode] for mode in a.torch_modes if mode in rates), default=math.nan)
+    return lines, most, next((rate for name, rate in rates.items() if name.endswith(", one card")), math.nan)
 
 
 def compare_gpus(name, shape, a, monitors, work):
@@ -272,9 +281,9 @@ def compare_gpus(name, shape, a, monitors, work):
              + "".join(f", {share:.1f} % with {way}" for way, share in zip(a.together, shares[1:]))
              + f" (figures are those of a card; clock, power and memory of the {a.gpus} are card 0's; steps counted: {counts})", ""]
     if a.torch_dist and step_args:
-        theirs, most = torch_dist(a, step_args)
-        ratio = speed.get(together[0].name, math.nan) / most
-        lines += [*theirs, "", f"**Ratio {ratio:.3f}** (ours ÷ PyTorch's fastest way)", ""]
+        theirs, most, one = torch_dist(a, step_args)
+        lines += [*theirs, "", f"**Ratio {speed.get(together[0].name, math.nan) / most:.3f}** (ours ÷ PyTorch's fastest way; "
+                  f"on one card {speed.get(alone[0].name, math.nan) / one:.3f})", ""]
     print("\n".join(lines))
     return lines, shares[0] / 100
 
