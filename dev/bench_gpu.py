@@ -279,7 +279,8 @@ def compare_gpus(name, shape, a, monitors, work):
     lines = [f"### {name}: {model}, vocabulary {vocab}, T={seq}, B={batch} a card", "", *lines, "",
              f"**{shares[0]:.1f} %** of the slowest card alone"
              + "".join(f", {share:.1f} % with {way}" for way, share in zip(a.together, shares[1:]))
-             + f" (figures are those of a card; clock, power and memory of the {a.gpus} are card 0's; steps counted: {counts})", ""]
+             + f" (figures are those of a card; clock, power and memory of the {a.gpus} are card 0's; steps counted: {counts})",
+             ""]
     if a.torch_dist and step_args:
         theirs, most, one = torch_dist(a, step_args)
         lines += [*theirs, "", f"**Ratio {speed.get(together[0].name, math.nan) / most:.3f}** (ours ÷ PyTorch's fastest way; "
@@ -407,7 +408,7 @@ def main():
     p.add_argument("--ours", action="append", default=[], metavar="SHAPE=FLAGS", help='such as --ours "8B=--recompute ffn"')
     p.add_argument("--ours-b", metavar="FLAGS", help='compare with ours under these flags, too, instead of PyTorch; "": none')
     p.add_argument("--gpus", type=int, default=0, metavar="N", help="compare N cards of this host with each of them alone")
-    p.add_argument("--together", action="append", default=[], metavar="FLAGS", help='with --gpus: more ways, such as "--zero 3"')
+    p.add_argument("--together", action="append", default=[], metavar="FLAGS", help='with --gpus: more ways ("--zero 3")')
     p.add_argument("--torch-dist", metavar="PATH", help="with --gpus: a PyTorch baseline for torchrun")
     p.add_argument("--torch-modes", nargs="+", default=TORCH_MODES, metavar="FLAGS", help="ways of --torch-dist (all)")
     p.add_argument("--torch-seconds", type=float, default=200, help="limit of each way of --torch-dist (200)")
