@@ -115,7 +115,7 @@ class Side:
 
     def run(self, work, monitor, seconds, warm):
         """Runs one turn. Returns the times of the counted steps, the monitor's samples during them, and an error or None."""
-        out = os.path.join(work, self.name)
+        out = os.path.join(work, re.sub(r"[^\w.=-]+", "_", self.name))
         shutil.rmtree(out, ignore_errors=True)
         with open(out + ".screen", "w+", encoding="utf-8") as screen:
             p = subprocess.Popen(self.command + self.flags + ["--out", out], stdout=screen, stderr=subprocess.STDOUT, cwd=ROOT,
@@ -218,14 +218,25 @@ def same_run(model, vocab, batch, seq, gpus, work):
             "--lr", "1e-4", "--schedule", "constant", "--sample-tokens", "0"]
 
 
+def visible_card(i):
+    """Returns the number, or name, of the i-th card that this process may use."""
+    return (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(i + 1)))).split(",")[i]
+
+
 def torch_way(a, step_args, mode, gpus):
     """Runs --torch-dist in one way. Returns its result, or why there is none."""
-    command = ["torchrun", "--standalone", "--nproc_per_node", str(gpus), a.torch_dist, *shlex.split(step_args)]
-    try:
-        screen = subprocess.run(command + shlex.split(mode), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                cwd=ROOT, timeout=a.torch_seconds).stdout
-    except subprocess.TimeoutExpired:
-        return None, f"no end after {a.torch_seconds} s"
+    command = [*a.torchrun, "--standalone", "--nproc_per_node", str(gpus), a.torch_dist, *shlex.split(step_args)]
+    command += shlex.split(mode)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as p:
+        try:
+            screen, _ = p.communicate(timeout=a.torch_seconds)
+        except subprocess.TimeoutExpired:
+            p.terminate()  # it ends its workers, which are in sessions of their own
+            try:
+                p.communicate(timeout=40)
+            except subprocess.TimeoutExpired:
+                p.kill()
+            return None, f"no end after {a.torch_seconds} s"
     found = re.search(r"^RESULT (.*)$", screen, re.M)
     cause = [line for line in screen.splitlines() if "out of memory" in line or "Error" in line][:1]
     return json.loads(found.group(1)) if found else None, " ".join(cause)
@@ -260,7 +271,7 @@ def compare_gpus(name, shape, a, monitors, work):
     print(f"{name}: {model}, V={vocab}, B={batch} a card, T={seq}, {a.gpus} cards", flush=True)
     alone = [ours(f"card {i} alone", a.trainer, flags, ours_flags, a) for i in range(a.gpus)]
     for i, side in enumerate(alone):
-        side.command = ["env", f"CUDA_VISIBLE_DEVICES={i}", *side.command]
+        side.command = ["env", f"CUDA_VISIBLE_DEVICES={visible_card(i)}", *side.command]
     together = []
     for way in ["", *a.together]:
         variables = re.match(r"(\w+=\S* *)*", way)[0]
@@ -273,7 +284,7 @@ def compare_gpus(name, shape, a, monitors, work):
         with concurrent.futures.ThreadPoolExecutor() as at_once:
             list(at_once.map(lambda side, monitor: side.turn(work, monitor, a.seconds, a.warm), sides, monitors))
     lines, speed = table([*alone, *together], batch * seq, ref.preset(model, vocab).flops_per_token(seq), a.gpu)
-    slowest = min((speed[side.name] for side in alone if side.name in speed), default=math.nan)
+    slowest = min(speed[side.name] for side in alone) if all(side.name in speed for side in alone) else math.nan
     shares = [100 * speed.get(side.name, math.nan) / slowest for side in together]
     counts = ", ".join(f"{side.name} {len(side.ms)}" for side in (*alone, *together))
     lines = [f"### {name}: {model}, vocabulary {vocab}, T={seq}, B={batch} a card", "", *lines, "",
@@ -425,6 +436,8 @@ def main():
     a = p.parse_args()
     a.trainer = os.path.abspath(a.trainer)  # the sides run in the project's root
     a.trainer_before = a.trainer_before and os.path.abspath(a.trainer_before)
+    a.torch_dist = a.torch_dist and os.path.abspath(a.torch_dist)
+    a.torchrun = [shutil.which("torchrun")] if shutil.which("torchrun") else [sys.executable, "-m", "torch.distributed.run"]
     a.ours = dict(entry.split("=", 1) for entry in a.ours)
     if a.device == "cuda" and not ref.torch.cuda.is_available():
         sys.exit("error: PyTorch finds no GPU")
@@ -436,7 +449,7 @@ def main():
     lines = page_head(a.gpu, a.device, "random tokens and weights, optimizer step included, turns A B B A; MFU by 6·(matmul "
                       "weights) + 6·L·H·hd·T against the dense bf16 peak")
     summary, work = [], tempfile.mkdtemp()
-    monitors = [Monitor(str(i)) for i in range(a.gpus)] or [Monitor()]
+    monitors = [Monitor(visible_card(i)) for i in range(a.gpus)] or [Monitor()]
     other = f"slowest card alone, {a.gpus} cards" if a.gpus else "ours before" if a.trainer_before else \
         "ours b" if a.ours_b is not None else "PyTorch"
     suffix = f"-x{a.gpus}" if a.gpus else {"ours before": "-before", "ours b": "-b"}.get(other, "")

@@ -30,7 +30,8 @@ same_hosts() {
 hosts_are_one() {
     d=$tmp/hosts_$1
     mkdir -p "$d"
-    pretend_hosts "$1" fp32 $ranked --train "$tmp/data_train.bin" --batch $((4 / $1)) --out "$d/hosts" >"$d/screen" || exit $?
+    pretend_hosts "$1" fp32 $ranked --train "$tmp/data_train.bin" --batch $((4 / $1)) --out "$d/hosts" >"$d/screen" 2>&1 ||
+        { status=$? && tail -n 3 "$d/screen" && exit $status; }
     grep -q "^hosts   $1 of 2 ranks" "$d/screen" || { echo "error: no sums in two levels" && return 1; }
     cu fp32 $ranked --train "$tmp/data_train.bin" --batch 8 --out "$d/one" && close_steps 1e-6 1e-4 "$d/one" "$d/hosts"
 }

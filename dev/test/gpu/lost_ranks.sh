@@ -21,11 +21,11 @@ begin_two() {
     pid=$!
 }
 
-# give_up TEXT: ends process $pid, and the test
+# give_up TEXT: ends process $pid and its $ranks, and the test
 give_up() {
     tail -n 3 "$d/screen"
     echo "error: $1"
-    kill -9 $(pgrep -P $pid) $pid 2>/dev/null
+    kill -9 $(pgrep -P $pid) $pid ${ranks:-} 2>/dev/null
     wait $pid
     return 1
 }
@@ -33,16 +33,22 @@ give_up() {
 # has_taken STEP: the run has printed this step
 has_taken() { grep -q "^ *$1/" "$d/screen"; }
 
+# live PIDS: one of them does
+live() {
+    for live_pid in "$@"; do ! kill -0 "$live_pid" 2>/dev/null || return 0; done
+    return 1
+}
+
 # all_end SECONDS PIDS: the run ends in this time, not well, and so do its ranks
 all_end() {
     ae_from=$(date +%s) ae_for=$1
     shift
-    while kill -0 $pid 2>/dev/null && [ $(($(date +%s) - ae_from)) -lt "$ae_for" ]; do sleep 0.1; done
-    ! kill -0 $pid 2>/dev/null || { give_up "no end after $ae_for s"; return 1; }
+    while live $pid "$@" && [ $(($(date +%s) - ae_from)) -lt "$ae_for" ]; do sleep 0.1; done
+    ! live $pid || { give_up "no end after $ae_for s"; return 1; }
+    ! live "$@" || { give_up "a rank goes on after $ae_for s"; return 1; }
     wait $pid
     ae_status=$?
     [ $ae_status -ne 0 ] || { give_up "it ended well"; return 1; }
-    ! kill -0 "$@" 2>/dev/null || { give_up "a rank goes on"; return 1; }
 }
 
 # goes_on DIR: the last checkpoint in DIR/run is whole, and two steps more have the bits of a run without an end

@@ -53,7 +53,8 @@ two_have_one_result() {
     two bf16 $ranked --train "$tmp/data_train.bin" --batch 4 --total-batch 8192 --out "$d/a" || exit $?
     two bf16 $ranked --train "$tmp/data_train.bin" --batch 4 --total-batch 8192 --out "$d/b" && same_ranks "$d/a" "$d/b" 20 &&
         two bf16 $ranked --train "$tmp/data_train.bin" --batch 4 --total-batch 8192 --no-graph --out "$d/c" && same_ranks "$d/a" "$d/c" 20 &&
-        NCCL_PROTO=LL two bf16 $ranked --train "$tmp/data_train.bin" --batch 4 --total-batch 8192 --out "$d/d" && same_ranks "$d/a" "$d/d" 20 &&
+        NCCL_CTA_POLICY=0 two bf16 $ranked --train "$tmp/data_train.bin" --batch 4 --total-batch 8192 --out "$d/k" && same_ranks "$d/a" "$d/k" 20 &&
+        NCCL_CTA_POLICY=0 NCCL_PROTO=LL two bf16 $ranked --train "$tmp/data_train.bin" --batch 4 --total-batch 8192 --out "$d/d" && same_ranks "$d/a" "$d/d" 20 &&
         NCCL_PROTO=Simple NCCL_P2P_DISABLE=1 two bf16 $ranked --train "$tmp/data_train.bin" --batch 4 --total-batch 8192 --out "$d/e" &&
         same_ranks "$d/a" "$d/e" 20
 }
