@@ -280,7 +280,8 @@ static inline double trials_turn(double* ms, int steps, double* far, size_t* cou
     return median;
 }
 
-/* Judges the turns a[0] b[0] b[1] a[1] (a[2] ...) of `cycles`: their medians. far: (count) what each step is from its turn's. */
+/* Judges the turns a[0] b[0] b[1] a[1] (a[2] ...) of `cycles`: their medians. far: (count) what each step is from its
+ * turn's. */
 static inline Duel duel_judge(const double* a, const double* b, int cycles, double* far, size_t count) {
     Duel d = {0, 0, 0, 0, true};
     for (int i = 0; i < 2 * cycles; i++) {

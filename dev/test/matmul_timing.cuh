@@ -144,9 +144,9 @@ typedef struct {
     float first_us, choice_us, best_us;
 } MatmulRetimed;
 
-/* Times the candidates of one plan and gives it the fastest; keeps the heuristic's first if nothing is 1 % faster. scratch: device
- * memory, whose contents are lost. Returns how many candidates ran, 0 if the scratch is too small or the factors have scales. retimed: NULL, or
- * filled from a second measurement in other orders. Synchronizes. */
+/* Times the candidates of one plan and gives it the fastest; keeps the heuristic's first if nothing is 1 % faster. scratch:
+ * device memory, whose contents are lost. Returns how many candidates ran, 0 if the scratch is too small or the factors have
+ * scales. retimed: NULL, or filled from a second measurement in other orders. Synchronizes. */
 static inline int matmul_choose_alone(MatmulContext* c, MatmulPlan* p, void* scratch, size_t scratch_bytes,
                                       MatmulRetimed* retimed, cudaStream_t stream) {
     size_t bytes[3];

@@ -610,8 +610,8 @@ static void crossentropy_gradients(Floats& losses, Floats& dlogits, const std::v
     }
 }
 
-/* Compares losses. Where the target is by far the largest logit, the loss is log(sum) of a sum near 1, so it has the sum's error:
- * that of 2^x and of a rounding of max log2(e). Where all rows are such, the largest loss is no measure of it. */
+/* Compares losses. Where the target is by far the largest logit, the loss is log(sum) of a sum near 1, so it has the sum's
+ * error: that of 2^x and of a rounding of max log2(e). Where all rows are such, the largest loss is no measure of it. */
 static void compare_losses(const char* what, const Floats& got, const Floats& want) {
     compare(what, got, want, 2e-5f, 1e-6f, 1e-6f);
 }

@@ -31,8 +31,8 @@ static void choices_survive_a_file(void) {
     CHECK(strstr(e.msg, "plans is an array, wanted an array of at most 1"), "%s", e.msg);
 }
 
-/* Writes `text` and checks that reading it as a plan file fails with `wanted` after the file's name, in one line. made_elsewhere:
- * it is a plan file, of another setup */
+/* Writes `text` and checks that reading it as a plan file fails with `wanted` after the file's name, in one line.
+ * made_elsewhere: it is a plan file, of another setup */
 static void refused_as(bool made_elsewhere, const char* text, const char* wanted) {
     MatmulChoice read[MAX_CHOICES];
     Error e = NO_ERROR;

@@ -1,6 +1,6 @@
-/* test_matmul_trials.c -- --tune on a card that is simulated: each product has candidates that take some cycles and some energy,
- * the clock falls where the power passes a limit, drifts as the card gets warm, and every time is noisy. The right candidates
- * must win, equal ones must not, and all of it must fit into its time. */
+/* test_matmul_trials.c -- --tune on a card that is simulated: each product has candidates that take some cycles and some
+ * energy, the clock falls where the power passes a limit, drifts as the card gets warm, and every time is noisy. The right
+ * candidates must win, equal ones must not, and all of it must fit into its time. */
 #include "llmc/base/rand.h"
 #include "llmc/matmul_trials.h"
 #include "test.h"

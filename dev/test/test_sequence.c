@@ -1,5 +1,5 @@
-/* test_sequence.c -- rows that several ranks share (--seq-parallel): each token is on one rank; heads for parts of rows and back;
- * attention over heads of whole rows. All against one process that has everything. */
+/* test_sequence.c -- rows that several ranks share (--seq-parallel): each token is on one rank; heads for parts of rows and
+ * back; attention over heads of whole rows. All against one process that has everything. */
 #include "llmc/attention.h"
 #include "llmc/base/rand.h"
 #include "llmc/dist/sequence.h"

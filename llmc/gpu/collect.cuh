@@ -15,7 +15,8 @@ typedef struct {
     const Exchange* exchange;
 } Collect;
 
-/* Writes elements [at, at + n), that this rank owns, to `to` as floats: the exact ones, or those that the model computes with. */
+/* Writes elements [at, at + n), that this rank owns, to `to` as floats: the exact ones, or those that the model computes
+ * with. */
 static inline void collect_own(const WeightArena* a, bool exact, size_t at, size_t n, float* to) {
     size_t run = 0;
     void* master = exact ? master_at(a, at) : NULL;

@@ -1,5 +1,5 @@
-/* debug_parts.cuh -- names an inf or NaN among the weights and sums of gradients that this rank has of a tensor: the parts of it
- * in its shards (ZeRO 2 and 3), or all of it.
+/* debug_parts.cuh -- names an inf or NaN among the weights and sums of gradients that this rank has of a tensor: the parts of
+ * it in its shards (ZeRO 2 and 3), or all of it.
  */
 #ifndef LLMC_DEBUG_PARTS_CUH
 #define LLMC_DEBUG_PARTS_CUH

@@ -181,8 +181,8 @@ static inline void device_check_plans(const MatmulContext* matmul, const Session
         path, matmul->num_unsaved, matmul->num_plans);
 }
 
-/* Lets all ranks use rank 0's algorithms for the products made so far: their own heuristics may have chosen otherwise. They have the
- * same card and cuBLASLt (device_build). */
+/* Lets all ranks use rank 0's algorithms for the products made so far: their own heuristics may have chosen otherwise. They
+ * have the same card and cuBLASLt (device_build). */
 static inline void device_share_plans(MatmulContext* matmul, Team* team) {
     if (!team) { return; }
     int count = matmul->num_plans;

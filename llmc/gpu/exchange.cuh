@@ -1,7 +1,7 @@
 /* exchange.cuh -- what the ranks of a run exchange between their GPUs: gradients, which the owner of each shard adds up in rank
- * order, and the weights that it has updated. Every rank holds the optimizer state of its own shards (dist/buckets.h). In ZeRO 1
- * it holds all weights and gradients; in ZeRO 2 gradients pass through a ring (gradients.cuh); in ZeRO 3 it holds its shards of
- * the blocks' weights (gathered.cuh).
+ * order, and the weights that it has updated. Every rank holds the optimizer state of its own shards (dist/buckets.h). In ZeRO
+ * 1 it holds all weights and gradients; in ZeRO 2 gradients pass through a ring (gradients.cuh); in ZeRO 3 it holds its shards
+ * of the blocks' weights (gathered.cuh).
  *
  *   compute    forward ... backward of block l | ... of block l - 1 ...          | decide | AdamW of bucket 0 | of bucket 1 ...
  *   exchange               all-to-all of block l, its sum in rank order | ... | norms | all-gather of bucket 0 | ... of 1 ...
@@ -162,8 +162,9 @@ static inline cudaEvent_t* exchange_events(const Exchange* x) {
     return events;
 }
 
-/* Connects the GPUs of the ranks first, first + step, ..., of which there are `count` and this is one; all ranks call this, each
- * for its own group, which `first` invites. Ends the run if one of them cannot. Returns what nccl_leave() and free() end. */
+/* Connects the GPUs of the ranks first, first + step, ..., of which there are `count` and this is one; all ranks call this,
+ * each for its own group, which `first` invites. Ends the run if one of them cannot. Returns what nccl_leave() and free()
+ * end. */
 static inline NcclGroup* exchange_join_some(Session* s, int first, int step, int count) {
     NcclGroup* group = (NcclGroup*)xmalloc(sizeof *group);
     NcclId id, *all = (NcclId*)xcalloc((size_t)s->ranks, sizeof *all);

@@ -1,8 +1,9 @@
 /* gradients.cuh -- where the gradients of a model lie on the device.
  *
  * Those of the matrices have one type, or that of the head is fp32; those of the norms are fp32, apart from the others, in rows
- * of a multiple of PARAM_ALIGN. One GPU, and ZeRO 1, hold all of them, laid out as the trained tensors. In ZeRO 2 and 3 those of
- * the matrices lie in a ring (dist/zero.h) that every micro-step overwrites: they have gone to their owners, who add them up.
+ * of a multiple of PARAM_ALIGN. One GPU, and ZeRO 1, hold all of them, laid out as the trained tensors. In ZeRO 2 and 3 those
+ * of the matrices lie in a ring (dist/zero.h) that every micro-step overwrites: they have gone to their owners, who add them
+ * up.
  *
  * Gaps between the tensors of a bucket stay zero, since they are sent along. In the ring head and embedding take turns in one
  * place, where the gaps are zeroed each time.

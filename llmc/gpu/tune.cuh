@@ -127,8 +127,8 @@ static inline void tune_print(const TrialOutcome* o, int num_plans) {
     fflush(stdout);
 }
 
-/* Chooses the algorithms of all plans made so far. Leaves no graph. A signal that asks for the end ends the trials; what has won
- * until then stays. Fails if the data cannot be read. */
+/* Chooses the algorithms of all plans made so far. Leaves no graph. A signal that asks for the end ends the trials; what has
+ * won until then stays. Fails if the data cannot be read. */
 static inline bool tune_products(const TunedTrainer* trainer, const StepPlan* plan, Error* e) {
     Tune t;
     memset(&t, 0, sizeof t);

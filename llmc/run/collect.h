@@ -1,7 +1,7 @@
-/* collect.h -- writing what rank 0 does not have: the parts of a weight lie on several ranks, and every rank has to give its own
- * when rank 0 comes to it. So all ranks ask one source for the same pieces in the same order. Rank 0 does by writing them. The
- * others ask for all in the order of the writer, and so does rank 0 from where its writing failed (a full disk), or they would
- * wait for it.
+/* collect.h -- writing what rank 0 does not have: the parts of a weight lie on several ranks, and every rank has to give its
+ * own when rank 0 comes to it. So all ranks ask one source for the same pieces in the same order. Rank 0 does by writing them.
+ * The others ask for all in the order of the writer, and so does rank 0 from where its writing failed (a full disk), or they
+ * would wait for it.
  */
 #ifndef LLMC_COLLECT_H
 #define LLMC_COLLECT_H

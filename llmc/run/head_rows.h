@@ -1,22 +1,22 @@
-/* head_rows.h -- the number of tokens whose logits exist at one time on a GPU. The head and its gradients are computed in chunks
- * of so many tokens, and each chunk reads and writes the gradient of the head (V, C) once: larger chunks move less, and take
- * more memory.
+/* head_rows.h -- the number of tokens whose logits exist at one time on a GPU. The head and its gradients are computed in
+ * chunks of so many tokens, and each chunk reads and writes the gradient of the head (V, C) once: larger chunks move less, and
+ * take more memory.
  *
- *   8192   if LLMC_HEAD_ROWS allows it, the head is trained, the micro-batch holds more than 4096 tokens, and the logits grow by
- *          no more than 16 bytes for each parameter of the head, which is what its training takes: growth = 4096 V X bytes (X of
- *          an element), so it is so from C = 256 X on
+ *   8192   if LLMC_HEAD_ROWS allows it, the head is trained, the micro-batch holds more than 4096 tokens, and the logits grow
+ *          by no more than 16 bytes for each parameter of the head, which is what its training takes: growth = 4096 V X bytes
+ *          (X of an element), so it is so from C = 256 X on
  *   4096   else: fewer would give the products too few tiles
  *
- * The rule knows only what a checkpoint pins (the model, its adapters, --batch, --seq) and the build. So a run that goes on adds
- * up in the same order. It does not look at flags that promise the same bits, such as --recompute, or at the free memory.
+ * The rule knows only what a checkpoint pins (the model, its adapters, --batch, --seq) and the build. So a run that goes on
+ * adds up in the same order. It does not look at flags that promise the same bits, such as --recompute, or at the free memory.
  */
 #ifndef LLMC_HEAD_ROWS_H
 #define LLMC_HEAD_ROWS_H
 
 #include "llmc/config.h"  // defines: ModelConfig
 
-/* Most tokens of a chunk. 4096 until a card has shown what 8192 gain: make train_llama3cu NVCCFLAGS_EXTRA=-DLLMC_HEAD_ROWS=8192,
- * and dev/bench_gpu.py --trainer-before compares the two. */
+/* Most tokens of a chunk. 4096 until a card has shown what 8192 gain: make train_llama3cu
+ * NVCCFLAGS_EXTRA=-DLLMC_HEAD_ROWS=8192, and dev/bench_gpu.py --trainer-before compares the two. */
 #ifndef LLMC_HEAD_ROWS
 #define LLMC_HEAD_ROWS 4096
 #endif
