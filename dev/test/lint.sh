@@ -2,7 +2,7 @@
 # lint.sh -- static checks: every header compiles alone without warnings, with gcc and clang as C11 and (llmc) C++17. So does every
 # .cuh with nvcc, and every C file with clang (for gcc: make WERROR=1 test). No function of a program may take more than 64 KiB
 # of stack: threads may have 128 KiB (musl), and what runs on them calls little else. The tests may take more. shellcheck reads
-# the shell scripts, and ruff the Python files. Skips a missing tool by name.
+# the shell scripts, and ruff the Python files. No line of C or CUDA has more than 128 columns. Skips a missing tool by name.
 set -u
 failed=0
 warnings="-Wall -Wextra -Werror -Wno-unknown-pragmas"
@@ -53,6 +53,9 @@ if have shellcheck; then
     run shellcheck shellcheck -s sh -S warning -e SC1091,SC2010,SC2034,SC2046,SC2154 dev/test/*.sh dev/test/*/*.sh dev/scripts/*.sh
     run "shellcheck: slurm.sbatch" shellcheck -s bash -S warning dev/scripts/slurm.sbatch
 fi
+# clang-format breaks code at 128 columns, but not comments
+too_long() { awk 'length > 128 { print FILENAME ":" FNR ": " length " columns"; found = 1 } END { exit found }' "$@"; }
+run "lines of at most 128 columns" too_long *.c *.cu dev/*/*.[ch] dev/*/*.cu dev/*/*.cuh dev/*/*/*.[ch] llmc/*.h llmc/*.cuh llmc/*/*.h llmc/*/*.cuh
 if have python3; then
     run "comments behind includes" python3 dev/test/defines.py
 fi
