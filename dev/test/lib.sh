@@ -114,6 +114,26 @@ same_steps() {
     [ -s "$tmp/steps_a" ] && cmp "$tmp/steps_a" "$tmp/steps_b"
 }
 
+# close_steps FIRST ALL A B: of two logs, loss and norm of the first step differ by at most FIRST of the larger, the losses of all
+# steps by at most ALL
+close_steps() {
+    for of in "$3" "$4"; do
+        sed -n 's/.*"event":"step","step":\([0-9]*\),"loss":\([^,]*\),.*"gnorm":\([^,]*\),.*/\1 \2 \3/p' "$of/log.jsonl"
+    done | awk -v first="$1" -v all="$2" '
+        function apart(a, b) { return a == b ? 0 : (a > b ? a - b : b - a) / (a > b ? a : b) }
+        $1 in loss {
+            n++
+            if ($1 == 1) { one = apart(loss[1], $2); norm = apart(gnorm[1], $3) }
+            if (apart(loss[$1], $2) > most) { most = apart(loss[$1], $2) }
+            next
+        }
+        { loss[$1] = $2; gnorm[$1] = $3 }
+        END {
+            printf "REMARK first loss %.1e, norm %.1e, all losses %.1e apart\n", one, norm, most
+            exit !(n == 20 && one <= first && norm <= first && most <= all)
+        }'
+}
+
 # same_checkpoint A B: both folders hold the same files, apart from the id of the run and its parent
 same_checkpoint() {
     rm -rf "$tmp/same" && mkdir "$tmp/same" && cp -r "$1" "$tmp/same/a" && cp -r "$2" "$tmp/same/b" &&

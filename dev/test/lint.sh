@@ -2,7 +2,8 @@
 # lint.sh -- static checks: every header compiles alone without warnings, with gcc and clang as C11 and (llmc) C++17. So does every
 # .cuh with nvcc, and every C file with clang (for gcc: make WERROR=1 test). No function of a program may take more than 64 KiB
 # of stack: threads may have 128 KiB (musl), and what runs on them calls little else. The tests may take more. shellcheck reads
-# the shell scripts, and ruff the Python files. No line of C or CUDA has more than 128 columns. Skips a missing tool by name.
+# the shell scripts, and ruff the Python files. No line of C or CUDA has more than 128 columns. Each fault that is planted where a
+# GPU is still changes its file. Skips a missing tool by name.
 set -u
 failed=0
 warnings="-Wall -Wextra -Werror -Wno-unknown-pragmas"
@@ -30,7 +31,7 @@ sources() {
     [ $failed -eq 0 ]
 }
 log=$(mktemp) || exit 1
-trap 'rm -f "$log"' EXIT
+trap 'rm -f "$log" "$log.faults"' EXIT
 sources >"$log" 2>&1 & # beside all that follows: it takes about half of the time
 sources=$!
 
@@ -56,6 +57,8 @@ fi
 # clang-format breaks code at 128 columns, but not comments
 too_long() { awk 'length > 128 { print FILENAME ":" FNR ": " length " columns"; found = 1 } END { exit found }' "$@"; }
 run "lines of at most 128 columns" too_long *.c *.cu dev/*/*.[ch] dev/*/*.cu dev/*/*.cuh dev/*/*/*.[ch] llmc/*.h llmc/*.cuh llmc/*/*.h llmc/*/*.cuh
+plants() { dev/test/test_gpu_faults.sh plant >"$log.faults" || { grep FAIL "$log.faults" && false; }; }
+run "faults for a GPU" plants
 if have python3; then
     run "comments behind includes" python3 dev/test/defines.py
 fi

@@ -1,14 +1,15 @@
 #!/bin/sh
-# test_gpu_faults.sh [run|compile] -- tests that the GPU tests find faults. Plants each fault of the table below into its own
-# copy of the sources; its test must then fail, by a comparison and not by a crash. A fault that does not change its file, or
-# does not compile, is a failure too: the sources have changed, and the fault must be rewritten. Without a fault the same tests
-# must pass. `compile` only plants and builds, which needs no GPU. Run from the project's root.
+# test_gpu_faults.sh [run|compile|plant] [PATTERN] -- tests that the GPU tests find faults. Plants each fault of the table below
+# into its own copy of the sources; its test must then fail, by a comparison and not by a crash. A fault that does not change its
+# file, or does not compile, is a failure too: the sources have changed, and the fault must be rewritten. Without a fault the same
+# tests must pass. `compile` only plants and builds, `plant` only tells whether files change; neither needs a GPU. PATTERN
+# (grep -E) selects lines of the table. Run from the project's root.
 #
 # JOBS: number of faults in parallel. NVCC, GPU_ARCH: as in the Makefile.
 set -u
-mode=${1:-run} JOBS=${JOBS:-$(nproc 2>/dev/null || echo 2)}
+mode=${1:-run} pattern=${2:-.} JOBS=${JOBS:-$(nproc 2>/dev/null || echo 2)}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}  # threads of the CPU oracles
-case $mode in run | compile) ;; *) echo "usage: $0 [run|compile]" >&2 && exit 2 ;; esac
+case $mode in run | compile | plant) ;; *) echo "usage: $0 [run|compile|plant] [PATTERN]" >&2 && exit 2 ;; esac
 
 # NAME | PRECISION | TEST and its arguments | FILE | SED
 pair=dev/test/pairs/gqa2_untied_rope8 tied=dev/test/pairs/tied_gqa4_rope32 documents=dev/test/pairs/documents lora=dev/test/pairs/lora_all fp8=dev/test/pairs/fp8
@@ -58,6 +59,20 @@ the last rank's gradients are missing in a sum | BF16 | test_kernels_cu ordered_
 ranks are added up in another order | BF16 | test_kernels_cu ordered_sums_agree | llmc/gpu/exchange.cuh | s/parts + (size_t)r \* n + i/parts + (size_t)(ranks - r) * n + i/
 a sum is divided by the ranks once more | BF16 | test_kernels_cu ordered_sums_agree | llmc/gpu/exchange.cuh | s/if constexpr (ADD) {/for (int k = 0; k < W; k++) { sum.v[k] \/= ranks; } if constexpr (ADD) {/
 a micro-step's sum overwrites those before it | BF16 | test_kernels_cu ordered_sums_agree | llmc/gpu/exchange.cuh | s/if constexpr (ADD)/if constexpr (false)/
+gradients of two blocks change places | FP32 | one_and_two.sh | llmc/gpu/exchange.cuh | /^static inline void exchange_send/,/^}/ s/x->sums + b->first/x->sums + x->buckets.items[bucket == 2 ? 3 : bucket == 3 ? 2 : bucket].first/
+the gradients of one rank are missing | FP32 | one_and_two.sh | llmc/gpu/exchange.cuh | s/for (int r = 1; r < ranks; r++) {/for (int r = 1; r < ranks - 1; r++) {/
+gradients of norms are those of one rank | FP32 | one_and_two.sh | llmc/gpu/exchange.cuh | s/x->norms, true, x->ranks, x->norm/x->norms, true, 1, x->norm/
+a step is divided by the ranks once more | FP32 | one_and_two.sh | train_llama3.cu | s/(float)plan->hyper.loss_weight/(float)(plan->hyper.loss_weight \/ m->layout.ranks)/
+the loss is that of one rank | FP32 | one_and_two.sh | llmc/gpu/exchange.cuh | /^__global__ void add_states_kernel/,/^}/ s/r < ranks/r < ranks - 1/
+a bucket is left out of the norm | FP32 | one_and_two.sh | llmc/gpu/exchange.cuh | s/norm_finish_cuda(state, x->partials, count,/norm_finish_cuda(state, x->partials, count - SUM_BLOCKS,/
+weights of a bucket stay with their owners | FP32 | one_and_two.sh | train_llama3.cu | s/^        exchange_gather(x, i, /        if (i != 2) exchange_gather(x, i, /
+both ranks train the same rows | FP32 | one_and_two.sh | llmc/files/dataloader.h | s/d->row + (uint64_t)d->rank \* (uint64_t)d->B/d->row/
+heads go to the wrong rank | FP32 | one_and_two.sh --seq-parallel 2 --documents cross | llmc/gpu/sequence.cuh | s/const int p = (int)(block \/ T % g\.parts);/const int p = (int)((block \/ T + !BACK) % g.parts);/
+positions of the second half begin at 0 again | FP32 | one_and_two.sh --seq-parallel 2 --documents cross | llmc/gpu/sequence.cuh | s/rope(q, qkv, starts, table, 0, whole);/rope(q, qkv, starts, table, 0, AttentionShape{whole.B * p->parts, s.T, whole.NH, whole.NKV, whole.HD});/
+starts of the first half alone | FP32 | one_and_two.sh --seq-parallel 2 --documents mask | llmc/gpu/feed.cuh | s/data->starts, num_starts \*/data->starts, num_starts \/ f->parts */
+the second rank has the first half, too | FP32 | one_and_two.sh --seq-parallel 2 --documents cross | llmc/run/row_parts.h | s/b \* T + (size_t)p->share\.part \* count/b * T/
+the output of another block in backward | FP32 | one_and_two.sh --seq-parallel 2 --documents cross | llmc/gpu/sequence.cuh | s/if (!fresh) {/if (false) {/
+gradients of heads are not sent back | FP32 | one_and_two.sh --seq-parallel 2 --documents cross | llmc/gpu/sequence.cuh | s/^    heads_to_rows(q, p, dqkv, dqkv, s);//
 a part of the ring is written while it travels | BF16 | zero_bits.sh | train_llama3.cu | s/if (m->grads.in_ring && taken)/if (false)/
 the head's gaps in the ring are not zeroed | BF16 | zero_bits.sh | llmc/gpu/gradients.cuh | s/if (g->in_ring && !c->tied) {/if (false) {/
 sums of a step begin with those of the step before | BF16 | zero_bits.sh | train_llama3.cu | s/add = ring && !(kind & MICRO_FIRST)/add = ring/
@@ -79,9 +94,9 @@ END
 }
 
 root=$PWD
-[ "$mode" = compile ] || nvidia-smi -L 2>/dev/null | grep -q '^GPU' || {
-    faults | sed 's/ | .*//; s/^/skip fault /; s/$/: no GPU here/'
-    echo "0 passed, 0 failed, $(faults | grep -c .) skipped"
+[ "$mode" != run ] || nvidia-smi -L 2>/dev/null | grep -q '^GPU' || {
+    faults | grep -E -- "$pattern" | sed 's/ | .*//; s/^/skip fault /; s/$/: no GPU here/'
+    echo "0 passed, 0 failed, $(faults | grep -cE -- "$pattern") skipped"
     exit 0
 }
 capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d ' .\r')
@@ -90,29 +105,31 @@ folder=$(mktemp -d "${TEST_TMP:-/tmp}/llama3_gpu_faults_XXXXXX") || exit 1
 trap 'rm -rf "$folder"' EXIT
 trap 'exit 130' INT TERM
 
-# The functions below work in $here, a copy of the sources. $target and $arguments are the program and arguments of the test.
+# The functions below work in $here, a copy of the sources. $target and $arguments are the program and arguments of the test;
+# with $script, that runs it.
 
 copy_sources() {
     mkdir -p "$here/build" && cp -r llmc Makefile train_llama3.c train_llama3.cu test_llama3.cu "$here" && ln -s "$root/dev" "$here/dev"
 }
 
-aim() { # aim TEST: sets $target and $arguments; TEST names a pair by its model folder
-    target=build/${1%% *} arguments=${1#* }
+aim() { # aim TEST: sets $target, $script and $arguments; TEST names a pair by its model folder
+    target=build/${1%% *} script='' arguments=${1#* }
     case $1 in
         test_llama3cu*) target=test_llama3cu arguments="$arguments $arguments.state.safetensors" ;;
-        zero_bits.sh*) target=train_llama3cu arguments=${1#zero_bits.sh} ;;
+        *.sh | *.sh\ *) target="train_llama3cu tokenize" script=dev/test/gpu/${1%% *} arguments=${1#*.sh} ;;
     esac
 }
 
 build() { # build PRECISION
-    make -s -C "$here" NVCC="$NVCC" PRECISION="$1" ${GPU_ARCH:+GPU_ARCH="$GPU_ARCH"} "$target" >"$here/log" 2>&1
+    make -s -C "$here" NVCC="$NVCC" PRECISION="$1" ${GPU_ARCH:+GPU_ARCH="$GPU_ARCH"} $target >"$here/log" 2>&1
 }
 
 run_test() {
-    case $target in
-        train_llama3cu) dev/test/gpu/zero_bits.sh "$here" $arguments >"$here/log" 2>&1 ;;
-        *) (cd "$here" && timeout 120 "./$target" $arguments >log 2>&1) ;;
-    esac
+    if [ -n "$script" ]; then
+        "$script" "$here" $arguments >"$here/log" 2>&1
+    else
+        (cd "$here" && timeout 120 "./$target" $arguments >log 2>&1)
+    fi
 }
 
 # unfit PRECISION TEST: prints what this GPU lacks for the test; fails if it lacks nothing
@@ -121,9 +138,9 @@ unfit() {
     case "$1 $2 sm_$capability" in
         *wgmma*sm_90) return 1 ;;
         *wgmma*) echo "needs sm_90" ;;
-        *zero_bits*fp8*sm_90) [ "$(nvidia-smi -L | grep -c '^GPU')" -lt 2 ] && echo "needs 2 GPUs" ;;
-        *zero_bits*fp8*) echo "needs compute capability 9.0" ;;
-        *zero_bits*) [ "$(nvidia-smi -L | grep -c '^GPU')" -lt 2 ] && echo "needs 2 GPUs" ;;
+        *.sh*fp8*sm_90) [ "$(nvidia-smi -L | grep -c '^GPU')" -lt 2 ] && echo "needs 2 GPUs" ;;
+        *.sh*fp8*) echo "needs compute capability 9.0" ;;
+        *.sh*) [ "$(nvidia-smi -L | grep -c '^GPU')" -lt 2 ] && echo "needs 2 GPUs" ;;
         *products_of_quantised*sm_90 | *pairs/fp8*sm_90) return 1 ;;
         *products_of_quantised* | *pairs/fp8*) echo "needs compute capability 9.0" ;;
         BF16*sm_7?) echo "needs sm_80 or newer" ;;
@@ -134,7 +151,7 @@ unfit() {
 # The test failed by a comparison: the program reached its last line and named the failures.
 compared() { grep -q '^ *FAIL' "$here/log" && tail -n 1 "$here/log" | grep -q ' [1-9][0-9]* failed'; }
 
-result() { echo "$1 $2" >"$here/result"; } # printed in the order of the table
+result() { echo "$1 $2" | tee "$here/result"; }
 
 log_tail() { tail -n 5 "$here/log" | cut -c1-180 | sed 's/^/    /'; }
 
@@ -144,6 +161,8 @@ plant() { # plant NAME PRECISION TEST FILE SED
     copy_sources && sed "$5" "$4" >"$here/$4" || exit 1
     if cmp -s "$4" "$here/$4"; then
         result "FAIL" "fault $1 is planted: the expression changes nothing in $4"
+    elif [ "$mode" = plant ]; then
+        result "ok  " "fault $1 is planted"
     elif ! build "$2"; then
         log_tail
         result "FAIL" "fault $1 compiles"
@@ -190,12 +209,14 @@ next() { # next COMMAND...: runs it in the background in its own folder $here, J
     count=$((count + 1)) here=$folder/$(printf '%03d' $count)
     mkdir -p "$here"
     "$@" &
-    [ $((count % JOBS)) -ne 0 ] || wait
+    while [ $((count - $(ended))) -ge "$JOBS" ]; do sleep 0.2; done
 }
+ended() { find "$folder" -name result | grep -c .; }
 
-faults >"$folder/table"
+faults | grep -E -- "$pattern" >"$folder/table"
+[ -s "$folder/table" ] || { echo "error: no fault matches $pattern" >&2 && exit 2; }
 : >"$folder/sound"
-[ "$mode" = compile ] || awk -F ' [|] ' '{ sub(/ .*/, "", $3) } !seen[$2, $3]++ { print $2 "|" $3 }' "$folder/table" >"$folder/sound"
+[ "$mode" != run ] || awk -F ' [|] ' '{ sub(/ .*/, "", $3) } !seen[$2, $3]++ { print $2 "|" $3 }' "$folder/table" >"$folder/sound"
 while IFS='|' read -r precision program; do next sound "$precision" "$program"; done <"$folder/sound"
 while IFS= read -r line; do
     name=${line%% | *} line=${line#* | }
@@ -205,7 +226,6 @@ while IFS= read -r line; do
 done <"$folder/table"
 wait
 
-cat "$folder"/[0-9]*/result
 passed=$(cat "$folder"/[0-9]*/result | grep -c '^ok') skipped=$(cat "$folder"/[0-9]*/result | grep -c '^skip')
 echo "$passed passed, $((count - passed - skipped)) failed, $skipped skipped"
 [ $((passed + skipped)) -eq "$count" ]

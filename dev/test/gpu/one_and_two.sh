@@ -1,0 +1,33 @@
+#!/bin/sh
+# one_and_two.sh FOLDER [FLAGS...] -- for test_gpu_faults.sh: FOLDER/train_llama3cu, built for FP32, trains on two GPUs as on one:
+# loss and norm of the first step, in two micro-batches or one on each GPU, and the losses of all 20 steps. FLAGS are those of
+# both runs; --seq-parallel 2 is left out where one GPU runs. FOLDER/tokenize writes the data, documents of 40 to 220 words. Run
+# from the project's root.
+. dev/test/lib.sh
+folder=$1
+shift
+flags=$* alone=$(echo " $* " | sed 's/ --seq-parallel 2 / /')
+
+awk 'BEGIN {
+    for (d = 0; d < 200; d++) {
+        text = ""
+        for (i = 0; i < 40 + d % 7 * 30; i++) { s = (s * 171 + 11213) % 53125; text = text " w" s % 90 }
+        print "{\"text\": \"" text "\"}"
+    }
+}' >"$tmp/text.jsonl"
+"$folder/tokenize" -o "$tmp/data.bin" "$tmp/text.jsonl" >"$tmp/log" 2>&1 || { cat "$tmp/log" && exit 3; }
+
+# run OUT FLAGS...
+run() {
+    run_out=$tmp/$1
+    shift
+    timeout -k 5 100 "$folder/train_llama3cu" --model d6 --train "$tmp/data.bin" --seq 512 --batch 2 --total-batch 2048 --steps 20 --lr 1e-3 \
+        --warmup 5 --sample-tokens 0 --val-every 0 --out "$run_out" "$@" >"$tmp/log" 2>&1 && return
+    tail -n 3 "$tmp/log"
+    echo "error: $* does not end well"
+    exit 3
+}
+run two --gpus 2 $flags
+run one $alone
+check "two GPUs train as one" close_steps 1e-6 1e-4 "$tmp/one" "$tmp/two"
+summary
