@@ -2,7 +2,8 @@
 # long_rows.sh [FOLDER [FLAGS...]] -- trains Llama 3.1's 8B with random weights on two GPUs of 141 GB that share each row: 3 steps
 # of 32,768 tokens, then 2 of 131,072, and prints their lines with memory and tokens/s. The data are random tokens in FOLDER
 # (default out/long_rows). A run is ended after its steps, since its checkpoint would have up to 112 GB. FLAGS go to the trainer.
-# Run from the project's root. GPUS=N: GPUs that share a row (2). TRAINER: the program, if not ./train_llama3cu.
+# Run from the project's root. GPUS=N: GPUs that share a row (2). ROWS="N ...": lengths, 3 steps of each, above 32,768 tokens 2.
+# TRAINER: the program, if not ./train_llama3cu.
 set -u
 out=${1:-out/long_rows} gpus=${GPUS:-2} trainer=${TRAINER:-./train_llama3cu}
 [ $# -eq 0 ] || shift
@@ -36,4 +37,4 @@ train() {
     [ "$(steps_done)" -ge "$steps" ]
 }
 
-train 32768 3 "$@" && train 131072 2 "$@"
+for length in ${ROWS:-32768 131072}; do train "$length" $((length > 32768 ? 2 : 3)) "$@" || exit 1; done
