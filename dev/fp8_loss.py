@@ -1,0 +1,268 @@
+#!/usr/bin/env python3
+"""fp8_loss.py -- trains twice from each seed, in BF16 and with --fp8, and writes a page of how far the losses are apart.
+
+    python dev/data/debian_text.py -o data/debian && make train_llama3cu
+    python dev/fp8_loss.py --train data/debian/train.bin --val data/debian/val.bin
+    python dev/fp8_loss.py --train data/debian/train.bin --val data/debian/val.bin --model llama3.2-1b --seq 2048 \\
+        --steps 500 --val-every 50 --seeds 1 --out out/fp8-1b
+
+Both runs of a seed start from the same weights and see the same tokens in the same order. With L the loss of the validation
+after the last step, the difference is 100 (L(fp8) / L(bf16) - 1), in per cent. The goals:
+
+    by seed   at most 0.5, whatever its sign
+    mean      that of the means over the seeds is at most 0.25, or what the seeds of bf16 are apart, if that is more
+
+OUT/loss.md holds these, the largest shares of values that --fp8 flushed to zero or made subnormal (the log's "quantised"), and
+a picture of the losses and their difference (dev/plot.py). It is written again whenever a run has ended. OUT/NAME-SEED keeps
+a run's log.jsonl and what it printed; its checkpoint is deleted. A run whose log is there, whole and by the same command, is
+not run again. Each visible card (CUDA_VISIBLE_DEVICES, else all) has one run at a time.
+
+--sides compares other flags: --trainer ./train_llama3 --sides fp32= other=--eps=1e-3 tries this script without a card. Exits
+with 1 if a run failed: its last lines are printed, and the others still run.
+"""
+import argparse
+import datetime
+import glob
+import importlib.util
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(ROOT, "dev", "data"))
+from data_common import check_input, fail, token_count  # noqa: E402
+
+SEED_LIMIT, MEAN_LIMIT = 0.5, 0.25  # per cent
+PROGRESS = 10  # seconds between lines of progress
+SHAPE = {"model": "d12", "batch": 16, "seq": 1024, "steps": 5000, "lr": 6e-4, "warmup": 200, "val-every": 250,
+         "val-batches": 64}  # the trainer's flags, and what they are here unless they are given
+FIXED = ["--sample-tokens", "0", "--checkpoint-minutes", "0"]
+
+
+# --- runs -----------------------------------------------------------------------------------------------------------------
+
+
+class Run:
+    """A run of the trainer in a folder of its own. error: how it failed, or None."""
+
+    def __init__(self, a, side, seed):
+        self.name, self.seed, self.error, self.process = f"{side}-{seed}", seed, None, None
+        self.folder = os.path.join(a.out, self.name)
+        self.screen = os.path.join(self.folder, "screen.txt")
+        shape = [word for key in SHAPE for word in (f"--{key}", str(getattr(a, key.replace("-", "_"))))]
+        self.command = [a.trainer, *shape, "--train", a.train, "--val", a.val, "--seed", str(seed), *FIXED,
+                        *shlex.split(a.sides[side]), "--out", self.folder]
+
+    def events(self, kind):
+        """Returns the events of a kind in its log, as far as that is written; none where there is no log."""
+        try:
+            with open(os.path.join(self.folder, "log.jsonl"), encoding="utf-8") as f:
+                return [e for e in (json.loads(line) for line in f if line.endswith("\n")) if e["event"] == kind]
+        except FileNotFoundError:
+            return []
+
+    def loss(self):
+        """Returns the loss of the validation after the last step; None if it is no number, or the run is not there whole."""
+        config, ends, vals = self.events("config"), self.events("end"), self.events("val")
+        whole = config and config[0]["argv"] == self.command and ends and ends[-1]["reason"] == "done"
+        return vals[-1]["loss"] if whole and vals else None
+
+    def start(self, card):
+        os.makedirs(self.folder, exist_ok=True)
+        environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": card} if card else {})}
+        with open(self.screen, "w", encoding="utf-8") as screen:
+            self.process = subprocess.Popen(self.command, env=environment, stdout=screen, stderr=subprocess.STDOUT)
+        print(f"{self.name}: starts{f' on card {card}' if card else ''}", flush=True)
+
+    def finish(self):
+        """Deletes the checkpoints of a run that has ended, and tells how it ended."""
+        for checkpoint in glob.glob(os.path.join(glob.escape(self.folder), "step_*")):
+            shutil.rmtree(checkpoint)
+        loss = self.loss()
+        if loss is not None:
+            print(f"{self.name}: validation {loss:.4f}", flush=True)
+            return
+        with open(self.screen, encoding="utf-8", errors="replace") as f:
+            last = [line.rstrip() for line in f][-5:]
+        self.error = "\n".join([f"{self.name}: failed with status {self.process.returncode}", *last])
+        print(self.error, flush=True)
+
+    def progress(self):
+        steps = self.events("step")
+        if not steps:
+            return f"{self.name}: no step yet"
+        return f"{self.name}: step {steps[-1]['step']:,}, loss {steps[-1]['loss'] or math.nan:.4f}"
+
+
+def visible_cards():
+    """Returns the names of the cards, or [None] where none is known: one run at a time, with the environment as it is."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+    if not shutil.which("nvidia-smi"):
+        return [None]
+    return subprocess.run(["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"], stdout=subprocess.PIPE, text=True,
+                          check=False).stdout.split() or [None]
+
+
+def run_all(runs, cards, ended):
+    """Runs them in their order, one on each card at a time. Calls ended() after each."""
+    waiting, running, last = list(runs), {}, time.monotonic()
+    try:
+        while waiting or running:
+            for card in cards:
+                if waiting and card not in running:
+                    running[card] = waiting.pop(0)
+                    running[card].start(card)
+            time.sleep(0.2)
+            for card in [card for card, run in running.items() if run.process.poll() is not None]:
+                running.pop(card).finish()
+                ended()
+            if time.monotonic() - last > PROGRESS:
+                last = time.monotonic()
+                for run in running.values():
+                    print(run.progress(), flush=True)
+    finally:
+        for run in running.values():  # this script was stopped
+            run.process.terminate()
+            run.process.wait()
+            run.finish()
+
+
+# --- the page -------------------------------------------------------------------------------------------------------------
+
+
+def percent(value, base):
+    return 100 * (value / base - 1)
+
+
+def table(head, rows):
+    return ["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *("| " + " | ".join(row) + " |" for row in rows), ""]
+
+
+def verdicts(base, bases, others):
+    """Returns a line for each goal, by the losses of the two sides. One seed has no mean."""
+    farthest = max(abs(percent(*pair)) for pair in zip(others, bases))
+    found = [(farthest <= SEED_LIMIT, f"by seed: at most {farthest:.3f} %, wanted at most {SEED_LIMIT} %")]
+    if len(bases) > 1:
+        mean, own = percent(sum(others), sum(bases)), 100 * (max(bases) - min(bases)) / statistics.mean(bases)
+        found.append((abs(mean) <= max(MEAN_LIMIT, own), f"mean: {mean:+.3f} %, wanted at most {max(MEAN_LIMIT, own):.3f} % "
+                      f"(the larger of {MEAN_LIMIT} % and {own:.3f} %, by which the seeds of {base} are apart)"))
+    return [f"- {'reached' if reached else '**missed**'}, {text}" for reached, text in found]
+
+
+def losses(sides, pairs):
+    """Returns the table of the last validations of pairs of runs, and what it says of the goals."""
+    base, other = sides
+    found = [[run.loss() for run in pair] for pair in pairs]
+    if len(pairs) > 1:
+        found.append([statistics.mean(side) for side in zip(*found)])
+    names = [str(run.seed) for run, _ in pairs] + ["mean"]
+    rows = [[name, f"{a:.4f}", f"{b:.4f}", f"{percent(b, a):+.3f} %"] for name, (a, b) in zip(names, found)]
+    times = [f"{name} {statistics.median(e['ms'] for e in run.events('step')):.2f}" for name, run in zip(sides, pairs[0])]
+    return [*table(["seed", base, other, "difference"], rows), *verdicts(base, *zip(*found[:len(pairs)])),
+            f"- ms a step, median of seed {names[0]}, of runs that share the host: {', '.join(times)}", ""]
+
+
+def shares(runs):
+    """Returns the table of the values that lost all or some of their bits, by kind of tensor; nothing without --fp8."""
+    steps = [e for run in runs for e in run.events("step") if "quantised" in e]
+    rows = []
+    for kind in steps[0]["quantised"] if steps else ():
+        row = [kind]
+        for lost in (0, 1):
+            values = [(e["quantised"][kind][lost], e["step"]) for e in steps]
+            largest, step = max(values)
+            row += [f"{100 * largest:.4f} %", f"{step:,}", f"{100 * statistics.mean(value for value, _ in values):.4f} %"]
+        rows.append(row)
+    head = ["kind", "became zero, at most", "at step", "mean", "subnormal, at most", "at step", "mean"]
+    return table(head, rows) if rows else []
+
+
+def setting(a, run):
+    """Returns the first lines of the page: what the runs had in common, by the log of one."""
+    config, tokens = run.events("config")[0], a.batch * a.seq
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    held_out = min(a.val_batches * a.batch, (token_count(a.val)[0] - 1) // a.seq) * a.seq
+    return [f"# {' and '.join(a.sides)}: losses", "", f"- {datetime.date.today()}, commit {commit.stdout.strip() or 'unknown'}",
+            f"- `python {shlex.join(sys.argv)}`", f"- {config['machine']}",
+            f"- {a.model}, {config['model']['parameters']:,} parameters; {a.steps:,} steps of {a.batch} x {a.seq:,} tokens, "
+            f"{a.steps * tokens / config['train_tokens']:.2f} epochs; validation on {held_out:,} tokens", ""]
+
+
+def write_page(a, runs):
+    """Writes the page of the seeds whose two runs are whole, if there are any, and names the runs that failed."""
+    pairs = [pair for pair in zip(runs[::2], runs[1::2]) if None not in [run.loss() for run in pair]]
+    if not pairs:
+        return
+    bases, others = zip(*pairs)
+    picture = os.path.splitext(a.page)[0] + ".png"
+    subprocess.run([sys.executable, os.path.join(ROOT, "dev", "plot.py"), *(run.folder for run in others), "--base",
+                    *(run.folder for run in bases), "-o", picture], check=True, stdout=subprocess.DEVNULL)
+    page = [*setting(a, bases[0]), *losses(a.sides, pairs), *shares(others),
+            f"![Losses, and their difference in per cent]({os.path.basename(picture)})"]
+    for run in runs:
+        page += ["", "```", run.error, "```"] if run.error else []
+    with open(a.page, "w", encoding="utf-8") as f:
+        f.write("\n".join(page) + "\n")
+    print(f"wrote {a.page}: {len(pairs)} of {len(a.seeds)} seeds", flush=True)
+
+
+# --- the command line -----------------------------------------------------------------------------------------------------
+
+
+def side(text):
+    name, equals, flags = text.partition("=")
+    if not equals or not re.fullmatch(r"[\w.]+", name):
+        raise argparse.ArgumentTypeError(f"{text}, wanted NAME=FLAGS")
+    return name, flags
+
+
+def parse():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--trainer", default=os.path.join(ROOT, "train_llama3cu"), help="the trainer (./train_llama3cu)")
+    p.add_argument("--train", required=True, metavar="FILE", help="token file for training, its tokenizer beside it")
+    p.add_argument("--val", required=True, metavar="FILE", help="token file for validation")
+    for key, default in SHAPE.items():
+        p.add_argument(f"--{key}", type=type(default), default=default, help="as of the trainer (%(default)s)")
+    p.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="(1 2)")
+    p.add_argument("--sides", type=side, nargs=2, default=[("bf16", ""), ("fp8", "--fp8")], metavar="NAME=FLAGS",
+                   help="names of the two sides, and their own flags (bf16= fp8=--fp8)")
+    p.add_argument("--out", default="out/fp8", metavar="DIR", help="folder for the runs (%(default)s)")
+    p.add_argument("--page", metavar="FILE", help="the page; its picture lies beside it (OUT/loss.md)")
+    a = p.parse_args()
+    a.sides = dict(a.sides)
+    if len(a.sides) < 2 or len(set(a.seeds)) < len(a.seeds):
+        p.error("--sides, --seeds: one is there twice")
+    a.trainer, a.page = os.path.abspath(a.trainer), a.page or os.path.join(a.out, "loss.md")
+    return a
+
+
+def main():
+    a = parse()
+    check_input(a.train)
+    check_input(a.val)
+    if not os.path.isfile(a.trainer):
+        fail(f"{a.trainer}: not found", "make train_llama3cu")
+    if not importlib.util.find_spec("matplotlib"):
+        fail("matplotlib is missing", "pip install matplotlib")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that run_all() ends its trainers
+    os.makedirs(os.path.dirname(a.page) or ".", exist_ok=True)
+    runs = [Run(a, name, seed) for seed in a.seeds for name in a.sides]
+    write_page(a, runs)
+    run_all([run for run in runs if run.loss() is None], visible_cards(), lambda: write_page(a, runs))
+    sys.exit(1 if any(run.error for run in runs) else 0)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        fail("stopped")
