@@ -1,11 +1,12 @@
 #!/bin/sh
 # zero_bits.sh FOLDER [FLAGS...] -- for test_gpu_faults.sh: FOLDER/train_llama3cu on two GPUs, with FLAGS, has the same bits with
-# ZeRO 1, 2 and 3, in one micro-batch a step and (2 and 3) in four, also where what travels is slow. Run from the project's root.
+# ZeRO 1, 2 and 3: in one micro-batch a step, which computes for longer than blocks travel, and (2 and 3) in four small ones, also
+# where what travels is slow. Run from the project's root.
 . dev/test/lib.sh
 trainer=$1/train_llama3cu
 shift
 flags=$*
-token_file "$tmp/data.bin" 8000 97
+token_file "$tmp/data.bin" 20000 97
 
 # run OUT FLAGS...
 run() {
@@ -22,8 +23,8 @@ same() {
         cmp "$tmp/$1/step_00000006/$file.safetensors" "$tmp/$2/step_00000006/$file.safetensors" || return 1
     done
 }
-run one --batch 2
-for zero in 2 3; do run one$zero --batch 2 --zero $zero && check "ZeRO $zero has the bits of 1" same one one$zero; done
+run one --seq 1024 --batch 4
+for zero in 2 3; do run one$zero --seq 1024 --batch 4 --zero $zero && check "ZeRO $zero has the bits of 1" same one one$zero; done
 run two --batch 1 --total-batch 512 --zero 2 --no-graph
 run three --batch 1 --total-batch 512 --zero 3
 check "ZeRO 3 has the bits of 2, in four micro-batches" same two three
