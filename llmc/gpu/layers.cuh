@@ -24,8 +24,6 @@ typedef struct {
     void* scratch;            // for the layers that need it
     Profiler* profiler;       // NULL: off
     QuantisedRows quantised;  // room for one factor of a product in fp8 (gpu/fp8.cuh)
-    uint8_t* transposes;      // room for both factors of a dW in fp8; NULL: none
-    float* transpose_scales;  // (2) of them
     QuantiseCounts* counts;   // (NUM_QUANTISED) on the device, of what is quantised; or NULL
 } Queue;
 
