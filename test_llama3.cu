@@ -488,13 +488,11 @@ static void trial_open(Running* r, const Trial* trial) {
     Llama* m = r->tested.model = (Llama*)xmalloc(sizeof *m);
     *m = llama_create(&config, &trial->layout, test_matmul(), fill_of(trial->fill));
     fill_gradients(m, trial->fill);
-    trainer_init(m, 1);
+    Error e = NO_ERROR;
+    const StateSlot weights = trainer_slot(m, SLOT_WEIGHTS), trained = trainer_slot(m, SLOT_MASTER);
+    must(tensors_draw(&config, &m->table, 1, weights.sink, weights.ctx, &e), &e);
     refresh(m);
-    if (trial->lora > 0) {
-        const StateSlot adapters = trainer_slot(m, SLOT_MASTER);
-        Error e = NO_ERROR;
-        must(adapter_draw(&config, &m->trained, 1, adapters.sink, adapters.ctx, &e), &e);
-    }
+    if (trial->lora > 0) { must(tensors_draw(&config, &m->trained, 1, trained.sink, trained.ctx, &e), &e); }
     start_run(&r->tested);
     r->data.trial = trial;
     r->data.count = m->steps.num_losses;

@@ -561,15 +561,6 @@ static void trainer_destroy(void* model) {
     free(model);
 }
 
-/* Draws fresh weights, the same in all three trainers. */
-static void trainer_init(void* model, uint64_t seed) {
-    Llama* m = (Llama*)model;
-    for (int i = 0; i < m->table.count; i++) {
-        const Param* p = &m->table.items[i];
-        param_init(m->params + p->offset, p, (uint32_t)i, &m->config, seed);
-    }
-}
-
 /* The TensorSource and the TensorSink of an arena. */
 static bool fetch_tensor(void* arena, const Param* p, size_t first, size_t n, float* dst, Error* e) {
     (void)e;
@@ -652,7 +643,6 @@ static const Trainer cpu_trainer = {
     .memory_used = trainer_memory_used,
     .create = trainer_create,
     .destroy = trainer_destroy,
-    .init = trainer_init,
     .slot = trainer_slot,
     .step = train_step,
     .result = step_result,

@@ -23,7 +23,7 @@
 #include "llmc/run/not_finite.h"     // defines: NamedTensor, TENSOR_TEXT
 #include "llmc/gpu/cuda_common.cuh"  // defines: floatX, CUDA_CHECK, to_float, ProfileRange
 #include "llmc/gpu/device.cuh"       // defines: Device, device_open, device_close, device_memory, device_load_plans
-#include "llmc/gpu/weights.cuh"      // defines: WeightArena, weights_slot, weights_init, copy_in, copy_out
+#include "llmc/gpu/weights.cuh"      // defines: WeightArena, weights_slot, copy_in, copy_out
 #include "llmc/gpu/feed.cuh"         // defines: Feed, feed_next, feed_clear, IN_FLIGHT
 #include "llmc/gpu/steps.cuh"        // defines: Steps, steps_begin, steps_end, steps_wait, steps_capture, steps_restore
 #include "llmc/gpu/tune.cuh"         // defines: TunedTrainer, tune_products
@@ -931,11 +931,6 @@ static void trainer_destroy(void* model) {
     free(model);
 }
 
-static void trainer_init(void* model, uint64_t seed) {
-    Llama* m = (Llama*)model;
-    weights_init(&m->weights, &m->table, &m->config, seed);
-}
-
 static StateSlot trainer_slot(void* model, SlotKind kind) {
     Llama* m = (Llama*)model;
     exchange_settle(&m->exchange);
@@ -1088,7 +1083,6 @@ static Trainer cuda_trainer(Device* d) {
     t.memory_used = trainer_memory_used;
     t.create = trainer_create;
     t.destroy = trainer_destroy;
-    t.init = trainer_init;
     t.slot = trainer_slot;
     t.collect = trainer_collect;
     t.add_files = trainer_add_files;

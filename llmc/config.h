@@ -370,18 +370,18 @@ static inline const Param* adapter_find(const ParamTable* t, ParamKind kind, int
     return NULL;
 }
 
-/* Fills w with fresh weights of a parameter, the table's `ordinal`-th: 1 for norms, N(0, 0.02) for matrices, and
+/* Fills w with elements [first, first + n) of a fresh parameter, the table's `ordinal`-th; first is even: 1 for norms, N(0, 0.02) for matrices, and
  * N(0, 0.02 / sqrt(2L)) for matrices that end a residual branch; for adapters what PEFT draws: A small, and B zero, so that
  * they begin without effect. C, CUDA and Python give the same bits. */
-static inline void param_init(float* w, const Param* p, uint32_t ordinal, const ModelConfig* c, uint64_t seed) {
-    const size_t n = param_size(p);
+static inline void param_init(float* w, const Param* p, size_t first, size_t n, uint32_t ordinal, const ModelConfig* c,
+                              uint64_t seed) {
     switch (param_specs[p->kind].init) {
         case INIT_ONES:
             for (size_t i = 0; i < n; i++) { w[i] = 1.0f; }
             break;
-        case INIT_NORMAL: rand_normal(w, n, 0.02, seed, ordinal); break;
-        case INIT_RESIDUAL: rand_normal(w, n, 0.02 / sqrt(2.0 * c->num_layers), seed, ordinal); break;
-        case INIT_EVEN: rand_even(w, n, 1.0 / sqrt((double)p->cols), seed, ordinal); break;
+        case INIT_NORMAL: rand_normal(w, first, n, 0.02, seed, ordinal); break;
+        case INIT_RESIDUAL: rand_normal(w, first, n, 0.02 / sqrt(2.0 * c->num_layers), seed, ordinal); break;
+        case INIT_EVEN: rand_even(w, first, n, 1.0 / sqrt((double)p->cols), seed, ordinal); break;
         case INIT_ZEROS: memset(w, 0, n * sizeof(float)); break;
     }
 }

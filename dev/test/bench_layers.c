@@ -35,7 +35,7 @@ static double step_ms;
 
 static float* normals(size_t n, double std, uint32_t id) {
     float* x = (float*)xmalloc((n + 1) * sizeof(float));
-    rand_normal(x, n, std, 1, id);
+    rand_normal(x, 0, n, std, 1, id);
     return x;
 }
 

@@ -125,7 +125,7 @@ static uint32_t next_stream = 1;
 template <typename T>
 static Floats random_values(size_t n, float scale) {
     Floats x(n);
-    rand_normal(x.data(), n, scale, 1234, next_stream++);
+    rand_normal(x.data(), 0, n, scale, 1234, next_stream++);
     for (size_t i = 0; i < n; i++) { x[i] = to_float(from_float<T>(x[i])); }
     return x;
 }

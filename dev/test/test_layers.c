@@ -45,7 +45,7 @@ static double* doubles(size_t n) { return (double*)xcalloc(n, sizeof(double)); }
 /* Returns n normals of deviation std; another id gives another array. */
 static float* normals(size_t n, double std, uint32_t id) {
     float* x = floats(n + 1);
-    rand_normal(x, n, std, 1234, id);
+    rand_normal(x, 0, n, std, 1234, id);
     return x;
 }
 

@@ -98,7 +98,7 @@ static void columns_are_the_rows_of_the_transpose(void) {
     static float x[R * C], t[C * R];
     static uint8_t columns[C * R], rows[C * R];
     float column_scale[C], row_scale[C];
-    rand_normal(x, R * C, 1.0f, 7, 1);
+    rand_normal(x, 0, R * C, 1.0f, 7, 1);
     for (int r = 0; r < R; r++) {
         for (int c = 0; c < C; c++) { t[c * R + r] = x[r * C + c] *= ldexpf(1, c % 7 - r % 5); }
     }
@@ -125,7 +125,7 @@ static void normal_rows_have_the_format_s_error(void) {
     enum { N = 65536 };
     static float x[N];
     static uint8_t q[N];
-    rand_normal(x, N, 0.02f, 3, 1);
+    rand_normal(x, 0, N, 0.02f, 3, 1);
     const float scale = quantise_values(q, x, N, 1);
     double error = 0, sum = 0, worst = 0;
     for (int i = 0; i < N; i++) {

@@ -1,6 +1,6 @@
 /* test_runtime.c -- tests schedules, sampling against a naive sampler, the outlier window, FLOPs and peaks, the log and how a
- * resumed run cuts it back, the plan, hints about memory, progress, the timing of steps, signals. test_generate.c has
- * generation and chat. */
+ * resumed run cuts it back, the plan, hints about memory, progress, fresh weights, the timing of steps, signals.
+ * test_generate.c has generation and chat. */
 #include "llmc/run/busy.h"
 #include "llmc/run/machine.h"
 #include "llmc/run/memory.h"
@@ -10,6 +10,7 @@
 #include "llmc/run/not_finite.h"
 #include "llmc/run/signals.h"
 #include "llmc/run/timing.h"
+#include "llmc/run/watched.h"
 #include "llmc/files/logger.h"
 #include "llmc/base/outlier.h"
 #include "llmc/run/scheduler.h"
@@ -703,6 +704,82 @@ static void progress_is_one_line_at_a_terminal_and_few_elsewhere(void) {
     progress_end(&p);
 }
 
+/* Weights that a sink got, and a source gives. */
+typedef struct {
+    float* values;  // an arena
+    size_t pieces, limit;
+} Arrived;
+
+static bool arrive(void* arrived, const Param* p, size_t first, size_t n, const float* src, Error* e) {
+    Arrived* a = (Arrived*)arrived;
+    memcpy(a->values + p->offset + first, src, n * sizeof *src);
+    return ++a->pieces <= a->limit || fail(e, "these are too many");
+}
+
+static bool depart(void* arrived, const Param* p, size_t first, size_t n, float* dst, Error* e) {
+    const Arrived* a = (const Arrived*)arrived;
+    (void)e;
+    memcpy(dst, a->values + p->offset + first, n * sizeof *dst);
+    return true;
+}
+
+static void what_is_watched_passes_and_is_counted(void) {
+    int ends[2];
+    float values[4] = {1, 2, 3, 4}, got[2] = {0, 0};
+    const Param p = {.offset = 1, .rows = 1, .cols = 3, .name = "p"};
+    Arrived a = {values, 0, 1};
+    Error e = NO_ERROR;
+    CHECK(pipe2(ends, O_NONBLOCK) == 0, "no pipe");
+    FILE* out = fdopen(ends[1], "w");
+    Progress progress = progress_begin(out, "load", 8, "weights");
+    Watched watched;
+    const StateSlot slot = {"m", SAFE_F32, depart, arrive, &a};
+    const StateSlot seen = watch(&watched, slot, &progress);
+    CHECK(strcmp(seen.name, "m") == 0 && seen.dtype == SAFE_F32, "the slot is another");
+    const float src[2] = {5, 6};
+    CHECK(seen.sink(seen.ctx, &p, 1, 2, src, &e) && values[2] == 5 && values[3] == 6 && values[1] == 2, "not where it belongs");
+    progress.start -= 11;
+    CHECK(seen.source(seen.ctx, &p, 0, 2, got, &e) && got[0] == 2 && got[1] == 5, "not what is there");
+    const char* line = what_came(ends[0]);
+    CHECK(strncmp(line, "load     50.0 % of 8 weights, 0.36 weights/s, 0:11 left\n", 56) == 0, "%s", line);
+    CHECK(!seen.sink(seen.ctx, &p, 1, 1, src, &e) && strcmp(e.msg, "these are too many") == 0, "an error is lost");
+    watched.slot.sink = NULL;
+    CHECK(watched_take(&watched, &p, 0, 2, src, &e) && progress.done == 7, "without a sink it counts: %d", (int)progress.done);
+    fclose(out);
+    close(ends[0]);
+}
+
+static void weights_in_pieces_are_those_drawn_at_once(void) {
+    static float whole[2001], parts[2001];
+    rand_normal(whole, 0, 2001, 0.02, 7, 3);
+    rand_normal(parts, 0, 1000, 0.02, 7, 3);
+    rand_normal(parts + 1000, 1000, 1001, 0.02, 7, 3);
+    CHECK(memcmp(whole, parts, sizeof whole) == 0, "normals");
+    rand_even(whole, 0, 2001, 0.5, 7, 3);
+    rand_even(parts, 0, 1002, 0.5, 7, 3);
+    rand_even(parts + 1002, 1002, 999, 0.5, 7, 3);
+    CHECK(memcmp(whole, parts, sizeof whole) == 0, "even ones");
+
+    ModelConfig c;
+    CHECK(config_preset(&c, "d1", 2 * MODEL_PIECE / 64 + 3), "no preset");
+    ParamTable t = param_table(&c);
+    float* at_once = (float*)xcalloc(t.elements, sizeof(float));
+    for (int i = 0; i < t.count; i++) {
+        const Param* p = &t.items[i];
+        param_init(at_once + p->offset, p, 0, param_size(p), (uint32_t)i, &c, 5);
+    }
+    Arrived a = {(float*)xcalloc(t.elements, sizeof(float)), 0, SIZE_MAX};
+    Error e = NO_ERROR;
+    CHECK(tensors_draw(&c, &t, 5, arrive, &a, &e) && a.pieces > (size_t)t.count, "%zu pieces of %d", a.pieces, t.count);
+    CHECK(memcmp(at_once, a.values, t.elements * sizeof(float)) == 0, "the pieces are others than the whole");
+    a.pieces = 0;
+    a.limit = 2;
+    CHECK(!tensors_draw(&c, &t, 5, arrive, &a, &e) && a.pieces == 3, "an error ends it: %zu pieces", a.pieces);
+    free(a.values);
+    free(at_once);
+    param_table_free(&t);
+}
+
 /* A trainer whose steps take their time: `slow` seconds for each of a step's micro-batches after the first `fast`. */
 typedef struct {
     int fast, slow, steps;
@@ -889,6 +966,8 @@ int main(void) {
     RUN(numbers_read_well);
     RUN(progress_tells_share_speed_and_time_left);
     RUN(progress_is_one_line_at_a_terminal_and_few_elsewhere);
+    RUN(what_is_watched_passes_and_is_counted);
+    RUN(weights_in_pieces_are_those_drawn_at_once);
     RUN(steps_are_timed_and_given_up_after_a_while);
     RUN(the_columns_of_the_step_line_stand_below_their_names);
     RUN(the_first_signal_asks_and_the_second_ends_at_once);

@@ -108,7 +108,7 @@ static void members_of_a_group_are_neighbours(void) {
 
 static float* random_floats(size_t n, uint32_t stream) {
     float* x = (float*)xmalloc((n + 1) * sizeof *x);
-    rand_normal(x, n, 1, 77, stream);
+    rand_normal(x, 0, n, 1, 77, stream);
     return x;
 }
 

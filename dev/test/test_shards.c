@@ -477,7 +477,7 @@ static void check_update(const ModelConfig* c, int ranks) {
     }
     for (int i = 0; i < t.count; i++) {
         const Param* p = &t.items[i];
-        param_init(whole.p + p->offset, p, (uint32_t)i, c, 1);
+        param_init(whole.p + p->offset, p, 0, param_size(p), (uint32_t)i, c, 1);
         for (size_t k = p->offset; k < p->offset + param_size(p); k++) {
             size_t local = 0;
             const int rank = shard_owner(&list, k, &local);

@@ -58,13 +58,14 @@ static inline uint64_t philox_below(uint64_t seed, RandPurpose purpose, uint32_t
     return (uint64_t)(((unsigned __int128)x * n) >> 64);
 }
 
-/* Fills x[0..n) with normals of deviation `std`. Elements 2i and 2i+1 are the Box-Muller pair of draw i, computed in double
- * and rounded once: the error of a libm's log, sqrt, sin or cos almost never reaches the float. */
-static inline void rand_normal(float* x, size_t n, double std, uint64_t seed, uint32_t tensor) {
+/* Fills x[0..n) with elements [first, first + n) of a tensor of normals with deviation `std`; first is even. Elements 2i and
+ * 2i+1 are the Box-Muller pair of draw i, computed in double and rounded once: the error of a libm's log, sqrt, sin or cos
+ * almost never reaches the float. */
+static inline void rand_normal(float* x, size_t first, size_t n, double std, uint64_t seed, uint32_t tensor) {
     const double two_pi = 6.283185307179586476925286766559;
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < (n + 1) / 2; i++) {
-        Philox r = philox(seed, RAND_INIT, tensor, i);
+        Philox r = philox(seed, RAND_INIT, tensor, first / 2 + i);
         double radius = sqrt(-2.0 * log(1.0 - philox_double(r, 0, 1)));  // 1 - u is never zero
         double angle = two_pi * philox_double(r, 2, 3);
         x[2 * i] = (float)(std * (radius * cos(angle)));
@@ -72,11 +73,11 @@ static inline void rand_normal(float* x, size_t n, double std, uint64_t seed, ui
     }
 }
 
-/* Fills x[0..n) with numbers that are evenly spread in [-bound, bound). Elements 2i and 2i+1 are those of draw i. */
-static inline void rand_even(float* x, size_t n, double bound, uint64_t seed, uint32_t tensor) {
+/* The same for numbers that are evenly spread in [-bound, bound). Elements 2i and 2i+1 are those of draw i. */
+static inline void rand_even(float* x, size_t first, size_t n, double bound, uint64_t seed, uint32_t tensor) {
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < n; i++) {
-        const Philox r = philox(seed, RAND_ADAPTERS, tensor, i / 2);
+        const Philox r = philox(seed, RAND_ADAPTERS, tensor, (first + i) / 2);
         x[i] = (float)(bound * (2.0 * philox_double(r, (int)(i % 2) * 2, (int)(i % 2) * 2 + 1) - 1.0));
     }
 }

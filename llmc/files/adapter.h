@@ -207,23 +207,6 @@ static inline bool adapter_load(const char* dir, const ParamTable* t, const File
     return ok;
 }
 
-/* Draws fresh adapters for the sink. They have no effect yet. */
-static inline bool adapter_draw(const ModelConfig* c, const ParamTable* t, uint64_t seed, TensorSink sink, void* ctx,
-                                Error* e) {
-    bool ok = true;
-    for (int i = 0; ok && i < t->count; i++) {
-        const Param* p = &t->items[i];
-        const size_t n = param_size(p);
-        float* w = (float*)xmalloc(n * sizeof(float));
-        param_init(w, p, (uint32_t)i, c, seed);
-        for (size_t first = 0; ok && first < n; first += MODEL_PIECE) {
-            ok = sink(ctx, p, first, size_min(MODEL_PIECE, n - first), w + first, e);
-        }
-        free(w);
-    }
-    return ok;
-}
-
 /* Writes both files into an existing folder. `base`: the base model's folder. Appends size and checksum of the weights to
  * `sums`. */
 static inline bool adapter_save(const char* dir, const LoraConfig* l, const char* base, const ParamTable* t,

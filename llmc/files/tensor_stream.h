@@ -30,6 +30,23 @@ typedef bool (*TensorSink)(void* ctx, const Param* p, size_t first, size_t n, co
 /* Writes n elements of p, from element `first` on, to dst. */
 typedef bool (*TensorSource)(void* ctx, const Param* p, size_t first, size_t n, float* dst, Error* e);
 
+/* Draws fresh parameters for the sink, by param_init(), in the order of the table. */
+static inline bool tensors_draw(const ModelConfig* c, const ParamTable* t, uint64_t seed, TensorSink sink, void* ctx,
+                                Error* e) {
+    float* w = (float*)xmalloc(MODEL_PIECE * sizeof *w);
+    bool ok = true;
+    for (int i = 0; i < t->count; i++) {
+        const Param* p = &t->items[i];
+        for (size_t first = 0; ok && first < param_size(p); first += MODEL_PIECE) {
+            const size_t n = size_min(MODEL_PIECE, param_size(p) - first);
+            param_init(w, p, first, n, (uint32_t)i, c, seed);
+            ok = sink(ctx, p, first, n, w, e);
+        }
+    }
+    free(w);
+    return ok;
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // reading
 

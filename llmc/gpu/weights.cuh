@@ -192,21 +192,6 @@ static bool fetch_moment(void* arena, const Param* p, size_t first, size_t n, fl
     return true;
 }
 
-/* Draws fresh weights on the host, with the generator that all three trainers share. */
-static inline void weights_init(WeightArena* a, const ParamTable* t, const ModelConfig* c, uint64_t seed) {
-    Error e = NO_ERROR;
-    for (int i = 0; i < t->count; i++) {
-        const Param* p = &t->items[i];
-        const size_t n = param_size(p);
-        float* w = (float*)xmalloc(n * sizeof(float));
-        param_init(w, p, (uint32_t)i, c, seed);
-        for (size_t first = 0; first < n; first += MODEL_PIECE) {
-            store_weights(a, p, first, size_min(MODEL_PIECE, n - first), w + first, &e);
-        }
-        free(w);
-    }
-}
-
 static inline StateSlot weights_slot(WeightArena* a, SlotKind kind) {
     const SafeDtype moment = a->bf16_moments ? SAFE_BF16 : SAFE_F32;
     switch (kind) {

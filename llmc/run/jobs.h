@@ -67,11 +67,11 @@ static inline void job_check_memory(const Trainer* t, const Session* s, FILE* sc
 /* Creates a model with the weights of the session's folder, or newly initialized. */
 static inline void* job_open_model(const Trainer* t, Session* s) {
     void* model = t->create(t, s);
+    const StateSlot weights = t->slot(model, SLOT_WEIGHTS);
     if (s->model_dir[0]) {
-        const StateSlot weights = t->slot(model, SLOT_WEIGHTS);
         session_load_weights(s, weights.sink, weights.ctx);
     } else {
-        t->init(model, (uint64_t)s->options.seed);
+        session_draw_weights(s, weights.sink, weights.ctx);
     }
     if (s->config.lora.rank > 0) {
         const StateSlot adapters = t->slot(model, SLOT_MASTER);

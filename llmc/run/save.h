@@ -10,8 +10,9 @@
 #include "llmc/files/logger.h"          // defines: logger_reopen, log_checkpoint
 #include "llmc/run/collect.h"           // defines: Collected, collected_piece, collected_rest
 #include "llmc/run/lora_base.h"         // defines: session_base_path
-#include "llmc/run/session.h"           // defines: Session, session_resolved
+#include "llmc/run/session.h"           // defines: Session, session_resolved, session_screen, session_owned
 #include "llmc/run/together.h"          // defines: together_ok, together_gather
+#include "llmc/run/watched.h"           // defines: Watched, watch, watched_give
 #include "llmc/text/tokenizer_write.h"  // defines: tokenizer_save
 
 /* Writes the run's flags into a checkpoint, for @FILE. A failure is only a warning. */
@@ -136,9 +137,17 @@ static inline bool session_checkpoint(Session* s, SafeDtype dtype, TensorSource 
     Error log_error = NO_ERROR;
     const Options* o = &s->options;
     const bool first = s->rank == 0;
+    const uint64_t weight_values = s->config.lora.rank > 0 ? s->trained.num_params : s->table.num_params;
+    const uint64_t values = weight_values + (uint64_t)num_slots * session_owned(s);
+    Progress progress = progress_begin(session_screen(s), "save", values, "values");
+    Watched watched[NUM_SLOTS];
+    StateSlot states[NUM_SLOTS];
+    Watched model = {&progress, {"", dtype, weights, NULL, weights_ctx}};
+    for (int i = 0; i < num_slots; i++) { states[i] = watch(&watched[i], slots[i], &progress); }
     bool ok = session_begin_checkpoint(s, &k, e);
-    ok = ok && together_ok(s->team, session_pass_weights(s, &k, dtype, weights, weights_ctx, together, e), e);
-    ok = ok && session_add_states(s, &k, slots, num_slots, e);
+    ok = ok && together_ok(s->team, session_pass_weights(s, &k, dtype, watched_give, &model, together, e), e);
+    ok = ok && session_add_states(s, &k, states, num_slots, e);
+    progress_end(&progress);
     if (ok) {
         ok = !first || ((!add || add(add_ctx, &k, e)) && session_seal(s, &k, dtype, &log_error, e));
         ok = together_ok(s->team, ok, e);

@@ -26,6 +26,7 @@
 #include "llmc/run/scheduler.h"
 #include "llmc/run/screen.h"
 #include "llmc/run/tasks.h"
+#include "llmc/run/watched.h"  // defines: Watched, watch, watched_take
 #include "llmc/text/tokenizer.h"
 
 typedef enum { JOB_TRAIN, JOB_DRY_RUN, JOB_EVAL, JOB_GENERATE, JOB_CHAT, JOB_EXPORT } Job;
@@ -189,6 +190,19 @@ static inline void session_must_read(const Session* s, bool ok, const char* fold
     must(ok, e);
 }
 
+/* Returns how many elements this rank owns of what is trained. */
+static inline uint64_t session_owned(const Session* s) {
+    uint64_t owned = 0;
+    for (size_t i = 0; i < s->owned.count; i++) { owned += s->owned.items[i].count; }
+    return owned;
+}
+
+/* Returns where progress is told: by rank 0 on the screen; where a text comes there, only at a terminal, which wipes it. */
+static inline FILE* session_screen(const Session* s) {
+    const bool speaks = s->job == JOB_GENERATE || s->job == JOB_CHAT;
+    return s->rank == 0 && (!speaks || isatty(fileno(stdout))) ? stdout : NULL;
+}
+
 /* Loads the weights of base_dir into the trainer's sink. With LoRA, checks that they are those that the adapters were trained
  * beside, as far as that is known, and remembers their checksum. */
 static inline void session_load_weights(Session* s, TensorSink sink, void* ctx) {
@@ -198,8 +212,12 @@ static inline void session_load_weights(Session* s, TensorSink sink, void* ctx) 
     char folder[PATH_CAP];
     uint32_t crc = 0;
     Error e = NO_ERROR;
-    const bool ok = checkpoint_parent(s->base_dir, folder, &e) &&
-                    model_load_sums(s->base_dir, &s->config, &s->table, sums, lora || s->team ? &crc : NULL, sink, ctx, &e);
+    Progress progress = progress_begin(session_screen(s), "load", s->table.num_params, "weights");
+    Watched weights = {&progress, {"", SAFE_F32, NULL, sink, ctx}};
+    const bool ok =
+        checkpoint_parent(s->base_dir, folder, &e) &&
+        model_load_sums(s->base_dir, &s->config, &s->table, sums, lora || s->team ? &crc : NULL, watched_take, &weights, &e);
+    progress_end(&progress);
     session_must_read(s, ok, folder, &e);
     if (s->state.base && lora && s->state.base != crc) {
         die("%s: the weights' checksum is %" PRIu32 ", but the adapters of %s were trained beside weights with %" PRIu64
@@ -210,13 +228,34 @@ static inline void session_load_weights(Session* s, TensorSink sink, void* ctx) 
     s->weights = crc;
 }
 
+/* Draws new weights into the sink. */
+static inline void session_draw_weights(const Session* s, TensorSink sink, void* ctx) {
+    Error e = NO_ERROR;
+    Progress progress = progress_begin(session_screen(s), "draw", s->table.num_params, "weights");
+    Watched weights = {&progress, {"", SAFE_F32, NULL, sink, ctx}};
+    const bool ok = tensors_draw(&s->config, &s->table, (uint64_t)s->options.seed, watched_take, &weights, &e);
+    progress_end(&progress);
+    must(ok, &e);
+}
+
 /* Loads the adapters of model_dir into the sink, or draws new ones. */
 static inline void session_load_adapters(const Session* s, TensorSink sink, void* ctx) {
     const FileSums* sums = s->sums.count > 0 ? &s->sums : NULL;
     Error e = NO_ERROR;
     must(session_has_adapters(s) ? adapter_load(s->model_dir, &s->trained, sums, sink, ctx, &e)
-                                 : adapter_draw(&s->config, &s->trained, (uint64_t)s->options.seed, sink, ctx, &e),
+                                 : tensors_draw(&s->config, &s->trained, (uint64_t)s->options.seed, sink, ctx, &e),
          &e);
+}
+
+/* Loads the optimizer state of model_dir, what this rank owns of it, into the slots. */
+static inline void session_load_states(const Session* s, StateSlot* slots, int num_slots) {
+    Error e = NO_ERROR;
+    Watched watched[NUM_SLOTS];
+    Progress progress = progress_begin(session_screen(s), "load", (uint64_t)num_slots * session_owned(s), "values");
+    for (int i = 0; i < num_slots; i++) { slots[i] = watch(&watched[i], slots[i], &progress); }
+    const bool ok = state_load(s->model_dir, s->state.world_size, &s->trained, &s->owned, slots, num_slots, &e);
+    progress_end(&progress);
+    must(ok, &e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

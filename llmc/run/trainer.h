@@ -34,7 +34,6 @@ struct Trainer {
     uint64_t (*memory_used)(const void* model);
 
     // weights and optimizer state
-    void (*init)(void* model, uint64_t seed);
     StateSlot (*slot)(void* model, SlotKind kind);
     // weights that rank 0 writes but does not have all of: a slot whose source all ranks call alike (collect.h); without a
     // source if slot() has them all. Or NULL

@@ -232,7 +232,6 @@ static inline void training_checkpoint(Training* t, bool timed);
 static inline bool training_open(Training* t, const Trainer* trainer, Session* s) {
     const Options* o = &s->options;
     const bool timed = o->minutes > 0 && !s->resumed;
-    Error e = NO_ERROR;
     memset(t, 0, sizeof *t);
     t->trainer = trainer;
     t->s = s;
@@ -260,7 +259,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     if (s->resumed) {
         StateSlot slots[NUM_SLOTS];
         const int num_slots = state_slots(trainer, t->model, s->saved_master, slots);
-        must(state_load(s->model_dir, s->state.world_size, &s->trained, &s->owned, slots, num_slots, &e), &e);
+        session_load_states(s, slots, num_slots);
     }
     if (o->profile == 0 || o->tune) {
         session_lock(s);  // what is refused until here leaves no trace
