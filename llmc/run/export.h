@@ -18,6 +18,7 @@
 #include "llmc/files/side_files.h"
 #include "llmc/lora.h"
 #include "llmc/run/options.h"
+#include "llmc/run/progress.h"  // defines: Progress, progress_begin, progress_add, progress_end
 #include "llmc/run/session.h"
 #include "llmc/text/tokenizer_write.h"
 
@@ -26,13 +27,15 @@ typedef struct {
     const Session* s;
     ModelFiles files;  // of the weights
     float* adapters;   // (s->trained.elements); NULL: none
+    Progress progress;
 } Export;
 
 /* A TensorSource: reads a parameter from the open files and merges its adapters into it. */
 static inline bool export_source(void* ctx, const Param* p, size_t first, size_t n, float* dst, Error* e) {
-    const Export* x = (const Export*)ctx;
+    Export* x = (Export*)ctx;
     const SafeTensors* file = NULL;
     const SafeTensor* t = model_find(&x->files, p->name, &file);
+    progress_add(&x->progress, n);
     if (!safetensors_read_f32(file, t, first, n, dst, e)) { return false; }
     for (int i = 0; x->adapters && i < NUM_LORA_PAIRS; i++) {
         if (lora_pairs[i].matrix != p->kind || !(x->s->config.lora.on >> i & 1)) { continue; }
@@ -159,9 +162,11 @@ static inline bool export_check_target(const Options* o, const char* path, Error
 /* Runs --export. */
 static inline void job_export(Session* s) {
     static const char* const type_names[] = {"", "F32", "BF16", "F16", "Q8_0"};
-    Export x = {s, {NULL, 0}, NULL};
+    Export x;
     Error e = NO_ERROR;
     char path[PATH_CAP], count[32];
+    memset(&x, 0, sizeof x);
+    x.s = s;
     must(export_path(&s->options, path, &e) && export_check_target(&s->options, path, &e), &e);
     session_load_weights(s, NULL, NULL);
     if (s->config.lora.rank > 0) {
@@ -170,7 +175,10 @@ static inline void job_export(Session* s) {
     }
     must(model_open(&x.files, s->base_dir, &e), &e);
     const ExportDtype type = export_type(s, &x.files);
-    must(export_write(&x, type, path, &e), &e);
+    x.progress = progress_begin(session_screen(s), "export", s->table.num_params, "weights");
+    const bool ok = export_write(&x, type, path, &e);
+    progress_end(&x.progress);
+    must(ok, &e);
     model_close(&x.files);
     free(x.adapters);
     print_names(stdout, "exported %s, %s parameters, as %s to %s\n", s->model_dir,
