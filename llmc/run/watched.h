@@ -7,7 +7,6 @@
 #define LLMC_WATCHED_H
 
 #include "llmc/files/optimizer_state.h"  // defines: StateSlot
-#include "llmc/files/tensor_stream.h"    // defines: TensorSink, TensorSource
 #include "llmc/run/progress.h"           // defines: Progress, progress_add
 
 typedef struct {
