@@ -294,7 +294,7 @@ def compare_gpus(name, shape, a, monitors, work):
              ""]
     if a.torch_dist and step_args:
         theirs, most, one = torch_dist(a, step_args)
-        lines += [*theirs, "", f"**Ratio {speed.get(together[0].name, math.nan) / most:.3f}** (ours ÷ PyTorch's fastest way; "
+        lines += [*theirs, "", f"**Ratio {speed.get(together[0].name, math.nan) / most:.3f}** (ours ÷ the fastest of PyTorch's ways above; "
                   f"on one card {speed.get(alone[0].name, math.nan) / one:.3f})", ""]
     print("\n".join(lines))
     return lines, shares[0] / 100

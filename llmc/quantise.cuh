@@ -7,7 +7,7 @@
  * Weights: a product in fp8 wants both factors with the summed index innermost. Forward sums over the inputs, dx over the
  * outputs, so a weight W (OC, C) has two copies: `rows` (OC, C) with a scale for each output, and `columns` (C, OC), its
  * transpose, with a scale for each input. One pass takes both kinds of maxima, in the arrays of the scales, by integer maxima,
- * whose order does not matter; a second one converts both. 6 bytes a weight, once an update.
+ * whose order does not matter; a second one converts both. 6 bytes a weight, once an update or gather.
  *
  * Counts (QuantiseCounts) are of a sample, one row in QUANTISE_SAMPLE, so that they cost nothing: integers, in any order.
  */

@@ -27,14 +27,18 @@ train() {
     "$trainer" --gpus "$gpus" --seq-parallel "$gpus" --model llama3.1-8b --train "$out/random.bin" --batch 1 --seq "$seq" --recompute block \
         --steps 1000 --lr 1e-5 --schedule constant --sample-tokens 0 --val-every 0 --checkpoint-minutes 0 --out "$out/$seq" "$@" >"$out/$seq.txt" 2>&1 &
     pid=$!
+    trap 'kill -9 $(pgrep -P $pid) $pid 2>/dev/null; exit 130' INT TERM
     while kill -0 $pid 2>/dev/null && [ "$(steps_done)" -lt "$steps" ]; do sleep 1; done
     ranks=$(pgrep -P $pid)
     kill -9 $ranks $pid 2>/dev/null
     wait $pid 2>/dev/null
     echo "rows of $seq tokens:"
     grep -E '^memory  need|^plan |^ *step |^ *[0-9]+/1000 |^error|^  hint' "$out/$seq.txt"
-    grep '"event":"step"' "$out/$seq/log.jsonl"
+    grep -s '"event":"step"' "$out/$seq/log.jsonl"
     [ "$(steps_done)" -ge "$steps" ]
 }
 
-for length in ${ROWS:-32768 131072}; do train "$length" $((length > 32768 ? 2 : 3)) "$@" || exit 1; done
+for length in ${ROWS:-32768 131072}; do
+    case $length in *[!0-9]*) echo "error: ROWS has $length, wanted numbers of tokens" >&2 && exit 1 ;; esac
+    train "$length" $((length > 32768 ? 2 : 3)) "$@" || exit 1
+done

@@ -114,13 +114,14 @@ same_steps() {
     [ -s "$tmp/steps_a" ] && cmp "$tmp/steps_a" "$tmp/steps_b"
 }
 
-# close_steps FIRST ALL A B: of two logs, loss and norm of the first step differ by at most FIRST of the larger, the losses of all
-# steps by at most ALL
+# close_steps FIRST ALL A B: of the logs of two runs of 20 steps, which are all numbers, loss and norm of the first step differ by at
+# most FIRST of the larger, the losses of all steps by at most ALL
 close_steps() {
     for of in "$3" "$4"; do
         sed -n 's/.*"event":"step","step":\([0-9]*\),"loss":\([^,]*\),.*"gnorm":\([^,]*\),.*/\1 \2 \3/p' "$of/log.jsonl"
     done | awk -v first="$1" -v all="$2" '
         function apart(a, b) { return a == b ? 0 : (a > b ? a - b : b - a) / (a > b ? a : b) }
+        $2 !~ /^[0-9][0-9.e+-]*$/ || $3 !~ /^[0-9][0-9.e+-]*$/ { other = other " " $0; next }
         $1 in loss {
             n++
             if ($1 == 1) { one = apart(loss[1], $2); norm = apart(gnorm[1], $3) }
@@ -129,8 +130,9 @@ close_steps() {
         }
         { loss[$1] = $2; gnorm[$1] = $3 }
         END {
+            if (other != "") { print "error: no numbers:" other }
             printf "REMARK first loss %.1e, norm %.1e, all losses %.1e apart\n", one, norm, most
-            exit !(n == 20 && one <= first && norm <= first && most <= all)
+            exit !(other == "" && n == 20 && one <= first && norm <= first && most <= all)
         }'
 }
 
@@ -139,6 +141,14 @@ same_checkpoint() {
     rm -rf "$tmp/same" && mkdir "$tmp/same" && cp -r "$1" "$tmp/same/a" && cp -r "$2" "$tmp/same/b" &&
         sed -i '/^  "\(run\|parent_run\|parent_step\|crc32c\)": /d' "$tmp"/same/[ab]/trainer_state.json &&
         diff -r "$tmp/same/a" "$tmp/same/b"
+}
+
+# ends_well COMMAND...: runs it, for at most 100 s. If it does not end well, shows its last lines and exits with 3: no test has failed
+ends_well() {
+    timeout -k 5 100 "$@" >"$tmp/log" 2>&1 && return
+    tail -n 3 "$tmp/log"
+    echo "error: does not end well: $*"
+    exit 3
 }
 
 # hangup_is_ignored: tells whether SIGHUP is ignored here, as under nohup; programs keep it so

@@ -32,6 +32,7 @@ sources() {
 }
 log=$(mktemp) || exit 1
 trap 'rm -f "$log" "$log.faults"' EXIT
+trap 'exit 130' INT TERM
 sources >"$log" 2>&1 & # beside all that follows: it takes about half of the time
 sources=$!
 

@@ -56,7 +56,7 @@ tests() {
     full after "$written" "compute-sanitizer initcheck, FP32, in memory that nothing filled" sanitize initcheck fp32 tiny_hd64_s1 tiny_hd12_s1
 
     lane faults
-    full "faults planted into the kernels are caught" faults_are_caught
+    full "faults planted into the kernels are caught" faults_are_caught 420 'test_(attention|kernels|llama3)'
 
     lane trainer
     quick "20 steps of FP32 have the CPU trainer's losses" cpu_and_gpu_train_alike
@@ -152,6 +152,8 @@ tests() {
     full "2 GPUs as four hosts of two ranks are one, FP32" hosts_are_one 4
     full "2 GPUs as four hosts of two ranks: ZeRO 1, 2 and 3: the same bits" hosts_have_one_result 4 6
     full "2 GPUs as four hosts stop and go on as two, as one GPU and as four, FP32" eight_go_on_as_four_and_one
+
+    full "2 GPUs: faults planted into what they exchange are caught" faults_between_gpus_are_caught
 
     quick "2 GPUs, --fp8, ZeRO 1, 2 and 3: the same bits" fp8_zeros_agree fp8 "1 2 3" --batch 4 --fp8
     full "2 GPUs, --fp8, ZeRO 1, 2 and 3, blocks recomputed: the same bits" fp8_zeros_agree fp8_block "1 2 3" --batch 4 --fp8 --recompute block

@@ -9,7 +9,7 @@
 set -u
 mode=${1:-run} pattern=${2:-.} JOBS=${JOBS:-$(nproc 2>/dev/null || echo 2)}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}  # threads of the CPU oracles
-case $mode in run | compile | plant) ;; *) echo "usage: $0 [run|compile|plant] [PATTERN]" >&2 && exit 2 ;; esac
+case $mode.$JOBS in run.[1-9]* | compile.[1-9]* | plant.[1-9]*) ;; *) echo "usage: JOBS=N $0 [run|compile|plant] [PATTERN]" >&2 && exit 2 ;; esac
 
 # NAME | PRECISION | TEST and its arguments | FILE | SED
 pair=dev/test/pairs/gqa2_untied_rope8 tied=dev/test/pairs/tied_gqa4_rope32 documents=dev/test/pairs/documents lora=dev/test/pairs/lora_all fp8=dev/test/pairs/fp8
@@ -94,6 +94,7 @@ END
 }
 
 root=$PWD
+faults | grep -qE -- "$pattern" || { echo "error: no fault matches $pattern" >&2 && exit 2; }
 [ "$mode" != run ] || nvidia-smi -L 2>/dev/null | grep -q '^GPU' || {
     faults | grep -E -- "$pattern" | sed 's/ | .*//; s/^/skip fault /; s/$/: no GPU here/'
     echo "0 passed, 0 failed, $(faults | grep -cE -- "$pattern") skipped"
@@ -116,7 +117,7 @@ aim() { # aim TEST: sets $target, $script and $arguments; TEST names a pair by i
     target=build/${1%% *} script='' arguments=${1#* }
     case $1 in
         test_llama3cu*) target=test_llama3cu arguments="$arguments $arguments.state.safetensors" ;;
-        *.sh | *.sh\ *) target="train_llama3cu tokenize" script=dev/test/gpu/${1%% *} arguments=${1#*.sh} ;;
+        *.sh | *.sh\ *) target="train_llama3cu tokenize" script=dev/test/gpu/${1%% *} arguments=${1#*.sh} ;; # tokenize: of one_and_two.sh
     esac
 }
 
@@ -158,12 +159,13 @@ log_tail() { tail -n 5 "$here/log" | cut -c1-180 | sed 's/^/    /'; }
 plant() { # plant NAME PRECISION TEST FILE SED
     ! lacks=$(unfit "$2" "$3") || { result "skip" "fault $1: $lacks" && return; }
     aim "$3"
-    copy_sources && sed "$5" "$4" >"$here/$4" || exit 1
-    if cmp -s "$4" "$here/$4"; then
+    if ! sed "$5" "$4" >"$here/changed"; then
+        result "FAIL" "fault $1 is planted: $4 cannot be read"
+    elif cmp -s "$4" "$here/changed"; then
         result "FAIL" "fault $1 is planted: the expression changes nothing in $4"
     elif [ "$mode" = plant ]; then
         result "ok  " "fault $1 is planted"
-    elif ! build "$2"; then
+    elif ! copy_sources || ! mv "$here/changed" "$here/$4" || ! build "$2"; then
         log_tail
         result "FAIL" "fault $1 compiles"
     elif [ "$mode" = compile ]; then
@@ -185,8 +187,7 @@ plant() { # plant NAME PRECISION TEST FILE SED
 sound() { # sound PRECISION PROGRAM
     ! lacks=$(unfit "$1" "$2") || { result "skip" "without a fault $2 passes, $1: $lacks" && return; }
     aim "$2"
-    copy_sources
-    if build "$1" && its_tests_pass "$@"; then
+    if copy_sources && build "$1" && its_tests_pass "$@"; then
         result "ok  " "without a fault $2 passes, $1"
     else
         log_tail
@@ -208,13 +209,13 @@ count=0
 next() { # next COMMAND...: runs it in the background in its own folder $here, JOBS at a time
     count=$((count + 1)) here=$folder/$(printf '%03d' $count)
     mkdir -p "$here"
+    [ "$mode" != plant ] || { "$@" && return; }
     "$@" &
     while [ $((count - $(ended))) -ge "$JOBS" ]; do sleep 0.2; done
 }
 ended() { find "$folder" -name result | grep -c .; }
 
 faults | grep -E -- "$pattern" >"$folder/table"
-[ -s "$folder/table" ] || { echo "error: no fault matches $pattern" >&2 && exit 2; }
 : >"$folder/sound"
 [ "$mode" != run ] || awk -F ' [|] ' '{ sub(/ .*/, "", $3) } !seen[$2, $3]++ { print $2 "|" $3 }' "$folder/table" >"$folder/sound"
 while IFS='|' read -r precision program; do next sound "$precision" "$program"; done <"$folder/sound"

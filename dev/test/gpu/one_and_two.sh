@@ -15,17 +15,14 @@ awk 'BEGIN {
         print "{\"text\": \"" text "\"}"
     }
 }' >"$tmp/text.jsonl"
-"$folder/tokenize" -o "$tmp/data.bin" "$tmp/text.jsonl" >"$tmp/log" 2>&1 || { cat "$tmp/log" && exit 3; }
+ends_well "$folder/tokenize" -o "$tmp/data.bin" "$tmp/text.jsonl"
 
 # run OUT FLAGS...
 run() {
     run_out=$tmp/$1
     shift
-    timeout -k 5 100 "$folder/train_llama3cu" --model d6 --train "$tmp/data.bin" --seq 512 --batch 2 --total-batch 2048 --steps 20 --lr 1e-3 \
-        --warmup 5 --sample-tokens 0 --val-every 0 --out "$run_out" "$@" >"$tmp/log" 2>&1 && return
-    tail -n 3 "$tmp/log"
-    echo "error: $* does not end well"
-    exit 3
+    ends_well "$folder/train_llama3cu" --model d6 --train "$tmp/data.bin" --seq 512 --batch 2 --total-batch 2048 --steps 20 --lr 1e-3 \
+        --warmup 5 --sample-tokens 0 --val-every 0 --out "$run_out" "$@"
 }
 run two --gpus 2 $flags
 run one $alone

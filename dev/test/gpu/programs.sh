@@ -63,13 +63,19 @@ pairs_pass() {
     [ $p_failed -eq 0 ] && [ $p_passed -gt 0 ]
 }
 
-# Waits until the builds for other tests are done.
+# faults_are_caught LIMIT PATTERN: those of the table's lines that match. Waits until the builds for other tests are done
 faults_are_caught() {
     while [ ! -e "$tmp/built" ]; do sleep 1; done
     # the architecture is the Makefile's choice
-    limit 420 env -u GPU_ARCH NVCC="$nvcc" TEST_TMP="$tmp" JOBS=$((cores > 4 ? cores - 2 : cores)) nice dev/test/test_gpu_faults.sh >"$tmp/faults.out" 2>&1
+    limit "$1" env -u GPU_ARCH NVCC="$nvcc" TEST_TMP="$tmp" JOBS=$((cores > 4 ? cores - 2 : cores)) nice dev/test/test_gpu_faults.sh run "$2" >"$tmp/faults.out" 2>&1
     f_status=$?
     cat "$tmp/faults.out"
     echo "REMARK $(tail -n 1 "$tmp/faults.out")"
     return $f_status
+}
+
+# those of several GPUs; the cards cannot hold many such runs at a time
+faults_between_gpus_are_caught() {
+    [ "$(nvidia-smi -L | grep -c '^GPU')" -ge 2 ] || { echo "it needs 2 GPUs" && exit 77; }
+    cores=8 && faults_are_caught 500 '[.]sh'
 }
