@@ -370,9 +370,9 @@ static inline const Param* adapter_find(const ParamTable* t, ParamKind kind, int
     return NULL;
 }
 
-/* Fills w with elements [first, first + n) of a fresh parameter, the table's `ordinal`-th; first is even: 1 for norms, N(0, 0.02) for matrices, and
- * N(0, 0.02 / sqrt(2L)) for matrices that end a residual branch; for adapters what PEFT draws: A small, and B zero, so that
- * they begin without effect. C, CUDA and Python give the same bits. */
+/* Fills w with elements [first, first + n) of a fresh parameter, the table's `ordinal`-th; first is even. Norms are 1, matrices
+ * N(0, 0.02), and N(0, 0.02 / sqrt(2L)) where they end a residual branch; adapters are what PEFT draws: A small, and B zero, so
+ * that they begin without effect. C, CUDA and Python give the same bits. */
 static inline void param_init(float* w, const Param* p, size_t first, size_t n, uint32_t ordinal, const ModelConfig* c,
                               uint64_t seed) {
     switch (param_specs[p->kind].init) {
