@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """fp8_loss.py -- trains twice from each seed, in BF16 and with --fp8, and writes a page of how far the losses are apart.
 
-    python dev/data/debian_text.py -o data/debian && make train_llama3cu
+    make train_llama3cu tokenize && python dev/data/debian_text.py -o data/debian
     python dev/fp8_loss.py --train data/debian/train.bin --val data/debian/val.bin
     python dev/fp8_loss.py --train data/debian/train.bin --val data/debian/val.bin --model llama3.2-1b --seq 2048 \\
         --steps 500 --val-every 50 --seeds 1 --out out/fp8-1b
@@ -9,8 +9,9 @@
 Both runs of a seed start from the same weights and see the same tokens in the same order. With L the loss of the validation
 after the last step, the difference is 100 (L(fp8) / L(bf16) - 1), in per cent. The goals:
 
-    by seed   at most 0.5, whatever its sign
-    mean      that of the means over the seeds is at most 0.25, or what the seeds of bf16 are apart, if that is more
+    each seed  |fp8 - bf16| is at most 0.5 % of bf16's loss
+    mean       |fp8 - bf16| of the mean losses over the seeds is at most 0.25 % of bf16's mean, or what the bf16 seeds differ by
+               themselves (largest - smallest), if that is more
 
 OUT/loss.md holds these, the largest shares of values that --fp8 flushed to zero or made subnormal (the log's "quantised"), and
 a picture of the losses and their difference (dev/plot.py). It is written at the start and whenever a run has ended. Exits with
@@ -20,7 +21,10 @@ OUT/NAME-SEED keeps a run's log.jsonl, to which this script adds the commit, and
 Nothing starts where another checkpoint lies. A run that is there whole, by the same command and commit, is not run again. Each
 visible card (CUDA_VISIBLE_DEVICES, else all) has one run at a time. A signal ends the trainers, too, within a minute.
 
---sides compares other flags: --trainer ./train_llama3 --sides fp32= other=--eps=1e-3 tries this script without a card.
+--sides compares other flags. This tries the script without a card, in seconds:
+
+    make train_llama3 && python dev/fp8_loss.py --trainer ./train_llama3 --sides fp32= other=--eps=1e-3 --model d2 --batch 2 \\
+        --seq 32 --steps 20 --train data/debian/train.bin --val data/debian/val.bin --out out/try
 """
 import argparse
 import glob
