@@ -199,6 +199,15 @@ def test_a_run_that_fails_is_named_with_its_last_lines(compare, tmp_path):
     assert "- no seed is whole\n" in page(tmp_path) and "| 1 |" not in page(tmp_path) and failed in page(tmp_path)
 
 
+@pytest.fixture(autouse=True)
+def signals_as_at_a_terminal():
+    """A shell without job control, such as that of run.sh, starts what runs in the background with SIGINT ignored, and so
+    would be the programs that the tests start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_trainers_end_when_it_is_ended(compare, tmp_path, number):
     process = compare(cards="0,1", seconds=60, start=subprocess.Popen)
