@@ -36,7 +36,7 @@
 #include "llmc/gpu/collect.cuh"      // defines: Collect, collect_source
 #include "llmc/gpu/arena.cuh"        // defines: Arena, take
 #include "llmc/gpu/layers.cuh"       // defines: Queue, Gradient, embedding, rmsnorm, rope, attention, swiglu, linear
-#include "llmc/gpu/fp8.cuh"          // defines: Fp8, Weight, fp8_check, fp8_lay_out, fp8_weight, fp8_refresh, fp8_follow
+#include "llmc/gpu/fp8.cuh"          // defines: Fp8, Weight, fp8_check, fp8_lay_out, fp8_weight, fp8_begin, fp8_refresh
 #include "llmc/gpu/sequence.cuh"     // defines: Sequence, sequence_join, sequence_begin, qkv_rows, attend, heads_room
 #include "llmc/rope.h"               // defines: rope_table
 #include "llmc/gpu/step_state.cuh"   // defines: StepState, loss_sum_cuda, norm_square_cuda, step_decide_cuda
@@ -347,7 +347,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         for (int i = 0; i < IN_FLIGHT; i++) { m->steps.result[i] = take<StepState>(&mem[MEM_PINNED], 1); }
         m->queue.counts = m->steps.state ? m->steps.state->quantised : NULL;
     }
-    if (o->fp8) { fp8_lay_out(&m->fp8, &m->queue, &mem[MEM_FP8], w, c, &m->table, m->gathered ? GATHER_SLOTS : 0, N); }
+    if (o->fp8) { fp8_lay_out(&m->fp8, &m->queue, &mem[MEM_FP8], w, c, &m->table, N, m->gathered != NULL, o->train); }
     if (o->cache_len > 0) {
         Arena* a = &mem[MEM_CACHE];
         m->kv_cache = take<floatX>(a, (size_t)c->num_layers * o->cache_len * 2 * kv_width(c));
@@ -518,6 +518,7 @@ static void llama_forward(const Llama* m) {
     const Ends ends = end_weights(m, false);
     ProfileRange phase("forward");
     sequence_begin(&m->sequence, &m->exchange);
+    fp8_begin(&m->fp8, q);
     embedding(q, m->blocks[0].h, ends.embedding, m->feed.x, N, C);
     for (int l = 0; l < L; l++) {
         LayerRange layer(l);
@@ -538,8 +539,7 @@ static void llama_forward(const Llama* m) {
         linear(q, "down", h_next, s->act, w.down, s->mid, N, F, C);
         lora(q, h_next, s->t[LORA_DOWN], s->act, m->weights.trained, &adapters.at[LORA_DOWN], N);
     }
-    const floatX* final_norm = end_weights(m, true).final_norm;
-    rmsnorm(q, m->norm_final, m->rstd_final, m->h_final, final_norm, N, C, c->rms_eps);
+    rmsnorm(q, m->norm_final, m->rstd_final, m->h_final, end_weights(m, true).final_norm, N, C, c->rms_eps);
 }
 
 /* Runs head and loss: writes losses (N) and, if dloss is not 0, dnorm (N, C) and the head's gradient, with `add` onto it. */
@@ -638,26 +638,26 @@ static void llama_backward(Llama* m, bool add, MicroKind kind) {
         floatX* act_again = m->layout.level >= RECOMPUTE_NORM_SWIGLU ? s->act : NULL;
         block_recompute(m, l);
         await_ring(m, l);
-        // h_next = mid + act Wdown^T: dh is the gradient of both terms. dw comes last: swiglu_backward() may recompute act
+        // h_next = mid + act Wdown^T: dh is the gradient of both. dw comes last: dx and swiglu_backward() may make its factors
         linear_backward_input(q, "down dx", m->dact, m->dh, w.down, N, F, C);
         lora_backward_input(q, m->dact, m->dt, m->dh, trained, &adapters.at[LORA_DOWN], N);
         swiglu_backward(q, s->gate_up, act_again, m->dact, s->gate_up, N, F, w.gate_up);
-        linear_backward_weight(q, "down dw", grad_at(m, P_DOWN, l), m->dh, s->act, N, F, C, add);
+        linear_backward_weight(q, "down dw", grad_at(m, P_DOWN, l), m->dh, s->act, w.down, N, F, C, add);
         lora_backward_weight(q, grads, m->dt, m->dh, s->act, s->t[LORA_DOWN], &adapters.at[LORA_DOWN], N, add);
-        linear_backward_weight(q, "gate up dw", grad_at(m, P_GATE, l), s->gate_up, s->norm2, N, C, 2 * F, add);
         linear_backward_input(q, "gate up dx", m->dnorm, s->gate_up, w.gate_up, N, C, 2 * F);
+        linear_backward_weight(q, "gate up dw", grad_at(m, P_GATE, l), s->gate_up, s->norm2, w.gate_up, N, C, 2 * F, add);
         lora_backward_input(q, m->dnorm, m->dt, s->gate_up, trained, &adapters.at[LORA_GATE_UP], N);
         lora_backward_weight(q, grads, m->dt, s->gate_up, s->norm2, s->t[LORA_GATE_UP], &adapters.at[LORA_GATE_UP], N, add);
         rmsnorm_backward(q, m->dh, grad_at(m, P_POST_NORM, l), m->dnorm, s->mid, w.post_norm, s->rstd2, N, C);
         // mid = h + att Wo^T
-        linear_backward_weight(q, "o dw", grad_at(m, P_O, l), m->dh, s->att, N, Q, C, add);
         linear_backward_input(q, "o dx", m->datt, m->dh, w.o, N, Q, C);
+        linear_backward_weight(q, "o dw", grad_at(m, P_O, l), m->dh, s->att, w.o, N, Q, C, add);
         lora_backward_input(q, m->datt, m->dt, m->dh, trained, &adapters.at[LORA_O], N);
         lora_backward_weight(q, grads, m->dt, m->dh, s->att, s->t[LORA_O], &adapters.at[LORA_O], N, add);
         attend_backward(q, &m->sequence, m->dqkv, m->datt, s->att, m->layout.level == RECOMPUTE_BLOCK, s->lse, s->qkv,
                         m->feed.starts, m->rope, shape);
-        linear_backward_weight(q, "qkv dw", grad_at(m, P_Q, l), m->dqkv, s->norm1, N, C, QKV, add);
         linear_backward_input(q, "qkv dx", m->dnorm, m->dqkv, w.qkv, N, C, QKV);
+        linear_backward_weight(q, "qkv dw", grad_at(m, P_Q, l), m->dqkv, s->norm1, w.qkv, N, C, QKV, add);
         lora_backward_input(q, m->dnorm, m->dt, m->dqkv, trained, &adapters.at[LORA_QKV], N);
         lora_backward_weight(q, grads, m->dt, m->dqkv, s->norm1, s->t[LORA_QKV], &adapters.at[LORA_QKV], N, add);
         rmsnorm_backward(q, m->dh, grad_at(m, P_INPUT_NORM, l), m->dnorm, s->h, w.input_norm, s->rstd1, N, C);

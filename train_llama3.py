@@ -303,17 +303,28 @@ def attention(q, k, v, mask=None):
     return F.scaled_dot_product_attention(q, k, v, **seen)
 
 
-def quantised(x):
-    """Returns x with its rows rounded to e4m3 with a scale each, as llmc/quantise.h does: the values, not the 8 bits."""
-    largest = x.float().abs().amax(dim=-1, keepdim=True)
+def scaled_e4m3(x, largest):
+    """Returns x rounded to e4m3 with the scale by the largest absolute value, as llmc/quantise.h does: the values, not the 8
+    bits."""
     mantissa, exponent = torch.frexp(largest)  # in [0.5, 1): 448 = 0.875 * 2^9
     scale = torch.ldexp(torch.ones_like(largest), (exponent - 9 + (mantissa > 0.875)).clamp(min=-126))
     out = (x.float() / scale).to(torch.float8_e4m3fn).float() * scale
     return torch.where(largest == 0, x.float(), torch.where(largest.isfinite(), out, math.nan)).to(x.dtype)
 
 
+def quantised(x):
+    """Returns x with its rows in e4m3 with a scale each."""
+    return scaled_e4m3(x, x.float().abs().amax(dim=-1, keepdim=True))
+
+
+def quantised_whole(x, of):
+    """Returns x, which is `of` or its 8-bit rows, in e4m3 with the one scale of `of`."""
+    return scaled_e4m3(x, of.float().abs().amax()).flatten(0, -2)
+
+
 class Fp8Product(torch.autograd.Function):
-    """x W^T as --fp8 of train_llama3cu computes it: the product and dx have factors in e4m3, the weight's gradient has not."""
+    """x W^T as --fp8 of train_llama3cu computes it: all three products have factors in e4m3, those of the weight's gradient with
+    one scale each, and of these dy comes from its 8-bit rows."""
 
     @staticmethod
     def forward(ctx, x, w):
@@ -323,7 +334,8 @@ class Fp8Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):
         x, w = ctx.saved_tensors
-        return F.linear(quantised(dy), quantised(w.T)), dy.flatten(0, -2).T @ x.flatten(0, -2)
+        rows = quantised(dy)
+        return F.linear(rows, quantised(w.T)), quantised_whole(rows, dy).T @ quantised_whole(x, x)
 
 
 class Fp8Linear(nn.Linear):

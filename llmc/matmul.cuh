@@ -31,7 +31,9 @@
  * In dx, which sums over the outputs, the small product is rounded to the output's type before the rest is added.
  *
  * Factors in fp8 have scales, one for each or one for each of its rows (OUTER_VEC, compute capability 9.0), and cuBLASLt takes
- * them only with the summed index innermost: ours as A B^T, that is matmul_forward_cuda(). gpu/fp8.cuh makes them.
+ * them only with the summed index innermost: ours as A B^T, that is matmul_forward_cuda(), and for dW with the transposes of
+ * both factors matmul_backward_weight_transposed_cuda(). gpu/fp8.cuh makes them. A scale for a whole factor lies at a multiple
+ * of 16 bytes: at one of 4 a product was refused when it was launched ("the requested functionality is not supported").
  *
  * Limits: one context serves one stream at a time, because its products share the workspace and a plan's descriptor holds the
  * scales of its last call.
@@ -95,6 +97,12 @@ static inline Operand operand(const T* data, size_t ld) {
     return o;
 }
 
+/* Rows in e4m3 with one scale for all. */
+static inline Operand operand_e4m3_tensor(const void* data, const float* scale, size_t ld, bool fast) {
+    const Operand o = {data, CUDA_R_8F_E4M3, scale, ld, fast ? SCALED_TENSORS_FAST : SCALED_TENSORS};
+    return o;
+}
+
 /* Rows in e4m3 with a scale each. */
 static inline Operand operand_e4m3(const void* data, const float* scales, size_t ld, bool fast) {
     const Operand o = {data, CUDA_R_8F_E4M3, scales, ld, fast ? SCALED_ROWS_FAST : SCALED_ROWS};
@@ -140,6 +148,7 @@ enum {
     MATMUL_SPLIT_WIDTH = 128,          // odd widths from here on are split
     MATMUL_WORKSPACE_SM90 = 32 << 20,  // bytes; the advice of cuBLAS' documentation for Hopper, and for older cards
     MATMUL_WORKSPACE = 4 << 20,
+    MATMUL_SCALE_ALIGNMENT = 16,  // bytes, of the scale of a whole factor
 };
 
 typedef struct {
@@ -268,13 +277,14 @@ static inline bool matmul_has_row_scales(void) {
 /* Tells a plan's descriptor how the factors are scaled. */
 static inline void matmul_set_scaling(const MatmulPlan* p) {
     const int64_t scaling = p->key.v[KEY_SCALED];
-    if (scaling < SCALED_ROWS) { return; }
+    if (scaling == NOT_SCALED) { return; }
+    const int8_t fast = scaling == SCALED_ROWS_FAST || scaling == SCALED_TENSORS_FAST;
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast));
+    if (scaling == SCALED_TENSORS || scaling == SCALED_TENSORS_FAST) { return; }
 #if CUBLAS_VERSION >= MATMUL_ROW_SCALES_VERSION
     const int32_t rows = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
-    const int8_t fast = scaling == SCALED_ROWS_FAST;
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &rows, sizeof rows));
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &rows, sizeof rows));
-    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast));
 #else
     die("matrix products: scales for each row need cuBLASLt 12.9; this is a build with %d", CUBLAS_VERSION);
 #endif
@@ -340,9 +350,9 @@ static inline void matmul_product(MatmulContext* ctx, Output d, Factor a, Factor
     v[KEY_LD_C] = (int64_t)d.ld;
     v[KEY_LD_D] = (int64_t)d.ld;
     v[KEY_ADD] = c != NULL;
-    const bool scaled = a.o.scale != NULL || b.o.scale != NULL;
     assert(a.o.scaling == b.o.scaling);
-    v[KEY_SCALED] = a.o.scaling != NOT_SCALED ? a.o.scaling : scaled ? SCALED_TENSORS : NOT_SCALED;
+    assert((uintptr_t)a.o.scale % MATMUL_SCALE_ALIGNMENT == 0 && (uintptr_t)b.o.scale % MATMUL_SCALE_ALIGNMENT == 0);
+    v[KEY_SCALED] = a.o.scaling;
     v[KEY_ALIGN_A] = alignment_of(a.o.data);
     v[KEY_ALIGN_B] = alignment_of(b.o.data);
     v[KEY_ALIGN_C] = alignment_of(c ? c : d.data);
@@ -413,6 +423,16 @@ static void matmul_backward_weight_cuda(MatmulContext* ctx, Out* dw, Operand dou
     dw += even * width;
     matmul_product(ctx, output(dw, width), {operand_from(dout, 0, even), TRANSPOSED}, {x, AS_IS}, accumulate ? dw : NULL,
                    {rest, width, N}, stream);
+}
+
+/* As matmul_backward_weight_cuda(), from the transposes dout_t (OC, N) and x_t (C, N) in 8 bits. N, C and OC are multiples of
+ * 16. */
+template <typename Out>
+static void matmul_backward_weight_transposed_cuda(MatmulContext* ctx, Out* dw, Operand dout_t, Operand x_t, size_t N, int C,
+                                                   int OC, bool accumulate, cudaStream_t stream) {
+    const size_t width = (size_t)C;
+    matmul_product(ctx, output(dw, width), {dout_t, AS_IS}, {x_t, TRANSPOSED}, accumulate ? dw : NULL, {(size_t)OC, width, N},
+                   stream);
 }
 
 #endif

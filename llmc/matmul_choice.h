@@ -32,7 +32,7 @@ typedef enum {
 
 /* The scales of a product's factors. "Fast" sums stay in the tensor cores' own precision until the end: on Hopper about 14 bits
  * of each sum, for a sixth more speed. */
-typedef enum { NOT_SCALED, SCALED_TENSORS, SCALED_ROWS, SCALED_ROWS_FAST } MatmulScaling;
+typedef enum { NOT_SCALED, SCALED_TENSORS, SCALED_ROWS, SCALED_ROWS_FAST, SCALED_TENSORS_FAST } MatmulScaling;
 
 static const char* const matmul_key_names[NUM_KEY_FIELDS] = {
     "m",    "n",    "k",    "trans_a", "trans_b", "type_a",  "type_b",  "type_d",  "ld_a",

@@ -4,6 +4,10 @@
  * Rows: a block takes one, and reads it twice: for the largest value, and, from the cache, to convert it. 3 bytes an element
  * of memory (BF16). A kernel that writes a row can end with quantise_row() and saves the first read: rmsnorm_quantised.cuh,
  * swiglu_quantised.cuh.
+ * Transposes, for the products that sum over the rows: a block takes a tile, 16 elements of 4 rows a thread. The 4 bytes of a
+ * column are a word of its line in shared memory, `tile` (column, rows / 4), whose groups of 4 words change places by the
+ * column's part of the tile: so that neither the writes by columns nor the reads by lines meet in a bank. The one scale has
+ * been left by the kernels that made the rows (QuantisedRows.largest). 2 bytes an element from 8-bit rows, 3 from 16 bits.
  * Weights: a product in fp8 wants both factors with the summed index innermost. Forward sums over the inputs, dx over the
  * outputs, so a weight W (OC, C) has two copies: `rows` (OC, C) with a scale for each output, and `columns` (C, OC), its
  * transpose, with a scale for each input. One pass takes both kinds of maxima, in the arrays of the scales, by integer maxima,
@@ -27,6 +31,8 @@ enum {
     QUANTISE_TILE = 64,          // rows and columns of a tile of the pass that converts
     QUANTISE_PITCH = 64 + 4,     // bytes of its rows in shared memory
     QUANTISE_THREADS = 256,
+    TRANSPOSE_TILE = 128,  // rows and columns of a tile of a transpose
+    TRANSPOSE_ROWS = 4,    // of them, those of a word
 };
 
 typedef Vec<uint8_t, QUANTISE_WIDTH> Quantised16;
@@ -36,10 +42,20 @@ typedef struct {
     uint8_t* data;  // NULL: none
     float* scale;
     size_t pitch;
+    uint32_t* largest;  // rises to the bits of the rows' largest magnitude; NULL: not wanted
 } QuantisedRows;
+
+/* The transpose of rows: eight-bit lines, one for each column, `pitch` bytes apart, with one scale on the device for all. */
+typedef struct {
+    uint8_t* data;
+    float* scale;
+    size_t pitch;
+} QuantisedTranspose;
 
 /* Returns the bytes from one row of `width` to the next. */
 static inline size_t quantised_pitch(size_t width) { return row_pitch<uint8_t>(width); }
+
+__device__ __forceinline__ float to_float(__nv_fp8_e4m3 x) { return (float)x; }
 
 template <typename T>
 __device__ __forceinline__ uint32_t magnitude_bits(T x) {
@@ -116,6 +132,7 @@ __device__ __forceinline__ void quantise_row(QuantisedRows q, size_t n, const T*
     const bool counted = counts && n % QUANTISE_SAMPLE == 0;
     unsigned long long count = 0;
     if (thread == 0) { q.scale[n] = scale; }
+    if (thread == 0 && q.largest) { atomicMax(q.largest, largest); }
     for (int c = thread * W; c < C; c += threads * W) {
         const Vec<T, W> v = load_vec<W>(row + c);
         const Quantised16 to = quantise16(v, [&](int) { return factor; });
@@ -155,6 +172,76 @@ static void quantise_rows_cuda(QuantisedRows q, const T* x, size_t N, int C, siz
     assert(C % QUANTISE_WIDTH == 0 && q.pitch % QUANTISE_WIDTH == 0);
     quantise_rows_kernel<<<(unsigned)N, quantise_threads((size_t)C), 0, stream>>>(q, x, C, x_pitch, counts);
     CUDA_CHECK_LAUNCH("quantise_rows_kernel");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// transposes
+
+/* T: of the rows, floatX or __nv_fp8_e4m3. scales: of 8-bit rows, else NULL. Counts the first row of the tiles on a
+ * diagonal. */
+template <typename T>
+__global__ void __launch_bounds__(QUANTISE_THREADS)
+    quantise_transpose_kernel(QuantisedTranspose q, const T* x, const float* scales, const uint32_t* largest, size_t N, int C,
+                              size_t x_pitch, QuantiseCounts* counts) {
+    constexpr int W = QUANTISE_WIDTH, PARTS = TRANSPOSE_TILE / W, WORDS = TRANSPOSE_TILE / TRANSPOSE_ROWS, GROUP = 4;
+    __shared__ alignas(16) uint32_t tile[TRANSPOSE_TILE][WORDS];
+    const size_t first_row = (size_t)blockIdx.y * TRANSPOSE_TILE;
+    const int first_column = blockIdx.x * TRANSPOSE_TILE;
+    const int line = threadIdx.x / PARTS, part = threadIdx.x % PARTS;  // of words, columns; then of columns, rows
+    const float scale = quantise_scale(*largest), factor = quantise_factor(scale);
+    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) { *q.scale = scale; }
+    const bool counted = counts && blockIdx.x == blockIdx.y % gridDim.x && line == 0;
+    const size_t n = first_row + line * TRANSPOSE_ROWS;
+    const int c = first_column + part * W;
+    if (n < N && c < C) {
+        uint32_t words[W] = {};
+#pragma unroll
+        for (int r = 0; r < TRANSPOSE_ROWS; r++) {
+            const Vec<T, W> v = load_vec<W>(x + (n + r) * x_pitch + c);
+            const float shift = scales ? scales[n + r] * factor : factor;
+            const Quantised16 row = quantise16(v, [&](int) { return shift; });
+            if (counted && r == 0) { add_counts(counts, counts16(row, v), W); }
+#pragma unroll
+            for (int k = 0; k < W; k++) { words[k] |= (uint32_t)row.v[k] << (8 * r); }
+        }
+#pragma unroll
+        for (int k = 0; k < W; k++) { tile[part * W + k][line ^ (part * GROUP)] = words[k]; }
+    }
+    __syncthreads();
+    const size_t row = first_row + part * W;
+#pragma unroll
+    for (int k = 0; k < TRANSPOSE_TILE; k += QUANTISE_THREADS / PARTS) {
+        const int column = first_column + k + line;
+        if (column >= C || row >= N) { continue; }
+        const Vec<uint32_t, GROUP> rows = load_vec<GROUP>(&tile[k + line][(part ^ ((k + line) / W)) * GROUP]);
+        store_vec((uint32_t*)(q.data + column * q.pitch + row), rows);
+    }
+}
+static_assert(QUANTISE_THREADS * TRANSPOSE_ROWS * (int)QUANTISE_WIDTH == TRANSPOSE_TILE * TRANSPOSE_TILE,
+              "each thread has 16 columns of 4 rows");
+
+template <typename T>
+static void quantise_transpose_launch(QuantisedTranspose q, const T* x, const float* scales, const uint32_t* largest, size_t N,
+                                      int C, size_t x_pitch, QuantiseCounts* counts, cudaStream_t stream) {
+    if (N == 0) { return; }
+    assert(N % QUANTISE_WIDTH == 0 && C % QUANTISE_WIDTH == 0 && q.pitch % QUANTISE_WIDTH == 0);
+    const dim3 grid((unsigned)ceil_div((size_t)C, TRANSPOSE_TILE), (unsigned)ceil_div(N, TRANSPOSE_TILE));
+    quantise_transpose_kernel<<<grid, QUANTISE_THREADS, 0, stream>>>(q, x, scales, largest, N, C, x_pitch, counts);
+    CUDA_CHECK_LAUNCH("quantise_transpose_kernel");
+}
+
+/* Writes the transpose q (C, N) of x (N, C), x_pitch, whose largest magnitude is `largest`, on the device. counts as above. N
+ * and C are multiples of QUANTISE_WIDTH. */
+template <typename T>
+static void quantise_transposed_cuda(QuantisedTranspose q, const T* x, const uint32_t* largest, size_t N, int C, size_t x_pitch,
+                                     QuantiseCounts* counts, cudaStream_t stream) {
+    quantise_transpose_launch(q, x, NULL, largest, N, C, x_pitch, counts, stream);
+}
+
+/* Writes the transpose q (C, N) of `rows` (N, C), shifted from their scales to the one by rows.largest. */
+static inline void quantise_shifted_cuda(QuantisedTranspose q, QuantisedRows rows, size_t N, int C, QuantiseCounts* counts,
+                                         cudaStream_t stream) {
+    quantise_transpose_launch(q, (const __nv_fp8_e4m3*)rows.data, rows.scale, rows.largest, N, C, rows.pitch, counts, stream);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

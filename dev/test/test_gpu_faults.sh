@@ -89,6 +89,13 @@ the transpose is not transposed | BF16 | test_kernels_cu quantised_weights | llm
 rows of activations lose their scales | BF16 | test_llama3cu $fp8 | llmc/quantise.cuh | s/q\.scale\[n\] = scale;/q.scale[n] = 1;/
 swiglu's 8-bit row is that of its gates alone | BF16 | test_kernels_cu swiglu_quantises | llmc/swiglu_quantised.cuh | s/largest_of(g\.dup, largest_of(g\.dgate, largest))/largest_of(g.dgate, largest)/
 a column's scale from its row | BF16 | test_kernels_cu quantised_weights | llmc/quantise.cuh | s/quantise_factor(column_scales\[c + k\])/factor/
+two columns of a transpose are exchanged | BF16 | test_kernels_cu transposes_are | llmc/quantise.cuh | s/tile\[part \* W + k\]\[line/tile[part * W + (k ^ 1)][line/
+rows are shifted away from the scale of all | BF16 | test_kernels_cu transposes_are | llmc/quantise.cuh | s/scales\[n + r\] \* factor/factor \/ scales[n + r]/
+a row of zeros counts with its scale | BF16 | test_kernels_cu transposes_are | llmc/quantise.cuh | s/atomicMax(q.largest, largest)/atomicMax(q.largest, __float_as_uint(448 * scale))/
+a transpose of 16 bits loses its scale | BF16 | test_llama3cu $fp8 | llmc/quantise.cuh | s/{ \*q\.scale = scale; }/{ *q.scale = scales ? scale : 1; }/
+the scale of x for that of dout in dW | BF16 | test_llama3cu $fp8 | llmc/gpu/fp8.cuh | s/q->transpose_scale\[1\], pitch/q->transpose_scale[0], pitch/
+largest values outlive their batch | BF16 | test_llama3cu $fp8 | train_llama3.cu | s/^    fp8_begin(&m->fp8, q);//
+dW from the transpose of the dout before | BF16 | test_llama3cu $fp8 | train_llama3.cu | /^ *linear_backward_input(q, "gate up dx"/ { h; d; }; /^ *linear_backward_weight(q, "gate up dw"/ G
 the split master's low half dropped | BF16 | test_kernels_cu adamw_agrees | llmc/adamw.cuh | s/master\.v\[k\] = split_low(p)/master.v[k] = 0/
 END
 }

@@ -1622,6 +1622,19 @@ static void compare_quantised(const char* what, const std::vector<uint8_t>& q, c
     }
 }
 
+/* Whether the bits are those of the largest magnitude; any NaN is as good as another. */
+static bool same_largest(uint32_t bits, const Floats& x) {
+    const uint32_t want = quantise_largest(x.data(), x.size(), 1);
+    return bits == want || (bits > 0x7F800000u && want > 0x7F800000u);
+}
+
+static void check_counts(const char* what, const QuantiseCounts* d_counts, const QuantiseCounts& want) {
+    const QuantiseCounts got = download(d_counts, 1)[0];
+    CHECK(memcmp(&got, &want, sizeof got) == 0, "%s: %llu of %llu flushed, %llu subnormal, wanted %llu of %llu and %llu", what,
+          (unsigned long long)got.flushed, (unsigned long long)got.values, (unsigned long long)got.subnormal,
+          (unsigned long long)want.flushed, (unsigned long long)want.values, (unsigned long long)want.subnormal);
+}
+
 static void quantised_rows_are_the_oracle_s() {
     const size_t shapes[][2] = {{1, 16}, {7, 48}, {130, 768}, {66, 2048}, {65, 8192}, {3, 16400}, {2, 57344}};
     for (auto& s : shapes) {
@@ -1636,7 +1649,8 @@ static void quantised_rows_are_the_oracle_s() {
         char what[64];
         snprintf(what, sizeof what, "rows of (%zu, %zu)", N, C);
         for (int turn = 0; turn < 2; turn++) {
-            const QuantisedRows to = {device_alloc<uint8_t>(N * pitch), device_alloc<float>(N), pitch};
+            QuantisedRows to = {device_alloc<uint8_t>(N * pitch), device_alloc<float>(N), pitch, NULL};
+            if (turn == 0) { to.largest = upload(std::vector<uint32_t>(1)); }
             QuantiseCounts* d_counts = upload(std::vector<QuantiseCounts>(1));
             quantise_rows_cuda(to, d_x, N, (int)C, pitch_x, turn == 0 ? d_counts : NULL, 0);
             const std::vector<uint8_t> rows = download(to.data, N * pitch);
@@ -1648,11 +1662,8 @@ static void quantised_rows_are_the_oracle_s() {
             }
             CHECK(padding, "%s: the padding was overwritten", what);
             compare_quantised(what, q, want, download(to.scale, N), want_scale);
-            const QuantiseCounts got = download(d_counts, 1)[0];
-            const bool same = got.values == counts.values && got.flushed == counts.flushed && got.subnormal == counts.subnormal;
-            CHECK(turn == 1 ? got.values == 0 : same, "%s: %llu of %llu flushed, %llu subnormal, wanted %llu of %llu and %llu",
-                  what, (unsigned long long)got.flushed, (unsigned long long)got.values, (unsigned long long)got.subnormal,
-                  (unsigned long long)counts.flushed, (unsigned long long)counts.values, (unsigned long long)counts.subnormal);
+            CHECK(turn == 1 || same_largest(download(to.largest, 1)[0], x), "%s: another largest value", what);
+            check_counts(what, d_counts, turn == 0 ? counts : QuantiseCounts{0, 0, 0});
         }
     }
     device_free_all();
@@ -1662,16 +1673,22 @@ static bool same_bytes(const floatX* a, const floatX* b, size_t n) {
     return memcmp(download(a, n).data(), download(b, n).data(), n * sizeof *a) == 0;
 }
 
+/* Returns room for rows, with their largest value. */
+static QuantisedRows rows_to_fill(size_t N, size_t pitch) {
+    return {device_alloc<uint8_t>(N * pitch), device_alloc<float>(N), pitch, upload(std::vector<uint32_t>(1))};
+}
+
 /* Checks that a layer's own 8-bit rows are those of the pass over what it wrote, w (N, C). */
 static void compare_fused(const char* what, QuantisedRows q, const QuantiseCounts* d_counts, const floatX* w, size_t N,
                           size_t C, size_t pitch) {
-    const QuantisedRows want = {device_alloc<uint8_t>(N * q.pitch), device_alloc<float>(N), q.pitch};
+    const QuantisedRows want = rows_to_fill(N, q.pitch);
     QuantiseCounts* want_counts = upload(std::vector<QuantiseCounts>(1));
     quantise_rows_cuda(want, w, N, (int)C, pitch, want_counts, 0);
     compare_quantised(what, download(q.data, N * q.pitch), download(want.data, N * q.pitch), download(q.scale, N),
                       download(want.scale, N));
     const QuantiseCounts got = download(d_counts, 1)[0], wanted = download(want_counts, 1)[0];
     CHECK(memcmp(&got, &wanted, sizeof got) == 0, "%s: the counts differ", what);
+    CHECK(download(q.largest, 1)[0] == download(want.largest, 1)[0], "%s: the largest values differ", what);
 }
 
 static void rmsnorm_quantises_what_it_writes() {
@@ -1682,7 +1699,7 @@ static void rmsnorm_quantises_what_it_writes() {
         const floatX *d_x = upload_rows<floatX>(x, N, C, pitch), *d_w = upload_rows<floatX>(w, 1, C, C);
         floatX *plain = device_alloc<floatX>(N * pitch), *out = device_alloc<floatX>(N * pitch);
         float *plain_rstd = device_alloc<float>(N), *rstd = device_alloc<float>(N);
-        const QuantisedRows q = {device_alloc<uint8_t>(N * quantised_pitch(C)), device_alloc<float>(N), quantised_pitch(C)};
+        const QuantisedRows q = rows_to_fill(N, quantised_pitch(C));
         QuantiseCounts* counts = upload(std::vector<QuantiseCounts>(1));
         rmsnorm_forward_cuda(plain, plain_rstd, d_x, d_w, {N, (int)C, pitch}, 1e-5f, 0);
         rmsnorm_forward_quantised_cuda(q, out, rstd, d_x, d_w, {N, (int)C, pitch}, 1e-5f, counts, 0);
@@ -1706,7 +1723,7 @@ static void swiglu_quantises_what_it_writes() {
                      *d_gate_up = upload_rows<floatX>(gate_up, N, 2 * F, pitch2);
         char what[64];
         floatX *plain = device_alloc<floatX>(N * pitch), *out = device_alloc<floatX>(N * pitch);
-        QuantisedRows q = {device_alloc<uint8_t>(N * quantised_pitch(F)), device_alloc<float>(N), quantised_pitch(F)};
+        QuantisedRows q = rows_to_fill(N, quantised_pitch(F));
         QuantiseCounts* counts = upload(std::vector<QuantiseCounts>(1));
         swiglu_forward_cuda(plain, d_gate_up, N, (int)F, pitch2, pitch, 0);
         swiglu_forward_quantised_cuda(q, out, d_gate_up, N, (int)F, pitch2, pitch, counts, 0);
@@ -1716,7 +1733,7 @@ static void swiglu_quantises_what_it_writes() {
         for (int again = 0; again < 2; again++) {
             floatX *in_place = upload_rows<floatX>(gate_up, N, 2 * F, pitch2), *apart = device_alloc<floatX>(N * pitch2);
             CUDA_CHECK(cudaMemset(apart, 0xff, N * pitch2 * sizeof(floatX)));
-            q = {device_alloc<uint8_t>(N * quantised_pitch(2 * F)), device_alloc<float>(N), quantised_pitch(2 * F)};
+            q = rows_to_fill(N, quantised_pitch(2 * F));
             counts = upload(std::vector<QuantiseCounts>(1));
             floatX *y = device_alloc<floatX>(N * pitch), *want_y = device_alloc<floatX>(N * pitch);
             swiglu_backward_cuda(apart, again ? want_y : NULL, d_dout, d_gate_up, N, (int)F, pitch2, pitch, 0);
@@ -1766,11 +1783,80 @@ static void quantised_weights_are_the_oracle_s() {
         compare_quantised(what, download(q.rows, blocks * R * C), want_rows, scale, want_scale);
         snprintf(what, sizeof what, "columns of weights (%zu, %zu)", R, C);
         compare_quantised(what, download(q.columns, blocks * R * C), want_columns, scale, want_scale);
-        const QuantiseCounts got = download(d_counts, 1)[0];
-        CHECK(got.values == counts.values && got.flushed == counts.flushed && got.subnormal == counts.subnormal,
-              "weights (%zu, %zu): %llu of %llu flushed, %llu subnormal, wanted %llu of %llu and %llu", R, C,
-              (unsigned long long)got.flushed, (unsigned long long)got.values, (unsigned long long)got.subnormal,
-              (unsigned long long)counts.flushed, (unsigned long long)counts.values, (unsigned long long)counts.subnormal);
+        check_counts(what, d_counts, counts);
+    }
+    device_free_all();
+}
+
+/* Returns (N, C) values of rows whose sizes differ by up to 2^24; some are zero, and some rows are. */
+static Floats steep_values(size_t N, size_t C) {
+    Floats x = random_values<floatX>(N * C, 1);
+    for (size_t i = 0; i < N * C; i++) {
+        const size_t n = i / C;
+        x[i] = to_float(from_float<floatX>(n % 5 == 3 || i % 11 == 0 ? 0.0f : ldexpf(x[i], -(int)(n % 7) * 4)));
+    }
+    return x;
+}
+
+/* Adds up the counts of a transpose q (C, N) of x (N, C): of the first row of the tiles on a diagonal. */
+static QuantiseCounts count_transpose(const std::vector<uint8_t>& q, const Floats& x, size_t N, size_t C) {
+    const size_t tiles = ceil_div(C, (size_t)TRANSPOSE_TILE);
+    QuantiseCounts counts = {0, 0, 0};
+    for (size_t n = 0; n < N; n += TRANSPOSE_TILE) {
+        const size_t first = n / TRANSPOSE_TILE % tiles * TRANSPOSE_TILE;
+        for (size_t c = first; c < C && c < first + TRANSPOSE_TILE; c++) {
+            quantise_count(&counts, &q[c * N + n], &x[n * C + c], 1);
+        }
+    }
+    return counts;
+}
+
+/* Checks a transpose of x (N, C), its scale and its counts, and that its padding is left alone. */
+static void compare_transpose(const char* what, QuantisedTranspose q, const QuantiseCounts* d_counts,
+                              const std::vector<uint8_t>& want, float scale, const Floats& x, size_t N, size_t C) {
+    const std::vector<uint8_t> lines = download(q.data, C * q.pitch);
+    std::vector<uint8_t> got;
+    bool padding = true;
+    for (size_t c = 0; c < C; c++) {
+        got.insert(got.end(), lines.begin() + (long)(c * q.pitch), lines.begin() + (long)(c * q.pitch + N));
+        for (size_t n = N; n < q.pitch; n++) { padding = padding && lines[c * q.pitch + n] == 0xff; }
+    }
+    CHECK(padding, "%s (%zu, %zu): the padding was overwritten", what, N, C);
+    compare_quantised(what, got, want, download(q.scale, 1), {scale});
+    check_counts(what, d_counts, count_transpose(want, x, N, C));
+}
+
+/* Of rows in 16 bits and of 8-bit rows, whose scales may lie far below that of all; tiles that are not full; a NaN in one row
+ * shows in all. */
+static void transposes_are_the_oracle_s() {
+    const size_t shapes[][2] = {{16, 16}, {48, 80}, {128, 128}, {144, 272}, {400, 2048}, {2064, 48}, {272, 1040}};
+    for (auto& s : shapes) {
+        for (int nan = 0; nan < 2; nan++) {
+            const size_t N = s[0], C = s[1], pitch_x = padded(C), pitch = quantised_pitch(N) + 16;
+            Floats x = steep_values(N, C), shifted_from(N * C), row_scale(N);
+            if (nan) { x[(N - 2) * C + 7] = NAN; }
+            std::vector<uint8_t> want(C * N), rows(N * C), want_shifted(C * N);
+            const float scale = quantise_transposed(want.data(), x.data(), N, C);
+            quantise_rows(rows.data(), row_scale.data(), x.data(), N, C);
+            quantise_shifted(want_shifted.data(), rows.data(), row_scale.data(), scale, N, C);
+            for (size_t i = 0; i < N * C; i++) { shifted_from[i] = f32_from_e4m3(rows[i]); }
+
+            const floatX* d_x = upload_rows<floatX>(x, N, C, pitch_x);
+            const QuantisedRows d_rows = rows_to_fill(N, quantised_pitch(C));
+            quantise_rows_cuda(d_rows, d_x, N, (int)C, pitch_x, NULL, 0);
+            for (int turn = 0; turn < 2; turn++) {
+                const QuantisedTranspose q = {device_alloc<uint8_t>(C * pitch), device_alloc<float>(1), pitch};
+                QuantiseCounts* d_counts = upload(std::vector<QuantiseCounts>(1));
+                char what[64];
+                snprintf(what, sizeof what, "%s (%zu, %zu)%s", turn ? "shifted" : "transposed", N, C, nan ? ", NaN" : "");
+                if (turn) {
+                    quantise_shifted_cuda(q, d_rows, N, (int)C, d_counts, 0);
+                } else {
+                    quantise_transposed_cuda(q, d_x, d_rows.largest, N, (int)C, pitch_x, d_counts, 0);
+                }
+                compare_transpose(what, q, d_counts, turn ? want_shifted : want, scale, turn ? shifted_from : x, N, C);
+            }
+        }
     }
     device_free_all();
 }
@@ -1791,8 +1877,64 @@ static double product_error(const std::vector<Out>& got, const std::vector<doubl
     return sqrt(diff / sum);
 }
 
-/* Products of quantised rows against those of the values that these stand for, in double. Rows and columns have very different
- * scales, so that a scale in the wrong place shows. 1e-3 with sums in fp32; the output's rounding comes on top. */
+/* 8-bit rows on the host, (R, K), with a scale for each or one for all. */
+typedef struct {
+    size_t R, K;
+    std::vector<uint8_t> q;
+    Floats scale;
+    Operand (*operand)(const void* data, const float* scale, size_t ld, bool fast);
+} HostRows;
+
+/* Checks A B^T (M, N) of 8-bit rows A (M, K) and B (N, K) against the product of the values that these stand for, in double.
+ * 1e-3 with sums in fp32; the output's rounding comes on top. product(out, a, b, add) writes out (M, N), or adds to it. */
+template <typename Product>
+static void compare_products(const HostRows& a, const HostRows& b, const Product& product) {
+    const size_t M = a.R, N = b.R, K = a.K;
+    const Floats r = random_values<__nv_bfloat16>(M * N, 8);
+    std::vector<double> want(M * N), added(M * N);
+    for (size_t i = 0; i < M * N; i++) {
+        const uint8_t *x = &a.q[i / N * K], *y = &b.q[i % N * K];
+        double sum = 0;
+        for (size_t k = 0; k < K; k++) { sum += (double)f32_from_e4m3(x[k]) * (double)f32_from_e4m3(y[k]); }
+        want[i] = sum * a.scale[i / N % a.scale.size()] * b.scale[i % N % b.scale.size()];
+        added[i] = want[i] + r[i];
+    }
+    const uint8_t *d_a = upload(a.q), *d_b = upload(b.q);
+    const float *a_scale = upload(a.scale), *b_scale = upload(b.scale);
+    for (int fast = 0; fast < 2; fast++) {
+        const Operand oa = a.operand(d_a, a_scale, K, fast), ob = b.operand(d_b, b_scale, K, fast);
+        std::vector<float> out32;
+        std::vector<__nv_bfloat16> out16, sum16;
+        for (int turn = 0; turn < 2; turn++) {
+            float* d32 = device_alloc<float>(M * N);
+            __nv_bfloat16 *d16 = device_alloc<__nv_bfloat16>(M * N), *sum = upload_rows<__nv_bfloat16>(r, M, N, N);
+            product(d32, oa, ob, false);
+            product(d16, oa, ob, false);
+            product(sum, oa, ob, true);
+            const std::vector<float> again = download(d32, M * N);
+            CHECK(turn == 0 || memcmp(again.data(), out32.data(), M * N * sizeof(float)) == 0, "two runs differ");
+            out32 = again;
+            out16 = download(d16, M * N);
+            sum16 = download(sum, M * N);
+        }
+        const double e32 = product_error(out32, want), e16 = product_error(out16, want), sum = product_error(sum16, added);
+        printf("     M=%zu K=%zu N=%zu%s: fp32 %.2e, BF16 %.2e, with addition %.2e\n", M, K, N, fast ? ", fast" : "", e32, e16,
+               sum);
+        const double limit = fast ? 1e-2 : 1e-3;
+        CHECK(e32 <= limit, "fp32: relative L2 error %g, wanted at most %g", e32, limit);
+        CHECK(e16 <= limit + 1.5e-3 && sum <= limit + 3e-3, "BF16: relative L2 errors %g and %g", e16, sum);
+    }
+}
+
+/* Returns random rows (R, K) in 8 bits, of `sizes` very different scales, so that a scale in the wrong place shows. */
+static HostRows quantised_rows_of(size_t R, size_t K, int sizes) {
+    HostRows h = {R, K, std::vector<uint8_t>(R * K), Floats(R), operand_e4m3};
+    Floats x = random_values<floatX>(R * K, 1);
+    for (size_t i = 0; i < R * K; i++) { x[i] = ldexpf(x[i], (int)(i / K) % sizes - sizes / 2); }
+    quantise_rows(h.q.data(), h.scale.data(), x.data(), R, K);
+    return h;
+}
+
 static void products_of_quantised_rows_agree() {
     if (!has_row_scales()) {
         printf("     no card with scales for each row here: no product is tested\n");
@@ -1802,51 +1944,39 @@ static void products_of_quantised_rows_agree() {
     MatmulContext* ctx = matmul_context();
     for (auto& s : shapes) {
         const size_t N = s[0], C = s[1], OC = s[2];
-        Floats x = random_values<floatX>(N * C, 1), w = random_values<floatX>(OC * C, 1);
-        const Floats r = random_values<__nv_bfloat16>(N * OC, 8);
-        for (size_t i = 0; i < N * C; i++) { x[i] = ldexpf(x[i], (int)(i / C % 9) - 4); }
-        for (size_t i = 0; i < OC * C; i++) { w[i] = ldexpf(w[i], (int)(i / C % 7) - 3); }
-        std::vector<uint8_t> x8(N * C), w8(OC * C);
-        Floats x_scale(N), w_scale(OC);
-        quantise_rows(x8.data(), x_scale.data(), x.data(), N, C);
-        quantise_rows(w8.data(), w_scale.data(), w.data(), OC, C);
-        std::vector<double> want(N * OC), added(N * OC);
-        for (size_t n = 0; n < N; n++) {
-            for (size_t o = 0; o < OC; o++) {
-                double sum = 0;
-                for (size_t c = 0; c < C; c++) {
-                    sum += (double)f32_from_e4m3(x8[n * C + c]) * (double)f32_from_e4m3(w8[o * C + c]);
-                }
-                want[n * OC + o] = sum * x_scale[n] * w_scale[o];
-                added[n * OC + o] = want[n * OC + o] + r[n * OC + o];
-            }
-        }
-        const uint8_t *d_x = upload(x8), *d_w = upload(w8);
-        const float *d_xs = upload(x_scale), *d_ws = upload(w_scale);
-        const __nv_bfloat16* d_r = upload_rows<__nv_bfloat16>(r, N, OC, OC);
-        for (int fast = 0; fast < 2; fast++) {
-            const Operand ox = operand_e4m3(d_x, d_xs, C, fast), ow = operand_e4m3(d_w, d_ws, C, fast);
-            std::vector<float> out32;
-            std::vector<__nv_bfloat16> out16, sum16;
-            for (int turn = 0; turn < 2; turn++) {
-                float* d32 = device_alloc<float>(N * OC);
-                __nv_bfloat16 *d16 = device_alloc<__nv_bfloat16>(N * OC), *dsum = device_alloc<__nv_bfloat16>(N * OC);
-                matmul_forward_cuda(ctx, d32, ox, ow, (const float*)NULL, N, (int)C, (int)OC, OC, 0);
-                matmul_forward_cuda(ctx, d16, ox, ow, (const __nv_bfloat16*)NULL, N, (int)C, (int)OC, OC, 0);
-                matmul_forward_cuda(ctx, dsum, ox, ow, d_r, N, (int)C, (int)OC, OC, 0);
-                const std::vector<float> again = download(d32, N * OC);
-                CHECK(turn == 0 || memcmp(again.data(), out32.data(), N * OC * sizeof(float)) == 0, "two runs differ");
-                out32 = again;
-                out16 = download(d16, N * OC);
-                sum16 = download(dsum, N * OC);
-            }
-            const double e32 = product_error(out32, want), e16 = product_error(out16, want), sum = product_error(sum16, added);
-            printf("     N=%zu C=%zu OC=%zu%s: fp32 %.2e, BF16 %.2e, with addition %.2e\n", N, C, OC, fast ? ", fast" : "", e32,
-                   e16, sum);
-            const double limit = fast ? 1e-2 : 1e-3;
-            CHECK(e32 <= limit, "fp32: relative L2 error %g, wanted at most %g", e32, limit);
-            CHECK(e16 <= limit + 1.5e-3 && sum <= limit + 3e-3, "BF16: relative L2 errors %g and %g", e16, sum);
-        }
+        compare_products(quantised_rows_of(N, C, 9), quantised_rows_of(OC, C, 7),
+                         [&](auto* out, Operand x, Operand w, bool add) {
+                             matmul_forward_cuda(ctx, out, x, w, add ? out : NULL, N, (int)C, (int)OC, OC, 0);
+                         });
+    }
+    CHECK(ctx->num_plans == 4 * 2 * 3, "%d plans: the keys of products with scales", ctx->num_plans);
+    matmul_destroy(ctx);
+    device_free_all();
+}
+
+/* Returns the transpose in 8 bits of random rows (N, C), whose sizes are very different, with one scale, times 2^size. */
+static HostRows quantised_transpose_of(size_t N, size_t C, int size) {
+    HostRows h = {C, N, std::vector<uint8_t>(C * N), Floats(1), operand_e4m3_tensor};
+    Floats x = steep_values(N, C);
+    for (float& v : x) { v = ldexpf(v, size); }
+    h.scale[0] = quantise_transposed(h.q.data(), x.data(), N, C);
+    return h;
+}
+
+/* dW from 8-bit transposes, whose sums run over the tokens. */
+static void weights_gradients_of_transposes_agree() {
+    if (!has_row_scales()) {
+        printf("     no card with scales for each row here: no product is tested\n");
+        return;
+    }
+    const size_t shapes[][3] = {{48, 48, 64}, {16, 80, 48}, {2048, 256, 512}, {8192, 256, 128}};
+    MatmulContext* ctx = matmul_context();
+    for (auto& s : shapes) {
+        const size_t N = s[0], C = s[1], OC = s[2];
+        const HostRows dout = quantised_transpose_of(N, OC, -5), x = quantised_transpose_of(N, C, 2);
+        compare_products(dout, x, [&](auto* dw, Operand dout_t, Operand x_t, bool add) {
+            matmul_backward_weight_transposed_cuda(ctx, dw, dout_t, x_t, N, (int)C, (int)OC, add, 0);
+        });
     }
     CHECK(ctx->num_plans == 4 * 2 * 3, "%d plans: the keys of products with scales", ctx->num_plans);
     matmul_destroy(ctx);
@@ -1953,7 +2083,9 @@ static const struct {
     ENTRY(quantised_weights_are_the_oracle_s),
     ENTRY(rmsnorm_quantises_what_it_writes),
     ENTRY(swiglu_quantises_what_it_writes),
+    ENTRY(transposes_are_the_oracle_s),
     ENTRY(products_of_quantised_rows_agree),
+    ENTRY(weights_gradients_of_transposes_agree),
     ENTRY(lora_agrees_with_its_oracle),
 };
 

@@ -3,7 +3,7 @@
 # that is here is hidden. The memory tables are compared with what an H200 held. Run from the project's root.
 . dev/test/lib.sh
 [ -x "$bin/train_llama3cu" ] || {
-    skip "what a run on a GPU would take" "there is no train_llama3cu" 186
+    skip "what a run on a GPU would take" "there is no train_llama3cu" 187
     summary
     exit
 }
@@ -110,6 +110,8 @@ if [ "$precision" = BF16 ]; then
     expect "--fp8 is planned without a card" 0 "timed   nothing: " fp8 --model llama3.2-1b --seq 2048 --batch 16
     # a byte for each weight and for its transpose: 16 blocks of 60,817,408 weights, and their scales
     check "its copies of the weights are in the table" grep -q "^memory  fp8 weights  *1.82 GiB$" "$tmp/stdout"
+    # beside 1.12 GiB: of 32,768 tokens 8-bit rows of 16,384, and the transposes of these and of 2,048 more
+    check "so are its rows and transposes" grep -q "^memory  workspace, estimated  *2.18 GiB$" "$tmp/stdout"
     plan --max-memory 140G --model llama3.2-1b --seq 2048 --batch 16 >without
     check "without it there are none" test "$(grep -c "fp8" without)" -eq 0
     # ZeRO 3: of 3 blocks, with 37,888 scales each
@@ -129,7 +131,7 @@ if [ "$precision" = BF16 ]; then
 else
     expect "--fp8 needs a build for BF16" 2 "error: --fp8: this is a build for $precision, wanted PRECISION=BF16" \
         plan --fp8 --model d2 --max-memory 80G
-    skip "what --fp8 takes" "this build is for $precision, wanted BF16" 13
+    skip "what --fp8 takes" "this build is for $precision, wanted BF16" 14
 fi
 
 # ---------------------------------------------------------------------------------------------------------------------

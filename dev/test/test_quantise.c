@@ -107,6 +107,56 @@ static void columns_are_the_rows_of_the_transpose(void) {
     CHECK(memcmp(columns, rows, sizeof rows) == 0 && memcmp(column_scale, row_scale, sizeof row_scale) == 0, "they differ");
 }
 
+/* Fills x (R, C) with values of rows of very different sizes, down to 2^-24 of others; every fifth is a row of zeros, whose
+ * scale of 1 is above all others. */
+static void fill_uneven(float* x, int R, int C) {
+    rand_normal(x, (size_t)R * C, 1.0f, 7, 2);
+    for (int i = 0; i < R * C; i++) { x[i] = i / C % 5 == 3 ? 0 : ldexpf(x[i], -12 - i / C % 7 * 4); }
+}
+
+static void a_transpose_has_the_scale_of_its_largest_value(void) {
+    enum { R = 37, C = 53 };
+    static float x[R * C];
+    static uint8_t all[R * C], q[C * R];
+    fill_uneven(x, R, C);
+    const float want = quantise_values(all, x, R * C, 1), scale = quantise_transposed(q, x, R, C);
+    CHECK(scale == want && scale < 0x1p-12f, "the scale is %g, wanted %g", (double)scale, (double)want);
+    for (int i = 0; i < R * C; i++) { CHECK(q[i % C * R + i / C] == all[i], "row %d, column %d", i / C, i % C); }
+}
+
+/* The reference is the nearest value to what the 8-bit row stands for. Most rows shift exactly, some only in part. */
+static void shifted_rows_become_the_nearest_values(void) {
+    enum { R = 37, C = 53 };
+    static float x[R * C];
+    static uint8_t rows[R * C], q[C * R];
+    float row_scale[R];
+    int exact = 0, rounded = 0, flushed = 0;
+    fill_uneven(x, R, C);
+    quantise_rows(rows, row_scale, x, R, C);
+    const float scale = quantise_scale(quantise_largest(x, R * C, 1));
+    quantise_shifted(q, rows, row_scale, scale, R, C);
+    for (int i = 0; i < R * C; i++) {
+        const double row = value_of(rows[i] & 0x7F) * row_scale[i / C] / scale;
+        const uint8_t got = q[i % C * R + i / C];
+        CHECK(row <= 448, "row %d, column %d saturates", i / C, i % C);
+        CHECK(got == (nearest(row) | (rows[i] & 0x80)), "row %d, column %d: 0x%02X became 0x%02X", i / C, i % C, rows[i], got);
+        exact += value_of(got & 0x7F) == row;
+        rounded += (got & 0x7F) > 0 && value_of(got & 0x7F) != row;
+        flushed += (got & 0x7F) == 0 && row > 0;
+    }
+    CHECK(exact > R * C / 2 && rounded > 50 && flushed > 50, "%d exact, %d rounded, %d flushed", exact, rounded, flushed);
+}
+
+static void a_transpose_that_is_not_finite_is_nan(void) {
+    float x[2][4] = {{1, 2, INFINITY, 0}, {1, 2, 3, 4}}, row_scale[2];
+    uint8_t rows[8], shifted[8], q[8];
+    const float scale = quantise_transposed(q, x[0], 2, 4);
+    quantise_rows(rows, row_scale, x[0], 2, 4);
+    quantise_shifted(shifted, rows, row_scale, scale, 2, 4);
+    CHECK(isnan(scale), "the scale is %g", (double)scale);
+    for (int i = 0; i < 8; i++) { CHECK(q[i] == E4M3_NAN && shifted[i] == E4M3_NAN, "element %d", i); }
+}
+
 /* Of a row whose largest value is 448, that is of scale 1. */
 static void what_is_lost_is_counted(void) {
     const float x[] = {448, 0, -0.0f, 0x1p-10f, -0x1p-10f, 0x1.8p-10f, 0x1p-9f, 0x1.bp-7f, 0x1.fp-7f, 0x1p-6f, -3};
@@ -157,6 +207,9 @@ int main(int argc, char** argv) {
     RUN(a_scale_is_the_smallest_that_fits);
     RUN(rows_that_are_not_finite_are_nan);
     RUN(columns_are_the_rows_of_the_transpose);
+    RUN(a_transpose_has_the_scale_of_its_largest_value);
+    RUN(shifted_rows_become_the_nearest_values);
+    RUN(a_transpose_that_is_not_finite_is_nan);
     RUN(what_is_lost_is_counted);
     RUN(normal_rows_have_the_format_s_error);
     return test_summary();

@@ -361,6 +361,22 @@ def test_fp8_limits_pass_pytorch_and_fail_faults(monkeypatch):
     for fault in (unscaled, scale_of_another_row, truncated):
         monkeypatch.setattr(ref, "quantised", fault)
         assert over_the_limits("fp8", "fp8") > 1.1, fault.__name__
+    monkeypatch.setattr(ref, "quantised", right)
+    whole = ref.quantised_whole
+
+    def shifted_the_other_way(x, of):  # rows of another scale than all
+        sizes = of.float().abs().amax(dim=-1, keepdim=True).clamp(min=1e-30).log2().round()
+        return whole(x * 2 ** (sizes - sizes.max()).to(x.dtype), of)
+
+    def of_another_token(x, of):
+        return whole(x, of).roll(int(x is not of), 0)
+
+    def scale_with_zero_rows(x, of):
+        return whole(x, torch.full_like(of, 448))
+
+    for fault in (shifted_the_other_way, of_another_token, scale_with_zero_rows):
+        monkeypatch.setattr(ref, "quantised_whole", fault)
+        assert over_the_limits("fp8", "fp8") > 1.1, fault.__name__
 
 
 def test_committed_pairs_equal_transformers(pair):

@@ -2,7 +2,7 @@
  *
  *   forward   out = x W^T     x: 8 bits, a scale for each token     W: 8 bits, a scale for each output
  *   dx        dx = dout W     dout: a scale for each token          W: its transposed copy, a scale for each input
- *   dW        in BF16, from BF16
+ *   dW        dW = dout^T x   dout: its transpose, one scale        x: its transpose, one scale
  *
  * All else stays as it is: residual stream, norms, embedding, head, attention, gradients, optimizer. The scales are powers of
  * two, from the tensor as it is now (quantise.h), so a run has nothing more to save, and a resumed one computes the same bits.
@@ -12,9 +12,16 @@
  * pass. All products share one buffer for them; what is computed again has the same bits. Validation and --eval --fp8 compute
  * as training does. Text is generated in BF16.
  *
+ * dW sums over the tokens, so that their scales cannot be applied to the sum: each factor has one scale, by its largest value.
+ * What quantises the rows of a tensor leaves that value in `largest`, that of x already in the forward pass. dx makes the
+ * transpose of dout from its 8-bit rows, by a shift of the exponents (quantise.h), 2 bytes a value, and leaves it for dW. x is
+ * kept in 16 bits, or computed again with the same bits, so dW makes its transpose from these, 3 bytes a value, with the scale
+ * that the forward pass has left: the same bits whatever is computed again. Both transposes share one buffer.
+ *
  * The sums: forward keeps them in the tensor cores' own precision until the end (fast), as others do; dx, which sums over twice
- * the feed-forward width, does not. On an H200 (dev/results/nvidia-h200-levers.md) the products of a 1B model run at 1.87 times
- * BF16's speed if both are fast, at 1.66 if none is.
+ * the feed-forward width, and dW, which sums over all tokens, do not. On an H200 (dev/results/nvidia-h200-levers.md) the
+ * products of a 1B model run at 1.87 times BF16's speed if all are fast, at 1.66 if none is, with scales for each row; those of
+ * dW with one scale each, not fast, at 1.77.
  *
  * Several GPUs: every rank makes the copies from weights that have been gathered, on the stream of the exchange, right behind
  * the gather and before the event of it that the compute stream waits for.
@@ -39,16 +46,18 @@
 #define LLMC_FP8_CUH
 
 #include "llmc/config.h"               // defines: ModelConfig, ParamTable, param_offset
+#include "llmc/dist/zero.h"            // defines: GATHER_SLOTS
 #include "llmc/gpu/arena.cuh"          // defines: Arena, take
 #include "llmc/gpu/device.cuh"         // defines: Device
 #include "llmc/gpu/exchange.cuh"       // defines: Exchange
 #include "llmc/gpu/layers.cuh"         // defines: Queue, linear, linear_backward_input
-#include "llmc/quantise.cuh"           // defines: QuantisedRows, QuantisedWeights, quantise_rows_cuda, quantise_weights_cuda
+#include "llmc/quantise.cuh"           // defines: QuantisedRows, QuantisedWeights, QuantisedTranspose, quantise_rows_cuda
 #include "llmc/rmsnorm_quantised.cuh"  // defines: rmsnorm_forward_quantised_cuda
 #include "llmc/swiglu_quantised.cuh"   // defines: swiglu_forward_quantised_cuda, swiglu_backward_quantised_cuda
 #include "llmc/run/session.h"          // defines: Session
 
-constexpr bool FP8_FAST_FORWARD = true, FP8_FAST_DX = false;
+constexpr bool FP8_DW = true;  // else dW is in BF16, from BF16
+constexpr bool FP8_FAST_FORWARD = true, FP8_FAST_DX = false, FP8_FAST_DW = false;
 
 enum { FP8_QKV, FP8_O, FP8_GATE_UP, FP8_DOWN, NUM_FP8 };
 
@@ -72,6 +81,8 @@ typedef struct {
     bool several;                  // GPUs
     size_t first_block, block;     // elements of the arena before the first block, and from one to the next
     size_t first[NUM_FP8];         // elements of a block before the weight
+    uint32_t* largest;             // (L, NUM_FP8, 2) of each x and dout, see QuantisedRows; NULL: no dW in 8 bits
+    size_t num_largest;            // 2 L NUM_FP8
     QuantiseCounts* counts;        // of weights; NULL: none
 } Fp8;
 
@@ -80,6 +91,7 @@ typedef struct {
     const floatX* data;
     QuantisedRows rows, columns;  // without --fp8 {NULL}
     const Fp8Product* product;
+    uint32_t *x_largest, *dout_largest;  // of the product's input and its output's gradient; NULL: no dW in 8 bits
 } Weight;
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -124,15 +136,15 @@ static inline void fp8_check_device(const Session* s, const Device* d) {
     }
 }
 
-/* Lays out the copies of all weights in `weights`, or with `slots` > 0 of so many blocks that are gathered; and the buffer of
- * one operand of N rows in `workspace`. table: of all weights */
+/* Lays out the copies of all weights in `weights`, or if blocks are `gathered` of those that are; and the buffer of one operand
+ * of N rows in `workspace`, to `train` also that of two transposes. table: of all weights */
 static inline void fp8_lay_out(Fp8* f, Queue* q, Arena* weights, Arena* workspace, const ModelConfig* c,
-                               const ParamTable* table, int slots, size_t N) {
+                               const ParamTable* table, size_t N, bool gathered, bool train) {
     const int C = c->hidden_size, F = c->intermediate_size, Q = q_width(c), QKV = (int)qkv_width(c);
     const struct { int R, C; } sizes[NUM_FP8] = {{QKV, C}, {C, Q}, {2 * F, C}, {C, F}};
-    size_t widest = 0;
-    f->blocks = slots > 0 ? slots : c->num_layers;
-    f->gathered = slots > 0;
+    size_t widest = 0, most_lines = 0;
+    f->blocks = gathered ? GATHER_SLOTS : c->num_layers;
+    f->gathered = gathered;
     f->several = table->ranks > 1;
     f->first_block = param_offset(table, P_INPUT_NORM, 0);
     f->block = c->num_layers > 1 ? param_offset(table, P_INPUT_NORM, 1) - f->first_block : 0;
@@ -146,9 +158,16 @@ static inline void fp8_lay_out(Fp8* f, Queue* q, Arena* weights, Arena* workspac
         w->columns = take<uint8_t>(weights, size);
         w->scales = take<float>(weights, (size_t)f->blocks * (size_t)(w->R + w->C));
         widest = size_max(widest, size_max(quantised_pitch((size_t)w->R), quantised_pitch((size_t)w->C)));
+        most_lines = size_max(most_lines, (size_t)w->R + (size_t)w->C);
     }
     q->quantised.data = take<uint8_t>(workspace, N * widest);
     q->quantised.scale = take<float>(workspace, N);
+    if (FP8_DW && train) {
+        q->transposes = take<uint8_t>(workspace, most_lines * quantised_pitch(N));
+        for (float*& scale : q->transpose_scale) { scale = take<float>(workspace, 1); }
+        f->num_largest = 2 * NUM_FP8 * (size_t)c->num_layers;
+        f->largest = take<uint32_t>(workspace, f->num_largest);
+    }
     f->counts = f->several ? take<QuantiseCounts>(workspace, 1) : q->counts ? q->counts + QUANTISED_WEIGHT : NULL;
 }
 
@@ -172,9 +191,13 @@ static inline Weight fp8_weight(const Fp8* f, int product, int l, const floatX* 
     w.data = data;
     w.product = &fp8_products[product];
     if (!f->of[product].rows) { return w; }
+    if (f->largest) {
+        w.x_largest = f->largest + 2 * ((size_t)l * NUM_FP8 + (size_t)product);
+        w.dout_largest = w.x_largest + 1;
+    }
     const QuantisedWeights copies = fp8_copies(f, product, l);
-    w.rows = {copies.rows, copies.scales, (size_t)copies.C};
-    w.columns = {copies.columns, copies.scales + copies.R, (size_t)copies.R};
+    w.rows = {copies.rows, copies.scales, (size_t)copies.C, NULL};
+    w.columns = {copies.columns, copies.scales + copies.R, (size_t)copies.R, NULL};
     return w;
 }
 
@@ -222,21 +245,34 @@ static inline void fp8_take_counts(const Fp8* f, const Queue* q) {
 // ---------------------------------------------------------------------------------------------------------------------
 // products
 
-/* Returns the shared buffer for rows of `width`, and the counts of a kind of tensor, or NULL. */
-static inline QuantisedRows fp8_rows(const Queue* q, size_t width) {
-    return {q->quantised.data, q->quantised.scale, quantised_pitch(width)};
+/* Opens a pass over a batch: its tensors have no largest values yet. */
+static inline void fp8_begin(const Fp8* f, const Queue* q) {
+    if (f->largest) { CUDA_CHECK(cudaMemsetAsync(f->largest, 0, f->num_largest * sizeof *f->largest, q->stream)); }
+}
+
+/* Returns the shared buffer for rows of `width`, which leave their largest value in `largest`, and the counts of a kind of
+ * tensor, or NULL. */
+static inline QuantisedRows fp8_rows(const Queue* q, size_t width, uint32_t* largest) {
+    return {q->quantised.data, q->quantised.scale, quantised_pitch(width), largest};
 }
 static inline QuantiseCounts* fp8_counts(const Queue* q, QuantisedKind kind) { return q->counts ? q->counts + kind : NULL; }
 
-/* Quantises x (N, C) into the shared buffer, unless it is `made`, that is there already. Returns it as a factor, for the next
- * product alone. */
-static inline Operand fp8_quantise(const Queue* q, QuantisedKind kind, bool made, const floatX* x, size_t N, int C, bool fast) {
-    const QuantisedRows to = fp8_rows(q, (size_t)C);
-    if (!made) {
-        Op op(q->profiler, q->stream, "quantise", 0, 3.0 * (double)N * C);
-        quantise_rows_cuda(to, x, N, C, pitch_of(C), fp8_counts(q, kind), q->stream);
-    }
-    return operand_e4m3(to.data, to.scale, to.pitch, fast);
+/* Return the places of the two transposes of a dW: the lines (OC, N) of dout's are in front of the lines (C, N) of x's. */
+static inline QuantisedTranspose fp8_dout_t(const Queue* q, size_t N) {
+    return {q->transposes, q->transpose_scale[0], quantised_pitch(N)};
+}
+static inline QuantisedTranspose fp8_x_t(const Queue* q, size_t N, int OC) {
+    const size_t pitch = quantised_pitch(N);
+    return {q->transposes + (size_t)OC * pitch, q->transpose_scale[1], pitch};
+}
+static inline Operand fp8_operand(QuantisedTranspose t) { return operand_e4m3_tensor(t.data, t.scale, t.pitch, FP8_FAST_DW); }
+
+/* Quantises x (N, C) into rows `to` of the shared buffer, unless it is `made`, that is there already. */
+static inline void fp8_quantise(const Queue* q, QuantisedRows to, QuantisedKind kind, bool made, const floatX* x, size_t N,
+                                int C) {
+    if (made) { return; }
+    Op op(q->profiler, q->stream, "quantise", 0, 3.0 * (double)N * C);
+    quantise_rows_cuda(to, x, N, C, pitch_of(C), fp8_counts(q, kind), q->stream);
 }
 
 /* As their namesakes in layers.cuh, in 8 bits if the weight has copies. A profile counts these operations at FP8's rate. */
@@ -246,25 +282,57 @@ static inline void linear(const Queue* q, const char* name, floatX* out, const f
         linear(q, name, out, x, w.data, residual, N, C, OC);
         return;
     }
-    const Operand x8 = fp8_quantise(q, w.product->x, w.product->x_made, x, N, C, FP8_FAST_FORWARD);
+    const QuantisedRows rows = fp8_rows(q, (size_t)C, w.x_largest);
+    fp8_quantise(q, rows, w.product->x, w.product->x_made, x, N, C);
+    const Operand x8 = operand_e4m3(rows.data, rows.scale, rows.pitch, FP8_FAST_FORWARD);
     const Operand w8 = operand_e4m3(w.rows.data, w.rows.scale, w.rows.pitch, FP8_FAST_FORWARD);
     const double moved = (double)N * C + (double)OC * C + bytes_x((double)N * OC * (residual ? 2 : 1));
     Op op(q->profiler, q->stream, name, linear_flops(N, C, OC), moved, FP8_RATE);
     matmul_forward_cuda(q->matmul, out, x8, w8, residual, N, C, OC, pitch_of(OC), q->stream);
 }
 
-/* dx (N, C) = dout (N, OC) w is the forward product of dout with the transpose of w, (C, OC). */
+/* dx (N, C) = dout (N, OC) w is the forward product of dout with the transpose of w, (C, OC). Leaves the transpose of dout for
+ * the next linear_backward_weight(), that of this weight. */
 static inline void linear_backward_input(const Queue* q, const char* name, floatX* dx, const floatX* dout, const Weight& w,
                                          size_t N, int C, int OC) {
     if (!w.columns.data) {
         linear_backward_input(q, name, dx, dout, w.data, N, C, OC);
         return;
     }
-    const Operand dout8 = fp8_quantise(q, w.product->dout, w.product->dout_made, dout, N, OC, FP8_FAST_DX);
+    const QuantisedRows rows = fp8_rows(q, (size_t)OC, w.dout_largest);
+    fp8_quantise(q, rows, w.product->dout, w.product->dout_made, dout, N, OC);
+    if (w.dout_largest) {
+        Op op(q->profiler, q->stream, "transpose", 0, 2.0 * (double)N * OC);
+        quantise_shifted_cuda(fp8_dout_t(q, N), rows, N, OC, fp8_counts(q, quantised_transpose(w.product->dout)), q->stream);
+    }
+    const Operand dout8 = operand_e4m3(rows.data, rows.scale, rows.pitch, FP8_FAST_DX);
     const Operand w8 = operand_e4m3(w.columns.data, w.columns.scale, w.columns.pitch, FP8_FAST_DX);
     const double moved = (double)N * OC + (double)OC * C + bytes_x((double)N * C);
     Op op(q->profiler, q->stream, name, linear_flops(N, C, OC), moved, FP8_RATE);
     matmul_forward_cuda(q->matmul, dx, dout8, w8, (const floatX*)NULL, N, OC, C, pitch_of(C), q->stream);
+}
+
+/* dout's transpose is there: linear_backward_input() of this weight has left it. */
+static inline void linear_backward_weight(const Queue* q, const char* name, Gradient dw, const floatX* dout, const floatX* x,
+                                          const Weight& w, size_t N, int C, int OC, bool add) {
+    if (!w.x_largest || !dw.data) {
+        linear_backward_weight(q, name, dw, dout, x, N, C, OC, add);
+        return;
+    }
+    const QuantisedTranspose x_t = fp8_x_t(q, N, OC);
+    {
+        Op op(q->profiler, q->stream, "transpose", 0, 3.0 * (double)N * C);
+        quantise_transposed_cuda(x_t, x, w.x_largest, N, C, pitch_of(C), fp8_counts(q, quantised_transpose(w.product->x)),
+                                 q->stream);
+    }
+    const double grad = (double)OC * C * (dw.fp32 ? sizeof(float) : sizeof(floatX)) * (add ? 2 : 1);
+    Op op(q->profiler, q->stream, name, linear_flops(N, C, OC), (double)N * C + (double)N * OC + grad, FP8_RATE);
+    const Operand d8 = fp8_operand(fp8_dout_t(q, N)), x8 = fp8_operand(x_t);
+    if (dw.fp32) {
+        matmul_backward_weight_transposed_cuda(q->matmul, (float*)dw.data, d8, x8, N, C, OC, add, q->stream);
+    } else {
+        matmul_backward_weight_transposed_cuda(q->matmul, (floatX*)dw.data, d8, x8, N, C, OC, add, q->stream);
+    }
 }
 
 /* next: the weight whose product takes `out` */
@@ -275,7 +343,7 @@ static inline void rmsnorm(const Queue* q, floatX* out, float* rstd, const float
         return;
     }
     Op op(q->profiler, q->stream, "rmsnorm", 0, 5.0 * N * C);
-    rmsnorm_forward_quantised_cuda(fp8_rows(q, (size_t)C), out, rstd, x, w, {N, C, pitch_of(C)}, eps,
+    rmsnorm_forward_quantised_cuda(fp8_rows(q, (size_t)C, next.x_largest), out, rstd, x, w, {N, C, pitch_of(C)}, eps,
                                    fp8_counts(q, next.product->x), q->stream);
 }
 
@@ -286,8 +354,8 @@ static inline void swiglu(const Queue* q, floatX* out, const floatX* gate_up, si
         return;
     }
     Op op(q->profiler, q->stream, "swiglu", 0, 7.0 * N * F);
-    swiglu_forward_quantised_cuda(fp8_rows(q, (size_t)F), out, gate_up, N, F, pitch_of(2 * (size_t)F), pitch_of(F),
-                                  fp8_counts(q, next.product->x), q->stream);
+    swiglu_forward_quantised_cuda(fp8_rows(q, (size_t)F, next.x_largest), out, gate_up, N, F, pitch_of(2 * (size_t)F),
+                                  pitch_of(F), fp8_counts(q, next.product->x), q->stream);
 }
 
 /* next: the weight whose dx takes dgate_up */
@@ -298,8 +366,8 @@ static inline void swiglu_backward(const Queue* q, floatX* dgate_up, floatX* out
         return;
     }
     Op op(q->profiler, q->stream, "swiglu backward", 0, (out ? 14.0 : 12.0) * N * F);
-    swiglu_backward_quantised_cuda(fp8_rows(q, 2 * (size_t)F), dgate_up, out, dout, gate_up, N, F, pitch_of(2 * (size_t)F),
-                                   pitch_of(F), fp8_counts(q, next.product->dout), q->stream);
+    swiglu_backward_quantised_cuda(fp8_rows(q, 2 * (size_t)F, next.dout_largest), dgate_up, out, dout, gate_up, N, F,
+                                   pitch_of(2 * (size_t)F), pitch_of(F), fp8_counts(q, next.product->dout), q->stream);
 }
 
 #endif

@@ -21,10 +21,12 @@
 typedef struct {
     cudaStream_t stream;
     MatmulContext* matmul;
-    void* scratch;            // for the layers that need it
-    Profiler* profiler;       // NULL: off
-    QuantisedRows quantised;  // room for one factor of a product in fp8 (gpu/fp8.cuh)
-    QuantiseCounts* counts;   // (NUM_QUANTISED) on the device, of what is quantised; or NULL
+    void* scratch;              // for the layers that need it
+    Profiler* profiler;         // NULL: off
+    QuantisedRows quantised;    // room for one factor of a product in fp8 (gpu/fp8.cuh)
+    uint8_t* transposes;        // room for both factors of a dW in fp8; NULL: none
+    float* transpose_scale[2];  // of dout's and of x's
+    QuantiseCounts* counts;     // (NUM_QUANTISED) on the device, of what is quantised; or NULL
 } Queue;
 
 /* The gradient of a tensor, in fp32 or floatX. */

@@ -9,20 +9,25 @@ has_fp8() {
     esac
 }
 
-# shares_are_small LOG: each step tells of each kind of tensor how much was lost, and that is little
+# shares_are_small LOG: each step tells of each kind of tensor how much was lost, and that is little. Transposes lose more, above
+# all those of dqkv: one scale serves all tokens, and the gradients of q and k are much smaller than those of v.
 shares_are_small() {
     grep '"event":"step"' "$1" | sed 's/.*"quantised":{\(.*\)}.*/\1/; s/"\([a-z_]*\)":\[\([^,]*\),\([^]]*\)\],*/\1 \2 \3\n/g' | awk '
         NF == 3 {
             count++
             flushed[$1] = $2 > flushed[$1] ? $2 : flushed[$1]
             subnormal[$1] = $3 > subnormal[$1] ? $3 : subnormal[$1]
-            bad += !($2 >= 0 && $2 <= 0.05 && $3 >= 0 && $3 <= 0.5) || $2 == "null"
+            most = $1 ~ /_t$/ ? 0.25 : 0.05
+            bad += !($2 >= 0 && $2 <= most && $3 >= 0 && $3 <= 0.5) || $2 == "null"
         }
         END {
             printf "REMARK at most flushed, subnormal:"
-            for (k in flushed) { kinds++; printf " %s %.4f %.4f", k, flushed[k], subnormal[k] }
+            for (k in flushed) {
+                kinds++
+                if (flushed[k] > 0.002 || subnormal[k] > 0.002) { printf " %s %.3f %.3f", k, flushed[k], subnormal[k] }
+            }
             printf "\n"
-            exit bad > 0 || kinds != 7 || count % 7 != 0
+            exit bad > 0 || kinds != 13 || count % 13 != 0
         }'
 }
 
@@ -61,7 +66,8 @@ fp8_plans_travel() {
     has_fp8 || return
     d=$tmp/fp8_tuned
     cu bf16 --fp8 $long --train "$tmp/data_train.bin" --out "$d/whole" --tune --checkpoint-every 10 >"$d.txt" && grep '^tuned' "$d.txt" || return 1
-    grep -c '"scaled": 3' "$d/whole/step_00000010/matmul_plan.json" && mkdir "$d/parts" && cp -r "$d/whole/step_00000010" "$d/parts" &&
+    for scaled in 1 2 3; do grep -c "\"scaled\": $scaled" "$d/whole/step_00000010/matmul_plan.json" || return 1; done
+    mkdir "$d/parts" && cp -r "$d/whole/step_00000010" "$d/parts" &&
         cu bf16 --resume --out "$d/parts" && same_end "$d/whole" "$d/parts" 20
 }
 
@@ -74,7 +80,7 @@ fp8_memory_is_true() {
 fp8_profile_has_rows() {
     has_fp8 || return
     cu bf16 --fp8 --model d3 --train "$tmp/data_train.bin" --batch 8 --seq 1024 --profile 2 --out "$tmp/fp8_profile" >"$tmp/fp8_profile.txt" || return 1
-    for row in quantise "quantise weights" "gate up" "gate up dx" "gate up dw"; do
+    for row in quantise "quantise weights" transpose "gate up" "gate up dx" "gate up dw"; do
         grep -q "^$row  *[0-9]" "$tmp/fp8_profile.txt" || { cat "$tmp/fp8_profile.txt" && echo "error: no row $row" && return 1; }
     done
 }
