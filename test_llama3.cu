@@ -312,7 +312,7 @@ static void cuda_logits(void* tested, const int* x, float* out) {
     llama_forward(m);
     floatX* logits;  // the program itself never holds all of them
     CUDA_CHECK(cudaMalloc(&logits, N * pitch * sizeof(floatX)));
-    linear(&m->queue, "head", logits, m->norm_final, end_weights(m).head, NULL, N, m->config.hidden_size, (int)V);
+    linear(&m->queue, "head", logits, m->norm_final, end_weights(m, true).head, NULL, N, m->config.hidden_size, (int)V);
     floatX* host = (floatX*)xmalloc(N * pitch * sizeof(floatX));
     copy_out(host, logits, N * pitch * sizeof(floatX), m->queue.stream);
     for (size_t n = 0; n < N; n++) {

@@ -172,18 +172,13 @@ typedef struct {
     size_t mapped_bytes[NUM_MEM];
 } Llama;
 
-/* Where a forward pass comes to a layer (-1: the embedding), lets it wait for weights that the last update left on their way. */
-static void await_weights(const Llama* m, int layer) {
-    const bool settled = m->gathered || m->sequence.parts > 1;  // gathered_begin() and sequence_begin() have waited for all
-    if (!settled) { exchange_await(&m->exchange, layer, m->config.num_layers); }
-}
-
-/* Returns the weights of block l, for what is queued from now on; end_weights() returns those outside of the blocks. A layer
- * gets its weights only through these two. */
+/* Returns the weights of block l, for what is queued from now on; end_weights() returns those outside of the blocks, with
+ * `behind` also those behind them. A layer gets its weights only through these two. */
 static Block block_weights(const Llama* m, int l) {
     const ParamTable* t = &m->table;
     const size_t at = param_offset(t, P_INPUT_NORM, l);
     Block b;
+    if (!m->gathered || m->config.lora.rank > 0) { exchange_await(&m->exchange, l); }  // the block, or its adapters
     const floatX* w = m->gathered ? gathered_block(m->gathered, &m->exchange, &m->weights, &m->fp8, l) : m->weights.params + at;
     b.input_norm = w;
     b.qkv = fp8_weight(&m->fp8, FP8_QKV, l, w + (param_offset(t, P_Q, l) - at));
@@ -194,10 +189,12 @@ static Block block_weights(const Llama* m, int l) {
     return b;
 }
 
-static Ends end_weights(const Llama* m) {
+static Ends end_weights(const Llama* m, bool behind) {
     const WeightArena* a = &m->weights;
     size_t run = 0;
     Ends e;
+    exchange_await(&m->exchange, -1);
+    if (behind) { exchange_await(&m->exchange, m->config.num_layers); }
     e.embedding = weight_at(a, param_offset(&m->table, P_EMBEDDING, -1), &run);
     e.final_norm = weight_at(a, param_offset(&m->table, P_FINAL_NORM, -1), &run);
     e.head = weight_at(a, param_offset(&m->table, P_LM_HEAD, -1), &run);
@@ -518,15 +515,13 @@ static void llama_forward(const Llama* m) {
     const size_t N = (size_t)m->layout.B * m->layout.T;
     const int C = c->hidden_size, F = c->intermediate_size, L = c->num_layers, Q = q_width(c), QKV = qkv_width(c);
     gathered_begin(m->gathered, &m->exchange);
-    const Ends ends = end_weights(m);
+    const Ends ends = end_weights(m, false);
     ProfileRange phase("forward");
     sequence_begin(&m->sequence, &m->exchange);
     fp8_begin(&m->fp8, q);
-    await_weights(m, -1);
     embedding(q, m->blocks[0].h, ends.embedding, m->feed.x, N, C);
     for (int l = 0; l < L; l++) {
         LayerRange layer(l);
-        await_weights(m, l);
         const Block w = block_weights(m, l);
         const BlockActivations* s = &m->blocks[l];
         const LoraBlock adapters = lora_block(c, &m->trained, l);
@@ -544,7 +539,7 @@ static void llama_forward(const Llama* m) {
         linear(q, "down", h_next, s->act, w.down, s->mid, N, F, C);
         lora(q, h_next, s->t[LORA_DOWN], s->act, m->weights.trained, &adapters.at[LORA_DOWN], N);
     }
-    rmsnorm(q, m->norm_final, m->rstd_final, m->h_final, ends.final_norm, N, C, c->rms_eps);
+    rmsnorm(q, m->norm_final, m->rstd_final, m->h_final, end_weights(m, true).final_norm, N, C, c->rms_eps);
 }
 
 /* Runs head and loss: writes losses (N) and, if dloss is not 0, dnorm (N, C) and the head's gradient, with `add` onto it. */
@@ -552,7 +547,7 @@ static void llama_loss(const Llama* m, float dloss, bool add) {
     const Queue* q = &m->queue;
     const int C = m->config.hidden_size, V = m->config.vocab_size;
     const size_t N = (size_t)m->layout.B * m->layout.T, most = head_rows(&m->config, m->layout.train, N, sizeof(floatX));
-    const floatX* head = end_weights(m).head;
+    const floatX* head = end_weights(m, true).head;
     const float* loss_scale = m->steps.state ? &m->steps.state->loss_scale : NULL;
     ProfileRange phase("head and loss");
     for (size_t at = 0; at < N; at += most) {
@@ -626,7 +621,7 @@ static void llama_backward(Llama* m, bool add, MicroKind kind) {
     const AttentionShape shape = attention_shape(c, m->layout.B, m->layout.T);
     const size_t N = (size_t)m->layout.B * m->layout.T;
     const int C = c->hidden_size, F = c->intermediate_size, L = c->num_layers, Q = q_width(c), QKV = qkv_width(c);
-    const Ends ends = end_weights(m);
+    const Ends ends = end_weights(m, true);
     const Gradient grads = {m->grads.all, m->layout.fp32_grads};  // of the adapters
     const floatX* trained = m->weights.trained;
     ProfileRange phase("backward");
@@ -769,9 +764,8 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
     floatX* t = take<floatX>(&a, DECODE_ROWS * pitch_of(lora_most_width(&c->lora)));
     floatX* logits = take<floatX>(&a, pitch_of(V));
     float* rstd = m->decode_rstd;
-    exchange_settle(&m->exchange);
     gathered_begin(m->gathered, &m->exchange);
-    const Ends ends = end_weights(m);
+    const Ends ends = end_weights(m, true);
 
     CUDA_CHECK(cudaMemcpyAsync(m->decode_ids, tokens, rows * sizeof(int32_t), cudaMemcpyHostToDevice, m->queue.stream));
     embedding(q, h, ends.embedding, m->decode_ids, rows, C);

@@ -73,8 +73,6 @@ starts of the first half alone | FP32 | one_and_two.sh --seq-parallel 2 --docume
 the second rank has the first half, too | FP32 | one_and_two.sh --seq-parallel 2 --documents cross | llmc/run/row_parts.h | s/b \* T + (size_t)p->share\.part \* count/b * T/
 the output of another block in backward | FP32 | one_and_two.sh --seq-parallel 2 --documents cross | llmc/gpu/sequence.cuh | s/if (!fresh) {/if (false) {/
 gradients of heads are not sent back | FP32 | one_and_two.sh --seq-parallel 2 --documents cross | llmc/gpu/sequence.cuh | s/^    heads_to_rows(q, p, dqkv, dqkv, s);//
-a forward pass does not wait for its weights | BF16 | zero_bits.sh | train_llama3.cu | s/if (!settled) {/if (false) {/
-a forward pass does not wait for the layers in front of its next wait | BF16 | zero_bits.sh | llmc/dist/buckets.h | s/: 2 \* layer - 1;/: layer;/
 a part of the ring is written while it travels | BF16 | zero_bits.sh | train_llama3.cu | s/if (m->grads.in_ring && taken)/if (false)/
 the head's gaps in the ring are not zeroed | BF16 | zero_bits.sh | llmc/gpu/gradients.cuh | s/if (g->in_ring && !c->tied) {/if (false) {/
 sums of a step begin with those of the step before | BF16 | zero_bits.sh | train_llama3.cu | s/add = ring && !(kind & MICRO_FIRST)/add = ring/

@@ -381,22 +381,6 @@ static void blocks_are_gathered_in_time(void) {
     }
 }
 
-/* A layer is never computed before its weights are there, all are in the end, and a pass waits few times. */
-static void weights_are_awaited_in_time(void) {
-    for (int L = 1; L <= 130; L++) {
-        int there = AWAITS_NOTHING, waits = 0, most = 3;
-        for (int l = -1; l < L; l++) {
-            const int until = weights_awaited(l, L);
-            waits += until != AWAITS_NOTHING;
-            there = until > there ? until : there;
-            CHECK(there >= l, "%d blocks: at layer %d those up to %d are there", L, l, there);
-            CHECK(l > 0 || until == l || until == L, "%d blocks: layer %d waits for layer %d", L, l, until);
-        }
-        for (int l = 2; l < L; l *= 2) { most++; }
-        CHECK(there == L && waits <= most, "%d blocks: layers up to %d are there, after %d waits", L, there, waits);
-    }
-}
-
 /* Gradients and optimizer state: of the whole arena, or a rank's own elements. */
 typedef struct {
     float *p, *g, *m, *v;
@@ -941,7 +925,6 @@ int main(void) {
     RUN(ranks_are_added_in_their_order);
     RUN(gradients_take_turns_in_a_ring);
     RUN(blocks_are_gathered_in_time);
-    RUN(weights_are_awaited_in_time);
     RUN(adamw_on_shards_gives_the_bits_of_the_whole);
     RUN(any_number_of_ranks_reads_the_shards_of_any_other);
     RUN(a_rank_reads_no_more_than_it_owns);

@@ -11,8 +11,6 @@
  * The pieces tile the arena. Each begins at, and is as long as, a multiple of PARAM_ALIGN * ranks (config.h pads the buckets),
  * so shards are equal and aligned.
  *
- * Weights come back in the order of the layers, and the next forward pass waits for them at few places: weights_awaited().
- *
  * Gradients: every rank sends each shard of its own to the owner. The owner adds what arrived in rank order, in fp32: the
  * result does not depend on who came first or on how the network adds. ordered_sum() is the oracle of the CUDA kernel.
  */
@@ -129,21 +127,6 @@ static inline ArenaRanges shard_ranges(const Buckets* list, int rank) {
         }
     }
     return own;
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// waits for weights
-
-enum { AWAITS_NOTHING = -2 };
-
-/* Returns the last layer for whose weights a forward pass waits when it comes to `layer` (-1: the embedding, then the blocks);
- * `blocks` stands for final norm and head, with which all are there. Or AWAITS_NOTHING: it waits at -1, 0, 1, 2, 4, 8 ..., each
- * time for all layers in front of the next wait, because a wait costs as much as a short kernel, and while l layers compute, l
- * more arrive. */
-static inline int weights_awaited(int layer, int blocks) {
-    const int until = layer < 1 ? layer : 2 * layer - 1;
-    if (layer > 0 && (layer & (layer - 1))) { return AWAITS_NOTHING; }
-    return until < blocks - 1 ? until : blocks;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@
  *   compute    forward ... backward of block l | ... of block l - 1 ...          | decide | AdamW of bucket 0 | of bucket 1 ...
  *   exchange               all-to-all of block l, its sum in rank order | ... | norms | all-gather of bucket 0 | ... of 1 ...
  *
- * The two streams wait for each other by events only. The next forward pass waits for the weights at a few of its layers
- * (weights_awaited()). Gradients and weights travel as bytes, and only our kernels add: the bits depend neither on NCCL's algorithms nor on
+ * The two streams wait for each other by events only. The next forward pass waits, layer by layer, for the weights that it
+ * needs. Gradients and weights travel as bytes, and only our kernels add: the bits depend neither on NCCL's algorithms nor on
  * the time at which something arrives. A gradient is rounded once, when its rank computes it, and all sums are fp32.
  *
  * Across hosts, whose network is slower, a sum has two levels: the ranks of a host exchange what belongs to the ranks with the
@@ -36,7 +36,7 @@
 #ifndef LLMC_EXCHANGE_CUH
 #define LLMC_EXCHANGE_CUH
 
-#include "llmc/dist/buckets.h"      // defines: Bucket, Buckets, weights_awaited
+#include "llmc/dist/buckets.h"      // defines: Bucket, Buckets
 #include "llmc/dist/zero.h"         // defines: GRADIENT_PARTS
 #include "llmc/gpu/layers.cuh"      // defines: Gradient
 #include "llmc/gpu/nccl.cuh"        // defines: NcclGroup, NcclId, nccl_join, nccl_all_to_all, nccl_all_gather
@@ -346,14 +346,14 @@ static inline void exchange_await_outer(const Exchange* x, cudaEvent_t event) {
     CUDA_CHECK(cudaStreamWaitEvent(x->compute, event, flags));
 }
 
-/* Lets the compute stream wait for weights, where a forward pass comes to a layer (weights_awaited()). To be called for the
- * embedding and all blocks in their order: then those of a layer are there before it is computed, and in the end all are. */
-static inline void exchange_await(const Exchange* x, int layer, int blocks) {
-    const int until = weights_awaited(layer, blocks);
-    int last = -1;
+/* Lets the compute stream wait for the weights of a layer: -1 the embedding, the number of layers final norm and head. */
+static inline void exchange_await(const Exchange* x, int layer) {
     if (x->ranks <= 1) { return; }
-    for (int i = 0; i < x->buckets.count && x->buckets.items[i].layer <= until; i++) { last = i; }
-    if (last >= 0) { exchange_await_outer(x, x->gathered[last]); }  // they arrive in order
+    for (int i = 0; i < x->buckets.count; i++) {
+        if (x->buckets.items[i].layer != layer) { continue; }
+        const bool last = i + 1 == x->buckets.count || x->buckets.items[i + 1].layer != layer;
+        if (last) { exchange_await_outer(x, x->gathered[i]); }  // they arrive in order
+    }
 }
 
 /* Lets the compute stream wait for all weights. */

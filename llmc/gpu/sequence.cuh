@@ -20,7 +20,7 @@
 #define LLMC_SEQUENCE_CUH
 
 #include "llmc/dist/sequence.h"   // defines: RowShare, heads_shape, heads_out, heads_width
-#include "llmc/gpu/exchange.cuh"  // defines: Exchange, exchange_join_some, exchange_settle
+#include "llmc/gpu/exchange.cuh"  // defines: Exchange, exchange_join_some, exchange_await
 #include "llmc/gpu/layers.cuh"    // defines: Queue, attention, attention_backward, rope, pitch_of
 #include "llmc/gpu/nccl.cuh"      // defines: NcclGroup, nccl_all_to_all, nccl_leave
 
@@ -111,7 +111,7 @@ static inline void sequence_close(Sequence* p) {
 
 /* Lets the compute stream wait for all weights, before the first exchange of a forward pass. They arrive in order. */
 static inline void sequence_begin(const Sequence* p, const Exchange* x) {
-    if (p->parts > 1) { exchange_settle(x); }
+    if (p->parts > 1) { exchange_await(x, x->buckets.items[x->buckets.count - 1].layer); }
 }
 
 /* Lets the compute stream wait for all that the stream beside it has queued. That one first joins it, as a stream must that is
