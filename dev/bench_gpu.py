@@ -230,12 +230,14 @@ def torch_way(a, step_args, mode, gpus):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as p:
         try:
             screen, _ = p.communicate(timeout=a.torch_seconds)
-        except subprocess.TimeoutExpired:
+        except BaseException as end:  # an interrupted benchmark leaves no worker behind
             p.terminate()  # it ends its workers, which are in sessions of their own
             try:
                 p.communicate(timeout=40)
             except subprocess.TimeoutExpired:
                 p.kill()
+            if not isinstance(end, subprocess.TimeoutExpired):
+                raise
             return None, f"no end after {a.torch_seconds} s"
     found = re.search(r"^RESULT (.*)$", screen, re.M)
     cause = [line for line in screen.splitlines() if "out of memory" in line or "Error" in line][:1]
@@ -434,6 +436,7 @@ def main():
     p.add_argument("--device", default="cuda", help="cuda, or cpu to try this script")
     p.add_argument("--out", help="file to write (dev/results/GPU.md)")
     a = p.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an interrupt: what runs is ended
     a.trainer = os.path.abspath(a.trainer)  # the sides run in the project's root
     a.trainer_before = a.trainer_before and os.path.abspath(a.trainer_before)
     a.torch_dist = a.torch_dist and os.path.abspath(a.torch_dist)
