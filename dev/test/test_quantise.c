@@ -110,7 +110,7 @@ static void columns_are_the_rows_of_the_transpose(void) {
 /* Fills x (R, C) with values of rows of very different sizes, down to 2^-24 of others; every fifth is a row of zeros, whose
  * scale of 1 is above all others. */
 static void fill_uneven(float* x, int R, int C) {
-    rand_normal(x, (size_t)R * C, 1.0f, 7, 2);
+    rand_normal(x, 0, (size_t)R * C, 1.0f, 7, 2);
     for (int i = 0; i < R * C; i++) { x[i] = i / C % 5 == 3 ? 0 : ldexpf(x[i], -12 - i / C % 7 * 4); }
 }
 

@@ -250,13 +250,14 @@ two_share_rows_and_blocks() {
     same_ranks "$d/1" "$d/2" 20 && same_ranks "$d/1" "$d/3" 20
 }
 
-# mean_apart A B: prints the mean relative difference between the losses of two runs
-mean_apart() {
-    paste "$1/losses" "$2/losses" | awk '{ d = ($2 - $4) / $4; sum += d < 0 ? -d : d } END { print NR ? sum / NR : "nothing" }'
+# median_apart A B: prints the median of the relative differences between the losses of two runs of 20 steps
+median_apart() {
+    paste "$1/losses" "$2/losses" | awk '{ d = ($2 - $4) / $4; print d < 0 ? -d : d }' | sort -g | awk '{ d[NR] = $1 } END { print NR == 20 ? (d[10] + d[11]) / 2 : "nothing" }'
 }
 
 # In 20 steps at this rate 16-bit rounding alone changes losses by percents, so two GPUs are compared with what it does on one:
-# with the micro-batches of two, and with others, which round elsewhere
+# with the micro-batches of two, and with others, which round elsewhere. By their medians: a run may come to a step where the
+# gradient's norm is many times that of the steps around it, in FP32 too, and there losses part by a tenth, whoever computes them
 two_share_rows_in_16_bits() {
     d=$tmp/shared_16$* own=0 shared="$sharing --train $tmp/data_train.bin"
     two bf16 $shared "$@" --seq-parallel 2 --out "$d/two" || exit $?
@@ -264,11 +265,11 @@ two_share_rows_in_16_bits() {
         cu bf16 $shared "$@" --batch 4 --out "$d/one_4" || return 1
     for of in fp32 two one one_1 one_4; do losses_of "$d/$of/log.jsonl" >"$d/$of/losses"; done
     for of in two one one_1 one_4; do
-        far=$(apart "$d/$of" "$d/fp32")
-        echo "REMARK $of: $far from FP32 at most, $(mean_apart "$d/$of" "$d/fp32") in the mean"
-        case $of in two) two=$far ;; *) own=$(awk -v a="$own" -v b="$far" 'BEGIN { print (a > b ? a : b) }') ;; esac
+        median=$(median_apart "$d/$of" "$d/fp32")
+        echo "REMARK $of: $median from FP32 in the median, $(apart "$d/$of" "$d/fp32") at most"
+        case $of in two) two=$median ;; *) own=$(awk -v a="$own" -v b="$median" 'BEGIN { print (a > b ? a : b) }') ;; esac
     done
-    close_steps 1e-3 1 "$d/one" "$d/two" && awk -v own="$own" -v two="$two" 'BEGIN { exit !(own > 0 && two <= 1.5 * own) }' && return 0
-    paste -d ' ' "$d/fp32/losses" "$d/one/losses" "$d/two/losses" | awk '{ print "error: step " $1 ": FP32 " $2 ", one GPU " $4 ", two " $6 }' | tail -n 12
+    close_steps 1e-3 1 "$d/one" "$d/two" && awk -v own="$own" -v two="$two" 'BEGIN { exit !(own > 0 && two + 0 == two && two <= 2 * own) }' && return 0
+    paste -d ' ' "$d/fp32/losses" "$d/one/losses" "$d/two/losses" | awk '{ print "error: step " $1 ": FP32 " $2 ", one GPU " $4 ", two " $6 }' | tail -n 20
     return 1
 }
