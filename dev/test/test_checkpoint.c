@@ -450,6 +450,36 @@ static void damage(const char* path, char how, long at) {
     fclose(f);
 }
 
+static uint64_t told_bytes, told_total;
+static int told_ends;
+static void count_told(uint64_t bytes, uint64_t total) {
+    told_bytes += bytes;
+    told_total = total;
+    told_ends += bytes == 0;
+}
+
+/* All bytes of a whole checkpoint's files are told of; the end is told of a damaged one, too. */
+static void checksums_tell_how_far_they_are(void) {
+    char out[PATH_CAP], dir[PATH_CAP], path[PATH_CAP];
+    uint64_t bytes = 0;
+    Error e = NO_ERROR;
+    TrainerState s;
+    test_folder(out);
+    CHECK(save(out, 7, 1, NULL, &e), "%s", e.msg);
+    file_sums_told = count_told;
+    CHECK(checkpoint_find(out, CHECKPOINT_RUN, dir, &s, &e), "%s", e.msg);
+    for (size_t i = 0; i < s.files.count; i++) { bytes += s.files.items[i].size; }
+    CHECK(bytes > 0 && told_bytes == bytes && told_total == bytes && told_ends == 1, "%llu of %llu bytes, %d ends",
+          (unsigned long long)told_bytes, (unsigned long long)bytes, told_ends);
+    trainer_state_free(&s);
+    must(path_join(path, dir, "model.safetensors", &e), &e);
+    damage(path, 'b', 20);
+    CHECK(!checkpoint_read(dir, CHECKPOINT_RUN, &s, &e) && told_ends == 2, "%d ends", told_ends);
+    trainer_state_free(&s);
+    file_sums_told = NULL;
+    clean(out);
+}
+
 static void a_damaged_checkpoint_is_passed_over(void) {
     static const char* const files[] = {"config.json", "model.safetensors", "state_rank00000.safetensors", "trainer_state.json",
                                         "generation_config.json"};
@@ -1126,6 +1156,7 @@ static void a_thousand_openings_leak_no_descriptor(void) {
 
 int main(void) {
     RUN(what_was_saved_is_read_back);
+    RUN(checksums_tell_how_far_they_are);
     RUN(later_formats_are_refused_and_the_first_is_read_without_what_it_lacks);
     RUN(every_run_gets_an_id_of_its_own_and_a_branch_knows_its_parent);
     RUN(any_number_of_ranks_reads_what_any_number_wrote);

@@ -159,7 +159,7 @@ static inline bool checkpoint_add(Checkpoint* k, const char* name, Error* e) {
     char path[PATH_CAP];
     uint64_t size = 0;
     uint32_t crc = 0;
-    if (!path_join(path, k->tmp, name, e) || !sync_file(path, e) || !file_sum(path, &size, &crc, e)) { return false; }
+    if (!path_join(path, k->tmp, name, e) || !sync_file(path, e) || !file_sum(path, &size, &crc, 0, e)) { return false; }
     file_sums_add(&k->sums, name, size, crc);
     return true;
 }
@@ -346,11 +346,27 @@ typedef enum { CHECKPOINT_RUN, CHECKPOINT_MODEL, CHECKPOINT_RANK } CheckpointUse
 static inline bool is_state_file(const char* name) { return strncmp(name, "state_rank", 10) == 0; }
 static inline bool is_tensor_file(const char* name) { return fnmatch("*.safetensors", name, 0) == 0; }
 
-static inline bool checkpoint_check_crc(const char* dir, const FileSum* f, Error* e) {
-    char path[PATH_CAP];
-    uint64_t size = 0;
+/* Tells whether a file's checksum is checked when a checkpoint is read for this use. */
+static inline bool checkpoint_sums_file(const FileSum* f, CheckpointUse use) {
+    return use == CHECKPOINT_RUN || (use == CHECKPOINT_MODEL && !is_tensor_file(f->name));
+}
+
+/* Checks the checksums of a checkpoint's files, as far as this use wants them. */
+static inline bool checkpoint_check_sums(const char* dir, const FileSums* files, CheckpointUse use, Error* e) {
+    uint64_t bytes = 0, size = 0;
     uint32_t crc = 0;
-    return path_join(path, dir, f->name, e) && file_sum(path, &size, &crc, e) && file_sum_check(f, path, crc, e);
+    char path[PATH_CAP];
+    bool ok = true;
+    for (size_t i = 0; i < files->count; i++) {
+        bytes += checkpoint_sums_file(&files->items[i], use) ? files->items[i].size : 0;
+    }
+    for (size_t i = 0; ok && i < files->count; i++) {
+        const FileSum* f = &files->items[i];
+        if (!checkpoint_sums_file(f, use)) { continue; }
+        ok = path_join(path, dir, f->name, e) && file_sum(path, &size, &crc, bytes, e) && file_sum_check(f, path, crc, e);
+    }
+    if (file_sums_told) { file_sums_told(0, bytes); }
+    return ok;
 }
 
 /* Reads dir/trainer_state.json and checks the sizes and checksums of the files it lists. CHECKPOINT_RUN checks them all.
@@ -369,12 +385,7 @@ static inline bool checkpoint_read(const char* dir, CheckpointUse use, TrainerSt
         if (use == CHECKPOINT_MODEL && is_state_file(f->name)) { continue; }
         if (!checkpoint_check_size(dir, f, e)) { return false; }
     }
-    for (size_t i = 0; use != CHECKPOINT_RANK && i < s->files.count; i++) {
-        const FileSum* f = &s->files.items[i];
-        if (use == CHECKPOINT_MODEL && is_tensor_file(f->name)) { continue; }
-        if (!checkpoint_check_crc(dir, f, e)) { return false; }
-    }
-    return true;
+    return checkpoint_check_sums(dir, &s->files, use, e);
 }
 
 /* Tells whether the run that wrote last, `last`, had been set back to a step before this checkpoint of another run. */

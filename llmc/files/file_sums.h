@@ -62,8 +62,13 @@ static inline int file_sums_compare(const void* a, const void* b) {
     return strcmp(((const FileSum*)a)->name, ((const FileSum*)b)->name);
 }
 
-/* Computes the size and checksum of a file. All threads read it together. */
-static inline bool file_sum(const char* path, uint64_t* size, uint32_t* crc, Error* e) {
+/* Is told how far the checksums of a checkpoint are: `bytes` more of `total` have been read; at their end, however it came, 0.
+ * By one thread at a time. NULL: nobody is told. */
+static void (*file_sums_told)(uint64_t bytes, uint64_t total);
+
+/* Computes the size and checksum of a file. All threads read it together. of: the bytes of all files whose checksums
+ * file_sums_told() is told of; 0: it is told nothing. */
+static inline bool file_sum(const char* path, uint64_t* size, uint32_t* crc, uint64_t of, Error* e) {
     FILE* f = open_input(path, size, e);
     if (!f) { return false; }
     const uint64_t total = *size, pieces = (total + FILE_SUM_PIECE - 1) / FILE_SUM_PIECE;
@@ -78,6 +83,8 @@ static inline bool file_sum(const char* path, uint64_t* size, uint32_t* crc, Err
             const size_t n = size_min((size_t)(total - i * FILE_SUM_PIECE), FILE_SUM_PIECE);
             ok = ok && read_at(fileno(f), i * FILE_SUM_PIECE, piece, n, path, "the file", &cause);
             if (ok) { sum ^= crc_shift(crc_of(piece, n), total - i * FILE_SUM_PIECE - n); }
+#pragma omp critical(file_sums_told)
+            if (ok && of > 0 && file_sums_told) { file_sums_told(n, of); }
         }
         free(piece);
 #pragma omp critical

@@ -418,6 +418,7 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
     keep_standard_files();
     signal(SIGXFSZ, SIG_IGN);  // a write past the file-size limit then fails with a message instead of killing the process
     session_flags(s, argc, argv, trainer);
+    sums_watch(session_screen(s));
     if (o->verify) {  // needs no model, so no GPU
         verify(o->verify, o->lora_base);
         if (fflush(stdout) != 0 || ferror(stdout)) { die("standard output: writing failed"); }

@@ -11,10 +11,12 @@
 #include "llmc/files/checkpoint.h"
 #include "llmc/files/model_folder.h"
 #include "llmc/files/optimizer_state.h"
+#include "llmc/run/progress.h"  // defines: Progress, progress_begin, progress_add, progress_end
 
-/* A TensorSink: the readers check the values. */
+/* A TensorSink of a Progress: the readers check the values. */
 static inline bool verify_tensor(void* ctx, const Param* p, size_t first, size_t n, const float* src, Error* e) {
-    (void)ctx, (void)p, (void)first, (void)n, (void)src, (void)e;
+    (void)p, (void)first, (void)src, (void)e;
+    progress_add((Progress*)ctx, n);
     return true;
 }
 
@@ -31,9 +33,10 @@ static inline bool verify_config(const char* dir, ModelConfig* c, char base[PATH
 }
 
 /* Checks that the base's weights are those that the adapters were trained beside. */
-static inline bool verify_base(const char* base, const ModelConfig* c, const ParamTable* t, const TrainerState* s, Error* e) {
+static inline bool verify_base(const char* base, const ModelConfig* c, const ParamTable* t, const TrainerState* s,
+                               Progress* progress, Error* e) {
     uint32_t crc = 0;
-    if (!model_load_sums(base, c, t, NULL, &crc, verify_tensor, NULL, e)) { return false; }
+    if (!model_load_sums(base, c, t, NULL, &crc, verify_tensor, progress, e)) { return false; }
     return !s->base || s->base == crc ||
            fail(e, "%s: the weights' checksum is %" PRIu32 ", but the adapters were trained beside weights with %" PRIu64, base,
                 crc, s->base);
@@ -48,14 +51,17 @@ static inline bool verify_tensors(const char* dir, const TrainerState* s, const 
     ParamTable table = param_table(&c), trained = trained_table(&c);
     ArenaRange range;
     const ArenaRanges whole = whole_arena(&trained, &range);
-    const StateSlot slots[] = {{"m", SAFE_F32, NULL, verify_tensor, NULL},
-                               {"v", SAFE_F32, NULL, verify_tensor, NULL},
-                               {"master", SAFE_F32, NULL, verify_tensor, NULL}};
+    const bool lora = c.lora.rank > 0;
     const int num_slots = trainer_state_has_master(s) ? 3 : 2;
-    const bool read = c.lora.rank == 0
-                          ? model_load(dir, &c, &table, verify_tensor, NULL, e)
-                          : adapter_load(dir, &trained, NULL, verify_tensor, NULL, e) && verify_base(base, &c, &table, s, e);
+    const uint64_t values = (lora ? table.num_params : 0) + (1 + (uint64_t)num_slots) * trained.num_params;
+    Progress p = progress_begin(stdout, "check", values, "values");
+    const StateSlot slots[] = {{"m", SAFE_F32, NULL, verify_tensor, &p},
+                               {"v", SAFE_F32, NULL, verify_tensor, &p},
+                               {"master", SAFE_F32, NULL, verify_tensor, &p}};
+    const bool read = lora ? adapter_load(dir, &trained, NULL, verify_tensor, &p, e) && verify_base(base, &c, &table, s, &p, e)
+                           : model_load(dir, &c, &table, verify_tensor, &p, e);
     const bool ok = read && state_load(dir, s->world_size, &trained, &whole, slots, num_slots, e);
+    progress_end(&p);
     param_table_free(&table);
     param_table_free(&trained);
     return ok;
