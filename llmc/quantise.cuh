@@ -33,6 +33,11 @@ enum {
     QUANTISE_THREADS = 256,
     TRANSPOSE_TILE = 128,  // rows and columns of a tile of a transpose
     TRANSPOSE_ROWS = 4,    // of them, those of a word
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+    ROWS_AT_ONCE = 1,  // without instructions for e4m3 a row alone takes most registers
+#else
+    ROWS_AT_ONCE = TRANSPOSE_ROWS,
+#endif
 };
 
 typedef Vec<uint8_t, QUANTISE_WIDTH> Quantised16;
@@ -195,7 +200,7 @@ __global__ void __launch_bounds__(QUANTISE_THREADS)
     const int c = first_column + part * W;
     if (n < N && c < C) {
         uint32_t words[W] = {};
-#pragma unroll
+#pragma unroll ROWS_AT_ONCE
         for (int r = 0; r < TRANSPOSE_ROWS; r++) {
             const Vec<T, W> v = load_vec<W>(x + (n + r) * x_pitch + c);
             const float shift = scales ? scales[n + r] * factor : factor;
