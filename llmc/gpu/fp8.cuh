@@ -56,7 +56,6 @@
 #include "llmc/swiglu_quantised.cuh"   // defines: swiglu_forward_quantised_cuda, swiglu_backward_quantised_cuda
 #include "llmc/run/session.h"          // defines: Session
 
-constexpr bool FP8_DW = true;  // else dW is in BF16, from BF16
 constexpr bool FP8_FAST_FORWARD = true, FP8_FAST_DX = false, FP8_FAST_DW = false;
 
 enum { FP8_QKV, FP8_O, FP8_GATE_UP, FP8_DOWN, NUM_FP8 };
@@ -81,7 +80,7 @@ typedef struct {
     bool several;                  // GPUs
     size_t first_block, block;     // elements of the arena before the first block, and from one to the next
     size_t first[NUM_FP8];         // elements of a block before the weight
-    uint32_t* largest;             // (L, NUM_FP8, 2) of each x and dout, see QuantisedRows; NULL: no dW in 8 bits
+    uint32_t* largest;             // (L, NUM_FP8, 2) of each x and dout, see QuantisedRows; NULL: not trained
     size_t num_largest;            // 2 L NUM_FP8
     QuantiseCounts* counts;        // of weights; NULL: none
 } Fp8;
@@ -91,7 +90,7 @@ typedef struct {
     const floatX* data;
     QuantisedRows rows, columns;  // without --fp8 {NULL}
     const Fp8Product* product;
-    uint32_t *x_largest, *dout_largest;  // of the product's input and its output's gradient; NULL: no dW in 8 bits
+    uint32_t *x_largest, *dout_largest;  // of the product's input and its output's gradient; NULL: not trained
 } Weight;
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -162,7 +161,7 @@ static inline void fp8_lay_out(Fp8* f, Queue* q, Arena* weights, Arena* workspac
     }
     q->quantised.data = take<uint8_t>(workspace, N * widest);
     q->quantised.scale = take<float>(workspace, N);
-    if (FP8_DW && train) {
+    if (train) {
         q->transposes = take<uint8_t>(workspace, most_lines * quantised_pitch(N));
         for (float*& scale : q->transpose_scale) { scale = take<float>(workspace, 1); }
         f->num_largest = 2 * NUM_FP8 * (size_t)c->num_layers;
