@@ -23,7 +23,7 @@ TALES = dev/data/tinytales
 DATA_HEADERS = $(HEADERS) $(wildcard dev/data/*.h)
 
 comma := ,
-.PHONY: all help require-nvcc quickstart test test-programs test-kill test-crash test-no-gpu sanitize sanitize-programs \
+.PHONY: all help emulated require-nvcc quickstart test test-programs test-kill test-crash test-no-gpu sanitize sanitize-programs \
         fuzz fuzz-minimize fuzz-coverage format format-check lint clean FORCE
 all: train_llama3 tokenize
 
@@ -119,6 +119,39 @@ test_llama3cu: test_llama3.cu train_llama3.cu build/test_llama3_cpu.o $(CUDA_HEA
 
 build/%_cu: dev/test/%.cu $(CUDA_HEADERS) build/cuda_flags | build require-nvcc
 	$(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDA_LDLIBS) $(STRICT)
+
+# --- GPU programs on the CPU: EMULATED_ARCH (75, 80 or 90) and PRECISION say for which card; see dev/test/emulator/device.h --------
+# make emulated puts them into build/emulated/PRECISION_ARCH, for tests; needs g++, x86-64 and the toolkit's headers
+
+EMULATOR = dev/test/emulator
+EMULATED_ARCH ?= 90
+EMULATED = build/emulated/$(PRECISION)_$(EMULATED_ARCH)
+EMULATED_SOURCES = $(CUDA_HEADERS) train_llama3.c train_llama3.cu test_llama3.cu $(wildcard dev/test/*.cu)
+EMULATED_FLAGS = -std=c++17 -O2 $(MARCH) $(if $(filter 1,$(OPENMP)),-fopenmp) -fno-strict-aliasing -ffp-contract=fast -fno-math-errno \
+                 -Wno-psabi -fno-pie -DEMULATED_ARCH=$(EMULATED_ARCH)0 -DPRECISION_$(PRECISION) -I$(EMULATOR) -isystem $(CUDA_HOME)/include
+EMULATED_CARD = $(addprefix $(EMULATED)/,block.o runtime.o cublaslt.o)
+EMULATED_PROGRAMS = train_llama3cu test_llama3cu test_kernels_cu test_attention_cu
+
+emulated: $(EMULATED_CARD) $(addprefix $(EMULATED)/,$(EMULATED_PROGRAMS)) build/emulated/libnccl.so.2
+
+build/emulated build/emulated/BF16_80 build/emulated/BF16_90 build/emulated/FP16_75 build/emulated/FP16_90 build/emulated/FP32_90:
+	@mkdir -p $@
+
+build/emulated/sources: $(EMULATED_SOURCES) $(EMULATOR)/launches.sed $(EMULATOR)/ptx.h | build/emulated
+	@for f in $(EMULATED_SOURCES); do mkdir -p $@.tmp/$$(dirname $$f) && sed -z -E -f $(EMULATOR)/launches.sed $$f > $@.tmp/$$f || exit 1; done
+	@cp $(EMULATOR)/ptx.h $@.tmp/llmc/gpu/ptx.cuh && rm -rf $@ && mv $@.tmp $@
+
+$(EMULATED)/%.o: $(EMULATOR)/%.cpp $(wildcard $(EMULATOR)/*.h) | $(EMULATED)
+	$(CXX) $(EMULATED_FLAGS) -Wall -Wextra -c $< -o $@
+$(EMULATED)/%llama3cu: build/emulated/sources build/test_llama3_cpu.o $(EMULATED_CARD)
+	$(CXX) $(EMULATED_FLAGS) -I$< -x c++ -include device.h $</$*llama3.cu -x none $(filter %.o,$(if $(filter test_,$*),$^,$(EMULATED_CARD))) \
+	    -no-pie -rdynamic -o $@ -ldl -lpthread
+$(EMULATED)/%_cu: build/emulated/sources $(EMULATED_CARD)
+	$(CXX) $(EMULATED_FLAGS) -I$< -I$</dev/test -x c++ -include device.h $</dev/test/$*.cu -x none $(EMULATED_CARD) -no-pie -rdynamic -o $@ \
+	    -ldl -lpthread
+.SECONDARY: $(EMULATED_CARD)
+build/emulated/libnccl.so.2: $(EMULATOR)/nccl.cpp $(EMULATOR)/runtime.h | build/emulated
+	$(CXX) -std=c++17 -O2 -Wall -Wextra -fPIC -shared -I$(EMULATOR) -isystem $(CUDA_HOME)/include $< -o $@
 
 # --- the embedded data set and the first run ---------------------------------------------------------------------------
 
@@ -217,7 +250,7 @@ fuzz-coverage:
 
 # clang-format for C and CUDA files; lint: see dev/test/lint.sh
 FORMATTED = $(sort $(wildcard *.c *.cu llmc/*.h llmc/*.cuh llmc/*/*.h llmc/*/*.cuh \
-              dev/*.c dev/*/*.c dev/*/*.h dev/*/*.cu dev/*/*.cuh dev/*/*/*.c))
+              dev/*.c dev/*/*.c dev/*/*.h dev/*/*.cu dev/*/*.cuh dev/*/*/*.c dev/*/*/*.cpp dev/*/*/*.h))
 format:
 	clang-format -i $(FORMATTED)
 format-check:

@@ -12,6 +12,7 @@
 #define LLMC_RMSNORM_CUH
 
 #include "llmc/gpu/cuda_common.cuh"
+#include "llmc/gpu/ptx.cuh"  // defines: barrier_sync
 
 enum {
     RMSNORM_PACKS = 4,      // vectors of a row in a lane's registers, at most
@@ -42,7 +43,7 @@ __device__ __forceinline__ float row_sum(float x, float* shared) {
     float* row = shared + threadIdx.z * blockDim.y;
     if (threadIdx.x == 0) { row[threadIdx.y] = x; }
     if constexpr (OWN) {
-        asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.z), "r"(32 * blockDim.y) : "memory");
+        barrier_sync(1 + (int)threadIdx.z, 32 * (int)blockDim.y);
     } else {
         __syncthreads();
     }

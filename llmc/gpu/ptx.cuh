@@ -25,6 +25,18 @@ __device__ __forceinline__ float exp2_fast(float x) {
 /* Hides x's origin from the compiler: values that depend on x are computed after this place, not kept from before a loop. */
 __device__ __forceinline__ void compute_here(uint32_t& x) { asm volatile("" : "+r"(x)); }
 
+/* Waits until so many threads of the block, whole warps, have come to barrier `id` (1 to 15; 0 is __syncthreads'). */
+__device__ __forceinline__ void barrier_sync(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/* Returns the nanoseconds of the card's clock. */
+__device__ __forceinline__ uint64_t card_clock(void) {
+    uint64_t nanoseconds;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(nanoseconds));
+    return nanoseconds;
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // asynchronous copies from global to shared memory (sm_80 and newer)
 
@@ -168,15 +180,13 @@ __device__ unsigned long long barrier_stuck;  // the first wait that timed out: 
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
 #if PTX_HAS_SM90A
 #ifdef BARRIER_TIMEOUT
-    uint64_t start, now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+    const uint64_t start = card_clock();
     for (uint32_t done = 0; !done && *(volatile unsigned long long*)&barrier_stuck == 0;) {
         asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
                      : "=r"(done)
                      : "r"(barrier), "r"(parity)
                      : "memory");
-        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-        if (!done && now - start > BARRIER_TIMEOUT) {
+        if (!done && card_clock() - start > BARRIER_TIMEOUT) {
             atomicCAS(&barrier_stuck, 0ull,
                       (unsigned long long)blockIdx.x << 48 | (unsigned long long)threadIdx.x << 32 | (uint64_t)barrier << 2 |
                           parity << 1 | 1);

@@ -19,7 +19,8 @@
 #include "llmc/base/update.h"
 #include "llmc/files/mix.h"  // defines: SourceLosses
 #include "llmc/gpu/cuda_common.cuh"
-#include "llmc/quantise.h"  // defines: QuantiseCounts, NUM_QUANTISED
+#include "llmc/gpu/ptx.cuh"  // defines: card_clock
+#include "llmc/quantise.h"   // defines: QuantiseCounts, NUM_QUANTISED
 
 typedef struct {
     // kept from step to step: what a checkpoint saves
@@ -53,12 +54,6 @@ enum { LOSS_SCALE_MAX_LOG2 = 24 };
 
 // ---------------------------------------------------------------------------------------------------------------------
 // the step's numbers
-
-__device__ __forceinline__ uint64_t card_clock(void) {
-    uint64_t nanoseconds;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(nanoseconds));
-    return nanoseconds;
-}
 
 __global__ void step_begin_kernel(StepState* s, int64_t step, double lr) {
     s->began = s->computed = card_clock();

@@ -1,0 +1,237 @@
+/* block.cpp -- runs the blocks of a grid on the emulated card, one after the other, each of their threads as a fiber: a stack of
+ * its own, on which it runs until it yields. Barriers and exchanges of a warp are counters that the waiting threads look at
+ * whenever it is their turn.
+ *
+ * For x86-64: emulator_switch() is the only machine code.
+ */
+#include "device.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include <vector>
+
+enum { MOST_THREADS = 1024, WARPS = MOST_THREADS / 32, STACK = 256 << 10, SHARED = 231 << 10, BARRIERS = 16 };
+
+uint3 threadIdx, blockIdx;
+dim3 blockDim, gridDim;
+
+static char shared_memory[SHARED] __attribute__((aligned(1024)));
+char* const emulator_shared = shared_memory;
+
+void emulator_die(const char* format, ...) {
+    va_list list;
+    va_start(list, format);
+    fprintf(stderr, "emulated card: ");
+    vfprintf(stderr, format, list);
+    fprintf(stderr, "\n");
+    va_end(list);
+    _Exit(1);
+}
+
+unsigned emulator_choose(unsigned n) {
+    static const char* const text = getenv("EMULATOR_SEED");
+    static unsigned state = text ? (unsigned)atoi(text) : 0;
+    if (state == 0 || n < 2) { return 0; }
+    state ^= state << 13, state ^= state >> 17, state ^= state << 5;  // Marsaglia's xorshift
+    return state % n;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// fibers
+
+/* Saves the registers that a function has to keep on the stack, and goes on on another one, as saved there. */
+extern "C" void emulator_switch(void** save, void* load);
+asm(R"(
+.text
+.globl emulator_switch
+emulator_switch:
+    push %rbp
+    push %rbx
+    push %r12
+    push %r13
+    push %r14
+    push %r15
+    mov %rsp, (%rdi)
+    mov %rsi, %rsp
+    pop %r15
+    pop %r14
+    pop %r13
+    pop %r12
+    pop %rbx
+    pop %rbp
+    ret
+)");
+
+/* Threads of the running block. */
+static struct Thread {
+    void* at;   // where it goes on
+    int stack;  // its number
+    uint3 index;
+    bool begun, ended;
+} threads[MOST_THREADS];
+static int free_stacks[MOST_THREADS], num_free;  // the last one given back is the next one taken: it is in the cache
+static unsigned current, alive;
+static uint64_t progress;
+static void* scheduler;
+static const std::function<void()>* thread_body;
+
+void emulator_progress(void) { progress++; }
+
+void emulator_yield(void) {
+    const unsigned self = current;
+    emulator_switch(&threads[self].at, scheduler);
+    current = self;
+    threadIdx = threads[self].index;
+}
+
+// a barrier of the block, or one of the named ones
+struct Barrier {
+    unsigned arrived, turn;
+    int sum, sum_of_turn;
+};
+static Barrier block_barrier, named[BARRIERS];
+
+static void release(Barrier* b) {
+    b->sum_of_turn = b->sum;
+    b->arrived = 0, b->sum = 0;
+    b->turn++;
+    progress++;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// waiting for others
+
+int emulator_barrier(int x) {
+    Barrier* b = &block_barrier;
+    const unsigned turn = b->turn;
+    b->sum += x;
+    progress++;
+    if (++b->arrived == alive) {
+        release(b);
+    } else {
+        emulator_wait([&] { return b->turn != turn; });
+    }
+    return b->sum_of_turn;
+}
+
+void emulator_barrier_of(int id, int wanted) {
+    if (id < 0 || id >= BARRIERS) { emulator_die("barrier %d: a block has %d", id, BARRIERS); }
+    Barrier* b = &named[id];
+    const unsigned turn = b->turn;
+    progress++;
+    if (++b->arrived == (unsigned)wanted) {
+        release(b);
+    } else {
+        emulator_wait([&] { return b->turn != turn; });
+    }
+}
+
+/* Lanes that exchange, found by the lowest of them. There are two sets of slots: nobody writes the second before all have read
+ * the first. */
+static struct Exchange {
+    unsigned arrived, turn, mask;
+    EmulatorSlots slots[2];
+} exchanges[WARPS][32];
+static unsigned lanes_alive[WARPS], exchanges_begun[WARPS];
+
+static void exchange_if_all_came(Exchange* x, unsigned warp) {
+    if (x->arrived == 0 || x->arrived != (x->mask & lanes_alive[warp])) { return; }
+    x->slots[x->turn++ % 2].lanes = x->arrived;
+    x->arrived = 0;
+    exchanges_begun[warp]--;
+    progress++;
+}
+
+const EmulatorSlots* emulator_exchange(unsigned mask, const EmulatorSlot& mine) {
+    const unsigned lane = current % 32, warp = current / 32;
+    if (!(mask >> lane & 1)) { emulator_die("lane %u waits for lanes %08x, of which it is none", lane, mask); }
+    Exchange* x = &exchanges[warp][__builtin_ctz(mask)];
+    const unsigned turn = x->turn;
+    if (x->arrived == 0) {
+        x->mask = mask;
+        exchanges_begun[warp]++;
+    }
+    if (x->mask != mask) { emulator_die("lanes of a warp wait with different masks, %08x and %08x", x->mask, mask); }
+    x->slots[turn % 2].at[lane] = mine;
+    x->arrived |= 1u << lane;
+    progress++;
+    exchange_if_all_came(x, warp);
+    emulator_wait([&] { return x->turn != turn; });
+    return &x->slots[turn % 2];
+}
+
+static void thread_main(void) {
+    const unsigned self = current, warp = self / 32;
+    threadIdx = threads[self].index;
+    (*thread_body)();
+    threads[self].ended = true;
+    alive--;
+    lanes_alive[warp] &= ~(1u << self % 32);
+    progress++;
+    if (block_barrier.arrived > 0 && block_barrier.arrived == alive) { release(&block_barrier); }
+    for (int i = 0; i < 32 && exchanges_begun[warp] > 0; i++) { exchange_if_all_came(&exchanges[warp][i], warp); }
+    free_stacks[num_free++] = threads[self].stack;
+    emulator_switch(&threads[self].at, scheduler);
+}
+
+/* Gives a thread a stack, on which it begins. */
+static void begin_thread(Thread* t) {
+    static char* const stacks = (char*)mmap(NULL, (size_t)MOST_THREADS * STACK, PROT_READ | PROT_WRITE,
+                                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (stacks == MAP_FAILED) { emulator_die("no memory for the stacks of threads"); }
+    t->begun = true;
+    t->stack = free_stacks[--num_free];
+    void** top = (void**)(stacks + (size_t)(t->stack + 1) * STACK);
+    *--top = NULL;                // keeps the stack aligned as after a call
+    *--top = (void*)thread_main;  // where the first switch returns to
+    top -= 6;                     // its registers
+    memset(top, 0, 6 * sizeof *top);
+    t->at = top;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// blocks
+
+uint64_t emulator_block;
+
+static void run_block(size_t shared) {
+    const unsigned count = blockDim.x * blockDim.y * blockDim.z;
+    emulator_block++;
+    memset(shared_memory, 0xff, shared);
+    for (unsigned i = 0; i < count; i++) {
+        threads[i].index = make_uint3(i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y);
+        threads[i].begun = threads[i].ended = false;
+        lanes_alive[i / 32] |= 1u << i % 32;
+    }
+    for (num_free = 0; num_free < MOST_THREADS; num_free++) { free_stacks[num_free] = num_free; }
+    alive = count;
+    while (alive > 0) {
+        const uint64_t before = progress;
+        const unsigned first = emulator_choose(count);
+        for (unsigned k = 0; k < count; k++) {
+            current = (first + k) % count;
+            Thread* t = &threads[current];
+            if (!t->begun) { begin_thread(t); }
+            if (!t->ended) { emulator_switch(&scheduler, t->at); }
+        }
+        if (progress == before) {
+            emulator_die("block (%u, %u, %u) is stuck: %u of its %u threads wait", blockIdx.x, blockIdx.y, blockIdx.z, alive,
+                         count);
+        }
+    }
+}
+
+void emulator_run_grid(dim3 grid, dim3 block, size_t shared, const std::function<void()>& body) {
+    const size_t blocks = (size_t)grid.x * grid.y * grid.z, first = emulator_choose((unsigned)blocks);
+    gridDim = grid;
+    blockDim = block;
+    thread_body = &body;
+    for (size_t k = 0; k < blocks; k++) {
+        const size_t i = (first + k) % blocks;
+        blockIdx = make_uint3((unsigned)(i % grid.x), (unsigned)(i / grid.x % grid.y), (unsigned)(i / grid.x / grid.y));
+        run_block(shared);
+    }
+}

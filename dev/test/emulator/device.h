@@ -1,0 +1,260 @@
+/* device.h -- what a kernel finds on the emulated card, as ordinary C++. It is included in front of every source (g++ -include),
+ * and the sources' launches K<<<grid, block, shared, stream>>>(arguments) have been rewritten as
+ * [=](auto... a) { K(a...); } % LaunchOf(grid, block, shared, stream)(arguments).
+ *
+ * The threads of a block are fibers, of which one runs at a time, until it waits for others: at a barrier, in a shuffle. Thread,
+ * block and shared memory are globals. So a read that needs a barrier and has none sees what the thread before left, or did not
+ * yet write, and EMULATOR_SEED runs threads and blocks in other orders. Not emulated: what memory shows to threads that run
+ * truly side by side (fences do nothing), and the limits of registers.
+ */
+#ifndef EMULATOR_DEVICE_H
+#define EMULATOR_DEVICE_H
+
+#include <cublasLt.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <tuple>
+#include <type_traits>
+
+#include "runtime.h"
+
+// the toolkit's headers above are read as a host compiler reads them; our own sources, as nvcc does for EMULATED_ARCH
+#define __CUDACC__
+#define __CUDA_ARCH__ EMULATED_ARCH
+#if EMULATED_ARCH == 900
+#define __CUDA_ARCH_FEAT_SM90_ALL
+#endif
+#define __CUDA_ARCH_LIST__ EMULATED_ARCH
+#define __CUDACC_VER_MAJOR__ (CUDART_VERSION / 1000)
+#define __CUDACC_VER_MINOR__ (CUDART_VERSION / 10 % 100)
+
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+#undef __shared__
+#define __shared__ static  // one block runs at a time; the dynamic array is emulator_shared
+#undef __forceinline__
+#define __forceinline__ inline
+#undef __device__
+#define __device__
+#undef __global__
+#define __global__
+
+// ---------------------------------------------------------------------------------------------------------------------
+// threads
+
+extern uint3 threadIdx, blockIdx;
+extern dim3 blockDim, gridDim;
+extern char* const emulator_shared;  // the dynamic shared memory of the block, full of NaN when it starts
+
+extern uint64_t emulator_block;  // counts the blocks that have run
+
+/* Lets the other threads of the block run; returns when it is this one's turn again. */
+void emulator_yield(void);
+
+/* Tells that something changed which others may wait for. A block whose threads all wait for nothing that changes is stuck, and
+ * ends the program. */
+void emulator_progress(void);
+
+/* Waits until ready(). */
+template <typename Ready>
+inline void emulator_wait(const Ready& ready) {
+    while (!ready()) { emulator_yield(); }
+}
+
+/* Gives a slot to the lanes of `mask`, all of which have to come here, but for those that have ended. Returns those of all
+ * lanes, until the exchange after the next. */
+struct EmulatorSlot {
+    uint32_t words[6];
+};
+struct EmulatorSlots {
+    unsigned lanes;  // that came
+    EmulatorSlot at[32];
+};
+const EmulatorSlots* emulator_exchange(unsigned mask, const EmulatorSlot& mine);
+
+/* Waits for the block's threads that have not ended; returns the sum of `x` over them. */
+int emulator_barrier(int x);
+
+/* Waits until so many threads of the block have come to barrier `id`. */
+void emulator_barrier_of(int id, int threads);
+
+[[noreturn]] inline void emulated_trap(void) {
+    emulator_die("trap in block (%u, %u, %u), thread (%u, %u, %u)", blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x,
+                 threadIdx.y, threadIdx.z);
+}
+#define __trap() emulated_trap()
+
+inline void __syncthreads(void) { emulator_barrier(0); }
+inline int __syncthreads_count(int predicate) { return emulator_barrier(predicate != 0); }
+inline void __syncwarp(unsigned mask = 0xffffffffu) { emulator_exchange(mask, {}); }
+
+inline unsigned emulator_lane(void) { return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32; }
+
+/* Returns the value of lane `from`, or one's own if that is outside of the lanes that take part. */
+template <typename T>
+inline T emulator_shuffle(unsigned mask, T value, unsigned from, bool inside = true) {
+    static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
+    EmulatorSlot mine = {};
+    memcpy(&mine, &value, sizeof value);
+    const EmulatorSlots* all = emulator_exchange(mask, mine);
+    if (!inside) { return value; }
+    if (!(all->lanes >> from & 1)) { emulator_die("a shuffle reads lane %u, but only %08x came", from, all->lanes); }
+    memcpy(&value, &all->at[from], sizeof value);
+    return value;
+}
+template <typename T>
+inline T __shfl_xor_sync(unsigned mask, T value, int bits) {
+    return emulator_shuffle(mask, value, emulator_lane() ^ (unsigned)bits);
+}
+template <typename T>
+inline T __shfl_sync(unsigned mask, T value, int from, int width = 32) {
+    return emulator_shuffle(mask, value, emulator_lane() / width * width + from % width);
+}
+template <typename T>
+inline T __shfl_up_sync(unsigned mask, T value, unsigned by) {
+    return emulator_shuffle(mask, value, emulator_lane() - by, emulator_lane() >= by);
+}
+template <typename T>
+inline T __shfl_down_sync(unsigned mask, T value, unsigned by) {
+    return emulator_shuffle(mask, value, emulator_lane() + by, emulator_lane() + by < 32);
+}
+inline unsigned __ballot_sync(unsigned mask, int predicate) {
+    const EmulatorSlots* all = emulator_exchange(mask, {{predicate != 0}});
+    unsigned set = 0;
+    for (unsigned lane = 0; lane < 32; lane++) { set |= all->lanes >> lane & 1 && all->at[lane].words[0] ? 1u << lane : 0; }
+    return set;
+}
+inline unsigned __match_any_sync(unsigned mask, unsigned value) {
+    const EmulatorSlots* all = emulator_exchange(mask, {{value}});
+    unsigned same = 0;
+    for (unsigned lane = 0; lane < 32; lane++) {
+        same |= all->lanes >> lane & 1 && all->at[lane].words[0] == value ? 1u << lane : 0;
+    }
+    return same;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// arithmetic
+
+/* Keeps a result from being contracted with what follows. */
+inline float emulated_rounded(float x) {
+    asm("" : "+x"(x));
+    return x;
+}
+inline float __fadd_rn(float x, float y) { return emulated_rounded(emulated_rounded(x) + emulated_rounded(y)); }
+inline float __fsub_rn(float x, float y) { return emulated_rounded(emulated_rounded(x) - emulated_rounded(y)); }
+inline float __fmul_rn(float x, float y) { return emulated_rounded(emulated_rounded(x) * emulated_rounded(y)); }
+inline float __fdiv_rn(float x, float y) { return x / y; }
+inline float __fdividef(float x, float y) { return x / y; }
+inline float __fsqrt_rn(float x) { return sqrtf(x); }
+inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
+inline float __expf(float x) { return expf(x); }
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline unsigned __float_as_uint(float x) {
+    unsigned u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+inline float __uint_as_float(unsigned u) {
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+
+template <typename A, typename B>
+inline std::common_type_t<A, B> min(A a, B b) {
+    typedef std::common_type_t<A, B> T;
+    return (T)b < (T)a ? (T)b : (T)a;
+}
+template <typename A, typename B>
+inline std::common_type_t<A, B> max(A a, B b) {
+    typedef std::common_type_t<A, B> T;
+    return (T)a < (T)b ? (T)b : (T)a;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// memory
+
+template <typename T>
+inline T __ldcs(const T* p) {
+    return *p;
+}
+template <typename T>
+inline void __stcs(T* p, T x) {
+    *p = x;
+}
+/* The program is linked below 4 GiB, and with it all shared memory. */
+inline size_t __cvta_generic_to_shared(const void* p) { return (size_t)p; }
+
+template <typename T>
+inline T atomicAdd(T* p, std::common_type_t<T> x) {
+    const T old = *p;
+    *p = old + x;
+    return old;
+}
+template <typename T>
+inline T atomicMax(T* p, std::common_type_t<T> x) {
+    const T old = *p;
+    *p = old < x ? x : old;
+    return old;
+}
+template <typename T>
+inline T atomicMin(T* p, std::common_type_t<T> x) {
+    const T old = *p;
+    *p = x < old ? x : old;
+    return old;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// launches
+
+template <typename... Arguments>
+struct EmulatedLaunch {
+    dim3 grid, block;
+    size_t shared;
+    cudaStream_t stream;
+    std::tuple<Arguments...> arguments;
+};
+
+struct LaunchOf {
+    dim3 grid, block;
+    size_t shared;
+    cudaStream_t stream;
+    LaunchOf(dim3 grid, dim3 block, size_t shared = 0, cudaStream_t stream = NULL)
+        : grid(grid), block(block), shared(shared), stream(stream) {}
+    template <typename... Arguments>
+    EmulatedLaunch<std::decay_t<Arguments>...> operator()(Arguments&&... arguments) const {
+        return {grid, block, shared, stream, {arguments...}};
+    }
+};
+
+template <typename Kernel, typename... Arguments>
+inline void operator%(Kernel kernel, const EmulatedLaunch<Arguments...>& launch) {
+    const std::tuple<Arguments...> arguments = launch.arguments;
+    emulator_launch(launch.grid, launch.block, launch.shared, launch.stream,
+                    [kernel, arguments] { std::apply(kernel, arguments); });
+}
+
+template <typename Kernel>
+inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel*, int threads, size_t) {
+    *blocks = 2048 / threads < 4 ? 2048 / threads : 4;
+    return cudaSuccess;
+}
+template <typename T>
+inline cudaError_t cudaMemcpyToSymbol(T& symbol, const void* from, size_t bytes) {
+    return cudaMemcpy(&symbol, from, bytes, cudaMemcpyHostToDevice);
+}
+template <typename T>
+inline cudaError_t cudaMemcpyFromSymbol(void* to, const T& symbol, size_t bytes) {
+    return cudaMemcpy(to, &symbol, bytes, cudaMemcpyDeviceToHost);
+}
+
+#endif

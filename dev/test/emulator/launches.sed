@@ -1,0 +1,9 @@
+# launches.sed -- rewrites what only nvcc's front end reads, for device.h: sed -z -E -f launches.sed FILE.cuh
+# a launch K<<<grid, block, shared, stream>>>(arguments), of a function or template; then of an expression
+s/([^A-Za-z0-9_>.])([A-Za-z_][A-Za-z0-9_]*(<[^;<>()]*(<[^;<>]*>)?[^;<>()]*>)?)([ \n\\]*)<<</\1[=](auto... a) { \2(a...); }\5 % LaunchOf(/g
+s/<<</ % LaunchOf(/g
+s/>>>\(/)(/g
+# the array of dynamic shared memory
+s/extern __shared__ (__align__\([0-9]+\) )?([a-z]+) ([a-z_]+)\[\];/\2* const \3 = (\2*)emulator_shared;/g
+# where g++ wants the alignment of a static array
+s/__shared__ (alignas\([0-9]+\))/\1 __shared__/g

@@ -1,0 +1,291 @@
+/* ptx.h -- stands in for llmc/gpu/ptx.cuh on the emulated card: the same functions, in C++.
+ *
+ * What is asynchronous on a card happens here as late as the program allows: copies and products of a group, when the thread
+ * waits for that group. So a wait that is missing shows. TMA alone copies at once. An address in shared memory is its distance
+ * from the block's dynamic shared memory.
+ */
+#ifndef EMULATOR_PTX_H
+#define EMULATOR_PTX_H
+
+#include <deque>
+#include <functional>
+#include <vector>
+
+#include "llmc/gpu/cuda_common.cuh"
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) { return (uint32_t)((const char*)p - emulator_shared); }
+inline char* emulated_shared(uint32_t address) { return emulator_shared + (int32_t)address; }
+
+__device__ __forceinline__ float exp2_fast(float x) { return exp2f(x); }
+
+__device__ __forceinline__ void compute_here(uint32_t&) {}
+
+__device__ __forceinline__ void barrier_sync(int id, int threads) { emulator_barrier_of(id, threads); }
+
+__device__ __forceinline__ uint64_t card_clock(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// asynchronous work of a thread, in groups
+
+struct EmulatedGroups {
+    typedef std::vector<std::function<void()>> Group;
+    uint64_t block;  // that it belongs to
+    Group open;
+    std::deque<Group> closed;
+
+    void add(std::function<void()> work) {
+        if (block != emulator_block) { open.clear(), closed.clear(), block = emulator_block; }
+        open.push_back(work);
+    }
+    void commit() {
+        closed.push_back(open);
+        open.clear();
+    }
+    void wait(size_t pending) {
+        for (; closed.size() > pending; closed.pop_front()) {
+            for (const auto& work : closed.front()) { work(); }
+        }
+    }
+};
+inline EmulatedGroups emulated_copies[1024], emulated_products[1024];
+inline unsigned emulated_thread(void) { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
+
+template <int BYTES>
+__device__ __forceinline__ void copy_async(uint32_t dst, const void* src, bool valid) {
+    static_assert(EMULATED_ARCH >= 800, "this architecture has no asynchronous copies");
+    if (dst % BYTES || (valid && (size_t)src % BYTES)) {
+        emulator_die("copy_async<%d>: an address is no multiple of it", BYTES);
+    }
+    emulated_copies[emulated_thread()].add([=] {
+        if (valid) {
+            memcpy(emulated_shared(dst), src, BYTES);
+        } else {
+            memset(emulated_shared(dst), 0, BYTES);
+        }
+    });
+}
+__device__ __forceinline__ void copy_async_commit() { emulated_copies[emulated_thread()].commit(); }
+template <int PENDING>
+__device__ __forceinline__ void copy_async_wait() {
+    emulated_copies[emulated_thread()].wait(PENDING);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 16-bit tensor-core products
+
+#ifndef PRECISION_FP32
+
+__device__ __forceinline__ uint32_t pack2(float lo, float hi) {
+    const floatX pair[2] = {from_float<floatX>(lo), from_float<floatX>(hi)};
+    uint32_t bits;
+    memcpy(&bits, pair, sizeof bits);
+    return bits;
+}
+__device__ __forceinline__ float2 unpack2(uint32_t x) {
+    floatX pair[2];
+    memcpy(pair, &x, sizeof x);
+    return make_float2(to_float(pair[0]), to_float(pair[1]));
+}
+
+/* Collects the addresses of the rows, and calls part(matrix, rows) for the four matrices. */
+template <typename Part>
+inline void emulated_load_matrix(uint32_t r[4], uint32_t address, const Part& part) {
+    if (address % 16) { emulator_die("load_matrix_x4: a row starts at %u, wanted a multiple of 16", address); }
+    const EmulatorSlots* all = emulator_exchange(0xffffffffu, {{address}});
+    for (int i = 0; i < 4; i++) {
+        const char* rows[8];
+        for (int k = 0; k < 8; k++) { rows[k] = emulated_shared(all->at[8 * i + k].words[0]); }
+        part(&r[i], rows);
+    }
+}
+__device__ __forceinline__ void load_matrix_x4(uint32_t r[4], uint32_t address) {
+    const unsigned g = emulator_lane() / 4, t = emulator_lane() % 4;
+    emulated_load_matrix(r, address, [=](uint32_t* to, const char* const* rows) { memcpy(to, rows[g] + 4 * t, 4); });
+}
+__device__ __forceinline__ void load_matrix_x4_trans(uint32_t r[4], uint32_t address) {
+    const unsigned g = emulator_lane() / 4, t = emulator_lane() % 4;
+    emulated_load_matrix(r, address, [=](uint32_t* to, const char* const* rows) {
+        memcpy(to, rows[2 * t] + 2 * g, 2);
+        memcpy((char*)to + 2, rows[2 * t + 1] + 2 * g, 2);
+    });
+}
+
+/* Puts rows g and g + 8 of a (16 x 16), which lies in the lanes' registers (first words of `all`), into rows. */
+inline void emulated_left_rows(float (&rows)[2][16], const EmulatorSlot* all) {
+    const unsigned g = emulator_lane() / 4;
+    for (int k = 0; k < 16; k++) {
+        const uint32_t* a = all[g * 4 + k % 8 / 2].words + k / 8 * 2;
+        for (int r = 0; r < 2; r++) {
+            const float2 pair = unpack2(a[r]);
+            rows[r][k] = k % 2 ? pair.y : pair.x;
+        }
+    }
+}
+
+__device__ __forceinline__ void mma_16x8x16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
+    const EmulatorSlot* all = emulator_exchange(0xffffffffu, {{a[0], a[1], a[2], a[3], b0, b1}})->at;
+    float rows[2][16];
+    emulated_left_rows(rows, all);
+    for (int e = 0; e < 2; e++) {
+        const unsigned column = emulator_lane() % 4 * 2 + e;
+        for (int k = 0; k < 16; k++) {
+            const float2 pair = unpack2(all[column * 4 + k % 8 / 2].words[4 + k / 8]);
+            const float b = k % 2 ? pair.y : pair.x;
+            d[e] += rows[0][k] * b;
+            d[2 + e] += rows[1][k] * b;
+        }
+    }
+}
+
+#endif  // PRECISION_FP32
+
+// ---------------------------------------------------------------------------------------------------------------------
+// sm_90a
+
+#define PTX_HAS_SM90A (EMULATED_ARCH == 900)
+
+/* The 8 bytes of a barrier. */
+struct EmulatedBarrier {
+    int32_t bytes;  // announced and not yet written
+    uint8_t arrivals, missing;
+    uint16_t phase;
+};
+inline EmulatedBarrier* emulated_barrier(uint32_t barrier) {
+    if (barrier % 8) { emulator_die("a barrier lies at %u, wanted a multiple of 8", barrier); }
+    return (EmulatedBarrier*)emulated_shared(barrier);
+}
+inline void emulated_end_phase(EmulatedBarrier* b) {
+    emulator_progress();
+    if (b->missing > 0 || b->bytes != 0) { return; }
+    b->missing = b->arrivals;
+    b->phase++;
+}
+
+__device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
+    *emulated_barrier(barrier) = {0, (uint8_t)arrivals, (uint8_t)arrivals, 0};
+}
+__device__ __forceinline__ void barrier_init_done() {}
+__device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
+    EmulatedBarrier* b = emulated_barrier(barrier);
+    if (b->missing == 0) { emulator_die("more threads arrive at a barrier than it was initialized for"); }
+    b->bytes += (int32_t)bytes;
+    b->missing--;
+    emulated_end_phase(b);
+}
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier) { barrier_arrive_expect(barrier, 0); }
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
+    const EmulatedBarrier* b = emulated_barrier(barrier);
+    emulator_wait([=] { return b->phase % 2 != parity; });
+}
+
+/* "128B swizzle": the chunk of 16 bytes that an address is in, by that of its row. */
+inline uint32_t emulated_swizzle(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+
+/* What cuTensorMapEncodeTiled leaves in a CUtensorMap: of elements of 2 bytes, in boxes of rows of 128 bytes, swizzled. */
+struct EmulatedMap {
+    const char* base;
+    uint64_t dims[4], strides[3];
+    uint32_t box[4];
+};
+
+inline void emulated_written(uint32_t barrier, uint32_t bytes) {
+    EmulatedBarrier* b = emulated_barrier(barrier);
+    b->bytes -= (int32_t)bytes;
+    emulated_end_phase(b);
+}
+
+__device__ __forceinline__ void copy_box_4d(uint32_t dst, const void* map, int c0, int c1, int c2, int c3, uint32_t barrier) {
+    const EmulatedMap* m = (const EmulatedMap*)map;
+    uint32_t at = dst;
+    for (uint32_t i3 = 0; i3 < m->box[3]; i3++) {
+        for (uint32_t i2 = 0; i2 < m->box[2]; i2++) {
+            for (uint32_t i1 = 0; i1 < m->box[1]; i1++) {
+                const uint64_t x1 = (uint64_t)c1 + i1, x2 = (uint64_t)c2 + i2, x3 = (uint64_t)c3 + i3;
+                const bool inside = x1 < m->dims[1] && x2 < m->dims[2] && x3 < m->dims[3];
+                const char* row = m->base + x3 * m->strides[2] + x2 * m->strides[1] + x1 * m->strides[0];
+                for (uint32_t i0 = 0; i0 < m->box[0]; i0++, at += 2) {
+                    const uint64_t x0 = (uint64_t)c0 + i0;
+                    uint16_t element = 0;
+                    if (inside && x0 < m->dims[0]) { memcpy(&element, row + 2 * x0, 2); }
+                    memcpy(emulated_shared(emulated_swizzle(at)), &element, 2);
+                }
+            }
+        }
+    }
+    emulated_written(barrier, at - dst);
+}
+
+__device__ __forceinline__ void copy_bytes(uint32_t dst, const void* src, uint32_t bytes, uint32_t barrier) {
+    if (dst % 16 || (size_t)src % 16 || bytes % 16) { emulator_die("copy_bytes: wanted multiples of 16"); }
+    memcpy(emulated_shared(dst), src, bytes);
+    emulated_written(barrier, bytes);
+}
+
+template <int N>
+__device__ __forceinline__ void registers_lower() {}
+template <int N>
+__device__ __forceinline__ void registers_raise() {}
+
+#ifndef PRECISION_FP32
+
+__device__ __forceinline__ uint32_t matrix_rows(uint32_t address) { return address >> 4 | 1 << 16; }
+__device__ __forceinline__ uint32_t matrix_columns(uint32_t address, uint32_t block_bytes) {
+    return address >> 4 | block_bytes >> 4 << 16;
+}
+__device__ __forceinline__ void wgmma_fence() {}
+__device__ __forceinline__ void wgmma_commit() { emulated_products[emulated_thread()].commit(); }
+template <int PENDING>
+__device__ __forceinline__ void wgmma_wait() {
+    emulated_products[emulated_thread()].wait(PENDING);
+}
+template <int N>
+__device__ __forceinline__ void wgmma_hold(float (&)[N]) {}
+
+/* Returns an element of an operand in shared memory: `across` counts rows of a or columns of b, k goes along the sum. */
+inline float emulated_element(uint32_t descriptor, bool columns, uint32_t across, uint32_t k) {
+    const uint32_t start = (descriptor & 0x3fff) << 4, block_bytes = descriptor >> 16 << 4;
+    const uint32_t at = columns ? start + k * 128 + across % 64 * 2 + across / 64 * block_bytes : start + across * 128 + k * 2;
+    return to_float(*(const floatX*)emulated_shared(emulated_swizzle(at)));
+}
+
+/* Computes this thread's part of d. rows: rows g and g + 8 of a */
+template <int N>
+inline void emulated_product(float* d, const float (&rows)[2][16], uint32_t b, bool columns, bool add, unsigned lane) {
+    for (int i = 0; i < N / 2; i++) {
+        const int column = i / 4 * 8 + (int)lane % 4 * 2 + i % 2;
+        float sum = add ? d[i] : 0;
+        for (int k = 0; k < 16; k++) {
+            sum += rows[i % 4 / 2][k] * emulated_element(b, columns, (uint32_t)column, (uint32_t)k);
+        }
+        d[i] = sum;
+    }
+}
+
+template <int N, int B_COLUMNS>
+__device__ __forceinline__ void wgmma_shared(float (&d)[N / 2], uint32_t a, uint32_t b, int add) {
+    float* const out = d;
+    const unsigned lane = emulator_lane(), row = emulated_thread() / 32 % 4 * 16 + lane / 4;
+    emulated_products[emulated_thread()].add([=] {
+        float rows[2][16];
+        for (unsigned i = 0; i < 32; i++) { rows[i / 16][i % 16] = emulated_element(a, false, row + i / 16 * 8, i % 16); }
+        emulated_product<N>(out, rows, b, B_COLUMNS, add, lane);
+    });
+}
+
+template <int N, int B_COLUMNS>
+__device__ __forceinline__ void wgmma_registers(float (&d)[N / 2], const uint32_t (&a)[4], uint32_t b, int add) {
+    struct Rows {
+        float at[2][16];
+    } rows;
+    float* const out = d;
+    const unsigned lane = emulator_lane();
+    emulated_left_rows(rows.at, emulator_exchange(0xffffffffu, {{a[0], a[1], a[2], a[3]}})->at);
+    emulated_products[emulated_thread()].add([=] { emulated_product<N>(out, rows.at, b, B_COLUMNS, add, lane); });
+}
+
+#endif  // PRECISION_FP32
+#endif

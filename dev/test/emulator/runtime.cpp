@@ -1,0 +1,488 @@
+/* runtime.cpp -- the CUDA runtime of the emulated card: memory, streams, events, graphs.
+ *
+ * Whatever is queued is a Work, which waits for those before it: in its stream, and by events. A thread of its own runs them, one
+ * at a time, in any order that this allows (EMULATOR_SEED draws one), and begins only when the program waits for something, or
+ * has queued nothing for a while. So work that is not ordered, and memory of the host that is used again too early, show.
+ * A graph is a list of such works, which a launch copies.
+ *
+ * Memory of the card is memory of the host, full of NaN. EMULATOR_GPUS (8) cards of EMULATOR_GIB (8) each are there.
+ */
+#include "runtime.h"
+
+#include <cuda.h>
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <vector>
+
+struct Event;
+struct Graph;
+struct Work {
+    std::function<void()> run;
+    std::vector<std::shared_ptr<Work>> after;
+    const Event* external;  // of a graph: at each launch, also after what was recorded there last
+    Graph* graph;           // that captured it, or NULL
+    bool done;
+};
+typedef std::shared_ptr<Work> WorkPtr;
+
+struct Graph {
+    std::vector<WorkPtr> works;  // each behind those it waits for
+    WorkPtr begin;               // stands for what was queued before the launch
+};
+
+struct Stream {
+    WorkPtr last;
+    std::vector<WorkPtr> joined;  // by events, since then
+    Graph* graph;                 // into which it is captured
+    WorkPtr before_capture;
+};
+
+struct Event {
+    WorkPtr work;
+    std::shared_ptr<double> seconds;
+};
+
+static std::mutex mutex;
+static std::condition_variable wake_card, wake_host;
+static std::vector<WorkPtr> queued;  // in the order of the program
+static int waiting;                  // threads of the host
+static Stream* const legacy = new Stream();
+static std::vector<Stream*> streams(1, legacy);
+static std::map<void*, size_t> device_memory, pinned_memory;
+static size_t bytes_used;
+static int device;
+static thread_local cudaError_t last_error;
+// static shared memory that every kernel says it has: by 4 KiB the program knows code for sm_90a (attention_has_wgmma)
+static const unsigned STATIC_SHARED = EMULATED_ARCH == 900 ? 4096 : 0, MOST_SHARED = (227 << 10) + STATIC_SHARED;
+
+static int setting(const char* name, int otherwise) {
+    const char* text = getenv(name);
+    return text ? atoi(text) : otherwise;
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static cudaError_t result(cudaError_t status) {
+    if (status != cudaSuccess) { last_error = status; }
+    return status;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// work
+
+static bool is_ready(const Work& w) {
+    return std::all_of(w.after.begin(), w.after.end(), [](const WorkPtr& before) { return before->done; });
+}
+
+/* The card: runs what is queued, for ever. */
+static void run_queued(void) {
+    std::unique_lock<std::mutex> lock(mutex);
+    for (;;) {
+        while (queued.empty() || waiting == 0) {
+            const size_t before = queued.size();
+            wake_card.wait_for(lock, std::chrono::milliseconds(20));
+            if (!queued.empty() && queued.size() == before) { break; }
+        }
+        std::vector<size_t> ready;
+        for (size_t i = 0; i < queued.size(); i++) {
+            if (is_ready(*queued[i])) { ready.push_back(i); }
+        }
+        if (ready.empty()) { emulator_die("of %zu works none can run", queued.size()); }
+        const size_t i = ready[emulator_choose((unsigned)ready.size())];
+        const WorkPtr w = queued[i];
+        queued.erase(queued.begin() + (long)i);
+        lock.unlock();
+        w->run();
+        lock.lock();
+        w->run = nullptr;
+        w->after.clear();
+        w->done = true;
+        wake_host.notify_all();
+    }
+}
+
+static void start_card(void) {
+    static bool started;
+    if (started) { return; }
+    started = true;
+    std::thread(run_queued).detach();
+}
+
+template <typename Done>
+static void wait_until(std::unique_lock<std::mutex>& lock, const Done& done) {
+    waiting++;
+    wake_card.notify_all();
+    wake_host.wait(lock, done);
+    waiting--;
+}
+
+static Stream* stream_of(cudaStream_t s) { return s ? (Stream*)s : legacy; }
+
+/* Appends work to a stream, whose lock the caller holds. */
+static WorkPtr append(Stream* s, std::function<void()> run) {
+    const WorkPtr w = std::make_shared<Work>();
+    w->run = run;
+    w->graph = s->graph;
+    w->after = s->joined;
+    if (s->last) { w->after.push_back(s->last); }
+    s->joined.clear();
+    s->last = w;
+    (s->graph ? s->graph->works : queued).push_back(w);
+    start_card();
+    return w;
+}
+
+void emulator_queue(cudaStream_t stream, std::function<void()> work) {
+    std::lock_guard<std::mutex> lock(mutex);
+    append(stream_of(stream), work);
+}
+
+void emulator_launch(dim3 grid, dim3 block, size_t shared, cudaStream_t stream, std::function<void()> body) {
+    const size_t threads = (size_t)block.x * block.y * block.z;
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535 || threads == 0 || threads > 1024 ||
+        block.z > 64) {
+        result(cudaErrorInvalidConfiguration);
+    } else if (shared > MOST_SHARED) {
+        result(cudaErrorInvalidValue);
+    } else {
+        emulator_queue(stream, [=] { emulator_run_grid(grid, block, shared, body); });
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// streams and events
+
+/* Lets a graph have what is queued on a stream from now on. */
+static void capture(Stream* s, Graph* g) {
+    s->before_capture = append(s, [] {});
+    s->last = nullptr;
+    s->graph = g;
+}
+
+static cudaError_t synchronize(Stream* s) {
+    std::unique_lock<std::mutex> lock(mutex);
+    if (s->graph) { return result(cudaErrorStreamCaptureUnsupported); }
+    const WorkPtr last = s->last;
+    const std::vector<WorkPtr> joined = s->joined;
+    wait_until(lock, [&] {
+        return (!last || last->done) && std::all_of(joined.begin(), joined.end(), [](const WorkPtr& w) { return w->done; });
+    });
+    return cudaSuccess;
+}
+
+extern "C" {
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned, int) {
+    std::lock_guard<std::mutex> lock(mutex);
+    streams.push_back(new Stream());
+    *s = (cudaStream_t)streams.back();
+    return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned flags) { return cudaStreamCreateWithPriority(s, flags, 0); }
+cudaError_t cudaStreamCreate(cudaStream_t* s) { return cudaStreamCreateWithPriority(s, 0, 0); }
+cudaError_t cudaStreamSynchronize(cudaStream_t s) { return synchronize(stream_of(s)); }
+cudaError_t cudaStreamDestroy(cudaStream_t s) {
+    synchronize((Stream*)s);
+    std::lock_guard<std::mutex> lock(mutex);
+    streams.erase(std::find(streams.begin(), streams.end(), (Stream*)s));
+    delete (Stream*)s;
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+    *least = 0, *greatest = -5;
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceSynchronize(void) {
+    std::vector<Stream*> all;
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        all = streams;
+    }
+    for (Stream* s : all) { synchronize(s); }
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) {
+    *e = (cudaEvent_t) new Event();
+    return cudaSuccess;
+}
+cudaError_t cudaEventCreate(cudaEvent_t* e) { return cudaEventCreateWithFlags(e, 0); }
+cudaError_t cudaEventDestroy(cudaEvent_t e) {
+    delete (Event*)e;
+    return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    std::lock_guard<std::mutex> lock(mutex);
+    Event* e = (Event*)event;
+    const std::shared_ptr<double> seconds = std::make_shared<double>(0);
+    e->seconds = seconds;
+    e->work = append(stream_of(stream), [seconds] { *seconds = now(); });
+    return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+    std::lock_guard<std::mutex> lock(mutex);
+    Stream* s = stream_of(stream);
+    const Event* e = (const Event*)event;
+    if (flags == cudaEventWaitExternal) {
+        if (!s->graph) { return result(cudaErrorIllegalState); }
+        append(s, [] {})->external = e;
+        return cudaSuccess;
+    }
+    if (!e->work) { return cudaSuccess; }
+    if (e->work->graph != s->graph) {
+        if (s->graph || !e->work->graph) { return result(cudaErrorStreamCaptureIsolation); }
+        capture(s, e->work->graph);  // the capture goes on in this stream, too
+    }
+    s->joined.push_back(e->work);
+    return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    std::unique_lock<std::mutex> lock(mutex);
+    const WorkPtr w = ((Event*)event)->work;
+    if (w && w->graph) { return result(cudaErrorCapturedEvent); }
+    wait_until(lock, [&] { return !w || w->done; });
+    return cudaSuccess;
+}
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end) {
+    *ms = (float)(1e3 * (*((Event*)end)->seconds - *((Event*)begin)->seconds));
+    return cudaSuccess;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// graphs
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+    std::lock_guard<std::mutex> lock(mutex);
+    Stream* s = (Stream*)stream;
+    Graph* g = new Graph();
+    capture(s, g);
+    s->last = g->begin = std::make_shared<Work>();
+    g->begin->graph = g;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t s, cudaStreamCaptureStatus* status) {
+    *status = stream_of(s)->graph ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+
+static void collect(const WorkPtr& w, std::set<WorkPtr>& all) {
+    if (all.insert(w).second) {
+        for (const WorkPtr& before : w->after) { collect(before, all); }
+    }
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+    std::lock_guard<std::mutex> lock(mutex);
+    Stream* s = (Stream*)stream;
+    Graph* g = s->graph;
+    std::set<WorkPtr> before_end;
+    collect(s->last, before_end);
+    for (const WorkPtr& w : s->joined) { collect(w, before_end); }
+    for (Stream* other : streams) {
+        if (other->graph != g) { continue; }
+        if (other != s && other->last && !before_end.count(other->last)) { return result(cudaErrorStreamCaptureUnjoined); }
+        other->graph = NULL;
+        other->last = other->before_capture;
+        other->joined.clear();
+    }
+    *graph = (cudaGraph_t)g;
+    return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
+    *exec = (cudaGraphExec_t) new Graph(*(Graph*)graph);
+    return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaSuccess; }  // what it holds belongs to its only copy, too
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+    for (const WorkPtr& w : ((Graph*)exec)->works) {  // events may still name them, but need not keep what they do
+        w->run = nullptr;
+        w->after.clear();
+    }
+    delete (Graph*)exec;
+    return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+    std::lock_guard<std::mutex> lock(mutex);
+    const Graph* g = (const Graph*)exec;
+    Stream* s = stream_of(stream);
+    std::map<WorkPtr, WorkPtr> copies;
+    copies[g->begin] = append(s, [] {});
+    for (const WorkPtr& w : g->works) {
+        const WorkPtr copy = std::make_shared<Work>();
+        copy->run = w->run;
+        for (const WorkPtr& before : w->after) { copy->after.push_back(copies.at(before)); }
+        if (w->external && w->external->work) { copy->after.push_back(w->external->work); }
+        copies[w] = copy;
+        queued.push_back(copy);
+    }
+    for (const auto& copy : copies) { s->joined.push_back(copy.second); }
+    append(s, [] {});
+    return cudaSuccess;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// memory
+
+static cudaError_t take(std::map<void*, size_t>& from, void** p, size_t bytes) {
+    std::lock_guard<std::mutex> lock(mutex);
+    const size_t all = (bytes / 512 + 1) * 512;
+    if (&from == &device_memory && bytes_used + all > (size_t)setting("EMULATOR_GIB", 8) << 30) {
+        return result(cudaErrorMemoryAllocation);
+    }
+    *p = aligned_alloc(512, all);
+    if (!*p) { return result(cudaErrorMemoryAllocation); }
+    memset(*p, 0xff, all);
+    from[*p] = all;
+    if (&from == &device_memory) { bytes_used += all; }
+    return cudaSuccess;
+}
+static cudaError_t give_back(std::map<void*, size_t>& to, void* p) {
+    if (!p) { return cudaSuccess; }
+    cudaDeviceSynchronize();
+    std::lock_guard<std::mutex> lock(mutex);
+    const auto found = to.find(p);
+    if (found == to.end()) { return result(cudaErrorInvalidValue); }
+    if (&to == &device_memory) { bytes_used -= found->second; }
+    memset(p, 0xff, found->second);
+    free(p);
+    to.erase(found);
+    return cudaSuccess;
+}
+static bool is_pinned(const void* p) {
+    const auto next = pinned_memory.upper_bound((void*)p);
+    if (next == pinned_memory.begin()) { return false; }
+    const auto block = std::prev(next);
+    return (const char*)p < (const char*)block->first + block->second;
+}
+
+cudaError_t cudaMalloc(void** p, size_t bytes) { return take(device_memory, p, bytes); }
+cudaError_t cudaFree(void* p) { return give_back(device_memory, p); }
+cudaError_t cudaMallocHost(void** p, size_t bytes) { return take(pinned_memory, p, bytes); }
+cudaError_t cudaFreeHost(void* p) { return give_back(pinned_memory, p); }
+cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
+    *total = (size_t)setting("EMULATOR_GIB", 8) << 30;
+    *free_bytes = *total - bytes_used;
+    return cudaSuccess;
+}
+
+/* Memory of the host that is not pinned is read before the call returns, and written before it does. */
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+    if (kind == cudaMemcpyHostToDevice && !is_pinned(from)) {
+        const std::vector<char> copy((const char*)from, (const char*)from + bytes);
+        emulator_queue(stream, [=] { memcpy(to, copy.data(), bytes); });
+        return cudaSuccess;
+    }
+    emulator_queue(stream, [=] { memcpy(to, from, bytes); });
+    return kind == cudaMemcpyDeviceToHost && !is_pinned(to) ? cudaStreamSynchronize(stream) : cudaSuccess;
+}
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+    cudaMemcpyAsync(to, from, bytes, kind, NULL);
+    return cudaStreamSynchronize(NULL);
+}
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows,
+                              cudaMemcpyKind kind, cudaStream_t stream) {
+    if (kind != cudaMemcpyDeviceToDevice) { emulator_die("cudaMemcpy2DAsync: only within the card"); }
+    emulator_queue(stream, [=] {
+        for (size_t r = 0; r < rows; r++) { memcpy((char*)to + r * to_pitch, (const char*)from + r * from_pitch, width); }
+    });
+    return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream) {
+    emulator_queue(stream, [=] { memset(p, value, bytes); });
+    return cudaSuccess;
+}
+cudaError_t cudaMemset(void* p, int value, size_t bytes) { return cudaMemsetAsync(p, value, bytes, NULL); }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the card
+
+cudaError_t cudaGetDeviceCount(int* count) {
+    *count = setting("EMULATOR_GPUS", 8);
+    return *count > 0 ? cudaSuccess : result(cudaErrorNoDevice);
+}
+cudaError_t cudaSetDevice(int d) {
+    device = d;
+    return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* d) {
+    *d = device;
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceGetPCIBusId(char* text, int size, int d) {
+    snprintf(text, (size_t)size, "0000:%02x:00.0", d + 1);
+    return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
+    memset(p, 0, sizeof *p);
+    snprintf(p->name, sizeof p->name, "emulated card, sm_%d", EMULATED_ARCH / 10);
+    p->major = EMULATED_ARCH / 100, p->minor = EMULATED_ARCH / 10 % 10;
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+    switch (attribute) {
+        case cudaDevAttrComputeCapabilityMajor: *value = EMULATED_ARCH / 100; break;
+        case cudaDevAttrComputeCapabilityMinor: *value = EMULATED_ARCH / 10 % 10; break;
+        case cudaDevAttrMultiProcessorCount: *value = 4; break;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)MOST_SHARED; break;
+        default: emulator_die("cudaDeviceGetAttribute: %d is not known", (int)attribute);
+    }
+    return cudaSuccess;
+}
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* a, const void*) {
+    memset(a, 0, sizeof *a);
+    a->ptxVersion = a->binaryVersion = EMULATED_ARCH / 10;
+    a->sharedSizeBytes = STATIC_SHARED;
+    a->maxThreadsPerBlock = 1024;
+    return cudaSuccess;
+}
+cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute attribute, int value) {
+    const bool known = attribute == cudaFuncAttributeMaxDynamicSharedMemorySize && value <= (int)MOST_SHARED;
+    return known ? cudaSuccess : result(cudaErrorInvalidValue);
+}
+cudaError_t cudaGetLastError(void) {
+    const cudaError_t e = last_error;
+    last_error = cudaSuccess;
+    return e;
+}
+const char* cudaGetErrorName(cudaError_t) { return "emulated"; }
+const char* cudaGetErrorString(cudaError_t e) {
+    static thread_local char text[64];
+    snprintf(text, sizeof text, "error %d of the emulated card", (int)e);
+    return text;
+}
+
+/* The driver's cuTensorMapEncodeTiled; what it writes is EmulatedMap of ptx.h. */
+static CUresult encode_map(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, void* base, const cuuint64_t* dims,
+                           const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t*, CUtensorMapInterleave,
+                           CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+    if (rank != 4 || swizzle != CU_TENSOR_MAP_SWIZZLE_128B || (size_t)base % 16) { return CUDA_ERROR_INVALID_VALUE; }
+    char* to = (char*)map;
+    memcpy(to, &base, 8);
+    memcpy(to + 8, dims, 32);
+    memcpy(to + 40, strides, 24);
+    memcpy(to + 64, box, 16);
+    return CUDA_SUCCESS;
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** f, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* found) {
+    const bool known = strcmp(name, "cuTensorMapEncodeTiled") == 0;
+    *f = known ? (void*)encode_map : NULL;
+    *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+}
+}

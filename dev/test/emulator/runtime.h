@@ -1,0 +1,27 @@
+/* runtime.h -- what the parts of the emulator know of each other.
+ */
+#ifndef EMULATOR_RUNTIME_H
+#define EMULATOR_RUNTIME_H
+
+#include <cuda_runtime.h>
+
+#include <functional>
+
+/* Queues work on a stream, behind what is queued there; of a stream that is being captured, in its graph, which runs it at each
+ * of its launches. The work runs later, on a thread of the emulator. */
+void emulator_queue(cudaStream_t stream, std::function<void()> work);
+
+/* Queues a kernel as emulator_queue() does, once its launch is found to be possible, else leaves the error that CUDA would.
+ * body: one thread of it */
+void emulator_launch(dim3 grid, dim3 block, size_t shared, cudaStream_t stream, std::function<void()> body);
+
+/* Runs all blocks of a grid, one after the other; body() is run by each thread. */
+void emulator_run_grid(dim3 grid, dim3 block, size_t shared, const std::function<void()>& body);
+
+/* Draws a number below n: always the same for a seed of 0, else by chance from EMULATOR_SEED. */
+unsigned emulator_choose(unsigned n);
+
+/* Ends the program with a line that says what a card would not have done. */
+[[noreturn]] void emulator_die(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+#endif
