@@ -31,12 +31,12 @@ void emulator_die(const char* format, ...) {
     _Exit(1);
 }
 
+static unsigned chance = getenv("EMULATOR_SEED") ? (unsigned)atoi(getenv("EMULATOR_SEED")) : 0;
+
 unsigned emulator_choose(unsigned n) {
-    static const char* const text = getenv("EMULATOR_SEED");
-    static unsigned state = text ? (unsigned)atoi(text) : 0;
-    if (state == 0 || n < 2) { return 0; }
-    state ^= state << 13, state ^= state >> 17, state ^= state << 5;  // Marsaglia's xorshift
-    return state % n;
+    if (chance == 0 || n < 2) { return 0; }
+    chance ^= chance << 13, chance ^= chance >> 17, chance ^= chance << 5;  // Marsaglia's xorshift
+    return chance % n;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -73,17 +73,29 @@ static struct Thread {
     bool begun, ended;
 } threads[MOST_THREADS];
 static int free_stacks[MOST_THREADS], num_free;  // the last one given back is the next one taken: it is in the cache
-static unsigned current, alive;
-static uint64_t progress;
+static unsigned count, current, alive;
+static unsigned idle;  // turns since anything changed
 static void* scheduler;
 static const std::function<void()>* thread_body;
 
-void emulator_progress(void) { progress++; }
+void emulator_progress(void) { idle = 0; }
+
+/* Makes the next thread that has not ended the current one. */
+static void next_turn(void) {
+    if (++idle > 8 * MOST_THREADS) {
+        emulator_die("block (%u, %u, %u) is stuck: %u of its %u threads wait", blockIdx.x, blockIdx.y, blockIdx.z, alive, count);
+    }
+    do {
+        current += 1 + emulator_choose(2);
+        if (current >= count) { current = 0; }
+    } while (threads[current].ended);
+}
 
 void emulator_yield(void) {
     const unsigned self = current;
-    emulator_switch(&threads[self].at, scheduler);
-    current = self;
+    next_turn();
+    if (current == self) { return; }
+    emulator_switch(&threads[self].at, threads[current].begun ? threads[current].at : scheduler);
     threadIdx = threads[self].index;
 }
 
@@ -98,7 +110,7 @@ static void release(Barrier* b) {
     b->sum_of_turn = b->sum;
     b->arrived = 0, b->sum = 0;
     b->turn++;
-    progress++;
+    emulator_progress();
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -108,7 +120,7 @@ int emulator_barrier(int x) {
     Barrier* b = &block_barrier;
     const unsigned turn = b->turn;
     b->sum += x;
-    progress++;
+    emulator_progress();
     if (++b->arrived == alive) {
         release(b);
     } else {
@@ -121,7 +133,7 @@ void emulator_barrier_of(int id, int wanted) {
     if (id < 0 || id >= BARRIERS) { emulator_die("barrier %d: a block has %d", id, BARRIERS); }
     Barrier* b = &named[id];
     const unsigned turn = b->turn;
-    progress++;
+    emulator_progress();
     if (++b->arrived == (unsigned)wanted) {
         release(b);
     } else {
@@ -142,7 +154,7 @@ static void exchange_if_all_came(Exchange* x, unsigned warp) {
     x->slots[x->turn++ % 2].lanes = x->arrived;
     x->arrived = 0;
     exchanges_begun[warp]--;
-    progress++;
+    emulator_progress();
 }
 
 const EmulatorSlots* emulator_exchange(unsigned mask, const EmulatorSlot& mine) {
@@ -157,7 +169,7 @@ const EmulatorSlots* emulator_exchange(unsigned mask, const EmulatorSlot& mine) 
     if (x->mask != mask) { emulator_die("lanes of a warp wait with different masks, %08x and %08x", x->mask, mask); }
     x->slots[turn % 2].at[lane] = mine;
     x->arrived |= 1u << lane;
-    progress++;
+    emulator_progress();
     exchange_if_all_came(x, warp);
     emulator_wait([&] { return x->turn != turn; });
     return &x->slots[turn % 2];
@@ -170,7 +182,7 @@ static void thread_main(void) {
     threads[self].ended = true;
     alive--;
     lanes_alive[warp] &= ~(1u << self % 32);
-    progress++;
+    emulator_progress();
     if (block_barrier.arrived > 0 && block_barrier.arrived == alive) { release(&block_barrier); }
     for (int i = 0; i < 32 && exchanges_begun[warp] > 0; i++) { exchange_if_all_came(&exchanges[warp][i], warp); }
     free_stacks[num_free++] = threads[self].stack;
@@ -198,7 +210,8 @@ static void begin_thread(Thread* t) {
 uint64_t emulator_block;
 
 static void run_block(size_t shared) {
-    const unsigned count = blockDim.x * blockDim.y * blockDim.z;
+    count = blockDim.x * blockDim.y * blockDim.z;
+    idle = 0;
     emulator_block++;
     memset(shared_memory, 0xff, shared);
     for (unsigned i = 0; i < count; i++) {
@@ -208,19 +221,11 @@ static void run_block(size_t shared) {
     }
     for (num_free = 0; num_free < MOST_THREADS; num_free++) { free_stacks[num_free] = num_free; }
     alive = count;
+    current = emulator_choose(count);
     while (alive > 0) {
-        const uint64_t before = progress;
-        const unsigned first = emulator_choose(count);
-        for (unsigned k = 0; k < count; k++) {
-            current = (first + k) % count;
-            Thread* t = &threads[current];
-            if (!t->begun) { begin_thread(t); }
-            if (!t->ended) { emulator_switch(&scheduler, t->at); }
-        }
-        if (progress == before) {
-            emulator_die("block (%u, %u, %u) is stuck: %u of its %u threads wait", blockIdx.x, blockIdx.y, blockIdx.z, alive,
-                         count);
-        }
+        if (threads[current].ended) { next_turn(); }
+        if (!threads[current].begun) { begin_thread(&threads[current]); }
+        emulator_switch(&scheduler, threads[current].at);
     }
 }
 

@@ -56,7 +56,7 @@ inline unsigned emulated_thread(void) { return threadIdx.x + blockDim.x * (threa
 
 template <int BYTES>
 __device__ __forceinline__ void copy_async(uint32_t dst, const void* src, bool valid) {
-    static_assert(EMULATED_ARCH >= 800, "this architecture has no asynchronous copies");
+    if (EMULATED_ARCH < 800) { __trap(); }
     if (dst % BYTES || (valid && (size_t)src % BYTES)) {
         emulator_die("copy_async<%d>: an address is no multiple of it", BYTES);
     }
