@@ -98,8 +98,6 @@ static inline void nccl_broadcast(const NcclGroup*, void*, size_t, int, cudaStre
       (const void* from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream))                 \
     F(20700, ncclResult_t, Recv,                                                                                             \
       (void* to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream))                         \
-    F(20000, ncclResult_t, AllReduce,                                                                                        \
-      (const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)) \
     F(20000, ncclResult_t, ReduceScatter,                                                                                    \
       (const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)) \
     F(20000, ncclResult_t, AllGather,                                                                                        \
