@@ -39,7 +39,6 @@ struct Layout {
 };
 struct Preference {
     uint64_t workspace;
-    uint32_t ignored;
 };
 struct Algo {
     uint64_t magic;
@@ -51,15 +50,16 @@ static_assert(sizeof(Algo) == sizeof(cublasLtMatmulAlgo_t), "an algorithm is cop
 constexpr uint64_t ALGO_MAGIC = 0x6c6c616d6133u;
 constexpr uint32_t NUM_ALGOS = 3;
 
-// A product of matrices, as it is asked for and queued.
+// A product of matrices, and what its launch adds.
 struct Call {
     Product p;
     Layout a, b, c, d;
-    uint32_t id;
-    float alpha, beta;
-    const void *A, *B, *C;
-    void* D;
+    Algo algo;
+    float alpha = 0, beta = 0;
+    const void *A = NULL, *B = NULL, *C = NULL;
+    void* D = NULL;
     size_t depth() const { return p.side_a == CUBLAS_OP_T ? a.rows : a.cols; }
+    size_t parts() const { return (size_t)1 << algo.id; }
 };
 
 template <typename Opaque, typename T>
@@ -69,8 +69,8 @@ cublasStatus_t create(Opaque* out, T value) {
 }
 
 template <typename T>
-cublasStatus_t destroy(void* opaque) {
-    delete (T*)opaque;
+cublasStatus_t destroy(T* value) {
+    delete value;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -96,12 +96,14 @@ bool is_matrix(const Layout& l, bool transposed, size_t rows, size_t cols) {
 }
 
 /* The 8-bit kernels take k innermost in both factors, rows of whole 16 bytes, and scales of one kind. */
-bool supported_8_bit(const Product& p, const Layout& a, const Layout& b, const Layout& d) {
-    const bool scaled =
-        p.scale_a && p.scale_b && p.mode_a == p.mode_b &&
-        (p.mode_a == CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F || p.mode_a == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F);
-    return scaled && (a.type == CUDA_R_8F_E4M3 || b.type == CUDA_R_8F_E4M3) && p.side_a == CUBLAS_OP_T &&
-           p.side_b == CUBLAS_OP_N && a.ld % 16 == 0 && b.ld % 16 == 0 && d.ld * bytes_of(d.type) % 16 == 0;
+bool supported_8_bit(const Call& call) {
+    const Product& p = call.p;
+    const bool scaled = p.scale_a && p.scale_b && p.mode_a == p.mode_b;
+    const bool known =
+        p.mode_a == CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F || p.mode_a == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+    const size_t pitches = call.a.ld | call.b.ld | call.d.ld * bytes_of(call.d.type);
+    return scaled && known && (call.a.type == CUDA_R_8F_E4M3 || call.b.type == CUDA_R_8F_E4M3) && p.side_a == CUBLAS_OP_T &&
+           p.side_b == CUBLAS_OP_N && pitches % 16 == 0;
 }
 
 bool supported(const Call& call) {
@@ -111,7 +113,7 @@ bool supported(const Call& call) {
         !is_matrix(c, false, m, n) || !is_matrix(d, false, m, n) || c.type != d.type || bytes_of(d.type) < 2) {
         return false;
     }
-    if (factor == 1) { return bytes_of(b.type) == 1 && supported_8_bit(call.p, a, b, d); }
+    if (factor == 1) { return bytes_of(b.type) == 1 && supported_8_bit(call); }
     return factor > 0 && a.type == b.type && (d.type == CUDA_R_32F || d.type == a.type);
 }
 
@@ -130,15 +132,15 @@ bool aligned(const Call& call) {
 /* Eight sums side by side: GCC keeps vectors of its own kind in registers, which it does not always do with arrays. */
 typedef float Lanes __attribute__((vector_size(32), aligned(4)));
 
-/* A tile of D, TILE_M rows of two Lanes and TILE_N columns, is summed in registers, TILE_K terms at a time from the cache. */
-enum { TILE_M = 16, TILE_N = 6, TILE_K = 256 };
+/* A tile of D, TILE_M rows of two Lanes and TILE_N columns, is summed in registers. */
+enum { TILE_M = 16, TILE_N = 6 };
 
 size_t rounded_up(size_t x, size_t unit) { return (x + unit - 1) / unit * unit; }
 
 /* Returns the size of a part of the sums: (rounded m, rounded n), by columns, so that every tile is whole. */
 size_t part_floats(const Layout& d) { return rounded_up(d.rows, TILE_M) * rounded_up(d.cols, TILE_N); }
 
-size_t workspace_of(const Call& call) { return call.id == 0 ? 0 : (part_floats(call.d) << call.id) * sizeof(float); }
+size_t workspace_of(const Call& call) { return call.parts() == 1 ? 0 : part_floats(call.d) * call.parts() * sizeof(float); }
 
 float load(const void* data, size_t i, cudaDataType_t type) {
     switch (type) {
@@ -174,12 +176,9 @@ std::vector<float> pack(const void* data, const Layout& l, bool k_first, size_t 
     return out;
 }
 
-/* Adds `depth` terms to the sums of a tile, columns `ld` apart. a (depth, TILE_M), b (depth, TILE_N) */
-void add_to_tile(float* sums, size_t ld, const float* a, const float* b, size_t depth) {
-    Lanes tile[TILE_N][2];
-    for (size_t j = 0; j < TILE_N; j++) {
-        for (size_t half = 0; half < 2; half++) { tile[j][half] = *(const Lanes*)(sums + j * ld + 8 * half); }
-    }
+/* Writes the sums of a tile, columns `ld` apart. a (depth, TILE_M), b (depth, TILE_N) */
+void sum_tile(float* sums, size_t ld, const float* a, const float* b, size_t depth) {
+    Lanes tile[TILE_N][2] = {};
     for (size_t k = 0; k < depth; k++, a += TILE_M, b += TILE_N) {
         const Lanes low = *(const Lanes*)a, high = *(const Lanes*)(a + 8);
         for (size_t j = 0; j < TILE_N; j++) {
@@ -187,25 +186,19 @@ void add_to_tile(float* sums, size_t ld, const float* a, const float* b, size_t 
             tile[j][1] += high * b[j];
         }
     }
-    for (size_t j = 0; j < TILE_N; j++) {
-        for (size_t half = 0; half < 2; half++) { *(Lanes*)(sums + j * ld + 8 * half) = tile[j][half]; }
-    }
+    for (size_t j = 0; j < TILE_N; j++) { memcpy(sums + j * ld, tile[j], sizeof tile[j]); }
 }
 
 /* Writes the parts of the sums. */
 void multiply(const Call& call, float* parts) {
-    const size_t k = call.depth(), ld = rounded_up(call.d.rows, TILE_M), num_parts = (size_t)1 << call.id;
+    const size_t k = call.depth(), ld = rounded_up(call.d.rows, TILE_M);
     const std::vector<float> a = pack(call.A, call.a, call.p.side_a == CUBLAS_OP_T, TILE_M);
     const std::vector<float> b = pack(call.B, call.b, call.p.side_b == CUBLAS_OP_N, TILE_N);
-    std::fill_n(parts, part_floats(call.d) * num_parts, 0.0f);
-    for (size_t part = 0; part < num_parts; part++, parts += part_floats(call.d)) {
-        const size_t end = k * (part + 1) / num_parts;
-        for (size_t at = k * part / num_parts; at < end; at += TILE_K) {
-            for (size_t i = 0; i < call.d.rows; i += TILE_M) {
-                for (size_t j = 0; j < call.d.cols; j += TILE_N) {
-                    add_to_tile(parts + j * ld + i, ld, &a[i * k + at * TILE_M], &b[j * k + at * TILE_N],
-                                std::min<size_t>(TILE_K, end - at));
-                }
+    for (size_t part = 0; part < call.parts(); part++, parts += part_floats(call.d)) {
+        const size_t begin = k * part / call.parts(), end = k * (part + 1) / call.parts();
+        for (size_t i = 0; i < call.d.rows; i += TILE_M) {
+            for (size_t j = 0; j < call.d.cols; j += TILE_N) {
+                sum_tile(parts + j * ld + i, ld, &a[i * k + begin * TILE_M], &b[j * k + begin * TILE_N], end - begin);
             }
         }
     }
@@ -217,11 +210,11 @@ float scale(const float* scales, int32_t mode, size_t i) {
 
 /* Joins the parts, in fp32, and writes D. */
 void join(const Call& call, const float* parts) {
-    const size_t ld = rounded_up(call.d.rows, TILE_M), end = part_floats(call.d) << call.id;
+    const size_t ld = rounded_up(call.d.rows, TILE_M), step = part_floats(call.d);
     for (size_t j = 0; j < call.d.cols; j++) {
         for (size_t i = 0; i < call.d.rows; i++) {
             float sum = parts[j * ld + i];
-            for (size_t at = part_floats(call.d); at < end; at += part_floats(call.d)) { sum += parts[at + j * ld + i]; }
+            for (size_t part = 1; part < call.parts(); part++) { sum += parts[part * step + j * ld + i]; }
             sum *= call.alpha * scale(call.p.scale_a, call.p.mode_a, i) * scale(call.p.scale_b, call.p.mode_b, j);
             if (call.beta != 0) { sum += call.beta * load(call.C, j * call.c.ld + i, call.c.type); }
             store(call.D, j * call.d.ld + i, call.d.type, sum);
@@ -241,18 +234,8 @@ Algo algo_of(const cublasLtMatmulAlgo_t* image) {
 
 Call call_of(cublasLtMatmulDesc_t p, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
              cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t* algo) {
-    return {*(const Product*)p,
-            *(const Layout*)a,
-            *(const Layout*)b,
-            *(const Layout*)c,
-            *(const Layout*)d,
-            algo_of(algo).id,
-            0,
-            0,
-            NULL,
-            NULL,
-            NULL,
-            NULL};
+    const auto layout = [](const void* l) { return *(const Layout*)l; };
+    return {*(const Product*)p, layout(a), layout(b), layout(c), layout(d), algo_of(algo)};
 }
 
 }  // namespace
@@ -267,7 +250,7 @@ const char* cublasLtGetStatusString(cublasStatus_t status) {
 }
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) { return create(handle, cublasLtContext{}); }
-cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return destroy<cublasLtContext>(handle); }
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return destroy(handle); }
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* p, cublasComputeType_t compute, cudaDataType_t alpha) {
     if ((compute != CUBLAS_COMPUTE_32F && compute != CUBLAS_COMPUTE_32F_FAST_TF32) || alpha != CUDA_R_32F) {
@@ -275,7 +258,7 @@ cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* p, cublasComputeTy
     }
     return create(p, Product{});
 }
-cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t p) { return destroy<Product>(p); }
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t p) { return destroy((Product*)p); }
 
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute,
                                               const void* value, size_t bytes) {
@@ -296,22 +279,21 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* l, cudaDataTyp
                                           int64_t ld) {
     return create(l, Layout{type, rows, cols, (size_t)ld});
 }
-cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) { return destroy<Layout>(l); }
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) { return destroy((Layout*)l); }
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* p) { return create(p, Preference{}); }
-cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) { return destroy<Preference>(p); }
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) { return destroy((Preference*)p); }
 
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
                                                     cublasLtMatmulPreferenceAttributes_t attribute, const void* value,
                                                     size_t bytes) {
-    Preference* p = (Preference*)preference;
     switch (attribute) {
-        case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: return set(&p->workspace, value, bytes);
+        case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: return set(&((Preference*)preference)->workspace, value, bytes);
         case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
         case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES:
         case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES:
         case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES:
-        case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES: return set(&p->ignored, value, bytes);
+        case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES: return CUBLAS_STATUS_SUCCESS;
         default: emulator_die("cublasLtMatmulPreferenceSetAttribute: attribute %d is unknown here", attribute);
     }
 }
@@ -319,8 +301,8 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
 cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t p, cublasLtMatrixLayout_t a,
                                        cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                        const cublasLtMatmulAlgo_t* image, cublasLtMatmulHeuristicResult_t* result) {
-    const Algo algo = algo_of(image);
     const Call call = call_of(p, a, b, c, d, image);
+    const Algo& algo = call.algo;
     if (algo.magic != ALGO_MAGIC || algo.id >= NUM_ALGOS || algo.swizzling > 1) { return CUBLAS_STATUS_INVALID_VALUE; }
     result->state = supported(call) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
     result->workspaceSize = workspace_of(call);
@@ -377,23 +359,19 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t p, c
     const cublasStatus_t status = cublasLtMatmulAlgoCheck(handle, p, a, b, c, d, algo, &checked);
     if (status != CUBLAS_STATUS_SUCCESS) { return status; }
     Call call = call_of(p, a, b, c, d, algo);
-    call.alpha = *(const float*)alpha;
-    call.beta = *(const float*)beta;
-    call.A = A;
-    call.B = B;
-    call.C = C;
-    call.D = D;
+    call.alpha = *(const float*)alpha, call.beta = *(const float*)beta;
+    call.A = A, call.B = B, call.C = C, call.D = D;
     if (bytes_of(call.a.type) == 1 && !aligned(call)) { return CUBLAS_STATUS_NOT_SUPPORTED; }
     if (checked.workspaceSize > workspace_bytes) { return CUBLAS_STATUS_INVALID_VALUE; }
-    if (call.id == 0) {
-        emulator_queue(stream, [call] {
+    if (call.parts() > 1) {
+        emulator_queue(stream, [=] { multiply(call, (float*)workspace); });
+        emulator_queue(stream, [=] { join(call, (const float*)workspace); });
+    } else {
+        emulator_queue(stream, [=] {
             std::vector<float> sums(part_floats(call.d));
             multiply(call, sums.data());
             join(call, sums.data());
         });
-    } else {
-        emulator_queue(stream, [=] { multiply(call, (float*)workspace); });
-        emulator_queue(stream, [=] { join(call, (const float*)workspace); });
     }
     return CUBLAS_STATUS_SUCCESS;
 }
