@@ -5,7 +5,8 @@
  * The threads of a block are fibers, of which one runs at a time, until it waits for others: at a barrier, in a shuffle. Thread,
  * block and shared memory are globals. So a read that needs a barrier and has none sees what the thread before left, or did not
  * yet write, and EMULATOR_SEED runs threads and blocks in other orders. Not emulated: what memory shows to threads that run
- * truly side by side (fences do nothing), and the limits of registers.
+ * truly side by side (fences do nothing), the limits of registers, and that dynamic shared memory above 48 KiB has to be asked
+ * for (cudaFuncSetAttribute). Static shared memory keeps what the block before left. Fast functions (__expf, rsqrtf) are exact.
  */
 #ifndef EMULATOR_DEVICE_H
 #define EMULATOR_DEVICE_H
@@ -172,11 +173,13 @@ inline int __ffs(int x) { return __builtin_ffs(x); }
 template <typename A, typename B>
 inline std::common_type_t<A, B> min(A a, B b) {
     typedef std::common_type_t<A, B> T;
+    if constexpr (std::is_floating_point_v<T>) { return std::fmin((T)a, (T)b); }  // a number, if one of them is NaN
     return (T)b < (T)a ? (T)b : (T)a;
 }
 template <typename A, typename B>
 inline std::common_type_t<A, B> max(A a, B b) {
     typedef std::common_type_t<A, B> T;
+    if constexpr (std::is_floating_point_v<T>) { return std::fmax((T)a, (T)b); }
     return (T)a < (T)b ? (T)b : (T)a;
 }
 

@@ -1,8 +1,9 @@
 /* ptx.h -- stands in for llmc/gpu/ptx.cuh on the emulated card: the same functions, in C++.
  *
  * What is asynchronous on a card happens here as late as the program allows: copies and products of a group, when the thread
- * waits for that group. So a wait that is missing shows. TMA alone copies at once. An address in shared memory is its distance
- * from the block's dynamic shared memory.
+ * waits for that group. So a wait that is missing shows. TMA alone copies at once, and a product takes factors in registers at
+ * once: if they change too early, that does not show. Sums go term by term in fp32, and exp2_fast() is exact. An address in
+ * shared memory is its distance from the block's dynamic shared memory.
  */
 #ifndef EMULATOR_PTX_H
 #define EMULATOR_PTX_H
@@ -37,15 +38,21 @@ struct EmulatedGroups {
     Group open;
     std::deque<Group> closed;
 
-    void add(std::function<void()> work) {
+    /* Forgets what an earlier block left. */
+    void enter_block() {
         if (block != emulator_block) { open.clear(), closed.clear(), block = emulator_block; }
+    }
+    void add(std::function<void()> work) {
+        enter_block();
         open.push_back(work);
     }
     void commit() {
+        enter_block();
         closed.push_back(open);
         open.clear();
     }
     void wait(size_t pending) {
+        enter_block();
         for (; closed.size() > pending; closed.pop_front()) {
             for (const auto& work : closed.front()) { work(); }
         }
@@ -201,6 +208,7 @@ inline void emulated_written(uint32_t barrier, uint32_t bytes) {
 __device__ __forceinline__ void copy_box_4d(uint32_t dst, const void* map, int c0, int c1, int c2, int c3, uint32_t barrier) {
     const EmulatedMap* m = (const EmulatedMap*)map;
     uint32_t at = dst;
+    if (dst % 128) { emulator_die("copy_box_4d: a box goes to %u, wanted a multiple of 128", dst); }
     for (uint32_t i3 = 0; i3 < m->box[3]; i3++) {
         for (uint32_t i2 = 0; i2 < m->box[2]; i2++) {
             for (uint32_t i1 = 0; i1 < m->box[1]; i1++) {

@@ -64,7 +64,8 @@ static size_t bytes_used;
 static int device;
 static thread_local cudaError_t last_error;
 // static shared memory that every kernel says it has: by 4 KiB the program knows code for sm_90a (attention_has_wgmma)
-static const unsigned STATIC_SHARED = EMULATED_ARCH == 900 ? 4096 : 0, MOST_SHARED = (227 << 10) + STATIC_SHARED;
+static const unsigned STATIC_SHARED = EMULATED_ARCH == 900 ? 4096 : 0;
+static const unsigned MOST_SHARED = ((EMULATED_ARCH == 900 ? 227 : EMULATED_ARCH == 800 ? 163 : 64) << 10) + STATIC_SHARED;
 
 static int setting(const char* name, int otherwise) {
     const char* text = getenv(name);
@@ -213,8 +214,9 @@ cudaError_t cudaDeviceSynchronize(void) {
         std::lock_guard<std::mutex> lock(mutex);
         all = streams;
     }
-    for (Stream* s : all) { synchronize(s); }
-    return cudaSuccess;
+    cudaError_t status = cudaSuccess;
+    for (Stream* s : all) { status = std::max(status, synchronize(s)); }
+    return status;
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) {
@@ -353,7 +355,8 @@ static cudaError_t take(std::map<void*, size_t>& from, void** p, size_t bytes) {
 }
 static cudaError_t give_back(std::map<void*, size_t>& to, void* p) {
     if (!p) { return cudaSuccess; }
-    cudaDeviceSynchronize();
+    const cudaError_t status = cudaDeviceSynchronize();
+    if (status != cudaSuccess) { return status; }
     std::lock_guard<std::mutex> lock(mutex);
     const auto found = to.find(p);
     if (found == to.end()) { return result(cudaErrorInvalidValue); }
@@ -364,6 +367,7 @@ static cudaError_t give_back(std::map<void*, size_t>& to, void* p) {
     return cudaSuccess;
 }
 static bool is_pinned(const void* p) {
+    std::lock_guard<std::mutex> lock(mutex);
     const auto next = pinned_memory.upper_bound((void*)p);
     if (next == pinned_memory.begin()) { return false; }
     const auto block = std::prev(next);
@@ -470,7 +474,8 @@ const char* cudaGetErrorString(cudaError_t e) {
 static CUresult encode_map(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, void* base, const cuuint64_t* dims,
                            const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t*, CUtensorMapInterleave,
                            CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
-    if (rank != 4 || swizzle != CU_TENSOR_MAP_SWIZZLE_128B || (size_t)base % 16) { return CUDA_ERROR_INVALID_VALUE; }
+    const bool aligned = ((size_t)base | strides[0] | strides[1] | strides[2]) % 16 == 0;
+    if (rank != 4 || swizzle != CU_TENSOR_MAP_SWIZZLE_128B || !aligned) { return CUDA_ERROR_INVALID_VALUE; }
     char* to = (char*)map;
     memcpy(to, &base, 8);
     memcpy(to + 8, dims, 32);
