@@ -173,6 +173,7 @@ inline void emulated_end_phase(EmulatedBarrier* b) {
 }
 
 __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
+    if (!PTX_HAS_SM90A) { __trap(); }
     *emulated_barrier(barrier) = {0, (uint8_t)arrivals, (uint8_t)arrivals, 0};
 }
 __device__ __forceinline__ void barrier_init_done() {}
