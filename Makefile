@@ -23,7 +23,7 @@ TALES = dev/data/tinytales
 DATA_HEADERS = $(HEADERS) $(wildcard dev/data/*.h)
 
 comma := ,
-.PHONY: all help emulated require-nvcc quickstart test test-programs test-kill test-crash test-no-gpu sanitize sanitize-programs \
+.PHONY: all help emulated test-emulated require-nvcc quickstart test test-programs test-kill test-crash test-no-gpu sanitize sanitize-programs \
         fuzz fuzz-minimize fuzz-coverage format format-check lint clean FORCE
 all: train_llama3 tokenize
 
@@ -35,6 +35,7 @@ help:
 	@echo "make train_llama3 test_llama3 tokenize             build the CPU programs"
 	@echo "make train_llama3cu test_llama3cu [PRECISION=BF16|FP16|FP32] [GPU_ARCH=75|80|90|\"75 80 90\"]"
 	@echo "make test-no-gpu           build train_llama3cu and test what it does where no GPU is (minutes)"
+	@echo "make emulated test-emulated  build the CUDA programs for a card that the CPU emulates; test them there (minutes)"
 	@echo "make sanitize              run the tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make fuzz [SECONDS=20] [INPUTS=N] [JOBS=1]  run each fuzz target for SECONDS, or for N inputs (needs clang)"
 	@echo "make fuzz-coverage         tell which lines of the readers of input the fuzzers' inputs reach (needs llvm)"
@@ -133,6 +134,14 @@ EMULATED_CARD = $(addprefix $(EMULATED)/,block.o runtime.o cublaslt.o)
 EMULATED_PROGRAMS = train_llama3cu test_llama3cu test_kernels_cu test_attention_cu
 
 emulated: $(EMULATED_CARD) $(addprefix $(EMULATED)/,$(EMULATED_PROGRAMS)) build/emulated/libnccl.so.2
+
+# several variants, each by a make of its own
+test-emulated: train_llama3 build/random_model
+	@for v in FP32_90:"test_kernels_cu test_attention_cu test_llama3cu train_llama3cu" BF16_80:test_attention_cu \
+	          FP16_75:"test_kernels_cu test_attention_cu" BF16_90:"test_kernels_cu test_attention_cu test_llama3cu train_llama3cu"; do \
+	    variant=$${v%%:*}; $(MAKE) -s PRECISION=$${variant%_*} EMULATED_ARCH=$${variant#*_} EMULATED_PROGRAMS="$${v#*:}" emulated || exit 1; \
+	done
+	@dev/test/run.sh none dev/test/test_emulated_layers.sh+dev/test/test_emulated_runs.sh
 
 build/emulated build/emulated/BF16_80 build/emulated/BF16_90 build/emulated/FP16_75 build/emulated/FP16_90 build/emulated/FP32_90:
 	@mkdir -p $@

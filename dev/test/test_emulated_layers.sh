@@ -1,0 +1,36 @@
+#!/bin/sh
+# test_emulated_layers.sh -- the kernels of the CUDA layers against their oracles, and test_llama3cu against PyTorch, on the emulated
+# card (dev/test/emulator), built for several architectures. `make test-emulated` builds the programs and runs this. Times and
+# memory are not tested: those are no card's.
+. dev/test/lib.sh
+emulated=build/emulated
+
+# emulated VARIANT PROGRAM ARGUMENT...: a test
+emulated() {
+    variant=$1 program=$2
+    shift 2
+    check "$program $*, $variant" timeout 300 "$emulated/$variant/$program" "$@"
+}
+
+# every layer; but what measures products of the sizes of real models
+tests_of_layers() { sed -n 's/^ *\(HOST_\)\{0,1\}ENTRY(\([a-z0-9_]*\)),$/\2/p' dev/test/test_kernels.cu; }
+for variant in FP32_90 BF16_90 FP16_75; do
+    for test in $(tests_of_layers | grep -vE '^(every_candidate_agrees|a_tuner_times|matmul_agrees)'); do
+        emulated "$variant" test_kernels_cu "$test"
+    done
+done
+
+# attention by each of its kernels: Hopper's products, those of older cards with and without asynchronous copies, plain loops
+emulated FP32_90 test_attention_cu plain scores_in_the_hundreds
+for kernel in BF16_90:wgmma BF16_80:mma FP16_75:mma; do
+    for test in scores_in_the_hundreds documents_with_scores_in_the_hundreds; do
+        emulated "${kernel%%:*}" test_attention_cu "${kernel#*:}" $test
+    done
+done
+
+# the program's own passes against PyTorch's debug state, at each level of recomputation
+for pair in mha_odd gqa2_untied_rope8 documents; do
+    emulated FP32_90 test_llama3cu dev/test/pairs/$pair dev/test/pairs/$pair.state.safetensors
+done
+emulated BF16_90 test_llama3cu dev/test/pairs/fp8 dev/test/pairs/fp8.state.safetensors
+summary

@@ -1,0 +1,86 @@
+#!/bin/sh
+# test_emulated_runs.sh -- train_llama3cu on emulated cards (dev/test/emulator): against the CPU trainer, and against itself in other
+# orders, with and without graphs, recomputed, resumed, on several cards. `make test-emulated` builds the programs and runs this.
+#
+# Every run has a number of its own, by which the emulator draws the order of what the program leaves unordered: streams, blocks,
+# threads. So "the same bits" says that nothing depends on it. Memory starts as NaN.
+. dev/test/lib.sh
+. dev/test/gpu/trainer.sh
+emulated=$root/build/emulated run=0
+
+# A model small enough: rows of 32 tokens, two key heads for --seq-parallel, blocks enough to take turns in all rings.
+mkdir -p "$tmp/model" && cat >"$tmp/model.json" <<'END'
+{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "head_dim": 32,
+ "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 5, "vocab_size": 64, "max_position_embeddings": 256,
+ "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false, "hidden_act": "silu"}
+END
+"$bin/build/random_model" "$tmp/model.json" "$tmp/model" && token_file "$tmp/rows.bin" 6000 64 || exit 1
+flags="--model $tmp/model --train $tmp/rows.bin --seq 32 --batch 2 --steps 20 --lr 3e-3 --warmup 5 --sample-tokens 0 --val-every 0"
+
+# cu PRECISION OUT FLAGS...: a run; with --resume in FLAGS, which come last, one that goes on
+cu() {
+    cu_program=$emulated/$1_90/train_llama3cu cu_out=$tmp/$2 run=$((run + 1))
+    shift 2
+    case " $* " in *" --resume "*) set -- --sample-tokens 0 "$@" ;; *) set -- $flags "$@" ;; esac
+    EMULATOR_SEED=$run LD_LIBRARY_PATH=$emulated timeout 200 "$cu_program" "$@" --out "$cu_out"
+}
+
+# same_bits A B [STEP]: two runs have the same weights and state
+same_bits() {
+    sb=$(printf 'step_%08d' "${3:-20}")
+    for sb_file in "$tmp/$1/$sb"/*.safetensors; do cmp "$sb_file" "$tmp/$2/$sb/$(basename "$sb_file")" || return 1; done
+}
+
+like_the_cpu() { # like_the_cpu NAME FLAGS...: the losses of the CPU trainer, in FP32
+    l_name=$1
+    shift
+    cu FP32 "$l_name" "$@" && "$bin/train_llama3" $flags "$@" --out "$tmp/cpu_$l_name" &&
+        close_losses 1e-5 "$tmp/$l_name/log.jsonl" "$tmp/cpu_$l_name/log.jsonl"
+}
+
+repeats() { # repeats NAME FLAGS...: the same bits in another order, without a graph, recomputed, and stopped and resumed
+    r=$1
+    shift
+    cu BF16 "$r" "$@" && cu BF16 "${r}_again" "$@" && same_bits "$r" "${r}_again" &&
+        cu BF16 "${r}_eager" "$@" --no-graph && same_bits "$r" "${r}_eager" &&
+        cu BF16 "${r}_block" "$@" --recompute block && same_bits "$r" "${r}_block" &&
+        cu BF16 "${r}_parts" "$@" --stop-after 10 && cu BF16 "${r}_parts" --resume "$@" && same_bits "$r" "${r}_parts"
+}
+
+zeros_repeat() { # zeros_repeat NAME "ZEROS" FLAGS...: the same bits however two cards share the model
+    z=$1 zeros=$2
+    shift 2
+    for zero in $zeros; do cu BF16 "${z}_$zero" --gpus 2 --zero "$zero" "$@" || return 1; done
+    for zero in $zeros; do same_bits "${z}_${zeros%% *}" "${z}_$zero" || return 1; done
+}
+
+two_are_one() { # two_are_one NAME FLAGS...: two cards have the losses of one, in FP32
+    t=$1
+    shift
+    cu FP32 "one_$t" --total-batch 128 && cu FP32 "two_$t" --total-batch 128 --gpus 2 "$@" &&
+        close_steps 1e-6 1e-4 "$tmp/one_$t" "$tmp/two_$t"
+}
+
+goes_on_elsewhere() { # two cards, then one, then four: as one card alone
+    cu FP32 alone --total-batch 256 && cu FP32 moved --total-batch 256 --gpus 2 --stop-after 5 &&
+        cu FP32 moved --resume --stop-after 10 && cu FP32 moved --resume --gpus 4 --stop-after 15 &&
+        cu FP32 moved --resume --gpus 2 --zero 3 && close_steps 1e-6 1e-4 "$tmp/alone" "$tmp/moved"
+}
+
+
+check "the CPU trainer's losses" like_the_cpu plain
+check "the CPU trainer's losses, two micro-batches" like_the_cpu micro --total-batch 128
+check "the CPU trainer's losses, adapters" like_the_cpu lora --lora 4
+check "the same bits in any order, without a graph, recomputed, resumed" repeats plain16
+check "the same bits in any order ..., --fp8" repeats fp8 --fp8
+check "two cards have the losses of one" two_are_one plain
+check "two cards have the losses of one, ZeRO 3" two_are_one zero3 --zero 3
+check "two cards share rows with the losses of one" two_are_one shared --seq-parallel 2
+check "four cards in two groups share rows with the losses of one" two_are_one groups --seq-parallel 2 --gpus 4
+check "two cards, ZeRO 1, 2 and 3: the same bits" zeros_repeat zeros "1 2 3"
+check "two cards, ZeRO 2 and 3, two micro-batches: the same bits" zeros_repeat zeros_micro "2 3" --total-batch 256
+check "two cards, ZeRO 1, 2 and 3, --fp8: the same bits" zeros_repeat zeros_fp8 "1 2 3" --fp8
+check "two cards share rows: the same bits in any order, without a graph, recomputed, resumed" repeats shared16 --gpus 2 --seq-parallel 2
+check "two cards share rows: the same bits in any order ..., --fp8" repeats shared_fp8 --gpus 2 --seq-parallel 2 --fp8
+check "a run goes on on one, four and two cards" goes_on_elsewhere
+summary
