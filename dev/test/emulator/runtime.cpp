@@ -27,11 +27,13 @@
 
 struct Event;
 struct Graph;
+struct Stream;
 struct Work {
     std::function<void()> run;
     std::vector<std::shared_ptr<Work>> after;
     const Event* external;  // of a graph: at each launch, also after what was recorded there last
     Graph* graph;           // that captured it, or NULL
+    const Stream* stream;   // that it was queued on, or captured from
     bool done;
 };
 typedef std::shared_ptr<Work> WorkPtr;
@@ -52,6 +54,8 @@ struct Event {
     WorkPtr work;
     std::shared_ptr<double> seconds;
 };
+
+enum { HOLD_WORKS = 64 };  // that run, in the mean, while a stream is held back
 
 static std::mutex mutex;
 static std::condition_variable wake_card, wake_host;
@@ -90,6 +94,20 @@ static bool is_ready(const Work& w) {
     return std::all_of(w.after.begin(), w.after.end(), [](const WorkPtr& before) { return before->done; });
 }
 
+/* Returns one of the works that are ready, in the order of the program or as EMULATOR_SEED draws it. Now and then a stream is
+ * drawn and held back, that is, runs only what nothing else can go on without: of works drawn one by one no stream gets far
+ * behind another, and a wait that is missing between them may never show. */
+static size_t choose(const std::vector<size_t>& ready) {
+    static const Stream* held_back;
+    std::vector<size_t> others;
+    if (emulator_choose(HOLD_WORKS) == HOLD_WORKS - 1) { held_back = streams[emulator_choose((unsigned)streams.size())]; }
+    for (const size_t i : ready) {
+        if (queued[i]->stream != held_back) { others.push_back(i); }
+    }
+    const std::vector<size_t>& from = others.empty() ? ready : others;
+    return from[emulator_choose((unsigned)from.size())];
+}
+
 /* The card: runs what is queued, for ever. */
 static void run_queued(void) {
     std::unique_lock<std::mutex> lock(mutex);
@@ -104,7 +122,7 @@ static void run_queued(void) {
             if (is_ready(*queued[i])) { ready.push_back(i); }
         }
         if (ready.empty()) { emulator_die("of %zu works none can run", queued.size()); }
-        const size_t i = ready[emulator_choose((unsigned)ready.size())];
+        const size_t i = choose(ready);
         const WorkPtr w = queued[i];
         queued.erase(queued.begin() + (long)i);
         lock.unlock();
@@ -139,6 +157,7 @@ static WorkPtr append(Stream* s, std::function<void()> run) {
     const WorkPtr w = std::make_shared<Work>();
     w->run = run;
     w->graph = s->graph;
+    w->stream = s;
     w->after = s->joined;
     if (s->last) { w->after.push_back(s->last); }
     s->joined.clear();
@@ -327,6 +346,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
     for (const WorkPtr& w : g->works) {
         const WorkPtr copy = std::make_shared<Work>();
         copy->run = w->run;
+        copy->stream = w->stream;
         for (const WorkPtr& before : w->after) { copy->after.push_back(copies.at(before)); }
         if (w->external && w->external->work) { copy->after.push_back(w->external->work); }
         copies[w] = copy;
