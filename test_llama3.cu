@@ -19,8 +19,8 @@ extern "C" {
 #endif
 typedef struct {
     const char* name;
-    int bits;                                                      // of the arithmetic: 32, or 16
-    const char* kind;                                              // of the 16: "bf16", "fp16", or "fp8" (BF16 with --fp8)
+    int bits;          // of the arithmetic: 32, or 16
+    const char* kind;  // of the 16: "bf16", "fp16"; of BF16 "fp8", or "fp8_head" (and --fp8-head)
     void* (*open)(const char* model_dir, int B, int T);            // a model with the folder's weights
     void (*divide)(void* model, int* starts);                      // rows hold documents from now on (attention.h)
     void (*logits)(void* model, const int* x, float* out);         // (B, T, V)
@@ -206,7 +206,7 @@ typedef struct {
     MasterKind master;
     bool bf16_moments;
     int fill;  // byte that activations, workspace and gradients hold before the first run
-    bool fp8;
+    bool fp8, fp8_head;
 } Variant;
 
 static const Variant variants[] = {
@@ -227,6 +227,8 @@ static const Variant variants[] = {
 #ifdef PRECISION_BF16
     {"GPU BF16, --fp8", RECOMPUTE_NONE, false, false, MASTER_FP32, false, 0xFF, true},
     {"GPU BF16, --fp8, recompute block, fp32 gradients, split master", RECOMPUTE_BLOCK, true, false, MASTER_SPLIT, false, 0x7F,
+     true},
+    {"GPU BF16, --fp8 --fp8-head, fp32 gradient of the head", RECOMPUTE_NONE, false, true, MASTER_FP32, false, 0xFF, true,
      true},
 #endif
 #endif
@@ -257,7 +259,7 @@ static MatmulContext* test_matmul(void) {
 }
 
 /* As trainer_prepare() does once the weights are there. */
-static void refresh(const Llama* m) { fp8_refresh(&m->fp8, &m->queue, m->weights.params); }
+static void refresh(const Llama* m) { fp8_refresh(&m->fp8, &m->queue, &m->weights); }
 
 /* Whether this card has scales for each row of a factor: only there --fp8 runs. */
 static bool has_fp8(void) {
@@ -287,6 +289,7 @@ static void* cuda_open(const char* dir, int B, int T) {
     layout.master = variant->master;
     layout.bf16_moments = variant->bf16_moments;
     layout.fp8 = variant->fp8;
+    layout.fp8_head = variant->fp8_head;
     Tested* t = (Tested*)xcalloc(1, sizeof *t);
     t->model = (Llama*)xmalloc(sizeof *t->model);
     *t->model = llama_create(&config, &layout, test_matmul(), fill_of(variant->fill));
@@ -385,7 +388,7 @@ static void cuda_close(void* tested) {
 
 static TestedTrainer tested_variant(int i) {
     const int bits = 8 * (int)sizeof(floatX);
-    const char* kind = variants[i].fp8 ? "fp8" : IS_BF16 ? "bf16" : "fp16";
+    const char* kind = variants[i].fp8_head ? "fp8_head" : variants[i].fp8 ? "fp8" : IS_BF16 ? "bf16" : "fp16";
     const TestedTrainer t = {variants[i].name, bits,           kind,          cuda_open, cuda_divide, cuda_logits,
                              cuda_losses,      cuda_gradients, cuda_gradient, cuda_step, cuda_close};
     return t;
@@ -675,6 +678,27 @@ static void check_fp8(int* passed, int* failed, int* skipped) {
     }
 }
 
+/* The same of --fp8-head, here with two chunks of logits. */
+static void check_fp8_head(int* passed, int* failed) {
+    if (!has_fp8()) { return; }
+    Trial plain = trial_of("d3", 1008, 10, 512, 1, 10), blocks = plain;
+    blocks.layout.fp8 = true;
+    Trial head = blocks;
+    head.layout.fp8_head = true;
+    const Outcome bf16 = run_trial(&plain), without = run_trial(&blocks), first = run_trial(&head);
+    *(report_trial(fabs(first.loss - bf16.loss) <= 0.02 * bf16.loss && first.hash != without.hash,
+                   "--fp8-head: the loss is BF16's within 2 %, the bits are not those of --fp8", &bf16, &first)
+          ? passed
+          : failed) += 1;
+    head.layout.level = RECOMPUTE_BLOCK;
+    head.fill = 0xFF;
+    head.busy = true;
+    const Outcome again = run_trial(&head);
+    *(report_trial(again.hash == first.hash, "--fp8-head: recomputed, beside other work, gives the same bits", &first, &again)
+          ? passed
+          : failed) += 1;
+}
+
 /* Tests of the GPU trainer alone; adds to the counts. */
 static void check_alone(int* passed, int* failed, int* skipped) {
     Trial base = trial_of("d3", 1000, 8, 1000, 1, 20), t = base;
@@ -737,6 +761,7 @@ static void check_alone(int* passed, int* failed, int* skipped) {
     check_long_sums(passed, failed);
 #endif
     check_fp8(passed, failed, skipped);
+    check_fp8_head(passed, failed);
     Trial several = trial_of("d3", 1000, 2, 1000, 4, 5);
     several.fill = 0xFF;
     const Outcome kept = run_trial(&several);
@@ -1078,12 +1103,12 @@ static int list_trainers(TestedTrainer* trainers) {
 }
 
 #ifdef __CUDACC__
-/* Whether a state tells PyTorch's errors of --fp8: it does if --fp8 takes the model. */
-static bool has_fp8_errors(const char* state_path) {
+/* Whether a state tells PyTorch's errors of --fp8, or of --fp8-head: it does if these take the model. */
+static bool has_fp8_errors(const char* state_path, bool head) {
     Error e = NO_ERROR;
     SafeTensors st;
     must(safetensors_open(&st, state_path, &e), &e);
-    const bool has = safetensors_metadata(&st, "fp8_error.logits") != NULL;
+    const bool has = safetensors_metadata(&st, head ? "fp8_head_error.logits" : "fp8_error.logits") != NULL;
     safetensors_close(&st);
     return has;
 }
@@ -1096,7 +1121,7 @@ static int check_trainers(const char* model_dir, const char* state_path, int* pa
     for (int i = 0; i < count; i++) {
 #ifdef __CUDACC__
         if (i > 0) { variant = &variants[i - 1]; }
-        if (i > 0 && variant->fp8 && !(has_fp8() && has_fp8_errors(state_path))) { continue; }
+        if (i > 0 && variant->fp8 && !(has_fp8() && has_fp8_errors(state_path, variant->fp8_head))) { continue; }
 #endif
         if (check_pair(&trainers[i], model_dir, state_path)) {
             failed++;

@@ -60,7 +60,7 @@ typedef struct {
 typedef struct {
     const floatX* embedding;   // (V, C)
     const floatX* final_norm;  // (C)
-    const floatX* head;        // (V, C); the embedding if the two are tied
+    Weight head;               // (V, C); the embedding if the two are tied
 } Ends;
 
 /* Activations that the forward pass of one block leaves for its backward pass. N = B*T rows, each padded (row_pitch). All
@@ -116,6 +116,7 @@ typedef struct {
     int B, T;             // of the micro-batch, T of a part; B = 0: none
     bool train;           // with gradients and optimizer
     bool documents, fp8;  // rows hold some; the blocks' products are in 8 bits
+    bool fp8_head;        // so are the head's
     int cache_len;        // positions of the KV cache; 0: no generation
     Recompute level;
     bool fp32_grads;  // of all matrices, else floatX
@@ -131,7 +132,7 @@ typedef struct {
     Layout layout;
     Queue queue;
     const Device* device;
-    Fp8 fp8;              // the blocks' weights in 8 bits
+    Fp8 fp8;              // weights in 8 bits
     WeightArena weights;  // params (table.elements); with --lora trained (trained.elements); master, m, v (trained.elements)
 
     Gradients grads;
@@ -197,7 +198,7 @@ static Ends end_weights(const Llama* m, bool behind) {
     if (behind) { exchange_await(&m->exchange, m->config.num_layers); }
     e.embedding = weight_at(a, param_offset(&m->table, P_EMBEDDING, -1), &run);
     e.final_norm = weight_at(a, param_offset(&m->table, P_FINAL_NORM, -1), &run);
-    e.head = weight_at(a, param_offset(&m->table, P_LM_HEAD, -1), &run);
+    e.head = fp8_weight(&m->fp8, FP8_HEAD, 0, weight_at(a, param_offset(&m->table, P_LM_HEAD, -1), &run));
     return e;
 }
 
@@ -305,6 +306,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
     const ModelConfig* c = &m->config;
     const Layout* o = &m->layout;
     const size_t N = (size_t)o->B * o->T, V = pitch_of(c->vocab_size), C = pitch_of(c->hidden_size);
+    const size_t rows = size_min(N, head_rows(c, o->train, N, sizeof(floatX)));  // of logits
     const size_t F = pitch_of(c->intermediate_size), F2 = pitch_of(2 * (size_t)c->intermediate_size);
     const size_t QKV = heads_room(qkv_width(c), o->parts), Q = heads_room(q_width(c), o->parts);
     Arena* w = &mem[MEM_WORKSPACE];
@@ -320,7 +322,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
     if (N > 0) {
         lay_out_activations(m, &mem[MEM_ACTIVATIONS], w);
         lay_out_batches(m, &mem[MEM_ACTIVATIONS], &mem[MEM_PINNED]);
-        m->logits = take<floatX>(&mem[MEM_LOGITS], size_min(N, head_rows(c, o->train, N, sizeof(floatX))) * V);
+        m->logits = take<floatX>(&mem[MEM_LOGITS], rows * V);
     }
     if (o->train) {
         const bool alone = o->ranks <= 1;
@@ -347,7 +349,10 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         for (int i = 0; i < IN_FLIGHT; i++) { m->steps.result[i] = take<StepState>(&mem[MEM_PINNED], 1); }
         m->queue.counts = m->steps.state ? m->steps.state->quantised : NULL;
     }
-    if (o->fp8) { fp8_lay_out(&m->fp8, &m->queue, &mem[MEM_FP8], w, c, &m->table, N, m->gathered != NULL, o->train); }
+    if (o->fp8) {
+        const size_t chunk = o->fp8_head ? rows : 0;
+        fp8_lay_out(&m->fp8, &m->queue, &mem[MEM_FP8], w, c, &m->table, N, chunk, m->gathered != NULL, o->train);
+    }
     if (o->cache_len > 0) {
         Arena* a = &mem[MEM_CACHE];
         m->kv_cache = take<floatX>(a, (size_t)c->num_layers * o->cache_len * 2 * kv_width(c));
@@ -547,7 +552,7 @@ static void llama_loss(const Llama* m, float dloss, bool add) {
     const Queue* q = &m->queue;
     const int C = m->config.hidden_size, V = m->config.vocab_size;
     const size_t N = (size_t)m->layout.B * m->layout.T, most = head_rows(&m->config, m->layout.train, N, sizeof(floatX));
-    const floatX* head = end_weights(m, true).head;
+    const Weight head = end_weights(m, true).head;
     const float* loss_scale = m->steps.state ? &m->steps.state->loss_scale : NULL;
     ProfileRange phase("head and loss");
     for (size_t at = 0; at < N; at += most) {
@@ -557,7 +562,7 @@ static void llama_loss(const Llama* m, float dloss, bool add) {
         crossentropy(q, m->losses + at, m->logits, m->feed.y + at, dloss, loss_scale, rows, V);
         if (dloss == 0.0f) { continue; }
         linear_backward_input(q, "head dx", m->dnorm + at * pitch_of(C), m->logits, head, rows, C, V);
-        linear_backward_weight(q, "head dw", grad_at(m, P_LM_HEAD, -1), m->logits, x, rows, C, V, add || at > 0);
+        linear_backward_weight(q, "head dw", grad_at(m, P_LM_HEAD, -1), m->logits, x, head, rows, C, V, add || at > 0);
     }
 }
 
@@ -725,7 +730,7 @@ static void update_shards(Llama* m, const StepPlan* plan) {
         const bool stays = m->gathered && m->config.lora.rank == 0 && b->layer >= 0 && b->layer < m->config.num_layers;
         if (stays) { continue; }
         exchange_gather(x, i, weights - (mine.first - b->first));
-        fp8_follow(&m->fp8, x, i, m->weights.params);
+        fp8_follow(&m->fp8, x, i, &m->weights);
         exchange_gathered(x, i);
     }
 }
@@ -740,7 +745,7 @@ static void llama_update(Llama* m, const StepPlan* plan) {
     } else {
         update_with<floatX>(m, plan);
     }
-    if (m->layout.ranks <= 1) { fp8_refresh(&m->fp8, &m->queue, m->weights.params); }
+    if (m->layout.ranks <= 1) { fp8_refresh(&m->fp8, &m->queue, &m->weights); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -792,7 +797,7 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
         lora(q, h, t, act, m->weights.trained, &adapters.at[LORA_DOWN], rows);
     }
     rmsnorm(q, norm, rstd, h + (rows - 1) * pitch_of(C), ends.final_norm, 1, C, c->rms_eps);
-    linear(q, "head", logits, norm, ends.head, NULL, 1, C, V);
+    linear(q, "head", logits, norm, ends.head.data, NULL, 1, C, V);
     gathered_take_first(m->gathered, &m->exchange, logits, V * sizeof(floatX));
     copy_out(m->host_logits, logits, V * sizeof(floatX), m->queue.stream);
     for (int i = 0; i < V; i++) { m->float_logits[i] = to_float(m->host_logits[i]); }
@@ -879,6 +884,7 @@ static Layout layout_of(const Session* s, const Options* o) {
     l.master = sizeof(floatX) == 4 ? MASTER_NONE : o->master == MASTER_OPTION_SPLIT && CAN_SPLIT ? MASTER_SPLIT : MASTER_FP32;
     l.bf16_moments = o->moments == MOMENTS_BF16;
     l.fp8 = o->fp8 && l.B > 0;
+    l.fp8_head = o->fp8_head && l.fp8;
     const int64_t micro = (int64_t)o->batch * o->seq, step = o->total_batch ? o->total_batch / share.groups : micro;
     const bool ring = l.zero >= ZERO_2 && s->config.lora.rank == 0;
     const size_t N = (size_t)o->batch * l.T, chunk = head_rows(&s->config, l.train, N, sizeof(floatX));
@@ -965,7 +971,7 @@ static void trainer_prepare(void* model, const StepPlan* plan, const Session* s)
     Llama* m = (Llama*)model;
     const Options* o = &s->options;
     if (!o->tune) { device_load_plans(m->queue.matmul, s); }
-    fp8_refresh(&m->fp8, &m->queue, m->weights.params);
+    fp8_refresh(&m->fp8, &m->queue, &m->weights);
     if (!plan) { return; }
     MicroKind kinds[MICRO_KINDS];
     const int count = micro_kinds(plan, kinds);

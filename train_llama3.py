@@ -303,39 +303,44 @@ def attention(q, k, v, mask=None):
     return F.scaled_dot_product_attention(q, k, v, **seen)
 
 
-def scaled_e4m3(x, largest):
-    """Returns x rounded to e4m3 with the scale by the largest absolute value, as llmc/quantise.h does: the values, not the 8
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+def scaled_fp8(x, largest, kind):
+    """Returns x rounded to 8 bits with the scale by the largest absolute value, as llmc/quantise.h does: the values, not the 8
     bits."""
-    mantissa, exponent = torch.frexp(largest)  # in [0.5, 1): 448 = 0.875 * 2^9
-    scale = torch.ldexp(torch.ones_like(largest), (exponent - 9 + (mantissa > 0.875)).clamp(min=-126))
-    out = (x.float() / scale).to(torch.float8_e4m3fn).float() * scale
+    mantissa, exponent = torch.frexp(largest)  # in [0.5, 1): 448 = 0.875 * 2^9, 57344 = 0.875 * 2^16
+    top = 9 if kind == E4M3 else 16
+    scale = torch.ldexp(torch.ones_like(largest), (exponent - top + (mantissa > 0.875)).clamp(min=-126))
+    out = (x.float() / scale).to(kind).float() * scale
     return torch.where(largest == 0, x.float(), torch.where(largest.isfinite(), out, math.nan)).to(x.dtype)
 
 
-def quantised(x):
-    """Returns x with its rows in e4m3 with a scale each."""
-    return scaled_e4m3(x, x.float().abs().amax(dim=-1, keepdim=True))
+def quantised(x, kind=E4M3):
+    """Returns x with its rows in 8 bits with a scale each."""
+    return scaled_fp8(x, x.float().abs().amax(dim=-1, keepdim=True), kind)
 
 
-def quantised_whole(x, of):
-    """Returns x, which is `of` or its 8-bit rows, in e4m3 with the one scale of `of`."""
-    return scaled_e4m3(x, of.float().abs().amax()).flatten(0, -2)
+def quantised_whole(x, of, kind=E4M3):
+    """Returns x, which is `of` or its 8-bit rows, in 8 bits with the one scale of `of`."""
+    return scaled_fp8(x, of.float().abs().amax(), kind).flatten(0, -2)
 
 
 class Fp8Product(torch.autograd.Function):
-    """x W^T as --fp8 of train_llama3cu computes it: all three products have factors in e4m3, those of the weight's gradient with
-    one scale each, and of these dy comes from its 8-bit rows."""
+    """x W^T as --fp8 of train_llama3cu computes it: all three products have factors in 8 bits, dy's of the type `kind` and all
+    others e4m3, those of the weight's gradient with one scale each, and of these dy comes from its 8-bit rows."""
 
     @staticmethod
-    def forward(ctx, x, w):
+    def forward(ctx, x, w, kind=E4M3):
         ctx.save_for_backward(x, w)
+        ctx.kind = kind
         return F.linear(quantised(x), quantised(w))
 
     @staticmethod
     def backward(ctx, dy):
         x, w = ctx.saved_tensors
-        rows = quantised(dy)
-        return F.linear(rows, quantised(w.T)), quantised_whole(rows, dy).T @ quantised_whole(x, x)
+        rows = quantised(dy, ctx.kind)
+        return F.linear(rows, quantised(w.T)), quantised_whole(rows, dy, ctx.kind).T @ quantised_whole(x, x), None
 
 
 class Fp8Linear(nn.Linear):
@@ -343,16 +348,18 @@ class Fp8Linear(nn.Linear):
         return Fp8Product.apply(x, self.weight)
 
 
-def use_fp8(model):
-    """Lets the linear layers of the blocks compute as with --fp8. Returns the model."""
+def use_fp8(model, head=False):
+    """Lets the linear layers of the blocks compute as with --fp8, with `head` also the head as with --fp8-head. Returns the
+    model."""
     for block in model.blocks:
         for layer in (block.qkv, block.o, block.gate_up, block.down):
             layer.__class__ = Fp8Linear
+    model.fp8_head = head
     return model
 
 
 def fits_fp8(c, tokens):
-    """Tells whether --fp8 takes this model and micro-batches of so many tokens."""
+    """Tells whether --fp8 takes this model and micro-batches of so many tokens. --fp8-head also wants the vocabulary so."""
     heads = c.num_attention_heads + 2 * c.num_key_value_heads
     widths = (c.hidden_size, c.num_attention_heads * c.head_dim, heads * c.head_dim, c.intermediate_size, tokens)
     return all(n % 16 == 0 for n in widths)
@@ -389,6 +396,7 @@ class Llama(nn.Module):
         self.head = self.embedding if c.tie_word_embeddings else nn.Linear(c.hidden_size, c.vocab_size, bias=False)
         self.cos = self.sin = None
         self.lora = None  # of a model with adapters: rank, alpha and the names of their matrices, see add_lora()
+        self.fp8_head = False  # see use_fp8()
         self.recompute_every = 0  # every Nth block keeps only its input and is recomputed in backward; 0: none
 
     def set_context(self, T, device):
@@ -413,7 +421,8 @@ class Llama(nn.Module):
         return rms_norm(h, self.final_norm, self.c.rms_norm_eps)
 
     def logits(self, x, starts=None):
-        return F.linear(self.trunk(x, starts=starts), self.head.weight)
+        h, w = self.trunk(x, starts=starts), self.head.weight
+        return Fp8Product.apply(h, w, E5M2) if self.fp8_head else F.linear(h, w)
 
     def forward(self, x, y, starts=None):
         """Returns the mean cross-entropy over the targets y (already shifted) that are not -1."""
@@ -648,6 +657,7 @@ def random_tokens(c, B, T, seed):
 # the types of 16-bit builds with their loss scales; FP16's keeps small gradients out of the denormals
 TYPES_16BIT = (("bf16", torch.bfloat16, 1.0), ("fp16", torch.float16, 1024.0))
 FP8 = ("fp8", torch.bfloat16, 1.0)  # BF16 with --fp8
+FP8_HEAD = ("fp8_head", torch.bfloat16, 1.0)  # and --fp8-head
 RUNS_16BIT = 8
 GRADIENT_RUNS_16BIT = 16
 
@@ -668,22 +678,26 @@ def gradients(model, batch, loss_scale=1.0):
     return {name: g.float() / loss_scale for name, g in trained_tensors(model, lambda p: p.grad)}
 
 
-def gradient_errors_16bit(model, dtype, loss_scale, batch, fp8=False):
+def as_kind(model, kind):
+    """Returns a model of 16 bits that computes as a kind of run does: "bf16", "fp16", "fp8" or "fp8_head"."""
+    return use_fp8(model, kind == "fp8_head") if kind.startswith("fp8") else model
+
+
+def gradient_errors_16bit(model, dtype, loss_scale, batch, kind=""):
     """Returns how far the gradients of PyTorch's own 16-bit runs are off fp32's from the same weights, as {name: (relative L2
     error, relative error of the norm)}, the largest of GRADIENT_RUNS_16BIT runs; under "all" those of all gradients as one.
-    With fp8, the blocks' products are those of use_fp8(), and under "logits" are the errors of the logits.
+    Of a `kind` with fp8, products are those of use_fp8(), and under "logits" are the errors of the logits.
 
     One run is no yardstick: a norm's error is a sum of many roundings and scatters about zero, so that it is small in some run
     of any arithmetic. Each run starts from other perturbed() weights, which draws all roundings anew."""
     worst = {}
     for run in range(GRADIENT_RUNS_16BIT):
         exact = perturbed(model, dtype, run)
-        low = copy.deepcopy(exact).to(dtype)
-        low = use_fp8(low) if fp8 else low
+        low = as_kind(copy.deepcopy(exact).to(dtype), kind)
         want, got = gradients(exact, batch), gradients(low, batch, loss_scale)
         for m, grads in ((exact, want), (low, got)):
             grads["all"] = torch.cat([g.flatten() for g in grads.values()])
-            if fp8:
+            if kind.startswith("fp8"):
                 grads["logits"] = m.logits(batch[0], *batch[2:]).detach().float()
         for name, w in want.items():
             g, size = got[name], w.norm()
@@ -692,11 +706,10 @@ def gradient_errors_16bit(model, dtype, loss_scale, batch, fp8=False):
     return {name: errors.tolist() for name, errors in worst.items()}
 
 
-def adamw_steps(master, opt, dtype, loss_scale, batch, steps, clip, fp8=False):
-    """Takes `steps` AdamW steps of `opt` on fp32 weights; a copy of them in `dtype` computes, as in the trainers, with fp8 as
-    use_fp8(). batch: what the model's forward takes. Returns (2, steps): losses, and gradient norms before clipping."""
-    rows, model = [], copy.deepcopy(master).to(dtype)
-    model = use_fp8(model) if fp8 else model
+def adamw_steps(master, opt, dtype, loss_scale, batch, steps, clip, kind=""):
+    """Takes `steps` AdamW steps of `opt` on fp32 weights; a copy of them in `dtype` computes, as in the trainers and as_kind().
+    batch: what the model's forward takes. Returns (2, steps): losses, and gradient norms before clipping."""
+    rows, model = [], as_kind(copy.deepcopy(master).to(dtype), kind)
     for _ in range(steps):
         with torch.no_grad():
             for w, p in zip(master.parameters(), model.parameters()):
@@ -712,13 +725,13 @@ def adamw_steps(master, opt, dtype, loss_scale, batch, steps, clip, fp8=False):
     return torch.tensor(rows).T
 
 
-def errors_16bit(model, new_optimizer, dtype, loss_scale, batch, want, clip, fp8=False):
+def errors_16bit(model, new_optimizer, dtype, loss_scale, batch, want, clip, kind=""):
     """Returns how far PyTorch's own 16-bit runs deviate from the fp32 run `want` (2, steps): the largest relative error up to
     each step over RUNS_16BIT runs, each from weights that differ from the model's by at most one rounding to 16 bits."""
     worst = torch.zeros(want.shape)
     for run in range(RUNS_16BIT):
         master = perturbed(model, dtype, run)
-        got = adamw_steps(master, new_optimizer(master), dtype, loss_scale, batch, want.shape[1], clip, fp8)
+        got = adamw_steps(master, new_optimizer(master), dtype, loss_scale, batch, want.shape[1], clip, kind)
         worst = torch.maximum(worst, (got / want - 1).abs())
     return worst.cummax(dim=1).values
 
@@ -734,6 +747,7 @@ def write_state(model, path, B, T, steps, seed=1337, lr=1e-3, betas=(0.9, 0.95),
       bf16_norm_error.<name>, ...                   the relative error of its norm; "all" as <name>: of all gradients as one
       bf16_error.losses, bf16_error.grad_norms, ... `steps` numbers each: see errors_16bit()
       fp8_error.<name>, ... "logits" as <name> too  of BF16 with --fp8, if it takes such a model (fits_fp8)
+      fp8_head_error.<name>, ...                    and --fp8-head
     The 16-bit runs are computed on `device_16bit`, by default the model's device."""
     c = model.c
     device = model.final_norm.device
@@ -758,13 +772,15 @@ def write_state(model, path, B, T, steps, seed=1337, lr=1e-3, betas=(0.9, 0.95),
     out |= dict(losses=want[0], grad_norms=want[1])
     *batch, model = (t.to(device_16bit or device) for t in (*batch, copy.deepcopy(model)))
     model.set_context(T, batch[0].device)
-    for kind, dtype, loss_scale in TYPES_16BIT + ((FP8,) if fits_fp8(c, B * T) and not model.lora else ()):
-        fp8 = kind == "fp8"
-        for name, errors in gradient_errors_16bit(model, dtype, loss_scale, batch, fp8).items():
+    kinds = TYPES_16BIT
+    if fits_fp8(c, B * T) and not model.lora:
+        kinds += (FP8,) + ((FP8_HEAD,) if c.vocab_size % 16 == 0 else ())
+    for kind, dtype, loss_scale in kinds:
+        for name, errors in gradient_errors_16bit(model, dtype, loss_scale, batch, kind).items():
             for what, error in zip(("error", "norm_error"), errors):
                 if math.isfinite(error):  # as below
                     meta[f"{kind}_{what}.{name}"] = f"{error:.4g}"
-        errors = errors_16bit(model, new_optimizer, dtype, loss_scale, batch, want, clip, fp8)
+        errors = errors_16bit(model, new_optimizer, dtype, loss_scale, batch, want, clip, kind)
         for name, row in zip(("losses", "grad_norms"), errors):
             if row.isfinite().all():  # skip an FP16 run that overflows: it is no yardstick
                 meta[f"{kind}_error.{name}"] = " ".join(f"{e:.4g}" for e in row.tolist())
@@ -799,6 +815,11 @@ PAIRS = {
                     head_dim=8, rms_norm_eps=1e-4, rope_theta=100.0, rope_type="llama3", factor=8.0,
                     original_max_position_embeddings=16),
         batch=2, seq=24, spelling="new"),
+    "fp8_head": dict(
+        config=dict(vocab_size=112, hidden_size=48, intermediate_size=80, num_attention_heads=4, num_key_value_heads=2,
+                    head_dim=8, rms_norm_eps=1e-4, rope_theta=100.0, rope_type="llama3", factor=8.0,
+                    original_max_position_embeddings=16, tie_word_embeddings=True),
+        batch=2, seq=24, spelling="new"),
 }
 
 
@@ -810,7 +831,7 @@ LORA_PAIRS = {
 
 
 PAIR_SEEDS = {"gqa2_untied_rope8": 1, "tied_gqa4_rope32": 2, "mha_odd": 3, "documents": 4, "lora_all": 4, "lora_some": 5,
-              "fp8": 6}
+              "fp8": 6, "fp8_head": 7}
 
 
 def pair_seed(name):

@@ -32,8 +32,9 @@
  *
  * Factors in fp8 have scales, one for each or one for each of its rows (OUTER_VEC, compute capability 9.0), and cuBLASLt takes
  * them only with the summed index innermost: ours as A B^T, that is matmul_forward_cuda(), and for dW with the transposes of
- * both factors matmul_backward_weight_transposed_cuda(). gpu/fp8.cuh makes them. A scale for a whole factor lies at a multiple
- * of 16 bytes: at one of 4 a product was refused when it was launched ("the requested functionality is not supported").
+ * both factors matmul_backward_weight_transposed_cuda(). One of the two may be in e5m2. gpu/fp8.cuh makes them. A scale for a
+ * whole factor lies at a multiple of 16 bytes: at one of 4 a product was refused when it was launched ("the requested
+ * functionality is not supported").
  *
  * Limits: one context serves one stream at a time, because its products share the workspace and a plan's descriptor holds the
  * scales of its last call.
@@ -97,15 +98,15 @@ static inline Operand operand(const T* data, size_t ld) {
     return o;
 }
 
-/* Rows in e4m3 with one scale for all. */
-static inline Operand operand_e4m3_tensor(const void* data, const float* scale, size_t ld, bool fast) {
-    const Operand o = {data, CUDA_R_8F_E4M3, scale, ld, fast ? SCALED_TENSORS_FAST : SCALED_TENSORS};
+/* Rows in 8 bits with one scale for all. */
+static inline Operand operand_fp8_tensor(const void* data, const float* scale, size_t ld, bool fast, cudaDataType_t type) {
+    const Operand o = {data, type, scale, ld, fast ? SCALED_TENSORS_FAST : SCALED_TENSORS};
     return o;
 }
 
-/* Rows in e4m3 with a scale each. */
-static inline Operand operand_e4m3(const void* data, const float* scales, size_t ld, bool fast) {
-    const Operand o = {data, CUDA_R_8F_E4M3, scales, ld, fast ? SCALED_ROWS_FAST : SCALED_ROWS};
+/* Rows in 8 bits with a scale each. */
+static inline Operand operand_fp8_rows(const void* data, const float* scales, size_t ld, bool fast, cudaDataType_t type) {
+    const Operand o = {data, type, scales, ld, fast ? SCALED_ROWS_FAST : SCALED_ROWS};
     return o;
 }
 

@@ -21,7 +21,7 @@
 #include <cuda_fp8.h>
 
 #include "llmc/gpu/cuda_common.cuh"
-#include "llmc/quantise.h"  // defines: QuantiseCounts, quantise_scale, quantise_factor, E4M3_NAN, QUANTISE_WIDTH
+#include "llmc/quantise.h"  // defines: QuantiseCounts, Fp8Format, quantise_scale, quantise_factor, QUANTISE_WIDTH
 
 enum {
     QUANTISE_ROW_THREADS = 512,
@@ -48,6 +48,7 @@ typedef struct {
     float* scale;
     size_t pitch;
     uint32_t* largest;  // rises to the bits of the rows' largest magnitude; NULL: not wanted
+    Fp8Format format;
 } QuantisedRows;
 
 /* The transpose of rows: eight-bit lines, one for each column, `pitch` bytes apart, with one scale on the device for all. */
@@ -61,6 +62,7 @@ typedef struct {
 static inline size_t quantised_pitch(size_t width) { return row_pitch<uint8_t>(width); }
 
 __device__ __forceinline__ float to_float(__nv_fp8_e4m3 x) { return (float)x; }
+__device__ __forceinline__ float to_float(__nv_fp8_e5m2 x) { return (float)x; }
 
 template <typename T>
 __device__ __forceinline__ uint32_t magnitude_bits(T x) {
@@ -82,28 +84,28 @@ __device__ __forceinline__ uint32_t warp_largest(uint32_t x) {
 }
 
 /* Converts 16 elements with a factor for each; `factor` gives that of element k. A factor that is NaN gives NaN. */
-template <typename T, typename Factor>
+template <Fp8Format F, typename T, typename Factor>
 __device__ __forceinline__ Quantised16 quantise16(const Vec<T, QUANTISE_WIDTH>& x, const Factor& factor) {
     Quantised16 q;
 #pragma unroll
     for (int k = 0; k < QUANTISE_WIDTH; k += 2) {
         const float2 pair = make_float2(to_float(x.v[k]) * factor(k), to_float(x.v[k + 1]) * factor(k + 1));
-        const __nv_fp8x2_storage_t two = __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3);
-        q.v[k] = isnan(pair.x) ? E4M3_NAN : (uint8_t)(two & 0xff);
-        q.v[k + 1] = isnan(pair.y) ? E4M3_NAN : (uint8_t)(two >> 8);
+        const __nv_fp8x2_storage_t two = __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, F == E4M3 ? __NV_E4M3 : __NV_E5M2);
+        q.v[k] = isnan(pair.x) ? FP8_NAN : (uint8_t)(two & 0xff);
+        q.v[k + 1] = isnan(pair.y) ? FP8_NAN : (uint8_t)(two >> 8);
     }
     return q;
 }
 
 /* Returns the counts of 16 elements: flushed in the upper half, subnormal in the lower. */
-template <typename T>
+template <Fp8Format F, typename T>
 __device__ __forceinline__ unsigned long long counts16(const Quantised16& q, const Vec<T, QUANTISE_WIDTH>& x) {
     unsigned long long counts = 0;
 #pragma unroll
     for (int k = 0; k < QUANTISE_WIDTH; k++) {
         const unsigned magnitude = q.v[k] & 0x7Fu;
         if (magnitude == 0 && to_float(x.v[k]) != 0.0f) { counts += 1ull << 32; }
-        if (magnitude > 0 && magnitude < E4M3_LEAST_NORMAL) { counts++; }
+        if (magnitude > 0 && magnitude < (unsigned)fp8_least_normal(F)) { counts++; }
     }
     return counts;
 }
@@ -120,7 +122,7 @@ __device__ __forceinline__ void add_counts(QuantiseCounts* to, unsigned long lon
 /* Quantises row n, which lies in memory: what threads of this block wrote is there. largest: of the elements that the thread
  * has seen; those of the block are the whole row. For all threads of a block of whole warps, (threads) or (32, warps), which
  * has but this row. */
-template <typename T>
+template <Fp8Format F = E4M3, typename T>
 __device__ __forceinline__ void quantise_row(QuantisedRows q, size_t n, const T* row, int C, uint32_t largest,
                                              QuantiseCounts* counts) {
     constexpr int W = QUANTISE_WIDTH;
@@ -133,16 +135,16 @@ __device__ __forceinline__ void quantise_row(QuantisedRows q, size_t n, const T*
     __syncthreads();
     largest = warp_largest(lane < warps ? maxima[lane] : 0);
 
-    const float scale = quantise_scale(largest), factor = quantise_factor(scale);
+    const float scale = quantise_scale(largest, F), factor = quantise_factor(scale);
     const bool counted = counts && n % QUANTISE_SAMPLE == 0;
     unsigned long long count = 0;
     if (thread == 0) { q.scale[n] = scale; }
     if (thread == 0 && q.largest) { atomicMax(q.largest, largest); }
     for (int c = thread * W; c < C; c += threads * W) {
         const Vec<T, W> v = load_vec<W>(row + c);
-        const Quantised16 to = quantise16(v, [&](int) { return factor; });
+        const Quantised16 to = quantise16<F>(v, [&](int) { return factor; });
         store_vec(q.data + n * q.pitch + c, to);
-        if (counted) { count += counts16(to, v); }
+        if (counted) { count += counts16<F>(to, v); }
     }
     if (!counted) { return; }  // all threads of the block or none
     count = warp_sum(count);
@@ -158,14 +160,14 @@ static inline unsigned quantise_threads(size_t width) {
     return (unsigned)size_min(QUANTISE_ROW_THREADS, round_up(width / QUANTISE_WIDTH, 32));
 }
 
-template <typename T>
+template <Fp8Format F, typename T>
 __global__ void __launch_bounds__(QUANTISE_ROW_THREADS)
     quantise_rows_kernel(QuantisedRows q, const T* x, int C, size_t x_pitch, QuantiseCounts* counts) {
     constexpr int W = QUANTISE_WIDTH;
     const T* row = x + blockIdx.x * x_pitch;
     uint32_t largest = 0;
     for (int c = threadIdx.x * W; c < C; c += blockDim.x * W) { largest = largest_of(load_vec<W>(row + c), largest); }
-    quantise_row(q, blockIdx.x, row, C, largest, counts);
+    quantise_row<F>(q, blockIdx.x, row, C, largest, counts);
 }
 
 /* Writes q (N, C) from x (N, C), x_pitch. counts: NULL, or those of a sample are added to it. C is a multiple of
@@ -175,16 +177,17 @@ static void quantise_rows_cuda(QuantisedRows q, const T* x, size_t N, int C, siz
                                cudaStream_t stream) {
     if (N == 0) { return; }
     assert(C % QUANTISE_WIDTH == 0 && q.pitch % QUANTISE_WIDTH == 0);
-    quantise_rows_kernel<<<(unsigned)N, quantise_threads((size_t)C), 0, stream>>>(q, x, C, x_pitch, counts);
+    auto* const kernel = q.format == E4M3 ? quantise_rows_kernel<E4M3, T> : quantise_rows_kernel<E5M2, T>;
+    kernel<<<(unsigned)N, quantise_threads((size_t)C), 0, stream>>>(q, x, C, x_pitch, counts);
     CUDA_CHECK_LAUNCH("quantise_rows_kernel");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // transposes
 
-/* T: of the rows, floatX or __nv_fp8_e4m3. scales: of 8-bit rows, else NULL. Counts the first row of the tiles on a
+/* T: of the rows, floatX or 8 bits in the format F. scales: of 8-bit rows, else NULL. Counts the first row of the tiles on a
  * diagonal. */
-template <typename T>
+template <Fp8Format F, typename T>
 __global__ void __launch_bounds__(QUANTISE_THREADS)
     quantise_transpose_kernel(QuantisedTranspose q, const T* x, const float* scales, const uint32_t* largest, size_t N, int C,
                               size_t x_pitch, QuantiseCounts* counts) {
@@ -193,7 +196,7 @@ __global__ void __launch_bounds__(QUANTISE_THREADS)
     const size_t first_row = (size_t)blockIdx.y * TRANSPOSE_TILE;
     const int first_column = blockIdx.x * TRANSPOSE_TILE;
     const int line = threadIdx.x / PARTS, part = threadIdx.x % PARTS;  // of words, columns; then of columns, rows
-    const float scale = quantise_scale(*largest), factor = quantise_factor(scale);
+    const float scale = quantise_scale(*largest, F), factor = quantise_factor(scale);
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) { *q.scale = scale; }
     const bool counted = counts && blockIdx.x == blockIdx.y % gridDim.x && line == 0;
     const size_t n = first_row + line * TRANSPOSE_ROWS;
@@ -204,8 +207,8 @@ __global__ void __launch_bounds__(QUANTISE_THREADS)
         for (int r = 0; r < TRANSPOSE_ROWS; r++) {
             const Vec<T, W> v = load_vec<W>(x + (n + r) * x_pitch + c);
             const float shift = scales ? scales[n + r] * factor : factor;
-            const Quantised16 row = quantise16(v, [&](int) { return shift; });
-            if (counted && r == 0) { add_counts(counts, counts16(row, v), W); }
+            const Quantised16 row = quantise16<F>(v, [&](int) { return shift; });
+            if (counted && r == 0) { add_counts(counts, counts16<F>(row, v), W); }
 #pragma unroll
             for (int k = 0; k < W; k++) { words[k] |= (uint32_t)row.v[k] << (8 * r); }
         }
@@ -225,35 +228,41 @@ __global__ void __launch_bounds__(QUANTISE_THREADS)
 static_assert(QUANTISE_THREADS * TRANSPOSE_ROWS * (int)QUANTISE_WIDTH == TRANSPOSE_TILE * TRANSPOSE_TILE,
               "each thread has 16 columns of 4 rows");
 
-template <typename T>
+template <Fp8Format F, typename T>
 static void quantise_transpose_launch(QuantisedTranspose q, const T* x, const float* scales, const uint32_t* largest, size_t N,
                                       int C, size_t x_pitch, QuantiseCounts* counts, cudaStream_t stream) {
     if (N == 0) { return; }
     assert(N % QUANTISE_WIDTH == 0 && C % QUANTISE_WIDTH == 0 && q.pitch % QUANTISE_WIDTH == 0);
     const dim3 grid((unsigned)ceil_div((size_t)C, TRANSPOSE_TILE), (unsigned)ceil_div(N, TRANSPOSE_TILE));
-    quantise_transpose_kernel<<<grid, QUANTISE_THREADS, 0, stream>>>(q, x, scales, largest, N, C, x_pitch, counts);
+    quantise_transpose_kernel<F><<<grid, QUANTISE_THREADS, 0, stream>>>(q, x, scales, largest, N, C, x_pitch, counts);
     CUDA_CHECK_LAUNCH("quantise_transpose_kernel");
 }
 
-/* Writes the transpose q (C, N) of x (N, C), x_pitch, whose largest magnitude is `largest`, on the device. counts as above. N
- * and C are multiples of QUANTISE_WIDTH. */
+/* Writes the transpose q (C, N) of x (N, C), x_pitch, in e4m3, whose largest magnitude is `largest`, on the device. counts as
+ * above. N and C are multiples of QUANTISE_WIDTH. */
 template <typename T>
 static void quantise_transposed_cuda(QuantisedTranspose q, const T* x, const uint32_t* largest, size_t N, int C, size_t x_pitch,
                                      QuantiseCounts* counts, cudaStream_t stream) {
-    quantise_transpose_launch(q, x, NULL, largest, N, C, x_pitch, counts, stream);
+    quantise_transpose_launch<E4M3>(q, x, NULL, largest, N, C, x_pitch, counts, stream);
 }
 
-/* Writes the transpose q (C, N) of `rows` (N, C), shifted from their scales to the one by rows.largest. */
+/* Writes the transpose q (C, N) of `rows` (N, C), in their format, shifted from their scales to the one by rows.largest. */
 static inline void quantise_shifted_cuda(QuantisedTranspose q, QuantisedRows rows, size_t N, int C, QuantiseCounts* counts,
                                          cudaStream_t stream) {
-    quantise_transpose_launch(q, (const __nv_fp8_e4m3*)rows.data, rows.scale, rows.largest, N, C, rows.pitch, counts, stream);
+    if (rows.format == E4M3) {
+        const __nv_fp8_e4m3* data = (const __nv_fp8_e4m3*)rows.data;
+        quantise_transpose_launch<E4M3>(q, data, rows.scale, rows.largest, N, C, rows.pitch, counts, stream);
+    } else {
+        const __nv_fp8_e5m2* data = (const __nv_fp8_e5m2*)rows.data;
+        quantise_transpose_launch<E5M2>(q, data, rows.scale, rows.largest, N, C, rows.pitch, counts, stream);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // weights
 
-/* The two copies of one matrix (R, C) in each of several blocks, packed; the k-th block's lie k strides further. R and C are
- * multiples of QUANTISE_WIDTH. */
+/* The two copies, in e4m3, of one matrix (R, C) in each of several blocks, packed; the k-th block's lie k strides further. R and
+ * C are multiples of QUANTISE_WIDTH. */
 typedef struct {
     uint8_t* rows;     // (R, C)
     uint8_t* columns;  // (C, R)
@@ -295,7 +304,7 @@ static_assert((int)QUANTISE_MAX_COLUMNS == (int)QUANTISE_THREADS, "a thread has 
 /* Turns the bits of largest magnitudes into scales, in place. */
 __global__ void __launch_bounds__(QUANTISE_THREADS) quantise_scales_kernel(float* scales, size_t n) {
     const size_t i = (size_t)blockIdx.x * QUANTISE_THREADS + threadIdx.x;
-    if (i < n) { scales[i] = quantise_scale(__float_as_uint(scales[i])); }
+    if (i < n) { scales[i] = quantise_scale(__float_as_uint(scales[i]), E4M3); }
 }
 
 /* Tile: QUANTISE_TILE rows x as many columns. First a thread has 16 elements of row threadIdx.x / 4; the columns' copy goes
@@ -316,8 +325,8 @@ __global__ void __launch_bounds__(QUANTISE_THREADS)
     if (r < q.R && c < q.C) {
         const Vec<T, W> v = load_vec<W>(w + (size_t)r * q.C + c);
         const float factor = quantise_factor(row_scales[r]);
-        const Quantised16 row = quantise16(v, [&](int) { return factor; });
-        const Quantised16 columns = quantise16(v, [&](int k) { return quantise_factor(column_scales[c + k]); });
+        const Quantised16 row = quantise16<E4M3>(v, [&](int) { return factor; });
+        const Quantised16 columns = quantise16<E4M3>(v, [&](int k) { return quantise_factor(column_scales[c + k]); });
         store_vec(q.rows + blockIdx.z * size + (size_t)r * q.C + c, row);
 #pragma unroll
         for (int k = 0; k < W; k += 4) {
@@ -326,7 +335,7 @@ __global__ void __launch_bounds__(QUANTISE_THREADS)
             for (int i = 0; i < 4; i++) { four.v[i] = columns.v[k + i]; }
             store_vec(&tile[line][part + k], four);
         }
-        if (counted) { add_counts(counts, counts16(row, v) + counts16(columns, v), 2 * W); }
+        if (counted) { add_counts(counts, counts16<E4M3>(row, v) + counts16<E4M3>(columns, v), 2 * W); }
     }
     __syncthreads();
     const int column = first_column + line, row = first_row + part;

@@ -113,6 +113,8 @@ tests() {
     quick "--fp8: a captured graph changes no bit" fp8_graph_changes_no_bit
     full "--fp8: tuned plans travel with the checkpoint" fp8_plans_travel
     quick "--fp8 has rows in --profile" fp8_profile_has_rows
+    quick "--fp8-head trains like BF16, and tells what it loses" fp8_head_trains_like_bf16
+    quick "--fp8-head: 10 and 10: the same bits" fp8_head_parts_are_the_whole fp8_head
     full "--fp8 is refused by name where it cannot be" fp8_is_refused
 
     lane ranks alone
@@ -158,6 +160,7 @@ tests() {
     quick "2 GPUs, --fp8, ZeRO 1, 2 and 3: the same bits" fp8_zeros_agree fp8 "1 2 3" --batch 4 --fp8
     full "2 GPUs, --fp8, ZeRO 1, 2 and 3, blocks recomputed: the same bits" fp8_zeros_agree fp8_block "1 2 3" --batch 4 --fp8 --recompute block
     full "2 GPUs, --fp8, ZeRO 2 and 3 in 4 micro-batches: the same bits" fp8_zeros_agree fp8_micro "2 3" --batch 2 --total-batch 4096 --fp8
+    quick "2 GPUs, --fp8-head, ZeRO 1, 2 and 3: the same bits" fp8_head_zeros_agree
     quick "2 GPUs, --fp8, ZeRO 1 and 3: the same bits with and without graph, where what travels is slow" with_fp8 zeros_have_one_result "1 3" --fp8
     quick "2 GPUs, --fp8, stop and go on from ZeRO 3 as 1 and as 3 again: the same bits" with_fp8 zeros_go_on_as_another --fp8
     full "2 GPUs, --fp8, ZeRO 3: samples and validation are those of ZeRO 1" with_fp8 zeros_speak_alike --fp8
@@ -174,6 +177,7 @@ tests() {
     full "the memory table is true, split master, bf16 moments" table_is_true bf16 --batch 8 --master split --moments bf16
     full "the memory table is true, FP32" table_is_true fp32 --batch 8
     quick "the memory table is true, --fp8" fp8_memory_is_true
+    full "the memory table is true, --fp8-head" fp8_head_memory_is_true
     full "the memory table is true with samples and validation" table_is_true bf16 --batch 4 --sample-tokens 64 --sample-every 1 --val-every 1 --val-batches 2 --val "$tmp/wide.bin"
     full "adapters of 8B at T=4096 fit into 22 GiB" lora_fits 22G llama3.1-8b --batch 1 --seq 4096 --recompute block
     full "adapters of 1B at T=4096 fit into 7 GiB" lora_fits 7G llama3.2-1b --batch 1 --seq 4096 --recompute block

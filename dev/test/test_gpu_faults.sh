@@ -12,7 +12,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}  # threads of the CPU oracles
 case $mode.$JOBS in run.[1-9]* | compile.[1-9]* | plant.[1-9]*) ;; *) echo "usage: JOBS=N $0 [run|compile|plant] [PATTERN]" >&2 && exit 2 ;; esac
 
 # NAME | PRECISION | TEST and its arguments | FILE | SED
-pair=dev/test/pairs/gqa2_untied_rope8 tied=dev/test/pairs/tied_gqa4_rope32 documents=dev/test/pairs/documents lora=dev/test/pairs/lora_all fp8=dev/test/pairs/fp8
+pair=dev/test/pairs/gqa2_untied_rope8 tied=dev/test/pairs/tied_gqa4_rope32 documents=dev/test/pairs/documents lora=dev/test/pairs/lora_all fp8=dev/test/pairs/fp8 head=dev/test/pairs/fp8_head
 faults() {
     cat <<END
 kv head h % NKV for h / group, plain | FP32 | test_attention_cu plain every_group | llmc/attention_plain.cuh | s/kv_head = h \/ (s.NH \/ s.NKV);/kv_head = h % s.NKV;/
@@ -80,7 +80,7 @@ a block is gathered into the slot of another | BF16 | zero_bits.sh | llmc/gpu/ga
 a block of the forward pass is not gathered again for the backward pass | BF16 | zero_bits.sh | llmc/gpu/gathered.cuh | s/const Bucket\* b = bucket_at(/const Bucket* b = g->ring.step < 0 \&\& l == 2 ? end : bucket_at(/
 a block is overwritten while it computes | BF16 | zero_bits.sh | llmc/gpu/gathered.cuh | s/if (count > 0) {/if (count == GATHER_SLOTS) {/
 scales of the two factors swapped | BF16 | test_kernels_cu products_of_quantised | llmc/matmul.cuh | s/A_SCALE_POINTER, &b, sizeof b/A_SCALE_POINTER, \&a, sizeof a/; s/B_SCALE_POINTER, &a, sizeof a/B_SCALE_POINTER, \&b, sizeof b/
-scales of the weights' outputs for those of their inputs in dx | BF16 | test_llama3cu $fp8 | llmc/gpu/fp8.cuh | s/w.columns.data, w.columns.scale/w.columns.data, w.rows.scale/
+scales of the weights' outputs for those of their inputs in dx | BF16 | test_llama3cu $fp8 | llmc/gpu/fp8.cuh | s/copies.scales + copies.R, (size_t)copies.R/copies.scales, (size_t)copies.R/
 8-bit weights are those before the update | BF16 | test_llama3cu $fp8 | train_llama3.cu | /^static void llama_update/,/^}/ s/^    if (m->layout.ranks <= 1) { fp8_refresh.*//
 several GPUs, the 8-bit copies of a block are those before the update | BF16 | zero_bits.sh --fp8 | llmc/gpu/fp8.cuh | s/|| b->layer < 0 ||/|| b->layer < 1 ||/
 several GPUs, 8-bit copies are made before the gather | BF16 | zero_bits.sh --fp8 | train_llama3.cu | /^ *exchange_gather(x, i/ { h; d; }; /^ *fp8_follow(/ G
@@ -95,6 +95,11 @@ a row of zeros counts with its scale | BF16 | test_kernels_cu transposes_are | l
 a transpose of 16 bits loses its scale | BF16 | test_llama3cu $fp8 | llmc/quantise.cuh | s/{ \*q\.scale = scale; }/{ *q.scale = scales ? scale : 1; }/
 the scale of x for that of dout in dW | BF16 | test_llama3cu $fp8 | llmc/gpu/fp8.cuh | s/q->transpose_scale\[1\], pitch/q->transpose_scale[0], pitch/
 largest values outlive their batch | BF16 | test_llama3cu $fp8 | train_llama3.cu | s/^    fp8_begin(&m->fp8, q);//
+gradients of logits in e5m2 are multiplied as e4m3 | BF16 | test_llama3cu $head | llmc/gpu/fp8.cuh | s/fast, fp8_type(r.format))/fast, CUDA_R_8F_E4M3)/
+their transpose is multiplied as e4m3 | BF16 | test_llama3cu $head | llmc/gpu/fp8.cuh | s/FP8_FAST_DW, fp8_type(quantised_format(kind)))/FP8_FAST_DW, CUDA_R_8F_E4M3)/
+8-bit copies of the head are those before the update | BF16 | test_llama3cu $head | llmc/gpu/fp8.cuh | s/^    fp8_quantise_head(f, a, q->profiler, q->stream);/    static bool made = false; if (!made) { fp8_quantise_head(f, a, q->profiler, q->stream); } made = true;/
+rows in e5m2 have the scales of e4m3 | BF16 | test_kernels_cu quantised_rows | llmc/quantise.cuh | s/quantise_scale(largest, F), factor/quantise_scale(largest, E4M3), factor/
+rows in e5m2 are transposed as e4m3 | BF16 | test_kernels_cu transposes_are | llmc/quantise.cuh | s/if (rows.format == E4M3)/if (true)/
 dW from the transpose of the dout before | BF16 | test_llama3cu $fp8 | train_llama3.cu | /^ *linear_backward_input(q, "gate up dx"/ { h; d; }; /^ *linear_backward_weight(q, "gate up dw"/ G
 the split master's low half dropped | BF16 | test_kernels_cu adamw_agrees | llmc/adamw.cuh | s/master\.v\[k\] = split_low(p)/master.v[k] = 0/
 END

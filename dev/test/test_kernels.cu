@@ -1422,8 +1422,8 @@ static void element_sizes_are_those_of_the_types() {
     CHECK(matmul_type_bytes(CUDA_R_8F_E4M3) == 1 && matmul_type_bytes(CUDA_R_8F_E5M2) == 1, "fp8 is not one byte");
     CHECK(data_type<__half>() == CUDA_R_16F && data_type<__nv_fp8_e5m2>() == CUDA_R_8F_E5M2, "types and names do not match");
     const float base[64] = {0};
-    const Operand fp8 = operand_e4m3(base, NULL, 10, false), fp16 = {base, CUDA_R_16F, NULL, 10, NOT_SCALED},
-                  fp32 = operand(base, 10);
+    const Operand fp8 = operand_fp8_rows(base, NULL, 10, false, CUDA_R_8F_E4M3),
+                  fp16 = {base, CUDA_R_16F, NULL, 10, NOT_SCALED}, fp32 = operand(base, 10);
     CHECK((const char*)operand_from(fp8, 2, 3).data - (const char*)base == 23, "fp8: row 2, column 3");
     CHECK((const char*)operand_from(fp16, 2, 3).data - (const char*)base == 46, "fp16: row 2, column 3");
     CHECK((const char*)operand_from(fp32, 2, 3).data - (const char*)base == 92, "fp32: row 2, column 3");
@@ -1635,21 +1635,24 @@ static void check_counts(const char* what, const QuantiseCounts* d_counts, const
           (unsigned long long)want.flushed, (unsigned long long)want.values, (unsigned long long)want.subnormal);
 }
 
+static const char* format_name(Fp8Format f) { return f == E4M3 ? "e4m3" : "e5m2"; }
+
 static void quantised_rows_are_the_oracle_s() {
-    const size_t shapes[][2] = {{1, 16}, {7, 48}, {130, 768}, {66, 2048}, {65, 8192}, {3, 16400}, {2, 57344}};
-    for (auto& s : shapes) {
-        const size_t N = s[0], C = s[1], pitch_x = padded(C), pitch = quantised_pitch(C) + 16;
+    const size_t shapes[][2] = {{1, 16}, {7, 48}, {130, 768}, {66, 2048}, {65, 8192}, {3, 16400}, {2, 57344}, {3, 128256}};
+    for (size_t i = 0; i < 2 * std::size(shapes); i++) {
+        const Fp8Format format = i % 2 == 0 ? E4M3 : E5M2;
+        const size_t N = shapes[i / 2][0], C = shapes[i / 2][1], pitch_x = padded(C), pitch = quantised_pitch(C) + 16;
         const Floats x = uneven_values(N, C);
         const floatX* d_x = upload_rows<floatX>(x, N, C, pitch_x);
         std::vector<uint8_t> want(N * C);
         Floats want_scale(N);
         QuantiseCounts counts = {0, 0, 0};
-        quantise_rows(want.data(), want_scale.data(), x.data(), N, C);
-        for (size_t n = 0; n < N; n += QUANTISE_SAMPLE) { quantise_count(&counts, &want[n * C], &x[n * C], C); }
+        quantise_rows(want.data(), want_scale.data(), x.data(), N, C, format);
+        for (size_t n = 0; n < N; n += QUANTISE_SAMPLE) { quantise_count(&counts, &want[n * C], &x[n * C], C, format); }
         char what[64];
-        snprintf(what, sizeof what, "rows of (%zu, %zu)", N, C);
+        snprintf(what, sizeof what, "%s, rows of (%zu, %zu)", format_name(format), N, C);
         for (int turn = 0; turn < 2; turn++) {
-            QuantisedRows to = {device_alloc<uint8_t>(N * pitch), device_alloc<float>(N), pitch, NULL};
+            QuantisedRows to = {device_alloc<uint8_t>(N * pitch), device_alloc<float>(N), pitch, NULL, format};
             if (turn == 0) { to.largest = upload(std::vector<uint32_t>(1)); }
             QuantiseCounts* d_counts = upload(std::vector<QuantiseCounts>(1));
             quantise_rows_cuda(to, d_x, N, (int)C, pitch_x, turn == 0 ? d_counts : NULL, 0);
@@ -1674,8 +1677,8 @@ static bool same_bytes(const floatX* a, const floatX* b, size_t n) {
 }
 
 /* Returns room for rows, with their largest value. */
-static QuantisedRows rows_to_fill(size_t N, size_t pitch) {
-    return {device_alloc<uint8_t>(N * pitch), device_alloc<float>(N), pitch, upload(std::vector<uint32_t>(1))};
+static QuantisedRows rows_to_fill(size_t N, size_t pitch, Fp8Format format = E4M3) {
+    return {device_alloc<uint8_t>(N * pitch), device_alloc<float>(N), pitch, upload(std::vector<uint32_t>(1)), format};
 }
 
 /* Checks that a layer's own 8-bit rows are those of the pass over what it wrote, w (N, C). */
@@ -1759,14 +1762,14 @@ static void quantised_weights_are_the_oracle_s() {
         for (size_t b = 0; b < blocks; b++) {
             const Floats w = uneven_values(R, C);
             uint8_t *rows = &want_rows[b * R * C], *columns = &want_columns[b * R * C];
-            quantise_rows(rows, &want_scale[b * (R + C)], w.data(), R, C);
+            quantise_rows(rows, &want_scale[b * (R + C)], w.data(), R, C, E4M3);
             quantise_columns(columns, &want_scale[b * (R + C) + R], w.data(), R, C);
             const size_t tiles = ceil_div(C, (size_t)QUANTISE_TILE);
             for (size_t r = 0; r < R; r += QUANTISE_TILE) {
                 const size_t first = r / QUANTISE_TILE % tiles * QUANTISE_TILE;
                 for (size_t c = first; c < C && c < first + QUANTISE_TILE; c++) {
-                    quantise_count(&counts, &rows[r * C + c], &w[r * C + c], 1);
-                    quantise_count(&counts, &columns[c * R + r], &w[r * C + c], 1);
+                    quantise_count(&counts, &rows[r * C + c], &w[r * C + c], 1, E4M3);
+                    quantise_count(&counts, &columns[c * R + r], &w[r * C + c], 1, E4M3);
                 }
             }
             all.insert(all.end(), w.begin(), w.end());
@@ -1799,13 +1802,13 @@ static Floats steep_values(size_t N, size_t C) {
 }
 
 /* Adds up the counts of a transpose q (C, N) of x (N, C): of the first row of the tiles on a diagonal. */
-static QuantiseCounts count_transpose(const std::vector<uint8_t>& q, const Floats& x, size_t N, size_t C) {
+static QuantiseCounts count_transpose(const std::vector<uint8_t>& q, const Floats& x, size_t N, size_t C, Fp8Format format) {
     const size_t tiles = ceil_div(C, (size_t)TRANSPOSE_TILE);
     QuantiseCounts counts = {0, 0, 0};
     for (size_t n = 0; n < N; n += TRANSPOSE_TILE) {
         const size_t first = n / TRANSPOSE_TILE % tiles * TRANSPOSE_TILE;
         for (size_t c = first; c < C && c < first + TRANSPOSE_TILE; c++) {
-            quantise_count(&counts, &q[c * N + n], &x[n * C + c], 1);
+            quantise_count(&counts, &q[c * N + n], &x[n * C + c], 1, format);
         }
     }
     return counts;
@@ -1813,7 +1816,8 @@ static QuantiseCounts count_transpose(const std::vector<uint8_t>& q, const Float
 
 /* Checks a transpose of x (N, C), its scale and its counts, and that its padding is left alone. */
 static void compare_transpose(const char* what, QuantisedTranspose q, const QuantiseCounts* d_counts,
-                              const std::vector<uint8_t>& want, float scale, const Floats& x, size_t N, size_t C) {
+                              const std::vector<uint8_t>& want, float scale, const Floats& x, size_t N, size_t C,
+                              Fp8Format format) {
     const std::vector<uint8_t> lines = download(q.data, C * q.pitch);
     std::vector<uint8_t> got;
     bool padding = true;
@@ -1823,7 +1827,7 @@ static void compare_transpose(const char* what, QuantisedTranspose q, const Quan
     }
     CHECK(padding, "%s (%zu, %zu): the padding was overwritten", what, N, C);
     compare_quantised(what, got, want, download(q.scale, 1), {scale});
-    check_counts(what, d_counts, count_transpose(want, x, N, C));
+    check_counts(what, d_counts, count_transpose(want, x, N, C, format));
 }
 
 /* Of rows in 16 bits and of 8-bit rows, whose scales may lie far below that of all; tiles that are not full; a NaN in one row
@@ -1833,29 +1837,36 @@ static void transposes_are_the_oracle_s() {
     for (auto& s : shapes) {
         for (int nan = 0; nan < 2; nan++) {
             const size_t N = s[0], C = s[1], pitch_x = padded(C), pitch = quantised_pitch(N) + 16;
-            Floats x = steep_values(N, C), shifted_from(N * C), row_scale(N);
+            Floats x = steep_values(N, C);
             if (nan) { x[(N - 2) * C + 7] = NAN; }
-            std::vector<uint8_t> want(C * N), rows(N * C), want_shifted(C * N);
-            const float scale = quantise_transposed(want.data(), x.data(), N, C);
-            quantise_rows(rows.data(), row_scale.data(), x.data(), N, C);
-            quantise_shifted(want_shifted.data(), rows.data(), row_scale.data(), scale, N, C);
-            for (size_t i = 0; i < N * C; i++) { shifted_from[i] = f32_from_e4m3(rows[i]); }
-
             const floatX* d_x = upload_rows<floatX>(x, N, C, pitch_x);
-            const QuantisedRows d_rows = rows_to_fill(N, quantised_pitch(C));
-            quantise_rows_cuda(d_rows, d_x, N, (int)C, pitch_x, NULL, 0);
-            for (int turn = 0; turn < 2; turn++) {
-                const QuantisedTranspose q = {device_alloc<uint8_t>(C * pitch), device_alloc<float>(1), pitch};
+            const auto room = [&] {
+                return QuantisedTranspose{device_alloc<uint8_t>(C * pitch), device_alloc<float>(1), pitch};
+            };
+            char what[64];
+            for (Fp8Format format : {E4M3, E5M2}) {
+                Floats row_scale(N), shifted_from(N * C);
+                std::vector<uint8_t> rows(N * C), want(C * N);
+                const float scale = quantise_scale(quantise_largest(x.data(), N * C, 1), format);
+                quantise_rows(rows.data(), row_scale.data(), x.data(), N, C, format);
+                quantise_shifted(want.data(), rows.data(), row_scale.data(), scale, N, C, format);
+                for (size_t i = 0; i < N * C; i++) { shifted_from[i] = f32_from_fp8(rows[i], format); }
+                const QuantisedRows d_rows = rows_to_fill(N, quantised_pitch(C), format);
+                const QuantisedTranspose q = room();
                 QuantiseCounts* d_counts = upload(std::vector<QuantiseCounts>(1));
-                char what[64];
-                snprintf(what, sizeof what, "%s (%zu, %zu)%s", turn ? "shifted" : "transposed", N, C, nan ? ", NaN" : "");
-                if (turn) {
-                    quantise_shifted_cuda(q, d_rows, N, (int)C, d_counts, 0);
-                } else {
-                    quantise_transposed_cuda(q, d_x, d_rows.largest, N, (int)C, pitch_x, d_counts, 0);
-                }
-                compare_transpose(what, q, d_counts, turn ? want_shifted : want, scale, turn ? shifted_from : x, N, C);
+                quantise_rows_cuda(d_rows, d_x, N, (int)C, pitch_x, NULL, 0);
+                quantise_shifted_cuda(q, d_rows, N, (int)C, d_counts, 0);
+                snprintf(what, sizeof what, "%s, shifted (%zu, %zu)%s", format_name(format), N, C, nan ? ", NaN" : "");
+                compare_transpose(what, q, d_counts, want, scale, shifted_from, N, C, format);
             }
+            std::vector<uint8_t> want(C * N);
+            const float scale = quantise_transposed(want.data(), x.data(), N, C);
+            const uint32_t* largest = upload(std::vector<uint32_t>(1, quantise_largest(x.data(), N * C, 1)));
+            const QuantisedTranspose q = room();
+            QuantiseCounts* d_counts = upload(std::vector<QuantiseCounts>(1));
+            quantise_transposed_cuda(q, d_x, largest, N, (int)C, pitch_x, d_counts, 0);
+            snprintf(what, sizeof what, "transposed (%zu, %zu)%s", N, C, nan ? ", NaN" : "");
+            compare_transpose(what, q, d_counts, want, scale, x, N, C, E4M3);
         }
     }
     device_free_all();
@@ -1882,8 +1893,11 @@ typedef struct {
     size_t R, K;
     std::vector<uint8_t> q;
     Floats scale;
-    Operand (*operand)(const void* data, const float* scale, size_t ld, bool fast);
+    Operand (*operand)(const void* data, const float* scale, size_t ld, bool fast, cudaDataType_t type);
+    Fp8Format format;
 } HostRows;
+
+static cudaDataType_t type_of(Fp8Format f) { return f == E4M3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2; }
 
 /* Checks A B^T (M, N) of 8-bit rows A (M, K) and B (N, K) against the product of the values that these stand for, in double.
  * 1e-3 with sums in fp32; the output's rounding comes on top. product(out, a, b, add) writes out (M, N), or adds to it. */
@@ -1895,14 +1909,15 @@ static void compare_products(const HostRows& a, const HostRows& b, const Product
     for (size_t i = 0; i < M * N; i++) {
         const uint8_t *x = &a.q[i / N * K], *y = &b.q[i % N * K];
         double sum = 0;
-        for (size_t k = 0; k < K; k++) { sum += (double)f32_from_e4m3(x[k]) * (double)f32_from_e4m3(y[k]); }
+        for (size_t k = 0; k < K; k++) { sum += (double)f32_from_fp8(x[k], a.format) * (double)f32_from_fp8(y[k], b.format); }
         want[i] = sum * a.scale[i / N % a.scale.size()] * b.scale[i % N % b.scale.size()];
         added[i] = want[i] + r[i];
     }
     const uint8_t *d_a = upload(a.q), *d_b = upload(b.q);
     const float *a_scale = upload(a.scale), *b_scale = upload(b.scale);
     for (int fast = 0; fast < 2; fast++) {
-        const Operand oa = a.operand(d_a, a_scale, K, fast), ob = b.operand(d_b, b_scale, K, fast);
+        const Operand oa = a.operand(d_a, a_scale, K, fast, type_of(a.format));
+        const Operand ob = b.operand(d_b, b_scale, K, fast, type_of(b.format));
         std::vector<float> out32;
         std::vector<__nv_bfloat16> out16, sum16;
         for (int turn = 0; turn < 2; turn++) {
@@ -1918,8 +1933,8 @@ static void compare_products(const HostRows& a, const HostRows& b, const Product
             sum16 = download(sum, M * N);
         }
         const double e32 = product_error(out32, want), e16 = product_error(out16, want), sum = product_error(sum16, added);
-        printf("     M=%zu K=%zu N=%zu%s: fp32 %.2e, BF16 %.2e, with addition %.2e\n", M, K, N, fast ? ", fast" : "", e32, e16,
-               sum);
+        printf("     %s M=%zu K=%zu N=%zu%s: fp32 %.2e, BF16 %.2e, with addition %.2e\n", format_name(a.format), M, K, N,
+               fast ? ", fast" : "", e32, e16, sum);
         const double limit = fast ? 1e-2 : 1e-3;
         CHECK(e32 <= limit, "fp32: relative L2 error %g, wanted at most %g", e32, limit);
         CHECK(e16 <= limit + 1.5e-3 && sum <= limit + 3e-3, "BF16: relative L2 errors %g and %g", e16, sum);
@@ -1927,11 +1942,11 @@ static void compare_products(const HostRows& a, const HostRows& b, const Product
 }
 
 /* Returns random rows (R, K) in 8 bits, of `sizes` very different scales, so that a scale in the wrong place shows. */
-static HostRows quantised_rows_of(size_t R, size_t K, int sizes) {
-    HostRows h = {R, K, std::vector<uint8_t>(R * K), Floats(R), operand_e4m3};
+static HostRows quantised_rows_of(size_t R, size_t K, int sizes, Fp8Format format) {
+    HostRows h = {R, K, std::vector<uint8_t>(R * K), Floats(R), operand_fp8_rows, format};
     Floats x = random_values<floatX>(R * K, 1);
     for (size_t i = 0; i < R * K; i++) { x[i] = ldexpf(x[i], (int)(i / K) % sizes - sizes / 2); }
-    quantise_rows(h.q.data(), h.scale.data(), x.data(), R, K);
+    quantise_rows(h.q.data(), h.scale.data(), x.data(), R, K, format);
     return h;
 }
 
@@ -1944,22 +1959,27 @@ static void products_of_quantised_rows_agree() {
     MatmulContext* ctx = matmul_context();
     for (auto& s : shapes) {
         const size_t N = s[0], C = s[1], OC = s[2];
-        compare_products(quantised_rows_of(N, C, 9), quantised_rows_of(OC, C, 7),
-                         [&](auto* out, Operand x, Operand w, bool add) {
-                             matmul_forward_cuda(ctx, out, x, w, add ? out : NULL, N, (int)C, (int)OC, OC, 0);
-                         });
+        for (Fp8Format format : {E4M3, E5M2}) {
+            compare_products(quantised_rows_of(N, C, 9, format), quantised_rows_of(OC, C, 7, E4M3),
+                             [&](auto* out, Operand x, Operand w, bool add) {
+                                 matmul_forward_cuda(ctx, out, x, w, add ? out : NULL, N, (int)C, (int)OC, OC, 0);
+                             });
+        }
     }
-    CHECK(ctx->num_plans == 4 * 2 * 3, "%d plans: the keys of products with scales", ctx->num_plans);
+    CHECK(ctx->num_plans == 2 * 4 * 2 * 3, "%d plans: the keys of products with scales", ctx->num_plans);
     matmul_destroy(ctx);
     device_free_all();
 }
 
 /* Returns the transpose in 8 bits of random rows (N, C), whose sizes are very different, with one scale, times 2^size. */
-static HostRows quantised_transpose_of(size_t N, size_t C, int size) {
-    HostRows h = {C, N, std::vector<uint8_t>(C * N), Floats(1), operand_e4m3_tensor};
-    Floats x = steep_values(N, C);
+static HostRows quantised_transpose_of(size_t N, size_t C, int size, Fp8Format format) {
+    HostRows h = {C, N, std::vector<uint8_t>(C * N), Floats(1), operand_fp8_tensor, format};
+    Floats x = steep_values(N, C), row_scale(N);
+    std::vector<uint8_t> rows(N * C);
     for (float& v : x) { v = ldexpf(v, size); }
-    h.scale[0] = quantise_transposed(h.q.data(), x.data(), N, C);
+    h.scale[0] = quantise_scale(quantise_largest(x.data(), N * C, 1), format);
+    quantise_rows(rows.data(), row_scale.data(), x.data(), N, C, format);
+    quantise_shifted(h.q.data(), rows.data(), row_scale.data(), h.scale[0], N, C, format);
     return h;
 }
 
@@ -1973,12 +1993,15 @@ static void weights_gradients_of_transposes_agree() {
     MatmulContext* ctx = matmul_context();
     for (auto& s : shapes) {
         const size_t N = s[0], C = s[1], OC = s[2];
-        const HostRows dout = quantised_transpose_of(N, OC, -5), x = quantised_transpose_of(N, C, 2);
-        compare_products(dout, x, [&](auto* dw, Operand dout_t, Operand x_t, bool add) {
-            matmul_backward_weight_transposed_cuda(ctx, dw, dout_t, x_t, N, (int)C, (int)OC, add, 0);
-        });
+        const HostRows x = quantised_transpose_of(N, C, 2, E4M3);
+        for (Fp8Format format : {E4M3, E5M2}) {
+            compare_products(quantised_transpose_of(N, OC, -5, format), x,
+                             [&](auto* dw, Operand dout_t, Operand x_t, bool add) {
+                                 matmul_backward_weight_transposed_cuda(ctx, dw, dout_t, x_t, N, (int)C, (int)OC, add, 0);
+                             });
+        }
     }
-    CHECK(ctx->num_plans == 4 * 2 * 3, "%d plans: the keys of products with scales", ctx->num_plans);
+    CHECK(ctx->num_plans == 2 * 4 * 2 * 3, "%d plans: the keys of products with scales", ctx->num_plans);
     matmul_destroy(ctx);
     device_free_all();
 }

@@ -120,6 +120,14 @@ if [ "$precision" = BF16 ]; then
         expect "--fp8 is planned for several GPUs, $gpus" 0 "timed   nothing: " fp8 --model llama3.2-1b --seq 2048 --batch 16 --gpus $gpus
         check "each has copies of $size" grep -q "^memory  fp8 weights  *$size$" "$tmp/stdout"
     done
+    expect "--fp8-head is planned" 0 "timed   nothing: " fp8 --fp8-head --model llama3.2-1b --seq 2048 --batch 16
+    # 128,256 x 2,048 weights more, and their scales; its rows and transposes fit into those of the blocks
+    check "its copies are in the table" grep -q "^memory  fp8 weights  *2.31 GiB$" "$tmp/stdout"
+    check "its rows and transposes share room" grep -q "^memory  workspace, estimated  *2.18 GiB$" "$tmp/stdout"
+    expect "--fp8-head needs --fp8" 2 "error: --fp8-head: the blocks' products are not in FP8, wanted --fp8 as well" \
+        plan --fp8-head --max-memory 140G --model llama3.2-1b --seq 2048 --batch 16
+    expect "--fp8-head takes a vocabulary of multiples of 16" 1 "error: --fp8-head: vocab_size is 97, wanted a multiple of 16" \
+        fp8 --fp8-head --model "$pairs/fp8" --train "$tmp/low.bin" --seq 16
     expect "--fp8 takes shared rows" 0 "timed   nothing: " fp8 --model d6 --batch 1 --seq 32 --gpus 2 --seq-parallel 2
     expect "--fp8 takes multiples of 16 on each GPU" 1 "error: --fp8: --batch * --seq / --seq-parallel is 24, wanted a multiple of 16" \
         fp8 --model d6 --batch 1 --seq 48 --gpus 2 --seq-parallel 2
@@ -131,7 +139,7 @@ if [ "$precision" = BF16 ]; then
 else
     expect "--fp8 needs a build for BF16" 2 "error: --fp8: this is a build for $precision, wanted PRECISION=BF16" \
         plan --fp8 --model d2 --max-memory 80G
-    skip "what --fp8 takes" "this build is for $precision, wanted BF16" 14
+    skip "what --fp8 takes" "this build is for $precision, wanted BF16" 19
 fi
 
 # ---------------------------------------------------------------------------------------------------------------------

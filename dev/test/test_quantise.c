@@ -11,65 +11,86 @@
 
 #include <math.h>
 
-/* Returns the value of e4m3 bits by the definition; bits below 0x7F. */
-static double value_of(int bits) {
-    const int exponent = bits >> 3, mantissa = bits & 7;
-    return exponent == 0 ? ldexp(mantissa, -9) : ldexp(8 + mantissa, exponent - 10);
+static const Fp8Format formats[] = {E4M3, E5M2};
+static const char* const format_names[] = {"e4m3", "e5m2"};
+static const int largest_bits[] = {0x7E, 0x7B};  // 448, 57344
+
+/* Returns the value of bits by the definition of a format; bits up to those of the largest value. */
+static double value_of(int bits, Fp8Format f) {
+    const int e4m3 = f == E4M3, exponent = e4m3 ? bits >> 3 : bits >> 2, mantissa = e4m3 ? bits & 7 : bits & 3;
+    if (exponent == 0) { return ldexp(mantissa, e4m3 ? -9 : -16); }
+    return e4m3 ? ldexp(8 + mantissa, exponent - 10) : ldexp(4 + mantissa, exponent - 17);
 }
 
 /* Returns the bits of the value nearest to |x|, of two the even one; above the largest value that one. */
-static int nearest(double x) {
+static int nearest(double x, Fp8Format f) {
     int best = 0;
-    for (int bits = 1; bits < E4M3_NAN; bits++) {
-        const double here = fabs(value_of(bits) - x), before = fabs(value_of(best) - x);
+    if (x >= value_of(largest_bits[f], f)) { return largest_bits[f]; }
+    for (int bits = 1; bits <= largest_bits[f]; bits++) {
+        const double here = fabs(value_of(bits, f) - x), before = fabs(value_of(best, f) - x);
         if (here < before || (here == before && bits % 2 == 0)) { best = bits; }
     }
     return best;
 }
 
 static void every_bfloat16_becomes_the_nearest_value(void) {
-    for (int h = 0; h < 1 << 16; h++) {
+    for (int i = 0; i < 1 << 17; i++) {
+        const int h = i & 0xFFFF;
+        const Fp8Format f = formats[i >> 16];
         const float x = f32_from_bf16((uint16_t)h);
-        const int want = (isnan(x) ? E4M3_NAN : nearest(fabs((double)x))) | (h >> 8 & 0x80);
-        CHECK(e4m3_from_f32(x) == want, "bfloat16 0x%04X (%g) became 0x%02X, wanted 0x%02X", (unsigned)h, (double)x,
-              (unsigned)e4m3_from_f32(x), (unsigned)want);
+        const int want = (isnan(x) ? FP8_NAN : nearest(fabs((double)x), f)) | (h >> 8 & 0x80);
+        CHECK(fp8_from_f32(x, f) == want, "%s: bfloat16 0x%04X (%g) became 0x%02X, wanted 0x%02X", format_names[f], (unsigned)h,
+              (double)x, (unsigned)fp8_from_f32(x, f), (unsigned)want);
     }
 }
 
 static void floats_between_two_values_become_the_nearer(void) {
-    for (int bits = 0; bits < 0x7E; bits++) {
-        const float middle = (float)(0.5 * (value_of(bits) + value_of(bits + 1)));
-        const int even = bits + (bits & 1);
-        CHECK(e4m3_from_f32(middle) == even, "a tie above 0x%02X", (unsigned)bits);
-        CHECK(e4m3_from_f32(nextafterf(middle, 0)) == bits, "just below the middle above 0x%02X", (unsigned)bits);
-        CHECK(e4m3_from_f32(-nextafterf(middle, 1000)) == (0x80 | (bits + 1)), "just above the middle above 0x%02X",
+    for (int i = 0; i < largest_bits[E4M3] + largest_bits[E5M2]; i++) {
+        const Fp8Format f = i < largest_bits[E4M3] ? E4M3 : E5M2;
+        const int bits = f == E4M3 ? i : i - largest_bits[E4M3], even = bits + (bits & 1);
+        const float middle = (float)(0.5 * (value_of(bits, f) + value_of(bits + 1, f)));
+        CHECK(fp8_from_f32(middle, f) == even, "%s: a tie above 0x%02X", format_names[f], (unsigned)bits);
+        CHECK(fp8_from_f32(nextafterf(middle, 0), f) == bits, "%s: just below the middle above 0x%02X", format_names[f],
               (unsigned)bits);
+        CHECK(fp8_from_f32(-nextafterf(middle, 1e6f), f) == (0x80 | (bits + 1)), "%s: just above the middle above 0x%02X",
+              format_names[f], (unsigned)bits);
     }
 }
 
 static void every_value_comes_back(void) {
-    for (int bits = 0; bits < 256; bits++) {
-        const float x = f32_from_e4m3((uint8_t)bits);
-        CHECK(e4m3_from_f32(x) == bits, "0x%02X came back as 0x%02X", (unsigned)bits, (unsigned)e4m3_from_f32(x));
-        if ((bits & 0x7F) == E4M3_NAN) { continue; }
-        CHECK((double)x == (bits & 0x80 ? -1 : 1) * value_of(bits & 0x7F), "0x%02X is %g", (unsigned)bits, (double)x);
+    for (int i = 0; i < 512; i++) {
+        const Fp8Format f = formats[i / 256];
+        const int bits = i % 256, magnitude = bits & 0x7F;
+        const float x = f32_from_fp8((uint8_t)bits, f);
+        if (magnitude > largest_bits[f] && magnitude != FP8_NAN) { continue; }  // never written
+        CHECK(fp8_from_f32(x, f) == bits, "%s: 0x%02X came back as 0x%02X", format_names[f], (unsigned)bits,
+              (unsigned)fp8_from_f32(x, f));
+        if (magnitude == FP8_NAN) { continue; }
+        CHECK((double)x == (bits & 0x80 ? -1 : 1) * value_of(magnitude, f), "%s: 0x%02X is %g", format_names[f], (unsigned)bits,
+              (double)x);
     }
 }
 
 /* For each positive bfloat16 as a row's largest value: the row fits into the scale, and not into the next smaller one. */
 static void a_scale_is_the_smallest_that_fits(void) {
-    for (int h = 1; h < 0x7F80; h++) {
-        const float x = f32_from_bf16((uint16_t)h), scale = quantise_scale(float_bits(x));
+    for (int i = 2; i < 2 * 0x7F80; i++) {
+        const Fp8Format f = formats[i % 2];
+        const double most = value_of(largest_bits[f], f);
+        const float x = f32_from_bf16((uint16_t)(i / 2)), scale = quantise_scale(float_bits(x), f);
         int k;
         const float half = frexpf(scale, &k);
-        CHECK(half == 0.5f && k - 1 >= -126, "%g has the scale %g", (double)x, (double)scale);
-        CHECK((double)x / scale <= 448 && (k - 1 == -126 || (double)x / scale > 224), "%g has the scale %g", (double)x,
-              (double)scale);
+        CHECK(half == 0.5f && k - 1 >= -126, "%s: %g has the scale %g", format_names[f], (double)x, (double)scale);
+        CHECK((double)x / scale <= most && (k - 1 == -126 || (double)x / scale > most / 2), "%s: %g has the scale %g",
+              format_names[f], (double)x, (double)scale);
         CHECK((double)quantise_factor(scale) * scale == 1, "the factor of %g is %g", (double)scale,
               (double)quantise_factor(scale));
     }
-    CHECK(quantise_scale(0) == 1 && quantise_factor(1) == 1, "a row of zeros has the scale %g", (double)quantise_scale(0));
-    CHECK(quantise_scale(float_bits(448)) == 1 && quantise_scale(float_bits(nextafterf(448, 500))) == 2, "at 448");
+    for (int f = 0; f < 2; f++) {
+        const float most = (float)value_of(largest_bits[f], formats[f]), zero = quantise_scale(0, formats[f]);
+        CHECK(zero == 1 && quantise_factor(1) == 1, "a row of zeros has the scale %g", (double)zero);
+        CHECK(quantise_scale(float_bits(most), formats[f]) == 1, "%g has another scale", (double)most);
+        CHECK(quantise_scale(float_bits(nextafterf(most, 1e6f)), formats[f]) == 2, "just above %g", (double)most);
+    }
 }
 
 static void rows_that_are_not_finite_are_nan(void) {
@@ -78,13 +99,11 @@ static void rows_that_are_not_finite_are_nan(void) {
         const float x[2][4] = {{1, 2, bad[i], 0}, {1, 2, 3, 4}};
         uint8_t rows[8], columns[8];
         float row_scale[2], column_scale[4];
-        quantise_rows(rows, row_scale, x[0], 2, 4);
+        quantise_rows(rows, row_scale, x[0], 2, 4, E4M3);
         quantise_columns(columns, column_scale, x[0], 2, 4);
+        for (int c = 0; c < 4; c++) { CHECK(rows[c] == FP8_NAN && rows[4 + c] != FP8_NAN, "%g: column %d", (double)bad[i], c); }
         for (int c = 0; c < 4; c++) {
-            CHECK(rows[c] == E4M3_NAN && rows[4 + c] != E4M3_NAN, "%g: column %d", (double)bad[i], c);
-        }
-        for (int c = 0; c < 4; c++) {
-            const bool nan = columns[2 * c] == E4M3_NAN && columns[2 * c + 1] == E4M3_NAN;
+            const bool nan = columns[2 * c] == FP8_NAN && columns[2 * c + 1] == FP8_NAN;
             CHECK(nan == (c == 2), "%g: column %d of the transpose", (double)bad[i], c);
         }
         CHECK(isnan(row_scale[0]) && isnan(column_scale[2]), "scales %g and %g", (double)row_scale[0], (double)column_scale[2]);
@@ -103,7 +122,7 @@ static void columns_are_the_rows_of_the_transpose(void) {
         for (int c = 0; c < C; c++) { t[c * R + r] = x[r * C + c] *= ldexpf(1, c % 7 - r % 5); }
     }
     quantise_columns(columns, column_scale, x, R, C);
-    quantise_rows(rows, row_scale, t, C, R);
+    quantise_rows(rows, row_scale, t, C, R, E4M3);
     CHECK(memcmp(columns, rows, sizeof rows) == 0 && memcmp(column_scale, row_scale, sizeof row_scale) == 0, "they differ");
 }
 
@@ -119,42 +138,49 @@ static void a_transpose_has_the_scale_of_its_largest_value(void) {
     static float x[R * C];
     static uint8_t all[R * C], q[C * R];
     fill_uneven(x, R, C);
-    const float want = quantise_values(all, x, R * C, 1), scale = quantise_transposed(q, x, R, C);
+    const float want = quantise_values(all, x, R * C, 1, E4M3), scale = quantise_transposed(q, x, R, C);
     CHECK(scale == want && scale < 0x1p-12f, "the scale is %g, wanted %g", (double)scale, (double)want);
     for (int i = 0; i < R * C; i++) { CHECK(q[i % C * R + i / C] == all[i], "row %d, column %d", i / C, i % C); }
 }
 
-/* The reference is the nearest value to what the 8-bit row stands for. Most rows shift exactly, some only in part. */
+/* Fills x (R, C) as fill_uneven(), with rows of steps twice as far apart where the format has twice the range. The reference is
+ * the nearest value to what the 8-bit row stands for. Most rows shift exactly, some only in part. */
 static void shifted_rows_become_the_nearest_values(void) {
     enum { R = 37, C = 53 };
     static float x[R * C];
     static uint8_t rows[R * C], q[C * R];
     float row_scale[R];
-    int exact = 0, rounded = 0, flushed = 0;
-    fill_uneven(x, R, C);
-    quantise_rows(rows, row_scale, x, R, C);
-    const float scale = quantise_scale(quantise_largest(x, R * C, 1));
-    quantise_shifted(q, rows, row_scale, scale, R, C);
-    for (int i = 0; i < R * C; i++) {
-        const double row = value_of(rows[i] & 0x7F) * row_scale[i / C] / scale;
-        const uint8_t got = q[i % C * R + i / C];
-        CHECK(row <= 448, "row %d, column %d saturates", i / C, i % C);
-        CHECK(got == (nearest(row) | (rows[i] & 0x80)), "row %d, column %d: 0x%02X became 0x%02X", i / C, i % C, rows[i], got);
-        exact += value_of(got & 0x7F) == row;
-        rounded += (got & 0x7F) > 0 && value_of(got & 0x7F) != row;
-        flushed += (got & 0x7F) == 0 && row > 0;
+    for (int f = 0; f < 2; f++) {
+        const Fp8Format format = formats[f];
+        int exact = 0, rounded = 0, flushed = 0;
+        fill_uneven(x, R, C);
+        for (int i = 0; format == E5M2 && i < R * C; i++) { x[i] = ldexpf(x[i], i / C % 7 * -3); }
+        quantise_rows(rows, row_scale, x, R, C, format);
+        const float scale = quantise_scale(quantise_largest(x, R * C, 1), format);
+        quantise_shifted(q, rows, row_scale, scale, R, C, format);
+        for (int i = 0; i < R * C; i++) {
+            const double row = value_of(rows[i] & 0x7F, format) * row_scale[i / C] / scale;
+            const uint8_t got = q[i % C * R + i / C];
+            CHECK(row <= value_of(largest_bits[f], format), "%s: row %d, column %d saturates", format_names[f], i / C, i % C);
+            CHECK(got == (nearest(row, format) | (rows[i] & 0x80)), "%s: row %d, column %d: 0x%02X became 0x%02X",
+                  format_names[f], i / C, i % C, rows[i], got);
+            exact += value_of(got & 0x7F, format) == row;
+            rounded += (got & 0x7F) > 0 && value_of(got & 0x7F, format) != row;
+            flushed += (got & 0x7F) == 0 && row > 0;
+        }
+        CHECK(exact > R * C / 2 && rounded > 50 && flushed > 50, "%s: %d exact, %d rounded, %d flushed", format_names[f], exact,
+              rounded, flushed);
     }
-    CHECK(exact > R * C / 2 && rounded > 50 && flushed > 50, "%d exact, %d rounded, %d flushed", exact, rounded, flushed);
 }
 
 static void a_transpose_that_is_not_finite_is_nan(void) {
     float x[2][4] = {{1, 2, INFINITY, 0}, {1, 2, 3, 4}}, row_scale[2];
     uint8_t rows[8], shifted[8], q[8];
     const float scale = quantise_transposed(q, x[0], 2, 4);
-    quantise_rows(rows, row_scale, x[0], 2, 4);
-    quantise_shifted(shifted, rows, row_scale, scale, 2, 4);
+    quantise_rows(rows, row_scale, x[0], 2, 4, E4M3);
+    quantise_shifted(shifted, rows, row_scale, scale, 2, 4, E4M3);
     CHECK(isnan(scale), "the scale is %g", (double)scale);
-    for (int i = 0; i < 8; i++) { CHECK(q[i] == E4M3_NAN && shifted[i] == E4M3_NAN, "element %d", i); }
+    for (int i = 0; i < 8; i++) { CHECK(q[i] == FP8_NAN && shifted[i] == FP8_NAN, "element %d", i); }
 }
 
 /* Of a row whose largest value is 448, that is of scale 1. */
@@ -163,8 +189,8 @@ static void what_is_lost_is_counted(void) {
     enum { COUNT = sizeof x / sizeof *x };
     uint8_t q[COUNT];
     QuantiseCounts counts = {0, 0, 0};
-    CHECK(quantise_values(q, x, COUNT, 1) == 1, "the scale");
-    quantise_count(&counts, q, x, COUNT);
+    CHECK(quantise_values(q, x, COUNT, 1, E4M3) == 1, "the scale");
+    quantise_count(&counts, q, x, COUNT, E4M3);
     CHECK(counts.values == COUNT && counts.flushed == 2 && counts.subnormal == 3, "%llu values, %llu flushed, %llu subnormal",
           (unsigned long long)counts.values, (unsigned long long)counts.flushed, (unsigned long long)counts.subnormal);
     CHECK(q[2] == 0x80 && q[4] == 0x80, "the sign of a zero is lost");
@@ -176,27 +202,48 @@ static void normal_rows_have_the_format_s_error(void) {
     static float x[N];
     static uint8_t q[N];
     rand_normal(x, 0, N, 0.02f, 3, 1);
-    const float scale = quantise_values(q, x, N, 1);
+    const float scale = quantise_values(q, x, N, 1, E4M3);
     double error = 0, sum = 0, worst = 0;
     for (int i = 0; i < N; i++) {
-        const double d = (double)f32_from_e4m3(q[i]) * scale - x[i];
+        const double d = (double)f32_from_fp8(q[i], E4M3) * scale - x[i];
         error += d * d;
         sum += (double)x[i] * x[i];
-        if ((q[i] & 0x7F) >= E4M3_LEAST_NORMAL) { worst = fmax(worst, fabs(d) / fabs((double)x[i])); }
+        if ((q[i] & 0x7F) >= fp8_least_normal(E4M3)) { worst = fmax(worst, fabs(d) / fabs((double)x[i])); }
     }
     CHECK(sqrt(error / sum) > 0.02 && sqrt(error / sum) < 0.03, "relative L2 error %g", sqrt(error / sum));
     CHECK(worst <= 1.0 / 16, "a normal value is off by %g of itself", worst);
 }
 
-/* Prints for every bfloat16 what it becomes as it is, and in a row of its own: there the bits and the scale. */
+/* Prints for every bfloat16 what it becomes in e4m3 as it is, and in a row of its own, there the bits and the scale; then the
+ * same of e5m2. */
 static int print_table(void) {
     for (int h = 0; h < 1 << 16; h++) {
         const float x = f32_from_bf16((uint16_t)h);
-        uint8_t q;
-        const float scale = quantise_values(&q, &x, 1, 1);
-        printf("%d %d %.9g\n", e4m3_from_f32(x), q, (double)scale);
+        for (int f = 0; f < 2; f++) {
+            uint8_t q;
+            const float scale = quantise_values(&q, &x, 1, 1, formats[f]);
+            printf("%d %d %.9g%c", fp8_from_f32(x, formats[f]), q, (double)scale, f == 0 ? ' ' : '\n');
+        }
     }
     return 0;
+}
+
+/* Probabilities of a vocabulary without the target's, by Zipf's law, whose largest gradient is the target's: e5m2 keeps those
+ * that e4m3 flushes. */
+static void small_probabilities_outlive_e5m2(void) {
+    enum { N = 32768 };
+    static float x[N];
+    static uint8_t q[N];
+    uint64_t flushed[2];
+    for (int i = 0; i < N; i++) { x[i] = 0.05f / (float)(i + 2); }
+    x[0] = -0.5f;
+    for (int f = 0; f < 2; f++) {
+        QuantiseCounts counts = {0, 0, 0};
+        quantise_values(q, x, N, 1, formats[f]);
+        quantise_count(&counts, q, x, N, formats[f]);
+        flushed[f] = counts.flushed;
+    }
+    CHECK(flushed[E4M3] > N / 8 && flushed[E5M2] == 0, "%d and %d flushed", (int)flushed[E4M3], (int)flushed[E5M2]);
 }
 
 int main(int argc, char** argv) {
@@ -212,5 +259,6 @@ int main(int argc, char** argv) {
     RUN(a_transpose_that_is_not_finite_is_nan);
     RUN(what_is_lost_is_counted);
     RUN(normal_rows_have_the_format_s_error);
+    RUN(small_probabilities_outlive_e5m2);
     return test_summary();
 }

@@ -297,9 +297,8 @@ def test_committed_pairs_are_what_this_script_writes(tmp_path, pair):
 def over_the_limits(kind, name, fault=None):
     """Returns how many times its limit in test_llama3.cu PyTorch's worst 16-bit gradient is off, on a committed pair, with a
     fault in the model."""
-    dtype, scale = next((dtype, scale) for k, dtype, scale in ref.TYPES_16BIT + (ref.FP8,) if k == kind)
-    path, model = os.path.join(PAIRS, name + ".state.safetensors"), ref.pair_model(name).to(dtype)
-    model = ref.use_fp8(model) if kind == "fp8" else model
+    dtype, scale = next((dtype, scale) for k, dtype, scale in ref.TYPES_16BIT + (ref.FP8, ref.FP8_HEAD) if k == kind)
+    path, model = os.path.join(PAIRS, name + ".state.safetensors"), ref.as_kind(ref.pair_model(name).to(dtype), kind)
     if fault:
         fault(model)
     with safe_open(path, framework="pt") as f:
@@ -343,40 +342,49 @@ def test_16_bit_limits_pass_pytorch_and_fail_faults(kind, name):
             assert over_the_limits(kind, name, fault) > 2
 
 
-def test_fp8_limits_pass_pytorch_and_fail_faults(monkeypatch):
-    assert over_the_limits("fp8", "fp8") <= 1
+@pytest.mark.parametrize("kind", ["fp8", "fp8_head"])
+def test_fp8_limits_pass_pytorch_and_fail_faults(kind, monkeypatch):
+    assert over_the_limits(kind, kind) <= 1  # each on the pair of its name
     right = ref.quantised
 
-    def unscaled(x):
-        return x.to(torch.float8_e4m3fn).to(x.dtype)
+    def unscaled(x, kind=ref.E4M3):
+        return x.to(kind).to(x.dtype)
 
-    def scale_of_another_row(x):
-        rows = right(x).flatten(0, -2)
+    def scale_of_another_row(x, kind=ref.E4M3):
+        rows = right(x, kind).flatten(0, -2)
         sizes = rows.float().abs().amax(dim=-1, keepdim=True).clamp(min=1e-30)
         return (rows * 2 ** (sizes.roll(1, 0).log2().round() - sizes.log2().round()).to(x.dtype)).view(x.shape)
 
-    def truncated(x):
-        return right(x * (1 - 2.0 ** -4))
+    def truncated(x, kind=ref.E4M3):
+        return right(x * (1 - 2.0 ** -4), kind)
 
     for fault in (unscaled, scale_of_another_row, truncated):
         monkeypatch.setattr(ref, "quantised", fault)
-        assert over_the_limits("fp8", "fp8") > 1.1, fault.__name__
+        assert over_the_limits(kind, kind) > 1.1, fault.__name__
     monkeypatch.setattr(ref, "quantised", right)
     whole = ref.quantised_whole
 
-    def shifted_the_other_way(x, of):  # rows of another scale than all
+    def shifted_the_other_way(x, of, kind=ref.E4M3):  # rows of another scale than all
         sizes = of.float().abs().amax(dim=-1, keepdim=True).clamp(min=1e-30).log2().round()
-        return whole(x * 2 ** (sizes - sizes.max()).to(x.dtype), of)
+        return whole(x * 2 ** (sizes - sizes.max()).to(x.dtype), of, kind)
 
-    def of_another_token(x, of):
-        return whole(x, of).roll(int(x is not of), 0)
+    def of_another_token(x, of, kind=ref.E4M3):
+        return whole(x, of, kind).roll(int(x is not of), 0)
 
-    def scale_with_zero_rows(x, of):
-        return whole(x, torch.full_like(of, 448))
+    def scale_with_zero_rows(x, of, kind=ref.E4M3):
+        return whole(x, torch.full_like(of, 448), kind)
 
     for fault in (shifted_the_other_way, of_another_token, scale_with_zero_rows):
         monkeypatch.setattr(ref, "quantised_whole", fault)
-        assert over_the_limits("fp8", "fp8") > 1.1, fault.__name__
+        assert over_the_limits(kind, kind) > 1.1, fault.__name__
+
+
+def test_a_head_in_8_bits_has_its_own_gradients():
+    model = ref.pair_model("fp8_head").bfloat16()
+    batch = ref.random_tokens(model.c, 2, 24, 7)
+    model.set_context(24, "cpu")
+    blocks, head = (ref.gradients(ref.as_kind(model, kind), batch) for kind in ("fp8", "fp8_head"))
+    assert all(not torch.equal(blocks[name], head[name]) for name in blocks)
 
 
 def test_committed_pairs_equal_transformers(pair):

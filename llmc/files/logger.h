@@ -4,7 +4,7 @@
  *   {"event":"step","step":7,"loss":3.9,"gnorm":0.8,"lr":0.0003,"ms":41.2,"tok_s":24854.4,
  *    "seconds":0.9,"tokens":7168}   since this process began; of the run so far   ("skipped": why, if it was; of several
  *       sources "sources": the loss on each one's tokens in the order of --train, null for one without a row)
- *       with --fp8 "quantised":{"weight":[0.0001,0.02],..}: of each kind of tensor the share of values that became zero, and
+ *       with --fp8 "quantised":{"weight":[0.0001,0.02],..}: of each kind of tensor in 8 bits the share that became zero, and
  *       that of those with fewer bits (subnormals), in a sample
  *   {"event":"val","step":..,"loss":..,"bpb":..}   {"event":"sample","step":..,"text":".."}
  *   {"event":"task","step":..,"file":"..","acc":..,"acc_norm":..,"questions":..}   one for each file of --tasks
@@ -253,12 +253,13 @@ static inline void log_sources(FILE* f, const SourceLosses* sources) {
     fputc(']', f);
 }
 
-/* Logs shares of counts (NUM_QUANTISED); nothing if there are none. */
+/* Logs shares of counts (NUM_QUANTISED), of the kinds that have some; nothing if there are none. */
 static inline void log_quantised(FILE* f, const QuantiseCounts* counts) {
     if (counts[QUANTISED_WEIGHT].values == 0) { return; }
     log_key(f, "quantised");
     for (int i = 0; i < NUM_QUANTISED; i++) {
         const QuantiseCounts* c = &counts[i];
+        if (c->values == 0) { continue; }
         fprintf(f, "%c\"%s\":[", i ? ',' : '{', quantised_names[i]);
         json_write_double(f, (double)c->flushed / (double)c->values);
         fputc(',', f);

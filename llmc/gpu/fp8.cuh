@@ -1,11 +1,13 @@
-/* fp8.cuh -- --fp8: the linear layers of the blocks multiply in 8 bits (e4m3), where cuBLASLt has a scale for each row.
+/* fp8.cuh -- --fp8: the linear layers of the blocks, with --fp8-head also the head, multiply in 8 bits, where cuBLASLt has a
+ * scale for each row.
  *
  *   forward   out = x W^T     x: 8 bits, a scale for each token     W: 8 bits, a scale for each output
  *   dx        dx = dout W     dout: a scale for each token          W: its transposed copy, a scale for each input
  *   dW        dW = dout^T x   dout: its transpose, one scale        x: its transpose, one scale
  *
- * All else stays as it is: residual stream, norms, embedding, head, attention, gradients, optimizer. The scales are powers of
- * two, from the tensor as it is now (quantise.h), so a run has nothing more to save, and a resumed one computes the same bits.
+ * All else stays as it is: residual stream, norms, embedding, attention, gradients, optimizer. The 8 bits are e4m3, but of the
+ * logits' gradients e5m2. The scales are powers of two, from the tensor as it is now (quantise.h), so a run has nothing more to
+ * save, and a resumed one computes the same bits.
  *
  * Weights are quantised once an update, right after AdamW, and before the first step (of several GPUs see below). Activations
  * and gradients are quantised just before their product: those of rmsnorm and swiglu as these write them, the others in one
@@ -18,6 +20,10 @@
  * kept in 16 bits, or computed again with the same bits, so dW makes its transpose from these, 3 bytes a value, with the scale
  * that the forward pass has left: the same bits whatever is computed again. Both transposes share one buffer.
  *
+ * The head is one more weight, with one copy of each kind for all blocks. It takes the tokens in chunks, and the gradients of a
+ * chunk's logits overwrite the shared buffer: so its x is quantised chunk by chunk, in a pass. `largest` of x and dout is that
+ * of the chunks so far, in their order. If the head is the embedding, too, that stays in 16 bits.
+ *
  * The sums: forward keeps them in the tensor cores' own precision until the end (fast), as others do; dx, which sums over twice
  * the feed-forward width, and dW, which sums over all tokens, do not. On an H200 (dev/results/nvidia-h200-levers.md) the
  * products of a 1B model run at 1.87 times BF16's speed if all are fast, at 1.66 if none is, with scales for each row; those of
@@ -28,7 +34,8 @@
  *
  *   ZeRO 1, 2  copies of all blocks. Behind the last piece of a block, once an update (fp8_follow()). The old copies are read
  *              last by the last forward and backward pass before; behind these the compute stream queues AdamW of the piece and
- *              the event `updated`, which the gather waits for. What reads the new ones waits for `gathered` of the piece.
+ *              the event `updated`, which the gather waits for. What reads the new ones waits for `gathered` of the piece. So
+ *              are the head's copies, with ZeRO 3 as well, where every rank has it whole.
  *   ZeRO 3     copies of the blocks that are gathered, in as many slots, behind each gather of a block. What was in the slot
  *              is read last by products that the compute stream has queued before the event `used`, as is its 16-bit block:
  *              copies and block are always those of one weight. What reads the new ones waits for `there` of the slot.
@@ -40,7 +47,8 @@
  * place of their own, which llama_update() takes over at a point where both streams have met (fp8_take_counts()): those of
  * the weights that the step has computed with. Of one, these are the weights behind its update.
  *
- * Limits: BF16, compute capability 9.0, no adapters, and widths and a rank's tokens of a micro-batch in multiples of 16.
+ * Limits: BF16, compute capability 9.0, no adapters, and widths, a rank's tokens of a micro-batch and, for the head, the
+ * vocabulary in multiples of 16.
  */
 #ifndef LLMC_FP8_CUH
 #define LLMC_FP8_CUH
@@ -51,6 +59,7 @@
 #include "llmc/gpu/device.cuh"         // defines: Device
 #include "llmc/gpu/exchange.cuh"       // defines: Exchange
 #include "llmc/gpu/layers.cuh"         // defines: Queue, linear, linear_backward_input
+#include "llmc/gpu/weights.cuh"        // defines: WeightArena, weight_at
 #include "llmc/quantise.cuh"           // defines: QuantisedRows, QuantisedWeights, QuantisedTranspose, quantise_rows_cuda
 #include "llmc/rmsnorm_quantised.cuh"  // defines: rmsnorm_forward_quantised_cuda
 #include "llmc/swiglu_quantised.cuh"   // defines: swiglu_forward_quantised_cuda, swiglu_backward_quantised_cuda
@@ -58,10 +67,11 @@
 
 constexpr bool FP8_FAST_FORWARD = true, FP8_FAST_DX = false, FP8_FAST_DW = false;
 
-enum { FP8_QKV, FP8_O, FP8_GATE_UP, FP8_DOWN, NUM_FP8 };
+/* The linear layers: those of a block, then the head. */
+enum { FP8_QKV, FP8_O, FP8_GATE_UP, FP8_DOWN, FP8_BLOCK, FP8_HEAD = FP8_BLOCK, NUM_FP8 };
 
-/* For each product of a block: its weights, its input, and the gradient of its output; and whether the layer that makes
- * these just before has also quantised them. */
+/* For each of them: its weights, its input, and the gradient of its output; and whether the layer that makes these just before
+ * has also quantised them. */
 typedef struct {
     ParamKind weight;
     QuantisedKind x, dout;
@@ -70,17 +80,20 @@ typedef struct {
 static const Fp8Product fp8_products[NUM_FP8] = {{P_Q, QUANTISED_NORM, QUANTISED_DQKV, true, false},
                                                  {P_O, QUANTISED_ATT, QUANTISED_DH, false, false},
                                                  {P_GATE, QUANTISED_NORM, QUANTISED_DGATE_UP, true, true},
-                                                 {P_DOWN, QUANTISED_ACT, QUANTISED_DH, true, false}};
+                                                 {P_DOWN, QUANTISED_ACT, QUANTISED_DH, true, false},
+                                                 {P_LM_HEAD, QUANTISED_NORM, QUANTISED_DLOGITS, false, false}};
 
-/* The 8-bit copies of the blocks' weights; all NULL without --fp8. */
+/* The 8-bit copies of the weights; all NULL without --fp8, the head's without --fp8-head. */
 typedef struct {
-    QuantisedWeights of[NUM_FP8];  // the first; the others follow
+    QuantisedWeights of[NUM_FP8];  // the first block's; the others follow
     int blocks;                    // with room for copies: all, or slots of them; block l has the (l % blocks)-th
     bool gathered;                 // slots, which are filled as blocks are gathered
     bool several;                  // GPUs
     size_t first_block, block;     // elements of the arena before the first block, and from one to the next
-    size_t first[NUM_FP8];         // elements of a block before the weight
-    uint32_t* largest;             // (L, NUM_FP8, 2) of each x and dout, see QuantisedRows; NULL: not trained
+    size_t first[FP8_BLOCK];       // elements of a block before the weight
+    size_t head;                   // elements of the arena before the head
+    int head_layer;                // of its bucket
+    uint32_t* largest;             // (L, NUM_FP8, 2) of each x and dout, the head's as block 0's; NULL: not trained
     size_t num_largest;            // 2 L NUM_FP8
     QuantiseCounts* counts;        // of weights; NULL: none
 } Fp8;
@@ -101,6 +114,7 @@ static inline void fp8_check(const Session* s) {
     const Options* o = &s->options;
     const ModelConfig* c = &s->config;
     const bool computes = job_trains(s->job) || s->job == JOB_EVAL;
+    if (o->fp8_head && !o->fp8) { die_usage("--fp8-head: the blocks' products are not in FP8, wanted --fp8 as well"); }
     if (!o->fp8 || !computes) { return; }
     if (!IS_BF16) { die_usage("--fp8: this is a build for %s, wanted PRECISION=BF16", PRECISION_NAME); }
     if (c->lora.rank > 0) { die_usage("--fp8: the run trains adapters (--lora), wanted one that trains all weights"); }
@@ -116,6 +130,9 @@ static inline void fp8_check(const Session* s) {
     for (const auto& size : sizes) {
         if (size.size % QUANTISE_WIDTH == 0) { continue; }
         die("--fp8: %s is %lld, wanted a multiple of %d", size.name, (long long)size.size, (int)QUANTISE_WIDTH);
+    }
+    if (o->fp8_head && c->vocab_size % QUANTISE_WIDTH != 0) {
+        die("--fp8-head: vocab_size is %d, wanted a multiple of %d", c->vocab_size, (int)QUANTISE_WIDTH);
     }
 }
 
@@ -136,33 +153,37 @@ static inline void fp8_check_device(const Session* s, const Device* d) {
 }
 
 /* Lays out the copies of all weights in `weights`, or if blocks are `gathered` of those that are; and the buffer of one operand
- * of N rows in `workspace`, to `train` also that of two transposes. table: of all weights */
+ * in `workspace`, to `train` also that of two transposes. table: of all weights   N: rows of a block   chunk: rows of the head;
+ * 0: that stays in 16 bits */
 static inline void fp8_lay_out(Fp8* f, Queue* q, Arena* weights, Arena* workspace, const ModelConfig* c,
-                               const ParamTable* table, size_t N, bool gathered, bool train) {
+                               const ParamTable* table, size_t N, size_t chunk, bool gathered, bool train) {
     const int C = c->hidden_size, F = c->intermediate_size, Q = q_width(c), QKV = (int)qkv_width(c);
-    const struct { int R, C; } sizes[NUM_FP8] = {{QKV, C}, {C, Q}, {2 * F, C}, {C, F}};
-    size_t widest = 0, most_lines = 0;
+    const struct { int R, C; } sizes[NUM_FP8] = {{QKV, C}, {C, Q}, {2 * F, C}, {C, F}, {c->vocab_size, C}};
+    size_t most_bytes = 0, most_transposed = 0;
     f->blocks = gathered ? GATHER_SLOTS : c->num_layers;
     f->gathered = gathered;
     f->several = table->ranks > 1;
     f->first_block = param_offset(table, P_INPUT_NORM, 0);
     f->block = c->num_layers > 1 ? param_offset(table, P_INPUT_NORM, 1) - f->first_block : 0;
-    for (int i = 0; i < NUM_FP8; i++) {
+    f->head = param_offset(table, P_LM_HEAD, -1);
+    f->head_layer = c->tied ? -1 : c->num_layers;
+    for (int i = 0; i < FP8_BLOCK; i++) { f->first[i] = param_offset(table, fp8_products[i].weight, 0) - f->first_block; }
+    for (int i = 0; i < (chunk > 0 ? NUM_FP8 : FP8_BLOCK); i++) {
         QuantisedWeights* w = &f->of[i];
-        const size_t size = (size_t)f->blocks * (size_t)sizes[i].R * (size_t)sizes[i].C;
-        f->first[i] = param_offset(table, fp8_products[i].weight, 0) - f->first_block;
+        const size_t R = (size_t)sizes[i].R, C = (size_t)sizes[i].C, rows = i == FP8_HEAD ? chunk : N;
+        const size_t count = i == FP8_HEAD ? 1 : (size_t)f->blocks;
         w->R = sizes[i].R;
         w->C = sizes[i].C;
-        w->rows = take<uint8_t>(weights, size);
-        w->columns = take<uint8_t>(weights, size);
-        w->scales = take<float>(weights, (size_t)f->blocks * (size_t)(w->R + w->C));
-        widest = size_max(widest, size_max(quantised_pitch((size_t)w->R), quantised_pitch((size_t)w->C)));
-        most_lines = size_max(most_lines, (size_t)w->R + (size_t)w->C);
+        w->rows = take<uint8_t>(weights, count * R * C);
+        w->columns = take<uint8_t>(weights, count * R * C);
+        w->scales = take<float>(weights, count * (R + C));
+        most_bytes = size_max(most_bytes, rows * size_max(train ? quantised_pitch(R) : 0, quantised_pitch(C)));
+        most_transposed = size_max(most_transposed, (R + C) * quantised_pitch(rows));
     }
-    q->quantised.data = take<uint8_t>(workspace, N * widest);
+    q->quantised.data = take<uint8_t>(workspace, most_bytes);
     q->quantised.scale = take<float>(workspace, N);
     if (train) {
-        q->transposes = take<uint8_t>(workspace, most_lines * quantised_pitch(N));
+        q->transposes = take<uint8_t>(workspace, most_transposed);
         for (float*& scale : q->transpose_scale) { scale = take<float>(workspace, 1); }
         f->num_largest = 2 * NUM_FP8 * (size_t)c->num_layers;
         f->largest = take<uint32_t>(workspace, f->num_largest);
@@ -173,7 +194,7 @@ static inline void fp8_lay_out(Fp8* f, Queue* q, Arena* weights, Arena* workspac
 // ---------------------------------------------------------------------------------------------------------------------
 // weights
 
-/* Returns a product's copies of block l. */
+/* Returns a product's copies of block l; of the head l is 0. */
 static inline QuantisedWeights fp8_copies(const Fp8* f, int product, int l) {
     QuantisedWeights w = f->of[product];
     const size_t at = (size_t)(l % f->blocks), R = (size_t)w.R, C = (size_t)w.C;
@@ -183,7 +204,7 @@ static inline QuantisedWeights fp8_copies(const Fp8* f, int product, int l) {
     return w;
 }
 
-/* Returns the weight at `data` of a product of block l, with its copies. */
+/* Returns the weight at `data` of a product of block l, of the head 0, with its copies. */
 static inline Weight fp8_weight(const Fp8* f, int product, int l, const floatX* data) {
     Weight w;
     memset(&w, 0, sizeof w);
@@ -195,35 +216,49 @@ static inline Weight fp8_weight(const Fp8* f, int product, int l, const floatX* 
         w.dout_largest = w.x_largest + 1;
     }
     const QuantisedWeights copies = fp8_copies(f, product, l);
-    w.rows = {copies.rows, copies.scales, (size_t)copies.C, NULL};
-    w.columns = {copies.columns, copies.scales + copies.R, (size_t)copies.R, NULL};
+    w.rows = {copies.rows, copies.scales, (size_t)copies.C, NULL, E4M3};
+    w.columns = {copies.columns, copies.scales + copies.R, (size_t)copies.R, NULL, E4M3};
     return w;
+}
+
+/* Makes the copies of a product in `count` blocks from block l on, whose weights lie at `data` and f->block further each. */
+static inline void fp8_quantise_product(const Fp8* f, int product, const floatX* data, int l, int count, Profiler* profiler,
+                                        cudaStream_t stream) {
+    const QuantisedWeights w = fp8_copies(f, product, l);
+    Op op(profiler, stream, "quantise weights", 0, 6.0 * count * w.R * w.C);
+    quantise_weights_cuda(w, data, f->block, count, f->counts, stream);
 }
 
 /* Makes the copies of `count` blocks from block l on, whose first elements lie at `block` and f->block further each. */
 static inline void fp8_quantise_weights(const Fp8* f, const floatX* block, int l, int count, Profiler* profiler,
                                         cudaStream_t stream) {
-    for (int i = 0; i < NUM_FP8; i++) {
-        const QuantisedWeights w = fp8_copies(f, i, l);
-        Op op(profiler, stream, "quantise weights", 0, 6.0 * count * w.R * w.C);
-        quantise_weights_cuda(w, block + f->first[i], f->block, count, f->counts, stream);
-    }
+    for (int i = 0; i < FP8_BLOCK; i++) { fp8_quantise_product(f, i, block + f->first[i], l, count, profiler, stream); }
 }
 
-/* Makes the copies of all blocks, unless they are made as blocks are gathered; nothing without --fp8. To be called when weights
- * are loaded or drawn, and with one GPU after AdamW. params: the arena */
-static inline void fp8_refresh(const Fp8* f, const Queue* q, const floatX* params) {
+/* Makes the copies of the head; nothing without --fp8-head. */
+static inline void fp8_quantise_head(const Fp8* f, const WeightArena* a, Profiler* profiler, cudaStream_t stream) {
+    size_t run = 0;
+    if (f->of[FP8_HEAD].rows) { fp8_quantise_product(f, FP8_HEAD, weight_at(a, f->head, &run), 0, 1, profiler, stream); }
+}
+
+/* Makes the copies of all weights, except those that are made as blocks are gathered; nothing without --fp8. To be called when
+ * weights are loaded or drawn, and with one GPU after AdamW. */
+static inline void fp8_refresh(const Fp8* f, const Queue* q, const WeightArena* a) {
     if (!f->of[0].rows) { return; }
     if (f->several) { CUDA_CHECK(cudaMemsetAsync(f->counts, 0, sizeof *f->counts, q->stream)); }
-    if (!f->gathered) { fp8_quantise_weights(f, params + f->first_block, 0, f->blocks, q->profiler, q->stream); }
+    if (!f->gathered) { fp8_quantise_weights(f, a->params + f->first_block, 0, f->blocks, q->profiler, q->stream); }
+    fp8_quantise_head(f, a, q->profiler, q->stream);
 }
 
-/* Behind the gather of a bucket's weights: with the last piece of a block makes its copies. params: the arena of all weights */
-static inline void fp8_follow(const Fp8* f, const Exchange* x, int bucket, const floatX* params) {
+/* Behind the gather of a bucket's weights: with its last piece makes the copies of a block, or of the head. */
+static inline void fp8_follow(const Fp8* f, const Exchange* x, int bucket, const WeightArena* a) {
     const Bucket* b = &x->buckets.items[bucket];
     const bool last = bucket + 1 == x->buckets.count || b[1].layer != b->layer;
-    if (!f->of[0].rows || f->gathered || !last || b->layer < 0 || b->layer >= f->blocks) { return; }
-    fp8_quantise_weights(f, params + f->first_block + (size_t)b->layer * f->block, b->layer, 1, x->profiler, x->stream);
+    if (!f->of[0].rows || !last) { return; }
+    if (b->layer == f->head_layer) { fp8_quantise_head(f, a, x->profiler, x->stream); }
+    if (f->gathered || b->layer < 0 || b->layer >= f->blocks) { return; }
+    const floatX* block = a->params + f->first_block + (size_t)b->layer * f->block;
+    fp8_quantise_weights(f, block, b->layer, 1, x->profiler, x->stream);
 }
 
 /* Behind the gathers of block l into `slot`, slot l % GATHER_SLOTS: makes its copies. */
@@ -249,10 +284,10 @@ static inline void fp8_begin(const Fp8* f, const Queue* q) {
     if (f->largest) { CUDA_CHECK(cudaMemsetAsync(f->largest, 0, f->num_largest * sizeof *f->largest, q->stream)); }
 }
 
-/* Returns the shared buffer for rows of `width`, which leave their largest value in `largest`, and the counts of a kind of
- * tensor, or NULL. */
-static inline QuantisedRows fp8_rows(const Queue* q, size_t width, uint32_t* largest) {
-    return {q->quantised.data, q->quantised.scale, quantised_pitch(width), largest};
+/* Returns the shared buffer for rows of `width` of a kind of tensor, which leave their largest value in `largest`, and the
+ * counts of the kind, or NULL. */
+static inline QuantisedRows fp8_rows(const Queue* q, QuantisedKind kind, size_t width, uint32_t* largest) {
+    return {q->quantised.data, q->quantised.scale, quantised_pitch(width), largest, quantised_format(kind)};
 }
 static inline QuantiseCounts* fp8_counts(const Queue* q, QuantisedKind kind) { return q->counts ? q->counts + kind : NULL; }
 
@@ -264,7 +299,14 @@ static inline QuantisedTranspose fp8_x_t(const Queue* q, size_t N, int OC) {
     const size_t pitch = quantised_pitch(N);
     return {q->transposes + (size_t)OC * pitch, q->transpose_scale[1], pitch};
 }
-static inline Operand fp8_operand(QuantisedTranspose t) { return operand_e4m3_tensor(t.data, t.scale, t.pitch, FP8_FAST_DW); }
+
+static inline cudaDataType_t fp8_type(Fp8Format f) { return f == E4M3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2; }
+static inline Operand fp8_operand(QuantisedRows r, bool fast) {
+    return operand_fp8_rows(r.data, r.scale, r.pitch, fast, fp8_type(r.format));
+}
+static inline Operand fp8_operand(QuantisedTranspose t, QuantisedKind kind) {
+    return operand_fp8_tensor(t.data, t.scale, t.pitch, FP8_FAST_DW, fp8_type(quantised_format(kind)));
+}
 
 /* Quantises x (N, C) into rows `to` of the shared buffer, unless it is `made`, that is there already. */
 static inline void fp8_quantise(const Queue* q, QuantisedRows to, QuantisedKind kind, bool made, const floatX* x, size_t N,
@@ -281,10 +323,9 @@ static inline void linear(const Queue* q, const char* name, floatX* out, const f
         linear(q, name, out, x, w.data, residual, N, C, OC);
         return;
     }
-    const QuantisedRows rows = fp8_rows(q, (size_t)C, w.x_largest);
+    const QuantisedRows rows = fp8_rows(q, w.product->x, (size_t)C, w.x_largest);
     fp8_quantise(q, rows, w.product->x, w.product->x_made, x, N, C);
-    const Operand x8 = operand_e4m3(rows.data, rows.scale, rows.pitch, FP8_FAST_FORWARD);
-    const Operand w8 = operand_e4m3(w.rows.data, w.rows.scale, w.rows.pitch, FP8_FAST_FORWARD);
+    const Operand x8 = fp8_operand(rows, FP8_FAST_FORWARD), w8 = fp8_operand(w.rows, FP8_FAST_FORWARD);
     const double moved = (double)N * C + (double)OC * C + bytes_x((double)N * OC * (residual ? 2 : 1));
     Op op(q->profiler, q->stream, name, linear_flops(N, C, OC), moved, FP8_RATE);
     matmul_forward_cuda(q->matmul, out, x8, w8, residual, N, C, OC, pitch_of(OC), q->stream);
@@ -298,14 +339,13 @@ static inline void linear_backward_input(const Queue* q, const char* name, float
         linear_backward_input(q, name, dx, dout, w.data, N, C, OC);
         return;
     }
-    const QuantisedRows rows = fp8_rows(q, (size_t)OC, w.dout_largest);
+    const QuantisedRows rows = fp8_rows(q, w.product->dout, (size_t)OC, w.dout_largest);
     fp8_quantise(q, rows, w.product->dout, w.product->dout_made, dout, N, OC);
     if (w.dout_largest) {
         Op op(q->profiler, q->stream, "transpose", 0, 2.0 * (double)N * OC);
         quantise_shifted_cuda(fp8_dout_t(q, N), rows, N, OC, fp8_counts(q, quantised_transpose(w.product->dout)), q->stream);
     }
-    const Operand dout8 = operand_e4m3(rows.data, rows.scale, rows.pitch, FP8_FAST_DX);
-    const Operand w8 = operand_e4m3(w.columns.data, w.columns.scale, w.columns.pitch, FP8_FAST_DX);
+    const Operand dout8 = fp8_operand(rows, FP8_FAST_DX), w8 = fp8_operand(w.columns, FP8_FAST_DX);
     const double moved = (double)N * OC + (double)OC * C + bytes_x((double)N * C);
     Op op(q->profiler, q->stream, name, linear_flops(N, C, OC), moved, FP8_RATE);
     matmul_forward_cuda(q->matmul, dx, dout8, w8, (const floatX*)NULL, N, OC, C, pitch_of(C), q->stream);
@@ -326,7 +366,7 @@ static inline void linear_backward_weight(const Queue* q, const char* name, Grad
     }
     const double grad = (double)OC * C * (dw.fp32 ? sizeof(float) : sizeof(floatX)) * (add ? 2 : 1);
     Op op(q->profiler, q->stream, name, linear_flops(N, C, OC), (double)N * C + (double)N * OC + grad, FP8_RATE);
-    const Operand d8 = fp8_operand(fp8_dout_t(q, N)), x8 = fp8_operand(x_t);
+    const Operand d8 = fp8_operand(fp8_dout_t(q, N), w.product->dout), x8 = fp8_operand(x_t, w.product->x);
     if (dw.fp32) {
         matmul_backward_weight_transposed_cuda(q->matmul, (float*)dw.data, d8, x8, N, C, OC, add, q->stream);
     } else {
@@ -342,8 +382,8 @@ static inline void rmsnorm(const Queue* q, floatX* out, float* rstd, const float
         return;
     }
     Op op(q->profiler, q->stream, "rmsnorm", 0, 5.0 * N * C);
-    rmsnorm_forward_quantised_cuda(fp8_rows(q, (size_t)C, next.x_largest), out, rstd, x, w, {N, C, pitch_of(C)}, eps,
-                                   fp8_counts(q, next.product->x), q->stream);
+    rmsnorm_forward_quantised_cuda(fp8_rows(q, next.product->x, (size_t)C, next.x_largest), out, rstd, x, w,
+                                   {N, C, pitch_of(C)}, eps, fp8_counts(q, next.product->x), q->stream);
 }
 
 /* next: the weight whose product takes `out` */
@@ -353,8 +393,8 @@ static inline void swiglu(const Queue* q, floatX* out, const floatX* gate_up, si
         return;
     }
     Op op(q->profiler, q->stream, "swiglu", 0, 7.0 * N * F);
-    swiglu_forward_quantised_cuda(fp8_rows(q, (size_t)F, next.x_largest), out, gate_up, N, F, pitch_of(2 * (size_t)F),
-                                  pitch_of(F), fp8_counts(q, next.product->x), q->stream);
+    swiglu_forward_quantised_cuda(fp8_rows(q, next.product->x, (size_t)F, next.x_largest), out, gate_up, N, F,
+                                  pitch_of(2 * (size_t)F), pitch_of(F), fp8_counts(q, next.product->x), q->stream);
 }
 
 /* next: the weight whose dx takes dgate_up */
@@ -365,8 +405,9 @@ static inline void swiglu_backward(const Queue* q, floatX* dgate_up, floatX* out
         return;
     }
     Op op(q->profiler, q->stream, "swiglu backward", 0, (out ? 14.0 : 12.0) * N * F);
-    swiglu_backward_quantised_cuda(fp8_rows(q, 2 * (size_t)F, next.dout_largest), dgate_up, out, dout, gate_up, N, F,
-                                   pitch_of(2 * (size_t)F), pitch_of(F), fp8_counts(q, next.product->dout), q->stream);
+    swiglu_backward_quantised_cuda(fp8_rows(q, next.product->dout, 2 * (size_t)F, next.dout_largest), dgate_up, out, dout,
+                                   gate_up, N, F, pitch_of(2 * (size_t)F), pitch_of(F), fp8_counts(q, next.product->dout),
+                                   q->stream);
 }
 
 #endif

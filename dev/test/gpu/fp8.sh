@@ -9,6 +9,12 @@ has_fp8() {
     esac
 }
 
+# head_data: writes the text in a vocabulary that --fp8-head takes; the built-in tokenizer's is no multiple of 16
+head_data() {
+    [ -s "$tmp/head_val.bin" ] || "$bin/tokenize" --tokenizer dev/data/tinytales -o "$tmp/head.bin" --val-fraction 0.1 "$text" >/dev/null
+}
+head_flags="--fp8 --fp8-head --train $tmp/head_train.bin --val $tmp/head_val.bin"
+
 # shares_are_small LOG: each step tells of each kind of tensor how much was lost, and that is little. Transposes lose more, above
 # all those of dqkv: one scale serves all tokens, and the gradients of q and k are much smaller than those of v.
 shares_are_small() {
@@ -27,7 +33,8 @@ shares_are_small() {
                 if (flushed[k] > 0.002 || subnormal[k] > 0.002) { printf " %s %.3f %.3f", k, flushed[k], subnormal[k] }
             }
             printf "\n"
-            exit bad > 0 || kinds != 13 || count % 13 != 0
+            wanted = "dlogits" in flushed ? 15 : 13
+            exit bad > 0 || kinds != wanted || count % wanted != 0
         }'
 }
 
@@ -61,6 +68,24 @@ fp8_parts_are_the_whole() {
     parts_are_the_whole bf16 "$@"
 }
 
+fp8_head_parts_are_the_whole() {
+    has_fp8 || return
+    head_data && parts_are_the_whole bf16 "$1" $head_flags
+}
+
+# its gradients of logits lose little, in e5m2; its copies are those of the weights, or the loss would not fall with BF16's
+fp8_head_trains_like_bf16() {
+    has_fp8 || return
+    head_data || return 1
+    flags="--model d3 $head_flags --val-batches 4 --val-every 20 --batch 4 --seq 256 --steps 20 --warmup 5"
+    cu bf16 $flags --out "$tmp/fp8_head" && cu bf16 $flags --no-fp8 --no-fp8-head --out "$tmp/fp8_head_bf16" &&
+        cu bf16 $flags --no-fp8-head --out "$tmp/fp8_head_blocks" || return 1
+    m=step_00000020/model.safetensors
+    ! cmp -s "$tmp/fp8_head/$m" "$tmp/fp8_head_blocks/$m" || { echo "error: --fp8-head changes no bit" && return 1; }
+    grep -q '"dlogits_t"' "$tmp/fp8_head/log.jsonl" && ! grep -q '"dlogits_t"' "$tmp/fp8_head_blocks/log.jsonl" &&
+        shares_are_small "$tmp/fp8_head/log.jsonl" && close_losses 0.02 "$tmp/fp8_head_bf16/log.jsonl" "$tmp/fp8_head/log.jsonl"
+}
+
 # the plan file names products with scales, and a resumed run reads them
 fp8_plans_travel() {
     has_fp8 || return
@@ -75,6 +100,11 @@ fp8_plans_travel() {
 fp8_memory_is_true() {
     has_fp8 || return
     table_is_true bf16 --batch 16 --fp8
+}
+
+fp8_head_memory_is_true() {
+    has_fp8 || return
+    head_data && table_is_true bf16 --batch 16 $head_flags
 }
 
 fp8_profile_has_rows() {
@@ -109,6 +139,13 @@ fp8_zeros_agree() {
     fza_zeros=$2
     zeros_agree bf16 "$@" || return 1
     for zero in $fza_zeros; do shares_are_small "$tmp/zeros_$fza_name/$zero/log.jsonl" || { echo "error: shares of ZeRO $zero" && return 1; }; done
+}
+
+# of a model whose embedding is its head
+fp8_head_zeros_agree() {
+    has_fp8 || return
+    token_file "$tmp/fp8_head_rows.bin" 4000 112 &&
+        fp8_zeros_agree fp8_head "1 2 3" --train "$tmp/fp8_head_rows.bin" --model "$pairs/fp8_head" --batch 2 --seq 32 --fp8 --fp8-head
 }
 
 # as two_are_near_in_16_bits(), whose distance 8-bit sums in another order widen; copies of the weights before, or of none, are
