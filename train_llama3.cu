@@ -554,15 +554,16 @@ static void llama_loss(const Llama* m, float dloss, bool add) {
     const size_t N = (size_t)m->layout.B * m->layout.T, most = head_rows(&m->config, m->layout.train, N, sizeof(floatX));
     const Weight head = end_weights(m, true).head;
     const float* loss_scale = m->steps.state ? &m->steps.state->loss_scale : NULL;
+    const float factor = fp8_factor_behind(head, dloss);
     ProfileRange phase("head and loss");
     for (size_t at = 0; at < N; at += most) {
         const size_t rows = size_min(most, N - at);
         const floatX* x = m->norm_final + at * pitch_of(C);
         linear(q, "head", m->logits, x, head, NULL, rows, C, V);
-        crossentropy(q, m->losses + at, m->logits, m->feed.y + at, dloss, loss_scale, rows, V);
+        crossentropy(q, m->losses + at, m->logits, m->feed.y + at, dloss / factor, loss_scale, rows, V);
         if (dloss == 0.0f) { continue; }
-        linear_backward_input(q, "head dx", m->dnorm + at * pitch_of(C), m->logits, head, rows, C, V);
-        linear_backward_weight(q, "head dw", grad_at(m, P_LM_HEAD, -1), m->logits, x, head, rows, C, V, add || at > 0);
+        linear_backward_input(q, "head dx", m->dnorm + at * pitch_of(C), m->logits, head, rows, C, V, factor);
+        linear_backward_weight(q, "head dw", grad_at(m, P_LM_HEAD, -1), m->logits, x, head, rows, C, V, add || at > 0, factor);
     }
 }
 

@@ -328,19 +328,22 @@ def quantised_whole(x, of, kind=E4M3):
 
 class Fp8Product(torch.autograd.Function):
     """x W^T as --fp8 of train_llama3cu computes it: all three products have factors in 8 bits, dy's of the type `kind` and all
-    others e4m3, those of the weight's gradient with one scale each, and of these dy comes from its 8-bit rows."""
+    others e4m3, those of the weight's gradient with one scale each, and of these dy comes from its 8-bit rows. factor: of dy,
+    multiplied behind the products instead."""
 
     @staticmethod
-    def forward(ctx, x, w, kind=E4M3):
+    def forward(ctx, x, w, kind=E4M3, factor=1.0):
         ctx.save_for_backward(x, w)
-        ctx.kind = kind
+        ctx.kind, ctx.factor = kind, factor
         return F.linear(quantised(x), quantised(w))
 
     @staticmethod
     def backward(ctx, dy):
         x, w = ctx.saved_tensors
+        dy = dy / ctx.factor
         rows = quantised(dy, ctx.kind)
-        return F.linear(rows, quantised(w.T)), quantised_whole(rows, dy, ctx.kind).T @ quantised_whole(x, x), None
+        dx, dw = F.linear(rows, quantised(w.T)), quantised_whole(rows, dy, ctx.kind).T @ quantised_whole(x, x)
+        return dx * ctx.factor, dw * ctx.factor, None, None
 
 
 class Fp8Linear(nn.Linear):
@@ -422,7 +425,9 @@ class Llama(nn.Module):
 
     def logits(self, x, starts=None):
         h, w = self.trunk(x, starts=starts), self.head.weight
-        return Fp8Product.apply(h, w, E5M2) if self.fp8_head else F.linear(h, w)
+        if not self.fp8_head:
+            return F.linear(h, w)
+        return Fp8Product.apply(h, w, E5M2, 2 * math.frexp(1 / x.numel())[0])  # of the loss, the mean over the tokens
 
     def forward(self, x, y, starts=None):
         """Returns the mean cross-entropy over the targets y (already shifted) that are not -1."""

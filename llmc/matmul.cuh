@@ -388,16 +388,16 @@ static inline Operand operand_from(Operand o, size_t row, size_t col) {
     return o;
 }
 
-/* Writes out (N, OC), out_pitch, from x (N, C) and w (OC, C), and adds residual (N, OC), out_pitch, unless it is NULL; residual
- * may be out. */
+/* Writes out (N, OC), out_pitch, scale times that of x (N, C) and w (OC, C), and adds residual (N, OC), out_pitch, unless it is
+ * NULL; residual may be out. */
 template <typename Out>
 static void matmul_forward_cuda(MatmulContext* ctx, Out* out, Operand x, Operand w, const Out* residual, size_t N, int C,
-                                int OC, size_t out_pitch, cudaStream_t stream) {
+                                int OC, size_t out_pitch, cudaStream_t stream, float scale = 1.0f) {
     const size_t even = (size_t)matmul_even(OC, w), rest = (size_t)OC - even;
-    matmul_product(ctx, output(out, out_pitch), {x, AS_IS}, {w, TRANSPOSED}, residual, {N, even, (size_t)C}, stream);
+    matmul_product(ctx, output(out, out_pitch), {x, AS_IS}, {w, TRANSPOSED}, residual, {N, even, (size_t)C}, stream, scale);
     if (rest == 0) { return; }
     matmul_product(ctx, output(out + even, out_pitch), {x, AS_IS}, {operand_from(w, even, 0), TRANSPOSED},
-                   residual ? residual + even : NULL, {N, rest, (size_t)C}, stream);
+                   residual ? residual + even : NULL, {N, rest, (size_t)C}, stream, scale);
 }
 
 /* Writes dx (N, C), dx_pitch, from dout (N, OC) and w (OC, C). */
@@ -426,14 +426,14 @@ static void matmul_backward_weight_cuda(MatmulContext* ctx, Out* dw, Operand dou
                    {rest, width, N}, stream);
 }
 
-/* As matmul_backward_weight_cuda(), from the transposes dout_t (OC, N) and x_t (C, N) in 8 bits. N, C and OC are multiples of
- * 16. */
+/* As matmul_backward_weight_cuda(), scale times that of the transposes dout_t (OC, N) and x_t (C, N) in 8 bits. N, C and OC are
+ * multiples of 16. */
 template <typename Out>
 static void matmul_backward_weight_transposed_cuda(MatmulContext* ctx, Out* dw, Operand dout_t, Operand x_t, size_t N, int C,
-                                                   int OC, bool accumulate, cudaStream_t stream) {
+                                                   int OC, bool accumulate, cudaStream_t stream, float scale = 1.0f) {
     const size_t width = (size_t)C;
     matmul_product(ctx, output(dw, width), {dout_t, AS_IS}, {x_t, TRANSPOSED}, accumulate ? dw : NULL, {(size_t)OC, width, N},
-                   stream);
+                   stream, scale);
 }
 
 #endif

@@ -308,6 +308,14 @@ static inline Operand fp8_operand(QuantisedTranspose t, QuantisedKind kind) {
     return operand_fp8_tensor(t.data, t.scale, t.pitch, FP8_FAST_DW, fp8_type(quantised_format(kind)));
 }
 
+/* Returns the factor of the head's gradients that is multiplied behind their products, so that what is left of dloss for the
+ * gradients of the logits is a power of two. In most rows the largest is that of a target that was not expected, close to the
+ * factor itself: a power of two is no different in 8 bits, while another number would be rounded, and in all these rows alike. */
+static inline float fp8_factor_behind(const Weight& head, float dloss) {
+    int exponent = 0;
+    return head.rows.data && dloss != 0 ? 2 * frexpf(dloss, &exponent) : 1.0f;
+}
+
 /* Quantises x (N, C) into rows `to` of the shared buffer, unless it is `made`, that is there already. */
 static inline void fp8_quantise(const Queue* q, QuantisedRows to, QuantisedKind kind, bool made, const floatX* x, size_t N,
                                 int C) {
@@ -332,9 +340,9 @@ static inline void linear(const Queue* q, const char* name, floatX* out, const f
 }
 
 /* dx (N, C) = dout (N, OC) w is the forward product of dout with the transpose of w, (C, OC). Leaves the transpose of dout for
- * the next linear_backward_weight(), that of this weight. */
+ * the next linear_backward_weight(), that of this weight. factor: see fp8_factor_behind() */
 static inline void linear_backward_input(const Queue* q, const char* name, floatX* dx, const floatX* dout, const Weight& w,
-                                         size_t N, int C, int OC) {
+                                         size_t N, int C, int OC, float factor = 1.0f) {
     if (!w.columns.data) {
         linear_backward_input(q, name, dx, dout, w.data, N, C, OC);
         return;
@@ -348,12 +356,12 @@ static inline void linear_backward_input(const Queue* q, const char* name, float
     const Operand dout8 = fp8_operand(rows, FP8_FAST_DX), w8 = fp8_operand(w.columns, FP8_FAST_DX);
     const double moved = (double)N * OC + (double)OC * C + bytes_x((double)N * C);
     Op op(q->profiler, q->stream, name, linear_flops(N, C, OC), moved, FP8_RATE);
-    matmul_forward_cuda(q->matmul, dx, dout8, w8, (const floatX*)NULL, N, OC, C, pitch_of(C), q->stream);
+    matmul_forward_cuda(q->matmul, dx, dout8, w8, (const floatX*)NULL, N, OC, C, pitch_of(C), q->stream, factor);
 }
 
 /* dout's transpose is there: linear_backward_input() of this weight has left it. */
 static inline void linear_backward_weight(const Queue* q, const char* name, Gradient dw, const floatX* dout, const floatX* x,
-                                          const Weight& w, size_t N, int C, int OC, bool add) {
+                                          const Weight& w, size_t N, int C, int OC, bool add, float factor = 1.0f) {
     if (!w.x_largest || !dw.data) {
         linear_backward_weight(q, name, dw, dout, x, N, C, OC, add);
         return;
@@ -368,9 +376,9 @@ static inline void linear_backward_weight(const Queue* q, const char* name, Grad
     Op op(q->profiler, q->stream, name, linear_flops(N, C, OC), (double)N * C + (double)N * OC + grad, FP8_RATE);
     const Operand d8 = fp8_operand(fp8_dout_t(q, N), w.product->dout), x8 = fp8_operand(x_t, w.product->x);
     if (dw.fp32) {
-        matmul_backward_weight_transposed_cuda(q->matmul, (float*)dw.data, d8, x8, N, C, OC, add, q->stream);
+        matmul_backward_weight_transposed_cuda(q->matmul, (float*)dw.data, d8, x8, N, C, OC, add, q->stream, factor);
     } else {
-        matmul_backward_weight_transposed_cuda(q->matmul, (floatX*)dw.data, d8, x8, N, C, OC, add, q->stream);
+        matmul_backward_weight_transposed_cuda(q->matmul, (floatX*)dw.data, d8, x8, N, C, OC, add, q->stream, factor);
     }
 }
 
