@@ -261,8 +261,8 @@ static inline void quantise_shifted_cuda(QuantisedTranspose q, QuantisedRows row
 // ---------------------------------------------------------------------------------------------------------------------
 // weights
 
-/* The two copies, in e4m3, of one matrix (R, C) in each of several blocks, packed; the k-th block's lie k strides further. R and
- * C are multiples of QUANTISE_WIDTH. */
+/* The two copies, in e4m3, of one matrix (R, C) in each of several blocks, packed; the k-th block's lie k strides further. R
+ * and C are multiples of QUANTISE_WIDTH. */
 typedef struct {
     uint8_t* rows;     // (R, C)
     uint8_t* columns;  // (C, R)

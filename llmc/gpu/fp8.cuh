@@ -309,8 +309,8 @@ static inline Operand fp8_operand(QuantisedTranspose t, QuantisedKind kind) {
 }
 
 /* Returns the factor of the head's gradients that is multiplied behind their products, so that what is left of dloss for the
- * gradients of the logits is a power of two. In most rows the largest is that of a target that was not expected, close to the
- * factor itself: a power of two is no different in 8 bits, while another number would be rounded, and in all these rows alike. */
+ * gradients of the logits is a power of two. A row's largest is often that of a target which was not expected, close to what is
+ * left of dloss: e5m2 has a power of two, and would round another number, in all these rows alike. */
 static inline float fp8_factor_behind(const Weight& head, float dloss) {
     int exponent = 0;
     return head.rows.data && dloss != 0 ? 2 * frexpf(dloss, &exponent) : 1.0f;
