@@ -349,10 +349,8 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         for (int i = 0; i < IN_FLIGHT; i++) { m->steps.result[i] = take<StepState>(&mem[MEM_PINNED], 1); }
         m->queue.counts = m->steps.state ? m->steps.state->quantised : NULL;
     }
-    if (o->fp8) {
-        const size_t chunk = o->fp8_head ? rows : 0;
-        fp8_lay_out(&m->fp8, &m->queue, &mem[MEM_FP8], w, c, &m->table, N, chunk, m->gathered != NULL, o->train);
-    }
+    const size_t chunk = o->fp8_head ? rows : 0;
+    if (o->fp8) { fp8_lay_out(&m->fp8, &m->queue, &mem[MEM_FP8], w, c, &m->table, N, chunk, m->gathered != NULL, o->train); }
     if (o->cache_len > 0) {
         Arena* a = &mem[MEM_CACHE];
         m->kv_cache = take<floatX>(a, (size_t)c->num_layers * o->cache_len * 2 * kv_width(c));

@@ -12,12 +12,15 @@ emulated() {
     check "$program $*, $variant" timeout 300 "$emulated/$variant/$program" "$@"
 }
 
-# every layer; but what measures products of the sizes of real models
+# every layer, but what measures products of the sizes of real models; of the code for older cards, what differs
 tests_of_layers() { sed -n 's/^ *\(HOST_\)\{0,1\}ENTRY(\([a-z0-9_]*\)),$/\2/p' dev/test/test_kernels.cu; }
-for variant in FP32_90 BF16_90 FP16_75; do
+for variant in FP32_90 BF16_90; do
     for test in $(tests_of_layers | grep -vE '^(every_candidate_agrees|a_tuner_times|matmul_agrees)'); do
         emulated "$variant" test_kernels_cu "$test"
     done
+done
+for test in crossentropy_plans_agree crossentropy_shows_what_is_not_finite swiglu_agrees_in_place_and_apart loss_scale_halves_and_doubles; do
+    emulated FP16_75 test_kernels_cu $test
 done
 
 # attention by each of its kernels: Hopper's products, those of older cards with and without asynchronous copies, plain loops
@@ -29,8 +32,8 @@ for kernel in BF16_90:wgmma BF16_80:mma FP16_75:mma; do
 done
 
 # the program's own passes against PyTorch's debug state, at each level of recomputation
-for pair in mha_odd gqa2_untied_rope8 documents; do
-    emulated FP32_90 test_llama3cu dev/test/pairs/$pair dev/test/pairs/$pair.state.safetensors
+for pair in FP32_90:mha_odd FP32_90:gqa2_untied_rope8 FP32_90:documents FP32_90:lora_all \
+            BF16_90:tied_gqa4_rope32 BF16_90:lora_some BF16_90:fp8 BF16_90:fp8_head; do
+    emulated "${pair%%:*}" test_llama3cu "dev/test/pairs/${pair#*:}" "dev/test/pairs/${pair#*:}.state.safetensors"
 done
-emulated BF16_90 test_llama3cu dev/test/pairs/fp8 dev/test/pairs/fp8.state.safetensors
 summary

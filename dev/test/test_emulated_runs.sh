@@ -73,13 +73,14 @@ check "the CPU trainer's losses, two micro-batches" like_the_cpu micro --total-b
 check "the CPU trainer's losses, adapters" like_the_cpu lora --lora 4
 check "the same bits in any order, without a graph, recomputed, resumed" repeats plain16
 check "the same bits in any order ..., --fp8" repeats fp8 --fp8
+check "the same bits in any order ..., --fp8-head" repeats fp8_head --fp8 --fp8-head
 check "two cards have the losses of one" two_are_one plain
 check "two cards have the losses of one, ZeRO 3" two_are_one zero3 --zero 3
 check "two cards share rows with the losses of one" two_are_one shared --seq-parallel 2
 check "four cards in two groups share rows with the losses of one" two_are_one groups --seq-parallel 2 --gpus 4
 check "two cards, ZeRO 1, 2 and 3: the same bits" zeros_repeat zeros "1 2 3"
 check "two cards, ZeRO 2 and 3, two micro-batches: the same bits" zeros_repeat zeros_micro "2 3" --total-batch 256
-check "two cards, ZeRO 1, 2 and 3, --fp8: the same bits" zeros_repeat zeros_fp8 "1 2 3" --fp8
+check "two cards, ZeRO 1, 2 and 3, --fp8 with the head: the same bits" zeros_repeat zeros_fp8 "1 2 3" --fp8 --fp8-head
 check "two cards share rows: the same bits in any order, without a graph, recomputed, resumed" repeats shared16 --gpus 2 --seq-parallel 2
 check "two cards share rows: the same bits in any order ..., --fp8" repeats shared_fp8 --gpus 2 --seq-parallel 2 --fp8
 check "a run goes on on one, four and two cards" goes_on_elsewhere

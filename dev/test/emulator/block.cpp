@@ -83,7 +83,8 @@ void emulator_progress(void) { idle = 0; }
 /* Makes the next thread that has not ended the current one. */
 static void next_turn(void) {
     if (++idle > 64 * MOST_THREADS) {  // by chance a turn comes late
-        emulator_die("block (%u, %u, %u) is stuck: %u of its %u threads wait", blockIdx.x, blockIdx.y, blockIdx.z, alive, count);
+        emulator_die("block (%u, %u, %u) is stuck: %u of its %u threads wait", blockIdx.x, blockIdx.y, blockIdx.z, alive,
+                     count);
     }
     do {
         current += 1 + emulator_choose(2);
