@@ -121,15 +121,17 @@ test_llama3cu: test_llama3.cu train_llama3.cu build/test_llama3_cpu.o $(CUDA_HEA
 build/%_cu: dev/test/%.cu $(CUDA_HEADERS) build/cuda_flags | build require-nvcc
 	$(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDA_LDLIBS) $(STRICT)
 
-# --- GPU programs on the CPU: EMULATED_ARCH (75, 80 or 90) and PRECISION say for which card; see dev/test/emulator/device.h --------
-# make emulated puts them into build/emulated/PRECISION_ARCH, for tests; needs g++, x86-64 and the toolkit's headers
+# --- GPU programs on the CPU, for tests ----------------------------------------------------------------------------------
+# EMULATED_ARCH (75, 80 or 90) and PRECISION say for which card, see dev/test/emulator/device.h. make emulated puts them into
+# build/emulated/PRECISION_ARCH; it needs g++, x86-64, the CUDA toolkit and nccl.h.
 
 EMULATOR = dev/test/emulator
 EMULATED_ARCH ?= 90
 EMULATED = build/emulated/$(PRECISION)_$(EMULATED_ARCH)
 EMULATED_SOURCES = $(CUDA_HEADERS) train_llama3.c train_llama3.cu test_llama3.cu $(wildcard dev/test/*.cu)
-EMULATED_FLAGS = -std=c++17 -O2 $(MARCH) $(if $(filter 1,$(OPENMP)),-fopenmp) -fno-strict-aliasing -ffp-contract=fast -fno-math-errno \
-                 -Wno-psabi -fno-pie -DEMULATED_ARCH=$(EMULATED_ARCH)0 -DPRECISION_$(PRECISION) -I$(EMULATOR) -isystem $(CUDA_HOME)/include
+EMULATED_INCLUDES = -I$(EMULATOR) $(if $(NCCL_HOME),-I$(NCCL_HOME)/include) -isystem $(CUDA_HOME)/include
+EMULATED_FLAGS = -std=c++17 -O2 -g $(MARCH) $(if $(filter 1,$(OPENMP)),-fopenmp) -fno-strict-aliasing -ffp-contract=fast \
+                 -fno-math-errno -Wno-psabi -fno-pie -DEMULATED_ARCH=$(EMULATED_ARCH)0 -DPRECISION_$(PRECISION) $(EMULATED_INCLUDES)
 EMULATED_CARD = $(addprefix $(EMULATED)/,block.o runtime.o cublaslt.o)
 EMULATED_PROGRAMS = train_llama3cu test_llama3cu test_kernels_cu test_attention_cu
 
@@ -137,17 +139,20 @@ emulated: $(EMULATED_CARD) $(addprefix $(EMULATED)/,$(EMULATED_PROGRAMS)) build/
 
 # several variants, each by a make of its own
 test-emulated: train_llama3 build/random_model
-	@for v in FP32_90:"test_kernels_cu test_attention_cu test_llama3cu train_llama3cu" BF16_80:test_attention_cu \
-	          FP16_75:"test_kernels_cu test_attention_cu" BF16_90:"test_kernels_cu test_attention_cu test_llama3cu train_llama3cu"; do \
-	    variant=$${v%%:*}; $(MAKE) -s PRECISION=$${variant%_*} EMULATED_ARCH=$${variant#*_} EMULATED_PROGRAMS="$${v#*:}" emulated || exit 1; \
+	@for v in FP32_90 BF16_90 BF16_80 FP16_75; do \
+	    case $$v in *_90) programs="$(EMULATED_PROGRAMS)" ;; BF16_80) programs=test_attention_cu ;; \
+	        FP16_75) programs="test_kernels_cu test_attention_cu" ;; esac; \
+	    $(MAKE) -s PRECISION=$${v%_*} EMULATED_ARCH=$${v#*_} EMULATED_PROGRAMS="$$programs" emulated || exit 1; \
 	done
 	@dev/test/run.sh none dev/test/test_emulated_layers.sh+dev/test/test_emulated_runs.sh
 
-build/emulated build/emulated/BF16_80 build/emulated/BF16_90 build/emulated/FP16_75 build/emulated/FP16_90 build/emulated/FP32_90:
+$(EMULATED):
 	@mkdir -p $@
 
-build/emulated/sources: $(EMULATED_SOURCES) $(EMULATOR)/launches.sed $(EMULATOR)/ptx.h | build/emulated
-	@for f in $(EMULATED_SOURCES); do mkdir -p $@.tmp/$$(dirname $$f) && sed -z -E -f $(EMULATOR)/launches.sed $$f > $@.tmp/$$f || exit 1; done
+build/emulated/sources: $(EMULATED_SOURCES) $(EMULATOR)/launches.sed $(EMULATOR)/ptx.h | $(EMULATED) require-nvcc
+	@for f in $(EMULATED_SOURCES); do \
+	    mkdir -p $@.tmp/$$(dirname $$f) && sed -z -E -f $(EMULATOR)/launches.sed $$f > $@.tmp/$$f || exit 1; \
+	done
 	@cp $(EMULATOR)/ptx.h $@.tmp/llmc/gpu/ptx.cuh && rm -rf $@ && mv $@.tmp $@
 
 $(EMULATED)/%.o: $(EMULATOR)/%.cpp $(wildcard $(EMULATOR)/*.h) | $(EMULATED)
@@ -158,9 +163,8 @@ $(EMULATED)/%llama3cu: build/emulated/sources build/test_llama3_cpu.o $(EMULATED
 $(EMULATED)/%_cu: build/emulated/sources $(EMULATED_CARD)
 	$(CXX) $(EMULATED_FLAGS) -I$< -I$</dev/test -x c++ -include device.h $</dev/test/$*.cu -x none $(EMULATED_CARD) -no-pie -rdynamic -o $@ \
 	    -ldl -lpthread
-.SECONDARY: $(EMULATED_CARD)
-build/emulated/libnccl.so.2: $(EMULATOR)/nccl.cpp $(EMULATOR)/runtime.h | build/emulated
-	$(CXX) -std=c++17 -O2 -Wall -Wextra -fPIC -shared -I$(EMULATOR) -isystem $(CUDA_HOME)/include $< -o $@
+build/emulated/libnccl.so.2: $(EMULATOR)/nccl.cpp $(EMULATOR)/runtime.h | $(EMULATED)
+	$(CXX) -std=c++17 -O2 -Wall -Wextra -fPIC -shared $(EMULATED_INCLUDES) $< -o $@
 
 # --- the embedded data set and the first run ---------------------------------------------------------------------------
 

@@ -427,7 +427,7 @@ class Llama(nn.Module):
         h, w = self.trunk(x, starts=starts), self.head.weight
         if not self.fp8_head:
             return F.linear(h, w)
-        return Fp8Product.apply(h, w, E5M2, 2 * math.frexp(1 / x.numel())[0])  # of the loss, the mean over the tokens
+        return Fp8Product.apply(h, w, E5M2, 2 * math.frexp(1 / x.numel())[0])  # what of 1 / tokens is no power of two
 
     def forward(self, x, y, starts=None):
         """Returns the mean cross-entropy over the targets y (already shifted) that are not -1."""

@@ -199,10 +199,10 @@ def shares(runs):
     """Returns the table of the values that lost all or some of their bits, by kind of tensor; nothing without --fp8."""
     steps = [e for run in runs for e in run.events("step") if "quantised" in e]
     rows = []
-    for kind in steps[0]["quantised"] if steps else ():
+    for kind in dict.fromkeys(kind for e in steps for kind in e["quantised"]):  # the head's only of runs with --fp8-head
         row = [kind]
         for lost in (0, 1):
-            values = [(e["quantised"][kind][lost], e["step"]) for e in steps]
+            values = [(e["quantised"][kind][lost], e["step"]) for e in steps if kind in e["quantised"]]
             largest, step = max(values)
             row += [f"{100 * largest:.4f} %", f"{step:,}", f"{100 * statistics.mean(value for value, _ in values):.4f} %"]
         rows.append(row)

@@ -388,8 +388,8 @@ static inline Operand operand_from(Operand o, size_t row, size_t col) {
     return o;
 }
 
-/* Writes out (N, OC), out_pitch, scale times that of x (N, C) and w (OC, C), and adds residual (N, OC), out_pitch, unless it is
- * NULL; residual may be out. */
+/* Writes out (N, OC), out_pitch: `scale` times the product of x (N, C) and w (OC, C), and adds residual (N, OC), out_pitch,
+ * unless it is NULL; residual may be out. */
 template <typename Out>
 static void matmul_forward_cuda(MatmulContext* ctx, Out* out, Operand x, Operand w, const Out* residual, size_t N, int C,
                                 int OC, size_t out_pitch, cudaStream_t stream, float scale = 1.0f) {
@@ -426,8 +426,8 @@ static void matmul_backward_weight_cuda(MatmulContext* ctx, Out* dw, Operand dou
                    {rest, width, N}, stream);
 }
 
-/* As matmul_backward_weight_cuda(), scale times that of the transposes dout_t (OC, N) and x_t (C, N) in 8 bits. N, C and OC are
- * multiples of 16. */
+/* As matmul_backward_weight_cuda(): `scale` times the product of the transposes dout_t (OC, N) and x_t (C, N) in 8 bits. N, C
+ * and OC are multiples of 16. */
 template <typename Out>
 static void matmul_backward_weight_transposed_cuda(MatmulContext* ctx, Out* dw, Operand dout_t, Operand x_t, size_t N, int C,
                                                    int OC, bool accumulate, cudaStream_t stream, float scale = 1.0f) {

@@ -9,7 +9,7 @@ emulated=build/emulated
 emulated() {
     variant=$1 program=$2
     shift 2
-    check "$program $*, $variant" timeout 300 "$emulated/$variant/$program" "$@"
+    check "$program $*, $variant" timeout "${LIMIT:-300}" "$emulated/$variant/$program" "$@"
 }
 
 # every layer, but what measures products of the sizes of real models; of the code for older cards, what differs

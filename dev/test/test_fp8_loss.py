@@ -46,7 +46,8 @@ with open(out + "/log.jsonl", "w") as f:
     event(f, event="config", time="2026-01-02T03:04:05Z", argv=sys.argv, machine="a card",
           model=dict(parameters=1234567), train_tokens=1280)
     for step in range(1, {STEPS} + 1):
-        more = dict(quantised=dict(weight=[0.001, 0.5], dh=[step / 1000, 0])) if fp8 else dict()
+        of_head = dict(dlogits=[0.002, 0]) if seed == 2 else dict()
+        more = dict(quantised=dict(weight=[0.001, 0.5], dh=[step / 1000, 0], **of_head)) if fp8 else dict()
         event(f, event="step", step=step, loss=ratio * 4.0, gnorm=1.0, lr=1e-3, ms=float(step), tok_s=100.0, **more)
         if step % 10 == 0:
             event(f, event="val", step=step, loss=ratio * (2.0 + seed / 100 + {STEPS} - step))
@@ -118,6 +119,7 @@ def test_the_page_has_losses_goals_shares_and_a_picture(compare, tmp_path):
                  "- ms a step, median of seed 1, of runs that share the host: bf16 10.50, fp8 10.50",
                  "| weight | 0.1000 % | 20 | 0.1000 % | 50.0000 % | 20 | 50.0000 % |",
                  "| dh | 2.0000 % | 20 | 1.0500 % | 0.0000 % | 20 | 0.0000 % |",
+                 "| dlogits | 0.2000 % | 20 | 0.2000 % | 0.0000 % | 20 | 0.0000 % |",
                  "![Losses, and their difference in per cent](loss.png)"):
         assert line in text.splitlines(), (line, text)
     assert (tmp_path / "out/loss.png").read_bytes()[:4] == b"\x89PNG"

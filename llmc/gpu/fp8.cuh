@@ -20,7 +20,7 @@
  * kept in 16 bits, or computed again with the same bits, so dW makes its transpose from these, 3 bytes a value, with the scale
  * that the forward pass has left: the same bits whatever is computed again. Both transposes share one buffer.
  *
- * The head is one more weight, with one copy of each kind for all blocks. It takes the tokens in chunks, and the gradients of a
+ * The head is one more weight, outside of the blocks, so with one copy of each kind. It takes the tokens in chunks, and the gradients of a
  * chunk's logits overwrite the shared buffer: so its x is quantised chunk by chunk, in a pass. `largest` of x and dout is that
  * of the chunks so far, in their order. If the head is the embedding, too, that stays in 16 bits.
  *
@@ -34,8 +34,8 @@
  *
  *   ZeRO 1, 2  copies of all blocks. Behind the last piece of a block, once an update (fp8_follow()). The old copies are read
  *              last by the last forward and backward pass before; behind these the compute stream queues AdamW of the piece and
- *              the event `updated`, which the gather waits for. What reads the new ones waits for `gathered` of the piece. So
- *              are the head's copies, with ZeRO 3 as well, where every rank has it whole.
+ *              the event `updated`, which the gather waits for. What reads the new ones waits for `gathered` of the piece.
+ *              The head's copies are made so, too, also with ZeRO 3, where every rank has the head whole.
  *   ZeRO 3     copies of the blocks that are gathered, in as many slots, behind each gather of a block. What was in the slot
  *              is read last by products that the compute stream has queued before the event `used`, as is its 16-bit block:
  *              copies and block are always those of one weight. What reads the new ones waits for `there` of the slot.
@@ -114,7 +114,9 @@ static inline void fp8_check(const Session* s) {
     const Options* o = &s->options;
     const ModelConfig* c = &s->config;
     const bool computes = job_trains(s->job) || s->job == JOB_EVAL;
-    if (o->fp8_head && !o->fp8) { die_usage("--fp8-head: the blocks' products are not in FP8, wanted --fp8 as well"); }
+    if (o->fp8_head && !o->fp8) {
+        die_usage("--fp8-head: the blocks' products are not in FP8, wanted --fp8 as well, or --no-fp8-head");
+    }
     if (!o->fp8 || !computes) { return; }
     if (!IS_BF16) { die_usage("--fp8: this is a build for %s, wanted PRECISION=BF16", PRECISION_NAME); }
     if (c->lora.rank > 0) { die_usage("--fp8: the run trains adapters (--lora), wanted one that trains all weights"); }

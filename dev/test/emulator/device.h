@@ -3,10 +3,11 @@
  * [=](auto... a) { K(a...); } % LaunchOf(grid, block, shared, stream)(arguments).
  *
  * The threads of a block are fibers, of which one runs at a time, until it waits for others: at a barrier, in a shuffle. Thread,
- * block and shared memory are globals. So a read that needs a barrier and has none sees what the thread before left, or did not
- * yet write, and EMULATOR_SEED runs threads and blocks in other orders. Not emulated: what memory shows to threads that run
- * truly side by side (fences do nothing), the limits of registers, and that dynamic shared memory above 48 KiB has to be asked
- * for (cudaFuncSetAttribute). Static shared memory keeps what the block before left. Fast functions (__expf, rsqrtf) are exact.
+ * block and shared memory are globals; what is static of it keeps what the block before left. So a read that needs a barrier and
+ * has none sees what the thread before left, or did not yet write, and EMULATOR_SEED runs threads in other orders, and another
+ * block first. Not emulated: what memory shows to threads that run truly side by side (fences do nothing), the limits of
+ * registers, and that dynamic shared memory above 48 KiB has to be asked for (cudaFuncSetAttribute). Fast functions (__expf,
+ * __fdividef) are exact.
  */
 #ifndef EMULATOR_DEVICE_H
 #define EMULATOR_DEVICE_H
@@ -156,7 +157,6 @@ inline float __fdividef(float x, float y) { return x / y; }
 inline float __fsqrt_rn(float x) { return sqrtf(x); }
 inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
 inline float __expf(float x) { return expf(x); }
-inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline unsigned __float_as_uint(float x) {
     unsigned u;
     memcpy(&u, &x, sizeof u);
@@ -194,8 +194,6 @@ template <typename T>
 inline void __stcs(T* p, T x) {
     *p = x;
 }
-/* The program is linked below 4 GiB, and with it all shared memory. */
-inline size_t __cvta_generic_to_shared(const void* p) { return (size_t)p; }
 
 template <typename T>
 inline T atomicAdd(T* p, std::common_type_t<T> x) {

@@ -214,7 +214,6 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned, int) {
     return cudaSuccess;
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned flags) { return cudaStreamCreateWithPriority(s, flags, 0); }
-cudaError_t cudaStreamCreate(cudaStream_t* s) { return cudaStreamCreateWithPriority(s, 0, 0); }
 cudaError_t cudaStreamSynchronize(cudaStream_t s) { return synchronize(stream_of(s)); }
 cudaError_t cudaStreamDestroy(cudaStream_t s) {
     synchronize((Stream*)s);

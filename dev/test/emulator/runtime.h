@@ -18,7 +18,7 @@ void emulator_launch(dim3 grid, dim3 block, size_t shared, cudaStream_t stream, 
 /* Runs all blocks of a grid, one after the other; body() is run by each thread. */
 void emulator_run_grid(dim3 grid, dim3 block, size_t shared, const std::function<void()>& body);
 
-/* Draws a number below n: always the same for a seed of 0, else by chance from EMULATOR_SEED. */
+/* Draws a number below n: by chance from EMULATOR_SEED; without a seed always 0. */
 unsigned emulator_choose(unsigned n);
 
 /* Ends the program with a line that says what a card would not have done. */
