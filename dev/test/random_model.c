@@ -1,4 +1,4 @@
-/* random_model.c -- writes a model folder with the weights that a new run begins with: ./random_model CONFIG.json FOLDER. FOLDER
+/* random_model.c -- writes a model folder with the weights that a new run begins with: ./random_model CONFIG.json FOLDER, which
  * must exist. For models that no preset has.
  */
 #include "llmc/files/model_folder.h"

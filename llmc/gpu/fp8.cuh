@@ -20,9 +20,9 @@
  * kept in 16 bits, or computed again with the same bits, so dW makes its transpose from these, 3 bytes a value, with the scale
  * that the forward pass has left: the same bits whatever is computed again. Both transposes share one buffer.
  *
- * The head is one more weight, outside of the blocks, so with one copy of each kind. It takes the tokens in chunks, and the gradients of a
- * chunk's logits overwrite the shared buffer: so its x is quantised chunk by chunk, in a pass. `largest` of x and dout is that
- * of the chunks so far, in their order. If the head is the embedding, too, that stays in 16 bits.
+ * The head is one more weight, outside of the blocks, so with one copy of each kind. It takes the tokens in chunks, and the
+ * gradients of a chunk's logits overwrite the shared buffer: so its x is quantised chunk by chunk, in a pass. `largest` of x
+ * and dout is that of the chunks so far, in their order. If the head is the embedding, too, that stays in 16 bits.
  *
  * The sums: forward keeps them in the tensor cores' own precision until the end (fast), as others do; dx, which sums over twice
  * the feed-forward width, and dW, which sums over all tokens, do not. On an H200 (dev/results/nvidia-h200-levers.md) the

@@ -1,5 +1,5 @@
-/* block.cpp -- runs the blocks of a grid on the emulated card, one after the other, each of their threads as a fiber: a stack of
- * its own, on which it runs until it yields. Barriers and exchanges of a warp are counters that the waiting threads look at
+/* block.cpp -- runs the blocks of a grid on the emulated card, one after the other, each of their threads as a fiber: a stack
+ * of its own, on which it runs until it yields. Barriers and exchanges of a warp are counters that the waiting threads look at
  * whenever it is their turn.
  *
  * For x86-64: emulator_switch() is the only machine code.

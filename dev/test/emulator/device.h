@@ -1,13 +1,13 @@
-/* device.h -- what a kernel finds on the emulated card, as ordinary C++. It is included in front of every source (g++ -include),
- * and the sources' launches K<<<grid, block, shared, stream>>>(arguments) have been rewritten as
+/* device.h -- what a kernel finds on the emulated card, as plain C++. It is included in front of every source (-include), and
+ * the sources' launches K<<<grid, block, shared, stream>>>(arguments) have been rewritten as
  * [=](auto... a) { K(a...); } % LaunchOf(grid, block, shared, stream)(arguments).
  *
- * The threads of a block are fibers, of which one runs at a time, until it waits for others: at a barrier, in a shuffle. Thread,
- * block and shared memory are globals; what is static of it keeps what the block before left. So a read that needs a barrier and
- * has none sees what the thread before left, or did not yet write, and EMULATOR_SEED runs threads in other orders, and another
- * block first. Not emulated: what memory shows to threads that run truly side by side (fences do nothing), the limits of
- * registers, and that dynamic shared memory above 48 KiB has to be asked for (cudaFuncSetAttribute). Fast functions (__expf,
- * __fdividef) are exact.
+ * The threads of a block are fibers, of which one runs at a time, until it waits for others: at a barrier, in a shuffle.
+ * Thread, block and shared memory are globals; what is static of it keeps what the block before left. So a read that needs a
+ * barrier and has none sees what the thread before left, or did not yet write, and EMULATOR_SEED runs threads in other orders,
+ * and another block first. Not emulated: what memory shows to threads that run truly side by side (fences do nothing), the
+ * limits of registers, and that dynamic shared memory above 48 KiB has to be asked for (cudaFuncSetAttribute). Fast functions
+ * (__expf, __fdividef) are exact.
  */
 #ifndef EMULATOR_DEVICE_H
 #define EMULATOR_DEVICE_H

@@ -1,8 +1,8 @@
 /* runtime.cpp -- the CUDA runtime of the emulated card: memory, streams, events, graphs.
  *
- * Whatever is queued is a Work, which waits for those before it: in its stream, and by events. A thread of its own runs them, one
- * at a time, in any order that this allows (EMULATOR_SEED draws one), and begins only when the program waits for something, or
- * has queued nothing for a while. So work that is not ordered, and memory of the host that is used again too early, show.
+ * Whatever is queued is a Work, which waits for those before it: in its stream, and by events. A thread of its own runs them,
+ * one at a time, in any order that this allows (EMULATOR_SEED draws one), and begins only when the program waits for something,
+ * or has queued nothing for a while. So work that is not ordered, and memory of the host that is used again too early, show.
  * A graph is a list of such works, which a launch copies.
  *
  * Memory of the card is memory of the host, full of NaN. EMULATOR_GPUS (8) cards of EMULATOR_GIB (8) each are there.
