@@ -5,16 +5,23 @@
  * to the fraction cut off, so that small contributions survive on average. The random bits are a function of (seed, step,
  * tensor, element), so a resumed run rounds in the same way.
  *
+ * All divisions and roots are rounded as IEEE 754 says, and nearly all are computed without the branches that this takes in
+ * general; see adamw_quotient().
+ *
  * Bytes moved a parameter in BF16, gradient included: fp32 master, m and v 28; split 26; split with bfloat16 m and v 18. The
  * norm reads the gradient's 2 once more.
  */
 #ifndef LLMC_ADAMW_CUH
 #define LLMC_ADAMW_CUH
 
-#include "llmc/gpu/master.cuh"      // defines: MasterKind, round_master, round_stochastic, split_low, split_join
+#include "llmc/gpu/master.cuh"      // defines: MasterKind, nearest_upper, stochastic_upper, split_join
+#include "llmc/gpu/ptx.cuh"         // defines: pack2, compute_here
+#include "llmc/gpu/quotient.cuh"    // defines: quotient_of, inverse_of, root_of
 #include "llmc/gpu/step_state.cuh"  // defines: StepState
 #include "llmc/base/update.h"       // defines: StepHyper
 #include "llmc/base/rand.h"         // defines: philox
+
+#include <type_traits>
 
 /* A stretch of the arena: a tensor, or tensors without a gap between them (q, k, v; gate, up), and the gap behind. It reaches
  * from `first`, a multiple of PARAM_ALIGN, to the next stretch's `first`; the last one reaches the arena's end. The list is
@@ -44,14 +51,174 @@ struct AdamWTensors {
     int num_stretches;
 };
 
-enum { ADAMW_VECTOR = 8, ADAMW_THREADS = 256 };
+enum { ADAMW_VECTOR = 8, ADAMW_THREADS = 256, ADAMW_TURNS = 4 };  // a thread takes so many vectors, one after the other
 
-/* Elements a thread: 16 bytes of the narrowest state, so that a warp's stores fill whole sectors. */
+/* Elements in a vector: 16 bytes of the narrowest state, so that a warp's stores fill whole sectors. */
 template <MasterKind MASTER, typename Moment>
 constexpr int ADAMW_WIDTH = sizeof(Moment) == 4 && MASTER != MASTER_SPLIT ? 4 : ADAMW_VECTOR;
 
+/* What is the same in every step. */
+typedef struct {
+    float one_minus_beta1, beta2, one_minus_beta2, eps;
+    uint64_t seed;
+} AdamWFactors;
+
+static inline AdamWFactors adamw_factors(const StepHyper* hyper, uint64_t seed) {
+    const AdamWFactors f = {(float)(1.0 - hyper->beta1), (float)hyper->beta2, (float)(1.0 - hyper->beta2), (float)hyper->eps,
+                            seed};
+    return f;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// elements as they lie in memory, in words: in a Vec of its type, a 16-bit element would take a register
+
+template <typename T, int W>
+constexpr int WORDS = W*(int)sizeof(T) / 4;
+template <typename T, int W>
+using Words = Vec<uint32_t, WORDS<T, W>>;
+
+template <typename T, int W>
+__device__ __forceinline__ Words<T, W> load_words(const void* array, size_t i) {
+    return load_stream<WORDS<T, W>>((const uint32_t*)((const T*)array + i));
+}
+template <typename T, int W>
+__device__ __forceinline__ void store_words(void* array, size_t i, const Words<T, W>& x) {
+    store_stream((uint32_t*)((T*)array + i), x);
+}
+
+/* Returns element k. */
+template <typename T, int N>
+__device__ __forceinline__ float float_at(const Vec<uint32_t, N>& x, int k) {
+    const uint32_t word = x.v[k * (int)sizeof(T) / 4];
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+        return float_from_bits(k % 2 ? word & 0xffff0000u : word << 16);
+    } else if constexpr (std::is_same_v<T, __half>) {
+        return __half2float(__ushort_as_half((unsigned short)(word >> k % 2 * 16)));
+    } else {
+        return float_from_bits(word);
+    }
+}
+
+template <int N>
+__device__ __forceinline__ void set_floats(Vec<uint32_t, N>& x, int k, float a, float b) {
+    x.v[k] = float_bits(a);
+    x.v[k + 1] = float_bits(b);
+}
+
+/* Return the lower halves of a and b in one word, that of a first, and the upper halves. */
+__device__ __forceinline__ uint32_t lower_halves(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x5410); }
+__device__ __forceinline__ uint32_t upper_halves(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x7632); }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the update
+
+// What quotients and roots without branches ask for: eps and sqrt_correction2 between these and 1, and m that is zero or has at
+// least this magnitude. Other values take a slower path to the same result.
+constexpr float USUAL_EPS = 0x1p-50f, USUAL_CORRECTION2 = 0x1p-12f, USUAL_M = 0x1p-80f;
+
+/* Returns m / (sqrt(v) / sqrt_correction2 + eps), each operation rounded. USUAL: without branches; the same bits for the values
+ * above, but infinity or NaN if v is negative, not finite, or 2^64 and more. inverse: inverse_of(sqrt_correction2) */
+template <bool USUAL>
+__device__ __forceinline__ float adamw_quotient(float m, float v, float sqrt_correction2, float inverse, float eps) {
+    if constexpr (USUAL) {
+        // Times 2^64, no v is denormal. 2^-126 is there for v = 0, whose root would be 0 times infinity: rounding drops it from
+        // any other v, and its root from the sum with eps.
+        const float root = root_of(__fmaf_rn(v, 0x1p64f, 0x1p-126f));
+        const float corrected = quotient_of(root, 0x1p32f * sqrt_correction2, 0x1p-32f * inverse);
+        const float denominator = __fadd_rn(corrected, eps);
+        return quotient_of(m, denominator, inverse_of(denominator));
+    } else {
+        return __fdiv_rn(m, __fadd_rn(__fdiv_rn(__fsqrt_rn(v), sqrt_correction2), eps));
+    }
+}
+
+/* Updates the W elements from i on, all of one stretch. USUAL: does nothing and returns false, if a value is not usual. */
+template <bool USUAL, typename Grad, MasterKind MASTER, typename Moment>
+__device__ __forceinline__ bool adamw_vector(const AdamWTensors<Grad>& t, size_t i, const AdamWStretch& stretch,
+                                             const StepState* state, const AdamWFactors& f) {
+    typedef typename MasterType<MASTER>::type Master;
+    constexpr int W = ADAMW_WIDTH<MASTER, Moment>;
+    const size_t at = i - t.state_first, in_stretch = i - stretch.first;
+    Words<Moment, W> m = load_words<Moment, W>(t.m, at), v = load_words<Moment, W>(t.v, at);
+    Words<Master, W> master;
+    Words<floatX, W> param;
+    if constexpr (MASTER != MASTER_NONE) { master = load_words<Master, W>(t.master, at); }
+    if constexpr (MASTER != MASTER_FP32) { param = load_words<floatX, W>(t.params, i); }
+    float grad[W];
+    if (stretch.grad) {
+        const Words<float, W> apart = load_words<float, W>(stretch.grad, in_stretch);
+#pragma unroll
+        for (int k = 0; k < W; k++) { grad[k] = float_at<float>(apart, k); }
+    } else {
+        const Words<Grad, W> joint = load_words<Grad, W>(t.grads, i - t.grads_first);
+#pragma unroll
+        for (int k = 0; k < W; k++) { grad[k] = float_at<Grad>(joint, k); }
+    }
+    Philox random[W / 4];
+    if constexpr (sizeof(Moment) == 2) {
+        const uint64_t index = (uint64_t)state->step << 40 | (uint64_t)(in_stretch / 4);  // a multiple of W / 4
+#pragma unroll
+        for (int k = 0; k < W / 4; k++) { random[k] = philox(f.seed, RAND_ROUND, stretch.tensor, index | k); }
+    }
+
+    const float grad_scale = state->grad_scale, step_size = state->step_size, sqrt_correction2 = state->sqrt_correction2;
+    const float decay = stretch.decays ? state->decay : 1.0f, inverse = inverse_of(sqrt_correction2);
+    uint32_t least_m = 0xffffffffu;  // of the magnitudes' bits, each doubled, less 1, which makes 0 the largest
+    float not_finite = 0;            // NaN if a new weight is not finite
+    // Write out each rounding. Otherwise the compiler may fuse different products in different instantiations, and the forms
+    // of master weights, or two builds, would differ in the last bit.
+#pragma unroll
+    for (int k = 0; k < W; k += 2) {
+        float p[2], mk[2], vk[2];
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const float gk = __fmul_rn(grad[k + j], grad_scale), m_old = float_at<Moment>(m, k + j);
+            mk[j] = __fmaf_rn(f.one_minus_beta1, __fsub_rn(gk, m_old), m_old);
+            vk[j] = __fmaf_rn(f.beta2, float_at<Moment>(v, k + j), __fmul_rn(__fmul_rn(f.one_minus_beta2, gk), gk));
+            if constexpr (MASTER == MASTER_NONE) { p[j] = float_at<floatX>(param, k + j); }
+            if constexpr (MASTER == MASTER_FP32) { p[j] = float_at<float>(master, k + j); }
+            if constexpr (MASTER == MASTER_SPLIT) {
+                p[j] = split_join(float_at<floatX>(param, k + j), (int16_t)(master.v[k / 2] >> 16 * j));
+            }
+            const float quotient = adamw_quotient<USUAL>(mk[j], vk[j], sqrt_correction2, inverse, f.eps);
+            p[j] = __fmaf_rn(p[j], decay, -__fmul_rn(step_size, quotient));
+            least_m = min(least_m, 2 * float_bits(mk[j]) - 1);
+            not_finite = __fmaf_rn(p[j], 0.0f, not_finite);
+        }
+        // both elements of a word at once
+        if constexpr (MASTER == MASTER_NONE) { set_floats(param, k, p[0], p[1]); }
+        if constexpr (MASTER == MASTER_FP32) { set_floats(master, k, p[0], p[1]); }
+        if constexpr (MASTER == MASTER_SPLIT) { master.v[k / 2] = lower_halves(float_bits(p[0]), float_bits(p[1])); }
+#if defined(PRECISION_BF16)
+        param.v[k / 2] = upper_halves(nearest_upper<USUAL>(p[0]), nearest_upper<USUAL>(p[1]));
+#elif defined(PRECISION_FP16)
+        param.v[k / 2] = pack2(p[0], p[1]);
+#endif
+        if constexpr (sizeof(Moment) == 2) {
+            const uint32_t r0 = random[k / 4].v[k % 4], r1 = random[k / 4].v[k % 4 + 1];
+            m.v[k / 2] =
+                upper_halves(stochastic_upper<USUAL>(mk[0], r0 & 0xffffu), stochastic_upper<USUAL>(mk[1], r1 & 0xffffu));
+            v.v[k / 2] = upper_halves(stochastic_upper<USUAL>(vk[0], r0 >> 16), stochastic_upper<USUAL>(vk[1], r1 >> 16));
+        } else {
+            set_floats(m, k, mk[0], mk[1]);
+            set_floats(v, k, vk[0], vk[1]);
+        }
+    }
+    if constexpr (USUAL) {
+        if (f.eps < USUAL_EPS || f.eps > 1 || !(sqrt_correction2 >= USUAL_CORRECTION2 && sqrt_correction2 <= 1) ||
+            least_m < 2 * float_bits(USUAL_M) - 1 || not_finite != 0) {
+            return false;
+        }
+    }
+    store_words<Moment, W>(t.m, at, m);
+    store_words<Moment, W>(t.v, at, v);
+    if constexpr (MASTER != MASTER_NONE) { store_words<Master, W>(t.master, at, master); }
+    store_words<floatX, W>(t.params, i, param);
+    return true;
+}
+
 /* Returns the last stretch that begins at or before element i. */
-__device__ __forceinline__ AdamWStretch stretch_at(const AdamWStretch* stretches, int count, size_t i) {
+__device__ __forceinline__ int stretch_at(const AdamWStretch* stretches, int count, size_t i) {
     int below = 0, above = count;
     while (above - below > 1) {
         const int middle = (below + above) / 2;
@@ -61,89 +228,31 @@ __device__ __forceinline__ AdamWStretch stretch_at(const AdamWStretch* stretches
             above = middle;
         }
     }
-    return stretches[below];
+    return below;
 }
 
-/* Updates the W elements from i on. */
+/* Updates the vectors at i, i + stride ... below `end`. */
 template <typename Grad, MasterKind MASTER, typename Moment>
-__device__ __forceinline__ void adamw_vector(const AdamWTensors<Grad>& t, size_t i, const StepState* state,
-                                             float one_minus_beta1, float beta2, float one_minus_beta2, float eps,
-                                             uint64_t seed) {
-    typedef typename MasterType<MASTER>::type Master;
-    constexpr int W = ADAMW_WIDTH<MASTER, Moment>;
-    const size_t at = i - t.state_first;
-    Moment* m_at = (Moment*)t.m + at;
-    Moment* v_at = (Moment*)t.v + at;
-    Master* master_at = MASTER == MASTER_NONE ? NULL : (Master*)t.master + at;
-    // load all that does not depend on the stretch
-    Vec<Grad, W> grad;
-    if (i >= t.grads_first && i < t.grads_end) { grad = load_stream<W>(t.grads + (i - t.grads_first)); }
-    Vec<Moment, W> m = load_stream<W>(m_at), v = load_stream<W>(v_at);
-    Vec<Master, W> master;
-    Vec<floatX, W> param;
-    if constexpr (MASTER != MASTER_NONE) { master = load_stream<W>(master_at); }
-    if constexpr (MASTER != MASTER_FP32) { param = load_vec<W>(t.params + i); }
-
-    const AdamWStretch stretch = stretch_at(t.stretches, t.num_stretches, i);
-    float g[W];
-    if (stretch.grad) {
-        const Vec<float, W> apart = load_vec<W>(stretch.grad + (i - stretch.first));
-#pragma unroll
-        for (int k = 0; k < W; k++) { g[k] = apart.v[k]; }
-    } else {
-#pragma unroll
-        for (int k = 0; k < W; k++) { g[k] = to_float(grad.v[k]); }
-    }
-
-    const float grad_scale = state->grad_scale, step_size = state->step_size, sqrt_correction2 = state->sqrt_correction2;
-    const float decay = stretch.decays ? state->decay : 1.0f;
-    Philox random[W / 4];
-    if constexpr (sizeof(Moment) == 2) {
-#pragma unroll
-        for (int k = 0; k < W / 4; k++) {
-            const uint64_t index = (uint64_t)state->step << 40 | (uint64_t)((i - stretch.first) / 4 + k);
-            random[k] = philox(seed, RAND_ROUND, stretch.tensor, index);
+__device__ __forceinline__ void adamw_vectors(const AdamWTensors<Grad>& t, size_t i, size_t end, size_t stride,
+                                              const StepState* state, const AdamWFactors& f) {
+    int k = stretch_at(t.stretches, t.num_stretches, i);
+#pragma unroll 1
+    for (; i < end; i += stride) {
+        while (k + 1 < t.num_stretches && t.stretches[k + 1].first <= i) { k++; }
+        if (!adamw_vector<true, Grad, MASTER, Moment>(t, i, t.stretches[k], state, f)) {
+            compute_here(i);  // else the compiler keeps what both paths share, and spills registers
+            adamw_vector<false, Grad, MASTER, Moment>(t, i, t.stretches[k], state, f);
         }
     }
-    // Write out each rounding. Otherwise the compiler may fuse different products in different instantiations, and the forms
-    // of master weights, or two builds, would differ in the last bit.
-#pragma unroll
-    for (int k = 0; k < W; k++) {
-        const float gk = __fmul_rn(g[k], grad_scale), m_old = to_float(m.v[k]);
-        const float mk = __fmaf_rn(one_minus_beta1, __fsub_rn(gk, m_old), m_old);
-        const float vk = __fmaf_rn(beta2, to_float(v.v[k]), __fmul_rn(__fmul_rn(one_minus_beta2, gk), gk));
-        float p;
-        if constexpr (MASTER == MASTER_NONE) { p = to_float(param.v[k]); }
-        if constexpr (MASTER == MASTER_FP32) { p = master.v[k]; }
-        if constexpr (MASTER == MASTER_SPLIT) { p = split_join(*(const __nv_bfloat16*)&param.v[k], master.v[k]); }
-        const float root = __fadd_rn(__fdiv_rn(__fsqrt_rn(vk), sqrt_correction2), eps);
-        p = __fmaf_rn(p, decay, -__fmul_rn(step_size, __fdiv_rn(mk, root)));
-        param.v[k] = round_master<floatX>(p);
-        if constexpr (MASTER == MASTER_FP32) { master.v[k] = p; }
-        if constexpr (MASTER == MASTER_SPLIT) { master.v[k] = split_low(p); }
-        if constexpr (sizeof(Moment) == 2) {
-            const uint32_t bits = random[k / 4].v[k % 4];
-            m.v[k] = round_stochastic(mk, bits & 0xffffu);
-            v.v[k] = round_stochastic(vk, bits >> 16);
-        } else {
-            m.v[k] = mk;
-            v.v[k] = vk;
-        }
-    }
-    store_stream(m_at, m);
-    store_stream(v_at, v);
-    if constexpr (MASTER != MASTER_NONE) { store_stream(master_at, master); }
-    store_vec(t.params + i, param);
 }
 
 template <typename Grad, MasterKind MASTER, typename Moment>
-__global__ void __launch_bounds__(ADAMW_THREADS)
-    adamw_kernel(AdamWTensors<Grad> t, size_t lo, size_t hi, const StepState* state, float one_minus_beta1, float beta2,
-                 float one_minus_beta2, float eps, uint64_t seed) {
+__global__ void __launch_bounds__(ADAMW_THREADS, 3)
+    adamw_kernel(AdamWTensors<Grad> t, size_t lo, size_t hi, const StepState* state, AdamWFactors f) {
     if (state->verdict != UPDATE_APPLIED) { return; }
-    const size_t i = lo + ((size_t)blockIdx.x * ADAMW_THREADS + threadIdx.x) * ADAMW_WIDTH<MASTER, Moment>;
-    if (i >= hi) { return; }
-    adamw_vector<Grad, MASTER, Moment>(t, i, state, one_minus_beta1, beta2, one_minus_beta2, eps, seed);
+    constexpr int W = ADAMW_WIDTH<MASTER, Moment>, turn = ADAMW_THREADS * W;
+    const size_t first = lo + (size_t)blockIdx.x * (turn * ADAMW_TURNS), end = first + turn * ADAMW_TURNS;
+    adamw_vectors<Grad, MASTER, Moment>(t, first + threadIdx.x * W, end < hi ? end : hi, turn, state, f);
 }
 
 /* Applies one AdamW step to elements [lo, hi) of the arena (multiples of ADAMW_VECTOR); does nothing unless state->verdict is
@@ -155,12 +264,11 @@ static void adamw_update_cuda(const AdamWTensors<Grad>* tensors, size_t lo, size
     if (lo >= hi) { return; }
     assert(lo % ADAMW_VECTOR == 0 && hi % ADAMW_VECTOR == 0 && tensors->state_first % ADAMW_VECTOR == 0);
     assert(tensors->grads_first % ADAMW_VECTOR == 0 && tensors->grads_end % ADAMW_VECTOR == 0);
-    const float one_minus_beta1 = (float)(1.0 - hyper->beta1), one_minus_beta2 = (float)(1.0 - hyper->beta2);
-    const float beta2 = (float)hyper->beta2, eps = (float)hyper->eps;
-#define ADAMW_LAUNCH(kind, moment)                                                                                      \
-    adamw_kernel<Grad, kind, moment>                                                                                    \
-        <<<(unsigned)ceil_div(hi - lo, (size_t)ADAMW_THREADS * ADAMW_WIDTH<kind, moment>), ADAMW_THREADS, 0, stream>>>( \
-            *tensors, lo, hi, state, one_minus_beta1, beta2, one_minus_beta2, eps, seed)
+    const AdamWFactors f = adamw_factors(hyper, seed);
+#define ADAMW_LAUNCH(kind, moment)                                                                                         \
+    adamw_kernel<Grad, kind, moment>                                                                                       \
+        <<<(unsigned)ceil_div(hi - lo, (size_t)ADAMW_THREADS * ADAMW_TURNS * ADAMW_WIDTH<kind, moment>), ADAMW_THREADS, 0, \
+           stream>>>(*tensors, lo, hi, state, f)
 #define ADAMW_LAUNCH_MOMENTS(kind)         \
     if (bf16_moments) {                    \
         ADAMW_LAUNCH(kind, __nv_bfloat16); \

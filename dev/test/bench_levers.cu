@@ -543,20 +543,16 @@ enum { LAYERS = 16, FEW_THREADS = 768 };  // a block of AdamW this large leaves 
 /* AdamW on as many multiprocessors as it has blocks. */
 template <MasterKind MASTER, typename Moment>
 __global__ void __launch_bounds__(FEW_THREADS, 1)
-    adamw_few_kernel(AdamWTensors<floatX> t, size_t n, const StepState* state, float one_minus_beta1, float beta2,
-                     float one_minus_beta2, float eps) {
+    adamw_few_kernel(AdamWTensors<floatX> t, size_t n, const StepState* state, AdamWFactors f) {
     constexpr size_t W = ADAMW_WIDTH<MASTER, Moment>;
-    for (size_t i = ((size_t)blockIdx.x * FEW_THREADS + threadIdx.x) * W; i < n; i += gridDim.x * FEW_THREADS * W) {
-        adamw_vector<floatX, MASTER, Moment>(t, i, state, one_minus_beta1, beta2, one_minus_beta2, eps, 42);
-    }
+    const size_t first = ((size_t)blockIdx.x * FEW_THREADS + threadIdx.x) * W;
+    adamw_vectors<floatX, MASTER, Moment>(t, first, n, gridDim.x * FEW_THREADS * W, state, f);
 }
 
 static void few_launch(const Update& u, int processors, cudaStream_t stream) {
-    const float one_minus_beta1 = (float)(1.0 - u.hyper.beta1), one_minus_beta2 = (float)(1.0 - u.hyper.beta2);
     const auto kernel =
         u.master == MASTER_SPLIT ? adamw_few_kernel<MASTER_SPLIT, __nv_bfloat16> : adamw_few_kernel<MASTER_FP32, float>;
-    kernel<<<processors, FEW_THREADS, 0, stream>>>(u.t, u.n, u.state, one_minus_beta1, (float)u.hyper.beta2, one_minus_beta2,
-                                                   (float)u.hyper.eps);
+    kernel<<<processors, FEW_THREADS, 0, stream>>>(u.t, u.n, u.state, adamw_factors(&u.hyper, 42));
     CUDA_CHECK_LAUNCH("adamw_few_kernel");
 }
 

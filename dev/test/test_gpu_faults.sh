@@ -103,7 +103,9 @@ gradients behind the head lose their factor | BF16 | test_llama3cu $head | llmc/
 rows in e5m2 have the scales of e4m3 | BF16 | test_kernels_cu quantised_rows | llmc/quantise.cuh | s/quantise_scale(largest, F), factor/quantise_scale(largest, E4M3), factor/
 rows in e5m2 are transposed as e4m3 | BF16 | test_kernels_cu transposes_are | llmc/quantise.cuh | s/if (rows.format == E4M3)/if (true)/
 dW from the transpose of the dout before | BF16 | test_llama3cu $fp8 | train_llama3.cu | /^ *linear_backward_input(q, "gate up dx"/ { h; d; }; /^ *linear_backward_weight(q, "gate up dw"/ G
-the split master's low half dropped | BF16 | test_kernels_cu adamw_agrees | llmc/adamw.cuh | s/master\.v\[k\] = split_low(p)/master.v[k] = 0/
+AdamW takes every value for a usual one | BF16 | test_kernels_cu adamw_rounds | llmc/adamw.cuh | s/not_finite != 0/false/
+quotients are not corrected | BF16 | test_kernels_cu quotients_and_roots | llmc/gpu/quotient.cuh | s/return __fmaf_rn(too_large_by, -inverse, q)/return q/
+the split master's low half dropped | BF16 | test_kernels_cu adamw_agrees | llmc/adamw.cuh | s/master\.v\[k \/ 2\] = lower_halves(.*;/master.v[k \/ 2] = 0;/
 END
 }
 

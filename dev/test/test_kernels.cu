@@ -1251,6 +1251,108 @@ static void a_skipped_step_changes_nothing() {
     device_free_all();
 }
 
+/* Counts wrong inverses, quotients and roots of all numbers with an exponent. */
+__global__ void quotients_kernel(unsigned* wrong, int exponent) {
+    const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;
+    for (uint32_t i = thread; i < 1u << 23; i += gridDim.x * blockDim.x) {
+        const float d = float_from_bits((uint32_t)(exponent + 127) << 23 | i), inverse = inverse_of(d);
+        if (inverse != __fdiv_rn(1, d)) { atomicAdd(&wrong[0], 1u); }
+        const Philox random = philox(11, RAND_INIT, (uint32_t)(exponent + 127), i);
+        // |x| from 2^-100 on, and x / d from 2^-124 to 2^124; and what is special
+        const int low = max(-100, exponent - 123), high = min(126, exponent + 123);
+        const uint32_t sign = random.v[1] << 31, mantissa = random.v[0] & 0x7fffffu;
+        const uint32_t x_exponent = (uint32_t)(127 + low) + random.v[2] % (uint32_t)(high - low + 1);
+        for (uint32_t bits : {sign | x_exponent << 23 | mantissa, sign | x_exponent << 23, sign | x_exponent << 23 | i,
+                              sign | x_exponent << 23 | (i + random.v[3] % 5 - 2 & 0x7fffffu), sign}) {
+            const float x = float_from_bits(bits);
+            if (float_bits(quotient_of(x, d, inverse)) != float_bits(__fdiv_rn(x, d))) { atomicAdd(&wrong[1], 1u); }
+        }
+        if (exponent >= -101 && root_of(d) != __fsqrt_rn(d)) { atomicAdd(&wrong[2], 1u); }
+    }
+}
+
+/* The functions without branches give the bits of the general ones: for every mantissa, at the ends of the range, between, and
+ * above and below 1, where a root of an odd exponent is another one. */
+static void quotients_and_roots_are_rounded() {
+    unsigned* wrong = upload(std::vector<unsigned>(3, 0));
+    for (int exponent : {-125, -124, -101, -100, -51, -50, -1, 0, 1, 40, 63, 64, 123, 124}) {
+        quotients_kernel<<<256, 256>>>(wrong, exponent);
+        CUDA_CHECK_LAUNCH("quotients_kernel");
+        const std::vector<unsigned> w = download(wrong, 3);
+        CHECK(w[0] + w[1] + w[2] == 0, "2^%d: %u inverses, %u quotients, %u roots are not rounded", exponent, w[0], w[1], w[2]);
+    }
+    device_free_all();
+}
+
+/* Returns a float's bits: of any float, of an end of some range, of zero, or of a size that occurs in training. */
+static uint32_t adamw_pattern(uint64_t i, int exponent) {
+    static const uint32_t ends[] = {0,          1,          0x00800000, 0x007fffff, 0x17800000, 0x177fffff, 0x1f800000,
+                                    0x5f800000, 0x5f7fffff, 0x3fffffff, 0x7f7fffff, 0x7f800000, 0x7f800001, 0x7fc00000};
+    const Philox r = philox(12, RAND_INIT, 0, i);
+    switch (i / 4096 % 4) {
+        case 0: return r.v[0];
+        case 1: return ends[r.v[1] % (sizeof ends / sizeof ends[0])] | r.v[2] << 31;
+        case 2: return r.v[1] % 64 ? 0 : r.v[0];
+        default: return r.v[2] << 31 | (uint32_t)(127 + exponent - (int)(r.v[1] % 16)) << 23 | (r.v[0] & 0x7fffffu);
+    }
+}
+
+/* Weights and moments have the bits of IEEE 754, whatever they are: also where divisions need the slower path. */
+static void adamw_rounds_each_operation() {
+    enum { N = 1 << 16 };
+    const MasterKind kind = sizeof(floatX) == 4 ? MASTER_NONE : MASTER_FP32;
+    Floats weights(N), grads(N), m(N), v(N);
+    for (size_t i = 0; i < N; i++) {
+        weights[i] = float_from_bits(adamw_pattern(i, -4));
+        grads[i] = float_from_bits(adamw_pattern(i + N, -12));
+        m[i] = float_from_bits(adamw_pattern(i + 2 * N, -14));
+        v[i] = float_from_bits(adamw_pattern(i / 2 + 3 * N, -28) & (i % 16 ? 0x7fffffffu : 0xffffffffu));
+    }
+    const std::vector<AdamWStretch> stretches = {{0, NULL, 0, 1}};
+    StepHyper h = test_hyper();
+    for (double eps : {1e-8, 1e-30}) {
+        for (float sqrt_correction2 : {0.2f, 1.0f, 1e-4f}) {
+            h.eps = eps;
+            StepState state;
+            memset(&state, 0, sizeof state);
+            state.verdict = UPDATE_APPLIED;
+            state.grad_scale = 0.3f;
+            state.step_size = 1e-3f;
+            state.sqrt_correction2 = sqrt_correction2;
+            state.decay = 0.999f;
+            AdamWTensors<float> t;
+            t.params = device_alloc<floatX>(N);
+            float* exact = upload(weights);
+            t.master = exact;
+            if (kind == MASTER_NONE) { t.params = (floatX*)exact; }
+            t.grads = upload(grads);
+            t.grads_first = t.state_first = 0;
+            t.grads_end = N;
+            t.m = upload(m);
+            t.v = upload(v);
+            t.stretches = upload(stretches);
+            t.num_stretches = 1;
+            adamw_update_cuda(&t, 0, N, upload(std::vector<StepState>(1, state)), &h, kind, false, 42, 0);
+            const Floats got[3] = {download(exact, N), download((float*)t.m, N), download((float*)t.v, N)};
+            const AdamWFactors f = adamw_factors(&h, 42);
+            size_t wrong = 0;
+            for (size_t i = 0; i < N; i++) {
+                const volatile float g = grads[i] * state.grad_scale;  // a rounding that the compiler must keep
+                const float mk = fmaf(f.one_minus_beta1, g - m[i], m[i]);
+                const float vk = fmaf(f.beta2, v[i], f.one_minus_beta2 * g * g);
+                const float quotient = mk / (sqrtf(vk) / sqrt_correction2 + f.eps);
+                const float want[3] = {fmaf(weights[i], state.decay, -(state.step_size * quotient)), mk, vk};
+                for (int k = 0; k < 3; k++) {
+                    wrong += float_bits(got[k][i]) != float_bits(want[k]) && !(isnan(got[k][i]) && isnan(want[k]));
+                }
+            }
+            CHECK(wrong == 0, "eps %g, correction %g: %zu of %d numbers are not rounded", eps, (double)sqrt_correction2, wrong,
+                  3 * N);
+        }
+    }
+    device_free_all();
+}
+
 // random bit patterns; all lower halves of the numbers from 1 on, the tie among them; and values that rounding may carry too
 // far: many NaNs, the infinities, the largest finite numbers, denormals
 static std::vector<uint32_t> patterns_to_round() {
@@ -1267,7 +1369,7 @@ static void split_weights_are_exact() {
     for (uint32_t u : patterns_to_round()) {
         const float x = float_from_bits(u);
         const __nv_bfloat16 p = round_master<__nv_bfloat16>(x);
-        const float rounded = to_float(p), joined = split_join(p, split_low(x));
+        const float rounded = to_float(p), joined = split_join(rounded, (int16_t)split_low(x));
         if (isnan(x)) {
             CHECK(isnan(rounded) && isnan(joined), "the NaN %08x becomes %g, then %g", u, (double)rounded, (double)joined);
             continue;
@@ -1286,7 +1388,7 @@ static void stochastic_rounding_is_to_a_neighbour() {
         const uint32_t low = u & 0xffffu;
         for (uint32_t random : {0u, 0xffffu - low, 0x10000u - low, 0xffffu}) {  // the first two round down, the last two up
             if (random > 0xffffu) { continue; }                                 // nothing to cut off: never up
-            const float rounded = to_float(round_stochastic(x, random));
+            const float rounded = float_from_bits(stochastic_upper(x, random) & 0xffff0000u);
             if (isnan(x)) {
                 CHECK(isnan(rounded), "the NaN %08x with %04x becomes %g", u, random, (double)rounded);
                 continue;
@@ -2097,6 +2199,8 @@ static const struct {
     ENTRY(adamw_agrees_in_all_forms),
     ENTRY(adamw_takes_gradients_from_a_window),
     ENTRY(a_skipped_step_changes_nothing),
+    ENTRY(quotients_and_roots_are_rounded),
+    ENTRY(adamw_rounds_each_operation),
     HOST_ENTRY(element_sizes_are_those_of_the_types),
     ENTRY(matmul_agrees_in_all_directions),
     ENTRY(every_candidate_agrees_and_repeats_its_bits),

@@ -33,6 +33,9 @@ LLMC_HOST_DEVICE static inline Philox philox(uint64_t seed, RandPurpose purpose,
     uint32_t c0 = (uint32_t)index, c1 = (uint32_t)(index >> 32), c2 = stream, c3 = (uint32_t)purpose;
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
     for (int round = 0; round < 10; round++) {
+#ifdef __CUDA_ARCH__
+        asm("" : "+r"(c0), "+r"(c2));  // hides that they were halves; else nvcc makes products of 64-bit factors
+#endif
         uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
         c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
         c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;

@@ -24,8 +24,22 @@ __host__ __device__ __forceinline__ __nv_bfloat16 bfloat16_of(uint32_t bits) {
 }
 
 /* Returns the bits of x, to which less than 2^16 may be added. Any NaN becomes one whose upper half survives the addition,
- * which would turn 0x7fffffff, CUDA's own NaN, into -0 and 0x7f800001 into infinity. */
-__host__ __device__ __forceinline__ uint32_t bits_to_round(float x) { return isnan(x) ? 0x7fff0000u : float_bits(x); }
+ * which would turn 0x7fffffff, CUDA's own NaN, into -0 and 0x7f800001 into infinity. NUMBER: x is known to be no NaN. */
+template <bool NUMBER = false>
+__host__ __device__ __forceinline__ uint32_t bits_to_round(float x) {
+    return !NUMBER && isnan(x) ? 0x7fff0000u : float_bits(x);
+}
+
+/* Round to bfloat16, which is then the upper half: to nearest, ties away from zero; and up with a probability equal to the
+ * fraction cut off, else down. `random` has 16 bits. */
+template <bool NUMBER = false>
+__host__ __device__ __forceinline__ uint32_t nearest_upper(float x) {
+    return bits_to_round<NUMBER>(x) + 0x8000u;
+}
+template <bool NUMBER = false>
+__host__ __device__ __forceinline__ uint32_t stochastic_upper(float x, uint32_t random) {
+    return bits_to_round<NUMBER>(x) + random;
+}
 
 /* Rounds an fp32 master weight to its parameter. bfloat16: to nearest, ties away from zero, see above. */
 template <typename T>
@@ -34,19 +48,14 @@ __host__ __device__ __forceinline__ T round_master(float x) {
 }
 template <>
 __host__ __device__ __forceinline__ __nv_bfloat16 round_master<__nv_bfloat16>(float x) {
-    return bfloat16_of((bits_to_round(x) + 0x8000u) >> 16);
+    return bfloat16_of(nearest_upper(x) >> 16);
 }
 
 /* Return what round_master() lost, as the difference of the bit patterns, and restore the master weight from it. */
 __host__ __device__ __forceinline__ uint16_t split_low(float x) { return (uint16_t)float_bits(x); }
-__host__ __device__ __forceinline__ float split_join(__nv_bfloat16 p, uint16_t low) {
-    // the upper half was rounded up if and only if the lower half's highest bit is set
-    return float_from_bits(((uint32_t)__nv_bfloat16_raw(p).x << 16) - ((uint32_t)(low >> 15) << 16) + low);
-}
-
-/* Rounds to bfloat16: up with a probability equal to the fraction cut off, else down. `random` has 16 bits. */
-__host__ __device__ __forceinline__ __nv_bfloat16 round_stochastic(float x, uint32_t random) {
-    return bfloat16_of((bits_to_round(x) + random) >> 16);
+__host__ __device__ __forceinline__ float split_join(float p, int16_t low) {
+    // the upper half was rounded up if and only if the lower half's highest bit is set, here its sign
+    return float_from_bits(float_bits(p) + (uint32_t)low);
 }
 
 template <MasterKind>
@@ -90,7 +99,7 @@ __global__ void master_get_kernel(float* x, const floatX* params, const void* ma
     } else if constexpr (MASTER == MASTER_FP32) {
         x[i] = ((const float*)master)[i];
     } else {
-        x[i] = split_join(((const __nv_bfloat16*)params)[i], ((const uint16_t*)master)[i]);
+        x[i] = split_join(to_float(((const __nv_bfloat16*)params)[i]), (int16_t)((const uint16_t*)master)[i]);
     }
 }
 

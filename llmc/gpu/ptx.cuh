@@ -22,8 +22,21 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
+/* Return 1 / x and 1 / sqrt(x) for a normal number x, with errors of about 2^-23 of it. */
+__device__ __forceinline__ float reciprocal_fast(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float inverse_root_fast(float x) {
+    float y;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* Hides x's origin from the compiler: values that depend on x are computed after this place, not kept from before a loop. */
 __device__ __forceinline__ void compute_here(uint32_t& x) { asm volatile("" : "+r"(x)); }
+__device__ __forceinline__ void compute_here(size_t& x) { asm volatile("" : "+l"(x)); }
 
 /* Waits until so many threads of the block, whole warps, have come to barrier `id` (1 to 15; 0 is __syncthreads'). */
 __device__ __forceinline__ void barrier_sync(int id, int threads) {

@@ -167,6 +167,11 @@ inline float __uint_as_float(unsigned u) {
     memcpy(&x, &u, sizeof x);
     return x;
 }
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+    unsigned bytes = 0;
+    for (int i = 0; i < 4; i++) { bytes |= (((uint64_t)y << 32 | x) >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i; }
+    return bytes;
+}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 

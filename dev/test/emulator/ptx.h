@@ -19,7 +19,15 @@ inline char* emulated_shared(uint32_t address) { return emulator_shared + (int32
 
 __device__ __forceinline__ float exp2_fast(float x) { return exp2f(x); }
 
+/* Off by up to a unit in the last place, as a card's: rounded up, which is the nearest only for every second number. */
+__device__ __forceinline__ float reciprocal_fast(float x) {
+    const float y = 1 / x;
+    return fmaf(x, y, -1) * x < 0 ? nextafterf(y, INFINITY) : y;
+}
+__device__ __forceinline__ float inverse_root_fast(float x) { return (float)(1 / sqrt((double)x)); }
+
 __device__ __forceinline__ void compute_here(uint32_t&) {}
+__device__ __forceinline__ void compute_here(size_t&) {}
 
 __device__ __forceinline__ void barrier_sync(int id, int threads) { emulator_barrier_of(id, threads); }
 
