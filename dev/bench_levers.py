@@ -7,6 +7,7 @@ power      watts of each kind of work alone (build/bench_levers_cu), and the con
            W = static + pJ/FLOP (products) * TFLOP/s + pJ/FLOP (attention) * TFLOP/s + pJ/B * TB/s
 fp8        cuBLASLt's fp8 products at the blocks' shapes in every way to scale, beside bf16
 adamw      AdamW on a few multiprocessors beside products, against one after the other
+launches   chains of kernels in a graph whose next one starts before the one before has ended, against after its end
 attention  stall reasons and tensor-core share of the attention kernels, by ncu where it is installed
 tune       training steps with --tune against those without, in turns A B B A of 10 s (dev/bench_gpu.py), and what --tune chose:
            --parts tune --seconds 450 gives it the time that it needs
@@ -33,7 +34,7 @@ import numpy as np
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PROGRAM, TRAINER = os.path.join(ROOT, "build", "bench_levers_cu"), os.path.join(ROOT, "train_llama3cu")
-LIMITS = dict(power=130, fp8=160, adamw=75, attention=75, tune=440)  # seconds; of tune, 170 choose the plans
+LIMITS = dict(power=130, fp8=160, adamw=75, launches=45, attention=75, tune=440)  # seconds; of tune, 170 choose the plans
 PEAKS = {"bf16": 989.4, "fp8": 1978.9, "GB/s": 4800}  # H200's data sheet: TFLOP/s, GB/s
 
 
@@ -207,6 +208,13 @@ def adamw(limit, log, _):
     return table(head, body), brief, error
 
 
+def launches(limit, log, _):
+    lines, error = run([PROGRAM, "launches"], limit, log)
+    body = [[what, *(field.split()[-2] for field in fields)] for what, *fields in rows(lines, "launches", 6)]
+    head = ["link of a chain", "ordinary, us", "programmatic, us", "early, us", "programmatic gains, us", "early gains, us"]
+    return table(head, body), [f"launches, {r[0]}: {r[1]} us, programmatic gains {r[4]}, early {r[5]}" for r in body], error
+
+
 STALL = re.compile(r"issue_stalled_(\w+?)_per_(?:warp|issue)_active")
 
 
@@ -265,7 +273,8 @@ def tune(limit, log, folder):
 
 
 PARTS = dict(power=("Watts by kind of work", power), fp8=("fp8 products", fp8), adamw=("AdamW beside products", adamw),
-             attention=("Attention kernels", attention), tune=("Tuned against untuned", tune))
+             launches=("Earlier starts of kernels", launches), attention=("Attention kernels", attention),
+             tune=("Tuned against untuned", tune))
 
 
 def main():

@@ -1,6 +1,9 @@
-/* bench_levers.cu -- measures what a faster step could win: energy of each kind of work, fp8 products, AdamW beside products.
+/* bench_levers.cu -- measures what a faster step could win: energy of each kind of work, fp8 products, AdamW beside products,
+ * earlier starts of kernels.
  *
- *   make build/bench_levers_cu && build/bench_levers_cu power|fp8|adamw|attention        dev/bench_levers.py runs all four
+ *   make build/bench_levers_cu && build/bench_levers_cu power|fp8|adamw|launches|attention
+ *
+ * dev/bench_levers.py runs all five.
  *
  * power      runs one kind of work at a time for seconds, as a block of the model launches it. Operations are those really done
  *            (attention backward: seven products, the causal half); bytes are each input once, each output once. "tensor" is
@@ -8,6 +11,8 @@
  * fp8        runs the block's products in bf16 and, by each of cuBLASLt's ways to scale, in e4m3. cuBLASLt multiplies fp8 only
  *            as A B^T, so dx takes W^T and dW takes dout^T and x^T. Each line uses the fastest of the heuristic's 8 algorithms.
  * adamw      runs AdamW on a few multiprocessors while products use the others, and both one after the other on all.
+ * launches   runs chains of kernels in a graph, each of which starts after the one before, or early ("programmatic dependent
+ *            launch": its blocks come when the one before has started its last ones, and wait for its end).
  * attention  launches each attention kernel once a shape, for a profiler to look at.
  *
  * All data is random, and more than the L2 cache holds. A measurement settles first, then runs back to back. Energy and clock
@@ -644,6 +649,117 @@ static void bench_adamw() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// launches: kernels that start before the one before them has ended
+
+/* How a kernel starts: after the end of the one before; as soon as each of its blocks has ended or called for the next kernel,
+ * and then waits for the memory that it writes; the same, and itself calls for the next one at once. */
+enum Start { ORDINARY, PROGRAMMATIC, EARLY, NUM_STARTS };
+
+enum { CHAIN = 200, PASS_BYTES = 10 << 20, RING = 24 };  // launches in a graph; a pass reads so much and writes as much
+
+/* Copies 16 bytes a thread. */
+template <Start START>
+__global__ void __launch_bounds__(256) pass_kernel(uint4* to, const uint4* from) {
+#if __CUDA_ARCH__ >= 900
+    if (START == EARLY) { cudaTriggerProgrammaticLaunchCompletion(); }
+    if (START != ORDINARY) { cudaGridDependencySynchronize(); }
+#endif
+    const size_t i = (size_t)blockIdx.x * 256 + threadIdx.x;
+    to[i] = from[i];
+}
+
+static void pass_launch(Start start, char* to, const char* from, size_t bytes, cudaStream_t stream) {
+    static void (*const kernels[NUM_STARTS])(uint4*, const uint4*) = {pass_kernel<ORDINARY>, pass_kernel<PROGRAMMATIC>,
+                                                                      pass_kernel<EARLY>};
+    cudaLaunchAttribute attribute;
+    memset(&attribute, 0, sizeof attribute);
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config;
+    memset(&config, 0, sizeof config);
+    config.gridDim = dim3((unsigned)(bytes / (16 * 256)));
+    config.blockDim = dim3(256);
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = start != ORDINARY;
+    CUDA_CHECK(cudaLaunchKernelEx(&config, kernels[start], (uint4*)to, (const uint4*)from));
+}
+
+/* Prints the microseconds a link of a chain by each start of its passes. link(k, start): queues link k */
+static void measure_chain(const char* what, cudaStream_t stream, const std::function<void(int, Start)>& link) {
+    enum { TURNS = 11 };
+    const double turn_ms = 100;
+    cudaGraphExec_t chains[NUM_STARTS];
+    for (int s = 0; s < NUM_STARTS; s++) {
+        cudaGraph_t graph;
+        CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        for (int k = 0; k < CHAIN; k++) { link(k, k == 0 ? ORDINARY : (Start)s); }
+        CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+        CUDA_CHECK(cudaGraphInstantiate(&chains[s], graph, 0));
+        CUDA_CHECK(cudaGraphDestroy(graph));
+    }
+    cudaEvent_t begin, end;
+    CUDA_CHECK(cudaEventCreate(&begin));
+    CUDA_CHECK(cudaEventCreate(&end));
+    const auto replay_ms = [&](cudaGraphExec_t chain, int replays) {
+        float ms = 0;
+        CUDA_CHECK(cudaEventRecord(begin, stream));
+        for (int i = 0; i < replays; i++) { CUDA_CHECK(cudaGraphLaunch(chain, stream)); }
+        CUDA_CHECK(cudaEventRecord(end, stream));
+        CUDA_CHECK(cudaEventSynchronize(end));
+        CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
+        return (double)ms;
+    };
+    for (cudaGraphExec_t chain : chains) { replay_ms(chain, 2); }
+    const int replays = (int)ceil(turn_ms / (replay_ms(chains[ORDINARY], 10) / 10));
+    double us[NUM_STARTS] = {0};
+    for (int turn = 0; turn < TURNS; turn++) {
+        for (int s = 0; s < NUM_STARTS; s++) {
+            const double ms = replay_ms(chains[s], replays);
+            if (turn > 0) { us[s] += 1e3 * ms / ((double)CHAIN * replays * (TURNS - 1)); }  // the first one warms up
+        }
+    }
+    printf("launches | %s | ordinary %.3f us | programmatic %.3f us | early %.3f us | gains %.3f us | early %.3f us\n", what,
+           us[ORDINARY], us[PROGRAMMATIC], us[EARLY], us[ORDINARY] - us[PROGRAMMATIC], us[ORDINARY] - us[EARLY]);
+    fflush(stdout);
+    for (cudaGraphExec_t chain : chains) { CUDA_CHECK(cudaGraphExecDestroy(chain)); }
+    CUDA_CHECK(cudaEventDestroy(begin));
+    CUDA_CHECK(cudaEventDestroy(end));
+}
+
+static void bench_launches() {
+    if (compiled_arch(pass_kernel<EARLY>) < 90) { die("bench_levers: launches: needs a card and a build of sm_90 or newer"); }
+    cudaStream_t stream;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    enum { C = 2048, N = PASS_BYTES / (C * (int)sizeof(floatX)), HALF = RING / 2 };  // a product of the 1B's width
+    char* ring = (char*)take_random<floatX>((size_t)RING * PASS_BYTES / sizeof(floatX));
+    const auto at = [&](int k) { return ring + (size_t)(k % RING) * PASS_BYTES; };
+    const floatX* w = take_random<floatX>((size_t)C * C);
+    MatmulContext* ctx = take_matmul();
+    const auto product = [&](int k) {  // from one half of the ring to the other
+        const Operand x = operand((const floatX*)at(k % HALF), C);
+        matmul_forward_cuda(ctx, (floatX*)at(HALF + k % HALF), x, operand(w, C), (const floatX*)NULL, N, C, C, C, stream);
+    };
+    product(0);  // chooses its algorithm
+    CUDA_CHECK(cudaDeviceSynchronize());
+
+    enum { BLOCK = 16 * 256 };  // bytes of one block
+    measure_chain("1 block", stream, [&](int, Start s) { pass_launch(s, ring, ring, BLOCK, stream); });
+    measure_chain("20 MiB moved", stream, [&](int k, Start s) { pass_launch(s, at(k + 1), at(k), PASS_BYTES, stream); });
+    measure_chain("a product", stream, [&](int k, Start) { product(k); });
+    measure_chain("a product, then 1 block", stream, [&](int k, Start s) {
+        product(k);
+        pass_launch(s, at(HALF + k % HALF), at(HALF + k % HALF), BLOCK, stream);
+    });
+    measure_chain("a product, then 20 MiB moved", stream, [&](int k, Start s) {
+        product(k);
+        pass_launch(s, at(k + 1), at(HALF + k % HALF), PASS_BYTES, stream);
+    });
+    matmul_destroy(ctx);
+    CUDA_CHECK(cudaStreamDestroy(stream));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // attention: one launch of each kernel
 
 static void bench_attention() {
@@ -660,7 +776,11 @@ int main(int argc, char** argv) {
     static const struct {
         const char* name;
         void (*run)();
-    } parts[] = {{"power", bench_power}, {"fp8", bench_fp8}, {"adamw", bench_adamw}, {"attention", bench_attention}};
+    } parts[] = {{"power", bench_power},
+                 {"fp8", bench_fp8},
+                 {"adamw", bench_adamw},
+                 {"launches", bench_launches},
+                 {"attention", bench_attention}};
     for (const auto& part : parts) {
         if (argc != 2 || strcmp(argv[1], part.name)) { continue; }
         int devices = 0;
@@ -674,5 +794,5 @@ int main(int argc, char** argv) {
         meter_thread.join();
         return 0;
     }
-    die_usage("usage: %s power|fp8|adamw|attention", argv[0]);
+    die_usage("usage: %s power|fp8|adamw|launches|attention", argv[0]);
 }
