@@ -4,6 +4,7 @@
     make train_llama3cu && python dev/bench_gpu.py [--tune] [--torch-step OTHER_BASELINE.py] [--shapes 126M 1B-2k 1B-8k 8B]
     python dev/bench_gpu.py --trainer-before OLD/train_llama3cu       compares two builds of ours, new and old
     python dev/bench_gpu.py --tune --ours-b="FLAGS"                   compares ours with ours under more flags, never tuned
+    python dev/bench_gpu.py --also="--fp8" --also="--fp8 --fp8-head"  has ours under more flags beside it, too
     python dev/bench_gpu.py --gpus N [--torch-dist BASELINE.py]       compares N GPUs of this host with each of them alone
 
 PyTorch is train_llama3.py --compile: blocks compiled one by one, the fastest attention backend for the shape, the head in
@@ -318,11 +319,13 @@ def compare(name, shape, a, monitor, work):
     elif a.ours_b is not None:
         sides.append(ours("ours b", a.trainer, flags, ours_flags + shlex.split(a.ours_b), a))
     else:
-        if a.precision == "BF16" and ours_flags[:len(LEAN)] != LEAN:
+        if a.precision == "BF16" and ours_flags[:len(LEAN)] != LEAN and not a.no_lean:
             sides.append(ours("ours, lean", a.trainer, flags, ours_flags + LEAN, a))
         script = [sys.executable, os.path.join(ROOT, "train_llama3.py"), *flags, "--compile", "--dtype", a.torch_dtype]
         sides.append(Side("PyTorch", script + shlex.split(a.torch_flags), TORCH_BYTES[a.torch_dtype],
                           f"{a.torch_dtype}, compiled", FALLBACKS))
+    also = [ours(f"ours {more}", a.trainer, flags, ours_flags + shlex.split(more), a) for more in a.also]
+    sides[1:1] = also
     for side in (*sides, *reversed(sides)) * a.rounds:
         side.turn(work, monitor, a.seconds, a.warm)
     lines, speed = table(sides, batch * seq, ref.preset(model, vocab).flops_per_token(seq), a.gpu)
@@ -333,6 +336,9 @@ def compare(name, shape, a, monitor, work):
              f"**Ratio {ratio:.3f}** (ours ÷ {other}; steps counted: {counts})", ""]
     if "ours, lean" in speed and other in speed:
         lines[-2] += f"; lean {speed['ours, lean'] / speed[other]:.3f}"
+    for side in also:
+        if "ours" in speed and side.name in speed:
+            lines[-2] += f"; {side.name} ÷ ours {speed[side.name] / speed['ours']:.3f}"
     if a.torch_step and "PyTorch" in speed and step_args:
         output, _ = run([sys.executable, a.torch_step, *shlex.split(step_args), "--precision", a.torch_dtype])
         theirs = json.loads(re.search(r"^RESULT (.*)$", output, re.M).group(1))["tokens_per_s"]
@@ -420,6 +426,8 @@ def main():
     p.add_argument("--precision", default="BF16", help="precision of --trainer (BF16)")
     p.add_argument("--ours", action="append", default=[], metavar="SHAPE=FLAGS", help='such as --ours "8B=--recompute ffn"')
     p.add_argument("--ours-b", metavar="FLAGS", help='compare with ours under these flags, too, instead of PyTorch; "": none')
+    p.add_argument("--also", action="append", default=[], metavar="FLAGS", help='ours under more flags, too ("--fp8")')
+    p.add_argument("--no-lean", action="store_true", help="without ours in its fewest bytes per parameter")
     p.add_argument("--gpus", type=int, default=0, metavar="N", help="compare N cards of this host with each of them alone")
     p.add_argument("--together", action="append", default=[], metavar="FLAGS", help='with --gpus: more ways ("--zero 3")')
     p.add_argument("--torch-dist", metavar="PATH", help="with --gpus: a PyTorch baseline for torchrun")
