@@ -257,9 +257,9 @@ static void bench_memory() {
     t.grads_first = 0;
     t.grads_end = n;
     t.master = take_random<float>(n);
-    t.m = take_random<float>(n);
+    float* m = take_random<float>(n);
+    __nv_bfloat16* low_m = take_random<__nv_bfloat16>(n);
     t.v = take<float>(n);
-    CUDA_CHECK(cudaMemset(t.v, 0, n * sizeof(float)));
     t.state_first = 0;
     t.stretches = d_stretches;
     t.num_stretches = STRETCHES;
@@ -280,6 +280,7 @@ static void bench_memory() {
             const double master = masters[kind] == MASTER_NONE ? 0 : masters[kind] == MASTER_FP32 ? 8 : 4;
             const double bytes = X + (masters[kind] == MASTER_FP32 ? X : 2 * X) + master + (low ? 8 : 16);
             CUDA_CHECK(cudaMemset(t.v, 0, n * sizeof(float)));
+            t.m = low ? (void*)low_m : (void*)m;
             snprintf(name, sizeof name, "adamw %s master, %s moments", kind ? "split" : "fp32", low ? "bf16" : "fp32");
             measure(name, bytes * n, [&] { adamw_update_cuda(&t, 0, n, state, &hyper, masters[kind], low, 42, 0); });
         }
