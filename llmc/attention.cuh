@@ -34,7 +34,7 @@
 #include "llmc/attention_decode.cuh"  // attention_decode_cuda, for those who include this file
 #include "llmc/attention_mma.cuh"     // defines: attention_mma_forward, attention_mma_backward
 #include "llmc/attention_plain.cuh"   // defines: attention_plain_forward, attention_plain_backward
-#include "llmc/attention_sm90.cuh"    // defines: attention_wgmma_forward, attention_wgmma_backward, attention_has_wgmma
+#include "llmc/attention_sm90.cuh"    // defines: attention_wgmma_forward, attention_wgmma_backward, has_wgmma
 #include "llmc/rope.cuh"              // defines: rope_backward_cuda
 
 /* Which kernels a launcher uses; tests and benchmarks choose one, the program uses AUTO. */
@@ -43,7 +43,7 @@ typedef enum { ATTENTION_AUTO, ATTENTION_PLAIN, ATTENTION_MMA, ATTENTION_WGMMA, 
 /* Returns whether a kernel for this head dimension exists in this build and runs on this GPU with the code it loaded. */
 static inline bool attention_has_kernel(AttentionKernel kernel, int HD) {
 #ifndef PRECISION_FP32
-    if (kernel == ATTENTION_WGMMA) { return (HD == 64 || HD == 128) && attention_has_wgmma(); }
+    if (kernel == ATTENTION_WGMMA) { return (HD == 64 || HD == 128) && has_wgmma(); }
     if (kernel == ATTENTION_MMA) { return HD == 64 || HD == 128; }
 #endif
     return kernel == ATTENTION_AUTO || (kernel == ATTENTION_PLAIN && HD > 0 && HD <= MAX_HEAD_DIM && HD % 2 == 0);

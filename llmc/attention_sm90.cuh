@@ -51,8 +51,6 @@
 #ifndef LLMC_ATTENTION_SM90_CUH
 #define LLMC_ATTENTION_SM90_CUH
 
-#include <cuda.h>
-
 #include "llmc/attention_common.cuh"
 #include "llmc/attention_sm90_parts.cuh"  // defines: WarpgroupSplit, Ring, WorkList, DocumentEdges, wgmma_store
 
@@ -675,70 +673,12 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
 // ---------------------------------------------------------------------------------------------------------------------
 // launchers
 
-/* Shows by its size of shared memory whether the loaded code is that for sm_90a: a GPU of compute capability 9.0 may also have
- * loaded PTX without these instructions. */
-constexpr int PROBE_BYTES = 4096;
-__global__ static void attention_wgmma_probe_kernel(int* out) {
-#if PTX_HAS_SM90A
-    __shared__ volatile int used[PROBE_BYTES / 4];
-    used[threadIdx.x] = threadIdx.x;
-    __syncthreads();
-    *out = used[threadIdx.x ^ 1];
-#endif
-}
-
-static inline bool attention_has_wgmma(void) {
-    cudaFuncAttributes a;
-    CUDA_CHECK(cudaFuncGetAttributes(&a, (const void*)attention_wgmma_probe_kernel));
-    return a.sharedSizeBytes >= PROBE_BYTES;
-}
-
-typedef CUresult (*TensorMapEncode)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
-                                    const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
-                                    CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-/* Returns the driver's function, looked up at run time so that nothing links libcuda. */
-static inline TensorMapEncode tensor_map_encode(void) {
-    void* f = NULL;
-    cudaDriverEntryPointQueryResult found;
-#if CUDART_VERSION >= 12050
-    CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found));
-#else
-    CUDA_CHECK(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &f, cudaEnableDefault, &found));
-#endif
-    if (found != cudaDriverEntryPointSuccess || f == NULL) {
-        die("the CUDA driver has no cuTensorMapEncodeTiled\n  hint: install a driver for CUDA 12.0 or newer");
-    }
-    return (TensorMapEncode)f;
-}
-
-/* Returns a map of x (B, T, width), rows `pitch` apart, in boxes of `rows` tokens of one sequence by HD columns. */
-static inline CUtensorMap attention_tensor_map(const floatX* x, size_t B, int T, size_t width, size_t pitch, int rows, int HD) {
-    static const TensorMapEncode encode = tensor_map_encode();
-    const cuuint64_t dims[4] = {64, (cuuint64_t)T, width / 64, B};
-    const cuuint64_t strides[3] = {pitch * sizeof(floatX), 128, T * pitch * sizeof(floatX)};
-    const cuuint32_t box[4] = {64, (cuuint32_t)rows, (cuuint32_t)HD / 64, 1}, steps[4] = {1, 1, 1, 1};
-#ifdef PRECISION_BF16
-    const CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-#else
-    const CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-#endif
-    CUtensorMap map;
-    const CUresult status =
-        encode(&map, type, 4, (void*)x, dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (status != CUDA_SUCCESS) {
-        die("attention: no tensor map for B %zu, T %d, width %zu, pitch %zu (CUresult %d)", B, T, width, pitch, (int)status);
-    }
-    return map;
-}
-
 static inline CUtensorMap attention_qkv_map(const floatX* qkv, int B, const AttentionArgs& s, int rows) {
-    return attention_tensor_map(qkv, B, s.T, (size_t)(s.NH + 2 * s.NKV) * s.HD, s.qkv_pitch, rows, s.HD);
+    return tensor_map(qkv, B, s.T, (size_t)(s.NH + 2 * s.NKV) * s.HD, s.qkv_pitch, rows, s.HD);
 }
 
 static inline CUtensorMap attention_out_map(const floatX* out, int B, const AttentionArgs& s, int rows) {
-    return attention_tensor_map(out, B, s.T, (size_t)s.NH * s.HD, s.out_pitch, rows, s.HD);
+    return tensor_map(out, B, s.T, (size_t)s.NH * s.HD, s.out_pitch, rows, s.HD);
 }
 
 /* Returns a grid of as many blocks as run at a time, but no more than there are pieces of work (tiles of `rows` rows). */

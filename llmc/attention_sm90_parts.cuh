@@ -5,63 +5,9 @@
 #define LLMC_ATTENTION_SM90_PARTS_CUH
 
 #include "llmc/attention_common.cuh"
+#include "llmc/gpu/warpgroups.cuh"
 
 #ifndef PRECISION_FP32
-
-/* What the tile types of all three kernels share: WGS consumer warpgroups of 64 rows, BLOCKS blocks a multiprocessor. */
-template <int WGS, int BLOCKS>
-struct WarpgroupSplit {
-    static constexpr int THREADS = 128 * (WGS + 1), ROWS = 64 * WGS;
-    static constexpr int ENTRY = 65536 / (THREADS * BLOCKS) / 8 * 8;  // registers a thread at the kernel's start
-    static constexpr int PRODUCER = 24, FAIR = (ENTRY * (WGS + 1) - PRODUCER) / WGS / 8 * 8;
-    static constexpr int CONSUMER = FAIR < 240 ? FAIR : 240;
-};
-
-constexpr uint32_t NO_BARRIER = 1;  // stands for "no buffer is held"
-
-/* Releases a buffer that the calling consumer warp has finished reading. */
-__device__ __forceinline__ void ring_release(uint32_t empty) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) { barrier_arrive(empty); }
-}
-
-/* A position in a ring of STAGES buffers. The barriers `full` and `empty` of a buffer lie side by side. */
-template <int STAGES>
-struct Ring {
-    uint32_t barriers;
-    int stage = 0;
-    uint32_t phase = 0;
-
-    __device__ __forceinline__ explicit Ring(uint64_t* shared) : barriers(shared_address(shared)) {}
-    __device__ __forceinline__ uint32_t full() const { return barriers + stage * 16; }
-    __device__ __forceinline__ uint32_t empty() const { return barriers + stage * 16 + 8; }
-    __device__ __forceinline__ void advance() {
-        if (++stage == STAGES) {
-            stage = 0;
-            phase ^= 1;
-        }
-    }
-    /* Initializes the barriers; one thread calls it before anyone uses the ring. A buffer is empty once every consumer warp
-     * has released it. */
-    __device__ __forceinline__ void init(int consumer_warps) const {
-        for (int i = 0; i < STAGES; i++) {
-            barrier_init(barriers + i * 16, 1);
-            barrier_init(barriers + i * 16 + 8, consumer_warps);
-        }
-    }
-    /* Waits until the buffer is empty and announces its next contents; the producer calls it. */
-    __device__ __forceinline__ void begin_fill(uint32_t bytes) const {
-        barrier_wait(empty(), phase ^ 1);
-        barrier_arrive_expect(full(), bytes);
-    }
-    __device__ __forceinline__ void wait_full() const { barrier_wait(full(), phase); }
-    /* Goes past a buffer that the calling consumer warp has no use for. */
-    __device__ __forceinline__ void pass() {
-        wait_full();
-        ring_release(empty());
-        advance();
-    }
-};
 
 /* One block's pieces of work, out of `count` in all. Piece p is head p % heads and tile p / heads, the longest tile first. */
 struct WorkList {
@@ -186,9 +132,6 @@ __device__ __forceinline__ void swizzled_row_products(float (&sums)[2], const ch
 #pragma unroll
     for (int r = 0; r < 2; r++) { sums[r] = __shfl_sync(0xffffffffu, sum, lane / 4 * 2 + r * 16); }
 }
-
-/* Returns shared memory from the next multiple of 1024 on, as swizzled tiles need it. */
-__device__ __forceinline__ char* wgmma_tiles(char* smem) { return smem + (0u - shared_address(smem)) % 1024; }
 
 #endif  // PRECISION_FP32
 #endif

@@ -62,14 +62,6 @@ static std::vector<floatX> matrix(size_t rows, size_t cols, uint32_t seed) {
     return m;
 }
 
-/* Makes what this thread wrote to shared memory visible to wgmma, after the barrier that follows. The kernels do not need it,
- * because TMA writes what their products read. */
-__device__ __forceinline__ void fence_async_readers() {
-#if PTX_HAS_SM90A
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
-
 /* Returns the byte offset of element (r, c) in a swizzled tile of `rows` rows. */
 __host__ __device__ static inline uint32_t swizzled(int rows, int r, int c) {
     return (uint32_t)(c / 64 * rows * 128 + r * 128 + ((c % 64 / 8 ^ r % 8) << 4) + c % 8 * 2);
@@ -116,7 +108,7 @@ static void copy_engine_writes_swizzled_tiles_and_zeros_past_the_end(void) {
         Device<floatX> x(matrix(B * T, pitch, 1));
         const std::vector<floatX> host = matrix(B * T, pitch, 1);
         for (int rows : {64, 96, 128, 192}) {
-            const CUtensorMap map = attention_tensor_map(x.p, B, T, width, pitch, rows, HD);
+            const CUtensorMap map = tensor_map(x.p, B, T, width, pitch, rows, HD);
             for (int first : {0, 64, 150, 192}) {
                 const int head = (first + rows) / 32 % heads, b = (first / 50 + rows / 64) % (int)B;
                 Device<char> out((size_t)rows * HD * 2);
@@ -414,7 +406,7 @@ static void tiles_pass_through_a_ring_in_order(void) {
     Device<floatX> d_x(x);
     const size_t n = x.size();
     Device<float> out(2 * n);
-    const CUtensorMap map = attention_tensor_map(d_x.p, 1, RING_TILES * RING_ROWS, 64, 64, RING_ROWS, 64);
+    const CUtensorMap map = tensor_map(d_x.p, 1, RING_TILES * RING_ROWS, 64, 64, RING_ROWS, 64);
     attention_launch(ring_kernel, dim3(1), WarpgroupSplit<2, 1>::THREADS, RING_STAGES * RING_ROWS * 128 + 1024, 0, out.p, map);
     const std::vector<float> got = out.fetch();
     size_t wrong = 0;
@@ -451,7 +443,7 @@ int main(void) {
         return test_summary();
     }
 #ifndef PRECISION_FP32
-    if (attention_has_wgmma()) {
+    if (has_wgmma()) {
         RUN(every_piece_of_work_is_done_once);
         RUN(copy_engine_brings_plain_bytes);
         RUN(copy_engine_writes_swizzled_tiles_and_zeros_past_the_end);

@@ -183,6 +183,25 @@ __device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, uint32_t
 #endif
 }
 
+/* Arrives at the barrier at the same place in the shared memory of a block of the cluster. Only for what this thread has read:
+ * what it wrote need not be visible there. */
+__device__ __forceinline__ void barrier_arrive_in(uint32_t barrier, uint32_t block) {
+#if PTX_HAS_SM90A
+    asm volatile(
+        "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [there];}" ::"r"(barrier),
+        "r"(block)
+        : "memory");
+#endif
+}
+
+/* Waits for all threads of the cluster that have not ended. What they wrote before is visible afterwards. */
+__device__ __forceinline__ void cluster_sync() {
+#if PTX_HAS_SM90A
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+
 #ifdef BARRIER_TIMEOUT
 __device__ unsigned long long barrier_stuck;  // the first wait that timed out: block, thread, barrier, parity, 1
 #endif
@@ -230,12 +249,57 @@ __device__ __forceinline__ void copy_box_4d(uint32_t dst, const void* map, int c
 #endif
 }
 
+/* Does the same in each block of the cluster whose bit is set in `blocks`: the box goes to the same place in the shared memory
+ * of each, and each one's barrier at the same place hears of the bytes. */
+__device__ __forceinline__ void copy_box_4d_to(uint32_t blocks, uint32_t dst, const void* map, int c0, int c1, int c2, int c3,
+                                               uint32_t barrier) {
+#if PTX_HAS_SM90A
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+        " [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(dst),
+        "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier), "h"((uint16_t)blocks)
+        : "memory");
+#endif
+}
+
 /* Copies `bytes` bytes. bytes, src and dst are multiples of 16. One thread calls it. */
 __device__ __forceinline__ void copy_bytes(uint32_t dst, const void* src, uint32_t bytes, uint32_t barrier) {
 #if PTX_HAS_SM90A
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst), "l"(src),
                  "r"(bytes), "r"(barrier)
                  : "memory");
+#endif
+}
+
+/* Makes what this thread wrote to shared memory, or read from it, visible to TMA and wgmma: for other threads, behind the
+ * barrier that follows. */
+__device__ __forceinline__ void fence_async_readers() {
+#if PTX_HAS_SM90A
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+/* Copies from shared memory to a box of a tensor map; elements outside the tensor are dropped. One thread calls it. */
+__device__ __forceinline__ void store_box_4d(const void* map, uint32_t src, int c0, int c1, int c2, int c3) {
+#if PTX_HAS_SM90A
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map), "r"(c0),
+                 "r"(c1), "r"(c2), "r"(c3), "r"(src)
+                 : "memory");
+#endif
+}
+
+/* Closes the group of boxes that this thread stored since the last commit. */
+__device__ __forceinline__ void store_commit() {
+#if PTX_HAS_SM90A
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#endif
+}
+
+/* Waits until at most the PENDING newest groups of this thread still read shared memory. */
+template <int PENDING>
+__device__ __forceinline__ void store_wait() {
+#if PTX_HAS_SM90A
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 #endif
 }
 
@@ -254,6 +318,15 @@ __device__ __forceinline__ void registers_raise() {
 }
 
 #ifndef PRECISION_FP32
+
+/* Stores four 8x8 matrices, the reverse of load_matrix_x4. */
+__device__ __forceinline__ void store_matrix_x4(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
+#if PTX_HAS_SM90A
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0), "r"(r1), "r"(r2),
+                 "r"(r3)
+                 : "memory");
+#endif
+}
 
 /* wgmma: the four warps of a warpgroup compute d (64 x N, fp32) = or += a (64 x 16) b (16 x N) asynchronously. The sequence of
  * calls:
@@ -315,11 +388,19 @@ __device__ __forceinline__ void wgmma_hold(float (&d)[N]) {
 #define WGMMA_NAMES_32 WGMMA_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define WGMMA_NAMES_48 WGMMA_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define WGMMA_NAMES_64 WGMMA_NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define WGMMA_NAMES_80 WGMMA_NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define WGMMA_NAMES_96 WGMMA_NAMES_80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define WGMMA_NAMES_112 WGMMA_NAMES_96 ", %96, %97, %98, %99, %100, %101, %102, %103"                                       \
+    ", %104, %105, %106, %107, %108, %109, %110, %111"
+#define WGMMA_NAMES_128 WGMMA_NAMES_112 ", %112, %113, %114, %115, %116, %117, %118, %119"                                  \
+    ", %120, %121, %122, %123, %124, %125, %126, %127"
 #define WGMMA_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define WGMMA_D8(i) WGMMA_D4(i), WGMMA_D4(i + 4)
 #define WGMMA_D_32 WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24)
 #define WGMMA_D_48 WGMMA_D_32, WGMMA_D8(32), WGMMA_D8(40)
 #define WGMMA_D_64 WGMMA_D_48, WGMMA_D8(48), WGMMA_D8(56)
+#define WGMMA_D_96 WGMMA_D_64, WGMMA_D8(64), WGMMA_D8(72), WGMMA_D8(80), WGMMA_D8(88)
+#define WGMMA_D_128 WGMMA_D_96, WGMMA_D8(96), WGMMA_D8(104), WGMMA_D8(112), WGMMA_D8(120)
 // x0, x1 ...: the numbers of the operands after d. The two ones are the signs of a and b.
 #define WGMMA_SS(N, REGS, x0, x1, x2, x3)                                                                                   \
     asm volatile("{.reg .pred p; setp.ne.b32 p, %" #x2 ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16" WGMMA_TYPES        \
@@ -337,13 +418,15 @@ template <int N, int B_COLUMNS>
 __device__ __forceinline__ void wgmma_shared(float (&d)[N / 2], uint32_t a, uint32_t b, int add) {
 #if PTX_HAS_SM90A
     const uint64_t a_desc = (uint64_t)MATRIX_UPPER_HALF << 32 | a, b_desc = (uint64_t)MATRIX_UPPER_HALF << 32 | b;
-    static_assert(N == 64 || N == 96 || N == 128, "no such product");
+    static_assert(N == 64 || N == 96 || N == 128 || N == 256, "no such product");
     if constexpr (N == 64) {
         WGMMA_SS(64, 32, 32, 33, 34, 35);
     } else if constexpr (N == 96) {
         WGMMA_SS(96, 48, 48, 49, 50, 51);
-    } else {
+    } else if constexpr (N == 128) {
         WGMMA_SS(128, 64, 64, 65, 66, 67);
+    } else {
+        WGMMA_SS(256, 128, 128, 129, 130, 131);
     }
 #endif
 }

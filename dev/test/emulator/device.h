@@ -38,6 +38,8 @@
 
 #undef __launch_bounds__
 #define __launch_bounds__(...)
+#undef __cluster_dims__
+#define __cluster_dims__(...)
 #undef __shared__
 #define __shared__ static  // one block runs at a time; the dynamic array is emulator_shared
 #undef __forceinline__
@@ -157,6 +159,8 @@ inline float __fdividef(float x, float y) { return x / y; }
 inline float __fsqrt_rn(float x) { return sqrtf(x); }
 inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
 inline float __expf(float x) { return expf(x); }
+inline float __logf(float x) { return logf(x); }
+inline void __sincosf(float x, float* s, float* c) { *s = sinf(x), *c = cosf(x); }
 inline unsigned __float_as_uint(float x) {
     unsigned u;
     memcpy(&u, &x, sizeof u);

@@ -1,9 +1,9 @@
 /* ptx.h -- stands in for llmc/gpu/ptx.cuh on the emulated card: the same functions, in C++.
  *
  * What is asynchronous on a card happens here as late as the program allows: copies and products of a group, when the thread
- * waits for that group. So a wait that is missing shows. TMA alone copies at once, and a product takes factors in registers at
- * once: if they change too early, that does not show. Sums go term by term in fp32, and exp2_fast() is exact. An address in
- * shared memory is its distance from the block's dynamic shared memory.
+ * waits for that group. So a wait that is missing shows. TMA alone loads at once, and a product takes factors in registers at
+ * once: if they change too early, that does not show. There are no clusters. Sums go term by term in fp32, and exp2_fast() is
+ * exact. An address in shared memory is its distance from the block's dynamic shared memory.
  */
 #ifndef EMULATOR_PTX_H
 #define EMULATOR_PTX_H
@@ -66,7 +66,7 @@ struct EmulatedGroups {
         }
     }
 };
-inline EmulatedGroups emulated_copies[1024], emulated_products[1024];
+inline EmulatedGroups emulated_copies[1024], emulated_products[1024], emulated_stores[1024];
 inline unsigned emulated_thread(void) { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
 
 template <int BYTES>
@@ -214,27 +214,50 @@ inline void emulated_written(uint32_t barrier, uint32_t bytes) {
     emulated_end_phase(b);
 }
 
-__device__ __forceinline__ void copy_box_4d(uint32_t dst, const void* map, int c0, int c1, int c2, int c3, uint32_t barrier) {
+/* Calls visit(place in the tensor, or NULL outside of it, address in shared memory) for each element of a box. Returns the
+ * box's bytes. */
+template <typename Visit>
+inline uint32_t emulated_box(const void* map, int c0, int c1, int c2, int c3, uint32_t address, const Visit& visit) {
     const EmulatedMap* m = (const EmulatedMap*)map;
-    uint32_t at = dst;
-    if (dst % 128) { emulator_die("copy_box_4d: a box goes to %u, wanted a multiple of 128", dst); }
+    uint32_t at = address;
+    if (address % 128) { emulator_die("a box lies at %u in shared memory, wanted a multiple of 128", address); }
     for (uint32_t i3 = 0; i3 < m->box[3]; i3++) {
         for (uint32_t i2 = 0; i2 < m->box[2]; i2++) {
             for (uint32_t i1 = 0; i1 < m->box[1]; i1++) {
                 const uint64_t x1 = (uint64_t)c1 + i1, x2 = (uint64_t)c2 + i2, x3 = (uint64_t)c3 + i3;
                 const bool inside = x1 < m->dims[1] && x2 < m->dims[2] && x3 < m->dims[3];
-                const char* row = m->base + x3 * m->strides[2] + x2 * m->strides[1] + x1 * m->strides[0];
+                char* row = (char*)m->base + x3 * m->strides[2] + x2 * m->strides[1] + x1 * m->strides[0];
                 for (uint32_t i0 = 0; i0 < m->box[0]; i0++, at += 2) {
                     const uint64_t x0 = (uint64_t)c0 + i0;
-                    uint16_t element = 0;
-                    if (inside && x0 < m->dims[0]) { memcpy(&element, row + 2 * x0, 2); }
-                    memcpy(emulated_shared(emulated_swizzle(at)), &element, 2);
+                    visit(inside && x0 < m->dims[0] ? row + 2 * x0 : NULL, emulated_swizzle(at));
                 }
             }
         }
     }
-    emulated_written(barrier, at - dst);
+    return at - address;
 }
+
+__device__ __forceinline__ void copy_box_4d(uint32_t dst, const void* map, int c0, int c1, int c2, int c3, uint32_t barrier) {
+    const uint32_t bytes = emulated_box(map, c0, c1, c2, c3, dst, [](const char* element, uint32_t at) {
+        const uint16_t zero = 0;
+        memcpy(emulated_shared(at), element ? (const void*)element : &zero, 2);
+    });
+    emulated_written(barrier, bytes);
+}
+
+__device__ __forceinline__ void store_box_4d(const void* map, uint32_t src, int c0, int c1, int c2, int c3) {
+    emulated_stores[emulated_thread()].add([=] {
+        emulated_box(map, c0, c1, c2, c3, src, [](char* element, uint32_t at) {
+            if (element) { memcpy(element, emulated_shared(at), 2); }
+        });
+    });
+}
+__device__ __forceinline__ void store_commit() { emulated_stores[emulated_thread()].commit(); }
+template <int PENDING>
+__device__ __forceinline__ void store_wait() {
+    emulated_stores[emulated_thread()].wait(PENDING);
+}
+__device__ __forceinline__ void fence_async_readers() {}
 
 __device__ __forceinline__ void copy_bytes(uint32_t dst, const void* src, uint32_t bytes, uint32_t barrier) {
     if (dst % 16 || (size_t)src % 16 || bytes % 16) { emulator_die("copy_bytes: wanted multiples of 16"); }
@@ -242,12 +265,27 @@ __device__ __forceinline__ void copy_bytes(uint32_t dst, const void* src, uint32
     emulated_written(barrier, bytes);
 }
 
+// a block is alone in its cluster
+__device__ __forceinline__ void barrier_arrive_in(uint32_t, uint32_t) { emulator_die("clusters are not emulated"); }
+__device__ __forceinline__ void copy_box_4d_to(uint32_t, uint32_t, const void*, int, int, int, int, uint32_t) {
+    emulator_die("clusters are not emulated");
+}
+__device__ __forceinline__ void cluster_sync() { emulator_die("clusters are not emulated"); }
+
 template <int N>
 __device__ __forceinline__ void registers_lower() {}
 template <int N>
 __device__ __forceinline__ void registers_raise() {}
 
 #ifndef PRECISION_FP32
+
+__device__ __forceinline__ void store_matrix_x4(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
+    const unsigned g = emulator_lane() / 4, t = emulator_lane() % 4;
+    const uint32_t r[4] = {r0, r1, r2, r3};
+    if (address % 16) { emulator_die("store_matrix_x4: a row starts at %u, wanted a multiple of 16", address); }
+    const EmulatorSlots* all = emulator_exchange(0xffffffffu, {{address}});
+    for (unsigned i = 0; i < 4; i++) { memcpy(emulated_shared(all->at[8 * i + g].words[0]) + 4 * t, &r[i], 4); }
+}
 
 __device__ __forceinline__ uint32_t matrix_rows(uint32_t address) { return address >> 4 | 1 << 16; }
 __device__ __forceinline__ uint32_t matrix_columns(uint32_t address, uint32_t block_bytes) {

@@ -67,7 +67,7 @@ static std::map<void*, size_t> device_memory, pinned_memory;
 static size_t bytes_used;
 static int device;
 static thread_local cudaError_t last_error;
-// static shared memory that every kernel says it has: by 4 KiB the program knows code for sm_90a (attention_has_wgmma)
+// static shared memory that every kernel says it has: by 4 KiB the program knows code for sm_90a (has_wgmma)
 static const unsigned STATIC_SHARED = EMULATED_ARCH == 900 ? 4096 : 0;
 static const unsigned MOST_SHARED = ((EMULATED_ARCH == 900 ? 227 : EMULATED_ARCH == 800 ? 163 : 64) << 10) + STATIC_SHARED;
 
@@ -461,6 +461,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
         case cudaDevAttrComputeCapabilityMajor: *value = EMULATED_ARCH / 100; break;
         case cudaDevAttrComputeCapabilityMinor: *value = EMULATED_ARCH / 10 % 10; break;
         case cudaDevAttrMultiProcessorCount: *value = 4; break;
+        case cudaDevAttrClusterLaunch: *value = 0; break;
         case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)MOST_SHARED; break;
         default: emulator_die("cudaDeviceGetAttribute: %d is not known", (int)attribute);
     }

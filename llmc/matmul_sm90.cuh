@@ -1,0 +1,391 @@
+/* matmul_sm90.cuh -- matrix products of 16-bit factors with Hopper's own instructions (code for sm_90a), and SwiGLU and its
+ * gradient computed from sums that are still in registers.
+ *
+ *   forward           out (N, OC)      = x (N, C) W^T                        W: (OC, C)
+ *   backward input    dx (N, C)        = dout (N, OC) W                      W: (OC, C)
+ *   SwiGLU            gate_up (N, 2 F) = x (N, C) W^T, act (N, F) = silu(gate) * up
+ *   SwiGLU backward   dact (N, F) = dout (N, C) W, which stays here; dgate_up (N, 2 F), and act again   W: (C, F)
+ *
+ * gate, up and dact are rounded before SwiGLU takes them, so that its results have the bits of the kernels of swiglu.cuh.
+ * Widths and N are multiples of a tile.
+ *
+ * A block is a producer and two consumer warpgroups. It computes tiles of 128 rows by 256 columns, 64 rows a consumer, in steps
+ * of 64 of the summed index. The producer is one thread, which copies a step's part of both factors by TMA into a ring of
+ * STAGES buffers. In a cluster of two, the blocks have neighboring tiles of rows and the same columns: each copies one half of
+ * B's part to both, so B is read once a cluster. A buffer is then empty when the consumers of both blocks have released it.
+ *
+ *   producer     A0 B0   A1 B1   A2 B2   A3 B3 | wait empty 0, A4 B4 ...
+ *   consumers    wait full 0, 4 products | wait full 1, 4 products, wait for those of 0, release 0 | ...
+ *
+ * The products of a step start before those of the step before have ended, so the tensor cores always have work, but for the
+ * time in which both consumers write. So consumer 0 starts LEAD steps earlier than consumer 1 and stays ahead: while one of
+ * them writes, the other one multiplies. Each warp writes its 16 rows through BOXES boxes of 64 columns in shared memory, by
+ * TMA. What SwiGLU's gradient reads of gate and up comes through the ring, as four more steps of a tile, and dgate and dup are
+ * written from where they lay.
+ *
+ * Blocks are persistent. They take tiles in the order of a list: `group` tiles of rows after each other in each column of
+ * tiles, so that this part of A stays in the L2 cache while B passes by, once a group.
+ */
+#ifndef LLMC_MATMUL_SM90_CUH
+#define LLMC_MATMUL_SM90_CUH
+
+#include "llmc/gpu/warpgroups.cuh"  // defines: Ring, WarpgroupSplit, tensor_map
+#include "llmc/swiglu.cuh"          // defines: swiglu_vector, swiglu_gradient
+
+#ifndef PRECISION_FP32
+
+enum MatmulEpilogue { EPILOGUE_STORE, EPILOGUE_SWIGLU, EPILOGUE_SWIGLU_BACKWARD };
+
+/* B_COLUMNS: whether sums go over the rows of B in memory (backward input), else along them (forward) */
+template <int CLUSTER_, int B_COLUMNS_, MatmulEpilogue EPILOGUE_>
+struct MatmulTiles : WarpgroupSplit<2, 1, 40> {
+    static constexpr int CLUSTER = CLUSTER_, B_COLUMNS = B_COLUMNS_;
+    static constexpr MatmulEpilogue EPILOGUE = EPILOGUE_;
+    static constexpr int BM = 128, BN = 256, BK = 64, STAGES = 4, BOXES = 2, CONSUMER_WARPS = BM / 16;
+    static constexpr int A_BYTES = BM * BK * 2, HALF_BYTES = BN / 2 * BK * 2, STAGE_BYTES = A_BYTES + 2 * HALF_BYTES;
+    static constexpr int BOX_ROWS = 16, BOX_COLUMNS = 64, BOX_BYTES = BOX_ROWS * BOX_COLUMNS * 2;
+    static constexpr int READ_BYTES = BM * BOX_COLUMNS * 2;  // of gate or up, by a step of SwiGLU's gradient
+    static constexpr int SMEM = STAGES * STAGE_BYTES + CONSUMER_WARPS * BOXES * BOX_BYTES + 1024;
+    static_assert(CLUSTER == 1 || CLUSTER == 2, "B has two halves");
+};
+
+/* a, b: the factors. out: what a tile of sums is written to; act: what SwiGLU is written to; gate_up: gate and up as SwiGLU's
+ * gradient reads them */
+struct MatmulMaps {
+    CUtensorMap a, b, out, act, gate_up;
+};
+
+struct MatmulTilesArgs {
+    uint32_t rows, columns;  // tiles: rows counts those of a cluster as one
+    uint32_t group;          // tiles of rows in a group
+    int steps;               // of BK
+    int F;                   // distance from gate to up, for the epilogues of SwiGLU
+    int lead;                // steps, 0 to STAGES
+    bool act;                // whether SwiGLU's gradient writes act
+};
+
+/* The place of a cluster's piece of work. */
+struct MatmulPlace {
+    int row, column;  // tiles
+    __device__ __forceinline__ MatmulPlace(const MatmulTilesArgs& s, uint32_t piece, int cluster, int rank) {
+        const uint32_t in_group = s.group * s.columns, first = piece / in_group * s.group, rest = piece % in_group;
+        const uint32_t rows = min(s.group, s.rows - first);
+        row = (int)(first + rest % rows) * cluster + rank;
+        column = (int)(rest / rows);
+    }
+};
+
+/* 16 rows by 64 columns of a warp, rounded: x[4 j .. 4 j + 3] are those of columns 16 j .. 16 j + 15 as by load_matrix_x4. */
+struct MatmulBox {
+    uint32_t x[16];
+
+    /* Returns the address that this lane gives for columns 16 j .. 16 j + 15 of a swizzled box. */
+    static __device__ __forceinline__ uint32_t at(uint32_t box, int j) {
+        const int lane = threadIdx.x % 32;
+        return box + lane % 16 * 128 + ((2 * j + lane / 16) ^ lane % 8) * 16;
+    }
+    /* Takes columns 64 q .. 64 q + 63 of sums. */
+    template <int N>
+    __device__ __forceinline__ void round(const float (&d)[N], int q) {
+#pragma unroll
+        for (int i = 0; i < 16; i++) { x[i] = pack2(d[32 * q + 2 * i], d[32 * q + 2 * i + 1]); }
+    }
+    __device__ __forceinline__ void load(uint32_t box) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) { load_matrix_x4(x + 4 * j, at(box, j)); }
+    }
+    __device__ __forceinline__ void store(uint32_t box, int j) const {
+        store_matrix_x4(at(box, j), x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
+    }
+    /* The two elements of x[i], and back. */
+    __device__ __forceinline__ Vec<floatX, 2> pair(int i) const { return unpack(Held<floatX, 2>{x[i]}); }
+    __device__ __forceinline__ void set(int i, const Vec<floatX, 2>& v) { x[i] = hold(v).bits; }
+};
+
+/* The boxes in shared memory through which a warp writes. */
+template <int BOXES, int BOX_BYTES>
+struct MatmulBoxes {
+    uint32_t boxes;
+    int turn = 0;
+    __device__ __forceinline__ explicit MatmulBoxes(uint32_t address) : boxes(address) {}
+    /* Writes a box to rows row .. row + 15, columns 64 block .. 64 block + 63. */
+    __device__ __forceinline__ void write(const MatmulBox& box, const CUtensorMap* map, int row, int block) {
+        const uint32_t at = boxes + turn * BOX_BYTES;
+        const bool leader = threadIdx.x % 32 == 0;
+        if (leader) { store_wait<BOXES - 1>(); }
+        __syncwarp();
+#pragma unroll
+        for (int j = 0; j < 4; j++) { box.store(at, j); }
+        fence_async_readers();
+        __syncwarp();
+        if (leader) {
+            store_box_4d(map, at, 0, row, block, 0);
+            store_commit();
+        }
+        turn = turn + 1 == BOXES ? 0 : turn + 1;
+    }
+};
+
+template <typename Tiles>
+__global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREADS, 1)
+    matmul_tiles_kernel(const __grid_constant__ MatmulMaps maps, const MatmulTilesArgs s) {
+#if PTX_HAS_SM90A
+    constexpr int CLUSTER = Tiles::CLUSTER, BM = Tiles::BM, BN = Tiles::BN;
+    constexpr bool GRADIENT = Tiles::EPILOGUE == EPILOGUE_SWIGLU_BACKWARD, GATED = Tiles::EPILOGUE == EPILOGUE_SWIGLU;
+    extern __shared__ __align__(128) char smem[];
+    __shared__ uint64_t barriers[2 * Tiles::STAGES], lead_barrier;
+    // layout: A, first half of B, second half of B of each of STAGES; boxes of each consumer warp
+    const uint32_t stages = shared_address(wgmma_tiles(smem)), boxes_smem = stages + Tiles::STAGES * Tiles::STAGE_BYTES;
+    const uint32_t lead = shared_address(&lead_barrier);
+    const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), rank = blockIdx.x % CLUSTER;
+    const uint32_t pieces = s.rows * s.columns, clusters = gridDim.x / CLUSTER;
+    Ring<Tiles::STAGES> ring(barriers);
+    if (threadIdx.x == 0) {
+        ring.init(Tiles::CONSUMER_WARPS * CLUSTER);
+        barrier_init(lead, 1);
+        barrier_init_done();
+    }
+    if constexpr (CLUSTER > 1) {
+        cluster_sync();
+    } else {
+        __syncthreads();
+    }
+    if (warpgroup == 0) {
+        registers_lower<Tiles::PRODUCER>();
+        if (threadIdx.x == 0) {
+            for (uint32_t piece = blockIdx.x / CLUSTER; piece < pieces; piece += clusters) {
+                const MatmulPlace place(s, piece, CLUSTER, rank);
+                const int row = place.row * BM;
+#pragma unroll 1
+                for (int k = 0; k < s.steps; k++) {
+                    const uint32_t a = stages + ring.stage * Tiles::STAGE_BYTES, b = a + Tiles::A_BYTES;
+                    ring.begin_fill(Tiles::STAGE_BYTES);
+                    copy_box_4d(a, &maps.a, 0, row, k, 0, ring.full());
+#pragma unroll
+                    for (int i = 0; i < 2 / CLUSTER; i++) {
+                        const int half = CLUSTER == 1 ? i : rank;
+                        const int b_row = Tiles::B_COLUMNS ? k * Tiles::BK
+                                          : GATED          ? half * s.F + place.column * (BN / 2)
+                                                           : place.column * BN + half * (BN / 2);
+                        const int b_block = Tiles::B_COLUMNS ? place.column * (BN / 64) + half * (BN / 128) : k;
+                        const uint32_t to = b + half * Tiles::HALF_BYTES;
+                        if constexpr (CLUSTER == 1) {
+                            copy_box_4d(to, &maps.b, 0, b_row, b_block, 0, ring.full());
+                        } else {
+                            copy_box_4d_to((1 << CLUSTER) - 1, to, &maps.b, 0, b_row, b_block, 0, ring.full());
+                        }
+                    }
+                    ring.advance();
+                }
+#pragma unroll 1
+                for (int q = 0; GRADIENT && q < BN / 64; q++) {
+                    const uint32_t gate = stages + ring.stage * Tiles::STAGE_BYTES;
+                    const int block = place.column * (BN / 64) + q;
+                    ring.begin_fill(2 * Tiles::READ_BYTES);
+                    copy_box_4d(gate, &maps.gate_up, 0, row, block, 0, ring.full());
+                    copy_box_4d(gate + Tiles::READ_BYTES, &maps.gate_up, 0, row, s.F / 64 + block, 0, ring.full());
+                    ring.advance();
+                }
+            }
+        }
+    } else {
+        registers_raise<Tiles::CONSUMER>();
+        const int consumer = warpgroup - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+        const int warp_row = consumer * 64 + warp * 16;
+        MatmulBoxes<Tiles::BOXES, Tiles::BOX_BYTES> boxes(boxes_smem + (consumer * 4 + warp) * Tiles::BOXES * Tiles::BOX_BYTES);
+        float acc[BN / 2];
+        int ahead = s.lead;  // steps until consumer 1 may start
+        if (consumer == 1 && ahead > 0) { barrier_wait(lead, 0); }
+        for (uint32_t piece = blockIdx.x / CLUSTER; piece < pieces; piece += clusters) {
+            const MatmulPlace place(s, piece, CLUSTER, rank);
+            uint32_t held = NO_BARRIER;  // the `empty` barrier of the buffer that pending products read
+#pragma unroll 1
+            for (int k = 0; k < s.steps; k++) {
+                const uint32_t stage = stages + ring.stage * Tiles::STAGE_BYTES;
+                const uint32_t a = matrix_rows(stage + consumer * 64 * 128), b_smem = stage + Tiles::A_BYTES;
+                const uint32_t b = Tiles::B_COLUMNS ? matrix_columns(b_smem, Tiles::BK * 128) : matrix_rows(b_smem);
+                ring.wait_full();
+                wgmma_fence();
+#pragma unroll
+                for (int i = 0; i < Tiles::BK / 16; i++) {
+                    wgmma_shared<BN, Tiles::B_COLUMNS>(acc, a + i * 2, b + i * (Tiles::B_COLUMNS ? 128 : 2), k > 0 || i > 0);
+                }
+                wgmma_commit();
+                wgmma_wait<1>();
+                if (held != NO_BARRIER) { ring_release_cluster<CLUSTER>(held); }
+                held = ring.empty();
+                ring.advance();
+                if (--ahead == 0 && threadIdx.x == 128) { barrier_arrive(lead); }
+            }
+            wgmma_wait<0>();
+            wgmma_hold(acc);
+            ring_release_cluster<CLUSTER>(held);
+
+            const int row = place.row * BM + warp_row;
+            if constexpr (Tiles::EPILOGUE == EPILOGUE_STORE) {
+#pragma unroll
+                for (int q = 0; q < BN / 64; q++) {
+                    MatmulBox box;
+                    box.round(acc, q);
+                    boxes.write(box, &maps.out, row, place.column * (BN / 64) + q);
+                }
+            } else if constexpr (GATED) {  // the first half of the columns is gate, the second one up
+#pragma unroll
+                for (int q = 0; q < BN / 128; q++) {
+                    const int block = place.column * (BN / 128) + q;
+                    MatmulBox gate, up;
+                    gate.round(acc, q);
+                    up.round(acc, q + BN / 128);
+                    boxes.write(gate, &maps.out, row, block);
+                    boxes.write(up, &maps.out, row, s.F / 64 + block);
+#pragma unroll
+                    for (int i = 0; i < 16; i++) { gate.set(i, swiglu_vector(gate.pair(i), up.pair(i))); }
+                    boxes.write(gate, &maps.act, row, block);
+                }
+            } else {
+#pragma unroll
+                for (int q = 0; q < BN / 64; q++) {
+                    const int block = place.column * (BN / 64) + q;
+                    const uint32_t gate_smem = stages + ring.stage * Tiles::STAGE_BYTES + warp_row * 128;
+                    const uint32_t up_smem = gate_smem + Tiles::READ_BYTES;
+                    MatmulBox gate, up, d;
+                    ring.wait_full();
+                    gate.load(gate_smem);
+                    up.load(up_smem);
+                    d.round(acc, q);
+#pragma unroll
+                    for (int i = 0; i < 16; i++) {
+                        const SwigluGradient<2> g = swiglu_gradient(gate.pair(i), up.pair(i), d.pair(i));
+                        gate.set(i, g.dgate);
+                        up.set(i, g.dup);
+                        d.set(i, g.y);
+                        if (i % 4 == 3) {
+                            gate.store(gate_smem, i / 4);
+                            up.store(up_smem, i / 4);
+                        }
+                    }
+                    fence_async_readers();
+                    if (q > 0) {  // the boxes before have left their buffer
+                        if (lane == 0) { store_wait<0>(); }
+                        ring_release_cluster<CLUSTER>(held);
+                    }
+                    __syncwarp();
+                    if (lane == 0) {
+                        store_box_4d(&maps.out, gate_smem, 0, row, block, 0);
+                        store_box_4d(&maps.out, up_smem, 0, row, s.F / 64 + block, 0);
+                        store_commit();
+                    }
+                    if (s.act) { boxes.write(d, &maps.act, row, block); }
+                    held = ring.empty();
+                    ring.advance();
+                }
+                if (lane == 0) { store_wait<0>(); }
+                ring_release_cluster<CLUSTER>(held);
+            }
+        }
+        if (lane == 0) { store_wait<0>(); }
+    }
+    if constexpr (CLUSTER > 1) {  // nobody copies to a block that has ended, or arrives there
+        __syncwarp();
+        cluster_sync();
+    }
+#else
+    __trap();
+#endif
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// launchers
+
+/* How tiles are walked; 0 in `group`: by the size of A's rows */
+struct MatmulWalk {
+    int group, lead;
+};
+constexpr size_t MATMUL_GROUP_BYTES = 16 << 20;  // of A, that stay in the L2 cache
+
+/* Launches a kernel for sums of M x N tiles' elements over K. Fills what is missing in `s`. */
+template <typename Tiles>
+static inline void matmul_tiles_launch(const MatmulMaps& maps, MatmulTilesArgs s, size_t M, size_t N, size_t K,
+                                       const MatmulWalk& walk, cudaStream_t stream) {
+    constexpr int CLUSTER = Tiles::CLUSTER;
+    const size_t cluster_rows = (size_t)Tiles::BM * CLUSTER;
+    if (M == 0 || N == 0 || K == 0 || M % cluster_rows || N % Tiles::BN || K % Tiles::BK) {
+        die("matmul_tiles_launch: (%zu, %zu) x (%zu, %zu), wanted multiples of %zu, %d and %d", M, K, K, N, cluster_rows,
+            Tiles::BN, Tiles::BK);
+    }
+    s.rows = (uint32_t)(M / cluster_rows), s.columns = (uint32_t)(N / Tiles::BN), s.steps = (int)(K / Tiles::BK);
+    s.group = (uint32_t)(walk.group > 0 ? walk.group : size_max(1, MATMUL_GROUP_BYTES / (cluster_rows * K * sizeof(floatX))));
+    s.group = s.group < s.rows ? s.group : s.rows;
+    s.lead = walk.lead < s.steps ? walk.lead : s.steps;
+    const size_t clusters = (size_t)device_attribute(cudaDevAttrMultiProcessorCount) / CLUSTER;
+    const unsigned blocks = (unsigned)(size_min(clusters, (size_t)s.rows * s.columns) * CLUSTER);
+    auto* kernel = matmul_tiles_kernel<Tiles>;
+    CUDA_CHECK(cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tiles::SMEM));
+    kernel<<<blocks, Tiles::THREADS, Tiles::SMEM, stream>>>(maps, s);
+    CUDA_CHECK_LAUNCH("matmul_tiles_kernel");
+}
+
+/* Return maps of packed row-major matrices: a factor that is summed along its rows, one that is summed over them, a result. */
+template <typename Tiles>
+static inline CUtensorMap matmul_map_along(const floatX* x, size_t rows, size_t width) {
+    return tensor_map(x, 1, (int)rows, width, width, 128, Tiles::BK);
+}
+template <typename Tiles>
+static inline CUtensorMap matmul_map_over(const floatX* x, size_t rows, size_t width) {
+    return tensor_map(x, 1, (int)rows, width, width, Tiles::BK, Tiles::BN / 2);
+}
+template <typename Tiles>
+static inline CUtensorMap matmul_map_out(const floatX* x, size_t rows, size_t width) {
+    return tensor_map(x, 1, (int)rows, width, width, Tiles::BOX_ROWS, Tiles::BOX_COLUMNS);
+}
+
+/* Writes out (N, OC) = x (N, C) w^T, w: (OC, C). */
+template <int CLUSTER>
+static inline void matmul_tiles_forward(floatX* out, const floatX* x, const floatX* w, size_t N, size_t C, size_t OC,
+                                        const MatmulWalk& walk, cudaStream_t stream) {
+    typedef MatmulTiles<CLUSTER, 0, EPILOGUE_STORE> Tiles;
+    const CUtensorMap out_map = matmul_map_out<Tiles>(out, N, OC);
+    const MatmulMaps maps = {matmul_map_along<Tiles>(x, N, C), matmul_map_along<Tiles>(w, OC, C), out_map, out_map, out_map};
+    matmul_tiles_launch<Tiles>(maps, MatmulTilesArgs(), N, OC, C, walk, stream);
+}
+
+/* Writes dx (N, C) = dout (N, OC) w, w: (OC, C). */
+template <int CLUSTER>
+static inline void matmul_tiles_backward_input(floatX* dx, const floatX* dout, const floatX* w, size_t N, size_t C, size_t OC,
+                                               const MatmulWalk& walk, cudaStream_t stream) {
+    typedef MatmulTiles<CLUSTER, 1, EPILOGUE_STORE> Tiles;
+    const CUtensorMap dx_map = matmul_map_out<Tiles>(dx, N, C);
+    const MatmulMaps maps = {matmul_map_along<Tiles>(dout, N, OC), matmul_map_over<Tiles>(w, OC, C), dx_map, dx_map, dx_map};
+    matmul_tiles_launch<Tiles>(maps, MatmulTilesArgs(), N, C, OC, walk, stream);
+}
+
+/* Writes gate_up (N, 2F) = x (N, C) w^T, w: (2F, C), and act (N, F), SwiGLU of it. */
+template <int CLUSTER>
+static inline void matmul_tiles_swiglu(floatX* gate_up, floatX* act, const floatX* x, const floatX* w, size_t N, size_t C,
+                                       size_t F, const MatmulWalk& walk, cudaStream_t stream) {
+    typedef MatmulTiles<CLUSTER, 0, EPILOGUE_SWIGLU> Tiles;
+    const CUtensorMap out_map = matmul_map_out<Tiles>(gate_up, N, 2 * F);
+    const MatmulMaps maps = {matmul_map_along<Tiles>(x, N, C), matmul_map_along<Tiles>(w, 2 * F, C), out_map,
+                             matmul_map_out<Tiles>(act, N, F), out_map};
+    MatmulTilesArgs s = MatmulTilesArgs();
+    s.F = (int)F;
+    matmul_tiles_launch<Tiles>(maps, s, N, 2 * F, C, walk, stream);
+}
+
+/* Writes dgate_up (N, 2F), which may be gate_up, from gate_up (N, 2F) and dact = dout (N, C) w, w: (C, F), and, unless it is
+ * NULL, act (N, F) again. */
+template <int CLUSTER>
+static inline void matmul_tiles_swiglu_backward(floatX* dgate_up, floatX* act, const floatX* dout, const floatX* w,
+                                                const floatX* gate_up, size_t N, size_t F, size_t C, const MatmulWalk& walk,
+                                                cudaStream_t stream) {
+    typedef MatmulTiles<CLUSTER, 1, EPILOGUE_SWIGLU_BACKWARD> Tiles;
+    const CUtensorMap out_map = matmul_map_out<Tiles>(dgate_up, N, 2 * F);
+    const MatmulMaps maps = {matmul_map_along<Tiles>(dout, N, C), matmul_map_over<Tiles>(w, C, F), out_map,
+                             act ? matmul_map_out<Tiles>(act, N, F) : out_map, matmul_map_along<Tiles>(gate_up, N, 2 * F)};
+    MatmulTilesArgs s = MatmulTilesArgs();
+    s.F = (int)F, s.act = act != NULL;
+    matmul_tiles_launch<Tiles>(maps, s, N, F, C, walk, stream);
+}
+
+#endif  // PRECISION_FP32
+#endif
