@@ -317,6 +317,7 @@ static inline void matmul_tiles_launch(const MatmulMaps& maps, MatmulTilesArgs s
     s.group = (uint32_t)(walk.group > 0 ? walk.group : size_max(1, MATMUL_GROUP_BYTES / (cluster_rows * K * sizeof(floatX))));
     s.group = s.group < s.rows ? s.group : s.rows;
     s.lead = walk.lead < s.steps ? walk.lead : s.steps;
+    s.lead = s.lead < Tiles::STAGES ? s.lead : Tiles::STAGES;  // consumer 1 has to release a buffer for more
     const size_t clusters = (size_t)device_attribute(cudaDevAttrMultiProcessorCount) / CLUSTER;
     const unsigned blocks = (unsigned)(size_min(clusters, (size_t)s.rows * s.columns) * CLUSTER);
     auto* kernel = matmul_tiles_kernel<Tiles>;

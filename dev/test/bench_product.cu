@@ -2,8 +2,8 @@
  *
  *   make build/bench_product_cu GPU_ARCH=90 PRECISION=BF16 && build/bench_product_cu check && build/bench_product_cu time
  *
- * check                    small shapes. Sums are compared with cuBLASLt's; SwiGLU of them, bit by bit, with what the kernels of
- *                          swiglu.cuh make of these sums. Results are NaN before. Built with
+ * check                    small shapes. Sums are compared with cuBLASLt's; SwiGLU of them, bit by bit, with what the kernels
+ *                          of swiglu.cuh make of these sums. Results are NaN before. Built with
  *                          NVCCFLAGS_EXTRA=-DBARRIER_TIMEOUT=2000000000ull, a wait that would last forever becomes a message.
  * time [SECONDS [GROUP]]   checks, then times the products of gate and up forward and of down's dx, in turns A B C C B A of
  *                          SECONDS each behind a third of that to settle; GROUP: tiles of rows in a group (matmul_sm90.cuh).

@@ -361,7 +361,7 @@ static void results_become_operands_and_are_stored(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// the ring, registers that move, the work list
+// the ring, registers that move, clusters, the work list
 
 enum { RING_STAGES = 3, RING_ROWS = 64, RING_TILES = 40 };
 
@@ -414,6 +414,104 @@ static void tiles_pass_through_a_ring_in_order(void) {
     CHECK(wrong == 0, "%zu of %zu wrong", wrong, 2 * n);
 }
 
+enum { PAIR_STEPS = 7 };
+
+/* Two blocks of a cluster compute c (128 x 256), 64 rows a block, from PAIR_STEPS steps of 64 of the summed index. Each copies
+ * one half of b's part to both. c is written by boxes of a warp's 16 rows and 64 columns, through shared memory. */
+template <int B_COLUMNS>
+__global__ void BLOCKS_OF_CLUSTER(2) __launch_bounds__(160, 1)
+    pair_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
+                const __grid_constant__ CUtensorMap c_map) {
+    enum { STAGES = 2, A_BYTES = 64 * 128, HALF_BYTES = 128 * 128, STAGE_BYTES = A_BYTES + 2 * HALF_BYTES };
+    extern __shared__ __align__(128) char smem[];
+    __shared__ uint64_t barriers[2 * STAGES];
+    const uint32_t stages = shared_address(wgmma_tiles(smem)), boxes = stages + STAGES * STAGE_BYTES;
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32, rank = blockIdx.x % 2;
+    Ring<STAGES> ring(barriers);
+    if (threadIdx.x == 0) {
+        ring.init(2 * 4);
+        barrier_init_done();
+    }
+    cluster_sync();
+    if (warp == 4) {
+        for (int i = 0; lane == 0 && i < PAIR_STEPS; i++) {
+            const uint32_t a = stages + ring.stage * STAGE_BYTES, half = a + A_BYTES + rank * HALF_BYTES;
+            ring.begin_fill(STAGE_BYTES);
+            copy_box_4d(a, &a_map, 0, rank * 64, i, 0, ring.full());
+            copy_box_4d_to(3, half, &b_map, 0, B_COLUMNS ? i * 64 : rank * 128, B_COLUMNS ? rank * 2 : i, 0, ring.full());
+            ring.advance();
+        }
+    } else {
+        float d[128];
+        for (int i = 0; i < PAIR_STEPS; i++) {
+            const uint32_t a = stages + ring.stage * STAGE_BYTES, b = a + A_BYTES;
+            ring.wait_full();
+            wgmma_fence();
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                wgmma_shared<256, B_COLUMNS>(d, matrix_rows(a) + k * 2,
+                                             B_COLUMNS ? matrix_columns(b, 64 * 128) + k * 128 : matrix_rows(b) + k * 2,
+                                             i > 0 || k > 0);
+            }
+            wgmma_commit();
+            wgmma_wait<0>();
+            wgmma_hold(d);
+            ring_release_cluster<2>(ring.empty());
+            ring.advance();
+        }
+        const uint32_t box = boxes + warp * 2048;
+#pragma unroll
+        for (int q = 0; q < 4; q++) {
+            if (lane == 0) { store_wait<0>(); }
+            __syncwarp();
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const float* x = d + q * 32 + j * 8;
+                store_matrix_x4(box + lane % 16 * 128 + ((2 * j + lane / 16) ^ lane % 8) * 16, pack2(x[0], x[1]),
+                                pack2(x[2], x[3]), pack2(x[4], x[5]), pack2(x[6], x[7]));
+            }
+            fence_async_readers();
+            __syncwarp();
+            if (lane == 0) {
+                store_box_4d(&c_map, box, 0, rank * 64 + warp * 16, q, 0);
+                store_commit();
+            }
+        }
+        if (lane == 0) { store_wait<0>(); }
+    }
+    __syncwarp();
+    cluster_sync();
+}
+
+template <int B_COLUMNS>
+static void check_pair(void) {
+    const int K = PAIR_STEPS * 64, N = 256, M = 128, valid = 75;
+    const std::vector<floatX> a = matrix(M, K, 12), b = matrix(B_COLUMNS ? K : N, B_COLUMNS ? N : K, 13);
+    Device<floatX> d_a(a), d_b(b), c((size_t)M * N);
+    auto* kernel = pair_kernel<B_COLUMNS>;
+    attention_launch(kernel, dim3(2), 160, 2 * (64 + 256) * 128 + 4 * 2048 + 1024, 0, tensor_map(d_a.p, 1, M, K, K, 64, 64),
+                     B_COLUMNS ? tensor_map(d_b.p, 1, K, N, N, 64, 128) : tensor_map(d_b.p, 1, N, K, K, 128, 64),
+                     tensor_map(c.p, 1, valid, N, N, 16, 64));
+    const std::vector<floatX> got = c.fetch();
+    int wrong = 0, touched = 0;
+    for (int i = 0; i < M; i++) {
+        for (int j = 0; j < N; j++) {
+            float want = 0;
+            for (int k = 0; k < K; k++) { want += to_float(a[i * K + k]) * to_float(b[B_COLUMNS ? k * N + j : j * K + k]); }
+            const float is = to_float(got[i * N + j]);
+            wrong += i < valid && is != to_float(from_float<floatX>(want));
+            touched += i >= valid && !isnan(is);
+        }
+    }
+    CHECK(wrong == 0, "b by %s: %d of %d wrong", B_COLUMNS ? "columns" : "rows", wrong, valid * N);
+    CHECK(touched == 0, "b by %s: %d elements outside the tensor were written", B_COLUMNS ? "columns" : "rows", touched);
+}
+
+static void a_pair_of_blocks_shares_a_factor_and_stores_boxes(void) {
+    check_pair<0>();
+    check_pair<1>();
+}
+
 __global__ void work_kernel(int* turns, uint32_t pieces) {
     WorkList work(pieces);
     for (uint32_t piece; work.next(&piece);) { atomicAdd(&turns[piece], 1); }
@@ -451,6 +549,7 @@ int main(void) {
         RUN(products_of_registers_and_a_shared_tile_by_columns);
         RUN(results_become_operands_and_are_stored);
         RUN(tiles_pass_through_a_ring_in_order);
+        RUN(a_pair_of_blocks_shares_a_factor_and_stores_boxes);
         return test_summary();
     }
 #endif
