@@ -201,7 +201,7 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
             uint32_t held = NO_BARRIER;  // the `empty` barrier of the buffer that pending products read
 #pragma unroll 1
             for (int k = 0; k < s.steps; k++) {
-                const uint32_t stage = stages + ring.stage * Tiles::STAGE_BYTES;
+                const uint32_t stage = matrix_address(stages) + ring.stage * Tiles::STAGE_BYTES;
                 const uint32_t a = matrix_rows(stage + consumer * 64 * 128), b_smem = stage + Tiles::A_BYTES;
                 const uint32_t b = Tiles::B_COLUMNS ? matrix_columns(b_smem, Tiles::BK * 128) : matrix_rows(b_smem);
                 ring.wait_full();

@@ -444,7 +444,7 @@ __global__ void BLOCKS_OF_CLUSTER(2) __launch_bounds__(160, 1)
     } else {
         float d[128];
         for (int i = 0; i < PAIR_STEPS; i++) {
-            const uint32_t a = stages + ring.stage * STAGE_BYTES, b = a + A_BYTES;
+            const uint32_t a = matrix_address(stages) + ring.stage * STAGE_BYTES, b = a + A_BYTES;
             ring.wait_full();
             wgmma_fence();
 #pragma unroll

@@ -343,8 +343,11 @@ __device__ __forceinline__ void store_matrix_x4(uint32_t address, uint32_t r0, u
  * half. The upper half is the same for all: 1024 bytes from eight rows to the next eight, and the kind of swizzle.
  *   matrix_rows     the tile's rows are rows of a or columns of b, so sums go along a row. 16 columns further: + 2
  *   matrix_columns  sums go over the tile's rows, so b is the tile itself. 16 rows further: + 128. block_bytes: distance to the
- *                   next 64 columns */
+ *                   next 64 columns
+ * A descriptor has room for 18 bits of an address. In a cluster, the bits above them hold the block's rank: matrix_address()
+ * drops them. */
 enum { MATRIX_UPPER_HALF = 0x40000000 | 1024 >> 4 };
+__device__ __forceinline__ uint32_t matrix_address(uint32_t address) { return address & 0x3ffff; }
 __device__ __forceinline__ uint32_t matrix_rows(uint32_t address) { return address >> 4 | 1 << 16; }
 __device__ __forceinline__ uint32_t matrix_columns(uint32_t address, uint32_t block_bytes) {
     return address >> 4 | block_bytes >> 4 << 16;

@@ -287,6 +287,7 @@ __device__ __forceinline__ void store_matrix_x4(uint32_t address, uint32_t r0, u
     for (unsigned i = 0; i < 4; i++) { memcpy(emulated_shared(all->at[8 * i + g].words[0]) + 4 * t, &r[i], 4); }
 }
 
+__device__ __forceinline__ uint32_t matrix_address(uint32_t address) { return address & 0x3ffff; }
 __device__ __forceinline__ uint32_t matrix_rows(uint32_t address) { return address >> 4 | 1 << 16; }
 __device__ __forceinline__ uint32_t matrix_columns(uint32_t address, uint32_t block_bytes) {
     return address >> 4 | block_bytes >> 4 << 16;
