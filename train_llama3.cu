@@ -37,6 +37,7 @@
 #include "llmc/gpu/arena.cuh"        // defines: Arena, take
 #include "llmc/gpu/layers.cuh"       // defines: Queue, Gradient, embedding, rmsnorm, rope, attention, swiglu, linear
 #include "llmc/gpu/fp8.cuh"          // defines: Fp8, Weight, fp8_check, fp8_lay_out, fp8_weight, fp8_begin, fp8_refresh
+#include "llmc/gpu/feedforward.cuh"  // defines: gate_up_swiglu, down_dx_swiglu
 #include "llmc/gpu/sequence.cuh"     // defines: Sequence, sequence_join, sequence_begin, qkv_rows, attend, heads_room
 #include "llmc/rope.h"               // defines: rope_table
 #include "llmc/gpu/step_state.cuh"   // defines: StepState, loss_sum_cuda, norm_square_cuda, step_decide_cuda
@@ -536,9 +537,8 @@ static void llama_forward(const Llama* m) {
         linear(q, "o", s->mid, s->att, w.o, s->h, N, Q, C);
         lora(q, s->mid, s->t[LORA_O], s->att, m->weights.trained, &adapters.at[LORA_O], N);
         rmsnorm(q, s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps, w.gate_up);
-        linear(q, "gate up", s->gate_up, s->norm2, w.gate_up, NULL, N, C, 2 * F);
-        lora(q, s->gate_up, s->t[LORA_GATE_UP], s->norm2, m->weights.trained, &adapters.at[LORA_GATE_UP], N);
-        swiglu(q, s->act, s->gate_up, N, F, w.down);
+        gate_up_swiglu(q, s->act, s->gate_up, s->t[LORA_GATE_UP], s->norm2, w.gate_up, w.down, m->weights.trained,
+                       &adapters.at[LORA_GATE_UP], N, C, F);
         linear(q, "down", h_next, s->act, w.down, s->mid, N, F, C);
         lora(q, h_next, s->t[LORA_DOWN], s->act, m->weights.trained, &adapters.at[LORA_DOWN], N);
     }
@@ -593,8 +593,8 @@ static void block_recompute(const Llama* m, int l) {
     }
     rmsnorm(q, s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps, level >= RECOMPUTE_FFN ? w.gate_up : none);
     if (level >= RECOMPUTE_FFN) {
-        linear(q, "gate up", s->gate_up, s->norm2, w.gate_up, NULL, N, C, 2 * c->intermediate_size);
-        lora(q, s->gate_up, s->t[LORA_GATE_UP], s->norm2, m->weights.trained, &adapters.at[LORA_GATE_UP], N);
+        gate_up_swiglu(q, NULL, s->gate_up, s->t[LORA_GATE_UP], s->norm2, w.gate_up, none, m->weights.trained,
+                       &adapters.at[LORA_GATE_UP], N, C, c->intermediate_size);
     }
 }
 
@@ -642,10 +642,9 @@ static void llama_backward(Llama* m, bool add, MicroKind kind) {
         floatX* act_again = m->layout.level >= RECOMPUTE_NORM_SWIGLU ? s->act : NULL;
         block_recompute(m, l);
         await_ring(m, l);
-        // h_next = mid + act Wdown^T: dh is the gradient of both. dw comes last: dx and swiglu_backward() may make its factors
-        linear_backward_input(q, "down dx", m->dact, m->dh, w.down, N, F, C);
-        lora_backward_input(q, m->dact, m->dt, m->dh, trained, &adapters.at[LORA_DOWN], N);
-        swiglu_backward(q, s->gate_up, act_again, m->dact, s->gate_up, N, F, w.gate_up);
+        // h_next = mid + act Wdown^T: dh is the gradient of both. dw comes last: dx and SwiGLU may make its factors
+        down_dx_swiglu(q, s->gate_up, act_again, m->dact, m->dt, m->dh, w.down, w.gate_up, trained, &adapters.at[LORA_DOWN], N,
+                       F, C);
         linear_backward_weight(q, "down dw", grad_at(m, P_DOWN, l), m->dh, s->act, w.down, N, F, C, add);
         lora_backward_weight(q, grads, m->dt, m->dh, s->act, s->t[LORA_DOWN], &adapters.at[LORA_DOWN], N, add);
         linear_backward_input(q, "gate up dx", m->dnorm, s->gate_up, w.gate_up, N, C, 2 * F);

@@ -17,11 +17,10 @@
  *   producer     A0 B0   A1 B1   A2 B2   A3 B3 | wait empty 0, A4 B4 ...
  *   consumers    wait full 0, 4 products | wait full 1, 4 products, wait for those of 0, release 0 | ...
  *
- * The products of a step start before those of the step before have ended, so the tensor cores always have work, but for the
- * time in which both consumers write. So consumer 0 starts LEAD steps earlier than consumer 1 and stays ahead: while one of
- * them writes, the other one multiplies. Each warp writes its 16 rows through BOXES boxes of 64 columns in shared memory, by
- * TMA. What SwiGLU's gradient reads of gate and up comes through the ring, as four more steps of a tile, and dgate and dup are
- * written from where they lay.
+ * The products of a step start before those of the step before have ended, so the tensor cores always have work but for the
+ * time in which consumers write. Each warp writes its 16 rows through BOXES boxes of 64 columns in shared memory, by TMA. What
+ * SwiGLU's gradient reads of gate and up comes through the ring, as four more steps of a tile, and dgate and dup are written
+ * from where they lay.
  *
  * Blocks are persistent. They take tiles in the order of a list: `group` tiles of rows after each other in each column of
  * tiles, so that this part of A stays in the L2 cache while B passes by, once a group.
@@ -60,8 +59,7 @@ struct MatmulTilesArgs {
     uint32_t group;          // tiles of rows in a group
     int steps;               // of BK
     int F;                   // distance from gate to up, for the epilogues of SwiGLU
-    int lead;                // steps, 0 to STAGES
-    bool act;                // whether SwiGLU's gradient writes act
+    bool act;                // whether they write act
 };
 
 /* The place of a cluster's piece of work. */
@@ -133,16 +131,14 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
     constexpr int CLUSTER = Tiles::CLUSTER, BM = Tiles::BM, BN = Tiles::BN;
     constexpr bool GRADIENT = Tiles::EPILOGUE == EPILOGUE_SWIGLU_BACKWARD, GATED = Tiles::EPILOGUE == EPILOGUE_SWIGLU;
     extern __shared__ __align__(128) char smem[];
-    __shared__ uint64_t barriers[2 * Tiles::STAGES], lead_barrier;
+    __shared__ uint64_t barriers[2 * Tiles::STAGES];
     // layout: A, first half of B, second half of B of each of STAGES; boxes of each consumer warp
     const uint32_t stages = shared_address(wgmma_tiles(smem)), boxes_smem = stages + Tiles::STAGES * Tiles::STAGE_BYTES;
-    const uint32_t lead = shared_address(&lead_barrier);
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), rank = blockIdx.x % CLUSTER;
     const uint32_t pieces = s.rows * s.columns, clusters = gridDim.x / CLUSTER;
     Ring<Tiles::STAGES> ring(barriers);
     if (threadIdx.x == 0) {
         ring.init(Tiles::CONSUMER_WARPS * CLUSTER);
-        barrier_init(lead, 1);
         barrier_init_done();
     }
     if constexpr (CLUSTER > 1) {
@@ -194,8 +190,6 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
         const int warp_row = consumer * 64 + warp * 16;
         MatmulBoxes<Tiles::BOXES, Tiles::BOX_BYTES> boxes(boxes_smem + (consumer * 4 + warp) * Tiles::BOXES * Tiles::BOX_BYTES);
         float acc[BN / 2];
-        int ahead = s.lead;  // steps until consumer 1 may start
-        if (consumer == 1 && ahead > 0) { barrier_wait(lead, 0); }
         for (uint32_t piece = blockIdx.x / CLUSTER; piece < pieces; piece += clusters) {
             const MatmulPlace place(s, piece, CLUSTER, rank);
             uint32_t held = NO_BARRIER;  // the `empty` barrier of the buffer that pending products read
@@ -215,7 +209,6 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
                 if (held != NO_BARRIER) { ring_release_cluster<CLUSTER>(held); }
                 held = ring.empty();
                 ring.advance();
-                if (--ahead == 0 && threadIdx.x == 128) { barrier_arrive(lead); }
             }
             wgmma_wait<0>();
             wgmma_hold(acc);
@@ -238,6 +231,7 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
                     up.round(acc, q + BN / 128);
                     boxes.write(gate, &maps.out, row, block);
                     boxes.write(up, &maps.out, row, s.F / 64 + block);
+                    if (!s.act) { continue; }
 #pragma unroll
                     for (int i = 0; i < 16; i++) { gate.set(i, swiglu_vector(gate.pair(i), up.pair(i))); }
                     boxes.write(gate, &maps.act, row, block);
@@ -297,27 +291,19 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
 // ---------------------------------------------------------------------------------------------------------------------
 // launchers
 
-/* How tiles are walked; 0 in `group`: by the size of A's rows */
-struct MatmulWalk {
-    int group, lead;
-};
 constexpr size_t MATMUL_GROUP_BYTES = 16 << 20;  // of A, that stay in the L2 cache
 
-/* Launches a kernel for sums of M x N tiles' elements over K. Fills what is missing in `s`. */
+/* Launches a kernel for sums of M x N tiles' elements over K. */
 template <typename Tiles>
-static inline void matmul_tiles_launch(const MatmulMaps& maps, MatmulTilesArgs s, size_t M, size_t N, size_t K,
-                                       const MatmulWalk& walk, cudaStream_t stream) {
+static inline void matmul_tiles_launch(const MatmulMaps& maps, size_t M, size_t N, size_t K, size_t F, bool act,
+                                       cudaStream_t stream) {
     constexpr int CLUSTER = Tiles::CLUSTER;
     const size_t cluster_rows = (size_t)Tiles::BM * CLUSTER;
-    if (M == 0 || N == 0 || K == 0 || M % cluster_rows || N % Tiles::BN || K % Tiles::BK) {
-        die("matmul_tiles_launch: (%zu, %zu) x (%zu, %zu), wanted multiples of %zu, %d and %d", M, K, K, N, cluster_rows,
-            Tiles::BN, Tiles::BK);
-    }
+    assert(M > 0 && N > 0 && K > 0 && M % cluster_rows == 0 && N % Tiles::BN == 0 && K % Tiles::BK == 0);
+    MatmulTilesArgs s;
     s.rows = (uint32_t)(M / cluster_rows), s.columns = (uint32_t)(N / Tiles::BN), s.steps = (int)(K / Tiles::BK);
-    s.group = (uint32_t)(walk.group > 0 ? walk.group : size_max(1, MATMUL_GROUP_BYTES / (cluster_rows * K * sizeof(floatX))));
-    s.group = s.group < s.rows ? s.group : s.rows;
-    s.lead = walk.lead < s.steps ? walk.lead : s.steps;
-    s.lead = s.lead < Tiles::STAGES ? s.lead : Tiles::STAGES;  // consumer 1 has to release a buffer for more
+    s.group = (uint32_t)size_min(s.rows, size_max(1, MATMUL_GROUP_BYTES / (cluster_rows * K * sizeof(floatX))));
+    s.F = (int)F, s.act = act;
     const size_t clusters = (size_t)device_attribute(cudaDevAttrMultiProcessorCount) / CLUSTER;
     const unsigned blocks = (unsigned)(size_min(clusters, (size_t)s.rows * s.columns) * CLUSTER);
     auto* kernel = matmul_tiles_kernel<Tiles>;
@@ -340,53 +326,43 @@ static inline CUtensorMap matmul_map_out(const floatX* x, size_t rows, size_t wi
     return tensor_map(x, 1, (int)rows, width, width, Tiles::BOX_ROWS, Tiles::BOX_COLUMNS);
 }
 
-/* Writes out (N, OC) = x (N, C) w^T, w: (OC, C). */
-template <int CLUSTER>
-static inline void matmul_tiles_forward(floatX* out, const floatX* x, const floatX* w, size_t N, size_t C, size_t OC,
-                                        const MatmulWalk& walk, cudaStream_t stream) {
-    typedef MatmulTiles<CLUSTER, 0, EPILOGUE_STORE> Tiles;
-    const CUtensorMap out_map = matmul_map_out<Tiles>(out, N, OC);
-    const MatmulMaps maps = {matmul_map_along<Tiles>(x, N, C), matmul_map_along<Tiles>(w, OC, C), out_map, out_map, out_map};
-    matmul_tiles_launch<Tiles>(maps, MatmulTilesArgs(), N, OC, C, walk, stream);
+/* Whether the two functions below take these sizes, with tiles for all multiprocessors, and the program has them for this
+ * card. */
+static inline bool matmul_takes_swiglu(size_t N, size_t C, size_t F) {
+    static const bool has_code = has_wgmma();
+    static const size_t processors = (size_t)device_attribute(cudaDevAttrMultiProcessorCount);
+    return has_code && N % (128 * CLUSTER_BLOCKS) == 0 && F % 256 == 0 && C % 64 == 0 && N / 128 * (F / 256) >= processors;
 }
 
-/* Writes dx (N, C) = dout (N, OC) w, w: (OC, C). */
-template <int CLUSTER>
-static inline void matmul_tiles_backward_input(floatX* dx, const floatX* dout, const floatX* w, size_t N, size_t C, size_t OC,
-                                               const MatmulWalk& walk, cudaStream_t stream) {
-    typedef MatmulTiles<CLUSTER, 1, EPILOGUE_STORE> Tiles;
-    const CUtensorMap dx_map = matmul_map_out<Tiles>(dx, N, C);
-    const MatmulMaps maps = {matmul_map_along<Tiles>(dout, N, OC), matmul_map_over<Tiles>(w, OC, C), dx_map, dx_map, dx_map};
-    matmul_tiles_launch<Tiles>(maps, MatmulTilesArgs(), N, C, OC, walk, stream);
-}
-
-/* Writes gate_up (N, 2F) = x (N, C) w^T, w: (2F, C), and act (N, F), SwiGLU of it. */
-template <int CLUSTER>
-static inline void matmul_tiles_swiglu(floatX* gate_up, floatX* act, const floatX* x, const floatX* w, size_t N, size_t C,
-                                       size_t F, const MatmulWalk& walk, cudaStream_t stream) {
+/* Writes gate_up (N, 2F) = x (N, C) w^T, w: (2F, C), and, unless it is NULL, act (N, F), SwiGLU of it. */
+template <int CLUSTER = CLUSTER_BLOCKS>
+static inline void matmul_swiglu_cuda(floatX* gate_up, floatX* act, const floatX* x, const floatX* w, size_t N, size_t C,
+                                      size_t F, cudaStream_t stream) {
     typedef MatmulTiles<CLUSTER, 0, EPILOGUE_SWIGLU> Tiles;
     const CUtensorMap out_map = matmul_map_out<Tiles>(gate_up, N, 2 * F);
     const MatmulMaps maps = {matmul_map_along<Tiles>(x, N, C), matmul_map_along<Tiles>(w, 2 * F, C), out_map,
-                             matmul_map_out<Tiles>(act, N, F), out_map};
-    MatmulTilesArgs s = MatmulTilesArgs();
-    s.F = (int)F;
-    matmul_tiles_launch<Tiles>(maps, s, N, 2 * F, C, walk, stream);
+                             act ? matmul_map_out<Tiles>(act, N, F) : out_map, out_map};
+    matmul_tiles_launch<Tiles>(maps, N, 2 * F, C, F, act != NULL, stream);
 }
 
 /* Writes dgate_up (N, 2F), which may be gate_up, from gate_up (N, 2F) and dact = dout (N, C) w, w: (C, F), and, unless it is
  * NULL, act (N, F) again. */
-template <int CLUSTER>
-static inline void matmul_tiles_swiglu_backward(floatX* dgate_up, floatX* act, const floatX* dout, const floatX* w,
-                                                const floatX* gate_up, size_t N, size_t F, size_t C, const MatmulWalk& walk,
-                                                cudaStream_t stream) {
+template <int CLUSTER = CLUSTER_BLOCKS>
+static inline void matmul_swiglu_backward_cuda(floatX* dgate_up, floatX* act, const floatX* dout, const floatX* w,
+                                               const floatX* gate_up, size_t N, size_t F, size_t C, cudaStream_t stream) {
     typedef MatmulTiles<CLUSTER, 1, EPILOGUE_SWIGLU_BACKWARD> Tiles;
     const CUtensorMap out_map = matmul_map_out<Tiles>(dgate_up, N, 2 * F);
     const MatmulMaps maps = {matmul_map_along<Tiles>(dout, N, C), matmul_map_over<Tiles>(w, C, F), out_map,
                              act ? matmul_map_out<Tiles>(act, N, F) : out_map, matmul_map_along<Tiles>(gate_up, N, 2 * F)};
-    MatmulTilesArgs s = MatmulTilesArgs();
-    s.F = (int)F, s.act = act != NULL;
-    matmul_tiles_launch<Tiles>(maps, s, N, F, C, walk, stream);
+    matmul_tiles_launch<Tiles>(maps, N, F, C, F, act != NULL, stream);
 }
+
+#else  // there are none in FP32
+
+static inline bool matmul_takes_swiglu(size_t, size_t, size_t) { return false; }
+static inline void matmul_swiglu_cuda(floatX*, floatX*, const floatX*, const floatX*, size_t, size_t, size_t, cudaStream_t) {}
+static inline void matmul_swiglu_backward_cuda(floatX*, floatX*, const floatX*, const floatX*, const floatX*, size_t, size_t,
+                                               size_t, cudaStream_t) {}
 
 #endif  // PRECISION_FP32
 #endif

@@ -5,9 +5,9 @@
  * check                    small shapes. Sums are compared with cuBLASLt's; SwiGLU of them, bit by bit, with what the kernels
  *                          of swiglu.cuh make of these sums. Results are NaN before. Built with
  *                          NVCCFLAGS_EXTRA=-DBARRIER_TIMEOUT=2000000000ull, a wait that would last forever becomes a message.
- * time [SECONDS [GROUP]]   checks, then times the products of gate and up forward and of down's dx, in turns A B C C B A of
- *                          SECONDS each behind a third of that to settle; GROUP: tiles of rows in a group (matmul_sm90.cuh).
- *                          cuBLASLt's algorithm is the fastest of the heuristic's 8.
+ * time [SECONDS]           checks, then times the products of gate and up forward and of down's dx, in turns A B C C B A of
+ *                          SECONDS each behind a third of that to settle. cuBLASLt's algorithm is the fastest of the
+ *                          heuristic's 8.
  *
  * A line: shape | contender | ms | TFLOP/s | W | MHz | what share of cuBLASLt's speed. "+" is a kernel of its own.
  */
@@ -57,38 +57,45 @@ static Buffers take_buffers(const Shape* shapes, size_t count) {
     return b;
 }
 
-/* Which kernel of ours: blocks in a cluster, and how tiles are walked. */
+/* Which kernel of ours: blocks in a cluster. */
 struct Kind {
     const char* name;
     int cluster;
-    MatmulWalk walk;
 };
 
+/* Only sums, without SwiGLU: the main loop alone. */
 template <int CLUSTER>
-static void launch_product(const Shape& s, const Buffers& b, const MatmulWalk& walk, floatX* out) {
+static void launch_product(const Shape& s, const Buffers& b, floatX* out) {
+    const auto launch = [&](auto tiles, const CUtensorMap& w) {
+        typedef decltype(tiles) Tiles;
+        const CUtensorMap out_map = matmul_map_out<Tiles>(out, s.N, s.width());
+        const MatmulMaps maps = {matmul_map_along<Tiles>(b.x, s.N, s.K), w, out_map, out_map, out_map};
+        matmul_tiles_launch<Tiles>(maps, s.N, s.width(), s.K, s.F, false, 0);
+    };
     if (s.pass == GATE_UP) {
-        matmul_tiles_forward<CLUSTER>(out, b.x, b.w, s.N, s.K, 2 * s.F, walk, 0);
+        typedef MatmulTiles<CLUSTER, 0, EPILOGUE_STORE> Tiles;
+        launch(Tiles(), matmul_map_along<Tiles>(b.w, s.width(), s.K));
     } else {
-        matmul_tiles_backward_input<CLUSTER>(out, b.x, b.w, s.N, s.F, s.K, walk, 0);
+        typedef MatmulTiles<CLUSTER, 1, EPILOGUE_STORE> Tiles;
+        launch(Tiles(), matmul_map_over<Tiles>(b.w, s.K, s.width()));
     }
 }
 
 /* out: gate_up, or backward its gradient; gate_up: what backward reads */
 template <int CLUSTER>
-static void launch_fused(const Shape& s, const Buffers& b, const MatmulWalk& walk, floatX* out, const floatX* gate_up,
-                         floatX* act) {
+static void launch_fused(const Shape& s, const Buffers& b, floatX* out, const floatX* gate_up, floatX* act) {
     if (s.pass == GATE_UP) {
-        matmul_tiles_swiglu<CLUSTER>(out, act, b.x, b.w, s.N, s.K, s.F, walk, 0);
+        matmul_swiglu_cuda<CLUSTER>(out, act, b.x, b.w, s.N, s.K, s.F, 0);
     } else {
-        matmul_tiles_swiglu_backward<CLUSTER>(out, act, b.x, b.w, gate_up, s.N, s.F, s.K, walk, 0);
+        matmul_swiglu_backward_cuda<CLUSTER>(out, act, b.x, b.w, gate_up, s.N, s.F, s.K, 0);
     }
 }
 
 static void product(const Kind& k, const Shape& s, const Buffers& b, floatX* out) {
-    (k.cluster == 1 ? launch_product<1> : launch_product<2>)(s, b, k.walk, out);
+    (k.cluster == 1 ? launch_product<1> : launch_product<2>)(s, b, out);
 }
 static void fused(const Kind& k, const Shape& s, const Buffers& b, floatX* out, const floatX* gate_up, floatX* act) {
-    (k.cluster == 1 ? launch_fused<1> : launch_fused<2>)(s, b, k.walk, out, gate_up, act);
+    (k.cluster == 1 ? launch_fused<1> : launch_fused<2>)(s, b, out, gate_up, act);
 }
 
 static MatmulPlan* plan_of(MatmulContext* ctx, const Shape& s) {
@@ -278,21 +285,14 @@ static void time_shape(MatmulContext* ctx, const Shape& s, const Buffers& b, dou
 }
 
 int main(int argc, char** argv) {
-    const bool timing = argc >= 2 && argc <= 4 && strcmp(argv[1], "time") == 0;
-    if (!timing && (argc != 2 || strcmp(argv[1], "check") != 0)) {
-        die_usage("usage: %s check|time [SECONDS [GROUP]]", argv[0]);
-    }
+    const bool timing = argc >= 2 && argc <= 3 && strcmp(argv[1], "time") == 0;
+    if (!timing && (argc != 2 || strcmp(argv[1], "check") != 0)) { die_usage("usage: %s check|time [SECONDS]", argv[0]); }
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) { die("bench_product: no GPU here"); }
     if (!has_wgmma()) { die("bench_product: no sm_90a code or no GPU for it: build with GPU_ARCH=90"); }
     const double seconds = argc > 2 ? atof(argv[2]) : 0.5;
-    const int group = argc > 3 ? atoi(argv[3]) : 0;
-    std::vector<Kind> kinds = {{"alone", 1, {group, 2}}};
-    if (device_attribute(cudaDevAttrClusterLaunch)) {
-        kinds.push_back({"cluster of 2, no lead", 2, {group, 0}});
-        kinds.push_back({"cluster of 2, lead 3", 2, {group, 3}});
-        kinds.push_back({"cluster of 2", 2, {group, 2}});
-    }
+    std::vector<Kind> kinds = {{"alone", 1}};
+    if (CLUSTER_BLOCKS == 2) { kinds.push_back({"cluster of 2", 2}); }
     MatmulContext* ctx = take_matmul();
     const Shape* shapes = timing ? timed : checked;
     const size_t count = timing ? sizeof timed / sizeof *timed : sizeof checked / sizeof *checked;

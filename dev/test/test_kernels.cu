@@ -20,6 +20,7 @@
 #include "llmc/gpu/finite.cuh"
 #include "llmc/gpu/sequence.cuh"
 #include "llmc/lora.cuh"
+#include "llmc/matmul_sm90.cuh"
 #include "llmc/matmul_tune.cuh"
 #include "llmc/quantise.cuh"
 #include "llmc/rmsnorm_quantised.cuh"
@@ -1778,6 +1779,46 @@ static bool same_bytes(const floatX* a, const floatX* b, size_t n) {
     return memcmp(download(a, n).data(), download(b, n).data(), n * sizeof *a) == 0;
 }
 
+/* SwiGLU in the epilogue of a product has the bits of product and SwiGLU apart, where no sum is rounded: of multiples of 1/16. */
+static void swiglu_joins_its_product() {
+    const size_t shapes[][3] = {{256, 64, 256}, {768, 320, 512}, {2560, 128, 768}, {256, 1024, 4096}};
+    if (!matmul_takes_swiglu(256, 64, 1 << 20)) { return; }  // no code for this card
+    MatmulContext* ctx = matmul_context();
+    const auto sixteenths = [](size_t n, int most) {
+        Floats x = random_values<float>(n, 1);
+        for (float& v : x) { v = (float)(int)fminf(fmaxf(v * 8, (float)-most), (float)most) / 16; }
+        return x;
+    };
+    for (auto& s : shapes) {
+        const size_t N = s[0], C = s[1], F = s[2];
+        char what[64];
+        snprintf(what, sizeof what, "N=%zu C=%zu F=%zu", N, C, F);
+        const floatX *x = upload_rows<floatX>(sixteenths(N * C, 12), N, C, C),
+                     *w = upload_rows<floatX>(sixteenths(2 * F * C, 6), 2 * F, C, C),
+                     *down = upload_rows<floatX>(sixteenths(C * F, 6), C, F, F);
+        floatX *gate_up = device_alloc<floatX>(N * 2 * F), *act = device_alloc<floatX>(N * F),
+               *dact = device_alloc<floatX>(N * F), *want = device_alloc<floatX>(N * 2 * F),
+               *want_act = device_alloc<floatX>(N * F), *alone = device_alloc<floatX>(N * 2 * F);
+        matmul_forward_cuda(ctx, want, operand(x, C), operand(w, C), (const floatX*)NULL, N, (int)C, (int)(2 * F), 2 * F, 0);
+        swiglu_forward_cuda(want_act, want, N, (int)F, 2 * F, F, 0);
+        matmul_swiglu_cuda(gate_up, act, x, w, N, C, F, 0);
+        matmul_swiglu_cuda(alone, NULL, x, w, N, C, F, 0);
+        CHECK(same_bytes(gate_up, want, N * 2 * F) && same_bytes(alone, want, N * 2 * F), "%s: gate and up differ", what);
+        CHECK(same_bytes(act, want_act, N * F), "%s: SwiGLU differs", what);
+        matmul_backward_input_cuda(ctx, dact, operand(x, C), operand(down, F), N, (int)F, (int)C, F, 0);
+        swiglu_backward_cuda(want, NULL, dact, gate_up, N, (int)F, 2 * F, F, 0);
+        CUDA_CHECK(cudaMemset(act, 0xff, N * F * sizeof *act));
+        matmul_swiglu_backward_cuda(alone, act, x, down, gate_up, N, F, C, 0);
+        matmul_swiglu_backward_cuda(gate_up, NULL, x, down, gate_up, N, F, C, 0);
+        CHECK(same_bytes(alone, want, N * 2 * F), "%s: the gradient differs", what);
+        CHECK(same_bytes(gate_up, want, N * 2 * F), "%s: in place differs from apart", what);
+        CHECK(same_bytes(act, want_act, N * F), "%s: the output that backward repeats differs", what);
+        device_free_all();
+        ctx->workspace = device_alloc<char>(matmul_workspace_bytes());
+    }
+    matmul_destroy(ctx);
+}
+
 /* Returns room for rows, with their largest value. */
 static QuantisedRows rows_to_fill(size_t N, size_t pitch, Fp8Format format = E4M3) {
     return {device_alloc<uint8_t>(N * pitch), device_alloc<float>(N), pitch, upload(std::vector<uint32_t>(1)), format};
@@ -2209,6 +2250,7 @@ static const struct {
     ENTRY(quantised_rows_are_the_oracle_s),
     ENTRY(quantised_weights_are_the_oracle_s),
     ENTRY(rmsnorm_quantises_what_it_writes),
+    ENTRY(swiglu_joins_its_product),
     ENTRY(swiglu_quantises_what_it_writes),
     ENTRY(transposes_are_the_oracle_s),
     ENTRY(products_of_quantised_rows_agree),

@@ -195,6 +195,8 @@ __device__ __forceinline__ void barrier_arrive_in(uint32_t barrier, uint32_t blo
 #endif
 }
 
+constexpr int CLUSTER_BLOCKS = 2;  // neighboring blocks of a kernel that runs in clusters
+
 /* Waits for all threads of the cluster that have not ended. What they wrote before is visible afterwards. */
 __device__ __forceinline__ void cluster_sync() {
 #if PTX_HAS_SM90A

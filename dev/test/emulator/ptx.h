@@ -266,6 +266,7 @@ __device__ __forceinline__ void copy_bytes(uint32_t dst, const void* src, uint32
 }
 
 // a block is alone in its cluster
+constexpr int CLUSTER_BLOCKS = 1;
 __device__ __forceinline__ void barrier_arrive_in(uint32_t, uint32_t) { emulator_die("clusters are not emulated"); }
 __device__ __forceinline__ void copy_box_4d_to(uint32_t, uint32_t, const void*, int, int, int, int, uint32_t) {
     emulator_die("clusters are not emulated");
