@@ -2,7 +2,7 @@
 """bench_gpu.py -- compares ./train_llama3cu with compiled PyTorch on one GPU and writes dev/results/<gpu>.md.
 
     make train_llama3cu && python dev/bench_gpu.py [--tune] [--torch-step OTHER_BASELINE.py] [--shapes 126M 1B-2k 1B-8k 8B]
-    python dev/bench_gpu.py --trainer-before OLD/train_llama3cu       compares two builds of ours, new and old
+    python dev/bench_gpu.py --trainer-before OLD/train_llama3cu       compares two builds of ours, new and old; --torch: PyTorch, too
     python dev/bench_gpu.py --tune --ours-b="FLAGS"                   compares ours with ours under more flags, never tuned
     python dev/bench_gpu.py --also="--fp8" --also="--fp8 --fp8-head"  has ours under more flags beside it, too
     python dev/bench_gpu.py --gpus N [--torch-dist BASELINE.py]       compares N GPUs of this host with each of them alone
@@ -304,8 +304,8 @@ def compare_gpus(name, shape, a, monitors, work):
 
 
 def compare(name, shape, a, monitor, work):
-    """Runs one shape in turns: ours, ours lean and PyTorch, or two builds or two sets of flags of ours. Returns the lines to
-    write, and the ratio of our speed to that of the last side."""
+    """Runs one shape in turns: ours, lean or in the other ways asked for, and PyTorch. Returns the lines to write, and the ratio
+    of our speed to that of the last side."""
     model, vocab, batch, seq, ours_flags, step_args = shape
     ours_flags = shlex.split(a.ours.get(name, ours_flags))
     flags = same_run(model, vocab, batch, seq, 1, work)
@@ -313,19 +313,18 @@ def compare(name, shape, a, monitor, work):
 
     def tuned(trainer):
         return ours_flags + (tune(name, trainer, [*flags, *ours_flags], work) if a.tune else [])
-    sides = [ours("ours", a.trainer, flags, tuned(a.trainer), a)]
+    also = [ours(f"ours {more}", a.trainer, flags, ours_flags + shlex.split(more), a) for more in a.also]
     if a.trainer_before:
-        sides.append(ours("ours before", a.trainer_before, flags, tuned(a.trainer_before), a))
-    elif a.ours_b is not None:
-        sides.append(ours("ours b", a.trainer, flags, ours_flags + shlex.split(a.ours_b), a))
-    else:
-        if a.precision == "BF16" and ours_flags[:len(LEAN)] != LEAN and not a.no_lean:
+        also.append(ours("ours before", a.trainer_before, flags, tuned(a.trainer_before), a))
+    if a.ours_b is not None:
+        also.append(ours("ours b", a.trainer, flags, ours_flags + shlex.split(a.ours_b), a))
+    sides = [ours("ours", a.trainer, flags, tuned(a.trainer), a), *also]
+    if a.torch:
+        if a.precision == "BF16" and ours_flags[:len(LEAN)] != LEAN and not also:
             sides.append(ours("ours, lean", a.trainer, flags, ours_flags + LEAN, a))
         script = [sys.executable, os.path.join(ROOT, "train_llama3.py"), *flags, "--compile", "--dtype", a.torch_dtype]
         sides.append(Side("PyTorch", script + shlex.split(a.torch_flags), TORCH_BYTES[a.torch_dtype],
                           f"{a.torch_dtype}, compiled", FALLBACKS))
-    also = [ours(f"ours {more}", a.trainer, flags, ours_flags + shlex.split(more), a) for more in a.also]
-    sides[1:1] = also
     for side in (*sides, *reversed(sides)) * a.rounds:
         side.turn(work, monitor, a.seconds, a.warm)
     lines, speed = table(sides, batch * seq, ref.preset(model, vocab).flops_per_token(seq), a.gpu)
@@ -336,9 +335,9 @@ def compare(name, shape, a, monitor, work):
              f"**Ratio {ratio:.3f}** (ours ÷ {other}; steps counted: {counts})", ""]
     if "ours, lean" in speed and other in speed:
         lines[-2] += f"; lean {speed['ours, lean'] / speed[other]:.3f}"
-    for side in also:
-        if "ours" in speed and side.name in speed:
-            lines[-2] += f"; {side.name} ÷ ours {speed[side.name] / speed['ours']:.3f}"
+    for side in sides[1:-1]:
+        if side in also and "ours" in speed and side.name in speed:
+            lines[-2] += f"; ours ÷ {side.name} {speed['ours'] / speed[side.name]:.3f}"
     if a.torch_step and "PyTorch" in speed and step_args:
         output, _ = run([sys.executable, a.torch_step, *shlex.split(step_args), "--precision", a.torch_dtype])
         theirs = json.loads(re.search(r"^RESULT (.*)$", output, re.M).group(1))["tokens_per_s"]
@@ -427,7 +426,7 @@ def main():
     p.add_argument("--ours", action="append", default=[], metavar="SHAPE=FLAGS", help='such as --ours "8B=--recompute ffn"')
     p.add_argument("--ours-b", metavar="FLAGS", help='compare with ours under these flags, too, instead of PyTorch; "": none')
     p.add_argument("--also", action="append", default=[], metavar="FLAGS", help='ours under more flags, too ("--fp8")')
-    p.add_argument("--no-lean", action="store_true", help="without ours in its fewest bytes per parameter")
+    p.add_argument("--torch", action="store_true", help="PyTorch, too, with --trainer-before or --ours-b")
     p.add_argument("--gpus", type=int, default=0, metavar="N", help="compare N cards of this host with each of them alone")
     p.add_argument("--together", action="append", default=[], metavar="FLAGS", help='with --gpus: more ways ("--zero 3")')
     p.add_argument("--torch-dist", metavar="PATH", help="with --gpus: a PyTorch baseline for torchrun")
@@ -455,14 +454,15 @@ def main():
     for trainer in filter(None, (a.trainer, a.trainer_before)):
         if not os.path.exists(trainer):
             sys.exit(f"error: {trainer}: not found\n  hint: make train_llama3cu")
+    a.torch |= not a.trainer_before and a.ours_b is None
     a.gpu = ref.torch.cuda.get_device_name() if a.device == "cuda" else "CPU"
     a.torch_flags += f" --device {a.device}"
     lines = page_head(a.gpu, a.device, "random tokens and weights, optimizer step included, turns A B B A; MFU by 6·(matmul "
                       "weights) + 6·L·H·hd·T against the dense bf16 peak")
     summary, work = [], tempfile.mkdtemp()
     monitors = [Monitor(visible_card(i)) for i in range(a.gpus)] or [Monitor()]
-    other = f"slowest card alone, {a.gpus} cards" if a.gpus else "ours before" if a.trainer_before else \
-        "ours b" if a.ours_b is not None else "PyTorch"
+    other = f"slowest card alone, {a.gpus} cards" if a.gpus else "PyTorch" if a.torch else \
+        "ours b" if a.ours_b is not None else "ours before"
     suffix = f"-x{a.gpus}" if a.gpus else {"ours before": "-before", "ours b": "-b"}.get(other, "")
     gpu = re.sub(r"[^a-z0-9]+", "-", a.gpu.lower()).strip("-") + suffix
     path = a.out or os.path.join(ROOT, "dev", "results", gpu + ".md")
