@@ -34,7 +34,8 @@
 #include "llmc/attention_decode.cuh"  // attention_decode_cuda, for those who include this file
 #include "llmc/attention_mma.cuh"     // defines: attention_mma_forward, attention_mma_backward
 #include "llmc/attention_plain.cuh"   // defines: attention_plain_forward, attention_plain_backward
-#include "llmc/attention_sm90.cuh"    // defines: attention_wgmma_forward, attention_wgmma_backward, has_wgmma
+#include "llmc/attention_sm90.cuh"    // defines: attention_wgmma_forward, attention_wgmma_backward
+#include "llmc/gpu/warpgroups.cuh"    // defines: has_wgmma
 #include "llmc/rope.cuh"              // defines: rope_backward_cuda
 
 /* Which kernels a launcher uses; tests and benchmarks choose one, the program uses AUTO. */

@@ -52,7 +52,8 @@
 #define LLMC_ATTENTION_SM90_CUH
 
 #include "llmc/attention_common.cuh"
-#include "llmc/attention_sm90_parts.cuh"  // defines: WarpgroupSplit, Ring, WorkList, DocumentEdges, wgmma_store
+#include "llmc/attention_sm90_parts.cuh"  // defines: WorkList, DocumentEdges, wgmma_store
+#include "llmc/gpu/warpgroups.cuh"        // defines: WarpgroupSplit, Ring
 
 #ifndef PRECISION_FP32
 
