@@ -1779,7 +1779,7 @@ static bool same_bytes(const floatX* a, const floatX* b, size_t n) {
     return memcmp(download(a, n).data(), download(b, n).data(), n * sizeof *a) == 0;
 }
 
-/* SwiGLU in the epilogue of a product has the bits of product and SwiGLU apart, where no sum is rounded: of multiples of 1/16. */
+/* SwiGLU in the epilogue of a product has the bits of product and SwiGLU apart, where no sum is rounded: of sixteenths. */
 static void swiglu_joins_its_product() {
     // the third one has more tiles than a card has multiprocessors, so a block has several
     const size_t shapes[][3] = {{256, 64, 256}, {768, 320, 512}, {2560, 128, 1792}, {256, 1024, 4096}};

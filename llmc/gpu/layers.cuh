@@ -138,8 +138,8 @@ static inline void linear_backward_weight(const Queue* q, const char* name, Grad
     }
 }
 
-/* Does linear(), then swiglu(): writes gate_up (N, 2F) = x (N, C) w^T and, unless it is NULL, act (N, F). The sizes are such that
- * matmul_takes_swiglu(). */
+/* Does linear(), then swiglu(): writes gate_up (N, 2F) = x (N, C) w^T and, unless it is NULL, act (N, F). The sizes are such
+ * that matmul_takes_swiglu(). */
 static inline void linear_swiglu(const Queue* q, floatX* act, floatX* gate_up, const floatX* x, const floatX* w, size_t N,
                                  int C, int F) {
     const double moved = (double)N * C + 2.0 * F * C + (act ? 3.0 : 2.0) * N * F;
