@@ -114,12 +114,12 @@ same_steps() {
     [ -s "$tmp/steps_a" ] && cmp "$tmp/steps_a" "$tmp/steps_b"
 }
 
-# close_steps FIRST ALL A B: of the logs of two runs of 20 steps, which are all numbers, loss and norm of the first step differ by at
-# most FIRST of the larger, the losses of all steps by at most ALL
+# close_steps FIRST ALL A B [STEPS]: of the logs of two runs of 20 steps, or STEPS, which are all numbers, loss and norm of the first
+# step differ by at most FIRST of the larger, the losses of all steps by at most ALL
 close_steps() {
     for of in "$3" "$4"; do
         sed -n 's/.*"event":"step","step":\([0-9]*\),"loss":\([^,]*\),.*"gnorm":\([^,]*\),.*/\1 \2 \3/p' "$of/log.jsonl"
-    done | awk -v first="$1" -v all="$2" '
+    done | awk -v first="$1" -v all="$2" -v steps="${5:-20}" '
         function apart(a, b) { return a == b ? 0 : (a > b ? a - b : b - a) / (a > b ? a : b) }
         $2 !~ /^[0-9][0-9.e+-]*$/ || $3 !~ /^[0-9][0-9.e+-]*$/ { other = other " " $0; next }
         $1 in loss {
@@ -132,7 +132,7 @@ close_steps() {
         END {
             if (other != "") { print "error: no numbers:" other }
             printf "REMARK first loss %.1e, norm %.1e, all losses %.1e apart\n", one, norm, most
-            exit !(other == "" && n == 20 && one <= first && norm <= first && most <= all)
+            exit !(other == "" && n == steps && one <= first && norm <= first && most <= all)
         }'
 }
 
