@@ -60,6 +60,7 @@ enum { HOLD_WORKS = 64 };  // that run, in the mean, while a stream is held back
 static std::mutex mutex;
 static std::condition_variable wake_card, wake_host;
 static std::vector<WorkPtr> queued;  // in the order of the program
+static bool running, stopped;        // whether the card runs a work; whether it runs no more
 static int waiting;                  // threads of the host
 static Stream* const legacy = new Stream();
 static std::vector<Stream*> streams(1, legacy);
@@ -108,13 +109,14 @@ static size_t choose(const std::vector<size_t>& ready) {
     return from[emulator_choose((unsigned)from.size())];
 }
 
-/* The card: runs what is queued, for ever. */
+/* The card: runs what is queued, until it is stopped. */
 static void run_queued(void) {
     std::unique_lock<std::mutex> lock(mutex);
-    for (;;) {
+    while (!stopped) {
         while (queued.empty() || waiting == 0) {
             const size_t before = queued.size();
             wake_card.wait_for(lock, std::chrono::milliseconds(20));
+            if (stopped) { return; }
             if (!queued.empty() && queued.size() == before) { break; }
         }
         std::vector<size_t> ready;
@@ -125,9 +127,11 @@ static void run_queued(void) {
         const size_t i = choose(ready);
         const WorkPtr w = queued[i];
         queued.erase(queued.begin() + (long)i);
+        running = true;
         lock.unlock();
         w->run();
         lock.lock();
+        running = false;
         w->run = nullptr;
         w->after.clear();
         w->done = true;
@@ -135,10 +139,18 @@ static void run_queued(void) {
     }
 }
 
+/* At the program's end: waits for the work that runs. No other one begins: it would use what is destroyed from now on. */
+static void stop_card(void) {
+    std::unique_lock<std::mutex> lock(mutex);
+    stopped = true;
+    wake_host.wait(lock, [] { return !running; });
+}
+
 static void start_card(void) {
     static bool started;
     if (started) { return; }
     started = true;
+    atexit(stop_card);
     std::thread(run_queued).detach();
 }
 
@@ -461,7 +473,6 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
         case cudaDevAttrComputeCapabilityMajor: *value = EMULATED_ARCH / 100; break;
         case cudaDevAttrComputeCapabilityMinor: *value = EMULATED_ARCH / 10 % 10; break;
         case cudaDevAttrMultiProcessorCount: *value = 4; break;
-        case cudaDevAttrClusterLaunch: *value = 0; break;
         case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)MOST_SHARED; break;
         default: emulator_die("cudaDeviceGetAttribute: %d is not known", (int)attribute);
     }
