@@ -1,8 +1,8 @@
 /* feedforward.cuh -- SwiGLU with the product before it: gate and up in the forward pass, dx of down in the backward pass.
  *
  * One kernel computes both where it takes the sizes (matmul_sm90.cuh) and nothing comes between them, neither 8 bits nor
- * adapters. Else they are layers of their own. Sizes and flags alone decide, so all steps of a run, and what they compute
- * again, are computed alike.
+ * adapters. Else they are layers of their own. Sizes, flags and the card alone decide, so all steps of a run, and what they
+ * compute again, are computed alike.
  */
 #ifndef LLMC_FEEDFORWARD_CUH
 #define LLMC_FEEDFORWARD_CUH
