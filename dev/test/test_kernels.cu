@@ -1779,6 +1779,40 @@ static bool same_bytes(const floatX* a, const floatX* b, size_t n) {
     return memcmp(download(a, n).data(), download(b, n).data(), n * sizeof *a) == 0;
 }
 
+#ifndef PRECISION_FP32
+/* Counts in `taken` (rows, columns) how often each tile is taken. */
+__global__ static void place_kernel(int* taken, MatmulTilesArgs s, int cluster) {
+    const uint32_t piece = blockIdx.x * blockDim.x + threadIdx.x;
+    if (piece >= s.rows * s.columns) { return; }
+    for (int rank = 0; rank < cluster; rank++) {
+        const MatmulPlace place(s, piece, cluster, rank);
+        atomicAdd(&taken[(uint32_t)place.row * s.columns + (uint32_t)place.column], 1);
+    }
+}
+#endif
+
+static void tiles_of_a_product_are_taken_once() {
+#ifndef PRECISION_FP32  // has no such product
+    for (int cluster : {1, 2}) {
+        for (uint32_t rows : {1u, 7u, 12u}) {
+            for (uint32_t columns : {1u, 5u}) {
+                for (uint32_t group = 1; group <= rows; group++) {
+                    const MatmulTilesArgs s = {rows, columns, group, 0, 0, false};
+                    const size_t tiles = (size_t)rows * (size_t)cluster * columns;
+                    const int* taken = upload(std::vector<int>(tiles));
+                    place_kernel<<<1, 64>>>((int*)taken, s, cluster);
+                    CUDA_CHECK_LAUNCH("place_kernel");
+                    const std::vector<int> got = download(taken, tiles);
+                    CHECK(std::count(got.begin(), got.end(), 1) == (long)tiles, "%u x %u pieces of %d tiles, groups of %u rows",
+                          rows, columns, cluster, group);
+                    device_free_all();
+                }
+            }
+        }
+    }
+#endif
+}
+
 /* SwiGLU in the epilogue of a product has the bits of product and SwiGLU apart, where no sum is rounded: of sixteenths. */
 static void swiglu_joins_its_product() {
     // the third one has more tiles than a card has multiprocessors, so a block has several
@@ -2251,6 +2285,7 @@ static const struct {
     ENTRY(quantised_weights_are_the_oracle_s),
     ENTRY(rmsnorm_quantises_what_it_writes),
     ENTRY(swiglu_joins_its_product),
+    ENTRY(tiles_of_a_product_are_taken_once),
     ENTRY(swiglu_quantises_what_it_writes),
     ENTRY(transposes_are_the_oracle_s),
     ENTRY(products_of_quantised_rows_agree),
