@@ -329,9 +329,8 @@ static inline CUtensorMap matmul_map_out(const floatX* x, size_t rows, size_t wi
 /* Whether the two functions below take these sizes, with tiles for all multiprocessors, and the program has them for this
  * card. */
 static inline bool matmul_takes_swiglu(size_t N, size_t C, size_t F) {
-    static const bool has_code = has_wgmma();
     static const size_t processors = (size_t)device_attribute(cudaDevAttrMultiProcessorCount);
-    return has_code && N % (128 * CLUSTER_BLOCKS) == 0 && F % 256 == 0 && C % 64 == 0 && N / 128 * (F / 256) >= processors;
+    return has_wgmma() && N % (128 * CLUSTER_BLOCKS) == 0 && F % 256 == 0 && C % 64 == 0 && N / 128 * (F / 256) >= processors;
 }
 
 /* Writes gate_up (N, 2F) = x (N, C) w^T, w: (2F, C), and, unless it is NULL, act (N, F), SwiGLU of it. */

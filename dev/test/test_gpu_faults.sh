@@ -115,7 +115,6 @@ dW from the transpose of the dout before | BF16 | test_llama3cu $fp8 | train_lla
 AdamW takes every value for a usual one | BF16 | test_kernels_cu adamw_rounds | llmc/adamw.cuh | s/not_finite != 0/false/
 quotients are not corrected | BF16 | test_kernels_cu quotients_and_roots | llmc/gpu/quotient.cuh | s/return __fmaf_rn(too_large_by, -inverse, q)/return q/
 SwiGLU's gradient takes gate for up | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/s\.F \/ 64 + block, 0, ring\.full()/block, 0, ring.full()/
-a block's second tile adds to its first one's sums | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/k > 0 || i > 0)/k > 0 || i > 0 || piece >= clusters)/
 the last group of a product's tiles is taken for a full one | BF16 | test_kernels_cu tiles_of | llmc/matmul_sm90.cuh | s/min(s\.group, s\.rows - first)/s.group/
 the split master's low half dropped | BF16 | test_kernels_cu adamw_agrees | llmc/adamw.cuh | s/master\.v\[k \/ 2\] = lower_halves(.*;/master.v[k \/ 2] = 0;/
 END

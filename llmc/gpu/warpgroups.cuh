@@ -103,8 +103,8 @@ __global__ static void wgmma_probe_kernel(int* out) {
 }
 
 static inline bool has_wgmma(void) {
-    cudaFuncAttributes a;
-    CUDA_CHECK(cudaFuncGetAttributes(&a, (const void*)wgmma_probe_kernel));
+    static cudaFuncAttributes a = {};
+    if (a.maxThreadsPerBlock == 0) { CUDA_CHECK(cudaFuncGetAttributes(&a, (const void*)wgmma_probe_kernel)); }
     return a.sharedSizeBytes >= PROBE_BYTES;
 }
 
