@@ -24,6 +24,9 @@
  *
  * Blocks are persistent. They take tiles in the order of a list: `group` tiles of rows after each other in each column of
  * tiles, so that this part of A stays in the L2 cache while B passes by, once a group.
+ *
+ * On an H200 (dev/results/nvidia-h200-kernels.md) the main loop alone has 89 to 98.6 % of the speed of cuBLASLt's best. With
+ * SwiGLU it is 0.2 to 3 % faster than cuBLASLt and swiglu.cuh forward, 6 to 16 % backward.
  */
 #ifndef LLMC_MATMUL_SM90_CUH
 #define LLMC_MATMUL_SM90_CUH
