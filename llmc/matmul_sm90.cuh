@@ -36,7 +36,7 @@
 
 #ifndef PRECISION_FP32
 
-enum MatmulEpilogue { EPILOGUE_STORE, EPILOGUE_SWIGLU, EPILOGUE_SWIGLU_BACKWARD };
+enum MatmulEpilogue { EPILOGUE_STORE, EPILOGUE_SWIGLU, EPILOGUE_SWIGLU_BACKWARD };  // the first: bench_product's
 
 /* B_COLUMNS: whether sums go over the rows of B in memory (backward input), else along them (forward) */
 template <int CLUSTER_, int B_COLUMNS_, MatmulEpilogue EPILOGUE_>
