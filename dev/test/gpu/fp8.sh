@@ -1,8 +1,8 @@
 # fp8.sh -- tests of test_gpu.sh: runs with --fp8. Kernels and products are in test_kernels_cu, gradients and equal bits in
 # test_llama3cu.
 
-# has_fp8: succeeds on a card of compute capability 9.0, else tells why not
-has_fp8() {
+# has_hopper: succeeds on a card of compute capability 9.0, else tells why not
+has_hopper() {
     case $(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1) in
         9.0) return 0 ;;
         *) echo "needs a card of compute capability 9.0" && return 77 ;;
@@ -40,7 +40,7 @@ shares_are_small() {
 
 # a validation and --eval compute as training does: the loss of the checkpoint is that of the last validation
 fp8_trains_like_bf16() {
-    has_fp8 || return
+    has_hopper || return
     flags="--model d3 --train $tmp/data_train.bin --val $tmp/data_val.bin --val-batches 4 --val-every 20 --batch 4 --seq 256 --steps 20 --warmup 5"
     for flag in "" --fp8; do cu bf16 $flag $flags --out "$tmp/fp8_like$flag" || return 1; done
     ! grep -q quantised "$tmp/fp8_like/log.jsonl" && shares_are_small "$tmp/fp8_like--fp8/log.jsonl" || return 1
@@ -56,7 +56,7 @@ fp8_trains_like_bf16() {
 }
 
 fp8_graph_changes_no_bit() {
-    has_fp8 || return
+    has_hopper || return
     for graph in on off; do
         cu bf16 --fp8 $long --train "$tmp/data_train.bin" --total-batch 32768 --steps 5 --out "$tmp/fp8_graph_$graph" $([ $graph = on ] || echo --no-graph) || return 1
     done
@@ -64,18 +64,18 @@ fp8_graph_changes_no_bit() {
 }
 
 fp8_parts_are_the_whole() {
-    has_fp8 || return
+    has_hopper || return
     parts_are_the_whole bf16 "$@"
 }
 
 fp8_head_parts_are_the_whole() {
-    has_fp8 || return
+    has_hopper || return
     head_data && parts_are_the_whole bf16 "$1" $head_flags
 }
 
 # its gradients of logits lose little, in e5m2; its copies are those of the weights, or the loss would not fall with BF16's
 fp8_head_trains_like_bf16() {
-    has_fp8 || return
+    has_hopper || return
     head_data || return 1
     flags="--model d3 $head_flags --val-batches 4 --val-every 20 --batch 4 --seq 256 --steps 20 --warmup 5"
     cu bf16 $flags --out "$tmp/fp8_head" && cu bf16 $flags --no-fp8 --no-fp8-head --out "$tmp/fp8_head_bf16" &&
@@ -88,7 +88,7 @@ fp8_head_trains_like_bf16() {
 
 # the plan file names products with scales, and a resumed run reads them
 fp8_plans_travel() {
-    has_fp8 || return
+    has_hopper || return
     d=$tmp/fp8_tuned
     cu bf16 --fp8 $long --train "$tmp/data_train.bin" --out "$d/whole" --tune --checkpoint-every 10 >"$d.txt" && grep '^tuned' "$d.txt" || return 1
     for scaled in 1 2 3; do grep -c "\"scaled\": $scaled" "$d/whole/step_00000010/matmul_plan.json" || return 1; done
@@ -98,17 +98,17 @@ fp8_plans_travel() {
 
 # what --fp8 adds is in the memory table and in the profile
 fp8_memory_is_true() {
-    has_fp8 || return
+    has_hopper || return
     table_is_true bf16 --batch 16 --fp8
 }
 
 fp8_head_memory_is_true() {
-    has_fp8 || return
+    has_hopper || return
     head_data && table_is_true bf16 --batch 16 $head_flags
 }
 
 fp8_profile_has_rows() {
-    has_fp8 || return
+    has_hopper || return
     cu bf16 --fp8 --model d3 --train "$tmp/data_train.bin" --batch 8 --seq 1024 --profile 2 --out "$tmp/fp8_profile" >"$tmp/fp8_profile.txt" || return 1
     for row in quantise "quantise weights" transpose "gate up" "gate up dx" "gate up dw"; do
         grep -q "^$row  *[0-9]" "$tmp/fp8_profile.txt" || { cat "$tmp/fp8_profile.txt" && echo "error: no row $row" && return 1; }
@@ -119,7 +119,7 @@ fp8_profile_has_rows() {
 fp8_is_refused() {
     cu fp32 --fp8 --model d3 --train "$tmp/data_train.bin" --out "$tmp/fp8_refused" >"$tmp/fp8_refused.txt" 2>&1 && { echo "error: FP32 takes it" && return 1; }
     grep "^error: --fp8: this is a build for FP32" "$tmp/fp8_refused.txt" || { cat "$tmp/fp8_refused.txt" && return 1; }
-    has_fp8 >"$tmp/fp8_card.txt" && return
+    has_hopper >"$tmp/fp8_card.txt" && return
     cu bf16 --fp8 --model d3 --train "$tmp/data_train.bin" --out "$tmp/fp8_refused" >"$tmp/fp8_refused.txt" 2>&1 && { echo "error: this card takes it" && return 1; }
     grep "^error: --fp8: .* has compute capability" "$tmp/fp8_refused.txt" && [ ! -e "$tmp/fp8_refused" ]
 }
@@ -128,13 +128,13 @@ fp8_is_refused() {
 
 # with_fp8 TEST ARGUMENTS...: a test of ranks.sh, on cards that have it
 with_fp8() {
-    has_fp8 || return
+    has_hopper || return
     "$@"
 }
 
 # what each rank makes of the gathered weights is the same however they are shared out, and is told of
 fp8_zeros_agree() {
-    has_fp8 || return
+    has_hopper || return
     fza_name=$1
     fza_zeros=$2
     zeros_agree bf16 "$@" || return 1
@@ -143,7 +143,7 @@ fp8_zeros_agree() {
 
 # of a model whose embedding is its head
 fp8_head_zeros_agree() {
-    has_fp8 || return
+    has_hopper || return
     token_file "$tmp/fp8_head_rows.bin" 4000 112 &&
         fp8_zeros_agree fp8_head "1 2 3" --train "$tmp/fp8_head_rows.bin" --model "$pairs/fp8_head" --batch 2 --seq 32 --fp8 --fp8-head
 }
@@ -151,7 +151,7 @@ fp8_head_zeros_agree() {
 # as two_are_near_in_16_bits(), whose distance 8-bit sums in another order widen; copies of the weights before, or of none, are
 # farther
 fp8_two_are_near_one() {
-    has_fp8 || return
+    has_hopper || return
     d=$tmp/fp8_two
     for zero in 1 3; do two bf16 --fp8 $ranked --train "$tmp/data_train.bin" --batch 4 --zero $zero --out "$d/$zero" || exit $?; done
     cu bf16 --fp8 $ranked --train "$tmp/data_train.bin" --batch 8 --out "$d/one" || return 1
