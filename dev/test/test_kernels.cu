@@ -1779,7 +1779,7 @@ static bool same_bytes(const floatX* a, const floatX* b, size_t n) {
     return memcmp(download(a, n).data(), download(b, n).data(), n * sizeof *a) == 0;
 }
 
-#ifndef PRECISION_FP32
+#ifndef PRECISION_FP32  // which has no products of our own
 /* Counts in `taken` (rows, columns) how often each tile is taken. */
 __global__ static void place_kernel(int* taken, MatmulTilesArgs s, int cluster) {
     const uint32_t piece = blockIdx.x * blockDim.x + threadIdx.x;
@@ -1789,10 +1789,8 @@ __global__ static void place_kernel(int* taken, MatmulTilesArgs s, int cluster) 
         atomicAdd(&taken[(uint32_t)place.row * s.columns + (uint32_t)place.column], 1);
     }
 }
-#endif
 
 static void tiles_of_a_product_are_taken_once() {
-#ifndef PRECISION_FP32  // has no such product
     for (int cluster : {1, 2}) {
         for (uint32_t rows : {1u, 7u, 12u}) {
             for (uint32_t columns : {1u, 5u}) {
@@ -1810,7 +1808,6 @@ static void tiles_of_a_product_are_taken_once() {
             }
         }
     }
-#endif
 }
 
 /* SwiGLU in the epilogue of a product has the bits of product and SwiGLU apart, where no sum is rounded: of sixteenths. */
@@ -1852,6 +1849,7 @@ static void swiglu_joins_its_product() {
         device_free_all();
     }
 }
+#endif
 
 /* Returns room for rows, with their largest value. */
 static QuantisedRows rows_to_fill(size_t N, size_t pitch, Fp8Format format = E4M3) {
@@ -2284,9 +2282,11 @@ static const struct {
     ENTRY(quantised_rows_are_the_oracle_s),
     ENTRY(quantised_weights_are_the_oracle_s),
     ENTRY(rmsnorm_quantises_what_it_writes),
-    ENTRY(swiglu_joins_its_product),
-    ENTRY(tiles_of_a_product_are_taken_once),
     ENTRY(swiglu_quantises_what_it_writes),
+#ifndef PRECISION_FP32
+    ENTRY(tiles_of_a_product_are_taken_once),
+    ENTRY(swiglu_joins_its_product),
+#endif
     ENTRY(transposes_are_the_oracle_s),
     ENTRY(products_of_quantised_rows_agree),
     ENTRY(weights_gradients_of_transposes_agree),
