@@ -1,12 +1,13 @@
-/* matmul_sm90.cuh -- matrix products of 16-bit factors with Hopper's own instructions (code for sm_90a), and SwiGLU and its
- * gradient computed from sums that are still in registers.
+/* matmul_sm90.cuh -- matrix products of 16-bit factors with Hopper's own instructions (code for sm_90a), and SwiGLU, its
+ * gradient and RoPE computed from sums that are still in registers.
  *
  *   forward           out (N, OC)      = x (N, C) W^T                        W: (OC, C)
  *   backward input    dx (N, C)        = dout (N, OC) W                      W: (OC, C)
  *   SwiGLU            gate_up (N, 2 F) = x (N, C) W^T, act (N, F) = silu(gate) * up
  *   SwiGLU backward   dact (N, F) = dout (N, C) W, which stays here; dgate_up (N, 2 F), and act again   W: (C, F)
+ *   RoPE              qkv (N, QKV)     = x (N, C) W^T, in which q and k are rotated
  *
- * gate, up and dact are rounded before SwiGLU takes them, so that its results have the bits of the kernels of swiglu.cuh.
+ * Sums are rounded before SwiGLU or RoPE takes them, so that results have the bits of the kernels of swiglu.cuh and rope.cuh.
  * Widths and N are multiples of a tile.
  *
  * A block is a producer and two consumer warpgroups. It computes tiles of 128 rows by 256 columns, 64 rows a consumer, in steps
@@ -20,7 +21,8 @@
  * The products of a step start before those of the step before have ended, so the tensor cores always have work but for the
  * time in which consumers write. Each warp writes its 16 rows through BOXES boxes of 64 columns in shared memory, by TMA. What
  * SwiGLU's gradient reads of gate and up comes through the ring, as four more steps of a tile, and dgate and dup are written
- * from where they lay.
+ * from where they lay. Both elements that RoPE turns together are in one thread. It reads their angles once for all heads of a
+ * tile, while the last products run.
  *
  * Blocks are persistent. They take tiles in the order of a list: `group` tiles of rows after each other in each column of
  * tiles, so that this part of A stays in the L2 cache while B passes by, once a group.
@@ -31,17 +33,20 @@
 #ifndef LLMC_MATMUL_SM90_CUH
 #define LLMC_MATMUL_SM90_CUH
 
+#include "llmc/config.h"            // defines: AttentionShape
 #include "llmc/gpu/warpgroups.cuh"  // defines: Ring, WarpgroupSplit, tensor_map
+#include "llmc/rope.cuh"            // defines: rope_vectors
 #include "llmc/swiglu.cuh"          // defines: swiglu_vector, swiglu_gradient
 
 #ifndef PRECISION_FP32
 
-enum MatmulEpilogue { EPILOGUE_STORE, EPILOGUE_SWIGLU, EPILOGUE_SWIGLU_BACKWARD };  // the first: bench_product's
+enum MatmulEpilogue { EPILOGUE_STORE, EPILOGUE_SWIGLU, EPILOGUE_SWIGLU_BACKWARD, EPILOGUE_ROPE };  // the first: bench_product's
 
-/* B_COLUMNS: whether sums go over the rows of B in memory (backward input), else along them (forward) */
-template <int CLUSTER_, int B_COLUMNS_, MatmulEpilogue EPILOGUE_>
+/* B_COLUMNS: whether sums go over the rows of B in memory (backward input), else along them (forward)
+ * HD: columns of a head, 64 or 128, for RoPE */
+template <int CLUSTER_, int B_COLUMNS_, MatmulEpilogue EPILOGUE_, int HD_ = 64>
 struct MatmulTiles : WarpgroupSplit<2, 1, 40> {
-    static constexpr int CLUSTER = CLUSTER_, B_COLUMNS = B_COLUMNS_;
+    static constexpr int CLUSTER = CLUSTER_, B_COLUMNS = B_COLUMNS_, HD = HD_;
     static constexpr MatmulEpilogue EPILOGUE = EPILOGUE_;
     static constexpr int BM = 128, BN = 256, BK = 64, STAGES = 4, BOXES = 2, CONSUMER_WARPS = BM / 16;
     static constexpr int A_BYTES = BM * BK * 2, HALF_BYTES = BN / 2 * BK * 2, STAGE_BYTES = A_BYTES + 2 * HALF_BYTES;
@@ -49,6 +54,7 @@ struct MatmulTiles : WarpgroupSplit<2, 1, 40> {
     static constexpr int READ_BYTES = BM * BOX_COLUMNS * 2;  // of gate or up, by a step of SwiGLU's gradient
     static constexpr int SMEM = STAGES * STAGE_BYTES + CONSUMER_WARPS * BOXES * BOX_BYTES + 1024;
     static_assert(CLUSTER == 1 || CLUSTER == 2, "B has two halves");
+    static_assert(HD == 64 || HD == 128, "a head is one box or two");
 };
 
 /* a, b: the factors. out: what a tile of sums is written to; act: what SwiGLU is written to; gate_up: gate and up as SwiGLU's
@@ -57,12 +63,20 @@ struct MatmulMaps {
     CUtensorMap a, b, out, act, gate_up;
 };
 
+/* For RoPE's epilogue. Row t of each T rows is at position t, less starts (rows), unless it is NULL. */
+struct MatmulRope {
+    const float* table;     // (positions, HD) of rope.cuh
+    const int32_t* starts;  // see attention.h
+    int T, columns;         // columns: of q and k, which are rotated, in front of v
+};
+
 struct MatmulTilesArgs {
     uint32_t rows, columns;  // tiles: rows counts those of a cluster as one
     uint32_t group;          // tiles of rows in a group
     int steps;               // of BK
     int F;                   // distance from gate to up, for the epilogues of SwiGLU
     bool act;                // whether they write act
+    MatmulRope rope;
 };
 
 /* The place of a cluster's piece of work. */
@@ -103,6 +117,38 @@ struct MatmulBox {
     __device__ __forceinline__ void set(int i, const Vec<floatX, 2>& v) { x[i] = hold(v).bits; }
 };
 
+/* The angles of a warp's 16 rows: cosine[i] and sine[i] turn x[i] of a head's first box, and what is half a head behind it. */
+template <int HD>
+struct MatmulAngles {
+    Vec<float, 2> cosine[HD / 8], sine[HD / 8];
+
+    __device__ __forceinline__ void load(const MatmulRope& rope, int row) {
+        const int lane = threadIdx.x % 32;
+        const float* tables[2];  // of rows lane / 4 and lane / 4 + 8
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int n = row + lane / 4 + i * 8, position = n % rope.T - (rope.starts ? rope.starts[n] : 0);
+            tables[i] = rope.table + (size_t)position * HD + lane % 4 * 2;
+        }
+#pragma unroll
+        for (int i = 0; i < HD / 8; i++) {
+            cosine[i] = load_vec<2>(tables[i % 2] + i / 2 * 8);
+            sine[i] = load_vec<2>(tables[i % 2] + i / 2 * 8 + HD / 2);
+        }
+    }
+    __device__ __forceinline__ void turn(MatmulBox (&head)[HD / 64]) const {
+#pragma unroll
+        for (int i = 0; i < HD / 8; i++) {
+            MatmulBox &first = head[0], &second = head[HD / 64 - 1];
+            const int behind = (i + HD / 8) % 16;
+            Vec<floatX, 2> a = first.pair(i), b = second.pair(behind);
+            rope_vectors(a, b, cosine[i], sine[i]);
+            first.set(i, a);
+            second.set(behind, b);
+        }
+    }
+};
+
 /* The boxes in shared memory through which a warp writes. */
 template <int BOXES, int BOX_BYTES>
 struct MatmulBoxes {
@@ -133,6 +179,7 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
 #if PTX_HAS_SM90A
     constexpr int CLUSTER = Tiles::CLUSTER, BM = Tiles::BM, BN = Tiles::BN;
     constexpr bool GRADIENT = Tiles::EPILOGUE == EPILOGUE_SWIGLU_BACKWARD, GATED = Tiles::EPILOGUE == EPILOGUE_SWIGLU;
+    constexpr bool ROTATED = Tiles::EPILOGUE == EPILOGUE_ROPE;
     extern __shared__ __align__(128) char smem[];
     __shared__ uint64_t barriers[2 * Tiles::STAGES];
     // layout: A, first half of B, second half of B of each of STAGES; boxes of each consumer warp
@@ -195,9 +242,8 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
         float acc[BN / 2];
         for (uint32_t piece = blockIdx.x / CLUSTER; piece < pieces; piece += clusters) {
             const MatmulPlace place(s, piece, CLUSTER, rank);
-            uint32_t held = NO_BARRIER;  // the `empty` barrier of the buffer that pending products read
-#pragma unroll 1
-            for (int k = 0; k < s.steps; k++) {
+            uint32_t held;                           // the `empty` barrier of the buffer that pending products read
+            const auto multiply = [&](bool first) {  // first: acc is not read, so its registers are free between tiles
                 const uint32_t stage = matrix_address(stages) + ring.stage * Tiles::STAGE_BYTES;
                 const uint32_t a = matrix_rows(stage + consumer * 64 * 128), b_smem = stage + Tiles::A_BYTES;
                 const uint32_t b = Tiles::B_COLUMNS ? matrix_columns(b_smem, Tiles::BK * 128) : matrix_rows(b_smem);
@@ -205,19 +251,24 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
                 wgmma_fence();
 #pragma unroll
                 for (int i = 0; i < Tiles::BK / 16; i++) {
-                    wgmma_shared<BN, Tiles::B_COLUMNS>(acc, a + i * 2, b + i * (Tiles::B_COLUMNS ? 128 : 2), k > 0 || i > 0);
+                    wgmma_shared<BN, Tiles::B_COLUMNS>(acc, a + i * 2, b + i * (Tiles::B_COLUMNS ? 128 : 2), !first || i > 0);
                 }
                 wgmma_commit();
                 wgmma_wait<1>();
-                if (held != NO_BARRIER) { ring_release_cluster<CLUSTER>(held); }
+                if (!first) { ring_release_cluster<CLUSTER>(held); }
                 held = ring.empty();
                 ring.advance();
-            }
+            };
+            multiply(true);
+#pragma unroll 1
+            for (int k = 1; k < s.steps; k++) { multiply(false); }
+            const int row = place.row * BM + warp_row;
+            MatmulAngles<Tiles::HD> angles;
+            if (ROTATED && place.column * BN < s.rope.columns) { angles.load(s.rope, row); }
             wgmma_wait<0>();
             wgmma_hold(acc);
             ring_release_cluster<CLUSTER>(held);
 
-            const int row = place.row * BM + warp_row;
             if constexpr (Tiles::EPILOGUE == EPILOGUE_STORE) {
 #pragma unroll
                 for (int q = 0; q < BN / 64; q++) {
@@ -238,6 +289,18 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
 #pragma unroll
                     for (int i = 0; i < 16; i++) { gate.set(i, swiglu_vector(gate.pair(i), up.pair(i))); }
                     boxes.write(gate, &maps.act, row, block);
+                }
+            } else if constexpr (ROTATED) {
+                constexpr int HEAD_BOXES = Tiles::HD / 64;
+#pragma unroll
+                for (int q = 0; q < BN / 64; q += HEAD_BOXES) {
+                    const int block = place.column * (BN / 64) + q;
+                    MatmulBox head[HEAD_BOXES];
+#pragma unroll
+                    for (int i = 0; i < HEAD_BOXES; i++) { head[i].round(acc, q + i); }
+                    if (block * 64 < s.rope.columns) { angles.turn(head); }
+#pragma unroll
+                    for (int i = 0; i < HEAD_BOXES; i++) { boxes.write(head[i], &maps.out, row, block + i); }
                 }
             } else {
 #pragma unroll
@@ -299,14 +362,14 @@ constexpr size_t MATMUL_GROUP_BYTES = 16 << 20;  // of A, that stay in the L2 ca
 /* Launches a kernel for sums of M x N tiles' elements over K. */
 template <typename Tiles>
 static inline void matmul_tiles_launch(const MatmulMaps& maps, size_t M, size_t N, size_t K, size_t F, bool act,
-                                       cudaStream_t stream) {
+                                       cudaStream_t stream, const MatmulRope& rope = MatmulRope()) {
     constexpr int CLUSTER = Tiles::CLUSTER;
     const size_t cluster_rows = (size_t)Tiles::BM * CLUSTER;
     assert(M > 0 && N > 0 && K > 0 && M % cluster_rows == 0 && N % Tiles::BN == 0 && K % Tiles::BK == 0);
     MatmulTilesArgs s;
     s.rows = (uint32_t)(M / cluster_rows), s.columns = (uint32_t)(N / Tiles::BN), s.steps = (int)(K / Tiles::BK);
     s.group = (uint32_t)size_min(s.rows, size_max(1, MATMUL_GROUP_BYTES / (cluster_rows * K * sizeof(floatX))));
-    s.F = (int)F, s.act = act;
+    s.F = (int)F, s.act = act, s.rope = rope;
     const size_t clusters = (size_t)device_attribute(cudaDevAttrMultiProcessorCount) / CLUSTER;
     const unsigned blocks = (unsigned)(size_min(clusters, (size_t)s.rows * s.columns) * CLUSTER);
     auto* kernel = matmul_tiles_kernel<Tiles>;
@@ -329,12 +392,16 @@ static inline CUtensorMap matmul_map_out(const floatX* x, size_t rows, size_t wi
     return tensor_map(x, 1, (int)rows, width, width, Tiles::BOX_ROWS, Tiles::BOX_COLUMNS);
 }
 
-/* Whether the two functions below take these sizes, with tiles for all multiprocessors, and the program has them for this
+/* Whether sums of N x width over C are whole tiles, enough for all multiprocessors, and the program has the kernel for this
  * card. */
-static inline bool matmul_takes_swiglu(size_t N, size_t C, size_t F) {
+static inline bool matmul_takes(size_t N, size_t width, size_t C) {
     static const size_t processors = (size_t)device_attribute(cudaDevAttrMultiProcessorCount);
-    return has_wgmma() && N % (128 * CLUSTER_BLOCKS) == 0 && F % 256 == 0 && C % 64 == 0 && N / 128 * (F / 256) >= processors;
+    return has_wgmma() && N % (128 * CLUSTER_BLOCKS) == 0 && width % 256 == 0 && C % 64 == 0 &&
+           N / 128 * (width / 256) >= processors;
 }
+
+/* Whether the two functions below take these sizes. */
+static inline bool matmul_takes_swiglu(size_t N, size_t C, size_t F) { return matmul_takes(N, F, C); }
 
 /* Writes gate_up (N, 2F) = x (N, C) w^T, w: (2F, C), and, unless it is NULL, act (N, F), SwiGLU of it. */
 template <int CLUSTER = CLUSTER_BLOCKS>
@@ -359,12 +426,40 @@ static inline void matmul_swiglu_backward_cuda(floatX* dgate_up, floatX* act, co
     matmul_tiles_launch<Tiles>(maps, N, F, C, F, act != NULL, stream);
 }
 
+/* Whether the function below takes these sizes. */
+static inline bool matmul_takes_rope(AttentionShape s, size_t C) {
+    return (s.HD == 64 || s.HD == 128) && matmul_takes((size_t)s.B * s.T, (size_t)(s.NH + 2 * s.NKV) * s.HD, C);
+}
+
+/* Writes qkv (B T, QKV) = x (B T, C) w^T, w: (QKV, C), with q and k rotated as by rope_forward_cuda() from position 0 on. */
+template <int CLUSTER = CLUSTER_BLOCKS>
+static inline void matmul_rope_cuda(floatX* qkv, const floatX* x, const floatX* w, const int32_t* starts, const float* cos_sin,
+                                    AttentionShape s, size_t C, cudaStream_t stream) {
+    const size_t N = (size_t)s.B * s.T, QKV = (size_t)(s.NH + 2 * s.NKV) * s.HD;
+    const MatmulRope rope = {cos_sin, starts, s.T, (s.NH + s.NKV) * s.HD};
+    const auto launch = [&](auto tiles) {
+        typedef decltype(tiles) Tiles;
+        const CUtensorMap out_map = matmul_map_out<Tiles>(qkv, N, QKV);
+        const MatmulMaps maps = {matmul_map_along<Tiles>(x, N, C), matmul_map_along<Tiles>(w, QKV, C), out_map, out_map,
+                                 out_map};
+        matmul_tiles_launch<Tiles>(maps, N, QKV, C, 0, false, stream, rope);
+    };
+    if (s.HD == 64) {
+        launch(MatmulTiles<CLUSTER, 0, EPILOGUE_ROPE, 64>());
+    } else {
+        launch(MatmulTiles<CLUSTER, 0, EPILOGUE_ROPE, 128>());
+    }
+}
+
 #else  // there are none in FP32
 
 static inline bool matmul_takes_swiglu(size_t, size_t, size_t) { return false; }
 static inline void matmul_swiglu_cuda(floatX*, floatX*, const floatX*, const floatX*, size_t, size_t, size_t, cudaStream_t) {}
 static inline void matmul_swiglu_backward_cuda(floatX*, floatX*, const floatX*, const floatX*, const floatX*, size_t, size_t,
                                                size_t, cudaStream_t) {}
+static inline bool matmul_takes_rope(AttentionShape, size_t) { return false; }
+static inline void matmul_rope_cuda(floatX*, const floatX*, const floatX*, const int32_t*, const float*, AttentionShape, size_t,
+                                    cudaStream_t) {}
 
 #endif  // PRECISION_FP32
 #endif

@@ -22,6 +22,19 @@ typedef struct {
     int tokens;         // tokens of a block
 } RopeGrid;
 
+/* Rotates vectors of a head, b half a head behind a. The operations are fused by hand, so that all kernels that do this get the
+ * same bits. */
+template <int W>
+__device__ __forceinline__ void rope_vectors(Vec<floatX, W>& a, Vec<floatX, W>& b, const Vec<float, W>& cosine,
+                                             const Vec<float, W>& sine) {
+#pragma unroll
+    for (int j = 0; j < W; j++) {
+        const float x = to_float(a.v[j]), y = to_float(b.v[j]);
+        a.v[j] = from_float<floatX>(__fmaf_rn(x, cosine.v[j], -(y * sine.v[j])));
+        b.v[j] = from_float<floatX>(__fmaf_rn(y, cosine.v[j], x * sine.v[j]));
+    }
+}
+
 /* With DOCUMENTS, positions count from starts (N), where each token's document starts in its row. */
 template <int W, bool DOCUMENTS>
 __global__ void __launch_bounds__(ROPE_THREADS)
@@ -45,17 +58,15 @@ __global__ void __launch_bounds__(ROPE_THREADS)
         }
         const int back = DOCUMENTS ? starts[n] : 0;
         const float* table = cos_sin + ((size_t)g.first_pos + (start + token) % g.T - back) * g.HD + i;
-        const Vec<float, W> cosine = load_vec<W>(table), sine = load_vec<W>(table + half);
+        const Vec<float, W> cosine = load_vec<W>(table);
+        Vec<float, W> sine = load_vec<W>(table + half);
+#pragma unroll
+        for (int j = 0; j < W; j++) { sine.v[j] *= sign; }
 #pragma unroll
         for (int k = 0; k < ROPE_HEADS; k++) {
             const int h = group + k * g.groups;
             if (h < g.heads) {
-#pragma unroll
-                for (int j = 0; j < W; j++) {
-                    const float x = to_float(a[k].v[j]), y = to_float(b[k].v[j]), sin_j = sign * sine.v[j];
-                    a[k].v[j] = from_float<floatX>(x * cosine.v[j] - y * sin_j);
-                    b[k].v[j] = from_float<floatX>(y * cosine.v[j] + x * sin_j);
-                }
+                rope_vectors(a[k], b[k], cosine, sine);
                 store_vec(row + (size_t)h * g.HD, a[k]);
                 store_vec(row + (size_t)h * g.HD + half, b[k]);
             }

@@ -1,17 +1,19 @@
-/* bench_product.cu -- checks and times the matrix products of matmul_sm90.cuh, with and without SwiGLU, against cuBLASLt's.
+/* bench_product.cu -- checks and times the products of matmul_sm90.cuh, alone, with SwiGLU and with RoPE, against cuBLASLt's.
  *
  *   make build/bench_product_cu GPU_ARCH=90 PRECISION=BF16 && build/bench_product_cu check && build/bench_product_cu time
  *
- * check                    small shapes. Sums are compared with cuBLASLt's; SwiGLU of them, bit by bit, with what the kernels
- *                          of swiglu.cuh make of these sums. Results are NaN before. Built with
+ * check                    small shapes. Sums are compared with cuBLASLt's; SwiGLU and RoPE of them, bit by bit, with what the
+ *                          kernels of swiglu.cuh and rope.cuh make of these sums. Results are NaN before. Built with
  *                          NVCCFLAGS_EXTRA=-DBARRIER_TIMEOUT=2000000000ull, a wait that would last forever becomes a message.
- * time [SECONDS]           checks, then times the products of gate and up forward and of down's dx, in turns A B C C B A of
- *                          SECONDS each behind a third of that to settle. cuBLASLt's algorithm is the fastest of the
- *                          heuristic's 8.
+ * time [SECONDS]           checks, then times the products of gate and up and of qkv forward and of down's dx, in turns
+ *                          A B C C B A of SECONDS each behind a third of that to settle. cuBLASLt's algorithm is the fastest of
+ *                          the heuristic's 8.
  *
  * A line: shape | contender | ms | TFLOP/s | W | MHz | what share of cuBLASLt's speed. "+" is a kernel of its own.
  */
 #include "llmc/matmul_sm90.cuh"
+#include "llmc/rope.cuh"
+#include "llmc/rope.h"
 #include "llmc/swiglu.cuh"
 #include "bench_common.cuh"  // defines: meter, run_for, take, product_key, choose
 
@@ -19,39 +21,57 @@
 #error "bench_product compares with bf16: build with PRECISION=BF16"
 #endif
 
-enum Pass { GATE_UP, DOWN_DX };
+enum Pass { GATE_UP, DOWN_DX, QKV };
 
-/* GATE_UP: gate_up (N, 2F) = x (N, K) w (2F, K)^T.   DOWN_DX: dact (N, F) = dout (N, K) w (K, F). */
+/* GATE_UP: gate_up (N, 2F) = x (N, K) w (2F, K)^T.   DOWN_DX: dact (N, F) = dout (N, K) w (K, F).
+ * QKV: qkv (N, F) = x (N, K) w (F, K)^T. */
 struct Shape {
     const char* name;
     Pass pass;
     size_t N, K, F;
+    AttentionShape heads;  // of QKV
     size_t width() const { return pass == GATE_UP ? 2 * F : F; }
 };
 static const Shape timed[] = {
-    {"1B gate_up", GATE_UP, 32768, 2048, 8192},  {"1B down dx", DOWN_DX, 32768, 2048, 8192},
-    {"8B gate_up", GATE_UP, 8192, 4096, 14336},  {"8B down dx", DOWN_DX, 8192, 4096, 14336},
-    {"126M gate_up", GATE_UP, 65536, 768, 2048}, {"126M down dx", DOWN_DX, 65536, 768, 2048},
+    {"1B gate_up", GATE_UP, 32768, 2048, 8192},
+    {"1B down dx", DOWN_DX, 32768, 2048, 8192},
+    {"8B gate_up", GATE_UP, 8192, 4096, 14336},
+    {"8B down dx", DOWN_DX, 8192, 4096, 14336},
+    {"126M gate_up", GATE_UP, 65536, 768, 2048},
+    {"126M down dx", DOWN_DX, 65536, 768, 2048},
+    {"1B qkv", QKV, 32768, 2048, 3072, {16, 2048, 32, 8, 64}},
+    {"8B qkv", QKV, 8192, 4096, 6144, {1, 8192, 32, 8, 128}},
+    {"126M qkv", QKV, 65536, 768, 1280, {64, 1024, 12, 4, 64}},
 };
 static const Shape checked[] = {
-    {"one tile", GATE_UP, 256, 64, 128}, {"one tile", DOWN_DX, 256, 64, 256},    {"several", GATE_UP, 768, 320, 256},
-    {"several", DOWN_DX, 768, 320, 512}, {"long sums", GATE_UP, 256, 1024, 128}, {"long sums", DOWN_DX, 256, 1024, 256},
+    {"one tile", GATE_UP, 256, 64, 128},
+    {"one tile", DOWN_DX, 256, 64, 256},
+    {"several", GATE_UP, 768, 320, 256},
+    {"several", DOWN_DX, 768, 320, 512},
+    {"long sums", GATE_UP, 256, 1024, 128},
+    {"long sums", DOWN_DX, 256, 1024, 256},
+    {"one tile", QKV, 256, 64, 256, {1, 256, 2, 1, 64}},
+    {"several", QKV, 768, 320, 768, {8, 96, 4, 1, 128}},
+    {"long sums", QKV, 256, 1024, 512, {2, 128, 6, 1, 64}},
 };
 
-/* Factors; results of product and SwiGLU, of two columns or one for each of F, to hold two ways to compute them. */
+/* Factors; the table of RoPE; results of product and what follows, of two columns or one for each of F, to hold two ways to
+ * compute them. */
 struct Buffers {
     floatX *x, *w, *wide[2], *narrow[3];
+    float* table;
 };
 
 static Buffers take_buffers(const Shape* shapes, size_t count) {
-    size_t x = 0, w = 0, narrow = 0;
+    size_t x = 0, w = 0, narrow = 0, table = 0;
     for (size_t i = 0; i < count; i++) {
         x = size_max(x, shapes[i].N * shapes[i].K);
         w = size_max(w, shapes[i].K * shapes[i].width());
         narrow = size_max(narrow, shapes[i].N * shapes[i].F);
+        table = size_max(table, (size_t)shapes[i].heads.T * (size_t)shapes[i].heads.HD);
     }
     Buffers b;
-    b.x = take<floatX>(x), b.w = take<floatX>(w);
+    b.x = take<floatX>(x), b.w = take<floatX>(w), b.table = take<float>(table);
     for (floatX*& p : b.wide) { p = take<floatX>(2 * narrow); }
     for (floatX*& p : b.narrow) { p = take<floatX>(narrow); }
     return b;
@@ -63,7 +83,7 @@ struct Kind {
     int cluster;
 };
 
-/* Only sums, without SwiGLU: the main loop alone. */
+/* Only sums: the main loop alone. */
 template <int CLUSTER>
 static void launch_product(const Shape& s, const Buffers& b, floatX* out) {
     const auto launch = [&](auto tiles, const CUtensorMap& w) {
@@ -72,20 +92,22 @@ static void launch_product(const Shape& s, const Buffers& b, floatX* out) {
         const MatmulMaps maps = {matmul_map_along<Tiles>(b.x, s.N, s.K), w, out_map, out_map, out_map};
         matmul_tiles_launch<Tiles>(maps, s.N, s.width(), s.K, s.F, false, 0);
     };
-    if (s.pass == GATE_UP) {
-        typedef MatmulTiles<CLUSTER, 0, EPILOGUE_STORE> Tiles;
-        launch(Tiles(), matmul_map_along<Tiles>(b.w, s.width(), s.K));
-    } else {
+    if (s.pass == DOWN_DX) {
         typedef MatmulTiles<CLUSTER, 1, EPILOGUE_STORE> Tiles;
         launch(Tiles(), matmul_map_over<Tiles>(b.w, s.K, s.width()));
+    } else {
+        typedef MatmulTiles<CLUSTER, 0, EPILOGUE_STORE> Tiles;
+        launch(Tiles(), matmul_map_along<Tiles>(b.w, s.width(), s.K));
     }
 }
 
-/* out: gate_up, or backward its gradient; gate_up: what backward reads */
+/* out: gate_up, backward its gradient, or qkv; gate_up: what backward reads */
 template <int CLUSTER>
 static void launch_fused(const Shape& s, const Buffers& b, floatX* out, const floatX* gate_up, floatX* act) {
     if (s.pass == GATE_UP) {
         matmul_swiglu_cuda<CLUSTER>(out, act, b.x, b.w, s.N, s.K, s.F, 0);
+    } else if (s.pass == QKV) {
+        matmul_rope_cuda<CLUSTER>(out, b.x, b.w, NULL, b.table, s.heads, s.K, 0);
     } else {
         matmul_swiglu_backward_cuda<CLUSTER>(out, act, b.x, b.w, gate_up, s.N, s.F, s.K, 0);
     }
@@ -99,7 +121,7 @@ static void fused(const Kind& k, const Shape& s, const Buffers& b, floatX* out, 
 }
 
 static MatmulPlan* plan_of(MatmulContext* ctx, const Shape& s) {
-    const MatmulKey key = product_key(CUDA_R_16BF, AS_IS, s.pass == GATE_UP ? TRANSPOSED : AS_IS, s.N, s.width(), s.K);
+    const MatmulKey key = product_key(CUDA_R_16BF, AS_IS, s.pass == DOWN_DX ? AS_IS : TRANSPOSED, s.N, s.width(), s.K);
     return matmul_plan(ctx, &key);
 }
 
@@ -178,13 +200,21 @@ static void compare(const char* what, const Shape& s, const Kind& k, const float
 
 static void poison(floatX* p, size_t n) { CUDA_CHECK(cudaMemset(p, 0xff, n * sizeof *p)); }
 
-/* Fills the factors; sums become about 1. */
+/* Fills the factors and RoPE's table; sums become about 1. */
 static void fill_factors(const Shape& s, const Buffers& b) {
     const size_t n = s.K * s.width();
     random_fill_cuda(b.x, s.N * s.K, 1, 0);
     random_fill_cuda(b.w, n, 2, 0);
     scale_kernel<<<(unsigned)size_min(1024, ceil_div(n, (size_t)256)), 256>>>(b.w, n, exp2f(roundf(-0.5f * log2f((float)s.K))));
     CUDA_CHECK_LAUNCH("scale_kernel");
+    if (s.pass != QKV) { return; }
+    ModelConfig c;
+    memset(&c, 0, sizeof c);
+    c.head_dim = s.heads.HD;
+    c.rope_theta = 500000;
+    std::vector<float> table((size_t)s.heads.T * (size_t)s.heads.HD);
+    rope_table(table.data(), s.heads.T, &c);
+    CUDA_CHECK(cudaMemcpy(b.table, table.data(), table.size() * sizeof(float), cudaMemcpyHostToDevice));
 }
 
 static void check(MatmulContext* ctx, const Shape& s, const Kind& k, const Buffers& b) {
@@ -206,6 +236,12 @@ static void check(MatmulContext* ctx, const Shape& s, const Kind& k, const Buffe
         swiglu_forward_cuda(want, ours, s.N, (int)s.F, 2 * s.F, s.F, 0);
         compare("gate and up of SwiGLU", s, k, gate_up, ours, wide, true);
         compare("SwiGLU", s, k, act, want, narrow, true);
+    } else if (s.pass == QKV) {
+        floatX* qkv = b.narrow[2];
+        poison(qkv, narrow);
+        fused(k, s, b, qkv, NULL, NULL);
+        rope_forward_cuda(ours, NULL, b.table, 0, s.heads, s.F, 0);
+        compare("RoPE", s, k, qkv, ours, narrow, true);
     } else {
         floatX *gate_up = b.wide[0], *want = b.wide[1], *act = b.narrow[1], *act_want = b.narrow[2];
         for (const bool with_act : {false, true}) {
@@ -253,8 +289,8 @@ static void race(const Shape& s, double seconds, const std::vector<Contender>& c
 
 static void time_shape(MatmulContext* ctx, const Shape& s, const Buffers& b, double seconds, const std::vector<Kind>& kinds,
                        std::vector<std::string>* table) {
-    const bool forward = s.pass == GATE_UP;
-    char* buffers[3] = {(char*)b.x, (char*)b.w, (char*)(forward ? b.wide[0] : b.narrow[0])};
+    floatX* sums = s.pass == GATE_UP ? b.wide[0] : b.narrow[0];
+    char* buffers[3] = {(char*)b.x, (char*)b.w, (char*)sums};
     const MatmulPlan* p = plan_of(ctx, s);
     cublasLtMatmulAlgo_t algo;
     fill_factors(s, b);
@@ -262,25 +298,27 @@ static void time_shape(MatmulContext* ctx, const Shape& s, const Buffers& b, dou
     const auto theirs = [&] { CUBLAS_CHECK(matmul_launch(ctx, p, &algo, buffers, 0)); };
     std::vector<Contender> products = {{"cuBLASLt", theirs}};
     for (const Kind& k : kinds) {
-        products.push_back({k.name, [&, k] { product(k, s, b, (floatX*)buffers[2]); }});
+        products.push_back({k.name, [&, k] { product(k, s, b, sums); }});
     }
     race(s, seconds, products, table);
 
     // in place, the gradient would grow from launch to launch, until nothing but zeros and infinities is left
-    floatX *gate_up = b.wide[0], *to = forward ? b.wide[0] : b.wide[1], *act = b.narrow[1];
-    if (!forward) { random_fill_cuda(gate_up, s.N * 2 * s.F, 3, 0); }
+    floatX *gate_up = b.wide[0], *to = s.pass == DOWN_DX ? b.wide[1] : sums, *act = s.pass == GATE_UP ? b.narrow[1] : NULL;
+    if (s.pass == DOWN_DX) { random_fill_cuda(gate_up, s.N * 2 * s.F, 3, 0); }
+    const auto apart = [&] {
+        theirs();
+        if (s.pass == GATE_UP) {
+            swiglu_forward_cuda(act, gate_up, s.N, (int)s.F, 2 * s.F, s.F, 0);
+        } else if (s.pass == QKV) {
+            rope_forward_cuda(sums, NULL, b.table, 0, s.heads, s.F, 0);
+        } else {
+            swiglu_backward_cuda(to, NULL, sums, gate_up, s.N, (int)s.F, 2 * s.F, s.F, 0);
+        }
+    };
+    const std::string layer = s.pass == QKV ? "RoPE" : "SwiGLU";
     const Kind& best = kinds.back();
     race(s, seconds,
-         {{"cuBLASLt + SwiGLU",
-           [&] {
-               theirs();
-               if (forward) {
-                   swiglu_forward_cuda(act, gate_up, s.N, (int)s.F, 2 * s.F, s.F, 0);
-               } else {
-                   swiglu_backward_cuda(to, NULL, (const floatX*)buffers[2], gate_up, s.N, (int)s.F, 2 * s.F, s.F, 0);
-               }
-           }},
-          {std::string("with SwiGLU, ") + best.name, [&] { fused(best, s, b, to, gate_up, forward ? act : NULL); }}},
+         {{"cuBLASLt + " + layer, apart}, {"with " + layer + ", " + best.name, [&] { fused(best, s, b, to, gate_up, act); }}},
          table);
 }
 

@@ -1810,16 +1810,18 @@ static void tiles_of_a_product_are_taken_once() {
     }
 }
 
-/* SwiGLU in the epilogue of a product has the bits of product and SwiGLU apart, where no sum is rounded: of sixteenths. */
+/* Returns sixteenths, up to `most` of them, of which sums are exact. */
+static Floats sixteenths(size_t n, int most) {
+    Floats x = random_values<float>(n, 1);
+    for (float& v : x) { v = (float)(int)fminf(fmaxf(v * 8, (float)-most), (float)most) / 16; }
+    return x;
+}
+
+/* SwiGLU in the epilogue of a product has the bits of product and SwiGLU apart, where no sum is rounded. */
 static void swiglu_joins_its_product() {
     // the third one has more tiles than a card has multiprocessors, so a block has several
     const size_t shapes[][3] = {{256, 64, 256}, {768, 320, 512}, {2560, 128, 1792}, {256, 1024, 4096}};
     if (!matmul_takes_swiglu(256, 64, 1 << 20)) { return; }  // no code for this card
-    const auto sixteenths = [](size_t n, int most) {
-        Floats x = random_values<float>(n, 1);
-        for (float& v : x) { v = (float)(int)fminf(fmaxf(v * 8, (float)-most), (float)most) / 16; }
-        return x;
-    };
     for (auto& s : shapes) {
         const size_t N = s[0], C = s[1], F = s[2];
         MatmulContext* ctx = matmul_context();
@@ -1845,6 +1847,42 @@ static void swiglu_joins_its_product() {
         CHECK(same_bytes(alone, want, N * 2 * F), "%s: the gradient differs", what);
         CHECK(same_bytes(gate_up, want, N * 2 * F), "%s: in place differs from apart", what);
         CHECK(same_bytes(act, want_act, N * F), "%s: the output that backward repeats differs", what);
+        matmul_destroy(ctx);
+        device_free_all();
+    }
+}
+
+/* RoPE in the epilogue of a product has the bits of product and RoPE apart, where no sum is rounded. */
+static void rope_joins_its_product() {
+    // B, T, C, NH, NKV, HD, longest document (0: none). q, k and v meet inside of tiles and between them, and so do sequences.
+    // The last two have more tiles than a card has multiprocessors, so a block has several
+    const int shapes[][7] = {{1, 256, 64, 2, 1, 64, 0},   {8, 96, 128, 6, 1, 64, 0},   {8, 96, 128, 6, 1, 64, 40},
+                             {2, 384, 64, 12, 4, 64, 90}, {1, 256, 320, 2, 1, 128, 0}, {8, 96, 64, 4, 1, 128, 0},
+                             {8, 96, 64, 4, 2, 128, 40},  {20, 128, 64, 32, 8, 64, 0}, {5, 512, 64, 16, 4, 128, 0}};
+    if (!matmul_takes_rope({1, 256, 1 << 14, 0, 64}, 64)) { return; }  // no code for this card
+    for (auto& v : shapes) {
+        const AttentionShape s = {v[0], v[1], v[3], v[4], v[5]};
+        const size_t N = (size_t)s.B * s.T, C = (size_t)v[2], QKV = qkv_width(s);
+        MatmulContext* ctx = matmul_context();
+        char what[96];
+        snprintf(what, sizeof what, "B=%d T=%d C=%zu NH=%d NKV=%d HD=%d documents=%d", s.B, s.T, C, s.NH, s.NKV, s.HD, v[6]);
+        int32_t* starts = random_starts(s.B, s.T, v[6]);
+        const int32_t* d_starts = starts ? upload(std::vector<int32_t>(starts, starts + N)) : NULL;
+        ModelConfig c;
+        memset(&c, 0, sizeof c);
+        c.head_dim = s.HD;
+        c.rope_theta = 500000;
+        Floats table((size_t)s.T * s.HD);
+        rope_table(table.data(), s.T, &c);
+        const float* d_table = upload(table);
+        const floatX *x = upload_rows<floatX>(sixteenths(N * C, 12), N, C, C),
+                     *w = upload_rows<floatX>(sixteenths(QKV * C, 6), QKV, C, C);
+        floatX *qkv = device_alloc<floatX>(N * QKV), *want = device_alloc<floatX>(N * QKV);
+        matmul_forward_cuda(ctx, want, operand(x, C), operand(w, C), (const floatX*)NULL, N, (int)C, (int)QKV, QKV, 0);
+        rope_forward_cuda(want, d_starts, d_table, 0, s, QKV, 0);
+        matmul_rope_cuda(qkv, x, w, d_starts, d_table, s, C, 0);
+        CHECK(same_bytes(qkv, want, N * QKV), "%s: q, k or v differ", what);
+        free(starts);
         matmul_destroy(ctx);
         device_free_all();
     }
@@ -2286,6 +2324,7 @@ static const struct {
 #ifndef PRECISION_FP32
     ENTRY(tiles_of_a_product_are_taken_once),
     ENTRY(swiglu_joins_its_product),
+    ENTRY(rope_joins_its_product),
 #endif
     ENTRY(transposes_are_the_oracle_s),
     ENTRY(products_of_quantised_rows_agree),

@@ -7,8 +7,9 @@
 #ifndef LLMC_FEEDFORWARD_CUH
 #define LLMC_FEEDFORWARD_CUH
 
-#include "llmc/gpu/fp8.cuh"     // defines: Weight, linear, linear_backward_input, swiglu, swiglu_backward
-#include "llmc/gpu/layers.cuh"  // defines: linear_swiglu, linear_backward_input_swiglu, lora, lora_backward_input
+#include "llmc/gpu/fp8.cuh"      // defines: Weight, linear, linear_backward_input, swiglu, swiglu_backward
+#include "llmc/gpu/layers.cuh"   // defines: linear_swiglu, linear_backward_input_swiglu, lora, lora_backward_input
+#include "llmc/matmul_sm90.cuh"  // defines: matmul_takes_swiglu
 
 /* Whether one kernel computes SwiGLU and the product by w: gate and up (2F, C), or down (C, F), with the adapters l. */
 static inline bool swiglu_is_joined(const Weight& w, const Lora* l, size_t N, int C, int F) {
