@@ -38,7 +38,8 @@
 #include "llmc/gpu/layers.cuh"       // defines: Queue, Gradient, embedding, rmsnorm, rope, attention, swiglu, linear
 #include "llmc/gpu/fp8.cuh"          // defines: Fp8, Weight, fp8_check, fp8_lay_out, fp8_weight, fp8_begin, fp8_refresh
 #include "llmc/gpu/feedforward.cuh"  // defines: gate_up_swiglu, down_dx_swiglu
-#include "llmc/gpu/sequence.cuh"     // defines: Sequence, sequence_join, sequence_begin, qkv_rows, attend, heads_room
+#include "llmc/gpu/qkv.cuh"          // defines: qkv_rope
+#include "llmc/gpu/sequence.cuh"     // defines: Sequence, sequence_join, sequence_begin, attend, heads_room
 #include "llmc/rope.h"               // defines: rope_table
 #include "llmc/gpu/step_state.cuh"   // defines: StepState, loss_sum_cuda, norm_square_cuda, step_decide_cuda
 #include "llmc/adamw.cuh"            // defines: AdamWStretch, AdamWTensors, adamw_update_cuda
@@ -517,7 +518,7 @@ static void llama_forward(const Llama* m) {
     const ModelConfig* c = &m->config;
     const AttentionShape shape = attention_shape(c, m->layout.B, m->layout.T);
     const size_t N = (size_t)m->layout.B * m->layout.T;
-    const int C = c->hidden_size, F = c->intermediate_size, L = c->num_layers, Q = q_width(c), QKV = qkv_width(c);
+    const int C = c->hidden_size, F = c->intermediate_size, L = c->num_layers, Q = q_width(c);
     gathered_begin(m->gathered, &m->exchange);
     const Ends ends = end_weights(m, false);
     ProfileRange phase("forward");
@@ -529,11 +530,11 @@ static void llama_forward(const Llama* m) {
         const Block w = block_weights(m, l);
         const BlockActivations* s = &m->blocks[l];
         const LoraBlock adapters = lora_block(c, &m->trained, l);
-        floatX *h_next = l + 1 < L ? m->blocks[l + 1].h : m->h_final, *qkv = qkv_rows(&m->sequence, s->qkv, m->dqkv);
+        floatX* h_next = l + 1 < L ? m->blocks[l + 1].h : m->h_final;
         rmsnorm(q, s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps, w.qkv);
-        linear(q, "qkv", qkv, s->norm1, w.qkv, NULL, N, C, QKV);
-        lora(q, qkv, s->t[LORA_QKV], s->norm1, m->weights.trained, &adapters.at[LORA_QKV], N);
-        attend(q, &m->sequence, s->att, s->lse, s->qkv, qkv, m->feed.starts, m->rope, shape);
+        qkv_rope(q, &m->sequence, s->qkv, m->dqkv, s->t[LORA_QKV], s->norm1, w.qkv, m->weights.trained, &adapters.at[LORA_QKV],
+                 m->feed.starts, m->rope, shape, C);
+        attend(q, &m->sequence, s->att, s->lse, s->qkv, m->feed.starts, shape);
         linear(q, "o", s->mid, s->att, w.o, s->h, N, Q, C);
         lora(q, s->mid, s->t[LORA_O], s->att, m->weights.trained, &adapters.at[LORA_O], N);
         rmsnorm(q, s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps, w.gate_up);
@@ -575,19 +576,18 @@ static void block_recompute(const Llama* m, int l) {
     const ModelConfig* c = &m->config;
     const AttentionShape shape = attention_shape(c, m->layout.B, m->layout.T);
     const size_t N = (size_t)m->layout.B * m->layout.T;
-    const int C = c->hidden_size, Q = q_width(c), QKV = qkv_width(c);
+    const int C = c->hidden_size, Q = q_width(c);
     const Block w = block_weights(m, l);
     const BlockActivations* s = &m->blocks[l];
     const LoraBlock adapters = lora_block(c, &m->trained, l);
     const Recompute level = m->layout.level;
-    floatX* qkv = qkv_rows(&m->sequence, s->qkv, m->dqkv);
     if (level == RECOMPUTE_NONE) { return; }
     const Weight none = {NULL};  // of products that are not computed again
     rmsnorm(q, s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps, level >= RECOMPUTE_BLOCK ? w.qkv : none);
     if (level >= RECOMPUTE_BLOCK) {
-        linear(q, "qkv", qkv, s->norm1, w.qkv, NULL, N, C, QKV);
-        lora(q, qkv, s->t[LORA_QKV], s->norm1, m->weights.trained, &adapters.at[LORA_QKV], N);
-        attend(q, &m->sequence, s->att, s->lse, s->qkv, qkv, m->feed.starts, m->rope, shape);
+        qkv_rope(q, &m->sequence, s->qkv, m->dqkv, s->t[LORA_QKV], s->norm1, w.qkv, m->weights.trained, &adapters.at[LORA_QKV],
+                 m->feed.starts, m->rope, shape, C);
+        attend(q, &m->sequence, s->att, s->lse, s->qkv, m->feed.starts, shape);
         linear(q, "o", s->mid, s->att, w.o, s->h, N, Q, C);
         lora(q, s->mid, s->t[LORA_O], s->att, m->weights.trained, &adapters.at[LORA_O], N);
     }

@@ -15,9 +15,10 @@ mkdir -p "$tmp/model" && cat >"$tmp/model.json" <<'END'
 END
 "$bin/build/random_model" "$tmp/model.json" "$tmp/model" && token_file "$tmp/rows.bin" 6000 64 || exit 1
 
-# One with a wide feed-forward layer: at 256 tokens, SwiGLU has enough tiles to be joined with the product before it.
-mkdir -p "$tmp/wide" && sed 's/"intermediate_size": 96/"intermediate_size": 512/; s/"num_hidden_layers": 5/"num_hidden_layers": 2/' \
-    "$tmp/model.json" >"$tmp/wide.json" && "$bin/build/random_model" "$tmp/wide.json" "$tmp/wide" || exit 1
+# One with wide layers: at 256 tokens, SwiGLU and RoPE have enough tiles to be joined with the products before them.
+mkdir -p "$tmp/wide" && sed 's/"intermediate_size": 96/"intermediate_size": 512/; s/"head_dim": 32/"head_dim": 64/
+    s/"num_attention_heads": 2/"num_attention_heads": 4/; s/"num_hidden_layers": 5/"num_hidden_layers": 2/' "$tmp/model.json" \
+    >"$tmp/wide.json" && "$bin/build/random_model" "$tmp/wide.json" "$tmp/wide" || exit 1
 wide="--model $tmp/wide --batch 8 --steps 3"
 flags="--model $tmp/model --train $tmp/rows.bin --seq 32 --batch 2 --steps 20 --lr 3e-3 --warmup 5 --sample-tokens 0 --val-every 0"
 
@@ -65,28 +66,28 @@ two_are_one() { # two_are_one NAME FLAGS...: two cards have the losses of one, i
         close_steps 1e-6 1e-4 "$tmp/one_$t" "$tmp/two_$t"
 }
 
-# has_swiglu NAMES FLAGS...: these are the operations of the wide model with "swiglu" in their names
-has_swiglu() {
+# has_joined NAMES FLAGS...: these are the operations of the wide model with "swiglu" or "rope" in their names
+has_joined() {
     h=$1
     shift
     cu BF16 profiled $wide --profile 1 "$@" >"$tmp/profile" || return 1
-    awk -F '  +' '$1 ~ /swiglu/ { print $1 }' "$tmp/profile" | sort | tr '\n' ',' | grep -x "$h"
+    awk -F '  +' '$1 ~ /swiglu|rope/ { print $1 }' "$tmp/profile" | sort | tr '\n' ',' | grep -x "$h"
 }
 
-swiglu_joins() { # SwiGLU in the epilogue of the products before it: the same bits however often it is computed, and in any order
-    has_swiglu "down dx swiglu,gate up swiglu," && cu BF16 joined $wide || return 1
+layers_join() { # in the epilogue of the products before them: the same bits however often they are computed, and in any order
+    has_joined "down dx swiglu,gate up swiglu,qkv rope," && cu BF16 joined $wide || return 1
     for change in --no-graph "--recompute norm+swiglu" "--recompute ffn" "--recompute block"; do
         cu BF16 joined_too $wide $change && same_bits joined joined_too 3 && rm -r "$tmp/joined_too" || return 1
     done
 }
 
-# The limits of both: sound, first losses and norms are 4e-5 apart and losses 7e-6; with dgate and dup exchanged, 7e-4 and 2e-4.
-swiglu_is_apart() { # in micro-batches too small for that: nearly the same losses. Adapters and 8 bits keep them apart, too
+# The limits of both: sound, first losses and norms are 3e-5 apart and losses 6e-6; with dgate and dup exchanged, 7e-4 and 2e-4.
+layers_are_apart() { # in micro-batches too small for that: nearly the same losses. Adapters and 8 bits keep them apart, too
     cu BF16 apart $wide --batch 4 --total-batch 256 && close_steps 3e-4 1e-4 "$tmp/joined" "$tmp/apart" 3 &&
-        for flag in "--batch 4" "--lora 4" --fp8; do has_swiglu "swiglu,swiglu backward," $flag || return 1; done
+        for flag in "--batch 4" "--lora 4" --fp8; do has_joined "rope,swiglu,swiglu backward," $flag || return 1; done
 }
 
-swiglu_joins_on_two_cards() {
+layers_join_on_two_cards() {
     cu BF16 joined_one $wide --total-batch 512 || return 1
     for zero in 1 3; do
         cu BF16 "joined_$zero" $wide --gpus 2 --zero $zero && close_steps 3e-4 1e-4 "$tmp/joined_one" "$tmp/joined_$zero" 3 || return 1
@@ -115,8 +116,8 @@ check "two cards, ZeRO 2 and 3, two micro-batches: the same bits" zeros_repeat z
 check "two cards, ZeRO 1, 2 and 3, --fp8 with the head: the same bits" zeros_repeat zeros_fp8 "1 2 3" --fp8 --fp8-head
 check "two cards share rows: the same bits in any order, without a graph, recomputed, resumed" repeats shared16 --gpus 2 --seq-parallel 2
 check "two cards share rows: the same bits in any order ..., --fp8 with the head" repeats shared_fp8 --gpus 2 --seq-parallel 2 --fp8 --fp8-head
-check "SwiGLU joins the products before it: the same bits in any order, without a graph, recomputed" swiglu_joins
-check "SwiGLU apart from them: nearly the same losses; adapters and 8 bits keep it apart" swiglu_is_apart
-check "two cards, SwiGLU joins: nearly the losses of one, ZeRO 1 and 3 with the same bits" swiglu_joins_on_two_cards
+check "SwiGLU and RoPE join the products before them: the same bits in any order, without a graph, recomputed" layers_join
+check "SwiGLU and RoPE apart from them: nearly the same losses; adapters and 8 bits keep them apart" layers_are_apart
+check "two cards, SwiGLU and RoPE join: nearly the losses of one, ZeRO 1 and 3 with the same bits" layers_join_on_two_cards
 check "a run goes on on one, four and two cards" goes_on_elsewhere
 summary

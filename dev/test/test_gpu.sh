@@ -66,7 +66,7 @@ tests() {
     quick "20 steps whole, and 10 and 10: the same bits, BF16" parts_are_the_whole bf16 bf16
     quick "$greedy" greedy_text_is_the_cpu_s
     quick "a captured graph changes no bit" graph_changes_no_bit
-    quick "SwiGLU joined with its products: the same bits captured, recomputed and resumed" joined_swiglu_has_one_result
+    quick "SwiGLU and RoPE joined with their products: the same bits captured, recomputed and resumed" joined_layers_have_one_result
     quick "tuned plans travel with the checkpoint: the same bits" tuned_parts_are_the_whole
     quick "the steps of --tune leave no trace, in a new run and in one that goes on" tuning_leaves_no_trace
     quick "a plan of another card or shape is not used, with one warning" plans_from_elsewhere_are_not_used

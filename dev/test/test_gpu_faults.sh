@@ -68,7 +68,7 @@ a bucket is left out of the norm | FP32 | one_and_two.sh | llmc/gpu/exchange.cuh
 weights of a bucket stay with their owners | FP32 | one_and_two.sh | train_llama3.cu | s/^        exchange_gather(x, i, /        if (i != 2) exchange_gather(x, i, /
 both ranks train the same rows | FP32 | one_and_two.sh | llmc/files/dataloader.h | s/d->row + (uint64_t)d->rank \* (uint64_t)d->B/d->row/
 heads go to the wrong rank | FP32 | one_and_two.sh --seq-parallel 2 --documents cross | llmc/gpu/sequence.cuh | s/const int p = (int)(block \/ T % g\.parts);/const int p = (int)((block \/ T + !BACK) % g.parts);/
-positions of the second half begin at 0 again | FP32 | one_and_two.sh --seq-parallel 2 --documents cross | llmc/gpu/sequence.cuh | s/rope(q, qkv, starts, table, 0, whole);/rope(q, qkv, starts, table, 0, AttentionShape{whole.B * p->parts, s.T, whole.NH, whole.NKV, whole.HD});/
+positions of the second half begin at 0 again | FP32 | one_and_two.sh --seq-parallel 2 --documents cross | llmc/gpu/qkv.cuh | s/starts, table, 0, heads_of(p, s));/starts, table, 0, AttentionShape{s.B * p->parts, s.T, s.NH \/ p->parts, s.NKV \/ p->parts, s.HD});/
 starts of the first half alone | FP32 | one_and_two.sh --seq-parallel 2 --documents mask | llmc/gpu/feed.cuh | s/data->starts, num_starts \*/data->starts, num_starts \/ f->parts */
 the second rank has the first half, too | FP32 | one_and_two.sh --seq-parallel 2 --documents cross | llmc/run/row_parts.h | s/b \* T + (size_t)p->share\.part \* count/b * T/
 the output of another block in backward | FP32 | one_and_two.sh --seq-parallel 2 --documents cross | llmc/gpu/sequence.cuh | s/if (!fresh) {/if (false) {/
@@ -87,14 +87,17 @@ several GPUs, 8-bit copies are made before the gather | BF16 | zero_bits.sh --fp
 8-bit copies of a gathered block lie in the slot of another | BF16 | zero_bits.sh --fp8 | llmc/gpu/fp8.cuh | s/fp8_quantise_weights(f, slot, l, 1/fp8_quantise_weights(f, slot, l + (l == 5), 1/
 the transpose is not transposed | BF16 | test_kernels_cu quantised_weights | llmc/quantise.cuh | s/tile\[part + k\]\[line\]/tile[line][part + k]/
 rows of activations lose their scales | BF16 | test_llama3cu $fp8 | llmc/quantise.cuh | s/q\.scale\[n\] = scale;/q.scale[n] = 1;/
-a buffer is released before its products begin, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/^ *wgmma_fence();/ring_release_cluster<CLUSTER>(ring.empty()); for (const uint64_t from = card_clock(); card_clock() - from < 20000;) {} wgmma_fence();/; s/^ *if (held != NO_BARRIER) .*//; /^ *wgmma_hold(acc);/ { n; d; }
-sums of a tile begin with those of the tile before, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/k > 0 || i > 0);/true);/
+a buffer is released before its products begin, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/^ *wgmma_fence();/ring_release_cluster<CLUSTER>(ring.empty()); for (const uint64_t from = card_clock(); card_clock() - from < 20000;) {} wgmma_fence();/; s/^ *if (!first) { ring_rel.*//; /^ *wgmma_hold(acc);/ { n; d; }
+sums of a tile begin with those of the tile before, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/!first || i > 0);/true);/
 both halves of the columns are the first one's, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/(BN \/ 64) + half \* (BN \/ 128) : k/(BN \/ 64) : k/
 boxes are written as if they were not swizzled, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/((2 \* j + lane \/ 16) ^ lane % 8)/(2 * j + lane \/ 16)/
 up is taken for gate, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/swiglu_vector(gate\.pair(i), up\.pair(i))/swiglu_vector(up.pair(i), gate.pair(i))/
 the gradients of gate and up are exchanged, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/gate\.set(i, g\.dgate)/gate.set(i, g.dup)/; s/up\.set(i, g\.dup)/up.set(i, g.dgate)/
 an output that is not wanted is written, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/if (!s\.act) { continue; }//
 the output is not written again, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/if (s\.act) { boxes/if (false) { boxes/
+a document's rows keep their positions in the row, joined RoPE | BF16 | test_kernels_cu rope_joins | llmc/matmul_sm90.cuh | s/n % rope\.T - (rope\.starts ? rope\.starts\[n\] : 0)/n % rope.T/
+values are turned with the keys of their tile, joined RoPE | BF16 | test_kernels_cu rope_joins | llmc/matmul_sm90.cuh | s/if (block \* 64 < s\.rope\.columns)/if (place.column * BN < s.rope.columns)/
+the lower rows of a box have the angles of the upper ones, joined RoPE | BF16 | test_kernels_cu rope_joins | llmc/matmul_sm90.cuh | s/lane \/ 4 + i \* 8, position/lane \/ 4, position/
 an address has its block's rank in the cluster, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/matrix_address(stages)/stages/
 swiglu's 8-bit row is that of its gates alone | BF16 | test_kernels_cu swiglu_quantises | llmc/swiglu_quantised.cuh | s/largest_of(g\.dup, largest_of(g\.dgate, largest))/largest_of(g.dgate, largest)/
 a column's scale from its row | BF16 | test_kernels_cu quantised_weights | llmc/quantise.cuh | s/quantise_factor(column_scales\[c + k\])/factor/
@@ -164,8 +167,8 @@ run_test() {
 unfit() {
     [ "$mode" = run ] || return 1
     case "$1 $2 sm_$capability" in
-        *wgmma*sm_90 | *swiglu_joins*sm_90) return 1 ;;
-        *wgmma* | *swiglu_joins*) echo "needs sm_90" ;;
+        *wgmma*sm_90 | *_joins*sm_90) return 1 ;;
+        *wgmma* | *_joins*) echo "needs sm_90" ;;
         *.sh*fp8*sm_90) [ "$(nvidia-smi -L | grep -c '^GPU')" -lt 2 ] && echo "needs 2 GPUs" ;;
         *.sh*fp8*) echo "needs compute capability 9.0" ;;
         *.sh*) [ "$(nvidia-smi -L | grep -c '^GPU')" -lt 2 ] && echo "needs 2 GPUs" ;;

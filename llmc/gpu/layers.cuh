@@ -12,7 +12,7 @@
 #include "llmc/gpu/profile.cuh"      // defines: Profiler, Op
 #include "llmc/lora.cuh"             // defines: lora_forward_cuda, lora_backward_input_cuda, lora_backward_weight_cuda
 #include "llmc/matmul.cuh"           // defines: matmul_forward_cuda, matmul_backward_input_cuda, matmul_backward_weight_cuda
-#include "llmc/matmul_sm90.cuh"      // defines: matmul_takes_swiglu, matmul_swiglu_cuda, matmul_swiglu_backward_cuda
+#include "llmc/matmul_sm90.cuh"      // defines: matmul_swiglu_cuda, matmul_swiglu_backward_cuda, matmul_rope_cuda
 #include "llmc/quantise.cuh"         // defines: QuantisedRows
 #include "llmc/rmsnorm.cuh"          // defines: rmsnorm_forward_cuda, rmsnorm_backward_cuda
 #include "llmc/rope.cuh"             // defines: rope_forward_cuda
@@ -153,6 +153,15 @@ static inline void linear_backward_input_swiglu(const Queue* q, floatX* gate_up,
     const double moved = (double)N * C + (double)F * C + (act ? 5.0 : 4.0) * N * F;
     Op op(q->profiler, q->stream, "down dx swiglu", linear_flops(N, C, F), bytes_x(moved));
     matmul_swiglu_backward_cuda(gate_up, act, dout, w, gate_up, N, F, C, q->stream);
+}
+
+/* Does linear() of x (B T, C) by w (QKV, C), then rope() from position 0 on. The sizes are such that matmul_takes_rope(). */
+static inline void linear_rope(const Queue* q, floatX* qkv, const floatX* x, const floatX* w, const int32_t* starts,
+                               const float* table, AttentionShape s, int C) {
+    const size_t N = (size_t)s.B * s.T, QKV = qkv_width(s);
+    const double moved = (double)N * C + (double)QKV * C + (double)N * QKV;
+    Op op(q->profiler, q->stream, "qkv rope", linear_flops(N, C, QKV), bytes_x(moved));
+    matmul_rope_cuda(qkv, x, w, starts, table, s, C, q->stream);
 }
 
 /* Return the operations of the adapters beside one product, and the bytes of x or y, of t and of the adapters. */

@@ -2,7 +2,7 @@
  * layouts and the oracle): heads for parts of rows before attention, parts of rows for heads behind it, and the same for the
  * gradients in the opposite order. One exchange sends (parts - 1) / parts of what it moves:
  *
- *   forward    qkv of the own tokens -> q, k, v of the own heads, RoPE, attention -> its output for the own tokens
+ *   forward    qkv of the own tokens -> q, k, v of the own heads, RoPE (qkv.cuh), attention -> its output for the own tokens
  *   backward   its gradient for the own tokens -> for the own heads, attention backward -> dqkv for the own tokens
  *
  * Forward, qkv and lse stay as attention wants them, the output as the product behind it does: backward exchanges that once
@@ -21,7 +21,7 @@
 
 #include "llmc/dist/sequence.h"   // defines: RowShare, heads_shape, heads_out, heads_width
 #include "llmc/gpu/exchange.cuh"  // defines: Exchange, exchange_join_some, exchange_await
-#include "llmc/gpu/layers.cuh"    // defines: Queue, attention, attention_backward, rope, pitch_of
+#include "llmc/gpu/layers.cuh"    // defines: Queue, attention, attention_backward, pitch_of
 #include "llmc/gpu/nccl.cuh"      // defines: NcclGroup, nccl_all_to_all, nccl_leave
 
 enum { PACK_THREADS = 256 };
@@ -151,20 +151,18 @@ static inline void heads_to_rows(const Queue* q, const Sequence* p, floatX* rows
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// attention, with RoPE
+// attention
 
-/* Returns where the product in front of attention writes: qkv itself, or `rows` where they are exchanged into qkv. */
-static inline floatX* qkv_rows(const Sequence* p, floatX* qkv, floatX* rows) { return p->parts > 1 ? rows : qkv; }
+/* Returns the shape of what attention computes here: all heads of whole rows, or the own ones. s: of a part */
+static inline AttentionShape heads_of(const Sequence* p, AttentionShape s) {
+    return p->parts > 1 ? heads_shape(s, p->parts) : s;
+}
 
-/* Writes att (B T, NH HD), and lse and qkv by heads, from what lies in qkv_rows(). starts (B, T parts), table (T parts, HD);
- * s: of a part */
-static inline void attend(const Queue* q, const Sequence* p, floatX* att, float* lse, floatX* qkv, floatX* rows,
-                          const int32_t* starts, const float* table, AttentionShape s) {
+/* Writes att (B T, NH HD), and lse by heads, from qkv by heads. starts (B, T parts); s: of a part */
+static inline void attend(const Queue* q, const Sequence* p, floatX* att, float* lse, const floatX* qkv, const int32_t* starts,
+                          AttentionShape s) {
     const bool shared = p->parts > 1;
-    const AttentionShape whole = shared ? heads_shape(s, p->parts) : s;
-    if (shared) { rows_to_heads(q, p, qkv, rows, s); }
-    rope(q, qkv, starts, table, 0, whole);
-    attention(q, shared ? p->out : att, lse, qkv, starts, whole);
+    attention(q, shared ? p->out : att, lse, qkv, starts, heads_of(p, s));
     if (shared) { heads_to_rows(q, p, att, p->out, heads_out(s)); }
 }
 
@@ -179,7 +177,7 @@ static inline void attend_backward(const Queue* q, const Sequence* p, floatX* dq
     }
     rows_to_heads(q, p, datt, datt, heads_out(s));
     if (!fresh) { rows_to_heads(q, p, p->out, att, heads_out(s)); }
-    attention_backward(q, dqkv, datt, p->out, lse, qkv, starts, table, heads_shape(s, p->parts));
+    attention_backward(q, dqkv, datt, p->out, lse, qkv, starts, table, heads_of(p, s));
     heads_to_rows(q, p, dqkv, dqkv, s);
 }
 

@@ -395,15 +395,15 @@ timed_checkpoints_change_no_bit() {
         same_end "$d/on" "$d/off" 1500 && same_steps "$d/on/log.jsonl" "$d/off/log.jsonl"
 }
 
-# a model that is wide enough for kernels which compute SwiGLU with its product
-joined_swiglu_has_one_result() {
+# a model that is wide enough for kernels which compute SwiGLU and RoPE with their products
+joined_layers_have_one_result() {
     has_hopper || return
     d=$tmp/joined flags="--model d12 --train $tmp/data_train.bin --batch 4 --seq 1024 --steps 6 --warmup 2"
     cu bf16 $flags --profile 1 --out "$d/profile" >"$d.txt" || return 1
-    for row in "gate up swiglu" "down dx swiglu"; do
+    for row in "qkv rope" "gate up swiglu" "down dx swiglu"; do
         grep -q "^$row  *[0-9]" "$d.txt" || { cat "$d.txt" && echo "error: no row $row" && return 1; }
     done
-    cu bf16 $flags --out "$d/whole" && cu bf16 $flags --no-graph --recompute ffn --out "$d/again" && same_end "$d/whole" "$d/again" 6 &&
+    cu bf16 $flags --out "$d/whole" && cu bf16 $flags --no-graph --recompute block --out "$d/again" && same_end "$d/whole" "$d/again" 6 &&
         cu bf16 $flags --stop-after 3 --out "$d/parts" && cu bf16 --resume --out "$d/parts" && same_end "$d/whole" "$d/parts" 6
 }
 
