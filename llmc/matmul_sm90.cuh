@@ -10,25 +10,36 @@
  * Sums are rounded before SwiGLU or RoPE takes them, so that results have the bits of the kernels of swiglu.cuh and rope.cuh.
  * Widths and N are multiples of a tile.
  *
- * A block is a producer and two consumer warpgroups. It computes tiles of 128 rows by 256 columns, 64 rows a consumer, in steps
- * of 64 of the summed index. The producer is one thread, which copies a step's part of both factors by TMA into a ring of
- * STAGES buffers. In a cluster of two, the blocks have neighboring tiles of rows and the same columns: each copies one half of
- * B's part to both, so B is read once a cluster. A buffer is then empty when the consumers of both blocks have released it.
+ * A block is a producer and two consumer warpgroups. It computes tiles in steps of 64 of the summed index. The producer is one
+ * thread, which copies a step's part of both factors by TMA into a ring of STAGES buffers. In a cluster of two, the blocks have
+ * neighboring tiles of rows and the same columns: each copies one half of B's part to both, so B is read once a cluster. A
+ * buffer is then empty when the consumers of both blocks have released it.
  *
  *   producer     A0 B0   A1 B1   A2 B2   A3 B3 | wait empty 0, A4 B4 ...
  *   consumers    wait full 0, 4 products | wait full 1, 4 products, wait for those of 0, release 0 | ...
  *
  * The products of a step start before those of the step before have ended, so the tensor cores always have work but for the
- * time in which consumers write. Each warp writes its 16 rows through BOXES boxes of 64 columns in shared memory, by TMA. What
- * SwiGLU's gradient reads of gate and up comes through the ring, as four more steps of a tile, and dgate and dup are written
- * from where they lay. Both elements that RoPE turns together are in one thread. It reads their angles once for all heads of a
- * tile, while the last products run.
+ * time in which consumers write. The consumers split the work in one of two ways:
+ *
+ *   SPLIT_ROWS    a tile has 128 x 256 elements, and each consumer 64 of its rows. The factors are read least often, but the
+ *                 tensor cores rest while both write
+ *   SPLIT_TILES   a tile has 128 x 128 elements, and the consumers take tiles in turns: one multiplies while the other writes.
+ *                 This is for short sums, of which more is written for each product
+ *
+ * A consumer that has begun its last step gives the other its turn, once all that comes through the ring for its own tile is
+ * there. For a barrier tells a phase only from the one before: nobody may wait for what will lie in a buffer, while what lies
+ * there before that is still to come.
+ *
+ * Each warp writes 16 rows at a time through BOXES boxes of 64 columns in shared memory, by TMA. What SwiGLU's gradient reads
+ * of gate and up comes through the ring, as more steps of a tile, one for 64 columns, and dgate and dup are written from where
+ * they lay. Both elements that RoPE turns together are in one thread. It reads the angles of a row once for all heads in the
+ * tile, those of a consumer's first 64 rows while the last products run.
  *
  * Blocks are persistent. They take tiles in the order of a list: `group` tiles of rows after each other in each column of
  * tiles, so that this part of A stays in the L2 cache while B passes by, once a group.
  *
- * On an H200 (dev/results/nvidia-h200-kernels.md) the main loop alone has 89 to 98.6 % of the speed of cuBLASLt's best. With
- * SwiGLU it is 0.2 to 3 % faster than cuBLASLt and swiglu.cuh forward, 6 to 16 % backward.
+ * On an H200 (dev/results/nvidia-h200-kernels.md) the main loop alone, split by rows, has 89 to 98.6 % of the speed of
+ * cuBLASLt's best. With SwiGLU it is 0.2 to 3 % faster than cuBLASLt and swiglu.cuh forward, 6 to 16 % backward.
  */
 #ifndef LLMC_MATMUL_SM90_CUH
 #define LLMC_MATMUL_SM90_CUH
@@ -38,23 +49,35 @@
 #include "llmc/rope.cuh"            // defines: rope_vectors
 #include "llmc/swiglu.cuh"          // defines: swiglu_vector, swiglu_gradient
 
+/* What each of the two consumers computes: half of a tile's rows, or every second tile. */
+enum MatmulSplit { SPLIT_ROWS, SPLIT_TILES };
+
+constexpr size_t MATMUL_SHORT_SUMS = 1536;  // sums of fewer elements are computed in turns
+
+/* Returns how sums over K elements are split. */
+static inline MatmulSplit matmul_split(size_t K) { return K < MATMUL_SHORT_SUMS ? SPLIT_TILES : SPLIT_ROWS; }
+
 #ifndef PRECISION_FP32
 
 enum MatmulEpilogue { EPILOGUE_STORE, EPILOGUE_SWIGLU, EPILOGUE_SWIGLU_BACKWARD, EPILOGUE_ROPE };  // the first: bench_product's
 
 /* B_COLUMNS: whether sums go over the rows of B in memory (backward input), else along them (forward)
  * HD: columns of a head, 64 or 128, for RoPE */
-template <int CLUSTER_, int B_COLUMNS_, MatmulEpilogue EPILOGUE_, int HD_ = 64>
+template <int CLUSTER_, MatmulSplit SPLIT, int B_COLUMNS_, MatmulEpilogue EPILOGUE_, int HD_ = 64>
 struct MatmulTiles : WarpgroupSplit<2, 1, 40> {
     static constexpr int CLUSTER = CLUSTER_, B_COLUMNS = B_COLUMNS_, HD = HD_;
     static constexpr MatmulEpilogue EPILOGUE = EPILOGUE_;
-    static constexpr int BM = 128, BN = 256, BK = 64, STAGES = 4, BOXES = 2, CONSUMER_WARPS = BM / 16;
+    static constexpr int TURNS = SPLIT == SPLIT_TILES ? 2 : 1, READERS = 8 / TURNS;  // READERS: warps that read a buffer
+    static constexpr int BM = 128, BN = 256 / TURNS, BK = 64, STAGES = TURNS == 2 ? 6 : 4, BOXES = 2;
+    static constexpr int BANDS = BM / 16 / READERS;  // of 64 rows, that a consumer computes of a tile
     static constexpr int A_BYTES = BM * BK * 2, HALF_BYTES = BN / 2 * BK * 2, STAGE_BYTES = A_BYTES + 2 * HALF_BYTES;
     static constexpr int BOX_ROWS = 16, BOX_COLUMNS = 64, BOX_BYTES = BOX_ROWS * BOX_COLUMNS * 2;
     static constexpr int READ_BYTES = BM * BOX_COLUMNS * 2;  // of gate or up, by a step of SwiGLU's gradient
-    static constexpr int SMEM = STAGES * STAGE_BYTES + CONSUMER_WARPS * BOXES * BOX_BYTES + 1024;
+    static constexpr int READ_STEPS = EPILOGUE == EPILOGUE_SWIGLU_BACKWARD ? BN / BOX_COLUMNS : 0;
+    static constexpr int SMEM = STAGES * STAGE_BYTES + 8 * BOXES * BOX_BYTES + 1024;
     static_assert(CLUSTER == 1 || CLUSTER == 2, "B has two halves");
     static_assert(HD == 64 || HD == 128, "a head is one box or two");
+    static_assert(2 * READ_BYTES <= STAGE_BYTES, "gate and up are read through a buffer");
 };
 
 /* a, b: the factors. out: what a tile of sums is written to; act: what SwiGLU is written to; gate_up: gate and up as SwiGLU's
@@ -173,22 +196,107 @@ struct MatmulBoxes {
     }
 };
 
+/* Whose turn it is to multiply, of two consumers that take tiles in turns. The first one begins. */
+struct MatmulTurn {
+    uint32_t barriers, phase;
+    int consumer;
+    __device__ __forceinline__ MatmulTurn(uint64_t* shared, int consumer_)
+        : barriers(shared_address(shared)), phase(consumer_ ^ 1), consumer(consumer_) {}
+    static __device__ __forceinline__ void init(uint64_t* shared) {
+        for (int i = 0; i < 2; i++) { barrier_init(shared_address(shared + i), 4); }
+    }
+    __device__ __forceinline__ void wait() const { barrier_wait(barriers + consumer * 8, phase); }
+    __device__ __forceinline__ void pass() {
+        ring_release(barriers + (consumer ^ 1) * 8);
+        phase ^= 1;
+    }
+};
+
+/* Write a warp's 16 rows from row `row` on, of the tiles of column `column`. d: this lane's sums */
+template <typename Tiles, typename Boxes>
+__device__ __forceinline__ void matmul_write_sums(Boxes& boxes, const MatmulMaps& maps, const float (&d)[Tiles::BN / 2],
+                                                  int row, int column) {
+#pragma unroll
+    for (int q = 0; q < Tiles::BN / 64; q++) {
+        MatmulBox box;
+        box.round(d, q);
+        boxes.write(box, &maps.out, row, column * (Tiles::BN / 64) + q);
+    }
+}
+
+/* The first half of the columns is gate, the second one up. */
+template <typename Tiles, typename Boxes>
+__device__ __forceinline__ void matmul_write_swiglu(Boxes& boxes, const MatmulMaps& maps, const float (&d)[Tiles::BN / 2],
+                                                    int row, int column, const MatmulTilesArgs& s) {
+    constexpr int BLOCKS = Tiles::BN / 128;
+#pragma unroll
+    for (int q = 0; q < BLOCKS; q++) {
+        const int block = column * BLOCKS + q;
+        MatmulBox gate, up;
+        gate.round(d, q);
+        up.round(d, q + BLOCKS);
+        boxes.write(gate, &maps.out, row, block);
+        boxes.write(up, &maps.out, row, s.F / 64 + block);
+        if (!s.act) { continue; }
+#pragma unroll
+        for (int i = 0; i < 16; i++) { gate.set(i, swiglu_vector(gate.pair(i), up.pair(i))); }
+        boxes.write(gate, &maps.act, row, block);
+    }
+}
+
+template <typename Tiles, typename Boxes>
+__device__ __forceinline__ void matmul_write_rope(Boxes& boxes, const MatmulMaps& maps, const float (&d)[Tiles::BN / 2],
+                                                  int row, int column, const MatmulTilesArgs& s,
+                                                  const MatmulAngles<Tiles::HD>& angles) {
+    constexpr int HEAD_BOXES = Tiles::HD / 64;
+#pragma unroll
+    for (int q = 0; q < Tiles::BN / 64; q += HEAD_BOXES) {
+        const int block = column * (Tiles::BN / 64) + q;
+        MatmulBox head[HEAD_BOXES];
+#pragma unroll
+        for (int i = 0; i < HEAD_BOXES; i++) { head[i].round(d, q + i); }
+        if (block * 64 < s.rope.columns) { angles.turn(head); }
+#pragma unroll
+        for (int i = 0; i < HEAD_BOXES; i++) { boxes.write(head[i], &maps.out, row, block + i); }
+    }
+}
+
+/* Overwrites gate and up (16 x 64 each) at their places in shared memory with their gradients, and d, the gradient of the
+ * output, with the output. */
+__device__ __forceinline__ void matmul_swiglu_gradient(MatmulBox& d, uint32_t gate_smem, uint32_t up_smem) {
+    MatmulBox gate, up;
+    gate.load(gate_smem);
+    up.load(up_smem);
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const SwigluGradient<2> g = swiglu_gradient(gate.pair(i), up.pair(i), d.pair(i));
+        gate.set(i, g.dgate);
+        up.set(i, g.dup);
+        d.set(i, g.y);
+        if (i % 4 == 3) {
+            gate.store(gate_smem, i / 4);
+            up.store(up_smem, i / 4);
+        }
+    }
+}
+
 template <typename Tiles>
 __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREADS, 1)
     matmul_tiles_kernel(const __grid_constant__ MatmulMaps maps, const MatmulTilesArgs s) {
 #if PTX_HAS_SM90A
-    constexpr int CLUSTER = Tiles::CLUSTER, BM = Tiles::BM, BN = Tiles::BN;
-    constexpr bool GRADIENT = Tiles::EPILOGUE == EPILOGUE_SWIGLU_BACKWARD, GATED = Tiles::EPILOGUE == EPILOGUE_SWIGLU;
-    constexpr bool ROTATED = Tiles::EPILOGUE == EPILOGUE_ROPE;
+    constexpr int CLUSTER = Tiles::CLUSTER, BM = Tiles::BM, BN = Tiles::BN, TURNS = Tiles::TURNS, BANDS = Tiles::BANDS;
+    constexpr MatmulEpilogue EPILOGUE = Tiles::EPILOGUE;
+    constexpr bool GATED = EPILOGUE == EPILOGUE_SWIGLU, ROTATED = EPILOGUE == EPILOGUE_ROPE;
     extern __shared__ __align__(128) char smem[];
-    __shared__ uint64_t barriers[2 * Tiles::STAGES];
+    __shared__ uint64_t barriers[2 * Tiles::STAGES], turns[2];
     // layout: A, first half of B, second half of B of each of STAGES; boxes of each consumer warp
     const uint32_t stages = shared_address(wgmma_tiles(smem)), boxes_smem = stages + Tiles::STAGES * Tiles::STAGE_BYTES;
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), rank = blockIdx.x % CLUSTER;
     const uint32_t pieces = s.rows * s.columns, clusters = gridDim.x / CLUSTER;
     Ring<Tiles::STAGES> ring(barriers);
     if (threadIdx.x == 0) {
-        ring.init(Tiles::CONSUMER_WARPS * CLUSTER);
+        ring.init(Tiles::READERS * CLUSTER);
+        MatmulTurn::init(turns);
         barrier_init_done();
     }
     if constexpr (CLUSTER > 1) {
@@ -224,7 +332,7 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
                     ring.advance();
                 }
 #pragma unroll 1
-                for (int q = 0; GRADIENT && q < BN / 64; q++) {
+                for (int q = 0; q < Tiles::READ_STEPS; q++) {
                     const uint32_t gate = stages + ring.stage * Tiles::STAGE_BYTES;
                     const int block = place.column * (BN / 64) + q;
                     ring.begin_fill(2 * Tiles::READ_BYTES);
@@ -237,21 +345,28 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
     } else {
         registers_raise<Tiles::CONSUMER>();
         const int consumer = warpgroup - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-        const int warp_row = consumer * 64 + warp * 16;
+        const int first_row = TURNS == 1 ? consumer * 64 : 0, warp_row = first_row + warp * 16;  // of a tile
+        const int turn = TURNS == 1 ? 0 : consumer;
         MatmulBoxes<Tiles::BOXES, Tiles::BOX_BYTES> boxes(boxes_smem + (consumer * 4 + warp) * Tiles::BOXES * Tiles::BOX_BYTES);
-        float acc[BN / 2];
-        for (uint32_t piece = blockIdx.x / CLUSTER; piece < pieces; piece += clusters) {
+        MatmulTurn mine(turns, turn);
+        float acc[BANDS][BN / 2];
+        if (turn > 0) { ring.skip(s.steps + Tiles::READ_STEPS); }
+        for (uint32_t piece = blockIdx.x / CLUSTER + turn * clusters; piece < pieces; piece += TURNS * clusters) {
             const MatmulPlace place(s, piece, CLUSTER, rank);
             uint32_t held;                           // the `empty` barrier of the buffer that pending products read
             const auto multiply = [&](bool first) {  // first: acc is not read, so its registers are free between tiles
                 const uint32_t stage = matrix_address(stages) + ring.stage * Tiles::STAGE_BYTES;
-                const uint32_t a = matrix_rows(stage + consumer * 64 * 128), b_smem = stage + Tiles::A_BYTES;
+                const uint32_t a = matrix_rows(stage + first_row * 128), b_smem = stage + Tiles::A_BYTES;
                 const uint32_t b = Tiles::B_COLUMNS ? matrix_columns(b_smem, Tiles::BK * 128) : matrix_rows(b_smem);
                 ring.wait_full();
                 wgmma_fence();
 #pragma unroll
                 for (int i = 0; i < Tiles::BK / 16; i++) {
-                    wgmma_shared<BN, Tiles::B_COLUMNS>(acc, a + i * 2, b + i * (Tiles::B_COLUMNS ? 128 : 2), !first || i > 0);
+#pragma unroll
+                    for (int band = 0; band < BANDS; band++) {
+                        wgmma_shared<BN, Tiles::B_COLUMNS>(acc[band], a + band * (64 * 128 >> 4) + i * 2,
+                                                           b + i * (Tiles::B_COLUMNS ? 128 : 2), !first || i > 0);
+                    }
                 }
                 wgmma_commit();
                 wgmma_wait<1>();
@@ -259,89 +374,68 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
                 held = ring.empty();
                 ring.advance();
             };
+            if constexpr (TURNS > 1) { mine.wait(); }
             multiply(true);
 #pragma unroll 1
             for (int k = 1; k < s.steps; k++) { multiply(false); }
+            if constexpr (TURNS > 1) {
+                Ring<Tiles::STAGES> ahead = ring;
+                for (int q = 0; q < Tiles::READ_STEPS; q++, ahead.advance()) { ahead.wait_full(); }
+                mine.pass();
+            }
             const int row = place.row * BM + warp_row;
             MatmulAngles<Tiles::HD> angles;
-            if (ROTATED && place.column * BN < s.rope.columns) { angles.load(s.rope, row); }
+            const bool rotated = ROTATED && place.column * BN < s.rope.columns;
+            if (rotated) { angles.load(s.rope, row); }
             wgmma_wait<0>();
-            wgmma_hold(acc);
+#pragma unroll
+            for (int band = 0; band < BANDS; band++) { wgmma_hold(acc[band]); }
             ring_release_cluster<CLUSTER>(held);
 
-            if constexpr (Tiles::EPILOGUE == EPILOGUE_STORE) {
 #pragma unroll
-                for (int q = 0; q < BN / 64; q++) {
-                    MatmulBox box;
-                    box.round(acc, q);
-                    boxes.write(box, &maps.out, row, place.column * (BN / 64) + q);
+            for (int band = 0; band < BANDS; band++) {
+                const int band_row = row + band * 64;
+                if constexpr (EPILOGUE == EPILOGUE_STORE) {
+                    matmul_write_sums<Tiles>(boxes, maps, acc[band], band_row, place.column);
+                } else if constexpr (GATED) {
+                    matmul_write_swiglu<Tiles>(boxes, maps, acc[band], band_row, place.column, s);
+                } else if constexpr (ROTATED) {
+                    if (band > 0 && rotated) { angles.load(s.rope, band_row); }
+                    matmul_write_rope<Tiles>(boxes, maps, acc[band], band_row, place.column, s, angles);
                 }
-            } else if constexpr (GATED) {  // the first half of the columns is gate, the second one up
+            }
 #pragma unroll
-                for (int q = 0; q < BN / 128; q++) {
-                    const int block = place.column * (BN / 128) + q;
-                    MatmulBox gate, up;
-                    gate.round(acc, q);
-                    up.round(acc, q + BN / 128);
-                    boxes.write(gate, &maps.out, row, block);
-                    boxes.write(up, &maps.out, row, s.F / 64 + block);
-                    if (!s.act) { continue; }
+            for (int q = 0; q < Tiles::READ_STEPS; q++) {
+                const int block = place.column * (BN / 64) + q;
+                ring.wait_full();
 #pragma unroll
-                    for (int i = 0; i < 16; i++) { gate.set(i, swiglu_vector(gate.pair(i), up.pair(i))); }
-                    boxes.write(gate, &maps.act, row, block);
-                }
-            } else if constexpr (ROTATED) {
-                constexpr int HEAD_BOXES = Tiles::HD / 64;
-#pragma unroll
-                for (int q = 0; q < BN / 64; q += HEAD_BOXES) {
-                    const int block = place.column * (BN / 64) + q;
-                    MatmulBox head[HEAD_BOXES];
-#pragma unroll
-                    for (int i = 0; i < HEAD_BOXES; i++) { head[i].round(acc, q + i); }
-                    if (block * 64 < s.rope.columns) { angles.turn(head); }
-#pragma unroll
-                    for (int i = 0; i < HEAD_BOXES; i++) { boxes.write(head[i], &maps.out, row, block + i); }
-                }
-            } else {
-#pragma unroll
-                for (int q = 0; q < BN / 64; q++) {
-                    const int block = place.column * (BN / 64) + q;
-                    const uint32_t gate_smem = stages + ring.stage * Tiles::STAGE_BYTES + warp_row * 128;
+                for (int band = 0; band < BANDS; band++) {
+                    const uint32_t gate_smem = stages + ring.stage * Tiles::STAGE_BYTES + (warp_row + band * 64) * 128;
                     const uint32_t up_smem = gate_smem + Tiles::READ_BYTES;
-                    MatmulBox gate, up, d;
-                    ring.wait_full();
-                    gate.load(gate_smem);
-                    up.load(up_smem);
-                    d.round(acc, q);
-#pragma unroll
-                    for (int i = 0; i < 16; i++) {
-                        const SwigluGradient<2> g = swiglu_gradient(gate.pair(i), up.pair(i), d.pair(i));
-                        gate.set(i, g.dgate);
-                        up.set(i, g.dup);
-                        d.set(i, g.y);
-                        if (i % 4 == 3) {
-                            gate.store(gate_smem, i / 4);
-                            up.store(up_smem, i / 4);
-                        }
-                    }
+                    MatmulBox d;
+                    d.round(acc[band], q);
+                    matmul_swiglu_gradient(d, gate_smem, up_smem);
                     fence_async_readers();
-                    if (q > 0) {  // the boxes before have left their buffer
+                    if (q > 0 && band == 0) {  // the boxes before have left their buffer
                         if (lane == 0) { store_wait<0>(); }
                         ring_release_cluster<CLUSTER>(held);
                     }
                     __syncwarp();
                     if (lane == 0) {
-                        store_box_4d(&maps.out, gate_smem, 0, row, block, 0);
-                        store_box_4d(&maps.out, up_smem, 0, row, s.F / 64 + block, 0);
+                        store_box_4d(&maps.out, gate_smem, 0, row + band * 64, block, 0);
+                        store_box_4d(&maps.out, up_smem, 0, row + band * 64, s.F / 64 + block, 0);
                         store_commit();
                     }
-                    if (s.act) { boxes.write(d, &maps.act, row, block); }
-                    held = ring.empty();
-                    ring.advance();
+                    if (s.act) { boxes.write(d, &maps.act, row + band * 64, block); }
                 }
+                held = ring.empty();
+                ring.advance();
+            }
+            if constexpr (Tiles::READ_STEPS > 0) {
                 if (lane == 0) { store_wait<0>(); }
                 ring_release_cluster<CLUSTER>(held);
             }
+            if constexpr (TURNS > 1) { ring.skip(s.steps + Tiles::READ_STEPS); }
         }
         if (lane == 0) { store_wait<0>(); }
     }
@@ -378,18 +472,29 @@ static inline void matmul_tiles_launch(const MatmulMaps& maps, size_t M, size_t 
     CUDA_CHECK_LAUNCH("matmul_tiles_kernel");
 }
 
-/* Return maps of packed row-major matrices: a factor that is summed along its rows, one that is summed over them, a result. */
+/* Return maps of packed row-major matrices: the factors a (M, K) and b, which is (N, K), or (K, N) if B_COLUMNS; a result. */
 template <typename Tiles>
-static inline CUtensorMap matmul_map_along(const floatX* x, size_t rows, size_t width) {
-    return tensor_map(x, 1, (int)rows, width, width, 128, Tiles::BK);
+static inline CUtensorMap matmul_map_a(const floatX* a, size_t M, size_t K) {
+    return tensor_map(a, 1, (int)M, K, K, Tiles::BM, Tiles::BK);
 }
 template <typename Tiles>
-static inline CUtensorMap matmul_map_over(const floatX* x, size_t rows, size_t width) {
-    return tensor_map(x, 1, (int)rows, width, width, Tiles::BK, Tiles::BN / 2);
+static inline CUtensorMap matmul_map_b(const floatX* b, size_t N, size_t K) {
+    return Tiles::B_COLUMNS ? tensor_map(b, 1, (int)K, N, N, Tiles::BK, Tiles::BN / 2)
+                            : tensor_map(b, 1, (int)N, K, K, Tiles::BN / 2, Tiles::BK);
 }
 template <typename Tiles>
 static inline CUtensorMap matmul_map_out(const floatX* x, size_t rows, size_t width) {
     return tensor_map(x, 1, (int)rows, width, width, Tiles::BOX_ROWS, Tiles::BOX_COLUMNS);
+}
+
+/* Calls launch(Tiles()) with the tiles of a split. */
+template <int CLUSTER, int B_COLUMNS, MatmulEpilogue EPILOGUE, int HD = 64, typename Launch>
+static inline void matmul_with_tiles(MatmulSplit split, const Launch& launch) {
+    if (split == SPLIT_TILES) {
+        launch(MatmulTiles<CLUSTER, SPLIT_TILES, B_COLUMNS, EPILOGUE, HD>());
+    } else {
+        launch(MatmulTiles<CLUSTER, SPLIT_ROWS, B_COLUMNS, EPILOGUE, HD>());
+    }
 }
 
 /* Whether sums of N x width over C are whole tiles, enough for all multiprocessors, and the program has the kernel for this
@@ -406,24 +511,30 @@ static inline bool matmul_takes_swiglu(size_t N, size_t C, size_t F) { return ma
 /* Writes gate_up (N, 2F) = x (N, C) w^T, w: (2F, C), and, unless it is NULL, act (N, F), SwiGLU of it. */
 template <int CLUSTER = CLUSTER_BLOCKS>
 static inline void matmul_swiglu_cuda(floatX* gate_up, floatX* act, const floatX* x, const floatX* w, size_t N, size_t C,
-                                      size_t F, cudaStream_t stream) {
-    typedef MatmulTiles<CLUSTER, 0, EPILOGUE_SWIGLU> Tiles;
-    const CUtensorMap out_map = matmul_map_out<Tiles>(gate_up, N, 2 * F);
-    const MatmulMaps maps = {matmul_map_along<Tiles>(x, N, C), matmul_map_along<Tiles>(w, 2 * F, C), out_map,
-                             act ? matmul_map_out<Tiles>(act, N, F) : out_map, out_map};
-    matmul_tiles_launch<Tiles>(maps, N, 2 * F, C, F, act != NULL, stream);
+                                      size_t F, MatmulSplit split, cudaStream_t stream) {
+    matmul_with_tiles<CLUSTER, 0, EPILOGUE_SWIGLU>(split, [&](auto tiles) {
+        typedef decltype(tiles) Tiles;
+        const CUtensorMap out_map = matmul_map_out<Tiles>(gate_up, N, 2 * F);
+        const MatmulMaps maps = {matmul_map_a<Tiles>(x, N, C), matmul_map_b<Tiles>(w, 2 * F, C), out_map,
+                                 act ? matmul_map_out<Tiles>(act, N, F) : out_map, out_map};
+        matmul_tiles_launch<Tiles>(maps, N, 2 * F, C, F, act != NULL, stream);
+    });
 }
 
 /* Writes dgate_up (N, 2F), which may be gate_up, from gate_up (N, 2F) and dact = dout (N, C) w, w: (C, F), and, unless it is
  * NULL, act (N, F) again. */
 template <int CLUSTER = CLUSTER_BLOCKS>
 static inline void matmul_swiglu_backward_cuda(floatX* dgate_up, floatX* act, const floatX* dout, const floatX* w,
-                                               const floatX* gate_up, size_t N, size_t F, size_t C, cudaStream_t stream) {
-    typedef MatmulTiles<CLUSTER, 1, EPILOGUE_SWIGLU_BACKWARD> Tiles;
-    const CUtensorMap out_map = matmul_map_out<Tiles>(dgate_up, N, 2 * F);
-    const MatmulMaps maps = {matmul_map_along<Tiles>(dout, N, C), matmul_map_over<Tiles>(w, C, F), out_map,
-                             act ? matmul_map_out<Tiles>(act, N, F) : out_map, matmul_map_along<Tiles>(gate_up, N, 2 * F)};
-    matmul_tiles_launch<Tiles>(maps, N, F, C, F, act != NULL, stream);
+                                               const floatX* gate_up, size_t N, size_t F, size_t C, MatmulSplit split,
+                                               cudaStream_t stream) {
+    matmul_with_tiles<CLUSTER, 1, EPILOGUE_SWIGLU_BACKWARD>(split, [&](auto tiles) {
+        typedef decltype(tiles) Tiles;
+        const CUtensorMap out_map = matmul_map_out<Tiles>(dgate_up, N, 2 * F);
+        const MatmulMaps maps = {matmul_map_a<Tiles>(dout, N, C), matmul_map_b<Tiles>(w, F, C), out_map,
+                                 act ? matmul_map_out<Tiles>(act, N, F) : out_map,
+                                 tensor_map(gate_up, 1, (int)N, 2 * F, 2 * F, Tiles::BM, Tiles::BOX_COLUMNS)};
+        matmul_tiles_launch<Tiles>(maps, N, F, C, F, act != NULL, stream);
+    });
 }
 
 /* Whether the function below takes these sizes. */
@@ -434,32 +545,32 @@ static inline bool matmul_takes_rope(AttentionShape s, size_t C) {
 /* Writes qkv (B T, QKV) = x (B T, C) w^T, w: (QKV, C), with q and k rotated as by rope_forward_cuda() from position 0 on. */
 template <int CLUSTER = CLUSTER_BLOCKS>
 static inline void matmul_rope_cuda(floatX* qkv, const floatX* x, const floatX* w, const int32_t* starts, const float* cos_sin,
-                                    AttentionShape s, size_t C, cudaStream_t stream) {
+                                    AttentionShape s, size_t C, MatmulSplit split, cudaStream_t stream) {
     const size_t N = (size_t)s.B * s.T, QKV = (size_t)(s.NH + 2 * s.NKV) * s.HD;
     const MatmulRope rope = {cos_sin, starts, s.T, (s.NH + s.NKV) * s.HD};
     const auto launch = [&](auto tiles) {
         typedef decltype(tiles) Tiles;
         const CUtensorMap out_map = matmul_map_out<Tiles>(qkv, N, QKV);
-        const MatmulMaps maps = {matmul_map_along<Tiles>(x, N, C), matmul_map_along<Tiles>(w, QKV, C), out_map, out_map,
-                                 out_map};
+        const MatmulMaps maps = {matmul_map_a<Tiles>(x, N, C), matmul_map_b<Tiles>(w, QKV, C), out_map, out_map, out_map};
         matmul_tiles_launch<Tiles>(maps, N, QKV, C, 0, false, stream, rope);
     };
     if (s.HD == 64) {
-        launch(MatmulTiles<CLUSTER, 0, EPILOGUE_ROPE, 64>());
+        matmul_with_tiles<CLUSTER, 0, EPILOGUE_ROPE, 64>(split, launch);
     } else {
-        launch(MatmulTiles<CLUSTER, 0, EPILOGUE_ROPE, 128>());
+        matmul_with_tiles<CLUSTER, 0, EPILOGUE_ROPE, 128>(split, launch);
     }
 }
 
 #else  // there are none in FP32
 
 static inline bool matmul_takes_swiglu(size_t, size_t, size_t) { return false; }
-static inline void matmul_swiglu_cuda(floatX*, floatX*, const floatX*, const floatX*, size_t, size_t, size_t, cudaStream_t) {}
+static inline void matmul_swiglu_cuda(floatX*, floatX*, const floatX*, const floatX*, size_t, size_t, size_t, MatmulSplit,
+                                      cudaStream_t) {}
 static inline void matmul_swiglu_backward_cuda(floatX*, floatX*, const floatX*, const floatX*, const floatX*, size_t, size_t,
-                                               size_t, cudaStream_t) {}
+                                               size_t, MatmulSplit, cudaStream_t) {}
 static inline bool matmul_takes_rope(AttentionShape, size_t) { return false; }
 static inline void matmul_rope_cuda(floatX*, const floatX*, const floatX*, const int32_t*, const float*, AttentionShape, size_t,
-                                    cudaStream_t) {}
+                                    MatmulSplit, cudaStream_t) {}
 
 #endif  // PRECISION_FP32
 #endif

@@ -50,9 +50,12 @@ static const Shape checked[] = {
     {"several", DOWN_DX, 768, 320, 512},
     {"long sums", GATE_UP, 256, 1024, 128},
     {"long sums", DOWN_DX, 256, 1024, 256},
+    {"many tiles", GATE_UP, 4096, 192, 1024},
+    {"many tiles", DOWN_DX, 4096, 192, 2048},
     {"one tile", QKV, 256, 64, 256, {1, 256, 2, 1, 64}},
     {"several", QKV, 768, 320, 768, {8, 96, 4, 1, 128}},
     {"long sums", QKV, 256, 1024, 512, {2, 128, 6, 1, 64}},
+    {"many tiles", QKV, 4096, 192, 2048, {8, 512, 8, 4, 128}},
 };
 
 /* Factors; the table of RoPE; results of product and what follows, of two columns or one for each of F, to hold two ways to
@@ -77,47 +80,47 @@ static Buffers take_buffers(const Shape* shapes, size_t count) {
     return b;
 }
 
-/* Which kernel of ours: blocks in a cluster. */
+/* Which kernel of ours: blocks in a cluster, and how consumers share the work. */
 struct Kind {
     const char* name;
     int cluster;
+    MatmulSplit split;
 };
 
 /* Only sums: the main loop alone. */
 template <int CLUSTER>
-static void launch_product(const Shape& s, const Buffers& b, floatX* out) {
-    const auto launch = [&](auto tiles, const CUtensorMap& w) {
+static void launch_product(const Shape& s, const Buffers& b, floatX* out, MatmulSplit split) {
+    const auto launch = [&](auto tiles) {
         typedef decltype(tiles) Tiles;
         const CUtensorMap out_map = matmul_map_out<Tiles>(out, s.N, s.width());
-        const MatmulMaps maps = {matmul_map_along<Tiles>(b.x, s.N, s.K), w, out_map, out_map, out_map};
+        const MatmulMaps maps = {matmul_map_a<Tiles>(b.x, s.N, s.K), matmul_map_b<Tiles>(b.w, s.width(), s.K), out_map, out_map,
+                                 out_map};
         matmul_tiles_launch<Tiles>(maps, s.N, s.width(), s.K, s.F, false, 0);
     };
     if (s.pass == DOWN_DX) {
-        typedef MatmulTiles<CLUSTER, 1, EPILOGUE_STORE> Tiles;
-        launch(Tiles(), matmul_map_over<Tiles>(b.w, s.K, s.width()));
+        matmul_with_tiles<CLUSTER, 1, EPILOGUE_STORE>(split, launch);
     } else {
-        typedef MatmulTiles<CLUSTER, 0, EPILOGUE_STORE> Tiles;
-        launch(Tiles(), matmul_map_along<Tiles>(b.w, s.width(), s.K));
+        matmul_with_tiles<CLUSTER, 0, EPILOGUE_STORE>(split, launch);
     }
 }
 
 /* out: gate_up, backward its gradient, or qkv; gate_up: what backward reads */
 template <int CLUSTER>
-static void launch_fused(const Shape& s, const Buffers& b, floatX* out, const floatX* gate_up, floatX* act) {
+static void launch_fused(const Shape& s, const Buffers& b, floatX* out, const floatX* gate_up, floatX* act, MatmulSplit split) {
     if (s.pass == GATE_UP) {
-        matmul_swiglu_cuda<CLUSTER>(out, act, b.x, b.w, s.N, s.K, s.F, 0);
+        matmul_swiglu_cuda<CLUSTER>(out, act, b.x, b.w, s.N, s.K, s.F, split, 0);
     } else if (s.pass == QKV) {
-        matmul_rope_cuda<CLUSTER>(out, b.x, b.w, NULL, b.table, s.heads, s.K, 0);
+        matmul_rope_cuda<CLUSTER>(out, b.x, b.w, NULL, b.table, s.heads, s.K, split, 0);
     } else {
-        matmul_swiglu_backward_cuda<CLUSTER>(out, act, b.x, b.w, gate_up, s.N, s.F, s.K, 0);
+        matmul_swiglu_backward_cuda<CLUSTER>(out, act, b.x, b.w, gate_up, s.N, s.F, s.K, split, 0);
     }
 }
 
 static void product(const Kind& k, const Shape& s, const Buffers& b, floatX* out) {
-    (k.cluster == 1 ? launch_product<1> : launch_product<2>)(s, b, out);
+    (k.cluster == 1 ? launch_product<1> : launch_product<2>)(s, b, out, k.split);
 }
 static void fused(const Kind& k, const Shape& s, const Buffers& b, floatX* out, const floatX* gate_up, floatX* act) {
-    (k.cluster == 1 ? launch_fused<1> : launch_fused<2>)(s, b, out, gate_up, act);
+    (k.cluster == 1 ? launch_fused<1> : launch_fused<2>)(s, b, out, gate_up, act, k.split);
 }
 
 static MatmulPlan* plan_of(MatmulContext* ctx, const Shape& s) {
@@ -316,10 +319,12 @@ static void time_shape(MatmulContext* ctx, const Shape& s, const Buffers& b, dou
         }
     };
     const std::string layer = s.pass == QKV ? "RoPE" : "SwiGLU";
-    const Kind& best = kinds.back();
-    race(s, seconds,
-         {{"cuBLASLt + " + layer, apart}, {"with " + layer + ", " + best.name, [&] { fused(best, s, b, to, gate_up, act); }}},
-         table);
+    std::vector<Contender> joined = {{"cuBLASLt + " + layer, apart}};
+    for (const Kind& k : kinds) {
+        if (k.cluster != CLUSTER_BLOCKS) { continue; }
+        joined.push_back({"with " + layer + ", " + k.name, [&, k] { fused(k, s, b, to, gate_up, act); }});
+    }
+    race(s, seconds, joined, table);
 }
 
 int main(int argc, char** argv) {
@@ -329,8 +334,10 @@ int main(int argc, char** argv) {
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) { die("bench_product: no GPU here"); }
     if (!has_wgmma()) { die("bench_product: no sm_90a code or no GPU for it: build with GPU_ARCH=90"); }
     const double seconds = argc > 2 ? atof(argv[2]) : 0.5;
-    std::vector<Kind> kinds = {{"alone", 1}};
-    if (CLUSTER_BLOCKS == 2) { kinds.push_back({"cluster of 2", 2}); }
+    const std::vector<Kind> kinds = {{"alone", 1, SPLIT_ROWS},
+                                     {"alone, in turns", 1, SPLIT_TILES},
+                                     {"cluster of 2", 2, SPLIT_ROWS},
+                                     {"cluster of 2, in turns", 2, SPLIT_TILES}};
     MatmulContext* ctx = take_matmul();
     const Shape* shapes = timing ? timed : checked;
     const size_t count = timing ? sizeof timed / sizeof *timed : sizeof checked / sizeof *checked;

@@ -87,7 +87,7 @@ several GPUs, 8-bit copies are made before the gather | BF16 | zero_bits.sh --fp
 8-bit copies of a gathered block lie in the slot of another | BF16 | zero_bits.sh --fp8 | llmc/gpu/fp8.cuh | s/fp8_quantise_weights(f, slot, l, 1/fp8_quantise_weights(f, slot, l + (l == 5), 1/
 the transpose is not transposed | BF16 | test_kernels_cu quantised_weights | llmc/quantise.cuh | s/tile\[part + k\]\[line\]/tile[line][part + k]/
 rows of activations lose their scales | BF16 | test_llama3cu $fp8 | llmc/quantise.cuh | s/q\.scale\[n\] = scale;/q.scale[n] = 1;/
-a buffer is released before its products begin, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/^ *wgmma_fence();/ring_release_cluster<CLUSTER>(ring.empty()); for (const uint64_t from = card_clock(); card_clock() - from < 20000;) {} wgmma_fence();/; s/^ *if (!first) { ring_rel.*//; /^ *wgmma_hold(acc);/ { n; d; }
+a buffer is released before its products begin, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/^ *wgmma_fence();/ring_release_cluster<CLUSTER>(ring.empty()); for (const uint64_t from = card_clock(); card_clock() - from < 20000;) {} wgmma_fence();/; s/^ *if (!first) { ring_rel.*//; /wgmma_hold(acc/ { n; d; }
 sums of a tile begin with those of the tile before, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/!first || i > 0);/true);/
 both halves of the columns are the first one's, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/(BN \/ 64) + half \* (BN \/ 128) : k/(BN \/ 64) : k/
 boxes are written as if they were not swizzled, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/((2 \* j + lane \/ 16) ^ lane % 8)/(2 * j + lane \/ 16)/
@@ -96,8 +96,10 @@ the gradients of gate and up are exchanged, joined SwiGLU | BF16 | test_kernels_
 an output that is not wanted is written, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/if (!s\.act) { continue; }//
 the output is not written again, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/if (s\.act) { boxes/if (false) { boxes/
 a document's rows keep their positions in the row, joined RoPE | BF16 | test_kernels_cu rope_joins | llmc/matmul_sm90.cuh | s/n % rope\.T - (rope\.starts ? rope\.starts\[n\] : 0)/n % rope.T/
-values are turned with the keys of their tile, joined RoPE | BF16 | test_kernels_cu rope_joins | llmc/matmul_sm90.cuh | s/if (block \* 64 < s\.rope\.columns)/if (place.column * BN < s.rope.columns)/
+values are turned with the keys of their tile, joined RoPE | BF16 | test_kernels_cu rope_joins | llmc/matmul_sm90.cuh | s/if (block \* 64 < s\.rope\.columns)/if (column * Tiles::BN < s.rope.columns)/
 the lower rows of a box have the angles of the upper ones, joined RoPE | BF16 | test_kernels_cu rope_joins | llmc/matmul_sm90.cuh | s/lane \/ 4 + i \* 8, position/lane \/ 4, position/
+the lower half of a tile has the angles of the upper one, joined RoPE | BF16 | test_kernels_cu rope_joins | llmc/matmul_sm90.cuh | s/if (band > 0 && rotated) .*//
+both halves of a tile's rows are the first one's, tiles in turns | BF16 | test_kernels_cu rope_joins | llmc/matmul_sm90.cuh | s/a + band \* (64 \* 128 >> 4) + i \* 2/a + i * 2/
 an address has its block's rank in the cluster, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/matrix_address(stages)/stages/
 swiglu's 8-bit row is that of its gates alone | BF16 | test_kernels_cu swiglu_quantises | llmc/swiglu_quantised.cuh | s/largest_of(g\.dup, largest_of(g\.dgate, largest))/largest_of(g.dgate, largest)/
 a column's scale from its row | BF16 | test_kernels_cu quantised_weights | llmc/quantise.cuh | s/quantise_factor(column_scales\[c + k\])/factor/

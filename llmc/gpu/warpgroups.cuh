@@ -62,8 +62,14 @@ struct Ring {
             phase ^= 1;
         }
     }
-    /* Initializes the barriers; one thread calls it before anyone uses the ring. A buffer is empty once every consumer warp
-     * has released it. */
+    /* Goes past `count` buffers that others read. */
+    __device__ __forceinline__ void skip(int count) {
+        const int to = stage + count;
+        stage = to % STAGES;
+        phase ^= to / STAGES & 1;
+    }
+    /* Initializes the barriers; one thread calls it before anyone uses the ring. A buffer is empty once so many consumer warps
+     * have released it. */
     __device__ __forceinline__ void init(int consumer_warps) const {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(barriers + i * 16, 1);
