@@ -159,7 +159,6 @@ typedef struct {
     floatX* dnorm;             // (N, C)
     floatX* dqkv;              // (N, QKV); of shared rows also qkv on its way
     floatX* datt;              // (N, NH HD)
-    floatX* dact;              // (N, F)
     floatX* dt;                // (N, lora_most_width)
     void* matmul_workspace;
 
@@ -338,13 +337,13 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         m->dnorm = take<floatX>(w, N * C);
         m->dqkv = take<floatX>(w, N * QKV);
         m->datt = take<floatX>(w, N * Q);
-        m->dact = take<floatX>(w, N * F);
         m->dt = take<floatX>(w, N * pitch_of(lora_most_width(&c->lora)));
         m->sequence.pieces = take<floatX>(w, o->parts > 1 ? N * QKV : 0);
         m->sequence.out = take<floatX>(w, o->parts > 1 ? N * Q : 0);
         size_t scratch = size_max(rmsnorm_backward_scratch_cuda(N, c->hidden_size), norm_square_scratch_cuda());
         scratch = size_max(scratch, embedding_backward_scratch_cuda(N, c->hidden_size));
         scratch = size_max(scratch, attention_backward_scratch_cuda(heads_shape(attention_shape(c, o->B, o->T), o->parts)));
+        scratch = size_max(scratch, N * F * sizeof(floatX));  // the gradient of SwiGLU's output
         m->queue.scratch = take<char>(w, scratch);
         m->stretches = take<AdamWStretch>(w, m->trained.count);
         m->steps.state = take<StepState>(w, 1);
@@ -643,8 +642,7 @@ static void llama_backward(Llama* m, bool add, MicroKind kind) {
         block_recompute(m, l);
         await_ring(m, l);
         // h_next = mid + act Wdown^T: dh is the gradient of both. dw comes last: dx and SwiGLU may make its factors
-        down_dx_swiglu(q, s->gate_up, act_again, m->dact, m->dt, m->dh, w.down, w.gate_up, trained, &adapters.at[LORA_DOWN], N,
-                       F, C);
+        down_dx_swiglu(q, s->gate_up, act_again, m->dt, m->dh, w.down, w.gate_up, trained, &adapters.at[LORA_DOWN], N, F, C);
         linear_backward_weight(q, "down dw", grad_at(m, P_DOWN, l), m->dh, s->act, w.down, N, F, C, add);
         lora_backward_weight(q, grads, m->dt, m->dh, s->act, s->t[LORA_DOWN], &adapters.at[LORA_DOWN], N, add);
         linear_backward_input(q, "gate up dx", m->dnorm, s->gate_up, w.gate_up, N, C, 2 * F);

@@ -6,14 +6,16 @@
  *   dv = p^T dout        ds = p (dout v^T - D)          dq = ds k / sqrt(HD)      dk = ds^T q / sqrt(HD)
  *
  * Query head h reads key/value head h / (NH / NKV); K and V are never replicated. All sums are in fp32, and their order depends
- * on shapes alone. To keep that order without atomics, the backward pass computes the scores twice. The kernel of dK and dV has
- * a block for each tile of keys, which walks over all query heads of its group. The kernel of dQ has a block for each tile of
- * queries. That takes seven products instead of five, but every run gives the same bits.
+ * on shapes alone. To keep that order, the backward pass computes the scores twice. The kernel of dK and dV has a block for each
+ * tile of keys, which walks over all query heads of its group. The kernel of dQ has a block for each tile of queries. That takes
+ * seven products instead of five, but every run gives the same bits. Where blocks can wait for each other at little cost, they
+ * add dQ up in a fixed order, in five products.
  *
  * The launchers here choose the last of these kernels that the build, the card and head_dim allow:
  *   attention_plain.cuh    any even HD <= 256 and any floatX, on the ordinary units: the readable ones
  *   attention_mma.cuh      HD 64 and 128 in 16-bit builds: mma.sync tensor-core products, from sm_75 on
  *   attention_sm90.cuh     HD 64 and 128 in 16-bit builds: wgmma products, code for sm_90a
+ *   attention_sm90_walk.cuh  the same, backward, in five products: long rows without documents
  *   attention_decode.cuh   one new token against a cache
  *   attention_common.cuh   what they share
  *
@@ -30,21 +32,29 @@
 #ifndef LLMC_ATTENTION_CUH
 #define LLMC_ATTENTION_CUH
 
-#include "llmc/attention_common.cuh"  // defines: AttentionArgs, attention_stats
-#include "llmc/attention_decode.cuh"  // attention_decode_cuda, for those who include this file
-#include "llmc/attention_mma.cuh"     // defines: attention_mma_forward, attention_mma_backward
-#include "llmc/attention_plain.cuh"   // defines: attention_plain_forward, attention_plain_backward
-#include "llmc/attention_sm90.cuh"    // defines: attention_wgmma_forward, attention_wgmma_backward
-#include "llmc/gpu/warpgroups.cuh"    // defines: has_wgmma
-#include "llmc/rope.cuh"              // defines: rope_backward_cuda
+#include "llmc/attention_common.cuh"     // defines: AttentionArgs, attention_stats
+#include "llmc/attention_decode.cuh"     // attention_decode_cuda, for those who include this file
+#include "llmc/attention_mma.cuh"        // defines: attention_mma_forward, attention_mma_backward
+#include "llmc/attention_plain.cuh"      // defines: attention_plain_forward, attention_plain_backward
+#include "llmc/attention_sm90.cuh"       // defines: attention_wgmma_forward, attention_wgmma_backward
+#include "llmc/attention_sm90_walk.cuh"  // defines: attention_walk_backward
+#include "llmc/gpu/warpgroups.cuh"       // defines: has_wgmma
+#include "llmc/rope.cuh"                 // defines: rope_backward_cuda
 
 /* Which kernels a launcher uses; tests and benchmarks choose one, the program uses AUTO. */
-typedef enum { ATTENTION_AUTO, ATTENTION_PLAIN, ATTENTION_MMA, ATTENTION_WGMMA, NUM_ATTENTION_KERNELS } AttentionKernel;
+typedef enum {
+    ATTENTION_AUTO,
+    ATTENTION_PLAIN,
+    ATTENTION_MMA,
+    ATTENTION_WGMMA,
+    ATTENTION_WALK,  // differs from WGMMA in the backward pass alone
+    NUM_ATTENTION_KERNELS
+} AttentionKernel;
 
 /* Returns whether a kernel for this head dimension exists in this build and runs on this GPU with the code it loaded. */
 static inline bool attention_has_kernel(AttentionKernel kernel, int HD) {
 #ifndef PRECISION_FP32
-    if (kernel == ATTENTION_WGMMA) { return (HD == 64 || HD == 128) && has_wgmma(); }
+    if (kernel == ATTENTION_WGMMA || kernel == ATTENTION_WALK) { return (HD == 64 || HD == 128) && has_wgmma(); }
     if (kernel == ATTENTION_MMA) { return HD == 64 || HD == 128; }
 #endif
     return kernel == ATTENTION_AUTO || (kernel == ATTENTION_PLAIN && HD > 0 && HD <= MAX_HEAD_DIM && HD % 2 == 0);
@@ -52,17 +62,24 @@ static inline bool attention_has_kernel(AttentionKernel kernel, int HD) {
 
 static inline AttentionKernel attention_choose(AttentionKernel kernel, int HD) {
     if (kernel != ATTENTION_AUTO) { return kernel; }
-    for (int k = NUM_ATTENTION_KERNELS - 1; k > ATTENTION_PLAIN; k--) {
+    for (int k = ATTENTION_WGMMA; k > ATTENTION_PLAIN; k--) {
         if (attention_has_kernel((AttentionKernel)k, HD)) { return (AttentionKernel)k; }
     }
     return ATTENTION_PLAIN;
+}
+
+constexpr int WALK_LEAST_TOKENS = 1024;  // of a row: below, what is read and written for the sums costs more than it saves
+
+/* Returns whether the backward pass of such rows may be one walk: then its scratch has room for the sums. */
+static inline bool attention_may_walk(int T, int HD) {
+    return sizeof(floatX) == 2 && (HD == 64 || HD == 128) && T >= WALK_LEAST_TOKENS;
 }
 
 /* Runs forward for B <= MAX_GRID_YZ sequences. */
 static inline void attention_forward_slice(AttentionKernel kernel, floatX* out, float* lse, const floatX* qkv, int B,
                                            const AttentionArgs& s, cudaStream_t stream) {
 #ifndef PRECISION_FP32
-    if (kernel == ATTENTION_WGMMA) {
+    if (kernel >= ATTENTION_WGMMA) {
         return s.HD == 64 ? attention_wgmma_forward<64>(out, lse, qkv, B, s, stream)
                           : attention_wgmma_forward<128>(out, lse, qkv, B, s, stream);
     }
@@ -76,14 +93,23 @@ static inline void attention_forward_slice(AttentionKernel kernel, floatX* out, 
     attention_plain_forward<256>(out, lse, qkv, B, s, stream);
 }
 
-/* Runs backward for B <= MAX_GRID_YZ sequences; stats is the scratch. The wgmma kernels compute the statistics themselves. */
-static inline void attention_backward_slice(AttentionKernel kernel, floatX* dqkv, float2* stats, const floatX* dout,
+/* Runs backward for B <= MAX_GRID_YZ sequences. The wgmma kernels compute the statistics themselves. */
+static inline void attention_backward_slice(AttentionKernel kernel, floatX* dqkv, void* scratch, const floatX* dout,
                                             const floatX* out, const float* lse, const floatX* qkv, int B,
                                             const AttentionArgs& s, cudaStream_t stream) {
+    float2* stats = (float2*)scratch;
 #ifndef PRECISION_FP32
     if (kernel == ATTENTION_WGMMA) {
         return s.HD == 64 ? attention_wgmma_backward<64>(dqkv, stats, dout, out, lse, qkv, B, s, stream)
                           : attention_wgmma_backward<128>(dqkv, stats, dout, out, lse, qkv, B, s, stream);
+    }
+#endif
+#ifndef PRECISION_FP32
+    if (kernel == ATTENTION_WALK) {
+        attention_stats(stats, dout, out, lse, B, s, stream);
+        float* sums = (float*)(stats + (size_t)B * s.NH * s.stat_rows);
+        return s.HD == 64 ? attention_walk_backward<64>(dqkv, sums, stats, dout, qkv, B, s, stream)
+                          : attention_walk_backward<128>(dqkv, sums, stats, dout, qkv, B, s, stream);
     }
 #endif
     attention_stats(stats, dout, out, lse, B, s, stream);
@@ -121,14 +147,16 @@ static inline void attention_backward_by(AttentionKernel kernel, floatX* dqkv, v
                                          const floatX* out, const float* lse, const floatX* qkv, int B, const AttentionArgs& s,
                                          cudaStream_t stream) {
     if (s.T == 0 || B == 0) { return; }
+    const bool walks = kernel == ATTENTION_AUTO && attention_may_walk(s.T, s.HD) && !s.starts;
     kernel = attention_choose(kernel, s.HD);
+    if (walks && kernel == ATTENTION_WGMMA) { kernel = ATTENTION_WALK; }
     for (int b = 0; b < B; b += MAX_GRID_YZ) {
         const size_t row = (size_t)b * s.T;
-        attention_backward_slice(kernel, dqkv + row * s.qkv_pitch, (float2*)scratch, dout + row * s.out_pitch,
-                                 out + row * s.out_pitch, lse + row * s.NH, qkv + row * s.qkv_pitch,
-                                 (int)size_min(B - b, MAX_GRID_YZ), attention_slice(s, row), stream);
+        attention_backward_slice(kernel, dqkv + row * s.qkv_pitch, scratch, dout + row * s.out_pitch, out + row * s.out_pitch,
+                                 lse + row * s.NH, qkv + row * s.qkv_pitch, (int)size_min(B - b, MAX_GRID_YZ),
+                                 attention_slice(s, row), stream);
     }
-    if (s.cos_sin && kernel != ATTENTION_WGMMA) {
+    if (s.cos_sin && kernel < ATTENTION_WGMMA) {
         rope_backward_cuda(dqkv, s.starts, s.cos_sin, 0, {B, s.T, s.NH, s.NKV, s.HD}, s.qkv_pitch, stream);
     }
 }
@@ -140,11 +168,16 @@ static inline void attention_forward_cuda(floatX* out, float* lse, const floatX*
     attention_forward_by(ATTENTION_AUTO, out, lse, qkv, s.B, attention_args(s, qkv_pitch, out_pitch, starts), stream);
 }
 
-/* Returns the bytes of scratch for attention_backward_cuda: lse and D of every query, T rounded up, and the end of every
- * token's document, for as many sequences as run at a time. */
-static inline size_t attention_backward_scratch_cuda(AttentionShape s) {
-    const size_t B = size_min((size_t)s.B, (size_t)MAX_GRID_YZ);
-    return B * s.NH * attention_stat_rows(s.T) * sizeof(float2) + B * s.T * sizeof(int32_t);
+/* Returns the bytes of scratch for attention_backward_cuda, for as many sequences as run at a time: lse and D of every query, T
+ * rounded up, and behind them the end of every token's document, or the sums of dq of a walk. walk: whether a kernel is chosen
+ * that walks whatever the length */
+static inline size_t attention_backward_scratch_cuda(AttentionShape s, bool walk = false) {
+    const size_t B = size_min((size_t)s.B, (size_t)MAX_GRID_YZ), stats = B * s.NH * attention_stat_rows(s.T) * sizeof(float2);
+    size_t rest = B * s.T * sizeof(int32_t);
+#ifndef PRECISION_FP32
+    if (walk || attention_may_walk(s.T, s.HD)) { rest = size_max(rest, walk_sums_bytes((int)B, s.NH, s.T, s.HD)); }
+#endif
+    return stats + rest;
 }
 
 /* Overwrites dqkv, laid out like qkv, from dout and the forward pass's out and lse. scratch is aligned to 16 bytes. cos_sin,

@@ -1,17 +1,17 @@
 /* bench_attention.cu -- times attention by kernel, head dimension and length, on random data.
  *
  *   nvcc -std=c++17 -O3 -DPRECISION_BF16 -gencode arch=compute_90a,code=sm_90a -diag-suppress 1675 -I. \
- *        -o bench_attention dev/test/bench_attention.cu && ./bench_attention [auto|variants [mma|wgmma]]
+ *        -o bench_attention dev/test/bench_attention.cu && ./bench_attention [auto|plain|mma|wgmma|walk|variants [mma|wgmma|walk]]
  *
  * TFLOP/s use the common count: forward 4 B T^2 NH HD / 2 (the causal half), backward 2.5 times that, although our backward
  * computes 3.5 times. Each number is the median of single launches between events, after a warm-up. The last lines are of rows
  * of 8192 tokens in documents of 400 to 600: their TFLOP/s count whole rows, too: they compare with those above by time.
- * `./bench_attention auto` runs only those kernels that the program would choose.
+ * With a kernel's name it runs that one alone; `auto` are those that the program would choose.
  *
  * `./bench_attention variants` then runs each mma and wgmma kernel alone with other tiles (a minute); with a third word only
  * that, of one kind. It prints one line a
  * variant: its error against the plain kernel (about 2e-3 in BF16; more is a bug), registers at its start, bytes of stack, and
- * for T = 1024, 2048 and 8192 the time and the TFLOP/s of the operations it really does (dK dV four products, dQ three). The
+ * for T = 1024, 2048 and 8192 the time and the TFLOP/s of the operations it really does (dK dV four products, dQ three, a walk five). The
  * best line of each (kernel, part, HD) belongs into MmaTiles of attention_mma.cuh or WgmmaTiles of attention_sm90.cuh, whose
  * numbers have the same order.
  */
@@ -21,7 +21,7 @@
 #include "llmc/attention.cuh"
 #include "uniform.cuh"
 
-static const char* kernel_names[NUM_ATTENTION_KERNELS] = {"auto", "plain", "mma", "wgmma"};
+static const char* kernel_names[NUM_ATTENTION_KERNELS] = {"auto", "plain", "mma", "wgmma", "walk"};
 
 struct Shape : AttentionShape {
     const char* name;
@@ -88,7 +88,7 @@ static Buffers allocate(const Shape* s) {
     CUDA_CHECK(cudaMalloc((void**)&b.out, N * b.args.out_pitch * sizeof(floatX)));
     CUDA_CHECK(cudaMalloc((void**)&b.dout, N * b.args.out_pitch * sizeof(floatX)));
     CUDA_CHECK(cudaMalloc((void**)&b.lse, N * s->NH * sizeof(float)));
-    CUDA_CHECK(cudaMalloc(&b.scratch, attention_backward_scratch_cuda(*s)));
+    CUDA_CHECK(cudaMalloc(&b.scratch, attention_backward_scratch_cuda(*s, s->document == 0 && (s->HD == 64 || s->HD == 128))));
     uniform_fill_cuda(b.qkv, N * b.args.qkv_pitch, 1);
     uniform_fill_cuda(b.dout, N * b.args.out_pitch, 2);
     return b;
@@ -126,8 +126,8 @@ static float time_ms(F launch) {
 
 static double forward_flops(const Shape* s) { return 2.0 * s->B * s->T * (double)s->T * s->NH * s->HD; }
 
-/* Times every kernel, or only those of the launchers' choice. */
-static void bench_kernels(bool chosen) {
+/* Times every kernel, or the chosen one; AUTO is the launchers' choice. */
+static void bench_kernels(bool all, AttentionKernel chosen) {
     printf("%-6s %-6s %5s %3s %3s %6s %3s | %10s %8s | %10s %8s\n", "kernel", "model", "T", "HD", "B", "NH", "NKV",
            "forward ms", "TFLOP/s", "backwd ms", "TFLOP/s");
     for (const Shape& s : shapes) {
@@ -136,7 +136,8 @@ static void bench_kernels(bool chosen) {
             const AttentionKernel kernel = (AttentionKernel)k;
             // the plain kernels take seconds at length 8192
             if (!attention_has_kernel(kernel, s.HD) || (k == ATTENTION_PLAIN && s.T > 2048)) { continue; }
-            if (chosen != (k == ATTENTION_AUTO)) { continue; }
+            if (k == ATTENTION_WALK && s.document > 0) { continue; }
+            if (all ? k == ATTENTION_AUTO : k != chosen) { continue; }
             const float forward = time_ms([&]() { attention_forward_by(kernel, b.out, b.lse, b.qkv, s.B, b.args, 0); });
             const float backward = time_ms(
                 [&]() { attention_backward_by(kernel, b.dqkv, b.scratch, b.dout, b.out, b.lse, b.qkv, s.B, b.args, 0); });
@@ -154,8 +155,8 @@ static void bench_kernels(bool chosen) {
 
 #ifndef PRECISION_FP32
 
-enum { PART_FORWARD, PART_KV, PART_Q, NUM_PARTS };
-static const char* part_names[NUM_PARTS] = {"forward", "dK dV", "dQ"};
+enum { PART_FORWARD, PART_KV, PART_Q, PART_WALK, NUM_PARTS };
+static const char* part_names[NUM_PARTS] = {"forward", "dK dV", "dQ", "walk"};
 
 typedef void (*VariantLaunch)(const Buffers* b, int B);
 
@@ -185,6 +186,14 @@ static void launch_wgmma_q(const Buffers* b, int B) {
     attention_wgmma_backward_q<Tiles>(b->dqkv, (float2*)b->scratch, b->dout, b->out, b->lse, b->qkv, B, b->args, 0);
 }
 
+template <typename Tiles>
+static void launch_walk(const Buffers* b, int B) {
+    float2* stats = (float2*)b->scratch;
+    attention_stats(stats, b->dout, b->out, b->lse, B, b->args, 0);
+    attention_walk_tiles<Tiles>(b->dqkv, (float*)(stats + (size_t)B * b->args.NH * b->args.stat_rows), stats, b->dout, b->qkv,
+                                B, b->args, 0);
+}
+
 typedef struct {
     AttentionKernel family;
     int part, HD;
@@ -208,7 +217,10 @@ typedef struct {
                            (const void*)attention_backward_kv_wgmma_kernel<WgmmaKVTiles<HD, __VA_ARGS__>>}
 #define WQ(HD, ...)       {ATTENTION_WGMMA, PART_Q, HD, #__VA_ARGS__, launch_wgmma_q<WgmmaQTiles<HD, __VA_ARGS__>>, \
                            (const void*)attention_backward_q_wgmma_kernel<WgmmaQTiles<HD, __VA_ARGS__>>}
+#define WALK(HD, ...)     {ATTENTION_WALK, PART_WALK, HD, #__VA_ARGS__, launch_walk<WalkTiles<HD, __VA_ARGS__>>, \
+                           (const void*)attention_walk_kernel<WalkTiles<HD, __VA_ARGS__>>}
 static const Variant variants[] = {
+    WALK(64, 5, 2), WALK(64, 4, 2), WALK(64, 5, 1), WALK(128, 3, 1), WALK(128, 2, 1),
     WFORWARD(64, 128, 3, 2, 2, 1), WFORWARD(64, 128, 2, 2, 2, 1), WFORWARD(64, 96, 3, 3, 2, 1), WFORWARD(64, 64, 3, 4, 2, 1),
     WFORWARD(64, 128, 1, 2, 1, 2), WFORWARD(64, 64, 1, 2, 1, 3),
     WFORWARD(128, 128, 2, 2, 1, 1), WFORWARD(128, 96, 2, 3, 1, 1), WFORWARD(128, 64, 2, 4, 2, 1), WFORWARD(128, 64, 3, 3, 1, 1),
@@ -266,7 +278,7 @@ static double variant_error(const Variant* v) {
 
 /* Times the variants of one family, or of all (AUTO). */
 static void bench_variants(AttentionKernel family) {
-    const double products[NUM_PARTS] = {1, 2, 1.5};  // relative to the forward pass's two products
+    const double products[NUM_PARTS] = {1, 2, 1.5, 2.5};  // relative to the forward pass's two products
     printf("\n%-6s %-8s %3s %-30s %9s %5s %5s |", "kernel", "part", "HD", "tiles", "error", "regs", "stack");
     for (int T : {1024, 2048, 8192}) { printf(" T %5d ms TFLOP/s", T); }
     printf("\n");
@@ -293,20 +305,20 @@ static void bench_variants(AttentionKernel family) {
 
 int main(int argc, char** argv) {
     const bool with_variants = argc > 1 && strcmp(argv[1], "variants") == 0;
-    const bool chosen = argc == 2 && strcmp(argv[1], "auto") == 0;
-    AttentionKernel family = ATTENTION_AUTO;
-    for (int k = ATTENTION_MMA; argc == 3 && k < NUM_ATTENTION_KERNELS; k++) {
-        if (strcmp(argv[2], kernel_names[k]) == 0) { family = (AttentionKernel)k; }
+    int named = NUM_ATTENTION_KERNELS;
+    for (int k = ATTENTION_AUTO; k < NUM_ATTENTION_KERNELS; k++) {
+        if (argc > 1 && strcmp(argv[argc - 1], kernel_names[k]) == 0) { named = k; }
     }
-    if (argc > 3 || (argc > 1 && !with_variants && !chosen) || (argc == 3 && (!with_variants || family == ATTENTION_AUTO))) {
-        die_usage("usage: %s [auto|variants [mma|wgmma]]", argv[0]);
+    const bool no_name = named == NUM_ATTENTION_KERNELS, family = named >= ATTENTION_MMA && !no_name;
+    if (argc > 3 || (argc == 2 && !with_variants && no_name) || (argc == 3 && !(with_variants && family))) {
+        die_usage("usage: %s [auto|plain|mma|wgmma|walk|variants [mma|wgmma|walk]]", argv[0]);
     }
     cudaDeviceProp p;
     CUDA_CHECK(cudaGetDeviceProperties(&p, 0));
     printf("%s, %s, code for sm_%d\n", p.name, PRECISION_NAME, compiled_arch(attention_stats_kernel<32, 2>));
-    if (family == ATTENTION_AUTO) { bench_kernels(chosen); }
+    if (argc < 3) { bench_kernels(no_name, (AttentionKernel)named); }
 #ifndef PRECISION_FP32
-    if (with_variants) { bench_variants(family); }
+    if (with_variants) { bench_variants(argc == 3 ? (AttentionKernel)named : ATTENTION_AUTO); }
 #endif
     return 0;
 }

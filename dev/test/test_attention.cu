@@ -2,7 +2,7 @@
  * with it, and the CPU oracle attention.h with the same reference.
  *
  *   nvcc -std=c++17 -O3 -DPRECISION_BF16 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fopenmp -diag-suppress 1675 \
- *        -I. -o test_attention dev/test/test_attention.cu && ./test_attention [plain|mma|wgmma [TEST]]
+ *        -I. -o test_attention dev/test/test_attention.cu && ./test_attention [plain|mma|wgmma|walk [TEST]]
  *
  * With -DBARRIER_TIMEOUT=200000000ull a wgmma kernel that hangs says where, and the test goes on.
  *
@@ -22,7 +22,7 @@
 #include "test.h"
 #include "uniform.cuh"
 
-static const char* kernel_names[NUM_ATTENTION_KERNELS] = {"auto", "plain", "mma", "wgmma"};
+static const char* kernel_names[NUM_ATTENTION_KERNELS] = {"auto", "plain", "mma", "wgmma", "walk"};
 static AttentionKernel only = ATTENTION_AUTO;  // AUTO: all kernels that this build has
 
 struct Case : AttentionShape {
@@ -171,7 +171,7 @@ static void run_kernel(const Case* c, AttentionKernel kernel, const float* qkv, 
                        const double* out, const double* lse, const double* dqkv) {
     const size_t N = (size_t)c->B * c->T, HD = c->HD, O = c->NH * HD, KV = c->NKV * HD, W = O + 2 * KV, stats = N * c->NH;
     const size_t unit = 16 / sizeof(floatX), qkv_pitch = round_up(W, unit) + unit, out_pitch = round_up(O, unit) + 2 * unit;
-    const size_t scratch_size = attention_backward_scratch_cuda(*c);
+    const size_t scratch_size = attention_backward_scratch_cuda(*c, kernel == ATTENTION_WALK);
     int32_t* d_starts = upload_starts(starts, N);
     const AttentionArgs args = attention_args(*c, qkv_pitch, out_pitch, d_starts);
     floatX *d_qkv = upload(qkv, N, W, qkv_pitch), *d_dout = upload(dout, N, O, out_pitch), *d_out, *d_dqkv;
@@ -256,6 +256,12 @@ static void run_kernel(const Case* c, AttentionKernel kernel, const float* qkv, 
     CUDA_CHECK(cudaFree(d_scratch));
 }
 
+/* Whether the tests run this kernel on rows of this head dimension. A walk takes no documents. */
+static bool is_tested(int kernel, int HD, bool documents) {
+    return (only == ATTENTION_AUTO || only == kernel) && attention_has_kernel((AttentionKernel)kernel, HD) &&
+           !(kernel == ATTENTION_WALK && documents);
+}
+
 /* Runs all kernels of this build on one case with these starts, (B, T) or NULL; `oracle` also checks attention.h. */
 static void run_case_with(Case c, const int32_t* starts, bool oracle) {
     const size_t N = (size_t)c.B * c.T, O = (size_t)c.NH * c.HD, W = (size_t)(c.NH + 2 * c.NKV) * c.HD, stats = N * c.NH;
@@ -281,9 +287,7 @@ static void run_case_with(Case c, const int32_t* starts, bool oracle) {
         free(scratch);
     }
     for (int k = ATTENTION_PLAIN; k < NUM_ATTENTION_KERNELS; k++) {
-        if ((only == ATTENTION_AUTO || only == k) && attention_has_kernel((AttentionKernel)k, c.HD)) {
-            run_kernel(&c, (AttentionKernel)k, qkv, starts, dout, out, lse, dqkv);
-        }
+        if (is_tested(k, c.HD, starts != NULL)) { run_kernel(&c, (AttentionKernel)k, qkv, starts, dout, out, lse, dqkv); }
     }
     free(qkv);
     free(dout);
@@ -458,12 +462,12 @@ typedef struct {
     void* scratch;
 } Inputs;
 
-static Inputs new_inputs(AttentionShape s) {
+static Inputs new_inputs(AttentionShape s, AttentionKernel kernel) {
     const size_t N = (size_t)s.B * s.T, W = (size_t)(s.NH + 2 * s.NKV) * s.HD, O = (size_t)s.NH * s.HD;
     Inputs in;
     CUDA_CHECK(cudaMalloc((void**)&in.qkv, N * W * sizeof(floatX)));
     CUDA_CHECK(cudaMalloc((void**)&in.dout, N * O * sizeof(floatX)));
-    CUDA_CHECK(cudaMalloc(&in.scratch, attention_backward_scratch_cuda(s)));
+    CUDA_CHECK(cudaMalloc(&in.scratch, attention_backward_scratch_cuda(s, kernel == ATTENTION_WALK)));
     uniform_fill_cuda(in.qkv, N * W, 1);
     uniform_fill_cuda(in.dout, N * O, 2);
     return in;
@@ -490,7 +494,7 @@ static void turned_back(AttentionKernel kernel, AttentionShape s, int longest) {
     int32_t *starts = random_starts(s.B, s.T, longest), *d_starts = upload_starts(starts, N);
     AttentionArgs args = attention_args(s, W, O, d_starts);
     Results turned = new_results(s), plain = new_results(s);
-    Inputs in = new_inputs(s);
+    Inputs in = new_inputs(s, kernel);
     attention_forward_by(kernel, plain.out, plain.lse, in.qkv, s.B, args, 0);
     attention_backward_by(kernel, plain.dqkv, in.scratch, in.dout, plain.out, plain.lse, in.qkv, s.B, args, 0);
     rope_backward_cuda(plain.dqkv, d_starts, table, 0, s, W, 0);
@@ -504,7 +508,7 @@ static void turned_back(AttentionKernel kernel, AttentionShape s, int longest) {
     download(want, plain.dqkv, N * W);
     for (size_t i = 0; i < N * W; i++) { reference[i] = want[i]; }
     const double e_dq = error_of(got, W, reference, W, N, 0, O, 0), e_dk = error_of(got, W, reference, W, N, O, O + KV, 0);
-    const double e_dv = error_of(got, W, reference, W, N, O + KV, W, 0), limit = kernel == ATTENTION_WGMMA ? 4e-3 : 0;
+    const double e_dv = error_of(got, W, reference, W, N, O + KV, W, 0), limit = kernel >= ATTENTION_WGMMA ? 4e-3 : 0;
     CHECK(e_dq <= limit && e_dk <= limit && e_dv == 0,
           "%s B %d T %d HD %d documents %d: turned back, dq differs by %.1e, dk by %.1e, dv by %.1e, limit %.1e",
           kernel_names[kernel], s.B, s.T, s.HD, longest, e_dq, e_dk, e_dv, limit);
@@ -524,9 +528,7 @@ static void gradients_turned_back_by_rope(void) {
     for (int HD : {64, 96, 128}) {
         for (int longest : {0, 150}) {
             for (int k = ATTENTION_PLAIN; k < NUM_ATTENTION_KERNELS; k++) {
-                if ((only == ATTENTION_AUTO || only == k) && attention_has_kernel((AttentionKernel)k, HD)) {
-                    turned_back((AttentionKernel)k, {2, 331, 4, 2, HD}, longest);
-                }
+                if (is_tested(k, HD, longest > 0)) { turned_back((AttentionKernel)k, {2, 331, 4, 2, HD}, longest); }
             }
         }
     }
@@ -587,7 +589,7 @@ static void compare_with_alone(AttentionKernel kernel, AttentionShape s, const i
     AttentionShape one = s;
     one.B = 1;
     Results all = new_results(s), alone = new_results(one);
-    Inputs in = new_inputs(s);
+    Inputs in = new_inputs(s, kernel);
     CUDA_CHECK(cudaMemset(all.out, 0xff, N * O * sizeof(floatX)));
     CUDA_CHECK(cudaMemset(all.dqkv, 0xff, N * W * sizeof(floatX)));
     attention_forward_by(kernel, all.out, all.lse, in.qkv, s.B, args, 0);
@@ -616,9 +618,7 @@ static void compare_with_alone(AttentionKernel kernel, AttentionShape s, const i
 static void compare_all_kernels_with_alone(AttentionShape s, int longest, std::initializer_list<int> chosen) {
     int32_t *starts = random_starts(s.B, s.T, longest), *d_starts = upload_starts(starts, (size_t)s.B * s.T);
     for (int k = ATTENTION_PLAIN; k < NUM_ATTENTION_KERNELS; k++) {
-        if ((only == ATTENTION_AUTO || only == k) && attention_has_kernel((AttentionKernel)k, s.HD)) {
-            compare_with_alone((AttentionKernel)k, s, d_starts, chosen);
-        }
+        if (is_tested(k, s.HD, longest > 0)) { compare_with_alone((AttentionKernel)k, s, d_starts, chosen); }
     }
     CUDA_CHECK(cudaFree(d_starts));
     free(starts);
@@ -657,6 +657,11 @@ static void more_tiles_than_a_grid_has_room_for_are_refused(void) {
     }
 }
 
+/* Several heads go together, and blocks take several pieces of work one after the other. */
+static void many_rows_have_the_bits_of_one_alone(void) {
+    for (int HD : {64, 128}) { compare_all_kernels_with_alone({24, 1100, 8, 2, HD}, 0, {0, 11, 23}); }
+}
+
 #define RUN_NAMED(test) \
     if (strstr(#test, named)) { RUN(test); }
 
@@ -664,7 +669,7 @@ int main(int argc, char** argv) {
     for (int k = ATTENTION_PLAIN; argc > 1 && k < NUM_ATTENTION_KERNELS; k++) {
         if (strcmp(argv[1], kernel_names[k]) == 0) { only = (AttentionKernel)k; }
     }
-    if (argc > 3 || (argc > 1 && only == ATTENTION_AUTO)) { die_usage("usage: %s [plain|mma|wgmma [TEST]]", argv[0]); }
+    if (argc > 3 || (argc > 1 && only == ATTENTION_AUTO)) { die_usage("usage: %s [plain|mma|wgmma|walk [TEST]]", argv[0]); }
     const char* named = argc > 2 ? argv[2] : "";  // part of a test's name
     RUN_NAMED(more_tiles_than_a_grid_has_room_for_are_refused);
     int devices = 0;
@@ -687,6 +692,7 @@ int main(int argc, char** argv) {
     RUN_NAMED(documents_with_scores_in_the_hundreds);
     RUN_NAMED(gradients_turned_back_by_rope);
     RUN_NAMED(one_token_against_a_cache);
+    RUN_NAMED(many_rows_have_the_bits_of_one_alone);
     RUN_NAMED(more_sequences_than_a_grid_has_room_for);
     if (!strstr("offsets_past_two_to_the_31", named)) { return test_summary(); }
     size_t free_memory = 0, total_memory = 0;

@@ -32,6 +32,12 @@ for kernel in BF16_90:wgmma BF16_80:mma FP16_75:mma; do
     done
 done
 
+# blocks of a walk wait for each other, but those of the emulated card run one after the other: so there is one
+for test in scores_in_the_hundreds lengths_around_every_tile_edge gradients_turned_back; do
+    check "test_attention_cu walk $test, BF16_90" env EMULATOR_PROCESSORS=1 timeout "${LIMIT:-300}" \
+        "$emulated/BF16_90/test_attention_cu" walk $test
+done
+
 # the program's own passes against PyTorch's debug state, at each level of recomputation
 for pair in FP32_90:mha_odd FP32_90:gqa2_untied_rope8 FP32_90:documents FP32_90:lora_all \
             BF16_90:tied_gqa4_rope32 BF16_90:lora_some BF16_90:fp8 BF16_90:fp8_head; do

@@ -30,15 +30,15 @@ static inline void gate_up_swiglu(const Queue* q, floatX* act, floatX* gate_up, 
 }
 
 /* Overwrites gate_up (N, 2F) with its gradient, from dout (N, C) by w (C, F) with its adapters l, whose dt it writes, too, and,
- * unless it is NULL, writes act (N, F) again. dact (N, F): room for the gradient of act. next: the weight whose dx takes the
- * gradient */
-static inline void down_dx_swiglu(const Queue* q, floatX* gate_up, floatX* act, floatX* dact, floatX* dt, const floatX* dout,
-                                  const Weight& w, const Weight& next, const floatX* trained, const Lora* l, size_t N, int F,
-                                  int C) {
+ * unless it is NULL, writes act (N, F) again. next: the weight whose dx takes the gradient. The scratch of q has room for the
+ * gradient of act (N, F). */
+static inline void down_dx_swiglu(const Queue* q, floatX* gate_up, floatX* act, floatX* dt, const floatX* dout, const Weight& w,
+                                  const Weight& next, const floatX* trained, const Lora* l, size_t N, int F, int C) {
     if (swiglu_is_joined(w, l, N, C, F)) {
         linear_backward_input_swiglu(q, gate_up, act, dout, w.data, N, F, C);
         return;
     }
+    floatX* dact = (floatX*)q->scratch;
     linear_backward_input(q, "down dx", dact, dout, w, N, F, C);
     lora_backward_input(q, dact, dt, dout, trained, l, N);
     swiglu_backward(q, gate_up, act, dact, gate_up, N, F, next);

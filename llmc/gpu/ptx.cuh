@@ -305,6 +305,41 @@ __device__ __forceinline__ void store_wait() {
 #endif
 }
 
+/* Waits until the flag, which other blocks set, is at least n. What they wrote before they set it is visible afterwards. */
+__device__ __forceinline__ void flag_wait(const uint32_t* flag, uint32_t n) {
+#if PTX_HAS_SM90A
+#ifdef BARRIER_TIMEOUT
+    const uint64_t start = card_clock();
+#endif
+    for (uint32_t now = 0;;) {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(flag) : "memory");
+        if (now >= n) { return; }
+#ifdef BARRIER_TIMEOUT
+        if (*(volatile unsigned long long*)&barrier_stuck != 0) { return; }
+        if (card_clock() - start > BARRIER_TIMEOUT) {
+            atomicCAS(&barrier_stuck, 0ull,
+                      (unsigned long long)blockIdx.x << 48 | (unsigned long long)threadIdx.x << 32 | (uint64_t)n << 2 | 1);
+        }
+#endif
+    }
+#endif
+}
+
+/* Sets a flag, behind all that this thread wrote, or has seen written. */
+__device__ __forceinline__ void flag_set(uint32_t* flag, uint32_t n) {
+#if PTX_HAS_SM90A
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(n) : "memory");
+#endif
+}
+
+/* Adds four floats to those in memory, at a multiple of 16 bytes, without waiting for them. */
+__device__ __forceinline__ void add_in_memory(float* to, float4 x) {
+#if PTX_HAS_SM90A
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
+                 : "memory");
+#endif
+}
+
 /* Set the registers that each thread of the calling warpgroup may use from here on; others can take those given up. */
 template <int N>
 __device__ __forceinline__ void registers_lower() {
@@ -326,6 +361,15 @@ __device__ __forceinline__ void store_matrix_x4(uint32_t address, uint32_t r0, u
 #if PTX_HAS_SM90A
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0), "r"(r1), "r"(r2),
                  "r"(r3)
+                 : "memory");
+#endif
+}
+
+/* Stores the same with each of the four matrices transposed. */
+__device__ __forceinline__ void store_matrix_x4_transposed(uint32_t address, const uint32_t (&r)[4]) {
+#if PTX_HAS_SM90A
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]),
+                 "r"(r[2]), "r"(r[3])
                  : "memory");
 #endif
 }
@@ -401,6 +445,7 @@ __device__ __forceinline__ void wgmma_hold(float (&d)[N]) {
     ", %120, %121, %122, %123, %124, %125, %126, %127"
 #define WGMMA_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define WGMMA_D8(i) WGMMA_D4(i), WGMMA_D4(i + 4)
+#define WGMMA_D_16 WGMMA_D8(0), WGMMA_D8(8)
 #define WGMMA_D_32 WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24)
 #define WGMMA_D_48 WGMMA_D_32, WGMMA_D8(32), WGMMA_D8(40)
 #define WGMMA_D_64 WGMMA_D_48, WGMMA_D8(48), WGMMA_D8(56)
@@ -423,8 +468,10 @@ template <int N, int B_COLUMNS>
 __device__ __forceinline__ void wgmma_shared(float (&d)[N / 2], uint32_t a, uint32_t b, int add) {
 #if PTX_HAS_SM90A
     const uint64_t a_desc = (uint64_t)MATRIX_UPPER_HALF << 32 | a, b_desc = (uint64_t)MATRIX_UPPER_HALF << 32 | b;
-    static_assert(N == 64 || N == 96 || N == 128 || N == 256, "no such product");
-    if constexpr (N == 64) {
+    static_assert(N == 32 || N == 64 || N == 96 || N == 128 || N == 256, "no such product");
+    if constexpr (N == 32) {
+        WGMMA_SS(32, 16, 16, 17, 18, 19);
+    } else if constexpr (N == 64) {
         WGMMA_SS(64, 32, 32, 33, 34, 35);
     } else if constexpr (N == 96) {
         WGMMA_SS(96, 48, 48, 49, 50, 51);

@@ -6,8 +6,9 @@
  * Thread, block and shared memory are globals; what is static of it keeps what the block before left. So a read that needs a
  * barrier and has none sees what the thread before left, or did not yet write, and EMULATOR_SEED runs threads in other orders,
  * and another block first. Not emulated: what memory shows to threads that run truly side by side (fences do nothing), the
- * limits of registers, and that dynamic shared memory above 48 KiB has to be asked for (cudaFuncSetAttribute). Fast functions
- * (__expf, __fdividef) are exact.
+ * limits of registers, blocks that wait for blocks behind them (with EMULATOR_PROCESSORS=1 such a kernel has one block), and
+ * that dynamic shared memory above 48 KiB has to be asked for (cudaFuncSetAttribute). Fast functions (__expf, __fdividef) are
+ * exact.
  */
 #ifndef EMULATOR_DEVICE_H
 #define EMULATOR_DEVICE_H

@@ -273,6 +273,16 @@ __device__ __forceinline__ void copy_box_4d_to(uint32_t, uint32_t, const void*, 
 }
 __device__ __forceinline__ void cluster_sync() { emulator_die("clusters are not emulated"); }
 
+// blocks run one after the other: a flag that is not set yet may be one of a block that has not begun
+__device__ __forceinline__ void flag_wait(const uint32_t* flag, uint32_t n) {
+    emulator_wait([=] { return *flag >= n; });
+}
+__device__ __forceinline__ void flag_set(uint32_t* flag, uint32_t n) {
+    *flag = n;
+    emulator_progress();
+}
+__device__ __forceinline__ void add_in_memory(float* to, float4 x) { to[0] += x.x, to[1] += x.y, to[2] += x.z, to[3] += x.w; }
+
 template <int N>
 __device__ __forceinline__ void registers_lower() {}
 template <int N>
@@ -286,6 +296,16 @@ __device__ __forceinline__ void store_matrix_x4(uint32_t address, uint32_t r0, u
     if (address % 16) { emulator_die("store_matrix_x4: a row starts at %u, wanted a multiple of 16", address); }
     const EmulatorSlots* all = emulator_exchange(0xffffffffu, {{address}});
     for (unsigned i = 0; i < 4; i++) { memcpy(emulated_shared(all->at[8 * i + g].words[0]) + 4 * t, &r[i], 4); }
+}
+
+__device__ __forceinline__ void store_matrix_x4_transposed(uint32_t address, const uint32_t (&r)[4]) {
+    const unsigned g = emulator_lane() / 4, t = emulator_lane() % 4;
+    if (address % 16) { emulator_die("store_matrix_x4_transposed: a row starts at %u, wanted a multiple of 16", address); }
+    const EmulatorSlots* all = emulator_exchange(0xffffffffu, {{address}});
+    for (unsigned i = 0; i < 4; i++) {  // this lane has elements (g, 2 t) and (g, 2 t + 1) of each matrix
+        memcpy(emulated_shared(all->at[8 * i + 2 * t].words[0]) + 2 * g, (const char*)&r[i], 2);
+        memcpy(emulated_shared(all->at[8 * i + 2 * t + 1].words[0]) + 2 * g, (const char*)&r[i] + 2, 2);
+    }
 }
 
 __device__ __forceinline__ uint32_t matrix_address(uint32_t address) { return address & 0x3ffff; }
