@@ -2,14 +2,15 @@
  *
  * Kernels read what changes from step to step (step size, clip factor, whether to update at all) from the StepState. master.cuh
  * defines the forms of the master weights. m and v are fp32, or bfloat16 with stochastic rounding: up with a probability equal
- * to the fraction cut off, so that small contributions survive on average. The random bits are a function of (seed, step,
- * tensor, element), so a resumed run rounds in the same way.
+ * to the fraction cut off, so that small contributions survive on average. So are the weights of BF16 runs without master
+ * weights. The random bits are a function of (seed, step, tensor, element), so a resumed run rounds in the same way. A draw has
+ * the bits of m and v of 4 elements, and none to spare; another one those of 8 weights.
  *
  * All divisions and roots are rounded as IEEE 754 says, and nearly all are computed without the branches that this takes in
  * general; see adamw_quotient().
  *
- * Bytes moved a parameter in BF16, gradient included: fp32 master, m and v 28; split 26; split with bfloat16 m and v 18. The
- * norm reads the gradient's 2 once more.
+ * Bytes moved a parameter in BF16, gradient included: fp32 master, m and v 28; split 26; split with bfloat16 m and v 18; no
+ * master weights with bfloat16 m and v 14. The norm reads the gradient's 2 once more.
  */
 #ifndef LLMC_ADAMW_CUH
 #define LLMC_ADAMW_CUH
@@ -138,6 +139,7 @@ __device__ __forceinline__ bool adamw_vector(const AdamWTensors<Grad>& t, size_t
                                              const StepState* state, const AdamWFactors& f) {
     typedef typename MasterType<MASTER>::type Master;
     constexpr int W = ADAMW_WIDTH<MASTER, Moment>;
+    constexpr bool rounds_weights = IS_BF16 && MASTER == MASTER_NONE;
     const size_t at = i - t.state_first, in_stretch = i - stretch.first;
     Words<Moment, W> m = load_words<Moment, W>(t.m, at), v = load_words<Moment, W>(t.v, at);
     Words<Master, W> master;
@@ -153,6 +155,15 @@ __device__ __forceinline__ bool adamw_vector(const AdamWTensors<Grad>& t, size_t
         const Words<Grad, W> joint = load_words<Grad, W>(t.grads, i - t.grads_first);
 #pragma unroll
         for (int k = 0; k < W; k++) { grad[k] = float_at<Grad>(joint, k); }
+    }
+    Philox weight_random;
+    if constexpr (rounds_weights) {
+        const uint64_t index = (uint64_t)state->step << 40 | (uint64_t)(in_stretch / 8);
+        weight_random = philox(f.seed, RAND_ROUND_WEIGHTS, stretch.tensor, index);
+        if (W == 4 && in_stretch % 8) {  // the upper half of the 8
+            weight_random.v[0] = weight_random.v[2];
+            weight_random.v[1] = weight_random.v[3];
+        }
     }
     Philox random[W / 4];
     if constexpr (sizeof(Moment) == 2) {
@@ -186,11 +197,16 @@ __device__ __forceinline__ bool adamw_vector(const AdamWTensors<Grad>& t, size_t
             not_finite = __fmaf_rn(p[j], 0.0f, not_finite);
         }
         // both elements of a word at once
-        if constexpr (MASTER == MASTER_NONE) { set_floats(param, k, p[0], p[1]); }
+        if constexpr (sizeof(floatX) == 4) { set_floats(param, k, p[0], p[1]); }
         if constexpr (MASTER == MASTER_FP32) { set_floats(master, k, p[0], p[1]); }
         if constexpr (MASTER == MASTER_SPLIT) { master.v[k / 2] = lower_halves(float_bits(p[0]), float_bits(p[1])); }
 #if defined(PRECISION_BF16)
-        param.v[k / 2] = upper_halves(nearest_upper<USUAL>(p[0]), nearest_upper<USUAL>(p[1]));
+        if constexpr (rounds_weights) {
+            const uint32_t r = weight_random.v[k / 2];
+            param.v[k / 2] = upper_halves(stochastic_upper<USUAL>(p[0], r & 0xffffu), stochastic_upper<USUAL>(p[1], r >> 16));
+        } else {
+            param.v[k / 2] = upper_halves(nearest_upper<USUAL>(p[0]), nearest_upper<USUAL>(p[1]));
+        }
 #elif defined(PRECISION_FP16)
         param.v[k / 2] = pack2(p[0], p[1]);
 #endif
@@ -282,11 +298,10 @@ static void adamw_update_cuda(const AdamWTensors<Grad>* tensors, size_t lo, size
     assert(master == MASTER_FP32);
     ADAMW_LAUNCH_MOMENTS(MASTER_FP32)
 #else
-    assert(master != MASTER_NONE);
-    if (master == MASTER_SPLIT) {
-        ADAMW_LAUNCH_MOMENTS(MASTER_SPLIT)
-    } else {
-        ADAMW_LAUNCH_MOMENTS(MASTER_FP32)
+    switch (master) {
+        case MASTER_NONE: ADAMW_LAUNCH_MOMENTS(MASTER_NONE) break;
+        case MASTER_FP32: ADAMW_LAUNCH_MOMENTS(MASTER_FP32) break;
+        case MASTER_SPLIT: ADAMW_LAUNCH_MOMENTS(MASTER_SPLIT) break;
     }
 #endif
 #undef ADAMW_LAUNCH_MOMENTS

@@ -269,19 +269,16 @@ static void bench_memory() {
         norm_square_cuda(&sums, t.grads, n, 0);
         norm_finish_cuda(state, sums.partial, sums.count[0], 0);
     });
-    const MasterKind masters[] = {sizeof(floatX) == 4 ? MASTER_NONE : MASTER_FP32, MASTER_SPLIT};
-#ifdef PRECISION_BF16
-    const int num_masters = 2;
-#else
-    const int num_masters = 1;
-#endif
+    const MasterKind masters[] = {sizeof(floatX) == 4 ? MASTER_NONE : MASTER_FP32, MASTER_SPLIT, MASTER_NONE};
+    const int num_masters = IS_BF16 ? 3 : 1;
     for (int kind = 0; kind < num_masters; kind++) {
         for (int low = 0; low < 2; low++) {
             const double master = masters[kind] == MASTER_NONE ? 0 : masters[kind] == MASTER_FP32 ? 8 : 4;
             const double bytes = X + (masters[kind] == MASTER_FP32 ? X : 2 * X) + master + (low ? 8 : 16);
             CUDA_CHECK(cudaMemset(t.v, 0, n * sizeof(float)));
             t.m = low ? (void*)low_m : (void*)m;
-            snprintf(name, sizeof name, "adamw %s master, %s moments", kind ? "split" : "fp32", low ? "bf16" : "fp32");
+            static const char* const kinds[] = {"fp32", "split", "no"};
+            snprintf(name, sizeof name, "adamw %s master, %s moments", kinds[kind], low ? "bf16" : "fp32");
             measure(name, bytes * n, [&] { adamw_update_cuda(&t, 0, n, state, &hyper, masters[kind], low, 42, 0); });
         }
     }

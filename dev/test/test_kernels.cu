@@ -1012,6 +1012,22 @@ static void loss_scale_halves_and_doubles() {
 // ---------------------------------------------------------------------------------------------------------------------
 // AdamW
 
+// the forms of master weights that the build has
+static const MasterKind adamw_kinds[] = {
+#if defined(PRECISION_FP32)
+    MASTER_NONE,
+#elif defined(PRECISION_FP16)
+    MASTER_FP32,
+#else
+    MASTER_FP32,
+    MASTER_SPLIT,
+    MASTER_NONE,
+#endif
+};
+
+/* Whether AdamW rounds the weights stochastically. */
+static bool rounds_weights(MasterKind kind) { return IS_BF16 && kind == MASTER_NONE; }
+
 enum { STEPS = 5 };
 enum GradWindow { WINDOW_OF_ALL, WINDOW_WITHOUT_FIRST, WINDOW_WITHOUT_LAST, NUM_WINDOWS };
 
@@ -1167,25 +1183,24 @@ static void check_adamw(int C, GradWindow window) {
     snprintf(what, sizeof what, "adamw C=%d, %zu-bit gradients%s", C, 8 * sizeof(Grad), names[window]);
     const AdamWCase c = adamw_case<Grad>(C, window);
     const AdamWRun want = adamw_oracle(c);
-#if defined(PRECISION_FP32)
-    const MasterKind kinds[] = {MASTER_NONE};
-#elif defined(PRECISION_FP16)
-    const MasterKind kinds[] = {MASTER_FP32};
-#else
-    const MasterKind kinds[] = {MASTER_FP32, MASTER_SPLIT};
-#endif
     AdamWRun first;
-    for (MasterKind kind : kinds) {
+    for (MasterKind kind : adamw_kinds) {
         const AdamWRun r = run_adamw<Grad>(c, kind, false, 1);
-        compare(what, r.master, want.master, 1e-5f, 1e-6f);
+        if (rounds_weights(kind)) {  // within a unit of the larger weights in each step
+            compare(what, r.master, want.master, STEPS * 0x1p-7f, STEPS * 0x1p-8f);
+        } else {
+            compare(what, r.master, want.master, 1e-5f, 1e-6f);
+        }
         compare(what, r.m, want.m, 1e-5f, 1e-6f);
         compare(what, r.v, want.v, 1e-5f, 1e-6f);
         check_gaps(what, c, r);
         const AdamWRun parts = run_adamw<Grad>(c, kind, false, 3);
         CHECK(parts.master == r.master && parts.params == r.params && parts.m == r.m && parts.v == r.v,
               "%s: three ranges differ from one", what);
-        if (kind == kinds[0]) { first = r; }
-        CHECK(first.master == r.master && first.params == r.params, "%s: the forms of master weights differ", what);
+        if (kind == adamw_kinds[0]) { first = r; }
+        CHECK(rounds_weights(kind) || (first.master == r.master && first.params == r.params),
+              "%s: the forms of master weights differ", what);
+        CHECK(first.m == r.m && first.v == r.v, "%s: moments depend on the form of master weights", what);
 
         // bfloat16 moments: reproducible, close to fp32, and unbiased
         const AdamWRun low = run_adamw<Grad>(c, kind, true, 1);
@@ -1298,61 +1313,175 @@ static uint32_t adamw_pattern(uint64_t i, int exponent) {
     }
 }
 
+/* Returns x rounded stochastically to bfloat16. */
+static float rounded_up_or_down(float x, uint32_t random) {
+    return float_from_bits(stochastic_upper(x, random & 0xffffu) & 0xffff0000u);
+}
+
+/* Returns a copy of x on the device, as fp32 or as bfloat16, that of the upper halves. */
+static void* upload_moments(const Floats& x, bool bf16) {
+    std::vector<uint16_t> upper(x.size());
+    for (size_t i = 0; i < x.size(); i++) { upper[i] = (uint16_t)(float_bits(x[i]) >> 16); }
+    return bf16 ? (void*)upload(upper) : (void*)upload(x);
+}
+
+static Floats download_moments(const void* x, size_t n, bool bf16) {
+    if (!bf16) { return download((const float*)x, n); }
+    const std::vector<uint16_t> upper = download((const uint16_t*)x, n);
+    Floats floats(n);
+    for (size_t i = 0; i < n; i++) { floats[i] = float_from_bits((uint32_t)upper[i] << 16); }
+    return floats;
+}
+
+/* Takes one step with the state's numbers over two tensors of half the size, with the ordinals 5 and 9. */
+static AdamWRun run_adamw_step(const StepState& state, const StepHyper& h, MasterKind kind, bool bf16_moments,
+                               const AdamWRun& old, const Floats& grads) {
+    const size_t n = old.master.size();
+    const std::vector<AdamWStretch> stretches = {{0, NULL, 5, 1}, {n / 2, NULL, 9, 1}};
+    AdamWTensors<float> t;
+    t.params = device_alloc<floatX>(n);
+    t.master = device_alloc<float>(n);
+    t.grads = upload(grads);
+    t.grads_first = t.state_first = 0;
+    t.grads_end = n;
+    t.m = upload_moments(old.m, bf16_moments);
+    t.v = upload_moments(old.v, bf16_moments);
+    t.stretches = upload(stretches);
+    t.num_stretches = (int)stretches.size();
+    master_set_cuda(t.params, t.master, kind, upload(old.master), n, 0);
+    adamw_update_cuda(&t, 0, n, upload(std::vector<StepState>(1, state)), &h, kind, bf16_moments, 42, 0);
+    AdamWRun r;
+    float* exact = device_alloc<float>(n);
+    master_get_cuda(exact, t.params, t.master, kind, n, 0);
+    r.params = download_rows(t.params, 1, n, n);
+    r.master = download(exact, n);
+    r.m = download_moments(t.m, n, bf16_moments);
+    r.v = download_moments(t.v, n, bf16_moments);
+    return r;
+}
+
+/* The oracle of that step: every operation rounded, then weights and moments by the bits of their step, tensor and element. */
+static AdamWRun adamw_step_oracle(const StepState& state, const StepHyper& h, MasterKind kind, bool bf16_moments,
+                                  const AdamWRun& old, const Floats& grads) {
+    const AdamWFactors f = adamw_factors(&h, 42);
+    const size_t n = old.master.size();
+    AdamWRun r = old;
+    r.params.resize(n);
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t tensor = i < n / 2 ? 5 : 9;
+        const uint64_t element = i % (n / 2), step = (uint64_t)state.step << 40;
+        const volatile float g = grads[i] * state.grad_scale;  // a rounding that the compiler must keep
+        const float mk = fmaf(f.one_minus_beta1, g - old.m[i], old.m[i]);
+        const float vk = fmaf(f.beta2, old.v[i], f.one_minus_beta2 * g * g);
+        const float quotient = mk / (sqrtf(vk) / state.sqrt_correction2 + f.eps);
+        const float w = fmaf(old.master[i], state.decay, -(state.step_size * quotient));
+        const uint32_t of_moments = philox(42, RAND_ROUND, tensor, step | element / 4).v[element % 4];
+        const uint32_t of_weights = philox(42, RAND_ROUND_WEIGHTS, tensor, step | element / 8).v[element % 8 / 2];
+        r.m[i] = bf16_moments ? rounded_up_or_down(mk, of_moments) : mk;
+        r.v[i] = bf16_moments ? rounded_up_or_down(vk, of_moments >> 16) : vk;
+        r.master[i] = rounds_weights(kind) ? rounded_up_or_down(w, of_weights >> element % 2 * 16) : w;
+        r.params[i] = to_float(round_master<floatX>(r.master[i]));
+    }
+    return r;
+}
+
+static size_t different_bits(const Floats& a, const Floats& b) {
+    size_t count = 0;
+    for (size_t i = 0; i < a.size(); i++) { count += float_bits(a[i]) != float_bits(b[i]) && !(isnan(a[i]) && isnan(b[i])); }
+    return count;
+}
+
 /* Weights and moments have the bits of IEEE 754, whatever they are: also where divisions need the slower path. */
 static void adamw_rounds_each_operation() {
     enum { N = 1 << 16 };
-    const MasterKind kind = sizeof(floatX) == 4 ? MASTER_NONE : MASTER_FP32;
-    Floats weights(N), grads(N), m(N), v(N);
+    AdamWRun old;
+    Floats grads(N);
     for (size_t i = 0; i < N; i++) {
-        weights[i] = float_from_bits(adamw_pattern(i, -4));
+        old.master.push_back(float_from_bits(adamw_pattern(i, -4)));
         grads[i] = float_from_bits(adamw_pattern(i + N, -12));
-        m[i] = float_from_bits(adamw_pattern(i + 2 * N, -14));
-        v[i] = float_from_bits(adamw_pattern(i / 2 + 3 * N, -28) & (i % 16 ? 0x7fffffffu : 0xffffffffu));
+        old.m.push_back(float_from_bits(adamw_pattern(i + 2 * N, -14)));
+        old.v.push_back(float_from_bits(adamw_pattern(i / 2 + 3 * N, -28) & (i % 16 ? 0x7fffffffu : 0xffffffffu)));
     }
-    const std::vector<AdamWStretch> stretches = {{0, NULL, 0, 1}};
+    AdamWRun low = old;  // as bfloat16 holds it
+    for (size_t i = 0; i < N; i++) {
+        low.master[i] = to_float(round_master<__nv_bfloat16>(old.master[i]));
+        low.m[i] = float_from_bits(float_bits(old.m[i]) & 0xffff0000u);
+        low.v[i] = float_from_bits(float_bits(old.v[i]) & 0xffff0000u);
+    }
     StepHyper h = test_hyper();
     for (double eps : {1e-8, 1e-30}) {
         for (float sqrt_correction2 : {0.2f, 1.0f, 1e-4f}) {
             h.eps = eps;
             StepState state;
             memset(&state, 0, sizeof state);
+            state.step = 3;
             state.verdict = UPDATE_APPLIED;
             state.grad_scale = 0.3f;
             state.step_size = 1e-3f;
             state.sqrt_correction2 = sqrt_correction2;
             state.decay = 0.999f;
-            AdamWTensors<float> t;
-            t.params = device_alloc<floatX>(N);
-            float* exact = upload(weights);
-            t.master = exact;
-            if (kind == MASTER_NONE) { t.params = (floatX*)exact; }
-            t.grads = upload(grads);
-            t.grads_first = t.state_first = 0;
-            t.grads_end = N;
-            t.m = upload(m);
-            t.v = upload(v);
-            t.stretches = upload(stretches);
-            t.num_stretches = 1;
-            adamw_update_cuda(&t, 0, N, upload(std::vector<StepState>(1, state)), &h, kind, false, 42, 0);
-            const Floats got[3] = {download(exact, N), download((float*)t.m, N), download((float*)t.v, N)};
-            const AdamWFactors f = adamw_factors(&h, 42);
-            size_t wrong = 0;
-            for (size_t i = 0; i < N; i++) {
-                const volatile float g = grads[i] * state.grad_scale;  // a rounding that the compiler must keep
-                const float mk = fmaf(f.one_minus_beta1, g - m[i], m[i]);
-                const float vk = fmaf(f.beta2, v[i], f.one_minus_beta2 * g * g);
-                const float quotient = mk / (sqrtf(vk) / sqrt_correction2 + f.eps);
-                const float want[3] = {fmaf(weights[i], state.decay, -(state.step_size * quotient)), mk, vk};
-                for (int k = 0; k < 3; k++) {
-                    wrong += float_bits(got[k][i]) != float_bits(want[k]) && !(isnan(got[k][i]) && isnan(want[k]));
-                }
+            for (int form = 0; form < 2 * (int)(sizeof adamw_kinds / sizeof *adamw_kinds); form++) {
+                const MasterKind kind = adamw_kinds[form / 2];
+                const bool bf16 = form % 2;
+                AdamWRun start = bf16 ? low : old;
+                start.master = rounds_weights(kind) ? low.master : old.master;
+                const AdamWRun got = run_adamw_step(state, h, kind, bf16, start, grads);
+                const AdamWRun want = adamw_step_oracle(state, h, kind, bf16, start, grads);
+                const size_t wrong[] = {different_bits(got.master, want.master), different_bits(got.params, want.params),
+                                        different_bits(got.m, want.m), different_bits(got.v, want.v)};
+                CHECK(
+                    wrong[0] + wrong[1] + wrong[2] + wrong[3] == 0,
+                    "eps %g, correction %g, master %d, bf16 moments %d: of %d, %zu masters, %zu weights, %zu m, %zu v are not "
+                    "rounded",
+                    eps, (double)sqrt_correction2, kind, bf16, (int)N, wrong[0], wrong[1], wrong[2], wrong[3]);
+                device_free_all();
             }
-            CHECK(wrong == 0, "eps %g, correction %g: %zu of %d numbers are not rounded", eps, (double)sqrt_correction2, wrong,
-                  3 * N);
         }
     }
-    device_free_all();
 }
+
+#ifdef PRECISION_BF16
+/* Without master weights, steps of a fraction of a unit move a weight by that fraction on average, in whole units that a weight
+ * takes or not independently of the others and of its own before. The limits are five deviations of a binomial distribution,
+ * and of the variance of such. Rounded to nearest, weights would stay, or move by a unit each time. */
+static void small_steps_survive_on_average() {
+    enum { N = 1 << 16, TIMES = 16 };
+    const float unit = 0x1p-7f;  // between 1 and 2
+    const StepHyper h = test_hyper();
+    for (float fraction : {0.0f, 0.03125f, 0.3125f, 0.5f, 0.96875f}) {
+        for (bool bf16_moments : {false, true}) {
+            AdamWRun r = {{}, Floats(N, 1.75f), Floats(N, 1.0f), Floats(N, 1.0f)};
+            StepState state;
+            memset(&state, 0, sizeof state);
+            state.verdict = UPDATE_APPLIED;
+            state.grad_scale = state.sqrt_correction2 = state.decay = 1;
+            state.step_size = fraction * unit;  // the gradient is 1, and so are m and v
+            for (int step = 0; step < TIMES; step++) {
+                state.step = step;
+                r = run_adamw_step(state, h, MASTER_NONE, bf16_moments, r, Floats(N, 1.0f));
+                r.m = r.v = Floats(N, 1.0f);
+                device_free_all();
+            }
+            double sum = 0, squares = 0;
+            const double mean = TIMES * (double)fraction, variance = mean * (1 - (double)fraction);
+            for (float w : r.master) {
+                const double units = (1.75 - (double)w) / (double)unit;
+                CHECK(units >= 0 && units <= TIMES && units == floor(units), "fraction %g: a weight moved by %g units",
+                      (double)fraction, units);
+                sum += units;
+                squares += (units - mean) * (units - mean);
+            }
+            // the fourth central moment is variance (1 + (3 TIMES - 6) / TIMES variance)
+            const double fourth = variance * (1 + (3.0 * TIMES - 6) / TIMES * variance);
+            const double most = 5 * sqrt(variance / N), most_squares = 5 * sqrt((fourth - variance * variance) / N);
+            CHECK(fabs(sum / N - mean) <= most, "fraction %g, bf16 moments %d: %d steps moved weights by %g units, not by %g",
+                  (double)fraction, bf16_moments, (int)TIMES, sum / N, mean);
+            CHECK(fabs(squares / N - variance) <= most_squares, "fraction %g, bf16 moments %d: variance %g, not %g",
+                  (double)fraction, bf16_moments, squares / N, variance);
+        }
+    }
+}
+#endif
 
 // random bit patterns; all lower halves of the numbers from 1 on, the tie among them; and values that rounding may carry too
 // far: many NaNs, the infinities, the largest finite numbers, denormals
@@ -2326,6 +2455,9 @@ static const struct {
     ENTRY(a_skipped_step_changes_nothing),
     ENTRY(quotients_and_roots_are_rounded),
     ENTRY(adamw_rounds_each_operation),
+#ifdef PRECISION_BF16
+    ENTRY(small_steps_survive_on_average),
+#endif
     HOST_ENTRY(element_sizes_are_those_of_the_types),
     ENTRY(matmul_agrees_in_all_directions),
     ENTRY(every_candidate_agrees_and_repeats_its_bits),

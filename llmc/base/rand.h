@@ -17,12 +17,13 @@ typedef enum {
     RAND_INIT = 0,            // weights; stream = ordinal of the tensor in the parameter table, index = element / 2
     RAND_SHUFFLE_SHARDS = 1,  // order of the shards; stream = epoch
     // 2 was row order 1
-    RAND_SAMPLE = 3,      // sampled tokens; stream = step of training (0: --generate), index = token
-    RAND_ROUND = 4,       // stochastic rounding; stream = tensor, index = step << 40 | element / 4
-    RAND_TALES = 5,       // dev/data/tinytales.c; stream = story, index = draw
-    RAND_ORDER_ROWS = 6,  // order of rows in a shard (row order 2); see llmc/files/dataloader.h
-    RAND_MIX = 7,         // order of the sources in a block of rows; stream = block; see llmc/files/mix.h
-    RAND_ADAPTERS = 8,    // LoRA's A; stream = ordinal of the tensor among the adapters, index = element / 2
+    RAND_SAMPLE = 3,         // sampled tokens; stream = step of training (0: --generate), index = token
+    RAND_ROUND = 4,          // stochastic rounding of m and v; stream = tensor, index = step << 40 | element / 4
+    RAND_TALES = 5,          // dev/data/tinytales.c; stream = story, index = draw
+    RAND_ORDER_ROWS = 6,     // order of rows in a shard (row order 2); see llmc/files/dataloader.h
+    RAND_MIX = 7,            // order of the sources in a block of rows; stream = block; see llmc/files/mix.h
+    RAND_ADAPTERS = 8,       // LoRA's A; stream = ordinal of the tensor among the adapters, index = element / 2
+    RAND_ROUND_WEIGHTS = 9,  // stochastic rounding of weights; stream = tensor, index = step << 40 | element / 8
 } RandPurpose;
 
 typedef struct {

@@ -1,6 +1,8 @@
 /* master.cuh -- the weights' fp32 values between steps ("master weights"), and how they are rounded to 16 bits.
  *
- *   none    FP32 builds: the parameters themselves
+ *   none    the parameters themselves. FP32 builds have no others. In BF16 builds AdamW rounds each new weight stochastically:
+ *           rounded to nearest, a weight would stay where it is as long as its steps are below half a unit in its last place.
+ *           Weights that are loaded are rounded to nearest once, as below.
  *   fp32    an array beside the 16-bit parameters, which are its rounded values
  *   split   BF16 builds: a bfloat16 is the upper half of an fp32, so the 16 bits that rounding lost are enough to restore the
  *           exact fp32: 2 bytes a parameter instead of 4. Rounding is to nearest, ties away from zero, because ties to even
