@@ -221,6 +221,7 @@ static const Variant variants[] = {
      0x7F},
 #ifdef PRECISION_BF16
     {"GPU " PRECISION_NAME ", recompute ffn, split master", RECOMPUTE_FFN, false, false, MASTER_SPLIT, false, 0xFF},
+    {"GPU " PRECISION_NAME ", no master weights, bf16 moments", RECOMPUTE_NONE, false, false, MASTER_NONE, true, 0xFF},
 #endif
     {"GPU " PRECISION_NAME ", recompute block, bf16 moments, fp32 gradient of the head", RECOMPUTE_BLOCK, false, true,
      MASTER_FP32, true, 0xFF},
@@ -731,17 +732,17 @@ static void check_alone(int* passed, int* failed, int* skipped) {
         *(report_trial(again.hash == first.hash, same[i].what, &first, &again) ? passed : failed) += 1;
     }
     // C = 192: a norm ends inside of its row, and AdamW must not train the gap behind it
-    for (int split = 0; split <= CAN_SPLIT; split++) {
+    for (int kind = MASTER_NONE; kind <= MASTER_SPLIT; kind++) {
+        static const char* const names[] = {"the gaps between tensors stay zero, no master weights",
+                                            "the gaps between tensors stay zero, fp32 master",
+                                            "the gaps between tensors stay zero, split master"};
         Trial odd = trial_of("d3", 1001, 2, 64, 2, 3);
-        if (split) { odd.layout.master = MASTER_SPLIT; }
-        odd.layout.fp32_head = split;
+        if (!IS_BF16 && kind != odd.layout.master) { continue; }
+        odd.layout.master = (MasterKind)kind;
+        odd.layout.fp32_head = kind == MASTER_SPLIT;
         odd.fill = 0xFF;
         const Outcome trained = run_trial(&odd);
-        *(report_trial(trained.gaps,
-                       split ? "the gaps between tensors stay zero, split master" : "the gaps between tensors stay zero",
-                       &trained, &trained)
-              ? passed
-              : failed) += 1;
+        *(report_trial(trained.gaps, names[kind], &trained, &trained) ? passed : failed) += 1;
     }
     // adapters: the weights are frozen, whatever is recomputed or cut into micro-batches
     for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK; level++) {
@@ -1090,7 +1091,7 @@ static int list_pairs(const char* dir, char** names, int max) {
     return count;
 }
 
-enum { MAX_TRAINERS = 8 };
+enum { MAX_TRAINERS = 12 };
 
 /* The trainers of this program: the CPU's, and the GPU's in each variant. */
 static int list_trainers(TestedTrainer* trainers) {

@@ -23,7 +23,7 @@
 #include "llmc/run/not_finite.h"     // defines: NamedTensor, TENSOR_TEXT
 #include "llmc/gpu/cuda_common.cuh"  // defines: floatX, CUDA_CHECK, to_float, ProfileRange
 #include "llmc/gpu/device.cuh"       // defines: Device, device_open, device_close, device_memory, device_load_plans
-#include "llmc/gpu/weights.cuh"      // defines: WeightArena, weights_slot, copy_in, copy_out
+#include "llmc/gpu/weights.cuh"      // defines: WeightArena, weights_slot, master_check, copy_in, copy_out
 #include "llmc/gpu/feed.cuh"         // defines: Feed, feed_next, feed_clear, IN_FLIGHT
 #include "llmc/gpu/steps.cuh"        // defines: Steps, steps_begin, steps_end, steps_wait, steps_capture, steps_restore
 #include "llmc/gpu/tune.cuh"         // defines: TunedTrainer, tune_products
@@ -106,7 +106,6 @@ static const char* const memory_names[NUM_MEM] = {
 enum { DECODE_ROWS = 64 };      // tokens of a prompt that one pass of generation takes
 enum { NO_FILL = -1 };          // see llama_create()
 enum { MOST_16BIT_SUMS = 64 };  // gradients with more additions per step add up in fp32: in bfloat16, 256 lose more than 1 %
-enum { CAN_SPLIT = IS_BF16 };   // a master weight = its BF16 weight and 16 bits more
 
 /* The buffers that a model needs. */
 typedef struct {
@@ -877,7 +876,7 @@ static Layout layout_of(const Session* s, const Options* o) {
     l.documents = session_documents(s);
     l.cache_len = session_context(s);
     l.level = (Recompute)o->recompute;
-    l.master = sizeof(floatX) == 4 ? MASTER_NONE : o->master == MASTER_OPTION_SPLIT && CAN_SPLIT ? MASTER_SPLIT : MASTER_FP32;
+    l.master = master_kind_of(o);
     l.bf16_moments = o->moments == MOMENTS_BF16;
     l.fp8 = o->fp8 && l.B > 0;
     l.fp8_head = o->fp8_head && l.fp8;
@@ -1134,10 +1133,7 @@ int main(int argc, char** argv) {
         die("%s: hidden_size is %d, wanted at most %d on a GPU", s.model_dir[0] ? s.model_dir : s.options.model,
             s.config.hidden_size, RMSNORM_MAX_C);
     }
-    if (s.options.given[OPT_master] && s.options.master == MASTER_OPTION_SPLIT && !CAN_SPLIT) {
-        die_usage("--master split: a weight's upper half is its BF16 value; this is a build for %s, wanted PRECISION=BF16",
-                  PRECISION_NAME);
-    }
+    master_check(&s.options);
     fp8_check(&s);
     Device d = device_open(&s.options, &ranks, job_trains(s.job));
     fp8_check_device(&s, &d);

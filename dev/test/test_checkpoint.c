@@ -303,6 +303,37 @@ static void later_formats_are_refused_and_the_first_is_read_without_what_it_lack
     free(text);
 }
 
+/* 16-bit weights are rounded ones, whose state has the exact ones, unless they are the exact ones themselves. */
+static void weights_of_16_bits_have_masters_unless_these_are_bfloat16(void) {
+    static const struct {
+        const char *dtype, *member;
+        bool master;
+    } cases[] = {{"f32", "", false},
+                 {"bf16", "", true},
+                 {"f16", "", true},
+                 {"bf16", "\"bf16_weights\": false, ", true},
+                 {"f32", "\"bf16_weights\": true, ", false},
+                 {"bf16", "\"bf16_weights\": true, ", false},
+                 {"f16", "\"bf16_weights\": true, ", true}};
+    char* text = state_text();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        TrainerState s;
+        Error e = NO_ERROR;
+        char to[128];
+        snprintf(to, sizeof to, "%s\"options\": {\"export_dtype\": \"%s\", ", cases[i].member, cases[i].dtype);
+        CHECK(read_changed(text, "\"options\": {", to, &s, &e), "%s: %s", to, e.msg);
+        CHECK(trainer_state_has_master(&s) == cases[i].master, "%s", to);
+        trainer_state_free(&s);
+    }
+    TrainerState s;
+    Error e = NO_ERROR;
+    CHECK(
+        !read_changed(text, "\"options\": {", "\"bf16_weights\": 1, \"options\": {", &s, &e) && contains(e.msg, "bf16_weights"),
+        "%s", e.msg);
+    trainer_state_free(&s);
+    free(text);
+}
+
 static void every_run_gets_an_id_of_its_own_and_a_branch_knows_its_parent(void) {
     TrainerState s = small_state(9, 1);
     RunId other;
@@ -1158,6 +1189,7 @@ int main(void) {
     RUN(what_was_saved_is_read_back);
     RUN(checksums_tell_how_far_they_are);
     RUN(later_formats_are_refused_and_the_first_is_read_without_what_it_lacks);
+    RUN(weights_of_16_bits_have_masters_unless_these_are_bfloat16);
     RUN(every_run_gets_an_id_of_its_own_and_a_branch_knows_its_parent);
     RUN(any_number_of_ranks_reads_what_any_number_wrote);
     RUN(a_state_that_lacks_or_repeats_elements_is_refused);

@@ -101,12 +101,56 @@ goes_on_elsewhere() { # two cards, then one, then four: as one card alone
         cu FP32 moved --resume --gpus 2 --zero 3 && close_steps 1e-6 1e-4 "$tmp/alone" "$tmp/moved"
 }
 
+# The limit: at this rate of learning most steps are smaller than a unit of their weight. Over 20 of them, in which the loss falls
+# by 1.04, the losses are 3.2e-3 apart at most; with weights rounded to nearest 2.6e-2.
+none="--master none --moments bf16"
+no_master_is_near() { # losses are near those of fp32 master weights
+    token_file "$tmp/few.bin" 6000 4
+    few="--train $tmp/few.bin --lr 3e-4 --warmup 0 --schedule constant"
+    cu BF16 with_master $few && cu BF16 without_master $few $none &&
+        close_losses 6e-3 "$tmp/with_master/log.jsonl" "$tmp/without_master/log.jsonl"
+}
+
+# goes_on FROM TO STEP FLAGS...: a copy of run FROM goes on to STEP as TO
+goes_on() {
+    g_from=$1 g_to=$2 g_stop=$3
+    shift 3
+    cp -r "$tmp/$g_from" "$tmp/$g_to" && cu BF16 "$g_to" --resume --stop-after "$g_stop" "$@" >"$tmp/$g_to.out"
+}
+
+rounded="are now rounded to bfloat16"
+masters_change() { # the state holds no master; all weights become exact masters, and these are rounded once, which a line says
+    cu BF16 none10 $none --stop-after 10 && "$bin/train_llama3" --verify "$tmp/none10" || return 1
+    ! grep -q '"master\.' "$tmp/none10/step_00000010/state_rank00000.safetensors" || return 1
+    for kind in fp32 split; do goes_on none10 "to_$kind" 15 --master $kind || return 1; done
+    same_bits to_fp32 to_split 15 && grep -q '"master\.' "$tmp/to_split/step_00000015/state_rank00000.safetensors" || return 1
+    for kind in fp32 split; do goes_on "to_$kind" "from_$kind" 20 --master none && grep -q "$rounded" "$tmp/from_$kind.out" || return 1; done
+    same_bits from_fp32 from_split && goes_on none10 none20 20 && ! grep "$rounded" "$tmp/none20.out" || return 1
+    cp -r "$tmp/none10" "$tmp/precise" && cu FP32 precise --resume --stop-after 12 && "$bin/train_llama3" --verify "$tmp/precise" &&
+        grep -q '"master\.' "$tmp/precise/step_00000012/state_rank00000.safetensors" && cu BF16 precise --resume | grep -q "$rounded"
+}
+
+weights_are_saved_as() { # in whatever dtype: as F32 they are the exact ones, as F16 the state has these beside
+    cu BF16 none_f32 $none --export-dtype f32 --stop-after 10 && cu BF16 none_f16 $none --export-dtype f16 --stop-after 10 || return 1
+    for dtype in f32 f16; do
+        "$bin/train_llama3" --verify "$tmp/none_$dtype" && goes_on "none_$dtype" "${dtype}_to_bf16" 20 --export-dtype bf16 &&
+            ! grep "$rounded" "$tmp/${dtype}_to_bf16.out" && same_bits none20 "${dtype}_to_bf16" || return 1
+    done
+    cp -r "$tmp/none10" "$tmp/none_cpu" && "$bin/train_llama3" --resume --sample-tokens 0 --stop-after 12 --out "$tmp/none_cpu"
+}
+
 check "the CPU trainer's losses" like_the_cpu plain
 check "the CPU trainer's losses, two micro-batches" like_the_cpu micro --total-batch 128
 check "the CPU trainer's losses, adapters" like_the_cpu lora --lora 4
 check "the same bits in any order, without a graph, recomputed, resumed" repeats plain16
 check "the same bits in any order ..., --fp8" repeats fp8 --fp8
 check "the same bits in any order ..., --fp8-head" repeats fp8_head --fp8 --fp8-head
+check "no master weights: losses are near those of fp32 masters" no_master_is_near
+check "no master weights: the same bits in any order, without a graph, recomputed, resumed" repeats none16 $none
+check "no master weights: the same bits in any order ..., fp32 moments, --fp8" repeats none_fp8 --master none --fp8
+check "no master weights: the same bits in any order ..., adapters" repeats none_lora $none --lora 4
+check "no master weights, and fp32 and split ones: a run goes on as another" masters_change
+check "no master weights: saved in any dtype, the same bits; the CPU trainer goes on" weights_are_saved_as
 check "two cards have the losses of one" two_are_one plain
 check "two cards have the losses of one, ZeRO 3" two_are_one zero3 --zero 3
 check "two cards share rows with the losses of one" two_are_one shared --seq-parallel 2
@@ -114,6 +158,8 @@ check "four cards in two groups share rows with the losses of one" two_are_one g
 check "two cards, ZeRO 1, 2 and 3: the same bits" zeros_repeat zeros "1 2 3"
 check "two cards, ZeRO 2 and 3, two micro-batches: the same bits" zeros_repeat zeros_micro "2 3" --total-batch 256
 check "two cards, ZeRO 1, 2 and 3, --fp8 with the head: the same bits" zeros_repeat zeros_fp8 "1 2 3" --fp8 --fp8-head
+check "two cards, ZeRO 1, 2 and 3, no master weights: the same bits" zeros_repeat zeros_none "1 2 3" $none
+check "two cards, ZeRO 1, 2 and 3, no master weights, --fp8 with the head: the same bits" zeros_repeat zeros_none_fp8 "1 2 3" $none --fp8 --fp8-head
 check "two cards share rows: the same bits in any order, without a graph, recomputed, resumed" repeats shared16 --gpus 2 --seq-parallel 2
 check "two cards share rows: the same bits in any order ..., --fp8 with the head" repeats shared_fp8 --gpus 2 --seq-parallel 2 --fp8 --fp8-head
 check "SwiGLU and RoPE join the products before them: the same bits in any order, without a graph, recomputed" layers_join

@@ -123,6 +123,8 @@ static void defaults_lie_in_their_ranges_and_choices_follow_their_enums(void) {
     CHECK(strcmp(word, "f16") == 0, "export %s", word);
     choice_word(option_specs[OPT_master].value, MASTER_OPTION_SPLIT, word, sizeof word);
     CHECK(strcmp(word, "split") == 0, "master %s", word);
+    choice_word(option_specs[OPT_master].value, MASTER_OPTION_NONE, word, sizeof word);
+    CHECK(strcmp(word, "none") == 0, "master %s", word);
     choice_word(option_specs[OPT_moments].value, MOMENTS_BF16, word, sizeof word);
     CHECK(strcmp(word, "bf16") == 0, "moments %s", word);
     choice_word(option_specs[OPT_grad_dtype].value, GRAD_DTYPE_FP32, word, sizeof word);
@@ -260,6 +262,9 @@ static void flags_of_the_gpu_are_refused_by_name_on_the_cpu(void) {
     Options o;
     Error e;
     CHECK(parse(&o, ON_CPU, "--recompute ffn", &e) == OPTIONS_WRONG && strstr(e.msg, "train_llama3cu"), "%s", e.msg);
+    CHECK(
+        parse(&o, ON_CPU, "--master none", &e) == OPTIONS_WRONG && strstr(e.msg, "--master") && strstr(e.msg, "train_llama3cu"),
+        "%s", e.msg);
     CHECK(parse(&o, ON_GPU, "--recompute ffn", &e) == OPTIONS_OK && o.recompute == RECOMPUTE_FFN, "%s", e.msg);
     CHECK(parse(&o, ON_GPU, "-r 2", &e) == OPTIONS_OK && o.recompute == RECOMPUTE_FFN, "llm.c's number: %s", e.msg);
     CHECK(parse(&o, ON_GPU, "--recompute 2", &e) == OPTIONS_WRONG, "a number behind the long name");

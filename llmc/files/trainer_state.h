@@ -5,6 +5,7 @@
  * A run has an id, drawn at random when it begins. Resuming keeps it. A run that is set back to an earlier step, or goes on in
  * another folder, is a new one: "parent_run" and "parent_step" say where it branched off. The fingerprints of data, tokenizer
  * and build, and the number of the order of rows, tell a resumed run what has changed.
+ * "bf16_weights" says that the run has no master weights: a checkpoint's weights in BF16 are then the exact ones.
  * Format 1 lacks the members since format 2. It is read: then the run has no id, and the fingerprints are unknown.
  *
  * The training loop keeps a TrainerState up to date.
@@ -60,6 +61,7 @@ typedef struct {
     uint64_t scale_good;      // finite steps since the loss scale last changed
     Outlier loss, grad_norm;  // the last values, to score the next one
     Validations val;          // none in files without the member
+    bool bf16_weights;        // the exact weights, which AdamW updates, are bfloat16: there are no master weights
     uint64_t base;            // of LoRA: checksum of the base's weights (model_sum()); 0: none, or unknown
     const char* options;      // for writing: the run's options, a JSON object (options_json_text)
     // set by trainer_state_read(); release them with trainer_state_free()
@@ -110,7 +112,7 @@ static inline void run_id_draw(RunId id) {
 /* Tells whether the checkpoint's weights are rounded: then its state holds the exact ones, as "master". */
 static inline bool trainer_state_has_master(const TrainerState* s) {
     const char* dtype = json_string(&s->json, json_get(&s->json, s->saved_options, "export_dtype"), NULL);
-    return dtype && (strcmp(dtype, "bf16") == 0 || strcmp(dtype, "f16") == 0);
+    return dtype && (strcmp(dtype, "f16") == 0 || (strcmp(dtype, "bf16") == 0 && !s->bf16_weights));
 }
 
 /* Makes the state that of a new run, which branches off from the run and step it holds. */
@@ -171,6 +173,7 @@ static inline bool trainer_state_write(const TrainerState* s, const FileSums* fi
     outlier_write(f, &s->grad_norm);
     fputs(",\n  \"validation\": ", f);
     validations_write(f, s);
+    if (s->bf16_weights) { fputs(",\n  \"bf16_weights\": true", f); }
     if (s->base) { fprintf(f, ",\n  \"base_crc32c\": %" PRIu64, s->base); }
     fprintf(f, ",\n  \"options\": %s,\n  \"files\": [", s->options ? s->options : "{}");
     for (size_t i = 0; i < files->count; i++) {
@@ -297,7 +300,8 @@ static inline bool trainer_state_parse(TrainerState* s, Error* e) {
     if (!json_int(j, root, "world_size", 1, CHECKPOINT_MAX_RANKS, &number, e) ||
         !json_double(j, root, "loss_scale", 1e-30, 1e30, &s->loss_scale, e) || !outlier_read(j, "loss_window", &s->loss, e) ||
         !outlier_read(j, "grad_norm_window", &s->grad_norm, e) || !validations_read(j, &s->val, e) ||
-        !trainer_state_files(s, e) || (json_get(j, root, "base_crc32c") && !json_u64(j, root, "base_crc32c", &s->base, e))) {
+        !trainer_state_files(s, e) || (json_get(j, root, "base_crc32c") && !json_u64(j, root, "base_crc32c", &s->base, e)) ||
+        (json_get(j, root, "bf16_weights") && !json_bool(j, root, "bf16_weights", &s->bf16_weights, e))) {
         return false;
     }
     s->world_size = (int)number;

@@ -7,9 +7,11 @@
 
 #include "llmc/gpu/master.cuh"           // defines: MasterKind, master_set_cuda, master_get_cuda
 #include "llmc/base/float16.h"           // defines: bf16_from_f32, f32_from_bf16
+#include "llmc/base/utils.h"             // defines: die_usage
 #include "llmc/dist/buckets.h"           // defines: Buckets, shard_local, shard_left
 #include "llmc/files/optimizer_state.h"  // defines: StateSlot, SlotKind, slot_names
 #include "llmc/gpu/cuda_common.cuh"
+#include "llmc/run/options.h"  // defines: Options
 
 enum { WEIGHTS_STAGED = 4 };
 
@@ -35,6 +37,21 @@ typedef struct {
     cudaEvent_t staged[WEIGHTS_STAGED];
     uint64_t pieces;
 } WeightArena;
+
+/* Refuses master weights that this build does not have. */
+static inline void master_check(const Options* o) {
+    if (IS_BF16 || !o->given[OPT_master] || o->master == MASTER_OPTION_FP32) { return; }
+    die_usage("--master %s this is a build for %s, wanted PRECISION=BF16",
+              o->master == MASTER_OPTION_SPLIT ? "split: a weight's upper half is its BF16 value;"
+                                               : "none: rounded stochastically are BF16 weights;",
+              PRECISION_NAME);
+}
+
+/* Returns the form of a run's master weights. A checkpoint may come from another build, and its flag mean nothing here. */
+static inline MasterKind master_kind_of(const Options* o) {
+    if (!IS_BF16) { return sizeof(floatX) == 4 ? MASTER_NONE : MASTER_FP32; }
+    return o->master == MASTER_OPTION_SPLIT ? MASTER_SPLIT : o->master == MASTER_OPTION_NONE ? MASTER_NONE : MASTER_FP32;
+}
 
 static inline size_t master_bytes(MasterKind kind) {
     return kind == MASTER_FP32 ? sizeof(float) : kind == MASTER_SPLIT ? sizeof(uint16_t) : 0;
@@ -194,10 +211,11 @@ static bool fetch_moment(void* arena, const Param* p, size_t first, size_t n, fl
 
 static inline StateSlot weights_slot(WeightArena* a, SlotKind kind) {
     const SafeDtype moment = a->bf16_moments ? SAFE_BF16 : SAFE_F32;
+    const SafeDtype exact = IS_BF16 && a->master_kind == MASTER_NONE ? SAFE_BF16 : SAFE_F32;
     switch (kind) {
         case SLOT_M: return {slot_names[kind], moment, fetch_moment<SLOT_M>, store_moment<SLOT_M>, a};
         case SLOT_V: return {slot_names[kind], moment, fetch_moment<SLOT_V>, store_moment<SLOT_V>, a};
-        case SLOT_MASTER: return {slot_names[kind], SAFE_F32, fetch_trained, store_trained, a};
+        case SLOT_MASTER: return {slot_names[kind], exact, fetch_trained, store_trained, a};
         default: return {slot_names[kind], SAFE_F32, fetch_weights, store_weights, a};
     }
 }

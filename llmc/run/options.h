@@ -36,7 +36,7 @@ typedef enum { LORA_ON_QKVO, LORA_ON_FFN, LORA_ON_ALL } LoraOn;
 typedef enum { ZERO_1, ZERO_2, ZERO_3 } Zero;
 typedef enum { RECOMPUTE_NONE, RECOMPUTE_NORM_SWIGLU, RECOMPUTE_FFN, RECOMPUTE_BLOCK } Recompute;
 typedef enum { GRAD_DTYPE_PARAM, GRAD_DTYPE_FP32, GRAD_DTYPE_AUTO } GradDtype;
-typedef enum { MASTER_OPTION_FP32, MASTER_OPTION_SPLIT } MasterOption;
+typedef enum { MASTER_OPTION_FP32, MASTER_OPTION_SPLIT, MASTER_OPTION_NONE } MasterOption;
 typedef enum { MOMENTS_FP32, MOMENTS_BF16 } MomentsKind;
 
 typedef enum {

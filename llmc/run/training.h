@@ -260,6 +260,9 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
         StateSlot slots[NUM_SLOTS];
         const int num_slots = state_slots(trainer, t->model, s->saved_master, slots);
         session_load_states(s, slots, num_slots);
+        if (!s->state.bf16_weights && trainer->slot(t->model, SLOT_MASTER).dtype == SAFE_BF16) {
+            print_names(stdout, "resume  --master none: the exact weights of %s are now rounded to bfloat16\n", s->model_dir);
+        }
     }
     if (o->profile == 0 || o->tune) {
         session_lock(s);  // what is refused until here leaves no trace
@@ -494,14 +497,15 @@ static inline void training_die_unsaved(const Training* t, const Error* e, SafeD
         e->msg, size, s->newest);
 }
 
-/* Writes a checkpoint. In F32 it holds the master weights. In 16 bits it holds rounded weights; the master weights then go into
- * the optimizer state, as "master". */
+/* Writes a checkpoint. In a dtype that holds the exact weights, F32 or that of --master none, it holds these. Else it holds
+ * rounded weights, and the exact ones go into the optimizer state, as "master". */
 static inline void training_checkpoint(Training* t, bool timed) {
     const Trainer* trainer = t->trainer;
     Session* s = t->s;
     const double start = now_seconds();
     const SafeDtype dtype = session_export_dtype(s, trainer->dtype);
-    const bool exact = dtype == SAFE_F32;
+    const SafeDtype master = trainer->slot(t->model, SLOT_MASTER).dtype;
+    const bool exact = dtype == SAFE_F32 || dtype == master;
     StateSlot slots[NUM_SLOTS];
     Error e = NO_ERROR;
     const int num_slots = state_slots(trainer, t->model, !exact, slots);
@@ -512,6 +516,7 @@ static inline void training_checkpoint(Training* t, bool timed) {
     const int major = s->options.major_every;
     together_at(s, PHASE_WRITING, t->reported);
     run_save_done();
+    s->state.bf16_weights = master == SAFE_BF16;
     s->state.timed = timed && (major == 0 || t->reported % major != 0);
     if (!session_checkpoint(s, dtype, weights->source, weights->ctx, together, slots, num_slots, trainer->add_files, t->model,
                             &e)) {
