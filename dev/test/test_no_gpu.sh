@@ -95,6 +95,25 @@ check "3B T=8192 fits into 48 GiB" fits 48 --model llama3.2-3b --seq 8192 --batc
 for card in 141 180; do check "8B T=8192 fits into $card GiB" fits $card --model llama3.1-8b --seq 8192 --batch 1; done
 name="8B T=8192 fits into 79 GiB"
 built_for BF16 "$name" && check "$name" fits 79 --model llama3.1-8b --seq 8192 --batch 1
+
+# the forms of master weights: split ones before none, where they fit
+eight="--model llama3.1-8b --seq 8192 --batch 1"
+name="what does not fit is told --master split"
+built_for BF16 "$name" && expect "$name" 1 "hint: these flags fit: --recompute block --moments bf16 --master split" plan $eight --max-memory 81G
+name="where that does not fit either it is told --master none"
+built_for BF16 "$name" && expect "$name" 1 "hint: these flags fit: --recompute ffn --moments bf16 --master none" plan $eight --max-memory 79G
+eight_bytes() { # weights, gradients, m and v have 2 bytes a parameter, and there is no master
+    plan $eight --recompute ffn --master none --moments bf16 --max-memory 79G >table || return 1
+    [ "$(grep -c '^memory  \(weights\|gradients\|m\|v\)  *14.96 GiB$' table)" -eq 4 ] && ! grep '^memory  master' table
+}
+name="8B T=8192 in 8 bytes a parameter fits into 79 GiB"
+built_for BF16 "$name" && check "$name" eight_bytes
+for kind in "split: a weight's upper half is its BF16 value" "none: rounded stochastically are BF16 weights"; do
+    name="--master ${kind%%:*} needs a build for BF16"
+    built_for "FP32 FP16" "$name" && expect "$name" 2 "error: --master $kind; this is a build for $precision, wanted PRECISION=BF16" \
+        plan --model d2 --master "${kind%%:*}" --max-memory 80G
+done
+
 check "adapters of 1B T=4096 fit into 7 GiB" fits 7 --model llama3.2-1b --lora 16 --seq 4096 --batch 1
 name="adapters of 8B T=4096 fit into 22 GiB"
 built_for "BF16 FP16" "$name" && check "$name" fits 22 --model llama3.1-8b --lora 16 --seq 4096 --batch 1

@@ -54,13 +54,14 @@ typedef uint64_t (*MemoryNeed)(void* ctx, const Options* o);
 
 /* Writes to `hint` the first change of flags that fits into `have` bytes. Tries, in this order: on several GPUs to share out
  * more; on a GPU recomputation, which does not change the results; a smaller micro-batch with the same tokens per step; on a
- * GPU smaller optimizer state; shorter rows. ranks: processes, or groups of --seq-parallel. Returns false if nothing fits. */
+ * GPU smaller optimizer state, without master weights last, because that changes how weights are rounded; shorter rows.
+ * ranks: processes, or groups of --seq-parallel. Returns false if nothing fits. */
 static inline bool memory_find_fit(char* hint, size_t cap, const Options* options, int ranks, uint64_t have, MemoryNeed need,
                                    void* ctx) {
     const bool gpu = options->trainer == ON_GPU;
     const int64_t total = options->total_batch ? options->total_batch : (int64_t)options->batch * options->seq * ranks;
     for (int seq = options->seq; seq >= 1; seq /= 2) {
-        for (int state = 0; state < (gpu ? 4 : 1); state++) {  // bit 0: bf16 moments, bit 1: split master
+        for (int state = 0; state < (gpu ? 6 : 1); state++) {  // bit 0: bf16 moments; above it: a MasterOption
             for (int batch = options->batch; batch >= 1; batch--) {
                 if (total % ((int64_t)batch * seq * ranks) != 0) { continue; }
                 if (options->seq_parallel > 1 && seq % options->seq_parallel != 0) { continue; }
@@ -77,7 +78,7 @@ static inline bool memory_find_fit(char* hint, size_t cap, const Options* option
                     if (batch != options->batch || seq != options->seq) { o.total_batch = total; }  // as the hint will say
                     o.recompute = level;
                     if (state & 1) { o.moments = MOMENTS_BF16; }
-                    if (state & 2) { o.master = MASTER_OPTION_SPLIT; }
+                    if (state / 2 > o.master) { o.master = state / 2; }  // each is smaller than the one before
                     if (need(ctx, &o) > have) { continue; }
                     int n = snprintf(hint, cap, "these flags fit:");
                     char word[OPTION_TEXT];
