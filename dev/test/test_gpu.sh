@@ -89,6 +89,9 @@ tests() {
     full "--plan is read by every job, and refused where it is something else" plan_is_for_every_job
     full "resuming a tuned run does not tune again" resuming_does_not_tune_again
     full "10 and 10: the same bits, split master and bf16 moments" parts_are_the_whole bf16 split --master split --moments bf16
+    quick "10 and 10: the same bits, no master weights and bf16 moments" parts_are_the_whole bf16 none --master none --moments bf16
+    full "10 and 10: the same bits, no master weights and fp32 moments, blocks recomputed, no graph" parts_are_the_whole bf16 none_fp32 --master none --recompute block --no-graph
+    full "no master weights train like fp32 ones" no_master_trains_alike
     full "10 and 10: the same bits, fp32 gradients in 4 micro-batches" parts_are_the_whole bf16 micro --grad-dtype fp32 --batch 2 --total-batch 8192
     full "10 and 10: the same bits, FP16 with its loss scale" parts_are_the_whole fp16 fp16
     full "10 and 10: the same bits, FP32, block recomputed" parts_are_the_whole fp32 fp32 --recompute block
@@ -104,6 +107,7 @@ tests() {
     quick "20 steps of adapters have the CPU trainer's losses and text" adapters_train_as_on_the_cpu
     quick "adapters: 10 and 10, and blocks recomputed: the same bits, BF16" adapters_resume bf16 bf16
     full "adapters: 10 and 10, and blocks recomputed: the same bits, FP32 in 2 micro-batches" adapters_resume fp32 fp32 --total-batch 2000
+    full "adapters: 10 and 10, and blocks recomputed: the same bits, BF16 without master weights" adapters_resume bf16 none --master none --moments bf16
     full "adapters train alike in FP32, BF16 and FP16" adapters_train_alike_in_16_bits
     full "adapters: the steps of --tune leave no trace, blocks recomputed" adapters_tune
 
@@ -111,6 +115,7 @@ tests() {
     quick "--fp8 trains like BF16, and tells what it loses" fp8_trains_like_bf16
     quick "--fp8: 10 and 10: the same bits" fp8_parts_are_the_whole fp8 --fp8
     full "--fp8: 10 and 10, blocks recomputed, split master, bf16 moments: the same bits" fp8_parts_are_the_whole fp8_lean --fp8 --recompute block --master split --moments bf16
+    full "--fp8: 10 and 10, no master weights, bf16 moments: the same bits" fp8_parts_are_the_whole fp8_none --fp8 --master none --moments bf16
     quick "--fp8: a captured graph changes no bit" fp8_graph_changes_no_bit
     full "--fp8: tuned plans travel with the checkpoint" fp8_plans_travel
     quick "--fp8 has rows in --profile" fp8_profile_has_rows
@@ -142,6 +147,8 @@ tests() {
     full "2 GPUs, ZeRO 1, 2 and 3, FP16, blocks recomputed: the same bits" zeros_agree fp16 fp16 "1 2 3" --batch 4 --recompute block
     quick "2 GPUs, ZeRO 2 and 3 in 4 micro-batches: the same bits" zeros_agree bf16 micro "2 3" --batch 2 --total-batch 4096
     full "2 GPUs, ZeRO 2 and 3, split master, bf16 moments: the same bits" zeros_agree bf16 split "2 3" --batch 2 --total-batch 4096 --master split --moments bf16
+    full "2 GPUs, ZeRO 1, 2 and 3, no master weights, bf16 moments: the same bits" zeros_agree bf16 none "1 2 3" --batch 4 --master none --moments bf16
+    full "2 GPUs, --fp8, ZeRO 1, 2 and 3, no master weights: the same bits" fp8_zeros_agree fp8_none "1 2 3" --batch 4 --fp8 --master none --moments bf16
     quick "2 GPUs, ZeRO 2 in 4 micro-batches is near ZeRO 1" zeros_are_near
     quick "2 GPUs, ZeRO 2 and 3: the same bits with and without graph, where what travels is slow" zeros_have_one_result "2 3"
     quick "2 GPUs stop and go on from ZeRO 3 as 1 and as 3 again: the same bits" zeros_go_on_as_another
@@ -176,6 +183,7 @@ tests() {
     full "15 GiB: refused with flags that run, FP16" hint_fits fp16
     full "the memory table is true, one block recomputed" table_is_true bf16 --batch 16 --recompute block
     full "the memory table is true, split master, bf16 moments" table_is_true bf16 --batch 8 --master split --moments bf16
+    full "the memory table is true, no master weights, bf16 moments" table_is_true bf16 --batch 8 --master none --moments bf16
     full "the memory table is true, FP32" table_is_true fp32 --batch 8
     quick "the memory table is true, --fp8" fp8_memory_is_true
     full "the memory table is true, --fp8-head" fp8_head_memory_is_true

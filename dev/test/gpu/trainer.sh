@@ -112,6 +112,12 @@ greedy_text_is_the_cpu_s() {
 # many long rows, where a changing order of additions would show
 long="--model d3 --batch 8 --seq 1024 --steps 20 --warmup 4 --lr 1e-3"
 
+no_master_trains_alike() { # weights in bfloat16 alone, rounded stochastically
+    flags="--model d3 --train $tmp/data_train.bin --batch 4 --seq 256 --steps 20 --lr 1e-3 --warmup 5"
+    cu bf16 $flags --out "$tmp/no_master_fp32" && cu bf16 $flags --master none --moments bf16 --out "$tmp/no_master_none" &&
+        close_losses 0.03 "$tmp/no_master_fp32/log.jsonl" "$tmp/no_master_none/log.jsonl"
+}
+
 # parts_are_the_whole VARIANT NAME FLAGS...: 20 steps at once equal 10 and 10
 parts_are_the_whole() {
     v=$1 d=$tmp/parts_$2
