@@ -24,22 +24,22 @@
  *   SPLIT_ROWS    a tile has 128 x 256 elements, and each consumer 64 of its rows. The factors are read least often, but the
  *                 tensor cores rest while both write
  *   SPLIT_TILES   a tile has 128 x 128 elements, and the consumers take tiles in turns: one multiplies while the other writes.
- *                 This is for short sums, of which more is written for each product
+ *                 This is for SwiGLU of short sums: the fewer products a sum has, the longer is the part of the time in which
+ *                 consumers write, and SwiGLU writes three values for two sums
  *
- * A consumer that has begun its last step gives the other its turn, once all that comes through the ring for its own tile is
- * there. For a barrier tells a phase only from the one before: nobody may wait for what will lie in a buffer, while what lies
- * there before that is still to come.
+ * A consumer passes its turn on when its last step is in the ring. For a barrier tells a phase only from the one before: nobody
+ * may wait for what will lie in a buffer, while what lies there before that is still to come.
  *
  * Each warp writes 16 rows at a time through BOXES boxes of 64 columns in shared memory, by TMA. What SwiGLU's gradient reads
  * of gate and up comes through the ring, as more steps of a tile, one for 64 columns, and dgate and dup are written from where
  * they lay. Both elements that RoPE turns together are in one thread. It reads the angles of a row once for all heads in the
- * tile, those of a consumer's first 64 rows while the last products run.
+ * tile, while the last products run.
  *
  * Blocks are persistent. They take tiles in the order of a list: `group` tiles of rows after each other in each column of
  * tiles, so that this part of A stays in the L2 cache while B passes by, once a group.
  *
- * On an H200 (dev/results/nvidia-h200-kernels.md) the main loop alone, split by rows, has 89 to 98.6 % of the speed of
- * cuBLASLt's best. With SwiGLU it is 0.2 to 3 % faster than cuBLASLt and swiglu.cuh forward, 6 to 16 % backward.
+ * On an H200 (dev/results/nvidia-h200-kernels.md), by rows, sums alone have 89 to 98.6 % of the speed of cuBLASLt's best. With
+ * SwiGLU they are 0.2 to 3 % faster than cuBLASLt and swiglu.cuh forward, 6 to 16 % backward.
  */
 #ifndef LLMC_MATMUL_SM90_CUH
 #define LLMC_MATMUL_SM90_CUH
@@ -49,15 +49,10 @@
 #include "llmc/rope.cuh"            // defines: rope_vectors
 #include "llmc/swiglu.cuh"          // defines: swiglu_vector, swiglu_gradient
 
+#ifndef PRECISION_FP32
+
 /* What each of the two consumers computes: half of a tile's rows, or every second tile. */
 enum MatmulSplit { SPLIT_ROWS, SPLIT_TILES };
-
-constexpr size_t MATMUL_SHORT_SUMS = 1536;  // sums of fewer elements are computed in turns
-
-/* Returns how sums over K elements are split. */
-static inline MatmulSplit matmul_split(size_t K) { return K < MATMUL_SHORT_SUMS ? SPLIT_TILES : SPLIT_ROWS; }
-
-#ifndef PRECISION_FP32
 
 enum MatmulEpilogue { EPILOGUE_STORE, EPILOGUE_SWIGLU, EPILOGUE_SWIGLU_BACKWARD, EPILOGUE_ROPE };  // the first: bench_product's
 
@@ -73,10 +68,10 @@ struct MatmulTiles : WarpgroupSplit<2, 1, 40> {
     static constexpr int A_BYTES = BM * BK * 2, HALF_BYTES = BN / 2 * BK * 2, STAGE_BYTES = A_BYTES + 2 * HALF_BYTES;
     static constexpr int BOX_ROWS = 16, BOX_COLUMNS = 64, BOX_BYTES = BOX_ROWS * BOX_COLUMNS * 2;
     static constexpr int READ_BYTES = BM * BOX_COLUMNS * 2;  // of gate or up, by a step of SwiGLU's gradient
-    static constexpr int READ_STEPS = EPILOGUE == EPILOGUE_SWIGLU_BACKWARD ? BN / BOX_COLUMNS : 0;
     static constexpr int SMEM = STAGES * STAGE_BYTES + 8 * BOXES * BOX_BYTES + 1024;
     static_assert(CLUSTER == 1 || CLUSTER == 2, "B has two halves");
     static_assert(HD == 64 || HD == 128, "a head is one box or two");
+    static_assert(TURNS == 1 || EPILOGUE == EPILOGUE_STORE || EPILOGUE == EPILOGUE_SWIGLU, "the others have one band");
     static_assert(2 * READ_BYTES <= STAGE_BYTES, "gate and up are read through a buffer");
 };
 
@@ -286,7 +281,8 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
 #if PTX_HAS_SM90A
     constexpr int CLUSTER = Tiles::CLUSTER, BM = Tiles::BM, BN = Tiles::BN, TURNS = Tiles::TURNS, BANDS = Tiles::BANDS;
     constexpr MatmulEpilogue EPILOGUE = Tiles::EPILOGUE;
-    constexpr bool GATED = EPILOGUE == EPILOGUE_SWIGLU, ROTATED = EPILOGUE == EPILOGUE_ROPE;
+    constexpr bool GATED = EPILOGUE == EPILOGUE_SWIGLU, GRADIENT = EPILOGUE == EPILOGUE_SWIGLU_BACKWARD,
+                   ROTATED = EPILOGUE == EPILOGUE_ROPE;
     extern __shared__ __align__(128) char smem[];
     __shared__ uint64_t barriers[2 * Tiles::STAGES], turns[2];
     // layout: A, first half of B, second half of B of each of STAGES; boxes of each consumer warp
@@ -332,7 +328,7 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
                     ring.advance();
                 }
 #pragma unroll 1
-                for (int q = 0; q < Tiles::READ_STEPS; q++) {
+                for (int q = 0; GRADIENT && q < BN / 64; q++) {
                     const uint32_t gate = stages + ring.stage * Tiles::STAGE_BYTES;
                     const int block = place.column * (BN / 64) + q;
                     ring.begin_fill(2 * Tiles::READ_BYTES);
@@ -350,7 +346,7 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
         MatmulBoxes<Tiles::BOXES, Tiles::BOX_BYTES> boxes(boxes_smem + (consumer * 4 + warp) * Tiles::BOXES * Tiles::BOX_BYTES);
         MatmulTurn mine(turns, turn);
         float acc[BANDS][BN / 2];
-        if (turn > 0) { ring.skip(s.steps + Tiles::READ_STEPS); }
+        if (turn > 0) { ring.skip(s.steps); }
         for (uint32_t piece = blockIdx.x / CLUSTER + turn * clusters; piece < pieces; piece += TURNS * clusters) {
             const MatmulPlace place(s, piece, CLUSTER, rank);
             uint32_t held;                           // the `empty` barrier of the buffer that pending products read
@@ -379,63 +375,56 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
 #pragma unroll 1
             for (int k = 1; k < s.steps; k++) { multiply(false); }
             if constexpr (TURNS > 1) {
-                Ring<Tiles::STAGES> ahead = ring;
-                for (int q = 0; q < Tiles::READ_STEPS; q++, ahead.advance()) { ahead.wait_full(); }
                 mine.pass();
+                ring.skip(s.steps);
             }
             const int row = place.row * BM + warp_row;
             MatmulAngles<Tiles::HD> angles;
-            const bool rotated = ROTATED && place.column * BN < s.rope.columns;
-            if (rotated) { angles.load(s.rope, row); }
+            if (ROTATED && place.column * BN < s.rope.columns) { angles.load(s.rope, row); }
             wgmma_wait<0>();
 #pragma unroll
             for (int band = 0; band < BANDS; band++) { wgmma_hold(acc[band]); }
             ring_release_cluster<CLUSTER>(held);
 
+            if constexpr (ROTATED) {
+                matmul_write_rope<Tiles>(boxes, maps, acc[0], row, place.column, s, angles);
+            } else if constexpr (GRADIENT) {
 #pragma unroll
-            for (int band = 0; band < BANDS; band++) {
-                const int band_row = row + band * 64;
-                if constexpr (EPILOGUE == EPILOGUE_STORE) {
-                    matmul_write_sums<Tiles>(boxes, maps, acc[band], band_row, place.column);
-                } else if constexpr (GATED) {
-                    matmul_write_swiglu<Tiles>(boxes, maps, acc[band], band_row, place.column, s);
-                } else if constexpr (ROTATED) {
-                    if (band > 0 && rotated) { angles.load(s.rope, band_row); }
-                    matmul_write_rope<Tiles>(boxes, maps, acc[band], band_row, place.column, s, angles);
-                }
-            }
-#pragma unroll
-            for (int q = 0; q < Tiles::READ_STEPS; q++) {
-                const int block = place.column * (BN / 64) + q;
-                ring.wait_full();
-#pragma unroll
-                for (int band = 0; band < BANDS; band++) {
-                    const uint32_t gate_smem = stages + ring.stage * Tiles::STAGE_BYTES + (warp_row + band * 64) * 128;
+                for (int q = 0; q < BN / 64; q++) {
+                    const int block = place.column * (BN / 64) + q;
+                    const uint32_t gate_smem = stages + ring.stage * Tiles::STAGE_BYTES + warp_row * 128;
                     const uint32_t up_smem = gate_smem + Tiles::READ_BYTES;
                     MatmulBox d;
-                    d.round(acc[band], q);
+                    ring.wait_full();
+                    d.round(acc[0], q);
                     matmul_swiglu_gradient(d, gate_smem, up_smem);
                     fence_async_readers();
-                    if (q > 0 && band == 0) {  // the boxes before have left their buffer
+                    if (q > 0) {  // the boxes before have left their buffer
                         if (lane == 0) { store_wait<0>(); }
                         ring_release_cluster<CLUSTER>(held);
                     }
                     __syncwarp();
                     if (lane == 0) {
-                        store_box_4d(&maps.out, gate_smem, 0, row + band * 64, block, 0);
-                        store_box_4d(&maps.out, up_smem, 0, row + band * 64, s.F / 64 + block, 0);
+                        store_box_4d(&maps.out, gate_smem, 0, row, block, 0);
+                        store_box_4d(&maps.out, up_smem, 0, row, s.F / 64 + block, 0);
                         store_commit();
                     }
-                    if (s.act) { boxes.write(d, &maps.act, row + band * 64, block); }
+                    if (s.act) { boxes.write(d, &maps.act, row, block); }
+                    held = ring.empty();
+                    ring.advance();
                 }
-                held = ring.empty();
-                ring.advance();
-            }
-            if constexpr (Tiles::READ_STEPS > 0) {
                 if (lane == 0) { store_wait<0>(); }
                 ring_release_cluster<CLUSTER>(held);
+            } else {
+#pragma unroll
+                for (int band = 0; band < BANDS; band++) {
+                    if constexpr (GATED) {
+                        matmul_write_swiglu<Tiles>(boxes, maps, acc[band], row + band * 64, place.column, s);
+                    } else {
+                        matmul_write_sums<Tiles>(boxes, maps, acc[band], row + band * 64, place.column);
+                    }
+                }
             }
-            if constexpr (TURNS > 1) { ring.skip(s.steps + Tiles::READ_STEPS); }
         }
         if (lane == 0) { store_wait<0>(); }
     }
@@ -487,16 +476,6 @@ static inline CUtensorMap matmul_map_out(const floatX* x, size_t rows, size_t wi
     return tensor_map(x, 1, (int)rows, width, width, Tiles::BOX_ROWS, Tiles::BOX_COLUMNS);
 }
 
-/* Calls launch(Tiles()) with the tiles of a split. */
-template <int CLUSTER, int B_COLUMNS, MatmulEpilogue EPILOGUE, int HD = 64, typename Launch>
-static inline void matmul_with_tiles(MatmulSplit split, const Launch& launch) {
-    if (split == SPLIT_TILES) {
-        launch(MatmulTiles<CLUSTER, SPLIT_TILES, B_COLUMNS, EPILOGUE, HD>());
-    } else {
-        launch(MatmulTiles<CLUSTER, SPLIT_ROWS, B_COLUMNS, EPILOGUE, HD>());
-    }
-}
-
 /* Whether sums of N x width over C are whole tiles, enough for all multiprocessors, and the program has the kernel for this
  * card. */
 static inline bool matmul_takes(size_t N, size_t width, size_t C) {
@@ -505,36 +484,46 @@ static inline bool matmul_takes(size_t N, size_t width, size_t C) {
            N / 128 * (width / 256) >= processors;
 }
 
-/* Whether the two functions below take these sizes. */
+/* Whether SwiGLU's functions below take these sizes. */
 static inline bool matmul_takes_swiglu(size_t N, size_t C, size_t F) { return matmul_takes(N, F, C); }
 
 /* Writes gate_up (N, 2F) = x (N, C) w^T, w: (2F, C), and, unless it is NULL, act (N, F), SwiGLU of it. */
-template <int CLUSTER = CLUSTER_BLOCKS>
+template <int CLUSTER, MatmulSplit SPLIT>
+static inline void matmul_swiglu_split_cuda(floatX* gate_up, floatX* act, const floatX* x, const floatX* w, size_t N, size_t C,
+                                            size_t F, cudaStream_t stream) {
+    typedef MatmulTiles<CLUSTER, SPLIT, 0, EPILOGUE_SWIGLU> Tiles;
+    const CUtensorMap out_map = matmul_map_out<Tiles>(gate_up, N, 2 * F);
+    const MatmulMaps maps = {matmul_map_a<Tiles>(x, N, C), matmul_map_b<Tiles>(w, 2 * F, C), out_map,
+                             act ? matmul_map_out<Tiles>(act, N, F) : out_map, out_map};
+    matmul_tiles_launch<Tiles>(maps, N, 2 * F, C, F, act != NULL, stream);
+}
+
+/* SwiGLU's sums of fewer elements are computed in turns. On an H200 (bench_product_cu time) those of 768 take 0.7274 ms in
+ * turns and 0.7865 ms by rows (126M gate_up); those of 2048 and 4096 (1B and 8B) take longer in turns. */
+constexpr size_t MATMUL_SHORT_SUMS = 1536;
+
+/* Returns how sums over K elements are split for SwiGLU. */
+static inline MatmulSplit matmul_split(size_t K) { return K < MATMUL_SHORT_SUMS ? SPLIT_TILES : SPLIT_ROWS; }
+
+/* The same, split as is faster. */
 static inline void matmul_swiglu_cuda(floatX* gate_up, floatX* act, const floatX* x, const floatX* w, size_t N, size_t C,
-                                      size_t F, MatmulSplit split, cudaStream_t stream) {
-    matmul_with_tiles<CLUSTER, 0, EPILOGUE_SWIGLU>(split, [&](auto tiles) {
-        typedef decltype(tiles) Tiles;
-        const CUtensorMap out_map = matmul_map_out<Tiles>(gate_up, N, 2 * F);
-        const MatmulMaps maps = {matmul_map_a<Tiles>(x, N, C), matmul_map_b<Tiles>(w, 2 * F, C), out_map,
-                                 act ? matmul_map_out<Tiles>(act, N, F) : out_map, out_map};
-        matmul_tiles_launch<Tiles>(maps, N, 2 * F, C, F, act != NULL, stream);
-    });
+                                      size_t F, cudaStream_t stream) {
+    (matmul_split(C) == SPLIT_TILES
+         ? matmul_swiglu_split_cuda<CLUSTER_BLOCKS, SPLIT_TILES>
+         : matmul_swiglu_split_cuda<CLUSTER_BLOCKS, SPLIT_ROWS>)(gate_up, act, x, w, N, C, F, stream);
 }
 
 /* Writes dgate_up (N, 2F), which may be gate_up, from gate_up (N, 2F) and dact = dout (N, C) w, w: (C, F), and, unless it is
  * NULL, act (N, F) again. */
 template <int CLUSTER = CLUSTER_BLOCKS>
 static inline void matmul_swiglu_backward_cuda(floatX* dgate_up, floatX* act, const floatX* dout, const floatX* w,
-                                               const floatX* gate_up, size_t N, size_t F, size_t C, MatmulSplit split,
-                                               cudaStream_t stream) {
-    matmul_with_tiles<CLUSTER, 1, EPILOGUE_SWIGLU_BACKWARD>(split, [&](auto tiles) {
-        typedef decltype(tiles) Tiles;
-        const CUtensorMap out_map = matmul_map_out<Tiles>(dgate_up, N, 2 * F);
-        const MatmulMaps maps = {matmul_map_a<Tiles>(dout, N, C), matmul_map_b<Tiles>(w, F, C), out_map,
-                                 act ? matmul_map_out<Tiles>(act, N, F) : out_map,
-                                 tensor_map(gate_up, 1, (int)N, 2 * F, 2 * F, Tiles::BM, Tiles::BOX_COLUMNS)};
-        matmul_tiles_launch<Tiles>(maps, N, F, C, F, act != NULL, stream);
-    });
+                                               const floatX* gate_up, size_t N, size_t F, size_t C, cudaStream_t stream) {
+    typedef MatmulTiles<CLUSTER, SPLIT_ROWS, 1, EPILOGUE_SWIGLU_BACKWARD> Tiles;
+    const CUtensorMap out_map = matmul_map_out<Tiles>(dgate_up, N, 2 * F);
+    const MatmulMaps maps = {matmul_map_a<Tiles>(dout, N, C), matmul_map_b<Tiles>(w, F, C), out_map,
+                             act ? matmul_map_out<Tiles>(act, N, F) : out_map,
+                             tensor_map(gate_up, 1, (int)N, 2 * F, 2 * F, Tiles::BM, Tiles::BOX_COLUMNS)};
+    matmul_tiles_launch<Tiles>(maps, N, F, C, F, act != NULL, stream);
 }
 
 /* Whether the function below takes these sizes. */
@@ -545,7 +534,7 @@ static inline bool matmul_takes_rope(AttentionShape s, size_t C) {
 /* Writes qkv (B T, QKV) = x (B T, C) w^T, w: (QKV, C), with q and k rotated as by rope_forward_cuda() from position 0 on. */
 template <int CLUSTER = CLUSTER_BLOCKS>
 static inline void matmul_rope_cuda(floatX* qkv, const floatX* x, const floatX* w, const int32_t* starts, const float* cos_sin,
-                                    AttentionShape s, size_t C, MatmulSplit split, cudaStream_t stream) {
+                                    AttentionShape s, size_t C, cudaStream_t stream) {
     const size_t N = (size_t)s.B * s.T, QKV = (size_t)(s.NH + 2 * s.NKV) * s.HD;
     const MatmulRope rope = {cos_sin, starts, s.T, (s.NH + s.NKV) * s.HD};
     const auto launch = [&](auto tiles) {
@@ -555,22 +544,21 @@ static inline void matmul_rope_cuda(floatX* qkv, const floatX* x, const floatX* 
         matmul_tiles_launch<Tiles>(maps, N, QKV, C, 0, false, stream, rope);
     };
     if (s.HD == 64) {
-        matmul_with_tiles<CLUSTER, 0, EPILOGUE_ROPE, 64>(split, launch);
+        launch(MatmulTiles<CLUSTER, SPLIT_ROWS, 0, EPILOGUE_ROPE, 64>());
     } else {
-        matmul_with_tiles<CLUSTER, 0, EPILOGUE_ROPE, 128>(split, launch);
+        launch(MatmulTiles<CLUSTER, SPLIT_ROWS, 0, EPILOGUE_ROPE, 128>());
     }
 }
 
 #else  // there are none in FP32
 
 static inline bool matmul_takes_swiglu(size_t, size_t, size_t) { return false; }
-static inline void matmul_swiglu_cuda(floatX*, floatX*, const floatX*, const floatX*, size_t, size_t, size_t, MatmulSplit,
-                                      cudaStream_t) {}
+static inline void matmul_swiglu_cuda(floatX*, floatX*, const floatX*, const floatX*, size_t, size_t, size_t, cudaStream_t) {}
 static inline void matmul_swiglu_backward_cuda(floatX*, floatX*, const floatX*, const floatX*, const floatX*, size_t, size_t,
-                                               size_t, MatmulSplit, cudaStream_t) {}
+                                               size_t, cudaStream_t) {}
 static inline bool matmul_takes_rope(AttentionShape, size_t) { return false; }
 static inline void matmul_rope_cuda(floatX*, const floatX*, const floatX*, const int32_t*, const float*, AttentionShape, size_t,
-                                    MatmulSplit, cudaStream_t) {}
+                                    cudaStream_t) {}
 
 #endif  // PRECISION_FP32
 #endif

@@ -80,16 +80,9 @@ static Buffers take_buffers(const Shape* shapes, size_t count) {
     return b;
 }
 
-/* Which kernel of ours: blocks in a cluster, and how consumers share the work. */
-struct Kind {
-    const char* name;
-    int cluster;
-    MatmulSplit split;
-};
-
 /* Only sums: the main loop alone. */
-template <int CLUSTER>
-static void launch_product(const Shape& s, const Buffers& b, floatX* out, MatmulSplit split) {
+template <int CLUSTER, MatmulSplit SPLIT>
+static void launch_product(const Shape& s, const Buffers& b, floatX* out) {
     const auto launch = [&](auto tiles) {
         typedef decltype(tiles) Tiles;
         const CUtensorMap out_map = matmul_map_out<Tiles>(out, s.N, s.width());
@@ -98,29 +91,37 @@ static void launch_product(const Shape& s, const Buffers& b, floatX* out, Matmul
         matmul_tiles_launch<Tiles>(maps, s.N, s.width(), s.K, s.F, false, 0);
     };
     if (s.pass == DOWN_DX) {
-        matmul_with_tiles<CLUSTER, 1, EPILOGUE_STORE>(split, launch);
+        launch(MatmulTiles<CLUSTER, SPLIT, 1, EPILOGUE_STORE>());
     } else {
-        matmul_with_tiles<CLUSTER, 0, EPILOGUE_STORE>(split, launch);
+        launch(MatmulTiles<CLUSTER, SPLIT, 0, EPILOGUE_STORE>());
     }
 }
 
 /* out: gate_up, backward its gradient, or qkv; gate_up: what backward reads */
-template <int CLUSTER>
-static void launch_fused(const Shape& s, const Buffers& b, floatX* out, const floatX* gate_up, floatX* act, MatmulSplit split) {
+template <int CLUSTER, MatmulSplit SPLIT>
+static void launch_fused(const Shape& s, const Buffers& b, floatX* out, const floatX* gate_up, floatX* act) {
     if (s.pass == GATE_UP) {
-        matmul_swiglu_cuda<CLUSTER>(out, act, b.x, b.w, s.N, s.K, s.F, split, 0);
+        matmul_swiglu_split_cuda<CLUSTER, SPLIT>(out, act, b.x, b.w, s.N, s.K, s.F, 0);
     } else if (s.pass == QKV) {
-        matmul_rope_cuda<CLUSTER>(out, b.x, b.w, NULL, b.table, s.heads, s.K, split, 0);
+        matmul_rope_cuda<CLUSTER>(out, b.x, b.w, NULL, b.table, s.heads, s.K, 0);
     } else {
-        matmul_swiglu_backward_cuda<CLUSTER>(out, act, b.x, b.w, gate_up, s.N, s.F, s.K, split, 0);
+        matmul_swiglu_backward_cuda<CLUSTER>(out, act, b.x, b.w, gate_up, s.N, s.F, s.K, 0);
     }
 }
 
-static void product(const Kind& k, const Shape& s, const Buffers& b, floatX* out) {
-    (k.cluster == 1 ? launch_product<1> : launch_product<2>)(s, b, out, k.split);
-}
-static void fused(const Kind& k, const Shape& s, const Buffers& b, floatX* out, const floatX* gate_up, floatX* act) {
-    (k.cluster == 1 ? launch_fused<1> : launch_fused<2>)(s, b, out, gate_up, act, k.split);
+/* A kernel of ours: how many blocks are in a cluster, and how consumers split the work. */
+struct Kind {
+    const char* name;
+    int cluster;
+    MatmulSplit split;
+    decltype(&launch_product<1, SPLIT_ROWS>) product;
+    decltype(&launch_fused<1, SPLIT_ROWS>) fused;
+    bool joins(Pass pass) const { return split == SPLIT_ROWS || pass == GATE_UP; }  // whether fused() has this split
+};
+
+template <int CLUSTER, MatmulSplit SPLIT>
+static Kind kind(const char* name) {
+    return {name, CLUSTER, SPLIT, launch_product<CLUSTER, SPLIT>, launch_fused<CLUSTER, SPLIT>};
 }
 
 static MatmulPlan* plan_of(MatmulContext* ctx, const Shape& s) {
@@ -228,21 +229,22 @@ static void check(MatmulContext* ctx, const Shape& s, const Kind& k, const Buffe
     char* const buffers[3] = {(char*)b.x, (char*)b.w, (char*)theirs};
     poison(ours, n);
     poison(theirs, n);
-    product(k, s, b, ours);
+    k.product(s, b, ours);
     CUBLAS_CHECK(matmul_launch(ctx, p, &p->algo, buffers, 0));
     compare("product", s, k, ours, theirs, n, false);
+    if (!k.joins(s.pass)) { return; }
     if (s.pass == GATE_UP) {
         floatX *gate_up = b.wide[1], *act = b.narrow[0], *want = b.narrow[1];
         poison(gate_up, wide);
         poison(act, narrow);
-        fused(k, s, b, gate_up, NULL, act);
+        k.fused(s, b, gate_up, NULL, act);
         swiglu_forward_cuda(want, ours, s.N, (int)s.F, 2 * s.F, s.F, 0);
         compare("gate and up of SwiGLU", s, k, gate_up, ours, wide, true);
         compare("SwiGLU", s, k, act, want, narrow, true);
     } else if (s.pass == QKV) {
         floatX* qkv = b.narrow[2];
         poison(qkv, narrow);
-        fused(k, s, b, qkv, NULL, NULL);
+        k.fused(s, b, qkv, NULL, NULL);
         rope_forward_cuda(ours, NULL, b.table, 0, s.heads, s.F, 0);
         compare("RoPE", s, k, qkv, ours, narrow, true);
     } else {
@@ -252,7 +254,7 @@ static void check(MatmulContext* ctx, const Shape& s, const Kind& k, const Buffe
             random_fill_cuda(want, wide, 3, 0);
             poison(act, narrow);
             poison(act_want, narrow);
-            fused(k, s, b, gate_up, gate_up, with_act ? act : NULL);
+            k.fused(s, b, gate_up, gate_up, with_act ? act : NULL);
             swiglu_backward_cuda(want, with_act ? act_want : NULL, ours, want, s.N, (int)s.F, 2 * s.F, s.F, 0);
             compare(with_act ? "SwiGLU's gradient, with act" : "SwiGLU's gradient", s, k, gate_up, want, wide, true);
             if (with_act) { compare("act again", s, k, act, act_want, narrow, true); }
@@ -301,7 +303,7 @@ static void time_shape(MatmulContext* ctx, const Shape& s, const Buffers& b, dou
     const auto theirs = [&] { CUBLAS_CHECK(matmul_launch(ctx, p, &algo, buffers, 0)); };
     std::vector<Contender> products = {{"cuBLASLt", theirs}};
     for (const Kind& k : kinds) {
-        products.push_back({k.name, [&, k] { product(k, s, b, sums); }});
+        products.push_back({k.name, [&, k] { k.product(s, b, sums); }});
     }
     race(s, seconds, products, table);
 
@@ -321,8 +323,8 @@ static void time_shape(MatmulContext* ctx, const Shape& s, const Buffers& b, dou
     const std::string layer = s.pass == QKV ? "RoPE" : "SwiGLU";
     std::vector<Contender> joined = {{"cuBLASLt + " + layer, apart}};
     for (const Kind& k : kinds) {
-        if (k.cluster != CLUSTER_BLOCKS) { continue; }
-        joined.push_back({"with " + layer + ", " + k.name, [&, k] { fused(k, s, b, to, gate_up, act); }});
+        if (k.cluster != CLUSTER_BLOCKS || !k.joins(s.pass)) { continue; }
+        joined.push_back({"with " + layer + ", " + k.name, [&, k] { k.fused(s, b, to, gate_up, act); }});
     }
     race(s, seconds, joined, table);
 }
@@ -334,10 +336,8 @@ int main(int argc, char** argv) {
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) { die("bench_product: no GPU here"); }
     if (!has_wgmma()) { die("bench_product: no sm_90a code or no GPU for it: build with GPU_ARCH=90"); }
     const double seconds = argc > 2 ? atof(argv[2]) : 0.5;
-    const std::vector<Kind> kinds = {{"alone", 1, SPLIT_ROWS},
-                                     {"alone, in turns", 1, SPLIT_TILES},
-                                     {"cluster of 2", 2, SPLIT_ROWS},
-                                     {"cluster of 2, in turns", 2, SPLIT_TILES}};
+    const std::vector<Kind> kinds = {kind<1, SPLIT_ROWS>("alone"), kind<1, SPLIT_TILES>("alone, in turns"),
+                                     kind<2, SPLIT_ROWS>("cluster of 2"), kind<2, SPLIT_TILES>("cluster of 2, in turns")};
     MatmulContext* ctx = take_matmul();
     const Shape* shapes = timing ? timed : checked;
     const size_t count = timing ? sizeof timed / sizeof *timed : sizeof checked / sizeof *checked;

@@ -1946,9 +1946,6 @@ static Floats sixteenths(size_t n, int most) {
     return x;
 }
 
-/* The consumers of a block share each tile, or take tiles in turns. */
-static const MatmulSplit splits[] = {SPLIT_ROWS, SPLIT_TILES};
-
 /* SwiGLU in the epilogue of a product has the bits of product and SwiGLU apart, where no sum is rounded. */
 static void swiglu_joins_its_product() {
     // the third one has more tiles than a card has multiprocessors, so a block has several
@@ -1970,22 +1967,24 @@ static void swiglu_joins_its_product() {
         swiglu_forward_cuda(want_act, want, N, (int)F, 2 * F, F, 0);
         matmul_backward_input_cuda(ctx, dact, operand(x, C), operand(down, F), N, (int)F, (int)C, F, 0);
         swiglu_backward_cuda(want_grad, NULL, dact, want, N, (int)F, 2 * F, F, 0);
-        for (const MatmulSplit split : splits) {
-            const char* way = split == SPLIT_TILES ? "in turns" : "together";
+        for (const bool turns : {false, true}) {  // the consumers of a block share each tile, or take tiles in turns
+            const auto product = turns ? matmul_swiglu_split_cuda<CLUSTER_BLOCKS, SPLIT_TILES>
+                                       : matmul_swiglu_split_cuda<CLUSTER_BLOCKS, SPLIT_ROWS>;
+            const char* way = turns ? "in turns" : "together";
             for (floatX* p : {gate_up, alone}) { CUDA_CHECK(cudaMemset(p, 0xff, N * 2 * F * sizeof *p)); }
             CUDA_CHECK(cudaMemset(act, 0xff, N * F * sizeof *act));
-            matmul_swiglu_cuda(gate_up, act, x, w, N, C, F, split, 0);
-            matmul_swiglu_cuda(alone, NULL, x, w, N, C, F, split, 0);
+            product(gate_up, act, x, w, N, C, F, 0);
+            product(alone, NULL, x, w, N, C, F, 0);
             CHECK(same_bytes(gate_up, want, N * 2 * F) && same_bytes(alone, want, N * 2 * F), "%s, %s: gate and up differ",
                   what, way);
             CHECK(same_bytes(act, want_act, N * F), "%s, %s: SwiGLU differs", what, way);
-            CUDA_CHECK(cudaMemset(act, 0xff, N * F * sizeof *act));
-            matmul_swiglu_backward_cuda(alone, act, x, down, gate_up, N, F, C, split, 0);
-            matmul_swiglu_backward_cuda(gate_up, NULL, x, down, gate_up, N, F, C, split, 0);
-            CHECK(same_bytes(alone, want_grad, N * 2 * F), "%s, %s: the gradient differs", what, way);
-            CHECK(same_bytes(gate_up, want_grad, N * 2 * F), "%s, %s: in place differs from apart", what, way);
-            CHECK(same_bytes(act, want_act, N * F), "%s, %s: the output that backward repeats differs", what, way);
         }
+        CUDA_CHECK(cudaMemset(act, 0xff, N * F * sizeof *act));
+        matmul_swiglu_backward_cuda(alone, act, x, down, gate_up, N, F, C, 0);
+        matmul_swiglu_backward_cuda(gate_up, NULL, x, down, gate_up, N, F, C, 0);
+        CHECK(same_bytes(alone, want_grad, N * 2 * F), "%s: the gradient differs", what);
+        CHECK(same_bytes(gate_up, want_grad, N * 2 * F), "%s: in place differs from apart", what);
+        CHECK(same_bytes(act, want_act, N * F), "%s: the output that backward repeats differs", what);
         matmul_destroy(ctx);
         device_free_all();
     }
@@ -2019,12 +2018,9 @@ static void rope_joins_its_product() {
         floatX *qkv = device_alloc<floatX>(N * QKV), *want = device_alloc<floatX>(N * QKV);
         matmul_forward_cuda(ctx, want, operand(x, C), operand(w, C), (const floatX*)NULL, N, (int)C, (int)QKV, QKV, 0);
         rope_forward_cuda(want, d_starts, d_table, 0, s, QKV, 0);
-        for (const MatmulSplit split : splits) {
-            CUDA_CHECK(cudaMemset(qkv, 0xff, N * QKV * sizeof *qkv));
-            matmul_rope_cuda(qkv, x, w, d_starts, d_table, s, C, split, 0);
-            CHECK(same_bytes(qkv, want, N * QKV), "%s, %s: q, k or v differ", what,
-                  split == SPLIT_TILES ? "in turns" : "together");
-        }
+        CUDA_CHECK(cudaMemset(qkv, 0xff, N * QKV * sizeof *qkv));
+        matmul_rope_cuda(qkv, x, w, d_starts, d_table, s, C, 0);
+        CHECK(same_bytes(qkv, want, N * QKV), "%s: q, k or v differ", what);
         free(starts);
         matmul_destroy(ctx);
         device_free_all();

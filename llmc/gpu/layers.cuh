@@ -12,7 +12,7 @@
 #include "llmc/gpu/profile.cuh"      // defines: Profiler, Op
 #include "llmc/lora.cuh"             // defines: lora_forward_cuda, lora_backward_input_cuda, lora_backward_weight_cuda
 #include "llmc/matmul.cuh"           // defines: matmul_forward_cuda, matmul_backward_input_cuda, matmul_backward_weight_cuda
-#include "llmc/matmul_sm90.cuh"      // defines: matmul_split, matmul_swiglu_cuda, matmul_swiglu_backward_cuda, matmul_rope_cuda
+#include "llmc/matmul_sm90.cuh"      // defines: matmul_swiglu_cuda, matmul_swiglu_backward_cuda, matmul_rope_cuda
 #include "llmc/quantise.cuh"         // defines: QuantisedRows
 #include "llmc/rmsnorm.cuh"          // defines: rmsnorm_forward_cuda, rmsnorm_backward_cuda
 #include "llmc/rope.cuh"             // defines: rope_forward_cuda
@@ -144,7 +144,7 @@ static inline void linear_swiglu(const Queue* q, floatX* act, floatX* gate_up, c
                                  int C, int F) {
     const double moved = (double)N * C + 2.0 * F * C + (act ? 3.0 : 2.0) * N * F;
     Op op(q->profiler, q->stream, "gate up swiglu", linear_flops(N, C, 2 * (size_t)F), bytes_x(moved));
-    matmul_swiglu_cuda(gate_up, act, x, w, N, C, F, matmul_split(C), q->stream);
+    matmul_swiglu_cuda(gate_up, act, x, w, N, C, F, q->stream);
 }
 
 /* Does linear_backward_input() of dout (N, C) by w (C, F), then swiglu_backward() in place of gate_up (N, 2F). */
@@ -152,7 +152,7 @@ static inline void linear_backward_input_swiglu(const Queue* q, floatX* gate_up,
                                                 const floatX* w, size_t N, int F, int C) {
     const double moved = (double)N * C + (double)F * C + (act ? 5.0 : 4.0) * N * F;
     Op op(q->profiler, q->stream, "down dx swiglu", linear_flops(N, C, F), bytes_x(moved));
-    matmul_swiglu_backward_cuda(gate_up, act, dout, w, gate_up, N, F, C, matmul_split(C), q->stream);
+    matmul_swiglu_backward_cuda(gate_up, act, dout, w, gate_up, N, F, C, q->stream);
 }
 
 /* Does linear() of x (B T, C) by w (QKV, C), then rope() from position 0 on. The sizes are such that matmul_takes_rope(). */
@@ -161,7 +161,7 @@ static inline void linear_rope(const Queue* q, floatX* qkv, const floatX* x, con
     const size_t N = (size_t)s.B * s.T, QKV = qkv_width(s);
     const double moved = (double)N * C + (double)QKV * C + (double)N * QKV;
     Op op(q->profiler, q->stream, "qkv rope", linear_flops(N, C, QKV), bytes_x(moved));
-    matmul_rope_cuda(qkv, x, w, starts, table, s, C, matmul_split(C), q->stream);
+    matmul_rope_cuda(qkv, x, w, starts, table, s, C, q->stream);
 }
 
 /* Return the operations of the adapters beside one product, and the bytes of x or y, of t and of the adapters. */
