@@ -21,11 +21,10 @@
  * The products of a step start before those of the step before have ended, so the tensor cores always have work but for the
  * time in which consumers write. The consumers split the work in one of two ways:
  *
- *   SPLIT_ROWS    a tile has 128 x 256 elements, and each consumer 64 of its rows. The factors are read least often, but the
- *                 tensor cores rest while both write
- *   SPLIT_TILES   a tile has 128 x 128 elements, and the consumers take tiles in turns: one multiplies while the other writes.
- *                 This is for SwiGLU of short sums: the fewer products a sum has, the longer is the part of the time in which
- *                 consumers write, and SwiGLU writes three values for two sums
+ *   SPLIT_ROWS    each has 64 rows of a tile of 128 x 256. The factors are read least often, but the tensor cores rest while
+ *                 both write
+ *   SPLIT_TILES   they take tiles of 128 x 128 in turns: one multiplies while the other writes. This is for SwiGLU of short
+ *                 sums, where writing is the larger part of the time: SwiGLU writes three values for two sums
  *
  * A consumer passes its turn on when its last step is in the ring. For a barrier tells a phase only from the one before: nobody
  * may wait for what will lie in a buffer, while what lies there before that is still to come.
@@ -58,27 +57,21 @@ enum MatmulEpilogue { EPILOGUE_STORE, EPILOGUE_SWIGLU, EPILOGUE_SWIGLU_BACKWARD,
 
 /* B_COLUMNS: whether sums go over the rows of B in memory (backward input), else along them (forward)
  * HD: columns of a head, 64 or 128, for RoPE */
-template <int CLUSTER_, MatmulSplit SPLIT, int B_COLUMNS_, MatmulEpilogue EPILOGUE_, int HD_ = 64>
+template <int CLUSTER_, MatmulSplit SPLIT, int B_COLUMNS_, MatmulEpilogue EPILOGUE, int HD_ = 64>
 struct MatmulTiles : WarpgroupSplit<2, 1, 40> {
     static constexpr int CLUSTER = CLUSTER_, B_COLUMNS = B_COLUMNS_, HD = HD_;
-    static constexpr MatmulEpilogue EPILOGUE = EPILOGUE_;
-    static constexpr int TURNS = SPLIT == SPLIT_TILES ? 2 : 1, READERS = 8 / TURNS;  // READERS: warps that read a buffer
+    static constexpr bool SWIGLU = EPILOGUE == EPILOGUE_SWIGLU, GRADIENT = EPILOGUE == EPILOGUE_SWIGLU_BACKWARD,
+                          ROPE = EPILOGUE == EPILOGUE_ROPE;
+    static constexpr int TURNS = SPLIT == SPLIT_TILES ? 2 : 1;  // consumers that take turns
+    static constexpr int BANDS = TURNS;                         // of 64 rows, that a consumer has of a tile
     static constexpr int BM = 128, BN = 256 / TURNS, BK = 64, STAGES = TURNS == 2 ? 6 : 4, BOXES = 2;
-    static constexpr int BANDS = BM / 16 / READERS;  // of 64 rows, that a consumer computes of a tile
     static constexpr int A_BYTES = BM * BK * 2, HALF_BYTES = BN / 2 * BK * 2, STAGE_BYTES = A_BYTES + 2 * HALF_BYTES;
-    static constexpr int BOX_ROWS = 16, BOX_COLUMNS = 64, BOX_BYTES = BOX_ROWS * BOX_COLUMNS * 2;
-    static constexpr int READ_BYTES = BM * BOX_COLUMNS * 2;  // of gate or up, by a step of SwiGLU's gradient
-    static constexpr int SMEM = STAGES * STAGE_BYTES + 8 * BOXES * BOX_BYTES + 1024;
+    static constexpr int READ_BYTES = BM * 64 * 2;  // of gate or up, by a step of SwiGLU's gradient
+    static constexpr int BOX_BYTES = 16 * 64 * 2, SMEM = STAGES * STAGE_BYTES + 8 * BOXES * BOX_BYTES + 1024;
     static_assert(CLUSTER == 1 || CLUSTER == 2, "B has two halves");
     static_assert(HD == 64 || HD == 128, "a head is one box or two");
-    static_assert(TURNS == 1 || EPILOGUE == EPILOGUE_STORE || EPILOGUE == EPILOGUE_SWIGLU, "the others have one band");
+    static_assert(BANDS == 1 || !(GRADIENT || ROPE), "these write one band");
     static_assert(2 * READ_BYTES <= STAGE_BYTES, "gate and up are read through a buffer");
-};
-
-/* a, b: the factors. out: what a tile of sums is written to; act: what SwiGLU is written to; gate_up: gate and up as SwiGLU's
- * gradient reads them */
-struct MatmulMaps {
-    CUtensorMap a, b, out, act, gate_up;
 };
 
 /* For RoPE's epilogue. Row t of each T rows is at position t, less starts (rows), unless it is NULL. */
@@ -93,8 +86,11 @@ struct MatmulTilesArgs {
     uint32_t group;          // tiles of rows in a group
     int steps;               // of BK
     int F;                   // distance from gate to up, for the epilogues of SwiGLU
-    bool act;                // whether they write act
+    bool writes_act;         // whether they write act
     MatmulRope rope;
+    CUtensorMap a, b;      // the factors
+    CUtensorMap out, act;  // what an epilogue writes: sums, or what it makes of them; SwiGLU
+    CUtensorMap gate_up;   // what SwiGLU's gradient reads
 };
 
 /* The place of a cluster's piece of work. */
@@ -168,16 +164,16 @@ struct MatmulAngles {
 };
 
 /* The boxes in shared memory through which a warp writes. */
-template <int BOXES, int BOX_BYTES>
+template <typename Tiles>
 struct MatmulBoxes {
     uint32_t boxes;
     int turn = 0;
     __device__ __forceinline__ explicit MatmulBoxes(uint32_t address) : boxes(address) {}
     /* Writes a box to rows row .. row + 15, columns 64 block .. 64 block + 63. */
     __device__ __forceinline__ void write(const MatmulBox& box, const CUtensorMap* map, int row, int block) {
-        const uint32_t at = boxes + turn * BOX_BYTES;
+        const uint32_t at = boxes + turn * Tiles::BOX_BYTES;
         const bool leader = threadIdx.x % 32 == 0;
-        if (leader) { store_wait<BOXES - 1>(); }
+        if (leader) { store_wait<Tiles::BOXES - 1>(); }
         __syncwarp();
 #pragma unroll
         for (int j = 0; j < 4; j++) { box.store(at, j); }
@@ -187,7 +183,7 @@ struct MatmulBoxes {
             store_box_4d(map, at, 0, row, block, 0);
             store_commit();
         }
-        turn = turn + 1 == BOXES ? 0 : turn + 1;
+        turn = turn + 1 == Tiles::BOXES ? 0 : turn + 1;
     }
 };
 
@@ -207,22 +203,22 @@ struct MatmulTurn {
     }
 };
 
-/* Write a warp's 16 rows from row `row` on, of the tiles of column `column`. d: this lane's sums */
-template <typename Tiles, typename Boxes>
-__device__ __forceinline__ void matmul_write_sums(Boxes& boxes, const MatmulMaps& maps, const float (&d)[Tiles::BN / 2],
-                                                  int row, int column) {
+/* Write a warp's 16 rows from row `row` on, of the tile of column `column`. d: this lane's sums */
+template <typename Tiles>
+__device__ __forceinline__ void matmul_write_sums(MatmulBoxes<Tiles>& boxes, const MatmulTilesArgs& s,
+                                                  const float (&d)[Tiles::BN / 2], int row, int column) {
 #pragma unroll
     for (int q = 0; q < Tiles::BN / 64; q++) {
         MatmulBox box;
         box.round(d, q);
-        boxes.write(box, &maps.out, row, column * (Tiles::BN / 64) + q);
+        boxes.write(box, &s.out, row, column * (Tiles::BN / 64) + q);
     }
 }
 
 /* The first half of the columns is gate, the second one up. */
-template <typename Tiles, typename Boxes>
-__device__ __forceinline__ void matmul_write_swiglu(Boxes& boxes, const MatmulMaps& maps, const float (&d)[Tiles::BN / 2],
-                                                    int row, int column, const MatmulTilesArgs& s) {
+template <typename Tiles>
+__device__ __forceinline__ void matmul_write_swiglu(MatmulBoxes<Tiles>& boxes, const MatmulTilesArgs& s,
+                                                    const float (&d)[Tiles::BN / 2], int row, int column) {
     constexpr int BLOCKS = Tiles::BN / 128;
 #pragma unroll
     for (int q = 0; q < BLOCKS; q++) {
@@ -230,18 +226,18 @@ __device__ __forceinline__ void matmul_write_swiglu(Boxes& boxes, const MatmulMa
         MatmulBox gate, up;
         gate.round(d, q);
         up.round(d, q + BLOCKS);
-        boxes.write(gate, &maps.out, row, block);
-        boxes.write(up, &maps.out, row, s.F / 64 + block);
-        if (!s.act) { continue; }
+        boxes.write(gate, &s.out, row, block);
+        boxes.write(up, &s.out, row, s.F / 64 + block);
+        if (!s.writes_act) { continue; }
 #pragma unroll
         for (int i = 0; i < 16; i++) { gate.set(i, swiglu_vector(gate.pair(i), up.pair(i))); }
-        boxes.write(gate, &maps.act, row, block);
+        boxes.write(gate, &s.act, row, block);
     }
 }
 
-template <typename Tiles, typename Boxes>
-__device__ __forceinline__ void matmul_write_rope(Boxes& boxes, const MatmulMaps& maps, const float (&d)[Tiles::BN / 2],
-                                                  int row, int column, const MatmulTilesArgs& s,
+template <typename Tiles>
+__device__ __forceinline__ void matmul_write_rope(MatmulBoxes<Tiles>& boxes, const MatmulTilesArgs& s,
+                                                  const float (&d)[Tiles::BN / 2], int row, int column,
                                                   const MatmulAngles<Tiles::HD>& angles) {
     constexpr int HEAD_BOXES = Tiles::HD / 64;
 #pragma unroll
@@ -252,7 +248,7 @@ __device__ __forceinline__ void matmul_write_rope(Boxes& boxes, const MatmulMaps
         for (int i = 0; i < HEAD_BOXES; i++) { head[i].round(d, q + i); }
         if (block * 64 < s.rope.columns) { angles.turn(head); }
 #pragma unroll
-        for (int i = 0; i < HEAD_BOXES; i++) { boxes.write(head[i], &maps.out, row, block + i); }
+        for (int i = 0; i < HEAD_BOXES; i++) { boxes.write(head[i], &s.out, row, block + i); }
     }
 }
 
@@ -275,23 +271,92 @@ __device__ __forceinline__ void matmul_swiglu_gradient(MatmulBox& d, uint32_t ga
     }
 }
 
+/* Gate and up come through the ring, 64 columns of each a step. Their gradients are written from where they lay. */
+template <typename Tiles>
+__device__ __forceinline__ void matmul_write_swiglu_gradient(MatmulBoxes<Tiles>& boxes, const MatmulTilesArgs& s,
+                                                             const float (&d)[Tiles::BN / 2], int row, int column,
+                                                             Ring<Tiles::STAGES>& ring, uint32_t stages) {
+    const bool leader = threadIdx.x % 32 == 0;
+    uint32_t held;
+#pragma unroll
+    for (int q = 0; q < Tiles::BN / 64; q++) {
+        const int block = column * (Tiles::BN / 64) + q;
+        const uint32_t gate_smem = stages + ring.stage * Tiles::STAGE_BYTES + row % Tiles::BM * 128;
+        const uint32_t up_smem = gate_smem + Tiles::READ_BYTES;
+        MatmulBox box;
+        ring.wait_full();
+        box.round(d, q);
+        matmul_swiglu_gradient(box, gate_smem, up_smem);
+        fence_async_readers();
+        if (q > 0) {  // the gradients before have left their buffer
+            if (leader) { store_wait<0>(); }
+            ring_release_cluster<Tiles::CLUSTER>(held);
+        }
+        __syncwarp();
+        if (leader) {
+            store_box_4d(&s.out, gate_smem, 0, row, block, 0);
+            store_box_4d(&s.out, up_smem, 0, row, s.F / 64 + block, 0);
+            store_commit();
+        }
+        if (s.writes_act) { boxes.write(box, &s.act, row, block); }
+        held = ring.empty();
+        ring.advance();
+    }
+    if (leader) { store_wait<0>(); }
+    ring_release_cluster<Tiles::CLUSTER>(held);
+}
+
+/* What the producer's thread does: copies what the consumers of this block's tiles read into the ring. */
+template <typename Tiles>
+__device__ __forceinline__ void matmul_produce(Ring<Tiles::STAGES>& ring, uint32_t stages, const MatmulTilesArgs& s, int rank) {
+    constexpr int CLUSTER = Tiles::CLUSTER, BN = Tiles::BN;
+    for (uint32_t piece = blockIdx.x / CLUSTER; piece < s.rows * s.columns; piece += gridDim.x / CLUSTER) {
+        const MatmulPlace place(s, piece, CLUSTER, rank);
+        const int row = place.row * Tiles::BM;
+#pragma unroll 1
+        for (int k = 0; k < s.steps; k++) {
+            const uint32_t a = stages + ring.stage * Tiles::STAGE_BYTES;
+            ring.begin_fill(Tiles::STAGE_BYTES);
+            copy_box_4d(a, &s.a, 0, row, k, 0, ring.full());
+#pragma unroll
+            for (int i = 0; i < 2 / CLUSTER; i++) {
+                const int half = CLUSTER == 1 ? i : rank;
+                const int n = Tiles::SWIGLU ? half * s.F + place.column * (BN / 2) : place.column * BN + half * (BN / 2);
+                const int b_row = Tiles::B_COLUMNS ? k * Tiles::BK : n, b_block = Tiles::B_COLUMNS ? n / 64 : k;
+                const uint32_t b = a + Tiles::A_BYTES + half * Tiles::HALF_BYTES;
+                if constexpr (CLUSTER == 1) {
+                    copy_box_4d(b, &s.b, 0, b_row, b_block, 0, ring.full());
+                } else {
+                    copy_box_4d_to((1 << CLUSTER) - 1, b, &s.b, 0, b_row, b_block, 0, ring.full());
+                }
+            }
+            ring.advance();
+        }
+#pragma unroll 1
+        for (int q = 0; Tiles::GRADIENT && q < BN / 64; q++) {
+            const uint32_t gate = stages + ring.stage * Tiles::STAGE_BYTES;
+            const int block = place.column * (BN / 64) + q;
+            ring.begin_fill(2 * Tiles::READ_BYTES);
+            copy_box_4d(gate, &s.gate_up, 0, row, block, 0, ring.full());
+            copy_box_4d(gate + Tiles::READ_BYTES, &s.gate_up, 0, row, s.F / 64 + block, 0, ring.full());
+            ring.advance();
+        }
+    }
+}
+
 template <typename Tiles>
 __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREADS, 1)
-    matmul_tiles_kernel(const __grid_constant__ MatmulMaps maps, const MatmulTilesArgs s) {
+    matmul_tiles_kernel(const __grid_constant__ MatmulTilesArgs s) {
 #if PTX_HAS_SM90A
     constexpr int CLUSTER = Tiles::CLUSTER, BM = Tiles::BM, BN = Tiles::BN, TURNS = Tiles::TURNS, BANDS = Tiles::BANDS;
-    constexpr MatmulEpilogue EPILOGUE = Tiles::EPILOGUE;
-    constexpr bool GATED = EPILOGUE == EPILOGUE_SWIGLU, GRADIENT = EPILOGUE == EPILOGUE_SWIGLU_BACKWARD,
-                   ROTATED = EPILOGUE == EPILOGUE_ROPE;
     extern __shared__ __align__(128) char smem[];
     __shared__ uint64_t barriers[2 * Tiles::STAGES], turns[2];
     // layout: A, first half of B, second half of B of each of STAGES; boxes of each consumer warp
     const uint32_t stages = shared_address(wgmma_tiles(smem)), boxes_smem = stages + Tiles::STAGES * Tiles::STAGE_BYTES;
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), rank = blockIdx.x % CLUSTER;
-    const uint32_t pieces = s.rows * s.columns, clusters = gridDim.x / CLUSTER;
     Ring<Tiles::STAGES> ring(barriers);
     if (threadIdx.x == 0) {
-        ring.init(Tiles::READERS * CLUSTER);
+        ring.init(8 / TURNS * CLUSTER);  // warps that read a buffer
         MatmulTurn::init(turns);
         barrier_init_done();
     }
@@ -302,48 +367,13 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
     }
     if (warpgroup == 0) {
         registers_lower<Tiles::PRODUCER>();
-        if (threadIdx.x == 0) {
-            for (uint32_t piece = blockIdx.x / CLUSTER; piece < pieces; piece += clusters) {
-                const MatmulPlace place(s, piece, CLUSTER, rank);
-                const int row = place.row * BM;
-#pragma unroll 1
-                for (int k = 0; k < s.steps; k++) {
-                    const uint32_t a = stages + ring.stage * Tiles::STAGE_BYTES, b = a + Tiles::A_BYTES;
-                    ring.begin_fill(Tiles::STAGE_BYTES);
-                    copy_box_4d(a, &maps.a, 0, row, k, 0, ring.full());
-#pragma unroll
-                    for (int i = 0; i < 2 / CLUSTER; i++) {
-                        const int half = CLUSTER == 1 ? i : rank;
-                        const int b_row = Tiles::B_COLUMNS ? k * Tiles::BK
-                                          : GATED          ? half * s.F + place.column * (BN / 2)
-                                                           : place.column * BN + half * (BN / 2);
-                        const int b_block = Tiles::B_COLUMNS ? place.column * (BN / 64) + half * (BN / 128) : k;
-                        const uint32_t to = b + half * Tiles::HALF_BYTES;
-                        if constexpr (CLUSTER == 1) {
-                            copy_box_4d(to, &maps.b, 0, b_row, b_block, 0, ring.full());
-                        } else {
-                            copy_box_4d_to((1 << CLUSTER) - 1, to, &maps.b, 0, b_row, b_block, 0, ring.full());
-                        }
-                    }
-                    ring.advance();
-                }
-#pragma unroll 1
-                for (int q = 0; GRADIENT && q < BN / 64; q++) {
-                    const uint32_t gate = stages + ring.stage * Tiles::STAGE_BYTES;
-                    const int block = place.column * (BN / 64) + q;
-                    ring.begin_fill(2 * Tiles::READ_BYTES);
-                    copy_box_4d(gate, &maps.gate_up, 0, row, block, 0, ring.full());
-                    copy_box_4d(gate + Tiles::READ_BYTES, &maps.gate_up, 0, row, s.F / 64 + block, 0, ring.full());
-                    ring.advance();
-                }
-            }
-        }
+        if (threadIdx.x == 0) { matmul_produce<Tiles>(ring, stages, s, rank); }
     } else {
         registers_raise<Tiles::CONSUMER>();
-        const int consumer = warpgroup - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-        const int first_row = TURNS == 1 ? consumer * 64 : 0, warp_row = first_row + warp * 16;  // of a tile
-        const int turn = TURNS == 1 ? 0 : consumer;
-        MatmulBoxes<Tiles::BOXES, Tiles::BOX_BYTES> boxes(boxes_smem + (consumer * 4 + warp) * Tiles::BOXES * Tiles::BOX_BYTES);
+        const int consumer = warpgroup - 1, warp = threadIdx.x / 32 % 4;
+        const int turn = TURNS == 1 ? 0 : consumer, first_row = TURNS == 1 ? consumer * 64 : 0;  // first_row: of a tile
+        const uint32_t pieces = s.rows * s.columns, clusters = gridDim.x / CLUSTER;
+        MatmulBoxes<Tiles> boxes(boxes_smem + (consumer * 4 + warp) * Tiles::BOXES * Tiles::BOX_BYTES);
         MatmulTurn mine(turns, turn);
         float acc[BANDS][BN / 2];
         if (turn > 0) { ring.skip(s.steps); }
@@ -378,55 +408,30 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
                 mine.pass();
                 ring.skip(s.steps);
             }
-            const int row = place.row * BM + warp_row;
+            const int row = place.row * BM + first_row + warp * 16;
             MatmulAngles<Tiles::HD> angles;
-            if (ROTATED && place.column * BN < s.rope.columns) { angles.load(s.rope, row); }
+            if (Tiles::ROPE && place.column * BN < s.rope.columns) { angles.load(s.rope, row); }
             wgmma_wait<0>();
 #pragma unroll
             for (int band = 0; band < BANDS; band++) { wgmma_hold(acc[band]); }
             ring_release_cluster<CLUSTER>(held);
 
-            if constexpr (ROTATED) {
-                matmul_write_rope<Tiles>(boxes, maps, acc[0], row, place.column, s, angles);
-            } else if constexpr (GRADIENT) {
-#pragma unroll
-                for (int q = 0; q < BN / 64; q++) {
-                    const int block = place.column * (BN / 64) + q;
-                    const uint32_t gate_smem = stages + ring.stage * Tiles::STAGE_BYTES + warp_row * 128;
-                    const uint32_t up_smem = gate_smem + Tiles::READ_BYTES;
-                    MatmulBox d;
-                    ring.wait_full();
-                    d.round(acc[0], q);
-                    matmul_swiglu_gradient(d, gate_smem, up_smem);
-                    fence_async_readers();
-                    if (q > 0) {  // the boxes before have left their buffer
-                        if (lane == 0) { store_wait<0>(); }
-                        ring_release_cluster<CLUSTER>(held);
-                    }
-                    __syncwarp();
-                    if (lane == 0) {
-                        store_box_4d(&maps.out, gate_smem, 0, row, block, 0);
-                        store_box_4d(&maps.out, up_smem, 0, row, s.F / 64 + block, 0);
-                        store_commit();
-                    }
-                    if (s.act) { boxes.write(d, &maps.act, row, block); }
-                    held = ring.empty();
-                    ring.advance();
-                }
-                if (lane == 0) { store_wait<0>(); }
-                ring_release_cluster<CLUSTER>(held);
+            if constexpr (Tiles::ROPE) {
+                matmul_write_rope(boxes, s, acc[0], row, place.column, angles);
+            } else if constexpr (Tiles::GRADIENT) {
+                matmul_write_swiglu_gradient(boxes, s, acc[0], row, place.column, ring, stages);
             } else {
 #pragma unroll
                 for (int band = 0; band < BANDS; band++) {
-                    if constexpr (GATED) {
-                        matmul_write_swiglu<Tiles>(boxes, maps, acc[band], row + band * 64, place.column, s);
+                    if constexpr (Tiles::SWIGLU) {
+                        matmul_write_swiglu(boxes, s, acc[band], row + band * 64, place.column);
                     } else {
-                        matmul_write_sums<Tiles>(boxes, maps, acc[band], row + band * 64, place.column);
+                        matmul_write_sums(boxes, s, acc[band], row + band * 64, place.column);
                     }
                 }
             }
         }
-        if (lane == 0) { store_wait<0>(); }
+        if (threadIdx.x % 32 == 0) { store_wait<0>(); }
     }
     if constexpr (CLUSTER > 1) {  // nobody copies to a block that has ended, or arrives there
         __syncwarp();
@@ -442,38 +447,30 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
 
 constexpr size_t MATMUL_GROUP_BYTES = 16 << 20;  // of A, that stay in the L2 cache
 
-/* Launches a kernel for sums of M x N tiles' elements over K. */
+/* Computes M x N sums over K and what the epilogue makes of them, from the packed matrices a (M, K) and b (N, K), or (K, N) if
+ * B_COLUMNS. Writes out, with SwiGLU and its gradient also act, unless it is NULL. The gradient reads gate_up. */
 template <typename Tiles>
-static inline void matmul_tiles_launch(const MatmulMaps& maps, size_t M, size_t N, size_t K, size_t F, bool act,
-                                       cudaStream_t stream, const MatmulRope& rope = MatmulRope()) {
-    constexpr int CLUSTER = Tiles::CLUSTER;
-    const size_t cluster_rows = (size_t)Tiles::BM * CLUSTER;
-    assert(M > 0 && N > 0 && K > 0 && M % cluster_rows == 0 && N % Tiles::BN == 0 && K % Tiles::BK == 0);
+static inline void matmul_tiles_launch(floatX* out, const floatX* a, const floatX* b, size_t M, size_t N, size_t K,
+                                       cudaStream_t stream, floatX* act = NULL, const floatX* gate_up = NULL,
+                                       const MatmulRope& rope = MatmulRope()) {
+    constexpr int CLUSTER = Tiles::CLUSTER, BM = Tiles::BM, BN = Tiles::BN, BK = Tiles::BK;
+    const size_t cluster_rows = (size_t)BM * CLUSTER, F = Tiles::GRADIENT ? N : N / 2, width = Tiles::GRADIENT ? 2 * N : N;
+    assert(M > 0 && N > 0 && K > 0 && M % cluster_rows == 0 && N % BN == 0 && K % BK == 0);
     MatmulTilesArgs s;
-    s.rows = (uint32_t)(M / cluster_rows), s.columns = (uint32_t)(N / Tiles::BN), s.steps = (int)(K / Tiles::BK);
+    s.a = tensor_map(a, 1, (int)M, K, K, BM, BK);
+    s.b = Tiles::B_COLUMNS ? tensor_map(b, 1, (int)K, N, N, BK, BN / 2) : tensor_map(b, 1, (int)N, K, K, BN / 2, BK);
+    s.out = tensor_map(out, 1, (int)M, width, width, 16, 64);
+    s.act = act ? tensor_map(act, 1, (int)M, F, F, 16, 64) : s.out;
+    s.gate_up = gate_up ? tensor_map(gate_up, 1, (int)M, width, width, BM, 64) : s.out;
+    s.rows = (uint32_t)(M / cluster_rows), s.columns = (uint32_t)(N / BN), s.steps = (int)(K / BK);
     s.group = (uint32_t)size_min(s.rows, size_max(1, MATMUL_GROUP_BYTES / (cluster_rows * K * sizeof(floatX))));
-    s.F = (int)F, s.act = act, s.rope = rope;
+    s.F = (int)F, s.writes_act = act != NULL, s.rope = rope;
     const size_t clusters = (size_t)device_attribute(cudaDevAttrMultiProcessorCount) / CLUSTER;
     const unsigned blocks = (unsigned)(size_min(clusters, (size_t)s.rows * s.columns) * CLUSTER);
     auto* kernel = matmul_tiles_kernel<Tiles>;
     CUDA_CHECK(cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tiles::SMEM));
-    kernel<<<blocks, Tiles::THREADS, Tiles::SMEM, stream>>>(maps, s);
+    kernel<<<blocks, Tiles::THREADS, Tiles::SMEM, stream>>>(s);
     CUDA_CHECK_LAUNCH("matmul_tiles_kernel");
-}
-
-/* Return maps of packed row-major matrices: the factors a (M, K) and b, which is (N, K), or (K, N) if B_COLUMNS; a result. */
-template <typename Tiles>
-static inline CUtensorMap matmul_map_a(const floatX* a, size_t M, size_t K) {
-    return tensor_map(a, 1, (int)M, K, K, Tiles::BM, Tiles::BK);
-}
-template <typename Tiles>
-static inline CUtensorMap matmul_map_b(const floatX* b, size_t N, size_t K) {
-    return Tiles::B_COLUMNS ? tensor_map(b, 1, (int)K, N, N, Tiles::BK, Tiles::BN / 2)
-                            : tensor_map(b, 1, (int)N, K, K, Tiles::BN / 2, Tiles::BK);
-}
-template <typename Tiles>
-static inline CUtensorMap matmul_map_out(const floatX* x, size_t rows, size_t width) {
-    return tensor_map(x, 1, (int)rows, width, width, Tiles::BOX_ROWS, Tiles::BOX_COLUMNS);
 }
 
 /* Whether sums of N x width over C are whole tiles, enough for all multiprocessors, and the program has the kernel for this
@@ -487,17 +484,6 @@ static inline bool matmul_takes(size_t N, size_t width, size_t C) {
 /* Whether SwiGLU's functions below take these sizes. */
 static inline bool matmul_takes_swiglu(size_t N, size_t C, size_t F) { return matmul_takes(N, F, C); }
 
-/* Writes gate_up (N, 2F) = x (N, C) w^T, w: (2F, C), and, unless it is NULL, act (N, F), SwiGLU of it. */
-template <int CLUSTER, MatmulSplit SPLIT>
-static inline void matmul_swiglu_split_cuda(floatX* gate_up, floatX* act, const floatX* x, const floatX* w, size_t N, size_t C,
-                                            size_t F, cudaStream_t stream) {
-    typedef MatmulTiles<CLUSTER, SPLIT, 0, EPILOGUE_SWIGLU> Tiles;
-    const CUtensorMap out_map = matmul_map_out<Tiles>(gate_up, N, 2 * F);
-    const MatmulMaps maps = {matmul_map_a<Tiles>(x, N, C), matmul_map_b<Tiles>(w, 2 * F, C), out_map,
-                             act ? matmul_map_out<Tiles>(act, N, F) : out_map, out_map};
-    matmul_tiles_launch<Tiles>(maps, N, 2 * F, C, F, act != NULL, stream);
-}
-
 /* SwiGLU's sums of fewer elements are computed in turns. On an H200 (bench_product_cu time) those of 768 take 0.7274 ms in
  * turns and 0.7865 ms by rows (126M gate_up); those of 2048 and 4096 (1B and 8B) take longer in turns. */
 constexpr size_t MATMUL_SHORT_SUMS = 1536;
@@ -505,7 +491,14 @@ constexpr size_t MATMUL_SHORT_SUMS = 1536;
 /* Returns how sums over K elements are split for SwiGLU. */
 static inline MatmulSplit matmul_split(size_t K) { return K < MATMUL_SHORT_SUMS ? SPLIT_TILES : SPLIT_ROWS; }
 
-/* The same, split as is faster. */
+/* Writes gate_up (N, 2F) = x (N, C) w^T, w: (2F, C), and, unless it is NULL, act (N, F), SwiGLU of it. */
+template <int CLUSTER, MatmulSplit SPLIT>
+static inline void matmul_swiglu_split_cuda(floatX* gate_up, floatX* act, const floatX* x, const floatX* w, size_t N, size_t C,
+                                            size_t F, cudaStream_t stream) {
+    matmul_tiles_launch<MatmulTiles<CLUSTER, SPLIT, 0, EPILOGUE_SWIGLU>>(gate_up, x, w, N, 2 * F, C, stream, act);
+}
+
+/* Does the same, split as is faster. */
 static inline void matmul_swiglu_cuda(floatX* gate_up, floatX* act, const floatX* x, const floatX* w, size_t N, size_t C,
                                       size_t F, cudaStream_t stream) {
     (matmul_split(C) == SPLIT_TILES
@@ -519,11 +512,7 @@ template <int CLUSTER = CLUSTER_BLOCKS>
 static inline void matmul_swiglu_backward_cuda(floatX* dgate_up, floatX* act, const floatX* dout, const floatX* w,
                                                const floatX* gate_up, size_t N, size_t F, size_t C, cudaStream_t stream) {
     typedef MatmulTiles<CLUSTER, SPLIT_ROWS, 1, EPILOGUE_SWIGLU_BACKWARD> Tiles;
-    const CUtensorMap out_map = matmul_map_out<Tiles>(dgate_up, N, 2 * F);
-    const MatmulMaps maps = {matmul_map_a<Tiles>(dout, N, C), matmul_map_b<Tiles>(w, F, C), out_map,
-                             act ? matmul_map_out<Tiles>(act, N, F) : out_map,
-                             tensor_map(gate_up, 1, (int)N, 2 * F, 2 * F, Tiles::BM, Tiles::BOX_COLUMNS)};
-    matmul_tiles_launch<Tiles>(maps, N, F, C, F, act != NULL, stream);
+    matmul_tiles_launch<Tiles>(dgate_up, dout, w, N, F, C, stream, act, gate_up);
 }
 
 /* Whether the function below takes these sizes. */
@@ -537,17 +526,9 @@ static inline void matmul_rope_cuda(floatX* qkv, const floatX* x, const floatX* 
                                     AttentionShape s, size_t C, cudaStream_t stream) {
     const size_t N = (size_t)s.B * s.T, QKV = (size_t)(s.NH + 2 * s.NKV) * s.HD;
     const MatmulRope rope = {cos_sin, starts, s.T, (s.NH + s.NKV) * s.HD};
-    const auto launch = [&](auto tiles) {
-        typedef decltype(tiles) Tiles;
-        const CUtensorMap out_map = matmul_map_out<Tiles>(qkv, N, QKV);
-        const MatmulMaps maps = {matmul_map_a<Tiles>(x, N, C), matmul_map_b<Tiles>(w, QKV, C), out_map, out_map, out_map};
-        matmul_tiles_launch<Tiles>(maps, N, QKV, C, 0, false, stream, rope);
-    };
-    if (s.HD == 64) {
-        launch(MatmulTiles<CLUSTER, SPLIT_ROWS, 0, EPILOGUE_ROPE, 64>());
-    } else {
-        launch(MatmulTiles<CLUSTER, SPLIT_ROWS, 0, EPILOGUE_ROPE, 128>());
-    }
+    auto* launch = s.HD == 64 ? matmul_tiles_launch<MatmulTiles<CLUSTER, SPLIT_ROWS, 0, EPILOGUE_ROPE, 64>>
+                              : matmul_tiles_launch<MatmulTiles<CLUSTER, SPLIT_ROWS, 0, EPILOGUE_ROPE, 128>>;
+    launch(qkv, x, w, N, QKV, C, stream, NULL, NULL, rope);
 }
 
 #else  // there are none in FP32

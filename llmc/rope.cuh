@@ -35,7 +35,7 @@ __device__ __forceinline__ void rope_vectors(Vec<floatX, W>& a, Vec<floatX, W>& 
     }
 }
 
-/* With DOCUMENTS, positions count from starts (N), where each token's document starts in its row. */
+/* W: elements of a vector. With DOCUMENTS, positions count from starts (N), where each token's document starts in its row. */
 template <int W, bool DOCUMENTS>
 __global__ void __launch_bounds__(ROPE_THREADS)
     rope_kernel(floatX* qkv, const float* cos_sin, float sign, RopeGrid g, size_t pitch, const int32_t* starts) {
@@ -79,10 +79,11 @@ static inline void rope_rotate_cuda(floatX* qkv, const int32_t* starts, const fl
     const size_t N = (size_t)s.B * s.T;
     if (N == 0) { return; }
     const bool wide = s.HD / 2 % VECTOR<floatX> == 0;
-    RopeGrid g = {N, s.T, first_pos, s.NH + s.NKV, s.HD, wide ? s.HD / 2 / VECTOR<floatX> : s.HD / 2, 0, 0};
-    g.groups = (int)ceil_div((size_t)g.heads, ROPE_HEADS);
-    g.tokens = (int)size_max(1, ROPE_THREADS / (size_t)(g.lanes * g.groups));
-    const unsigned blocks = (unsigned)ceil_div(N, (size_t)g.tokens);
+    const int heads = s.NH + s.NKV, lanes = wide ? s.HD / 2 / VECTOR<floatX> : s.HD / 2;
+    const int groups = (int)ceil_div((size_t)heads, ROPE_HEADS);
+    const int tokens = (int)size_max(1, ROPE_THREADS / (size_t)(lanes * groups));
+    const RopeGrid g = {N, s.T, first_pos, heads, s.HD, lanes, groups, tokens};
+    const unsigned blocks = (unsigned)ceil_div(N, (size_t)tokens);
     auto* plain = wide ? rope_kernel<VECTOR<floatX>, false> : rope_kernel<1, false>;
     auto* documents = wide ? rope_kernel<VECTOR<floatX>, true> : rope_kernel<1, true>;
     (starts ? documents : plain)<<<blocks, ROPE_THREADS, 0, stream>>>(qkv, cos_sin, sign, g, pitch, starts);

@@ -83,18 +83,9 @@ static Buffers take_buffers(const Shape* shapes, size_t count) {
 /* Only sums: the main loop alone. */
 template <int CLUSTER, MatmulSplit SPLIT>
 static void launch_product(const Shape& s, const Buffers& b, floatX* out) {
-    const auto launch = [&](auto tiles) {
-        typedef decltype(tiles) Tiles;
-        const CUtensorMap out_map = matmul_map_out<Tiles>(out, s.N, s.width());
-        const MatmulMaps maps = {matmul_map_a<Tiles>(b.x, s.N, s.K), matmul_map_b<Tiles>(b.w, s.width(), s.K), out_map, out_map,
-                                 out_map};
-        matmul_tiles_launch<Tiles>(maps, s.N, s.width(), s.K, s.F, false, 0);
-    };
-    if (s.pass == DOWN_DX) {
-        launch(MatmulTiles<CLUSTER, SPLIT, 1, EPILOGUE_STORE>());
-    } else {
-        launch(MatmulTiles<CLUSTER, SPLIT, 0, EPILOGUE_STORE>());
-    }
+    auto* launch = s.pass == DOWN_DX ? matmul_tiles_launch<MatmulTiles<CLUSTER, SPLIT, 1, EPILOGUE_STORE>>
+                                     : matmul_tiles_launch<MatmulTiles<CLUSTER, SPLIT, 0, EPILOGUE_STORE>>;
+    launch(out, b.x, b.w, s.N, s.width(), s.K, 0, NULL, NULL, MatmulRope());
 }
 
 /* out: gate_up, backward its gradient, or qkv; gate_up: what backward reads */

@@ -95,12 +95,12 @@ the transpose is not transposed | BF16 | test_kernels_cu quantised_weights | llm
 rows of activations lose their scales | BF16 | test_llama3cu $fp8 | llmc/quantise.cuh | s/q\.scale\[n\] = scale;/q.scale[n] = 1;/
 a buffer is released before its products begin, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/^ *wgmma_fence();/ring_release_cluster<CLUSTER>(ring.empty()); for (const uint64_t from = card_clock(); card_clock() - from < 20000;) {} wgmma_fence();/; s/^ *if (!first) { ring_rel.*//; /wgmma_hold(acc/ { n; d; }
 sums of a tile begin with those of the tile before, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/!first || i > 0);/true);/
-both halves of the columns are the first one's, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/(BN \/ 64) + half \* (BN \/ 128) : k/(BN \/ 64) : k/
+both halves of the columns are the first one's, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/ + half \* (BN \/ 2);/;/
 boxes are written as if they were not swizzled, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/((2 \* j + lane \/ 16) ^ lane % 8)/(2 * j + lane \/ 16)/
 up is taken for gate, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/swiglu_vector(gate\.pair(i), up\.pair(i))/swiglu_vector(up.pair(i), gate.pair(i))/
 the gradients of gate and up are exchanged, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/gate\.set(i, g\.dgate)/gate.set(i, g.dup)/; s/up\.set(i, g\.dup)/up.set(i, g.dgate)/
-an output that is not wanted is written, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/if (!s\.act) { continue; }//
-the output is not written again, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/if (s\.act) { boxes/if (false) { boxes/
+an output that is not wanted is written, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/if (!s\.writes_act) { continue; }//
+the output is not written again, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/if (s\.writes_act) { boxes/if (false) { boxes/
 a document's rows keep their positions in the row, joined RoPE | BF16 | test_kernels_cu rope_joins | llmc/matmul_sm90.cuh | s/n % rope\.T - (rope\.starts ? rope\.starts\[n\] : 0)/n % rope.T/
 values are turned with the keys of their tile, joined RoPE | BF16 | test_kernels_cu rope_joins | llmc/matmul_sm90.cuh | s/if (block \* 64 < s\.rope\.columns)/if (column * Tiles::BN < s.rope.columns)/
 the lower rows of a box have the angles of the upper ones, joined RoPE | BF16 | test_kernels_cu rope_joins | llmc/matmul_sm90.cuh | s/lane \/ 4 + i \* 8, position/lane \/ 4, position/

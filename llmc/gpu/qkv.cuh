@@ -23,12 +23,12 @@ static inline bool rope_is_joined(const Sequence* p, const Weight& w, const Lora
 static inline void qkv_rope(const Queue* q, const Sequence* p, floatX* qkv, floatX* rows, floatX* t, const floatX* x,
                             const Weight& w, const floatX* trained, const Lora* l, const int32_t* starts, const float* table,
                             AttentionShape s, int C) {
-    const size_t N = (size_t)s.B * s.T;
-    floatX* to = p->parts > 1 ? rows : qkv;
     if (rope_is_joined(p, w, l, s, C)) {
         linear_rope(q, qkv, x, w.data, starts, table, s, C);
         return;
     }
+    const size_t N = (size_t)s.B * s.T;
+    floatX* to = p->parts > 1 ? rows : qkv;
     linear(q, "qkv", to, x, w, NULL, N, C, (int)qkv_width(s));
     lora(q, to, t, x, trained, l, N);
     if (p->parts > 1) { rows_to_heads(q, p, qkv, rows, s); }
