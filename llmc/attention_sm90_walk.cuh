@@ -7,24 +7,24 @@
  *
  *   S^T = k q^T     dP^T = v dout^T     dv += p^T dout     dk += ds^T q     part of dq = ds k
  *
- * The two consumer warpgroups have 64 keys each. Both put ds of theirs into shared memory, transposed, and each computes half of
- * the columns of this part, over all 128 keys. Parts are added up in fp32 in memory, in the L2 cache for the most part, and a
- * last kernel turns the sums back by RoPE and rounds them.
+ * The two consumer warpgroups have 64 keys each. Both put ds of theirs into shared memory, transposed, and each computes half
+ * of the columns of this part, over all 128 keys. Parts are added up in fp32 in memory, in the L2 cache for the most part, and
+ * a last kernel turns the sums back by RoPE and rounds them.
  *
  * So that every run gives the same bits, the parts of a tile of queries are added in a fixed order, each behind a flag that
  * counts the parts before it. One thread of a block waits for flags ahead of the consumers, another one sets them behind them.
  *
- * The order is that in which the parts come by themselves, so that waits are short. Of N tiles of keys the lower ones have more
- * queries. A block takes tile P - 1 - i and then tile P + i, P = N / 2 rounded up, so that all blocks have as much work. All walk
- * upwards. Of the lower tiles the higher ones are ahead, of the upper tiles the lower ones:
+ * The order is that in which the parts come by themselves, so that waits are short. Of N tiles of keys the lower ones have
+ * more queries. A block takes tile P - 1 - i and then tile P + i, P = N / 2 rounded up, so that all blocks have as much work.
+ * All walk upwards. Of the lower tiles the higher ones are ahead, of the upper tiles the lower ones:
  *
  *   parts of tile m of queries, in units of 128:   m < P: m, m - 1 ... 0        else: P - 1, P - 2 ... 0, P, P + 1 ... m
  *
  * A part waits only for blocks whose piece stands before its own in the list of work, and a block takes its pieces in the order
  * of the list. So the first piece that is not done can always go on, however many blocks run at a time.
  *
- * A turn of a consumer's loop adds a tile to dv, dk and dq and computes p and ds of the next one. With registers for all (APART),
- * S^T comes first, and the other products run under the exponentials:
+ * A turn of a consumer's loop adds a tile to dv, dk and dq and computes p and ds of the next one. With registers for all
+ * (APART), S^T comes first, and the other products run under the exponentials:
  *
  *   issued     S^T"  dq  dP^T"  dv  dk                 " of the next tile
  *   computed                exp"         add dq   ds"
@@ -34,8 +34,8 @@
  *   issued     dv  dq  dk       S^T"  dP^T"
  *   computed            add dq            exp"  ds"
  *
- * On an H200 in BF16 (dev/results/nvidia-h200-kernels.md), all passes counted, it is 1.06 to 1.22 times as fast as the two kernels
- * at HD 64 from T = 1024 on, and 1.12 to 1.25 times at HD 128 from T = 2048 to 8192.
+ * On an H200 in BF16 (dev/results/nvidia-h200-kernels.md), all passes counted, it is 1.06 to 1.22 times as fast as the two
+ * kernels at HD 64 from T = 1024 on, and 1.12 to 1.25 times at HD 128 from T = 2048 to 8192.
  */
 #ifndef LLMC_ATTENTION_SM90_WALK_CUH
 #define LLMC_ATTENTION_SM90_WALK_CUH
@@ -48,13 +48,13 @@
 
 constexpr int WALK_QUERIES = 64, WALK_KEYS = 128;  // of a tile
 
-/* The order of work and of sums: heads (of K and V, of all sequences) go `together` at a time, each over `pairs` pairs of tiles of
- * keys, of which there are `tiles`: first over the lower tile of each pair, then over the upper one, which the last pair may lack.
- * There are `step` blocks for each head of those that go together. */
+/* The order of work and of sums: heads (of K and V, of all sequences) go `together` at a time, each over `pairs` pairs of tiles
+ * of keys, of which there are `tiles`: first over the lower tile of each pair, then over the upper one, which the last pair may
+ * lack. There are `step` blocks for each head of those that go together. */
 struct WalkOrder {
     uint32_t heads, tiles, pairs, together, step;
 
-    /* Returns how many parts of dq of the queries at tile m, in units of WALK_KEYS, are added before those of a tile of keys. */
+    /* Returns how many parts of dq of queries are added before that of a tile of keys. m: the queries' tile of WALK_KEYS */
     __device__ __forceinline__ uint32_t before(uint32_t tile, uint32_t m) const {
         return tile >= pairs ? tile : min(m, pairs - 1) - tile;
     }
@@ -79,16 +79,16 @@ struct WalkNote {
     int head, tile;
 };
 
-/* Where parts of dq are added: for each query head of each sequence, one after the other, `tiles` tiles of WALK_QUERIES queries,
- * each consumer's half as its threads hold them; and a flag for each tile, which counts its parts. */
+/* Where parts of dq are added: for each query head of each sequence, one after the other, `tiles` tiles of WALK_QUERIES
+ * queries, each consumer's half as its threads hold them; and a flag for each tile, which counts its parts. */
 struct WalkSums {
     float* sums;
     uint32_t* flags;
     uint32_t tiles;
 };
 
-/* Shared memory holds K and V of KV_STAGES pieces of work, and q and dout of STAGES tiles. APART: whether registers are enough for
- * dq beside ds, and for the left operands of S and dP. */
+/* Shared memory holds K and V of KV_STAGES pieces of work, and q and dout of STAGES tiles. APART: whether registers are enough
+ * for dq beside ds, and for the left operands of S and dP. */
 template <int HD_, int STAGES_, int KV_STAGES_>
 struct WalkTiles : WarpgroupSplit<2, 1> {
     static constexpr int HD = HD_, STAGES = STAGES_, KV_STAGES = KV_STAGES_, TURNS = 4;
@@ -98,8 +98,8 @@ struct WalkTiles : WarpgroupSplit<2, 1> {
     static constexpr int SMEM = 2 * KV_STAGES * KV_BYTES + STAGES * (2 * Q_BYTES + STATS_BYTES) + 2 * DS_BYTES + 1024;
 };
 
-/* Store ds^T of a warp's 16 keys, an operand over 64 queries, into the rows of a tile of 64 queries by 64 keys, whose address is
- * `tile`; the first returns the address that this thread gives. */
+/* Store ds^T of a warp's 16 keys, an operand over 64 queries, into the rows of a tile of 64 queries by 64 keys, whose address
+ * is `tile`; the first returns the address that this thread gives. */
 __device__ __forceinline__ uint32_t walk_ds_row(uint32_t tile) {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     return tile + (lane / 16 * 8 + lane % 8) * 128 + ((2 * warp + lane / 8 % 2) ^ lane % 8) * 16;
@@ -109,6 +109,7 @@ __device__ __forceinline__ void walk_store_ds(uint32_t row, const uint32_t (&ds)
     for (int i = 0; i < WALK_QUERIES / 16; i++) { store_matrix_x4_transposed(row + i * 16 * 128, ds[i]); }
 }
 
+/* Returns a, or else b. */
 template <bool FIRST, int M, int N>
 __device__ __forceinline__ auto& walk_either(float (&a)[M], float (&b)[N]) {
     if constexpr (FIRST) {
@@ -159,8 +160,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, 1)
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), group = s.NH / s.NKV;
     Ring<Tiles::KV_STAGES> kv_ring(kv_barriers);
     Ring<Tiles::STAGES> q_ring(q_barriers);
-    // full: it is this block's turn to add its part of a tile; empty: the tile's flag is set. Between them, in added_barriers, all
-    // consumers have added theirs
+    // full: it is this block's turn to add its part of a tile; empty: the tile's flag is set. Between them, in added_barriers,
+    // all consumers have added theirs
     Ring<TURNS> turns(turn_barriers);
     auto added = [&]() { return shared_address(added_barriers) + turns.stage * 8; };
     if (threadIdx.x == 0) {
@@ -213,14 +214,14 @@ __global__ void __launch_bounds__(Tiles::THREADS, 1)
             barrier_wait(kv_ring.empty(), kv_ring.phase ^ 1);
             notes[kv_ring.stage].tile = -1;
             barrier_arrive(kv_ring.full());
-        } else if (threadIdx.x == 32) {
+        } else if (threadIdx.x == 32) {  // waits for flags
             walk_flags(order, sums, group, [&](uint32_t* flag, uint32_t before) {
                 barrier_wait(turns.empty(), turns.phase ^ 1);
                 flag_wait(flag, before);
                 barrier_arrive(turns.full());
                 turns.advance();
             });
-        } else if (threadIdx.x == 64) {
+        } else if (threadIdx.x == 64) {  // sets them
             walk_flags(order, sums, group, [&](uint32_t* flag, uint32_t before) {
                 barrier_wait(added(), turns.phase);
                 flag_set(flag, before + 1);
@@ -234,8 +235,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, 1)
         uint32_t ds_row = walk_ds_row(ds_smem + consumer * BM * 128), key_row = warp * 16 + g - t * 2;
         compute_here(ds_row);
         compute_here(key_row);
-        float dk[HD / 2], dv[HD / 2], p[BM / 2], ds[BM / 2], more[HD == 64 ? HD / 4 : 1];
-        float(&dq)[HD / 4] = walk_either<HD == 64>(more, ds);
+        float dk[HD / 2], dv[HD / 2], p[BM / 2], ds[BM / 2], more[APART ? HD / 4 : 1];
+        float(&dq)[HD / 4] = walk_either<APART>(more, ds);
         uint32_t p_operand[BM / 16][4], ds_operand[BM / 16][4];
         for (;;) {
             kv_ring.wait_full();
@@ -285,6 +286,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, 1)
                 fence_async_readers();
                 ring_release(ds_full + turns.stage % 2 * 8);
             };
+            // the part of dq, when both consumers have put ds of the tile there
             auto begin_dq = [&]() {
                 const uint32_t ds_rows = matrix_rows(ds_smem + turns.stage % 2 * Tiles::DS_BYTES);
                 barrier_wait(ds_full + turns.stage % 2 * 8, turns.stage / 2);
@@ -303,6 +305,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, 1)
                 wgmma_values<HD, BM>(dk, ds_operand, matrix_columns(q_tile, BM * 128));
                 wgmma_commit();
             };
+            // first: it is the first part of the tile
             auto add_dq = [&](bool first) {
                 turns.wait_full();
                 wgmma_hold(dq);

@@ -1,7 +1,8 @@
 /* bench_attention.cu -- times attention by kernel, head dimension and length, on random data.
  *
  *   nvcc -std=c++17 -O3 -DPRECISION_BF16 -gencode arch=compute_90a,code=sm_90a -diag-suppress 1675 -I. \
- *        -o bench_attention dev/test/bench_attention.cu && ./bench_attention [auto|plain|mma|wgmma|walk|variants [mma|wgmma|walk]]
+ *        -o bench_attention dev/test/bench_attention.cu
+ *   ./bench_attention [auto|plain|mma|wgmma|walk|variants [mma|wgmma|walk]]
  *
  * TFLOP/s use the common count: forward 4 B T^2 NH HD / 2 (the causal half), backward 2.5 times that, although our backward
  * computes 3.5 times. Each number is the median of single launches between events, after a warm-up. The last lines are of rows
@@ -11,8 +12,8 @@
  * `./bench_attention variants` then runs each mma and wgmma kernel alone with other tiles (a minute); with a third word only
  * that, of one kind. It prints one line a
  * variant: its error against the plain kernel (about 2e-3 in BF16; more is a bug), registers at its start, bytes of stack, and
- * for T = 1024, 2048 and 8192 the time and the TFLOP/s of the operations it really does (dK dV four products, dQ three, a walk five). The
- * best line of each (kernel, part, HD) belongs into MmaTiles of attention_mma.cuh or WgmmaTiles of attention_sm90.cuh, whose
+ * for T = 1024, 2048 and 8192 the time and the TFLOP/s of the operations it really does (dK dV four products, dQ three, a
+ * walk five). The best line of each (kernel, part, HD) belongs into MmaTiles of attention_mma.cuh or WgmmaTiles of attention_sm90.cuh, whose
  * numbers have the same order.
  */
 #include <algorithm>
