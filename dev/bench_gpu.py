@@ -159,8 +159,9 @@ def read_steps(out):
 
 
 def word(flags, name, default):
-    """Returns the value of `name` in a list of flags."""
-    return flags[flags.index(name) + 1] if name in flags else default
+    """Returns the value of `name` in a list of flags: the last one, as the trainer does."""
+    values = [value for flag, value in zip(flags, flags[1:]) if flag == name]
+    return values[-1] if values else default
 
 
 def bytes_per_parameter(flags, precision):
