@@ -75,6 +75,16 @@ static inline bool attention_may_walk(int T, int HD) {
     return sizeof(floatX) == 2 && (HD == 64 || HD == 128) && T >= WALK_LEAST_TOKENS;
 }
 
+/* Returns whether the backward pass of these rows is one walk, where Hopper's kernels run. */
+static inline bool attention_walks(int B, const AttentionArgs& s) {
+#ifndef PRECISION_FP32
+    const uint32_t processors = (uint32_t)device_attribute(cudaDevAttrMultiProcessorCount);
+    return attention_may_walk(s.T, s.HD) && !s.starts && walk_fills(walk_order(B, s.NKV, s.T, processors), processors);
+#else
+    return false;
+#endif
+}
+
 /* Runs forward for B <= MAX_GRID_YZ sequences. */
 static inline void attention_forward_slice(AttentionKernel kernel, floatX* out, float* lse, const floatX* qkv, int B,
                                            const AttentionArgs& s, cudaStream_t stream) {
@@ -147,9 +157,9 @@ static inline void attention_backward_by(AttentionKernel kernel, floatX* dqkv, v
                                          const floatX* out, const float* lse, const floatX* qkv, int B, const AttentionArgs& s,
                                          cudaStream_t stream) {
     if (s.T == 0 || B == 0) { return; }
-    const bool walks = kernel == ATTENTION_AUTO && attention_may_walk(s.T, s.HD) && !s.starts;
+    const bool chosen = kernel == ATTENTION_AUTO;
     kernel = attention_choose(kernel, s.HD);
-    if (walks && kernel == ATTENTION_WGMMA) { kernel = ATTENTION_WALK; }
+    if (chosen && kernel == ATTENTION_WGMMA && attention_walks(B, s)) { kernel = ATTENTION_WALK; }
     for (int b = 0; b < B; b += MAX_GRID_YZ) {
         const size_t row = (size_t)b * s.T;
         attention_backward_slice(kernel, dqkv + row * s.qkv_pitch, scratch, dout + row * s.out_pitch, out + row * s.out_pitch,

@@ -441,6 +441,12 @@ static inline WalkOrder walk_order(int B, int NKV, int T, uint32_t processors) {
     return o;
 }
 
+/* Whether blocks of a walk are on at least 85 % of the multiprocessors. They are fewer than those of the two kernels: with few
+ * heads, or if their pairs divide the multiprocessors badly, a walk leaves more of the card idle than it saves. */
+static inline bool walk_fills(const WalkOrder& o, uint32_t processors) {
+    return (uint64_t)o.step * o.together * 100 >= (uint64_t)processors * 85;
+}
+
 template <int HD>
 struct WalkTilesFor;
 template <>

@@ -662,6 +662,22 @@ static void many_rows_have_the_bits_of_one_alone(void) {
     for (int HD : {64, 128}) { compare_all_kernels_with_alone({24, 1100, 8, 2, HD}, 0, {0, 11, 23}); }
 }
 
+#ifndef PRECISION_FP32
+static void walks_fill_the_card(void) {
+    const struct {
+        int B, NKV, T, processors;
+        bool fills;
+    } cases[] = {{64, 4, 1024, 132, true},  {16, 8, 2048, 132, true},  {4, 8, 8192, 132, true},
+                 {1, 8, 8192, 132, true},   {1, 8, 32768, 132, true},  {1, 8, 2048, 132, false},
+                 {1, 8, 20480, 132, false}, {1, 8, 16384, 114, false}, {1, 1, 1000000, 132, true}};
+    for (auto& c : cases) {
+        const WalkOrder o = walk_order(c.B, c.NKV, c.T, (uint32_t)c.processors);
+        CHECK(walk_fills(o, (uint32_t)c.processors) == c.fills, "B %d NKV %d T %d: %u x %u blocks on %d", c.B, c.NKV, c.T,
+              o.step, o.together, c.processors);
+    }
+}
+#endif
+
 #define RUN_NAMED(test) \
     if (strstr(#test, named)) { RUN(test); }
 
@@ -672,6 +688,9 @@ int main(int argc, char** argv) {
     if (argc > 3 || (argc > 1 && only == ATTENTION_AUTO)) { die_usage("usage: %s [plain|mma|wgmma|walk [TEST]]", argv[0]); }
     const char* named = argc > 2 ? argv[2] : "";  // part of a test's name
     RUN_NAMED(more_tiles_than_a_grid_has_room_for_are_refused);
+#ifndef PRECISION_FP32
+    RUN_NAMED(walks_fill_the_card);
+#endif
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
         SKIP("every attention kernel", "no GPU");
