@@ -9,12 +9,12 @@
  * of 8192 tokens in documents of 400 to 600: their TFLOP/s count whole rows, too: they compare with those above by time.
  * With a kernel's name it runs that one alone; `auto` are those that the program would choose.
  *
- * `./bench_attention variants` then runs each mma and wgmma kernel alone with other tiles (a minute); with a third word only
- * that, of one kind. It prints one line a
- * variant: its error against the plain kernel (about 2e-3 in BF16; more is a bug), registers at its start, bytes of stack, and
- * for T = 1024, 2048 and 8192 the time and the TFLOP/s of the operations it really does (dK dV four products, dQ three, a
- * walk five). The best line of each (kernel, part, HD) belongs into MmaTiles of attention_mma.cuh or WgmmaTiles of attention_sm90.cuh, whose
- * numbers have the same order.
+ * `./bench_attention variants` then runs each mma and wgmma kernel, and the walk, alone with other tiles (a minute); with a
+ * third word only that, of one kind. It prints one line a variant: its error against the plain kernel (about 2e-3 in BF16; more
+ * is a bug), registers at its start, bytes of stack, and for T = 1024, 2048 and 8192 the time and the TFLOP/s of the operations
+ * it really does (dK dV four products, dQ three, a walk five). The best line of each (kernel, part, HD) belongs into MmaTiles
+ * of attention_mma.cuh, WgmmaTiles of attention_sm90.cuh or WalkTilesFor of attention_sm90_walk.cuh, whose numbers have the same
+ * order.
  */
 #include <algorithm>
 #include <vector>
