@@ -6,10 +6,10 @@
  *   dv = p^T dout        ds = p (dout v^T - D)          dq = ds k / sqrt(HD)      dk = ds^T q / sqrt(HD)
  *
  * Query head h reads key/value head h / (NH / NKV); K and V are never replicated. All sums are in fp32, and their order depends
- * on shapes alone. To keep that order, the backward pass computes the scores twice. The kernel of dK and dV has a block for
- * each tile of keys, which walks over all query heads of its group. The kernel of dQ has a block for each tile of queries. That
- * takes seven products instead of five, but every run gives the same bits. Where blocks can wait for each other at little cost,
- * they add dQ up in a fixed order, in five products.
+ * on shapes and the card. To keep that order, the backward pass computes the scores twice. The kernel of dK and dV has a block
+ * for each tile of keys, which walks over all query heads of its group. The kernel of dQ has a block for each tile of queries.
+ * That takes seven products instead of five, but every run gives the same bits. Where blocks can wait for each other at little
+ * cost, they add dQ up in a fixed order, in five products.
  *
  * The launchers here choose the last of these kernels that the build, the card and head_dim allow:
  *   attention_plain.cuh    any even HD <= 256 and any floatX, on the ordinary units: the readable ones
@@ -68,11 +68,12 @@ static inline AttentionKernel attention_choose(AttentionKernel kernel, int HD) {
     return ATTENTION_PLAIN;
 }
 
-constexpr int WALK_LEAST_TOKENS = 1024;  // of a row: below, what is read and written for the sums costs more than it saves
+// of a row: below, what is read and written for the sums costs more than it saves; above, nothing was tried
+constexpr int WALK_LEAST_TOKENS = 1024, WALK_MOST_TOKENS = 1 << 22;
 
 /* Returns whether the backward pass of such rows may be one walk: then its scratch has room for the sums. */
 static inline bool attention_may_walk(int T, int HD) {
-    return sizeof(floatX) == 2 && (HD == 64 || HD == 128) && T >= WALK_LEAST_TOKENS;
+    return sizeof(floatX) == 2 && (HD == 64 || HD == 128) && T >= WALK_LEAST_TOKENS && T <= WALK_MOST_TOKENS;
 }
 
 /* Returns whether the backward pass of these rows is one walk, where Hopper's kernels run. */

@@ -15,13 +15,14 @@
  * counts the parts before it. One thread of a block waits for flags ahead of the consumers, another one sets them behind them.
  *
  * The order is that in which the parts come by themselves, so that waits are short. Of N tiles of keys the lower ones have
- * more queries. A block takes tile P - 1 - i and then tile P + i, P = N / 2 rounded up, so that all blocks have as much work.
- * All walk upwards. Of the lower tiles the higher ones are ahead, of the upper tiles the lower ones:
+ * more queries. A block takes tile P - 1 - i and then tile P + i, P = N / 2 rounded up, so that all blocks have as much work,
+ * if there are P multiprocessors. All walk upwards. Of the lower tiles the higher ones are ahead, of the upper ones the lower:
  *
  *   parts of tile m of queries, in units of 128:   m < P: m, m - 1 ... 0        else: P - 1, P - 2 ... 0, P, P + 1 ... m
  *
- * A part waits only for blocks whose piece stands before its own in the list of work, and a block takes its pieces in the order
- * of the list. So the first piece that is not done can always go on, however many blocks run at a time.
+ * A part waits only for pieces that stand before its own in the list of work, and a block takes its pieces in the order of the
+ * list. So the first piece that is not done can always go on, once its block runs. All blocks have to: a block keeps its place
+ * until the end. There are no more of them than multiprocessors, and a kernel that still holds one must end without this one.
  *
  * A turn of a consumer's loop adds a tile to dv, dk and dq and computes p and ds of the next one. With registers for all
  * (APART), S^T comes first, and the other products run under the exponentials:
@@ -441,10 +442,12 @@ static inline WalkOrder walk_order(int B, int NKV, int T, uint32_t processors) {
     return o;
 }
 
-/* Whether blocks of a walk are on at least 85 % of the multiprocessors. They are fewer than those of the two kernels: with few
- * heads, or if their pairs divide the multiprocessors badly, a walk leaves more of the card idle than it saves. */
+/* Whether a walk keeps at least 85 % of the multiprocessors at work. Its pieces are fewer than those of the two kernels: with
+ * few heads, or if their pairs divide the multiprocessors badly, a walk leaves more of the card idle than it saves. */
 static inline bool walk_fills(const WalkOrder& o, uint32_t processors) {
-    return (uint64_t)o.step * o.together * 100 >= (uint64_t)processors * 85;
+    const size_t pairs = (size_t)o.heads * o.pairs;  // of all heads, each as much work
+    const size_t turns = o.step == o.pairs ? ceil_div((size_t)o.heads, (size_t)o.together) : ceil_div(pairs, (size_t)o.step);
+    return pairs * 100 >= turns * processors * 85;
 }
 
 template <int HD>

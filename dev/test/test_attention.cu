@@ -667,9 +667,10 @@ static void walks_fill_the_card(void) {
     const struct {
         int B, NKV, T, processors;
         bool fills;
-    } cases[] = {{64, 4, 1024, 132, true},  {16, 8, 2048, 132, true},  {4, 8, 8192, 132, true},
-                 {1, 8, 8192, 132, true},   {1, 8, 32768, 132, true},  {1, 8, 2048, 132, false},
-                 {1, 8, 20480, 132, false}, {1, 8, 16384, 114, false}, {1, 1, 1000000, 132, true}};
+    } cases[] = {{64, 4, 1024, 132, true},  {16, 8, 2048, 132, true},   {4, 8, 8192, 132, true},  {1, 8, 8192, 132, true},
+                 {1, 8, 32768, 132, true},  {8, 8, 1024, 132, true},    {1, 8, 2048, 132, false}, {1, 8, 20480, 132, false},
+                 {1, 8, 16384, 114, false}, {1, 1, 1000000, 132, true}, {1, 8, 6144, 132, false}, {5, 8, 1024, 132, false},
+                 {17, 1, 2048, 132, false}, {1, 1, 34000, 132, false}};
     for (auto& c : cases) {
         const WalkOrder o = walk_order(c.B, c.NKV, c.T, (uint32_t)c.processors);
         CHECK(walk_fills(o, (uint32_t)c.processors) == c.fills, "B %d NKV %d T %d: %u x %u blocks on %d", c.B, c.NKV, c.T,
