@@ -115,16 +115,13 @@ static inline void attention_backward_slice(AttentionKernel kernel, floatX* dqkv
                           : attention_wgmma_backward<128>(dqkv, stats, dout, out, lse, qkv, B, s, stream);
     }
 #endif
+    attention_stats(stats, dout, out, lse, B, s, stream);
 #ifndef PRECISION_FP32
     if (kernel == ATTENTION_WALK) {
-        attention_stats(stats, dout, out, lse, B, s, stream);
         float* sums = (float*)(stats + (size_t)B * s.NH * s.stat_rows);
         return s.HD == 64 ? attention_walk_backward<64>(dqkv, sums, stats, dout, qkv, B, s, stream)
                           : attention_walk_backward<128>(dqkv, sums, stats, dout, qkv, B, s, stream);
     }
-#endif
-    attention_stats(stats, dout, out, lse, B, s, stream);
-#ifndef PRECISION_FP32
     if (kernel == ATTENTION_MMA) {
         return s.HD == 64 ? attention_mma_backward<64>(dqkv, stats, dout, qkv, B, s, stream)
                           : attention_mma_backward<128>(dqkv, stats, dout, qkv, B, s, stream);

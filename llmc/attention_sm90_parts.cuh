@@ -1,5 +1,5 @@
-/* attention_sm90_parts.cuh -- what the three kernels of attention_sm90.cuh are built from: the ring of buffers between producer
- * and consumers, the list of work, the borders of documents, products of tiles in shared memory, and writing rows out.
+/* attention_sm90_parts.cuh -- what the kernels of attention_sm90.cuh and attention_sm90_walk.cuh are built from: the list of
+ * work, the borders of documents, products of tiles in shared memory, and writing rows out.
  */
 #ifndef LLMC_ATTENTION_SM90_PARTS_CUH
 #define LLMC_ATTENTION_SM90_PARTS_CUH
