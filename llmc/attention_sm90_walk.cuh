@@ -30,10 +30,10 @@
  *   issued     S^T"  dq  dP^T"  dv  dk                 " of the next tile
  *   computed                exp"         add dq   ds"
  *
- * At head_dim 128 dq takes the registers of ds and is added before the next scores begin:
+ * At head_dim 128 there are registers for S^T when dv is done, and dq, which takes those of ds, is added before dP^T begins:
  *
- *   issued     dv  dq  dk       S^T"  dP^T"
- *   computed            add dq            exp"  ds"
+ *   issued     dv  dq  dk  S^T"         dP^T"
+ *   computed                    add dq         exp"  ds"
  *
  * On an H200 in BF16 (dev/results/nvidia-h200-kernels.md), all passes counted, it is 1.06 to 1.22 times as fast as the two
  * kernels at HD 64 from T = 1024 on, and 1.12 to 1.25 times at HD 128 from T = 2048 to 8192.
@@ -361,9 +361,11 @@ __global__ void __launch_bounds__(Tiles::THREADS, 1)
                     begin_dv(q_before);
                     begin_dq();
                     begin_dk(q_before);
-                    wgmma_wait<1>();
-                    add_dq(first);
+                    wgmma_wait<2>();  // dv is there, and the registers of p's operand are free for S
                     begin_scores();
+                    wgmma_wait<2>();
+                    add_dq(first);
+                    wgmma_fence();
                     begin_dp();
                     wgmma_wait<1>();
                     wgmma_hold(p);
