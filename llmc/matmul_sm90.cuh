@@ -23,8 +23,8 @@
  *
  *   SPLIT_ROWS    each has 64 rows of a tile of 128 x 256. The factors are read least often, but the tensor cores rest while
  *                 both write
- *   SPLIT_TILES   they take tiles of 128 x 128 in turns: one multiplies while the other writes. This is for SwiGLU of short
- *                 sums, where writing is the larger part of the time: SwiGLU writes three values for two sums
+ *   SPLIT_TILES   they take tiles of 128 x 128 in turns: one multiplies while the other writes. This is for SwiGLU, which
+ *                 writes three values for two sums
  *
  * A consumer passes its turn on when its last step is in the ring. For a barrier tells a phase only from the one before: nobody
  * may wait for what will lie in a buffer, while what lies there before that is still to come.
@@ -38,7 +38,7 @@
  * tiles, so that this part of A stays in the L2 cache while B passes by, once a group.
  *
  * On an H200 (dev/results/nvidia-h200-kernels.md), by rows, sums alone have 89 to 98.6 % of the speed of cuBLASLt's best. With
- * SwiGLU they are 0.2 to 3 % faster than cuBLASLt and swiglu.cuh forward, 6 to 16 % backward.
+ * SwiGLU they are 0.6 to 10 % faster than cuBLASLt and swiglu.cuh forward, in turns, and 4 to 12 % backward.
  */
 #ifndef LLMC_MATMUL_SM90_CUH
 #define LLMC_MATMUL_SM90_CUH
@@ -484,26 +484,11 @@ static inline bool matmul_takes(size_t N, size_t width, size_t C) {
 /* Whether SwiGLU's functions below take these sizes. */
 static inline bool matmul_takes_swiglu(size_t N, size_t C, size_t F) { return matmul_takes(N, F, C); }
 
-/* SwiGLU's sums of fewer elements are computed in turns. On an H200 (bench_product_cu time) those of 768 take 0.7274 ms in
- * turns and 0.7865 ms by rows (126M gate_up); those of 2048 and 4096 (1B and 8B) take longer in turns. */
-constexpr size_t MATMUL_SHORT_SUMS = 1536;
-
-/* Returns how sums over K elements are split for SwiGLU. */
-static inline MatmulSplit matmul_split(size_t K) { return K < MATMUL_SHORT_SUMS ? SPLIT_TILES : SPLIT_ROWS; }
-
 /* Writes gate_up (N, 2F) = x (N, C) w^T, w: (2F, C), and, unless it is NULL, act (N, F), SwiGLU of it. */
-template <int CLUSTER, MatmulSplit SPLIT>
-static inline void matmul_swiglu_split_cuda(floatX* gate_up, floatX* act, const floatX* x, const floatX* w, size_t N, size_t C,
-                                            size_t F, cudaStream_t stream) {
-    matmul_tiles_launch<MatmulTiles<CLUSTER, SPLIT, 0, EPILOGUE_SWIGLU>>(gate_up, x, w, N, 2 * F, C, stream, act);
-}
-
-/* Does the same, split as is faster. */
+template <int CLUSTER = CLUSTER_BLOCKS, MatmulSplit SPLIT = SPLIT_TILES>
 static inline void matmul_swiglu_cuda(floatX* gate_up, floatX* act, const floatX* x, const floatX* w, size_t N, size_t C,
                                       size_t F, cudaStream_t stream) {
-    (matmul_split(C) == SPLIT_TILES
-         ? matmul_swiglu_split_cuda<CLUSTER_BLOCKS, SPLIT_TILES>
-         : matmul_swiglu_split_cuda<CLUSTER_BLOCKS, SPLIT_ROWS>)(gate_up, act, x, w, N, C, F, stream);
+    matmul_tiles_launch<MatmulTiles<CLUSTER, SPLIT, 0, EPILOGUE_SWIGLU>>(gate_up, x, w, N, 2 * F, C, stream, act);
 }
 
 /* Writes dgate_up (N, 2F), which may be gate_up, from gate_up (N, 2F) and dact = dout (N, C) w, w: (C, F), and, unless it is
