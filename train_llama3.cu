@@ -12,11 +12,10 @@
  */
 #include "llmc/base/utils.h"  // defines: Error, die, must, xcalloc, round_up, size_min, size_max
 #include "llmc/config.h"  // defines: ModelConfig, ParamTable, param_table_for, trained_table_for, param_offset, attention_shape
-#include "llmc/run/session.h"        // defines: Session, session_close, session_lr, session_context, session_tokens
+#include "llmc/run/session.h"        // defines: Session, session_close, session_lr, session_context
 #include "llmc/run/open.h"           // defines: session_open
 #include "llmc/run/step.h"           // defines: StepPlan, StepResult, BatchSource
 #include "llmc/run/trainer.h"        // defines: Trainer
-#include "llmc/run/head_rows.h"      // defines: head_rows
 #include "llmc/run/training.h"       // defines: Training, Due, training_open, training_due, training_report, training_close
 #include "llmc/run/jobs.h"           // defines: run_job
 #include "llmc/run/signals.h"        // defines: run_stop_requested
@@ -104,6 +103,7 @@ static const char* const memory_names[NUM_MEM] = {
     "activations", "logits",   "workspace", "landing", "fp32 sums", "KV cache", "pinned, on the host"};
 
 enum { DECODE_ROWS = 64 };      // tokens of a prompt that one pass of generation takes
+enum { HEAD_ROWS = 4096 };      // tokens whose logits exist at one time; 8192 and 16384 take more memory and gain no time
 enum { NO_FILL = -1 };          // see llama_create()
 enum { MOST_16BIT_SUMS = 64 };  // gradients with more additions per step add up in fp32: in bfloat16, 256 lose more than 1 %
 
@@ -153,7 +153,7 @@ typedef struct {
     floatX* norm_final;        // (N, C)
     float* rstd_final;         // (N)
     float* losses;             // (N)
-    floatX* logits;            // (min(N, head_rows), V)
+    floatX* logits;            // (min(N, HEAD_ROWS), V)
     floatX* dh;                // (N, C) gradient of the residual stream
     floatX* dnorm;             // (N, C)
     floatX* dqkv;              // (N, QKV); of shared rows also qkv on its way
@@ -306,7 +306,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
     const ModelConfig* c = &m->config;
     const Layout* o = &m->layout;
     const size_t N = (size_t)o->B * o->T, V = pitch_of(c->vocab_size), C = pitch_of(c->hidden_size);
-    const size_t rows = size_min(N, head_rows(c, o->train, N, sizeof(floatX)));  // of logits
+    const size_t rows = size_min(N, HEAD_ROWS);  // of logits
     const size_t F = pitch_of(c->intermediate_size), F2 = pitch_of(2 * (size_t)c->intermediate_size);
     const size_t QKV = heads_room(qkv_width(c), o->parts), Q = heads_room(q_width(c), o->parts);
     Arena* w = &mem[MEM_WORKSPACE];
@@ -548,13 +548,13 @@ static void llama_forward(const Llama* m) {
 static void llama_loss(const Llama* m, float dloss, bool add) {
     const Queue* q = &m->queue;
     const int C = m->config.hidden_size, V = m->config.vocab_size;
-    const size_t N = (size_t)m->layout.B * m->layout.T, most = head_rows(&m->config, m->layout.train, N, sizeof(floatX));
+    const size_t N = (size_t)m->layout.B * m->layout.T;
     const Weight head = end_weights(m, true).head;
     const float* loss_scale = m->steps.state ? &m->steps.state->loss_scale : NULL;
     const float factor = fp8_factor_behind(head, dloss);
     ProfileRange phase("head and loss");
-    for (size_t at = 0; at < N; at += most) {
-        const size_t rows = size_min(most, N - at);
+    for (size_t at = 0; at < N; at += HEAD_ROWS) {
+        const size_t rows = size_min(HEAD_ROWS, N - at);
         const floatX* x = m->norm_final + at * pitch_of(C);
         linear(q, "head", m->logits, x, head, NULL, rows, C, V);
         crossentropy(q, m->losses + at, m->logits, m->feed.y + at, dloss / factor, loss_scale, rows, V);
@@ -882,8 +882,8 @@ static Layout layout_of(const Session* s, const Options* o) {
     l.fp8_head = o->fp8_head && l.fp8;
     const int64_t micro = (int64_t)o->batch * o->seq, step = o->total_batch ? o->total_batch / share.groups : micro;
     const bool ring = l.zero >= ZERO_2 && s->config.lora.rank == 0;
-    const size_t N = (size_t)o->batch * l.T, chunk = head_rows(&s->config, l.train, N, sizeof(floatX));
-    const int64_t sums = ring ? 1 : step / micro, head_sums = sums * (int64_t)ceil_div(N, chunk);
+    const size_t N = (size_t)o->batch * l.T;
+    const int64_t sums = ring ? 1 : step / micro, head_sums = sums * (int64_t)ceil_div(N, HEAD_ROWS);
     const bool automatic = o->grad_dtype == GRAD_DTYPE_AUTO;
     l.fp32_grads = sizeof(floatX) == 4 || o->grad_dtype == GRAD_DTYPE_FP32 ||
                    (automatic && (sums > MOST_16BIT_SUMS || s->config.lora.rank > 0));
@@ -1139,7 +1139,6 @@ int main(int argc, char** argv) {
     fp8_check_device(&s, &d);
     run_machine(d.name, 1, s.machine, sizeof s.machine);
     if (!d.missing) { device_build(&d, s.build, sizeof s.build); }
-    s.head_rows = (int)head_rows(&s.config, job_trains(s.job), session_tokens(&s), sizeof(floatX));
     together_open(&s, &team, &ranks);
     const Trainer trainer = cuda_trainer(&d);
     run_job(&trainer, &s, train);

@@ -283,7 +283,7 @@ static void every_line_of_the_log_is_json_of_its_event(void) {
     char program[] = "train", flag[] = "--out=a\"b\xff";
     char* argv[] = {program, flag};
     CHECK(logger_open(&g, dir, -1, &e), "%s", e.msg);
-    CHECK(log_config(&g, &run, &o, 2, argv, &c, &t, "FP32", "a machine", 123, 4096, &e), "%s", e.msg);
+    CHECK(log_config(&g, &run, &o, 2, argv, &c, &t, "FP32", "a machine", 123, &e), "%s", e.msg);
     CHECK(log_step(&g, 1, 3.25, NAN, 3e-4, 41.2, 1000, 1.5, 64, -1, &one, none, NULL, &e) &&
               log_step(&g, 2, INFINITY, 1, 0, 1, 1, 2, 128, 77, &one, some, "loss", &e),
           "%s", e.msg);

@@ -216,10 +216,9 @@ static inline void log_run(FILE* f, const TrainerState* s) {
 }
 
 /* Logs the first line: all that is needed to repeat the run. `machine` is run_machine()'s text, `precision` is FP32, BF16
- * or FP16, `tokens` counts the tokens of the training files, head_rows is that of head_rows.h, or 0. */
+ * or FP16, `tokens` counts the tokens of the training files. */
 static inline bool log_config(Logger* g, const TrainerState* s, const Options* o, int argc, char** argv, const ModelConfig* c,
-                              const ParamTable* t, const char* precision, const char* machine, uint64_t tokens, int head_rows,
-                              Error* e) {
+                              const ParamTable* t, const char* precision, const char* machine, uint64_t tokens, Error* e) {
     FILE* f = logger_begin(g, "config");
     log_text(f, "version", LLMC_VERSION);
     log_time(f);
@@ -240,7 +239,6 @@ static inline bool log_config(Logger* g, const TrainerState* s, const Options* o
     if (c->rope_llama3) { log_double(f, "rope_factor", c->rope_factor); }
     fputc('}', f);
     log_int(f, "train_tokens", (int64_t)tokens);
-    if (head_rows > 0) { log_int(f, "head_rows", head_rows); }
     return logger_end(g, e);
 }
 

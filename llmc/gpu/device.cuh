@@ -14,7 +14,6 @@
 #include "llmc/matmul.cuh"           // defines: MatmulContext, matmul_create
 #include "llmc/matmul_tune.cuh"      // defines: matmul_load_plans, matmul_save_plans
 #include "llmc/dist/ranks.h"         // defines: Ranks, ranks_device
-#include "llmc/run/head_rows.h"      // defines: LLMC_HEAD_ROWS, HEAD_ROWS_LEAST
 #include "llmc/run/mfu.h"            // defines: gpu_peak_flops
 #include "llmc/run/session.h"        // defines: Session
 #include "llmc/run/together.h"       // defines: together_take_first
@@ -127,10 +126,8 @@ static inline void device_close(Device* d) {
 /* Writes what the results depend on besides the run's options and plans: "BF16, CUDA 12.8 for 900, cuBLASLt 120803, NVIDIA
  * H200". */
 static inline void device_build(const Device* d, char* out, size_t cap) {
-    char head[32] = "";
-    if (LLMC_HEAD_ROWS != HEAD_ROWS_LEAST) { snprintf(head, sizeof head, ", head rows %d", LLMC_HEAD_ROWS); }
-    snprintf(out, cap, "%s, CUDA %d.%d for %s, cuBLASLt %zu, %.80s%s", PRECISION_NAME, __CUDACC_VER_MAJOR__,
-             __CUDACC_VER_MINOR__, TEXT_OF_MACRO(__CUDA_ARCH_LIST__), cublasLtGetVersion(), d->name, head);
+    snprintf(out, cap, "%s, CUDA %d.%d for %s, cuBLASLt %zu, %.80s", PRECISION_NAME, __CUDACC_VER_MAJOR__, __CUDACC_VER_MINOR__,
+             TEXT_OF_MACRO(__CUDA_ARCH_LIST__), cublasLtGetVersion(), d->name);
 }
 
 /* Returns the bytes that this process may use, its context included: --max-memory, or all that others leave. */

@@ -244,7 +244,7 @@ static inline void session_begin(Session* s, const char* precision) {
         if (!s->state.not_finite) { checkpoint_prune(o->out, o->keep, (uint64_t)o->major_every, s->state.step); }
     } else {
         must(log_config(&s->log, &s->state, o, s->argc, s->argv, &s->config, &s->table, precision, s->machine,
-                        s->train.num_tokens, s->head_rows, &e),
+                        s->train.num_tokens, &e),
              &e);
     }
 }

@@ -79,7 +79,6 @@ typedef struct {
     Logger log;
     char machine[256];
     char build[160];  // what the bits of the results depend on besides the options, to compare with the checkpoint's
-    int head_rows;    // tokens whose logits exist at one time (head_rows.h); 0: of no consequence
 } Session;
 
 /* The checkpoint that rank 0 has found and read whole; `resumed` is false if there is none. */

@@ -145,7 +145,6 @@ static inline void training_print_plan(const Session* s) {
     uint64_t counts[MIX_MOST];
     char tokens[32];
     print_plan(stdout, &s->plan, &s->options, session_share(s).groups, s->train.num_tokens);
-    if (s->head_rows > 0) { printf("head    logits of %d tokens at a time\n", s->head_rows); }
     for (int i = 0; i < m->count; i++) { print_rows(stdout, m->parts[i].pattern, &m->sources[i]); }
     if (s->has_val) { print_rows(stdout, s->options.val, &s->val); }
     if (m->count == 1) { return; }
