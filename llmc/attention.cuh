@@ -70,6 +70,14 @@ static inline AttentionKernel attention_choose(AttentionKernel kernel, int HD) {
 
 // of a row: below, what is read and written for the sums costs more than it saves; above, nothing was tried
 constexpr int WALK_LEAST_TOKENS = 1024, WALK_MOST_TOKENS = 1 << 22;
+// at head_dim 128 the sums of all heads under way take 67 MB: with an H100's L2 cache (50 MiB) shorter rows are slower in one
+// walk, with an H200's (60 MiB) they are not
+constexpr int WALK_LEAST_TOKENS_SMALL_L2 = 4096, WALK_SMALL_L2 = 55 << 20;
+
+/* Returns from how many tokens of a row on one walk is faster than two kernels, on a card with l2 bytes of L2 cache. */
+static inline int walk_least_tokens(int HD, int l2) {
+    return HD == 128 && l2 < WALK_SMALL_L2 ? WALK_LEAST_TOKENS_SMALL_L2 : WALK_LEAST_TOKENS;
+}
 
 /* Returns whether the backward pass of such rows may be one walk: then its scratch has room for the sums. */
 static inline bool attention_may_walk(int T, int HD) {
@@ -80,7 +88,8 @@ static inline bool attention_may_walk(int T, int HD) {
 static inline bool attention_walks(int B, const AttentionArgs& s) {
 #ifndef PRECISION_FP32
     const uint32_t processors = (uint32_t)device_attribute(cudaDevAttrMultiProcessorCount);
-    return attention_may_walk(s.T, s.HD) && !s.starts && walk_fills(walk_order(B, s.NKV, s.T, processors), processors);
+    return attention_may_walk(s.T, s.HD) && s.T >= walk_least_tokens(s.HD, device_attribute(cudaDevAttrL2CacheSize)) &&
+           !s.starts && walk_fills(walk_order(B, s.NKV, s.T, processors), processors);
 #else
     return false;
 #endif

@@ -35,8 +35,9 @@
  *   issued     dv  dq  dk  S^T"         dP^T"
  *   computed                    add dq         exp"  ds"
  *
- * On an H200 in BF16 (dev/results/nvidia-h200-kernels.md), all passes counted, it is 1.06 to 1.22 times as fast as the two
- * kernels at HD 64 from T = 1024 on, and 1.12 to 1.25 times at HD 128 from T = 2048 to 8192.
+ * In BF16, all passes counted, it is 1.06 to 1.22 times as fast on an H200 as the two kernels at HD 64 from T = 1024 on, and
+ * 1.12 to 1.25 times at HD 128 from T = 2048 to 8192 (dev/results/nvidia-h200-kernels.md); on an H100 1.01 to 1.22 times, and
+ * at HD 128 1.05 and 1.10 times at T = 4096 and 8192, but 0.84 and 0.89 at 1024 and 2048 (dev/results/nvidia-h100.md).
  */
 #ifndef LLMC_ATTENTION_SM90_WALK_CUH
 #define LLMC_ATTENTION_SM90_WALK_CUH

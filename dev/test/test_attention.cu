@@ -663,7 +663,7 @@ static void many_rows_have_the_bits_of_one_alone(void) {
 }
 
 #ifndef PRECISION_FP32
-static void walks_fill_the_card(void) {
+static void walks_suit_the_card(void) {
     const struct {
         int B, NKV, T, processors;
         bool fills;
@@ -676,6 +676,9 @@ static void walks_fill_the_card(void) {
         CHECK(walk_fills(o, (uint32_t)c.processors) == c.fills, "B %d NKV %d T %d: %u x %u blocks on %d", c.B, c.NKV, c.T,
               o.step, o.together, c.processors);
     }
+    const int h100 = 50 << 20, h200 = 60 << 20;
+    for (int l2 : {h100, h200}) { CHECK(walk_least_tokens(64, l2) == 1024, "head_dim 64, %d", l2); }
+    CHECK(walk_least_tokens(128, h100) == 4096 && walk_least_tokens(128, h200) == 1024, "head_dim 128");
 }
 #endif
 
@@ -690,7 +693,7 @@ int main(int argc, char** argv) {
     const char* named = argc > 2 ? argv[2] : "";  // part of a test's name
     RUN_NAMED(more_tiles_than_a_grid_has_room_for_are_refused);
 #ifndef PRECISION_FP32
-    RUN_NAMED(walks_fill_the_card);
+    RUN_NAMED(walks_suit_the_card);
 #endif
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
