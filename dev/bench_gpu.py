@@ -140,8 +140,8 @@ class Side:
                 return ms[warm:], monitor.between(begin, end), None
             screen.seek(0)
             text = [line.strip() for line in screen.read().splitlines() if line.strip()]
-        cause = [line for line in text if "out of memory" in line][-1:] or text[-3:]
-        return [], [], f"exit code {ended}: " + " / ".join(cause)[-400:]
+        cause = [line[:400] for line in text if "out of memory" in line][-1:] or [" / ".join(text[-3:])[-400:]]
+        return [], [], f"exit code {ended}: {cause[0]}"
 
     def mean(self, column):
         return statistics.fmean(s[column] for s in self.samples) if self.samples else math.nan
