@@ -95,7 +95,7 @@ GENCODE = $(if $(PTX_ONLY),,$(CODE)) $(call gencode,$(lastword $(ARCHS)),compute
 NVCCFLAGS = -std=c++17 -O3 --threads 0 -DPRECISION_$(PRECISION) $(GENCODE) -Xcompiler "$(if $(filter 1,$(OPENMP)),-fopenmp) $(MARCH)" \
             -Xptxas -warn-spills -diag-suppress 177 -I. $(if $(NCCL_HOME),-I$(NCCL_HOME)/include) $(NVCCFLAGS_EXTRA)
 CUDA_LDLIBS = -lcublas -lcublasLt -ldl -lpthread
-CUDA_HEADERS = $(HEADERS) $(wildcard llmc/*.cuh llmc/*/*.cuh dev/test/*.cuh)
+CUDA_HEADERS = $(HEADERS) $(wildcard llmc/*.cuh llmc/*/*.cuh dev/test/*.cuh dev/test/*/*.cuh)
 # ptxas only warns of spills and serialized wgmma, which ruin a kernel, and the host compiler of a stack frame past 64 KiB,
 # which a small stack cannot hold; with WERROR=1 they fail the build
 ON_REMARKS = { rm -f $@; echo "error: $@: ptxas spills registers or serializes wgmma, or a stack frame is too large"; exit 1; }
@@ -263,7 +263,7 @@ fuzz-coverage:
 
 # clang-format for C and CUDA files; lint: see dev/test/lint.sh
 FORMATTED = $(sort $(wildcard *.c *.cu llmc/*.h llmc/*.cuh llmc/*/*.h llmc/*/*.cuh \
-              dev/*.c dev/*/*.c dev/*/*.h dev/*/*.cu dev/*/*.cuh dev/*/*/*.c dev/*/*/*.cpp dev/*/*/*.h))
+              dev/*.c dev/*/*.c dev/*/*.h dev/*/*.cu dev/*/*.cuh dev/*/*/*.c dev/*/*/*.cpp dev/*/*/*.h dev/*/*/*.cuh))
 format:
 	clang-format -i $(FORMATTED)
 format-check:

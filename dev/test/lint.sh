@@ -57,7 +57,7 @@ if have shellcheck; then
 fi
 # clang-format breaks code at 128 columns, but not comments
 too_long() { awk 'length > 128 { print FILENAME ":" FNR ": " length " columns"; found = 1 } END { exit found }' "$@"; }
-run "lines of at most 128 columns" too_long *.c *.cu dev/*/*.[ch] dev/*/*.cu dev/*/*.cuh dev/*/*/*.[ch] dev/*/*/*.cpp llmc/*.h llmc/*.cuh llmc/*/*.h llmc/*/*.cuh
+run "lines of at most 128 columns" too_long *.c *.cu dev/*/*.[ch] dev/*/*.cu dev/*/*.cuh dev/*/*/*.[ch] dev/*/*/*.cuh dev/*/*/*.cpp llmc/*.h llmc/*.cuh llmc/*/*.h llmc/*/*.cuh
 plants() { dev/test/test_gpu_faults.sh plant >"$log.faults" || { grep FAIL "$log.faults" && false; }; }
 run "faults for a GPU" plants
 if have python3; then

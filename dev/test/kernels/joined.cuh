@@ -1,0 +1,132 @@
+/* joined.cuh -- tests of our own products, in whose epilogues SwiGLU and RoPE are. */
+#ifndef TEST_KERNELS_JOINED_CUH
+#define TEST_KERNELS_JOINED_CUH
+
+#include "llmc/matmul_sm90.cuh"
+#include "llmc/rope.cuh"
+#include "llmc/rope.h"
+#include "llmc/swiglu.cuh"
+#include "dev/test/documents.h"
+#include "matmul.cuh"
+
+#ifndef PRECISION_FP32  // which has no products of our own
+/* Counts in `taken` (rows, columns) how often each tile is taken. */
+__global__ static void place_kernel(int* taken, MatmulTilesArgs s, int cluster) {
+    const uint32_t piece = blockIdx.x * blockDim.x + threadIdx.x;
+    if (piece >= s.rows * s.columns) { return; }
+    for (int rank = 0; rank < cluster; rank++) {
+        const MatmulPlace place(s, piece, cluster, rank);
+        atomicAdd(&taken[(uint32_t)place.row * s.columns + (uint32_t)place.column], 1);
+    }
+}
+
+static void tiles_of_a_product_are_taken_once() {
+    for (int cluster : {1, 2}) {
+        for (uint32_t rows : {1u, 7u, 12u}) {
+            for (uint32_t columns : {1u, 5u}) {
+                for (uint32_t group = 1; group <= rows; group++) {
+                    const MatmulTilesArgs s = {rows, columns, group, 0, 0, false};
+                    const size_t tiles = (size_t)rows * (size_t)cluster * columns;
+                    const int* taken = upload(std::vector<int>(tiles));
+                    place_kernel<<<1, 64>>>((int*)taken, s, cluster);
+                    CUDA_CHECK_LAUNCH("place_kernel");
+                    const std::vector<int> got = download(taken, tiles);
+                    CHECK(std::count(got.begin(), got.end(), 1) == (long)tiles, "%u x %u pieces of %d tiles, groups of %u rows",
+                          rows, columns, cluster, group);
+                    device_free_all();
+                }
+            }
+        }
+    }
+}
+
+/* Returns sixteenths, up to `most` of them, of which sums are exact. */
+static Floats sixteenths(size_t n, int most) {
+    Floats x = random_values<float>(n, 1);
+    for (float& v : x) { v = (float)(int)fminf(fmaxf(v * 8, (float)-most), (float)most) / 16; }
+    return x;
+}
+
+/* SwiGLU in the epilogue of a product has the bits of product and SwiGLU apart, where no sum is rounded. */
+static void swiglu_joins_its_product() {
+    // the third one has more tiles than a card has multiprocessors, so a block has several
+    const size_t shapes[][3] = {{256, 64, 256}, {768, 320, 512}, {2560, 128, 1792}, {256, 1024, 4096}};
+    if (!matmul_takes_swiglu(256, 64, 1 << 20)) { return; }  // no code for this card
+    for (auto& s : shapes) {
+        const size_t N = s[0], C = s[1], F = s[2];
+        MatmulContext* ctx = matmul_context();
+        char what[64];
+        snprintf(what, sizeof what, "N=%zu C=%zu F=%zu", N, C, F);
+        const floatX *x = upload_rows<floatX>(sixteenths(N * C, 12), N, C, C),
+                     *w = upload_rows<floatX>(sixteenths(2 * F * C, 6), 2 * F, C, C),
+                     *down = upload_rows<floatX>(sixteenths(C * F, 6), C, F, F);
+        floatX *gate_up = device_alloc<floatX>(N * 2 * F), *act = device_alloc<floatX>(N * F),
+               *dact = device_alloc<floatX>(N * F), *want = device_alloc<floatX>(N * 2 * F),
+               *want_grad = device_alloc<floatX>(N * 2 * F), *want_act = device_alloc<floatX>(N * F),
+               *alone = device_alloc<floatX>(N * 2 * F);
+        matmul_forward_cuda(ctx, want, operand(x, C), operand(w, C), (const floatX*)NULL, N, (int)C, (int)(2 * F), 2 * F, 0);
+        swiglu_forward_cuda(want_act, want, N, (int)F, 2 * F, F, 0);
+        matmul_backward_input_cuda(ctx, dact, operand(x, C), operand(down, F), N, (int)F, (int)C, F, 0);
+        swiglu_backward_cuda(want_grad, NULL, dact, want, N, (int)F, 2 * F, F, 0);
+        for (const bool turns : {false, true}) {  // the consumers of a block share each tile, or take tiles in turns
+            const auto product =
+                turns ? matmul_swiglu_cuda<CLUSTER_BLOCKS, SPLIT_TILES> : matmul_swiglu_cuda<CLUSTER_BLOCKS, SPLIT_ROWS>;
+            const char* way = turns ? "in turns" : "together";
+            for (floatX* p : {gate_up, alone}) { CUDA_CHECK(cudaMemset(p, 0xff, N * 2 * F * sizeof *p)); }
+            CUDA_CHECK(cudaMemset(act, 0xff, N * F * sizeof *act));
+            product(gate_up, act, x, w, N, C, F, 0);
+            product(alone, NULL, x, w, N, C, F, 0);
+            CHECK(same_bytes(gate_up, want, N * 2 * F) && same_bytes(alone, want, N * 2 * F), "%s, %s: gate and up differ",
+                  what, way);
+            CHECK(same_bytes(act, want_act, N * F), "%s, %s: SwiGLU differs", what, way);
+        }
+        CUDA_CHECK(cudaMemset(act, 0xff, N * F * sizeof *act));
+        matmul_swiglu_backward_cuda(alone, act, x, down, gate_up, N, F, C, 0);
+        matmul_swiglu_backward_cuda(gate_up, NULL, x, down, gate_up, N, F, C, 0);
+        CHECK(same_bytes(alone, want_grad, N * 2 * F), "%s: the gradient differs", what);
+        CHECK(same_bytes(gate_up, want_grad, N * 2 * F), "%s: in place differs from apart", what);
+        CHECK(same_bytes(act, want_act, N * F), "%s: the output that backward repeats differs", what);
+        matmul_destroy(ctx);
+        device_free_all();
+    }
+}
+
+/* RoPE in the epilogue of a product has the bits of product and RoPE apart, where no sum is rounded. */
+static void rope_joins_its_product() {
+    // B, T, C, NH, NKV, HD, longest document (0: none). q, k and v meet inside of tiles and between them, and so do sequences.
+    // The last two have more tiles than a card has multiprocessors, so a block has several
+    const int shapes[][7] = {{1, 256, 64, 2, 1, 64, 0},   {8, 96, 128, 6, 1, 64, 0},   {8, 96, 128, 6, 1, 64, 40},
+                             {2, 384, 64, 12, 4, 64, 90}, {1, 256, 320, 2, 1, 128, 0}, {8, 96, 64, 4, 1, 128, 0},
+                             {8, 96, 64, 4, 2, 128, 40},  {20, 128, 64, 32, 8, 64, 0}, {5, 512, 64, 16, 4, 128, 0}};
+    if (!matmul_takes_rope({1, 256, 1 << 14, 0, 64}, 64)) { return; }  // no code for this card
+    for (auto& v : shapes) {
+        const AttentionShape s = {v[0], v[1], v[3], v[4], v[5]};
+        const size_t N = (size_t)s.B * s.T, C = (size_t)v[2], QKV = qkv_width(s);
+        MatmulContext* ctx = matmul_context();
+        char what[96];
+        snprintf(what, sizeof what, "B=%d T=%d C=%zu NH=%d NKV=%d HD=%d documents=%d", s.B, s.T, C, s.NH, s.NKV, s.HD, v[6]);
+        int32_t* starts = random_starts(s.B, s.T, v[6]);
+        const int32_t* d_starts = starts ? upload(std::vector<int32_t>(starts, starts + N)) : NULL;
+        ModelConfig c;
+        memset(&c, 0, sizeof c);
+        c.head_dim = s.HD;
+        c.rope_theta = 500000;
+        Floats table((size_t)s.T * s.HD);
+        rope_table(table.data(), s.T, &c);
+        const float* d_table = upload(table);
+        const floatX *x = upload_rows<floatX>(sixteenths(N * C, 12), N, C, C),
+                     *w = upload_rows<floatX>(sixteenths(QKV * C, 6), QKV, C, C);
+        floatX *qkv = device_alloc<floatX>(N * QKV), *want = device_alloc<floatX>(N * QKV);
+        matmul_forward_cuda(ctx, want, operand(x, C), operand(w, C), (const floatX*)NULL, N, (int)C, (int)QKV, QKV, 0);
+        rope_forward_cuda(want, d_starts, d_table, 0, s, QKV, 0);
+        CUDA_CHECK(cudaMemset(qkv, 0xff, N * QKV * sizeof *qkv));
+        matmul_rope_cuda(qkv, x, w, d_starts, d_table, s, C, 0);
+        CHECK(same_bytes(qkv, want, N * QKV), "%s: q, k or v differ", what);
+        free(starts);
+        matmul_destroy(ctx);
+        device_free_all();
+    }
+}
+#endif
+
+#endif
