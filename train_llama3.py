@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""train_llama3.py -- the PyTorch reference: the same Llama 3, the same data order and the same flags as the C trainers.
+"""train_llama3.py -- the PyTorch reference: the same Llama 3, data and order as the C trainers, and their flags as far as it has them.
 
     python train_llama3.py                                  writes the tests' models and debug states to out/reference
     python train_llama3.py --model d4 --train X.bin ...     trains; --model takes a preset or a Hugging Face folder
@@ -1546,7 +1546,7 @@ def train(a):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# command line: the words of llmc/run/options.h
+# command line: words of llmc/run/options.def
 
 # name, aliases, type or choices, default, help
 FLAGS = (

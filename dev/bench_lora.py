@@ -22,7 +22,7 @@ is the largest of --batch that all sides hold. The FLOPs count no gradients of f
 
 On a card, after the tests, with what they built (PyTorch, transformers, peft and numpy are needed, but no network):
 
-    sh dev/test/test_gpu.sh all                                                                              (9 minutes)
+    sh dev/test/test_gpu.sh all                                                                        (up to 40 minutes)
     python dev/bench_lora.py --trainer build/gpu/bf16/train_llama3cu --out lora.md                           (9 minutes)
     make build/bench_attention_cu && python dev/bench_attention.py --out attention.md                        (3 minutes)
     python dev/bench_gpu.py --trainer build/gpu/bf16/train_llama3cu --trainer-before OLD/train_llama3cu \\

@@ -162,7 +162,8 @@ static inline void matmul_panel(size_t rows, size_t cols, size_t K, MatrixView a
     }
 }
 
-/* Computes c (M, N) = a (M, K) b (K, N) + add without packing, for operands that are already in a near cache. K <= SMALL_K. */
+/* Computes c (M, N) = a (M, K) b (K, N) + add without packing, for operands that are already in a near cache.
+ * K <= MATMUL_SMALL_K. */
 static inline void matmul_small(size_t M, size_t N, size_t K, MatrixView a, const float* b, size_t b_row, float* c,
                                 const float* add, size_t c_row) {
     size_t j = 0;

@@ -1,4 +1,4 @@
-"""Turns the text of two Debian packages, 64 MB of mostly English, into token files: a dictionary (dict-gcide) and the kernel's
+"""Turns the text of two Debian packages, 68 MB of mostly English, into token files: a dictionary (dict-gcide) and the kernel's
 documentation (linux-doc).
 
     python dev/data/debian_text.py -o data/debian --archive data/debian.tar.xz

@@ -6,7 +6,7 @@
  * dev/bench_levers.py runs all five.
  *
  * power      runs one kind of work at a time for seconds, as a block of the model launches it. Operations are those really done
- *            (attention backward: seven products, the causal half); bytes are each input once, each output once. "tensor" is
+ *            (attention backward: seven products, or five in one walk, the causal half); bytes are each input once, each output once. "tensor" is
  *            the share of the tensor cores' operations at the clock of that moment: 4096 a cycle and multiprocessor in bf16.
  * fp8        runs the block's products in bf16 and, by each of cuBLASLt's ways to scale, in e4m3. cuBLASLt multiplies fp8 only
  *            as A B^T, so dx takes W^T and dW takes dout^T and x^T. Each line uses the fastest of the heuristic's 8 algorithms.
@@ -208,7 +208,9 @@ static void power_attention(const Model& m) {
     const double in = X * a.N * a.qkv_pitch, out = X * a.N * a.out_pitch;
     const std::string name = m.name;
     measure_power((name + " attention").c_str(), 0, forward, in + out, [&] { attention_forward_launch(a); });
-    measure_power((name + " attention backward").c_str(), 0, 3.5 * forward, 2 * in + 2 * out,
+    const bool walks = attention_choose(ATTENTION_AUTO, s.HD) == ATTENTION_WGMMA &&
+                       attention_walks(s.B, attention_args(s, a.qkv_pitch, a.out_pitch, NULL));
+    measure_power((name + " attention backward").c_str(), 0, (walks ? 2.5 : 3.5) * forward, 2 * in + 2 * out,
                   [&] { attention_backward_launch(a); });
 }
 

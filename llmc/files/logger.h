@@ -2,8 +2,9 @@
  *
  *   {"event":"config", ...}      first line: version, time, run, program, precision, machine, argv, options, model, ...
  *   {"event":"step","step":7,"loss":3.9,"gnorm":0.8,"lr":0.0003,"ms":41.2,"tok_s":24854.4,
- *    "seconds":0.9,"tokens":7168}   since this process began; of the run so far   ("skipped": why, if it was; of several
- *       sources "sources": the loss on each one's tokens in the order of --train, null for one without a row)
+ *    "seconds":0.9,"tokens":7168}   since this process began; of the run so far   ("skipped": why, if it was; "trained": the
+ *       step's trained targets, where some are not; of several sources "sources": the loss on each one's tokens in the order of
+ *       --train, null for one without a row)
  *       with --fp8 "quantised":{"weight":[0.0001,0.02],..}: of each kind of tensor in 8 bits the share that became zero, and
  *       that of those with fewer bits (subnormals), in a sample
  *   {"event":"val","step":..,"loss":..,"bpb":..}   {"event":"sample","step":..,"text":".."}

@@ -2,7 +2,7 @@
  *
  *   SIGINT, SIGTERM   ask for the end. The run drops the step that it works on, saves the last whole one and ends. A second
  *                     one ends the process at once, with status 130 or 143
- *   SIGHUP, SIGPIPE   the same for a lost screen
+ *   SIGHUP, SIGPIPE   the same for a lost screen, where a second one does nothing
  *   SIGUSR1           asks for a checkpoint after the next whole step; the run goes on
  *
  * In a chat at a terminal SIGINT ends the answer, and the chat goes on.
