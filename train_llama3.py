@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""train_llama3.py -- the PyTorch reference: the same Llama 3, data and order as the C trainers, and their flags as far as it has them.
+"""train_llama3.py -- the PyTorch reference: the model, data and order of the C trainers, and of their flags those that it has.
 
     python train_llama3.py                                  writes the tests' models and debug states to out/reference
     python train_llama3.py --model d4 --train X.bin ...     trains; --model takes a preset or a Hugging Face folder
