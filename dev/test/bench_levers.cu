@@ -6,8 +6,9 @@
  * dev/bench_levers.py runs all five.
  *
  * power      runs one kind of work at a time for seconds, as a block of the model launches it. Operations are those really done
- *            (attention backward: seven products, or five in one walk, the causal half); bytes are each input once, each output once. "tensor" is
- *            the share of the tensor cores' operations at the clock of that moment: 4096 a cycle and multiprocessor in bf16.
+ *            (attention backward: seven products, or five in one walk, the causal half); bytes are each input once, each output
+ *            once. "tensor" is the share of the tensor cores' operations at the clock of that moment: 4096 a cycle and
+ *            multiprocessor in bf16.
  * fp8        runs the block's products in bf16 and, by each of cuBLASLt's ways to scale, in e4m3. cuBLASLt multiplies fp8 only
  *            as A B^T, so dx takes W^T and dW takes dout^T and x^T. Each line uses the fastest of the heuristic's 8 algorithms.
  * adamw      runs AdamW on a few multiprocessors while products use the others, and both one after the other on all.
