@@ -5,8 +5,9 @@
  *   ./bench_attention [auto|plain|mma|wgmma|walk|variants [mma|wgmma|walk]]
  *
  * TFLOP/s use the common count: forward 4 B T^2 NH HD / 2 (the causal half), backward 2.5 times that, which is what a walk
- * computes; our other kernels compute 3.5 times. Each number is the median of single launches between events, after a warm-up. The last lines are of rows
- * of 8192 tokens in documents of 400 to 600: their TFLOP/s count whole rows, too: they compare with those above by time.
+ * computes; our other kernels compute 3.5 times. Each number is the median of single launches between events, after a warm-up.
+ * The last lines are of rows of 8192 tokens in documents of 400 to 600: their TFLOP/s count whole rows, too: they compare with
+ * those above by time.
  * With a kernel's name it runs that one alone; `auto` are those that the program would choose.
  *
  * `./bench_attention variants` then runs each mma and wgmma kernel, and the walk, alone with other tiles (a minute); with a
