@@ -100,7 +100,7 @@ run_test() {
     t_log=$(mktemp "$tmp/log_XXXXXX") t_from=$(date +%s)
     ("$@") >"$t_log" 2>&1 </dev/null
     t_status=$? t_s=$(($(date +%s) - t_from))
-    [ ! -e "$t_log.cut" ] || t_status=cut
+    [ ! -e "$t_log.cut" ] || t_status="cut"
     case $t_status in
         cut) say "skip $t_name: no end after $t_s s, when time was up: BUDGET is $budget s" ;;
         0) say "ok   $t_name ($t_s s)$(sed -n 's/^REMARK / -- /p' "$t_log" | tr '\n' ' ')" ;;
