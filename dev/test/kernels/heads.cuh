@@ -3,9 +3,7 @@
 #define TEST_KERNELS_HEADS_CUH
 
 #include "llmc/gpu/sequence.cuh"
-#include "llmc/rope.h"
-#include "dev/test/documents.h"
-#include "kernel_test.cuh"
+#include "rope.cuh"
 
 static void heads_are_packed_and_unpacked() {
     // B, T of a part, NH, NKV (0: attention's output), HD, parts
@@ -116,14 +114,8 @@ static void attention_by_heads_is_that_over_whole_rows() {
         char what[96];
         snprintf(what, sizeof what, "shared B=%d T=%d NH=%d NKV=%d HD=%d parts=%d", s.B, all.T, s.NH, s.NKV, s.HD, parts);
         int32_t* starts = random_starts(s.B, all.T, c[6]);
-        const int32_t* d_starts = starts ? upload(std::vector<int32_t>(starts, starts + N)) : NULL;
-        ModelConfig config;
-        memset(&config, 0, sizeof config);
-        config.head_dim = s.HD;
-        config.rope_theta = 500000;
-        Floats table((size_t)all.T * s.HD);
-        rope_table(table.data(), all.T, &config);
-        const float* d_table = upload(table);
+        const int32_t* d_starts = upload_starts(starts, N);
+        const float* d_table = upload(table_of_rope(all.T, s.HD));
         const Floats qkv = random_values<floatX>(N * width, 1), dout = random_values<floatX>(N * Q, 1);
         std::vector<floatX*> qkvs = share_rows(qkv, s, parts), douts = share_rows(dout, heads_out(s), parts), outs, dqkvs;
         for (int p = 0; p < parts; p++) {

@@ -3,11 +3,9 @@
 #define TEST_KERNELS_JOINED_CUH
 
 #include "llmc/matmul_sm90.cuh"
-#include "llmc/rope.cuh"
-#include "llmc/rope.h"
 #include "llmc/swiglu.cuh"
-#include "dev/test/documents.h"
 #include "matmul.cuh"
+#include "rope.cuh"
 
 #ifndef PRECISION_FP32  // which has no products of our own
 /* Counts in `taken` (rows, columns) how often each tile is taken. */
@@ -106,14 +104,8 @@ static void rope_joins_its_product() {
         char what[96];
         snprintf(what, sizeof what, "B=%d T=%d C=%zu NH=%d NKV=%d HD=%d documents=%d", s.B, s.T, C, s.NH, s.NKV, s.HD, v[6]);
         int32_t* starts = random_starts(s.B, s.T, v[6]);
-        const int32_t* d_starts = starts ? upload(std::vector<int32_t>(starts, starts + N)) : NULL;
-        ModelConfig c;
-        memset(&c, 0, sizeof c);
-        c.head_dim = s.HD;
-        c.rope_theta = 500000;
-        Floats table((size_t)s.T * s.HD);
-        rope_table(table.data(), s.T, &c);
-        const float* d_table = upload(table);
+        const int32_t* d_starts = upload_starts(starts, N);
+        const float* d_table = upload(table_of_rope(s.T, s.HD));
         const floatX *x = upload_rows<floatX>(sixteenths(N * C, 12), N, C, C),
                      *w = upload_rows<floatX>(sixteenths(QKV * C, 6), QKV, C, C);
         floatX *qkv = device_alloc<floatX>(N * QKV), *want = device_alloc<floatX>(N * QKV);

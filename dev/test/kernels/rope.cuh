@@ -7,6 +7,22 @@
 #include "dev/test/documents.h"
 #include "kernel_test.cuh"
 
+/* Returns the table (positions, HD) of a model without scaling. */
+static Floats table_of_rope(int positions, int HD) {
+    ModelConfig c;
+    memset(&c, 0, sizeof c);
+    c.head_dim = HD;
+    c.rope_theta = 500000;
+    Floats table((size_t)positions * HD);
+    rope_table(table.data(), positions, &c);
+    return table;
+}
+
+/* Uploads where the documents of N tokens start; NULL stays NULL. */
+static const int32_t* upload_starts(const int32_t* starts, size_t N) {
+    return starts ? upload(std::vector<int32_t>(starts, starts + N)) : NULL;
+}
+
 static void rope_turns_q_and_k_and_leaves_v() {
     // B, T, first_pos, NH, NKV, HD, longest document (0: none)
     const int shapes[][7] = {{2, 17, 0, 6, 2, 10, 0},   {1, 33, 5, 4, 4, 12, 0},    {3, 100, 0, 12, 4, 64, 0},
@@ -20,13 +36,8 @@ static void rope_turns_q_and_k_and_leaves_v() {
         char what[96];
         snprintf(what, sizeof what, "rope B=%d T=%d NH=%d NKV=%d HD=%d documents=%d", B, T, NH, NKV, HD, s[6]);
         int32_t* starts = random_starts(B, T, s[6]);
-        const int32_t* d_starts = starts ? upload(std::vector<int32_t>(starts, starts + N)) : NULL;
-        ModelConfig c;
-        memset(&c, 0, sizeof c);
-        c.head_dim = HD;
-        c.rope_theta = 500000;
-        Floats table((size_t)(first + T) * HD);
-        rope_table(table.data(), first + T, &c);
+        const int32_t* d_starts = upload_starts(starts, N);
+        const Floats table = table_of_rope(first + T, HD);
         const Floats qkv = random_values<floatX>(N * width, 1);
         const AttentionShape shape = {B, T, NH, NKV, HD};
         float* d_table = upload(table);
