@@ -1,5 +1,6 @@
 /* cublaslt.cpp -- the part of cuBLASLt that the CUDA sources call, on the CPU: D = alpha scale_a scale_b op(A) op(B) + beta C,
- * by columns. Factors in fp32, BF16, FP16, e4m3 and e5m2, sums in fp32, one rounding to the output's type at the end.
+ * by columns. Factors in fp32, BF16, FP16, e4m3 and e5m2, sums in fp32, rounded to the output's type; with beta twice, before
+ * and after C is added, as some of cuBLASLt's kernels do.
  *
  * As on a card
  *   the work runs later, on a stream, and then reads the factors and the scales, which lie on the device; what the host passes
@@ -216,7 +217,11 @@ void join(const Call& call, const float* parts) {
             float sum = parts[j * ld + i];
             for (size_t part = 1; part < call.parts(); part++) { sum += parts[part * step + j * ld + i]; }
             sum *= call.alpha * scale(call.p.scale_a, call.p.mode_a, i) * scale(call.p.scale_b, call.p.mode_b, j);
-            if (call.beta != 0) { sum += call.beta * load(call.C, j * call.c.ld + i, call.c.type); }
+            if (call.beta != 0) {
+                const float c = load(call.C, j * call.c.ld + i, call.c.type);  // D may be C
+                store(call.D, j * call.d.ld + i, call.d.type, sum);
+                sum = load(call.D, j * call.d.ld + i, call.d.type) + call.beta * c;
+            }
             store(call.D, j * call.d.ld + i, call.d.type, sum);
         }
     }

@@ -314,6 +314,17 @@ static double rounding_error(const std::vector<double>& want) {
     return product_error(rounded, want);
 }
 
+/* Returns the largest error of `added` where the product is rounded, and its sum with C once more. */
+static double rounding_limit(const std::vector<double>& product, const std::vector<double>& added) {
+    double first = 0, second = 0, sum = 0;
+    for (size_t i = 0; i < added.size(); i++) {
+        first += pow(half_ulp<__nv_bfloat16>((float)product[i]), 2);
+        second += pow(half_ulp<__nv_bfloat16>((float)added[i]), 2);
+        sum += added[i] * added[i];
+    }
+    return (sqrt(first) + sqrt(second)) / sqrt(sum);
+}
+
 /* 8-bit rows on the host, (R, K), with a scale for each or one for all. */
 typedef struct {
     size_t R, K;
@@ -326,7 +337,8 @@ typedef struct {
 static cudaDataType_t type_of(Fp8Format f) { return f == E4M3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2; }
 
 /* Checks A B^T (M, N) of 8-bit rows A (M, K) and B (N, K) against the product of the values that these stand for, in double.
- * 1e-3 with sums in fp32; the output's rounding comes on top. product(out, a, b, add) writes out (M, N), or adds to it. */
+ * 1e-3 with sums in fp32; the output's rounding comes on top, and with an addition the product's, as in compare_product().
+ * product(out, a, b, add) writes out (M, N), or adds to it. */
 template <typename Product>
 static void compare_products(const HostRows& a, const HostRows& b, const Product& product) {
     const size_t M = a.R, N = b.R, K = a.K;
@@ -364,7 +376,8 @@ static void compare_products(const HostRows& a, const HostRows& b, const Product
         const double limit = fast ? 1e-2 : 1e-3;
         CHECK(e32 <= limit, "fp32: relative L2 error %g, wanted at most %g", e32, limit);
         CHECK(e16 <= limit + rounding_error(want), "BF16: relative L2 error %g, rounding is %g", e16, rounding_error(want));
-        CHECK(sum <= limit + rounding_error(added), "added: relative L2 error %g, rounding is %g", sum, rounding_error(added));
+        CHECK(sum <= limit + rounding_limit(want, added), "added: relative L2 error %g, rounding is up to %g", sum,
+              rounding_limit(want, added));
     }
 }
 
