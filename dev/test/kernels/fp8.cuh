@@ -342,15 +342,18 @@ static cudaDataType_t type_of(Fp8Format f) { return f == E4M3 ? CUDA_R_8F_E4M3 :
 template <typename Product>
 static void compare_products(const HostRows& a, const HostRows& b, const Product& product) {
     const size_t M = a.R, N = b.R, K = a.K;
-    const Floats r = random_values<__nv_bfloat16>(M * N, 8);
     std::vector<double> want(M * N), added(M * N);
+    double squares = 0;
     for (size_t i = 0; i < M * N; i++) {
         const uint8_t *x = &a.q[i / N * K], *y = &b.q[i % N * K];
         double sum = 0;
         for (size_t k = 0; k < K; k++) { sum += (double)f32_from_fp8(x[k], a.format) * (double)f32_from_fp8(y[k], b.format); }
         want[i] = sum * a.scale[i / N % a.scale.size()] * b.scale[i % N % b.scale.size()];
-        added[i] = want[i] + r[i];
+        squares += want[i] * want[i];
     }
+    // as large as the product, or a limit relative to the sum would not see whether it is added
+    const Floats r = random_values<__nv_bfloat16>(M * N, (float)sqrt(squares / (double)(M * N)));
+    for (size_t i = 0; i < M * N; i++) { added[i] = want[i] + r[i]; }
     const uint8_t *d_a = upload(a.q), *d_b = upload(b.q);
     const float *a_scale = upload(a.scale), *b_scale = upload(b.scale);
     for (int fast = 0; fast < 2; fast++) {
