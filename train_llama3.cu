@@ -21,11 +21,11 @@
 #include "llmc/run/signals.h"        // defines: run_stop_requested
 #include "llmc/run/not_finite.h"     // defines: NamedTensor, TENSOR_TEXT
 #include "llmc/gpu/cuda_common.cuh"  // defines: floatX, CUDA_CHECK, to_float, ProfileRange
-#include "llmc/gpu/device.cuh"       // defines: Device, device_open, device_close, device_memory, device_load_plans
+#include "llmc/gpu/device.cuh"       // defines: Device, device_open, device_close, device_memory
 #include "llmc/gpu/weights.cuh"      // defines: WeightArena, weights_slot, master_check, copy_in, copy_out
 #include "llmc/gpu/feed.cuh"         // defines: Feed, feed_next, feed_clear, IN_FLIGHT
 #include "llmc/gpu/steps.cuh"        // defines: Steps, steps_begin, steps_end, steps_wait, steps_capture, steps_restore
-#include "llmc/gpu/tune.cuh"         // defines: TunedTrainer, tune_products
+#include "llmc/gpu/plans.cuh"        // defines: device_load_plans, device_save_plans, device_check_plans, device_share_plans
 #include "llmc/gpu/profile.cuh"      // defines: Op, LayerRange, profiler_new, print_profile
 #include "llmc/gpu/debug.cuh"        // defines: debug_name, debug_name_params
 #include "llmc/gpu/debug_parts.cuh"  // defines: part_not_finite, weights_not_finite, sums_not_finite
@@ -950,22 +950,13 @@ static bool trainer_add_files(void* model, Checkpoint* k, Error* e) {
     return device_save_plans(((Llama*)model)->queue.matmul, k->tmp, e) && checkpoint_add(k, PLAN_NAME, e);
 }
 
-/* --tune: chooses the algorithms of the products inside of running steps, which all ranks run. Writes the choice. */
-static void tune(Llama* m, const StepPlan* plan, const Options* o) {
-    const TunedTrainer t = {m, micro_step, train_step, step_result, &m->steps, m->queue.matmul, o->graph};
-    Error e = NO_ERROR;
-    must(tune_products(&t, plan, &e), &e);
-    if (m->layout.rank > 0) { return; }
-    must(o->plan ? matmul_save_plans(m->queue.matmul, o->plan, &e) : device_save_plans(m->queue.matmul, o->out, &e), &e);
-}
-
 /* Reads the plans of the matrix products. For training, also runs a micro-step of each kind, which makes missing plans, takes
- * over those of rank 0, tunes if asked, and captures the graphs. The first real step overwrites what this leaves in gradients
+ * over those of rank 0, and captures the graphs. The first real step overwrites what this leaves in gradients
  * and sums. */
 static void trainer_prepare(void* model, const StepPlan* plan, const Session* s) {
     Llama* m = (Llama*)model;
     const Options* o = &s->options;
-    if (!o->tune) { device_load_plans(m->queue.matmul, s); }
+    device_load_plans(m->queue.matmul, s);
     fp8_refresh(&m->fp8, &m->queue, &m->weights);
     if (!plan) { return; }
     MicroKind kinds[MICRO_KINDS];
@@ -977,7 +968,6 @@ static void trainer_prepare(void* model, const StepPlan* plan, const Session* s)
     CUDA_CHECK(cudaStreamSynchronize(m->queue.stream));
     device_check_plans(m->queue.matmul, s);
     device_share_plans(m->queue.matmul, s->team);
-    if (o->tune) { tune(m, plan, o); }
     if (!o->graph || o->profile > 0) { return; }
     for (int k = 0; k < count; k++) { steps_capture(&m->steps, micro_step, m, plan, kinds[k]); }
 }

@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
 """bench_gpu.py -- compares ./train_llama3cu with compiled PyTorch on one GPU and writes dev/results/<gpu>.md.
 
-    make train_llama3cu && python dev/bench_gpu.py [--tune] [--torch-step OTHER_BASELINE.py] [--shapes 126M 1B-2k 1B-8k 8B]
+    make train_llama3cu && python dev/bench_gpu.py [--torch-step OTHER_BASELINE.py] [--shapes 126M 1B-2k 1B-8k 8B]
     python dev/bench_gpu.py --trainer-before OLD/train_llama3cu       compares two builds of ours, new and old; --torch: PyTorch, too
-    python dev/bench_gpu.py --tune --ours-b="FLAGS"                   compares ours with ours under more flags, never tuned
+    python dev/bench_gpu.py --ours-b="FLAGS"                          compares ours with ours under more flags
     python dev/bench_gpu.py --also="--fp8" --also="--fp8 --fp8-head"  has ours under more flags beside it, too
     python dev/bench_gpu.py --gpus N [--torch-dist BASELINE.py]       compares N GPUs of this host with each of them alone
 
 PyTorch is train_llama3.py --compile: blocks compiled one by one, the fastest attention backend for the shape, the head in
-chunks, fused AdamW. It keeps every activation; if memory runs out, it recomputes some blocks, and the table says so. With
---tune, ours first chooses algorithms for its matrix products in a run of its own, as a user's run would with the same flag,
-and its turns use this plan. Ours also runs lean, with 10 bytes per parameter, against 8 of PyTorch all in bf16; with
+chunks, fused AdamW. It keeps every activation; if memory runs out, it recomputes some blocks, and the table says so.
+Ours also runs lean, with 10 bytes per parameter, against 8 of PyTorch all in bf16; with
 --also="--master none --moments bf16" it has 8 as well.
 
 All sides start from the same random weights, read the same random tokens, and run in turns A B B A of at least --seconds
@@ -180,17 +179,7 @@ TORCH_BYTES = dict(fp32=16, autocast=16, master=20, bf16=8)
 def ours(name, trainer, flags, ours_flags, a):
     return Side(name, [trainer, *flags, *ours_flags], bytes_per_parameter(ours_flags, a.precision),
                 f"{a.precision}, recompute {word(ours_flags, '--recompute', 'none')}, "
-                f"master {word(ours_flags, '--master', 'fp32')}, moments {word(ours_flags, '--moments', 'fp32')}"
-                + (", tuned" if "--plan" in ours_flags else ""))
-
-
-def tune(name, trainer, flags, work):
-    """Runs --tune and returns the flags that make `trainer` use its plan."""
-    plan = os.path.join(work, f"plan-{name}.json")
-    screen, _ = run([trainer, *flags, "--tune", "--plan", plan, "--profile", "1", "--out", os.path.join(work, "tuned")])
-    for line in re.findall(r"^tuned? .*$", screen, re.M):
-        print("  " + line)
-    return ["--plan", plan]
+                f"master {word(ours_flags, '--master', 'fp32')}, moments {word(ours_flags, '--moments', 'fp32')}")
 
 
 def table(sides, tokens, flops, gpu):
@@ -313,14 +302,12 @@ def compare(name, shape, a, monitor, work):
     flags = same_run(model, vocab, batch, seq, 1, work)
     print(f"{name}: {model}, V={vocab}, B={batch}, T={seq}", flush=True)
 
-    def tuned(trainer):
-        return ours_flags + (tune(name, trainer, [*flags, *ours_flags], work) if a.tune else [])
     also = [ours(f"ours {more}", a.trainer, flags, ours_flags + shlex.split(more), a) for more in a.also]
     if a.trainer_before:
-        also.append(ours("ours before", a.trainer_before, flags, tuned(a.trainer_before), a))
+        also.append(ours("ours before", a.trainer_before, flags, ours_flags, a))
     if a.ours_b is not None:
         also.append(ours("ours b", a.trainer, flags, ours_flags + shlex.split(a.ours_b), a))
-    sides = [ours("ours", a.trainer, flags, tuned(a.trainer), a), *also]
+    sides = [ours("ours", a.trainer, flags, ours_flags, a), *also]
     if a.torch:
         if a.precision == "BF16" and ours_flags[:len(LEAN)] != LEAN and not also:
             sides.append(ours("ours, lean", a.trainer, flags, ours_flags + LEAN, a))
@@ -434,7 +421,6 @@ def main():
     p.add_argument("--torch-dist", metavar="PATH", help="with --gpus: a PyTorch baseline for torchrun")
     p.add_argument("--torch-modes", nargs="+", default=TORCH_MODES, metavar="FLAGS", help="ways of --torch-dist (all)")
     p.add_argument("--torch-seconds", type=float, default=200, help="limit of each way of --torch-dist (200)")
-    p.add_argument("--tune", action="store_true", help="tune our matrix products first")
     p.add_argument("--torch-dtype", default="bf16", choices=list(TORCH_BYTES), help="--dtype of train_llama3.py (bf16)")
     p.add_argument("--torch-flags", default="", help="more flags of train_llama3.py")
     p.add_argument("--torch-step", metavar="PATH", help="another PyTorch baseline that train_llama3.py must reach within 3 %%")

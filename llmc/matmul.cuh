@@ -20,8 +20,7 @@
  * and pointers in the same way.
  *
  * The first call of a shape makes a plan (descriptors and algorithm), which is kept. Its algorithm comes from a plan file if
- * one names it, else it is the first that cuBLAS' heuristic returns for our fixed workspace; matmul_tune.cuh finds better
- * ones. Sums that are split over k are joined in fp32 and in a fixed order, because the schemes that join them in the output's
+ * one names it, else it is the first that cuBLAS' heuristic returns for our fixed workspace. Sums that are split over k are joined in fp32 and in a fixed order, because the schemes that join them in the output's
  * type are excluded. So an algorithm fixes the order of every sum, and the same plans give the same bits.
  * With C added and a 16-bit output, some kernels of cuBLASLt 13 round the product before they add: out = round(round(x W^T)
  * + residual), as x + linear(x) does in two steps.
@@ -140,7 +139,6 @@ typedef struct {
     cublasLtMatmulAlgo_t algo;
     cublasLtMatmulDesc_t product;  // descriptors
     cublasLtMatrixLayout_t a, b, c, d;
-    float heuristic_us, us;  // as in MatmulChoice
 } MatmulPlan;
 static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof(MatmulChoice::algo), "a MatmulChoice holds the image of an algorithm");
 
@@ -163,11 +161,6 @@ typedef struct {
     MatmulChoice* saved;  // choices of a plan file, MATMUL_MAX_PLANS
     int num_saved;
     int num_unsaved;  // plans that it has no choice for, or none that runs
-    // --tune (matmul_tune.cuh): NULL, or begin() names the algorithm that computes this call of plans[plan], and end() hears
-    // whether it ran
-    void* trials;
-    const cublasLtMatmulAlgo_t* (*trial_begin)(void* trials, int plan, cudaStream_t stream);
-    void (*trial_end)(void* trials, bool ran, cudaStream_t stream);
 } MatmulContext;
 
 /* Returns the bytes of workspace that matmul_create() needs on the current device. */
@@ -260,8 +253,6 @@ static inline bool matmul_use_saved(MatmulContext* c, MatmulPlan* p) {
         if (cublasLtMatmulAlgoCheck(c->handle, p->product, p->a, p->b, p->c, p->d, &p->algo, &result) ==
                 CUBLAS_STATUS_SUCCESS &&
             result.workspaceSize <= c->workspace_bytes) {
-            p->us = saved->us;
-            p->heuristic_us = saved->heuristic_us;
             return true;
         }
     }
@@ -361,16 +352,8 @@ static inline void matmul_product(MatmulContext* ctx, Output d, Factor a, Factor
     MatmulPlan* p = matmul_plan(ctx, &key, a.o.scale, b.o.scale);
     matmul_set_scales(p, a.o.scale, b.o.scale);
     const float beta = c ? 1.0f : 0.0f;
-    const auto launch = [&](const cublasLtMatmulAlgo_t* algo) {
-        return cublasLtMatmul(ctx->handle, p->product, &scale, b.o.data, p->a, a.o.data, p->b, &beta, c ? c : d.data, p->c,
-                              d.data, p->d, algo, ctx->workspace, ctx->workspace_bytes, stream);
-    };
-    if (ctx->trials) {
-        const bool ran = launch(ctx->trial_begin(ctx->trials, (int)(p - ctx->plans), stream)) == CUBLAS_STATUS_SUCCESS;
-        ctx->trial_end(ctx->trials, ran, stream);
-        if (ran) { return; }
-    }
-    CUBLAS_CHECK(launch(&p->algo));
+    CUBLAS_CHECK(cublasLtMatmul(ctx->handle, p->product, &scale, b.o.data, p->a, a.o.data, p->b, &beta, c ? c : d.data, p->c,
+                                d.data, p->d, &p->algo, ctx->workspace, ctx->workspace_bytes, stream));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

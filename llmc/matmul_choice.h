@@ -48,7 +48,6 @@ enum { MATMUL_ALGO_WORDS = 8 };  // of 64 bits, in cublasLtMatmulAlgo_t
 typedef struct {
     MatmulKey key;
     uint64_t algo[MATMUL_ALGO_WORDS];  // the image of a cublasLtMatmulAlgo_t
-    float heuristic_us, us;            // microseconds: the heuristic's first choice, this choice; 0: not measured
 } MatmulChoice;
 
 #endif

@@ -5,7 +5,7 @@
  * Memory-bound kernels run on more than 1 GB of data, so that no cache helps, in turns with a device-to-device copy. The last
  * column is the share of that copy's bandwidth. Bytes are those the layer must move: each input once, each output once.
  * `variants` times the launch options from which a layer's launcher chose. Matrix products run at the shapes of Llama models on
- * normally distributed data, each by all candidates of --tune, one after the other; then those that ran are timed again, in
+ * normally distributed data, each by all of matmul_algos(), one after the other; then those that ran are timed again, in
  * five rounds in other orders. Columns: TFLOP/s of the heuristic's first, of the fastest of the first time and of the second,
  * and the shares of the first two in the last.
  */
@@ -363,7 +363,7 @@ int main(int argc, char** argv) {
     CUDA_CHECK(cudaMalloc(&arena, arena_bytes));
     for (cudaEvent_t& event : events) { CUDA_CHECK(cudaEventCreate(&event)); }
     char gpu[256];
-    matmul_gpu_name(gpu);
+    device_name(gpu);
     printf("%s, %s\n", gpu, PRECISION_NAME);
     if (memory) { bench_memory(); }
     if (variants) { bench_variants(); }

@@ -638,7 +638,7 @@ int main(int argc, char** argv) {
         int devices = 0;
         if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) { die("bench_levers: no GPU here"); }
         char gpu[256];
-        matmul_gpu_name(gpu);
+        device_name(gpu);
         printf("gpu | %s | %s | cuBLASLt %zu\n", gpu, PRECISION_NAME, cublasLtGetVersion());
         std::thread meter_thread(meter);
         part.run();

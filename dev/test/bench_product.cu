@@ -339,7 +339,7 @@ int main(int argc, char** argv) {
     if (failures > 0) { die("bench_product: %d results are wrong", failures); }
     if (timing) {
         char gpu[256];
-        matmul_gpu_name(gpu);
+        device_name(gpu);
         printf("gpu | %s | %s | cuBLASLt %zu\n", gpu, PRECISION_NAME, cublasLtGetVersion());
         std::thread meter_thread(meter);
         std::vector<std::string> table;

@@ -1,5 +1,5 @@
 /* matmul_timing.cuh -- times the algorithms of a matrix product one by one, on random data. For the benchmarks: what a product
- * takes alone is no guide for training (llmc/matmul_trials.h tells why), but shows how far the heuristic's first choice is from
+ * takes alone is no guide for training (a faster product draws more power, and all kernels slow down), but shows how far the heuristic's first choice is from
  * the fastest. A time is the median of rounds in random orders, in microseconds: TFLOP/s = 2e-6 M N K / us. The data is random:
  * on zeros the card clocks higher than it ever will in training.
  */
@@ -7,7 +7,7 @@
 #define TEST_MATMUL_TIMING_CUH
 
 #include "llmc/base/rand.h"
-#include "llmc/matmul_tune.cuh"
+#include "matmul_algos.cuh"
 
 enum {
     MATMUL_CANDIDATES = 80,  // timed, at most
@@ -162,8 +162,6 @@ static inline int matmul_choose_alone(MatmulContext* c, MatmulPlan* p, void* scr
     if (choice < 0) { return 0; }
     if (us[0] >= 0 && us[choice] > 0.99f * us[0]) { choice = 0; }
     p->algo = algos[choice];
-    p->us = us[choice];
-    p->heuristic_us = us[0] >= 0 ? us[0] : 0.0f;
     if (retimed) {
         matmul_time_candidates(c, p, algos, count, us, buffers, 1, stream);
         const int best = matmul_fastest(us, count);

@@ -101,6 +101,16 @@ goes_on_elsewhere() { # two cards, then one, then four: as one card alone
         cu FP32 moved --resume --gpus 2 --zero 3 && close_steps 1e-6 1e-4 "$tmp/alone" "$tmp/moved"
 }
 
+# A run by other choices than the heuristic's, in a file as older versions wrote it after a search (--tune), has bits of its own.
+# Its checkpoint carries them to a run that has no plan file.
+plans_are_kept() {
+    cu BF16 own_plan && other_choices "$tmp/own_plan/step_00000020/matmul_plan.json" "$tmp/other.json" &&
+        sed 's/"algo"/"us": 12.25, "heuristic_us": 12.50, &/' "$tmp/other.json" >"$tmp/tuned.json" &&
+        cu BF16 tuned --plan "$tmp/tuned.json" --checkpoint-every 10 && ! same_bits own_plan tuned >"$tmp/differ" &&
+        cmp "$tmp/other.json" "$tmp/tuned/step_00000010/matmul_plan.json" && mkdir "$tmp/tuned_on" &&
+        cp -r "$tmp/tuned/step_00000010" "$tmp/tuned_on" && cu BF16 tuned_on --resume && same_bits tuned tuned_on
+}
+
 # The limit: at this rate of learning most steps are smaller than a unit of their weight. Over 20 of them, in which the loss falls
 # by 1.04, the losses are 3.2e-3 apart at most; with weights rounded to nearest 2.6e-2.
 none="--master none --moments bf16"
@@ -145,6 +155,7 @@ check "the CPU trainer's losses, adapters" like_the_cpu lora --lora 4
 check "the same bits in any order, without a graph, recomputed, resumed" repeats plain16
 check "the same bits in any order ..., --fp8" repeats fp8 --fp8
 check "the same bits in any order ..., --fp8-head" repeats fp8_head --fp8 --fp8-head
+check "tuned plans of an older version are read, and travel with the checkpoint: the same bits" plans_are_kept
 check "no master weights: losses are near those of fp32 masters" no_master_is_near
 check "no master weights: the same bits in any order, without a graph, recomputed, resumed" repeats none16 $none
 check "no master weights: the same bits in any order ..., fp32 moments, --fp8" repeats none_fp8 --master none --fp8

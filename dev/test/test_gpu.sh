@@ -67,8 +67,7 @@ tests() {
     quick "$greedy" greedy_text_is_the_cpu_s
     quick "a captured graph changes no bit" graph_changes_no_bit
     quick "SwiGLU and RoPE joined with their products: the same bits captured, recomputed and resumed" joined_layers_have_one_result
-    quick "tuned plans travel with the checkpoint: the same bits" tuned_parts_are_the_whole
-    quick "the steps of --tune leave no trace, in a new run and in one that goes on" tuning_leaves_no_trace
+    quick "plans of other choices travel with the checkpoint: the same bits" plans_are_carried one cu $long
     quick "a plan of another card or shape is not used, with one warning" plans_from_elsewhere_are_not_used
     quick "--profile prints a table" profile_has_a_table bf16
     quick "SIGINT ends with a checkpoint and status 0" ends_well_at INT
@@ -85,9 +84,7 @@ tests() {
     quick "timed checkpoints change no bit, BF16" timed_checkpoints_change_no_bit bf16
     full "timed checkpoints change no bit, FP16" timed_checkpoints_change_no_bit fp16
     quick "a weight that is nan is refused by name" nan_is_refused
-    quick "--tune writes nothing into another run's folder" tune_asks_before_it_writes
     full "--plan is read by every job, and refused where it is something else" plan_is_for_every_job
-    full "resuming a tuned run does not tune again" resuming_does_not_tune_again
     full "10 and 10: the same bits, split master and bf16 moments" parts_are_the_whole bf16 split --master split --moments bf16
     quick "10 and 10: the same bits, no master weights and bf16 moments" parts_are_the_whole bf16 none --master none --moments bf16
     full "10 and 10: the same bits, no master weights and fp32 moments, blocks recomputed, no graph" parts_are_the_whole bf16 none_fp32 --master none --recompute block --no-graph
@@ -109,7 +106,6 @@ tests() {
     full "adapters: 10 and 10, and blocks recomputed: the same bits, FP32 in 2 micro-batches" adapters_resume fp32 fp32 --total-batch 2000
     full "adapters: 10 and 10, and blocks recomputed: the same bits, BF16 without master weights" adapters_resume bf16 none --master none --moments bf16
     full "adapters train alike in FP32, BF16 and FP16" adapters_train_alike_in_16_bits
-    full "adapters: the steps of --tune leave no trace, blocks recomputed" adapters_tune
 
     lane fp8
     quick "--fp8 trains like BF16, and tells what it loses" fp8_trains_like_bf16
@@ -117,7 +113,7 @@ tests() {
     full "--fp8: 10 and 10, blocks recomputed, split master, bf16 moments: the same bits" fp8_parts_are_the_whole fp8_lean --fp8 --recompute block --master split --moments bf16
     full "--fp8: 10 and 10, no master weights, bf16 moments: the same bits" fp8_parts_are_the_whole fp8_none --fp8 --master none --moments bf16
     quick "--fp8: a captured graph changes no bit" fp8_graph_changes_no_bit
-    full "--fp8: tuned plans travel with the checkpoint" fp8_plans_travel
+    full "--fp8: plans of other choices travel with the checkpoint" fp8_plans_travel
     quick "--fp8 has rows in --profile" fp8_profile_has_rows
     quick "--fp8-head trains like BF16, and tells what it loses" fp8_head_trains_like_bf16
     quick "--fp8-head: 10 and 10: the same bits" fp8_head_parts_are_the_whole fp8_head
@@ -155,7 +151,7 @@ tests() {
     quick "2 GPUs, ZeRO 3: samples and validation are those of ZeRO 1" zeros_speak_alike
     quick "2 GPUs, ZeRO 1 and 3: exact weights are written whole" exact_weights_are_collected
     quick "2 GPUs, ZeRO 1 and 3: exact adapters are written whole" adapters_are_collected
-    full "2 GPUs: both tune by what rank 0 measures" two_are_tuned
+    full "2 GPUs: plans of other choices travel with the checkpoint: the same bits" two_carry_plans
     full "2 GPUs, ZeRO 3: steps that are not finite end the run" zeros_are_ruined_together
     quick "2 GPUs as two hosts of two ranks are one, FP32" hosts_are_one 2
     full "2 GPUs as two hosts of two ranks: ZeRO 1, 2 and 3: the same bits" hosts_have_one_result 2 20

@@ -62,7 +62,6 @@ static const struct {
     HOST_ENTRY(element_sizes_are_those_of_the_types),
     ENTRY(matmul_agrees_in_all_directions),
     ENTRY(every_candidate_agrees_and_repeats_its_bits),
-    ENTRY(a_tuner_times_the_products_of_a_step),
     ENTRY(matmul_plans_survive_a_file),
     ENTRY(quantised_rows_are_the_oracle_s),
     ENTRY(quantised_weights_are_the_oracle_s),

@@ -346,7 +346,7 @@ expect "a launcher of one process leaves it to --gpus" 0 "x 2 processes)" torch 
 
 small="--model $pairs/gqa2_untied_rope8 --train $tmp/low.bin --seq 20"
 for n in 1 2; do
-    for flag in "--lora 4" "--lora 4 --zero 3" "--export-dtype f32" "--zero 2 --tune"; do
+    for flag in "--lora 4" "--lora 4 --zero 3" "--export-dtype f32" "--zero 2"; do
         expect "$n GPUs take $flag" 0 "timed   nothing: " plan $small $flag --gpus $n --steps 4 --max-memory 80G
     done
 done

@@ -36,7 +36,7 @@ enum {
 typedef enum {
     PHASE_STARTING,
     PHASE_LOADING,
-    PHASE_TUNING,
+    PHASE_PREPARING,
     PHASE_STEP,
     PHASE_VALIDATION,
     PHASE_SAMPLING,
@@ -133,7 +133,7 @@ typedef struct {
 
 /* Returns the name of a phase. */
 static inline const char* team_phase_name(TeamPhase phase) {
-    static const char* const names[PHASES] = {"starting", "loading", "tuning", "step", "validation", "sampling", "writing"};
+    static const char* const names[PHASES] = {"starting", "loading", "preparing", "step", "validation", "sampling", "writing"};
     return (unsigned)phase < PHASES ? names[phase] : "unknown";
 }
 

@@ -2,11 +2,11 @@
  * computes the same bits.
  *
  *   {"format": "llama3.c matmul plans", "gpu": NAME, "sms": COUNT, "cublaslt": VERSION, "workspace": BYTES, "compute": TYPE,
- *    "plans": [{"m": …, (every field of MatmulKey,) "us": …, "heuristic_us": …, "algo": "128 hexadecimal digits"}, …]}
+ *    "plans": [{"m": …, (every field of MatmulKey,) "algo": "128 hexadecimal digits"}, …]}
  *
  * "algo" is the 64 bytes of a cublasLtMatmulAlgo_t. Only the same version of cuBLASLt on the same GPU understands them, so a
- * file from another version or GPU is not used: matmul_plans_read() tells it from one that is damaged. "sms", the number of
- * multiprocessors, may be missing, as in older files.
+ * file from another version or GPU is not used: matmul_plans_read() tells it from one that is damaged. Older
+ * files may lack "sms", the number of multiprocessors. The files of --tune, a search that is gone, also hold times.
  */
 #ifndef LLMC_MATMUL_PLANS_H
 #define LLMC_MATMUL_PLANS_H
@@ -38,7 +38,7 @@ static inline bool matmul_plans_write(const char* path, const MatmulSetup* setup
         const MatmulChoice* c = &choices[i];
         fprintf(f, "%s\n{", i ? "," : "");
         for (int k = 0; k < NUM_KEY_FIELDS; k++) { fprintf(f, "\"%s\": %lld, ", matmul_key_names[k], (long long)c->key.v[k]); }
-        fprintf(f, "\"us\": %.2f, \"heuristic_us\": %.2f, \"algo\": \"", (double)c->us, (double)c->heuristic_us);
+        fprintf(f, "\"algo\": \"");
         for (int k = 0; k < MATMUL_ALGO_WORDS; k++) { fprintf(f, "%016llx", (unsigned long long)c->algo[k]); }
         fprintf(f, "\"}");
     }
@@ -52,14 +52,8 @@ static inline bool matmul_plans_choice(MatmulChoice* c, const Json* j, const Jso
     for (int k = 0; k < NUM_KEY_FIELDS; k++) {
         if (!json_int(j, n, matmul_key_names[k], 0, INT64_MAX, &c->key.v[k], e)) { return false; }
     }
-    double us = 0, heuristic_us = 0;
     const char* algo = "";
-    if (!json_double(j, n, "us", 0, 1e12, &us, e) || !json_double(j, n, "heuristic_us", 0, 1e12, &heuristic_us, e) ||
-        !json_text(j, n, "algo", &algo, e)) {
-        return false;
-    }
-    c->us = (float)us;
-    c->heuristic_us = (float)heuristic_us;
+    if (!json_text(j, n, "algo", &algo, e)) { return false; }
     const size_t digits = 16 * MATMUL_ALGO_WORDS;
     if (strlen(algo) != digits || strspn(algo, "0123456789abcdef") != digits) {
         return json_wanted(j, n, "algo", e, "%zu hexadecimal digits", digits);

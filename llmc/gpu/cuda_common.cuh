@@ -62,6 +62,14 @@ static inline int device_attribute(cudaDeviceAttr attribute) {
     return value;
 }
 
+static inline void device_name(char name[256]) {
+    cudaDeviceProp properties;
+    int device = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    snprintf(name, 256, "%s", properties.name);
+}
+
 /* Returns the architecture that a kernel's body was compiled for, as 75, 80 or 90: the __CUDA_ARCH__ of the body. The device's
  * own capability says less: PTX for sm_75 also runs on a newer card, with the sm_75 body. */
 template <typename Kernel>

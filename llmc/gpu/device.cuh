@@ -1,4 +1,4 @@
-/* device.cuh -- the GPU of a run: its memory, its peak FLOP/s, the matrix products' context and their plan file.
+/* device.cuh -- the GPU of a run: its memory, its peak FLOP/s and the matrix products' context.
  *
  * Other processes may use the card as well, so what a run takes is counted: the sizes of its own allocations, and the drop in
  * free memory while the context, cuBLAS and the kernels load. NVML, which comes with the driver, reports the free memory before
@@ -12,11 +12,9 @@
 #include "llmc/base/utils.h"
 #include "llmc/gpu/cuda_common.cuh"  // defines: IS_BF16, CUDA_CHECK
 #include "llmc/matmul.cuh"           // defines: MatmulContext, matmul_create
-#include "llmc/matmul_tune.cuh"      // defines: matmul_load_plans, matmul_save_plans
 #include "llmc/dist/ranks.h"         // defines: Ranks, ranks_device
 #include "llmc/run/mfu.h"            // defines: gpu_peak_flops
-#include "llmc/run/session.h"        // defines: Session
-#include "llmc/run/together.h"       // defines: together_take_first
+#include "llmc/run/options.h"        // defines: Options
 
 #include <dlfcn.h>
 
@@ -133,61 +131,6 @@ static inline void device_build(const Device* d, char* out, size_t cap) {
 /* Returns the bytes that this process may use, its context included: --max-memory, or all that others leave. */
 static inline uint64_t device_memory(const Device* d, const Options* o) {
     return o->max_memory ? o->max_memory : d->total - d->others;
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// plans of the matrix products: a resumed run takes over its checkpoint's choices, and so computes the same bits
-
-#define PLAN_NAME "matmul_plan.json"
-
-/* Writes the plans into a folder: a checkpoint's, or --out. */
-static inline bool device_save_plans(MatmulContext* matmul, const char* folder, Error* e) {
-    char path[PATH_CAP];
-    return path_join(path, folder, PLAN_NAME, e) && matmul_save_plans(matmul, path, e);
-}
-
-/* Finds the plan file: --plan, or else that of the checkpoint that a run goes on from. Returns false if there is none. */
-static inline bool device_plan_path(const Session* s, char path[PATH_CAP]) {
-    Error e = NO_ERROR;
-    if (s->options.plan) {
-        snprintf(path, PATH_CAP, "%s", s->options.plan);
-        return true;
-    }
-    if (!s->resumed || !folder_has(s->model_dir, PLAN_NAME)) { return false; }
-    must(path_join(path, s->model_dir, PLAN_NAME, &e), &e);
-    return true;
-}
-
-/* Reads the plan file. One that another card or cuBLASLt has made is not used, with one warning. */
-static inline void device_load_plans(MatmulContext* matmul, const Session* s) {
-    char path[PATH_CAP];
-    bool elsewhere = false;
-    Error e = NO_ERROR;
-    if (!device_plan_path(s, path) || matmul_load_plans(matmul, path, &elsewhere, &e)) { return; }
-    if (s->options.plan && !elsewhere) { must(false, &e); }
-    if (s->rank == 0) { warn("%s: cuBLASLt chooses again, so the bits may differ", e.msg); }
-}
-
-/* Tells, once the products of a training step have been made, if the plan file lacks some: it is that of other shapes. */
-static inline void device_check_plans(const MatmulContext* matmul, const Session* s) {
-    char path[PATH_CAP];
-    if (matmul->num_unsaved == 0 || s->rank > 0 || !device_plan_path(s, path)) { return; }
-    warn(
-        "%s: has no choice that runs here for %d of the %d matrix products of a step: cuBLASLt chooses for them, so the bits "
-        "may differ",
-        path, matmul->num_unsaved, matmul->num_plans);
-}
-
-/* Lets all ranks use rank 0's algorithms for the products made so far: their own heuristics may have chosen otherwise. They
- * have the same card and cuBLASLt (device_build). */
-static inline void device_share_plans(MatmulContext* matmul, Team* team) {
-    if (!team) { return; }
-    int count = matmul->num_plans;
-    MatmulChoice* choices = matmul_choices(matmul);
-    together_take_first(team, &count, sizeof count);
-    together_take_first(team, choices, (size_t)count * sizeof *choices);
-    if (team->run.rank > 0) { matmul_adopt(matmul, choices, count); }
-    free(choices);
 }
 
 #endif

@@ -339,9 +339,6 @@ static inline void job_talk(const Trainer* t, Session* s) {
 
 /* Runs the job of the command line; `train` is the trainer's loop. */
 static inline void run_job(const Trainer* t, Session* s, void (*train)(const Trainer* t, Session* s)) {
-    if (s->options.tune && !job_trains(s->job)) {
-        die_usage("--tune: times the products of a training step, wanted no other job");
-    }
     switch (s->job) {
         case JOB_TRAIN:
         case JOB_DRY_RUN: train(t, s); break;

@@ -6,7 +6,7 @@
  *
  *   OUT/.owner   "HOST PID TOKEN BOOT\n": the host's name, the process, a random number, the id of the host's boot
  *
- * and sets its time anew each minute, from a thread of its own: loading, tuning, a validation or a step may take longer.
+ * and sets its time anew each minute, from a thread of its own: loading, a validation or a step may take longer.
  *
  *   1. An owner of this boot is dead, since the lock was free: it is replaced at once. The boot and not the name tells hosts
  *      apart, since containers on one host have names of their own, but one kernel, and so one lock.

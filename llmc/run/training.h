@@ -169,9 +169,7 @@ static inline void training_prepare(Training* t) {
     if (!trainer->scales_loss) { s->state.loss_scale = 1; }
     t->plan = step_plan(trainer, s);
     t->plan.data = row_parts_of(&t->parts, &t->plan.data, session_share(s), s->options.seq);
-    const uint64_t row = s->train.row;
     if (trainer->prepare) { trainer->prepare(t->model, &t->plan, s); }
-    if (s->options.tune) { dataloader_seek(&s->train, row); }  // it took steps
 }
 
 /* Prints how long the run's `steps` take. */
@@ -210,8 +208,7 @@ static inline void training_dry_run(Training* t) {
     }
     t->model = job_open_model(t->trainer, s);
     training_scan_data(s);
-    // --tune and --profile write files, or time steps themselves
-    if (!o->tune && o->profile == 0 && (steps > 0 || o->minutes > 0)) {
+    if (o->profile == 0 && (steps > 0 || o->minutes > 0)) {
         training_prepare(t);
         must(time_steps(t->trainer, t->model, &t->plan, o->batch, MOST_SECONDS, stdout, &time, &e), &e);
         training_print_time(s, &time, steps);
@@ -263,13 +260,12 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
             print_names(stdout, "resume  --master none: the exact weights of %s are now rounded to bfloat16\n", s->model_dir);
         }
     }
-    if (o->profile == 0 || o->tune) {
+    if (o->profile == 0) {
         session_lock(s);  // what is refused until here leaves no trace
         together_share_out(s);
     }
 
-    together_at(s, PHASE_TUNING, (int64_t)s->state.step);
-    if (o->tune && !s->team) { run_catch_signals(); }  // what is chosen until then stays
+    together_at(s, PHASE_PREPARING, (int64_t)s->state.step);
     training_prepare(t);
     if (timed) {
         training_measure(t);

@@ -89,11 +89,8 @@ fp8_head_trains_like_bf16() {
 # the plan file names products with scales, and a resumed run reads them
 fp8_plans_travel() {
     has_hopper || return
-    d=$tmp/fp8_tuned
-    cu bf16 --fp8 $long --train "$tmp/data_train.bin" --out "$d/whole" --tune --checkpoint-every 10 >"$d.txt" && grep '^tuned' "$d.txt" || return 1
-    for scaled in 1 2 3; do grep -c "\"scaled\": $scaled" "$d/whole/step_00000010/matmul_plan.json" || return 1; done
-    mkdir "$d/parts" && cp -r "$d/whole/step_00000010" "$d/parts" &&
-        cu bf16 --resume --out "$d/parts" && same_end "$d/whole" "$d/parts" 20
+    plans_are_carried fp8 cu --fp8 $long || return 1
+    for scaled in 1 2 3; do grep -c "\"scaled\": $scaled" "$tmp/plans_fp8/whole/step_00000010/matmul_plan.json" || return 1; done
 }
 
 # what --fp8 adds is in the memory table and in the profile

@@ -42,14 +42,6 @@ adapters_resume() {
     cu $v $flags --recompute block --out "$name.block" && same_adapters "$name.whole" "$name.block" 20
 }
 
-# --tune with adapters, recomputed blocks and two micro-batches ends as a run that reads its plan
-adapters_tune() {
-    lora_base || return 1
-    flags="--model $tmp/lora_base/step_00000030 --train $tmp/data_train.bin --lora 5 --batch 4 --seq 250 --total-batch 2000 --recompute block --steps 10 --lr 5e-3"
-    cu bf16 $flags --tune --plan "$tmp/lora_plan.json" --out "$tmp/lora_tuned" && cu bf16 $flags --plan "$tmp/lora_plan.json" --out "$tmp/lora_read" &&
-        same_adapters "$tmp/lora_tuned" "$tmp/lora_read" 10
-}
-
 # lora_fits SIZE MODEL FLAGS...: the plan of a run with adapters fits into SIZE, all of the card that it takes included, and three
 # steps of it stay within. The weights are drawn: --dry-run takes a preset.
 lora_fits() {

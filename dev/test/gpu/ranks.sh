@@ -184,11 +184,8 @@ adapters_are_collected() {
     done
 }
 
-# both tune by what rank 0 measures; a run that reads its plans has the same bits
-two_are_tuned() {
-    d=$tmp/two_tuned
-    two bf16 $deep --train "$tmp/data_train.bin" --batch 4 --zero 2 --tune --plan "$d.json" --out "$d/tuned" || exit $?
-    two bf16 $deep --train "$tmp/data_train.bin" --batch 4 --zero 2 --plan "$d.json" --out "$d/read" && same_ranks "$d/tuned" "$d/read" 20
+two_carry_plans() {
+    plans_are_carried two two $deep --batch 4 --zero 2 && same_ranks "$tmp/plans_two/whole" "$tmp/plans_two/parts" 20
 }
 
 # ten steps that are not finite: all ranks look for the tensor, and the run ends

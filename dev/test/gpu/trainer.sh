@@ -128,34 +128,30 @@ parts_are_the_whole() {
         steps_of "$d/whole/log.jsonl" | grep -v '"val"' >"$d/a" && steps_of "$d/parts/log.jsonl" | grep -v '"val"' | cmp "$d/a" -
 }
 
-# Tunes once. The checkpoint of step 10 carries the plan to a run in another folder, after the plan file is removed.
-tuned_parts_are_the_whole() {
-    d=$tmp/tuned
-    mkdir -p "$d"
-    cu bf16 $long --train "$tmp/data_train.bin" --out "$d/first" --steps 1 --tune --plan "$d/plan.json" && test -s "$d/plan.json" &&
-        cu bf16 $long --train "$tmp/data_train.bin" --out "$d/whole" --plan "$d/plan.json" --checkpoint-every 10 &&
-        test -s "$d/whole/step_00000010/matmul_plan.json" && mkdir "$d/parts" && cp -r "$d/whole/step_00000010" "$d/parts" &&
-        rm "$d/plan.json" && cu bf16 --resume --out "$d/parts" && same_end "$d/whole" "$d/parts" 20 &&
+# other_choices PLAN OUT: gives each product the algorithm of the product of its kind before it, as a search of plans could have
+other_choices() {
+    awk '{ kind = $0; sub(/.*"trans_a"/, "", kind); sub(/"ld_a".*"add"/, "", kind); sub(/, "align_a".*/, "", kind) }
+        /"algo"/ {
+            algo = $0; sub(/.*"algo": "/, "", algo); sub(/".*/, "", algo)
+            if (kind in before) { sub(/"algo": "[0-9a-f]*/, "\"algo\": \"" before[kind]) }
+            before[kind] = algo
+        }
+        { print }' "$1" >"$2" && ! cmp -s "$1" "$2" || { echo "error: $1 has no other choices" && return 1; }
+}
+
+# has_taken PLAN OTHER CHECKPOINT: the checkpoint has choices of OTHER that PLAN does not have
+has_taken() { grep -vxFf "$1" "$2" | grep -qxFf - "$3/matmul_plan.json" || { echo "error: $3 has no choice of $2" && return 1; }; }
+
+# plans_are_carried NAME PROGRAM FLAGS...: a run by other choices than the heuristic's, such as a search of an older version left.
+# The checkpoint of step 10 carries them to a run in another folder, after the plan file is removed.
+plans_are_carried() {
+    d=$tmp/plans_$1 pc=$2
+    shift 2
+    $pc bf16 "$@" --train "$tmp/data_train.bin" --out "$d/first" --steps 1 && other_choices "$d/first/step_00000001/matmul_plan.json" "$d/plan.json" &&
+        $pc bf16 "$@" --train "$tmp/data_train.bin" --out "$d/whole" --plan "$d/plan.json" --checkpoint-every 10 &&
+        has_taken "$d/first/step_00000001/matmul_plan.json" "$d/plan.json" "$d/whole/step_00000010" && mkdir "$d/parts" &&
+        cp -r "$d/whole/step_00000010" "$d/parts" && rm "$d/plan.json" && $pc bf16 --resume --out "$d/parts" && same_end "$d/whole" "$d/parts" 20 &&
         cmp "$d/whole/step_00000020/matmul_plan.json" "$d/parts/step_00000020/matmul_plan.json"
-}
-
-# A resumed run of --tune uses the plan in the checkpoint. It must not tune again, which could choose other algorithms.
-resuming_does_not_tune_again() {
-    d=$tmp/tune_resume
-    cu bf16 $long --train "$tmp/data_train.bin" --out "$d/whole" --tune --checkpoint-every 10 && mkdir "$d/parts" &&
-        cp -r "$d/whole/step_00000010" "$d/parts" && cu bf16 --resume --out "$d/parts" >"$d/log" || { tail -n 3 "$d/log"; return 1; }
-    ! grep '^tuned' "$d/log" && same_end "$d/whole" "$d/parts" 20
-}
-
-# A run that tunes ends as one that reads its plan: the steps of --tune leave no trace, in a new run and in one that goes on.
-tuning_leaves_no_trace() {
-    d=$tmp/untraced micro="--total-batch 16384 --batch 4"
-    mkdir -p "$d"
-    cu bf16 $long $micro --train "$tmp/data_train.bin" --out "$d/tuned" --tune --plan "$d/plan.json" >"$d/log" && grep '^tuned ' "$d/log" &&
-        cu bf16 $long $micro --train "$tmp/data_train.bin" --out "$d/read" --plan "$d/plan.json" && same_end "$d/tuned" "$d/read" 20 || return 1
-    cu bf16 $long --train "$tmp/data_train.bin" --out "$d/half" --stop-after 10 && cp -r "$d/half" "$d/other" &&
-        cu bf16 --resume --out "$d/half" --tune --plan "$d/again.json" && cu bf16 --resume --out "$d/other" --plan "$d/again.json" &&
-        same_end "$d/half" "$d/other" 20
 }
 
 # A plan of another card, number of multiprocessors, workspace or shape is not used: one warning, and the run goes on.
@@ -264,23 +260,10 @@ nan_is_refused() {
     grep "^error: $d.model/model.safetensors: .*weight is nan at" "$d.log" || { tail -n 2 "$d.log" && return 1; }
 }
 
-# --tune checks --out before it writes: the plan file in another run's folder stays as it is.
-tune_asks_before_it_writes() {
-    d=$tmp/tune_lock
-    cu bf16 --model d2 --train "$tmp/data_train.bin" --batch 2 --seq 64 --steps 1 --out "$d" || return 1
-    echo mine >"$d/matmul_plan.json"
-    if cu bf16 --model d2 --train "$tmp/data_train.bin" --batch 2 --seq 64 --steps 1 --tune --out "$d" >"$d.log" 2>&1; then
-        echo "error: it was not refused" && return 1
-    fi
-    grep 'holds the checkpoints of another run' "$d.log" && [ "$(cat "$d/matmul_plan.json")" = mine ] || return 1
-    if cu bf16 --model "$d" --val "$tmp/data_train.bin" --batch 2 --seq 64 --eval --tune >"$d.log" 2>&1; then echo "error: --eval takes --tune" && return 1; fi
-    grep '^error: --tune: ' "$d.log"
-}
-
 # Every job reads --plan and refuses a file of another format.
 plan_is_for_every_job() {
     d=$tmp/plan
-    cu bf16 --model d2 --train "$tmp/data_train.bin" --batch 2 --seq 64 --steps 1 --tune --plan "$d.json" --out "$d" || return 1
+    cu bf16 --model d2 --train "$tmp/data_train.bin" --batch 2 --seq 64 --steps 1 --out "$d" && cp "$d/step_00000001/matmul_plan.json" "$d.json" || return 1
     cu bf16 --model "$d" --val "$tmp/data_train.bin" --batch 2 --seq 64 --val-batches 2 --eval --plan "$d.json" || return 1
     cu bf16 --model "$d" --generate a --tokens 4 --plan "$d.json" || return 1
     echo '{"format": "else"}' >"$d.bad"

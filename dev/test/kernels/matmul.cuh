@@ -1,8 +1,9 @@
-/* matmul.cuh -- tests of cuBLASLt's products: directions, plans, the tuner. */
+/* matmul.cuh -- tests of cuBLASLt's products: directions, plans, other algorithms. */
 #ifndef TEST_KERNELS_MATMUL_CUH
 #define TEST_KERNELS_MATMUL_CUH
 
-#include "llmc/matmul_tune.cuh"
+#include "llmc/gpu/plans.cuh"
+#include "matmul_algos.cuh"
 #include "llmc/matmul.h"
 #include "kernel_test.cuh"
 
@@ -195,52 +196,6 @@ static void every_candidate_agrees_and_repeats_its_bits() {
         ctx->plans[i].algo = first;
         printf("    plan %d has %d candidates\n", i, list.count);
     }
-    matmul_destroy(ctx);
-    device_free_all();
-}
-
-static void a_tuner_times_the_products_of_a_step() {
-    MatmulContext* ctx = matmul_context();
-    ThreeProducts p;
-    p.run(ctx);
-    const std::vector<Floats> want = p.results();
-    MatmulTuner tuner = matmul_tuner_open(ctx);
-    Trials* t = &tuner.trials;
-    CHECK(t->num_products == 4, "%d products", t->num_products);
-    for (int step = 0; step < 20; step++) {
-        if (step == 2) { trials_admit(t, 18); }
-        matmul_tuner_listen(&tuner, true);
-        for (int layer = 0; layer < 12; layer++) { p.run(ctx); }
-        ctx->trials = NULL;
-        CUDA_CHECK(cudaDeviceSynchronize());
-        CHECK(tuner.num_calls == 48, "%d calls in a step", tuner.num_calls);
-        matmul_tuner_read(&tuner);
-        matmul_tuner_record(&tuner);
-        trials_next_step(t);
-        for (int i = 0; i < 3; i++) { same_product("a step's last layer", step, p.results()[i], want[i]); }
-    }
-    trials_fit(t);
-    for (int i = 0; i < 4; i++) {
-        const TrialProduct* product = &t->products[i];
-        CHECK(product->most_calls == 12 && product->seen == 20, "product %d: %d calls, %d steps", i, product->most_calls,
-              product->seen);
-        CHECK(product->num_active > 1 && product->us[0] > 0 && product->us[0] < 1e4,
-              "product %d: %d candidates, the first %g us", i, product->num_active, product->us[0]);
-        for (int k = 0; k < product->num_active; k++) {
-            CHECK(product->us[product->active[k]] > 0, "product %d: candidate %d has no time", i, product->active[k]);
-        }
-    }
-    bool chosen[TRIALS_PRODUCTS] = {false, true};
-    t->products[1].challenger = t->products[1].active[t->products[1].num_active - 1];
-    matmul_tuner_use(&tuner, chosen);
-    CHECK(memcmp(&ctx->plans[1].algo, &tuner.algos[1].algos[t->products[1].challenger], sizeof(cublasLtMatmulAlgo_t)) == 0 &&
-              memcmp(&ctx->plans[0].algo, &tuner.algos[0].algos[0], sizeof(cublasLtMatmulAlgo_t)) == 0,
-          "the plans do not have what is chosen");
-    chosen[1] = false;
-    matmul_tuner_use(&tuner, chosen);
-    matmul_tuner_close(&tuner);
-    p.run(ctx);
-    CHECK(p.results() == want, "after tuning without a choice the bits differ");
     matmul_destroy(ctx);
     device_free_all();
 }
