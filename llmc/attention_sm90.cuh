@@ -26,8 +26,8 @@
  * read a tile by rows, sums over tokens read it by columns. Each operand has a tensor map with the dimensions (64 columns,
  * T tokens, blocks of a row, B sequences), so tokens past T read as zeros, whatever memory lies behind them.
  *
- * The backward kernels, too, keep products of their own under way while they compute (AHEAD): under exp dP and the last product
- * of the tile before, under ds S of the next tile.
+ * The backward kernels, too, keep products of their own under way while they compute: under exp dP and the last product of the
+ * tile before, under ds S of the next tile.
  *
  *   issued       dk' dP            dv S"            dk' dP            dv S"          ' of the tile before
  *   computed            exp               ds               exp              ds       " of the next tile
@@ -215,16 +215,12 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
 // dK, dV
 
 /* WGS x 64 keys; queries in tiles of BM; shared memory holds K and V of KV_STAGES pieces of work. */
-template <int HD_, int BM_, int WGS_, int STAGES_, int KV_STAGES_, int BLOCKS_, bool AHEAD_ = false, bool ROUNDED_ = false,
-          int LEFT_ = 0>
+template <int HD_, int BM_, int WGS_, int STAGES_, int KV_STAGES_, int BLOCKS_, bool ROUNDED_>
 struct WgmmaKVTiles : WarpgroupSplit<WGS_, BLOCKS_> {
-    static constexpr bool AHEAD = AHEAD_, ROUNDED = ROUNDED_;
-    static constexpr int LEFT = LEFT_;
+    static constexpr bool ROUNDED = ROUNDED_;
     static constexpr int HD = HD_, BM = BM_, WGS = WGS_, STAGES = STAGES_, KV_STAGES = KV_STAGES_, BLOCKS = BLOCKS_;
     static constexpr int BN = 64 * WGS, KV_BYTES = BN * HD * 2, Q_BYTES = BM * HD * 2, STATS_BYTES = BM * 8;
     static constexpr int SMEM = 2 * KV_STAGES * KV_BYTES + STAGES * (2 * Q_BYTES + STATS_BYTES) + 1024;
-    // whether registers are too few for the left operands of dv and dk together: then only one of the products is under way
-    static constexpr bool TIGHT = HD + BM + 2 * (BM / 4) + 24 > WarpgroupSplit<WGS_, BLOCKS_>::CONSUMER;
     // a warpgroup may pass over the first tiles of a head while it still holds the last one of the head before
     static_assert(STAGES >= (BN - 1) / BM + 2, "the ring is too short");
     static_assert(BM == 64 || BM == 128, "statistics are padded to multiples of 128");
@@ -290,8 +286,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             const DocumentEdges<DOCUMENTS> end(ends + (size_t)b * s.T, s.T, s.T, k0 + BN - 1, my_k0 + 63, warp_k0, warp_k0 + g);
             kv_ring.wait_full();
             const uint32_t k_tile = kv_smem + kv_ring.stage * 2 * KV_BYTES + consumer * 64 * 128;
-            const ScoresLeft<HD, BN, (Tiles::LEFT > 0)> k_left(k_tile);
-            const ScoresLeft<HD, BN, (Tiles::LEFT > 1)> v_left(k_tile + KV_BYTES);
+            const uint32_t k_rows = matrix_rows(k_tile), v_rows = matrix_rows(k_tile + KV_BYTES);
             uint32_t held = NO_BARRIER;  // the `empty` barrier of the buffer that pending products read
             auto release_held = [&]() {
                 wgmma_wait<0>();
@@ -333,115 +328,77 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
 #pragma unroll 1
             for (; h < group; h++) {
                 head_begin();
-                if constexpr (Tiles::AHEAD) {
-                    if (q0 < end.warpgroup) {
-                        float e[BM / 2];
-                        int stage = q_ring.stage;
-                        uint32_t q_tile = q_smem + stage * 2 * Q_BYTES, q_before = 0;
-                        q_ring.wait_full();
-                        wgmma_fence();
-                        k_left.product(p, matrix_rows(q_tile));
-                        wgmma_commit();
-                        wgmma_wait<0>();
-                        wgmma_hold(p);
-                        bool more;
+                if (q0 < end.warpgroup) {
+                    float e[BM / 2];
+                    int stage = q_ring.stage;
+                    uint32_t q_tile = q_smem + stage * 2 * Q_BYTES, q_before = 0;
+                    q_ring.wait_full();
+                    wgmma_fence();
+                    wgmma_scores<HD, BM, BN>(p, k_rows, matrix_rows(q_tile));
+                    wgmma_commit();
+                    wgmma_wait<0>();
+                    wgmma_hold(p);
+                    bool more;
 #pragma unroll 1
-                        do {  // S of this tile is there, and ds of the one before
-                            const float4* tile_stats = (const float4*)(all_stats + stage * STATS_BYTES) + t;
-                            if (!Tiles::ROUNDED && held != NO_BARRIER) {
-                                wgmma_fence();
-                                wgmma_values<HD, BM>(dk, ds_operand, matrix_columns(q_before, BM * 128));
-                                wgmma_commit();
-                            }
-                            wgmma_fence();
-                            v_left.product(ds, matrix_rows(q_tile + Q_BYTES));
-                            wgmma_commit();
-#pragma unroll
-                            for (int i = 0; i < BM / 2; i++) { e[i] = p[i]; }
-                            exponentials(e, tile_stats);
-                            fragment_operand(p_operand, e);
-                            if constexpr (!Tiles::ROUNDED) {
-                                wgmma_fence();
-                                wgmma_values<HD, BM>(dv, p_operand, matrix_columns(q_tile + Q_BYTES, BM * 128));
-                                wgmma_commit();
-                                wgmma_wait<2>();
-                                if (held != NO_BARRIER) { ring_release(held); }
-                            }
-                            held = q_ring.empty();
-                            q_ring.advance();
-                            q_before = q_tile;
-                            more = next_tile();
-                            if (more) {
-                                stage = q_ring.stage;
-                                q_tile = q_smem + stage * 2 * Q_BYTES;
-                                q_ring.wait_full();
-                                wgmma_fence();
-                                k_left.product(p, matrix_rows(q_tile));
-                                wgmma_commit();
-                                wgmma_wait<Tiles::ROUNDED ? 1 : 2>();
-                            } else {
-                                wgmma_wait<Tiles::ROUNDED ? 0 : 1>();
-                            }
-                            wgmma_hold(ds);
-                            if constexpr (Tiles::ROUNDED) { fragment_rounded(e, p_operand); }
-                            fragment_ds_transposed(ds, e, tile_stats);
-                            fragment_operand(ds_operand, ds);
-                            if constexpr (Tiles::ROUNDED) {
-                                wgmma_fence();
-                                wgmma_values<HD, BM>(dv, p_operand, matrix_columns(q_before + Q_BYTES, BM * 128));
-                                wgmma_values<HD, BM>(dk, ds_operand, matrix_columns(q_before, BM * 128));
-                                wgmma_commit();
-                            }
-                            wgmma_wait<0>();
-                            wgmma_hold(p);
-                            if constexpr (Tiles::ROUNDED) {
-                                ring_release(held);
-                                held = NO_BARRIER;
-                            }
-                        } while (more);
-                        if constexpr (!Tiles::ROUNDED) {
+                    do {  // S of this tile is there, and ds of the one before
+                        const float4* tile_stats = (const float4*)(all_stats + stage * STATS_BYTES) + t;
+                        if (!Tiles::ROUNDED && held != NO_BARRIER) {
                             wgmma_fence();
                             wgmma_values<HD, BM>(dk, ds_operand, matrix_columns(q_before, BM * 128));
                             wgmma_commit();
                         }
-                        release_held();
-                    }
-                }
-#pragma unroll 1
-                for (; !Tiles::AHEAD && q0 < end.warpgroup; q0 += BM) {
-                    q_ring.wait_full();
-                    const uint32_t q_tile = q_smem + q_ring.stage * 2 * Q_BYTES, dout_tile = q_tile + Q_BYTES;
-                    const float4* tile_stats = (const float4*)(all_stats + q_ring.stage * STATS_BYTES) + t;  // two queries each
-                    wgmma_fence();
-                    k_left.product(p, matrix_rows(q_tile));
-                    wgmma_commit();
-                    v_left.product(ds, matrix_rows(dout_tile));
-                    wgmma_commit();
-                    wgmma_wait<1>();
-                    wgmma_hold(p);
-                    if (held != NO_BARRIER) { ring_release(held); }
-                    exponentials(p, tile_stats);
-                    fragment_operand(p_operand, p);
-                    wgmma_fence();
-                    wgmma_values<HD, BM>(dv, p_operand, matrix_columns(dout_tile, BM * 128));
-                    wgmma_commit();
-                    wgmma_wait<1>();
-                    wgmma_hold(ds);
-                    fragment_ds_transposed(ds, p, tile_stats);
-                    if constexpr (Tiles::TIGHT) { wgmma_wait<0>(); }
-                    fragment_operand(ds_operand, ds);
-                    wgmma_fence();
-                    wgmma_values<HD, BM>(dk, ds_operand, matrix_columns(q_tile, BM * 128));
-                    wgmma_commit();
-                    if constexpr (Tiles::TIGHT) {
-                        wgmma_wait<0>();
-                        wgmma_hold(dk);
-                        wgmma_hold(dv);
-                        ring_release(q_ring.empty());
-                    } else {
+                        wgmma_fence();
+                        wgmma_scores<HD, BM, BN>(ds, v_rows, matrix_rows(q_tile + Q_BYTES));
+                        wgmma_commit();
+#pragma unroll
+                        for (int i = 0; i < BM / 2; i++) { e[i] = p[i]; }
+                        exponentials(e, tile_stats);
+                        fragment_operand(p_operand, e);
+                        if constexpr (!Tiles::ROUNDED) {
+                            wgmma_fence();
+                            wgmma_values<HD, BM>(dv, p_operand, matrix_columns(q_tile + Q_BYTES, BM * 128));
+                            wgmma_commit();
+                            wgmma_wait<2>();
+                            if (held != NO_BARRIER) { ring_release(held); }
+                        }
                         held = q_ring.empty();
+                        q_ring.advance();
+                        q_before = q_tile;
+                        more = next_tile();
+                        if (more) {
+                            stage = q_ring.stage;
+                            q_tile = q_smem + stage * 2 * Q_BYTES;
+                            q_ring.wait_full();
+                            wgmma_fence();
+                            wgmma_scores<HD, BM, BN>(p, k_rows, matrix_rows(q_tile));
+                            wgmma_commit();
+                            wgmma_wait<Tiles::ROUNDED ? 1 : 2>();
+                        } else {
+                            wgmma_wait<Tiles::ROUNDED ? 0 : 1>();
+                        }
+                        wgmma_hold(ds);
+                        if constexpr (Tiles::ROUNDED) { fragment_rounded(e, p_operand); }
+                        fragment_ds_transposed(ds, e, tile_stats);
+                        fragment_operand(ds_operand, ds);
+                        if constexpr (Tiles::ROUNDED) {
+                            wgmma_fence();
+                            wgmma_values<HD, BM>(dv, p_operand, matrix_columns(q_before + Q_BYTES, BM * 128));
+                            wgmma_values<HD, BM>(dk, ds_operand, matrix_columns(q_before, BM * 128));
+                            wgmma_commit();
+                        }
+                        wgmma_wait<0>();
+                        wgmma_hold(p);
+                        if constexpr (Tiles::ROUNDED) {
+                            ring_release(held);
+                            held = NO_BARRIER;
+                        }
+                    } while (more);
+                    if constexpr (!Tiles::ROUNDED) {
+                        wgmma_fence();
+                        wgmma_values<HD, BM>(dk, ds_operand, matrix_columns(q_before, BM * 128));
+                        wgmma_commit();
                     }
-                    q_ring.advance();
+                    release_held();
                 }
                 if (DOCUMENTS && q0 < end.block) {  // another warpgroup's keys are seen by queries further on
                     release_held();
@@ -467,10 +424,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
 // dQ
 
 /* WGS x 64 queries; keys in tiles of BN; shared memory holds q, dout and out of Q_STAGES pieces of work. */
-template <int HD_, int BN_, int WGS_, int STAGES_, int Q_STAGES_, int BLOCKS_, bool AHEAD_ = false, bool ROUNDED_ = false,
-          int LEFT_ = 0>
+template <int HD_, int BN_, int WGS_, int STAGES_, int Q_STAGES_, int BLOCKS_, int LEFT_>
 struct WgmmaQTiles : WarpgroupSplit<WGS_, BLOCKS_> {
-    static constexpr bool AHEAD = AHEAD_, ROUNDED = ROUNDED_;
     static constexpr int LEFT = LEFT_;
     static constexpr int HD = HD_, BN = BN_, WGS = WGS_, STAGES = STAGES_, Q_STAGES = Q_STAGES_, BLOCKS = BLOCKS_;
     static constexpr int BM = 64 * WGS, KV_BYTES = BN * HD * 2, Q_BYTES = BM * HD * 2;
@@ -572,84 +527,55 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                     fragment_mask_before(x, columns, 0);
                 }
             };
-            if constexpr (Tiles::AHEAD) {
-                float e[BN / 2];
-                uint32_t p_operand[BN / 16][4], k_tile = kv_smem + kv_ring.stage * 2 * KV_BYTES, k_before = 0;
-                kv_ring.wait_full();
-                wgmma_fence();
-                q_left.product(p, matrix_rows(k_tile));
-                wgmma_commit();
-                statistics();
-                wgmma_wait<0>();
-                wgmma_hold(p);
-                bool more;
+            float e[BN / 2];
+            uint32_t k_tile = kv_smem + kv_ring.stage * 2 * KV_BYTES, k_before = 0;
+            kv_ring.wait_full();
+            wgmma_fence();
+            q_left.product(p, matrix_rows(k_tile));
+            wgmma_commit();
+            statistics();
+            wgmma_wait<0>();
+            wgmma_hold(p);
+            bool more;
 #pragma unroll 1
-                do {  // S of this tile is there, and ds of the one before
-                    if (held != NO_BARRIER) {
-                        wgmma_fence();
-                        wgmma_values<HD, BN>(dq, ds_operand, matrix_columns(k_before, BN * 128));
-                        wgmma_commit();
-                    }
+            do {  // S of this tile is there, and ds of the one before
+                if (held != NO_BARRIER) {
                     wgmma_fence();
-                    dout_left.product(ds, matrix_rows(k_tile + KV_BYTES));
+                    wgmma_values<HD, BN>(dq, ds_operand, matrix_columns(k_before, BN * 128));
                     wgmma_commit();
+                }
+                wgmma_fence();
+                dout_left.product(ds, matrix_rows(k_tile + KV_BYTES));
+                wgmma_commit();
 #pragma unroll
-                    for (int i = 0; i < BN / 2; i++) { e[i] = p[i]; }
-                    exponentials(e);
-                    if constexpr (Tiles::ROUNDED) { fragment_operand(p_operand, e); }
-                    wgmma_wait<1>();
-                    if (held != NO_BARRIER) { ring_release(held); }
-                    held = kv_ring.empty();
-                    kv_ring.advance();
-                    k_before = k_tile;
-                    k0 -= BN;
-                    more = k0 >= my_first_k0;
-                    if (more) {
-                        k_tile = kv_smem + kv_ring.stage * 2 * KV_BYTES;
-                        kv_ring.wait_full();
-                        wgmma_fence();
-                        q_left.product(p, matrix_rows(k_tile));
-                        wgmma_commit();
-                        wgmma_wait<1>();
-                    } else {
-                        wgmma_wait<0>();
-                    }
-                    wgmma_hold(ds);
-                    if constexpr (Tiles::ROUNDED) { fragment_rounded(e, p_operand); }
-                    fragment_ds(ds, e, stat);
-                    fragment_operand(ds_operand, ds);
-                    wgmma_wait<0>();
-                    wgmma_hold(p);
-                } while (more);
-                wgmma_fence();
-                wgmma_values<HD, BN>(dq, ds_operand, matrix_columns(k_before, BN * 128));
-                wgmma_commit();
-            } else {
-                statistics();
-            }
-#pragma unroll 1
-            for (; !Tiles::AHEAD && k0 >= my_first_k0; k0 -= BN) {
-                const uint32_t k_tile = kv_smem + kv_ring.stage * 2 * KV_BYTES, v_tile = k_tile + KV_BYTES;
-                kv_ring.wait_full();
-                wgmma_fence();
-                q_left.product(p, matrix_rows(k_tile));
-                wgmma_commit();
-                dout_left.product(ds, matrix_rows(v_tile));
-                wgmma_commit();
+                for (int i = 0; i < BN / 2; i++) { e[i] = p[i]; }
+                exponentials(e);
                 wgmma_wait<1>();
-                wgmma_hold(p);
                 if (held != NO_BARRIER) { ring_release(held); }
                 held = kv_ring.empty();
-                exponentials(p);
-                wgmma_wait<0>();
-                wgmma_hold(ds);
-                fragment_ds(ds, p, stat);
-                fragment_operand(ds_operand, ds);
-                wgmma_fence();
-                wgmma_values<HD, BN>(dq, ds_operand, matrix_columns(k_tile, BN * 128));
-                wgmma_commit();
                 kv_ring.advance();
-            }
+                k_before = k_tile;
+                k0 -= BN;
+                more = k0 >= my_first_k0;
+                if (more) {
+                    k_tile = kv_smem + kv_ring.stage * 2 * KV_BYTES;
+                    kv_ring.wait_full();
+                    wgmma_fence();
+                    q_left.product(p, matrix_rows(k_tile));
+                    wgmma_commit();
+                    wgmma_wait<1>();
+                } else {
+                    wgmma_wait<0>();
+                }
+                wgmma_hold(ds);
+                fragment_ds(ds, e, stat);
+                fragment_operand(ds_operand, ds);
+                wgmma_wait<0>();
+                wgmma_hold(p);
+            } while (more);
+            wgmma_fence();
+            wgmma_values<HD, BN>(dq, ds_operand, matrix_columns(k_before, BN * 128));
+            wgmma_commit();
             wgmma_wait<0>();
             wgmma_hold(dq);
             if (held != NO_BARRIER) { ring_release(held); }
@@ -719,21 +645,21 @@ static inline void attention_wgmma_backward_q(floatX* dqkv, float2* stats, const
                      attention_out_map(dout, B, s, Tiles::BM), attention_out_map(out, B, s, Tiles::BM), s, (uint32_t)B);
 }
 
-// Tiles by head dimension: HD, rows of a tile walked over, warpgroups, ring, pieces of work at a time, blocks; backward:
-// whether the next scores are computed ahead, whether ds is computed from the rounded p, left operands of scores in registers.
+// Tiles by head dimension: HD, rows of a tile walked over, warpgroups, ring, pieces of work at a time, blocks; dK and dV: whether
+// ds is computed from the rounded p; dQ: how many left operands of scores, of q and then of dout, stay in registers.
 template <int HD>
 struct WgmmaTiles;
 template <>
 struct WgmmaTiles<64> {
     typedef WgmmaForwardTiles<64, 128, 3, 2, 2, 1> Forward;
-    typedef WgmmaKVTiles<64, 64, 2, 5, 2, 1, true, false, 0> BackwardKV;
-    typedef WgmmaQTiles<64, 64, 2, 4, 2, 1, true, false, 2> BackwardQ;
+    typedef WgmmaKVTiles<64, 64, 2, 5, 2, 1, false> BackwardKV;
+    typedef WgmmaQTiles<64, 64, 2, 4, 2, 1, 2> BackwardQ;
 };
 template <>
 struct WgmmaTiles<128> {
     typedef WgmmaForwardTiles<128, 128, 2, 2, 1, 1> Forward;
-    typedef WgmmaKVTiles<128, 64, 2, 4, 1, 1, true, true, 0> BackwardKV;
-    typedef WgmmaQTiles<128, 64, 2, 4, 1, 1, true, false, 1> BackwardQ;
+    typedef WgmmaKVTiles<128, 64, 2, 4, 1, 1, true> BackwardKV;
+    typedef WgmmaQTiles<128, 64, 2, 4, 1, 1, 1> BackwardQ;
 };
 
 template <int HD>

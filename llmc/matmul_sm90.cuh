@@ -57,9 +57,9 @@ enum MatmulEpilogue { EPILOGUE_STORE, EPILOGUE_SWIGLU, EPILOGUE_SWIGLU_BACKWARD,
 
 /* B_COLUMNS: whether sums go over the rows of B in memory (backward input), else along them (forward)
  * HD: columns of a head, 64 or 128, for RoPE */
-template <int CLUSTER_, MatmulSplit SPLIT, int B_COLUMNS_, MatmulEpilogue EPILOGUE, int HD_ = 64>
+template <MatmulSplit SPLIT, int B_COLUMNS_, MatmulEpilogue EPILOGUE, int HD_ = 64>
 struct MatmulTiles : WarpgroupSplit<2, 1, 40> {
-    static constexpr int CLUSTER = CLUSTER_, B_COLUMNS = B_COLUMNS_, HD = HD_;
+    static constexpr int B_COLUMNS = B_COLUMNS_, HD = HD_;
     static constexpr bool SWIGLU = EPILOGUE == EPILOGUE_SWIGLU, GRADIENT = EPILOGUE == EPILOGUE_SWIGLU_BACKWARD,
                           ROPE = EPILOGUE == EPILOGUE_ROPE;
     static constexpr int TURNS = SPLIT == SPLIT_TILES ? 2 : 1;  // consumers that take turns
@@ -68,7 +68,6 @@ struct MatmulTiles : WarpgroupSplit<2, 1, 40> {
     static constexpr int A_BYTES = BM * BK * 2, HALF_BYTES = BN / 2 * BK * 2, STAGE_BYTES = A_BYTES + 2 * HALF_BYTES;
     static constexpr int READ_BYTES = BM * 64 * 2;  // of gate or up, by a step of SwiGLU's gradient
     static constexpr int BOX_BYTES = 16 * 64 * 2, SMEM = STAGES * STAGE_BYTES + 8 * BOXES * BOX_BYTES + 1024;
-    static_assert(CLUSTER == 1 || CLUSTER == 2, "B has two halves");
     static_assert(HD == 64 || HD == 128, "a head is one box or two");
     static_assert(BANDS == 1 || !(GRADIENT || ROPE), "these write one band");
     static_assert(2 * READ_BYTES <= STAGE_BYTES, "gate and up are read through a buffer");
@@ -96,10 +95,10 @@ struct MatmulTilesArgs {
 /* The place of a cluster's piece of work. */
 struct MatmulPlace {
     int row, column;  // tiles
-    __device__ __forceinline__ MatmulPlace(const MatmulTilesArgs& s, uint32_t piece, int cluster, int rank) {
+    __device__ __forceinline__ MatmulPlace(const MatmulTilesArgs& s, uint32_t piece, int rank) {
         const uint32_t in_group = s.group * s.columns, first = piece / in_group * s.group, rest = piece % in_group;
         const uint32_t rows = min(s.group, s.rows - first);
-        row = (int)(first + rest % rows) * cluster + rank;
+        row = (int)(first + rest % rows) * CLUSTER_BLOCKS + rank;
         column = (int)(rest / rows);
     }
 };
@@ -290,7 +289,7 @@ __device__ __forceinline__ void matmul_write_swiglu_gradient(MatmulBoxes<Tiles>&
         fence_async_readers();
         if (q > 0) {  // the gradients before have left their buffer
             if (leader) { store_wait<0>(); }
-            ring_release_cluster<Tiles::CLUSTER>(held);
+            ring_release_cluster(held);
         }
         __syncwarp();
         if (leader) {
@@ -303,33 +302,25 @@ __device__ __forceinline__ void matmul_write_swiglu_gradient(MatmulBoxes<Tiles>&
         ring.advance();
     }
     if (leader) { store_wait<0>(); }
-    ring_release_cluster<Tiles::CLUSTER>(held);
+    ring_release_cluster(held);
 }
 
 /* What the producer's thread does: copies what the consumers of this block's tiles read into the ring. */
 template <typename Tiles>
 __device__ __forceinline__ void matmul_produce(Ring<Tiles::STAGES>& ring, uint32_t stages, const MatmulTilesArgs& s, int rank) {
-    constexpr int CLUSTER = Tiles::CLUSTER, BN = Tiles::BN;
-    for (uint32_t piece = blockIdx.x / CLUSTER; piece < s.rows * s.columns; piece += gridDim.x / CLUSTER) {
-        const MatmulPlace place(s, piece, CLUSTER, rank);
+    constexpr int BN = Tiles::BN;
+    for (uint32_t piece = blockIdx.x / CLUSTER_BLOCKS; piece < s.rows * s.columns; piece += gridDim.x / CLUSTER_BLOCKS) {
+        const MatmulPlace place(s, piece, rank);
         const int row = place.row * Tiles::BM;
 #pragma unroll 1
         for (int k = 0; k < s.steps; k++) {
             const uint32_t a = stages + ring.stage * Tiles::STAGE_BYTES;
             ring.begin_fill(Tiles::STAGE_BYTES);
             copy_box_4d(a, &s.a, 0, row, k, 0, ring.full());
-#pragma unroll
-            for (int i = 0; i < 2 / CLUSTER; i++) {
-                const int half = CLUSTER == 1 ? i : rank;
-                const int n = Tiles::SWIGLU ? half * s.F + place.column * (BN / 2) : place.column * BN + half * (BN / 2);
-                const int b_row = Tiles::B_COLUMNS ? k * Tiles::BK : n, b_block = Tiles::B_COLUMNS ? n / 64 : k;
-                const uint32_t b = a + Tiles::A_BYTES + half * Tiles::HALF_BYTES;
-                if constexpr (CLUSTER == 1) {
-                    copy_box_4d(b, &s.b, 0, b_row, b_block, 0, ring.full());
-                } else {
-                    copy_box_4d_to((1 << CLUSTER) - 1, b, &s.b, 0, b_row, b_block, 0, ring.full());
-                }
-            }
+            const int n = Tiles::SWIGLU ? rank * s.F + place.column * (BN / 2) : place.column * BN + rank * (BN / 2);
+            const int b_row = Tiles::B_COLUMNS ? k * Tiles::BK : n, b_block = Tiles::B_COLUMNS ? n / 64 : k;
+            const uint32_t b = a + Tiles::A_BYTES + rank * Tiles::HALF_BYTES;
+            copy_box_4d_to((1 << CLUSTER_BLOCKS) - 1, b, &s.b, 0, b_row, b_block, 0, ring.full());
             ring.advance();
         }
 #pragma unroll 1
@@ -345,26 +336,22 @@ __device__ __forceinline__ void matmul_produce(Ring<Tiles::STAGES>& ring, uint32
 }
 
 template <typename Tiles>
-__global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREADS, 1)
+__global__ void BLOCKS_OF_CLUSTER(CLUSTER_BLOCKS) __launch_bounds__(Tiles::THREADS, 1)
     matmul_tiles_kernel(const __grid_constant__ MatmulTilesArgs s) {
 #if PTX_HAS_SM90A
-    constexpr int CLUSTER = Tiles::CLUSTER, BM = Tiles::BM, BN = Tiles::BN, TURNS = Tiles::TURNS, BANDS = Tiles::BANDS;
+    constexpr int BM = Tiles::BM, BN = Tiles::BN, TURNS = Tiles::TURNS, BANDS = Tiles::BANDS;
     extern __shared__ __align__(128) char smem[];
     __shared__ uint64_t barriers[2 * Tiles::STAGES], turns[2];
     // layout: A, first half of B, second half of B of each of STAGES; boxes of each consumer warp
     const uint32_t stages = shared_address(wgmma_tiles(smem)), boxes_smem = stages + Tiles::STAGES * Tiles::STAGE_BYTES;
-    const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), rank = blockIdx.x % CLUSTER;
+    const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), rank = blockIdx.x % CLUSTER_BLOCKS;
     Ring<Tiles::STAGES> ring(barriers);
     if (threadIdx.x == 0) {
-        ring.init(8 / TURNS * CLUSTER);  // warps that read a buffer
+        ring.init(8 / TURNS * CLUSTER_BLOCKS);  // warps that read a buffer
         MatmulTurn::init(turns);
         barrier_init_done();
     }
-    if constexpr (CLUSTER > 1) {
-        cluster_sync();
-    } else {
-        __syncthreads();
-    }
+    cluster_sync();
     if (warpgroup == 0) {
         registers_lower<Tiles::PRODUCER>();
         if (threadIdx.x == 0) { matmul_produce<Tiles>(ring, stages, s, rank); }
@@ -372,13 +359,13 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
         registers_raise<Tiles::CONSUMER>();
         const int consumer = warpgroup - 1, warp = threadIdx.x / 32 % 4;
         const int turn = TURNS == 1 ? 0 : consumer, first_row = TURNS == 1 ? consumer * 64 : 0;  // first_row: of a tile
-        const uint32_t pieces = s.rows * s.columns, clusters = gridDim.x / CLUSTER;
+        const uint32_t pieces = s.rows * s.columns, clusters = gridDim.x / CLUSTER_BLOCKS;
         MatmulBoxes<Tiles> boxes(boxes_smem + (consumer * 4 + warp) * Tiles::BOXES * Tiles::BOX_BYTES);
         MatmulTurn mine(turns, turn);
         float acc[BANDS][BN / 2];
         if (turn > 0) { ring.skip(s.steps); }
-        for (uint32_t piece = blockIdx.x / CLUSTER + turn * clusters; piece < pieces; piece += TURNS * clusters) {
-            const MatmulPlace place(s, piece, CLUSTER, rank);
+        for (uint32_t piece = blockIdx.x / CLUSTER_BLOCKS + turn * clusters; piece < pieces; piece += TURNS * clusters) {
+            const MatmulPlace place(s, piece, rank);
             uint32_t held;                           // the `empty` barrier of the buffer that pending products read
             const auto multiply = [&](bool first) {  // first: acc is not read, so its registers are free between tiles
                 const uint32_t stage = matrix_address(stages) + ring.stage * Tiles::STAGE_BYTES;
@@ -396,7 +383,7 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
                 }
                 wgmma_commit();
                 wgmma_wait<1>();
-                if (!first) { ring_release_cluster<CLUSTER>(held); }
+                if (!first) { ring_release_cluster(held); }
                 held = ring.empty();
                 ring.advance();
             };
@@ -414,7 +401,7 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
             wgmma_wait<0>();
 #pragma unroll
             for (int band = 0; band < BANDS; band++) { wgmma_hold(acc[band]); }
-            ring_release_cluster<CLUSTER>(held);
+            ring_release_cluster(held);
 
             if constexpr (Tiles::ROPE) {
                 matmul_write_rope(boxes, s, acc[0], row, place.column, angles);
@@ -433,10 +420,8 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
         }
         if (threadIdx.x % 32 == 0) { store_wait<0>(); }
     }
-    if constexpr (CLUSTER > 1) {  // nobody copies to a block that has ended, or arrives there
-        __syncwarp();
-        cluster_sync();
-    }
+    __syncwarp();
+    cluster_sync();  // nobody copies to a block that has ended, or arrives there
 #else
     __trap();
 #endif
@@ -453,8 +438,9 @@ template <typename Tiles>
 static inline void matmul_tiles_launch(floatX* out, const floatX* a, const floatX* b, size_t M, size_t N, size_t K,
                                        cudaStream_t stream, floatX* act = NULL, const floatX* gate_up = NULL,
                                        const MatmulRope& rope = MatmulRope()) {
-    constexpr int CLUSTER = Tiles::CLUSTER, BM = Tiles::BM, BN = Tiles::BN, BK = Tiles::BK;
-    const size_t cluster_rows = (size_t)BM * CLUSTER, F = Tiles::GRADIENT ? N : N / 2, width = Tiles::GRADIENT ? 2 * N : N;
+    constexpr int BM = Tiles::BM, BN = Tiles::BN, BK = Tiles::BK;
+    const size_t cluster_rows = (size_t)BM * CLUSTER_BLOCKS, F = Tiles::GRADIENT ? N : N / 2,
+                 width = Tiles::GRADIENT ? 2 * N : N;
     assert(M > 0 && N > 0 && K > 0 && M % cluster_rows == 0 && N % BN == 0 && K % BK == 0);
     MatmulTilesArgs s;
     s.a = tensor_map(a, 1, (int)M, K, K, BM, BK);
@@ -465,8 +451,8 @@ static inline void matmul_tiles_launch(floatX* out, const floatX* a, const float
     s.rows = (uint32_t)(M / cluster_rows), s.columns = (uint32_t)(N / BN), s.steps = (int)(K / BK);
     s.group = (uint32_t)size_min(s.rows, size_max(1, MATMUL_GROUP_BYTES / (cluster_rows * K * sizeof(floatX))));
     s.F = (int)F, s.writes_act = act != NULL, s.rope = rope;
-    const size_t clusters = (size_t)device_attribute(cudaDevAttrMultiProcessorCount) / CLUSTER;
-    const unsigned blocks = (unsigned)(size_min(clusters, (size_t)s.rows * s.columns) * CLUSTER);
+    const size_t clusters = (size_t)device_attribute(cudaDevAttrMultiProcessorCount) / CLUSTER_BLOCKS;
+    const unsigned blocks = (unsigned)(size_min(clusters, (size_t)s.rows * s.columns) * CLUSTER_BLOCKS);
     auto* kernel = matmul_tiles_kernel<Tiles>;
     CUDA_CHECK(cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tiles::SMEM));
     kernel<<<blocks, Tiles::THREADS, Tiles::SMEM, stream>>>(s);
@@ -485,18 +471,17 @@ static inline bool matmul_takes(size_t N, size_t width, size_t C) {
 static inline bool matmul_takes_swiglu(size_t N, size_t C, size_t F) { return matmul_takes(N, F, C); }
 
 /* Writes gate_up (N, 2F) = x (N, C) w^T, w: (2F, C), and, unless it is NULL, act (N, F), SwiGLU of it. */
-template <int CLUSTER = CLUSTER_BLOCKS, MatmulSplit SPLIT = SPLIT_TILES>
+template <MatmulSplit SPLIT = SPLIT_TILES>
 static inline void matmul_swiglu_cuda(floatX* gate_up, floatX* act, const floatX* x, const floatX* w, size_t N, size_t C,
                                       size_t F, cudaStream_t stream) {
-    matmul_tiles_launch<MatmulTiles<CLUSTER, SPLIT, 0, EPILOGUE_SWIGLU>>(gate_up, x, w, N, 2 * F, C, stream, act);
+    matmul_tiles_launch<MatmulTiles<SPLIT, 0, EPILOGUE_SWIGLU>>(gate_up, x, w, N, 2 * F, C, stream, act);
 }
 
 /* Writes dgate_up (N, 2F), which may be gate_up, from gate_up (N, 2F) and dact = dout (N, C) w, w: (C, F), and, unless it is
  * NULL, act (N, F) again. */
-template <int CLUSTER = CLUSTER_BLOCKS>
 static inline void matmul_swiglu_backward_cuda(floatX* dgate_up, floatX* act, const floatX* dout, const floatX* w,
                                                const floatX* gate_up, size_t N, size_t F, size_t C, cudaStream_t stream) {
-    typedef MatmulTiles<CLUSTER, SPLIT_ROWS, 1, EPILOGUE_SWIGLU_BACKWARD> Tiles;
+    typedef MatmulTiles<SPLIT_ROWS, 1, EPILOGUE_SWIGLU_BACKWARD> Tiles;
     matmul_tiles_launch<Tiles>(dgate_up, dout, w, N, F, C, stream, act, gate_up);
 }
 
@@ -506,13 +491,12 @@ static inline bool matmul_takes_rope(AttentionShape s, size_t C) {
 }
 
 /* Writes qkv (B T, QKV) = x (B T, C) w^T, w: (QKV, C), with q and k rotated as by rope_forward_cuda() from position 0 on. */
-template <int CLUSTER = CLUSTER_BLOCKS>
 static inline void matmul_rope_cuda(floatX* qkv, const floatX* x, const floatX* w, const int32_t* starts, const float* cos_sin,
                                     AttentionShape s, size_t C, cudaStream_t stream) {
     const size_t N = (size_t)s.B * s.T, QKV = (size_t)(s.NH + 2 * s.NKV) * s.HD;
     const MatmulRope rope = {cos_sin, starts, s.T, (s.NH + s.NKV) * s.HD};
-    auto* launch = s.HD == 64 ? matmul_tiles_launch<MatmulTiles<CLUSTER, SPLIT_ROWS, 0, EPILOGUE_ROPE, 64>>
-                              : matmul_tiles_launch<MatmulTiles<CLUSTER, SPLIT_ROWS, 0, EPILOGUE_ROPE, 128>>;
+    auto* launch = s.HD == 64 ? matmul_tiles_launch<MatmulTiles<SPLIT_ROWS, 0, EPILOGUE_ROPE, 64>>
+                              : matmul_tiles_launch<MatmulTiles<SPLIT_ROWS, 0, EPILOGUE_ROPE, 128>>;
     launch(qkv, x, w, N, QKV, C, stream, NULL, NULL, rope);
 }
 

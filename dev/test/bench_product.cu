@@ -81,38 +81,37 @@ static Buffers take_buffers(const Shape* shapes, size_t count) {
 }
 
 /* Only sums: the main loop alone. */
-template <int CLUSTER, MatmulSplit SPLIT>
+template <MatmulSplit SPLIT>
 static void launch_product(const Shape& s, const Buffers& b, floatX* out) {
-    auto* launch = s.pass == DOWN_DX ? matmul_tiles_launch<MatmulTiles<CLUSTER, SPLIT, 1, EPILOGUE_STORE>>
-                                     : matmul_tiles_launch<MatmulTiles<CLUSTER, SPLIT, 0, EPILOGUE_STORE>>;
+    auto* launch = s.pass == DOWN_DX ? matmul_tiles_launch<MatmulTiles<SPLIT, 1, EPILOGUE_STORE>>
+                                     : matmul_tiles_launch<MatmulTiles<SPLIT, 0, EPILOGUE_STORE>>;
     launch(out, b.x, b.w, s.N, s.width(), s.K, 0, NULL, NULL, MatmulRope());
 }
 
 /* out: gate_up, backward its gradient, or qkv; gate_up: what backward reads */
-template <int CLUSTER, MatmulSplit SPLIT>
+template <MatmulSplit SPLIT>
 static void launch_fused(const Shape& s, const Buffers& b, floatX* out, const floatX* gate_up, floatX* act) {
     if (s.pass == GATE_UP) {
-        matmul_swiglu_cuda<CLUSTER, SPLIT>(out, act, b.x, b.w, s.N, s.K, s.F, 0);
+        matmul_swiglu_cuda<SPLIT>(out, act, b.x, b.w, s.N, s.K, s.F, 0);
     } else if (s.pass == QKV) {
-        matmul_rope_cuda<CLUSTER>(out, b.x, b.w, NULL, b.table, s.heads, s.K, 0);
+        matmul_rope_cuda(out, b.x, b.w, NULL, b.table, s.heads, s.K, 0);
     } else {
-        matmul_swiglu_backward_cuda<CLUSTER>(out, act, b.x, b.w, gate_up, s.N, s.F, s.K, 0);
+        matmul_swiglu_backward_cuda(out, act, b.x, b.w, gate_up, s.N, s.F, s.K, 0);
     }
 }
 
-/* A kernel of ours: how many blocks are in a cluster, and how consumers split the work. */
+/* A kernel of ours, by how consumers split the work. */
 struct Kind {
     const char* name;
-    int cluster;
     MatmulSplit split;
-    decltype(&launch_product<1, SPLIT_ROWS>) product;
-    decltype(&launch_fused<1, SPLIT_ROWS>) fused;
+    decltype(&launch_product<SPLIT_ROWS>) product;
+    decltype(&launch_fused<SPLIT_ROWS>) fused;
     bool joins(Pass pass) const { return split == SPLIT_ROWS || pass == GATE_UP; }  // whether fused() has this split
 };
 
-template <int CLUSTER, MatmulSplit SPLIT>
+template <MatmulSplit SPLIT>
 static Kind kind(const char* name) {
-    return {name, CLUSTER, SPLIT, launch_product<CLUSTER, SPLIT>, launch_fused<CLUSTER, SPLIT>};
+    return {name, SPLIT, launch_product<SPLIT>, launch_fused<SPLIT>};
 }
 
 static MatmulPlan* plan_of(MatmulContext* ctx, const Shape& s) {
@@ -314,7 +313,7 @@ static void time_shape(MatmulContext* ctx, const Shape& s, const Buffers& b, dou
     const std::string layer = s.pass == QKV ? "RoPE" : "SwiGLU";
     std::vector<Contender> joined = {{"cuBLASLt + " + layer, apart}};
     for (const Kind& k : kinds) {
-        if (k.cluster != CLUSTER_BLOCKS || !k.joins(s.pass)) { continue; }
+        if (!k.joins(s.pass)) { continue; }
         joined.push_back({"with " + layer + ", " + k.name, [&, k] { k.fused(s, b, to, gate_up, act); }});
     }
     race(s, seconds, joined, table);
@@ -327,8 +326,7 @@ int main(int argc, char** argv) {
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) { die("bench_product: no GPU here"); }
     if (!has_wgmma()) { die("bench_product: no sm_90a code or no GPU for it: build with GPU_ARCH=90"); }
     const double seconds = argc > 2 ? atof(argv[2]) : 0.5;
-    const std::vector<Kind> kinds = {kind<1, SPLIT_ROWS>("alone"), kind<1, SPLIT_TILES>("alone, in turns"),
-                                     kind<2, SPLIT_ROWS>("cluster of 2"), kind<2, SPLIT_TILES>("cluster of 2, in turns")};
+    const std::vector<Kind> kinds = {kind<SPLIT_ROWS>("by rows"), kind<SPLIT_TILES>("in turns")};
     MatmulContext* ctx = take_matmul();
     const Shape* shapes = timing ? timed : checked;
     const size_t count = timing ? sizeof timed / sizeof *timed : sizeof checked / sizeof *checked;

@@ -468,13 +468,11 @@ template <int N, int B_COLUMNS>
 __device__ __forceinline__ void wgmma_shared(float (&d)[N / 2], uint32_t a, uint32_t b, int add) {
 #if PTX_HAS_SM90A
     const uint64_t a_desc = (uint64_t)MATRIX_UPPER_HALF << 32 | a, b_desc = (uint64_t)MATRIX_UPPER_HALF << 32 | b;
-    static_assert(N == 32 || N == 64 || N == 96 || N == 128 || N == 256, "no such product");
+    static_assert(N == 32 || N == 64 || N == 128 || N == 256, "no such product");
     if constexpr (N == 32) {
         WGMMA_SS(32, 16, 16, 17, 18, 19);
     } else if constexpr (N == 64) {
         WGMMA_SS(64, 32, 32, 33, 34, 35);
-    } else if constexpr (N == 96) {
-        WGMMA_SS(96, 48, 48, 49, 50, 51);
     } else if constexpr (N == 128) {
         WGMMA_SS(128, 64, 64, 65, 66, 67);
     } else {
@@ -488,11 +486,9 @@ template <int N, int B_COLUMNS>
 __device__ __forceinline__ void wgmma_registers(float (&d)[N / 2], const uint32_t (&a)[4], uint32_t b, int add) {
 #if PTX_HAS_SM90A
     const uint64_t b_desc = (uint64_t)MATRIX_UPPER_HALF << 32 | b;
-    static_assert(N == 64 || N == 96 || N == 128, "no such product");
+    static_assert(N == 64 || N == 128, "no such product");
     if constexpr (N == 64) {
         WGMMA_RS(64, 32, 32, 33, 34, 35, 36, 37, 38);
-    } else if constexpr (N == 96) {
-        WGMMA_RS(96, 48, 48, 49, 50, 51, 52, 53, 54);
     } else {
         WGMMA_RS(128, 64, 64, 65, 66, 67, 68, 69, 70);
     }

@@ -36,14 +36,9 @@ __device__ __forceinline__ void ring_release(uint32_t empty) {
 }
 
 /* Releases a buffer into which each block of a cluster may copy: in all of the cluster's blocks. */
-template <int CLUSTER>
 __device__ __forceinline__ void ring_release_cluster(uint32_t empty) {
-    if constexpr (CLUSTER == 1) {
-        ring_release(empty);
-    } else {
-        __syncwarp();
-        if (threadIdx.x % 32 < CLUSTER) { barrier_arrive_in(empty, threadIdx.x % 32); }
-    }
+    __syncwarp();
+    if (threadIdx.x % 32 < CLUSTER_BLOCKS) { barrier_arrive_in(empty, threadIdx.x % 32); }
 }
 
 /* A position in a ring of STAGES buffers. The barriers `full` and `empty` of a buffer lie side by side. */

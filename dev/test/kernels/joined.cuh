@@ -9,30 +9,28 @@
 
 #ifndef PRECISION_FP32  // which has no products of our own
 /* Counts in `taken` (rows, columns) how often each tile is taken. */
-__global__ static void place_kernel(int* taken, MatmulTilesArgs s, int cluster) {
+__global__ static void place_kernel(int* taken, MatmulTilesArgs s) {
     const uint32_t piece = blockIdx.x * blockDim.x + threadIdx.x;
     if (piece >= s.rows * s.columns) { return; }
-    for (int rank = 0; rank < cluster; rank++) {
-        const MatmulPlace place(s, piece, cluster, rank);
+    for (int rank = 0; rank < CLUSTER_BLOCKS; rank++) {
+        const MatmulPlace place(s, piece, rank);
         atomicAdd(&taken[(uint32_t)place.row * s.columns + (uint32_t)place.column], 1);
     }
 }
 
 static void tiles_of_a_product_are_taken_once() {
-    for (int cluster : {1, 2}) {
-        for (uint32_t rows : {1u, 7u, 12u}) {
-            for (uint32_t columns : {1u, 5u}) {
-                for (uint32_t group = 1; group <= rows; group++) {
-                    const MatmulTilesArgs s = {rows, columns, group, 0, 0, false};
-                    const size_t tiles = (size_t)rows * (size_t)cluster * columns;
-                    const int* taken = upload(std::vector<int>(tiles));
-                    place_kernel<<<1, 64>>>((int*)taken, s, cluster);
-                    CUDA_CHECK_LAUNCH("place_kernel");
-                    const std::vector<int> got = download(taken, tiles);
-                    CHECK(std::count(got.begin(), got.end(), 1) == (long)tiles, "%u x %u pieces of %d tiles, groups of %u rows",
-                          rows, columns, cluster, group);
-                    device_free_all();
-                }
+    for (uint32_t rows : {1u, 7u, 12u}) {
+        for (uint32_t columns : {1u, 5u}) {
+            for (uint32_t group = 1; group <= rows; group++) {
+                const MatmulTilesArgs s = {rows, columns, group, 0, 0, false};
+                const size_t tiles = (size_t)rows * CLUSTER_BLOCKS * columns;
+                const int* taken = upload(std::vector<int>(tiles));
+                place_kernel<<<1, 64>>>((int*)taken, s);
+                CUDA_CHECK_LAUNCH("place_kernel");
+                const std::vector<int> got = download(taken, tiles);
+                CHECK(std::count(got.begin(), got.end(), 1) == (long)tiles, "%u x %u pieces, groups of %u rows", rows, columns,
+                      group);
+                device_free_all();
             }
         }
     }
@@ -67,8 +65,7 @@ static void swiglu_joins_its_product() {
         matmul_backward_input_cuda(ctx, dact, operand(x, C), operand(down, F), N, (int)F, (int)C, F, 0);
         swiglu_backward_cuda(want_grad, NULL, dact, want, N, (int)F, 2 * F, F, 0);
         for (const bool turns : {false, true}) {  // the consumers of a block share each tile, or take tiles in turns
-            const auto product =
-                turns ? matmul_swiglu_cuda<CLUSTER_BLOCKS, SPLIT_TILES> : matmul_swiglu_cuda<CLUSTER_BLOCKS, SPLIT_ROWS>;
+            const auto product = turns ? matmul_swiglu_cuda<SPLIT_TILES> : matmul_swiglu_cuda<SPLIT_ROWS>;
             const char* way = turns ? "in turns" : "together";
             for (floatX* p : {gate_up, alone}) { CUDA_CHECK(cudaMemset(p, 0xff, N * 2 * F * sizeof *p)); }
             CUDA_CHECK(cudaMemset(act, 0xff, N * F * sizeof *act));
