@@ -17,8 +17,8 @@ CFLAGS = -std=c11 -ffp-contract=fast -fno-math-errno $(OPT) $(MARCH) $(WARNINGS)
 LDLIBS = -lm -lpthread
 EDIT_FLAGS = $(if $(filter 1,$(LIBEDIT)),-DLLMC_LIBEDIT)
 EDIT_LIBS = $(if $(filter 1,$(LIBEDIT)),-ledit)
-HEADERS = $(wildcard llmc/*.h llmc/*/*.h llmc/*/*.def) dev/test/test.h dev/test/documents.h
-UNIT_TESTS = $(patsubst dev/test/%.c,build/%,$(wildcard dev/test/test_*.c))
+HEADERS = $(wildcard llmc/*.h llmc/*/*.h llmc/*/*/*.h llmc/*/*.def llmc/*/*/*.def dev/test/*.h)
+UNIT_TESTS = $(patsubst dev/test/unit/%.c,build/%,$(wildcard dev/test/unit/test_*.c))
 TALES = dev/data/tinytales
 DATA_HEADERS = $(HEADERS) $(wildcard dev/data/*.h)
 
@@ -55,7 +55,13 @@ tokenize: dev/data/tokenize.c $(DATA_HEADERS)
 build/tinytales: dev/data/tinytales.c $(HEADERS) | build
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
 
-build/%: dev/test/%.c $(HEADERS) | build
+build/%: dev/test/unit/%.c $(HEADERS) | build
+	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
+
+build/%: dev/test/emulator/%.c $(HEADERS) | build
+	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
+
+build/%: dev/bench/%.c $(HEADERS) | build
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
 
 build:
@@ -95,7 +101,7 @@ GENCODE = $(if $(PTX_ONLY),,$(CODE)) $(call gencode,$(lastword $(ARCHS)),compute
 NVCCFLAGS = -std=c++17 -O3 --threads 0 -DPRECISION_$(PRECISION) $(GENCODE) -Xcompiler "$(if $(filter 1,$(OPENMP)),-fopenmp) $(MARCH)" \
             -Xptxas -warn-spills -diag-suppress 177 -I. $(if $(NCCL_HOME),-I$(NCCL_HOME)/include) $(NVCCFLAGS_EXTRA)
 CUDA_LDLIBS = -lcublas -lcublasLt -ldl -lpthread
-CUDA_HEADERS = $(HEADERS) $(wildcard llmc/*.cuh llmc/*/*.cuh dev/test/*.cuh dev/test/*/*.cuh)
+CUDA_HEADERS = $(HEADERS) $(wildcard llmc/*.cuh llmc/*/*.cuh llmc/*/*/*.cuh dev/bench/*.cuh dev/test/cuda/*.cuh dev/test/cuda/*/*.cuh)
 # ptxas only warns of spills and serialized wgmma, which ruin a kernel, and the host compiler of a stack frame past 64 KiB,
 # which a small stack cannot hold; with WERROR=1 they fail the build
 ON_REMARKS = { rm -f $@; echo "error: $@: ptxas spills registers or serializes wgmma, or a stack frame is too large"; exit 1; }
@@ -118,7 +124,10 @@ build/test_llama3_cpu.o: test_llama3.cu train_llama3.c $(HEADERS) | build
 test_llama3cu: test_llama3.cu train_llama3.cu build/test_llama3_cpu.o $(CUDA_HEADERS) build/cuda_flags | require-nvcc
 	$(NVCC) $(NVCCFLAGS) $< build/test_llama3_cpu.o -o $@ $(CUDA_LDLIBS) $(STRICT)
 
-build/%_cu: dev/test/%.cu $(CUDA_HEADERS) build/cuda_flags | build require-nvcc
+build/%_cu: dev/test/cuda/%.cu $(CUDA_HEADERS) build/cuda_flags | build require-nvcc
+	$(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDA_LDLIBS) $(STRICT)
+
+build/%_cu: dev/bench/%.cu $(CUDA_HEADERS) build/cuda_flags | build require-nvcc
 	$(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDA_LDLIBS) $(STRICT)
 
 # --- GPU programs on the CPU, for tests ----------------------------------------------------------------------------------
@@ -128,7 +137,7 @@ build/%_cu: dev/test/%.cu $(CUDA_HEADERS) build/cuda_flags | build require-nvcc
 EMULATOR = dev/test/emulator
 EMULATED_ARCH ?= 90
 EMULATED = build/emulated/$(PRECISION)_$(EMULATED_ARCH)
-EMULATED_SOURCES = $(CUDA_HEADERS) train_llama3.c train_llama3.cu test_llama3.cu $(wildcard dev/test/*.cu)
+EMULATED_SOURCES = $(CUDA_HEADERS) train_llama3.c train_llama3.cu test_llama3.cu $(wildcard dev/test/cuda/*.cu)
 EMULATED_INCLUDES = -I$(EMULATOR) $(if $(NCCL_HOME),-I$(NCCL_HOME)/include) -isystem $(CUDA_HOME)/include
 EMULATED_FLAGS = -std=c++17 -O2 -g $(MARCH) $(if $(filter 1,$(OPENMP)),-fopenmp) -fno-strict-aliasing -ffp-contract=fast \
                  -fno-math-errno -Wno-psabi -fno-pie -DEMULATED_ARCH=$(EMULATED_ARCH)0 -DPRECISION_$(PRECISION) $(EMULATED_INCLUDES)
@@ -144,7 +153,7 @@ test-emulated: train_llama3 build/random_model
 	        FP16_75) programs="test_kernels_cu test_attention_cu" ;; esac; \
 	    $(MAKE) -s PRECISION=$${v%_*} EMULATED_ARCH=$${v#*_} EMULATED_PROGRAMS="$$programs" emulated || exit 1; \
 	done
-	@dev/test/run.sh none dev/test/test_emulated_layers.sh+dev/test/test_emulated_runs.sh
+	@dev/test/run.sh none dev/test/emulator/test_emulated_layers.sh+dev/test/emulator/test_emulated_runs.sh
 
 $(EMULATED):
 	@mkdir -p $@
@@ -153,7 +162,7 @@ build/emulated/sources: $(EMULATED_SOURCES) $(EMULATOR)/launches.sed $(EMULATOR)
 	@for f in $(EMULATED_SOURCES); do \
 	    mkdir -p $@.tmp/$$(dirname $$f) && sed -z -E -f $(EMULATOR)/launches.sed $$f > $@.tmp/$$f || exit 1; \
 	done
-	@cp $(EMULATOR)/ptx.h $@.tmp/llmc/gpu/ptx.cuh && rm -rf $@ && mv $@.tmp $@
+	@cp $(EMULATOR)/ptx.h $@.tmp/$(wildcard llmc/*/ptx.cuh) && rm -rf $@ && mv $@.tmp $@
 
 $(EMULATED)/%.o: $(EMULATOR)/%.cpp $(wildcard $(EMULATOR)/*.h) | $(EMULATED)
 	$(CXX) $(EMULATED_FLAGS) -Wall -Wextra -c $< -o $@
@@ -161,7 +170,7 @@ $(EMULATED)/%llama3cu: build/emulated/sources build/test_llama3_cpu.o $(EMULATED
 	$(CXX) $(EMULATED_FLAGS) -I$< -x c++ -include device.h $</$*llama3.cu -x none $(filter %.o,$(if $(filter test_,$*),$^,$(EMULATED_CARD))) \
 	    -no-pie -rdynamic -o $@ -ldl -lpthread
 $(EMULATED)/%_cu: build/emulated/sources $(EMULATED_CARD)
-	$(CXX) $(EMULATED_FLAGS) -I$< -I$</dev/test -x c++ -include device.h $</dev/test/$*.cu -x none $(EMULATED_CARD) -no-pie -rdynamic -o $@ \
+	$(CXX) $(EMULATED_FLAGS) -I$< -x c++ -include device.h $</dev/test/cuda/$*.cu -x none $(EMULATED_CARD) -no-pie -rdynamic -o $@ \
 	    -ldl -lpthread
 build/emulated/libnccl.so.2: $(EMULATOR)/nccl.cpp $(EMULATOR)/runtime.h | $(EMULATED)
 	$(CXX) -std=c++17 -O2 -Wall -Wextra -fPIC -shared $(EMULATED_INCLUDES) $< -o $@
@@ -186,9 +195,9 @@ quickstart: $(QUICKSTART_TRAINER) $(TALES)/tinytales_train.bin
 # --- tests ---------------------------------------------------------------------------------------------------------------
 
 # "A+B": side by side, since they mostly wait
-SHELL_TESTS = dev/test/test_launch.sh+dev/test/test_scripts.sh+dev/test/test_several_ranks.sh dev/test/test_loop.sh \
-              dev/test/test_cli.sh dev/test/test_contact.sh dev/test/test_bad_input.sh \
-              dev/test/test_hostile_folders.sh dev/test/test_resume.sh dev/test/test_mix.sh dev/test/kill_resume.sh
+SHELL_TESTS = dev/test/shell/test_launch.sh+dev/test/shell/test_scripts.sh+dev/test/shell/test_several_ranks.sh dev/test/shell/test_loop.sh \
+              dev/test/shell/test_cli.sh dev/test/shell/test_contact.sh dev/test/shell/test_bad_input.sh \
+              dev/test/shell/test_hostile_folders.sh dev/test/shell/test_resume.sh dev/test/shell/test_mix.sh dev/test/shell/kill_resume.sh
 CRASH_TESTS = dev/test/crash/test_crash.sh
 KILLS ?= 50
 SECONDS ?= 20
@@ -201,13 +210,13 @@ build/test_llama3_plain: test_llama3.cu train_llama3.c $(HEADERS) | build
 	$(CC) $(filter-out -fopenmp $(MARCH),$(CFLAGS)) -Wno-unknown-pragmas -DLLMC_PLAIN -I. -x c $< -x none -o $@ $(LDLIBS)
 
 # tests the vector path of the matrix products on CPUs that would use the matrix unit (AMX)
-build/%_no_amx: dev/test/%.c $(HEADERS) | build
+build/%_no_amx: dev/test/unit/%.c $(HEADERS) | build
 	$(CC) $(CFLAGS) -DLLMC_NO_AMX -I. $< -o $@ $(LDLIBS)
 build/test_llama3_no_amx: test_llama3.cu train_llama3.c $(HEADERS) | build
 	$(CC) $(CFLAGS) -DLLMC_NO_AMX -I. -x c $< -x none -o $@ $(LDLIBS)
 
 # a run of several ranks on the CPU
-build/ranks_trainer: dev/test/ranks_trainer.c train_llama3.c $(HEADERS) | build
+build/ranks_trainer: dev/test/shell/ranks_trainer.c train_llama3.c $(HEADERS) | build
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
 
 build/test_parity build/test_documents build/sanitize/test_parity build/sanitize/test_documents: test_llama3.cu train_llama3.c
@@ -216,16 +225,16 @@ test-programs: train_llama3 tokenize $(CPU_PARITY:./%=%) $(UNIT_TESTS) build/tes
 
 test: test-programs
 	@CC="$(CC)" PYTHON="$(PYTHON)" dev/test/run.sh "$(PYTHON)" $(CPU_PARITY) $(UNIT_TESTS) build/test_layers_no_amx \
-	    dev/test/test_faults.sh $(SHELL_TESTS) $(CRASH_TESTS) dev/test/test_gpu.sh
+	    dev/test/faults/test_faults.sh $(SHELL_TESTS) $(CRASH_TESTS) dev/test/gpu/test_gpu.sh
 
 test-kill: train_llama3 tokenize
-	dev/test/kill_resume.sh $(KILLS)
+	dev/test/shell/kill_resume.sh $(KILLS)
 
 test-crash: train_llama3 tokenize
 	dev/test/crash/test_crash.sh full
 
 test-no-gpu: train_llama3cu train_llama3
-	@dev/test/run.sh none dev/test/test_no_gpu.sh
+	@dev/test/run.sh none dev/test/gpu/test_no_gpu.sh
 
 # the same programs and tests under AddressSanitizer and UndefinedBehaviorSanitizer; data loader, mix and team under ThreadSanitizer
 SANITIZE = -std=c11 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer \
@@ -235,15 +244,15 @@ build/sanitize:
 	@mkdir -p $@
 build/sanitize/train_llama3: train_llama3.c $(HEADERS) | build/sanitize
 	$(CC) $(SANITIZE) $(EDIT_FLAGS) $< -o $@ $(LDLIBS) $(EDIT_LIBS)
-build/sanitize/ranks_trainer: dev/test/ranks_trainer.c train_llama3.c $(HEADERS) | build/sanitize
+build/sanitize/ranks_trainer: dev/test/shell/ranks_trainer.c train_llama3.c $(HEADERS) | build/sanitize
 	$(CC) $(SANITIZE) $< -o $@ $(LDLIBS)
 build/sanitize/tokenize: dev/data/tokenize.c $(DATA_HEADERS) | build/sanitize
 	$(CC) $(SANITIZE) $< -o $@ $(LDLIBS)
 build/sanitize/test_llama3: test_llama3.cu train_llama3.c $(HEADERS) | build/sanitize
 	$(CC) $(SANITIZE) -x c $< -x none -o $@ $(LDLIBS)
-build/sanitize/test_%: dev/test/test_%.c $(HEADERS) | build/sanitize
+build/sanitize/test_%: dev/test/unit/test_%.c $(HEADERS) | build/sanitize
 	$(CC) $(SANITIZE) $< -o $@ $(LDLIBS)
-build/sanitize/threads_%: dev/test/test_%.c $(HEADERS) | build/sanitize
+build/sanitize/threads_%: dev/test/unit/test_%.c $(HEADERS) | build/sanitize
 	$(CC) -std=c11 -O1 -g -fsanitize=thread -Wno-unknown-pragmas -I. $< -o $@ $(LDLIBS)
 
 THREADED = $(addprefix build/sanitize/threads_,dataloader mix team)
@@ -262,8 +271,7 @@ fuzz-coverage:
 	@dev/test/fuzz_coverage.sh $(TARGETS)
 
 # clang-format for C and CUDA files; lint: see dev/test/lint.sh
-FORMATTED = $(sort $(wildcard *.c *.cu llmc/*.h llmc/*.cuh llmc/*/*.h llmc/*/*.cuh \
-              dev/*.c dev/*/*.c dev/*/*.h dev/*/*.cu dev/*/*.cuh dev/*/*/*.c dev/*/*/*.cpp dev/*/*/*.h dev/*/*/*.cuh))
+FORMATTED = $(sort $(wildcard *.c *.cu) $(shell find llmc dev -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp'))
 format:
 	clang-format -i $(FORMATTED)
 format-check:

@@ -656,7 +656,7 @@ static const Trainer cpu_trainer = {
 #ifndef TESTING
 
 // ---------------------------------------------------------------------------------------------------------------------
-// the training loop: the same text in train_llama3.c and train_llama3.cu (dev/test/test_loop.sh compares them)
+// the training loop: the same text in train_llama3.c and train_llama3.cu (dev/test/shell/test_loop.sh compares them)
 
 static void train(const Trainer* trainer, Session* s) {
     Training t;

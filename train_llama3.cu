@@ -1093,7 +1093,7 @@ static Trainer cuda_trainer(Device* d) {
 #ifndef TESTING
 
 // ---------------------------------------------------------------------------------------------------------------------
-// the training loop: the same text in train_llama3.c and train_llama3.cu (dev/test/test_loop.sh compares them)
+// the training loop: the same text in train_llama3.c and train_llama3.cu (dev/test/shell/test_loop.sh compares them)
 
 static void train(const Trainer* trainer, Session* s) {
     Training t;

@@ -21,7 +21,7 @@
  *
  * If the core has a matrix unit, matmul_amx.h computes the large products.
  *
- *   GFLOP/s of one thread    forward    dx    dw     Layer qkv of d4, 1024 tokens, 256 -> 384: dev/test/bench_layers.c with
+ *   GFLOP/s of one thread    forward    dx    dw     Layer qkv of d4, 1024 tokens, 256 -> 384: dev/bench/bench_layers.c with
  *   plain loops                    1     5     5     -DLLMC_PLAIN, with -DLLMC_NO_AMX and with neither. A Xeon at 2 GHz that
  *   packed, AVX-512              111   120   101     has AVX-512 and AMX, gcc 12, 2026-11-22; the best of many runs, with
  *   packed, AMX                  214   223   151     other work on the machine.

@@ -18,12 +18,12 @@ have() { command -v "$1" >/dev/null || { echo "skip $1: it is not installed" && 
 nvcc=$(command -v "${NVCC:-nvcc}" || command -v /usr/local/cuda/bin/nvcc || echo nvcc)
 sources() {
     if have clang; then
-        for file in *.c test_llama3.cu dev/data/*.c dev/test/*.c dev/test/crash/*.c; do
+        for file in *.c test_llama3.cu $(find dev -name '*.c'); do
             run "clang: $file" clang -std=c11 -O1 -march=native -c -o /dev/null $warnings -I. -x c "$file"
         done
     fi
     if have "$nvcc"; then
-        for header in llmc/*.cuh llmc/*/*.cuh; do # compiling to PTX is the fastest way to check host functions and kernels
+        for header in $(find llmc -name '*.cuh'); do # compiling to PTX is the fastest way to check host functions and kernels
             echo "#include \"$header\"" | run "nvcc: $header" "$nvcc" -x cu - -ptx -o /dev/null -arch=compute_90a -std=c++17 \
                 -DPRECISION_BF16 -Werror all-warnings -diag-suppress 177 -I.
         done
@@ -38,7 +38,7 @@ sources=$!
 
 for cc in gcc clang; do
     have $cc || continue
-    for header in llmc/*.h llmc/*/*.h dev/data/*.h; do
+    for header in $(find llmc dev/data -name '*.h'); do
         echo "#include \"$header\"" | run "$cc, C11: $header" $cc -std=c11 -fsyntax-only $warnings -I. -x c -
         case $header in dev/*) continue ;; esac
         echo "#include \"$header\"" | run "$cc, C++17: $header" $cc -std=c++17 -fsyntax-only $warnings \
@@ -52,13 +52,13 @@ if have gcc; then
     done
 fi
 if have shellcheck; then
-    run shellcheck shellcheck -s sh -S warning -e SC1091,SC2010,SC2034,SC2046,SC2154 dev/test/*.sh dev/test/*/*.sh dev/scripts/*.sh
+    run shellcheck shellcheck -s sh -S warning -e SC1091,SC2010,SC2034,SC2046,SC2154 $(find dev -name '*.sh')
     run "shellcheck: slurm.sbatch" shellcheck -s bash -S warning dev/scripts/slurm.sbatch
 fi
 # clang-format breaks code at 128 columns, but not comments
 too_long() { awk 'length > 128 { print FILENAME ":" FNR ": " length " columns"; found = 1 } END { exit found }' "$@"; }
-run "lines of at most 128 columns" too_long *.c *.cu dev/*/*.[ch] dev/*/*.cu dev/*/*.cuh dev/*/*/*.[ch] dev/*/*/*.cuh dev/*/*/*.cpp llmc/*.h llmc/*.cuh llmc/*/*.h llmc/*/*.cuh
-plants() { dev/test/test_gpu_faults.sh plant >"$log.faults" || { grep FAIL "$log.faults" && false; }; }
+run "lines of at most 128 columns" too_long *.c *.cu $(find llmc dev -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp')
+plants() { dev/test/faults/test_gpu_faults.sh plant >"$log.faults" || { grep FAIL "$log.faults" && false; }; }
 run "faults for a GPU" plants
 if have python3; then
     run "comments behind includes" python3 dev/test/defines.py

@@ -1,7 +1,7 @@
 #!/bin/sh
 # run.sh PYTHON TEST_PROGRAM... -- runs the test programs and the Python tests and adds up their results.
 # A test program ends with "N passed, N failed, N skipped"; one that ends otherwise, such as by a crash, counts as one failure.
-# A+B are run side by side. Python tests (dev/test/test_*.py) need pytest; if PYTHON lacks it, they are skipped by name.
+# A+B are run side by side. Python tests (dev/test/python/test_*.py) need pytest; if PYTHON lacks it, they are skipped by name.
 # PYTHON=none runs no Python tests.
 # A test that vanishes is a failure, too: passed + failed + skipped of each program is the number in dev/test/counts.txt. A file
 # of Python tests may be skipped whole. COUNTS=write writes the numbers of this run there.
@@ -88,7 +88,7 @@ for program in "$@"; do
 done
 
 set --
-for file in dev/test/test_*.py; do
+for file in dev/test/python/test_*.py; do
     [ -e "$file" ] && [ "$python" != none ] || continue
     if ! "$python" -c 'import pytest' 2>/dev/null; then
         echo "skip $file: $python has no pytest (see requirements.txt)"

@@ -6,7 +6,7 @@
  * one's, and a kernel loads its tiles through registers, as attention_mma.cuh does. The last section exists only in code for
  * sm_90a. A kernel that needs what its architecture lacks still compiles but must not run: copy_async, barrier_init and
  * barrier_wait, which every such kernel calls early, trap there; the others do nothing.
- * dev/test/test_wgmma.cu checks the last section instruction by instruction.
+ * dev/test/cuda/test_wgmma.cu checks the last section instruction by instruction.
  */
 #ifndef LLMC_PTX_CUH
 #define LLMC_PTX_CUH

@@ -12,7 +12,7 @@
  *
  * One correction of q is enough if 1 / d is rounded to nearest itself (P. Markstein, "Computation of elementary functions on
  * the IBM RISC System/6000 processor", 1990). It is for every r within a unit in its last place, but for the d whose mantissa
- * is all ones. This d, and some roots, need the r that cards do have. dev/test/test_kernels.cu compares every mantissa.
+ * is all ones. This d, and some roots, need the r that cards do have. dev/test/cuda/test_kernels.cu compares every mantissa.
  */
 #ifndef LLMC_QUOTIENT_CUH
 #define LLMC_QUOTIENT_CUH

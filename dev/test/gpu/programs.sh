@@ -33,7 +33,7 @@ has_torch() { "$python" -c 'import torch, safetensors' 2>/dev/null || { echo "$p
 pairs_written() {
     has_torch || return 77
     if in_all; then set -- ; else set -- --seeds 1 --cases hd10 hd64_documents hd64_groups2 hd128_groups2 hd256_groups1 one_token tiny; fi
-    limit 240 "$python" dev/test/gpu_pairs.py --out "$tmp/pairs" --jobs $((cores / 2 + 1)) "$@" && touch "$tmp/pairs/whole"
+    limit 240 "$python" dev/test/gpu/gpu_pairs.py --out "$tmp/pairs" --jobs $((cores / 2 + 1)) "$@" && touch "$tmp/pairs/whole"
 }
 
 # pair_passes VARIANT PAIR: saves the output; the time limit includes compiling PTX
@@ -67,7 +67,7 @@ pairs_pass() {
 faults_are_caught() {
     while [ ! -e "$tmp/built" ]; do sleep 1; done
     # the architecture is the Makefile's choice
-    limit "$1" env -u GPU_ARCH NVCC="$nvcc" TEST_TMP="$tmp" JOBS=$((cores > 4 ? cores - 2 : cores)) nice dev/test/test_gpu_faults.sh run "$2" >"$tmp/faults.out" 2>&1
+    limit "$1" env -u GPU_ARCH NVCC="$nvcc" TEST_TMP="$tmp" JOBS=$((cores > 4 ? cores - 2 : cores)) nice dev/test/faults/test_gpu_faults.sh run "$2" >"$tmp/faults.out" 2>&1
     f_status=$?
     cat "$tmp/faults.out"
     echo "REMARK $(tail -n 1 "$tmp/faults.out")"

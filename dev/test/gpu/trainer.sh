@@ -104,7 +104,7 @@ greedy_text_is_the_cpu_s() {
         limit 60 "$bin/train_llama3" $talk --generate "$prompt" >"$tmp/greedy_cpu" && cu fp32 $talk --generate "$prompt" >"$tmp/greedy_gpu" || return 1
         [ "$(wc -c <"$tmp/greedy_gpu")" -ge 200 ] || { echo "error: only $(wc -c <"$tmp/greedy_gpu") bytes" && return 1; }
         cmp "$tmp/greedy_cpu" "$tmp/greedy_gpu" && continue
-        has_torch && "$python" "$root/dev/test/gpu_pairs.py" --gap "$m" "$prompt" "$tmp/greedy_cpu" "$tmp/greedy_gpu" || return 1
+        has_torch && "$python" "$root/dev/test/gpu/gpu_pairs.py" --gap "$m" "$prompt" "$tmp/greedy_cpu" "$tmp/greedy_gpu" || return 1
     done
     echo "REMARK loss $(losses_of "$tmp/trained/log.jsonl" | tail -n 1 | cut -d ' ' -f 2)"
 }

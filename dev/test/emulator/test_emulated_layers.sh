@@ -1,0 +1,46 @@
+#!/bin/sh
+# test_emulated_layers.sh -- the kernels of the CUDA layers against their oracles, and test_llama3cu against PyTorch, on the emulated
+# card (dev/test/emulator), built for several architectures. `make test-emulated` builds the programs and runs this. Times and
+# memory are not tested: those are no card's.
+. dev/test/lib.sh
+emulated=build/emulated
+
+# emulated VARIANT PROGRAM ARGUMENT...: a test
+emulated() {
+    variant=$1 program=$2
+    shift 2
+    check "$program $*, $variant" timeout "${LIMIT:-300}" "$emulated/$variant/$program" "$@"
+}
+
+# every layer, but what measures products of the sizes of real models; of the code for older cards, what differs
+tests_of_layers() { sed -n 's/^ *\(HOST_\)\{0,1\}ENTRY(\([a-z0-9_]*\)),$/\2/p' dev/test/cuda/test_kernels.cu; }
+for variant in FP32_90 BF16_90; do
+    for test in $(tests_of_layers | grep -vE '^(every_candidate_agrees|matmul_agrees)'); do
+        case $variant.$test in FP32*.tiles_of_a_product* | FP32*_joins* | FP32*.small_steps*) continue ;; esac # not in FP32
+        emulated "$variant" test_kernels_cu "$test"
+    done
+done
+for test in crossentropy_plans_agree crossentropy_shows_what_is_not_finite swiglu_agrees_in_place_and_apart loss_scale_halves_and_doubles; do
+    emulated FP16_75 test_kernels_cu $test
+done
+
+# attention by each of its kernels: Hopper's products, those of older cards with and without asynchronous copies, plain loops
+emulated FP32_90 test_attention_cu plain scores_in_the_hundreds
+for kernel in BF16_90:wgmma BF16_80:mma FP16_75:mma; do
+    for test in scores_in_the_hundreds documents_with_scores_in_the_hundreds; do
+        emulated "${kernel%%:*}" test_attention_cu "${kernel#*:}" $test
+    done
+done
+
+# blocks of a walk wait for each other, but those of the emulated card run one after the other: so there is one
+for test in scores_in_the_hundreds lengths_around_every_tile_edge gradients_turned_back; do
+    check "test_attention_cu walk $test, BF16_90" env EMULATOR_PROCESSORS=1 timeout "${LIMIT:-300}" \
+        "$emulated/BF16_90/test_attention_cu" walk $test
+done
+
+# the program's own passes against PyTorch's debug state, at each level of recomputation
+for pair in FP32_90:mha_odd FP32_90:gqa2_untied_rope8 FP32_90:documents FP32_90:lora_all \
+            BF16_90:tied_gqa4_rope32 BF16_90:lora_some BF16_90:fp8 BF16_90:fp8_head; do
+    emulated "${pair%%:*}" test_llama3cu "dev/test/pairs/${pair#*:}" "dev/test/pairs/${pair#*:}.state.safetensors"
+done
+summary

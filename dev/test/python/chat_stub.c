@@ -1,0 +1,100 @@
+/* chat_stub.c -- for test_chat.py.
+ *
+ *   chat_stub talk                        a chat with a model that says what it was told, as [MESSAGE] with '|' for newlines; a
+ *                                         message that begins with "count" gets an endless slow answer
+ *   chat_stub ids DIR DATE SYSTEM USER    the form that DIR's template has, then the ids of a conversation's start
+ */
+#include "llmc/run/chat.h"
+#include "dev/test/byte_tokens.h"
+
+enum { CONTEXT = 32768, VOCAB = 1024 };
+
+typedef struct {
+    ChatFormat format;
+    int fed[CONTEXT];
+    int reply, end;  // what is left to say: fed[reply .. end); reply == end: ']', beyond: the end
+    bool endless;
+    float logits[VOCAB];
+} Echo;
+
+/* Finds the message in a turn that was fed: what stands before the last <|eot_id|>, behind a header and two newlines. */
+static void echo_listen(Echo* m, int count) {
+    m->end = count;
+    while (m->fed[--m->end] != m->format.eot) {}
+    m->reply = m->end;
+    while (m->fed[m->reply - 1] != m->format.end_header) { m->reply--; }
+    m->reply += 2;
+    static const char word[] = "count";
+    m->endless = true;
+    for (int i = 0; i < 5; i++) { m->endless = m->endless && m->fed[m->reply + i] == word[i]; }
+}
+
+static const float* echo_next(void* model, const int32_t* tokens, int count, int pos, Error* e) {
+    Echo* m = (Echo*)model;
+    int say = '[';
+    (void)e;
+    for (int i = 0; i < count; i++) { m->fed[pos + i] = tokens[i]; }
+    if (count > 1) {
+        echo_listen(m, pos + count);
+    } else if (m->endless) {
+        const struct timespec pause = {0, 2000000};
+        nanosleep(&pause, NULL);
+        say = 'x';
+    } else {
+        say = m->reply < m->end ? m->fed[m->reply] : m->reply == m->end ? ']' : m->format.eot;
+        if (say == '\n') { say = '|'; }
+        m->reply++;
+    }
+    memset(m->logits, 0, sizeof m->logits);
+    m->logits[say] = 1;
+    return m->logits;
+}
+
+static void talk(void) {
+    static Echo m;
+    Tokenizer t;
+    ModelConfig c;
+    Sampler sampler;
+    Generator g;
+    Error e = NO_ERROR;
+    const ChatOptions options = {"be brief", CHAT_DATE, CONTEXT};
+    byte_tokens(&t, "");
+    config_preset(&c, "d1", VOCAB);
+    must(chat_tokens(&m.format, &t, VOCAB, &e), &e);
+    sampler_init(&sampler, VOCAB, 0, 0, 1, 1);
+    generator_init(&g, echo_next, &m, &c, &t, &sampler, CONTEXT, stdout);
+    must(chat(&g, &options, stdin, &e), &e);
+    generator_free(&g);
+    sampler_free(&sampler);
+    tokenizer_free(&t);
+}
+
+static void print_ids(char** argv) {
+    Tokenizer t;
+    ChatFormat c;
+    TokenList l;
+    bool dated = false;
+    Error e = NO_ERROR;
+    memset(&l, 0, sizeof l);
+    must(tokenizer_load(&t, argv[0], &e) && chat_read_form(&t, &dated, &e) && chat_tokens(&c, &t, t.vocab_size, &e), &e);
+    c.date = dated ? argv[1] : NULL;
+    chat_begin(&l, &c, &t, argv[2], strlen(argv[2]));
+    chat_message(&l, &c, &t, "user", argv[3], strlen(argv[3]));
+    chat_header(&l, &c, &t, "assistant");
+    printf("%s", dated ? "dated" : "plain");
+    for (size_t i = 0; i < l.count; i++) { printf(" %d", l.ids[i]); }
+    printf("\n");
+    token_list_free(&l);
+    tokenizer_free(&t);
+}
+
+int main(int argc, char** argv) {
+    if (argc == 2 && strcmp(argv[1], "talk") == 0) {
+        talk();
+    } else if (argc == 6 && strcmp(argv[1], "ids") == 0) {
+        print_ids(argv + 2);
+    } else {
+        die_usage("usage: chat_stub talk | ids DIR DATE SYSTEM USER");
+    }
+    return 0;
+}

@@ -1,0 +1,129 @@
+"""Tests dev/data/hf.py on local copies, without a network, through the calls of `datasets` that read the hub, too."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+TOKENIZE = ROOT / "tokenize"
+TALES = ROOT / "dev/data/tinytales"
+pytest.importorskip("datasets")
+pytestmark = pytest.mark.skipif(not TOKENIZE.exists(), reason="./tokenize has not been built")
+
+
+def texts(file, count=40):
+    return [f"In file {file}, story {i} says:\n\"caf\u00e9 \U0001F600\"" for i in range(count)]
+
+
+def command(*flags):
+    return [sys.executable, str(ROOT / "dev/data/hf.py"), *map(str, flags)]
+
+
+def environment(tmp_path):
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
+
+
+def run(tmp_path, *flags):
+    return subprocess.run(command(*flags), capture_output=True, text=True, check=False, cwd=tmp_path, env=environment(tmp_path))
+
+
+def write_parquet(path, rows, **columns):
+    import pyarrow
+    import pyarrow.parquet
+    path.parent.mkdir(exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.table({"text": rows, **columns}), path)
+
+
+def direct(tmp_path, rows, *flags):
+    """Returns the token file that ./tokenize makes of the texts without this script."""
+    lines, out = tmp_path / "direct.jsonl", tmp_path / "direct.bin"
+    lines.write_text("".join(json.dumps({"text": t}) + "\n" for t in rows), encoding="utf-8")
+    subprocess.run([TOKENIZE, *flags, "-o", out, lines], check=True, capture_output=True)
+    return out.read_bytes()
+
+
+def test_parquet_files_become_shards_and_only_what_changed_is_made_again(tmp_path):
+    for file in range(3):
+        write_parquet(tmp_path / f"set/{file:03d}.parquet", texts(file), id=list(range(40)))
+    flags = ["set", "--tokenizer", TALES, "-o", "out/mine"]
+    done = run(tmp_path, *flags, "--jobs", 2)
+    assert done.returncode == 0, done.stderr
+    names = ["mine_val_000.bin", "mine_train_000.bin", "mine_train_001.bin"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted([*names, "mine_manifest.json"])
+    for file, name in enumerate(names):
+        assert (tmp_path / "out" / name).read_bytes() == direct(tmp_path, texts(file), "--tokenizer", TALES), name
+    shards = {s["file"]: s for s in json.loads((tmp_path / "out/mine_manifest.json").read_text())["shards"]}
+    assert set(shards) == set(names) and all(s["rows"] == 40 and s["tokens"] > 400 for s in shards.values())
+    assert f"--tokenizer {TALES} --train 'out/mine_train_*.bin' --val 'out/mine_val_*.bin'" in done.stdout.splitlines()[-1]
+
+    write_parquet(tmp_path / "set/002.parquet", texts(7, 50))  # another size: this one is another source
+    before = {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in names}
+    done = run(tmp_path, *flags)
+    assert done.returncode == 0 and "2 of 3 shards are there already" in done.stdout, done.stderr
+    after = {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in names}
+    assert [name for name in names if before[name] != after[name]] == names[2:]
+    assert (tmp_path / "out" / names[2]).read_bytes() == direct(tmp_path, texts(7, 50), "--tokenizer", TALES)
+
+    for other, words in ((["--val-files", "2"], "val_files is 1, but this run has 2"),
+                         (["--tokenizer", tmp_path / "none"], "none")):
+        done = run(tmp_path, *flags, *other)
+        assert done.returncode == 1 and done.stderr.startswith("error: ") and words in done.stderr, done.stderr
+
+
+def test_a_killed_run_goes_on(tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    (tmp_path / "set").mkdir()
+    for file in range(4):
+        lines = "".join(json.dumps({"body": t, "n": i}) + "\n" for i, t in enumerate(texts(file, 3000)))
+        (tmp_path / f"set/{file}.jsonl.zst").write_bytes(zstandard.compress(lines.encode()))
+    flags = ["set", "--column", "body", "-o", "out/z", "--val-files", 0]
+    with subprocess.Popen(command(*flags), cwd=tmp_path, env=environment(tmp_path), start_new_session=True,
+                          stdout=subprocess.DEVNULL) as killed:
+        until = time.monotonic() + 200
+        while not (tmp_path / "out/z_manifest.json").exists() and killed.poll() is None and time.monotonic() < until:
+            time.sleep(0.01)
+        os.killpg(killed.pid, signal.SIGKILL)
+    assert killed.returncode == -signal.SIGKILL, "it was killed on its way"
+    finished = [s["file"] for s in json.loads((tmp_path / "out/z_manifest.json").read_text())["shards"]]
+    before = {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in finished}
+    assert 1 <= len(finished) < 4
+    done = run(tmp_path, *flags)
+    assert done.returncode == 0 and f"{len(finished)} of 4 shards are there already" in done.stdout, done.stderr
+    assert before == {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in finished}
+    for file in range(4):
+        assert (tmp_path / f"out/z_train_{file:03d}.bin").read_bytes() == direct(tmp_path, texts(file, 3000)), file
+    assert not [p.name for p in (tmp_path / "out").iterdir() if ".part" in p.name]
+
+
+@pytest.mark.parametrize("kind", ["arrow", "csv", "parquet"])
+def test_rows_of_each_format_are_printed_as_lines(tmp_path, kind):
+    import datasets
+    data = datasets.Dataset.from_dict({"text": texts(1), "n": list(range(40))})
+    if kind == "arrow":
+        data.save_to_disk(tmp_path / "it")
+    else:
+        getattr(data, f"to_{kind}")(tmp_path / f"it.{kind}")
+    done = run(tmp_path, "--rows", "it" if kind == "arrow" else f"it.{kind}")
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [{"text": t} for t in texts(1)]
+
+
+def test_a_damaged_file_leaves_no_shard(tmp_path):
+    write_parquet(tmp_path / "set/0.parquet", texts(0))
+    lines = [json.dumps({"text": t}) for t in texts("1" * 1000, 20000)]  # the library reads 10 MB at a time
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines/0.jsonl").write_text("\n".join(lines) + "\n{broken\n", encoding="utf-8")
+    done = run(tmp_path, "lines", "-o", "out/bad", "--val-files", 0)
+    assert done.returncode == 1 and "0.jsonl: cannot be read: " in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert list((tmp_path / "out").iterdir()) == []
+    for flags, words in ((["set"], "wanted more than --val-files 1"), (["no/where"], "no/where: cannot be read"),
+                         (["set", "--val-files", 0, "--column", "body"], "has no column body\n  hint: --column takes text"),
+                         (["set", "--split", "test"], "no files of a split test\n  hint: --split takes train")):
+        done = run(tmp_path, *flags, "-o", "out/bad")
+        assert done.returncode == 1 and done.stderr.startswith("error: ") and words in done.stderr, done.stderr

@@ -1,0 +1,326 @@
+/* test_generate.c -- tests generation and chat with a scripted model. */
+#include "llmc/run/chat.h"
+#include "llmc/run/generate.h"
+#include "llmc/run/signals.h"
+#include "llmc/text/tokenizer_read.h"
+#include "dev/test/test.h"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// generation
+
+/* A model that records its input and answers by a script: script[n] is its n-th token. */
+typedef struct {
+    int V;
+    float* logits;
+    const int* script;
+    int script_len, step;
+    int interrupt_at;       // step at which Ctrl-C comes; 0: never
+    int fed[512], num_fed;  // tokens by position
+    bool wrong;             // a position was not the next one
+} Scripted;
+
+static const float* scripted_next(void* model, const int32_t* tokens, int count, int pos, Error* e) {
+    Scripted* s = (Scripted*)model;
+    (void)e;
+    if (pos > s->num_fed || pos + count > 512) {
+        s->wrong = true;
+        return s->logits;
+    }
+    for (int i = 0; i < count; i++) { s->fed[pos + i] = tokens[i]; }
+    s->num_fed = pos + count;
+    int choice = s->step < s->script_len ? s->script[s->step] : 'z';
+    s->step++;
+    if (s->step == s->interrupt_at) { run_signal = SIGINT; }
+    for (int i = 0; i < s->V; i++) { s->logits[i] = choice == -2 ? NAN : i == choice ? 5.0f : 0.0f; }
+    return s->logits;
+}
+
+typedef struct {
+    Tokenizer tokenizer;
+    ModelConfig config;
+    Sampler sampler;
+    Scripted model;
+    Generator g;
+    char* out;
+    size_t out_size;
+    FILE* stream;
+} Bench;
+
+/* Sets up a greedy generator with a scripted model. `tokenizer_json` NULL: the byte tokenizer. */
+static void bench_open(Bench* b, const char* tokenizer_json, bool with_tokenizer, const int* script, int script_len,
+                       int context) {
+    Error e = NO_ERROR;
+    memset(b, 0, sizeof *b);
+    if (tokenizer_json) {
+        CHECK(tokenizer_parse(&b->tokenizer, tokenizer_json, strlen(tokenizer_json), "tokenizer.json", &e), "%s", e.msg);
+    } else {
+        tokenizer_bytes(&b->tokenizer);
+    }
+    config_preset(&b->config, "d1", b->tokenizer.vocab_size + 3);  // padded, as some models are
+    b->model.V = b->config.vocab_size;
+    b->model.logits = (float*)xmalloc((size_t)b->model.V * sizeof(float));
+    b->model.script = script;
+    b->model.script_len = script_len;
+    sampler_init(&b->sampler, b->config.vocab_size, 0, 0, 1, 1);
+    b->stream = open_memstream(&b->out, &b->out_size);
+    generator_init(&b->g, scripted_next, &b->model, &b->config, with_tokenizer ? &b->tokenizer : NULL, &b->sampler, context,
+                   b->stream);
+}
+
+static void bench_close(Bench* b) {
+    CHECK(!b->model.wrong, "positions do not follow");
+    generator_free(&b->g);
+    sampler_free(&b->sampler);
+    tokenizer_free(&b->tokenizer);
+    free(b->model.logits);
+    fclose(b->stream);
+    free(b->out);
+}
+
+static void generation_feeds_each_token_once_and_stops(void) {
+    static const int script[] = {'l', 'o', 0xC3, 0xA9, '!', 256, 'x'};
+    Bench b;
+    Error e = NO_ERROR;
+    bench_open(&b, NULL, true, script, 7, 64);
+    CHECK(generate(&b.g, "hel", 20, &e), "%s", e.msg);
+    CHECK(strcmp(b.out, "hello\xC3\xA9!\n") == 0 && strcmp(b.g.text, "hello\xC3\xA9!") == 0, "%s", b.out);
+    static const int want[] = {256, 'h', 'e', 'l', 'l', 'o', 0xC3, 0xA9, '!'};
+    CHECK(b.model.num_fed == 9 && memcmp(b.model.fed, want, sizeof want) == 0, "%d tokens were fed", b.model.num_fed);
+    bench_close(&b);
+
+    bench_open(&b, NULL, true, script, 7, 64);
+    CHECK(generate(&b.g, "hel", 3, &e), "%s", e.msg);
+    CHECK(strcmp(b.out, "hello\xEF\xBF\xBD\n") == 0, "half a character is not printed: %s", b.out);
+    CHECK(b.model.num_fed == 6, "the last token is not fed: %d", b.model.num_fed);
+    bench_close(&b);
+
+    bench_open(&b, NULL, true, script, 7, 5);
+    CHECK(generate(&b.g, "hel", 20, &e), "%s", e.msg);
+    CHECK(strcmp(b.out, "hello\n") == 0, "the context ends it: %s", b.out);
+    e.msg[0] = 0;
+    CHECK(!generate(&b.g, "hello", 20, &e) && strstr(e.msg, "6 tokens") && strstr(e.msg, "holds 5"), "%s", e.msg);
+    bench_close(&b);
+
+    e.msg[0] = 0;
+    static const int padding[] = {257, -2};
+    bench_open(&b, NULL, true, padding, 2, 64);
+    CHECK(!generate(&b.g, "", 20, &e) && strstr(e.msg, "position 1"), "%s", e.msg);
+    CHECK(strcmp(b.g.text, "<257>") == 0, "an id without a text: %s", b.g.text);
+    bench_close(&b);
+}
+
+/* Generates after a prompt into `out` and returns the bytes that come out at the other end, `from`. */
+static const char* generated(FILE* out, int from, const char* prompt, const int* script, int script_len) {
+    static char text[256];
+    Bench b;
+    Error e = NO_ERROR;
+    bench_open(&b, NULL, true, script, script_len, 64);
+    generator_free(&b.g);
+    generator_init(&b.g, scripted_next, &b.model, &b.config, &b.tokenizer, &b.sampler, 64, out);
+    CHECK(generate(&b.g, prompt, 20, &e), "%s", e.msg);
+    size_t have = 0;  // a terminal gives what it has: read up to the newline that ends the text
+    for (ssize_t n = 1; n > 0 && have < sizeof text - 1 && (have == 0 || text[have - 1] != '\n');
+         have += (size_t)(n > 0 ? n : 0)) {
+        n = read(from, text + have, sizeof text - 1 - have);
+    }
+    text[have] = 0;
+    bench_close(&b);
+    return text;
+}
+
+static void generated_text_cannot_drive_a_terminal(void) {
+    // CSI as ESC [ and as U+009B over two tokens; bytes that are no characters; DEL
+    static const int script[] = {0x1B, '[', 0xC2, 0x9B, 'J', 0x9B, '\t', 0xC3, 0xA9, 0x7F, '\n', 256};
+    const char* prompt = "\x1B]0;x\x07\xC2";
+    const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
+    CHECK(terminal >= 0 && grantpt(terminal) == 0 && unlockpt(terminal) == 0, "no terminal: %s", strerror(errno));
+    FILE* out = fopen(ptsname(terminal), "w");
+    CHECK(out && isatty(fileno(out)), "no terminal");
+    if (!out) { return; }
+    const char* got = generated(out, terminal, prompt, script, 12);  // the terminal itself makes \n of ours \r\n
+    CHECK(strcmp(got, "\\x1b]0;x\\x07\\xc2\\x1b[\\xc2\\x9bJ\xEF\xBF\xBD\t\xC3\xA9\\x7f\r\n") == 0, "%s", got);
+    fclose(out);
+    close(terminal);
+
+    int ends[2];
+    CHECK(pipe(ends) == 0, "no pipe");
+    out = fdopen(ends[1], "w");
+    got = generated(out, ends[0], prompt, script, 12);
+    CHECK(strcmp(got, "\x1B]0;x\x07\xC2\x1B[\xC2\x9BJ\xEF\xBF\xBD\t\xC3\xA9\x7F\n") == 0, "%s", got);
+    fclose(out);
+    close(ends[0]);
+}
+
+static void without_a_tokenizer_texts_are_ids(void) {
+    static const int script[] = {7, 8, 9};
+    Bench b;
+    Error e = NO_ERROR;
+    bench_open(&b, NULL, false, script, 3, 64);
+    CHECK(generate(&b.g, "3  44 ", 3, &e), "%s", e.msg);
+    CHECK(b.model.fed[0] == 3 && b.model.fed[1] == 44 && strcmp(b.g.text, "3  44  7 8 9") == 0, "%s", b.g.text);
+    static const char* const wrong[] = {"x", "1 x", "1x", "-1", "999", "99999999999999999999", "1.5", "+1"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        e.msg[0] = 0;
+        CHECK(!generate(&b.g, wrong[i], 3, &e) && strstr(e.msg, "no tokenizer"), "\"%s\": %s", wrong[i], e.msg);
+    }
+    e.msg[0] = 0;
+    CHECK(generate(&b.g, "", 1, &e) && b.model.fed[0] == 0, "without BOS it starts at token 0: %s", e.msg);
+    bench_close(&b);
+}
+
+/* Writes a tokenizer.json of the 256 bytes and, if asked, Llama 3's chat tokens from 256 on. */
+static char* chat_tokenizer(bool with_chat) {
+    char* text = NULL;
+    size_t size = 0;
+    FILE* f = open_memstream(&text, &size);
+    fprintf(f, "{\"model\":{\"type\":\"BPE\",\"merges\":[],\"vocab\":{");
+    int stand_in = 256;  // GPT-2's printable stand-ins for the other bytes
+    for (int b = 0; b < 256; b++) {
+        bool printable = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
+        char character[5] = {0};
+        size_t len = utf8_encode(character, printable ? b : stand_in++);
+        fputs(b ? "," : "", f);
+        json_write_string(f, character, len);
+        fprintf(f, ":%d", b);
+    }
+    fprintf(f,
+            "}},\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":true},"
+            "\"decoder\":{\"type\":\"ByteLevel\"},\"added_tokens\":[");
+    static const char* const names[] = {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"};
+    for (int i = 0; i < (with_chat ? 4 : 1); i++) {
+        fprintf(f,
+                "%s{\"id\":%d,\"content\":\"%s\",\"special\":true,\"single_word\":false,\"lstrip\":false,\"rstrip\":false,"
+                "\"normalized\":false}",
+                i ? "," : "", 256 + i, names[i]);
+    }
+    fprintf(f, "]}");
+    fclose(f);
+    return text;
+}
+
+/* Returns the tokens fed to the model as text, with the chat tokens as B { } E. */
+static const char* fed_text(const Scripted* s) {
+    static char text[513];
+    for (int i = 0; i < s->num_fed; i++) { text[i] = s->fed[i] < 256 ? (char)s->fed[i] : "B{}E"[s->fed[i] - 256]; }
+    text[s->num_fed] = 0;
+    return text;
+}
+
+static bool chat_lines(Bench* b, const char* input, const char* system, int max_tokens, Error* e) {
+    char copy[512];
+    snprintf(copy, sizeof copy, "%s", input);
+    FILE* in = fmemopen(copy, strlen(copy), "r");
+    const ChatOptions options = {system, NULL, max_tokens};
+    bool ok = chat(&b->g, &options, in, e);
+    fclose(in);
+    fflush(b->stream);
+    return ok;
+}
+
+static void chat_follows_the_template(void) {
+    static const int script[] = {'Y', 'o', 259, 'O', 'k', 259};
+    char* json = chat_tokenizer(true);
+    Bench b;
+    Error e = NO_ERROR;
+    bench_open(&b, json, true, script, 6, 500);
+    CHECK(chat_lines(&b, "  hi <|eot_id|> \n\n   \nbye\n/quit\nnever\n", " be kind ", 50, &e), "%s", e.msg);
+    CHECK(strcmp(b.out, "Yo\nOk\n") == 0, "%s", b.out);
+    CHECK(strcmp(fed_text(&b.model),
+                 "B{system}\n\nbe kindE{user}\n\nhi <|eot_id|>E{assistant}\n\nYoE{user}\n\nbyeE{assistant}\n\nOk") == 0,
+          "%s", fed_text(&b.model));
+    bench_close(&b);
+
+    // an answer that was cut off is closed; /clear starts a new conversation
+    bench_open(&b, json, true, script, 6, 500);
+    CHECK(chat_lines(&b, "hi\nbye", NULL, 1, &e), "%s", e.msg);
+    CHECK(strcmp(fed_text(&b.model), "B{user}\n\nhiE{assistant}\n\nYE{user}\n\nbyeE{assistant}\n\n") == 0, "%s",
+          fed_text(&b.model));
+    bench_close(&b);
+    bench_open(&b, json, true, script, 6, 500);
+    CHECK(chat_lines(&b, "hi\n/clear\nbye", NULL, 50, &e), "%s", e.msg);
+    CHECK(strcmp(fed_text(&b.model), "B{user}\n\nbyeE{assistant}\n\nOk") == 0, "%s", fed_text(&b.model));
+    bench_close(&b);
+    free(json);
+}
+
+static void ctrl_c_ends_an_answer_and_leaves_a_whole_conversation(void) {
+    static const int script[] = {'Y', 'o', 'O', 'k', 259};
+    char* json = chat_tokenizer(true);
+    static const struct {
+        int at, max_tokens;
+        const char *input, *out, *fed;
+    } cases[] = {
+        // while the answer is made: what was said stays
+        {2, 50, "hi\nbye", "Y\nOk\n", "B{user}\n\nhiE{assistant}\n\nYE{user}\n\nbyeE{assistant}\n\nOk"},
+        // while the message is read: it is taken back, and the next one begins the conversation
+        {1, 50, "hi\nbye", "\noOk\n", "B{user}\n\nbyeE{assistant}\n\noOk"},
+        // the same after an answer that was cut off, whose last token is fed with the next message
+        {2, 1, "hi\nno\nbye", "Y\n\nO\n", "B{user}\n\nhiE{assistant}\n\nYE{user}\n\nbyeE{assistant}\n\n"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Bench b;
+        Error e = NO_ERROR;
+        bench_open(&b, json, true, script, 5, 500);
+        b.model.interrupt_at = cases[i].at;
+        CHECK(chat_lines(&b, cases[i].input, NULL, cases[i].max_tokens, &e), "%s", e.msg);
+        CHECK(strcmp(b.out, cases[i].out) == 0, "%zu: %s", i, b.out);
+        CHECK(strcmp(fed_text(&b.model), cases[i].fed) == 0, "%zu: %s", i, fed_text(&b.model));
+        CHECK(!run_stop_requested(), "the signal is not forgotten");
+        bench_close(&b);
+    }
+    free(json);
+}
+
+static void chat_says_when_the_context_is_full(void) {
+    static const int script[] = {'Y', 'o', 259, 'O', 'k', 259};
+    char* json = chat_tokenizer(true);
+    char dir[PATH_CAP], path[PATH_CAP];
+    Bench b;
+    Error e = NO_ERROR;
+    test_folder(dir);
+    CHECK(path_join(path, dir, "err", &e), "%s", e.msg);
+    fflush(NULL);
+    int saved = dup(2), fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    dup2(fd, 2);
+    bench_open(&b, json, true, script, 6, 48);
+    bool ok = chat_lines(&b, "hi\na message that is much too long for this\nbye", NULL, 50, &e);
+    fflush(stderr);
+    dup2(saved, 2);
+    close(saved);
+    close(fd);
+    size_t size = 0;
+    char* text = read_file(path, &size, 1 << 20, &e);
+    CHECK(ok && text && strstr(text, "begins anew") && strstr(text, "left out"), "%s%s", e.msg, text ? text : "");
+    CHECK(strcmp(b.out, "Yo\nOk\n") == 0, "%s", b.out);
+    CHECK(strcmp(fed_text(&b.model), "B{user}\n\nbyeE{assistant}\n\nOk") == 0, "%s", fed_text(&b.model));
+    bench_close(&b);
+    free(text);
+    free(json);
+    unlink(path);
+    rmdir(dir);
+}
+
+static void chat_refuses_a_tokenizer_without_its_tokens_by_name(void) {
+    char* json = chat_tokenizer(false);
+    Bench b;
+    Error e = NO_ERROR;
+    bench_open(&b, json, true, NULL, 0, 64);
+    CHECK(!chat_lines(&b, "hi", NULL, 5, &e) && strstr(e.msg, "<|start_header_id|>"), "%s", e.msg);
+    bench_close(&b);
+    bench_open(&b, NULL, false, NULL, 0, 64);
+    e.msg[0] = 0;
+    CHECK(!chat_lines(&b, "hi", NULL, 5, &e) && strstr(e.msg, "no tokenizer"), "%s", e.msg);
+    bench_close(&b);
+    free(json);
+}
+
+int main(void) {
+    RUN(generation_feeds_each_token_once_and_stops);
+    RUN(generated_text_cannot_drive_a_terminal);
+    RUN(without_a_tokenizer_texts_are_ids);
+    RUN(chat_follows_the_template);
+    RUN(ctrl_c_ends_an_answer_and_leaves_a_whole_conversation);
+    RUN(chat_says_when_the_context_is_full);
+    RUN(chat_refuses_a_tokenizer_without_its_tokens_by_name);
+    return test_summary();
+}

@@ -1,0 +1,368 @@
+/* test_json.c -- the JSON reader accepts exactly RFC 8259, names the place of an error, and is linear in large objects. */
+#include "llmc/files/json.h"
+#include "llmc/files/json_edit.h"
+
+#include "dev/test/test.h"
+
+static Error error;
+
+/* Parses a copy of a text that may hold NULs. */
+static bool parse_bytes(Json* j, const char* text, size_t len) {
+    char* copy = (char*)xmalloc(len + 1);
+    memcpy(copy, text, len);
+    copy[len] = 0;
+    memset(&error, 0, sizeof error);
+    return json_parse(j, copy, len, "t.json", &error);
+}
+
+static bool parse(Json* j, const char* text) { return parse_bytes(j, text, strlen(text)); }
+
+static bool contains(const char* text, const char* part) { return strstr(text, part) != NULL; }
+
+static void values_of_every_kind_are_read(void) {
+    Json j;
+    CHECK(parse(&j, " {\"a\": [1, -2.5e-3, true, false, null, \"x\\u00e9\\ud83d\\ude00\\n\"], \"b\": {}, \"\": []} "), "%s",
+          error.msg);
+    const JsonNode* a = json_get(&j, json_root(&j), "a");
+    CHECK(a && a->type == JSON_ARRAY && json_length(a) == 6, "array of 6");
+    int64_t number = 0;
+    double value = 0;
+    const JsonNode* n = json_first(&j, a);
+    CHECK(json_node_int(&j, n, &number) && number == 1, "1");
+    n = json_next(&j, n);
+    CHECK(!json_node_int(&j, n, &number) && json_node_double(&j, n, &value) && value == -2.5e-3, "-2.5e-3");
+    n = json_next(&j, n);
+    CHECK(n->type == JSON_TRUE, "true");
+    n = json_next(&j, n);
+    CHECK(n->type == JSON_FALSE, "false");
+    n = json_next(&j, n);
+    CHECK(n->type == JSON_NULL, "null");
+    n = json_next(&j, n);
+    size_t len = 0;
+    const char* s = json_string(&j, n, &len);
+    CHECK(s && len == 8 && strcmp(s, "x\xC3\xA9\xF0\x9F\x98\x80\n") == 0, "string of %zu bytes", len);
+    CHECK(!json_next(&j, n), "end of the array");
+    const JsonNode* b = json_next(&j, a);
+    CHECK(b && strcmp(json_key(&j, b, &len), "b") == 0 && len == 1 && b->type == JSON_OBJECT && !json_first(&j, b), "b");
+    CHECK(json_get(&j, json_root(&j), "") && !json_get(&j, json_root(&j), "c"), "empty key, absent key");
+    json_free(&j);
+}
+
+static void null_is_absent_but_can_be_asked_for(void) {
+    Json j;
+    CHECK(parse(&j, "{\"a\": null}"), "%s", error.msg);
+    CHECK(!json_get(&j, json_root(&j), "a") && json_get_any(&j, json_root(&j), "a"), "null");
+    json_free(&j);
+}
+
+static void what_rfc_8259_does_not_have_is_refused(void) {
+    static const char* const bad[] = {
+        "",
+        " ",
+        "{",
+        "}",
+        "[",
+        "]",
+        "[1,]",
+        "[,1]",
+        "[1 2]",
+        "{\"a\":1,}",
+        "{\"a\" 1}",
+        "{a:1}",
+        "{\"a\":}",
+        "{1:2}",
+        "'a'",
+        "\"a",
+        "\"\\x\"",
+        "\"\\u12g4\"",
+        "\"\\u123\"",
+        "\"\\ud800\"",
+        "\"\\udc00\"",
+        "\"\\ud800\\u0041\"",
+        "\"\\ud800\\",
+        "\"a\nb\"",
+        "\"\t\"",
+        "01",
+        "-",
+        "-a",
+        "+1",
+        ".5",
+        "1.",
+        "1.e5",
+        "1e",
+        "1e+",
+        "0x10",
+        "1 1",
+        "tru",
+        "truex",
+        "nul",
+        "NaN",
+        "Infinity",
+        "-Infinity",
+        "\"\x80\"",
+        "\"\xC0\x80\"",
+        "\"\xC3\"",
+        "\"\xED\xA0\x80\"",
+        "\"\xF4\x90\x80\x80\"",
+        "\"\xF8\x88\x80\x80\x80\"",
+        "\xEF\xBB\xBF{}",
+        "[1]]",
+        "{} {}",
+        "// c\n1",
+        "/* c */1",
+        "\f1",
+        "\302\2401",
+        "{\"a\":1,\"a\":2}",
+        "{\"a\":1,\"\\u0061\":2}",
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        Json j;
+        const bool ok = parse(&j, bad[i]);
+        CHECK(!ok && contains(error.msg, "t.json:"), "accepted: %s", bad[i]);
+        CHECK(!strchr(error.msg, '\n'), "message of several lines: %s", error.msg);
+        if (ok) { json_free(&j); }
+    }
+    Json j;
+    CHECK(!parse_bytes(&j, "[1]\0", 4) && !parse_bytes(&j, "\"a\0b\"", 5) && !parse_bytes(&j, "\0", 1), "a NUL was accepted");
+}
+
+static void what_rfc_8259_has_is_accepted(void) {
+    static const char* const good[] = {
+        "0",
+        "-0",
+        "1E5",
+        "1e-5",
+        "1.25E+10",
+        "\"\"",
+        "\"\\\"\\\\\\/\\b\\f\\n\\r\\t\"",
+        "\"\\u0000\"",
+        "\"\x7F\"",
+        "\"\xF4\x8F\xBF\xBF\"",
+        "[]",
+        "{}",
+        "[[]]",
+        "\r\n\t [ ] \r\n",
+        "{\"a\":{\"a\":{\"a\":1}}}",
+        "[1,1]",
+        "\"\xEF\xBF\xBF\"",
+        "123456789012345678901234567890",
+    };
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        Json j;
+        const bool ok = parse(&j, good[i]);
+        CHECK(ok, "refused: %s: %s", good[i], error.msg);
+        if (ok) { json_free(&j); }
+    }
+}
+
+static void an_error_names_line_and_column(void) {
+    Json j;
+    CHECK(!parse(&j, "{\n  \"a\": 1,\n  \"b\": x\n}") && contains(error.msg, "t.json:3:8: found 'x', wanted a value"), "%s",
+          error.msg);
+    // escapes shrink in place; they must not shift the column
+    CHECK(!parse(&j, "[\"\\n\\n\\n\", x]") && contains(error.msg, "t.json:1:12:"), "%s", error.msg);
+    CHECK(!parse(&j, "{\"a\": 1") && contains(error.msg, "the text ends here, wanted ',' or '}'"), "%s", error.msg);
+    CHECK(!parse(&j, "[\x01]") && contains(error.msg, "found byte 0x01"), "%s", error.msg);
+}
+
+static void nesting_is_limited(void) {
+    char text[JSON_MAX_DEPTH * 2 + 8] = "";
+    Json j;
+    for (int depth = JSON_MAX_DEPTH; depth <= JSON_MAX_DEPTH + 1; depth++) {
+        memset(text, '[', (size_t)depth);
+        memset(text + depth, ']', (size_t)depth);
+        text[2 * depth] = 0;
+        const bool ok = parse(&j, text);
+        CHECK(ok == (depth == JSON_MAX_DEPTH), "depth %d: %s", depth, error.msg);
+        if (ok) { json_free(&j); }
+    }
+}
+
+static void typed_fields_name_path_found_and_wanted(void) {
+    Json j;
+    int64_t i = 0;
+    uint64_t u = 0;
+    double d = 0;
+    bool b = false;
+    const char* s = NULL;
+    CHECK(
+        parse(&j,
+              "{\"n\": 7, \"big\": 18446744073709551615, \"neg\": -9223372036854775808, \"f\": 2.5, \"e\": 1e999, \"t\": true, "
+              "\"s\": \"x\\ny\", \"nul\": \"a\\u0000b\", \"o\": {\"p\": [{\"q\": []}]}, \"z\": null}"),
+        "%s", error.msg);
+    const JsonNode* r = json_root(&j);
+    CHECK(json_int(&j, r, "n", 0, 7, &i, &error) && i == 7, "n");
+    CHECK(json_int(&j, r, "neg", INT64_MIN, 0, &i, &error) && i == INT64_MIN, "neg");
+    CHECK(json_u64(&j, r, "big", &u, &error) && u == UINT64_MAX, "big");
+    CHECK(json_double(&j, r, "f", 0, 3, &d, &error) && d == 2.5, "f");
+    CHECK(json_double(&j, r, "n", 0, 8, &d, &error) && d == 7, "an integer is a number");
+    CHECK(json_bool(&j, r, "t", &b, &error) && b, "t");
+    CHECK(json_text(&j, r, "s", &s, &error) && strcmp(s, "x\ny") == 0, "s");
+    CHECK(json_int_or(&j, r, "z", 0, 1, 5, &i, &error) && i == 5, "null gives the default");
+    CHECK(json_bool_or(&j, r, "absent", true, &b, &error) && b, "default");
+    CHECK(json_double_or(&j, r, "absent", 0, 1, 9, &d, &error) && d == 9, "default");
+    CHECK(!error.msg[0], "%s", error.msg);
+
+#define REFUSED(call, part)                                                    \
+    do {                                                                       \
+        memset(&error, 0, sizeof error);                                       \
+        CHECK(!(call) && contains(error.msg, part), "message: %s", error.msg); \
+    } while (0)
+    REFUSED(json_int(&j, r, "n", 8, 9, &i, &error), "t.json: n is 7, wanted an integer from 8 to 9");
+    REFUSED(json_int(&j, r, "big", 0, INT64_MAX, &i, &error), "big is 18446744073709551615, wanted");
+    REFUSED(json_int(&j, r, "f", 0, 9, &i, &error), "f is 2.5, wanted an integer");
+    REFUSED(json_int(&j, r, "s", 0, 9, &i, &error), "s is \"x?y\", wanted an integer");
+    REFUSED(json_int(&j, r, "z", 0, 9, &i, &error), "z is null, wanted");
+    REFUSED(json_int(&j, r, "absent", 0, 9, &i, &error), "absent is missing, wanted");
+    REFUSED(json_int_or(&j, r, "t", 0, 9, 1, &i, &error), "t is true, wanted");
+    REFUSED(json_u64(&j, r, "neg", &u, &error), "neg is -9223372036854775808, wanted");
+    REFUSED(json_double(&j, r, "e", 0, 9, &d, &error), "e is 1e999, wanted a number");
+    REFUSED(json_bool(&j, r, "n", &b, &error), "n is 7, wanted true or false");
+    REFUSED(json_text(&j, r, "nul", &s, &error), "nul is \"a?b\", wanted a string");
+    const JsonNode* p = json_get(&j, json_get(&j, r, "o"), "p");
+    REFUSED(json_int(&j, json_first(&j, p), "q", 0, 1, &i, &error), "t.json: o.p.0.q is an array, wanted");
+    json_free(&j);
+}
+
+static void large_objects_take_linear_time_and_show_duplicates(void) {
+    enum { KEYS = 300000 };
+    char* text = NULL;
+    size_t len = 0;
+    for (int twice = 0; twice < 2; twice++) {
+        FILE* f = open_memstream(&text, &len);
+        fputs("{", f);
+        for (int i = 0; i < KEYS; i++) { fprintf(f, "%s\"key%d\":%d", i ? "," : "", i, i); }
+        fprintf(f, "%s}", twice ? ",\"key777\":1" : "");
+        fclose(f);
+        Json j;
+        memset(&error, 0, sizeof error);
+        const double start = now_seconds();
+        const bool ok = json_parse(&j, text, len, "t.json", &error);
+        CHECK(ok == !twice, "%s", error.msg);
+        CHECK(!twice || contains(error.msg, "\"key777\" twice"), "%s", error.msg);
+        CHECK(now_seconds() - start < 5, "took %.1f s", now_seconds() - start);
+        if (ok) { json_free(&j); }
+    }
+}
+
+static void what_is_written_is_read_back(void) {
+    static const double doubles[] = {0,       -0.0,          1,    -1,   0.1,  1e-5, 5e-324, 1.7976931348623157e308, 500000,
+                                     1.0 / 3, 123456789.125, 1e15, 1e16, 1e22, 3e-7};
+    char* text = NULL;
+    size_t len = 0;
+    for (size_t i = 0; i < sizeof doubles / sizeof *doubles; i++) {
+        FILE* f = open_memstream(&text, &len);
+        json_write_double(f, doubles[i]);
+        fclose(f);
+        Json j;
+        double back = 0;
+        int64_t whole = 0;
+        memset(&error, 0, sizeof error);
+        CHECK(json_parse(&j, text, len, "t.json", &error), "%s", error.msg);
+        CHECK(json_node_double(&j, json_root(&j), &back) && memcmp(&back, &doubles[i], sizeof back) == 0, "%g became %s",
+              doubles[i], j.text);
+        CHECK(!json_node_int(&j, json_root(&j), &whole), "%s looks like an integer", j.text);
+        json_free(&j);
+    }
+    static const float floats[] = {1e-5f, 1e-6f, 0.1f, 3.4028235e38f, 1e-45f, 16777216.0f};
+    for (size_t i = 0; i < sizeof floats / sizeof *floats; i++) {
+        FILE* f = open_memstream(&text, &len);
+        json_write_float(f, floats[i]);
+        fclose(f);
+        CHECK(strtof(text, NULL) == floats[i] && len < 16, "%g became %s", (double)floats[i], text);
+        free(text);
+    }
+    char bytes[256];
+    for (int i = 0; i < 256; i++) { bytes[i] = (char)i; }
+    FILE* f = open_memstream(&text, &len);
+    json_write_string(f, bytes, 256);
+    fclose(f);
+    Json j;
+    memset(&error, 0, sizeof error);
+    CHECK(json_parse(&j, text, len, "t.json", &error), "%s", error.msg);
+    const char* s = json_string(&j, json_root(&j), &len);
+    CHECK(s && len == 128 + 128 * 3 && memcmp(s, bytes, 128) == 0 && memcmp(s + len - 3, "\xEF\xBF\xBD", 3) == 0, "%zu bytes",
+          len);
+    json_free(&j);
+    f = open_memstream(&text, &len);
+    json_write_text(f, "\x1B\x7F\xC2\x9B\xC2\xA0");
+    fclose(f);
+    CHECK(strcmp(text, "\"\\u001b\\u007f\\u009b\xC2\xA0\"") == 0, "no control character stays as it is: %s", text);
+    free(text);
+}
+
+/* Compares the result of json_with_member() byte for byte. */
+static bool edits_to(const char* text, const char* key, const char* value, const char* want) {
+    char* got = json_with_member(text, key, value);
+    const bool same = strcmp(got, want) == 0;
+    if (!same) { printf("    %s\n    gave %s\n", text, got); }
+    free(got);
+    return same;
+}
+
+static void an_edit_changes_one_member_and_no_other_byte(void) {
+    CHECK(edits_to("{\"a\" : 1, \"b\":[2 ,3]}\n", "b", "null", "{\"a\" : 1, \"b\":null}\n"), "an array");
+    CHECK(edits_to("{\"a\":{\"b\":1},\"b\":2}", "b", "3", "{\"a\":{\"b\":1},\"b\":3}"), "a member of a member is not it");
+    CHECK(edits_to("{\"a\":\"\\\"}, \\\\\",\"b\":2}", "b", "3", "{\"a\":\"\\\"}, \\\\\",\"b\":3}"), "brackets in a string");
+    CHECK(edits_to("{\"ab\":1,\"b\":2}", "a", "0", "{\n  \"a\": 0,\"ab\":1,\"b\":2}"), "a longer key is not it");
+    CHECK(edits_to(" { }", "a", "0", " {\n  \"a\": 0 }"), "an empty object");
+    const char *from, *to;
+    CHECK(!json_find_member("{\"a\":1}", "b", &from, &to), "what is absent is not found");
+}
+
+static void a_wrong_kind_of_file_is_named(void) {
+    static const struct {
+        const char* start;
+        size_t len;
+        const char* what;
+    } kinds[] = {
+        {"GGUF\3\0\0\0", 8, "GGUF"},
+        {"PK\3\4....", 8, "zip"},
+        {"\200\2}q", 4, "pickle"},
+        {"<!DOCTYPE html>", 15, "HTML"},
+        {"version https://git-lfs.github.com/spec/v1\n", 43, "Git LFS"},
+        {"\037\213\010", 3, "gzip"},
+        {"\x88\xD8\x34\x01", 4, "token file"},
+        {"\xA1\xD9\x34\x01", 4, "token file"},
+        {"IQ== 0\n", 7, "tiktoken"},
+        {"\x40\0\0\0\0\0\0\0{\"a\"", 12, "safetensors"},
+        {"", 0, "an empty file"},
+    };
+    char dir[PATH_CAP], path[PATH_CAP + 16];
+    test_folder(dir);
+    snprintf(path, sizeof path, "%s/f", dir);
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        FILE* f = fopen(path, "wb");
+        fwrite(kinds[i].start, 1, kinds[i].len, f);
+        fclose(f);
+        Json j;
+        memset(&error, 0, sizeof error);
+        CHECK(!json_read_file(&j, path, 1000, &error) && contains(error.msg, kinds[i].what) && contains(error.msg, path), "%s",
+              error.msg);
+    }
+    Json j;
+    memset(&error, 0, sizeof error);
+    CHECK(!json_read_file(&j, dir, 1000, &error) && contains(error.msg, "folder"), "%s", error.msg);
+    FILE* f = fopen(path, "wb");
+    fputs("{\"a\": 1}", f);
+    fclose(f);
+    memset(&error, 0, sizeof error);
+    CHECK(!json_read_file(&j, path, 7, &error) && contains(error.msg, "8 bytes long, wanted at most 7"), "%s", error.msg);
+    unlink(path);
+    rmdir(dir);
+}
+
+int main(void) {
+    RUN(values_of_every_kind_are_read);
+    RUN(null_is_absent_but_can_be_asked_for);
+    RUN(what_rfc_8259_does_not_have_is_refused);
+    RUN(what_rfc_8259_has_is_accepted);
+    RUN(an_error_names_line_and_column);
+    RUN(nesting_is_limited);
+    RUN(typed_fields_name_path_found_and_wanted);
+    RUN(large_objects_take_linear_time_and_show_duplicates);
+    RUN(what_is_written_is_read_back);
+    RUN(an_edit_changes_one_member_and_no_other_byte);
+    RUN(a_wrong_kind_of_file_is_named);
+    return test_summary();
+}

@@ -1,0 +1,177 @@
+/* test_logger.c -- llmc/files/logger.h: what a resumed run reads back of its log, and which files it refuses to write. */
+#define _GNU_SOURCE 1
+#include <errno.h>
+#include <stdlib.h>
+
+/* Replaces malloc(), calloc() and realloc(): call number allocation_fails_at finds no memory. */
+static long allocations, allocation_fails_at = -1;
+static int no_memory(void) {
+    if (allocations++ != allocation_fails_at) { return 0; }
+    errno = ENOMEM;
+    return 1;
+}
+static void* test_malloc(size_t n) { return no_memory() ? NULL : malloc(n); }
+static void* test_calloc(size_t count, size_t n) { return no_memory() ? NULL : calloc(count, n); }
+static void* test_realloc(void* p, size_t n) { return no_memory() ? NULL : realloc(p, n); }
+#define malloc test_malloc
+#define calloc test_calloc
+#define realloc test_realloc
+#include "llmc/files/logger.h"
+#undef malloc
+#undef calloc
+#undef realloc
+#include "dev/test/test.h"
+
+static char folder[PATH_CAP - 32], path[PATH_CAP], other[PATH_CAP];
+
+static void put(const char* name, const char* text, size_t size) {
+    FILE* f = fopen(name, "wb");
+    if (!f || fwrite(text, 1, size, f) != size || fclose(f) != 0) { die("%s: %s", name, strerror(errno)); }
+}
+
+static bool holds(const char* name, const char* text) {
+    size_t size = 0;
+    Error e = NO_ERROR;
+    char* found = read_file(name, &size, 1 << 24, &e);
+    const bool same = found && size == strlen(text) && memcmp(found, text, size) == 0;
+    free(found);
+    return same;
+}
+
+#define LINES "{\"event\":\"config\"}\n{\"event\":\"step\",\"step\":1}\nnot ours\n{\"event\":\"step\",\"step\":2}\n"
+#define LATER "{\"event\":\"step\",\"step\":3}\n"
+
+static void a_log_is_cut_to_its_step(void) {
+    static const char* const tails[] = {"", LATER, LATER "torn", "torn", "{\"event\":\"end\",\"step\":2}\n"};
+    for (size_t i = 0; i < sizeof tails / sizeof *tails; i++) {
+        char text[400];
+        Logger g;
+        Error e = NO_ERROR;
+        snprintf(text, sizeof text, "%s%s", LINES, tails[i]);
+        put(path, text, strlen(text));
+        CHECK(logger_open(&g, folder, 2, &e), "%s", e.msg);
+        logger_close(&g);
+        CHECK(holds(path, LINES), "tail %zu", i);
+    }
+}
+
+static void lines_lie_anywhere_in_a_log_of_any_length(void) {
+    const size_t lines = 70000, size = lines * strlen(LATER);
+    char* text = (char*)malloc(size + 1);
+    for (size_t i = 0; i < lines; i++) { memcpy(text + i * strlen(LATER), LATER, strlen(LATER)); }
+    text[size] = 0;
+    memcpy(text + size - 3, "4}", 2);  // the last line has a longer number: step 34
+    put(path, text, size);
+    Logger g;
+    Error e = NO_ERROR;
+    CHECK(logger_open(&g, folder, 3, &e), "%s", e.msg);
+    logger_close(&g);
+    text[size - strlen(LATER)] = 0;
+    CHECK(holds(path, text), "cut elsewhere");
+    free(text);
+}
+
+static void missing_memory_is_not_the_end_of_the_log(void) {
+    long refused = 0;
+    for (long n = 0;; n++) {
+        Logger g;
+        Error e = NO_ERROR;
+        put(path, LINES LATER, strlen(LINES LATER));
+        allocations = 0;
+        allocation_fails_at = n;
+        const bool opened = logger_open(&g, folder, 2, &e);
+        const bool reached = allocations > n;
+        allocation_fails_at = -1;
+        logger_close(&g);
+        refused += !opened;
+        CHECK(opened || strstr(e.msg, "out of memory"), "allocation %ld: %s", n, e.msg);
+        CHECK(holds(path, opened ? LINES : LINES LATER), "allocation %ld: the log is damaged", n);
+        if (!reached) { break; }
+    }
+    CHECK(refused > 5, "%ld allocations", refused);
+}
+
+static void a_line_without_an_end_is_refused(void) {
+    const size_t size = LOG_LINE_MAX + 10;
+    char* text = (char*)malloc(size);
+    Logger g;
+    Error e = NO_ERROR;
+    memset(text, 'x', size);
+    memcpy(text, LINES, strlen(LINES));
+    put(path, text, size);
+    CHECK(logger_open(&g, folder, 2, &e), "a torn line of less than 1 MiB: %s", e.msg);
+    logger_close(&g);
+    CHECK(holds(path, LINES), "the torn line stayed");
+    put(path, text, size);
+    CHECK(truncate(path, (off_t)1 << 40) == 0, "truncate");  // zeros without end
+    CHECK(!logger_open(&g, folder, 2, &e) && strstr(e.msg, "log.jsonl: the line at byte 80 is longer than"), "%s", e.msg);
+    free(text);
+    unlink(path);
+}
+
+static void a_line_of_the_longest_length_is_read(void) {
+    static const char head[] = "{\"event\":\"checkpoint\",\"step\":2,\"weights_crc32c\":7,\"x\":\"", tail[] = "\"}\n";
+    char* text = (char*)malloc(2 * LOG_LINE_MAX);
+    memset(text, 'x', 2 * LOG_LINE_MAX);
+    for (int line = 0; line < 2; line++) {
+        memcpy(text + line * LOG_LINE_MAX, head, sizeof head - 1);
+        memcpy(text + (line + 1) * LOG_LINE_MAX - (sizeof tail - 1), tail, sizeof tail - 1);
+    }
+    text[LOG_LINE_MAX + sizeof head] = 0;  // the second is no event
+    put(path, text, 2 * LOG_LINE_MAX);
+    LogHistory h;
+    Error e = NO_ERROR;
+    CHECK(log_history_read(&h, folder, 2, &e) && h.has_weights && h.weights == 7, "%s", e.msg);
+    free(text);
+    unlink(path);
+}
+
+static void only_a_regular_file_is_a_log(void) {
+    Logger g;
+    put(other, "precious", 8);
+    for (int kind = 0; kind < 4; kind++) {
+        unlink(path);
+        const int made = kind == 0   ? symlink(other, path)
+                         : kind == 1 ? symlink("nowhere", path)
+                         : kind == 2 ? mkfifo(path, 0600)
+                                     : mkdir(path, 0700);
+        CHECK(made == 0, "%s", strerror(errno));
+        for (int64_t step = -1; step <= 0; step++) {
+            Error e = NO_ERROR;
+            CHECK(!logger_open(&g, folder, step, &e) && strstr(e.msg, "log.jsonl: is a ") && strstr(e.msg, "wanted a regular"),
+                  "kind %d, step %d: %s", kind, (int)step, e.msg);
+        }
+    }
+    CHECK(holds(other, "precious"), "written through a link");
+    rmdir(path);
+}
+
+static void a_log_that_was_moved_away_begins_again(void) {
+    Logger g;
+    Error e = NO_ERROR;
+    CHECK(logger_open(&g, folder, -1, &e) && log_val(&g, 1, 1.5, NAN, &e), "%s", e.msg);
+    CHECK(logger_reopen(&g, &e) && log_val(&g, 2, 1.5, NAN, &e), "%s", e.msg);
+    CHECK(rename(path, other) == 0, "rename");
+    CHECK(logger_reopen(&g, &e) && log_val(&g, 3, 1.5, NAN, &e), "%s", e.msg);
+    logger_close(&g);
+    CHECK(holds(other, "{\"event\":\"val\",\"step\":1,\"loss\":1.5}\n{\"event\":\"val\",\"step\":2,\"loss\":1.5}\n"),
+          "the old log");
+    CHECK(holds(path, "{\"event\":\"val\",\"step\":3,\"loss\":1.5}\n"), "the new log");
+}
+
+int main(void) {
+    test_folder(folder);
+    snprintf(path, sizeof path, "%s/log.jsonl", folder);
+    snprintf(other, sizeof other, "%s/other", folder);
+    RUN(a_log_is_cut_to_its_step);
+    RUN(lines_lie_anywhere_in_a_log_of_any_length);
+    RUN(missing_memory_is_not_the_end_of_the_log);
+    RUN(a_line_without_an_end_is_refused);
+    RUN(a_line_of_the_longest_length_is_read);
+    RUN(only_a_regular_file_is_a_log);
+    RUN(a_log_that_was_moved_away_begins_again);
+    unlink(path);
+    unlink(other);
+    rmdir(folder);
+    return test_summary();
+}

@@ -1,0 +1,117 @@
+/* test_parity.c -- tests test_llama3.cu: which errors of a 16-bit trainer at later steps it accepts, and which it does not. The
+ * CPU trainer stands in for a 16-bit trainer, so no GPU is needed; its fp32 results are well within the 16-bit limits. */
+#define main parity_main
+#include "test_llama3.cu"
+#undef main
+#include "dev/test/test.h"
+
+enum { LATE_STEP = 2 };  // the first step judged by PyTorch's own errors
+static int planted_step, steps_made;
+static char folder[PATH_CAP];
+static const char model_dir[] = "dev/test/pairs/mha_odd", committed[] = "dev/test/pairs/mha_odd.state.safetensors";
+
+/* Takes a step on the CPU; at planted_step it returns a gradient norm 2 % too large. */
+static double planted_error(void* model, const int* x, const int* y, const float* hyper, double* norm) {
+    const double loss = cpu_step(model, x, y, hyper, norm);
+    if (++steps_made == planted_step) { *norm *= 1.02; }
+    return loss;
+}
+
+/* Returns the number of failed comparisons on a state with the error planted at `step` (0: nowhere). The comparisons go to
+ * `report`, since those that fail are wanted. */
+static int failures_with_error_at(int step, const char* state, FILE* report) {
+    TestedTrainer t = tested_cpu;
+    t.bits = 16;
+    t.kind = "bf16";
+    t.step = planted_error;
+    planted_step = step;
+    steps_made = 0;
+    fflush(stdout);
+    const int screen = dup(1);
+    if (screen < 0 || dup2(fileno(report), 1) < 0) { die("cannot redirect stdout: %s", strerror(errno)); }
+    const int failures = check_pair(&t, model_dir, state);
+    fflush(stdout);
+    dup2(screen, 1);
+    close(screen);
+    return failures;
+}
+
+/* Checks how many comparisons fail with the error planted at `step`, and shows all of them if it is another number. */
+static void expect_failures(int wanted, int step, const char* state, const char* otherwise) {
+    FILE* report = tmpfile();
+    if (!report) { die("no temporary file: %s", strerror(errno)); }
+    const int failures = failures_with_error_at(step, state, report);
+    CHECK(failures == wanted, "%s: %d comparisons fail, wanted %d", otherwise, failures, wanted);
+    rewind(report);
+    for (int c = getc(report); failures != wanted && c != EOF; c = getc(report)) { putchar(c); }
+    fclose(report);
+}
+
+/* Copies the committed state, replacing every `from` by `to`, a word of the same length. Returns the copy's path. */
+static const char* copy_with(const char* from, const char* to) {
+    static char path[PATH_CAP];
+    Error e = NO_ERROR;
+    size_t size = 0;
+    char* bytes = read_file(committed, &size, 1 << 20, &e);
+    if (!bytes || !path_join(path, folder, "state.safetensors", &e)) { die("%s", e.msg); }
+    for (size_t i = 0; i + strlen(from) <= size; i++) {
+        if (memcmp(bytes + i, from, strlen(from)) == 0) { memcpy(bytes + i, to, strlen(to)); }
+    }
+    FILE* f = fopen(path, "wb");
+    if (!f || fwrite(bytes, 1, size, f) != size || fclose(f) != 0) { die("%s: cannot be written", path); }
+    free(bytes);
+    return path;
+}
+
+static void a_late_norm_2_percent_off_fails(void) {
+    expect_failures(0, 0, committed, "the trainer is wrong without a planted error");
+    expect_failures(1, LATE_STEP, committed, "the error passes");
+}
+
+static void without_the_yardstick_late_steps_are_not_judged(void) {
+    const char* state = copy_with("bf16_error.grad_norms", "bf16_ERROR.grad_norms");
+    expect_failures(0, LATE_STEP, state, "the error is judged");
+    expect_failures(1, 1, state, "the first step is not judged");
+}
+
+/* Returns a State whose metadata holds only these fp16 errors of the losses. */
+static State state_with(const char* losses) {
+    static char path[PATH_CAP];
+    Error e = NO_ERROR;
+    State s;
+    char header[256];
+    memset(&s, 0, sizeof s);
+    const int length = snprintf(header, sizeof header, "{\"__metadata__\":{\"fp16_error.losses\":\"%s\"}}", losses);
+    const uint64_t prefix = (uint64_t)length;
+    if (!path_join(path, folder, "errors.safetensors", &e)) { die("%s", e.msg); }
+    FILE* f = fopen(path, "wb");
+    if (!f || fwrite(&prefix, 8, 1, f) != 1 || fwrite(header, 1, prefix, f) != prefix || fclose(f) != 0) {
+        die("%s: cannot be written", path);
+    }
+    s.path = path;
+    s.bits = 16;
+    s.kind = "fp16";
+    if (!safetensors_open(&s.st, path, &e)) { die("%s", e.msg); }
+    return s;
+}
+
+static void the_limit_is_three_times_pytorch_s_own_error_and_1_percent_at_least(void) {
+    State s = state_with("0.5 0.001 0.02");
+    const double first = step_limit_16bit(&s, "losses", 1), second = step_limit_16bit(&s, "losses", 2),
+                 third = step_limit_16bit(&s, "losses", 3);
+    CHECK(first == 0.01, "the first step has no yardstick but 1 %%: %g", first);
+    CHECK(second == 0.01, "%g", second);
+    CHECK(fabs(third - 0.06) < 1e-12, "%g", third);
+    CHECK(isinf(step_limit_16bit(&s, "grad_norms", 2)), "no yardstick, no limit");
+    safetensors_close(&s.st);
+}
+
+int main(void) {
+    test_folder(folder);
+    RUN(a_late_norm_2_percent_off_fails);
+    RUN(without_the_yardstick_late_steps_are_not_judged);
+    RUN(the_limit_is_three_times_pytorch_s_own_error_and_1_percent_at_least);
+    Error e = NO_ERROR;
+    if (!remove_tree(folder, &e)) { die("%s", e.msg); }
+    return test_summary();
+}

@@ -1,0 +1,978 @@
+/* test_runtime.c -- tests schedules, sampling against a naive sampler, the outlier window, FLOPs and peaks, the log and how a
+ * resumed run cuts it back, the plan, hints about memory, progress, fresh weights, the timing of steps, signals.
+ * test_generate.c has generation and chat. */
+#include "llmc/run/busy.h"
+#include "llmc/run/machine.h"
+#include "llmc/run/memory.h"
+#include "llmc/run/plan.h"
+#include "llmc/run/progress.h"
+#include "llmc/run/screen.h"
+#include "llmc/run/not_finite.h"
+#include "llmc/run/signals.h"
+#include "llmc/run/timing.h"
+#include "llmc/run/watched.h"
+#include "llmc/files/logger.h"
+#include "llmc/base/outlier.h"
+#include "llmc/run/scheduler.h"
+#include "dev/test/test.h"
+#include <sys/wait.h>
+
+static bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fmax(1.0, fabs(b)); }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// scheduler
+
+static void schedules_have_their_values_at_the_edges(void) {
+    const double lr = 2.0, f = 0.1;
+    for (int s = SCHEDULE_COSINE; s <= SCHEDULE_WSD; s++) {
+        CHECK(near(learning_rate((Schedule)s, 0, 100, 10, lr, f), 0.2), "the first step of the warm-up is not 0");
+        CHECK(near(learning_rate((Schedule)s, 9, 100, 10, lr, f), 2.0), "the warm-up ends at lr");
+        CHECK(near(learning_rate((Schedule)s, 10, 100, 10, lr, f), 2.0), "and goes on from there");
+        CHECK(near(learning_rate((Schedule)s, 0, 100, 0, lr, f), 2.0), "no warm-up");
+        double last = s == SCHEDULE_CONSTANT ? lr : lr * f;
+        CHECK(near(learning_rate((Schedule)s, 100, 100, 10, lr, f), last), "schedule %d ends at %g", s,
+              learning_rate((Schedule)s, 100, 100, 10, lr, f));
+        CHECK(near(learning_rate((Schedule)s, 5000, 100, 10, lr, f), last), "and stays there");
+        CHECK(isfinite(learning_rate((Schedule)s, 0, 0, 0, lr, f)) && isfinite(learning_rate((Schedule)s, 0, 1, 1, lr, f)),
+              "tiny");
+        CHECK(near(learning_rate((Schedule)s, 49, 100, 100, lr, f), 1.0), "all warm-up");
+    }
+    CHECK(near(learning_rate(SCHEDULE_COSINE, 55, 100, 10, lr, f), lr * 0.55), "cosine is half way in the middle");
+    CHECK(near(learning_rate(SCHEDULE_LINEAR, 55, 100, 10, lr, f), lr * 0.55), "linear, too");
+    CHECK(near(learning_rate(SCHEDULE_COSINE, 25, 100, 0, lr, 0.0), lr * (0.5 + 0.25 * sqrt(2.0))), "cosine at a quarter");
+    CHECK(near(learning_rate(SCHEDULE_WSD, 80, 100, 10, lr, f), lr), "wsd is constant for four fifths of all steps");
+    CHECK(near(learning_rate(SCHEDULE_WSD, 85, 100, 10, lr, f), lr * (f + 0.9 * 0.5)), "and falls with the root of progress");
+    CHECK(learning_rate(SCHEDULE_WSD, 81, 100, 10, lr, f) < lr, "from the step after");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// sampler
+
+/* Makes the same draw by a full sort. `margin`: how close a top-p border was to another result. */
+static int naive_sample(const float* logits, int V, double temperature, int top_k, double top_p, double u, double* margin) {
+    int* order = (int*)xmalloc((size_t)V * sizeof(int));
+    double* w = (double*)xcalloc((size_t)V, sizeof(double));
+    bool* kept = (bool*)xcalloc((size_t)V, sizeof(bool));
+    int n = 0, best = -1;
+    for (int i = 0; i < V; i++) {
+        if (isnan(logits[i])) { continue; }
+        if (best < 0 || logits[i] > logits[best]) { best = i; }
+        int at = n++;
+        for (; at > 0 && logits[order[at - 1]] < logits[i]; at--) { order[at] = order[at - 1]; }
+        order[at] = i;
+    }
+    *margin = 1.0;
+    if (best >= 0 && temperature > 0) {
+        double total = 0, sum = 0;
+        for (int i = 0; i < n; i++) { w[order[i]] = exp(((double)logits[order[i]] - logits[best]) / temperature); }
+        if (top_k > 0 && top_k < n) { n = top_k; }
+        for (int i = 0; i < n; i++) { total += w[order[i]]; }
+        for (int i = 0; i < n; i++) {
+            kept[order[i]] = true;
+            sum += w[order[i]];
+            if (top_p < 1) { *margin = fmin(*margin, fabs(sum / total - top_p)); }
+            if (top_p < 1 && sum >= top_p * total) { break; }
+        }
+        double kept_sum = 0;
+        for (int i = 0; i < V; i++) { kept_sum += kept[i] ? w[i] : 0; }
+        sum = 0;
+        for (int i = 0; i < V; i++) {
+            if (!kept[i] || w[i] <= 0) { continue; }
+            best = i;
+            sum += w[i];
+            if (sum > u * kept_sum) { break; }
+        }
+    }
+    free(order);
+    free(w);
+    free(kept);
+    return best;
+}
+
+static void sampling_equals_a_naive_sampler(void) {
+    enum { V_MAX = 600 };
+    float logits[V_MAX];
+    int compared = 0;
+    for (uint32_t trial = 0; trial < 3000; trial++) {
+        Philox r = philox(7, RAND_SAMPLE, 1000, trial);
+        const int V = 1 + (int)(r.v[0] % V_MAX);
+        const int levels = r.v[1] % 3 == 0 ? 4 : 1 << 20;  // few levels: many ties
+        for (int i = 0; i < V; i++) {
+            Philox q = philox(8, RAND_SAMPLE, trial, (uint64_t)i);
+            logits[i] = (float)(q.v[0] % (uint32_t)levels) / (float)levels * 12.0f - 6.0f;
+            if (q.v[1] % 97 == 0) { logits[i] = q.v[2] % 2 ? NAN : -INFINITY; }
+        }
+        static const double temperatures[] = {0.0, 0.3, 1.0, 2.5}, top_ps[] = {1.0, 0.9137, 0.4999, 0.0123};
+        const double temperature = temperatures[r.v[2] % 4], top_p = top_ps[r.v[2] / 4 % 4];
+        const int top_k = r.v[3] % 3 == 0 ? 0 : (int)(r.v[3] / 3 % (uint32_t)(V + 3));
+        Sampler s;
+        sampler_init(&s, V, temperature, top_k, top_p, 99);
+        for (uint64_t index = 0; index < 5; index++) {
+            double margin, u = philox_double(philox(99, RAND_SAMPLE, trial, index), 0, 1);
+            int want = naive_sample(logits, V, temperature, top_k, top_p, u, &margin);
+            int got = sampler_next(&s, logits, trial, index);
+            if (margin < 1e-9) { continue; }  // too close: the order of a sum may decide
+            compared++;
+            CHECK(got == want, "trial %u: V %d temperature %g top-k %d top-p %g: %d, wanted %d", trial, V, temperature, top_k,
+                  top_p, got, want);
+        }
+        sampler_free(&s);
+    }
+    CHECK(compared > 14000, "only %d were compared", compared);
+}
+
+static void samples_follow_the_softmax(void) {
+    enum { V = 10, DRAWS = 100000 };
+    float logits[V];
+    double p[V], sum = 0, chi2 = 0;
+    int counts[V] = {0};
+    for (int i = 0; i < V; i++) {
+        logits[i] = (float)(i % 4) * 0.7f;
+        p[i] = exp(logits[i] / 1.3);
+        sum += p[i];
+    }
+    Sampler s;
+    sampler_init(&s, V, 1.3, 0, 1.0, 12345);
+    for (int k = 0; k < DRAWS; k++) { counts[sampler_next(&s, logits, 3, (uint64_t)k)]++; }
+    for (int i = 0; i < V; i++) {
+        double want = DRAWS * p[i] / sum;
+        chi2 += (counts[i] - want) * (counts[i] - want) / want;
+    }
+    CHECK(chi2 < 27.9, "chi-square of 9 degrees of freedom is %.1f", chi2);  // 0.1 %
+    sampler_free(&s);
+}
+
+static void sampling_survives_odd_logits(void) {
+    const float all_nan[3] = {NAN, NAN, NAN}, some[5] = {NAN, 1, 3, 3, -INFINITY}, inf[3] = {1, INFINITY, INFINITY};
+    Sampler s;
+    sampler_init(&s, 3, 0.7, 0, 0.9, 1);
+    CHECK(sampler_next(&s, all_nan, 0, 0) == -1, "all NaN");
+    CHECK(sampler_next(&s, inf, 0, 0) == 1, "+inf is certain");
+    s.temperature = 0;
+    CHECK(sampler_next(&s, all_nan, 0, 0) == -1, "all NaN, greedy");
+    sampler_free(&s);
+    sampler_init(&s, 5, 0, 0, 1, 1);
+    CHECK(sampler_next(&s, some, 0, 0) == 2, "the lower id of a tie");
+    static const double temperatures[] = {1e-300, 1e-10, 100.0};
+    for (int t = 0; t < 3; t++) {
+        s.temperature = temperatures[t];
+        for (uint64_t k = 0; k < 200; k++) {
+            int id = sampler_next(&s, some, 0, k);
+            CHECK(id == 2 || id == 3 || (t == 2 && id == 1), "id %d at temperature %g", id, s.temperature);
+        }
+    }
+    s.temperature = 1;
+    s.top_k = 1;
+    CHECK(sampler_next(&s, some, 0, 5) == 2, "top-k 1 is greedy");
+    s.top_k = 0;
+    s.top_p = 1e-12;
+    CHECK(sampler_next(&s, some, 0, 5) == 2, "a tiny top-p is greedy");
+    sampler_free(&s);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// outlier, mfu
+
+static void the_outlier_window_scores_against_the_last_128(void) {
+    Outlier o;
+    memset(&o, 0, sizeof o);
+    for (int i = 0; i < OUTLIER_WINDOW; i++) {
+        CHECK(isnan(outlier_update(&o, i % 2 ? 1.0 : 3.0)), "no score before it is full");
+    }
+    Outlier copy = o;
+    CHECK(near(outlier_update(&o, 4.0), 2.0), "mean 2, deviation 1");
+    CHECK(near(outlier_update(&copy, -1.0), -3.0), "a copy scores on its own");
+    CHECK(outlier_update(&o, NAN) == INFINITY && outlier_update(&o, INFINITY) == INFINITY, "no number is far out");
+    Outlier before = o;
+    outlier_update(&o, NAN);
+    CHECK(memcmp(&before, &o, sizeof o) == 0, "and stays out of the window");
+    // the window moves: after 128 values of 5 the old ones are forgotten
+    for (int i = 0; i < OUTLIER_WINDOW; i++) { outlier_update(&o, 5.0); }
+    CHECK(outlier_update(&o, 5.0) == 0.0, "equal values");
+    CHECK(outlier_update(&o, 5.5) == INFINITY, "any change after none is infinitely far");
+    CHECK(
+        !outlier_skip(NAN, 3) && !outlier_skip(9, 0) && outlier_skip(9, 3) && !outlier_skip(-9, 3) && outlier_skip(INFINITY, 3),
+        "skip");
+}
+
+static void flops_and_peaks_are_those_of_the_formula_and_the_data_sheets(void) {
+    ModelConfig c;
+    CHECK(config_preset(&c, "d12", 32768), "preset");
+    ParamTable t = param_table(&c);
+    const double blocks = 12.0 * (768.0 * 768 * 2 + 2.0 * 768 * 256 + 3.0 * 768 * 2048);
+    CHECK(near(flops_per_token(&c, &t, 1024), 6 * (blocks + 32768.0 * 768) + 6.0 * 12 * 768 * 1024), "%g",
+          flops_per_token(&c, &t, 1024));
+    param_table_free(&t);
+    static const struct {
+        const char* name;
+        PeakKind kind;
+        double tflops;
+    } cases[] = {{"NVIDIA H200", PEAK_BF16, 989.4},
+                 {"NVIDIA H100 80GB HBM3", PEAK_TF32, 494.7},
+                 {"NVIDIA H100 PCIe", PEAK_BF16, 756.5},
+                 {"NVIDIA H100 NVL", PEAK_BF16, 835.5},
+                 {"NVIDIA A100-SXM4-80GB", PEAK_BF16, 312},
+                 {"NVIDIA A100-PCIE-40GB", PEAK_FP32, 19.5},
+                 {"NVIDIA A10G", PEAK_FP16, 70},
+                 {"NVIDIA A10", PEAK_FP16, 125},
+                 {"Tesla T4", PEAK_FP16, 65},
+                 {"Tesla T4", PEAK_BF16, 0},
+                 {"Tesla V100-SXM2-16GB", PEAK_FP16, 125},
+                 {"Tesla V100-PCIE-16GB", PEAK_FP16, 112},
+                 {"NVIDIA L4", PEAK_BF16, 121},
+                 {"NVIDIA L40S", PEAK_BF16, 362},
+                 {"NVIDIA GeForce RTX 4090", PEAK_BF16, 165.2},
+                 {"NVIDIA GeForce RTX 4090 Laptop GPU", PEAK_BF16, 0},
+                 {"NVIDIA GeForce RTX 3080 Ti", PEAK_BF16, 68.2},
+                 {"NVIDIA A100-SXM4-40GB MIG 1g.5gb", PEAK_BF16, 0},
+                 {"NVIDIA T4G", PEAK_FP16, 0},
+                 {"NVIDIA RTX A1000", PEAK_FP16, 0},
+                 {"NVIDIA X999", PEAK_BF16, 0},
+                 {"", PEAK_BF16, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        CHECK(near(gpu_peak_flops(cases[i].name, cases[i].kind), cases[i].tflops * 1e12), "%s: %g", cases[i].name,
+              gpu_peak_flops(cases[i].name, cases[i].kind));
+    }
+    char text[32];
+    CHECK(strcmp(mfu_text(4e14, 1e15, text, sizeof text), "40.0%") == 0, "%s", text);
+    CHECK(strcmp(mfu_text(6.6e10, 0, text, sizeof text), "66G") == 0, "%s", text);
+    CHECK(strcmp(mfu_text(8.16e7, 0, text, sizeof text), "81.6M") == 0, "%s", text);
+    CHECK(strcmp(mfu_text(1.25e12, 0, text, sizeof text), "1.25T") == 0, "%s", text);
+    CHECK(strcmp(mfu_text(0, 0, text, sizeof text), "-") == 0 && strcmp(mfu_text(NAN, 0, text, sizeof text), "-") == 0, "%s",
+          text);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// log
+
+static char* log_text_of(const char* path) {
+    Error e = NO_ERROR;
+    size_t size = 0;
+    char* text = read_file(path, &size, 1 << 20, &e);
+    return text ? text : xstrdup("");
+}
+
+static const SourceLosses one;                    // what a step without a mix reports
+static const QuantiseCounts none[NUM_QUANTISED];  // and one without --fp8
+static const QuantiseCounts some[NUM_QUANTISED] = {{100, 1, 25}, {64, 0, 16}};
+
+static void put_text(const char* path, const char* mode, const char* text, size_t len) {
+    FILE* f = fopen(path, mode);
+    CHECK(f && fwrite(text, 1, len, f) == len && fclose(f) == 0, "%s", path);
+}
+
+static void remove_log(const char* dir, const char* path) {
+    unlink(path);
+    rmdir(dir);
+}
+
+static void every_line_of_the_log_is_json_of_its_event(void) {
+    char dir[PATH_CAP];
+    Logger g;
+    Error e = NO_ERROR;
+    Options o;
+    ModelConfig c;
+    TrainerState run;
+    memset(&run, 0, sizeof run);
+    run.step = 2;
+    strcpy(run.run, "00000000000000aa");
+    test_folder(dir);
+    options_default(&o, ON_CPU);
+    config_preset(&c, "d4", 512);
+    ParamTable t = param_table(&c);
+    char program[] = "train", flag[] = "--out=a\"b\xff";
+    char* argv[] = {program, flag};
+    CHECK(logger_open(&g, dir, -1, &e), "%s", e.msg);
+    CHECK(log_config(&g, &run, &o, 2, argv, &c, &t, "FP32", "a machine", 123, &e), "%s", e.msg);
+    CHECK(log_step(&g, 1, 3.25, NAN, 3e-4, 41.2, 1000, 1.5, 64, -1, &one, none, NULL, &e) &&
+              log_step(&g, 2, INFINITY, 1, 0, 1, 1, 2, 128, 77, &one, some, "loss", &e),
+          "%s", e.msg);
+    CHECK(log_val(&g, 2, 3.5, 1.25, &e) && log_sample(&g, 2, "a\nb\0c", 5, &e) &&
+              log_checkpoint(&g, 2, "out/step_00000002", 77, &e),
+          "%s", e.msg);
+    CHECK(log_resume(&g, &run, "p", &o, 2, argv, "m", &e) && log_end(&g, 2, "done", 1.5, &e), "%s", e.msg);
+    static const char* const events[] = {"config", "step", "step", "val", "sample", "checkpoint", "resume", "end"};
+    char* text = log_text_of(g.path);
+    int lines = 0;
+    for (char* p = text; *p; lines++) {
+        size_t len = strcspn(p, "\n");
+        CHECK(p[len] == '\n', "the last line is torn");
+        char* copy = (char*)xcalloc(len + 1, 1);
+        memcpy(copy, p, len);
+        Json j;
+        bool ok = json_parse(&j, copy, len, "log", &e);
+        CHECK(ok, "%s in %.*s", e.msg, (int)len, p);
+        if (!ok) { break; }
+        const char* event = json_string(&j, json_get(&j, json_root(&j), "event"), NULL);
+        CHECK(lines < 8 && event && strcmp(event, events[lines]) == 0, "line %d is %s", lines, event ? event : "nothing");
+        if (lines == 1) {
+            double loss = 0;
+            CHECK(json_double(&j, json_root(&j), "loss", 0, 9, &loss, &e) && loss == 3.25, "%s", e.msg);
+            CHECK(!json_get(&j, json_root(&j), "gnorm") && json_get_any(&j, json_root(&j), "gnorm"), "NaN is null");
+            double seconds = 0;
+            int64_t tokens = 0;
+            CHECK(json_double(&j, json_root(&j), "seconds", 0, 9, &seconds, &e) && seconds == 1.5, "%s", e.msg);
+            CHECK(json_int(&j, json_root(&j), "tokens", 0, 99, &tokens, &e) && tokens == 64, "%s", e.msg);
+        }
+        if (lines == 1 || lines == 2) {
+            int64_t trained = -1;
+            const bool masked = lines == 2;  // only then it is told
+            CHECK((json_get_any(&j, json_root(&j), "trained") != NULL) == masked, "line %d", lines);
+            CHECK(!masked || (json_int(&j, json_root(&j), "trained", 0, 99, &trained, &e) && trained == 77), "%s", e.msg);
+        }
+        const JsonNode* shares = json_get(&j, json_root(&j), "quantised");
+        CHECK((shares != NULL) == (lines == 2), "line %d tells what --fp8 lost", lines);
+        if (shares) {
+            const char* want = "\"quantised\":{\"weight\":[0.01,0.25],\"norm\":[0.0,0.25]}";
+            CHECK(strstr(p, want), "%.*s", (int)len, p);
+        }
+        double bpb = 0;
+        CHECK(lines != 3 || (json_double(&j, json_root(&j), "bpb", 0, 9, &bpb, &e) && bpb == 1.25), "%s", e.msg);
+        json_free(&j);
+        p += len + 1;
+    }
+    CHECK(lines == 8, "%d lines", lines);
+    free(text);
+    param_table_free(&t);
+    char path[PATH_CAP];
+    snprintf(path, sizeof path, "%s", g.path);
+    logger_close(&g);
+    remove_log(dir, path);
+}
+
+static void a_resumed_log_is_cut_back_to_its_step(void) {
+    static const char head[] =
+        "{\"event\":\"config\",\"steps\":9}\n{\"event\":\"step\",\"step\":1}\n{\"event\":\"val\",\"step\":1}\n{\"event\":"
+        "\"step\",\"step\":2}\n";
+    static const struct {
+        const char* tail;
+        size_t keep;  // bytes of the tail that stay
+    } cases[] = {
+        {"", 0},
+        {"{\"event\":\"step\",\"st", 0},                                                  // torn
+        {"{\"event\":\"step\",\"step\":3}\n", 0},                                         // later
+        {"{\"event\":\"step\",\"step\":3}\n{\"event\":\"step\",\"step\":4}\n{\"ev", 0},   // both
+        {"{\"event\":\"sample\",\"step\":2}\n{\"event\":\"step\",\"step\":3}\n", 28},     // of the same step
+        {"{\"event\":\"checkpoint\",\"step\":2}\n{\"event\":\"end\",\"step\":2}\n", 32},  // the end is none
+        {"not json\n{\"event\":\"step\",\"step\":3}\n", 9},                               // not ours
+        {"{\"event\":\"step\",\"step\":2}", 0},                                           // whole but for its newline
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char dir[PATH_CAP], path[PATH_CAP];
+        Logger g;
+        Error e = NO_ERROR;
+        test_folder(dir);
+        CHECK(path_join(path, dir, "log.jsonl", &e), "%s", e.msg);
+        put_text(path, "w", head, strlen(head));
+        put_text(path, "a", cases[i].tail, strlen(cases[i].tail));
+        CHECK(logger_open(&g, dir, 2, &e), "%s", e.msg);
+        CHECK(log_step(&g, 3, 1, 1, 1, 1, 1, 1, 64, -1, &one, none, NULL, &e), "%s", e.msg);
+        logger_close(&g);
+        char* text = log_text_of(path);
+        size_t len = strlen(head) + cases[i].keep;
+        CHECK(strncmp(text, head, strlen(head)) == 0 && strncmp(text + strlen(head), cases[i].tail, cases[i].keep) == 0,
+              "case %zu: %s", i, text);
+        CHECK(strncmp(text + len, "{\"event\":\"step\",\"step\":3,", 25) == 0, "case %zu: %s", i, text);
+        free(text);
+        CHECK(logger_open(&g, dir, -1, &e), "%s", e.msg);
+        logger_close(&g);
+        text = log_text_of(path);
+        CHECK(!*text, "a new run starts an empty log");
+        free(text);
+        remove_log(dir, path);
+    }
+}
+
+static void a_log_cut_anywhere_ends_in_whole_lines_again(void) {
+    char dir[PATH_CAP], path[PATH_CAP], full[2048];
+    size_t len = 0;
+    Error e = NO_ERROR;
+    for (int i = 1; i <= 8; i++) {
+        len += (size_t)snprintf(full + len, sizeof full - len, "{\"event\":\"step\",\"step\":%d,\"loss\":%d.5}\n", i, i);
+    }
+    test_folder(dir);
+    CHECK(path_join(path, dir, "log.jsonl", &e), "%s", e.msg);
+    for (size_t cut = 0; cut <= len; cut++) {
+        Logger g;
+        put_text(path, "w", full, cut);
+        CHECK(logger_open(&g, dir, 6, &e), "%s", e.msg);
+        logger_close(&g);
+        char* text = log_text_of(path);
+        size_t kept = strlen(text), want = 0;
+        for (size_t i = 0, line = 1; i < cut && line <= 6; i++) {
+            if (full[i] == '\n') {
+                want = i + 1;
+                line++;
+            }
+        }
+        CHECK(kept == want && memcmp(text, full, kept) == 0, "cut at %zu: %zu bytes, wanted %zu", cut, kept, want);
+        free(text);
+    }
+    remove_log(dir, path);
+}
+
+static void a_full_disk_is_an_error_and_leaves_no_torn_line(void) {
+    char dir[PATH_CAP], path[PATH_CAP];
+    Logger g;
+    Error e = NO_ERROR;
+    struct rlimit old, small;
+    test_folder(dir);
+    CHECK(path_join(path, dir, "log.jsonl", &e) && logger_open(&g, dir, -1, &e), "%s", e.msg);
+    fflush(stdout);
+    signal(SIGXFSZ, SIG_IGN);
+    getrlimit(RLIMIT_FSIZE, &old);
+    small = old;
+    small.rlim_cur = 1000;
+    setrlimit(RLIMIT_FSIZE, &small);
+    int written = 0;
+    while (written < 100 && log_step(&g, written + 1, 1, 1, 1, 1, 1, 1, 64, -1, &one, none, NULL, &e)) { written++; }
+    setrlimit(RLIMIT_FSIZE, &old);
+    signal(SIGXFSZ, SIG_DFL);
+    CHECK(written > 3 && written < 100 && strstr(e.msg, "log.jsonl: writing failed"), "%d: %s", written, e.msg);
+    logger_close(&g);
+    char* text = log_text_of(path);
+    size_t len = strlen(text);
+    CHECK(len > 0 && text[len - 1] == '\n', "torn: %s", text);
+    free(text);
+    remove_log(dir, path);
+    e.msg[0] = 0;
+    CHECK(!logger_open(&g, "/nonexistent/folder", -1, &e) && strstr(e.msg, "/nonexistent/folder/log.jsonl"), "%s", e.msg);
+    logger_none(&g);
+    CHECK(log_val(&g, 1, 1, NAN, &e) && g.text == NULL, "no log, no error");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// plan, memory, machine
+
+static void the_plan_counts_steps_and_epochs(void) {
+    Options o;
+    Plan p;
+    Error e = NO_ERROR;
+    options_default(&o, ON_CPU);
+    o.total_batch = 4096;
+    CHECK(plan_make(&p, &o, 2, 1000, &e), "%s", e.msg);
+    CHECK(p.accumulate == 2 && p.tokens_per_step == 4096 && p.steps == 62 && p.stop == 62, "%d %lld %lld", p.accumulate,
+          (long long)p.tokens_per_step, (long long)p.steps);
+    CHECK(near(p.epochs, 0.992), "%g", p.epochs);
+    o.stop_after = 10;
+    CHECK(plan_make(&p, &o, 2, 1000, &e) && p.stop == 10 && p.steps == 62, "stop");
+    o.stop_after = 100;
+    CHECK(plan_make(&p, &o, 2, 1000, &e) && p.stop == 62, "stop beyond the end");
+    CHECK(!plan_make(&p, &o, 3, 1000, &e) && strstr(e.msg, "--total-batch"), "%s", e.msg);
+    e.msg[0] = 0;
+    CHECK(!plan_make(&p, &o, 1, 15, &e) && strstr(e.msg, "15 rows") && strstr(e.msg, "hint"), "%s", e.msg);
+    e.msg[0] = 0;
+    o.steps = 0;
+    CHECK(plan_make(&p, &o, 1, 1, &e) && p.steps == 0, "no steps is a plan: %s", e.msg);
+    o.epochs = 2.5;
+    CHECK(plan_make(&p, &o, 1, 1000, &e) && p.steps == 156, "2.5 * 1000 / 16 is %lld: %s", (long long)p.steps, e.msg);
+    o.epochs = 1e6;
+    CHECK(!plan_make(&p, &o, 1, (uint64_t)1 << 40, &e) && strstr(e.msg, "--epochs"), "%s", e.msg);
+}
+
+static void minutes_become_a_round_number_of_steps(void) {
+    CHECK(steps_for_minutes(5, 60, 0.5) == 430, "%lld", (long long)steps_for_minutes(5, 60, 0.5));
+    CHECK(steps_for_minutes(5, 400, 0.5) == 10, "out of time");
+    CHECK(steps_for_minutes(1e6, 0, 0) == 2000000000, "%lld", (long long)steps_for_minutes(1e6, 0, 0));
+    CHECK(steps_for_minutes(1, 0, NAN) >= 10, "no time");
+}
+
+/* Returns what the plan says of packed rows, whose index has these costs. */
+static const char* rows_text(uint64_t bytes, double seconds) {
+    static char text[256];
+    DataLoader d;
+    FILE* f = tmpfile();
+    memset(&d, 0, sizeof d);
+    d.indexed = true;
+    d.documents = DOCUMENTS_PACK;
+    d.T = 32;
+    d.counts.rows = 1000;
+    d.counts.documents = 3000;
+    d.counts.padding = 1600;
+    d.counts.bytes = bytes;
+    d.counts.seconds = seconds;
+    print_rows(f, "a.bin", &d);
+    rewind(f);
+    text[fread(text, 1, sizeof text - 1, f)] = 0;
+    fclose(f);
+    return text;
+}
+
+static void the_plan_tells_of_an_index_that_costs_something(void) {
+#define ROWS "rows    a.bin: 1,000 rows of 32 tokens (pack), 3,000 documents, 5.0 % padding\n"
+    CHECK(strcmp(rows_text(999999, 0.49), ROWS) == 0, "%s", rows_text(999999, 0.49));
+    CHECK(strcmp(rows_text(1000000, 0), ROWS "        an index of 1.0 MB, made in 0.0 s\n") == 0, "%s", rows_text(1000000, 0));
+    CHECK(strcmp(rows_text(24000, 0.5), ROWS "        an index of 0.0 MB, made in 0.5 s\n") == 0, "%s", rows_text(24000, 0.5));
+#undef ROWS
+}
+
+/* Pretends a need of 100 MiB + 1 MiB per row of 256 tokens, less with recomputation and smaller moments. */
+static uint64_t pretend_need(void* ctx, const Options* o) {
+    const uint64_t mib = 1 << 20, fixed = *(uint64_t*)ctx;
+    uint64_t row = (uint64_t)o->seq * mib / 256;
+    if (o->trainer == ON_GPU) { row = row * (uint64_t)(4 - o->recompute) / 4; }
+    return (o->moments == MOMENTS_BF16 ? fixed / 2 : fixed) + row * (uint64_t)o->batch;
+}
+
+/* Smaller micro-batches add up more often, which costs memory: what is measured must be the run that the hint describes. */
+static uint64_t sums_need(void* ctx, const Options* o) {
+    const int64_t step = o->total_batch ? o->total_batch : (int64_t)o->batch * o->seq;
+    (void)ctx;
+    return (uint64_t)o->batch + (step / ((int64_t)o->batch * o->seq) > 2 ? 1000 : 0);
+}
+
+static void a_hint_is_measured_with_all_its_flags(void) {
+    Options o;
+    char hint[256];
+    options_default(&o, ON_CPU);
+    o.batch = 16;
+    o.seq = 1;
+    CHECK(memory_find_fit(hint, sizeof hint, &o, 1, 8, sums_need, NULL), "8 rows in two micro-batches fit");
+    CHECK(strcmp(hint, "these flags fit: --batch 8 --total-batch 16") == 0, "%s", hint);
+    CHECK(!memory_find_fit(hint, sizeof hint, &o, 1, 7, sums_need, NULL), "4 micro-batches do not fit into 7: %s", hint);
+    options_free(&o);
+}
+
+static void what_does_not_fit_is_refused_with_flags_that_fit(void) {
+    static const struct {
+        OptionScope trainer;
+        int have;  // MiB
+        const char* hint;
+    } cases[] = {
+        {ON_CPU, 108, NULL},
+        {ON_CPU, 107, "--batch 4 --total-batch 2048"},
+        {ON_CPU, 101, "--batch 1 --total-batch 2048"},
+        {ON_GPU, 107, "--recompute norm+swiglu"},
+        {ON_GPU, 103, "--recompute block"},
+        {ON_GPU, 101, "--recompute block --batch 4 --total-batch 2048"},
+        {ON_GPU, 58, "--moments bf16"},
+        {ON_CPU, 99, "too large"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Options o;
+        MemoryTable m;
+        Error e = NO_ERROR;
+        uint64_t fixed = (uint64_t)100 << 20;
+        options_default(&o, cases[i].trainer);
+        o.batch = 8;
+        memset(&m, 0, sizeof m);
+        memory_add(&m, "everything", pretend_need(&fixed, &o));
+        bool fits = memory_check(&m, (uint64_t)cases[i].have << 20, "memory", &o, 1, pretend_need, &fixed, &e);
+        CHECK(fits == !cases[i].hint, "case %zu: %s", i, e.msg);
+        CHECK(!cases[i].hint || strstr(e.msg, cases[i].hint), "case %zu: %s", i, e.msg);
+        CHECK(memory_check(&m, 0, "memory", &o, 1, pretend_need, &fixed, &e), "an unknown size refuses nothing");
+    }
+}
+
+static void write_text_at(const char* folder, const char* name, const char* text) {
+    char path[PATH_CAP], dir[PATH_CAP];
+    Error e = NO_ERROR;
+    CHECK(path_join(path, folder, name, &e), "%s", e.msg);
+    folder_of(path, dir);
+    CHECK(make_directories(dir, &e) && write_file(path, text, strlen(text), &e), "%s", e.msg);
+}
+
+static void a_container_has_the_cores_of_its_share(void) {
+    char root[PATH_CAP];
+    test_folder(root);
+    CHECK(cgroups_cores(root) == UINT64_MAX, "no cgroup");
+    write_text_at(root, "proc/self/cgroup", "1:cpuset:/\n0::/a/b\n");
+    CHECK(cgroups_cores(root) == UINT64_MAX, "no limit");
+    write_text_at(root, "sys/fs/cgroup/cpu.max", "max 100000\n");
+    write_text_at(root, "sys/fs/cgroup/a/cpu.max", "150000 100000\n");
+    write_text_at(root, "sys/fs/cgroup/a/b/cpu.max", "400000 100000\n");
+    CHECK(cgroups_cores(root) == 2, "1.5 of a parent, 4 of its own: %llu", (unsigned long long)cgroups_cores(root));
+    write_text_at(root, "sys/fs/cgroup/a/cpu.max", "0 0\n");
+    CHECK(cgroups_cores(root) == 4, "nonsense is no limit: %llu", (unsigned long long)cgroups_cores(root));
+    write_text_at(root, "proc/self/cgroup", "4:cpu,cpuacct:/c\n0::/\n");
+    write_text_at(root, "sys/fs/cgroup/cpu/c/cpu.cfs_quota_us", "-1\n");
+    write_text_at(root, "sys/fs/cgroup/cpu/c/cpu.cfs_period_us", "100000\n");
+    CHECK(cgroups_cores(root) == UINT64_MAX, "version 1, no limit");
+    write_text_at(root, "sys/fs/cgroup/cpu/c/cpu.cfs_quota_us", "50000\n");
+    CHECK(cgroups_cores(root) == 1, "version 1, half a core");
+    CHECK(cgroups_available(root) == UINT64_MAX, "memory is another matter");
+    char sys[PATH_CAP];
+    Error e = NO_ERROR;
+    CHECK(path_join(sys, root, "sys", &e) && remove_tree(sys, &e) && remove_tree(root, &e), "%s", e.msg);
+}
+
+static void busy_cores_are_noticed(void) {
+    double quiet[BUSY_STEPS], busy[BUSY_STEPS];
+    for (int i = 0; i < BUSY_STEPS; i++) { quiet[i] = i == 3 || i == 7 ? 500 : 50 + i, busy[i] = i % 5 == 0 ? 300 : 50 + i; }
+    CHECK(!busy_steps(quiet, BUSY_STEPS), "two slow steps are no other program");
+    CHECK(busy_steps(busy, BUSY_STEPS), "four are");
+    CHECK(!busy_load(2.2, 2) && busy_load(4, 2), "load");
+    BusyCores b;
+    memset(&b, 0, sizeof b);
+    busy_step(&b, 1, 2);  // the first step may take any time
+    for (int i = 0; i < 2 * BUSY_STEPS; i++) { busy_step(&b, quiet[i % BUSY_STEPS], 2); }
+    CHECK(!b.told, "a warning for nothing");
+}
+
+static void numbers_read_well(void) {
+    char t[64];
+    CHECK(strcmp(text_count(0, t, sizeof t), "0") == 0 && strcmp(text_count(999, t, sizeof t), "999") == 0, "%s", t);
+    CHECK(strcmp(text_count(1234567, t, sizeof t), "1,234,567") == 0, "%s", t);
+    CHECK(strcmp(text_count(UINT64_MAX, t, sizeof t), "18,446,744,073,709,551,615") == 0, "%s", t);
+    CHECK(strcmp(text_clock(7.4, t, sizeof t), "0:07") == 0, "%s", t);
+    CHECK(strcmp(text_clock(775, t, sizeof t), "12:55") == 0, "%s", t);
+    CHECK(strcmp(text_clock(3600 * 30 + 61, t, sizeof t), "30:01:01") == 0, "%s", t);
+    CHECK(strcmp(text_clock(NAN, t, sizeof t), "-") == 0 && strcmp(text_clock(-1, t, sizeof t), "-") == 0, "%s", t);
+    CHECK(strcmp(text_bytes(1536 << 10, t, sizeof t), "1.5 MiB") == 0, "%s", t);
+    CHECK(host_memory_available() > 1 << 20 && host_memory_peak() > 1 << 16, "this machine has memory");
+}
+
+/* Reads what is there of a pipe or terminal. */
+static const char* what_came(int fd) {
+    static char text[1024];
+    const ssize_t n = read(fd, text, sizeof text - 1);
+    text[n > 0 ? n : 0] = 0;
+    return text;
+}
+
+/* Adds `n` as if `seconds` had passed since the start, and since the last line if there is one. */
+static void later(Progress* p, double seconds, uint64_t n) {
+    const double now = now_seconds();
+    p->start = now - seconds;
+    if (p->shown > 0) { p->shown = now - seconds; }
+    progress_add(p, n);
+}
+
+static void progress_tells_share_speed_and_time_left(void) {
+    char line[PROGRESS_CAP];
+    Progress p = progress_begin(NULL, "scan", 4000000000u, "B");
+    p.done = 1000000000;
+    progress_text(&p, 10, line);
+    CHECK(strcmp(line, "scan     25.0 % of 4.00 GB, 100.0 MB/s, 0:30 left") == 0, "%s", line);
+    p.total = 0;
+    progress_text(&p, 0.5, line);
+    CHECK(strcmp(line, "scan    1.00 GB, 2.00 GB/s") == 0, "%s", line);
+    p = progress_begin(NULL, "timing", 3, "steps");
+    p.total = 0;
+    progress_text(&p, 65, line);
+    CHECK(strcmp(line, "timing  1:05") == 0, "what cannot be counted: %s", line);
+    p.total = 3;
+    progress_text(&p, 65, line);
+    CHECK(strcmp(line, "timing    0.0 % of 3 steps, 1:05") == 0, "without a speed, the time so far: %s", line);
+    p.done = 1;
+    progress_text(&p, 20, line);
+    CHECK(strcmp(line, "timing   33.3 % of 3 steps, 0.05 steps/s, 0:40 left") == 0, "%s", line);
+    p.done = 3;
+    progress_text(&p, 20, line);
+    CHECK(strcmp(line, "timing  100.0 % of 3 steps, 0.15 steps/s") == 0, "%s", line);
+}
+
+static void progress_is_one_line_at_a_terminal_and_few_elsewhere(void) {
+    const int terminal = posix_openpt(O_RDWR | O_NOCTTY | O_NONBLOCK);
+    CHECK(terminal >= 0 && grantpt(terminal) == 0 && unlockpt(terminal) == 0, "no terminal: %s", strerror(errno));
+    FILE* out = fopen(ptsname(terminal), "w");
+    if (!out) { return; }
+    Progress p = progress_begin(out, "read", 0, "B");
+    later(&p, 1.9, 1000000);
+    CHECK(*what_came(terminal) == 0, "nothing within two seconds");
+    later(&p, 2.1, 98900000);
+    CHECK(strncmp(what_came(terminal), "\rread    99.9 MB", 16) == 0, "then a line");
+    p.start -= 100;
+    progress_add(&p, 0);
+    CHECK(*what_came(terminal) == 0, "and not two within a second");
+    later(&p, 50, 0);
+    const char* got = what_came(terminal);
+    CHECK(strcmp(got, "\rread    99.9 MB, 2.0 MB/s ") == 0, "a shorter one covers the one before: %s", got);
+    progress_end(&p);
+    progress_end(&p);
+    fflush(out);
+    CHECK(strcmp(what_came(terminal), "\r                         \r") == 0, "the end wipes it away, once");
+    fclose(out);
+    close(terminal);
+
+    int ends[2];
+    CHECK(pipe2(ends, O_NONBLOCK) == 0, "no pipe");
+    out = fdopen(ends[1], "w");
+    p = progress_begin(out, "read", 0, "B");
+    later(&p, 9.9, 0);
+    CHECK(*what_came(ends[0]) == 0, "a file gets a line every ten seconds");
+    later(&p, 10.1, 20200000);
+    CHECK(strcmp(what_came(ends[0]), "read    20.2 MB, 2.0 MB/s\n") == 0, "which ends");
+    later(&p, 9.9, 0);
+    progress_end(&p);
+    fflush(out);
+    CHECK(*what_came(ends[0]) == 0, "and nothing is wiped there");
+    fclose(out);
+    close(ends[0]);
+    p = progress_begin(NULL, "read", 0, "B");
+    later(&p, 100, 1);
+    progress_end(&p);
+}
+
+/* Weights that a sink got, and a source gives. */
+typedef struct {
+    float* values;  // an arena
+    size_t pieces, limit;
+} Arrived;
+
+static bool arrive(void* arrived, const Param* p, size_t first, size_t n, const float* src, Error* e) {
+    Arrived* a = (Arrived*)arrived;
+    memcpy(a->values + p->offset + first, src, n * sizeof *src);
+    return ++a->pieces <= a->limit || fail(e, "these are too many");
+}
+
+static bool depart(void* arrived, const Param* p, size_t first, size_t n, float* dst, Error* e) {
+    const Arrived* a = (const Arrived*)arrived;
+    (void)e;
+    memcpy(dst, a->values + p->offset + first, n * sizeof *dst);
+    return true;
+}
+
+static void what_is_watched_passes_and_is_counted(void) {
+    int ends[2];
+    float values[4] = {1, 2, 3, 4}, got[2] = {0, 0};
+    const Param p = {.offset = 1, .rows = 1, .cols = 3, .name = "p"};
+    Arrived a = {values, 0, 1};
+    Error e = NO_ERROR;
+    CHECK(pipe2(ends, O_NONBLOCK) == 0, "no pipe");
+    FILE* out = fdopen(ends[1], "w");
+    Progress progress = progress_begin(out, "load", 8, "weights");
+    Watched watched;
+    const StateSlot slot = {"m", SAFE_F32, depart, arrive, &a};
+    const StateSlot seen = watch(&watched, slot, &progress);
+    CHECK(strcmp(seen.name, "m") == 0 && seen.dtype == SAFE_F32, "the slot is another");
+    const float src[2] = {5, 6};
+    CHECK(seen.sink(seen.ctx, &p, 1, 2, src, &e) && values[2] == 5 && values[3] == 6 && values[1] == 2, "not where it belongs");
+    progress.start -= 11;
+    CHECK(seen.source(seen.ctx, &p, 0, 2, got, &e) && got[0] == 2 && got[1] == 5, "not what is there");
+    const char* line = what_came(ends[0]);
+    CHECK(strncmp(line, "load     50.0 % of 8 weights, 0.36 weights/s, 0:11 left\n", 56) == 0, "%s", line);
+    CHECK(!seen.sink(seen.ctx, &p, 1, 1, src, &e) && strcmp(e.msg, "these are too many") == 0, "an error is lost");
+    watched.slot.sink = NULL;
+    CHECK(watched_take(&watched, &p, 0, 2, src, &e) && progress.done == 7, "without a sink it counts: %d", (int)progress.done);
+    fclose(out);
+    close(ends[0]);
+}
+
+static void weights_in_pieces_are_those_drawn_at_once(void) {
+    static float whole[2001], parts[2001];
+    rand_normal(whole, 0, 2001, 0.02, 7, 3);
+    rand_normal(parts, 0, 1000, 0.02, 7, 3);
+    rand_normal(parts + 1000, 1000, 1001, 0.02, 7, 3);
+    CHECK(memcmp(whole, parts, sizeof whole) == 0, "normals");
+    rand_even(whole, 0, 2001, 0.5, 7, 3);
+    rand_even(parts, 0, 1002, 0.5, 7, 3);
+    rand_even(parts + 1002, 1002, 999, 0.5, 7, 3);
+    CHECK(memcmp(whole, parts, sizeof whole) == 0, "even ones");
+
+    ModelConfig c;
+    CHECK(config_preset(&c, "d1", 2 * MODEL_PIECE / 64 + 3), "no preset");
+    ParamTable t = param_table(&c);
+    float* at_once = (float*)xcalloc(t.elements, sizeof(float));
+    for (int i = 0; i < t.count; i++) {
+        const Param* p = &t.items[i];
+        param_init(at_once + p->offset, p, 0, param_size(p), (uint32_t)i, &c, 5);
+    }
+    Arrived a = {(float*)xcalloc(t.elements, sizeof(float)), 0, SIZE_MAX};
+    Error e = NO_ERROR;
+    CHECK(tensors_draw(&c, &t, 5, arrive, &a, &e) && a.pieces > (size_t)t.count, "%zu pieces of %d", a.pieces, t.count);
+    CHECK(memcmp(at_once, a.values, t.elements * sizeof(float)) == 0, "the pieces are others than the whole");
+    a.pieces = 0;
+    a.limit = 2;
+    CHECK(!tensors_draw(&c, &t, 5, arrive, &a, &e) && a.pieces == 3, "an error ends it: %zu pieces", a.pieces);
+    free(a.values);
+    free(at_once);
+    param_table_free(&t);
+}
+
+/* A trainer whose steps take their time: `slow` seconds for each of a step's micro-batches after the first `fast`. */
+typedef struct {
+    int fast, slow, steps;
+    int32_t tokens[8];
+} SlowModel;
+
+static bool slow_next(void* ctx, int32_t* x, int32_t* y, Error* e) {
+    (void)ctx, (void)x, (void)y;
+    return e->msg[0] == 0;
+}
+
+static bool slow_step(void* model, const StepPlan* plan, double lr, Error* e) {
+    SlowModel* m = (SlowModel*)model;
+    CHECK(lr == 0, "a timed step changes nothing");
+    for (int k = 0; k < plan->accumulate; k++) {
+        if (!batch_read(&plan->data, 2, 2, m->tokens, m->tokens + 4, e)) { return false; }
+        const double start = now_seconds();
+        while (k >= m->fast && now_seconds() - start < m->slow) {
+            if (run_stop_requested()) { return false; }
+            usleep(1000);
+        }
+    }
+    m->steps++;
+    return true;
+}
+
+static StepResult slow_result(void* model, const StepPlan* plan) {
+    StepResult r;
+    (void)plan;
+    memset(&r, 0, sizeof r);
+    r.ms = 100.0 / ((SlowModel*)model)->steps;
+    return r;
+}
+
+static void steps_are_timed_and_given_up_after_a_while(void) {
+    Trainer t;
+    StepPlan plan;
+    StepTime time;
+    Error e = NO_ERROR;
+    memset(&t, 0, sizeof t);
+    memset(&plan, 0, sizeof plan);
+    t.step = slow_step;
+    t.result = slow_result;
+    plan.data.next = slow_next;
+    plan.data.rows = 1;
+    plan.accumulate = 4;
+    SlowModel m = {4, 0, 0, {0}};
+    CHECK(time_steps(&t, &m, &plan, 2, 1, NULL, &time, &e) && time.whole && m.steps == MINUTES_MEASURE &&
+              near(time.ms, 100.0 / MINUTES_MEASURE),
+          "the fastest of all: %g", time.ms);
+    m.fast = 3, m.slow = 60, m.steps = 0;
+    CHECK(time_steps(&t, &m, &plan, 2, 1, NULL, &time, &e) && !time.whole && time.parts == 3, "%s", e.msg);
+    CHECK(time.ms >= 1e3 / 3 * 4 && time.ms < 5e3, "the part that was done tells of the rest: %g", time.ms);
+    m.fast = 0;
+    CHECK(time_steps(&t, &m, &plan, 2, 1, NULL, &time, &e) && !time.whole && time.parts == 0 && time.ms >= 1e3, "%g", time.ms);
+    CHECK(!run_stop_requested(), "what comes next is not asked to end");
+    plan.accumulate = 1;
+    m.fast = 1;
+    fail(&e, "no data");
+    CHECK(!time_steps(&t, &m, &plan, 2, 1, NULL, &time, &e), "an error is one");
+}
+
+static void the_columns_of_the_step_line_stand_below_their_names(void) {
+    char text[8192];
+    FILE* f = fmemopen(text, sizeof text, "w");
+    StepLines s;
+    Plan p;
+    memset(&p, 0, sizeof p);
+    p.steps = p.stop = 2000;
+    p.tokens_per_step = 1024;
+    step_lines_init(&s, &p, 0, 1e9, 0);
+    double tok_s = step_line(f, &s, 1, 2000, 7.6241, 2.5, 3e-4, 512.0, (uint64_t)1 << 30, NULL);
+    CHECK(near(tok_s, 2000), "%g", tok_s);
+    for (int i = 2; i <= 60; i++) {  // the 41st is skipped and shown for that, the others behind the first screen are not
+        step_line(f, &s, i, 2000, NAN, 123456.0, 3e-4, 512.0, (uint64_t)1 << 30, i == 41 ? "skipped" : NULL);
+    }
+    fclose(f);
+    size_t header = strcspn(text, "\n");
+    static const char* const names[] = {"step", "loss", "gnorm", "lr", "ms", "tok/s", "flop/s", "mem", "eta"};
+    const char *line = text + header + 1, *name = text;
+    for (int i = 0; i < 9; i++) {
+        name = strstr(name, names[i]);
+        CHECK(name != NULL, "no column %s", names[i]);
+        if (!name) { break; }
+        size_t end = (size_t)(name - text) + strlen(names[i]);
+        CHECK(line[end - 1] != ' ' && (line[end] == ' ' || line[end] == '\n'), "%s does not end where its numbers do:\n%s",
+              names[i], text);
+    }
+    CHECK(strncmp(line, "   1/2000    7.6241    2.500  3.00e-04    512.0     2,000     2T   1.00G    17:03\n", 82) == 0, "%s",
+          line);
+    int headers = 0;
+    for (const char* q = text; (q = strstr(q, "step")) != NULL; q++) { headers++; }
+    CHECK(headers == 2, "%d headers in 41 lines", headers);
+    int lines = 0;
+    for (const char* q = text; (q = strchr(q, '\n')) != NULL; q++) { lines++; }
+    CHECK(lines == 2 + 41, "%d lines", lines);
+}
+
+static void the_first_signal_asks_and_the_second_ends_at_once(void) {
+    static const struct {
+        int first, second, status;
+    } cases[] = {
+        {SIGTERM, 0, 0}, {SIGINT, SIGINT, 130}, {SIGINT, SIGTERM, 143}, {SIGTERM, SIGTERM, 143}, {SIGHUP, SIGTERM, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fflush(stdout);
+        pid_t child = fork();
+        if (child == 0) {
+            signal(SIGHUP, SIG_DFL);  // nohup ignores it
+            run_catch_signals();
+            if (run_stop_requested()) { _exit(1); }
+            raise(cases[i].first);
+            if (!run_stop_requested()) { _exit(2); }
+            if (cases[i].second) { raise(cases[i].second); }
+            _exit(0);
+        }
+        int status = 0;
+        waitpid(child, &status, 0);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == cases[i].status, "case %zu: status %d", i, status);
+    }
+}
+
+static void of_several_ranks_one_signal_is_a_wish_and_its_copies_are_none(void) {
+    static const struct {
+        int later, status;  // seconds between the two signals
+    } cases[] = {{0, 0}, {RUN_SAME_SIGNAL, 0}, {RUN_SAME_SIGNAL + 1, 143}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fflush(stdout);
+        const pid_t child = fork();
+        if (child == 0) {
+            run_catch_signals();
+            run_together = 1;
+            raise(SIGINT);
+            if (!run_signal_came() || run_stop_requested()) { _exit(1); }
+            run_signal_time -= cases[i].later;
+            raise(SIGTERM);
+            run_all_stop = 1;
+            _exit(run_stop_requested() ? 0 : 2);
+        }
+        int status = 0;
+        waitpid(child, &status, 0);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == cases[i].status, "%d s later: status %d", cases[i].later, status);
+    }
+}
+
+static void sigusr1_asks_for_a_checkpoint_and_for_no_end(void) {
+    run_catch_save_signal();
+    CHECK(!run_save_requested(), "asked before it came");
+    raise(SIGUSR1);
+    CHECK(run_save_requested() && !run_stop_requested(), "save %d, stop %d", run_save_requested(), run_stop_requested());
+    run_save_done();
+    CHECK(!run_save_requested(), "asked again");
+}
+
+static void the_first_tensor_that_is_not_finite_is_named(void) {
+    float a[6] = {0}, b[6] = {0};
+    char name[TENSOR_TEXT] = "";
+    const NamedTensor list[] = {{"a", -1, a, true, 2, 3, 3}, {"b", 7, b, true, 3, 2, 2}};
+    CHECK(!name_first_not_finite(list, 2, name), "%s", name);
+    b[3] = NAN;
+    CHECK(name_first_not_finite(list, 2, name) && strcmp(name, "b of layer 7, row 1, column 1") == 0, "%s", name);
+    a[5] = -INFINITY;
+    CHECK(name_first_not_finite(list, 2, name) && strcmp(name, "a, row 1, column 2") == 0, "%s", name);
+}
+
+int main(void) {
+    RUN(schedules_have_their_values_at_the_edges);
+    RUN(sampling_equals_a_naive_sampler);
+    RUN(samples_follow_the_softmax);
+    RUN(sampling_survives_odd_logits);
+    RUN(the_outlier_window_scores_against_the_last_128);
+    RUN(flops_and_peaks_are_those_of_the_formula_and_the_data_sheets);
+    RUN(every_line_of_the_log_is_json_of_its_event);
+    RUN(a_resumed_log_is_cut_back_to_its_step);
+    RUN(a_log_cut_anywhere_ends_in_whole_lines_again);
+    RUN(a_full_disk_is_an_error_and_leaves_no_torn_line);
+    RUN(the_plan_counts_steps_and_epochs);
+    RUN(the_plan_tells_of_an_index_that_costs_something);
+    RUN(minutes_become_a_round_number_of_steps);
+    RUN(what_does_not_fit_is_refused_with_flags_that_fit);
+    RUN(a_hint_is_measured_with_all_its_flags);
+    RUN(a_container_has_the_cores_of_its_share);
+    RUN(busy_cores_are_noticed);
+    RUN(numbers_read_well);
+    RUN(progress_tells_share_speed_and_time_left);
+    RUN(progress_is_one_line_at_a_terminal_and_few_elsewhere);
+    RUN(what_is_watched_passes_and_is_counted);
+    RUN(weights_in_pieces_are_those_drawn_at_once);
+    RUN(steps_are_timed_and_given_up_after_a_while);
+    RUN(the_columns_of_the_step_line_stand_below_their_names);
+    RUN(the_first_signal_asks_and_the_second_ends_at_once);
+    RUN(of_several_ranks_one_signal_is_a_wish_and_its_copies_are_none);
+    RUN(sigusr1_asks_for_a_checkpoint_and_for_no_end);
+    RUN(the_first_tensor_that_is_not_finite_is_named);
+    return test_summary();
+}

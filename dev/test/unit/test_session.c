@@ -1,0 +1,307 @@
+/* test_session.c -- tests which rows of the data each rank gets from the session, that a long validation tells how far it is,
+ * and the checkpoint that several ranks write together, each a process. */
+#include "llmc/base/utils.h"
+
+static double seconds;  // that have passed, as a test sets them
+static double set_seconds(void) { return seconds; }
+#define now_seconds set_seconds
+#include "llmc/run/progress.h"
+#undef now_seconds
+
+#include "llmc/base/threads.h"
+#include "llmc/dist/launch.h"
+#include "llmc/run/jobs.h"
+#include "llmc/run/open.h"
+#include "llmc/run/save.h"
+
+#include <sys/wait.h>
+
+#include "dev/test/test.h"
+
+static char folder[PATH_CAP], file[PATH_CAP + 32];
+
+enum { T = 4, ROWS = 24, BATCH = 4 };
+
+/* Writes tokens that count up: the first token of row i is i * T. */
+static void write_tokens(void) {
+    int32_t header[256] = {20240520, 1, ROWS * T + 1};
+    FILE* f = fopen(file, "wb");
+    fwrite(header, sizeof header, 1, f);
+    for (int i = 0; i <= ROWS * T; i++) {
+        const uint16_t token = (uint16_t)i;
+        fwrite(&token, sizeof token, 1, f);
+    }
+    fclose(f);
+}
+
+/* Opens the data of a training run as rank `rank` of `ranks`. */
+static void open_data(Session* s, int batch, int rank, int ranks) {
+    memset(s, 0, sizeof *s);
+    s->job = JOB_TRAIN;
+    s->rank = rank;
+    s->ranks = ranks;
+    s->options.batch = batch;
+    s->options.seq = T;
+    s->options.train = s->options.val = file;
+    session_open_data(s);
+}
+
+/* Returns the rows that a rank reads in `batches` batches, one bit per row. */
+static uint32_t rows_of(DataLoader* d, int batch, int batches) {
+    int32_t x[ROWS * T], y[ROWS * T];
+    uint32_t rows = 0;
+    Error e = NO_ERROR;
+    for (int i = 0; i < batches; i++) {
+        CHECK(dataloader_next(d, x, y, &e), "%s", e.msg);
+        for (int b = 0; b < batch; b++) { rows |= 1u << x[b * T] / T; }
+    }
+    return rows;
+}
+
+static void every_rank_trains_on_rows_of_its_own_and_validates_on_all(void) {
+    for (int ranks = 1; ranks <= 4; ranks++) {
+        for (int batch = 1; batch <= 2; batch++) {
+            uint32_t seen = 0;
+            for (int rank = 0; rank < ranks; rank++) {
+                Session s;
+                open_data(&s, batch, rank, ranks);
+                const uint32_t rows = rows_of(&s.train, batch, ROWS / ranks / batch);
+                CHECK((rows & seen) == 0, "batch %d, rank %d of %d: rows of another rank", batch, rank, ranks);
+                seen |= rows;
+                CHECK(rows_of(&s.val, 1, ROWS) == (1u << ROWS) - 1, "rank %d of %d: validation is not whole", rank, ranks);
+                mix_close(&s.mix);
+                dataloader_close(&s.val);
+            }
+            CHECK(seen == (1u << ROWS) - 1, "batch %d, %d ranks: an epoch lacks rows", batch, ranks);
+        }
+    }
+}
+
+/* A trainer that takes 3 seconds for the losses of BATCH rows, all of them 2. */
+static bool slow_queue_losses(void* model, const BatchSource* data, Error* e) {
+    int32_t x[ROWS * T], y[ROWS * T];
+    (void)model;
+    return batch_read(data, BATCH, T, x, y, e);
+}
+
+static const float* slow_wait_losses(void* model) {
+    float* losses = (float*)model;
+    seconds += 3;
+    for (int i = 0; i < ROWS * T; i++) { losses[i] = 2; }
+    return losses;
+}
+
+static void a_long_validation_tells_how_far_it_is(void) {
+    float losses[ROWS * T];
+    char text[256];
+    Session s;
+    Trainer slow;
+    ValidationLoss l;
+    Error e = NO_ERROR;
+    FILE* screen = tmpfile();
+    memset(&slow, 0, sizeof slow);
+    slow.in_flight = 1;
+    slow.queue_losses = slow_queue_losses;
+    slow.wait_losses = slow_wait_losses;
+    open_data(&s, BATCH, 0, 1);
+    CHECK(validate(&slow, &s, losses, UINT64_MAX, screen, &l, &e), "%s", e.msg);
+    CHECK(l.loss == 2 && l.trained == ROWS * T, "loss %g of %llu targets", l.loss, (unsigned long long)l.trained);
+    rewind(screen);
+    text[fread(text, 1, sizeof text - 1, screen)] = 0;
+    CHECK(strcmp(text, "val      66.7 % of 24 rows, 1.3 rows/s, 0:06 left\n") == 0, "a file gets a line every ten seconds: %s",
+          text);
+    fclose(screen);
+    mix_close(&s.mix);
+    dataloader_close(&s.val);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// checkpoints
+
+enum { MOST_RANKS = 5 };
+
+/* What goes wrong in a checkpoint. */
+typedef enum { NOTHING, NO_FOLDER, NO_WEIGHTS, NO_STATE, NO_FILE, CUT_STATE, OTHER_SUM } Fault;
+
+/* One rank, for its functions. */
+typedef struct {
+    Fault fault;  // of this rank
+    Fault any;    // of rank `bad`
+    int bad;
+} Process;
+
+static float value_of(const Param* p, size_t i) { return (float)(p->kind * 1000 + p->layer + 2) + (float)i; }
+
+static bool give(void* ctx, const Param* p, size_t first, size_t n, float* dst, Error* e) {
+    const Process* process = (const Process*)ctx;
+    if (process->fault == NO_STATE) { return fail(e, "the disk is full"); }
+    for (size_t i = 0; i < n; i++) { dst[i] = value_of(p, first + i); }
+    return true;
+}
+
+static bool give_weights(void* ctx, const Param* p, size_t first, size_t n, float* dst, Error* e) {
+    Process sound = *(const Process*)ctx;
+    if (sound.fault == NO_WEIGHTS) { return fail(e, "the disk is full"); }
+    sound.fault = NOTHING;
+    return give(&sound, p, first, n, dst, e);
+}
+
+static bool take(void* ctx, const Param* p, size_t first, size_t n, const float* src, Error* e) {
+    (void)e;
+    for (size_t i = 0; i < n; i++) { *(size_t*)ctx += src[i] == value_of(p, first + i); }
+    return true;
+}
+
+/* An AddFiles of rank 0, when all states are written and listed: damages that of rank `bad`, or what it told. */
+static bool add_none(void* ctx, Checkpoint* k, Error* e) {
+    const Process* p = (const Process*)ctx;
+    char name[64], path[PATH_CAP];
+    state_file_name(name, p->bad < 0 ? 0 : p->bad);
+    if (p->any == CUT_STATE && path_join(path, k->tmp, name, e) && truncate(path, 1000) != 0) {
+        die("%s: %s", path, strerror(errno));
+    }
+    for (size_t i = 0; p->any == OTHER_SUM && i < k->sums.count; i++) {
+        if (strcmp(k->sums.items[i].name, name) == 0) { k->sums.items[i].crc ^= 1; }
+    }
+    return p->fault != NO_FILE || fail(e, "the disk is full");
+}
+
+/* Makes what a session has when it writes step `step`. */
+static void make_session(Session* s, int rank, int ranks, uint64_t step) {
+    memset(s, 0, sizeof *s);
+    options_default(&s->options, ON_CPU);
+    s->options.out = folder;
+    s->rank = rank;
+    s->ranks = ranks;
+    s->lock = -1;
+    logger_none(&s->log);
+    if (!config_preset(&s->config, "d2", 40)) { die("no preset"); }
+    s->state.step = step;
+    s->state.loss_scale = 1;
+    strcpy(s->state.run, "00000000000000aa");
+    session_lay_out(s);
+}
+
+/* The life of one rank: writes step 2, in which rank `bad` has a fault. Returns whether all is as it should be. */
+static bool write_as_rank(const Ranks* r, Fault fault, int bad) {
+    static Session s;
+    static Team team;
+    Error e = NO_ERROR;
+    const int rank = r->rank, ranks = r->ranks;
+    Process p = {rank == bad ? fault : NOTHING, fault, bad};
+    make_session(&s, rank, ranks, 2);
+    team_init(&team);
+    must(team_open(&team, r, NULL, 0, 120, &e), &e);
+    s.team = ranks > 1 ? &team : NULL;
+    if (p.fault == NO_FOLDER) { s.options.out = file; }
+    const StateSlot slots[] = {{"m", SAFE_F32, give, NULL, &p}, {"v", SAFE_BF16, give, NULL, &p}};
+    const bool saved = session_checkpoint(&s, SAFE_F32, give_weights, &p, false, slots, 2, add_none, &p, &e);
+    team_close(&team);
+    // the size and the checksum that a rank tells are checked by rank 0 and by a reader
+    const bool wanted = fault == NOTHING || fault == OTHER_SUM;
+    const int who = fault == CUT_STATE ? 0 : bad;
+    char other[64];
+    snprintf(other, sizeof other, "rank %d: ", who);
+    CHECK(saved == wanted, "fault %d, rank %d of %d: %s", fault, rank, ranks, e.msg);
+    CHECK(wanted || (strstr(e.msg, other) != NULL) == (rank != who), "fault %d, rank %d of %d: %s", fault, rank, ranks, e.msg);
+    CHECK(wanted || rank != who || e.msg[0], "fault %d, rank %d: no cause", fault, rank);
+    CHECK(fault != CUT_STATE || rank != 0 || strstr(e.msg, "state_rank"), "%s", e.msg);
+    CHECK(!s.newest[0] == !saved, "fault %d, rank %d: the newest is \"%s\"", fault, rank, s.newest);
+    session_close(&s);
+    return checks_failed == 0;
+}
+
+/* Lets so many processes write step 2 together. */
+static void write_as_ranks(int ranks, Fault fault, int bad) {
+    static uint64_t runs = 1;
+    const uint64_t token = (uint64_t)getpid() << 16 | runs++;
+    const int port = launch_free_port(token);
+    fflush(stdout);
+    pid_t pids[MOST_RANKS];
+    for (int r = 0; r < ranks; r++) {
+        pids[r] = fork();
+        if (pids[r] != 0) { continue; }
+        const Ranks rank = {r, ranks, r, ranks, "127.0.0.1", port, token, "--gpus"};
+        alarm(120);  // if the others wait for one that is gone
+        const bool ok = write_as_rank(&rank, fault, bad);
+        fflush(stdout);
+        _exit(ok ? 0 : 1);
+    }
+    for (int r = 0; r < ranks; r++) {
+        int status = 0;
+        CHECK(waitpid(pids[r], &status, 0) == pids[r] && status == 0, "fault %d: rank %d of %d ended with %d", fault, r, ranks,
+              status);
+    }
+}
+
+/* Returns how many elements of m one rank gets back otherwise than `ranks` wrote them. */
+static size_t wrong_elements(const char* dir, int ranks) {
+    Session s;
+    Error e = NO_ERROR;
+    size_t right = 0;
+    make_session(&s, 0, 1, 2);
+    const StateSlot slots[] = {{"m", SAFE_F32, NULL, take, &right}, {"v", SAFE_BF16, NULL, NULL, NULL}};
+    CHECK(state_load(dir, ranks, &s.trained, &s.owned, slots, 2, &e), "%s", e.msg);
+    const size_t wrong = s.trained.num_params - right;
+    session_close(&s);
+    return wrong;
+}
+
+static void several_ranks_write_one_checkpoint(void) {
+    char dir[PATH_CAP + 32];
+    snprintf(dir, sizeof dir, "%s/step_00000002", folder);
+    for (int ranks = 1; ranks <= MOST_RANKS; ranks++) {
+        TrainerState state;
+        ModelConfig c;
+        Error e = NO_ERROR;
+        write_as_ranks(ranks, NOTHING, -1);
+        CHECK(checkpoint_read(dir, CHECKPOINT_RUN, &state, &e) && model_check(dir, &c, &e), "%d ranks: %s", ranks, e.msg);
+        CHECK(state.world_size == ranks, "%d ranks: world_size is %d", ranks, state.world_size);
+        trainer_state_free(&state);
+        CHECK(wrong_elements(dir, ranks) == 0, "%d ranks: the state differs", ranks);
+        CHECK(remove_tree(dir, &e), "%s", e.msg);
+    }
+}
+
+static void if_one_rank_fails_there_is_no_checkpoint_and_all_know(void) {
+    static const Fault faults[] = {NO_FOLDER, NO_WEIGHTS, NO_STATE, NO_FILE, CUT_STATE};
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        for (int bad = 0; bad < 3; bad++) {
+            const bool only_first = faults[i] == NO_FOLDER || faults[i] == NO_WEIGHTS || faults[i] == NO_FILE;
+            if (only_first && bad > 0) { continue; }
+            write_as_ranks(3, faults[i], bad);
+            CHECK(!folder_has(folder, "step_00000002") && !folder_has(folder, "step_00000002.tmp"), "fault %d of rank %d",
+                  faults[i], bad);
+        }
+    }
+}
+
+static void a_wrong_checksum_of_another_rank_is_found_by_the_reader(void) {
+    char dir[PATH_CAP + 32];
+    TrainerState state;
+    Error e = NO_ERROR;
+    snprintf(dir, sizeof dir, "%s/step_00000002", folder);
+    write_as_ranks(3, OTHER_SUM, 2);
+    CHECK(!checkpoint_read(dir, CHECKPOINT_RUN, &state, &e) && strstr(e.msg, "state_rank00002") &&
+              strstr(e.msg, "the checksum is"),
+          "%s", e.msg);
+    trainer_state_free(&state);
+    CHECK(remove_tree(dir, &e), "%s", e.msg);
+}
+
+int main(void) {
+#ifdef _OPENMP
+    omp_set_num_threads(1);  // a child of fork() cannot use threads that OpenMP started before
+#endif
+    test_folder(folder);
+    snprintf(file, sizeof file, "%s/tokens.bin", folder);
+    write_tokens();
+    RUN(every_rank_trains_on_rows_of_its_own_and_validates_on_all);
+    RUN(a_long_validation_tells_how_far_it_is);
+    RUN(several_ranks_write_one_checkpoint);
+    RUN(if_one_rank_fails_there_is_no_checkpoint_and_all_know);
+    RUN(a_wrong_checksum_of_another_rank_is_found_by_the_reader);
+    unlink(file);
+    rmdir(folder);
+    return test_summary();
+}

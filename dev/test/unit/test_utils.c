@@ -1,0 +1,137 @@
+/* test_utils.c -- llmc/base/utils.h and llmc/files/output.h: the errors of a file that cannot be written, and what of a message
+ * reaches the terminal. */
+#define _GNU_SOURCE 1  // as in utils.h, which is included after stdio.h here
+#include <errno.h>
+#include <stdio.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+static int close_cause;  // errno that fclose() fails with; 0: it works
+
+/* Replaces fclose(): fails although the flush before it worked, as network file systems can. */
+static int test_fclose(FILE* f) {
+    const int result = fclose(f);
+    if (close_cause == 0) { return result; }
+    errno = close_cause;
+    return EOF;
+}
+#define fclose test_fclose
+#include "llmc/files/output.h"
+#include "dev/test/test.h"
+
+static char path[PATH_CAP];
+
+static void a_close_that_fails_tells_its_own_cause(void) {
+    static const int stale[] = {0, ENOENT};
+    for (int i = 0; i < 2; i++) {
+        FILE* f = fopen(path, "wb");
+        Error e = NO_ERROR;
+        CHECK(f && fputs("text", f) >= 0, "cannot write %s", path);
+        close_cause = EDQUOT;
+        errno = stale[i];
+        CHECK(!close_output(f, path, &e) && strstr(e.msg, strerror(EDQUOT)), "%s", e.msg);
+        CHECK(access(path, F_OK) != 0, "half of %s stays", path);
+        close_cause = 0;
+    }
+}
+
+static void a_full_disk_is_told_as_such_whatever_failed_before(void) {
+    FILE* f = fopen("/dev/full", "wb");
+    Error e = NO_ERROR;
+    CHECK(f && fputs("found full by the flush", f) >= 0, "cannot open /dev/full");
+    errno = ENOENT;
+    CHECK(!close_output(f, "x", &e) && strstr(e.msg, strerror(ENOSPC)), "%s", e.msg);
+
+    f = fopen("/dev/full", "wb");
+    setvbuf(f, NULL, _IONBF, 0);
+    fputs("found full by this write", f);
+    errno = ENOENT;
+    e.msg[0] = 0;
+    CHECK(!close_output(f, "x", &e) && strstr(e.msg, "disk full"), "%s", e.msg);
+}
+
+static void what_is_written_is_there_and_no_error(void) {
+    FILE* f = fopen(path, "wb");
+    Error e = NO_ERROR;
+    size_t size = 0;
+    CHECK(f && fputs("text", f) >= 0, "cannot write %s", path);
+    errno = ENOENT;
+    CHECK(close_output(f, path, &e) && e.msg[0] == 0, "%s", e.msg);
+    char* text = read_file(path, &size, 100, &e);
+    CHECK(text && size == 4 && strcmp(text, "text") == 0, "%s", e.msg);
+    free(text);
+}
+
+/* Checks the message that `text` gives as an argument, alone and passed on. */
+static void shown(const char* text, const char* want) {
+    char message[200];
+    Error e = NO_ERROR, next = NO_ERROR, hinted = NO_ERROR;
+    fail(&e, "%s: is bad, wanted %d", text, 7);
+    snprintf(message, sizeof message, "%s: is bad, wanted 7", want);
+    CHECK(strcmp(e.msg, message) == 0, "got %s", e.msg);
+    fail(&next, "%s", e.msg);
+    CHECK(strcmp(next.msg, e.msg) == 0, "passed on: %s", next.msg);
+    fail(&hinted, "%s: is bad\n  hint: not %s", text, text);
+    snprintf(message, sizeof message, "%s: is bad\n  hint: not %s", want, want);
+    CHECK(strcmp(hinted.msg, message) == 0, "got %s", hinted.msg);
+    e.msg[0] = 0;
+    fail(&e, "%s", hinted.msg);
+    CHECK(strcmp(e.msg, message) == 0, "passed on: %s", e.msg);
+}
+
+static void names_in_a_message_give_the_terminal_no_orders(void) {
+    shown("plain.txt", "plain.txt");
+    shown("no\x1b[2J\nerror: fake", "no\\x1b[2J\\x0aerror: fake");
+    shown("a\n  hint: fake", "a\\x0a  hint: fake");
+    shown("\x01\x1f\x7f\r\b", "\\x01\\x1f\\x7f\\x0d\\x08");
+    shown("tab\tstays", "tab\tstays");
+    shown("C1 \xc2\x80 \xc2\x9b \xc2\x9f", "C1 \\xc2\\x80 \\xc2\\x9b \\xc2\\x9f");
+    shown("letters \xc2\xa0 \xc3\xa9 \xe2\x82\xac \xf0\x9f\xa6\x99", "letters \xc2\xa0 \xc3\xa9 \xe2\x82\xac \xf0\x9f\xa6\x99");
+    shown("raw \x9b and \xe0\x82\x9b", "raw \\x9b and \\xe0\\x82\\x9b");
+}
+
+static void a_message_that_is_too_long_is_cut(void) {
+    char text[3000];
+    Error e = NO_ERROR;
+    memset(text, 27, sizeof text - 1);
+    text[sizeof text - 1] = 0;
+    fail(&e, "%s\n  hint: %s", text, text);
+    CHECK(strlen(e.msg) < sizeof e.msg && strspn(e.msg, "\\x1b") == strlen(e.msg), "%s", e.msg);
+}
+
+static void a_closed_stream_without_a_replacement_is_told(void) {
+    int out[2], status = 0;
+    char text[200] = "";
+    CHECK(pipe(out) == 0, "pipe");
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        const struct rlimit none = {0, 0};
+        dup2(out[1], 2);
+        close(0);
+        if (setrlimit(RLIMIT_NOFILE, &none) != 0) { _exit(2); }
+        keep_standard_files();
+        _exit(0);
+    }
+    close(out[1]);
+    CHECK(read(out[0], text, sizeof text - 1) > 0, "not a word");
+    waitpid(child, &status, 0);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 1, "status %d", status);
+    CHECK(strncmp(text, "error: standard stream 0 is closed", 34) == 0, "%s", text);
+    close(out[0]);
+}
+
+int main(void) {
+    char folder[PATH_CAP];
+    test_folder(folder);
+    snprintf(path, sizeof path, "%.4000s/file", folder);
+    RUN(a_close_that_fails_tells_its_own_cause);
+    RUN(a_full_disk_is_told_as_such_whatever_failed_before);
+    RUN(what_is_written_is_there_and_no_error);
+    RUN(names_in_a_message_give_the_terminal_no_orders);
+    RUN(a_message_that_is_too_long_is_cut);
+    RUN(a_closed_stream_without_a_replacement_is_told);
+    unlink(path);
+    rmdir(folder);
+    return test_summary();
+}
