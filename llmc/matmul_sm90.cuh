@@ -317,10 +317,14 @@ __device__ __forceinline__ void matmul_produce(Ring<Tiles::STAGES>& ring, uint32
             const uint32_t a = stages + ring.stage * Tiles::STAGE_BYTES;
             ring.begin_fill(Tiles::STAGE_BYTES);
             copy_box_4d(a, &s.a, 0, row, k, 0, ring.full());
-            const int n = Tiles::SWIGLU ? rank * s.F + place.column * (BN / 2) : place.column * BN + rank * (BN / 2);
-            const int b_row = Tiles::B_COLUMNS ? k * Tiles::BK : n, b_block = Tiles::B_COLUMNS ? n / 64 : k;
-            const uint32_t b = a + Tiles::A_BYTES + rank * Tiles::HALF_BYTES;
-            copy_box_4d_to((1 << CLUSTER_BLOCKS) - 1, b, &s.b, 0, b_row, b_block, 0, ring.full());
+#pragma unroll
+            for (int i = 0; i < 2 / CLUSTER_BLOCKS; i++) {  // the emulated card has clusters of one block
+                const int half = rank + i;
+                const int n = Tiles::SWIGLU ? half * s.F + place.column * (BN / 2) : place.column * BN + half * (BN / 2);
+                const int b_row = Tiles::B_COLUMNS ? k * Tiles::BK : n, b_block = Tiles::B_COLUMNS ? n / 64 : k;
+                const uint32_t b = a + Tiles::A_BYTES + half * Tiles::HALF_BYTES;
+                copy_box_4d_to((1 << CLUSTER_BLOCKS) - 1, b, &s.b, 0, b_row, b_block, 0, ring.full());
+            }
             ring.advance();
         }
 #pragma unroll 1

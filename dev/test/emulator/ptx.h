@@ -2,7 +2,7 @@
  *
  * What is asynchronous on a card happens here as late as the program allows: copies and products of a group, when the thread
  * waits for that group. So a wait that is missing shows. TMA alone loads at once, and a product takes factors in registers at
- * once: if they change too early, that does not show. There are no clusters. Sums go term by term in fp32, and exp2_fast() is
+ * once: if they change too early, that does not show. A cluster has one block. Sums go term by term in fp32, and exp2_fast() is
  * exact. An address in shared memory is its distance from the block's dynamic shared memory.
  */
 #ifndef EMULATOR_PTX_H
@@ -267,11 +267,12 @@ __device__ __forceinline__ void copy_bytes(uint32_t dst, const void* src, uint32
 
 // a block is alone in its cluster
 constexpr int CLUSTER_BLOCKS = 1;
-__device__ __forceinline__ void barrier_arrive_in(uint32_t, uint32_t) { emulator_die("clusters are not emulated"); }
-__device__ __forceinline__ void copy_box_4d_to(uint32_t, uint32_t, const void*, int, int, int, int, uint32_t) {
-    emulator_die("clusters are not emulated");
+__device__ __forceinline__ void barrier_arrive_in(uint32_t barrier, uint32_t) { barrier_arrive(barrier); }
+__device__ __forceinline__ void copy_box_4d_to(uint32_t, uint32_t dst, const void* map, int c0, int c1, int c2, int c3,
+                                               uint32_t barrier) {
+    copy_box_4d(dst, map, c0, c1, c2, c3, barrier);
 }
-__device__ __forceinline__ void cluster_sync() { emulator_die("clusters are not emulated"); }
+__device__ __forceinline__ void cluster_sync() { __syncthreads(); }
 
 // blocks run one after the other: a flag that is not set yet may be one of a block that has not begun
 __device__ __forceinline__ void flag_wait(const uint32_t* flag, uint32_t n) {
