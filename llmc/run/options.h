@@ -214,19 +214,15 @@ static inline bool option_refuse(int i, const char* text, Error* e) {
     }
 }
 
-/* Sets option i from a text. `by_letter`: the flag was an alias such as -r, where llm.c numbers the choices (-r 2). */
-static inline bool option_set(Options* o, int i, const char* text, bool by_letter, Error* e) {
+/* Sets option i from a text. */
+static inline bool option_set(Options* o, int i, const char* text, Error* e) {
     const OptionSpec* s = &option_specs[i];
     void* field = option_field(o, i);
     char* end = NULL;
     errno = 0;
     switch (s->kind) {
-        case OPTION_STRING: *(const char**)field = text; return true;
-        case OPTION_RESUME:
-            // llm.c's -y 1 and -y 0
-            if (by_letter && switch_value(text) >= 0) { text = switch_value(text) ? "" : NULL; }
-            *(const char**)field = text;
-            return true;
+        case OPTION_STRING:
+        case OPTION_RESUME: *(const char**)field = text; return true;
         case OPTION_INT:
         case OPTION_LONG: {
             long long v = strtoll(text, &end, 10);
@@ -255,13 +251,7 @@ static inline bool option_set(Options* o, int i, const char* text, bool by_lette
             *(bool*)field = switch_value(text) == 1;
             return true;
         case OPTION_CHOICE: {
-            int place = choice_find(s->value, text);
-            if (place < 0 && by_letter && *text >= '0' && *text <= '9' && !text[1]) {
-                const char* p = s->value;
-                place = *text - '0';
-                for (int k = 0; k < place && p; k++) { p = strchr(p, '|') ? strchr(p, '|') + 1 : NULL; }
-                if (!p) { place = -1; }
-            }
+            const int place = choice_find(s->value, text);
             if (place < 0) { return option_refuse(i, text, e); }
             *(int*)field = place;
             return true;
@@ -276,7 +266,7 @@ static inline void options_default(Options* o, OptionScope trainer) {
     memset(o, 0, sizeof *o);
     o->trainer = trainer;
     for (int i = 0; i < NUM_OPTIONS; i++) {
-        if (option_specs[i].def) { option_set(o, i, option_specs[i].def, false, &e); }
+        if (option_specs[i].def) { option_set(o, i, option_specs[i].def, &e); }
     }
     if (e.msg[0]) { die("the option table is wrong: %s", e.msg); }
 }
@@ -294,10 +284,10 @@ static inline bool option_same_name(const char* text, size_t n, const char* name
 }
 
 /* Returns the option that an argument names ("--val-every", "--val_every=3", "-v"), or -1. Sets *value to the text after
- * '=' or NULL, *by_letter for an alias with one dash, *negated for --no-name of a switch. */
-static inline int option_find(const char* arg, const char** value, bool* by_letter, bool* negated) {
+ * '=' or NULL, *negated for --no-name of a switch. */
+static inline int option_find(const char* arg, const char** value, bool* negated) {
     *value = NULL;
-    *by_letter = *negated = false;
+    *negated = false;
     if (arg[0] != '-' || !arg[1]) { return -1; }
     const bool two = arg[1] == '-';
     const char* text = arg + (two ? 2 : 1);
@@ -313,10 +303,7 @@ static inline int option_find(const char* arg, const char** value, bool* by_lett
         }
         for (const char* a = s->aliases; *a;) {
             size_t len = strcspn(a, " ");
-            if ((len > 2) == two && option_same_name(text, n, a, len)) {
-                *by_letter = !two;
-                return i;
-            }
+            if ((len > 2) == two && option_same_name(text, n, a, len)) { return i; }
             a += len + (a[len] == ' ');
         }
     }
@@ -416,7 +403,7 @@ static inline const char* option_argument(int i, const char* value, int* a, int 
     if (s->kind == OPTION_RESUME) { return next && next[0] && next[0] != '-' ? argv[++*a] : ""; }
     const char* unused;
     bool other;
-    if (next && option_find(next, &unused, &other, &other) < 0) { return argv[++*a]; }
+    if (next && option_find(next, &unused, &other) < 0) { return argv[++*a]; }
     char flag[OPTION_TEXT];
     const char* meant = s->kind == OPTION_STRING ? "" : ", wanted ";
     fail(e, "%s: has no value%s%s%s%.200s", option_flag(i, flag), meant, *meant ? s->value : "",
@@ -428,8 +415,8 @@ static inline const char* option_argument(int i, const char* value, int* a, int 
 static inline bool options_parse_one(Options* o, int* a, int argc, char** argv, Error* e) {
     const char* arg = argv[*a];
     const char* value;
-    bool by_letter, negated;
-    const int i = option_find(arg, &value, &by_letter, &negated);
+    bool negated;
+    const int i = option_find(arg, &value, &negated);
     if (i < 0) { return option_unknown(arg, o->trainer, e); }
     const OptionScope scope = option_specs[i].scope;
     if (!(scope & o->trainer)) {
@@ -439,7 +426,7 @@ static inline bool options_parse_one(Options* o, int* a, int argc, char** argv, 
     }
     if (negated && value) { return fail(e, "%.200s: takes no value", arg); }
     value = option_argument(i, negated ? "off" : value, a, argc, argv, e);
-    o->given[i] = value && option_set(o, i, value, by_letter, e);
+    o->given[i] = value && option_set(o, i, value, e);
     return o->given[i];
 }
 
@@ -735,7 +722,7 @@ static inline bool options_merge(Options* o, const Json* j, const JsonNode* save
             return json_wanted(j, saved, s->name, e, "a string");
         }
         Error cause = NO_ERROR;
-        if (!option_set(o, i, text, false, &cause)) { return fail(e, "%s: options: %s", j->path, cause.msg); }
+        if (!option_set(o, i, text, &cause)) { return fail(e, "%s: options: %s", j->path, cause.msg); }
     }
     o->minutes = 0;
     return true;

@@ -97,12 +97,12 @@ static void names_and_aliases_are_unique(void) {
         const OptionSpec* s = &option_specs[i];
         char flag[OPTION_TEXT], word[OPTION_TEXT];
         const char* value;
-        bool by_letter, negated;
-        CHECK(option_find(option_flag(i, flag), &value, &by_letter, &negated) == i, "%s", flag);
+        bool negated;
+        CHECK(option_find(option_flag(i, flag), &value, &negated) == i, "%s", flag);
         for (const char* a = s->aliases; *a;) {
             int len = (int)strcspn(a, " ");
             snprintf(word, sizeof word, "%s%.*s", len > 2 ? "--" : "-", len, a);
-            CHECK(option_find(word, &value, &by_letter, &negated) == i, "%s", word);
+            CHECK(option_find(word, &value, &negated) == i, "%s", word);
             a += len + (a[len] == ' ');
         }
     }
@@ -252,10 +252,8 @@ static void resume_takes_a_path_or_none(void) {
     CHECK(o.resume && strcmp(o.resume, "out/step_00000010") == 0 && o.batch == 8, "a path");
     parse(&o, ON_CPU, "--resume=1", &e);
     CHECK(o.resume && strcmp(o.resume, "1") == 0, "a path named 1");
-    parse(&o, ON_CPU, "-y 1 -b 8", &e);
-    CHECK(o.resume && !*o.resume && o.batch == 8, "llm.c's -y 1");
-    parse(&o, ON_CPU, "-y 0", &e);
-    CHECK(!o.resume, "llm.c's -y 0");
+    parse(&o, ON_CPU, "-y -b 8", &e);
+    CHECK(o.resume && !*o.resume && o.batch == 8, "llm.c's letter");
 }
 
 static void flags_of_the_gpu_are_refused_by_name_on_the_cpu(void) {
@@ -266,8 +264,9 @@ static void flags_of_the_gpu_are_refused_by_name_on_the_cpu(void) {
         parse(&o, ON_CPU, "--master none", &e) == OPTIONS_WRONG && strstr(e.msg, "--master") && strstr(e.msg, "train_llama3cu"),
         "%s", e.msg);
     CHECK(parse(&o, ON_GPU, "--recompute ffn", &e) == OPTIONS_OK && o.recompute == RECOMPUTE_FFN, "%s", e.msg);
-    CHECK(parse(&o, ON_GPU, "-r 2", &e) == OPTIONS_OK && o.recompute == RECOMPUTE_FFN, "llm.c's number: %s", e.msg);
-    CHECK(parse(&o, ON_GPU, "--recompute 2", &e) == OPTIONS_WRONG, "a number behind the long name");
+    CHECK(parse(&o, ON_GPU, "-r ffn", &e) == OPTIONS_OK && o.recompute == RECOMPUTE_FFN, "llm.c's letter: %s", e.msg);
+    CHECK(parse(&o, ON_GPU, "-r 2", &e) == OPTIONS_WRONG && strstr(e.msg, "wanted one of none|norm+swiglu|ffn|block"), "%s",
+          e.msg);
     CHECK(parse(&o, ON_GPU, "-f 1 --no-graph --max-memory 15G", &e) == OPTIONS_OK, "%s", e.msg);
     CHECK(o.tf32 && !o.graph && o.max_memory == (uint64_t)15 << 30, "%d %d %llu", o.tf32, o.graph,
           (unsigned long long)o.max_memory);
@@ -389,10 +388,10 @@ static void usage_errors_exit_2_and_help_exits_0_on_stdout(void) {
         for (const char* p = out; (p = strstr(p, "\n  --")) != NULL;) {
             char word[OPTION_TEXT];
             const char* value;
-            bool by_letter, negated;
+            bool negated;
             p += 3;
             snprintf(word, sizeof word, "%.*s", (int)strcspn(p, " ,\n"), p);
-            CHECK(option_find(word, &value, &by_letter, &negated) >= 0, "--help names %s", word);
+            CHECK(option_find(word, &value, &negated) >= 0, "--help names %s", word);
         }
         for (const char* p = out; *p; p += strcspn(p, "\n") + 1) {
             CHECK(strcspn(p, "\n") <= 100, "too wide: %.*s", (int)strcspn(p, "\n"), p);
