@@ -262,13 +262,13 @@ sanitize: sanitize-programs
 	    $(patsubst build/%,build/sanitize/%,$(UNIT_TESTS)) $(THREADED) \
 	    $(filter-out %test_several_ranks.sh,$(SHELL_TESTS))
 
-# make fuzz TARGETS="json config" for some; minimized seeds go into dev/test/corpus
+# make fuzz TARGETS="json config" for some; minimized seeds go into dev/test/fuzz/corpus
 fuzz:
-	@JOBS=$(JOBS) dev/test/fuzz.sh $(if $(INPUTS),inputs $(INPUTS),seconds $(SECONDS)) $(TARGETS)
+	@JOBS=$(JOBS) dev/test/fuzz/fuzz.sh $(if $(INPUTS),inputs $(INPUTS),seconds $(SECONDS)) $(TARGETS)
 fuzz-minimize:
-	@dev/test/fuzz.sh minimize $(TARGETS)
+	@dev/test/fuzz/fuzz.sh minimize $(TARGETS)
 fuzz-coverage:
-	@dev/test/fuzz_coverage.sh $(TARGETS)
+	@dev/test/fuzz/coverage.sh $(TARGETS)
 
 # clang-format for C and CUDA files; lint: see dev/test/lint.sh
 FORMATTED = $(sort $(wildcard *.c *.cu) $(shell find llmc dev -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp'))

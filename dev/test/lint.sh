@@ -60,6 +60,7 @@ too_long() { awk 'length > 128 { print FILENAME ":" FNR ": " length " columns"; 
 run "lines of at most 128 columns" too_long *.c *.cu $(find llmc dev -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp')
 plants() { dev/test/faults/test_gpu_faults.sh plant >"$log.faults" || { grep FAIL "$log.faults" && false; }; }
 run "faults for a GPU" plants
+run "seeds of the fuzzers" dev/test/fuzz/fuzz.sh check
 if have python3; then
     run "comments behind includes" python3 dev/test/defines.py
 fi

@@ -11,7 +11,7 @@ BIN=DIR tests the programs of another build, such as one with sanitizers. Wanted
   memory   0  a peak below 200 MiB (400 with sanitizers) and 30 times the file
   wrong    0  a damaged checkpoint that is accepted goes on in the bits of the good one; weights that are not finite are refused
   litter   0  no output is left by a run that failed"""
-import argparse, json, os, random, re, resource, shutil, struct, subprocess, sys, threading
+import argparse, json, os, random, re, resource, shutil, struct, subprocess, sys, tarfile, threading
 import lab
 
 COLUMNS = ("cases", "refused", "accepted", "crash", "form", "unnamed", "slow", "memory", "wrong", "litter")
@@ -205,8 +205,10 @@ class Lab:
             f.write(struct.pack("<256i", 20240520, 1, len(ids), *[0] * 253) + struct.pack("<%dH" % len(ids), *ids))
         test = os.path.join(lab.ROOT, "dev/test")
         os.makedirs(os.path.join(self.good, "words"))  # a folder of their own: the trainer takes the tokenizer beside its data
-        for name, source in (("ranks.model", "ranks.model"), ("tokenizer.json", "llama3.json")):
-            shutil.copy(os.path.join(test, "corpus/tokenizer", source), os.path.join(self.good, "words", name))
+        with tarfile.open(os.path.join(test, "fuzz/corpus/tokenizer.tar")) as seeds:
+            for name, source in (("ranks.model", "ranks.model"), ("tokenizer.json", "llama3.json")):
+                with open(os.path.join(self.good, "words", name), "wb") as f:
+                    f.write(seeds.extractfile(source).read())
         pair = os.path.join(test, "pairs/gqa2_untied_rope8")
         shutil.copytree(pair, os.path.join(self.good, "one"))
         self.split(pair, os.path.join(self.good, "two"))

@@ -374,7 +374,7 @@ static void hostile_vocabularies_load_in_less_than_two_seconds(void) {
 static void ids_do_not_depend_on_the_seed(void) {
     size_t len = 0, text_len = 0;
     Error e = NO_ERROR;
-    char* file = read_file("dev/test/corpus/tokenizer/llama3.json", &len, 1 << 24, &e);
+    char* file = read_file("dev/data/tinytales/tokenizer.json", &len, 1 << 24, &e);
     char* text = read_file("README.md", &text_len, 1 << 24, &e);
     CHECK(file && text, "%s", e.msg);
     if (!file || !text) { return; }
@@ -382,7 +382,7 @@ static void ids_do_not_depend_on_the_seed(void) {
     Tokenizer t[2];
     TokenList ids[2] = {{NULL, 0, 0}, {NULL, 0, 0}};
     for (int i = 0; i < 2; i++) {
-        CHECK(tokenizer_parse_seeded(&t[i], file, len, "llama3.json", seeds[i], &e), "%s", e.msg);
+        CHECK(tokenizer_parse_seeded(&t[i], file, len, "tokenizer.json", seeds[i], &e), "%s", e.msg);
         tokenizer_encode(&t[i], text, text_len, true, &ids[i]);
     }
     CHECK(ids[0].count > 1000 && ids[0].count == ids[1].count, "%zu and %zu ids", ids[0].count, ids[1].count);

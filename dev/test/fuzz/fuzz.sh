@@ -1,0 +1,134 @@
+#!/bin/sh
+# fuzz.sh seconds N|inputs N [STEM...] -- runs each fuzz target (fuzz_STEM.c) for N seconds or N inputs under AddressSanitizer
+# and UndefinedBehaviorSanitizer, with the words of corpus/STEM.dict. A run begins with all seeds (corpus/STEM.tar); 0 inputs
+# replay the seeds alone. New inputs stay in build/fuzz/STEM for the next run. A failing input is saved as
+# build/fuzz/STEM-crash-* (-timeout-*, -oom-*, -leak-*); build/fuzz/fuzz_STEM FILE repeats it.
+# fuzz.sh minimize [STEM...] -- replaces the seeds without a name by the fewest of build/fuzz/STEM that reach as much.
+# fuzz.sh add STEM FILE... -- adds seeds to corpus/STEM.tar; fuzz.sh remove STEM NAME... removes them.
+# fuzz.sh check -- unpacks and packs the seeds of every target: each must give its committed bytes. It needs no clang.
+# The seeds of a target are one tar file, sorted, without times or owners, so that a changed seed changes its own bytes alone.
+# To read its changes in git diff: git config diff.tar.textconv "tar --to-command='echo \"== \$TAR_FILENAME\"; cat; echo' -xf"
+# CLANG: a clang with libFuzzer. JOBS: targets that run at a time.
+set -u
+export LC_ALL=C # the order of names
+CLANG=${CLANG:-clang}
+test=dev/test/fuzz here=build/fuzz
+most=65536  # bytes of a target's seeds without a name
+targets=$(ls $test/fuzz_*.c | sed 's/.*fuzz_\(.*\)\.c/\1/')
+mkdir -p $here || exit 1
+
+# unpack STEM FOLDER; pack FOLDER: the same files always give the same bytes, on stdout
+unpack() { mkdir -p "$2" && tar -xf "$test/corpus/$1.tar" -C "$2"; }
+pack() { (cd "$1" && tar --format=ustar -b1 --mode=644 --mtime=@0 --owner=0 --group=0 --numeric-owner -cf - -- *); }
+afresh() { rm -rf "$here/$1.seeds" && unpack "$1" "$here/$1.seeds"; }
+pack_seeds() { # pack_seeds STEM: the folder of seeds becomes the committed file
+    pack "$here/$1.seeds" >"$here/$1.tar" && mv "$here/$1.tar" "$test/corpus/$1.tar" &&
+        echo "ok   $test/corpus/$1.tar: $(ls "$here/$1.seeds" | wc -l) seeds, $(cat "$here/$1.seeds"/* | wc -c) bytes"
+}
+
+job=$1
+shift
+case $job in
+check)
+    for stem in $targets; do
+        afresh "$stem" && pack "$here/$stem.seeds" | cmp - "$test/corpus/$stem.tar" && continue
+        echo "FAIL $test/corpus/$stem.tar is packed otherwise than fuzz.sh add packs it" && exit 1
+    done
+    exit 0
+    ;;
+add | remove)
+    stem=$1
+    shift
+    afresh "$stem" || exit 1
+    if [ "$job" = add ]; then cp -- "$@" "$here/$stem.seeds"; else (cd "$here/$stem.seeds" && rm -- "$@"); fi || exit 1
+    pack_seeds "$stem"
+    exit
+    ;;
+minimize) work=minimize ;;
+*)
+    work=fuzz limit=$1
+    shift
+    ;;
+esac
+[ $# -gt 0 ] || set -- $targets
+
+echo 'int LLVMFuzzerTestOneInput(const char* d, unsigned long n) { return d && n > 99; }' >$here/probe.c
+if ! $CLANG -fsanitize=fuzzer,address,undefined $here/probe.c -o $here/probe 2>/dev/null; then
+    for stem in "$@"; do echo "skip fuzz_$stem: $CLANG is missing or has no libFuzzer (Debian: clang, libclang-rt-14-dev)"; done
+    echo "0 passed, 0 failed, $# skipped"
+    exit 0
+fi
+
+# compile STEM: builds the target unless it is newer than every source. Without traces of comparisons: most would be those of
+# the sanitizer's own checks, and take two thirds of the time; what texts are compared with is traced all the same.
+compile() {
+    target=$here/fuzz_$1
+    [ -x "$target" ] && [ -z "$(find llmc dev/test dev/data -name '*.[ch]' -newer "$target" | head -n 1)" ] && return
+    $CLANG -std=c11 -O1 -g ${MARCH--march=native} -fsanitize=fuzzer,address,undefined -fno-sanitize-coverage=trace-cmp \
+        -fno-sanitize-recover=all -Wno-unknown-pragmas -I. "$test/fuzz_$1.c" -o "$target" -lm -lpthread
+}
+
+stat() { sed -n "s/^stat::$1: *//p" "$here/$stem.log"; }
+
+# fuzz STEM: runs the target and prints its line
+fuzz() {
+    stem=$1
+    dict=$test/corpus/$stem.dict
+    start=$(date +%s)
+    [ "$job" = seconds ] && bound=-max_total_time=$limit || bound=-runs=$limit
+    # the targets' own output is closed: warnings would fill the log. An input frees far less than the memory that stays apart,
+    # and takes milliseconds; the timeout is that of a hang, since a busy machine may not run a target for many seconds
+    ASAN_OPTIONS=quarantine_size_mb=16:${ASAN_OPTIONS-} \
+        "$here/fuzz_$stem" "$bound" -timeout=120 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=1 -close_fd_mask=3 \
+        $([ -f "$dict" ] && echo "-dict=$dict") -artifact_prefix="$here/$stem-" "$here/$stem" >"$here/$stem.log" 2>&1
+    status=$?
+    seconds=$(($(date +%s) - start))
+    findings=0 word=ok
+    [ $status -eq 0 ] || { findings=1 && word=FAIL; }
+    printf '%-4s %-24s %10s %8d %10s %9s %8d\n' $word "fuzz_$stem" "$(stat number_of_executed_units)" $seconds \
+        "$(stat average_exec_per_sec)" "$(stat new_units_added)" $findings
+    [ $status -eq 0 ] || grep -m 4 -E 'ERROR|runtime error|SUMMARY|Test unit written' "$here/$stem.log" | sed 's/^/    /'
+    return $status
+}
+
+# minimize STEM: the smallest inputs come first, so that a limit on bytes costs the least
+minimize() {
+    seeds=$here/$1.seeds
+    afresh "$1" || return 1
+    rm -rf "$here/$1.min" && mkdir -p "$here/$1.min"
+    "$here/fuzz_$1" -set_cover_merge=1 -close_fd_mask=3 "$here/$1.min" "$here/$1" "$seeds" >"$here/$1.log" 2>&1 || return 1
+    find "$seeds" -type f | grep -E '/[0-9a-f]{40}$' | while read -r old; do rm "$old"; done
+    total=0
+    ls -rS "$here/$1.min" | grep -E '^[0-9a-f]{40}$' | while read -r name; do
+        size=$(wc -c <"$here/$1.min/$name")
+        total=$((total + size))
+        [ "$total" -gt $most ] && break
+        cp "$here/$1.min/$name" "$seeds"
+    done
+    pack_seeds "$1"
+}
+
+# one STEM: a target that fails leaves its name in build/fuzz/failed
+one() {
+    if ! unpack "$1" "$here/$1"; then
+        echo "FAIL fuzz_$1 has no seeds"
+    elif ! compile "$1"; then
+        echo "FAIL fuzz_$1 does not compile"
+    elif $work "$1"; then
+        return
+    fi
+    echo "$1" >>$here/failed
+}
+
+[ "$job" = minimize ] || printf '%-29s %10s %8s %10s %9s %8s\n' target inputs seconds "inputs/s" "new units" findings
+: >$here/failed
+running=0
+for stem in "$@"; do
+    one "$stem" &
+    running=$((running + 1))
+    [ $running -lt "${JOBS:-1}" ] || { wait && running=0; }
+done
+wait
+failed=$(wc -l <$here/failed)
+echo "$(($# - failed)) passed, $((failed)) failed, 0 skipped"
+[ "$failed" -eq 0 ]
