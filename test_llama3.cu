@@ -136,8 +136,8 @@ static void cpu_logits(void* tested, const int* x, float* out) {
     Llama* m = ((Tested*)tested)->model;
     cpu_tokens(m, x, NULL);
     llama_forward(m);
-    matmul_forward(out, m->scratch, m->norm_final, ends_at(m->params, &m->table).head, NULL, (size_t)m->B * m->T,
-                   m->config.hidden_size, m->config.vocab_size);
+    const Linear head = ends_at(m).head;
+    linear(m->scratch, out, &head, m->norm_final, NULL, (size_t)m->B * m->T);
 }
 
 static double cpu_losses(void* tested, const int* x, const int* y) {

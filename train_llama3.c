@@ -32,12 +32,13 @@
 #include "llmc/run/jobs.h"      // defines: run_job
 #include "llmc/run/signals.h"   // defines: run_stop_requested
 #include "llmc/embedding.h"     // defines: embedding_forward, embedding_backward
-#include "llmc/rmsnorm.h"       // defines: rmsnorm_forward, rmsnorm_backward, rmsnorm_backward_scratch
+#include "llmc/linear.h"        // defines: Linear, linear, linear_backward, Norm, norm, norm_backward
+#include "llmc/rmsnorm.h"       // defines: rmsnorm_backward_scratch
 #include "llmc/rope.h"          // defines: rope_table, rope_forward, rope_backward
 #include "llmc/attention.h"     // defines: attention_forward, attention_backward, attention_backward_scratch, attention_decode
 #include "llmc/swiglu.h"        // defines: swiglu_forward, swiglu_backward
-#include "llmc/matmul.h"        // defines: matmul_forward, matmul_backward_input, matmul_backward_weight, matmul_scratch
-#include "llmc/lora.h"          // defines: LoraBlock, lora_block, lora_forward, lora_backward, lora_width
+#include "llmc/matmul.h"        // defines: matmul_scratch
+#include "llmc/lora.h"          // defines: LoraPlace, lora_at, lora_width, lora_most_width
 #include "llmc/crossentropy.h"  // defines: crossentropy_forward, crossentropy_fused
 #include "llmc/adamw.h"         // defines: AdamW, adamw_update, global_norm, global_norm_scratch
 
@@ -45,21 +46,22 @@
 // memory: an arena for the weights; with --lora one for the adapters; one each for gradients, m and v, which hold the trained
 // tensors; one for activations
 
-/* The tensors of one block, in an arena of weights or of gradients. Gradients of frozen weights are NULL. */
+/* One block: its layers that hold weights, with their gradients. */
 typedef struct {
-    float* input_norm;  // (C)
-    float* qkv;         // (QKV, C), QKV = (NH + 2 NKV) HD: rows of q, then k, then v
-    float* o;           // (C, NH HD)
-    float* post_norm;   // (C)
-    float* gate_up;     // (2F, C): rows of gate, then up
-    float* down;        // (C, F)
+    Norm input_norm;
+    Linear qkv;  // (QKV, C), QKV = (NH + 2 NKV) HD: rows of q, then k, then v
+    Linear o;    // (C, NH HD)
+    Norm post_norm;
+    Linear gate_up;  // (2F, C): rows of gate, then up
+    Linear down;     // (C, F)
 } Block;
 
-/* The tensors outside of the blocks. */
+/* The layers outside of the blocks. */
 typedef struct {
-    float* embedding;   // (V, C)
-    float* final_norm;  // (C)
-    float* head;        // (V, C); the embedding if the two are tied
+    const float* embedding;  // (V, C)
+    float* dembedding;       // (V, C) its gradient; NULL: frozen
+    Norm final_norm;
+    Linear head;  // (V, C); the embedding if the two are tied
 } Ends;
 
 /* Activations that the forward pass of one block keeps for its backward pass. N = B*T rows. */
@@ -139,32 +141,44 @@ typedef struct {
     size_t mapped_bytes[NUM_MEM];
 } Llama;
 
-/* Returns the tensors of block l in an arena of weights or gradients (NULL: frozen); ends_at() returns those outside of the
- * blocks. A layer gets its weights only through these two, and lora_block() for the adapters. */
-static Block block_at(float* arena, const ParamTable* t, int l) {
-    Block b = {NULL, NULL, NULL, NULL, NULL, NULL};
-    if (!arena) { return b; }
-    b.input_norm = arena + param_offset(t, P_INPUT_NORM, l);
-    b.qkv = arena + param_offset(t, P_Q, l);
-    b.o = arena + param_offset(t, P_O, l);
-    b.post_norm = arena + param_offset(t, P_POST_NORM, l);
-    b.gate_up = arena + param_offset(t, P_GATE, l);
-    b.down = arena + param_offset(t, P_DOWN, l);
-    return b;
+/* Returns a norm of block l, or the final one (l = -1); its gradient accumulates unless --lora freezes it. */
+static Norm norm_at(const Llama* m, ParamKind kind, int l) {
+    const size_t at = param_offset(&m->table, kind, l);
+    return (Norm){m->params + at, m->adapters || !m->grads ? NULL : m->grads + at, m->config.hidden_size, m->config.rms_eps};
 }
 
-static Ends ends_at(float* arena, const ParamTable* t) {
-    Ends e = {NULL, NULL, NULL};
-    if (!arena) { return e; }
-    e.embedding = arena + param_offset(t, P_EMBEDDING, -1);
-    e.final_norm = arena + param_offset(t, P_FINAL_NORM, -1);
-    e.head = arena + param_offset(t, P_LM_HEAD, -1);
-    return e;
+/* Returns a matrix of block l, or the head (l = -1), with the adapters at `place`, whose rows of t are at `t`. */
+static Linear linear_at(const Llama* m, ParamKind kind, int l, LoraPlace place, float* t) {
+    const size_t at = param_offset(&m->table, kind, l);
+    Linear w = {.w = m->params + at, .dw = m->adapters || !m->grads ? NULL : m->grads + at};
+    linear_shape(&m->config, kind, &w.OC, &w.C);
+    w.lora = lora_at(&m->config, &m->trained, place, l);
+    w.adapters = m->adapters;
+    w.dadapters = m->grads;
+    w.t = t;
+    w.dt = m->dt;
+    return w;
 }
 
-/* Return the arena that AdamW updates, and that of the gradients of the weights, NULL if they are frozen. */
+/* Returns block l; t: where the adapters of each place keep their rows. ends_at() returns the layers outside of the blocks.
+ * A layer gets its weights only through these two. */
+static Block block_at(const Llama* m, int l, float* const t[NUM_LORA]) {
+    return (Block){norm_at(m, P_INPUT_NORM, l),
+                   linear_at(m, P_Q, l, LORA_QKV, t[LORA_QKV]),
+                   linear_at(m, P_O, l, LORA_O, t[LORA_O]),
+                   norm_at(m, P_POST_NORM, l),
+                   linear_at(m, P_GATE, l, LORA_GATE_UP, t[LORA_GATE_UP]),
+                   linear_at(m, P_DOWN, l, LORA_DOWN, t[LORA_DOWN])};
+}
+
+static Ends ends_at(const Llama* m) {
+    const size_t embedding = param_offset(&m->table, P_EMBEDDING, -1);
+    return (Ends){m->params + embedding, m->adapters || !m->grads ? NULL : m->grads + embedding, norm_at(m, P_FINAL_NORM, -1),
+                  linear_at(m, P_LM_HEAD, -1, NUM_LORA, NULL)};
+}
+
+/* Returns the arena that AdamW updates. */
 static float* trained_params(const Llama* m) { return m->adapters ? m->adapters : m->params; }
-static float* weight_grads(const Llama* m) { return m->adapters ? NULL : m->grads; }
 
 /* Lays out a model's buffers. B = 0: no batch. train false: forward pass only. cache_len = 0: no generation. */
 static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], int B, int T, bool train, int cache_len) {
@@ -288,33 +302,27 @@ static void llama_free(Llama* m) {
 /* Computes norm_final (B, T, C) from the tokens m->x and keeps what the backward pass needs. Like the two functions below, it
  * ends early if a signal asks for the end: the caller looks at run_stop_requested() and then drops what it computed. */
 static void llama_forward(Llama* m) {
-    const ModelConfig* c = &m->config;
-    const AttentionShape shape = attention_shape(c, m->B, m->T);
+    const AttentionShape shape = attention_shape(&m->config, m->B, m->T);
     const size_t N = (size_t)m->B * m->T;
-    const int C = c->hidden_size, F = c->intermediate_size, L = c->num_layers, Q = q_width(c), QKV = qkv_width(c);
-    const Ends ends = ends_at(m->params, &m->table);
+    const int L = m->config.num_layers;
+    const Ends ends = ends_at(m);
 
-    embedding_forward(m->blocks[0].h, ends.embedding, m->x, N, C);
+    embedding_forward(m->blocks[0].h, ends.embedding, m->x, N, m->config.hidden_size);
     for (int l = 0; l < L && !run_stop_requested(); l++) {
-        const Block w = block_at(m->params, &m->table, l);
-        const LoraBlock lora = lora_block(c, &m->trained, l);
         const BlockActivations* s = &m->blocks[l];
+        const Block w = block_at(m, l, s->t);
         float* h_next = l + 1 < L ? m->blocks[l + 1].h : m->h_final;
-        rmsnorm_forward(s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps);
-        matmul_forward(s->qkv, m->scratch, s->norm1, w.qkv, NULL, N, C, QKV);
-        lora_forward(s->qkv, s->t[LORA_QKV], m->scratch, s->norm1, m->adapters, &lora.at[LORA_QKV], N);
+        norm(s->norm1, s->rstd1, &w.input_norm, s->h, N);
+        linear(m->scratch, s->qkv, &w.qkv, s->norm1, NULL, N);
         rope_forward(s->qkv, m->starts, m->rope, 0, shape);
         attention_forward(s->att, s->lse, m->scratch, s->qkv, m->starts, shape);
-        matmul_forward(s->mid, m->scratch, s->att, w.o, s->h, N, Q, C);
-        lora_forward(s->mid, s->t[LORA_O], m->scratch, s->att, m->adapters, &lora.at[LORA_O], N);
-        rmsnorm_forward(s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps);
-        matmul_forward(s->gate_up, m->scratch, s->norm2, w.gate_up, NULL, N, C, 2 * F);
-        lora_forward(s->gate_up, s->t[LORA_GATE_UP], m->scratch, s->norm2, m->adapters, &lora.at[LORA_GATE_UP], N);
-        swiglu_forward(s->act, s->gate_up, N, F);
-        matmul_forward(h_next, m->scratch, s->act, w.down, s->mid, N, F, C);
-        lora_forward(h_next, s->t[LORA_DOWN], m->scratch, s->act, m->adapters, &lora.at[LORA_DOWN], N);
+        linear(m->scratch, s->mid, &w.o, s->att, s->h, N);
+        norm(s->norm2, s->rstd2, &w.post_norm, s->mid, N);
+        linear(m->scratch, s->gate_up, &w.gate_up, s->norm2, NULL, N);
+        swiglu_forward(s->act, s->gate_up, N, w.down.C);
+        linear(m->scratch, h_next, &w.down, s->act, s->mid, N);
     }
-    rmsnorm_forward(m->norm_final, m->rstd_final, m->h_final, ends.final_norm, N, C, c->rms_eps);
+    norm(m->norm_final, m->rstd_final, &ends.final_norm, m->h_final, N);
 }
 
 /* Runs head and loss after llama_forward(). Returns the cross-entropy of the targets m->y, -1 with loss 0, over B*T. Works on
@@ -324,18 +332,17 @@ static void llama_forward(Llama* m) {
 static double llama_loss(Llama* m, float dloss) {
     const int C = m->config.hidden_size, V = m->config.vocab_size;
     const size_t N = (size_t)m->B * m->T;
-    const float* head = ends_at(m->params, &m->table).head;
+    const Linear head = ends_at(m).head;
     for (size_t first = 0; first < N && !run_stop_requested(); first += CLASSIFIER_ROWS) {
         const size_t rows = size_min(CLASSIFIER_ROWS, N - first);
         const float* x = m->norm_final + first * C;
-        matmul_forward(m->logits, m->scratch, x, head, NULL, rows, C, V);
+        linear(m->scratch, m->logits, &head, x, NULL, rows);
         if (dloss == 0.0f) {
             crossentropy_forward(m->losses + first, m->logits, m->y + first, rows, V);
             continue;
         }
         crossentropy_fused(m->losses + first, m->logits, m->y + first, dloss, rows, V);
-        matmul_backward_input(m->dnorm + first * C, m->scratch, m->logits, head, rows, C, V);
-        matmul_backward_weight(ends_at(weight_grads(m), &m->trained).head, m->scratch, m->logits, x, rows, C, V);
+        linear_backward(m->scratch, m->dnorm + first * C, &head, m->logits, x, rows);
     }
     double sum = 0.0;
     for (size_t i = 0; i < N; i++) { sum += m->losses[i]; }
@@ -353,42 +360,29 @@ static void llama_zero_gradients(Llama* m) {
 
 /* Runs the backward pass after llama_forward() and llama_loss(dloss != 0). Carries dh from the last block to the first. */
 static void llama_backward(Llama* m) {
-    const ModelConfig* c = &m->config;
-    const AttentionShape shape = attention_shape(c, m->B, m->T);
+    const AttentionShape shape = attention_shape(&m->config, m->B, m->T);
     const size_t N = (size_t)m->B * m->T;
-    const int C = c->hidden_size, F = c->intermediate_size, L = c->num_layers, Q = q_width(c), QKV = qkv_width(c);
-    const Ends w_ends = ends_at(m->params, &m->table), g_ends = ends_at(weight_grads(m), &m->trained);
+    const int C = m->config.hidden_size;
+    const Ends ends = ends_at(m);
 
     memset(m->dh, 0, N * C * sizeof(float));
-    rmsnorm_backward(m->dh, g_ends.final_norm, m->scratch, m->dnorm, m->h_final, w_ends.final_norm, m->rstd_final, N, C);
-    for (int l = L - 1; l >= 0 && !run_stop_requested(); l--) {
-        const Block w = block_at(m->params, &m->table, l), g = block_at(weight_grads(m), &m->trained, l);
-        const LoraBlock lora = lora_block(c, &m->trained, l);
+    norm_backward(m->scratch, m->dh, &ends.final_norm, m->dnorm, m->h_final, m->rstd_final, N);
+    for (int l = m->config.num_layers - 1; l >= 0 && !run_stop_requested(); l--) {
         const BlockActivations* s = &m->blocks[l];
+        const Block w = block_at(m, l, s->t);
         // h_next = mid + act Wdown^T: dh is the gradient of both terms
-        matmul_backward_weight(g.down, m->scratch, m->dh, s->act, N, F, C);
-        matmul_backward_input(m->dact, m->scratch, m->dh, w.down, N, F, C);
-        lora_backward(m->dact, m->grads, m->dt, m->scratch, m->dh, s->act, s->t[LORA_DOWN], m->adapters, &lora.at[LORA_DOWN],
-                      N);
-        swiglu_backward(m->dgate_up, m->dact, s->gate_up, N, F);
-        matmul_backward_weight(g.gate_up, m->scratch, m->dgate_up, s->norm2, N, C, 2 * F);
-        matmul_backward_input(m->dnorm, m->scratch, m->dgate_up, w.gate_up, N, C, 2 * F);
-        lora_backward(m->dnorm, m->grads, m->dt, m->scratch, m->dgate_up, s->norm2, s->t[LORA_GATE_UP], m->adapters,
-                      &lora.at[LORA_GATE_UP], N);
-        rmsnorm_backward(m->dh, g.post_norm, m->scratch, m->dnorm, s->mid, w.post_norm, s->rstd2, N, C);
+        linear_backward(m->scratch, m->dact, &w.down, m->dh, s->act, N);
+        swiglu_backward(m->dgate_up, m->dact, s->gate_up, N, w.down.C);
+        linear_backward(m->scratch, m->dnorm, &w.gate_up, m->dgate_up, s->norm2, N);
+        norm_backward(m->scratch, m->dh, &w.post_norm, m->dnorm, s->mid, s->rstd2, N);
         // mid = h + att Wo^T
-        matmul_backward_weight(g.o, m->scratch, m->dh, s->att, N, Q, C);
-        matmul_backward_input(m->datt, m->scratch, m->dh, w.o, N, Q, C);
-        lora_backward(m->datt, m->grads, m->dt, m->scratch, m->dh, s->att, s->t[LORA_O], m->adapters, &lora.at[LORA_O], N);
+        linear_backward(m->scratch, m->datt, &w.o, m->dh, s->att, N);
         attention_backward(m->dqkv, m->scratch, m->datt, s->att, s->lse, s->qkv, m->starts, shape);
         rope_backward(m->dqkv, m->starts, m->rope, 0, shape);
-        matmul_backward_weight(g.qkv, m->scratch, m->dqkv, s->norm1, N, C, QKV);
-        matmul_backward_input(m->dnorm, m->scratch, m->dqkv, w.qkv, N, C, QKV);
-        lora_backward(m->dnorm, m->grads, m->dt, m->scratch, m->dqkv, s->norm1, s->t[LORA_QKV], m->adapters, &lora.at[LORA_QKV],
-                      N);
-        rmsnorm_backward(m->dh, g.input_norm, m->scratch, m->dnorm, s->h, w.input_norm, s->rstd1, N, C);
+        linear_backward(m->scratch, m->dnorm, &w.qkv, m->dqkv, s->norm1, N);
+        norm_backward(m->scratch, m->dh, &w.input_norm, m->dnorm, s->h, s->rstd1, N);
     }
-    embedding_backward(g_ends.embedding, m->dh, m->x, N, C);
+    embedding_backward(ends.dembedding, m->dh, m->x, N, C);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -413,10 +407,10 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
     const ModelConfig* c = &m->config;
     const AttentionShape shape = attention_shape(c, 1, rows);
     const int C = c->hidden_size, F = c->intermediate_size, Q = q_width(c), QKV = qkv_width(c), KV2 = 2 * kv_width(c);
-    const Ends ends = ends_at(m->params, &m->table);
+    const Ends ends = ends_at(m);
     Arena a = {m->decode_rows, 0};
     float* h = take(&a, (size_t)DECODE_ROWS * C);
-    float* norm = take(&a, (size_t)DECODE_ROWS * C);
+    float* x = take(&a, (size_t)DECODE_ROWS * C);  // a norm's output
     float* rstd = take(&a, DECODE_ROWS);
     float* qkv = take(&a, (size_t)DECODE_ROWS * QKV);
     float* att = take(&a, (size_t)DECODE_ROWS * Q);
@@ -427,12 +421,10 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
 
     embedding_forward(h, ends.embedding, tokens, rows, C);
     for (int l = 0; l < c->num_layers; l++) {
-        const Block w = block_at(m->params, &m->table, l);
-        const LoraBlock lora = lora_block(c, &m->trained, l);
+        const Block w = block_at(m, l, (float* const[NUM_LORA]){t, t, t, t});
         float* cache = m->kv_cache + (size_t)l * m->cache_len * KV2;  // (cache_len, KV2)
-        rmsnorm_forward(norm, rstd, h, w.input_norm, rows, C, c->rms_eps);
-        matmul_forward(qkv, m->scratch, norm, w.qkv, NULL, rows, C, QKV);
-        lora_forward(qkv, t, m->scratch, norm, m->adapters, &lora.at[LORA_QKV], rows);
+        norm(x, rstd, &w.input_norm, h, rows);
+        linear(m->scratch, qkv, &w.qkv, x, NULL, rows);
         rope_forward(qkv, NULL, m->decode_rope, pos, shape);
         for (int i = 0; i < rows; i++) {
             memcpy(cache + (size_t)(pos + i) * KV2, qkv + (size_t)i * QKV + Q, KV2 * sizeof(float));
@@ -440,18 +432,14 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
         for (int i = 0; i < rows; i++) {
             attention_decode(att + (size_t)i * Q, qkv + (size_t)i * QKV, cache, pos + i + 1, shape);
         }
-        matmul_forward(h, m->scratch, att, w.o, h, rows, Q, C);
-        lora_forward(h, t, m->scratch, att, m->adapters, &lora.at[LORA_O], rows);
-        rmsnorm_forward(norm, rstd, h, w.post_norm, rows, C, c->rms_eps);
-        matmul_forward(gate_up, m->scratch, norm, w.gate_up, NULL, rows, C, 2 * F);
-        lora_forward(gate_up, t, m->scratch, norm, m->adapters, &lora.at[LORA_GATE_UP], rows);
+        linear(m->scratch, h, &w.o, att, h, rows);
+        norm(x, rstd, &w.post_norm, h, rows);
+        linear(m->scratch, gate_up, &w.gate_up, x, NULL, rows);
         swiglu_forward(act, gate_up, rows, F);
-        matmul_forward(h, m->scratch, act, w.down, h, rows, F, C);
-        lora_forward(h, t, m->scratch, act, m->adapters, &lora.at[LORA_DOWN], rows);
+        linear(m->scratch, h, &w.down, act, h, rows);
     }
-    const float* last = h + (size_t)(rows - 1) * C;
-    rmsnorm_forward(norm, rstd, last, ends.final_norm, 1, C, c->rms_eps);
-    matmul_forward(logits, m->scratch, norm, ends.head, NULL, 1, C, c->vocab_size);
+    norm(x, rstd, &ends.final_norm, h + (size_t)(rows - 1) * C, 1);
+    linear(m->scratch, logits, &ends.head, x, NULL, 1);
     return logits;
 }
 

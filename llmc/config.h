@@ -207,6 +207,18 @@ static inline void param_shape(const ModelConfig* c, ParamKind kind, size_t* row
     }
 }
 
+/* Writes the outputs and inputs of the product that begins with a kind: those that join the kind are part of it. */
+static inline void linear_shape(const ModelConfig* c, ParamKind kind, int* outputs, int* inputs) {
+    *outputs = 0;
+    do {
+        size_t rows = 0, cols = 0;
+        matrix_shape(c, kind, &rows, &cols);
+        *outputs += (int)rows;
+        *inputs = (int)cols;
+        kind = (ParamKind)(kind + 1);
+    } while (param_specs[kind].joined);
+}
+
 typedef struct {
     ParamKind kind;
     int layer;          // -1 outside the blocks

@@ -33,10 +33,6 @@ typedef struct {
     int first[LORA_PARTS], width[LORA_PARTS];  // its columns of y
 } Lora;
 
-typedef struct {
-    Lora at[NUM_LORA];
-} LoraBlock;
-
 /* Returns the first of lora_pairs at a place; the last place ends at NUM_LORA_PAIRS. */
 static inline int lora_first_pair(int place) {
     static const int first[NUM_LORA + 1] = {0, 3, 4, 6, NUM_LORA_PAIRS};
@@ -59,28 +55,26 @@ static inline int lora_most_width(const LoraConfig* l) {
     return most;
 }
 
-/* Finds the adapters of a block in the table of adapters. */
-static inline LoraBlock lora_block(const ModelConfig* c, const ParamTable* adapters, int layer) {
-    LoraBlock block;
-    memset(&block, 0, sizeof block);
-    for (int place = 0; c->lora.rank > 0 && place < NUM_LORA; place++) {
-        Lora* l = &block.at[place];
-        l->r = c->lora.rank;
-        l->scale = lora_scale(&c->lora);
-        for (int i = lora_first_pair(place); i < lora_first_pair(place + 1); i++) {
-            size_t rows = 0, cols = 0;
-            param_shape(c, lora_pairs[i].matrix, &rows, &cols);
-            if (c->lora.on >> i & 1) {
-                if (l->parts == 0) { l->a = adapter_find(adapters, lora_pairs[i].a, layer)->offset; }
-                l->b[l->parts] = adapter_find(adapters, lora_pairs[i].b, layer)->offset;
-                l->first[l->parts] = l->OC;
-                l->width[l->parts++] = (int)rows;
-            }
-            l->OC += (int)rows;
-            l->C = (int)cols;
+/* Finds the adapters of a layer at a place (NUM_LORA: one that never has any) in the table of adapters. */
+static inline Lora lora_at(const ModelConfig* c, const ParamTable* adapters, int place, int layer) {
+    Lora l;
+    memset(&l, 0, sizeof l);
+    if (c->lora.rank == 0 || place == NUM_LORA) { return l; }
+    l.r = c->lora.rank;
+    l.scale = lora_scale(&c->lora);
+    for (int i = lora_first_pair(place); i < lora_first_pair(place + 1); i++) {
+        size_t rows = 0, cols = 0;
+        param_shape(c, lora_pairs[i].matrix, &rows, &cols);
+        if (c->lora.on >> i & 1) {
+            if (l.parts == 0) { l.a = adapter_find(adapters, lora_pairs[i].a, layer)->offset; }
+            l.b[l.parts] = adapter_find(adapters, lora_pairs[i].b, layer)->offset;
+            l.first[l.parts] = l.OC;
+            l.width[l.parts++] = (int)rows;
         }
+        l.OC += (int)rows;
+        l.C = (int)cols;
     }
-    return block;
+    return l;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

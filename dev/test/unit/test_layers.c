@@ -1007,12 +1007,12 @@ static void lora_and_its_gradients_are_the_plain_loops(void) {
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         c.lora = cases[k];
         ParamTable t = trained_table(&c);
-        const LoraBlock block = lora_block(&c, &t, 1);
         int parts = 0;
         for (int place = 0; place < NUM_LORA; place++) {
-            parts += block.at[place].parts;
-            check_lora(&block.at[place], t.elements, 1, scratch);
-            check_lora(&block.at[place], t.elements, 70, scratch);
+            const Lora l = lora_at(&c, &t, place, 1);
+            parts += l.parts;
+            check_lora(&l, t.elements, 1, scratch);
+            check_lora(&l, t.elements, 70, scratch);
         }
         CHECK(2 * 2 * parts == t.count, "%d parts, %d tensors in two blocks", parts, t.count);
         param_table_free(&t);
