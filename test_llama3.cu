@@ -136,7 +136,7 @@ static void cpu_logits(void* tested, const int* x, float* out) {
     Llama* m = ((Tested*)tested)->model;
     cpu_tokens(m, x, NULL);
     llama_forward(m);
-    const Linear head = ends_at(m).head;
+    const Linear head = ends_at(m, BATCH).head;
     linear(m->scratch, out, &head, m->norm_final, NULL, (size_t)m->B * m->T);
 }
 
@@ -316,7 +316,8 @@ static void cuda_logits(void* tested, const int* x, float* out) {
     llama_forward(m);
     floatX* logits;  // the program itself never holds all of them
     CUDA_CHECK(cudaMalloc(&logits, N * pitch * sizeof(floatX)));
-    linear(&m->queue, "head", logits, m->norm_final, end_weights(m, true).head, NULL, N, m->config.hidden_size, (int)V);
+    const Linear head = ends_at(m, true, BATCH).head;
+    linear(&m->queue, logits, &head, m->norm_final, NULL, N);
     floatX* host = (floatX*)xmalloc(N * pitch * sizeof(floatX));
     copy_out(host, logits, N * pitch * sizeof(floatX), m->queue.stream);
     for (size_t n = 0; n < N; n++) {

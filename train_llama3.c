@@ -38,7 +38,7 @@
 #include "llmc/attention.h"     // defines: attention_forward, attention_backward, attention_backward_scratch, attention_decode
 #include "llmc/swiglu.h"        // defines: swiglu_forward, swiglu_backward
 #include "llmc/matmul.h"        // defines: matmul_scratch
-#include "llmc/lora.h"          // defines: LoraPlace, lora_at, lora_width, lora_most_width
+#include "llmc/lora.h"          // defines: lora_at, lora_width, lora_most_width
 #include "llmc/crossentropy.h"  // defines: crossentropy_forward, crossentropy_fused
 #include "llmc/adamw.h"         // defines: AdamW, adamw_update, global_norm, global_norm_scratch
 
@@ -66,18 +66,18 @@ typedef struct {
 
 /* Activations that the forward pass of one block keeps for its backward pass. N = B*T rows. */
 typedef struct {
-    float* h;            // (N, C) the residual stream as it enters
-    float* norm1;        // (N, C) rmsnorm(h)
-    float* rstd1;        // (N) 1 / rms of h
-    float* qkv;          // (N, QKV) after RoPE
-    float* lse;          // (B, NH, T) log-sum-exp of the scores of each query
-    float* att;          // (N, NH HD) attention's output
-    float* mid;          // (N, C) the residual stream after attention
-    float* norm2;        // (N, C) rmsnorm(mid)
-    float* rstd2;        // (N)
-    float* gate_up;      // (N, 2F)
-    float* act;          // (N, F) silu(gate) * up
-    float* t[NUM_LORA];  // (N, lora_width) of the adapters
+    float* h;                 // (N, C) the residual stream as it enters
+    float* norm1;             // (N, C) rmsnorm(h)
+    float* rstd1;             // (N) 1 / rms of h
+    float* qkv;               // (N, QKV) after RoPE
+    float* lse;               // (B, NH, T) log-sum-exp of the scores of each query
+    float* att;               // (N, NH HD) attention's output
+    float* mid;               // (N, C) the residual stream after attention
+    float* norm2;             // (N, C) rmsnorm(mid)
+    float* rstd2;             // (N)
+    float* gate_up;           // (N, 2F)
+    float* act;               // (N, F) silu(gate) * up
+    float* t[BLOCK_LINEARS];  // (N, lora_width) of the adapters
 } BlockActivations;
 
 typedef enum {
@@ -94,6 +94,9 @@ typedef enum {
 } MemoryKind;
 static const char* const memory_names[NUM_MEM] = {"weights",     "adapters", "gradients", "m",       "v",
                                                   "activations", "logits",   "workspace", "KV cache"};
+
+/* A pass through the layers: over a batch, or over new rows of one sequence. */
+typedef enum { BATCH, DECODE } Pass;
 
 enum { CLASSIFIER_ROWS = 512 };  // tokens whose logits exist at one time; (512, V) stays close to the cache
 enum { DECODE_ROWS = 64 };       // tokens of a prompt that one pass of generation takes
@@ -135,6 +138,7 @@ typedef struct {
     int cache_len;       // positions
     float* kv_cache;     // (L, cache_len, 2 NKV HD)
     float* decode_rope;  // (cache_len, HD)
+    float* decode_t;     // (DECODE_ROWS, lora_most_width)
     float* decode_rows;  // buffers of DECODE_ROWS rows, see llama_decode_rows
 
     float* mapped[NUM_MEM];  // the arenas that all of the above points into
@@ -147,34 +151,29 @@ static Norm norm_at(const Llama* m, ParamKind kind, int l) {
     return (Norm){m->params + at, m->adapters || !m->grads ? NULL : m->grads + at, m->config.hidden_size, m->config.rms_eps};
 }
 
-/* Returns a matrix of block l, or the head (l = -1), with the adapters at `place`, whose rows of t are at `t`. */
-static Linear linear_at(const Llama* m, ParamKind kind, int l, LoraPlace place, float* t) {
-    const size_t at = param_offset(&m->table, kind, l);
+/* Returns a product of block l, or the head (l = -1). */
+static Linear linear_at(const Llama* m, LinearKind kind, int l, Pass pass) {
+    const size_t at = param_offset(&m->table, linear_params[kind], l);
     Linear w = {.w = m->params + at, .dw = m->adapters || !m->grads ? NULL : m->grads + at};
     linear_shape(&m->config, kind, &w.OC, &w.C);
-    w.lora = lora_at(&m->config, &m->trained, place, l);
+    w.lora = lora_at(&m->config, &m->trained, kind, l);
     w.adapters = m->adapters;
     w.dadapters = m->grads;
-    w.t = t;
+    w.t = pass == DECODE ? m->decode_t : l < 0 ? NULL : m->blocks[l].t[kind];
     w.dt = m->dt;
     return w;
 }
 
-/* Returns block l; t: where the adapters of each place keep their rows. ends_at() returns the layers outside of the blocks.
- * A layer gets its weights only through these two. */
-static Block block_at(const Llama* m, int l, float* const t[NUM_LORA]) {
-    return (Block){norm_at(m, P_INPUT_NORM, l),
-                   linear_at(m, P_Q, l, LORA_QKV, t[LORA_QKV]),
-                   linear_at(m, P_O, l, LORA_O, t[LORA_O]),
-                   norm_at(m, P_POST_NORM, l),
-                   linear_at(m, P_GATE, l, LORA_GATE_UP, t[LORA_GATE_UP]),
-                   linear_at(m, P_DOWN, l, LORA_DOWN, t[LORA_DOWN])};
+/* Returns block l; ends_at() returns the layers outside of the blocks. A layer gets its weights only through these two. */
+static Block block_at(const Llama* m, int l, Pass pass) {
+    return (Block){norm_at(m, P_INPUT_NORM, l), linear_at(m, LINEAR_QKV, l, pass),     linear_at(m, LINEAR_O, l, pass),
+                   norm_at(m, P_POST_NORM, l),  linear_at(m, LINEAR_GATE_UP, l, pass), linear_at(m, LINEAR_DOWN, l, pass)};
 }
 
-static Ends ends_at(const Llama* m) {
+static Ends ends_at(const Llama* m, Pass pass) {
     const size_t embedding = param_offset(&m->table, P_EMBEDDING, -1);
     return (Ends){m->params + embedding, m->adapters || !m->grads ? NULL : m->grads + embedding, norm_at(m, P_FINAL_NORM, -1),
-                  linear_at(m, P_LM_HEAD, -1, NUM_LORA, NULL)};
+                  linear_at(m, LINEAR_HEAD, -1, pass)};
 }
 
 /* Returns the arena that AdamW updates. */
@@ -216,7 +215,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], int B, int T, bool train
             s->rstd2 = take(a, N);
             s->gate_up = take(a, N * 2 * F);
             s->act = take(a, N * F);
-            for (int i = 0; i < NUM_LORA; i++) { s->t[i] = take(a, N * lora_width(&c->lora, i)); }
+            for (int i = 0; i < BLOCK_LINEARS; i++) { s->t[i] = take(a, N * lora_width(&c->lora, i)); }
         }
         m->h_final = train ? take(a, N * C) : m->blocks[0].h;
         m->norm_final = take(a, N * C);
@@ -242,7 +241,8 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], int B, int T, bool train
     if (cache_len > 0) {
         m->kv_cache = take(&mem[MEM_CACHE], L * cache_len * 2 * KV);
         m->decode_rope = take(&mem[MEM_CACHE], cache_len * HD);
-        const size_t row = 2 * C + 1 + QKV + Q + 3 * F + lora_most_width(&c->lora);
+        m->decode_t = take(&mem[MEM_CACHE], DECODE_ROWS * (size_t)lora_most_width(&c->lora));
+        const size_t row = 2 * C + 1 + QKV + Q + 3 * F;
         m->decode_rows = take(&mem[MEM_CACHE], DECODE_ROWS * row + V + 32);
     }
 }
@@ -305,12 +305,12 @@ static void llama_forward(Llama* m) {
     const AttentionShape shape = attention_shape(&m->config, m->B, m->T);
     const size_t N = (size_t)m->B * m->T;
     const int L = m->config.num_layers;
-    const Ends ends = ends_at(m);
+    const Ends ends = ends_at(m, BATCH);
 
     embedding_forward(m->blocks[0].h, ends.embedding, m->x, N, m->config.hidden_size);
     for (int l = 0; l < L && !run_stop_requested(); l++) {
         const BlockActivations* s = &m->blocks[l];
-        const Block w = block_at(m, l, s->t);
+        const Block w = block_at(m, l, BATCH);
         float* h_next = l + 1 < L ? m->blocks[l + 1].h : m->h_final;
         norm(s->norm1, s->rstd1, &w.input_norm, s->h, N);
         linear(m->scratch, s->qkv, &w.qkv, s->norm1, NULL, N);
@@ -332,7 +332,7 @@ static void llama_forward(Llama* m) {
 static double llama_loss(Llama* m, float dloss) {
     const int C = m->config.hidden_size, V = m->config.vocab_size;
     const size_t N = (size_t)m->B * m->T;
-    const Linear head = ends_at(m).head;
+    const Linear head = ends_at(m, BATCH).head;
     for (size_t first = 0; first < N && !run_stop_requested(); first += CLASSIFIER_ROWS) {
         const size_t rows = size_min(CLASSIFIER_ROWS, N - first);
         const float* x = m->norm_final + first * C;
@@ -363,13 +363,13 @@ static void llama_backward(Llama* m) {
     const AttentionShape shape = attention_shape(&m->config, m->B, m->T);
     const size_t N = (size_t)m->B * m->T;
     const int C = m->config.hidden_size;
-    const Ends ends = ends_at(m);
+    const Ends ends = ends_at(m, BATCH);
 
     memset(m->dh, 0, N * C * sizeof(float));
     norm_backward(m->scratch, m->dh, &ends.final_norm, m->dnorm, m->h_final, m->rstd_final, N);
     for (int l = m->config.num_layers - 1; l >= 0 && !run_stop_requested(); l--) {
         const BlockActivations* s = &m->blocks[l];
-        const Block w = block_at(m, l, s->t);
+        const Block w = block_at(m, l, BATCH);
         // h_next = mid + act Wdown^T: dh is the gradient of both terms
         linear_backward(m->scratch, m->dact, &w.down, m->dh, s->act, N);
         swiglu_backward(m->dgate_up, m->dact, s->gate_up, N, w.down.C);
@@ -407,7 +407,7 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
     const ModelConfig* c = &m->config;
     const AttentionShape shape = attention_shape(c, 1, rows);
     const int C = c->hidden_size, F = c->intermediate_size, Q = q_width(c), QKV = qkv_width(c), KV2 = 2 * kv_width(c);
-    const Ends ends = ends_at(m);
+    const Ends ends = ends_at(m, DECODE);
     Arena a = {m->decode_rows, 0};
     float* h = take(&a, (size_t)DECODE_ROWS * C);
     float* x = take(&a, (size_t)DECODE_ROWS * C);  // a norm's output
@@ -416,12 +416,11 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
     float* att = take(&a, (size_t)DECODE_ROWS * Q);
     float* gate_up = take(&a, (size_t)DECODE_ROWS * 2 * F);
     float* act = take(&a, (size_t)DECODE_ROWS * F);
-    float* t = take(&a, DECODE_ROWS * (size_t)lora_most_width(&c->lora));
     float* logits = take(&a, c->vocab_size);
 
     embedding_forward(h, ends.embedding, tokens, rows, C);
     for (int l = 0; l < c->num_layers; l++) {
-        const Block w = block_at(m, l, (float* const[NUM_LORA]){t, t, t, t});
+        const Block w = block_at(m, l, DECODE);
         float* cache = m->kv_cache + (size_t)l * m->cache_len * KV2;  // (cache_len, KV2)
         norm(x, rstd, &w.input_norm, h, rows);
         linear(m->scratch, qkv, &w.qkv, x, NULL, rows);

@@ -31,11 +31,12 @@
 #include "llmc/gpu/debug_parts.cuh"  // defines: part_not_finite, weights_not_finite, sums_not_finite
 #include "llmc/gpu/exchange.cuh"     // defines: Exchange, exchange_join, exchange_send, exchange_gather, exchange_gathered
 #include "llmc/gpu/gathered.cuh"     // defines: Gathered, gathered_begin, gathered_block
-#include "llmc/gpu/gradients.cuh"    // defines: Gradients, gradient_of, gradient_of_element, gradients_zero
+#include "llmc/gpu/gradients.cuh"    // defines: Gradient, Gradients, gradient_of, gradient_of_element
 #include "llmc/gpu/collect.cuh"      // defines: Collect, collect_source
 #include "llmc/gpu/arena.cuh"        // defines: Arena, take
-#include "llmc/gpu/layers.cuh"       // defines: Queue, Gradient, embedding, rmsnorm, rope, attention, swiglu, linear
-#include "llmc/gpu/fp8.cuh"          // defines: Fp8, Weight, fp8_check, fp8_lay_out, fp8_weight, fp8_begin, fp8_refresh
+#include "llmc/gpu/layers.cuh"       // defines: Queue, Rows, embedding, rope, swiglu, crossentropy
+#include "llmc/gpu/fp8.cuh"          // defines: Fp8, fp8_check, fp8_lay_out, fp8_copies_of, fp8_begin, fp8_refresh
+#include "llmc/gpu/linear.cuh"       // defines: Linear, linear, linear_backward, Norm, norm, norm_backward
 #include "llmc/gpu/feedforward.cuh"  // defines: gate_up_swiglu, down_dx_swiglu
 #include "llmc/gpu/qkv.cuh"          // defines: qkv_rope
 #include "llmc/gpu/sequence.cuh"     // defines: Sequence, sequence_join, sequence_begin, attend, heads_room
@@ -47,38 +48,39 @@
 // memory: an arena for the weights; with --lora one for the adapters; one each for gradients, master, m and v, which hold the
 // trained tensors; one each for fp8 weights, activations, logits, workspace and KV cache; one of pinned memory on the host
 
-/* The weights of one block. */
+/* One block: its layers that hold weights, with their gradients. */
 typedef struct {
-    const floatX* input_norm;  // (C)
-    Weight qkv;                // (QKV, C)
-    Weight o;                  // (C, NH HD)
-    const floatX* post_norm;   // (C)
-    Weight gate_up;            // (2F, C)
-    Weight down;               // (C, F)
+    Norm input_norm;
+    Linear qkv;  // (QKV, C), QKV = (NH + 2 NKV) HD: rows of q, then k, then v
+    Linear o;    // (C, NH HD)
+    Norm post_norm;
+    Linear gate_up;  // (2F, C): rows of gate, then up
+    Linear down;     // (C, F)
 } Block;
 
-/* The weights outside of the blocks. */
+/* The layers outside of the blocks. */
 typedef struct {
-    const floatX* embedding;   // (V, C)
-    const floatX* final_norm;  // (C)
-    Weight head;               // (V, C); the embedding if the two are tied
+    const floatX* embedding;  // (V, C)
+    Gradient dembedding;
+    Norm final_norm;
+    Linear head;  // (V, C); the embedding if the two are tied
 } Ends;
 
 /* Activations that the forward pass of one block leaves for its backward pass. N = B*T rows, each padded (row_pitch). All
  * blocks share the buffers that the recompute level does not keep. */
 typedef struct {
-    floatX* h;            // (N, C) the residual stream as it enters; kept at every level
-    floatX* norm1;        // (N, C)
-    float* rstd1;         // (N)
-    floatX* qkv;          // (N, QKV) after RoPE; of shared rows (B, T parts, QKV / parts), see dist/sequence.h
-    float* lse;           // (B, NH, T), or (B, NH / parts, T parts)
-    floatX* att;          // (N, NH HD)
-    floatX* mid;          // (N, C) the residual stream after attention
-    floatX* norm2;        // (N, C)
-    float* rstd2;         // (N)
-    floatX* gate_up;      // (N, 2F); backward overwrites it with its gradient
-    floatX* act;          // (N, F)
-    floatX* t[NUM_LORA];  // (N, lora_width) of the adapters
+    floatX* h;                 // (N, C) the residual stream as it enters; kept at every level
+    floatX* norm1;             // (N, C)
+    float* rstd1;              // (N)
+    floatX* qkv;               // (N, QKV) after RoPE; of shared rows (B, T parts, QKV / parts), see dist/sequence.h
+    float* lse;                // (B, NH, T), or (B, NH / parts, T parts)
+    floatX* att;               // (N, NH HD)
+    floatX* mid;               // (N, C) the residual stream after attention
+    floatX* norm2;             // (N, C)
+    float* rstd2;              // (N)
+    floatX* gate_up;           // (N, 2F); backward overwrites it with its gradient
+    floatX* act;               // (N, F)
+    floatX* t[BLOCK_LINEARS];  // (N, lora_width) of the adapters
 } BlockActivations;
 
 typedef enum {
@@ -101,6 +103,9 @@ typedef enum {
 static const char* const memory_names[NUM_MEM] = {
     "weights",     "adapters", "gradients", "master",  "m",         "v",        "fp8 weights",
     "activations", "logits",   "workspace", "landing", "fp32 sums", "KV cache", "pinned, on the host"};
+
+/* A pass through the layers: over a batch, or over new rows of one sequence, which multiply in 16 bits. */
+typedef enum { BATCH, DECODE } Pass;
 
 enum { DECODE_ROWS = 64 };      // tokens of a prompt that one pass of generation takes
 enum { HEAD_ROWS = 4096 };      // tokens whose logits exist at one time; 8192 and 16384 take more memory and gain no time
@@ -165,6 +170,7 @@ typedef struct {
     float* decode_rope;   // (cache_len, HD)
     float* decode_rstd;   // (DECODE_ROWS)
     int32_t* decode_ids;  // (DECODE_ROWS)
+    floatX* decode_t;     // (DECODE_ROWS, lora_most_width)
     floatX* decode_rows;  // see llama_decode_rows
     floatX* host_logits;  // (V) pinned
     float* float_logits;  // (V) on the host
@@ -173,37 +179,67 @@ typedef struct {
     size_t mapped_bytes[NUM_MEM];
 } Llama;
 
-/* Returns the weights of block l, for what is queued from now on; end_weights() returns those outside of the blocks, with
- * `behind` also those behind them. A layer gets its weights only through these two. */
-static Block block_weights(const Llama* m, int l) {
-    const ParamTable* t = &m->table;
-    const size_t at = param_offset(t, P_INPUT_NORM, l);
-    Block b;
-    if (!m->gathered || m->config.lora.rank > 0) { exchange_await(&m->exchange, l); }  // the block, or its adapters
-    const floatX* w = m->gathered ? gathered_block(m->gathered, &m->exchange, &m->weights, &m->fp8, l) : m->weights.params + at;
-    b.input_norm = w;
-    b.qkv = fp8_weight(&m->fp8, FP8_QKV, l, w + (param_offset(t, P_Q, l) - at));
-    b.o = fp8_weight(&m->fp8, FP8_O, l, w + (param_offset(t, P_O, l) - at));
-    b.post_norm = w + (param_offset(t, P_POST_NORM, l) - at);
-    b.gate_up = fp8_weight(&m->fp8, FP8_GATE_UP, l, w + (param_offset(t, P_GATE, l) - at));
-    b.down = fp8_weight(&m->fp8, FP8_DOWN, l, w + (param_offset(t, P_DOWN, l) - at));
-    return b;
+/* Returns the gradient of a tensor; {NULL} if none is computed. */
+static Gradient grad_at(const Llama* m, ParamKind kind, int l) {
+    return m->layout.train ? gradient_of(&m->grads, kind, l) : Gradient{NULL, false};
 }
 
-static Ends end_weights(const Llama* m, bool behind) {
+/* Returns the norm at `w`, of block l or the final one (l = -1). */
+static Norm norm_at(const Llama* m, ParamKind kind, int l, const floatX* w) {
+    return {w, grad_at(m, kind, l), m->config.hidden_size, m->config.rms_eps};
+}
+
+/* Returns the product at `w`, of block l or the head (l = -1). */
+static Linear linear_at(const Llama* m, LinearKind kind, int l, const floatX* w, Pass pass) {
+    Linear r;
+    memset(&r, 0, sizeof r);
+    r.kind = kind;
+    r.w = w;
+    r.dw = grad_at(m, linear_params[kind], l);
+    linear_shape(&m->config, kind, &r.OC, &r.C);
+    if (pass == BATCH) { r.fp8 = fp8_copies_of(&m->fp8, kind, l < 0 ? 0 : l); }
+    r.lora = lora_at(&m->config, &m->trained, kind, l);
+    r.adapters = m->weights.trained;
+    r.dadapters = {m->grads.all, m->layout.fp32_grads};
+    r.t = pass == DECODE ? m->decode_t : l < 0 ? NULL : m->blocks[l].t[kind];
+    r.dt = m->dt;
+    return r;
+}
+
+/* Returns block l, for operations that are queued from now on: its weights have arrived then. ends_at() returns the layers
+ * outside of the blocks; `last` waits for the final norm and the head, too. A layer gets its weights only through these two. */
+static Block block_at(const Llama* m, int l, Pass pass) {
+    const ParamTable* t = &m->table;
+    const size_t first = param_offset(t, P_INPUT_NORM, l);
+    if (!m->gathered || m->config.lora.rank > 0) { exchange_await(&m->exchange, l); }  // the block, or its adapters
+    const floatX* block =
+        m->gathered ? gathered_block(m->gathered, &m->exchange, &m->weights, &m->fp8, l) : m->weights.params + first;
+    const auto at = [&](ParamKind kind) { return block + (param_offset(t, kind, l) - first); };
+    return {norm_at(m, P_INPUT_NORM, l, at(P_INPUT_NORM)),     linear_at(m, LINEAR_QKV, l, at(P_Q), pass),
+            linear_at(m, LINEAR_O, l, at(P_O), pass),          norm_at(m, P_POST_NORM, l, at(P_POST_NORM)),
+            linear_at(m, LINEAR_GATE_UP, l, at(P_GATE), pass), linear_at(m, LINEAR_DOWN, l, at(P_DOWN), pass)};
+}
+
+static Ends ends_at(const Llama* m, bool last, Pass pass) {
     const WeightArena* a = &m->weights;
     size_t run = 0;
-    Ends e;
     exchange_await(&m->exchange, -1);
-    if (behind) { exchange_await(&m->exchange, m->config.num_layers); }
-    e.embedding = weight_at(a, param_offset(&m->table, P_EMBEDDING, -1), &run);
-    e.final_norm = weight_at(a, param_offset(&m->table, P_FINAL_NORM, -1), &run);
-    e.head = fp8_weight(&m->fp8, FP8_HEAD, 0, weight_at(a, param_offset(&m->table, P_LM_HEAD, -1), &run));
-    return e;
+    if (last) { exchange_await(&m->exchange, m->config.num_layers); }
+    return {weight_at(a, param_offset(&m->table, P_EMBEDDING, -1), &run), grad_at(m, P_EMBEDDING, -1),
+            norm_at(m, P_FINAL_NORM, -1, weight_at(a, param_offset(&m->table, P_FINAL_NORM, -1), &run)),
+            linear_at(m, LINEAR_HEAD, -1, weight_at(a, param_offset(&m->table, P_LM_HEAD, -1), &run), pass)};
 }
 
-/* Finds the gradient of a tensor; {NULL} if it is frozen. */
-static Gradient grad_at(const Llama* m, ParamKind kind, int l) { return gradient_of(&m->grads, kind, l); }
+/* Returns the rows of the batch. */
+static Rows batch_rows(const Llama* m) {
+    const Layout* o = &m->layout;
+    return {(size_t)o->B * o->T,
+            attention_shape(&m->config, o->B, o->T),
+            m->feed.starts,
+            m->rope,
+            0,
+            o->parts > 1 ? &m->sequence : NULL};
+}
 
 /* Lays out the activations of a batch in `a`; those that the recompute level does not keep, in the workspace `w`. */
 static void lay_out_activations(Llama* m, Arena* a, Arena* w) {
@@ -252,7 +288,7 @@ static void lay_out_activations(Llama* m, Arena* a, Arena* w) {
             s.norm2 = take<floatX>(a, N * C);
             s.act = take<floatX>(a, N * F);
         }
-        for (int i = 0; i < NUM_LORA; i++) { s.t[i] = take<floatX>(a, N * pitch_of(lora_width(&c->lora, i))); }
+        for (int i = 0; i < BLOCK_LINEARS; i++) { s.t[i] = take<floatX>(a, N * pitch_of(lora_width(&c->lora, i))); }
         m->blocks[l] = s;
     }
     m->h_final = o->train ? take<floatX>(a, N * C) : ping_pong[L % 2];
@@ -357,7 +393,8 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         m->decode_rope = take<float>(a, (size_t)o->cache_len * c->head_dim);
         m->decode_rstd = take<float>(a, DECODE_ROWS);
         m->decode_ids = take<int32_t>(a, DECODE_ROWS);
-        m->decode_rows = take<floatX>(a, DECODE_ROWS * (2 * C + QKV + Q + F2 + F + pitch_of(lora_most_width(&c->lora))) + V);
+        m->decode_t = take<floatX>(a, DECODE_ROWS * pitch_of(lora_most_width(&c->lora)));
+        m->decode_rows = take<floatX>(a, DECODE_ROWS * (2 * C + QKV + Q + F2 + F) + V);
         m->host_logits = take<floatX>(&mem[MEM_PINNED], c->vocab_size);
         m->float_logits = take<float>(&mem[MEM_PINNED], c->vocab_size);
     }
@@ -513,35 +550,30 @@ static void llama_free(Llama* m) {
 /* Computes norm_final (B, T, C) from the tokens feed.x and keeps what the recompute level keeps. */
 static void llama_forward(const Llama* m) {
     const Queue* q = &m->queue;
-    const ModelConfig* c = &m->config;
-    const AttentionShape shape = attention_shape(c, m->layout.B, m->layout.T);
-    const size_t N = (size_t)m->layout.B * m->layout.T;
-    const int C = c->hidden_size, F = c->intermediate_size, L = c->num_layers, Q = q_width(c);
+    const Rows rows = batch_rows(m);
+    const size_t N = rows.N;
+    const int L = m->config.num_layers;
     gathered_begin(m->gathered, &m->exchange);
-    const Ends ends = end_weights(m, false);
+    const Ends ends = ends_at(m, false, BATCH);
     ProfileRange phase("forward");
     sequence_begin(&m->sequence, &m->exchange);
     fp8_begin(&m->fp8, q);
-    embedding(q, m->blocks[0].h, ends.embedding, m->feed.x, N, C);
+    embedding(q, m->blocks[0].h, ends.embedding, m->feed.x, N, m->config.hidden_size);
     for (int l = 0; l < L; l++) {
         LayerRange layer(l);
-        const Block w = block_weights(m, l);
+        const Block w = block_at(m, l, BATCH);
         const BlockActivations* s = &m->blocks[l];
-        const LoraBlock adapters = lora_block(c, &m->trained, l);
         floatX* h_next = l + 1 < L ? m->blocks[l + 1].h : m->h_final;
-        rmsnorm(q, s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps, w.qkv);
-        qkv_rope(q, &m->sequence, s->qkv, m->dqkv, s->t[LORA_QKV], s->norm1, w.qkv, m->weights.trained, &adapters.at[LORA_QKV],
-                 m->feed.starts, m->rope, shape, C);
-        attend(q, &m->sequence, s->att, s->lse, s->qkv, m->feed.starts, shape);
-        linear(q, "o", s->mid, s->att, w.o, s->h, N, Q, C);
-        lora(q, s->mid, s->t[LORA_O], s->att, m->weights.trained, &adapters.at[LORA_O], N);
-        rmsnorm(q, s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps, w.gate_up);
-        gate_up_swiglu(q, s->act, s->gate_up, s->t[LORA_GATE_UP], s->norm2, w.gate_up, w.down, m->weights.trained,
-                       &adapters.at[LORA_GATE_UP], N, C, F);
-        linear(q, "down", h_next, s->act, w.down, s->mid, N, F, C);
-        lora(q, h_next, s->t[LORA_DOWN], s->act, m->weights.trained, &adapters.at[LORA_DOWN], N);
+        norm(q, s->norm1, s->rstd1, &w.input_norm, s->h, N, &w.qkv);
+        qkv_rope(q, s->qkv, m->dqkv, &w.qkv, s->norm1, &rows);
+        attend(q, s->att, s->lse, s->qkv, &rows);
+        linear(q, s->mid, &w.o, s->att, s->h, N);
+        norm(q, s->norm2, s->rstd2, &w.post_norm, s->mid, N, &w.gate_up);
+        gate_up_swiglu(q, s->act, s->gate_up, &w.gate_up, s->norm2, N, &w.down);
+        linear(q, h_next, &w.down, s->act, s->mid, N);
     }
-    rmsnorm(q, m->norm_final, m->rstd_final, m->h_final, end_weights(m, true).final_norm, N, C, c->rms_eps);
+    const Ends last = ends_at(m, true, BATCH);
+    norm(q, m->norm_final, m->rstd_final, &last.final_norm, m->h_final, N, NULL);
 }
 
 /* Runs head and loss: writes losses (N) and, if dloss is not 0, dnorm (N, C) and the head's gradient, with `add` onto it. */
@@ -549,18 +581,17 @@ static void llama_loss(const Llama* m, float dloss, bool add) {
     const Queue* q = &m->queue;
     const int C = m->config.hidden_size, V = m->config.vocab_size;
     const size_t N = (size_t)m->layout.B * m->layout.T;
-    const Weight head = end_weights(m, true).head;
+    const Linear head = ends_at(m, true, BATCH).head;
     const float* loss_scale = m->steps.state ? &m->steps.state->loss_scale : NULL;
-    const float factor = fp8_factor_behind(head, dloss);
+    const float factor = fp8_factor_behind(&head, dloss);
     ProfileRange phase("head and loss");
     for (size_t at = 0; at < N; at += HEAD_ROWS) {
         const size_t rows = size_min(HEAD_ROWS, N - at);
         const floatX* x = m->norm_final + at * pitch_of(C);
-        linear(q, "head", m->logits, x, head, NULL, rows, C, V);
+        linear(q, m->logits, &head, x, NULL, rows);
         crossentropy(q, m->losses + at, m->logits, m->feed.y + at, dloss / factor, loss_scale, rows, V);
         if (dloss == 0.0f) { continue; }
-        linear_backward_input(q, "head dx", m->dnorm + at * pitch_of(C), m->logits, head, rows, C, V, factor);
-        linear_backward_weight(q, "head dw", grad_at(m, P_LM_HEAD, -1), m->logits, x, head, rows, C, V, add || at > 0, factor);
+        linear_backward(q, m->dnorm + at * pitch_of(C), &head, m->logits, x, rows, add || at > 0, factor);
     }
 }
 
@@ -569,31 +600,22 @@ static void llama_loss(const Llama* m, float dloss, bool add) {
 
 /* Computes again what the recompute level did not keep of block l, with the same kernels and so the same bits. The backward
  * pass of swiglu recomputes its output. */
-static void block_recompute(const Llama* m, int l) {
+static void block_recompute(const Llama* m, int l, const Block* w) {
     const Queue* q = &m->queue;
-    const ModelConfig* c = &m->config;
-    const AttentionShape shape = attention_shape(c, m->layout.B, m->layout.T);
-    const size_t N = (size_t)m->layout.B * m->layout.T;
-    const int C = c->hidden_size, Q = q_width(c);
-    const Block w = block_weights(m, l);
+    const Rows rows = batch_rows(m);
     const BlockActivations* s = &m->blocks[l];
-    const LoraBlock adapters = lora_block(c, &m->trained, l);
     const Recompute level = m->layout.level;
-    if (level == RECOMPUTE_NONE) { return; }
-    const Weight none = {NULL};  // of products that are not computed again
-    rmsnorm(q, s->norm1, s->rstd1, s->h, w.input_norm, N, C, c->rms_eps, level >= RECOMPUTE_BLOCK ? w.qkv : none);
-    if (level >= RECOMPUTE_BLOCK) {
-        qkv_rope(q, &m->sequence, s->qkv, m->dqkv, s->t[LORA_QKV], s->norm1, w.qkv, m->weights.trained, &adapters.at[LORA_QKV],
-                 m->feed.starts, m->rope, shape, C);
-        attend(q, &m->sequence, s->att, s->lse, s->qkv, m->feed.starts, shape);
-        linear(q, "o", s->mid, s->att, w.o, s->h, N, Q, C);
-        lora(q, s->mid, s->t[LORA_O], s->att, m->weights.trained, &adapters.at[LORA_O], N);
+    const bool again_norms = level != RECOMPUTE_NONE, again_block = level == RECOMPUTE_BLOCK;
+    const bool again_ffn = again_block || level == RECOMPUTE_FFN;
+    if (!again_norms) { return; }
+    norm(q, s->norm1, s->rstd1, &w->input_norm, s->h, rows.N, again_block ? &w->qkv : NULL);
+    if (again_block) {
+        qkv_rope(q, s->qkv, m->dqkv, &w->qkv, s->norm1, &rows);
+        attend(q, s->att, s->lse, s->qkv, &rows);
+        linear(q, s->mid, &w->o, s->att, s->h, rows.N);
     }
-    rmsnorm(q, s->norm2, s->rstd2, s->mid, w.post_norm, N, C, c->rms_eps, level >= RECOMPUTE_FFN ? w.gate_up : none);
-    if (level >= RECOMPUTE_FFN) {
-        gate_up_swiglu(q, NULL, s->gate_up, s->t[LORA_GATE_UP], s->norm2, w.gate_up, none, m->weights.trained,
-                       &adapters.at[LORA_GATE_UP], N, C, c->intermediate_size);
-    }
+    norm(q, s->norm2, s->rstd2, &w->post_norm, s->mid, rows.N, again_ffn ? &w->gate_up : NULL);
+    if (again_ffn) { gate_up_swiglu(q, NULL, s->gate_up, &w->gate_up, s->norm2, rows.N, NULL); }
 }
 
 /* Sends the gradients of a layer to their owners: of the embedding (-1), a block, or final norm and head (the number of
@@ -619,53 +641,38 @@ static void await_ring(const Llama* m, int layer) {
  * `add` adds to the gradients of matrices, else overwrites them. Of several ranks, sends them. */
 static void llama_backward(Llama* m, bool add, MicroKind kind) {
     const Queue* q = &m->queue;
-    const ModelConfig* c = &m->config;
-    const AttentionShape shape = attention_shape(c, m->layout.B, m->layout.T);
-    const size_t N = (size_t)m->layout.B * m->layout.T;
-    const int C = c->hidden_size, F = c->intermediate_size, L = c->num_layers, Q = q_width(c), QKV = qkv_width(c);
-    const Ends ends = end_weights(m, true);
-    const Gradient grads = {m->grads.all, m->layout.fp32_grads};  // of the adapters
-    const floatX* trained = m->weights.trained;
+    const Rows rows = batch_rows(m);
+    const size_t N = rows.N;
+    const int C = m->config.hidden_size, L = m->config.num_layers;
+    const bool again = m->layout.level != RECOMPUTE_NONE, fresh = m->layout.level == RECOMPUTE_BLOCK;
+    const Ends ends = ends_at(m, true, BATCH);
     ProfileRange phase("backward");
 
     gradients_zero(&m->grads, kind & MICRO_FIRST, m->queue.stream);
     CUDA_CHECK(cudaMemsetAsync(m->dh, 0, N * pitch_of(C) * sizeof(floatX), m->queue.stream));
-    rmsnorm_backward(q, m->dh, grad_at(m, P_FINAL_NORM, -1), m->dnorm, m->h_final, ends.final_norm, m->rstd_final, N, C);
+    norm_backward(q, m->dh, &ends.final_norm, m->dnorm, m->h_final, m->rstd_final, N);
     send_gradients(m, L, kind);
     for (int l = L - 1; l >= 0; l--) {
         LayerRange layer(l);
-        const Block w = block_weights(m, l);
+        const Block w = block_at(m, l, BATCH);
         const BlockActivations* s = &m->blocks[l];
-        const LoraBlock adapters = lora_block(c, &m->trained, l);
-        floatX* act_again = m->layout.level >= RECOMPUTE_NORM_SWIGLU ? s->act : NULL;
-        block_recompute(m, l);
+        block_recompute(m, l, &w);
         await_ring(m, l);
         // h_next = mid + act Wdown^T: dh is the gradient of both. dw comes last: dx and SwiGLU may make its factors
-        down_dx_swiglu(q, s->gate_up, act_again, m->dt, m->dh, w.down, w.gate_up, trained, &adapters.at[LORA_DOWN], N, F, C);
-        linear_backward_weight(q, "down dw", grad_at(m, P_DOWN, l), m->dh, s->act, w.down, N, F, C, add);
-        lora_backward_weight(q, grads, m->dt, m->dh, s->act, s->t[LORA_DOWN], &adapters.at[LORA_DOWN], N, add);
-        linear_backward_input(q, "gate up dx", m->dnorm, s->gate_up, w.gate_up, N, C, 2 * F);
-        linear_backward_weight(q, "gate up dw", grad_at(m, P_GATE, l), s->gate_up, s->norm2, w.gate_up, N, C, 2 * F, add);
-        lora_backward_input(q, m->dnorm, m->dt, s->gate_up, trained, &adapters.at[LORA_GATE_UP], N);
-        lora_backward_weight(q, grads, m->dt, s->gate_up, s->norm2, s->t[LORA_GATE_UP], &adapters.at[LORA_GATE_UP], N, add);
-        rmsnorm_backward(q, m->dh, grad_at(m, P_POST_NORM, l), m->dnorm, s->mid, w.post_norm, s->rstd2, N, C);
+        down_dx_swiglu(q, s->gate_up, again ? s->act : NULL, &w.down, m->dh, N, &w.gate_up);
+        linear_backward_weight(q, &w.down, m->dh, s->act, N, add);
+        linear_backward(q, m->dnorm, &w.gate_up, s->gate_up, s->norm2, N, add);
+        norm_backward(q, m->dh, &w.post_norm, m->dnorm, s->mid, s->rstd2, N);
         // mid = h + att Wo^T
-        linear_backward_input(q, "o dx", m->datt, m->dh, w.o, N, Q, C);
-        linear_backward_weight(q, "o dw", grad_at(m, P_O, l), m->dh, s->att, w.o, N, Q, C, add);
-        lora_backward_input(q, m->datt, m->dt, m->dh, trained, &adapters.at[LORA_O], N);
-        lora_backward_weight(q, grads, m->dt, m->dh, s->att, s->t[LORA_O], &adapters.at[LORA_O], N, add);
-        attend_backward(q, &m->sequence, m->dqkv, m->datt, s->att, m->layout.level == RECOMPUTE_BLOCK, s->lse, s->qkv,
-                        m->feed.starts, m->rope, shape);
-        linear_backward_input(q, "qkv dx", m->dnorm, m->dqkv, w.qkv, N, C, QKV);
-        linear_backward_weight(q, "qkv dw", grad_at(m, P_Q, l), m->dqkv, s->norm1, w.qkv, N, C, QKV, add);
-        lora_backward_input(q, m->dnorm, m->dt, m->dqkv, trained, &adapters.at[LORA_QKV], N);
-        lora_backward_weight(q, grads, m->dt, m->dqkv, s->norm1, s->t[LORA_QKV], &adapters.at[LORA_QKV], N, add);
-        rmsnorm_backward(q, m->dh, grad_at(m, P_INPUT_NORM, l), m->dnorm, s->h, w.input_norm, s->rstd1, N, C);
+        linear_backward(q, m->datt, &w.o, m->dh, s->att, N, add);
+        attend_backward(q, m->dqkv, m->datt, s->att, fresh, s->lse, s->qkv, &rows);
+        linear_backward(q, m->dnorm, &w.qkv, m->dqkv, s->norm1, N, add);
+        norm_backward(q, m->dh, &w.input_norm, m->dnorm, s->h, s->rstd1, N);
         send_gradients(m, l, kind);
     }
     await_ring(m, -1);
     gradients_zero_embedding(&m->grads, m->queue.stream);
-    embedding_backward(q, grad_at(m, P_EMBEDDING, -1), m->dh, m->feed.x, N, C, c->vocab_size);
+    embedding_backward(q, ends.dembedding, m->dh, m->feed.x, N, C, m->config.vocab_size);
     send_gradients(m, -1, kind);
 }
 
@@ -752,47 +759,42 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
     const Queue* q = &m->queue;
     const ModelConfig* c = &m->config;
     const AttentionShape shape = attention_shape(c, 1, rows);
+    const Rows r = {(size_t)rows, shape, NULL, m->decode_rope, pos, NULL};
     const int C = c->hidden_size, F = c->intermediate_size, Q = q_width(c), QKV = qkv_width(c), V = c->vocab_size;
     const size_t KV2 = 2 * (size_t)kv_width(c);
     Arena a = {(char*)m->decode_rows, 0};
     floatX* h = take<floatX>(&a, DECODE_ROWS * pitch_of(C));
-    floatX* norm = take<floatX>(&a, DECODE_ROWS * pitch_of(C));
+    floatX* x = take<floatX>(&a, DECODE_ROWS * pitch_of(C));  // a norm's output
     floatX* qkv = take<floatX>(&a, DECODE_ROWS * pitch_of(QKV));
     floatX* att = take<floatX>(&a, DECODE_ROWS * pitch_of(Q));
     floatX* gate_up = take<floatX>(&a, DECODE_ROWS * pitch_of(2 * (size_t)F));
     floatX* act = take<floatX>(&a, DECODE_ROWS * pitch_of(F));
-    floatX* t = take<floatX>(&a, DECODE_ROWS * pitch_of(lora_most_width(&c->lora)));
     floatX* logits = take<floatX>(&a, pitch_of(V));
     float* rstd = m->decode_rstd;
     gathered_begin(m->gathered, &m->exchange);
-    const Ends ends = end_weights(m, true);
+    const Ends ends = ends_at(m, true, DECODE);
 
     CUDA_CHECK(cudaMemcpyAsync(m->decode_ids, tokens, rows * sizeof(int32_t), cudaMemcpyHostToDevice, m->queue.stream));
     embedding(q, h, ends.embedding, m->decode_ids, rows, C);
     for (int l = 0; l < c->num_layers; l++) {
-        const Block w = block_weights(m, l);
-        const LoraBlock adapters = lora_block(c, &m->trained, l);
+        const Block w = block_at(m, l, DECODE);
         floatX* cache = m->kv_cache + (size_t)l * m->layout.cache_len * KV2;  // (cache_len, KV2)
-        rmsnorm(q, norm, rstd, h, w.input_norm, rows, C, c->rms_eps);
-        linear(q, "qkv", qkv, norm, w.qkv.data, NULL, rows, C, QKV);
-        lora(q, qkv, t, norm, m->weights.trained, &adapters.at[LORA_QKV], rows);
-        rope(q, qkv, NULL, m->decode_rope, pos, shape);
+        norm(q, x, rstd, &w.input_norm, h, rows, NULL);
+        linear(q, qkv, &w.qkv, x, NULL, rows);
+        rope(q, qkv, &r);
         CUDA_CHECK(cudaMemcpy2DAsync(cache + (size_t)pos * KV2, KV2 * sizeof(floatX), qkv + Q, pitch_of(QKV) * sizeof(floatX),
                                      KV2 * sizeof(floatX), rows, cudaMemcpyDeviceToDevice, m->queue.stream));
         for (int i = 0; i < rows; i++) {
             attention_decode_cuda(att + i * pitch_of(Q), qkv + i * pitch_of(QKV), cache, pos + i + 1, shape, m->queue.stream);
         }
-        linear(q, "o", h, att, w.o.data, h, rows, Q, C);
-        lora(q, h, t, att, m->weights.trained, &adapters.at[LORA_O], rows);
-        rmsnorm(q, norm, rstd, h, w.post_norm, rows, C, c->rms_eps);
-        linear(q, "gate up", gate_up, norm, w.gate_up.data, NULL, rows, C, 2 * F);
-        lora(q, gate_up, t, norm, m->weights.trained, &adapters.at[LORA_GATE_UP], rows);
+        linear(q, h, &w.o, att, h, rows);
+        norm(q, x, rstd, &w.post_norm, h, rows, NULL);
+        linear(q, gate_up, &w.gate_up, x, NULL, rows);
         swiglu(q, act, gate_up, rows, F);
-        linear(q, "down", h, act, w.down.data, h, rows, F, C);
-        lora(q, h, t, act, m->weights.trained, &adapters.at[LORA_DOWN], rows);
+        linear(q, h, &w.down, act, h, rows);
     }
-    rmsnorm(q, norm, rstd, h + (rows - 1) * pitch_of(C), ends.final_norm, 1, C, c->rms_eps);
-    linear(q, "head", logits, norm, ends.head.data, NULL, 1, C, V);
+    norm(q, x, rstd, &ends.final_norm, h + (rows - 1) * pitch_of(C), 1, NULL);
+    linear(q, logits, &ends.head, x, NULL, 1);
     gathered_take_first(m->gathered, &m->exchange, logits, V * sizeof(floatX));
     copy_out(m->host_logits, logits, V * sizeof(floatX), m->queue.stream);
     for (int i = 0; i < V; i++) { m->float_logits[i] = to_float(m->host_logits[i]); }

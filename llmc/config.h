@@ -207,8 +207,21 @@ static inline void param_shape(const ModelConfig* c, ParamKind kind, size_t* row
     }
 }
 
-/* Writes the outputs and inputs of the product that begins with a kind: those that join the kind are part of it. */
-static inline void linear_shape(const ModelConfig* c, ParamKind kind, int* outputs, int* inputs) {
+/* The products of a model: those of a block, then the head. One product serves a matrix and those that join it. */
+typedef enum {
+    LINEAR_QKV,
+    LINEAR_O,
+    LINEAR_GATE_UP,
+    LINEAR_DOWN,
+    BLOCK_LINEARS,
+    LINEAR_HEAD = BLOCK_LINEARS,
+    NUM_LINEARS
+} LinearKind;
+static const ParamKind linear_params[NUM_LINEARS] = {P_Q, P_O, P_GATE, P_DOWN, P_LM_HEAD};  // the first matrix of each
+
+/* Writes the outputs and inputs of a product. */
+static inline void linear_shape(const ModelConfig* c, LinearKind linear, int* outputs, int* inputs) {
+    ParamKind kind = linear_params[linear];
     *outputs = 0;
     do {
         size_t rows = 0, cols = 0;

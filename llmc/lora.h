@@ -17,9 +17,6 @@
 #include "llmc/config.h"  // defines: ModelConfig, ParamTable, lora_pairs, adapter_find, lora_scale
 #include "llmc/matmul.h"  // defines: matmul_vectors
 
-/* The matrices of a block that one product computes. */
-typedef enum { LORA_QKV, LORA_O, LORA_GATE_UP, LORA_DOWN, NUM_LORA } LoraPlace;
-
 enum { LORA_PARTS = 3 };
 
 /* The adapters beside one product. Offsets are those of the arena that holds the adapters, or their gradients. */
@@ -33,36 +30,36 @@ typedef struct {
     int first[LORA_PARTS], width[LORA_PARTS];  // its columns of y
 } Lora;
 
-/* Returns the first of lora_pairs at a place; the last place ends at NUM_LORA_PAIRS. */
-static inline int lora_first_pair(int place) {
-    static const int first[NUM_LORA + 1] = {0, 3, 4, 6, NUM_LORA_PAIRS};
-    return first[place];
+/* Returns the first of lora_pairs beside a product of a block; those of the last product end at NUM_LORA_PAIRS. */
+static inline int lora_first_pair(int linear) {
+    static const int first[BLOCK_LINEARS + 1] = {0, 3, 4, 6, NUM_LORA_PAIRS};
+    return first[linear];
 }
 
-/* Returns the elements of a row of t at a place. */
-static inline int lora_width(const LoraConfig* l, int place) {
+/* Returns the elements of a row of t beside a product of a block. */
+static inline int lora_width(const LoraConfig* l, int linear) {
     int width = 0;
-    for (int i = lora_first_pair(place); i < lora_first_pair(place + 1); i++) { width += l->on >> i & 1 ? l->rank : 0; }
+    for (int i = lora_first_pair(linear); i < lora_first_pair(linear + 1); i++) { width += l->on >> i & 1 ? l->rank : 0; }
     return width;
 }
 
 /* Returns the largest of them. */
 static inline int lora_most_width(const LoraConfig* l) {
     int most = 0;
-    for (int place = 0; place < NUM_LORA; place++) {
-        if (lora_width(l, place) > most) { most = lora_width(l, place); }
+    for (int i = 0; i < BLOCK_LINEARS; i++) {
+        if (lora_width(l, i) > most) { most = lora_width(l, i); }
     }
     return most;
 }
 
-/* Finds the adapters of a layer at a place (NUM_LORA: one that never has any) in the table of adapters. */
-static inline Lora lora_at(const ModelConfig* c, const ParamTable* adapters, int place, int layer) {
+/* Finds the adapters beside a product of a layer in the table of adapters; the head has none. */
+static inline Lora lora_at(const ModelConfig* c, const ParamTable* adapters, LinearKind linear, int layer) {
     Lora l;
     memset(&l, 0, sizeof l);
-    if (c->lora.rank == 0 || place == NUM_LORA) { return l; }
+    if (c->lora.rank == 0 || linear == LINEAR_HEAD) { return l; }
     l.r = c->lora.rank;
     l.scale = lora_scale(&c->lora);
-    for (int i = lora_first_pair(place); i < lora_first_pair(place + 1); i++) {
+    for (int i = lora_first_pair(linear); i < lora_first_pair(linear + 1); i++) {
         size_t rows = 0, cols = 0;
         param_shape(c, lora_pairs[i].matrix, &rows, &cols);
         if (c->lora.on >> i & 1) {

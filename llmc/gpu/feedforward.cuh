@@ -1,47 +1,64 @@
 /* feedforward.cuh -- SwiGLU with the product before it: gate and up in the forward pass, dx of down in the backward pass.
  *
  * One kernel computes both where it takes the sizes (matmul_sm90.cuh) and nothing comes between them, neither 8 bits nor
- * adapters. Else they are layers of their own. Sizes, flags and the card alone decide, so all steps of a run, and what they
- * compute again, are computed alike.
+ * adapters. Otherwise they are two layers. Sizes, flags and the card alone decide, so every step of a run computes, and
+ * recomputes, the same way.
  */
 #ifndef LLMC_FEEDFORWARD_CUH
 #define LLMC_FEEDFORWARD_CUH
 
-#include "llmc/gpu/fp8.cuh"      // defines: Weight, linear, linear_backward_input, swiglu, swiglu_backward
-#include "llmc/gpu/layers.cuh"   // defines: linear_swiglu, linear_backward_input_swiglu, lora, lora_backward_input
-#include "llmc/matmul_sm90.cuh"  // defines: matmul_takes_swiglu
+#include "llmc/gpu/layers.cuh"        // defines: swiglu, swiglu_backward
+#include "llmc/gpu/linear.cuh"        // defines: Linear, linear, linear_backward_input
+#include "llmc/matmul_sm90.cuh"       // defines: matmul_takes_swiglu, matmul_swiglu_cuda, matmul_swiglu_backward_cuda
+#include "llmc/swiglu_quantised.cuh"  // defines: swiglu_forward_quantised_cuda, swiglu_backward_quantised_cuda
 
-/* Whether one kernel computes SwiGLU and the product by w: gate and up (2F, C), or down (C, F), with the adapters l. */
-static inline bool swiglu_is_joined(const Weight& w, const Lora* l, size_t N, int C, int F) {
-    return !w.rows.data && l->parts == 0 && matmul_takes_swiglu(N, (size_t)C, (size_t)F);
+/* Returns whether one kernel computes SwiGLU of width F and the product beside it, whose other width is C. */
+static inline bool swiglu_is_joined(const Linear* l, size_t N, int C, int F) {
+    return !l->fp8.rows.data && l->lora.parts == 0 && matmul_takes_swiglu(N, (size_t)C, (size_t)F);
 }
 
-/* Writes gate_up (N, 2F) = x (N, C) w^T with its adapters l, whose t it writes, too, and, unless it is NULL, act (N, F).
- * trained: arena of the adapters. next: the weight whose product takes act */
-static inline void gate_up_swiglu(const Queue* q, floatX* act, floatX* gate_up, floatX* t, const floatX* x, const Weight& w,
-                                  const Weight& next, const floatX* trained, const Lora* l, size_t N, int C, int F) {
-    if (swiglu_is_joined(w, l, N, C, F)) {
-        linear_swiglu(q, act, gate_up, x, w.data, N, C, F);
+/* Writes gate_up (N, 2F) from x (N, C) and, unless it is NULL, act (N, F). reader: the product that reads act */
+static inline void gate_up_swiglu(const Queue* q, floatX* act, floatX* gate_up, const Linear* l, const floatX* x, size_t N,
+                                  const Linear* reader) {
+    const int C = l->C, F = l->OC / 2;
+    const size_t pitch = pitch_of(F), pitch2 = pitch_of(2 * (size_t)F);
+    if (swiglu_is_joined(l, N, C, F)) {
+        const double moved = (double)N * C + 2.0 * F * C + (act ? 3.0 : 2.0) * N * F;
+        Op op(q->profiler, q->stream, "gate up swiglu", product_flops(N, C, 2 * (size_t)F), bytes_x(moved));
+        matmul_swiglu_cuda(gate_up, act, x, l->w, N, C, F, q->stream);
         return;
     }
-    linear(q, "gate up", gate_up, x, w, NULL, N, C, 2 * F);
-    lora(q, gate_up, t, x, trained, l, N);
-    if (act) { swiglu(q, act, gate_up, N, F, next); }
+    linear(q, gate_up, l, x, NULL, N);
+    if (act && reader->fp8.rows.data) {
+        Op op(q->profiler, q->stream, "swiglu", 0, 7.0 * N * F);
+        swiglu_forward_quantised_cuda(fp8_x(q, reader), act, gate_up, N, F, pitch2, pitch,
+                                      fp8_counts(q, linear_specs[reader->kind].x), q->stream);
+    } else if (act) {
+        swiglu(q, act, gate_up, N, F);
+    }
 }
 
-/* Overwrites gate_up (N, 2F) with its gradient, from dout (N, C) by w (C, F) with its adapters l, whose dt it writes, too, and,
- * unless it is NULL, writes act (N, F) again. next: the weight whose dx takes the gradient. The scratch of q has room for the
- * gradient of act (N, F). */
-static inline void down_dx_swiglu(const Queue* q, floatX* gate_up, floatX* act, floatX* dt, const floatX* dout, const Weight& w,
-                                  const Weight& next, const floatX* trained, const Lora* l, size_t N, int F, int C) {
-    if (swiglu_is_joined(w, l, N, C, F)) {
-        linear_backward_input_swiglu(q, gate_up, act, dout, w.data, N, F, C);
-        return;
-    }
+/* Overwrites gate_up (N, 2F) with its gradient, from dy (N, C), the gradient of down's output, and, unless it is NULL, writes
+ * act (N, F) again. reader: the product whose dx reads the gradient. The scratch of q has room for the gradient of act (N, F). */
+static inline void down_dx_swiglu(const Queue* q, floatX* gate_up, floatX* act, const Linear* l, const floatX* dy, size_t N,
+                                  const Linear* reader) {
+    const int F = l->C, C = l->OC;
+    const size_t pitch = pitch_of(F), pitch2 = pitch_of(2 * (size_t)F);
     floatX* dact = (floatX*)q->scratch;
-    linear_backward_input(q, "down dx", dact, dout, w, N, F, C);
-    lora_backward_input(q, dact, dt, dout, trained, l, N);
-    swiglu_backward(q, gate_up, act, dact, gate_up, N, F, next);
+    if (swiglu_is_joined(l, N, C, F)) {
+        const double moved = (double)N * C + (double)F * C + (act ? 5.0 : 4.0) * N * F;
+        Op op(q->profiler, q->stream, "down dx swiglu", product_flops(N, C, F), bytes_x(moved));
+        matmul_swiglu_backward_cuda(gate_up, act, dy, l->w, gate_up, N, F, C, q->stream);
+        return;
+    }
+    linear_backward_input(q, dact, l, dy, N);
+    if (reader->fp8.columns.data) {
+        Op op(q->profiler, q->stream, "swiglu backward", 0, (act ? 14.0 : 12.0) * N * F);
+        swiglu_backward_quantised_cuda(fp8_dy(q, reader), gate_up, act, dact, gate_up, N, F, pitch2, pitch,
+                                       fp8_counts(q, linear_specs[reader->kind].dy), q->stream);
+    } else {
+        swiglu_backward(q, gate_up, act, dact, gate_up, N, F);
+    }
 }
 
 #endif

@@ -1,38 +1,34 @@
-/* qkv.cuh -- what attention reads: the product of q, k and v with its adapters, exchanged for heads (sequence.cuh), and RoPE.
+/* qkv.cuh -- the input of attention: the product of q, k and v, the exchange of heads (sequence.cuh), and RoPE.
  *
  * One kernel computes product and RoPE where it takes the sizes (matmul_sm90.cuh) and nothing comes between them, neither 8
- * bits, nor adapters, nor an exchange. Else they are layers of their own. Sizes, flags and the card alone decide, so all steps
- * of a run, and what they compute again, are computed alike.
+ * bits, nor adapters, nor an exchange. Otherwise they are two layers. Sizes, flags and the card alone decide, so every step of
+ * a run computes, and recomputes, the same way.
  */
 #ifndef LLMC_QKV_CUH
 #define LLMC_QKV_CUH
 
-#include "llmc/gpu/fp8.cuh"       // defines: Weight, linear
-#include "llmc/gpu/layers.cuh"    // defines: linear_rope, lora, rope
-#include "llmc/gpu/sequence.cuh"  // defines: Sequence, rows_to_heads, heads_of
-#include "llmc/matmul_sm90.cuh"   // defines: matmul_takes_rope
+#include "llmc/gpu/linear.cuh"    // defines: Linear, linear
+#include "llmc/gpu/layers.cuh"    // defines: Rows, rope
+#include "llmc/gpu/sequence.cuh"  // defines: rows_to_heads, heads_of
+#include "llmc/matmul_sm90.cuh"   // defines: matmul_takes_rope, matmul_rope_cuda
 
-/* Whether one kernel computes the product by w (QKV, C), with the adapters l, and RoPE. s: of a part */
-static inline bool rope_is_joined(const Sequence* p, const Weight& w, const Lora* l, AttentionShape s, int C) {
-    return p->parts <= 1 && !w.rows.data && l->parts == 0 && matmul_takes_rope(s, (size_t)C);
+/* Returns whether one kernel computes the product and RoPE. */
+static inline bool rope_is_joined(const Linear* l, const Rows* r) {
+    return !r->shared && !l->fp8.rows.data && l->lora.parts == 0 && matmul_takes_rope(r->shape, (size_t)l->C);
 }
 
-/* Writes qkv by heads, rotated, from x (B T, C) by w (QKV, C) with its adapters l, whose t it writes, too.
- * rows (B T, QKV): room for what is exchanged. trained: arena of the adapters. starts (B, T parts), table (T parts, HD)
- * s: of a part */
-static inline void qkv_rope(const Queue* q, const Sequence* p, floatX* qkv, floatX* rows, floatX* t, const floatX* x,
-                            const Weight& w, const floatX* trained, const Lora* l, const int32_t* starts, const float* table,
-                            AttentionShape s, int C) {
-    if (rope_is_joined(p, w, l, s, C)) {
-        linear_rope(q, qkv, x, w.data, starts, table, s, C);
+/* Writes qkv by heads, rotated, from x (N, C). room (N, QKV): for rows that are exchanged */
+static inline void qkv_rope(const Queue* q, floatX* qkv, floatX* room, const Linear* l, const floatX* x, const Rows* r) {
+    if (rope_is_joined(l, r)) {
+        const double moved = (double)r->N * l->C + (double)l->OC * l->C + (double)r->N * l->OC;
+        Op op(q->profiler, q->stream, "qkv rope", product_flops(r->N, l->C, l->OC), bytes_x(moved));
+        matmul_rope_cuda(qkv, x, l->w, r->starts, r->rope, r->shape, l->C, q->stream);
         return;
     }
-    const size_t N = (size_t)s.B * s.T;
-    floatX* to = p->parts > 1 ? rows : qkv;
-    linear(q, "qkv", to, x, w, NULL, N, C, (int)qkv_width(s));
-    lora(q, to, t, x, trained, l, N);
-    if (p->parts > 1) { rows_to_heads(q, p, qkv, rows, s); }
-    rope(q, qkv, starts, table, 0, heads_of(p, s));
+    linear(q, r->shared ? room : qkv, l, x, NULL, r->N);
+    if (r->shared) { rows_to_heads(q, r->shared, qkv, room, r->shape); }
+    const Rows heads = heads_of(r);
+    rope(q, qkv, &heads);
 }
 
 #endif

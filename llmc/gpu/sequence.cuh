@@ -26,7 +26,7 @@
 
 enum { PACK_THREADS = 256 };
 
-typedef struct {
+typedef struct Sequence {
     int parts;            // of a row; <= 1: this rank has whole rows, and attention is plain
     NcclGroup* group;     // that shares rows
     cudaStream_t beside;  // that of the exchange of gradients and weights
@@ -153,32 +153,35 @@ static inline void heads_to_rows(const Queue* q, const Sequence* p, floatX* rows
 // ---------------------------------------------------------------------------------------------------------------------
 // attention
 
-/* Returns the shape of what attention computes here: all heads of whole rows, or the own ones. s: of a part */
-static inline AttentionShape heads_of(const Sequence* p, AttentionShape s) {
-    return p->parts > 1 ? heads_shape(s, p->parts) : s;
+/* Returns the rows as attention computes them here: all heads of whole rows, or this rank's heads. */
+static inline Rows heads_of(const Rows* r) {
+    Rows heads = *r;
+    if (r->shared) { heads.shape = heads_shape(r->shape, r->shared->parts); }
+    return heads;
 }
 
-/* Writes att (B T, NH HD), and lse by heads, from qkv by heads. starts (B, T parts); s: of a part */
-static inline void attend(const Queue* q, const Sequence* p, floatX* att, float* lse, const floatX* qkv, const int32_t* starts,
-                          AttentionShape s) {
-    const bool shared = p->parts > 1;
-    attention(q, shared ? p->out : att, lse, qkv, starts, heads_of(p, s));
-    if (shared) { heads_to_rows(q, p, att, p->out, heads_out(s)); }
+/* Writes att (B T, NH HD), and lse by heads, from qkv by heads. */
+static inline void attend(const Queue* q, floatX* att, float* lse, const floatX* qkv, const Rows* r) {
+    const Sequence* p = r->shared;
+    const Rows heads = heads_of(r);
+    attention(q, p ? p->out : att, lse, qkv, &heads);
+    if (p) { heads_to_rows(q, p, att, p->out, heads_out(r->shape)); }
 }
 
-/* Writes dqkv (B T, QKV), the gradient before the rotation by `table`, from datt (B T, NH HD), which it may overwrite. `fresh`:
- * attend() of this block was the last. */
-static inline void attend_backward(const Queue* q, const Sequence* p, floatX* dqkv, floatX* datt, floatX* att, bool fresh,
-                                   const float* lse, const floatX* qkv, const int32_t* starts, const float* table,
-                                   AttentionShape s) {
-    if (p->parts <= 1) {
-        attention_backward(q, dqkv, datt, att, lse, qkv, starts, table, s);
+/* Writes dqkv (B T, QKV), the gradient before the rotation by RoPE, from datt (B T, NH HD), which it may overwrite. `fresh`:
+ * this block's attend() was the last one. */
+static inline void attend_backward(const Queue* q, floatX* dqkv, floatX* datt, floatX* att, bool fresh, const float* lse,
+                                   const floatX* qkv, const Rows* r) {
+    const Sequence* p = r->shared;
+    if (!p) {
+        attention_backward(q, dqkv, datt, att, lse, qkv, r);
         return;
     }
-    rows_to_heads(q, p, datt, datt, heads_out(s));
-    if (!fresh) { rows_to_heads(q, p, p->out, att, heads_out(s)); }
-    attention_backward(q, dqkv, datt, p->out, lse, qkv, starts, table, heads_of(p, s));
-    heads_to_rows(q, p, dqkv, dqkv, s);
+    const Rows heads = heads_of(r);
+    rows_to_heads(q, p, datt, datt, heads_out(r->shape));
+    if (!fresh) { rows_to_heads(q, p, p->out, att, heads_out(r->shape)); }
+    attention_backward(q, dqkv, datt, p->out, lse, qkv, &heads);
+    heads_to_rows(q, p, dqkv, dqkv, r->shape);
 }
 
 #endif

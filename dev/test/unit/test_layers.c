@@ -1008,8 +1008,8 @@ static void lora_and_its_gradients_are_the_plain_loops(void) {
         c.lora = cases[k];
         ParamTable t = trained_table(&c);
         int parts = 0;
-        for (int place = 0; place < NUM_LORA; place++) {
-            const Lora l = lora_at(&c, &t, place, 1);
+        for (int i = 0; i < BLOCK_LINEARS; i++) {
+            const Lora l = lora_at(&c, &t, (LinearKind)i, 1);
             parts += l.parts;
             check_lora(&l, t.elements, 1, scratch);
             check_lora(&l, t.elements, 70, scratch);

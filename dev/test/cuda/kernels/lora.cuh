@@ -28,8 +28,8 @@ static void lora_agrees_with_its_oracle() {
         c.lora = lora;
         ParamTable table = trained_table(&c);
         const size_t elements = table.elements;
-        for (int place = 0; place < NUM_LORA; place++) {
-            const Lora l = lora_at(&c, &table, place, 1);
+        for (int i = 0; i < BLOCK_LINEARS; i++) {
+            const Lora l = lora_at(&c, &table, (LinearKind)i, 1);
             if (l.parts == 0) { continue; }
             const LoraPitch pitch = lora_pitch(&l);
             const size_t C = (size_t)l.C, OC = (size_t)l.OC, R = (size_t)(l.parts * l.r);

@@ -1,0 +1,294 @@
+/* linear.cuh -- the layers that hold weights, as train_llama3.cu calls them: a matrix, and a norm. The twin of linear.h.
+ *
+ *   linear           y = x W^T [+ residual]   with adapters   + s (x A^T) B^T     (lora.h)
+ *   linear_backward  dx = dy W                                + their part
+ *                    dW = dy^T x [+ dW]                       dA, dB = ... [+ dA, dB]
+ *
+ * With --fp8 a matrix has 8-bit copies (fp8.cuh), and its three products multiply in 8 bits:
+ *
+ *   y    x: 8 bits, a scale for each token         W: 8 bits, a scale for each output
+ *   dx   dy: a scale for each token                W: its transposed copy, a scale for each input
+ *   dW   dy: its transpose, one scale              x: its transpose, one scale
+ *
+ * x and dy are quantised just before their product: by the norm or the SwiGLU that writes them, else in one pass. All products
+ * share one buffer for them. Values that are computed again have the same bits.
+ *
+ * dW sums over the tokens, so it cannot apply a scale of one token: each factor has one scale, by its largest value. The kernel
+ * that quantises a tensor's rows also stores this value in `largest`; for x it does so in the forward pass. dx makes the
+ * transpose of dy from the 8-bit rows, by a shift of the exponents (quantise.h; 2 bytes a value), and leaves it for dW. dW makes
+ * the transpose of x from its 16 bits (3 bytes a value), with the scale that the forward pass has left. Both transposes share
+ * one buffer.
+ *
+ * The sums: forward keeps them in the tensor cores' own precision until the end (fast), as others do. dx sums over twice the
+ * feed-forward width, and dW over all tokens: they are not fast. On an H200 (dev/results/nvidia-h200.md) the products of a 1B
+ * model run at 1.87 times BF16's speed if all are fast, at 1.66 if none is, with scales for each row; the products of dW with
+ * one scale each, not fast, run at 1.77.
+ */
+#ifndef LLMC_GPU_LINEAR_CUH
+#define LLMC_GPU_LINEAR_CUH
+
+#include "llmc/gpu/fp8.cuh"            // defines: Fp8Copies
+#include "llmc/gpu/gradients.cuh"      // defines: Gradient
+#include "llmc/gpu/layers.cuh"         // defines: Queue, pitch_of, bytes_x
+#include "llmc/lora.cuh"               // defines: Lora, lora_forward_cuda, lora_backward_input_cuda, lora_backward_weight_cuda
+#include "llmc/matmul.cuh"             // defines: operand, matmul_forward_cuda, matmul_backward_input_cuda
+#include "llmc/quantise.cuh"           // defines: QuantisedRows, QuantisedTranspose, quantise_rows_cuda
+#include "llmc/rmsnorm.cuh"            // defines: rmsnorm_forward_cuda, rmsnorm_backward_cuda
+#include "llmc/rmsnorm_quantised.cuh"  // defines: rmsnorm_forward_quantised_cuda
+
+constexpr bool FP8_FAST_FORWARD = true, FP8_FAST_DX = false, FP8_FAST_DW = false;
+
+/* A product of the model: its name in profiles, forward and for its gradients; the kinds of its factors; and whether the layer
+ * that writes a factor just before has also quantised it. */
+typedef struct {
+    const char *name, *dx, *dw;
+    QuantisedKind x, dy;
+    bool x_made, dy_made;
+} LinearSpec;
+static const LinearSpec linear_specs[NUM_LINEARS] = {
+    {"qkv", "qkv dx", "qkv dw", QUANTISED_NORM, QUANTISED_DQKV, true, false},
+    {"o", "o dx", "o dw", QUANTISED_ATT, QUANTISED_DH, false, false},
+    {"gate up", "gate up dx", "gate up dw", QUANTISED_NORM, QUANTISED_DGATE_UP, true, true},
+    {"down", "down dx", "down dw", QUANTISED_ACT, QUANTISED_DH, true, false},
+    {"head", "head dx", "head dw", QUANTISED_NORM, QUANTISED_DLOGITS, false, false}};
+
+/* A matrix that multiplies rows, with the adapters beside it. */
+typedef struct {
+    LinearKind kind;
+    const floatX* w;         // (OC, C)
+    Gradient dw;             // (OC, C)
+    int C, OC;               // widths of an input row and of an output row
+    Fp8Copies fp8;           // of w
+    Lora lora;               // the adapters; none if lora.parts is 0
+    const floatX* adapters;  // arena that holds them
+    Gradient dadapters;      // arena of their gradients
+    floatX* t;               // (N, lora_width) rows between A and B: forward writes them for backward
+    floatX* dt;              // (N, lora_width) room for their gradient
+} Linear;
+
+/* The gain of an RMSNorm. */
+typedef struct {
+    const floatX* w;  // (C)
+    Gradient dw;      // (C) fp32, accumulates
+    int C;
+    float eps;
+} Norm;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 8 bits
+
+/* Returns the shared buffer for rows of `width` of a kind of tensor, which leave their largest value in `largest`, and the
+ * counts of the kind, or NULL. */
+static inline QuantisedRows fp8_rows(const Queue* q, QuantisedKind kind, size_t width, uint32_t* largest) {
+    return {q->quantised.data, q->quantised.scale, quantised_pitch(width), largest, quantised_format(kind)};
+}
+static inline QuantiseCounts* fp8_counts(const Queue* q, QuantisedKind kind) { return q->counts ? q->counts + kind : NULL; }
+
+/* Return the room for a product's input (N, C), and for the gradient of its output (N, OC). */
+static inline QuantisedRows fp8_x(const Queue* q, const Linear* l) {
+    return fp8_rows(q, linear_specs[l->kind].x, (size_t)l->C, l->fp8.x_largest);
+}
+static inline QuantisedRows fp8_dy(const Queue* q, const Linear* l) {
+    return fp8_rows(q, linear_specs[l->kind].dy, (size_t)l->OC, l->fp8.dout_largest);
+}
+
+/* Return the places of the two transposes of a dW: the lines (OC, N) of dy's are in front of the lines (C, N) of x's. */
+static inline QuantisedTranspose fp8_dy_t(const Queue* q, size_t N) {
+    return {q->transposes, q->transpose_scale[0], quantised_pitch(N)};
+}
+static inline QuantisedTranspose fp8_x_t(const Queue* q, size_t N, int OC) {
+    const size_t pitch = quantised_pitch(N);
+    return {q->transposes + (size_t)OC * pitch, q->transpose_scale[1], pitch};
+}
+
+static inline cudaDataType_t fp8_type(Fp8Format f) { return f == E4M3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2; }
+static inline Operand fp8_operand(QuantisedRows r, bool fast) {
+    return operand_fp8_rows(r.data, r.scale, r.pitch, fast, fp8_type(r.format));
+}
+static inline Operand fp8_operand(QuantisedTranspose t, QuantisedKind kind) {
+    return operand_fp8_tensor(t.data, t.scale, t.pitch, FP8_FAST_DW, fp8_type(quantised_format(kind)));
+}
+
+/* Returns the factor that the head's backward products multiply at their end, so that the rest of dloss, which scales the
+ * gradients of the logits, is a power of two. A row's largest gradient is often the target's, close to that rest: e5m2 holds a
+ * power of two exactly, and would round any other number, in all such rows the same way. */
+static inline float fp8_factor_behind(const Linear* head, float dloss) {
+    int exponent = 0;
+    return head->fp8.rows.data && dloss != 0 ? 2 * frexpf(dloss, &exponent) : 1.0f;
+}
+
+/* Quantises x (N, C) into rows `to` of the shared buffer. */
+static inline void fp8_quantise(const Queue* q, QuantisedRows to, QuantisedKind kind, const floatX* x, size_t N, int C) {
+    Op op(q->profiler, q->stream, "quantise", 0, 3.0 * (double)N * C);
+    quantise_rows_cuda(to, x, N, C, pitch_of(C), fp8_counts(q, kind), q->stream);
+}
+
+/* The products in 8 bits. A profile counts these operations at FP8's rate. */
+static inline void linear_forward_fp8(const Queue* q, floatX* y, const Linear* l, const floatX* x, const floatX* residual,
+                                      size_t N) {
+    const LinearSpec* spec = &linear_specs[l->kind];
+    const QuantisedRows rows = fp8_x(q, l);
+    if (!spec->x_made) { fp8_quantise(q, rows, spec->x, x, N, l->C); }
+    const Operand x8 = fp8_operand(rows, FP8_FAST_FORWARD), w8 = fp8_operand(l->fp8.rows, FP8_FAST_FORWARD);
+    const double moved = (double)N * l->C + (double)l->OC * l->C + bytes_x((double)N * l->OC * (residual ? 2 : 1));
+    Op op(q->profiler, q->stream, spec->name, product_flops(N, l->C, l->OC), moved, FP8_RATE);
+    matmul_forward_cuda(q->matmul, y, x8, w8, residual, N, l->C, l->OC, pitch_of(l->OC), q->stream);
+}
+
+/* dx (N, C) = dy (N, OC) w is the forward product of dy with the transpose of w, (C, OC). Leaves the transpose of dy for dW. */
+static inline void linear_dx_fp8(const Queue* q, floatX* dx, const Linear* l, const floatX* dy, size_t N, float factor) {
+    const LinearSpec* spec = &linear_specs[l->kind];
+    const QuantisedRows rows = fp8_dy(q, l);
+    if (!spec->dy_made) { fp8_quantise(q, rows, spec->dy, dy, N, l->OC); }
+    if (l->fp8.dout_largest) {
+        Op op(q->profiler, q->stream, "transpose", 0, 2.0 * (double)N * l->OC);
+        quantise_shifted_cuda(fp8_dy_t(q, N), rows, N, l->OC, fp8_counts(q, quantised_transpose(spec->dy)), q->stream);
+    }
+    const Operand dy8 = fp8_operand(rows, FP8_FAST_DX), w8 = fp8_operand(l->fp8.columns, FP8_FAST_DX);
+    const double moved = (double)N * l->OC + (double)l->OC * l->C + bytes_x((double)N * l->C);
+    Op op(q->profiler, q->stream, spec->dx, product_flops(N, l->C, l->OC), moved, FP8_RATE);
+    matmul_forward_cuda(q->matmul, dx, dy8, w8, (const floatX*)NULL, N, l->OC, l->C, pitch_of(l->C), q->stream, factor);
+}
+
+/* linear_dx_fp8() of this product has left the transpose of dy. */
+template <typename Grad>
+static void linear_dw_fp8(const Queue* q, const Linear* l, const floatX* x, size_t N, bool add, float factor) {
+    const LinearSpec* spec = &linear_specs[l->kind];
+    const QuantisedTranspose x_t = fp8_x_t(q, N, l->OC);
+    {
+        Op op(q->profiler, q->stream, "transpose", 0, 3.0 * (double)N * l->C);
+        quantise_transposed_cuda(x_t, x, l->fp8.x_largest, N, l->C, pitch_of(l->C), fp8_counts(q, quantised_transpose(spec->x)),
+                                 q->stream);
+    }
+    const double grad = (double)l->OC * l->C * sizeof(Grad) * (add ? 2 : 1);
+    Op op(q->profiler, q->stream, spec->dw, product_flops(N, l->C, l->OC), (double)N * l->C + (double)N * l->OC + grad,
+          FP8_RATE);
+    const Operand dy8 = fp8_operand(fp8_dy_t(q, N), spec->dy), x8 = fp8_operand(x_t, spec->x);
+    matmul_backward_weight_transposed_cuda(q->matmul, (Grad*)l->dw.data, dy8, x8, N, l->C, l->OC, add, q->stream, factor);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the products in the build's precision
+
+static inline void linear_forward_x(const Queue* q, floatX* y, const Linear* l, const floatX* x, const floatX* residual,
+                                    size_t N) {
+    const double moved = (double)N * l->C + (double)l->OC * l->C + (double)N * l->OC * (residual ? 2 : 1);
+    Op op(q->profiler, q->stream, linear_specs[l->kind].name, product_flops(N, l->C, l->OC), bytes_x(moved));
+    matmul_forward_cuda(q->matmul, y, operand(x, pitch_of(l->C)), operand(l->w, l->C), residual, N, l->C, l->OC,
+                        pitch_of(l->OC), q->stream);
+}
+
+static inline void linear_dx_x(const Queue* q, floatX* dx, const Linear* l, const floatX* dy, size_t N) {
+    const double moved = (double)N * l->C + (double)l->OC * l->C + (double)N * l->OC;
+    Op op(q->profiler, q->stream, linear_specs[l->kind].dx, product_flops(N, l->C, l->OC), bytes_x(moved));
+    matmul_backward_input_cuda(q->matmul, dx, operand(dy, pitch_of(l->OC)), operand(l->w, l->C), N, l->C, l->OC, pitch_of(l->C),
+                               q->stream);
+}
+
+template <typename Grad>
+static void linear_dw_x(const Queue* q, const Linear* l, const floatX* dy, const floatX* x, size_t N, bool add) {
+    const double grad = (double)l->OC * l->C * sizeof(Grad) * (add ? 2 : 1);
+    Op op(q->profiler, q->stream, linear_specs[l->kind].dw, product_flops(N, l->C, l->OC),
+          bytes_x((double)N * l->C + (double)N * l->OC) + grad);
+    matmul_backward_weight_cuda(q->matmul, (Grad*)l->dw.data, operand(dy, pitch_of(l->OC)), operand(x, pitch_of(l->C)), N, l->C,
+                                l->OC, add, q->stream);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// adapters
+
+/* Return the operations of the adapters beside one product, and the bytes of x or y, of t and of the adapters. */
+static inline double lora_flops(const Lora* l, size_t N) { return 2.0 * N * l->parts * l->r * ((double)l->C + l->OC); }
+static inline double lora_bytes(const Lora* l, size_t N) {
+    return bytes_x((double)N * (l->C + 2.0 * l->OC) + (double)l->parts * l->r * (2.0 * N + l->C + l->OC));
+}
+
+/* Writes t and adds the adapters' part to y (N, OC). */
+static inline void lora_add(const Queue* q, floatX* y, const Linear* l, const floatX* x, size_t N) {
+    if (l->lora.parts == 0) { return; }
+    Op op(q->profiler, q->stream, "lora", lora_flops(&l->lora, N), lora_bytes(&l->lora, N));
+    lora_forward_cuda(q->matmul, y, l->t, x, l->adapters, &l->lora, N, q->stream);
+}
+
+/* Writes dt and adds the adapters' part to dx (N, C). */
+static inline void lora_add_dx(const Queue* q, floatX* dx, const Linear* l, const floatX* dy, size_t N) {
+    if (l->lora.parts == 0) { return; }
+    Op op(q->profiler, q->stream, "lora dx", lora_flops(&l->lora, N), lora_bytes(&l->lora, N));
+    lora_backward_input_cuda(q->matmul, dx, l->dt, dy, l->adapters, &l->lora, N, q->stream);
+}
+
+/* Overwrites the adapters' gradients, or with `add` adds to them; lora_add_dx() has written dt. */
+template <typename Grad>
+static void lora_dw(const Queue* q, const Linear* l, const floatX* dy, const floatX* x, size_t N, bool add) {
+    Op op(q->profiler, q->stream, "lora dw", lora_flops(&l->lora, N), lora_bytes(&l->lora, N));
+    lora_backward_weight_cuda(q->matmul, (Grad*)l->dadapters.data, l->dt, dy, x, l->t, &l->lora, N, add, q->stream);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// a matrix
+
+/* Writes y (N, OC) from x (N, C); adds residual (N, OC) unless it is NULL; residual may be y. */
+static inline void linear(const Queue* q, floatX* y, const Linear* l, const floatX* x, const floatX* residual, size_t N) {
+    if (l->fp8.rows.data) {
+        linear_forward_fp8(q, y, l, x, residual, N);
+    } else {
+        linear_forward_x(q, y, l, x, residual, N);
+    }
+    lora_add(q, y, l, x, N);
+}
+
+/* Writes dx (N, C) from dy (N, OC). factor: multiplies an 8-bit product, see fp8_factor_behind() */
+static inline void linear_backward_input(const Queue* q, floatX* dx, const Linear* l, const floatX* dy, size_t N,
+                                         float factor = 1.0f) {
+    if (l->fp8.columns.data) {
+        linear_dx_fp8(q, dx, l, dy, N, factor);
+    } else {
+        linear_dx_x(q, dx, l, dy, N);
+    }
+    lora_add_dx(q, dx, l, dy, N);
+}
+
+/* Overwrites the gradients of the matrix and of its adapters, from dy (N, OC) and the forward pass's x, or with `add` adds to
+ * them. Nothing is computed for what is frozen. linear_backward_input() of this matrix came just before. */
+static inline void linear_backward_weight(const Queue* q, const Linear* l, const floatX* dy, const floatX* x, size_t N,
+                                          bool add, float factor = 1.0f) {
+    if (l->dw.data && l->fp8.x_largest) {
+        (l->dw.fp32 ? linear_dw_fp8<float> : linear_dw_fp8<floatX>)(q, l, x, N, add, factor);
+    } else if (l->dw.data) {
+        (l->dw.fp32 ? linear_dw_x<float> : linear_dw_x<floatX>)(q, l, dy, x, N, add);
+    }
+    if (l->lora.parts > 0) { (l->dadapters.fp32 ? lora_dw<float> : lora_dw<floatX>)(q, l, dy, x, N, add); }
+}
+
+static inline void linear_backward(const Queue* q, floatX* dx, const Linear* l, const floatX* dy, const floatX* x, size_t N,
+                                   bool add, float factor = 1.0f) {
+    linear_backward_input(q, dx, l, dy, N, factor);
+    linear_backward_weight(q, l, dy, x, N, add, factor);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// a norm
+
+/* Writes y (N, C) and rstd (N), kept for backward, from x (N, C). reader: the product that reads y, which may want it in 8 bits
+ * as well; NULL: none does */
+static inline void norm(const Queue* q, floatX* y, float* rstd, const Norm* n, const floatX* x, size_t N,
+                        const Linear* reader) {
+    const RowShape rows = {N, n->C, pitch_of(n->C)};
+    if (!reader || !reader->fp8.rows.data) {
+        Op op(q->profiler, q->stream, "rmsnorm", 0, bytes_x(2.0 * N * n->C));
+        rmsnorm_forward_cuda(y, rstd, x, n->w, rows, n->eps, q->stream);
+        return;
+    }
+    Op op(q->profiler, q->stream, "rmsnorm", 0, 5.0 * N * n->C);
+    rmsnorm_forward_quantised_cuda(fp8_x(q, reader), y, rstd, x, n->w, rows, n->eps,
+                                   fp8_counts(q, linear_specs[reader->kind].x), q->stream);
+}
+
+/* Adds to dx (N, C) and to the gain's gradient, from dy (N, C) and the forward pass's x and rstd. */
+static inline void norm_backward(const Queue* q, floatX* dx, const Norm* n, const floatX* dy, const floatX* x,
+                                 const float* rstd, size_t N) {
+    Op op(q->profiler, q->stream, "rmsnorm backward", 0, bytes_x(4.0 * N * n->C));
+    rmsnorm_backward_cuda(dx, (float*)n->dw.data, q->scratch, dy, x, n->w, rstd, {N, n->C, pitch_of(n->C)}, q->stream);
+}
+
+#endif
