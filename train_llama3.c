@@ -18,23 +18,23 @@
  * Other files hold: files (llmc/files), text (llmc/text), and flags, screen, log, validation, sampling and all other jobs
  * (llmc/run). Only the CUDA trainer computes in 16 bits.
  */
-#include "llmc/base/utils.h"    // defines: Error, xcalloc, round_up, size_min, now_seconds
-#include "llmc/base/arena.h"    // defines: Arena, take, map_memory
-#include "llmc/base/outlier.h"  // defines: outlier_update
-#include "llmc/base/update.h"   // defines: update_verdict, clip_factor
-#include "llmc/config.h"        // defines: ModelConfig, ParamTable, param_table_for, trained_table_for, param_offset
-#include "llmc/run/machine.h"   // defines: machine_threads, run_machine, host_memory_available, host_memory_peak
-#include "llmc/run/session.h"   // defines: Session, session_close, session_lr, session_context
-#include "llmc/run/open.h"      // defines: session_open
-#include "llmc/run/step.h"      // defines: StepPlan, StepResult, BatchSource, batch_read
-#include "llmc/run/trainer.h"   // defines: Trainer
-#include "llmc/run/training.h"  // defines: Training, Due, training_open, training_due, training_report, training_close
-#include "llmc/run/jobs.h"      // defines: run_job
-#include "llmc/run/signals.h"   // defines: run_stop_requested
-#include "llmc/embedding.h"     // defines: embedding_forward, embedding_backward
-#include "llmc/linear.h"        // defines: Linear, linear, linear_backward, Norm, norm, norm_backward
-#include "llmc/rmsnorm.h"       // defines: rmsnorm_backward_scratch
-#include "llmc/rope.h"          // defines: rope_table, rope_forward, rope_backward
+#include "llmc/base/utils.h"           // defines: Error, xcalloc, round_up, size_min, now_seconds
+#include "llmc/base/arena.h"           // defines: Arena, take, map_memory
+#include "llmc/base/outlier.h"         // defines: outlier_update
+#include "llmc/base/update.h"          // defines: update_verdict, clip_factor
+#include "llmc/config.h"               // defines: ModelConfig, ParamTable, param_table_for, trained_table_for, param_offset
+#include "llmc/run/session/machine.h"  // defines: machine_threads, run_machine, host_memory_available, host_memory_peak
+#include "llmc/run/session/session.h"  // defines: Session, session_close, session_lr, session_context
+#include "llmc/run/session/open.h"     // defines: session_open
+#include "llmc/train/step.h"           // defines: StepPlan, StepResult, BatchSource, batch_read
+#include "llmc/run/session/trainer.h"  // defines: Trainer
+#include "llmc/run/loop/training.h"    // defines: Training, Due, training_open, training_due, training_report, training_close
+#include "llmc/run/jobs/jobs.h"        // defines: run_job
+#include "llmc/run/session/signals.h"  // defines: run_stop_requested
+#include "llmc/embedding.h"            // defines: embedding_forward, embedding_backward
+#include "llmc/linear.h"               // defines: Linear, linear, linear_backward, Norm, norm, norm_backward
+#include "llmc/rmsnorm.h"              // defines: rmsnorm_backward_scratch
+#include "llmc/rope.h"                 // defines: rope_table, rope_forward, rope_backward
 #include "llmc/attention.h"     // defines: attention_forward, attention_backward, attention_backward_scratch, attention_decode
 #include "llmc/swiglu.h"        // defines: swiglu_forward, swiglu_backward
 #include "llmc/matmul.h"        // defines: matmul_scratch

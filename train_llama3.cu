@@ -12,37 +12,37 @@
  */
 #include "llmc/base/utils.h"  // defines: Error, die, must, xcalloc, round_up, size_min, size_max
 #include "llmc/config.h"  // defines: ModelConfig, ParamTable, param_table_for, trained_table_for, param_offset, attention_shape
-#include "llmc/run/session.h"        // defines: Session, session_close, session_lr, session_context
-#include "llmc/run/open.h"           // defines: session_open
-#include "llmc/run/step.h"           // defines: StepPlan, StepResult, BatchSource
-#include "llmc/run/trainer.h"        // defines: Trainer
-#include "llmc/run/training.h"       // defines: Training, Due, training_open, training_due, training_report, training_close
-#include "llmc/run/jobs.h"           // defines: run_job
-#include "llmc/run/signals.h"        // defines: run_stop_requested
-#include "llmc/run/not_finite.h"     // defines: NamedTensor, TENSOR_TEXT
-#include "llmc/gpu/cuda_common.cuh"  // defines: floatX, CUDA_CHECK, to_float, ProfileRange
-#include "llmc/gpu/device.cuh"       // defines: Device, device_open, device_close, device_memory
-#include "llmc/gpu/weights.cuh"      // defines: WeightArena, weights_slot, master_check, copy_in, copy_out
-#include "llmc/gpu/feed.cuh"         // defines: Feed, feed_next, feed_clear, IN_FLIGHT
-#include "llmc/gpu/steps.cuh"        // defines: Steps, steps_begin, steps_end, steps_wait, steps_capture, steps_restore
-#include "llmc/gpu/plans.cuh"        // defines: device_load_plans, device_save_plans, device_check_plans, device_share_plans
-#include "llmc/gpu/profile.cuh"      // defines: Op, LayerRange, profiler_new, print_profile
-#include "llmc/gpu/debug.cuh"        // defines: debug_name, debug_name_params
-#include "llmc/gpu/debug_parts.cuh"  // defines: part_not_finite, weights_not_finite, sums_not_finite
-#include "llmc/gpu/exchange.cuh"     // defines: Exchange, exchange_join, exchange_send, exchange_gather, exchange_gathered
-#include "llmc/gpu/gathered.cuh"     // defines: Gathered, gathered_begin, gathered_block
-#include "llmc/gpu/gradients.cuh"    // defines: Gradient, Gradients, gradient_of, gradient_of_element
-#include "llmc/gpu/collect.cuh"      // defines: Collect, collect_source
-#include "llmc/gpu/arena.cuh"        // defines: Arena, take
-#include "llmc/gpu/layers.cuh"       // defines: Queue, Rows, embedding, rope, swiglu, crossentropy
-#include "llmc/gpu/fp8.cuh"          // defines: Fp8, fp8_check, fp8_lay_out, fp8_copies_of, fp8_begin, fp8_refresh
-#include "llmc/gpu/linear.cuh"       // defines: Linear, linear, linear_backward, Norm, norm, norm_backward
-#include "llmc/gpu/feedforward.cuh"  // defines: gate_up_swiglu, down_dx_swiglu
-#include "llmc/gpu/qkv.cuh"          // defines: qkv_rope
-#include "llmc/gpu/sequence.cuh"     // defines: Sequence, sequence_join, sequence_begin, attend, heads_room
-#include "llmc/rope.h"               // defines: rope_table
-#include "llmc/gpu/step_state.cuh"   // defines: StepState, loss_sum_cuda, norm_square_cuda, step_decide_cuda
-#include "llmc/adamw.cuh"            // defines: AdamWStretch, AdamWTensors, adamw_update_cuda
+#include "llmc/run/session/session.h"  // defines: Session, session_close, session_lr, session_context
+#include "llmc/run/session/open.h"     // defines: session_open
+#include "llmc/train/step.h"           // defines: StepPlan, StepResult, BatchSource
+#include "llmc/run/session/trainer.h"  // defines: Trainer
+#include "llmc/run/loop/training.h"    // defines: Training, Due, training_open, training_due, training_report, training_close
+#include "llmc/run/jobs/jobs.h"        // defines: run_job
+#include "llmc/run/session/signals.h"  // defines: run_stop_requested
+#include "llmc/train/not_finite.h"     // defines: NamedTensor, TENSOR_TEXT
+#include "llmc/cuda/cuda_common.cuh"   // defines: floatX, CUDA_CHECK, to_float, ProfileRange
+#include "llmc/gpu/device.cuh"         // defines: Device, device_open, device_close, device_memory
+#include "llmc/gpu/weights.cuh"        // defines: WeightArena, weights_slot, master_check, copy_in, copy_out
+#include "llmc/gpu/feed.cuh"           // defines: Feed, feed_next, feed_clear, IN_FLIGHT
+#include "llmc/gpu/steps.cuh"          // defines: Steps, steps_begin, steps_end, steps_wait, steps_capture, steps_restore
+#include "llmc/gpu/plans.cuh"          // defines: device_load_plans, device_save_plans, device_check_plans, device_share_plans
+#include "llmc/gpu/profile.cuh"        // defines: Op, LayerRange, profiler_new, print_profile
+#include "llmc/gpu/debug.cuh"          // defines: debug_name, debug_name_params
+#include "llmc/gpu/debug_parts.cuh"    // defines: part_not_finite, weights_not_finite, sums_not_finite
+#include "llmc/gpu/exchange.cuh"       // defines: Exchange, exchange_join, exchange_send, exchange_gather, exchange_gathered
+#include "llmc/gpu/gathered.cuh"       // defines: Gathered, gathered_begin, gathered_block
+#include "llmc/gpu/gradients.cuh"      // defines: Gradient, Gradients, gradient_of, gradient_of_element
+#include "llmc/gpu/collect.cuh"        // defines: Collect, collect_source
+#include "llmc/cuda/arena.cuh"         // defines: Arena, take
+#include "llmc/gpu/layers.cuh"         // defines: Queue, Rows, embedding, rope, swiglu, crossentropy
+#include "llmc/gpu/fp8.cuh"            // defines: Fp8, fp8_check, fp8_lay_out, fp8_copies_of, fp8_begin, fp8_refresh
+#include "llmc/gpu/linear.cuh"         // defines: Linear, linear, linear_backward, Norm, norm, norm_backward
+#include "llmc/gpu/feedforward.cuh"    // defines: gate_up_swiglu, down_dx_swiglu
+#include "llmc/gpu/qkv.cuh"            // defines: qkv_rope
+#include "llmc/gpu/sequence.cuh"       // defines: Sequence, sequence_join, sequence_begin, attend, heads_room
+#include "llmc/rope.h"                 // defines: rope_table
+#include "llmc/step_state.cuh"         // defines: StepState, loss_sum_cuda, norm_square_cuda, step_decide_cuda
+#include "llmc/adamw.cuh"              // defines: AdamWStretch, AdamWTensors, adamw_update_cuda
 
 // ---------------------------------------------------------------------------------------------------------------------
 // memory: an arena for the weights; with --lora one for the adapters; one each for gradients, master, m and v, which hold the

@@ -7,7 +7,7 @@
     python train_llama3.py --write-state F.safetensors --model DIR --batch B --seq T --steps N           writes its debug state
 
 Initial weights, data order and learning rates are pure functions of the seed and the flags, the same as in C: weights from
-the generator of llmc/base/rand.h, rows of tokens in the order of llmc/files/dataloader.h, rates by llmc/run/scheduler.h. So the
+the generator of llmc/base/rand.h, rows of tokens in the order of llmc/files/dataloader.h, rates by llmc/train/scheduler.h. So the
 three trainers start from the same weights, see the same tokens and print the same losses. Model folders have Hugging Face's
 format. The debug state (one safetensors file) holds what another implementation must reproduce: see write_state(). Runs on
 one CPU or one CUDA device. Needs torch >= 2.2, numpy and safetensors; samples are text if `tokenizers` is installed too.
@@ -1105,7 +1105,7 @@ class MixLoader(DataLoader):
 
 
 def learning_rate(a, step):
-    """Returns the rate of `step`, counted from 0, by the formulas of llmc/run/scheduler.h."""
+    """Returns the rate of `step`, counted from 0, by the formulas of llmc/train/scheduler.h."""
     f = a.final_lr_frac
     if step < a.warmup:
         return a.lr * (step + 1) / a.warmup
@@ -1248,7 +1248,7 @@ class Engine:
 
     @torch.no_grad()
     def sample(self, ids, count, step):
-        """Generates `count` tokens after `ids`, sampled as in llmc/run/sampler.h. Keys and values are not cached."""
+        """Generates `count` tokens after `ids`, sampled as in llmc/run/jobs/sampler.h. Keys and values are not cached."""
         a, ids = self.a, list(ids)
         for i in range(count):
             with self.amp():
@@ -1273,7 +1273,7 @@ class Engine:
 # ----------------------------------------------------------------------------------------------------------------------
 # training
 
-# dense bf16 tensor-core peaks in TFLOP/s, in the order of llmc/run/mfu.h, where the first match wins; 0: no bf16 units
+# dense bf16 tensor-core peaks in TFLOP/s, in the order of llmc/train/mfu.h, where the first match wins; 0: no bf16 units
 PEAKS = {
     "B300": 2250.0, "B200": 2250.0, "GH200": 989.4, "H200 NVL": 835.5, "H200": 989.4, "H100 NVL": 835.5, "H100 PCIe": 756.5,
     "H100": 989.4, "H800": 989.4, "H20": 148.0, "A100": 312.0, "A800": 312.0, "A40": 149.7, "A30": 165.1, "A10G": 70.0,
@@ -1546,7 +1546,7 @@ def train(a):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# command line: words of llmc/run/options.def
+# command line: words of llmc/run/cli/options.def
 
 # name, aliases, type or choices, default, help
 FLAGS = (

@@ -15,12 +15,12 @@
 #ifndef LLMC_ADAMW_CUH
 #define LLMC_ADAMW_CUH
 
-#include "llmc/gpu/master.cuh"      // defines: MasterKind, nearest_upper, stochastic_upper, split_join
-#include "llmc/gpu/ptx.cuh"         // defines: pack2, compute_here
-#include "llmc/gpu/quotient.cuh"    // defines: quotient_of, inverse_of, root_of
-#include "llmc/gpu/step_state.cuh"  // defines: StepState
-#include "llmc/base/update.h"       // defines: StepHyper
-#include "llmc/base/rand.h"         // defines: philox
+#include "llmc/cuda/master.cuh"    // defines: MasterKind, nearest_upper, stochastic_upper, split_join
+#include "llmc/cuda/ptx.cuh"       // defines: pack2, compute_here
+#include "llmc/cuda/quotient.cuh"  // defines: quotient_of, inverse_of, root_of
+#include "llmc/step_state.cuh"     // defines: StepState
+#include "llmc/base/update.h"      // defines: StepHyper
+#include "llmc/base/rand.h"        // defines: philox
 
 #include <type_traits>
 

@@ -38,7 +38,7 @@
 #include "llmc/attention_plain.cuh"      // defines: attention_plain_forward, attention_plain_backward
 #include "llmc/attention_sm90.cuh"       // defines: attention_wgmma_forward, attention_wgmma_backward
 #include "llmc/attention_sm90_walk.cuh"  // defines: attention_walk_backward
-#include "llmc/gpu/warpgroups.cuh"       // defines: has_wgmma
+#include "llmc/cuda/warpgroups.cuh"      // defines: has_wgmma
 #include "llmc/rope.cuh"                 // defines: rope_backward_cuda
 
 /* Which kernels a launcher uses; tests and benchmarks choose one, the program uses AUTO. */

@@ -6,9 +6,9 @@
 
 #include <math.h>
 
-#include "llmc/config.h"             // defines: AttentionShape
-#include "llmc/gpu/cuda_common.cuh"  // defines: floatX, CUDA_CHECK
-#include "llmc/gpu/ptx.cuh"          // defines: exp2_fast, pack2
+#include "llmc/config.h"              // defines: AttentionShape
+#include "llmc/cuda/cuda_common.cuh"  // defines: floatX, CUDA_CHECK
+#include "llmc/cuda/ptx.cuh"          // defines: exp2_fast, pack2
 
 /* What every kernel takes besides its tensors: the AttentionShape, the pitches, and the scale of the scores. */
 struct AttentionArgs {

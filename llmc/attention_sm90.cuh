@@ -53,7 +53,7 @@
 
 #include "llmc/attention_common.cuh"
 #include "llmc/attention_sm90_parts.cuh"  // defines: WorkList, DocumentEdges, wgmma_store
-#include "llmc/gpu/warpgroups.cuh"        // defines: WarpgroupSplit, Ring
+#include "llmc/cuda/warpgroups.cuh"       // defines: WarpgroupSplit, Ring
 
 #ifndef PRECISION_FP32
 

@@ -5,7 +5,7 @@
 #define LLMC_ATTENTION_SM90_PARTS_CUH
 
 #include "llmc/attention_common.cuh"
-#include "llmc/gpu/warpgroups.cuh"
+#include "llmc/cuda/warpgroups.cuh"
 
 #ifndef PRECISION_FP32
 

@@ -44,7 +44,7 @@
 
 #include "llmc/attention_common.cuh"
 #include "llmc/attention_sm90_parts.cuh"  // defines: ScoresLeft, wgmma_values, wgmma_store
-#include "llmc/gpu/warpgroups.cuh"        // defines: WarpgroupSplit, Ring, tensor_map
+#include "llmc/cuda/warpgroups.cuh"       // defines: WarpgroupSplit, Ring, tensor_map
 
 #ifndef PRECISION_FP32
 

@@ -16,8 +16,8 @@
 #ifndef LLMC_CROSSENTROPY_CUH
 #define LLMC_CROSSENTROPY_CUH
 
-#include "llmc/gpu/cuda_common.cuh"
-#include "llmc/gpu/ptx.cuh"
+#include "llmc/cuda/cuda_common.cuh"
+#include "llmc/cuda/ptx.cuh"
 
 enum {
     CE_PACKS = 8,              // held kernel: vectors of a row in a thread's registers

@@ -12,7 +12,7 @@
 #ifndef LLMC_EMBEDDING_CUH
 #define LLMC_EMBEDDING_CUH
 
-#include "llmc/gpu/cuda_common.cuh"
+#include "llmc/cuda/cuda_common.cuh"
 
 /* A block of (x, y) threads copies x vectors of columns of ROWS * y rows. A thread copies ROWS of them: it issues that many
  * loads before the first store. */

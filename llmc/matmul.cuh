@@ -44,7 +44,7 @@
 #include <cublasLt.h>
 #include <cuda_fp8.h>
 
-#include "llmc/gpu/cuda_common.cuh"
+#include "llmc/cuda/cuda_common.cuh"
 #include "llmc/matmul_choice.h"  // defines: MatmulKey, MatmulChoice
 
 static inline void cublas_check(cublasStatus_t status, const char* what, const char* file, int line) {

@@ -43,10 +43,10 @@
 #ifndef LLMC_MATMUL_SM90_CUH
 #define LLMC_MATMUL_SM90_CUH
 
-#include "llmc/config.h"            // defines: AttentionShape
-#include "llmc/gpu/warpgroups.cuh"  // defines: Ring, WarpgroupSplit, tensor_map
-#include "llmc/rope.cuh"            // defines: rope_vectors
-#include "llmc/swiglu.cuh"          // defines: swiglu_vector, swiglu_gradient
+#include "llmc/config.h"             // defines: AttentionShape
+#include "llmc/cuda/warpgroups.cuh"  // defines: Ring, WarpgroupSplit, tensor_map
+#include "llmc/rope.cuh"             // defines: rope_vectors
+#include "llmc/swiglu.cuh"           // defines: swiglu_vector, swiglu_gradient
 
 #ifndef PRECISION_FP32
 

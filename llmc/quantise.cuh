@@ -20,7 +20,7 @@
 
 #include <cuda_fp8.h>
 
-#include "llmc/gpu/cuda_common.cuh"
+#include "llmc/cuda/cuda_common.cuh"
 #include "llmc/quantise.h"  // defines: QuantiseCounts, Fp8Format, quantise_scale, quantise_factor, QUANTISE_WIDTH
 
 enum {

@@ -11,8 +11,8 @@
 #ifndef LLMC_RMSNORM_CUH
 #define LLMC_RMSNORM_CUH
 
-#include "llmc/gpu/cuda_common.cuh"
-#include "llmc/gpu/ptx.cuh"  // defines: barrier_sync
+#include "llmc/cuda/cuda_common.cuh"
+#include "llmc/cuda/ptx.cuh"  // defines: barrier_sync
 
 enum {
     RMSNORM_PACKS = 4,      // vectors of a row in a lane's registers, at most

@@ -9,7 +9,7 @@
 #define LLMC_ROPE_CUH
 
 #include "llmc/config.h"  // defines: AttentionShape
-#include "llmc/gpu/cuda_common.cuh"
+#include "llmc/cuda/cuda_common.cuh"
 
 enum { ROPE_HEADS = 4, ROPE_THREADS = 256 };
 

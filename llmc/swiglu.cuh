@@ -8,7 +8,7 @@
 #ifndef LLMC_SWIGLU_CUH
 #define LLMC_SWIGLU_CUH
 
-#include "llmc/gpu/cuda_common.cuh"
+#include "llmc/cuda/cuda_common.cuh"
 
 __device__ __forceinline__ float swiglu_sigmoid(float x) {
 #ifdef PRECISION_FP32

@@ -7,7 +7,7 @@
 #include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
 
 #include "llmc/files/tokenfile.h"  // defines: tokenfile_open, tokenfile_widen, tokenfile_mask_at, tokenfile_bit
-#include "llmc/text/text.h"        // defines: print_escaped
+#include "llmc/base/text.h"        // defines: print_escaped
 #include "llmc/text/tokenizer.h"   // defines: Tokenizer, TokenDecoder, decoder_push, decoder_flush
 
 enum { SHOW_TOKENS = 1 << 12 };  // read at a time; a multiple of 8, for the mask

@@ -23,8 +23,8 @@
 #include "dev/data/tokenize_flags.h"
 #include "dev/data/units.h"
 #include "llmc/files/folder.h"         // defines: make_directories
-#include "llmc/run/progress.h"         // defines: Progress, progress_begin, progress_add, progress_end
-#include "llmc/text/text.h"            // defines: text_count, print_names
+#include "llmc/run/screen/progress.h"  // defines: Progress, progress_begin, progress_add, progress_end
+#include "llmc/base/text.h"            // defines: text_count, print_names
 #include "llmc/text/tokenizer_read.h"  // defines: tokenizer_load
 
 #include <signal.h>

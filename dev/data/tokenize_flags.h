@@ -3,7 +3,7 @@
 #define DATA_TOKENIZE_FLAGS_H
 
 #include "llmc/base/utils.h"  // defines: die_usage, xcalloc, LLMC_VERSION
-#include "llmc/text/text.h"   // defines: edit_distance, text_starts
+#include "llmc/base/text.h"   // defines: edit_distance, text_starts
 
 typedef struct {
     const char* tokenizer;  // NULL: the built-in bytes

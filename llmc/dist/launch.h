@@ -18,7 +18,7 @@
  * SIGINT, SIGTERM, SIGHUP and SIGUSR1 are for the ranks: the parent passes them on, and stays until all ranks have ended. Only
  * a SIGINT with si_code SI_KERNEL is not passed on: Ctrl-C, which the terminal sends to all processes of the group. Others send
  * to all of them, too: `kill -TERM -PGID`, timeout, Slurm. The parent cannot tell that from a signal for it alone, so a rank
- * may get such a signal twice (run/signals.h counts it once).
+ * may get such a signal twice (run/session/signals.h counts it once).
  */
 #ifndef LLMC_LAUNCH_H
 #define LLMC_LAUNCH_H

@@ -13,7 +13,7 @@
 #include "llmc/files/json.h"
 #include "llmc/files/output.h"
 #include "llmc/files/safetensors.h"
-#include "llmc/text/text.h"
+#include "llmc/base/text.h"
 
 #include <math.h>
 

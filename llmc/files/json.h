@@ -15,7 +15,7 @@
 #include "llmc/base/hash.h"       // defines: hash_seed, hash_key, hash_place
 #include "llmc/base/utils.h"      // defines: fail, read_file, size_min
 #include "llmc/files/filekind.h"  // defines: file_looks_like
-#include "llmc/text/text.h"       // defines: show_text
+#include "llmc/base/text.h"       // defines: show_text
 
 #include <math.h>
 

@@ -9,7 +9,7 @@
  *       that of those with fewer bits (subnormals), in a sample
  *   {"event":"val","step":..,"loss":..,"bpb":..}   {"event":"sample","step":..,"text":".."}
  *   {"event":"task","step":..,"file":"..","acc":..,"acc_norm":..,"questions":..}   one for each file of --tasks
- *   {"event":"slowest","step":..,"rank":..,"host":"..","busy_ms":..,"others_ms":..}   of several ranks (run/slowest.h)
+ *   {"event":"slowest","step":..,"rank":..,"host":"..","busy_ms":..,"others_ms":..}   of several ranks (run/loop/slowest.h)
  *   {"event":"checkpoint","step":..,"path":"..","weights_crc32c":..}
  *   {"event":"resume","step":..,"run":"..","path":"..", ...}   {"event":"end","step":..,"reason":"..","seconds":..}
  *
@@ -33,7 +33,7 @@
 #include "llmc/files/output.h"         // defines: open_output, is_open_file
 #include "llmc/files/trainer_state.h"  // defines: TrainerState
 #include "llmc/quantise.h"             // defines: QuantiseCounts, NUM_QUANTISED, quantised_names
-#include "llmc/run/options.h"          // defines: Options, options_json, trainer_name
+#include "llmc/run/cli/options.h"      // defines: Options, options_json, trainer_name
 
 typedef struct {
     int fd;  // -1: no log (all ranks but the first, and jobs that write nothing)
@@ -287,7 +287,7 @@ static inline bool log_step(Logger* g, int64_t step, double loss, double gnorm, 
     return logger_end(g, e);
 }
 
-/* Logs the slowest of several ranks: see run/slowest.h. */
+/* Logs the slowest of several ranks: see run/loop/slowest.h. */
 static inline bool log_slowest(Logger* g, int64_t step, int rank, const char* host, double ms, double others_ms, Error* e) {
     FILE* f = logger_begin(g, "slowest");
     log_int(f, "step", step);

@@ -15,7 +15,7 @@
 #include "llmc/base/float16.h"
 #include "llmc/config.h"
 #include "llmc/files/safetensors.h"
-#include "llmc/text/text.h"
+#include "llmc/base/text.h"
 
 #include <math.h>
 

@@ -1,6 +1,6 @@
 /* collect.cuh -- what rank 0 writes of a run of several ranks although no rank has all of it: the exact weights of a 16-bit
  * build, or with ZeRO 3 the weights of the blocks. The owner of each part of a piece broadcasts it. All ranks ask for the same
- * pieces in the same order (run/collect.h), and rank 0 gets them.
+ * pieces in the same order (run/session/collect.h), and rank 0 gets them.
  */
 #ifndef LLMC_COLLECT_CUH
 #define LLMC_COLLECT_CUH

@@ -4,9 +4,9 @@
 #define LLMC_DEBUG_CUH
 
 #include "llmc/config.h"  // defines: ParamTable
-#include "llmc/gpu/cuda_common.cuh"
-#include "llmc/gpu/finite.cuh"    // defines: FiniteIndex, ALL_FINITE, first_not_finite_cuda
-#include "llmc/run/not_finite.h"  // defines: NamedTensor, TENSOR_TEXT, tensor_element_text
+#include "llmc/cuda/cuda_common.cuh"
+#include "llmc/cuda/finite.cuh"     // defines: FiniteIndex, ALL_FINITE, first_not_finite_cuda
+#include "llmc/train/not_finite.h"  // defines: NamedTensor, TENSOR_TEXT, tensor_element_text
 
 /* Returns the first element of t that is not finite, or ALL_FINITE. `scratch` holds a FiniteIndex on the device. */
 static inline FiniteIndex debug_first(const NamedTensor* t, void* scratch, cudaStream_t stream) {

@@ -10,11 +10,11 @@
 #define LLMC_DEVICE_CUH
 
 #include "llmc/base/utils.h"
-#include "llmc/gpu/cuda_common.cuh"  // defines: IS_BF16, CUDA_CHECK
-#include "llmc/matmul.cuh"           // defines: MatmulContext, matmul_create
-#include "llmc/dist/ranks.h"         // defines: Ranks, ranks_device
-#include "llmc/run/mfu.h"            // defines: gpu_peak_flops
-#include "llmc/run/options.h"        // defines: Options
+#include "llmc/cuda/cuda_common.cuh"  // defines: IS_BF16, CUDA_CHECK
+#include "llmc/matmul.cuh"            // defines: MatmulContext, matmul_create
+#include "llmc/dist/ranks.h"          // defines: Ranks, ranks_device
+#include "llmc/train/mfu.h"           // defines: gpu_peak_flops
+#include "llmc/run/cli/options.h"     // defines: Options
 
 #include <dlfcn.h>
 

@@ -5,8 +5,8 @@
 #ifndef LLMC_FEED_CUH
 #define LLMC_FEED_CUH
 
-#include "llmc/gpu/cuda_common.cuh"
-#include "llmc/run/step.h"  // defines: BatchSource, batch_read
+#include "llmc/cuda/cuda_common.cuh"
+#include "llmc/train/step.h"  // defines: BatchSource, batch_read
 
 enum { IN_FLIGHT = 2 };  // steps or batches that may be queued
 

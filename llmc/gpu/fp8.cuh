@@ -38,15 +38,15 @@
 #ifndef LLMC_FP8_CUH
 #define LLMC_FP8_CUH
 
-#include "llmc/config.h"          // defines: ModelConfig, ParamTable, param_offset
-#include "llmc/dist/zero.h"       // defines: GATHER_SLOTS
-#include "llmc/gpu/arena.cuh"     // defines: Arena, take
-#include "llmc/gpu/device.cuh"    // defines: Device
-#include "llmc/gpu/exchange.cuh"  // defines: Exchange
-#include "llmc/gpu/layers.cuh"    // defines: Queue
-#include "llmc/gpu/weights.cuh"   // defines: WeightArena, weight_at
-#include "llmc/quantise.cuh"      // defines: QuantisedRows, QuantisedWeights, quantise_weights_cuda
-#include "llmc/run/session.h"     // defines: Session
+#include "llmc/config.h"               // defines: ModelConfig, ParamTable, param_offset
+#include "llmc/dist/zero.h"            // defines: GATHER_SLOTS
+#include "llmc/cuda/arena.cuh"         // defines: Arena, take
+#include "llmc/gpu/device.cuh"         // defines: Device
+#include "llmc/gpu/exchange.cuh"       // defines: Exchange
+#include "llmc/gpu/layers.cuh"         // defines: Queue
+#include "llmc/gpu/weights.cuh"        // defines: WeightArena, weight_at
+#include "llmc/quantise.cuh"           // defines: QuantisedRows, QuantisedWeights, quantise_weights_cuda
+#include "llmc/run/session/session.h"  // defines: Session
 
 /* The 8-bit copies of the weights; all NULL without --fp8, the head's without --fp8-head. */
 typedef struct {

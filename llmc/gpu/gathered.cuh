@@ -16,7 +16,7 @@
 
 #include "llmc/dist/buckets.h"    // defines: Bucket, bucket_at
 #include "llmc/dist/zero.h"       // defines: GatherRing, gather_ring_next, gather_ring_reset
-#include "llmc/gpu/arena.cuh"     // defines: Arena, take
+#include "llmc/cuda/arena.cuh"    // defines: Arena, take
 #include "llmc/gpu/exchange.cuh"  // defines: Exchange, exchange_settle
 #include "llmc/gpu/fp8.cuh"       // defines: Fp8, fp8_follow_slot
 #include "llmc/gpu/weights.cuh"   // defines: WeightArena

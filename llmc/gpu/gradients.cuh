@@ -11,10 +11,10 @@
 #ifndef LLMC_GRADIENTS_CUH
 #define LLMC_GRADIENTS_CUH
 
-#include "llmc/config.h"             // defines: ModelConfig, ParamTable, param_offset, adapter_find
-#include "llmc/dist/zero.h"          // defines: GradientRing, gradient_part
-#include "llmc/gpu/arena.cuh"        // defines: Arena, take
-#include "llmc/gpu/cuda_common.cuh"  // defines: floatX, CUDA_CHECK
+#include "llmc/config.h"              // defines: ModelConfig, ParamTable, param_offset, adapter_find
+#include "llmc/dist/zero.h"           // defines: GradientRing, gradient_part
+#include "llmc/cuda/arena.cuh"        // defines: Arena, take
+#include "llmc/cuda/cuda_common.cuh"  // defines: floatX, CUDA_CHECK
 
 /* The gradient of a tensor, in fp32 or floatX. */
 typedef struct {

@@ -5,17 +5,17 @@
 #ifndef LLMC_LAYERS_CUH
 #define LLMC_LAYERS_CUH
 
-#include "llmc/attention.cuh"        // defines: attention_forward_cuda, attention_backward_cuda
-#include "llmc/config.h"             // defines: AttentionShape
-#include "llmc/crossentropy.cuh"     // defines: crossentropy_forward_cuda, crossentropy_fused_cuda
-#include "llmc/embedding.cuh"        // defines: embedding_forward_cuda, embedding_backward_cuda
-#include "llmc/gpu/cuda_common.cuh"  // defines: floatX, row_pitch
-#include "llmc/gpu/gradients.cuh"    // defines: Gradient
-#include "llmc/gpu/profile.cuh"      // defines: Profiler, Op
-#include "llmc/matmul.cuh"           // defines: MatmulContext
-#include "llmc/quantise.cuh"         // defines: QuantisedRows
-#include "llmc/rope.cuh"             // defines: rope_forward_cuda
-#include "llmc/swiglu.cuh"           // defines: swiglu_forward_cuda, swiglu_backward_cuda
+#include "llmc/attention.cuh"         // defines: attention_forward_cuda, attention_backward_cuda
+#include "llmc/config.h"              // defines: AttentionShape
+#include "llmc/crossentropy.cuh"      // defines: crossentropy_forward_cuda, crossentropy_fused_cuda
+#include "llmc/embedding.cuh"         // defines: embedding_forward_cuda, embedding_backward_cuda
+#include "llmc/cuda/cuda_common.cuh"  // defines: floatX, row_pitch
+#include "llmc/gpu/gradients.cuh"     // defines: Gradient
+#include "llmc/gpu/profile.cuh"       // defines: Profiler, Op
+#include "llmc/matmul.cuh"            // defines: MatmulContext
+#include "llmc/quantise.cuh"          // defines: QuantisedRows
+#include "llmc/rope.cuh"              // defines: rope_forward_cuda
+#include "llmc/swiglu.cuh"            // defines: swiglu_forward_cuda, swiglu_backward_cuda
 
 /* What a model's layers share. */
 typedef struct {

@@ -7,11 +7,11 @@
 #ifndef LLMC_PLANS_CUH
 #define LLMC_PLANS_CUH
 
-#include "llmc/files/matmul_plans.h"  // defines: MatmulSetup, matmul_plans_write, matmul_plans_read
-#include "llmc/gpu/cuda_common.cuh"   // defines: device_name, device_attribute
-#include "llmc/matmul.cuh"            // defines: MatmulContext, MatmulPlan, matmul_use_saved
-#include "llmc/run/session.h"         // defines: Session
-#include "llmc/run/together.h"        // defines: together_take_first
+#include "llmc/files/matmul_plans.h"    // defines: MatmulSetup, matmul_plans_write, matmul_plans_read
+#include "llmc/cuda/cuda_common.cuh"    // defines: device_name, device_attribute
+#include "llmc/matmul.cuh"              // defines: MatmulContext, MatmulPlan, matmul_use_saved
+#include "llmc/run/session/session.h"   // defines: Session
+#include "llmc/run/session/together.h"  // defines: together_take_first
 
 /* Returns what choices depend on: GPU, its multiprocessors, cuBLASLt, workspace and compute type. */
 static inline MatmulSetup matmul_setup(const MatmulContext* c) {

@@ -7,7 +7,7 @@
 #ifndef LLMC_PROFILE_CUH
 #define LLMC_PROFILE_CUH
 
-#include "llmc/gpu/cuda_common.cuh"  // defines: ProfileRange, CUDA_CHECK
+#include "llmc/cuda/cuda_common.cuh"  // defines: ProfileRange, CUDA_CHECK
 
 constexpr double FP8_RATE = 2;  // operations in fp8 for one in BF16, on cards of compute capability 9.0
 enum { PROFILE_MAX = 16384, PROFILE_ROWS = 128 };

@@ -5,13 +5,13 @@
 #ifndef LLMC_WEIGHTS_CUH
 #define LLMC_WEIGHTS_CUH
 
-#include "llmc/gpu/master.cuh"           // defines: MasterKind, master_set_cuda, master_get_cuda
+#include "llmc/cuda/master.cuh"          // defines: MasterKind, master_set_cuda, master_get_cuda
 #include "llmc/base/float16.h"           // defines: bf16_from_f32, f32_from_bf16
 #include "llmc/base/utils.h"             // defines: die_usage
 #include "llmc/dist/buckets.h"           // defines: Buckets, shard_local, shard_left
 #include "llmc/files/optimizer_state.h"  // defines: StateSlot, SlotKind, slot_names
-#include "llmc/gpu/cuda_common.cuh"
-#include "llmc/run/options.h"  // defines: Options
+#include "llmc/cuda/cuda_common.cuh"
+#include "llmc/run/cli/options.h"  // defines: Options
 
 enum { WEIGHTS_STAGED = 4 };
 

@@ -9,7 +9,7 @@
  * begins with two dates. A folder's Jinja template is not run: it tells the form by the texts that it contains, and any other
  * template is refused. The ids are those of `transformers` with that template.
  *
- * Elsewhere: the conversation (run/chat.h).
+ * Elsewhere: the conversation (run/jobs/chat.h).
  */
 #ifndef LLMC_CHAT_H
 #define LLMC_CHAT_H

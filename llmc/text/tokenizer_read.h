@@ -12,7 +12,7 @@
 #include "llmc/base/utils.h"      // defines: fail, read_file, path_join, file_exists, is_directory
 #include "llmc/files/filekind.h"  // defines: file_looks_like
 #include "llmc/files/json.h"      // defines: json_parse, json_get, json_wanted, json_is_off, json_is_string
-#include "llmc/text/text.h"       // defines: show_text, text_starts
+#include "llmc/base/text.h"       // defines: show_text, text_starts
 #include "llmc/text/tokenizer.h"  // defines: Tokenizer, tokenizer_index, token_table_add, merge_add, merge_piece
 
 enum { TOKEN_FILE_MAX = 1 << 29 };  // most bytes in a tokenizer file

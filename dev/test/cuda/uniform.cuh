@@ -2,7 +2,7 @@
 #ifndef LLMC_UNIFORM_CUH
 #define LLMC_UNIFORM_CUH
 
-#include "llmc/gpu/cuda_common.cuh"  // defines: floatX, from_float, CUDA_CHECK_LAUNCH
+#include "llmc/cuda/cuda_common.cuh"  // defines: floatX, from_float, CUDA_CHECK_LAUNCH
 
 __global__ void uniform_fill_kernel(floatX* x, size_t n, uint32_t seed) {
     const size_t stride = (size_t)gridDim.x * blockDim.x;

@@ -1,4 +1,4 @@
-/* ptx.h -- stands in for llmc/gpu/ptx.cuh on the emulated card: the same functions, in C++.
+/* ptx.h -- stands in for llmc/cuda/ptx.cuh on the emulated card: the same functions, in C++.
  *
  * What is asynchronous on a card happens here as late as the program allows: copies and products of a group, when the thread
  * waits for that group. So a wait that is missing shows. TMA alone loads at once, and a product takes factors in registers at
@@ -12,7 +12,7 @@
 #include <functional>
 #include <vector>
 
-#include "llmc/gpu/cuda_common.cuh"
+#include "llmc/cuda/cuda_common.cuh"
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return (uint32_t)((const char*)p - emulator_shared); }
 inline char* emulated_shared(uint32_t address) { return emulator_shared + (int32_t)address; }

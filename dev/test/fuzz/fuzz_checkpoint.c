@@ -6,7 +6,7 @@
 #define TENSOR_READ_PIECE 64
 #define LOG_LINE_MAX 1024
 #include "fuzz.h"
-#include "llmc/run/verify.h"
+#include "llmc/run/jobs/verify.h"
 
 enum { STEPS = 2, MOST_FILES = 16 };
 enum { KEEP_2 = 1, MAJOR = 2, FIND_MODEL = 4, BY_NAME = 8, SET_BACK = 16, VERIFY = 32, SET_ASIDE = 64 };  // of the first byte

@@ -1,7 +1,7 @@
 /* fuzz_flag_file.c -- reads the bytes as a file of flags, for both trainers. What is accepted must come back unchanged from the
  * file that a checkpoint would hold. */
 #include "fuzz.h"
-#include "llmc/run/options.h"
+#include "llmc/run/cli/options.h"
 
 /* Parses the command line "train @path". */
 static OptionsResult parse_file(Options* o, const char* path, OptionScope trainer, Error* e) {

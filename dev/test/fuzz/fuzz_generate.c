@@ -2,7 +2,7 @@
  * answers with tokens it draws from the input. The model must get ids of its vocabulary, at consecutive positions that fit its
  * context; what is written must be the text that the log gets. */
 #include "fuzz.h"
-#include "llmc/run/chat.h"
+#include "llmc/run/jobs/chat.h"
 #include "dev/test/byte_tokens.h"
 
 enum { CONTEXT = 48, ANSWER = 6, MODEL_VOCAB = 300, MOST_LINES = 32 };  // 3 lines of a chat fill the context

@@ -3,7 +3,7 @@
  * Numbers are those that strtoull() reads. */
 #include "fuzz.h"
 #include "llmc/files/folder.h"
-#include "llmc/run/machine.h"
+#include "llmc/run/session/machine.h"
 
 enum { GROUP, LIMIT, USAGE, STATISTICS, SHARE, NUM_TEXTS };
 enum { MOST_FOLDERS = 16 };  // in the paths of cgroups: each is looked into for its limits

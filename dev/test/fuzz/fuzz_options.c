@@ -1,7 +1,7 @@
 /* fuzz_options.c -- parses the bytes as a command line (arguments separated by NUL) of both trainers, prints the options,
  * writes them as JSON and reads them back. Nothing may crash, and accepted options must come back unchanged. */
 #include "fuzz.h"
-#include "llmc/run/options.h"
+#include "llmc/run/cli/options.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     enum { MAX_ARGS = 64 };

@@ -4,7 +4,7 @@
  *                                         message that begins with "count" gets an endless slow answer
  *   chat_stub ids DIR DATE SYSTEM USER    the form that DIR's template has, then the ids of a conversation's start
  */
-#include "llmc/run/chat.h"
+#include "llmc/run/jobs/chat.h"
 #include "dev/test/byte_tokens.h"
 
 enum { CONTEXT = 32768, VOCAB = 1024 };

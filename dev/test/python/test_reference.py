@@ -156,8 +156,8 @@ def test_tied_folder_with_another_head_is_refused(tmp_path, capsys):
 C_PROGRAM = r"""
 #include "llmc/config.h"
 #include "llmc/base/rand.h"
-#include "llmc/run/mfu.h"
-#include "llmc/run/scheduler.h"
+#include "llmc/train/mfu.h"
+#include "llmc/train/scheduler.h"
 static const char* const devices[] = {DEVICES};
 int main(void) {
     const uint64_t seed = 0x123456789abcdef0u;

@@ -2,7 +2,7 @@
  * each row is, for every rank and place to resume at; shares; texts that name files; every refusal and its message. */
 #include "dev/test/test.h"
 #include "llmc/files/mix.h"
-#include "llmc/run/step.h"
+#include "llmc/train/step.h"
 
 static char folder[PATH_CAP];
 

@@ -1,7 +1,7 @@
 /* test_options.c -- tests the flag table: exactly the flags of --help parse, values are read whole and within their range,
  * wrong usage exits with 2 and names the flag, and options survive a round trip through JSON. */
-#include "llmc/run/options.h"
-#include "llmc/run/scheduler.h"
+#include "llmc/run/cli/options.h"
+#include "llmc/train/scheduler.h"
 #include "dev/test/test.h"
 #include <sys/wait.h>
 

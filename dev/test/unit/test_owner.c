@@ -1,5 +1,5 @@
 /* test_owner.c -- the guard of --out among hosts: hosts are faked by their names and the ids of their boots. */
-#include "llmc/run/owner.h"
+#include "llmc/run/session/owner.h"
 
 #include "llmc/files/folder.h"  // folder_next, remove_tree
 #include "dev/test/test.h"

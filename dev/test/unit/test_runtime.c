@@ -1,19 +1,19 @@
 /* test_runtime.c -- tests schedules, sampling against a naive sampler, the outlier window, FLOPs and peaks, the log and how a
  * resumed run cuts it back, the plan, hints about memory, progress, fresh weights, the timing of steps, signals.
  * test_generate.c has generation and chat. */
-#include "llmc/run/busy.h"
-#include "llmc/run/machine.h"
-#include "llmc/run/memory.h"
-#include "llmc/run/plan.h"
-#include "llmc/run/progress.h"
-#include "llmc/run/screen.h"
-#include "llmc/run/not_finite.h"
-#include "llmc/run/signals.h"
-#include "llmc/run/timing.h"
-#include "llmc/run/watched.h"
+#include "llmc/run/loop/busy.h"
+#include "llmc/run/session/machine.h"
+#include "llmc/run/session/memory.h"
+#include "llmc/run/session/plan.h"
+#include "llmc/run/screen/progress.h"
+#include "llmc/run/screen/screen.h"
+#include "llmc/train/not_finite.h"
+#include "llmc/run/session/signals.h"
+#include "llmc/run/loop/timing.h"
+#include "llmc/run/screen/watched.h"
 #include "llmc/files/logger.h"
 #include "llmc/base/outlier.h"
-#include "llmc/run/scheduler.h"
+#include "llmc/train/scheduler.h"
 #include "dev/test/test.h"
 #include <sys/wait.h>
 

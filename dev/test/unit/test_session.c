@@ -5,14 +5,14 @@
 static double seconds;  // that have passed, as a test sets them
 static double set_seconds(void) { return seconds; }
 #define now_seconds set_seconds
-#include "llmc/run/progress.h"
+#include "llmc/run/screen/progress.h"
 #undef now_seconds
 
 #include "llmc/base/threads.h"
 #include "llmc/dist/launch.h"
-#include "llmc/run/jobs.h"
-#include "llmc/run/open.h"
-#include "llmc/run/save.h"
+#include "llmc/run/jobs/jobs.h"
+#include "llmc/run/session/open.h"
+#include "llmc/run/session/save.h"
 
 #include <sys/wait.h>
 

@@ -1,5 +1,5 @@
 /* test_slowest.c -- which rank counts as the slowest, and when that is told. */
-#include "llmc/run/slowest.h"
+#include "llmc/run/loop/slowest.h"
 
 #include "dev/test/test.h"
 

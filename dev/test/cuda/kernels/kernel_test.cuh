@@ -7,7 +7,7 @@
 #include <functional>
 #include <vector>
 
-#include "llmc/gpu/cuda_common.cuh"
+#include "llmc/cuda/cuda_common.cuh"
 #include "dev/test/test.h"
 
 typedef std::vector<float> Floats;

@@ -3,8 +3,8 @@
 #define TEST_KERNELS_STEP_CUH
 
 #include "llmc/gpu/exchange.cuh"
-#include "llmc/gpu/finite.cuh"
-#include "llmc/gpu/step_state.cuh"
+#include "llmc/cuda/finite.cuh"
+#include "llmc/step_state.cuh"
 #include "kernel_test.cuh"
 
 template <typename T>

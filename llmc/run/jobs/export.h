@@ -1,0 +1,188 @@
+/* export.h -- --export: writes a trained model for other programs, without the state of its run:
+ *
+ *   --export FILE.gguf   one GGUF file for llama.cpp (run/jobs/gguf.h): F32, F16, BF16 or Q8_0
+ *   --export DIR         a Hugging Face folder in F32, F16 or BF16
+ *
+ * Adapters (LoRA) are merged into the weights beside which they stand: in fp32, and rounded once.
+ *
+ * Every weight is checked first, as when it is loaded. Then the tensors go through in pieces, so no trainer and no memory for
+ * the model is needed. What is written gets its name when it is whole.
+ */
+#ifndef LLMC_EXPORT_H
+#define LLMC_EXPORT_H
+
+#include "llmc/base/utils.h"
+
+#include "llmc/run/jobs/gguf.h"
+#include "llmc/files/model_folder.h"
+#include "llmc/files/side_files.h"
+#include "llmc/lora.h"
+#include "llmc/run/cli/options.h"
+#include "llmc/run/screen/progress.h"  // defines: Progress, progress_begin, progress_add, progress_end
+#include "llmc/run/session/session.h"
+#include "llmc/text/tokenizer_write.h"
+
+/* What is exported. */
+typedef struct {
+    const Session* s;
+    ModelFiles files;  // of the weights
+    float* adapters;   // (s->trained.elements); NULL: none
+    Progress progress;
+} Export;
+
+/* A TensorSource: reads a parameter from the open files and merges its adapters into it. */
+static inline bool export_source(void* ctx, const Param* p, size_t first, size_t n, float* dst, Error* e) {
+    Export* x = (Export*)ctx;
+    const SafeTensors* file = NULL;
+    const SafeTensor* t = model_find(&x->files, p->name, &file);
+    progress_add(&x->progress, n);
+    if (!safetensors_read_f32(file, t, first, n, dst, e)) { return false; }
+    for (int i = 0; x->adapters && i < NUM_LORA_PAIRS; i++) {
+        if (lora_pairs[i].matrix != p->kind || !(x->s->config.lora.on >> i & 1)) { continue; }
+        const float* a = x->adapters + adapter_find(&x->s->trained, lora_pairs[i].a, p->layer)->offset;
+        const float* b = x->adapters + adapter_find(&x->s->trained, lora_pairs[i].b, p->layer)->offset;
+        lora_merge(dst, first, n, a, b, &x->s->config.lora, p->cols);
+    }
+    return true;
+}
+
+/* A TensorSink: an arena of adapters. */
+static inline bool export_store(void* arena, const Param* p, size_t first, size_t n, const float* src, Error* e) {
+    (void)e;
+    memcpy((float*)arena + p->offset + first, src, n * sizeof(float));
+    return true;
+}
+
+/* Returns the type to write: --export-dtype, else that of the embedding in the files. */
+static inline ExportDtype export_type(const Session* s, const ModelFiles* files) {
+    const SafeTensors* file = NULL;
+    if (s->options.export_dtype != EXPORT_AUTO) { return (ExportDtype)s->options.export_dtype; }
+    return export_dtype_of(model_find(files, s->table.items[0].name, &file)->dtype);
+}
+
+/* Returns the chat template of the model, for free(): that of its folder, or Llama 3's if the tokenizer has its tokens; NULL
+ * if there is none. */
+static inline char* export_chat_template(const Session* s) {
+    for (size_t i = 0; i < s->side_files.count; i++) {
+        const SideFile* file = &s->side_files.items[i];
+        if (strcmp(file->name, "chat_template.jinja") != 0) { continue; }
+        char* text = (char*)xmalloc(file->size + 1);
+        memcpy(text, file->data, file->size);
+        text[file->size] = 0;
+        return text;
+    }
+    char* config = tokenizer_config_text(&s->tokenizer, s->config.max_positions);
+    char* found = chat_template_of_config(config);
+    free(config);
+    return found;
+}
+
+/* Writes a GGUF file. */
+static inline bool export_gguf(Export* x, ExportDtype type, const char* path, Error* e) {
+    const Session* s = x->s;
+    static const GgufType types[] = {GGUF_F32, GGUF_F32, GGUF_BF16, GGUF_F16, GGUF_Q8_0};
+    char name[PATH_CAP];
+    snprintf(name, sizeof name, "%s", file_name(s->options.export_));
+    name[strlen(name) - strlen(".gguf")] = 0;
+    GgufModel m = {name, &s->config, &s->table, s->has_tokenizer ? &s->tokenizer : NULL, NULL, types[type], export_source, x};
+    if (!gguf_check(&m, e)) { return false; }
+    FILE* f = create_output(path, e);
+    if (!f) { return false; }
+    char* chat = export_chat_template(s);
+    m.chat_template = chat;
+    bool ok = gguf_write(f, &m, e);
+    if (ok) {
+        ok = close_output(f, path, e);
+    } else {
+        fclose(f);
+    }
+    free(chat);
+    return ok;
+}
+
+/* Writes a model folder. */
+static inline bool export_folder(Export* x, ExportDtype type, const char* path, Error* e) {
+    const Session* s = x->s;
+    static const SafeDtype types[] = {SAFE_F32, SAFE_F32, SAFE_BF16, SAFE_F16};
+    bool ok = make_directories(path, e) &&
+              model_save_weights(path, &s->config, &s->table, types[type], export_source, x, NULL, e) &&
+              (!s->has_tokenizer || tokenizer_save(&s->tokenizer, path, s->config.max_positions, e));
+    if (ok) { side_files_write(&s->side_files, path); }
+    return ok && model_save_generation(path, &s->config, e) && sync_directory(path, e);
+}
+
+/* Copies the target without the slashes at its end, which a shell adds to the name of a folder. */
+static inline bool export_path(const Options* o, char path[PATH_CAP], Error* e) {
+    const int length = snprintf(path, PATH_CAP, "%s", o->export_);
+    if (length >= PATH_CAP) { return fail(e, "--export: the path is too long"); }
+    for (int n = length; n > 1 && path[n - 1] == '/'; n--) { path[n - 1] = 0; }
+    return length > 0 || fail(e, "--export: is \"\", wanted the name of a new folder or of a .gguf file");
+}
+
+/* Gives a finished folder its name, which nothing has or an empty folder. */
+static inline bool export_rename(const char* tmp, const char* path, Error* e) {
+    return rename(tmp, path) == 0 || fail(e, "%s: cannot rename to %s: %s", tmp, path, strerror(errno));
+}
+
+/* Tells whether a folder can be read and is empty. */
+static inline bool export_is_empty(const char* path) {
+    struct dirent* entry = NULL;
+    Error ignored = NO_ERROR;
+    DIR* d = opendir(path);
+    const bool empty = d && folder_next(d, path, &entry, &ignored) && !entry;
+    if (d) { closedir(d); }
+    return empty;
+}
+
+/* Writes the export under a temporary name, then renames it. */
+static inline bool export_write(Export* x, ExportDtype type, const char* path, Error* e) {
+    char tmp[PATH_CAP], parent[PATH_CAP];
+    const Options* o = &x->s->options;
+    folder_of(path, parent);
+    if (snprintf(tmp, sizeof tmp, "%s.tmp", path) >= (int)sizeof tmp) { return fail(e, "--export: the path is too long"); }
+    if (!make_directories(parent, e) || !remove_tree(tmp, e)) { return false; }
+    bool ok = options_export_gguf(o) ? export_gguf(x, type, tmp, e) : export_folder(x, type, tmp, e);
+    ok = ok && (options_export_gguf(o) ? rename_output(tmp, path, e) : export_rename(tmp, path, e));
+    Error ignored = NO_ERROR;
+    if (!ok) { remove_tree(tmp, &ignored); }
+    return ok && sync_directory(parent, e);
+}
+
+/* Refuses a target that would replace anything but an older export: a file that is not one of ours, a folder with files. */
+static inline bool export_check_target(const Options* o, const char* path, Error* e) {
+    struct stat st;
+    if (lstat(path, &st) != 0) { return true; }
+    if (options_export_gguf(o)) {
+        return S_ISREG(st.st_mode) || fail(e, "--export: %s is not a regular file, wanted a new name", path);
+    }
+    return (S_ISDIR(st.st_mode) && export_is_empty(path)) ||
+           fail(e, "--export: %s exists, wanted a new folder, or a name that ends with .gguf", path);
+}
+
+/* Runs --export. */
+static inline void job_export(Session* s) {
+    static const char* const type_names[] = {"", "F32", "BF16", "F16", "Q8_0"};
+    Export x;
+    Error e = NO_ERROR;
+    char path[PATH_CAP], count[32];
+    memset(&x, 0, sizeof x);
+    x.s = s;
+    must(export_path(&s->options, path, &e) && export_check_target(&s->options, path, &e), &e);
+    session_load_weights(s, NULL, NULL);
+    if (s->config.lora.rank > 0) {
+        x.adapters = (float*)xcalloc(s->trained.elements, sizeof(float));
+        session_load_adapters(s, export_store, x.adapters);
+    }
+    must(model_open(&x.files, s->base_dir, &e), &e);
+    const ExportDtype type = export_type(s, &x.files);
+    x.progress = progress_begin(session_screen(s), "export", s->table.num_params, "weights");
+    const bool ok = export_write(&x, type, path, &e);
+    progress_end(&x.progress);
+    must(ok, &e);
+    model_close(&x.files);
+    free(x.adapters);
+    print_names(stdout, "exported %s, %s parameters, as %s to %s\n", s->model_dir,
+                text_count(s->table.num_params, count, sizeof count), type_names[type], path);
+}
+
+#endif

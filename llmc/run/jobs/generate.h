@@ -1,0 +1,187 @@
+/* generate.h -- text from a model: the loop of --generate, of samples while training and of --chat's answers.
+ *
+ * The model is a callback: it takes tokens at a position and returns the logits after the last one. It owns its KV cache;
+ * this file knows only the cache's length. A streaming decoder prints a character once all of its bytes are there; control
+ * characters reach a terminal as \xNN, a file or pipe as they are. Without a tokenizer, prompts and results are ids separated
+ * by spaces.
+ *
+ * A text ends at an EOS id or at BOS, and where a signal asks for its end. Token files separate documents with BOS, so a model
+ * trained on them ends with BOS.
+ *
+ * Elsewhere: sampling (sampler.h), the tokens of a prompt (prompt.h), conversations (chat.h).
+ */
+#ifndef LLMC_GENERATE_H
+#define LLMC_GENERATE_H
+
+#include "llmc/base/utils.h"           // defines: fail, xrealloc
+#include "llmc/config.h"               // defines: ModelConfig, MAX_EOS
+#include "llmc/run/jobs/prompt.h"      // defines: prompt_tokens
+#include "llmc/run/jobs/sampler.h"     // defines: Sampler, sampler_next
+#include "llmc/run/session/signals.h"  // defines: run_stop_requested
+#include "llmc/base/text.h"            // defines: print_escaped
+#include "llmc/text/tokenizer.h"       // defines: Tokenizer, TokenList, TokenDecoder, decoder_push
+
+/* Feeds `count` tokens at positions pos .. pos + count - 1 and returns the logits (V) after the last one, valid until the
+ * next call. Returns NULL and sets *e on failure. */
+typedef const float* (*NextLogits)(void* model, const int32_t* tokens, int count, int pos, Error* e);
+
+typedef struct {
+    NextLogits next;
+    void* model;
+    const ModelConfig* config;
+    const Tokenizer* tokenizer;  // NULL: texts are ids
+    Sampler* sampler;
+    uint32_t stream;  // random stream: the step while training, else 0
+    uint64_t draws;   // index of the next draw
+    int context;      // positions in the model's KV cache
+    FILE* out;        // gets the text as it is generated; NULL: no output
+    bool terminal;    // `out` is one: no text may drive it
+    bool ellipsis;    // generate() shows where max_tokens cut the text, on `out` alone
+    char* text;       // the whole text, NUL-terminated, for the log
+    size_t text_len, text_cap;
+    TokenDecoder decoder;
+    int32_t stops[MAX_EOS + 8];
+    int num_stops;
+} Generator;
+
+static inline void generator_stop_at(Generator* g, int id) {
+    if (id >= 0 && g->num_stops < (int)(sizeof g->stops / sizeof *g->stops)) { g->stops[g->num_stops++] = id; }
+}
+
+/* Sets up a generator. `tokenizer` may be NULL. The caller owns the sampler, whose V must be the model's. */
+static inline void generator_init(Generator* g, NextLogits next, void* model, const ModelConfig* c, const Tokenizer* tokenizer,
+                                  Sampler* sampler, int context, FILE* out) {
+    memset(g, 0, sizeof *g);
+    g->next = next;
+    g->model = model;
+    g->config = c;
+    g->tokenizer = tokenizer;
+    g->sampler = sampler;
+    g->context = context;
+    g->out = out;
+    g->terminal = out && isatty(fileno(out));
+    if (tokenizer) {
+        decoder_init(&g->decoder, tokenizer);
+        generator_stop_at(g, tokenizer->bos_id);
+        generator_stop_at(g, tokenizer->eos_id);
+    }
+    generator_stop_at(g, c->bos_id);
+    for (int i = 0; i < c->num_eos; i++) { generator_stop_at(g, c->eos_ids[i]); }
+}
+
+static inline void generator_free(Generator* g) {
+    if (g->tokenizer) { decoder_free(&g->decoder); }
+    free(g->text);
+    memset(g, 0, sizeof *g);
+}
+
+static inline bool generator_stops(const Generator* g, int id) {
+    for (int i = 0; i < g->num_stops; i++) {
+        if (g->stops[i] == id) { return true; }
+    }
+    return false;
+}
+
+/* Prints `len` bytes of text and appends them to g->text. */
+static inline void generator_emit(Generator* g, const char* text, size_t len) {
+    if (g->out && len > 0) {
+        if (g->terminal) {
+            print_escaped(g->out, text, len);
+        } else {
+            fwrite(text, 1, len, g->out);
+        }
+        fflush(g->out);
+    }
+    if (g->text_len + len + 1 > g->text_cap) {
+        g->text_cap = (g->text_len + len + 1) * 2;
+        g->text = (char*)xrealloc(g->text, g->text_cap);
+    }
+    memcpy(g->text + g->text_len, text, len);
+    g->text_len += len;
+    g->text[g->text_len] = 0;
+}
+
+/* Emits the characters that one more token completes, or the id if there is no text for it. */
+static inline void generator_emit_token(Generator* g, int id) {
+    size_t len = 0;
+    char number[16];
+    if (g->tokenizer && id < g->tokenizer->vocab_size) {
+        const char* text = decoder_push(&g->decoder, id, &len);
+        generator_emit(g, text, len);
+    } else {
+        // a padded vocabulary has ids without text
+        const char* format = g->tokenizer ? "<%d>" : g->text_len ? " %d" : "%d";
+        len = (size_t)snprintf(number, sizeof number, format, id);
+        generator_emit(g, number, len);
+    }
+}
+
+static inline void generator_flush(Generator* g) {
+    if (!g->tokenizer) { return; }
+    size_t len = 0;
+    const char* text = decoder_flush(&g->decoder, &len);
+    generator_emit(g, text, len);
+}
+
+/* Feeds `count` tokens at *pos and advances it. Returns the logits after the last one; NULL on an error, or if a signal asks
+ * for the end: then the cache may lack some of the tokens, and *pos stays. */
+static inline const float* generator_feed(Generator* g, const int32_t* tokens, int count, int* pos, Error* e) {
+    const float* logits = g->next(g->model, tokens, count, *pos, e);
+    if (!logits || run_stop_requested()) { return NULL; }
+    *pos += count;
+    return logits;
+}
+
+/* Feeds `count` tokens at *pos and generates up to max_tokens more, until a stop token. Advances *pos. Sets *last to the last
+ * sampled token if it is not in the cache, as a stop token or the last one that fits; else to -1. A signal before the first
+ * sampled token leaves both as they are. */
+static inline bool generate_from(Generator* g, const int32_t* tokens, int count, int* pos, int max_tokens, int* last,
+                                 Error* e) {
+    if (count > g->context - *pos) {
+        return fail(e, "%d tokens at position %d do not fit into the context of %d", count, *pos, g->context);
+    }
+    const float* logits = generator_feed(g, tokens, count, pos, e);
+    if (logits) { *last = -1; }
+    for (int made = 0; logits && made < max_tokens && !run_stop_requested(); made++) {
+        const int id = sampler_next(g->sampler, logits, g->stream, g->draws++);
+        if (id < 0) { return fail(e, "the logits at position %d are all nan: the model's weights are broken", *pos - 1); }
+        *last = id;
+        if (generator_stops(g, id)) { break; }
+        generator_emit_token(g, id);
+        if (made + 1 == max_tokens || *pos == g->context) { break; }
+        const int32_t token = id;
+        logits = generator_feed(g, &token, 1, pos, e);
+        if (logits) { *last = -1; }
+    }
+    generator_flush(g);
+    return e->msg[0] == 0;
+}
+
+/* Emits `prompt` and then at most max_tokens generated tokens. g->text holds the whole text until the next call. */
+static inline bool generate(Generator* g, const char* prompt, int max_tokens, Error* e) {
+    TokenList tokens;
+    memset(&tokens, 0, sizeof tokens);
+    g->text_len = 0;
+    g->draws = 0;
+    generator_emit(g, "", 0);
+    bool ok = prompt_tokens(&tokens, prompt, g->config, g->tokenizer, e);
+    if (ok && tokens.count >= (size_t)g->context) {
+        ok = fail(e, "the prompt has %zu tokens, but the context holds %d, and at least one must be generated", tokens.count,
+                  g->context);
+    }
+    if (ok) {
+        int pos = 0, last = -1;
+        generator_emit(g, prompt, strlen(prompt));
+        ok = generate_from(g, tokens.ids, (int)tokens.count, &pos, max_tokens, &last, e);
+        const bool cut = ok && last >= 0 && !generator_stops(g, last);
+        if (cut && g->ellipsis && g->out) { fputs(" …", g->out); }
+    }
+    if (ok && g->out) {
+        if (g->text_len == 0 || g->text[g->text_len - 1] != '\n') { fputc('\n', g->out); }
+        fflush(g->out);  // the caller checks ferror(): a lost screen must not end a training run
+    }
+    token_list_free(&tokens);
+    return ok;
+}
+
+#endif

@@ -1,0 +1,113 @@
+/* verify.h -- --verify DIR: checks a checkpoint whole, or every checkpoint of a folder, and prints a line each: every file's
+ * size and checksum, the configuration, every tensor (weights, m, master finite; v finite and not negative), and that the log
+ * beside it knows the same weights. What passes can be resumed. Needs neither data nor memory for a model.
+ */
+#ifndef LLMC_VERIFY_H
+#define LLMC_VERIFY_H
+
+#include "llmc/base/utils.h"
+
+#include "llmc/config.h"
+#include "llmc/files/checkpoint.h"
+#include "llmc/files/model_folder.h"
+#include "llmc/files/optimizer_state.h"
+#include "llmc/run/screen/progress.h"  // defines: Progress, progress_begin, progress_add, progress_end
+
+/* A TensorSink: the readers check the values. ctx: a Progress, or NULL */
+static inline bool verify_tensor(void* ctx, const Param* p, size_t first, size_t n, const float* src, Error* e) {
+    (void)p, (void)first, (void)src, (void)e;
+    if (ctx) { progress_add((Progress*)ctx, n); }
+    return true;
+}
+
+/* Reads the configuration of a checkpoint's model; with LoRA that of the base, which must be there to go on. `base` is where it
+ * is now, or NULL for the place that the adapters name; on return where it was read. */
+static inline bool verify_config(const char* dir, ModelConfig* c, char base[PATH_CAP], Error* e) {
+    AdapterConfig a;
+    if (!folder_is_adapter(dir)) { return model_check(dir, c, e); }
+    if (!adapter_read_config(dir, &a, e)) { return false; }
+    if (!base[0]) { snprintf(base, PATH_CAP, "%s", a.base); }
+    if (!model_check(base, c, e)) { return false; }
+    c->lora = a.lora;
+    return true;
+}
+
+/* Checks that the base's weights are those that the adapters were trained beside. */
+static inline bool verify_base(const char* base, const ModelConfig* c, const ParamTable* t, const TrainerState* s,
+                               Progress* progress, Error* e) {
+    uint32_t crc = 0;
+    if (!model_load_sums(base, c, t, NULL, &crc, verify_tensor, progress, e)) { return false; }
+    return !s->base || s->base == crc ||
+           fail(e, "%s: the weights' checksum is %" PRIu32 ", but the adapters were trained beside weights with %" PRIu64, base,
+                crc, s->base);
+}
+
+/* Checks the tensors of a checkpoint whose files are those that were written. */
+static inline bool verify_tensors(const char* dir, const TrainerState* s, const char* lora_base, Error* e) {
+    ModelConfig c;
+    char base[PATH_CAP];
+    snprintf(base, sizeof base, "%s", lora_base ? lora_base : "");
+    if (!verify_config(dir, &c, base, e)) { return false; }
+    ParamTable table = param_table(&c), trained = trained_table(&c);
+    ArenaRange range;
+    const ArenaRanges whole = whole_arena(&trained, &range);
+    const bool lora = c.lora.rank > 0;
+    const int num_slots = trainer_state_has_master(s) ? 3 : 2;
+    const uint64_t values = (lora ? table.num_params : 0) + (1 + (uint64_t)num_slots) * trained.num_params;
+    Progress p = progress_begin(stdout, "check", values, "values");
+    const StateSlot slots[] = {{"m", SAFE_F32, NULL, verify_tensor, &p},
+                               {"v", SAFE_F32, NULL, verify_tensor, &p},
+                               {"master", SAFE_F32, NULL, verify_tensor, &p}};
+    const bool read = lora ? adapter_load(dir, &trained, NULL, verify_tensor, &p, e) && verify_base(base, &c, &table, s, &p, e)
+                           : model_load(dir, &c, &table, verify_tensor, &p, e);
+    const bool ok = read && state_load(dir, s->world_size, &trained, &whole, slots, num_slots, e);
+    progress_end(&p);
+    param_table_free(&table);
+    param_table_free(&trained);
+    return ok;
+}
+
+/* Checks a checkpoint and prints its line. */
+static inline bool verify_checkpoint(const char* dir, const char* lora_base) {
+    TrainerState s;
+    LogHistory log;
+    Error e = NO_ERROR;
+    const bool ok = checkpoint_read(dir, CHECKPOINT_RUN, &s, &e) && checkpoint_check_log(dir, &s, &log, &e) &&
+                    verify_tensors(dir, &s, lora_base, &e);
+    if (ok) {
+        uint64_t bytes = 0;
+        for (size_t i = 0; i < s.files.count; i++) { bytes += s.files.items[i].size; }
+        print_names(stdout, "whole   %s: step %" PRIu64 ", run %s, %zu files, %.1f MiB%s\n", dir, s.step,
+                    s.run[0] ? s.run : "unknown", s.files.count, (double)bytes / (1 << 20),
+                    s.not_finite ? "; its last step was not finite" : "");
+    } else {
+        printf("damaged %s\n", e.msg);
+    }
+    trainer_state_free(&s);
+    return ok;
+}
+
+/* Checks the checkpoint `path`, or all that the folder `path` holds. Dies if one is damaged, or there is none. lora_base: the
+ * base of their adapters, if it has moved, or NULL. */
+static inline void verify(const char* path, const char* lora_base) {
+    uint64_t* steps = NULL;
+    size_t count = 0, damaged = 0;
+    Error e = NO_ERROR;
+    if (!is_directory(path)) { die("--verify: %s is no folder, wanted a checkpoint or a folder of checkpoints", path); }
+    if (folder_has(path, "trainer_state.json")) {
+        count = 1;
+        damaged = !verify_checkpoint(path, lora_base);
+    } else {
+        must(checkpoint_list(path, &steps, &count, &e), &e);
+    }
+    for (size_t i = count; steps && i > 0; i--) {
+        char dir[PATH_CAP], tmp[PATH_CAP];
+        must(checkpoint_paths(path, steps[i - 1], dir, tmp, &e), &e);
+        damaged += !verify_checkpoint(dir, lora_base);
+    }
+    free(steps);
+    if (count == 0) { die("%s: holds no checkpoint, wanted a folder step_NNNNNNNN in it", path); }
+    if (damaged > 0) { die("%s: damaged checkpoints: %zu of %zu", path, damaged, count); }
+}
+
+#endif

@@ -1,0 +1,100 @@
+/* timing.h -- times a few steps at learning rate 0, for --minutes and --dry-run. A step may take minutes: so it tells how long
+ * it has been at it, and can give up after a while. Then it knows the time of a part of a step, or only that a step takes
+ * longer.
+ */
+#ifndef LLMC_TIMING_H
+#define LLMC_TIMING_H
+
+#include "llmc/base/utils.h"
+#include "llmc/run/session/plan.h"      // defines: MINUTES_MEASURE
+#include "llmc/run/screen/progress.h"   // defines: Progress, progress_begin, progress_add, progress_end
+#include "llmc/run/session/signals.h"   // defines: run_ask_for_end, run_stop_done
+#include "llmc/train/step.h"            // defines: StepPlan, BatchSource
+#include "llmc/run/session/together.h"  // defines: together_take_first
+#include "llmc/run/session/trainer.h"   // defines: Trainer
+
+#include <math.h>
+#include <pthread.h>
+#include <semaphore.h>
+
+typedef struct {
+    double ms;   // of the fastest step. If it gave up before one was done: an estimate by `parts`, or without them the time
+                 // that a step takes at least
+    int parts;   // micro-batches that were done then
+    bool whole;  // a step was done
+} StepTime;
+
+/* A thread that watches the clock, since a step comes back only when it is done. */
+typedef struct {
+    Progress progress;
+    double bound;  // seconds; then it asks the step to end
+    sem_t done;
+    pthread_t thread;
+} StepClock;
+
+static inline void* step_clock_run(void* clock) {
+    StepClock* c = (StepClock*)clock;
+    for (bool done = false; !done;) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec += 1;
+        done = sem_timedwait(&c->done, &until) == 0;
+        if (!done) { progress_add(&c->progress, 0); }
+        if (!done && now_seconds() - c->progress.start >= c->bound) { run_ask_for_end(); }
+    }
+    progress_end(&c->progress);
+    return NULL;
+}
+
+/* A source of batches that counts its rows. */
+typedef struct {
+    BatchSource data;
+    uint64_t rows;
+} CountedRows;
+
+static inline bool counted_next(void* counted, int32_t* x, int32_t* y, Error* e) {
+    CountedRows* c = (CountedRows*)counted;
+    c->rows += (uint64_t)c->data.rows;
+    return c->data.next(c->data.ctx, x, y, e);
+}
+
+/* Times MINUTES_MEASURE steps with micro-batches of B rows, but begins none after ten seconds. Gives up after `bound` seconds
+ * and drops the step that it is in. Fails if the data cannot be read. */
+static inline bool time_steps(const Trainer* t, void* model, const StepPlan* steps, int B, double bound, FILE* screen,
+                              StepTime* time, Error* e) {
+    StepPlan plan = *steps;
+    CountedRows counted = {plan.data, 0};
+    StepClock clock;
+    bool goes_on = true;
+    clock.progress = progress_begin(screen, "timing", 0, "");
+    clock.bound = bound;
+    plan.data.next = counted_next;
+    plan.data.ctx = &counted;
+    sem_init(&clock.done, 0, 0);
+    if (pthread_create(&clock.thread, NULL, step_clock_run, &clock) != 0) { return fail(e, "no thread can be started"); }
+    time->ms = INFINITY;
+    time->parts = 0;
+    time->whole = false;
+    const double start = clock.progress.start;
+    for (int i = 0; goes_on && i < MINUTES_MEASURE; i++) {
+        bool another = i == 0 || now_seconds() - start < 10.0;
+        together_take_first(plan.team, &another, sizeof another);
+        if (!another) { break; }
+        goes_on = t->step(model, &plan, 0.0, e);
+        if (goes_on) { time->ms = fmin(time->ms, t->result(model, &plan).ms); }
+        time->whole = time->whole || goes_on;
+    }
+    sem_post(&clock.done);
+    pthread_join(clock.thread, NULL);
+    sem_destroy(&clock.done);
+    run_stop_done();
+    if (!time->whole) {
+        const double seconds = now_seconds() - start;
+        // the last one begun was not done
+        time->parts = counted.rows > 0 ? (int)((counted.rows - 1) / (uint64_t)B) : 0;
+        time->ms = 1e3 * (time->parts ? seconds / time->parts * plan.accumulate : seconds);
+    }
+    return !e->msg[0];
+}
+
+#endif

@@ -1,0 +1,596 @@
+/* training.h -- the functions that the training loop calls, shared by both trainers. The loop itself is in train_llama3.c and,
+ * word for word the same, in train_llama3.cu:
+ *
+ *   training_open      prints the plan, locks --out, creates the model; false if there is nothing to train
+ *   training_stops     tells whether the run ends before its last step
+ *   training_due       tells what is due once the queued steps are done
+ *   training_report    writes the line of a step to the screen and the log
+ *   training_evaluate  the validation loss and the answers to --tasks
+ *   training_sample, training_checkpoint
+ *   training_close     the last checkpoint and the summary
+ *
+ * Four things end a run early: --patience, a signal, an error that is not the model's (data or log that cannot be read or
+ * written), and a loss or gradient norm that is not finite, ten steps in a row. In each case the steps that are queued are
+ * finished, the last whole step is saved, and then the run tells the cause. From the first step that is not finite until
+ * the next that is, checkpoints say so in trainer_state.json, and none is pruned.
+ */
+#ifndef LLMC_TRAINING_H
+#define LLMC_TRAINING_H
+
+#include "llmc/base/utils.h"
+#include "llmc/base/threads.h"
+#include "llmc/files/logger.h"
+#include "llmc/run/loop/busy.h"
+#include "llmc/run/session/data_scan.h"
+#include "llmc/run/screen/first_words.h"
+#include "llmc/run/jobs/jobs.h"
+#include "llmc/train/mfu.h"
+#include "llmc/run/session/plan.h"
+#include "llmc/train/scheduler.h"
+#include "llmc/run/screen/screen.h"
+#include "llmc/run/session/resume.h"
+#include "llmc/run/session/row_parts.h"
+#include "llmc/run/session/save.h"
+#include "llmc/run/session/signals.h"
+#include "llmc/run/loop/slowest.h"
+#include "llmc/run/loop/timing.h"
+#include "llmc/run/session/together.h"
+#include "llmc/run/session/trainer.h"
+#include "llmc/text/chat.h"  // defines: chat_template_fits
+
+#include <math.h>
+
+typedef struct {
+    const Trainer* trainer;
+    Session* s;
+    void* model;
+    StepPlan plan;
+    RowParts parts;  // that plan.data gives
+    Sampler sampler;
+    Generator generator;
+    StepLines lines;
+    BusyCores cores;
+    int64_t queued, reported;  // number of steps, from the start of the schedule
+    uint64_t tokens;           // trained on until the step reported last
+    int64_t saved;             // step of the newest checkpoint, -1: none
+    bool saved_timed;          // and it is one of --checkpoint-minutes
+    double saved_at;           // when it was written, or when the run began: now_seconds()
+    double write_seconds;      // and how long that took
+    char healthy[PATH_CAP];    // the newest checkpoint after a finite step; "": none
+    int not_finite;            // steps in a row whose loss or norm is not finite
+    bool out_of_patience;      // --patience validations without a new lowest loss
+    double loss_scale;         // of the next step to report
+    double busy_ms;            // of the step reported last, until the others are told: see slowest.h
+    Slowest slowest;           // of the ranks
+    Error error;               // what ends the run early; empty: nothing
+    bool failed;               // all ranks know of an error
+} Training;
+
+typedef struct {
+    bool validation, tasks, sample, checkpoint;
+    bool timed;  // the checkpoint is one of --checkpoint-minutes
+    bool end;    // the run ends here
+    bool drain;  // something is due, or --debug: no step may stay in flight
+} Due;
+
+enum {
+    MOST_NOT_FINITE = 10,  // steps in a row: then the run ends
+    WRITE_INTERVAL = 50,   // timed checkpoints take at most 1 / 50 of the time
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// opening
+
+static inline StepPlan step_plan(const Trainer* trainer, Session* s) {
+    const Options* o = &s->options;
+    StepPlan p;
+    memset(&p, 0, sizeof p);
+    p.data = batches_of_mix(&s->mix);
+    p.hyper.beta1 = o->beta1;
+    p.hyper.beta2 = o->beta2;
+    p.hyper.eps = o->eps;
+    p.hyper.weight_decay = o->weight_decay;
+    p.hyper.grad_clip = o->grad_clip;
+    p.hyper.skip_loss_z = o->skip_loss_z;
+    p.hyper.skip_norm_z = o->skip_norm_z;
+    p.hyper.tokens = (double)s->plan.tokens_per_step;
+    p.hyper.loss_weight = 1.0 / p.hyper.tokens;
+    p.hyper.scale_interval = trainer->scales_loss ? 1000 : 0;
+    p.accumulate = s->plan.accumulate;
+    p.tokens = (uint64_t)s->plan.tokens_per_step;
+    p.seed = (uint64_t)o->seed;
+    p.team = s->team;
+    p.run = &s->state;
+    return p;
+}
+
+/* Fills `slots` with the optimizer state, and with the master weights if `with_master`. Returns their number. */
+static inline int state_slots(const Trainer* trainer, void* model, bool with_master, StateSlot slots[NUM_SLOTS]) {
+    int count = 0;
+    slots[count++] = trainer->slot(model, SLOT_M);
+    slots[count++] = trainer->slot(model, SLOT_V);
+    if (with_master) { slots[count++] = trainer->slot(model, SLOT_MASTER); }
+    return count;
+}
+
+/* Turns --minutes into a number of steps: times a few steps, then wipes their traces. */
+static inline void training_measure(Training* t) {
+    Session* s = t->s;
+    const TrainerState before = s->state;  // of a new run, which owns no memory
+    const uint64_t row = s->train.row;
+    Error e = NO_ERROR;
+    StepTime time;
+    must(time_steps(t->trainer, t->model, &t->plan, s->options.batch, INFINITY, stdout, &time, &e), &e);
+    s->state = before;
+    t->trainer->forget(t->model, &t->plan);
+    dataloader_seek(&s->train, row);
+    s->options.steps = (int)steps_for_minutes(s->options.minutes, now_seconds() - s->started, time.ms * 1e-3);
+    together_take_first(s->team, &s->options.steps, sizeof s->options.steps);
+    must(plan_make(&s->plan, &s->options, session_share(s).groups, s->train.rows_per_epoch, &e), &e);
+    printf("timed   %.1f ms a step: %lld steps fit into %g minutes\n", time.ms, (long long)s->plan.steps, s->options.minutes);
+}
+
+/* Reads all data of the run: --dry-run finds at once what training would find hours later. */
+static inline void training_scan_data(const Session* s) {
+    Error e = NO_ERROR;
+    if (s->rank != 0) { return; }
+    for (int i = 0; i < s->mix.count; i++) { must(data_scan(&s->mix.sources[i], s->mix.parts[i].pattern, stdout, &e), &e); }
+    if (s->has_val) { must(data_scan(&s->val, s->options.val, stdout, &e), &e); }
+}
+
+/* Prints the plan, and what it takes of each of several sources. With --minutes, the number of steps may not be known yet. */
+static inline void training_print_plan(const Session* s) {
+    const Mix* m = &s->mix;
+    const uint64_t rows = (uint64_t)(s->plan.tokens_per_step / s->options.seq);
+    uint64_t counts[MIX_MOST];
+    char tokens[32];
+    print_plan(stdout, &s->plan, &s->options, session_share(s).groups, s->train.num_tokens);
+    for (int i = 0; i < m->count; i++) { print_rows(stdout, m->parts[i].pattern, &m->sources[i]); }
+    if (s->has_val) { print_rows(stdout, s->options.val, &s->val); }
+    if (m->count == 1) { return; }
+    const bool known = s->options.minutes == 0 || s->options.steps >= 0;
+    mix_count(m, known ? (uint64_t)s->plan.steps * rows : 0, counts);
+    for (int i = 0; i < m->count; i++) {
+        const DataLoader* d = &m->sources[i];
+        print_names(stdout, "source  %s: %.2f %% of the rows, %s tokens", m->parts[i].pattern, 100.0 * m->share[i] / MIX_BLOCK,
+                    text_count(d->num_tokens, tokens, sizeof tokens));
+        if (known) { printf(", %.2f epochs", (double)counts[i] / (double)d->rows_per_epoch); }
+        printf("\n");
+    }
+}
+
+/* Makes the model ready for steps. */
+static inline void training_prepare(Training* t) {
+    const Trainer* trainer = t->trainer;
+    Session* s = t->s;
+    // a new run, or one of a build that scales no loss, whose counter never moves
+    const bool unscaled = s->state.loss_scale == 1 && s->state.scale_good == 0;
+    if (trainer->scales_loss && (!s->resumed || unscaled)) { s->state.loss_scale = 65536; }
+    if (!trainer->scales_loss) { s->state.loss_scale = 1; }
+    t->plan = step_plan(trainer, s);
+    t->plan.data = row_parts_of(&t->parts, &t->plan.data, session_share(s), s->options.seq);
+    if (trainer->prepare) { trainer->prepare(t->model, &t->plan, s); }
+}
+
+/* Prints how long the run's `steps` take. */
+static inline void training_print_time(const Session* s, const StepTime* time, int64_t steps) {
+    const Options* o = &s->options;
+    const bool least = !time->whole && !time->parts;
+    const char* about = time->whole ? "" : least ? "more than " : "about ";
+    char clock[32], parts[64] = "";
+    if (time->parts) { snprintf(parts, sizeof parts, " (%d of its %d micro-batches)", time->parts, s->plan.accumulate); }
+    const bool long_step = time->ms >= 1e4;
+    printf("timed   %s%.1f %s a step%s: ", about, time->ms * (long_step ? 1e-3 : 1), long_step ? "s" : "ms", parts);
+    if (o->minutes > 0 && o->steps < 0) {
+        printf("%s%lld steps fit into %g minutes\n", least ? "at most " : about,
+               (long long)steps_for_minutes(o->minutes, now_seconds() - s->started, time->ms * 1e-3), o->minutes);
+    } else {
+        printf("%lld steps take %s%s, validations, samples and checkpoints apart\n", (long long)steps, about,
+               text_clock(time->ms * 1e-3 * (double)steps, clock, sizeof clock));
+    }
+}
+
+/* Reads every file of the run and tells how long it takes, by a few steps of a model of its size, or in a minute at most.
+ * Without a device, only reads. */
+static inline void training_dry_run(Training* t) {
+    enum { MOST_SECONDS = 60 };
+    Session* s = t->s;
+    const Options* o = &s->options;
+    const int64_t steps = s->plan.stop - (int64_t)s->state.step;  // before the timed ones count
+    StepTime time;
+    Error e = NO_ERROR;
+    if (t->trainer->missing || s->ranks > 1) {
+        const char* why = t->trainer->missing ? t->trainer->missing : "";
+        job_check_weights(s);
+        training_scan_data(s);
+        printf("timed   nothing: %s%s\n", *why ? "no GPU can be used here: " : "a dry run is one process", why);
+        return;
+    }
+    t->model = job_open_model(t->trainer, s);
+    training_scan_data(s);
+    if (o->profile == 0 && (steps > 0 || o->minutes > 0)) {
+        training_prepare(t);
+        must(time_steps(t->trainer, t->model, &t->plan, o->batch, MOST_SECONDS, stdout, &time, &e), &e);
+        training_print_time(s, &time, steps);
+    }
+    t->trainer->destroy(t->model);
+}
+
+/* Tells whether --patience validations in a row were above the lowest loss. */
+static inline bool training_patience_is_over(const Session* s) {
+    return s->options.patience > 0 && s->state.val.since_best >= (uint64_t)s->options.patience;
+}
+
+static inline void training_catch_up(Training* t);
+static inline void training_checkpoint(Training* t, bool timed);
+
+/* Does everything before the first step. Returns false for --dry-run and --profile, which do not train. */
+static inline bool training_open(Training* t, const Trainer* trainer, Session* s) {
+    const Options* o = &s->options;
+    const bool timed = o->minutes > 0 && !s->resumed;
+    memset(t, 0, sizeof *t);
+    t->trainer = trainer;
+    t->s = s;
+    run_catch_save_signal();
+    session_print(s, trainer->precision);
+    session_compare(s, trainer->dtype);
+    job_check_memory(trainer, s, stdout);
+    if (!timed || s->job == JOB_DRY_RUN) { training_print_plan(s); }
+    if (s->resumed && o->given[OPT_minutes]) {
+        printf("resume  --minutes set the number of steps when the run began: it has %lld\n", (long long)s->plan.steps);
+    }
+    if (s->resumed && (int64_t)s->state.step >= s->plan.stop) {
+        printf("resume  already at step %llu of %s %lld: nothing is left to train\n", (unsigned long long)s->state.step,
+               s->plan.stop < s->plan.steps ? "--stop-after" : "--steps", (long long)s->plan.stop);
+    }
+    if (s->job == JOB_DRY_RUN) {
+        training_dry_run(t);
+        return false;
+    }
+    fflush(stdout);
+
+    together_at(s, PHASE_LOADING, (int64_t)s->state.step);
+    t->model = job_open_model(trainer, s);
+    together_compare_weights(s);
+    if (s->resumed) {
+        StateSlot slots[NUM_SLOTS];
+        const int num_slots = state_slots(trainer, t->model, s->saved_master, slots);
+        session_load_states(s, slots, num_slots);
+        if (!s->state.bf16_weights && trainer->slot(t->model, SLOT_MASTER).dtype == SAFE_BF16) {
+            print_names(stdout, "resume  --master none: the exact weights of %s are now rounded to bfloat16\n", s->model_dir);
+        }
+    }
+    if (o->profile == 0) {
+        session_lock(s);  // what is refused until here leaves no trace
+        together_share_out(s);
+    }
+
+    together_at(s, PHASE_PREPARING, (int64_t)s->state.step);
+    training_prepare(t);
+    if (timed) {
+        training_measure(t);
+        training_print_plan(s);
+    }
+    if (o->profile > 0) {
+        trainer->profile(t->model, &t->plan, o->profile);
+        trainer->destroy(t->model);
+        return false;
+    }
+    session_begin(s, trainer->precision);
+    if (o->trainer == ON_CPU) { busy_before(&t->cores, (int)max_threads()); }
+    run_catch_signals();
+    job_open_generator(trainer, s, t->model, &t->generator, &t->sampler);
+    t->generator.ellipsis = true;
+    t->queued = t->reported = (int64_t)s->state.step;
+    t->tokens = s->state.tokens;
+    t->saved = s->resumed ? t->queued : -1;
+    t->saved_timed = s->resumed && s->state.timed;
+    t->saved_at = now_seconds();
+    t->loss_scale = s->state.loss_scale;
+    if (s->resumed && !s->state.not_finite) { snprintf(t->healthy, sizeof t->healthy, "%s", s->model_dir); }
+    step_lines_init(&t->lines, &s->plan, t->queued, flops_per_token(&s->config, &s->table, o->seq),
+                    trainer->peak_flops * s->ranks);
+    t->lines.ranks = s->ranks;
+    // a run that has ended so, or died behind its last checkpoint, does not go on
+    t->out_of_patience = s->resumed && s->has_val && training_patience_is_over(s);
+    if (s->resumed) { training_catch_up(t); }
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// a step
+
+/* Tells whether the run breaks off: what is due at this step is left out. Once true, it stays so. Of several ranks, all say the
+ * same: an error of one counts once training_due() has told the others. */
+static inline bool training_breaks_off(const Training* t) {
+    const bool failed = t->s->team ? t->failed : t->error.msg[0] != 0;
+    return run_stop_requested() || failed || t->not_finite >= MOST_NOT_FINITE;
+}
+
+/* Tells whether the run ends before its last step. Once true, it stays so. */
+static inline bool training_stops(const Training* t) { return training_breaks_off(t) || t->out_of_patience; }
+
+/* Tells whether --checkpoint-minutes asks for a checkpoint. */
+static inline bool training_time_is_up(const Training* t) {
+    const double interval = 60.0 * t->s->options.checkpoint_minutes;
+    return interval > 0 && now_seconds() - t->saved_at >= fmax(interval, WRITE_INTERVAL * t->write_seconds);
+}
+
+/* Closes the log after a line that could not be written: the run then ends without it. */
+static inline void training_logged(Training* t, bool written) {
+    if (!written) { logger_close(&t->s->log); }
+}
+
+/* Tells of the slowest rank, from the times that all have told. */
+static inline void training_find_slowest(Training* t, const float* busy_ms) {
+    const Team* team = t->s->team;
+    SlowRank r;
+    if (!team || t->s->rank > 0 || !slowest_add(&t->slowest, busy_ms, team->run.ranks, &r)) { return; }
+    const char* host = together_host(team, r.rank);
+    print_slowest(stdout, t->reported, r.rank, host, r.ms, r.others_ms);
+    training_logged(t, log_slowest(&t->s->log, t->reported, r.rank, host, r.ms, r.others_ms, &t->error));
+}
+
+/* Learns what the ranks ask for, and whether one has an error. */
+static inline Wishes training_wishes(Training* t) {
+    Team* team = t->s->team;
+    const Wishes mine = {run_signal_came(), run_save_requested(), training_time_is_up(t), t->error.msg[0] != 0,
+                         (float)t->busy_ms};
+    float* busy_ms = team ? (float*)xcalloc((size_t)team->run.ranks, sizeof *busy_ms) : NULL;
+    together_at(t->s, PHASE_STEP, t->queued);
+    const Wishes all = together_wish(team, mine, busy_ms);
+    t->busy_ms = 0;
+    run_all_stop = all.end;
+    t->failed = all.failed && !together_ok(team, !mine.failed, &t->error);  // which tells the others the error
+    training_find_slowest(t, busy_ms);
+    free(busy_ms);
+    return all;
+}
+
+static inline Due training_due(Training* t) {
+    const Session* s = t->s;
+    const Options* o = &s->options;
+    const int64_t step = t->queued;
+    const Wishes wishes = training_wishes(t);
+    const bool stops = training_stops(t), unsaved = step != t->saved;
+    const bool unkept = unsaved || t->saved_timed;  // a timed one is written again where one is due that stays
+    const bool nothing_done = stops && t->error.msg[0] && step == 0;  // the first batch of all could not be read
+    Due d;
+    d.validation = s->has_val && !stops && session_due(s, o->val_every, step);
+    d.tasks = s->has_tasks && !stops && session_due(s, o->eval_every, step);
+    d.sample = t->generator.context > 0 && !stops && session_due(s, o->sample_every, step);
+    d.checkpoint = unkept && !nothing_done && (stops || wishes.save || session_due(s, o->checkpoint_every, step));
+    d.timed = unsaved && !d.checkpoint && wishes.timed;
+    d.end = stops || step >= s->plan.stop;
+    d.drain = d.validation || d.tasks || d.sample || d.checkpoint || d.timed || d.end || o->debug;
+    return d;
+}
+
+/* Writes where the first inf or NaN is. */
+static inline void training_name_not_finite(Training* t, char name[TENSOR_TEXT]) {
+    if (!t->trainer->name_not_finite(t->model, name)) {
+        snprintf(name, TENSOR_TEXT, "an earlier micro-batch, since every tensor of the last one is finite");
+    }
+}
+
+static inline void training_report(Training* t, const StepResult* r) {
+    Session* s = t->s;
+    char note[96], name[TENSOR_TEXT];
+    const char* skipped = skip_note(r, t->trainer->scales_loss, note, sizeof note);
+    const bool not_finite = r->verdict == UPDATE_NOT_FINITE && t->loss_scale <= 1;  // else FP16 looks for its loss scale
+    t->reported++;
+    t->tokens += t->plan.tokens;
+    t->not_finite = not_finite ? t->not_finite + 1 : 0;
+    t->loss_scale = r->loss_scale;
+    if (t->trainer->busy_ms) { t->busy_ms = t->trainer->busy_ms(t->model); }
+    s->state.not_finite = not_finite;
+    if (s->options.trainer == ON_CPU) { busy_step(&t->cores, r->ms, (int)max_threads()); }
+    const double tok_s = step_line(stdout, &t->lines, t->reported, s->plan.stop, r->loss, r->norm, r->lr, r->ms,
+                                   t->trainer->memory_used(t->model), skipped);
+    training_logged(
+        t, log_step(&s->log, t->reported, r->loss, r->norm, r->lr, r->ms, tok_s, now_seconds() - s->started, (int64_t)t->tokens,
+                    s->train.indexed ? (int64_t)r->trained : -1, &r->sources, r->quantised, skipped, &t->error));
+    if (s->options.debug && r->verdict == UPDATE_NOT_FINITE) {
+        training_name_not_finite(t, name);
+        printf("debug   not finite: %s\n", name);
+    }
+}
+
+/* Takes the loss of a validation. One that is there only since --stop-after ends the run counts for its own checkpoint, but
+ * not as one of the run, which goes on as if it never stopped. Returns whether the loss is the lowest so far. */
+static inline bool training_take_validation(Training* t, double loss) {
+    const Session* s = t->s;
+    const int every = s->options.val_every;
+    Validations* v = &t->s->state.val;
+    if ((every == 0 || t->reported % every != 0) && t->reported != s->plan.steps) {
+        v->step = (uint64_t)t->reported;
+        v->loss = loss;
+        return false;
+    }
+    const bool best = validations_add(v, (uint64_t)t->reported, loss);
+    t->out_of_patience = training_patience_is_over(s);
+    return best;
+}
+
+/* Validates, unless a signal ends the run meanwhile. A loss that is not finite is told, but only steps end a run for it. */
+static inline void training_validate(Training* t, Due* due) {
+    Session* s = t->s;
+    const uint64_t rows = (uint64_t)s->options.val_batches * (uint64_t)s->options.batch;
+    ValidationLoss l;
+    together_at(s, PHASE_VALIDATION, t->reported);
+    if (training_breaks_off(t) || !validate(t->trainer, s, t->model, rows, stdout, &l, &t->error)) { return; }
+    print_validation(stdout, &t->lines, t->reported, l.loss, l.bpb);
+    training_logged(t, log_val(&s->log, t->reported, l.loss, l.bpb, &t->error));
+    if (training_take_validation(t, l.loss) && s->options.checkpoint_best && t->saved != t->reported) {
+        due->checkpoint = true;
+        due->timed = false;  // it stays
+    }
+}
+
+/* Makes the validation that was due where a run is resumed, if a signal or an error ended it meanwhile. */
+static inline void training_catch_up(Training* t) {
+    const TrainerState* state = &t->s->state;
+    Due due = training_due(t);
+    if (!due.validation || state->val.step == state->step) { return; }
+    training_validate(t, &due);
+    if (state->val.step == state->step) { training_checkpoint(t, t->saved_timed); }  // so that it is made once
+}
+
+/* Answers --tasks, unless a signal ends the run meanwhile. */
+static inline void training_answer(Training* t) {
+    Session* s = t->s;
+    together_at(s, PHASE_VALIDATION, t->reported);
+    for (size_t i = 0; i < s->tasks.num_files; i++) {
+        const TaskFile* file = &s->tasks.files[i];
+        const char* name = file_name(file->path);
+        TaskScore score;
+        if (training_breaks_off(t) || !answer_tasks(t->trainer, s, t->model, file, &score, &t->error)) { return; }
+        print_task(stdout, t->reported, name, score.acc, score.acc_norm, file->count);
+        training_logged(t, log_task(&s->log, t->reported, name, score.acc, score.acc_norm, file->count, &t->error));
+    }
+}
+
+static inline void training_evaluate(Training* t, Due* due) {
+    if (due->validation) { training_validate(t, due); }
+    if (due->tasks) { training_answer(t); }
+}
+
+static inline void training_sample(Training* t) {
+    Session* s = t->s;
+    Generator* g = &t->generator;
+    Error e = NO_ERROR;
+    if (training_breaks_off(t)) { return; }
+    together_at(s, PHASE_SAMPLING, t->reported);
+    printf("sample  ");
+    g->stream = (uint32_t)t->reported;
+    if (!generate(g, s->options.prompt, s->options.sample_tokens, &e)) { warn("no sample: %s", e.msg); }
+    if (run_stop_requested()) { return; }  // the text is cut off
+    training_logged(t, log_sample(&s->log, t->reported, g->text, g->text_len, &t->error));
+}
+
+/* Tells that a checkpoint cannot be written, after the error that ended the run if there was one. */
+static inline void training_die_unsaved(const Training* t, const Error* e, SafeDtype dtype, const StateSlot* slots,
+                                        int num_slots) {
+    const Session* s = t->s;
+    double bytes = (double)s->trained.num_params * (double)safe_dtypes[dtype].bytes;
+    char size[32];
+    together_close(t->s, true);
+    for (int i = 0; i < num_slots; i++) { bytes += (double)s->trained.num_params * (double)safe_dtypes[slots[i].dtype].bytes; }
+    text_bytes((uint64_t)bytes, size, sizeof size);
+    const int length = (int)strcspn(t->error.msg, "\n");  // one hint is enough
+    const char *first = t->error.msg, *then = first[0] ? "; then " : "";
+    if (s->rank == 0 && s->lock < 0) {
+        const bool moved = s->owner.path[0] != 0;
+        die("%.*s%s%s\n  hint: the steps after %lld are lost: %s", length, first, then, e->msg,
+            (long long)(t->saved < 0 ? 0 : t->saved),
+            moved ? "if its folder was moved, go on there with --resume" : "give each run an --out of its own");
+    }
+    if (!s->newest[0]) {
+        die("%.*s%s%s\n  hint: a checkpoint takes %s, and none is saved yet: make room", length, first, then, e->msg, size);
+    }
+    die("%.*s%s%s\n  hint: a checkpoint takes %s; %s is whole: make room and continue with --resume", length, first, then,
+        e->msg, size, s->newest);
+}
+
+/* Writes a checkpoint. In a dtype that holds the exact weights, F32 or that of --master none, it holds these. Else it holds
+ * rounded weights, and the exact ones go into the optimizer state, as "master". */
+static inline void training_checkpoint(Training* t, bool timed) {
+    const Trainer* trainer = t->trainer;
+    Session* s = t->s;
+    const double start = now_seconds();
+    const SafeDtype dtype = session_export_dtype(s, trainer->dtype);
+    const SafeDtype master = trainer->slot(t->model, SLOT_MASTER).dtype;
+    const bool exact = dtype == SAFE_F32 || dtype == master;
+    StateSlot slots[NUM_SLOTS];
+    Error e = NO_ERROR;
+    const int num_slots = state_slots(trainer, t->model, !exact, slots);
+    const SlotKind kind = exact ? SLOT_MASTER : SLOT_WEIGHTS;
+    const StateSlot own = trainer->slot(t->model, kind), all = trainer->collect ? trainer->collect(t->model, kind) : own;
+    const bool together = trainer->collect && all.source;
+    const StateSlot* weights = together ? &all : &own;
+    const int major = s->options.major_every;
+    together_at(s, PHASE_WRITING, t->reported);
+    run_save_done();
+    s->state.bf16_weights = master == SAFE_BF16;
+    s->state.timed = timed && (major == 0 || t->reported % major != 0);
+    if (!session_checkpoint(s, dtype, weights->source, weights->ctx, together, slots, num_slots, trainer->add_files, t->model,
+                            &e)) {
+        training_die_unsaved(t, &e, dtype, slots, num_slots);
+    }
+    if (e.msg[0]) { fail(&t->error, "%s", e.msg); }
+    t->saved = t->reported;
+    t->saved_timed = s->state.timed;
+    t->saved_at = now_seconds();
+    t->write_seconds = t->saved_at - start;
+    const bool last = t->reported >= s->plan.stop || training_stops(t);
+    if (!last) { print_names(stdout, "saved   %s\n", s->newest); }  // the last is in the summary
+    if (!s->state.not_finite) { snprintf(t->healthy, sizeof t->healthy, "%s", s->newest); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the end
+
+/* Ends the program after an error that is not the model's. The hint names what is saved. */
+static inline void training_die_of_error(const Training* t) {
+    const int length = (int)strcspn(t->error.msg, "\n");  // one hint is enough
+    if (t->saved < 0) { die("%.*s\n  hint: no step was done, so nothing is saved", length, t->error.msg); }
+    die("%.*s\n  hint: step %lld is saved in %s: mend the cause and go on with --resume", length, t->error.msg,
+        (long long)t->saved, t->s->newest);
+}
+
+/* Ends the program after steps that were not finite. `name`: what of them was the first. */
+static inline void training_die_not_finite(Training* t, const char* name) {
+    char count[32] = "step";
+    if (t->not_finite > 1) { snprintf(count, sizeof count, "%d steps", t->not_finite); }
+    if (!t->healthy[0]) {
+        die("the loss or gradient norm of the last %s is not finite, first in %s\n  hint: start again with a lower --lr", count,
+            name);
+    }
+    die("the loss or gradient norm of the last %s is not finite, first in %s\n"
+        "  hint: %s is from before: go on with --resume %s and a lower --lr",
+        count, name, t->healthy, t->healthy);
+}
+
+static inline void training_close(Training* t) {
+    Session* s = t->s;
+    // --steps 0 exports a new model; a run resumed at its last step keeps a timed checkpoint
+    if ((t->saved < 0 || t->saved_timed) && !training_breaks_off(t)) { training_checkpoint(t, false); }
+    const bool stopped = t->reported < s->plan.stop;
+    const char* reason = t->error.msg[0]                 ? "error"
+                         : t->not_finite > 0             ? "not finite"
+                         : stopped && t->out_of_patience ? "patience"
+                         : stopped                       ? "signal"
+                         : s->plan.stop < s->plan.steps  ? "stop-after"
+                                                         : "done";
+    char name[TENSOR_TEXT];
+    if (t->not_finite > 0) { training_name_not_finite(t, name); }  // on all ranks, while they are together
+    log_end(&s->log, (int64_t)s->state.step, reason, now_seconds() - s->started, &t->error);
+    together_close(s, t->error.msg[0] || t->not_finite > 0);
+    if (t->error.msg[0]) { training_die_of_error(t); }
+    if (t->not_finite > 0) { training_die_not_finite(t, name); }
+    s->status = stopped && !t->out_of_patience ? s->options.signal_status : 0;
+    if (stopped && t->out_of_patience) {
+        printf("ended   %d validations in a row were above %.4f of step %llu\n", s->options.patience, s->state.val.best,
+               (unsigned long long)s->state.val.best_step);
+    }
+    char words[256];
+    const bool chats = s->train.masked && s->has_tokenizer && chat_template_fits(&s->tokenizer);
+    first_words(&s->mix.sources[0], s->has_tokenizer ? &s->tokenizer : NULL, words, sizeof words);
+    print_summary(stdout, &t->lines, s->argv[0], s->newest,
+                  *s->options.prompt ? s->options.prompt
+                  : chats            ? NULL
+                                     : words,
+                  t->trainer->memory_used(t->model));
+    double loss = 0;
+    const uint64_t best = checkpoint_best(s->options.out, s->state.step, &loss);
+    if (best > 0) {
+        print_names(stdout, "best    %s/step_%08llu, validation %.4f\n", s->options.out, (unsigned long long)best, loss);
+    }
+    generator_free(&t->generator);
+    sampler_free(&t->sampler);
+    slowest_free(&t->slowest);
+    row_parts_free(&t->parts);
+    t->trainer->destroy(t->model);
+}
+
+#endif

@@ -1,0 +1,166 @@
+/* screen.h -- the screen output of a training run: the model, a line per step, validation, the summary.
+ *
+ * train_llama3.py prints step lines with the same columns, widths and number formats.
+ */
+#ifndef LLMC_SCREEN_H
+#define LLMC_SCREEN_H
+
+#include "llmc/base/utils.h"
+#include "llmc/config.h"            // defines: ModelConfig, ParamTable
+#include "llmc/train/mfu.h"         // defines: flops_per_token, mfu_text
+#include "llmc/run/session/plan.h"  // defines: Plan
+#include "llmc/base/text.h"         // defines: text_count, text_bytes, text_clock, print_names
+
+#include <math.h>
+
+static inline void print_model(FILE* f, const char* name, const ModelConfig* c, const ParamTable* t, const char* precision) {
+    char count[32];
+    print_names(f,
+                "model   %s: %s parameters, vocabulary %d, width %d, %d layers, %d heads, %d kv heads of %d, ffn %d, %s, %s\n"
+                "        RoPE theta %g%s, RMSNorm eps %g\n",
+                name, text_count(t->num_params, count, sizeof count), c->vocab_size, c->hidden_size, c->num_layers,
+                c->num_heads, c->num_kv_heads, c->head_dim, c->intermediate_size, c->tied ? "tied" : "untied", precision,
+                c->rope_theta, c->rope_llama3 ? " scaled as llama3" : "", (double)c->rms_eps);
+}
+
+/* Prints the adapters of LoRA and their share of the model. */
+static inline void print_lora(FILE* f, const LoraConfig* l, uint64_t trained, uint64_t frozen) {
+    char count[32];
+    fprintf(f, "lora    rank %d, alpha %g, on", l->rank, l->alpha);
+    for (int i = 0; i < NUM_LORA_PAIRS; i++) {
+        if (l->on >> i & 1) { fprintf(f, " %s", lora_pairs[i].name); }
+    }
+    fprintf(f, ": %s parameters are trained, %.2f %% of the model\n", text_count(trained, count, sizeof count),
+            100.0 * (double)trained / (double)(trained + frozen));
+}
+
+typedef struct {
+    int64_t steps;
+    double tokens_per_step, flops_per_token;
+    double peak_flops;  // FLOP/s of all devices; 0: unknown, or a CPU
+    int lines;          // step lines since the start of the run
+    double shown;       // now_seconds() of the last one
+    double started, last_time;
+    double interval;  // smoothed seconds from step to step, with all that happens in between
+    int64_t intervals;
+    double step_seconds;  // sum over all steps, for the summary
+    int64_t first_step, last_step;
+    double last_loss, last_val;
+    int ranks;
+} StepLines;
+
+// Every step is shown for the first seconds, but not more than fit on a screen; then about one a second. The log has them all.
+enum { STEP_HEADER_EVERY = 40, STEP_FIRST_SECONDS = 10, STEP_FIRST_LINES = 40 };
+
+/* Starts the step lines of a run of which `first_step` steps are already done. */
+static inline void step_lines_init(StepLines* s, const Plan* p, int64_t first_step, double flops_per_token, double peak_flops) {
+    memset(s, 0, sizeof *s);
+    s->steps = p->steps;
+    s->tokens_per_step = (double)p->tokens_per_step;
+    s->flops_per_token = flops_per_token;
+    s->peak_flops = peak_flops;
+    s->first_step = s->last_step = first_step;
+    s->started = s->last_time = now_seconds();
+    s->last_loss = s->last_val = NAN;
+}
+
+/* Tells whether a step's line is shown: skipped and last steps always are. */
+static inline bool step_line_due(const StepLines* s, int64_t step, int64_t stop, const char* note, double now) {
+    const bool first = s->lines < STEP_FIRST_LINES && now - s->started < STEP_FIRST_SECONDS;
+    return first || note || step == stop || now - s->shown >= 1.0;
+}
+
+/* Counts one step, and prints its line if one is due. `step` counts from 1; `ms` is its time; `memory` is in bytes; `note` (or
+ * NULL) ends the line, such as "skipped: loss z 7.1". The estimated time left includes what happens between steps. Returns
+ * tokens per second. */
+static inline double step_line(FILE* f, StepLines* s, int64_t step, int64_t stop, double loss, double gnorm, double lr,
+                               double ms, uint64_t memory, const char* note) {
+    char width_text[32], number[32], mfu[16], eta[32];
+    const int width = snprintf(width_text, sizeof width_text, "%lld", (long long)s->steps);
+    const double now = now_seconds(), tok_s = ms > 0 ? s->tokens_per_step / ms * 1e3 : 0.0;
+    // average over about the last 50 intervals, without the first, when caches are cold
+    if (s->intervals > 0) {
+        double weight = 1.0 / (double)(s->intervals < 50 ? s->intervals : 50);
+        s->interval += weight * (now - s->last_time - s->interval);
+    }
+    const double interval = s->intervals > 0 ? s->interval : ms * 1e-3;
+    s->intervals++;
+    s->last_time = now;
+    s->last_step = step;
+    s->last_loss = loss;
+    s->step_seconds += ms * 1e-3;
+    if (!step_line_due(s, step, stop, note, now)) { return tok_s; }
+    s->shown = now;
+    if (s->lines % STEP_HEADER_EVERY == 0) {
+        fprintf(f, "%*s %9s %8s %9s %8s %9s %6s %7s %8s\n", 2 * width + 1, "step", "loss", "gnorm", "lr", "ms", "tok/s",
+                s->peak_flops > 0 ? "MFU" : "flop/s", "mem", "eta");
+    }
+    s->lines++;
+    // loss and gnorm are never negative; fabs() drops the sign of a nan
+    fprintf(f, "%*lld/%s %9.4f %8.3f %9.2e %8.1f %9s %6s %6.2fG %8s%s%s\n", width, (long long)step, width_text, fabs(loss),
+            fabs(gnorm), lr, ms, text_count((uint64_t)(tok_s + 0.5), number, sizeof number),
+            mfu_text(tok_s * s->flops_per_token, s->peak_flops, mfu, sizeof mfu), (double)memory / (1 << 30),
+            text_clock((double)(stop - step) * interval, eta, sizeof eta), note ? "  " : "", note ? note : "");
+    fflush(f);
+    return tok_s;
+}
+
+/* Prints a validation. `bpb`: bits per byte; NaN: unknown. */
+static inline void print_validation(FILE* f, StepLines* s, int64_t step, double loss, double bpb) {
+    s->last_val = loss;
+    fprintf(f, "validation loss %.4f", loss);
+    if (!isnan(bpb)) { fprintf(f, ", %.4f bits per byte,", bpb); }
+    fprintf(f, " at step %lld\n", (long long)step);
+    fflush(f);
+}
+
+/* Tells of the slowest of several ranks: see slowest.h. */
+static inline void print_slowest(FILE* f, int64_t step, int rank, const char* host, double ms, double others_ms) {
+    print_names(f,
+                "slow    rank %d on host %s computes %.1f ms a step, %.0f %% longer than the median of the others, %.1f ms, at "
+                "step %lld\n",
+                rank, host, ms, 100 * (ms / others_ms - 1), others_ms, (long long)step);
+    fflush(f);
+}
+
+static inline void print_task(FILE* f, int64_t step, const char* name, double acc, double acc_norm, size_t questions) {
+    print_names(f, "task    acc %.4f  acc_norm %.4f  questions %zu  %s at step %lld\n", acc, acc_norm, questions, name,
+                (long long)step);
+    fflush(f);
+}
+
+/* Prints a text in double quotes, as a shell takes it, up to the first control character. */
+static inline void print_quoted(FILE* f, const char* text) {
+    fputc('"', f);
+    for (size_t length; *text && (length = plain_char_length(text, strlen(text))) > 0; text += length) {
+        if (strchr("\"\\$`", *text)) { fputc('\\', f); }
+        fwrite(text, 1, length, f);
+    }
+    fputc('"', f);
+}
+
+/* Prints the summary of a run: steps, speed, the checkpoint, and the commands to use it. `checkpoint` may be NULL. `prompt` is
+ * what the proposed command goes on with; NULL: it chats. */
+static inline void print_summary(FILE* f, const StepLines* s, const char* program, const char* checkpoint, const char* prompt,
+                                 uint64_t memory) {
+    const int64_t steps = s->last_step - s->first_step;
+    char clock[32], tokens[32], bytes[32];
+    fprintf(f, "done    %lld steps in %s", (long long)steps, text_clock(now_seconds() - s->started, clock, sizeof clock));
+    if (steps > 0) { fprintf(f, ", loss %.4f", s->last_loss); }
+    if (!isnan(s->last_val)) { fprintf(f, ", validation %.4f", s->last_val); }
+    if (steps > 0 && s->step_seconds > 0) {
+        const double tok_s = s->tokens_per_step * (double)steps / s->step_seconds;
+        fprintf(f, ", %.1f ms a step, %s tokens/s", s->step_seconds / (double)steps * 1e3,
+                text_count((uint64_t)(tok_s + 0.5), tokens, sizeof tokens));
+        if (s->ranks > 1) { fprintf(f, " (%s a rank)", text_count((uint64_t)(tok_s / s->ranks + 0.5), tokens, sizeof tokens)); }
+    }
+    fprintf(f, ", peak memory %s\n", text_bytes(memory, bytes, sizeof bytes));
+    if (!checkpoint) { return; }
+    print_names(f, "%s %s\n", steps > 0 || s->first_step == 0 ? "saved  " : "newest ", checkpoint);
+    print_names(f, "next    %s --model %s --%s", program, checkpoint, prompt ? "generate " : "chat");
+    if (prompt) { print_quoted(f, prompt); }
+    fputc('\n', f);
+    if (s->last_step < s->steps) { fprintf(f, "        to continue training: the same command with --resume\n"); }
+}
+
+#endif

@@ -1,0 +1,61 @@
+/* watched.h -- tells how far weights and states are on their way: from files or the generator into a model, or from it into a
+ * checkpoint. It stands between a reader or writer (tensor_stream.h) and the trainer's sinks and sources, and counts. It also
+ * tells how far the checksums are of a checkpoint that is read (file_sums.h).
+ *
+ *   draw     50.0 % of 357,881,600 weights, 29,562,380 weights/s, 0:06 left
+ *   check    22.1 % of 5.43 GB, 5.98 GB/s, 0:01 left
+ */
+#ifndef LLMC_WATCHED_H
+#define LLMC_WATCHED_H
+
+#include "llmc/files/file_sums.h"
+#include "llmc/files/optimizer_state.h"  // defines: StateSlot
+#include "llmc/run/screen/progress.h"    // defines: Progress, progress_add
+
+typedef struct {
+    Progress* progress;  // of all that is watched together, in elements
+    StateSlot slot;      // whose sink, which may be NULL, and source are called
+} Watched;
+
+/* A TensorSink, and a TensorSource. */
+static inline bool watched_take(void* watched, const Param* p, size_t first, size_t n, const float* src, Error* e) {
+    const Watched* w = (const Watched*)watched;
+    progress_add(w->progress, n);
+    return !w->slot.sink || w->slot.sink(w->slot.ctx, p, first, n, src, e);
+}
+static inline bool watched_give(void* watched, const Param* p, size_t first, size_t n, float* dst, Error* e) {
+    const Watched* w = (const Watched*)watched;
+    progress_add(w->progress, n);
+    return w->slot.source(w->slot.ctx, p, first, n, dst, e);
+}
+
+/* Returns a slot in the place of `slot`, which *w watches until it is used no more. */
+static inline StateSlot watch(Watched* w, StateSlot slot, Progress* progress) {
+    w->progress = progress;
+    w->slot = slot;
+    slot.sink = watched_take;
+    slot.source = watched_give;
+    slot.ctx = w;
+    return slot;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// checksums
+
+static Progress sums_progress;  // of the checkpoint that is read; total 0: of none
+
+static inline void sums_told(uint64_t bytes, uint64_t total) {
+    if (sums_progress.total != total) { sums_progress = progress_begin(sums_progress.screen, "check", total, "B"); }
+    progress_add(&sums_progress, bytes);
+    if (bytes > 0) { return; }
+    progress_end(&sums_progress);
+    sums_progress.total = 0;
+}
+
+/* Lets `screen`, which may be NULL, tell how far the checksums of checkpoints are that are read from now on. */
+static inline void sums_watch(FILE* screen) {
+    sums_progress = progress_begin(screen, "check", 0, "B");
+    file_sums_told = sums_told;
+}
+
+#endif

@@ -1,0 +1,117 @@
+/* memory.h -- the memory table that a run prints before it allocates, and the search for flags that fit.
+ *
+ * A run that does not fit is refused. The message tells the shortfall and a change of flags that fits, found by calling the
+ * trainer's own measure (MemoryNeed) for each candidate.
+ */
+#ifndef LLMC_MEMORY_H
+#define LLMC_MEMORY_H
+
+#include "llmc/base/utils.h"
+#include "llmc/quantise.h"         // defines: QUANTISE_WIDTH
+#include "llmc/run/cli/options.h"  // defines: Options, option_text, RECOMPUTE_BLOCK
+#include "llmc/base/text.h"        // defines: text_bytes
+
+enum { MEMORY_ROWS = 20 };
+
+typedef struct {
+    const char* names[MEMORY_ROWS];
+    uint64_t bytes[MEMORY_ROWS];
+    bool apart[MEMORY_ROWS];  // shown but not counted: main memory of a GPU run
+    int count;
+} MemoryTable;
+
+static inline void memory_add(MemoryTable* m, const char* name, uint64_t bytes) {
+    if (m->count < MEMORY_ROWS) {
+        m->names[m->count] = name;
+        m->bytes[m->count++] = bytes;
+    }
+}
+
+static inline void memory_add_apart(MemoryTable* m, const char* name, uint64_t bytes) {
+    memory_add(m, name, bytes);
+    m->apart[m->count - 1] = true;
+}
+
+static inline uint64_t memory_total(const MemoryTable* m) {
+    uint64_t sum = 0;
+    for (int i = 0; i < m->count; i++) { sum += m->apart[i] ? 0 : m->bytes[i]; }
+    return sum;
+}
+
+/* Prints the table without rows of zero bytes. `have`: available bytes, 0: unknown. */
+static inline void print_memory(FILE* f, const MemoryTable* m, uint64_t have) {
+    char text[32];
+    for (int i = 0; i < m->count; i++) {
+        if (m->bytes[i] == 0) { continue; }
+        fprintf(f, "memory  %-22s %12s\n", m->names[i], text_bytes(m->bytes[i], text, sizeof text));
+    }
+    fprintf(f, "memory  %-22s %12s", "need", text_bytes(memory_total(m), text, sizeof text));
+    fprintf(f, " of %s\n", have ? text_bytes(have, text, sizeof text) : "an unknown size");
+}
+
+/* Returns the bytes that a run with these options needs; the trainer measures its arenas as for the real run. */
+typedef uint64_t (*MemoryNeed)(void* ctx, const Options* o);
+
+/* Writes to `hint` the first change of flags that fits into `have` bytes. Tries, in this order: on several GPUs to share out
+ * more; on a GPU recomputation, which does not change the results; a smaller micro-batch with the same tokens per step; on a
+ * GPU smaller optimizer state, without master weights last, because that changes how weights are rounded; shorter rows.
+ * ranks: processes, or groups of --seq-parallel. Returns false if nothing fits. */
+static inline bool memory_find_fit(char* hint, size_t cap, const Options* options, int ranks, uint64_t have, MemoryNeed need,
+                                   void* ctx) {
+    const bool gpu = options->trainer == ON_GPU;
+    const int64_t total = options->total_batch ? options->total_batch : (int64_t)options->batch * options->seq * ranks;
+    for (int seq = options->seq; seq >= 1; seq /= 2) {
+        for (int state = 0; state < (gpu ? 6 : 1); state++) {  // bit 0: bf16 moments; above it: a MasterOption
+            for (int batch = options->batch; batch >= 1; batch--) {
+                if (total % ((int64_t)batch * seq * ranks) != 0) { continue; }
+                if (options->seq_parallel > 1 && seq % options->seq_parallel != 0) { continue; }
+                const int parts = options->seq_parallel > 1 ? options->seq_parallel : 1;
+                if (options->fp8 && (int64_t)batch * seq / parts % QUANTISE_WIDTH != 0) { continue; }
+                const int levels = (gpu ? (int)RECOMPUTE_BLOCK : options->recompute) - options->recompute + 1;
+                const int zeros = (gpu && ranks * options->seq_parallel > 1 ? (int)ZERO_3 : options->zero) - options->zero + 1;
+                for (int k = 0; k < levels * zeros; k++) {
+                    const int level = options->recompute + k / zeros;
+                    Options o = *options;
+                    o.zero = options->zero + k % zeros;
+                    o.seq = seq;
+                    o.batch = batch;
+                    if (batch != options->batch || seq != options->seq) { o.total_batch = total; }  // as the hint will say
+                    o.recompute = level;
+                    if (state & 1) { o.moments = MOMENTS_BF16; }
+                    if (state / 2 > o.master) { o.master = state / 2; }  // each is smaller than the one before
+                    if (need(ctx, &o) > have) { continue; }
+                    int n = snprintf(hint, cap, "these flags fit:");
+                    char word[OPTION_TEXT];
+                    const int changed[] = {OPT_zero, OPT_recompute, OPT_batch, OPT_moments, OPT_master, OPT_seq};
+                    for (int i = 0; i < 6; i++) {
+                        char before[OPTION_TEXT], after[OPTION_TEXT];
+                        const char* now = option_text(&o, changed[i], after);
+                        if (strcmp(now, option_text(options, changed[i], before)) == 0) { continue; }
+                        n += snprintf(hint + n, cap - (size_t)n, " %s %s", option_flag(changed[i], word), now);
+                    }
+                    if ((batch != options->batch || seq != options->seq) && !options->given[OPT_total_batch]) {
+                        snprintf(hint + n, cap - (size_t)n, " --total-batch %lld", (long long)total);
+                    }
+                    return true;
+                }
+            }
+        }
+    }
+    return false;
+}
+
+/* Refuses a run that does not fit into `have` bytes. 0: unknown, refuses nothing. `what` says whose memory it is, and for
+ * what. */
+static inline bool memory_check(const MemoryTable* m, uint64_t have, const char* what, const Options* o, int ranks,
+                                MemoryNeed need, void* ctx, Error* e) {
+    const uint64_t total = memory_total(m);
+    char a[32], b[32], c[32], hint[256];
+    if (have == 0 || total <= have) { return true; }
+    if (!memory_find_fit(hint, sizeof hint, o, ranks, have, need, ctx)) {
+        snprintf(hint, sizeof hint, "try a smaller --model; this one is too large at any --batch and --seq");
+    }
+    return fail(e, "%s needs %s, %s available (%s short)\n  hint: %s", what, text_bytes(total, a, sizeof a),
+                text_bytes(have, b, sizeof b), text_bytes(total - have, c, sizeof c), hint);
+}
+
+#endif

@@ -1,0 +1,464 @@
+/* open.h -- opens a session: the job of the command line, the sources of weights, tokenizer and data, and the checks
+ * between them.
+ *
+ * session_open() works in this order, so that the first error is the one that matters and nothing is written before all is
+ * checked: flags -> lock of --out, if the run resumes and it exists -> checkpoint to resume, with its options -> model folder
+ * or preset -> tokenizer -> data files -> plan. Then session_compare() tells what has changed since the checkpoint, the
+ * trainer checks its memory, session_load_weights() fills the model, session_lock() locks --out, and session_begin() opens
+ * the log and moves aside what lies behind the step that the run goes on from.
+ *
+ * --model may be a model folder, a folder of adapters (adapter.h), a folder of checkpoints (the newest whole one is used), or a
+ * preset. Jobs that need a trained model use the newest checkpoint of --out if --model is not given.
+ */
+#ifndef LLMC_OPEN_H
+#define LLMC_OPEN_H
+
+#include "llmc/base/utils.h"
+
+#include "llmc/dist/buckets.h"           // defines: Buckets, buckets_list, buckets_free, shard_ranges
+#include "llmc/run/session/data_scan.h"  // defines: data_scan_add
+#include "llmc/run/session/lora_base.h"  // defines: session_find_base
+#include "llmc/run/screen/progress.h"    // defines: Progress, progress_begin, progress_end
+#include "llmc/run/session/machine.h"    // defines: cpu_build
+#include "llmc/run/session/session.h"    // defines: Session, session_must_read
+#include "llmc/run/session/resume.h"     // defines: session_resume
+#include "llmc/run/jobs/verify.h"        // defines: verify
+#include "llmc/text/tokenizer_read.h"    // defines: tokenizer_load
+
+#include <signal.h>
+
+// ---------------------------------------------------------------------------------------------------------------------
+// flags
+
+/* Takes the slashes at the end of --out away, which a shell adds to the name of a folder. */
+static inline void session_strip_out(Options* o) {
+    char* text = xstrdup(o->out);
+    for (size_t n = strlen(text); n > 1 && text[n - 1] == '/'; n--) { text[n - 1] = 0; }
+    free(o->merged_text[OPT_out]);
+    o->out = o->merged_text[OPT_out] = text;
+}
+
+/* Parses the command line. Exits after --help and --version, and on wrong usage. */
+static inline void session_flags(Session* s, int argc, char** argv, OptionScope trainer) {
+    const Options* o = &s->options;
+    s->argc = argc;
+    s->argv = argv;
+    options_or_exit(&s->options, argc, argv, trainer);
+    s->job = o->generate ? JOB_GENERATE : o->chat ? JOB_CHAT : o->eval ? JOB_EVAL : o->dry_run ? JOB_DRY_RUN : JOB_TRAIN;
+    if (o->export_) { s->job = JOB_EXPORT; }
+    if (!*o->out) { die_usage("--out: is empty, wanted the name of a folder"); }
+    session_strip_out(&s->options);
+    Error e = NO_ERROR;
+    must(options_read_text(&s->options, OPT_generate, &e) && options_read_text(&s->options, OPT_system, &e), &e);
+}
+
+#define DEFAULT_DATA "dev/data/tinytales/"
+
+/* Sets --train and --val to the tinytales data if --train is missing (for --eval: --val, without --tasks), and for a new model
+ * without --tokenizer to its tokenizer. Fails if the data has not been built. */
+static inline bool default_data(Options* o, Error* e) {
+    const bool wanted = o->eval ? !o->val && !o->tasks : !o->train;
+    if (!wanted) { return true; }
+    const char* missing = o->eval ? DEFAULT_DATA "tinytales_val.bin" : DEFAULT_DATA "tinytales_train.bin";
+    if (!file_exists(missing)) {
+        return fail(e, "%s: is not given, and the default %s does not exist\n  hint: make %s", o->eval ? "--val" : "--train",
+                    missing, DEFAULT_DATA "tinytales_train.bin");
+    }
+    if (!o->train) { o->train = DEFAULT_DATA "tinytales_train.bin"; }
+    if (!o->val && file_exists(DEFAULT_DATA "tinytales_val.bin")) { o->val = DEFAULT_DATA "tinytales_val.bin"; }
+    if (!o->tokenizer && !is_directory(o->model)) { o->tokenizer = DEFAULT_DATA "tokenizer.json"; }
+    return true;
+}
+
+/* Refuses a --seq-parallel that does not divide what it shares out, as far as that is known yet. The tokens of a step are those
+ * of the groups: they are put into the options, where a run that goes on without the flag finds them. */
+static inline void session_check_share(Session* s) {
+    Options* o = &s->options;
+    const int parts = o->seq_parallel;
+    const struct {
+        int count;
+        const char* what;
+    } shared[] = {{s->ranks, "processes"},
+                  {o->seq, "tokens of a row (--seq)"},
+                  {s->config.num_heads, "query heads of the model"},
+                  {s->config.num_kv_heads, "key heads of the model"}};
+    if (parts == 1) { return; }
+    if (!job_trains(s->job)) { die_usage("--seq-parallel: shares the rows of a training step, wanted no other job"); }
+    if (s->ranks == 1) {
+        die("--seq-parallel: is %d, but there is one process\n  hint: --gpus %d starts as many", parts, parts);
+    }
+    for (size_t i = 0; i < sizeof shared / sizeof *shared; i++) {
+        if (shared[i].count % parts == 0) { continue; }
+        die("--seq-parallel: is %d, wanted a divisor of the %d %s", parts, shared[i].count, shared[i].what);
+    }
+    if (o->total_batch == 0) { o->total_batch = (int64_t)o->batch * o->seq * session_share(s).groups; }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// weights
+
+/* Moves the checksums out of a checkpoint's state into the session and frees the rest. */
+static inline void session_take_sums(Session* s, TrainerState* found) {
+    s->sums = found->files;
+    s->state.base = found->base;
+    memset(&found->files, 0, sizeof found->files);
+    trainer_state_free(found);
+}
+
+/* Takes the newest checkpoint of a folder as the model. Uses only its weights, not its run. */
+static inline void session_find_checkpoint(Session* s, const char* folder) {
+    Error e = NO_ERROR;
+    TrainerState found;
+    const bool ok = checkpoint_open(folder, CHECKPOINT_MODEL, s->model_dir, &found, &e);
+    session_must_read(s, ok, folder, &e);
+    session_take_sums(s, &found);
+}
+
+/* Takes a model folder given by name. If it is a checkpoint, its weights must match the saved checksums; the user may change
+ * the other files. transformers' Trainer also writes a trainer_state.json: one that is not ours is ignored. */
+static inline void session_take_folder(Session* s, const char* folder) {
+    char path[PATH_CAP];
+    TrainerState found;
+    Error e = NO_ERROR;
+    snprintf(s->model_dir, sizeof s->model_dir, "%s", folder);
+    must(path_join(path, folder, "trainer_state.json", &e), &e);
+    if (trainer_state_read(&found, path, &e)) {
+        session_take_sums(s, &found);
+    } else {
+        trainer_state_free(&found);
+    }
+}
+
+/* Finds the model: --model, or for a job that needs a trained model --out. */
+static inline void session_find_start(Session* s) {
+    const Options* o = &s->options;
+    ModelConfig preset;
+    if (!job_trains(s->job) && !o->given[OPT_model]) {
+        session_find_checkpoint(s, o->out);
+    } else if (is_directory(o->model) && !folder_has(o->model, "config.json") && !folder_is_adapter(o->model)) {
+        session_find_checkpoint(s, o->model);
+    } else if (is_directory(o->model)) {
+        session_take_folder(s, o->model);
+    } else if (!config_preset(&preset, o->model, 1)) {
+        die("--model: %s is neither a folder nor a preset, wanted a Hugging Face folder, dN, llama3.2-1b, llama3.2-3b, "
+            "llama3.1-8b or llama3.1-70b\n"
+            "  hint: python dev/data/model.py OWNER/NAME downloads a folder of the Hugging Face hub",
+            o->model);
+    } else if (!job_trains(s->job)) {
+        die("--model: %s is a preset, an untrained model, wanted a folder with weights", o->model);
+    }
+}
+
+/* Finds the weights: sets model_dir and, unless the model is a preset, config. */
+static inline void session_find_model(Session* s) {
+    Error e = NO_ERROR;
+    if (s->options.resume && job_trains(s->job)) { session_resume(s); }
+    if (!s->resumed) { session_find_start(s); }
+    session_find_base(s);
+    if (!s->model_dir[0]) { return; }
+    const LoraConfig lora = s->config.lora;
+    must(model_check(s->base_dir, &s->config, &e), &e);
+    s->config.lora = lora;
+    session_check_adapters(s);
+    char config[PATH_CAP];
+    if (s->rank == 0 && path_join(config, s->base_dir, "config.json", &e)) { config_warn(&s->config, config); }
+    if ((s->job == JOB_TRAIN || s->job == JOB_EXPORT) && s->rank == 0) { s->side_files = side_files_read(session_text_dir(s)); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// tokenizer
+
+/* Finds the tokenizer of a resumed run whose checkpoint lacks its copy: the one with the run's fingerprint, in one of the
+ * places where the run may have got it. */
+static inline void session_find_lost_tokenizer(Session* s) {
+    const Options* o = &s->options;
+    char data[PATH_CAP];
+    Error e = NO_ERROR;
+    must(mix_folder(o->train, data, &e), &e);
+    const char* const places[] = {o->tokenizer, o->model, data, NULL};
+    for (int i = 0; i < 4; i++) {
+        Error ignored = NO_ERROR;
+        const bool built_in = i == 3;
+        if (built_in) { tokenizer_bytes(&s->tokenizer); }
+        if (!built_in && (!places[i] || !tokenizer_load(&s->tokenizer, places[i], &ignored))) { continue; }
+        s->has_tokenizer = s->tokenizer.fingerprint == s->state.fingerprint;
+        if (s->has_tokenizer) {
+            warn("%s: holds no tokenizer: taking %s, which is the same", s->model_dir,
+                 built_in ? "the built-in one" : places[i]);
+            return;
+        }
+        tokenizer_free(&s->tokenizer);
+    }
+    die("%s: holds no tokenizer, but the run had one\n  hint: give the run's tokenizer with --tokenizer", s->model_dir);
+}
+
+/* Loads the tokenizer: --tokenizer, else the model folder's, else for a new model the one beside the training data. A resumed
+ * run uses the copy in its checkpoint, since the file of the first --tokenizer may have moved. A default tokenizer that cannot
+ * be read is no error, texts are then ids; but a run that had a tokenizer does not go on without it. */
+static inline void session_find_tokenizer(Session* s) {
+    const Options* o = &s->options;
+    const bool has_copy = s->resumed && !o->given[OPT_tokenizer] && folder_has_tokenizer(s->model_dir);
+    const bool had = s->resumed && s->state.fingerprint != 0;
+    Error e = NO_ERROR;
+    if (had && !o->given[OPT_tokenizer] && !folder_has_tokenizer(s->model_dir)) {
+        session_find_lost_tokenizer(s);
+        return;
+    }
+    if (o->tokenizer && !has_copy) {
+        must(tokenizer_load(&s->tokenizer, o->tokenizer, &e), &e);
+        s->has_tokenizer = true;
+        return;
+    }
+    char dir[PATH_CAP];
+    snprintf(dir, sizeof dir, "%s", session_text_dir(s));
+    if (!dir[0] && o->train) { must(mix_folder(o->train, dir, &e), &e); }
+    if (dir[0] && folder_has_tokenizer(dir)) {
+        s->has_tokenizer = tokenizer_load(&s->tokenizer, dir, &e);
+        if (!s->has_tokenizer && options_export_gguf(o)) { die("%s", e.msg); }
+        if (!s->has_tokenizer && !had) { warn("%s: continuing without a tokenizer, texts are shown as ids", e.msg); }
+    }
+    if (had && !s->has_tokenizer) { die("%s\n  hint: give the run's tokenizer with --tokenizer", e.msg); }
+}
+
+/* Tells what comes of having no tokenizer. An export copies one that only cannot be read here. */
+static inline void session_warn_of_no_tokenizer(const Session* s) {
+    if (s->has_tokenizer || s->job == JOB_EVAL || s->rank != 0) { return; }
+    if (s->job != JOB_EXPORT) {
+        warn("there is no tokenizer: texts are shown as ids");
+    } else if (!folder_has_tokenizer(session_text_dir(s)) && !options_export_gguf(&s->options)) {
+        warn("there is no tokenizer: the export has none either");
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// data
+
+/* Returns how rows are made: documents begin with the separator of ./tokenize, which is the tokenizer's BOS or else its EOS. A
+ * new model without a tokenizer may turn out to have the built-in one. */
+static inline RowRule session_row_rule(const Session* s, Progress* scan) {
+    RowRule r;
+    memset(&r, 0, sizeof r);
+    r.documents = (Documents)s->options.documents;
+    r.bos = s->model_dir[0] ? s->config.bos_id : -1;
+    if (s->rank == 0) { r.progress = data_scan_add; }
+    r.progress_ctx = scan;
+    Tokenizer bytes;
+    const bool built_in = !s->has_tokenizer && !s->model_dir[0];
+    if (built_in) { tokenizer_bytes(&bytes); }
+    const Tokenizer* t = built_in ? &bytes : s->has_tokenizer ? &s->tokenizer : NULL;
+    if (t) {
+        r.bos = t->bos_id >= 0 ? t->bos_id : t->eos_id;
+        r.fingerprint = t->fingerprint;
+        r.certain = !built_in;
+    }
+    if (built_in) { tokenizer_free(&bytes); }
+    return r;
+}
+
+/* Opens the token files of the job. Each group of ranks that share rows reads its own of the training data. Every rank
+ * reads all validation data, row by row, so that a file shorter than a batch is used whole. */
+static inline void session_open_data(Session* s) {
+    const Options* o = &s->options;
+    const uint64_t seed = (uint64_t)o->seed;
+    const RowShare share = session_share(s);
+    Progress scan = progress_begin(stdout, "index", 0, "B");
+    const RowRule rule = session_row_rule(s, &scan);
+    Error e = NO_ERROR;
+    if (job_trains(s->job)) {
+        must(mix_open(&s->mix, &s->train, o->train, o->batch, o->seq, share.group, share.groups, seed, &rule, &e), &e);
+        s->has_train = true;
+    }
+    if (o->val && (job_trains(s->job) || s->job == JOB_EVAL)) {
+        must(dataloader_open_rows(&s->val, o->val, 1, o->seq, 0, 1, seed, false, &rule, &e), &e);
+        s->has_val = true;
+    }
+    progress_end(&scan);
+}
+
+/* Checks all data against the model and the tokenizer. */
+static inline void session_check_data(Session* s) {
+    const uint64_t tokenizer = s->has_tokenizer ? s->tokenizer.fingerprint : 0;
+    Error e = NO_ERROR;
+    if (s->has_train) { must(mix_check_vocab(&s->mix, s->config.vocab_size, tokenizer, &e), &e); }
+    if (s->has_val) { must(dataloader_check_vocab(&s->val, s->config.vocab_size, tokenizer, &e), &e); }
+}
+
+/* Reads --tasks. With --eval the rows get the length of the longest, within --seq or else the model's context; in training
+ * they have --seq. */
+static inline void session_open_tasks(Session* s) {
+    Options* o = &s->options;
+    Error e = NO_ERROR;
+    if (!o->tasks || (!job_trains(s->job) && s->job != JOB_EVAL)) { return; }
+    if (!s->has_tokenizer) { die("--tasks: there is no tokenizer to encode the questions\n  hint: give one with --tokenizer"); }
+    must(tasks_open(&s->tasks, o->tasks, &s->tokenizer, job_trains(s->job), &e), &e);
+    s->has_tasks = true;
+    if (s->job == JOB_EVAL) {
+        const int most = o->given[OPT_seq] ? o->seq : s->config.max_positions;
+        o->seq = (int)size_min(tasks_longest(&s->tasks), (size_t)most);
+    }
+    must(tasks_set_length(&s->tasks, o->seq, &e), &e);
+    if (s->tasks.cut > 0 && s->rank == 0) {
+        printf("tasks   %zu of %zu choices are longer than %d tokens: they lose the start of their context\n", s->tasks.cut,
+               s->tasks.num_choices, o->seq);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// all of it
+
+/* Fills in the configuration of a new model. dN takes the tokenizer's vocabulary, else that of the data. */
+static inline void session_new_config(Session* s) {
+    int vocab = s->has_tokenizer ? s->tokenizer.vocab_size : 0;
+    if (!s->has_tokenizer && s->has_train) {
+        Tokenizer bytes;
+        tokenizer_bytes(&bytes);
+        if (s->train.fingerprint == bytes.fingerprint) {
+            if (s->train.vocab_size && s->train.vocab_size != bytes.vocab_size) {
+                die("%s: vocabulary is %d tokens, but the tokenizer that made it has %d: its header is damaged",
+                    s->options.train, s->train.vocab_size, bytes.vocab_size);
+            }
+            s->tokenizer = bytes;
+            s->has_tokenizer = true;
+        } else {
+            tokenizer_free(&bytes);
+        }
+        vocab = s->train.vocab_size;
+        if (vocab == 0) { vocab = s->train.token_bytes == 2 ? 50257 : 128256; }  // llm.c's own files: GPT-2's or Llama 3's
+    }
+    config_preset(&s->config, s->options.model, vocab);
+    if (s->has_tokenizer && s->config.bos_id < 0) { s->config.bos_id = s->tokenizer.bos_id; }
+    if (s->has_tokenizer && s->config.num_eos == 0 && s->tokenizer.eos_id >= 0) {
+        // it ends an answer: who loads the folder to chat has to stop there
+        const int eot = tokenizer_find(&s->tokenizer, "<|eot_id|>");
+        s->config.eos_ids[s->config.num_eos++] = s->tokenizer.eos_id;
+        if (eot >= 0 && eot != s->tokenizer.eos_id) { s->config.eos_ids[s->config.num_eos++] = eot; }
+    }
+}
+
+/* Takes the sampling of --generate and --chat from the model's generation_config.json, as far as it is there and not given. */
+static inline void session_read_sampling(Session* s) {
+    Options* o = &s->options;
+    char path[PATH_CAP];
+    Json j;
+    int64_t top_k = o->top_k;
+    double temperature = o->temperature, top_p = o->top_p;
+    Error e = NO_ERROR;
+    const char* dir = folder_has(s->model_dir, "generation_config.json") ? s->model_dir : s->base_dir;
+    if (!folder_has(dir, "generation_config.json")) { return; }
+    must(path_join(path, dir, "generation_config.json", &e) && json_read_file(&j, path, 16 << 20, &e), &e);
+    const JsonNode* root = json_root(&j);
+    must(o->given[OPT_temperature] || json_double_or(&j, root, "temperature", 0, 100, temperature, &temperature, &e), &e);
+    must(o->given[OPT_top_k] || json_int_or(&j, root, "top_k", 0, INT_MAX, top_k, &top_k, &e), &e);
+    must(o->given[OPT_top_p] || json_double_or(&j, root, "top_p", 1e-6, 1, top_p, &top_p, &e), &e);
+    o->temperature = temperature;
+    o->top_k = (int)top_k;
+    o->top_p = top_p;
+    json_free(&j);
+}
+
+/* Warns of flags that do nothing without --val or --tasks. */
+static inline void session_warn_of_no_data(const Session* s) {
+    const Options* o = &s->options;
+    const struct {
+        int flag;
+        bool on, has_data;
+        const char* data;
+    } flags[] = {
+        {OPT_patience, o->patience > 0, s->has_val, "--val"},
+        {OPT_checkpoint_best, o->checkpoint_best, s->has_val, "--val"},
+        {OPT_eval_every, o->eval_every > 0, s->has_tasks, "--tasks"},
+    };
+    for (size_t i = 0; s->rank == 0 && i < sizeof flags / sizeof *flags; i++) {
+        char flag[OPTION_TEXT];
+        if (!flags[i].on || flags[i].has_data) { continue; }
+        warn("%s: does nothing without %s", option_flag(flags[i].flag, flag), flags[i].data);
+    }
+}
+
+/* Warns of flags that are possible, but hardly meant. A model that learns longer rows is one for these. */
+static inline void session_check_sense(Session* s) {
+    const Options* o = &s->options;
+    if (s->plan.steps > 0 && o->warmup >= s->plan.steps && s->rank == 0) {
+        warn("--warmup: %d of %lld steps: the learning rate never gets to --lr", o->warmup, (long long)s->plan.steps);
+    }
+    session_warn_of_no_data(s);
+    if (o->seq <= s->config.max_positions) { return; }
+    const char* model = s->model_dir[0] ? s->base_dir : o->model;
+    if (s->config.lora.rank > 0) {
+        if (s->rank == 0) { warn("--seq: is %d, but %s is for %d positions", o->seq, model, s->config.max_positions); }
+        return;
+    }
+    if (s->rank == 0) {
+        warn("--seq: is %d, but %s is for %d positions: the config.json of its checkpoints will say %d", o->seq, model,
+             s->config.max_positions, o->seq);
+    }
+    s->config.max_positions = o->seq;
+}
+
+/* Lays out the tensors for the ranks of the run. */
+static inline void session_lay_out(Session* s) {
+    s->table = param_table_for(&s->config, s->ranks);
+    s->trained = trained_table_for(&s->config, s->ranks);
+    Buckets buckets = buckets_list(&s->trained);
+    s->owned = shard_ranges(&buckets, s->rank);
+    buckets_free(&buckets);
+}
+
+/* Opens a session, except for memory and --out, in the order above. This process is `rank` of `ranks`. */
+static inline void session_open(Session* s, int argc, char** argv, OptionScope trainer, int rank, int ranks) {
+    const Options* o = &s->options;
+    Error e = NO_ERROR;
+    memset(s, 0, sizeof *s);
+    s->started = now_seconds();
+    s->rank = rank;
+    s->ranks = ranks;
+    s->lock = -1;
+    owner_init(&s->owner);
+    logger_none(&s->log);
+    keep_standard_files();
+    signal(SIGXFSZ, SIG_IGN);  // a write past the file-size limit then fails with a message instead of killing the process
+    session_flags(s, argc, argv, trainer);
+    sums_watch(session_screen(s));
+    if (o->verify) {  // needs no model, so no GPU
+        verify(o->verify, o->lora_base);
+        if (fflush(stdout) != 0 || ferror(stdout)) { die("standard output: writing failed"); }
+        exit(0);
+    }
+    if (trainer == ON_CPU) { cpu_build(s->build, sizeof s->build); }  // the other trainer does not know its card yet
+    session_find_model(s);
+    session_check_share(s);
+    if (s->job == JOB_GENERATE || s->job == JOB_CHAT) { session_read_sampling(s); }
+    if (job_trains(s->job) || s->job == JOB_EVAL) { must(default_data(&s->options, &e), &e); }
+    session_find_tokenizer(s);
+    session_open_data(s);
+    if (!s->model_dir[0]) {
+        const LoraConfig lora = s->config.lora;
+        session_new_config(s);
+        s->config.lora = lora;
+    }
+    session_check_share(s);
+    if (s->has_tokenizer && s->tokenizer.vocab_size > s->config.vocab_size) {
+        die("%s: has %d tokens, but the model %s has only %d\n  hint: give the model's own with --tokenizer",
+            s->tokenizer.path ? s->tokenizer.path : "the built-in tokenizer", s->tokenizer.vocab_size,
+            s->model_dir[0] ? s->base_dir : o->model, s->config.vocab_size);
+    }
+    session_warn_of_no_tokenizer(s);
+    session_check_data(s);
+    session_open_tasks(s);
+    session_lay_out(s);
+    if (!job_trains(s->job)) { return; }
+    must(plan_make(&s->plan, o, session_share(s).groups, s->train.rows_per_epoch, &e), &e);
+    if (o->epochs > 0) {  // from here on the run is one with --steps
+        s->options.steps = (int)s->plan.steps;
+        s->options.given[OPT_steps] = true;
+    }
+    session_check_sense(s);
+    if (s->resumed) {
+        dataloader_seek(&s->train, s->state.tokens / (uint64_t)o->seq);
+    } else {
+        s->state.loss_scale = 1;
+        run_id_draw(s->state.run);
+    }
+}
+
+#endif

@@ -1,0 +1,252 @@
+/* resume.h -- resuming: finds the checkpoint that a run goes on from and decides which run this is; tells what has
+ * changed since; locks --out, moves aside what lies behind the step, and opens the log.
+ *
+ * checkpoint.h says which checkpoint is the newest, trainer_state.h what a run's id is.
+ */
+#ifndef LLMC_RESUME_H
+#define LLMC_RESUME_H
+
+#include "llmc/base/utils.h"
+
+#include "llmc/files/checkpoint.h"     // defines: checkpoint_open, checkpoint_find, checkpoint_check_log, checkpoint_set_aside
+#include "llmc/files/logger.h"         // defines: logger_open, log_config, log_resume
+#include "llmc/run/session/session.h"  // defines: Session, session_writes, session_must_read, session_resolved
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the checkpoint
+
+/* Locks --out, on this host and among hosts, and removes what dead runs left half-made in it. */
+static inline void session_take_out(Session* s) {
+    const char* out = s->options.out;
+    Error e = NO_ERROR;
+    must(out_lock(&s->lock, out, &e) && owner_take(&s->owner, out, s->options.resume != NULL, &e), &e);
+    must(checkpoint_remove_stale(out, &e), &e);
+}
+
+/* Returns whether the run resumes from a checkpoint in --out. */
+static inline bool session_goes_on_in_out(const Session* s) {
+    char parent[PATH_CAP];
+    struct stat a, b;
+    Error e = NO_ERROR;
+    return s->resumed && checkpoint_parent(s->model_dir, parent, &e) && stat(parent, &a) == 0 &&
+           stat(s->options.out, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+/* Returns whether the run leaves the one of its checkpoint: it goes on in another folder, or from a step before the newest. */
+static inline bool session_branches(const Session* s) {
+    uint64_t* steps = NULL;
+    size_t count = 0;
+    Error e = NO_ERROR;
+    if (!session_goes_on_in_out(s)) { return true; }
+    must(checkpoint_list(s->options.out, &steps, &count, &e), &e);
+    const bool named = strcmp(s->options.resume, s->model_dir) == 0, later = count > 0 && steps[0] > s->state.step;
+    free(steps);
+    return named && later;
+}
+
+/* Decides which run this is, and compares the weights with the log that lies beside the checkpoint. */
+static inline void session_identify(Session* s) {
+    TrainerState* state = &s->state;
+    LogHistory log;
+    Error e = NO_ERROR;
+    must(checkpoint_check_log(s->model_dir, state, &log, &e), &e);
+    if (session_branches(s)) {
+        trainer_state_branch(state);
+    } else if (log.parent_run[0] && state->step <= log.parent_step) {  // set back, and ended before its first checkpoint
+        memcpy(state->run, log.run, sizeof log.run);
+        memcpy(state->parent_run, log.parent_run, sizeof log.parent_run);
+        state->parent_step = log.parent_step;
+    } else if (!state->run[0]) {  // a checkpoint of format 1
+        run_id_draw(state->run);
+    }
+}
+
+/* Keeps the tokens of a step as they were: another number of processes takes other micro-batches, not other steps. (A run with
+ * --seq-parallel has them in its options, see session_check_share().) */
+static inline void session_keep_step(Session* s) {
+    Options was;
+    Error e = NO_ERROR;
+    if (s->state.world_size == session_share(s).groups || s->options.total_batch != 0) { return; }
+    options_default(&was, s->options.trainer);
+    must(options_merge(&was, &s->state.json, s->state.saved_options, &e), &e);
+    s->options.total_batch = (int64_t)was.batch * was.seq * s->state.world_size;
+    options_free(&was);
+}
+
+/* Opens the checkpoint that rank 0 has found: all ranks must take the same one, and one of them has read all of it. What this
+ * rank loads of its weights is checked again, since it comes over another way. */
+static inline bool session_follow(Session* s, Error* e) {
+    const Options* o = &s->options;
+    char inside[PATH_CAP], tmp[PATH_CAP];
+    if (!session_found.resumed) { return true; }
+    const char* from = *o->resume ? o->resume : o->out;
+    if (!path_join(inside, from, "trainer_state.json", e)) { return false; }
+    if (*o->resume && file_exists(inside)) {
+        snprintf(s->model_dir, sizeof s->model_dir, "%s", from);
+    } else if (!checkpoint_paths(from, session_found.step, s->model_dir, tmp, e)) {
+        return false;
+    }
+    if (!checkpoint_read(s->model_dir, CHECKPOINT_RANK, &s->state, e)) { return false; }
+    for (size_t i = 0; i < s->state.files.count; i++) {
+        const FileSum* f = &s->state.files.items[i];
+        file_sums_add(&s->sums, f->name, f->size, f->crc);
+    }
+    return true;
+}
+
+/* Finds the checkpoint to resume from and restores its options. If --out has none, the run starts at step 0, so that a script
+ * can always pass --resume. Locks --out first: what another run still writes there must not be missed. */
+static inline void session_resume(Session* s) {
+    Options* o = &s->options;
+    const bool named = *o->resume;
+    Error e = NO_ERROR;
+    if (session_writes(s) && is_directory(o->out)) { session_take_out(s); }
+    const bool ok = session_found.known ? session_follow(s, &e)
+                    : named             ? checkpoint_open(o->resume, CHECKPOINT_RUN, s->model_dir, &s->state, &e)
+                                        : checkpoint_find(o->out, CHECKPOINT_RUN, s->model_dir, &s->state, &e);
+    session_must_read(s, ok, named ? o->resume : o->out, &e);
+    if (!s->model_dir[0]) {
+        print_names(stdout, "%s holds no checkpoint yet: starting at step 0\n", o->out);
+        return;
+    }
+    s->resumed = true;
+    session_identify(s);
+    snprintf(s->newest, sizeof s->newest, "%s", s->model_dir);
+    const Json* j = &s->state.json;
+    const JsonNode* saved = s->state.saved_options;
+    s->saved_master = trainer_state_has_master(&s->state);
+    const char* model = json_string(j, json_get(j, saved, "model"), NULL);
+    if (o->given[OPT_model] && model && strcmp(o->model, model) != 0) {
+        warn("--model: %s is not used, the run resumes with the model of %s", o->model, s->model_dir);
+        o->given[OPT_model] = false;
+    }
+    must(options_merge(o, j, saved, &e), &e);
+    session_keep_step(s);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// what has changed since
+
+/* Tells a difference from the checkpoint that the run resumes: a warning, or with --strict-resume an error. */
+LLMC_PRINTF(2, 3) static void session_differs(const Session* s, const char* fmt, ...) {
+    Error e = NO_ERROR;
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(e.msg, sizeof e.msg, fmt, ap);
+    va_end(ap);
+    if (s->options.strict_resume) { die("%s\n  hint: without --strict-resume this is a warning", e.msg); }
+    warn("%s", e.msg);
+}
+
+/* Returns whether two values of --documents read all data of the run alike: auto may stand for the other. */
+static inline bool session_reads_alike(const Session* s, Documents a, Documents b) {
+    for (int i = 0; i < s->mix.count; i++) {
+        const bool masked = s->mix.sources[i].masked;
+        if (documents_of(a, masked) != documents_of(b, masked)) { return false; }
+    }
+    return !s->has_val || documents_of(a, s->val.masked) == documents_of(b, s->val.masked);
+}
+
+/* Tells of every saved flag on the command line that had another value. Files are compared by their fingerprints, and the
+ * model of a run that is resumed is its checkpoint's. */
+static inline void session_compare_options(const Session* s, SafeDtype own) {
+    const Options now_all = session_resolved(s, session_export_dtype(s, own)), *o = &now_all;
+    Options was;
+    Error e = NO_ERROR;
+    options_default(&was, o->trainer);
+    must(options_merge(&was, &s->state.json, s->state.saved_options, &e), &e);
+    for (int i = 0; i < NUM_OPTIONS; i++) {
+        char flag[OPTION_TEXT], now[OPTION_TEXT], before[OPTION_TEXT];
+        const char *a = option_text(o, i, now), *b = option_text(&was, i, before);
+        const bool compared = option_specs[i].life == OPTION_SAVED && i != OPT_model && i != OPT_train && i != OPT_tokenizer;
+        if (!compared || !o->given[i] || strcmp(a, b) == 0) { continue; }
+        if (i == OPT_documents && session_reads_alike(s, (Documents)o->documents, (Documents)was.documents)) { continue; }
+        session_differs(s, "%s: is %s, was %s in %s", option_flag(i, flag), a, b, s->model_dir);
+    }
+    options_free(&was);
+}
+
+/* Tells of what else the bits of the results depend on. What the checkpoint, or a dry run without a GPU, does not know is not
+ * compared. Then the state holds the values of this run. `own` is the dtype of the build. */
+static inline void session_compare(Session* s, SafeDtype own) {
+    TrainerState* was = &s->state;
+    uint64_t data = 0;
+    Error e = NO_ERROR;
+    if (s->rank != 0) { return; }
+    const uint64_t tokenizer = s->has_tokenizer ? s->tokenizer.fingerprint : 0;
+    must(mix_fingerprint(&s->mix, &data, &e), &e);
+    if (s->resumed) {
+        session_compare_options(s, own);
+        if (was->data && was->data != data) {
+            session_differs(s, "--train: %s has the fingerprint %016" PRIx64 ", the data of %s had %016" PRIx64,
+                            s->options.train, data, s->model_dir, was->data);
+        }
+        if (was->fingerprint && was->fingerprint != tokenizer) {
+            session_differs(s, "--tokenizer: has the fingerprint %016" PRIx64 ", that of %s had %016" PRIx64, tokenizer,
+                            s->model_dir, was->fingerprint);
+        }
+        if (was->build[0] && s->build[0] && strcmp(was->build, s->build) != 0) {
+            session_differs(s, "this build is (%s), that of %s was (%s): it may round elsewhere", s->build, s->model_dir,
+                            was->build);
+        }
+        if (was->row_order != ROW_ORDER) {
+            session_differs(s, "the order of rows is %d, in %s it was %d: rows of this epoch may come twice or not at all",
+                            ROW_ORDER, s->model_dir, (int)was->row_order);
+        }
+    }
+    was->data = data;
+    was->fingerprint = tokenizer;
+    was->row_order = ROW_ORDER;
+    memcpy(was->build, s->build, sizeof was->build);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the run begins
+
+/* Locks --out unless it is, before anything is written there. Refuses a folder with the checkpoints of another run. */
+static inline void session_lock(Session* s) {
+    Error e = NO_ERROR;
+    uint64_t* steps = NULL;
+    size_t count = 0;
+    const Options* o = &s->options;
+    if (s->rank != 0) { return; }
+    if (s->lock < 0) { session_take_out(s); }
+    must(checkpoint_list(o->out, &steps, &count, &e), &e);
+    if (count > 0 && !session_goes_on_in_out(s)) {
+        die("--out: %s holds the checkpoints of another run, up to step %llu\n"
+            "  hint: continue that run with --resume (without PATH), or give another --out",
+            o->out, (unsigned long long)steps[0]);
+    }
+    free(steps);
+}
+
+/* Moves aside what lies behind the step that the run goes on from: checkpoints of a run that was set back, or damaged ones. */
+static inline void session_set_aside(const Session* s) {
+    size_t count = 0;
+    Error e = NO_ERROR;
+    must(checkpoint_set_aside(s->options.out, s->state.step, &count, &e), &e);
+    if (count == 0) { return; }
+    print_names(stdout, "aside   %zu checkpoint%s after step %llu in %s %s now step_N.set_back\n", count, count == 1 ? "" : "s",
+                (unsigned long long)s->state.step, s->options.out, count == 1 ? "is" : "are");
+}
+
+/* Opens the log in --out, which must be locked, and writes the configuration or the resumption. From then on this is the run
+ * that wrote last. */
+static inline void session_begin(Session* s, const char* precision) {
+    Error e = NO_ERROR;
+    const Options* o = &s->options;
+    if (s->rank != 0) { return; }
+    must(logger_open(&s->log, o->out, s->resumed ? (int64_t)s->state.step : -1, &e), &e);
+    if (s->resumed) {
+        must(log_resume(&s->log, &s->state, s->model_dir, o, s->argc, s->argv, s->machine, &e), &e);
+        session_set_aside(s);
+        // a run that died while it removed old checkpoints
+        if (!s->state.not_finite) { checkpoint_prune(o->out, o->keep, (uint64_t)o->major_every, s->state.step); }
+    } else {
+        must(log_config(&s->log, &s->state, o, s->argc, s->argv, &s->config, &s->table, precision, s->machine,
+                        s->train.num_tokens, &e),
+             &e);
+    }
+}
+
+#endif

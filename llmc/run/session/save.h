@@ -1,0 +1,166 @@
+/* save.h -- writes a checkpoint of a run: weights, optimizer state, tokenizer, side files and flags; then removes old
+ * ones. checkpoint.h has the files and how they survive a crash.
+ */
+#ifndef LLMC_SAVE_H
+#define LLMC_SAVE_H
+
+#include "llmc/base/utils.h"
+
+#include "llmc/files/checkpoint.h"       // defines: Checkpoint, checkpoint_begin, checkpoint_commit, checkpoint_prune
+#include "llmc/files/logger.h"           // defines: logger_reopen, log_checkpoint
+#include "llmc/run/session/collect.h"    // defines: Collected, collected_piece, collected_rest
+#include "llmc/run/session/lora_base.h"  // defines: session_base_path
+#include "llmc/run/session/session.h"    // defines: Session, session_resolved, session_screen, session_owned
+#include "llmc/run/session/together.h"   // defines: together_ok, together_gather
+#include "llmc/run/screen/watched.h"     // defines: Watched, watch, watched_give
+#include "llmc/text/tokenizer_write.h"   // defines: tokenizer_save
+
+/* Writes the run's flags into a checkpoint, for @FILE. A failure is only a warning. */
+static inline void session_add_flags(const Options* o, Checkpoint* k) {
+    char path[PATH_CAP], *text = NULL;
+    size_t size = 0;
+    Error e = NO_ERROR;
+    FILE* f = xopen_memory(&text, &size);
+    options_write_flags(f, o);
+    xclose_memory(f, &text);
+    if (!path_join(path, k->tmp, "run.flags", &e) || !write_file(path, text, size, &e)) {
+        warn("%s: this checkpoint will not have its flags", e.msg);
+        checkpoint_drop(k, "run.flags");
+    }
+    free(text);
+    checkpoint_add_optional(k, "run.flags");
+}
+
+/* Writes a trainer's own files into a checkpoint's folder and lists them with checkpoint_add(). */
+typedef bool (*AddFiles)(void* ctx, Checkpoint* k, Error* e);
+
+/* Writes the tokenizer and the side files of the model. A failure is only a warning. */
+static inline void session_add_side_files(const Session* s, Checkpoint* k) {
+    Error e = NO_ERROR;
+    if (s->has_tokenizer && !tokenizer_save(&s->tokenizer, k->tmp, s->config.max_positions, &e)) {
+        warn("%s: this checkpoint will not have a tokenizer", e.msg);
+        checkpoint_drop(k, "tokenizer.json");
+        checkpoint_drop(k, "tokenizer_config.json");
+    }
+    checkpoint_add_optional(k, "tokenizer.json");
+    checkpoint_add_optional(k, "tokenizer_config.json");
+    checkpoint_side_files(k, &s->side_files, &s->config);
+}
+
+/* Writes the checkpoint into the log, which is opened again if its file is gone. A log that cannot be written is closed. */
+static inline void session_log_checkpoint(Session* s, const Checkpoint* k, Error* e) {
+    const bool ok =
+        logger_reopen(&s->log, e) && log_checkpoint(&s->log, (int64_t)s->state.step, k->dir, file_sums_weights(&k->sums), e);
+    if (!ok) { logger_close(&s->log); }
+}
+
+/* Seals a checkpoint whose tensors are all written: adds the optional files, logs it, and gives it its name. */
+static inline bool session_seal(Session* s, Checkpoint* k, SafeDtype dtype, Error* log_error, Error* e) {
+    const Options saved = session_resolved(s, dtype);
+    char* options = options_json_text(&saved, &s->state.json, s->state.saved_options);
+    s->state.seed = (uint64_t)s->options.seed;
+    s->state.data_row = s->state.tokens / (uint64_t)s->options.seq;  // not train.row: a step that was dropped has read on
+    s->state.world_size = s->ranks;
+    s->state.options = options;
+    session_add_side_files(s, k);
+    session_add_flags(&saved, k);
+    session_log_checkpoint(s, k, log_error);
+    const bool ok = checkpoint_commit(k, &s->state, e);
+    s->state.options = NULL;
+    free(options);
+    return ok;
+}
+
+/* Writes the weights, or with LoRA the adapters. */
+static inline bool session_add_weights(const Session* s, Checkpoint* k, SafeDtype dtype, TensorSource weights, void* ctx,
+                                       Error* e) {
+    char base[PATH_CAP];
+    if (s->config.lora.rank == 0) { return checkpoint_model(k, &s->config, &s->table, dtype, weights, ctx, e); }
+    session_base_path(s, base);
+    return checkpoint_adapter(k, &s->config, base, &s->trained, weights, ctx, e);
+}
+
+/* Checks that --out is still this run's; if it is not, the run has no lock any more. */
+static inline bool session_keep_out(Session* s, Error* e) {
+    if (s->lock < 0) { return true; }
+    if (!out_keep(&s->lock, s->options.out, e)) { return false; }
+    const bool kept = owner_keep(&s->owner, s->options.out, e);
+    if (!kept) { out_unlock(&s->lock); }
+    return kept;
+}
+
+/* Lets rank 0 write the weights, with `together` by asking all ranks for them. */
+static inline bool session_pass_weights(const Session* s, Checkpoint* k, SafeDtype dtype, TensorSource weights, void* ctx,
+                                        bool together, Error* e) {
+    const bool first = s->rank == 0;
+    if (!together) { return !first || session_add_weights(s, k, dtype, weights, ctx, e); }
+    Collected c = {weights, ctx, 0};
+    Error after = NO_ERROR;
+    const bool ok = !first || session_add_weights(s, k, dtype, collected_piece, &c, e);
+    return collected_rest(&c, s->config.lora.rank > 0 ? &s->trained : &s->table, ok ? e : &after) && ok;
+}
+
+/* Begins a checkpoint: rank 0 makes the folder, the others wait for it. */
+static inline bool session_begin_checkpoint(Session* s, Checkpoint* k, Error* e) {
+    const char* out = s->options.out;
+    const bool first = s->rank == 0;
+    memset(k, 0, sizeof *k);
+    const bool ok = first ? session_keep_out(s, e) && checkpoint_begin(k, out, s->state.step, e)
+                          : checkpoint_join(k, out, s->state.step, e);
+    return together_ok(s->team, ok, e);
+}
+
+/* Writes this rank's state, waits for those of the others, and lists them. */
+static inline bool session_add_states(const Session* s, Checkpoint* k, const StateSlot* slots, int num_slots, Error* e) {
+    typedef struct {
+        uint64_t size, crc;
+    } Sum;
+    const bool ok = checkpoint_state(k, s->rank, &s->trained, &s->owned, slots, num_slots, e);
+    if (!together_ok(s->team, ok, e) || !s->team) { return ok && !s->team; }
+    Sum* all = (Sum*)xmalloc((size_t)s->ranks * sizeof *all);
+    const FileSum* state = &k->sums.items[k->sums.count - 1];
+    const Sum mine = {state->size, state->crc};
+    together_gather(s->team, &mine, sizeof mine, all);
+    for (int r = 1; s->rank == 0 && r < s->ranks; r++) { checkpoint_list_state(k, r, all[r].size, (uint32_t)all[r].crc); }
+    free(all);
+    return true;
+}
+
+/* Writes the checkpoint OUT/step_N of step state.step: the weights (F32, BF16 or F16), the optimizer state, the files of `add`
+ * (or NULL), then the optional files. Then removes old checkpoints by --keep, unless the last step was not finite. Every rank
+ * calls this: rank 0 makes the folder and writes the model, which with `together` lies on all ranks (collect.h); then each
+ * writes its own state; when all have, rank 0 seals the folder. Returns false, on all ranks, if one of them could not write its
+ * part. A log that cannot be written does not hinder it: then the log is closed, and *e says so. */
+static inline bool session_checkpoint(Session* s, SafeDtype dtype, TensorSource weights, void* weights_ctx, bool together,
+                                      const StateSlot* slots, int num_slots, AddFiles add, void* add_ctx, Error* e) {
+    Checkpoint k;
+    Error log_error = NO_ERROR;
+    const Options* o = &s->options;
+    const bool first = s->rank == 0;
+    const uint64_t weight_values = s->config.lora.rank > 0 ? s->trained.num_params : s->table.num_params;
+    const uint64_t values = weight_values + (uint64_t)num_slots * session_owned(s);
+    Progress progress = progress_begin(session_screen(s), "save", values, "values");
+    Watched watched[NUM_SLOTS];
+    StateSlot states[NUM_SLOTS];
+    Watched model = {&progress, {"", dtype, weights, NULL, weights_ctx}};
+    for (int i = 0; i < num_slots; i++) { states[i] = watch(&watched[i], slots[i], &progress); }
+    bool ok = session_begin_checkpoint(s, &k, e);
+    ok = ok && together_ok(s->team, session_pass_weights(s, &k, dtype, watched_give, &model, together, e), e);
+    ok = ok && session_add_states(s, &k, states, num_slots, e);
+    progress_end(&progress);
+    if (ok) {
+        ok = !first || ((!add || add(add_ctx, &k, e)) && session_seal(s, &k, dtype, &log_error, e));
+        ok = together_ok(s->team, ok, e);
+    }
+    if (!first) { checkpoint_leave(&k); }
+    if (!ok) {
+        checkpoint_abort(&k);
+        return false;
+    }
+    snprintf(s->newest, sizeof s->newest, "%s", k.dir);
+    if (first && !s->state.not_finite) { checkpoint_prune(o->out, o->keep, (uint64_t)o->major_every, s->state.step); }
+    if (log_error.msg[0]) { fail(e, "%s", log_error.msg); }
+    return true;
+}
+
+#endif

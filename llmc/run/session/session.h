@@ -1,0 +1,282 @@
+/* session.h -- what a run of either trainer works with: its options, its model, text and data, and where it stands.
+ *
+ *   open.h     finds and checks all of it
+ *   resume.h   finds the checkpoint to go on from, tells what has changed since, and sets a run back
+ *   save.h     writes a checkpoint
+ *
+ * All functions of the four die() on an error, except where they say otherwise: this is the outermost layer. Ranks other than 0
+ * write no log and do not lock --out.
+ */
+#ifndef LLMC_SESSION_H
+#define LLMC_SESSION_H
+
+#include "llmc/base/utils.h"
+
+#include "llmc/config.h"
+#include "llmc/dist/sequence.h"    // defines: RowShare, row_share
+#include "llmc/dist/team_state.h"  // defines: Team
+#include "llmc/files/checkpoint.h"
+#include "llmc/files/dataloader.h"
+#include "llmc/files/logger.h"
+#include "llmc/files/mix.h"
+#include "llmc/run/cli/options.h"
+#include "llmc/run/session/owner.h"  // defines: Owner, owner_release
+#include "llmc/run/session/plan.h"
+#include "llmc/run/jobs/prompt.h"
+#include "llmc/train/scheduler.h"
+#include "llmc/run/screen/screen.h"
+#include "llmc/run/jobs/tasks.h"
+#include "llmc/run/screen/watched.h"  // defines: Watched, watch, watched_take
+#include "llmc/text/tokenizer.h"
+
+typedef enum { JOB_TRAIN, JOB_DRY_RUN, JOB_EVAL, JOB_GENERATE, JOB_CHAT, JOB_EXPORT } Job;
+
+/* Returns whether a job sets up training; a dry run does so without training. The other jobs need a trained model. */
+static inline bool job_trains(Job job) { return job == JOB_TRAIN || job == JOB_DRY_RUN; }
+
+typedef struct {
+    // the command line
+    Options options;
+    int argc;
+    char** argv;
+    double started;  // now_seconds() at the start of the program
+    int status;      // exit status of the program
+    Job job;
+
+    // the processes of the run
+    int rank, ranks;
+    Team* team;  // the ranks of the run; NULL: the process is alone
+
+    // the model and its origin
+    ModelConfig config;
+    ParamTable table;          // of the weights
+    ParamTable trained;        // of the tensors that are trained
+    ArenaRanges owned;         // what of them this rank updates, and whose optimizer state it keeps
+    char model_dir[PATH_CAP];  // folder to start from, with a model or with adapters; "": a new model
+    FileSums sums;             // checksums of its files, verified on loading; none: unknown, or already verified
+    char base_dir[PATH_CAP];   // folder with the weights: model_dir, or the base of its adapters
+    FileSums base_sums;        // the same of base_dir, if it is another
+    uint32_t weights;          // the checksum of all weights that were loaded, with LoRA or several ranks; 0: unknown
+    SideFiles side_files;      // copied from model_dir into the checkpoints of this run
+    bool resumed;              // model_dir is the checkpoint that this run resumes from
+    bool saved_master;         // its weights are rounded: the master weights are in its state, as "master"
+
+    // text and data
+    Tokenizer tokenizer;
+    bool has_tokenizer;
+    DataLoader train, val;
+    Mix mix;  // the sources of `train`
+    bool has_train, has_val;
+    Tasks tasks;
+    bool has_tasks;
+
+    // the run
+    Plan plan;              // until --minutes is measured, planned for one epoch
+    TrainerState state;     // the trainer keeps it up to date
+    char newest[PATH_CAP];  // the checkpoint saved last, or resumed from; "": none yet
+    int lock;
+    Owner owner;  // of --out, among the hosts
+    Logger log;
+    char machine[256];
+    char build[160];  // what the bits of the results depend on besides the options, to compare with the checkpoint's
+} Session;
+
+/* The checkpoint that rank 0 has found and read whole; `resumed` is false if there is none. */
+typedef struct {
+    bool known, resumed;
+    uint64_t step;
+} FoundCheckpoint;
+static FoundCheckpoint session_found;  // what another rank is told before it opens its session: see together.h
+
+/* Returns whether rows of the session's data hold documents that do not see each other. */
+static inline bool session_documents(const Session* s) { return s->train.starts || s->val.starts; }
+
+/* Returns whether the ranks pass the layers of the model together: each has a part of the blocks' weights alone (ZeRO 3), or a
+ * part of each row. Then all run the model at the same places, or none. */
+static inline bool session_passes_together(const Session* s) {
+    return s->team && job_trains(s->job) && (s->options.zero == ZERO_3 || s->options.seq_parallel > 1);
+}
+
+/* Returns what this process computes of the rows of a step, and of a micro-batch how many tokens. */
+static inline RowShare session_share(const Session* s) { return row_share(s->rank, s->ranks, s->options.seq_parallel); }
+static inline size_t session_tokens(const Session* s) {
+    return (size_t)s->options.batch * (size_t)s->options.seq / (size_t)session_share(s).parts;
+}
+
+/* Returns whether this process writes into --out. */
+static inline bool session_writes(const Session* s) { return s->job == JOB_TRAIN && s->rank == 0 && s->options.profile == 0; }
+
+/* Returns the word of --export-dtype that stands for weights of this dtype; F32 holds what has no word. */
+static inline ExportDtype export_dtype_of(SafeDtype dtype) {
+    return dtype == SAFE_BF16 ? EXPORT_BF16 : dtype == SAFE_F16 ? EXPORT_F16 : EXPORT_F32;
+}
+
+/* Returns the dtype of the weights in checkpoints; `own` is the dtype of the build, for --export-dtype auto. Adapters are
+ * exact, since they are small. */
+static inline SafeDtype session_export_dtype(const Session* s, SafeDtype own) {
+    if (s->config.lora.rank > 0) { return SAFE_F32; }
+    static const SafeDtype dtypes[] = {SAFE_F32, SAFE_F32, SAFE_BF16, SAFE_F16};
+    return s->options.export_dtype == EXPORT_AUTO ? own : dtypes[s->options.export_dtype];
+}
+
+/* Returns the options with `dtype` in the place of --export-dtype auto: another build may resume the run. */
+static inline Options session_resolved(const Session* s, SafeDtype dtype) {
+    Options o = s->options;
+    o.export_dtype = export_dtype_of(dtype);
+    return o;
+}
+
+/* Returns whether model_dir holds adapters. */
+static inline bool session_has_adapters(const Session* s) { return s->model_dir[0] && strcmp(s->model_dir, s->base_dir) != 0; }
+
+/* Prints options, machine, model and data before anything is allocated. `precision`: FP32, BF16 or FP16. */
+static inline void session_print(const Session* s, const char* precision) {
+    char count[32];
+    if (s->rank != 0) { return; }
+    options_print(stdout, &s->options);
+    printf("machine %s\n", s->machine);
+    print_model(stdout, s->model_dir[0] ? s->base_dir : s->options.model, &s->config, &s->table, precision);
+    if (s->config.lora.rank > 0) { print_lora(stdout, &s->config.lora, s->trained.num_params, s->table.num_params); }
+    print_names(stdout, "data    %s: %s tokens in %d file%s\n", s->options.train,
+                text_count(s->train.num_tokens, count, sizeof count), mix_num_files(&s->mix),
+                mix_num_files(&s->mix) == 1 ? "" : "s");
+    if (s->has_val) {
+        print_names(stdout, "        %s: %s tokens for validation\n", s->options.val,
+                    text_count(s->val.num_tokens, count, sizeof count));
+    }
+    if (s->resumed) { print_names(stdout, "resume  %s, step %llu\n", s->model_dir, (unsigned long long)s->state.step); }
+}
+
+/* Returns the learning rate of step `step`, counted from 0. */
+static inline double session_lr(const Session* s, int64_t step) {
+    const Options* o = &s->options;
+    return learning_rate((Schedule)o->schedule, step, s->plan.steps, o->warmup, o->lr, o->final_lr_frac);
+}
+
+/* Returns whether a task is due when `step` steps are done: every `every` steps (0: never) and at the end. */
+static inline bool session_due(const Session* s, int every, int64_t step) {
+    return (every > 0 && step % every == 0) || step == s->plan.stop;
+}
+
+/* Returns the positions that the job's KV cache needs: the prompt and the generated text. 0: the job generates nothing. */
+static inline int session_context(const Session* s) {
+    enum { CHAT_CONTEXT = 8192 };
+    const Options* o = &s->options;
+    const bool samples = job_trains(s->job);
+    if (s->job == JOB_EVAL || (samples && o->sample_tokens == 0)) { return 0; }
+    if (s->job == JOB_CHAT) { return s->config.max_positions < CHAT_CONTEXT ? s->config.max_positions : CHAT_CONTEXT; }
+    TokenList prompt;
+    Error e = NO_ERROR;
+    memset(&prompt, 0, sizeof prompt);
+    must(prompt_tokens(&prompt, samples ? o->prompt : o->generate, &s->config, s->has_tokenizer ? &s->tokenizer : NULL, &e),
+         &e);
+    const size_t count = prompt.count + (size_t)(samples ? o->sample_tokens : o->tokens);
+    token_list_free(&prompt);
+    if (count > INT32_MAX / 2) { die("--%s: is %zu tokens too long", samples ? "sample-tokens" : "tokens", count); }
+    return (int)count;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// weights
+
+/* Dies unless `ok`: something in `folder` could not be read. A run that writes there may have removed it meanwhile. */
+static inline void session_must_read(const Session* s, bool ok, const char* folder, const Error* e) {
+    if (!ok && s->lock < 0 && !strstr(e->msg, "hint: ") && out_is_locked(folder)) {
+        die("%s\n  hint: another run is writing into %s and may have removed it: try again", e->msg, folder);
+    }
+    must(ok, e);
+}
+
+/* Returns how many elements this rank owns of what is trained. */
+static inline uint64_t session_owned(const Session* s) {
+    uint64_t owned = 0;
+    for (size_t i = 0; i < s->owned.count; i++) { owned += s->owned.items[i].count; }
+    return owned;
+}
+
+/* Returns where progress is told: by rank 0 on the screen; where a text comes there, only at a terminal, which wipes it. */
+static inline FILE* session_screen(const Session* s) {
+    const bool speaks = s->job == JOB_GENERATE || s->job == JOB_CHAT;
+    return s->rank == 0 && (!speaks || isatty(fileno(stdout))) ? stdout : NULL;
+}
+
+/* Loads the weights of base_dir into the trainer's sink. With LoRA, checks that they are those that the adapters were trained
+ * beside, as far as that is known, and remembers their checksum. */
+static inline void session_load_weights(Session* s, TensorSink sink, void* ctx) {
+    const FileSums* known = session_has_adapters(s) ? &s->base_sums : &s->sums;
+    const FileSums* sums = known->count > 0 ? known : NULL;
+    const bool lora = s->config.lora.rank > 0;
+    char folder[PATH_CAP];
+    uint32_t crc = 0;
+    Error e = NO_ERROR;
+    Progress progress = progress_begin(session_screen(s), "load", s->table.num_params, "weights");
+    Watched weights = {&progress, {"", SAFE_F32, NULL, sink, ctx}};
+    const bool ok =
+        checkpoint_parent(s->base_dir, folder, &e) &&
+        model_load_sums(s->base_dir, &s->config, &s->table, sums, lora || s->team ? &crc : NULL, watched_take, &weights, &e);
+    progress_end(&progress);
+    session_must_read(s, ok, folder, &e);
+    if (s->state.base && lora && s->state.base != crc) {
+        die("%s: the weights' checksum is %" PRIu32 ", but the adapters of %s were trained beside weights with %" PRIu64
+            "\n  hint: give their base model with --lora-base",
+            s->base_dir, crc, s->model_dir, s->state.base);
+    }
+    s->state.base = lora ? crc : 0;
+    s->weights = crc;
+}
+
+/* Draws new weights into the sink. */
+static inline void session_draw_weights(const Session* s, TensorSink sink, void* ctx) {
+    Error e = NO_ERROR;
+    Progress progress = progress_begin(session_screen(s), "draw", s->table.num_params, "weights");
+    Watched weights = {&progress, {"", SAFE_F32, NULL, sink, ctx}};
+    const bool ok = tensors_draw(&s->config, &s->table, (uint64_t)s->options.seed, watched_take, &weights, &e);
+    progress_end(&progress);
+    must(ok, &e);
+}
+
+/* Loads the adapters of model_dir into the sink, or draws new ones. */
+static inline void session_load_adapters(const Session* s, TensorSink sink, void* ctx) {
+    const FileSums* sums = s->sums.count > 0 ? &s->sums : NULL;
+    Error e = NO_ERROR;
+    must(session_has_adapters(s) ? adapter_load(s->model_dir, &s->trained, sums, sink, ctx, &e)
+                                 : tensors_draw(&s->config, &s->trained, (uint64_t)s->options.seed, sink, ctx, &e),
+         &e);
+}
+
+/* Loads the optimizer state of model_dir, what this rank owns of it, into the slots. */
+static inline void session_load_states(const Session* s, StateSlot* slots, int num_slots) {
+    Error e = NO_ERROR;
+    Watched watched[NUM_SLOTS];
+    Progress progress = progress_begin(session_screen(s), "load", (uint64_t)num_slots * session_owned(s), "values");
+    for (int i = 0; i < num_slots; i++) { slots[i] = watch(&watched[i], slots[i], &progress); }
+    const bool ok = state_load(s->model_dir, s->state.world_size, &s->trained, &s->owned, slots, num_slots, &e);
+    progress_end(&progress);
+    must(ok, &e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the end
+
+/* Closes the session. Fails if stdout was not written and the job has no other output: a training run has its log. */
+static inline void session_close(Session* s) {
+    const bool failed = fflush(stdout) != 0 || ferror(stdout);
+    if (failed && s->job != JOB_TRAIN && s->rank == 0) { die("standard output: writing failed"); }
+    if (s->has_train) { mix_close(&s->mix); }
+    if (s->has_val) { dataloader_close(&s->val); }
+    if (s->has_tasks) { tasks_free(&s->tasks); }
+    if (s->has_tokenizer) { tokenizer_free(&s->tokenizer); }
+    if (s->resumed) { trainer_state_free(&s->state); }
+    logger_close(&s->log);
+    owner_release(&s->owner);
+    out_unlock(&s->lock);
+    file_sums_free(&s->sums);
+    file_sums_free(&s->base_sums);
+    side_files_free(&s->side_files);
+    param_table_free(&s->table);
+    param_table_free(&s->trained);
+    free(s->owned.items);
+    options_free(&s->options);
+}
+
+#endif

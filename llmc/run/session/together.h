@@ -1,0 +1,363 @@
+/* together.h -- a run of several ranks: how they meet, and what they decide together: whether all are well, whether to end or
+ * to save, what rank 0 measured.
+ *
+ * All ranks call the same functions in the same order, and get the same answer. A process that is alone has no team (NULL)
+ * and decides at once. Where a rank is lost, the team ends the process itself and names the cause (dist/team.h).
+ *
+ * Rank 0 has the screen, the log and --out. The others' stdout goes nowhere; their errors carry their number.
+ */
+#ifndef LLMC_TOGETHER_H
+#define LLMC_TOGETHER_H
+
+#include "llmc/base/crc.h"  // defines: crc_of
+#include "llmc/base/utils.h"
+#include "llmc/dist/launch.h"          // defines: launch_parent_fd
+#include "llmc/dist/ranks.h"           // defines: Ranks, RankPlace, ranks_hosts
+#include "llmc/dist/team.h"            // defines: team_open, team_gather, team_at, team_close
+#include "llmc/dist/team_state.h"      // defines: Team, TeamField, TEAM_PAYLOAD
+#include "llmc/run/cli/options.h"      // defines: Options, options_parse
+#include "llmc/run/session/owner.h"    // defines: owner_leave
+#include "llmc/run/session/session.h"  // defines: Session
+#include "llmc/run/session/signals.h"  // run_together
+
+/* Gets every rank's `bytes` bytes, in rank order. */
+static inline void together_gather(Team* team, const void* mine, size_t bytes, void* all /* (ranks, bytes) */) {
+    Error e = NO_ERROR;
+    must(team_gather(team, mine, bytes, all, &e), &e);
+}
+
+/* Replaces the value by rank 0's, in pieces if it is long. */
+static inline void together_take_first(Team* team, void* value, size_t bytes) {
+    if (!team) { return; }
+    char* all = (char*)xmalloc((size_t)team->run.ranks * TEAM_PAYLOAD);
+    for (size_t at = 0; at < bytes; at += TEAM_PAYLOAD) {
+        const size_t n = size_min(TEAM_PAYLOAD, bytes - at);
+        together_gather(team, (char*)value + at, n, all);
+        memcpy((char*)value + at, all, n);
+    }
+    free(all);
+}
+
+/* Returns whether all ranks are well. If not, *e becomes the error of the first that is not, with its number; on that rank it
+ * stays as it is. */
+static inline bool together_ok(Team* team, bool ok, Error* e) {
+    if (!team) { return ok; }
+    const int ranks = team->run.ranks;
+    bool* all = (bool*)xmalloc((size_t)ranks * sizeof *all);
+    together_gather(team, &ok, sizeof ok, all);
+    int bad = 0;
+    while (bad < ranks && all[bad]) { bad++; }
+    free(all);
+    if (bad == ranks) { return true; }
+    // its message travels in pieces
+    Error text = *e;
+    char* pieces = (char*)xmalloc((size_t)ranks * TEAM_PAYLOAD);
+    for (size_t at = 0; at < sizeof text.msg; at += TEAM_PAYLOAD) {
+        const size_t bytes = size_min(TEAM_PAYLOAD, sizeof text.msg - at);
+        together_gather(team, text.msg + at, bytes, pieces);
+        memcpy(text.msg + at, pieces + (size_t)bad * bytes, bytes);
+    }
+    free(pieces);
+    // a finished message, whose hint has its own line
+    if (bad != team->run.rank) { snprintf(e->msg, sizeof e->msg, "rank %d: %.1000s", bad, text.msg); }
+    return false;
+}
+
+/* Adds up each of `count` values over the ranks, in their order. */
+static inline void together_add(Team* team, double* values, size_t count) {
+    enum { MOST = TEAM_PAYLOAD / sizeof(double) };
+    if (!team) { return; }
+    double* all = (double*)xmalloc((size_t)team->run.ranks * MOST * sizeof *all);
+    for (size_t at = 0; at < count; at += MOST) {
+        const size_t n = size_min(MOST, count - at);
+        together_gather(team, values + at, n * sizeof *all, all);
+        memset(values + at, 0, n * sizeof *all);
+        for (int r = 0; r < team->run.ranks; r++) {
+            for (size_t i = 0; i < n; i++) { values[at + i] += all[(size_t)r * n + i]; }
+        }
+    }
+    free(all);
+}
+
+/* Returns ranks_hosts() of the run. */
+static inline int together_hosts(Team* team) {
+    const int ranks = team->run.ranks;
+    const RankPlace mine = {team->run.local_rank, team->run.local_ranks};
+    RankPlace* all = (RankPlace*)xcalloc((size_t)ranks, sizeof *all);
+    together_gather(team, &mine, sizeof mine, all);
+    const int hosts = ranks_hosts(all, ranks);
+    free(all);
+    return hosts;
+}
+
+/* What the ranks ask for between two steps. */
+typedef struct {
+    bool end;       // any rank got a signal
+    bool save;      // any rank got SIGUSR1
+    bool timed;     // by rank 0's clock --checkpoint-minutes asks for a checkpoint
+    bool failed;    // any rank has an error
+    float busy_ms;  // that a rank computed in the step reported last, without waiting for others; 0: unknown
+} Wishes;
+
+/* Joins the wishes of all ranks. `busy_ms` becomes that of each; alone it stays as it is. */
+static inline Wishes together_wish(Team* team, Wishes mine, float* busy_ms /* (ranks) */) {
+    if (!team) { return mine; }
+    const int ranks = team->run.ranks;
+    Wishes* all = (Wishes*)xmalloc((size_t)ranks * sizeof *all);
+    together_gather(team, &mine, sizeof mine, all);
+    Wishes w = all[0];
+    for (int i = 0; i < ranks; i++) { busy_ms[i] = all[i].busy_ms; }
+    for (int i = 1; i < ranks; i++) {
+        w.end = w.end || all[i].end;
+        w.save = w.save || all[i].save;
+        w.failed = w.failed || all[i].failed;
+    }
+    free(all);
+    return w;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// meeting
+
+enum { TOGETHER_SECONDS = 300 };  // that the ranks have to meet: the first run on a machine loads from cold disks
+
+/* Ends a rank that failed. exit() would unload libraries under threads of their own, such as NCCL's, and a crash there would
+ * hide the error. */
+LLMC_NORETURN static inline void together_exit(void) {
+    fflush(NULL);
+    owner_leave();
+    _exit(1);
+}
+
+/* Leaves the others: all ranks do so at the end. With `failed`, for an error that all ranks know, one rank of each host goes on
+ * and tells it; the others end here. */
+static inline void together_close(Session* s, bool failed) {
+    if (!s->team) { return; }
+    const bool tells = s->team->run.local_rank == 0;
+    team_close(s->team);
+    s->team = NULL;
+    if (failed && !tells) { together_exit(); }
+}
+
+/* Ends the run for an error that all ranks know. */
+LLMC_NORETURN static inline void together_die(Session* s, const Error* e) {
+    together_close(s, true);
+    die("%s", e->msg);
+}
+
+/* Rank 0 tells the others which checkpoint it has found, before they open their sessions. */
+static inline void together_tell_checkpoint(Team* team, const Session* s) {
+    FoundCheckpoint found = {true, s && s->resumed, s ? s->state.step : 0};
+    together_take_first(team, &found, sizeof found);
+    if (!s) { session_found = found; }
+}
+
+static Team* together_team;  // that hears of the error that ends this rank; a hook needs a global
+
+/* Passes on the error that ends this rank: message_last of utils.h. The team's own thread cannot, and just ends. */
+static inline void together_tell(const char* text) {
+    Team* t = together_team;
+    message_last = NULL;
+    if (!t->threaded || !pthread_equal(pthread_self(), t->thread)) { team_fail(t, text); }
+    together_exit();
+}
+
+/* Connects to the other ranks, or refuses one that runs another version. */
+static inline void together_meet(Team* team, const Ranks* r) {
+    TeamField version = {"the version of llama3.c", LLMC_VERSION};
+    Error e = NO_ERROR;
+    must(team_open(team, r, &version, 1, TOGETHER_SECONDS, &e), &e);
+    together_team = team;
+    message_last = together_tell;
+}
+
+/* Tells whether the command line asks for what one process does alone, such as --help or a chat. Wrong usage is for rank 0 to
+ * tell. */
+static inline bool together_is_for_one(int argc, char** argv, OptionScope trainer) {
+    Options o;
+    Error ignored = NO_ERROR;
+    const OptionsResult result = options_parse(&o, argc, argv, trainer, &ignored);
+    const bool is = o.generate || o.chat || o.export_ || o.verify;
+    options_free(&o);
+    return result == OPTIONS_HELP || result == OPTIONS_SHOW_VERSION || (result == OPTIONS_OK && is);
+}
+
+/* Makes the process one of several ranks, before it opens its session. Rank 0 opens its own first: what is wrong with flags or
+ * files is told once, the others find --out as it has cleaned it, and take the checkpoint that it has read whole. What is for
+ * one process rank 0 does alone: then *r says so, and the others end here. */
+static inline void together_begin(Team* team, Ranks* r, int argc, char** argv, OptionScope trainer) {
+    if (r->ranks > 1 && together_is_for_one(argc, argv, trainer)) {
+        if (r->rank > 0) { exit(0); }
+        r->ranks = r->local_ranks = 1;
+    }
+    if (r->ranks == 1) { return; }
+    run_together = 1;
+    Error e = NO_ERROR;
+    team_init(team);
+    team->parent_fd = launch_parent_fd();
+    team->ends = owner_leave;
+    if (r->rank == 0) {
+        must(team_listen(team, r, &e), &e);  // the others know then that it is there, while it reads its files
+        return;
+    }
+    snprintf(message_rank, sizeof message_rank, "rank %d: ", r->rank);
+    if (!freopen("/dev/null", "w", stdout)) { die("/dev/null: cannot be opened: %s", strerror(errno)); }
+    together_meet(team, r);
+    together_tell_checkpoint(team, NULL);
+}
+
+/* Reads --gpus: a number, -1 for all, 0 if it is not given. Ends the program if it is neither. */
+static inline int together_gpus(const Options* o) {
+    if (!o->gpus) { return 0; }
+    if (strcmp(o->gpus, "all") == 0) { return -1; }
+    char* end = NULL;
+    const long count = strtol(o->gpus, &end, 10);
+    if (*end || end == o->gpus || count < 1 || count > RANKS_MAX) {
+        die_usage("--gpus: is \"%.80s\", wanted a number from 1 to %d, or all", o->gpus, RANKS_MAX);
+    }
+    return (int)count;
+}
+
+/* Returns the number of ranks that this process is to start by --gpus; 0: none, it is a rank itself, or alone. Where a launcher
+ * started several, these are the ranks, and --gpus may only say so. A launcher of a single process leaves it the choice. */
+static inline int together_count(const Options* o, const Ranks* r, int (*count_devices)(void)) {
+    const int gpus = together_gpus(o);
+    if (r->ranks > 1 && gpus > 0 && gpus != r->local_ranks) {
+        if (r->local_rank > 0) { exit(1); }  // one of a host tells it
+        die("--gpus: is %d, but %s started %d %s on this host\n"
+            "  hint: leave out --gpus, or start one process without %s",
+            gpus, r->launcher, r->local_ranks, r->local_ranks == 1 ? "process" : "processes", r->launcher);
+    }
+    if (r->ranks > 1) { return 0; }
+    if (gpus >= 0) { return gpus; }
+    const int count = launch_count(count_devices);
+    if (count < 1 && o->dry_run) { die("--gpus all: no GPU can be used here\n  hint: give their number, such as --gpus 8"); }
+    if (count < 1) { die("--gpus all: no GPU can be used here"); }
+    return count;
+}
+
+/* Finds out who this process is, before it opens its session. With --gpus N it becomes the parent of N ranks, and ends when
+ * they have ended. A dry run is one process that measures as rank 0 of them. */
+static inline void together_start(Team* team, Ranks* r, int argc, char** argv, OptionScope trainer,
+                                  int (*count_devices)(void)) {
+    Options o;
+    Error e = NO_ERROR, ignored = NO_ERROR;
+    const bool read = options_parse(&o, argc, argv, trainer, &ignored) == OPTIONS_OK;
+    must(ranks_find(r, ranks_environment, read ? o.port : 0, &e), &e);
+    const int count = read && !together_is_for_one(argc, argv, trainer) ? together_count(&o, r, count_devices) : 0;
+    const bool dry = read && o.dry_run;
+    options_free(&o);
+    if (dry) {
+        if (r->rank > 0) { exit(0); }
+        if (count > 0) { r->ranks = count; }
+        r->local_ranks = 1;
+        r->launcher = NULL;
+        return;
+    }
+    if (count > 1) {
+        const int status = launch_ranks(count, argc, argv, &e);
+        must(!e.msg[0], &e);
+        exit(status);
+    }
+    together_begin(team, r, argc, argv, trainer);
+}
+
+/* Ends the run if a text is not the same on all ranks. Of a text too long for a message, its end and a checksum count. */
+static inline void together_compare(Session* s, const char* name, const char* text) {
+    enum { MOST = TEAM_PAYLOAD };
+    char mine[MOST] = {0};
+    const size_t length = strlen(text);
+    Error e = NO_ERROR;
+    if (length < MOST) {
+        memcpy(mine, text, length);
+    } else {
+        snprintf(mine, MOST, "%08" PRIx32 " ..%s", crc_of(text, length), text + length - (MOST - 16));
+    }
+    char* all = (char*)xmalloc((size_t)s->ranks * MOST);
+    together_gather(s->team, mine, MOST, all);
+    for (int r = 1; r < s->ranks; r++) {
+        const char* theirs = all + (size_t)r * MOST;
+        if (strcmp(theirs, all) != 0) { fail(&e, "rank %d: %s is \"%s\", but rank 0 has \"%s\"", r, name, theirs, all); }
+    }
+    free(all);
+    if (e.msg[0]) { together_die(s, &e); }
+}
+
+/* together_compare() for a fingerprint. */
+static inline void together_compare_print(Session* s, const char* name, uint64_t print) {
+    char text[32];
+    snprintf(text, sizeof text, "%016" PRIx64, print);
+    together_compare(s, name, text);
+}
+
+/* Compares the files that each rank has read itself. */
+static inline void together_compare_files(Session* s) {
+    uint64_t train = 0, val = 0;
+    Error e = NO_ERROR;
+    must(!s->has_train || mix_fingerprint(&s->mix, &train, &e), &e);
+    must(!s->has_val || dataloader_fingerprint(&s->val, &val, &e), &e);
+    together_compare_print(s, "the fingerprint of --train", train);
+    together_compare_print(s, "the fingerprint of --val", val);
+    together_compare_print(s, "the fingerprint of the tokenizer", s->has_tokenizer ? s->tokenizer.fingerprint : 0);
+    together_compare_print(s, "the fingerprint of --tasks", s->has_tasks ? tasks_fingerprint(&s->tasks) : 0);
+}
+
+/* Compares the weights that each rank has loaded. */
+static inline void together_compare_weights(Session* s) {
+    if (s->team) { together_compare_print(s, "the checksum of the weights", s->weights); }
+}
+
+/* Meets the other ranks once the session is open, and compares what must be the same on all: the build, all flags but
+ * --threads, the data, the tokenizer, the checkpoint that the run resumes. Does nothing if the process is alone. */
+static inline void together_open(Session* s, Team* team, const Ranks* r) {
+    const Options* o = &s->options;
+    char name[OPTION_TEXT], value[OPTION_TEXT], text[64];
+    if (r->ranks == 1 || s->job == JOB_DRY_RUN) { return; }
+    if (r->rank == 0) {
+        team->hang_seconds = o->hang_timeout;  // it alone watches for that
+        together_meet(team, r);
+        together_tell_checkpoint(team, s);
+    }
+    s->team = team;
+    together_compare(s, "this build", s->build);
+    for (int i = 0; i < NUM_OPTIONS; i++) {
+        if (i != OPT_threads) { together_compare(s, option_flag(i, name), option_text(o, i, value)); }
+    }
+    together_compare_files(s);
+    snprintf(text, sizeof text, s->resumed ? "step %llu" : "none", (unsigned long long)s->state.step);
+    together_compare(s, "the checkpoint to resume", text);
+}
+
+/* Checks that all ranks see the same --out: each reads a token that rank 0 writes there. */
+static inline void together_share_out(Session* s) {
+    char path[PATH_CAP], text[32];
+    size_t size = 0;
+    Error e = NO_ERROR;
+    if (!s->team) { return; }
+    const size_t length = (size_t)snprintf(text, sizeof text, "%016" PRIx64 "\n", s->team->run.token);
+    bool ok = path_join(path, s->options.out, ".ranks", &e) && (s->rank > 0 || write_file(path, text, length, &e));
+    if (!together_ok(s->team, ok, &e)) { together_die(s, &e); }
+    if (s->rank > 0) {
+        Error ignored = NO_ERROR;
+        char* found = read_file(path, &size, 64, &ignored);
+        ok = found && size == length && memcmp(found, text, size) == 0;
+        free(found);
+        if (!ok) {
+            fail(&e, "--out: %s on host %s is not the folder of rank 0: all ranks must share it", s->options.out,
+                 s->team->host);
+        }
+    }
+    const bool shared = together_ok(s->team, ok, &e);
+    if (s->rank == 0) { unlink(path); }
+    if (!shared) { together_die(s, &e); }
+}
+
+/* Returns the host of a rank, as rank 0 knows it. */
+static inline const char* together_host(const Team* team, int rank) { return team->members[rank].host; }
+
+/* Tells the others where this rank is. */
+static inline void together_at(const Session* s, TeamPhase phase, int64_t step) {
+    if (s->team) { team_at(s->team, phase, (uint64_t)step, 0); }
+}
+
+#endif

@@ -1,0 +1,61 @@
+/* trainer.h -- the interface of a trainer: a table of functions. train_llama3.c and train_llama3.cu each fill in one; jobs.h
+ * and training.h work with either.
+ *
+ * `model` is the trainer's own Llama. A function that runs out of memory, or fails on the GPU, ends the program itself.
+ */
+#ifndef LLMC_TRAINER_H
+#define LLMC_TRAINER_H
+
+#include "llmc/base/utils.h"
+#include "llmc/run/jobs/generate.h"    // defines: NextLogits
+#include "llmc/run/session/memory.h"   // defines: MemoryTable
+#include "llmc/train/not_finite.h"     // defines: TENSOR_TEXT
+#include "llmc/run/session/session.h"  // defines: Session
+#include "llmc/run/session/save.h"     // defines: AddFiles
+#include "llmc/train/step.h"           // defines: BatchSource, StepPlan, StepResult
+
+typedef struct Trainer Trainer;
+struct Trainer {
+    const char* precision;  // "FP32", "BF16", "FP16"
+    SafeDtype dtype;        // of the weights it computes with
+    const char* memory;     // subject of messages about memory: "memory", or the GPU's name
+    void* device;           // the trainer's own data; NULL on the CPU
+    const char* missing;    // why there is no device: then only measure() and available() may be called; NULL: there is one
+    bool scales_loss;       // FP16: gradients are computed with a loss scale
+    int in_flight;          // maximum number of queued steps, or of queued validation batches
+    double peak_flops;      // FLOP/s of the device; 0: unknown
+
+    // memory: measure() fills the memory table; available() returns the usable bytes (0: unknown); memory_used() returns the
+    // bytes that the process holds (GPU) or its peak (CPU)
+    void (*measure)(const Trainer* t, const Session* s, const Options* o, MemoryTable* table);
+    uint64_t (*available)(const Trainer* t, const Options* o);
+    void* (*create)(const Trainer* t, Session* s);  // ranks meet on their devices
+    void (*destroy)(void* model);
+    uint64_t (*memory_used)(const void* model);
+
+    // weights and optimizer state
+    StateSlot (*slot)(void* model, SlotKind kind);
+    // weights that rank 0 writes but does not have all of: a slot whose source all ranks call alike (collect.h); without a
+    // source if slot() has them all. Or NULL
+    StateSlot (*collect)(void* model, SlotKind kind);
+    AddFiles add_files;  // adds the trainer's own files to a checkpoint; or NULL
+
+    // training: prepare() (or NULL) runs before the first step, and in other jobs with `plan` NULL; step() returns false if
+    // the step is dropped (step.h); forget() wipes all traces of steps at learning rate 0; name_not_finite() writes the name
+    // of the first tensor that is not finite, in the order of computation, and returns false if there is none
+    void (*prepare)(void* model, const StepPlan* plan, const Session* s);
+    bool (*step)(void* model, const StepPlan* plan, double lr, Error* e);
+    StepResult (*result)(void* model, const StepPlan* plan);
+    double (*busy_ms)(const void* model);  // of the step that result() told last: see run/loop/slowest.h; or NULL
+    void (*forget)(void* model, const StepPlan* plan);
+    void (*profile)(void* model, const StepPlan* plan, int warm_up);  // or NULL
+    bool (*name_not_finite)(void* model, char name[TENSOR_TEXT]);
+
+    // inference: queue the losses (B, T) of the next batch, then wait for them. Returns false, with nothing queued, if the
+    // batch cannot be read, or without an error if a signal asked for the end
+    bool (*queue_losses)(void* model, const BatchSource* data, Error* e);
+    const float* (*wait_losses)(void* model);
+    NextLogits next_logits;
+};
+
+#endif
