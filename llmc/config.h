@@ -114,43 +114,47 @@ typedef enum {
 // 1; N(0, 0.02); N(0, 0.02 / sqrt(2L)); even in +-1 / sqrt(columns), as PEFT draws A; 0
 typedef enum { INIT_ONES, INIT_NORMAL, INIT_RESIDUAL, INIT_EVEN, INIT_ZEROS } InitKind;
 
+// Outside of the blocks; one in each block; one in each block of the adapters' arena
+typedef enum { PLACE_OUTSIDE, PLACE_BLOCK, PLACE_ADAPTERS } ParamPlace;
+
 typedef struct {
     const char* name;  // of the tensor in the file; %d is the layer
-    bool per_layer;
-    bool joined;  // follows the tensor of the kind before it without a gap (k and v behind q, up behind gate)
+    ParamPlace place;
+    bool joined;  // follows the tensor of the row above without a gap (k and v behind q, up behind gate)
     bool matrix;  // two dimensions: has weight decay; its GPU gradients may be 16-bit
     InitKind init;
 } ParamSpec;
 
+// In the order of the arenas. A tensor that only some models have: see param_exists().
 // clang-format off
 static const ParamSpec param_specs[NUM_PARAM_SPECS] = {
-    // name                                                per_layer joined matrix init
-    {"model.embed_tokens.weight",                              false, false, true,  INIT_NORMAL},
-    {"model.layers.%d.input_layernorm.weight",                 true,  false, false, INIT_ONES},
-    {"model.layers.%d.self_attn.q_proj.weight",                true,  false, true,  INIT_NORMAL},
-    {"model.layers.%d.self_attn.k_proj.weight",                true,  true,  true,  INIT_NORMAL},
-    {"model.layers.%d.self_attn.v_proj.weight",                true,  true,  true,  INIT_NORMAL},
-    {"model.layers.%d.self_attn.o_proj.weight",                true,  false, true,  INIT_RESIDUAL},
-    {"model.layers.%d.post_attention_layernorm.weight",        true,  false, false, INIT_ONES},
-    {"model.layers.%d.mlp.gate_proj.weight",                   true,  false, true,  INIT_NORMAL},
-    {"model.layers.%d.mlp.up_proj.weight",                     true,  true,  true,  INIT_NORMAL},
-    {"model.layers.%d.mlp.down_proj.weight",                   true,  false, true,  INIT_RESIDUAL},
-    {"model.norm.weight",                                      false, false, false, INIT_ONES},
-    {"lm_head.weight",                                         false, false, true,  INIT_NORMAL},
-    {"base_model.model.model.layers.%d.self_attn.q_proj.lora_A.weight",           true,  false, true,  INIT_EVEN},
-    {"base_model.model.model.layers.%d.self_attn.k_proj.lora_A.weight",           true,  true,  true,  INIT_EVEN},
-    {"base_model.model.model.layers.%d.self_attn.v_proj.lora_A.weight",           true,  true,  true,  INIT_EVEN},
-    {"base_model.model.model.layers.%d.self_attn.q_proj.lora_B.weight",           true,  false, true,  INIT_ZEROS},
-    {"base_model.model.model.layers.%d.self_attn.k_proj.lora_B.weight",           true,  false, true,  INIT_ZEROS},
-    {"base_model.model.model.layers.%d.self_attn.v_proj.lora_B.weight",           true,  false, true,  INIT_ZEROS},
-    {"base_model.model.model.layers.%d.self_attn.o_proj.lora_A.weight",           true,  false, true,  INIT_EVEN},
-    {"base_model.model.model.layers.%d.self_attn.o_proj.lora_B.weight",           true,  false, true,  INIT_ZEROS},
-    {"base_model.model.model.layers.%d.mlp.gate_proj.lora_A.weight",              true,  false, true,  INIT_EVEN},
-    {"base_model.model.model.layers.%d.mlp.up_proj.lora_A.weight",                true,  true,  true,  INIT_EVEN},
-    {"base_model.model.model.layers.%d.mlp.gate_proj.lora_B.weight",              true,  false, true,  INIT_ZEROS},
-    {"base_model.model.model.layers.%d.mlp.up_proj.lora_B.weight",                true,  false, true,  INIT_ZEROS},
-    {"base_model.model.model.layers.%d.mlp.down_proj.lora_A.weight",              true,  false, true,  INIT_EVEN},
-    {"base_model.model.model.layers.%d.mlp.down_proj.lora_B.weight",              true,  false, true,  INIT_ZEROS},
+    // name                                                         place    joined matrix init
+    {"model.embed_tokens.weight",                            PLACE_OUTSIDE,  false, true,  INIT_NORMAL},
+    {"model.layers.%d.input_layernorm.weight",               PLACE_BLOCK,    false, false, INIT_ONES},
+    {"model.layers.%d.self_attn.q_proj.weight",              PLACE_BLOCK,    false, true,  INIT_NORMAL},
+    {"model.layers.%d.self_attn.k_proj.weight",              PLACE_BLOCK,    true,  true,  INIT_NORMAL},
+    {"model.layers.%d.self_attn.v_proj.weight",              PLACE_BLOCK,    true,  true,  INIT_NORMAL},
+    {"model.layers.%d.self_attn.o_proj.weight",              PLACE_BLOCK,    false, true,  INIT_RESIDUAL},
+    {"model.layers.%d.post_attention_layernorm.weight",      PLACE_BLOCK,    false, false, INIT_ONES},
+    {"model.layers.%d.mlp.gate_proj.weight",                 PLACE_BLOCK,    false, true,  INIT_NORMAL},
+    {"model.layers.%d.mlp.up_proj.weight",                   PLACE_BLOCK,    true,  true,  INIT_NORMAL},
+    {"model.layers.%d.mlp.down_proj.weight",                 PLACE_BLOCK,    false, true,  INIT_RESIDUAL},
+    {"model.norm.weight",                                    PLACE_OUTSIDE,  false, false, INIT_ONES},
+    {"lm_head.weight",                                       PLACE_OUTSIDE,  false, true,  INIT_NORMAL},
+    {"base_model.model.model.layers.%d.self_attn.q_proj.lora_A.weight",           PLACE_ADAPTERS, false, true,  INIT_EVEN},
+    {"base_model.model.model.layers.%d.self_attn.k_proj.lora_A.weight",           PLACE_ADAPTERS, true,  true,  INIT_EVEN},
+    {"base_model.model.model.layers.%d.self_attn.v_proj.lora_A.weight",           PLACE_ADAPTERS, true,  true,  INIT_EVEN},
+    {"base_model.model.model.layers.%d.self_attn.q_proj.lora_B.weight",           PLACE_ADAPTERS, false, true,  INIT_ZEROS},
+    {"base_model.model.model.layers.%d.self_attn.k_proj.lora_B.weight",           PLACE_ADAPTERS, false, true,  INIT_ZEROS},
+    {"base_model.model.model.layers.%d.self_attn.v_proj.lora_B.weight",           PLACE_ADAPTERS, false, true,  INIT_ZEROS},
+    {"base_model.model.model.layers.%d.self_attn.o_proj.lora_A.weight",           PLACE_ADAPTERS, false, true,  INIT_EVEN},
+    {"base_model.model.model.layers.%d.self_attn.o_proj.lora_B.weight",           PLACE_ADAPTERS, false, true,  INIT_ZEROS},
+    {"base_model.model.model.layers.%d.mlp.gate_proj.lora_A.weight",              PLACE_ADAPTERS, false, true,  INIT_EVEN},
+    {"base_model.model.model.layers.%d.mlp.up_proj.lora_A.weight",                PLACE_ADAPTERS, true,  true,  INIT_EVEN},
+    {"base_model.model.model.layers.%d.mlp.gate_proj.lora_B.weight",              PLACE_ADAPTERS, false, true,  INIT_ZEROS},
+    {"base_model.model.model.layers.%d.mlp.up_proj.lora_B.weight",                PLACE_ADAPTERS, false, true,  INIT_ZEROS},
+    {"base_model.model.model.layers.%d.mlp.down_proj.lora_A.weight",              PLACE_ADAPTERS, false, true,  INIT_EVEN},
+    {"base_model.model.model.layers.%d.mlp.down_proj.lora_B.weight",              PLACE_ADAPTERS, false, true,  INIT_ZEROS},
 };
 // clang-format on
 
@@ -234,20 +238,22 @@ static inline void linear_shape(const ModelConfig* c, LinearKind linear, int* ou
 
 typedef struct {
     ParamKind kind;
-    int layer;          // -1 outside the blocks
-    bool joined;        // follows the tensor before it without a gap
-    size_t offset;      // of its first element in the arena
-    size_t rows, cols;  // row-major
-    char name[80];      // Hugging Face's, or PEFT's
+    int layer;             // -1 outside the blocks
+    bool joined;           // follows the tensor before it without a gap
+    size_t offset;         // of its first element in the arena
+    size_t rows, cols;     // row-major
+    size_t vector_offset;  // of a tensor that is no matrix: as `offset`, in an arena of these tensors alone
+    char name[80];         // Hugging Face's, or PEFT's
 } Param;
 
 typedef struct {
     Param* items;  // `count` of them in arena order; the index is the tensor's ordinal for its random numbers
     int count;
-    int ranks;          // that can own equal shares of every bucket
-    size_t elements;    // length of the arena, gaps included
-    size_t num_params;  // without gaps
-    size_t num_matmul;  // elements of the matrices that multiply tokens: blocks and head (tied or not)
+    int ranks;               // that can own equal shares of every bucket
+    size_t elements;         // length of the arena, gaps included
+    size_t vector_elements;  // length of the arena of the tensors that are no matrices
+    size_t num_params;       // without gaps
+    size_t num_matmul;       // elements of the matrices that multiply tokens: blocks and head (tied or not)
 } ParamTable;
 
 /* Elements [first, first + count) of an arena. */
@@ -310,50 +316,67 @@ static inline void param_table_add(ParamTable* t, const ModelConfig* c, ParamKin
     if (param_specs[kind].matrix && (kind != P_EMBEDDING || c->tied)) { t->num_matmul += param_size(p); }
 }
 
-static inline ParamTable param_table_open(size_t most, int ranks) {
+/* Returns a table without tensors, with room for every kind in every layer. */
+static inline ParamTable param_table_open(const ModelConfig* c, int ranks) {
     ParamTable t;
     memset(&t, 0, sizeof t);
-    t.items = (Param*)xcalloc(most, sizeof(Param));
+    t.items = (Param*)xcalloc(((size_t)c->num_layers + 1) * NUM_PARAM_SPECS, sizeof(Param));
     t.ranks = ranks;
     return t;
 }
 
+/* Ends a table: the arena of vectors has their stretches, each with the gap behind it. */
+static inline void param_table_close(ParamTable* t) {
+    t->elements = round_up(t->elements, bucket_align(t));
+    for (int i = 0; i < t->count; i++) {
+        Param* p = &t->items[i];
+        if (param_specs[p->kind].matrix) { continue; }
+        p->vector_offset = t->vector_elements;
+        t->vector_elements += (i + 1 < t->count ? p[1].offset : t->elements) - p->offset;
+    }
+}
+
+/* Tells whether a model has tensors of this kind. */
+static inline bool param_exists(const ModelConfig* c, ParamKind kind) {
+    if (kind == P_LM_HEAD) { return !c->tied; }
+    if (param_specs[kind].place != PLACE_ADAPTERS) { return true; }
+    for (int i = 0; i < NUM_LORA_PAIRS; i++) {
+        if (lora_pairs[i].a == kind || lora_pairs[i].b == kind) { return c->lora.on >> i & 1; }
+    }
+    return false;
+}
+
+/* Adds the tensors of a layer that have this place. */
+static inline void param_table_add_block(ParamTable* t, const ModelConfig* c, ParamPlace place, int layer) {
+    for (int kind = 0; kind < NUM_PARAM_SPECS; kind++) {
+        if (param_specs[kind].place == place && param_exists(c, (ParamKind)kind)) {
+            param_table_add(t, c, (ParamKind)kind, layer);
+        }
+    }
+}
+
 /* Builds the table of a checked configuration, laid out for so many ranks. Free it with param_table_free(). */
 static inline ParamTable param_table_for(const ModelConfig* c, int ranks) {
-    ParamTable t = param_table_open((size_t)c->num_layers * (P_DOWN - P_INPUT_NORM + 1) + 3, ranks);
+    ParamTable t = param_table_open(c, ranks);
     param_table_add(&t, c, P_EMBEDDING, -1);
-    for (int l = 0; l < c->num_layers; l++) {
-        for (int kind = P_INPUT_NORM; kind <= P_DOWN; kind++) { param_table_add(&t, c, (ParamKind)kind, l); }
-    }
+    for (int l = 0; l < c->num_layers; l++) { param_table_add_block(&t, c, PLACE_BLOCK, l); }
     param_table_add(&t, c, P_FINAL_NORM, -1);
-    if (!c->tied) { param_table_add(&t, c, P_LM_HEAD, -1); }
-    t.elements = round_up(t.elements, bucket_align(&t));
+    if (param_exists(c, P_LM_HEAD)) { param_table_add(&t, c, P_LM_HEAD, -1); }
+    param_table_close(&t);
     return t;
 }
 
 /* The table for one rank, and for those who only want the names and shapes. */
 static inline ParamTable param_table(const ModelConfig* c) { return param_table_for(c, 1); }
 
-/* Returns whether an adapter of this kind is beside a matrix that has them. */
-static inline bool lora_has(const LoraConfig* l, ParamKind kind) {
-    for (int i = 0; i < NUM_LORA_PAIRS; i++) {
-        if (lora_pairs[i].a == kind || lora_pairs[i].b == kind) { return l->on >> i & 1; }
-    }
-    return false;
-}
-
 /* Makes the table of the tensors that a run trains: all of param_table_for(), or with LoRA the adapters alone. Gradients,
  * master weights, m and v follow this table, and so do the adapters; all other weights follow param_table_for(). Free with
  * param_table_free(). */
 static inline ParamTable trained_table_for(const ModelConfig* c, int ranks) {
     if (c->lora.rank == 0) { return param_table_for(c, ranks); }
-    ParamTable t = param_table_open((size_t)c->num_layers * (P_DOWN_B - P_Q_A + 1), ranks);
-    for (int l = 0; l < c->num_layers; l++) {
-        for (int kind = P_Q_A; kind <= P_DOWN_B; kind++) {
-            if (lora_has(&c->lora, (ParamKind)kind)) { param_table_add(&t, c, (ParamKind)kind, l); }
-        }
-    }
-    t.elements = round_up(t.elements, bucket_align(&t));
+    ParamTable t = param_table_open(c, ranks);
+    for (int l = 0; l < c->num_layers; l++) { param_table_add_block(&t, c, PLACE_ADAPTERS, l); }
+    param_table_close(&t);
     return t;
 }
 
@@ -372,28 +395,19 @@ static inline const Param* param_find(const ParamTable* t, const char* name) {
     return NULL;
 }
 
-/* Returns the offset of a kind's tensor in a layer (-1 outside the blocks); for a tied P_LM_HEAD, that of the embedding. */
-static inline size_t param_offset(const ParamTable* t, ParamKind kind, int layer) {
-    const int per_block = P_DOWN - P_INPUT_NORM + 1;
-    if (kind == P_EMBEDDING) { return t->items[0].offset; }
-    if (layer >= 0) { return t->items[1 + layer * per_block + (int)kind - P_INPUT_NORM].offset; }
-    for (int i = t->count - 1; i > 0 && t->items[i].layer < 0; i--) {
-        if (t->items[i].kind == kind) { return t->items[i].offset; }
+/* Returns the tensor of a kind in a layer (-1 outside the blocks); NULL if there is none. A tied head is the embedding. */
+static inline const Param* param_at(const ParamTable* t, ParamKind kind, int layer) {
+    for (int i = 0; i < t->count; i++) {
+        if (t->items[i].kind == kind && t->items[i].layer == layer) { return &t->items[i]; }
     }
-    return t->items[0].offset;
+    return kind == P_LM_HEAD ? param_at(t, P_EMBEDDING, layer) : NULL;
 }
 
-/* Returns an adapter of a layer; NULL if there is none. `t` is a trained_table() of adapters. */
-static inline const Param* adapter_find(const ParamTable* t, ParamKind kind, int layer) {
-    int per_block = 0;
-    if (layer < 0) { return NULL; }
-    while (per_block < t->count && t->items[per_block].layer == 0) { per_block++; }
-    const Param* block = t->items + (size_t)layer * (size_t)per_block;
-    for (int i = 0; i < per_block; i++) {
-        if (block[i].kind == kind) { return &block[i]; }
-    }
-    return NULL;
-}
+/* Returns the offset of a tensor that the table has. */
+static inline size_t param_offset(const ParamTable* t, ParamKind kind, int layer) { return param_at(t, kind, layer)->offset; }
+
+/* The same of an adapter. */
+static inline const Param* adapter_find(const ParamTable* t, ParamKind kind, int layer) { return param_at(t, kind, layer); }
 
 /* Fills w with elements [first, first + n) of a fresh parameter, the table's `ordinal`-th; first is even. Norms are 1, matrices
  * N(0, 0.02), and N(0, 0.02 / sqrt(2L)) where they end a residual branch; adapters are what PEFT draws: A small, and B zero, so

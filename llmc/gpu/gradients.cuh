@@ -1,7 +1,7 @@
 /* gradients.cuh -- where the gradients of a model lie on the device.
  *
- * Those of the matrices have one type, or that of the head is fp32; those of the norms are fp32, apart from the others, in rows
- * of a multiple of PARAM_ALIGN. One GPU, and ZeRO 1, hold all of them, laid out as the trained tensors. In ZeRO 2 and 3 those
+ * Those of the matrices have one type, or that of the head is fp32; those of the norms, of all tensors that are no matrices, are
+ * fp32 and lie apart, one after the other as their stretches of the arena. One GPU, and ZeRO 1, hold all of them, laid out as the trained tensors. In ZeRO 2 and 3 those
  * of the matrices lie in a ring (dist/zero.h) that every micro-step overwrites: they have gone to their owners, who add them
  * up.
  *
@@ -11,7 +11,7 @@
 #ifndef LLMC_GRADIENTS_CUH
 #define LLMC_GRADIENTS_CUH
 
-#include "llmc/config.h"              // defines: ModelConfig, ParamTable, param_offset, adapter_find
+#include "llmc/config.h"              // defines: ModelConfig, ParamTable, param_at, param_offset
 #include "llmc/dist/zero.h"           // defines: GradientRing, gradient_part
 #include "llmc/cuda/arena.cuh"        // defines: Arena, take
 #include "llmc/cuda/cuda_common.cuh"  // defines: floatX, CUDA_CHECK
@@ -39,20 +39,14 @@ typedef struct {
 
 static inline size_t gradients_bytes(bool fp32) { return fp32 ? sizeof(float) : sizeof(floatX); }
 
-/* Returns the elements of one norm's row among the fp32 gradients, and of all rows: two per block, then the final norm. A row
- * is as long as the norm's stretch of the arena, so the gap behind a norm has a gradient as well: zero. A final norm without a
- * head behind it fills a bucket. */
-static inline size_t norm_row(const ModelConfig* c) { return round_up(c->hidden_size, PARAM_ALIGN); }
-static inline size_t norm_rows_size(const Gradients* g) {
-    const ModelConfig* c = &g->config;
-    const size_t last = c->tied ? g->trained.elements - param_offset(&g->trained, P_FINAL_NORM, -1) : norm_row(c);
-    return c->lora.rank > 0 ? 0 : 2 * (size_t)c->num_layers * norm_row(c) + last;
-}
+/* Returns the elements of the norms' gradients. Each is as long as the norm's stretch of the arena, so the gap behind a norm has
+ * a gradient as well: zero. */
+static inline size_t norm_rows_size(const Gradients* g) { return g->trained.vector_elements; }
 
 /* Returns the elements of the bucket of the head, or of an embedding that is tied to it, and its first in *first. */
 static inline size_t head_bucket(const Gradients* g, size_t* first) {
     *first = g->config.tied ? 0 : param_offset(&g->trained, P_FINAL_NORM, -1);
-    return (g->config.tied ? param_offset(&g->trained, P_INPUT_NORM, 0) : g->trained.elements) - *first;
+    return (g->config.tied ? g->trained.items[1].offset : g->trained.elements) - *first;
 }
 
 /* Returns whether this tensor is the head, or an embedding that is tied to it. */
@@ -80,16 +74,10 @@ static inline Gradient gradient_of_element(const Gradients* g, size_t at) {
 
 /* Finds the gradient of a tensor; {NULL} if it is frozen. */
 static inline Gradient gradient_of(const Gradients* g, ParamKind kind, int l) {
-    const ModelConfig* c = &g->config;
-    if (c->lora.rank > 0) {
-        const Param* p = adapter_find(&g->trained, kind, l);
-        return {p ? (char*)g->all + p->offset * gradients_bytes(g->fp32) : NULL, g->fp32};
-    }
-    if (!param_specs[kind].matrix) {
-        const size_t row = kind == P_FINAL_NORM ? 2 * (size_t)c->num_layers : 2 * (size_t)l + (kind == P_POST_NORM);
-        return {g->apart + row * norm_row(c), true};
-    }
-    return gradient_of_element(g, param_offset(&g->trained, kind, l));
+    const Param* p = param_at(&g->trained, kind, l);
+    if (!p) { return {NULL, g->fp32}; }
+    if (!param_specs[p->kind].matrix) { return {g->apart + p->vector_offset, true}; }
+    return gradient_of_element(g, p->offset);
 }
 
 /* Lays out the gradients. With fp32_head, those of the head's bucket, which is the first (tied) or the last, move from `all` to

@@ -12,6 +12,7 @@
 #include "kernels/crossentropy.cuh"
 #include "kernels/embedding.cuh"
 #include "kernels/fp8.cuh"
+#include "kernels/gradients.cuh"
 #include "kernels/heads.cuh"
 #include "kernels/joined.cuh"
 #include "kernels/lora.cuh"
@@ -59,6 +60,7 @@ static const struct {
 #ifdef PRECISION_BF16
     ENTRY(small_steps_survive_on_average),
 #endif
+    HOST_ENTRY(gradients_of_a_third_norm_have_a_place),
     HOST_ENTRY(element_sizes_are_those_of_the_types),
     ENTRY(matmul_agrees_in_all_directions),
     ENTRY(every_candidate_agrees_and_repeats_its_bits),

@@ -316,6 +316,63 @@ static void check_gradient_ring(const char* name, const ModelConfig* c, int rank
     param_table_free(&t);
 }
 
+/* Checks that the tensors that are no matrices lie one after the other, each with the gap behind it, to the end of their
+ * arena. */
+static void check_vectors(const char* name, const ParamTable* t) {
+    size_t end = 0;
+    for (int i = 0; i < t->count; i++) {
+        const Param* p = &t->items[i];
+        CHECK(param_at(t, p->kind, p->layer) == p, "%s: %s is not found", name, p->name);
+        if (param_specs[p->kind].matrix) { continue; }
+        CHECK(p->vector_offset == end, "%s: %s lies at %zu, wanted %zu", name, p->name, p->vector_offset, end);
+        end += (i + 1 < t->count ? p[1].offset : t->elements) - p->offset;
+    }
+    CHECK(t->vector_elements == end, "%s: %zu elements of vectors, wanted %zu", name, t->vector_elements, end);
+}
+
+static void norms_lie_apart_in_their_order(void) {
+    for (int ranks = 1; ranks <= 64; ranks *= 4) {
+        for (int tied = 0; tied < 2; tied++) {
+            ModelConfig c = preset("d3", 300);
+            c.tied = tied;
+            ParamTable t = param_table_for(&c, ranks);
+            check_vectors("d3", &t);
+            const size_t last = tied ? t.elements - param_offset(&t, P_FINAL_NORM, -1) : 256;
+            CHECK(t.vector_elements == 2 * 3 * 256 + last, "%zu elements of norms", t.vector_elements);  // of 192
+            CHECK(param_at(&t, P_LM_HEAD, -1)->kind == (tied ? P_EMBEDDING : P_LM_HEAD), "the head");
+            CHECK(!param_at(&t, P_Q, 3) && !param_at(&t, P_Q_A, 0), "tensors that the model does not have");
+            param_table_free(&t);
+            c.lora.rank = 4;
+            c.lora.on = 1;
+            t = trained_table_for(&c, ranks);
+            check_vectors("adapters", &t);
+            CHECK(t.vector_elements == 0 && !param_at(&t, P_FINAL_NORM, -1) && !param_at(&t, P_LM_HEAD, -1), "frozen tensors");
+            param_table_free(&t);
+        }
+    }
+}
+
+/* A block may have a third norm, and not every block has to; here the final norm's kind stands for it. */
+static void a_third_norm_has_a_place(void) {
+    const ModelConfig c = preset("d3", 300);
+    for (int ranks = 1; ranks <= 8; ranks *= 8) {
+        ParamTable t = param_table_open(&c, ranks);
+        param_table_add(&t, &c, P_EMBEDDING, -1);
+        for (int l = 0; l < 3; l++) {
+            param_table_add_block(&t, &c, PLACE_BLOCK, l);
+            if (l != 1) { param_table_add(&t, &c, P_FINAL_NORM, l); }
+        }
+        param_table_add(&t, &c, P_FINAL_NORM, -1);
+        param_table_add(&t, &c, P_LM_HEAD, -1);
+        param_table_close(&t);
+        check_vectors("three norms", &t);
+        CHECK(!param_at(&t, P_FINAL_NORM, 1), "block 1 has a third norm");
+        CHECK(param_at(&t, P_DOWN, 2)->layer == 2 && param_at(&t, P_FINAL_NORM, 2)[-1].kind == P_DOWN, "behind down");
+        CHECK(param_at(&t, P_INPUT_NORM, 1)->offset % bucket_align(&t) == 0, "block 1 does not begin a bucket");
+        param_table_free(&t);
+    }
+}
+
 static void gradients_take_turns_in_a_ring(void) {
     for (int ranks = 2; ranks <= 64; ranks *= 2) {
         const ModelConfig small = preset("d3", 300), one = preset("d1", 97);
@@ -923,6 +980,8 @@ int main(void) {
     RUN(adapters_are_shared_out_equally);
     RUN(each_element_has_one_owner_and_each_owner_one_element);
     RUN(ranks_are_added_in_their_order);
+    RUN(norms_lie_apart_in_their_order);
+    RUN(a_third_norm_has_a_place);
     RUN(gradients_take_turns_in_a_ring);
     RUN(blocks_are_gathered_in_time);
     RUN(adamw_on_shards_gives_the_bits_of_the_whole);
