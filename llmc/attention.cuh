@@ -51,10 +51,13 @@ typedef enum {
     NUM_ATTENTION_KERNELS
 } AttentionKernel;
 
+/* Returns whether a kernel has Hopper's own instructions; its backward pass also turns q and k back (RoPE). */
+static inline bool attention_is_hopper(AttentionKernel kernel) { return kernel == ATTENTION_WGMMA || kernel == ATTENTION_WALK; }
+
 /* Returns whether a kernel for this head dimension exists in this build and runs on this GPU with the code it loaded. */
 static inline bool attention_has_kernel(AttentionKernel kernel, int HD) {
 #ifndef PRECISION_FP32
-    if (kernel == ATTENTION_WGMMA || kernel == ATTENTION_WALK) { return (HD == 64 || HD == 128) && has_wgmma(); }
+    if (attention_is_hopper(kernel)) { return (HD == 64 || HD == 128) && has_wgmma(); }
     if (kernel == ATTENTION_MMA) { return HD == 64 || HD == 128; }
 #endif
     return kernel == ATTENTION_AUTO || (kernel == ATTENTION_PLAIN && HD > 0 && HD <= MAX_HEAD_DIM && HD % 2 == 0);
@@ -62,8 +65,8 @@ static inline bool attention_has_kernel(AttentionKernel kernel, int HD) {
 
 static inline AttentionKernel attention_choose(AttentionKernel kernel, int HD) {
     if (kernel != ATTENTION_AUTO) { return kernel; }
-    for (int k = ATTENTION_WGMMA; k > ATTENTION_PLAIN; k--) {
-        if (attention_has_kernel((AttentionKernel)k, HD)) { return (AttentionKernel)k; }
+    for (const AttentionKernel k : {ATTENTION_WGMMA, ATTENTION_MMA}) {
+        if (attention_has_kernel(k, HD)) { return k; }
     }
     return ATTENTION_PLAIN;
 }
@@ -100,7 +103,7 @@ static inline bool attention_walks(int B, const AttentionArgs& s) {
 static inline void attention_forward_slice(AttentionKernel kernel, floatX* out, float* lse, const floatX* qkv, int B,
                                            const AttentionArgs& s, cudaStream_t stream) {
 #ifndef PRECISION_FP32
-    if (kernel >= ATTENTION_WGMMA) {
+    if (attention_is_hopper(kernel)) {
         return s.HD == 64 ? attention_wgmma_forward<64>(out, lse, qkv, B, s, stream)
                           : attention_wgmma_forward<128>(out, lse, qkv, B, s, stream);
     }
@@ -174,7 +177,7 @@ static inline void attention_backward_by(AttentionKernel kernel, floatX* dqkv, v
                                  lse + row * s.NH, qkv + row * s.qkv_pitch, (int)size_min(B - b, MAX_GRID_YZ),
                                  attention_slice(s, row), stream);
     }
-    if (s.cos_sin && kernel < ATTENTION_WGMMA) {
+    if (s.cos_sin && !attention_is_hopper(kernel)) {
         rope_backward_cuda(dqkv, s.starts, s.cos_sin, 0, {B, s.T, s.NH, s.NKV, s.HD}, s.qkv_pitch, stream);
     }
 }

@@ -71,7 +71,9 @@ static const char* const quantised_names[NUM_QUANTISED] = {"weight",   "norm", "
 
 /* Returns the kind of the transpose of an input or of an output's gradient. */
 static inline QuantisedKind quantised_transpose(QuantisedKind kind) {
-    return (QuantisedKind)(kind + (QUANTISED_NORM_T - QUANTISED_NORM));
+    static const QuantisedKind transposes[] = {QUANTISED_WEIGHT, QUANTISED_NORM_T,     QUANTISED_ATT_T,  QUANTISED_ACT_T,
+                                               QUANTISED_DH_T,   QUANTISED_DGATE_UP_T, QUANTISED_DQKV_T, QUANTISED_DLOGITS_T};
+    return transposes[kind];
 }
 
 static inline Fp8Format quantised_format(QuantisedKind kind) {

@@ -107,7 +107,7 @@ static inline bool config_positive(const Json* j, const JsonNode* object, const 
 static inline bool config_read_rope(const Json* j, const JsonNode* o, RopeFields* r, Error* e) {
     if (o->type != JSON_OBJECT) { return json_wanted(j, json_root(j), r->field, e, "an object"); }
     for (const JsonNode* n = json_first(j, o); n; n = json_next(j, n)) {
-        if (n->type < JSON_ARRAY) { continue; }
+        if (!json_is_container(n)) { continue; }
         return json_wanted(j, o, json_key(j, n, NULL), e, "a plain value: one set of RoPE parameters for all layers");
     }
     const char *type = NULL, *old_type = NULL;

@@ -362,10 +362,12 @@ static inline bool json_read_file(Json* j, const char* path, uint64_t max_bytes,
 
 static inline const JsonNode* json_root(const Json* j) { return &j->nodes[0]; }
 
+static inline bool json_is_container(const JsonNode* n) { return n->type == JSON_ARRAY || n->type == JSON_OBJECT; }
+
 /* Returns the first element or member of a container; NULL if it is empty or not a container. */
 static inline const JsonNode* json_first(const Json* j, const JsonNode* n) {
     (void)j;
-    return n->type >= JSON_ARRAY && n->length > 0 ? n + 1 : NULL;
+    return json_is_container(n) && n->length > 0 ? n + 1 : NULL;
 }
 
 /* Returns the next sibling of n, or NULL. */
