@@ -406,9 +406,6 @@ static inline const Param* param_at(const ParamTable* t, ParamKind kind, int lay
 /* Returns the offset of a tensor that the table has. */
 static inline size_t param_offset(const ParamTable* t, ParamKind kind, int layer) { return param_at(t, kind, layer)->offset; }
 
-/* The same of an adapter. */
-static inline const Param* adapter_find(const ParamTable* t, ParamKind kind, int layer) { return param_at(t, kind, layer); }
-
 /* Fills w with elements [first, first + n) of a fresh parameter, the table's `ordinal`-th; first is even. Norms are 1, matrices
  * N(0, 0.02), and N(0, 0.02 / sqrt(2L)) where they end a residual branch; adapters are what PEFT draws: A small, and B zero, so
  * that they begin without effect. C, CUDA and Python give the same bits. */

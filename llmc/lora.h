@@ -14,7 +14,7 @@
 #ifndef LLMC_LORA_H
 #define LLMC_LORA_H
 
-#include "llmc/config.h"  // defines: ModelConfig, ParamTable, lora_pairs, adapter_find, lora_scale
+#include "llmc/config.h"  // defines: ModelConfig, ParamTable, lora_pairs, param_at, lora_scale
 #include "llmc/matmul.h"  // defines: matmul_vectors
 
 enum { LORA_PARTS = 3 };
@@ -63,8 +63,8 @@ static inline Lora lora_at(const ModelConfig* c, const ParamTable* adapters, Lin
         size_t rows = 0, cols = 0;
         param_shape(c, lora_pairs[i].matrix, &rows, &cols);
         if (c->lora.on >> i & 1) {
-            if (l.parts == 0) { l.a = adapter_find(adapters, lora_pairs[i].a, layer)->offset; }
-            l.b[l.parts] = adapter_find(adapters, lora_pairs[i].b, layer)->offset;
+            if (l.parts == 0) { l.a = param_at(adapters, lora_pairs[i].a, layer)->offset; }
+            l.b[l.parts] = param_at(adapters, lora_pairs[i].b, layer)->offset;
             l.first[l.parts] = l.OC;
             l.width[l.parts++] = (int)rows;
         }

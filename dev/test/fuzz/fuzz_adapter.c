@@ -64,7 +64,7 @@ static void check_config(void) {
     c.lora = a.lora;
     ParamTable t = trained_table(&c);
     REQUIRE(t.count > 0 && t.elements >= t.num_params && t.elements - t.num_params <= (size_t)t.count * PARAM_ALIGN);
-    for (int i = 0; i < t.count; i++) { REQUIRE(adapter_find(&t, t.items[i].kind, t.items[i].layer) == &t.items[i]); }
+    for (int i = 0; i < t.count; i++) { REQUIRE(param_at(&t, t.items[i].kind, t.items[i].layer) == &t.items[i]); }
     const bool fits = adapter_check(folder, &t, &cause);
     fuzz_check_error(fits, &cause);
     REQUIRE(fits == (a.lora.rank == config.lora.rank && a.lora.on == config.lora.on));

@@ -39,8 +39,8 @@ static inline bool export_source(void* ctx, const Param* p, size_t first, size_t
     if (!safetensors_read_f32(file, t, first, n, dst, e)) { return false; }
     for (int i = 0; x->adapters && i < NUM_LORA_PAIRS; i++) {
         if (lora_pairs[i].matrix != p->kind || !(x->s->config.lora.on >> i & 1)) { continue; }
-        const float* a = x->adapters + adapter_find(&x->s->trained, lora_pairs[i].a, p->layer)->offset;
-        const float* b = x->adapters + adapter_find(&x->s->trained, lora_pairs[i].b, p->layer)->offset;
+        const float* a = x->adapters + param_at(&x->s->trained, lora_pairs[i].a, p->layer)->offset;
+        const float* b = x->adapters + param_at(&x->s->trained, lora_pairs[i].b, p->layer)->offset;
         lora_merge(dst, first, n, a, b, &x->s->config.lora, p->cols);
     }
     return true;
