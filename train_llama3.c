@@ -665,7 +665,7 @@ static void train(const Trainer* trainer, Session* s) {
 
 int main(int argc, char** argv) {
     Session s;
-    session_open(&s, argc, argv, ON_CPU, 0, 1);
+    session_open(&s, argc, argv, ON_CPU, 0, 1, no_report);
     run_machine(NULL, machine_threads(s.options.threads), s.machine, sizeof s.machine);
     run_job(&cpu_trainer, &s, train);
     session_close(&s);

@@ -20,9 +20,9 @@
 #include "llmc/run/jobs/jobs.h"        // defines: run_job
 #include "llmc/run/session/signals.h"  // defines: run_stop_requested
 #include "llmc/train/not_finite.h"     // defines: NamedTensor, TENSOR_TEXT
-#include "llmc/cuda/cuda_common.cuh"   // defines: floatX, CUDA_CHECK, to_float, ProfileRange
+#include "llmc/cuda/cuda_common.cuh"   // defines: floatX, CUDA_CHECK, copy_in, copy_out, to_float, ProfileRange
 #include "llmc/gpu/device.cuh"         // defines: Device, device_open, device_close, device_memory
-#include "llmc/gpu/weights.cuh"        // defines: WeightArena, weights_slot, master_check, copy_in, copy_out
+#include "llmc/gpu/weights.cuh"        // defines: WeightArena, weights_slot, master_check
 #include "llmc/gpu/feed.cuh"           // defines: Feed, feed_next, feed_clear, IN_FLIGHT
 #include "llmc/gpu/steps.cuh"          // defines: Steps, steps_begin, steps_end, steps_wait, steps_capture, steps_restore
 #include "llmc/gpu/plans.cuh"          // defines: device_load_plans, device_save_plans, device_check_plans, device_share_plans
@@ -1119,8 +1119,8 @@ int main(int argc, char** argv) {
     Ranks ranks;
     Session s;
     Team team;
-    together_start(&team, &ranks, argc, argv, ON_GPU, device_count);
-    session_open(&s, argc, argv, ON_GPU, ranks.rank, ranks.ranks);
+    const FoundCheckpoint found = together_start(&team, &ranks, argc, argv, ON_GPU, device_count);
+    session_open(&s, argc, argv, ON_GPU, ranks.rank, ranks.ranks, found);
     if (s.config.hidden_size > RMSNORM_MAX_C) {
         die("%s: hidden_size is %d, wanted at most %d on a GPU", s.model_dir[0] ? s.model_dir : s.options.model,
             s.config.hidden_size, RMSNORM_MAX_C);

@@ -54,6 +54,17 @@ static inline void cuda_check(cudaError_t status, const char* what, const char* 
 /* After a <<<launch>>>: names the kernel whose launch was refused. */
 #define CUDA_CHECK_LAUNCH(kernel) cuda_check(cudaGetLastError(), "launch of " kernel, __FILE__, __LINE__)
 
+/* Copies host memory to the device in the order of `stream`, and waits, because pageable memory may be gone after the call. */
+static inline void copy_in(void* device, const void* host, size_t bytes, cudaStream_t stream) {
+    CUDA_CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+static inline void copy_out(void* host, const void* device, size_t bytes, cudaStream_t stream) {
+    CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
 /* Returns an attribute of the current device; cheap enough to call at every launch. */
 static inline int device_attribute(cudaDeviceAttr attribute) {
     int device = 0, value = 0;

@@ -5,10 +5,10 @@
 #ifndef LLMC_STEPS_CUH
 #define LLMC_STEPS_CUH
 
-#include "llmc/step_state.cuh"   // defines: StepState, step_begin_cuda
-#include "llmc/gpu/feed.cuh"     // defines: IN_FLIGHT
-#include "llmc/gpu/weights.cuh"  // defines: copy_in
-#include "llmc/train/step.h"     // defines: StepPlan, StepResult
+#include "llmc/cuda/cuda_common.cuh"  // defines: CUDA_CHECK, copy_in
+#include "llmc/gpu/feed.cuh"          // defines: IN_FLIGHT
+#include "llmc/step_state.cuh"        // defines: StepState, step_begin_cuda
+#include "llmc/train/step.h"          // defines: StepPlan, StepResult
 
 /* A micro-step by its place in its step: the first overwrites gradients, the last of several ranks exchanges them. */
 typedef unsigned MicroKind;

@@ -68,17 +68,6 @@ static inline void weights_close(WeightArena* a) {
     for (int i = 0; i < WEIGHTS_STAGED; i++) { CUDA_CHECK(cudaEventDestroy(a->staged[i])); }
 }
 
-/* Copies host memory to the device in the order of `stream`, and waits, because pageable memory may be gone after the call. */
-static inline void copy_in(void* device, const void* host, size_t bytes, cudaStream_t stream) {
-    CUDA_CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream));
-    CUDA_CHECK(cudaStreamSynchronize(stream));
-}
-
-static inline void copy_out(void* host, const void* device, size_t bytes, cudaStream_t stream) {
-    CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream));
-    CUDA_CHECK(cudaStreamSynchronize(stream));
-}
-
 /* Returns where master weight, m and v of element `at` lie in their arenas; SIZE_MAX: on another rank. */
 static inline size_t state_at(const WeightArena* a, size_t at) {
     size_t local = at;

@@ -11,6 +11,7 @@
 
 #include "llmc/base/utils.h"      // defines: fail, read_file, path_join, file_exists, is_directory
 #include "llmc/files/filekind.h"  // defines: file_looks_like
+#include "llmc/files/folder.h"    // defines: folder_has
 #include "llmc/files/json.h"      // defines: json_parse, json_get, json_wanted, json_is_off, json_is_string
 #include "llmc/base/text.h"       // defines: show_text, text_starts
 #include "llmc/text/tokenizer.h"  // defines: Tokenizer, tokenizer_index, token_table_add, merge_add, merge_piece
@@ -662,6 +663,11 @@ static inline bool tokenizer_read_config(Tokenizer* t, const char* folder, Error
     ok = ok && config_token(t, &j, "bos_token", &t->bos_id, e) && config_token(t, &j, "eos_token", &t->eos_id, e);
     json_free(&j);
     return ok;
+}
+
+/* Returns whether the folder `dir` has a tokenizer of either kind. */
+static inline bool folder_has_tokenizer(const char* dir) {
+    return folder_has(dir, "tokenizer.json") || folder_has(dir, "tokenizer.model");
 }
 
 /* Loads a tokenizer from a file of either kind, or from the tokenizer.json (else tokenizer.model) of a folder. BOS and EOS are

@@ -345,8 +345,8 @@ int main(int argc, char** argv) {
     }
     OptionScope scope = ON_CPU;  // --seq-parallel is a flag of the other trainer
     for (int i = 1; i < argc; i++) { scope = strcmp(argv[i], "--seq-parallel") == 0 ? ON_GPU : scope; }
-    together_begin(&team, &ranks, argc, argv, scope);
-    session_open(&s, argc, argv, scope, ranks.rank, ranks.ranks);
+    const FoundCheckpoint found = together_begin(&team, &ranks, argc, argv, scope);
+    session_open(&s, argc, argv, scope, ranks.rank, ranks.ranks, found);
     if (hang) { s.options.hang_timeout = atof(hang); }  // the CPU trainer has no such flag
     run_machine(NULL, machine_threads(s.options.threads), s.machine, sizeof s.machine);
     together_open(&s, &team, &ranks);

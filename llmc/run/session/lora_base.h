@@ -14,11 +14,7 @@
 
 #include "llmc/files/adapter.h"        // defines: AdapterConfig, folder_is_adapter, adapter_read_config, adapter_check
 #include "llmc/run/session/session.h"  // defines: Session, session_has_adapters
-
-/* Returns whether `dir` has a tokenizer of either kind. */
-static inline bool folder_has_tokenizer(const char* dir) {
-    return folder_has(dir, "tokenizer.json") || folder_has(dir, "tokenizer.model");
-}
+#include "llmc/text/tokenizer_read.h"  // defines: folder_has_tokenizer
 
 /* Returns the folder whose tokenizer and side files belong to the model: adapters may have their own. "": a new model. */
 static inline const char* session_text_dir(const Session* s) {

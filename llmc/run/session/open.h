@@ -23,7 +23,7 @@
 #include "llmc/run/session/session.h"    // defines: Session, session_must_read
 #include "llmc/run/session/resume.h"     // defines: session_resume
 #include "llmc/run/jobs/verify.h"        // defines: verify
-#include "llmc/text/tokenizer_read.h"    // defines: tokenizer_load
+#include "llmc/text/tokenizer_read.h"    // defines: tokenizer_load, folder_has_tokenizer
 
 #include <signal.h>
 
@@ -150,9 +150,9 @@ static inline void session_find_start(Session* s) {
 }
 
 /* Finds the weights: sets model_dir and, unless the model is a preset, config. */
-static inline void session_find_model(Session* s) {
+static inline void session_find_model(Session* s, const FoundCheckpoint* found) {
     Error e = NO_ERROR;
-    if (s->options.resume && job_trains(s->job)) { session_resume(s); }
+    if (s->options.resume && job_trains(s->job)) { session_resume(s, found); }
     if (!s->resumed) { session_find_start(s); }
     session_find_base(s);
     if (!s->model_dir[0]) { return; }
@@ -404,8 +404,10 @@ static inline void session_lay_out(Session* s) {
     buckets_free(&buckets);
 }
 
-/* Opens a session, except for memory and --out, in the order above. This process is `rank` of `ranks`. */
-static inline void session_open(Session* s, int argc, char** argv, OptionScope trainer, int rank, int ranks) {
+/* Opens a session, except for memory and --out, in the order above. This process is `rank` of `ranks`;
+ * found: the checkpoint that rank 0 has reported. */
+static inline void session_open(Session* s, int argc, char** argv, OptionScope trainer, int rank, int ranks,
+                                FoundCheckpoint found) {
     const Options* o = &s->options;
     Error e = NO_ERROR;
     memset(s, 0, sizeof *s);
@@ -425,7 +427,7 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
         exit(0);
     }
     if (trainer == ON_CPU) { cpu_build(s->build, sizeof s->build); }  // the other trainer does not know its card yet
-    session_find_model(s);
+    session_find_model(s, &found);
     session_check_share(s);
     if (s->job == JOB_GENERATE || s->job == JOB_CHAT) { session_read_sampling(s); }
     if (job_trains(s->job) || s->job == JOB_EVAL) { must(default_data(&s->options, &e), &e); }

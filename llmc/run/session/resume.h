@@ -75,15 +75,15 @@ static inline void session_keep_step(Session* s) {
 
 /* Opens the checkpoint that rank 0 has found: all ranks must take the same one, and one of them has read all of it. What this
  * rank loads of its weights is checked again, since it comes over another way. */
-static inline bool session_follow(Session* s, Error* e) {
+static inline bool session_follow(Session* s, const FoundCheckpoint* found, Error* e) {
     const Options* o = &s->options;
     char inside[PATH_CAP], tmp[PATH_CAP];
-    if (!session_found.resumed) { return true; }
+    if (!found->resumed) { return true; }
     const char* from = *o->resume ? o->resume : o->out;
     if (!path_join(inside, from, "trainer_state.json", e)) { return false; }
     if (*o->resume && file_exists(inside)) {
         snprintf(s->model_dir, sizeof s->model_dir, "%s", from);
-    } else if (!checkpoint_paths(from, session_found.step, s->model_dir, tmp, e)) {
+    } else if (!checkpoint_paths(from, found->step, s->model_dir, tmp, e)) {
         return false;
     }
     if (!checkpoint_read(s->model_dir, CHECKPOINT_RANK, &s->state, e)) { return false; }
@@ -96,14 +96,14 @@ static inline bool session_follow(Session* s, Error* e) {
 
 /* Finds the checkpoint to resume from and restores its options. If --out has none, the run starts at step 0, so that a script
  * can always pass --resume. Locks --out first: what another run still writes there must not be missed. */
-static inline void session_resume(Session* s) {
+static inline void session_resume(Session* s, const FoundCheckpoint* found) {
     Options* o = &s->options;
     const bool named = *o->resume;
     Error e = NO_ERROR;
     if (session_writes(s) && is_directory(o->out)) { session_take_out(s); }
-    const bool ok = session_found.known ? session_follow(s, &e)
-                    : named             ? checkpoint_open(o->resume, CHECKPOINT_RUN, s->model_dir, &s->state, &e)
-                                        : checkpoint_find(o->out, CHECKPOINT_RUN, s->model_dir, &s->state, &e);
+    const bool ok = found->known ? session_follow(s, found, &e)
+                    : named      ? checkpoint_open(o->resume, CHECKPOINT_RUN, s->model_dir, &s->state, &e)
+                                 : checkpoint_find(o->out, CHECKPOINT_RUN, s->model_dir, &s->state, &e);
     session_must_read(s, ok, named ? o->resume : o->out, &e);
     if (!s->model_dir[0]) {
         print_names(stdout, "%s holds no checkpoint yet: starting at step 0\n", o->out);

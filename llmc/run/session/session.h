@@ -81,12 +81,13 @@ typedef struct {
     char build[160];  // what the bits of the results depend on besides the options, to compare with the checkpoint's
 } Session;
 
-/* The checkpoint that rank 0 has found and read whole; `resumed` is false if there is none. */
+/* What rank 0 reports to the other ranks before they open their sessions (together.h): the checkpoint that it has found and
+ * read whole. `known` is false on rank 0, and in a process that is alone; `resumed` is false if there is no checkpoint. */
 typedef struct {
     bool known, resumed;
     uint64_t step;
 } FoundCheckpoint;
-static FoundCheckpoint session_found;  // what another rank is told before it opens its session: see together.h
+static const FoundCheckpoint no_report = {false, false, 0};
 
 /* Returns whether rows of the session's data hold documents that do not see each other. */
 static inline bool session_documents(const Session* s) { return s->train.starts || s->val.starts; }

@@ -145,11 +145,11 @@ LLMC_NORETURN static inline void together_die(Session* s, const Error* e) {
     die("%s", e->msg);
 }
 
-/* Rank 0 tells the others which checkpoint it has found, before they open their sessions. */
-static inline void together_tell_checkpoint(Team* team, const Session* s) {
+/* Rank 0 reports the checkpoint of its session to the others, before they open theirs. Returns it; the others pass NULL. */
+static inline FoundCheckpoint together_share_checkpoint(Team* team, const Session* s) {
     FoundCheckpoint found = {true, s && s->resumed, s ? s->state.step : 0};
     together_take_first(team, &found, sizeof found);
-    if (!s) { session_found = found; }
+    return found;
 }
 
 static Team* together_team;  // that hears of the error that ends this rank; a hook needs a global
@@ -184,13 +184,13 @@ static inline bool together_is_for_one(int argc, char** argv, OptionScope traine
 
 /* Makes the process one of several ranks, before it opens its session. Rank 0 opens its own first: what is wrong with flags or
  * files is told once, the others find --out as it has cleaned it, and take the checkpoint that it has read whole. What is for
- * one process rank 0 does alone: then *r says so, and the others end here. */
-static inline void together_begin(Team* team, Ranks* r, int argc, char** argv, OptionScope trainer) {
+ * one process rank 0 does alone: then *r says so, and the others end here. Returns the checkpoint that rank 0 has reported. */
+static inline FoundCheckpoint together_begin(Team* team, Ranks* r, int argc, char** argv, OptionScope trainer) {
     if (r->ranks > 1 && together_is_for_one(argc, argv, trainer)) {
         if (r->rank > 0) { exit(0); }
         r->ranks = r->local_ranks = 1;
     }
-    if (r->ranks == 1) { return; }
+    if (r->ranks == 1) { return no_report; }
     run_together = 1;
     Error e = NO_ERROR;
     team_init(team);
@@ -198,12 +198,12 @@ static inline void together_begin(Team* team, Ranks* r, int argc, char** argv, O
     team->ends = owner_leave;
     if (r->rank == 0) {
         must(team_listen(team, r, &e), &e);  // the others know then that it is there, while it reads its files
-        return;
+        return no_report;
     }
     snprintf(message_rank, sizeof message_rank, "rank %d: ", r->rank);
     if (!freopen("/dev/null", "w", stdout)) { die("/dev/null: cannot be opened: %s", strerror(errno)); }
     together_meet(team, r);
-    together_tell_checkpoint(team, NULL);
+    return together_share_checkpoint(team, NULL);
 }
 
 /* Reads --gpus: a number, -1 for all, 0 if it is not given. Ends the program if it is neither. */
@@ -237,9 +237,9 @@ static inline int together_count(const Options* o, const Ranks* r, int (*count_d
 }
 
 /* Finds out who this process is, before it opens its session. With --gpus N it becomes the parent of N ranks, and ends when
- * they have ended. A dry run is one process that measures as rank 0 of them. */
-static inline void together_start(Team* team, Ranks* r, int argc, char** argv, OptionScope trainer,
-                                  int (*count_devices)(void)) {
+ * they have ended. A dry run is one process that measures as rank 0 of them. Returns what together_begin() does. */
+static inline FoundCheckpoint together_start(Team* team, Ranks* r, int argc, char** argv, OptionScope trainer,
+                                             int (*count_devices)(void)) {
     Options o;
     Error e = NO_ERROR, ignored = NO_ERROR;
     const bool read = options_parse(&o, argc, argv, trainer, &ignored) == OPTIONS_OK;
@@ -252,14 +252,14 @@ static inline void together_start(Team* team, Ranks* r, int argc, char** argv, O
         if (count > 0) { r->ranks = count; }
         r->local_ranks = 1;
         r->launcher = NULL;
-        return;
+        return no_report;
     }
     if (count > 1) {
         const int status = launch_ranks(count, argc, argv, &e);
         must(!e.msg[0], &e);
         exit(status);
     }
-    together_begin(team, r, argc, argv, trainer);
+    return together_begin(team, r, argc, argv, trainer);
 }
 
 /* Ends the run if a text is not the same on all ranks. Of a text too long for a message, its end and a checksum count. */
@@ -316,7 +316,7 @@ static inline void together_open(Session* s, Team* team, const Ranks* r) {
     if (r->rank == 0) {
         team->hang_seconds = o->hang_timeout;  // it alone watches for that
         together_meet(team, r);
-        together_tell_checkpoint(team, s);
+        together_share_checkpoint(team, s);
     }
     s->team = team;
     together_compare(s, "this build", s->build);
