@@ -1,4 +1,4 @@
-/* buckets.h -- which part of the trained tensors each rank of a run owns, and the sum of the ranks' gradients in rank order.
+/* buckets.h -- which part of the trained tensors each rank of a run owns.
  *
  * A bucket is what travels at once: the embedding, a block, or the final norm with the head; with LoRA the adapters of a block.
  * Buckets of more than BUCKET_MOST elements are cut into pieces. Every rank owns 1 / ranks of each piece, its shard: so all
@@ -12,7 +12,7 @@
  * so shards are equal and aligned.
  *
  * Gradients: every rank sends each shard of its own to the owner. The owner adds what arrived in rank order, in fp32: the
- * result does not depend on who came first or on how the network adds. ordered_sum() is the oracle of the CUDA kernel.
+ * result does not depend on who came first or on how the network adds (gpu/exchange.cuh).
  */
 #ifndef LLMC_BUCKETS_H
 #define LLMC_BUCKETS_H
@@ -127,43 +127,6 @@ static inline ArenaRanges shard_ranges(const Buckets* list, int rank) {
         }
     }
     return own;
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// the sum in rank order
-
-/* out (n) = parts[0] + parts[1] + ... of all ranks, (n) each, added from left to right in fp32; with `add`, `out` plus this sum
- * (ZeRO 2: the next micro-batch of a step). `out` may be one of the parts. Returns the sum of the squares of `out` in double:
- * this slice's share of the gradient's norm. */
-static inline double ordered_sum(float* out, const float* const* parts, int ranks, size_t n, bool add) {
-    double squares = 0;
-    for (size_t i = 0; i < n; i++) {
-        float sum = parts[0][i];
-        for (int r = 1; r < ranks; r++) { sum += parts[r][i]; }
-        if (add) { sum = out[i] + sum; }
-        out[i] = sum;
-        squares += (double)sum * (double)sum;
-    }
-    return squares;
-}
-
-/* The same of 16-bit slices. `wide` is f32_from_bf16 or f32_from_f16 (base/float16.h). */
-static inline double ordered_sum_16bit(float* out, const uint16_t* const* parts, float (*wide)(uint16_t), int ranks, size_t n,
-                                       bool add) {
-    double squares = 0;
-    for (size_t i = 0; i < n; i++) {
-        float sum = wide(parts[0][i]);
-        for (int r = 1; r < ranks; r++) { sum += wide(parts[r][i]); }
-        if (add) { sum = out[i] + sum; }
-        out[i] = sum;
-        squares += (double)sum * (double)sum;
-    }
-    return squares;
-}
-
-/* Rounds a sum (n) to 16 bits, once. `narrow` is bf16_from_f32 or f16_from_f32. */
-static inline void round_sum(uint16_t* out, const float* sum, size_t n, uint16_t (*narrow)(float)) {
-    for (size_t i = 0; i < n; i++) { out[i] = narrow(sum[i]); }
 }
 
 #endif

@@ -51,22 +51,4 @@ static inline AttentionShape heads_out(AttentionShape s) {
 /* Returns the elements of a row's heads. */
 static inline size_t heads_width(AttentionShape s) { return (size_t)(s.NH + 2 * s.NKV) * (size_t)s.HD; }
 
-/* Packs rows into pieces, or with `back` writes rows from pieces. The oracle of gpu/sequence.cuh. */
-static inline void heads_pack(float* pieces, float* rows, AttentionShape s, int parts, bool back) {
-    const size_t T = (size_t)s.T, P = (size_t)parts, width = heads_width(s), q = (size_t)(s.NH * s.HD) / P;
-    const size_t kv = (size_t)(s.NKV * s.HD) / P, sections[3] = {q, kv, kv};
-    for (size_t n = 0; n < (size_t)s.B * T; n++) {
-        for (size_t p = 0; p < P; p++) {
-            float* piece = pieces + ((n / T * P + p) * T + n % T) * (width / P);
-            float* row = rows + n * width;
-            for (int i = 0; i < 3; i++) {  // queries, keys, values
-                float* mine = row + p * sections[i];
-                memcpy(back ? mine : piece, back ? piece : mine, sections[i] * sizeof(float));
-                piece += sections[i];
-                row += P * sections[i];
-            }
-        }
-    }
-}
-
 #endif

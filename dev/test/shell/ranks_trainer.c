@@ -34,13 +34,15 @@ static void shared_attention_backward(float* dqkv, void* scratch, float* dout, c
 #undef attention_forward
 #undef attention_backward
 
-#include "llmc/dist/buckets.h"          // defines: Buckets, buckets_list, shard_of, ordered_sum
+#include "llmc/dist/buckets.h"          // defines: Buckets, buckets_list, shard_of
 #include "llmc/dist/launch.h"           // defines: launch_ranks
 #include "llmc/dist/ranks.h"            // defines: Ranks, RANKS_MAX, ranks_find
-#include "llmc/dist/sequence.h"         // defines: RowShare, heads_pack, heads_shape, heads_out, heads_width
+#include "llmc/dist/sequence.h"         // defines: RowShare, heads_shape, heads_out, heads_width
 #include "llmc/run/session/together.h"  // defines: together_begin, together_open, together_ok, together_add
 
 #include <sys/mman.h>
+
+#include "dev/test/exchange.h"
 
 /* The memory that all ranks see. */
 typedef struct {

@@ -7,6 +7,7 @@
 #include "llmc/run/session/row_parts.h"
 
 #include "dev/test/documents.h"
+#include "dev/test/exchange.h"
 #include "dev/test/test.h"
 
 enum { BOS = 5, TOKENS = 3000 };

@@ -19,13 +19,13 @@ static size_t bucket_most = (size_t)64 << 20;  // a small limit cuts small model
 #define BUCKET_MOST bucket_most
 
 #include "llmc/adamw.h"
-#include "llmc/base/float16.h"
 #include "llmc/base/threads.h"
 #include "llmc/dist/buckets.h"
 #include "llmc/dist/zero.h"
 #include "llmc/files/folder.h"
 #include "llmc/files/optimizer_state.h"
 
+#include "dev/test/exchange.h"
 #include "dev/test/test.h"
 
 enum { MOST_RANKS = 64 };
@@ -208,63 +208,42 @@ static void fill_mixed(float* x, size_t n, uint64_t seed) {
     }
 }
 
-/* ordered_sum() of fp32 (kind 0), bfloat16 (1) or half (2). */
-static double sum_kind(int kind, float* out, float** parts, uint16_t** bf16, uint16_t** f16, int ranks, size_t n, bool add) {
-    return kind == 0   ? ordered_sum(out, (const float* const*)parts, ranks, n, add)
-           : kind == 1 ? ordered_sum_16bit(out, (const uint16_t* const*)bf16, f32_from_bf16, ranks, n, add)
-                       : ordered_sum_16bit(out, (const uint16_t* const*)f16, f32_from_f16, ranks, n, add);
-}
-
 static void ranks_are_added_in_their_order(void) {
     enum { N = 1000 };
-    float *parts[MOST_RANKS], out[N], before[N], wanted[N];
-    uint16_t *bf16[MOST_RANKS], *f16[MOST_RANKS], narrow[N];
+    float *parts[MOST_RANKS], out[N], before[N], wanted[N], added[N];
     size_t reversed_differs = 0;
     fill_mixed(before, N, 77);
     for (int r = 0; r < MOST_RANKS; r++) {
         parts[r] = (float*)xmalloc(N * sizeof(float));
-        bf16[r] = (uint16_t*)xmalloc(N * sizeof(uint16_t));
-        f16[r] = (uint16_t*)xmalloc(N * sizeof(uint16_t));
         fill_mixed(parts[r], N, (uint64_t)r);
-        for (int i = 0; i < N; i++) {
-            bf16[r][i] = bf16_from_f32(parts[r][i]);
-            f16[r][i] = f16_from_f32(parts[r][i]);
-        }
     }
     for (int ranks = 1; ranks <= MOST_RANKS; ranks++) {
-        for (int kind = 0; kind < 3; kind++) {
-            const double squares = sum_kind(kind, out, parts, bf16, f16, ranks, N, false);
-            double all = 0;
-            size_t wrong = 0;
-            for (int i = 0; i < N; i++) {
-                volatile float sum = 0, reversed = 0, both = 0;  // volatile: each addition is rounded
-                for (int r = 0; r < ranks; r++) {
-                    const int back = ranks - 1 - r;
-                    sum = sum + (kind == 0 ? parts[r][i] : kind == 1 ? f32_from_bf16(bf16[r][i]) : f32_from_f16(f16[r][i]));
-                    reversed = reversed + parts[back][i];
-                }
-                wrong += float_bits(sum) != float_bits(out[i]);
-                reversed_differs += kind == 0 && float_bits(reversed) != float_bits(out[i]);
-                all += (double)out[i] * (double)out[i];
-                both = before[i] + sum;
-                wanted[i] = both;
+        const double squares = ordered_sum(out, (const float* const*)parts, ranks, N, false);
+        double all = 0, all_added = 0;
+        size_t wrong = 0;
+        for (int i = 0; i < N; i++) {
+            volatile float sum = 0, reversed = 0, both = 0;  // volatile: each addition is rounded
+            for (int r = 0; r < ranks; r++) {
+                sum = sum + parts[r][i];
+                reversed = reversed + parts[ranks - 1 - r][i];
             }
-            CHECK(wrong == 0, "%d ranks, kind %d: %zu sums are wrong", ranks, kind, wrong);
-            CHECK(fabs(squares - all) <= 1e-12 * all, "%d ranks: the squares add up to %g, wanted %g", ranks, squares, all);
-            // the next micro-batch of a step: its sum is added to what is there
-            float added[N];
-            memcpy(added, before, sizeof added);
-            const double squares_added = sum_kind(kind, added, parts, bf16, f16, ranks, N, true);
-            all = 0;
-            for (int i = 0; i < N; i++) { all += (double)wanted[i] * (double)wanted[i]; }
-            CHECK(memcmp(added, wanted, sizeof added) == 0, "%d ranks, kind %d: a sum is added otherwise", ranks, kind);
-            CHECK(fabs(squares_added - all) <= 1e-12 * all, "%d ranks: added squares are %g, wanted %g", ranks, squares_added,
-                  all);
+            wrong += float_bits(sum) != float_bits(out[i]);
+            reversed_differs += float_bits(reversed) != float_bits(out[i]);
+            both = before[i] + sum;
+            wanted[i] = both;
+            all += (double)out[i] * (double)out[i];
+            all_added += (double)wanted[i] * (double)wanted[i];
         }
+        CHECK(wrong == 0, "%d ranks: %zu sums are wrong", ranks, wrong);
+        CHECK(fabs(squares - all) <= 1e-12 * all, "%d ranks: the squares add up to %g, wanted %g", ranks, squares, all);
+        // the next micro-batch of a step: its sum is added to what is there
+        memcpy(added, before, sizeof added);
+        const double squares_added = ordered_sum(added, (const float* const*)parts, ranks, N, true);
+        CHECK(memcmp(added, wanted, sizeof added) == 0, "%d ranks: a sum is added otherwise", ranks);
+        CHECK(fabs(squares_added - all_added) <= 1e-12 * all_added, "%d ranks: added squares are %g, wanted %g", ranks,
+              squares_added, all_added);
     }
     CHECK(reversed_differs > N, "the order makes no difference: the test cannot fail");
-    round_sum(narrow, out, N, bf16_from_f32);
-    for (int i = 0; i < N; i++) { CHECK(narrow[i] == bf16_from_f32(out[i]), "element %d is rounded otherwise", i); }
 
     // the sum may take the place of a part; one rank's is its own, bit for bit; a NaN of any rank stays
     parts[0][0] = -0.0f;
@@ -275,11 +254,7 @@ static void ranks_are_added_in_their_order(void) {
     ordered_sum(out, (const float* const*)parts, 9, N, false);
     ordered_sum(parts[3], (const float* const*)parts, 9, N, false);
     CHECK(isnan(out[7]) && isnan(parts[3][7]) && memcmp(out, parts[3], sizeof out) == 0, "the sum in the place of a part");
-    for (int r = 0; r < MOST_RANKS; r++) {
-        free(parts[r]);
-        free(bf16[r]);
-        free(f16[r]);
-    }
+    for (int r = 0; r < MOST_RANKS; r++) { free(parts[r]); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
