@@ -844,7 +844,7 @@ static bool train_step(void* model, const StepPlan* plan, double lr, Error* e) {
         const cudaGraphExec_t captured = m->steps.micro[kind];
         ok = !run_stop_requested() && feed_next(&m->feed, &plan->data, e);
         // or a rank would wait for what never comes
-        if (!ok || kind & MICRO_LAST || meets_always(m)) { ok = together_ok(plan->team, ok, e); }
+        if (!ok || kind & MICRO_LAST || meets_always(m)) { ok = agree_ok(plan->team, ok, e); }
         if (ok && captured) { CUDA_CHECK(cudaGraphLaunch(captured, m->queue.stream)); }
         if (ok && !captured) { micro_step(m, plan, kind); }
     }
@@ -878,7 +878,7 @@ static Layout layout_of(const Session* s, const Options* o) {
     l.documents = session_documents(s);
     l.cache_len = session_context(s);
     l.level = (Recompute)o->recompute;
-    l.master = master_kind_of(o);
+    l.master = master_kind_of((MasterKind)o->master);
     l.bf16_moments = o->moments == MOMENTS_BF16;
     l.fp8 = o->fp8 && l.B > 0;
     l.fp8_head = o->fp8_head && l.fp8;
@@ -907,7 +907,9 @@ static void trainer_measure(const Trainer* t, const Session* s, const Options* o
     memory_add_apart(table, memory_names[MEM_PINNED], bytes[MEM_PINNED]);
 }
 
-static uint64_t trainer_available(const Trainer* t, const Options* o) { return device_memory(device_of(t), o); }
+static uint64_t trainer_available(const Trainer* t, const Options* o) {
+    return o->max_memory ? o->max_memory : device_memory(device_of(t));
+}
 
 /* Returns the bytes of the card that this process holds. */
 static uint64_t trainer_memory_used(const void* model) {
@@ -920,8 +922,12 @@ static uint64_t trainer_memory_used(const void* model) {
 static void* trainer_create(const Trainer* t, Session* s) {
     Llama* m = (Llama*)xmalloc(sizeof *m);
     Layout layout = layout_of(s, &s->options);
-    if (s->team && layout.train) { layout.links = exchange_join(s); }
-    if (s->team && layout.train) { layout.sharers = sequence_join(s); }
+    if (s->team && layout.train) {
+        Error e = NO_ERROR;
+        const bool joined =
+            exchange_join(&layout.links, s->team, &e) && sequence_join(&layout.sharers, s->team, session_share(s), &e);
+        if (!joined) { together_die(s, &e); }
+    }
     *m = llama_create(&s->config, &layout, device_of(t)->matmul, 0);
     m->device = device_of(t);
     m->collect = {&m->weights, &m->exchange};
@@ -958,7 +964,9 @@ static bool trainer_add_files(void* model, Checkpoint* k, Error* e) {
 static void trainer_prepare(void* model, const StepPlan* plan, const Session* s) {
     Llama* m = (Llama*)model;
     const Options* o = &s->options;
-    device_load_plans(m->queue.matmul, s);
+    char plans[PATH_CAP];
+    const bool planned = session_plan_file(s, PLAN_NAME, plans);
+    if (planned) { device_load_plans(m->queue.matmul, plans, o->plan != NULL, s->rank == 0); }
     fp8_refresh(&m->fp8, &m->queue, &m->weights);
     if (!plan) { return; }
     MicroKind kinds[MICRO_KINDS];
@@ -968,7 +976,7 @@ static void trainer_prepare(void* model, const StepPlan* plan, const Session* s)
     feed_clear(&m->feed);
     for (int k = 0; k < count; k++) { micro_step(m, plan, kinds[k]); }
     CUDA_CHECK(cudaStreamSynchronize(m->queue.stream));
-    device_check_plans(m->queue.matmul, s);
+    if (planned && s->rank == 0) { device_check_plans(m->queue.matmul, plans); }
     device_share_plans(m->queue.matmul, s->team);
     if (!o->graph || o->profile > 0) { return; }
     for (int k = 0; k < count; k++) { steps_capture(&m->steps, micro_step, m, plan, kinds[k]); }
@@ -1051,7 +1059,7 @@ static bool trainer_name_not_finite(void* model, char name[TENSOR_TEXT]) {
 static bool queue_losses(void* model, const BatchSource* data, Error* e) {
     Llama* m = (Llama*)model;
     const bool ok = !run_stop_requested() && feed_next(&m->feed, data, e);
-    if (!together_ok(m->team, ok, e)) { return false; }  // all pass the layers, or none
+    if (!agree_ok(m->team, ok, e)) { return false; }  // all pass the layers, or none
     llama_forward(m);
     llama_loss(m, 0.0f, false);
     steps_queue_losses(&m->steps);
@@ -1115,20 +1123,34 @@ static void train(const Trainer* trainer, Session* s) {
     training_close(&t);
 }
 
+/* Refuses flags that this build or the model does not take, before anything asks for a card. Returns whether products are in
+ * 8 bits. */
+static bool flags_check(const Session* s) {
+    const Options* o = &s->options;
+    if (s->config.hidden_size > RMSNORM_MAX_C) {
+        die("%s: hidden_size is %d, wanted at most %d on a GPU", s->model_dir[0] ? s->model_dir : o->model,
+            s->config.hidden_size, RMSNORM_MAX_C);
+    }
+    if (o->given[OPT_master]) { master_check((MasterKind)o->master); }
+    if (o->fp8_head && !o->fp8) {
+        die_usage("--fp8-head: the blocks' products are not in FP8, wanted --fp8 as well, or --no-fp8-head");
+    }
+    const bool fp8 = o->fp8 && (job_trains(s->job) || s->job == JOB_EVAL);
+    const char* tokens = session_share(s).parts > 1 ? "--batch * --seq / --seq-parallel" : "--batch * --seq";
+    if (fp8) { fp8_check(&s->config, o->fp8_head, session_tokens(s), tokens); }
+    return fp8;
+}
+
 int main(int argc, char** argv) {
     Ranks ranks;
     Session s;
     Team team;
     const FoundCheckpoint found = together_start(&team, &ranks, argc, argv, ON_GPU, device_count);
     session_open(&s, argc, argv, ON_GPU, ranks.rank, ranks.ranks, found);
-    if (s.config.hidden_size > RMSNORM_MAX_C) {
-        die("%s: hidden_size is %d, wanted at most %d on a GPU", s.model_dir[0] ? s.model_dir : s.options.model,
-            s.config.hidden_size, RMSNORM_MAX_C);
-    }
-    master_check(&s.options);
-    fp8_check(&s);
-    Device d = device_open(&s.options, &ranks, job_trains(s.job));
-    fp8_check_device(&s, &d);
+    const Options* o = &s.options;
+    const bool fp8 = flags_check(&s);
+    Device d = device_open(&ranks, job_trains(s.job), o->tf32, o->dry_run && o->max_memory > 0);
+    if (fp8) { fp8_check_device(&d); }
     run_machine(d.name, 1, s.machine, sizeof s.machine);
     if (!d.missing) { device_build(&d, s.build, sizeof s.build); }
     together_open(&s, &team, &ranks);

@@ -15,7 +15,8 @@
 #ifndef LLMC_ADAMW_CUH
 #define LLMC_ADAMW_CUH
 
-#include "llmc/cuda/master.cuh"    // defines: MasterKind, nearest_upper, stochastic_upper, split_join
+#include "llmc/cuda/master.cuh"    // defines: nearest_upper, stochastic_upper, split_join
+#include "llmc/base/update.h"      // defines: MasterKind
 #include "llmc/cuda/ptx.cuh"       // defines: pack2, compute_here
 #include "llmc/cuda/quotient.cuh"  // defines: quotient_of, inverse_of, root_of
 #include "llmc/step_state.cuh"     // defines: StepState

@@ -16,8 +16,7 @@
 #define LLMC_STEP_STATE_CUH
 
 #include "llmc/base/outlier.h"
-#include "llmc/base/update.h"
-#include "llmc/files/mix.h"  // defines: SourceLosses
+#include "llmc/base/update.h"  // defines: SourceLosses, StepHyper, update_verdict
 #include "llmc/cuda/cuda_common.cuh"
 #include "llmc/cuda/ptx.cuh"  // defines: card_clock
 #include "llmc/quantise.h"    // defines: QuantiseCounts, NUM_QUANTISED

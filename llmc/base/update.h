@@ -9,6 +9,18 @@
 
 #include <math.h>
 
+enum { MIX_MOST = 32 };  // sources of training data (files/mix.h)
+
+/* Training losses by source, since they were cleared. */
+typedef struct {
+    int count;             // of the sources; 0: there is only one
+    double sum[MIX_MOST];  // of the losses of its tokens
+    double tokens[MIX_MOST];
+} SourceLosses;
+
+/* The form of the master weights beside 16-bit ones: fp32; the lower 16 bits; none, with stochastic rounding. */
+typedef enum { MASTER_FP32, MASTER_SPLIT, MASTER_NONE } MasterKind;
+
 typedef enum { UPDATE_APPLIED, UPDATE_NOT_FINITE, UPDATE_OUTLIER_LOSS, UPDATE_OUTLIER_NORM } UpdateVerdict;
 
 /* Constant during a run. */

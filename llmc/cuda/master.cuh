@@ -16,8 +16,6 @@
 #include "llmc/cuda/cuda_common.cuh"
 #include "llmc/base/float16.h"
 
-typedef enum { MASTER_NONE, MASTER_FP32, MASTER_SPLIT } MasterKind;
-
 /* Returns the bfloat16 with these 16 bits. */
 __host__ __device__ __forceinline__ __nv_bfloat16 bfloat16_of(uint32_t bits) {
     __nv_bfloat16_raw raw;

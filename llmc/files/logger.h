@@ -29,11 +29,10 @@
 #include "llmc/files/config_file.h"    // defines: config_fields, config_write_value
 #include "llmc/files/json.h"           // defines: json_parse, json_get, json_write_string, json_write_text, json_write_double
 #include "llmc/files/log_history.h"    // defines: LOG_LINE_MAX, log_line_too_long
-#include "llmc/files/mix.h"            // defines: SourceLosses
+#include "llmc/base/update.h"          // defines: SourceLosses
 #include "llmc/files/output.h"         // defines: open_output, is_open_file
 #include "llmc/files/trainer_state.h"  // defines: TrainerState
 #include "llmc/quantise.h"             // defines: QuantiseCounts, NUM_QUANTISED, quantised_names
-#include "llmc/run/cli/options.h"      // defines: Options, options_json, trainer_name
 
 typedef struct {
     int fd;  // -1: no log (all ranks but the first, and jobs that write nothing)
@@ -216,20 +215,28 @@ static inline void log_run(FILE* f, const TrainerState* s) {
     log_int(f, "parent_step", (int64_t)s->parent_step);
 }
 
-/* Logs the first line: all that is needed to repeat the run. `machine` is run_machine()'s text, `precision` is FP32, BF16
- * or FP16, `tokens` counts the tokens of the training files. */
-static inline bool log_config(Logger* g, const TrainerState* s, const Options* o, int argc, char** argv, const ModelConfig* c,
-                              const ParamTable* t, const char* precision, const char* machine, uint64_t tokens, Error* e) {
+/* How a run was started. */
+typedef struct {
+    const char *program, *precision;  // precision: FP32, BF16 or FP16
+    const char* machine;              // run_machine()'s text
+    const char* options;              // all of them, as a JSON object
+    int argc;
+    char** argv;
+} LoggedRun;
+
+/* Logs the first line, which holds all that is needed to repeat the run. tokens: in the training files */
+static inline bool log_config(Logger* g, const TrainerState* s, const LoggedRun* r, const ModelConfig* c, const ParamTable* t,
+                              uint64_t tokens, Error* e) {
     FILE* f = logger_begin(g, "config");
     log_text(f, "version", LLMC_VERSION);
     log_time(f);
     log_run(f, s);
-    log_text(f, "program", trainer_name(o->trainer));
-    log_text(f, "precision", precision);
-    log_text(f, "machine", machine);
-    log_argv(f, argc, argv);
+    log_text(f, "program", r->program);
+    log_text(f, "precision", r->precision);
+    log_text(f, "machine", r->machine);
+    log_argv(f, r->argc, r->argv);
     log_key(f, "options");
-    options_json(f, o, true);
+    fputs(r->options, f);
     fprintf(f, ",\"model\":{\"parameters\":%zu", t->num_params);
     for (int i = 0; i < NUM_CONFIG_FIELDS; i++) {
         if (config_fields[i].kind == CONFIG_FIXED) { continue; }
@@ -336,17 +343,16 @@ static inline bool log_checkpoint(Logger* g, int64_t step, const char* path, uin
 }
 
 /* Logs that the run goes on from the checkpoint `path`, and flushes the log: from here on it is the run that wrote last. */
-static inline bool log_resume(Logger* g, const TrainerState* s, const char* path, const Options* o, int argc, char** argv,
-                              const char* machine, Error* e) {
+static inline bool log_resume(Logger* g, const TrainerState* s, const char* path, const LoggedRun* r, Error* e) {
     FILE* f = logger_begin(g, "resume");
     log_int(f, "step", (int64_t)s->step);
     log_time(f);
     log_run(f, s);
     log_text(f, "path", path);
-    log_text(f, "machine", machine);
-    log_argv(f, argc, argv);
+    log_text(f, "machine", r->machine);
+    log_argv(f, r->argc, r->argv);
     log_key(f, "options");
-    options_json(f, o, true);
+    fputs(r->options, f);
     return logger_end(g, e) && logger_sync(g, e);
 }
 

@@ -26,6 +26,7 @@
 #ifndef LLMC_MIX_H
 #define LLMC_MIX_H
 
+#include "llmc/base/update.h"  // defines: MIX_MOST
 #include "llmc/base/utils.h"
 #include "llmc/base/crc.h"          // defines: Crc, crc_begin, crc_add, crc_end
 #include "llmc/base/rand.h"         // defines: RAND_MIX
@@ -35,7 +36,6 @@
 
 enum {
     MIX_BLOCK = 4096,  // rows; a table is made in about 0.2 ms
-    MIX_MOST = 32,     // sources
 };
 
 typedef struct {
@@ -62,13 +62,6 @@ typedef struct {
     MixBlock* taking;   // belongs to the caller
     int32_t* taken;     // (B) the source of each row of the last batch
 } Mix;
-
-/* Training losses by source, since they were cleared. */
-typedef struct {
-    int count;             // of the sources; 0: there is only one
-    double sum[MIX_MOST];  // of the losses of its tokens
-    double tokens[MIX_MOST];
-} SourceLosses;
 
 // ---------------------------------------------------------------------------------------------------------------------
 // the text

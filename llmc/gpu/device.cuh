@@ -14,7 +14,6 @@
 #include "llmc/matmul.cuh"            // defines: MatmulContext, matmul_create
 #include "llmc/dist/ranks.h"          // defines: Ranks, ranks_device
 #include "llmc/train/mfu.h"           // defines: gpu_peak_flops
-#include "llmc/run/cli/options.h"     // defines: Options
 
 #include <dlfcn.h>
 
@@ -74,9 +73,9 @@ static inline int device_count(void) {
     return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
 }
 
-/* Opens the card of this rank. With `trains`, loads all kernels; afterwards only the model takes memory. Ends the program if
- * there is no card, except for a --dry-run that is told how much memory it would have. */
-static inline Device device_open(const Options* o, const Ranks* ranks, bool trains) {
+/* Opens the card of this rank. With `trains`, loads all kernels; afterwards only the model takes memory. tf32: FP32 builds may
+ * round factors. Ends the program if no card is found, unless one may be `missing`. */
+static inline Device device_open(const Ranks* ranks, bool trains, bool tf32, bool missing) {
     Device d;
     cudaDeviceProp properties;
     size_t free_bytes = 0;
@@ -89,12 +88,12 @@ static inline Device device_open(const Options* o, const Ranks* ranks, bool trai
     const cudaError_t status = cudaGetDeviceCount(&count);
     if (status != cudaSuccess || count == 0) {
         const char* why = status != cudaSuccess ? cudaGetErrorString(status) : "the machine has none";
-        if (o->dry_run && o->max_memory > 0) { return device_missing(why); }
+        if (missing) { return device_missing(why); }
         die("no GPU can be used: %s\n  hint: ./train_llama3 runs on the CPU, with the same flags; --dry-run --max-memory 80G "
             "tells what would fit into a GPU of 80 GiB",
             why);
     }
-    if (o->tf32 && sizeof(floatX) != 4) { die_usage("--tf32: this is a build for %s, wanted PRECISION=FP32", PRECISION_NAME); }
+    if (tf32 && sizeof(floatX) != 4) { die_usage("--tf32: this is a build for %s, wanted PRECISION=FP32", PRECISION_NAME); }
     const int card = ranks_device(ranks, count);
     if (card < 0) { die("%d ranks are on this host, wanted at most %d, one for each GPU", ranks->local_ranks, count); }
     CUDA_CHECK(cudaSetDevice(card));
@@ -102,9 +101,9 @@ static inline Device device_open(const Options* o, const Ranks* ranks, bool trai
     d.others = device_memory_in_use(bus);
     CUDA_CHECK(cudaGetDeviceProperties(&properties, card));
     snprintf(d.name, sizeof d.name, "%s", properties.name);
-    const PeakKind kinds[] = {o->tf32 ? PEAK_TF32 : PEAK_FP32, PEAK_BF16, PEAK_FP16};
+    const PeakKind kinds[] = {tf32 ? PEAK_TF32 : PEAK_FP32, PEAK_BF16, PEAK_FP16};
     d.peak_flops = gpu_peak_flops(d.name, kinds[IS_BF16 ? 1 : IS_FP16 ? 2 : 0]);
-    d.matmul = matmul_create(NULL, o->tf32);
+    d.matmul = matmul_create(NULL, tf32);
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &d.total));
     d.context = d.total - free_bytes - size_min(d.others, d.total - free_bytes);
     return d;
@@ -128,9 +127,7 @@ static inline void device_build(const Device* d, char* out, size_t cap) {
              TEXT_OF_MACRO(__CUDA_ARCH_LIST__), cublasLtGetVersion(), d->name);
 }
 
-/* Returns the bytes that this process may use, its context included: --max-memory, or all that others leave. */
-static inline uint64_t device_memory(const Device* d, const Options* o) {
-    return o->max_memory ? o->max_memory : d->total - d->others;
-}
+/* Returns the bytes that other processes leave to this one, its context included. */
+static inline uint64_t device_memory(const Device* d) { return d->total - d->others; }
 
 #endif

@@ -36,13 +36,13 @@
 #ifndef LLMC_EXCHANGE_CUH
 #define LLMC_EXCHANGE_CUH
 
-#include "llmc/dist/buckets.h"          // defines: Bucket, Buckets
-#include "llmc/dist/zero.h"             // defines: GRADIENT_PARTS
-#include "llmc/gpu/layers.cuh"          // defines: Gradient
-#include "llmc/gpu/nccl.cuh"            // defines: NcclGroup, NcclId, nccl_join, nccl_all_to_all, nccl_all_gather
-#include "llmc/gpu/profile.cuh"         // defines: Profiler, Op
-#include "llmc/step_state.cuh"          // defines: StepState, step_computed_cuda, norm_finish_cuda
-#include "llmc/run/session/together.h"  // defines: together_ok, together_gather, together_hosts
+#include "llmc/dist/agree.h"       // defines: agree_ok, agree_gather, agree_hosts
+#include "llmc/dist/buckets.h"     // defines: Bucket, Buckets
+#include "llmc/dist/zero.h"        // defines: GRADIENT_PARTS
+#include "llmc/gpu/gradients.cuh"  // defines: Gradient
+#include "llmc/gpu/nccl.cuh"       // defines: NcclGroup, NcclId, nccl_join, nccl_all_to_all, nccl_all_gather
+#include "llmc/gpu/profile.cuh"    // defines: Profiler, Op
+#include "llmc/step_state.cuh"     // defines: StepState, step_computed_cuda, norm_finish_cuda
 
 enum { SUM_BLOCKS = 264, SUM_THREADS = 256, JOIN_SECONDS = 120 };
 
@@ -162,32 +162,32 @@ static inline cudaEvent_t* exchange_events(const Exchange* x) {
     return events;
 }
 
-/* Connects the GPUs of the ranks first, first + step, ..., of which there are `count` and this is one; all ranks call this,
- * each for its own group, which `first` invites. Ends the run if one of them cannot. Returns what nccl_leave() and free()
- * end. */
-static inline NcclGroup* exchange_join_some(Session* s, int first, int step, int count) {
-    NcclGroup* group = (NcclGroup*)xmalloc(sizeof *group);
-    NcclId id, *all = (NcclId*)xcalloc((size_t)s->ranks, sizeof *all);
-    Error e = NO_ERROR;
+/* Connects the GPUs of the ranks first, first + step, ..., of which there are `count` and this is one. All ranks call this, each
+ * for its own group, which `first` invites. Writes what nccl_leave() and free() end. Fails on all ranks if one cannot. */
+static inline bool exchange_join_some(NcclGroup** group, Team* team, int first, int step, int count, Error* e) {
+    const int rank = team->run.rank;
+    NcclId id, *all = (NcclId*)xcalloc((size_t)team->run.ranks, sizeof *all);
     memset(&id, 0, sizeof id);
-    if (!together_ok(s->team, s->rank != first || nccl_invite(&id, &e), &e)) { together_die(s, &e); }
-    together_gather(s->team, &id, sizeof id, all);
-    const bool joined = nccl_join(group, &all[first], (s->rank - first) / step, count, JOIN_SECONDS, &e);
-    if (!together_ok(s->team, joined, &e)) { together_die(s, &e); }
+    *group = (NcclGroup*)xmalloc(sizeof **group);
+    bool ok = agree_ok(team, rank != first || nccl_invite(&id, e), e);
+    if (ok) {
+        agree_gather(team, &id, sizeof id, all);
+        ok = agree_ok(team, nccl_join(*group, &all[first], (rank - first) / step, count, JOIN_SECONDS, e), e);
+    }
     free(all);
-    return group;
+    return ok;
 }
 
-/* Connects the ranks. exchange_unlink() frees. */
-static inline Links exchange_join(Session* s) {
-    Links links = {exchange_join_some(s, 0, 1, s->ranks), NULL, NULL, together_hosts(s->team)};
-    if (links.hosts > 1) {
-        const int most = s->ranks / links.hosts, place = s->rank % most;
-        links.inside = exchange_join_some(s, s->rank - place, 1, most);
-        links.across = exchange_join_some(s, place, most, links.hosts);
-        printf("hosts   %d of %d ranks: gradients are added up on each host first\n", links.hosts, most);
-    }
-    return links;
+/* Connects the ranks. exchange_unlink() frees. Fails on all ranks if one cannot. */
+static inline bool exchange_join(Links* links, Team* team, Error* e) {
+    const int rank = team->run.rank, ranks = team->run.ranks;
+    if (!exchange_join_some(&links->all, team, 0, 1, ranks, e)) { return false; }
+    links->hosts = agree_hosts(team);
+    if (links->hosts <= 1) { return true; }
+    const int most = ranks / links->hosts, place = rank % most;
+    printf("hosts   %d of %d ranks: gradients are added up on each host first\n", links->hosts, most);
+    return exchange_join_some(&links->inside, team, rank - place, 1, most, e) &&
+           exchange_join_some(&links->across, team, place, most, links->hosts, e);
 }
 
 /* Makes the stream and the events. The model lays out the buffers. */

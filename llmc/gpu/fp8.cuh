@@ -38,15 +38,14 @@
 #ifndef LLMC_FP8_CUH
 #define LLMC_FP8_CUH
 
-#include "llmc/config.h"               // defines: ModelConfig, ParamTable, param_offset
-#include "llmc/dist/zero.h"            // defines: GATHER_SLOTS
-#include "llmc/cuda/arena.cuh"         // defines: Arena, take
-#include "llmc/gpu/device.cuh"         // defines: Device
-#include "llmc/gpu/exchange.cuh"       // defines: Exchange
-#include "llmc/gpu/layers.cuh"         // defines: Queue
-#include "llmc/gpu/weights.cuh"        // defines: WeightArena, weight_at
-#include "llmc/quantise.cuh"           // defines: QuantisedRows, QuantisedWeights, quantise_weights_cuda
-#include "llmc/run/session/session.h"  // defines: Session
+#include "llmc/config.h"          // defines: ModelConfig, ParamTable, param_offset
+#include "llmc/dist/zero.h"       // defines: GATHER_SLOTS
+#include "llmc/cuda/arena.cuh"    // defines: Arena, take
+#include "llmc/gpu/device.cuh"    // defines: Device
+#include "llmc/gpu/exchange.cuh"  // defines: Exchange
+#include "llmc/gpu/layers.cuh"    // defines: Queue
+#include "llmc/gpu/weights.cuh"   // defines: WeightArena, weight_at
+#include "llmc/quantise.cuh"      // defines: QuantisedRows, QuantisedWeights, quantise_weights_cuda
 
 /* The 8-bit copies of the weights; all NULL without --fp8, the head's without --fp8-head. */
 typedef struct {
@@ -72,39 +71,31 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------------------
 // opening
 
-/* Refuses a run that --fp8 does not take, before anything asks for a card. */
-static inline void fp8_check(const Session* s) {
-    const Options* o = &s->options;
-    const ModelConfig* c = &s->config;
-    const bool computes = job_trains(s->job) || s->job == JOB_EVAL;
-    if (o->fp8_head && !o->fp8) {
-        die_usage("--fp8-head: the blocks' products are not in FP8, wanted --fp8 as well, or --no-fp8-head");
-    }
-    if (!o->fp8 || !computes) { return; }
+/* Refuses, before anything asks for a card, a model that --fp8 (`head`: and --fp8-head) does not take. tokens: of a rank's
+ * micro-batch, which the flags `words` set */
+static inline void fp8_check(const ModelConfig* c, bool head, size_t tokens, const char* words) {
     if (!IS_BF16) { die_usage("--fp8: this is a build for %s, wanted PRECISION=BF16", PRECISION_NAME); }
     if (c->lora.rank > 0) { die_usage("--fp8: the run trains adapters (--lora), wanted one that trains all weights"); }
     const struct {
         const char* name;
         int64_t size;
-    } sizes[] = {
-        {"hidden_size", c->hidden_size},
-        {"intermediate_size", c->intermediate_size},
-        {"num_attention_heads * head_dim", q_width(c)},
-        {"(num_attention_heads + 2 * num_key_value_heads) * head_dim", (int64_t)qkv_width(c)},
-        {session_share(s).parts > 1 ? "--batch * --seq / --seq-parallel" : "--batch * --seq", (int64_t)session_tokens(s)}};
+    } sizes[] = {{"hidden_size", c->hidden_size},
+                 {"intermediate_size", c->intermediate_size},
+                 {"num_attention_heads * head_dim", q_width(c)},
+                 {"(num_attention_heads + 2 * num_key_value_heads) * head_dim", (int64_t)qkv_width(c)},
+                 {words, (int64_t)tokens}};
     for (const auto& size : sizes) {
         if (size.size % QUANTISE_WIDTH == 0) { continue; }
         die("--fp8: %s is %lld, wanted a multiple of %d", size.name, (long long)size.size, (int)QUANTISE_WIDTH);
     }
-    if (o->fp8_head && c->vocab_size % QUANTISE_WIDTH != 0) {
+    if (head && c->vocab_size % QUANTISE_WIDTH != 0) {
         die("--fp8-head: vocab_size is %d, wanted a multiple of %d", c->vocab_size, (int)QUANTISE_WIDTH);
     }
 }
 
 /* Refuses a card, or a cuBLASLt, without scales for each row, before anything is allocated. */
-static inline void fp8_check_device(const Session* s, const Device* d) {
-    const bool computes = job_trains(s->job) || s->job == JOB_EVAL;
-    if (!s->options.fp8 || !computes || d->missing) { return; }
+static inline void fp8_check_device(const Device* d) {
+    if (d->missing) { return; }
     const int major = device_attribute(cudaDevAttrComputeCapabilityMajor);
     const int minor = device_attribute(cudaDevAttrComputeCapabilityMinor);
     if (major != 9 || minor != 0) {

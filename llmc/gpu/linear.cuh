@@ -30,7 +30,7 @@
 #include "llmc/gpu/fp8.cuh"            // defines: Fp8Copies
 #include "llmc/gpu/gradients.cuh"      // defines: Gradient
 #include "llmc/gpu/layers.cuh"         // defines: Queue, pitch_of, bytes_x
-#include "llmc/lora.cuh"               // defines: Lora, lora_forward_cuda, lora_backward_input_cuda, lora_backward_weight_cuda
+#include "llmc/lora.cuh"               // defines: lora_forward_cuda, lora_backward_input_cuda, lora_backward_weight_cuda
 #include "llmc/matmul.cuh"             // defines: operand, matmul_forward_cuda, matmul_backward_input_cuda
 #include "llmc/quantise.cuh"           // defines: QuantisedRows, QuantisedTranspose, quantise_rows_cuda
 #include "llmc/rmsnorm.cuh"            // defines: rmsnorm_forward_cuda, rmsnorm_backward_cuda

@@ -7,11 +7,10 @@
 #ifndef LLMC_PLANS_CUH
 #define LLMC_PLANS_CUH
 
-#include "llmc/files/matmul_plans.h"    // defines: MatmulSetup, matmul_plans_write, matmul_plans_read
-#include "llmc/cuda/cuda_common.cuh"    // defines: device_name, device_attribute
-#include "llmc/matmul.cuh"              // defines: MatmulContext, MatmulPlan, matmul_use_saved
-#include "llmc/run/session/session.h"   // defines: Session
-#include "llmc/run/session/together.h"  // defines: together_take_first
+#include "llmc/files/matmul_plans.h"  // defines: MatmulSetup, matmul_plans_write, matmul_plans_read
+#include "llmc/cuda/cuda_common.cuh"  // defines: device_name, device_attribute
+#include "llmc/matmul.cuh"            // defines: MatmulContext, MatmulPlan, matmul_use_saved
+#include "llmc/dist/agree.h"          // defines: agree_first
 
 /* Returns what choices depend on: GPU, its multiprocessors, cuBLASLt, workspace and compute type. */
 static inline MatmulSetup matmul_setup(const MatmulContext* c) {
@@ -70,32 +69,19 @@ static inline bool device_save_plans(MatmulContext* matmul, const char* folder, 
     return path_join(path, folder, PLAN_NAME, e) && matmul_save_plans(matmul, path, e);
 }
 
-/* Finds the plan file: --plan, or else that of the checkpoint that a run goes on from. Returns false if there is none. */
-static inline bool device_plan_path(const Session* s, char path[PATH_CAP]) {
-    Error e = NO_ERROR;
-    if (s->options.plan) {
-        snprintf(path, PATH_CAP, "%s", s->options.plan);
-        return true;
-    }
-    if (!s->resumed || !folder_has(s->model_dir, PLAN_NAME)) { return false; }
-    must(path_join(path, s->model_dir, PLAN_NAME, &e), &e);
-    return true;
-}
-
-/* Reads the plan file. One that another card or cuBLASLt has made is not used, with one warning. */
-static inline void device_load_plans(MatmulContext* matmul, const Session* s) {
-    char path[PATH_CAP];
+/* Reads the plan file `path`. A file of another card or cuBLASLt is not used, with one warning; any other error in a file that
+ * was `asked` for by name ends the program. */
+static inline void device_load_plans(MatmulContext* matmul, const char* path, bool asked, bool warns) {
     bool elsewhere = false;
     Error e = NO_ERROR;
-    if (!device_plan_path(s, path) || matmul_load_plans(matmul, path, &elsewhere, &e)) { return; }
-    if (s->options.plan && !elsewhere) { must(false, &e); }
-    if (s->rank == 0) { warn("%s: cuBLASLt chooses again, so the bits may differ", e.msg); }
+    if (matmul_load_plans(matmul, path, &elsewhere, &e)) { return; }
+    if (asked && !elsewhere) { must(false, &e); }
+    if (warns) { warn("%s: cuBLASLt chooses again, so the bits may differ", e.msg); }
 }
 
-/* Tells, once the products of a training step have been made, if the plan file lacks some: it is that of other shapes. */
-static inline void device_check_plans(const MatmulContext* matmul, const Session* s) {
-    char path[PATH_CAP];
-    if (matmul->num_unsaved == 0 || s->rank > 0 || !device_plan_path(s, path)) { return; }
+/* Warns, once the products of a training step have been made, if the plan file lacks some: it is a file of other shapes. */
+static inline void device_check_plans(const MatmulContext* matmul, const char* path) {
+    if (matmul->num_unsaved == 0) { return; }
     warn(
         "%s: has no choice that runs here for %d of the %d matrix products of a step: cuBLASLt chooses for them, so the bits "
         "may differ",
@@ -108,8 +94,8 @@ static inline void device_share_plans(MatmulContext* matmul, Team* team) {
     if (!team) { return; }
     int count = matmul->num_plans;
     MatmulChoice* choices = matmul_choices(matmul);
-    together_take_first(team, &count, sizeof count);
-    together_take_first(team, choices, (size_t)count * sizeof *choices);
+    agree_first(team, &count, sizeof count);
+    agree_first(team, choices, (size_t)count * sizeof *choices);
     if (team->run.rank > 0) { matmul_adopt(matmul, choices, count); }
     free(choices);
 }

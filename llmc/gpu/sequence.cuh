@@ -88,10 +88,11 @@ static inline void heads_pack_cuda(floatX* pieces, floatX* rows, AttentionShape 
 // ---------------------------------------------------------------------------------------------------------------------
 // opening
 
-/* Connects the GPUs that share rows. All ranks call this. Returns NULL where rows are not shared; sequence_close() frees. */
-static inline NcclGroup* sequence_join(Session* s) {
-    const RowShare share = session_share(s);
-    return share.parts > 1 ? exchange_join_some(s, s->rank - share.part, 1, share.parts) : NULL;
+/* Connects the GPUs that share rows. All ranks call this. *group becomes NULL where rows are not shared; sequence_close()
+ * frees. Fails on all ranks if one cannot. */
+static inline bool sequence_join(NcclGroup** group, Team* team, RowShare share, Error* e) {
+    *group = NULL;
+    return share.parts <= 1 || exchange_join_some(group, team, team->run.rank - share.part, 1, share.parts, e);
 }
 
 /* Makes the events. The model lays out the buffers. beside: the stream of the exchange */

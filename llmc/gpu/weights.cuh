@@ -5,13 +5,13 @@
 #ifndef LLMC_WEIGHTS_CUH
 #define LLMC_WEIGHTS_CUH
 
-#include "llmc/cuda/master.cuh"          // defines: MasterKind, master_set_cuda, master_get_cuda
+#include "llmc/cuda/master.cuh"          // defines: master_set_cuda, master_get_cuda
+#include "llmc/base/update.h"            // defines: MasterKind
 #include "llmc/base/float16.h"           // defines: bf16_from_f32, f32_from_bf16
 #include "llmc/base/utils.h"             // defines: die_usage
 #include "llmc/dist/buckets.h"           // defines: Buckets, shard_local, shard_left
 #include "llmc/files/optimizer_state.h"  // defines: StateSlot, SlotKind, slot_names
 #include "llmc/cuda/cuda_common.cuh"
-#include "llmc/run/cli/options.h"  // defines: Options
 
 enum { WEIGHTS_STAGED = 4 };
 
@@ -39,18 +39,17 @@ typedef struct {
 } WeightArena;
 
 /* Refuses master weights that this build does not have. */
-static inline void master_check(const Options* o) {
-    if (IS_BF16 || !o->given[OPT_master] || o->master == MASTER_OPTION_FP32) { return; }
+static inline void master_check(MasterKind wanted) {
+    if (IS_BF16 || wanted == MASTER_FP32) { return; }
     die_usage("--master %s this is a build for %s, wanted PRECISION=BF16",
-              o->master == MASTER_OPTION_SPLIT ? "split: a weight's upper half is its BF16 value;"
-                                               : "none: rounded stochastically are BF16 weights;",
+              wanted == MASTER_SPLIT ? "split: a weight's upper half is its BF16 value;"
+                                     : "none: rounded stochastically are BF16 weights;",
               PRECISION_NAME);
 }
 
-/* Returns the form of a run's master weights. A checkpoint may come from another build, and its flag mean nothing here. */
-static inline MasterKind master_kind_of(const Options* o) {
-    if (!IS_BF16) { return sizeof(floatX) == 4 ? MASTER_NONE : MASTER_FP32; }
-    return o->master == MASTER_OPTION_SPLIT ? MASTER_SPLIT : o->master == MASTER_OPTION_NONE ? MASTER_NONE : MASTER_FP32;
+/* Returns the form of a run's master weights. A checkpoint may come from another build, whose flag means nothing here. */
+static inline MasterKind master_kind_of(MasterKind wanted) {
+    return IS_BF16 ? wanted : sizeof(floatX) == 4 ? MASTER_NONE : MASTER_FP32;
 }
 
 static inline size_t master_bytes(MasterKind kind) {

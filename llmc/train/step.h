@@ -16,7 +16,7 @@
 #include "llmc/dist/team_state.h"      // defines: Team
 #include "llmc/files/trainer_state.h"  // defines: TrainerState
 #include "llmc/files/dataloader.h"     // defines: DataLoader, dataloader_next
-#include "llmc/files/mix.h"            // defines: Mix, mix_next, SourceLosses
+#include "llmc/files/mix.h"            // defines: Mix, mix_next
 #include "llmc/quantise.h"             // defines: QuantiseCounts, NUM_QUANTISED
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -38,7 +38,8 @@ static void shared_attention_backward(float* dqkv, void* scratch, float* dout, c
 #include "llmc/dist/launch.h"           // defines: launch_ranks
 #include "llmc/dist/ranks.h"            // defines: Ranks, RANKS_MAX, ranks_find
 #include "llmc/dist/sequence.h"         // defines: RowShare, heads_shape, heads_out, heads_width
-#include "llmc/run/session/together.h"  // defines: together_begin, together_open, together_ok, together_add
+#include "llmc/run/session/together.h"  // defines: together_begin, together_open
+#include "llmc/dist/agree.h"            // defines: agree_ok, agree_add
 
 #include <sys/mman.h>
 
@@ -241,11 +242,11 @@ static bool ranks_step(void* model, const StepPlan* plan, double lr, Error* e) {
     exchange.shares = false;
     be_slow_if_asked(plan, start);
     busy_ms = (now_seconds() - start) * 1e3;
-    if (!together_ok(plan->team, ok, e)) { return false; }
+    if (!agree_ok(plan->team, ok, e)) { return false; }
     double sums[3] = {sum_shards(m, plan), r->loss, r->trained};
-    together_add(plan->team, sums, 3);
-    together_add(plan->team, r->sources.sum, (size_t)r->sources.count);
-    together_add(plan->team, r->sources.tokens, (size_t)r->sources.count);
+    agree_add(plan->team, sums, 3);
+    agree_add(plan->team, r->sources.sum, (size_t)r->sources.count);
+    agree_add(plan->team, r->sources.tokens, (size_t)r->sources.count);
     r->loss = sums[1] / plan->team->run.ranks;
     r->trained = sums[2];
     if (step_decide(m, plan, sqrt(sums[0]), &hyper)) { update_shards(m, plan, hyper); }

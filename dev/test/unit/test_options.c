@@ -121,9 +121,9 @@ static void defaults_lie_in_their_ranges_and_choices_follow_their_enums(void) {
     CHECK(strcmp(word, "block") == 0, "recompute %s", word);
     choice_word(option_specs[OPT_export_dtype].value, EXPORT_F16, word, sizeof word);
     CHECK(strcmp(word, "f16") == 0, "export %s", word);
-    choice_word(option_specs[OPT_master].value, MASTER_OPTION_SPLIT, word, sizeof word);
+    choice_word(option_specs[OPT_master].value, MASTER_SPLIT, word, sizeof word);
     CHECK(strcmp(word, "split") == 0, "master %s", word);
-    choice_word(option_specs[OPT_master].value, MASTER_OPTION_NONE, word, sizeof word);
+    choice_word(option_specs[OPT_master].value, MASTER_NONE, word, sizeof word);
     CHECK(strcmp(word, "none") == 0, "master %s", word);
     choice_word(option_specs[OPT_moments].value, MOMENTS_BF16, word, sizeof word);
     CHECK(strcmp(word, "bf16") == 0, "moments %s", word);

@@ -282,15 +282,18 @@ static void every_line_of_the_log_is_json_of_its_event(void) {
     ParamTable t = param_table(&c);
     char program[] = "train", flag[] = "--out=a\"b\xff";
     char* argv[] = {program, flag};
+    char* options = options_log_text(&o);
+    const LoggedRun how = {"train_llama3", "FP32", "a machine", options, 2, argv};
     CHECK(logger_open(&g, dir, -1, &e), "%s", e.msg);
-    CHECK(log_config(&g, &run, &o, 2, argv, &c, &t, "FP32", "a machine", 123, &e), "%s", e.msg);
+    CHECK(log_config(&g, &run, &how, &c, &t, 123, &e), "%s", e.msg);
     CHECK(log_step(&g, 1, 3.25, NAN, 3e-4, 41.2, 1000, 1.5, 64, -1, &one, none, NULL, &e) &&
               log_step(&g, 2, INFINITY, 1, 0, 1, 1, 2, 128, 77, &one, some, "loss", &e),
           "%s", e.msg);
     CHECK(log_val(&g, 2, 3.5, 1.25, &e) && log_sample(&g, 2, "a\nb\0c", 5, &e) &&
               log_checkpoint(&g, 2, "out/step_00000002", 77, &e),
           "%s", e.msg);
-    CHECK(log_resume(&g, &run, "p", &o, 2, argv, "m", &e) && log_end(&g, 2, "done", 1.5, &e), "%s", e.msg);
+    CHECK(log_resume(&g, &run, "p", &how, &e) && log_end(&g, 2, "done", 1.5, &e), "%s", e.msg);
+    free(options);
     static const char* const events[] = {"config", "step", "step", "val", "sample", "checkpoint", "resume", "end"};
     char* text = log_text_of(g.path);
     int lines = 0;

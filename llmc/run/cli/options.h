@@ -36,7 +36,6 @@ typedef enum { LORA_ON_QKVO, LORA_ON_FFN, LORA_ON_ALL } LoraOn;
 typedef enum { ZERO_1, ZERO_2, ZERO_3 } Zero;
 typedef enum { RECOMPUTE_NONE, RECOMPUTE_NORM_SWIGLU, RECOMPUTE_FFN, RECOMPUTE_BLOCK } Recompute;
 typedef enum { GRAD_DTYPE_PARAM, GRAD_DTYPE_FP32, GRAD_DTYPE_AUTO } GradDtype;
-typedef enum { MASTER_OPTION_FP32, MASTER_OPTION_SPLIT, MASTER_OPTION_NONE } MasterOption;
 typedef enum { MOMENTS_FP32, MOMENTS_BF16 } MomentsKind;
 
 typedef enum {
@@ -648,6 +647,16 @@ static inline void options_json(FILE* f, const Options* o, bool all) {
         }
     }
     fputc('}', f);
+}
+
+/* Returns all options as a JSON object, for the log. The caller calls free(). */
+static inline char* options_log_text(const Options* o) {
+    char* text = NULL;
+    size_t size = 0;
+    FILE* f = xopen_memory(&text, &size);
+    options_json(f, o, true);
+    xclose_memory(f, &text);
+    return text;
 }
 
 /* Writes the saved options that differ from their defaults as a file of flags. */

@@ -195,12 +195,12 @@ static inline bool validate(const Trainer* t, Session* s, void* model, uint64_t 
     // ranks that pass the layers together have as many batches as group 0; what is behind the last row does not count
     const uint64_t first = session_passes_together(s) ? 0 : group;
     const uint64_t mine = batches > first ? ceil_div(batches - first, groups) : 0;
-    const bool ok = together_ok(s->team, take_losses(t, model, &data, mine, validation_take, &v, e), e);
+    const bool ok = agree_ok(s->team, take_losses(t, model, &data, mine, validation_take, &v, e), e);
     progress_end(&v.progress);
     double counts[2] = {(double)v.trained, (double)v.bytes}, sum = 0;
     if (ok) {
-        together_add(s->team, v.sums, rows);
-        together_add(s->team, counts, 2);
+        agree_add(s->team, v.sums, rows);
+        agree_add(s->team, counts, 2);
     }
     for (uint64_t i = 0; i < rows; i++) { sum += v.sums[i]; }
     free(v.sums);
@@ -247,7 +247,7 @@ static inline bool answer_tasks(const Trainer* t, Session* s, void* model, const
     row_parts_free(&parts);
     if (ok && share.parts > 1) {  // what the first group's members found of each row
         if (share.group > 0) { memset(likelihoods, 0, file->choice_count * sizeof *likelihoods); }
-        together_add(s->team, likelihoods, file->choice_count);
+        agree_add(s->team, likelihoods, file->choice_count);
     }
     *score = tasks_score(&s->tasks, file, likelihoods);
     free(likelihoods);

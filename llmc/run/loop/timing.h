@@ -6,12 +6,12 @@
 #define LLMC_TIMING_H
 
 #include "llmc/base/utils.h"
-#include "llmc/run/session/plan.h"      // defines: MINUTES_MEASURE
-#include "llmc/run/screen/progress.h"   // defines: Progress, progress_begin, progress_add, progress_end
-#include "llmc/run/session/signals.h"   // defines: run_ask_for_end, run_stop_done
-#include "llmc/train/step.h"            // defines: StepPlan, BatchSource
-#include "llmc/run/session/together.h"  // defines: together_take_first
-#include "llmc/run/session/trainer.h"   // defines: Trainer
+#include "llmc/run/session/plan.h"     // defines: MINUTES_MEASURE
+#include "llmc/run/screen/progress.h"  // defines: Progress, progress_begin, progress_add, progress_end
+#include "llmc/run/session/signals.h"  // defines: run_ask_for_end, run_stop_done
+#include "llmc/train/step.h"           // defines: StepPlan, BatchSource
+#include "llmc/dist/agree.h"           // defines: agree_first
+#include "llmc/run/session/trainer.h"  // defines: Trainer
 
 #include <math.h>
 #include <pthread.h>
@@ -78,7 +78,7 @@ static inline bool time_steps(const Trainer* t, void* model, const StepPlan* ste
     const double start = clock.progress.start;
     for (int i = 0; goes_on && i < MINUTES_MEASURE; i++) {
         bool another = i == 0 || now_seconds() - start < 10.0;
-        together_take_first(plan.team, &another, sizeof another);
+        agree_first(plan.team, &another, sizeof another);
         if (!another) { break; }
         goes_on = t->step(model, &plan, 0.0, e);
         if (goes_on) { time->ms = fmin(time->ms, t->result(model, &plan).ms); }

@@ -125,7 +125,7 @@ static inline void training_measure(Training* t) {
     t->trainer->forget(t->model, &t->plan);
     dataloader_seek(&s->train, row);
     s->options.steps = (int)steps_for_minutes(s->options.minutes, now_seconds() - s->started, time.ms * 1e-3);
-    together_take_first(s->team, &s->options.steps, sizeof s->options.steps);
+    agree_first(s->team, &s->options.steps, sizeof s->options.steps);
     must(plan_make(&s->plan, &s->options, session_share(s).groups, s->train.rows_per_epoch, &e), &e);
     printf("timed   %.1f ms a step: %lld steps fit into %g minutes\n", time.ms, (long long)s->plan.steps, s->options.minutes);
 }
@@ -341,7 +341,7 @@ static inline Wishes training_wishes(Training* t) {
     const Wishes all = together_wish(team, mine, busy_ms);
     t->busy_ms = 0;
     run_all_stop = all.end;
-    t->failed = all.failed && !together_ok(team, !mine.failed, &t->error);  // which tells the others the error
+    t->failed = all.failed && !agree_ok(team, !mine.failed, &t->error);  // which tells the others the error
     training_find_slowest(t, busy_ms);
     free(busy_ms);
     return all;

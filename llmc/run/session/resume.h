@@ -236,17 +236,18 @@ static inline void session_begin(Session* s, const char* precision) {
     Error e = NO_ERROR;
     const Options* o = &s->options;
     if (s->rank != 0) { return; }
+    char* options = options_log_text(o);
+    const LoggedRun run = {trainer_name(o->trainer), precision, s->machine, options, s->argc, s->argv};
     must(logger_open(&s->log, o->out, s->resumed ? (int64_t)s->state.step : -1, &e), &e);
     if (s->resumed) {
-        must(log_resume(&s->log, &s->state, s->model_dir, o, s->argc, s->argv, s->machine, &e), &e);
+        must(log_resume(&s->log, &s->state, s->model_dir, &run, &e), &e);
         session_set_aside(s);
         // a run that died while it removed old checkpoints
         if (!s->state.not_finite) { checkpoint_prune(o->out, o->keep, (uint64_t)o->major_every, s->state.step); }
     } else {
-        must(log_config(&s->log, &s->state, o, s->argc, s->argv, &s->config, &s->table, precision, s->machine,
-                        s->train.num_tokens, &e),
-             &e);
+        must(log_config(&s->log, &s->state, &run, &s->config, &s->table, s->train.num_tokens, &e), &e);
     }
+    free(options);
 }
 
 #endif

@@ -11,7 +11,7 @@
 #include "llmc/run/session/collect.h"    // defines: Collected, collected_piece, collected_rest
 #include "llmc/run/session/lora_base.h"  // defines: session_base_path
 #include "llmc/run/session/session.h"    // defines: Session, session_resolved, session_screen, session_owned
-#include "llmc/run/session/together.h"   // defines: together_ok, together_gather
+#include "llmc/dist/agree.h"             // defines: agree_ok, agree_gather
 #include "llmc/run/screen/watched.h"     // defines: Watched, watch, watched_give
 #include "llmc/text/tokenizer_write.h"   // defines: tokenizer_save
 
@@ -107,7 +107,7 @@ static inline bool session_begin_checkpoint(Session* s, Checkpoint* k, Error* e)
     memset(k, 0, sizeof *k);
     const bool ok = first ? session_keep_out(s, e) && checkpoint_begin(k, out, s->state.step, e)
                           : checkpoint_join(k, out, s->state.step, e);
-    return together_ok(s->team, ok, e);
+    return agree_ok(s->team, ok, e);
 }
 
 /* Writes this rank's state, waits for those of the others, and lists them. */
@@ -116,11 +116,11 @@ static inline bool session_add_states(const Session* s, Checkpoint* k, const Sta
         uint64_t size, crc;
     } Sum;
     const bool ok = checkpoint_state(k, s->rank, &s->trained, &s->owned, slots, num_slots, e);
-    if (!together_ok(s->team, ok, e) || !s->team) { return ok && !s->team; }
+    if (!agree_ok(s->team, ok, e) || !s->team) { return ok && !s->team; }
     Sum* all = (Sum*)xmalloc((size_t)s->ranks * sizeof *all);
     const FileSum* state = &k->sums.items[k->sums.count - 1];
     const Sum mine = {state->size, state->crc};
-    together_gather(s->team, &mine, sizeof mine, all);
+    agree_gather(s->team, &mine, sizeof mine, all);
     for (int r = 1; s->rank == 0 && r < s->ranks; r++) { checkpoint_list_state(k, r, all[r].size, (uint32_t)all[r].crc); }
     free(all);
     return true;
@@ -145,12 +145,12 @@ static inline bool session_checkpoint(Session* s, SafeDtype dtype, TensorSource 
     Watched model = {&progress, {"", dtype, weights, NULL, weights_ctx}};
     for (int i = 0; i < num_slots; i++) { states[i] = watch(&watched[i], slots[i], &progress); }
     bool ok = session_begin_checkpoint(s, &k, e);
-    ok = ok && together_ok(s->team, session_pass_weights(s, &k, dtype, watched_give, &model, together, e), e);
+    ok = ok && agree_ok(s->team, session_pass_weights(s, &k, dtype, watched_give, &model, together, e), e);
     ok = ok && session_add_states(s, &k, states, num_slots, e);
     progress_end(&progress);
     if (ok) {
         ok = !first || ((!add || add(add_ctx, &k, e)) && session_seal(s, &k, dtype, &log_error, e));
-        ok = together_ok(s->team, ok, e);
+        ok = agree_ok(s->team, ok, e);
     }
     if (!first) { checkpoint_leave(&k); }
     if (!ok) {

@@ -98,7 +98,20 @@ static inline bool session_passes_together(const Session* s) {
     return s->team && job_trains(s->job) && (s->options.zero == ZERO_3 || s->options.seq_parallel > 1);
 }
 
-/* Returns what this process computes of the rows of a step, and of a micro-batch how many tokens. */
+/* Finds the file of matrix products' plans: --plan, or the file `name` of the checkpoint that the run resumes. Returns false if
+ * neither exists. */
+static inline bool session_plan_file(const Session* s, const char* name, char path[PATH_CAP]) {
+    Error e = NO_ERROR;
+    if (s->options.plan) {
+        snprintf(path, PATH_CAP, "%s", s->options.plan);
+        return true;
+    }
+    if (!s->resumed || !folder_has(s->model_dir, name)) { return false; }
+    must(path_join(path, s->model_dir, name, &e), &e);
+    return true;
+}
+
+/* Return the part of a step's rows that this process computes, and the tokens of its micro-batch. */
 static inline RowShare session_share(const Session* s) { return row_share(s->rank, s->ranks, s->options.seq_parallel); }
 static inline size_t session_tokens(const Session* s) {
     return (size_t)s->options.batch * (size_t)s->options.seq / (size_t)session_share(s).parts;

@@ -11,84 +11,15 @@
 
 #include "llmc/base/crc.h"  // defines: crc_of
 #include "llmc/base/utils.h"
+#include "llmc/dist/agree.h"           // defines: agree_gather, agree_first
 #include "llmc/dist/launch.h"          // defines: launch_parent_fd
-#include "llmc/dist/ranks.h"           // defines: Ranks, RankPlace, ranks_hosts
-#include "llmc/dist/team.h"            // defines: team_open, team_gather, team_at, team_close
-#include "llmc/dist/team_state.h"      // defines: Team, TeamField, TEAM_PAYLOAD
+#include "llmc/dist/ranks.h"           // defines: Ranks
+#include "llmc/dist/team.h"            // defines: team_open, team_at, team_close
+#include "llmc/dist/team_state.h"      // defines: Team, TeamField
 #include "llmc/run/cli/options.h"      // defines: Options, options_parse
 #include "llmc/run/session/owner.h"    // defines: owner_leave
 #include "llmc/run/session/session.h"  // defines: Session
 #include "llmc/run/session/signals.h"  // run_together
-
-/* Gets every rank's `bytes` bytes, in rank order. */
-static inline void together_gather(Team* team, const void* mine, size_t bytes, void* all /* (ranks, bytes) */) {
-    Error e = NO_ERROR;
-    must(team_gather(team, mine, bytes, all, &e), &e);
-}
-
-/* Replaces the value by rank 0's, in pieces if it is long. */
-static inline void together_take_first(Team* team, void* value, size_t bytes) {
-    if (!team) { return; }
-    char* all = (char*)xmalloc((size_t)team->run.ranks * TEAM_PAYLOAD);
-    for (size_t at = 0; at < bytes; at += TEAM_PAYLOAD) {
-        const size_t n = size_min(TEAM_PAYLOAD, bytes - at);
-        together_gather(team, (char*)value + at, n, all);
-        memcpy((char*)value + at, all, n);
-    }
-    free(all);
-}
-
-/* Returns whether all ranks are well. If not, *e becomes the error of the first that is not, with its number; on that rank it
- * stays as it is. */
-static inline bool together_ok(Team* team, bool ok, Error* e) {
-    if (!team) { return ok; }
-    const int ranks = team->run.ranks;
-    bool* all = (bool*)xmalloc((size_t)ranks * sizeof *all);
-    together_gather(team, &ok, sizeof ok, all);
-    int bad = 0;
-    while (bad < ranks && all[bad]) { bad++; }
-    free(all);
-    if (bad == ranks) { return true; }
-    // its message travels in pieces
-    Error text = *e;
-    char* pieces = (char*)xmalloc((size_t)ranks * TEAM_PAYLOAD);
-    for (size_t at = 0; at < sizeof text.msg; at += TEAM_PAYLOAD) {
-        const size_t bytes = size_min(TEAM_PAYLOAD, sizeof text.msg - at);
-        together_gather(team, text.msg + at, bytes, pieces);
-        memcpy(text.msg + at, pieces + (size_t)bad * bytes, bytes);
-    }
-    free(pieces);
-    // a finished message, whose hint has its own line
-    if (bad != team->run.rank) { snprintf(e->msg, sizeof e->msg, "rank %d: %.1000s", bad, text.msg); }
-    return false;
-}
-
-/* Adds up each of `count` values over the ranks, in their order. */
-static inline void together_add(Team* team, double* values, size_t count) {
-    enum { MOST = TEAM_PAYLOAD / sizeof(double) };
-    if (!team) { return; }
-    double* all = (double*)xmalloc((size_t)team->run.ranks * MOST * sizeof *all);
-    for (size_t at = 0; at < count; at += MOST) {
-        const size_t n = size_min(MOST, count - at);
-        together_gather(team, values + at, n * sizeof *all, all);
-        memset(values + at, 0, n * sizeof *all);
-        for (int r = 0; r < team->run.ranks; r++) {
-            for (size_t i = 0; i < n; i++) { values[at + i] += all[(size_t)r * n + i]; }
-        }
-    }
-    free(all);
-}
-
-/* Returns ranks_hosts() of the run. */
-static inline int together_hosts(Team* team) {
-    const int ranks = team->run.ranks;
-    const RankPlace mine = {team->run.local_rank, team->run.local_ranks};
-    RankPlace* all = (RankPlace*)xcalloc((size_t)ranks, sizeof *all);
-    together_gather(team, &mine, sizeof mine, all);
-    const int hosts = ranks_hosts(all, ranks);
-    free(all);
-    return hosts;
-}
 
 /* What the ranks ask for between two steps. */
 typedef struct {
@@ -104,7 +35,7 @@ static inline Wishes together_wish(Team* team, Wishes mine, float* busy_ms /* (r
     if (!team) { return mine; }
     const int ranks = team->run.ranks;
     Wishes* all = (Wishes*)xmalloc((size_t)ranks * sizeof *all);
-    together_gather(team, &mine, sizeof mine, all);
+    agree_gather(team, &mine, sizeof mine, all);
     Wishes w = all[0];
     for (int i = 0; i < ranks; i++) { busy_ms[i] = all[i].busy_ms; }
     for (int i = 1; i < ranks; i++) {
@@ -148,7 +79,7 @@ LLMC_NORETURN static inline void together_die(Session* s, const Error* e) {
 /* Rank 0 reports the checkpoint of its session to the others, before they open theirs. Returns it; the others pass NULL. */
 static inline FoundCheckpoint together_share_checkpoint(Team* team, const Session* s) {
     FoundCheckpoint found = {true, s && s->resumed, s ? s->state.step : 0};
-    together_take_first(team, &found, sizeof found);
+    agree_first(team, &found, sizeof found);
     return found;
 }
 
@@ -274,7 +205,7 @@ static inline void together_compare(Session* s, const char* name, const char* te
         snprintf(mine, MOST, "%08" PRIx32 " ..%s", crc_of(text, length), text + length - (MOST - 16));
     }
     char* all = (char*)xmalloc((size_t)s->ranks * MOST);
-    together_gather(s->team, mine, MOST, all);
+    agree_gather(s->team, mine, MOST, all);
     for (int r = 1; r < s->ranks; r++) {
         const char* theirs = all + (size_t)r * MOST;
         if (strcmp(theirs, all) != 0) { fail(&e, "rank %d: %s is \"%s\", but rank 0 has \"%s\"", r, name, theirs, all); }
@@ -336,7 +267,7 @@ static inline void together_share_out(Session* s) {
     if (!s->team) { return; }
     const size_t length = (size_t)snprintf(text, sizeof text, "%016" PRIx64 "\n", s->team->run.token);
     bool ok = path_join(path, s->options.out, ".ranks", &e) && (s->rank > 0 || write_file(path, text, length, &e));
-    if (!together_ok(s->team, ok, &e)) { together_die(s, &e); }
+    if (!agree_ok(s->team, ok, &e)) { together_die(s, &e); }
     if (s->rank > 0) {
         Error ignored = NO_ERROR;
         char* found = read_file(path, &size, 64, &ignored);
@@ -347,7 +278,7 @@ static inline void together_share_out(Session* s) {
                  s->team->host);
         }
     }
-    const bool shared = together_ok(s->team, ok, &e);
+    const bool shared = agree_ok(s->team, ok, &e);
     if (s->rank == 0) { unlink(path); }
     if (!shared) { together_die(s, &e); }
 }

@@ -1,0 +1,84 @@
+/* agree.h -- what the ranks of a run decide together: each brings its own value, and all get the same answer.
+ *
+ * All ranks call the same functions in the same order. A process that is alone has no team (NULL) and decides at once. If a
+ * rank is lost meanwhile, the team ends the process and names the cause (team.h).
+ */
+#ifndef LLMC_AGREE_H
+#define LLMC_AGREE_H
+
+#include "llmc/base/utils.h"       // defines: Error, must, xmalloc, xcalloc, size_min
+#include "llmc/dist/ranks.h"       // defines: RankPlace, ranks_hosts
+#include "llmc/dist/team.h"        // defines: team_gather
+#include "llmc/dist/team_state.h"  // defines: Team, TEAM_PAYLOAD
+
+/* Gets every rank's `bytes` bytes, in rank order. */
+static inline void agree_gather(Team* team, const void* mine, size_t bytes, void* all /* (ranks, bytes) */) {
+    Error e = NO_ERROR;
+    must(team_gather(team, mine, bytes, all, &e), &e);
+}
+
+/* Replaces the value by rank 0's, in pieces if it is long. */
+static inline void agree_first(Team* team, void* value, size_t bytes) {
+    if (!team) { return; }
+    char* all = (char*)xmalloc((size_t)team->run.ranks * TEAM_PAYLOAD);
+    for (size_t at = 0; at < bytes; at += TEAM_PAYLOAD) {
+        const size_t n = size_min(TEAM_PAYLOAD, bytes - at);
+        agree_gather(team, (char*)value + at, n, all);
+        memcpy((char*)value + at, all, n);
+    }
+    free(all);
+}
+
+/* Returns whether all ranks are well. If not, *e becomes the error of the first that is not, with its number; on that rank it
+ * stays as it is. */
+static inline bool agree_ok(Team* team, bool ok, Error* e) {
+    if (!team) { return ok; }
+    const int ranks = team->run.ranks;
+    bool* all = (bool*)xmalloc((size_t)ranks * sizeof *all);
+    agree_gather(team, &ok, sizeof ok, all);
+    int bad = 0;
+    while (bad < ranks && all[bad]) { bad++; }
+    free(all);
+    if (bad == ranks) { return true; }
+    // its message travels in pieces
+    Error text = *e;
+    char* pieces = (char*)xmalloc((size_t)ranks * TEAM_PAYLOAD);
+    for (size_t at = 0; at < sizeof text.msg; at += TEAM_PAYLOAD) {
+        const size_t bytes = size_min(TEAM_PAYLOAD, sizeof text.msg - at);
+        agree_gather(team, text.msg + at, bytes, pieces);
+        memcpy(text.msg + at, pieces + (size_t)bad * bytes, bytes);
+    }
+    free(pieces);
+    // a finished message, whose hint has its own line
+    if (bad != team->run.rank) { snprintf(e->msg, sizeof e->msg, "rank %d: %.1000s", bad, text.msg); }
+    return false;
+}
+
+/* Adds up each of `count` values over the ranks, in their order. */
+static inline void agree_add(Team* team, double* values, size_t count) {
+    enum { MOST = TEAM_PAYLOAD / sizeof(double) };
+    if (!team) { return; }
+    double* all = (double*)xmalloc((size_t)team->run.ranks * MOST * sizeof *all);
+    for (size_t at = 0; at < count; at += MOST) {
+        const size_t n = size_min(MOST, count - at);
+        agree_gather(team, values + at, n * sizeof *all, all);
+        memset(values + at, 0, n * sizeof *all);
+        for (int r = 0; r < team->run.ranks; r++) {
+            for (size_t i = 0; i < n; i++) { values[at + i] += all[(size_t)r * n + i]; }
+        }
+    }
+    free(all);
+}
+
+/* Returns ranks_hosts() of the run. */
+static inline int agree_hosts(Team* team) {
+    const int ranks = team->run.ranks;
+    const RankPlace mine = {team->run.local_rank, team->run.local_ranks};
+    RankPlace* all = (RankPlace*)xcalloc((size_t)ranks, sizeof *all);
+    agree_gather(team, &mine, sizeof mine, all);
+    const int hosts = ranks_hosts(all, ranks);
+    free(all);
+    return hosts;
+}
+
+#endif
