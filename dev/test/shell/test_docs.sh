@@ -3,7 +3,7 @@
 #
 # A block that opens with ```sh is run; the blocks of a page run in order and in one folder. Words after `sh` say what a block
 # needs. A block is skipped, by name, if one of them is gpu, network, hosts or slow, or a Python module that $PYTHON lacks.
-# Blocks without a language are output, and hold no commands.
+# Blocks without a language are output, and hold no commands; a block that opens with ```c is a piece of a trainer.
 #
 # In the folder, ./train_llama3 is a script that stops each training after two steps, so that a page runs in seconds. `make`
 # does not build the programs again. Run from the project's root after `make`.
@@ -26,18 +26,18 @@ none() { # none NAME: nothing was found
 
 is_path() { # of the tree, or made by a command
     path=$(echo "$1" | tr -d '`')
-    [ -e "$path" ] || case $path in *NAME* | dev/data/tinystories* | dev/data/tinyshakespeare/* | dev/data/tinytales/tinytales*) ;; *) false ;; esac
+    [ -e "$path" ] || case $path in *NAME*) ;; *) false ;; esac
 }
 is_flag() {
     field=$(echo "$1" | sed 's/^[^a-z]*//' | tr - _)
-    grep -qE "^OPTION\([A-Z]+, (no_)?${field#no_}_?," "$options" || grep -rqF -e "\"--$(echo "$field" | tr _ -)\"" dev --include='*.py' --include='*.[ch]'
+    grep -qE "^OPTION\([A-Z]+, ${field#no_}_?," llmc/run/cli/options.def ||
+        grep -rqF -e "\"--$(echo "$field" | tr _ -)\"" dev --include='*.py' --include='*.[ch]'
 }
 is_function() { grep -rqE "\b$(echo "$1" | tr -d '`()')\(" llmc dev -- *.c *.cu *.py; }
 is_target() { grep -qE "^([^#=]* )?${1#*make }( [^=]*)?:( |\$)" Makefile; }
-options=$(ls llmc/run/*/options.def llmc/run/options.def 2>/dev/null)
 
 # anchors PAGE: prints the anchors of its headings as GitHub makes them
-anchors() { sed -n 's/^##* //p' "$1" | tr 'A-Z' 'a-z' | sed 's/[^a-z0-9 _-]//g; s/ /-/g'; }
+anchors() { sed -n 's/^##* //p' "$1" | tr "[:upper:]" "[:lower:]" | sed 's/[^a-z0-9 _-]//g; s/ /-/g'; }
 links() { # prints "PAGE: LINK" of each link that leads nowhere
     for page in $pages; do
         grep -oE '\]\([^)]+\)' "$page" | sed 's/^](//; s/)$//' | grep -v '^http' | while read -r link; do
@@ -55,14 +55,26 @@ every is_path '`(llmc|dev)/[A-Za-z0-9_./-]+`' >"$tmp/found"
 none "every path is in the tree"
 every is_flag '(^|[`( ])`--[a-z0-9-]+' >"$tmp/found"
 none "every flag is one of the trainers or scripts"
+for page in $pages; do # also in commands that cannot run here
+    sed -e ':more' -e '/\\$/{N;s/\\\n//;b more' -e '}' "$page" | sed -n 's/.*[.]\/train_llama3\(cu\)* //p' |
+        grep -oE '(^| )--[a-z0-9-]+' | sort -u | while read -r name; do is_flag "$name" || echo "$page: $name"; done
+done >"$tmp/found"
+none "every flag of a command is one of the trainers"
 every is_function '`[a-z0-9_]+\(\)`' >"$tmp/found"
 none "every function is in the source"
-every is_target '(`|^)make [a-z_0-9-]+' >"$tmp/found"
+every is_target '(`|^)make [a-z][a-z_0-9-]*' >"$tmp/found"
 none "every target is in the Makefile"
 for page in $pages; do
-    awk -v page="$page" '/^```/ { inside = !inside; plain = $0 == "```" } inside && plain && /^(\.\/|make |python3? |sh )/ { print page ": " $0 }' "$page"
+    awk -v page="$page" '/^```/ { inside = !inside; plain = $0 == "```" }
+        inside && plain && /^(\.\/|make |python3? |sh )/ { print page ": " $0 }' "$page"
 done >"$tmp/found"
 none "commands stand in blocks that say sh"
+for page in $pages; do
+    awk '/^```/ { inside = !inside; code = $0 == "```c"; next } inside && code' "$page" | while read -r code; do
+        grep -qF -e "$code" train_llama3.c train_llama3.cu || echo "$page: $code"
+    done
+done >"$tmp/found"
+none "every line of C is in a trainer"
 for page in $pages; do
     lines=$(wc -l <"$page")
     [ "$lines" -le "$([ "$page" = README.md ] && echo 200 || echo 170)" ] || echo "$page: $lines lines"
