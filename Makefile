@@ -37,8 +37,8 @@ help:
 	@echo "make test-no-gpu           build train_llama3cu and test what it does where no GPU is (minutes)"
 	@echo "make emulated test-emulated  build the CUDA programs for a card that the CPU emulates; test them there (minutes)"
 	@echo "make sanitize              run the tests under AddressSanitizer and UndefinedBehaviorSanitizer"
-	@echo "make fuzz [SECONDS=20] [INPUTS=N] [JOBS=1]  run each fuzz target for SECONDS, or for N inputs (needs clang)"
-	@echo "make fuzz-coverage         tell which lines of the readers of input the fuzzers' inputs reach (needs llvm)"
+	@echo "make fuzz [SECONDS=20] [INPUTS=N] [JOBS=1]  run each fuzz target for SECONDS or N inputs, 0: its seeds (needs clang)"
+	@echo "make fuzz-coverage         show which lines of the readers of input the fuzzers' inputs reach (needs llvm)"
 	@echo "make format format-check lint clean"
 
 # --- CPU ---------------------------------------------------------------------------------------------------------------

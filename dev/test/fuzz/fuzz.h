@@ -1,8 +1,8 @@
-/* fuzz.h -- what the fuzz targets share: files in memory, a tiny model, and checks.
+/* fuzz.h -- shared by the fuzz targets: files in memory, a tiny model, and checks.
  *
- * A target is one function, which libFuzzer calls with one input after the other. It gives the bytes to a reader of the
- * program, which must accept them or refuse them with one line; then it checks what was accepted. Readers that want a path get
- * a file in memory (tmpfs): a disk would be a hundred times slower.
+ * libFuzzer calls a target, which is one function, with one input after the other. The target gives the bytes to a reader of the
+ * program, which must accept them or refuse them with one line. Then the target checks the accepted value. Readers that want a
+ * path get a file in memory (tmpfs): a disk would be a hundred times slower.
  */
 #ifndef LLMC_FUZZ_H
 #define LLMC_FUZZ_H
@@ -65,7 +65,7 @@ static inline const char* fuzz_file(const uint8_t* data, size_t size) {
     return path;
 }
 
-/* Returns the bytes with a NUL behind them; for free(). */
+/* Returns the bytes, ended by a NUL. The caller calls free(). */
 static inline char* fuzz_text(const void* data, size_t size) {
     char* text = (char*)xmalloc(size + 1);
     if (size) { memcpy(text, data, size); }

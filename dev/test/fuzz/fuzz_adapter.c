@@ -1,7 +1,7 @@
-/* fuzz_adapter.c -- puts the bytes into a sound folder of adapters as its adapter_config.json or its adapter_model.safetensors
- * (first byte). A configuration that is accepted must be in range, make a table whose offsets are right, come back from what
- * we write, and fit the sound weights only if it has their rank and matrices. Weights that are accepted must give every element
- * of every adapter once. */
+/* fuzz_adapter.c -- puts the bytes into a sound folder of adapters, as adapter_config.json or adapter_model.safetensors (first
+ * byte). An accepted configuration must be in range, make a table with correct offsets and survive writing and reading. It may
+ * accept the sound weights only if it has their rank and matrices. Accepted weights must give every element of every adapter
+ * once. */
 #define TENSOR_READ_PIECE 4  // elements: cuts a few dozen weights into several pieces
 #include "fuzz.h"
 #include "llmc/files/adapter.h"

@@ -1,6 +1,6 @@
-/* fuzz_chat_data.c -- reads the bytes as a line of JSON with a conversation; the first byte chooses the form. What is accepted
- * has an answer that is trained, and the tokens of a tokenizer of bytes can be counted: one for each byte of the stripped texts
- * and the roles, two for a header's newlines, and the special ones. Trained are the answers' texts and their <|eot_id|>. */
+/* fuzz_chat_data.c -- reads the bytes as a line of JSON with a conversation; the first byte chooses the form. An accepted
+ * conversation has an answer to train on. A byte tokenizer makes its length known: one token a byte of the stripped texts and
+ * roles, two for each header's newlines, one a special token. Trained tokens are the answers' texts and their <|eot_id|>. */
 #include "fuzz.h"
 
 #include "dev/data/chat_data.h"

@@ -1,7 +1,7 @@
-/* fuzz_checkpoint.c -- edits a folder of two checkpoints as the bytes say (files cut, changed, exchanged, removed, made links
- * or folders; checkpoints renamed), then finds, verifies, cleans, prunes and sets aside. The checkpoint that is found must be
- * whole, every newer one damaged or of a run that was set back; nothing outside of the folder may change. The first byte says
- * what is done beside that. */
+/* fuzz_checkpoint.c -- edits a folder of two checkpoints as the bytes say, then finds, verifies, cleans, prunes and sets
+ * aside. Edits cut, change, exchange or remove files, put links or folders in their place, and rename checkpoints. The
+ * checkpoint that is found must be whole; every newer one must be damaged or belong to a run that was set back. Nothing
+ * outside the folder may change. The bits of the first byte (below) choose what else is done. */
 #define FILE_SUM_PIECE 256  // small buffers: allocating is what takes the time
 #define TENSOR_READ_PIECE 64
 #define LOG_LINE_MAX 1024
@@ -76,7 +76,7 @@ static void fill_out(void) {
     }
 }
 
-/* Writes the log of a run that was set back to step 1, and that knows other weights at step 2. */
+/* Writes the log of a run that was set back to step 1 and then reached other weights at step 2. */
 static void write_log(void) {
     static const char log[] =
         "{\"event\":\"resume\",\"step\":1,\"run\":\"b\",\"parent_run\":\"a\",\"parent_step\":1}\n"
@@ -86,7 +86,7 @@ static void write_log(void) {
     fuzz_write(path, log, sizeof log - 1);
 }
 
-/* Puts the checksum of a trainer_state.json's text right, so that the text behind it is read. */
+/* Corrects the checksum of a trainer_state.json: its reader refuses any other before it reads the text. */
 static char* with_checksum(char* text, size_t* size) {
     char *tail = NULL, *next = text;
     while ((next = strstr(next, trainer_state_tail))) { tail = next++; }
@@ -150,7 +150,7 @@ static size_t edit(const uint8_t* data, size_t size) {
     return used;
 }
 
-/* Checks what the state lists, with none of the reader's code but the checksum. */
+/* Checks the files that the state lists, with none of the reader's code but the checksum. */
 static void check_whole(const char* dir, const TrainerState* s) {
     for (size_t i = 0; i < s->files.count; i++) {
         const FileSum* f = &s->files.items[i];
@@ -164,7 +164,7 @@ static void check_whole(const char* dir, const TrainerState* s) {
     }
 }
 
-/* Checks that no checkpoint is newer than `found`, not after the step `set_back`, and sound; and that those which --verify
+/* Checks that no sound checkpoint up to the step `set_back` is newer than `found`, and that every checkpoint that --verify
  * passes can be read. */
 static void check_newest(const char* found, uint64_t found_step, uint64_t set_back, bool verified) {
     uint64_t* steps = NULL;
@@ -227,7 +227,7 @@ static void find(uint8_t how) {
     trainer_state_free(&s);
 }
 
-/* Removes what runs left behind and old checkpoints, then sets aside what is later than step 1. */
+/* Removes leftovers of runs and old checkpoints, then sets aside the checkpoints after step 1. */
 static void clean(uint8_t how) {
     Error stale = NO_ERROR, e = NO_ERROR, aside = NO_ERROR;
     fuzz_check_error(checkpoint_remove_stale(out, &stale), &stale);

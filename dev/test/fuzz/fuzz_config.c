@@ -1,5 +1,5 @@
-/* fuzz_config.c -- reads the bytes as a config.json. What is accepted must be safe for the code that uses it, and must not
- * change when it is written and read back. */
+/* fuzz_config.c -- reads the bytes as a config.json. An accepted configuration must be safe for the code that uses it, and
+ * must survive writing and reading. */
 #include "fuzz.h"
 #include "llmc/files/config_file.h"
 

@@ -1,6 +1,7 @@
-/* fuzz_dataloader.c -- reads the bytes as one or two token files. What opens must give every row of two epochs, each token
- * below the vocabulary size, or an error; what a scan finds whole gives every row. The first byte sets B, T, shuffle and the
- * thread; the next two say where the second file begins (0: no second file), how rows are made, and the id of BOS. */
+/* fuzz_dataloader.c -- reads the bytes as one or two token files. Files that open must give every row of two epochs, each
+ * token below the vocabulary size, or an error. Files that a scan calls whole must give every row. The first byte sets B, T,
+ * shuffle and the thread. The next two say where the second file begins (0: no second file), how rows are made, and the id of
+ * BOS. */
 #include "fuzz.h"
 #include "llmc/files/dataloader.h"
 

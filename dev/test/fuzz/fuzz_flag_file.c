@@ -1,4 +1,4 @@
-/* fuzz_flag_file.c -- reads the bytes as a file of flags, for both trainers. What is accepted must come back unchanged from the
+/* fuzz_flag_file.c -- reads the bytes as a file of flags, for both trainers. Accepted flags must come back unchanged from the
  * file that a checkpoint would hold. */
 #include "fuzz.h"
 #include "llmc/run/cli/options.h"

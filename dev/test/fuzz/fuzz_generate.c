@@ -1,6 +1,6 @@
-/* fuzz_generate.c -- reads the bytes as the lines of a chat, or as a prompt of text or of ids (first byte), for a model that
- * answers with tokens it draws from the input. The model must get ids of its vocabulary, at consecutive positions that fit its
- * context; what is written must be the text that the log gets. */
+/* fuzz_generate.c -- reads the bytes as the lines of a chat, or as a prompt of text or of ids (first byte). The model draws
+ * its answers' tokens from the input. It must get ids of its vocabulary, at consecutive positions that fit its context. The
+ * text written must be the text that the log gets. */
 #include "fuzz.h"
 #include "llmc/run/jobs/chat.h"
 #include "dev/test/byte_tokens.h"

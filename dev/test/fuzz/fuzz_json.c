@@ -1,4 +1,5 @@
-/* fuzz_json.c -- reads the bytes as JSON. What is accepted is walked, written, and must read and write as the same text. */
+/* fuzz_json.c -- reads the bytes as JSON. An accepted text is walked and written; the written text must be read and written
+ * unchanged. */
 #include "fuzz.h"
 #include "llmc/files/json.h"
 

@@ -1,14 +1,14 @@
-/* fuzz_machine.c -- reads the bytes as texts of /proc and of cgroups, one after the other, with NUL between: /proc/self/cgroup,
- * a limit, a usage, memory.stat, cpu.max. The bytes left must be at most the limit, and none if more is used than may be.
- * Numbers are those that strtoull() reads. */
+/* fuzz_machine.c -- reads the bytes as texts of /proc and of cgroups, separated by NUL: /proc/self/cgroup, a limit, a usage,
+ * memory.stat, cpu.max. The bytes left must be at most the limit, and none if the usage exceeds it. strtoull() is the oracle
+ * for numbers. */
 #include "fuzz.h"
 #include "llmc/files/folder.h"
 #include "llmc/run/session/machine.h"
 
 enum { GROUP, LIMIT, USAGE, STATISTICS, SHARE, NUM_TEXTS };
-enum { MOST_FOLDERS = 16 };  // in the paths of cgroups: each is looked into for its limits
+enum { MOST_FOLDERS = 16 };  // in the paths of cgroups: the reader looks into each for limits
 
-/* Writes a text to its file, unless an input before left it there: most inputs change one of the texts. */
+/* Writes a text to its file, unless an earlier input left it there: most inputs change one of the texts. */
 static void write_text(int i, const char* path, const char* text) {
     static char* there[NUM_TEXTS];
     const size_t length = strlen(text);

@@ -1,5 +1,5 @@
-/* fuzz_matmul_plans.c -- reads the bytes as a plan file of matrix products. What is accepted must not change when it is
- * written and read back, and a second read into too small an array must be refused. */
+/* fuzz_matmul_plans.c -- reads the bytes as a plan file of matrix products. Accepted plans must survive writing and reading,
+ * and a second read into too small an array must be refused. */
 #include "fuzz.h"
 #include "llmc/files/matmul_plans.h"
 

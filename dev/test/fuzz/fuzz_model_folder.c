@@ -1,7 +1,6 @@
-/* fuzz_model_folder.c -- puts the bytes into a sound model folder as one of its files. The first byte says which:
- * model.safetensors.index.json (with shards), model.safetensors or config.json; and whether the sound config.json ties the head
- * to the embedding. What is accepted must give every element of
- * every parameter once, within its parameter. */
+/* fuzz_model_folder.c -- puts the bytes into a sound model folder as one of its files. The first byte chooses
+ * model.safetensors.index.json (with shards), model.safetensors or config.json, and whether the sound config.json ties the
+ * head to the embedding. An accepted folder must give every element of every parameter once, within its parameter. */
 #define MODEL_SHARD_BYTES 64
 #define TENSOR_READ_PIECE 4  // elements: cuts a few dozen weights into several pieces
 #include "fuzz.h"

@@ -1,6 +1,6 @@
-/* fuzz_optimizer_state.c -- reads the bytes as the state file of one rank, or as those of two: the first two bytes say where
- * the second begins (0: one rank). The third says which part of the arena this run owns. What is accepted must give each
- * element of m and v in that part once, and no other. */
+/* fuzz_optimizer_state.c -- reads the bytes as the state file of one rank, or as the files of two: the first two bytes say
+ * where the second begins (0: one rank). The third says which part of the arena this run owns. An accepted state must give
+ * each element of m and v in that part once, and no other. */
 #include "fuzz.h"
 #include "llmc/files/optimizer_state.h"
 

@@ -1,5 +1,5 @@
 /* fuzz_safetensors.c -- opens the bytes as a safetensors file. If it opens, every tensor must lie in the file and give all of
- * its bytes. Its names are also parsed as those of an optimizer state, or refused. */
+ * its bytes. Its names are also parsed as names of an optimizer state's tensors, or refused. */
 #include "fuzz.h"
 #include "llmc/files/optimizer_state.h"
 

@@ -1,7 +1,7 @@
 /* fuzz_split.c -- splits a token file of the bytes into training and validation, as ./tokenize --val-fraction does. The first
  * byte gives the fraction and whether there is a mask, the second the separator and the width of a token. Both parts must have
- * a token, must be the whole together, and must be cut at a document if one begins near the wanted place; with a mask, at any
- * place. */
+ * a token, and together they must be the whole. If a document begins near the wanted place, the cut must be there; with a
+ * mask, the cut may be at any place. */
 #include "fuzz.h"
 
 #define main tokenize_main

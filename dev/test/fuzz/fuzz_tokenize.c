@@ -1,6 +1,6 @@
-/* fuzz_tokenize.c -- reads the bytes as the input of ./tokenize: a .jsonl file, lines for --jsonl, lines for --decode or a text
- * (first byte). What --jsonl encodes, --decode must give back; each answer is one line of JSON; a text must be cut into units
- * that are the text, and gives the same ids as in one piece; the token file holds the ids of the units. */
+/* fuzz_tokenize.c -- reads the bytes as the input of ./tokenize: a .jsonl file, lines for --jsonl, lines for --decode or a
+ * text (first byte). --decode must give back the lines that --jsonl encodes, and each answer is one line of JSON. The units of
+ * a text, joined, must be the text and have the ids of the text in one piece. The token file must hold the ids of the units. */
 #include "fuzz.h"
 
 #define main tokenize_main

@@ -1,5 +1,5 @@
-/* fuzz_tokenizer.c -- reads the bytes as a tokenizer file of either kind. What is accepted must encode its own first bytes as a
- * text (fuzz_text.h), and stay well-formed JSON with another post-processor. */
+/* fuzz_tokenizer.c -- reads the bytes as a tokenizer file of either kind. An accepted tokenizer must encode its own first
+ * bytes as a text (fuzz_text.h), and must stay well-formed JSON with another post-processor. */
 #include "fuzz.h"
 #include "fuzz_text.h"
 #include "llmc/text/tokenizer_read.h"

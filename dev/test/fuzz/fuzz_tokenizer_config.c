@@ -1,5 +1,5 @@
-/* fuzz_tokenizer_config.c -- reads the bytes as the tokenizer_config.json beside a sound tokenizer. What is accepted must
- * name tokens of the vocabulary, and must do so again when it is written into a checkpoint and read from there. */
+/* fuzz_tokenizer_config.c -- reads the bytes as the tokenizer_config.json beside a sound tokenizer. An accepted file must name
+ * tokens of the vocabulary, and must name them again after it was written into a checkpoint and read from there. */
 #include "fuzz.h"
 #include "llmc/text/tokenizer_read.h"
 #include "llmc/text/tokenizer_write.h"

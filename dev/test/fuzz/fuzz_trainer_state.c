@@ -1,15 +1,15 @@
-/* fuzz_trainer_state.c -- reads the bytes as a trainer_state.json, once with its own checksum and once without (else nothing
- * would get past it). What is accepted must be in range, and must not change when it is written and read back. */
+/* fuzz_trainer_state.c -- reads the bytes as a trainer_state.json twice: with a check of its checksum, and without, since few
+ * inputs pass that check. An accepted state must be in range, and must survive writing and reading. */
 #include "fuzz.h"
 #include "llmc/files/trainer_state.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     TrainerState s, back;
     Error e = NO_ERROR;
-    // with its checksum
+    // checks the checksum
     fuzz_check_error(trainer_state_from_text(&s, fuzz_text(data, size), size, "fuzz", &e), &e);
     trainer_state_free(&s);
-    // without
+    // does not
     memset(&e, 0, sizeof e);
     memset(&s, 0, sizeof s);
     bool ok = json_parse(&s.json, fuzz_text(data, size), size, "fuzz", &e);
