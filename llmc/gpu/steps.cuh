@@ -55,21 +55,15 @@ static inline void steps_open(Steps* t, cudaStream_t stream) {
     }
 }
 
-/* Lets go of all graphs, which may still run. */
-static inline void steps_release(Steps* t) {
-    for (int kind = 0; kind < MICRO_KINDS; kind++) {
-        if (t->micro[kind]) { CUDA_CHECK(cudaGraphExecDestroy(t->micro[kind])); }
-        t->micro[kind] = NULL;
-    }
-}
-
 static inline void steps_close(Steps* t) {
     for (int i = 0; i < IN_FLIGHT; i++) {
         CUDA_CHECK(cudaEventDestroy(t->begin[i]));
         CUDA_CHECK(cudaEventDestroy(t->end[i]));
         CUDA_CHECK(cudaEventDestroy(t->losses_end[i]));
     }
-    steps_release(t);
+    for (int kind = 0; kind < MICRO_KINDS; kind++) {
+        if (t->micro[kind]) { CUDA_CHECK(cudaGraphExecDestroy(t->micro[kind])); }
+    }
 }
 
 /* Puts a run's state on the device: a checkpoint's, or a new one. */

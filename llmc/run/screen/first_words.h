@@ -29,33 +29,27 @@ static inline void first_words(const DataLoader* d, const Tokenizer* t, char* ou
     unsigned char raw[4 * MOST_TOKENS];
     int32_t ids[MOST_TOKENS];
     uint64_t size = 0;
+    size_t used = 0;
     Error e = NO_ERROR;
     const char* path = d->shards[0].path;
-    const size_t count = size_min((size_t)d->shards[0].num_tokens, MOST_TOKENS);
-    const size_t width = (size_t)d->token_bytes;
+    const size_t count = size_min((size_t)d->shards[0].num_tokens, t ? MOST_TOKENS : MOST_WORDS);
     const int fd = open_to_read(path, "a regular file", &size, &e);
-    const bool ok = fd >= 0 && read_at(fd, TOKENFILE_HEADER_BYTES, raw, count * width, path, "a row", &e) &&
+    const bool ok = fd >= 0 && read_at(fd, TOKENFILE_HEADER_BYTES, raw, count * (size_t)d->token_bytes, path, "a row", &e) &&
                     tokenfile_widen(ids, raw, count, d->token_bytes, d->vocab_limit, 0, path, &e);
-    FILE* f = fmemopen(out, cap, "w");
     TokenDecoder decoder;
     if (fd >= 0) { close(fd); }
-    out[0] = 0;
-    if (!f) { return; }
     if (t) { decoder_init(&decoder, t); }
-    for (size_t i = 0; ok && i < count; i++) {
+    out[0] = 0;
+    for (size_t i = 0; ok && i < count && used < cap; i++) {
         const bool edge = t && (ids[i] == t->bos_id || ids[i] == t->eos_id);
-        if (edge && i > 0) { break; }
         size_t length = 0;
-        if (t && !edge) {
-            const char* text = decoder_push(&decoder, ids[i], &length);
-            fwrite(text, 1, length, f);
-        } else if (!t && i < MOST_WORDS) {
-            fprintf(f, "%s%d", i > 0 ? " " : "", ids[i]);
-        }
+        if (edge && i > 0) { break; }
+        if (edge) { continue; }
+        const char* text = t ? decoder_push(&decoder, ids[i], &length) : NULL;
+        used += (size_t)(t ? snprintf(out + used, cap - used, "%.*s", (int)length, text)
+                           : snprintf(out + used, cap - used, "%s%d", i > 0 ? " " : "", ids[i]));
     }
     if (t) { decoder_free(&decoder); }
-    fclose(f);
-    out[cap - 1] = 0;
     first_words_cut(out, MOST_WORDS);
 }
 
