@@ -1,5 +1,6 @@
 """Tests the data sets: the stories of tinytales.c (same bytes everywhere, sound sentences, a tokenizer that fits them) and the
 scripts that download and tokenize (from a file, from a server in this test, without a network). Standard library and pytest."""
+import glob
 import hashlib
 import http.server
 import json
@@ -162,16 +163,16 @@ def test_the_committed_tokenizer_fits_the_stories(stories, tmp_path):
 
 
 @pytest.mark.skipif(not os.path.exists(os.path.join(ROOT, ".git")), reason="not a clone")
-def test_what_the_readme_s_commands_write_is_ignored_or_committed():
-    for readme in ("README.md", os.path.join("dev", "data", "README.md")):
-        with open(os.path.join(ROOT, readme), encoding="utf-8") as f:
-            outputs = set(re.findall(r"^[^#\n]* (?:-o|--out|--export) ([\w./-]+)", f.read(), re.MULTILINE))
-        assert len(outputs) >= 4, readme
-        for output in outputs - {"-"}:
-            known = [subprocess.run(["git", *command], cwd=ROOT, capture_output=True).returncode == 0 for command in (
-                ["check-ignore", "-q", output], ["check-ignore", "-q", output + "/file"],
-                ["ls-files", "--error-unmatch", output])]
-            assert any(known), f"{readme}: git status would show {output}"
+def test_what_the_pages_commands_write_is_ignored_or_committed():
+    outputs = {}
+    for page in ("README.md", os.path.join("dev", "data", "README.md"), *glob.glob(os.path.join("dev", "doc", "*.md"), root_dir=ROOT)):
+        with open(os.path.join(ROOT, page), encoding="utf-8") as f:
+            outputs |= dict.fromkeys(re.findall(r"^[^#\n]* (?:-o|--out|--export) ([\w./-]+)", f.read(), re.MULTILINE), page)
+    assert len(outputs) >= 20
+    for output, page in outputs.items():
+        known = [subprocess.run(["git", *command], cwd=ROOT, capture_output=True).returncode == 0 for command in (
+            ["check-ignore", "-q", output], ["check-ignore", "-q", output + "/file"], ["ls-files", "--error-unmatch", output])]
+        assert output == "-" or any(known), f"{page}: git status would show {output}"
 
 
 @pytest.mark.parametrize("name, start, words", [
