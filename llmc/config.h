@@ -325,7 +325,7 @@ static inline ParamTable param_table_open(const ModelConfig* c, int ranks) {
     return t;
 }
 
-/* Ends a table: the arena of vectors has their stretches, each with the gap behind it. */
+/* Ends a table, and lays out the arena of vectors: each takes what it takes of the first arena, with its gap. */
 static inline void param_table_close(ParamTable* t) {
     t->elements = round_up(t->elements, bucket_align(t));
     for (int i = 0; i < t->count; i++) {
@@ -336,7 +336,7 @@ static inline void param_table_close(ParamTable* t) {
     }
 }
 
-/* Tells whether a model has tensors of this kind. */
+/* Returns whether a model has tensors of this kind. */
 static inline bool param_exists(const ModelConfig* c, ParamKind kind) {
     if (kind == P_LM_HEAD) { return !c->tied; }
     if (param_specs[kind].place != PLACE_ADAPTERS) { return true; }

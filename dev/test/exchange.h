@@ -1,4 +1,5 @@
-/* exchange.h -- what ranks compute of what they exchange, in plain loops: the oracles of gpu/exchange.cuh and gpu/sequence.cuh. */
+/* exchange.h -- sums of the ranks' gradients and packing of heads in plain loops: the oracles of gpu/exchange.cuh and
+ * gpu/sequence.cuh. */
 #ifndef TEST_EXCHANGE_H
 #define TEST_EXCHANGE_H
 

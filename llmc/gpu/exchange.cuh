@@ -76,9 +76,8 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------------------
 // kernels
 
-/* out (n) = parts[0] + parts[1] + ... of all ranks, (n) each, added in rank order in fp32; with ADD `out` plus this sum:
- * ordered_sum() of dev/test/exchange.h. Each block writes the sum of squares of its share of `out` to partials (SUM_BLOCKS). n is a
- * multiple of a vector. */
+/* out (n) = parts[0] + parts[1] + ... of all ranks, (n) each, added in rank order in fp32; with ADD `out` plus this sum.
+ * Each block writes the sum of squares of its share of `out` to partials (SUM_BLOCKS). n is a multiple of a vector. */
 template <typename Grad, bool ADD>
 __global__ void __launch_bounds__(SUM_THREADS)
     ordered_sum_kernel(float* out, double* partials, const Grad* parts, int ranks, size_t n) {

@@ -1,9 +1,9 @@
 /* gradients.cuh -- where the gradients of a model lie on the device.
  *
- * Those of the matrices have one type, or that of the head is fp32; those of the norms, of all tensors that are no matrices, are
- * fp32 and lie apart, one after the other as their stretches of the arena. One GPU, and ZeRO 1, hold all of them, laid out as the trained tensors. In ZeRO 2 and 3 those
- * of the matrices lie in a ring (dist/zero.h) that every micro-step overwrites: they have gone to their owners, who add them
- * up.
+ * Gradients of matrices have one type, though the head's may be fp32. Gradients of norms, and of any tensor that is no matrix,
+ * are fp32 and lie apart, as the table's arena of vectors. One GPU, and ZeRO 1, hold all of them, laid out as the trained
+ * tensors. In ZeRO 2 and 3 the gradients of matrices lie in a ring (dist/zero.h), which every micro-step overwrites: they have
+ * gone to their owners, who add them up.
  *
  * Gaps between the tensors of a bucket stay zero, since they are sent along. In the ring head and embedding take turns in one
  * place, where the gaps are zeroed each time.
@@ -39,8 +39,7 @@ typedef struct {
 
 static inline size_t gradients_bytes(bool fp32) { return fp32 ? sizeof(float) : sizeof(floatX); }
 
-/* Returns the elements of the norms' gradients. Each is as long as the norm's stretch of the arena, so the gap behind a norm has
- * a gradient as well: zero. */
+/* Returns the elements of the norms' gradients. The gap after a norm has a gradient as well: zero. */
 static inline size_t norm_rows_size(const Gradients* g) { return g->trained.vector_elements; }
 
 /* Returns the elements of the bucket of the head, or of an embedding that is tied to it, and its first in *first. */

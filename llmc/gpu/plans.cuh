@@ -54,8 +54,8 @@ static inline bool matmul_save_plans(const MatmulContext* c, const char* path, E
     return ok;
 }
 
-/* Reads choices for the plans that will be made from now on. A file from another GPU, cuBLASLt or setting is an error, which
- * *elsewhere tells. The caller may turn it into a warning: then the heuristic chooses. */
+/* Reads choices for the plans that will be made from now on. A file from another GPU, cuBLASLt or setting is an error, and
+ * *elsewhere becomes true. The caller may turn it into a warning: then the heuristic chooses. */
 static inline bool matmul_load_plans(MatmulContext* c, const char* path, bool* elsewhere, Error* e) {
     const MatmulSetup setup = matmul_setup(c);
     return matmul_plans_read(path, &setup, c->saved, MATMUL_MAX_PLANS, &c->num_saved, elsewhere, e);

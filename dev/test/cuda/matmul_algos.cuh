@@ -18,7 +18,7 @@ typedef struct {
 /* How many candidates there may be after each step of matmul_algos(), so that no knob takes all places. */
 enum { ALGOS_NAMED = 12, ALGOS_CLUSTERS = 24, ALGOS_SWIZZLES = 28 };
 
-/* Tells whether an algorithm that splits k joins the parts in fp32, behind the product. */
+/* Returns whether an algorithm that splits k joins the parts in fp32. */
 static inline bool matmul_sums_in_order(const cublasLtMatmulAlgo_t* algo) {
     int32_t splits = 1;
     uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_NONE;

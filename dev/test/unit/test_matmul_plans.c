@@ -76,7 +76,7 @@ static void files_of_another_machine_are_refused(void) {
     refused(HERE "\"sms\": \"many\", \"plans\": []}", "sms is \"many\", wanted an integer");
 }
 
-/* Files that older versions wrote do not tell the number of multiprocessors. */
+/* Files of older versions lack the number of multiprocessors. */
 static void older_files_are_read(void) {
     MatmulChoice read[MAX_CHOICES];
     Error e = NO_ERROR;

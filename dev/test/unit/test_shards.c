@@ -291,8 +291,7 @@ static void check_gradient_ring(const char* name, const ModelConfig* c, int rank
     param_table_free(&t);
 }
 
-/* Checks that the tensors that are no matrices lie one after the other, each with the gap behind it, to the end of their
- * arena. */
+/* Checks that the tensors that are no matrices fill their arena in order, each with its gap. */
 static void check_vectors(const char* name, const ParamTable* t) {
     size_t end = 0;
     for (int i = 0; i < t->count; i++) {
