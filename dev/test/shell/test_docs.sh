@@ -75,6 +75,14 @@ for page in $pages; do
     done
 done >"$tmp/found"
 none "every line of C is in a trainer"
+for room in llmc/* dev/*; do
+    [ ! -d "$room" ] || grep -qF "$room" README.md || echo "$room"
+done >"$tmp/found"
+none "every room of the house is in README"
+for page in dev/doc/*.md; do
+    [ "$page" = dev/doc/README.md ] || grep -qF "($(basename "$page"))" dev/doc/README.md || echo "$page"
+done >"$tmp/found"
+none "every page is in the index"
 for page in $pages; do
     lines=$(wc -l <"$page")
     [ "$lines" -le "$([ "$page" = README.md ] && echo 200 || echo 170)" ] || echo "$page: $lines lines"
