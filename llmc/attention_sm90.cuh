@@ -645,8 +645,8 @@ static inline void attention_wgmma_backward_q(floatX* dqkv, float2* stats, const
                      attention_out_map(dout, B, s, Tiles::BM), attention_out_map(out, B, s, Tiles::BM), s, (uint32_t)B);
 }
 
-// Tiles by head dimension: HD, rows of a tile walked over, warpgroups, ring, pieces of work at a time, blocks. For dK and
-// dV, whether ds is computed from the rounded p. For dQ, how many left operands of scores stay in registers: of q, or of q and dout.
+// Tiles by head dimension: HD, rows of a tile walked over, warpgroups, ring, pieces of work at a time, blocks. For dK and dV,
+// whether ds is computed from the rounded p. For dQ, how many left operands of scores stay in registers: q, or q and dout.
 template <int HD>
 struct WgmmaTiles;
 template <>

@@ -1,7 +1,8 @@
-/* matmul_timing.cuh -- times the algorithms of a matrix product one by one, on random data, for the benchmarks. The time of a
- * product alone is no guide for training, where a faster product draws more power and all kernels slow down. But it shows how
- * far the heuristic's first choice is from the fastest. A time is the median of rounds in random orders, in microseconds: TFLOP/s = 2e-6 M N K / us. The data is random:
- * on zeros the card clocks higher than it ever will in training.
+/* matmul_timing.cuh -- times the algorithms of a matrix product one by one, on random data, for the benchmarks.
+ *
+ * The time of a product alone is no guide for training: a faster product draws more power, and all kernels slow down. But it
+ * shows how far the heuristic's first choice is from the fastest. A time is the median of rounds in random orders, in
+ * microseconds: TFLOP/s = 2e-6 M N K / us. The data is random: on zeros the card clocks higher than it ever will in training.
  */
 #ifndef TEST_MATMUL_TIMING_CUH
 #define TEST_MATMUL_TIMING_CUH
