@@ -1149,7 +1149,8 @@ int main(int argc, char** argv) {
     session_open(&s, argc, argv, ON_GPU, ranks.rank, ranks.ranks, found);
     const Options* o = &s.options;
     const bool fp8 = flags_check(&s);
-    Device d = device_open(&ranks, job_trains(s.job), o->tf32, o->dry_run && o->max_memory > 0);
+    Device d = s.job == JOB_VERIFY ? device_missing("--verify asks for none")
+                                   : device_open(&ranks, job_trains(s.job), o->tf32, o->dry_run && o->max_memory > 0);
     if (fp8) { fp8_check_device(&d); }
     run_machine(d.name, 1, s.machine, sizeof s.machine);
     if (!d.missing) { device_build(&d, s.build, sizeof s.build); }

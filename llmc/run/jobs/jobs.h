@@ -346,6 +346,7 @@ static inline void run_job(const Trainer* t, Session* s, void (*train)(const Tra
         case JOB_GENERATE:
         case JOB_CHAT: job_talk(t, s); break;
         case JOB_EXPORT: job_export(s); break;
+        case JOB_VERIFY: verify(s->options.verify, s->options.lora_base); break;
     }
 }
 

@@ -7,6 +7,8 @@
  * trainer checks its memory, session_load_weights() fills the model, session_lock() locks --out, and session_begin() opens
  * the log and moves aside what lies behind the step that the run goes on from.
  *
+ * --verify needs nothing but the flags: it finds its folders itself.
+ *
  * --model may be a model folder, a folder of adapters (adapter.h), a folder of checkpoints (the newest whole one is used), or a
  * preset. Jobs that need a trained model use the newest checkpoint of --out if --model is not given.
  */
@@ -22,7 +24,6 @@
 #include "llmc/run/session/machine.h"    // defines: cpu_build
 #include "llmc/run/session/session.h"    // defines: Session, session_must_read
 #include "llmc/run/session/resume.h"     // defines: session_resume
-#include "llmc/run/jobs/verify.h"        // defines: verify
 #include "llmc/text/tokenizer_read.h"    // defines: tokenizer_load, folder_has_tokenizer
 
 #include <signal.h>
@@ -46,6 +47,7 @@ static inline void session_flags(Session* s, int argc, char** argv, OptionScope 
     options_or_exit(&s->options, argc, argv, trainer);
     s->job = o->generate ? JOB_GENERATE : o->chat ? JOB_CHAT : o->eval ? JOB_EVAL : o->dry_run ? JOB_DRY_RUN : JOB_TRAIN;
     if (o->export_) { s->job = JOB_EXPORT; }
+    if (o->verify) { s->job = JOB_VERIFY; }
     if (!*o->out) { die_usage("--out: is empty, wanted the name of a folder"); }
     session_strip_out(&s->options);
     Error e = NO_ERROR;
@@ -421,11 +423,7 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
     signal(SIGXFSZ, SIG_IGN);  // a write past the file-size limit then fails with a message instead of killing the process
     session_flags(s, argc, argv, trainer);
     sums_watch(session_screen(s));
-    if (o->verify) {  // needs no model, so no GPU
-        verify(o->verify, o->lora_base);
-        if (fflush(stdout) != 0 || ferror(stdout)) { die("standard output: writing failed"); }
-        exit(0);
-    }
+    if (s->job == JOB_VERIFY) { return; }
     if (trainer == ON_CPU) { cpu_build(s->build, sizeof s->build); }  // the other trainer does not know its card yet
     session_find_model(s, &found);
     session_check_share(s);

@@ -29,7 +29,7 @@
 #include "llmc/run/screen/watched.h"  // defines: Watched, watch, watched_take
 #include "llmc/text/tokenizer.h"
 
-typedef enum { JOB_TRAIN, JOB_DRY_RUN, JOB_EVAL, JOB_GENERATE, JOB_CHAT, JOB_EXPORT } Job;
+typedef enum { JOB_TRAIN, JOB_DRY_RUN, JOB_EVAL, JOB_GENERATE, JOB_CHAT, JOB_EXPORT, JOB_VERIFY } Job;
 
 /* Returns whether a job sets up training; a dry run does so without training. The other jobs need a trained model. */
 static inline bool job_trains(Job job) { return job == JOB_TRAIN || job == JOB_DRY_RUN; }
