@@ -1,7 +1,7 @@
 /* train_llama3.c -- trains Llama 3 on the CPU, in fp32, with only C11 and OpenMP.
  *
  * This file is the readable specification of the model. Read it from top to bottom: memory, forward pass, backward pass,
- * update, generation, training step, training loop. Each layer is a pure function in llmc/<layer>.h, beside its formula.
+ * update, generation, training step. Each layer is a pure function in llmc/<layer>.h, beside its formula.
  * The CUDA trainer (train_llama3.cu) is the same program with the layers of llmc/<layer>.cuh. test_llama3.cu compares both
  * with PyTorch.
  *
@@ -15,8 +15,8 @@
  * Every result is bitwise the same for any number of threads, because no layer lets the number of threads change the order
  * of a sum. A training step allocates nothing.
  *
- * Other files hold: files (llmc/files), text (llmc/text), and flags, screen, log, validation, sampling and all other jobs
- * (llmc/run). Only the CUDA trainer computes in 16 bits.
+ * Other files hold: files (llmc/files), text (llmc/text), and the training loop (llmc/run/loop/train.h), flags, screen, log,
+ * validation, sampling and all other jobs (llmc/run). Only the CUDA trainer computes in 16 bits.
  */
 #include "llmc/base/utils.h"           // defines: Error, xcalloc, round_up, size_min, now_seconds
 #include "llmc/base/arena.h"           // defines: Arena, take, map_memory
@@ -24,11 +24,11 @@
 #include "llmc/base/update.h"          // defines: update_verdict, clip_factor
 #include "llmc/config.h"               // defines: ModelConfig, ParamTable, param_table_for, trained_table_for, param_offset
 #include "llmc/run/session/machine.h"  // defines: machine_threads, run_machine, host_memory_available, host_memory_peak
-#include "llmc/run/session/session.h"  // defines: Session, session_close, session_lr, session_context
+#include "llmc/run/session/session.h"  // defines: Session, session_close, session_context
 #include "llmc/run/session/open.h"     // defines: session_open
-#include "llmc/train/step.h"           // defines: StepPlan, StepResult, BatchSource, batch_read
+#include "llmc/train/step.h"           // defines: StepPlan, StepResult, BatchSource, batch_read, DECODE_ROWS
 #include "llmc/run/session/trainer.h"  // defines: Trainer
-#include "llmc/run/loop/training.h"    // defines: Training, Due, training_open, training_due, training_report, training_close
+#include "llmc/run/loop/train.h"       // defines: train
 #include "llmc/run/jobs/jobs.h"        // defines: run_job
 #include "llmc/run/session/signals.h"  // defines: run_stop_requested
 #include "llmc/embedding.h"            // defines: embedding_forward, embedding_backward
@@ -99,7 +99,6 @@ static const char* const memory_names[NUM_MEM] = {"weights",     "adapters", "gr
 typedef enum { BATCH, DECODE } Pass;
 
 enum { CLASSIFIER_ROWS = 512 };  // tokens whose logits exist at one time; (512, V) stays close to the cache
-enum { DECODE_ROWS = 64 };       // tokens of a prompt that one pass of generation takes
 
 typedef struct {
     ModelConfig config;
@@ -139,7 +138,7 @@ typedef struct {
     float* kv_cache;     // (L, cache_len, 2 NKV HD)
     float* decode_rope;  // (cache_len, HD)
     float* decode_t;     // (DECODE_ROWS, lora_most_width)
-    float* decode_rows;  // buffers of DECODE_ROWS rows, see llama_decode_rows
+    float* decode_rows;  // buffers of DECODE_ROWS rows, see llama_decode
 
     float* mapped[NUM_MEM];  // the arenas that all of the above points into
     size_t mapped_bytes[NUM_MEM];
@@ -402,8 +401,11 @@ static void llama_update(Llama* m, AdamW hyper) {
 // ---------------------------------------------------------------------------------------------------------------------
 // generation: the forward pass for the new rows of one sequence, with keys and values cached
 
-/* Takes `rows` <= DECODE_ROWS tokens at positions pos .. pos + rows - 1. Returns the logits (V) after the last one. */
-static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows, int pos) {
+/* Takes `rows` <= DECODE_ROWS tokens at positions pos .. pos + rows - 1 (NextLogits). Returns the logits (V) after the last
+ * one. */
+static const float* llama_decode(void* model, const int32_t* tokens, int rows, int pos, Error* e) {
+    Llama* m = (Llama*)model;
+    (void)e;
     const ModelConfig* c = &m->config;
     const AttentionShape shape = attention_shape(c, 1, rows);
     const int C = c->hidden_size, F = c->intermediate_size, Q = q_width(c), QKV = qkv_width(c), KV2 = 2 * kv_width(c);
@@ -439,17 +441,6 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
     }
     norm(x, rstd, &ends.final_norm, h + (size_t)(rows - 1) * C, 1);
     linear(m->scratch, logits, &ends.head, x, NULL, 1);
-    return logits;
-}
-
-/* NextLogits (generate.h): takes `count` tokens at positions pos .. pos + count - 1 <= cache_len - 1. */
-static const float* llama_decode(void* model, const int32_t* tokens, int count, int pos, Error* e) {
-    const float* logits = NULL;
-    (void)e;
-    for (int done = 0; done < count && !run_stop_requested(); done += DECODE_ROWS) {
-        const int rows = count - done < DECODE_ROWS ? count - done : DECODE_ROWS;
-        logits = llama_decode_rows((Llama*)model, tokens + done, rows, pos + done);
-    }
     return logits;
 }
 
@@ -641,27 +632,6 @@ static const Trainer cpu_trainer = {
 };
 
 #ifndef TESTING
-
-// ---------------------------------------------------------------------------------------------------------------------
-// the training loop: the same text in train_llama3.c and train_llama3.cu (dev/test/shell/test_loop.sh compares them)
-
-static void train(const Trainer* trainer, Session* s) {
-    Training t;
-    if (!training_open(&t, trainer, s)) { return; }
-    for (Due due = training_due(&t); !due.end;) {
-        if (!training_stops(&t)) { t.queued += trainer->step(t.model, &t.plan, session_lr(s, t.queued), &t.error); }
-        due = training_due(&t);
-        // steps may stay in flight until something is due
-        while (t.reported < t.queued - (due.drain ? 0 : trainer->in_flight - 1)) {
-            const StepResult r = trainer->result(t.model, &t.plan);
-            training_report(&t, &r);
-        }
-        if (due.validation || due.tasks) { training_evaluate(&t, &due); }
-        if (due.sample) { training_sample(&t); }
-        if (due.checkpoint || due.timed) { training_checkpoint(&t, due.timed); }
-    }
-    training_close(&t);
-}
 
 int main(int argc, char** argv) {
     Session s;

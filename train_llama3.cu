@@ -12,11 +12,11 @@
  */
 #include "llmc/base/utils.h"  // defines: Error, die, must, xcalloc, round_up, size_min, size_max
 #include "llmc/config.h"  // defines: ModelConfig, ParamTable, param_table_for, trained_table_for, param_offset, attention_shape
-#include "llmc/run/session/session.h"  // defines: Session, session_close, session_lr, session_context
+#include "llmc/run/session/session.h"  // defines: Session, session_close, session_context
 #include "llmc/run/session/open.h"     // defines: session_open
-#include "llmc/train/step.h"           // defines: StepPlan, StepResult, BatchSource
+#include "llmc/train/step.h"           // defines: StepPlan, StepResult, BatchSource, DECODE_ROWS
 #include "llmc/run/session/trainer.h"  // defines: Trainer
-#include "llmc/run/loop/training.h"    // defines: Training, Due, training_open, training_due, training_report, training_close
+#include "llmc/run/loop/train.h"       // defines: train
 #include "llmc/run/jobs/jobs.h"        // defines: run_job
 #include "llmc/run/session/signals.h"  // defines: run_stop_requested
 #include "llmc/train/not_finite.h"     // defines: NamedTensor, TENSOR_TEXT
@@ -107,7 +107,6 @@ static const char* const memory_names[NUM_MEM] = {
 /* A pass through the layers: over a batch, or over new rows of one sequence, which multiply in 16 bits. */
 typedef enum { BATCH, DECODE } Pass;
 
-enum { DECODE_ROWS = 64 };      // tokens of a prompt that one pass of generation takes
 enum { HEAD_ROWS = 4096 };      // tokens whose logits exist at one time; 8192 and 16384 take more memory and gain no time
 enum { NO_FILL = -1 };          // see llama_create()
 enum { MOST_16BIT_SUMS = 64 };  // gradients with more additions per step add up in fp32: in bfloat16, 256 lose more than 1 %
@@ -171,7 +170,7 @@ typedef struct {
     float* decode_rstd;   // (DECODE_ROWS)
     int32_t* decode_ids;  // (DECODE_ROWS)
     floatX* decode_t;     // (DECODE_ROWS, lora_most_width)
-    floatX* decode_rows;  // see llama_decode_rows
+    floatX* decode_rows;  // see llama_decode
     floatX* host_logits;  // (V) pinned
     float* float_logits;  // (V) on the host
 
@@ -753,9 +752,11 @@ static void llama_update(Llama* m, const StepPlan* plan) {
 // ---------------------------------------------------------------------------------------------------------------------
 // generation: the forward pass for the new rows of one sequence, with keys and values cached
 
-/* Takes `rows` <= DECODE_ROWS tokens (host memory) at positions pos .. pos + rows - 1. Returns the logits (V) after the last
- * one, on the host. */
-static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows, int pos) {
+/* Takes `rows` <= DECODE_ROWS tokens (host memory) at positions pos .. pos + rows - 1 (NextLogits). Returns the logits (V)
+ * after the last one, on the host. */
+static const float* llama_decode(void* model, const int32_t* tokens, int rows, int pos, Error* e) {
+    Llama* m = (Llama*)model;
+    (void)e;
     const Queue* q = &m->queue;
     const ModelConfig* c = &m->config;
     const AttentionShape shape = attention_shape(c, 1, rows);
@@ -799,17 +800,6 @@ static const float* llama_decode_rows(Llama* m, const int32_t* tokens, int rows,
     copy_out(m->host_logits, logits, V * sizeof(floatX), m->queue.stream);
     for (int i = 0; i < V; i++) { m->float_logits[i] = to_float(m->host_logits[i]); }
     return m->float_logits;
-}
-
-/* NextLogits (generate.h): takes `count` tokens at positions pos .. pos + count - 1 <= cache_len - 1. */
-static const float* llama_decode(void* model, const int32_t* tokens, int count, int pos, Error* e) {
-    const float* logits = NULL;
-    (void)e;
-    for (int done = 0; done < count && !run_stop_requested(); done += DECODE_ROWS) {
-        const int rows = count - done < DECODE_ROWS ? count - done : DECODE_ROWS;
-        logits = llama_decode_rows((Llama*)model, tokens + done, rows, pos + done);
-    }
-    return logits;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1101,27 +1091,6 @@ static Trainer cuda_trainer(Device* d) {
 }
 
 #ifndef TESTING
-
-// ---------------------------------------------------------------------------------------------------------------------
-// the training loop: the same text in train_llama3.c and train_llama3.cu (dev/test/shell/test_loop.sh compares them)
-
-static void train(const Trainer* trainer, Session* s) {
-    Training t;
-    if (!training_open(&t, trainer, s)) { return; }
-    for (Due due = training_due(&t); !due.end;) {
-        if (!training_stops(&t)) { t.queued += trainer->step(t.model, &t.plan, session_lr(s, t.queued), &t.error); }
-        due = training_due(&t);
-        // steps may stay in flight until something is due
-        while (t.reported < t.queued - (due.drain ? 0 : trainer->in_flight - 1)) {
-            const StepResult r = trainer->result(t.model, &t.plan);
-            training_report(&t, &r);
-        }
-        if (due.validation || due.tasks) { training_evaluate(&t, &due); }
-        if (due.sample) { training_sample(&t); }
-        if (due.checkpoint || due.timed) { training_checkpoint(&t, due.timed); }
-    }
-    training_close(&t);
-}
 
 /* Refuses flags that this build or the model does not take, before anything asks for a card. Returns whether products are in
  * 8 bits. */

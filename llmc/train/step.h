@@ -1,5 +1,5 @@
 /* step.h -- the interface of one training step, the same in both trainers: the source of its tokens, the numbers that are
- * fixed for a whole run, and its result.
+ * fixed for a whole run, and its result; and the interface of one pass of generation.
  *
  * A step takes `accumulate` micro-batches of B rows. The GPU trainer queues a step and learns its result later, so both
  * trainers have two functions: train_step() and step_result().
@@ -62,6 +62,12 @@ static inline uint64_t count_trained(const int32_t* y, size_t n) {
     for (size_t i = 0; i < n; i++) { count += y[i] >= 0; }
     return count;
 }
+
+enum { DECODE_ROWS = 64 };  // tokens of a prompt that one pass of generation takes
+
+/* Feeds `count` <= DECODE_ROWS tokens at positions pos .. pos + count - 1 and returns the logits (V) after the last one, valid
+ * until the next call. Returns NULL and sets *e on failure. */
+typedef const float* (*NextLogits)(void* model, const int32_t* tokens, int count, int pos, Error* e);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // fixed for a whole run

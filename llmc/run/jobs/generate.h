@@ -20,10 +20,7 @@
 #include "llmc/run/session/signals.h"  // defines: run_stop_requested
 #include "llmc/base/text.h"            // defines: print_escaped
 #include "llmc/text/tokenizer.h"       // defines: Tokenizer, TokenList, TokenDecoder, decoder_push
-
-/* Feeds `count` tokens at positions pos .. pos + count - 1 and returns the logits (V) after the last one, valid until the
- * next call. Returns NULL and sets *e on failure. */
-typedef const float* (*NextLogits)(void* model, const int32_t* tokens, int count, int pos, Error* e);
+#include "llmc/train/step.h"           // defines: NextLogits, DECODE_ROWS
 
 typedef struct {
     NextLogits next;
@@ -126,7 +123,12 @@ static inline void generator_flush(Generator* g) {
 /* Feeds `count` tokens at *pos and advances it. Returns the logits after the last one; NULL on an error, or if a signal asks
  * for the end: then the cache may lack some of the tokens, and *pos stays. */
 static inline const float* generator_feed(Generator* g, const int32_t* tokens, int count, int* pos, Error* e) {
-    const float* logits = g->next(g->model, tokens, count, *pos, e);
+    const float* logits = NULL;
+    for (int done = 0; done < count && !run_stop_requested(); done += DECODE_ROWS) {
+        const int rows = count - done < DECODE_ROWS ? count - done : DECODE_ROWS;
+        logits = g->next(g->model, tokens + done, rows, *pos + done, e);
+        if (!logits) { return NULL; }
+    }
     if (!logits || run_stop_requested()) { return NULL; }
     *pos += count;
     return logits;

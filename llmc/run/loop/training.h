@@ -1,5 +1,4 @@
-/* training.h -- the functions that the training loop calls, shared by both trainers. The loop itself is in train_llama3.c and,
- * word for word the same, in train_llama3.cu:
+/* training.h -- the functions that the training loop (train.h) calls:
  *
  *   training_open      prints the plan, locks --out, creates the model; false if there is nothing to train
  *   training_stops     tells whether the run ends before its last step

@@ -7,12 +7,11 @@
 #define LLMC_TRAINER_H
 
 #include "llmc/base/utils.h"
-#include "llmc/run/jobs/generate.h"    // defines: NextLogits
 #include "llmc/run/session/memory.h"   // defines: MemoryTable
 #include "llmc/train/not_finite.h"     // defines: TENSOR_TEXT
 #include "llmc/run/session/session.h"  // defines: Session
 #include "llmc/run/session/save.h"     // defines: AddFiles
-#include "llmc/train/step.h"           // defines: BatchSource, StepPlan, StepResult
+#include "llmc/train/step.h"           // defines: BatchSource, NextLogits, StepPlan, StepResult
 
 typedef struct Trainer Trainer;
 struct Trainer {
