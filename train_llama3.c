@@ -40,7 +40,8 @@
 #include "llmc/matmul.h"        // defines: matmul_scratch
 #include "llmc/lora.h"          // defines: lora_at, lora_width, lora_most_width
 #include "llmc/crossentropy.h"  // defines: crossentropy_forward, crossentropy_fused
-#include "llmc/adamw.h"         // defines: AdamW, adamw_update, global_norm, global_norm_scratch
+#include "llmc/adamw.h"         // defines: global_norm, global_norm_scratch
+#include "llmc/optimizer.h"     // defines: OptimizerArenas, optimizer_update
 
 // ---------------------------------------------------------------------------------------------------------------------
 // memory: an arena for the weights; with --lora one for the adapters; one each for gradients, m and v, which hold the trained
@@ -107,8 +108,8 @@ typedef struct {
     float* params;       // (table.elements)
     float* adapters;     // (trained.elements) with --lora
     float* grads;        // (trained.elements) each
-    float* m;            // AdamW's first moment
-    float* v;            // AdamW's second moment
+    float* m;            // the optimizer's first moment
+    float* v;            // its second moment
 
     int B, T;                  // of the batch that activations are sized for
     int32_t* x;                // (B, T) tokens
@@ -175,7 +176,7 @@ static Ends ends_at(const Llama* m, Pass pass) {
                   linear_at(m, LINEAR_HEAD, -1, pass)};
 }
 
-/* Returns the arena that AdamW updates. */
+/* Returns the arena that the optimizer updates. */
 static float* trained_params(const Llama* m) { return m->adapters ? m->adapters : m->params; }
 
 /* Lays out a model's buffers. B = 0: no batch. train false: forward pass only. cache_len = 0: no generation. */
@@ -387,15 +388,10 @@ static void llama_backward(Llama* m) {
 // ---------------------------------------------------------------------------------------------------------------------
 // update
 
-/* Takes one AdamW step on all trained tensors. Weight decay acts on matrices only. */
-static void llama_update(Llama* m, AdamW hyper) {
-    const double weight_decay = hyper.weight_decay;
-    for (int i = 0; i < m->trained.count; i++) {
-        const Param* p = &m->trained.items[i];
-        hyper.weight_decay = param_specs[p->kind].matrix ? weight_decay : 0.0;
-        adamw_update(trained_params(m) + p->offset, m->grads + p->offset, m->m + p->offset, m->v + p->offset, param_size(p),
-                     &hyper);
-    }
+/* Updates all trained tensors; grad_scale multiplies every gradient. */
+static void llama_update(Llama* m, const StepPlan* plan, float grad_scale) {
+    const OptimizerArenas arenas = {trained_params(m), m->grads, m->m, m->v};
+    optimizer_update(&m->trained, arenas, &plan->hyper, m->result.lr, grad_scale, (int64_t)plan->run->updates);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -466,8 +462,9 @@ static bool step_gradients(Llama* m, const StepPlan* plan, double lr, Error* e) 
     return true;
 }
 
-/* Decides from the step's loss and the norm of its gradient whether it updates, and how. Counts the step. */
-static bool step_decide(Llama* m, const StepPlan* plan, double norm, AdamW* hyper) {
+/* Decides from the step's loss and the norm of its gradient whether it updates, and by which factor of the gradients. Counts the
+ * step. */
+static bool step_decide(Llama* m, const StepPlan* plan, double norm, float* grad_scale) {
     StepResult* r = &m->result;
     TrainerState* run = plan->run;
     const StepHyper* h = &plan->hyper;
@@ -481,19 +478,19 @@ static bool step_decide(Llama* m, const StepPlan* plan, double norm, AdamW* hype
     run->step++;
     run->tokens += plan->tokens;
     if (r->verdict != UPDATE_APPLIED) { return false; }
-    const float grad_scale = (float)(clip_factor(r->norm, h->grad_clip) * factor);
-    *hyper = (AdamW){r->lr, h->beta1, h->beta2, h->eps, h->weight_decay, grad_scale, (int64_t)++run->updates};
+    *grad_scale = (float)(clip_factor(r->norm, h->grad_clip) * factor);
+    run->updates++;
     return true;
 }
 
 /* Takes a step: gradients, decision, update. */
 static bool train_step(void* model, const StepPlan* plan, double lr, Error* e) {
     Llama* m = (Llama*)model;
-    AdamW hyper;
+    float grad_scale = 0;
     const double start = now_seconds();
     if (!step_gradients(m, plan, lr, e)) { return false; }
     const double norm = global_norm(m->grads, m->trained.elements, m->norm_scratch);
-    if (step_decide(m, plan, norm, &hyper)) { llama_update(m, hyper); }
+    if (step_decide(m, plan, norm, &grad_scale)) { llama_update(m, plan, grad_scale); }
     m->result.ms = (now_seconds() - start) * 1e3;
     return true;
 }

@@ -42,7 +42,7 @@
 #include "llmc/gpu/sequence.cuh"       // defines: Sequence, sequence_join, sequence_begin, attend, heads_room
 #include "llmc/rope.h"                 // defines: rope_table
 #include "llmc/step_state.cuh"         // defines: StepState, loss_sum_cuda, norm_square_cuda, step_decide_cuda
-#include "llmc/adamw.cuh"              // defines: AdamWStretch, AdamWTensors, adamw_update_cuda
+#include "llmc/gpu/optimizer.cuh"      // defines: Optimizer, optimizer_open, optimizer_update, optimizer_update_all
 
 // ---------------------------------------------------------------------------------------------------------------------
 // memory: an arena for the weights; with --lora one for the adapters; one each for gradients, master, m and v, which hold the
@@ -141,8 +141,7 @@ typedef struct {
     WeightArena weights;  // params (table.elements); with --lora trained (trained.elements); master, m, v (trained.elements)
 
     Gradients grads;
-    AdamWStretch* stretches;  // on the device
-    int num_stretches;
+    Optimizer optimizer;
 
     Feed feed;  // x and y hold the batch
     Steps steps;
@@ -379,7 +378,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         scratch = size_max(scratch, attention_backward_scratch_cuda(heads_shape(attention_shape(c, o->B, o->T), o->parts)));
         scratch = size_max(scratch, N * F * sizeof(floatX));  // the gradient of SwiGLU's output
         m->queue.scratch = take<char>(w, scratch);
-        m->stretches = take<AdamWStretch>(w, m->trained.count);
+        m->optimizer.stretches = take<OptimizerStretch>(w, m->trained.count);
         m->steps.state = take<StepState>(w, 1);
         for (int i = 0; i < IN_FLIGHT; i++) { m->steps.result[i] = take<StepState>(&mem[MEM_PINNED], 1); }
         m->queue.counts = m->steps.state ? m->steps.state->quantised : NULL;
@@ -445,25 +444,6 @@ static void llama_measure(const ModelConfig* c, const Layout* layout, MatmulCont
     llama_close(&m);
 }
 
-/* Lists the stretches of the trained tensors for AdamW, with their weight decay and the gradients that lie apart in fp32. */
-static void llama_make_stretches(Llama* m) {
-    AdamWStretch* list = (AdamWStretch*)xcalloc(m->trained.count, sizeof *list);
-    for (int i = 0; i < m->trained.count; i++) {
-        const Param* p = &m->trained.items[i];
-        if (p->joined) { continue; }
-        AdamWStretch* s = &list[m->num_stretches++];
-        // of several ranks, the sums of all but the norms' lie in the exchange
-        const bool head = m->layout.fp32_head && m->layout.ranks <= 1 && is_head(&m->config, p->kind);
-        const bool apart = !param_specs[p->kind].matrix || head;
-        s->first = p->offset;
-        s->tensor = (uint32_t)i;
-        s->decays = param_specs[p->kind].matrix;
-        s->grad = apart ? (const float*)grad_at(m, p->kind, p->layer).data : NULL;
-    }
-    copy_in(m->stretches, list, m->num_stretches * sizeof *list, m->queue.stream);
-    free(list);
-}
-
 /* Writes the RoPE table of `positions` positions to the device. */
 static void upload_rope(const Llama* m, float* device, int positions) {
     const size_t bytes = (size_t)positions * m->config.head_dim * sizeof(float);
@@ -515,7 +495,7 @@ static Llama llama_create(const ModelConfig* c, const Layout* layout, MatmulCont
     if (layout->B > 0) { upload_rope(&m, m.rope, layout->T * m.layout.parts); }
     if (layout->cache_len > 0) { upload_rope(&m, m.decode_rope, layout->cache_len); }
     if (layout->train) {
-        llama_make_stretches(&m);
+        optimizer_open(&m.optimizer, &m.grads, layout->ranks <= 1, m.queue.stream);
         CUDA_CHECK(cudaMemsetAsync(m.steps.state, 0, sizeof(StepState), m.queue.stream));
     }
     CUDA_CHECK(cudaStreamSynchronize(m.queue.stream));
@@ -678,43 +658,6 @@ static void llama_backward(Llama* m, bool add, MicroKind kind) {
 // ---------------------------------------------------------------------------------------------------------------------
 // update
 
-/* Updates a range of the trained tensors, whose weights are at `weights`, whose gradients are grads[0] on, and whose state
- * begins at element state_first. */
-template <typename Grad>
-static void update_range(const Llama* m, const StepPlan* plan, floatX* weights, const void* grads, ArenaRange of_grads,
-                         size_t state_first, ArenaRange r) {
-    const Layout* o = &m->layout;
-    const double moved = 4 * moment_bytes(o->bf16_moments) + 2 * master_bytes(o->master) + sizeof(Grad) +
-                         sizeof(floatX) * (o->master == MASTER_FP32 ? 1 : 2);
-    Op op(m->queue.profiler, m->queue.stream, "adamw", 0, (double)r.count * moved);
-    AdamWTensors<Grad> t;
-    t.params = weights - r.first;  // as if all lay there
-    t.grads = (const Grad*)grads;
-    t.grads_first = of_grads.first;
-    t.grads_end = of_grads.first + of_grads.count;
-    t.master = m->weights.master;
-    t.m = m->weights.m;
-    t.v = m->weights.v;
-    t.state_first = state_first;
-    t.stretches = m->stretches;
-    t.num_stretches = m->num_stretches;
-    adamw_update_cuda(&t, r.first, r.first + r.count, m->steps.state, &plan->hyper, o->master, o->bf16_moments, plan->seed,
-                      m->queue.stream);
-}
-
-template <typename Grad>
-static void update_with(const Llama* m, const StepPlan* plan) {
-    const ArenaRange all = {0, m->trained.elements}, of_grads = {m->grads.first, m->grads.end - m->grads.first};
-    NormSums norm = norm_sums(m->queue.scratch);
-    {
-        Op op(m->queue.profiler, m->queue.stream, "gradient norm", 0, (double)of_grads.count * sizeof(Grad));
-        norm_square_cuda(&norm, (const Grad*)m->grads.all, of_grads.count, m->queue.stream);
-        norm_square_cuda(&norm, m->grads.apart, m->grads.apart_size, m->queue.stream);
-    }
-    step_decide_cuda(m->steps.state, &norm, &plan->hyper, m->queue.stream);
-    update_range<Grad>(m, plan, m->weights.trained, m->grads.all, of_grads, 0, all);
-}
-
 /* One rank of several updates its shards, whose sums and norm are there, bucket by bucket in the order in which the forward
  * pass needs them, and gives them to the others, except the blocks of ZeRO 3. */
 static void update_shards(Llama* m, const StepPlan* plan) {
@@ -727,7 +670,8 @@ static void update_shards(Llama* m, const StepPlan* plan) {
         const ArenaRange mine = shard_of(b, x->rank, x->ranks);
         const size_t local = b->first / (size_t)x->ranks;  // its first sum, m, v and master weight
         floatX* weights = trained_at(&m->weights, mine.first);
-        update_range<float>(m, plan, weights, x->sums + local, mine, mine.first - local, mine);
+        const UpdateRange range = {mine, weights, x->sums + local, mine, mine.first - local};
+        optimizer_update<float>(&m->optimizer, &m->queue, &m->weights, m->steps.state, plan, range);
         const bool stays = m->gathered && m->config.lora.rank == 0 && b->layer >= 0 && b->layer < m->config.num_layers;
         if (stays) { continue; }
         exchange_gather(x, i, weights - (mine.first - b->first));
@@ -736,15 +680,15 @@ static void update_shards(Llama* m, const StepPlan* plan) {
     }
 }
 
-/* Queues norm, decision and AdamW. The host reads the outcome from the StepState later. */
+/* Queues norm, decision and update. The host reads the outcome from the StepState later. */
 static void llama_update(Llama* m, const StepPlan* plan) {
     ProfileRange phase("update");
     if (m->layout.ranks > 1) {
         update_shards(m, plan);
     } else if (m->layout.fp32_grads) {
-        update_with<float>(m, plan);
+        optimizer_update_all<float>(&m->optimizer, &m->queue, &m->weights, &m->grads, m->steps.state, plan);
     } else {
-        update_with<floatX>(m, plan);
+        optimizer_update_all<floatX>(&m->optimizer, &m->queue, &m->weights, &m->grads, m->steps.state, plan);
     }
     if (m->layout.ranks <= 1) { fp8_refresh(&m->fp8, &m->queue, &m->weights); }
 }

@@ -19,45 +19,18 @@
 #include "llmc/base/update.h"      // defines: MasterKind
 #include "llmc/cuda/ptx.cuh"       // defines: pack2, compute_here
 #include "llmc/cuda/quotient.cuh"  // defines: quotient_of, inverse_of, root_of
+#include "llmc/optimizer.cuh"      // defines: OptimizerStretch, OptimizerTensors
 #include "llmc/step_state.cuh"     // defines: StepState
 #include "llmc/base/update.h"      // defines: StepHyper
 #include "llmc/base/rand.h"        // defines: philox
 
 #include <type_traits>
 
-/* A stretch of the arena: a tensor, or tensors without a gap between them (q, k, v; gate, up), and the gap behind. It reaches
- * from `first`, a multiple of PARAM_ALIGN, to the next stretch's `first`; the last one reaches the arena's end. The list is
- * sorted and lies on the device.
- * The kernel cannot tell a gap from weights. Gaps stay zero because their gradients are zero: `grad` is as long as the
- * stretch, round_up(size, PARAM_ALIGN), and zero behind the tensor. */
-typedef struct {
-    size_t first;
-    const float* grad;  // its separate fp32 gradients (norms; large tensors accumulated in fp32), or NULL
-    uint32_t tensor;    // ordinal, for the random bits
-    int32_t decays;     // whether weight decay acts on it
-} AdamWStretch;
-
-/* The arenas. Parameter element i is params[i]; its master, m and v are at i - state_first, because a rank may hold only a part
- * of them. `grads` holds elements [grads_first, grads_end), the first at grads[0]; stretches outside this range have separate
- * gradients. state_first, grads_first and grads_end are multiples of ADAMW_VECTOR. */
-template <typename Grad>
-struct AdamWTensors {
-    floatX* params;
-    const Grad* grads;
-    size_t grads_first, grads_end;
-    void* master;  // float or uint16_t by MasterKind; unused for MASTER_NONE
-    void* m;       // float or __nv_bfloat16
-    void* v;
-    size_t state_first;
-    const AdamWStretch* stretches;
-    int num_stretches;
-};
-
-enum { ADAMW_VECTOR = 8, ADAMW_THREADS = 256, ADAMW_TURNS = 4 };  // a thread takes so many vectors, one after the other
+enum { ADAMW_THREADS = 256, ADAMW_TURNS = 4 };  // a thread takes so many vectors, one after the other
 
 /* Elements in a vector: 16 bytes of the narrowest state, so that a warp's stores fill whole sectors. */
 template <MasterKind MASTER, typename Moment>
-constexpr int ADAMW_WIDTH = sizeof(Moment) == 4 && MASTER != MASTER_SPLIT ? 4 : ADAMW_VECTOR;
+constexpr int ADAMW_WIDTH = sizeof(Moment) == 4 && MASTER != MASTER_SPLIT ? 4 : OPTIMIZER_VECTOR;
 
 /* What is the same in every step. */
 typedef struct {
@@ -136,7 +109,7 @@ __device__ __forceinline__ float adamw_quotient(float m, float v, float sqrt_cor
 
 /* Updates the W elements from i on, all of one stretch. USUAL: does nothing and returns false, if a value is not usual. */
 template <bool USUAL, typename Grad, MasterKind MASTER, typename Moment>
-__device__ __forceinline__ bool adamw_vector(const AdamWTensors<Grad>& t, size_t i, const AdamWStretch& stretch,
+__device__ __forceinline__ bool adamw_vector(const OptimizerTensors<Grad>& t, size_t i, const OptimizerStretch& stretch,
                                              const StepState* state, const AdamWFactors& f) {
     typedef typename MasterType<MASTER>::type Master;
     constexpr int W = ADAMW_WIDTH<MASTER, Moment>;
@@ -235,7 +208,7 @@ __device__ __forceinline__ bool adamw_vector(const AdamWTensors<Grad>& t, size_t
 }
 
 /* Returns the last stretch that begins at or before element i. */
-__device__ __forceinline__ int stretch_at(const AdamWStretch* stretches, int count, size_t i) {
+__device__ __forceinline__ int stretch_at(const OptimizerStretch* stretches, int count, size_t i) {
     int below = 0, above = count;
     while (above - below > 1) {
         const int middle = (below + above) / 2;
@@ -250,7 +223,7 @@ __device__ __forceinline__ int stretch_at(const AdamWStretch* stretches, int cou
 
 /* Updates the vectors at i, i + stride ... below `end`. */
 template <typename Grad, MasterKind MASTER, typename Moment>
-__device__ __forceinline__ void adamw_vectors(const AdamWTensors<Grad>& t, size_t i, size_t end, size_t stride,
+__device__ __forceinline__ void adamw_vectors(const OptimizerTensors<Grad>& t, size_t i, size_t end, size_t stride,
                                               const StepState* state, const AdamWFactors& f) {
     int k = stretch_at(t.stretches, t.num_stretches, i);
 #pragma unroll 1
@@ -265,22 +238,22 @@ __device__ __forceinline__ void adamw_vectors(const AdamWTensors<Grad>& t, size_
 
 template <typename Grad, MasterKind MASTER, typename Moment>
 __global__ void __launch_bounds__(ADAMW_THREADS, 3)
-    adamw_kernel(AdamWTensors<Grad> t, size_t lo, size_t hi, const StepState* state, AdamWFactors f) {
+    adamw_kernel(OptimizerTensors<Grad> t, size_t lo, size_t hi, const StepState* state, AdamWFactors f) {
     if (state->verdict != UPDATE_APPLIED) { return; }
     constexpr int W = ADAMW_WIDTH<MASTER, Moment>, turn = ADAMW_THREADS * W;
     const size_t first = lo + (size_t)blockIdx.x * (turn * ADAMW_TURNS), end = first + turn * ADAMW_TURNS;
     adamw_vectors<Grad, MASTER, Moment>(t, first + threadIdx.x * W, end < hi ? end : hi, turn, state, f);
 }
 
-/* Applies one AdamW step to elements [lo, hi) of the arena (multiples of ADAMW_VECTOR); does nothing unless state->verdict is
+/* Applies one AdamW step to elements [lo, hi) of the arena (multiples of OPTIMIZER_VECTOR); does nothing unless state->verdict is
  * UPDATE_APPLIED. bf16_moments: m and v are __nv_bfloat16. */
 template <typename Grad>
-static void adamw_update_cuda(const AdamWTensors<Grad>* tensors, size_t lo, size_t hi, const StepState* state,
+static void adamw_update_cuda(const OptimizerTensors<Grad>* tensors, size_t lo, size_t hi, const StepState* state,
                               const StepHyper* hyper, MasterKind master, bool bf16_moments, uint64_t seed,
                               cudaStream_t stream) {
     if (lo >= hi) { return; }
-    assert(lo % ADAMW_VECTOR == 0 && hi % ADAMW_VECTOR == 0 && tensors->state_first % ADAMW_VECTOR == 0);
-    assert(tensors->grads_first % ADAMW_VECTOR == 0 && tensors->grads_end % ADAMW_VECTOR == 0);
+    assert(lo % OPTIMIZER_VECTOR == 0 && hi % OPTIMIZER_VECTOR == 0 && tensors->state_first % OPTIMIZER_VECTOR == 0);
+    assert(tensors->grads_first % OPTIMIZER_VECTOR == 0 && tensors->grads_end % OPTIMIZER_VECTOR == 0);
     const AdamWFactors f = adamw_factors(hyper, seed);
 #define ADAMW_LAUNCH(kind, moment)                                                                                         \
     adamw_kernel<Grad, kind, moment>                                                                                       \

@@ -1,13 +1,13 @@
 /* config.h -- the shape of a model: its configuration, the presets, and the one table of its parameters.
  *
- * All code that walks over parameters (initialization, files, AdamW's decay, the memory plan, the tests) walks over
+ * All code that walks over parameters (initialization, files, weight decay, the memory plan, the tests) walks over
  * `param_specs` and the ParamTable built from it. Names, shapes and the half-split RoPE pairing are Hugging Face's.
  *
  * The arena's layout (weights, gradients, master weights, m and v share the element offsets):
  *   embedding | block 0 | block 1 | ... | final norm | lm_head (untied only)
  * A block is input_norm, q k v, o, post_norm, gate up, down. q, k, v are adjacent, and so are gate and up: one GEMM
  * with (NH + 2 NKV) HD or 2F output rows computes them together, and reading or writing files is a plain copy. Every other
- * tensor starts at a multiple of PARAM_ALIGN elements. Gaps hold zeros and stay zero under AdamW.
+ * tensor starts at a multiple of PARAM_ALIGN elements. Gaps hold zeros and stay zero under every update.
  * The embedding, each block, and the final norm with the head are the buckets that travel between the ranks of a run. A table
  * for several ranks pads each bucket, so that every rank owns an equal, aligned share of it (dist/buckets.h).
  *

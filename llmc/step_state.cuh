@@ -10,7 +10,7 @@
  *   norm_square_cuda     for each array of gradients: its sum of squares, in parts
  *   (several GPUs: norm_finish_cuda, then sum loss_sum, trained and norm_square, neighboring fields, over the ranks here)
  *   step_decide_cuda     adds up these parts; mean loss, norm, clip factor, outliers, loss scale; whether this step updates
- *   adamw_update_cuda    reads all of it (llmc/adamw.cuh)
+ *   the optimizer        reads all of it (gpu/optimizer.cuh)
  */
 #ifndef LLMC_STEP_STATE_CUH
 #define LLMC_STEP_STATE_CUH
@@ -23,7 +23,7 @@
 
 typedef struct {
     // kept from step to step: what a checkpoint saves
-    int64_t updates;      // AdamW steps applied so far
+    int64_t updates;      // updates applied so far
     float loss_scale;     // gradients are too large by this factor; 1 except in FP16
     int32_t scale_good;   // finite steps since loss_scale last changed
     Outlier loss_window;  // detectors
@@ -39,7 +39,7 @@ typedef struct {
     float norm;            // of the gradients, before clipping
     float loss_z, norm_z;  // z-scores of both against the last steps, NaN if these are too few
     int32_t verdict;       // an UpdateVerdict
-    // what AdamW reads
+    // for the optimizer
     float grad_scale;          // clip factor * tokens / trained targets / loss_scale
     float step_size;           // lr / (1 - beta1^t)
     float sqrt_correction2;    // sqrt(1 - beta2^t)
@@ -277,7 +277,7 @@ __global__ void __launch_bounds__(NORM_SUM_THREADS) step_decide_kernel(StepState
     }
 }
 
-/* Computes the rest of StepState from the step's sums: loss, norm, scores, verdict, AdamW's factors, loss scale. sums: to be
+/* Computes the rest of StepState from the step's sums: loss, norm, scores, verdict, the optimizer's factors, loss scale. sums: to be
  * added to state->norm_square first; of several GPUs none */
 static inline void step_decide_cuda(StepState* state, const NormSums* sums, const StepHyper* hyper, cudaStream_t stream) {
     step_decide_kernel<<<1, NORM_SUM_THREADS, 0, stream>>>(state, *sums, *hyper);

@@ -240,18 +240,18 @@ static void bench_memory() {
     start.decay = 1;
     CUDA_CHECK(cudaMemcpy(state, &start, sizeof start, cudaMemcpyHostToDevice));
     enum { STRETCHES = 256 };
-    AdamWStretch stretches[STRETCHES];
+    OptimizerStretch stretches[STRETCHES];
     for (int i = 0; i < STRETCHES; i++) {
-        stretches[i] = AdamWStretch{n / STRETCHES * (size_t)i, NULL, (uint32_t)i, i % 4 != 0};
+        stretches[i] = OptimizerStretch{n / STRETCHES * (size_t)i, NULL, (uint32_t)i, i % 4 != 0};
     }
-    AdamWStretch* d_stretches = take<AdamWStretch>(STRETCHES);
+    OptimizerStretch* d_stretches = take<OptimizerStretch>(STRETCHES);
     CUDA_CHECK(cudaMemcpy(d_stretches, stretches, sizeof stretches, cudaMemcpyHostToDevice));
     StepHyper hyper;
     memset(&hyper, 0, sizeof hyper);
     hyper.beta1 = 0.9;
     hyper.beta2 = 0.95;
     hyper.eps = 1e-8;
-    AdamWTensors<floatX> t;
+    OptimizerTensors<floatX> t;
     t.params = take_random<floatX>(n);
     t.grads = take_random<floatX>(n);
     t.grads_first = 0;

@@ -1,6 +1,6 @@
 /* master.cuh -- the weights' fp32 values between steps ("master weights"), and how they are rounded to 16 bits.
  *
- *   none    the parameters themselves. FP32 builds have no others. In BF16 builds AdamW rounds each new weight stochastically:
+ *   none    the parameters themselves. FP32 builds have no others. In BF16 builds the optimizer rounds each new weight stochastically:
  *           rounded to nearest, a weight would stay where it is as long as its steps are below half a unit in its last place.
  *           Weights that are loaded are rounded to nearest once, as below.
  *   fp32    an array beside the 16-bit parameters, which are its rounded values

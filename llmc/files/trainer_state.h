@@ -46,7 +46,7 @@ typedef struct {
     uint64_t seed;            // with `step`, the whole state of the counter-based random numbers
     uint64_t data_row;        // DataLoader.row: rows consumed by all ranks since the run began
     uint64_t tokens;          // tokens trained on
-    uint64_t updates;         // AdamW updates: steps that were not skipped
+    uint64_t updates;         // updates: steps that were not skipped
     uint64_t row_order;       // ROW_ORDER of the build that wrote it
     uint64_t data;            // fingerprint of the training files; 0: unknown
     uint64_t fingerprint;     // of the tokenizer; 0: none
@@ -61,7 +61,7 @@ typedef struct {
     uint64_t scale_good;      // finite steps since the loss scale last changed
     Outlier loss, grad_norm;  // the last values, to score the next one
     Validations val;          // none in files without the member
-    bool bf16_weights;        // the exact weights, which AdamW updates, are bfloat16: there are no master weights
+    bool bf16_weights;        // the exact weights, which the optimizer updates, are bfloat16: there are no master weights
     uint64_t base;            // of LoRA: checksum of the base's weights (model_sum()); 0: none, or unknown
     const char* options;      // for writing: the run's options, a JSON object (options_json_text)
     // set by trainer_state_read(); release them with trainer_state_free()

@@ -3,7 +3,7 @@
  * 1 it holds all weights and gradients; in ZeRO 2 gradients pass through a ring (gradients.cuh); in ZeRO 3 it holds its shards
  * of the blocks' weights (gathered.cuh).
  *
- *   compute    forward ... backward of block l | ... of block l - 1 ...          | decide | AdamW of bucket 0 | of bucket 1 ...
+ *   compute    forward ... backward of block l | ... of block l - 1 ...          | decide | update of bucket 0 | of bucket 1 ...
  *   exchange               all-to-all of block l, its sum in rank order | ... | norms | all-gather of bucket 0 | ... of 1 ...
  *
  * The two streams wait for each other by events only. The next forward pass waits, layer by layer, for the weights that it
@@ -67,7 +67,7 @@ typedef struct {
     cudaStream_t compute, stream;      // the model's, and that of the exchange
     Profiler* profiler;                // NULL: none
     cudaEvent_t* ready;                // (buckets) the gradients are complete
-    cudaEvent_t* updated;              // (buckets) AdamW has been there
+    cudaEvent_t* updated;              // (buckets) the update has been there
     cudaEvent_t* gathered;             // (buckets) all weights are there
     cudaEvent_t summed;                // the norms are complete, and all sums are there
     cudaEvent_t sent[GRADIENT_PARTS];  // of the ring: what was in it has gone

@@ -7,7 +7,7 @@
  *
  * This file keeps the copies of the weights; linear.cuh multiplies with them, and says how each factor is scaled.
  *
- * Weights are quantised once an update, right after AdamW, and before the first step (with several GPUs see below). Validation
+ * Weights are quantised once an update, right after the update, and before the first step (with several GPUs see below). Validation
  * and --eval --fp8 compute as training does. Text is generated in BF16.
  *
  * The head is one more weight, outside of the blocks, so it has one copy of each kind. It takes the tokens in chunks, and the
@@ -18,7 +18,7 @@
  * the gather and before the event of it that the compute stream waits for.
  *
  *   ZeRO 1, 2  copies of all blocks. Behind the last piece of a block, once an update (fp8_follow()). The old copies are read
- *              last by the last forward and backward pass before; behind these the compute stream queues AdamW of the piece and
+ *              last by the last forward and backward pass before; behind these the compute stream queues the update of the piece and
  *              the event `updated`, which the gather waits for. What reads the new ones waits for `gathered` of the piece.
  *              The head's copies are made so, too, also with ZeRO 3, where every rank has the head whole.
  *   ZeRO 3     copies of the blocks that are gathered, in as many slots, behind each gather of a block. What was in the slot
@@ -196,7 +196,7 @@ static inline void fp8_quantise_head(const Fp8* f, const WeightArena* a, Profile
 }
 
 /* Makes the copies of all weights, except those that are made as blocks are gathered; nothing without --fp8. To be called when
- * weights are loaded or drawn, and with one GPU after AdamW. */
+ * weights are loaded or drawn, and with one GPU after the update. */
 static inline void fp8_refresh(const Fp8* f, const Queue* q, const WeightArena* a) {
     if (!f->of[0].rows) { return; }
     if (f->several) { CUDA_CHECK(cudaMemsetAsync(f->counts, 0, sizeof *f->counts, q->stream)); }
@@ -220,7 +220,7 @@ static inline void fp8_follow_slot(const Fp8* f, const Exchange* x, int l, const
     if (f->of[0].rows) { fp8_quantise_weights(f, slot, l, 1, x->profiler, x->stream); }
 }
 
-/* Of several GPUs, in front of AdamW: puts the counts of weights into the step's, and begins them anew. The compute stream has
+/* Of several GPUs, before the update: puts the counts of weights into the step's, and begins them anew. The compute stream has
  * waited for all copies that the step's passes read, so for all that was counted; and whatever counts next waits for events
  * that are recorded behind this: `updated`, or `used` of the next pass. */
 static inline void fp8_take_counts(const Fp8* f, const Queue* q) {

@@ -1,5 +1,5 @@
 /* weights.cuh -- a model's weights on the device and, element by element, what belongs to them: the exact ("master") weight and
- * AdamW's m and v. Copies them to and from the host: pieces of a tensor, as floats, through a staging buffer, in the order of
+ * the optimizer's m and v. Copies them to and from the host: pieces of a tensor, as floats, through a staging buffer, in the order of
  * the model's stream.
  */
 #ifndef LLMC_WEIGHTS_CUH
@@ -152,7 +152,7 @@ static bool fetch_weights(void* arena, const Param* p, size_t first, size_t n, f
     return true;
 }
 
-/* Reads the exact weights, which AdamW updates: all on this rank, or none of them. */
+/* Reads the exact weights, which the optimizer updates: all on this rank, or none of them. */
 static bool fetch_trained(void* arena, const Param* p, size_t first, size_t n, float* dst, Error* e) {
     const WeightArena* a = (const WeightArena*)arena;
     const size_t at = p->offset + first;

@@ -58,10 +58,10 @@ fi
 echo "ok   the sources without a fault pass"
 
 # a sed expression too long for its line
-l2='s/const double weight_decay = hyper\.weight_decay;/const double weight_decay = 0.0;'
-l2="$l2 for (size_t k = 0; k < m->table.elements; k++) { m->grads[k] += (float)hyper.weight_decay * m->params[k]; }/"
+l2='s/const double decay = .*/const double decay = 0.0; float* g = (float*)a.grads + p->offset;'
+l2="$l2 for (size_t k = 0; k < param_size(p); k++) { g[k] += (float)h->weight_decay * a.params[p->offset + k]; }/"
 
-fault "eps of 1e-6 for the model's own" train_llama3.c 's/c->rms_eps/1e-6f/'
+fault "eps of 1e-6 for the model's own" train_llama3.c 's/m->config\.rms_eps/1e-6f/'
 fault "gate and up swapped" llmc/swiglu.h 's/\*gate = gate_up + n \* 2 \* width, \*up = gate + width/*up = gate_up + n * 2 * width, *gate = up + width/'
 fault "kv head h % NKV for h / group" llmc/attention.h 's/h \/ (NH \/ NKV)/h % NKV/'
 fault "backward alone with kv head h % NKV" llmc/attention.h 's/kv \* group/kv/'
@@ -71,8 +71,8 @@ fault "theta 10000 for the model's own" llmc/rope.h 's/(double)(float)c->rope_th
 fault "RoPE pairs neighbours" llmc/rope.h 's/x\[i\]/x[2 * i]/g; s/x\[i + half\]/x[2 * i + 1]/g'
 fault "cosine for sine in RoPE" llmc/rope.h 's/sine = cosine + half/sine = cosine/'
 fault "sine of the wrong sign in RoPE's backward" llmc/rope.h '/rope_backward/,/^}/ s/-1\.0f/1.0f/'
-fault "residual left out beside attention" train_llama3.c 's/\(matmul_forward(s->mid, m->scratch, s->att, w\.o, \)s->h/\1NULL/'
-fault "residual of the block's start beside the feed-forward" train_llama3.c 's/\(matmul_forward(h_next, m->scratch, s->act, w\.down, \)s->mid/\1s->h/'
+fault "residual left out beside attention" train_llama3.c 's/\(linear(m->scratch, s->mid, &w\.o, s->att, \)s->h/\1NULL/'
+fault "residual of the block's start beside the feed-forward" train_llama3.c 's/\(linear(m->scratch, h_next, &w\.down, s->act, \)s->mid/\1s->h/'
 fault "gradients times 2" train_llama3.c 's/\(crossentropy_fused(.*\)dloss,/\12 * dloss,/'
 fault "queries see one key of the future" llmc/attention.h 's/q + i < key/q + i + 1 < key/'
 fault "documents see one another" llmc/attention.h 's/return starts ? (size_t)starts\[a\.starts + t\] : 0/return 0/'
@@ -87,13 +87,13 @@ fault "gradient of a token's row set instead of added to" llmc/embedding.h 's/ro
 fault "norm gradient without its mean term" llmc/rmsnorm.h 's/- xn\[c\] \* mean_term//'
 fault "SiLU's derivative without its second term" llmc/swiglu.h 's/ \* (1\.0f + g \* (1\.0f - s))//'
 fault "loss of the wrong target" llmc/crossentropy.h 's/row\[target\]/row[target ? target - 1 : 0]/'
-fault "the head of an untied model is the embedding" train_llama3.c 's/e\.head = arena + param_offset(t, P_LM_HEAD/e.head = arena + param_offset(t, P_EMBEDDING/'
-fault "weight decay on norms" train_llama3.c 's/\.matrix ? weight_decay : 0\.0/.matrix ? weight_decay : weight_decay/'
-fault "no weight decay on the embedding" train_llama3.c 's/\.matrix ? weight_decay/.matrix \&\& p->kind != P_EMBEDDING ? weight_decay/'
-fault "weight decay inside the gradient (Adam for AdamW)" train_llama3.c "$l2"
+fault "the head of an untied model is the embedding" llmc/config.h 's/P_DOWN, P_LM_HEAD}/P_DOWN, P_EMBEDDING}/'
+fault "weight decay on norms" llmc/optimizer.h 's/\.matrix ? h->weight_decay : 0\.0/.matrix ? h->weight_decay : h->weight_decay/'
+fault "no weight decay on the embedding" llmc/optimizer.h 's/\.matrix ? h->weight_decay/.matrix \&\& p->kind != P_EMBEDDING ? h->weight_decay/'
+fault "weight decay inside the gradient (Adam for AdamW)" llmc/optimizer.h "$l2"
 fault "no bias correction of the first moment" llmc/adamw.h 's/correction1 = .*/correction1 = 1.0;/'
 fault "no bias correction of the second moment" llmc/adamw.h 's/correction2 = .*/correction2 = 1.0;/'
-fault "beta1 for beta2" train_llama3.c 's/const double weight_decay = hyper\.weight_decay;/& hyper.beta2 = hyper.beta1;/'
+fault "beta1 for beta2" llmc/optimizer.h 's/h->beta1, h->beta2/h->beta1, h->beta1/'
 fault "no clipping" llmc/base/update.h 's/max_norm > 0 && norm > max_norm/0/'
 fault "gradients kept from step to step" train_llama3.c '/^static void llama_zero_gradients/,/^}/ s/memset(/if (m->m[0] == 0) &/'
 fault "adapters without alpha / r" llmc/config.h 's/l->alpha \/ l->rank/1/'
@@ -102,7 +102,7 @@ fault "adapters' gradient without its scale" llmc/lora.h 's/lora_rescale(dt, l->
 fault "gradients of A and B exchanged" llmc/lora.h 's/float\* da = dw + l->a;/float* da = dw + l->b[0];/; s/float\* db = dw + l->b\[p\]/float* db = dw + l->a/'
 fault "no gradient through A to its input" llmc/lora.h '/matmul_vectors(dx, C, scratch, dx/d'
 fault "every adapter adds to q or gate" llmc/lora.h 's/l->first\[l->parts\] = l->OC/l->first[l->parts] = 0/'
-fault "the base is trained beside the adapters" train_llama3.c 's/^ *adamw_update(trained_params/for (size_t k = 0; m->adapters \&\& k < m->table.elements; k++) { m->params[k] *= 1 - 1e-3f; }\n&/'
+fault "the base is trained beside the adapters" train_llama3.c 's/^ *optimizer_update(&m->trained/for (size_t k = 0; m->adapters \&\& k < m->table.elements; k++) { m->params[k] *= 1 - 1e-3f; }\n&/'
 wait
 
 cat "$folder"/[0-9]*/result

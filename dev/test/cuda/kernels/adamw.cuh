@@ -27,13 +27,13 @@ enum GradWindow { WINDOW_OF_ALL, WINDOW_WITHOUT_FIRST, WINDOW_WITHOUT_LAST, NUM_
 
 /* A small model's arena, its stretches, and the gradients of STEPS steps. */
 struct AdamWCase {
-    size_t n;                             // elements of the arena
-    std::vector<bool> gap;                // (n)
-    std::vector<AdamWStretch> stretches;  // `grad` is set on the device
-    std::vector<bool> apart;              // of each stretch: has separate fp32 gradients
-    size_t grads_first, grads_end;        // range of the main array of gradients
-    Floats start;                         // (n) weights
-    std::vector<Floats> grads;            // (STEPS, n)
+    size_t n;                                 // elements of the arena
+    std::vector<bool> gap;                    // (n)
+    std::vector<OptimizerStretch> stretches;  // `grad` is set on the device
+    std::vector<bool> apart;                  // of each stretch: has separate fp32 gradients
+    size_t grads_first, grads_end;            // range of the main array of gradients
+    Floats start;                             // (n) weights
+    std::vector<Floats> grads;                // (STEPS, n)
 
     size_t end_of(size_t k) const { return k + 1 < stretches.size() ? stretches[k + 1].first : n; }
 };
@@ -82,7 +82,7 @@ static AdamWCase adamw_case(int C, GradWindow window) {
 /* Uploads one step's gradients g and the stretches. The separate rows follow each other without a gap, so reading past one's
  * end reads another's gradient; the main array has NaN in their places. */
 template <typename Grad>
-static void upload_grads(AdamWTensors<Grad>* t, const AdamWCase& c, const Floats& g) {
+static void upload_grads(OptimizerTensors<Grad>* t, const AdamWCase& c, const Floats& g) {
     Floats window = g, rows;
     std::vector<size_t> row;
     for (size_t k = 0; k < c.stretches.size(); k++) {
@@ -93,7 +93,7 @@ static void upload_grads(AdamWTensors<Grad>* t, const AdamWCase& c, const Floats
         std::fill(window.begin() + first, window.begin() + end, NAN);
     }
     const float* d_rows = upload(rows);
-    std::vector<AdamWStretch> stretches = c.stretches;
+    std::vector<OptimizerStretch> stretches = c.stretches;
     for (size_t k = 0; k < stretches.size(); k++) { stretches[k].grad = c.apart[k] ? d_rows + row[k] : NULL; }
     t->stretches = upload(stretches);
     t->num_stretches = (int)stretches.size();
@@ -111,7 +111,7 @@ struct AdamWRun {
 template <typename Grad>
 static AdamWRun run_adamw(const AdamWCase& c, MasterKind kind, bool bf16_moments, int parts) {
     const size_t master_bytes = kind == MASTER_SPLIT ? 2 : 4, moment_bytes = bf16_moments ? 2 : 4;
-    AdamWTensors<Grad> t;
+    OptimizerTensors<Grad> t;
     t.params = device_alloc<floatX>(c.n);
     t.master = kind == MASTER_NONE ? NULL : device_alloc<char>(c.n * master_bytes);
     t.m = device_alloc<char>(c.n * moment_bytes);
@@ -237,14 +237,14 @@ static void a_skipped_step_changes_nothing() {
     enum { N = 4096 };
     const Floats start = random_values<float>(N, 1);
     const MasterKind kind = sizeof(floatX) == 4 ? MASTER_NONE : MASTER_FP32;
-    AdamWTensors<floatX> t;
+    OptimizerTensors<floatX> t;
     t.params = device_alloc<floatX>(N);
     t.master = kind == MASTER_NONE ? NULL : device_alloc<float>(N);
     t.m = upload(start);
     t.v = upload(start);
     t.state_first = 0;
     master_set_cuda(t.params, t.master, kind, upload(start), N, 0);
-    const std::vector<AdamWStretch> stretches = {{0, NULL, 0, 1}};
+    const std::vector<OptimizerStretch> stretches = {{0, NULL, 0, 1}};
     t.stretches = upload(stretches);
     t.num_stretches = 1;
     floatX* bad = upload_rows<floatX>(Floats(N, NAN), 1, N, N);
@@ -331,8 +331,8 @@ static Floats download_moments(const void* x, size_t n, bool bf16) {
 static AdamWRun run_adamw_step(const StepState& state, const StepHyper& h, MasterKind kind, bool bf16_moments,
                                const AdamWRun& old, const Floats& grads) {
     const size_t n = old.master.size();
-    const std::vector<AdamWStretch> stretches = {{0, NULL, 5, 1}, {n / 2, NULL, 9, 1}};
-    AdamWTensors<float> t;
+    const std::vector<OptimizerStretch> stretches = {{0, NULL, 5, 1}, {n / 2, NULL, 9, 1}};
+    OptimizerTensors<float> t;
     t.params = device_alloc<floatX>(n);
     t.master = device_alloc<float>(n);
     t.grads = upload(grads);
