@@ -68,24 +68,24 @@ static bool fixed_next(void* batch, int32_t* x, int32_t* y, Error* e) {
 }
 
 /* Makes the plan of steps of one micro-batch, this one. */
-static StepPlan fixed_plan(FixedBatch* batch, const int* starts, int B, const float* hyper, TrainerState* run) {
-    StepPlan plan;
-    memset(&plan, 0, sizeof plan);
-    plan.data.next = fixed_next;
-    plan.data.ctx = batch;
-    plan.data.rows = B;
-    plan.data.starts = starts;
-    plan.hyper.beta1 = hyper[HYPER_BETA1];
-    plan.hyper.beta2 = hyper[HYPER_BETA2];
-    plan.hyper.eps = hyper[HYPER_EPS];
-    plan.hyper.weight_decay = hyper[HYPER_WEIGHT_DECAY];
-    plan.hyper.grad_clip = hyper[HYPER_GRAD_CLIP];
-    plan.hyper.tokens = (double)batch->count;
-    plan.hyper.loss_weight = 1.0 / plan.hyper.tokens;
-    plan.accumulate = 1;
-    plan.tokens = batch->count;
-    plan.run = run;
-    return plan;
+static Recipe fixed_recipe(FixedBatch* batch, const int* starts, int B, const float* hyper, TrainerState* run) {
+    Recipe recipe;
+    memset(&recipe, 0, sizeof recipe);
+    recipe.data.next = fixed_next;
+    recipe.data.ctx = batch;
+    recipe.data.rows = B;
+    recipe.data.starts = starts;
+    recipe.hyper.beta1 = hyper[HYPER_BETA1];
+    recipe.hyper.beta2 = hyper[HYPER_BETA2];
+    recipe.hyper.eps = hyper[HYPER_EPS];
+    recipe.hyper.weight_decay = hyper[HYPER_WEIGHT_DECAY];
+    recipe.hyper.grad_clip = hyper[HYPER_GRAD_CLIP];
+    recipe.hyper.tokens = (double)batch->count;
+    recipe.hyper.loss_weight = 1.0 / recipe.hyper.tokens;
+    recipe.accumulate = 1;
+    recipe.tokens = batch->count;
+    recipe.run = run;
+    return recipe;
 }
 
 /* Reads the configuration of a folder with a model, or with adapters beside another folder's model, which `base` names. */
@@ -176,10 +176,10 @@ static double cpu_step(void* tested, const int* x, const int* y, const float* hy
     Llama* m = t->model;
     const size_t N = (size_t)m->B * m->T;
     FixedBatch batch = {x, y, N};
-    const StepPlan plan = fixed_plan(&batch, t->starts, m->B, hyper, &t->run);
+    const Recipe recipe = fixed_recipe(&batch, t->starts, m->B, hyper, &t->run);
     Error e = NO_ERROR;
-    must(cpu_trainer.step(m, &plan, hyper[HYPER_LR], &e), &e);
-    const StepResult r = cpu_trainer.result(m, &plan);
+    must(cpu_trainer.step(m, &recipe, hyper[HYPER_LR], &e), &e);
+    const Metrics r = cpu_trainer.result(m, &recipe);
     *norm = r.norm;
     return r.loss;
 }
@@ -271,7 +271,7 @@ static bool has_fp8(void) {
 /* Sets a run to step 0, on the device as well. */
 static void start_run(Tested* t) {
     t->run.loss_scale = test_loss_scale;
-    steps_restore(&t->model->steps, &t->run);
+    runner_restore(&t->model->runner, &t->run);
 }
 
 static void* cuda_open(const char* dir, int B, int T) {
@@ -306,12 +306,12 @@ static void cuda_divide(void* tested, int* starts) {
     Llama* m = t->model;
     t->starts = starts;
     m->feed.starts = m->feed.starts_room;
-    copy_in(m->feed.starts, starts, m->steps.num_losses * sizeof(int32_t), m->queue.stream);
+    copy_in(m->feed.starts, starts, m->runner.num_losses * sizeof(int32_t), m->queue.stream);
 }
 
 static void cuda_logits(void* tested, const int* x, float* out) {
     Llama* m = ((Tested*)tested)->model;
-    const size_t N = m->steps.num_losses, V = m->config.vocab_size, pitch = pitch_of(V);
+    const size_t N = m->runner.num_losses, V = m->config.vocab_size, pitch = pitch_of(V);
     copy_in(m->feed.x, x, N * sizeof(int32_t), m->queue.stream);
     llama_forward(m);
     floatX* logits;  // the program itself never holds all of them
@@ -329,7 +329,7 @@ static void cuda_logits(void* tested, const int* x, float* out) {
 
 static double cuda_losses(void* tested, const int* x, const int* y) {
     Llama* m = ((Tested*)tested)->model;
-    FixedBatch batch = {x, y, m->steps.num_losses};
+    FixedBatch batch = {x, y, m->runner.num_losses};
     const BatchSource data = {fixed_next, &batch, m->layout.B, 0, NULL, ((Tested*)tested)->starts};
     double sum = 0;
     Error e = NO_ERROR;
@@ -341,15 +341,15 @@ static double cuda_losses(void* tested, const int* x, const int* y) {
 
 static double cuda_gradients(void* tested, const int* x, const int* y) {
     Llama* m = ((Tested*)tested)->model;
-    FixedBatch batch = {x, y, m->steps.num_losses};
+    FixedBatch batch = {x, y, m->runner.num_losses};
     const float hyper[NUM_HYPER] = {0};
-    const StepPlan plan = fixed_plan(&batch, ((Tested*)tested)->starts, m->layout.B, hyper, NULL);
+    const Recipe recipe = fixed_recipe(&batch, ((Tested*)tested)->starts, m->layout.B, hyper, NULL);
     StepState state;
     Error e = NO_ERROR;
-    step_begin_cuda(m->steps.state, 0, 0.0, m->queue.stream);
-    must(feed_next(&m->feed, &plan.data, &e), &e);
-    micro_step(m, &plan, MICRO_FIRST);
-    copy_out(&state, m->steps.state, sizeof state, m->queue.stream);
+    step_begin_cuda(m->runner.state, 0, 0.0, m->queue.stream);
+    must(feed_next(&m->feed, &recipe.data, &e), &e);
+    micro_step(m, &recipe, MICRO_FIRST);
+    copy_out(&state, m->runner.state, sizeof state, m->queue.stream);
     return state.loss_sum / (double)batch.count;
 }
 
@@ -374,11 +374,11 @@ static void cuda_gradient(void* tested, const char* name, float* out) {
 
 static double cuda_step(void* tested, const int* x, const int* y, const float* hyper, double* norm) {
     Tested* t = (Tested*)tested;
-    FixedBatch batch = {x, y, t->model->steps.num_losses};
-    const StepPlan plan = fixed_plan(&batch, t->starts, t->model->layout.B, hyper, &t->run);
+    FixedBatch batch = {x, y, t->model->runner.num_losses};
+    const Recipe recipe = fixed_recipe(&batch, t->starts, t->model->layout.B, hyper, &t->run);
     Error e = NO_ERROR;
-    must(train_step(t->model, &plan, hyper[HYPER_LR], &e), &e);
-    const StepResult r = step_result(t->model, &plan);
+    must(train_step(t->model, &recipe, hyper[HYPER_LR], &e), &e);
+    const Metrics r = step_result(t->model, &recipe);
     *norm = r.norm;
     return r.loss;
 }
@@ -481,8 +481,8 @@ static uint64_t hash_model(const Llama* m, bool* gaps) {
 typedef struct {
     Tested tested;
     TrialData data;
-    StepPlan plan;
-    StepResult last;
+    Recipe recipe;
+    Metrics last;
 } Running;
 
 static void trial_open(Running* r, const Trial* trial) {
@@ -500,20 +500,20 @@ static void trial_open(Running* r, const Trial* trial) {
     if (trial->lora > 0) { must(tensors_draw(&config, &m->trained, 1, trained.sink, trained.ctx, &e), &e); }
     start_run(&r->tested);
     r->data.trial = trial;
-    r->data.count = m->steps.num_losses;
+    r->data.count = m->runner.num_losses;
     r->data.vocab_size = (uint32_t)config.vocab_size;
-    r->plan.data = {trial_next, &r->data, trial->layout.B};
-    r->plan.accumulate = trial->accumulate;
-    r->plan.tokens = r->data.count * trial->accumulate;
-    r->plan.seed = 1;
-    r->plan.run = &r->tested.run;
-    r->plan.hyper.beta1 = 0.9;
-    r->plan.hyper.beta2 = 0.95;
-    r->plan.hyper.eps = 1e-8;
-    r->plan.hyper.weight_decay = 0.1;
-    r->plan.hyper.grad_clip = 1.0;
-    r->plan.hyper.tokens = (double)r->plan.tokens;
-    r->plan.hyper.loss_weight = 1.0 / r->plan.hyper.tokens;
+    r->recipe.data = {trial_next, &r->data, trial->layout.B};
+    r->recipe.accumulate = trial->accumulate;
+    r->recipe.tokens = r->data.count * trial->accumulate;
+    r->recipe.seed = 1;
+    r->recipe.run = &r->tested.run;
+    r->recipe.hyper.beta1 = 0.9;
+    r->recipe.hyper.beta2 = 0.95;
+    r->recipe.hyper.eps = 1e-8;
+    r->recipe.hyper.weight_decay = 0.1;
+    r->recipe.hyper.grad_clip = 1.0;
+    r->recipe.hyper.tokens = (double)r->recipe.tokens;
+    r->recipe.hyper.loss_weight = 1.0 / r->recipe.hyper.tokens;
     if (trial->busy) {
         CUDA_CHECK(cudaMalloc(&r->data.noise, 2 * (size_t)NOISE_BYTES));
         CUDA_CHECK(cudaStreamCreateWithFlags(&r->data.noise_stream, cudaStreamNonBlocking));
@@ -525,10 +525,10 @@ static void trial_steps(Running* r) {
     Llama* m = r->tested.model;
     Error e = NO_ERROR;
     for (int step = 0; step < r->data.trial->steps; step++) {
-        must(train_step(m, &r->plan, 1e-3, &e), &e);
-        if (m->steps.queued - m->steps.reported == IN_FLIGHT) { r->last = step_result(m, &r->plan); }
+        must(train_step(m, &r->recipe, 1e-3, &e), &e);
+        if (m->runner.queued - m->runner.reported == IN_FLIGHT) { r->last = step_result(m, &r->recipe); }
     }
-    while (m->steps.reported < m->steps.queued) { r->last = step_result(m, &r->plan); }
+    while (m->runner.reported < m->runner.queued) { r->last = step_result(m, &r->recipe); }
 }
 
 static void trial_close(Running* r) {

@@ -26,7 +26,7 @@
 #include "llmc/run/session/machine.h"  // defines: machine_threads, run_machine, host_memory_available, host_memory_peak
 #include "llmc/run/session/session.h"  // defines: Session, session_close, session_context
 #include "llmc/run/session/open.h"     // defines: session_open
-#include "llmc/train/step.h"           // defines: StepPlan, StepResult, BatchSource, batch_read, DECODE_ROWS
+#include "llmc/train/step.h"           // defines: Recipe, Metrics, BatchSource, batch_read, DECODE_ROWS
 #include "llmc/run/session/trainer.h"  // defines: Trainer
 #include "llmc/run/loop/train.h"       // defines: train
 #include "llmc/run/jobs/jobs.h"        // defines: run_job
@@ -132,7 +132,7 @@ typedef struct {
     float* dt;           // (N, lora_most_width)
     void* scratch;       // for the layers that ask for it, one after the other
     void* norm_scratch;  // for the global norm
-    StepResult result;   // of the last step
+    Metrics result;      // of the last step
 
     // generation; each layer's cache holds rows of k then v
     int cache_len;       // positions
@@ -389,9 +389,9 @@ static void llama_backward(Llama* m) {
 // update
 
 /* Updates all trained tensors; grad_scale multiplies every gradient. */
-static void llama_update(Llama* m, const StepPlan* plan, float grad_scale) {
+static void llama_update(Llama* m, const Recipe* recipe, float grad_scale) {
     const OptimizerArenas arenas = {trained_params(m), m->grads, m->m, m->v};
-    optimizer_update(&m->trained, arenas, &plan->hyper, m->result.lr, grad_scale, (int64_t)plan->run->updates);
+    optimizer_update(&m->trained, arenas, &recipe->hyper, m->result.lr, grad_scale, (int64_t)recipe->run->updates);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -444,18 +444,18 @@ static const float* llama_decode(void* model, const int32_t* tokens, int rows, i
 // training step
 
 /* Begins the step's result, and runs forward and backward over its micro-batches. Fails if the step is dropped (step.h). */
-static bool step_gradients(Llama* m, const StepPlan* plan, double lr, Error* e) {
-    StepResult* r = &m->result;
+static bool step_gradients(Llama* m, const Recipe* recipe, double lr, Error* e) {
+    Metrics* r = &m->result;
     memset(r, 0, sizeof *r);
     r->lr = lr;
     llama_zero_gradients(m);
-    for (int k = 0; k < plan->accumulate; k++) {
-        m->starts = plan->data.starts;
-        if (!batch_read(&plan->data, m->B, m->T, m->x, m->y, e)) { return false; }
+    for (int k = 0; k < recipe->accumulate; k++) {
+        m->starts = recipe->data.starts;
+        if (!batch_read(&recipe->data, m->B, m->T, m->x, m->y, e)) { return false; }
         llama_forward(m);
-        r->loss += llama_loss(m, (float)plan->hyper.loss_weight) / plan->accumulate;
+        r->loss += llama_loss(m, (float)recipe->hyper.loss_weight) / recipe->accumulate;
         r->trained += (double)count_trained(m->y, (size_t)m->B * m->T);
-        step_add_sources(r, &plan->data, m->losses, m->y, m->T);
+        step_add_sources(r, &recipe->data, m->losses, m->y, m->T);
         llama_backward(m);
         if (run_stop_requested()) { return false; }
     }
@@ -464,10 +464,10 @@ static bool step_gradients(Llama* m, const StepPlan* plan, double lr, Error* e) 
 
 /* Decides from the step's loss and the norm of its gradient whether it updates, and by which factor of the gradients. Counts the
  * step. */
-static bool step_decide(Llama* m, const StepPlan* plan, double norm, float* grad_scale) {
-    StepResult* r = &m->result;
-    TrainerState* run = plan->run;
-    const StepHyper* h = &plan->hyper;
+static bool step_decide(Llama* m, const Recipe* recipe, double norm, float* grad_scale) {
+    Metrics* r = &m->result;
+    TrainerState* run = recipe->run;
+    const Hyperparameters* h = &recipe->hyper;
     const double factor = trained_factor(h, r->trained);
     r->loss *= factor;
     r->norm = norm * factor;
@@ -476,7 +476,7 @@ static bool step_decide(Llama* m, const StepPlan* plan, double norm, float* grad
     r->verdict = update_verdict(r->loss, r->norm, r->loss_z, r->norm_z, h);
     r->loss_scale = run->loss_scale;
     run->step++;
-    run->tokens += plan->tokens;
+    run->tokens += recipe->tokens;
     if (r->verdict != UPDATE_APPLIED) { return false; }
     *grad_scale = (float)(clip_factor(r->norm, h->grad_clip) * factor);
     run->updates++;
@@ -484,20 +484,20 @@ static bool step_decide(Llama* m, const StepPlan* plan, double norm, float* grad
 }
 
 /* Takes a step: gradients, decision, update. */
-static bool train_step(void* model, const StepPlan* plan, double lr, Error* e) {
+static bool train_step(void* model, const Recipe* recipe, double lr, Error* e) {
     Llama* m = (Llama*)model;
     float grad_scale = 0;
     const double start = now_seconds();
-    if (!step_gradients(m, plan, lr, e)) { return false; }
+    if (!step_gradients(m, recipe, lr, e)) { return false; }
     const double norm = global_norm(m->grads, m->trained.elements, m->norm_scratch);
-    if (step_decide(m, plan, norm, &grad_scale)) { llama_update(m, plan, grad_scale); }
+    if (step_decide(m, recipe, norm, &grad_scale)) { llama_update(m, recipe, grad_scale); }
     m->result.ms = (now_seconds() - start) * 1e3;
     return true;
 }
 
 /* Returns the result of the last step. */
-static StepResult step_result(void* model, const StepPlan* plan) {
-    (void)plan;
+static Metrics step_result(void* model, const Recipe* recipe) {
+    (void)recipe;
     return ((Llama*)model)->result;
 }
 
@@ -557,9 +557,9 @@ static StateSlot trainer_slot(void* model, SlotKind kind) {
 }
 
 /* Wipes the traces of steps at learning rate 0. */
-static void trainer_forget(void* model, const StepPlan* plan) {
+static void trainer_forget(void* model, const Recipe* recipe) {
     Llama* m = (Llama*)model;
-    (void)plan;
+    (void)recipe;
     memset(m->m, 0, m->trained.elements * sizeof(float));
     memset(m->v, 0, m->trained.elements * sizeof(float));
 }

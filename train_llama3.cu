@@ -4,7 +4,7 @@
  *   - Weights, activations and gradients are floatX. Master weights, m, v, norm gradients, losses and all sums are fp32.
  *   - The backward pass may compute activations again instead of keeping them (--recompute), with the same bits.
  *   - All numbers that change from step to step lie in one struct on the device (StepState). So the host queues a step without
- *     waiting: no allocation, no synchronization. It reads the result one step late (llmc/gpu/steps.cuh).
+ *     waiting: no allocation, no synchronization. It reads the result one step late (llmc/gpu/runner.cuh).
  *   - The first micro-step of a step overwrites the gradients of matrices; the others add to them (with ZeRO 2 and 3 all
  *     overwrite, and their owners add them up).
  *
@@ -14,7 +14,7 @@
 #include "llmc/config.h"  // defines: ModelConfig, ParamTable, param_table_for, trained_table_for, param_offset, attention_shape
 #include "llmc/run/session/session.h"  // defines: Session, session_close, session_context
 #include "llmc/run/session/open.h"     // defines: session_open
-#include "llmc/train/step.h"           // defines: StepPlan, StepResult, BatchSource, DECODE_ROWS
+#include "llmc/train/step.h"           // defines: Recipe, Metrics, BatchSource, DECODE_ROWS
 #include "llmc/run/session/trainer.h"  // defines: Trainer
 #include "llmc/run/loop/train.h"       // defines: train
 #include "llmc/run/jobs/jobs.h"        // defines: run_job
@@ -24,25 +24,25 @@
 #include "llmc/gpu/device.cuh"         // defines: Device, device_open, device_close, device_memory
 #include "llmc/gpu/weights.cuh"        // defines: WeightArena, weights_slot, master_check
 #include "llmc/gpu/feed.cuh"           // defines: Feed, feed_next, feed_clear, IN_FLIGHT
-#include "llmc/gpu/steps.cuh"          // defines: Steps, steps_begin, steps_end, steps_wait, steps_capture, steps_restore
+#include "llmc/gpu/runner.cuh"         // defines: Runner, runner_begin, runner_end, runner_wait, runner_capture, runner_restore
 #include "llmc/gpu/plans.cuh"          // defines: device_load_plans, device_save_plans, device_check_plans, device_share_plans
-#include "llmc/gpu/profile.cuh"        // defines: Op, LayerRange, profiler_new, print_profile
+#include "llmc/gpu/profile.cuh"        // defines: LayerRange, profiler_new, print_profile
 #include "llmc/gpu/debug.cuh"          // defines: debug_name, debug_name_params
 #include "llmc/gpu/debug_parts.cuh"    // defines: part_not_finite, weights_not_finite, sums_not_finite
 #include "llmc/gpu/exchange.cuh"       // defines: Exchange, exchange_join, exchange_send, exchange_gather, exchange_gathered
-#include "llmc/gpu/gathered.cuh"       // defines: Gathered, gathered_begin, gathered_block
-#include "llmc/gpu/gradients.cuh"      // defines: Gradient, Gradients, gradient_of, gradient_of_element
-#include "llmc/gpu/collect.cuh"        // defines: Collect, collect_source
-#include "llmc/cuda/arena.cuh"         // defines: Arena, take
-#include "llmc/gpu/layers.cuh"         // defines: Queue, Rows, embedding, rope, swiglu, crossentropy
-#include "llmc/gpu/fp8.cuh"            // defines: Fp8, fp8_check, fp8_lay_out, fp8_copies_of, fp8_begin, fp8_refresh
-#include "llmc/gpu/linear.cuh"         // defines: Linear, linear, linear_backward, Norm, norm, norm_backward
-#include "llmc/gpu/feedforward.cuh"    // defines: gate_up_swiglu, down_dx_swiglu
-#include "llmc/gpu/qkv.cuh"            // defines: qkv_rope
-#include "llmc/gpu/sequence.cuh"       // defines: Sequence, sequence_join, sequence_begin, attend, heads_room
-#include "llmc/rope.h"                 // defines: rope_table
-#include "llmc/step_state.cuh"         // defines: StepState, loss_sum_cuda, norm_square_cuda, step_decide_cuda
-#include "llmc/gpu/optimizer.cuh"      // defines: Optimizer, optimizer_open, optimizer_update, optimizer_update_all
+#include "llmc/gpu/sharded_blocks.cuh"  // defines: ShardedBlocks, sharded_begin, sharded_block
+#include "llmc/gpu/gradients.cuh"       // defines: Gradient, Gradients, gradient_of, gradient_of_element
+#include "llmc/gpu/shard_reader.cuh"    // defines: ShardReader, shard_reader_source
+#include "llmc/cuda/arena.cuh"          // defines: Arena, take
+#include "llmc/gpu/layers.cuh"          // defines: Queue, Rows, embedding, rope, swiglu, crossentropy
+#include "llmc/gpu/fp8.cuh"             // defines: Fp8, fp8_check, fp8_lay_out, fp8_copies_of, fp8_begin, fp8_refresh
+#include "llmc/gpu/linear.cuh"          // defines: Linear, linear, linear_backward, Norm, norm, norm_backward
+#include "llmc/gpu/feedforward.cuh"     // defines: gate_up_swiglu, down_dx_swiglu
+#include "llmc/gpu/qkv.cuh"             // defines: qkv_rope
+#include "llmc/gpu/sequence.cuh"        // defines: Sequence, sequence_join, sequence_begin, attend, heads_room
+#include "llmc/rope.h"                  // defines: rope_table
+#include "llmc/step_state.cuh"          // defines: StepState, loss_sum_cuda, step_decide_cuda
+#include "llmc/gpu/optimizer.cuh"       // defines: Optimizer, optimizer_open, optimizer_update, optimizer_update_all
 
 // ---------------------------------------------------------------------------------------------------------------------
 // memory: an arena for the weights; with --lora one for the adapters; one each for gradients, master, m and v, which hold the
@@ -144,10 +144,10 @@ typedef struct {
     Optimizer optimizer;
 
     Feed feed;  // x and y hold the batch
-    Steps steps;
+    Runner runner;
     Exchange exchange;         // with the other ranks
-    Gathered* gathered;        // ZeRO 3, else NULL
-    Collect collect;           // what rank 0 writes of it
+    ShardedBlocks* sharded;    // ZeRO 3, else NULL
+    ShardReader reader;        // what rank 0 writes of it
     Sequence sequence;         // with those that share rows
     Team* team;                // of ranks that have to pass the layers together, else NULL
     float* rope;               // (T parts, HD)
@@ -209,9 +209,9 @@ static Linear linear_at(const Llama* m, LinearKind kind, int l, const floatX* w,
 static Block block_at(const Llama* m, int l, Pass pass) {
     const ParamTable* t = &m->table;
     const size_t first = param_offset(t, P_INPUT_NORM, l);
-    if (!m->gathered || m->config.lora.rank > 0) { exchange_await(&m->exchange, l); }  // the block, or its adapters
+    if (!m->sharded || m->config.lora.rank > 0) { exchange_await(&m->exchange, l); }  // the block, or its adapters
     const floatX* block =
-        m->gathered ? gathered_block(m->gathered, &m->exchange, &m->weights, &m->fp8, l) : m->weights.params + first;
+        m->sharded ? sharded_block(m->sharded, &m->exchange, &m->weights, &m->fp8, l) : m->weights.params + first;
     const auto at = [&](ParamKind kind) { return block + (param_offset(t, kind, l) - first); };
     return {norm_at(m, P_INPUT_NORM, l, at(P_INPUT_NORM)),     linear_at(m, LINEAR_QKV, l, at(P_Q), pass),
             linear_at(m, LINEAR_O, l, at(P_O), pass),          norm_at(m, P_POST_NORM, l, at(P_POST_NORM)),
@@ -306,12 +306,12 @@ static void lay_out_batches(Llama* m, Arena* device, Arena* pinned) {
     m->feed.y = take<int32_t>(device, N);
     m->feed.sources = take<int32_t>(device, m->feed.B);
     m->feed.starts_room = starts > 0 ? take<int32_t>(device, starts) : NULL;
-    m->steps.losses = m->losses;
-    m->steps.num_losses = N;
+    m->runner.losses = m->losses;
+    m->runner.num_losses = N;
     for (int i = 0; i < IN_FLIGHT; i++) {
         m->feed.device[i] = take<int32_t>(device, slot);
         m->feed.host[i] = take<int32_t>(pinned, slot);
-        m->steps.host_losses[i] = take<float>(pinned, N);
+        m->runner.host_losses[i] = take<float>(pinned, N);
     }
 }
 
@@ -332,7 +332,7 @@ static void lay_out_exchange(Llama* m, Arena* landing, Arena* sums) {
 static void lay_out_weights(Llama* m, Arena* a) {
     WeightArena* w = &m->weights;
     w->params = w->trained = take<floatX>(a, m->table.elements - (w->blocks_end - w->blocks_first));
-    if (m->gathered) { gathered_lay_out(m->gathered, w, a); }
+    if (m->sharded) { sharded_lay_out(m->sharded, w, a); }
 }
 
 /* Lays out a model's buffers, as in train_llama3.c. */
@@ -379,12 +379,12 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         scratch = size_max(scratch, N * F * sizeof(floatX));  // the gradient of SwiGLU's output
         m->queue.scratch = take<char>(w, scratch);
         m->optimizer.stretches = take<OptimizerStretch>(w, m->trained.count);
-        m->steps.state = take<StepState>(w, 1);
-        for (int i = 0; i < IN_FLIGHT; i++) { m->steps.result[i] = take<StepState>(&mem[MEM_PINNED], 1); }
-        m->queue.counts = m->steps.state ? m->steps.state->quantised : NULL;
+        m->runner.state = take<StepState>(w, 1);
+        for (int i = 0; i < IN_FLIGHT; i++) { m->runner.result[i] = take<StepState>(&mem[MEM_PINNED], 1); }
+        m->queue.counts = m->runner.state ? m->runner.state->quantised : NULL;
     }
     const size_t chunk = o->fp8_head ? rows : 0;
-    if (o->fp8) { fp8_lay_out(&m->fp8, &m->queue, &mem[MEM_FP8], w, c, &m->table, N, chunk, m->gathered != NULL, o->train); }
+    if (o->fp8) { fp8_lay_out(&m->fp8, &m->queue, &mem[MEM_FP8], w, c, &m->table, N, chunk, m->sharded != NULL, o->train); }
     if (o->cache_len > 0) {
         Arena* a = &mem[MEM_CACHE];
         m->kv_cache = take<floatX>(a, (size_t)c->num_layers * o->cache_len * 2 * kv_width(c));
@@ -422,13 +422,13 @@ static Llama llama_open(const ModelConfig* c, const Layout* layout, MatmulContex
     m.grads.fp32 = layout->fp32_grads;
     m.grads.fp32_head = layout->fp32_head;
     m.grads.in_ring = layout->zero >= ZERO_2 && c->lora.rank == 0;  // adapters' are small
-    if (layout->zero == ZERO_3) { m.gathered = gathered_new(&m.weights, &m.table, c->num_layers, c->tied); }
+    if (layout->zero == ZERO_3) { m.sharded = sharded_new(&m.weights, &m.table, c->num_layers, c->tied); }
     return m;
 }
 
 static void llama_close(Llama* m) {
     free(m->blocks);
-    gathered_delete(m->gathered, &m->weights);
+    sharded_delete(m->sharded, &m->weights);
     param_table_free(&m->table);
     param_table_free(&m->trained);
     buckets_free(&m->exchange.buckets);
@@ -457,7 +457,7 @@ static void upload_rope(const Llama* m, float* device, int positions) {
 static bool is_exchanged(const Llama* m, int kind) {
     const MemoryKind weights = m->config.lora.rank > 0 ? MEM_ADAPTERS : MEM_WEIGHTS;
     return m->exchange.links.all &&
-           (kind == (int)weights || kind == MEM_GRADIENTS || kind == MEM_LANDING || (m->gathered && kind == MEM_WEIGHTS));
+           (kind == (int)weights || kind == MEM_GRADIENTS || kind == MEM_LANDING || (m->sharded && kind == MEM_WEIGHTS));
 }
 
 /* Allocates all memory of a model. Fills activations and workspace with the byte `fill`, or with NO_FILL leaves them: no result
@@ -488,15 +488,15 @@ static Llama llama_create(const ModelConfig* c, const Layout* layout, MatmulCont
     matmul->workspace = m.matmul_workspace;
     weights_open(&m.weights, m.queue.stream);
     feed_open(&m.feed, m.queue.stream);
-    steps_open(&m.steps, m.queue.stream);
+    runner_open(&m.runner, m.queue.stream);
     exchange_open(&m.exchange, m.queue.stream);
-    gathered_open(m.gathered);
+    sharded_open(m.sharded);
     sequence_open(&m.sequence, m.exchange.stream);
     if (layout->B > 0) { upload_rope(&m, m.rope, layout->T * m.layout.parts); }
     if (layout->cache_len > 0) { upload_rope(&m, m.decode_rope, layout->cache_len); }
     if (layout->train) {
         optimizer_open(&m.optimizer, &m.grads, layout->ranks <= 1, m.queue.stream);
-        CUDA_CHECK(cudaMemsetAsync(m.steps.state, 0, sizeof(StepState), m.queue.stream));
+        CUDA_CHECK(cudaMemsetAsync(m.runner.state, 0, sizeof(StepState), m.queue.stream));
     }
     CUDA_CHECK(cudaStreamSynchronize(m.queue.stream));
     return m;
@@ -506,8 +506,8 @@ static void llama_free(Llama* m) {
     CUDA_CHECK(cudaDeviceSynchronize());
     weights_close(&m->weights);
     feed_close(&m->feed);
-    steps_close(&m->steps);  // its graphs hold calls of the exchanges
-    gathered_close(m->gathered);
+    runner_close(&m->runner);  // its graphs hold calls of the exchanges
+    sharded_close(m->sharded);
     sequence_close(&m->sequence);
     exchange_close(&m->exchange);
     for (int i = 0; i < NUM_MEM; i++) {
@@ -532,7 +532,7 @@ static void llama_forward(const Llama* m) {
     const Rows rows = batch_rows(m);
     const size_t N = rows.N;
     const int L = m->config.num_layers;
-    gathered_begin(m->gathered, &m->exchange);
+    sharded_begin(m->sharded, &m->exchange);
     const Ends ends = ends_at(m, false, BATCH);
     ProfileRange phase("forward");
     sequence_begin(&m->sequence, &m->exchange);
@@ -561,7 +561,7 @@ static void llama_loss(const Llama* m, float dloss, bool add) {
     const int C = m->config.hidden_size, V = m->config.vocab_size;
     const size_t N = (size_t)m->layout.B * m->layout.T;
     const Linear head = ends_at(m, true, BATCH).head;
-    const float* loss_scale = m->steps.state ? &m->steps.state->loss_scale : NULL;
+    const float* loss_scale = m->runner.state ? &m->runner.state->loss_scale : NULL;
     const float factor = fp8_factor_behind(&head, dloss);
     ProfileRange phase("head and loss");
     for (size_t at = 0; at < N; at += HEAD_ROWS) {
@@ -660,19 +660,19 @@ static void llama_backward(Llama* m, bool add, MicroKind kind) {
 
 /* One rank of several updates its shards, whose sums and norm are there, bucket by bucket in the order in which the forward
  * pass needs them, and gives them to the others, except the blocks of ZeRO 3. */
-static void update_shards(Llama* m, const StepPlan* plan) {
+static void update_shards(Llama* m, const Recipe* recipe) {
     Exchange* x = &m->exchange;
     const NormSums none = norm_sums(m->queue.scratch);  // the sum is there
     fp8_take_counts(&m->fp8, &m->queue);
-    step_decide_cuda(m->steps.state, &none, &plan->hyper, m->queue.stream);
+    step_decide_cuda(m->runner.state, &none, &recipe->hyper, m->queue.stream);
     for (int i = 0; i < x->buckets.count; i++) {
         const Bucket* b = &x->buckets.items[i];
         const ArenaRange mine = shard_of(b, x->rank, x->ranks);
         const size_t local = b->first / (size_t)x->ranks;  // its first sum, m, v and master weight
         floatX* weights = trained_at(&m->weights, mine.first);
         const UpdateRange range = {mine, weights, x->sums + local, mine, mine.first - local};
-        optimizer_update<float>(&m->optimizer, &m->queue, &m->weights, m->steps.state, plan, range);
-        const bool stays = m->gathered && m->config.lora.rank == 0 && b->layer >= 0 && b->layer < m->config.num_layers;
+        optimizer_update<float>(&m->optimizer, &m->queue, &m->weights, m->runner.state, recipe, range);
+        const bool stays = m->sharded && m->config.lora.rank == 0 && b->layer >= 0 && b->layer < m->config.num_layers;
         if (stays) { continue; }
         exchange_gather(x, i, weights - (mine.first - b->first));
         fp8_follow(&m->fp8, x, i, &m->weights);
@@ -681,14 +681,14 @@ static void update_shards(Llama* m, const StepPlan* plan) {
 }
 
 /* Queues norm, decision and update. The host reads the outcome from the StepState later. */
-static void llama_update(Llama* m, const StepPlan* plan) {
+static void llama_update(Llama* m, const Recipe* recipe) {
     ProfileRange phase("update");
     if (m->layout.ranks > 1) {
-        update_shards(m, plan);
+        update_shards(m, recipe);
     } else if (m->layout.fp32_grads) {
-        optimizer_update_all<float>(&m->optimizer, &m->queue, &m->weights, &m->grads, m->steps.state, plan);
+        optimizer_update_all<float>(&m->optimizer, &m->queue, &m->weights, &m->grads, m->runner.state, recipe);
     } else {
-        optimizer_update_all<floatX>(&m->optimizer, &m->queue, &m->weights, &m->grads, m->steps.state, plan);
+        optimizer_update_all<floatX>(&m->optimizer, &m->queue, &m->weights, &m->grads, m->runner.state, recipe);
     }
     if (m->layout.ranks <= 1) { fp8_refresh(&m->fp8, &m->queue, &m->weights); }
 }
@@ -716,7 +716,7 @@ static const float* llama_decode(void* model, const int32_t* tokens, int rows, i
     floatX* act = take<floatX>(&a, DECODE_ROWS * pitch_of(F));
     floatX* logits = take<floatX>(&a, pitch_of(V));
     float* rstd = m->decode_rstd;
-    gathered_begin(m->gathered, &m->exchange);
+    sharded_begin(m->sharded, &m->exchange);
     const Ends ends = ends_at(m, true, DECODE);
 
     CUDA_CHECK(cudaMemcpyAsync(m->decode_ids, tokens, rows * sizeof(int32_t), cudaMemcpyHostToDevice, m->queue.stream));
@@ -740,7 +740,7 @@ static const float* llama_decode(void* model, const int32_t* tokens, int rows, i
     }
     norm(q, x, rstd, &ends.final_norm, h + (rows - 1) * pitch_of(C), 1, NULL);
     linear(q, logits, &ends.head, x, NULL, 1);
-    gathered_take_first(m->gathered, &m->exchange, logits, V * sizeof(floatX));
+    sharded_take_first(m->sharded, &m->exchange, logits, V * sizeof(floatX));
     copy_out(m->host_logits, logits, V * sizeof(floatX), m->queue.stream);
     for (int i = 0; i < V; i++) { m->float_logits[i] = to_float(m->host_logits[i]); }
     return m->float_logits;
@@ -754,43 +754,43 @@ static bool meets_always(const Llama* m) { return m->grads.in_ring || m->team; }
 
 /* Runs one micro-batch, which lies in feed.x and feed.y: adds to the gradients and to the sum of losses. After the last of a
  * step, several ranks add up both. */
-static void micro_step(void* model, const StepPlan* plan, MicroKind kind) {
+static void micro_step(void* model, const Recipe* recipe, MicroKind kind) {
     Llama* m = (Llama*)model;
     const bool first = kind & MICRO_FIRST, last = kind & MICRO_LAST, add = !first && !m->grads.in_ring;
     llama_forward(m);
-    llama_loss(m, (float)plan->hyper.loss_weight, add);
-    loss_sum_cuda(m->steps.state, m->losses, m->feed.y, m->feed.sources, plan->data.num_sources, m->feed.B, m->feed.T, first,
+    llama_loss(m, (float)recipe->hyper.loss_weight, add);
+    loss_sum_cuda(m->runner.state, m->losses, m->feed.y, m->feed.sources, recipe->data.num_sources, m->feed.B, m->feed.T, first,
                   m->queue.stream);
     llama_backward(m, add, kind);
-    if (last) { exchange_finish(&m->exchange, m->steps.state, m->grads.apart); }
+    if (last) { exchange_finish(&m->exchange, m->runner.state, m->grads.apart); }
     if (!last && meets_always(m)) { exchange_pause(&m->exchange); }
 }
 
 /* Queues forward and backward over the step's micro-batches, then the update with learning rate `lr`. Until the update, a step
  * can be dropped (step.h): the next one overwrites what it left in gradients and sums. */
-static bool train_step(void* model, const StepPlan* plan, double lr, Error* e) {
+static bool train_step(void* model, const Recipe* recipe, double lr, Error* e) {
     Llama* m = (Llama*)model;
     bool ok = true;
-    steps_begin(&m->steps, lr);
-    if (m->layout.fp8) { CUDA_CHECK(cudaMemsetAsync(m->queue.counts, 0, sizeof m->steps.state->quantised, m->queue.stream)); }
-    for (int k = 0; ok && k < plan->accumulate; k++) {
-        const MicroKind kind = micro_kind(plan, k);
-        const cudaGraphExec_t captured = m->steps.micro[kind];
-        ok = !run_stop_requested() && feed_next(&m->feed, &plan->data, e);
+    runner_begin(&m->runner, lr);
+    if (m->layout.fp8) { CUDA_CHECK(cudaMemsetAsync(m->queue.counts, 0, sizeof m->runner.state->quantised, m->queue.stream)); }
+    for (int k = 0; ok && k < recipe->accumulate; k++) {
+        const MicroKind kind = micro_kind(recipe, k);
+        const cudaGraphExec_t captured = m->runner.micro[kind];
+        ok = !run_stop_requested() && feed_next(&m->feed, &recipe->data, e);
         // or a rank would wait for what never comes
-        if (!ok || kind & MICRO_LAST || meets_always(m)) { ok = agree_ok(plan->team, ok, e); }
+        if (!ok || kind & MICRO_LAST || meets_always(m)) { ok = agree_ok(recipe->team, ok, e); }
         if (ok && captured) { CUDA_CHECK(cudaGraphLaunch(captured, m->queue.stream)); }
-        if (ok && !captured) { micro_step(m, plan, kind); }
+        if (ok && !captured) { micro_step(m, recipe, kind); }
     }
     if (!ok) { return false; }
-    llama_update(m, plan);
-    steps_end(&m->steps);
+    llama_update(m, recipe);
+    runner_end(&m->runner);
     return true;
 }
 
 /* Waits for the oldest queued step and returns its result. */
-static StepResult step_result(void* model, const StepPlan* plan) { return steps_wait(&((Llama*)model)->steps, plan); }
-static double step_busy_ms(const void* model) { return ((const Llama*)model)->steps.busy_ms; }
+static Metrics step_result(void* model, const Recipe* recipe) { return runner_wait(&((Llama*)model)->runner, recipe); }
+static double step_busy_ms(const void* model) { return ((const Llama*)model)->runner.busy_ms; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // the trainer's table (trainer.h)
@@ -864,7 +864,7 @@ static void* trainer_create(const Trainer* t, Session* s) {
     }
     *m = llama_create(&s->config, &layout, device_of(t)->matmul, 0);
     m->device = device_of(t);
-    m->collect = {&m->weights, &m->exchange};
+    m->reader = {&m->weights, &m->exchange};
     m->team = session_passes_together(s) ? s->team : NULL;
     return m;
 }
@@ -884,7 +884,7 @@ static StateSlot trainer_slot(void* model, SlotKind kind) {
 static StateSlot trainer_collect(void* model, SlotKind kind) {
     Llama* m = (Llama*)model;
     exchange_settle(&m->exchange);
-    return {slot_names[kind], SAFE_F32, collect_source(&m->collect, kind), NULL, &m->collect};
+    return {slot_names[kind], SAFE_F32, shard_reader_source(&m->reader, kind), NULL, &m->reader};
 }
 
 /* Adds the plans of the matrix products to a checkpoint. */
@@ -895,44 +895,44 @@ static bool trainer_add_files(void* model, Checkpoint* k, Error* e) {
 /* Reads the plans of the matrix products. For training, also runs a micro-step of each kind, which makes missing plans, takes
  * over those of rank 0, and captures the graphs. The first real step overwrites what this leaves in gradients
  * and sums. */
-static void trainer_prepare(void* model, const StepPlan* plan, const Session* s) {
+static void trainer_prepare(void* model, const Recipe* recipe, const Session* s) {
     Llama* m = (Llama*)model;
     const Options* o = &s->options;
     char plans[PATH_CAP];
     const bool planned = session_plan_file(s, PLAN_NAME, plans);
     if (planned) { device_load_plans(m->queue.matmul, plans, o->plan != NULL, s->rank == 0); }
     fp8_refresh(&m->fp8, &m->queue, &m->weights);
-    if (!plan) { return; }
+    if (!recipe) { return; }
     MicroKind kinds[MICRO_KINDS];
-    const int count = micro_kinds(plan, kinds);
-    steps_restore(&m->steps, plan->run);
-    feed_aim(&m->feed, &plan->data);
+    const int count = micro_kinds(recipe, kinds);
+    runner_restore(&m->runner, recipe->run);
+    feed_aim(&m->feed, &recipe->data);
     feed_clear(&m->feed);
-    for (int k = 0; k < count; k++) { micro_step(m, plan, kinds[k]); }
+    for (int k = 0; k < count; k++) { micro_step(m, recipe, kinds[k]); }
     CUDA_CHECK(cudaStreamSynchronize(m->queue.stream));
     if (planned && s->rank == 0) { device_check_plans(m->queue.matmul, plans); }
     device_share_plans(m->queue.matmul, s->team);
     if (!o->graph || o->profile > 0) { return; }
-    for (int k = 0; k < count; k++) { steps_capture(&m->steps, micro_step, m, plan, kinds[k]); }
+    for (int k = 0; k < count; k++) { runner_capture(&m->runner, micro_step, m, recipe, kinds[k]); }
 }
 
 /* Wipes the traces of steps at learning rate 0. */
-static void trainer_forget(void* model, const StepPlan* plan) {
+static void trainer_forget(void* model, const Recipe* recipe) {
     Llama* m = (Llama*)model;
     CUDA_CHECK(cudaMemsetAsync(m->weights.m, 0, m->mapped_bytes[MEM_M], m->queue.stream));
     CUDA_CHECK(cudaMemsetAsync(m->weights.v, 0, m->mapped_bytes[MEM_V], m->queue.stream));
-    steps_restore(&m->steps, plan->run);
+    runner_restore(&m->runner, recipe->run);
 }
 
 /* --profile: takes `warm_up` steps, then prints the operations of one more as a table. */
-static void trainer_profile(void* model, const StepPlan* plan, int warm_up) {
+static void trainer_profile(void* model, const Recipe* recipe, int warm_up) {
     Llama* m = (Llama*)model;
     double ms = 0;
     Error e = NO_ERROR;
     for (int i = 0; i <= warm_up; i++) {
         if (i == warm_up) { m->queue.profiler = m->exchange.profiler = profiler_new(m->queue.stream); }
-        must(train_step(m, plan, 0.0, &e), &e);
-        ms = step_result(m, plan).ms;
+        must(train_step(m, recipe, 0.0, &e), &e);
+        ms = step_result(m, recipe).ms;
     }
     const double copy = measure_copy(m->mapped[MEM_ACTIVATIONS], m->mapped_bytes[MEM_ACTIVATIONS], m->queue.stream);
     print_profile(m->queue.profiler, m->device->peak_flops, copy, ms);
@@ -941,7 +941,7 @@ static void trainer_profile(void* model, const StepPlan* plan, int warm_up) {
 /* Lists the activations of block l that a forward pass keeps. Returns their number. */
 static int block_tensors(const Llama* m, int l, NamedTensor list[6]) {
     const ModelConfig* c = &m->config;
-    const size_t N = m->steps.num_losses, C = c->hidden_size, Q = q_width(c), F = c->intermediate_size;
+    const size_t N = m->runner.num_losses, C = c->hidden_size, Q = q_width(c), F = c->intermediate_size;
     const size_t parts = m->layout.parts, heads = qkv_width(c) / parts;  // of shared rows, q, k, v lie as attention wants them
     const BlockActivations* s = &m->blocks[l];
     const NamedTensor all[6] = {{"the residual stream before attention", l, s->h, false, N, C, pitch_of(C)},
@@ -960,7 +960,7 @@ static int block_tensors(const Llama* m, int l, NamedTensor list[6]) {
 static bool trainer_name_not_finite(void* model, char name[TENSOR_TEXT]) {
     const Llama* m = (Llama*)model;
     const ModelConfig* c = &m->config;
-    const size_t N = m->steps.num_losses, C = c->hidden_size;
+    const size_t N = m->runner.num_losses, C = c->hidden_size;
     const cudaStream_t stream = m->queue.stream;
     void* scratch = m->queue.scratch;
     llama_forward(m);  // on all ranks, whatever they find
@@ -996,11 +996,11 @@ static bool queue_losses(void* model, const BatchSource* data, Error* e) {
     if (!agree_ok(m->team, ok, e)) { return false; }  // all pass the layers, or none
     llama_forward(m);
     llama_loss(m, 0.0f, false);
-    steps_queue_losses(&m->steps);
+    runner_queue_losses(&m->runner);
     return true;
 }
 
-static const float* wait_losses(void* model) { return steps_wait_losses(&((Llama*)model)->steps); }
+static const float* wait_losses(void* model) { return runner_wait_losses(&((Llama*)model)->runner); }
 
 static Trainer cuda_trainer(Device* d) {
     Trainer t;

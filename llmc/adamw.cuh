@@ -21,7 +21,7 @@
 #include "llmc/cuda/quotient.cuh"  // defines: quotient_of, inverse_of, root_of
 #include "llmc/optimizer.cuh"      // defines: OptimizerStretch, OptimizerTensors
 #include "llmc/step_state.cuh"     // defines: StepState
-#include "llmc/base/update.h"      // defines: StepHyper
+#include "llmc/base/update.h"      // defines: Hyperparameters
 #include "llmc/base/rand.h"        // defines: philox
 
 #include <type_traits>
@@ -38,7 +38,7 @@ typedef struct {
     uint64_t seed;
 } AdamWFactors;
 
-static inline AdamWFactors adamw_factors(const StepHyper* hyper, uint64_t seed) {
+static inline AdamWFactors adamw_factors(const Hyperparameters* hyper, uint64_t seed) {
     const AdamWFactors f = {(float)(1.0 - hyper->beta1), (float)hyper->beta2, (float)(1.0 - hyper->beta2), (float)hyper->eps,
                             seed};
     return f;
@@ -249,7 +249,7 @@ __global__ void __launch_bounds__(ADAMW_THREADS, 3)
  * UPDATE_APPLIED. bf16_moments: m and v are __nv_bfloat16. */
 template <typename Grad>
 static void adamw_update_cuda(const OptimizerTensors<Grad>* tensors, size_t lo, size_t hi, const StepState* state,
-                              const StepHyper* hyper, MasterKind master, bool bf16_moments, uint64_t seed,
+                              const Hyperparameters* hyper, MasterKind master, bool bf16_moments, uint64_t seed,
                               cudaStream_t stream) {
     if (lo >= hi) { return; }
     assert(lo % OPTIMIZER_VECTOR == 0 && hi % OPTIMIZER_VECTOR == 0 && tensors->state_first % OPTIMIZER_VECTOR == 0);

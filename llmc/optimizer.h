@@ -5,7 +5,7 @@
 #define LLMC_OPTIMIZER_H
 
 #include "llmc/adamw.h"        // defines: AdamW, adamw_update
-#include "llmc/base/update.h"  // defines: StepHyper
+#include "llmc/base/update.h"  // defines: Hyperparameters
 #include "llmc/config.h"       // defines: ParamTable, param_specs, param_size
 
 /* The arenas of the trained tensors, all laid out by one table. */
@@ -17,8 +17,8 @@ typedef struct {
 
 /* Updates all tensors of a table. Weight decay acts on matrices only. grad_scale multiplies every gradient; `updates` counts
  * the updates of the run, from 1. */
-static inline void optimizer_update(const ParamTable* t, OptimizerArenas a, const StepHyper* h, double lr, float grad_scale,
-                                    int64_t updates) {
+static inline void optimizer_update(const ParamTable* t, OptimizerArenas a, const Hyperparameters* h, double lr,
+                                    float grad_scale, int64_t updates) {
     for (int i = 0; i < t->count; i++) {
         const Param* p = &t->items[i];
         const double decay = param_specs[p->kind].matrix ? h->weight_decay : 0.0;

@@ -16,7 +16,7 @@
 #define LLMC_STEP_STATE_CUH
 
 #include "llmc/base/outlier.h"
-#include "llmc/base/update.h"  // defines: SourceLosses, StepHyper, update_verdict
+#include "llmc/base/update.h"  // defines: SourceLosses, Hyperparameters, update_verdict
 #include "llmc/cuda/cuda_common.cuh"
 #include "llmc/cuda/ptx.cuh"  // defines: card_clock
 #include "llmc/quantise.h"    // defines: QuantiseCounts, NUM_QUANTISED
@@ -226,7 +226,7 @@ __device__ __forceinline__ void copy_window(Outlier* to, const Outlier* from) {
 
 /* One block: all threads add up the lists and bring the windows into shared memory. Then one thread each of four warps scores
  * the loss, scores the norm, and computes the powers for a step that is applied. All sums have the order of the C code. */
-__global__ void __launch_bounds__(NORM_SUM_THREADS) step_decide_kernel(StepState* s, NormSums sums, StepHyper h) {
+__global__ void __launch_bounds__(NORM_SUM_THREADS) step_decide_kernel(StepState* s, NormSums sums, Hyperparameters h) {
     __shared__ double shared[NORM_LISTS][32];
     __shared__ Outlier loss_window, norm_window;
     __shared__ double loss, norm, loss_z, norm_z, power1, power2;
@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(NORM_SUM_THREADS) step_decide_kernel(StepState
 
 /* Computes the rest of StepState from the step's sums: loss, norm, scores, verdict, the optimizer's factors, loss scale. sums: to be
  * added to state->norm_square first; of several GPUs none */
-static inline void step_decide_cuda(StepState* state, const NormSums* sums, const StepHyper* hyper, cudaStream_t stream) {
+static inline void step_decide_cuda(StepState* state, const NormSums* sums, const Hyperparameters* hyper, cudaStream_t stream) {
     step_decide_kernel<<<1, NORM_SUM_THREADS, 0, stream>>>(state, *sums, *hyper);
     CUDA_CHECK_LAUNCH("step_decide_kernel");
 }

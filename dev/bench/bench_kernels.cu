@@ -246,7 +246,7 @@ static void bench_memory() {
     }
     OptimizerStretch* d_stretches = take<OptimizerStretch>(STRETCHES);
     CUDA_CHECK(cudaMemcpy(d_stretches, stretches, sizeof stretches, cudaMemcpyHostToDevice));
-    StepHyper hyper;
+    Hyperparameters hyper;
     memset(&hyper, 0, sizeof hyper);
     hyper.beta1 = 0.9;
     hyper.beta2 = 0.95;

@@ -31,11 +31,11 @@ typedef struct {
     double tokens;                    // of a step, over all ranks
     double loss_weight;               // 1 / tokens
     int scale_interval;               // finite steps until the loss scale doubles; 0: the scale is fixed
-} StepHyper;
+} Hyperparameters;
 
 /* Decides whether to update: skips losses and norms that are not finite, and outliers by their z-scores. */
 LLMC_HOST_DEVICE static inline UpdateVerdict update_verdict(double loss, double norm, double loss_z, double norm_z,
-                                                            const StepHyper* h) {
+                                                            const Hyperparameters* h) {
     return !isfinite(loss) || !isfinite(norm)     ? UPDATE_NOT_FINITE
            : outlier_skip(loss_z, h->skip_loss_z) ? UPDATE_OUTLIER_LOSS
            : outlier_skip(norm_z, h->skip_norm_z) ? UPDATE_OUTLIER_NORM
@@ -44,7 +44,7 @@ LLMC_HOST_DEVICE static inline UpdateVerdict update_verdict(double loss, double 
 
 /* Returns the factor that makes sums over a step's tokens, weighted with 1 / tokens, means over its trained targets: exactly 1
  * if these are all. It is known only at the end of the step, and so one factor for all its micro-batches and ranks. */
-LLMC_HOST_DEVICE static inline double trained_factor(const StepHyper* h, double trained) { return h->tokens / trained; }
+LLMC_HOST_DEVICE static inline double trained_factor(const Hyperparameters* h, double trained) { return h->tokens / trained; }
 
 /* Returns the factor that brings the gradient's norm down to max_norm (0: no limit), as PyTorch's clip_grad_norm_ has it. */
 LLMC_HOST_DEVICE static inline double clip_factor(double norm, double max_norm) {

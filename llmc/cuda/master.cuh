@@ -14,6 +14,7 @@
 #define LLMC_MASTER_CUH
 
 #include "llmc/cuda/cuda_common.cuh"
+#include "llmc/base/update.h"  // defines: MasterKind
 #include "llmc/base/float16.h"
 
 /* Returns the bfloat16 with these 16 bits. */

@@ -1,7 +1,7 @@
 /* exchange.cuh -- what the ranks of a run exchange between their GPUs: gradients, which the owner of each shard adds up in rank
  * order, and the weights that it has updated. Every rank holds the optimizer state of its own shards (dist/buckets.h). In ZeRO
  * 1 it holds all weights and gradients; in ZeRO 2 gradients pass through a ring (gradients.cuh); in ZeRO 3 it holds its shards
- * of the blocks' weights (gathered.cuh).
+ * of the blocks' weights (sharded_blocks.cuh).
  *
  *   compute    forward ... backward of block l | ... of block l - 1 ...          | decide | update of bucket 0 | of bucket 1 ...
  *   exchange               all-to-all of block l, its sum in rank order | ... | norms | all-gather of bucket 0 | ... of 1 ...

@@ -1,6 +1,6 @@
 /* optimizer.cuh -- a step's update on the GPU: norm of the gradients, decision, and the optimizer over a range of the trained
  * tensors. The twin of optimizer.h. AdamW (adamw.cuh) is the rule; another rule is another kernel beside it and another call
- * here. The host reads the outcome from the StepState later (steps.cuh).
+ * here. The host reads the outcome from the StepState later (runner.cuh).
  */
 #ifndef LLMC_GPU_OPTIMIZER_CUH
 #define LLMC_GPU_OPTIMIZER_CUH
@@ -11,7 +11,7 @@
 #include "llmc/gpu/weights.cuh"    // defines: WeightArena, master_bytes, moment_bytes
 #include "llmc/optimizer.cuh"      // defines: OptimizerStretch, OptimizerTensors
 #include "llmc/step_state.cuh"     // defines: StepState, NormSums, norm_sums, norm_square_cuda, step_decide_cuda
-#include "llmc/train/step.h"       // defines: StepPlan
+#include "llmc/train/step.h"       // defines: Recipe
 
 typedef struct {
     OptimizerStretch* stretches;  // (trained tensors) on the device; the model lays them out
@@ -49,7 +49,7 @@ static inline void optimizer_open(Optimizer* o, const Gradients* g, bool alone, 
 /* Updates a range, if `state` says that the step updates. */
 template <typename Grad>
 static void optimizer_update(const Optimizer* o, const Queue* q, const WeightArena* a, const StepState* state,
-                             const StepPlan* plan, UpdateRange r) {
+                             const Recipe* plan, UpdateRange r) {
     const double moved = 4 * moment_bytes(a->bf16_moments) + 2 * master_bytes(a->master_kind) + sizeof(Grad) +
                          sizeof(floatX) * (a->master_kind == MASTER_FP32 ? 1 : 2);
     Op op(q->profiler, q->stream, "optimizer", 0, (double)r.elements.count * moved);
@@ -71,7 +71,7 @@ static void optimizer_update(const Optimizer* o, const Queue* q, const WeightAre
 /* Queues norm, decision and update of all trained tensors, on the only rank. */
 template <typename Grad>
 static void optimizer_update_all(const Optimizer* o, const Queue* q, const WeightArena* a, const Gradients* g, StepState* state,
-                                 const StepPlan* plan) {
+                                 const Recipe* plan) {
     const ArenaRange all = {0, g->trained.elements}, of_grads = {g->first, g->end - g->first};
     NormSums norm = norm_sums(q->scratch);
     {

@@ -143,7 +143,7 @@ static inline void copy_out_staged(const WeightArena* a, float* dst, size_t n) {
     memcpy(dst, a->pinned[0], n * sizeof(float));
 }
 
-/* The weights that the model computes with, where a rank has all of them (else collect.cuh). */
+/* The weights that the model computes with, where a rank has all of them (else shard_reader.cuh). */
 static bool fetch_weights(void* arena, const Param* p, size_t first, size_t n, float* dst, Error* e) {
     const WeightArena* a = (const WeightArena*)arena;
     (void)e;

@@ -11,7 +11,7 @@
 #ifndef LLMC_STEP_H
 #define LLMC_STEP_H
 
-#include "llmc/base/update.h"  // defines: StepHyper, UpdateVerdict
+#include "llmc/base/update.h"  // defines: Hyperparameters, UpdateVerdict
 #include "llmc/base/utils.h"
 #include "llmc/dist/team_state.h"      // defines: Team
 #include "llmc/files/trainer_state.h"  // defines: TrainerState
@@ -74,13 +74,13 @@ typedef const float* (*NextLogits)(void* model, const int32_t* tokens, int count
 
 typedef struct {
     BatchSource data;
-    StepHyper hyper;
+    Hyperparameters hyper;
     int accumulate;     // micro-batches per step
     uint64_t tokens;    // per step, over all ranks
     uint64_t seed;      // of stochastic rounding
     Team* team;         // the ranks of the run; NULL: the process is alone
     TrainerState* run;  // counts steps, tokens and updates; holds the outlier detectors and the loss scale
-} StepPlan;
+} Recipe;
 
 // ---------------------------------------------------------------------------------------------------------------------
 // the result of a step
@@ -96,11 +96,11 @@ typedef struct {
     double trained;                           // targets of the step; the others are -1
     SourceLosses sources;                     // of these targets, by the source of their rows
     QuantiseCounts quantised[NUM_QUANTISED];  // with --fp8, of a sample of its tensors; else zero
-} StepResult;
+} Metrics;
 
 /* Adds the losses (B, T) of the last batch of `data`, whose targets are y, to those of its sources; nothing if there is only
  * one. */
-static inline void step_add_sources(StepResult* r, const BatchSource* data, const float* losses, const int32_t* y, int T) {
+static inline void step_add_sources(Metrics* r, const BatchSource* data, const float* losses, const int32_t* y, int T) {
     SourceLosses* all = &r->sources;
     all->count = data->num_sources;
     for (int b = 0; all->count > 0 && b < data->rows; b++) {
@@ -111,7 +111,7 @@ static inline void step_add_sources(StepResult* r, const BatchSource* data, cons
 }
 
 /* Writes why a step was skipped to `out` (`cap` bytes) and returns it; NULL if the step was applied. */
-static inline const char* skip_note(const StepResult* r, bool scales_loss, char* out, size_t cap) {
+static inline const char* skip_note(const Metrics* r, bool scales_loss, char* out, size_t cap) {
     switch (r->verdict) {
         case UPDATE_APPLIED: return NULL;
         case UPDATE_NOT_FINITE:

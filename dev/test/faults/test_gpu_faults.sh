@@ -66,7 +66,7 @@ a micro-step's sum overwrites those before it | BF16 | test_kernels_cu ordered_s
 gradients of two blocks change places | FP32 | one_and_two.sh | llmc/gpu/exchange.cuh | /^static inline void exchange_send/,/^}/ s/x->sums + b->first/x->sums + x->buckets.items[bucket == 2 ? 3 : bucket == 3 ? 2 : bucket].first/
 the gradients of one rank are missing | FP32 | one_and_two.sh | llmc/gpu/exchange.cuh | s/for (int r = 1; r < ranks; r++) {/for (int r = 1; r < ranks - 1; r++) {/
 gradients of norms are those of one rank | FP32 | one_and_two.sh | llmc/gpu/exchange.cuh | s/x->norms, true, x->ranks, x->norm/x->norms, true, 1, x->norm/
-a step is divided by the ranks once more | FP32 | one_and_two.sh | train_llama3.cu | s/(float)plan->hyper.loss_weight/(float)(plan->hyper.loss_weight \/ m->layout.ranks)/
+a step is divided by the ranks once more | FP32 | one_and_two.sh | train_llama3.cu | s/(float)recipe->hyper.loss_weight/(float)(recipe->hyper.loss_weight \/ m->layout.ranks)/
 the loss is that of one rank | FP32 | one_and_two.sh | llmc/gpu/exchange.cuh | /^__global__ void add_states_kernel/,/^}/ s/r < ranks/r < ranks - 1/
 a bucket is left out of the norm | FP32 | one_and_two.sh | llmc/gpu/exchange.cuh | s/norm_finish_cuda(state, x->partials, count,/norm_finish_cuda(state, x->partials, count - SUM_BLOCKS,/
 weights of a bucket stay with their owners | FP32 | one_and_two.sh | train_llama3.cu | s/^        exchange_gather(x, i, /        if (i != 2) exchange_gather(x, i, /
@@ -80,9 +80,9 @@ gradients of heads are not sent back | FP32 | one_and_two.sh --seq-parallel 2 --
 a part of the ring is written while it travels | BF16 | zero_bits.sh | train_llama3.cu | s/if (m->grads.in_ring && taken)/if (false)/
 the head's gaps in the ring are not zeroed | BF16 | zero_bits.sh | llmc/gpu/gradients.cuh | s/if (g->in_ring && !c->tied) {/if (false) {/
 sums of a step begin with those of the step before | BF16 | zero_bits.sh | train_llama3.cu | s/add = ring && !(kind & MICRO_FIRST)/add = ring/
-a block is gathered into the slot of another | BF16 | zero_bits.sh | llmc/gpu/gathered.cuh | s/const int slot = l % GATHER_SLOTS;/const int slot = (l + (l == 5)) % GATHER_SLOTS;/
-a block of the forward pass is not gathered again for the backward pass | BF16 | zero_bits.sh | llmc/gpu/gathered.cuh | s/const Bucket\* b = bucket_at(/const Bucket* b = g->ring.step < 0 \&\& l == 2 ? end : bucket_at(/
-a block is overwritten while it computes | BF16 | zero_bits.sh | llmc/gpu/gathered.cuh | s/if (count > 0) {/if (count == GATHER_SLOTS) {/
+a block is gathered into the slot of another | BF16 | zero_bits.sh | llmc/gpu/sharded_blocks.cuh | s/const int slot = l % GATHER_SLOTS;/const int slot = (l + (l == 5)) % GATHER_SLOTS;/
+a block of the forward pass is not gathered again for the backward pass | BF16 | zero_bits.sh | llmc/gpu/sharded_blocks.cuh | s/const Bucket\* b = bucket_at(/const Bucket* b = g->ring.step < 0 \&\& l == 2 ? end : bucket_at(/
+a block is overwritten while it computes | BF16 | zero_bits.sh | llmc/gpu/sharded_blocks.cuh | s/if (count > 0) {/if (count == GATHER_SLOTS) {/
 scales of the two factors swapped | BF16 | test_kernels_cu products_of_quantised | llmc/matmul.cuh | s/A_SCALE_POINTER, &b, sizeof b/A_SCALE_POINTER, \&a, sizeof a/; s/B_SCALE_POINTER, &a, sizeof a/B_SCALE_POINTER, \&b, sizeof b/
 scales of the weights' outputs for those of their inputs in dx | BF16 | test_llama3cu $fp8 | llmc/gpu/fp8.cuh | s/copies.scales + copies.R, (size_t)copies.R/copies.scales, (size_t)copies.R/
 8-bit weights are those before the update | BF16 | test_llama3cu $fp8 | train_llama3.cu | /^static void llama_update/,/^}/ s/^    if (m->layout.ranks <= 1) { fp8_refresh.*//

@@ -137,7 +137,7 @@ variable_of() {
 # make_illegal FILE: puts a trainer there whose rank 1 begins its sixth step with a write to an illegal address
 make_illegal() {
     rm -f "$1"
-    sed 's/^    steps_begin(&m->steps, lr);$/&\n    if (m->layout.rank == 1 \&\& m->steps.queued == 5) { step_begin_cuda((StepState*)4096, 0, lr, m->queue.stream); }/' "$root/train_llama3.cu" >"$1"
+    sed 's/^    runner_begin(&m->runner, lr);$/&\n    if (m->layout.rank == 1 \&\& m->runner.queued == 5) { step_begin_cuda((StepState*)4096, 0, lr, m->queue.stream); }/' "$root/train_llama3.cu" >"$1"
     ! cmp -s "$root/train_llama3.cu" "$1" || { echo "error: no fault could be planted into train_llama3.cu" && return 1; }
 }
 

@@ -171,8 +171,8 @@ static bool ranks_queue_losses(void* model, const BatchSource* data, Error* e) {
 // the optimizer, sharded
 
 /* Adds up the gradients of this rank's shards over all ranks. Returns the sum of their squares. */
-static double sum_shards(Llama* m, const StepPlan* plan) {
-    const Ranks* r = &plan->team->run;
+static double sum_shards(Llama* m, const Recipe* recipe) {
+    const Ranks* r = &recipe->team->run;
     const size_t elements = m->trained.elements;
     double square = 0;
     memcpy(exchange.grads + (size_t)r->rank * elements, m->grads, elements * sizeof(float));
@@ -187,8 +187,8 @@ static double sum_shards(Llama* m, const StepPlan* plan) {
 }
 
 /* Updates this rank's shards and takes the others' weights. */
-static void update_shards(Llama* m, const StepPlan* plan, AdamW hyper) {
-    const Ranks* r = &plan->team->run;
+static void update_shards(Llama* m, const Recipe* recipe, AdamW hyper) {
+    const Ranks* r = &recipe->team->run;
     const double weight_decay = hyper.weight_decay;
     float* params = trained_params(m);
     for (int b = 0; b < exchange.buckets.count; b++) {
@@ -207,9 +207,9 @@ static void update_shards(Llama* m, const StepPlan* plan, AdamW hyper) {
 }
 
 /* Takes twice as long, and at least 20 ms, for what this rank computes where $RANKS_SLOW is its number. */
-static void be_slow_if_asked(const StepPlan* plan, double start) {
+static void be_slow_if_asked(const Recipe* recipe, double start) {
     const char* text = getenv("RANKS_SLOW");
-    if (text && atoi(text) == plan->team->run.rank) {
+    if (text && atoi(text) == recipe->team->run.rank) {
         const double seconds = fmax(0.02, 2 * (now_seconds() - start));
         const struct timespec time = {(time_t)seconds, (long)(1e9 * (seconds - floor(seconds)))};
         nanosleep(&time, NULL);
@@ -223,33 +223,33 @@ static double ranks_busy_ms(const void* model) {
 }
 
 /* Stands still where $RANKS_HANG asks for it. */
-static void hang_if_asked(const StepPlan* plan) {
+static void hang_if_asked(const Recipe* recipe) {
     const char* text = getenv("RANKS_HANG");
     char here[64];
-    snprintf(here, sizeof here, "%d:%llu", plan->team->run.rank, (unsigned long long)plan->run->step);
+    snprintf(here, sizeof here, "%d:%llu", recipe->team->run.rank, (unsigned long long)recipe->run->step);
     while (text && strcmp(text, here) == 0) { pause(); }
 }
 
 /* train_step() of several ranks. */
-static bool ranks_step(void* model, const StepPlan* plan, double lr, Error* e) {
+static bool ranks_step(void* model, const Recipe* recipe, double lr, Error* e) {
     Llama* m = (Llama*)model;
-    StepResult* r = &m->result;
+    Metrics* r = &m->result;
     AdamW hyper;
     const double start = now_seconds();
-    hang_if_asked(plan);
+    hang_if_asked(recipe);
     exchange.shares = exchange.share.parts > 1;
-    const bool ok = step_gradients(m, plan, lr, e);
+    const bool ok = step_gradients(m, recipe, lr, e);
     exchange.shares = false;
-    be_slow_if_asked(plan, start);
+    be_slow_if_asked(recipe, start);
     busy_ms = (now_seconds() - start) * 1e3;
-    if (!agree_ok(plan->team, ok, e)) { return false; }
-    double sums[3] = {sum_shards(m, plan), r->loss, r->trained};
-    agree_add(plan->team, sums, 3);
-    agree_add(plan->team, r->sources.sum, (size_t)r->sources.count);
-    agree_add(plan->team, r->sources.tokens, (size_t)r->sources.count);
-    r->loss = sums[1] / plan->team->run.ranks;
+    if (!agree_ok(recipe->team, ok, e)) { return false; }
+    double sums[3] = {sum_shards(m, recipe), r->loss, r->trained};
+    agree_add(recipe->team, sums, 3);
+    agree_add(recipe->team, r->sources.sum, (size_t)r->sources.count);
+    agree_add(recipe->team, r->sources.tokens, (size_t)r->sources.count);
+    r->loss = sums[1] / recipe->team->run.ranks;
     r->trained = sums[2];
-    if (step_decide(m, plan, sqrt(sums[0]), &hyper)) { update_shards(m, plan, hyper); }
+    if (step_decide(m, recipe, sqrt(sums[0]), &hyper)) { update_shards(m, recipe, hyper); }
     r->ms = (now_seconds() - start) * 1e3;
     return true;
 }

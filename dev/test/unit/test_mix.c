@@ -108,7 +108,7 @@ static void losses_add_up_by_source(void) {
     enum { B = 3, BATCHES = 40 };
     Mix m;
     DataLoader stream;
-    StepResult r;
+    Metrics r;
     Error e = NO_ERROR;
     int32_t x[B * T], y[B * T];
     double sum[SOURCES] = {0}, tokens[SOURCES] = {0};

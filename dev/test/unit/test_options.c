@@ -1,5 +1,6 @@
 /* test_options.c -- tests the flag table: exactly the flags of --help parse, values are read whole and within their range,
  * wrong usage exits with 2 and names the flag, and options survive a round trip through JSON. */
+#include "llmc/base/update.h"
 #include "llmc/run/cli/options.h"
 #include "llmc/train/scheduler.h"
 #include "dev/test/test.h"

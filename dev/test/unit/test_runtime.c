@@ -1,6 +1,7 @@
 /* test_runtime.c -- tests schedules, sampling against a naive sampler, the outlier window, FLOPs and peaks, the log and how a
  * resumed run cuts it back, the plan, hints about memory, progress, fresh weights, the timing of steps, signals.
  * test_generate.c has generation and chat. */
+#include "llmc/run/jobs/sampler.h"
 #include "llmc/run/loop/busy.h"
 #include "llmc/run/session/machine.h"
 #include "llmc/run/session/memory.h"
@@ -794,11 +795,11 @@ static bool slow_next(void* ctx, int32_t* x, int32_t* y, Error* e) {
     return e->msg[0] == 0;
 }
 
-static bool slow_step(void* model, const StepPlan* plan, double lr, Error* e) {
+static bool slow_step(void* model, const Recipe* recipe, double lr, Error* e) {
     SlowModel* m = (SlowModel*)model;
     CHECK(lr == 0, "a timed step changes nothing");
-    for (int k = 0; k < plan->accumulate; k++) {
-        if (!batch_read(&plan->data, 2, 2, m->tokens, m->tokens + 4, e)) { return false; }
+    for (int k = 0; k < recipe->accumulate; k++) {
+        if (!batch_read(&recipe->data, 2, 2, m->tokens, m->tokens + 4, e)) { return false; }
         const double start = now_seconds();
         while (k >= m->fast && now_seconds() - start < m->slow) {
             if (run_stop_requested()) { return false; }
@@ -809,9 +810,9 @@ static bool slow_step(void* model, const StepPlan* plan, double lr, Error* e) {
     return true;
 }
 
-static StepResult slow_result(void* model, const StepPlan* plan) {
-    StepResult r;
-    (void)plan;
+static Metrics slow_result(void* model, const Recipe* recipe) {
+    Metrics r;
+    (void)recipe;
     memset(&r, 0, sizeof r);
     r.ms = 100.0 / ((SlowModel*)model)->steps;
     return r;
@@ -819,30 +820,31 @@ static StepResult slow_result(void* model, const StepPlan* plan) {
 
 static void steps_are_timed_and_given_up_after_a_while(void) {
     Trainer t;
-    StepPlan plan;
+    Recipe recipe;
     StepTime time;
     Error e = NO_ERROR;
     memset(&t, 0, sizeof t);
-    memset(&plan, 0, sizeof plan);
+    memset(&recipe, 0, sizeof recipe);
     t.step = slow_step;
     t.result = slow_result;
-    plan.data.next = slow_next;
-    plan.data.rows = 1;
-    plan.accumulate = 4;
+    recipe.data.next = slow_next;
+    recipe.data.rows = 1;
+    recipe.accumulate = 4;
     SlowModel m = {4, 0, 0, {0}};
-    CHECK(time_steps(&t, &m, &plan, 2, 1, NULL, &time, &e) && time.whole && m.steps == MINUTES_MEASURE &&
+    CHECK(time_steps(&t, &m, &recipe, 2, 1, NULL, &time, &e) && time.whole && m.steps == MINUTES_MEASURE &&
               near(time.ms, 100.0 / MINUTES_MEASURE),
           "the fastest of all: %g", time.ms);
     m.fast = 3, m.slow = 60, m.steps = 0;
-    CHECK(time_steps(&t, &m, &plan, 2, 1, NULL, &time, &e) && !time.whole && time.parts == 3, "%s", e.msg);
+    CHECK(time_steps(&t, &m, &recipe, 2, 1, NULL, &time, &e) && !time.whole && time.parts == 3, "%s", e.msg);
     CHECK(time.ms >= 1e3 / 3 * 4 && time.ms < 5e3, "the part that was done tells of the rest: %g", time.ms);
     m.fast = 0;
-    CHECK(time_steps(&t, &m, &plan, 2, 1, NULL, &time, &e) && !time.whole && time.parts == 0 && time.ms >= 1e3, "%g", time.ms);
+    CHECK(time_steps(&t, &m, &recipe, 2, 1, NULL, &time, &e) && !time.whole && time.parts == 0 && time.ms >= 1e3, "%g",
+          time.ms);
     CHECK(!run_stop_requested(), "what comes next is not asked to end");
-    plan.accumulate = 1;
+    recipe.accumulate = 1;
     m.fast = 1;
     fail(&e, "no data");
-    CHECK(!time_steps(&t, &m, &plan, 2, 1, NULL, &time, &e), "an error is one");
+    CHECK(!time_steps(&t, &m, &recipe, 2, 1, NULL, &time, &e), "an error is one");
 }
 
 static void the_columns_of_the_step_line_stand_below_their_names(void) {

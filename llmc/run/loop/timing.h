@@ -9,7 +9,7 @@
 #include "llmc/run/session/plan.h"     // defines: MINUTES_MEASURE
 #include "llmc/run/screen/progress.h"  // defines: Progress, progress_begin, progress_add, progress_end
 #include "llmc/run/session/signals.h"  // defines: run_ask_for_end, run_stop_done
-#include "llmc/train/step.h"           // defines: StepPlan, BatchSource
+#include "llmc/train/step.h"           // defines: Recipe, BatchSource
 #include "llmc/dist/agree.h"           // defines: agree_first
 #include "llmc/run/session/trainer.h"  // defines: Trainer
 
@@ -60,16 +60,16 @@ static inline bool counted_next(void* counted, int32_t* x, int32_t* y, Error* e)
 
 /* Times MINUTES_MEASURE steps with micro-batches of B rows, but begins none after ten seconds. Gives up after `bound` seconds
  * and drops the step that it is in. Fails if the data cannot be read. */
-static inline bool time_steps(const Trainer* t, void* model, const StepPlan* steps, int B, double bound, FILE* screen,
+static inline bool time_steps(const Trainer* t, void* model, const Recipe* steps, int B, double bound, FILE* screen,
                               StepTime* time, Error* e) {
-    StepPlan plan = *steps;
-    CountedRows counted = {plan.data, 0};
+    Recipe recipe = *steps;
+    CountedRows counted = {recipe.data, 0};
     StepClock clock;
     bool goes_on = true;
     clock.progress = progress_begin(screen, "timing", 0, "");
     clock.bound = bound;
-    plan.data.next = counted_next;
-    plan.data.ctx = &counted;
+    recipe.data.next = counted_next;
+    recipe.data.ctx = &counted;
     sem_init(&clock.done, 0, 0);
     if (pthread_create(&clock.thread, NULL, step_clock_run, &clock) != 0) { return fail(e, "no thread can be started"); }
     time->ms = INFINITY;
@@ -78,10 +78,10 @@ static inline bool time_steps(const Trainer* t, void* model, const StepPlan* ste
     const double start = clock.progress.start;
     for (int i = 0; goes_on && i < MINUTES_MEASURE; i++) {
         bool another = i == 0 || now_seconds() - start < 10.0;
-        agree_first(plan.team, &another, sizeof another);
+        agree_first(recipe.team, &another, sizeof another);
         if (!another) { break; }
-        goes_on = t->step(model, &plan, 0.0, e);
-        if (goes_on) { time->ms = fmin(time->ms, t->result(model, &plan).ms); }
+        goes_on = t->step(model, &recipe, 0.0, e);
+        if (goes_on) { time->ms = fmin(time->ms, t->result(model, &recipe).ms); }
         time->whole = time->whole || goes_on;
     }
     sem_post(&clock.done);
@@ -92,7 +92,7 @@ static inline bool time_steps(const Trainer* t, void* model, const StepPlan* ste
         const double seconds = now_seconds() - start;
         // the last one begun was not done
         time->parts = counted.rows > 0 ? (int)((counted.rows - 1) / (uint64_t)B) : 0;
-        time->ms = 1e3 * (time->parts ? seconds / time->parts * plan.accumulate : seconds);
+        time->ms = 1e3 * (time->parts ? seconds / time->parts * recipe.accumulate : seconds);
     }
     return !e->msg[0];
 }

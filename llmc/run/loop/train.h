@@ -10,11 +10,11 @@ static inline void train(const Trainer* trainer, Session* s) {
     Training t;
     if (!training_open(&t, trainer, s)) { return; }
     for (Due due = training_due(&t); !due.end;) {
-        if (!training_stops(&t)) { t.queued += trainer->step(t.model, &t.plan, session_lr(s, t.queued), &t.error); }
+        if (!training_stops(&t)) { t.queued += trainer->step(t.model, &t.recipe, session_lr(s, t.queued), &t.error); }
         due = training_due(&t);
         // steps may stay in flight until something is due
         while (t.reported < t.queued - (due.drain ? 0 : trainer->in_flight - 1)) {
-            const StepResult r = trainer->result(t.model, &t.plan);
+            const Metrics r = trainer->result(t.model, &t.recipe);
             training_report(&t, &r);
         }
         if (due.validation || due.tasks) { training_evaluate(&t, &due); }

@@ -43,8 +43,8 @@ typedef struct {
     const Trainer* trainer;
     Session* s;
     void* model;
-    StepPlan plan;
-    RowParts parts;  // that plan.data gives
+    Recipe recipe;
+    RowParts parts;  // that recipe.data gives
     Sampler sampler;
     Generator generator;
     StepLines lines;
@@ -80,9 +80,9 @@ enum {
 // ---------------------------------------------------------------------------------------------------------------------
 // opening
 
-static inline StepPlan step_plan(const Trainer* trainer, Session* s) {
+static inline Recipe training_recipe(const Trainer* trainer, Session* s) {
     const Options* o = &s->options;
-    StepPlan p;
+    Recipe p;
     memset(&p, 0, sizeof p);
     p.data = batches_of_mix(&s->mix);
     p.hyper.beta1 = o->beta1;
@@ -119,9 +119,9 @@ static inline void training_measure(Training* t) {
     const uint64_t row = s->train.row;
     Error e = NO_ERROR;
     StepTime time;
-    must(time_steps(t->trainer, t->model, &t->plan, s->options.batch, INFINITY, stdout, &time, &e), &e);
+    must(time_steps(t->trainer, t->model, &t->recipe, s->options.batch, INFINITY, stdout, &time, &e), &e);
     s->state = before;
-    t->trainer->forget(t->model, &t->plan);
+    t->trainer->forget(t->model, &t->recipe);
     dataloader_seek(&s->train, row);
     s->options.steps = (int)steps_for_minutes(s->options.minutes, now_seconds() - s->started, time.ms * 1e-3);
     agree_first(s->team, &s->options.steps, sizeof s->options.steps);
@@ -166,9 +166,9 @@ static inline void training_prepare(Training* t) {
     const bool unscaled = s->state.loss_scale == 1 && s->state.scale_good == 0;
     if (trainer->scales_loss && (!s->resumed || unscaled)) { s->state.loss_scale = 65536; }
     if (!trainer->scales_loss) { s->state.loss_scale = 1; }
-    t->plan = step_plan(trainer, s);
-    t->plan.data = row_parts_of(&t->parts, &t->plan.data, session_share(s), s->options.seq);
-    if (trainer->prepare) { trainer->prepare(t->model, &t->plan, s); }
+    t->recipe = training_recipe(trainer, s);
+    t->recipe.data = row_parts_of(&t->parts, &t->recipe.data, session_share(s), s->options.seq);
+    if (trainer->prepare) { trainer->prepare(t->model, &t->recipe, s); }
 }
 
 /* Prints how long the run's `steps` take. */
@@ -209,7 +209,7 @@ static inline void training_dry_run(Training* t) {
     training_scan_data(s);
     if (o->profile == 0 && (steps > 0 || o->minutes > 0)) {
         training_prepare(t);
-        must(time_steps(t->trainer, t->model, &t->plan, o->batch, MOST_SECONDS, stdout, &time, &e), &e);
+        must(time_steps(t->trainer, t->model, &t->recipe, o->batch, MOST_SECONDS, stdout, &time, &e), &e);
         training_print_time(s, &time, steps);
     }
     t->trainer->destroy(t->model);
@@ -271,7 +271,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
         training_print_plan(s);
     }
     if (o->profile > 0) {
-        trainer->profile(t->model, &t->plan, o->profile);
+        trainer->profile(t->model, &t->recipe, o->profile);
         trainer->destroy(t->model);
         return false;
     }
@@ -372,13 +372,13 @@ static inline void training_name_not_finite(Training* t, char name[TENSOR_TEXT])
     }
 }
 
-static inline void training_report(Training* t, const StepResult* r) {
+static inline void training_report(Training* t, const Metrics* r) {
     Session* s = t->s;
     char note[96], name[TENSOR_TEXT];
     const char* skipped = skip_note(r, t->trainer->scales_loss, note, sizeof note);
     const bool not_finite = r->verdict == UPDATE_NOT_FINITE && t->loss_scale <= 1;  // else FP16 looks for its loss scale
     t->reported++;
-    t->tokens += t->plan.tokens;
+    t->tokens += t->recipe.tokens;
     t->not_finite = not_finite ? t->not_finite + 1 : 0;
     t->loss_scale = r->loss_scale;
     if (t->trainer->busy_ms) { t->busy_ms = t->trainer->busy_ms(t->model); }

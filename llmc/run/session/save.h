@@ -8,7 +8,7 @@
 
 #include "llmc/files/checkpoint.h"       // defines: Checkpoint, checkpoint_begin, checkpoint_commit, checkpoint_prune
 #include "llmc/files/logger.h"           // defines: logger_reopen, log_checkpoint
-#include "llmc/run/session/collect.h"    // defines: Collected, collected_piece, collected_rest
+#include "llmc/run/session/lockstep.h"   // defines: Lockstep, lockstep_piece, lockstep_rest
 #include "llmc/run/session/lora_base.h"  // defines: session_base_path
 #include "llmc/run/session/session.h"    // defines: Session, session_resolved, session_screen, session_owned
 #include "llmc/dist/agree.h"             // defines: agree_ok, agree_gather
@@ -94,10 +94,10 @@ static inline bool session_pass_weights(const Session* s, Checkpoint* k, SafeDty
                                         bool together, Error* e) {
     const bool first = s->rank == 0;
     if (!together) { return !first || session_add_weights(s, k, dtype, weights, ctx, e); }
-    Collected c = {weights, ctx, 0};
+    Lockstep c = {weights, ctx, 0};
     Error after = NO_ERROR;
-    const bool ok = !first || session_add_weights(s, k, dtype, collected_piece, &c, e);
-    return collected_rest(&c, s->config.lora.rank > 0 ? &s->trained : &s->table, ok ? e : &after) && ok;
+    const bool ok = !first || session_add_weights(s, k, dtype, lockstep_piece, &c, e);
+    return lockstep_rest(&c, s->config.lora.rank > 0 ? &s->trained : &s->table, ok ? e : &after) && ok;
 }
 
 /* Begins a checkpoint: rank 0 makes the folder, the others wait for it. */

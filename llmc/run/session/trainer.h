@@ -11,7 +11,7 @@
 #include "llmc/train/not_finite.h"     // defines: TENSOR_TEXT
 #include "llmc/run/session/session.h"  // defines: Session
 #include "llmc/run/session/save.h"     // defines: AddFiles
-#include "llmc/train/step.h"           // defines: BatchSource, NextLogits, StepPlan, StepResult
+#include "llmc/train/step.h"           // defines: BatchSource, NextLogits, Recipe, Metrics
 
 typedef struct Trainer Trainer;
 struct Trainer {
@@ -39,15 +39,15 @@ struct Trainer {
     StateSlot (*collect)(void* model, SlotKind kind);
     AddFiles add_files;  // adds the trainer's own files to a checkpoint; or NULL
 
-    // training: prepare() (or NULL) runs before the first step, and in other jobs with `plan` NULL; step() returns false if
+    // training: prepare() (or NULL) runs before the first step, and in other jobs with `recipe` NULL; step() returns false if
     // the step is dropped (step.h); forget() wipes all traces of steps at learning rate 0; name_not_finite() writes the name
     // of the first tensor that is not finite, in the order of computation, and returns false if there is none
-    void (*prepare)(void* model, const StepPlan* plan, const Session* s);
-    bool (*step)(void* model, const StepPlan* plan, double lr, Error* e);
-    StepResult (*result)(void* model, const StepPlan* plan);
+    void (*prepare)(void* model, const Recipe* recipe, const Session* s);
+    bool (*step)(void* model, const Recipe* recipe, double lr, Error* e);
+    Metrics (*result)(void* model, const Recipe* recipe);
     double (*busy_ms)(const void* model);  // of the step that result() told last: see run/loop/slowest.h; or NULL
-    void (*forget)(void* model, const StepPlan* plan);
-    void (*profile)(void* model, const StepPlan* plan, int warm_up);  // or NULL
+    void (*forget)(void* model, const Recipe* recipe);
+    void (*profile)(void* model, const Recipe* recipe, int warm_up);  // or NULL
     bool (*name_not_finite)(void* model, char name[TENSOR_TEXT]);
 
     // inference: queue the losses (B, T) of the next batch, then wait for them. Returns false, with nothing queued, if the

@@ -120,7 +120,7 @@ static AdamWRun run_adamw(const AdamWCase& c, MasterKind kind, bool bf16_moments
     CUDA_CHECK(cudaMemset(t.v, 0, c.n * moment_bytes));
     t.state_first = 0;
     master_set_cuda(t.params, t.master, kind, upload(c.start), c.n, 0);
-    StepHyper h = test_hyper();
+    Hyperparameters h = test_hyper();
     h.grad_clip = 0;
     StepState* state = new_state(1);
     for (int step = 0; step < STEPS; step++) {
@@ -252,7 +252,7 @@ static void a_skipped_step_changes_nothing() {
     t.grads_first = 0;
     t.grads_end = N;
     StepState* state = new_state(1);
-    const StepHyper h = test_hyper();
+    const Hyperparameters h = test_hyper();
     CHECK(decide(state, h, 0, 1.0f, bad, N).verdict == UPDATE_NOT_FINITE, "NaN gradients pass");
     adamw_update_cuda(&t, 0, N, state, &h, kind, false, 42, 0);
     float* exact = device_alloc<float>(N);
@@ -328,7 +328,7 @@ static Floats download_moments(const void* x, size_t n, bool bf16) {
 }
 
 /* Takes one step with the state's numbers over two tensors of half the size, with the ordinals 5 and 9. */
-static AdamWRun run_adamw_step(const StepState& state, const StepHyper& h, MasterKind kind, bool bf16_moments,
+static AdamWRun run_adamw_step(const StepState& state, const Hyperparameters& h, MasterKind kind, bool bf16_moments,
                                const AdamWRun& old, const Floats& grads) {
     const size_t n = old.master.size();
     const std::vector<OptimizerStretch> stretches = {{0, NULL, 5, 1}, {n / 2, NULL, 9, 1}};
@@ -355,7 +355,7 @@ static AdamWRun run_adamw_step(const StepState& state, const StepHyper& h, Maste
 }
 
 /* The oracle of that step: every operation rounded, then weights and moments by the bits of their step, tensor and element. */
-static AdamWRun adamw_step_oracle(const StepState& state, const StepHyper& h, MasterKind kind, bool bf16_moments,
+static AdamWRun adamw_step_oracle(const StepState& state, const Hyperparameters& h, MasterKind kind, bool bf16_moments,
                                   const AdamWRun& old, const Floats& grads) {
     const AdamWFactors f = adamw_factors(&h, 42);
     const size_t n = old.master.size();
@@ -402,7 +402,7 @@ static void adamw_rounds_each_operation() {
         low.m[i] = float_from_bits(float_bits(old.m[i]) & 0xffff0000u);
         low.v[i] = float_from_bits(float_bits(old.v[i]) & 0xffff0000u);
     }
-    StepHyper h = test_hyper();
+    Hyperparameters h = test_hyper();
     for (double eps : {1e-8, 1e-30}) {
         for (float sqrt_correction2 : {0.2f, 1.0f, 1e-4f}) {
             h.eps = eps;
@@ -441,7 +441,7 @@ static void adamw_rounds_each_operation() {
 static void small_steps_survive_on_average() {
     enum { N = 1 << 16, TIMES = 16 };
     const float unit = 0x1p-7f;  // between 1 and 2
-    const StepHyper h = test_hyper();
+    const Hyperparameters h = test_hyper();
     for (float fraction : {0.0f, 0.03125f, 0.3125f, 0.5f, 0.96875f}) {
         for (bool bf16_moments : {false, true}) {
             AdamWRun r = {{}, Floats(N, 1.75f), Floats(N, 1.0f), Floats(N, 1.0f)};

@@ -47,8 +47,8 @@ static StepState* new_state(float loss_scale) {
     return upload(s);
 }
 
-static StepHyper test_hyper() {
-    StepHyper h;
+static Hyperparameters test_hyper() {
+    Hyperparameters h;
     memset(&h, 0, sizeof h);
     h.beta1 = 0.9;
     h.beta2 = 0.95;
@@ -79,7 +79,7 @@ static void norm_and_loss_sums_agree() {
         for (int run = 0; run < 2; run++) {
             void* d_scratch = device_alloc<char>(norm_square_scratch_cuda());
             NormSums sums = norm_sums(d_scratch);
-            const StepHyper h = test_hyper();
+            const Hyperparameters h = test_hyper();
             step_begin_cuda(state, 7, 0.5, 0);
             norm_square_cuda(&sums, d_g, n, 0);
             norm_square_cuda(&sums, d_apart, 1024, 0);
@@ -92,7 +92,7 @@ static void norm_and_loss_sums_agree() {
         // what several GPUs do: each list on its own, then a decision without any
         NormSums sums = norm_sums(device_alloc<char>(norm_square_scratch_cuda()));
         const NormSums none = norm_sums(sums.partial);
-        const StepHyper hyper = test_hyper();
+        const Hyperparameters hyper = test_hyper();
         step_begin_cuda(state, 8, 0.5, 0);
         norm_square_cuda(&sums, d_g, n, 0);
         norm_square_cuda(&sums, d_apart, 1024, 0);
@@ -198,7 +198,7 @@ static void losses_add_up_by_source() {
 }
 
 /* Returns one step's decision from the given sums; `targets`: of the step, the first is trained. */
-static StepState decide(StepState* state, const StepHyper& h, int64_t step, float loss, const floatX* grad, size_t n,
+static StepState decide(StepState* state, const Hyperparameters& h, int64_t step, float loss, const floatX* grad, size_t n,
                         const std::vector<int32_t>& targets = {7}) {
     Floats losses(targets.size(), 0.0f);
     losses[0] = loss;
@@ -211,7 +211,7 @@ static StepState decide(StepState* state, const StepHyper& h, int64_t step, floa
 }
 
 static void decisions_follow_the_host() {
-    StepHyper h = test_hyper();
+    Hyperparameters h = test_hyper();
     h.skip_loss_z = 4;
     const float scale = 8;
     StepState* state = new_state(scale);
@@ -239,7 +239,7 @@ static void decisions_follow_the_host() {
 }
 
 static void a_step_is_divided_by_its_trained_targets() {
-    StepHyper h = test_hyper();
+    Hyperparameters h = test_hyper();
     h.tokens = 8;
     h.loss_weight = 1.0 / 8;
     StepState* state = new_state(4);
@@ -255,7 +255,7 @@ static void a_step_is_divided_by_its_trained_targets() {
 }
 
 static void loss_scale_halves_and_doubles() {
-    StepHyper h = test_hyper();
+    Hyperparameters h = test_hyper();
     h.scale_interval = 3;
     StepState* state = new_state(1024);
     floatX* good = upload_rows<floatX>(Floats(64, 0.5f), 1, 64, 64);

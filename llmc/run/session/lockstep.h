@@ -1,10 +1,9 @@
-/* collect.h -- writing what rank 0 does not have: the parts of a weight lie on several ranks, and every rank has to give its
- * own when rank 0 comes to it. So all ranks ask one source for the same pieces in the same order. Rank 0 does by writing them.
- * The others ask for all in the order of the writer, and so does rank 0 from where its writing failed (a full disk), or they
- * would wait for it.
+/* lockstep.h -- writes weights whose parts lie on several ranks: all ranks ask one source for the same pieces in the same
+ * order, and each gives its parts. Rank 0 asks as it writes; the others walk the table in that order. If rank 0's write fails
+ * (a full disk), it still asks for the rest, or the others would hang.
  */
-#ifndef LLMC_COLLECT_H
-#define LLMC_COLLECT_H
+#ifndef LLMC_LOCKSTEP_H
+#define LLMC_LOCKSTEP_H
 
 #include "llmc/config.h"               // defines: ParamTable
 #include "llmc/files/tensor_stream.h"  // defines: TensorSource, MODEL_PIECE
@@ -13,18 +12,18 @@ typedef struct {
     TensorSource source;  // all ranks call it alike; gives rank 0 the piece
     void* ctx;
     uint64_t asked;  // pieces so far
-} Collected;
+} Lockstep;
 
 /* A TensorSource for a writer. */
-static inline bool collected_piece(void* collected, const Param* p, size_t first, size_t n, float* dst, Error* e) {
-    Collected* c = (Collected*)collected;
+static inline bool lockstep_piece(void* lockstep, const Param* p, size_t first, size_t n, float* dst, Error* e) {
+    Lockstep* c = (Lockstep*)lockstep;
     c->asked++;
     return c->source(c->ctx, p, first, n, dst, e);
 }
 
 /* Asks for the pieces of a table that nobody asked for, in the order of model_save_weights() and adapter_save(), and drops
  * them. */
-static inline bool collected_rest(Collected* c, const ParamTable* t, Error* e) {
+static inline bool lockstep_rest(Lockstep* c, const ParamTable* t, Error* e) {
     float* buffer = (float*)xmalloc(MODEL_PIECE * sizeof(float));
     uint64_t piece = 0;
     bool ok = true;
@@ -32,7 +31,7 @@ static inline bool collected_rest(Collected* c, const ParamTable* t, Error* e) {
         const size_t size = param_size(&t->items[i]);
         for (size_t first = 0; ok && first < size; first += MODEL_PIECE) {
             if (piece++ < c->asked) { continue; }
-            ok = collected_piece(c, &t->items[i], first, size_min(size - first, MODEL_PIECE), buffer, e);
+            ok = lockstep_piece(c, &t->items[i], first, size_min(size - first, MODEL_PIECE), buffer, e);
         }
     }
     free(buffer);

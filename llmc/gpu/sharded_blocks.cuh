@@ -1,5 +1,5 @@
-/* gathered.cuh -- ZeRO 3: the weights of the blocks lie in shards, 1 / ranks on each rank, and a block is gathered before it is
- * used. Embedding, final norm and head stay whole on every rank: every micro-step begins and ends with them, and of 70B they
+/* sharded_blocks.cuh -- ZeRO 3: the weights of the blocks lie in shards, 1 / ranks on each rank. A block is gathered before its
+ * use. Embedding, final norm and head stay whole on every rank: every micro-step begins and ends with them, and of 70B they
  * are 2.1 of 70.6 billion weights (3.9 GiB in 16 bits).
  *
  *   compute    | block l                       | block l - 1                   | block l - 2 ...        (backward)
@@ -11,8 +11,8 @@
  * gathered when. In a captured graph all events are those of the graph: a pass begins with no block gathered, and behind all
  * gathers of the update.
  */
-#ifndef LLMC_GATHERED_CUH
-#define LLMC_GATHERED_CUH
+#ifndef LLMC_SHARDED_BLOCKS_CUH
+#define LLMC_SHARDED_BLOCKS_CUH
 
 #include "llmc/dist/buckets.h"    // defines: Bucket, bucket_at
 #include "llmc/dist/zero.h"       // defines: GatherRing, gather_ring_next, gather_ring_reset
@@ -27,16 +27,16 @@ typedef struct {
     floatX* slots[GATHER_SLOTS];  // (a block) each
     cudaEvent_t used;             // what was in the slots that are gathered now, is used no more
     cudaEvent_t there[GATHER_SLOTS];
-} Gathered;
+} ShardedBlocks;
 
 /* Returns the elements of a block. */
-static inline size_t gathered_block_size(const Gathered* g, const WeightArena* a) {
+static inline size_t sharded_block_size(const ShardedBlocks* g, const WeightArena* a) {
     return (a->blocks_end - a->blocks_first) / (size_t)g->ring.blocks;
 }
 
-/* Makes what ZeRO 3 needs of a model of so many blocks, whose arena is that of `table`. Free with gathered_delete(). */
-static inline Gathered* gathered_new(WeightArena* a, const ParamTable* table, int blocks, bool tied) {
-    Gathered* g = (Gathered*)xcalloc(1, sizeof *g);
+/* Makes what ZeRO 3 needs of a model of so many blocks, whose arena is that of `table`. Free with sharded_delete(). */
+static inline ShardedBlocks* sharded_new(WeightArena* a, const ParamTable* table, int blocks, bool tied) {
+    ShardedBlocks* g = (ShardedBlocks*)xcalloc(1, sizeof *g);
     const GradientRing arena = gradient_ring_of(table, blocks, tied);
     g->ring.blocks = blocks;
     a->blocks = buckets_list(table);
@@ -45,44 +45,44 @@ static inline Gathered* gathered_new(WeightArena* a, const ParamTable* table, in
     return g;
 }
 
-static inline void gathered_delete(Gathered* g, WeightArena* a) {
+static inline void sharded_delete(ShardedBlocks* g, WeightArena* a) {
     if (g) { buckets_free(&a->blocks); }
     free(g);
 }
 
 /* Lays out the shards of the blocks, and the slots. */
-static inline void gathered_lay_out(Gathered* g, WeightArena* a, Arena* memory) {
+static inline void sharded_lay_out(ShardedBlocks* g, WeightArena* a, Arena* memory) {
     a->own = take<floatX>(memory, (a->blocks_end - a->blocks_first) / (size_t)a->blocks.ranks);
-    for (int i = 0; i < GATHER_SLOTS; i++) { g->slots[i] = take<floatX>(memory, gathered_block_size(g, a)); }
+    for (int i = 0; i < GATHER_SLOTS; i++) { g->slots[i] = take<floatX>(memory, sharded_block_size(g, a)); }
 }
 
-static inline void gathered_open(Gathered* g) {
+static inline void sharded_open(ShardedBlocks* g) {
     if (!g) { return; }
     CUDA_CHECK(cudaEventCreateWithFlags(&g->used, cudaEventDisableTiming));
     for (int i = 0; i < GATHER_SLOTS; i++) { CUDA_CHECK(cudaEventCreateWithFlags(&g->there[i], cudaEventDisableTiming)); }
 }
 
-static inline void gathered_close(Gathered* g) {
+static inline void sharded_close(ShardedBlocks* g) {
     if (!g) { return; }
     CUDA_CHECK(cudaEventDestroy(g->used));
     for (int i = 0; i < GATHER_SLOTS; i++) { CUDA_CHECK(cudaEventDestroy(g->there[i])); }
 }
 
 /* Begins a pass through the layers. All ranks make the same passes. */
-static inline void gathered_begin(Gathered* g, const Exchange* x) {
+static inline void sharded_begin(ShardedBlocks* g, const Exchange* x) {
     if (!g) { return; }
     gather_ring_reset(&g->ring);
     exchange_settle(x);  // so that the first gather follows those of the update, also in a graph
 }
 
 /* Queues the gathers of block l, piece by piece, and what follows them. */
-static inline void gathered_queue(Gathered* g, const Exchange* x, const WeightArena* a, const Fp8* fp8, int l) {
+static inline void sharded_queue(ShardedBlocks* g, const Exchange* x, const WeightArena* a, const Fp8* fp8, int l) {
     const int slot = l % GATHER_SLOTS;
-    const size_t first = a->blocks_first + (size_t)l * gathered_block_size(g, a), ranks = (size_t)a->blocks.ranks;
+    const size_t first = a->blocks_first + (size_t)l * sharded_block_size(g, a), ranks = (size_t)a->blocks.ranks;
     const Bucket* end = a->blocks.items + a->blocks.count;
     {
         Op op(x->profiler, x->stream, "blocks to all", 0,
-              (double)gathered_block_size(g, a) * sizeof(floatX) * (1 - 1 / (double)ranks));
+              (double)sharded_block_size(g, a) * sizeof(floatX) * (1 - 1 / (double)ranks));
         for (const Bucket* b = bucket_at(&a->blocks, first); b < end && b->layer == l; b++) {
             const floatX* own = a->own + (b->first - a->blocks_first) / ranks;
             nccl_all_gather(x->links.all, own, g->slots[slot] + (b->first - first), b->count / ranks * sizeof(floatX),
@@ -94,21 +94,21 @@ static inline void gathered_queue(Gathered* g, const Exchange* x, const WeightAr
 }
 
 /* Returns the weights of block l, for what is queued from now on, and lets the next ones come. */
-static inline const floatX* gathered_block(Gathered* g, const Exchange* x, const WeightArena* a, const Fp8* fp8, int l) {
+static inline const floatX* sharded_block(ShardedBlocks* g, const Exchange* x, const WeightArena* a, const Fp8* fp8, int l) {
     int list[GATHER_SLOTS];
     const int count = gather_ring_next(&g->ring, l, list);
     if (count > 0) {
         CUDA_CHECK(cudaEventRecord(g->used, x->compute));
         CUDA_CHECK(cudaStreamWaitEvent(x->stream, g->used));
     }
-    for (int i = 0; i < count; i++) { gathered_queue(g, x, a, fp8, list[i]); }
+    for (int i = 0; i < count; i++) { sharded_queue(g, x, a, fp8, list[i]); }
     Op op(x->profiler, x->compute, "wait: blocks", 0, 0);
     CUDA_CHECK(cudaStreamWaitEvent(x->compute, g->there[l % GATHER_SLOTS]));
     return g->slots[l % GATHER_SLOTS];
 }
 
 /* Replaces what each rank has computed (bytes) by rank 0's: what is decided by it, all decide alike. */
-static inline void gathered_take_first(const Gathered* g, const Exchange* x, void* memory, size_t bytes) {
+static inline void sharded_take_first(const ShardedBlocks* g, const Exchange* x, void* memory, size_t bytes) {
     if (g) { nccl_broadcast(x->links.all, memory, bytes, 0, x->compute, "the logits of rank 0"); }
 }
 

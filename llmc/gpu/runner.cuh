@@ -1,29 +1,28 @@
-/* steps.cuh -- keeps steps in flight: the host queues a step and reads the result of the previous one. A micro-step is captured
- * in a CUDA graph, one for each kind.
- * Validation batches are queued in the same way, and their losses copied back.
+/* runner.cuh -- keeps steps in flight: the host queues a step and reads the metrics of the previous one. Each kind of
+ * micro-step is captured in a CUDA graph. Validation batches are queued the same way, and their losses copied back.
  */
-#ifndef LLMC_STEPS_CUH
-#define LLMC_STEPS_CUH
+#ifndef LLMC_RUNNER_CUH
+#define LLMC_RUNNER_CUH
 
 #include "llmc/cuda/cuda_common.cuh"  // defines: CUDA_CHECK, copy_in
 #include "llmc/gpu/feed.cuh"          // defines: IN_FLIGHT
 #include "llmc/step_state.cuh"        // defines: StepState, step_begin_cuda
-#include "llmc/train/step.h"          // defines: StepPlan, StepResult
+#include "llmc/train/step.h"          // defines: Recipe, Metrics
 
 /* A micro-step by its place in its step: the first overwrites gradients, the last of several ranks exchanges them. */
 typedef unsigned MicroKind;
 enum { MICRO_FIRST = 1, MICRO_LAST = 2, MICRO_KINDS = 4 };
 
 /* Returns the kind of a step's micro-step k. A process that is alone has no last one. */
-static inline MicroKind micro_kind(const StepPlan* plan, int k) {
-    return (k == 0 ? MICRO_FIRST : 0u) | (plan->team && k == plan->accumulate - 1 ? MICRO_LAST : 0u);
+static inline MicroKind micro_kind(const Recipe* recipe, int k) {
+    return (k == 0 ? MICRO_FIRST : 0u) | (recipe->team && k == recipe->accumulate - 1 ? MICRO_LAST : 0u);
 }
 
 /* Lists the kinds of micro-steps that a step has, in their order. Returns their number. */
-static inline int micro_kinds(const StepPlan* plan, MicroKind list[MICRO_KINDS]) {
+static inline int micro_kinds(const Recipe* recipe, MicroKind list[MICRO_KINDS]) {
     int count = 0;
-    for (int k = 0; k < plan->accumulate; k++) {
-        const MicroKind kind = micro_kind(plan, k);
+    for (int k = 0; k < recipe->accumulate; k++) {
+        const MicroKind kind = micro_kind(recipe, k);
         if (count == 0 || list[count - 1] != kind) { list[count++] = kind; }
     }
     return count;
@@ -43,10 +42,10 @@ typedef struct {
     cudaEvent_t losses_end[IN_FLIGHT];
     size_t num_losses;  // N
     uint64_t losses_queued, losses_read;
-} Steps;
+} Runner;
 
 /* Makes the events. The model lays out the buffers. */
-static inline void steps_open(Steps* t, cudaStream_t stream) {
+static inline void runner_open(Runner* t, cudaStream_t stream) {
     t->stream = stream;
     for (int i = 0; i < IN_FLIGHT; i++) {
         CUDA_CHECK(cudaEventCreate(&t->begin[i]));
@@ -55,7 +54,7 @@ static inline void steps_open(Steps* t, cudaStream_t stream) {
     }
 }
 
-static inline void steps_close(Steps* t) {
+static inline void runner_close(Runner* t) {
     for (int i = 0; i < IN_FLIGHT; i++) {
         CUDA_CHECK(cudaEventDestroy(t->begin[i]));
         CUDA_CHECK(cudaEventDestroy(t->end[i]));
@@ -67,7 +66,7 @@ static inline void steps_close(Steps* t) {
 }
 
 /* Puts a run's state on the device: a checkpoint's, or a new one. */
-static inline void steps_restore(Steps* t, const TrainerState* run) {
+static inline void runner_restore(Runner* t, const TrainerState* run) {
     StepState s;
     memset(&s, 0, sizeof s);
     s.updates = (int64_t)run->updates;
@@ -80,40 +79,40 @@ static inline void steps_restore(Steps* t, const TrainerState* run) {
 }
 
 /* Captures into the graph t->micro[kind] what `micro_step` queues. */
-static inline void steps_capture(Steps* t, void (*micro_step)(void* model, const StepPlan* plan, MicroKind kind), void* model,
-                                 const StepPlan* plan, MicroKind kind) {
+static inline void runner_capture(Runner* t, void (*micro_step)(void* model, const Recipe* recipe, MicroKind kind), void* model,
+                                  const Recipe* recipe, MicroKind kind) {
     cudaGraph_t graph;
     CUDA_CHECK(cudaStreamBeginCapture(t->stream, cudaStreamCaptureModeThreadLocal));
-    micro_step(model, plan, kind);
+    micro_step(model, recipe, kind);
     CUDA_CHECK(cudaStreamEndCapture(t->stream, &graph));
     CUDA_CHECK(cudaGraphInstantiate(&t->micro[kind], graph, 0));
     CUDA_CHECK(cudaGraphDestroy(graph));
 }
 
-/* Opens the next step; steps_end() closes it. */
-static inline void steps_begin(Steps* t, double lr) {
+/* Opens the next step; runner_end() closes it. */
+static inline void runner_begin(Runner* t, double lr) {
     CUDA_CHECK(cudaEventRecord(t->begin[t->queued % IN_FLIGHT], t->stream));
     step_begin_cuda(t->state, t->queued, lr, t->stream);
 }
 
-static inline void steps_end(Steps* t) {
+static inline void runner_end(Runner* t) {
     const int slot = (int)(t->queued++ % IN_FLIGHT);
     CUDA_CHECK(cudaMemcpyAsync(t->result[slot], t->state, sizeof(StepState), cudaMemcpyDeviceToHost, t->stream));
     CUDA_CHECK(cudaEventRecord(t->end[slot], t->stream));
 }
 
 /* Waits for the oldest queued step, updates the run's state, and returns the result; ms is the step's time on the GPU. */
-static inline StepResult steps_wait(Steps* t, const StepPlan* plan) {
+static inline Metrics runner_wait(Runner* t, const Recipe* recipe) {
     const int slot = (int)(t->reported++ % IN_FLIGHT);
-    StepResult r;
+    Metrics r;
     float ms = 0;
     CUDA_CHECK(cudaEventSynchronize(t->end[slot]));
     CUDA_CHECK(cudaEventElapsedTime(&ms, t->begin[slot], t->end[slot]));
     const StepState* s = t->result[slot];
     t->busy_ms = 1e-6 * (double)(s->computed - s->began);
-    TrainerState* run = plan->run;
+    TrainerState* run = recipe->run;
     run->step = (uint64_t)t->reported;
-    run->tokens += plan->tokens;
+    run->tokens += recipe->tokens;
     run->updates = (uint64_t)s->updates;
     run->loss = s->loss_window;
     run->grad_norm = s->norm_window;
@@ -129,13 +128,13 @@ static inline StepResult steps_wait(Steps* t, const StepPlan* plan) {
     r.loss_scale = s->loss_scale;
     r.trained = s->trained;
     r.sources = s->sources;
-    r.sources.count = plan->data.num_sources;
+    r.sources.count = recipe->data.num_sources;
     memcpy(r.quantised, s->quantised, sizeof r.quantised);
     return r;
 }
 
 /* Queues the copy of the batch's losses to the host. */
-static inline void steps_queue_losses(Steps* t) {
+static inline void runner_queue_losses(Runner* t) {
     const int slot = (int)(t->losses_queued++ % IN_FLIGHT);
     CUDA_CHECK(
         cudaMemcpyAsync(t->host_losses[slot], t->losses, t->num_losses * sizeof(float), cudaMemcpyDeviceToHost, t->stream));
@@ -143,7 +142,7 @@ static inline void steps_queue_losses(Steps* t) {
 }
 
 /* Returns the losses (N) of the oldest queued batch, valid until IN_FLIGHT more are queued. */
-static inline const float* steps_wait_losses(Steps* t) {
+static inline const float* runner_wait_losses(Runner* t) {
     const int slot = (int)(t->losses_read++ % IN_FLIGHT);
     CUDA_CHECK(cudaEventSynchronize(t->losses_end[slot]));
     return t->host_losses[slot];
