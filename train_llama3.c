@@ -580,18 +580,15 @@ static bool name_param(const ParamTable* t, const float* arena, const char* of, 
 static bool trainer_name_not_finite(void* model, char name[TENSOR_TEXT]) {
     const Llama* m = (Llama*)model;
     const ModelConfig* c = &m->config;
-    const size_t N = (size_t)m->B * m->T, C = c->hidden_size, QKV = qkv_width(c), Q = q_width(c), F = c->intermediate_size;
+    const size_t N = (size_t)m->B * m->T;
     if (name_param(&m->table, m->params, "", name)) { return true; }
     if (m->adapters && name_param(&m->trained, m->adapters, "", name)) { return true; }
     for (int l = 0; l < c->num_layers; l++) {
         const BlockActivations* s = &m->blocks[l];
-        const NamedTensor block[] = {{"the residual stream before attention", l, s->h, true, N, C, C},
-                                     {"q, k, v", l, s->qkv, true, N, QKV, QKV},
-                                     {"attention's output", l, s->att, true, N, Q, Q},
-                                     {"the residual stream after attention", l, s->mid, true, N, C, C},
-                                     {"gate, up", l, s->gate_up, true, N, 2 * F, 2 * F},
-                                     {"swiglu's output", l, s->act, true, N, F, F}};
-        if (name_first_not_finite(block, 6, name)) { return true; }
+        const void* const data[BLOCK_TENSORS] = {s->h, s->qkv, s->att, s->mid, s->gate_up, s->act};
+        NamedTensor block[BLOCK_TENSORS];
+        block_tensors(block, c, l, N, 1, data);
+        if (name_first_not_finite(block, BLOCK_TENSORS, name)) { return true; }
     }
     const NamedTensor losses = {"the losses", -1, m->losses, true, 1, N, N};
     return name_first_not_finite(&losses, 1, name) || name_param(&m->trained, m->grads, "the gradient of ", name);

@@ -20,7 +20,7 @@
 #include "llmc/run/jobs/jobs.h"        // defines: run_job
 #include "llmc/run/session/signals.h"  // defines: run_stop_requested
 #include "llmc/train/not_finite.h"     // defines: NamedTensor, TENSOR_TEXT
-#include "llmc/cuda/cuda_common.cuh"   // defines: floatX, CUDA_CHECK, copy_in, copy_out, to_float, ProfileRange
+#include "llmc/cuda/cuda_common.cuh"   // defines: floatX, CUDA_CHECK, copy_out, to_float, ProfileRange
 #include "llmc/gpu/device.cuh"         // defines: Device, device_open, device_close, device_memory
 #include "llmc/gpu/weights.cuh"        // defines: WeightArena, weights_slot, master_check
 #include "llmc/gpu/feed.cuh"           // defines: Feed, feed_next, feed_clear, IN_FLIGHT
@@ -28,10 +28,10 @@
 #include "llmc/gpu/plans.cuh"          // defines: device_load_plans, device_save_plans, device_check_plans, device_share_plans
 #include "llmc/gpu/profile.cuh"        // defines: LayerRange, profiler_new, print_profile
 #include "llmc/gpu/debug.cuh"          // defines: debug_name, debug_name_params
-#include "llmc/gpu/debug_parts.cuh"    // defines: part_not_finite, weights_not_finite, sums_not_finite
-#include "llmc/gpu/exchange.cuh"       // defines: Exchange, exchange_join, exchange_send, exchange_gather, exchange_gathered
+#include "llmc/gpu/debug_parts.cuh"    // defines: weights_not_finite, gradients_not_finite
+#include "llmc/gpu/exchange.cuh"  // defines: Exchange, exchange_join, exchange_lay_out, exchange_send_layer, exchange_gather
 #include "llmc/gpu/sharded_blocks.cuh"  // defines: ShardedBlocks, sharded_begin, sharded_block
-#include "llmc/gpu/gradients.cuh"       // defines: Gradient, Gradients, gradient_of, gradient_of_element
+#include "llmc/gpu/gradients.cuh"       // defines: Gradient, Gradients, gradient_of, gradients_zero
 #include "llmc/gpu/shard_reader.cuh"    // defines: ShardReader, shard_reader_source
 #include "llmc/cuda/arena.cuh"          // defines: Arena, take
 #include "llmc/gpu/layers.cuh"          // defines: Queue, Rows, embedding, rope, swiglu, crossentropy
@@ -40,7 +40,7 @@
 #include "llmc/gpu/feedforward.cuh"     // defines: gate_up_swiglu, down_dx_swiglu
 #include "llmc/gpu/qkv.cuh"             // defines: qkv_rope
 #include "llmc/gpu/sequence.cuh"        // defines: Sequence, sequence_join, sequence_begin, attend, heads_room
-#include "llmc/rope.h"                  // defines: rope_table
+#include "llmc/rope.cuh"                // defines: rope_upload
 #include "llmc/step_state.cuh"          // defines: StepState, loss_sum_cuda, step_decide_cuda
 #include "llmc/gpu/optimizer.cuh"       // defines: Optimizer, optimizer_open, optimizer_update, optimizer_update_all
 
@@ -83,33 +83,27 @@ typedef struct {
     floatX* t[BLOCK_LINEARS];  // (N, lora_width) of the adapters
 } BlockActivations;
 
-typedef enum {
-    MEM_WEIGHTS,
-    MEM_ADAPTERS,
-    MEM_GRADIENTS,
-    MEM_MASTER,
-    MEM_M,
-    MEM_V,
-    MEM_FP8,
-    MEM_ACTIVATIONS,
-    MEM_LOGITS,
-    MEM_WORKSPACE,
-    MEM_LANDING,  // what arrives from other ranks
-    MEM_SUMS,     // over the ranks
-    MEM_CACHE,
-    MEM_PINNED,  // on the host
-    NUM_MEM
-} MemoryKind;
-static const char* const memory_names[NUM_MEM] = {
-    "weights",     "adapters", "gradients", "master",  "m",         "v",        "fp8 weights",
-    "activations", "logits",   "workspace", "landing", "fp32 sums", "KV cache", "pinned, on the host"};
+/* The kinds of memory: name, and whether it begins as zero, because gaps between its tensors stay zero. */
+#define MEMORY_KINDS(X) /* LANDING: what arrives from other ranks; SUMS: over the ranks; PINNED: on the host */            \
+    X(WEIGHTS, "weights", true)                                                                                            \
+    X(ADAPTERS, "adapters", true)                                                                                          \
+    X(GRADIENTS, "gradients", true) X(MASTER, "master", true) X(M, "m", true) X(V, "v", true) X(FP8, "fp8 weights", false) \
+        X(ACTIVATIONS, "activations", false) X(LOGITS, "logits", false) X(WORKSPACE, "workspace", false)                   \
+            X(LANDING, "landing", false) X(SUMS, "fp32 sums", false) X(CACHE, "KV cache", false)                           \
+                X(PINNED, "pinned, on the host", false)
+#define MEMORY_ENUM(kind, name, zero) MEM_##kind,
+#define MEMORY_ROW(kind, name, zero) {name, zero},
+typedef enum { MEMORY_KINDS(MEMORY_ENUM) NUM_MEM } MemoryKind;
+static const struct {
+    const char* name;
+    bool stays_zero;
+} memory_kinds[NUM_MEM] = {MEMORY_KINDS(MEMORY_ROW)};
 
 /* A pass through the layers: over a batch, or over new rows of one sequence, which multiply in 16 bits. */
 typedef enum { BATCH, DECODE } Pass;
 
-enum { HEAD_ROWS = 4096 };      // tokens whose logits exist at one time; 8192 and 16384 take more memory and gain no time
-enum { NO_FILL = -1 };          // see llama_create()
-enum { MOST_16BIT_SUMS = 64 };  // gradients with more additions per step add up in fp32: in bfloat16, 256 lose more than 1 %
+enum { HEAD_ROWS = 4096 };  // tokens whose logits exist at one time; 8192 and 16384 take more memory and gain no time
+enum { NO_FILL = -1 };      // see llama_create()
 
 /* The buffers that a model needs. */
 typedef struct {
@@ -239,30 +233,45 @@ static Rows batch_rows(const Llama* m) {
             o->parts > 1 ? &m->sequence : NULL};
 }
 
+/* The activations of a block that the backward pass computes again, or those that it keeps. */
+typedef struct {
+    bool norms, gate_up, block;  // outputs of norms and SwiGLU; of gate and up; all others but the residual stream
+} Again;
+
+static Again again_of(Recompute level) {
+    const bool block = level == RECOMPUTE_BLOCK;
+    return {level != RECOMPUTE_NONE, block || level == RECOMPUTE_FFN, block};
+}
+
+/* Takes those activations of a block. */
+static void take_block(const Llama* m, BlockActivations* s, Arena* a, Again wanted) {
+    const ModelConfig* c = &m->config;
+    const size_t N = (size_t)m->layout.B * m->layout.T, C = pitch_of(c->hidden_size);
+    if (wanted.norms) {
+        s->norm1 = take<floatX>(a, N * C);
+        s->norm2 = take<floatX>(a, N * C);
+        s->act = take<floatX>(a, N * pitch_of(c->intermediate_size));
+    }
+    if (wanted.gate_up) { s->gate_up = take<floatX>(a, N * pitch_of(2 * (size_t)c->intermediate_size)); }
+    if (wanted.block) {
+        s->rstd1 = take<float>(a, N);
+        s->qkv = take<floatX>(a, N * heads_room(qkv_width(c), m->layout.parts));
+        s->lse = take<float>(a, N * c->num_heads);
+        s->att = take<floatX>(a, N * pitch_of(q_width(c)));
+        s->mid = take<floatX>(a, N * C);
+        s->rstd2 = take<float>(a, N);
+    }
+}
+
 /* Lays out the activations of a batch in `a`; those that the recompute level does not keep, in the workspace `w`. */
 static void lay_out_activations(Llama* m, Arena* a, Arena* w) {
     const ModelConfig* c = &m->config;
     const Layout* o = &m->layout;
-    const size_t N = (size_t)o->B * o->T, L = c->num_layers, C = pitch_of(c->hidden_size), F = pitch_of(c->intermediate_size);
-    const size_t F2 = pitch_of(2 * (size_t)c->intermediate_size), Q = pitch_of(q_width(c));
-    const size_t QKV = heads_room(qkv_width(c), o->parts);
-    const Recompute level = o->train ? o->level : RECOMPUTE_BLOCK;
+    const size_t N = (size_t)o->B * o->T, L = c->num_layers, C = pitch_of(c->hidden_size);
+    const Again again = again_of(o->train ? o->level : RECOMPUTE_BLOCK), kept = {!again.norms, !again.gate_up, !again.block};
     BlockActivations shared;  // buffers of all blocks; each block takes its own below
     memset(&shared, 0, sizeof shared);
-    if (level >= RECOMPUTE_NORM_SWIGLU) {
-        shared.norm1 = take<floatX>(w, N * C);
-        shared.norm2 = take<floatX>(w, N * C);
-        shared.act = take<floatX>(w, N * F);
-    }
-    if (level >= RECOMPUTE_FFN) { shared.gate_up = take<floatX>(w, N * F2); }
-    if (level >= RECOMPUTE_BLOCK) {
-        shared.rstd1 = take<float>(w, N);
-        shared.qkv = take<floatX>(w, N * QKV);
-        shared.lse = take<float>(w, N * c->num_heads);
-        shared.att = take<floatX>(w, N * Q);
-        shared.mid = take<floatX>(w, N * C);
-        shared.rstd2 = take<float>(w, N);
-    }
+    take_block(m, &shared, w, again);
     m->rope = take<float>(a, (size_t)o->T * o->parts * c->head_dim);
     floatX* ping_pong[2] = {NULL, NULL};  // without a backward pass, two residual streams are enough
     if (!o->train) {
@@ -272,20 +281,7 @@ static void lay_out_activations(Llama* m, Arena* a, Arena* w) {
     for (size_t l = 0; l < L; l++) {
         BlockActivations s = shared;
         s.h = o->train ? take<floatX>(a, N * C) : ping_pong[l % 2];
-        if (level < RECOMPUTE_BLOCK) {
-            s.rstd1 = take<float>(a, N);
-            s.qkv = take<floatX>(a, N * QKV);
-            s.lse = take<float>(a, N * c->num_heads);
-            s.att = take<floatX>(a, N * Q);
-            s.mid = take<floatX>(a, N * C);
-            s.rstd2 = take<float>(a, N);
-        }
-        if (level < RECOMPUTE_FFN) { s.gate_up = take<floatX>(a, N * F2); }
-        if (level < RECOMPUTE_NORM_SWIGLU) {
-            s.norm1 = take<floatX>(a, N * C);
-            s.norm2 = take<floatX>(a, N * C);
-            s.act = take<floatX>(a, N * F);
-        }
+        take_block(m, &s, a, kept);
         for (int i = 0; i < BLOCK_LINEARS; i++) { s.t[i] = take<floatX>(a, N * pitch_of(lora_width(&c->lora, i))); }
         m->blocks[l] = s;
     }
@@ -293,46 +289,6 @@ static void lay_out_activations(Llama* m, Arena* a, Arena* w) {
     m->norm_final = take<floatX>(a, N * C);
     m->rstd_final = take<float>(a, N);
     m->losses = take<float>(a, N);
-}
-
-/* Lays out the buffers that carry batches to the device and losses back. */
-static void lay_out_batches(Llama* m, Arena* device, Arena* pinned) {
-    const size_t N = (size_t)m->layout.B * m->layout.T, starts = m->layout.documents ? N * m->layout.parts : 0;
-    const size_t slot = feed_slot(m->layout.B, m->layout.T, starts);
-    m->feed.B = m->layout.B;
-    m->feed.T = m->layout.T;
-    m->feed.parts = m->layout.parts;
-    m->feed.x = take<int32_t>(device, N);
-    m->feed.y = take<int32_t>(device, N);
-    m->feed.sources = take<int32_t>(device, m->feed.B);
-    m->feed.starts_room = starts > 0 ? take<int32_t>(device, starts) : NULL;
-    m->runner.losses = m->losses;
-    m->runner.num_losses = N;
-    for (int i = 0; i < IN_FLIGHT; i++) {
-        m->feed.device[i] = take<int32_t>(device, slot);
-        m->feed.host[i] = take<int32_t>(pinned, slot);
-        m->runner.host_losses[i] = take<float>(pinned, N);
-    }
-}
-
-/* Lays out what the ranks of a run exchange. */
-static void lay_out_exchange(Llama* m, Arena* landing, Arena* sums) {
-    Exchange* x = &m->exchange;
-    const size_t wide = gradients_bytes(m->layout.fp32_grads || m->layout.fp32_head);
-    x->norm_elements = norm_rows_size(&m->grads);
-    x->sums = take<float>(sums, shard_elements(&x->buckets));
-    x->landing = take<char>(landing, exchange_most(&x->buckets) * wide);
-    x->of_hosts = take<float>(landing, exchange_of_hosts(x));
-    x->norms = take<float>(landing, (size_t)x->ranks * x->norm_elements);
-    x->partials = take<double>(landing, ((size_t)x->buckets.count + 1) * SUM_BLOCKS);
-    x->states = take<StepState>(landing, x->ranks);
-}
-
-/* Lays out the weights: all of them, or with ZeRO 3 all but the blocks, of these the shards, and room to gather some. */
-static void lay_out_weights(Llama* m, Arena* a) {
-    WeightArena* w = &m->weights;
-    w->params = w->trained = take<floatX>(a, m->table.elements - (w->blocks_end - w->blocks_first));
-    if (m->sharded) { sharded_lay_out(m->sharded, w, a); }
 }
 
 /* Lays out a model's buffers, as in train_llama3.c. */
@@ -344,7 +300,8 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
     const size_t F = pitch_of(c->intermediate_size), F2 = pitch_of(2 * (size_t)c->intermediate_size);
     const size_t QKV = heads_room(qkv_width(c), o->parts), Q = heads_room(q_width(c), o->parts);
     Arena* w = &mem[MEM_WORKSPACE];
-    lay_out_weights(m, &mem[MEM_WEIGHTS]);
+    m->weights.params = m->weights.trained = take<floatX>(&mem[MEM_WEIGHTS], weights_whole(&m->weights, &m->table));
+    if (m->sharded) { sharded_lay_out(m->sharded, &m->weights, &mem[MEM_WEIGHTS]); }
     if (c->lora.rank > 0) { m->weights.trained = take<floatX>(&mem[MEM_ADAPTERS], m->trained.elements); }
     m->weights.master_kind = o->master;
     m->weights.bf16_moments = o->bf16_moments;
@@ -355,14 +312,15 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
     m->matmul_workspace = take<char>(w, m->queue.matmul->workspace_bytes);
     if (N > 0) {
         lay_out_activations(m, &mem[MEM_ACTIVATIONS], w);
-        lay_out_batches(m, &mem[MEM_ACTIVATIONS], &mem[MEM_PINNED]);
+        feed_lay_out(&m->feed, o->B, o->T, o->parts, o->documents, &mem[MEM_ACTIVATIONS], &mem[MEM_PINNED]);
+        runner_lay_out_losses(&m->runner, m->losses, N, &mem[MEM_PINNED]);
         m->logits = take<floatX>(&mem[MEM_LOGITS], rows * V);
     }
     if (o->train) {
         const bool alone = o->ranks <= 1;
         const size_t elements = alone ? m->trained.elements : shard_elements(&m->exchange.buckets);
         gradients_lay_out(&m->grads, &mem[MEM_GRADIENTS]);
-        if (!alone) { lay_out_exchange(m, &mem[MEM_LANDING], &mem[MEM_SUMS]); }
+        if (!alone) { exchange_lay_out(&m->exchange, &m->grads, &mem[MEM_LANDING], &mem[MEM_SUMS]); }
         if (o->master != MASTER_NONE) { m->weights.master = take<char>(&mem[MEM_MASTER], elements * master_bytes(o->master)); }
         m->weights.m = take<char>(&mem[MEM_M], elements * moment_bytes(o->bf16_moments));
         m->weights.v = take<char>(&mem[MEM_V], elements * moment_bytes(o->bf16_moments));
@@ -421,7 +379,7 @@ static Llama llama_open(const ModelConfig* c, const Layout* layout, MatmulContex
     m.grads.trained = m.trained;
     m.grads.fp32 = layout->fp32_grads;
     m.grads.fp32_head = layout->fp32_head;
-    m.grads.in_ring = layout->zero >= ZERO_2 && c->lora.rank == 0;  // adapters' are small
+    m.grads.in_ring = layout->zero != ZERO_1 && c->lora.rank == 0;  // adapters' are small
     if (layout->zero == ZERO_3) { m.sharded = sharded_new(&m.weights, &m.table, c->num_layers, c->tied); }
     return m;
 }
@@ -444,15 +402,6 @@ static void llama_measure(const ModelConfig* c, const Layout* layout, MatmulCont
     llama_close(&m);
 }
 
-/* Writes the RoPE table of `positions` positions to the device. */
-static void upload_rope(const Llama* m, float* device, int positions) {
-    const size_t bytes = (size_t)positions * m->config.head_dim * sizeof(float);
-    float* host = (float*)xmalloc(bytes);
-    rope_table(host, positions, &m->config);
-    copy_in(device, host, bytes, m->queue.stream);
-    free(host);
-}
-
 /* Tells whether other ranks send to this memory, or get what is sent from there. */
 static bool is_exchanged(const Llama* m, int kind) {
     const MemoryKind weights = m->config.lora.rank > 0 ? MEM_ADAPTERS : MEM_WEIGHTS;
@@ -471,13 +420,13 @@ static Llama llama_create(const ModelConfig* c, const Layout* layout, MatmulCont
     for (int i = 0; i < NUM_MEM; i++) {
         const size_t bytes = m.mapped_bytes[i];
         if (bytes == 0) { continue; }
-        const bool host = i == MEM_PINNED, keeps_zero = i <= MEM_V;  // gaps between tensors must stay zero
+        const bool host = i == MEM_PINNED, keeps_zero = memory_kinds[i].stays_zero;
         const cudaError_t status = host                  ? cudaMallocHost(&m.mapped[i], bytes)
                                    : is_exchanged(&m, i) ? exchange_alloc(&m.exchange, &m.mapped[i], bytes)
                                                          : cudaMalloc(&m.mapped[i], bytes);
         if (status != cudaSuccess) {
             die("out of %s memory: could not allocate %.2f GiB for %s: %s\n  hint: does another process use the card?",
-                host ? "main" : "GPU", (double)bytes / (1 << 30), memory_names[i], cudaGetErrorString(status));
+                host ? "main" : "GPU", (double)bytes / (1 << 30), memory_kinds[i].name, cudaGetErrorString(status));
         }
         if (keeps_zero || (fill != NO_FILL && !host)) {
             CUDA_CHECK(cudaMemsetAsync(m.mapped[i], keeps_zero ? 0 : fill, bytes, m.queue.stream));
@@ -492,8 +441,8 @@ static Llama llama_create(const ModelConfig* c, const Layout* layout, MatmulCont
     exchange_open(&m.exchange, m.queue.stream);
     sharded_open(m.sharded);
     sequence_open(&m.sequence, m.exchange.stream);
-    if (layout->B > 0) { upload_rope(&m, m.rope, layout->T * m.layout.parts); }
-    if (layout->cache_len > 0) { upload_rope(&m, m.decode_rope, layout->cache_len); }
+    if (layout->B > 0) { rope_upload(m.rope, layout->T * m.layout.parts, c, m.queue.stream); }
+    if (layout->cache_len > 0) { rope_upload(m.decode_rope, layout->cache_len, c, m.queue.stream); }
     if (layout->train) {
         optimizer_open(&m.optimizer, &m.grads, layout->ranks <= 1, m.queue.stream);
         CUDA_CHECK(cudaMemsetAsync(m.runner.state, 0, sizeof(StepState), m.queue.stream));
@@ -583,37 +532,16 @@ static void block_recompute(const Llama* m, int l, const Block* w) {
     const Queue* q = &m->queue;
     const Rows rows = batch_rows(m);
     const BlockActivations* s = &m->blocks[l];
-    const Recompute level = m->layout.level;
-    const bool again_norms = level != RECOMPUTE_NONE, again_block = level == RECOMPUTE_BLOCK;
-    const bool again_ffn = again_block || level == RECOMPUTE_FFN;
-    if (!again_norms) { return; }
-    norm(q, s->norm1, s->rstd1, &w->input_norm, s->h, rows.N, again_block ? &w->qkv : NULL);
-    if (again_block) {
+    const Again again = again_of(m->layout.level);
+    if (!again.norms) { return; }
+    norm(q, s->norm1, s->rstd1, &w->input_norm, s->h, rows.N, again.block ? &w->qkv : NULL);
+    if (again.block) {
         qkv_rope(q, s->qkv, m->dqkv, &w->qkv, s->norm1, &rows);
         attend(q, s->att, s->lse, s->qkv, &rows);
         linear(q, s->mid, &w->o, s->att, s->h, rows.N);
     }
-    norm(q, s->norm2, s->rstd2, &w->post_norm, s->mid, rows.N, again_ffn ? &w->gate_up : NULL);
-    if (again_ffn) { gate_up_swiglu(q, NULL, s->gate_up, &w->gate_up, s->norm2, rows.N, NULL); }
-}
-
-/* Sends the gradients of a layer to their owners: of the embedding (-1), a block, or final norm and head (the number of
- * layers). Without a ring only once the last micro-step has added to them. */
-static void send_gradients(Llama* m, int layer, MicroKind kind) {
-    Exchange* x = &m->exchange;
-    const bool ring = m->grads.in_ring, add = ring && !(kind & MICRO_FIRST);
-    for (int i = 0; (ring || kind & MICRO_LAST) && i < x->buckets.count; i++) {
-        const Bucket* b = &x->buckets.items[i];
-        if (b->layer == layer) { exchange_send(x, i, gradient_of_element(&m->grads, b->first), add); }
-    }
-    if (ring) { exchange_sent(x, gradient_part_of(layer, m->config.num_layers, m->config.tied)); }
-}
-
-/* Waits until the part of the ring for a layer's gradients (-1: the embedding) is free, if this micro-step has taken it. */
-static void await_ring(const Llama* m, int layer) {
-    const int L = m->config.num_layers;
-    const bool taken = layer < 0 ? !m->config.tied : layer + GRADIENT_BLOCKS < L;
-    if (m->grads.in_ring && taken) { exchange_await_sent(&m->exchange, gradient_part_of(layer, L, m->config.tied)); }
+    norm(q, s->norm2, s->rstd2, &w->post_norm, s->mid, rows.N, again.gate_up ? &w->gate_up : NULL);
+    if (again.gate_up) { gate_up_swiglu(q, NULL, s->gate_up, &w->gate_up, s->norm2, rows.N, NULL); }
 }
 
 /* Runs the backward pass after llama_forward() and llama_loss(dloss != 0). Carries dh from the last block to the first. With
@@ -623,36 +551,36 @@ static void llama_backward(Llama* m, bool add, MicroKind kind) {
     const Rows rows = batch_rows(m);
     const size_t N = rows.N;
     const int C = m->config.hidden_size, L = m->config.num_layers;
-    const bool again = m->layout.level != RECOMPUTE_NONE, fresh = m->layout.level == RECOMPUTE_BLOCK;
+    const Again again = again_of(m->layout.level);
     const Ends ends = ends_at(m, true, BATCH);
     ProfileRange phase("backward");
 
     gradients_zero(&m->grads, kind & MICRO_FIRST, m->queue.stream);
     CUDA_CHECK(cudaMemsetAsync(m->dh, 0, N * pitch_of(C) * sizeof(floatX), m->queue.stream));
     norm_backward(q, m->dh, &ends.final_norm, m->dnorm, m->h_final, m->rstd_final, N);
-    send_gradients(m, L, kind);
+    exchange_send_layer(&m->exchange, &m->grads, L, kind & MICRO_FIRST, kind & MICRO_LAST);
     for (int l = L - 1; l >= 0; l--) {
         LayerRange layer(l);
         const Block w = block_at(m, l, BATCH);
         const BlockActivations* s = &m->blocks[l];
         block_recompute(m, l, &w);
-        await_ring(m, l);
+        exchange_await_ring(&m->exchange, &m->grads, l);
         // h_next = mid + act Wdown^T: dh is the gradient of both. dw comes last: dx and SwiGLU may make its factors
-        down_dx_swiglu(q, s->gate_up, again ? s->act : NULL, &w.down, m->dh, N, &w.gate_up);
+        down_dx_swiglu(q, s->gate_up, again.norms ? s->act : NULL, &w.down, m->dh, N, &w.gate_up);
         linear_backward_weight(q, &w.down, m->dh, s->act, N, add);
         linear_backward(q, m->dnorm, &w.gate_up, s->gate_up, s->norm2, N, add);
         norm_backward(q, m->dh, &w.post_norm, m->dnorm, s->mid, s->rstd2, N);
         // mid = h + att Wo^T
         linear_backward(q, m->datt, &w.o, m->dh, s->att, N, add);
-        attend_backward(q, m->dqkv, m->datt, s->att, fresh, s->lse, s->qkv, &rows);
+        attend_backward(q, m->dqkv, m->datt, s->att, again.block, s->lse, s->qkv, &rows);
         linear_backward(q, m->dnorm, &w.qkv, m->dqkv, s->norm1, N, add);
         norm_backward(q, m->dh, &w.input_norm, m->dnorm, s->h, s->rstd1, N);
-        send_gradients(m, l, kind);
+        exchange_send_layer(&m->exchange, &m->grads, l, kind & MICRO_FIRST, kind & MICRO_LAST);
     }
-    await_ring(m, -1);
+    exchange_await_ring(&m->exchange, &m->grads, -1);
     gradients_zero_embedding(&m->grads, m->queue.stream);
     embedding_backward(q, ends.dembedding, m->dh, m->feed.x, N, C, m->config.vocab_size);
-    send_gradients(m, -1, kind);
+    exchange_send_layer(&m->exchange, &m->grads, -1, kind & MICRO_FIRST, kind & MICRO_LAST);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -795,8 +723,8 @@ static double step_busy_ms(const void* model) { return ((const Llama*)model)->ru
 // ---------------------------------------------------------------------------------------------------------------------
 // the trainer's table (trainer.h)
 
-/* Returns the buffers that the job needs. With --grad-dtype auto, gradients with many additions per step add up in fp32, and
- * so do the adapters', which are small. Those of ZeRO 2 and 3 live for a micro-step: their sums are fp32 in any case. */
+/* Returns the buffers that the job needs. The head adds to its gradient chunk by chunk. In ZeRO 2 and 3 a gradient holds one
+ * micro-step, and its owner's sums are fp32 in any case. */
 static Layout layout_of(const Session* s, const Options* o) {
     const RowShare share = row_share(s->rank, s->ranks, o->seq_parallel);
     Layout l;
@@ -817,13 +745,11 @@ static Layout layout_of(const Session* s, const Options* o) {
     l.fp8 = o->fp8 && l.B > 0;
     l.fp8_head = o->fp8_head && l.fp8;
     const int64_t micro = (int64_t)o->batch * o->seq, step = o->total_batch ? o->total_batch / share.groups : micro;
-    const bool ring = l.zero >= ZERO_2 && s->config.lora.rank == 0;
-    const size_t N = (size_t)o->batch * l.T;
-    const int64_t sums = ring ? 1 : step / micro, head_sums = sums * (int64_t)ceil_div(N, HEAD_ROWS);
+    const bool ring = l.zero != ZERO_1 && s->config.lora.rank == 0;
+    const int64_t sums = ring ? 1 : step / micro, chunks = (int64_t)ceil_div((size_t)o->batch * l.T, HEAD_ROWS);
     const bool automatic = o->grad_dtype == GRAD_DTYPE_AUTO;
-    l.fp32_grads = sizeof(floatX) == 4 || o->grad_dtype == GRAD_DTYPE_FP32 ||
-                   (automatic && (sums > MOST_16BIT_SUMS || s->config.lora.rank > 0));
-    l.fp32_head = !l.fp32_grads && automatic && head_sums > MOST_16BIT_SUMS;
+    l.fp32_grads = o->grad_dtype == GRAD_DTYPE_FP32 || gradients_need_fp32(automatic, sums, s->config.lora.rank > 0);
+    l.fp32_head = !l.fp32_grads && automatic && gradients_need_fp32(true, sums * chunks, false);
     return l;
 }
 
@@ -834,11 +760,12 @@ static void trainer_measure(const Trainer* t, const Session* s, const Options* o
     const Layout layout = layout_of(s, o);
     llama_measure(&s->config, &layout, device_of(t)->matmul, bytes);
     memory_add(table, t->missing ? "context, estimated" : "context", device_of(t)->context);
-    for (int i = 0; i < MEM_PINNED; i++) {  // the workspace of cuBLAS depends on the card
-        memory_add(table, t->missing && i == MEM_WORKSPACE ? "workspace, estimated" : memory_names[i], bytes[i]);
+    for (int i = 0; i < NUM_MEM; i++) {  // the workspace of cuBLAS depends on the card
+        if (i == MEM_PINNED) { continue; }
+        memory_add(table, t->missing && i == MEM_WORKSPACE ? "workspace, estimated" : memory_kinds[i].name, bytes[i]);
     }
     memory_add(table, "nccl, estimated", nccl_expected_bytes(layout.groups));
-    memory_add_apart(table, memory_names[MEM_PINNED], bytes[MEM_PINNED]);
+    memory_add_apart(table, memory_kinds[MEM_PINNED].name, bytes[MEM_PINNED]);
 }
 
 static uint64_t trainer_available(const Trainer* t, const Options* o) {
@@ -849,8 +776,8 @@ static uint64_t trainer_available(const Trainer* t, const Options* o) {
 static uint64_t trainer_memory_used(const void* model) {
     const Llama* m = (const Llama*)model;
     uint64_t bytes = m->device->context + nccl_expected_bytes(m->layout.groups);
-    for (int i = 0; i < MEM_PINNED; i++) { bytes += m->mapped_bytes[i]; }
-    return bytes;
+    for (int i = 0; i < NUM_MEM; i++) { bytes += m->mapped_bytes[i]; }
+    return bytes - m->mapped_bytes[MEM_PINNED];
 }
 
 static void* trainer_create(const Trainer* t, Session* s) {
@@ -939,19 +866,12 @@ static void trainer_profile(void* model, const Recipe* recipe, int warm_up) {
 }
 
 /* Lists the activations of block l that a forward pass keeps. Returns their number. */
-static int block_tensors(const Llama* m, int l, NamedTensor list[6]) {
-    const ModelConfig* c = &m->config;
-    const size_t N = m->runner.num_losses, C = c->hidden_size, Q = q_width(c), F = c->intermediate_size;
-    const size_t parts = m->layout.parts, heads = qkv_width(c) / parts;  // of shared rows, q, k, v lie as attention wants them
+static int kept_tensors(const Llama* m, int l, NamedTensor list[BLOCK_TENSORS]) {
     const BlockActivations* s = &m->blocks[l];
-    const NamedTensor all[6] = {{"the residual stream before attention", l, s->h, false, N, C, pitch_of(C)},
-                                {"q, k, v", l, s->qkv, false, N * parts, heads, pitch_of(heads)},
-                                {"attention's output", l, s->att, false, N, Q, pitch_of(Q)},
-                                {"the residual stream after attention", l, s->mid, false, N, C, pitch_of(C)},
-                                {"gate, up", l, s->gate_up, false, N, 2 * F, pitch_of(2 * F)},
-                                {"swiglu's output", l, s->act, false, N, F, pitch_of(F)}};
+    const void* const data[BLOCK_TENSORS] = {s->h, s->qkv, s->att, s->mid, s->gate_up, s->act};
     static const int kept[] = {6, 5, 4, 1};  // by recompute level; shared buffers hold those of the last block
-    memcpy(list, all, sizeof all);
+    block_tensors(list, &m->config, l, m->runner.num_losses, m->layout.parts, data);
+    for (int i = 0; i < BLOCK_TENSORS; i++) { list[i].pitch = pitch_of(list[i].width); }
     return kept[m->layout.level];
 }
 
@@ -964,30 +884,18 @@ static bool trainer_name_not_finite(void* model, char name[TENSOR_TEXT]) {
     const cudaStream_t stream = m->queue.stream;
     void* scratch = m->queue.scratch;
     llama_forward(m);  // on all ranks, whatever they find
-    for (int i = 0; i < m->table.count; i++) {
-        if (weights_not_finite(&m->weights, &m->table.items[i], scratch, name)) { return true; }
-    }
+    if (weights_not_finite(&m->weights, &m->table, scratch, name)) { return true; }
     if (c->lora.rank > 0 && debug_name_params(&m->trained, m->weights.trained, scratch, stream, name)) { return true; }
     for (int l = 0; l < c->num_layers; l++) {
-        NamedTensor list[6];
-        const int count = block_tensors(m, l, list);
+        NamedTensor list[BLOCK_TENSORS];
+        const int count = kept_tensors(m, l, list);
         if (debug_name(list, count, scratch, stream, name)) { return true; }
     }
     llama_loss(m, 0.0f, false);
     const NamedTensor last[] = {{"the residual stream behind the last layer", -1, m->h_final, false, N, C, pitch_of(C)},
                                 {"the losses", -1, m->losses, true, 1, N, N}};
     if (debug_name(last, 2, m->queue.scratch, stream, name)) { return true; }
-    for (int i = 0; i < m->trained.count; i++) {
-        const Param* p = &m->trained.items[i];
-        if (m->grads.in_ring && param_specs[p->kind].matrix) {  // whose parts have been overwritten
-            if (sums_not_finite(&m->exchange, p, scratch, name)) { return true; }
-            continue;
-        }
-        const Gradient grad = grad_at(m, p->kind, p->layer);
-        const size_t size = param_size(p);
-        if (part_not_finite(p, "the gradient of ", grad.data, grad.fp32, 0, size, scratch, stream, name)) { return true; }
-    }
-    return false;
+    return gradients_not_finite(&m->grads, &m->exchange, scratch, stream, name);
 }
 
 static bool queue_losses(void* model, const BatchSource* data, Error* e) {

@@ -103,4 +103,13 @@ static inline void rope_backward_cuda(floatX* dqkv, const int32_t* starts, const
     rope_rotate_cuda(dqkv, starts, cos_sin, -1.0f, first_pos, s, pitch, stream);
 }
 
+/* Writes the table (positions, HD) of rope.h to the device. */
+static inline void rope_upload(float* device, int positions, const ModelConfig* c, cudaStream_t stream) {
+    const size_t bytes = (size_t)positions * c->head_dim * sizeof(float);
+    float* host = (float*)xmalloc(bytes);
+    rope_table(host, positions, c);
+    copy_in(device, host, bytes, stream);
+    free(host);
+}
+
 #endif

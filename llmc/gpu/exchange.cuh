@@ -189,6 +189,24 @@ static inline bool exchange_join(Links* links, Team* team, Error* e) {
            exchange_join_some(&links->across, team, place, most, links->hosts, e);
 }
 
+/* Returns the elements of of_hosts. */
+static inline size_t exchange_of_hosts(const Exchange* x) {
+    const size_t hosts = (size_t)x->links.hosts;
+    return hosts > 1 ? 2 * hosts * (exchange_most(&x->buckets) / (size_t)x->ranks) : 0;
+}
+
+/* Lays out the sums of this rank's shards, and room for what arrives from the others. */
+static inline void exchange_lay_out(Exchange* x, const Gradients* g, Arena* landing, Arena* sums) {
+    const size_t wide = gradients_bytes(g->fp32 || g->fp32_head);
+    x->norm_elements = norm_rows_size(g);
+    x->sums = take<float>(sums, shard_elements(&x->buckets));
+    x->landing = take<char>(landing, exchange_most(&x->buckets) * wide);
+    x->of_hosts = take<float>(landing, exchange_of_hosts(x));
+    x->norms = take<float>(landing, (size_t)x->ranks * x->norm_elements);
+    x->partials = take<double>(landing, ((size_t)x->buckets.count + 1) * SUM_BLOCKS);
+    x->states = take<StepState>(landing, x->ranks);
+}
+
 /* Makes the stream and the events. The model lays out the buffers. */
 static inline void exchange_open(Exchange* x, cudaStream_t compute) {
     int lowest = 0, highest = 0;
@@ -237,12 +255,6 @@ static inline cudaError_t exchange_alloc(const Exchange* x, void** memory, size_
 // ---------------------------------------------------------------------------------------------------------------------
 // gradients to their owners
 
-/* Returns the elements of of_hosts. */
-static inline size_t exchange_of_hosts(const Exchange* x) {
-    const size_t hosts = (size_t)x->links.hosts;
-    return hosts > 1 ? 2 * hosts * (exchange_most(&x->buckets) / (size_t)x->ranks) : 0;
-}
-
 /* Replaces the gradients (hosts, ranks of a host, shard) by what the ranks of all hosts have added up of this rank's shard,
  * (hosts, shard) in fp32. Returns these. */
 static inline const float* exchange_on_hosts(Exchange* x, Gradient grads, size_t shard, double* unused) {
@@ -286,6 +298,24 @@ static inline void exchange_sent(Exchange* x, int part) { CUDA_CHECK(cudaEventRe
 static inline void exchange_await_sent(const Exchange* x, int part) {
     Op op(x->profiler, x->compute, "wait: gradients", 0, 0);
     CUDA_CHECK(cudaStreamWaitEvent(x->compute, x->sent[part]));
+}
+
+/* Sends the gradients of a layer to their owners: of the embedding (-1), a block, or final norm and head (the number of
+ * layers). Without a ring it waits for the `last` micro-step, after which they are complete. In a ring each micro-step sends its
+ * own, and the owners add all but the `first` one's. */
+static inline void exchange_send_layer(Exchange* x, const Gradients* g, int layer, bool first, bool last) {
+    for (int i = 0; (g->in_ring || last) && i < x->buckets.count; i++) {
+        const Bucket* b = &x->buckets.items[i];
+        if (b->layer == layer) { exchange_send(x, i, gradient_of_element(g, b->first), g->in_ring && !first); }
+    }
+    if (g->in_ring) { exchange_sent(x, gradient_part_of(layer, g->config.num_layers, g->config.tied)); }
+}
+
+/* Waits until the part of the ring for a layer's gradients (-1: the embedding) is free, if this micro-step has taken it. */
+static inline void exchange_await_ring(const Exchange* x, const Gradients* g, int layer) {
+    const int L = g->config.num_layers;
+    const bool taken = layer < 0 ? !g->config.tied : layer + GRADIENT_BLOCKS < L;
+    if (g->in_ring && taken) { exchange_await_sent(x, gradient_part_of(layer, L, g->config.tied)); }
 }
 
 /* At the end of a micro-step that another one follows: lets the compute stream wait for all that was queued. */

@@ -5,6 +5,7 @@
 #ifndef LLMC_FEED_CUH
 #define LLMC_FEED_CUH
 
+#include "llmc/cuda/arena.cuh"  // defines: Arena, take
 #include "llmc/cuda/cuda_common.cuh"
 #include "llmc/train/step.h"  // defines: BatchSource, batch_read
 
@@ -48,6 +49,22 @@ static inline size_t feed_slot(size_t B, size_t T, size_t starts) { return 2 * B
 
 /* Returns the starts of a batch. */
 static inline size_t feed_starts(const Feed* f) { return (size_t)f->B * f->T * f->parts; }
+
+/* Lays out the buffers of a feed of batches (B, T), T of one of `parts` parts of a row; with `documents` rows hold some. */
+static inline void feed_lay_out(Feed* f, int B, int T, int parts, bool documents, Arena* device, Arena* pinned) {
+    const size_t N = (size_t)B * T, starts = documents ? N * parts : 0, slot = feed_slot(B, T, starts);
+    f->B = B;
+    f->T = T;
+    f->parts = parts;
+    f->x = take<int32_t>(device, N);
+    f->y = take<int32_t>(device, N);
+    f->sources = take<int32_t>(device, B);
+    f->starts_room = starts > 0 ? take<int32_t>(device, starts) : NULL;
+    for (int i = 0; i < IN_FLIGHT; i++) {
+        f->device[i] = take<int32_t>(device, slot);
+        f->host[i] = take<int32_t>(pinned, slot);
+    }
+}
 
 /* Makes a batch of zeros, for micro-steps whose results nobody reads. */
 static inline void feed_clear(const Feed* f) {

@@ -37,6 +37,14 @@ typedef struct {
     void* parts[GRADIENT_PARTS];
 } Gradients;
 
+enum { MOST_16BIT_SUMS = 64 };  // in bfloat16, 256 additions lose more than 1 %
+
+/* Returns whether gradients of `sums` additions a step add up in fp32. `automatic` (--grad-dtype auto) keeps a gradient in fp32
+ * above MOST_16BIT_SUMS, and adapters always, since they are small. */
+static inline bool gradients_need_fp32(bool automatic, int64_t sums, bool adapters) {
+    return sizeof(floatX) == 4 || (automatic && (sums > MOST_16BIT_SUMS || adapters));
+}
+
 static inline size_t gradients_bytes(bool fp32) { return fp32 ? sizeof(float) : sizeof(floatX); }
 
 /* Returns the elements of the norms' gradients. The gap after a norm has a gradient as well: zero. */

@@ -4,6 +4,7 @@
 #ifndef LLMC_RUNNER_CUH
 #define LLMC_RUNNER_CUH
 
+#include "llmc/cuda/arena.cuh"        // defines: Arena, take
 #include "llmc/cuda/cuda_common.cuh"  // defines: CUDA_CHECK, copy_in
 #include "llmc/gpu/feed.cuh"          // defines: IN_FLIGHT
 #include "llmc/step_state.cuh"        // defines: StepState, step_begin_cuda
@@ -63,6 +64,13 @@ static inline void runner_close(Runner* t) {
     for (int kind = 0; kind < MICRO_KINDS; kind++) {
         if (t->micro[kind]) { CUDA_CHECK(cudaGraphExecDestroy(t->micro[kind])); }
     }
+}
+
+/* Lays out the copies of the losses (N) of a batch. */
+static inline void runner_lay_out_losses(Runner* t, const float* losses, size_t N, Arena* pinned) {
+    t->losses = losses;
+    t->num_losses = N;
+    for (int i = 0; i < IN_FLIGHT; i++) { t->host_losses[i] = take<float>(pinned, N); }
 }
 
 /* Puts a run's state on the device: a checkpoint's, or a new one. */

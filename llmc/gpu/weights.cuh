@@ -57,6 +57,11 @@ static inline size_t master_bytes(MasterKind kind) {
 }
 static inline size_t moment_bytes(bool bf16) { return bf16 ? sizeof(uint16_t) : sizeof(float); }
 
+/* Returns the elements of the table that this rank has whole: all, or with ZeRO 3 all but the blocks. */
+static inline size_t weights_whole(const WeightArena* a, const ParamTable* t) {
+    return t->elements - (a->blocks_end - a->blocks_first);
+}
+
 /* Makes the events; the buffers are the model's to lay out. */
 static inline void weights_open(WeightArena* a, cudaStream_t stream) {
     a->stream = stream;

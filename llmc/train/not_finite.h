@@ -5,6 +5,7 @@
 #define LLMC_NOT_FINITE_H
 
 #include "llmc/base/utils.h"
+#include "llmc/config.h"  // defines: ModelConfig, q_width, qkv_width
 
 #include <math.h>
 
@@ -38,6 +39,21 @@ static inline bool name_first_not_finite(const NamedTensor* list, int count, cha
         }
     }
     return false;
+}
+
+enum { BLOCK_TENSORS = 6 };
+
+/* Lists what the forward pass of block l leaves, in its order, from the rows at `data`: N rows, those of q, k, v in `parts`. */
+static inline void block_tensors(NamedTensor list[BLOCK_TENSORS], const ModelConfig* c, int l, size_t N, int parts,
+                                 const void* const data[BLOCK_TENSORS]) {
+    static const char* const names[BLOCK_TENSORS] = {"the residual stream before attention", "q, k, v",  "attention's output",
+                                                     "the residual stream after attention",  "gate, up", "swiglu's output"};
+    const size_t C = (size_t)c->hidden_size, F = (size_t)c->intermediate_size, p = (size_t)parts;
+    const size_t widths[BLOCK_TENSORS] = {C, (size_t)qkv_width(c) / p, (size_t)q_width(c), C, 2 * F, F};
+    for (int i = 0; i < BLOCK_TENSORS; i++) {
+        const NamedTensor t = {names[i], l, data[i], false, i == 1 ? N * p : N, widths[i], widths[i]};
+        list[i] = t;
+    }
 }
 
 #endif

@@ -81,7 +81,7 @@ fault "documents start where the first row's do" llmc/attention.h 's/a\.starts =
 fault "backward lets documents in one tile see one another" llmc/attention.h '/^static inline void attention_gradient_tile/,/^}/ s/ || k0 + j < latest//'
 fault "RoPE turns back by positions in the row, not in the document" llmc/rope.h 's/rope_rotate(dqkv, starts,/rope_rotate(dqkv, NULL,/'
 fault "no scale on the scores" llmc/attention.h 's/1\.0f \/ sqrtf((float)HD)/1.0f/'
-fault "tied gradient without the embedding's part" train_llama3.c 's/^ *embedding_backward(/    if (!c->tied) &/'
+fault "tied gradient without the embedding's part" train_llama3.c 's/^ *embedding_backward(/    if (!m->config.tied) &/'
 fault "gradient of the residual stream set instead of added to" llmc/rmsnorm.h 's/dxn\[c\] += /dxn[c] = /'
 fault "gradient of a token's row set instead of added to" llmc/embedding.h 's/row\[c\] += d\[c\]/row[c] = d[c]/'
 fault "norm gradient without its mean term" llmc/rmsnorm.h 's/- xn\[c\] \* mean_term//'
@@ -101,7 +101,7 @@ fault "adapters' part of y without its scale" llmc/lora.h 's/lora_rescale(t, l->
 fault "adapters' gradient without its scale" llmc/lora.h 's/lora_rescale(dt, l->scale/lora_rescale(dt, 1.0f/'
 fault "gradients of A and B exchanged" llmc/lora.h 's/float\* da = dw + l->a;/float* da = dw + l->b[0];/; s/float\* db = dw + l->b\[p\]/float* db = dw + l->a/'
 fault "no gradient through A to its input" llmc/lora.h '/matmul_vectors(dx, C, scratch, dx/d'
-fault "every adapter adds to q or gate" llmc/lora.h 's/l->first\[l->parts\] = l->OC/l->first[l->parts] = 0/'
+fault "every adapter adds to q or gate" llmc/lora.h 's/l\.first\[l\.parts\] = l\.OC/l.first[l.parts] = 0/'
 fault "the base is trained beside the adapters" train_llama3.c 's/^ *optimizer_update(&m->trained/for (size_t k = 0; m->adapters \&\& k < m->table.elements; k++) { m->params[k] *= 1 - 1e-3f; }\n&/'
 wait
 
