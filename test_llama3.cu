@@ -21,12 +21,13 @@ typedef struct {
     const char* name;
     int bits;          // of the arithmetic: 32, or 16
     const char* kind;  // of the 16: "bf16", "fp16"; of BF16 "fp8", or "fp8_head" (and --fp8-head)
-    void* (*open)(const char* model_dir, int B, int T);            // a model with the folder's weights
-    void (*divide)(void* model, int* starts);                      // rows hold documents from now on (attention.h)
-    void (*logits)(void* model, const int* x, float* out);         // (B, T, V)
-    double (*losses)(void* model, const int* x, const int* y);     // the mean, as validation computes it
-    double (*gradients)(void* model, const int* x, const int* y);  // from zero; returns the mean loss
-    void (*gradient)(void* model, const char* name, float* out);   // one parameter's, after gradients()
+    void* (*open)(const char* model_dir, int B, int T);                     // a model with the folder's weights
+    void (*divide)(void* model, int* starts);                               // rows hold documents from now on (attention.h)
+    void (*logits)(void* model, const int* x, float* out);                  // (B, T, V)
+    const float* (*decode)(void* model, const int* x, int count, int pos);  // generation: (V) after x; NULL: not tested here
+    double (*losses)(void* model, const int* x, const int* y);              // the mean, as validation computes it
+    double (*gradients)(void* model, const int* x, const int* y);           // from zero; returns the mean loss
+    void (*gradient)(void* model, const char* name, float* out);            // one parameter's, after gradients()
     double (*step)(void* model, const int* x, const int* y, const float* hyper, double* norm);  // returns the loss
     void (*close)(void* model);
 } TestedTrainer;
@@ -42,6 +43,8 @@ extern const TestedTrainer tested_cpu;
 #else
 #include "train_llama3.c"
 #endif
+#include "llmc/files/adapter.h"       // defines: AdapterConfig, adapter_read_config, adapter_load, folder_is_adapter
+#include "llmc/files/model_folder.h"  // defines: model_check, model_load
 
 // ---------------------------------------------------------------------------------------------------------------------
 // what both halves of the test share
@@ -117,8 +120,8 @@ static void* cpu_open(const char* dir, int B, int T) {
     tested_config(dir, &config, base);
     Tested* t = (Tested*)xcalloc(1, sizeof *t);
     t->model = (Llama*)xmalloc(sizeof *t->model);
-    *t->model = llama_create(&config, 1, B, T, true, 0);
-    tested_load(dir, base, t->model, cpu_trainer.slot(t->model, SLOT_WEIGHTS), cpu_trainer.slot(t->model, SLOT_MASTER));
+    *t->model = llama_create(&config, 1, B, T, true, T);
+    tested_load(dir, base, t->model, trainer_slot(t->model, SLOT_WEIGHTS), trainer_slot(t->model, SLOT_MASTER));
     return t;
 }
 
@@ -140,6 +143,11 @@ static void cpu_logits(void* tested, const int* x, float* out) {
     linear(m->scratch, out, &head, m->norm_final, NULL, (size_t)m->B * m->T);
 }
 
+static const float* cpu_decode(void* tested, const int* x, int count, int pos) {
+    Error e = NO_ERROR;
+    return llama_decode(((Tested*)tested)->model, x, count, pos, &e);
+}
+
 static double cpu_losses(void* tested, const int* x, const int* y) {
     Llama* m = ((Tested*)tested)->model;
     const size_t N = (size_t)m->B * m->T;
@@ -147,8 +155,8 @@ static double cpu_losses(void* tested, const int* x, const int* y) {
     const BatchSource data = {fixed_next, &batch, m->B, 0, NULL, m->starts};
     double sum = 0;
     Error e = NO_ERROR;
-    must(cpu_trainer.queue_losses(m, &data, &e), &e);
-    const float* losses = cpu_trainer.wait_losses(m);
+    must(queue_losses(m, &data, &e), &e);
+    const float* losses = wait_losses(m);
     for (size_t i = 0; i < N; i++) { sum += losses[i]; }
     return sum / (double)N;
 }
@@ -178,19 +186,19 @@ static double cpu_step(void* tested, const int* x, const int* y, const float* hy
     FixedBatch batch = {x, y, N};
     const Recipe recipe = fixed_recipe(&batch, t->starts, m->B, hyper, &t->run);
     Error e = NO_ERROR;
-    must(cpu_trainer.step(m, &recipe, hyper[HYPER_LR], &e), &e);
-    const Metrics r = cpu_trainer.result(m, &recipe);
+    must(train_step(m, &recipe, hyper[HYPER_LR], &e), &e);
+    const Metrics r = step_result(m, &recipe);
     *norm = r.norm;
     return r.loss;
 }
 
 static void cpu_close(void* tested) {
-    cpu_trainer.destroy(((Tested*)tested)->model);
+    trainer_destroy(((Tested*)tested)->model);
     free(tested);
 }
 
-const TestedTrainer tested_cpu = {"CPU fp32",    32,           NULL,     cpu_open, cpu_divide, cpu_logits, cpu_losses,
-                                  cpu_gradients, cpu_gradient, cpu_step, cpu_close};
+const TestedTrainer tested_cpu = {"CPU fp32", 32,         NULL,          cpu_open,     cpu_divide, cpu_logits,
+                                  cpu_decode, cpu_losses, cpu_gradients, cpu_gradient, cpu_step,   cpu_close};
 
 #endif
 
@@ -391,7 +399,7 @@ static void cuda_close(void* tested) {
 static TestedTrainer tested_variant(int i) {
     const int bits = 8 * (int)sizeof(floatX);
     const char* kind = variants[i].fp8_head ? "fp8_head" : variants[i].fp8 ? "fp8" : IS_BF16 ? "bf16" : "fp16";
-    const TestedTrainer t = {variants[i].name, bits,           kind,          cuda_open, cuda_divide, cuda_logits,
+    const TestedTrainer t = {variants[i].name, bits,           kind,          cuda_open, cuda_divide, cuda_logits, NULL,
                              cuda_losses,      cuda_gradients, cuda_gradient, cuda_step, cuda_close};
     return t;
 }
@@ -930,6 +938,16 @@ static void check_gradient(State* s, const char* name, const float* got, const f
     check_close(s, name, got, want, n, largest > 0 ? largest : 1.0, 1e-4);
 }
 
+/* The logits after the last token of the first row, which generation takes in passes of 5 tokens and then one by one. */
+static void check_decode(State* s, const TestedTrainer* trainer, void* model, const int* x, const float* want, int T, int V) {
+    const float* got = NULL;
+    for (int pos = 0, count; pos < T; pos += count) {
+        count = pos + 5 < T ? 5 : 1;
+        got = trainer->decode(model, x + pos, count, pos);
+    }
+    check_close(s, "logits of generation", got, want + (size_t)(T - 1) * V, V, 1.0, 1e-4);
+}
+
 /* The loss or the norm of one AdamW step (from 1); `limit` is that of fp32, absolute. */
 static void check_step(State* s, const char* name, const char* what, int step, double got, double want, double limit) {
     char label[64];
@@ -1019,6 +1037,7 @@ static int check_pair(const TestedTrainer* trainer, const char* model_dir, const
     } else {
         check_close(&s, "logits", got, want, N * V, 1.0, 1e-4);
     }
+    if (trainer->decode && !starts) { check_decode(&s, trainer, model, x, want, T, V); }  // a text is one document
     free(want);
     free(got);
 

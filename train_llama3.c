@@ -18,23 +18,18 @@
  * Other files hold: files (llmc/files), text (llmc/text), and the training loop (llmc/run/loop/train.h), flags, screen, log,
  * validation, sampling and all other jobs (llmc/run). Only the CUDA trainer computes in 16 bits.
  */
-#include "llmc/base/utils.h"           // defines: Error, xcalloc, round_up, size_min, now_seconds
-#include "llmc/base/arena.h"           // defines: Arena, take, map_memory
-#include "llmc/base/outlier.h"         // defines: outlier_update
-#include "llmc/base/update.h"          // defines: update_verdict, clip_factor
-#include "llmc/config.h"               // defines: ModelConfig, ParamTable, param_table_for, trained_table_for, param_offset
-#include "llmc/run/session/machine.h"  // defines: machine_threads, run_machine, host_memory_available, host_memory_peak
-#include "llmc/run/session/session.h"  // defines: Session, session_close, session_context
-#include "llmc/run/session/open.h"     // defines: session_open
-#include "llmc/train/step.h"           // defines: Recipe, Metrics, BatchSource, batch_read, DECODE_ROWS
-#include "llmc/run/session/trainer.h"  // defines: Trainer
-#include "llmc/run/loop/train.h"       // defines: train
-#include "llmc/run/jobs/jobs.h"        // defines: run_job
-#include "llmc/run/session/signals.h"  // defines: run_stop_requested
-#include "llmc/embedding.h"            // defines: embedding_forward, embedding_backward
-#include "llmc/linear.h"               // defines: Linear, linear, linear_backward, Norm, norm, norm_backward
-#include "llmc/rmsnorm.h"              // defines: rmsnorm_backward_scratch
-#include "llmc/rope.h"                 // defines: rope_table, rope_forward, rope_backward
+#include "llmc/base/utils.h"             // defines: Error, xcalloc, round_up, size_min, now_seconds
+#include "llmc/base/arena.h"             // defines: Arena, take, map_memory
+#include "llmc/base/outlier.h"           // defines: outlier_update
+#include "llmc/base/update.h"            // defines: update_verdict, clip_factor
+#include "llmc/config.h"                 // defines: ModelConfig, ParamTable, param_table_for, trained_table_for, param_offset
+#include "llmc/files/optimizer_state.h"  // defines: StateSlot, SlotKind, slot_names
+#include "llmc/train/step.h"             // defines: Recipe, Metrics, BatchSource, batch_read, DECODE_ROWS
+#include "llmc/run/session/signals.h"    // defines: run_stop_requested
+#include "llmc/embedding.h"              // defines: embedding_forward, embedding_backward
+#include "llmc/linear.h"                 // defines: Linear, linear, linear_backward, Norm, norm, norm_backward
+#include "llmc/rmsnorm.h"                // defines: rmsnorm_backward_scratch
+#include "llmc/rope.h"                   // defines: rope_table, rope_forward, rope_backward
 #include "llmc/attention.h"     // defines: attention_forward, attention_backward, attention_backward_scratch, attention_decode
 #include "llmc/swiglu.h"        // defines: swiglu_forward, swiglu_backward
 #include "llmc/matmul.h"        // defines: matmul_scratch
@@ -42,6 +37,15 @@
 #include "llmc/crossentropy.h"  // defines: crossentropy_forward, crossentropy_fused
 #include "llmc/adamw.h"         // defines: global_norm, global_norm_scratch
 #include "llmc/optimizer.h"     // defines: OptimizerArenas, optimizer_update
+#ifndef TESTING                 // a test of the model does without what runs it
+#include "llmc/train/not_finite.h"     // defines: NamedTensor, TENSOR_TEXT, name_first_not_finite
+#include "llmc/run/session/machine.h"  // defines: machine_threads, run_machine, host_memory_available, host_memory_peak
+#include "llmc/run/session/session.h"  // defines: Session, session_close, session_context
+#include "llmc/run/session/open.h"     // defines: session_open
+#include "llmc/run/session/trainer.h"  // defines: Trainer
+#include "llmc/run/loop/train.h"       // defines: train
+#include "llmc/run/jobs/jobs.h"        // defines: run_job
+#endif
 
 // ---------------------------------------------------------------------------------------------------------------------
 // memory: an arena for the weights; with --lora one for the adapters; one each for gradients, m and v, which hold the trained
@@ -502,6 +506,47 @@ static Metrics step_result(void* model, const Recipe* recipe) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// what a run asks of a model beside steps: the losses of a batch, weights and optimizer state
+
+static bool queue_losses(void* model, const BatchSource* data, Error* e) {
+    Llama* m = (Llama*)model;
+    m->starts = data->starts;
+    if (!batch_read(data, m->B, m->T, m->x, m->y, e)) { return false; }
+    llama_forward(m);
+    llama_loss(m, 0.0f);
+    return !run_stop_requested();
+}
+
+static const float* wait_losses(void* model) { return ((Llama*)model)->losses; }
+
+static void trainer_destroy(void* model) {
+    llama_free((Llama*)model);
+    free(model);
+}
+
+/* The TensorSource and the TensorSink of an arena. */
+static bool fetch_tensor(void* arena, const Param* p, size_t first, size_t n, float* dst, Error* e) {
+    (void)e;
+    memcpy(dst, (float*)arena + p->offset + first, n * sizeof(float));
+    return true;
+}
+
+static bool store_tensor(void* arena, const Param* p, size_t first, size_t n, const float* src, Error* e) {
+    (void)e;
+    memcpy((float*)arena + p->offset + first, src, n * sizeof(float));
+    return true;
+}
+
+static StateSlot trainer_slot(void* model, SlotKind kind) {
+    const Llama* m = (Llama*)model;
+    float* const arenas[NUM_SLOTS] = {m->params, trained_params(m), m->m, m->v};
+    const StateSlot slot = {slot_names[kind], SAFE_F32, fetch_tensor, store_tensor, arenas[kind]};
+    return slot;
+}
+
+#ifndef TESTING
+
+// ---------------------------------------------------------------------------------------------------------------------
 // the trainer's table (trainer.h)
 
 /* Returns B of the batches that training and --eval need; 0 in jobs without batches. */
@@ -529,31 +574,6 @@ static void* trainer_create(const Trainer* t, Session* s) {
     (void)t;
     *m = llama_create(&s->config, s->ranks, batch_of(s, &s->options), s->options.seq, job_trains(s->job), session_context(s));
     return m;
-}
-
-static void trainer_destroy(void* model) {
-    llama_free((Llama*)model);
-    free(model);
-}
-
-/* The TensorSource and the TensorSink of an arena. */
-static bool fetch_tensor(void* arena, const Param* p, size_t first, size_t n, float* dst, Error* e) {
-    (void)e;
-    memcpy(dst, (float*)arena + p->offset + first, n * sizeof(float));
-    return true;
-}
-
-static bool store_tensor(void* arena, const Param* p, size_t first, size_t n, const float* src, Error* e) {
-    (void)e;
-    memcpy((float*)arena + p->offset + first, src, n * sizeof(float));
-    return true;
-}
-
-static StateSlot trainer_slot(void* model, SlotKind kind) {
-    const Llama* m = (Llama*)model;
-    float* const arenas[NUM_SLOTS] = {m->params, trained_params(m), m->m, m->v};
-    const StateSlot slot = {slot_names[kind], SAFE_F32, fetch_tensor, store_tensor, arenas[kind]};
-    return slot;
 }
 
 /* Wipes the traces of steps at learning rate 0. */
@@ -594,17 +614,6 @@ static bool trainer_name_not_finite(void* model, char name[TENSOR_TEXT]) {
     return name_first_not_finite(&losses, 1, name) || name_param(&m->trained, m->grads, "the gradient of ", name);
 }
 
-static bool queue_losses(void* model, const BatchSource* data, Error* e) {
-    Llama* m = (Llama*)model;
-    m->starts = data->starts;
-    if (!batch_read(data, m->B, m->T, m->x, m->y, e)) { return false; }
-    llama_forward(m);
-    llama_loss(m, 0.0f);
-    return !run_stop_requested();
-}
-
-static const float* wait_losses(void* model) { return ((Llama*)model)->losses; }
-
 static const Trainer cpu_trainer = {
     .precision = "FP32",
     .dtype = SAFE_F32,
@@ -624,8 +633,6 @@ static const Trainer cpu_trainer = {
     .wait_losses = wait_losses,
     .next_logits = llama_decode,
 };
-
-#ifndef TESTING
 
 int main(int argc, char** argv) {
     Session s;

@@ -10,18 +10,20 @@ trap 'rm -rf "$folder"' EXIT
 trap 'exit 130' INT TERM
 count=0
 
-# build FOLDER: builds its test_llama3 as ./parity, which reads dev/test/pairs in the current folder
-build() { (cd "$1" && $CC -std=c11 -O1 -w -I. -x c test_llama3.cu -x none -o parity -lm -lpthread) >"$1/log" 2>&1; }
+# copy_of FOLDER: the parts of the sources that include others. All that is not beside them is this tree's
+copy_of() { mkdir -p "$1/dev/test" && cp train_llama3.c test_llama3.cu "$1" && ln -s "$PWD/dev/test/pairs" "$1/dev/test/pairs"; }
+
+# build FOLDER: builds its test_llama3 as ./parity, which reads dev/test/pairs in the current folder. Optimizing takes longer
+# than it saves
+build() { $CC -std=c11 -O0 -w -I"$1" -I. -x c "$1/test_llama3.cu" -x none -o "$1/parity" -lm -lpthread >"$1/log" 2>&1; }
 
 # result KIND NAME: saves a line of the report, printed later in the order of the faults
 result() { echo "$1 $2" >"$here/result"; }
 
 # plant NAME FILE SED: applies SED to FILE in a copy of the sources, and runs the test
 plant() {
-    mkdir -p "$here/llmc" "$here/dev/test"
-    cp train_llama3.c test_llama3.cu "$here" && cp -r llmc/. "$here/llmc" && ln -s "$PWD/dev/test/pairs" "$here/dev/test/pairs"
-    cp "$2" "$here/before" && sed "$3" "$here/before" >"$here/$2" || exit 1
-    if cmp -s "$here/before" "$here/$2"; then
+    copy_of "$here" && mkdir -p "$here/$(dirname "$2")" && sed "$3" "$2" >"$here/$2" || exit 1
+    if cmp -s "$2" "$here/$2"; then
         result "FAIL" "fault $1 is planted: the expression changes nothing in $2"
     elif ! build "$here"; then
         sed 's/^/    /' "$here/log" | head -n 5
@@ -47,9 +49,7 @@ fault() { # fault NAME FILE SED
 }
 
 # the unchanged sources must pass, or every fault would count as caught
-mkdir -p "$folder/none/dev/test" && cp -r llmc train_llama3.c test_llama3.cu "$folder/none" &&
-    ln -s "$PWD/dev/test/pairs" "$folder/none/dev/test/pairs"
-if ! build "$folder/none" || ! (cd "$folder/none" && ./parity >log 2>&1); then
+if ! copy_of "$folder/none" || ! build "$folder/none" || ! (cd "$folder/none" && ./parity >log 2>&1); then
     tail -n 5 "$folder/none/log"
     echo "FAIL the sources without a fault pass"
     echo "0 passed, 1 failed, 0 skipped"
@@ -80,6 +80,7 @@ fault "documents start one token early" llmc/attention.h 's/? (size_t)starts\[a\
 fault "documents start where the first row's do" llmc/attention.h 's/a\.starts = b \* T;/a.starts = 0;/'
 fault "backward lets documents in one tile see one another" llmc/attention.h '/^static inline void attention_gradient_tile/,/^}/ s/ || k0 + j < latest//'
 fault "RoPE turns back by positions in the row, not in the document" llmc/rope.h 's/rope_rotate(dqkv, starts,/rope_rotate(dqkv, NULL,/'
+fault "generation sees one key less" train_llama3.c 's/cache, pos + i + 1, shape/cache, pos + i, shape/'
 fault "no scale on the scores" llmc/attention.h 's/1\.0f \/ sqrtf((float)HD)/1.0f/'
 fault "tied gradient without the embedding's part" train_llama3.c 's/^ *embedding_backward(/    if (!m->config.tied) &/'
 fault "gradient of the residual stream set instead of added to" llmc/rmsnorm.h 's/dxn\[c\] += /dxn[c] = /'
