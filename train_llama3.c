@@ -524,24 +524,10 @@ static void trainer_destroy(void* model) {
     free(model);
 }
 
-/* The TensorSource and the TensorSink of an arena. */
-static bool fetch_tensor(void* arena, const Param* p, size_t first, size_t n, float* dst, Error* e) {
-    (void)e;
-    memcpy(dst, (float*)arena + p->offset + first, n * sizeof(float));
-    return true;
-}
-
-static bool store_tensor(void* arena, const Param* p, size_t first, size_t n, const float* src, Error* e) {
-    (void)e;
-    memcpy((float*)arena + p->offset + first, src, n * sizeof(float));
-    return true;
-}
-
 static StateSlot trainer_slot(void* model, SlotKind kind) {
     const Llama* m = (Llama*)model;
     float* const arenas[NUM_SLOTS] = {m->params, trained_params(m), m->m, m->v};
-    const StateSlot slot = {slot_names[kind], SAFE_F32, fetch_tensor, store_tensor, arenas[kind]};
-    return slot;
+    return arena_slot(kind, arenas[kind]);
 }
 
 #ifndef TESTING
@@ -584,25 +570,14 @@ static void trainer_forget(void* model, const Recipe* recipe) {
     memset(m->v, 0, m->trained.elements * sizeof(float));
 }
 
-static bool name_param(const ParamTable* t, const float* arena, const char* of, char name[TENSOR_TEXT]) {
-    for (int i = 0; i < t->count; i++) {
-        const Param* p = &t->items[i];
-        char text[128];
-        snprintf(text, sizeof text, "%s%s", of, p->name);
-        const NamedTensor param = {text, -1, arena + p->offset, true, p->rows, p->cols, p->cols};
-        if (name_first_not_finite(&param, 1, name)) { return true; }
-    }
-    return false;
-}
-
 /* Names the first tensor that is not finite after a step whose loss or norm is not: of the weights, of what the last
  * micro-batch's forward pass left, in its order, and of the gradients. */
 static bool trainer_name_not_finite(void* model, char name[TENSOR_TEXT]) {
     const Llama* m = (Llama*)model;
     const ModelConfig* c = &m->config;
     const size_t N = (size_t)m->B * m->T;
-    if (name_param(&m->table, m->params, "", name)) { return true; }
-    if (m->adapters && name_param(&m->trained, m->adapters, "", name)) { return true; }
+    if (name_param_not_finite(&m->table, m->params, "", name)) { return true; }
+    if (m->adapters && name_param_not_finite(&m->trained, m->adapters, "", name)) { return true; }
     for (int l = 0; l < c->num_layers; l++) {
         const BlockActivations* s = &m->blocks[l];
         const void* const data[BLOCK_TENSORS] = {s->h, s->qkv, s->att, s->mid, s->gate_up, s->act};
@@ -611,7 +586,7 @@ static bool trainer_name_not_finite(void* model, char name[TENSOR_TEXT]) {
         if (name_first_not_finite(block, BLOCK_TENSORS, name)) { return true; }
     }
     const NamedTensor losses = {"the losses", -1, m->losses, true, 1, N, N};
-    return name_first_not_finite(&losses, 1, name) || name_param(&m->trained, m->grads, "the gradient of ", name);
+    return name_first_not_finite(&losses, 1, name) || name_param_not_finite(&m->trained, m->grads, "the gradient of ", name);
 }
 
 static const Trainer cpu_trainer = {

@@ -27,8 +27,7 @@
 #include "llmc/gpu/runner.cuh"         // defines: Runner, runner_begin, runner_end, runner_wait, runner_capture, runner_restore
 #include "llmc/gpu/plans.cuh"          // defines: device_load_plans, device_save_plans, device_check_plans, device_share_plans
 #include "llmc/gpu/profile.cuh"        // defines: LayerRange, profiler_new, print_profile
-#include "llmc/gpu/debug.cuh"          // defines: debug_name, debug_name_params
-#include "llmc/gpu/debug_parts.cuh"    // defines: weights_not_finite, gradients_not_finite
+#include "llmc/gpu/debug.cuh"          // defines: debug_name, debug_name_params, weights_not_finite, gradients_not_finite
 #include "llmc/gpu/exchange.cuh"  // defines: Exchange, exchange_join, exchange_lay_out, exchange_send_layer, exchange_gather
 #include "llmc/gpu/sharded_blocks.cuh"  // defines: ShardedBlocks, sharded_begin, sharded_block
 #include "llmc/gpu/gradients.cuh"       // defines: Gradient, Gradients, gradient_of, gradients_zero
@@ -84,12 +83,13 @@ typedef struct {
 } BlockActivations;
 
 /* The kinds of memory: name, and whether it begins as zero, because gaps between its tensors stay zero. */
-#define MEMORY_KINDS(X) /* LANDING: what arrives from other ranks; SUMS: over the ranks; PINNED: on the host */            \
-    X(WEIGHTS, "weights", true)                                                                                            \
-    X(ADAPTERS, "adapters", true)                                                                                          \
-    X(GRADIENTS, "gradients", true) X(MASTER, "master", true) X(M, "m", true) X(V, "v", true) X(FP8, "fp8 weights", false) \
-        X(ACTIVATIONS, "activations", false) X(LOGITS, "logits", false) X(WORKSPACE, "workspace", false)                   \
-            X(LANDING, "landing", false) X(SUMS, "fp32 sums", false) X(CACHE, "KV cache", false)                           \
+#define MEMORY_KINDS(X) /* LANDING: what arrives from other ranks; SUMS: over the ranks; PINNED: on the host */ \
+    X(WEIGHTS, "weights", true)                                                                                 \
+    X(ADAPTERS, "adapters", true)                                                                               \
+    X(GRADIENTS, "gradients", true)                                                                             \
+    X(MASTER, "master", true) X(M, "m", true) X(V, "v", true) X(FP8, "fp8 weights", false)                      \
+        X(ACTIVATIONS, "activations", false) X(LOGITS, "logits", false) X(WORKSPACE, "workspace", false)        \
+            X(LANDING, "landing", false) X(SUMS, "fp32 sums", false) X(CACHE, "KV cache", false)                \
                 X(PINNED, "pinned, on the host", false)
 #define MEMORY_ENUM(kind, name, zero) MEM_##kind,
 #define MEMORY_ROW(kind, name, zero) {name, zero},

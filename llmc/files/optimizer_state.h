@@ -32,9 +32,9 @@ typedef struct {
 /* Parts of a model that can be read and written tensor by tensor. */
 typedef enum {
     SLOT_WEIGHTS,  // the weights that the model computes with; unless LoRA freezes them, writing also sets the master weights
-    SLOT_MASTER,   // the exact weights that the optimizer updates, in a dtype that holds them: the same as SLOT_WEIGHTS where there are
-                   // no master weights; with LoRA the adapters
-    SLOT_M,        // the optimizer's moments
+    SLOT_MASTER,  // the exact weights that the optimizer updates, in a dtype that holds them: the same as SLOT_WEIGHTS where there are
+                  // no master weights; with LoRA the adapters
+    SLOT_M,  // the optimizer's moments
     SLOT_V,
     NUM_SLOTS
 } SlotKind;
@@ -300,6 +300,25 @@ static inline bool state_load(const char* dir, int world_size, const ParamTable*
     for (int rank = 0; rank < world_size; rank++) { safetensors_close(&files[rank]); }
     free(files);
     return ok;
+}
+
+/* Return elements of an fp32 arena in host memory, and set them. */
+static inline bool arena_fetch(void* arena, const Param* p, size_t first, size_t n, float* dst, Error* e) {
+    (void)e;
+    memcpy(dst, (float*)arena + p->offset + first, n * sizeof(float));
+    return true;
+}
+
+static inline bool arena_store(void* arena, const Param* p, size_t first, size_t n, const float* src, Error* e) {
+    (void)e;
+    memcpy((float*)arena + p->offset + first, src, n * sizeof(float));
+    return true;
+}
+
+/* Returns the slot of an fp32 arena in host memory. */
+static inline StateSlot arena_slot(SlotKind kind, float* arena) {
+    const StateSlot slot = {slot_names[kind], SAFE_F32, arena_fetch, arena_store, arena};
+    return slot;
 }
 
 #endif

@@ -5,7 +5,7 @@
 #define LLMC_NOT_FINITE_H
 
 #include "llmc/base/utils.h"
-#include "llmc/config.h"  // defines: ModelConfig, q_width, qkv_width
+#include "llmc/config.h"  // defines: ModelConfig, ParamTable, q_width, qkv_width
 
 #include <math.h>
 
@@ -37,6 +37,18 @@ static inline bool name_first_not_finite(const NamedTensor* list, int count, cha
             tensor_element_text(&list[i], k, out);
             return true;
         }
+    }
+    return false;
+}
+
+/* Names the first element that is not finite of an fp32 arena laid out by a table. `of` precedes the tensor's name. */
+static inline bool name_param_not_finite(const ParamTable* t, const float* arena, const char* of, char out[TENSOR_TEXT]) {
+    for (int i = 0; i < t->count; i++) {
+        const Param* p = &t->items[i];
+        char text[128];
+        snprintf(text, sizeof text, "%s%s", of, p->name);
+        const NamedTensor param = {text, -1, arena + p->offset, true, p->rows, p->cols, p->cols};
+        if (name_first_not_finite(&param, 1, out)) { return true; }
     }
     return false;
 }
