@@ -83,14 +83,14 @@ typedef struct {
 } BlockActivations;
 
 /* The kinds of memory: name, and whether it begins as zero, because gaps between its tensors stay zero. */
-#define MEMORY_KINDS(X) /* LANDING: what arrives from other ranks; SUMS: over the ranks; PINNED: on the host */ \
-    X(WEIGHTS, "weights", true)                                                                                 \
-    X(ADAPTERS, "adapters", true)                                                                               \
-    X(GRADIENTS, "gradients", true)                                                                             \
-    X(MASTER, "master", true) X(M, "m", true) X(V, "v", true) X(FP8, "fp8 weights", false)                      \
-        X(ACTIVATIONS, "activations", false) X(LOGITS, "logits", false) X(WORKSPACE, "workspace", false)        \
-            X(LANDING, "landing", false) X(SUMS, "fp32 sums", false) X(CACHE, "KV cache", false)                \
-                X(PINNED, "pinned, on the host", false)
+#define MEMORY_KINDS(X) /* LANDING: what arrives from other ranks; SUMS: over the ranks; PINNED: on the host */              \
+    X(WEIGHTS, "weights", true)                                                                                              \
+    X(ADAPTERS, "adapters", true)                                                                                            \
+    X(GRADIENTS, "gradients", true)                                                                                          \
+    X(MASTER, "master", true)                                                                                                \
+    X(M, "m", true) X(V, "v", true) X(FP8, "fp8 weights", false) X(ACTIVATIONS, "activations", false)                        \
+        X(LOGITS, "logits", false) X(WORKSPACE, "workspace", false) X(LANDING, "landing", false) X(SUMS, "fp32 sums", false) \
+            X(CACHE, "KV cache", false) X(PINNED, "pinned, on the host", false)
 #define MEMORY_ENUM(kind, name, zero) MEM_##kind,
 #define MEMORY_ROW(kind, name, zero) {name, zero},
 typedef enum { MEMORY_KINDS(MEMORY_ENUM) NUM_MEM } MemoryKind;
@@ -303,12 +303,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
     m->weights.params = m->weights.trained = take<floatX>(&mem[MEM_WEIGHTS], weights_whole(&m->weights, &m->table));
     if (m->sharded) { sharded_lay_out(m->sharded, &m->weights, &mem[MEM_WEIGHTS]); }
     if (c->lora.rank > 0) { m->weights.trained = take<floatX>(&mem[MEM_ADAPTERS], m->trained.elements); }
-    m->weights.master_kind = o->master;
-    m->weights.bf16_moments = o->bf16_moments;
-    for (int i = 0; i < WEIGHTS_STAGED; i++) {
-        m->weights.staging[i] = take<float>(w, MODEL_PIECE);
-        m->weights.pinned[i] = take<float>(&mem[MEM_PINNED], MODEL_PIECE);
-    }
+    weights_lay_out_staging(&m->weights, w, &mem[MEM_PINNED]);
     m->matmul_workspace = take<char>(w, m->queue.matmul->workspace_bytes);
     if (N > 0) {
         lay_out_activations(m, &mem[MEM_ACTIVATIONS], w);
@@ -321,9 +316,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         const size_t elements = alone ? m->trained.elements : shard_elements(&m->exchange.buckets);
         gradients_lay_out(&m->grads, &mem[MEM_GRADIENTS]);
         if (!alone) { exchange_lay_out(&m->exchange, &m->grads, &mem[MEM_LANDING], &mem[MEM_SUMS]); }
-        if (o->master != MASTER_NONE) { m->weights.master = take<char>(&mem[MEM_MASTER], elements * master_bytes(o->master)); }
-        m->weights.m = take<char>(&mem[MEM_M], elements * moment_bytes(o->bf16_moments));
-        m->weights.v = take<char>(&mem[MEM_V], elements * moment_bytes(o->bf16_moments));
+        weights_lay_out_state(&m->weights, elements, &mem[MEM_MASTER], &mem[MEM_M], &mem[MEM_V]);
         m->dh = take<floatX>(w, N * C);
         m->dnorm = take<floatX>(w, N * C);
         m->dqkv = take<floatX>(w, N * QKV);
@@ -337,8 +330,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         scratch = size_max(scratch, N * F * sizeof(floatX));  // the gradient of SwiGLU's output
         m->queue.scratch = take<char>(w, scratch);
         m->optimizer.stretches = take<OptimizerStretch>(w, m->trained.count);
-        m->runner.state = take<StepState>(w, 1);
-        for (int i = 0; i < IN_FLIGHT; i++) { m->runner.result[i] = take<StepState>(&mem[MEM_PINNED], 1); }
+        runner_lay_out(&m->runner, w, &mem[MEM_PINNED]);
         m->queue.counts = m->runner.state ? m->runner.state->quantised : NULL;
     }
     const size_t chunk = o->fp8_head ? rows : 0;
@@ -375,6 +367,8 @@ static Llama llama_open(const ModelConfig* c, const Layout* layout, MatmulContex
         m.exchange.links = layout->links;
         m.exchange.buckets = m.weights.shards = buckets_list(&m.trained);
     }
+    m.weights.master_kind = layout->master;
+    m.weights.bf16_moments = layout->bf16_moments;
     m.grads.config = *c;
     m.grads.trained = m.trained;
     m.grads.fp32 = layout->fp32_grads;

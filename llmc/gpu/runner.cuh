@@ -66,6 +66,12 @@ static inline void runner_close(Runner* t) {
     }
 }
 
+/* Lays out the state of a step, and its copies on the host. */
+static inline void runner_lay_out(Runner* t, Arena* device, Arena* pinned) {
+    t->state = take<StepState>(device, 1);
+    for (int i = 0; i < IN_FLIGHT; i++) { t->result[i] = take<StepState>(pinned, 1); }
+}
+
 /* Lays out the copies of the losses (N) of a batch. */
 static inline void runner_lay_out_losses(Runner* t, const float* losses, size_t N, Arena* pinned) {
     t->losses = losses;

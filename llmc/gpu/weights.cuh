@@ -5,6 +5,7 @@
 #ifndef LLMC_WEIGHTS_CUH
 #define LLMC_WEIGHTS_CUH
 
+#include "llmc/cuda/arena.cuh"           // defines: Arena, take
 #include "llmc/cuda/master.cuh"          // defines: master_set_cuda, master_get_cuda
 #include "llmc/base/update.h"            // defines: MasterKind
 #include "llmc/base/float16.h"           // defines: bf16_from_f32, f32_from_bf16
@@ -60,6 +61,21 @@ static inline size_t moment_bytes(bool bf16) { return bf16 ? sizeof(uint16_t) : 
 /* Returns the elements of the table that this rank has whole: all, or with ZeRO 3 all but the blocks. */
 static inline size_t weights_whole(const WeightArena* a, const ParamTable* t) {
     return t->elements - (a->blocks_end - a->blocks_first);
+}
+
+/* Lays out the buffers of pieces on their way between host and device. */
+static inline void weights_lay_out_staging(WeightArena* a, Arena* device, Arena* pinned) {
+    for (int i = 0; i < WEIGHTS_STAGED; i++) {
+        a->staging[i] = take<float>(device, MODEL_PIECE);
+        a->pinned[i] = take<float>(pinned, MODEL_PIECE);
+    }
+}
+
+/* Lays out master weights, m and v of so many elements. */
+static inline void weights_lay_out_state(WeightArena* a, size_t elements, Arena* master, Arena* m, Arena* v) {
+    if (a->master_kind != MASTER_NONE) { a->master = take<char>(master, elements * master_bytes(a->master_kind)); }
+    a->m = take<char>(m, elements * moment_bytes(a->bf16_moments));
+    a->v = take<char>(v, elements * moment_bytes(a->bf16_moments));
 }
 
 /* Makes the events; the buffers are the model's to lay out. */
