@@ -17,19 +17,22 @@ CFLAGS = -std=c11 -ffp-contract=fast -fno-math-errno $(OPT) $(MARCH) $(WARNINGS)
 LDLIBS = -lm -lpthread
 EDIT_FLAGS = $(if $(filter 1,$(LIBEDIT)),-DLLMC_LIBEDIT)
 EDIT_LIBS = $(if $(filter 1,$(LIBEDIT)),-ledit)
-HEADERS = $(wildcard llmc/*.h llmc/*/*.h llmc/*/*/*.h llmc/*/*.def llmc/*/*/*.def dev/test/*.h)
+HEADERS = $(wildcard llmc/*.h llmc/*/*.h llmc/*/*/*.h llmc/*/*.def llmc/*/*/*.def dev/data/*.h dev/test/*.h)
 UNIT_TESTS = $(patsubst dev/test/unit/%.c,build/%,$(wildcard dev/test/unit/test_*.c))
 TALES = dev/data/tinytales
-DATA_HEADERS = $(HEADERS) $(wildcard dev/data/*.h)
+# where the programs under build/ are written
+vpath %.c dev/data dev/test/unit dev/test/shell dev/test/emulator dev/bench
+vpath %.cu dev/test/cuda dev/bench
 
 comma := ,
-.PHONY: all help emulated test-emulated require-nvcc quickstart test test-programs test-kill test-crash test-no-gpu sanitize sanitize-programs \
+.PHONY: all help emulated test-emulated require-nvcc quickstart test test-full test-programs test-kill test-crash test-no-gpu sanitize sanitize-programs \
         fuzz fuzz-minimize fuzz-coverage format format-check lint clean FORCE
 all: train_llama3 tokenize
 
 help:
 	@echo "make quickstart [STEPS=N]  build, generate the tinytales data, train a small Llama 3 and print samples"
 	@echo "make test                  run every test that this machine can run"
+	@echo "make test-full             that, and whatever else can be tested without a GPU: sanitizers, fuzzers, CUDA builds, ... (hours)"
 	@echo "make test-kill [KILLS=50]  kill a run with -9 at random moments and resume it each time"
 	@echo "make test-crash            fail, kill and cut the power at each call of a run; feed it damaged files (minutes)"
 	@echo "make train_llama3 test_llama3 tokenize             build the CPU programs"
@@ -49,19 +52,10 @@ train_llama3: train_llama3.c $(HEADERS)
 test_llama3: test_llama3.cu train_llama3.c $(HEADERS)
 	$(CC) $(CFLAGS) -I. -x c $< -x none -o $@ $(LDLIBS)
 
-tokenize: dev/data/tokenize.c $(DATA_HEADERS)
+tokenize: dev/data/tokenize.c $(HEADERS)
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
 
-build/tinytales: dev/data/tinytales.c $(HEADERS) | build
-	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
-
-build/%: dev/test/unit/%.c $(HEADERS) | build
-	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
-
-build/%: dev/test/emulator/%.c $(HEADERS) | build
-	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
-
-build/%: dev/bench/%.c $(HEADERS) | build
+build/%: %.c $(HEADERS) | build
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
 
 build:
@@ -124,10 +118,7 @@ build/test_llama3_cpu.o: test_llama3.cu train_llama3.c $(HEADERS) | build
 test_llama3cu: test_llama3.cu train_llama3.cu build/test_llama3_cpu.o $(CUDA_HEADERS) build/cuda_flags | require-nvcc
 	$(NVCC) $(NVCCFLAGS) $< build/test_llama3_cpu.o -o $@ $(CUDA_LDLIBS) $(STRICT)
 
-build/%_cu: dev/test/cuda/%.cu $(CUDA_HEADERS) build/cuda_flags | build require-nvcc
-	$(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDA_LDLIBS) $(STRICT)
-
-build/%_cu: dev/bench/%.cu $(CUDA_HEADERS) build/cuda_flags | build require-nvcc
+build/%_cu: %.cu $(CUDA_HEADERS) build/cuda_flags | build require-nvcc
 	$(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDA_LDLIBS) $(STRICT)
 
 # --- GPU programs on the CPU, for tests ----------------------------------------------------------------------------------
@@ -153,7 +144,7 @@ test-emulated: train_llama3 build/random_model
 	        FP16_75) programs="test_kernels_cu test_attention_cu" ;; esac; \
 	    $(MAKE) -s PRECISION=$${v%_*} EMULATED_ARCH=$${v#*_} EMULATED_PROGRAMS="$$programs" emulated || exit 1; \
 	done
-	@dev/test/run.sh none dev/test/emulator/test_emulated_layers.sh+dev/test/emulator/test_emulated_runs.sh
+	@dev/test/run.sh dev/test/emulator/test_emulated_layers.sh dev/test/emulator/test_emulated_runs.sh
 
 $(EMULATED):
 	@mkdir -p $@
@@ -194,12 +185,9 @@ quickstart: $(QUICKSTART_TRAINER) $(TALES)/tinytales_train.bin
 
 # --- tests ---------------------------------------------------------------------------------------------------------------
 
-# "A+B": side by side, since they mostly wait
-SHELL_TESTS = dev/test/shell/test_launch.sh+dev/test/shell/test_scripts.sh+dev/test/shell/test_several_ranks.sh dev/test/shell/test_loop.sh \
-              dev/test/shell/test_cli.sh dev/test/shell/test_contact.sh dev/test/shell/test_bad_input.sh \
-              dev/test/shell/test_hostile_folders.sh dev/test/shell/test_resume.sh dev/test/shell/test_mix.sh dev/test/shell/kill_resume.sh
-CRASH_TESTS = dev/test/crash/test_crash.sh
+SHELL_TESTS = $(wildcard dev/test/shell/*.sh)
 KILLS ?= 50
+FULL ?= 0
 SECONDS ?= 20
 INPUTS ?=
 JOBS ?= 1
@@ -210,22 +198,22 @@ build/test_llama3_plain: test_llama3.cu train_llama3.c $(HEADERS) | build
 	$(CC) $(filter-out -fopenmp $(MARCH),$(CFLAGS)) -Wno-unknown-pragmas -DLLMC_PLAIN -I. -x c $< -x none -o $@ $(LDLIBS)
 
 # tests the vector path of the matrix products on CPUs that would use the matrix unit (AMX)
-build/%_no_amx: dev/test/unit/%.c $(HEADERS) | build
+build/%_no_amx: %.c $(HEADERS) | build
 	$(CC) $(CFLAGS) -DLLMC_NO_AMX -I. $< -o $@ $(LDLIBS)
 build/test_llama3_no_amx: test_llama3.cu train_llama3.c $(HEADERS) | build
 	$(CC) $(CFLAGS) -DLLMC_NO_AMX -I. -x c $< -x none -o $@ $(LDLIBS)
 
-# a run of several ranks on the CPU
-build/ranks_trainer: dev/test/shell/ranks_trainer.c train_llama3.c $(HEADERS) | build
-	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
-
-build/test_parity build/test_documents build/sanitize/test_parity build/sanitize/test_documents: test_llama3.cu train_llama3.c
+$(foreach p,build build/sanitize,$(p)/ranks_trainer $(p)/test_parity $(p)/test_documents): test_llama3.cu train_llama3.c
 CPU_PARITY = ./test_llama3 build/test_llama3_plain build/test_llama3_no_amx
 test-programs: train_llama3 tokenize $(CPU_PARITY:./%=%) $(UNIT_TESTS) build/test_layers_no_amx build/ranks_trainer
 
 test: test-programs
-	@CC="$(CC)" PYTHON="$(PYTHON)" dev/test/run.sh "$(PYTHON)" $(CPU_PARITY) $(UNIT_TESTS) build/test_layers_no_amx \
-	    dev/test/faults/test_faults.sh $(SHELL_TESTS) $(CRASH_TESTS) dev/test/gpu/test_gpu.sh
+	@CC="$(CC)" PYTHON="$(PYTHON)" dev/test/run.sh $(CPU_PARITY) $(UNIT_TESTS) build/test_layers_no_amx $(SHELL_TESTS) \
+	    dev/test/faults/test_faults.sh dev/test/crash/test_crash.sh dev/test/gpu/test_gpu.sh $(wildcard dev/test/python/test_*.py)
+
+# whatever can be tested without a GPU, in hours: CI's stages, with more architectures, fuzzing and programs with sanitizers
+test-full:
+	.ci/run full
 
 test-kill: train_llama3 tokenize
 	dev/test/shell/kill_resume.sh $(KILLS)
@@ -234,7 +222,7 @@ test-crash: train_llama3 tokenize
 	dev/test/crash/test_crash.sh full
 
 test-no-gpu: train_llama3cu train_llama3
-	@dev/test/run.sh none dev/test/gpu/test_no_gpu.sh
+	@dev/test/run.sh dev/test/gpu/test_no_gpu.sh
 
 # the same programs and tests under AddressSanitizer and UndefinedBehaviorSanitizer; data loader, mix and team under ThreadSanitizer
 SANITIZE = -std=c11 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer \
@@ -244,23 +232,20 @@ build/sanitize:
 	@mkdir -p $@
 build/sanitize/train_llama3: train_llama3.c $(HEADERS) | build/sanitize
 	$(CC) $(SANITIZE) $(EDIT_FLAGS) $< -o $@ $(LDLIBS) $(EDIT_LIBS)
-build/sanitize/ranks_trainer: dev/test/shell/ranks_trainer.c train_llama3.c $(HEADERS) | build/sanitize
-	$(CC) $(SANITIZE) $< -o $@ $(LDLIBS)
-build/sanitize/tokenize: dev/data/tokenize.c $(DATA_HEADERS) | build/sanitize
-	$(CC) $(SANITIZE) $< -o $@ $(LDLIBS)
 build/sanitize/test_llama3: test_llama3.cu train_llama3.c $(HEADERS) | build/sanitize
 	$(CC) $(SANITIZE) -x c $< -x none -o $@ $(LDLIBS)
-build/sanitize/test_%: dev/test/unit/test_%.c $(HEADERS) | build/sanitize
+build/sanitize/%: %.c $(HEADERS) | build/sanitize
 	$(CC) $(SANITIZE) $< -o $@ $(LDLIBS)
-build/sanitize/threads_%: dev/test/unit/test_%.c $(HEADERS) | build/sanitize
+build/sanitize/threads_%: test_%.c $(HEADERS) | build/sanitize
 	$(CC) -std=c11 -O1 -g -fsanitize=thread -Wno-unknown-pragmas -I. $< -o $@ $(LDLIBS)
 
 THREADED = $(addprefix build/sanitize/threads_,dataloader mix team)
+# with FULL=1 also tests of what others run under the sanitizers, too
+NOT_SANITIZED = %test_several_ranks.sh %test_docs.sh $(if $(filter 1,$(FULL)),,%test_loop.sh %test_scripts.sh %test_launch.sh)
 sanitize-programs: $(SANITIZED) $(THREADED)
 sanitize: sanitize-programs
-	@BIN=build/sanitize MEMORY=unlimited dev/test/run.sh none build/sanitize/test_llama3 \
-	    $(patsubst build/%,build/sanitize/%,$(UNIT_TESTS)) $(THREADED) \
-	    $(filter-out %test_several_ranks.sh,$(SHELL_TESTS))
+	@BIN=build/sanitize MEMORY=unlimited dev/test/run.sh build/sanitize/test_llama3 \
+	    $(patsubst build/%,build/sanitize/%,$(UNIT_TESTS)) $(THREADED) $(filter-out $(NOT_SANITIZED),$(SHELL_TESTS))
 
 # make fuzz TARGETS="json config" for some; minimized seeds go into dev/test/fuzz/corpus
 fuzz:
@@ -277,7 +262,7 @@ format:
 format-check:
 	clang-format --dry-run -Werror $(FORMATTED)
 lint:
-	@dev/test/lint.sh
+	@FULL=$(FULL) dev/test/lint.sh
 
 clean:
 	rm -rf build train_llama3 train_llama3cu test_llama3 test_llama3cu tokenize

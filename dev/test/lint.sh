@@ -1,9 +1,11 @@
 #!/bin/sh
-# lint.sh -- static checks: every header compiles alone without warnings, with gcc and clang as C11 and (llmc) C++17. So does every
-# .cuh with nvcc, and every C file with clang (for gcc: make WERROR=1 test). No function of a program may take more than 64 KiB
-# of stack: threads may have 128 KiB (musl), and what runs on them calls little else. The tests may take more. shellcheck reads
-# the shell scripts, and ruff the Python files. No line of C or CUDA has more than 128 columns. Each fault that is planted where a
-# GPU is still changes its file. Skips a missing tool by name.
+# lint.sh -- static checks. Every header compiles alone without warnings: .h as C11 with gcc and (llmc) as C++17 with clang, .cuh
+# for the emulated card. All headers of llmc compile together as C++17 with gcc. clang reads every C file (gcc: make WERROR=1
+# test). FULL=1 compiles headers alone with each compiler in each language, and .cuh with nvcc. Else nvcc warns when it builds.
+# No function of a program may take more than 64 KiB of stack: threads may have 128 KiB (musl), and what runs on them calls
+# little else. The tests may take more. Rooms of llmc include only what is on lower floors, and files and functions are short.
+# Shell scripts are read by shellcheck, Python files by ruff. No line of C or CUDA has more than 128 columns. Each fault that
+# is planted where a GPU is still changes its file. Skips a missing tool by name.
 set -u
 failed=0
 warnings="-Wall -Wextra -Werror -Wno-unknown-pragmas"
@@ -15,17 +17,40 @@ run() { # run NAME COMMAND...
 }
 have() { command -v "$1" >/dev/null || { echo "skip $1: it is not installed" && false; }; }
 
+headers=$(find llmc -name '*.h') layers=$(find llmc -name '*.cuh') full=${FULL:-0}
 nvcc=$(command -v "${NVCC:-nvcc}" || command -v /usr/local/cuda/bin/nvcc || echo nvcc)
+emulator=$PWD/dev/test/emulator
+
+# alone NAME HEADER COMMAND...: compiles a file that only includes the header
+alone() {
+    alone_name=$1 header=$2
+    shift 2
+    echo "#include \"$header\"" | run "$alone_name: $header" "$@" -I. -
+}
+c11() { for header in "$@"; do alone "$cc, C11" "$header" $cc -std=c11 -fsyntax-only $warnings -x c; done; }
+cpp="-std=c++17 -fsyntax-only $warnings -Wno-missing-field-initializers -x c++"
+cpp17() { for header in "$@"; do alone "$cc, C++17" "$header" $cc $cpp; done; }
+for_emulator() { # in build/emulated/sources, where launches are rewritten
+    make -s build/emulated/sources && cd build/emulated/sources || return 1
+    for header in $layers; do
+        alone "emulated card" "$header" g++ -std=c++17 -fsyntax-only -fopenmp -Wno-psabi -DEMULATED_ARCH=900 -DPRECISION_BF16 \
+            -I"$emulator" -isystem "${nvcc%/bin/nvcc}/include" -include "$emulator/device.h" -x c++
+    done
+}
+with_nvcc() { # compiling to PTX is the fastest way
+    for header in $layers; do
+        alone nvcc "$header" "$nvcc" -ptx -o /dev/null -arch=compute_90a -std=c++17 -DPRECISION_BF16 -Werror all-warnings \
+            -diag-suppress 177 -x cu
+    done
+}
 sources() {
+    if have "$nvcc"; then
+        (for_emulator && [ $failed -eq 0 ]) || failed=$((failed + 1))
+        [ "$full" = 0 ] || with_nvcc
+    fi
     if have clang; then
         for file in *.c test_llama3.cu $(find dev -name '*.c'); do
-            run "clang: $file" clang -std=c11 -O1 -march=native -c -o /dev/null $warnings -I. -x c "$file"
-        done
-    fi
-    if have "$nvcc"; then
-        for header in $(find llmc -name '*.cuh'); do # compiling to PTX is the fastest way to check host functions and kernels
-            echo "#include \"$header\"" | run "nvcc: $header" "$nvcc" -x cu - -ptx -o /dev/null -arch=compute_90a -std=c++17 \
-                -DPRECISION_BF16 -Werror all-warnings -diag-suppress 177 -I.
+            run "clang: $file" clang -std=c11 -march=native -fsyntax-only $warnings -I. -x c "$file"
         done
     fi
     [ $failed -eq 0 ]
@@ -38,13 +63,11 @@ sources=$!
 
 for cc in gcc clang; do
     have $cc || continue
-    for header in $(find llmc dev/data -name '*.h'); do
-        echo "#include \"$header\"" | run "$cc, C11: $header" $cc -std=c11 -fsyntax-only $warnings -I. -x c -
-        case $header in dev/*) continue ;; esac
-        echo "#include \"$header\"" | run "$cc, C++17: $header" $cc -std=c++17 -fsyntax-only $warnings \
-            -Wno-missing-field-initializers -I. -x c++ -
-    done
+    [ $cc$full = clang0 ] || c11 $headers $(find dev/data -name '*.h')
+    [ $cc$full = gcc0 ] || cpp17 $headers
 done
+together() { for header in $headers; do echo "#include \"$header\""; done | gcc $cpp -I. -; }
+! have gcc || run "gcc, C++17: all headers together" together
 if have gcc; then
     for file in train_llama3.c dev/data/*.c; do
         run "stack frames: $file" gcc -std=c11 -O3 -march=native -fopenmp -c -o /dev/null $warnings -Wstack-usage=65536 \
@@ -52,17 +75,20 @@ if have gcc; then
     done
 fi
 if have shellcheck; then
-    run shellcheck shellcheck -s sh -S warning -e SC1091,SC2010,SC2034,SC2046,SC2154 $(find dev -name '*.sh')
-    run "shellcheck: slurm.sbatch" shellcheck -s bash -S warning dev/scripts/slurm.sbatch
+    bash=$(grep -lrE '^#!.*bash' dev --include='*.sh') lacks=SC1091,SC2010,SC2034,SC2046,SC2154
+    run "shellcheck, sh" shellcheck -s sh -S warning -e $lacks $(find dev -name '*.sh' | grep -vxF "$bash")
+    run "shellcheck, bash" shellcheck -s bash -S warning -e $lacks $bash .ci/run dev/scripts/slurm.sbatch
 fi
 # clang-format breaks code at 128 columns, but not comments
 too_long() { awk 'length > 128 { print FILENAME ":" FNR ": " length " columns"; found = 1 } END { exit found }' "$@"; }
-run "lines of at most 128 columns" too_long *.c *.cu $(find llmc dev -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp')
+run "lines of at most 128 columns" too_long *.c *.cu \
+    $(find llmc dev -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp')
 plants() { dev/test/faults/test_gpu_faults.sh plant >"$log.faults" || { grep FAIL "$log.faults" && false; }; }
 run "faults for a GPU" plants
 run "seeds of the fuzzers" dev/test/fuzz/fuzz.sh check
 if have python3; then
     run "comments behind includes" python3 dev/test/defines.py
+    run "floors" python3 dev/test/floors.py
 fi
 # names that are unknown or unused (F), syntax (E9), pylint's errors (PLE), and of bugbear: shared default arguments, statements
 # without effect, unused or late-bound loop variables

@@ -1,32 +1,22 @@
 #!/bin/sh
-# run.sh PYTHON TEST_PROGRAM... -- runs the test programs and the Python tests and adds up their results.
-# A test program ends with "N passed, N failed, N skipped"; one that ends otherwise, such as by a crash, counts as one failure.
-# A+B are run side by side. Python tests (dev/test/python/test_*.py) need pytest; if PYTHON lacks it, they are skipped by name.
-# PYTHON=none runs no Python tests.
-# A test that vanishes is a failure, too: passed + failed + skipped of each program is the number in dev/test/counts.txt. A file
-# of Python tests may be skipped whole. COUNTS=write writes the numbers of this run there.
-python=$1
+# run.sh TEST... -- runs test programs, shell tests (.sh) and Python tests (.py) and adds up their results. LANES of them run at a
+# time (a lane for each core, at most 4), the longest first, so that all lanes end at about the same time. The output of a test
+# is shown when the test ends. PYTHON runs the Python tests; if it lacks pytest, they are skipped by name.
+# A test ends with "N passed, N failed, N skipped"; one that ends otherwise, such as by a crash, counts as one failure.
+# A test that vanishes is a failure, too: dev/test/counts.txt lists each test's number of passed + failed + skipped and its
+# seconds. A file of Python tests may be skipped whole. COUNTS=write writes the numbers of this run there.
+set -u
 counts=dev/test/counts.txt
-shift
-passed=0 failed=0 skipped=0
-log=$(mktemp) || exit 1
-trap 'rm -f "$log"' EXIT
 
 count_matches() { # count_matches NAME TESTS: compares with the list; "18/24" there: one or the other, by what the CPU has
-    case "$1 ${BIN:-}" in *sanitize*) return 0 ;; esac # the same programs, without the tests that a sanitizer cannot run
-    program=${1#./}
-    listed=$(awk -v name="$program" '$1 == name { print $2 }' $counts)
+    case "$1 ${BIN:-} ${COUNTS:-}" in *sanitize* | *write) return 0 ;; esac # sanitizers: some tests cannot run under them
+    listed=$(awk -v name="$1" '$1 == name { print $2 }' $counts)
     case "/$listed/" in */"$2"/*) return 0 ;; esac
-    if [ "${COUNTS:-}" = write ]; then
-        { grep -v "^$program " $counts; echo "$program $2"; } | LC_ALL=C sort >"$log.counts" && cp "$log.counts" $counts
-        rm -f "$log.counts"
-        return 0
-    fi
     echo "FAIL $1 ran $2 tests, $counts lists ${listed:-none}: if tests were added or removed, make test COUNTS=write"
     return 1
 }
 
-count() { # count NAME STATUS: adds up the numbers of the log's summary line
+count() { # count NAME STATUS: adds the numbers of the summary line in $log to the results
     line=$(grep -E '[0-9]+ (passed|failed|skipped|error)' "$log" | tail -n 1)
     number() { printf '%s\n' "$line" | grep -oE "[0-9]+ $1" | head -n 1 | grep -oE '[0-9]+'; }
     p=$(number passed) f=$(number failed) s=$(number skipped) e=$(number error)
@@ -40,65 +30,67 @@ count() { # count NAME STATUS: adds up the numbers of the log's summary line
         f=1
     fi
     [ "$p$f$s" = 001 ] || count_matches "$1" $((p + f + s)) || f=$((f + 1))
-    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+    echo "$p $f $s $1 $seconds" >>"$RESULTS/all"
 }
 
-run() { # run NAME COMMAND...: shows stdout as it comes, and stderr, which holds provoked warnings, only on failure
-    name=$1
-    shift
-    echo "== $name"
+one() { # one TEST: the turn of a lane. stderr holds provoked warnings, and is shown only if the test fails
+    log=$RESULTS/$(echo "$1" | tr / _)
     start=$(date +%s)
-    { "$@" 2>"$log.errors"; echo $? > "$log.status"; } | tee "$log"
-    [ "$(cat "$log.status")" -eq 0 ] || tail -n 50 "$log.errors"
-    count "$name" "$(cat "$log.status")"
-    rm -f "$log.status" "$log.errors"
-    echo "   $(($(date +%s) - start)) s"
-}
-
-# side_by_side TEST...: runs them at the same time, and then shows them one after the other
-side_by_side() {
-    start=$(date +%s)
-    for test in "$@"; do
-        {
-            case $test in
-                *.py) "$python" -m pytest -q -rfEs -p no:cacheprovider "$test" 2>&1 ;;
-                *) "$test" 2>"$log.$(basename "$test").errors" ;;
-            esac >"$log.$(basename "$test")"
-            echo $? >"$log.$(basename "$test").status"
-        } &
-    done
-    wait
-    for test in "$@"; do
-        side=$log.$(basename "$test")
-        echo "== $test"
-        mv "$side" "$log"
+    case $1 in
+        *.py) "$PYTHON" -m pytest -q -rfEs -p no:cacheprovider "$1" ;;
+        *) "$1" ;;
+    esac >"$log" 2>"$log.errors"
+    status=$?
+    seconds=$(($(date +%s) - start))
+    {
+        echo "== $1"
         cat "$log"
-        [ "$(cat "$side.status")" -eq 0 ] || tail -n 50 "$side.errors" 2>/dev/null
-        count "$test" "$(cat "$side.status")"
-        rm -f "$side.status" "$side.errors"
-    done
-    echo "   $(($(date +%s) - start)) s"
+        [ $status -eq 0 ] || tail -n 50 "$log.errors"
+        count "${1#./}" $status
+        echo "   $seconds s"
+    } >"$log.shown"
+    until mkdir "$RESULTS/screen" 2>/dev/null; do sleep 0.05; done # lanes print in turn
+    cat "$log.shown"
+    rmdir "$RESULTS/screen"
 }
 
-for program in "$@"; do
-    case $program in
-        *+*) side_by_side $(echo "$program" | tr + ' ') ;;
-        *) run "$program" "$program" ;;
+if [ "${1:-}" = one ]; then
+    [ $# -lt 2 ] || one "$2"
+    exit 0
+fi
+
+export PYTHON="${PYTHON:-python3}" RESULTS JOBS=1 # JOBS: of the tests that run several programs at a time
+export OMP_WAIT_POLICY=passive                    # threads that spin while they wait would take the core of another lane
+cores=$(nproc 2>/dev/null || echo 2)
+lanes=${LANES:-$((cores < 4 ? cores : 4))}
+RESULTS=$(mktemp -d "${TEST_TMP:-/tmp}/llama3_results_XXXXXX") || exit 1
+trap 'rm -rf "$RESULTS"' EXIT
+trap 'exit 130' INT TERM
+touch "$RESULTS/queue" "$RESULTS/all"
+
+skipped=0
+"$PYTHON" -c 'import pytest' 2>/dev/null && pytest=1 || pytest=''
+for test in "$@"; do
+    case $pytest$test in
+        1*.py | *[!y]) echo "$test" >>"$RESULTS/queue" ;;
+        *) echo "skip $test: $PYTHON has no pytest (see requirements.txt)" && skipped=$((skipped + 1)) ;;
     esac
 done
 
-set --
-for file in dev/test/python/test_*.py; do
-    [ -e "$file" ] && [ "$python" != none ] || continue
-    if ! "$python" -c 'import pytest' 2>/dev/null; then
-        echo "skip $file: $python has no pytest (see requirements.txt)"
-        skipped=$((skipped + 1))
-        continue
-    fi
-    set -- "$@" "$file"
-    [ $# -lt 2 ] || { side_by_side "$@" && set --; }
-done
-[ $# -eq 0 ] || side_by_side "$@"
+# a test that the list lacks counts as long; the sanitized programs are as long, relative to each other, as the others
+awk 'NR == FNR { seconds[$1] = $3; next }
+     { name = $1; sub(/^\.\//, "", name); sub(/sanitize\/threads_/, "test_", name); sub(/sanitize\//, "", name)
+       print (name in seconds ? seconds[name] : 999), $1 }' $counts "$RESULTS/queue" |
+    sort -rn | cut -d ' ' -f 2 | xargs -n 1 -P "$lanes" sh "$0" one
 
-echo "$passed passed, $failed failed, $skipped skipped"
-[ "$failed" -eq 0 ]
+if [ "${COUNTS:-}" = write ]; then
+    awk 'NR == FNR { tests[$1] = $2; seconds[$1] = $3; next }
+         $1 $2 $3 == "001" { next }
+         { n = $1 + $2 + $3; if ("/" tests[$4] "/" !~ "/" n "/") { tests[$4] = n } seconds[$4] = $5 }
+         END { for (name in tests) { print name, tests[name], seconds[name] } }' $counts "$RESULTS/all" | LC_ALL=C sort >"$RESULTS/new" &&
+        cp "$RESULTS/new" $counts
+fi
+ran=$(wc -l <"$RESULTS/all") queued=$(wc -l <"$RESULTS/queue")
+[ "$ran" -eq "$queued" ] || echo "FAIL $((queued - ran)) tests did not end" # such as when a lane was killed
+awk -v skipped=$skipped -v lost=$((queued - ran)) '{ p += $1; f += $2; s += $3 }
+    END { printf "%d passed, %d failed, %d skipped\n", p, f + lost, s + skipped; exit f + lost > 0 }' "$RESULTS/all"
