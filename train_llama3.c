@@ -23,7 +23,7 @@
 #include "llmc/base/outlier.h"           // defines: outlier_update
 #include "llmc/base/update.h"            // defines: update_verdict, clip_factor
 #include "llmc/config.h"                 // defines: ModelConfig, ParamTable, param_table_for, trained_table_for, param_offset
-#include "llmc/files/optimizer_state.h"  // defines: StateSlot, SlotKind, slot_names
+#include "llmc/files/optimizer_state.h"  // defines: StateSlot, SlotKind, arena_slot
 #include "llmc/train/step.h"             // defines: Recipe, Metrics, BatchSource, batch_read, DECODE_ROWS
 #include "llmc/run/session/signals.h"    // defines: run_stop_requested
 #include "llmc/embedding.h"              // defines: embedding_forward, embedding_backward
