@@ -331,7 +331,7 @@ static void llama_forward(Llama* m) {
 
 /* Runs head and loss after llama_forward(). Returns the cross-entropy of the targets m->y, -1 with loss 0, over B*T. Works on
  * CLASSIFIER_ROWS tokens at a time, so full (B, T, V) logits never exist. If dloss is not 0, also runs the head's backward
- * pass while the logits are there: writes dnorm (N, C) and adds to the head's gradient. dloss is the weight of one token's
+ * pass while the logits exist: writes dnorm (N, C) and adds to the head's gradient. dloss is the weight of one token's
  * loss. */
 static double llama_loss(Llama* m, float dloss) {
     const int C = m->config.hidden_size, V = m->config.vocab_size;

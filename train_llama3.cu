@@ -2,11 +2,11 @@
  *
  * Read train_llama3.c first: its header says what is computed, in the same order of parts. This file differs in four points:
  *   - Weights, activations and gradients are floatX. Master weights, m, v, norm gradients, losses and all sums are fp32.
- *   - The backward pass may compute activations again instead of keeping them (--recompute), with the same bits.
+ *   - The backward pass may recompute activations instead of keeping them (--recompute), with the same bits.
  *   - All numbers that change from step to step lie in one struct on the device (StepState). So the host queues a step without
- *     waiting: no allocation, no synchronization. It reads the result one step late (llmc/gpu/runner.cuh).
- *   - The first micro-step of a step overwrites the gradients of matrices; the others add to them (with ZeRO 2 and 3 all
- *     overwrite, and their owners add them up).
+ *     waiting, allocating or synchronizing. It reads the result one step late (llmc/gpu/runner.cuh).
+ *   - The first micro-step of a step overwrites the gradients of matrices; the others add to them. With ZeRO 2 and 3 all
+ *     overwrite, and the owner of a gradient adds up the micro-steps.
  *
  * Every sum has a fixed order, so two runs of one build on one kind of card give the same bits.
  */
@@ -71,7 +71,7 @@ typedef struct {
     floatX* h;                 // (N, C) the residual stream as it enters; kept at every level
     floatX* norm1;             // (N, C)
     float* rstd1;              // (N)
-    floatX* qkv;               // (N, QKV) after RoPE; of shared rows (B, T parts, QKV / parts), see dist/sequence.h
+    floatX* qkv;               // (N, QKV) after RoPE; with shared rows (B, T parts, QKV / parts), see dist/sequence.h
     float* lse;                // (B, NH, T), or (B, NH / parts, T parts)
     floatX* att;               // (N, NH HD)
     floatX* mid;               // (N, C) the residual stream after attention
@@ -83,14 +83,15 @@ typedef struct {
 } BlockActivations;
 
 /* The kinds of memory: name, and whether it begins as zero, because gaps between its tensors stay zero. */
-#define MEMORY_KINDS(X) /* LANDING: what arrives from other ranks; SUMS: over the ranks; PINNED: on the host */              \
-    X(WEIGHTS, "weights", true)                                                                                              \
-    X(ADAPTERS, "adapters", true)                                                                                            \
-    X(GRADIENTS, "gradients", true)                                                                                          \
-    X(MASTER, "master", true)                                                                                                \
-    X(M, "m", true) X(V, "v", true) X(FP8, "fp8 weights", false) X(ACTIVATIONS, "activations", false)                        \
-        X(LOGITS, "logits", false) X(WORKSPACE, "workspace", false) X(LANDING, "landing", false) X(SUMS, "fp32 sums", false) \
-            X(CACHE, "KV cache", false) X(PINNED, "pinned, on the host", false)
+#define MEMORY_KINDS(X) /* LANDING: what arrives from other ranks; SUMS: over the ranks; PINNED: on the host */               \
+    X(WEIGHTS, "weights", true)                                                                                               \
+    X(ADAPTERS, "adapters", true)                                                                                             \
+    X(GRADIENTS, "gradients", true)                                                                                           \
+    X(MASTER, "master", true)                                                                                                 \
+    X(M, "m", true)                                                                                                           \
+    X(V, "v", true) X(FP8, "fp8 weights", false) X(ACTIVATIONS, "activations", false) X(LOGITS, "logits", false)              \
+        X(WORKSPACE, "workspace", false) X(LANDING, "landing", false) X(SUMS, "fp32 sums", false) X(CACHE, "KV cache", false) \
+            X(PINNED, "pinned, on the host", false)
 #define MEMORY_ENUM(kind, name, zero) MEM_##kind,
 #define MEMORY_ROW(kind, name, zero) {name, zero},
 typedef enum { MEMORY_KINDS(MEMORY_ENUM) NUM_MEM } MemoryKind;
@@ -141,7 +142,7 @@ typedef struct {
     Runner runner;
     Exchange exchange;         // with the other ranks
     ShardedBlocks* sharded;    // ZeRO 3, else NULL
-    ShardReader reader;        // what rank 0 writes of it
+    ShardReader reader;        // collects the shards for rank 0, which writes them
     Sequence sequence;         // with those that share rows
     Team* team;                // of ranks that have to pass the layers together, else NULL
     float* rope;               // (T parts, HD)
@@ -153,7 +154,7 @@ typedef struct {
     floatX* logits;            // (min(N, HEAD_ROWS), V)
     floatX* dh;                // (N, C) gradient of the residual stream
     floatX* dnorm;             // (N, C)
-    floatX* dqkv;              // (N, QKV); of shared rows also qkv on its way
+    floatX* dqkv;              // (N, QKV); with shared rows also qkv on its way
     floatX* datt;              // (N, NH HD)
     floatX* dt;                // (N, lora_most_width)
     void* matmul_workspace;
@@ -198,8 +199,9 @@ static Linear linear_at(const Llama* m, LinearKind kind, int l, const floatX* w,
     return r;
 }
 
-/* Returns block l, for operations that are queued from now on: its weights have arrived then. ends_at() returns the layers
- * outside of the blocks; `last` waits for the final norm and the head, too. A layer gets its weights only through these two. */
+/* Returns block l. Operations queued after this call wait until its weights have arrived. ends_at() returns the layers outside
+ * of the blocks; with `last` operations also wait for the final norm and the head. A layer gets its weights only through these
+ * two. */
 static Block block_at(const Llama* m, int l, Pass pass) {
     const ParamTable* t = &m->table;
     const size_t first = param_offset(t, P_INPUT_NORM, l);
@@ -233,9 +235,9 @@ static Rows batch_rows(const Llama* m) {
             o->parts > 1 ? &m->sequence : NULL};
 }
 
-/* The activations of a block that the backward pass computes again, or those that it keeps. */
+/* Groups of a block's activations: those that the backward pass recomputes, or those that it keeps. */
 typedef struct {
-    bool norms, gate_up, block;  // outputs of norms and SwiGLU; of gate and up; all others but the residual stream
+    bool norms, gate_up, block;  // outputs of norms and SwiGLU; of gate and up; all the rest but the residual stream
 } Again;
 
 static Again again_of(Recompute level) {
@@ -243,7 +245,7 @@ static Again again_of(Recompute level) {
     return {level != RECOMPUTE_NONE, block || level == RECOMPUTE_FFN, block};
 }
 
-/* Takes those activations of a block. */
+/* Takes the wanted groups of a block's activations from an arena. */
 static void take_block(const Llama* m, BlockActivations* s, Arena* a, Again wanted) {
     const ModelConfig* c = &m->config;
     const size_t N = (size_t)m->layout.B * m->layout.T, C = pitch_of(c->hidden_size);
@@ -263,7 +265,7 @@ static void take_block(const Llama* m, BlockActivations* s, Arena* a, Again want
     }
 }
 
-/* Lays out the activations of a batch in `a`; those that the recompute level does not keep, in the workspace `w`. */
+/* Lays out the activations of a batch in `a`; in the workspace `w` those that the recompute level does not keep. */
 static void lay_out_activations(Llama* m, Arena* a, Arena* w) {
     const ModelConfig* c = &m->config;
     const Layout* o = &m->layout;
@@ -396,14 +398,14 @@ static void llama_measure(const ModelConfig* c, const Layout* layout, MatmulCont
     llama_close(&m);
 }
 
-/* Tells whether other ranks send to this memory, or get what is sent from there. */
+/* Returns whether ranks send from this memory, or receive into it. */
 static bool is_exchanged(const Llama* m, int kind) {
     const MemoryKind weights = m->config.lora.rank > 0 ? MEM_ADAPTERS : MEM_WEIGHTS;
     return m->exchange.links.all &&
            (kind == (int)weights || kind == MEM_GRADIENTS || kind == MEM_LANDING || (m->sharded && kind == MEM_WEIGHTS));
 }
 
-/* Allocates all memory of a model. Fills activations and workspace with the byte `fill`, or with NO_FILL leaves them: no result
+/* Allocates all memory of a model. Fills activations and workspace with the byte `fill`, unless it is NO_FILL: no result
  * depends on it. Weights, gradients and optimizer state are zero until they are read, drawn or computed. */
 static Llama llama_create(const ModelConfig* c, const Layout* layout, MatmulContext* matmul, int fill) {
     Llama m = llama_open(c, layout, matmul);
@@ -520,8 +522,8 @@ static void llama_loss(const Llama* m, float dloss, bool add) {
 // ---------------------------------------------------------------------------------------------------------------------
 // backward
 
-/* Computes again what the recompute level did not keep of block l, with the same kernels and so the same bits. The backward
- * pass of swiglu recomputes its output. */
+/* Recomputes the activations of block l that were not kept, with the same kernels and so the same bits. The backward pass of
+ * SwiGLU recomputes SwiGLU's output. */
 static void block_recompute(const Llama* m, int l, const Block* w) {
     const Queue* q = &m->queue;
     const Rows rows = batch_rows(m);
@@ -539,7 +541,7 @@ static void block_recompute(const Llama* m, int l, const Block* w) {
 }
 
 /* Runs the backward pass after llama_forward() and llama_loss(dloss != 0). Carries dh from the last block to the first. With
- * `add` adds to the gradients of matrices, else overwrites them. Of several ranks, sends them. */
+ * `add` adds to the gradients of matrices, else overwrites them. With several GPUs, sends each gradient once it is complete. */
 static void llama_backward(Llama* m, bool add, MicroKind kind) {
     const Queue* q = &m->queue;
     const Rows rows = batch_rows(m);
@@ -580,11 +582,11 @@ static void llama_backward(Llama* m, bool add, MicroKind kind) {
 // ---------------------------------------------------------------------------------------------------------------------
 // update
 
-/* One rank of several updates its shards, whose sums and norm are there, bucket by bucket in the order in which the forward
- * pass needs them, and gives them to the others, except the blocks of ZeRO 3. */
+/* With several GPUs: each rank updates its shards, bucket by bucket in the order in which the forward pass needs them. Sums and
+ * norm are complete. It then sends the new weights to the others, except the blocks of ZeRO 3. */
 static void update_shards(Llama* m, const Recipe* recipe) {
     Exchange* x = &m->exchange;
-    const NormSums none = norm_sums(m->queue.scratch);  // the sum is there
+    const NormSums none = norm_sums(m->queue.scratch);  // the exchange has added it up
     fp8_take_counts(&m->fp8, &m->queue);
     step_decide_cuda(m->runner.state, &none, &recipe->hyper, m->queue.stream);
     for (int i = 0; i < x->buckets.count; i++) {
@@ -671,11 +673,11 @@ static const float* llama_decode(void* model, const int32_t* tokens, int rows, i
 // ---------------------------------------------------------------------------------------------------------------------
 // training step
 
-/* Tells whether the ranks meet in every micro-step, not only in the last one of a step. */
+/* Returns whether the ranks meet in every micro-step, not only in the last one of a step. */
 static bool meets_always(const Llama* m) { return m->grads.in_ring || m->team; }
 
-/* Runs one micro-batch, which lies in feed.x and feed.y: adds to the gradients and to the sum of losses. After the last of a
- * step, several ranks add up both. */
+/* Runs the micro-batch in feed.x and feed.y: adds to the gradients and to the sum of losses. After the last one of a step, the
+ * ranks add up both. */
 static void micro_step(void* model, const Recipe* recipe, MicroKind kind) {
     Llama* m = (Llama*)model;
     const bool first = kind & MICRO_FIRST, last = kind & MICRO_LAST, add = !first && !m->grads.in_ring;
@@ -689,7 +691,7 @@ static void micro_step(void* model, const Recipe* recipe, MicroKind kind) {
 }
 
 /* Queues forward and backward over the step's micro-batches, then the update with learning rate `lr`. Until the update, a step
- * can be dropped (step.h): the next one overwrites what it left in gradients and sums. */
+ * can be dropped (step.h): the next one overwrites its gradients and sums. */
 static bool train_step(void* model, const Recipe* recipe, double lr, Error* e) {
     Llama* m = (Llama*)model;
     bool ok = true;
@@ -699,7 +701,7 @@ static bool train_step(void* model, const Recipe* recipe, double lr, Error* e) {
         const MicroKind kind = micro_kind(recipe, k);
         const cudaGraphExec_t captured = m->runner.micro[kind];
         ok = !run_stop_requested() && feed_next(&m->feed, &recipe->data, e);
-        // or a rank would wait for what never comes
+        // otherwise one rank would wait for another that has dropped the step
         if (!ok || kind & MICRO_LAST || meets_always(m)) { ok = agree_ok(recipe->team, ok, e); }
         if (ok && captured) { CUDA_CHECK(cudaGraphLaunch(captured, m->queue.stream)); }
         if (ok && !captured) { micro_step(m, recipe, kind); }
@@ -801,7 +803,7 @@ static StateSlot trainer_slot(void* model, SlotKind kind) {
     return weights_slot(&m->weights, kind);
 }
 
-/* Returns the slot of weights that several ranks read together; without a source if rank 0 has them all. */
+/* Returns the slot of weights that the ranks read together; without a source if rank 0 has them all. */
 static StateSlot trainer_collect(void* model, SlotKind kind) {
     Llama* m = (Llama*)model;
     exchange_settle(&m->exchange);
@@ -813,9 +815,8 @@ static bool trainer_add_files(void* model, Checkpoint* k, Error* e) {
     return device_save_plans(((Llama*)model)->queue.matmul, k->tmp, e) && checkpoint_add(k, PLAN_NAME, e);
 }
 
-/* Reads the plans of the matrix products. For training, also runs a micro-step of each kind, which makes missing plans, takes
- * over those of rank 0, and captures the graphs. The first real step overwrites what this leaves in gradients
- * and sums. */
+/* Reads the plans of the matrix products. For training, also runs a micro-step of each kind to make the missing plans, takes
+ * over rank 0's plans, and captures the graphs. The first real step overwrites the gradients and sums of these micro-steps. */
 static void trainer_prepare(void* model, const Recipe* recipe, const Session* s) {
     Llama* m = (Llama*)model;
     const Options* o = &s->options;
@@ -863,7 +864,7 @@ static void trainer_profile(void* model, const Recipe* recipe, int warm_up) {
 static int kept_tensors(const Llama* m, int l, NamedTensor list[BLOCK_TENSORS]) {
     const BlockActivations* s = &m->blocks[l];
     const void* const data[BLOCK_TENSORS] = {s->h, s->qkv, s->att, s->mid, s->gate_up, s->act};
-    static const int kept[] = {6, 5, 4, 1};  // by recompute level; shared buffers hold those of the last block
+    static const int kept[] = {6, 5, 4, 1};  // by recompute level; shared buffers hold the last block's
     block_tensors(list, &m->config, l, m->runner.num_losses, m->layout.parts, data);
     for (int i = 0; i < BLOCK_TENSORS; i++) { list[i].pitch = pitch_of(list[i].width); }
     return kept[m->layout.level];
@@ -877,7 +878,7 @@ static bool trainer_name_not_finite(void* model, char name[TENSOR_TEXT]) {
     const size_t N = m->runner.num_losses, C = c->hidden_size;
     const cudaStream_t stream = m->queue.stream;
     void* scratch = m->queue.scratch;
-    llama_forward(m);  // on all ranks, whatever they find
+    llama_forward(m);  // all ranks run it, whatever each finds
     if (weights_not_finite(&m->weights, &m->table, scratch, name)) { return true; }
     if (c->lora.rank > 0 && debug_name_params(&m->trained, m->weights.trained, scratch, stream, name)) { return true; }
     for (int l = 0; l < c->num_layers; l++) {
@@ -895,7 +896,7 @@ static bool trainer_name_not_finite(void* model, char name[TENSOR_TEXT]) {
 static bool queue_losses(void* model, const BatchSource* data, Error* e) {
     Llama* m = (Llama*)model;
     const bool ok = !run_stop_requested() && feed_next(&m->feed, data, e);
-    if (!agree_ok(m->team, ok, e)) { return false; }  // all pass the layers, or none
+    if (!agree_ok(m->team, ok, e)) { return false; }  // all ranks pass the layers, or none does
     llama_forward(m);
     llama_loss(m, 0.0f, false);
     runner_queue_losses(&m->runner);

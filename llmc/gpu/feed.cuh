@@ -13,7 +13,7 @@ enum { IN_FLIGHT = 2 };  // steps or batches that may be queued
 
 typedef struct {
     int B, T;
-    int parts;   // T is the tokens of one of so many parts of a row (--seq-parallel); starts are those of whole rows
+    int parts;   // T counts the tokens of one of so many parts of a row (--seq-parallel); starts cover whole rows
     int32_t* x;  // (B, T) on the device: the model's tokens and targets
     int32_t* y;
     int32_t* starts;           // (B, T parts) on the device: where each token's document starts in its row; NULL: a row is one

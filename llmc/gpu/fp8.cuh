@@ -1,9 +1,9 @@
-/* fp8.cuh -- --fp8: the linear layers of the blocks, with --fp8-head also the head, multiply in 8 bits, where cuBLASLt has a
- * scale for each row.
+/* fp8.cuh -- --fp8: the matrices of the blocks, with --fp8-head also the head, multiply in 8 bits. cuBLASLt scales each row of a
+ * factor.
  *
- * All else stays as it is: residual stream, norms, embedding, attention, gradients, optimizer. The 8 bits are e4m3, but of the
- * logits' gradients e5m2. The scales are powers of two, from the tensor as it is now (quantise.h), so a run has nothing more to
- * save, and a resumed one computes the same bits.
+ * All else stays as it is: residual stream, norms, embedding, attention, gradients, optimizer. The 8 bits are e4m3; for the
+ * logits' gradients they are e5m2. The scales are powers of two and come from the tensor itself (quantise.h). So a checkpoint
+ * needs nothing more, and a resumed run computes the same bits.
  *
  * This file keeps the copies of the weights; linear.cuh multiplies with them, and says how each factor is scaled.
  *
@@ -17,20 +17,22 @@
  * Several GPUs: every rank makes the copies from weights that have been gathered, on the stream of the exchange, right behind
  * the gather and before the event of it that the compute stream waits for.
  *
- *   ZeRO 1, 2  copies of all blocks. Behind the last piece of a block, once an update (fp8_follow()). The old copies are read
- *              last by the last forward and backward pass before; behind these the compute stream queues the update of the piece and
- *              the event `updated`, which the gather waits for. What reads the new ones waits for `gathered` of the piece.
- *              The head's copies are made so, too, also with ZeRO 3, where every rank has the head whole.
- *   ZeRO 3     copies of the blocks that are gathered, in as many slots, behind each gather of a block. What was in the slot
- *              is read last by products that the compute stream has queued before the event `used`, as is its 16-bit block:
- *              copies and block are always those of one weight. What reads the new ones waits for `there` of the slot.
+ *   ZeRO 1, 2  Every rank has copies of all blocks. The exchange stream makes them once an update, after it has gathered the
+ *              last piece of a block (fp8_follow()). The step's own passes are the last readers of the old copies. After them
+ *              the compute stream queues the update of the piece and the event `updated`; the gather waits for it. Readers of
+ *              the new copies wait for the event `gathered` of the piece. The head's copies are made in the same way, also with
+ *              ZeRO 3, where every rank has the whole head.
+ *   ZeRO 3     Every rank has copies of the gathered blocks alone, in as many slots. The exchange stream makes them after each
+ *              gather of a block. The compute stream queues the last readers of the old copies, and of the old 16-bit block,
+ *              before the event `used`. So a slot's copies and its block always belong to one weight. Readers of the new copies
+ *              wait for the slot's event `there`.
  *
- * Both orders hold in a captured graph as for the weights themselves, and whatever passes the layers: training, validation,
- * samples. Since all weights and scales are alike on all ranks, so are the copies.
+ * Both orders also hold inside a captured graph, and in every pass through the layers: training, validation, sampling. All
+ * ranks have the same weights and scales, so they make the same copies.
  *
- * Counts: each rank counts what it quantises, and rank 0 tells of its own. Of several, weights are counted beside the step, in
- * place of their own, which llama_update() takes over at a point where both streams have met (fp8_take_counts()): those of
- * the weights that the step has computed with. Of one, these are the weights behind its update.
+ * Counts: each rank counts the values that it quantises, and rank 0 logs its own counts. With several GPUs the exchange stream
+ * counts weights in a buffer of its own. fp8_take_counts() copies it at the update, where both streams are synchronized: a step
+ * then reports the weights that it computed with. A single GPU reports the weights after its update.
  *
  * Limits: BF16, compute capability 9.0, no adapters, and widths, a rank's tokens of a micro-batch and, for the head, the
  * vocabulary in multiples of 16.
@@ -109,8 +111,8 @@ static inline void fp8_check_device(const Device* d) {
 }
 
 /* Lays out the copies of all weights in `weights`, or if blocks are `gathered` of those that are; and the buffer of one operand
- * in `workspace`, to `train` also that of two transposes. table: of all weights   N: rows of a block   chunk: rows of the head;
- * 0: that stays in 16 bits */
+ * in `workspace`, to `train` also the buffer of two transposes. table: all weights   N: rows of a block   chunk: rows of the
+ * head; 0: the head stays in 16 bits */
 static inline void fp8_lay_out(Fp8* f, Queue* q, Arena* weights, Arena* workspace, const ModelConfig* c,
                                const ParamTable* table, size_t N, size_t chunk, bool gathered, bool train) {
     const int C = c->hidden_size, F = c->intermediate_size, Q = q_width(c), QKV = (int)qkv_width(c);
@@ -220,9 +222,9 @@ static inline void fp8_follow_slot(const Fp8* f, const Exchange* x, int l, const
     if (f->of[0].rows) { fp8_quantise_weights(f, slot, l, 1, x->profiler, x->stream); }
 }
 
-/* Of several GPUs, before the update: puts the counts of weights into the step's, and begins them anew. The compute stream has
- * waited for all copies that the step's passes read, so for all that was counted; and whatever counts next waits for events
- * that are recorded behind this: `updated`, or `used` of the next pass. */
+/* With several GPUs, before the update: moves the counts of weights into the step's counts, and clears them. The compute stream
+ * has waited for all copies that the step's passes read, so all counting is done. The next counting waits for an event that is
+ * recorded after this call: `updated`, or `used` of the next pass. */
 static inline void fp8_take_counts(const Fp8* f, const Queue* q) {
     if (!f->of[0].rows) { return; }
     CUDA_CHECK(

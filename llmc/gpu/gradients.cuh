@@ -31,7 +31,7 @@ typedef struct {
 
     void* all;  // without a ring: of the matrices, elements [first, end) of the trained tensors
     size_t first, end;
-    float* apart;  // (apart_size) of the norms; then, without a ring, those of the head if fp32_head
+    float* apart;  // (apart_size) the norms' gradients; then, without a ring, the head's if fp32_head
     size_t apart_size;
     GradientRing ring;
     void* parts[GRADIENT_PARTS];
@@ -87,8 +87,8 @@ static inline Gradient gradient_of(const Gradients* g, ParamKind kind, int l) {
     return gradient_of_element(g, p->offset);
 }
 
-/* Lays out the gradients. With fp32_head, those of the head's bucket, which is the first (tied) or the last, move from `all` to
- * `apart`. */
+/* Lays out the gradients. With fp32_head, the head's bucket moves from `all` to `apart`; it is the first bucket (tied) or the
+ * last. */
 static inline void gradients_lay_out_all(Gradients* g, Arena* a) {
     const bool head_apart = g->fp32_head && g->config.lora.rank == 0;
     size_t first = 0;
@@ -126,9 +126,9 @@ static inline void gradients_zero_elements(const Gradients* g, size_t from, size
     if (to > from) { CUDA_CHECK(cudaMemsetAsync(at.data, 0, (to - from) * gradients_bytes(at.fp32), stream)); }
 }
 
-/* Zeroes, before the backward pass and behind the head, the gradients that a micro-step adds to: those of the norms before the
- * `first`; and that of the embedding unless it is the head, or not yet the turn of its bucket. In the ring, the gaps beside the
- * head. */
+/* Call between the head's backward pass and the blocks'. Zeroes what a micro-step accumulates into: in the `first` micro-step
+ * the norms' gradients, and the embedding's. Not the embedding's if it is tied, because the head has just written it, nor if it
+ * lies in the ring: gradients_zero_embedding() zeroes it later. In the ring, zeroes the gaps beside the head. */
 static inline void gradients_zero(const Gradients* g, bool first, cudaStream_t stream) {
     const ModelConfig* c = &g->config;
     const size_t norms = norm_rows_size(g), V = (size_t)c->vocab_size * c->hidden_size;  // norms 0: frozen

@@ -17,7 +17,7 @@
 #include "llmc/rope.cuh"              // defines: rope_forward_cuda
 #include "llmc/swiglu.cuh"            // defines: swiglu_forward_cuda, swiglu_backward_cuda
 
-/* What a model's layers share. */
+/* The stream and the buffers that a model's layers share. */
 typedef struct {
     cudaStream_t stream;
     MatmulContext* matmul;

@@ -1,14 +1,14 @@
-/* nccl.cuh -- NCCL, opened at run time: a run on one GPU needs none, and the same program runs with the version that is there.
+/* nccl.cuh -- NCCL, opened at run time: a run on one GPU needs none, and the same program runs with any installed version.
  *
  * nccl_open() looks for libnccl.so.2 where the loader looks (LD_LIBRARY_PATH, ldconfig), then in NCCL_HOME/lib, NCCL_HOME/lib64
  * and the CUDA toolkit. NCCL 2.19 is the oldest that will do. Functions that came later are NULL in an older library, and the
  * caller asks: `if (nccl.AlltoAll)`. The library stays loaded to the end of the program, since it has threads.
  *
- * Types and constants are those of nccl.h. Without it, or with one older than 2.19, LLMC_NCCL is 0: nccl_open() then fails and
- * says why, and nothing else is defined. A newer nccl.h than the library is fine: a ncclConfig_t tells its own size,
+ * Types and constants come from nccl.h. Without it, or with one older than 2.19, LLMC_NCCL is 0: nccl_open() then fails and
+ * says why, and nothing else is defined. A newer nccl.h than the library is fine: a ncclConfig_t holds its own size,
  * and a setting that an older library refuses is given to newer ones alone.
  *
- * What NCCL wants of its callers (its user guide, and the sources of 2.28):
+ * NCCL's rules for its callers (its user guide, and the sources of 2.28):
  * - All ranks make the same calls with the same sizes in the same order on each communicator.
  * - CommWindowRegister is called by all ranks, with memory of MemAlloc at a multiple of 4096 bytes. Where GPUs cannot reach one
  *   another's memory it registers nothing symmetric and still succeeds; the collectives then run as usual.
@@ -30,7 +30,7 @@
 #include <nccl.h>
 #endif
 #endif
-#define NCCL_OLDEST 21900  // as ncclGetVersion() tells it: 2.19.0, the first with ncclMemAlloc
+#define NCCL_OLDEST 21900  // as ncclGetVersion() reports it: 2.19.0, the first with ncclMemAlloc
 #if defined(NCCL_VERSION_CODE) && NCCL_VERSION_CODE >= NCCL_OLDEST
 #define LLMC_NCCL 1
 #else
@@ -112,7 +112,7 @@ static inline void nccl_broadcast(const NcclGroup*, void*, size_t, int, cudaStre
       (const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream))
 
 typedef struct {
-    int version;          // of the library, as ncclGetVersion() tells it: 22809 is 2.28.9
+    int version;          // of the library, as ncclGetVersion() reports it: 22809 is 2.28.9
     char file[PATH_MAX];  // that the library was loaded from
 #define NCCL_POINTER(since, result, name, arguments) result(*name) arguments;
     NCCL_FUNCTIONS(NCCL_POINTER)
@@ -131,7 +131,7 @@ static inline NcclVersion nccl_version_text(int version) {
     return v;
 }
 
-/* Loads the library. If a file is there but cannot be loaded, the error tells the loader's reason. */
+/* Loads the library. If a file exists but cannot be loaded, the error has the loader's reason. */
 static inline void* nccl_load(Error* e) {
     setenv("NCCL_NVLS_ENABLE", "0", 0);  // what only moves bytes has no use for NVLink's multicast
     static const char* const places[][2] = {{"", "libnccl.so.2"},
@@ -319,7 +319,7 @@ static inline void nccl_all_gather(const NcclGroup* g, const void* from, void* t
     nccl_must(g, g->api.AllGather(from, to, bytes, ncclUint8, g->comm, stream), what);
 }
 
-/* Puts rank `root`'s `memory` (bytes) into that of all ranks. */
+/* Copies rank `root`'s `memory` (bytes) to all ranks. */
 static inline void nccl_broadcast(const NcclGroup* g, void* memory, size_t bytes, int root, cudaStream_t stream,
                                   const char* what) {
     nccl_must(g, g->api.Broadcast(memory, memory, bytes, ncclUint8, root, g->comm, stream), what);

@@ -22,7 +22,7 @@ typedef struct {
 typedef struct {
     ArenaRange elements;
     floatX* weights;      // of the first element
-    const void* grads;    // those of the elements `of_grads`
+    const void* grads;    // of the elements `of_grads`
     ArenaRange of_grads;  // the other elements have separate gradients
     size_t state_first;   // the element whose master, m and v come first
 } UpdateRange;

@@ -1,8 +1,8 @@
 /* profile.cuh -- shows where a step's time goes: ranges for Nsight's timeline and, with --profile, a table of all operations
  * with their share of the card's limits. layers.cuh and train_llama3.cu make an Op for each operation.
  *
- * What several GPUs exchange runs on a stream beside the step's, and has a table of its own. Of its time, hidden is what the
- * step does not wait for: operations "wait: ..." of the step's stream are the rest.
+ * With several GPUs the exchange runs on its own stream and has its own table. Its time is hidden as long as the step does not
+ * wait for it: the operations "wait: ..." of the step's stream are the rest.
  */
 #ifndef LLMC_PROFILE_CUH
 #define LLMC_PROFILE_CUH
@@ -123,7 +123,7 @@ static inline int profile_sum(const Profiler* p, bool beside, ProfileRow rows[PR
     return count;
 }
 
-/* Returns amount / ms; 0 of what took no time that an event can tell, as a wait for what is there. */
+/* Returns amount / ms; 0 if ms is below an event's resolution, such as a wait for data that has arrived. */
 static inline double profile_rate(double amount, double ms) { return ms > 0 ? amount / ms : 0; }
 
 /* Prints what ran beside a step that waited for it `waited` ms. */

@@ -1,20 +1,20 @@
 /* sequence.cuh -- attention over rows of which each rank of a group computes a part (--seq-parallel; dist/sequence.h has the
- * layouts and the oracle): heads for parts of rows before attention, parts of rows for heads behind it, and the same for the
- * gradients in the opposite order. One exchange sends (parts - 1) / parts of what it moves:
+ * layouts and the oracle). Before attention the ranks exchange parts of rows for heads, after it heads for parts of rows; the
+ * gradients go the opposite way. One exchange sends (parts - 1) / parts of the data:
  *
  *   forward    qkv of the own tokens -> q, k, v of the own heads, RoPE (qkv.cuh), attention -> its output for the own tokens
  *   backward   its gradient for the own tokens -> for the own heads, attention backward -> dqkv for the own tokens
  *
- * Forward, qkv and lse stay as attention wants them, the output as the product behind it does: backward exchanges that once
- * more, unless a recomputed block has just left it. Packing is a pass of its own; what arrives needs none, since a row of the
- * batch is exchanged at a time.
+ * Forward keeps qkv and lse as attention wants them, and the output as the next product wants it. So backward exchanges the
+ * output once more, unless a recomputed block has just left it. Packing is a pass of its own. Received data needs no unpacking,
+ * because each exchange moves one row of the batch.
  *
- * The group has a communicator of its own, beside that of all ranks (exchange.cuh). NCCL's kernels wait for one another across
- * GPUs: its user guide ("Using multiple NCCL communicators concurrently") and its authors (NVIDIA/nccl, issue 195) want the
- * operations of two communicators in one order on all GPUs, and never two at a time, or each GPU may run the one that the
- * other cannot start. So what the exchange of gradients has queued on its stream comes before the next exchange of heads
- * (sequence_turn()), and what it queues later waits for the compute stream anyhow. All ranks queue in the same order. A forward
- * pass waits for all weights before its first exchange, since they travel outside of its graph.
+ * The group has its own communicator, beside the communicator of all ranks (exchange.cuh). NCCL's kernels wait for one another
+ * across GPUs. NCCL's user guide ("Using multiple NCCL communicators concurrently") and its authors (NVIDIA/nccl, issue 195)
+ * require one order of the operations of two communicators on all GPUs, never two at a time. Otherwise each GPU may run the one
+ * operation that the other cannot start. So an exchange of heads waits for everything that the exchange stream has queued
+ * (sequence_turn()); later work of that stream waits for the compute stream anyhow. All ranks queue in the same order. A forward
+ * pass waits for all weights before its first exchange, because weights travel outside of its graph.
  */
 #ifndef LLMC_SEQUENCE_CUH
 #define LLMC_SEQUENCE_CUH
@@ -29,7 +29,7 @@ enum { PACK_THREADS = 256 };
 typedef struct Sequence {
     int parts;            // of a row; <= 1: this rank has whole rows, and attention is plain
     NcclGroup* group;     // that shares rows
-    cudaStream_t beside;  // that of the exchange of gradients and weights
+    cudaStream_t beside;  // of the exchange of gradients and weights
     cudaEvent_t turn[2];
     floatX* pieces;  // (heads_room) on their way
     floatX* out;     // (heads_room) attention's output by heads
@@ -115,8 +115,8 @@ static inline void sequence_begin(const Sequence* p, const Exchange* x) {
     if (p->parts > 1) { exchange_await(x, x->buckets.items[x->buckets.count - 1].layer); }
 }
 
-/* Lets the compute stream wait for all that the stream beside it has queued. That one first joins it, as a stream must that is
- * captured into the same graph. */
+/* Lets the compute stream wait for all operations queued on the exchange stream. The exchange stream joins it first, as every
+ * stream of a captured graph must. */
 static inline void sequence_turn(const Sequence* p, cudaStream_t compute) {
     CUDA_CHECK(cudaEventRecord(p->turn[0], compute));
     CUDA_CHECK(cudaStreamWaitEvent(p->beside, p->turn[0]));

@@ -54,7 +54,7 @@ static bool shard_reader_trained(void* reader, const Param* p, size_t first, siz
     return shard_reader_piece((const ShardReader*)reader, true, p, first, n, dst);
 }
 
-/* Returns the source for a checkpoint's weights, which all ranks call alike; NULL where rank 0 has them all. */
+/* Returns the source of a checkpoint's weights, which all ranks call in the same order; NULL where rank 0 has them all. */
 static inline TensorSource shard_reader_source(const ShardReader* c, SlotKind kind) {
     const WeightArena* a = c->weights;
     const bool sharded = a->blocks.ranks > 1, adapters = a->trained != a->params;

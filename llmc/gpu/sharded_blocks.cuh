@@ -34,7 +34,7 @@ static inline size_t sharded_block_size(const ShardedBlocks* g, const WeightAren
     return (a->blocks_end - a->blocks_first) / (size_t)g->ring.blocks;
 }
 
-/* Makes what ZeRO 3 needs of a model of so many blocks, whose arena is that of `table`. Free with sharded_delete(). */
+/* Makes what ZeRO 3 needs of a model of so many blocks, laid out by `table`. Free with sharded_delete(). */
 static inline ShardedBlocks* sharded_new(WeightArena* a, const ParamTable* table, int blocks, bool tied) {
     ShardedBlocks* g = (ShardedBlocks*)xcalloc(1, sizeof *g);
     const GradientRing arena = gradient_ring_of(table, blocks, tied);
@@ -72,7 +72,7 @@ static inline void sharded_close(ShardedBlocks* g) {
 static inline void sharded_begin(ShardedBlocks* g, const Exchange* x) {
     if (!g) { return; }
     gather_ring_reset(&g->ring);
-    exchange_settle(x);  // so that the first gather follows those of the update, also in a graph
+    exchange_settle(x);  // so that the first gather comes after the update's gathers, also in a graph
 }
 
 /* Queues the gathers of block l, piece by piece, and what follows them. */
@@ -107,7 +107,7 @@ static inline const floatX* sharded_block(ShardedBlocks* g, const Exchange* x, c
     return g->slots[l % GATHER_SLOTS];
 }
 
-/* Replaces what each rank has computed (bytes) by rank 0's: what is decided by it, all decide alike. */
+/* Replaces each rank's `memory` (bytes) by rank 0's, so that all ranks decide the same way by it. */
 static inline void sharded_take_first(const ShardedBlocks* g, const Exchange* x, void* memory, size_t bytes) {
     if (g) { nccl_broadcast(x->links.all, memory, bytes, 0, x->compute, "the logits of rank 0"); }
 }

@@ -105,8 +105,7 @@ static inline void* master_at(const WeightArena* a, size_t at) {
     return a->master && local != SIZE_MAX ? (char*)a->master + local * master_bytes(a->master_kind) : NULL;
 }
 
-/* Returns where the weight of element `at` lies, and in *run how many of those behind it follow it there. NULL: they are shards
- * of other ranks. */
+/* Returns where the weight of element `at` lies, and in *run how many elements follow it there. NULL: another rank has them. */
 static inline floatX* weight_at(const WeightArena* a, size_t at, size_t* run) {
     size_t local = 0;
     *run = SIZE_MAX;
