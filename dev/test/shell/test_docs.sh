@@ -9,7 +9,8 @@
 # does not build the programs again. Run from the project's root after `make`.
 . dev/test/lib.sh
 pages="README.md dev/data/README.md $(ls dev/doc/*.md)"
-python=${PYTHON:-python3}
+python=$(command -v "${PYTHON:-python3}")
+case $python in /*) ;; *) python=$root/$python ;; esac
 wanted=${PAGES:-$pages} # PAGES="README.md": the commands of some
 
 # --- names ---------------------------------------------------------------------------------------------------------------------
@@ -99,7 +100,7 @@ exec $(command -v make) -o train_llama3 -o tokenize HAS_GPU= "\$@"
 END
 cat >"$tmp/bin/python3" <<END
 #!/bin/sh
-exec "$(command -v "$python")" "\$@"
+exec "$python" "\$@"
 END
 cat >train_llama3 <<END
 #!/bin/sh
