@@ -4,7 +4,8 @@
  * another file (resume) and a fuzzer can go on. A program that cannot continue calls die(): a message on stderr, exit 1.
  * Wrong usage (flags) calls die_usage(): exit 2. A message reads "FILE: FIELD is FOUND, wanted WANTED" and may have a
  * second line "\n  hint: ...". `assert` is for our own bugs, never for a user's file.
- * Valid C11 and C++17; the only mutable globals are those of a rank's messages.
+ * Valid C11 and C++17. Mutable globals on the host serve hooks and signal handlers, which get no argument of ours: the messages
+ * of a rank here, and those in file_sums.h, watched.h, owner.h, together.h and signals.h.
  */
 #ifndef LLMC_UTILS_H
 #define LLMC_UTILS_H

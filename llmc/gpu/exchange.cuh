@@ -1,37 +1,65 @@
-/* exchange.cuh -- what the ranks of a run exchange between their GPUs: gradients, which the owner of each shard adds up in rank
- * order, and the weights that it has updated. Every rank holds the optimizer state of its own shards (dist/buckets.h). In ZeRO
- * 1 it holds all weights and gradients; in ZeRO 2 gradients pass through a ring (gradients.cuh); in ZeRO 3 it holds its shards
- * of the blocks' weights (sharded_blocks.cuh).
+/* exchange.cuh -- a gradient's way over several GPUs, and the way back of the updated weights. The other files refer to here.
  *
- *   compute    forward ... backward of block l | ... of block l - 1 ...          | decide | update of bucket 0 | of bucket 1 ...
- *   exchange               all-to-all of block l, its sum in rank order | ... | norms | all-gather of bucket 0 | ... of 1 ...
+ * Every rank computes gradients of all trained tensors from its own rows. The tensors are cut into buckets, and every rank owns
+ * a shard of each bucket (dist/buckets.h). A rank sends each shard of its gradients to the owner. The owner adds up what
+ * arrives, in rank order, and updates the shard; it alone keeps m, v and master weights of it. Then all gather the new weights.
  *
- * The two streams wait for each other by events only. The next forward pass waits, layer by layer, for the weights that it
- * needs. Gradients and weights travel as bytes, and only our kernels add: the bits depend neither on NCCL's algorithms nor on
- * the time at which something arrives. A gradient is rounded once, when its rank computes it, and all sums are fp32.
+ *   ZeRO 1   every rank holds all weights and all gradients; the last micro-step of a step sends
+ *   ZeRO 2   gradients lie in a ring (dist/zero.h); every micro-step sends, and the owner adds onto its sums
+ *   ZeRO 3   as 2; and a rank holds shards of the blocks alone, and gathers a block before its use (sharded_blocks.cuh)
  *
- * Across hosts, whose network is slower, a sum has two levels: the ranks of a host exchange what belongs to the ranks with the
- * same place on all hosts, add it up in rank order, and send that sum on, once for the whole host and in fp32. The owner adds
- * up the hosts' in their order. That is done where all hosts have equally many ranks, which are neighbours.
+ * Each rank has two streams. The compute stream runs the layers and the update. The exchange stream runs NCCL's collectives,
+ * the sums, and the 8-bit copies of gathered weights (fp8.cuh). One step, of blocks l and buckets b:
+ *
+ *   compute    forward, head | backward of block l | of l - 1 | ... | wait | decide | update b 0 | update b 1 | forward ...
+ *   exchange                                       | send l, sum    | ... | norms   |            | gather 0   | gather 1 ...
+ *
+ * The streams wait for each other by events alone, in this order. The host waits for none of them.
+ *
+ *   stream that waits   for the event       recorded by the other stream      and may then
+ *   exchange            ready[bucket]:      after the bucket's gradients      send them, and add up its own shard
+ *   compute             sent[part] (2):     after the sends from that part    write other gradients into this part of the ring
+ *   compute             summed (2):         after a micro-step's last send    begin the next micro-step
+ *   exchange            summed:             after the step's last backward    add up the losses, and the gradients of norms
+ *   compute             summed:             after these sums                  decide on the step, update its shards
+ *   exchange            updated[bucket]:    after the update of its shard     gather the bucket's weights, make 8-bit copies
+ *   compute             gathered[bucket]:   after gather and copies           read these weights, in the next forward pass
+ *   exchange            used (3):           after the last use of a slot      gather another block into it, make its copies
+ *   compute             there[slot] (3):    after gather and copies           compute with the block
+ *   exchange            turn[0] (S):        before an exchange of heads       record turn[1], also where a graph is captured
+ *   compute             turn[1] (S):        after all that was queued         exchange heads with ranks that share its rows
+ *
+ *   (2) where gradients lie in a ring; `summed` also where ranks pass the layers together
+ *   (3) ZeRO 3; (S) --seq-parallel, whose exchanges of heads run on the compute stream (sequence.cuh)
+ *
+ * With a ring, block l - 2 takes the part of block l, so the sends have the time of one block:
+ *
+ *   compute    | block l              | block l - 1          | block l - 2: waits for sent[part of l]                | ...
+ *   exchange                          | send l, sum          | send l - 1, sum                                       | ...
+ *
+ * With ZeRO 3 the gathers stand between the sends. Block l - 2 goes into the slot of block l + 1, so its gather waits for
+ * `used`, as send l + 1 waits for `ready`: both begin with block l. They are hidden if they end before block l - 1 does.
+ *
+ *   compute    | block l                       | block l - 1                   | block l - 2 ...        (backward)
+ *   exchange   | send l + 1, sum, gather l - 2 | send l, sum, gather l - 3     | send l - 1, sum, ...
+ *
+ * Graphs: a micro-step is captured whole, its sends with it. So a micro-step ends with a wait for the exchange stream, and the
+ * last send, the embedding's, is not hidden. The update lies outside of the graphs, and so do the events `gathered`: a captured
+ * wait for one is an external wait.
+ *
+ * The bits depend neither on NCCL's algorithms nor on the time at which something arrives: gradients and weights travel as
+ * bytes, and only our kernels add. A gradient is rounded once, when its rank computes it; all sums are fp32.
+ *
+ * No deadlock is possible. The collectives are on one stream, in the order of the host's calls, the same on all ranks. The
+ * k-th can begin once the earlier ones are done and this rank's compute stream has come to a point that depends on no later
+ * one. So by induction over k all ranks begin each collective, and it ends.
+ *
+ * Across hosts the network is slower, so a sum has two levels, if all hosts have equally many ranks, which are neighbours. The
+ * rank at place l of a host gets, from all ranks of its host, the shards of the ranks at place l of any host. It adds them up
+ * in rank order, and sends each sum on in fp32, once for the whole host. The owner adds the hosts' sums in the hosts' order.
  *
  *   rank h L + l of H hosts with L ranks   grads (H, L, shard) -> landing (L, H, shard) -> sum of the host (H, shard)
  *                                          -> to the ranks l of all hosts (H, shard) -> sum (shard)
- *
- * ZeRO 1: sends belong to the last micro-step of a step and are captured in its graph. So are the waits for weights, whose
- * events lie outside of the graph.
- *
- * ZeRO 2 and 3: every micro-step sends, and its sums are added to those before it (fp32, so its gradients may have 16 bits
- * however many there are). A part of the ring is written again when what was in it has gone:
- *
- *   compute    | block l              | block l - 1          | block l - 2, where l was: waits for the send of l | ...
- *   exchange                          | send l, sum          | send l - 1, sum                                   | ...
- *
- * At the end of a micro-step the compute stream waits for the exchange, which a captured stream has to. So the last send, that
- * of the embedding, is not hidden; and nothing else need be remembered from one graph to the next.
- *
- * No deadlock is possible: all collectives are on one stream, in an order that the host's calls decide, the same on all ranks.
- * The k-th can begin when those before it are done and this rank's compute stream has come to a point that depends on none
- * after it. So by induction over k each one is begun by all ranks, and ends.
  */
 #ifndef LLMC_EXCHANGE_CUH
 #define LLMC_EXCHANGE_CUH
@@ -61,16 +89,16 @@ typedef struct {
     float* of_hosts;  // (2, hosts, shard) the host's sums, then what arrives of them from all hosts
     float* norms;     // (ranks, norm_elements) gradients of the norms, which are small: every rank adds up all of them
     size_t norm_elements;
-    double* partials;                  // (buckets + 1, SUM_BLOCKS) sums of squares: of the buckets, then of the norms
-    StepState* states;                 // (ranks)
-    Links links;                       // all zero: the model is not trained
-    cudaStream_t compute, stream;      // the model's, and that of the exchange
-    Profiler* profiler;                // NULL: none
-    cudaEvent_t* ready;                // (buckets) the gradients are complete
-    cudaEvent_t* updated;              // (buckets) the update has been there
-    cudaEvent_t* gathered;             // (buckets) all weights are there
-    cudaEvent_t summed;                // the norms are complete, and all sums are there
-    cudaEvent_t sent[GRADIENT_PARTS];  // of the ring: what was in it has gone
+    double* partials;              // (buckets + 1, SUM_BLOCKS) sums of squares: of the buckets, then of the norms
+    StepState* states;             // (ranks)
+    Links links;                   // all zero: the model is not trained
+    cudaStream_t compute, stream;  // the model's, and the exchange stream
+    Profiler* profiler;            // NULL: none
+    cudaEvent_t* ready;            // (buckets) the events of the table above
+    cudaEvent_t* updated;          // (buckets)
+    cudaEvent_t* gathered;         // (buckets)
+    cudaEvent_t summed;
+    cudaEvent_t sent[GRADIENT_PARTS];
 } Exchange;
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -161,8 +189,8 @@ static inline cudaEvent_t* exchange_events(const Exchange* x) {
     return events;
 }
 
-/* Connects the GPUs of the ranks first, first + step, ..., of which there are `count` and this is one. All ranks call this, each
- * for its own group, which `first` invites. Writes what nccl_leave() and free() end. Fails on all ranks if one cannot. */
+/* Connects the GPUs of the `count` ranks first, first + step, ...; this rank is one. All ranks call this, each for its own
+ * group, which `first` invites. End *group with nccl_leave() and free(). Fails on all ranks if one cannot. */
 static inline bool exchange_join_some(NcclGroup** group, Team* team, int first, int step, int count, Error* e) {
     const int rank = team->run.rank;
     NcclId id, *all = (NcclId*)xcalloc((size_t)team->run.ranks, sizeof *all);
@@ -240,7 +268,7 @@ static inline void exchange_close(Exchange* x) {
     CUDA_CHECK(cudaStreamDestroy(x->stream));
 }
 
-/* Behind the last nccl_free(). */
+/* Call after the last nccl_free(). */
 static inline void exchange_unlink(Exchange* x) {
     free(x->links.across);
     free(x->links.inside);
@@ -271,8 +299,8 @@ static inline const float* exchange_on_hosts(Exchange* x, Gradient grads, size_t
     return arrived;
 }
 
-/* Sends the gradients of a bucket, which the compute stream has queued all work for, and adds up the shard of this rank; with
- * `add`, onto the sums of the micro-steps before.   grads: (bucket's count) */
+/* Sends the gradients of a bucket once the compute stream has done what it has queued, and adds up this rank's shard; with
+ * `add`, onto the sums of earlier micro-steps.   grads: (bucket's count) */
 static inline void exchange_send(Exchange* x, int bucket, Gradient grads, bool add) {
     const Bucket* b = &x->buckets.items[bucket];
     const size_t shard = b->count / (size_t)x->ranks, bytes = shard * (grads.fp32 ? sizeof(float) : sizeof(floatX));
@@ -293,7 +321,7 @@ static inline void exchange_send(Exchange* x, int bucket, Gradient grads, bool a
     ordered_sum_cuda(sum, partials, x->landing, grads.fp32, x->ranks, shard, add, x->stream);
 }
 
-/* Behind the sends from a part of the ring; exchange_await_sent() lets the compute stream wait until they are done. */
+/* Call after the sends from a part of the ring. exchange_await_sent() lets the compute stream wait for them. */
 static inline void exchange_sent(Exchange* x, int part) { CUDA_CHECK(cudaEventRecord(x->sent[part], x->stream)); }
 static inline void exchange_await_sent(const Exchange* x, int part) {
     Op op(x->profiler, x->compute, "wait: gradients", 0, 0);
@@ -301,8 +329,8 @@ static inline void exchange_await_sent(const Exchange* x, int part) {
 }
 
 /* Sends the gradients of a layer to their owners: of the embedding (-1), a block, or final norm and head (the number of
- * layers). Without a ring it waits for the `last` micro-step, after which they are complete. In a ring each micro-step sends its
- * own, and the owners add all but the `first` one's. */
+ * layers). Without a ring only the `last` micro-step sends, which completes them. In a ring each micro-step sends its own, and
+ * the owners add all but the `first` one's to their sums. */
 static inline void exchange_send_layer(Exchange* x, const Gradients* g, int layer, bool first, bool last) {
     for (int i = 0; (g->in_ring || last) && i < x->buckets.count; i++) {
         const Bucket* b = &x->buckets.items[i];
@@ -318,15 +346,15 @@ static inline void exchange_await_ring(const Exchange* x, const Gradients* g, in
     if (g->in_ring && taken) { exchange_await_sent(x, gradient_part_of(layer, L, g->config.tied)); }
 }
 
-/* At the end of a micro-step that another one follows: lets the compute stream wait for all that was queued. */
+/* Ends a micro-step that another one follows: the compute stream waits for all that the exchange stream has queued. */
 static inline void exchange_pause(Exchange* x) {
     Op op(x->profiler, x->compute, "wait: gradients", 0, 0);
     CUDA_CHECK(cudaEventRecord(x->summed, x->stream));
     CUDA_CHECK(cudaStreamWaitEvent(x->compute, x->summed));
 }
 
-/* Behind the last send: adds up the gradients of the norms (norm_elements, in place) and the sums of the step over the ranks,
- * with the norm of the gradients. Then the compute stream may go on. */
+/* Call after the last send. Adds up over the ranks, in place, the gradients of the norms (norm_elements), the sums of the step
+ * and the norm of the gradients. Then the compute stream may continue. */
 static inline void exchange_finish(Exchange* x, StepState* state, float* norms) {
     if (x->ranks <= 1) { return; }
     const int count = x->buckets.count * SUM_BLOCKS;
@@ -351,8 +379,8 @@ static inline void exchange_finish(Exchange* x, StepState* state, float* norms) 
 // ---------------------------------------------------------------------------------------------------------------------
 // weights to all
 
-/* Gathers the weights (bucket's count) of a bucket, whose shards the compute streams of their owners have updated.
- * exchange_gathered() comes behind it, and behind what else is made of them on this stream: then others may wait for both. */
+/* Gathers the weights (bucket's count) of a bucket, whose shards the compute streams of their owners have updated. Call
+ * exchange_gathered() after it, and after the 8-bit copies of these weights: who waits for a layer then waits for both. */
 static inline void exchange_gather(Exchange* x, int bucket, floatX* weights) {
     const Bucket* b = &x->buckets.items[bucket];
     const size_t shard = b->count / (size_t)x->ranks;

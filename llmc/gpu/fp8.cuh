@@ -1,5 +1,5 @@
-/* fp8.cuh -- --fp8: the matrices of the blocks, with --fp8-head also the head, multiply in 8 bits. cuBLASLt scales each row of a
- * factor.
+/* fp8.cuh -- --fp8: the matrices of the blocks, with --fp8-head also the head, multiply in 8 bits. cuBLASLt scales each row of
+ * a factor.
  *
  * All else stays as it is: residual stream, norms, embedding, attention, gradients, optimizer. The 8 bits are e4m3; for the
  * logits' gradients they are e5m2. The scales are powers of two and come from the tensor itself (quantise.h). So a checkpoint
@@ -7,28 +7,18 @@
  *
  * This file keeps the copies of the weights; linear.cuh multiplies with them, and says how each factor is scaled.
  *
- * Weights are quantised once an update, right after the update, and before the first step (with several GPUs see below). Validation
- * and --eval --fp8 compute as training does. Text is generated in BF16.
+ * Weights are quantised before the first step and after each update. Validation and --eval --fp8 compute as training does.
+ * Text is generated in BF16.
  *
  * The head is one more weight, outside of the blocks, so it has one copy of each kind. It takes the tokens in chunks, and the
  * gradients of a chunk's logits overwrite the shared buffer: so a pass quantises its x chunk by chunk. `largest` of x and of
  * the gradient covers the chunks so far, in their order. A head that is also the embedding stays in 16 bits as the embedding.
  *
- * Several GPUs: every rank makes the copies from weights that have been gathered, on the stream of the exchange, right behind
- * the gather and before the event of it that the compute stream waits for.
- *
- *   ZeRO 1, 2  Every rank has copies of all blocks. The exchange stream makes them once an update, after it has gathered the
- *              last piece of a block (fp8_follow()). The step's own passes are the last readers of the old copies. After them
- *              the compute stream queues the update of the piece and the event `updated`; the gather waits for it. Readers of
- *              the new copies wait for the event `gathered` of the piece. The head's copies are made in the same way, also with
- *              ZeRO 3, where every rank has the whole head.
- *   ZeRO 3     Every rank has copies of the gathered blocks alone, in as many slots. The exchange stream makes them after each
- *              gather of a block. The compute stream queues the last readers of the old copies, and of the old 16-bit block,
- *              before the event `used`. So a slot's copies and its block always belong to one weight. Readers of the new copies
- *              wait for the slot's event `there`.
- *
- * Both orders also hold inside a captured graph, and in every pass through the layers: training, validation, sampling. All
- * ranks have the same weights and scales, so they make the same copies.
+ * Several GPUs: every rank makes the copies itself, from gathered weights. The exchange stream makes them after a gather and
+ * before the event that announces it: who may read the weights may read their copies, and what may be overwritten holds for
+ * both (exchange.cuh). ZeRO 1 and 2 keep copies of all blocks, made once an update (fp8_follow()). ZeRO 3 keeps copies of the
+ * gathered blocks alone, one a slot (fp8_follow_slot()); the head's are made as in ZeRO 1. All ranks have the same weights and
+ * scales, so they make the same copies.
  *
  * Counts: each rank counts the values that it quantises, and rank 0 logs its own counts. With several GPUs the exchange stream
  * counts weights in a buffer of its own. fp8_take_counts() copies it at the update, where both streams are synchronized: a step

@@ -12,9 +12,10 @@
  * The group has its own communicator, beside the communicator of all ranks (exchange.cuh). NCCL's kernels wait for one another
  * across GPUs. NCCL's user guide ("Using multiple NCCL communicators concurrently") and its authors (NVIDIA/nccl, issue 195)
  * require one order of the operations of two communicators on all GPUs, never two at a time. Otherwise each GPU may run the one
- * operation that the other cannot start. So an exchange of heads waits for everything that the exchange stream has queued
- * (sequence_turn()); later work of that stream waits for the compute stream anyhow. All ranks queue in the same order. A forward
- * pass waits for all weights before its first exchange, because weights travel outside of its graph.
+ * operation that the other cannot start. So an exchange of heads runs on the compute stream and waits for everything that
+ * the exchange stream has queued (sequence_turn(), `turn` in exchange.cuh). Later work of the exchange stream waits for the
+ * compute stream anyhow. All ranks queue in the same order. A forward pass waits for all weights before its first exchange,
+ * because weights travel outside of its graph.
  */
 #ifndef LLMC_SEQUENCE_CUH
 #define LLMC_SEQUENCE_CUH

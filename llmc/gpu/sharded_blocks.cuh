@@ -2,14 +2,9 @@
  * use. Embedding, final norm and head stay whole on every rank: every micro-step begins and ends with them, and of 70B they
  * are 2.1 of 70.6 billion weights (3.9 GiB in 16 bits).
  *
- *   compute    | block l                       | block l - 1                   | block l - 2 ...        (backward)
- *   exchange   | send l + 1, sum, gather l - 2 | send l, sum, gather l - 3     | send l - 1, sum, ...
- *
- * gather l - 2 goes where block l + 1 was, so it waits for the compute stream to be through with that, and so does send l + 1:
- * both begin with block l, and block l - 2 finds its weights when they end before block l - 1 does. Forward: the gathers alone.
- * The 8-bit copies of --fp8 are made behind the gathers of a block, for its slot (fp8.cuh). dist/zero.h decides what is
- * gathered when. In a captured graph all events are those of the graph: a pass begins with no block gathered, and behind all
- * gathers of the update.
+ * dist/zero.h decides which block is gathered when, exchange.cuh says which stream waits for what. The forward pass gathers the
+ * same way as the backward pass there, without sends. In a captured graph all events belong to the graph: a pass begins with no
+ * block gathered, and after all gathers of the update.
  */
 #ifndef LLMC_SHARDED_BLOCKS_CUH
 #define LLMC_SHARDED_BLOCKS_CUH
