@@ -1,9 +1,9 @@
 /* buckets.h -- which part of the trained tensors each rank of a run owns.
  *
- * A bucket is what travels at once: the embedding, a block, or the final norm with the head; with LoRA the adapters of a block.
+ * A bucket travels as a whole: the embedding, a block, or the final norm with the head; with LoRA the adapters of a block.
  * Buckets of more than BUCKET_MOST elements are cut into pieces. Every rank owns 1 / ranks of each piece, its shard: so all
- * ranks send and receive alike, whichever bucket travels. (If each rank owned one stretch of the whole arena, all would send a
- * bucket to the same one.)
+ * ranks send and receive the same amount, whichever bucket travels. (If each rank owned one stretch of the whole arena, all
+ * ranks would send a bucket to the same owner.)
  *
  *   arena   | piece 0: rank 0 | rank 1 | rank 2 | piece 1: rank 0 | rank 1 | rank 2 | ...
  *   rank 1            | piece 0's shard | piece 1's shard | ...       its m, v and master weights, its "local" elements
@@ -11,8 +11,8 @@
  * The pieces tile the arena. Each begins at, and is as long as, a multiple of PARAM_ALIGN * ranks (config.h pads the buckets),
  * so shards are equal and aligned.
  *
- * Gradients: every rank sends each shard of its own to the owner. The owner adds what arrived in rank order, in fp32: the
- * result does not depend on who came first or on how the network adds (gpu/exchange.cuh).
+ * Gradients: every rank sends its gradients of a shard to the shard's owner. The owner adds them in rank order, in fp32. So the
+ * result depends neither on the order of arrival nor on how the network adds (gpu/exchange.cuh).
  */
 #ifndef LLMC_BUCKETS_H
 #define LLMC_BUCKETS_H
@@ -100,8 +100,8 @@ static inline size_t shard_left(const Buckets* list, size_t at) {
     return count - (at - b->first) % count;
 }
 
-/* Returns the rank that owns element `at` of the arena, and sets *local to its place among all that this rank owns, shard
- * behind shard. */
+/* Returns the rank that owns element `at` of the arena, and sets *local to its place among all elements that this rank
+ * owns, shard after shard. */
 static inline int shard_owner(const Buckets* list, size_t at, size_t* local) {
     const Bucket* b = bucket_at(list, at);
     const size_t count = b->count / (size_t)list->ranks, in_piece = at - b->first;
@@ -109,7 +109,7 @@ static inline int shard_owner(const Buckets* list, size_t at, size_t* local) {
     return (int)(in_piece / count);
 }
 
-/* Sets *local to the place of element `at` of the arena among those of `rank`. Returns false if another rank owns it. */
+/* Sets *local to the place of element `at` of the arena among all elements of `rank`. Returns false if another rank owns it. */
 static inline bool shard_local(const Buckets* list, int rank, size_t at, size_t* local) {
     return shard_owner(list, at, local) == rank;
 }

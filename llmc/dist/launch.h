@@ -1,24 +1,24 @@
 /* launch.h -- the parent of --gpus N: starts N copies of this program, one a rank, and ends with them as they end with it.
  *
- * launch_ranks() starts /proc/self/exe with the same arguments; a copy knows by LLAMA3_RANK and the other variables that
- * dist/ranks.h reads that it is a rank. All must connect to 127.0.0.1 at a port that was free, and share a random token. Output
+ * launch_ranks() starts /proc/self/exe with the same arguments; a copy knows that it is a rank by LLAMA3_RANK and the other
+ * variables that dist/ranks.h reads. All must connect to 127.0.0.1 at a port that was free, and share a random token. Output
  * goes where the parent's goes. The parent has no threads and never calls CUDA, whose state would not survive fork(): where
  * --gpus needs the number of devices, launch_count() asks a child for it.
  *
  * When a rank fails, the others normally learn it from their connection to each other (dist/team.h), say so, and end with
- * status 1. Those left after LAUNCH_TERM_SECONDS, such as those that wait for one that never came, get SIGTERM, and those left
- * LAUNCH_KILL_SECONDS later SIGKILL. The status is that of the rank that failed first, 128 + N for signal N, which the parent
- * reports, since a killed rank cannot. A rank that ended with 1 gives way to one that is then seen to have failed otherwise:
- * the connections of a dying process close at once, but it takes seconds to give back the memory of a large one, and only then
- * the parent sees its end.
+ * status 1. Ranks left after LAUNCH_TERM_SECONDS, such as ranks that wait for one that never came, get SIGTERM. Ranks left
+ * LAUNCH_KILL_SECONDS later get SIGKILL. The parent's status is the status of the rank that failed first: 128 + N for signal N.
+ * The parent reports a signal, because a killed rank cannot. If a rank ended with 1 and another is then seen to have failed
+ * otherwise, the other counts. The connections of a dying process close at once, but a large process takes seconds to give back
+ * its memory, and the parent sees its end only then.
  *
- * When the parent dies, by SIGKILL too, the kernel kills the ranks (PR_SET_PDEATHSIG). Besides, each rank has the read end of a
- * pipe whose only writer is the parent: poll() reports POLLHUP there when the parent is gone; see launch_parent_fd().
+ * When the parent dies, also by SIGKILL, the kernel kills the ranks (PR_SET_PDEATHSIG). Each rank also has the read end of a pipe
+ * whose only writer is the parent. poll() reports POLLHUP there when the parent is gone; see launch_parent_fd().
  *
- * SIGINT, SIGTERM, SIGHUP and SIGUSR1 are for the ranks: the parent passes them on, and stays until all ranks have ended. Only
- * a SIGINT with si_code SI_KERNEL is not passed on: Ctrl-C, which the terminal sends to all processes of the group. Others send
- * to all of them, too: `kill -TERM -PGID`, timeout, Slurm. The parent cannot tell that from a signal for it alone, so a rank
- * may get such a signal twice (run/session/signals.h counts it once).
+ * SIGINT, SIGTERM, SIGHUP and SIGUSR1 are for the ranks: the parent passes them on, and stays until all ranks have ended. It
+ * does not pass on a SIGINT with si_code SI_KERNEL: Ctrl-C, which the terminal sends to all processes of the group. Other senders
+ * signal the whole group, too: `kill -TERM -PGID`, timeout, Slurm. The parent cannot distinguish their signal from one for itself
+ * alone, so a rank may get such a signal twice (run/session/signals.h counts it once).
  */
 #ifndef LLMC_LAUNCH_H
 #define LLMC_LAUNCH_H
@@ -98,7 +98,7 @@ static inline int launch_free_port(uint64_t random) {
     return 0;
 }
 
-/* Finds this program's path, by which tools such as top show a process; /proc/self/exe if another file is there by now. */
+/* Finds this program's path, by which tools such as top show a process; /proc/self/exe if another file has taken that path by now. */
 static inline void launch_program(char* path /* PATH_CAP */) {
     static const char self[] = "/proc/self/exe";
     struct stat ours, found;
@@ -182,7 +182,7 @@ static inline void launch_send(const Launch* l, int signal_number) {
     }
 }
 
-/* Notes how a rank ended: `status` is that of waitpid(). */
+/* Notes how a rank ended: `status` is waitpid()'s. */
 static inline void launch_note(Launch* l, int rank, int status) {
     const int signal_number = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
     const int code = signal_number ? 128 + signal_number : WEXITSTATUS(status);
@@ -232,8 +232,8 @@ static inline void launch_wait(Launch* l) {
     }
 }
 
-/* Starts `count` ranks, waits until all have ended, and returns the status for main() to return soon: the signals that are for
- * the ranks stay blocked here. -1: they could not be started, by the error. To be called once, in a process with one thread
+/* Starts `count` ranks, waits until all have ended, and returns the status for main() to return soon: the ranks' signals stay
+ * blocked here. -1: they could not be started, by the error. To be called once, in a process with one thread
  * that has not called CUDA. */
 static inline int launch_ranks(int count, int argc, char** argv, Error* e) {
     Launch l;

@@ -3,17 +3,17 @@
  * A message has 256 bytes; integers are little-endian:
  *
  *     at   bytes
- *      0       8  token     of the run: what has another one is not of this run
+ *      0       8  token     of the run: a message with another token is not of this run
  *      8       4  kind      1 and up; team_state.h lists them
  *     12       4  rank      of the sender
  *     16       8  sequence  how many collectives the sender has entered
  *     24       8  place     what the sender is at: step << 24 | bucket << 8 | phase
- *     32       4  size      bytes used of the payload; those behind them are zero
+ *     32       4  size      bytes used of the payload; the rest are zero
  *     36       4  rest      bytes of the same text or table that the next messages of this kind will bring
  *     40     216  payload
  *
- * A link neither waits nor fails when it sends: what the system does not take at once is kept and sent later. That the other
- * end is gone is found by reading, after everything that it sent before was read.
+ * A link neither waits nor fails when it sends: it keeps what the system does not take at once, and sends it later. A reader finds
+ * out that the other end is gone, after it has read everything that the other end sent.
  */
 #ifndef LLMC_LINK_H
 #define LLMC_LINK_H
@@ -72,7 +72,7 @@ static inline void link_flush(Link* l) {
         const ssize_t n = send(l->fd, l->out + l->sent, l->out_size - l->sent, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (n < 0 && errno == EINTR) { continue; }
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) { return; }
-        if (n < 0) { break; }  // nobody will read it; link_receive() tells
+        if (n < 0) { break; }  // nobody will read it; link_receive() reports that
         l->sent += (size_t)n;
     }
     l->sent = l->out_size = 0;
@@ -167,8 +167,8 @@ static inline bool link_connected(int fd, double seconds) {
     return cause == 0;
 }
 
-/* Tries each address of a host once, for at most `seconds`. Returns a connected socket, or -1 on an error, which is no more
- * than the system's words for the cause. */
+/* Tries each address of a host once, for at most `seconds`. Returns a connected socket, or -1 on an error, whose text is
+ * just the system's words for the cause. */
 static inline int link_connect(const char* address, int port, double seconds, Error* e) {
     struct addrinfo* all = link_resolve(address, port, e);
     int cause = 0;

@@ -11,18 +11,18 @@
  *   srun        SLURM_PROCID, SLURM_STEP_NUM_TASKS (else SLURM_NTASKS), SLURM_LOCALID, SLURM_NODEID,
  *               SLURM_STEP_TASKS_PER_NODE (else SLURM_TASKS_PER_NODE), SLURM_STEP_NODELIST, SLURM_JOB_ID, SLURM_STEP_ID
  *
- * The first of this list whose variables are there counts, since one may start the next one below it: mpirun starts its
- * daemons with srun, and what these start has the daemons' SLURM_PROCID. An empty variable counts as missing.
+ * The first launcher of this list whose variables are set counts, because one may start the next one below it. mpirun starts its
+ * daemons with srun, and the daemons' children inherit their SLURM_PROCID. An empty variable counts as missing.
  *
- * Slurm sets SLURM_PROCID and SLURM_NTASKS also in the shell of sbatch and salloc, where there is one process, so they count
- * only in a step that srun started. SLURM_STEP_ID tells: it is missing in these shells, or one of the reserved numbers from
- * 4294967280 (0xFFFFFFF0) on; 4294967291 is the batch script, 4294967290 the shell of salloc (slurm.h). The variables of the
- * step come before those of the job, because `srun --preserve-env` keeps the job's.
+ * Slurm sets SLURM_PROCID and SLURM_NTASKS also in the shell of sbatch and salloc, where only one process runs. So they
+ * count only in a step that srun started. SLURM_STEP_ID shows that: in these shells it is missing, or one of the reserved numbers
+ * from 4294967280 (0xFFFFFFF0) on; 4294967291 is the batch script, 4294967290 the shell of salloc (slurm.h). The step's variables
+ * come before the job's variables, because `srun --preserve-env` keeps the job's.
  *
  * The address of rank 0 is MASTER_ADDR, else (srun) the first host of SLURM_STEP_NODELIST, else 127.0.0.1 where all ranks are
  * on this host. The port is --port, else MASTER_PORT, else a number made of the run's name. torchrun's agent may keep its own
- * store at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE=True): then it is the next port. All this is decided from the environment
- * alone, so that all ranks decide alike.
+ * store at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE=True): then the run takes the next port. All this is decided from the environment
+ * alone, so that all ranks decide the same way.
  */
 #ifndef LLMC_RANKS_H
 #define LLMC_RANKS_H
@@ -37,7 +37,7 @@ enum {
 
 typedef struct {
     int rank, ranks;              // this process, and how many the run has
-    int local_rank, local_ranks;  // the same among those of this host
+    int local_rank, local_ranks;  // the same among the ranks of this host
     char address[256];            // of rank 0
     int port;
     uint64_t token;        // of this run: messages with another are not its own
@@ -47,7 +47,7 @@ typedef struct {
 /* Returns a variable of an environment, or NULL. */
 typedef const char* (*RanksVariable)(const char* name);
 
-/* That of this process. */
+/* Returns a variable of this process, or NULL. */
 static inline const char* ranks_environment(const char* name) { return getenv(name); }
 
 typedef struct {
@@ -55,7 +55,7 @@ typedef struct {
     const char* sign;  // is set where this launcher started the process
     const char *rank, *ranks, *local_rank, *local_ranks;
     const char *address, *port;
-    const char* run[3];  // what names the run, where it is set
+    const char* run[3];  // variables that name the run, where they are set
 } RankVariables;
 
 // clang-format off
@@ -86,7 +86,7 @@ static inline const char* ranks_text(RanksVariable variable, const char* name) {
 
 static inline bool ranks_is(const RankVariables* v, const char* launcher) { return strcmp(v->launcher, launcher) == 0; }
 
-/* Reads digits and moves *text behind them. Returns -1 if there are none, or the number is above `max`. */
+/* Reads digits and moves *text past them. Returns -1 if it finds none, or the number is above `max`. */
 static inline int64_t ranks_digits(const char** text, int64_t max) {
     int64_t number = 0;
     const char* p = *text;
@@ -117,7 +117,7 @@ static inline bool ranks_number(RanksVariable variable, const RankVariables* v, 
     return true;
 }
 
-/* Returns a hash of what names the run: the same for all its ranks, another for another run if the launcher names it. */
+/* Returns a hash of the run's name: the same for all its ranks, another for another run if the launcher names it. */
 static inline uint64_t ranks_run_hash(RanksVariable variable, const RankVariables* v) {
     uint64_t hash = 0xCBF29CE484222325u;  // FNV-1a
     for (int i = 0; i < 3 && v->run[i]; i++) {
@@ -131,7 +131,7 @@ static inline uint64_t ranks_run_hash(RanksVariable variable, const RankVariable
 // ---------------------------------------------------------------------------------------------------------------------
 // Slurm
 
-/* Tells whether SLURM_STEP_ID is that of a step that srun started. */
+/* Returns whether SLURM_STEP_ID belongs to a step that srun started. */
 static inline bool ranks_in_step(RanksVariable variable) {
     const int64_t first_reserved = 0xFFFFFFF0;
     const char* text = ranks_text(variable, "SLURM_STEP_ID");
@@ -186,7 +186,7 @@ static inline bool ranks_slurm_local(Ranks* r, RanksVariable variable, const Ran
     const char *name = v->local_ranks, *list = ranks_text(variable, name);
     if (!list) { list = ranks_text(variable, name = "SLURM_TASKS_PER_NODE"); }
     int node = 0, total = 0;
-    if (!list) { return ranks_number(variable, v, v->local_ranks, 1, r->ranks, &node, e); }  // fails, and tells how
+    if (!list) { return ranks_number(variable, v, v->local_ranks, 1, r->ranks, &node, e); }  // fails, and says why
     if (strchr(list, ',') && !ranks_number(variable, v, "SLURM_NODEID", 0, RANKS_MAX - 1, &node, e)) { return false; }
     const bool read = ranks_count_tasks(list, node, &r->local_ranks, &total);
     if (read && total == r->ranks && r->local_ranks > 0) { return true; }
@@ -259,7 +259,7 @@ static inline bool ranks_find_token(Ranks* r, RanksVariable variable, const Rank
     return true;
 }
 
-/* Finds who this process is. `port` is that of --port; 0: not given. Without a launcher it is rank 0 of 1, launcher NULL, and
+/* Finds who this process is. `port` is --port; 0: not given. Without a launcher it is rank 0 of 1, launcher NULL, and
  * has no port. Fails on variables that are missing, wrong or contradict each other, by their names. */
 static inline bool ranks_find(Ranks* r, RanksVariable variable, int port, Error* e) {
     memset(r, 0, sizeof *r);
@@ -271,19 +271,19 @@ static inline bool ranks_find(Ranks* r, RanksVariable variable, int port, Error*
            ranks_find_port(r, variable, v, port, e) && ranks_find_token(r, variable, v, e);
 }
 
-/* Returns the device of this process, `visible` of which it sees: that of its local rank, or 0 where the launcher shows each
- * process one of its own. -1: there are fewer devices than ranks on this host. */
+/* Returns the device of this process, which sees `visible` devices: its local rank's, or 0 where the launcher shows each process
+ * one device. -1: this host has fewer devices than ranks. */
 static inline int ranks_device(const Ranks* r, int visible) {
     if (visible == 1) { return 0; }
     return visible < r->local_ranks ? -1 : r->local_rank;
 }
 
-/* The place of a rank among those of its host. */
+/* The place of a rank among the ranks of its host. */
 typedef struct {
     int local_rank, local_ranks;
 } RankPlace;
 
-/* Returns the number of hosts, if several have equally many ranks each, more than one, and those of a host are neighbours in
+/* Returns the number of hosts, if each host has the same number of ranks, more than one, and the ranks of a host are neighbours in
  * their order; else 1.   places: (ranks) */
 static inline int ranks_hosts(const RankPlace* places, int ranks) {
     const int most = places[0].local_ranks;

@@ -1,20 +1,20 @@
-/* sequence.h -- which part of each row of tokens a rank computes where several ranks share one (--seq-parallel), and how these
- * exchange parts of rows for heads around attention (Jacobs et al., "DeepSpeed Ulysses", 2023, arXiv 2309.14509).
+/* sequence.h -- with --seq-parallel several ranks share each row of tokens. This file says which part a rank computes, and how the
+ * ranks exchange parts of rows for heads around attention (Jacobs et al., "DeepSpeed Ulysses", 2023, arXiv 2309.14509).
  *
  *   ranks      0 1 | 2 3 | ...    with parts = 2: neighbours are a group, and each group reads its own rows of a batch
  *   a row      T tokens: part p is tokens [p T / parts, (p + 1) T / parts); rank r computes part r % parts of the rows of
  *              group r / parts
- *   attention  sees whole rows, but each rank only NH / parts query heads and NKV / parts key and value heads: those from
- *              p NH / parts and from p NKV / parts on. So a query head and its key head are on one rank
+ *   attention  sees whole rows, but each rank only NH / parts query heads and NKV / parts key and value heads: the heads
+ *              from p NH / parts and from p NKV / parts on. So a query head and its key head are on one rank
  *
  * All other layers work on single tokens and see the part alone. To get from parts of rows to heads, a rank packs its tokens by
- * the heads of each member, the group exchanges them, and what arrives is in place:
+ * the heads of each member. The group exchanges the pieces, and each piece arrives in its place:
  *
  *   rows    (B, T / parts, all heads)                of this rank
  *   pieces  (B, parts, T / parts, heads / parts)     piece (b, p) is for member p
  *   heads   (B, T, heads / parts)                    piece (b, p) came from member p: its tokens are the p-th of row b
  *
- * The way back is the same in the other direction. Below, in an AttentionShape T is the tokens of a part, and NH and NKV are
+ * The way back is the same in reverse. Below, in an AttentionShape T is the tokens of a part, and NH and NKV are
  * all heads; NKV = 0 is a row of attention's output.
  */
 #ifndef LLMC_SEQUENCE_H
@@ -23,7 +23,7 @@
 #include "llmc/base/utils.h"
 #include "llmc/config.h"  // defines: AttentionShape
 
-/* What a rank has of the rows of a step. */
+/* A rank's share of the rows of a step. */
 typedef struct {
     int parts, part;    // of each row; parts = 1: whole rows
     int groups, group;  // of ranks that share rows

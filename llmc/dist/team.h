@@ -8,15 +8,15 @@
  *   team_gather(&t, &mine, sizeof mine, all, &e);             // the one collective
  *   team_close(&t);                                           // or team_fail(&t, cause), and the others print it
  *
- * Barrier, broadcast (the part of rank 0), maximum, agreement and the decision to stop are made of team_gather() by its
- * callers.
+ * Callers build barrier, broadcast (rank 0's part), maximum, agreement and the decision to stop from team_gather().
  *
- * Rank 0 watches the others: whose connection closes, who is silent for silent_seconds, and who alone is behind all others for
- * hang_seconds while it stands still in phase "step" (compared are the collectives entered, then step, then bucket). The others
- * watch rank 0 alike, but for the last. What is found ends every rank: one of each host prints a line, "error: rank 3 on host
- * node7 was silent for 20 s, last seen in step 1200", and each ends with status 1 from a thread of its own, whatever its
- * training thread waits for. So does a rank whose parent is gone. Ranks that hang together are not told from ranks that work
- * long. Time in which this process itself did not run (Ctrl-Z, a machine that sleeps) is not counted as silence of the others.
+ * Rank 0 watches the others for three failures: a connection closes; a rank is silent for silent_seconds; one rank alone is behind
+ * all others for hang_seconds while it stands still in phase "step". (It compares the collectives entered, then step, then
+ * bucket.) The others watch rank 0 for the first two. Any of these ends every rank. One rank of each host prints a line, "error:
+ * rank 3 on host node7 was silent for 20 s, last seen in step 1200". Each rank ends with status 1 from a thread of its own,
+ * whatever its training thread waits for. So does a rank whose parent is gone. The watch cannot distinguish ranks that hang
+ * together from ranks that work long. Time in which this process itself did not run (Ctrl-Z, a machine that sleeps) does not
+ * count as the others' silence.
  *
  * How: link.h has the messages, team_state.h their kinds, team_hello.h how ranks join, team_loop.h the thread.
  */
@@ -75,15 +75,15 @@ static inline void team_miss(Team* t, double timeout) {
     }
 }
 
-/* Tells whether rank 0 has this rank, or at least its connection, for which it may take some time. */
+/* Returns whether rank 0 has this rank, or at least its connection, for which it may take some time. */
 static inline bool team_is_heard(const Team* t, double waited, double timeout) {
     const TeamMember* zero = &t->members[0];
     return zero->joined || (zero->link.fd >= 0 && waited < TEAM_PATIENCE * timeout);
 }
 
-/* Waits until all have joined, or something is wrong: then rank 0 stays for a while, to tell those who come, too. A rank that
- * has joined leaves it to rank 0 how long it waits for the others. One that is connected, but not answered, waits longer: rank
- * 0 listens, but still reads its files. */
+/* Waits until all have joined, or something is wrong: then rank 0 stays for a while, to report the error to ranks that come late.
+ * Rank 0 decides how long a joined rank waits for the others. A rank that is connected, but has no answer yet, waits longer: rank 0
+ * listens, but still reads its files. */
 static inline void team_wait_for_all(Team* t, double timeout) {
     const bool zero = t->run.rank == 0;
     const double begin = now_seconds();
@@ -111,7 +111,7 @@ static inline void team_wait_for_all(Team* t, double timeout) {
     team_miss(t, timeout);
 }
 
-/* Begins to listen, on rank 0, where team_open() comes only later: the other ranks then know that rank 0 is there. */
+/* Begins to listen, on rank 0, long before team_open(): the other ranks then know that rank 0 has started. */
 static inline bool team_listen(Team* t, const Ranks* r, Error* e) {
     t->listener = link_listen(r->address, r->port, t->numeric, sizeof t->numeric, e);
     return t->listener >= 0;
@@ -204,9 +204,9 @@ static inline void team_stop_thread(Team* t) {
     t->threaded = false;
 }
 
-/* Meets the other ranks of `r` within `timeout` seconds and compares the fields (count) with those of rank 0, in their order.
- * team_init() comes first. Fails if a rank is missing, has other fields, or ends meanwhile: all that have come then get the
- * same error; and if rank 0 cannot listen. A run of one rank opens no socket. Do not move the team in memory until it is
+/* Meets the other ranks of `r` within `timeout` seconds and compares the fields (count) with rank 0's, in their order.
+ * Call team_init() first. Fails if a rank is missing, has other fields, or ends meanwhile: then all ranks that have come get the
+ * same error. Also fails if rank 0 cannot listen. A run of one rank opens no socket. Do not move the team in memory until it is
  * closed. */
 static inline bool team_open(Team* t, const Ranks* r, const TeamField* fields, int count, double timeout, Error* e) {
     team_prepare(t, r, fields, count);
@@ -224,7 +224,7 @@ static inline void team_at(Team* t, TeamPhase phase, uint64_t step, int bucket) 
     __atomic_store_n(&t->place, step << 24 | (uint64_t)(bucket & 0xFFFF) << 8 | (uint64_t)phase, __ATOMIC_RELAXED);
 }
 
-/* Gives `bytes` (at most TEAM_PAYLOAD, as many on every rank) and gets those of all ranks, in their order. All ranks call it,
+/* Gives `bytes` (at most TEAM_PAYLOAD, as many on every rank) and gets all ranks' bytes, in rank order. All ranks call it,
  * one thread of each. If another rank fails meanwhile, this process ends. */
 static inline bool team_gather(Team* t, const void* mine, size_t bytes, void* all /* (ranks, bytes) */, Error* e) {
     if (!t->open) { return fail(e, "the team of the ranks is closed"); }
@@ -248,8 +248,8 @@ static inline bool team_gather(Team* t, const void* mine, size_t bytes, void* al
 /* Waits until all ranks are here. */
 static inline bool team_barrier(Team* t, Error* e) { return team_gather(t, NULL, 0, NULL, e); }
 
-/* Tells all other ranks that this one ends, and why: they end, and on other hosts print the first line of `cause` with its
- * name. For the training thread, which prints the error itself and ends the process. Takes two seconds at most. */
+/* Reports to all other ranks that this one ends, and why. They end; on other hosts they print the first line of `cause` with this
+ * rank's name. For the training thread, which prints the error itself and ends the process. Takes two seconds at most. */
 static inline void team_fail(Team* t, const char* cause) {
     const int length = (int)strcspn(cause, "\n");
     if (!t->open) { return; }

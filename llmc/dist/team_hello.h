@@ -1,7 +1,7 @@
 /* team_hello.h -- the ranks of a team (team.h) say who they are, and rank 0 takes or refuses them.
  *
- * Who connects, but says no hello with the token of the run, is dropped. A rank whose fields differ from those of rank 0 joins
- * all the same, so that it hears with all others why the run ends.
+ * Rank 0 drops a connection that says no hello with the token of the run. A rank whose fields differ from rank 0's joins all the
+ * same, so that it gets the reason for the end together with all others.
  */
 #ifndef LLMC_TEAM_HELLO_H
 #define LLMC_TEAM_HELLO_H
@@ -11,7 +11,7 @@
 #include "llmc/dist/team_state.h"  // defines: Team, TeamMember, TeamField, TeamHello, team_send
 
 // ---------------------------------------------------------------------------------------------------------------------
-// rank 0 is told hello
+// rank 0 gets a hello
 
 /* Answers a connection with an error; it is closed when the other end has closed it, or after a while. */
 static inline void team_refuse(Team* t, TeamMember* m, const char* text) {
@@ -41,7 +41,7 @@ static inline void team_admit(Team* t, TeamMember* m) {
     team_send(t, seat, TEAM_JOINED, t->host, sizeof t->host);
 }
 
-/* The run ends if a member's value is not that of rank 0. */
+/* Ends the run if a member's value differs from rank 0's. */
 static inline void team_compare(Team* t, const TeamMember* m, const char* name, const char* theirs, const char* ours) {
     if (strcmp(theirs, ours) == 0) { return; }
     fail(&t->failure, "rank %u on host %s: %s is \"%s\", but rank 0 has \"%s\"", m->rank, m->host, name, theirs, ours);
@@ -56,7 +56,7 @@ static inline void team_compare_numbers(Team* t, const TeamMember* m, const char
 
 static inline void team_compare_field(Team* t, const TeamMember* m, const unsigned char* payload) {
     char name[TEAM_NAME], value[TEAM_VALUE];
-    if (m->fields_seen >= (uint32_t)t->count) { return; }  // their number differs, which was told
+    if (m->fields_seen >= (uint32_t)t->count) { return; }  // their number differs, which was reported
     const TeamField* ours = &t->fields[m->fields_seen];
     snprintf(name, sizeof name, "%.*s", TEAM_NAME - 1, (const char*)payload);
     snprintf(value, sizeof value, "%.*s", TEAM_VALUE - 1, (const char*)payload + TEAM_NAME);

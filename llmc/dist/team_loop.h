@@ -2,8 +2,8 @@
  *
  * One thread in each rank owns the connections: it alone reads and writes, never waits for one of them, and so sees at any time
  * who is silent or gone. A collective hands its bytes to this thread (mutex, condition variable, a pipe that wakes it) instead
- * of using the sockets itself: two threads on one socket would need a lock, and who held it while it waits for a rank that is
- * stopped would keep the watch from telling. A collective never waits for a heartbeat: with two ranks on one host it takes 0.1
+ * of using the sockets itself: two threads on one socket would need a lock. A thread that held the lock while it waits for a
+ * stopped rank would keep the watch from reporting that rank. A collective never waits for a heartbeat: with two ranks on one host it takes 0.1
  * to 0.3 ms (two busy cores). Before all have joined, and after the end, the calling thread does this work.
  */
 #ifndef LLMC_TEAM_LOOP_H
@@ -81,7 +81,7 @@ static inline bool team_take(Team* t, TeamMember* m) {
     return m->joined ? team_take_from_member(t, m) : team_take_hello(t, m);
 }
 
-/* Closes a connection. That of a member ends the run, unless the run is at its end. */
+/* Closes a connection. A member's connection ends the run, unless the run is at its end. */
 static inline void team_lose(Team* t, TeamMember* m, const char* how) {
     link_close(&m->link);
     if (m->joined && !t->ended) { team_blame(t, (int)(m - t->members), how); }
@@ -178,7 +178,7 @@ static inline void team_watch_order(Team* t, double now) {
     team_blame(t, last, what);
 }
 
-/* Looks for members that are silent, and drops strangers that are. A rank that rank 0 has not answered waits: rank 0 may be
+/* Looks for silent members, and drops silent strangers. A rank that rank 0 has not answered waits: rank 0 may be
  * busy with others. */
 static inline void team_watch(Team* t, double now) {
     char what[64];

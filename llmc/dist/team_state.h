@@ -1,12 +1,12 @@
-/* team_state.h -- what a rank knows of its team (team.h), and how it sends to the others.
+/* team_state.h -- a rank's knowledge of its team (team.h), and how it sends to the others.
  *
  * Rank 0 listens on the run's address; every other rank has one connection, to rank 0, over which messages of one size go
  * (link.h):
  *
- *   HELLO   to 0    how many ranks and fields there are, the host; then FIELD for each: its name and value, which must be as
- *                   those of rank 0
+ *   HELLO   to 0    how many ranks and fields there are, the host; then FIELD for each: its name and value, which must
+ *                   equal rank 0's
  *   JOINED  from 0  the host of rank 0. START: all have joined; rank 0 then no longer listens
- *   BEAT    both    every heartbeat_seconds. It says only what is in the head of every message: where the sender is
+ *   BEAT    both    every heartbeat_seconds. It has only the head of every message: where the sender is
  *   GIVE    to 0    this rank's part of a collective. RESULT from 0: the parts of all, in as many messages as they need
  *   ERROR   to 0    the cause why this rank ends. From 0: the line that is printed, in as many messages as it needs
  *   TOLD    from 0  before an ERROR: the host where the rank that fails prints its error itself
@@ -32,7 +32,7 @@ enum {
     TEAM_END_SECONDS = 5,
 };
 
-/* What a rank is doing. Only PHASE_STEP has a limit of time. */
+/* A rank's current activity. Only PHASE_STEP has a limit of time. */
 typedef enum {
     PHASE_STARTING,
     PHASE_LOADING,
@@ -44,7 +44,7 @@ typedef enum {
     PHASES
 } TeamPhase;
 
-/* What must be the same on all ranks. Longer values are hashed by the caller; they are cut here. */
+/* A value that must be the same on all ranks. Longer values are hashed by the caller; they are cut here. */
 typedef struct {
     const char* name;  // up to 31 bytes
     char value[TEAM_VALUE];
@@ -110,7 +110,7 @@ typedef struct {
     int count;
     int listener;          // -1: none
     char numeric[64];      // its address in digits
-    TeamMember* members;   // (slots). Rank 0: the ranks and, behind them, strangers; members[0] is itself. Others: rank 0
+    TeamMember* members;   // (slots). Rank 0: the ranks, then strangers; members[0] is itself. Others: rank 0
     struct pollfd* polls;  // (3 + slots)
     int slots, arrived;    // arrived: members that have joined, with this one
     bool started, collecting;
@@ -121,8 +121,8 @@ typedef struct {
     double behind_since;
     uint64_t behind_sequence, behind_place;
     Error failure;         // why the run ends
-    bool lost;             // it is that another one is lost, as this rank has found
-    char told[TEAM_HOST];  // the host where it is already told; "": none
+    bool lost;             // the cause: this rank has found that another one is lost
+    char told[TEAM_HOST];  // the host where the cause is already printed; "": none
     Error cause;           // why rank 0 could not be reached
     char text[1024];
     size_t text_size;  // of an ERROR that is being read
@@ -195,29 +195,29 @@ static inline void team_send_all(Team* t, TeamKind kind, const void* data, size_
     }
 }
 
-/* Rank 0 tells all others why the run ends. */
+/* Rank 0 sends all others the reason why the run ends. */
 static inline void team_tell_failure(Team* t) {
     if (t->run.rank > 0) { return; }
     if (t->told[0]) { team_send_all(t, TEAM_TOLD, t->told, strlen(t->told)); }
     team_send_all(t, TEAM_ERROR, t->failure.msg, strlen(t->failure.msg));
 }
 
-/* Records that the run ends for an error that a rank on this host has told itself. */
+/* Records that the run ends for an error that a rank on this host prints itself. */
 static inline void team_take_cause(Team* t, int rank, const char* host, const char* cause, int length) {
     if (t->failure.msg[0]) { return; }
     snprintf(t->told, sizeof t->told, "%s", host);
     fail(&t->failure, "rank %d on host %s: %.*s", rank, host, length, cause);
 }
 
-/* Tells whether this rank prints why the run ends. One rank of a host does: its first, or where that is rank 0, which is lost,
- * its second. */
+/* Returns whether this rank prints why the run ends. One rank of a host does: its first, or its second if the first is rank 0 and
+ * lost. */
 static inline bool team_speaks(const Team* t) {
     const bool beside_lost_zero = t->run.rank > 0 && t->lost && t->run.rank == t->run.local_rank;
     return strcmp(t->told, t->host) != 0 && t->run.local_rank == (beside_lost_zero ? 1 : 0);
 }
 
-/* Sends what is still to be sent and waits until the other ends have closed: who closes a connection with unread bytes in it
- * resets it, and the other end may lose what it has not read. */
+/* Sends all pending bytes and waits until the other ends have closed. Closing a connection with unread bytes would reset it, and
+ * the other end might lose bytes that it has not read. */
 static inline void team_linger(Team* t, double seconds) {
     const double until = now_seconds() + seconds;
     for (bool waits = true; waits && now_seconds() < until;) {

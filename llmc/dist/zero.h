@@ -1,20 +1,21 @@
-/* zero.h -- what a rank of ZeRO 2 and 3 holds at a time of what is shared out: of the gradients, and of the blocks' weights.
+/* zero.h -- which gradients (ZeRO 2 and 3) and which blocks' weights (ZeRO 3) a rank holds at a time.
  *
- * Gradients (ZeRO 2 and 3) lie in a ring, from where they travel to their owners (gpu/exchange.cuh): the embedding's bucket and
- * the head's take turns in one part, block l lies in one of two. Where the two are tied, the embedding's bucket holds both
- * gradients for the whole backward pass, and the bucket of the final norm, which is nothing but a gap, has its own part.
+ * Gradients (ZeRO 2 and 3) lie in a ring, from which they travel to their owners (gpu/exchange.cuh). The embedding's bucket and
+ * the head's bucket take turns in one part; block l lies in one of two parts. If embedding and head are tied, the embedding's
+ * bucket holds both gradients for the whole backward pass. The bucket of the final norm, which is only a gap, then has its own
+ * part.
  *
  * Weights (ZeRO 3): every rank keeps 1 / ranks of each block. It computes with whole blocks, which lie in GATHER_SLOTS buffers,
- * block l in slot l % GATHER_SLOTS. When a pass comes to block l, the gathers of the next two blocks in its direction are
- * queued: so one has the time of a whole block to arrive, and the slots that they take are those of blocks whose last use is
+ * block l in slot l % GATHER_SLOTS. When a pass comes to block l, it queues the gathers of the next two blocks in its
+ * direction. So a block has the time of a whole block to arrive. The gathers take the slots of blocks whose last use has been
  * queued already.
  *
  *   forward    at block l     slots hold l and l + 1 (on its way), and l + 2 takes the place of l - 1
  *   backward   at block l     slots hold l and l - 1 (on its way), and l - 2 takes the place of l + 1
- *   the turn                  the last three blocks of the forward pass are the first of the backward pass: they are there
+ *   the turn                  the last three blocks of the forward pass are the first of the backward pass: they have arrived
  *
- * A micro-step of L blocks gathers 2 L - 3. All is decided on the host by the order of calls alone: every rank queues the same
- * gathers in the same order, and a captured graph replays them. Every pass begins with none, since an update, or another pass,
+ * A micro-step of L blocks gathers 2 L - 3. The order of calls on the host alone decides: every rank queues the same gathers in
+ * the same order, and a captured graph replays them. Every pass begins with no block gathered, because an update or another pass
  * may have come between.
  */
 #ifndef LLMC_ZERO_H
@@ -28,7 +29,7 @@
 
 enum { GRADIENT_BLOCKS = 2 };  // blocks whose gradients have room: one computes while another travels
 
-/* Parts of the ring; that of block l is PART_BLOCK + l % GRADIENT_BLOCKS. */
+/* Parts of the ring; block l's is PART_BLOCK + l % GRADIENT_BLOCKS. */
 typedef enum { PART_ENDS, PART_LAST_NORM, PART_BLOCK, GRADIENT_PARTS = PART_BLOCK + GRADIENT_BLOCKS } GradientPart;
 
 /* The arena, by what takes turns: the embedding's bucket, blocks of `block` elements each, the bucket of final norm and
@@ -87,7 +88,7 @@ static inline void gather_ring_reset(GatherRing* r) {
     r->step = 1;
 }
 
-/* Tells which blocks to gather now that block l is asked for, in this order. Returns their number. A pass may ask for a block
+/* Lists the blocks to gather now that a pass asks for block l, in order. Returns their number. A pass may ask for a block
  * several times in a row. */
 static inline int gather_ring_next(GatherRing* r, int l, int list[GATHER_SLOTS]) {
     int count = 0;
