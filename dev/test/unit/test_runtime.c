@@ -851,11 +851,7 @@ static void the_columns_of_the_step_line_stand_below_their_names(void) {
     char text[8192];
     FILE* f = fmemopen(text, sizeof text, "w");
     StepLines s;
-    Plan p;
-    memset(&p, 0, sizeof p);
-    p.steps = p.stop = 2000;
-    p.tokens_per_step = 1024;
-    step_lines_init(&s, &p, 0, 1e9, 0);
+    step_lines_init(&s, 2000, 1024, 0, 1e9, 0);
     double tok_s = step_line(f, &s, 1, 2000, 7.6241, 2.5, 3e-4, 512.0, (uint64_t)1 << 30, NULL);
     CHECK(near(tok_s, 2000), "%g", tok_s);
     for (int i = 2; i <= 60; i++) {  // the 41st is skipped and shown for that, the others behind the first screen are not

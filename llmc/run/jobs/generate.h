@@ -15,7 +15,7 @@
 
 #include "llmc/base/utils.h"           // defines: fail, xrealloc
 #include "llmc/config.h"               // defines: ModelConfig, MAX_EOS
-#include "llmc/run/jobs/prompt.h"      // defines: prompt_tokens
+#include "llmc/text/prompt.h"          // defines: prompt_tokens
 #include "llmc/run/jobs/sampler.h"     // defines: Sampler, sampler_next
 #include "llmc/run/session/signals.h"  // defines: run_stop_requested
 #include "llmc/base/text.h"            // defines: print_escaped

@@ -287,8 +287,8 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     t->saved_at = now_seconds();
     t->loss_scale = s->state.loss_scale;
     if (s->resumed && !s->state.not_finite) { snprintf(t->healthy, sizeof t->healthy, "%s", s->model_dir); }
-    step_lines_init(&t->lines, &s->plan, t->queued, flops_per_token(&s->config, &s->table, o->seq),
-                    trainer->peak_flops * s->ranks);
+    step_lines_init(&t->lines, s->plan.steps, s->plan.tokens_per_step, t->queued,
+                    flops_per_token(&s->config, &s->table, o->seq), trainer->peak_flops * s->ranks);
     t->lines.ranks = s->ranks;
     // a run that has ended so, or died behind its last checkpoint, does not go on
     t->out_of_patience = s->resumed && s->has_val && training_patience_is_over(s);

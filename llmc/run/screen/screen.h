@@ -6,10 +6,9 @@
 #define LLMC_SCREEN_H
 
 #include "llmc/base/utils.h"
-#include "llmc/config.h"            // defines: ModelConfig, ParamTable
-#include "llmc/train/mfu.h"         // defines: flops_per_token, mfu_text
-#include "llmc/run/session/plan.h"  // defines: Plan
-#include "llmc/base/text.h"         // defines: text_count, text_bytes, text_clock, print_names
+#include "llmc/config.h"     // defines: ModelConfig, ParamTable
+#include "llmc/train/mfu.h"  // defines: flops_per_token, mfu_text
+#include "llmc/base/text.h"  // defines: text_count, text_bytes, text_clock, print_names
 
 #include <math.h>
 
@@ -52,11 +51,12 @@ typedef struct {
 // Every step is shown for the first seconds, but not more than fit on a screen; then about one a second. The log has them all.
 enum { STEP_HEADER_EVERY = 40, STEP_FIRST_SECONDS = 10, STEP_FIRST_LINES = 40 };
 
-/* Starts the step lines of a run of which `first_step` steps are already done. */
-static inline void step_lines_init(StepLines* s, const Plan* p, int64_t first_step, double flops_per_token, double peak_flops) {
+/* Starts the step lines of a run of `steps` steps, of which `first_step` are already done. */
+static inline void step_lines_init(StepLines* s, int64_t steps, int64_t tokens_per_step, int64_t first_step,
+                                   double flops_per_token, double peak_flops) {
     memset(s, 0, sizeof *s);
-    s->steps = p->steps;
-    s->tokens_per_step = (double)p->tokens_per_step;
+    s->steps = steps;
+    s->tokens_per_step = (double)tokens_per_step;
     s->flops_per_token = flops_per_token;
     s->peak_flops = peak_flops;
     s->first_step = s->last_step = first_step;

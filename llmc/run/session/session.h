@@ -22,10 +22,10 @@
 #include "llmc/run/cli/options.h"
 #include "llmc/run/session/owner.h"  // defines: Owner, owner_release
 #include "llmc/run/session/plan.h"
-#include "llmc/run/jobs/prompt.h"
+#include "llmc/text/prompt.h"
 #include "llmc/train/scheduler.h"
 #include "llmc/run/screen/screen.h"
-#include "llmc/run/jobs/tasks.h"
+#include "llmc/text/tasks.h"
 #include "llmc/run/screen/watched.h"  // defines: Watched, watch, watched_take
 #include "llmc/text/tokenizer.h"
 
