@@ -87,6 +87,7 @@ plants() { dev/test/faults/test_gpu_faults.sh plant >"$log.faults" || { grep FAI
 run "faults for a GPU" plants
 run "seeds of the fuzzers" dev/test/fuzz/fuzz.sh check
 if have python3; then
+    run "readers of input" python3 dev/test/fuzz/coverage.py dev/test/fuzz/readers.txt
     run "comments behind includes" python3 dev/test/defines.py
     run "floors" python3 dev/test/floors.py
 fi

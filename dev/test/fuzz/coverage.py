@@ -1,4 +1,5 @@
-"""coverage.py READERS LCOV... -- adds up the lines that fuzz targets reached, for the functions named in READERS.
+"""coverage.py READERS [LCOV...] -- adds up the lines that fuzz targets reached, for the functions named in READERS. Without an
+LCOV file it only checks that each function exists.
 
 A line of READERS is "FILE FUNCTION...", or "failed PATTERN": a line of code that matches such a regular expression is reached
 only when a call of the system fails. These lines are listed apart and count as neither reached nor missed. Exits with 1 below
@@ -32,24 +33,33 @@ def function_lines(source, name):
     return range(start + 1, end + 2)
 
 
-def main():
-    readers, failures = [], []
-    for line in Path(sys.argv[1]).read_text().splitlines():
+def read_readers(path):
+    """Returns the patterns of failures, [(file, function, lines)], and a complaint for each function that does not exist."""
+    failures, readers, unknown = [], [], []
+    for line in Path(path).read_text().splitlines():
         kind, *rest = line.split("#")[0].split() or [""]
         if kind == "failed":
             failures.append(re.compile(line.split(None, 1)[1]))
-        elif kind:
-            readers += [(kind, name) for name in rest]
+            continue
+        source = Path(kind).read_text().splitlines() if Path(kind).is_file() else []
+        for name in rest:
+            try:
+                readers.append((kind, name, function_lines(source, name)))
+            except StopIteration:
+                unknown.append(f"FAIL {kind} has no function {name}, but {path} names it")
+    return failures, readers, unknown
+
+
+def main():
+    failures, readers, unknown = read_readers(sys.argv[1])
+    if not sys.argv[2:]:
+        sys.exit("\n".join(unknown) or 0)
     counts = read_counts(sys.argv[2:])
     reached = missed = 0
-    apart, table, unknown = [], [], []
-    for file, name in readers:
+    apart, table = [], []
+    for file, name, numbers in readers:
         source = Path(file).read_text().splitlines()
-        try:
-            lines = [n for n in function_lines(source, name) if n in counts[file]]
-        except StopIteration:
-            unknown.append(f"{file} has no function {name}, but readers.txt names it")
-            continue
+        lines = [n for n in numbers if n in counts[file]]
         open_lines = [n for n in lines if counts[file][n] == 0]
         failed = [n for n in open_lines if any(p.search(source[n - 1]) for p in failures)]
         apart += [(file, n, source[n - 1].strip()) for n in failed]
@@ -65,8 +75,7 @@ def main():
         print(f"    {file}:{n}: {text}")
     percent = 100 * reached / (reached + missed)
     print(f"\n{percent:.1f} % of {reached + missed} lines in {len(readers)} functions that read input, wanted {FLOOR} %")
-    for text in unknown:
-        print(f"FAIL {text}")
+    print("".join(text + "\n" for text in unknown), end="")
     failed = int(percent < FLOOR or bool(unknown))
     print(f"{1 - failed} passed, {failed} failed, 0 skipped")
     sys.exit(failed)
