@@ -277,7 +277,7 @@ static inline ArenaRanges whole_arena(const ParamTable* t, ArenaRange* range) {
     return all;
 }
 
-/* Tells whether the i-th tensor is the first of its bucket: of the embedding, of a block, or of the end (final norm, head). */
+/* Returns whether the i-th tensor is the first of its bucket: of the embedding, of a block, or of the end (final norm, head). */
 static inline bool param_begins_bucket(const ParamTable* t, int i) {
     return i == 0 || t->items[i].layer != t->items[i - 1].layer;
 }
@@ -285,7 +285,7 @@ static inline bool param_begins_bucket(const ParamTable* t, int i) {
 /* Buckets begin and end at multiples of this many elements. */
 static inline size_t bucket_align(const ParamTable* t) { return (size_t)PARAM_ALIGN * (size_t)t->ranks; }
 
-/* Tells whether a tensor of this kind joins the last one of the table. Not every matrix need have adapters: v's A may follow
+/* Returns whether a tensor of this kind joins the last one of the table. Not every matrix need have adapters: v's A may follow
  * q's, or be the first. */
 static inline bool param_joins(const ParamTable* t, ParamKind kind) {
     const int last = t->count > 0 ? (int)t->items[t->count - 1].kind : -1;

@@ -743,7 +743,7 @@ static void know_pronouns(Story* s, char gender, const char* he, const char* him
     know(s, his, f ? "her" : "his");
 }
 
-/* Tells whether the row has the animal as a word, also in the plural ("owls"), but not as part of another word ("pillow"). */
+/* Returns whether the row has the animal as a word, also in the plural ("owls"), but not as part of another word ("pillow"). */
 static bool plays_in(const char* kind, const char* row) {
     if (!kind) { return false; }
     const char* word = last_word(kind);

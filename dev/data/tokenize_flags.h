@@ -108,7 +108,7 @@ static inline int descriptor_of(const char* path) {
     return digits > 0 && digits < 9 && !number[digits] ? atoi(number) : -1;
 }
 
-/* Tells whether an input holds a document a line: all do with --chat. */
+/* Returns whether an input holds a document a line: all do with --chat. */
 static inline bool holds_lines(const Args* a, const char* path) {
     const size_t len = strlen(path);
     if (a->chat) { return true; }

@@ -45,7 +45,7 @@ LLMC_HOST_DEVICE static inline double outlier_update(Outlier* o, double x) {
     return z;
 }
 
-/* Tells whether to skip a step with score z, given a threshold (0: never skip). Only values above the mean count: a falling
+/* Returns whether to skip a step with score z, given a threshold (0: never skip). Only values above the mean count: a falling
  * loss is good news. */
 LLMC_HOST_DEVICE static inline bool outlier_skip(double z, double threshold) { return threshold > 0.0 && z > threshold; }
 

@@ -9,7 +9,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // text in messages
 
-/* Tells whether a text begins with `start`. */
+/* Returns whether a text begins with `start`. */
 static inline bool text_starts(const char* s, const char* start) { return strncmp(s, start, strlen(start)) == 0; }
 
 /* Copies text into a message's buffer of `cap` bytes. Control characters and invalid bytes become '?'; text that does not fit

@@ -3,8 +3,8 @@
  *
  *   {"peft_type": "LORA", "base_model_name_or_path": DIR, "r": R, "lora_alpha": ALPHA, "target_modules": ["q_proj", ...], ...}
  *
- * What we would compute wrongly is refused by name: another method, biases, DoRA, rsLoRA, ranks that differ, other modules,
- * and starts that change the base's weights. The tensors must be exactly those of the table of adapters (trained_table()).
+ * The reader refuses by name whatever we would compute wrongly: another method, biases, DoRA, rsLoRA, ranks that differ, other modules,
+ * and starts that change the base's weights. The tensors must be exactly the table of adapters (trained_table()).
  */
 #ifndef LLMC_ADAPTER_H
 #define LLMC_ADAPTER_H
@@ -21,7 +21,7 @@
 enum { LORA_MOST_RANK = 4096 };
 static const double LORA_LEAST_ALPHA = 1e-6;
 
-/* What adapter_config.json says. */
+/* The contents of adapter_config.json. */
 typedef struct {
     LoraConfig lora;
     double dropout;       // of its training, which we do not do
@@ -36,7 +36,7 @@ static inline bool folder_is_adapter(const char* dir) {
 // ---------------------------------------------------------------------------------------------------------------------
 // adapter_config.json
 
-/* Tells whether a member is absent, or a value that means off, also [] and {}. */
+/* Returns whether a member is absent, or a value that means off, also [] and {}. */
 static inline bool adapter_is_off(const Json* j, const char* key) {
     const JsonNode* n = json_get(j, json_root(j), key);
     const bool container = n && (n->type == JSON_ARRAY || n->type == JSON_OBJECT);

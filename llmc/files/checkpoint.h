@@ -6,19 +6,19 @@
  *       state_rank00000.safetensors  optimizer state of one rank
  *       trainer_state.json           where the run stands; size and CRC-32C of every other file
  *   OUT/step_00001000.tmp/           a checkpoint that was being written or removed when a run died
- *   OUT/step_00001000.set_back/      a checkpoint that lay behind the step to which a run was set back; for the user to delete
+ *   OUT/step_00001000.set_back/      a checkpoint later than the step to which a run was set back; for the user to delete
  *
  * Invariants:
  *   1. A folder gets the name step_N only when it is complete and flushed to disk. It is built as step_N.tmp: write, fsync and
  *      list each file; trainer_state.json, which holds the list, last; fsync the folder; rename it; fsync OUT. The list comes
  *      from the writers, not from reading the folder, and must pass the reader's own checks before the rename. Removal
  *      renames to .tmp first. So a process may die at any moment.
- *      With several ranks, rank 0 makes the folder; then each rank writes and flushes its own state, and tells rank 0 the
- *      file's size and checksum; then rank 0 goes on (save.h).
+ *      With several ranks, rank 0 makes the folder. Then each rank writes and flushes its own state, and sends rank 0 the
+ *      file's size and checksum. Then rank 0 continues (save.h).
  *   2. Resuming trusts nothing. It first compares the sizes and checksums of all files, trainer_state.json included. If
  *      the newest checkpoint is damaged, it warns and takes the one before. Loading the model alone does not open the
  *      optimizer state; it checks the weights' checksums while it reads them.
- *      The newest checkpoint is that of the highest step of the run that wrote last. When a run is set back to step N, the log
+ *      The newest checkpoint is the highest step of the run that wrote last. When a run is set back to step N, the log
  *      says so first (log_history.h); then all later steps get the name .set_back. If the process dies between the two,
  *      later steps of other runs do not count.
  *   3. A failed write (full disk) removes the .tmp and leaves older checkpoints alone. Pruning never touches the
@@ -95,7 +95,7 @@ static inline void out_unlock(int* fd) {
     *fd = -1;
 }
 
-/* Tells whether a run is writing into the folder. For messages: the answer may be old already. */
+/* Returns whether a run is writing into the folder. For messages: the answer may be old already. */
 static inline bool out_is_locked(const char* out) {
     char path[PATH_CAP];
     Error e = NO_ERROR;
@@ -200,14 +200,14 @@ static inline bool checkpoint_state(Checkpoint* k, int rank, const ParamTable* t
     return state_save(k->tmp, rank, t, own, slots, num_slots, &k->sums, e);
 }
 
-/* Lists the state that another rank has written, by the size and checksum that it told. */
+/* Lists the state that another rank has written, by the size and checksum that it sent. */
 static inline void checkpoint_list_state(Checkpoint* k, int rank, uint64_t size, uint32_t crc) {
     char name[64];
     state_file_name(name, rank);
     file_sums_add(&k->sums, name, size, crc);
 }
 
-/* Writes the files that a run can do without; only warns if that fails. Keeps files that are there already. */
+/* Writes the files that a run can do without; only warns if that fails. Keeps files that exist already. */
 static inline void checkpoint_side_files(Checkpoint* k, const SideFiles* files, const ModelConfig* c) {
     Error e = NO_ERROR;
     side_files_write(files, k->tmp);
@@ -346,7 +346,7 @@ typedef enum { CHECKPOINT_RUN, CHECKPOINT_MODEL, CHECKPOINT_RANK } CheckpointUse
 static inline bool is_state_file(const char* name) { return strncmp(name, "state_rank", 10) == 0; }
 static inline bool is_tensor_file(const char* name) { return fnmatch("*.safetensors", name, 0) == 0; }
 
-/* Tells whether a file's checksum is checked when a checkpoint is read for this use. */
+/* Returns whether a file's checksum is checked when a checkpoint is read for this use. */
 static inline bool checkpoint_sums_file(const FileSum* f, CheckpointUse use) {
     return use == CHECKPOINT_RUN || (use == CHECKPOINT_MODEL && !is_tensor_file(f->name));
 }
@@ -388,12 +388,12 @@ static inline bool checkpoint_read(const char* dir, CheckpointUse use, TrainerSt
     return checkpoint_check_sums(dir, &s->files, use, e);
 }
 
-/* Tells whether the run that wrote last, `last`, had been set back to a step before this checkpoint of another run. */
+/* Returns whether the run that wrote last, `last`, had been set back to a step before this checkpoint of another run. */
 static inline bool checkpoint_abandoned(const LogHistory* last, const TrainerState* s) {
     return last->parent_run[0] && s->step > last->parent_step && strcmp(s->run, last->run) != 0;
 }
 
-/* Checks what a checkpoint must be to be taken without being named: that of its folder's step, with a sound last step. */
+/* Checks a checkpoint that no user named: its step must be its folder's, and its last step must be sound. */
 static inline bool checkpoint_check_found(const TrainerState* s, uint64_t step, Error* e) {
     if (s->step != step) { return fail(e, "%s: step is %" PRIu64 ", wanted the folder's", s->path, s->step); }
     return !s->not_finite || fail(e, "%s: not_finite is true: the loss or gradient of the last step was not finite", s->path);
@@ -543,7 +543,7 @@ static inline bool checkpoint_remove_stale(const char* out, Error* e) {
     return ok;
 }
 
-/* What pruning knows of a checkpoint. One that cannot be read is not timed and has no loss. */
+/* A checkpoint as pruning sees it. One that cannot be read is not timed and has no loss. */
 typedef struct {
     uint64_t step;
     bool timed;   // later ones replace it

@@ -97,7 +97,7 @@ typedef struct {
     double theta, factor, low, high, original;
 } RopeFields;
 
-/* Reads a positive number if the field is there; *has says whether it is. */
+/* Reads a positive number if the field exists; *has says whether it does. */
 static inline bool config_positive(const Json* j, const JsonNode* object, const char* key, bool* has, double* out, Error* e) {
     *has = json_get(j, object, key) != NULL;
     return !*has || json_double(j, object, key, 1e-6, 1e15, out, e);
@@ -420,8 +420,7 @@ static inline void config_write_ids(FILE* f, const ModelConfig* c) {
     fputs(c->num_eos > 1 ? "],\n" : ",\n", f);
 }
 
-/* Writes config.json and flushes it to disk. `dtype` (F32, BF16 or F16) tells transformers which dtype to load the weights
- * as. RoPE is written in the spellings of transformers 4 and 5. */
+/* Writes config.json and flushes it to disk. transformers loads the weights as `dtype` (F32, BF16 or F16). RoPE is written in the spellings of transformers 4 and 5. */
 static inline bool config_write(const ModelConfig* c, const char* path, SafeDtype dtype, Error* e) {
     const char* torch_dtype = dtype == SAFE_BF16 ? "bfloat16" : dtype == SAFE_F16 ? "float16" : "float32";
     FILE* f = create_output(path, e);

@@ -1,8 +1,8 @@
 /* dataloader.h -- reads rows of tokens from token files (tokenfile.h), in an order that is a pure function of (seed, row).
  *
  * A row is T+1 consecutive tokens of one shard, starting at a multiple of T: T inputs and, shifted by one, T targets.
- * A shard of n tokens holds (n - 1) / T rows; the tokens left over at its end are not read. What rows hold of data with a mask,
- * and of data packed by documents, is told in rows.h; each of these rows has a trained target. Shards are the files that match
+ * A shard of n tokens holds (n - 1) / T rows; the tokens left over at its end are not read. rows.h describes the rows of data with a
+ * mask, and of data packed by documents; each of these rows has a trained target. Shards are the files that match
  * a glob pattern, sorted by the bytes of their paths. An epoch visits every row once, shard by shard. With `shuffle`, this is
  * row order 2:
  *
@@ -50,7 +50,7 @@
 typedef struct {
     char* path;
     uint64_t num_tokens;
-    uint64_t num_rows;  // (num_tokens - 1) / T, or those of `index`; at least 1
+    uint64_t num_rows;  // (num_tokens - 1) / T, or the rows of `index`; at least 1
     TokenFileHeader header;
     RowIndex index;  // if d->indexed
 } DataShard;
@@ -550,7 +550,7 @@ static bool dataloader_add_print(const DataLoader* d, const DataShard* s, Crc* n
     return ok;
 }
 
-/* Returns in *fingerprint what tells this data from other data: in the high half a CRC-32C of each shard's name without
+/* Returns in *fingerprint a number that differs for other data: in the high half a CRC-32C of each shard's name without
  * folders, its size and header; in the low half one of its first block, its last and some spread evenly between them. So
  * moving the files changes nothing, and the cost does not grow with them. A change between the blocks shows only in files
  * that carry a checksum in their header (tokenfile.h). */

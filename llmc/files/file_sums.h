@@ -47,7 +47,7 @@ static inline const FileSum* file_sums_find(const FileSums* sums, const char* na
     return NULL;
 }
 
-/* Returns the CRC-32C of a checkpoint's weights: of its weight files one behind the other. */
+/* Returns the CRC-32C of a checkpoint's weights: of its weight files one after the other. */
 static inline uint32_t file_sums_weights(const FileSums* sums) {
     uint32_t crc = 0;
     for (size_t i = 0; i < sums->count; i++) {
@@ -62,12 +62,12 @@ static inline int file_sums_compare(const void* a, const void* b) {
     return strcmp(((const FileSum*)a)->name, ((const FileSum*)b)->name);
 }
 
-/* Is told how far the checksums of a checkpoint are: `bytes` more of `total` have been read; at their end, however it came, 0.
- * By one thread at a time. NULL: nobody is told. */
+/* Called with the progress of a checkpoint's checksums: `bytes` more of `total` have been read; 0 at the end, also after an error.
+ * One thread at a time calls it. NULL: no progress is reported. */
 static void (*file_sums_told)(uint64_t bytes, uint64_t total);
 
-/* Computes the size and checksum of a file. All threads read it together. of: the bytes of all files whose checksums
- * file_sums_told() is told of; 0: it is told nothing. */
+/* Computes the size and checksum of a file. All threads read it together. of: the bytes of all files whose progress
+ * file_sums_told() reports; 0: it reports nothing. */
 static inline bool file_sum(const char* path, uint64_t* size, uint32_t* crc, uint64_t of, Error* e) {
     FILE* f = open_input(path, size, e);
     if (!f) { return false; }

@@ -13,7 +13,7 @@ typedef struct {
     bool to_lines;  // the command prints a JSON object a line
 } FileKind;
 
-/* Tells the byte order of UTF-16 without a mark: half of a European text's bytes are 0. Returns NULL if it is none. */
+/* Returns the byte order of UTF-16 without a mark: half of a European text's bytes are 0. NULL: the text is not UTF-16. */
 static inline const char* utf16_order(const char* head, size_t n) {
     size_t zeros[2] = {0, 0};
     for (size_t i = 0; i < n; i++) { zeros[i & 1] += head[i] == 0; }

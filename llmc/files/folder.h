@@ -8,7 +8,7 @@
 #include <dirent.h>
 
 /* Gets the next entry, without "." and ".."; *entry is NULL at the end. readdir() also returns NULL on an error: only errno
- * tells them apart. */
+ * distinguishes the two. */
 static inline bool folder_next(DIR* d, const char* path, struct dirent** entry, Error* e) {
     do {
         errno = 0;
@@ -18,7 +18,7 @@ static inline bool folder_next(DIR* d, const char* path, struct dirent** entry, 
     return true;
 }
 
-/* Tells whether `dir` has an entry of this name, be it a broken link: opening that gives the right error. */
+/* Returns whether `dir` has an entry of this name, be it a broken link: opening that gives the right error. */
 static inline bool folder_has(const char* dir, const char* name) {
     char path[PATH_CAP];
     struct stat st;

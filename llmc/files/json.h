@@ -439,14 +439,14 @@ static inline bool json_node_double(const Json* j, const JsonNode* n, double* ou
     return true;
 }
 
-/* Tells whether a node is the string `want`. */
+/* Returns whether a node is the string `want`. */
 static inline bool json_is_string(const Json* j, const JsonNode* n, const char* want) {
     size_t len = 0;
     const char* s = json_string(j, n, &len);
     return s && len == strlen(want) && memcmp(s, want, len) == 0;
 }
 
-/* Tells whether the member is absent, null, false, 0 or "": all mean off. */
+/* Returns whether the member is absent, null, false, 0 or "": all mean off. */
 static inline bool json_is_off(const Json* j, const JsonNode* object, const char* key) {
     const JsonNode* n = json_get(j, object, key);
     double value = 1;

@@ -1,7 +1,7 @@
 /* log_history.h -- what a resumed run learns from OUT/log.jsonl: which run wrote last, and the checksum that a checkpoint's
  * weights had when they were written. logger.h describes the events.
  *
- * A missing log tells nothing, and lines that are not whole events are passed over: the log is the user's to edit.
+ * A missing log is fine, and the reader skips lines that are not whole events: the log is the user's to edit.
  */
 #ifndef LLMC_LOG_HISTORY_H
 #define LLMC_LOG_HISTORY_H
@@ -37,7 +37,7 @@ static inline void log_history_id(const Json* j, const char* key, RunId id) {
     snprintf(id, sizeof(RunId), "%s", text && strlen(text) < sizeof(RunId) ? text : "");
 }
 
-/* Takes what one event tells. */
+/* Takes the facts of one event. */
 static inline void log_history_event(LogHistory* h, const Json* j, uint64_t step) {
     const JsonNode* root = json_root(j);
     const char* event = json_string(j, json_get(j, root, "event"), NULL);
@@ -54,7 +54,7 @@ static inline void log_history_event(LogHistory* h, const Json* j, uint64_t step
     }
 }
 
-/* Reads OUT/log.jsonl for a run that goes on from `step`. */
+/* Reads OUT/log.jsonl for a run that resumes from `step`. */
 static inline bool log_history_read(LogHistory* h, const char* out, uint64_t step, Error* e) {
     enum { CAP = LOG_LINE_MAX + 1 };
     char path[PATH_CAP];
@@ -74,7 +74,7 @@ static inline bool log_history_read(LogHistory* h, const char* out, uint64_t ste
         const size_t length = strlen(line);
         const bool whole = length > 0 && line[length - 1] == '\n';
         if (!line[CAP - 1] && line[CAP - 2] != '\n') { ok = log_line_too_long(path, ftello(f) - LOG_LINE_MAX, e); }
-        // nearly all lines are steps, which tell nothing here
+        // nearly all lines are steps, which matter nothing here
         if (!whole || strncmp(line, "{\"event\":\"step\"", 15) == 0) { continue; }
         if (!json_parse(&j, xstrdup(line), length, path, &ignored)) { continue; }
         log_history_event(h, &j, step);

@@ -2,14 +2,14 @@
  *
  *   {"event":"config", ...}      first line: version, time, run, program, precision, machine, argv, options, model, ...
  *   {"event":"step","step":7,"loss":3.9,"gnorm":0.8,"lr":0.0003,"ms":41.2,"tok_s":24854.4,
- *    "seconds":0.9,"tokens":7168}   since this process began; of the run so far   ("skipped": why, if it was; "trained": the
- *       step's trained targets, where some are not; of several sources "sources": the loss on each one's tokens in the order of
- *       --train, null for one without a row)
- *       with --fp8 "quantised":{"weight":[0.0001,0.02],..}: of each kind of tensor in 8 bits the share that became zero, and
- *       that of those with fewer bits (subnormals), in a sample
+ *    "seconds":0.9,"tokens":7168}   since this process began; of the run so far   ("skipped": the reason, if the step was; "trained":
+ *       the step's trained targets, if some are not trained. With several sources, "sources": the loss on each one's tokens in
+ *       the order of --train, null for one without a row)
+ *       with --fp8 "quantised":{"weight":[0.0001,0.02],..}: for each kind of tensor in 8 bits, the share of a sample that became
+ *       zero, and the share with fewer bits (subnormals)
  *   {"event":"val","step":..,"loss":..,"bpb":..}   {"event":"sample","step":..,"text":".."}
  *   {"event":"task","step":..,"file":"..","acc":..,"acc_norm":..,"questions":..}   one for each file of --tasks
- *   {"event":"slowest","step":..,"rank":..,"host":"..","busy_ms":..,"others_ms":..}   of several ranks (run/loop/slowest.h)
+ *   {"event":"slowest","step":..,"rank":..,"host":"..","busy_ms":..,"others_ms":..}   with several ranks (run/loop/slowest.h)
  *   {"event":"checkpoint","step":..,"path":"..","weights_crc32c":..}
  *   {"event":"resume","step":..,"run":"..","path":"..", ...}   {"event":"end","step":..,"reason":"..","seconds":..}
  *
@@ -19,8 +19,8 @@
  * Invariants: everything up to the last newline is whole lines. All events of a step are written before its checkpoint, and
  * the log is flushed to disk before a checkpoint is renamed into place: a resumed run finds every line up to its step. A
  * resumed run cuts off the lines of later steps, the "end" of the run that it continues, and a torn last line.
- * A line that cannot be written (disk full) is an error; the part that was written is cut off again. What cannot be read is an
- * error, too, never the end of the log: the lines behind it would be cut off.
+ * A line that cannot be written (disk full) is an error; the logger cuts off the part that was written. A part that cannot be
+ * read is an error, too, never the end of the log: otherwise the lines after it would be cut off.
  */
 #ifndef LLMC_LOGGER_H
 #define LLMC_LOGGER_H
@@ -52,7 +52,7 @@ static inline void logger_close(Logger* g) {
     logger_none(g);
 }
 
-/* Tells whether a run resumed at `step` cuts this line off: it is of a later step, or the end of the run that now continues. A
+/* Returns whether a run resumed at `step` cuts this line off: it is of a later step, or the end of the run that now continues. A
  * line that is not ours stays; one that there is no memory to read is an error. */
 static inline bool logger_is_later(const char* line, size_t length, int64_t step, bool* later, Error* e) {
     Json j;
@@ -342,7 +342,7 @@ static inline bool log_checkpoint(Logger* g, int64_t step, const char* path, uin
     return logger_end(g, e) && logger_sync(g, e);
 }
 
-/* Logs that the run goes on from the checkpoint `path`, and flushes the log: from here on it is the run that wrote last. */
+/* Logs that the run resumes from the checkpoint `path`, and flushes the log: from here on it is the run that wrote last. */
 static inline bool log_resume(Logger* g, const TrainerState* s, const char* path, const LoggedRun* r, Error* e) {
     FILE* f = logger_begin(g, "resume");
     log_int(f, "step", (int64_t)s->step);

@@ -17,7 +17,7 @@
 
 #define MATMUL_PLANS_FORMAT "llama3.c matmul plans"
 
-/* What every choice in a file depends on. */
+/* Every choice in a file depends on these. */
 typedef struct {
     char gpu[256];      // name of the GPU
     int64_t sms;        // its multiprocessors: cards of one name may differ

@@ -3,14 +3,14 @@
  *
  *   mix     = part {"," part}        part = pattern [":" weight]        weight: a number above 0; only their ratios count
  *
- * What names files counts as written: a file "a:0.5" is no file "a" with a weight, and a comma in a file's name or in a pattern
- * that matches files ends no part. One part needs no weight and is read as dataloader.h says; of several, each needs one.
+ * A part that names files counts as written: a file "a:0.5" is no file "a" with a weight, and a comma in a file's name or in a
+ * pattern that matches files ends no part. A single part needs no weight, and dataloader.h reads it; of several, each needs one.
  *
  * A block is MIX_BLOCK rows of the stream. Source s gives the same number of rows to each block, share[s]: its weight's part
- * of MIX_BLOCK, rounded down, and one more for the largest remainders until the shares add up. Of remainders that are equal but
- * for 1e-6 the first counts as larger, so that 0.6, 0.3, 0.1 and 6, 3, 1 share alike in spite of rounding.
+ * of MIX_BLOCK, rounded down, and one more for the largest remainders until the shares add up. If two remainders differ by less
+ * than 1e-6, the first counts as larger: so 0.6, 0.3, 0.1 and 6, 3, 1 give the same shares in spite of rounding.
  *
- * The order in block k is a Fisher-Yates permutation `order` of 0 ... MIX_BLOCK-1, as that of the shards in dataloader.h, of
+ * The order in block k is a Fisher-Yates permutation `order` of 0 ... MIX_BLOCK-1, made like the shards' in dataloader.h, from
  * the draws (seed, RAND_MIX, stream = k). Row i of the block has the first source s with order[i] < share[0] + ... + share[s].
  *
  * Each source gives its rows in its own order, epoch after epoch, as if it were alone; a small one begins its next epoch while
@@ -103,7 +103,7 @@ static size_t mix_part_length(const char* text) {
     }
 }
 
-/* Reads a part of n bytes. Without a weight behind a ':' it is a pattern alone. */
+/* Reads a part of n bytes. Without a weight after a ':' it is a pattern alone. */
 static bool mix_parse_part(MixPart* p, const char* text, size_t n, Error* e) {
     const size_t colon = mix_last(text, n, ':');
     char *whole = mix_copy(text, n), *end = whole;
@@ -188,7 +188,7 @@ static bool mix_share(Mix* m, Error* e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // the order
 
-/* Makes the table of block `block`, unless it is there. */
+/* Makes the table of block `block`, unless it exists. */
 static inline void mix_table(const Mix* m, MixBlock* t, uint64_t block) {
     int order[MIX_BLOCK], before[MIX_MOST] = {0};
     if (t->block == block) { return; }
@@ -330,7 +330,7 @@ static inline int mix_num_files(const Mix* m) {
     return files;
 }
 
-/* Returns in *fingerprint what tells this data from other data: dataloader_fingerprint(), of several sources a checksum of
+/* Returns in *fingerprint a number that differs for other data: dataloader_fingerprint(). With several sources it is a checksum of
  * their halves and, in the high half, of their shares. */
 static inline bool mix_fingerprint(const Mix* m, uint64_t* fingerprint, Error* e) {
     if (m->count == 1) { return dataloader_fingerprint(m->stream, fingerprint, e); }

@@ -155,7 +155,7 @@ static inline bool model_match_tensor(const SafeTensors* file, const SafeTensor*
     return fail(e, "%s: %s.shape is %s, wanted [%zu] as config.json says", file->path, t->name, found, cols);
 }
 
-/* Tells whether the files may hold a tensor of this name that is not a parameter. */
+/* Returns whether the files may hold a tensor of this name that is not a parameter. */
 static inline bool model_ignores(const char* name) {
     static const char end[] = ".inv_freq";
     const size_t n = strlen(name), m = sizeof end - 1;
@@ -281,7 +281,7 @@ static inline TensorPieces model_pieces(const ModelFiles* m, const ParamTable* t
     return list;
 }
 
-/* Returns the CRC-32C of the files, one behind the other. */
+/* Returns the CRC-32C of the files, one after the other. */
 static inline uint32_t model_sum(const ModelFiles* m, const uint32_t* sums) {
     uint32_t crc = 0;
     for (size_t i = 0; i < m->count; i++) { crc = crc_shift(crc, m->shards[i].size) ^ sums[i]; }
@@ -300,7 +300,7 @@ static inline bool model_check_sums(const ModelFiles* m, const uint32_t* sums, c
 }
 
 /* Passes every tensor of the table to the sink as floats, in the order of the table. `wanted` (or NULL) holds the files'
- * checksums; *crc (or NULL) gets that of all of them. After a failure, discard what the sink received. */
+ * checksums; *crc (or NULL) gets the checksum of all of them. After a failure, discard what the sink received. */
 static inline bool model_read(const ModelFiles* m, const ParamTable* t, const FileSums* wanted, uint32_t* crc, TensorSink sink,
                               void* ctx, Error* e) {
     Error not_finite = NO_ERROR;
@@ -423,7 +423,7 @@ static inline bool model_save_weights(const char* dir, const ModelConfig* c, con
     return model_save_index(dir, t, element_bytes, shards, e);
 }
 
-/* Writes generation_config.json: the ids that start and end a text. Keeps a file that is there already. */
+/* Writes generation_config.json: the ids that start and end a text. Keeps a file that exists already. */
 static inline bool model_save_generation(const char* dir, const ModelConfig* c, Error* e) {
     char path[PATH_CAP];
     if (!path_join(path, dir, "generation_config.json", e)) { return false; }

@@ -98,7 +98,7 @@ static inline bool sync_directory(const char* path, Error* e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // locks
 
-/* Tells whether `path` is the open file itself: not removed, moved or replaced since. */
+/* Returns whether `path` is the open file itself: not removed, moved or replaced since. */
 static inline bool is_open_file(int fd, const char* path) {
     struct stat a, b;
     return fstat(fd, &a) == 0 && lstat(path, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;

@@ -76,7 +76,7 @@ static inline void rows_free(RowIndex* r) {
     memset(r, 0, sizeof *r);
 }
 
-/* Adds the counts of one file to those of all. */
+/* Adds the counts of one file to the counts of all. */
 static inline void rows_add_counts(RowCounts* all, const RowCounts* c) {
     all->rows += c->rows;
     all->documents += c->documents;

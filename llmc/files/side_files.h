@@ -57,7 +57,7 @@ static inline bool is_side_file(const char* name) {
     return false;
 }
 
-/* Tells whether `file` is in `folder` or below it; both are real paths. */
+/* Returns whether `file` is in `folder` or below it; both are real paths. */
 static inline bool is_below(const char* file, const char* folder) {
     const size_t n = strlen(folder);
     return strncmp(file, folder, n) == 0 && file[n] == '/';
@@ -73,7 +73,7 @@ static inline bool side_file_resolve(const char* folder, const char* path, char*
     return fail(e, "%s: is a link out of its folder, wanted a file in it", path);
 }
 
-/* Tells whether a tokenizer.model is tiktoken's text ("IQ== 0"), not SentencePiece's binary. */
+/* Returns whether a tokenizer.model is tiktoken's text ("IQ== 0"), not SentencePiece's binary. */
 static inline bool is_tiktoken(const char* data, size_t size) {
     const char* space = (const char*)memchr(data, ' ', size_min(size, 8));
     return space && space > data && space[-1] == '=';
@@ -132,7 +132,7 @@ static inline SideFiles side_files_read(const char* folder) {
     return files;
 }
 
-/* Writes the side files into a checkpoint's folder, except those that are there already. */
+/* Writes the side files into a checkpoint's folder, except files that exist already. */
 static inline void side_files_write(const SideFiles* files, const char* folder) {
     for (size_t i = 0; i < files->count; i++) {
         const SideFile* file = &files->items[i];

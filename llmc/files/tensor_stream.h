@@ -97,8 +97,8 @@ typedef struct {
     Error error;
 } TensorSlot;
 
-/* Returns the number of values before the first that is not finite, or below 0 among squares. Works on bits: those of numbers
- * below 0 are above those of -0. */
+/* Returns the number of values before the first that is not finite, or below 0 among squares. Works on bits: as integers,
+ * numbers below 0 are above -0. */
 static inline size_t count_good(const float* x, size_t n, bool squares) {
     const uint32_t infinite = 0x7F800000u, most = squares ? 0x80000000u : UINT32_MAX;
     uint32_t bad = 0;
@@ -159,7 +159,7 @@ static inline bool tensor_pieces_hand_over(const TensorPiece* pieces, const Tens
 }
 
 /* Reads all pieces and passes them to their sinks in order. `bad_value` (NULL: accept any value) gets the error of the first
- * value that is not good. Reading goes on after it: if the file's checksum is wrong too, that is the better message. */
+ * value that is not good. Reading continues after it: if the file's checksum is wrong too, that is the better message. */
 static inline bool tensor_pieces_read(const TensorPieces* list, Error* bad_value, Error* e) {
     const size_t count = list->count, batch = TENSOR_READ_BATCH;
     TensorSlot* slots[2];

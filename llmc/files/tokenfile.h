@@ -152,7 +152,7 @@ static inline bool tokenfile_widen(int32_t* ids /* (n) */, const unsigned char* 
     return true;
 }
 
-/* Is told after each piece of a scan how many bytes it had. */
+/* Called after each piece of a scan, with its bytes. */
 typedef void (*TokenFileProgress)(void* ctx, size_t bytes);
 
 /* Adds the mask of an open file to the checksum, and checks that it is filled up with zeros. */

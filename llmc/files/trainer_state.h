@@ -2,9 +2,9 @@
  * which run it is, what the numbers depend on, and the size and CRC-32C of every other file of the checkpoint. Its last line
  * holds the CRC-32C of everything before it.
  *
- * A run has an id, drawn at random when it begins. Resuming keeps it. A run that is set back to an earlier step, or goes on in
+ * A run has an id, drawn at random when it begins. Resuming keeps it. A run that is set back to an earlier step, or continues in
  * another folder, is a new one: "parent_run" and "parent_step" say where it branched off. The fingerprints of data, tokenizer
- * and build, and the number of the order of rows, tell a resumed run what has changed.
+ * and build, and the number of the order of rows, show a resumed run what has changed.
  * "bf16_weights" says that the run has no master weights: a checkpoint's weights in BF16 are then the exact ones.
  * Format 1 lacks the members since format 2. It is read: then the run has no id, and the fingerprints are unknown.
  *
@@ -34,7 +34,7 @@ enum {
 
 typedef char RunId[17];  // 16 hexadecimal digits; "": none
 
-/* What validations found. Steps count from 1, so 0 is none. */
+/* The results of validations. Steps count from 1, so 0 is none. */
 typedef struct {
     uint64_t step, best_step;  // of the newest validation, and of the one with the lowest loss
     double loss, best;         // their losses
@@ -109,13 +109,13 @@ static inline void run_id_draw(RunId id) {
     snprintf(id, sizeof(RunId), "%016" PRIx64, bits);
 }
 
-/* Tells whether the checkpoint's weights are rounded: then its state holds the exact ones, as "master". */
+/* Returns whether the checkpoint's weights are rounded: then its state holds the exact ones, as "master". */
 static inline bool trainer_state_has_master(const TrainerState* s) {
     const char* dtype = json_string(&s->json, json_get(&s->json, s->saved_options, "export_dtype"), NULL);
     return dtype && (strcmp(dtype, "f16") == 0 || (strcmp(dtype, "bf16") == 0 && !s->bf16_weights));
 }
 
-/* Makes the state that of a new run, which branches off from the run and step it holds. */
+/* Turns the state into a new run's, which branches off from the run and step it holds. */
 static inline void trainer_state_branch(TrainerState* s) {
     memcpy(s->parent_run, s->run, sizeof s->run);
     s->parent_step = s->step;
@@ -240,7 +240,7 @@ static inline bool validations_add(Validations* v, uint64_t step, double loss) {
     return best;
 }
 
-/* Tells whether a name stays inside the checkpoint: no part of it is empty or starts with a dot. */
+/* Returns whether a name stays inside the checkpoint: no part of it is empty or starts with a dot. */
 static inline bool checkpoint_good_name(const char* name) {
     if (strlen(name) >= sizeof(((FileSum*)0)->name)) { return false; }
     for (const char* p = name;; p++) {
@@ -312,7 +312,7 @@ static inline bool trainer_state_parse(TrainerState* s, Error* e) {
     return true;
 }
 
-/* Tells whether the text ends in the line with its own checksum, byte for byte as the writer puts it. */
+/* Returns whether the text ends in the line with its own checksum, byte for byte as the writer puts it. */
 static inline bool trainer_state_whole(const char* text, size_t length) {
     char tail[64];
     for (size_t n = sizeof trainer_state_tail; n < sizeof tail && n <= length; n++) {

@@ -58,7 +58,7 @@ static inline bool chat_tokens(ChatFormat* c, const Tokenizer* t, int vocab_size
     return true;
 }
 
-/* Tells whether a tokenizer has the tokens that LLAMA3_CHAT_TEMPLATE names. */
+/* Returns whether a tokenizer has the tokens that LLAMA3_CHAT_TEMPLATE names. */
 static inline bool chat_template_fits(const Tokenizer* t) {
     return tokenizer_find(t, "<|start_header_id|>") >= 0 && tokenizer_find(t, "<|end_header_id|>") >= 0 &&
            tokenizer_find(t, "<|eot_id|>") >= 0;

@@ -222,7 +222,7 @@ static inline void byte_stand_ins(uint16_t* code /* (256) */, int16_t* byte_of /
 }
 
 /* Turns n bytes of stand-ins into the bytes they stand for. A string with any other character is copied as it is: no piece
- * can be such a token. Returns the number of bytes; *plain tells whether all characters were stand-ins. */
+ * can be such a token. Returns the number of bytes; *plain says whether all characters were stand-ins. */
 static inline size_t bytes_from_stand_ins(char* out, const char* s, size_t n, const int16_t* byte_of, bool* plain) {
     size_t len = 0;
     for (size_t i = 0; i < n;) {

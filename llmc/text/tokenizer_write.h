@@ -52,7 +52,7 @@ static inline void write_post_processor(FILE* f, const Tokenizer* t) {
     fputs("]}}}", f);
 }
 
-/* Tells whether a post-processor is a TemplateProcessing that begins with the token `name`, or a Sequence with one in it. */
+/* Returns whether a post-processor is a TemplateProcessing that begins with the token `name`, or a Sequence with one in it. */
 static inline bool post_processor_adds(const Json* j, const JsonNode* node, const char* name, size_t len) {
     const JsonNode* list = json_get(j, node, "processors");
     if (json_is_string(j, json_get(j, node, "type"), "Sequence") && list && list->type == JSON_ARRAY) {
@@ -68,7 +68,7 @@ static inline bool post_processor_adds(const Json* j, const JsonNode* node, cons
     return id && id_len == len && memcmp(id, name, len) == 0;
 }
 
-/* Tells whether the post-processor of t->source adds BOS already. */
+/* Returns whether the post-processor of t->source adds BOS already. */
 static inline bool source_adds_bos(const Tokenizer* t) {
     const char *from, *to;
     Json j;

@@ -118,7 +118,7 @@ bool supported(const Call& call) {
     return factor > 0 && a.type == b.type && (d.type == CUDA_R_32F || d.type == a.type);
 }
 
-/* Tells whether an 8-bit product takes these pointers, which it is asked only when it is launched. */
+/* Returns whether an 8-bit product takes these pointers, which it is asked only when it is launched. */
 bool aligned(const Call& call) {
     uintptr_t bits = (uintptr_t)call.A | (uintptr_t)call.B | (uintptr_t)call.C | (uintptr_t)call.D;
     if (call.p.mode_a == CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F) {

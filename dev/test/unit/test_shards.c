@@ -707,7 +707,7 @@ static void remove_folder(const char* dir) {
     CHECK(remove_tree(dir, &e), "%s", e.msg);
 }
 
-/* Tells whether the state files of two runs of so many ranks hold the same bytes. */
+/* Returns whether the state files of two runs of so many ranks hold the same bytes. */
 static bool same_files(const char* a, const char* b, int ranks) {
     bool same = true;
     for (int i = 0; i < ranks; i++) {

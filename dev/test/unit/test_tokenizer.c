@@ -29,7 +29,7 @@ static void write_text(const char* name, const char* text) {
     fclose(f);
 }
 
-/* Tells whether a text encodes to these ids (ended by -1). */
+/* Returns whether a text encodes to these ids (ended by -1). */
 static bool encodes(const Tokenizer* t, const char* text, size_t len, bool specials, const int* want) {
     TokenList l = {NULL, 0, 0};
     tokenizer_encode(t, text, len, specials, &l);
@@ -45,7 +45,7 @@ static bool encodes(const Tokenizer* t, const char* text, size_t len, bool speci
     return same;
 }
 
-/* Tells whether the tokens of a text join to the same bytes. */
+/* Returns whether the tokens of a text join to the same bytes. */
 static bool round_trips(const Tokenizer* t, const char* text, size_t len) {
     TokenList l = {NULL, 0, 0};
     tokenizer_encode(t, text, len, false, &l);

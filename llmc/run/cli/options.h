@@ -351,7 +351,7 @@ static inline bool option_unknown(const char* arg, OptionScope trainer, Error* e
 
 typedef enum { OPTIONS_OK, OPTIONS_HELP, OPTIONS_SHOW_VERSION, OPTIONS_WRONG } OptionsResult;
 
-/* Tells whether --export names a GGUF file, not a folder. */
+/* Returns whether --export names a GGUF file, not a folder. */
 static inline bool options_export_gguf(const Options* o) {
     const size_t n = o->export_ ? strlen(o->export_) : 0;
     return n > 5 && strcmp(o->export_ + n - 5, ".gguf") == 0;
@@ -550,7 +550,7 @@ static inline void options_print_help(FILE* f, const char* program, OptionScope 
     }
 }
 
-/* Tells whether option i sets nothing: a text not given, a switch that is off, a number at its default of 0 or -1. */
+/* Returns whether option i sets nothing: a text not given, a switch that is off, a number at its default of 0 or -1. */
 static inline bool option_is_unset(const Options* o, int i, const char* value) {
     const OptionSpec* s = &option_specs[i];
     if (s->kind == OPTION_STRING || s->kind == OPTION_RESUME) { return !*value && !o->given[i]; }
@@ -674,7 +674,7 @@ static inline void options_write_flags(FILE* f, const Options* o) {
     }
 }
 
-/* Tells whether this trainer writes a member of that name into its checkpoints. */
+/* Returns whether this trainer writes a member of that name into its checkpoints. */
 static inline bool options_writes(const Options* o, const char* name) {
     for (int i = 0; i < NUM_OPTIONS; i++) {
         const OptionSpec* s = &option_specs[i];

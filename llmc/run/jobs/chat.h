@@ -101,7 +101,7 @@ static inline char* chat_read_block(LineInput* in, const char* first) {
     return NULL;
 }
 
-/* Tells whether a line is a command: '/' and one word of letters. */
+/* Returns whether a line is a command: '/' and one word of letters. */
 static inline bool chat_is_command(const char* line) {
     if (*line != '/') { return false; }
     const size_t n = 1 + strspn(line + 1, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ");

@@ -124,7 +124,7 @@ static inline bool export_rename(const char* tmp, const char* path, Error* e) {
     return rename(tmp, path) == 0 || fail(e, "%s: cannot rename to %s: %s", tmp, path, strerror(errno));
 }
 
-/* Tells whether a folder can be read and is empty. */
+/* Returns whether a folder can be read and is empty. */
 static inline bool export_is_empty(const char* path) {
     struct dirent* entry = NULL;
     Error ignored = NO_ERROR;

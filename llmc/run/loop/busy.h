@@ -16,11 +16,11 @@ typedef struct {
     bool told;
 } BusyCores;
 
-/* Tells whether more programs than this one want the cores. The load is the mean of a minute: an own run that has just ended
+/* Returns whether more programs than this one want the cores. The load is the mean of a minute: an own run that has just ended
  * is still in it. */
 static inline bool busy_load(double load, long cores) { return load > 1.25 * (double)cores; }
 
-/* Tells whether steps vary too much for a quiet machine: several take more than five times as long as the fastest. */
+/* Returns whether steps vary too much for a quiet machine: several take more than five times as long as the fastest. */
 static inline bool busy_steps(const double* ms, int steps) {
     double fastest = INFINITY;
     int slow = 0;

@@ -1,7 +1,7 @@
 /* training.h -- the functions that the training loop (train.h) calls:
  *
  *   training_open      prints the plan, locks --out, creates the model; false if there is nothing to train
- *   training_stops     tells whether the run ends before its last step
+ *   training_stops     says whether the run ends before its last step
  *   training_due       tells what is due once the queued steps are done
  *   training_report    writes the line of a step to the screen and the log
  *   training_evaluate  the validation loss and the answers to --tasks
@@ -215,7 +215,7 @@ static inline void training_dry_run(Training* t) {
     t->trainer->destroy(t->model);
 }
 
-/* Tells whether --patience validations in a row were above the lowest loss. */
+/* Returns whether --patience validations in a row were above the lowest loss. */
 static inline bool training_patience_is_over(const Session* s) {
     return s->options.patience > 0 && s->state.val.since_best >= (uint64_t)s->options.patience;
 }
@@ -299,17 +299,17 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
 // ---------------------------------------------------------------------------------------------------------------------
 // a step
 
-/* Tells whether the run breaks off: what is due at this step is left out. Once true, it stays so. Of several ranks, all say the
+/* Returns whether the run breaks off: what is due at this step is left out. Once true, it stays so. Of several ranks, all say the
  * same: an error of one counts once training_due() has told the others. */
 static inline bool training_breaks_off(const Training* t) {
     const bool failed = t->s->team ? t->failed : t->error.msg[0] != 0;
     return run_stop_requested() || failed || t->not_finite >= MOST_NOT_FINITE;
 }
 
-/* Tells whether the run ends before its last step. Once true, it stays so. */
+/* Returns whether the run ends before its last step. Once true, it stays so. */
 static inline bool training_stops(const Training* t) { return training_breaks_off(t) || t->out_of_patience; }
 
-/* Tells whether --checkpoint-minutes asks for a checkpoint. */
+/* Returns whether --checkpoint-minutes asks for a checkpoint. */
 static inline bool training_time_is_up(const Training* t) {
     const double interval = 60.0 * t->s->options.checkpoint_minutes;
     return interval > 0 && now_seconds() - t->saved_at >= fmax(interval, WRITE_INTERVAL * t->write_seconds);

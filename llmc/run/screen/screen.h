@@ -64,7 +64,7 @@ static inline void step_lines_init(StepLines* s, int64_t steps, int64_t tokens_p
     s->last_loss = s->last_val = NAN;
 }
 
-/* Tells whether a step's line is shown: skipped and last steps always are. */
+/* Returns whether a step's line is shown: skipped and last steps always are. */
 static inline bool step_line_due(const StepLines* s, int64_t step, int64_t stop, const char* note, double now) {
     const bool first = s->lines < STEP_FIRST_LINES && now - s->started < STEP_FIRST_SECONDS;
     return first || note || step == stop || now - s->shown >= 1.0;

@@ -103,10 +103,10 @@ static inline void run_catch_interrupt(bool ends_reads) {
 /* Asks for the end as a signal does: for the clock of run/loop/timing.h. */
 static inline void run_ask_for_end(void) { run_signal = SIGALRM; }
 
-/* Tells whether the run, or the rank, was asked to end. */
+/* Returns whether the run, or the rank, was asked to end. */
 static inline bool run_signal_came(void) { return run_signal != 0; }
 
-/* Tells whether the run ends for it. */
+/* Returns whether the run ends for it. */
 static inline bool run_stop_requested(void) { return run_together ? run_all_stop : run_signal_came(); }
 static inline void run_stop_done(void) { run_signal = 0; }
 static inline bool run_save_requested(void) { return run_save_signal != 0; }

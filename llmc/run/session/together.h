@@ -102,7 +102,7 @@ static inline void together_meet(Team* team, const Ranks* r) {
     message_last = together_tell;
 }
 
-/* Tells whether the command line asks for what one process does alone, such as --help or a chat. Wrong usage is for rank 0 to
+/* Returns whether the command line asks for what one process does alone, such as --help or a chat. Wrong usage is for rank 0 to
  * tell. */
 static inline bool together_is_for_one(int argc, char** argv, OptionScope trainer) {
     Options o;

@@ -137,7 +137,7 @@ static Floats twice(const char* what, const std::function<Floats()>& launch) {
     return a;
 }
 
-/* Tells whether two arrays (n) on the device have the same bytes. */
+/* Returns whether two arrays (n) on the device have the same bytes. */
 static bool same_bytes(const floatX* a, const floatX* b, size_t n) {
     return memcmp(download(a, n).data(), download(b, n).data(), n * sizeof *a) == 0;
 }
