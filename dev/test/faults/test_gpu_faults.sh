@@ -77,9 +77,9 @@ starts of the first half alone | FP32 | one_and_two.sh --seq-parallel 2 --docume
 the second rank has the first half, too | FP32 | one_and_two.sh --seq-parallel 2 --documents cross | llmc/run/session/row_parts.h | s/b \* T + (size_t)p->share\.part \* count/b * T/
 the output of another block in backward | FP32 | one_and_two.sh --seq-parallel 2 --documents cross | llmc/gpu/sequence.cuh | s/if (!fresh) {/if (false) {/
 gradients of heads are not sent back | FP32 | one_and_two.sh --seq-parallel 2 --documents cross | llmc/gpu/sequence.cuh | s/^    heads_to_rows(q, p, dqkv, dqkv, r->shape);//
-a part of the ring is written while it travels | BF16 | zero_bits.sh | train_llama3.cu | s/if (m->grads.in_ring && taken)/if (false)/
+a part of the ring is written while it travels | BF16 | zero_bits.sh | llmc/gpu/exchange.cuh | s/if (g->in_ring && taken)/if (false)/
 the head's gaps in the ring are not zeroed | BF16 | zero_bits.sh | llmc/gpu/gradients.cuh | s/if (g->in_ring && !c->tied) {/if (false) {/
-sums of a step begin with those of the step before | BF16 | zero_bits.sh | train_llama3.cu | s/add = ring && !(kind & MICRO_FIRST)/add = ring/
+sums of a step begin with those of the step before | BF16 | zero_bits.sh | llmc/gpu/exchange.cuh | s/g->in_ring && !first)/g->in_ring)/
 a block is gathered into the slot of another | BF16 | zero_bits.sh | llmc/gpu/sharded_blocks.cuh | s/const int slot = l % GATHER_SLOTS;/const int slot = (l + (l == 5)) % GATHER_SLOTS;/
 a block of the forward pass is not gathered again for the backward pass | BF16 | zero_bits.sh | llmc/gpu/sharded_blocks.cuh | s/const Bucket\* b = bucket_at(/const Bucket* b = g->ring.step < 0 \&\& l == 2 ? end : bucket_at(/
 a block is overwritten while it computes | BF16 | zero_bits.sh | llmc/gpu/sharded_blocks.cuh | s/if (count > 0) {/if (count == GATHER_SLOTS) {/
