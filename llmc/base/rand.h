@@ -77,7 +77,7 @@ static inline void rand_normal(float* x, size_t first, size_t n, double std, uin
     }
 }
 
-/* The same for numbers that are evenly spread in [-bound, bound). Elements 2i and 2i+1 are those of draw i. */
+/* The same for numbers that are evenly spread in [-bound, bound). Draw i makes elements 2i and 2i+1. */
 static inline void rand_even(float* x, size_t first, size_t n, double bound, uint64_t seed, uint32_t tensor) {
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < n; i++) {

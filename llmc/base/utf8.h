@@ -1,5 +1,5 @@
 /* utf8.h -- reads and writes UTF-8 (Unicode 16, table 3-7: overlong forms, surrogates and values above U+10FFFF are no
- * characters), and tells what a terminal may get as it is.
+ * characters), and says which bytes may reach a terminal unchanged.
  */
 #ifndef LLMC_UTF8_H
 #define LLMC_UTF8_H

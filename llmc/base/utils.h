@@ -1,7 +1,7 @@
 /* utils.h -- what every other header needs: errors, checked memory, checked reading of files, paths, time.
  *
  * Errors have two forms. A parser returns false and leaves the first cause in an `Error`, so that a caller may try
- * another file (resume) and a fuzzer can go on. A program that cannot continue calls die(): a message on stderr, exit 1.
+ * another file (resume) and a fuzzer can continue. A program that cannot continue calls die(): a message on stderr, exit 1.
  * Wrong usage (flags) calls die_usage(): exit 2. A message reads "FILE: FIELD is FOUND, wanted WANTED" and may have a
  * second line "\n  hint: ...". `assert` is for our own bugs, never for a user's file.
  * Valid C11 and C++17. Mutable globals on the host serve hooks and signal handlers, which get no argument of ours: the messages
@@ -143,7 +143,7 @@ LLMC_NORETURN LLMC_PRINTF(1, 2) static void die(const char* fmt, ...) {
     die_v(1, fmt, ap);
 }
 
-/* Dies with the error unless `ok`: for a program that cannot go on after a parser failed. */
+/* Dies with the error unless `ok`: for a program that cannot continue after a parser failed. */
 static inline void must(bool ok, const Error* e) {
     if (!ok) { die("%s", e->msg); }
 }

@@ -1,8 +1,8 @@
 /* ptx.cuh -- the few instructions that CUDA C++ has no name for, one function each: tensor-core products, fragment loads,
- * asynchronous copies, barriers in shared memory, and the packing of two 16-bit numbers. Layouts are those of the PTX ISA
+ * asynchronous copies, barriers in shared memory, and the packing of two 16-bit numbers. Layouts are the PTX ISA's
  * ("Matrix Fragments for mma.m16n8k16", "Asynchronous Warpgroup Level Matrix Shared Memory Layout").
  *
- * Below sm_80 there is no cp.async and no m16n8k16. There the product is two m16n8k8, whose fragments are halves of the larger
+ * Below sm_80, cp.async and m16n8k16 do not exist. There the product is two m16n8k8, whose fragments are halves of the larger
  * one's, and a kernel loads its tiles through registers, as attention_mma.cuh does. The last section exists only in code for
  * sm_90a. A kernel that needs what its architecture lacks still compiles but must not run: copy_async, barrier_init and
  * barrier_wait, which every such kernel calls early, trap there; the others do nothing.
@@ -197,7 +197,7 @@ __device__ __forceinline__ void barrier_arrive_in(uint32_t barrier, uint32_t blo
 
 constexpr int CLUSTER_BLOCKS = 2;  // neighboring blocks of a kernel that runs in clusters
 
-/* Waits for all threads of the cluster that have not ended. What they wrote before is visible afterwards. */
+/* Waits for all threads of the cluster that have not ended. Their earlier writes are visible afterwards. */
 __device__ __forceinline__ void cluster_sync() {
 #if PTX_HAS_SM90A
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
@@ -273,8 +273,8 @@ __device__ __forceinline__ void copy_bytes(uint32_t dst, const void* src, uint32
 #endif
 }
 
-/* Makes what this thread wrote to shared memory, or read from it, visible to TMA and wgmma: for other threads, behind the
- * barrier that follows. */
+/* Makes this thread's writes to shared memory, and its reads, visible to TMA and wgmma: for other threads, after the barrier that
+ * follows. */
 __device__ __forceinline__ void fence_async_readers() {
 #if PTX_HAS_SM90A
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -305,7 +305,7 @@ __device__ __forceinline__ void store_wait() {
 #endif
 }
 
-/* Waits until the flag, which other blocks set, is at least n. What they wrote before they set it is visible afterwards. */
+/* Waits until the flag, which other blocks set, is at least n. Their writes before they set it are visible afterwards. */
 __device__ __forceinline__ void flag_wait(const uint32_t* flag, uint32_t n) {
 #if PTX_HAS_SM90A
 #ifdef BARRIER_TIMEOUT
@@ -379,8 +379,8 @@ __device__ __forceinline__ void store_matrix_x4_transposed(uint32_t address, con
  *
  *   wgmma_fence();  wgmma_...(d, ...);  wgmma_...(d, ...);  wgmma_commit();  wgmma_wait<pending groups>();  wgmma_hold(d);
  *
- * From the first to the last of these calls, do not touch d or a's registers; wgmma_hold tells the compiler that d changed only
- * at that point. Warp w of the group has rows 16 w .. 16 w + 15 of d in the layout of mma_16x8x16: with g = lane / 4 and
+ * From the first to the last of these calls, do not touch d or a's registers; wgmma_hold makes the compiler believe that d changed
+ * only at that point. Warp w of the group has rows 16 w .. 16 w + 15 of d in the layout of mma_16x8x16: with g = lane / 4 and
  * t = lane % 4, d[4 n .. 4 n + 3] are the elements (g, 8 n + 2 t), (g, 8 n + 2 t + 1), (g + 8, 8 n + 2 t) and
  * (g + 8, 8 n + 2 t + 1). An a in registers has the layout of mma_16x8x16 as well.
  *

@@ -27,7 +27,7 @@ __device__ __forceinline__ float inverse_of(float d) {
 
 /* Returns x / d for x = 0, or |x| >= 2^-100 with |x / d| >= 2^-124. inverse: inverse_of(d) */
 __device__ __forceinline__ float quotient_of(float x, float d, float inverse) {
-    const float q = __fmul_rn(x, inverse), too_large_by = __fmaf_rn(q, d, -x);  // this sign keeps that of a zero
+    const float q = __fmul_rn(x, inverse), too_large_by = __fmaf_rn(q, d, -x);  // this sign keeps a zero's sign
     return __fmaf_rn(too_large_by, -inverse, q);
 }
 

@@ -5,9 +5,9 @@
  * TEXT is stripped of white space at both ends. An answer follows the header of "assistant" and ends at <|eot_id|>. Special
  * tokens are looked up by name; texts are encoded as plain text, so a user cannot type a header.
  *
- * There are two forms. Llama 3's has a system message where one is given. That of Llama 3.1, 3.2 and 3.3 always has one, which
- * begins with two dates. A folder's Jinja template is not run: it tells the form by the texts that it contains, and any other
- * template is refused. The ids are those of `transformers` with that template.
+ * There are two forms. Llama 3's has a system message if one is given. The form of Llama 3.1, 3.2 and 3.3 always has one,
+ * which begins with two dates. No Jinja template is run: the texts in a folder's template decide the form, and any other template
+ * is refused. The ids equal those that `transformers` makes with that template.
  *
  * Elsewhere: the conversation (run/jobs/chat.h).
  */
@@ -117,7 +117,7 @@ static inline bool chat_read_form(const Tokenizer* t, bool* dated, Error* e) {
 /* Returns the text without the white space at its start, and sets *len, its length, to that without the white space at its
  * end, too, as a template's trim does. */
 static inline const char* chat_strip(const char* text, size_t* len) {
-    const char *end = text + *len, *first = end, *last = end;  // of what is left; `last` is behind it
+    const char *end = text + *len, *first = end, *last = end;  // of the rest; `last` is its end
     for (const char* s = text; s < end;) {
         uint32_t c;
         const int bytes = utf8_decode((const uint8_t*)s, (size_t)(end - s), &c);
@@ -130,7 +130,7 @@ static inline const char* chat_strip(const char* text, size_t* len) {
     return first;
 }
 
-/* Appends the header of a role and what stands behind it: Llama 3.1's dates unless `date` is NULL, and the text of `len`
+/* Appends the header of a role and the text after it: Llama 3.1's dates unless `date` is NULL, and the text of `len`
  * bytes, stripped. All of it is one string, which the tokenizer splits as such. */
 static inline void chat_part(TokenList* l, const ChatFormat* c, const Tokenizer* t, const char* role, const char* date,
                              const char* text, size_t len) {

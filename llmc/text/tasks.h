@@ -245,7 +245,7 @@ static inline bool tasks_open(Tasks* t, const char* pattern, const Tokenizer* to
     return ok;
 }
 
-/* Returns what tells these questions from others: a CRC-32C of their tokens, choices and labels. */
+/* Returns a number that differs for other questions: a CRC-32C of their tokens, choices and labels. */
 static inline uint32_t tasks_fingerprint(const Tasks* t) {
     Crc crc;
     crc_begin(&crc);
@@ -293,7 +293,7 @@ static inline bool tasks_set_length(Tasks* t, int T, Error* e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // rows and scores
 
-/* Writes the row of the next choice, or an empty one behind the last: the next() of a BatchSource of one row. */
+/* Writes the row of the next choice, or an empty one after the last: the next() of a BatchSource of one row. */
 static inline bool tasks_next(void* tasks, int32_t* x /* (T) */, int32_t* y /* (T) */, Error* e) {
     Tasks* t = (Tasks*)tasks;
     const size_t T = (size_t)t->T;
@@ -309,7 +309,7 @@ static inline bool tasks_next(void* tasks, int32_t* x /* (T) */, int32_t* y /* (
     return true;
 }
 
-/* Returns the log-likelihood of a choice from the losses (count) of its row from token `first` on, as far as they tell it. */
+/* Returns the log-likelihood of a choice from the losses (count) of its row from token `first` on, as far as they cover it. */
 static inline double task_likelihood(const Tasks* t, const TaskChoice* c, const float* losses, size_t first, size_t count) {
     const size_t n = size_min(c->tokens - 1, (size_t)t->T), end = size_min(n, first + count);
     double sum = 0;

@@ -283,7 +283,7 @@ static inline uint32_t merge_rank(const TokenEncoder* enc, uint32_t i) {
     return m ? m->rank : UINT32_MAX;
 }
 
-/* Queues the merge of node i (UINT32_MAX: no node) if it comes before those of its neighbours: these cannot be next. */
+/* Queues the merge of node i (UINT32_MAX: no node) if it comes before its neighbours' merges: these cannot be next. */
 static inline void merge_offer(TokenEncoder* enc, uint32_t i) {
     if (i == UINT32_MAX) { return; }
     const MergeNode *nodes = enc->nodes, *node = &nodes[i];
@@ -443,7 +443,7 @@ static inline void encode_plain(TokenEncoder* enc, const uint8_t* s, const uint8
     encode_words(enc, start, end);
 }
 
-/* Returns the first of the names [lo, hi), alike before byte d and longer than d, whose byte d is at least c. Looks near lo
+/* Returns the first of the names [lo, hi), equal before byte d and longer than d, whose byte d is at least c. Looks near lo
  * first: where only few names drop out, at every byte, a walk takes time in proportion to its length. */
 static inline const AddedName* added_from(const AddedName* lo, const AddedName* hi, size_t d, int c) {
     size_t step = 1;
@@ -605,7 +605,7 @@ static inline int tokenizer_find(const Tokenizer* t, const char* name) { return 
 
 /* Turns ids into text as they come: each push gives the characters that are complete. Bytes that cannot become UTF-8 turn
  * into U+FFFD, one for each maximal part of a character (as in Python's errors="replace" and Rust's lossy decoding). So the
- * output is always valid UTF-8. For the raw bytes, join those of tokenizer_token(). */
+ * output is always valid UTF-8. For the raw bytes, join the bytes of tokenizer_token(). */
 typedef struct {
     const Tokenizer* t;
     char* in;       // (max_token_len + 3) bytes not given out yet: the start of a character

@@ -5,8 +5,8 @@
  * trainers have two functions: train_step() and step_result().
  *
  * train_step() returns false for a step that it drops before the update: *e says why, or is empty if a signal asked for the
- * end. Then weights, m, v and the run's state are those of the step before, and step_result() knows nothing of it. Of several
- * ranks all drop it, or none.
+ * end. Then weights, m, v and the run's state are unchanged since the step before, and step_result() does not report the step. Either
+ * all ranks drop it, or none does.
  */
 #ifndef LLMC_STEP_H
 #define LLMC_STEP_H
@@ -98,8 +98,8 @@ typedef struct {
     QuantiseCounts quantised[NUM_QUANTISED];  // with --fp8, of a sample of its tensors; else zero
 } Metrics;
 
-/* Adds the losses (B, T) of the last batch of `data`, whose targets are y, to those of its sources; nothing if there is only
- * one. */
+/* Adds the losses (B, T) of the last batch of `data`, whose targets are y, to its sources' losses; nothing if it has one
+ * source. */
 static inline void step_add_sources(Metrics* r, const BatchSource* data, const float* losses, const int32_t* y, int T) {
     SourceLosses* all = &r->sources;
     all->count = data->num_sources;

@@ -1,4 +1,4 @@
-/* flag_file.h -- flags in a file, for @FILE on the command line: a flag a line, its value behind it. Checkpoints hold theirs
+/* flag_file.h -- flags in a file, for @FILE on the command line: a flag a line, then its value. Checkpoints hold theirs
  * as run.flags.
  *
  *   # a comment; empty lines are skipped, too

@@ -107,7 +107,7 @@ enum { OPTION_TEXT = 64 };  // buffer size for a flag's name, or for any value e
 static inline void* option_field(Options* o, int i) { return (char*)o + option_specs[i].offset; }
 static inline const void* option_value(const Options* o, int i) { return (const char*)o + option_specs[i].offset; }
 
-/* Returns the length of an option's name: that of its field, without a '_' at the end. The flag has '-' for '_'. */
+/* Returns the length of an option's name: its field's, without a '_' at the end. The flag has '-' for '_'. */
 static inline size_t option_name_length(const OptionSpec* s) {
     const size_t n = strlen(s->name);
     return n - (s->name[n - 1] == '_');
@@ -486,7 +486,7 @@ static inline bool options_read_text(Options* o, int i, Error* e) {
 
 enum { OPTIONS_WIDTH = 100, OPTIONS_HELP_COLUMN = 34 };
 
-/* Returns the columns to print in: those of the terminal, or of the variable COLUMNS, at least 60 and at most OPTIONS_WIDTH. */
+/* Returns the columns to print in: the terminal's, or the variable COLUMNS, at least 60 and at most OPTIONS_WIDTH. */
 static inline int screen_width(FILE* f) {
     struct winsize size;
     const char* columns = getenv("COLUMNS");
@@ -592,7 +592,7 @@ static inline void options_print_way(const char* program, const char* flags, con
     printf("  %s%-*s %s\n", program, width > 0 ? width : 0, flags, does);
 }
 
-/* Tells a newcomer, who gives no flag at all, what there is to do. */
+/* Shows a newcomer, who gives no flag at all, the first commands. */
 LLMC_NORETURN static inline void options_die_of_none(const char* program) {
     printf("usage: %s [--flag value]... [@FILE]...\n\n", program);
     options_print_way("make quickstart", "", "trains a small model and prints what it writes");
@@ -683,8 +683,8 @@ static inline bool options_writes(const Options* o, const char* name) {
     return false;
 }
 
-/* Returns the options for a checkpoint as JSON. `saved` (or NULL), an object in j, holds those of the checkpoint that the run
- * went on from: what only another trainer or version knows is kept as it is. The caller calls free(). */
+/* Returns the options for a checkpoint as JSON. `saved` (or NULL), an object in j, holds the options of the checkpoint that
+ * the run resumed: members that only another trainer or version knows are kept unchanged. The caller calls free(). */
 static inline char* options_json_text(const Options* o, const Json* j, const JsonNode* saved) {
     char* text = NULL;
     size_t size = 0;

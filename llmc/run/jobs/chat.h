@@ -1,11 +1,11 @@
 /* chat.h -- --chat: a conversation, a message a line.
  *
  *   """        starts and ends a message of several lines
- *   /help, /clear, /quit     commands; another word behind a '/' is refused. A message that has to start so starts with a blank
+ *   /help, /clear, /quit     commands; another word after a '/' is refused. A message that has to start with a '/' starts with a blank
  *   Ctrl-C     ends the answer, at an empty line the chat
  *
- * At a terminal there are a prompt and a line on the form at the start; from a file or pipe come bare answers. What an answer
- * leaves in the model's cache stays there for the next one.
+ * At a terminal the chat shows a prompt, and a line on the form at the start. For a file or pipe it writes bare answers. An answer
+ * stays in the model's cache for the next one.
  *
  * Elsewhere: tokens of messages (text/chat.h), lines (line_input.h), the text of an answer (generate.h).
  */
@@ -82,7 +82,7 @@ static inline bool conversation_answer(Conversation* c, const char* message, Err
 // ---------------------------------------------------------------------------------------------------------------------
 // messages and commands
 
-/* Reads on to the """ that ends a message; `first` is what stands behind the """ that starts it. Returns the message for
+/* Reads on to the """ that ends a message; `first` is the text after the """ that starts it. Returns the message for
  * free(); NULL if Ctrl-C took it back. The end of the input ends it, too. */
 static inline char* chat_read_block(LineInput* in, const char* first) {
     char* text = NULL;
@@ -118,7 +118,7 @@ static inline void chat_help(FILE* out) {
         out);
 }
 
-/* Tells the form, with the date as far as a terminal may get it. */
+/* Prints the form, with the date as far as a terminal may get it. */
 static inline void chat_greet(FILE* out, const char* date) {
     fprintf(out, "chat in the form of Llama 3%s", date ? ".1, dated " : "");
     if (date) { print_escaped(out, date, strlen(date)); }

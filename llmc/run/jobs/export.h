@@ -53,15 +53,15 @@ static inline bool export_store(void* arena, const Param* p, size_t first, size_
     return true;
 }
 
-/* Returns the type to write: --export-dtype, else that of the embedding in the files. */
+/* Returns the type to write: --export-dtype, else the embedding's in the files. */
 static inline ExportDtype export_type(const Session* s, const ModelFiles* files) {
     const SafeTensors* file = NULL;
     if (s->options.export_dtype != EXPORT_AUTO) { return (ExportDtype)s->options.export_dtype; }
     return export_dtype_of(model_find(files, s->table.items[0].name, &file)->dtype);
 }
 
-/* Returns the chat template of the model, for free(): that of its folder, or Llama 3's if the tokenizer has its tokens; NULL
- * if there is none. */
+/* Returns the chat template of the model, for free(): its folder's, or Llama 3's if the tokenizer has its tokens; NULL if
+ * neither exists. */
 static inline char* export_chat_template(const Session* s) {
     for (size_t i = 0; i < s->side_files.count; i++) {
         const SideFile* file = &s->side_files.items[i];

@@ -1,7 +1,7 @@
 /* generate.h -- text from a model: the loop of --generate, of samples while training and of --chat's answers.
  *
  * The model is a callback: it takes tokens at a position and returns the logits after the last one. It owns its KV cache;
- * this file knows only the cache's length. A streaming decoder prints a character once all of its bytes are there; control
+ * this file knows only the cache's length. A streaming decoder prints a character once all of its bytes have come; control
  * characters reach a terminal as \xNN, a file or pipe as they are. Without a tokenizer, prompts and results are ids separated
  * by spaces.
  *

@@ -238,7 +238,7 @@ static inline size_t gguf_bytes(GgufType type, size_t n) {
     return n * (type == GGUF_F32 ? 4 : 2);
 }
 
-/* Writes the info of a tensor at *offset, and moves *offset behind it. Dimensions are listed innermost first. */
+/* Writes the info of a tensor at *offset, and moves *offset past it. Dimensions are listed innermost first. */
 static inline void gguf_info(FILE* f, const char* name, size_t rows, size_t cols, int ndim, GgufType type, uint64_t* offset) {
     gguf_string(f, name, strlen(name));
     gguf_u32(f, (uint32_t)ndim);

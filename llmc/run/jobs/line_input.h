@@ -1,4 +1,4 @@
-/* line_input.h -- reads lines that a person types, or those of a file or pipe.
+/* line_input.h -- reads lines that a person types, or lines of a file or pipe.
  *
  * At a terminal, and if the Makefile found libedit (LLMC_LIBEDIT), a line can be edited, the arrows bring back earlier ones
  * (of this run: they are written nowhere), Ctrl-R searches them, Ctrl-C clears the line, and text that the terminal pastes in

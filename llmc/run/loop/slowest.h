@@ -1,8 +1,8 @@
 /* slowest.h -- finds the slowest of several ranks, by the time that each computes in a step without waiting for others. All
- * ranks take the same time for a step, that of the slowest: it alone tells nothing.
+ * ranks take the same time for a step, the slowest rank's: this time alone shows nothing.
  *
- * Over a window of SLOWEST_STEPS steps the means are compared. A rank is told if it takes more than SLOWEST_SHARE longer than
- * the median of the others; again only when it is another one, or after SLOWEST_AGAIN windows.
+ * It compares the means over a window of SLOWEST_STEPS steps. It reports a rank that takes more than SLOWEST_SHARE longer than the
+ * median of the others. It reports the same rank again only after SLOWEST_AGAIN windows.
  */
 #ifndef LLMC_SLOWEST_H
 #define LLMC_SLOWEST_H
@@ -15,7 +15,7 @@ enum { SLOWEST_STEPS = 20, SLOWEST_AGAIN = 50 };
 typedef struct {
     double* sums;       // (ranks) ms of each rank in this window
     int steps;          // of this window
-    int told, windows;  // the rank told last, and how many windows ago; windows 0: none was told
+    int told, windows;  // the rank reported last, and how many windows ago; windows 0: none was
 } Slowest;
 
 typedef struct {
@@ -46,8 +46,8 @@ static inline SlowRank slowest_of(const double* ms /* (ranks) */, int ranks) {
     return s;
 }
 
-/* Adds the times of a step. Returns whether a rank is to be told, which is *slow. A step whose time one of them does not know
- * (0) is left out. */
+/* Adds the times of a step. Returns whether to report a rank, which is *slow. Leaves out a step whose time one rank does not know
+ * (0). */
 static inline bool slowest_add(Slowest* s, const float* ms /* (ranks) */, int ranks, SlowRank* slow) {
     for (int i = 0; i < ranks; i++) {
         if (!(ms[i] > 0)) { return false; }

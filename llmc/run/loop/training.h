@@ -2,16 +2,16 @@
  *
  *   training_open      prints the plan, locks --out, creates the model; false if there is nothing to train
  *   training_stops     says whether the run ends before its last step
- *   training_due       tells what is due once the queued steps are done
+ *   training_due       says which work is due once the queued steps are done
  *   training_report    writes the line of a step to the screen and the log
  *   training_evaluate  the validation loss and the answers to --tasks
  *   training_sample, training_checkpoint
  *   training_close     the last checkpoint and the summary
  *
  * Four things end a run early: --patience, a signal, an error that is not the model's (data or log that cannot be read or
- * written), and a loss or gradient norm that is not finite, ten steps in a row. In each case the steps that are queued are
- * finished, the last whole step is saved, and then the run tells the cause. From the first step that is not finite until
- * the next that is, checkpoints say so in trainer_state.json, and none is pruned.
+ * written), and a loss or gradient norm that is not finite, ten steps in a row. In each case the run
+ * finishes the queued steps, saves the last whole step, and then prints the cause. From the first step that is not finite until
+ * the next one that is, checkpoints say so in trainer_state.json, and none is pruned.
  */
 #ifndef LLMC_TRAINING_H
 #define LLMC_TRAINING_H
@@ -59,7 +59,7 @@ typedef struct {
     int not_finite;            // steps in a row whose loss or norm is not finite
     bool out_of_patience;      // --patience validations without a new lowest loss
     double loss_scale;         // of the next step to report
-    double busy_ms;            // of the step reported last, until the others are told: see slowest.h
+    double busy_ms;            // of the step reported last, until the others get it: see slowest.h
     Slowest slowest;           // of the ranks
     Error error;               // what ends the run early; empty: nothing
     bool failed;               // all ranks know of an error
@@ -189,8 +189,8 @@ static inline void training_print_time(const Session* s, const StepTime* time, i
     }
 }
 
-/* Reads every file of the run and tells how long it takes, by a few steps of a model of its size, or in a minute at most.
- * Without a device, only reads. */
+/* Reads every file of the run. Then estimates its duration by a few steps of a model of its size, within a minute. Without a device
+ * it only reads. */
 static inline void training_dry_run(Training* t) {
     enum { MOST_SECONDS = 60 };
     Session* s = t->s;
@@ -290,7 +290,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     step_lines_init(&t->lines, s->plan.steps, s->plan.tokens_per_step, t->queued,
                     flops_per_token(&s->config, &s->table, o->seq), trainer->peak_flops * s->ranks);
     t->lines.ranks = s->ranks;
-    // a run that has ended so, or died behind its last checkpoint, does not go on
+    // a run that has ended so, or died after its last checkpoint, does not continue
     t->out_of_patience = s->resumed && s->has_val && training_patience_is_over(s);
     if (s->resumed) { training_catch_up(t); }
     return true;
@@ -299,8 +299,8 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
 // ---------------------------------------------------------------------------------------------------------------------
 // a step
 
-/* Returns whether the run breaks off: what is due at this step is left out. Once true, it stays so. Of several ranks, all say the
- * same: an error of one counts once training_due() has told the others. */
+/* Returns whether the run breaks off and leaves out the work that is due at this step. Once true, it stays so. All ranks return the
+ * same: an error of one counts once training_due() has shared it. */
 static inline bool training_breaks_off(const Training* t) {
     const bool failed = t->s->team ? t->failed : t->error.msg[0] != 0;
     return run_stop_requested() || failed || t->not_finite >= MOST_NOT_FINITE;
@@ -320,7 +320,7 @@ static inline void training_logged(Training* t, bool written) {
     if (!written) { logger_close(&t->s->log); }
 }
 
-/* Tells of the slowest rank, from the times that all have told. */
+/* Reports the slowest rank, from the times that all ranks have shared. */
 static inline void training_find_slowest(Training* t, const float* busy_ms) {
     const Team* team = t->s->team;
     SlowRank r;
@@ -340,7 +340,7 @@ static inline Wishes training_wishes(Training* t) {
     const Wishes all = together_wish(team, mine, busy_ms);
     t->busy_ms = 0;
     run_all_stop = all.end;
-    t->failed = all.failed && !agree_ok(team, !mine.failed, &t->error);  // which tells the others the error
+    t->failed = all.failed && !agree_ok(team, !mine.failed, &t->error);  // which shares the error with the others
     training_find_slowest(t, busy_ms);
     free(busy_ms);
     return all;
@@ -395,8 +395,8 @@ static inline void training_report(Training* t, const Metrics* r) {
     }
 }
 
-/* Takes the loss of a validation. One that is there only since --stop-after ends the run counts for its own checkpoint, but
- * not as one of the run, which goes on as if it never stopped. Returns whether the loss is the lowest so far. */
+/* Takes the loss of a validation. A validation that happens only because --stop-after ends the run counts for its checkpoint, but
+ * not for the run, which later continues as if it never stopped. Returns whether the loss is the lowest so far. */
 static inline bool training_take_validation(Training* t, double loss) {
     const Session* s = t->s;
     const int every = s->options.val_every;
@@ -411,7 +411,7 @@ static inline bool training_take_validation(Training* t, double loss) {
     return best;
 }
 
-/* Validates, unless a signal ends the run meanwhile. A loss that is not finite is told, but only steps end a run for it. */
+/* Validates, unless a signal ends the run meanwhile. A loss that is not finite is reported, but only steps end a run for it. */
 static inline void training_validate(Training* t, Due* due) {
     Session* s = t->s;
     const uint64_t rows = (uint64_t)s->options.val_batches * (uint64_t)s->options.batch;
@@ -467,7 +467,7 @@ static inline void training_sample(Training* t) {
     training_logged(t, log_sample(&s->log, t->reported, g->text, g->text_len, &t->error));
 }
 
-/* Tells that a checkpoint cannot be written, after the error that ended the run if there was one. */
+/* Reports that a checkpoint cannot be written, after the error that ended the run, if any. */
 static inline void training_die_unsaved(const Training* t, const Error* e, SafeDtype dtype, const StateSlot* slots,
                                         int num_slots) {
     const Session* s = t->s;
@@ -491,8 +491,8 @@ static inline void training_die_unsaved(const Training* t, const Error* e, SafeD
         e->msg, size, s->newest);
 }
 
-/* Writes a checkpoint. In a dtype that holds the exact weights, F32 or that of --master none, it holds these. Else it holds
- * rounded weights, and the exact ones go into the optimizer state, as "master". */
+/* Writes a checkpoint. A dtype that can hold the exact weights (F32, or --master none's) does. Otherwise the checkpoint
+ * holds rounded weights, and the exact ones go into the optimizer state, as "master". */
 static inline void training_checkpoint(Training* t, bool timed) {
     const Trainer* trainer = t->trainer;
     Session* s = t->s;

@@ -1,4 +1,4 @@
-/* progress.h -- tells how far a long piece of work is: its share, size, speed, and the time that is left.
+/* progress.h -- shows the progress of a long piece of work: its share, size, speed, and the time that is left.
  *
  *   scan      5.1 % of 4.00 GB, 523.7 MB/s, 0:08 left
  *   read    12.3 MB, 30.1 MB/s                           of a stream, whose size is not known

@@ -114,7 +114,7 @@ static inline void print_validation(FILE* f, StepLines* s, int64_t step, double 
     fflush(f);
 }
 
-/* Tells of the slowest of several ranks: see slowest.h. */
+/* Prints the slowest of several ranks: see slowest.h. */
 static inline void print_slowest(FILE* f, int64_t step, int rank, const char* host, double ms, double others_ms) {
     print_names(f,
                 "slow    rank %d on host %s computes %.1f ms a step, %.0f %% longer than the median of the others, %.1f ms, at "
@@ -140,7 +140,7 @@ static inline void print_quoted(FILE* f, const char* text) {
 }
 
 /* Prints the summary of a run: steps, speed, the checkpoint, and the commands to use it. `checkpoint` may be NULL. `prompt` is
- * what the proposed command goes on with; NULL: it chats. */
+ * the prompt of the proposed command; NULL: the command chats. */
 static inline void print_summary(FILE* f, const StepLines* s, const char* program, const char* checkpoint, const char* prompt,
                                  uint64_t memory) {
     const int64_t steps = s->last_step - s->first_step;

@@ -1,6 +1,6 @@
-/* watched.h -- tells how far weights and states are on their way: from files or the generator into a model, or from it into a
+/* watched.h -- shows the progress of weights and states: from files or the generator into a model, or from a model into a
  * checkpoint. It stands between a reader or writer (tensor_stream.h) and the trainer's sinks and sources, and counts. It also
- * tells how far the checksums are of a checkpoint that is read (file_sums.h).
+ * shows the progress of the checksums when a checkpoint is read (file_sums.h).
  *
  *   draw     50.0 % of 357,881,600 weights, 29,562,380 weights/s, 0:06 left
  *   check    22.1 % of 5.43 GB, 5.98 GB/s, 0:01 left
@@ -52,7 +52,7 @@ static inline void sums_told(uint64_t bytes, uint64_t total) {
     sums_progress.total = 0;
 }
 
-/* Lets `screen`, which may be NULL, tell how far the checksums of checkpoints are that are read from now on. */
+/* Lets `screen`, which may be NULL, show the progress of checksums of checkpoints that are read from now on. */
 static inline void sums_watch(FILE* screen) {
     sums_progress = progress_begin(screen, "check", 0, "B");
     file_sums_told = sums_told;

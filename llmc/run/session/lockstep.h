@@ -9,7 +9,7 @@
 #include "llmc/files/tensor_stream.h"  // defines: TensorSource, MODEL_PIECE
 
 typedef struct {
-    TensorSource source;  // all ranks call it alike; gives rank 0 the piece
+    TensorSource source;  // all ranks call it in the same order; gives rank 0 the piece
     void* ctx;
     uint64_t asked;  // pieces so far
 } Lockstep;

@@ -62,7 +62,7 @@ static inline bool list_has(const char* list, const char* word) {
     }
 }
 
-/* What a cgroup leaves of something; `dir` is its folder, `v1` says whether it is one of version 1. UINT64_MAX: no limit. */
+/* Returns how much of something a cgroup leaves; `dir` is its folder, `v1`: of version 1. UINT64_MAX: no limit. */
 typedef uint64_t (*CgroupLeft)(const char* dir, bool v1);
 
 /* Returns the least that the cgroups of this process (containers, Slurm) leave of what `controller` shares out. `root` is where

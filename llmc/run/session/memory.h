@@ -1,6 +1,6 @@
 /* memory.h -- the memory table that a run prints before it allocates, and the search for flags that fit.
  *
- * A run that does not fit is refused. The message tells the shortfall and a change of flags that fits, found by calling the
+ * A run that does not fit is refused. The message gives the shortfall and a change of flags that fits, found by calling the
  * trainer's own measure (MemoryNeed) for each candidate.
  */
 #ifndef LLMC_MEMORY_H

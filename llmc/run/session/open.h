@@ -3,9 +3,9 @@
  *
  * session_open() works in this order, so that the first error is the one that matters and nothing is written before all is
  * checked: flags -> lock of --out, if the run resumes and it exists -> checkpoint to resume, with its options -> model folder
- * or preset -> tokenizer -> data files -> plan. Then session_compare() tells what has changed since the checkpoint, the
- * trainer checks its memory, session_load_weights() fills the model, session_lock() locks --out, and session_begin() opens
- * the log and moves aside what lies behind the step that the run goes on from.
+ * or preset -> tokenizer -> data files -> plan. Then session_compare() reports changes since the checkpoint, the
+ * trainer checks its memory, session_load_weights() fills the model, and session_lock() locks --out. Last, session_begin() opens
+ * the log and moves aside every checkpoint after the step that the run resumes.
  *
  * --verify needs nothing but the flags: it finds its folders itself.
  *
@@ -72,8 +72,8 @@ static inline bool default_data(Options* o, Error* e) {
     return true;
 }
 
-/* Refuses a --seq-parallel that does not divide what it shares out, as far as that is known yet. The tokens of a step are those
- * of the groups: they are put into the options, where a run that goes on without the flag finds them. */
+/* Refuses a --seq-parallel that does not divide rows, heads or ranks, as far as these are known yet. Writes the tokens of a step,
+ * which depend on the groups, into the options: a run that resumes without the flag finds them there. */
 static inline void session_check_share(Session* s) {
     Options* o = &s->options;
     const int parts = o->seq_parallel;
@@ -196,7 +196,7 @@ static inline void session_find_lost_tokenizer(Session* s) {
 
 /* Loads the tokenizer: --tokenizer, else the model folder's, else for a new model the one beside the training data. A resumed
  * run uses the copy in its checkpoint, since the file of the first --tokenizer may have moved. A default tokenizer that cannot
- * be read is no error, texts are then ids; but a run that had a tokenizer does not go on without it. */
+ * be read is no error: texts are then ids. But a run that had a tokenizer does not continue without it. */
 static inline void session_find_tokenizer(Session* s) {
     const Options* o = &s->options;
     const bool has_copy = s->resumed && !o->given[OPT_tokenizer] && folder_has_tokenizer(s->model_dir);
@@ -222,7 +222,7 @@ static inline void session_find_tokenizer(Session* s) {
     if (had && !s->has_tokenizer) { die("%s\n  hint: give the run's tokenizer with --tokenizer", e.msg); }
 }
 
-/* Tells what comes of having no tokenizer. An export copies one that only cannot be read here. */
+/* Reports the consequences of having no tokenizer. An export copies a tokenizer that only cannot be read here. */
 static inline void session_warn_of_no_tokenizer(const Session* s) {
     if (s->has_tokenizer || s->job == JOB_EVAL || s->rank != 0) { return; }
     if (s->job != JOB_EXPORT) {
@@ -308,7 +308,7 @@ static inline void session_open_tasks(Session* s) {
 // ---------------------------------------------------------------------------------------------------------------------
 // all of it
 
-/* Fills in the configuration of a new model. dN takes the tokenizer's vocabulary, else that of the data. */
+/* Fills in the configuration of a new model. dN takes the tokenizer's vocabulary, else the data's. */
 static inline void session_new_config(Session* s) {
     int vocab = s->has_tokenizer ? s->tokenizer.vocab_size : 0;
     if (!s->has_tokenizer && s->has_train) {
@@ -337,7 +337,7 @@ static inline void session_new_config(Session* s) {
     }
 }
 
-/* Takes the sampling of --generate and --chat from the model's generation_config.json, as far as it is there and not given. */
+/* Takes the sampling of --generate and --chat from the model's generation_config.json, unless flags give it. */
 static inline void session_read_sampling(Session* s) {
     Options* o = &s->options;
     char path[PATH_CAP];

@@ -8,20 +8,21 @@
  *
  * and sets its time anew each minute, from a thread of its own: loading, a validation or a step may take longer.
  *
- *   1. An owner of this boot is dead, since the lock was free: it is replaced at once. The boot and not the name tells hosts
- *      apart, since containers on one host have names of their own, but one kernel, and so one lock.
- *   2. An owner on another host that is younger than three minutes is alive: the run is refused. With --resume it first waits
- *      until the owner is renewed, which refuses it, or is that old: so a run whose host died goes on by itself elsewhere.
+ *   1. An owner of this boot is dead, since the lock was free: it is replaced at once. The boot, not the name,
+ *      distinguishes hosts: containers on one host have their own names, but one kernel, and so one lock.
+ *   2. An owner on another host that is younger than three minutes is alive: the run is refused. With --resume it first waits: if
+ *      the owner is renewed, the run is refused; if it gets that old, the run starts. So a run whose host died continues by itself
+ *      elsewhere.
  *   3. An older one is replaced, with a note.
  *   4. The owner looks before each checkpoint: if another one has taken its place, it writes nothing more and ends.
  *
- * Ages are by the file system's clock, that of a file touched just now: the hosts' clocks may differ. The file gets its name by
- * link(), which fails if there is one, or by rename() where it replaces one; then it is read again a moment later, since two
- * hosts may do that at the same time.
+ * Ages are by the file system's clock, read from a file touched just now: the hosts' clocks may differ. The file gets its name by
+ * link(), which fails if the name exists, or by rename() where it replaces an owner. A moment later the host reads it again,
+ * because two hosts may do that at the same time.
  *
  * Limits: it is a guard, no lock. A host that does not run for three minutes (a paused virtual machine) loses --out to another
  * one, and notices only before its next checkpoint. Where a host sees others' files late (NFS with nocto or long actimeo), two
- * that replace a dead owner in the same seconds may both go on until then. The log has lines of both meanwhile.
+ * hosts that replace a dead owner in the same seconds may both continue until then. The log has lines of both meanwhile.
  */
 #ifndef LLMC_OWNER_H
 #define LLMC_OWNER_H
@@ -56,9 +57,9 @@ typedef struct {
     pthread_cond_t wake;
 } Owner;
 
-static Owner* owner_current;  // that of this process, to be removed when it ends; a hook needs a global
+static Owner* owner_current;  // this process's, to be removed when it ends; a hook needs a global
 
-/* What OUT/.owner says. */
+/* The contents of OUT/.owner. */
 typedef struct {
     bool there;
     struct timespec time;  // of its last renewal
@@ -93,7 +94,7 @@ static inline void owner_init(Owner* o) {
 // ---------------------------------------------------------------------------------------------------------------------
 // the file
 
-/* Reads OUT/.owner. What is no such text, or cannot be read, is that of an unknown host, with token 0. */
+/* Reads OUT/.owner. A text of another form, or one that cannot be read, counts as an unknown host's, with token 0. */
 static inline OwnerFile owner_look(const Owner* o) {
     OwnerFile f;
     char text[OWNER_TEXT] = "";
@@ -102,7 +103,7 @@ static inline OwnerFile owner_look(const Owner* o) {
     const int fd = open(o->path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) {
         f.there = errno != ENOENT;
-        if (lstat(o->path, &st) == 0) { f.time = st.st_mtim; }  // it is there, but cannot be read
+        if (lstat(o->path, &st) == 0) { f.time = st.st_mtim; }  // it exists, but cannot be read
     } else {
         const ssize_t n = read(fd, text, sizeof text - 1);
         text[n > 0 ? n : 0] = 0;
@@ -127,7 +128,7 @@ static inline double owner_age(const Owner* o, const OwnerFile* f) {
     return (double)(st.st_mtim.tv_sec - f->time.tv_sec) + 1e-9 * (double)(st.st_mtim.tv_nsec - f->time.tv_nsec);
 }
 
-/* Gives the temporary file the name OUT/.owner if there is none. An answer of NFS may be lost: then the links tell. */
+/* Gives the temporary file the name OUT/.owner if none exists. An answer of NFS may be lost: then the number of links decides. */
 static inline bool owner_link(const Owner* o) {
     struct stat st;
     return link(o->temporary, o->path) == 0 || (lstat(o->temporary, &st) == 0 && st.st_nlink == 2);
@@ -138,7 +139,7 @@ static inline void owner_nap(double seconds) {
     nanosleep(&time, NULL);
 }
 
-/* Puts the temporary file in the place of OUT/.owner, and sees after a while whether it still is there. */
+/* Puts the temporary file in the place of OUT/.owner, and checks after a while whether it still has that name. */
 static inline bool owner_replace(const Owner* o, double settle_seconds, Error* e) {
     if (!rename_output(o->temporary, o->path, e)) { return false; }
     owner_nap(settle_seconds);
@@ -273,7 +274,7 @@ static inline void owner_remove(const Owner* o) {
 static inline void owner_leave(void) {
     const Owner* o = owner_current;
     owner_current = NULL;
-    if (o && o->process == getpid()) { owner_remove(o); }  // not that of a child
+    if (o && o->process == getpid()) { owner_remove(o); }  // not a child's
 }
 
 /* Takes OUT for this process, which holds its lock, until owner_release() or the end of the process. `waits`: see the second

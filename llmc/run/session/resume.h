@@ -1,5 +1,5 @@
-/* resume.h -- resuming: finds the checkpoint that a run goes on from and decides which run this is; tells what has
- * changed since; locks --out, moves aside what lies behind the step, and opens the log.
+/* resume.h -- resuming: finds the checkpoint that a run resumes and decides which run this is; reports changes since;
+ * locks --out, moves aside checkpoints after the step, and opens the log.
  *
  * checkpoint.h says which checkpoint is the newest, trainer_state.h what a run's id is.
  */
@@ -32,7 +32,7 @@ static inline bool session_goes_on_in_out(const Session* s) {
            stat(s->options.out, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
-/* Returns whether the run leaves the one of its checkpoint: it goes on in another folder, or from a step before the newest. */
+/* Returns whether the run branches off from its checkpoint's: it continues in another folder, or from a step before the newest. */
 static inline bool session_branches(const Session* s) {
     uint64_t* steps = NULL;
     size_t count = 0;
@@ -73,8 +73,8 @@ static inline void session_keep_step(Session* s) {
     options_free(&was);
 }
 
-/* Opens the checkpoint that rank 0 has found: all ranks must take the same one, and one of them has read all of it. What this
- * rank loads of its weights is checked again, since it comes over another way. */
+/* Opens the checkpoint that rank 0 has found: all ranks must take the same one, and one of them has read all of it. This
+ * rank checks again the weights that it loads, because they come to it another way. */
 static inline bool session_follow(Session* s, const FoundCheckpoint* found, Error* e) {
     const Options* o = &s->options;
     char inside[PATH_CAP], tmp[PATH_CAP];
@@ -127,7 +127,7 @@ static inline void session_resume(Session* s, const FoundCheckpoint* found) {
 // ---------------------------------------------------------------------------------------------------------------------
 // what has changed since
 
-/* Tells a difference from the checkpoint that the run resumes: a warning, or with --strict-resume an error. */
+/* Reports a difference from the checkpoint that the run resumes: a warning, or with --strict-resume an error. */
 LLMC_PRINTF(2, 3) static void session_differs(const Session* s, const char* fmt, ...) {
     Error e = NO_ERROR;
     va_list ap;
@@ -138,7 +138,7 @@ LLMC_PRINTF(2, 3) static void session_differs(const Session* s, const char* fmt,
     warn("%s", e.msg);
 }
 
-/* Returns whether two values of --documents read all data of the run alike: auto may stand for the other. */
+/* Returns whether two values of --documents read all data of the run in the same way: auto may stand for the other. */
 static inline bool session_reads_alike(const Session* s, Documents a, Documents b) {
     for (int i = 0; i < s->mix.count; i++) {
         const bool masked = s->mix.sources[i].masked;
@@ -147,7 +147,7 @@ static inline bool session_reads_alike(const Session* s, Documents a, Documents 
     return !s->has_val || documents_of(a, s->val.masked) == documents_of(b, s->val.masked);
 }
 
-/* Tells of every saved flag on the command line that had another value. Files are compared by their fingerprints, and the
+/* Reports every saved flag on the command line that had another value. Files are compared by their fingerprints, and the
  * model of a run that is resumed is its checkpoint's. */
 static inline void session_compare_options(const Session* s, SafeDtype own) {
     const Options now_all = session_resolved(s, session_export_dtype(s, own)), *o = &now_all;
@@ -166,8 +166,8 @@ static inline void session_compare_options(const Session* s, SafeDtype own) {
     options_free(&was);
 }
 
-/* Tells of what else the bits of the results depend on. What the checkpoint, or a dry run without a GPU, does not know is not
- * compared. Then the state holds the values of this run. `own` is the dtype of the build. */
+/* Reports changes of all else that the bits of the results depend on. It does not compare a value that the checkpoint, or a dry run
+ * without a GPU, does not know. Then the state holds the values of this run. `own` is the dtype of the build. */
 static inline void session_compare(Session* s, SafeDtype own) {
     TrainerState* was = &s->state;
     uint64_t data = 0;
@@ -220,7 +220,7 @@ static inline void session_lock(Session* s) {
     free(steps);
 }
 
-/* Moves aside what lies behind the step that the run goes on from: checkpoints of a run that was set back, or damaged ones. */
+/* Moves aside everything after the step that the run resumes: checkpoints of a run that was set back, or damaged ones. */
 static inline void session_set_aside(const Session* s) {
     size_t count = 0;
     Error e = NO_ERROR;

@@ -1,5 +1,5 @@
 /* row_parts.h -- batches of parts of rows, for --seq-parallel: reads whole rows and gives this rank its part of each. The ranks
- * of a group read the same rows. starts, for attention, stay those of whole rows.
+ * of a group read the same rows. starts, for attention, keep counting in whole rows.
  */
 #ifndef LLMC_ROW_PARTS_H
 #define LLMC_ROW_PARTS_H

@@ -110,7 +110,7 @@ static inline bool session_begin_checkpoint(Session* s, Checkpoint* k, Error* e)
     return agree_ok(s->team, ok, e);
 }
 
-/* Writes this rank's state, waits for those of the others, and lists them. */
+/* Writes this rank's state, waits for the others' states, and lists them. */
 static inline bool session_add_states(const Session* s, Checkpoint* k, const StateSlot* slots, int num_slots, Error* e) {
     typedef struct {
         uint64_t size, crc;

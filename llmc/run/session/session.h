@@ -1,7 +1,7 @@
 /* session.h -- what a run of either trainer works with: its options, its model, text and data, and where it stands.
  *
  *   open.h     finds and checks all of it
- *   resume.h   finds the checkpoint to go on from, tells what has changed since, and sets a run back
+ *   resume.h   finds the checkpoint to resume, reports changes since, and sets a run back
  *   save.h     writes a checkpoint
  *
  * All functions of the four die() on an error, except where they say otherwise: this is the outermost layer. Ranks other than 0
@@ -81,8 +81,8 @@ typedef struct {
     char build[160];  // what the bits of the results depend on besides the options, to compare with the checkpoint's
 } Session;
 
-/* What rank 0 reports to the other ranks before they open their sessions (together.h): the checkpoint that it has found and
- * read whole. `known` is false on rank 0, and in a process that is alone; `resumed` is false if there is no checkpoint. */
+/* Rank 0's report to the other ranks before they open their sessions (together.h): the checkpoint that it has found and read
+ * whole. `known` is false on rank 0, and in a process that is alone; `resumed` is false without a checkpoint. */
 typedef struct {
     bool known, resumed;
     uint64_t step;
@@ -208,7 +208,7 @@ static inline uint64_t session_owned(const Session* s) {
     return owned;
 }
 
-/* Returns where progress is told: by rank 0 on the screen; where a text comes there, only at a terminal, which wipes it. */
+/* Returns where progress is shown: by rank 0 on the screen; if a text follows there, only at a terminal, which wipes it. */
 static inline FILE* session_screen(const Session* s) {
     const bool speaks = s->job == JOB_GENERATE || s->job == JOB_CHAT;
     return s->rank == 0 && (!speaks || isatty(fileno(stdout))) ? stdout : NULL;

@@ -3,15 +3,15 @@
  *   SIGINT, SIGTERM   ask for the end. The run drops the step that it works on, saves the last whole one and ends. A second
  *                     one ends the process at once, with status 130 or 143
  *   SIGHUP, SIGPIPE   the same for a lost screen, where a second one does nothing
- *   SIGUSR1           asks for a checkpoint after the next whole step; the run goes on
+ *   SIGUSR1           asks for a checkpoint after the next whole step; the run continues
  *
- * In a chat at a terminal SIGINT ends the answer, and the chat goes on.
+ * In a chat at a terminal SIGINT ends the answer, and the chat continues.
  *
  * A run of several ranks ends on all of them after the same step: there a signal is only a wish, which counts once the ranks
- * have told each other (together.h). One Ctrl-C may reach a rank several times, from the terminal and from its launcher: what
- * comes within RUN_SAME_SIGNAL seconds is one signal.
+ * have shared their wishes (together.h). One Ctrl-C may reach a rank several times, from the terminal and from its launcher:
+ * signals within RUN_SAME_SIGNAL seconds count as one.
  *
- * A handler only sets a flag; that of SIGINT and SIGTERM in a run also says what happens, since a step may take seconds. Loops
+ * A handler only sets a flag. In a run the handler of SIGINT and SIGTERM also prints a line, because a step may take seconds. Loops
  * over layers, micro-batches, validation batches and sampled tokens look at it. Jobs that have nothing to save, and a run that
  * still loads its files, keep the system's handlers: they end at once.
  */
@@ -73,7 +73,7 @@ static inline void run_catch_with(int signal_number, void (*handler)(int), int f
     sigaction(signal_number, &action, NULL);
 }
 
-/* Catches a signal; reads and writes of files go on. */
+/* Catches a signal; reads and writes of files continue. */
 static inline void run_catch_signal(int signal_number, void (*handler)(int)) {
     run_catch_with(signal_number, handler, SA_RESTART);
 }
@@ -81,7 +81,7 @@ static inline void run_catch_signal(int signal_number, void (*handler)(int)) {
 /* Catches SIGUSR1, which would end the process. Called before files are loaded. */
 static inline void run_catch_save_signal(void) { run_catch_signal(SIGUSR1, run_on_save_signal); }
 
-/* Catches the signals that ask for the end; those of a lost screen unless they were ignored from the start (nohup). */
+/* Catches the signals that ask for the end; a lost screen's unless they were ignored from the start (nohup). */
 static inline void run_catch_signals(void) {
     run_terminal = isatty(STDOUT_FILENO);
     run_catch_signal(SIGINT, run_on_signal);

@@ -30,7 +30,7 @@ typedef struct {
     float busy_ms;  // that a rank computed in the step reported last, without waiting for others; 0: unknown
 } Wishes;
 
-/* Joins the wishes of all ranks. `busy_ms` becomes that of each; alone it stays as it is. */
+/* Joins the wishes of all ranks. `busy_ms` becomes each rank's; a process alone leaves it unchanged. */
 static inline Wishes together_wish(Team* team, Wishes mine, float* busy_ms /* (ranks) */) {
     if (!team) { return mine; }
     const int ranks = team->run.ranks;
@@ -60,8 +60,8 @@ LLMC_NORETURN static inline void together_exit(void) {
     _exit(1);
 }
 
-/* Leaves the others: all ranks do so at the end. With `failed`, for an error that all ranks know, one rank of each host goes on
- * and tells it; the others end here. */
+/* Leaves the others: all ranks do so at the end. With `failed`, for an error that all ranks know, one rank of each host
+ * continues and prints it; the others end here. */
 static inline void together_close(Session* s, bool failed) {
     if (!s->team) { return; }
     const bool tells = s->team->run.local_rank == 0;
@@ -102,8 +102,8 @@ static inline void together_meet(Team* team, const Ranks* r) {
     message_last = together_tell;
 }
 
-/* Returns whether the command line asks for what one process does alone, such as --help or a chat. Wrong usage is for rank 0 to
- * tell. */
+/* Returns whether the command line asks for what one process does alone, such as --help or a chat. Rank 0 reports wrong
+ * usage. */
 static inline bool together_is_for_one(int argc, char** argv, OptionScope trainer) {
     Options o;
     Error ignored = NO_ERROR;
@@ -113,9 +113,9 @@ static inline bool together_is_for_one(int argc, char** argv, OptionScope traine
     return result == OPTIONS_HELP || result == OPTIONS_SHOW_VERSION || (result == OPTIONS_OK && is);
 }
 
-/* Makes the process one of several ranks, before it opens its session. Rank 0 opens its own first: what is wrong with flags or
- * files is told once, the others find --out as it has cleaned it, and take the checkpoint that it has read whole. What is for
- * one process rank 0 does alone: then *r says so, and the others end here. Returns the checkpoint that rank 0 has reported. */
+/* Makes the process one of several ranks, before it opens its session. Rank 0 opens its own first. So errors in flags or files
+ * are printed once, the others find --out cleaned, and they take the checkpoint that rank 0 has read whole. Rank 0 alone does a
+ * job of one process: then *r says so, and the others end here. Returns the checkpoint that rank 0 has reported. */
 static inline FoundCheckpoint together_begin(Team* team, Ranks* r, int argc, char** argv, OptionScope trainer) {
     if (r->ranks > 1 && together_is_for_one(argc, argv, trainer)) {
         if (r->rank > 0) { exit(0); }
@@ -128,7 +128,7 @@ static inline FoundCheckpoint together_begin(Team* team, Ranks* r, int argc, cha
     team->parent_fd = launch_parent_fd();
     team->ends = owner_leave;
     if (r->rank == 0) {
-        must(team_listen(team, r, &e), &e);  // the others know then that it is there, while it reads its files
+        must(team_listen(team, r, &e), &e);  // the others then know that it has started, while it reads its files
         return no_report;
     }
     snprintf(message_rank, sizeof message_rank, "rank %d: ", r->rank);
@@ -154,7 +154,7 @@ static inline int together_gpus(const Options* o) {
 static inline int together_count(const Options* o, const Ranks* r, int (*count_devices)(void)) {
     const int gpus = together_gpus(o);
     if (r->ranks > 1 && gpus > 0 && gpus != r->local_ranks) {
-        if (r->local_rank > 0) { exit(1); }  // one of a host tells it
+        if (r->local_rank > 0) { exit(1); }  // one rank of a host prints it
         die("--gpus: is %d, but %s started %d %s on this host\n"
             "  hint: leave out --gpus, or start one process without %s",
             gpus, r->launcher, r->local_ranks, r->local_ranks == 1 ? "process" : "processes", r->launcher);
@@ -286,7 +286,7 @@ static inline void together_share_out(Session* s) {
 /* Returns the host of a rank, as rank 0 knows it. */
 static inline const char* together_host(const Team* team, int rank) { return team->members[rank].host; }
 
-/* Tells the others where this rank is. */
+/* Reports to the others where this rank is. */
 static inline void together_at(const Session* s, TeamPhase phase, int64_t step) {
     if (s->team) { team_at(s->team, phase, (uint64_t)step, 0); }
 }

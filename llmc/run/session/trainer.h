@@ -34,7 +34,7 @@ struct Trainer {
 
     // weights and optimizer state
     StateSlot (*slot)(void* model, SlotKind kind);
-    // weights that rank 0 writes but does not have all of: a slot whose source all ranks call alike (collect.h); without a
+    // weights that rank 0 writes but does not have all of: a slot whose source all ranks call in the same order (collect.h); without a
     // source if slot() has them all. Or NULL
     StateSlot (*collect)(void* model, SlotKind kind);
     AddFiles add_files;  // adds the trainer's own files to a checkpoint; or NULL
@@ -45,7 +45,7 @@ struct Trainer {
     void (*prepare)(void* model, const Recipe* recipe, const Session* s);
     bool (*step)(void* model, const Recipe* recipe, double lr, Error* e);
     Metrics (*result)(void* model, const Recipe* recipe);
-    double (*busy_ms)(const void* model);  // of the step that result() told last: see run/loop/slowest.h; or NULL
+    double (*busy_ms)(const void* model);  // of the step that result() returned last: see run/loop/slowest.h; or NULL
     void (*forget)(void* model, const Recipe* recipe);
     void (*profile)(void* model, const Recipe* recipe, int warm_up);  // or NULL
     bool (*name_not_finite)(void* model, char name[TENSOR_TEXT]);
