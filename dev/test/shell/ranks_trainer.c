@@ -187,9 +187,9 @@ static double sum_shards(Llama* m, const Recipe* recipe) {
 }
 
 /* Updates this rank's shards and takes the others' weights. */
-static void update_shards(Llama* m, const Recipe* recipe, AdamW hyper) {
+static void update_shards(Llama* m, const Recipe* recipe, float grad_scale) {
     const Ranks* r = &recipe->team->run;
-    const double weight_decay = hyper.weight_decay;
+    const Hyperparameters* h = &recipe->hyper;
     float* params = trained_params(m);
     for (int b = 0; b < exchange.buckets.count; b++) {
         const ArenaRange shard = shard_of(&exchange.buckets.items[b], r->rank, r->ranks);
@@ -197,8 +197,9 @@ static void update_shards(Llama* m, const Recipe* recipe, AdamW hyper) {
             const Param* p = &m->trained.items[i];
             size_t first = 0;
             const size_t n = state_part(p, shard, &first), at = p->offset + first;
-            hyper.weight_decay = param_specs[p->kind].matrix ? weight_decay : 0.0;
-            if (n > 0) { adamw_update(params + at, m->grads + at, m->m + at, m->v + at, n, &hyper); }
+            const double decay = param_specs[p->kind].matrix ? h->weight_decay : 0.0;
+            const AdamW rule = {m->result.lr, h->beta1, h->beta2, h->eps, decay, grad_scale, (int64_t)recipe->run->updates};
+            if (n > 0) { adamw_update(params + at, m->grads + at, m->m + at, m->v + at, n, &rule); }
         }
         memcpy(exchange.params + shard.first, params + shard.first, shard.count * sizeof(float));
     }
@@ -234,7 +235,7 @@ static void hang_if_asked(const Recipe* recipe) {
 static bool ranks_step(void* model, const Recipe* recipe, double lr, Error* e) {
     Llama* m = (Llama*)model;
     Metrics* r = &m->result;
-    AdamW hyper;
+    float grad_scale = 0;
     const double start = now_seconds();
     hang_if_asked(recipe);
     exchange.shares = exchange.share.parts > 1;
@@ -249,7 +250,7 @@ static bool ranks_step(void* model, const Recipe* recipe, double lr, Error* e) {
     agree_add(recipe->team, r->sources.tokens, (size_t)r->sources.count);
     r->loss = sums[1] / recipe->team->run.ranks;
     r->trained = sums[2];
-    if (step_decide(m, recipe, sqrt(sums[0]), &hyper)) { update_shards(m, recipe, hyper); }
+    if (step_decide(m, recipe, sqrt(sums[0]), &grad_scale)) { update_shards(m, recipe, grad_scale); }
     r->ms = (now_seconds() - start) * 1e3;
     return true;
 }
