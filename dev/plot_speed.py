@@ -39,7 +39,7 @@ def read_speeds(path):
 
 def draw(axis, machine, speeds):
     """Draws a machine's models from top to bottom: for each, a bar of ours above a bar of PyTorch, whose length is 1."""
-    for row, (model, ours, theirs) in enumerate(speeds):
+    for row, (_, ours, theirs) in enumerate(speeds):
         ratio = ours / theirs
         for y, length, speed, color in ((row - 0.2, ratio, ours, OURS), (row + 0.2, 1, theirs, THEIRS)):
             axis.barh(y, length, height=0.38, color=color)
