@@ -1,15 +1,15 @@
-/* chat_data.h -- conversations for ./tokenize --chat: reads one from a line of JSON, and writes its tokens and what is trained.
+/* chat_data.h -- conversations for ./tokenize --chat: reads one from a line of JSON, and writes its tokens and their mask.
  *
  *   {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]}
  *   {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]}       ShareGPT's
  *   {"prompt": "Hi", "completion": "Hello."}                                                        a question, an answer
  *
- * A content may be an array of texts, {"type": "text", "text": ...}, which are joined. "weight": 0 (OpenAI's) beside an answer:
- * it is not trained. Other members are ignored, but those with which a template would write more than the messages' texts are
- * refused, and so are other roles: nothing is trained in another form than the one in which the model will be asked.
+ * A content may be an array of texts, {"type": "text", "text": ...}, which are joined. OpenAI's "weight": 0 beside an answer
+ * takes it out of training. Some members would make a template write more than the texts of the messages: they are refused, and
+ * so are other roles. So a model is trained in the form in which it will be asked. All other members are ignored.
  *
- * The ids are those of text/chat.h; a name of a special token in a text is text. Trained are the text of each answer and its
- * <|eot_id|>: the header is given when the model is asked.
+ * text/chat.h makes the ids; a name of a special token in a text is text. The text of each answer is trained, with its
+ * <|eot_id|>. The header of an answer is not: it is given when the model is asked.
  */
 #ifndef DATA_CHAT_DATA_H
 #define DATA_CHAT_DATA_H
@@ -49,7 +49,7 @@ static inline void chat_messages_add(ChatMessages* m, const char* role, char* te
     m->items[m->count++] = message;
 }
 
-// how the members of a message are called, and its roles
+// the names of a message's members and roles
 typedef struct {
     const char *list, *role, *text;
     const char* roles[6][2];  // in the file, in the template
@@ -153,13 +153,13 @@ static inline bool chat_read(ChatMessages* m, const Json* j, Error* e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // writing
 
-/* Which tokens of a list are trained. All zeros is an empty list. */
+/* The mask of a list of tokens: which are trained. All zeros is an empty list. */
 typedef struct {
     uint8_t* trained;  // 1 or 0
     size_t count, cap;
 } ChatMask;
 
-/* Makes the mask as long as the first `count` tokens; the new ones are trained or not. */
+/* Lengthens the mask to `count` tokens; `trained` holds for the new ones. */
 static inline void chat_mask_extend(ChatMask* m, size_t count, bool trained) {
     if (count > m->cap) {
         m->cap = count + count / 2 + 256;
@@ -171,7 +171,7 @@ static inline void chat_mask_extend(ChatMask* m, size_t count, bool trained) {
 
 /* Appends the tokens of a conversation. */
 static inline void chat_write(TokenList* l, ChatMask* mask, const ChatMessages* m, const ChatFormat* c, const Tokenizer* t) {
-    // Llama 3.1's form begins with a system message of its own, to which one at the start belongs
+    // Llama 3.1's format begins with a system message of its own, which takes in a system message at the start
     const bool system = c->date && strcmp(m->items[0].role, "system") == 0;
     chat_begin(l, c, t, system ? m->items[0].text : "", system ? m->items[0].len : 0);
     for (size_t i = system; i < m->count; i++) {

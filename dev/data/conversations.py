@@ -3,17 +3,17 @@
     python dev/data/conversations.py -o data/chat
     ./tokenize --tokenizer DIR --chat -o data/chat/train.bin data/chat/train.jsonl
 
-train.jsonl and val.jsonl hold a conversation a line ("messages"): a tale of somebody who lost something, in the words
-of tinytales, and two questions about it, with their answers. questions.jsonl asks the same about tales that are in neither,
-for --eval --tasks: the model chooses among four ends of an answer, so that chance is 25 %. Nobody loses the same thing in two
-of the files, so the answers have to be read in the tale. The same bytes for the same --seed, everywhere; standard library.
+train.jsonl and val.jsonl hold a conversation a line ("messages"): a tale of somebody who lost something, in the words of
+tinytales, and two questions about it with their answers. questions.jsonl asks the same about other tales, for --eval --tasks:
+the model chooses among four ends of an answer, so chance is 25 %. Nobody loses the same thing in two of the files, so the
+model has to find the answers in the tale. The same --seed gives the same bytes on every machine. Standard library only.
 """
 import argparse
 import json
 import os
 import random
 
-# names with kind, adjective, pronouns and friend, things and places of tinytales.c; the places are new for the things
+# names with kind, adjective, pronouns and friend; things and places of tinytales.c, where the things are in other places
 HEROES = [("Lily", "girl", "curious", "She", "her", "Pip"), ("Tom", "boy", "dreamy", "He", "his", "Clover"),
           ("Mia", "girl", "stubborn", "She", "her", "Leo"), ("Max", "boy", "hungry", "He", "his", "Ginger"),
           ("Hazel", "squirrel", "cheerful", "She", "her", "Bruno"), ("Biscuit", "hedgehog", "shy", "He", "his", "Poppy"),
@@ -36,7 +36,7 @@ HEAD, END = "<|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>"  # of Lla
 
 
 def pick(rng, items):
-    """rng.choice, which may change from one Python to the next."""
+    """Replaces rng.choice, which may change from one version of Python to the next."""
     return items[int(rng.random() * len(items))]
 
 
@@ -45,7 +45,7 @@ def shuffled(rng, items):
 
 
 def tale(rng, hero, thing):
-    """The fields of a tale, and its text."""
+    """Returns the fields of a tale, and its text."""
     name, kind, adjective, he, possessive, friend = hero
     fields = dict(name=name, kind=kind, adjective=adjective, he=he, possessive=possessive, friend=friend, thing=thing,
                   place=pick(rng, PLACES), weather=pick(rng, WEATHERS))
@@ -72,7 +72,7 @@ def task(rng, hero, thing):
 
 
 def write(path, count, make, rng, pairs):
-    """Writes `count` lines about pairs of a hero and a thing, no two alike."""
+    """Writes `count` lines about pairs of a hero and a thing, no two the same."""
     seen = set()
     with open(path + ".tmp", "w", encoding="utf-8") as f:
         while len(seen) < count:

@@ -1,6 +1,6 @@
 """Shared by the download scripts: fetches a file and checks its size; runs ./tokenize on a text.
 
-Standard library only. A script that cannot go on prints an error to stderr (one line, maybe a hint) and exits with status 1.
+Standard library only. A script that fails prints an error to stderr (one line, maybe a hint) and exits with status 1.
 """
 import http.client
 import os
@@ -42,7 +42,7 @@ def copy_with_progress(source, target, total, path):
 
 
 def download(url, path, size=None, hint=None):
-    """Fetches url to path, unless a file of the right size is there. Checks the `size` in bytes, if it is known."""
+    """Fetches url to path, unless a file of the right size exists. Checks the `size` in bytes, if it is known."""
     if os.path.exists(path) and (size is None or os.path.getsize(path) == size):
         print(f"{shown(path)}: already there ({os.path.getsize(path):,} bytes)")
         return
@@ -78,7 +78,7 @@ def check_input(path):
         fail(f"{shown(path)}: is empty, wanted text")
 
 
-# the first bytes of what is no text, and a command that prints its text (as in llmc/files/filekind.h)
+# the first bytes of files that are not text, with a command that prints their text (as in llmc/files/filekind.h)
 NO_TEXT = {b"\x1f\x8b": ("a gzip archive", "zcat"), b"\x28\xb5\x2f\xfd": ("a zstd archive", "zstdcat"),
            b"\xfd7zXZ": ("an xz archive", "xzcat"), b"PAR1": ("a Parquet file", "python dev/data/hf.py --rows"),
            b"ARROW1": ("an Arrow file", "python dev/data/hf.py --rows"),
@@ -87,7 +87,7 @@ NO_TEXT = {b"\x1f\x8b": ("a gzip archive", "zcat"), b"\x28\xb5\x2f\xfd": ("a zst
 
 
 def check_text(path):
-    """Refuses a file that is empty or whose first bytes are those of no UTF-8 text."""
+    """Refuses a file that is empty or does not begin as UTF-8 text."""
     check_input(path)
     with open(path, "rb") as f:
         head = f.read(4096)
@@ -102,7 +102,7 @@ def check_text(path):
 
 
 def tokenizer_or_bytes(given, folder):
-    """Returns the tokenizer to use: the one given, else folder/tokenizer.json, else None, which means bytes."""
+    """Returns the tokenizer that is given, else folder/tokenizer.json, else None: the tokens are then bytes."""
     own = os.path.join(folder, "tokenizer.json")
     if given or os.path.exists(own):
         return given or own
@@ -125,7 +125,7 @@ def tokenize(tokenizer, source, target, val_fraction=None):
 
 
 def report(shards, val, tokenizer):
-    """Prints what was written, and the command that trains on it."""
+    """Prints the names of the files, and the command that trains on them."""
     for path in [*shards, val]:
         count, vocab = token_count(path)
         print(f"{shown(path)}: {count:,} tokens of a vocabulary of {vocab:,}, {os.path.getsize(path):,} bytes")

@@ -4,12 +4,12 @@ documentation (linux-doc).
     python dev/data/debian_text.py -o data/debian --archive data/debian.tar.xz
     python dev/data/debian_text.py dict-gcide_0.48.5+nmu2_all.deb linux-doc-6.1_6.1.192-2_all.deb -o data/debian
 
-Without .deb files it downloads the packages with `apt-get download`, which needs no root. A document is a run of the
-dictionary's entries of about 4 KB, or a .rst or .txt file. What is no UTF-8 text is dropped, and so is what is there twice. The
-hash of a document's text says whether it is for validation, so the split needs no seed, and a document stays on its side when
-others come or go. train.jsonl and val.jsonl hold the documents, tokenizer.json a byte-level BPE that has seen the training text
-alone, train.bin and val.bin the tokens. --archive packs the last three for a machine without a network. The same packages give
-the same bytes.
+Without .deb files it downloads the packages with `apt-get download`, which needs no root. A document is a run of about 4 KB of
+the dictionary's entries, or a .rst or .txt file. A document that is not UTF-8 text is dropped, and each text is kept once. The
+hash of a document's text decides whether it is for validation. So the split needs no seed, and a document stays on its side
+when others come or go. train.jsonl and val.jsonl hold the documents, and train.bin and val.bin the tokens. tokenizer.json is a
+byte-level BPE, trained on the training text alone. --archive packs the last three for a machine without a network. The same
+packages give the same bytes.
 
 Needs dpkg-deb, `tokenizers` and ./tokenize (`make tokenize`).
 """
@@ -34,7 +34,7 @@ import zlib
 from data_common import DATA, ROOT, check_input, copy_with_progress, fail, shown, token_count, tokenize
 
 PACKAGES = ["dict-gcide", "linux-doc"]
-RUN_BYTES = 4096  # of the dictionary's entries in a document: about a row of 1,024 tokens
+RUN_BYTES = 4096  # bytes of dictionary entries in a document: about a row of 1,024 tokens
 VAL_TOKENS = 1 << 20  # wanted for validation: 64 batches of 16 x 1,024
 STEPS, STEP_TOKENS = 5000, 16 * 1024  # of the run that the text is for
 
@@ -59,8 +59,8 @@ def field(deb, name):
 
 
 def download_package(name, folder):
-    """Fetches a package into the folder. Returns its path. Where apt's lists of packages are missing or old, it fetches lists
-    of its own, into the folder. apt-get tells how far it is."""
+    """Fetches a package into the folder. Returns its path. If apt's lists of packages are missing or old, it fetches lists
+    of its own, into the folder. apt-get shows its progress."""
     lists = os.path.join(folder, "lists")
     apt = ["apt-get", "-o", "APT::Sandbox::User="]  # no other user can write to the folder
     own = ["-o", f"Dir::State::lists={lists}", "-o", f"Dir::Cache={folder}"]
@@ -78,7 +78,7 @@ def download_package(name, folder):
 
 
 def download_packages(folder):
-    """Fetches the packages, and for one that is but a name for another (linux-doc for linux-doc-6.1) that one, too."""
+    """Fetches the packages, and any package that only has a general name here (linux-doc stands for linux-doc-6.1)."""
     debs, names = [], list(PACKAGES)
     for name in names:
         debs.append(download_package(name, folder))
@@ -91,7 +91,7 @@ def download_packages(folder):
 
 
 def text_of(data):
-    """Returns the text of bytes, without blanks around it; None: they are no UTF-8 text."""
+    """Returns the text of bytes, without blanks around it; None if they are not UTF-8 text."""
     try:
         return None if 0 in data else data.decode("utf-8-sig").rstrip().strip("\n")
     except UnicodeDecodeError:
@@ -99,7 +99,7 @@ def text_of(data):
 
 
 def read_maybe_packed(path):
-    """Reads a file; the name of one that gzip has packed ends in .gz, or .dz where gzip's blocks can be found one by one."""
+    """Reads a file. It is unpacked with gzip if its name ends in .gz or .dz (dictzip, whose blocks can be found one by one)."""
     try:
         with (gzip.open if path.endswith((".gz", ".dz")) else open)(path, "rb") as f:
             return f.read()
@@ -119,9 +119,9 @@ def number(word):
 
 
 def dictionary_documents(index):
-    """Yields the texts of a dictionary of dictd in runs of entries, in the order of the file; None for an entry that is no
-    text. A line of the index is a headword, where its entry starts and how long it is; several headwords may share an entry.
-    Headwords 00-... tell of the dictionary itself."""
+    """Yields the texts of a dictionary of dictd in runs of entries, in the order of the file; None for an entry that is not
+    text. A line of the index has a headword, and the start and length of its entry; several headwords may share an entry.
+    Headwords 00-... describe the dictionary itself."""
     entries = set()
     with open(index, encoding="utf-8", errors="replace") as f:
         for count, line in enumerate(f, 1):
@@ -148,7 +148,7 @@ def dictionary_documents(index):
 
 
 def folder_documents(folder):
-    """Yields the texts of a folder's dictionaries and files; None for one that is no text."""
+    """Yields the texts of a folder's dictionaries and files; None for a file that is not text."""
     for here, below, names in os.walk(folder):
         below.sort()
         for name in sorted(names):
@@ -162,12 +162,12 @@ def folder_documents(folder):
 
 
 def is_for_validation(key, fraction):
-    """Decides by the SHA-256 of a document's text."""
+    """Returns whether a document is for validation, by the SHA-256 of its text."""
     return int.from_bytes(key[:8], "big") < fraction * 2**64
 
 
 def read_package(deb, fraction, work, sides, seen):
-    """Adds the documents of a package to {"train": [...], "val": [...]}, but for those whose hashes are in `seen`."""
+    """Adds the documents of a package to {"train": [...], "val": [...]}, unless their hashes are in `seen`."""
     title, folder = f"{field(deb, 'Package')} {field(deb, 'Version')}", tempfile.mkdtemp(dir=work)
     print(f"{title}: unpacks it and reads its text", flush=True)
     code, _, error = run(["dpkg-deb", "-x", deb, folder])
@@ -199,7 +199,7 @@ def read_packages(debs, fraction, work):
     """Returns the documents {"train": [...], "val": [...]} of the packages, each text once."""
     sides, seen = {"train": [], "val": []}, set()
     for deb in debs:
-        field(deb, "Package")  # a file that is no package is refused before any is unpacked
+        field(deb, "Package")  # a file that is not a package is refused before any is unpacked
     for deb in debs:
         read_package(deb, fraction, work, sides, seen)
     if not seen:
@@ -238,7 +238,7 @@ def write_archive(path, files):
 
 
 def print_table(sides, folder):
-    """Prints the documents, bytes and tokens of each side, and how often the run reads those for training."""
+    """Prints the documents, bytes and tokens of each side, and how often the run reads its training tokens."""
     tokens = {side: token_count(os.path.join(folder, side + ".bin"))[0] for side in sides}
     print(f"{'':8}{'documents':>12}{'bytes':>14}{'tokens':>14}{'bytes/token':>13}{'share':>9}")
     for side, texts in sides.items():
@@ -277,7 +277,7 @@ def main():
     lines = {side: os.path.join(args.out, side + ".jsonl") for side in sides}
     tokenizer = os.path.join(args.out, "tokenizer.json")
     files = [tokenizer, *(os.path.join(args.out, side + ".bin") for side in sides)]
-    for file in files:  # those of an earlier text must not mix with this one
+    for file in files:  # the files of an earlier text must not mix with this one
         if os.path.exists(file):
             os.remove(file)
     for side, texts in sides.items():

@@ -1,7 +1,7 @@
 /* encode_units.h -- encodes or decodes the units of a batch in parallel.
  *
- * Part k of a job gets the k-th run of about equal bytes, and keeps its result: ids in its encoder, or lines of JSON. So the
- * results are in order whatever the number of threads.
+ * A batch is divided into runs of about equal bytes. Part k of a job gets run k and keeps its result: ids in its encoder, or
+ * lines of JSON. So the results are in order for any number of threads.
  */
 #ifndef DATA_ENCODE_UNITS_H
 #define DATA_ENCODE_UNITS_H
@@ -21,7 +21,7 @@ typedef struct {
     char* lines;    // the lines of JSON, from a memory stream
     size_t lines_len;
     uint64_t documents, text_bytes, text_tokens;
-    uint64_t no_characters;  // bytes of this run's texts that are no part of a UTF-8 character
+    uint64_t no_characters;  // bytes of this run's texts outside of UTF-8 characters
     Error error;
 } Part;
 
@@ -48,7 +48,7 @@ static inline bool parse_line(Json* j, const Unit* u, const char* path, Error* e
 /* Returns the name of the field that holds the text. */
 static inline const char* text_field(const Args* a) { return a->field ? a->field : "text"; }
 
-/* Returns the hint for a line whose field is missing: the first one that holds a text, or --chat; or "". */
+/* Returns the hint for a line without the field: the first member with a text, or --chat, or "". */
 static inline const char* other_field_hint(char* out, size_t cap, const Json* j) {
     for (size_t i = 0; i < sizeof chat_spellings / sizeof *chat_spellings; i++) {
         if (json_get(j, json_root(j), chat_spellings[i].list)) { return "a conversation is no text; --chat takes it as such"; }
@@ -85,7 +85,7 @@ static inline void encode_counted(Part* p, const char* text, size_t len, bool sp
     p->text_tokens += p->encoder.count - before;
 }
 
-/* Counts the bytes that are no part of a UTF-8 character. Most bytes are ASCII, which it skips eight at a time. */
+/* Counts the bytes outside of UTF-8 characters. Most bytes are ASCII, which it skips eight at a time. */
 static inline uint64_t count_no_characters(const char* s, size_t n) {
     uint64_t count = 0, eight;
     for (size_t i = 0; i < n;) {
@@ -236,7 +236,7 @@ static inline int run_units(Job* job, const UnitList* list) {
     size_t* first = (size_t*)xcalloc((size_t)job->num_parts + 1, sizeof(size_t));
     size_t bytes = 0, done = 0, unit = 0;
     for (size_t i = 0; i < list->count; i++) { bytes += list->units[i].len + 1; }
-    const int parts = bytes < UNIT_BYTES ? 1 : job->num_parts;  // a few lines do not pay for threads
+    const int parts = bytes < UNIT_BYTES ? 1 : job->num_parts;  // for a few lines, threads cost more than they save
     for (int k = 0; k < parts; k++) {
         first[k] = unit;
         for (; unit < list->count && done < bytes / (size_t)parts * (size_t)(k + 1); unit++) {

@@ -1,8 +1,8 @@
 """Writes llmc/text/unicode.h: which code points are letters, numbers and white space.
 
-It asks the Hugging Face `tokenizers` package itself for the classes (its regex engine's \\p{L}, \\p{N}, \\s and its Digits
-pre-tokenizer): they decide where text is split, and Python's `unicodedata` usually has another Unicode version. Run it again
-when `tokenizers` moves to a new Unicode version:
+It asks the Hugging Face `tokenizers` package for the classes: \\p{L}, \\p{N} and \\s of its regex engine, and its Digits
+pre-tokenizer. They decide where text is split; Python's `unicodedata` usually has another Unicode version. Run it again when
+`tokenizers` moves to a new Unicode version:
 
     python dev/data/gen_unicode.py > llmc/text/unicode.h
 """

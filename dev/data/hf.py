@@ -5,10 +5,10 @@
     python dev/data/hf.py my/folder --column body --tokenizer T -o data/mine
     python dev/data/hf.py --rows x.parquet | ./tokenize --field text -o x.bin -
 
-NAME is a data set on the hub, a folder, a file (parquet, arrow, jsonl, csv; gzip, zstd) or what save_to_disk() wrote. Each
-source file becomes one shard, read as a stream and piped into ./tokenize: OUT_val_NNN.bin of the first --val-files,
-OUT_train_NNN.bin of the others. OUT_manifest.json lists the finished shards. The same command goes on after the last of them,
-however it ended.
+NAME is a data set on the hub, a folder, a file (parquet, arrow, jsonl, csv; gzip, zstd) or a folder of save_to_disk(). Each
+source file is read as a stream and piped into ./tokenize, which makes one shard of it: OUT_val_NNN.bin of the first
+--val-files, OUT_train_NNN.bin of the others. OUT_manifest.json lists the finished shards. However a run ended, the same command
+continues with the next shard.
 """
 import argparse
 import concurrent.futures
@@ -92,7 +92,7 @@ def texts(file_format, file, column):
 
 
 def print_rows(file_format, files, column):
-    """Prints a JSON object a line on stdout, then their number on stderr. Ends early when its parent has gone."""
+    """Prints a JSON object a line on stdout, then their number on stderr. Ends early when its parent has ended."""
     parent, count = os.getppid(), 0
     try:
         for file in files:
@@ -129,7 +129,7 @@ def size_of(file):
 
 
 class Manifest:
-    """OUT_manifest.json: what the shards are made of and by, and the finished ones. It is replaced as a whole."""
+    """OUT_manifest.json: the source and the tokenizer of the shards, and the finished shards. It is replaced as a whole."""
 
     def __init__(self, path, made_of):
         self.path, self.made_of, self.shards, self.lock = path, made_of, {}, threading.Lock()
@@ -147,7 +147,7 @@ class Manifest:
                      "remove these shards, or choose another -o")
 
     def finished(self, shard):
-        """Tells whether a shard lies there whole, made of the same source."""
+        """Returns whether a shard is whole and was made of the same source."""
         old = self.shards.get(os.path.basename(shard["target"]))
         try:
             return (old is not None and (old["source"], old["size"]) == (shown_source(shard["file"]), shard["size"])
@@ -190,7 +190,7 @@ def fingerprint_of(tokenizer):
 
 def convert(shard, file_format, column, tokenize):
     """Makes one shard: a process that prints the rows, piped into ./tokenize. Returns the number of rows."""
-    part = shard["target"] + ".part"  # gets its name only when both have ended well: rows may stop early
+    part = shard["target"] + ".part"  # the shard gets its name only when both processes have succeeded: rows may stop early
     with tempfile.TemporaryFile("w+") as rows_said, tempfile.TemporaryFile("w+") as tokenize_said:
         print_it = [sys.executable, os.path.abspath(__file__), "--rows", shard["file"], "--format", file_format,
                     "--column", column]
@@ -219,7 +219,7 @@ def clock(seconds):
 
 
 def convert_all(todo, total, manifest, jobs, work):
-    """Converts the shards, `jobs` at a time. Prints a line for each, and on a terminal how much lies there."""
+    """Converts the shards, `jobs` at a time. Prints a line for each, and on a terminal the progress."""
     start, tokens, size, left = time.monotonic(), 0, 0, sum(shard["size"] for shard in todo)
     pool = concurrent.futures.ThreadPoolExecutor(jobs)
     running = {pool.submit(convert, shard, *work): shard for shard in todo}

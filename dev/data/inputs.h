@@ -1,5 +1,7 @@
-/* inputs.h -- opens the inputs of ./tokenize, files and streams, and refuses by name what is no UTF-8 text (filekind.h), with
- * the command that converts it: nothing is decompressed or decoded here.
+/* inputs.h -- opens the inputs of ./tokenize: files and streams.
+ *
+ * It decompresses and decodes nothing. An input that is not UTF-8 text is refused by name (filekind.h), with the command that
+ * converts it.
  */
 #ifndef DATA_INPUTS_H
 #define DATA_INPUTS_H
@@ -51,7 +53,7 @@ static inline const char* reading_command(char* out, size_t cap, const Args* a, 
     return out;
 }
 
-/* Returns the length of the byte order mark in front of an input, which is no text. */
+/* Returns the length of the byte order mark at the start of an input; it does not belong to the text. */
 static inline size_t mark_length(const Args* a, const char* head, size_t n) {
     return !a->bytes && n >= 3 && memcmp(head, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
 }
@@ -62,7 +64,7 @@ static inline bool is_blank(const char* s, size_t n) {
     return i == n;
 }
 
-/* Checks by its first bytes that an input is text. */
+/* Checks that the first bytes of an input are text. */
 static inline bool input_check_start(const Input* in, const Args* a, const char* head, size_t n, Error* e) {
     char command[2 * PATH_CAP];
     const FileKind kind = text_kind_of(head, n);
@@ -74,7 +76,7 @@ static inline bool input_check_start(const Input* in, const Args* a, const char*
                 descriptor_of(in->path) < 0 ? in->path : "FILE", command);
 }
 
-/* Warns of lines of JSON that are read as one text: without --field a stream is plain text, as any file but .jsonl. */
+/* Warns of lines of JSON that are read as one text: without --field, a stream is plain text, and so is any file but .jsonl. */
 static inline void input_warn_of_json(const Input* in, const Args* a, const char* text, size_t n) {
     const char* newline = (const char*)memchr(text, '\n', n);
     Json j;
@@ -86,7 +88,7 @@ static inline void input_warn_of_json(const Input* in, const Args* a, const char
          descriptor_of(in->path) >= 0 ? "give --field NAME" : "give it a name that ends with .jsonl");
 }
 
-/* Checks that at most one byte in a hundred of those read so far is no part of a character. */
+/* Checks that at most one byte in a hundred, of the bytes read so far, lies outside of UTF-8 characters. */
 static inline bool input_check_characters(const Input* in, const Args* a, uint64_t no_characters, uint64_t bytes, Error* e) {
     char command[2 * PATH_CAP];
     if (a->bytes || no_characters * 100 <= bytes) { return true; }

@@ -1,5 +1,5 @@
-/* show_document.h -- --show: prints a document of a token file as text, with [[ ]] around what is trained, if the file has a
- * mask. What a terminal would obey is printed as \xNN.
+/* show_document.h -- --show: prints a document of a token file as text. If the file has a mask, [[ ]] encloses the tokens that
+ * are trained. Control characters are printed as \xNN, so that a terminal does not obey them.
  */
 #ifndef DATA_SHOW_DOCUMENT_H
 #define DATA_SHOW_DOCUMENT_H
@@ -12,7 +12,7 @@
 
 enum { SHOW_TOKENS = 1 << 12 };  // read at a time; a multiple of 8, for the mask
 
-/* Prints what is left of a stretch of text, and then a mark. */
+/* Prints the rest of a stretch of text, and then a mark. */
 static inline void show_mark(TokenDecoder* d, const char* mark) {
     size_t len;
     const char* rest = decoder_flush(d, &len);
@@ -20,7 +20,7 @@ static inline void show_mark(TokenDecoder* d, const char* mark) {
     fputs(mark, stdout);
 }
 
-/* Prints document `number`, from 1. A document starts with the separator (-1: none, all is one). */
+/* Prints document `number`, from 1. A document starts with the separator; -1: there is none, and the file is one document. */
 static inline bool show_document(const Tokenizer* t, int separator, const char* path, uint64_t number, Error* e) {
     unsigned char raw[4 * SHOW_TOKENS], mask[SHOW_TOKENS / 8];
     int32_t ids[SHOW_TOKENS];

@@ -3,9 +3,9 @@
     python dev/data/tasks.py hellaswag arc_easy arc_challenge piqa mmlu -o tasks
     ./train_llama3 --model DIR --eval --tasks tasks/hellaswag.jsonl
 
-A line holds "ctx" (the question), "choices" (continuations of it) and "label" (the index of the right one). Questions are
-worded as lm-eval words them, without examples (its tasks of the same names, num_fewshot=0). --from DIR reads a copy of the
-data set instead of the hub: anything `datasets.load_dataset` opens.
+A line holds "ctx" (the question), "choices" (continuations of it) and "label" (the index of the right one). The wording of the
+questions is lm-eval's, without examples (its tasks of the same names, num_fewshot=0). --from DIR reads a copy of the data set
+instead of the hub: anything `datasets.load_dataset` opens.
 """
 import argparse
 import json

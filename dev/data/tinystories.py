@@ -6,7 +6,7 @@ Writes tinystories_train_NNN.bin (about --shard-mb of text each) and tinystories
 holds stories with a line <|endoftext|> between them. A .jsonl file holds one object per line, with the story as "text" or
 "story". Memory does not grow with the files. Standard library only; needs ./tokenize (`make tokenize`).
 
-To make a tokenizer for the stories, which this script then uses by default:
+This command makes a tokenizer of the stories, which the script then uses by default:
 
     python dev/data/train_tokenizer.py dev/data/tinystories/valid.txt --vocab-size 4096 -o dev/data/tinystories/tokenizer.json
 """
@@ -61,7 +61,7 @@ class Source:
 
 
 def convert(source, end, target, tokenizer):
-    """Tokenizes the next stories of `source`, those that begin before byte `end`. Returns how many."""
+    """Tokenizes the next stories of `source` that begin before byte `end`. Returns how many."""
     jsonl = target[: -len(".bin")] + ".jsonl"
     count = 0
     try:

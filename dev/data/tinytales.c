@@ -5,20 +5,20 @@
  *
  * Output: one {"text": "..."} line per story, or with --text plain text with an empty line between stories.
  *
- * A story is a plot, a cast and a season. Each plot has a table of what happens to whom (what is lost, feared, built ...).
- * 13 plots times 8 heroes make 104 tales; each is told in a new way every time. A plot is a list of paragraphs in a small
- * template language:
+ * A story is a plot, a cast and a season. Each plot has a table with a row for each hero: the thing that is lost, feared or
+ * built, and so on. 13 plots times 8 heroes make 104 tales. Each story words its tale anew. A plot is a list of paragraphs in a
+ * small template language:
  *
  *   [a|b|c]   one of these, with equal probability; may be nested; [a|] is "a or nothing"
- *   {key}     a fact of this story (the row's fields, the cast below), or else a line of the list of that name; a list gives
- *             no line twice in one story while it has others
+ *   {key}     a fact of this story (a field of the row, or the cast below); otherwise a line of the list with that name. A list
+ *             repeats a line within a story only when all its lines are used
  *   {a key}   the same with "a" or "an" in front, by its first letter
- *   ^         makes the next letter a capital. Sentences start with one anyway; only after !" and ?" it needs a ^
+ *   ^         makes the next letter a capital. A sentence starts with one anyway, unless it follows !" or ?"
  *
  *   H he him his hand kid     the hero, "hand" or "paw", and "girl", "boy" or the animal
- *   F fhe fhim fhis fhand     the friend: "Pip the hedgehog" or "Leo from next door" at first, "Pip" from then on; or
- *                             {fkid}: "a hedgehog named Pip"
- *   M mhe mhim mhis           someone met on the way: "an old turtle" at first, "the old turtle" from then on
+ *   F fhe fhim fhis fhand     the friend: "Pip the hedgehog" or "Leo from next door" at first, "Pip" later; {fkid} is
+ *                             "a hedgehog named Pip"
+ *   M mhe mhim mhis           someone met on the way: "an old turtle" at first, "the old turtle" later
  *   P phe phim phis           someone grown up at home: "Grandma"
  *   intro home trait          the hero in one phrase, where, and a sentence about the hero
  *   season weather            the time of the year, and an adjective for its days
@@ -32,9 +32,9 @@ enum { MAX_STORY = 1 << 14, MAX_FACTS = 64, MAX_FACT = 512, MAX_DEPTH = 16, MAX_
 // ---------------------------------------------------------------------------------------------------------------------
 // the cast
 
-// The hero decides who the others are, as in a series of books, and which row of a plot's table is told. This makes the first
-// minutes of training worth reading: after a million tokens a small model knows who is who and what was lost. With any name
-// in any place it still mixes them up after three million.
+// As in a series of books, the hero decides who the others are, and which row of a plot's table the story uses. This makes the
+// first minutes of training worth reading: after a million tokens a small model knows who is who and which thing was lost. With
+// any name in any place it still mixes them up after three million.
 typedef struct { const char* name; char gender; } Person;
 typedef struct {
     Person hero, pal, elder, family;
@@ -570,7 +570,7 @@ typedef struct {
     char fact_names_buf[MAX_FACT];  // the field names of the plot, each ended by a NUL
     char facts[MAX_FACTS][MAX_FACT];
     int num_facts;
-    uint32_t used[NUM_LISTS];  // bit i: line i was told
+    uint32_t used[NUM_LISTS];  // bit i: line i has been used
     bool met_friend, met_elder;
     bool capital;  // the next letter starts a sentence
     char text[MAX_STORY];
@@ -635,7 +635,7 @@ static const char* list_line(Story* s, int i) {
 
 static void tell(Story* s, const char* t, const char* end, int depth);
 
-/* Tells {name}. */
+/* Writes {name}. */
 static void tell_name(Story* s, const char* name, size_t n, int depth) {
     bool article = n > 2 && name[0] == 'a' && name[1] == ' ';
     if (article) {
@@ -677,7 +677,7 @@ static const char* closing(const char* t, const char* end) {
     die("a bracket is not closed: %.60s", t);
 }
 
-/* Draws and tells one of the choices between t and end. */
+/* Draws one of the choices between t and end, and writes it. */
 static void tell_choice(Story* s, const char* t, const char* end, int depth) {
     const char* starts[MAX_LINES + 1];
     int n = 0, level = 0;

@@ -1,7 +1,7 @@
-/* token_writer.h -- writes a token file (tokenfile.h), and moves the end of one to another for validation.
+/* token_writer.h -- writes a token file (tokenfile.h), and moves its end to another file for validation.
  *
- * A file is written as PATH.tmp, which is locked, and gets its name when it is complete. Before that all of it is read back.
- * The mask, if there is one, is kept in memory till then: a bit a token, since the tokens stand before it.
+ * A file is written as PATH.tmp and locked. When it is complete, all of it is read back, and then it gets its name. A mask is
+ * kept in memory until then, a bit a token, because it follows the tokens in the file.
  */
 #ifndef DATA_TOKEN_WRITER_H
 #define DATA_TOKEN_WRITER_H
@@ -20,12 +20,12 @@ typedef struct {
     FILE* f;
     int lock;  // a second descriptor of the file, which keeps it locked until it has its name
     char path[PATH_CAP], tmp[PATH_CAP];
-    volatile sig_atomic_t unfinished;  // tmp is there
+    volatile sig_atomic_t unfinished;  // tmp exists
     int token_bytes;
     uint64_t count;
     Crc crc;  // of the tokens as stored
     bool masked;
-    uint8_t* mask;      // of `masked`: (mask_cap) a bit a token; 0 behind the last one
+    uint8_t* mask;      // if `masked`: (mask_cap) a bit a token; the bits behind the last token are 0
     uint64_t mask_cap;  // bytes
     uint64_t trained;   // tokens whose bit is 1
 } TokenFile;
@@ -66,7 +66,7 @@ static inline bool token_file_add(TokenFile* w, const int32_t* ids, size_t n, Er
     return ok || fail(e, "%s: writing failed: %s", w->tmp, strerror(errno));
 }
 
-/* Gives the last n tokens their bits. */
+/* Sets the bits of the last n tokens. */
 static inline void token_file_mask(TokenFile* w, const uint8_t* trained /* (n) 0 or 1 */, size_t n) {
     const uint64_t bytes = w->count / 8 + 1;
     if (bytes > w->mask_cap) {
@@ -108,8 +108,8 @@ static inline bool token_file_publish(TokenFile* w, Error* e) {
     return true;
 }
 
-/* Gives both finished files their names. An old validation file goes first: were the process to die in between, it would lie
- * beside a training file that may hold its text. */
+/* Gives both finished files their names. An old validation file is removed first: if the process died in between, the old file
+ * would lie beside a training file that may hold its text. */
 static inline bool token_files_publish(TokenFile* train, TokenFile* val, Error* e) {
     char folder[PATH_CAP];
     folder_of(train->path, folder);
@@ -136,8 +136,8 @@ static inline bool token_file_read(TokenFile* w, int32_t* ids, uint64_t at, size
     return true;
 }
 
-/* Finds the token where validation starts: the document border nearest to the wanted place, or that place itself if there is
- * no border within half the validation size. Conversations are not cut: with a mask, it is a border wherever it is. */
+/* Finds the token where validation starts: the document border nearest to the wanted place. If no border lies within half the
+ * validation size, it is the wanted place itself. With a mask it is always a border, since conversations are not cut. */
 static inline bool find_cut(TokenFile* w, double fraction, int separator, uint64_t* cut, Error* e) {
     if (w->count < 2) {
         return fail(e, "--val-fraction: the text has %llu tokens, wanted at least 2 to split", (unsigned long long)w->count);
@@ -165,7 +165,7 @@ static inline bool find_cut(TokenFile* w, double fraction, int separator, uint64
     return true;
 }
 
-/* Reads back the first `count` tokens for their checksum. */
+/* Reads back the first `count` tokens and computes their checksum. */
 static inline bool crc_of_first(TokenFile* w, uint64_t count, Error* e) {
     unsigned char raw[1 << 14];
     const uint64_t bytes = count * (uint64_t)w->token_bytes;
@@ -191,7 +191,7 @@ static inline void split_mask(TokenFile* train, TokenFile* val, uint64_t cut) {
     }
 }
 
-/* Moves the tokens from `cut` on to the validation file. The checksums of both parts must make that of the whole. */
+/* Moves the tokens from `cut` on to the validation file. The checksums of both parts must combine to the whole's. */
 static inline bool split_off(TokenFile* train, TokenFile* val, uint64_t cut, Error* e) {
     int32_t ids[CONVERT_TOKENS];
     const uint32_t whole = crc_end(&train->crc);

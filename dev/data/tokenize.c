@@ -7,12 +7,12 @@
  *   tokenize --tokenizer DIR|FILE --jsonl                       {"text": ...} lines on stdin to {"ids": [...]} lines on stdout
  *   tokenize --tokenizer DIR|FILE --decode                      {"ids": [...]} lines on stdin to {"text": ...} lines on stdout
  *
- * It reads a file in batches (inputs.h), cuts a batch into units (units.h), encodes runs of units in parallel
- * (encode_units.h) and writes the results in order (token_writer.h). So the batch bounds the memory, not the file, and the
- * tokens do not depend on the number of threads. A text without a place to cut is read whole and encoded in one go.
+ * It reads a file in batches (inputs.h) and cuts a batch into units (units.h). Threads encode runs of units in parallel
+ * (encode_units.h), and one thread writes the results in order (token_writer.h). So a batch bounds the memory, however large
+ * the file is, and the tokens do not depend on the number of threads. A text without a place to cut is encoded whole.
  *
  * Each document starts with BOS, which separates documents (llm.c's files use GPT-2's end of text for this). Files get their
- * names when all are complete; a failure or a signal removes them, and what a killed process left is replaced.
+ * names when all are complete. A failure or a signal removes unfinished files; the next run replaces the files of a killed one.
  */
 #include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
 
@@ -34,9 +34,9 @@
 
 enum {
     BATCH_BYTES = 16 << 20,  // bytes of a file read at a time
-    STDIN_BYTES = 1 << 20,   // most bytes of stdin read at a time; the lines that are there are answered at once
+    STDIN_BYTES = 1 << 20,   // most bytes of stdin read at a time; complete lines are answered at once
     PARTS_PER_THREAD = 4,    // runs of units for each thread: short ones balance the threads
-    HEAD_BYTES = 4096        // of a file, by which its kind is told
+    HEAD_BYTES = 4096        // of a file: they show its kind
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ static void on_signal(int signal_number) {
     raise(signal_number);
 }
 
-/* Has unfinished files removed however the program ends, but by SIGKILL. Signals that are ignored (nohup) stay so. */
+/* Removes unfinished files at any end of the program but SIGKILL. A signal that is ignored (nohup) stays ignored. */
 static void catch_the_end(void) {
     static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
     atexit(remove_unfinished);
@@ -136,8 +136,8 @@ static bool write_parts(Job* job, TokenFile* w, int parts, uint64_t* no_characte
     return true;
 }
 
-/* Opens each input, and looks at the first bytes of the files, before an hour's work. A stream is left as it is. Sets *size to
- * the bytes of all; 0: a stream is among them. */
+/* Opens each input and checks the first bytes of files, so that a bad input fails before an hour's work. Reads nothing of a
+ * stream. Sets *size to the bytes of all inputs, or to 0 if one is a stream. */
 static bool check_all_inputs(const Args* a, uint64_t* size, Error* e) {
     char head[HEAD_BYTES];
     bool ok = true, endless = false;
@@ -278,7 +278,7 @@ static bool answer_lines(Job* job, Error* e) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-/* Finds the form of --chat: that of the tokenizer's template, which is Llama 3's if there is none. */
+/* Finds the format of --chat in the tokenizer's template; without a template it is Llama 3's. */
 static bool chat_format(Job* job, Error* e) {
     bool dated = false;
     if (!chat_tokens(&job->chat, job->t, job->t->vocab_size, e) || !chat_read_form(job->t, &dated, e)) { return false; }
@@ -295,7 +295,7 @@ int main(int argc, char** argv) {
     Tokenizer t;
     Error e = NO_ERROR;
     keep_standard_files();
-    signal(SIGXFSZ, SIG_IGN);  // a file-size limit is a failed write, which has a message, not a death
+    signal(SIGXFSZ, SIG_IGN);  // a file-size limit then fails a write, which has a message
     parse_args(&args, argc, argv);
     int threads = 1;
 #ifdef _OPENMP

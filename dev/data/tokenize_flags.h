@@ -9,7 +9,7 @@ typedef struct {
     const char* tokenizer;  // NULL: the built-in bytes
     const char* out;
     const char* field;    // NULL: "text" in .jsonl files, and stdin is plain text
-    const char* date;     // NULL: the templates' own
+    const char* date;     // NULL: the date of the template
     double val_fraction;  // 0: no validation file
     uint64_t show;        // document to print, from 1; 0: none
     bool specials, bytes, jsonl, decode, chat;
@@ -100,7 +100,7 @@ static inline Arg find_arg(const char* arg) {
     die_usage("unknown flag %.100s\n  hint: did you mean --%s?", arg, arg_specs[best].name);
 }
 
-/* Returns the descriptor that -, /dev/stdin or /dev/fd/N names; -1: the path is that of a file. */
+/* Returns the descriptor that -, /dev/stdin or /dev/fd/N names; -1: the path names a file. */
 static inline int descriptor_of(const char* path) {
     if (strcmp(path, "-") == 0 || strcmp(path, "/dev/stdin") == 0) { return 0; }
     const char* number = text_starts(path, "/dev/fd/") ? path + strlen("/dev/fd/") : "";
@@ -132,7 +132,7 @@ static inline void check_inputs(const Args* a) {
     }
 }
 
-/* Checks that the flags are those of one job. */
+/* Checks that all flags belong to one job. */
 static inline void check_jobs(const Args* a) {
     const char* job = a->jsonl ? "jsonl" : a->decode ? "decode" : a->show ? "show" : a->chat ? "chat" : "out";
     const bool lines = a->jsonl || a->decode, reads_text = !a->decode && !a->show;

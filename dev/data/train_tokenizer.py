@@ -4,9 +4,9 @@
 
 A .jsonl file holds one document per line, in the field `text`; any other file is text. Ids are laid out as in Llama 3: the 256
 bytes, then the merged tokens in the order they were learnt, then the special tokens. The merge list is rebuilt from these ids,
-so that "lowest merge first" (Hugging Face) and "lowest id of the merged bytes first" (tiktoken) are one rule. The last step
+which makes one rule of "lowest merge first" (Hugging Face) and "lowest id of the merged bytes first" (tiktoken). The last step
 encodes some of the training text by both rules and compares the ids. llmc/text/tokenizer_read.h and `transformers` read the
-file alike.
+file in the same way.
 """
 import argparse
 import json
@@ -27,7 +27,7 @@ CHUNK = 1 << 20  # characters of a long text passed on at a time
 def documents(paths):
     """Yields the texts of all files, long ones in chunks of whole lines."""
     for path in paths:
-        with open(path, encoding="utf-8-sig", newline="") as f:  # a byte order mark is no text
+        with open(path, encoding="utf-8-sig", newline="") as f:  # a byte order mark does not belong to the text
             if path.endswith(".jsonl"):
                 for number, line in enumerate(f, 1):
                     if line.strip():
@@ -48,7 +48,7 @@ def pre_tokenizer():
 
 
 def learn(texts, num_tokens):
-    """Returns the token strings in the order of their ids: the 256 bytes, then what BPE merges."""
+    """Returns the token strings in the order of their ids: the 256 bytes, then the merged tokens."""
     tok = Tokenizer(models.BPE())
     tok.pre_tokenizer = pre_tokenizer()
     trainer = trainers.BpeTrainer(vocab_size=num_tokens, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),

@@ -1,7 +1,7 @@
-/* units.h -- cuts a batch of text into units: what one thread of ./tokenize encodes in one go.
+/* units.h -- cuts a batch of text into units: pieces that one thread of ./tokenize encodes at once.
  *
- * A unit is a line of a .jsonl, or a stretch of a text. A text is cut where every split pattern has a border anyway
- * (text_border()), so that the tokens are those of the whole.
+ * A unit is a line of a .jsonl, or a stretch of a text. A text is cut only where every split pattern has a border
+ * (text_border()), so the units have the same tokens as the whole text.
  */
 #ifndef DATA_UNITS_H
 #define DATA_UNITS_H

@@ -1,9 +1,10 @@
 #!/bin/sh
-# long_rows.sh [FOLDER [FLAGS...]] -- trains Llama 3.1's 8B with random weights on two GPUs of 141 GB that share each row: 3 steps
-# of 32,768 tokens, then 2 of 131,072, and prints their lines with memory and tokens/s. The data are random tokens in FOLDER
-# (default out/long_rows). A run is ended after its steps, since its checkpoint would have up to 112 GB. FLAGS go to the trainer.
-# Run from the project's root. GPUS=N: GPUs that share a row (2). ROWS="N ...": lengths, 3 steps of each, above 32,768 tokens 2.
-# TRAINER: the program, if not ./train_llama3cu.
+# long_rows.sh [FOLDER [FLAGS...]] -- trains Llama 3.1's 8B with random weights on two GPUs of 141 GB that share each row.
+#
+# It trains 3 steps of 32,768 tokens, then 2 of 131,072, and prints their lines, with memory and tokens/s. The data are random
+# tokens in FOLDER (default out/long_rows). The script kills a run after its steps, because its checkpoint would have up to
+# 112 GB. FLAGS go to the trainer. Run it from the project's root. GPUS=N: GPUs that share a row (2). ROWS="N ...": lengths of
+# rows, with 3 steps of each, or 2 above 32,768 tokens. TRAINER: the program, if not ./train_llama3cu.
 set -u
 out=${1:-out/long_rows} gpus=${GPUS:-2} trainer=${TRAINER:-./train_llama3cu}
 [ $# -eq 0 ] || shift
@@ -19,7 +20,7 @@ mkdir -p "$out" || exit 1
 # steps_done: prints how many steps the log has
 steps_done() { cat "$out/$seq/log.jsonl" 2>/dev/null | grep -c '"event":"step"'; }
 
-# train SEQ STEPS FLAGS...: so many steps of one row
+# train SEQ STEPS FLAGS...: trains STEPS steps, each of one row of SEQ tokens
 train() {
     seq=$1 steps=$2
     shift 2

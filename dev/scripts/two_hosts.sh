@@ -1,18 +1,19 @@
 #!/bin/sh
-# two_hosts.sh -- trains on the GPUs of two machines, or more, without torchrun, mpirun or Slurm. On each, with its number and
-# otherwise the same arguments, within five minutes:
+# two_hosts.sh -- trains on the GPUs of two machines, or more, without torchrun, mpirun or Slurm. Start it on all of them within
+# five minutes, each with its own number and otherwise the same arguments:
 #
 #   dev/scripts/two_hosts.sh 0 of 2 node1 8 --model llama3.1-8b --train 'data/*.bin' --batch 1 --seq 8192 --out /shared/run
 #   dev/scripts/two_hosts.sh 1 of 2 node1 8 --model llama3.1-8b --train 'data/*.bin' --batch 1 --seq 8192 --out /shared/run
 #
-# These are: this host's number, the number of hosts, the name or address of host 0, the GPUs of each host, and the flags of
-# train_llama3cu. The hosts share --out and have the same build and data; another one is refused by name. Host 0 has the screen.
+# The arguments are this host's number, the number of hosts, the name or address of host 0, the GPUs of each host, and the flags
+# of train_llama3cu. The hosts share --out. They need the same build and data; a difference is refused by name. Host 0 has the
+# screen.
 #
-# PORT (29500) of host 0 must be reachable, and what NCCL connects by: NCCL_SOCKET_IFNAME names its interface, NCCL_DEBUG=INFO
-# tells what it chose. TRAINER: the program, if not ./train_llama3cu. RUN_NAME: another one for each run that shares a port.
+# PORT (29500) of host 0 must be reachable, and so must NCCL's network: NCCL_SOCKET_IFNAME names its interface, NCCL_DEBUG=INFO
+# prints the one it chose. TRAINER: the program, if not ./train_llama3cu. RUN_NAME: a different name for each run on one port.
 #
-# SIGTERM or SIGINT to one of the scripts ends the run on all hosts with a checkpoint, SIGUSR1 writes one. A rank that dies ends
-# all. The same commands go on from the newest whole checkpoint.
+# SIGTERM or SIGINT to one of the scripts ends the run on all hosts with a checkpoint; SIGUSR1 writes one. A rank that dies ends
+# all ranks. The same commands continue from the newest whole checkpoint.
 set -u
 if [ $# -lt 5 ] || [ "$2" != of ]; then
     echo "usage: two_hosts.sh NUMBER of HOSTS ADDRESS_OF_HOST_0 GPUS FLAGS..." >&2
@@ -23,7 +24,7 @@ export MASTER_ADDR="$4" MASTER_PORT="${PORT:-29500}" TORCHELASTIC_RUN_ID="${RUN_
 export WORLD_SIZE=$((hosts * gpus)) LOCAL_WORLD_SIZE="$gpus"
 shift 5
 
-# the ranks of a host follow one another, as those of torchrun
+# the ranks of a host have consecutive numbers, as torchrun gives them
 pids=
 for local in $(seq 0 $((gpus - 1))); do
     RANK=$((host * gpus + local)) LOCAL_RANK=$local "${TRAINER:-./train_llama3cu}" --resume "$@" </dev/null &
