@@ -466,8 +466,7 @@ static bool step_gradients(Llama* m, const Recipe* recipe, double lr, Error* e) 
     return true;
 }
 
-/* Decides from the step's loss and the norm of its gradient whether it updates, and by which factor of the gradients. Counts the
- * step. */
+/* Decides from the step's loss and gradient norm whether it updates, and by which factor of the gradients. Counts the step. */
 static bool step_decide(Llama* m, const Recipe* recipe, double norm, float* grad_scale) {
     Metrics* r = &m->result;
     TrainerState* run = recipe->run;

@@ -83,14 +83,16 @@ typedef struct {
 } BlockActivations;
 
 /* The kinds of memory: name, and whether it begins as zero, because gaps between its tensors stay zero. */
-#define MEMORY_KINDS(X) /* LANDING: what arrives from other ranks; SUMS: over the ranks; PINNED: on the host */               \
-    X(WEIGHTS, "weights", true)                                                                                               \
-    X(ADAPTERS, "adapters", true)                                                                                             \
-    X(GRADIENTS, "gradients", true)                                                                                           \
-    X(MASTER, "master", true)                                                                                                 \
-    X(M, "m", true)                                                                                                           \
-    X(V, "v", true) X(FP8, "fp8 weights", false) X(ACTIVATIONS, "activations", false) X(LOGITS, "logits", false)              \
-        X(WORKSPACE, "workspace", false) X(LANDING, "landing", false) X(SUMS, "fp32 sums", false) X(CACHE, "KV cache", false) \
+#define MEMORY_KINDS(X) /* LANDING: what arrives from other ranks; SUMS: over the ranks; PINNED: on the host */ \
+    X(WEIGHTS, "weights", true)                                                                                 \
+    X(ADAPTERS, "adapters", true)                                                                               \
+    X(GRADIENTS, "gradients", true)                                                                             \
+    X(MASTER, "master", true)                                                                                   \
+    X(M, "m", true)                                                                                             \
+    X(V, "v", true)                                                                                             \
+    X(FP8, "fp8 weights", false)                                                                                \
+    X(ACTIVATIONS, "activations", false) X(LOGITS, "logits", false) X(WORKSPACE, "workspace", false)            \
+        X(LANDING, "landing", false) X(SUMS, "fp32 sums", false) X(CACHE, "KV cache", false)                    \
             X(PINNED, "pinned, on the host", false)
 #define MEMORY_ENUM(kind, name, zero) MEM_##kind,
 #define MEMORY_ROW(kind, name, zero) {name, zero},
@@ -108,19 +110,18 @@ enum { NO_FILL = -1 };      // see llama_create()
 
 /* The buffers that a model needs. */
 typedef struct {
-    int rank, ranks;      // that share the optimizer's state
-    Zero zero;            // what else they share
-    Links links;          // of several ranks that train
-    int parts, groups;    // of a row, of which this rank has one (<= 1: whole rows); of NCCL, to which this rank belongs
-    NcclGroup* sharers;   // the ranks with the other parts
-    int B, T;             // of the micro-batch, T of a part; B = 0: none
-    bool train;           // with gradients and optimizer
-    bool documents, fp8;  // rows hold some; the blocks' products are in 8 bits
-    bool fp8_head;        // so are the head's
-    int cache_len;        // positions of the KV cache; 0: no generation
+    int rank, ranks;     // that share the optimizer's state
+    Zero zero;           // what else they share
+    Links links;         // of several ranks that train
+    int parts, groups;   // of a row, of which this rank has one (<= 1: whole rows); of NCCL, to which this rank belongs
+    NcclGroup* sharers;  // the ranks with the other parts
+    int B, T;            // of the micro-batch, T of a part; B = 0: none
+    bool train;          // with gradients and optimizer
+    bool documents;      // rows hold some
+    bool fp8, fp8_head;  // the products of the blocks, and of the head, are in 8 bits
+    int cache_len;       // positions of the KV cache; 0: no generation
     Recompute level;
-    bool fp32_grads;  // of all matrices, else floatX
-    bool fp32_head;   // of the head alone
+    bool fp32_grads, fp32_head;  // gradients of all matrices, or of the head alone, are fp32, else floatX
     MasterKind master;
     bool bf16_moments;
 } Layout;
@@ -199,9 +200,8 @@ static Linear linear_at(const Llama* m, LinearKind kind, int l, const floatX* w,
     return r;
 }
 
-/* Returns block l. Operations queued after this call wait until its weights have arrived. ends_at() returns the layers outside
- * of the blocks; with `last` operations also wait for the final norm and the head. A layer gets its weights only through these
- * two. */
+/* Return block l, and the layers outside of the blocks. Operations queued afterwards wait for these weights, with `last` also for
+ * the final norm and the head. A layer gets its weights only through these two. */
 static Block block_at(const Llama* m, int l, Pass pass) {
     const ParamTable* t = &m->table;
     const size_t first = param_offset(t, P_INPUT_NORM, l);
@@ -750,7 +750,6 @@ static Layout layout_of(const Session* s, const Options* o) {
 }
 
 static const Device* device_of(const Trainer* t) { return (const Device*)t->device; }
-
 static void trainer_measure(const Trainer* t, const Session* s, const Options* o, MemoryTable* table) {
     size_t bytes[NUM_MEM];
     const Layout layout = layout_of(s, o);
@@ -856,8 +855,8 @@ static void trainer_profile(void* model, const Recipe* recipe, int warm_up) {
         must(train_step(m, recipe, 0.0, &e), &e);
         ms = step_result(m, recipe).ms;
     }
-    const double copy = measure_copy(m->mapped[MEM_ACTIVATIONS], m->mapped_bytes[MEM_ACTIVATIONS], m->queue.stream);
-    print_profile(m->queue.profiler, m->device->peak_flops, copy, ms);
+    print_profile(m->queue.profiler, m->device->peak_flops,
+                  measure_copy(m->mapped[MEM_ACTIVATIONS], m->mapped_bytes[MEM_ACTIVATIONS], m->queue.stream), ms);
 }
 
 /* Lists the activations of block l that a forward pass keeps. Returns their number. */
