@@ -12,7 +12,6 @@
 
 #include "llmc/config.h"
 #include "llmc/files/file_sums.h"
-#include "llmc/files/json.h"
 #include "llmc/files/safetensors.h"
 #include "llmc/files/tensor_stream.h"
 

@@ -23,8 +23,8 @@
 #include "llmc/base/outlier.h"
 #include "llmc/files/file_sums.h"
 #include "llmc/files/filekind.h"
-#include "llmc/files/folder.h"
 #include "llmc/files/json.h"
+#include "llmc/files/output.h"
 
 enum {
     TRAINER_STATE_FORMAT = 2,

@@ -20,11 +20,10 @@
 
 #include "llmc/base/float16.h"
 #include "llmc/config.h"
-#include "llmc/files/json.h"
 #include "llmc/files/tensor_stream.h"
 #include "llmc/rope.h"
 #include "llmc/text/tokenizer.h"
-#include "llmc/text/tokenizer_write.h"
+#include "llmc/text/tokenizer_read.h"  // defines: byte_stand_ins
 
 // the format's own numbers
 typedef enum { GGUF_F32 = 0, GGUF_F16 = 1, GGUF_Q8_0 = 8, GGUF_BF16 = 30 } GgufType;

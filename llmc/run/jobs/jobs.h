@@ -13,7 +13,6 @@
 #include "llmc/run/session/row_parts.h"
 #include "llmc/run/jobs/sampler.h"
 #include "llmc/run/session/session.h"
-#include "llmc/run/session/together.h"
 #include "llmc/run/session/trainer.h"
 #include "llmc/run/jobs/verify.h"
 

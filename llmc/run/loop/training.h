@@ -25,7 +25,6 @@
 #include "llmc/run/jobs/jobs.h"
 #include "llmc/train/mfu.h"
 #include "llmc/run/session/plan.h"
-#include "llmc/train/scheduler.h"
 #include "llmc/run/screen/screen.h"
 #include "llmc/run/session/resume.h"
 #include "llmc/run/session/row_parts.h"

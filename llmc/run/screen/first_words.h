@@ -7,7 +7,6 @@
 #include "llmc/base/utils.h"
 
 #include "llmc/files/dataloader.h"
-#include "llmc/base/text.h"
 #include "llmc/text/tokenizer.h"
 
 /* Ends a text after `most` words, and before what a terminal or a shell would obey. */
