@@ -8,7 +8,8 @@ OPENMP ?= $(shell echo 'int main(void){return 0;}' | $(CC) -fopenmp -x c - -o /d
 LIBEDIT ?= $(shell printf '\043include <histedit.h>\nint main(void){return 0;}' | $(CC) -x c - -ledit -o /dev/null 2>/dev/null && \
              echo 1 || echo 0)
 WERROR ?= 0
-OPT ?= -O3
+# with these three the layers' loops are as fast as with -O3, which takes longer to build a program; clang has no such flags
+OPT ?= $(if $(findstring clang,$(shell $(CC) --version)),-O3,-O2 -ftree-vectorize -fvect-cost-model=dynamic -fipa-cp-clone)
 CFLAGS_EXTRA ?=
 
 WARNINGS = -Wall -Wextra $(if $(filter 1,$(OPENMP)),,-Wno-unknown-pragmas) $(if $(filter 1,$(WERROR)),-Werror)
@@ -127,10 +128,11 @@ build/%_cu: %.cu $(CUDA_HEADERS) build/cuda_flags | build require-nvcc
 
 EMULATOR = dev/test/emulator
 EMULATED_ARCH ?= 90
+EMULATED_OPT ?= -O2
 EMULATED = build/emulated/$(PRECISION)_$(EMULATED_ARCH)
 EMULATED_SOURCES = $(CUDA_HEADERS) train_llama3.c train_llama3.cu test_llama3.cu $(wildcard dev/test/cuda/*.cu)
 EMULATED_INCLUDES = -I$(EMULATOR) $(if $(NCCL_HOME),-I$(NCCL_HOME)/include) -isystem $(CUDA_HOME)/include
-EMULATED_FLAGS = -std=c++17 -O2 -g $(MARCH) $(if $(filter 1,$(OPENMP)),-fopenmp) -fno-strict-aliasing -ffp-contract=fast \
+EMULATED_FLAGS = -std=c++17 $(EMULATED_OPT) $(MARCH) $(if $(filter 1,$(OPENMP)),-fopenmp) -fno-strict-aliasing -ffp-contract=fast \
                  -fno-math-errno -Wno-psabi -fno-pie -DEMULATED_ARCH=$(EMULATED_ARCH)0 -DPRECISION_$(PRECISION) $(EMULATED_INCLUDES)
 EMULATED_CARD = $(addprefix $(EMULATED)/,block.o runtime.o cublaslt.o)
 EMULATED_PROGRAMS = train_llama3cu test_llama3cu test_kernels_cu test_attention_cu

@@ -50,7 +50,7 @@ static inline bool debug_name_params(const ParamTable* t, const floatX* arena, v
 /* Names the first element of n, from element `first` of tensor p on, that is not finite. Returns false if there is none. */
 static inline bool part_not_finite(const Param* p, const char* what, const void* data, bool fp32, size_t first, size_t n,
                                    void* scratch, cudaStream_t stream, char name[TENSOR_TEXT]) {
-    char text[128];
+    char text[160];
     const bool whole = n == param_size(p);
     snprintf(text, sizeof text, "%s%s", what, p->name);
     if (!whole) { snprintf(text, sizeof text, "%s%s from element %zu on", what, p->name, first); }

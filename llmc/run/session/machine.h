@@ -207,8 +207,8 @@ static inline const char* run_machine(const char* gpu, int threads, char* out, s
         }
     }
     if (f) { fclose(f); }
-    snprintf(out, cap, "%s%s%s, %ld cores, %d thread%s", gpu ? gpu : "", gpu ? ", " : "", cpu, sysconf(_SC_NPROCESSORS_ONLN),
-             threads, threads == 1 ? "" : "s");
+    snprintf(out, cap, "%.100s%s%.100s, %ld cores, %d thread%s", gpu ? gpu : "", gpu ? ", " : "", cpu,
+             sysconf(_SC_NPROCESSORS_ONLN), threads, threads == 1 ? "" : "s");
     return out;
 }
 
