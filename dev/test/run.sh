@@ -80,14 +80,14 @@ done
 # a test that the list lacks counts as long; the sanitized programs are as long, relative to each other, as the others
 awk 'NR == FNR { seconds[$1] = $3; next }
      { name = $1; sub(/^\.\//, "", name); sub(/sanitize\/threads_/, "test_", name); sub(/sanitize\//, "", name)
-       print (name in seconds ? seconds[name] : 999), $1 }' $counts "$RESULTS/queue" |
+       print (seconds[name] == "" ? 999 : seconds[name]), $1 }' $counts "$RESULTS/queue" |
     sort -rn | cut -d ' ' -f 2 | xargs -n 1 -P "$lanes" sh "$0" one
 
 if [ "${COUNTS:-}" = write ]; then
     awk 'NR == FNR { tests[$1] = $2; seconds[$1] = $3; next }
          $1 $2 $3 == "001" { next }
          { n = $1 + $2 + $3; if ("/" tests[$4] "/" !~ "/" n "/") { tests[$4] = n } seconds[$4] = $5 }
-         END { for (name in tests) { print name, tests[name], seconds[name] } }' $counts "$RESULTS/all" | LC_ALL=C sort >"$RESULTS/new" &&
+         END { for (name in tests) { print name, tests[name] (seconds[name] == "" ? "" : " " seconds[name]) } }' $counts "$RESULTS/all" | LC_ALL=C sort >"$RESULTS/new" &&
         cp "$RESULTS/new" $counts
 fi
 ran=$(wc -l <"$RESULTS/all") queued=$(wc -l <"$RESULTS/queue")
