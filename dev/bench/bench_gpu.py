@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""bench_gpu.py -- compares ./train_llama3cu with compiled PyTorch on one GPU and writes dev/results/<gpu>.md.
+"""bench_gpu.py -- compares ./train_llama3cu with compiled PyTorch on one GPU and writes build/<gpu>.md.
 
     make train_llama3cu && python dev/bench/bench_gpu.py [--torch-step OTHER_BASELINE.py] [--shapes 126M 1B-2k 1B-8k 8B]
     python dev/bench/bench_gpu.py --trainer-before OLD/train_llama3cu       compares two builds of ours, new and old; --torch: PyTorch, too
@@ -429,7 +429,7 @@ def main():
     p.add_argument("--warm", type=int, default=6, help="uncounted first steps of each turn (6)")
     p.add_argument("--forward-steps", type=int, default=40, help="steps of the forward pass alone (40); 0: none")
     p.add_argument("--device", default="cuda", help="cuda, or cpu to try this script")
-    p.add_argument("--out", help="file to write (dev/results/GPU.md)")
+    p.add_argument("--out", help="file to write (build/GPU.md)")
     a = p.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an interrupt: what runs is ended
     a.trainer = os.path.abspath(a.trainer)  # the sides run in the project's root
@@ -453,7 +453,7 @@ def main():
         "ours b" if a.ours_b is not None else "ours before"
     suffix = f"-x{a.gpus}" if a.gpus else {"ours before": "-before", "ours b": "-b"}.get(other, "")
     gpu = re.sub(r"[^a-z0-9]+", "-", a.gpu.lower()).strip("-") + suffix
-    path = a.out or os.path.join(ROOT, "dev", "results", gpu + ".md")
+    path = a.out or os.path.join(ROOT, "build", gpu + ".md")
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     try:
         for name in a.shapes:

@@ -20,9 +20,9 @@
  * one buffer.
  *
  * The sums: forward keeps them in the tensor cores' own precision until the end (fast), as others do. dx sums over twice the
- * feed-forward width, and dW over all tokens: they are not fast. On an H200 (dev/results/nvidia-h200.md) the products of a 1B
- * model run at 1.87 times BF16's speed if all are fast, at 1.66 if none is, with scales for each row; the products of dW with
- * one scale each, not fast, run at 1.77.
+ * feed-forward width, and dW over all tokens: they are not fast. On an H200 (dev/results/nvidia-h200-kernels.md) the products
+ * of a 1B model run at 1.87 times BF16's speed if all are fast, at 1.66 if none is, with scales for each row; the products of
+ * dW with one scale each, not fast, run at 1.77.
  */
 #ifndef LLMC_GPU_LINEAR_CUH
 #define LLMC_GPU_LINEAR_CUH

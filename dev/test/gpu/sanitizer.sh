@@ -51,7 +51,7 @@ sanitize() {
 sanitize_kernels() {
     need "$2" test_kernels_cu || return 1
     for test in ordered_sums_agree heads_are_packed attention_by_heads norm_and_loss_sums losses_add_up adamw_takes_gradients_from_a_window; do
-        # it does not follow the mbarrier by which a stage of the ring is given back (dev/results/nvidia-h200-tests.md)
+        # it does not follow the mbarrier by which a stage of the ring is given back (dev/results/nvidia-h200.md)
         [ "$1 $test" != "racecheck attention_by_heads" ] || continue
         is_silent "$1" $test 150 "$build/$2/build/test_kernels_cu" $test || return 1
         ! grep -q '^0 passed' "$log" || { echo "error: no test is named $test" && return 1; }

@@ -354,7 +354,7 @@ expect "a run in FP32 goes on in this build on two" 0 "x 2 processes)" plan --re
 check "nothing is written" test ! -e none
 
 # ---------------------------------------------------------------------------------------------------------------------
-# the tables are those of a card: GiB by nvidia-smi on an H200, from dev/results/nvidia-h200.md and nvidia-h200-tests.md
+# the tables are those of a card: GiB by nvidia-smi on an H200, from dev/results/nvidia-h200.md
 
 # near NEED CARD: both are within 0.1 GiB
 near() {
