@@ -11,6 +11,7 @@ without the rest of a step. Its rates are GFLOP/s per core.
 `ratio` is our tokens/s over those of the faster PyTorch mode, by the medians; the ratio of the best steps depends least on
 other load of the machine."""
 import argparse
+import dataclasses
 import json
 import os
 import re
@@ -26,6 +27,7 @@ import numpy as np
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, ROOT)
 import train_llama3 as ref  # noqa: E402
+from dev.reference.config import preset  # noqa: E402
 
 
 def write_tokens(path, count, vocab):
@@ -139,7 +141,7 @@ def main():
         write_tokens(tokens, max(100_000, 4 * a.steps * a.batch * a.seq), a.vocab)
         for depth in a.depth:
             folder = os.path.join(work, f"d{depth}")
-            c = ref.replace(ref.preset(f"d{depth}", a.vocab), tie_word_embeddings=True)
+            c = dataclasses.replace(preset(f"d{depth}", a.vocab), tie_word_embeddings=True)
             model = ref.make_model(c)
             ref.init_weights(model, 42)
             ref.save_model(model, folder)

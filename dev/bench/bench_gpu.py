@@ -25,6 +25,7 @@ a card, and the bar is the slowest card. --together adds a way to train together
 """
 import argparse
 import concurrent.futures
+import dataclasses
 import datetime
 import json
 import math
@@ -43,6 +44,8 @@ import time
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path[:0] = [ROOT, os.path.dirname(os.path.abspath(__file__))]
 import train_llama3 as ref  # noqa: E402
+from dev.reference import oracles, tables  # noqa: E402
+from dev.reference.config import preset  # noqa: E402
 from bench_cpu import run, write_tokens  # noqa: E402
 
 # name: model, vocabulary, batch, seq, flags of ours, arguments of --torch-step
@@ -184,7 +187,7 @@ def ours(name, trainer, flags, ours_flags, a):
 
 def table(sides, tokens, flops, gpu):
     """Returns the lines of the table, and tokens/s by side. `tokens` in a step, `flops` of each token."""
-    peak = ref.gpu_peak(gpu) or math.nan
+    peak = tables.gpu_peak(gpu) or math.nan
     speed, lines = {}, ["| | tokens/s | ms a step (min … max) | TFLOP/s | at SM MHz | MFU | memory GiB | bytes a parameter | W "
                         "| J/1000 tokens | mode |",
                         "|---|---|---|---|---|---|---|---|---|---|---|"]
@@ -277,7 +280,7 @@ def compare_gpus(name, shape, a, monitors, work):
     for sides in (*turns, *reversed(turns)) * a.rounds:
         with concurrent.futures.ThreadPoolExecutor() as at_once:
             list(at_once.map(lambda side, monitor: side.turn(work, monitor, a.seconds, a.warm), sides, monitors))
-    lines, speed = table([*alone, *together], batch * seq, ref.preset(model, vocab).flops_per_token(seq), a.gpu)
+    lines, speed = table([*alone, *together], batch * seq, preset(model, vocab).flops_per_token(seq), a.gpu)
     slowest = min(speed[side.name] for side in alone) if all(side.name in speed for side in alone) else math.nan
     shares = [100 * speed.get(side.name, math.nan) / slowest for side in together]
     counts = ", ".join(f"{side.name} {len(side.ms)}" for side in (*alone, *together))
@@ -316,7 +319,7 @@ def compare(name, shape, a, monitor, work):
                           f"{a.torch_dtype}, compiled", FALLBACKS))
     for side in (*sides, *reversed(sides)) * a.rounds:
         side.turn(work, monitor, a.seconds, a.warm)
-    lines, speed = table(sides, batch * seq, ref.preset(model, vocab).flops_per_token(seq), a.gpu)
+    lines, speed = table(sides, batch * seq, preset(model, vocab).flops_per_token(seq), a.gpu)
     other = sides[-1].name
     ratio = speed["ours"] / speed[other] if "ours" in speed and other in speed else math.nan
     counts = ", ".join(f"{side.name} {len(side.ms)}" for side in sides)
@@ -340,10 +343,10 @@ def compare(name, shape, a, monitor, work):
 def forward_alone(a, work):
     """Times forward pass and loss, without gradients, of a tied d12 with GPT-2's vocabulary. Returns the lines to write."""
     batch, seq, vocab = 4, 1024, 50257
-    c = ref.replace(ref.preset("d12", vocab), tie_word_embeddings=True)
+    c = dataclasses.replace(preset("d12", vocab), tie_word_embeddings=True)
     device = ref.torch.device(a.device)
     times, cuda = {}, device.type == "cuda"
-    x, y = (t.to(device) for t in ref.random_tokens(c, batch, seq, 1))
+    x, y = (t.to(device) for t in oracles.random_tokens(c, batch, seq, 1))
     for name, dtype, compiled in (("PyTorch bf16, eager", "bf16", False), ("PyTorch bf16, compiled", "bf16", True),
                                   ("PyTorch TF32, eager", "fp32", False), ("PyTorch TF32, compiled", "fp32", True)):
         flags = ref.parse_arguments(["--dtype", dtype])

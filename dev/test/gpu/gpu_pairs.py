@@ -27,6 +27,8 @@ from safetensors import safe_open  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
 import train_llama3 as ref  # noqa: E402
+from dev.reference import oracles  # noqa: E402
+from dev.reference.config import Config  # noqa: E402
 
 # name: heads, kv heads, head_dim, vocabulary, width, ffn, layers, B, T, tied, RoPE factor (0: unscaled)
 CASES = {
@@ -62,7 +64,7 @@ STEPS = 4
 
 def config(case):
     heads, kv, hd, vocab, width, ffn, layers, _, T, tied, factor = case
-    c = ref.Config(vocab_size=vocab, hidden_size=width, intermediate_size=ffn, num_hidden_layers=layers,
+    c = Config(vocab_size=vocab, hidden_size=width, intermediate_size=ffn, num_hidden_layers=layers,
                    num_attention_heads=heads, num_key_value_heads=kv, head_dim=hd, rms_norm_eps=1e-5, tie_word_embeddings=tied)
     if factor:  # the original length below T, so that the factor shows
         c.rope_type, c.factor, c.rope_theta = "llama3", float(factor), 500000.0
@@ -100,11 +102,11 @@ def write_case(out, name, seed):
     B, T = CASES[name][7:9]
     pair = f"{name}_s{seed}"
     model = ref.make_model(config(CASES[name]))
-    ref.init_telling(model, seed, embedding_std=0.1)
+    oracles.init_telling(model, seed, embedding_std=0.1)
     ref.save_model(model, os.path.join(out, pair))
     path = os.path.join(out, pair + ".state.safetensors")
     # a weight decay large enough to show
-    ref.write_state(model, path, B, T, 1 if name.startswith("tiny") else STEPS, seed, weight_decay=2.0,
+    oracles.write_state(model, path, B, T, 1 if name.startswith("tiny") else STEPS, seed, weight_decay=2.0,
                     device_16bit="cuda" if torch.cuda.is_available() else "cpu", documents=documents(name, B, T, seed))
     if T == 1:
         make_exact_zeros(path)

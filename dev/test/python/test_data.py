@@ -341,13 +341,13 @@ int main(int argc, char** argv) {
 def test_the_python_reference_reads_the_same_rows(tmp_path):
     pytest.importorskip("torch")
     sys.path.insert(0, ROOT)
-    import train_llama3
+    from dev.reference import tokenfiles
     for i, n in enumerate((1000, 17, 333, 5000)):
         write_zeros(tmp_path / f"part{i}.bin", n)
     (tmp_path / "order.c").write_text(ORDER_PROGRAM)
     program, pattern = build(tmp_path / "order.c", tmp_path / "order"), str(tmp_path / "part*.bin")
     out = subprocess.run([program, pattern], capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
-    loader = train_llama3.DataLoader(pattern, 1, 16, seed=1234567890123, shuffle=True)
+    loader = tokenfiles.DataLoader(pattern, 1, 16, seed=1234567890123, shuffle=True)
     places = (loader.locate(row) for row in range(3 * loader.rows_per_epoch))
     assert len(out) > 1000 and [f"{f.path} {row}" for f, row in places] == out
 
@@ -376,7 +376,7 @@ int main(int argc, char** argv) {
 def test_the_python_reference_mixes_the_same_rows(tmp_path):
     pytest.importorskip("torch")
     sys.path.insert(0, ROOT)
-    import train_llama3
+    from dev.reference import tokenfiles
     for name, n in (("a0", 1000), ("a1", 5000), ("b,c", 333), ("d:1", 17)):
         write_zeros(tmp_path / f"{name}.bin", n)
     (tmp_path / "mix.c").write_text(MIX_PROGRAM)
@@ -384,7 +384,7 @@ def test_the_python_reference_mixes_the_same_rows(tmp_path):
     for weights in (("0.6", "0.3", "0.1"), ("1", "1", "1"), ("1e-3", "2", ".5")):
         text = ",".join(f"{tmp_path}/{name}:{weight}" for name, weight in zip(("a*.bin", "b,c.bin", "d:1.bin"), weights))
         out = subprocess.run([program, text], capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
-        loader = train_llama3.MixLoader(train_llama3.mix_parts(text), 1, 16, 1234567890123)
+        loader = tokenfiles.MixLoader(tokenfiles.mix_parts(text), 1, 16, 1234567890123)
         places = (loader.locate(row) for row in range(9000))
         assert len(out) == 9000 and [f"{f.path} {row}" for f, row in places] == out
 
@@ -392,14 +392,14 @@ def test_the_python_reference_mixes_the_same_rows(tmp_path):
 def test_the_python_reference_refuses_what_makes_no_mix(tmp_path, capsys):
     pytest.importorskip("torch")
     sys.path.insert(0, ROOT)
-    import train_llama3
+    from dev.reference import tokenfiles
     path = str(tmp_path / "a.bin")
     open(path, "w").close()
-    assert train_llama3.mix_parts(path) == [[path, 0]]
+    assert tokenfiles.mix_parts(path) == [[path, 0]]
     for tail, words in ((":x", "weight"), (":0", "weight"), (":-1", "weight"), (":inf", "weight"), (":nan", "weight"),
                         (f",{path}:1", "has no weight"), (":1,", "empty")):
         with pytest.raises(SystemExit) as stop:
-            train_llama3.mix_parts(path + tail)
+            tokenfiles.mix_parts(path + tail)
         assert stop.value.code == 1 and words in capsys.readouterr().err
 
 

@@ -17,6 +17,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.abspath(os.path.join(HERE, "..", "..", ".."))
 sys.path.insert(0, ROOT)
 import train_llama3 as ref  # noqa: E402
+from dev.reference import tokenfiles  # noqa: E402
+from dev.reference.config import Config  # noqa: E402
 
 TRAINER = os.path.join(ROOT, "train_llama3")
 BOS, VOCAB, T = 1, 97, 32
@@ -44,7 +46,7 @@ def documents(seed, count, longest):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("documents")
-    model = ref.make_model(ref.Config(
+    model = ref.make_model(Config(
         vocab_size=VOCAB, hidden_size=48, intermediate_size=72, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=12, rms_norm_eps=1e-5, rope_theta=10000.0, bos_token_id=BOS))
     ref.init_weights(model, 5)
@@ -105,7 +107,7 @@ def test_the_modes_differ_and_a_mask_is_read_by_documents(folder):
 
 
 def test_the_log_counts_trained_targets_where_some_are_not(folder):
-    loader = ref.DataLoader(str(folder / "train_masked.bin"), 4, T, seed=42, shuffle=True, bos=BOS)
+    loader = tokenfiles.DataLoader(str(folder / "train_masked.bin"), 4, T, seed=42, shuffle=True, bos=BOS)
     counts = [int((loader.next(torch.device("cpu"), VOCAB)[1] >= 0).sum()) for _ in range(20)]
     assert [e["trained"] for e in events(folder, "c_masked_mask", "step")] == counts and len(set(counts)) > 5
     assert not any("trained" in e for e in events(folder, "c_plain_cross", "step"))
@@ -169,7 +171,7 @@ def test_eval_is_the_mean_over_trained_targets(folder):
         r = c_run(folder, "masked", "--eval", "--documents", mode)
         assert r.returncode == 0, r.stdout
         loss, tokens = re.search(r"loss ([0-9.]+) .* tokens (\d+)", r.stdout).groups()
-        engine_loss, loader = 0.0, ref.DataLoader(str(folder / "val_masked.bin"), 1, T, documents=mode, bos=BOS)
+        engine_loss, loader = 0.0, tokenfiles.DataLoader(str(folder / "val_masked.bin"), 1, T, documents=mode, bos=BOS)
         model, count = ref.load_model(str(folder / "model")), 0
         model.set_context(T, "cpu")
         while loader.row < loader.rows_per_epoch:
@@ -183,7 +185,7 @@ def test_eval_is_the_mean_over_trained_targets(folder):
 def test_a_dry_run_tells_what_rows_hold(folder):
     r = c_run(folder, "masked", "--dry-run")
     assert r.returncode == 0, r.stdout
-    loader = ref.DataLoader(str(folder / "train_masked.bin"), 1, T, bos=BOS)
+    loader = tokenfiles.DataLoader(str(folder / "train_masked.bin"), 1, T, bos=BOS)
     padding = sum(T - sum(n for _, n in row) for row in loader.files[0].pieces)
     found = re.search(r"rows +train_masked.bin: (\d+) rows of 32 tokens \(mask\), 120 documents, ([0-9.]+) % padding, "
                       r"([0-9.]+) % of the tokens are trained, answers cut by the end of a row: (\d+)\n", r.stdout)

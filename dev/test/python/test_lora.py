@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 import train_llama3 as ref  # noqa: E402
+from dev.reference import folders, oracles, tokenfiles  # noqa: E402
 
 VOCAB, B, T, STEPS, LR = 97, 2, 32, 20, 5e-3
 ATTENTION, FFN = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]
@@ -73,7 +74,7 @@ def work(tmp_path):
 
 
 def batches(work, count):
-    loader = ref.DataLoader(str(work / "data.bin"), B, T, seed=42, shuffle=True)
+    loader = tokenfiles.DataLoader(str(work / "data.bin"), B, T, seed=42, shuffle=True)
     return [loader.next(torch.device("cpu"), VOCAB) for _ in range(count)]
 
 
@@ -137,13 +138,13 @@ def test_the_python_trainer_draws_the_same_adapters_and_prints_the_same_losses(w
     assert np.abs(np.array(losses(work / "c2")) - losses(work / "py2")).max() <= 1e-4
 
 
-@pytest.mark.parametrize("name", list(ref.LORA_PAIRS))
+@pytest.mark.parametrize("name", list(oracles.LORA_PAIRS))
 def test_committed_pairs_equal_peft(monkeypatch, name):
     """The debug state's logits and gradients are those of peft, and of the script that wrote it."""
     monkeypatch.chdir(ROOT)  # the adapters name their base from there
     folder = ROOT / "dev/test/pairs" / name
     state = load_file(f"{folder}.state.safetensors")
-    base = transformers.LlamaForCausalLM.from_pretrained(ref.base_folder(str(folder)), attn_implementation="eager").float()
+    base = transformers.LlamaForCausalLM.from_pretrained(folders.base_folder(str(folder)), attn_implementation="eager").float()
     model = peft.PeftModel.from_pretrained(base, folder, is_trainable=True)
     x, y = state["x"].long(), state["y"].long()
     logits = model(x).logits
@@ -153,7 +154,7 @@ def test_committed_pairs_equal_peft(monkeypatch, name):
     assert {"grad." + n for n in grads} == {n for n in state if n.startswith("grad.")}
     for n, g in grads.items():
         assert (g - state["grad." + n]).abs().max() <= 1e-4 * g.abs().max(), n
-    for (n, a), (_, b) in zip(ref.adapters(ref.pair_model(name)), ref.adapters(ref.load_model(str(folder)))):
+    for (n, a), (_, b) in zip(ref.adapters(oracles.pair_model(name)), ref.adapters(ref.load_model(str(folder)))):
         assert (a - b).abs().max() <= 1e-7, n
 
 
@@ -172,7 +173,7 @@ def test_a_checkpoint_is_pefts_folder_and_opens_there(work):
     merged = mean_loss(model, x, y).item()
     with model.disable_adapter():
         assert abs(mean_loss(model, x, y).item() - merged) > 1e-2
-    whole = ref.DataLoader(str(work / "data.bin"), 1, T)
+    whole = tokenfiles.DataLoader(str(work / "data.bin"), 1, T)
     rows = [whole.next(torch.device("cpu"), VOCAB) for _ in range(whole.rows_per_epoch)]
     want = np.mean([mean_loss(model, x, y).item() for x, y in rows])
     shown = run("--model", "out", "--eval", "--val", "data.bin", "--seq", T, cwd=work)

@@ -1,5 +1,5 @@
 """Compares the 8-bit rows of llmc/quantise.h, as build/test_quantise --table prints them, with PyTorch's types and with the
-emulation of --fp8 in train_llama3.py."""
+emulation of --fp8 in dev/reference/fp8.py."""
 import os
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import pytest
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 sys.path.insert(0, ROOT)
 torch = pytest.importorskip("torch")
-ref = pytest.importorskip("train_llama3")
+fp8 = pytest.importorskip("dev.reference.fp8")
 PROGRAM = os.path.join(ROOT, "build", "test_quantise")
 
 
@@ -42,7 +42,7 @@ def test_every_bfloat16_becomes_what_pytorch_makes_of_it(table):
 def test_the_emulation_has_the_same_rows(table):
     (kind, *_), x, _, row_bits, scale = table
     want = row_bits.view(kind).float() * scale
-    got = ref.quantised(x[:, None], kind)[:, 0].float()
+    got = fp8.quantised(x[:, None], kind)[:, 0].float()
     finite = x.isfinite()
     assert torch.equal(got[finite], want[finite])
     assert bool(got[~finite].isnan().all()) and bool(want[~finite].isnan().all())
@@ -52,7 +52,7 @@ def test_products_with_such_factors_are_near():
     generator = torch.Generator().manual_seed(1)
     x, w, dy = (torch.randn(*shape, generator=generator) for shape in ((3, 32, 64), (48, 64), (3, 32, 48)))
     x, w = x.requires_grad_(), w.requires_grad_()
-    y = ref.Fp8Product.apply(x, w)
+    y = fp8.Fp8Product.apply(x, w)
     y.backward(dy)
     near = ((y, x @ w.T), (x.grad, dy @ w), (w.grad, dy.flatten(0, 1).T @ x.flatten(0, 1)))
     for got, want in near:
@@ -62,7 +62,7 @@ def test_products_with_such_factors_are_near():
 
 def test_a_transpose_has_one_scale_and_shifts_exponents():
     x = torch.tensor([[448., 3.25], [2. ** -7, 2. ** -8], [0, 0], [17 * 2. ** -14, -2. ** -11]])
-    rows = ref.quantised(x)
+    rows = fp8.quantised(x)
     assert torch.equal(rows[3], torch.tensor([16 * 2. ** -14, -2. ** -11]))  # 17 has a bit too many
-    assert torch.equal(ref.quantised_whole(rows, x), torch.tensor([[448., 3.25], [2. ** -7, 2. ** -8], [0, 0], [0, -0.]]))
-    assert torch.equal(ref.quantised_whole(x, x)[3], torch.tensor([2. ** -9, -0.]))  # rounds once, above the tie
+    assert torch.equal(fp8.quantised_whole(rows, x), torch.tensor([[448., 3.25], [2. ** -7, 2. ** -8], [0, 0], [0, -0.]]))
+    assert torch.equal(fp8.quantised_whole(x, x)[3], torch.tensor([2. ** -9, -0.]))  # rounds once, above the tie

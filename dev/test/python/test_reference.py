@@ -1,7 +1,8 @@
 """Compares train_llama3.py with transformers' LlamaForCausalLM (the model, every spelling of config.json), with the C headers
-(random numbers, learning rates, GPU peaks, presets), with ./train_llama3 and with its own committed pairs.
+(random numbers, learning rates, GPU peaks, presets, flags), with ./train_llama3 and with its own committed pairs.
 Run: pytest dev/test/python/test_reference.py"""
 import copy
+import dataclasses
 import json
 import math
 import os
@@ -22,6 +23,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.join(HERE, "..", "..", "..")
 sys.path.insert(0, ROOT)
 import train_llama3 as ref  # noqa: E402
+from dev.reference import fp8, oracles, rand, tables, tokenfiles  # noqa: E402
+from dev.reference.config import Config, preset, presets  # noqa: E402
 
 PAIRS = os.path.join(HERE, "..", "pairs")
 SCALED = dict(rope_type="llama3", original_max_position_embeddings=16)
@@ -30,12 +33,12 @@ SCALED = dict(rope_type="llama3", original_max_position_embeddings=16)
 def small(**changes):
     c = dict(vocab_size=101, hidden_size=48, intermediate_size=72, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, head_dim=12, rms_norm_eps=1e-5, rope_theta=10000.0)
-    return ref.Config(**(c | changes))
+    return Config(**(c | changes))
 
 
 def random_model(c, seed=3):
     model = ref.make_model(c)
-    ref.init_telling(model, seed)
+    oracles.init_telling(model, seed)
     return model
 
 
@@ -43,7 +46,7 @@ def assert_equals_transformers(model, folder, T=40):
     """Compares logits, loss and every gradient of `model` with those of transformers from the same folder."""
     transformers = pytest.importorskip("transformers")
     hf = transformers.LlamaForCausalLM.from_pretrained(folder, attn_implementation="eager").float().eval()
-    x, y = ref.random_tokens(model.c, 2, T, 7)
+    x, y = oracles.random_tokens(model.c, 2, T, 7)
     model.set_context(T, "cpu")
     theirs = hf(x).logits
     assert (model.logits(x) - theirs).abs().max() <= 1e-5 * max(1.0, theirs.abs().max())
@@ -159,6 +162,7 @@ C_PROGRAM = r"""
 #include "llmc/train/mfu.h"
 #include "llmc/train/scheduler.h"
 static const char* const devices[] = {DEVICES};
+static const char* const shapes[] = {SHAPES};
 int main(void) {
     const uint64_t seed = 0x123456789abcdef0u;
     static float x[100001];
@@ -177,12 +181,11 @@ int main(void) {
             fwrite(&lr, sizeof lr, 1, stdout);
         }
     }
-    for (int depth = 1; depth <= 40; depth++) {
-        char name[8];
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         ModelConfig c;
-        snprintf(name, sizeof name, "d%d", depth);
-        config_preset(&c, name, 1000);
-        int64_t shape[5] = {c.hidden_size, c.intermediate_size, c.num_layers, c.num_heads, c.num_kv_heads};
+        config_preset(&c, shapes[i], 1000);
+        double shape[11] = {c.vocab_size, c.hidden_size, c.intermediate_size, c.num_layers, c.num_heads, c.num_kv_heads,
+                            c.head_dim, c.max_positions, c.tied, c.rope_llama3, c.rope_factor};
         fwrite(shape, sizeof shape, 1, stdout);
     }
     for (size_t i = 0; i < sizeof gpu_peaks / sizeof *gpu_peaks; i++) {
@@ -203,12 +206,18 @@ DEVICES = ["NVIDIA H200", "NVIDIA H200 NVL", "NVIDIA GH200 480GB", "NVIDIA H100 
            "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA X999", ""]
 
 
+SHAPES = [f"d{depth}" for depth in range(1, 41)] + list(presets())
+
+
 @pytest.fixture(scope="module")
 def from_c(tmp_path_factory):
     if not shutil.which("cc"):
         pytest.skip("no C compiler")
     folder = tmp_path_factory.mktemp("c")
-    (folder / "shared.c").write_text(C_PROGRAM.replace("{DEVICES}", json.dumps(DEVICES).replace("[", "{").replace("]", "}")))
+    program = C_PROGRAM
+    for name, words in (("{DEVICES}", DEVICES), ("{SHAPES}", SHAPES)):
+        program = program.replace(name, "{" + json.dumps(words)[1:-1] + "}")
+    (folder / "shared.c").write_text(program)
     subprocess.run(["cc", "-std=c11", "-O2", "-w", "-I", ROOT, "-o", folder / "shared", folder / "shared.c", "-lm"], check=True)
     return subprocess.run([folder / "shared"], check=True, stdout=subprocess.PIPE).stdout
 
@@ -217,18 +226,18 @@ def test_random_weights_are_those_of_c(from_c):
     theirs = np.frombuffer(from_c, dtype=np.float32, count=3 * 100001).reshape(3, -1)
     for tensor in range(3):
         mine = torch.empty(100001)
-        ref.rand_normal_(mine, 0.02, 0x123456789ABCDEF0, tensor)
+        rand.rand_normal_(mine, 0.02, 0x123456789ABCDEF0, tensor)
         assert np.array_equal(mine.numpy(), theirs[tensor])
     assert abs(mine.mean()) < 3e-4 and abs(mine.std() - 0.02) < 2e-4
 
 
 def test_chunks_of_the_generator_meet(monkeypatch):
     big = torch.empty((1 << 22) + 11)
-    ref.rand_normal_(big, 1.0, 5, 2)
+    rand.rand_normal_(big, 1.0, 5, 2)
     index = torch.tensor([(1 << 21) + 5])
-    w = ref.philox(5, ref.RAND_INIT, 2, index)
-    radius = math.sqrt(-2 * math.log(1 - ref.philox_double(w[0], w[1]).item()))
-    assert big[-1] == np.float32(radius * math.cos(2 * math.pi * ref.philox_double(w[2], w[3]).item()))
+    w = rand.philox(5, rand.RAND_INIT, 2, index)
+    radius = math.sqrt(-2 * math.log(1 - rand.philox_double(w[0], w[1]).item()))
+    assert big[-1] == np.float32(radius * math.cos(2 * math.pi * rand.philox_double(w[2], w[3]).item()))
 
 
 def test_shuffles_are_those_of_c(from_c):
@@ -237,7 +246,7 @@ def test_shuffles_are_those_of_c(from_c):
     for i in range(999, 0, -1):
         j = int(partner[i])
         order[i], order[j] = order[j], order[i]
-    mine = ref.shuffled(1000, 0x123456789ABCDEF0, ref.RAND_SHUFFLE_SHARDS, 5)
+    mine = rand.shuffled(1000, 0x123456789ABCDEF0, rand.RAND_SHUFFLE_SHARDS, 5)
     assert mine == order and mine != sorted(mine)
 
 
@@ -249,18 +258,36 @@ def test_learning_rates_are_those_of_c(from_c):
 
 
 def test_peaks_of_gpus_are_those_of_c(from_c):
-    with open(os.path.join(ROOT, "llmc", "run", "mfu.h")) as f:
-        names = re.findall(r'^    \{"(.+?)",', f.read(), re.M)
-    assert names == list(ref.PEAKS)
-    theirs = np.frombuffer(from_c, dtype=np.float64, offset=12 * 100001 + 8000 + 1920 + 1600)
-    assert [ref.gpu_peak(name) for name in names + DEVICES] == pytest.approx(theirs.tolist())
+    names = [name for name, _ in tables.c_table("llmc/train/mfu.h", "gpu_peaks")]
+    theirs = np.frombuffer(from_c, dtype=np.float64, offset=12 * 100001 + 8000 + 1920 + 88 * len(SHAPES))
+    assert [tables.gpu_peak(name) for name in names + DEVICES] == pytest.approx(theirs.tolist())
 
 
 def test_presets_are_those_of_c(from_c):
-    theirs = np.frombuffer(from_c, dtype=np.int64, offset=12 * 100001 + 8000 + 1920, count=200).reshape(40, 5)
-    for depth, shape in enumerate(theirs.tolist(), 1):
-        c = ref.preset(f"d{depth}", 1000)
-        assert shape == [c.hidden_size, c.intermediate_size, c.num_hidden_layers, c.num_attention_heads, c.num_key_value_heads]
+    theirs = np.frombuffer(from_c, dtype=np.float64, offset=12 * 100001 + 8000 + 1920, count=11 * len(SHAPES))
+    assert len(SHAPES) == 44
+    for name, shape in zip(SHAPES, theirs.reshape(-1, 11).tolist()):
+        c = preset(name, 1000)
+        llama3 = c.rope_type == "llama3"
+        assert shape == [c.vocab_size, c.hidden_size, c.intermediate_size, c.num_hidden_layers, c.num_attention_heads,
+                         c.num_key_value_heads, c.head_dim, c.max_position_embeddings, c.tie_word_embeddings, llama3,
+                         c.factor if llama3 else shape[-1]]
+
+
+def test_flags_are_those_of_c(capsys):
+    with open(os.path.join(ROOT, "llmc", "run", "cli", "options.def")) as f:
+        names = re.findall(r"^OPTION\([A-Z]+, (\w+?)_?,", f.read(), re.M)
+    assert [name.replace("-", "_") for name in tables.c_flags()] == names
+    a = ref.parse_arguments([])
+    assert (a.model, a.val, a.steps, a.eps, a.documents, a.resume, a.prompt) == ("d4", None, -1, 1e-8, "auto", None, "")
+    a = ref.parse_arguments(["-nk", "3", "-y", "--lora_on=ffn", "-l", "2e-4", "-i", "a.bin"])
+    assert (a.keep, a.resume, a.lora_on, a.lr, a.train) == (3, "", "ffn", 2e-4, "a.bin")
+    for flags, text in ((["--top-p", "1.5"], "--top-p: is 1.5"), (["--lora-on", "none"], "--lora-on"),
+                        (["--gpus", "2"], "--gpus"), (["--export-dtype", "q8_0"], "--export-dtype"),
+                        (["--steps", "-2"], "--steps: is -2, wanted an integer from -1")):
+        with pytest.raises(SystemExit) as e:
+            ref.parse_arguments(flags)
+        assert e.value.code == 2 and text in capsys.readouterr().err
 
 
 def test_tensors_are_numbered_as_in_the_parameter_table():
@@ -275,7 +302,7 @@ def test_tensors_are_numbered_as_in_the_parameter_table():
 # pairs
 
 
-@pytest.fixture(params=list(ref.PAIRS))
+@pytest.fixture(params=list(oracles.PAIRS))
 def pair(request):
     folder = os.path.join(PAIRS, request.param)
     return folder, ref.load_model(folder), load_file(folder + ".state.safetensors")
@@ -285,20 +312,21 @@ def test_committed_pairs_are_what_this_script_writes(tmp_path, pair):
     folder, model, state = pair
     name = os.path.basename(folder)
     path = str(tmp_path / "state.safetensors")
-    ref.write_pair_state(model, name, path)
+    oracles.write_pair_state(model, name, path)
     again = load_file(path)
     assert set(again) == set(state)
     for key in state:
         assert (again[key].double() - state[key].double()).abs().max() <= 1e-5 * max(1.0, state[key].abs().max()), key
-    for (key, a), (_, b) in zip(ref.hf_tensors(ref.pair_model(name)), ref.hf_tensors(model)):
+    for (key, a), (_, b) in zip(ref.hf_tensors(oracles.pair_model(name)), ref.hf_tensors(model)):
         assert (a - b).abs().max() <= 1e-7, key
 
 
 def over_the_limits(kind, name, fault=None):
     """Returns how many times its limit in test_llama3.cu PyTorch's worst 16-bit gradient is off, on a committed pair, with a
     fault in the model."""
-    dtype, scale = next((dtype, scale) for k, dtype, scale in ref.TYPES_16BIT + (ref.FP8, ref.FP8_HEAD) if k == kind)
-    path, model = os.path.join(PAIRS, name + ".state.safetensors"), ref.as_kind(ref.pair_model(name).to(dtype), kind)
+    kinds = (*oracles.TYPES_16BIT, oracles.FP8, oracles.FP8_HEAD)
+    dtype, scale = next((dtype, scale) for k, dtype, scale in kinds if k == kind)
+    path, model = os.path.join(PAIRS, name + ".state.safetensors"), oracles.as_kind(oracles.pair_model(name).to(dtype), kind)
     if fault:
         fault(model)
     with safe_open(path, framework="pt") as f:
@@ -306,7 +334,7 @@ def over_the_limits(kind, name, fault=None):
     batch = [state["x"].long(), state["y"].long()] + ([state["starts"].long()] if "starts" in state else [])
     model.set_context(batch[0].shape[1], "cpu")
     worst = 0.0
-    for key, g in ref.gradients(model, batch, scale).items():
+    for key, g in oracles.gradients(model, batch, scale).items():
         want = state["grad." + key]
         l2, norm = (g - want).norm() / want.norm(), abs(g.norm() / want.norm() - 1)
         worst = max(worst, l2.item() / max(0.02, 1.5 * float(meta[f"{kind}_error.{key}"])),
@@ -334,10 +362,10 @@ def drop_dx(model):
 
 
 @pytest.mark.parametrize("kind", ["bf16", "fp16"])
-@pytest.mark.parametrize("name", list(ref.PAIRS | ref.LORA_PAIRS))
+@pytest.mark.parametrize("name", list(oracles.PAIRS | oracles.LORA_PAIRS))
 def test_16_bit_limits_pass_pytorch_and_fail_faults(kind, name):
     assert over_the_limits(kind, name) <= 1
-    if name in ref.LORA_PAIRS:
+    if name in oracles.LORA_PAIRS:
         for fault in (scale_adapters(1.05), scale_adapters(1 / 1.5), exchange_b, drop_dx):
             assert over_the_limits(kind, name, fault) > 2
 
@@ -345,45 +373,45 @@ def test_16_bit_limits_pass_pytorch_and_fail_faults(kind, name):
 @pytest.mark.parametrize("kind", ["fp8", "fp8_head"])
 def test_fp8_limits_pass_pytorch_and_fail_faults(kind, monkeypatch):
     assert over_the_limits(kind, kind) <= 1  # each on the pair of its name
-    right = ref.quantised
+    right = fp8.quantised
 
-    def unscaled(x, kind=ref.E4M3):
+    def unscaled(x, kind=fp8.E4M3):
         return x.to(kind).to(x.dtype)
 
-    def scale_of_another_row(x, kind=ref.E4M3):
+    def scale_of_another_row(x, kind=fp8.E4M3):
         rows = right(x, kind).flatten(0, -2)
         sizes = rows.float().abs().amax(dim=-1, keepdim=True).clamp(min=1e-30)
         return (rows * 2 ** (sizes.roll(1, 0).log2().round() - sizes.log2().round()).to(x.dtype)).view(x.shape)
 
-    def truncated(x, kind=ref.E4M3):
+    def truncated(x, kind=fp8.E4M3):
         return right(x * (1 - 2.0 ** -4), kind)
 
     for fault in (unscaled, scale_of_another_row, truncated):
-        monkeypatch.setattr(ref, "quantised", fault)
+        monkeypatch.setattr(fp8, "quantised", fault)
         assert over_the_limits(kind, kind) > 1.1, fault.__name__
-    monkeypatch.setattr(ref, "quantised", right)
-    whole = ref.quantised_whole
+    monkeypatch.setattr(fp8, "quantised", right)
+    whole = fp8.quantised_whole
 
-    def shifted_the_other_way(x, of, kind=ref.E4M3):  # rows of another scale than all
+    def shifted_the_other_way(x, of, kind=fp8.E4M3):  # rows of another scale than all
         sizes = of.float().abs().amax(dim=-1, keepdim=True).clamp(min=1e-30).log2().round()
         return whole(x * 2 ** (sizes - sizes.max()).to(x.dtype), of, kind)
 
-    def of_another_token(x, of, kind=ref.E4M3):
+    def of_another_token(x, of, kind=fp8.E4M3):
         return whole(x, of, kind).roll(int(x is not of), 0)
 
-    def scale_with_zero_rows(x, of, kind=ref.E4M3):
+    def scale_with_zero_rows(x, of, kind=fp8.E4M3):
         return whole(x, torch.full_like(of, 448), kind)
 
     for fault in (shifted_the_other_way, of_another_token, scale_with_zero_rows):
-        monkeypatch.setattr(ref, "quantised_whole", fault)
+        monkeypatch.setattr(fp8, "quantised_whole", fault)
         assert over_the_limits(kind, kind) > 1.1, fault.__name__
 
 
 def test_a_head_in_8_bits_has_its_own_gradients():
-    model = ref.pair_model("fp8_head").bfloat16()
-    batch = ref.random_tokens(model.c, 2, 24, 7)
+    model = oracles.pair_model("fp8_head").bfloat16()
+    batch = oracles.random_tokens(model.c, 2, 24, 7)
     model.set_context(24, "cpu")
-    blocks, head = (ref.gradients(ref.as_kind(model, kind), batch) for kind in ("fp8", "fp8_head"))
+    blocks, head = (oracles.gradients(oracles.as_kind(model, kind), batch) for kind in ("fp8", "fp8_head"))
     assert all(not torch.equal(blocks[name], head[name]) for name in blocks)
 
 
@@ -418,7 +446,7 @@ def test_committed_pairs_show_small_faults(pair):
 
     def shift(change, moved=None, **config):
         m = copy.deepcopy(model)
-        m.c = ref.replace(c, **config)
+        m.c = dataclasses.replace(c, **config)
         for b in m.blocks:
             b.eps = m.c.rms_norm_eps
         change(m)
@@ -484,7 +512,7 @@ def tokens(tmp_path):
 def test_rows_come_once_an_epoch_and_in_another_order_each(tokens):
     write_tokens(tokens / "t0.bin", np.arange(600), 97)
     write_tokens(tokens / "t1.bin", np.arange(700), 97)
-    loader = ref.DataLoader(str(tokens / "t*.bin"), 1, 16, seed=9, shuffle=True)
+    loader = tokenfiles.DataLoader(str(tokens / "t*.bin"), 1, 16, seed=9, shuffle=True)
     assert loader.rows_per_epoch == 37 + 43
     epochs = []
     for _ in range(2):
@@ -509,10 +537,10 @@ def test_spare_words_of_a_token_file_are_zero(tmp_path, words, fine, capsys):
         head[word] = value
     path.write_bytes(head.tobytes() + path.read_bytes()[1024:])
     if fine:
-        assert len(ref.TokenFile(str(path)).tokens) == 600
+        assert len(tokenfiles.TokenFile(str(path)).tokens) == 600
     else:
         with pytest.raises(SystemExit):
-            ref.TokenFile(str(path))
+            tokenfiles.TokenFile(str(path))
         assert "t.bin: words 8 to 255" in capsys.readouterr().err
 
 

@@ -1,0 +1,90 @@
+"""folders.py -- reads and writes the tensors of model folders, in Hugging Face's format, and of adapters, in PEFT's format.
+
+Tensors come and go as pairs of name and tensor. train_llama3.py makes the models."""
+import json
+import os
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from dev.reference.config import write_config
+from dev.reference.log import die
+
+
+def adapter_config(folder):
+    """Returns the adapter_config.json of a folder of adapters, or None."""
+    path = os.path.join(folder, "adapter_config.json")
+    if not os.path.exists(path):
+        return None
+    with open(path, encoding="utf-8") as f:
+        return json.load(f)
+
+
+def base_folder(folder):
+    """Returns the folder of the base model, if `folder` holds adapters, else `folder`."""
+    adapter = adapter_config(folder)
+    return adapter["base_model_name_or_path"] if adapter else folder
+
+
+@torch.no_grad()
+def read_adapters(folder, tensors):
+    """Reads adapters into the tensors of (name, tensor)."""
+    with safe_open(os.path.join(folder, "adapter_model.safetensors"), framework="pt") as f:
+        for name, w in tensors:
+            w.copy_(f.get_tensor(name))
+
+
+def write_adapters(folder, tensors, lora, base):
+    """Writes a folder of adapters. lora: their rank, alpha and matrices. base: the folder of the model beside them."""
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "adapter_config.json"), "w", encoding="utf-8") as f:
+        json.dump(dict(peft_type="LORA", task_type="CAUSAL_LM", base_model_name_or_path=base, r=lora["rank"],
+                       lora_alpha=lora["alpha"], lora_dropout=0.0, bias="none", target_modules=lora["on"]), f, indent=2)
+    save_file({name: w.detach().to("cpu", torch.float32).contiguous() for name, w in tensors},
+              os.path.join(folder, "adapter_model.safetensors"), metadata={"format": "pt"})
+
+
+@torch.no_grad()
+def read_weights(folder, tensors, tied):
+    """Reads a model folder, of one file or several, into the tensors of (name, tensor), all of which must be in it. `tied`: a
+    head in the folder must equal the embedding."""
+    index, paths = os.path.join(folder, "model.safetensors.index.json"), [os.path.join(folder, "model.safetensors")]
+    if not os.path.exists(paths[0]) and os.path.exists(index):
+        with open(index, encoding="utf-8") as f:
+            paths = [os.path.join(folder, p) for p in sorted(set(json.load(f)["weight_map"].values()))]
+    wanted, head = dict(tensors), None
+    embedding = wanted["model.embed_tokens.weight"]
+    for path in paths:
+        try:
+            with safe_open(path, framework="pt") as f:
+                for name in f.keys():
+                    w = f.get_tensor(name)
+                    if name.endswith("inv_freq"):
+                        continue
+                    if name == "lm_head.weight" and tied:
+                        head = w
+                    elif name not in wanted:
+                        die(f"{path}: tensor {name} is unknown or there twice")
+                    elif wanted[name].shape != w.shape:
+                        die(f"{path}: {name} has shape {list(w.shape)}, wanted {list(wanted[name].shape)}")
+                    else:
+                        wanted.pop(name).copy_(w)
+        except (OSError, SafetensorError) as e:
+            die(f"{path}: {e}")
+    if wanted:
+        die(f"{paths[0]}: tensor {next(iter(wanted))} is missing")
+    if head is not None and not torch.equal(head.to(embedding.device, embedding.dtype), embedding):
+        die(f"{folder}: lm_head.weight differs from the embedding, but tie_word_embeddings is true")
+
+
+def write_weights(folder, c, tensors, dtype, spelling):
+    """Writes a model folder of Config c with the tensors (name, tensor) in `dtype`. spelling: see write_config()."""
+    os.makedirs(folder, exist_ok=True)
+    write_config(c, folder, str(dtype).split(".")[1], spelling)
+    tensors = {name: w.detach().to("cpu", dtype).contiguous() for name, w in tensors}
+    save_file(tensors, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+    size = sum(w.numel() * w.element_size() for w in tensors.values())
+    with open(os.path.join(folder, "model.safetensors.index.json"), "w", encoding="utf-8") as f:
+        json.dump({"metadata": {"total_size": size}, "weight_map": {name: "model.safetensors" for name in tensors}}, f,
+                  indent=2)
