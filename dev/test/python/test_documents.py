@@ -144,9 +144,9 @@ def build_with(folder, fault):
 def test_a_mean_of_each_micro_batch_is_found(folder, tmp_path):
     """The planted fault: each micro-batch is divided by its own trained targets, and the step by their number."""
     own = ("const double own = (double)(m->B * m->T) / (double)count_trained(m->y, (size_t)m->B * m->T);\n        "
-           "r->loss += own * llama_loss(m, (float)(own * plan->hyper.loss_weight))")
+           "r->loss += own * llama_loss(m, (float)(own * recipe->hyper.loss_weight))")
     trainer = build_with(tmp_path, [
-        ("train_llama3.c", r"r->loss \+= llama_loss\(m, \(float\)plan->hyper.loss_weight\)", own),
+        ("train_llama3.c", r"r->loss \+= llama_loss\(m, \(float\)recipe->hyper.loss_weight\)", own),
         ("train_llama3.c", r"const double factor = .*;", "const double factor = 1;")])
     assert unequal_micro_batches(folder, trainer, "fault") > 1e-3
 
@@ -155,7 +155,7 @@ def test_a_mean_of_each_micro_batch_is_found(folder, tmp_path):
     ("llmc/crossentropy.h", r"memset\(row, 0, .*\);", ""),  # a gradient where there is no target
     ("llmc/files/rows.h", r"(?<=mask_first\)\) \{ )y\[i\] = -1;", ""),  # a mask that is not read
     ("llmc/files/rows.h", r"best < 0 \|\| m->open\[i\].room < m->open\[best\].room", "best < 0"),  # the first row that fits
-    ("train_llama3.c", r"m->starts = plan->data.starts;", "m->starts = NULL;")])  # documents that see each other
+    ("train_llama3.c", r"m->starts = recipe->data.starts;", "m->starts = NULL;")])  # documents that see each other
 def test_planted_faults_are_found(folder, tmp_path, name, old, new):
     """The losses and norms of five steps differ from PyTorch's."""
     if not (folder / "pytorch").exists():
