@@ -83,17 +83,18 @@ typedef struct {
 } BlockActivations;
 
 /* The kinds of memory: name, and whether it begins as zero, because gaps between its tensors stay zero. */
-#define MEMORY_KINDS(X) /* LANDING: what arrives from other ranks; SUMS: over the ranks; PINNED: on the host */           \
-    X(WEIGHTS, "weights", true)                                                                                           \
-    X(ADAPTERS, "adapters", true)                                                                                         \
-    X(GRADIENTS, "gradients", true)                                                                                       \
-    X(MASTER, "master", true)                                                                                             \
-    X(M, "m", true)                                                                                                       \
-    X(V, "v", true)                                                                                                       \
-    X(FP8, "fp8 weights", false)                                                                                          \
-    X(ACTIVATIONS, "activations", false)                                                                                  \
-    X(LOGITS, "logits", false)                                                                                            \
-    X(WORKSPACE, "workspace", false) X(LANDING, "landing", false) X(SUMS, "fp32 sums", false) X(CACHE, "KV cache", false) \
+#define MEMORY_KINDS(X) /* LANDING: what arrives from other ranks; SUMS: over the ranks; PINNED: on the host */ \
+    X(WEIGHTS, "weights", true)                                                                                 \
+    X(ADAPTERS, "adapters", true)                                                                               \
+    X(GRADIENTS, "gradients", true)                                                                             \
+    X(MASTER, "master", true)                                                                                   \
+    X(M, "m", true)                                                                                             \
+    X(V, "v", true)                                                                                             \
+    X(FP8, "fp8 weights", false)                                                                                \
+    X(ACTIVATIONS, "activations", false)                                                                        \
+    X(LOGITS, "logits", false)                                                                                  \
+    X(WORKSPACE, "workspace", false)                                                                            \
+    X(LANDING, "landing", false) X(SUMS, "fp32 sums", false) X(CACHE, "KV cache", false)                        \
         X(PINNED, "pinned, on the host", false)
 #define MEMORY_ENUM(kind, name, zero) MEM_##kind,
 #define MEMORY_ROW(kind, name, zero) {name, zero},
@@ -939,7 +940,7 @@ static Trainer cuda_trainer(Device* d) {
 
 #ifndef TESTING
 
-/* Refuses flags that this build or model does not take, before the card is opened. Returns whether products are in 8 bits. */
+/* Refuses flags that this build or model does not take, before it opens the card. Returns whether products are in 8 bits. */
 static bool flags_check(const Session* s) {
     const Options* o = &s->options;
     if (s->config.hidden_size > RMSNORM_MAX_C) {
