@@ -26,8 +26,8 @@ vpath %.c dev/data dev/test/unit dev/test/shell dev/test/emulator dev/bench
 vpath %.cu dev/test/cuda dev/bench
 
 comma := ,
-.PHONY: all help emulated test-emulated require-nvcc quickstart test test-full test-programs test-kill test-crash test-no-gpu sanitize sanitize-programs \
-        fuzz fuzz-minimize fuzz-coverage format format-check lint clean FORCE
+.PHONY: all help emulated test-emulated require-nvcc quickstart test test-full test-programs test-kill test-crash test-no-gpu \
+        sanitize sanitize-programs fuzz fuzz-minimize fuzz-coverage format format-check lint clean FORCE
 all: train_llama3 tokenize
 
 help:
@@ -139,13 +139,16 @@ EMULATED_PROGRAMS = train_llama3cu test_llama3cu test_kernels_cu test_attention_
 
 emulated: $(EMULATED_CARD) $(addprefix $(EMULATED)/,$(EMULATED_PROGRAMS)) build/emulated/libnccl.so.2
 
-# several variants, each by a make of its own
-test-emulated: train_llama3 build/random_model
-	@for v in FP32_90 BF16_90 BF16_80 FP16_75; do \
-	    case $$v in *_90) programs="$(EMULATED_PROGRAMS)" ;; BF16_80) programs=test_attention_cu ;; \
-	        FP16_75) programs="test_kernels_cu test_attention_cu" ;; esac; \
-	    $(MAKE) -s PRECISION=$${v%_*} EMULATED_ARCH=$${v#*_} EMULATED_PROGRAMS="$$programs" emulated || exit 1; \
-	done
+# several variants, each by a make of its own. Where few tests run, building takes longer than running
+VARIANTS = FP32_90 BF16_90 BF16_80 FP16_75
+VARIANTS_BUILT = $(VARIANTS:%=emulated-%)
+.PHONY: $(VARIANTS_BUILT)
+$(VARIANTS_BUILT): build/emulated/libnccl.so.2 build/test_llama3_cpu.o
+$(VARIANTS_BUILT): emulated-%:
+	@$(MAKE) -s emulated PRECISION=$(firstword $(subst _, ,$*)) EMULATED_ARCH=$(lastword $(subst _, ,$*)) $(OF_VARIANT)
+emulated-BF16_80: OF_VARIANT = EMULATED_OPT=-O1 EMULATED_PROGRAMS=test_attention_cu
+emulated-FP16_75: OF_VARIANT = EMULATED_OPT=-O1 EMULATED_PROGRAMS="test_kernels_cu test_attention_cu"
+test-emulated: train_llama3 build/random_model $(VARIANTS_BUILT)
 	@dev/test/run.sh dev/test/emulator/test_emulated_layers.sh dev/test/emulator/test_emulated_runs.sh
 
 $(EMULATED):
@@ -229,7 +232,8 @@ test-no-gpu: train_llama3cu train_llama3
 # the same programs and tests under AddressSanitizer and UndefinedBehaviorSanitizer; data loader, mix and team under ThreadSanitizer
 SANITIZE = -std=c11 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer \
            $(if $(filter 1,$(OPENMP)),-fopenmp,-Wno-unknown-pragmas) -I.
-SANITIZED = $(addprefix build/sanitize/,train_llama3 tokenize test_llama3 ranks_trainer $(notdir $(UNIT_TESTS)))
+SANITIZED = $(addprefix build/sanitize/,train_llama3 tokenize test_llama3 $(if $(filter 1,$(FULL)),ranks_trainer) \
+              $(notdir $(UNIT_TESTS)))
 build/sanitize:
 	@mkdir -p $@
 build/sanitize/train_llama3: train_llama3.c $(HEADERS) | build/sanitize
@@ -242,7 +246,7 @@ build/sanitize/threads_%: test_%.c $(HEADERS) | build/sanitize
 	$(CC) -std=c11 -O1 -g -fsanitize=thread -Wno-unknown-pragmas -I. $< -o $@ $(LDLIBS)
 
 THREADED = $(addprefix build/sanitize/threads_,dataloader mix team)
-# with FULL=1 also tests of what others run under the sanitizers, too
+# FULL=1: also tests of little that the others do not run under the sanitizers
 NOT_SANITIZED = %test_several_ranks.sh %test_docs.sh $(if $(filter 1,$(FULL)),,%test_loop.sh %test_scripts.sh %test_launch.sh)
 sanitize-programs: $(SANITIZED) $(THREADED)
 sanitize: sanitize-programs

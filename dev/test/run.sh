@@ -1,7 +1,7 @@
 #!/bin/sh
-# run.sh TEST... -- runs test programs, shell tests (.sh) and Python tests (.py) and adds up their results. LANES of them run at a
-# time (a lane for each core, at most 4), the longest first, so that all lanes end at about the same time. The output of a test
-# is shown when the test ends. PYTHON runs the Python tests; if it lacks pytest, they are skipped by name.
+# run.sh TEST... -- runs test programs, shell tests (.sh) and Python tests (.py) and adds up their results. LANES of them run
+# at a time (a lane for each core, at most 4), the longest first, so that all lanes end at about the same time. The output of a
+# test is shown when the test ends. PYTHON runs the Python tests; if it lacks pytest, they are skipped by name.
 # A test ends with "N passed, N failed, N skipped"; one that ends otherwise, such as by a crash, counts as one failure.
 # A test that vanishes is a failure, too: dev/test/counts.txt lists each test's number of passed + failed + skipped and its
 # seconds. A file of Python tests may be skipped whole. COUNTS=write writes the numbers of this run there.
@@ -87,8 +87,8 @@ if [ "${COUNTS:-}" = write ]; then
     awk 'NR == FNR { tests[$1] = $2; seconds[$1] = $3; next }
          $1 $2 $3 == "001" { next }
          { n = $1 + $2 + $3; if ("/" tests[$4] "/" !~ "/" n "/") { tests[$4] = n } seconds[$4] = $5 }
-         END { for (name in tests) { print name, tests[name] (seconds[name] == "" ? "" : " " seconds[name]) } }' $counts "$RESULTS/all" | LC_ALL=C sort >"$RESULTS/new" &&
-        cp "$RESULTS/new" $counts
+         END { for (name in tests) { print name, tests[name] (seconds[name] == "" ? "" : " " seconds[name]) } }' \
+        $counts "$RESULTS/all" | LC_ALL=C sort >"$RESULTS/new" && cp "$RESULTS/new" $counts
 fi
 ran=$(wc -l <"$RESULTS/all") queued=$(wc -l <"$RESULTS/queue")
 [ "$ran" -eq "$queued" ] || echo "FAIL $((queued - ran)) tests did not end" # such as when a lane was killed
