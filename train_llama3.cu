@@ -94,8 +94,7 @@ typedef struct {
     X(ACTIVATIONS, "activations", false)                                                                        \
     X(LOGITS, "logits", false)                                                                                  \
     X(WORKSPACE, "workspace", false)                                                                            \
-    X(LANDING, "landing", false) X(SUMS, "fp32 sums", false) X(CACHE, "KV cache", false)                        \
-        X(PINNED, "pinned, on the host", false)
+    X(LANDING, "landing", false) X(SUMS, "fp32 sums", false) X(CACHE, "KV cache", false) X(PINNED, "pinned, on the host", false)
 #define MEMORY_ENUM(kind, name, zero) MEM_##kind,
 #define MEMORY_ROW(kind, name, zero) {name, zero},
 typedef enum { MEMORY_KINDS(MEMORY_ENUM) NUM_MEM } MemoryKind;
@@ -228,13 +227,8 @@ static Ends ends_at(const Llama* m, bool last, Pass pass) {
 
 /* Returns the rows of the batch. */
 static Rows batch_rows(const Llama* m) {
-    const Layout* o = &m->layout;
-    return {(size_t)o->B * o->T,
-            attention_shape(&m->config, o->B, o->T),
-            m->feed.starts,
-            m->rope,
-            0,
-            o->parts > 1 ? &m->sequence : NULL};
+    const AttentionShape s = attention_shape(&m->config, m->layout.B, m->layout.T);
+    return {(size_t)s.B * s.T, s, m->feed.starts, m->rope, 0, m->layout.parts > 1 ? &m->sequence : NULL};
 }
 
 /* Groups of a block's activations: those that the backward pass recomputes, or those that it keeps. */
@@ -544,7 +538,7 @@ static void block_recompute(const Llama* m, int l, const Block* w) {
 
 /* Runs the backward pass after llama_forward() and llama_loss(dloss != 0). Carries dh from the last block to the first. With
  * `add` adds to the gradients of matrices, else overwrites them. With several GPUs, sends each gradient once it is complete. */
-static void llama_backward(Llama* m, bool add, MicroKind kind) {
+static void llama_backward(Llama* m, bool add, bool first, bool last) {
     const Queue* q = &m->queue;
     const Rows rows = batch_rows(m);
     const size_t N = rows.N;
@@ -553,10 +547,10 @@ static void llama_backward(Llama* m, bool add, MicroKind kind) {
     const Ends ends = ends_at(m, true, BATCH);
     ProfileRange phase("backward");
 
-    gradients_zero(&m->grads, kind & MICRO_FIRST, m->queue.stream);
+    gradients_zero(&m->grads, first, m->queue.stream);
     CUDA_CHECK(cudaMemsetAsync(m->dh, 0, N * pitch_of(C) * sizeof(floatX), m->queue.stream));
     norm_backward(q, m->dh, &ends.final_norm, m->dnorm, m->h_final, m->rstd_final, N);
-    exchange_send_layer(&m->exchange, &m->grads, L, kind & MICRO_FIRST, kind & MICRO_LAST);
+    exchange_send_layer(&m->exchange, &m->grads, L, first, last);
     for (int l = L - 1; l >= 0; l--) {
         LayerRange layer(l);
         const Block w = block_at(m, l, BATCH);
@@ -573,12 +567,12 @@ static void llama_backward(Llama* m, bool add, MicroKind kind) {
         attend_backward(q, m->dqkv, m->datt, s->att, again.block, s->lse, s->qkv, &rows);
         linear_backward(q, m->dnorm, &w.qkv, m->dqkv, s->norm1, N, add);
         norm_backward(q, m->dh, &w.input_norm, m->dnorm, s->h, s->rstd1, N);
-        exchange_send_layer(&m->exchange, &m->grads, l, kind & MICRO_FIRST, kind & MICRO_LAST);
+        exchange_send_layer(&m->exchange, &m->grads, l, first, last);
     }
     exchange_await_ring(&m->exchange, &m->grads, -1);
     gradients_zero_embedding(&m->grads, m->queue.stream);
     embedding_backward(q, ends.dembedding, m->dh, m->feed.x, N, C, m->config.vocab_size);
-    exchange_send_layer(&m->exchange, &m->grads, -1, kind & MICRO_FIRST, kind & MICRO_LAST);
+    exchange_send_layer(&m->exchange, &m->grads, -1, first, last);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -687,7 +681,7 @@ static void micro_step(void* model, const Recipe* recipe, MicroKind kind) {
     llama_loss(m, (float)recipe->hyper.loss_weight, add);
     loss_sum_cuda(m->runner.state, m->losses, m->feed.y, m->feed.sources, recipe->data.num_sources, m->feed.B, m->feed.T, first,
                   m->queue.stream);
-    llama_backward(m, add, kind);
+    llama_backward(m, add, first, last);
     if (last) { exchange_finish(&m->exchange, m->runner.state, m->grads.apart); }
     if (!last && meets_always(m)) { exchange_pause(&m->exchange); }
 }

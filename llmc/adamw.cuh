@@ -1,10 +1,10 @@
 /* adamw.cuh -- AdamW over a range of the parameter arena on the GPU. The oracle is adamw.h, where the formula stands.
  *
- * Kernels read what changes from step to step (step size, clip factor, whether to update at all) from the StepState. master.cuh
- * defines the forms of the master weights. m and v are fp32, or bfloat16 with stochastic rounding: up with a probability equal
- * to the fraction cut off, so that small contributions survive on average. So are the weights of BF16 runs without master
- * weights. The random bits are a function of (seed, step, tensor, element), so a resumed run rounds in the same way. A draw has
- * the bits of m and v of 4 elements, and none to spare; another one those of 8 weights.
+ * Kernels read the numbers that change from step to step from the StepState: step size, clip factor, whether to update at all.
+ * master.cuh defines the forms of the master weights. m and v are fp32, or bfloat16 with stochastic rounding: up with a
+ * probability equal to the fraction cut off, so that small contributions survive on average. BF16 runs without master weights
+ * round their weights in the same way. The random bits are a function of (seed, step, tensor, element), so a resumed run rounds
+ * in the same way. One draw has just the bits for m and v of 4 elements, another one the bits for 8 weights.
  *
  * All divisions and roots are rounded as IEEE 754 says, and nearly all are computed without the branches that this takes in
  * general; see adamw_quotient().
@@ -80,15 +80,15 @@ __device__ __forceinline__ void set_floats(Vec<uint32_t, N>& x, int k, float a, 
     x.v[k + 1] = float_bits(b);
 }
 
-/* Return the lower halves of a and b in one word, that of a first, and the upper halves. */
+/* Return the lower halves of a and b in one word, a's first, and the upper halves. */
 __device__ __forceinline__ uint32_t lower_halves(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x5410); }
 __device__ __forceinline__ uint32_t upper_halves(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x7632); }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // the update
 
-// What quotients and roots without branches ask for: eps and sqrt_correction2 between these and 1, and m that is zero or has at
-// least this magnitude. Other values take a slower path to the same result.
+// Quotients and roots without branches need eps and sqrt_correction2 between these and 1, and m that is zero or has at least
+// this magnitude. Other values take a slower path to the same result.
 constexpr float USUAL_EPS = 0x1p-50f, USUAL_CORRECTION2 = 0x1p-12f, USUAL_M = 0x1p-80f;
 
 /* Returns m / (sqrt(v) / sqrt_correction2 + eps), each operation rounded. USUAL: without branches; the same bits for the values
@@ -96,8 +96,8 @@ constexpr float USUAL_EPS = 0x1p-50f, USUAL_CORRECTION2 = 0x1p-12f, USUAL_M = 0x
 template <bool USUAL>
 __device__ __forceinline__ float adamw_quotient(float m, float v, float sqrt_correction2, float inverse, float eps) {
     if constexpr (USUAL) {
-        // Times 2^64, no v is denormal. 2^-126 is there for v = 0, whose root would be 0 times infinity: rounding drops it from
-        // any other v, and its root from the sum with eps.
+        // Times 2^64, no v is denormal. 2^-126 serves v = 0, whose root would be 0 times infinity. Rounding drops it from any
+        // other v, and its root from the sum with eps.
         const float root = root_of(__fmaf_rn(v, 0x1p64f, 0x1p-126f));
         const float corrected = quotient_of(root, 0x1p32f * sqrt_correction2, 0x1p-32f * inverse);
         const float denominator = __fadd_rn(corrected, eps);

@@ -190,8 +190,8 @@ static inline void attention_forward_cuda(floatX* out, float* lse, const floatX*
 }
 
 /* Returns the bytes of scratch for attention_backward_cuda, for as many sequences as run at a time: lse and D of every query, T
- * rounded up, and behind them the end of every token's document, or the sums of dq of a walk. walk: whether a kernel is chosen
- * that walks whatever the length */
+ * rounded up, then the end of every token's document, or the sums of dq of a walk. walk: the caller chooses a kernel that walks
+ * at any length */
 static inline size_t attention_backward_scratch_cuda(AttentionShape s, bool walk = false) {
     const size_t B = size_min((size_t)s.B, (size_t)MAX_GRID_YZ), stats = B * s.NH * attention_stat_rows(s.T) * sizeof(float2);
     size_t rest = B * s.T * sizeof(int32_t);

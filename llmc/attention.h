@@ -131,7 +131,7 @@ enum {
     ATT_K = 8 * MATMUL_MR,  // keys of a tile
 };
 
-/* What one thread works on: a tile of queries, and the scores of these queries and a tile of keys. In its scratch memory. */
+/* One thread's scratch memory: a tile of queries, and the scores of these queries and a tile of keys. */
 typedef struct {
     float q_t[MAX_HEAD_DIM * ATT_Q];     // (HD, ATT_Q) queries, transposed and scaled
     float dout_t[MAX_HEAD_DIM * ATT_Q];  // (HD, ATT_Q) dO, transposed

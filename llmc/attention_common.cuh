@@ -10,7 +10,7 @@
 #include "llmc/cuda/cuda_common.cuh"  // defines: floatX, CUDA_CHECK
 #include "llmc/cuda/ptx.cuh"          // defines: exp2_fast, pack2
 
-/* What every kernel takes besides its tensors: the AttentionShape, the pitches, and the scale of the scores. */
+/* Every kernel's arguments besides its tensors: the AttentionShape, the pitches, and the scale of the scores. */
 struct AttentionArgs {
     int T, NH, NKV, HD;
     int stat_rows;                // rows of a head's statistics
@@ -182,7 +182,7 @@ __device__ __forceinline__ void fragment_mask_from(float (&p)[N], const int (&en
     }
 }
 
-/* Masks the keys of earlier documents. The thread's first row is that of query `row`, its first column that of key `column`.
+/* Masks the keys of earlier documents. The thread's first row belongs to query `row`, its first column to key `column`.
  * starts: (T) of the row */
 template <int N>
 __device__ __forceinline__ void fragment_mask_documents(float (&p)[N], const int32_t* starts, int row, int column, int T,
@@ -270,8 +270,8 @@ __device__ __forceinline__ void fragment_ds(float (&ds)[N], const float (&p)[N],
     for (int i = 0; i < N; i++) { ds[i] = p[i] * (ds[i] - stat[i % 4 / 2].y); }
 }
 
-/* Do the same transposed: queries are columns. stats[0] holds the pairs of columns 2 t and 2 t + 1, stats[4 n] those of the
- * columns 8 n further. */
+/* Do the same transposed: queries are columns. stats[0] holds the pairs of columns 2 t and 2 t + 1, stats[4 n] the pairs
+ * of the columns 8 n further. */
 template <int N>
 __device__ __forceinline__ void fragment_p_transposed(float (&p)[N], const float4* stats, float scale_log2) {
 #pragma unroll

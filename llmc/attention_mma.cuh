@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
         for (; k0 >= first_k0; k0 -= BN) {
             copy.finish(k_tile);
             copy_async_wait<0>();
-            __syncthreads();  // K is there, and V's last readers are done
+            __syncthreads();  // K has arrived, and V's last readers are done
             copy.start(v_smem, k_rows + v_offset, s.qkv_pitch, s.T - k0);
             k_rows -= BN * s.qkv_pitch;
             copy_async_commit();
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             mma_scores<HD, MT, NT>(p, q_smem, warp * MT * 16, k_smem, 0);
             copy.finish(v_tile);
             copy_async_wait<0>();
-            __syncthreads();  // V is there, and K's readers are done
+            __syncthreads();  // V has arrived, and K's readers are done
             if (k0 > first_k0) {
                 copy.start(k_smem, k_rows, s.qkv_pitch, BN);
                 copy_async_commit();
@@ -341,7 +341,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
         while (true) {
             if constexpr (!Tiles::ASYNC) { __syncthreads(); }  // readers of the only buffer are done
             finish_stage();
-            __syncthreads();  // the tiles are there, and readers of the other buffer are done
+            __syncthreads();  // the tiles have arrived, and readers of the other buffer are done
             int next_q0 = q0 + BM, next_h = h;
             if (next_q0 >= end_q) {
                 next_q0 = first_q;
@@ -469,7 +469,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                 copy_v.finish(stages + BN * HD * 2);
             }
             copy_async_wait<0>();
-            __syncthreads();  // the tiles are there, and readers of the other buffer are done
+            __syncthreads();  // the tiles have arrived, and readers of the other buffer are done
             if (k0 > first_k0) { start_stage(Tiles::STAGES - 1 - stage, k0 - BN); }
             const uint32_t k_smem = shared_address(stages) + stage * Tiles::STAGE, v_smem = k_smem + BN * HD * 2;
 #pragma unroll 1

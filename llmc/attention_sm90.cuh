@@ -24,22 +24,22 @@
  *
  * Tiles lie in shared memory in blocks of 64 columns with 128-byte swizzle (ptx.cuh), as TMA writes them. Sums over head_dim
  * read a tile by rows, sums over tokens read it by columns. Each operand has a tensor map with the dimensions (64 columns,
- * T tokens, blocks of a row, B sequences), so tokens past T read as zeros, whatever memory lies behind them.
+ * T tokens, blocks of a row, B sequences), so tokens past T read as zeros, whatever memory follows them.
  *
- * The backward kernels, too, keep products of their own under way while they compute: under exp dP and the last product of the
- * tile before, under ds S of the next tile.
+ * The backward kernels, too, keep their own products running while they compute. During exp, dP and the last product of the
+ * previous tile run; during ds, S of the next tile runs.
  *
- *   issued       dk' dP            dv S"            dk' dP            dv S"          ' of the tile before
+ *   issued       dk' dP            dv S"            dk' dP            dv S"          ' of the previous tile
  *   computed            exp               ds               exp              ds       " of the next tile
  *
- * ptxas keeps products under way only if what a loop reads of them was issued in the same turn of the loop. So a turn begins
- * with all earlier products done, and the product that was held back is the first one issued. At head_dim 128 the kernel of dK
- * and dV has no registers for ds and p of two tiles: it computes ds from the p that was rounded for dv (ROUNDED), then issues
- * dv and dk together. A left operand of S or dP that a warpgroup needs in every tile may stay in registers (LEFT), since at 64
- * columns products with both operands in shared memory take all of its bandwidth.
+ * ptxas keeps products running only if the loop reads the results of products that it issued in the same turn. So a turn begins
+ * with all earlier products done, and issues the product that was held back first. At head_dim 128 the kernel of dK and dV has no
+ * registers for ds and p of two tiles. It computes ds from the p that was rounded for dv (ROUNDED), then issues dv and dk
+ * together. A left operand of S or dP that a warpgroup needs in every tile may stay in registers (LEFT): at 64 columns, products
+ * with both operands in shared memory would take all of its bandwidth.
  *
- * With documents, a block's tiles end where the documents of its first query or of its last key do. A warpgroup passes over the
- * tiles of which only another one's tokens see something, and masks those that a border of its documents divides.
+ * With documents, a block's tiles end where the documents of its first query or of its last key end. A warpgroup skips a tile
+ * that none of its own tokens see, and masks a tile that a border of its documents divides.
  *
  * Blocks are persistent: each takes pieces of work from a list that is the same in every run. The list starts with the longest
  * pieces and is dealt out in turns of alternating direction: the block with the longest piece of one turn gets the shortest of
@@ -340,7 +340,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                     wgmma_hold(p);
                     bool more;
 #pragma unroll 1
-                    do {  // S of this tile is there, and ds of the one before
+                    do {  // S of this tile is complete, and ds of the previous one
                         const float4* tile_stats = (const float4*)(all_stats + stage * STATS_BYTES) + t;
                         if (!Tiles::ROUNDED && held != NO_BARRIER) {
                             wgmma_fence();
@@ -538,7 +538,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             wgmma_hold(p);
             bool more;
 #pragma unroll 1
-            do {  // S of this tile is there, and ds of the one before
+            do {  // S of this tile is complete, and ds of the previous one
                 if (held != NO_BARRIER) {
                     wgmma_fence();
                     wgmma_values<HD, BN>(dq, ds_operand, matrix_columns(k_before, BN * 128));
@@ -674,7 +674,7 @@ __global__ static void attention_ends_kernel(int32_t* ends, const int32_t* start
     if (i < N) { ends[i] = attention_document_end(starts + row, (int)(i - row), T); }
 }
 
-/* Fills stats as attention_stats does, and with documents the B * T integers behind them. */
+/* Fills stats as attention_stats does, and with documents the B * T integers that follow them. */
 template <int HD>
 static inline void attention_wgmma_backward(floatX* dqkv, float2* stats, const floatX* dout, const floatX* out,
                                             const float* lse, const floatX* qkv, int B, const AttentionArgs& s,

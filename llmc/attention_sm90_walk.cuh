@@ -2,27 +2,28 @@
  * instead of the seven of attention_sm90.cuh, and the scores and their exponentials once instead of twice. Code for sm_90a, HD
  * 64 and 128, 16-bit builds, rows that are one document. Formulas and layouts: attention.cuh.
  *
- * A block owns 128 keys and walks over q and dout of all query heads of the group, as the kernel of dK and dV there does. What
- * it also knows of a tile of 64 queries is its keys' part of dq:
+ * A block owns 128 keys and walks over q and dout of all query heads of the group, as the kernel of dK and dV there does. It
+ * also computes its keys' part of dq for each tile of 64 queries:
  *
  *   S^T = k q^T     dP^T = v dout^T     dv += p^T dout     dk += ds^T q     part of dq = ds k
  *
- * The two consumer warpgroups have 64 keys each. Both put ds of theirs into shared memory, transposed, and each computes half
- * of the columns of this part, over all 128 keys. Parts are added up in fp32 in memory, in the L2 cache for the most part, and
- * a last kernel turns the sums back by RoPE and rounds them.
+ * The two consumer warpgroups have 64 keys each. Both write their ds into shared memory, transposed. Each then computes half
+ * of the columns of this part, over all 128 keys. The parts are added up in fp32 in memory, mostly in the L2 cache. A last
+ * kernel turns the sums back by RoPE and rounds them.
  *
- * So that every run gives the same bits, the parts of a tile of queries are added in a fixed order, each behind a flag that
- * counts the parts before it. One thread of a block waits for flags ahead of the consumers, another one sets them behind them.
+ * So that every run gives the same bits, the parts of a tile of queries are added in a fixed order. Each part waits for a flag
+ * that counts the parts before it. One thread of a block waits for flags before the consumers add, another sets them afterwards.
  *
- * The order is that in which the parts come by themselves, so that waits are short. Of N tiles of keys the lower ones have
- * more queries. A block takes tile P - 1 - i and then tile P + i, P = N / 2 rounded up, so that all blocks have as much work,
- * if there are P multiprocessors. All walk upwards. Of the lower tiles the higher ones are ahead, of the upper ones the lower:
+ * The order is the one in which the parts come by themselves, so that waits are short. Among N tiles of keys the lower ones have
+ * more queries. A block takes tile P - 1 - i and then tile P + i, with P = N / 2 rounded up. So all blocks have the same work if
+ * the card has P multiprocessors. All blocks walk upwards. In the lower half of the tiles, higher tiles are ahead; in the upper
+ * half, lower ones:
  *
  *   parts of tile m of queries, in units of 128:   m < P: m, m - 1 ... 0        else: P - 1, P - 2 ... 0, P, P + 1 ... m
  *
  * A part waits only for pieces that stand before its own in the list of work, and a block takes its pieces in the order of the
- * list. So the first piece that is not done can always go on, once its block runs. All blocks have to: a block keeps its place
- * until the end. There are no more of them than multiprocessors, and a kernel that still holds one must end without this one.
+ * list. So the earliest unfinished piece can always proceed, provided that all blocks are resident at once. The grid is therefore
+ * never larger than the number of multiprocessors, and a kernel that still holds one must be able to end without this kernel.
  *
  * A turn of a consumer's loop adds a tile to dv, dk and dq and computes p and ds of the next one. With registers for all
  * (APART), S^T comes first, and the other products run under the exponentials:
@@ -30,7 +31,7 @@
  *   issued     S^T"  dq  dP^T"  dv  dk                 " of the next tile
  *   computed                exp"         add dq   ds"
  *
- * At head_dim 128 there are registers for S^T when dv is done, and dq, which takes those of ds, is added before dP^T begins:
+ * At head_dim 128 S^T gets registers when dv is done. dq takes the registers of ds, and is added before dP^T begins:
  *
  *   issued     dv  dq  dk  S^T"         dP^T"
  *   computed                    add dq         exp"  ds"
@@ -56,7 +57,7 @@ constexpr int WALK_QUERIES = 64, WALK_KEYS = 128;  // of a tile
 struct WalkOrder {
     uint32_t heads, tiles, pairs, together, step;
 
-    /* Returns how many parts of dq of queries are added before that of a tile of keys. m: the queries' tile of WALK_KEYS */
+    /* Returns how many parts of the queries' dq are added before the part of a tile of keys. m: the queries' tile of WALK_KEYS */
     __device__ __forceinline__ uint32_t before(uint32_t tile, uint32_t m) const {
         return tile >= pairs ? tile : min(m, pairs - 1) - tile;
     }
@@ -258,7 +259,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, 1)
                           (thread / 128 * (HD / 16) * 128 + thread % 128) * 4;
             const int first_until = note.tile + 1 == (int)order.pairs ? s.T : note.tile < (int)order.pairs ? k0 + BN : 0;
             uint32_t q_tile;
-            // S^T and dP^T of the tile, once it is there
+            // S^T and dP^T of the tile, once it has arrived
             auto begin_scores = [&]() {
                 q_tile = q_smem + q_ring.stage * 2 * Q_BYTES;
                 q_ring.wait_full();
@@ -362,7 +363,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, 1)
                     begin_dv(q_before);
                     begin_dq();
                     begin_dk(q_before);
-                    wgmma_wait<2>();  // dv is there, and the registers of p's operand are free for S
+                    wgmma_wait<2>();  // dv is complete, and the registers of p's operand are free for S
                     begin_scores();
                     wgmma_wait<2>();
                     add_dq(first);
@@ -445,8 +446,8 @@ static inline WalkOrder walk_order(int B, int NKV, int T, uint32_t processors) {
     return o;
 }
 
-/* Whether a walk keeps at least 85 % of the multiprocessors at work. Its pieces are fewer than those of the two kernels: with
- * few heads, or if their pairs divide the multiprocessors badly, a walk leaves more of the card idle than it saves. */
+/* Whether a walk keeps at least 85 % of the multiprocessors at work. It has fewer pieces than the two kernels: with few
+ * heads, or if their pairs divide the multiprocessors badly, a walk leaves more of the card idle than it saves. */
 static inline bool walk_fills(const WalkOrder& o, uint32_t processors) {
     const size_t pairs = (size_t)o.heads * o.pairs;  // of all heads, each as much work
     const size_t turns = o.step == o.pairs ? ceil_div((size_t)o.heads, (size_t)o.together) : ceil_div(pairs, (size_t)o.step);

@@ -12,8 +12,8 @@
  * for several ranks pads each bucket, so that every rank owns an equal, aligned share of it (dist/buckets.h).
  *
  * With LoRA (lora.h) the weights above are frozen. Only the adapters A and B beside some matrices are trained; they lie in an
- * arena of their own, block behind block: A of q k v, their B, A and B of o, A of gate up, their B, A and B of down. A's of one
- * input are adjacent. The adapters of a block are a bucket. Their names are those of PEFT.
+ * arena of their own, block after block: A of q k v, their B, A and B of o, A of gate up, their B, A and B of down. A's of one
+ * input are adjacent. The adapters of a block are a bucket. Their names are PEFT's.
  *
  * files/config_file.h reads and writes config.json.
  */
@@ -67,7 +67,7 @@ static inline int q_width(const ModelConfig* c) { return c->num_heads * c->head_
 static inline int kv_width(const ModelConfig* c) { return c->num_kv_heads * c->head_dim; }
 static inline int qkv_width(const ModelConfig* c) { return q_width(c) + 2 * kv_width(c); }
 
-/* What RoPE and attention need to know of a batch. */
+/* The shape of a batch for RoPE and attention. */
 typedef struct {
     int B, T;         // sequences, and tokens of each
     int NH, NKV, HD;  // query heads, key-value heads (NKV divides NH), elements of a head
@@ -211,7 +211,7 @@ static inline void param_shape(const ModelConfig* c, ParamKind kind, size_t* row
     }
 }
 
-/* The products of a model: those of a block, then the head. One product serves a matrix and those that join it. */
+/* The products of a model: the products of a block, then the head. One product serves a matrix and all that join it. */
 typedef enum {
     LINEAR_QKV,
     LINEAR_O,
@@ -442,9 +442,9 @@ static const Preset presets[] = {
 };
 // clang-format on
 
-/* Fills *c from a preset's name: one of `presets`, or dN. dN has depth N, hidden size 64 N, N heads of 64, as many kv heads as
- * the largest divisor of N not above max(1, N/3), ffn size 8/3 of hidden rounded up to 256, an untied head, no RoPE scaling,
- * and the tokenizer's vocabulary, `vocab_size`. Returns false if the name is no preset. */
+/* Fills *c from a preset's name: one of `presets`, or dN. Returns false if the name is no preset. dN has depth N, hidden size
+ * 64 N, and N heads of 64. Its kv heads are the largest divisor of N not above max(1, N/3). Its ffn size is 8/3 of the hidden
+ * size, rounded up to 256. It has an untied head, no RoPE scaling, and the tokenizer's vocabulary, `vocab_size`. */
 static inline bool config_preset(ModelConfig* c, const char* name, int vocab_size) {
     memset(c, 0, sizeof *c);
     c->rms_eps = 1e-5f;

@@ -185,7 +185,7 @@ __device__ __forceinline__ float gradient_scale(float dloss, SoftmaxSum s, int t
     return target < 0 ? 0.0f : dloss / s.sum;
 }
 
-/* What turns a row's logits into gradients. */
+/* The numbers that turn a row's logits into gradients. */
 struct SoftmaxGradient {
     float max, scale, dloss;  // scale: dloss / sum, or 0
     float target_logit;

@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(SORT_THREADS)
     sort_scatter(shared, out, next_counts, pairs, tokens, counts, N, tile_keys, shift);
 }
 
-/* Sorts a list of one tile by all digits. What a digit leaves in memory is read behind the barrier by the same block. */
+/* Sorts a list of one tile by all digits. The block that sorts by a digit reads the result after the barrier. */
 __global__ void __launch_bounds__(SORT_THREADS)
     sort_tile_kernel(int2* even, int2* odd, int* counts, int* num_runs, const int32_t* tokens, int N, int digits) {
     __shared__ SortShared shared;

@@ -8,8 +8,8 @@
  *   dx += dt A,    dA += dt^T x,    dB += dy^T t
  *
  * B begins as zero, so a new adapter has no effect. Up to three matrices share their input x and the rows of y: q, k, v, and
- * gate, up. Their A's lie one below the other, so one product makes t (N, parts r) for all; their B's stand each for a part of
- * y's columns. The products are those of matmul.h, on views of y, t and their gradients.
+ * gate, up. Their A's lie one below the other, so one product makes t (N, parts r) for all. Each B makes a part of y's columns.
+ * matmul.h computes the products, on views of y, t and their gradients.
  */
 #ifndef LLMC_LORA_H
 #define LLMC_LORA_H
@@ -19,7 +19,7 @@
 
 enum { LORA_PARTS = 3 };
 
-/* The adapters beside one product. Offsets are those of the arena that holds the adapters, or their gradients. */
+/* The adapters beside one product. Offsets are in the arena that holds the adapters, or their gradients. */
 typedef struct {
     int parts;  // 0: no adapters, all functions return at once
     int r;
@@ -30,7 +30,7 @@ typedef struct {
     int first[LORA_PARTS], width[LORA_PARTS];  // its columns of y
 } Lora;
 
-/* Returns the first of lora_pairs beside a product of a block; those of the last product end at NUM_LORA_PAIRS. */
+/* Returns the first of lora_pairs beside a product of a block; the last product's pairs end at NUM_LORA_PAIRS. */
 static inline int lora_first_pair(int linear) {
     static const int first[BLOCK_LINEARS + 1] = {0, 3, 4, 6, NUM_LORA_PAIRS};
     return first[linear];
@@ -120,7 +120,7 @@ static inline void lora_backward_plain(float* dx, float* dw, float* dt, const fl
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// what the model calls: arguments are those of the plain loops, and scratch of matmul_scratch() bytes
+// the functions that the model calls take the plain loops' arguments, and scratch of matmul_scratch() bytes
 
 #ifdef LLMC_PLAIN
 

@@ -267,7 +267,7 @@ static inline bool matmul_has_row_scales(void) {
     return CUBLAS_VERSION >= MATMUL_ROW_SCALES_VERSION && cublasLtGetVersion() >= MATMUL_ROW_SCALES_VERSION;
 }
 
-/* Tells a plan's descriptor how the factors are scaled. */
+/* Sets on a plan's descriptor how the factors are scaled. */
 static inline void matmul_set_scaling(const MatmulPlan* p) {
     const int64_t scaling = p->key.v[KEY_SCALED];
     if (scaling == NOT_SCALED) { return; }

@@ -10,9 +10,9 @@
  *
  * The rest, a2 b3 + a3 b2 + a3 b3, is at most about 2^-24 |a b|, as much as fp32 may round off the product (Henry, Tang,
  * Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations", 2019). The sums are
- * as accurate as those of the vector path: a tile sums 32 products before it adds them to C.
+ * as accurate as the vector path's: a tile sums 32 products before it adds them to C.
  *
- * What differs from fp32: the unit reads and writes denormals as 0, so a factor may lose up to 2^-125 and a product 2^-123.
+ * Differences from fp32: the unit reads and writes denormals as 0, so a factor may lose up to 2^-125 and a product 2^-123.
  * A sum within 1 % of the largest float may become infinite. Infinity times anything is NaN, because infinity has no second
  * part; an infinite factor never gives a finite number. Every finite factor down to the denormals, the largest too, is split
  * exactly.
@@ -90,7 +90,7 @@ LLMC_INLINE void amx_split(uint32_t* dst, vf x, vf y) {
 }
 
 /* Writes dst (16, 16) = the transpose of src, whose rows are `row` floats apart. Each of four rounds interleaves the vectors of
- * the upper half with those of the lower half, which moves one bit of the row number into the column number. */
+ * the upper half with the vectors of the lower half, which moves one bit of the row number into the column number. */
 LLMC_INLINE void amx_transpose(float* dst, const float* src, size_t row) {
     const vi first = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23}, second = first + 8;
     vf x[AMX_EDGE], y[AMX_EDGE];

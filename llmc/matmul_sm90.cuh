@@ -16,26 +16,25 @@
  * buffer is then empty when the consumers of both blocks have released it.
  *
  *   producer     A0 B0   A1 B1   A2 B2   A3 B3 | wait empty 0, A4 B4 ...
- *   consumers    wait full 0, 4 products | wait full 1, 4 products, wait for those of 0, release 0 | ...
+ *   consumers    wait full 0, 4 products | wait full 1, 4 products, wait for 0's, release 0      | ...
  *
- * The products of a step start before those of the step before have ended, so the tensor cores always have work but for the
- * time in which consumers write. The consumers split the work in one of two ways:
+ * The products of a step start before the previous step's have ended. So the tensor cores always have work, except while
+ * consumers write. The consumers split the work in one of two ways:
  *
  *   SPLIT_ROWS    each has 64 rows of a tile of 128 x 256. The factors are read least often, but the tensor cores rest while
  *                 both write
  *   SPLIT_TILES   they take tiles of 128 x 128 in turns: one multiplies while the other writes. This is for SwiGLU, which
  *                 writes three values for two sums
  *
- * A consumer passes its turn on when its last step is in the ring. For a barrier tells a phase only from the one before: nobody
- * may wait for what will lie in a buffer, while what lies there before that is still to come.
+ * A consumer passes its turn on when its last step is in the ring. A barrier distinguishes only two adjacent phases, so no
+ * thread may wait two phases ahead.
  *
- * Each warp writes 16 rows at a time through BOXES boxes of 64 columns in shared memory, by TMA. What SwiGLU's gradient reads
- * of gate and up comes through the ring, as more steps of a tile, one for 64 columns, and dgate and dup are written from where
- * they lay. Both elements that RoPE turns together are in one thread. It reads the angles of a row once for all heads in the
+ * Each warp writes 16 rows at a time through BOXES boxes of 64 columns in shared memory, by TMA. SwiGLU's gradient
+ * gets gate and up through the ring, as more steps of a tile, one for 64 columns. It writes dgate and dup from the same place. One thread holds both elements that RoPE turns together. It reads the angles of a row once for all heads in the
  * tile, while the last products run.
  *
  * Blocks are persistent. They take tiles in the order of a list: `group` tiles of rows after each other in each column of
- * tiles, so that this part of A stays in the L2 cache while B passes by, once a group.
+ * tiles. So this part of A stays in the L2 cache while B passes by, once a group.
  *
  * On an H200 (dev/results/nvidia-h200-kernels.md), by rows, sums alone have 89 to 98.6 % of the speed of cuBLASLt's best. With
  * SwiGLU they are 0.6 to 10 % faster than cuBLASLt and swiglu.cuh forward, in turns, and 4 to 12 % backward.
@@ -50,7 +49,7 @@
 
 #ifndef PRECISION_FP32
 
-/* What each of the two consumers computes: half of a tile's rows, or every second tile. */
+/* The share of each of the two consumers: half of a tile's rows, or every second tile. */
 enum MatmulSplit { SPLIT_ROWS, SPLIT_TILES };
 
 enum MatmulEpilogue { EPILOGUE_STORE, EPILOGUE_SWIGLU, EPILOGUE_SWIGLU_BACKWARD, EPILOGUE_ROPE };  // the first: bench_product's
@@ -81,7 +80,7 @@ struct MatmulRope {
 };
 
 struct MatmulTilesArgs {
-    uint32_t rows, columns;  // tiles: rows counts those of a cluster as one
+    uint32_t rows, columns;  // tiles: rows counts a cluster's tiles as one
     uint32_t group;          // tiles of rows in a group
     int steps;               // of BK
     int F;                   // distance from gate to up, for the epilogues of SwiGLU
@@ -103,7 +102,7 @@ struct MatmulPlace {
     }
 };
 
-/* 16 rows by 64 columns of a warp, rounded: x[4 j .. 4 j + 3] are those of columns 16 j .. 16 j + 15 as by load_matrix_x4. */
+/* 16 rows by 64 columns of a warp, rounded: x[4 j .. 4 j + 3] hold columns 16 j .. 16 j + 15, as load_matrix_x4 leaves them. */
 struct MatmulBox {
     uint32_t x[16];
 
@@ -130,7 +129,7 @@ struct MatmulBox {
     __device__ __forceinline__ void set(int i, const Vec<floatX, 2>& v) { x[i] = hold(v).bits; }
 };
 
-/* The angles of a warp's 16 rows: cosine[i] and sine[i] turn x[i] of a head's first box, and what is half a head behind it. */
+/* The angles of a warp's 16 rows: cosine[i] and sine[i] turn x[i] of a head's first box, with the element half a head further. */
 template <int HD>
 struct MatmulAngles {
     Vec<float, 2> cosine[HD / 8], sine[HD / 8];

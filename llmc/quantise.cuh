@@ -32,7 +32,7 @@ enum {
     QUANTISE_PITCH = 64 + 4,     // bytes of its rows in shared memory
     QUANTISE_THREADS = 256,
     TRANSPOSE_TILE = 128,  // rows and columns of a tile of a transpose
-    TRANSPOSE_ROWS = 4,    // of them, those of a word
+    TRANSPOSE_ROWS = 4,    // rows of a word
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
     ROWS_AT_ONCE = 1,  // without instructions for e4m3 a row alone takes most registers
 #else
@@ -83,7 +83,7 @@ __device__ __forceinline__ uint32_t warp_largest(uint32_t x) {
     return x;
 }
 
-/* Converts 16 elements with a factor for each; `factor` gives that of element k. A factor that is NaN gives NaN. */
+/* Converts 16 elements with a factor for each; `factor(k)` is element k's. A factor that is NaN gives NaN. */
 template <Fp8Format F, typename T, typename Factor>
 __device__ __forceinline__ Quantised16 quantise16(const Vec<T, QUANTISE_WIDTH>& x, const Factor& factor) {
     Quantised16 q;
@@ -119,9 +119,9 @@ __device__ __forceinline__ void add_counts(QuantiseCounts* to, unsigned long lon
 // ---------------------------------------------------------------------------------------------------------------------
 // rows
 
-/* Quantises row n, which lies in memory: what threads of this block wrote is there. largest: of the elements that the thread
- * has seen; those of the block are the whole row. For all threads of a block of whole warps, (threads) or (32, warps), which
- * has but this row. */
+/* Quantises row n, which the threads of this block have written to memory. largest: of the elements that the thread has seen; the
+ * block has seen the whole row. All threads of a block of whole warps, (threads) or (32, warps), call it; the block has this row
+ * alone. */
 template <Fp8Format F = E4M3, typename T>
 __device__ __forceinline__ void quantise_row(QuantisedRows q, size_t n, const T* row, int C, uint32_t largest,
                                              QuantiseCounts* counts) {
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(QUANTISE_ROW_THREADS)
     quantise_row<F>(q, blockIdx.x, row, C, largest, counts);
 }
 
-/* Writes q (N, C) from x (N, C), x_pitch. counts: NULL, or those of a sample are added to it. C is a multiple of
+/* Writes q (N, C) from x (N, C), x_pitch. counts: NULL, or a sample's counts are added to it. C is a multiple of
  * QUANTISE_WIDTH. */
 template <typename T>
 static void quantise_rows_cuda(QuantisedRows q, const T* x, size_t N, int C, size_t x_pitch, QuantiseCounts* counts,

@@ -11,16 +11,16 @@
  *
  * All is e4m3 but the gradients of the logits, see QUANTISED_DLOGITS.
  *
- * Scales are powers of two, so that dividing by one rounds nothing: the only rounding is that to 8 bits, to nearest, ties to
- * even, and nothing saturates. A scale is that of the row as it is now. There is no history, so a resumed run computes the same
- * bits. A row of zeros has the scale 1. A row that holds a NaN or an infinity is all NaN, and so is its scale: what is not
- * finite must show in the loss.
+ * Scales are powers of two, so that dividing by one rounds nothing: the only rounding is the one to 8 bits, to nearest, ties to
+ * even, and nothing saturates. A scale depends on the row alone. It has no history, so a resumed run computes the same
+ * bits. A row of zeros has the scale 1. A row that holds a NaN or an infinity is all NaN, and so is its scale: such a
+ * value must show in the loss.
  *
- * What is lost: the absolute value x / 2^k of an element that is flushed to zero is at most 2^-10, one that becomes subnormal
+ * Losses: the absolute value x / 2^k of an element that is flushed to zero is at most 2^-10, one that becomes subnormal
  * is below 2^-6: in a row whose largest is 448 / 2 < |x| / 2^k <= 448, at most 2^-17.8 and below 2^-13.8 of it. In e5m2 it is
  * at most 2^-31.8 and below 2^-28.8 of it.
  *
- * A transpose of rows that are in 8 bits already shifts their exponents from the row's scale to that of all: q * 2^(k - K),
+ * A transpose of 8-bit rows shifts their exponents from the row's scale to the common scale: q * 2^(k - K),
  * K >= k. That is exact unless it becomes subnormal, where it rounds again, to nearest even. The scale is by the largest of
  * the values, not of the rows' scales: a row of zeros has the scale 1, which may be far above all others.
  */
@@ -35,7 +35,7 @@ typedef enum { E4M3, E5M2 } Fp8Format;
 enum { FP8_NAN = 0x7F };       // of both
 enum { QUANTISE_WIDTH = 16 };  // rows and columns of a factor are a multiple of it: cuBLASLt wants that
 
-/* What distinguishes the formats. */
+/* The formats differ in these numbers. */
 LLMC_HOST_DEVICE static inline int fp8_mantissa_bits(Fp8Format f) { return f == E4M3 ? 3 : 2; }
 LLMC_HOST_DEVICE static inline int fp8_bias(Fp8Format f) { return f == E4M3 ? 7 : 15; }
 /* The largest value is 1.75 times two to the power of this. */
@@ -93,7 +93,7 @@ static inline uint8_t fp8_from_f32(float x, Fp8Format f) {
     if (magnitude > 0x7F800000u) { return (uint8_t)(sign | FP8_NAN); }
     if (magnitude >= largest) { return (uint8_t)(sign | (largest - ((uint32_t)bias << 23)) >> shift); }
     if (magnitude < (uint32_t)(bias + 1) << 23) {  // subnormal
-        // adding this leaves the format's least unit as that of the float's mantissa, rounded to nearest even by the addition
+        // after adding this, the float's least mantissa bit is the format's least unit; the addition rounds to nearest even
         const uint32_t unit = (uint32_t)(bias + 1 + shift) << 23;
         return (uint8_t)(sign | (float_bits(float_from_bits(magnitude) + float_from_bits(unit)) - unit));
     }
@@ -170,8 +170,8 @@ static inline float quantise_transposed(uint8_t* q, const float* x, size_t R, si
     return scale;
 }
 
-/* Writes the transpose q (C, R) of rows (R, C) that have the scales row_scale (R), shifted to the one `scale` of all: that of
- * the largest value that was quantised to the rows. */
+/* Writes the transpose q (C, R) of rows (R, C) that have the scales row_scale (R), shifted to one common `scale`, which
+ * belongs to the largest value that was quantised to the rows. */
 static inline void quantise_shifted(uint8_t* q, const uint8_t* rows, const float* row_scale, float scale, size_t R, size_t C,
                                     Fp8Format f) {
     for (size_t r = 0; r < R; r++) {

@@ -22,7 +22,7 @@ typedef struct {
     int tokens;         // tokens of a block
 } RopeGrid;
 
-/* Rotates vectors of a head, b half a head behind a. The operations are fused by hand, so that all kernels that do this get the
+/* Rotates vectors of a head; b lies half a head after a. The operations are fused by hand, so that all kernels that do this get the
  * same bits. */
 template <int W>
 __device__ __forceinline__ void rope_vectors(Vec<floatX, W>& a, Vec<floatX, W>& b, const Vec<float, W>& cosine,

@@ -71,13 +71,13 @@ static inline void step_begin_cuda(StepState* state, int64_t step, double lr, cu
 
 __global__ void step_computed_kernel(StepState* s) { s->computed = card_clock(); }
 
-/* Tells the time at which the step's backward pass is done, before the ranks wait for one another. */
+/* Stores the time at which the step's backward pass is done, before the ranks wait for one another. */
 static inline void step_computed_cuda(StepState* state, cudaStream_t stream) {
     step_computed_kernel<<<1, 1, 0, stream>>>(state);
     CUDA_CHECK_LAUNCH("step_computed_kernel");
 }
 
-/* Block 0 sums up all rows, block 1 + s those of source s. */
+/* Block 0 sums up all rows, block 1 + s the rows of source s. */
 __global__ void __launch_bounds__(1024) loss_sum_kernel(StepState* state, const float* losses, const int32_t* targets,
                                                         const int32_t* sources, int B, int T, bool first) {
     __shared__ double shared[2][32];

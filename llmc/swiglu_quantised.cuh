@@ -1,5 +1,5 @@
-/* swiglu_quantised.cuh -- swiglu.cuh for products in 8 bits: what it writes, it also writes quantised, with the bits that
- * quantise_rows_cuda() makes of it. A block has a row, and converts it once all of it is there, from the cache.
+/* swiglu_quantised.cuh -- swiglu.cuh for products in 8 bits: it writes its output twice, the second time quantised, with the
+ * bits of quantise_rows_cuda(). A block has a row, and converts it once it is complete, from the cache.
  * Bytes a row: forward 7F, backward 12F, 14F with `out` (BF16).
  */
 #ifndef LLMC_SWIGLU_QUANTISED_CUH

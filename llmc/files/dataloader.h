@@ -438,8 +438,8 @@ static void dataloader_open_batches(DataLoader* d, int B, int T, int rank, int n
  * Starts at row 0. Fails on: no file, a folder, a damaged header, a size that contradicts the header, shards that differ in
  * token width, mask, vocabulary or tokenizer, a shard of less than one row, fewer rows in all than one batch of all ranks; with
  * documents on data without BOS. Do not move the loader in memory until it is closed. */
-static inline bool dataloader_open_rows(DataLoader* d, const char* pattern, int B, int T, int rank, int num_ranks,
-                                        uint64_t seed, bool shuffle, const RowRule* rule, Error* e) {
+static inline bool dataloader_open(DataLoader* d, const char* pattern, int B, int T, int rank, int num_ranks, uint64_t seed,
+                                   bool shuffle, const RowRule* rule, Error* e) {
     memset(d, 0, sizeof *d);
     d->T = T;
     d->seed = seed;
@@ -471,13 +471,6 @@ static inline bool dataloader_open_rows(DataLoader* d, const char* pattern, int 
     dataloader_open_batches(d, B, T, rank, num_ranks);
     dataloader_order_epoch(d, 0);
     return true;
-}
-
-/* Opens data whose rows go across documents, also if it has a mask. */
-static inline bool dataloader_open(DataLoader* d, const char* pattern, int B, int T, int rank, int num_ranks, uint64_t seed,
-                                   bool shuffle, Error* e) {
-    const RowRule cross = {DOCUMENTS_CROSS, -1, 0, false, NULL, NULL};
-    return dataloader_open_rows(d, pattern, B, T, rank, num_ranks, seed, shuffle, &cross, e);
 }
 
 /* Checks the data against the model and the run's tokenizer (fingerprint 0: none). From then on, reading refuses tokens

@@ -30,7 +30,7 @@
 #include "llmc/base/utils.h"
 #include "llmc/base/crc.h"          // defines: Crc, crc_begin, crc_add, crc_end
 #include "llmc/base/rand.h"         // defines: RAND_MIX
-#include "llmc/files/dataloader.h"  // defines: DataLoader, dataloader_open_rows, dataloader_read_row, dataloader_permute
+#include "llmc/files/dataloader.h"  // defines: DataLoader, dataloader_open, dataloader_read_row, dataloader_permute
 #include "llmc/files/folder.h"      // defines: folder_of
 #include <glob.h>
 
@@ -290,7 +290,7 @@ static bool mix_open_sources(Mix* m, int B, int T, int rank, int num_ranks, cons
     m->stream->read_row = mix_read_row;
     m->stream->read_ctx = m;
     for (int s = 0; s < m->count; s++) {
-        if (!dataloader_open_rows(&m->sources[s], m->parts[s].pattern, 1, T, 0, 1, m->seed, true, rule, e)) { return false; }
+        if (!dataloader_open(&m->sources[s], m->parts[s].pattern, 1, T, 0, 1, m->seed, true, rule, e)) { return false; }
         if (!mix_add_source(m, s, e)) { return false; }
     }
     dataloader_open_batches(m->stream, B, T, rank, num_ranks);
@@ -298,7 +298,7 @@ static bool mix_open_sources(Mix* m, int B, int T, int rank, int num_ranks, cons
 }
 
 /* Opens the training data that `text` names, and over it `stream`, which gives rank `rank` of num_ranks its B rows of T tokens
- * a batch. The rule holds for each source by itself. Fails as dataloader_open_rows() does, and on a text or weights that make
+ * a batch. The rule holds for each source by itself. Fails as dataloader_open() does, and on a text or weights that make
  * no mix. Do not move mix and stream in memory. */
 static inline bool mix_open(Mix* m, DataLoader* stream, const char* text, int B, int T, int rank, int num_ranks, uint64_t seed,
                             const RowRule* rule, Error* e) {
@@ -308,7 +308,7 @@ static inline bool mix_open(Mix* m, DataLoader* stream, const char* text, int B,
     m->seed = seed;
     if (ok && m->count == 1) {
         m->sources = stream;
-        ok = dataloader_open_rows(stream, m->parts[0].pattern, B, T, rank, num_ranks, seed, true, rule, e);
+        ok = dataloader_open(stream, m->parts[0].pattern, B, T, rank, num_ranks, seed, true, rule, e);
     } else if (ok) {
         ok = mix_share(m, e) && mix_open_sources(m, B, T, rank, num_ranks, rule, e);
     }

@@ -11,8 +11,8 @@
  * buffers of old files and refuses any other unknown tensor: leaving out, say, a bias would compute another model. A tied
  * model may carry lm_head.weight if it equals the embedding; model_load() checks that.
  *
- * model_load() reads the weights with all threads (tensor_stream.h) and refuses a value that is not finite. model_save()
- * writes such a folder.
+ * model_load() reads the weights with all threads (tensor_stream.h) and refuses a value that is not finite.
+ * model_save_weights() and model_save_generation() write such a folder.
  */
 #ifndef LLMC_MODEL_FOLDER_H
 #define LLMC_MODEL_FOLDER_H
@@ -434,12 +434,6 @@ static inline bool model_save_generation(const char* dir, const ModelConfig* c, 
     config_write_ids(f, c);
     fputs("  \"_from_model_config\": true\n}\n", f);
     return close_output(f, path, e);
-}
-
-/* Writes a whole model folder. */
-static inline bool model_save(const char* dir, const ModelConfig* c, const ParamTable* t, SafeDtype dtype, TensorSource source,
-                              void* ctx, Error* e) {
-    return model_save_weights(dir, c, t, dtype, source, ctx, NULL, e) && model_save_generation(dir, c, e);
 }
 
 #endif

@@ -324,8 +324,9 @@ ORDER_PROGRAM = r"""
 #include "llmc/files/dataloader.h"
 int main(int argc, char** argv) {
     DataLoader d;
+    const RowRule cross = {DOCUMENTS_CROSS, -1, 0, false, NULL, NULL};
     Error e = {""};
-    if (argc < 2 || !dataloader_open(&d, argv[1], 1, 16, 0, 1, 1234567890123ull, true, &e)) { die("%s", e.msg); }
+    if (argc < 2 || !dataloader_open(&d, argv[1], 1, 16, 0, 1, 1234567890123ull, true, &cross, &e)) { die("%s", e.msg); }
     for (uint64_t row = 0; row < 3 * d.rows_per_epoch; row++) {
         int shard;
         uint64_t in_shard;

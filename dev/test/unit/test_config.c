@@ -2,7 +2,7 @@
  * missing, unknown, of the wrong shape or in the wrong file, in one file and in shards. */
 #include "llmc/base/utils.h"
 
-static unsigned long long shard_bytes = 5000000000ull;  // a small limit makes model_save() write shards
+static unsigned long long shard_bytes = 5000000000ull;  // a small limit makes model_save_weights() write shards
 #define MODEL_SHARD_BYTES shard_bytes
 #define TENSOR_READ_PIECE 7  // elements: small models are read in many batches
 #include "llmc/files/model_folder.h"
@@ -330,6 +330,11 @@ static bool take(void* ctx, const Param* p, size_t first, size_t n, const float*
     return true;
 }
 
+/* Writes the whole folder, as an export does. */
+static bool save(const ModelConfig* c, const ParamTable* t, SafeDtype dtype, TensorSource source, void* ctx) {
+    return model_save_weights(folder, c, t, dtype, source, ctx, NULL, &error) && model_save_generation(folder, c, &error);
+}
+
 static bool loads(const ModelConfig* want) {
     ModelConfig c;
     ParamTable t = param_table(want);
@@ -349,14 +354,14 @@ static void a_folder_is_written_and_read_in_one_file_and_in_shards(void) {
             ParamTable t = param_table(&c);
             memset(&error, 0, sizeof error);
             shard_bytes = shards == 0 ? 5000000000ull : shards == 1 ? 2000 : 1;
-            CHECK(model_save(folder, &c, &t, SAFE_F32, give, NULL, &error), "%s", error.msg);
+            CHECK(save(&c, &t, SAFE_F32, give, NULL), "%s", error.msg);
             CHECK(file_exists(in_folder("model.safetensors")) == !shards, "one file");
             CHECK(file_exists(in_folder("model.safetensors.index.json")), "index");
             CHECK(file_exists(in_folder("generation_config.json")), "generation_config.json");
             CHECK(loads(&c), "%s", error.msg);
             // save the other kind over it: the first must leave nothing that contradicts the second
             shard_bytes = shards ? 5000000000ull : 2000;
-            CHECK(model_save(folder, &c, &t, SAFE_F32, give, NULL, &error) && loads(&c), "%s", error.msg);
+            CHECK(save(&c, &t, SAFE_F32, give, NULL) && loads(&c), "%s", error.msg);
             param_table_free(&t);
         }
     }
@@ -497,7 +502,7 @@ static void a_weight_that_is_not_finite_is_refused_by_its_place(void) {
         for (int i = 0; i < 3; i++) {
             shard_bytes = i == 1 ? 2000 : 5000000000ull;
             memset(&error, 0, sizeof error);
-            CHECK(model_save(folder, &c, &t, (SafeDtype)dtype, give_planted, (void*)&planted[i], &error), "%s", error.msg);
+            CHECK(save(&c, &t, (SafeDtype)dtype, give_planted, (void*)&planted[i]), "%s", error.msg);
             CHECK(!model_load(folder, &c, &t, ignore, NULL, &error) && contains(error.msg, parts[i]) &&
                       contains(error.msg, folder) && contains(error.msg, ".safetensors: "),
                   "%s: %s", safe_dtypes[dtype].name, error.msg);
@@ -532,8 +537,7 @@ static void weights_arrive_in_order_on_the_thread_that_asked(void) {
     Arrival a = {pthread_self(), NULL, 0, 0};
     shard_bytes = 2000;
     memset(&error, 0, sizeof error);
-    CHECK(model_save(folder, &c, &t, SAFE_F32, give, NULL, &error) && model_load(folder, &c, &t, arrive, &a, &error), "%s",
-          error.msg);
+    CHECK(save(&c, &t, SAFE_F32, give, NULL) && model_load(folder, &c, &t, arrive, &a, &error), "%s", error.msg);
     CHECK(a.param == &t.items[t.count - 1] && a.next == param_size(a.param) && a.pieces > 10 * TENSOR_READ_BATCH,
           "%zu pieces: too few to tell", a.pieces);
     shard_bytes = 5000000000ull;
@@ -576,7 +580,7 @@ static void an_index_that_contradicts_its_files_is_refused(void) {
     shard_bytes = 4000;
     for (size_t i = 0; i < sizeof edits / sizeof *edits; i++) {
         memset(&error, 0, sizeof error);
-        CHECK(model_save(folder, &c, &t, SAFE_F32, give, NULL, &error) && model_check(folder, &found, &error), "%s", error.msg);
+        CHECK(save(&c, &t, SAFE_F32, give, NULL) && model_check(folder, &found, &error), "%s", error.msg);
         edit_index(edits[i].from, edits[i].to);
         CHECK(!model_check(folder, &found, &error) && contains(error.msg, edits[i].part), "edit %zu: %s", i, error.msg);
     }

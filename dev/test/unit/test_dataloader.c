@@ -6,6 +6,7 @@
 #include <math.h>
 
 static char folder[PATH_CAP];
+static const RowRule cross = {DOCUMENTS_CROSS, -1, 0, false, NULL, NULL};
 
 // ---------------------------------------------------------------------------------------------------------------------
 // making files
@@ -151,7 +152,7 @@ static void compare_with_model(int B, int ranks, uint64_t seed, bool shuffle, ui
     for (int rank = 0; rank < ranks; rank++) {
         DataLoader d;
         Error e = {""};
-        bool ok = dataloader_open(&d, in_folder("data_*.bin"), B, T, rank, ranks, seed, shuffle, &e);
+        bool ok = dataloader_open(&d, in_folder("data_*.bin"), B, T, rank, ranks, seed, shuffle, &cross, &e);
         CHECK(ok, "%s", e.msg);
         if (!ok) { return; }
         CHECK(d.rows_per_epoch == ROWS, "%llu rows", (unsigned long long)d.rows_per_epoch);
@@ -203,7 +204,7 @@ static void ranks_share_each_epoch(int B, int ranks, bool shuffle, uint64_t star
     for (int rank = 0; rank < ranks; rank++) {
         DataLoader d;
         Error e = NO_ERROR;
-        CHECK(dataloader_open(&d, in_folder("data_*.bin"), B, T, rank, ranks, 42, shuffle, &e), "%s", e.msg);
+        CHECK(dataloader_open(&d, in_folder("data_*.bin"), B, T, rank, ranks, 42, shuffle, &cross, &e), "%s", e.msg);
         dataloader_seek(&d, start);
         for (; d.row + (uint64_t)(ranks * B) <= EPOCHS * ROWS; end = d.row) {
             const uint64_t first = d.row + (uint64_t)(rank * B);
@@ -245,7 +246,7 @@ static void seeking_back_reads_the_same_again(void) {
     DataLoader d;
     Error e = {""};
     int32_t x[2][4 * T], y[2][4 * T];
-    CHECK(dataloader_open(&d, in_folder("data_*.bin"), 4, T, 0, 1, 3, true, &e), "%s", e.msg);
+    CHECK(dataloader_open(&d, in_folder("data_*.bin"), 4, T, 0, 1, 3, true, &cross, &e), "%s", e.msg);
     uint64_t places[] = {0, 30, 0, 4, 3 * ROWS + 1, 4, 8};
     for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
         for (int twice = 0; twice < 2; twice++) {
@@ -262,7 +263,7 @@ static void every_row_comes_once_an_epoch_and_epochs_differ(void) {
     write_three_shards(2);
     DataLoader d;
     Error e = {""};
-    CHECK(dataloader_open(&d, in_folder("data_*.bin"), 1, T, 0, 1, 11, true, &e), "%s", e.msg);
+    CHECK(dataloader_open(&d, in_folder("data_*.bin"), 1, T, 0, 1, 11, true, &cross, &e), "%s", e.msg);
     int order[3][ROWS], moved = 0;
     for (int epoch = 0; epoch < 3; epoch++) {
         int seen[SHARDS][32] = {{0}};
@@ -288,8 +289,8 @@ static void without_a_thread_the_batches_are_the_same(void) {
     DataLoader a, b;
     Error e = {""};
     int32_t x[2][2 * T], y[2][2 * T];
-    CHECK(dataloader_open(&a, in_folder("data_*.bin"), 2, T, 0, 1, 6, true, &e), "%s", e.msg);
-    CHECK(dataloader_open(&b, in_folder("data_*.bin"), 2, T, 0, 1, 6, true, &e), "%s", e.msg);
+    CHECK(dataloader_open(&a, in_folder("data_*.bin"), 2, T, 0, 1, 6, true, &cross, &e), "%s", e.msg);
+    CHECK(dataloader_open(&b, in_folder("data_*.bin"), 2, T, 0, 1, 6, true, &cross, &e), "%s", e.msg);
     b.thread_tried = true;  // as if pthread_create had failed
     for (int i = 0; i < 2 * ROWS; i++) {
         CHECK(dataloader_next(&a, x[0], y[0], &e) && dataloader_next(&b, x[1], y[1], &e), "%s", e.msg);
@@ -308,7 +309,7 @@ static void a_name_with_brackets_is_taken_as_it_stands(void) {
     write_shard("set[1].bin", 0, 100, kind);
     DataLoader d;
     Error e = {""};
-    CHECK(dataloader_open(&d, in_folder("set[1].bin"), 1, T, 0, 1, 0, true, &e), "%s", e.msg);
+    CHECK(dataloader_open(&d, in_folder("set[1].bin"), 1, T, 0, 1, 0, true, &cross, &e), "%s", e.msg);
     CHECK(d.num_shards == 1 && d.num_tokens == 100, "%d shards", d.num_shards);
     dataloader_close(&d);
 }
@@ -321,7 +322,7 @@ static void files_of_llm_c_with_zeros_in_the_new_words_are_read(void) {
     write_bytes(in_folder("old.bin"), data, sizeof data);
     DataLoader d;
     Error e = {""};
-    CHECK(dataloader_open(&d, in_folder("old.bin"), 1, T, 0, 1, 0, true, &e), "%s", e.msg);
+    CHECK(dataloader_open(&d, in_folder("old.bin"), 1, T, 0, 1, 0, true, &cross, &e), "%s", e.msg);
     CHECK(d.vocab_size == 0 && d.fingerprint == 0 && d.num_tokens == 50, "header misread");
     CHECK(dataloader_check_vocab(&d, 10, 12345, &e), "%s", e.msg);
     dataloader_close(&d);
@@ -454,7 +455,7 @@ static void more_than_2_to_the_31_tokens_are_read(void) {
     CHECK(write_sparse("big.bin", kind, n, marks, 4), "cannot write");
     DataLoader d;
     Error e = {""};
-    bool ok = dataloader_open(&d, in_folder("big.bin"), 1, long_T, 0, 1, 0, false, &e);
+    bool ok = dataloader_open(&d, in_folder("big.bin"), 1, long_T, 0, 1, 0, false, &cross, &e);
     CHECK(ok, "%s", e.msg);
     if (!ok) { return; }
     CHECK(d.num_tokens == n, "%llu tokens", (unsigned long long)d.num_tokens);
@@ -478,7 +479,7 @@ static uint64_t fingerprint_of(const char* pattern) {
     DataLoader d;
     Error e = NO_ERROR;
     uint64_t print = 0;
-    CHECK(dataloader_open(&d, pattern, 1, T, 0, 1, 0, true, &e) && dataloader_fingerprint(&d, &print, &e), "%s", e.msg);
+    CHECK(dataloader_open(&d, pattern, 1, T, 0, 1, 0, true, &cross, &e) && dataloader_fingerprint(&d, &print, &e), "%s", e.msg);
     dataloader_close(&d);
     return print;
 }
@@ -530,7 +531,7 @@ static void the_fingerprint_reads_the_ends_of_a_large_file(void) {
 static void refuses(const char* pattern, int B, int seq, int ranks, const char* part1, const char* part2, const char* part3) {
     DataLoader d;
     Error e = {""};
-    bool ok = dataloader_open(&d, pattern, B, seq, 0, ranks, 1, true, &e);
+    bool ok = dataloader_open(&d, pattern, B, seq, 0, ranks, 1, true, &cross, &e);
     CHECK(!ok, "%s was opened; wanted '%s'", pattern, part1);
     if (ok) {
         dataloader_close(&d);
@@ -666,7 +667,7 @@ static void shards_that_differ_are_refused_by_both_names(void) {
     write_shard("s2.bin", 0, 100, unknown);
     DataLoader d;
     Error e = {""};
-    CHECK(dataloader_open(&d, in_folder("s*.bin"), 1, T, 0, 1, 0, true, &e), "%s", e.msg);
+    CHECK(dataloader_open(&d, in_folder("s*.bin"), 1, T, 0, 1, 0, true, &cross, &e), "%s", e.msg);
     CHECK(d.vocab_size == 3001 && d.fingerprint == 5, "what one shard tells holds for all");
     dataloader_close(&d);
 }
@@ -692,7 +693,7 @@ static void another_vocabulary_or_tokenizer_is_refused(void) {
     write_shard("a.bin", 0, 100, kind);
     DataLoader d;
     Error e = {""};
-    CHECK(dataloader_open(&d, in_folder("a.bin"), 1, T, 0, 1, 0, true, &e), "%s", e.msg);
+    CHECK(dataloader_open(&d, in_folder("a.bin"), 1, T, 0, 1, 0, true, &cross, &e), "%s", e.msg);
     CHECK(!dataloader_check_vocab(&d, 3000, 5, &e), "3,001 tokens fitted a model of 3,000");
     CHECK(strstr(e.msg, "a.bin: vocabulary is 3001 tokens, but the model has only 3000\n  hint: "), "%s", e.msg);
     e.msg[0] = 0;
@@ -716,7 +717,7 @@ static void a_token_outside_the_vocabulary_is_named(void) {
         DataLoader d;
         Error e = {""};
         int32_t x[T], y[T];
-        CHECK(dataloader_open(&d, in_folder("a.bin"), 1, T, 0, 1, 0, false, &e), "%s", e.msg);
+        CHECK(dataloader_open(&d, in_folder("a.bin"), 1, T, 0, 1, 0, false, &cross, &e), "%s", e.msg);
         CHECK(dataloader_check_vocab(&d, 2000, 0, &e), "%s", e.msg);
         uint64_t good = 0;
         while (dataloader_next(&d, x, y, &e)) { good++; }
@@ -739,7 +740,7 @@ static void an_id_past_int32_is_refused(void) {
     DataLoader d;
     Error e = {""};
     int32_t x[T], y[T];
-    CHECK(dataloader_open(&d, in_folder("a.bin"), 1, T, 0, 1, 0, false, &e), "%s", e.msg);
+    CHECK(dataloader_open(&d, in_folder("a.bin"), 1, T, 0, 1, 0, false, &cross, &e), "%s", e.msg);
     CHECK(!dataloader_next(&d, x, y, &e) && strstr(e.msg, "token 3 is id 2147483648"), "%s", e.msg);
     dataloader_close(&d);
 }
@@ -749,7 +750,7 @@ static const char* scan(const char* pattern) {
     static Error e;
     DataLoader d;
     e.msg[0] = 0;
-    const bool ok = dataloader_open(&d, pattern, 1, T, 0, 1, 0, true, &e) && dataloader_scan(&d, NULL, NULL, &e);
+    const bool ok = dataloader_open(&d, pattern, 1, T, 0, 1, 0, true, &cross, &e) && dataloader_scan(&d, NULL, NULL, &e);
     CHECK(ok == !e.msg[0], "%s", e.msg);
     dataloader_close(&d);
     return e.msg;
@@ -816,7 +817,7 @@ static void damage_during_a_run(int shards, bool vanish, off_t bytes, const char
     int32_t x[2][T], y[2][T];
     const char* last = in_folder(shards == 2 ? "s1.bin" : "s0.bin");
     const uint64_t row = shards == 2 ? 100 : 50;  // the first of the second shard, or the middle of the only one
-    CHECK(dataloader_open(&d, in_folder("s*.bin"), 1, T, 0, 1, 0, false, &e), "%s", e.msg);
+    CHECK(dataloader_open(&d, in_folder("s*.bin"), 1, T, 0, 1, 0, false, &cross, &e), "%s", e.msg);
     dataloader_seek(&d, row);
     CHECK(dataloader_next(&d, x[0], y[0], &e), "%s", e.msg);
     dataloader_seek(&d, 0);

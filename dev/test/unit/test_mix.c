@@ -55,7 +55,7 @@ static void naive_stream(int32_t* first /* (ROWS) */, const int* share /* (SOURC
     int32_t x[T], y[T];
     Error e = NO_ERROR;
     for (int s = 0; s < SOURCES; s++) {
-        CHECK(dataloader_open(&alone[s], in_folder(names[s]), 1, T, 0, 1, SEED, true, &e), "%s", e.msg);
+        CHECK(dataloader_open(&alone[s], in_folder(names[s]), 1, T, 0, 1, SEED, true, &cross, &e), "%s", e.msg);
     }
     for (uint32_t block = 0; block < ROWS / MIX_BLOCK; block++) {
         for (int i = 0; i < MIX_BLOCK; i++) { order[i] = i; }
@@ -206,7 +206,7 @@ static void one_source_is_read_as_without_a_mix(void) {
         Error e = NO_ERROR;
         snprintf(text, sizeof text, "%s%s", in_folder("a*.bin"), weighted ? ":0.7" : "");
         open_mix(&m, &stream, text, 2, 1, 2);
-        CHECK(dataloader_open(&plain, in_folder("a*.bin"), 2, T, 1, 2, SEED, true, &e), "%s", e.msg);
+        CHECK(dataloader_open(&plain, in_folder("a*.bin"), 2, T, 1, 2, SEED, true, &cross, &e), "%s", e.msg);
         CHECK(!stream.read_row && !m.taken && stream.rows_per_epoch == plain.rows_per_epoch, "it is no plain loader");
         CHECK(mix_fingerprint(&m, &a, &e) && dataloader_fingerprint(&plain, &b, &e) && a == b, "another fingerprint");
         for (int i = 0; i < 2000; i++) {

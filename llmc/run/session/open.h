@@ -271,7 +271,7 @@ static inline void session_open_data(Session* s) {
         s->has_train = true;
     }
     if (o->val && (job_trains(s->job) || s->job == JOB_EVAL)) {
-        must(dataloader_open_rows(&s->val, o->val, 1, o->seq, 0, 1, seed, false, &rule, &e), &e);
+        must(dataloader_open(&s->val, o->val, 1, o->seq, 0, 1, seed, false, &rule, &e), &e);
         s->has_val = true;
     }
     progress_end(&scan);
