@@ -9,6 +9,7 @@
 #define LLMC_ROPE_CUH
 
 #include "llmc/config.h"  // defines: AttentionShape
+#include "llmc/rope.h"    // defines: rope_table
 #include "llmc/cuda/cuda_common.cuh"
 
 enum { ROPE_HEADS = 4, ROPE_THREADS = 256 };
