@@ -4,18 +4,18 @@
  *        -o bench_attention dev/bench/bench_attention.cu
  *   ./bench_attention [auto|plain|mma|wgmma|walk|variants [mma|wgmma|walk]]
  *
- * TFLOP/s use the common count: forward 4 B T^2 NH HD / 2 (the causal half), backward 2.5 times that, which is what a walk
- * computes; our other kernels compute 3.5 times. Each number is the median of single launches between events, after a warm-up.
- * The last lines are of rows of 8192 tokens in documents of 400 to 600: their TFLOP/s count whole rows, too: they compare with
- * those above by time.
- * With a kernel's name it runs that one alone; `auto` are those that the program would choose.
+ * TFLOP/s use the common count: forward 4 B T^2 NH HD / 2 (the causal half), backward 2.5 times as much. A walk computes
+ * exactly that; our other kernels compute 3.5 times. Each number is the median of single launches between events, after a
+ * warm-up. The last lines time rows of 8192 tokens in documents of 400 to 600. Their TFLOP/s also count whole rows, so compare
+ * their times, not their rates, with the lines above.
+ * With a kernel's name it runs that kernel alone, with `auto` the kernels that the program would choose.
  *
- * `./bench_attention variants` then runs each mma and wgmma kernel, and the walk, alone with other tiles (a minute); with a
- * third word only that, of one kind. It prints one line a variant: its error against the plain kernel (about 2e-3 in BF16; more
- * is a bug), registers at its start, bytes of stack, and for T = 1024, 2048 and 8192 the time and the TFLOP/s of the operations
- * it really does (dK dV four products, dQ three, a walk five). The best line of each (kernel, part, HD) belongs into MmaTiles
- * of attention_mma.cuh, WgmmaTiles of attention_sm90.cuh or WalkTilesFor of attention_sm90_walk.cuh, whose numbers have the
- * same order.
+ * `./bench_attention variants` runs each mma and wgmma kernel, and the walk, with other tiles (a minute). A third word selects
+ * one kind. It prints one line a variant: its error against the plain kernel (about 2e-3 in BF16; more is a bug), its registers
+ * at the start, and its bytes of stack. For T = 1024, 2048 and 8192 follow the time and the TFLOP/s of the operations it really
+ * does: dK dV four products, dQ three, a walk five. The best line of each (kernel, part, HD) belongs into MmaTiles of
+ * attention_mma.cuh, WgmmaTiles of attention_sm90.cuh or WalkTilesFor of attention_sm90_walk.cuh. Their numbers have the same
+ * order.
  */
 #include <algorithm>
 #include <vector>

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""bench_attention.py -- compares our attention kernels with PyTorch's, or with those of another build, on the same GPU.
+"""bench_attention.py -- compares our attention kernels with PyTorch's, or with another build's, on the same GPU.
 
     make build/bench_attention_cu && python dev/bench/bench_attention.py [--before PROGRAM] [--out FILE.md]
 
-Times our kernels (build/bench_attention_cu) before and after PyTorch's scaled_dot_product_attention (its flash backend, which
-is FlashAttention 2, and cuDNN's) at the same shapes: causal, bf16, grouped heads, random data; medians. TFLOP/s count the
-causal half of the square: two products in the forward pass, 2.5 times as much in the backward pass. Our backward pass and
-the deterministic one of flash give the same bits each time; plain flash and cuDNN add up in any order. A second table has our
-times for rows of documents beside those of whole rows.
+Times our kernels (build/bench_attention_cu) before and after PyTorch's scaled_dot_product_attention at the same shapes: causal,
+bf16, grouped heads, random data; medians. PyTorch runs its flash backend, which is FlashAttention 2, and cuDNN's. TFLOP/s count
+the causal half of the square: two products in the forward pass, 2.5 times as much in the backward pass. Our backward pass and
+flash's deterministic one give the same bits each time; plain flash and cuDNN add up in any order. A second table compares our
+times for rows of documents with our times for whole rows.
 
---before PROGRAM: another build's bench_attention_cu. The table then has its times beside ours instead of PyTorch's, of four
-runs in the order before, ours, ours, before, each of only the kernels that a launcher would choose. PyTorch is not needed."""
+--before PROGRAM: another build's bench_attention_cu. The table then compares ours with its times instead of PyTorch's. Four
+runs take turns: before, ours, ours, before. Each runs only the kernels that a launcher would choose. PyTorch is not needed."""
 import argparse
 import os
 import re
@@ -30,7 +30,8 @@ ROW = re.compile(r"^(\w+)\s+(\w+)\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+) \|\s*(
 
 
 def ours(program, *kernels):
-    """Returns {(model, T, HD, B, NH, NKV): ms of forward and backward} of our fastest kernels; 1B_500: of documents of 500."""
+    """Returns {(model, T, HD, B, NH, NKV): ms of forward and backward} of our fastest kernels; 1B_500 has documents of 500
+    tokens."""
     times = {}
     for line in subprocess.run([program, *kernels], capture_output=True, text=True, check=True).stdout.splitlines():
         row = ROW.match(line)

@@ -1,5 +1,5 @@
-/* bench_common.cuh -- what the benchmarks of levers and of products share: runs that last, with watts and clock from NVML;
- * device memory that the program keeps; the fastest algorithm of a product alone.
+/* bench_common.cuh -- the benchmarks' shared parts: long runs with watts and clock from NVML; device memory that the program
+ * keeps; the fastest algorithm of a single product.
  */
 #ifndef TEST_BENCH_COMMON_CUH
 #define TEST_BENCH_COMMON_CUH
@@ -18,7 +18,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // the meter
 
-/* What NVML showed when its energy counter changed. */
+/* One reading of NVML, taken when its energy counter changed. */
 struct Sample {
     double at;      // now_seconds()
     double joules;  // since the driver was loaded
@@ -77,8 +77,8 @@ static Rate metered(double ms, double from, double to) {
     return {ms, (last->joules - first->joules) / (last->at - first->at), mhz / count};
 }
 
-/* Runs `launch`, which queues work on stream 0, back to back: a third of `seconds` to settle, then `seconds` that count. Two
- * batches of launches are queued at a time, so that the card never waits for the host. */
+/* Runs `launch`, which queues work on stream 0, back to back. The card first settles for a third of `seconds`; then come the
+ * `seconds` that count. Two batches of launches are queued at a time, so that the card never waits for the host. */
 static Rate run_for(double seconds, const std::function<void()>& launch) {
     enum { BATCH_MS = 10, MOST = 500 };
     cudaEvent_t done[2];
@@ -149,7 +149,7 @@ static MatmulKey product_key(cudaDataType_t type, FactorSide a, FactorSide b, si
     return key;
 }
 
-/* Finds the fastest of the heuristic's algorithms for a plan's descriptors. Returns how many ran; 0: none. */
+/* Finds the fastest of the heuristic's algorithms for a plan's descriptors. Returns how many of them ran. */
 static int choose(MatmulContext* ctx, const MatmulPlan* p, char* buffers[3], cublasLtMatmulAlgo_t* algo) {
     cublasLtMatmulHeuristicResult_t results[CANDIDATES];
     cublasLtMatmulAlgo_t algos[CANDIDATES];

@@ -6,10 +6,10 @@
 Both start from the same model folder (dN, tied) and read the same random tokens; fp32, AdamW and clipping included. They
 run in turns, in alternating order, so that a machine that warms up or slows down affects both. Step times come from each
 run's log.jsonl, without the first three; memory is the peak resident size of the process (VmHWM).
-sgemm is torch.mm in fp32 at the shapes of the model's products, on the same threads: the speed of a library's matrix products
+sgemm is torch.mm in fp32 at the shapes of the model's products, on the same threads. It shows a library's matrix products
 without the rest of a step. Its rates are GFLOP/s per core.
-`ratio` is our tokens/s over those of the faster PyTorch mode, by the medians; the ratio of the best steps depends least on
-other load of the machine."""
+`ratio` divides our tokens/s by the faster PyTorch mode's, both medians. The ratio of the best steps depends least on other load
+of the machine."""
 import argparse
 import dataclasses
 import json

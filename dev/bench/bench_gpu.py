@@ -3,25 +3,25 @@
 
     make train_llama3cu && python dev/bench/bench_gpu.py [--torch-step OTHER_BASELINE.py] [--shapes 126M 1B-2k 1B-8k 8B]
     python dev/bench/bench_gpu.py --trainer-before OLD/train_llama3cu       compares two builds of ours, new and old; --torch: PyTorch, too
-    python dev/bench/bench_gpu.py --ours-b="FLAGS"                          compares ours with ours under more flags
+    python dev/bench/bench_gpu.py --ours-b="FLAGS"                          compares ours with ours and more flags
     python dev/bench/bench_gpu.py --also="--fp8" --also="--fp8 --fp8-head"  has ours under more flags beside it, too
     python dev/bench/bench_gpu.py --gpus N [--torch-dist BASELINE.py]       compares N GPUs of this host with each of them alone
 
 PyTorch is train_llama3.py --compile: blocks compiled one by one, the fastest attention backend for the shape, the head in
 chunks, fused AdamW. It keeps every activation; if memory runs out, it recomputes some blocks, and the table says so.
-Ours also runs lean, with 10 bytes per parameter, against 8 of PyTorch all in bf16; with
+Ours also runs lean, with 10 bytes per parameter; PyTorch all in bf16 has 8. Ours has 8 as well with
 --also="--master none --moments bf16" it has 8 as well.
 
 All sides start from the same random weights, read the same random tokens, and run in turns A B B A of at least --seconds
 each. A turn is killed when it has enough steps, so that it writes no checkpoint. Step times come from each run's log.jsonl,
 without the first --warm steps. nvidia-smi gives clock, power and memory ten times a second while the counted steps run;
-memory is that of the whole GPU. The forward pass alone (with loss, no gradients, B=4, T=1024, 12 layers) is timed by --eval
-over few and over many batches; the difference excludes the start-up.
+memory counts the whole GPU. --eval times the forward pass alone (with loss, no gradients, B=4, T=1024, 12 layers), over few and
+over many batches: the difference of both times excludes the start-up.
 
---gpus: the cards train alone, all at the same time, then together, each rank with the batch of one; the figures are those of
-a card, and the bar is the slowest card. --together adds a way to train together: flags, with variables before them, such as
-"NCCL_MAX_CTAS=4 --zero 3". --torch-dist is a script for torchrun that trains a shape (the flags of TORCH_MODES) and prints
-"RESULT {json}" with tok_s_gpu; the fastest of its ways counts, and runs on one card, too, which is the first.
+--gpus: first each card trains alone, all at the same time; then the cards train together, each rank with the batch of a single
+card. The figures are a card's, and the bar is the slowest card. --together adds a way to train together: flags, after
+environment variables, such as "NCCL_MAX_CTAS=4 --zero 3". --torch-dist is a script for torchrun that trains a shape (the flags
+of TORCH_MODES) and prints "RESULT {json}" with tok_s_gpu; its fastest mode counts, and also runs on the first card alone.
 """
 import argparse
 import concurrent.futures
@@ -240,8 +240,8 @@ def torch_way(a, step_args, mode, gpus):
 
 
 def torch_dist(a, step_args):
-    """Runs --torch-dist in each of its ways, and in the fastest on one card. Returns a line for each, the most tokens/s of a
-    card, and those of the one."""
+    """Runs --torch-dist in each of its modes, and in the fastest mode on one card. Returns a line for each, the most tokens/s
+    of a card together, and the tokens/s of the one card."""
     lines, rates = ["| PyTorch | tokens/s of a card | memory GiB | |", "|---|---|---|---|"], {}
     for mode in [*a.torch_modes, None]:
         if mode is None and not rates:
@@ -260,8 +260,8 @@ def torch_dist(a, step_args):
 
 
 def compare_gpus(name, shape, a, monitors, work):
-    """Runs one shape on each card alone and on all together, in turns. Returns the lines to write, and the share of the slowest
-    card's speed that each has together."""
+    """Runs one shape on each card alone and on all together, in turns. Returns the lines to write, and each card's speed
+    together as a share of the slowest card's speed alone."""
     model, vocab, batch, seq, ours_flags, step_args = shape
     ours_flags = shlex.split(a.ours.get(name, ours_flags))
     flags = same_run(model, vocab, batch, seq, a.gpus, work)
@@ -298,8 +298,8 @@ def compare_gpus(name, shape, a, monitors, work):
 
 
 def compare(name, shape, a, monitor, work):
-    """Runs one shape in turns: ours, lean or in the other ways asked for, and PyTorch. Returns the lines to write, and the ratio
-    of our speed to that of the last side."""
+    """Runs one shape in turns: ours, our lean or other variants as asked, and PyTorch. Returns the lines to write, and the
+    ratio of our speed to that of the last side."""
     model, vocab, batch, seq, ours_flags, step_args = shape
     ours_flags = shlex.split(a.ours.get(name, ours_flags))
     flags = same_run(model, vocab, batch, seq, 1, work)
@@ -434,7 +434,7 @@ def main():
     p.add_argument("--device", default="cuda", help="cuda, or cpu to try this script")
     p.add_argument("--out", help="file to write (build/GPU.md)")
     a = p.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an interrupt: what runs is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # like an interrupt: ends what runs
     a.trainer = os.path.abspath(a.trainer)  # the sides run in the project's root
     a.trainer_before = a.trainer_before and os.path.abspath(a.trainer_before)
     a.torch_dist = a.torch_dist and os.path.abspath(a.torch_dist)

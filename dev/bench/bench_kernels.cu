@@ -5,9 +5,9 @@
  * Memory-bound kernels run on more than 1 GB of data, so that no cache helps, in turns with a device-to-device copy. The last
  * column is the share of that copy's bandwidth. Bytes are those the layer must move: each input once, each output once.
  * `variants` times the launch options from which a layer's launcher chose. Matrix products run at the shapes of Llama models on
- * normally distributed data, each by all of matmul_algos(), one after the other; then those that ran are timed again, in
- * five rounds in other orders. Columns: TFLOP/s of the heuristic's first, of the fastest of the first time and of the second,
- * and the shares of the first two in the last.
+ * normally distributed data, each by all of matmul_algos(), one after the other. Algorithms that ran are timed again, in five
+ * rounds in other orders. Columns: TFLOP/s of the heuristic's first algorithm, of the first measurement's fastest and of the
+ * second's; then the first two as shares of the third.
  */
 #include <functional>
 #include <string>
@@ -44,8 +44,8 @@ static T* take_random(size_t n) {
     return p;
 }
 
-/* Times `launch`, which moves `bytes`, in turns with a copy of one gigabyte; prints medians. The launch is queued behind the
- * copy, as it is behind other work in a training step, so the host's part of it is not timed. */
+/* Times `launch`, which moves `bytes`, in turns with a copy of one gigabyte; prints medians. The host queues the launch while
+ * the copy runs, as it queues launches ahead in a training step. So the host's part of a launch is not timed. */
 static void measure(const char* name, double bytes, const std::function<void()>& launch) {
     enum { ROUNDS = 11 };
     if (!strstr(name, wanted)) { return; }
@@ -72,10 +72,10 @@ static void measure(const char* name, double bytes, const std::function<void()>&
     arena_used = used;
 }
 
-/* Runs embedding at the sizes of training steps and on more than 1 GB. Tokens are uniform or, as in text, the k-th has a share
- * of about 1 / k (Zipf). Backward moves each gradient row once, and each row of the table that occurs twice. Forward reads a
- * table row for each token unless the whole table fits in the L2 cache. The sort is a part of backward that moves none of these
- * bytes. `variants`: rows that a thread of backward has in flight. */
+/* Runs embedding at the sizes of training steps and on more than 1 GB. Tokens are uniform or, as in text, the k-th most
+ * frequent has a share of about 1 / k (Zipf). Backward reads each gradient row once; it reads and writes each table row that
+ * occurs. Forward reads a table row for each token unless the whole table fits in the L2 cache. The sort is a part of backward,
+ * but moves none of these bytes. `variants` times how many rows a thread of backward has in flight. */
 static void bench_embedding(bool variants) {
     static const struct {
         size_t N, C, V;

@@ -133,7 +133,7 @@ static void bench_documents(int T) {
     int32_t* starts = (int32_t*)xmalloc(N * sizeof *starts);
     void* scratch = aligned(attention_backward_scratch(s));
     for (int t = 0; t < T; t++) { starts[t] = t - t % 500; }
-    double pairs = 0;  // of a query and a key that it sees, twice
+    double pairs = 0;  // pairs of a query and a key that it sees, times two
     for (int t = 0; t < T; t++) { pairs += 2 * (t - starts[t] + 1); }
     const double flop = 2.0 * s.NH * s.HD, row = flop * T * T, documents = flop * pairs;
     printf("d4: a row of %d tokens, undivided and in documents of 500\n", T);

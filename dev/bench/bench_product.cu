@@ -2,14 +2,15 @@
  *
  *   make build/bench_product_cu GPU_ARCH=90 PRECISION=BF16 && build/bench_product_cu check && build/bench_product_cu time
  *
- * check                    small shapes. Sums are compared with cuBLASLt's; SwiGLU and RoPE of them, bit by bit, with what the
- *                          kernels of swiglu.cuh and rope.cuh make of these sums. Results are NaN before. Built with
- *                          NVCCFLAGS_EXTRA=-DBARRIER_TIMEOUT=2000000000ull, a wait that would last forever becomes a message.
- * time [SECONDS]           checks, then times the products of gate and up and of qkv forward and of down's dx, in turns
- *                          A B C C B A of SECONDS each behind a third of that to settle. cuBLASLt's algorithm is the fastest of
- *                          the heuristic's 8.
+ * check                    small shapes. The sums are compared with cuBLASLt's. SwiGLU and RoPE of the sums must have the bits
+ *                          that the kernels of swiglu.cuh and rope.cuh make of the same sums. Results are NaN before. Built
+ *                          with NVCCFLAGS_EXTRA=-DBARRIER_TIMEOUT=2000000000ull, a wait that would last forever becomes a
+ *                          message.
+ * time [SECONDS]           checks, then times three products: gate and up, qkv forward, and down's dx. Contenders run in turns
+ *                          A B C C B A, each for a third of SECONDS to settle, then for the SECONDS that count. cuBLASLt's
+ *                          algorithm is the fastest of the heuristic's 8.
  *
- * A line: shape | contender | ms | TFLOP/s | W | MHz | what share of cuBLASLt's speed. "+" is a kernel of its own.
+ * A line: shape | contender | ms | TFLOP/s | W | MHz | share of cuBLASLt's speed. "+" marks a separate kernel.
  */
 #include "llmc/matmul_sm90.cuh"
 #include "llmc/rope.cuh"
@@ -58,8 +59,8 @@ static const Shape checked[] = {
     {"many tiles", QKV, 4096, 192, 2048, {8, 512, 8, 4, 128}},
 };
 
-/* Factors; the table of RoPE; results of product and what follows, of two columns or one for each of F, to hold two ways to
- * compute them. */
+/* The factors; RoPE's table; the results of the product and of SwiGLU or RoPE, with one or two columns for each of F. Results
+ * exist twice, for two ways to compute them. */
 struct Buffers {
     floatX *x, *w, *wide[2], *narrow[3];
     float* table;
@@ -100,7 +101,7 @@ static void launch_fused(const Shape& s, const Buffers& b, floatX* out, const fl
     }
 }
 
-/* A kernel of ours, by how consumers split the work. */
+/* One of our kernels, by how the consumers split the work. */
 struct Kind {
     const char* name;
     MatmulSplit split;
@@ -128,7 +129,7 @@ struct Difference {
     unsigned long long other;    // elements with other bits
 };
 
-/* slack: what two orders of a sum may differ by */
+/* slack: the largest difference that two orders of a sum may make */
 __global__ void compare_kernel(Difference* d, const floatX* got, const floatX* want, size_t n, float slack) {
     __shared__ double sums[32];
     double error = 0, norm = 0;
@@ -157,7 +158,7 @@ __global__ void scale_kernel(floatX* x, size_t n, float factor) {
     }
 }
 
-/* Waits for the GPU, and reports a wait for a barrier that timed out. */
+/* Waits for the GPU. If a kernel's wait for a barrier timed out, ends the program with a message. */
 static void finish(const char* what) {
     CUDA_CHECK(cudaDeviceSynchronize());
 #ifdef BARRIER_TIMEOUT

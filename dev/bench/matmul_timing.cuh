@@ -60,7 +60,7 @@ static inline float matmul_time(MatmulContext* c, const MatmulPlan* p, const cub
     return ms * 1000.0f / (float)repeats;
 }
 
-/* Returns the bytes of scratch that timing a plan needs, and in `bytes` those of A, B and D. */
+/* Returns the bytes of scratch that timing a plan needs. `bytes` receives the sizes of A, B and D. */
 static inline size_t matmul_timing_bytes(const MatmulKey* key, size_t bytes[3]) {
     const int64_t* v = key->v;
     bytes[0] = (size_t)((v[KEY_TRANS_A] ? v[KEY_K] : v[KEY_M]) * v[KEY_LD_A]) * matmul_type_bytes(v[KEY_TYPE_A]);
@@ -69,9 +69,9 @@ static inline size_t matmul_timing_bytes(const MatmulKey* key, size_t bytes[3]) 
     return round_up(bytes[0], 256) + round_up(bytes[1], 256) + round_up(bytes[2], 256);
 }
 
-/* Times candidates in MATMUL_ROUNDS rounds, each in its own order, which depends on `seed`. us: each candidate's median (its
- * best would be that of a moment when the card was cool); negative for a candidate that does not run, or that at first took 1.3
- * times as long as the fastest and is out. Returns how many ran. */
+/* Times candidates in MATMUL_ROUNDS rounds, each in its own order, which depends on `seed`. us: each candidate's median, since
+ * its best time may come from a moment when the card was cool. It is negative for a candidate that does not run, or that is out
+ * because it first took 1.3 times as long as the fastest. Returns how many ran. */
 static inline int matmul_time_candidates(MatmulContext* c, const MatmulPlan* p, const cublasLtMatmulAlgo_t* algos, int count,
                                          float* us, char* buffers[3], uint64_t seed, cudaStream_t stream) {
     cudaEvent_t start, end;
@@ -146,8 +146,8 @@ typedef struct {
 } MatmulRetimed;
 
 /* Times the candidates of one plan and gives it the fastest; keeps the heuristic's first if nothing is 1 % faster. scratch:
- * device memory, whose contents are lost. Returns how many candidates ran, 0 if the scratch is too small or the factors have
- * scales. retimed: NULL, or filled from a second measurement in other orders. Synchronizes. */
+ * device memory, whose contents are lost. retimed: NULL, or filled from a second measurement in other orders. Returns how many
+ * candidates ran, 0 if the scratch is too small or the factors have scales. Synchronizes. */
 static inline int matmul_choose_alone(MatmulContext* c, MatmulPlan* p, void* scratch, size_t scratch_bytes,
                                       MatmulRetimed* retimed, cudaStream_t stream) {
     size_t bytes[3];

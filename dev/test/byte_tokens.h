@@ -5,7 +5,7 @@
 #include "llmc/base/utils.h"
 #include "llmc/text/tokenizer_read.h"  // defines: tokenizer_parse
 
-/* Makes it. `more`: further lines of tiktoken's format, "" for none. */
+/* Makes the tokenizer. `more`: further lines of tiktoken's format, "" for none. */
 static inline void byte_tokens(Tokenizer* t, const char* more) {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     char text[8192];

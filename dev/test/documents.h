@@ -5,7 +5,8 @@
 #include "llmc/base/rand.h"
 #include "llmc/base/utils.h"
 
-/* Returns the starts (B, T) of rows that hold documents of 1 to `longest` tokens, other ones in each row. 0: returns NULL. */
+/* Returns the starts (B, T) of rows that hold documents of 1 to `longest` tokens. Each row has other documents. longest 0:
+ * returns NULL. */
 static inline int32_t* random_starts(int B, int T, int longest) {
     if (longest == 0) { return NULL; }
     int32_t* starts = (int32_t*)xmalloc((size_t)B * (size_t)T * sizeof *starts);

@@ -1,8 +1,8 @@
-"""lab.py -- what the crash tests share: a small run and its unbroken reference, ways to run it with a fault, and the judgement.
+"""lab.py -- shared by the crash tests: a small run and its unbroken reference, ways to run it with a fault, and the verdict.
 
-The run is the same each time: a fault may cost time, never bits. So a checkpoint is whole if it equals the reference's of that
-step: the same weights, state and configuration byte for byte, the same numbers in trainer_state.json. Left out are the run id,
-which is drawn, and the files that a run may lose with a warning."""
+The run is the same each time: a fault may cost time, never bits. So a checkpoint is whole if it equals the reference's
+checkpoint of that step: the same weights, state and configuration byte for byte, and the same numbers in trainer_state.json.
+The run id is left out, since it is drawn; so are the files that a run may lose with a warning."""
 import atexit, concurrent.futures, json, os, re, shutil, signal, subprocess, sys, tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
@@ -34,7 +34,7 @@ class Result:
         self.status, self.out, self.err = status, out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
 
     def cut_short(self):
-        """The step that an error of log or data ended the run at, once its weights were saved; None: no such error."""
+        """The step at which an error of log or data ended the run, once its weights were saved; None without such an error."""
         told = re.search(r"^  hint: step (\d+) is saved", self.err, re.M)
         return int(told[1]) if self.status == 1 and told else None
 
@@ -75,7 +75,7 @@ def steps_of_log(path):
 
 
 class Run:
-    """A small run: base holds it at step `first`, ref the same run gone on to step `last`."""
+    """A small run: base holds it at step `first`, ref the same run continued to step `last`."""
 
     def __init__(self, trainer, work, flags=(), jobs=2, limit=60):
         self.trainer, self.work, self.jobs, self.limit = os.path.abspath(trainer), work, jobs, limit
@@ -117,8 +117,8 @@ class Run:
             return Result("hang", e.stdout or b"", e.stderr or b"")
 
     def lost(self, out, warned, cut_short=None):
-        """What a folder's checkpoints lack; "" if all are whole. Side files may be missing where a warning says so, and the
-        validation of step `cut_short`, which a resumed run makes."""
+        """Returns what a folder's checkpoints lack; "" if all are whole. Side files may be missing where a warning says so, and
+        the validation of step `cut_short`, which a resumed run makes."""
         steps = [s for s in os.listdir(out) if STEP.match(s)] if os.path.isdir(out) else []
         for s in steps:
             got, wanted = checkpoint(os.path.join(out, s)), self.whole.get(s, {})
@@ -130,7 +130,7 @@ class Run:
         return "" if steps else "every checkpoint"
 
     def same_end(self, out, warned=False, cut_short=None):
-        """What differs from the unbroken run; "" if nothing does. The log may lack lines of step `cut_short`."""
+        """Returns what differs from the unbroken run; "" if nothing does. The log may lack lines of step `cut_short`."""
         last = "step_%08d" % self.last
         if not os.path.isdir(os.path.join(out, last)):
             return last
@@ -152,7 +152,8 @@ def sample(items, count):
 
 
 def report(title, columns, rows, wanted):
-    """Prints a table and one line for each column of `wanted`, which must be 0 in every row. Returns how many are not."""
+    """Prints a table and one line for each column of `wanted`. These columns must be 0 in every row. Returns how many are
+    not."""
     print("\n%-10s" % title + "".join("%12s" % c for c in columns))
     for name, row in rows.items():
         print("%-10s" % name + "".join("%12d" % row.get(c, 0) for c in columns))

@@ -9,7 +9,7 @@ BIN=DIR tests the programs of another build, such as one with sanitizers. Wanted
   unnamed  0  and that line names the changed file
   slow     0  less than 2 s of processor time, and an end within 30 s
   memory   0  a peak below 200 MiB (400 with sanitizers) and 30 times the file
-  wrong    0  a damaged checkpoint that is accepted goes on in the bits of the good one; weights that are not finite are refused
+  wrong    0  a damaged checkpoint that is accepted continues with the good one's bits; weights that are not finite are refused
   litter   0  no output is left by a run that failed"""
 import argparse, json, os, random, re, resource, shutil, struct, subprocess, sys, tarfile, threading
 import lab
@@ -67,7 +67,7 @@ def flip_head(r, b): return flip(r, b, 4096)
 
 ANY = (truncate, cut_at_edge, extend, pad_with_zeros, empty, noise, delete, double, zero, flip, flip_head)
 
-# --- of text: JSON, or the header of a safetensors file ----------------------------------------------------------------------
+# --- changes of text: JSON, or the header of a safetensors file --------------------------------------------------------------
 
 
 def replace(pattern, r, b, make):
@@ -233,7 +233,7 @@ class Lab:
             json.dump({"metadata": {"total_size": len(b) - start}, "weight_map": where}, f, indent=1)
 
     def bits(self, folder):
-        """The weights and moments at the end of a resumed run; None if they are not there."""
+        """The weights and moments at the end of a resumed run; None if the run left none."""
         files = [os.path.join(folder, "run/step_00000005", f) for f in ("model.safetensors", "state_rank00000.safetensors")]
         return [lab.read(f) for f in files] if all(map(os.path.exists, files)) else None
 
@@ -248,7 +248,7 @@ class Lab:
             change = r.choice(ANY + changes * 2 + PLACES)
             i += 1
             if change is sparse and target in ("text", "jsonl"):
-                continue  # a text of 1 TiB is a text of 1 TiB
+                continue  # a valid input: reading 1 TiB may take its time
             content = None if change in PLACES else change(r, b)
             if change in PLACES or content not in (None, b):
                 cases.append(Case(target, change, content))
@@ -326,7 +326,7 @@ def measure(command, folder):
     env = dict(os.environ, ASAN_OPTIONS="exitcode=99:allocator_may_return_null=1", OMP_NUM_THREADS="1")
     with open(os.path.join(folder, "stdout"), "w+b") as out, open(os.path.join(folder, "stderr"), "w+b") as err:
         p = subprocess.Popen(command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
-        if not SANITIZED:  # a program that reads without end must not take the machine with it
+        if not SANITIZED:  # limits memory, so that a program that reads without end cannot bring the machine down
             resource.prlimit(p.pid, resource.RLIMIT_AS, (2 << 30, 2 << 30))
         late = threading.Event()
         timer = threading.Timer(30, lambda: (late.set(), p.kill()))

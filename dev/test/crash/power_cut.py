@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
 """power_cut.py [--trainer PATH] [--resumes N] [--jobs N] -- cuts the power after each change that a run makes on disk.
 
-shim.c records every change below --out of a run that writes four checkpoints and prunes two. Each prefix of the record is then
-a moment of a power cut, after which the disk may hold:
+shim.c records every change below --out of a run that writes four checkpoints and prunes two. A power cut may come after each
+change of the record. The disk may then hold:
   kept     all of it
-  dropped  only what was fsynced: a file's data by fsync of the file, a name (made, renamed, removed) by fsync of its folder
+  dropped  only fsynced changes: a file's data by fsync of the file, a name (made, renamed, removed) by fsync of its folder
   one      all but one change that was not fsynced, each in turn
-  torn     of the last write only the pages before a boundary of 4 KiB, or only those behind it
-That assumes less than ext4 (ordered) and xfs give, which journal names in their order and write a new file's name with its
-data, and no more than POSIX: fsync of a file doesn't keep its name, changes that were not fsynced may come in any order. It
-assumes that fsync tells the truth (disks that lie about their cache are not promised), that a rename is whole or not at all,
-and that a page of 4 KiB of the last write is too.
+  torn     of the last write only the pages before a boundary of 4 KiB, or only the pages behind it
+This model assumes no more than POSIX: fsync of a file doesn't keep its name, and changes that were not fsynced may come in any
+order. ext4 (ordered) and xfs give more: they journal names in their order and write a new file's name with its data. The model
+assumes that fsync tells the truth (disks that lie about their cache are not promised). It also assumes that a rename is whole
+or not at all, and so is a page of 4 KiB of the last write.
 
-Wanted of each such disk: a folder step_N without .tmp is whole; once a checkpoint is sealed (renamed, its folder fsynced) it is
-there until it is pruned. Of N disks, evenly spread over the different ones: --resume ends in the bits of the unbroken run.
+Wanted of each such disk: a folder step_N without .tmp is whole. Once a checkpoint is sealed (renamed, its folder fsynced), it
+stays until it is pruned. On N disks, evenly spread over the different ones, --resume must end in the bits of the unbroken run.
 The log is no part of the promise: lines that were not fsynced may be lost ("log lost")."""
 import argparse, os, re, shutil, sys
 import lab
@@ -54,9 +54,9 @@ class Disk:
 
 
 class Record:
-    """The recorded changes. ops[i]: a change by numbers of files, so that it stays the same where a name before it is lost.
-    synced[i]: the index of the last fsync that it needs to be kept, NEVER without. Folders have numbers below 1; 0 is
-    the folder that the run starts in."""
+    """The recorded changes. ops[i]: a change. It names files by number, so that it stays the same when an earlier name is lost.
+    synced[i]: the index of the last fsync that it needs to be kept, NEVER without. Folders have numbers below 1; 0 is the
+    folder that the run starts in."""
 
     def __init__(self, path, root):
         self.ops, self.synced, self.data, self.disk = [], [], {}, Disk()
@@ -71,7 +71,7 @@ class Record:
                 self.add(kind, places, int(offset), data)
 
     def place(self, path):
-        """(folder's number, name) and the number behind it: None if there is none."""
+        """(folder's number, name), and the number that this name has; None if it has none."""
         folder, parts = 0, path.split("/")
         if path == ".":
             return None, 0

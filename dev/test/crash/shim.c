@@ -1,16 +1,17 @@
 /* shim.c -- fails, kills or records system calls and allocations of a program: LD_PRELOAD=shim.so. Needs x86-64 Linux, glibc.
  *
- * A seccomp filter turns each watched system call into SIGSYS. The handler counts the call, then makes it itself, or doesn't.
- * So calls that libc makes inside of fclose() or readdir() are seen, too, and no tracer is needed. Allocations are counted
- * where the program or libc asks for them, not where a library such as libgomp does: that has its own way to end.
+ * A seccomp filter turns each watched system call into SIGSYS. The handler counts the call, then makes it itself or fails it.
+ * So the shim also sees calls that libc makes inside of fclose() or readdir(), and needs no tracer. Allocations are counted
+ * where the program or libc asks for them. A library such as libgomp ends in its own way without memory, so its allocations are
+ * not counted.
  *
  *   FAULT_CLASS=NAME   read write open close fsync rename unlink mkdir list stat truncate lock seek mmap malloc
  *   FAULT_AT=K         the K-th call of the class fails. 0 or absent: none
  *   FAULT_FROM=1       and all after it
  *   FAULT_DO=N|kill    the error number, or kill -9 before the call. A close that fails closes all the same.
- *   FAULT_BELOW=PATH   counts only calls on files whose path starts so
- *   FAULT_ARM=TEXT     counts from the first mkdir() of a path with this text. Until then the filter is not there: CUDA's
- *                      threads, which started before, are never touched.
+ *   FAULT_BELOW=PATH   counts only calls on files whose path starts with PATH
+ *   FAULT_ARM=TEXT     counts from the first mkdir() of a path with this text. The filter is installed only then, so it never
+ *                      touches CUDA's threads, which started before.
  *   FAULT_COUNTS=FILE  at exit: one line "CLASS COUNT" each
  *   FAULT_TRACE=FILE   appends every change below FAULT_BELOW: a line "OP PATH PATH2 OFFSET LENGTH", then LENGTH bytes
  */
@@ -80,7 +81,7 @@ static atomic_long counts[CLASSES];
 static atomic_flag trace_lock = ATOMIC_FLAG_INIT;
 static uintptr_t text[2][2];  // address ranges of the program and of libc
 
-// The filter lets a call pass that is made from here. Same arguments as syscall(), but returns -errno.
+// Makes a system call that the filter lets pass. Takes the arguments of syscall(), but returns -errno.
 long shim_call(long number, ...) __attribute__((visibility("hidden")));
 extern const char shim_return[] __attribute__((visibility("hidden")));
 __asm__(
@@ -89,7 +90,7 @@ __asm__(
     "mov 8(%rsp), %r9\n syscall\n"
     "shim_return: ret\n");
 
-// Counts a call of the class; true if it must fail. Kills here if that is asked for.
+// Counts a call of the class; returns true if it must fail. Kills the process here if FAULT_DO=kill.
 static bool must_fail(int class) {
     if (!atomic_load(&armed)) { return false; }
     const long n = atomic_fetch_add(&counts[class], 1) + 1;
@@ -132,7 +133,7 @@ static void path_at(int folder, const char* path, char* out) {
     append(out, n, path);
 }
 
-// Writes the paths that a call's arguments a name; second is "" where there is one.
+// Writes the paths that a call's arguments `a` name. `second` is "" for a call with one path.
 static void paths_of(Names names, const long* a, char* first, char* second) {
     first[0] = second[0] = 0;
     if (names == FD) { path_of_fd((int)a[0], first); }
@@ -226,7 +227,7 @@ static void install_filter(void) {
     }
 }
 
-// --- what replaces libc's functions ------------------------------------------------------------------------------------
+// --- replacements of libc's functions ----------------------------------------------------------------------------------
 
 void* __libc_malloc(size_t size);
 void* __libc_calloc(size_t count, size_t size);
@@ -251,7 +252,7 @@ int posix_memalign(void** p, size_t alignment, size_t size) {
     return *p ? 0 : ENOMEM;
 }
 
-// A blocked SIGSYS kills the process: no mask may hold it.
+// A blocked SIGSYS kills the process, so no mask may block it.
 int pthread_sigmask(int how, const sigset_t* set, sigset_t* old) {
     sigset_t open_set;
     if (set) {

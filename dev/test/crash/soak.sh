@@ -1,8 +1,8 @@
 #!/bin/sh
-# soak.sh [MINUTES] -- trains that long (20 by default) with a validation, a sample and a checkpoint every 50 steps, and watches
-# the process: memory, open files, maps and threads must stay as they are after the first tenth of the time. Memory may differ
-# by 1 MiB, since the allocator's free lists settle late; maps by 2; files by 2, which a checkpoint has open for a moment;
-# threads not at all. TRAINER: the program under test. Run from the project's root after `make`.
+# soak.sh [MINUTES] -- trains that long (20 by default) with a validation, a sample and a checkpoint every 50 steps. It watches
+# the process: after the first tenth of the time, memory, open files, maps and threads must stay as they are. Memory may differ
+# by 1 MiB, since the allocator's free lists settle late. Maps may differ by 2, and files by 2, which a checkpoint has open for
+# a moment; threads not at all. TRAINER: the program under test. Run from the project's root after `make`.
 . dev/test/lib.sh
 minutes=${1:-20} trainer=${TRAINER:-$bin/train_llama3}
 case $trainer in /*) ;; *) trainer=$root/$trainer ;; esac

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""stop_latency.py [TRIES] -- how long after SIGTERM a d6 run (B = 4, T = 256, 4,096 tokens of vocabulary) begins to save: each
-try starts it anew, sends the signal at a random moment of a later step, and waits for the folder that the checkpoint is made
-in. Prints a line a try, then the smallest, median and largest time; ends with 1 if one is above 500 ms. The time is the
-machine's, too: run it on one that does nothing else. TRAINER: the program under test. Run from the project's root after
+"""stop_latency.py [TRIES] -- measures how long after SIGTERM a d6 run (B = 4, T = 256, 4,096 tokens of vocabulary) begins to
+save. Each try starts the run anew, sends the signal at a random moment of a later step, and waits for the checkpoint's
+temporary folder. Prints a line a try, then the smallest, median and largest time; ends with 1 if one is above 500 ms. Other
+load changes the times, so run it on an idle machine. TRAINER: the program under test. Run from the project's root after
 `make`."""
 import os, random, signal, struct, subprocess, sys, tempfile, time
 

@@ -10,11 +10,11 @@ Then the run is resumed without a fault. Wanted of each:
   signals  0  none but the kill -9 that was planted
   silent   0  exit 0 means that nothing is lost
   form     0  exit 1 comes with one line "error: ...", and no line is of another kind
-  changed  0  the resumed run ends in the bits of the run without a fault. Where an error of log or data ended the run, which
-              then says what step is saved, the log may lack lines of that step, and its checkpoint the validation, which
-              the resumed run makes
---sample N takes N faults of each sweep, evenly spread. --card is for the GPU trainer: only calls on files below --out, from the
-first checkpoint on, since the CUDA driver's calls before are not the program's."""
+  changed  0  the resumed run ends in the bits of the run without a fault. If an error of log or data ended the run, the run
+              says which step is saved. The log may then lack lines of that step, and its checkpoint the validation, which the
+              resumed run makes
+--sample N takes N faults of each sweep, evenly spread. --card is for the GPU trainer: faults hit only calls on files below
+--out, from the first checkpoint on, since earlier calls are the CUDA driver's."""
 import argparse, errno, os, shutil, sys
 import lab
 
@@ -29,7 +29,7 @@ WANTED = ("damaged", "signals", "silent", "form", "changed")
 
 
 def faults(sweep, counts, card):
-    """All faults of a sweep: (class, which call, action, from there on)."""
+    """Returns all faults of a sweep: (class, which call, action, whether all later calls fail too)."""
     if sweep == "malloc":
         return [("malloc", k, "12", once) for once in ("", "1") for k in range(1, counts["malloc"] + 1)]
     if sweep == "kill":

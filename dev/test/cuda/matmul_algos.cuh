@@ -1,6 +1,6 @@
-/* matmul_algos.cuh -- the algorithms that can compute a matrix product, for tests and benchmarks: those that cuBLASLt's
- * heuristic names, and variants of the best of them with other cluster shapes and another order of blocks (CTA swizzling). All
- * of them fit into the workspace and sum in a fixed order: an algorithm that splits k joins the parts in fp32.
+/* matmul_algos.cuh -- lists algorithms for a matrix product, for tests and benchmarks: the heuristic's of cuBLASLt, and
+ * variants of the best ones with other cluster shapes and another order of blocks (CTA swizzling). All of them fit into the
+ * workspace and sum in a fixed order: an algorithm that splits k joins the parts in fp32.
  */
 #ifndef TEST_MATMUL_ALGOS_CUH
 #define TEST_MATMUL_ALGOS_CUH
@@ -28,7 +28,7 @@ static inline bool matmul_sums_in_order(const cublasLtMatmulAlgo_t* algo) {
     return splits == 0 || splits == 1 || scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 }
 
-/* Adds an algorithm to a list of less than `most` if it runs, sums in a fixed order, and is not there yet. */
+/* Adds an algorithm to a list of less than `most` if it runs, sums in a fixed order, and is not in the list yet. */
 static inline void matmul_add_algo(const MatmulContext* c, const MatmulPlan* p, MatmulAlgos* list, int most,
                                    const cublasLtMatmulAlgo_t* algo) {
     cublasLtMatmulHeuristicResult_t result;

@@ -4,7 +4,7 @@
  *   nvcc -std=c++17 -O3 -DPRECISION_BF16 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fopenmp -diag-suppress 1675 \
  *        -I. -o test_attention dev/test/cuda/test_attention.cu && ./test_attention [plain|mma|wgmma|walk [TEST]]
  *
- * With -DBARRIER_TIMEOUT=200000000ull a wgmma kernel that hangs says where, and the test goes on.
+ * With -DBARRIER_TIMEOUT=200000000ull a wgmma kernel that hangs reports where, and the test continues.
  *
  * Inputs are rounded to floatX first, so that only the kernels' own rounding is measured. The measure is the relative L2 error
  * of each of out, lse, dq, dk and dv: it shows a wrong scale, a wrong head and a missing tile. Outputs, and the gaps between
@@ -95,7 +95,8 @@ static void reference(const Case* c, const float* qkv, const int32_t* starts, co
     }
 }
 
-/* Returns |x - ref| / max(|ref|, floor) over columns [from, to) of rows `pitch` and `width` apart; NaN if x has one. */
+/* Returns |x - ref| / max(|ref|, floor) over columns [from, to) of rows `pitch` (x) and `width` (ref) apart; NaN if x has a
+ * NaN. */
 static double error_of(const float* x, size_t pitch, const double* ref, size_t width, size_t rows, size_t from, size_t to,
                        double floor) {
     double diff = 0, norm = 0;
@@ -109,8 +110,8 @@ static double error_of(const float* x, size_t pitch, const double* ref, size_t w
     return sqrt(diff) / fmax(sqrt(norm), floor);
 }
 
-/* Returns the worst error_of of a row's documents, one after another: in the whole tensor's, a few wrong keys would drown. The
- * floor of a document is `part` of its dv. */
+/* Returns the largest error_of() of a row's documents, each taken alone: in an error over the whole tensor a few wrong keys
+ * would drown. The floor of a document is `part` of its dv. */
 static double worst_document(const Case* c, const int32_t* starts, const float* x, size_t pitch, const double* ref,
                              size_t width, size_t from, size_t to, const double* dqkv, double part) {
     const size_t N = (size_t)c->B * c->T, O = (size_t)c->NH * c->HD, KV = (size_t)c->NKV * c->HD, W = O + 2 * KV;
@@ -211,7 +212,7 @@ static void run_kernel(const Case* c, AttentionKernel kernel, const float* qkv, 
     double dv_norm = 0;
     for (size_t i = 0; i < N * W; i++) { dv_norm += i % W >= O + KV ? dqkv[i] * dqkv[i] : 0; }
     const double floor = 0.1 * sqrt(dv_norm);  // dq and dk of a single key are zero
-    const bool steep = c->amplitude > 1;       // scores in the hundreds: an ulp of a score is a visible part of p
+    const bool steep = c->amplitude > 1;       // scores in the hundreds: one ulp of a score changes p visibly
 #if defined(PRECISION_FP32)
     const double limit = steep ? 2e-4 : 4e-6;
 #elif defined(PRECISION_BF16)
@@ -256,13 +257,13 @@ static void run_kernel(const Case* c, AttentionKernel kernel, const float* qkv, 
     CUDA_CHECK(cudaFree(d_scratch));
 }
 
-/* Whether the tests run this kernel on rows of this head dimension. A walk takes no documents. */
+/* Whether the tests run this kernel at this head dimension. A walk takes no documents. */
 static bool is_tested(int kernel, int HD, bool documents) {
     return (only == ATTENTION_AUTO || only == kernel) && attention_has_kernel((AttentionKernel)kernel, HD) &&
            !(kernel == ATTENTION_WALK && documents);
 }
 
-/* Runs all kernels of this build on one case with these starts, (B, T) or NULL; `oracle` also checks attention.h. */
+/* Runs all kernels of this build on one case with these starts, (B, T) or NULL; with `oracle`, also checks attention.h. */
 static void run_case_with(Case c, const int32_t* starts, bool oracle) {
     const size_t N = (size_t)c.B * c.T, O = (size_t)c.NH * c.HD, W = (size_t)(c.NH + 2 * c.NKV) * c.HD, stats = N * c.NH;
     float *qkv = (float*)xmalloc(N * W * sizeof(float)), *dout = (float*)xmalloc(N * O * sizeof(float));
@@ -296,7 +297,7 @@ static void run_case_with(Case c, const int32_t* starts, bool oracle) {
     free(dqkv);
 }
 
-/* Does so with random documents, if the case has any. */
+/* Runs the case, with random documents if it has documents. */
 static void run_case(Case c, bool oracle) {
     int32_t* starts = random_starts(c.B, c.T, c.longest);
     run_case_with(c, starts, oracle);
@@ -379,8 +380,8 @@ static void documents_around_every_tile_edge(void) {
     }
 }
 
-/* Returns the starts (B, T) of rows with documents of these lengths over and over. Row b begins with length b * skip, which
- * has lost b * cut of its tokens. */
+/* Returns the starts (B, T) of rows with documents of these lengths, repeated. Row b begins with length number b * skip,
+ * shortened by b * cut tokens. */
 static int32_t* repeated_starts(int B, int T, const int* lengths, int count, int skip, int cut) {
     int32_t* starts = (int32_t*)xmalloc((size_t)B * T * sizeof *starts);
     for (int b = 0; b < B; b++) {
@@ -397,8 +398,8 @@ static int32_t* repeated_starts(int B, int T, const int* lengths, int count, int
     return starts;
 }
 
-/* Documents of 193 tokens begin at every offset in tiles of 64, 96, 128 and 192 rows: each one document further, and in each of
- * eight rows 24 documents further. */
+/* Documents of 193 tokens begin at every offset in tiles of 64, 96, 128 and 192 rows: the next document begins one offset
+ * further. Each of eight rows begins 24 documents further. */
 static void documents_at_every_offset_in_a_tile(void) {
     const int length = 193, B = 8, T = 24 * length + 70;
     int32_t* starts = repeated_starts(B, T, &length, 1, 0, length - 24);
@@ -409,8 +410,8 @@ static void documents_at_every_offset_in_a_tile(void) {
     free(starts);
 }
 
-/* Beside each other: single tokens, documents that end with a tile or with a warpgroup's half of one, one that is longer than
- * all tiles that a kernel holds at a time, and a rest, such as padding. */
+/* Neighbours in a row: single tokens; documents that end with a tile, or with a warpgroup's half of a tile; a document longer
+ * than all tiles that a kernel holds at a time; and a rest, such as padding. */
 static void documents_at_odds_with_tiles(void) {
     const int lengths[] = {64, 700, 1, 1, 1, 63, 128, 65, 2, 17, 191, 1, 400}, count = sizeof lengths / sizeof *lengths;
     const int B = 7, T = 1200;
@@ -479,8 +480,8 @@ static void free_inputs(Inputs* in) {
     CUDA_CHECK(cudaFree(in->scratch));
 }
 
-/* Runs backward with a table of RoPE: dq and dk must be those without it, turned back by rope_backward_cuda, up to one
- * rounding. */
+/* Runs backward with a table of RoPE. dq and dk must equal the result without a table, turned back by rope_backward_cuda(), up
+ * to one rounding. */
 static void turned_back(AttentionKernel kernel, AttentionShape s, int longest) {
     const size_t N = (size_t)s.B * s.T, W = (size_t)(s.NH + 2 * s.NKV) * s.HD, O = (size_t)s.NH * s.HD, half = s.HD / 2;
     const size_t table_size = (size_t)s.T * s.HD, KV = (size_t)s.NKV * s.HD;
@@ -614,7 +615,7 @@ static void compare_with_alone(AttentionKernel kernel, AttentionShape s, const i
     free_results(&alone);
 }
 
-/* Rows hold documents of up to `longest` tokens; 0: they are not divided. */
+/* Rows hold documents of up to `longest` tokens; 0: rows are not divided. */
 static void compare_all_kernels_with_alone(AttentionShape s, int longest, std::initializer_list<int> chosen) {
     int32_t *starts = random_starts(s.B, s.T, longest), *d_starts = upload_starts(starts, (size_t)s.B * s.T);
     for (int k = ATTENTION_PLAIN; k < NUM_ATTENTION_KERNELS; k++) {
@@ -657,7 +658,7 @@ static void more_tiles_than_a_grid_has_room_for_are_refused(void) {
     }
 }
 
-/* Several heads go together, and blocks take several pieces of work one after the other. */
+/* Several heads share a piece of work, and blocks take several pieces one after the other. */
 static void many_rows_have_the_bits_of_one_alone(void) {
     for (int HD : {64, 128}) { compare_all_kernels_with_alone({24, 1100, 8, 2, HD}, 0, {0, 11, 23}); }
 }

@@ -1,5 +1,5 @@
-/* test_wgmma.cu -- tests Hopper's instructions as ptx.cuh wraps them, and the pieces that attention_sm90.cuh builds from them,
- * one by one, so that a mistake shows here before a whole attention kernel is wrong. Inputs are small integers: every result is
+/* test_wgmma.cu -- tests Hopper's instructions as ptx.cuh wraps them, one by one, and the pieces that attention_sm90.cuh builds
+ * from them. So a mistake shows here before a whole attention kernel is wrong. Inputs are small integers: every result is
  * exact.
  *
  *   nvcc -std=c++17 -O3 -DPRECISION_BF16 -DBARRIER_TIMEOUT=200000000ull -gencode arch=compute_90a,code=sm_90a \
@@ -22,7 +22,7 @@ __host__ __device__ static inline int small(uint32_t i, uint32_t seed) {
     return (int)((z ^ z >> 13) % 7) - 3;
 }
 
-/* Waits for the GPU, and reports a wait for a barrier that timed out. */
+/* Waits for the GPU, and fails the test if a kernel's wait for a barrier timed out. */
 static void finish(void) {
     CUDA_CHECK(cudaDeviceSynchronize());
 #ifdef BARRIER_TIMEOUT
@@ -164,8 +164,8 @@ static void copy_engine_brings_plain_bytes(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // products
 
-/* Computes c (A_ROWS x N) = a (A_ROWS x HD) b (N x HD)^T and c2 = a2 b2^T, 64 rows a warpgroup; reads the first while the
- * second is in flight. */
+/* Computes c (A_ROWS x N) = a (A_ROWS x HD) b (N x HD)^T and c2 = a2 b2^T, 64 rows a warpgroup; a warpgroup reads the first
+ * result while the second product is in flight. */
 template <int HD, int N, int A_ROWS>
 __global__ void scores_kernel(float* c, float* c2, const floatX* a, const floatX* b, const floatX* a2, const floatX* b2) {
     extern __shared__ __align__(128) char smem[];
@@ -287,8 +287,8 @@ static void products_of_registers_and_a_shared_tile_by_columns(void) {
     check_values<128, 128>();
 }
 
-/* Computes out (64 x HD) = (a b^T) v with a (64 x HD), b (N x HD), v (N x HD): one product's result is the next one's
- * operand. */
+/* Computes out (64 x HD) = (a b^T) v with a (64 x HD), b (N x HD), v (N x HD): the first product's result is the second
+ * product's operand. */
 template <int HD, int N>
 __global__ void chain_kernel(floatX* out, size_t pitch, int valid, const floatX* a, const floatX* b, const floatX* v, float f) {
     extern __shared__ __align__(128) char smem[];
@@ -414,8 +414,8 @@ static void tiles_pass_through_a_ring_in_order(void) {
 
 enum { PAIR_STEPS = 7 };
 
-/* Two blocks of a cluster compute c (128 x 256), 64 rows a block, from PAIR_STEPS steps of 64 of the summed index. Each copies
- * one half of b's part to both. c is written by boxes of a warp's 16 rows and 64 columns, through shared memory. */
+/* Two blocks of a cluster compute c (128 x 256), 64 rows a block, from PAIR_STEPS steps of 64 of the summed index. Each block
+ * copies one half of b's part to both blocks. A warp writes its 16 rows of c through shared memory, in boxes of 64 columns. */
 template <int B_COLUMNS>
 __global__ void BLOCKS_OF_CLUSTER(2) __launch_bounds__(160, 1)
     pair_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,

@@ -1,6 +1,6 @@
-/* block.cpp -- runs the blocks of a grid on the emulated card, one after the other, each of their threads as a fiber: a stack
- * of its own, on which it runs until it yields. Barriers and exchanges of a warp are counters that the waiting threads look at
- * whenever it is their turn.
+/* block.cpp -- runs the blocks of a grid on the emulated card, one after the other. Each thread of a block is a fiber: it has
+ * its own stack, and runs until it yields. Barriers and exchanges of a warp are counters; a waiting thread looks at them at
+ * each of its turns.
  *
  * For x86-64: emulator_switch() is the only machine code.
  */
@@ -42,7 +42,7 @@ unsigned emulator_choose(unsigned n) {
 // ---------------------------------------------------------------------------------------------------------------------
 // fibers
 
-/* Saves the registers that a function has to keep on the stack, and goes on on another one, as saved there. */
+/* Saves the callee-saved registers on the stack, and continues on another stack with the registers saved there. */
 extern "C" void emulator_switch(void** save, void* load);
 asm(R"(
 .text
@@ -72,7 +72,7 @@ static struct Thread {
     uint3 index;
     bool begun, ended;
 } threads[MOST_THREADS];
-static int free_stacks[MOST_THREADS], num_free;  // the last one given back is the next one taken: it is in the cache
+static int free_stacks[MOST_THREADS], num_free;  // the stack given back last is taken next: it is in the cache
 static unsigned count, current, alive;
 static unsigned idle;  // turns since anything changed
 static void* scheduler;
@@ -142,8 +142,8 @@ void emulator_barrier_of(int id, int wanted) {
     }
 }
 
-/* Lanes that exchange, found by the lowest of them. There are two sets of slots: nobody writes the second before all have read
- * the first. */
+/* Lanes that exchange, found by the lowest lane. Two sets of slots take turns: no lane writes the second set before all lanes
+ * have read the first. */
 static struct Exchange {
     unsigned arrived, turn, mask;
     EmulatorSlots slots[2];

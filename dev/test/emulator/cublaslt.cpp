@@ -3,15 +3,16 @@
  * and after C is added, as some of cuBLASLt's kernels do.
  *
  * As on a card
- *   the work runs later, on a stream, and then reads the factors and the scales, which lie on the device; what the host passes
- *   (descriptors, alpha, beta) is copied at the call;
- *   an algorithm fixes the order of a sum: number `id` cuts k into 2^id parts, each is summed from its first term to its last,
- *   and the parts are joined in their order. So another plan gives other bits;
- *   the parts lie in the workspace between two works on the stream: streams that share one, with no order, spoil each other's;
- *   what cuBLASLt does not multiply is refused, see supported() and aligned().
+ *   the work runs later, on a stream, and only then reads the factors and the scales, which lie on the device; the host's
+ *   arguments (descriptors, alpha, beta) are copied at the call;
+ *   an algorithm fixes the order of a sum: number `id` cuts k into 2^id parts, sums each part from its first term to its last,
+ *   and joins the parts in their order. So another plan gives other bits;
+ *   the parts lie in the workspace between two works on the stream: streams that share a workspace without an order overwrite
+ *   each other's parts;
+ *   products that cuBLASLt does not take are refused, see supported() and aligned().
  *
- * Not as on a card: TF32 is fp32, sums of 8-bit products are in fp32 with fast accumulation too, promised alignments are not
- * checked. There are three algorithms, with one knob, CTA swizzling, that changes no bit. */
+ * Not as on a card: TF32 is fp32, sums of 8-bit products are in fp32 even with fast accumulation, and promised alignments are
+ * not checked. Three algorithms exist, with one knob, CTA swizzling, that changes no bit. */
 #include <cublasLt.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -27,7 +28,7 @@ struct cublasLtContext {};
 
 namespace {
 
-// What is behind the opaque types.
+// The contents of the opaque types.
 struct Product {
     cublasOperation_t side_a, side_b;
     int32_t mode_a, mode_b;
@@ -51,7 +52,7 @@ static_assert(sizeof(Algo) == sizeof(cublasLtMatmulAlgo_t), "an algorithm is cop
 constexpr uint64_t ALGO_MAGIC = 0x6c6c616d6133u;
 constexpr uint32_t NUM_ALGOS = 3;
 
-// A product of matrices, and what its launch adds.
+// A product of matrices, with the pointers and factors that its launch adds.
 struct Call {
     Product p;
     Layout a, b, c, d;
@@ -118,7 +119,7 @@ bool supported(const Call& call) {
     return factor > 0 && a.type == b.type && (d.type == CUDA_R_32F || d.type == a.type);
 }
 
-/* Returns whether an 8-bit product takes these pointers, which it is asked only when it is launched. */
+/* Returns whether an 8-bit product takes these pointers. Only the launch knows them. */
 bool aligned(const Call& call) {
     uintptr_t bits = (uintptr_t)call.A | (uintptr_t)call.B | (uintptr_t)call.C | (uintptr_t)call.D;
     if (call.p.mode_a == CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F) {
@@ -130,7 +131,7 @@ bool aligned(const Call& call) {
 // ---------------------------------------------------------------------------------------------------------------------
 // products
 
-/* Eight sums side by side: GCC keeps vectors of its own kind in registers, which it does not always do with arrays. */
+/* Eight sums side by side: GCC keeps its vector types in registers, but not always arrays. */
 typedef float Lanes __attribute__((vector_size(32), aligned(4)));
 
 /* A tile of D, TILE_M rows of two Lanes and TILE_N columns, is summed in registers. */
@@ -161,8 +162,8 @@ void store(void* data, size_t i, cudaDataType_t type, float value) {
     }
 }
 
-/* Returns a factor in fp32, as panels (k, width) of `width` rows of op(A) or columns of op(B), with zeros behind the last.
- * k_first: the terms of a sum lie side by side. */
+/* Returns a factor in fp32, as panels (k, width) of `width` rows of op(A) or columns of op(B), padded with zeros. k_first: the
+ * terms of a sum lie side by side. */
 std::vector<float> pack(const void* data, const Layout& l, bool k_first, size_t width) {
     const size_t count = k_first ? l.cols : l.rows, k = k_first ? l.rows : l.cols;
     std::vector<float> out(rounded_up(count, width) * k);
@@ -230,7 +231,7 @@ void join(const Call& call, const float* parts) {
 // ---------------------------------------------------------------------------------------------------------------------
 // algorithms
 
-/* Returns what is behind an image, with none the algorithm whose sums are not cut. */
+/* Returns the algorithm of an image; without an image, the algorithm whose sums are not cut. */
 Algo algo_of(const cublasLtMatmulAlgo_t* image) {
     Algo algo = {ALGO_MAGIC, 0, 0, {}};
     if (image) { memcpy(&algo, image, sizeof algo); }
@@ -314,7 +315,8 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t p,
     return result->state;
 }
 
-/* Sums longer than both sides of the result are cut by preference, as on a card: so runs without a plan file do it too. */
+/* The heuristic prefers to cut sums that are longer than both sides of the result, as on a card. So runs without a plan file
+ * cut sums, too. */
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t p, cublasLtMatrixLayout_t a,
                                               cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                               cublasLtMatmulPreference_t preference, int requested,

@@ -1,14 +1,13 @@
-/* device.h -- what a kernel finds on the emulated card, as plain C++. It is included in front of every source (-include), and
- * the sources' launches K<<<grid, block, shared, stream>>>(arguments) have been rewritten as
+/* device.h -- everything that a kernel uses on the emulated card, as plain C++. It is included in front of every source
+ * (-include), and the sources' launches K<<<grid, block, shared, stream>>>(arguments) have been rewritten as
  * [=](auto... a) { K(a...); } % LaunchOf(grid, block, shared, stream)(arguments).
  *
- * The threads of a block are fibers, of which one runs at a time, until it waits for others: at a barrier, in a shuffle.
- * Thread, block and shared memory are globals; what is static of it keeps what the block before left. So a read that needs a
- * barrier and has none sees what the thread before left, or did not yet write, and EMULATOR_SEED runs threads in other orders,
- * and another block first. Not emulated: what memory shows to threads that run truly side by side (fences do nothing), the
- * limits of registers, blocks that wait for blocks behind them (with EMULATOR_PROCESSORS=1 such a kernel has one block), and
- * that dynamic shared memory above 48 KiB has to be asked for (cudaFuncSetAttribute). Fast functions (__expf, __fdividef) are
- * exact.
+ * The threads of a block are fibers. One runs at a time, until it waits for others at a barrier or in a shuffle. Thread, block
+ * and shared memory are globals; static shared memory keeps the values of the block before. So a read that lacks its barrier
+ * sees old values, or values that another thread did not yet write. EMULATOR_SEED runs threads in other orders, and another
+ * block first. Not emulated: how memory looks to threads that truly run at the same time (fences do nothing); the limits of
+ * registers; blocks that wait for later blocks (with EMULATOR_PROCESSORS=1 such a kernel has one block). A program may use more
+ * than 48 KiB of dynamic shared memory without asking (cudaFuncSetAttribute). Fast functions (__expf, __fdividef) are exact.
  */
 #ifndef EMULATOR_DEVICE_H
 #define EMULATOR_DEVICE_H
@@ -27,7 +26,7 @@
 
 #include "runtime.h"
 
-// the toolkit's headers above are read as a host compiler reads them; our own sources, as nvcc does for EMULATED_ARCH
+// the toolkit's headers above are read as by a host compiler, our own sources as by nvcc for EMULATED_ARCH
 #define __CUDACC__
 #define __CUDA_ARCH__ EMULATED_ARCH
 #if EMULATED_ARCH == 900
@@ -59,11 +58,11 @@ extern char* const emulator_shared;  // the dynamic shared memory of the block, 
 
 extern uint64_t emulator_block;  // counts the blocks that have run
 
-/* Lets the other threads of the block run; returns when it is this one's turn again. */
+/* Lets the other threads of the block run; returns at this thread's next turn. */
 void emulator_yield(void);
 
-/* Tells that something changed which others may wait for. A block whose threads all wait for nothing that changes is stuck, and
- * ends the program. */
+/* Says that something has changed for which other threads may wait. If all threads of a block wait and nothing changes, the
+ * block is stuck, and ends the program. */
 void emulator_progress(void);
 
 /* Waits until ready(). */
@@ -72,8 +71,8 @@ inline void emulator_wait(const Ready& ready) {
     while (!ready()) { emulator_yield(); }
 }
 
-/* Gives a slot to the lanes of `mask`, all of which have to come here, but for those that have ended. Returns those of all
- * lanes, until the exchange after the next. */
+/* Gives a slot to the lanes of `mask`. All these lanes must call this, except lanes that have ended. Returns the slots of all
+ * lanes; they are valid until the exchange after the next. */
 struct EmulatorSlot {
     uint32_t words[6];
 };
@@ -101,7 +100,7 @@ inline void __syncwarp(unsigned mask = 0xffffffffu) { emulator_exchange(mask, {}
 
 inline unsigned emulator_lane(void) { return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32; }
 
-/* Returns the value of lane `from`, or one's own if that is outside of the lanes that take part. */
+/* Returns the value of lane `from`, or the lane's own value unless `from` is `inside` the lanes that take part. */
 template <typename T>
 inline T emulator_shuffle(unsigned mask, T value, unsigned from, bool inside = true) {
     static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
@@ -147,7 +146,7 @@ inline unsigned __match_any_sync(unsigned mask, unsigned value) {
 // ---------------------------------------------------------------------------------------------------------------------
 // arithmetic
 
-/* Keeps a result from being contracted with what follows. */
+/* Keeps the compiler from contracting a result with the next operation. */
 inline float emulated_rounded(float x) {
     asm("" : "+x"(x));
     return x;

@@ -1,16 +1,16 @@
-/* nccl.cpp -- becomes the libnccl.so.2 of the emulator: what llmc/gpu/nccl.cuh calls of NCCL, for ranks that are processes of
- * one host. Pretended hosts are not told from true ones.
+/* nccl.cpp -- becomes the libnccl.so.2 of the emulator: the functions that llmc/gpu/nccl.cuh calls, for ranks that are
+ * processes of one host. It treats pretended hosts as this one.
  *
- * Every call is a list of messages, which go through a socket from each rank to each other. In front of a message goes a note
- * of the call it belongs to. The receiver must have the same, or the program ends, where NCCL would hang or pass wrong bytes
- * on. So in a collective each rank has a message for every rank, if only the note. Also checked: buffers that overlap, buffers
- * at other places of the symmetric windows than on other ranks, windows of other sizes than there, memory that is given back
- * before its window, and calls behind one that is still in progress.
+ * Every call is a list of messages, which go through a socket from each rank to each other. Before a message goes a note that
+ * describes its call. The receiver must have the same note, or the program ends; NCCL would hang or pass wrong bytes on. So in
+ * a collective each rank sends every rank a message, if only the note. Also checked: buffers that overlap; buffers whose places
+ * in the symmetric windows, and windows whose sizes, differ between ranks; memory that is freed before its window; and calls
+ * after a call that is still in progress.
  *
- * If a rank is gone, the work that waits for it ends, and the communicator has the error ncclRemoteError; within a host, NCCL
- * would wait for ever.
+ * If a rank is gone, the work that waits for it ends, and the communicator reports ncclRemoteError; within a host, NCCL would
+ * wait for ever.
  *
- * What it does not do: blocking communicators, other types than bytes, what reduces, collectives in groups, groups of several
+ * Not emulated: blocking communicators, other types than bytes, reductions, collectives in groups, groups of several
  * communicators or streams, several windows of one memory. All settings are accepted and make no difference.
  */
 #include <nccl.h>
@@ -34,13 +34,13 @@
 #include "runtime.h"  // defines: emulator_queue, emulator_die
 
 enum { NOWHERE = -1 };
-enum { POLLS = 3 };      // of CommGetAsyncError that tell ncclInProgress behind each call
-enum { LOOK_MS = 100 };  // after which who waits looks whether the communicator has an error now
+enum { POLLS = 3 };      // calls of CommGetAsyncError that report ncclInProgress after each call
+enum { LOOK_MS = 100 };  // after which a waiting thread checks the communicator for an error
 
-/* What a message belongs to. It has no gaps, since it is compared as bytes. */
+/* Describes the call of a message. It has no gaps, since it is compared as bytes. */
 struct Note {
     char name[16];
-    long long number;    // of the messages from one rank to another, in the order of the host's calls
+    long long number;    // counts the messages from one rank to another, in the order of the host's calls
     long long bytes;     // of a part
     long long root;      // or NOWHERE
     long long from, to;  // place_of() the buffers
@@ -57,15 +57,15 @@ struct Message {
 
 /* A rank's end of a communicator. */
 struct ncclComm {
-    std::shared_ptr<ncclComm> self;  // until it is left; what is queued or captured holds it, too
+    std::shared_ptr<ncclComm> self;  // until it is left; queued or captured work holds it, too
     ncclUniqueId id;
     int rank;
     std::vector<int> listeners, in, out;  // sockets, by the other rank
     std::vector<long long> issued[2];     // messages from each rank, and to each
     bool joined, finalized;
-    int polls;                       // that will tell ncclInProgress
-    long long windows;               // a number for those that were registered: their sizes, in their order
-    std::atomic<int> lost{NOWHERE};  // a rank that is gone, this one after an abort: nothing waits any more
+    int polls;                       // calls that will report ncclInProgress
+    long long windows;               // a number that stands for the registered windows: their sizes, in order
+    std::atomic<int> lost{NOWHERE};  // a rank that is gone, or this rank after an abort: nothing waits any more
 
     int ranks() const { return (int)out.size(); }
     ~ncclComm() {
@@ -134,7 +134,7 @@ static void exchange(ncclComm_t comm, const std::vector<Message>& messages) {
 // the state of communicators
 
 static ncclResult_t state_of(ncclComm_t comm) {
-    const bool leaving = comm->finalized && comm->self.use_count() > 1;  // NCCL also waits for graphs that hold its calls
+    const bool leaving = comm->finalized && comm->self.use_count() > 1;  // NCCL, too, waits for graphs that hold its calls
     if (comm->lost != NOWHERE) { return ncclRemoteError; }
     return !comm->joined || comm->polls > 0 || leaving ? ncclInProgress : ncclSuccess;
 }
@@ -149,7 +149,7 @@ static bool begin(ncclComm_t comm, const char* call) {
 
 static bool overlap(const Message& a, const Message& b) { return a.at < b.at + b.bytes && b.at < a.at + a.bytes; }
 
-/* Queues messages. What a rank sends to itself may lie where it is wanted. */
+/* Queues messages. A rank may send to itself in place. */
 static ncclResult_t queue(ncclComm_t comm, cudaStream_t stream, std::vector<Message> messages) {
     for (const Message& m : messages) {
         for (const Message& other : messages) {
@@ -164,7 +164,8 @@ static ncclResult_t queue(ncclComm_t comm, cudaStream_t stream, std::vector<Mess
         m.note.number = comm->issued[m.send][(size_t)m.peer]++;
         m.note.windows = comm->windows;
     }
-    // all ranks take them by how many ranks on they go: those that wait at the lowest number have a partner, so all go on
+    // every rank takes messages by their distance in ranks: at the lowest distance every waiting rank has a partner, so none is
+    // stuck
     const int n = comm->ranks();
     const auto shift = [&](const Message& m) { return (m.send ? m.peer - comm->rank + n : comm->rank - m.peer + n) % n; };
     std::stable_sort(messages.begin(), messages.end(), [&](auto& a, auto& b) { return shift(a) < shift(b); });
@@ -199,7 +200,7 @@ static struct sockaddr_un address_of(const ncclUniqueId& id, int from, int to) {
     return address;
 }
 
-/* Connects a rank with those that are there and not connected yet. Returns whether it is connected with all. */
+/* Connects a rank with ranks that listen already and are not connected yet. Returns whether it is connected with all. */
 static bool connect_ranks(ncclComm_t comm) {
     bool all = true;
     for (int r = 0; r < comm->ranks(); r++) {
@@ -236,7 +237,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
         c->listeners.push_back(listener);
         c->out.push_back(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
         if (bind(listener, (const struct sockaddr*)&from, sizeof from) != 0 || listen(listener, 1) != 0) {
-            emulator_die("ncclCommInitRankConfig: rank %d: %s", rank, strerror(errno));  // also if there are two of it
+            emulator_die("ncclCommInitRankConfig: rank %d: %s", rank, strerror(errno));  // also where two ranks have one number
         }
     }
     return ncclInProgress;
@@ -273,7 +274,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 // ---------------------------------------------------------------------------------------------------------------------
 // memory
 
-/* Returns where a buffer lies in a communicator's windows, or NOWHERE. Each rank must have the same. */
+/* Returns where a buffer lies in a communicator's windows, or NOWHERE. Each rank must have the same place. */
 static long long place_of(ncclComm_t comm, const void* buffer) {
     const auto next = memories.upper_bound((char*)buffer);
     if (next == memories.begin()) { return NOWHERE; }
@@ -296,7 +297,7 @@ ncclResult_t ncclMemFree(void* memory) {
     return ncclSuccess;
 }
 
-/* Takes only whole memories, as the program gives them. */
+/* Takes only whole allocations, as the program registers them. */
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* memory, size_t bytes, ncclWindow_t* window, int flags) {
     const auto found = memories.find((char*)memory);
     if (!begin(comm, "CommWindowRegister")) { return ncclRemoteError; }
@@ -308,7 +309,7 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* memory, size_t bytes,
     comm->polls = POLLS;
     found->second = {(long long)bytes, comm, comm->windows};
     *window = &found->second;
-    return ncclSuccess;  // as NCCL says although it still registers
+    return ncclSuccess;  // NCCL says so although it still registers
 }
 
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
@@ -366,8 +367,8 @@ ncclResult_t ncclRecv(void* to, size_t count, ncclDataType_t type, int peer, ncc
 // ---------------------------------------------------------------------------------------------------------------------
 // collectives
 
-/* Sends each rank a part of `from`, and receives one from each. The parts are `step` apart, or the same one; only root sends,
- * unless it is NOWHERE. */
+/* Sends each rank a part of `from`, and receives a part from each. Parts are `step` apart; step 0 sends all ranks the same
+ * part. Only `root` sends, unless it is NOWHERE. */
 static ncclResult_t collective(const char* name, const void* from, size_t from_step, void* to, size_t to_step, size_t bytes,
                                ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
     if (group.depth > 0 || type != ncclUint8) { emulator_die("nccl%s: type %d, or in a group", name, type); }

@@ -1,9 +1,9 @@
 /* ptx.h -- stands in for llmc/cuda/ptx.cuh on the emulated card: the same functions, in C++.
  *
- * What is asynchronous on a card happens here as late as the program allows: copies and products of a group, when the thread
- * waits for that group. So a wait that is missing shows. TMA alone loads at once, and a product takes factors in registers at
- * once: if they change too early, that does not show. A cluster has one block. Sums go term by term in fp32, and exp2_fast() is
- * exact. An address in shared memory is its distance from the block's dynamic shared memory.
+ * A card's asynchronous work happens here as late as the program allows: the copies and products of a group run when the thread
+ * waits for that group. So a missing wait shows. Two things happen at once: TMA loads, and a product reads its factors in
+ * registers. A change of these registers that comes too early does not show. A cluster has one block. Sums go term by term in
+ * fp32, and exp2_fast() is exact. An address in shared memory is its distance from the block's dynamic shared memory.
  */
 #ifndef EMULATOR_PTX_H
 #define EMULATOR_PTX_H
@@ -19,7 +19,7 @@ inline char* emulated_shared(uint32_t address) { return emulator_shared + (int32
 
 __device__ __forceinline__ float exp2_fast(float x) { return exp2f(x); }
 
-/* Off by up to a unit in the last place, as a card's: rounded up, which is the nearest only for every second number. */
+/* Off by up to a unit in the last place, as on a card: every second result is rounded up instead of to nearest. */
 __device__ __forceinline__ float reciprocal_fast(float x) {
     const float y = 1 / x;
     return fmaf(x, y, -1) * x < 0 ? nextafterf(y, INFINITY) : y;
@@ -106,7 +106,7 @@ __device__ __forceinline__ float2 unpack2(uint32_t x) {
     return make_float2(to_float(pair[0]), to_float(pair[1]));
 }
 
-/* Collects the addresses of the rows, and calls part(matrix, rows) for the four matrices. */
+/* Collects the addresses of the rows from the lanes, and calls part(matrix, rows) for the four matrices. */
 template <typename Part>
 inline void emulated_load_matrix(uint32_t r[4], uint32_t address, const Part& part) {
     if (address % 16) { emulator_die("load_matrix_x4: a row starts at %u, wanted a multiple of 16", address); }
@@ -165,7 +165,7 @@ __device__ __forceinline__ void mma_16x8x16(float d[4], const uint32_t a[4], uin
 
 /* The 8 bytes of a barrier. */
 struct EmulatedBarrier {
-    int32_t bytes;  // announced and not yet written
+    int32_t bytes;  // bytes announced and not yet written
     uint8_t arrivals, missing;
     uint16_t phase;
 };
@@ -198,10 +198,10 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
     emulator_wait([=] { return b->phase % 2 != parity; });
 }
 
-/* "128B swizzle": the chunk of 16 bytes that an address is in, by that of its row. */
+/* "128B swizzle": moves the chunk of 16 bytes of an address by the number of its row. */
 inline uint32_t emulated_swizzle(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
 
-/* What cuTensorMapEncodeTiled leaves in a CUtensorMap: of elements of 2 bytes, in boxes of rows of 128 bytes, swizzled. */
+/* The emulated contents of a CUtensorMap: elements of 2 bytes, in boxes of rows of 128 bytes, swizzled. */
 struct EmulatedMap {
     const char* base;
     uint64_t dims[4], strides[3];
@@ -274,7 +274,7 @@ __device__ __forceinline__ void copy_box_4d_to(uint32_t, uint32_t dst, const voi
 }
 __device__ __forceinline__ void cluster_sync() { __syncthreads(); }
 
-// blocks run one after the other: a flag that is not set yet may be one of a block that has not begun
+// blocks run one after the other: a flag that is not set yet may belong to a block that has not begun
 __device__ __forceinline__ void flag_wait(const uint32_t* flag, uint32_t n) {
     emulator_wait([=] { return *flag >= n; });
 }
@@ -323,7 +323,7 @@ __device__ __forceinline__ void wgmma_wait() {
 template <int N>
 __device__ __forceinline__ void wgmma_hold(float (&)[N]) {}
 
-/* Returns an element of an operand in shared memory: `across` counts rows of a or columns of b, k goes along the sum. */
+/* Returns an element of an operand in shared memory: `across` counts rows of a or columns of b, `k` counts terms of the sum. */
 inline float emulated_element(uint32_t descriptor, bool columns, uint32_t across, uint32_t k) {
     const uint32_t start = (descriptor & 0x3fff) << 4, block_bytes = descriptor >> 16 << 4;
     const uint32_t at = columns ? start + k * 128 + across % 64 * 2 + across / 64 * block_bytes : start + across * 128 + k * 2;

@@ -1,5 +1,5 @@
-/* random_model.c -- writes a model folder with the weights that a new run begins with: ./random_model CONFIG.json FOLDER, which
- * must exist. For models that no preset has.
+/* random_model.c -- writes a model with a new run's weights: ./random_model CONFIG.json FOLDER. FOLDER must exist. For models
+ * without a preset.
  */
 #include "llmc/files/model_folder.h"
 

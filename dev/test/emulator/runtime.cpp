@@ -1,11 +1,11 @@
 /* runtime.cpp -- the CUDA runtime of the emulated card: memory, streams, events, graphs.
  *
- * Whatever is queued is a Work, which waits for those before it: in its stream, and by events. A thread of its own runs them,
- * one at a time, in any order that this allows (EMULATOR_SEED draws one), and begins only when the program waits for something,
- * or has queued nothing for a while. So work that is not ordered, and memory of the host that is used again too early, show.
- * A graph is a list of such works, which a launch copies.
+ * Everything that the program queues is a Work. A Work waits for earlier works of its stream, and for works named by events.
+ * The card's thread runs works one at a time, in any order that these waits allow (EMULATOR_SEED draws one). It begins only
+ * when the program waits for something, or has queued nothing for a while. So work without an order, and host memory that is
+ * used again too early, show. A graph is a list of such works; a launch copies them.
  *
- * Memory of the card is memory of the host, full of NaN. EMULATOR_GPUS (8) cards of EMULATOR_GIB (8) each are there.
+ * Memory of the card is memory of the host, full of NaN. The program sees EMULATOR_GPUS (8) cards of EMULATOR_GIB (8) each.
  */
 #include "runtime.h"
 
@@ -31,22 +31,22 @@ struct Stream;
 struct Work {
     std::function<void()> run;
     std::vector<std::shared_ptr<Work>> after;
-    const Event* external;  // of a graph: at each launch, also after what was recorded there last
-    Graph* graph;           // that captured it, or NULL
-    const Stream* stream;   // that it was queued on, or captured from
+    const Event* external;  // in a graph: each launch also waits for the work recorded there last
+    Graph* graph;           // the graph that captured it, or NULL
+    const Stream* stream;   // on which it was queued, or from which it was captured
     bool done;
 };
 typedef std::shared_ptr<Work> WorkPtr;
 
 struct Graph {
-    std::vector<WorkPtr> works;  // each behind those it waits for
+    std::vector<WorkPtr> works;  // each after the works it waits for
     WorkPtr begin;               // stands for what was queued before the launch
 };
 
 struct Stream {
     WorkPtr last;
     std::vector<WorkPtr> joined;  // by events, since then
-    Graph* graph;                 // into which it is captured
+    Graph* graph;                 // the graph that captures it
     WorkPtr before_capture;
 };
 
@@ -55,12 +55,12 @@ struct Event {
     std::shared_ptr<double> seconds;
 };
 
-enum { HOLD_WORKS = 64 };  // that run, in the mean, while a stream is held back
+enum { HOLD_WORKS = 64 };  // how many works run, on average, while a stream is held back
 
 static std::mutex mutex;
 static std::condition_variable wake_card, wake_host;
 static std::vector<WorkPtr> queued;  // in the order of the program
-static bool running, stopped;        // whether the card runs a work; whether it runs no more
+static bool running, stopped;        // whether the card runs a work; whether it has been stopped
 static int waiting;                  // threads of the host
 static Stream* const legacy = new Stream();
 static std::vector<Stream*> streams(1, legacy);
@@ -95,9 +95,9 @@ static bool is_ready(const Work& w) {
     return std::all_of(w.after.begin(), w.after.end(), [](const WorkPtr& before) { return before->done; });
 }
 
-/* Returns one of the works that are ready, in the order of the program or as EMULATOR_SEED draws it. Now and then a stream is
- * drawn and held back, that is, runs only what nothing else can go on without: of works drawn one by one no stream gets far
- * behind another, and a wait that is missing between them may never show. */
+/* Returns one of the works that are ready, in the order of the program or as EMULATOR_SEED draws it. Now and then it draws a
+ * stream and holds it back: this stream then runs only if no other stream can. Without this no stream would fall far behind
+ * another, and a missing wait between them might never show. */
 static size_t choose(const std::vector<size_t>& ready) {
     static const Stream* held_back;
     std::vector<size_t> others;
@@ -109,7 +109,7 @@ static size_t choose(const std::vector<size_t>& ready) {
     return from[emulator_choose((unsigned)from.size())];
 }
 
-/* The card: runs what is queued, until it is stopped. */
+/* The card's thread: runs queued works until it is stopped. */
 static void run_queued(void) {
     std::unique_lock<std::mutex> lock(mutex);
     while (!stopped) {
@@ -139,7 +139,8 @@ static void run_queued(void) {
     }
 }
 
-/* At the program's end: waits for the work that runs. No other one begins: it would use what is destroyed from now on. */
+/* At the program's end: waits for the running work. No other work begins: it would use objects that are destroyed from now
+ * on. */
 static void stop_card(void) {
     std::unique_lock<std::mutex> lock(mutex);
     stopped = true;
@@ -199,7 +200,7 @@ void emulator_launch(dim3 grid, dim3 block, size_t shared, cudaStream_t stream, 
 // ---------------------------------------------------------------------------------------------------------------------
 // streams and events
 
-/* Lets a graph have what is queued on a stream from now on. */
+/* Lets a graph capture the works that are queued on a stream from now on. */
 static void capture(Stream* s, Graph* g) {
     s->before_capture = append(s, [] {});
     s->last = nullptr;
@@ -339,9 +340,9 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsig
     *exec = (cudaGraphExec_t) new Graph(*(Graph*)graph);
     return cudaSuccess;
 }
-cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaSuccess; }  // what it holds belongs to its only copy, too
+cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaSuccess; }  // the objects that it holds belong to its only copy, too
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
-    for (const WorkPtr& w : ((Graph*)exec)->works) {  // events may still name them, but need not keep what they do
+    for (const WorkPtr& w : ((Graph*)exec)->works) {  // events may still name these works, but need not keep their functions
         w->run = nullptr;
         w->after.clear();
     }
@@ -415,7 +416,7 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
     return cudaSuccess;
 }
 
-/* Memory of the host that is not pinned is read before the call returns, and written before it does. */
+/* Host memory that is not pinned is read, or written, before the call returns. */
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
     if (kind == cudaMemcpyHostToDevice && !is_pinned(from)) {
         const std::vector<char> copy((const char*)from, (const char*)from + bytes);
@@ -502,7 +503,7 @@ const char* cudaGetErrorString(cudaError_t e) {
     return text;
 }
 
-/* The driver's cuTensorMapEncodeTiled; what it writes is EmulatedMap of ptx.h. */
+/* The driver's cuTensorMapEncodeTiled; it writes an EmulatedMap (ptx.h). */
 static CUresult encode_map(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, void* base, const cuuint64_t* dims,
                            const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t*, CUtensorMapInterleave,
                            CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {

@@ -1,4 +1,4 @@
-/* runtime.h -- what the parts of the emulator know of each other.
+/* runtime.h -- the functions that the emulator's parts call of each other.
  */
 #ifndef EMULATOR_RUNTIME_H
 #define EMULATOR_RUNTIME_H
@@ -7,21 +7,21 @@
 
 #include <functional>
 
-/* Queues work on a stream, behind what is queued there; of a stream that is being captured, in its graph, which runs it at each
- * of its launches. The work runs later, on a thread of the emulator. */
+/* Queues work on a stream, after the works queued there. If a graph captures the stream, the graph gets the work, and each
+ * launch runs it. The work runs later, on a thread of the emulator. */
 void emulator_queue(cudaStream_t stream, std::function<void()> work);
 
-/* Queues a kernel as emulator_queue() does, once its launch is found to be possible, else leaves the error that CUDA would.
- * body: one thread of it */
+/* Queues a kernel as emulator_queue() does if its launch is possible; else leaves the error that CUDA would leave. body: one
+ * thread of it */
 void emulator_launch(dim3 grid, dim3 block, size_t shared, cudaStream_t stream, std::function<void()> body);
 
 /* Runs all blocks of a grid, one after the other; body() is run by each thread. */
 void emulator_run_grid(dim3 grid, dim3 block, size_t shared, const std::function<void()>& body);
 
-/* Draws a number below n: by chance from EMULATOR_SEED; without a seed always 0. */
+/* Draws a number below n from EMULATOR_SEED; without a seed always 0. */
 unsigned emulator_choose(unsigned n);
 
-/* Ends the program with a line that says what a card would not have done. */
+/* Ends the program with a line that says which rule of a card it broke. */
 [[noreturn]] void emulator_die(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
 #endif

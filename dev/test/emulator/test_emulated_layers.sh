@@ -1,7 +1,7 @@
 #!/bin/sh
-# test_emulated_layers.sh -- the kernels of the CUDA layers against their oracles, and test_llama3cu against PyTorch, on the emulated
-# card (dev/test/emulator), built for several architectures. `make test-emulated` builds the programs and runs this. Times and
-# memory are not tested: those are no card's.
+# test_emulated_layers.sh -- tests the kernels of the CUDA layers against their oracles, and test_llama3cu against PyTorch. All
+# run on the emulated card (dev/test/emulator), built for several architectures. `make test-emulated` builds the programs and
+# runs this. Times and memory are not tested, since the emulator's are no card's.
 . dev/test/lib.sh
 emulated=build/emulated
 
@@ -12,7 +12,7 @@ emulated() {
     check "$program $*, $variant" timeout "${LIMIT:-300}" "$emulated/$variant/$program" "$@"
 }
 
-# every layer, but what measures products of the sizes of real models; of the code for older cards, what differs
+# every layer, without tests that measure products of real models' sizes; for older cards, the code that differs
 tests_of_layers() { sed -n 's/^ *\(HOST_\)\{0,1\}ENTRY(\([a-z0-9_]*\)),$/\2/p' dev/test/cuda/test_kernels.cu; }
 for variant in FP32_90 BF16_90; do
     for test in $(tests_of_layers | grep -vE '^(every_candidate_agrees|matmul_agrees)'); do
@@ -32,7 +32,7 @@ for kernel in BF16_90:wgmma BF16_80:mma FP16_75:mma; do
     done
 done
 
-# blocks of a walk wait for each other, but those of the emulated card run one after the other: so there is one
+# blocks of a walk wait for each other, but the emulated card runs blocks one after the other: so a walk gets one block
 for test in scores_in_the_hundreds lengths_around_every_tile_edge gradients_turned_back; do
     check "test_attention_cu walk $test, BF16_90" env EMULATOR_PROCESSORS=1 timeout "${LIMIT:-300}" \
         "$emulated/BF16_90/test_attention_cu" walk $test

@@ -1,13 +1,15 @@
 #!/bin/sh
-# test_emulated_runs.sh -- train_llama3cu on emulated cards (dev/test/emulator): against the CPU trainer, and against itself in other
-# orders, with and without graphs, recomputed, resumed, on several cards. `make test-emulated` builds the programs and runs this.
+# test_emulated_runs.sh -- tests train_llama3cu on emulated cards (dev/test/emulator) against the CPU trainer and against
+# itself: in other orders, with and without graphs, recomputed, resumed, on several cards. `make test-emulated` builds the
+# programs and runs this.
 #
-# Every run has a number of its own, by which the emulator draws the order of what the program leaves unordered: streams, threads. So "the same bits" says that nothing depends on it. Memory starts as NaN.
+# Every run has its own number. By it the emulator draws the order of works and threads that the program leaves unordered. So
+# "the same bits" says that no bit depends on this order. Memory starts as NaN.
 . dev/test/lib.sh
 . dev/test/gpu/trainer.sh
 emulated=$root/build/emulated run=0
 
-# A model small enough: rows of 32 tokens, two key heads for --seq-parallel, blocks enough to take turns in all rings.
+# A small model: rows of 32 tokens, two key heads for --seq-parallel, and enough blocks to take turns in all rings.
 mkdir -p "$tmp/model" && cat >"$tmp/model.json" <<'END'
 {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "head_dim": 32,
  "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 5, "vocab_size": 64, "max_position_embeddings": 256,
@@ -22,7 +24,7 @@ mkdir -p "$tmp/wide" && sed 's/"intermediate_size": 96/"intermediate_size": 512/
 wide="--model $tmp/wide --batch 8 --steps 3"
 flags="--model $tmp/model --train $tmp/rows.bin --seq 32 --batch 2 --steps 20 --lr 3e-3 --warmup 5 --sample-tokens 0 --val-every 0"
 
-# cu PRECISION OUT FLAGS...: a run; with --resume in FLAGS, which come last, one that goes on
+# cu PRECISION OUT FLAGS...: a run; with --resume in FLAGS, which come last, it continues
 cu() {
     cu_program=$emulated/$1_90/train_llama3cu cu_out=$tmp/$2 run=$((run + 1))
     shift 2
@@ -66,7 +68,7 @@ two_are_one() { # two_are_one NAME FLAGS...: two cards have the losses of one, i
         close_steps 1e-6 1e-4 "$tmp/one_$t" "$tmp/two_$t"
 }
 
-# has_joined NAMES FLAGS...: these are the operations of the wide model with "swiglu" or "rope" in their names
+# has_joined NAMES FLAGS...: the wide model's operations with "swiglu" or "rope" in their names are NAMES
 has_joined() {
     h=$1
     shift
@@ -81,8 +83,10 @@ layers_join() { # in the epilogue of the products before them: the same bits how
     done
 }
 
-# The limits of both: sound, first losses and norms are 3e-5 apart and losses 6e-6; with dgate and dup exchanged, 7e-4 and 2e-4.
-layers_are_apart() { # in micro-batches too small for that: nearly the same losses. Adapters and 8 bits keep them apart, too
+# The limits of both: in a sound build first losses and norms are 3e-5 apart, and losses 6e-6. With dgate and dup exchanged they
+# are 7e-4 and 2e-4 apart.
+# micro-batches too small to join, adapters and 8 bits leave SwiGLU and RoPE separate, with nearly the same losses
+layers_are_apart() {
     cu BF16 apart $wide --batch 4 --total-batch 256 && close_steps 3e-4 1e-4 "$tmp/joined" "$tmp/apart" 3 &&
         for flag in "--batch 4" "--lora 4" --fp8; do has_joined "rope,swiglu,swiglu backward," $flag || return 1; done
 }
@@ -101,8 +105,8 @@ goes_on_elsewhere() { # two cards, then one, then four: as one card alone
         cu FP32 moved --resume --gpus 2 --zero 3 && close_steps 1e-6 1e-4 "$tmp/alone" "$tmp/moved"
 }
 
-# A run by other choices than the heuristic's, in a file as older versions wrote it after a search (--tune), has bits of its own.
-# Its checkpoint carries them to a run that has no plan file.
+# A plan file as older versions wrote it after a search (--tune) has other choices than the heuristic's. A run by this file has
+# other bits. Its checkpoint carries them to a run that has no plan file.
 plans_are_kept() {
     cu BF16 own_plan && other_choices "$tmp/own_plan/step_00000020/matmul_plan.json" "$tmp/other.json" &&
         sed 's/"algo"/"us": 12.25, "heuristic_us": 12.50, &/' "$tmp/other.json" >"$tmp/tuned.json" &&
@@ -111,8 +115,8 @@ plans_are_kept() {
         cp -r "$tmp/tuned/step_00000010" "$tmp/tuned_on" && cu BF16 tuned_on --resume && same_bits tuned tuned_on
 }
 
-# The limit: at this rate of learning most steps are smaller than a unit of their weight. Over 20 of them, in which the loss falls
-# by 1.04, the losses are 3.2e-3 apart at most; with weights rounded to nearest 2.6e-2.
+# The limit: at this learning rate most steps are smaller than a unit of their weight. Over 20 steps, in which the loss falls by
+# 1.04, the losses are at most 3.2e-3 apart; with weights rounded to nearest, 2.6e-2.
 none="--master none --moments bf16"
 no_master_is_near() { # losses are near those of fp32 master weights
     token_file "$tmp/few.bin" 6000 4
@@ -121,7 +125,7 @@ no_master_is_near() { # losses are near those of fp32 master weights
         close_losses 6e-3 "$tmp/with_master/log.jsonl" "$tmp/without_master/log.jsonl"
 }
 
-# goes_on FROM TO STEP FLAGS...: a copy of run FROM goes on to STEP as TO
+# goes_on FROM TO STEP FLAGS...: a copy of run FROM, named TO, continues to STEP
 goes_on() {
     g_from=$1 g_to=$2 g_stop=$3
     shift 3
@@ -129,7 +133,7 @@ goes_on() {
 }
 
 rounded="are now rounded to bfloat16"
-masters_change() { # the state holds no master; all weights become exact masters, and these are rounded once, which a line says
+masters_change() { # the state holds no master; all weights become exact masters, which are rounded once, as a line says
     cu BF16 none10 $none --stop-after 10 && "$bin/train_llama3" --verify "$tmp/none10" || return 1
     ! grep -q '"master\.' "$tmp/none10/step_00000010/state_rank00000.safetensors" || return 1
     for kind in fp32 split; do goes_on none10 "to_$kind" 15 --master $kind || return 1; done
@@ -140,7 +144,7 @@ masters_change() { # the state holds no master; all weights become exact masters
         grep -q '"master\.' "$tmp/precise/step_00000012/state_rank00000.safetensors" && cu BF16 precise --resume | grep -q "$rounded"
 }
 
-weights_are_saved_as() { # in whatever dtype: as F32 they are the exact ones, as F16 the state has these beside
+weights_are_saved_as() { # in any dtype: F32 holds the exact weights; beside F16 the state holds the exact ones
     cu BF16 none_f32 $none --export-dtype f32 --stop-after 10 && cu BF16 none_f16 $none --export-dtype f16 --stop-after 10 || return 1
     for dtype in f32 f16; do
         "$bin/train_llama3" --verify "$tmp/none_$dtype" && goes_on "none_$dtype" "${dtype}_to_bf16" 20 --export-dtype bf16 &&

@@ -29,7 +29,7 @@ enum GradWindow { WINDOW_OF_ALL, WINDOW_WITHOUT_FIRST, WINDOW_WITHOUT_LAST, NUM_
 struct AdamWCase {
     size_t n;                                 // elements of the arena
     std::vector<bool> gap;                    // (n)
-    std::vector<OptimizerStretch> stretches;  // `grad` is set on the device
+    std::vector<OptimizerStretch> stretches;  // `grad` is set when the device has it
     std::vector<bool> apart;                  // of each stretch: has separate fp32 gradients
     size_t grads_first, grads_end;            // range of the main array of gradients
     Floats start;                             // (n) weights
@@ -268,7 +268,7 @@ __global__ void quotients_kernel(unsigned* wrong, int exponent) {
         const float d = float_from_bits((uint32_t)(exponent + 127) << 23 | i), inverse = inverse_of(d);
         if (inverse != __fdiv_rn(1, d)) { atomicAdd(&wrong[0], 1u); }
         const Philox random = philox(11, RAND_INIT, (uint32_t)(exponent + 127), i);
-        // |x| from 2^-100 on, and x / d from 2^-124 to 2^124; and what is special
+        // |x| from 2^-100 on, and x / d from 2^-124 to 2^124; and special values
         const int low = max(-100, exponent - 123), high = min(126, exponent + 123);
         const uint32_t sign = random.v[1] << 31, mantissa = random.v[0] & 0x7fffffu;
         const uint32_t x_exponent = (uint32_t)(127 + low) + random.v[2] % (uint32_t)(high - low + 1);
@@ -281,8 +281,8 @@ __global__ void quotients_kernel(unsigned* wrong, int exponent) {
     }
 }
 
-/* The functions without branches give the bits of the general ones: for every mantissa, at the ends of the range, between, and
- * above and below 1, where a root of an odd exponent is another one. */
+/* The functions without branches give the bits of the general ones: for every mantissa, at the ends of the range, in the
+ * middle, and just above and below 1, since odd exponents take another branch of the root. */
 static void quotients_and_roots_are_rounded() {
     unsigned* wrong = upload(std::vector<unsigned>(3, 0));
     for (int exponent : {-125, -124, -101, -100, -51, -50, -1, 0, 1, 40, 63, 64, 123, 124}) {
@@ -294,7 +294,7 @@ static void quotients_and_roots_are_rounded() {
     device_free_all();
 }
 
-/* Returns a float's bits: of any float, of an end of some range, of zero, or of a size that occurs in training. */
+/* Returns the bits of a float: of any float, of the end of a range, of zero, or of a value as training has them. */
 static uint32_t adamw_pattern(uint64_t i, int exponent) {
     static const uint32_t ends[] = {0,          1,          0x00800000, 0x007fffff, 0x17800000, 0x177fffff, 0x1f800000,
                                     0x5f800000, 0x5f7fffff, 0x3fffffff, 0x7f7fffff, 0x7f800000, 0x7f800001, 0x7fc00000};
@@ -312,7 +312,7 @@ static float rounded_up_or_down(float x, uint32_t random) {
     return float_from_bits(stochastic_upper(x, random & 0xffffu) & 0xffff0000u);
 }
 
-/* Returns a copy of x on the device, as fp32 or as bfloat16, that of the upper halves. */
+/* Returns a copy of x on the device, as fp32, or as bfloat16 from the upper halves. */
 static void* upload_moments(const Floats& x, bool bf16) {
     std::vector<uint16_t> upper(x.size());
     for (size_t i = 0; i < x.size(); i++) { upper[i] = (uint16_t)(float_bits(x[i]) >> 16); }
@@ -354,7 +354,8 @@ static AdamWRun run_adamw_step(const StepState& state, const Hyperparameters& h,
     return r;
 }
 
-/* The oracle of that step: every operation rounded, then weights and moments by the bits of their step, tensor and element. */
+/* The oracle of that step. It rounds every operation, then weights and moments by the random bits of their step, tensor and
+ * element. */
 static AdamWRun adamw_step_oracle(const StepState& state, const Hyperparameters& h, MasterKind kind, bool bf16_moments,
                                   const AdamWRun& old, const Floats& grads) {
     const AdamWFactors f = adamw_factors(&h, 42);
@@ -385,7 +386,7 @@ static size_t different_bits(const Floats& a, const Floats& b) {
     return count;
 }
 
-/* Weights and moments have the bits of IEEE 754, whatever they are: also where divisions need the slower path. */
+/* Weights and moments have the bits of IEEE 754 for all inputs, also where divisions need the slower path. */
 static void adamw_rounds_each_operation() {
     enum { N = 1 << 16 };
     AdamWRun old;
@@ -435,9 +436,9 @@ static void adamw_rounds_each_operation() {
 }
 
 #ifdef PRECISION_BF16
-/* Without master weights, steps of a fraction of a unit move a weight by that fraction on average, in whole units that a weight
- * takes or not independently of the others and of its own before. The limits are five deviations of a binomial distribution,
- * and of the variance of such. Rounded to nearest, weights would stay, or move by a unit each time. */
+/* Without master weights, a step of a fraction of a unit moves a weight by that fraction on average. A weight moves by whole
+ * units or stays, independently of other weights and of its own earlier steps. The limits are five deviations of the mean and
+ * of the variance of a binomial distribution. Weights rounded to nearest would stay, or move by a unit each time. */
 static void small_steps_survive_on_average() {
     enum { N = 1 << 16, TIMES = 16 };
     const float unit = 0x1p-7f;  // between 1 and 2
@@ -477,7 +478,7 @@ static void small_steps_survive_on_average() {
 }
 #endif
 
-// random bit patterns; all lower halves of the numbers from 1 on, the tie among them; and values that rounding may carry too
+// random bit patterns; all lower halves of the numbers from 1 on, the tie among them; and values that rounding could carry too
 // far: many NaNs, the infinities, the largest finite numbers, denormals
 static std::vector<uint32_t> patterns_to_round() {
     std::vector<uint32_t> bits = {0x7fffffff, 0x7fff8000, 0x7fff7fff, 0x7fc00000, 0x7f80ffff, 0x7f800001, 0x7f800000,
@@ -504,8 +505,8 @@ static void split_weights_are_exact() {
     }
 }
 
-/* The result is the upper half or the next number away from zero, as often as the lower half says; inf and NaN stay what they
- * are. Runs on the host. */
+/* The result is the upper half or the next number away from zero, as often as the lower half says. Inf and NaN stay unchanged.
+ * Runs on the host. */
 static void stochastic_rounding_is_to_a_neighbour() {
     for (uint32_t u : patterns_to_round()) {
         const float x = float_from_bits(u);

@@ -24,8 +24,9 @@ static void crossentropy_gradients(Floats& losses, Floats& dlogits, const std::v
     }
 }
 
-/* Compares losses. Where the target is by far the largest logit, the loss is log(sum) of a sum near 1, so it has the sum's
- * error: that of 2^x and of a rounding of max log2(e). Where all rows are such, the largest loss is no measure of it. */
+/* Compares losses. Where the target is by far the largest logit, the loss is log(sum) of a sum near 1. So the loss has the
+ * sum's error: the errors of 2^x and of a rounding of max log2(e). Where all rows are such, the largest loss is no measure of
+ * this error. */
 static void compare_losses(const char* what, const Floats& got, const Floats& want) {
     compare(what, got, want, 2e-5f, 1e-6f, 1e-6f);
 }
@@ -78,8 +79,8 @@ static void crossentropy_agrees_for_all_vocabularies() {
 
 static const char* const crossentropy_names[NUM_CE_WAYS] = {"held", "row", "looped"};
 
-/* Compares each kernel with the oracle. With few blocks each has many rows: tests a block's last row, and blocks with one
- * more. */
+/* Compares each kernel with the oracle. A small grid gives each block many rows: this tests a block's last row, and blocks that
+ * have one row more than others. */
 static void crossentropy_plans_agree() {
     const float dloss = 0.25f, scale = 8.0f;
     for (size_t V : {2, 97, 301, 32767, 32768, 32769, 50257, 128256, 131072, 131073, 262144, 262152}) {
@@ -99,7 +100,7 @@ static void crossentropy_plans_agree() {
             for (size_t blocks : {N, (size_t)3}) {
                 if (!can || (blocks < N && way != CE_ROW)) {
                     continue;
-                }  // cannot run (long rows, before sm_80), or no rows in turns (only CE_ROW)
+                }  // cannot run (long rows, before sm_80), or takes no rows in turns (only CE_ROW does)
                 plan.blocks = blocks;
                 char what[96];
                 snprintf(what, sizeof what, "crossentropy V=%zu, %s, %zu blocks", V, crossentropy_names[way], blocks);

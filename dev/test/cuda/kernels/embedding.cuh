@@ -80,7 +80,7 @@ static std::vector<int32_t> pattern_tokens(TokenPattern pattern, size_t N, int V
     return t;
 }
 
-/* Checks the sort's order alone, with vocabularies of one to four digits and lists of one round a tile or more. */
+/* Checks the sort's order alone, with vocabularies of one to four digits, and lists of one or more rounds a tile. */
 static void embedding_sort_is_stable() {
     const size_t sizes[] = {1, 17, 2047, 2048, 2049, 4095, 4096, 4097, 65539, 270001};
     const int vocabularies[] = {1, 2, 257, 512, 513, 128256, 262144, 262145, (1 << 27) + 5, INT32_MAX};

@@ -1,4 +1,4 @@
-/* fp8.cuh -- tests of what is in 8 bits: rows, weights, transposes, and products of them. */
+/* fp8.cuh -- tests of 8-bit rows, weights and transposes, and of products of them. */
 #ifndef TEST_KERNELS_FP8_CUH
 #define TEST_KERNELS_FP8_CUH
 
@@ -45,7 +45,7 @@ static void compare_quantised(const char* what, const std::vector<uint8_t>& q, c
     }
 }
 
-/* Whether the bits are those of the largest magnitude; any NaN is as good as another. */
+/* Whether `got` holds the bits of the largest magnitude; any NaN is as good as another. */
 static bool same_largest(uint32_t bits, const Floats& x) {
     const uint32_t want = quantise_largest(x.data(), x.size(), 1);
     return bits == want || (bits > 0x7F800000u && want > 0x7F800000u);
@@ -100,7 +100,7 @@ static QuantisedRows rows_to_fill(size_t N, size_t pitch, Fp8Format format = E4M
     return {device_alloc<uint8_t>(N * pitch), device_alloc<float>(N), pitch, upload(std::vector<uint32_t>(1)), format};
 }
 
-/* Checks that a layer's own 8-bit rows are those of the pass over what it wrote, w (N, C). */
+/* Checks that a layer's own 8-bit rows equal the rows that quantise_rows_cuda() makes of the layer's output w (N, C). */
 static void compare_fused(const char* what, QuantisedRows q, const QuantiseCounts* d_counts, const floatX* w, size_t N,
                           size_t C, size_t pitch) {
     const QuantisedRows want = rows_to_fill(N, q.pitch);
@@ -135,7 +135,7 @@ static void rmsnorm_quantises_what_it_writes() {
     device_free_all();
 }
 
-/* What swiglu writes beside its rows changes none of their bits, and is what the pass makes of them. */
+/* SwiGLU's own 8-bit rows change no bit of its output, and equal the rows that quantise_rows_cuda() makes of this output. */
 static void swiglu_quantises_what_it_writes() {
     const size_t shapes[][2] = {{1, 16}, {70, 80}, {130, 2048}, {65, 14336}};
     for (auto& s : shapes) {
@@ -249,8 +249,8 @@ static void compare_transpose(const char* what, QuantisedTranspose q, const Quan
     check_counts(what, d_counts, count_transpose(want, x, N, C, format));
 }
 
-/* Of rows in 16 bits and of 8-bit rows, whose scales may lie far below that of all; tiles that are not full; a NaN in one row
- * shows in all. */
+/* Transposes rows in 16 bits, and 8-bit rows whose scales may lie far below the transpose's scale. Some tiles are not full. A
+ * NaN in one row shows in all. */
 static void transposes_are_the_oracle_s() {
     const size_t shapes[][2] = {{16, 16}, {48, 80}, {128, 128}, {144, 272}, {400, 2048}, {2064, 48}, {272, 1040}};
     for (auto& s : shapes) {
@@ -291,7 +291,7 @@ static void transposes_are_the_oracle_s() {
     device_free_all();
 }
 
-/* Whether this card has scales for each row of a factor. */
+/* Whether this card's products take a scale for each row of a factor. */
 static bool has_row_scales() {
     return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
            device_attribute(cudaDevAttrComputeCapabilityMinor) == 0 && matmul_has_row_scales();
@@ -314,7 +314,7 @@ static double rounding_error(const std::vector<double>& want) {
     return product_error(rounded, want);
 }
 
-/* Returns the largest error of `added` where the product is rounded, and its sum with C once more. */
+/* Returns the largest error of `added` if the product is rounded, and its sum with C is rounded once more. */
 static double rounding_limit(const std::vector<double>& product, const std::vector<double>& added) {
     double first = 0, second = 0, sum = 0;
     for (size_t i = 0; i < added.size(); i++) {
@@ -325,7 +325,7 @@ static double rounding_limit(const std::vector<double>& product, const std::vect
     return (sqrt(first) + sqrt(second)) / sqrt(sum);
 }
 
-/* 8-bit rows on the host, (R, K), with a scale for each or one for all. */
+/* 8-bit rows (R, K) on the host, with a scale for each row or one for all rows. */
 typedef struct {
     size_t R, K;
     std::vector<uint8_t> q;
@@ -336,9 +336,9 @@ typedef struct {
 
 static cudaDataType_t type_of(Fp8Format f) { return f == E4M3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2; }
 
-/* Checks A B^T (M, N) of 8-bit rows A (M, K) and B (N, K) against the product of the values that these stand for, in double.
- * 1e-3 with sums in fp32; the output's rounding comes on top, and with an addition the product's, as in compare_product().
- * product(out, a, b, add) writes out (M, N), or adds to it. */
+/* Checks A B^T (M, N) of 8-bit rows A (M, K) and B (N, K) against the product, in double, of the values that A and B stand for.
+ * The limit is 1e-3 with sums in fp32. The rounding of the output comes on top; with an addition, also the rounding of the
+ * product, as in compare_product(). product(out, a, b, add) writes out (M, N), or adds to it. */
 template <typename Product>
 static void compare_products(const HostRows& a, const HostRows& b, const Product& product) {
     const size_t M = a.R, N = b.R, K = a.K;
@@ -351,7 +351,7 @@ static void compare_products(const HostRows& a, const HostRows& b, const Product
         want[i] = sum * a.scale[i / N % a.scale.size()] * b.scale[i % N % b.scale.size()];
         squares += want[i] * want[i];
     }
-    // as large as the product, or a limit relative to the sum would not see whether it is added
+    // as large as the product: if it were far larger or smaller, a limit relative to the sum would not show whether it is added
     const Floats r = random_values<__nv_bfloat16>(M * N, (float)sqrt(squares / (double)(M * N)));
     for (size_t i = 0; i < M * N; i++) { added[i] = want[i] + r[i]; }
     const uint8_t *d_a = upload(a.q), *d_b = upload(b.q);
@@ -384,7 +384,7 @@ static void compare_products(const HostRows& a, const HostRows& b, const Product
     }
 }
 
-/* Returns random rows (R, K) in 8 bits, of `sizes` very different scales, so that a scale in the wrong place shows. */
+/* Returns random rows (R, K) in 8 bits with `sizes` very different scales, so that a scale in the wrong place shows. */
 static HostRows quantised_rows_of(size_t R, size_t K, int sizes, Fp8Format format) {
     HostRows h = {R, K, std::vector<uint8_t>(R * K), Floats(R), operand_fp8_rows, format};
     Floats x = random_values<floatX>(R * K, 1);
@@ -414,7 +414,7 @@ static void products_of_quantised_rows_agree() {
     device_free_all();
 }
 
-/* Returns the transpose in 8 bits of random rows (N, C), whose sizes are very different, with one scale, times 2^size. */
+/* Returns the transpose in 8 bits, with one scale, of random rows (N, C) of very different sizes, times 2^size. */
 static HostRows quantised_transpose_of(size_t N, size_t C, int size, Fp8Format format) {
     HostRows h = {C, N, std::vector<uint8_t>(C * N), Floats(1), operand_fp8_tensor, format};
     Floats x = steep_values(N, C), row_scale(N);

@@ -5,8 +5,8 @@
 #include "llmc/gpu/gradients.cuh"
 #include "kernel_test.cuh"
 
-/* Gradients of norms lie in fp32 one after the other, also of a third norm that only some blocks have; here the final norm's
- * kind stands for it. Those of matrices lie as the weights. */
+/* Gradients of norms lie in fp32 one after the other, also if some blocks have a third norm; here the final norm's kind stands
+ * for it. Gradients of matrices lie at the same offsets as the weights. */
 static void gradients_of_a_third_norm_have_a_place() {
     ModelConfig c;
     config_preset(&c, "d3", 300);

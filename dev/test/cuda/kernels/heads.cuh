@@ -1,4 +1,4 @@
-/* heads.cuh -- tests of what ranks that share rows exchange: heads of parts of rows. */
+/* heads.cuh -- tests how ranks that share rows exchange heads for parts of rows. */
 #ifndef TEST_KERNELS_HEADS_CUH
 #define TEST_KERNELS_HEADS_CUH
 
@@ -42,7 +42,7 @@ static void heads_are_packed_and_unpacked() {
     }
 }
 
-/* What the members' all-to-all does, on one card: block q of member p of each row becomes block p of member q. */
+/* Does the members' all-to-all on one card: block q of member p of each row becomes block p of member q. */
 static void exchange_blocks(const std::vector<floatX*>& to, const std::vector<floatX*>& from, AttentionShape s) {
     const size_t parts = to.size(), block = (size_t)s.T * row_pitch<floatX>(heads_width(s) / parts);
     for (size_t i = 0; i < s.B * parts * parts; i++) {

@@ -1,4 +1,4 @@
-/* joined.cuh -- tests of our own products, in whose epilogues SwiGLU and RoPE are. */
+/* joined.cuh -- tests of our own products, which compute SwiGLU and RoPE in their epilogues. */
 #ifndef TEST_KERNELS_JOINED_CUH
 #define TEST_KERNELS_JOINED_CUH
 
@@ -36,14 +36,15 @@ static void tiles_of_a_product_are_taken_once() {
     }
 }
 
-/* Returns sixteenths, up to `most` of them, of which sums are exact. */
+/* Returns multiples of 1/16, up to `most` of them, so that sums are exact. */
 static Floats sixteenths(size_t n, int most) {
     Floats x = random_values<float>(n, 1);
     for (float& v : x) { v = (float)(int)fminf(fmaxf(v * 8, (float)-most), (float)most) / 16; }
     return x;
 }
 
-/* SwiGLU in the epilogue of a product has the bits of product and SwiGLU apart, where no sum is rounded. */
+/* SwiGLU in a product's epilogue gives the bits of a separate product and SwiGLU. The inputs are such that no sum is
+ * rounded. */
 static void swiglu_joins_its_product() {
     // the third one has more tiles than a card has multiprocessors, so a block has several
     const size_t shapes[][3] = {{256, 64, 256}, {768, 320, 512}, {2560, 128, 1792}, {256, 1024, 4096}};
@@ -86,10 +87,10 @@ static void swiglu_joins_its_product() {
     }
 }
 
-/* RoPE in the epilogue of a product has the bits of product and RoPE apart, where no sum is rounded. */
+/* RoPE in a product's epilogue gives the bits of a separate product and RoPE. The inputs are such that no sum is rounded. */
 static void rope_joins_its_product() {
-    // B, T, C, NH, NKV, HD, longest document (0: none). q, k and v meet inside of tiles and between them, and so do sequences.
-    // The last two have more tiles than a card has multiprocessors, so a block has several
+    // B, T, C, NH, NKV, HD, longest document (0: none). Borders of q, k and v, and of sequences, fall inside of tiles and
+    // between tiles. The last two have more tiles than a card has multiprocessors, so a block has several
     const int shapes[][7] = {{1, 256, 64, 2, 1, 64, 0},   {8, 96, 128, 6, 1, 64, 0},   {8, 96, 128, 6, 1, 64, 40},
                              {2, 384, 64, 12, 4, 64, 90}, {1, 256, 320, 2, 1, 128, 0}, {8, 96, 64, 4, 1, 128, 0},
                              {8, 96, 64, 4, 2, 128, 40},  {20, 128, 64, 32, 8, 64, 0}, {5, 512, 64, 16, 4, 128, 0}};

@@ -1,4 +1,4 @@
-/* kernel_test.cuh -- what the tests of kernels share: memory on the device, random values, comparisons. */
+/* kernel_test.cuh -- shared by the tests of kernels: memory on the device, random values, comparisons. */
 #ifndef TEST_KERNELS_KERNEL_TEST_CUH
 #define TEST_KERNELS_KERNEL_TEST_CUH
 

@@ -22,9 +22,9 @@ static float half_ulp(float x) {
 /* Compares products: got = round(sum + add), where sum is in fp32 over `K` terms and `want` is the oracle's sum + add. Allowed:
  *   half an ulp of the result, for its rounding;
  *   with an addition also half an ulp of the sum before it: some of cuBLASLt's kernels round the product to the output's type
- *   before they add C (seen on an H200), as x + linear(x) does in two steps. Without C there is one rounding;
- *   half an ulp of `few`, the part of the sum that matmul_even() computes and rounds as a separate product, and of what is
- * added;
+ *   before they add C (seen on an H200), as x + linear(x) does in two steps. Without C the result is rounded once;
+ *   half an ulp of `few`, the part of the sum that matmul_even() computes and rounds as a separate product, and half an ulp of
+ *   the addition;
  *   2^-22 sqrt(K) of the largest sum, for the order of the sum in fp32 and the tensor cores' truncation. */
 template <typename T>
 static void compare_product(const char* what, const Floats& got, const Floats& want, const Floats* add, size_t K,
@@ -138,7 +138,7 @@ static void element_sizes_are_those_of_the_types() {
     CHECK(matmul_even(207, fp8) == 192 && matmul_even(207, fp16) == 200 && matmul_even(207, fp32) == 204, "width 207");
 }
 
-/* Checks |got - want| <= 2 % of the largest element (fp32: 1e-4): other algorithms round elsewhere. */
+/* Checks |got - want| <= 2 % of the largest element (fp32: 1e-4): other algorithms round at other places. */
 static void same_product(const char* what, int candidate, const Floats& got, const Floats& want) {
     float largest = 0, worst = 0;
     for (size_t i = 0; i < want.size(); i++) {
@@ -149,7 +149,7 @@ static void same_product(const char* what, int candidate, const Floats& got, con
           candidate, (double)worst, (double)largest);
 }
 
-/* The three products of a layer, with and without what is added, for tests of their candidates. */
+/* The three products of a layer, with and without an addition, for tests of their candidates. */
 struct ThreeProducts {
     static constexpr size_t N = 1024, C = 768, OC = 1280;
     floatX *x, *w, *dout, *out, *dx, *dw, *residual;

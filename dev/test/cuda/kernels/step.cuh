@@ -1,4 +1,5 @@
-/* step.cuh -- tests of what a step decides by: sums of losses and squares, what is not finite, outliers, the loss scale. */
+/* step.cuh -- tests of a step's decision and its inputs: sums of losses and squares, values that are not finite, outliers, the
+ * loss scale. */
 #ifndef TEST_KERNELS_STEP_CUH
 #define TEST_KERNELS_STEP_CUH
 
@@ -89,7 +90,7 @@ static void norm_and_loss_sums_agree() {
             found[run] = read_state(state).norm_square;
         }
         CHECK(found[0] == found[1], "two runs differ: %.17g %.17g", found[0], found[1]);
-        // what several GPUs do: each list on its own, then a decision without any
+        // as with several GPUs: each list on its own, then a decision without a list
         NormSums sums = norm_sums(device_alloc<char>(norm_square_scratch_cuda()));
         const NormSums none = norm_sums(sums.partial);
         const Hyperparameters hyper = test_hyper();
@@ -124,7 +125,8 @@ static double ordered_sum_oracle(Floats& out, const Floats& parts, int ranks, si
     return ordered_sum(out.data(), list.data(), ranks, n, add);
 }
 
-/* The sum in rank order has the oracle's bits, alone and added to that of the micro-steps before, and leaves its squares. */
+/* The sum in rank order has the oracle's bits, alone and added to the sum of earlier micro-steps. It also leaves the sum of its
+ * squares. */
 template <typename Grad>
 static void ordered_sums_agree_with(int ranks, size_t n) {
     const bool fp32 = sizeof(Grad) == sizeof(float);
@@ -152,7 +154,7 @@ static void ordered_sums_agree_with(int ranks, size_t n) {
 }
 
 static void ordered_sums_agree() {
-    // in vectors of 8: less than a block, a whole grid and one vector more, several rounds of the grid
+    // counted in vectors of 8: less than a block, a whole grid and one vector more, several rounds of the grid
     for (size_t n : {(size_t)8, (size_t)1024, (size_t)SUM_BLOCKS * SUM_THREADS * 8 + 8, (size_t)3000000}) {
         for (int ranks : {1, 2, 3, 8}) {
             ordered_sums_agree_with<floatX>(ranks, n);
