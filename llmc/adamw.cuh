@@ -1,16 +1,16 @@
 /* adamw.cuh -- AdamW over a range of the parameter arena on the GPU. The oracle is adamw.h, where the formula stands.
  *
- * Kernels read the numbers that change from step to step from the StepState: step size, clip factor, whether to update at all.
+ * Kernels read from the StepState the numbers that change with each step: step size, clip factor, whether to update at all.
  * master.cuh defines the forms of the master weights. m and v are fp32, or bfloat16 with stochastic rounding: up with a
  * probability equal to the fraction cut off, so that small contributions survive on average. BF16 runs without master weights
  * round their weights in the same way. The random bits are a function of (seed, step, tensor, element), so a resumed run rounds
- * in the same way. One draw has just the bits for m and v of 4 elements, another one the bits for 8 weights.
+ * in the same way. One draw has exactly the random bits for m and v of 4 elements; a second draw has them for 8 weights.
  *
- * All divisions and roots are rounded as IEEE 754 says, and nearly all are computed without the branches that this takes in
- * general; see adamw_quotient().
+ * All divisions and roots are rounded as IEEE 754 says. Nearly all are computed without branches; see adamw_quotient().
  *
- * Bytes moved a parameter in BF16, gradient included: fp32 master, m and v 28; split 26; split with bfloat16 m and v 18; no
- * master weights with bfloat16 m and v 14. The norm reads the gradient's 2 once more.
+ * Bytes moved per parameter in BF16, gradient included: 28 with fp32 master weights, m and v; 26 with split master weights; 18
+ * with split master weights and bfloat16 m and v; 14 without master weights and with bfloat16 m and v. The norm reads the
+ * gradient's 2 bytes once more.
  */
 #ifndef LLMC_ADAMW_CUH
 #define LLMC_ADAMW_CUH
@@ -26,7 +26,7 @@
 
 #include <type_traits>
 
-enum { ADAMW_THREADS = 256, ADAMW_TURNS = 4 };  // a thread takes so many vectors, one after the other
+enum { ADAMW_THREADS = 256, ADAMW_TURNS = 4 };  // vectors that a thread updates, one after the other
 
 /* Elements in a vector: 16 bytes of the narrowest state, so that a warp's stores fill whole sectors. */
 template <MasterKind MASTER, typename Moment>
@@ -45,7 +45,7 @@ static inline AdamWFactors adamw_factors(const Hyperparameters* hyper, uint64_t 
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// elements as they lie in memory, in words: in a Vec of its type, a 16-bit element would take a register
+// elements as they lie in memory, packed into words: unpacked, a 16-bit element would take a register
 
 template <typename T, int W>
 constexpr int WORDS = W*(int)sizeof(T) / 4;
@@ -96,8 +96,8 @@ constexpr float USUAL_EPS = 0x1p-50f, USUAL_CORRECTION2 = 0x1p-12f, USUAL_M = 0x
 template <bool USUAL>
 __device__ __forceinline__ float adamw_quotient(float m, float v, float sqrt_correction2, float inverse, float eps) {
     if constexpr (USUAL) {
-        // Times 2^64, no v is denormal. 2^-126 serves v = 0, whose root would be 0 times infinity. Rounding drops it from any
-        // other v, and its root from the sum with eps.
+        // Times 2^64, no v is denormal. 2^-126 is for v = 0, whose root would be 0 times infinity. Added to any other v, it is
+        // lost in rounding, and so is its root in the sum with eps.
         const float root = root_of(__fmaf_rn(v, 0x1p64f, 0x1p-126f));
         const float corrected = quotient_of(root, 0x1p32f * sqrt_correction2, 0x1p-32f * inverse);
         const float denominator = __fadd_rn(corrected, eps);
@@ -148,7 +148,7 @@ __device__ __forceinline__ bool adamw_vector(const OptimizerTensors<Grad>& t, si
 
     const float grad_scale = state->grad_scale, step_size = state->step_size, sqrt_correction2 = state->sqrt_correction2;
     const float decay = stretch.decays ? state->decay : 1.0f, inverse = inverse_of(sqrt_correction2);
-    uint32_t least_m = 0xffffffffu;  // of the magnitudes' bits, each doubled, less 1, which makes 0 the largest
+    uint32_t least_m = 0xffffffffu;  // least of 2 * (magnitude's bits) - 1; a zero wraps to the largest
     float not_finite = 0;            // NaN if a new weight is not finite
     // Write out each rounding. Otherwise the compiler may fuse different products in different instantiations, and the forms
     // of master weights, or two builds, would differ in the last bit.
@@ -230,7 +230,7 @@ __device__ __forceinline__ void adamw_vectors(const OptimizerTensors<Grad>& t, s
     for (; i < end; i += stride) {
         while (k + 1 < t.num_stretches && t.stretches[k + 1].first <= i) { k++; }
         if (!adamw_vector<true, Grad, MASTER, Moment>(t, i, t.stretches[k], state, f)) {
-            compute_here(i);  // else the compiler keeps what both paths share, and spills registers
+            compute_here(i);  // otherwise the compiler keeps what both paths share, and spills registers
             adamw_vector<false, Grad, MASTER, Moment>(t, i, t.stretches[k], state, f);
         }
     }

@@ -19,7 +19,7 @@
  *   attention_decode.cuh   one new token against a cache
  *   attention_common.cuh   what they share
  *
- * starts (B, T) divide a row into documents, as in attention.h; NULL: a row is one.
+ * starts (B, T) divide a row into documents, as in attention.h; NULL: each row is one document.
  *
  * Layouts: qkv rows are [NH q heads | NKV k heads | NKV v heads] x HD with RoPE applied; out rows are NH x HD. Both have a row
  * per token, `pitch` elements apart. Pointers and pitches are multiples of 16 bytes. T need not be a multiple of any tile:
@@ -51,7 +51,7 @@ typedef enum {
     NUM_ATTENTION_KERNELS
 } AttentionKernel;
 
-/* Returns whether a kernel has Hopper's own instructions; its backward pass also turns q and k back (RoPE). */
+/* Returns whether a kernel uses Hopper's own instructions; such a kernel's backward pass also turns dq and dk back (RoPE). */
 static inline bool attention_is_hopper(AttentionKernel kernel) { return kernel == ATTENTION_WGMMA || kernel == ATTENTION_WALK; }
 
 /* Returns whether a kernel for this head dimension exists in this build and runs on this GPU with the code it loaded. */
@@ -71,14 +71,14 @@ static inline AttentionKernel attention_choose(AttentionKernel kernel, int HD) {
     return ATTENTION_PLAIN;
 }
 
-// of a row: below, what is read and written for the sums costs more than it saves; above, nothing was tried
+// tokens of a row: in shorter rows, reading and writing the sums costs more than a walk saves; longer rows were not tried
 constexpr int WALK_LEAST_TOKENS = 1024, WALK_MOST_TOKENS = 1 << 22;
-// at head_dim 128 the sums of all heads under way take 67 MB: with an H100's L2 cache (50 MiB) shorter rows are slower in one
-// walk, with an H200's (60 MiB) they are not
+// at head_dim 128 the sums of all heads in progress take 67 MB: with an H100's L2 cache (50 MiB) one walk is slower for shorter
+// rows, with an H200's (60 MiB) it is not
 constexpr int WALK_LEAST_TOKENS_SMALL_L2 = 4096, WALK_SMALL_L2 = 55 << 20;
 
-/* Returns from how many tokens of a row on one walk is taken, on a card with l2 bytes of L2 cache: it was faster than two
- * kernels at all lengths from there on that were measured, but for 16384 at head_dim 128 (4 to 7 % slower). */
+/* Returns the row length in tokens from which on the backward pass is one walk, on a card with l2 bytes of L2 cache. At all
+ * such lengths that were measured, it was faster than two kernels, except 16384 at head_dim 128 (4 to 7 % slower). */
 static inline int walk_least_tokens(int HD, int l2) {
     return HD == 128 && l2 < WALK_SMALL_L2 ? WALK_LEAST_TOKENS_SMALL_L2 : WALK_LEAST_TOKENS;
 }
@@ -189,9 +189,9 @@ static inline void attention_forward_cuda(floatX* out, float* lse, const floatX*
     attention_forward_by(ATTENTION_AUTO, out, lse, qkv, s.B, attention_args(s, qkv_pitch, out_pitch, starts), stream);
 }
 
-/* Returns the bytes of scratch for attention_backward_cuda, for as many sequences as run at a time: lse and D of every query, T
- * rounded up, then the end of every token's document, or the sums of dq of a walk. walk: the caller chooses a kernel that walks
- * at any length */
+/* Returns the bytes of scratch for attention_backward_cuda, for the sequences that run at a time: lse and D of every query (T
+ * rounded up), then the end of every token's document or, for a walk, the sums of dq. walk: the caller chooses a kernel that
+ * walks at any row length */
 static inline size_t attention_backward_scratch_cuda(AttentionShape s, bool walk = false) {
     const size_t B = size_min((size_t)s.B, (size_t)MAX_GRID_YZ), stats = B * s.NH * attention_stat_rows(s.T) * sizeof(float2);
     size_t rest = B * s.T * sizeof(int32_t);
@@ -201,8 +201,8 @@ static inline size_t attention_backward_scratch_cuda(AttentionShape s, bool walk
     return stats + rest;
 }
 
-/* Overwrites dqkv, laid out like qkv, from dout and the forward pass's out and lse. scratch is aligned to 16 bytes. cos_sin,
- * the table of rope.cuh (T, HD): dqkv is the gradient before the rotation of qkv; NULL: that after it. */
+/* Overwrites dqkv, laid out like qkv, from dout and the forward pass's out and lse. scratch is aligned to 16 bytes. With
+ * cos_sin, the table of rope.cuh (T, HD), dqkv is the gradient before the rotation of qkv; with NULL, the gradient after it. */
 static inline void attention_backward_cuda(floatX* dqkv, void* scratch, const floatX* dout, const floatX* out, const float* lse,
                                            const floatX* qkv, const int32_t* starts, const float* cos_sin, AttentionShape s,
                                            size_t qkv_pitch, size_t out_pitch, cudaStream_t stream) {

@@ -10,8 +10,8 @@
  * A row may hold several documents, each of which sees only itself: starts (B, T) holds for each token the index, inside its
  * row, of its document's first token. So starts[t] <= t, and starts never fall inside a row. NULL: each row is one document.
  *
- * The plain loops come first and follow the formulas above. -DLLMC_PLAIN makes them the program; the tests compare the fast
- * form, below, with them. Neither form ever holds a (T, T) matrix. Results are bitwise the same for any thread count.
+ * The plain loops come first and follow the formulas above. -DLLMC_PLAIN builds the program from them; the tests compare the
+ * fast form below with them. Neither form ever holds a (T, T) matrix. Results are bitwise the same for any thread count.
  */
 #ifndef LLMC_ATTENTION_H
 #define LLMC_ATTENTION_H

@@ -17,7 +17,7 @@ struct AttentionArgs {
     size_t qkv_pitch, out_pitch;  // elements between rows
     float scale;                  // 1 / sqrt(HD)
     float scale_log2;             // scale * log2(e): the kernels' exponentials have base 2
-    const int32_t* starts;        // (B, T) where each token's document starts in its row (attention.h); NULL: a row is one
+    const int32_t* starts;        // (B, T) where each token's document starts in its row (attention.h); NULL: each row is one
     const float* cos_sin;         // (T, HD) the table of rope.cuh by which dq and dk are turned back; NULL: they are not
 };
 
@@ -26,7 +26,7 @@ struct AttentionArgs {
 constexpr float ATTENTION_MASKED = -INFINITY;
 constexpr double LOG2_E = 1.4426950408889634;
 
-constexpr int STAT_ROWS = 128;         // statistics of a head are padded to a multiple: a tile never reads past them
+constexpr int STAT_ROWS = 128;         // statistics of a head are padded to a multiple of this: a tile never reads past them
 constexpr int SM75_SHARED = 64 << 10;  // bytes of shared memory a block may have on sm_75: the limit of code for every card
 
 /* Returns the rows of a head's statistics: T, rounded up. */
@@ -51,9 +51,9 @@ __device__ __forceinline__ Element* attention_row(Element* base, size_t row, siz
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// documents: kernels with DOCUMENTS true let a query see only keys of its own document. starts never fall inside a row, so the
-// first query of a tile says which keys no query of the tile sees, and the last key which queries see none of its tile. Those
-// tiles are skipped. Only tiles that a document's end divides are masked
+// documents: kernels with DOCUMENTS true let a query see only keys of its own document. starts never fall inside a row. So the
+// first query of a tile limits the keys that its queries see, and the last key of a tile limits the queries that see its keys.
+// Those tiles are skipped. Only tiles that a document's end divides are masked
 
 /* Returns the first query behind `key` that does not see it: where the key's document ends. starts: (T) of the row */
 __device__ __forceinline__ int attention_document_end(const int32_t* starts, int key, int T) {
@@ -83,8 +83,8 @@ static inline void attention_launch(void (*kernel)(Params...), dim3 grid, int th
 
 constexpr int MAX_GRID_YZ = 65535;  // blocks of a grid's second and third dimension
 
-/* Returns a grid with a block for each tile of `rows` rows of each head of B <= MAX_GRID_YZ sequences. Heads vary fastest: the
- * heads of a group read the same K and V, and what the heads of one sequence read at a time fits in the L2 cache. */
+/* Returns a grid with a block for each tile of `rows` rows of each head of B <= MAX_GRID_YZ sequences. Heads vary fastest.
+ * The heads of a group read the same K and V, and what the heads of one sequence read at a time fits in the L2. */
 static inline dim3 attention_grid(int B, int heads, int T, int rows) {
     const size_t tiles = ceil_div((size_t)T, (size_t)rows);
     if (tiles > MAX_GRID_YZ) { die("attention: T is %d, wanted at most %d with this head_dim", T, MAX_GRID_YZ * rows); }
@@ -138,8 +138,8 @@ static inline void attention_stats(float2* stats, const floatX* dout, const floa
 // ---------------------------------------------------------------------------------------------------------------------
 // fragments: how mma.sync and wgmma lay out 16 rows of a product in a warp's registers
 //
-// With g = lane / 4 and t = lane % 4, element i of a thread's float p[N] is in row g + 8 (i / 2 % 2) and column
-// 2 t + 8 (i / 4) + i % 2: a thread has two rows and, of every eight columns, two neighboring ones.
+// With g = lane / 4 and t = lane % 4, element i of a thread's float p[N] is in row g + 8 (i / 2 % 2) and column 2 t + 8 (i / 4)
+// + i % 2: a thread holds two rows, and two neighboring columns of every eight.
 
 template <int N>
 __device__ __forceinline__ void fragment_clear(float (&p)[N]) {
@@ -206,7 +206,8 @@ __device__ __forceinline__ void fragment_clear_documents(float (&p)[N], const in
 }
 
 /* Applies the online softmax to row g + 8 r: scores become p = e^(s - m), and row max m and this thread's part l of the row sum
- * cover all tiles so far. Returns the factor that rescales earlier sums. m is in units of the unscaled scores. */
+ * cover all tiles so far. Turns 16 rows of dq or dk back from RoPE's rotation, as rope_backward_cuda does. row: the index of
+   the first one in its sequence. Positions count from the start of a document. */
 template <int N>
 __device__ __forceinline__ float fragment_softmax(float (&p)[N], int r, float& m, float& l, float scale_log2) {
     float max = m;
@@ -300,7 +301,7 @@ __device__ __forceinline__ void fragment_operand(uint32_t (&a)[N / 8][4], const 
     for (int i = 0; i < N / 2; i++) { a[i / 4][i % 4] = pack2(p[2 * i], p[2 * i + 1]); }
 }
 
-/* Returns to p what fragment_operand rounded. */
+/* Replaces p by the values that fragment_operand rounded it to. */
 template <int N>
 __device__ __forceinline__ void fragment_rounded(float (&p)[N], const uint32_t (&a)[N / 8][4]) {
 #pragma unroll

@@ -2,9 +2,9 @@
  * as fp32, products on the ordinary units. Formulas and layouts: attention.cuh. The tiling follows FlashAttention-2 (Dao 2023,
  * arXiv 2307.08691).
  *
- * They serve FP32 builds and the head dimensions that the tensor-core kernels lack, and are the oracle of those kernels. On an
- * H200 they reach 18 to 21 TFLOP/s forward and 9 to 16 backward (BF16, T = 1024 and 2048), where mma.sync reaches 250 to 300
- * and 190 to 230.
+ * They serve FP32 builds and the head dimensions that the tensor-core kernels lack. They are also the oracle of the tensor-core
+ * kernels. On an H200 they reach 18 to 21 TFLOP/s forward and 9 to 16 backward (BF16, T = 1024 and 2048), where mma.sync
+ * reaches 250 to 300 and 190 to 230.
  */
 #ifndef LLMC_ATTENTION_PLAIN_CUH
 #define LLMC_ATTENTION_PLAIN_CUH

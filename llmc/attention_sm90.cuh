@@ -12,8 +12,8 @@
  *   consumer 0   S dP | exp, ds |        S dP | exp, ds | ...
  *   consumer 1       S dP | exp, ds |        S dP | ...
  *
- * The producer is one thread. It runs ahead by the ring's length, into the block's next piece of work as well. A consumer has
- * 64 rows of the block's own tile; while one consumer computes exponentials, the tensor cores work for another.
+ * The producer is one thread. It runs ahead by the ring's length, also into the block's next piece of work. A consumer has 64
+ * rows of the block's own tile; while one consumer computes exponentials, the tensor cores work for another.
  *
  *   forward   owns queries, walks over K and V. S = q k^T, out += p v. S of the next tile is issued before p v of this one,
  *             so that both run under the softmax.
@@ -35,8 +35,8 @@
  * ptxas keeps products running only if the loop reads the results of products that it issued in the same turn. So a turn begins
  * with all earlier products done, and issues the product that was held back first. At head_dim 128 the kernel of dK and dV has no
  * registers for ds and p of two tiles. It computes ds from the p that was rounded for dv (ROUNDED), then issues dv and dk
- * together. A left operand of S or dP that a warpgroup needs in every tile may stay in registers (LEFT): at 64 columns, products
- * with both operands in shared memory would take all of its bandwidth.
+ * together. A left operand of S or dP that a warpgroup needs in every tile may stay in registers (LEFT): at 64 columns,
+ * products with both operands in shared memory would take all of that memory's bandwidth.
  *
  * With documents, a block's tiles end where the documents of its first query or of its last key end. A warpgroup skips a tile
  * that none of its own tokens see, and masks a tile that a border of its documents divides.
@@ -314,7 +314,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                     fragment_mask_from(x, columns, 0);
                 }
             };
-            // goes to the next tile; false if there is none, or if tiles that only other warpgroups need are before it
+            // moves to the next tile; false if there is none, or if tiles that only other warpgroups need come first
             auto next_tile = [&]() {
                 q0 += BM;
                 if (q0 < end.warpgroup) { return true; }

@@ -20,13 +20,13 @@ struct WorkList {
     }
 };
 
-/* Where documents end the view of a consumer's tokens: for its queries the first key that each sees, for its keys the first
- * query that does not see them anymore. Both grow with the token, so the block, the warpgroup and the warp have it from one of
- * their tokens. Tokens past T count as the last one. Without documents everything is `all`, which the compiler knows. */
+/* Where a document's end limits what a consumer's tokens see: for its queries, the first key that each sees; for its keys,
+ * the first query that no longer sees each. Both grow with the token, so a single token gives the edge of the whole block,
+ * warpgroup or warp. Tokens past T count as the last one. Without documents everything is `all`, which the compiler knows. */
 template <bool DOCUMENTS>
 struct DocumentEdges {
     int block, warpgroup, warp, rows[2];  // rows: of rows g and g + 8 of the warp
-    /* edges (T): the edge of each token; block_at, warpgroup_at, warp_at: the tokens for these; row: of row g */
+    /* edges (T): the edge of each token; block_at, warpgroup_at, warp_at: the tokens that give these edges; row: of row g */
     __device__ __forceinline__ DocumentEdges(const int32_t* edges, int T, int all, int block_at, int warpgroup_at, int warp_at,
                                              int row) {
         block = DOCUMENTS ? edges[min(block_at, T - 1)] : all;
@@ -46,7 +46,8 @@ __device__ __forceinline__ void wgmma_scores(float (&d)[N / 2], uint32_t a, uint
     }
 }
 
-/* The left operand of scores: 64 rows of a tile of ROWS. In registers, or else read from shared memory by each product. */
+/* The left operand of scores: 64 rows of a tile of ROWS. They lie in registers, or each product reads them from shared
+ * memory. */
 template <int HD, int ROWS, bool REGISTERS>
 struct ScoresLeft {
     uint32_t rows;  // as by matrix_rows
@@ -82,8 +83,8 @@ __device__ __forceinline__ void wgmma_values(float (&d)[HD / 2], const uint32_t 
     for (int k = 0; k < K / 16; k++) { wgmma_registers<HD, 1>(d, a[k], b + k * 128, 1); }
 }
 
-/* Writes a warp's 16 rows, of which `valid` exist, rows 0 to 7 times f0 and rows 8 to 15 times f1. Four lanes hold a row's
- * columns in pairs; they exchange until each has eight neighboring columns. */
+/* Writes the first `valid` of a warp's 16 rows: rows 0 to 7 times f0, rows 8 to 15 times f1. Four lanes hold a row's columns
+ * in pairs; they exchange until each has eight neighboring columns. */
 template <int HD>
 __device__ __forceinline__ void wgmma_store(floatX* rows, size_t pitch, int valid, const float (&d)[HD / 2], float f0,
                                             float f1) {

@@ -2,8 +2,8 @@
  * instead of the seven of attention_sm90.cuh, and the scores and their exponentials once instead of twice. Code for sm_90a, HD
  * 64 and 128, 16-bit builds, rows that are one document. Formulas and layouts: attention.cuh.
  *
- * A block owns 128 keys and walks over q and dout of all query heads of the group, as the kernel of dK and dV there does. It
- * also computes its keys' part of dq for each tile of 64 queries:
+ * A block owns 128 keys and walks over q and dout of all query heads of the group, like the kernel of dK and dV in
+ * attention_sm90.cuh. It also computes its keys' part of dq for each tile of 64 queries:
  *
  *   S^T = k q^T     dP^T = v dout^T     dv += p^T dout     dk += ds^T q     part of dq = ds k
  *
@@ -14,16 +14,17 @@
  * So that every run gives the same bits, the parts of a tile of queries are added in a fixed order. Each part waits for a flag
  * that counts the parts before it. One thread of a block waits for flags before the consumers add, another sets them afterwards.
  *
- * The order is the one in which the parts come by themselves, so that waits are short. Among N tiles of keys the lower ones have
- * more queries. A block takes tile P - 1 - i and then tile P + i, with P = N / 2 rounded up. So all blocks have the same work if
+ * This is the order in which blocks finish the parts anyway, so waits are short. Among N tiles of keys, more queries see the
+ * lower ones. A block takes tile P - 1 - i and then tile P + i, with P = N / 2 rounded up. So all blocks have the same work if
  * the card has P multiprocessors. All blocks walk upwards. In the lower half of the tiles, higher tiles are ahead; in the upper
  * half, lower ones:
  *
  *   parts of tile m of queries, in units of 128:   m < P: m, m - 1 ... 0        else: P - 1, P - 2 ... 0, P, P + 1 ... m
  *
- * A part waits only for pieces that stand before its own in the list of work, and a block takes its pieces in the order of the
- * list. So the earliest unfinished piece can always proceed, provided that all blocks are resident at once. The grid is therefore
- * never larger than the number of multiprocessors, and a kernel that still holds one must be able to end without this kernel.
+ * A part waits only for pieces before its own in the list of work, and a block takes its pieces in the order of the list. So
+ * the earliest unfinished piece can always proceed, provided that all blocks are resident at once. The grid is therefore never
+ * larger than the number of multiprocessors. A kernel that still holds a multiprocessor must be able to end without this
+ * kernel.
  *
  * A turn of a consumer's loop adds a tile to dv, dk and dq and computes p and ds of the next one. With registers for all
  * (APART), S^T comes first, and the other products run under the exponentials:
@@ -36,9 +37,9 @@
  *   issued     dv  dq  dk  S^T"         dP^T"
  *   computed                    add dq         exp"  ds"
  *
- * In BF16, all passes counted, it is 1.06 to 1.22 times as fast on an H200 as the two kernels at HD 64 from T = 1024 on, and
- * 1.12 to 1.25 times at HD 128 from T = 2048 to 8192 (dev/results/nvidia-h200-kernels.md); on an H100 1.01 to 1.22 times, and
- * at HD 128 1.05 and 1.10 times at T = 4096 and 8192, but 0.84 and 0.89 at 1024 and 2048 (dev/results/nvidia-h100.md).
+ * Speed relative to the two kernels in BF16, all passes counted. On an H200: 1.06 to 1.22 at HD 64 from T = 1024 on, 1.12 to
+ * 1.25 at HD 128 from T = 2048 to 8192 (dev/results/nvidia-h200-kernels.md). On an H100: 1.01 to 1.22 at HD 64; at HD 128, 0.84
+ * and 0.89 at T = 1024 and 2048, 1.05 and 1.10 at T = 4096 and 8192 (dev/results/nvidia-h100.md).
  */
 #ifndef LLMC_ATTENTION_SM90_WALK_CUH
 #define LLMC_ATTENTION_SM90_WALK_CUH
@@ -51,13 +52,14 @@
 
 constexpr int WALK_QUERIES = 64, WALK_KEYS = 128;  // of a tile
 
-/* The order of work and of sums: heads (of K and V, of all sequences) go `together` at a time, each over `pairs` pairs of tiles
- * of keys, of which there are `tiles`: first over the lower tile of each pair, then over the upper one, which the last pair may
- * lack. There are `step` blocks for each head of those that go together. */
+/* The order of work and of sums. A round takes `together` heads (of K and V, of all sequences). Each head has `tiles` tiles
+ * of keys in `pairs` pairs: first come the lower tiles of all pairs, then the upper tiles. The last pair may lack its upper
+ * tile. `step` blocks share the tiles of each of these heads. */
 struct WalkOrder {
     uint32_t heads, tiles, pairs, together, step;
 
-    /* Returns how many parts of the queries' dq are added before the part of a tile of keys. m: the queries' tile of WALK_KEYS */
+    /* Returns how many parts of some queries' dq are added before the part of a tile of keys. m: the tile of WALK_KEYS with
+     * these queries */
     __device__ __forceinline__ uint32_t before(uint32_t tile, uint32_t m) const {
         return tile >= pairs ? tile : min(m, pairs - 1) - tile;
     }
@@ -77,13 +79,13 @@ struct WalkPiece {
     }
 };
 
-/* What the producer leaves with K and V of a piece; tile < 0: there are no more. */
+/* The producer writes it beside K and V of a piece; tile < 0: there are no more pieces. */
 struct WalkNote {
     int head, tile;
 };
 
-/* Where parts of dq are added: for each query head of each sequence, one after the other, `tiles` tiles of WALK_QUERIES
- * queries, each consumer's half as its threads hold them; and a flag for each tile, which counts its parts. */
+/* Where parts of dq are added. Each query head of each sequence has `tiles` tiles of WALK_QUERIES queries. Each consumer's
+ * half of a tile lies as its threads hold it. Each tile has a flag that counts the parts added. */
 struct WalkSums {
     float* sums;
     uint32_t* flags;
@@ -101,8 +103,8 @@ struct WalkTiles : WarpgroupSplit<2, 1> {
     static constexpr int SMEM = 2 * KV_STAGES * KV_BYTES + STAGES * (2 * Q_BYTES + STATS_BYTES) + 2 * DS_BYTES + 1024;
 };
 
-/* Store ds^T of a warp's 16 keys, an operand over 64 queries, into the rows of a tile of 64 queries by 64 keys, whose address
- * is `tile`; the first returns the address that this thread gives. */
+/* walk_store_ds() stores ds^T of a warp's 16 keys, an operand over 64 queries, into a tile of 64 queries by 64 keys.
+ * walk_ds_row() returns the address of this thread's row in the tile at address `tile`. */
 __device__ __forceinline__ uint32_t walk_ds_row(uint32_t tile) {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     return tile + (lane / 16 * 8 + lane % 8) * 128 + ((2 * warp + lane / 8 % 2) ^ lane % 8) * 16;
@@ -163,8 +165,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, 1)
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), group = s.NH / s.NKV;
     Ring<Tiles::KV_STAGES> kv_ring(kv_barriers);
     Ring<Tiles::STAGES> q_ring(q_barriers);
-    // full: it is this block's turn to add its part of a tile; empty: the tile's flag is set. Between them, in added_barriers,
-    // all consumers have added theirs
+    // full: it is this block's turn to add its part of a tile; empty: the tile's flag is set. Between the two, all consumers
+    // arrive at added_barriers once they have added their parts
     Ring<TURNS> turns(turn_barriers);
     auto added = [&]() { return shared_address(added_barriers) + turns.stage * 8; };
     if (threadIdx.x == 0) {
@@ -289,7 +291,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, 1)
                 fence_async_readers();
                 ring_release(ds_full + turns.stage % 2 * 8);
             };
-            // the part of dq, when both consumers have put ds of the tile there
+            // the part of dq, once both consumers have stored ds of the tile
             auto begin_dq = [&]() {
                 const uint32_t ds_rows = matrix_rows(ds_smem + turns.stage % 2 * Tiles::DS_BYTES);
                 barrier_wait(ds_full + turns.stage % 2 * 8, turns.stage / 2);
@@ -406,7 +408,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, 1)
 #endif
 }
 
-/* Writes dq of a tile of queries, one a block, from its sums. */
+/* Writes dq of a tile of queries from its sums; a block takes one tile. */
 template <int HD>
 __global__ void __launch_bounds__(128) attention_walk_dq_kernel(floatX* dqkv, WalkSums sums, AttentionArgs s) {
     const int tile = blockIdx.x % sums.tiles, h = blockIdx.x / sums.tiles, b = blockIdx.y;
@@ -449,7 +451,7 @@ static inline WalkOrder walk_order(int B, int NKV, int T, uint32_t processors) {
 /* Whether a walk keeps at least 85 % of the multiprocessors at work. It has fewer pieces than the two kernels: with few
  * heads, or if their pairs divide the multiprocessors badly, a walk leaves more of the card idle than it saves. */
 static inline bool walk_fills(const WalkOrder& o, uint32_t processors) {
-    const size_t pairs = (size_t)o.heads * o.pairs;  // of all heads, each as much work
+    const size_t pairs = (size_t)o.heads * o.pairs;  // of all heads; each pair is as much work
     const size_t turns = o.step == o.pairs ? ceil_div((size_t)o.heads, (size_t)o.together) : ceil_div(pairs, (size_t)o.step);
     return pairs * 100 >= turns * processors * 85;
 }
@@ -465,7 +467,7 @@ struct WalkTilesFor<128> {
     typedef WalkTiles<128, 3, 1> Tiles;
 };
 
-/* Fills dqkv. stats as by attention_stats(); sums: room of walk_sums_bytes() */
+/* Fills dqkv. stats: from attention_stats(); sums: walk_sums_bytes() bytes */
 template <typename Tiles>
 static inline void attention_walk_tiles(floatX* dqkv, float* sums, const float2* stats, const floatX* dout, const floatX* qkv,
                                         int B, const AttentionArgs& s, cudaStream_t stream) {
