@@ -201,8 +201,8 @@ static Linear linear_at(const Llama* m, LinearKind kind, int l, const floatX* w,
     return r;
 }
 
-/* Return block l, and the layers outside of the blocks. Operations queued afterwards wait for these weights, with `last` also for
- * the final norm and the head. A layer gets its weights only through these two. */
+/* Return block l, and the layers outside of the blocks. Operations queued afterwards wait for these weights, with `last` also
+ * for the final norm and the head. A layer gets its weights only through these two. */
 static Block block_at(const Llama* m, int l, Pass pass) {
     const ParamTable* t = &m->table;
     const size_t first = param_offset(t, P_INPUT_NORM, l);

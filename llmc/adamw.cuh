@@ -245,8 +245,8 @@ __global__ void __launch_bounds__(ADAMW_THREADS, 3)
     adamw_vectors<Grad, MASTER, Moment>(t, first + threadIdx.x * W, end < hi ? end : hi, turn, state, f);
 }
 
-/* Applies one AdamW step to elements [lo, hi) of the arena (multiples of OPTIMIZER_VECTOR); does nothing unless state->verdict is
- * UPDATE_APPLIED. bf16_moments: m and v are __nv_bfloat16. */
+/* Applies one AdamW step to elements [lo, hi) of the arena (multiples of OPTIMIZER_VECTOR); does nothing unless state->verdict
+ * is UPDATE_APPLIED. bf16_moments: m and v are __nv_bfloat16. */
 template <typename Grad>
 static void adamw_update_cuda(const OptimizerTensors<Grad>* tensors, size_t lo, size_t hi, const StepState* state,
                               const Hyperparameters* hyper, MasterKind master, bool bf16_moments, uint64_t seed,

@@ -33,8 +33,8 @@
  *   computed            exp               ds               exp              ds       " of the next tile
  *
  * ptxas keeps products running only if the loop reads the results of products that it issued in the same turn. So a turn begins
- * with all earlier products done, and issues the product that was held back first. At head_dim 128 the kernel of dK and dV has no
- * registers for ds and p of two tiles. It computes ds from the p that was rounded for dv (ROUNDED), then issues dv and dk
+ * with all earlier products done, and issues the product that was held back first. At head_dim 128 the kernel of dK and dV has
+ * no registers for ds and p of two tiles. It computes ds from the p that was rounded for dv (ROUNDED), then issues dv and dk
  * together. A left operand of S or dP that a warpgroup needs in every tile may stay in registers (LEFT): at 64 columns,
  * products with both operands in shared memory would take all of that memory's bandwidth.
  *

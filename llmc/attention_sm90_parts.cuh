@@ -116,8 +116,8 @@ __device__ __forceinline__ void wgmma_store(floatX* rows, size_t pitch, int vali
     }
 }
 
-/* Writes to sums[r] the product of row g + 8 r of a warp's 16 rows of x with the same row of y. x and y point at the first of these
- * rows in swizzled tiles, whose next 64 columns are block_bytes further. Two lanes share a row. */
+/* Writes to sums[r] the product of row g + 8 r of a warp's 16 rows of x with the same row of y. x and y point at the first of
+ * these rows in swizzled tiles, whose next 64 columns are block_bytes further. Two lanes share a row. */
 template <int HD>
 __device__ __forceinline__ void swizzled_row_products(float (&sums)[2], const char* x, const char* y, int block_bytes) {
     const int lane = threadIdx.x % 32, row = lane / 2;

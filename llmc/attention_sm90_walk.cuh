@@ -12,7 +12,8 @@
  * kernel turns the sums back by RoPE and rounds them.
  *
  * So that every run gives the same bits, the parts of a tile of queries are added in a fixed order. Each part waits for a flag
- * that counts the parts before it. One thread of a block waits for flags before the consumers add, another sets them afterwards.
+ * that counts the parts before it. One thread of a block waits for flags before the consumers add, another sets them
+ * afterwards.
  *
  * This is the order in which blocks finish the parts anyway, so waits are short. Among N tiles of keys, more queries see the
  * lower ones. A block takes tile P - 1 - i and then tile P + i, with P = N / 2 rounded up. So all blocks have the same work if

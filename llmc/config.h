@@ -277,7 +277,7 @@ static inline ArenaRanges whole_arena(const ParamTable* t, ArenaRange* range) {
     return all;
 }
 
-/* Returns whether the i-th tensor is the first of its bucket: of the embedding, of a block, or of the end (final norm, head). */
+/* Returns whether the i-th tensor begins its bucket: the embedding, a block, or the end (final norm, head). */
 static inline bool param_begins_bucket(const ParamTable* t, int i) {
     return i == 0 || t->items[i].layer != t->items[i - 1].layer;
 }

@@ -258,8 +258,8 @@ static inline void matmul_forward_few(float* out, const float* x, const float* w
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// the functions that the model calls take the plain loops' arguments, and scratch of matmul_scratch() bytes. dw NULL: the weights
-// are frozen, and nothing is computed
+// the functions that the model calls take the plain loops' arguments, and scratch of matmul_scratch() bytes. dw NULL: the
+// weights are frozen, and nothing is computed
 
 #ifdef LLMC_PLAIN
 

@@ -29,9 +29,10 @@
  * A consumer passes its turn on when its last step is in the ring. A barrier distinguishes only two adjacent phases, so no
  * thread may wait two phases ahead.
  *
- * Each warp writes 16 rows at a time through BOXES boxes of 64 columns in shared memory, by TMA. SwiGLU's gradient
- * gets gate and up through the ring, as more steps of a tile, one for 64 columns. It writes dgate and dup from the same place. One thread holds both elements that RoPE turns together. It reads the angles of a row once for all heads in the
- * tile, while the last products run.
+ * Each warp writes 16 rows at a time through BOXES boxes of 64 columns in shared memory, by TMA. SwiGLU's gradient gets gate
+ * and up through the ring, as more steps of a tile, one for 64 columns. It writes dgate and dup from the same place. One thread
+ * holds both elements that RoPE turns together. It reads the angles of a row once for all heads in the tile, while the last
+ * products run.
  *
  * Blocks are persistent. They take tiles in the order of a list: `group` tiles of rows after each other in each column of
  * tiles. So this part of A stays in the L2 cache while B passes by, once a group.
@@ -129,7 +130,7 @@ struct MatmulBox {
     __device__ __forceinline__ void set(int i, const Vec<floatX, 2>& v) { x[i] = hold(v).bits; }
 };
 
-/* The angles of a warp's 16 rows: cosine[i] and sine[i] turn x[i] of a head's first box, with the element half a head further. */
+/* The angles of a warp's 16 rows: cosine[i] and sine[i] turn x[i] of a head's first box and its partner half a head on. */
 template <int HD>
 struct MatmulAngles {
     Vec<float, 2> cosine[HD / 8], sine[HD / 8];

@@ -23,8 +23,8 @@ typedef struct {
     int tokens;         // tokens of a block
 } RopeGrid;
 
-/* Rotates vectors of a head; b lies half a head after a. The operations are fused by hand, so that all kernels that do this get the
- * same bits. */
+/* Rotates vectors of a head; b lies half a head after a. The operations are fused by hand, so that all kernels that do this get
+ * the same bits. */
 template <int W>
 __device__ __forceinline__ void rope_vectors(Vec<floatX, W>& a, Vec<floatX, W>& b, const Vec<float, W>& cosine,
                                              const Vec<float, W>& sine) {

@@ -277,8 +277,8 @@ __global__ void __launch_bounds__(NORM_SUM_THREADS) step_decide_kernel(StepState
     }
 }
 
-/* Computes the rest of StepState from the step's sums: loss, norm, scores, verdict, the optimizer's factors, loss scale. sums: to be
- * added to state->norm_square first; of several GPUs none */
+/* Computes the rest of StepState from the step's sums: loss, norm, scores, verdict, the optimizer's factors, loss scale. sums:
+ * to be added to state->norm_square first; of several GPUs none */
 static inline void step_decide_cuda(StepState* state, const NormSums* sums, const Hyperparameters* hyper, cudaStream_t stream) {
     step_decide_kernel<<<1, NORM_SUM_THREADS, 0, stream>>>(state, *sums, *hyper);
     CUDA_CHECK_LAUNCH("step_decide_kernel");

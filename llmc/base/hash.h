@@ -2,8 +2,8 @@
  *
  * Whoever writes a file knows this code, but not the seed of the process that reads it, so no file can make its keys collide
  * (Crosby and Wallach, "Denial of Service via Algorithmic Complexity Attacks", 2003). The result of a look-up does not depend
- * on the seed. One step is a 64 x 64 -> 128 bit product with both halves folded together, as in wyhash: unlike a 64-bit product, a
- * flip of the top bit goes into bits that depend on the seed.
+ * on the seed. One step is a 64 x 64 -> 128 bit product with both halves folded together, as in wyhash: unlike a 64-bit
+ * product, a flip of the top bit goes into bits that depend on the seed.
  */
 #ifndef LLMC_HASH_H
 #define LLMC_HASH_H

@@ -1,7 +1,8 @@
 /* master.cuh -- the weights' fp32 values between steps ("master weights"), and how they are rounded to 16 bits.
  *
- *   none    the parameters themselves. FP32 builds have no others. In BF16 builds the optimizer rounds each new weight stochastically:
- *           rounded to nearest, a weight would stay where it is as long as its steps are below half a unit in its last place.
+ *   none    the parameters themselves. FP32 builds have no others. In BF16 builds the optimizer rounds each new weight
+ *           stochastically: rounded to nearest, a weight would not move as long as its steps are below half a unit in its
+ *           last place.
  *           Weights that are loaded are rounded to nearest once, as below.
  *   fp32    an array beside the 16-bit parameters, which are its rounded values
  *   split   BF16 builds: a bfloat16 is the upper half of an fp32, so the 16 bits that rounding lost are enough to restore the

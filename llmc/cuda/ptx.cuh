@@ -273,8 +273,8 @@ __device__ __forceinline__ void copy_bytes(uint32_t dst, const void* src, uint32
 #endif
 }
 
-/* Makes this thread's writes to shared memory, and its reads, visible to TMA and wgmma: for other threads, after the barrier that
- * follows. */
+/* Makes this thread's writes to shared memory, and its reads, visible to TMA and wgmma: for other threads, after the barrier
+ * that follows. */
 __device__ __forceinline__ void fence_async_readers() {
 #if PTX_HAS_SM90A
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -379,10 +379,10 @@ __device__ __forceinline__ void store_matrix_x4_transposed(uint32_t address, con
  *
  *   wgmma_fence();  wgmma_...(d, ...);  wgmma_...(d, ...);  wgmma_commit();  wgmma_wait<pending groups>();  wgmma_hold(d);
  *
- * From the first to the last of these calls, do not touch d or a's registers; wgmma_hold makes the compiler believe that d changed
- * only at that point. Warp w of the group has rows 16 w .. 16 w + 15 of d in the layout of mma_16x8x16: with g = lane / 4 and
- * t = lane % 4, d[4 n .. 4 n + 3] are the elements (g, 8 n + 2 t), (g, 8 n + 2 t + 1), (g + 8, 8 n + 2 t) and
- * (g + 8, 8 n + 2 t + 1). An a in registers has the layout of mma_16x8x16 as well.
+ * From the first to the last of these calls, do not touch d or a's registers; wgmma_hold makes the compiler believe that d
+ * changed only at that point. Warp w of the group has rows 16 w .. 16 w + 15 of d in the layout of mma_16x8x16: with g = lane /
+ * 4 and t = lane % 4, d[4 n .. 4 n + 3] are the elements (g, 8 n + 2 t), (g, 8 n + 2 t + 1), (g + 8, 8 n + 2 t) and (g + 8, 8 n
+ * + 2 t + 1). An a in registers has the layout of mma_16x8x16 as well.
  *
  * Operands in shared memory lie in blocks of 64 columns, in rows of 128 bytes. Chunk c (16 bytes) of row r is stored at chunk
  * c ^ (r % 8), and a block starts at a multiple of 1024 bytes ("128B swizzle"). The products below take a descriptor's lower

@@ -12,13 +12,13 @@
  * otherwise, the other counts. The connections of a dying process close at once, but a large process takes seconds to give back
  * its memory, and the parent sees its end only then.
  *
- * When the parent dies, also by SIGKILL, the kernel kills the ranks (PR_SET_PDEATHSIG). Each rank also has the read end of a pipe
- * whose only writer is the parent. poll() reports POLLHUP there when the parent is gone; see launch_parent_fd().
+ * When the parent dies, also by SIGKILL, the kernel kills the ranks (PR_SET_PDEATHSIG). Each rank also has the read end of a
+ * pipe whose only writer is the parent. poll() reports POLLHUP there when the parent is gone; see launch_parent_fd().
  *
  * SIGINT, SIGTERM, SIGHUP and SIGUSR1 are for the ranks: the parent passes them on, and stays until all ranks have ended. It
- * does not pass on a SIGINT with si_code SI_KERNEL: Ctrl-C, which the terminal sends to all processes of the group. Other senders
- * signal the whole group, too: `kill -TERM -PGID`, timeout, Slurm. The parent cannot distinguish their signal from one for itself
- * alone, so a rank may get such a signal twice (run/session/signals.h counts it once).
+ * does not pass on a SIGINT with si_code SI_KERNEL: Ctrl-C, which the terminal sends to all processes of the group. Other
+ * senders signal the whole group, too: `kill -TERM -PGID`, timeout, Slurm. The parent cannot distinguish their signal from one
+ * for itself alone, so a rank may get such a signal twice (run/session/signals.h counts it once).
  */
 #ifndef LLMC_LAUNCH_H
 #define LLMC_LAUNCH_H
@@ -98,7 +98,8 @@ static inline int launch_free_port(uint64_t random) {
     return 0;
 }
 
-/* Finds this program's path, by which tools such as top show a process; /proc/self/exe if another file has taken that path by now. */
+/* Finds this program's path, by which tools such as top show a process; /proc/self/exe if another file has taken that path by
+ * now. */
 static inline void launch_program(char* path /* PATH_CAP */) {
     static const char self[] = "/proc/self/exe";
     struct stat ours, found;

@@ -12,8 +12,8 @@
  *     36       4  rest      bytes of the same text or table that the next messages of this kind will bring
  *     40     216  payload
  *
- * A link neither waits nor fails when it sends: it keeps what the system does not take at once, and sends it later. A reader finds
- * out that the other end is gone, after it has read everything that the other end sent.
+ * A link neither waits nor fails when it sends: it keeps what the system does not take at once, and sends it later. A reader
+ * finds out that the other end is gone, after it has read everything that the other end sent.
  */
 #ifndef LLMC_LINK_H
 #define LLMC_LINK_H

@@ -11,18 +11,18 @@
  *   srun        SLURM_PROCID, SLURM_STEP_NUM_TASKS (else SLURM_NTASKS), SLURM_LOCALID, SLURM_NODEID,
  *               SLURM_STEP_TASKS_PER_NODE (else SLURM_TASKS_PER_NODE), SLURM_STEP_NODELIST, SLURM_JOB_ID, SLURM_STEP_ID
  *
- * The first launcher of this list whose variables are set counts, because one may start the next one below it. mpirun starts its
- * daemons with srun, and the daemons' children inherit their SLURM_PROCID. An empty variable counts as missing.
+ * The first launcher of this list whose variables are set counts, because one may start the next one below it. mpirun starts
+ * its daemons with srun, and the daemons' children inherit their SLURM_PROCID. An empty variable counts as missing.
  *
- * Slurm sets SLURM_PROCID and SLURM_NTASKS also in the shell of sbatch and salloc, where only one process runs. So they
- * count only in a step that srun started. SLURM_STEP_ID shows that: in these shells it is missing, or one of the reserved numbers
- * from 4294967280 (0xFFFFFFF0) on; 4294967291 is the batch script, 4294967290 the shell of salloc (slurm.h). The step's variables
- * come before the job's variables, because `srun --preserve-env` keeps the job's.
+ * Slurm sets SLURM_PROCID and SLURM_NTASKS also in the shell of sbatch and salloc, where only one process runs. So they count
+ * only in a step that srun started. SLURM_STEP_ID shows that: in these shells it is missing, or one of the reserved numbers
+ * from 4294967280 (0xFFFFFFF0) on; 4294967291 is the batch script, 4294967290 the shell of salloc (slurm.h). The step's
+ * variables come before the job's variables, because `srun --preserve-env` keeps the job's.
  *
  * The address of rank 0 is MASTER_ADDR, else (srun) the first host of SLURM_STEP_NODELIST, else 127.0.0.1 where all ranks are
  * on this host. The port is --port, else MASTER_PORT, else a number made of the run's name. torchrun's agent may keep its own
- * store at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE=True): then the run takes the next port. All this is decided from the environment
- * alone, so that all ranks decide the same way.
+ * store at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE=True): then the run takes the next port. All this is decided from the
+ * environment alone, so that all ranks decide the same way.
  */
 #ifndef LLMC_RANKS_H
 #define LLMC_RANKS_H
@@ -271,8 +271,8 @@ static inline bool ranks_find(Ranks* r, RanksVariable variable, int port, Error*
            ranks_find_port(r, variable, v, port, e) && ranks_find_token(r, variable, v, e);
 }
 
-/* Returns the device of this process, which sees `visible` devices: its local rank's, or 0 where the launcher shows each process
- * one device. -1: this host has fewer devices than ranks. */
+/* Returns the device of this process, which sees `visible` devices: its local rank's, or 0 where the launcher shows each
+ * process one device. -1: this host has fewer devices than ranks. */
 static inline int ranks_device(const Ranks* r, int visible) {
     if (visible == 1) { return 0; }
     return visible < r->local_ranks ? -1 : r->local_rank;
@@ -283,8 +283,8 @@ typedef struct {
     int local_rank, local_ranks;
 } RankPlace;
 
-/* Returns the number of hosts, if each host has the same number of ranks, more than one, and the ranks of a host are neighbours in
- * their order; else 1.   places: (ranks) */
+/* Returns the number of hosts, if each host has the same number of ranks, more than one, and the ranks of a host are neighbours
+ * in their order; else 1.   places: (ranks) */
 static inline int ranks_hosts(const RankPlace* places, int ranks) {
     const int most = places[0].local_ranks;
     if (most <= 1 || most >= ranks || ranks % most != 0) { return 1; }

@@ -1,5 +1,5 @@
-/* sequence.h -- with --seq-parallel several ranks share each row of tokens. This file says which part a rank computes, and how the
- * ranks exchange parts of rows for heads around attention (Jacobs et al., "DeepSpeed Ulysses", 2023, arXiv 2309.14509).
+/* sequence.h -- with --seq-parallel several ranks share each row of tokens. This file says which part a rank computes, and how
+ * the ranks exchange parts of rows for heads around attention (Jacobs et al., "DeepSpeed Ulysses", 2023, arXiv 2309.14509).
  *
  *   ranks      0 1 | 2 3 | ...    with parts = 2: neighbours are a group, and each group reads its own rows of a batch
  *   a row      T tokens: part p is tokens [p T / parts, (p + 1) T / parts); rank r computes part r % parts of the rows of

@@ -10,13 +10,13 @@
  *
  * Callers build barrier, broadcast (rank 0's part), maximum, agreement and the decision to stop from team_gather().
  *
- * Rank 0 watches the others for three failures: a connection closes; a rank is silent for silent_seconds; one rank alone is behind
- * all others for hang_seconds while it stands still in phase "step". (It compares the collectives entered, then step, then
- * bucket.) The others watch rank 0 for the first two. Any of these ends every rank. One rank of each host prints a line, "error:
- * rank 3 on host node7 was silent for 20 s, last seen in step 1200". Each rank ends with status 1 from a thread of its own,
- * whatever its training thread waits for. So does a rank whose parent is gone. The watch cannot distinguish ranks that hang
- * together from ranks that work long. Time in which this process itself did not run (Ctrl-Z, a machine that sleeps) does not
- * count as the others' silence.
+ * Rank 0 watches the others for three failures: a connection closes; a rank is silent for silent_seconds; one rank alone is
+ * behind all others for hang_seconds while it stands still in phase "step". (It compares the collectives entered, then step,
+ * then bucket.) The others watch rank 0 for the first two. Any of these ends every rank. One rank of each host prints a line,
+ * "error: rank 3 on host node7 was silent for 20 s, last seen in step 1200". Each rank ends with status 1 from a thread of its
+ * own, whatever its training thread waits for. So does a rank whose parent is gone. The watch cannot distinguish ranks that
+ * hang together from ranks that work long. Time in which this process itself did not run (Ctrl-Z, a machine that sleeps) does
+ * not count as the others' silence.
  *
  * How: link.h has the messages, team_state.h their kinds, team_hello.h how ranks join, team_loop.h the thread.
  */
@@ -81,9 +81,9 @@ static inline bool team_is_heard(const Team* t, double waited, double timeout) {
     return zero->joined || (zero->link.fd >= 0 && waited < TEAM_PATIENCE * timeout);
 }
 
-/* Waits until all have joined, or something is wrong: then rank 0 stays for a while, to report the error to ranks that come late.
- * Rank 0 decides how long a joined rank waits for the others. A rank that is connected, but has no answer yet, waits longer: rank 0
- * listens, but still reads its files. */
+/* Waits until all have joined, or something is wrong: then rank 0 stays for a while, to report the error to ranks that come
+ * late. Rank 0 decides how long a joined rank waits for the others. A rank that is connected, but has no answer yet, waits
+ * longer: rank 0 listens, but still reads its files. */
 static inline void team_wait_for_all(Team* t, double timeout) {
     const bool zero = t->run.rank == 0;
     const double begin = now_seconds();
@@ -204,8 +204,8 @@ static inline void team_stop_thread(Team* t) {
     t->threaded = false;
 }
 
-/* Meets the other ranks of `r` within `timeout` seconds and compares the fields (count) with rank 0's, in their order.
- * Call team_init() first. Fails if a rank is missing, has other fields, or ends meanwhile: then all ranks that have come get the
+/* Meets the other ranks of `r` within `timeout` seconds and compares the fields (count) with rank 0's, in their order. Call
+ * team_init() first. Fails if a rank is missing, has other fields, or ends meanwhile: then all ranks that have come get the
  * same error. Also fails if rank 0 cannot listen. A run of one rank opens no socket. Do not move the team in memory until it is
  * closed. */
 static inline bool team_open(Team* t, const Ranks* r, const TeamField* fields, int count, double timeout, Error* e) {
@@ -248,8 +248,8 @@ static inline bool team_gather(Team* t, const void* mine, size_t bytes, void* al
 /* Waits until all ranks are here. */
 static inline bool team_barrier(Team* t, Error* e) { return team_gather(t, NULL, 0, NULL, e); }
 
-/* Reports to all other ranks that this one ends, and why. They end; on other hosts they print the first line of `cause` with this
- * rank's name. For the training thread, which prints the error itself and ends the process. Takes two seconds at most. */
+/* Reports to all other ranks that this one ends, and why. They end; on other hosts they print the first line of `cause` with
+ * this rank's name. For the training thread, which prints the error itself and ends the process. Takes two seconds at most. */
 static inline void team_fail(Team* t, const char* cause) {
     const int length = (int)strcspn(cause, "\n");
     if (!t->open) { return; }

@@ -1,7 +1,7 @@
 /* team_hello.h -- the ranks of a team (team.h) say who they are, and rank 0 takes or refuses them.
  *
- * Rank 0 drops a connection that says no hello with the token of the run. A rank whose fields differ from rank 0's joins all the
- * same, so that it gets the reason for the end together with all others.
+ * Rank 0 drops a connection that says no hello with the token of the run. A rank whose fields differ from rank 0's joins all
+ * the same, so that it gets the reason for the end together with all others.
  */
 #ifndef LLMC_TEAM_HELLO_H
 #define LLMC_TEAM_HELLO_H

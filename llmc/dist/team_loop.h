@@ -3,8 +3,9 @@
  * One thread in each rank owns the connections: it alone reads and writes, never waits for one of them, and so sees at any time
  * who is silent or gone. A collective hands its bytes to this thread (mutex, condition variable, a pipe that wakes it) instead
  * of using the sockets itself: two threads on one socket would need a lock. A thread that held the lock while it waits for a
- * stopped rank would keep the watch from reporting that rank. A collective never waits for a heartbeat: with two ranks on one host it takes 0.1
- * to 0.3 ms (two busy cores). Before all have joined, and after the end, the calling thread does this work.
+ * stopped rank would keep the watch from reporting that rank. A collective never waits for a heartbeat: with two ranks on one
+ * host it takes 0.1 to 0.3 ms (two busy cores). Before all have joined, and after the end, the calling thread does this
+ * work.
  */
 #ifndef LLMC_TEAM_LOOP_H
 #define LLMC_TEAM_LOOP_H

@@ -209,15 +209,15 @@ static inline void team_take_cause(Team* t, int rank, const char* host, const ch
     fail(&t->failure, "rank %d on host %s: %.*s", rank, host, length, cause);
 }
 
-/* Returns whether this rank prints why the run ends. One rank of a host does: its first, or its second if the first is rank 0 and
- * lost. */
+/* Returns whether this rank prints why the run ends. One rank of a host does: its first, or its second if the first is rank 0
+ * and lost. */
 static inline bool team_speaks(const Team* t) {
     const bool beside_lost_zero = t->run.rank > 0 && t->lost && t->run.rank == t->run.local_rank;
     return strcmp(t->told, t->host) != 0 && t->run.local_rank == (beside_lost_zero ? 1 : 0);
 }
 
-/* Sends all pending bytes and waits until the other ends have closed. Closing a connection with unread bytes would reset it, and
- * the other end might lose bytes that it has not read. */
+/* Sends all pending bytes and waits until the other ends have closed. Closing a connection with unread bytes would reset it,
+ * and the other end might lose bytes that it has not read. */
 static inline void team_linger(Team* t, double seconds) {
     const double until = now_seconds() + seconds;
     for (bool waits = true; waits && now_seconds() < until;) {

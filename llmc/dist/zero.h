@@ -15,8 +15,8 @@
  *   the turn                  the last three blocks of the forward pass are the first of the backward pass: they have arrived
  *
  * A micro-step of L blocks gathers 2 L - 3. The order of calls on the host alone decides: every rank queues the same gathers in
- * the same order, and a captured graph replays them. Every pass begins with no block gathered, because an update or another pass
- * may have come between.
+ * the same order, and a captured graph replays them. Every pass begins with no block gathered, because an update or another
+ * pass may have come between.
  */
 #ifndef LLMC_ZERO_H
 #define LLMC_ZERO_H

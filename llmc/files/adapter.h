@@ -3,8 +3,8 @@
  *
  *   {"peft_type": "LORA", "base_model_name_or_path": DIR, "r": R, "lora_alpha": ALPHA, "target_modules": ["q_proj", ...], ...}
  *
- * The reader refuses by name whatever we would compute wrongly: another method, biases, DoRA, rsLoRA, ranks that differ, other modules,
- * and starts that change the base's weights. The tensors must be exactly the table of adapters (trained_table()).
+ * The reader refuses by name whatever we would compute wrongly: another method, biases, DoRA, rsLoRA, ranks that differ, other
+ * modules, and starts that change the base's weights. The tensors must be exactly the table of adapters (trained_table()).
  */
 #ifndef LLMC_ADAPTER_H
 #define LLMC_ADAPTER_H

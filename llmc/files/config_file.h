@@ -420,7 +420,8 @@ static inline void config_write_ids(FILE* f, const ModelConfig* c) {
     fputs(c->num_eos > 1 ? "],\n" : ",\n", f);
 }
 
-/* Writes config.json and flushes it to disk. transformers loads the weights as `dtype` (F32, BF16 or F16). RoPE is written in the spellings of transformers 4 and 5. */
+/* Writes config.json and flushes it to disk. transformers loads the weights as `dtype` (F32, BF16 or F16). RoPE is written in
+ * the spellings of transformers 4 and 5. */
 static inline bool config_write(const ModelConfig* c, const char* path, SafeDtype dtype, Error* e) {
     const char* torch_dtype = dtype == SAFE_BF16 ? "bfloat16" : dtype == SAFE_F16 ? "float16" : "float32";
     FILE* f = create_output(path, e);

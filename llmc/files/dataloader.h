@@ -1,10 +1,10 @@
 /* dataloader.h -- reads rows of tokens from token files (tokenfile.h), in an order that is a pure function of (seed, row).
  *
- * A row is T+1 consecutive tokens of one shard, starting at a multiple of T: T inputs and, shifted by one, T targets.
- * A shard of n tokens holds (n - 1) / T rows; the tokens left over at its end are not read. rows.h describes the rows of data with a
- * mask, and of data packed by documents; each of these rows has a trained target. Shards are the files that match
- * a glob pattern, sorted by the bytes of their paths. An epoch visits every row once, shard by shard. With `shuffle`, this is
- * row order 2:
+ * A row is T+1 consecutive tokens of one shard, starting at a multiple of T: T inputs and, shifted by one, T targets. A shard
+ * of n tokens holds (n - 1) / T rows; the tokens left over at its end are not read. rows.h describes the rows of data with a
+ * mask, and of data packed by documents; each of these rows has a trained target. Shards are the files that match a glob
+ * pattern, sorted by the bytes of their paths. An epoch visits every row once, shard by shard. With `shuffle`, this is row
+ * order 2:
  *
  *   The order of the shards in an epoch is a Fisher-Yates permutation:
  *     for i = n-1 ... 1:  j = philox_below(seed, RAND_SHUFFLE_SHARDS, stream = epoch, index = i, i + 1);  swap(a[i], a[j])

@@ -62,8 +62,8 @@ static inline int file_sums_compare(const void* a, const void* b) {
     return strcmp(((const FileSum*)a)->name, ((const FileSum*)b)->name);
 }
 
-/* Called with the progress of a checkpoint's checksums: `bytes` more of `total` have been read; 0 at the end, also after an error.
- * One thread at a time calls it. NULL: no progress is reported. */
+/* Called with the progress of a checkpoint's checksums: `bytes` more of `total` have been read; 0 at the end, also after an
+ * error. One thread at a time calls it. NULL: no progress is reported. */
 static void (*file_sums_told)(uint64_t bytes, uint64_t total);
 
 /* Computes the size and checksum of a file. All threads read it together. of: the bytes of all files whose progress

@@ -4,7 +4,8 @@
  *   mix     = part {"," part}        part = pattern [":" weight]        weight: a number above 0; only their ratios count
  *
  * A part that names files counts as written: a file "a:0.5" is no file "a" with a weight, and a comma in a file's name or in a
- * pattern that matches files ends no part. A single part needs no weight, and dataloader.h reads it; of several, each needs one.
+ * pattern that matches files ends no part. A single part needs no weight, and dataloader.h reads it; of several, each needs
+ * one.
  *
  * A block is MIX_BLOCK rows of the stream. Source s gives the same number of rows to each block, share[s]: its weight's part
  * of MIX_BLOCK, rounded down, and one more for the largest remainders until the shares add up. If two remainders differ by less
@@ -330,8 +331,8 @@ static inline int mix_num_files(const Mix* m) {
     return files;
 }
 
-/* Returns in *fingerprint a number that differs for other data: dataloader_fingerprint(). With several sources it is a checksum of
- * their halves and, in the high half, of their shares. */
+/* Returns in *fingerprint a number that differs for other data: dataloader_fingerprint(). With several sources it is a checksum
+ * of their halves and, in the high half, of their shares. */
 static inline bool mix_fingerprint(const Mix* m, uint64_t* fingerprint, Error* e) {
     if (m->count == 1) { return dataloader_fingerprint(m->stream, fingerprint, e); }
     Crc name, content;

@@ -31,9 +31,9 @@ typedef struct {
 /* Parts of a model that can be read and written tensor by tensor. */
 typedef enum {
     SLOT_WEIGHTS,  // the weights that the model computes with; unless LoRA freezes them, writing also sets the master weights
-    SLOT_MASTER,  // the exact weights that the optimizer updates, in a dtype that holds them: the same as SLOT_WEIGHTS where there are
-                  // no master weights; with LoRA the adapters
-    SLOT_M,  // the optimizer's moments
+    SLOT_MASTER,   // the exact weights that the optimizer updates, in a dtype that holds them: without master weights they
+                   // equal SLOT_WEIGHTS; with LoRA the adapters
+    SLOT_M,        // the optimizer's moments
     SLOT_V,
     NUM_SLOTS
 } SlotKind;

@@ -39,7 +39,7 @@ static inline void gate_up_swiglu(const Queue* q, floatX* act, floatX* gate_up, 
 }
 
 /* Overwrites gate_up (N, 2F) with its gradient, from dy (N, C), the gradient of down's output, and, unless it is NULL, writes
- * act (N, F) again. reader: the product whose dx reads the gradient. The scratch of q has room for the gradient of act (N, F). */
+ * act (N, F) again. reader: the product whose dx reads the gradient. q's scratch has room for act's gradient (N, F). */
 static inline void down_dx_swiglu(const Queue* q, floatX* gate_up, floatX* act, const Linear* l, const floatX* dy, size_t N,
                                   const Linear* reader) {
     const int F = l->C, C = l->OC;

@@ -15,9 +15,9 @@
  *
  * dW sums over the tokens, so it cannot apply a scale of one token: each factor has one scale, by its largest value. The kernel
  * that quantises a tensor's rows also stores this value in `largest`; for x it does so in the forward pass. dx makes the
- * transpose of dy from the 8-bit rows, by a shift of the exponents (quantise.h; 2 bytes a value), and leaves it for dW. dW makes
- * the transpose of x from its 16 bits (3 bytes a value), with the scale that the forward pass has left. Both transposes share
- * one buffer.
+ * transpose of dy from the 8-bit rows, by a shift of the exponents (quantise.h; 2 bytes a value), and leaves it for dW. dW
+ * makes the transpose of x from its 16 bits (3 bytes a value), with the scale that the forward pass has left. Both transposes
+ * share one buffer.
  *
  * The sums: forward keeps them in the tensor cores' own precision until the end (fast), as others do. dx sums over twice the
  * feed-forward width, and dW over all tokens: they are not fast. On an H200 (dev/results/nvidia-h200-kernels.md) the products

@@ -1,6 +1,6 @@
 /* weights.cuh -- a model's weights on the device and, element by element, what belongs to them: the exact ("master") weight and
- * the optimizer's m and v. Copies them to and from the host: pieces of a tensor, as floats, through a staging buffer, in the order of
- * the model's stream.
+ * the optimizer's m and v. Copies them to and from the host: pieces of a tensor, as floats, through a staging buffer, in the
+ * order of the model's stream.
  */
 #ifndef LLMC_WEIGHTS_CUH
 #define LLMC_WEIGHTS_CUH

@@ -5,9 +5,9 @@
  * TEXT is stripped of white space at both ends. An answer follows the header of "assistant" and ends at <|eot_id|>. Special
  * tokens are looked up by name; texts are encoded as plain text, so a user cannot type a header.
  *
- * There are two forms. Llama 3's has a system message if one is given. The form of Llama 3.1, 3.2 and 3.3 always has one,
- * which begins with two dates. No Jinja template is run: the texts in a folder's template decide the form, and any other template
- * is refused. The ids equal those that `transformers` makes with that template.
+ * There are two forms. Llama 3's has a system message if one is given. The form of Llama 3.1, 3.2 and 3.3 always has one, which
+ * begins with two dates. No Jinja template is run: the texts in a folder's template decide the form, and any other template is
+ * refused. The ids equal those that `transformers` makes with that template.
  *
  * Elsewhere: the conversation (run/jobs/chat.h).
  */

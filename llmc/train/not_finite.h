@@ -55,7 +55,7 @@ static inline bool name_param_not_finite(const ParamTable* t, const float* arena
 
 enum { BLOCK_TENSORS = 6 };
 
-/* Lists what the forward pass of block l leaves, in its order, from the rows at `data`: N rows; the rows of q, k, v in `parts`. */
+/* Lists what the forward pass of block l leaves, in its order, from the rows at `data`: N rows; q, k, v in `parts`. */
 static inline void block_tensors(NamedTensor list[BLOCK_TENSORS], const ModelConfig* c, int l, size_t N, int parts,
                                  const void* const data[BLOCK_TENSORS]) {
     static const char* const names[BLOCK_TENSORS] = {"the residual stream before attention", "q, k, v",  "attention's output",

@@ -5,8 +5,8 @@
  * trainers have two functions: train_step() and step_result().
  *
  * train_step() returns false for a step that it drops before the update: *e says why, or is empty if a signal asked for the
- * end. Then weights, m, v and the run's state are unchanged since the step before, and step_result() does not report the step. Either
- * all ranks drop it, or none does.
+ * end. Then weights, m, v and the run's state are unchanged since the step before, and step_result() does not report the step.
+ * Either all ranks drop it, or none does.
  */
 #ifndef LLMC_STEP_H
 #define LLMC_STEP_H

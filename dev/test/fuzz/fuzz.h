@@ -1,8 +1,8 @@
 /* fuzz.h -- shared by the fuzz targets: files in memory, a tiny model, and checks.
  *
- * libFuzzer calls a target, which is one function, with one input after the other. The target gives the bytes to a reader of the
- * program, which must accept them or refuse them with one line. Then the target checks the accepted value. Readers that want a
- * path get a file in memory (tmpfs): a disk would be a hundred times slower.
+ * libFuzzer calls a target, which is one function, with one input after the other. The target gives the bytes to a reader of
+ * the program, which must accept them or refuse them with one line. Then the target checks the accepted value. Readers that
+ * want a path get a file in memory (tmpfs): a disk would be a hundred times slower.
  */
 #ifndef LLMC_FUZZ_H
 #define LLMC_FUZZ_H

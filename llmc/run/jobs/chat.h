@@ -1,11 +1,11 @@
 /* chat.h -- --chat: a conversation, a message a line.
  *
  *   """        starts and ends a message of several lines
- *   /help, /clear, /quit     commands; another word after a '/' is refused. A message that has to start with a '/' starts with a blank
+ *   /help, /clear, /quit     commands; another word after a '/' is refused, unless a blank precedes the '/'
  *   Ctrl-C     ends the answer, at an empty line the chat
  *
- * At a terminal the chat shows a prompt, and a line on the form at the start. For a file or pipe it writes bare answers. An answer
- * stays in the model's cache for the next one.
+ * At a terminal the chat shows a prompt, and a line on the form at the start. For a file or pipe it writes bare answers. An
+ * answer stays in the model's cache for the next one.
  *
  * Elsewhere: tokens of messages (text/chat.h), lines (line_input.h), the text of an answer (generate.h).
  */

@@ -169,8 +169,8 @@ static inline void validation_take(void* validation, const float* losses, uint64
 }
 
 /* Computes the loss over the first `max_rows` rows of the validation data (or all rows, if fewer), and reports progress to
- * `screen` (or NULL). Several groups of ranks share the batches. The losses add up row by row, and within a row part by part, so
- * the number of groups does not change the result. Fails as take_losses(). */
+ * `screen` (or NULL). Several groups of ranks share the batches. The losses add up row by row, and within a row part by part,
+ * so the number of groups does not change the result. Fails as take_losses(). */
 static inline bool validate(const Trainer* t, Session* s, void* model, uint64_t max_rows, FILE* screen, ValidationLoss* l,
                             Error* e) {
     const uint64_t rows = max_rows < s->val.rows_per_epoch ? max_rows : s->val.rows_per_epoch;

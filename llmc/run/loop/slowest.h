@@ -1,8 +1,8 @@
 /* slowest.h -- finds the slowest of several ranks, by the time that each computes in a step without waiting for others. All
  * ranks take the same time for a step, the slowest rank's: this time alone shows nothing.
  *
- * It compares the means over a window of SLOWEST_STEPS steps. It reports a rank that takes more than SLOWEST_SHARE longer than the
- * median of the others. It reports the same rank again only after SLOWEST_AGAIN windows.
+ * It compares the means over a window of SLOWEST_STEPS steps. It reports a rank that takes more than SLOWEST_SHARE longer than
+ * the median of the others. It reports the same rank again only after SLOWEST_AGAIN windows.
  */
 #ifndef LLMC_SLOWEST_H
 #define LLMC_SLOWEST_H
@@ -46,8 +46,8 @@ static inline SlowRank slowest_of(const double* ms /* (ranks) */, int ranks) {
     return s;
 }
 
-/* Adds the times of a step. Returns whether to report a rank, which is *slow. Leaves out a step whose time one rank does not know
- * (0). */
+/* Adds the times of a step. Returns whether to report a rank, which is *slow. Leaves out a step whose time one rank does not
+ * know (0). */
 static inline bool slowest_add(Slowest* s, const float* ms /* (ranks) */, int ranks, SlowRank* slow) {
     for (int i = 0; i < ranks; i++) {
         if (!(ms[i] > 0)) { return false; }

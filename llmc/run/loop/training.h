@@ -188,8 +188,8 @@ static inline void training_print_time(const Session* s, const StepTime* time, i
     }
 }
 
-/* Reads every file of the run. Then estimates its duration by a few steps of a model of its size, within a minute. Without a device
- * it only reads. */
+/* Reads every file of the run. Then estimates its duration by a few steps of a model of its size, within a minute. Without a
+ * device it only reads. */
 static inline void training_dry_run(Training* t) {
     enum { MOST_SECONDS = 60 };
     Session* s = t->s;
@@ -298,8 +298,8 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
 // ---------------------------------------------------------------------------------------------------------------------
 // a step
 
-/* Returns whether the run breaks off and leaves out the work that is due at this step. Once true, it stays so. All ranks return the
- * same: an error of one counts once training_due() has shared it. */
+/* Returns whether the run breaks off and leaves out the work that is due at this step. Once true, it stays so. All ranks return
+ * the same: an error of one counts once training_due() has shared it. */
 static inline bool training_breaks_off(const Training* t) {
     const bool failed = t->s->team ? t->failed : t->error.msg[0] != 0;
     return run_stop_requested() || failed || t->not_finite >= MOST_NOT_FINITE;
@@ -394,8 +394,8 @@ static inline void training_report(Training* t, const Metrics* r) {
     }
 }
 
-/* Takes the loss of a validation. A validation that happens only because --stop-after ends the run counts for its checkpoint, but
- * not for the run, which later continues as if it never stopped. Returns whether the loss is the lowest so far. */
+/* Takes the loss of a validation. A validation that happens only because --stop-after ends the run counts for its checkpoint,
+ * but not for the run, which later continues as if it never stopped. Returns whether the loss is the lowest so far. */
 static inline bool training_take_validation(Training* t, double loss) {
     const Session* s = t->s;
     const int every = s->options.val_every;

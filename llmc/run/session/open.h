@@ -3,9 +3,9 @@
  *
  * session_open() works in this order, so that the first error is the one that matters and nothing is written before all is
  * checked: flags -> lock of --out, if the run resumes and it exists -> checkpoint to resume, with its options -> model folder
- * or preset -> tokenizer -> data files -> plan. Then session_compare() reports changes since the checkpoint, the
- * trainer checks its memory, session_load_weights() fills the model, and session_lock() locks --out. Last, session_begin() opens
- * the log and moves aside every checkpoint after the step that the run resumes.
+ * or preset -> tokenizer -> data files -> plan. Then session_compare() reports changes since the checkpoint, the trainer checks
+ * its memory, session_load_weights() fills the model, and session_lock() locks --out. Last, session_begin() opens the log and
+ * moves aside every checkpoint after the step that the run resumes.
  *
  * --verify needs nothing but the flags: it finds its folders itself.
  *
@@ -72,8 +72,8 @@ static inline bool default_data(Options* o, Error* e) {
     return true;
 }
 
-/* Refuses a --seq-parallel that does not divide rows, heads or ranks, as far as these are known yet. Writes the tokens of a step,
- * which depend on the groups, into the options: a run that resumes without the flag finds them there. */
+/* Refuses a --seq-parallel that does not divide rows, heads or ranks, as far as these are known yet. Writes the tokens of a
+ * step, which depend on the groups, into the options: a run that resumes without the flag finds them there. */
 static inline void session_check_share(Session* s) {
     Options* o = &s->options;
     const int parts = o->seq_parallel;

@@ -10,14 +10,14 @@
  *
  *   1. An owner of this boot is dead, since the lock was free: it is replaced at once. The boot, not the name,
  *      distinguishes hosts: containers on one host have their own names, but one kernel, and so one lock.
- *   2. An owner on another host that is younger than three minutes is alive: the run is refused. With --resume it first waits: if
- *      the owner is renewed, the run is refused; if it gets that old, the run starts. So a run whose host died continues by itself
- *      elsewhere.
+ *   2. An owner on another host that is younger than three minutes is alive: the run is refused. With --resume it first
+ *      waits: if the owner is renewed, the run is refused; if it gets that old, the run starts. So a run whose host died
+ *      continues by itself elsewhere.
  *   3. An older one is replaced, with a note.
  *   4. The owner looks before each checkpoint: if another one has taken its place, it writes nothing more and ends.
  *
- * Ages are by the file system's clock, read from a file touched just now: the hosts' clocks may differ. The file gets its name by
- * link(), which fails if the name exists, or by rename() where it replaces an owner. A moment later the host reads it again,
+ * Ages are by the file system's clock, read from a file touched just now: the hosts' clocks may differ. The file gets its name
+ * by link(), which fails if the name exists, or by rename() where it replaces an owner. A moment later the host reads it again,
  * because two hosts may do that at the same time.
  *
  * Limits: it is a guard, no lock. A host that does not run for three minutes (a paused virtual machine) loses --out to another
@@ -128,7 +128,7 @@ static inline double owner_age(const Owner* o, const OwnerFile* f) {
     return (double)(st.st_mtim.tv_sec - f->time.tv_sec) + 1e-9 * (double)(st.st_mtim.tv_nsec - f->time.tv_nsec);
 }
 
-/* Gives the temporary file the name OUT/.owner if none exists. An answer of NFS may be lost: then the number of links decides. */
+/* Names the temporary file OUT/.owner if none exists. NFS may lose an answer: then the number of links decides. */
 static inline bool owner_link(const Owner* o) {
     struct stat st;
     return link(o->temporary, o->path) == 0 || (lstat(o->temporary, &st) == 0 && st.st_nlink == 2);

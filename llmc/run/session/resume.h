@@ -32,7 +32,7 @@ static inline bool session_goes_on_in_out(const Session* s) {
            stat(s->options.out, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
-/* Returns whether the run branches off from its checkpoint's: it continues in another folder, or from a step before the newest. */
+/* Returns whether the run branches off from its checkpoint's: it uses another folder, or a step before the newest. */
 static inline bool session_branches(const Session* s) {
     uint64_t* steps = NULL;
     size_t count = 0;
@@ -166,8 +166,8 @@ static inline void session_compare_options(const Session* s, SafeDtype own) {
     options_free(&was);
 }
 
-/* Reports changes of all else that the bits of the results depend on. It does not compare a value that the checkpoint, or a dry run
- * without a GPU, does not know. Then the state holds the values of this run. `own` is the dtype of the build. */
+/* Reports changes of all else that the bits of the results depend on. It does not compare a value that the checkpoint, or a dry
+ * run without a GPU, does not know. Then the state holds the values of this run. `own` is the dtype of the build. */
 static inline void session_compare(Session* s, SafeDtype own) {
     TrainerState* was = &s->state;
     uint64_t data = 0;
