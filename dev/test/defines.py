@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""defines.py -- checks the comments behind includes: in `#include "llmc/x.h"  // defines: a, b` the file defines a and b, and
+"""defines.py -- checks the comments beside includes: in `#include "llmc/x.h" // defines: a, b` the file defines a and b, and
 the includer uses them. Prints each comment that is wrong; exit 1 if there is one. Run from the project's root."""
 import re
 import subprocess

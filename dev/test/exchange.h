@@ -5,9 +5,9 @@
 
 #include "llmc/dist/sequence.h"  // defines: heads_width
 
-/* out (n) = parts[0] + parts[1] + ... of all ranks, (n) each, added from left to right in fp32; with `add`, `out` plus this sum
- * (ZeRO 2: the next micro-batch of a step). `out` may be one of the parts. Returns the sum of the squares of `out` in double:
- * this slice's share of the gradient's norm. */
+/* out (n) = parts[0] + parts[1] + ... of all ranks, (n) each, added from left to right in fp32; with `add`, it adds this sum to
+ * `out` (ZeRO 2: the next micro-batch of a step). `out` may be one of the parts. Returns the sum of the squares of `out` in
+ * double: this slice's share of the gradient's norm. */
 static inline double ordered_sum(float* out, const float* const* parts, int ranks, size_t n, bool add) {
     double squares = 0;
     for (size_t i = 0; i < n; i++) {

@@ -16,7 +16,7 @@ def room(path):
 
 
 def main():
-    arrows = {}  # (room, included room): the includes
+    arrows = {}  # {(room, included room): its includes}
     for path in sorted(str(p) for p in Path("llmc").rglob("*") if p.suffix in (".h", ".cuh", ".def")):
         for number, line in enumerate(open(path), 1):
             found = re.match(r'\s*#\s*include\s+"(llmc/[^"]+)"', line)

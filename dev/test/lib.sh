@@ -1,5 +1,5 @@
-# lib.sh -- helpers of the shell tests. They source it at the project's root, where the programs under test are.
-# It makes a temporary folder ($tmp, removed at the end), small texts and token files, and prints the report: "ok   NAME" or
+# lib.sh -- helpers of the shell tests. The tests source it at the project's root, where the programs under test
+# are. It makes a temporary folder ($tmp, removed at the end), small texts and token files. It prints the report: "ok   NAME" or
 # "FAIL NAME" for each test; summary() prints the last line and sets the exit status. BIN=DIR tests the programs of another
 # build, such as one with sanitizers.
 set -u
@@ -39,7 +39,7 @@ check() {
 
 # expect NAME STATUS TEXT COMMAND...: the command ends with this status. 0: TEXT is on stdout or stderr. 1 and 2: TEXT is on
 # stderr, which ends with one line "error: ..." and at most one line "  hint: ..." after it. Other lines, such as warnings,
-# may come first. Output stays in $tmp/stdout and $tmp/stderr, without warnings that this machine is busy.
+# may come first. Output stays in $tmp/stdout and $tmp/stderr, without warnings about a busy machine.
 expect() {
     expect_name=$1 expect_status=$2 expect_text=$3
     shift 3
@@ -114,8 +114,8 @@ same_steps() {
     [ -s "$tmp/steps_a" ] && cmp "$tmp/steps_a" "$tmp/steps_b"
 }
 
-# close_steps FIRST ALL A B [STEPS]: of the logs of two runs of 20 steps, or STEPS, which are all numbers, loss and norm of the first
-# step differ by at most FIRST of the larger, the losses of all steps by at most ALL
+# close_steps FIRST ALL A B [STEPS]: compares the logs of two runs of 20 steps, or STEPS. All are numbers. Loss and norm of the
+# first step differ by at most FIRST of the larger, the losses of all steps by at most ALL
 close_steps() {
     for of in "$3" "$4"; do
         sed -n 's/.*"event":"step","step":\([0-9]*\),"loss":\([^,]*\),.*"gnorm":\([^,]*\),.*/\1 \2 \3/p' "$of/log.jsonl"
@@ -143,7 +143,8 @@ same_checkpoint() {
         diff -r "$tmp/same/a" "$tmp/same/b"
 }
 
-# ends_well COMMAND...: runs it, for at most 100 s. If it does not end well, shows its last lines and exits with 3: no test has failed
+# ends_well COMMAND...: runs it, for at most 100 s. If it fails, shows its last lines and exits with 3, so that no test counts
+# as failed
 ends_well() {
     timeout -k 5 100 "$@" >"$tmp/log" 2>&1 && return
     tail -n 3 "$tmp/log"
@@ -151,7 +152,7 @@ ends_well() {
     exit 3
 }
 
-# hangup_is_ignored: tells whether SIGHUP is ignored here, as under nohup; programs keep it so
+# hangup_is_ignored: succeeds if SIGHUP is ignored here, as under nohup; programs keep it so
 hangup_is_ignored() { grep -q '^SigIgn:.*[13579bdf]$' /proc/self/status 2>/dev/null; }
 
 # wait_for COMMAND...: repeats the command until it succeeds, for at most about 20 s

@@ -1,11 +1,11 @@
 #!/bin/sh
 # lint.sh -- static checks. Every header compiles alone without warnings: .h as C11 with gcc and (llmc) as C++17 with clang, .cuh
 # for the emulated card. All headers of llmc compile together as C++17 with gcc. clang reads every C file (gcc: make WERROR=1
-# test). FULL=1 compiles headers alone with each compiler in each language, and .cuh with nvcc. Else nvcc warns when it builds.
-# No function of a program may take more than 64 KiB of stack: threads may have 128 KiB (musl), and what runs on them calls
-# little else. The tests may take more. Rooms of llmc include only what is on lower floors, and files and functions are short.
-# Shell scripts are read by shellcheck, Python files by ruff. No line of C or CUDA has more than 128 columns. Each fault that
-# is planted where a GPU is still changes its file. Skips a missing tool by name.
+# test). FULL=1 compiles headers alone with each compiler in each language, and .cuh with nvcc. Without FULL nvcc warns only
+# when it builds. No function of a program may take more than 64 KiB of stack: threads may have 128 KiB (musl), and their
+# functions call little else. The tests may take more. Rooms of llmc include only files of lower floors, and files and functions
+# are short. Shell scripts are read by shellcheck, Python files by ruff. No line of C or CUDA has more than 128 columns. Each
+# fault that test_gpu_faults.sh plants still changes its file. A missing tool is skipped by name.
 set -u
 failed=0
 warnings="-Wall -Wextra -Werror -Wno-unknown-pragmas"
@@ -58,7 +58,7 @@ sources() {
 log=$(mktemp) || exit 1
 trap 'rm -f "$log" "$log.faults"' EXIT
 trap 'exit 130' INT TERM
-sources >"$log" 2>&1 & # beside all that follows: it takes about half of the time
+sources >"$log" 2>&1 & # runs in the background beside the checks below: it takes about half of the time
 sources=$!
 
 for cc in gcc clang; do

@@ -1,10 +1,10 @@
 #!/bin/sh
 # run.sh TEST... -- runs test programs, shell tests (.sh) and Python tests (.py) and adds up their results. LANES of them run
-# at a time (a lane for each core, at most 4), the longest first, so that all lanes end at about the same time. The output of a
-# test is shown when the test ends. PYTHON runs the Python tests; if it lacks pytest, they are skipped by name.
-# A test ends with "N passed, N failed, N skipped"; one that ends otherwise, such as by a crash, counts as one failure.
-# A test that vanishes is a failure, too: dev/test/counts.txt lists each test's number of passed + failed + skipped and its
-# seconds. A file of Python tests may be skipped whole. COUNTS=write writes the numbers of this run there.
+# at a time (a lane for each core, at most 4), the longest first, so that all lanes end at about the same time. A test's output
+# is shown when the test ends. PYTHON runs the Python tests; if it lacks pytest, they are skipped by name. A test ends with "N
+# passed, N failed, N skipped"; a test that ends otherwise, such as by a crash, counts as one failure. A test that vanishes is a
+# failure, too: dev/test/counts.txt lists each test's number of passed + failed + skipped and its seconds. A file of Python
+# tests may be skipped whole. COUNTS=write writes the numbers of this run there.
 set -u
 counts=dev/test/counts.txt
 
@@ -59,7 +59,7 @@ if [ "${1:-}" = one ]; then
     exit 0
 fi
 
-export PYTHON="${PYTHON:-python3}" RESULTS JOBS=1 # JOBS: of the tests that run several programs at a time
+export PYTHON="${PYTHON:-python3}" RESULTS JOBS=1 # JOBS: programs that such a test runs at a time
 export OMP_WAIT_POLICY=passive                    # threads that spin while they wait would take the core of another lane
 cores=$(nproc 2>/dev/null || echo 2)
 lanes=${LANES:-$((cores < 4 ? cores : 4))}
@@ -77,7 +77,7 @@ for test in "$@"; do
     esac
 done
 
-# a test that the list lacks counts as long; the sanitized programs are as long, relative to each other, as the others
+# a test that the list lacks counts as long; sanitized programs are slower, but in the same proportions
 awk 'NR == FNR { seconds[$1] = $3; next }
      { name = $1; sub(/^\.\//, "", name); sub(/sanitize\/threads_/, "test_", name); sub(/sanitize\//, "", name)
        print (seconds[name] == "" ? 999 : seconds[name]), $1 }' $counts "$RESULTS/queue" |

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""sizes.py -- checks that files and functions of the product are short enough to be read. Prints each that is longer than its
-limit; exit 1 if there is one. Run from the project's root."""
+"""sizes.py -- checks that files and functions of the product are short enough to be read. Prints each file and function above
+its limit; exit 1 if any is. Run from the project's root."""
 import re
 import sys
 from pathlib import Path

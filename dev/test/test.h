@@ -7,7 +7,7 @@
 
 static int tests_passed, tests_failed, tests_skipped, checks_failed;
 
-/* A failed check prints where and what, and lets the test go on: one run shows every failure. */
+/* A failed check prints its place and its message, and the test continues: one run shows every failure. */
 #define CHECK(cond, ...)                                          \
     do {                                                          \
         if (!(cond)) {                                            \

@@ -1,6 +1,7 @@
 #!/bin/sh
-# test_crash.sh [full] -- the crash tests. Without `full` a sample of each, evenly spread and the same each time, in a minute.
-# BIN=DIR tests the programs of another build; the sanitizers replace malloc, so for them only the damaged inputs run.
+# test_crash.sh [full] -- runs the crash tests. Without `full` it runs a sample of each, evenly spread and the same each time,
+# in a minute. BIN=DIR tests the programs of another build; sanitizers replace malloc, so under them only the damaged inputs
+# run.
 set -u
 log=$(mktemp "${TEST_TMP:-/tmp}/llama3_crash_log_XXXXXX") || exit 1
 trap 'rm -f "$log"' EXIT

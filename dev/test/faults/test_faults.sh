@@ -10,7 +10,7 @@ trap 'rm -rf "$folder"' EXIT
 trap 'exit 130' INT TERM
 count=0
 
-# copy_of FOLDER: the parts of the sources that include others. All that is not beside them is this tree's
+# copy_of FOLDER: copies the sources that include other sources. They find all files that the copy lacks in this tree
 copy_of() { mkdir -p "$1/dev/test" && cp train_llama3.c test_llama3.cu "$1" && ln -s "$PWD/dev/test/pairs" "$1/dev/test/pairs"; }
 
 # build FOLDER: builds its test_llama3 as ./parity, which reads dev/test/pairs in the current folder. Optimizing takes longer

@@ -2,7 +2,7 @@
 # test_gpu_faults.sh [run|compile|plant] [PATTERN] -- tests that the GPU tests find faults. Plants each fault of the table below
 # into its own copy of the sources; its test must then fail, by a comparison and not by a crash. A fault that does not change its
 # file, or does not compile, is a failure too: the sources have changed, and the fault must be rewritten. Without a fault the same
-# tests must pass. `compile` only plants and builds, `plant` only tells whether files change; neither needs a GPU. PATTERN
+# tests must pass. `compile` only plants and builds, `plant` only reports whether files change; neither needs a GPU. PATTERN
 # (grep -E) selects lines of the table. Run from the project's root.
 #
 # JOBS: number of faults in parallel. NVCC, GPU_ARCH: as in the Makefile.
@@ -143,8 +143,8 @@ folder=$(mktemp -d "${TEST_TMP:-/tmp}/llama3_gpu_faults_XXXXXX") || exit 1
 trap 'rm -rf "$folder"' EXIT
 trap 'exit 130' INT TERM
 
-# The functions below work in $here, a copy of the sources. $target and $arguments are the program and arguments of the test;
-# with $script, that runs it.
+# The functions below work in $here, a copy of the sources. $target and $arguments are the test's program and its arguments;
+# $script, if set, runs the program.
 
 copy_sources() {
     mkdir -p "$here/build" && cp -r llmc Makefile train_llama3.c train_llama3.cu test_llama3.cu "$here" && ln -s "$root/dev" "$here/dev"

@@ -10,7 +10,7 @@ for tool in $CLANG llvm-profdata llvm-cov; do
     command -v "$tool" >/dev/null && continue
     echo "skip fuzz_coverage: $tool is missing" && echo "0 passed, 0 failed, 1 skipped" && exit 0
 done
-fail() { # fail STEM WHAT: a target that breaks says nothing of coverage
+fail() { # fail STEM WHAT: ends, since the coverage of a broken target means nothing
     echo "FAIL fuzz_$1 $2"
     echo "0 passed, 1 failed, 0 skipped"
     exit 1

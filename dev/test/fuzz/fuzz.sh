@@ -3,7 +3,7 @@
 # and UndefinedBehaviorSanitizer, with the words of corpus/STEM.dict. A run begins with all seeds (corpus/STEM.tar); 0 inputs
 # replay the seeds alone. New inputs stay in build/fuzz/STEM for the next run. A failing input is saved as
 # build/fuzz/STEM-crash-* (-timeout-*, -oom-*, -leak-*); build/fuzz/fuzz_STEM FILE repeats it.
-# fuzz.sh minimize [STEM...] -- replaces the seeds without a name by the fewest of build/fuzz/STEM that reach as much.
+# fuzz.sh minimize [STEM...] -- replaces the seeds without a name by the fewest inputs of build/fuzz/STEM with the same reach.
 # fuzz.sh add STEM FILE... -- adds seeds to corpus/STEM.tar; fuzz.sh remove STEM NAME... removes them.
 # fuzz.sh check -- unpacks and packs the seeds of every target: each must give its committed bytes. It needs no clang.
 # The seeds of a target are one tar file, sorted, without times or owners, so that a changed seed changes its own bytes alone.
@@ -59,8 +59,8 @@ if ! $CLANG -fsanitize=fuzzer,address,undefined $here/probe.c -o $here/probe 2>/
     exit 0
 fi
 
-# compile STEM: builds the target unless it is newer than every source. Without traces of comparisons: most would be those of
-# the sanitizer's own checks, and take two thirds of the time; what texts are compared with is traced all the same.
+# compile STEM: builds the target unless it is newer than every source. Comparisons are not traced: most are the sanitizer's own
+# checks, and tracing them takes two thirds of the time. Comparisons of texts are traced all the same.
 compile() {
     target=$here/fuzz_$1
     [ -x "$target" ] && [ -z "$(find llmc dev/test dev/data -name '*.[ch]' -newer "$target" | head -n 1)" ] && return
@@ -76,8 +76,8 @@ fuzz() {
     dict=$test/corpus/$stem.dict
     start=$(date +%s)
     [ "$job" = seconds ] && bound=-max_total_time=$limit || bound=-runs=$limit
-    # the targets' own output is closed: warnings would fill the log. An input frees far less than the memory that stays apart,
-    # and takes milliseconds; the timeout is that of a hang, since a busy machine may not run a target for many seconds
+    # the targets' own output is closed: warnings would fill the log. An input takes milliseconds, and frees far less than the
+    # quarantine holds. The timeout is long enough to mean a hang, since a busy machine may not run a target for many seconds
     ASAN_OPTIONS=quarantine_size_mb=16:${ASAN_OPTIONS-} \
         "$here/fuzz_$stem" "$bound" -timeout=120 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=1 -close_fd_mask=3 \
         $([ -f "$dict" ] && echo "-dict=$dict") -artifact_prefix="$here/$stem-" "$here/$stem" >"$here/$stem.log" 2>&1

@@ -1,7 +1,7 @@
-/* fuzz_adapter.c -- puts the bytes into a sound folder of adapters, as adapter_config.json or adapter_model.safetensors (first
- * byte). An accepted configuration must be in range, make a table with correct offsets and survive writing and reading. It may
- * accept the sound weights only if it has their rank and matrices. Accepted weights must give every element of every adapter
- * once. */
+/* fuzz_adapter.c -- puts the bytes into a sound folder of adapters, as adapter_config.json or adapter_model.safetensors; the
+ * first byte chooses the file. An accepted configuration must be in range, make a table with correct offsets and survive
+ * writing and reading. It may accept the sound weights only if it has their rank and matrices. Accepted weights must give every
+ * element of every adapter once. */
 #define TENSOR_READ_PIECE 4  // elements: cuts a few dozen weights into several pieces
 #include "fuzz.h"
 #include "llmc/files/adapter.h"

@@ -1,6 +1,6 @@
-/* fuzz_checkpoint.c -- edits a folder of two checkpoints as the bytes say, then finds, verifies, cleans, prunes and sets
- * aside. Edits cut, change, exchange or remove files, put links or folders in their place, and rename checkpoints. The
- * checkpoint that is found must be whole; every newer one must be damaged or belong to a run that was set back. Nothing
+/* fuzz_checkpoint.c -- edits a folder of two checkpoints as the bytes say, then finds, verifies, cleans, prunes and sets aside
+ * checkpoints. Edits cut, change, exchange or remove files, put links or folders in their place, and rename checkpoints. The
+ * checkpoint that is found must be whole; every newer checkpoint must be damaged or belong to a run that was set back. Nothing
  * outside the folder may change. The bits of the first byte (below) choose what else is done. */
 #define FILE_SUM_PIECE 256  // small buffers: allocating is what takes the time
 #define TENSOR_READ_PIECE 64
@@ -150,7 +150,7 @@ static size_t edit(const uint8_t* data, size_t size) {
     return used;
 }
 
-/* Checks the files that the state lists, with none of the reader's code but the checksum. */
+/* Checks the files that the state lists. The check shares only the checksum with the reader. */
 static void check_whole(const char* dir, const TrainerState* s) {
     for (size_t i = 0; i < s->files.count; i++) {
         const FileSum* f = &s->files.items[i];
@@ -208,7 +208,7 @@ static void find(uint8_t how) {
     fuzz_check_error(ok, &e);
     if (ok && dir[0]) { check_whole(dir, &s); }
     check_newest(ok ? dir : "", s.step, how & SET_BACK ? 1 : UINT64_MAX, how & VERIFY);
-    if (how & BY_NAME) {  // what is found is opened, too
+    if (how & BY_NAME) {  // also opens the checkpoint that it found
         const bool opened = checkpoint_open(out, CHECKPOINT_RUN, model_dir, &model, &cause);
         fuzz_check_error(opened, &cause);
         REQUIRE(opened == (ok && dir[0]) && (!opened || model.step == s.step));

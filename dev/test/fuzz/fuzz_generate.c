@@ -1,6 +1,6 @@
-/* fuzz_generate.c -- reads the bytes as the lines of a chat, or as a prompt of text or of ids (first byte). The model draws
- * its answers' tokens from the input. It must get ids of its vocabulary, at consecutive positions that fit its context. The
- * text written must be the text that the log gets. */
+/* fuzz_generate.c -- reads the bytes as the lines of a chat, or as a prompt of text or of ids; the first byte chooses. The
+ * model draws its answers' tokens from the input. The generator must give the model ids of its vocabulary, at consecutive
+ * positions that fit its context. It must write the text that it gives to the log. */
 #include "fuzz.h"
 #include "llmc/run/jobs/chat.h"
 #include "dev/test/byte_tokens.h"

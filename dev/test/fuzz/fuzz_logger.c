@@ -1,6 +1,6 @@
 /* fuzz_logger.c -- opens the bytes as the log.jsonl of a run that resumes; the first byte gives the step. The log must keep
- * whole lines from its start, none of a later step, and the next event must follow them. The resumed run must learn from the
- * log what its last event says. A refused log stays as it is. */
+ * whole lines from its start, no line of a later step, and the next event must follow them. The resumed run must read the last
+ * event's values from the log. A refused log stays as it is. */
 #define LOG_LINE_MAX 1024  // an input has longer lines
 #include "fuzz.h"
 #include "llmc/files/log_history.h"

@@ -1,6 +1,6 @@
 /* fuzz_machine.c -- reads the bytes as texts of /proc and of cgroups, separated by NUL: /proc/self/cgroup, a limit, a usage,
- * memory.stat, cpu.max. The bytes left must be at most the limit, and none if the usage exceeds it. strtoull() is the oracle
- * for numbers. */
+ * memory.stat, cpu.max. The memory left must be at most the limit, and 0 if the usage exceeds the limit. strtoull() is the
+ * oracle for numbers. */
 #include "fuzz.h"
 #include "llmc/files/folder.h"
 #include "llmc/run/session/machine.h"

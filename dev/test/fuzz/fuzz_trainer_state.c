@@ -1,4 +1,4 @@
-/* fuzz_trainer_state.c -- reads the bytes as a trainer_state.json twice: with a check of its checksum, and without, since few
+/* fuzz_trainer_state.c -- reads the bytes as a trainer_state.json twice: with and without a check of its checksum, since few
  * inputs pass that check. An accepted state must be in range, and must survive writing and reading. */
 #include "fuzz.h"
 #include "llmc/files/trainer_state.h"

@@ -1,7 +1,7 @@
 # fp8.sh -- tests of test_gpu.sh: runs with --fp8. Kernels and products are in test_kernels_cu, gradients and equal bits in
 # test_llama3cu.
 
-# has_hopper: succeeds on a card of compute capability 9.0, else tells why not
+# has_hopper: succeeds on a card of compute capability 9.0, else says why not
 has_hopper() {
     case $(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1) in
         9.0) return 0 ;;
@@ -15,8 +15,8 @@ head_data() {
 }
 head_flags="--fp8 --fp8-head --train $tmp/head_train.bin --val $tmp/head_val.bin"
 
-# shares_are_small LOG: each step tells of each kind of tensor how much was lost, and that is little. Transposes lose more, above
-# all those of dqkv: one scale serves all tokens, and the gradients of q and k are much smaller than those of v.
+# shares_are_small LOG: each step reports for each kind of tensor which share was lost, and the share is small. Transposes lose
+# more, above all dqkv's: one scale serves all tokens, and the gradients of q and k are much smaller than v's.
 shares_are_small() {
     grep '"event":"step"' "$1" | sed 's/.*"quantised":{\(.*\)}.*/\1/; s/"\([a-z_]*\)":\[\([^,]*\),\([^]]*\)\],*/\1 \2 \3\n/g' | awk '
         NF == 3 {
@@ -38,7 +38,7 @@ shares_are_small() {
         }'
 }
 
-# a validation and --eval compute as training does: the loss of the checkpoint is that of the last validation
+# validation and --eval compute as training does: the loss of the checkpoint equals the last validation's
 fp8_trains_like_bf16() {
     has_hopper || return
     flags="--model d3 --train $tmp/data_train.bin --val $tmp/data_val.bin --val-batches 4 --val-every 20 --batch 4 --seq 256 --steps 20 --warmup 5"
@@ -73,7 +73,7 @@ fp8_head_parts_are_the_whole() {
     head_data && parts_are_the_whole bf16 "$1" $head_flags
 }
 
-# its gradients of logits lose little, in e5m2; its copies are those of the weights, or the loss would not fall with BF16's
+# its gradients of logits, in e5m2, lose little. Its 8-bit copies follow the weights, or the loss would not fall with BF16's
 fp8_head_trains_like_bf16() {
     has_hopper || return
     head_data || return 1
@@ -86,14 +86,14 @@ fp8_head_trains_like_bf16() {
         shares_are_small "$tmp/fp8_head/log.jsonl" && close_losses 0.02 "$tmp/fp8_head_bf16/log.jsonl" "$tmp/fp8_head/log.jsonl"
 }
 
-# the plan file names products with scales, and a resumed run reads them
+# the plan file names products with scales, and a resumed run reads their plans
 fp8_plans_travel() {
     has_hopper || return
     plans_are_carried fp8 cu --fp8 $long || return 1
     for scaled in 1 2 3; do grep -c "\"scaled\": $scaled" "$tmp/plans_fp8/whole/step_00000010/matmul_plan.json" || return 1; done
 }
 
-# what --fp8 adds is in the memory table and in the profile
+# the memory table and the profile include the memory and the kernels of --fp8
 fp8_memory_is_true() {
     has_hopper || return
     table_is_true bf16 --batch 16 --fp8
@@ -112,7 +112,8 @@ fp8_profile_has_rows() {
     done
 }
 
-# FP32 and FP16 builds refuse it; on a card of another compute capability BF16 does, by name and before it takes memory
+# FP32 and FP16 builds refuse --fp8. On a card of another compute capability a BF16 build refuses it, by name and before it
+# takes memory
 fp8_is_refused() {
     cu fp32 --fp8 --model d3 --train "$tmp/data_train.bin" --out "$tmp/fp8_refused" >"$tmp/fp8_refused.txt" 2>&1 && { echo "error: FP32 takes it" && return 1; }
     grep "^error: --fp8: this is a build for FP32" "$tmp/fp8_refused.txt" || { cat "$tmp/fp8_refused.txt" && return 1; }
@@ -123,13 +124,13 @@ fp8_is_refused() {
 
 # --- two GPUs
 
-# with_fp8 TEST ARGUMENTS...: a test of ranks.sh, on cards that have it
+# with_fp8 TEST ARGUMENTS...: a test of ranks.sh, on cards that have --fp8
 with_fp8() {
     has_hopper || return
     "$@"
 }
 
-# what each rank makes of the gathered weights is the same however they are shared out, and is told of
+# each rank makes the same 8-bit copies of the gathered weights in every ZeRO, and reports their shares
 fp8_zeros_agree() {
     has_hopper || return
     fza_name=$1
@@ -138,15 +139,15 @@ fp8_zeros_agree() {
     for zero in $fza_zeros; do shares_are_small "$tmp/zeros_$fza_name/$zero/log.jsonl" || { echo "error: shares of ZeRO $zero" && return 1; }; done
 }
 
-# of a model whose embedding is its head
+# the same with a model whose embedding is its head
 fp8_head_zeros_agree() {
     has_hopper || return
     token_file "$tmp/fp8_head_rows.bin" 4000 112 &&
         fp8_zeros_agree fp8_head "1 2 3" --train "$tmp/fp8_head_rows.bin" --model "$pairs/fp8_head" --batch 2 --seq 32 --fp8 --fp8-head
 }
 
-# as two_are_near_in_16_bits(), whose distance 8-bit sums in another order widen; copies of the weights before, or of none, are
-# farther
+# as two_are_near_in_16_bits(), with a wider limit: 8-bit sums in another order are farther apart. Stale copies of the weights,
+# or no copies, would be farther still
 fp8_two_are_near_one() {
     has_hopper || return
     d=$tmp/fp8_two

@@ -1,5 +1,5 @@
-# hosts.sh -- tests of test_gpu.sh: several hosts, pretended on one: each has two ranks, on the same two cards. What they exchange
-# goes through sockets, and sums have two levels.
+# hosts.sh -- tests of test_gpu.sh: several hosts, pretended on one host. Each has two ranks, on the same two cards. Ranks of
+# different hosts exchange through sockets, and sums have two levels.
 
 # pretend_hosts HOSTS PRECISION FLAGS...: two ranks on each of so many pretended hosts
 pretend_hosts() {
@@ -26,7 +26,7 @@ same_hosts() {
     done
 }
 
-# hosts_are_one HOSTS: they have the losses of one GPU
+# hosts_are_one HOSTS: so many hosts have the losses of one GPU
 hosts_are_one() {
     d=$tmp/hosts_$1
     mkdir -p "$d"
@@ -36,7 +36,7 @@ hosts_are_one() {
     cu fp32 $ranked --train "$tmp/data_train.bin" --batch 8 --out "$d/one" && close_steps 1e-6 1e-4 "$d/one" "$d/hosts"
 }
 
-# hosts_have_one_result HOSTS STEPS: ZeRO 1, 2 and 3, and without a graph
+# hosts_have_one_result HOSTS STEPS: ZeRO 1, 2 and 3, and a run without a graph, have the same bits
 hosts_have_one_result() {
     d=$tmp/hosts_bits_$1 flags="$deep --steps $2 --train $tmp/data_train.bin --batch $((4 / $1))"
     for zero in 1 2 3; do pretend_hosts "$1" bf16 $flags --zero $zero --out "$d/$zero" || exit $?; done
@@ -51,9 +51,9 @@ as_many() {
     if [ "$am" -eq 1 ]; then cu "$@"; else pretend_hosts $((am / 2)) "$@"; fi
 }
 
-# eight_go_on_as_four_and_one: with a fixed number of tokens a step. First without training, so that each state must be the one
-# before: 130 steps on one GPU, then each number of ranks takes one step of noise, whose loss stands out so that it is skipped.
-# Then with training, against a whole run.
+# eight_go_on_as_four_and_one: a run with a fixed number of tokens a step changes its number of ranks. First without training,
+# so that each state must equal the state before: after 130 steps on one GPU each number of ranks takes one step of noise. The
+# noise's loss stands out, so the step is skipped. Then with training, compared with an unbroken run.
 eight_go_on_as_four_and_one() {
     d=$tmp/hosts_chain small="--model d2 --seq 64 --batch 1 --total-batch 512 --lr 1e-3 --schedule constant"
     mkdir -p "$d" && token_file "$d/noise.bin" 9000 256 || return 1

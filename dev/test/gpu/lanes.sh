@@ -25,7 +25,8 @@ elapsed() { echo $(($(date +%s) - began)); }
 say() { printf '%s\n' "$1" | tee -a "$results"; }
 in_all() { [ "$mode" = all ] || [ -n "$no_gpu" ]; } # without a GPU, name every test as skipped
 
-# limit SECONDS COMMAND...: runs the command for at most SECONDS, and until at most 45 s past the budget, whose end is no failure
+# limit SECONDS COMMAND...: runs the command for at most SECONDS, and until at most 45 s past the budget. A command that the
+# budget ends is no failure
 limit() {
     limit_s=$1 limit_left=$((budget + 45 - $(elapsed))) limit_cut=
     shift

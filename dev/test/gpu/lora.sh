@@ -1,6 +1,7 @@
-# lora.sh -- tests of test_gpu.sh: --lora on the card against the CPU trainer and against itself, and the memory that it needs.
+# lora.sh -- tests of test_gpu.sh: --lora on the card against the CPU trainer and against itself, and the memory that --lora
+# needs.
 
-# lora_base: the model whose weights stay as they are
+# lora_base: trains the model whose weights --lora freezes
 lora_base() {
     [ -d "$tmp/lora_base" ] || cu fp32 --model d3 --train "$tmp/data_train.bin" --batch 4 --seq 256 --steps 30 --lr 2e-3 --out "$tmp/lora_base"
 }
@@ -16,7 +17,7 @@ adapters_train_as_on_the_cpu() {
     flags="--model $tmp/lora_base/step_00000030 --train $tmp/data_train.bin --lora 8 --batch 4 --seq 256 --total-batch 2048 --steps 20 --lr 5e-3 --warmup 5"
     cu fp32 $flags --out "$tmp/lora_gpu" && limit 100 "$bin/train_llama3" --sample-tokens 0 $flags --out "$tmp/lora_cpu" &&
         close_losses 1e-4 "$tmp/lora_gpu/log.jsonl" "$tmp/lora_cpu/log.jsonl" || return 1
-    # the same text from the adapters of either
+    # both trainers generate the same text from the same adapters
     cu fp32 --model "$tmp/lora_gpu" --generate "ROMEO:" --tokens 60 --temperature 0 >"$tmp/lora_gpu.txt" || return 1
     limit 100 "$bin/train_llama3" --model "$tmp/lora_gpu" --generate "ROMEO:" --tokens 60 --temperature 0 >"$tmp/lora_cpu.txt" || return 1
     [ -s "$tmp/lora_gpu.txt" ] && cmp "$tmp/lora_gpu.txt" "$tmp/lora_cpu.txt"
@@ -30,7 +31,7 @@ adapters_train_alike_in_16_bits() {
     close_losses 0.03 "$tmp/lora_fp32/log.jsonl" "$tmp/lora_bf16/log.jsonl" && close_losses 0.03 "$tmp/lora_fp32/log.jsonl" "$tmp/lora_fp16/log.jsonl"
 }
 
-# adapters_resume VARIANT NAME FLAGS...: 10 steps and 10 are 20, and recomputation changes no bit
+# adapters_resume VARIANT NAME FLAGS...: 10 steps and 10 more have the bits of 20, and recomputation changes no bit
 adapters_resume() {
     v=$1 name=$tmp/lora_parts_$2
     shift 2
@@ -42,8 +43,8 @@ adapters_resume() {
     cu $v $flags --recompute block --out "$name.block" && same_adapters "$name.whole" "$name.block" 20
 }
 
-# lora_fits SIZE MODEL FLAGS...: the plan of a run with adapters fits into SIZE, all of the card that it takes included, and three
-# steps of it stay within. The weights are drawn: --dry-run takes a preset.
+# lora_fits SIZE MODEL FLAGS...: the plan of a run with adapters fits into SIZE, with all memory that it takes of the card, and
+# three steps stay within the plan. The weights are drawn: --dry-run takes a preset.
 lora_fits() {
     size=$1
     shift

@@ -1,5 +1,5 @@
-# lost_ranks.sh -- tests of test_gpu.sh: a rank of two that is killed, stopped, or ended by its card. It is named in time, all
-# end, and the last checkpoint is whole: the run goes on from it, with the bits of one that nothing has happened to.
+# lost_ranks.sh -- tests of test_gpu.sh: one of two ranks is killed, stopped, or ended by its card. The others name it in time,
+# all ranks end, and the last checkpoint is whole. The run resumes from it with the bits of an undisturbed run.
 
 lost="--model d4 --batch 4 --seq 256 --steps 100000 --schedule constant --keep 3"
 
@@ -33,13 +33,13 @@ give_up() {
 # has_taken STEP: the run has printed this step
 has_taken() { grep -q "^ *$1/" "$d/screen"; }
 
-# live PIDS: one of them does
+# live PIDS: one of these processes lives
 live() {
     for live_pid in "$@"; do ! kill -0 "$live_pid" 2>/dev/null || return 0; done
     return 1
 }
 
-# all_end SECONDS PIDS: the run ends in this time, not well, and so do its ranks
+# all_end SECONDS PIDS: the run and its ranks end in this time, the run with an error
 all_end() {
     ae_from=$(date +%s) ae_for=$1
     shift
@@ -51,7 +51,7 @@ all_end() {
     [ $ae_status -ne 0 ] || { give_up "it ended well"; return 1; }
 }
 
-# goes_on DIR: the last checkpoint in DIR/run is whole, and two steps more have the bits of a run without an end
+# goes_on DIR: the last checkpoint in DIR/run is whole, and two more steps have the bits of an unbroken run
 goes_on() {
     go_last=$(newest "$1/run") go_stop=$(($(newest "$1/run") + 2))
     [ "$go_last" -gt 0 ] || { echo "error: no checkpoint" && return 1; }
@@ -60,8 +60,8 @@ goes_on() {
         cu bf16 $lost --train "$tmp/data_train.bin" --gpus 2 --out "$1/never" --checkpoint-every 0 --stop-after $go_stop && same_ranks "$1/never" "$1/run" $go_stop
 }
 
-# two_survive_kills N: kills with -9, ranks in turns. Every third when a checkpoint is being written, the others at times of up to
-# a second behind the first step
+# two_survive_kills N: kills N times with -9, ranks in turns. Every third kill comes while a checkpoint is written, the others
+# up to a second after the first step
 two_survive_kills() {
     d=$tmp/two_killed last=0 i=0 within=0 from=$(date +%s)
     two bf16 $lost --train "$tmp/data_train.bin" --stop-after 1 --out "$d/begun" || exit $?
@@ -89,7 +89,7 @@ two_survive_kills() {
     goes_on "$d"
 }
 
-# named_in SECONDS PATTERN: a line of the screen has the pattern in this time
+# named_in SECONDS PATTERN: within this time a line of the screen has the pattern
 named_in() {
     ni_from=$(date +%s)
     until grep -qE "$2" "$d/screen"; do
@@ -100,7 +100,7 @@ named_in() {
     echo "REMARK after $(($(date +%s) - ni_from)) s: $(grep -m 1 -E "$2" "$d/screen")"
 }
 
-# a_stopped_rank_is_named RANK: it is silent for 20 s; then all end, this one by SIGKILL
+# a_stopped_rank_is_named RANK: the rank is silent for 20 s; then all ranks end, the stopped rank by SIGKILL
 a_stopped_rank_is_named() {
     d=$tmp/two_stopped_$1
     two bf16 $lost --train "$tmp/data_train.bin" --stop-after 1 --out "$d/begun" || exit $?
@@ -111,8 +111,9 @@ a_stopped_rank_is_named() {
     named_in 32 "^error: (rank [0-9]: )?rank $1 on host [^ ]+ was silent for 20 s, last seen in " && all_end 40 $ranks && goes_on "$d"
 }
 
-# In this build rank 1 takes its sixth step with a kernel of ours that writes to an illegal address. Once on this host, where the
-# rank tells it itself; and, where hosts can have names of their own, once on two, where rank 0 tells it, too
+# In this build rank 1 takes its sixth step with one of our kernels that writes to an illegal address. The test runs on this
+# host, where rank 1 reports the error itself. Where processes may have their own host name, it also runs on two hosts, and rank
+# 0 reports the error, too
 a_cuda_error_is_named() {
     d=$tmp/two_illegal cause='(illegal memory access|cudaErrorIllegalAddress|unhandled cuda error)'
     [ "$(nvidia-smi -L | grep -c '^GPU')" -ge 2 ] || { echo "it needs 2 GPUs" && return 77; }

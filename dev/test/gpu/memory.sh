@@ -11,7 +11,8 @@ wide_data() {
     } >"$tmp/wide.bin"
 }
 
-# card_memory COMMAND...: runs it and puts into $tmp/card how many GiB of the card were taken at most, beyond what was before
+# card_memory COMMAND...: runs it, and writes to $tmp/card how many GiB of the card it took at most, beyond the memory in use
+# before
 card_memory() {
     used() { nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | head -n 1; }
     used >"$tmp/card_before"
@@ -25,9 +26,9 @@ card_memory() {
     return $card_status
 }
 
-# table_is_true VARIANT FLAGS...: what the table says, and what the step lines say, is within 3 % of what the card shows. Some
-# drivers take half a GiB while there is a context, which CUDA does not count, neither as used nor in the card's total: that is
-# what nvidia-smi's total without what is reserved has more than the table's.
+# table_is_true VARIANT FLAGS...: the memory table and the step lines are within 3 % of the card's memory in use. Some drivers
+# take half a GiB while a context exists. CUDA counts it neither as used nor in the card's total. It is the difference between
+# nvidia-smi's total, without reserved memory, and the table's total.
 table_is_true() {
     v=$1
     shift
@@ -46,7 +47,8 @@ table_is_true() {
         }' "$tmp/table"
 }
 
-# Limits memory to the 15 GiB of a T4. A run that does not fit is refused with flags that fit, and those run within the limit.
+# Limits memory to the 15 GiB of a T4. A run that does not fit is refused, and the message names flags that fit. A run with
+# these flags stays within the limit.
 hint_fits() {
     wide_data
     flags="--model d12 --train $tmp/wide.bin --seq 1024 --batch 64 --steps 3 --max-memory 15G"

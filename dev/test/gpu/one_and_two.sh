@@ -1,8 +1,8 @@
 #!/bin/sh
-# one_and_two.sh FOLDER [FLAGS...] -- for test_gpu_faults.sh: FOLDER/train_llama3cu, built for FP32, trains on two GPUs as on one:
-# loss and norm of the first step, in two micro-batches or one on each GPU, and the losses of all 20 steps. FLAGS are those of
-# both runs; --seq-parallel 2 is left out where one GPU runs. FOLDER/tokenize writes the data, documents of 40 to 220 words. Run
-# from the project's root.
+# one_and_two.sh FOLDER [FLAGS...] -- for test_gpu_faults.sh: FOLDER/train_llama3cu, built for FP32, trains on two GPUs as on
+# one, in two micro-batches or one on each GPU. It compares loss and norm of the first step, and the losses of all 20 steps.
+# Both runs take FLAGS, but the run on one GPU leaves out --seq-parallel 2. FOLDER/tokenize writes the data, documents of 40 to
+# 220 words. Run from the project's root.
 . dev/test/lib.sh
 folder=$1
 shift

@@ -1,4 +1,4 @@
-# programs.sh -- tests of test_gpu.sh: runs the test programs, test_llama3cu on the committed pairs and on larger ones.
+# programs.sh -- tests of test_gpu.sh: runs the test programs, and test_llama3cu on the committed pairs and on larger pairs.
 
 compiler_is_content() {
     for v in bf16:train_llama3cu fp32:train_llama3cu bf16:test_attention_cu; do need "${v%%:*}" "${v#*:}" || return 1; done
@@ -63,7 +63,8 @@ pairs_pass() {
     [ $p_failed -eq 0 ] && [ $p_passed -gt 0 ]
 }
 
-# faults_are_caught LIMIT PATTERN: those of the table's lines that match. Waits until the builds for other tests are done
+# faults_are_caught LIMIT PATTERN: plants the faults of the table's lines that match. Waits until the builds for other tests are
+# done
 faults_are_caught() {
     while [ ! -e "$tmp/built" ]; do sleep 1; done
     # the architecture is the Makefile's choice
@@ -74,7 +75,7 @@ faults_are_caught() {
     return $f_status
 }
 
-# those of several GPUs; the cards cannot hold many such runs at a time
+# faults in code for several GPUs; the cards cannot hold many such runs at a time
 faults_between_gpus_are_caught() {
     [ "$(nvidia-smi -L | grep -c '^GPU')" -ge 2 ] || { echo "it needs 2 GPUs" && exit 77; }
     cores=8 && faults_are_caught 500 '[.]sh'

@@ -1,4 +1,5 @@
-# ranks.sh -- tests of test_gpu.sh: ./train_llama3cu on two GPUs. They need both to themselves; with fewer they are skipped.
+# ranks.sh -- tests of test_gpu.sh: ./train_llama3cu on two GPUs. The tests need both GPUs to themselves; with fewer GPUs they
+# are skipped.
 
 ranked="--model d3 --seq 256 --steps 20 --lr 1e-3 --warmup 5"
 
@@ -21,7 +22,7 @@ two_are_one() {
     cu fp32 $ranked --train "$tmp/data_train.bin" --batch 4 "$@" --total-batch 4096 --out "$d/one" && close_steps 1e-6 1e-4 "$d/one" "$d/two"
 }
 
-# a 16-bit gradient of 2 ranks is rounded once on each: as far from fp32 as that of two micro-batches
+# each of 2 ranks rounds its 16-bit gradient once: the sum is as far from fp32 as with two micro-batches
 two_are_near_in_16_bits() {
     d=$tmp/two_16
     two bf16 $ranked --train "$tmp/data_train.bin" --batch 4 --out "$d/two" || exit $?
@@ -44,7 +45,7 @@ two_go_on_as_one() {
     two bf16 $ranked --train "$tmp/data_train.bin" --batch 4 --total-batch 8192 --out "$d/whole" || exit $?
     two bf16 $ranked --train "$tmp/data_train.bin" --batch 4 --total-batch 8192 --out "$d/parts" --stop-after 10 &&
         cp -r "$d/parts" "$d/one" && two bf16 --resume --out "$d/parts" && same_ranks "$d/whole" "$d/parts" 20 || return 1
-    # on one GPU, saved again without a step, the state is the same; and back on two
+    # the run continues on one GPU, then again on two
     cu bf16 --resume --out "$d/one" --stop-after 15 && two bf16 --resume --out "$d/one" && close_steps 1e-3 5e-3 "$d/whole" "$d/one"
 }
 
@@ -56,22 +57,23 @@ two_split_and_lean() {
         same_ranks "$d/whole" "$d/parts" 20
 }
 
-# overwrite FILE TENSOR BYTE OCTALS COUNT: writes COUNT times these bytes into a tensor of a safetensors file, from that byte on
+# overwrite FILE TENSOR BYTE OCTALS COUNT: writes these bytes COUNT times into a tensor of a safetensors file, from byte BYTE of
+# the tensor on
 overwrite() {
     ow_header=$(od -An -tu8 -N8 "$1" | tr -d ' ')
     ow_offset=$(head -c $((8 + ow_header)) "$1" | tail -c "$ow_header" | sed 's/.*"'"$2"'":{[^}]*"data_offsets":\[\([0-9]*\),.*/\1/')
     printf "$4%.0s" $(seq "$5") | dd of="$1" bs=1 seek=$((8 + ow_header + ow_offset + $3)) conv=notrunc 2>/dev/null
 }
 
-# poisoned_model FROM TO TOKEN: a copy of a d1 model in BF16 in which the residual stream of one token overflows: its embedding is
-# as large as numbers get, half of it negative, and attention adds 1e37
+# poisoned_model FROM TO TOKEN: a copy of a d1 model in BF16 in which the residual stream of one token overflows: its embedding
+# holds the largest numbers, half of them negative, and attention adds 1e37
 poisoned_model() {
     mkdir -p "$2" && cp "$1/config.json" "$1/model.safetensors" "$2" && chmod u+w "$2/model.safetensors" &&
         overwrite "$2/model.safetensors" model.embed_tokens.weight $((128 * $3)) '\177\177\177\377' 32 &&
         overwrite "$2/model.safetensors" model.layers.0.self_attn.o_proj.weight 0 '\361\174' 4096
 }
 
-# one row of twelve has a token that makes the loss infinite: the step that takes it, on one rank, is skipped by both
+# one row of twelve has a token that makes the loss infinite: one rank takes this row, and both ranks skip the step
 two_skip_together() {
     d=$tmp/two_poisoned
     mkdir -p "$d" && token_file "$d/rows.bin" 193 96 || return 1
@@ -88,9 +90,9 @@ two_skip_together() {
 
 # --- ZeRO 2 and 3 ------------------------------------------------------------------------------------------------------------
 
-deep="--model d7 --seq 256 --steps 20 --lr 1e-3 --warmup 5" # blocks enough to take turns in all rings
+deep="--model d7 --seq 256 --steps 20 --lr 1e-3 --warmup 5" # enough blocks to take turns in all rings
 
-# zeros_agree PRECISION NAME ZEROS FLAGS...: runs of these ZeROs on two GPUs have the same bits
+# zeros_agree PRECISION NAME ZEROS FLAGS...: runs with these values of --zero on two GPUs have the same bits
 zeros_agree() {
     v=$1 d=$tmp/zeros_$2 zeros=$3
     shift 3
@@ -98,7 +100,7 @@ zeros_agree() {
     for zero in $zeros; do same_ranks "$d/${zeros%% *}" "$d/$zero" 20 || { echo "error: ZeRO $zero" && return 1; }; done
 }
 
-# of a model whose embedding is its head
+# the same with a model whose embedding is its head
 tied_zeros_agree() {
     mkdir -p "$tmp/zeros_tied" && token_file "$tmp/zeros_tied/rows.bin" 4000 50 || return 1
     zeros_agree "$1" tied "1 2 3" --train "$tmp/zeros_tied/rows.bin" --model "$pairs/tied_gqa4_rope32" --batch 2 --seq 20
@@ -111,7 +113,7 @@ apart() {
              END { if (n != 20) { most = 1 } print most + 0 }'
 }
 
-# several micro-batches: 2 and 3 round the sum of a step elsewhere than 1 does, and less
+# with several micro-batches --zero 2 and 3 round the sum of a step at other places than --zero 1, and less often
 zeros_are_near() {
     d=$tmp/zeros_near micro="--batch 2 --total-batch 4096"
     for v in fp32 bf16; do
@@ -135,8 +137,8 @@ zeros_have_one_result() {
     done
 }
 
-# zeros_go_on_as_another FLAGS...: from shards of the weights to whole ones and back, with one micro-batch, where all have the
-# same bits
+# zeros_go_on_as_another FLAGS...: a run passes from shards of the weights to whole weights and back. It has one micro-batch a
+# step, so that all values of --zero have the same bits
 zeros_go_on_as_another() {
     d=$tmp/zeros_resumed$*
     two bf16 $deep --train "$tmp/data_train.bin" --batch 4 --zero 3 "$@" --out "$d/whole" || exit $?
@@ -145,7 +147,7 @@ zeros_go_on_as_another() {
         same_ranks "$d/whole" "$d/parts" 20
 }
 
-# texts and validations are those of whole weights; three batches are not shared out evenly
+# texts and validations equal those of whole weights; two ranks share three batches unevenly
 # zeros_speak_alike FLAGS...
 zeros_speak_alike() {
     d=$tmp/zeros_speak$*
@@ -157,7 +159,8 @@ zeros_speak_alike() {
     [ "$(grep -c . "$d/1.said")" -eq 4 ] && cmp "$d/1.said" "$d/3.said" && same_ranks "$d/1" "$d/3" 20
 }
 
-# exact weights, of which each rank has its shards: 10 and 10 are the whole, and one GPU reads the same from the state
+# each rank holds its shards of the exact weights: 10 steps and 10 more have the bits of 20, and one GPU reads the same weights
+# from the state
 exact_weights_are_collected() {
     for zero in 1 3; do
         d=$tmp/exact_$zero flags="$deep --train $tmp/data_train.bin --batch 4 --zero $zero"
@@ -188,7 +191,7 @@ two_carry_plans() {
     plans_are_carried two two $deep --batch 4 --zero 2 && same_ranks "$tmp/plans_two/whole" "$tmp/plans_two/parts" 20
 }
 
-# ten steps that are not finite: all ranks look for the tensor, and the run ends
+# after ten steps that are not finite all ranks look for the tensor, and the run ends
 zeros_are_ruined_together() {
     d=$tmp/zeros_ruined
     two bf16 $ranked --steps 1 --train "$tmp/data_train.bin" --batch 4 --out "$d/begun" || exit $?
@@ -201,7 +204,7 @@ zeros_are_ruined_together() {
 
 sharing="--model d6 --seq 512 --steps 20 --lr 1e-3 --warmup 5 --batch 2 --total-batch 2048"
 
-# two_share_rows NAME FLAGS...: half of each row on each GPU: the losses of one GPU with the same micro-batches
+# two_share_rows NAME FLAGS...: each GPU holds half of each row; losses equal one GPU's with the same micro-batches
 two_share_rows() {
     d=$tmp/shared_$1 name=$1
     shift
@@ -224,8 +227,9 @@ two_share_rows() {
         END { exit bad }'
 }
 
-# two_share_rows_with_one_result FAR FLAGS...: BF16: twice, without a graph, with blocks computed again, stopped and resumed. Then
-# one GPU goes on, and two that share nothing, with losses FAR apart at most
+# two_share_rows_with_one_result FAR FLAGS...: in BF16 a run has the same bits when it is repeated, without a graph, with blocks
+# recomputed, and when it is stopped and resumed. Then it continues on one GPU, and on two that share no rows, with losses at
+# most FAR apart
 two_share_rows_with_one_result() {
     far=$1
     shift
@@ -242,7 +246,7 @@ two_share_rows_with_one_result() {
         close_steps 1e-3 "$far" "$d/a" "$d/one"
 }
 
-# two_share_rows_and_blocks FLAGS...: what is shared out otherwise changes no bit
+# two_share_rows_and_blocks FLAGS...: ZeRO 1, 2 and 3 have the same bits
 two_share_rows_and_blocks() {
     d=$tmp/shared_zero$*
     shared="--model d6 --seq 512 --steps 20 --lr 1e-3 --warmup 5 --batch 2 --train $tmp/data_train.bin --seq-parallel 2 $*"
@@ -255,10 +259,10 @@ median_apart() {
     paste "$1/losses" "$2/losses" | awk '{ d = ($2 - $4) / $4; print d < 0 ? -d : d }' | sort -g | awk '{ d[NR] = $1 } END { print NR == 20 ? (d[10] + d[11]) / 2 : "nothing" }'
 }
 
-# In 20 steps at this rate 16-bit rounding alone changes losses by percents, so two GPUs are compared with what it does on one:
-# with the micro-batches of two, and with others, which round elsewhere. By their medians: a run may come to a step where the
-# gradient's norm is many times that of the steps around it, in FP32 too, and there losses part by a tenth. What goes wrong in one
-# step alone shows in two_share_rows_with_one_result()
+# In 20 steps at this rate 16-bit rounding alone changes losses by percents. So two GPUs may be as far from FP32 as one GPU is.
+# One GPU runs with the micro-batches of two GPUs and with other micro-batches, which round at other places. The test compares
+# medians: in FP32, too, a step may have a norm many times its neighbours' norms, and there losses differ by a tenth. A fault of
+# a single step shows in two_share_rows_with_one_result()
 two_share_rows_in_16_bits() {
     d=$tmp/shared_16$* own=0 shared="$sharing --train $tmp/data_train.bin"
     two bf16 $shared "$@" --seq-parallel 2 --out "$d/two" || exit $?

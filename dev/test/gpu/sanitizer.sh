@@ -3,7 +3,8 @@
 
 our_kernels() { grep -hoE '\b[a-z0-9_]+_kernel\b' "$root"/llmc/*.cuh "$root"/llmc/*/*.cuh | sort -u | tr '\n' '|' | sed 's/|$//'; }
 
-# is_silent TOOL NAME SECONDS COMMAND...: runs the command under the tool; its tests pass, and nothing is reported on our kernels
+# is_silent TOOL NAME SECONDS COMMAND...: runs the command under the tool. Its tests pass, and the tool reports nothing on our
+# kernels
 is_silent() {
     tool=$1 name=$2 seconds=$3 log=$(mktemp "$tmp/$1.XXXXXX")
     shift 3
@@ -46,12 +47,12 @@ sanitize() {
     [ $count -gt 0 ] || { echo "no pair to run on" && return 1; }
 }
 
-# sanitize_kernels TOOL VARIANT: runs what several GPUs use beyond one under the tool: ordered sums, heads for parts of rows,
-# the norm and the losses of parts, AdamW on a shard
+# sanitize_kernels TOOL VARIANT: runs under the tool the kernels that only several GPUs use: ordered sums, heads for parts of
+# rows, the norm and the losses of parts, AdamW on a shard
 sanitize_kernels() {
     need "$2" test_kernels_cu || return 1
     for test in ordered_sums_agree heads_are_packed attention_by_heads norm_and_loss_sums losses_add_up adamw_takes_gradients_from_a_window; do
-        # it does not follow the mbarrier by which a stage of the ring is given back (dev/results/nvidia-h200.md)
+        # the tool does not follow the mbarrier that gives a stage of the ring back (dev/results/nvidia-h200.md)
         [ "$1 $test" != "racecheck attention_by_heads" ] || continue
         is_silent "$1" $test 150 "$build/$2/build/test_kernels_cu" $test || return 1
         ! grep -q '^0 passed' "$log" || { echo "error: no test is named $test" && return 1; }

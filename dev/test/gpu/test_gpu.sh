@@ -4,7 +4,7 @@
 # --list prints the names, --commands the commands. NAME or PATTERN (grep -E) selects tests.
 #
 # Builds each precision, and PTX-only binaries for older architectures, in its own folder under build/gpu with the project's
-# Makefile. Then runs lanes of tests in parallel, and at the end, alone, the tests that measure memory. Prints
+# Makefile. Then runs lanes of tests in parallel. The tests that measure memory run last, alone. Prints
 # "ok   NAME (seconds)" or "FAIL NAME" as tests end, and finally "N passed, N failed, N skipped". Without a GPU, skips every
 # test by name. Each program has its own time limit. BUDGET=SECONDS limits the whole run (quick 230, all 2400): tests not
 # ended by then are skipped by name. PYTHON, with torch and safetensors, writes the larger pairs. TEXT=FILE is the text to

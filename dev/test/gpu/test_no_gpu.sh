@@ -1,6 +1,7 @@
 #!/bin/sh
-# test_no_gpu.sh -- ./train_llama3cu where no GPU can be used: --dry-run --max-memory SIZE tells what would fit into one. A GPU
-# that is here is hidden. The memory tables are compared with what an H200 held. Run from the project's root.
+# test_no_gpu.sh -- tests ./train_llama3cu without a GPU: --dry-run --max-memory SIZE reports whether a run would fit into a
+# GPU. A GPU of this machine is hidden. The memory tables are compared with the memory in use on an H200. Run from the project's
+# root.
 . dev/test/lib.sh
 [ -x "$bin/train_llama3cu" ] || {
     skip "what a run on a GPU would take" "there is no train_llama3cu" 187
@@ -101,7 +102,7 @@ name="what does not fit is told --master split"
 built_for BF16 "$name" && expect "$name" 1 "hint: these flags fit: --recompute block --moments bf16 --master split" plan $eight --max-memory 81G
 name="where that does not fit either it is told --master none"
 built_for BF16 "$name" && expect "$name" 1 "hint: these flags fit: --recompute ffn --moments bf16 --master none" plan $eight --max-memory 79G
-eight_bytes() { # weights, gradients, m and v have 2 bytes a parameter, and there is no master
+eight_bytes() { # weights, gradients, m and v have 2 bytes a parameter, without master weights
     plan $eight --recompute ffn --master none --moments bf16 --max-memory 79G >table || return 1
     [ "$(grep -c '^memory  \(weights\|gradients\|m\|v\)  *14.96 GiB$' table)" -eq 4 ] && ! grep '^memory  master' table
 }
@@ -128,11 +129,11 @@ if [ "$precision" = BF16 ]; then
     expect "--fp8 is planned without a card" 0 "timed   nothing: " fp8 --model llama3.2-1b --seq 2048 --batch 16
     # a byte for each weight and for its transpose: 16 blocks of 60,817,408 weights, and their scales
     check "its copies of the weights are in the table" grep -q "^memory  fp8 weights  *1.82 GiB$" "$tmp/stdout"
-    # beside 1.11 GiB: of 32,768 tokens 8-bit rows of 16,384, and the transposes of these and of 2,048 more
+    # 1.11 GiB without --fp8; for 32,768 tokens it adds 8-bit rows 16,384 wide, their transpose, and a transpose 2,048 wide
     check "so are its rows and transposes" grep -q "^memory  workspace, estimated  *2.17 GiB$" "$tmp/stdout"
     plan --max-memory 140G --model llama3.2-1b --seq 2048 --batch 16 >without
     check "without it there are none" test "$(grep -c "fp8" without)" -eq 0
-    # ZeRO 3: of 3 blocks, with 37,888 scales each
+    # ZeRO 3 keeps the copies of 3 blocks, with 37,888 scales each
     for gpus in "2 --zero 1" "2 --zero 2" "2 --zero 3"; do
         case $gpus in *3) size="350.0 MiB" ;; *) size="1.82 GiB" ;; esac
         expect "--fp8 is planned for several GPUs, $gpus" 0 "timed   nothing: " fp8 --model llama3.2-1b --seq 2048 --batch 16 --gpus $gpus
@@ -161,10 +162,11 @@ else
 fi
 
 # ---------------------------------------------------------------------------------------------------------------------
-# several GPUs: a rank's table. Optimizer state is shared out (ZeRO 1), weights and gradients are not; gradients (2), and the
-# blocks' weights (3)
+# several GPUs: a rank's table. ZeRO 1 divides the optimizer state, but neither weights nor gradients. ZeRO 2 also divides
+# gradients, ZeRO 3 also the blocks' weights
 
-# mib RANKS TABLE: prints a line "RANKS MIB ROUNDING NAME" for each of the table's; ROUNDING: how much the text may hide
+# mib RANKS TABLE: prints "RANKS MIB ROUNDING NAME" for each line of the table; ROUNDING: the largest error of the printed
+# digits
 mib() {
     awk -v ranks="$1" '/^memory  / {
         at = /^memory  need / ? 3 : NF - 1
@@ -175,7 +177,7 @@ mib() {
     }' "$2"
 }
 
-# tables FLAGS...: writes those of 1 to 64 ranks, in an H200 that is large enough, to the file tables
+# tables FLAGS...: writes the tables of 1 to 64 ranks, on an H200 with enough memory, to the file `tables`
 tables() {
     : >tables
     for n in 1 2 4 8 16 32 64; do
@@ -191,8 +193,8 @@ adds_up() {
                exit bad || ranks != 7 }' tables
 }
 
-# divided NAME: the row is that of one rank, divided by the ranks; whole NAME: it is the same. Both but for padding, which is
-# less than 1 %, and cudaMalloc's 2 MiB
+# divided NAME: the row equals one rank's row, divided by the ranks; whole NAME: it equals one rank's row. Padding of less than
+# 1 % and cudaMalloc's 2 MiB may come on top
 divided() { same_but "$1" 1; }
 whole() { same_but "$1" 0; }
 same_but() {
@@ -205,13 +207,13 @@ optimizer() {
     [ "$precision" = FP32 ] || divided master || return 1
     divided m && divided v
 }
-# exchange: from two ranks on there is room for what arrives, and for sums in fp32, as many as there are moments
+# exchange: from two ranks on the table has room for arriving gradients, and for as many fp32 sums as moments
 exchange() {
     awk '$4 == "landing" { rows++; if ($1 == 1 || $2 <= 0) { bad = 1 } } $4 == "m" { m[$1] = $2 }
          $4 == "fp32" && $5 == "sums" { sums[$1] = $2 }
          END { for (n in sums) { rows++; if (sums[n] != m[n]) { bad = 1 } } exit bad || rows != 12 }' tables
 }
-# row NAME RANKS: its MiB; at NAME RANKS MIB: it is that, to 2 MiB or the digits that are printed
+# row NAME RANKS: prints the row's MiB; at NAME RANKS MIB: the row is within 8 MiB of that
 row() { awk -v name="$1" -v ranks="$2" '$1 == ranks && $0 ~ " " name "$" { print $2 }' tables; }
 at() { row "$1" "$2" | awk -v want="$3" '{ n++; d = $1 - want; bad = d > 8 || -d > 8; print $1 " of " want } END { exit bad || n != 1 }'; }
 less_than() { # less_than FILE: each rank needs less than in that file's tables
@@ -219,7 +221,7 @@ less_than() { # less_than FILE: each rank needs less than in that file's tables
          END { exit bad || n != 6 }' "$1" tables
 }
 
-# refused MODEL RANKS: in 70 % of what a rank needs it is refused in one line, and with the hint's flags, if it has some, it fits
+# refused MODEL RANKS: 70 % of a rank's need is refused in one line; with the hint's flags, if it names some, the run fits
 refused() {
     plan $1 --gpus "$2" --steps 9 --max-memory 4000G >table 2>&1
     size=$(mib "$2" table | awk '$4 == "need" { print int(0.7 * $2) "M" }')
@@ -293,9 +295,9 @@ expect "0 parts" 2 "--seq-parallel" plan $share --gpus 2 --seq-parallel 0
 expect "a text is not shared" 2 "--seq-parallel: shares the rows of a training step" cu --model run --generate the --seq-parallel 2
 expect "a validation alone neither" 2 "--seq-parallel: shares the rows of a training step" cu --model run --eval --val "$words" --gpus 2 --seq-parallel 2
 
-# row FILE NAME: the MiB of that row of its table
+# row FILE NAME: prints the MiB of that row of FILE's table
 row() { mib 1 "$1" | awk -v name="$2" '$4 == name { print $2 }'; }
-# parted PARTS LEVEL: activations of 8B on a card are those of one PARTS-th of a row; weights are all there
+# parted PARTS LEVEL: a card holds 8B's activations of one PARTS-th of a row, and all weights
 parted() {
     long="--model llama3.1-8b --train $tmp/long.bin --seq 32768 --batch 1 --steps 1 --recompute $2 --gpus 8 --max-memory 4000G"
     plan $long >whole && plan $long --seq-parallel "$1" >part || return 1
@@ -314,7 +316,7 @@ built_for BF16 "$name" && expect "$name" 1 "hint: these flags fit: --zero 2 --re
     --steps 1 --gpus 2 --seq-parallel 2 --max-memory 139G
 
 # ---------------------------------------------------------------------------------------------------------------------
-# several GPUs: who starts them, and what they do not do
+# several GPUs: who starts the ranks, and what ranks refuse
 
 for wrong in 0 x 2x -1 1025 ""; do
     expect "--gpus '$wrong'" 2 "--gpus: is \"$wrong\", wanted a number from 1 to 1024, or all" cu --model d1 --gpus "$wrong"

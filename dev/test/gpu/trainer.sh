@@ -27,10 +27,10 @@ cpu_and_gpu_train_alike() {
 # sources_of LOG: prints each step's losses by source, a line each
 sources_of() { sed -n 's/.*"event":"step","step":\([0-9]*\),.*"sources":\[\([^]]*\)\].*/\1,\2/p' "$1" | awk -F, '{ for (i = 2; i <= NF; i++) { print $1 "." i " " $i } }'; }
 
-# At the default learning rate. At 1e-3 this run is no measure: its gradient jumps from norm 2 to 63 at step 10, in PyTorch's
-# fp64 as well, and turns roundings of the weights into losses. There three builds of the CPU trainer and PyTorch's fp32 are up
-# to 8e-5 apart, and 2e-5 to 5e-5 off fp64. Here two builds are 3e-8 apart, and the limit is 1e-5: gradients of the second
-# micro-batch that are 1 % too small make 4e-5.
+# The run uses the default learning rate. At 1e-3 it would be no measure: the gradient's norm jumps from 2 to 63 at step 10, in
+# PyTorch's fp64 as well, and magnifies roundings of the weights. There three builds of the CPU trainer and PyTorch's fp32 are
+# up to 8e-5 apart, and 2e-5 to 5e-5 off fp64. At the default rate two builds are 3e-8 apart, and the limit is 1e-5. Gradients
+# of the second micro-batch that are 1 % too small make 4e-5.
 a_mix_trains_alike() {
     flags="--model d3 --train $tmp/data_train.bin:0.7,$tmp/data_val.bin:0.3 --batch 4 --seq 256 --total-batch 2048 --steps 20 --warmup 5"
     cu fp32 $flags --out "$tmp/mix_gpu" && limit 100 "$bin/train_llama3" --sample-tokens 0 $flags --out "$tmp/mix_cpu" &&
@@ -109,7 +109,7 @@ greedy_text_is_the_cpu_s() {
     echo "REMARK loss $(losses_of "$tmp/trained/log.jsonl" | tail -n 1 | cut -d ' ' -f 2)"
 }
 
-# many long rows, where a changing order of additions would show
+# many long rows, where a changing order of sums would show
 long="--model d3 --batch 8 --seq 1024 --steps 20 --warmup 4 --lr 1e-3"
 
 no_master_trains_alike() { # weights in bfloat16 alone, rounded stochastically
@@ -118,7 +118,7 @@ no_master_trains_alike() { # weights in bfloat16 alone, rounded stochastically
         close_losses 0.03 "$tmp/no_master_fp32/log.jsonl" "$tmp/no_master_none/log.jsonl"
 }
 
-# parts_are_the_whole VARIANT NAME FLAGS...: 20 steps at once equal 10 and 10
+# parts_are_the_whole VARIANT NAME FLAGS...: 10 steps and 10 more have the bits of 20 at once
 parts_are_the_whole() {
     v=$1 d=$tmp/parts_$2
     shift 2
@@ -128,7 +128,7 @@ parts_are_the_whole() {
         steps_of "$d/whole/log.jsonl" | grep -v '"val"' >"$d/a" && steps_of "$d/parts/log.jsonl" | grep -v '"val"' | cmp "$d/a" -
 }
 
-# other_choices PLAN OUT: gives each product the algorithm of the product of its kind before it, as a search of plans could have
+# other_choices PLAN OUT: gives each product the algorithm of the previous product of its kind, as a search could have done
 other_choices() {
     awk '{ kind = $0; sub(/.*"trans_a"/, "", kind); sub(/"ld_a".*"add"/, "", kind); sub(/, "align_a".*/, "", kind) }
         /"algo"/ {
@@ -142,8 +142,8 @@ other_choices() {
 # has_taken PLAN OTHER CHECKPOINT: the checkpoint has choices of OTHER that PLAN does not have
 has_taken() { grep -vxFf "$1" "$2" | grep -qxFf - "$3/matmul_plan.json" || { echo "error: $3 has no choice of $2" && return 1; }; }
 
-# plans_are_carried NAME PROGRAM FLAGS...: a run by other choices than the heuristic's, such as a search of an older version left.
-# The checkpoint of step 10 carries them to a run in another folder, after the plan file is removed.
+# plans_are_carried NAME PROGRAM FLAGS...: a run takes other choices than the heuristic's, such as an older version's search
+# left. The checkpoint of step 10 carries them to a run in another folder, after the plan file is removed.
 plans_are_carried() {
     d=$tmp/plans_$1 pc=$2
     shift 2
@@ -154,7 +154,7 @@ plans_are_carried() {
         cmp "$d/whole/step_00000020/matmul_plan.json" "$d/parts/step_00000020/matmul_plan.json"
 }
 
-# A plan of another card, number of multiprocessors, workspace or shape is not used: one warning, and the run goes on.
+# A plan of another card, number of multiprocessors, workspace or shape is not used: the run warns once and continues.
 plans_from_elsewhere_are_not_used() {
     d=$tmp/elsewhere run="--model d2 --train $tmp/data_train.bin --seq 64 --steps 2"
     mkdir -p "$d"
@@ -195,7 +195,7 @@ killed_runs_go_on() {
         i=$((i + 1)) seed=$(((seed * 171 + 11213) % 53125))
         "$build/bf16/train_llama3cu" --sample-tokens 0 $flags --out "$d/run" --resume >"$d/screen" 2>&1 &
         pid=$!
-        # a life of up to a second behind its first step: before that nothing is there to lose
+        # each run lives for up to a second after its first step: before that it has nothing to lose
         wait_for grep -q "^ *$((last + 1))/" "$d/screen" || { tail -n 3 "$d/screen" && echo "error: no step" && return 1; }
         sleep "$(awk -v r="$seed" 'BEGIN { printf "%.3f", r / 53125 }')"
         kill -9 $pid 2>/dev/null
@@ -307,8 +307,8 @@ ended_early() {
     sed -n 's/^  hint: step \([1-9][0-9]*\) is saved in .*/\1/p' "$1" | grep .
 }
 
-# A bad token in the last row of the file ends the run somewhere in its epoch. What is saved is the last whole step, bit for bit,
-# and the run goes on from it when the data is mended.
+# A bad token in the last row of the file ends the run somewhere in its epoch. The run saves the last whole step, bit for bit,
+# and resumes from it after the data is mended.
 bad_token_saves_the_last_step() {
     d=$tmp/bad_token
     mkdir -p "$d" && token_file "$d/clean.bin" 3009 97 && token_file "$d/late.bin" 3008 97 97 || return 1
@@ -362,7 +362,7 @@ usr1_saves_and_the_run_goes_on() {
     return 1
 }
 
-# A learning rate that ruins the weights: ten steps that are not finite end the run; what was healthy is still there.
+# A learning rate ruins the weights: ten steps that are not finite end the run; the healthy checkpoint stays.
 ruin_ends_the_run() {
     v=$1 d=$tmp/ruin_$1
     flags="--model d2 --train $tmp/data_train.bin --batch 2 --seq 64 --steps 200 --schedule constant --checkpoint-every 2 --keep 1"

@@ -1,7 +1,7 @@
 #!/bin/sh
-# zero_bits.sh FOLDER [FLAGS...] -- for test_gpu_faults.sh: FOLDER/train_llama3cu on two GPUs, with FLAGS, has the same bits with
-# ZeRO 1, 2 and 3: in one micro-batch a step, which computes for longer than blocks travel, and (2 and 3) in four small ones, also
-# where what travels is slow. Run from the project's root.
+# zero_bits.sh FOLDER [FLAGS...] -- for test_gpu_faults.sh: FOLDER/train_llama3cu on two GPUs, with FLAGS, has the same bits
+# with ZeRO 1, 2 and 3. One case has one micro-batch a step, which computes for longer than blocks travel. Another (ZeRO 2 and
+# 3) has four small micro-batches, also with a slow exchange. Run from the project's root.
 . dev/test/lib.sh
 trainer=$1/train_llama3cu
 shift
@@ -14,7 +14,7 @@ run() {
     shift
     ends_well "$trainer" --gpus 2 --model d7 --train "$tmp/data.bin" --seq 64 --steps 6 --lr 1e-3 --grad-clip 0.01 --sample-tokens 0 --out "$run_out" $flags "$@"
 }
-# same A B: their checkpoints
+# same A B: the two checkpoints have the same bits
 same() {
     for file in model state_rank00000 state_rank00001; do
         cmp "$tmp/$1/step_00000006/$file.safetensors" "$tmp/$2/step_00000006/$file.safetensors" || return 1

@@ -9,7 +9,7 @@
 
 static MatmulContext* matmul_context() { return matmul_create(device_alloc<char>(matmul_workspace_bytes()), false); }
 
-/* Returns half a unit in the last place of x in T: the largest error of rounding to it. */
+/* Returns half a unit in the last place of x in T: the largest error of rounding to T. */
 template <typename T>
 static float half_ulp(float x) {
     const int digits = sizeof(T) == 4 ? 24 : std::is_same<T, __half>::value ? 11 : 8;
