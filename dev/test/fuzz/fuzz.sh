@@ -1,11 +1,12 @@
 #!/bin/sh
 # fuzz.sh seconds N|inputs N [STEM...] -- runs each fuzz target (fuzz_STEM.c) for N seconds or N inputs under AddressSanitizer
-# and UndefinedBehaviorSanitizer, with the words of corpus/STEM.dict. A run begins with all seeds (corpus/STEM.tar); 0 inputs
+# and UndefinedBehaviorSanitizer, with the words of words.txt. A run begins with all seeds (corpus/STEM.tar); 0 inputs
 # replay the seeds alone. New inputs stay in build/fuzz/STEM for the next run. A failing input is saved as
 # build/fuzz/STEM-crash-* (-timeout-*, -oom-*, -leak-*); build/fuzz/fuzz_STEM FILE repeats it.
 # fuzz.sh minimize [STEM...] -- replaces the seeds without a name by the fewest inputs of build/fuzz/STEM with the same reach.
 # fuzz.sh add STEM FILE... -- adds seeds to corpus/STEM.tar; fuzz.sh remove STEM NAME... removes them.
-# fuzz.sh check -- unpacks and packs the seeds of every target: each must give its committed bytes. It needs no clang.
+# fuzz.sh check -- unpacks and packs the seeds of every target: each must give its committed bytes. The words must be those of
+# targets. It needs no clang.
 # The seeds of a target are one tar file, sorted, without times or owners, so that a changed seed changes its own bytes alone.
 # To read its changes in git diff: git config diff.tar.textconv "tar --to-command='echo \"== \$TAR_FILENAME\"; cat; echo' -xf"
 # CLANG: a clang with libFuzzer. JOBS: targets that run at a time.
@@ -33,6 +34,9 @@ check)
     for stem in $targets; do
         afresh "$stem" && pack "$here/$stem.seeds" | cmp - "$test/corpus/$stem.tar" && continue
         echo "FAIL $test/corpus/$stem.tar is packed otherwise than fuzz.sh add packs it" && exit 1
+    done
+    for stem in $(sed -n 's/^\[\(.*\)\]$/\1/p' $test/words.txt); do
+        [ -f "$test/fuzz_$stem.c" ] || { echo "FAIL $test/words.txt has words for $stem, which is no target" && exit 1; }
     done
     exit 0
     ;;
@@ -73,14 +77,15 @@ stat() { sed -n "s/^stat::$1: *//p" "$here/$stem.log"; }
 # fuzz STEM: runs the target and prints its line
 fuzz() {
     stem=$1
-    dict=$test/corpus/$stem.dict
+    dict=$here/$stem.dict
+    awk -v head="[$stem]" '/^\[/ { on = $0 == head; next } on' $test/words.txt >"$dict"
     start=$(date +%s)
     [ "$job" = seconds ] && bound=-max_total_time=$limit || bound=-runs=$limit
     # the targets' own output is closed: warnings would fill the log. An input takes milliseconds, and frees far less than the
     # quarantine holds. The timeout is long enough to mean a hang, since a busy machine may not run a target for many seconds
     ASAN_OPTIONS=quarantine_size_mb=16:${ASAN_OPTIONS-} \
         "$here/fuzz_$stem" "$bound" -timeout=120 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=1 -close_fd_mask=3 \
-        $([ -f "$dict" ] && echo "-dict=$dict") -artifact_prefix="$here/$stem-" "$here/$stem" >"$here/$stem.log" 2>&1
+        $([ -s "$dict" ] && echo "-dict=$dict") -artifact_prefix="$here/$stem-" "$here/$stem" >"$here/$stem.log" 2>&1
     status=$?
     seconds=$(($(date +%s) - start))
     findings=0 word=ok
